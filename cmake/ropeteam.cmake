@@ -1,0 +1,41 @@
+# Helpers shared by every house. Warnings are errors on our targets only, never on what we include.
+
+find_program(ROPETEAM_CCACHE ccache)
+if(ROPETEAM_CCACHE)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${ROPETEAM_CCACHE})
+  set(CMAKE_C_COMPILER_LAUNCHER ${ROPETEAM_CCACHE})
+endif()
+
+if(ROPETEAM_SANITIZE)
+  add_compile_options(-fsanitize=${ROPETEAM_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  add_link_options(-fsanitize=${ROPETEAM_SANITIZE})
+endif()
+
+# ropeteam_target(NAME): our warnings and the repository root as include path, so that every include names its house.
+function(ropeteam_target name)
+  target_include_directories(${name} PUBLIC ${PROJECT_SOURCE_DIR})
+  target_compile_options(${name} PRIVATE -Wall -Wextra -Werror
+    $<$<COMPILE_LANGUAGE:CXX>:-Wconversion> $<$<COMPILE_LANGUAGE:CXX>:-Wno-sign-conversion>)
+  if(ROPETEAM_SANITIZE MATCHES "thread")
+    # libstdc++'s std::atomic_thread_fence is not modelled by the thread sanitizer; our fences order against DMA only.
+    target_compile_options(${name} PRIVATE -Wno-error=tsan)
+  endif()
+endfunction()
+
+# ropeteam_library(NAME SOURCES...): one static library per house.
+function(ropeteam_library name)
+  add_library(${name} STATIC ${ARGN})
+  ropeteam_target(${name})
+endfunction()
+
+# ropeteam_test(NAME SOURCES... LIBS libs... [TIMEOUT seconds]): a GoogleTest binary whose cases ctest counts one by one.
+function(ropeteam_test name)
+  cmake_parse_arguments(T "" "TIMEOUT" "LIBS" ${ARGN})
+  if(NOT T_TIMEOUT)
+    set(T_TIMEOUT 120)
+  endif()
+  add_executable(${name} ${T_UNPARSED_ARGUMENTS})
+  ropeteam_target(${name})
+  target_link_libraries(${name} PRIVATE ${T_LIBS} GTest::gmock GTest::gtest_main Threads::Threads)
+  gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT ${T_TIMEOUT})
+endfunction()
