@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The protocol between a rank (libropeteam.so, or the command line) and its node's ropeteamd, over a unix stream socket.
+// The one header that api/client and node share. docs/local-protocol.md tells the same as a story.
+//
+// Frames: LocalFrameHeader, then `length` bytes: the message, by core/base/bytes.h. A request carries an id that its answer
+// repeats; ids are the client's to choose and count up from 1. A frame with a type, length or content that is not as
+// declared here ends the connection, nothing else.
+//
+// Order: the first request is Hello. The answer's ancillary data (SCM_RIGHTS) carries one descriptor, of the arena, opened
+// for reading and writing; the client maps it whole, once. Requests of one connection are handled in order; answers that
+// have to wait for the world (kWait, kLatest, kViewOpen, kViewRepair, kAdmin) come when they can, out of order.
+//
+// A client writes only into chunks of a grant that it has not committed or aborted. When the connection ends, for any
+// reason, its uncommitted saves are aborted, its views closed, its waits forgotten.
+//
+// Enums are append-only. Any other change raises kLocalProtocolVersion.
+
+#ifndef ROPETEAM_API_CLIENT_LOCAL_PROTOCOL_H_
+#define ROPETEAM_API_CLIENT_LOCAL_PROTOCOL_H_
+
+#include <cstdint>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/shard/extent.h"
+
+namespace ropeteam::local {
+
+inline constexpr uint32_t kLocalMagic = 0x45504f52;  // "ROPE", first in every frame: garbage is seen at once
+inline constexpr uint32_t kLocalProtocolVersion = 1;
+// The largest message is a grant or seal of kChunksPerShardMax chunks: 4 bytes of checksum and, in the worst
+// fragmentation, 8 of extent each.
+inline constexpr uint32_t kFrameBytesMax = 1u << 20;
+static_assert(kChunksPerShardMax * 12 + 4096 <= kFrameBytesMax);
+inline constexpr uint32_t kLifeBytesMax = 255;
+
+enum class Type : uint16_t {
+  kHello = 1,
+  kHelloReply = 2,
+  kSaveBegin = 3,
+  kSaveGrant = 4,
+  kSaveExtend = 5,  // answered by kSaveGrant with the additional extents only
+  kSaveFilled = 6,  // not answered
+  kSaveCommit = 7,  // answered by kReply: at kOk the shard is LOCAL
+  kSaveAbort = 8,   // answered by kReply
+  kWait = 9,        // answered by kReply
+  kLatest = 10,
+  kLatestReply = 11,
+  kViewOpen = 12,
+  kViewGrant = 13,
+  kViewRepair = 14,  // answered by kReply: at kOk the named chunks are good again, in place
+  kViewClose = 15,   // not answered
+  kAdmin = 16,
+  kAdminReply = 17,
+  kReply = 18,  // a bare status; the answer to any request that fails
+};
+
+struct FrameHeader {
+  uint32_t magic = kLocalMagic;
+  uint32_t length = 0;  // of the message behind this header
+  Type type = Type::kReply;
+  uint16_t reserved = 0;  // sent as 0, ignored
+  uint32_t reserved2 = 0;
+  uint64_t request = 0;
+};
+static_assert(sizeof(FrameHeader) == 24, "the header has no padding: it is sent as it lies");
+
+enum class ClientKind : uint8_t { kRank = 1, kAdmin = 2 };
+
+struct Hello {
+  uint32_t version = kLocalProtocolVersion;
+  ClientKind kind = ClientKind::kRank;
+  uint32_t rank = 0;
+  uint32_t world_size = 0;
+  // Random, one a handle: a library that comes back after the daemon died is known again by it.
+  uint64_t token = 0;
+  std::string life;        // ropeteam_open_options_t.life; empty when the launcher gives none
+  uint64_t timeout_ms = 0;  // how long the daemon may try to have the rank admitted
+  auto Fields() { return std::tie(version, kind, rank, world_size, token, life, timeout_ms); }
+};
+// For an admin client incarnation is 0. A daemon of another version answers kReply with kUnsupported, both named.
+struct HelloReply {
+  uint32_t version = kLocalProtocolVersion;
+  std::string job;
+  std::string node;
+  Incarnation incarnation = 0;
+  uint32_t replicas = 0;
+  uint64_t chunk_bytes = 0;
+  uint64_t arena_bytes = 0;   // of the file: what to map
+  uint64_t chunks_begin = 0;  // offset of chunk 0 in it
+  uint64_t chunks_total = 0;
+  auto Fields() {
+    return std::tie(version, job, node, incarnation, replicas, chunk_bytes, arena_bytes, chunks_begin,
+                    chunks_total);
+  }
+};
+
+struct SaveBegin {
+  Step step = 0;
+  uint64_t stream_bytes = 0;  // data, alignment and manifest, as estimated by the library
+  auto Fields() { return std::tie(step, stream_bytes); }
+};
+struct SaveGrant {
+  uint64_t save = 0;
+  std::vector<Extent> extents;
+  auto Fields() { return std::tie(save, extents); }
+};
+struct SaveExtend {
+  uint64_t save = 0;
+  uint64_t chunks = 0;  // more, beyond those granted
+  auto Fields() { return std::tie(save, chunks); }
+};
+// Chunks [first, first + crcs.size()) of the stream are final, whole, and have these CRC32Cs: they may be replicated.
+// In any order, each chunk once. What is not announced here is given in SaveCommit.
+struct SaveFilled {
+  uint64_t save = 0;
+  uint32_t first = 0;
+  std::vector<uint32_t> crcs;
+  auto Fields() { return std::tie(save, first, crcs); }
+};
+struct SaveCommit {
+  uint64_t save = 0;
+  uint64_t stream_bytes = 0;
+  uint64_t manifest_offset = 0;
+  uint32_t object_count = 0;
+  std::vector<uint32_t> crcs;  // of all chunks of the stream, those announced before included
+  auto Fields() { return std::tie(save, stream_bytes, manifest_offset, object_count, crcs); }
+};
+struct SaveAbort {
+  uint64_t save = 0;
+  auto Fields() { return std::tie(save); }
+};
+
+struct Wait {
+  Step step = 0;
+  uint8_t level = 0;  // ropeteam_level_t
+  uint64_t timeout_ms = 0;
+  auto Fields() { return std::tie(step, level, timeout_ms); }
+};
+struct Latest {
+  uint64_t timeout_ms = 0;
+  auto Fields() { return std::tie(timeout_ms); }
+};
+struct LatestReply {
+  Step step = 0;
+  Incarnation incarnation = 0;
+  uint32_t world_size = 0;
+  auto Fields() { return std::tie(step, incarnation, world_size); }
+};
+
+struct ViewOpen {
+  Step step = 0;
+  Rank rank = 0;
+  uint64_t timeout_ms = 0;
+  auto Fields() { return std::tie(step, rank, timeout_ms); }
+};
+struct ViewGrant {
+  uint64_t view = 0;
+  ShardMeta meta;
+  std::vector<Extent> extents;
+  std::vector<uint32_t> crcs;
+  auto Fields() { return std::tie(view, meta, extents, crcs); }
+};
+struct ViewRepair {
+  uint64_t view = 0;
+  std::vector<uint32_t> chunks;  // indices in the stream whose bytes did not match
+  uint64_t timeout_ms = 0;
+  auto Fields() { return std::tie(view, chunks, timeout_ms); }
+};
+struct ViewClose {
+  uint64_t view = 0;
+  auto Fields() { return std::tie(view); }
+};
+
+enum class AdminCommand : uint8_t {
+  kStatus = 1,  // the cluster as the leader sees it
+  kList = 2,    // steps and shards; with has_step, that step's shards and, where a manifest is at hand, objects
+  kVerify = 3,  // read every chunk of a step, on every node that holds any
+  kNode = 4,    // this daemon alone: answered without the leader
+};
+struct Admin {
+  AdminCommand command = AdminCommand::kStatus;
+  bool has_step = false;
+  Step step = 0;
+  uint64_t timeout_ms = 0;
+  auto Fields() { return std::tie(command, has_step, step, timeout_ms); }
+};
+struct AdminReply {
+  std::string json;
+  auto Fields() { return std::tie(json); }
+};
+
+struct Reply {
+  Code code = Code::kOk;
+  std::string message;
+  auto Fields() { return std::tie(code, message); }
+};
+
+}  // namespace ropeteam::local
+
+#endif  // ROPETEAM_API_CLIENT_LOCAL_PROTOCOL_H_

@@ -1,0 +1,209 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Ropeteam's C API: a rank saves named bytes into its node's memory, has them copied to other nodes, and reads back what
+ * any rank saved, from wherever a good copy is.
+ *
+ * Does not:
+ * . coordinate ranks: no call is a collective, and none waits for another rank unless it is asked to wait for a level
+ * . interpret bytes: a tensor's type and shape are for the caller (the Python package keeps them in an object)
+ * . keep a save that was not committed: a save that is closed, aborted or cut off by death leaves nothing behind
+ * . work across fork(): a child must open its own handle
+ *
+ * Conventions
+ * (1) Handles are opaque, typed, and owned by the caller until the matching close. Passing NULL where a handle is wanted
+ *     is ROPETEAM_INVALID_ARGUMENT; passing NULL to a close does nothing.
+ * (2) Every fallible call returns a ropeteam_status_t. On anything but ROPETEAM_OK its outputs are untouched, and
+ *     ropeteam_last_error() has a sentence with the value and the limit that were met. No call ends the process, raises
+ *     a signal or prints: trouble in the store must never stop training.
+ * (3) Threads: calls on different handles, and on the same ropeteam_t, may run at the same time. Calls on one
+ *     ropeteam_save_t or one ropeteam_view_t are serialised inside; closing one while another thread uses it is the
+ *     caller's mistake.
+ * (4) Every call that can wait takes `timeout_ms`: milliseconds from now, 0 to look once and not wait, at most
+ *     ROPETEAM_TIMEOUT_MAX_MS. When it passes the call returns ROPETEAM_DEADLINE_EXCEEDED and the outcome is unknown.
+ * (5) Names are bytes, 1 to ROPETEAM_NAME_MAX of them, ended by a zero; unique within a shard.
+ * (6) Structs that the caller fills begin with `size` = sizeof(the struct): a library that is newer than the caller
+ *     takes the fields it knows of. A zeroed field means the default. Enums and structs only ever grow at the end.
+ * (7) `const void* data` may be NULL only when its length is 0.
+ */
+
+#ifndef ROPETEAM_ROPETEAM_H_
+#define ROPETEAM_ROPETEAM_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(__GNUC__)
+#define ROPETEAM_EXPORT __attribute__((visibility("default")))
+#else
+#define ROPETEAM_EXPORT
+#endif
+
+#define ROPETEAM_VERSION_MAJOR 0
+#define ROPETEAM_VERSION_MINOR 1
+#define ROPETEAM_VERSION_PATCH 0
+
+/* Limits; each is checked and named in the error it causes. */
+#define ROPETEAM_NAME_MAX 255               /* bytes of an object's name */
+#define ROPETEAM_OBJECTS_MAX 1000000        /* objects of one shard */
+#define ROPETEAM_SAVES_OPEN_MAX 4           /* saves of one handle begun and neither committed nor aborted */
+#define ROPETEAM_VIEWS_OPEN_MAX 1024        /* views of one handle */
+#define ROPETEAM_WORLD_MAX 65536            /* ranks of one job */
+#define ROPETEAM_TIMEOUT_MAX_MS 86400000    /* one day */
+#define ROPETEAM_RANK_FROM_ENV UINT32_MAX   /* ropeteam_open_options_t.rank: take RANK from the environment */
+
+typedef struct ropeteam ropeteam_t;           /* a rank's tie to its node's daemon */
+typedef struct ropeteam_save ropeteam_save_t; /* one shard while it is being saved */
+typedef struct ropeteam_view ropeteam_view_t; /* one saved shard, open for reading */
+
+typedef enum {
+  ROPETEAM_OK = 0,
+  ROPETEAM_INVALID_ARGUMENT = 1,
+  ROPETEAM_NOT_FOUND = 2,
+  ROPETEAM_ALREADY_EXISTS = 3,
+  ROPETEAM_NO_SPACE = 4,
+  ROPETEAM_DEADLINE_EXCEEDED = 5,
+  ROPETEAM_PEER_GONE = 6,
+  ROPETEAM_LINK_FAILED = 7,
+  ROPETEAM_CORRUPT = 8,
+  ROPETEAM_STALE = 9, /* this rank belongs to an older life of the world: stop saving, the job has restarted */
+  ROPETEAM_UNAVAILABLE = 10, /* the daemon is not there; the next call tries to reach it again */
+  ROPETEAM_UNSUPPORTED = 11,
+  ROPETEAM_IO = 12,
+  ROPETEAM_ABORTED = 13,
+  ROPETEAM_INTERNAL = 14
+} ropeteam_status_t;
+
+/* How far a shard has climbed; each level includes those before it. */
+typedef enum {
+  ROPETEAM_LOCAL = 1,      /* in this node's arena, checksummed; survives the death of any process */
+  ROPETEAM_REPLICATED = 2, /* verified copies on as many other nodes as asked for */
+  ROPETEAM_COMMITTED = 3,  /* every rank of this life of the world reached REPLICATED at this step */
+  ROPETEAM_PERSISTED = 4   /* the whole step is on storage */
+} ropeteam_level_t;
+
+/* "0.1.0". */
+ROPETEAM_EXPORT const char* ropeteam_version(void);
+/* "no space", …; never NULL. */
+ROPETEAM_EXPORT const char* ropeteam_status_name(ropeteam_status_t status);
+/* What went wrong in this thread's last failed call; "" when none failed. Valid until this thread's next call. */
+ROPETEAM_EXPORT const char* ropeteam_last_error(void);
+
+/* ---- open ---- */
+
+typedef struct {
+  size_t size;
+  /* The daemon's unix socket; NULL: the environment variable ROPETEAM_SOCKET, which `ropeteam run` sets. */
+  const char* socket;
+  /* This process's rank, and how many there are; world_size 0 takes WORLD_SIZE from the environment. */
+  uint32_t rank;
+  uint32_t world_size;
+  /* A string that all ranks of one life of the world share and no other life has, e.g. a token that rank 0 made and
+   * broadcast. NULL: ROPETEAM_LIFE, or SLURM's job, step and restart numbers. Without any, a life ends when one of its
+   * ranks dies or opens again, which is right for launchers that stop the whole world before they start the next. */
+  const char* life;
+  int64_t timeout_ms; /* 0: 30 s, the one timeout whose zero is a default (convention 6 over convention 4) */
+} ropeteam_open_options_t;
+
+/* Ties this rank to its daemon and joins the current life of the world, or begins the next. Waits until a leader has
+ * admitted the rank. STALE: this life has been superseded. UNAVAILABLE: no daemon at the socket. UNSUPPORTED: the daemon
+ * speaks another protocol version; both are named. INVALID_ARGUMENT: rank outside the world, another world size than
+ * the life has. If the daemon dies later, calls return UNAVAILABLE and the next call reaches out to its successor. */
+ROPETEAM_EXPORT ropeteam_status_t ropeteam_open(const ropeteam_open_options_t* options, ropeteam_t** handle);
+/* Aborts what is not committed, closes every view. Never waits for the network. */
+ROPETEAM_EXPORT void ropeteam_close(ropeteam_t* handle);
+
+typedef struct {
+  size_t size;
+  uint32_t rank;
+  uint32_t world_size;
+  uint64_t incarnation; /* which life of the world, from 1 */
+  uint64_t chunk_bytes;
+  uint64_t arena_bytes; /* the node's whole budget */
+} ropeteam_info_t;
+ROPETEAM_EXPORT ropeteam_status_t ropeteam_info(ropeteam_t* handle, ropeteam_info_t* info);
+
+/* ---- save ---- */
+
+typedef struct {
+  size_t size;
+  /* The sum of the objects' lengths and their number, as exactly as known: what is reserved, here and now, before a
+   * byte is copied. A save that turns out larger asks for more on its way and may then be refused. */
+  uint64_t bytes;
+  uint64_t objects;
+} ropeteam_save_options_t;
+
+/* Begins to save this rank's shard of `step`. NO_SPACE: needed, free and limit are in the message, nothing is changed and
+ * older committed steps stay. ALREADY_EXISTS: this rank has saved or is saving this step in this life. STALE: the world
+ * has restarted without this process. */
+ROPETEAM_EXPORT ropeteam_status_t ropeteam_save_begin(ropeteam_t* handle, uint64_t step,
+                                                      const ropeteam_save_options_t* options, ropeteam_save_t** save);
+/* Copies [data, data + length) into the shard as the object `name`, checksumming on the way; the source is the
+ * caller's again at return. Replication of full chunks begins meanwhile. */
+ROPETEAM_EXPORT ropeteam_status_t ropeteam_save_put(ropeteam_save_t* save, const char* name, const void* data,
+                                                    uint64_t length);
+/* Hands out `length` bytes of the arena, 64-byte aligned and contiguous, to be filled in place before
+ * ropeteam_save_commit(), which checksums them. *pointer is valid until the save is committed, aborted or closed. */
+ROPETEAM_EXPORT ropeteam_status_t ropeteam_save_reserve(ropeteam_save_t* save, const char* name, uint64_t length,
+                                                        void** pointer);
+/* Seals the shard: at OK it is LOCAL. Waits for the daemon's answer on this machine only, never for the network. After any
+ * error the save is aborted. */
+ROPETEAM_EXPORT ropeteam_status_t ropeteam_save_commit(ropeteam_save_t* save);
+/* Gives the save up; its chunks are free again. INVALID_ARGUMENT after commit. */
+ROPETEAM_EXPORT ropeteam_status_t ropeteam_save_abort(ropeteam_save_t* save);
+/* Frees the handle; aborts first if neither committed nor aborted. */
+ROPETEAM_EXPORT void ropeteam_save_close(ropeteam_save_t* save);
+
+/* Waits until this rank's shard of `step` has reached `level`. DEADLINE_EXCEEDED: it has not yet. ABORTED: it never will
+ * (the world has restarted, or a newer step has replaced it before it got there). NOT_FOUND: this rank did not save it. */
+ROPETEAM_EXPORT ropeteam_status_t ropeteam_wait(ropeteam_t* handle, uint64_t step, ropeteam_level_t level,
+                                                int64_t timeout_ms);
+
+/* ---- load ---- */
+
+typedef struct {
+  size_t size;
+  uint64_t step;
+  uint64_t incarnation; /* the life that saved it */
+  uint32_t world_size;  /* the number of ranks that saved it: the views that can be opened */
+} ropeteam_step_t;
+
+/* The newest step that every one of its ranks' shards can be produced of, now; the same answer for every rank of one life
+ * until that life has itself completed a step. NOT_FOUND when there is none. */
+ROPETEAM_EXPORT ropeteam_status_t ropeteam_latest(ropeteam_t* handle, ropeteam_step_t* step, int64_t timeout_ms);
+
+typedef struct {
+  size_t size;
+  const char* name;  /* valid until the view is closed */
+  uint64_t length;   /* bytes */
+} ropeteam_object_t;
+
+/* Opens what `rank` saved at `step`, any rank, fetching it from its holders if this node has no copy. The shard stays
+ * readable until the close even if retention would release it. NOT_FOUND: no holder, or no such step or rank. */
+ROPETEAM_EXPORT ropeteam_status_t ropeteam_view_open(ropeteam_t* handle, uint64_t step, uint32_t rank,
+                                                     int64_t timeout_ms, ropeteam_view_t** view);
+/* Objects in the view, in the order they were saved. 0 for NULL. */
+ROPETEAM_EXPORT uint64_t ropeteam_view_count(const ropeteam_view_t* view);
+ROPETEAM_EXPORT ropeteam_status_t ropeteam_view_object(const ropeteam_view_t* view, uint64_t index,
+                                                       ropeteam_object_t* object);
+/* NOT_FOUND: no object of this name. */
+ROPETEAM_EXPORT ropeteam_status_t ropeteam_view_find(const ropeteam_view_t* view, const char* name,
+                                                     ropeteam_object_t* object);
+/* Copies [offset, offset + length) of the object to `data`, every chunk checked. A chunk that does not match is repaired
+ * from another holder inside the call; CORRUPT names every source that was tried, and `data` is then unspecified.
+ * INVALID_ARGUMENT: the range is outside the object. */
+ROPETEAM_EXPORT ropeteam_status_t ropeteam_view_read(ropeteam_view_t* view, const char* name, uint64_t offset,
+                                                     void* data, uint64_t length, int64_t timeout_ms);
+/* Gives the object's bytes in place, read-only, checked (and repaired) once, now; valid until the view is closed. */
+ROPETEAM_EXPORT ropeteam_status_t ropeteam_view_map(ropeteam_view_t* view, const char* name, const void** data,
+                                                    uint64_t* length, int64_t timeout_ms);
+ROPETEAM_EXPORT void ropeteam_view_close(ropeteam_view_t* view);
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif /* ROPETEAM_ROPETEAM_H_ */

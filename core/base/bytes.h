@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The one codec of everything that crosses a socket. A message is a struct with
+//
+//     auto Fields() { return std::tie(step, name, extents); }
+//
+// and is written field after field: integers and enums little-endian at their own width, bool as one byte, strings and
+// vectors as a 32-bit count and their elements, structs as their fields. There are no tags and no optional fields: both
+// ends of a connection agree on the protocol version first (Hello), and a change of any struct raises that version.
+//
+// Decode() trusts nothing: it answers false for bytes that end early, are left over, or announce more elements than
+// bytes remain for, and never allocates more than the input's own size times the element's.
+
+#ifndef ROPETEAM_CORE_BASE_BYTES_H_
+#define ROPETEAM_CORE_BASE_BYTES_H_
+
+#include <bit>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <type_traits>
+#include <vector>
+
+namespace ropeteam {
+
+static_assert(std::endian::native == std::endian::little, "the wire and the arena are little-endian");
+
+template <typename T>
+concept HasFields = requires(T& value) { value.Fields(); };
+
+class Encoder {
+ public:
+  explicit Encoder(std::string* out) : out_(out) {}
+
+  template <typename T>
+  void Put(const T& value) {
+    if constexpr (std::is_same_v<T, bool>) {
+      Raw(static_cast<uint8_t>(value ? 1 : 0));
+    } else if constexpr (std::is_enum_v<T> || std::integral<T> || std::floating_point<T>) {
+      Raw(value);
+    } else if constexpr (std::is_same_v<T, std::string>) {
+      Raw(static_cast<uint32_t>(value.size()));
+      out_->append(value);
+    } else {
+      // Fields() is not const because Decode() shares it; encoding only reads.
+      std::apply([this](const auto&... field) { (Put(field), ...); }, const_cast<T&>(value).Fields());
+    }
+  }
+
+  template <typename T>
+  void Put(const std::vector<T>& values) {
+    Raw(static_cast<uint32_t>(values.size()));
+    if constexpr (std::integral<T> && !std::is_same_v<T, bool>) {
+      out_->append(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
+    } else {
+      for (const T& value : values) Put(value);
+    }
+  }
+
+ private:
+  template <typename T>
+  void Raw(T value) {
+    char bytes[sizeof(T)];
+    std::memcpy(bytes, &value, sizeof(T));
+    out_->append(bytes, sizeof(T));
+  }
+  std::string* out_;
+};
+
+class Decoder {
+ public:
+  explicit Decoder(std::string_view in) : in_(in) {}
+
+  bool done() const { return ok_ && in_.empty(); }
+  bool ok() const { return ok_; }
+
+  template <typename T>
+  void Get(T& value) {
+    if constexpr (std::is_same_v<T, bool>) {
+      uint8_t byte = 0;
+      Raw(byte);
+      if (byte > 1) ok_ = false;
+      value = byte != 0;
+    } else if constexpr (std::is_enum_v<T> || std::integral<T> || std::floating_point<T>) {
+      Raw(value);
+    } else if constexpr (std::is_same_v<T, std::string>) {
+      const uint32_t size = Count(1);
+      value.assign(in_.substr(0, size));
+      in_.remove_prefix(size);
+    } else {
+      std::apply([this](auto&... field) { (Get(field), ...); }, value.Fields());
+    }
+  }
+
+  template <typename T>
+  void Get(std::vector<T>& values) {
+    values.clear();
+    if constexpr (std::integral<T> && !std::is_same_v<T, bool>) {
+      const uint32_t count = Count(sizeof(T));
+      values.resize(count);
+      if (count != 0) std::memcpy(values.data(), in_.data(), count * sizeof(T));
+      in_.remove_prefix(count * sizeof(T));
+    } else {
+      const uint32_t count = Count(1);  // an element takes a byte at least, so a count is bounded by what is left
+      for (uint32_t i = 0; i < count && ok_; ++i) Get(values.emplace_back());
+    }
+  }
+
+ private:
+  template <typename T>
+  void Raw(T& value) {
+    if (in_.size() < sizeof(T)) {
+      ok_ = false;
+      in_ = {};
+      return;
+    }
+    std::memcpy(&value, in_.data(), sizeof(T));
+    in_.remove_prefix(sizeof(T));
+  }
+  uint32_t Count(size_t element_bytes) {
+    uint32_t count = 0;
+    Raw(count);
+    if (in_.size() / element_bytes >= count) return count;
+    ok_ = false;
+    in_ = {};
+    return 0;
+  }
+
+  std::string_view in_;
+  bool ok_ = true;
+};
+
+template <HasFields T>
+std::string Encode(const T& message) {
+  std::string bytes;
+  Encoder(&bytes).Put(message);
+  return bytes;
+}
+
+// False, with `message` unspecified, unless `bytes` are exactly one T.
+template <HasFields T>
+bool Decode(std::string_view bytes, T& message) {
+  Decoder decoder(bytes);
+  decoder.Get(message);
+  return decoder.done();
+}
+
+}  // namespace ropeteam
+
+#endif  // ROPETEAM_CORE_BASE_BYTES_H_

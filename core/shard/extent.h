@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A shard is one stream of bytes: its objects, each at a 64-byte aligned offset and in the order they were saved, then
+// its manifest (manifest.h). The stream is cut into chunks of the arena's chunk size; the last one may be short. Which
+// chunks of an arena hold a stream is a list of extents, in stream order.
+
+#ifndef ROPETEAM_CORE_SHARD_EXTENT_H_
+#define ROPETEAM_CORE_SHARD_EXTENT_H_
+
+#include <cstdint>
+#include <tuple>
+#include <vector>
+
+#include "core/base/ids.h"
+
+namespace ropeteam {
+
+// A page-aligned object can be handed to a device or mapped; 64 bytes is a cache line and what vector loads want.
+inline constexpr uint64_t kObjectAlignmentBytes = 64;
+inline constexpr uint64_t AlignObject(uint64_t offset) {
+  return (offset + kObjectAlignmentBytes - 1) & ~(kObjectAlignmentBytes - 1);
+}
+
+inline constexpr uint64_t kChunkBytesDefault = 4ull << 20;
+inline constexpr uint64_t kChunkBytesMin = 4096;         // a page: the unit of mapping; small ones are for tests
+inline constexpr uint64_t kChunkBytesMax = 1ull << 30;   // lengths within a chunk fit 32 bits
+// 64 Ki × 4 MiB is a shard of 256 GiB, above any node's memory share of one rank; its checksums fit one local frame.
+inline constexpr uint64_t kChunksPerShardMax = 64 * 1024;
+
+struct Extent {
+  uint32_t first = 0;  // chunk number in the arena
+  uint32_t count = 0;  // chunks, at least 1
+  auto Fields() { return std::tie(first, count); }
+  friend bool operator==(const Extent&, const Extent&) = default;
+};
+
+inline constexpr uint64_t ChunksFor(uint64_t bytes, uint64_t chunk_bytes) {
+  return (bytes + chunk_bytes - 1) / chunk_bytes;
+}
+inline uint64_t ChunkCount(const std::vector<Extent>& extents) {
+  uint64_t count = 0;
+  for (const Extent& extent : extents) count += extent.count;
+  return count;
+}
+// The arena's chunk that holds the stream's chunk `index`; `index` must be below ChunkCount(extents).
+uint32_t ChunkAt(const std::vector<Extent>& extents, uint64_t index);
+
+// What every copy of a sealed shard shares, wherever it lies.
+struct ShardMeta {
+  ShardId id;
+  uint32_t world_size = 0;       // ranks of the incarnation that saved it
+  uint32_t replicas = 0;         // copies on other nodes that REPLICATED asks for
+  uint64_t chunk_bytes = 0;      // of the arena it was saved in; copies live in arenas of the same
+  uint64_t stream_bytes = 0;     // data and manifest; at least a manifest's header
+  uint64_t manifest_offset = 0;  // where in the stream the manifest begins; AlignObject'ed end of the data
+  uint32_t object_count = 0;
+  auto Fields() {
+    return std::tie(id.incarnation, id.step, id.rank, world_size, replicas, chunk_bytes, stream_bytes,
+                    manifest_offset, object_count);
+  }
+  friend bool operator==(const ShardMeta&, const ShardMeta&) = default;
+};
+
+// Bytes of the stream in its chunk `index`: chunk_bytes, or the rest in the last one.
+inline uint64_t ChunkLength(uint64_t stream_bytes, uint64_t chunk_bytes, uint64_t index) {
+  const uint64_t begin = index * chunk_bytes;
+  return stream_bytes - begin < chunk_bytes ? stream_bytes - begin : chunk_bytes;
+}
+
+}  // namespace ropeteam
+
+#endif  // ROPETEAM_CORE_SHARD_EXTENT_H_

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The manifest ends a shard's stream: what objects it holds and where. The rank's library writes it, the daemon checks it
+// before it seals the shard, every reader parses it. Format (docs/arena.md has the picture), little-endian, packed:
+//
+//     header   magic u32 'RTMF', version u32, object_count u32, names_bytes u32, data_bytes u64 (= manifest_offset)
+//     entries  object_count × {offset u64, length u64, name_begin u32, name_length u32}, in saving order
+//     names    names_bytes bytes, no terminators
+//     crc      CRC32C of all the above, u32
+//
+// Values; no I/O; not thread-safe except through const.
+
+#ifndef ROPETEAM_CORE_SHARD_MANIFEST_H_
+#define ROPETEAM_CORE_SHARD_MANIFEST_H_
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/shard/extent.h"
+
+namespace ropeteam {
+
+inline constexpr uint32_t kManifestMagic = 0x464d5452;  // "RTMF"
+inline constexpr uint32_t kManifestVersion = 1;
+inline constexpr size_t kNameBytesMax = 255;       // ROPETEAM_NAME_MAX; a path's longest component
+inline constexpr uint64_t kObjectsMax = 1000000;   // ROPETEAM_OBJECTS_MAX: bounds a manifest to 279 MB
+inline constexpr uint64_t kManifestHeaderBytes = 24;
+inline constexpr uint64_t kManifestEntryBytes = 24;
+
+struct Object {
+  std::string name;
+  uint64_t offset = 0;  // in the shard's stream, a multiple of kObjectAlignmentBytes
+  uint64_t length = 0;  // bytes; 0 is allowed
+};
+
+class Manifest {
+ public:
+  // Adds an object behind the last one. Returns its offset in the stream. kInvalidArgument: name empty, over the limit or
+  // used already, too many objects, or offsets that would overflow; the message has the value and the limit, and the
+  // manifest is unchanged.
+  Result<uint64_t> Add(std::string_view name, uint64_t length);
+
+  const std::vector<Object>& objects() const { return objects_; }
+  // Null when there is none of this name; valid until the next Add().
+  const Object* Find(std::string_view name) const;
+
+  // End of the last object, unaligned; and where the manifest goes.
+  uint64_t data_end() const { return data_end_; }
+  uint64_t manifest_offset() const { return AlignObject(data_end_); }
+  uint64_t encoded_bytes() const;
+
+  std::string Encode() const;
+  // Checks everything: lengths, magic, version, CRC, order, alignment, overlaps, names' rules. kCorrupt when the CRC or
+  // structure is broken, kUnsupported for another version.
+  static Result<Manifest> Parse(std::string_view bytes, uint64_t manifest_offset);
+
+  // An upper bound of encoded_bytes() for a save that announces this many objects of unknown names: what save_begin
+  // reserves on top of the data, assuming names of 64 bytes; longer ones may make the save ask for another chunk.
+  static uint64_t EstimateBytes(uint64_t objects);
+
+ private:
+  std::vector<Object> objects_;
+  std::unordered_map<std::string, size_t> by_name_;
+  uint64_t data_end_ = 0;
+  uint64_t names_bytes_ = 0;
+};
+
+}  // namespace ropeteam
+
+#endif  // ROPETEAM_CORE_SHARD_MANIFEST_H_

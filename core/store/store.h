@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The Store is a node's arena and what it knows of it: which chunks are free, which sealed shard lies where. The memory
+// is given (a mapping in ropeteamd, a vector in the simulation); its layout is format.h's. The Store does no I/O and
+// reads no chunk's bytes on its own.
+//
+// Crash consistency: the process may be killed between any two stores to the memory (not the host: what a store has
+// written stays). A slot of the table is filled, checksummed, fenced and only then published by one 8-byte store; it is
+// withdrawn by one store before any of its chunks is free. So a slot that is published describes a whole shard, and
+// Adopt() derives the free list from the published slots alone: nothing else is believed.
+//
+// One thread at a time. Pointers to SealedShard are valid until the next non-const call.
+
+#ifndef ROPETEAM_CORE_STORE_STORE_H_
+#define ROPETEAM_CORE_STORE_STORE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/base/ids.h"
+#include "core/base/status.h"
+#include "core/shard/extent.h"
+
+namespace ropeteam {
+
+// Append-only: stored in the arena.
+enum class Role : uint32_t {
+  kOwn = 1,      // saved by a rank of this node
+  kReplica = 2,  // copied here by the node that saved it, or to restore lost redundancy
+  kCache = 3,    // fetched here to be read; first to go when memory is wanted
+};
+
+struct SealedShard {
+  ShardMeta meta;
+  Role role = Role::kOwn;
+  bool committed = false;         // the leader announced its step as committed
+  std::vector<Extent> extents;
+  std::vector<uint32_t> crcs;     // CRC32C of each chunk's bytes, ChunkLength() of them
+  std::vector<uint32_t> bad;      // chunk indices known not to match, sorted; not stored
+  uint32_t leases = 0;            // readers; not stored
+  bool removed = false;           // withdrawn; its chunks are free once the last lease ends
+};
+
+struct ArenaIdentity {
+  std::string job;
+  std::string node;
+};
+
+class Store {
+ public:
+  struct AdoptReport {
+    uint64_t shards = 0;             // sealed shards found whole
+    std::vector<std::string> rejected;  // one sentence for each slot not believed
+  };
+
+  // Bytes of memory that an arena with `chunk_count` chunks takes, tables included.
+  static uint64_t MemoryFor(uint64_t chunk_count, uint64_t chunk_bytes);
+
+  // Lays a fresh, empty arena over `memory` (page-aligned, must outlive the Store). kInvalidArgument: chunk size not a
+  // power of two in [kChunkBytesMin, kChunkBytesMax], memory too small for one chunk, identity over its limits.
+  static Result<std::unique_ptr<Store>> Format(std::span<std::byte> memory, uint64_t chunk_bytes,
+                                               const ArenaIdentity& identity);
+  // Takes over what a former process left. kNotFound: no arena here (all zero, or a Format() that did not finish);
+  // kCorrupt: the superblock does not match its checksum; kUnsupported: another format version; kInvalidArgument:
+  // another job, node, chunk size or memory size, both named. Single bad slots are rejected and reported, not fatal.
+  // Chunk contents are not read: the caller checks them (crcs) and calls MarkBad().
+  static Result<std::unique_ptr<Store>> Adopt(std::span<std::byte> memory, uint64_t chunk_bytes,
+                                              const ArenaIdentity& identity, AdoptReport* report);
+
+  // ---- geometry: for whoever maps the same memory
+  uint64_t chunk_bytes() const { return chunk_bytes_; }
+  uint64_t chunks_total() const { return chunk_count_; }
+  uint64_t chunks_free() const { return free_count_; }
+  uint64_t chunk_offset(uint32_t chunk) const { return chunks_begin_ + chunk * chunk_bytes_; }  // from memory's start
+  std::byte* chunk(uint32_t chunk) { return memory_.data() + chunk_offset(chunk); }
+  const std::byte* chunk(uint32_t chunk) const { return memory_.data() + chunk_offset(chunk); }
+  std::span<std::byte> memory() { return memory_; }
+
+  // ---- allocation: not stored; chunks allocated and not sealed are free after a restart
+  // One extent when a run is free (first fit), else the fewest that first fit gives. kNoSpace: chunks needed, free and
+  // the limit, in bytes too; nothing is allocated then. Zero chunks is one chunk: every shard has a manifest.
+  Result<std::vector<Extent>> Allocate(uint64_t chunks);
+  void Free(const std::vector<Extent>& extents);
+
+  // ---- sealed shards
+  // Publishes the shard; the chunks beyond ChunksFor(stream_bytes) are freed. kAlreadyExists: the id is sealed here
+  // already (in any role). The extents must come from Allocate(). crcs.size() must be the number of chunks.
+  Status Seal(const ShardMeta& meta, Role role, std::vector<Extent> extents, std::vector<uint32_t> crcs);
+  const SealedShard* Find(const ShardId& id) const;
+  // All published shards, ordered by id. Removed ones that are still leased are not among them.
+  const std::map<ShardId, std::unique_ptr<SealedShard>>& shards() const { return shards_; }
+  void SetCommitted(const ShardId& id);
+  void SetRole(const ShardId& id, Role role);
+  // Withdraws the shard; its chunks are free at once, or when its last lease ends. No-op when unknown.
+  void Remove(const ShardId& id);
+
+  // A lease keeps chunks where they are for a reader. The token stays valid when the shard is removed.
+  using LeaseToken = uint64_t;
+  Result<LeaseToken> Lease(const ShardId& id);
+  void EndLease(LeaseToken token);
+  const SealedShard* Leased(LeaseToken token) const;  // null when unknown
+
+  // ---- repair
+  void MarkBad(const ShardId& id, uint32_t chunk_index);
+  // The chunk has been written anew, in place, and checked against its CRC by the caller.
+  void MarkRepaired(const ShardId& id, uint32_t chunk_index);
+
+  // ---- the highest incarnation this node has heard of; survives the process
+  Incarnation incarnation_max() const;
+  void SetIncarnationMax(Incarnation incarnation);
+
+  // Everything the class believes, recomputed and compared: no chunk in two places, counts right, table equal to the
+  // index. For tests and the simulation; ROPETEAM_CHECKs.
+  void CheckInvariants() const;
+
+ private:
+  Store() = default;
+  std::span<std::byte> memory_;
+  uint64_t chunk_bytes_ = 0;
+  uint64_t chunk_count_ = 0;
+  uint64_t chunks_begin_ = 0;
+  uint64_t free_count_ = 0;
+  std::map<ShardId, std::unique_ptr<SealedShard>> shards_;
+};
+
+}  // namespace ropeteam
+
+#endif  // ROPETEAM_CORE_STORE_STORE_H_
