@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The Engine is all that one node decides about steps, copies and lives: admission of ranks, saves, replication,
+// holding others' replicas, the leader's judgement, retention, fetching, repair. It is a deterministic state machine:
+// inputs are values (a view, a message, a completion, a request, the time), outputs are values in an Outbox. It has no
+// socket, thread, clock, random source or environment; ropeteamd drives one, tests/simulation hundreds.
+//
+// Driving it: call one input, then carry out everything in outbox() and clear it, before the next input. NextTimer() says
+// when OnTimer() is due. All calls from one thread. The Store is the Engine's alone, except that ranks write into chunks
+// granted to them and peers' puts land in chunks granted to them.
+//
+// Delivery: messages may be lost, repeated and reordered, and a link may reset; every protocol here repeats what is
+// unanswered and takes repeats as such. Every envelope carries the epoch and both instances: one of an older epoch, or
+// for another instance, is dropped and counted; one of a newer epoch is kept until the view has come.
+
+#ifndef ROPETEAM_CORE_ENGINE_ENGINE_H_
+#define ROPETEAM_CORE_ENGINE_ENGINE_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "core/base/ids.h"
+#include "core/base/status.h"
+#include "core/base/view.h"
+#include "core/engine/report.h"
+#include "core/shard/extent.h"
+#include "core/store/store.h"
+
+namespace ropeteam {
+
+struct EngineConfig {
+  NodeId self = kNoNode;
+  std::string job;
+  std::string node;
+  uint32_t replicas = 1;    // R: verified copies on other nodes that REPLICATED means
+  uint32_t keep_steps = 2;  // K: committed steps that retention keeps
+  uint32_t nodes_expected = 1;  // of the job; `latest` need not wait for more ranks once so many nodes are there
+  // How long chunks stay out of use whose writer has left the view without giving them back: longer than anything the
+  // fabric may still deliver. OnPeerFenced() ends it early where the transport can tell.
+  TimeUs quarantine_us = 5'000'000;
+};
+
+using SessionId = uint64_t;  // one rank's or admin's connection; never used again
+using RequestId = uint64_t;  // the client's own count within its session
+using SaveId = uint64_t;
+using ViewId = uint64_t;     // of an open shard; not a membership View
+
+// Levels as in ropeteam_level_t.
+enum class Level : uint8_t { kNone = 0, kLocal = 1, kReplicated = 2, kCommitted = 3, kPersisted = 4 };
+const char* LevelName(Level level);
+
+// ---- outputs
+
+// To the peer's OnMessage(). Undeliverable ones may be dropped.
+struct SendMessage {
+  NodeId to = kNoNode;
+  std::string envelope;
+};
+// Moves bytes between the two arenas; offsets are from the beginning of each node's arena memory. Answered by
+// OnTransferDone(tag) exactly once, when the fabric has let go of the local range, also when the peer is dead or unknown.
+struct StartTransfer {
+  uint64_t tag = 0;
+  NodeId peer = kNoNode;
+  bool get = false;  // true: from the peer's arena into ours
+  uint64_t local_offset = 0;
+  uint64_t remote_offset = 0;
+  uint64_t length = 0;
+};
+// Computes CRC32Cs of arena memory off the engine's thread. Answered by OnCheckDone(tag) exactly once.
+struct StartCheck {
+  struct Range {
+    uint64_t offset = 0;  // from the beginning of the arena's memory
+    uint64_t length = 0;
+    uint32_t crc = 0;     // expected
+  };
+  uint64_t tag = 0;
+  std::vector<Range> ranges;
+};
+
+struct AnswerStatus { Status status; };
+struct AnswerHello { Incarnation incarnation = 0; };
+struct AnswerGrant { SaveId save = 0; std::vector<Extent> extents; };
+struct AnswerLatest { StepId step; uint32_t world_size = 0; };
+struct AnswerView {
+  ViewId view = 0;
+  ShardMeta meta;
+  std::vector<Extent> extents;
+  std::vector<uint32_t> crcs;
+};
+struct AnswerReport { ClusterReport report; };
+struct AnswerVerify { VerifyReport report; };
+// To a session's request. A session that has closed gets none.
+struct Answer {
+  SessionId session = 0;
+  RequestId request = 0;
+  std::variant<AnswerStatus, AnswerHello, AnswerGrant, AnswerLatest, AnswerView, AnswerReport, AnswerVerify> body;
+};
+
+// The data path saw this member fail: ask membership to look.
+struct Suspicion {
+  NodeId peer = kNoNode;
+  std::string reason;
+};
+// A shard climbed a level, or a step was committed (rank is then kNoRank); for logs, metrics and the tests' checks.
+struct LevelEvent {
+  static constexpr Rank kNoRank = UINT32_MAX;
+  ShardId shard;
+  Level level = Level::kNone;
+  uint64_t bytes = 0;
+  TimeUs since_begin_us = 0;  // from save_begin on this node; 0 where it began elsewhere
+};
+
+struct Outbox {
+  std::vector<SendMessage> messages;
+  std::vector<StartTransfer> transfers;
+  std::vector<StartCheck> checks;
+  std::vector<Answer> answers;
+  std::vector<Suspicion> suspicions;
+  std::vector<LevelEvent> events;
+  bool empty() const {
+    return messages.empty() && transfers.empty() && checks.empty() && answers.empty() && suspicions.empty() &&
+           events.empty();
+  }
+  void clear() { *this = Outbox(); }
+};
+
+// ---- inputs
+
+struct HelloInput {
+  Rank rank = 0;
+  uint32_t world_size = 0;
+  uint64_t token = 0;  // random, one a handle; the same when the handle reconnects
+  std::string life;    // may be empty
+  TimeUs timeout_us = 0;
+};
+struct SaveCommitInput {
+  SaveId save = 0;
+  uint64_t stream_bytes = 0;
+  uint64_t manifest_offset = 0;
+  uint32_t object_count = 0;
+  std::vector<uint32_t> crcs;
+};
+
+class Engine {
+ public:
+  // `store` must outlive the Engine. The caller has checked an adopted store's chunks and marked the bad ones.
+  Engine(const EngineConfig& config, Store* store);
+  ~Engine();
+
+  Outbox& outbox();
+  // When OnTimer() is due next; UINT64_MAX for never. May change with every input.
+  TimeUs NextTimer() const;
+
+  // ---- the world
+  void OnView(TimeUs now, const View& view);  // epochs must grow; an older one is ignored
+  void OnMessage(TimeUs now, NodeId from, std::string_view envelope);  // `from` as the link authenticated it
+  void OnTransferDone(TimeUs now, uint64_t tag, Code code);
+  // `bad`: indices into the ranges whose bytes do not match.
+  void OnCheckDone(TimeUs now, uint64_t tag, const std::vector<uint32_t>& bad);
+  // No byte of this (departed) instance's transfers can land any more.
+  void OnPeerFenced(TimeUs now, NodeId peer);
+  void OnTimer(TimeUs now);
+
+  // ---- sessions; each request is answered once unless the session closes first
+  void OnSessionOpened(TimeUs now, SessionId session);
+  void OnSessionClosed(TimeUs now, SessionId session);  // aborts its saves, ends its views and waits
+  void OnHello(TimeUs now, SessionId session, RequestId request, const HelloInput& hello);
+  void OnSaveBegin(TimeUs now, SessionId session, RequestId request, Step step, uint64_t stream_bytes);
+  void OnSaveExtend(TimeUs now, SessionId session, RequestId request, SaveId save, uint64_t chunks);
+  void OnSaveFilled(TimeUs now, SessionId session, SaveId save, uint32_t first, const std::vector<uint32_t>& crcs);
+  void OnSaveCommit(TimeUs now, SessionId session, RequestId request, const SaveCommitInput& commit);
+  void OnSaveAbort(TimeUs now, SessionId session, RequestId request, SaveId save);
+  void OnWait(TimeUs now, SessionId session, RequestId request, Step step, Level level, TimeUs timeout_us);
+  void OnLatest(TimeUs now, SessionId session, RequestId request, TimeUs timeout_us);
+  void OnViewOpen(TimeUs now, SessionId session, RequestId request, Step step, Rank rank, TimeUs timeout_us);
+  void OnViewRepair(TimeUs now, SessionId session, RequestId request, ViewId view,
+                    const std::vector<uint32_t>& chunks, TimeUs timeout_us);
+  void OnViewClose(TimeUs now, SessionId session, ViewId view);
+  // The cluster as the leader sees it (AnswerReport); with `verify`, reads every chunk of a step (the newest if `step` is
+  // null) on every node that holds any (AnswerVerify).
+  void OnReport(TimeUs now, SessionId session, RequestId request, TimeUs timeout_us);
+  void OnVerify(TimeUs now, SessionId session, RequestId request, const Step* step, TimeUs timeout_us);
+
+  // ---- looking in
+  NodeReport Report() const;      // this node alone, at once
+  bool is_leader() const;
+  const View& view() const;
+  Incarnation incarnation() const;  // the current life as far as this node knows
+  // Ours, recomputed and compared; ROPETEAM_CHECKs. For tests and the simulation.
+  void CheckInvariants() const;
+
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace ropeteam
+
+#endif  // ROPETEAM_CORE_ENGINE_ENGINE_H_

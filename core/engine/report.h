@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a node and the leader tell people: values for `ropeteam status`, `ls` and `verify`. They travel between nodes
+// with the same codec as every message.
+
+#ifndef ROPETEAM_CORE_ENGINE_REPORT_H_
+#define ROPETEAM_CORE_ENGINE_REPORT_H_
+
+#include <cstdint>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "core/base/ids.h"
+#include "core/store/store.h"
+
+namespace ropeteam {
+
+// Counters are since this daemon's start; bytes and microseconds.
+struct NodeCounters {
+  uint64_t saves_begun = 0;
+  uint64_t saves_sealed = 0;
+  uint64_t saves_aborted = 0;
+  uint64_t saves_refused = 0;         // for want of memory
+  uint64_t replica_bytes_sent = 0;    // put into other nodes' arenas and sealed there
+  uint64_t replica_bytes_held = 0;    // sealed here for others
+  uint64_t fetch_bytes = 0;           // pulled from others and checked
+  uint64_t chunks_bad = 0;            // checksum mismatches met, here or in what came
+  uint64_t chunks_repaired = 0;
+  uint64_t messages_stale = 0;        // refused: older epoch or another instance
+  uint64_t last_replicated_us = 0;    // save_begin → REPLICATED of the newest shard that got there
+  auto Fields() {
+    return std::tie(saves_begun, saves_sealed, saves_aborted, saves_refused, replica_bytes_sent, replica_bytes_held,
+                    fetch_bytes, chunks_bad, chunks_repaired, messages_stale, last_replicated_us);
+  }
+};
+
+struct SessionReport {
+  Rank rank = 0;
+  uint32_t world_size = 0;
+  Incarnation incarnation = 0;
+  uint64_t token = 0;
+  auto Fields() { return std::tie(rank, world_size, incarnation, token); }
+};
+
+// One copy of one shard on one node.
+struct CopyReport {
+  ShardId id;
+  uint32_t world_size = 0;
+  uint32_t replicas = 0;
+  uint64_t stream_bytes = 0;
+  Role role = Role::kOwn;
+  bool committed = false;
+  std::vector<uint32_t> bad;  // chunk indices, at most kBadListedMax; more are cut and make the copy unusable
+  auto Fields() {
+    return std::tie(id.incarnation, id.step, id.rank, world_size, replicas, stream_bytes, role, committed, bad);
+  }
+  friend bool operator==(const CopyReport&, const CopyReport&) = default;
+};
+inline constexpr size_t kBadListedMax = 16;  // more bad chunks than that in one copy is a broken copy
+
+struct NodeReport {
+  NodeId id = kNoNode;
+  std::string name;
+  uint64_t chunk_bytes = 0;
+  uint64_t chunks_total = 0;
+  uint64_t chunks_free = 0;
+  std::vector<SessionReport> sessions;
+  std::vector<CopyReport> copies;
+  NodeCounters counters;
+  auto Fields() {
+    return std::tie(id, name, chunk_bytes, chunks_total, chunks_free, sessions, copies, counters);
+  }
+};
+
+struct StepReport {
+  Incarnation incarnation = 0;
+  Step step = 0;
+  uint32_t world_size = 0;
+  uint32_t ranks_sealed = 0;      // ranks of which there is a copy somewhere
+  uint32_t ranks_replicated = 0;  // ranks with 1 + replicas good copies
+  bool committed = false;
+  bool producible = false;        // every rank's shard can be produced now
+  uint32_t copies_min = 0;        // good copies of the rank that has fewest
+  uint64_t bytes = 0;             // of one copy of every shard
+  auto Fields() {
+    return std::tie(incarnation, step, world_size, ranks_sealed, ranks_replicated, committed, producible, copies_min,
+                    bytes);
+  }
+};
+
+struct ClusterReport {
+  std::string job;
+  Epoch epoch = 0;
+  std::string leader;
+  uint32_t nodes_expected = 0;
+  Incarnation incarnation = 0;    // the current life
+  uint32_t world_size = 0;
+  uint32_t ranks_open = 0;
+  bool has_latest = false;
+  StepReport latest;              // when has_latest
+  std::vector<NodeReport> nodes;
+  std::vector<StepReport> steps;  // newest first
+  auto Fields() {
+    return std::tie(job, epoch, leader, nodes_expected, incarnation, world_size, ranks_open, has_latest, latest, nodes,
+                    steps);
+  }
+};
+
+struct VerifiedCopy {
+  std::string node;
+  ShardId id;
+  Role role = Role::kOwn;
+  uint64_t chunks = 0;
+  std::vector<uint32_t> bad;
+  auto Fields() { return std::tie(node, id.incarnation, id.step, id.rank, role, chunks, bad); }
+};
+struct VerifyReport {
+  Incarnation incarnation = 0;
+  Step step = 0;
+  std::vector<std::string> nodes_asked;
+  std::vector<VerifiedCopy> copies;
+  auto Fields() { return std::tie(incarnation, step, nodes_asked, copies); }
+};
+
+}  // namespace ropeteam
+
+#endif  // ROPETEAM_CORE_ENGINE_REPORT_H_
