@@ -26,6 +26,7 @@ inline constexpr uint64_t kChunkBytesMin = 4096;         // a page: the unit of 
 inline constexpr uint64_t kChunkBytesMax = 1ull << 30;   // lengths within a chunk fit 32 bits
 // 64 Ki × 4 MiB is a shard of 256 GiB, above any node's memory share of one rank; its checksums fit one local frame.
 inline constexpr uint64_t kChunksPerShardMax = 64 * 1024;
+inline constexpr uint64_t kStreamBytesMax = kChunksPerShardMax * kChunkBytesMax;  // of any arena's shards
 
 struct Extent {
   uint32_t first = 0;  // chunk number in the arena

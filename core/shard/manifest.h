@@ -6,7 +6,7 @@
 //     header   magic u32 'RTMF', version u32, object_count u32, names_bytes u32, data_bytes u64 (= manifest_offset)
 //     entries  object_count × {offset u64, length u64, name_begin u32, name_length u32}, in saving order
 //     names    names_bytes bytes, no terminators
-//     crc      CRC32C of all the above, u32
+//     crc      CRC32C of all the above, u32; last in every version to come
 //
 // Values; no I/O; not thread-safe except through const.
 
@@ -16,7 +16,6 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "core/base/status.h"
@@ -39,9 +38,9 @@ struct Object {
 
 class Manifest {
  public:
-  // Adds an object behind the last one. Returns its offset in the stream. kInvalidArgument: name empty, over the limit or
-  // used already, too many objects, or offsets that would overflow; the message has the value and the limit, and the
-  // manifest is unchanged.
+  // Adds an object behind the last one. Returns its offset in the stream. kInvalidArgument: name empty, over the limit,
+  // with a zero byte in it or used already, too many objects, or an end behind kStreamBytesMax; the message has the
+  // value and the limit, and the manifest is unchanged.
   Result<uint64_t> Add(std::string_view name, uint64_t length);
 
   const std::vector<Object>& objects() const { return objects_; }
@@ -63,8 +62,14 @@ class Manifest {
   static uint64_t EstimateBytes(uint64_t objects);
 
  private:
+  // The slot of the index that holds `name`, or the empty one where it would go.
+  size_t IndexSlot(std::string_view name) const;
+  void GrowIndex();
+  static Result<Manifest> ParseEntries(std::string_view bytes, uint64_t manifest_offset);
+
   std::vector<Object> objects_;
-  std::unordered_map<std::string, size_t> by_name_;
+  // Numbers of objects by the hash of their names, open addressing: no second copy of a million names.
+  std::vector<uint32_t> index_;
   uint64_t data_end_ = 0;
   uint64_t names_bytes_ = 0;
 };

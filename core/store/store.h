@@ -20,13 +20,22 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "core/base/ids.h"
 #include "core/base/status.h"
 #include "core/shard/extent.h"
+#include "core/store/free_runs.h"
 
 namespace ropeteam {
+
+namespace arena {  // format.h
+struct Slot;
+struct ChunkDescriptor;
+struct Superblock;
+struct Layout;
+}  // namespace arena
 
 // Append-only: stored in the arena.
 enum class Role : uint32_t {
@@ -44,6 +53,7 @@ struct SealedShard {
   std::vector<uint32_t> bad;      // chunk indices known not to match, sorted; not stored
   uint32_t leases = 0;            // readers; not stored
   bool removed = false;           // withdrawn; its chunks are free once the last lease ends
+  uint32_t digest = 0;            // of its slot; the Store's own
 };
 
 struct ArenaIdentity {
@@ -62,7 +72,8 @@ class Store {
   static uint64_t MemoryFor(uint64_t chunk_count, uint64_t chunk_bytes);
 
   // Lays a fresh, empty arena over `memory` (page-aligned, must outlive the Store). kInvalidArgument: chunk size not a
-  // power of two in [kChunkBytesMin, kChunkBytesMax], memory too small for one chunk, identity over its limits.
+  // power of two in [kChunkBytesMin, kChunkBytesMax], memory too small for one chunk or larger than the tables can
+  // name, identity over its limits; the memory is untouched then. Whatever arena was there is gone with the first store.
   static Result<std::unique_ptr<Store>> Format(std::span<std::byte> memory, uint64_t chunk_bytes,
                                                const ArenaIdentity& identity);
   // Takes over what a former process left. kNotFound: no arena here (all zero, or a Format() that did not finish);
@@ -75,21 +86,24 @@ class Store {
   // ---- geometry: for whoever maps the same memory
   uint64_t chunk_bytes() const { return chunk_bytes_; }
   uint64_t chunks_total() const { return chunk_count_; }
-  uint64_t chunks_free() const { return free_count_; }
+  uint64_t chunks_free() const { return free_runs_.free(); }
   uint64_t chunk_offset(uint32_t chunk) const { return chunks_begin_ + chunk * chunk_bytes_; }  // from memory's start
   std::byte* chunk(uint32_t chunk) { return memory_.data() + chunk_offset(chunk); }
   const std::byte* chunk(uint32_t chunk) const { return memory_.data() + chunk_offset(chunk); }
   std::span<std::byte> memory() { return memory_; }
 
   // ---- allocation: not stored; chunks allocated and not sealed are free after a restart
-  // One extent when a run is free (first fit), else the fewest that first fit gives. kNoSpace: chunks needed, free and
-  // the limit, in bytes too; nothing is allocated then. Zero chunks is one chunk: every shard has a manifest.
+  // One extent when a run is free (first fit), else as few as can be. kNoSpace: chunks needed, free and the limit, in
+  // bytes too; kInvalidArgument: more than kChunksPerShardMax; nothing is allocated then. Zero chunks is one chunk:
+  // every shard has a manifest.
   Result<std::vector<Extent>> Allocate(uint64_t chunks);
   void Free(const std::vector<Extent>& extents);
 
   // ---- sealed shards
   // Publishes the shard; the chunks beyond ChunksFor(stream_bytes) are freed. kAlreadyExists: the id is sealed here
-  // already (in any role). The extents must come from Allocate(). crcs.size() must be the number of chunks.
+  // already (in any role). kInvalidArgument: a meta that cannot be of this arena, another number of crcs than chunks,
+  // fewer chunks than the stream needs. After an error the chunks are still the caller's. The extents must come from
+  // Allocate(): anything else is our bug and checked.
   Status Seal(const ShardMeta& meta, Role role, std::vector<Extent> extents, std::vector<uint32_t> crcs);
   const SealedShard* Find(const ShardId& id) const;
   // All published shards, ordered by id. Removed ones that are still leased are not among them.
@@ -105,27 +119,67 @@ class Store {
   void EndLease(LeaseToken token);
   const SealedShard* Leased(LeaseToken token) const;  // null when unknown
 
-  // ---- repair
+  // ---- repair; no-ops for what is not there
   void MarkBad(const ShardId& id, uint32_t chunk_index);
   // The chunk has been written anew, in place, and checked against its CRC by the caller.
   void MarkRepaired(const ShardId& id, uint32_t chunk_index);
 
-  // ---- the highest incarnation this node has heard of; survives the process
-  Incarnation incarnation_max() const;
+  // ---- the highest incarnation this node has heard of; survives the process, never falls
+  Incarnation incarnation_max() const { return incarnation_max_; }
   void SetIncarnationMax(Incarnation incarnation);
 
-  // Everything the class believes, recomputed and compared: no chunk in two places, counts right, table equal to the
-  // index. For tests and the simulation; ROPETEAM_CHECKs.
+  // Everything the class believes, recomputed and compared: no chunk in two places, counts right, table equal
+  // to the index. For tests and the simulation; ROPETEAM_CHECKs.
   void CheckInvariants() const;
 
+  // Called, with the name of the place, between the stores to the arena's tables: where a kill would leave
+  // them. Null for none. Not thread-safe; the arena's memory may be read in it, the Store not called.
+  static void SetCrashPointForTest(void (*crash_point)(const char* place));
+
  private:
-  Store() = default;
+  enum class ChunkUse : uint8_t { kFree, kAllocated, kSealed };
+
+  // A shard as a slot tells it, checked: what Adopt() believes.
+  struct Found;
+
+  Store(std::span<std::byte> memory, uint64_t chunk_bytes, const arena::Layout& layout);
+
+  arena::Superblock* superblock();
+  arena::Slot* slot(uint32_t index);
+  const arena::Slot* slot(uint32_t index) const { return const_cast<Store*>(this)->slot(index); }
+  arena::ChunkDescriptor* descriptor(uint32_t chunk);
+  const arena::ChunkDescriptor* descriptor(uint32_t chunk) const {
+    return const_cast<Store*>(this)->descriptor(chunk);
+  }
+
+  // adopt.cc
+  static Result<arena::Layout> CheckSuperblock(std::span<const std::byte> memory, uint64_t chunk_bytes,
+                                               const ArenaIdentity& identity);
+  Status ReadSlot(uint32_t index, Found* found) const;
+  void RejectOverlaps(const std::vector<Found>& found, std::vector<std::string>* reasons) const;
+  void Install(Found found);
+  Status AdoptIncarnation();
+
+  void StoreIncarnation(Incarnation incarnation);
+  void StoreState(const SealedShard& shard);
+  void ReleaseChunks(const SealedShard& shard);
+  void CheckShard(const SealedShard& shard, std::vector<bool>* seen) const;
+
   std::span<std::byte> memory_;
   uint64_t chunk_bytes_ = 0;
   uint64_t chunk_count_ = 0;
+  uint64_t slots_begin_ = 0;
+  uint64_t descriptors_begin_ = 0;
   uint64_t chunks_begin_ = 0;
-  uint64_t free_count_ = 0;
+  uint64_t generation_ = 0;  // of the last seal
+  Incarnation incarnation_max_ = 0;
+  FreeRuns free_runs_;
+  std::vector<ChunkUse> chunk_use_;  // by chunk
   std::map<ShardId, std::unique_ptr<SealedShard>> shards_;
+  // Withdrawn but still read. Their chunks are in use here and free in the table.
+  std::vector<std::unique_ptr<SealedShard>> removed_;
+  std::unordered_map<LeaseToken, SealedShard*> leases_;
+  LeaseToken lease_last_ = 0;
 };
 
 }  // namespace ropeteam

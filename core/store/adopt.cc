@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Taking over an arena that a former process left. Nothing in the memory is trusted before it is checked, and
+// nothing is written before the superblock is known to be ours.
+
+#include <algorithm>
+#include <atomic>
+#include <cinttypes>
+#include <cstring>
+
+#include "core/base/log.h"
+#include "core/store/format.h"
+#include "core/store/publish.h"
+#include "core/store/store.h"
+
+namespace ropeteam {
+
+struct Store::Found {
+  arena::Slot slot{};
+  arena::SlotState state;
+  std::vector<uint32_t> chunks;
+  std::vector<uint32_t> crcs;
+  ShardId id() const { return {slot.incarnation, slot.step, slot.rank}; }
+};
+
+Result<arena::Layout> Store::CheckSuperblock(std::span<const std::byte> memory, uint64_t chunk_bytes,
+                                             const ArenaIdentity& identity) {
+  if (memory.size() < sizeof(arena::Superblock) ||
+      reinterpret_cast<uintptr_t>(memory.data()) % alignof(arena::Superblock) != 0) {
+    return Error(Code::kInvalidArgument, "arena memory of %zu bytes at %p cannot hold an arena",
+                 memory.size(), static_cast<const void*>(memory.data()));
+  }
+  arena::Superblock superblock;
+  std::memcpy(&superblock, memory.data(), sizeof(superblock));
+  if (superblock.magic == 0) return Error(Code::kNotFound, "no arena in this memory");
+  if (superblock.magic != arena::kArenaMagic) {
+    return Error(Code::kCorrupt, "memory begins with 0x%016" PRIx64 ", an arena with 0x%016" PRIx64,
+                 superblock.magic, arena::kArenaMagic);
+  }
+  const uint32_t crc = arena::SuperblockCrc(superblock);
+  if (crc != superblock.crc) {
+    return Error(Code::kCorrupt, "arena's superblock has checksum 0x%08x, its bytes 0x%08x", superblock.crc,
+                 crc);
+  }
+  // Behind the checksum, so that a flipped bit is not taken for another version, job or size.
+  if (superblock.version != arena::kArenaVersion) {
+    return Error(Code::kUnsupported, "arena of format version %u, this build reads %u", superblock.version,
+                 arena::kArenaVersion);
+  }
+  const std::string job(superblock.job, std::min<size_t>(superblock.job_length, arena::kJobBytesMax));
+  const std::string node(superblock.node, std::min<size_t>(superblock.node_length, kNodeNameBytesMax));
+  if (job != identity.job) {
+    return Error(Code::kInvalidArgument, "arena belongs to job \"%s\", asked for was job \"%s\"", job.c_str(),
+                 identity.job.c_str());
+  }
+  if (node != identity.node) {
+    return Error(Code::kInvalidArgument, "arena belongs to node \"%s\", asked for was node \"%s\"",
+                 node.c_str(), identity.node.c_str());
+  }
+  if (superblock.chunk_bytes != chunk_bytes) {
+    return Error(Code::kInvalidArgument,
+                 "arena has chunks of %" PRIu64 " bytes, asked for were chunks of %" PRIu64 " bytes",
+                 superblock.chunk_bytes, chunk_bytes);
+  }
+  if (superblock.memory_bytes != memory.size()) {
+    return Error(Code::kInvalidArgument, "arena was laid over %" PRIu64 " bytes of memory, given are %zu",
+                 superblock.memory_bytes, memory.size());
+  }
+  arena::Layout layout;
+  if (arena::IsChunkBytes(chunk_bytes)) layout = arena::LayoutFor(memory.size(), chunk_bytes);
+  if (layout.chunk_count == 0 || layout.chunk_count > arena::kChunksMax ||
+      layout.chunk_count != superblock.chunk_count || layout.slots_begin != superblock.slots_begin ||
+      layout.descriptors_begin != superblock.descriptors_begin ||
+      layout.chunks_begin != superblock.chunks_begin) {
+    return Error(Code::kCorrupt, "arena's superblock has a layout that no build of format version %u writes",
+                 superblock.version);
+  }
+  return layout;
+}
+
+Status Store::ReadSlot(uint32_t index, Found* found) const {
+  // Copied first: what is checked is what is used, whatever another process does to the memory.
+  std::memcpy(&found->slot, slot(index), sizeof(found->slot));
+  const arena::Slot& slot = found->slot;
+  if (!arena::DecodeSlotState(slot.state, &found->state)) {
+    return Error(Code::kCorrupt, "state word 0x%016" PRIx64 " is none", slot.state);
+  }
+  if (slot.first_chunk != index)
+    return Error(Code::kCorrupt, "says that it begins in chunk %u", slot.first_chunk);
+  const Status meta = arena::CheckMeta(arena::MetaOf(slot), chunk_bytes_);
+  if (!meta.ok()) return Status(Code::kCorrupt, meta.message());
+  if (slot.chunk_count != ChunksFor(slot.stream_bytes, chunk_bytes_) || slot.chunk_count > chunk_count_) {
+    return Error(Code::kCorrupt, "%u chunks of an arena of %" PRIu64 " for %" PRIu64 " bytes",
+                 slot.chunk_count, chunk_count_, slot.stream_bytes);
+  }
+  uint32_t chunk = index;
+  for (uint32_t i = 0; i < slot.chunk_count; ++i) {
+    if (chunk >= chunk_count_) {
+      return Error(Code::kCorrupt, "chain of %u chunks leads to chunk %u of %" PRIu64 " after %u",
+                   slot.chunk_count, chunk, chunk_count_, i);
+    }
+    const arena::ChunkDescriptor link = *descriptor(chunk);
+    found->chunks.push_back(chunk);
+    found->crcs.push_back(link.crc);
+    chunk = link.next;
+  }
+  if (chunk != arena::kChainEnd) {
+    return Error(Code::kCorrupt, "chain does not end after %u chunks", slot.chunk_count);
+  }
+  const uint32_t digest = arena::SlotDigest(slot, found->chunks, found->crcs);
+  if (digest != found->state.digest) {
+    return Error(Code::kCorrupt, "digest is 0x%08x, its bytes have 0x%08x", found->state.digest, digest);
+  }
+  return OkStatus();
+}
+
+// Slots that are each whole but cannot both be true. Seal() and Remove() never leave such; if some other hand
+// did, there is nothing that proves one of them, so none is believed.
+void Store::RejectOverlaps(const std::vector<Found>& found, std::vector<std::string>* reasons) const {
+  constexpr uint32_t kNobody = UINT32_MAX;
+  std::vector<uint32_t> owner(chunk_count_, kNobody);
+  std::map<ShardId, uint32_t> by_id;
+  const auto reject = [&](uint32_t a, uint32_t b, const std::string& why) {
+    if ((*reasons)[a].empty()) (*reasons)[a] = why + " slot " + std::to_string(found[b].slot.first_chunk);
+    if ((*reasons)[b].empty()) (*reasons)[b] = why + " slot " + std::to_string(found[a].slot.first_chunk);
+  };
+  for (uint32_t i = 0; i < found.size(); ++i) {
+    for (const uint32_t chunk : found[i].chunks) {
+      if (owner[chunk] == kNobody) {
+        owner[chunk] = i;
+      } else {
+        reject(i, owner[chunk], "names chunk " + std::to_string(chunk) + " as does");
+      }
+    }
+    const auto [it, inserted] = by_id.emplace(found[i].id(), i);
+    if (!inserted) reject(i, it->second, "is the same shard as");
+  }
+}
+
+void Store::Install(Found found) {
+  auto shard = std::make_unique<SealedShard>();
+  shard->meta = arena::MetaOf(found.slot);
+  shard->role = found.state.role;
+  shard->committed = found.state.committed;
+  shard->digest = found.state.digest;
+  shard->crcs = std::move(found.crcs);
+  for (const uint32_t chunk : found.chunks) {
+    chunk_use_[chunk] = ChunkUse::kSealed;
+    std::vector<Extent>& extents = shard->extents;
+    if (!extents.empty() && extents.back().first + extents.back().count == chunk) {
+      ++extents.back().count;
+    } else {
+      extents.push_back({chunk, 1});
+    }
+  }
+  for (const Extent& extent : shard->extents) free_runs_.Take(extent.first, extent.count);
+  generation_ = std::max(generation_, found.slot.generation);
+  shards_.emplace(shard->meta.id, std::move(shard));
+}
+
+Status Store::AdoptIncarnation() {
+  bool whole = false;
+  Incarnation incarnation = 0;
+  for (const arena::CheckedIncarnation& place : superblock()->incarnations) {
+    if (place.check != arena::IncarnationCheck(place.value)) continue;
+    whole = true;
+    incarnation = std::max(incarnation, place.value);
+  }
+  if (!whole) return Error(Code::kCorrupt, "arena's highest incarnation is broken in both places");
+  StoreIncarnation(incarnation);  // heals a place that a kill left half written
+  return OkStatus();
+}
+
+Result<std::unique_ptr<Store>> Store::Adopt(std::span<std::byte> memory, uint64_t chunk_bytes,
+                                            const ArenaIdentity& identity, AdoptReport* report) {
+  const Result<arena::Layout> layout = CheckSuperblock(memory, chunk_bytes, identity);
+  if (!layout.ok()) return layout.status();
+  std::atomic_thread_fence(std::memory_order_acquire);
+  std::unique_ptr<Store> store(new Store(memory, chunk_bytes, *layout));
+  ROPETEAM_RETURN_IF_ERROR(store->AdoptIncarnation());
+
+  AdoptReport result;
+  // The slot is freed, so that it can be used again; its chunks are free because no slot names them.
+  const auto reject = [&](uint32_t index, const std::string& why) {
+    result.rejected.push_back("slot " + std::to_string(index) + ": " + why);
+    LOG_WARNING("arena slot rejected %u: %s", index, why.c_str());
+    arena::Publish(&store->slot(index)->state, arena::kSlotFree);
+    arena::CrashPoint("adopt: rejected");
+  };
+  std::vector<Found> found;
+  for (uint32_t i = 0; i < store->chunk_count_; ++i) {
+    if (store->slot(i)->state == arena::kSlotFree) continue;
+    Found candidate;
+    const Status whole = store->ReadSlot(i, &candidate);
+    if (whole.ok()) {
+      found.push_back(std::move(candidate));
+    } else {
+      reject(i, whole.message());
+    }
+  }
+  std::vector<std::string> reasons(found.size());
+  store->RejectOverlaps(found, &reasons);
+  for (size_t i = 0; i < found.size(); ++i) {
+    if (!reasons[i].empty()) {
+      reject(found[i].slot.first_chunk, found[i].id().ToString() + " " + reasons[i]);
+    } else {
+      store->Install(std::move(found[i]));
+    }
+  }
+  result.shards = store->shards_.size();
+  LOG_INFO("arena adopted shards %" PRIu64 " rejected %zu chunks free %" PRIu64 " of %" PRIu64, result.shards,
+           result.rejected.size(), store->chunks_free(), store->chunk_count_);
+  if (report != nullptr) *report = std::move(result);
+  return store;
+}
+
+}  // namespace ropeteam

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The arena's layout in memory: what a Store leaves behind for the next process. docs/arena.md has the picture and
+// says why each store comes when it does. From the memory's start:
+//
+//     superblock    one page: what this arena is; written once, by Format()
+//     slots         chunk_count × Slot: slot i describes the sealed shard whose stream begins in chunk i, if any does.
+//                   A chunk begins one shard at most, so slots need no allocator of their own.
+//     descriptors   chunk_count × ChunkDescriptor: the next chunk of the same shard, and the chunk's checksum
+//     chunks        chunk_count × chunk_bytes, from a multiple of min(chunk_bytes, 2 MiB), so that no chunk straddles
+//                   a huge page that it could have avoided
+//
+// Everything little-endian. Any change of what is declared here raises kArenaVersion. While the arena lives, only the
+// superblock's incarnations, the slots' state words, and slots and descriptors that no state word publishes are written.
+
+#ifndef ROPETEAM_CORE_STORE_FORMAT_H_
+#define ROPETEAM_CORE_STORE_FORMAT_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <type_traits>
+
+#include "core/base/view.h"
+#include "core/shard/extent.h"
+#include "core/shard/manifest.h"
+#include "core/store/store.h"
+
+namespace ropeteam::arena {
+
+inline constexpr uint64_t kArenaMagic = 0x314e455241504f52;  // "ROPAREN1"; 0: no arena, or one in the making
+inline constexpr uint32_t kArenaVersion = 1;
+inline constexpr uint64_t kPageBytes = 4096;
+inline constexpr uint64_t kHugePageBytes = 2ull << 20;
+// 4 Mi × 4 MiB is 16 TiB; bounds the Store's own memory (core/store/free_runs.h) to 128 MiB.
+inline constexpr uint64_t kChunksMax = 4ull << 20;
+inline constexpr size_t kJobBytesMax = 255;
+
+// A value that changes while the arena lives and must survive a kill between any two stores and a flipped
+// bit: written to two places in turn, believed where value and check agree, the higher one if both do.
+struct CheckedIncarnation {
+  uint64_t value;
+  uint64_t check;  // IncarnationCheck(value)
+};
+inline constexpr uint64_t IncarnationCheck(uint64_t value) { return ~value ^ 0x5a17'c3a5'96e1'0f2d; }
+
+struct Superblock {
+  uint64_t magic;  // stored last, by one store
+  uint32_t version;
+  uint32_t crc;  // SuperblockCrc(); in this place in every version
+  CheckedIncarnation incarnations[2];
+  uint64_t memory_bytes;
+  uint64_t chunk_bytes;
+  uint64_t chunk_count;
+  uint64_t slots_begin;  // offsets from the memory's start
+  uint64_t descriptors_begin;
+  uint64_t chunks_begin;
+  uint32_t job_length;
+  uint32_t node_length;
+  char job[kJobBytesMax + 1];
+  char node[kNodeNameBytesMax + 1];
+  uint8_t reserved[3672];  // zero
+};
+static_assert(sizeof(Superblock) == kPageBytes);
+static_assert(std::is_trivially_copyable_v<Superblock>);
+static_assert(kNodeNameBytesMax == 63, "the superblock's size and offsets hang on it");
+
+// A slot's state word. 0: free. Otherwise published; from the low bits up:
+//
+//     mark       8 bits, kSlotMark
+//     role       8 bits, Role
+//     committed  8 bits, 0 or 1
+//     check      8 bits, ~(mark ^ role ^ committed): a flipped bit in the three is seen
+//     digest    32 bits, SlotDigest()
+//
+// So one 8-byte store publishes, withdraws, or changes role or committed, and never breaks the digest.
+inline constexpr uint64_t kSlotFree = 0;
+inline constexpr uint8_t kSlotMark = 0xa5;
+
+struct SlotState {
+  uint32_t digest = 0;
+  Role role = Role::kOwn;
+  bool committed = false;
+};
+uint64_t EncodeSlotState(const SlotState& state);
+// False when `word` is none that EncodeSlotState() gives; a free slot's is none.
+bool DecodeSlotState(uint64_t word, SlotState* state);
+
+struct Slot {
+  uint64_t state;
+  uint64_t generation;   // counts up with every seal in this arena: no two slots ever share a digest's input
+  uint32_t first_chunk;  // the slot's own number
+  uint32_t chunk_count;
+  uint64_t incarnation;
+  uint64_t step;
+  uint32_t rank;
+  uint32_t world_size;
+  uint32_t replicas;
+  uint32_t object_count;
+  uint64_t chunk_bytes;
+  uint64_t stream_bytes;
+  uint64_t manifest_offset;
+  uint8_t reserved[48];  // zero
+};
+static_assert(sizeof(Slot) == 128, "two cache lines; never shared with a neighbour");
+static_assert(offsetof(Slot, state) == 0);
+static_assert(std::is_trivially_copyable_v<Slot>);
+static_assert(kPageBytes % sizeof(Slot) == 0, "slots begin on a page and must not straddle a line");
+
+struct ChunkDescriptor {
+  uint32_t next;  // the shard's next chunk, or kChainEnd
+  uint32_t crc;   // CRC32C of the chunk's bytes of the stream
+};
+static_assert(sizeof(ChunkDescriptor) == 8);
+inline constexpr uint32_t kChainEnd = UINT32_MAX;
+static_assert(kChunksMax < kChainEnd);
+static_assert(kChunksPerShardMax <= kChunksMax);
+static_assert(kObjectsMax <= UINT32_MAX);
+
+struct Layout {
+  uint64_t chunk_count = 0;
+  uint64_t slots_begin = 0;
+  uint64_t descriptors_begin = 0;
+  uint64_t chunks_begin = 0;
+  uint64_t end = 0;  // bytes of memory that it takes
+};
+// `chunk_bytes` must be IsChunkBytes() and chunk_count at most kChunksMax.
+Layout LayoutOf(uint64_t chunk_count, uint64_t chunk_bytes);
+// The layout with the most chunks that fit; chunk_count is 0 when none does and may exceed kChunksMax.
+Layout LayoutFor(uint64_t memory_bytes, uint64_t chunk_bytes);
+bool IsChunkBytes(uint64_t chunk_bytes);
+
+// CRC32C of the superblock with magic, crc and incarnations as zero.
+uint32_t SuperblockCrc(const Superblock& superblock);
+
+// CRC32C of the slot from behind its state word on, then of every chunk's {number, checksum} in stream order.
+uint32_t SlotDigest(const Slot& slot, std::span<const uint32_t> chunks, std::span<const uint32_t> crcs);
+
+Slot SlotFor(const ShardMeta& meta, uint64_t generation, uint32_t first_chunk, uint32_t chunk_count);
+ShardMeta MetaOf(const Slot& slot);
+
+// What must hold of a shard in an arena of this chunk size, whoever says so: a caller of Seal() or a slot of
+// the table. kInvalidArgument with the value and the limit.
+Status CheckMeta(const ShardMeta& meta, uint64_t chunk_bytes);
+
+}  // namespace ropeteam::arena
+
+#endif  // ROPETEAM_CORE_STORE_FORMAT_H_

@@ -1,0 +1,401 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/store/store.h"
+
+#include <algorithm>
+#include <cinttypes>
+#include <cstring>
+
+#include "core/base/log.h"
+#include "core/store/format.h"
+#include "core/store/publish.h"
+
+namespace ropeteam {
+
+using arena::CrashPoint;
+using arena::Publish;
+
+namespace {
+
+void (*crash_point_for_test)(const char* place) = nullptr;
+
+// The chunks of a shard, in stream order.
+std::vector<uint32_t> ChunksOf(const std::vector<Extent>& extents) {
+  std::vector<uint32_t> chunks;
+  chunks.reserve(ChunkCount(extents));
+  for (const Extent& extent : extents) {
+    for (uint32_t i = 0; i < extent.count; ++i) chunks.push_back(extent.first + i);
+  }
+  return chunks;
+}
+
+// Cuts the extents after `count` chunks and returns the rest.
+std::vector<Extent> SplitAfter(std::vector<Extent>* extents, uint64_t count) {
+  std::vector<Extent> rest;
+  size_t kept = 0;
+  for (Extent& extent : *extents) {
+    const auto used = static_cast<uint32_t>(std::min<uint64_t>(extent.count, count));
+    if (used < extent.count) rest.push_back({extent.first + used, extent.count - used});
+    extent.count = used;
+    count -= used;
+    if (used != 0) ++kept;
+  }
+  extents->resize(kept);
+  return rest;
+}
+
+Status CheckGeometry(std::span<std::byte> memory, uint64_t chunk_bytes, const ArenaIdentity& identity) {
+  if (!arena::IsChunkBytes(chunk_bytes)) {
+    return Error(Code::kInvalidArgument,
+                 "chunk size of %" PRIu64 " bytes is no power of two from %" PRIu64 " to %" PRIu64,
+                 chunk_bytes, kChunkBytesMin, kChunkBytesMax);
+  }
+  if (reinterpret_cast<uintptr_t>(memory.data()) % alignof(arena::Superblock) != 0) {
+    return Error(Code::kInvalidArgument, "arena memory at %p is not aligned",
+                 static_cast<void*>(memory.data()));
+  }
+  if (identity.job.size() > arena::kJobBytesMax) {
+    return Error(Code::kInvalidArgument, "job name of %zu bytes, limit %zu", identity.job.size(),
+                 arena::kJobBytesMax);
+  }
+  if (identity.node.size() > kNodeNameBytesMax) {
+    return Error(Code::kInvalidArgument, "node name of %zu bytes, limit %zu", identity.node.size(),
+                 kNodeNameBytesMax);
+  }
+  return OkStatus();
+}
+
+}  // namespace
+
+void arena::CrashPoint(const char* place) {
+  if (crash_point_for_test != nullptr) crash_point_for_test(place);
+}
+
+void Store::SetCrashPointForTest(void (*crash_point)(const char* place)) {
+  crash_point_for_test = crash_point;
+}
+
+Store::Store(std::span<std::byte> memory, uint64_t chunk_bytes, const arena::Layout& layout)
+    : memory_(memory),
+      chunk_bytes_(chunk_bytes),
+      chunk_count_(layout.chunk_count),
+      slots_begin_(layout.slots_begin),
+      descriptors_begin_(layout.descriptors_begin),
+      chunks_begin_(layout.chunks_begin),
+      free_runs_(static_cast<uint32_t>(layout.chunk_count)),
+      chunk_use_(layout.chunk_count, ChunkUse::kFree) {}
+
+arena::Superblock* Store::superblock() { return reinterpret_cast<arena::Superblock*>(memory_.data()); }
+
+arena::Slot* Store::slot(uint32_t index) {
+  return reinterpret_cast<arena::Slot*>(memory_.data() + slots_begin_) + index;
+}
+
+arena::ChunkDescriptor* Store::descriptor(uint32_t chunk) {
+  return reinterpret_cast<arena::ChunkDescriptor*>(memory_.data() + descriptors_begin_) + chunk;
+}
+
+uint64_t Store::MemoryFor(uint64_t chunk_count, uint64_t chunk_bytes) {
+  return arena::LayoutOf(chunk_count, chunk_bytes).end;
+}
+
+Result<std::unique_ptr<Store>> Store::Format(std::span<std::byte> memory, uint64_t chunk_bytes,
+                                             const ArenaIdentity& identity) {
+  ROPETEAM_RETURN_IF_ERROR(CheckGeometry(memory, chunk_bytes, identity));
+  const arena::Layout layout = arena::LayoutFor(memory.size(), chunk_bytes);
+  if (layout.chunk_count == 0) {
+    return Error(Code::kInvalidArgument,
+                 "arena memory of %zu bytes, one chunk of %" PRIu64 " bytes takes %" PRIu64, memory.size(),
+                 chunk_bytes, MemoryFor(1, chunk_bytes));
+  }
+  if (layout.chunk_count > arena::kChunksMax) {
+    return Error(Code::kInvalidArgument,
+                 "arena memory of %zu bytes has %" PRIu64 " chunks of %" PRIu64 " bytes, limit %" PRIu64
+                 " chunks: take larger ones",
+                 memory.size(), layout.chunk_count, chunk_bytes, arena::kChunksMax);
+  }
+  std::unique_ptr<Store> store(new Store(memory, chunk_bytes, layout));
+  arena::Superblock* superblock = store->superblock();
+  // From here to the last store there is no arena in this memory: a kill in between makes Adopt() say
+  // kNotFound.
+  Publish(&superblock->magic, 0);
+  CrashPoint("format: old arena withdrawn");
+  for (uint32_t i = 0; i < layout.chunk_count; ++i) store->slot(i)->state = arena::kSlotFree;
+  CrashPoint("format: slots free");
+
+  arena::Superblock fresh{};
+  fresh.version = arena::kArenaVersion;
+  for (arena::CheckedIncarnation& place : fresh.incarnations) place = {0, arena::IncarnationCheck(0)};
+  fresh.memory_bytes = memory.size();
+  fresh.chunk_bytes = chunk_bytes;
+  fresh.chunk_count = layout.chunk_count;
+  fresh.slots_begin = layout.slots_begin;
+  fresh.descriptors_begin = layout.descriptors_begin;
+  fresh.chunks_begin = layout.chunks_begin;
+  fresh.job_length = static_cast<uint32_t>(identity.job.size());
+  fresh.node_length = static_cast<uint32_t>(identity.node.size());
+  std::copy(identity.job.begin(), identity.job.end(), fresh.job);
+  std::copy(identity.node.begin(), identity.node.end(), fresh.node);
+  fresh.crc = arena::SuperblockCrc(fresh);
+  std::memcpy(superblock, &fresh, sizeof(fresh));  // its magic is 0 still
+  CrashPoint("format: superblock written");
+  Publish(&superblock->magic, arena::kArenaMagic);
+  CrashPoint("format: published");
+  return store;
+}
+
+// ---- allocation
+
+Result<std::vector<Extent>> Store::Allocate(uint64_t chunks) {
+  const uint64_t needed = std::max<uint64_t>(chunks, 1);
+  if (needed > kChunksPerShardMax) {
+    return Error(Code::kInvalidArgument, "needed %" PRIu64 " chunks for one shard, limit %" PRIu64, needed,
+                 kChunksPerShardMax);
+  }
+  const uint64_t free = chunks_free();
+  if (needed > free) {
+    return Error(Code::kNoSpace,
+                 "needed %" PRIu64 " chunks (%" PRIu64 " bytes), free %" PRIu64 " (%" PRIu64
+                 " bytes), limit %" PRIu64 " (%" PRIu64 " bytes)",
+                 needed, needed * chunk_bytes_, free, free * chunk_bytes_, chunk_count_,
+                 chunk_count_ * chunk_bytes_);
+  }
+  std::vector<Extent> extents;
+  for (auto left = static_cast<uint32_t>(needed); left > 0;) {
+    // Where no run holds all that is left, the longest run leaves the least.
+    const uint32_t count = std::min(left, free_runs_.longest());
+    const uint32_t first = free_runs_.FirstFit(count);
+    free_runs_.Take(first, count);
+    std::fill_n(chunk_use_.begin() + first, count, ChunkUse::kAllocated);
+    extents.push_back({first, count});
+    left -= count;
+  }
+  return extents;
+}
+
+void Store::Free(const std::vector<Extent>& extents) {
+  for (const Extent& extent : extents) {
+    ROPETEAM_CHECK(extent.first < chunk_count_ && extent.count <= chunk_count_ - extent.first);
+    for (uint32_t i = 0; i < extent.count; ++i) {
+      ChunkUse& use = chunk_use_[extent.first + i];
+      ROPETEAM_CHECK(use == ChunkUse::kAllocated);
+      use = ChunkUse::kFree;
+    }
+    if (extent.count != 0) free_runs_.Give(extent.first, extent.count);
+  }
+}
+
+void Store::ReleaseChunks(const SealedShard& shard) {
+  for (const Extent& extent : shard.extents) {
+    for (uint32_t i = 0; i < extent.count; ++i) {
+      ChunkUse& use = chunk_use_[extent.first + i];
+      ROPETEAM_CHECK(use == ChunkUse::kSealed);
+      use = ChunkUse::kFree;
+    }
+    free_runs_.Give(extent.first, extent.count);
+  }
+}
+
+// ---- sealed shards
+
+Status Store::Seal(const ShardMeta& meta, Role role, std::vector<Extent> extents,
+                   std::vector<uint32_t> crcs) {
+  ROPETEAM_RETURN_IF_ERROR(arena::CheckMeta(meta, chunk_bytes_));
+  const uint64_t count = ChunksFor(meta.stream_bytes, chunk_bytes_);
+  if (crcs.size() != count || ChunkCount(extents) < count) {
+    return Error(Code::kInvalidArgument,
+                 "%s has %" PRIu64 " chunks, given were %" PRIu64 " with %zu checksums",
+                 meta.id.ToString().c_str(), count, ChunkCount(extents), crcs.size());
+  }
+  if (shards_.contains(meta.id)) {
+    return Error(Code::kAlreadyExists, "%s is sealed here already", meta.id.ToString().c_str());
+  }
+  Free(SplitAfter(&extents, count));
+  const std::vector<uint32_t> chunks = ChunksOf(extents);
+  for (const uint32_t chunk : chunks) {
+    ROPETEAM_CHECK(chunk < chunk_count_ && chunk_use_[chunk] == ChunkUse::kAllocated);
+    chunk_use_[chunk] = ChunkUse::kSealed;
+  }
+
+  // Fill: none of these chunks is in a published slot, so nobody believes what is written here yet.
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    *descriptor(chunks[i]) = {i + 1 < chunks.size() ? chunks[i + 1] : arena::kChainEnd, crcs[i]};
+    CrashPoint("seal: descriptor written");
+  }
+  arena::Slot fresh = arena::SlotFor(meta, ++generation_, chunks[0], static_cast<uint32_t>(count));
+  arena::Slot* place = slot(chunks[0]);
+  ROPETEAM_CHECK(place->state == arena::kSlotFree);
+  fresh.state = arena::kSlotFree;
+  std::memcpy(place, &fresh, sizeof(fresh));
+  CrashPoint("seal: slot filled");
+
+  auto shard = std::make_unique<SealedShard>();
+  shard->meta = meta;
+  shard->role = role;
+  shard->digest = arena::SlotDigest(fresh, chunks, crcs);
+  shard->extents = std::move(extents);
+  shard->crcs = std::move(crcs);
+  StoreState(*shard);
+  CrashPoint("seal: published");
+  LOG_DEBUG("shard sealed %s bytes %" PRIu64 " chunks %" PRIu64 " role %u", meta.id.ToString().c_str(),
+            meta.stream_bytes, count, static_cast<unsigned>(role));
+  shards_.emplace(meta.id, std::move(shard));
+  return OkStatus();
+}
+
+void Store::StoreState(const SealedShard& shard) {
+  Publish(&slot(shard.extents[0].first)->state,
+          arena::EncodeSlotState({shard.digest, shard.role, shard.committed}));
+}
+
+const SealedShard* Store::Find(const ShardId& id) const {
+  const auto it = shards_.find(id);
+  return it == shards_.end() ? nullptr : it->second.get();
+}
+
+void Store::SetCommitted(const ShardId& id) {
+  const auto it = shards_.find(id);
+  if (it == shards_.end() || it->second->committed) return;
+  it->second->committed = true;
+  StoreState(*it->second);
+  CrashPoint("committed");
+}
+
+void Store::SetRole(const ShardId& id, Role role) {
+  const auto it = shards_.find(id);
+  if (it == shards_.end() || it->second->role == role) return;
+  it->second->role = role;
+  StoreState(*it->second);
+  CrashPoint("role changed");
+}
+
+void Store::Remove(const ShardId& id) {
+  const auto it = shards_.find(id);
+  if (it == shards_.end()) return;
+  std::unique_ptr<SealedShard> shard = std::move(it->second);
+  shards_.erase(it);
+  shard->removed = true;
+  // Before a chunk is free: whoever gets it next may write into it at once.
+  Publish(&slot(shard->extents[0].first)->state, arena::kSlotFree);
+  CrashPoint("removed");
+  if (shard->leases == 0) {
+    ReleaseChunks(*shard);
+  } else {
+    removed_.push_back(std::move(shard));
+  }
+}
+
+Result<Store::LeaseToken> Store::Lease(const ShardId& id) {
+  const auto it = shards_.find(id);
+  if (it == shards_.end()) return Error(Code::kNotFound, "%s is not in this arena", id.ToString().c_str());
+  ++it->second->leases;
+  leases_.emplace(++lease_last_, it->second.get());
+  return lease_last_;
+}
+
+void Store::EndLease(LeaseToken token) {
+  const auto it = leases_.find(token);
+  if (it == leases_.end()) return;
+  SealedShard* shard = it->second;
+  leases_.erase(it);
+  if (--shard->leases > 0 || !shard->removed) return;
+  ReleaseChunks(*shard);
+  std::erase_if(removed_, [shard](const auto& removed) { return removed.get() == shard; });
+}
+
+const SealedShard* Store::Leased(LeaseToken token) const {
+  const auto it = leases_.find(token);
+  return it == leases_.end() ? nullptr : it->second;
+}
+
+void Store::MarkBad(const ShardId& id, uint32_t chunk_index) {
+  const auto it = shards_.find(id);
+  if (it == shards_.end() || chunk_index >= it->second->crcs.size()) return;
+  std::vector<uint32_t>& bad = it->second->bad;
+  const auto place = std::lower_bound(bad.begin(), bad.end(), chunk_index);
+  if (place == bad.end() || *place != chunk_index) bad.insert(place, chunk_index);
+}
+
+void Store::MarkRepaired(const ShardId& id, uint32_t chunk_index) {
+  const auto it = shards_.find(id);
+  if (it != shards_.end()) std::erase(it->second->bad, chunk_index);
+}
+
+void Store::SetIncarnationMax(Incarnation incarnation) {
+  if (incarnation > incarnation_max_) StoreIncarnation(incarnation);
+}
+
+void Store::StoreIncarnation(Incarnation incarnation) {
+  // One place after the other: whenever the process is killed, one of them is whole.
+  for (arena::CheckedIncarnation& place : superblock()->incarnations) {
+    Publish(&place.value, incarnation);
+    CrashPoint("incarnation: value");
+    Publish(&place.check, arena::IncarnationCheck(incarnation));
+    CrashPoint("incarnation: check");
+  }
+  incarnation_max_ = incarnation;
+}
+
+// ---- invariants
+
+void Store::CheckShard(const SealedShard& shard, std::vector<bool>* seen) const {
+  const std::vector<uint32_t> chunks = ChunksOf(shard.extents);
+  ROPETEAM_CHECK(!chunks.empty() && chunks.size() == shard.crcs.size());
+  ROPETEAM_CHECK(chunks.size() == ChunksFor(shard.meta.stream_bytes, chunk_bytes_));
+  for (const uint32_t chunk : chunks) {
+    ROPETEAM_CHECK(chunk < chunk_count_ && !(*seen)[chunk] && chunk_use_[chunk] == ChunkUse::kSealed);
+    (*seen)[chunk] = true;
+  }
+  ROPETEAM_CHECK(std::is_sorted(shard.bad.begin(), shard.bad.end()));
+  ROPETEAM_CHECK(shard.bad.empty() || shard.bad.back() < shard.crcs.size());
+  const arena::Slot& place = *slot(chunks[0]);
+  if (shard.removed) {
+    ROPETEAM_CHECK(shard.leases > 0 && place.state == arena::kSlotFree);
+    return;
+  }
+  ROPETEAM_CHECK(place.state == arena::EncodeSlotState({shard.digest, shard.role, shard.committed}));
+  ROPETEAM_CHECK(arena::MetaOf(place) == shard.meta && place.first_chunk == chunks[0]);
+  ROPETEAM_CHECK(arena::SlotDigest(place, chunks, shard.crcs) == shard.digest);
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    ROPETEAM_CHECK(descriptor(chunks[i])->crc == shard.crcs[i]);
+    ROPETEAM_CHECK(descriptor(chunks[i])->next == (i + 1 < chunks.size() ? chunks[i + 1] : arena::kChainEnd));
+  }
+}
+
+void Store::CheckInvariants() const {
+  std::vector<bool> seen(chunk_count_, false);
+  for (const auto& [id, shard] : shards_) {
+    ROPETEAM_CHECK(shard != nullptr && shard->meta.id == id && !shard->removed);
+    CheckShard(*shard, &seen);
+  }
+  for (const auto& shard : removed_) {
+    ROPETEAM_CHECK(shard->removed);
+    CheckShard(*shard, &seen);
+  }
+  uint64_t free = 0;
+  uint64_t published = 0;
+  for (uint32_t chunk = 0; chunk < chunk_count_; ++chunk) {
+    ROPETEAM_CHECK((chunk_use_[chunk] == ChunkUse::kSealed) == seen[chunk]);
+    ROPETEAM_CHECK((chunk_use_[chunk] == ChunkUse::kFree) == free_runs_.IsFree(chunk));
+    if (chunk_use_[chunk] == ChunkUse::kFree) ++free;
+    if (slot(chunk)->state != arena::kSlotFree) ++published;
+  }
+  ROPETEAM_CHECK(free == chunks_free());
+  ROPETEAM_CHECK(published == shards_.size());
+  std::unordered_map<const SealedShard*, uint32_t> leases;
+  for (const auto& [token, shard] : leases_) ++leases[shard];
+  uint64_t leased = 0;
+  const auto check_leases = [&](const std::unique_ptr<SealedShard>& shard) {
+    const auto it = leases.find(shard.get());
+    ROPETEAM_CHECK(shard->leases == (it == leases.end() ? 0 : it->second));
+    leased += shard->leases;
+  };
+  for (const auto& [id, shard] : shards_) check_leases(shard);
+  for (const auto& shard : removed_) check_leases(shard);
+  ROPETEAM_CHECK(leased == leases_.size());
+  for (const arena::CheckedIncarnation& place : const_cast<Store*>(this)->superblock()->incarnations) {
+    ROPETEAM_CHECK(place.value == incarnation_max_ &&
+                   place.check == arena::IncarnationCheck(incarnation_max_));
+  }
+}
+
+}  // namespace ropeteam
