@@ -8,6 +8,7 @@
 
 #include <immintrin.h>
 
+#include <atomic>
 #include <cstring>
 
 #include "core/base/checksum_kernels.h"
@@ -20,10 +21,20 @@
 namespace ropeteam::checksum_internal {
 namespace {
 
-// The bytes of one stream of three. Long blocks pay for the joining once in a while, short ones serve short
-// inputs.
-constexpr size_t kLongStreamBytes = 2048;
-constexpr size_t kShortStreamBytes = 128;
+// The bytes of one stream of three. Memory answers best when several runs of pages are read at once and far
+// ahead; the shorter streams are for what is left over and for short inputs.
+constexpr size_t kLongStreamBytes = 65536;
+constexpr size_t kPageStreamBytes = 4096;
+constexpr size_t kShortStreamBytes = 256;
+
+// How far ahead of the reader of a stream the next lines are asked for. Measured on a Cascade Lake: 256 to
+// 1024 are alike, none at all costs a tenth, because the hardware's own prefetcher stops at every page.
+constexpr size_t kPrefetchBytes = 512;
+static_assert(kPrefetchBytes < kPageStreamBytes && kPrefetchBytes >= kShortStreamBytes,
+              "streams that are too short to prefetch do not");
+
+// A copy without checksum walks four streams at once; of 2 to 8, four was the fastest.
+constexpr size_t kCopyStreams = 4;
 
 // Multiplying two reflected 32-bit registers without carry gives the product times x, in 64 bits; crc32q of
 // that multiplies by x^32 and reduces. So a factor of x^(n - 33) moves a register over n zero bits.
@@ -40,71 +51,110 @@ ROPETEAM_SSE42 inline __m128i MultiplyWide(uint64_t a, uint64_t b) {
                               _mm_cvtsi64_si128(static_cast<int64_t>(b)), 0);
 }
 
+// The register of three streams of kBytes each, from the registers of each.
+template <size_t kBytes>
+ROPETEAM_SSE42 inline uint64_t Join(uint64_t a, uint64_t b, uint64_t c) {
+  const __m128i joined = _mm_xor_si128(MultiplyWide(a, Shift(2 * kBytes)), MultiplyWide(b, Shift(kBytes)));
+  return _mm_crc32_u64(0, static_cast<uint64_t>(_mm_cvtsi128_si64(joined))) ^ c;
+}
+
+// Asks for the lines that kStreams streams of kBytes each will need next. An address beyond the source is
+// harmless.
+template <size_t kStreams, size_t kBytes>
+ROPETEAM_SSE42 inline void PrefetchNext(const uint8_t* line) {
+  if constexpr (kBytes <= kPrefetchBytes) return;
+  const char* next = reinterpret_cast<const char*>(line) + kPrefetchBytes;
+  for (size_t stream = 0; stream < kStreams; ++stream) _mm_prefetch(next + stream * kBytes, _MM_HINT_T0);
+}
+
 // The register of three streams of kBytes each that lie one behind the other.
 template <size_t kBytes>
 ROPETEAM_SSE42 inline uint64_t Streams3(uint64_t raw, const uint8_t* data) {
   uint64_t a = raw;
   uint64_t b = 0;
   uint64_t c = 0;
-  for (size_t i = 0; i < kBytes; i += 8) {
-    a = _mm_crc32_u64(a, Load(data + i));
-    b = _mm_crc32_u64(b, Load(data + kBytes + i));
-    c = _mm_crc32_u64(c, Load(data + 2 * kBytes + i));
-  }
-  const __m128i joined = _mm_xor_si128(MultiplyWide(a, Shift(2 * kBytes)), MultiplyWide(b, Shift(kBytes)));
-  return _mm_crc32_u64(0, static_cast<uint64_t>(_mm_cvtsi128_si64(joined))) ^ c;
-}
-
-ROPETEAM_SSE42 uint32_t UpdateSse42(uint32_t raw, const uint8_t* data, size_t length) {
-  uint64_t crc = raw;
-  for (; length >= 3 * kLongStreamBytes; length -= 3 * kLongStreamBytes, data += 3 * kLongStreamBytes)
-    crc = Streams3<kLongStreamBytes>(crc, data);
-  for (; length >= 3 * kShortStreamBytes; length -= 3 * kShortStreamBytes, data += 3 * kShortStreamBytes)
-    crc = Streams3<kShortStreamBytes>(crc, data);
-  for (; length >= 8; length -= 8, data += 8) crc = _mm_crc32_u64(crc, Load(data));
-  raw = static_cast<uint32_t>(crc);
-  for (; length != 0; --length) raw = _mm_crc32_u8(raw, *data++);
-  return raw;
-}
-
-ROPETEAM_SSE42 void CopySse42(uint8_t* destination, const uint8_t* source, size_t length) {
-  for (size_t i = 0; i < length; i += kLineBytes) {
-    for (size_t j = 0; j < kLineBytes; j += sizeof(__m128i)) {
-      const __m128i part = _mm_loadu_si128(reinterpret_cast<const __m128i*>(source + i + j));
-      _mm_stream_si128(reinterpret_cast<__m128i*>(destination + i + j), part);
+  for (size_t i = 0; i < kBytes; i += kLineBytes) {
+    const uint8_t* line = data + i;
+    PrefetchNext<3, kBytes>(line);
+#pragma GCC unroll 8
+    for (size_t j = 0; j < kLineBytes; j += 8) {
+      a = _mm_crc32_u64(a, Load(line + j));
+      b = _mm_crc32_u64(b, Load(line + kBytes + j));
+      c = _mm_crc32_u64(c, Load(line + 2 * kBytes + j));
     }
   }
+  return Join<kBytes>(a, b, c);
 }
 
-ROPETEAM_AVX2 void CopyAvx2(uint8_t* destination, const uint8_t* source, size_t length) {
-  for (size_t i = 0; i < length; i += kLineBytes) {
-    const __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(source + i));
-    const __m256i high = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(source + i + 32));
-    _mm256_stream_si256(reinterpret_cast<__m256i*>(destination + i), low);
-    _mm256_stream_si256(reinterpret_cast<__m256i*>(destination + i + 32), high);
-  }
-}
-
-ROPETEAM_AVX512 void CopyAvx512(uint8_t* destination, const uint8_t* source, size_t length) {
-  for (size_t i = 0; i < length; i += kLineBytes)
-    _mm512_stream_si512(reinterpret_cast<__m512i*>(destination + i), _mm512_loadu_si512(source + i));
-}
-
-// Bytes checked and then stored while they are in the first-level cache.
-constexpr size_t kBlockBytes = 6 * kLongStreamBytes;
-
-template <void (*kCopy)(uint8_t*, const uint8_t*, size_t)>
-uint32_t CopyUpdate(uint32_t raw, uint8_t* destination, const uint8_t* source, size_t length) {
-  while (length != 0) {
-    const size_t block = length < kBlockBytes ? length : kBlockBytes;
-    raw = UpdateSse42(raw, source, block);
-    kCopy(destination, source, block);
-    destination += block;
-    source += block;
-    length -= block;
-  }
+template <size_t kBytes>
+ROPETEAM_SSE42 inline uint64_t Groups(uint64_t raw, const uint8_t* data, size_t length, size_t* done) {
+  for (; length - *done >= 3 * kBytes; *done += 3 * kBytes) raw = Streams3<kBytes>(raw, data + *done);
   return raw;
 }
+
+ROPETEAM_SSE42 uint32_t Update(uint32_t raw, const uint8_t* data, size_t length) {
+  uint64_t crc = raw;
+  size_t done = 0;
+  crc = Groups<kLongStreamBytes>(crc, data, length, &done);
+  crc = Groups<kPageStreamBytes>(crc, data, length, &done);
+  crc = Groups<kShortStreamBytes>(crc, data, length, &done);
+  for (; length - done >= 8; done += 8) crc = _mm_crc32_u64(crc, Load(data + done));
+  raw = static_cast<uint32_t>(crc);
+  for (; done < length; ++done) raw = _mm_crc32_u8(raw, data[done]);
+  return raw;
+}
+
+// One namespace per instruction set: how a line is loaded, and stored around the cache, and the copies made
+// of that.
+#define ROPETEAM_COPY_TARGET ROPETEAM_SSE42
+namespace sse42 {
+struct Line {
+  __m128i parts[4];
+};
+ROPETEAM_COPY_TARGET inline Line LoadLine(const uint8_t* source) {
+  auto* from = reinterpret_cast<const __m128i*>(source);
+  return {{_mm_loadu_si128(from), _mm_loadu_si128(from + 1), _mm_loadu_si128(from + 2),
+           _mm_loadu_si128(from + 3)}};
+}
+ROPETEAM_COPY_TARGET inline void StoreLine(uint8_t* destination, const Line& line) {
+  auto* to = reinterpret_cast<__m128i*>(destination);
+  for (int i = 0; i < 4; ++i) _mm_stream_si128(to + i, line.parts[i]);
+}
+#include "core/base/checksum_x86_copy.inc"
+}  // namespace sse42
+#undef ROPETEAM_COPY_TARGET
+
+#define ROPETEAM_COPY_TARGET ROPETEAM_AVX2
+namespace avx2 {
+struct Line {
+  __m256i low;
+  __m256i high;
+};
+ROPETEAM_COPY_TARGET inline Line LoadLine(const uint8_t* source) {
+  auto* from = reinterpret_cast<const __m256i*>(source);
+  return {_mm256_loadu_si256(from), _mm256_loadu_si256(from + 1)};
+}
+ROPETEAM_COPY_TARGET inline void StoreLine(uint8_t* destination, const Line& line) {
+  auto* to = reinterpret_cast<__m256i*>(destination);
+  _mm256_stream_si256(to, line.low);
+  _mm256_stream_si256(to + 1, line.high);
+}
+#include "core/base/checksum_x86_copy.inc"
+}  // namespace avx2
+#undef ROPETEAM_COPY_TARGET
+
+#define ROPETEAM_COPY_TARGET ROPETEAM_AVX512
+namespace avx512 {
+struct Line {
+  __m512i all;
+};
+ROPETEAM_COPY_TARGET inline Line LoadLine(const uint8_t* source) { return {_mm512_loadu_si512(source)}; }
+ROPETEAM_COPY_TARGET inline void StoreLine(uint8_t* destination, const Line& line) {
+  _mm512_stream_si512(reinterpret_cast<__m512i*>(destination), line.all);
+}
+#include "core/base/checksum_x86_copy.inc"
+}  // namespace avx512
+#undef ROPETEAM_COPY_TARGET
 
 void Fence() { _mm_sfence(); }
 
@@ -114,11 +164,9 @@ bool SupportsAvx512() { return SupportsAvx2() && __builtin_cpu_supports("avx512f
 
 }  // namespace
 
-constexpr Kernel kSse42Kernel = {"sse4.2",  SupportsSse42, UpdateSse42, CopyUpdate<CopySse42>,
-                                 CopySse42, Fence};
-constexpr Kernel kAvx2Kernel = {"avx2", SupportsAvx2, UpdateSse42, CopyUpdate<CopyAvx2>, CopyAvx2, Fence};
-constexpr Kernel kAvx512Kernel = {"avx512",   SupportsAvx512, UpdateSse42, CopyUpdate<CopyAvx512>,
-                                  CopyAvx512, Fence};
+constexpr Kernel kSse42Kernel = {"sse4.2", SupportsSse42, Update, sse42::CopyUpdate, sse42::Copy, Fence};
+constexpr Kernel kAvx2Kernel = {"avx2", SupportsAvx2, Update, avx2::CopyUpdate, avx2::Copy, Fence};
+constexpr Kernel kAvx512Kernel = {"avx512", SupportsAvx512, Update, avx512::CopyUpdate, avx512::Copy, Fence};
 
 }  // namespace ropeteam::checksum_internal
 
