@@ -9,9 +9,13 @@
 //    membership look at once: it probes, and a member that does not answer within `probe_ms` leaves the view then.
 //  * A node that comes back under its name joins as a new instance (another NodeId); the older one leaves in the same
 //    view, at once. A stale registration never blocks a new one. Joining takes nobody else out.
+//  * An instance that left a view never comes back into one: the others have fenced its NodeId. If it is alive after
+//    all it learns so (on_refused) and may Rejoin() under another NodeId.
 //  * The leader is the member that has been in the view longest; it changes only when it leaves.
 //  * When the coordinator is gone, the last view stays in force; when it returns it first waits, up to dead_after_ms,
-//    for the members of the last view that anyone who registers has seen, so that its return disturbs nobody.
+//    for the members of the last view that anyone who registers has seen, so that its return disturbs nobody: if all
+//    of them come, that view stays in force and none is sent. It cannot know that it has never been there before, so
+//    the very first view of a job is held back likewise, until `nodes_expected` have registered.
 //
 // Failure detection: a member is declared dead if nothing was heard from it for dead_after_ms. Heartbeats go out every
 // heartbeat_ms, at least four in that time, so that one lost message is not a death.
@@ -19,6 +23,7 @@
 #ifndef ROPETEAM_MEMBERSHIP_MEMBERSHIP_H_
 #define ROPETEAM_MEMBERSHIP_MEMBERSHIP_H_
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -37,6 +42,9 @@ struct MembershipConfig {
   uint32_t heartbeat_ms = 200;
   uint32_t dead_after_ms = 1000;
   uint32_t probe_ms = 250;
+  // How many nodes the launcher starts, 0 when unknown. The embedded coordinator gives its first view out as soon as
+  // that many have registered, and after dead_after_ms at the latest. Any number may come and go later.
+  uint32_t nodes_expected = 0;
 };
 inline constexpr uint32_t kHeartbeatsPerDeath = 4;  // dead_after_ms / heartbeat_ms at least
 
@@ -44,10 +52,17 @@ class Membership {
  public:
   virtual ~Membership() = default;  // Stop()
 
-  // Both are called from a thread of membership's own, one call at a time; they must not block.
+  // Both are called from a thread of membership's own, one call at a time; they must not block, nor call Stop().
   struct Callbacks {
+    // A view that contains this node, of a higher epoch than any before.
     std::function<void(const View&)> on_view;
-    // Registration was refused for good (another job, version, or chunk size); the message says what and whose.
+    // This instance is out; membership tries no more until Rejoin(). The message says what and whose. By code:
+    //  kStale            declared dead while alive (the others no longer heard it): Rejoin() as a new instance.
+    //  kAlreadyExists    another instance with this node's name has taken its place: end, or the two would go on
+    //                    replacing each other.
+    //  kInvalidArgument  another job or chunk size, or a name or address over its limit.
+    //  kUnsupported      another protocol version.
+    //  kNoSpace          the job has kNodesMax nodes.
     std::function<void(const Status&)> on_refused;
   };
 
@@ -56,10 +71,17 @@ class Membership {
   // coordinator cannot listen.
   virtual Status Start(const Member& self, Callbacks callbacks) = 0;
 
+  // Registers as a new instance: `self` has a NodeId that was never used before. For after on_refused(kStale); if this
+  // instance is registered all the same, the new one replaces it. The embedded coordinator goes on undisturbed. Any
+  // thread, also from a callback; does not block. kInvalidArgument for a bad member, kAborted before Start() and after
+  // Stop().
+  virtual Status Rejoin(const Member& self) = 0;
+
   // The data path saw trouble with this member: look now. Cheap, any thread, at any time.
   virtual void ReportSuspect(NodeId member, const std::string& reason) = 0;
 
-  // Leaves: the others see a view without this member at once. Idempotent. No callback runs after the return.
+  // Leaves: the others see a view without this member at once. Idempotent. No callback runs after the return. With an
+  // embedded coordinator the others keep that view until a coordinator listens there again.
   virtual void Stop() = 0;
 };
 

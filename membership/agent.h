@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The Agent is a node's side of membership, as a deterministic state machine: what arrives goes in with the
+// time, what is to be done comes out, and nothing happens between calls. It owns no socket, thread or clock;
+// a driver (standalone/, simulated/) opens connections, carries messages and calls Tick() when NextDeadline()
+// has come.
+//
+//   phase        is when                               it goes to
+//   ----------   -----------------------------------
+//   ----------------------------------------------------------------- idle         before Start() connecting
+//   connecting   a connection is open and the          registered: anything is heard on it
+//                registration sent, or a pause          connecting: it broke, or nothing was heard for
+//                dead_after before the next attempt runs           refused
+//   registered   the coordinator answers               connecting: the connection broke, or nothing was heard
+//   on it for
+//                                                      half of dead_after (a path that is dead in one
+//                                                      direction) refused
+//   refused      the coordinator will not have it      connecting: Rejoin()
+//   left         after Leave()                         never
+//
+// Losing the coordinator takes no view back: the last one stays in force. Not thread-safe: one caller at a
+// time.
+
+#ifndef ROPETEAM_MEMBERSHIP_AGENT_H_
+#define ROPETEAM_MEMBERSHIP_AGENT_H_
+
+#include <map>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "membership/messages.h"
+
+namespace ropeteam {
+
+// Between attempts to reach a coordinator that does not answer. The first pause is what a local reconnect
+// takes; the longest is well under dead_after, for which a returned coordinator waits for the nodes.
+inline constexpr TimeUs kReconnectPauseMinUs = 20'000;
+inline constexpr TimeUs kReconnectPauseMaxUs = 250'000;
+// Suspects remembered at a time. More at once is not a few dead peers but our own network, and silence will
+// tell.
+inline constexpr size_t kSuspectsMax = 64;
+
+class Agent {
+ public:
+  // Drop the present connection, if there is one, and open another. Its first message follows. What arrives
+  // on it, and its end, is to be given back with this `attempt`.
+  struct Open {
+    uint64_t attempt;
+  };
+  struct Send {
+    uint64_t attempt;
+    NodeMessage message;
+  };
+  struct Close {  // after what was sent on it has gone out
+    uint64_t attempt;
+  };
+  using Output = std::variant<Open, Send, Close, View, Status>;  // View, Status: for Membership::Callbacks
+  using Outputs = std::vector<Output>;
+
+  // `config` and `self` are valid (ValidateConfig, ValidateMember).
+  Agent(const MembershipConfig& config, const Member& self);
+
+  Outputs Start(TimeUs now);
+  Outputs Rejoin(TimeUs now, const Member& self);
+  // Repeated suspicions of a member within probe_ms are one.
+  Outputs Suspect(TimeUs now, NodeId member, const std::string& reason);
+  // The coordinator answers by closing the connection.
+  Outputs Leave(TimeUs now);
+  Outputs Received(TimeUs now, uint64_t attempt, const CoordinatorMessage& message);
+  // `reason` is for the log.
+  Outputs Broken(TimeUs now, uint64_t attempt, const std::string& reason);
+  Outputs Tick(TimeUs now);
+
+  // When Tick() is next needed; the end of time when never.
+  TimeUs NextDeadline() const;
+
+  bool registered() const { return phase_ == Phase::kRegistered; }
+  const Member& self() const { return self_; }
+  // The last view passed up, null before the first.
+  const ViewStatePtr& seen() const { return seen_; }
+
+ private:
+  enum class Phase { kIdle, kConnecting, kRegistered, kRefused, kLeft };
+  struct Doubt {
+    std::string reason;
+    TimeUs reported_at = 0;
+    bool sent = false;
+  };
+
+  void Connect(TimeUs now);
+  void Lose(TimeUs now, const std::string& reason);
+  void OnView(TimeUs now, const ViewStatePtr& view);
+  void SendSuspects(TimeUs now);
+  void Say(NodeMessage message) { outputs_.push_back(Send{attempt_, std::move(message)}); }
+  Outputs Take() { return std::exchange(outputs_, {}); }
+
+  const MembershipConfig config_;
+  const TimeUs heartbeat_;
+  const TimeUs dead_after_;
+  const TimeUs probe_;
+  Member self_;
+
+  Phase phase_ = Phase::kIdle;
+  Outputs outputs_;
+  uint64_t attempt_ = 0;
+  bool open_ = false;         // attempt_'s connection has not broken
+  bool lost_logged_ = false;  // one line per loss, however many attempts it takes
+  TimeUs opened_at_ = 0;
+  TimeUs heard_at_ = 0;
+  TimeUs heartbeat_at_ = 0;
+  TimeUs retry_at_ = 0;  // when !open_
+  TimeUs pause_ = kReconnectPauseMinUs;
+  ViewStatePtr seen_;
+  std::map<NodeId, Doubt> suspects_;
+};
+
+}  // namespace ropeteam
+
+#endif  // ROPETEAM_MEMBERSHIP_AGENT_H_

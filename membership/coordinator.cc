@@ -1,0 +1,414 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "membership/coordinator.h"
+
+#include <algorithm>
+#include <tuple>
+#include <utility>
+
+#include "core/base/log.h"
+
+namespace ropeteam {
+namespace {
+
+constexpr TimeUs kUsPerMs = 1000;
+
+unsigned long long Ull(uint64_t value) { return value; }
+
+}  // namespace
+
+Coordinator::Coordinator(const MembershipConfig& config, TimeUs now, Epoch first_epoch)
+    : config_(config),
+      dead_after_(config.dead_after_ms * kUsPerMs),
+      probe_(config.probe_ms * kUsPerMs),
+      first_epoch_(first_epoch),
+      now_(now),
+      scan_at_(now + dead_after_ / kTicksPerDeath) {}
+
+Coordinator::Outputs Coordinator::Opened(TimeUs now, ConnectionId connection) {
+  Begin(now);
+  if (connections_.size() >= kConnectionsMax) {
+    outputs_.push_back(Close{connection});
+  } else {
+    connections_.emplace(connection, Connection{kNoNode, now_});
+  }
+  return End();
+}
+
+Coordinator::Outputs Coordinator::Received(TimeUs now, ConnectionId connection, const NodeMessage& message) {
+  Begin(now);
+  if (const auto* registration = std::get_if<Registration>(&message)) {
+    Register(connection, *registration);
+    return End();
+  }
+  const auto bound = connections_.find(connection);
+  if (bound == connections_.end() || bound->second.node == kNoNode) {
+    // A connection of another life of ours, or a stranger: whoever it is has to register first.
+    Drop(connection);
+    return End();
+  }
+  Record* record = &records_.at(bound->second.node);
+  record->heard_at = now_;
+  if (const auto* heartbeat = std::get_if<Heartbeat>(&message)) {
+    OnHeartbeat(record, *heartbeat);
+  } else if (const auto* answer = std::get_if<ProbeAnswer>(&message)) {
+    if (record->probe_until != 0 && answer->nonce == record->nonce) {
+      record->probe_until = 0;
+      LOG_INFO("membership probe answered, node %s stays", record->member.name.c_str());
+    }
+  } else if (const auto* suspicion = std::get_if<Suspicion>(&message)) {
+    OnSuspicion(*record, *suspicion);
+  } else {
+    Remove(record->member.id, OkStatus(), "it took leave");
+  }
+  return End();
+}
+
+Coordinator::Outputs Coordinator::Closed(TimeUs now, ConnectionId connection) {
+  Begin(now);
+  const auto bound = connections_.find(connection);
+  if (bound != connections_.end()) {
+    const NodeId node = bound->second.node;
+    connections_.erase(bound);
+    if (node != kNoNode) {
+      Record& record = records_.at(node);
+      record.connection = kNoConnection;
+      StartProbe(&record, "its connection closed");
+    }
+  }
+  return End();
+}
+
+Coordinator::Outputs Coordinator::Tick(TimeUs now) {
+  Begin(now);
+  return End();
+}
+
+Coordinator::Outputs Coordinator::Flush(TimeUs now) {
+  Begin(now);
+  if (changed_ && !holding_) Publish();
+  return End();
+}
+
+TimeUs Coordinator::NextDeadline() const {
+  TimeUs next = scan_at_;
+  if (holding_) next = std::min(next, hold_until_);
+  if (changed_ && !holding_) next = std::min(next, published_at_ + ViewPause());
+  return next;
+}
+
+TimeUs Coordinator::LateBy(TimeUs now) const {
+  const TimeUs due = NextDeadline();
+  // Below an eighth of dead_after it is ordinary scheduling, and correcting for it would only blur the
+  // deadlines.
+  return now > due + dead_after_ / 8 ? now - due : 0;
+}
+
+void Coordinator::Begin(TimeUs now) {
+  ROPETEAM_CHECK(now >= now_);
+  outputs_.clear();
+  if (const TimeUs late = LateBy(now); late != 0) {
+    LOG_WARNING("membership coordinator was held up for %llu ms, deadlines move by as much",
+                Ull(late / kUsPerMs));
+    if (hold_until_ != kNever) hold_until_ += late;
+    for (auto& [id, record] : records_) {
+      record.heard_at += late;
+      if (record.probe_until != 0) record.probe_until += late;
+    }
+    for (auto& [id, connection] : connections_) connection.opened_at += late;
+  }
+  now_ = now;
+}
+
+Coordinator::Outputs Coordinator::End() {
+  if (now_ >= scan_at_) Scan();
+  if (holding_ && (now_ >= hold_until_ || HoldMayEnd())) EndHold();
+  if (changed_ && !holding_ && now_ >= published_at_ + ViewPause()) Publish();
+  return std::exchange(outputs_, {});
+}
+
+Status Coordinator::Check(const Registration& registration) const {
+  const Member& member = registration.member;
+  ROPETEAM_RETURN_IF_ERROR(ValidateMember(member));
+  if (registration.job != config_.job)
+    return Error(Code::kInvalidArgument,
+                 "node %s is of job \"%.255s\", the coordinator at %s is of job \"%s\"", member.name.c_str(),
+                 registration.job.c_str(), config_.coordinator_address.c_str(), config_.job.c_str());
+  if (registration.protocol_version != config_.protocol_version)
+    return Error(Code::kUnsupported, "node %s speaks protocol version %u, the coordinator at %s speaks %u",
+                 member.name.c_str(), registration.protocol_version, config_.coordinator_address.c_str(),
+                 config_.protocol_version);
+  if (registration.chunk_bytes != config_.chunk_bytes)
+    return Error(Code::kInvalidArgument, "node %s has chunks of %llu bytes, the coordinator at %s has %llu",
+                 member.name.c_str(), Ull(registration.chunk_bytes), config_.coordinator_address.c_str(),
+                 Ull(config_.chunk_bytes));
+  if (registration.seen != nullptr) return ValidateViewState(*registration.seen);
+  return OkStatus();
+}
+
+Status Coordinator::CheckInstance(const Registration& registration) const {
+  const Member& member = registration.member;
+  // After the hold, whoever says that it was in a view and is not in ours has been taken out of one.
+  const bool was_in_view = registration.seen != nullptr && registration.seen->view.Contains(member.id);
+  const bool out = removed_.contains(member.id) || (!holding_ && was_in_view);
+  for (const auto& [id, record] : records_) {
+    if (record.member.name != member.name || id == member.id || !out) continue;
+    return Error(Code::kAlreadyExists,
+                 "node %s has another instance by now, %016llx at %s; this one is %016llx",
+                 member.name.c_str(), Ull(id), record.member.control_address.c_str(), Ull(member.id));
+  }
+  if (out)
+    return Error(Code::kStale,
+                 "instance %016llx of node %s was declared dead; it must come back as a new one",
+                 Ull(member.id), member.name.c_str());
+  return OkStatus();
+}
+
+void Coordinator::Register(ConnectionId connection, const Registration& registration) {
+  const Member& member = registration.member;
+  const auto known = connections_.find(connection);
+  if (known == connections_.end()) {
+    connections_.emplace(connection, Connection{kNoNode, now_});
+  } else if (known->second.node != kNoNode && known->second.node != member.id) {
+    return Refuse(connection, Error(Code::kInvalidArgument, "two nodes on one connection"));
+  }
+  if (Status status = Check(registration); !status.ok()) return Refuse(connection, status);
+  if (const auto found = records_.find(member.id); found != records_.end())
+    return RegisterAgain(&found->second, connection, registration);
+  if (Status status = CheckInstance(registration); !status.ok()) return Refuse(connection, status);
+
+  size_t others = 0;
+  for (const auto& [id, record] : records_) others += record.member.name != member.name ? 1 : 0;
+  if (others >= kNodesMax)
+    return Refuse(connection,
+                  Error(Code::kNoSpace, "node %s is one too many: %zu nodes registered, limit %zu",
+                        member.name.c_str(), others, kNodesMax));
+  Record record;
+  record.member = member;
+  record.order = ++registrations_;
+  record.veteran = registration.seen != nullptr && registration.seen->view.Contains(member.id);
+  // During the hold it is not yet known which of two instances is the older one; ResolveNames() decides then.
+  if (!holding_) RemoveName(member.name, record);
+  Record* placed = &records_.emplace(member.id, std::move(record)).first->second;
+  changed_ = true;
+  if (holding_ && hold_until_ == kNever) hold_until_ = now_ + dead_after_;
+  LOG_INFO("membership node %s registered, instance %016llx at %s", member.name.c_str(), Ull(member.id),
+           member.control_address.c_str());
+  placed->attempt = registration.attempt;
+  Bind(placed, connection);
+  Learn(registration.seen);
+}
+
+void Coordinator::RegisterAgain(Record* record, ConnectionId connection, const Registration& registration) {
+  if (registration.attempt < record->attempt)
+    return Drop(connection);  // overtaken by a newer connection of its own
+  if (record->member != registration.member)
+    return Refuse(connection,
+                  Error(Code::kInvalidArgument, "instance %016llx of node %s registered as another node",
+                        Ull(record->member.id), record->member.name.c_str()));
+  record->attempt = registration.attempt;
+  Bind(record, connection);
+  Learn(registration.seen);
+  const Epoch seen = registration.seen != nullptr ? registration.seen->view.epoch : 0;
+  if (view_ != nullptr && view_->view.Contains(record->member.id) && seen < view_->view.epoch)
+    SendView(record);
+}
+
+void Coordinator::Bind(Record* record, ConnectionId connection) {
+  if (record->connection != connection && record->connection != kNoConnection) Drop(record->connection);
+  record->connection = connection;
+  record->heard_at = now_;
+  record->probe_until = 0;
+  connections_[connection].node = record->member.id;
+  Reply(connection, HeartbeatAnswer{});
+}
+
+void Coordinator::Learn(const ViewStatePtr& seen) {
+  if (seen == nullptr) return;
+  reported_ = std::max(reported_, seen->view.epoch);
+  if (holding_) {
+    for (const NodeId id : seen->removed) Remember(id);
+    for (const Member& member : seen->view.members) hold_ids_.insert(member.id);
+    if (newest_ == nullptr || seen->view.epoch > newest_->view.epoch) newest_ = seen;
+    return;
+  }
+  // It lived under other views. Whoever it saw in them and is not with us will have left, for it, in the
+  // next.
+  for (const NodeId id : seen->removed)
+    if (!records_.contains(id)) Remember(id);
+  for (const Member& member : seen->view.members)
+    if (!records_.contains(member.id)) Remember(member.id);
+  if (view_ != nullptr && seen->view.epoch > view_->view.epoch) changed_ = true;
+}
+
+void Coordinator::OnHeartbeat(Record* record, const Heartbeat& heartbeat) {
+  Reply(record->connection, HeartbeatAnswer{});
+  // The view may have been lost with a connection. On one that delivers, it is merely still under way:
+  // patience.
+  if (view_ != nullptr && heartbeat.seen < view_->view.epoch && view_->view.Contains(record->member.id) &&
+      now_ >= record->view_sent_at + dead_after_ / kTicksPerDeath)
+    SendView(record);
+}
+
+void Coordinator::OnSuspicion(const Record& reporter, const Suspicion& suspicion) {
+  const auto found = records_.find(suspicion.member);
+  if (found == records_.end() || &found->second == &reporter) return;
+  Record& suspect = found->second;
+  if (suspect.probe_until != 0) return;  // already under way; a new one would only put the answer off
+  LOG_INFO("membership node %s suspects node %s, reason %s", reporter.member.name.c_str(),
+           suspect.member.name.c_str(), suspicion.reason.c_str());
+  StartProbe(&suspect, "it is suspected");
+}
+
+void Coordinator::StartProbe(Record* record, const char* why) {
+  if (record->probe_until == 0) {
+    LOG_INFO("membership probing node %s, %s", record->member.name.c_str(), why);
+    record->probe_until = now_ + probe_;
+    record->nonce = ++nonces_;
+  }
+  SendProbe(record);
+}
+
+void Coordinator::SendProbe(Record* record) {
+  if (record->connection != kNoConnection) Reply(record->connection, Probe{record->nonce});
+  record->probe_next_at = now_ + std::max<TimeUs>(probe_ / kProbesPerDeath, 1);
+  scan_at_ = std::min({scan_at_, record->probe_next_at, record->probe_until});
+}
+
+void Coordinator::Scan() {
+  std::vector<std::pair<NodeId, const char*>> dead;
+  TimeUs next = now_ + dead_after_ / kTicksPerDeath;
+  for (auto& [id, record] : records_) {
+    if (now_ >= record.heard_at + dead_after_) {
+      dead.emplace_back(id, "it was silent");
+      continue;
+    }
+    next = std::min(next, record.heard_at + dead_after_);
+    if (record.probe_until == 0) continue;
+    if (now_ >= record.probe_until) {
+      dead.emplace_back(id, record.connection == kNoConnection
+                                ? "it did not come back after its connection closed"
+                                : "it did not answer a probe");
+      continue;
+    }
+    if (now_ >= record.probe_next_at) SendProbe(&record);
+    next = std::min({next, record.probe_next_at, record.probe_until});
+  }
+  scan_at_ = next;
+  for (const auto& [id, why] : dead)
+    Remove(id,
+           Error(Code::kStale, "instance %016llx of node %s was declared dead, %s", Ull(id),
+                 records_.at(id).member.name.c_str(), why),
+           why);
+  std::vector<ConnectionId> mute;
+  for (const auto& [id, connection] : connections_)
+    if (connection.node == kNoNode && now_ >= connection.opened_at + dead_after_) mute.push_back(id);
+  for (const ConnectionId id : mute) Drop(id);
+}
+
+void Coordinator::Remove(NodeId id, const Status& refusal, const char* why) {
+  const auto found = records_.find(id);
+  Record& record = found->second;
+  LOG_INFO("membership node %s is out, %s, instance %016llx", record.member.name.c_str(), why, Ull(id));
+  if (record.connection != kNoConnection) {
+    if (refusal.ok()) {
+      Drop(record.connection);
+    } else {
+      Refuse(record.connection, refusal);
+    }
+  }
+  // One that was in no view is fenced by nobody; it may try again as it is.
+  if (record.joined != 0 || record.veteran || refusal.code() == Code::kAlreadyExists) Remember(id);
+  records_.erase(found);
+  changed_ = true;
+}
+
+void Coordinator::RemoveName(const std::string& name, const Record& successor) {
+  std::vector<NodeId> replaced;
+  for (const auto& [id, record] : records_)
+    if (record.member.name == name && id != successor.member.id) replaced.push_back(id);
+  for (const NodeId id : replaced)
+    Remove(id,
+           Error(Code::kAlreadyExists, "instance %016llx of node %s was replaced by %016llx at %s", Ull(id),
+                 name.c_str(), Ull(successor.member.id), successor.member.control_address.c_str()),
+           "replaced by another instance");
+}
+
+void Coordinator::Remember(NodeId id) {
+  if (!removed_.insert(id).second) return;
+  removed_order_.push_back(id);
+  if (removed_order_.size() <= kRemovedMax) return;
+  removed_.erase(removed_order_.front());
+  removed_order_.pop_front();
+}
+
+void Coordinator::Refuse(ConnectionId connection, const Status& status) {
+  Reply(connection, Refusal{status});
+  Drop(connection);
+}
+
+void Coordinator::Reply(ConnectionId connection, CoordinatorMessage message) {
+  outputs_.push_back(Send{connection, std::move(message)});
+}
+
+void Coordinator::SendView(Record* record) {
+  record->view_sent_at = now_;
+  Reply(record->connection, view_);
+}
+
+void Coordinator::Drop(ConnectionId connection) {
+  const auto found = connections_.find(connection);
+  if (found != connections_.end()) {
+    if (found->second.node != kNoNode) {
+      Record& record = records_.at(found->second.node);
+      if (record.connection == connection) record.connection = kNoConnection;
+    }
+    connections_.erase(found);
+  }
+  outputs_.push_back(Close{connection});
+}
+
+TimeUs Coordinator::ViewPause() const {
+  if (view_ == nullptr) return 0;
+  return kViewPauseUs + kViewPausePerMemberUs * records_.size();
+}
+
+Epoch Coordinator::NextEpoch() {
+  const Epoch current = view_ != nullptr ? view_->view.epoch : 0;
+  const bool leap = std::exchange(leap_, false) || reported_ > current;
+  const Epoch next = leap ? (std::max(current, reported_) / kEpochLeap + 1) * kEpochLeap + 1 : current + 1;
+  return std::max(next, first_epoch_);
+}
+
+void Coordinator::Publish() {
+  auto state = std::make_shared<ViewState>();
+  View& view = state->view;
+  view.epoch = NextEpoch();
+  std::vector<const Record*> members;
+  for (auto& [id, record] : records_) {
+    if (record.joined == 0) record.joined = view.epoch;
+    members.push_back(&record);
+  }
+  std::sort(members.begin(), members.end(), [](const Record* a, const Record* b) {
+    return std::tie(a->member.ordinal, a->member.name) < std::tie(b->member.ordinal, b->member.name);
+  });
+  Epoch longest = 0;
+  for (const Record* record : members) {
+    view.members.push_back(record->member);
+    state->joined.push_back(record->joined);
+    if (longest == 0 || record->joined < longest) {
+      longest = record->joined;
+      view.leader = record->member.id;
+    }
+  }
+  const size_t carried = std::min(removed_order_.size(), kRemovedCarriedMax);
+  state->removed.assign(removed_order_.end() - static_cast<std::ptrdiff_t>(carried), removed_order_.end());
+  view_ = std::move(state);
+  changed_ = false;
+  published_at_ = now_;
+  LOG_INFO("membership view %llu, members %zu, leader %016llx", Ull(view_->view.epoch),
+           view_->view.members.size(), Ull(view_->view.leader));
+  for (auto& [id, record] : records_)
+    if (record.connection != kNoConnection) SendView(&record);
+}
+
+}  // namespace ropeteam

@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The Coordinator decides who is a member, as a deterministic state machine: what arrives goes in with the
+// time, what is to be sent comes out, and nothing happens between calls. It owns no socket, thread or clock;
+// a driver (standalone/, simulated/) brings messages and calls Tick() when NextDeadline() has come. All its
+// state is soft: a new one learns everything from the nodes that register.
+//
+//   a member is       when                                          it leaves that state
+//   ---------------   -------------------------------------------
+//   --------------------------------------------------- well              it registered, and is heard ->
+//   probed: connection lost, or suspected
+//                                                                   -> out: silent for dead_after, farewell,
+//                                                                   replaced
+//   probed            its connection broke or somebody suspects it  -> well: it registers again, or answers
+//   the probe
+//                                                                   -> out: neither within probe_ms
+//   out               it left the members, for whatever reason      never: its id is remembered and refused
+//
+//   the coordinator   does                                          until
+//   ---------------   -------------------------------------------
+//   --------------------------------------------------- holds             collects registrations and the
+//   newest view    all of that view's members are accounted for, or
+//                     they report; sends no view                    (no view reported) nodes_expected
+//                     registered, or
+//                                                                   dead_after passed since the first
+//                                                                   registration
+//   publishes         sends a view whenever the members change      its end
+//
+// Not thread-safe: one caller at a time.
+
+#ifndef ROPETEAM_MEMBERSHIP_COORDINATOR_H_
+#define ROPETEAM_MEMBERSHIP_COORDINATOR_H_
+
+#include <deque>
+#include <map>
+#include <set>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "membership/messages.h"
+
+namespace ropeteam {
+
+// Removed ids remembered: as many as there can be nodes, so that even a whole job's zombies are all known.
+inline constexpr size_t kRemovedMax = kNodesMax;
+// A coordinator that goes on from a reported view skips to the next multiple of this: its predecessor may
+// have given out views that nobody who is still there has seen, and their epochs must not be used twice. It
+// would have to have given out a thousand in the moment before it died.
+inline constexpr Epoch kEpochLeap = 1000;
+// Connections at a time: one per node and one that takes its place, and as many again for strangers.
+inline constexpr size_t kConnectionsMax = 4 * kNodesMax;
+// Between two views at least this much: a thousand nodes that register together are a few views, not a
+// thousand views of a thousand members to a thousand nodes. Four nodes wait 1.2 ms at most, 4096 wait 0.2 s.
+inline constexpr TimeUs kViewPauseUs = 1000;
+inline constexpr TimeUs kViewPausePerMemberUs = 50;
+// A probe is repeated that many times within probe_ms: one lost message is not a death.
+inline constexpr uint32_t kProbesPerDeath = 4;
+// The coordinator looks at its clock at least this often per dead_after, also when nothing is due: see
+// LateBy().
+inline constexpr uint32_t kTicksPerDeath = 4;
+
+class Coordinator {
+ public:
+  struct Send {
+    ConnectionId connection;
+    CoordinatorMessage message;
+  };
+  struct Close {  // after what was sent on it before has gone out
+    ConnectionId connection;
+  };
+  using Output = std::variant<Send, Close>;
+  using Outputs = std::vector<Output>;
+
+  // `config` is valid (ValidateConfig). `now` never goes back from call to call. `first_epoch` is the epoch
+  // of the first view unless a registrant reports a higher one. A driver that can takes it from a clock that
+  // also goes on while no coordinator runs: a coordinator that finds none of its predecessor's nodes in time
+  // knows of no epoch, and must not give theirs out a second time.
+  Coordinator(const MembershipConfig& config, TimeUs now, Epoch first_epoch);
+
+  // A connection that does not register within dead_after is closed. Optional: a Registration on an unknown
+  // connection opens it.
+  Outputs Opened(TimeUs now, ConnectionId connection);
+  Outputs Received(TimeUs now, ConnectionId connection, const NodeMessage& message);
+  Outputs Closed(TimeUs now, ConnectionId connection);
+  Outputs Tick(TimeUs now);
+  // Gives out now what waits for the pause between views, for a coordinator that is about to end. Not during
+  // the hold.
+  Outputs Flush(TimeUs now);
+
+  // When Tick() is next needed; never more than dead_after / kTicksPerDeath away. Calling it earlier does no
+  // harm.
+  TimeUs NextDeadline() const;
+
+  bool holding() const { return holding_; }
+  // Null before the first view.
+  const ViewStatePtr& view() const { return view_; }
+  size_t registered() const { return records_.size(); }
+
+ private:
+  struct Record {
+    Member member;
+    Epoch joined = 0;  // 0: in no view yet
+    ConnectionId connection = kNoConnection;
+    uint64_t attempt = 0;
+    uint64_t order = 0;    // of registration, for two instances of one name during the hold
+    bool veteran = false;  // registered with a view it was in itself: it has lived under another coordinator
+    TimeUs heard_at = 0;
+    TimeUs probe_until = 0;  // 0: not probed
+    TimeUs probe_next_at = 0;
+    uint64_t nonce = 0;
+    TimeUs view_sent_at = 0;
+  };
+  struct Connection {
+    NodeId node = kNoNode;  // kNoNode: has not registered yet
+    TimeUs opened_at = 0;
+  };
+
+  // Every public input runs between these two.
+  void Begin(TimeUs now);
+  Outputs End();
+
+  void Register(ConnectionId connection, const Registration& registration);
+  void RegisterAgain(Record* record, ConnectionId connection, const Registration& registration);
+  Status Check(const Registration& registration) const;
+  // Of one whose place is gone or taken; OK when nothing speaks against it.
+  Status CheckInstance(const Registration& registration) const;
+  void OnHeartbeat(Record* record, const Heartbeat& heartbeat);
+  void OnSuspicion(const Record& reporter, const Suspicion& suspicion);
+  void Learn(const ViewStatePtr& seen);
+  void Scan();
+  void StartProbe(Record* record, const char* why);
+  void SendProbe(Record* record);
+  // Takes it out for good. `refusal` tells it why, if it can be reached; an OK status just closes the
+  // connection.
+  void Remove(NodeId id, const Status& refusal, const char* why);
+  void RemoveName(const std::string& name, const Record& successor);
+  void Remember(NodeId id);
+  void Bind(Record* record, ConnectionId connection);
+  void Refuse(ConnectionId connection, const Status& status);
+  void Reply(ConnectionId connection, CoordinatorMessage message);
+  void SendView(Record* record);
+  void Drop(ConnectionId connection);
+
+  // coordinator_hold.cc
+  bool HoldMayEnd() const;
+  void EndHold();
+  void ResolveNames();
+  bool InNewest(NodeId id) const { return newest_ != nullptr && newest_->view.Contains(id); }
+
+  void Publish();
+  Epoch NextEpoch();
+  TimeUs ViewPause() const;
+  // By how much Tick() came too late. A process that was stopped or starved has heard nobody, and must not
+  // take that for their silence: all its deadlines move by as much.
+  TimeUs LateBy(TimeUs now) const;
+
+  const MembershipConfig config_;
+  const TimeUs dead_after_;
+  const TimeUs probe_;
+  const Epoch first_epoch_;
+
+  TimeUs now_ = 0;
+  Outputs outputs_;
+  std::map<NodeId, Record> records_;
+  std::map<ConnectionId, Connection> connections_;
+  std::deque<NodeId> removed_order_;
+  std::set<NodeId> removed_;
+
+  bool holding_ = true;
+  static constexpr TimeUs kNever = ~TimeUs{0};
+  TimeUs hold_until_ = kNever;  // set by the first registration
+  ViewStatePtr newest_;         // of the views reported during the hold
+  std::set<NodeId> hold_ids_;   // ids in any view reported during the hold
+  Epoch reported_ = 0;          // highest epoch that anybody reported
+  bool leap_ = false;           // the next epoch leaps (kEpochLeap)
+
+  ViewStatePtr view_;
+  bool changed_ = false;  // the members differ from view_
+  TimeUs published_at_ = 0;
+  TimeUs scan_at_;
+  uint64_t registrations_ = 0;
+  uint64_t nonces_ = 0;
+};
+
+}  // namespace ropeteam
+
+#endif  // ROPETEAM_MEMBERSHIP_COORDINATOR_H_

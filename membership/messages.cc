@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "membership/messages.h"
+
+#include <algorithm>
+#include <set>
+#include <tuple>
+
+namespace ropeteam {
+namespace {
+
+Status CheckLength(const char* what, const std::string& value, size_t limit) {
+  if (value.size() <= limit) return OkStatus();
+  // The value is cut: an error message has to stay readable when the value is a megabyte of garbage.
+  return Error(Code::kInvalidArgument, "%s of %zu bytes, limit %zu: \"%.40s\"", what, value.size(), limit,
+               value.c_str());
+}
+
+bool HasControlOrSpace(const std::string& text) {
+  return std::any_of(text.begin(), text.end(), [](char c) {
+    const auto byte = static_cast<unsigned char>(c);
+    return byte <= 0x20 || byte == 0x7f;
+  });
+}
+
+}  // namespace
+
+Status ValidateMember(const Member& member) {
+  if (member.id == kNoNode) return Error(Code::kInvalidArgument, "node id 0 is reserved");
+  if (member.name.empty()) return Error(Code::kInvalidArgument, "node name is empty");
+  ROPETEAM_RETURN_IF_ERROR(CheckLength("node name", member.name, kNodeNameBytesMax));
+  if (HasControlOrSpace(member.name))
+    return Error(Code::kInvalidArgument, "node name has a space or a control character in it");
+  ROPETEAM_RETURN_IF_ERROR(CheckLength("failure domain", member.domain, kDomainBytesMax));
+  ROPETEAM_RETURN_IF_ERROR(CheckLength("control address", member.control_address, kAddressBytesMax));
+  return CheckLength("data address", member.data_address, kAddressBytesMax);
+}
+
+Status ValidateConfig(const MembershipConfig& config) {
+  if (config.job.empty()) return Error(Code::kInvalidArgument, "job name is empty");
+  ROPETEAM_RETURN_IF_ERROR(CheckLength("job name", config.job, kJobBytesMax));
+  if (config.coordinator_address.find(':') == std::string::npos)
+    return Error(Code::kInvalidArgument, "coordinator address \"%.80s\" is not host:port",
+                 config.coordinator_address.c_str());
+  if (config.heartbeat_ms == 0 || config.probe_ms == 0)
+    return Error(Code::kInvalidArgument, "heartbeat of %u ms, probe of %u ms: neither may be 0",
+                 config.heartbeat_ms, config.probe_ms);
+  if (uint64_t{config.heartbeat_ms} * kHeartbeatsPerDeath > config.dead_after_ms)
+    return Error(Code::kInvalidArgument, "heartbeat of %u ms needs dead-after of %u ms at least, it is %u ms",
+                 config.heartbeat_ms, config.heartbeat_ms * kHeartbeatsPerDeath, config.dead_after_ms);
+  if (config.nodes_expected > kNodesMax)
+    return Error(Code::kInvalidArgument, "%u nodes expected, limit %zu", config.nodes_expected, kNodesMax);
+  return OkStatus();
+}
+
+Status ValidateViewState(const ViewState& state) {
+  const View& view = state.view;
+  if (view.epoch == 0 || view.epoch > kEpochMax)
+    return Error(Code::kInvalidArgument, "view of epoch %llu, limits 1 and %llu",
+                 static_cast<unsigned long long>(view.epoch), static_cast<unsigned long long>(kEpochMax));
+  if (view.members.size() > kNodesMax)
+    return Error(Code::kInvalidArgument, "view of %zu members, limit %zu", view.members.size(), kNodesMax);
+  if (state.joined.size() != view.members.size())
+    return Error(Code::kInvalidArgument, "view of %zu members with %zu join epochs", view.members.size(),
+                 state.joined.size());
+  if (state.removed.size() > kRemovedCarriedMax)
+    return Error(Code::kInvalidArgument, "view with %zu removed ids, limit %zu", state.removed.size(),
+                 kRemovedCarriedMax);
+  std::set<NodeId> ids;
+  std::set<std::string> names;
+  const Member* previous = nullptr;
+  for (const Member& member : view.members) {
+    ROPETEAM_RETURN_IF_ERROR(ValidateMember(member));
+    if (!ids.insert(member.id).second || !names.insert(member.name).second)
+      return Error(Code::kInvalidArgument, "view names node %s twice", member.name.c_str());
+    if (previous != nullptr &&
+        std::tie(member.ordinal, member.name) < std::tie(previous->ordinal, previous->name))
+      return Error(Code::kInvalidArgument, "view is not ordered at node %s", member.name.c_str());
+    previous = &member;
+  }
+  for (const Epoch joined : state.joined)
+    if (joined == 0 || joined > view.epoch)
+      return Error(Code::kInvalidArgument, "view with a join epoch out of range");
+  if (view.members.empty() ? view.leader != kNoNode : !ids.contains(view.leader))
+    return Error(Code::kInvalidArgument, "view led by a node that is not in it");
+  return OkStatus();
+}
+
+}  // namespace ropeteam

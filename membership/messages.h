@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a node and the coordinator say to each other, as plain values: coordinator.h and agent.h take and
+// return them, standalone/ carries them over gRPC, simulated/ over whatever network a test makes up. Copying
+// a message is cheap: the one large part, a view, is shared and immutable.
+
+#ifndef ROPETEAM_MEMBERSHIP_MESSAGES_H_
+#define ROPETEAM_MEMBERSHIP_MESSAGES_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/base/view.h"
+#include "membership/membership.h"
+
+namespace ropeteam {
+
+// One connection between a node and the coordinator, as the coordinator's driver numbers them: never 0, never
+// reused in one life of the coordinator.
+using ConnectionId = uint64_t;
+inline constexpr ConnectionId kNoConnection = 0;
+
+inline constexpr size_t kJobBytesMax = 255;     // a launcher's id and a prefix; it stands in every log line
+inline constexpr size_t kReasonBytesMax = 512;  // a suspicion's reason, for the log only; cut, not refused
+// A view carries the ids that left most recently, so that a restarted coordinator does not let one of them
+// back in. More than leave in the seconds that a restart takes; 512 bytes on the wire.
+inline constexpr size_t kRemovedCarriedMax = 64;
+// No coordinator comes near it by counting; a registrant that reports more is broken, and adopting its number
+// could overflow everybody's epochs.
+inline constexpr Epoch kEpochMax = Epoch{1} << 62;
+
+// A view and what a coordinator must know beyond it to go on where another stopped.
+struct ViewState {
+  View view;
+  std::vector<Epoch> joined;    // parallel to view.members: the epoch at which each entered; the lowest leads
+  std::vector<NodeId> removed;  // at most kRemovedCarriedMax, oldest first
+  friend bool operator==(const ViewState&, const ViewState&) = default;
+};
+using ViewStatePtr = std::shared_ptr<const ViewState>;  // null where no view was seen yet
+
+// From node to coordinator. The first message on a connection is a Registration.
+struct Registration {
+  std::string job;
+  uint32_t protocol_version = 0;
+  uint64_t chunk_bytes = 0;
+  Member member;
+  ViewStatePtr seen;  // the last view that reached this process
+  uint64_t attempt =
+      0;  // grows with every connection this instance opens; orders registrations that overtake
+};
+struct Heartbeat {
+  Epoch seen =
+      0;  // epoch of the last view that reached the node; the coordinator sends a newer one if there is
+};
+struct ProbeAnswer {
+  uint64_t nonce = 0;
+};
+struct Suspicion {
+  NodeId member = kNoNode;
+  std::string reason;
+};
+struct Farewell {};  // leaves; the coordinator closes the connection once it has taken note
+using NodeMessage = std::variant<Registration, Heartbeat, ProbeAnswer, Suspicion, Farewell>;
+
+// From coordinator to node.
+struct HeartbeatAnswer {};  // to Heartbeat and to an accepted Registration: you are heard and registered
+struct Probe {
+  uint64_t nonce = 0;
+};
+struct Refusal {
+  Status status;  // never OK; the codes are those of Membership::Callbacks::on_refused
+};
+using CoordinatorMessage = std::variant<HeartbeatAnswer, ViewStatePtr, Probe, Refusal>;
+
+// kInvalidArgument naming the value and the limit.
+Status ValidateMember(const Member& member);
+Status ValidateConfig(const MembershipConfig& config);
+// For views off the wire: limits, order, unique ids, a leader among the members, epochs in range.
+Status ValidateViewState(const ViewState& state);
+
+}  // namespace ropeteam
+
+#endif  // ROPETEAM_MEMBERSHIP_MESSAGES_H_

@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The coordinator alone: what it refuses, and what garbage does to it.
+#include "membership/coordinator.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/membership/simulated_cluster.h"
+
+namespace ropeteam {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+class CoordinatorTest : public ::testing::Test {
+ protected:
+  CoordinatorTest() : coordinator_(Config(), kStart, 1) {}
+  static constexpr TimeUs kStart = 5'000'000;
+  static MembershipConfig Config() {
+    MembershipConfig config = DefaultConfig();
+    config.nodes_expected = 1;
+    return config;
+  }
+  static Registration From(const std::string& name, NodeId id) {
+    Registration registration;
+    registration.job = Config().job;
+    registration.protocol_version = Config().protocol_version;
+    registration.chunk_bytes = Config().chunk_bytes;
+    registration.member.id = id;
+    registration.member.name = name;
+    registration.attempt = 1;
+    return registration;
+  }
+  // What the coordinator says to a registration on a connection of its own.
+  Coordinator::Outputs Register(const Registration& registration) {
+    return coordinator_.Received(now_, ++connection_, registration);
+  }
+  // The refusal among the outputs; OK when there is none. A refused connection is closed.
+  Status RefusalIn(const Coordinator::Outputs& outputs) {
+    Status status;
+    bool closed = false;
+    for (const auto& output : outputs) {
+      if (const auto* close = std::get_if<Coordinator::Close>(&output))
+        closed |= close->connection == connection_;
+      const auto* send = std::get_if<Coordinator::Send>(&output);
+      if (send == nullptr || send->connection != connection_) continue;
+      if (const auto* refusal = std::get_if<Refusal>(&send->message)) status = refusal->status;
+    }
+    EXPECT_EQ(closed, !status.ok());
+    return status;
+  }
+  Status Refused(const Registration& registration) { return RefusalIn(Register(registration)); }
+
+  TimeUs now_ = kStart;
+  ConnectionId connection_ = 0;
+  Coordinator coordinator_;
+};
+
+TEST_F(CoordinatorTest, AnotherJobIsRefusedWithBothNames) {
+  Registration registration = From("a", 1);
+  registration.job = "run-8";
+  const Status status = Refused(registration);
+  EXPECT_EQ(status.code(), Code::kInvalidArgument);
+  EXPECT_THAT(status.message(), AllOf(HasSubstr("run-8"), HasSubstr("run-7"), HasSubstr("node a")));
+  EXPECT_EQ(coordinator_.registered(), 0u);
+}
+
+TEST_F(CoordinatorTest, AnotherProtocolVersionIsRefusedWithBothNumbers) {
+  Registration registration = From("a", 1);
+  registration.protocol_version = 4;
+  const Status status = Refused(registration);
+  EXPECT_EQ(status.code(), Code::kUnsupported);
+  EXPECT_THAT(status.message(), AllOf(HasSubstr("version 4"), HasSubstr("speaks 3")));
+}
+
+TEST_F(CoordinatorTest, AnotherChunkSizeIsRefusedWithBothSizes) {
+  Registration registration = From("a", 1);
+  registration.chunk_bytes = 1u << 20;
+  const Status status = Refused(registration);
+  EXPECT_EQ(status.code(), Code::kInvalidArgument);
+  EXPECT_THAT(status.message(), AllOf(HasSubstr("1048576"), HasSubstr("4194304")));
+}
+
+TEST_F(CoordinatorTest, NamesAndAddressesOverTheirLimitsAreRefusedWithValueAndLimit) {
+  struct Case {
+    std::function<void(Member*)> spoil;
+    std::string says;
+  };
+  const std::vector<Case> cases = {
+      {[](Member* m) { m->name = std::string(64, 'n'); }, "node name of 64 bytes, limit 63"},
+      {[](Member* m) { m->name = ""; }, "empty"},
+      {[](Member* m) { m->name = "a b"; }, "space"},
+      {[](Member* m) { m->domain = std::string(256, 'd'); }, "failure domain of 256 bytes, limit 255"},
+      {[](Member* m) { m->control_address = std::string(1025, 'c'); },
+       "control address of 1025 bytes, limit 1024"},
+      {[](Member* m) { m->data_address = std::string(1025, 'd'); }, "data address of 1025 bytes, limit 1024"},
+      {[](Member* m) { m->id = kNoNode; }, "reserved"},
+  };
+  for (const Case& spoiled : cases) {
+    Registration registration = From("a", 1);
+    spoiled.spoil(&registration.member);
+    const Status status = Refused(registration);
+    EXPECT_EQ(status.code(), Code::kInvalidArgument) << spoiled.says;
+    EXPECT_THAT(status.message(), HasSubstr(spoiled.says));
+  }
+  Registration longest = From(std::string(63, 'n'), 1);
+  longest.member.domain = std::string(255, 'd');
+  longest.member.control_address = longest.member.data_address = std::string(1024, 'a');
+  EXPECT_TRUE(Refused(longest).ok());
+}
+
+TEST_F(CoordinatorTest, OneNodeTooManyIsRefusedAndAReplacementIsNot) {
+  for (NodeId id = 1; id <= kNodesMax; ++id) ASSERT_TRUE(Refused(From(Numbered("n", id), id)).ok());
+  const Status status = Refused(From("another", 9999));
+  EXPECT_EQ(status.code(), Code::kNoSpace);
+  EXPECT_THAT(status.message(), HasSubstr("limit 4096"));
+  EXPECT_TRUE(Refused(From("n7", 10'000)).ok());
+  EXPECT_EQ(coordinator_.registered(), kNodesMax);
+}
+
+TEST_F(CoordinatorTest, AReportedViewThatCannotBeIsRefused) {
+  const auto report = [&](const std::function<void(ViewState*)>& spoil) {
+    auto state = std::make_shared<ViewState>();
+    state->view.epoch = 5;
+    state->view.leader = 7;
+    state->view.members = {From("x", 7).member, From("y", 8).member};
+    state->joined = {1, 2};
+    spoil(state.get());
+    Registration registration = From("a", 1);
+    registration.seen = state;
+    return Refused(registration);
+  };
+  EXPECT_EQ(report([](ViewState* s) { s->view.epoch = ~0ull; }).code(), Code::kInvalidArgument);
+  EXPECT_EQ(report([](ViewState* s) { s->view.epoch = 0; }).code(), Code::kInvalidArgument);
+  EXPECT_EQ(report([](ViewState* s) { s->joined.pop_back(); }).code(), Code::kInvalidArgument);
+  EXPECT_EQ(report([](ViewState* s) { s->joined[0] = 6; }).code(), Code::kInvalidArgument);
+  EXPECT_EQ(report([](ViewState* s) { s->view.leader = 9; }).code(), Code::kInvalidArgument);
+  EXPECT_EQ(report([](ViewState* s) { s->view.members[1].id = 7; }).code(), Code::kInvalidArgument);
+  EXPECT_EQ(report([](ViewState* s) { s->view.members[1].name = "x"; }).code(), Code::kInvalidArgument);
+  EXPECT_EQ(report([](ViewState* s) { s->removed.assign(65, 3); }).code(), Code::kInvalidArgument);
+  EXPECT_TRUE(report([](ViewState*) {}).ok());
+}
+
+TEST_F(CoordinatorTest, AStrangerThatNeverRegistersIsClosedAfterDeadAfter) {
+  EXPECT_TRUE(coordinator_.Opened(now_, 77).empty());
+  size_t closed = 0;
+  while (now_ < kStart + 1'300'000) {
+    now_ = coordinator_.NextDeadline();
+    for (const auto& output : coordinator_.Tick(now_))
+      closed += std::holds_alternative<Coordinator::Close>(output);
+    if (closed != 0) break;
+  }
+  EXPECT_EQ(closed, 1u);
+  EXPECT_GE(now_, kStart + 1'000'000);
+}
+
+TEST_F(CoordinatorTest, AMessageBeforeTheRegistrationClosesTheConnection) {
+  for (const NodeMessage& message : {NodeMessage(Heartbeat{}), NodeMessage(Suspicion{1, "x"}),
+                                     NodeMessage(Farewell{}), NodeMessage(ProbeAnswer{1})}) {
+    coordinator_.Opened(now_, ++connection_);
+    const auto outputs = coordinator_.Received(now_, connection_, message);
+    ASSERT_EQ(outputs.size(), 1u);
+    EXPECT_TRUE(std::holds_alternative<Coordinator::Close>(outputs[0]));
+  }
+}
+
+TEST_F(CoordinatorTest, ASecondNodeOnAConnectionIsRefusedAndTheFirstCanComeAgain) {
+  ASSERT_TRUE(Refused(From("a", 1)).ok());
+  EXPECT_EQ(RefusalIn(coordinator_.Received(now_, connection_, From("b", 2))).code(), Code::kInvalidArgument);
+  Registration again = From("a", 1);
+  again.attempt = 2;
+  EXPECT_TRUE(Refused(again).ok());
+  EXPECT_EQ(coordinator_.registered(), 1u);
+}
+
+TEST_F(CoordinatorTest, AnInstanceThatChangesItsAddressIsRefused) {
+  ASSERT_TRUE(Refused(From("a", 1)).ok());
+  Registration changed = From("a", 1);
+  changed.attempt = 2;
+  changed.member.data_address = "elsewhere";
+  EXPECT_EQ(Refused(changed).code(), Code::kInvalidArgument);
+}
+
+TEST_F(CoordinatorTest, ConnectionsBeyondTheLimitAreClosed) {
+  for (ConnectionId id = 1; id <= kConnectionsMax; ++id) ASSERT_TRUE(coordinator_.Opened(now_, id).empty());
+  EXPECT_EQ(coordinator_.Opened(now_, kConnectionsMax + 1).size(), 1u);
+}
+
+TEST(MembershipConfigTest, BadConfigsAreNamed) {
+  const auto with = [](const std::function<void(MembershipConfig*)>& spoil) {
+    MembershipConfig config = DefaultConfig();
+    spoil(&config);
+    return ValidateConfig(config).message();
+  };
+  EXPECT_EQ(with([](auto*) {}), "");
+  EXPECT_THAT(with([](auto* c) { c->job = ""; }), HasSubstr("job"));
+  EXPECT_THAT(with([](auto* c) { c->job = std::string(256, 'j'); }), HasSubstr("256 bytes, limit 255"));
+  EXPECT_THAT(with([](auto* c) { c->coordinator_address = "localhost"; }), HasSubstr("localhost"));
+  EXPECT_THAT(with([](auto* c) { c->heartbeat_ms = 0; }), HasSubstr("0 ms"));
+  EXPECT_THAT(with([](auto* c) { c->dead_after_ms = 799; }), AllOf(HasSubstr("799"), HasSubstr("800")));
+  EXPECT_THAT(with([](auto* c) { c->nodes_expected = 5000; }), AllOf(HasSubstr("5000"), HasSubstr("4096")));
+}
+
+}  // namespace
+}  // namespace ropeteam

@@ -1,0 +1,373 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What membership promises, told as what happens to a few nodes. Every packet takes 1 ms; times are virtual.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/membership/simulated_cluster.h"
+
+namespace ropeteam {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+class MembershipStory : public ::testing::Test {
+ protected:
+  MembershipStory() : cluster_(1, Config()) {}
+  static MembershipConfig Config() {
+    MembershipConfig config = DefaultConfig();
+    config.nodes_expected = 3;
+    return config;
+  }
+  void StartThree() {
+    cluster_.RestartCoordinator();
+    a_ = cluster_.Add("a", 0);
+    b_ = cluster_.Add("b", 1);
+    c_ = cluster_.Add("c", 2);
+    ASSERT_TRUE(cluster_.RunUntil([&] { return cluster_.Converged(); }, 100));
+  }
+  void TearDown() override { EXPECT_EQ(cluster_.broken(), ""); }
+  // How long until the others' view is without it, in ms; 10 s when never.
+  uint64_t MsUntilOut(NodeId node, NodeId observer) {
+    const TimeUs begin = cluster_.now();
+    cluster_.RunUntil([&] { return !cluster_.Sees(observer, node); }, 10'000);
+    return (cluster_.now() - begin) / kMs;
+  }
+
+  SimulatedCluster cluster_;
+  NodeId a_ = 0, b_ = 0, c_ = 0;
+};
+
+TEST_F(MembershipStory, ThreeNodesStartAndSeeOneFirstView) {
+  StartThree();
+  EXPECT_EQ(cluster_.EpochOf(a_), cluster_.EpochOf(c_));
+  EXPECT_THAT(cluster_.Names(c_), ElementsAre("a", "b", "c"));
+  EXPECT_EQ(cluster_.Views(a_).size(), 1u);
+}
+
+TEST_F(MembershipStory, WithOneNodeMissingTheFirstViewComesAfterDeadAfter) {
+  cluster_.RestartCoordinator();
+  a_ = cluster_.Add("a", 0);
+  b_ = cluster_.Add("b", 1);
+  cluster_.RunFor(900);
+  EXPECT_EQ(cluster_.EpochOf(a_), 0u);
+  EXPECT_TRUE(cluster_.RunUntil([&] { return cluster_.Converged(); }, 150));
+}
+
+TEST_F(MembershipStory, NodesThatStartBeforeTheCoordinatorFindItWhenItComes) {
+  a_ = cluster_.Add("a", 0);
+  b_ = cluster_.Add("b", 1);
+  c_ = cluster_.Add("c", 2);
+  cluster_.RunFor(5000);
+  cluster_.RestartCoordinator();
+  EXPECT_TRUE(cluster_.RunUntil([&] { return cluster_.Converged(); }, 300));
+}
+
+TEST_F(MembershipStory, NothingHappensWhileNothingHappens) {
+  StartThree();
+  cluster_.RunFor(60'000);
+  EXPECT_EQ(cluster_.Views(a_).size(), 1u);
+  EXPECT_EQ(cluster_.Views(c_).size(), 1u);
+}
+
+TEST_F(MembershipStory, SilenceIsDeathAfterDeadAfter) {
+  StartThree();
+  cluster_.RunFor(1234);
+  cluster_.Crash(b_, /*reset=*/false);
+  const uint64_t ms = MsUntilOut(b_, a_);
+  EXPECT_GE(ms, 800u);  // its last heartbeat was up to 200 ms ago
+  EXPECT_LE(ms, 1005u);
+  EXPECT_THAT(cluster_.Names(a_), ElementsAre("a", "c"));
+  EXPECT_EQ(cluster_.EpochOf(a_), cluster_.Views(a_)[0].epoch + 1);
+}
+
+TEST_F(MembershipStory, AResetConnectionIsDeathAfterProbeMs) {
+  StartThree();
+  cluster_.Crash(b_, /*reset=*/true);
+  const uint64_t ms = MsUntilOut(b_, a_);
+  EXPECT_GE(ms, 250u);
+  EXPECT_LE(ms, 255u);
+}
+
+TEST_F(MembershipStory, ABrokenConnectionThatComesBackInTimeIsNoNews) {
+  StartThree();
+  const uint64_t attempt = 1;
+  cluster_.membership().Arrive(cluster_.now(), {b_, attempt, true, SimulatedPacket::Closed{}});
+  cluster_.membership().Arrive(cluster_.now(), {b_, attempt, false, SimulatedPacket::Closed{}});
+  cluster_.RunFor(3000);
+  EXPECT_TRUE(cluster_.Sees(a_, b_));
+  EXPECT_EQ(cluster_.Views(a_).size(), 1u);
+  EXPECT_EQ(cluster_.Views(b_).size(), 1u);
+}
+
+TEST_F(MembershipStory, ASuspectWhoIsAliveStays) {
+  StartThree();
+  for (int i = 0; i < 20; ++i) {
+    cluster_.Suspect(a_, b_);
+    cluster_.Suspect(c_, b_);
+    cluster_.RunFor(100);
+  }
+  EXPECT_EQ(cluster_.Views(a_).size(), 1u);
+}
+
+TEST_F(MembershipStory, ASuspectWhoIsDeadLeavesWithinProbeMs) {
+  StartThree();
+  cluster_.Crash(b_, /*reset=*/false);
+  cluster_.Suspect(a_, b_);
+  EXPECT_LE(MsUntilOut(b_, a_), 255u);
+}
+
+TEST_F(MembershipStory, ASuspicionRaisedWhileTheCoordinatorIsAwayIsToldWhenItReturns) {
+  StartThree();
+  cluster_.CrashCoordinator();
+  cluster_.RunFor(50);
+  cluster_.Suspect(a_, b_);
+  cluster_.CutOutgoing(b_, true);  // dead as far as anybody can tell
+  cluster_.RestartCoordinator();
+  EXPECT_LE(MsUntilOut(b_, a_), 1300u);
+}
+
+TEST_F(MembershipStory, ANodeThatLeavesIsGoneAtOnce) {
+  StartThree();
+  cluster_.RunFor(100);
+  cluster_.Leave(c_);
+  EXPECT_LE(MsUntilOut(c_, a_), 5u);
+}
+
+TEST_F(MembershipStory, JoiningTakesNobodyOut) {
+  StartThree();
+  const NodeId d = cluster_.Add("d", 3);
+  ASSERT_TRUE(cluster_.RunUntil([&] { return cluster_.Converged(); }, 100));
+  EXPECT_THAT(cluster_.Names(a_), ElementsAre("a", "b", "c", "d"));
+  EXPECT_EQ(cluster_.Views(a_).size(), 2u);
+  EXPECT_EQ(cluster_.Views(d).size(), 1u);
+}
+
+TEST_F(MembershipStory, OneOrdinalTwiceIsOrderedByName) {
+  StartThree();
+  cluster_.Add("B", 1);
+  ASSERT_TRUE(cluster_.RunUntil([&] { return cluster_.Converged(); }, 100));
+  EXPECT_THAT(cluster_.Names(a_), ElementsAre("a", "B", "b", "c"));
+}
+
+TEST_F(MembershipStory, ARestartedNodeReplacesItsOldInstanceInOneView) {
+  StartThree();
+  cluster_.Crash(b_, /*reset=*/false);  // nobody knows yet
+  const NodeId b2 = cluster_.Add("b", 1);
+  ASSERT_TRUE(cluster_.RunUntil([&] { return cluster_.Converged(); }, 100));
+  EXPECT_EQ(cluster_.Views(a_).size(), 2u);
+  EXPECT_FALSE(cluster_.Sees(a_, b_));
+  EXPECT_TRUE(cluster_.Sees(a_, b2));
+}
+
+TEST_F(MembershipStory, AZombieOfAReplacedInstanceIsToldSoAndStaysOut) {
+  StartThree();
+  cluster_.Cut(b_, true);
+  const NodeId b2 = cluster_.Add("b", 1);
+  ASSERT_TRUE(cluster_.RunUntil([&] { return cluster_.Sees(a_, b2); }, 100));
+  cluster_.Cut(b_, false);
+  cluster_.RunFor(3000);
+  ASSERT_EQ(cluster_.Refusals(b_).size(), 1u);
+  EXPECT_EQ(cluster_.Refusals(b_)[0].code(), Code::kAlreadyExists);
+  EXPECT_EQ(cluster_.Views(a_).size(), 2u);
+  EXPECT_TRUE(cluster_.Sees(a_, b2));
+}
+
+TEST_F(MembershipStory, AZombieStaysOutOverARestartOfTheCoordinator) {
+  StartThree();
+  cluster_.Cut(b_, true);
+  const NodeId b2 = cluster_.Add("b", 1);
+  ASSERT_TRUE(cluster_.RunUntil([&] { return cluster_.Sees(a_, b2) && cluster_.Sees(b2, b2); }, 100));
+  cluster_.CrashCoordinator();
+  cluster_.Cut(b_, false);
+  cluster_.RestartCoordinator();
+  cluster_.RunFor(3000);
+  ASSERT_EQ(cluster_.Refusals(b_).size(), 1u);
+  EXPECT_EQ(cluster_.Refusals(b_)[0].code(), Code::kAlreadyExists);
+  EXPECT_TRUE(cluster_.Sees(a_, b2));
+  EXPECT_EQ(cluster_.Views(a_).size(), 2u);
+}
+
+TEST_F(MembershipStory, ANodeDeclaredDeadWhileAliveLearnsItAndComesBackAsANewInstance) {
+  StartThree();
+  cluster_.Cut(b_, true);
+  MsUntilOut(b_, a_);
+  cluster_.Cut(b_, false);
+  ASSERT_TRUE(cluster_.RunUntil([&] { return !cluster_.Refusals(b_).empty(); }, 1000));
+  EXPECT_EQ(cluster_.Refusals(b_)[0].code(), Code::kStale);
+  EXPECT_THAT(cluster_.Refusals(b_)[0].message(), HasSubstr("node b"));
+  const NodeId b2 = cluster_.Rejoin(b_);
+  ASSERT_TRUE(cluster_.RunUntil([&] { return cluster_.Converged(); }, 100));
+  EXPECT_TRUE(cluster_.Sees(a_, b2));
+}
+
+TEST_F(MembershipStory, TheLeaderIsTheOldestAndChangesOnlyWhenItLeaves) {
+  StartThree();
+  EXPECT_EQ(cluster_.LeaderOf(c_), a_);  // all three came in one view: the first in order
+  const NodeId d = cluster_.Add("0-sorts-first", 0);
+  cluster_.RunFor(100);
+  EXPECT_EQ(cluster_.LeaderOf(c_), a_);
+  cluster_.Crash(a_, true);
+  MsUntilOut(a_, c_);
+  EXPECT_EQ(cluster_.LeaderOf(c_), b_);
+  const NodeId a2 = cluster_.Add("a", 0);
+  cluster_.RunFor(100);
+  EXPECT_EQ(cluster_.LeaderOf(a2), b_);
+  cluster_.Leave(b_);
+  cluster_.RunFor(100);
+  EXPECT_EQ(cluster_.LeaderOf(a2), c_);
+  cluster_.Leave(c_);
+  cluster_.RunFor(100);
+  EXPECT_EQ(cluster_.LeaderOf(a2), d);
+}
+
+TEST_F(MembershipStory, ARestartedCoordinatorDisturbsNobody) {
+  StartThree();
+  cluster_.RunFor(777);
+  cluster_.CrashCoordinator();
+  cluster_.RunFor(4000);
+  EXPECT_THAT(cluster_.Names(a_), ElementsAre("a", "b", "c"));
+  cluster_.RestartCoordinator();
+  cluster_.RunFor(3000);
+  for (const NodeId node : {a_, b_, c_}) {
+    EXPECT_EQ(cluster_.Views(node).size(), 1u);
+    EXPECT_TRUE(cluster_.Refusals(node).empty());
+  }
+  // The next view is well above all that were ever seen, and the leader is who it was.
+  cluster_.Crash(c_, true);
+  MsUntilOut(c_, b_);
+  EXPECT_GT(cluster_.EpochOf(b_) / kEpochLeap, cluster_.Views(b_)[0].epoch / kEpochLeap);
+  EXPECT_EQ(cluster_.LeaderOf(b_), a_);
+}
+
+TEST_F(MembershipStory, TheLeaderStaysOverARestartThoughAnotherRegistersFirst) {
+  StartThree();
+  const NodeId d = cluster_.Add("d", 0);
+  cluster_.RunFor(100);
+  cluster_.Crash(a_, true);
+  MsUntilOut(a_, d);
+  ASSERT_EQ(cluster_.LeaderOf(d), b_);
+  cluster_.CrashCoordinator();
+  cluster_.Cut(b_, true);  // it comes last
+  cluster_.RestartCoordinator();
+  cluster_.RunFor(600);
+  cluster_.Cut(b_, false);
+  const NodeId e = cluster_.Add("e", 0);
+  ASSERT_TRUE(cluster_.RunUntil([&] { return cluster_.Converged(); }, 1000));
+  EXPECT_EQ(cluster_.LeaderOf(e), b_);
+}
+
+TEST_F(MembershipStory, TheCoordinatorsOwnNodeComesBackAndIsNeverAlone) {
+  StartThree();
+  cluster_.CrashCoordinator();
+  cluster_.Crash(a_, true);  // the same process
+  cluster_.RunFor(200);
+  cluster_.RestartCoordinator();
+  const NodeId a2 = cluster_.Add("a", 0);  // registers first, knowing nothing
+  ASSERT_TRUE(cluster_.RunUntil([&] { return cluster_.Converged(); }, 400));
+  ASSERT_EQ(cluster_.Views(a2).size(), 1u);
+  EXPECT_THAT(cluster_.Names(a2), ElementsAre("a", "b", "c"));
+  EXPECT_EQ(cluster_.Views(b_).size(), 2u);
+  EXPECT_GT(cluster_.EpochOf(b_) / kEpochLeap, cluster_.Views(b_)[0].epoch / kEpochLeap);
+  EXPECT_EQ(cluster_.LeaderOf(b_), b_);
+}
+
+TEST_F(MembershipStory, AMemberThatDiedDuringTheRestartLeavesAfterDeadAfter) {
+  StartThree();
+  cluster_.CrashCoordinator();
+  cluster_.Crash(c_, false);
+  cluster_.RestartCoordinator();
+  cluster_.RunFor(900);
+  EXPECT_TRUE(cluster_.Sees(a_, c_));
+  EXPECT_LE(MsUntilOut(c_, a_), 150u);
+  EXPECT_TRUE(cluster_.Refusals(a_).empty());
+}
+
+TEST_F(MembershipStory, AMemberThatMissesTheHoldComesBackAsANewInstance) {
+  StartThree();
+  cluster_.Cut(c_, true);
+  cluster_.CrashCoordinator();
+  cluster_.RestartCoordinator();
+  MsUntilOut(c_, a_);
+  cluster_.Cut(c_, false);
+  ASSERT_TRUE(cluster_.RunUntil([&] { return !cluster_.Refusals(c_).empty(); }, 2000));
+  EXPECT_EQ(cluster_.Refusals(c_)[0].code(), Code::kStale);
+  cluster_.Rejoin(c_);
+  EXPECT_TRUE(cluster_.RunUntil([&] { return cluster_.Converged(); }, 100));
+}
+
+TEST_F(MembershipStory, ACoordinatorThatNobodyFoundInTimeGoesOnAboveTheOldEpochs) {
+  StartThree();
+  cluster_.CrashCoordinator();
+  for (const NodeId node : {a_, b_, c_}) cluster_.Cut(node, true);
+  cluster_.RestartCoordinator();
+  const NodeId d = cluster_.Add("d", 3);  // hears of no older view in time
+  ASSERT_TRUE(cluster_.RunUntil([&] { return cluster_.Sees(d, d); }, 1100));
+  EXPECT_EQ(cluster_.Names(d).size(), 1u);
+  cluster_.HealAll();
+  // The views of d were without them: for all that can be known they have been fenced, and come back as new
+  // ones.
+  ASSERT_TRUE(cluster_.RunUntil(
+      [&] {
+        for (const NodeId node : {a_, b_, c_})
+          for (const Status& status : cluster_.Refusals(node)) EXPECT_EQ(status.code(), Code::kStale);
+        for (const NodeId node : {a_, b_, c_})
+          if (cluster_.alive().contains(node) && !cluster_.Refusals(node).empty()) cluster_.Rejoin(node);
+        return cluster_.Converged();
+      },
+      3000));
+}
+
+TEST_F(MembershipStory, ANodeThatCannotHearIsKeptAndCatchesUp) {
+  StartThree();
+  cluster_.CutIncoming(b_, true);
+  const NodeId d = cluster_.Add("d", 3);
+  cluster_.RunFor(5000);
+  EXPECT_TRUE(cluster_.Sees(a_, b_)) << "it is heard, so it lives";
+  EXPECT_FALSE(cluster_.Sees(b_, d));
+  cluster_.CutIncoming(b_, false);
+  EXPECT_TRUE(cluster_.RunUntil([&] { return cluster_.Converged(); }, 1500));
+}
+
+TEST_F(MembershipStory, ANodeThatCannotBeHeardIsOutAndLearnsIt) {
+  StartThree();
+  cluster_.CutOutgoing(b_, true);
+  EXPECT_LE(MsUntilOut(b_, a_), 1005u);
+  cluster_.RunFor(3000);
+  EXPECT_EQ(cluster_.Refusals(b_).size(), 0u);  // it gave that connection up long ago
+  cluster_.CutOutgoing(b_, false);
+  ASSERT_TRUE(cluster_.RunUntil([&] { return !cluster_.Refusals(b_).empty(); }, 1500));
+  EXPECT_EQ(cluster_.Refusals(b_)[0].code(), Code::kStale);
+}
+
+TEST_F(MembershipStory, ACoordinatorThatWasStoppedBlamesNobody) {
+  StartThree();
+  // Nothing runs for five seconds, as after SIGSTOP or a starved host; then everything at once.
+  for (int i = 0; i < 3; ++i) {
+    cluster_.RunFor(333);
+    cluster_.Pause(5000);
+    cluster_.RunFor(2000);
+  }
+  EXPECT_EQ(cluster_.Views(a_).size(), 1u);
+}
+
+TEST_F(MembershipStory, AThousandNodesStartInAFewViews) {
+  MembershipConfig config = DefaultConfig();
+  SimulatedCluster cluster(1, config);
+  cluster.network().delay_max_us = 30 * kMs;
+  cluster.RestartCoordinator();
+  NodeId first = 0;
+  for (uint32_t i = 0; i < 1000; ++i) {
+    const NodeId node = cluster.Add(Numbered("n", i), i);
+    if (i == 0) first = node;
+  }
+  ASSERT_TRUE(cluster.RunUntil([&] { return cluster.EpochOf(first) > 0; }, 1200));
+  for (uint32_t i = 1000; i < 1200; ++i) cluster.Add(Numbered("n", i), i);
+  ASSERT_TRUE(cluster.RunUntil([&] { return cluster.Names(first).size() == 1200; }, 500));
+  EXPECT_LE(cluster.Views(first).size(), 4u);
+  EXPECT_EQ(cluster.broken(), "");
+}
+
+}  // namespace
+}  // namespace ropeteam
