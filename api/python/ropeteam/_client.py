@@ -1,0 +1,596 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Client, Save and View: the C API's three handles as context managers."""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import threading
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from . import _native
+from ._errors import InvalidArgument, NotFound
+from ._native import Handle, decode_name, encode_name, library, timeout_ms, unsigned
+from ._values import (
+    INDEX_NAME,
+    RESERVED_PREFIX,
+    ObjectInfo,
+    Source,
+    Value,
+    decode_index,
+    encode_index,
+    new_tensor,
+    object_info,
+    target_memory,
+)
+
+#: Seconds that a call which may wait waits, when no timeout is given.
+DEFAULT_TIMEOUT = 30.0
+
+
+class Level(enum.IntEnum):
+    """How far a shard has climbed; each level includes those before it."""
+
+    LOCAL = 1  # in this node's arena, checksummed; survives the death of any process
+    REPLICATED = 2  # verified copies on as many other nodes as asked for
+    COMMITTED = 3  # every rank of this life of the world reached REPLICATED at this step
+    PERSISTED = 4  # the whole step is on storage
+
+
+@dataclass(frozen=True)
+class Info:
+    """Who this rank is, and the node it saves on."""
+
+    rank: int
+    world_size: int
+    incarnation: int  # which life of the world, from 1
+    chunk_bytes: int
+    arena_bytes: int  # the node's whole budget
+
+
+@dataclass(frozen=True)
+class StepInfo:
+    """A step that can be loaded."""
+
+    step: int
+    incarnation: int  # the life that saved it
+    world_size: int  # the number of ranks that saved it: their views can be opened
+
+
+class Shard(dict[str, Any]):
+    """What one rank saved at one step, by name: tensors as tensors, JSON as values, anything else as
+    bytes."""
+
+    def __init__(self, step: int, rank: int) -> None:
+        super().__init__()
+        self.step = step
+        self.rank = rank
+
+
+def library_version() -> str:
+    """The version of the libropeteam.so in use, e.g. "0.1.0"."""
+    return str(library().version().decode())
+
+
+def open(
+    socket: str | None = None,
+    *,
+    rank: int | None = None,
+    world_size: int | None = None,
+    life: str | None = None,
+    timeout: float = DEFAULT_TIMEOUT,
+) -> Client:
+    """Ties this process, as a rank, to its node's daemon. The same as ``Client(...)``; see there."""
+    return Client(socket, rank=rank, world_size=world_size, life=life, timeout=timeout)
+
+
+class Client:
+    """A rank's tie to its node's ropeteamd. A context manager: leaving it closes it.
+
+    Threads may share a Client. Closing it aborts saves that were not committed and closes its views.
+    A process made by fork() opens its own.
+    """
+
+    def __init__(
+        self,
+        socket: str | None = None,
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+        life: str | None = None,
+        timeout: float = DEFAULT_TIMEOUT,
+    ) -> None:
+        """Waits until a leader has admitted this rank.
+
+        socket: the daemon's unix socket; without it ROPETEAM_SOCKET, which ``ropeteam run`` sets.
+        rank, world_size: without them RANK and WORLD_SIZE, which launchers set.
+        life: a string that all ranks of one life of the world share and no other life has. Without it
+            ROPETEAM_LIFE, or SLURM's job, step and restart numbers; ``ropeteam.torch.open_distributed()``
+            makes one. With none, a life ends when one of its ranks dies or opens again.
+
+        Unavailable: no daemon at the socket. Stale: this life has been superseded. InvalidArgument: rank
+        outside the world, or another world size than the life has. DeadlineExceeded: not admitted within
+        `timeout` seconds.
+        """
+        options = _native.OpenOptions(size=ctypes.sizeof(_native.OpenOptions))
+        options.socket = None if socket is None else socket.encode("utf-8", "surrogateescape")
+        options.rank = _native.RANK_FROM_ENV if rank is None else unsigned(rank, 32, "rank")
+        if rank == _native.RANK_FROM_ENV:
+            raise InvalidArgument(f"rank {rank}: outside any world")
+        if world_size is not None and world_size < 1:
+            raise InvalidArgument(f"world_size {world_size}: at least 1 is needed")
+        options.world_size = 0 if world_size is None else unsigned(world_size, 32, "world_size")
+        options.life = None if life is None else encode_name(life)
+        options.timeout_ms = max(1, timeout_ms(timeout))  # 0 would be the library's own default
+        pointer = ctypes.c_void_p()
+        lib = library()
+        lib.check(lib.open(ctypes.byref(options), ctypes.byref(pointer)))
+        assert pointer.value is not None
+        self._handle: Handle | None = Handle(pointer.value, lib.close)
+        self._children: weakref.WeakSet[Save | View] = weakref.WeakSet()
+        self._children_lock = threading.Lock()
+        self._rank = self.info().rank
+
+    @property
+    def closed(self) -> bool:
+        return self._handle is None
+
+    @property
+    def rank(self) -> int:
+        return self._rank
+
+    def info(self) -> Info:
+        lib = library()
+        info = _native.InfoStruct(size=ctypes.sizeof(_native.InfoStruct))
+        handle = self._use()
+        lib.check(lib.info(handle.pointer, ctypes.byref(info)))
+        return Info(info.rank, info.world_size, info.incarnation, info.chunk_bytes, info.arena_bytes)
+
+    def save(
+        self,
+        step: int,
+        objects: Mapping[str, Value],
+        *,
+        wait: Level | None = None,
+        timeout: float = DEFAULT_TIMEOUT,
+    ) -> None:
+        """Saves this rank's shard of `step`: when it returns the shard is LOCAL and the sources are the
+        caller's again.
+
+        Values are tensors (CPU, any dtype and shape; of a DTensor, this rank's part), buffers (bytes,
+        bytearray, memoryview, numpy arrays: their bytes alone), or JSON values (dict with str keys, list,
+        str, int, float, bool, None). Tensor bytes are read where they lie, except that a tensor which is not
+        contiguous is copied into a contiguous one first. Nothing is pickled: anything else is a TypeError
+        before anything is saved.
+
+        wait: go on to wait, up to `timeout` seconds, until the shard has reached this level.
+        DeadlineExceeded then leaves the shard saved, on its way.
+
+        NoSpace: needed, free and limit are in the text; nothing is changed, older committed steps stay.
+        AlreadyExists: this rank has saved this step in this life. Stale: the world has restarted without
+        this process.
+        """
+        sources = {name: Source(value, name) for name, value in objects.items()}
+        infos = {name: source.info for name, source in sources.items()}
+        index = encode_index(infos)
+        total = sum(info.length for info in infos.values()) + (0 if index is None else len(index))
+        with self.begin(step, bytes=total, objects=len(sources) + (0 if index is None else 1)) as save:
+            for name, source in sources.items():
+                save._put_source(name, source)
+        if wait is not None and wait > Level.LOCAL:
+            self.wait(step, wait, timeout)
+
+    def begin(self, step: int, *, bytes: int = 0, objects: int = 0) -> Save:
+        """Begins a save to be filled piece by piece; see Save. `bytes` and `objects` are what is reserved
+        now, the sum of the lengths and their number: as exact as known, since a save that turns out larger
+        may be refused on its way."""
+        lib = library()
+        handle = self._use()
+        options = _native.SaveOptions(
+            size=ctypes.sizeof(_native.SaveOptions),
+            bytes=unsigned(bytes, 64, "bytes"),
+            objects=unsigned(objects, 64, "objects"),
+        )
+        pointer = ctypes.c_void_p()
+        number = unsigned(step, 64, "step")
+        lib.check(lib.save_begin(handle.pointer, number, ctypes.byref(options), ctypes.byref(pointer)))
+        assert pointer.value is not None
+        save = Save(step, Handle(pointer.value, lib.save_close, handle))
+        self._adopt(save)
+        return save
+
+    def wait(self, step: int, level: Level = Level.COMMITTED, timeout: float = DEFAULT_TIMEOUT) -> None:
+        """Waits until this rank's shard of `step` has reached `level`. Other threads run meanwhile.
+
+        DeadlineExceeded: it has not within `timeout` seconds; 0 looks once. Aborted: it never will (the
+        world has restarted, or a newer step replaced it). NotFound: this rank did not save it.
+        """
+        lib = library()
+        handle = self._use()
+        lib.check(
+            lib.wait(handle.pointer, unsigned(step, 64, "step"), int(Level(level)), timeout_ms(timeout))
+        )
+
+    def latest(self, timeout: float = DEFAULT_TIMEOUT) -> StepInfo | None:
+        """The newest step that every one of its ranks' shards can be produced of, now; None when there is
+        none.
+
+        The same answer for every rank of one life, until that life has itself completed a step."""
+        lib = library()
+        handle = self._use()
+        step = _native.StepStruct(size=ctypes.sizeof(_native.StepStruct))
+        try:
+            lib.check(lib.latest(handle.pointer, ctypes.byref(step), timeout_ms(timeout)))
+        except NotFound:
+            return None
+        return StepInfo(step.step, step.incarnation, step.world_size)
+
+    def view(self, step: int, rank: int | None = None, timeout: float = DEFAULT_TIMEOUT) -> View:
+        """Opens what `rank` (this one when not given) saved at `step`, fetching it from its holders if this
+        node has no copy. It stays readable until the close. NotFound: no holder, or no such step or rank."""
+        lib = library()
+        handle = self._use()
+        whose = self._rank if rank is None else unsigned(rank, 32, "rank")
+        pointer = ctypes.c_void_p()
+        number = unsigned(step, 64, "step")
+        milliseconds = timeout_ms(timeout)
+        lib.check(lib.view_open(handle.pointer, number, whose, milliseconds, ctypes.byref(pointer)))
+        assert pointer.value is not None
+        view = View(step, whose, timeout, Handle(pointer.value, lib.view_close, handle))
+        self._adopt(view)
+        return view
+
+    def load(
+        self,
+        step: int | None = None,
+        rank: int | None = None,
+        *,
+        into: Mapping[str, Any] | None = None,
+        names: Iterable[str] | None = None,
+        timeout: float = DEFAULT_TIMEOUT,
+    ) -> Shard:
+        """Reads what `rank` (this one when not given) saved at `step` (the latest when not given).
+
+        into: tensors (contiguous, CPU; of a DTensor, this rank's part) or writable buffers that are filled
+            in place; they are the result's values. Names, dtypes, shapes and lengths are checked before any
+            byte is read.
+        names: what to read; without it everything. What is not in `into` comes back as new tensors, JSON
+            values or bytes.
+
+        NotFound: no such step, rank or name. InvalidArgument: a target that does not fit. Corrupt: no source
+        has good bytes; targets are then unspecified. `timeout` bounds each read, not their sum.
+        """
+        if step is None:
+            found = self.latest(timeout)
+            if found is None:
+                raise NotFound("no step has been saved that can be loaded")
+            step = found.step
+        with self.view(step, rank, timeout) as view:
+            return view.load(into=into, names=names)
+
+    def close(self) -> None:
+        """Aborts saves that were not committed, closes views. Never waits for the network. Closing twice is
+        fine."""
+        with self._children_lock:
+            children = list(self._children)
+            self._handle = None
+        for child in children:
+            child.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _use(self) -> Handle:
+        handle = self._handle
+        if handle is None:
+            raise InvalidArgument("this Client is closed")
+        return handle
+
+    def _adopt(self, child: Save | View) -> None:
+        with self._children_lock:
+            self._children.add(child)
+            closed = self._handle is None
+        if closed:  # by another thread, meanwhile
+            child.close()
+
+
+class Save:
+    """One shard while it is being saved. A context manager: leaving it commits, leaving it by an exception
+    aborts.
+
+    Not to be used by two threads at once.
+    """
+
+    def __init__(self, step: int, handle: Handle) -> None:
+        self.step = step
+        self._handle: Handle | None = handle
+        self._settled = False  # committed or aborted, or tried to be: the C handle only needs its close
+        self._infos: dict[str, ObjectInfo] = {}
+        self._reserved: list[memoryview] = []
+
+    def put(self, name: str, value: Value) -> None:
+        """Copies a tensor, buffer or JSON value into the shard; it is the caller's again at return. As
+        Client.save()."""
+        self._put_source(name, Source(value, name))
+
+    def reserve(self, name: str, length: int) -> memoryview:
+        """`length` bytes of the arena, 64-byte aligned, to be filled in place before the commit, which
+        checksums them.
+
+        The view must not be used after the commit, abort or close: it is released then, and what was made of
+        it (torch.frombuffer, numpy.frombuffer) is the caller's to drop before."""
+        self._check_name(name)
+        lib = library()
+        handle = self._use()
+        pointer = ctypes.c_void_p()
+        number = unsigned(length, 64, "length")
+        lib.check(lib.save_reserve(handle.pointer, encode_name(name), number, ctypes.byref(pointer)))
+        self._infos[name] = ObjectInfo(kind="bytes", length=length)
+        if length == 0:
+            return memoryview(bytearray())
+        assert pointer.value is not None
+        array = (ctypes.c_ubyte * length).from_address(pointer.value)
+        array._ropeteam_handle = handle  # type: ignore[attr-defined]
+        view = memoryview(array).cast("B")
+        self._reserved.append(view)
+        return view
+
+    def commit(self) -> None:
+        """Seals the shard: on return it is LOCAL. After any error the save is aborted."""
+        handle = self._use()
+        try:
+            index = encode_index(self._infos)
+            if index is not None:
+                self._put(INDEX_NAME, index)
+            self._release()
+            self._settled = True
+            lib = library()
+            lib.check(lib.save_commit(handle.pointer))
+        finally:
+            self.close()
+
+    def abort(self) -> None:
+        """Gives the save up; its memory is free again."""
+        handle = self._use()
+        self._settled = True
+        try:
+            self._release()
+            lib = library()
+            lib.check(lib.save_abort(handle.pointer))
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Aborts if neither committed nor aborted. Closing twice is fine."""
+        self._release()
+        handle, self._handle = self._handle, None
+        if handle is not None and not self._settled:
+            # Not left to the handle's end: reserved memory that is still referenced would put that off. The
+            # status does not matter, since whatever it is the save is over.
+            self._settled = True
+            library().save_abort(handle.pointer)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was committed, aborted or closed."""
+        return self._handle is None
+
+    def __enter__(self) -> Save:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.closed:
+            return
+        if kind is None:
+            self.commit()
+        else:
+            self.close()
+
+    def _use(self) -> Handle:
+        handle = self._handle
+        if handle is None:
+            raise InvalidArgument(
+                f"the save of step {self.step} is over: it was committed, aborted or closed"
+            )
+        return handle
+
+    def _check_name(self, name: str) -> None:
+        if isinstance(name, str) and name.startswith(RESERVED_PREFIX):
+            raise InvalidArgument(
+                f"name {name!r}: names that begin with {RESERVED_PREFIX!r} are the package's own"
+            )
+
+    def _put_source(self, name: str, source: Source) -> None:
+        self._check_name(name)
+        lib = library()
+        handle = self._use()
+        memory = source.memory()  # held until the library has read it
+        lib.check(lib.save_put(handle.pointer, encode_name(name), memory.address, memory.length))
+        self._infos[name] = source.info
+
+    def _put(self, name: str, value: bytes) -> None:
+        lib = library()
+        handle = self._use()
+        lib.check(lib.save_put(handle.pointer, encode_name(name), value, len(value)))
+
+    def _release(self) -> None:
+        reserved, self._reserved = self._reserved, []
+        for view in reserved:
+            try:
+                view.release()
+            except BufferError:
+                pass  # something made of it is still there: reserve() says that this is the caller's to drop
+
+
+class View:
+    """What one rank saved at one step, open for reading. A context manager, and an iterable of names.
+
+    Every read checks the bytes' checksums; a copy that does not match is repaired from another holder inside
+    the call.
+    """
+
+    def __init__(self, step: int, rank: int, timeout: float, handle: Handle) -> None:
+        self.step = step
+        self.rank = rank
+        self._timeout = timeout
+        self._handle: Handle | None = handle
+        self._objects = self._list(handle)
+        self._index: dict[str, dict[str, Any]] | None = None
+
+    def names(self) -> list[str]:
+        """The objects, in the order they were saved; the package's own are left out."""
+        return [name for name in self._objects if not name.startswith(RESERVED_PREFIX)]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names())
+
+    def __len__(self) -> int:
+        return len(self.names())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._objects
+
+    def length(self, name: str) -> int:
+        """Bytes of an object. NotFound: none of this name."""
+        try:
+            return self._objects[name]
+        except KeyError:
+            raise NotFound(f"rank {self.rank} saved no object {name!r} at step {self.step}") from None
+
+    def info(self, name: str) -> ObjectInfo:
+        """Kind, and a tensor's dtype and shape, of an object."""
+        length = self.length(name)
+        if self._index is None:
+            self._index = decode_index(self.read(INDEX_NAME)) if INDEX_NAME in self._objects else {}
+        return object_info(name, length, self._index)
+
+    def read(
+        self, name: str, offset: int = 0, length: int | None = None, timeout: float | None = None
+    ) -> bytes:
+        """The object's bytes, or `length` of them from `offset` on."""
+        count = self.length(name) - offset if length is None else length
+        if count < 0:
+            raise InvalidArgument(f"offset {offset} of object {name!r}, which has {self.length(name)} bytes")
+        target = bytearray(count)
+        self.read_into(name, target, offset, timeout)
+        return bytes(target)
+
+    def read_into(self, name: str, target: Any, offset: int = 0, timeout: float | None = None) -> None:
+        """Fills `target` (a contiguous CPU tensor or writable buffer) from `offset` of the object on, as raw
+        bytes: the range must lie inside the object; dtype and shape are not compared (load() does)."""
+        memory, _ = target_memory(target, name)
+        lib = library()
+        milliseconds = timeout_ms(self._timeout if timeout is None else timeout)
+        begin = unsigned(offset, 64, "offset")
+        handle = self._use()
+        lib.check(
+            lib.view_read(
+                handle.pointer, encode_name(name), begin, memory.address, memory.length, milliseconds
+            )
+        )
+
+    def map(self, name: str, timeout: float | None = None) -> memoryview:
+        """The object's bytes in place in the arena, read-only, checked once, now.
+
+        The arena keeps them for as long as the memoryview or anything made of it exists, also beyond the
+        view's close: drop it soon, since it holds memory that retention would free."""
+        lib = library()
+        handle = self._use()
+        pointer, length = ctypes.c_void_p(), ctypes.c_uint64()
+        milliseconds = timeout_ms(self._timeout if timeout is None else timeout)
+        status = lib.view_map(
+            handle.pointer, encode_name(name), ctypes.byref(pointer), ctypes.byref(length), milliseconds
+        )
+        lib.check(status)
+        if length.value == 0 or pointer.value is None:
+            return memoryview(b"")
+        array = (ctypes.c_ubyte * length.value).from_address(pointer.value)
+        array._ropeteam_handle = handle  # type: ignore[attr-defined]
+        return memoryview(array).cast("B").toreadonly()
+
+    def value(self, name: str) -> Any:
+        """The object as it was saved: a new tensor, a JSON value, or bytes."""
+        info = self.info(name)
+        if info.kind == "tensor":
+            tensor = new_tensor(info, name)
+            self.read_into(name, tensor)
+            return tensor
+        encoded = self.read(name)
+        if info.kind == "json":
+            import json
+
+            return json.loads(encoded)
+        return encoded
+
+    def load(self, *, into: Mapping[str, Any] | None = None, names: Iterable[str] | None = None) -> Shard:
+        """All objects, or those of `names`, with targets to fill in place; see Client.load()."""
+        targets = dict(into or {})
+        wanted = dict.fromkeys(self.names() if names is None else names)
+        wanted.update(dict.fromkeys(targets))
+        for name in wanted:
+            self.length(name)  # NotFound before anything is read
+        for name, target in targets.items():
+            _check_fits(name, self.info(name), target_memory(target, name)[1])
+        shard = Shard(self.step, self.rank)
+        for name in wanted:
+            if name in targets:
+                self.read_into(name, targets[name])
+                shard[name] = targets[name]
+            else:
+                shard[name] = self.value(name)
+        return shard
+
+    def close(self) -> None:
+        """Closing twice is fine. What map() gave stays valid for as long as it is held."""
+        self._handle = None
+
+    @property
+    def closed(self) -> bool:
+        return self._handle is None
+
+    def __enter__(self) -> View:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _use(self) -> Handle:
+        handle = self._handle
+        if handle is None:
+            raise InvalidArgument(f"the view of step {self.step}, rank {self.rank} is closed")
+        return handle
+
+    @staticmethod
+    def _list(handle: Handle) -> dict[str, int]:
+        lib = library()
+        entry = _native.ObjectStruct(size=ctypes.sizeof(_native.ObjectStruct))
+        objects: dict[str, int] = {}
+        for index in range(lib.view_count(handle.pointer)):
+            lib.check(lib.view_object(handle.pointer, index, ctypes.byref(entry)))
+            objects[decode_name(entry.name)] = entry.length
+        return objects
+
+
+def _check_fits(name: str, saved: ObjectInfo, target: ObjectInfo) -> None:
+    if saved.kind == "json":
+        raise InvalidArgument(f"{name}: saved as a JSON value, which cannot be read into a target")
+    if saved.kind == "tensor" and target.kind == "tensor":
+        if (saved.dtype, saved.shape) != (target.dtype, target.shape):
+            raise InvalidArgument(
+                f"{name}: saved as {saved.dtype} of shape {saved.shape}, "
+                f"the target is {target.dtype} of shape {target.shape}"
+            )
+    if saved.length != target.length:
+        raise InvalidArgument(f"{name}: saved with {saved.length} bytes, the target has {target.length}")

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One exception class for each status of the C API. The numbers are ropeteam.h's and are only ever added
+to."""
+
+from __future__ import annotations
+
+import enum
+
+
+class Code(enum.IntEnum):
+    """ropeteam_status_t."""
+
+    OK = 0
+    INVALID_ARGUMENT = 1
+    NOT_FOUND = 2
+    ALREADY_EXISTS = 3
+    NO_SPACE = 4
+    DEADLINE_EXCEEDED = 5
+    PEER_GONE = 6
+    LINK_FAILED = 7
+    CORRUPT = 8
+    STALE = 9
+    UNAVAILABLE = 10
+    UNSUPPORTED = 11
+    IO = 12
+    ABORTED = 13
+    INTERNAL = 14
+
+
+class RopeteamError(Exception):
+    """Trouble in the store. ``code`` says which; the text has the values and limits that were met.
+
+    A status that this package does not know yet (a newer library's) arrives as this class, with ``code`` an
+    int.
+    """
+
+    code: int = Code.INTERNAL
+
+    def __init__(self, message: str, code: int | None = None) -> None:
+        super().__init__(message)
+        if code is not None:
+            self.code = code
+
+
+class InvalidArgument(RopeteamError, ValueError):
+    """The caller's mistake; repeating the call gives the same answer."""
+
+    code = Code.INVALID_ARGUMENT
+
+
+class NotFound(RopeteamError, LookupError):
+    """No such step, rank or object, now."""
+
+    code = Code.NOT_FOUND
+
+
+class AlreadyExists(RopeteamError):
+    """This rank has saved this step, or this name, already."""
+
+    code = Code.ALREADY_EXISTS
+
+
+class NoSpace(RopeteamError):
+    """The arena is full: needed, free and limit are in the text. Older committed steps stay; go on
+    training."""
+
+    code = Code.NO_SPACE
+
+
+class DeadlineExceeded(RopeteamError, TimeoutError):
+    """The timeout passed; what was asked for may or may not happen still."""
+
+    code = Code.DEADLINE_EXCEEDED
+
+
+class PeerGone(RopeteamError):
+    """Another node is dead, or another instance by now."""
+
+    code = Code.PEER_GONE
+
+
+class LinkFailed(RopeteamError):
+    """The way to another node failed; the node may be well."""
+
+    code = Code.LINK_FAILED
+
+
+class Corrupt(RopeteamError):
+    """No source has bytes that match their checksum; the text names every source that was tried."""
+
+    code = Code.CORRUPT
+
+
+class Stale(RopeteamError):
+    """This process belongs to an older life of the world: the job has restarted without it. Stop saving."""
+
+    code = Code.STALE
+
+
+class Unavailable(RopeteamError):
+    """The node's daemon is not there; the next call tries to reach it again."""
+
+    code = Code.UNAVAILABLE
+
+
+class Unsupported(RopeteamError):
+    """Not in this build, on this machine, or at this protocol version."""
+
+    code = Code.UNSUPPORTED
+
+
+class IoError(RopeteamError):
+    """The operating system refused; the text has its error."""
+
+    code = Code.IO
+
+
+class Aborted(RopeteamError):
+    """Given up before it took effect: the save was aborted, or its step will never reach the level waited
+    for."""
+
+    code = Code.ABORTED
+
+
+class InternalError(RopeteamError):
+    """A mistake in Ropeteam itself; the text says what was broken."""
+
+    code = Code.INTERNAL
+
+
+_BY_CODE: dict[int, type[RopeteamError]] = {
+    int(cls.code): cls
+    for cls in (
+        InvalidArgument,
+        NotFound,
+        AlreadyExists,
+        NoSpace,
+        DeadlineExceeded,
+        PeerGone,
+        LinkFailed,
+        Corrupt,
+        Stale,
+        Unavailable,
+        Unsupported,
+        IoError,
+        Aborted,
+        InternalError,
+    )
+}
+
+
+def error_for(code: int, message: str) -> RopeteamError:
+    """The exception of a status; never for OK."""
+    cls = _BY_CODE.get(code)
+    return RopeteamError(message, code) if cls is None else cls(message)

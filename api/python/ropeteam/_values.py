@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be saved, as memory: tensors, buffers and JSON values, and the index object that tells them apart.
+
+An object is bytes; the library does not interpret them. What Python needs to give back the same value (a
+tensor's dtype and shape, that a value was JSON) stands in one small JSON object a shard, named
+".ropeteam/index":
+
+    {"version": 1,
+     "objects": {"w": {"kind": "tensor", "dtype": "bfloat16", "shape": [2, 3]}, "data": {"kind": "json"}}}
+
+Objects that are not in it are plain bytes, so a shard saved from C loads as bytes and a shard saved here
+reads in C. Nothing is pickled: a checkpoint cannot run code.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Union
+
+from ._errors import Corrupt, InvalidArgument, Unsupported
+
+if TYPE_CHECKING:
+    import torch
+
+JsonValue = Union[None, bool, int, float, str, "Sequence[JsonValue]", "Mapping[str, JsonValue]"]
+#: A torch.Tensor, an object with the buffer protocol (bytes, bytearray, memoryview, numpy array, …), or a
+JSON value. Value = Union["torch.Tensor", bytes, bytearray, memoryview, JsonValue, Any]
+
+RESERVED_PREFIX = ".ropeteam/"
+INDEX_NAME = RESERVED_PREFIX + "index"
+INDEX_VERSION = 1
+
+
+@dataclass(frozen=True)
+class ObjectInfo:
+    """What a shard's index says of one object."""
+
+    kind: str  # "tensor", "json" or "bytes"
+    length: int  # bytes
+    dtype: str | None = None  # of a tensor: "float32", "bfloat16", …
+    shape: tuple[int, ...] | None = None
+
+
+@dataclass
+class Memory:
+    """Bytes at an address, and who keeps them there: `owner` must live as long as the address is used."""
+
+    address: int | None
+    length: int
+    owner: object
+
+
+class _PyBuffer(ctypes.Structure):
+    # Py_buffer: part of CPython's stable ABI since 3.11 and unchanged since 3.0.
+    _fields_ = [
+        ("buf", ctypes.c_void_p),
+        ("obj", ctypes.py_object),
+        ("len", ctypes.c_ssize_t),
+        ("itemsize", ctypes.c_ssize_t),
+        ("readonly", ctypes.c_int),
+        ("ndim", ctypes.c_int),
+        ("format", ctypes.c_char_p),
+        ("shape", ctypes.POINTER(ctypes.c_ssize_t)),
+        ("strides", ctypes.POINTER(ctypes.c_ssize_t)),
+        ("suboffsets", ctypes.POINTER(ctypes.c_ssize_t)),
+        ("internal", ctypes.c_void_p),
+    ]
+
+
+_PYBUF_SIMPLE = 0
+_PYBUF_WRITABLE = 1
+
+_get_buffer = ctypes.pythonapi.PyObject_GetBuffer
+_get_buffer.argtypes = [ctypes.py_object, ctypes.POINTER(_PyBuffer), ctypes.c_int]
+_get_buffer.restype = ctypes.c_int
+_release_buffer = ctypes.pythonapi.PyBuffer_Release
+_release_buffer.argtypes = [ctypes.POINTER(_PyBuffer)]
+_release_buffer.restype = None
+
+
+class _BufferExport:
+    """Holds an export of a buffer, so that the exporter neither moves nor frees it (a bytearray cannot be
+    resized)."""
+
+    def __init__(self, exporter: object, writable: bool) -> None:
+        self._buffer = _PyBuffer()
+        # Raises BufferError for memory that is not contiguous or, when asked for, not writable.
+        _get_buffer(exporter, ctypes.byref(self._buffer), _PYBUF_WRITABLE if writable else _PYBUF_SIMPLE)
+        self.address: int | None = self._buffer.buf
+        self.length: int = self._buffer.len
+
+    def __del__(self) -> None:
+        if getattr(self, "length", None) is not None:
+            _release_buffer(ctypes.byref(self._buffer))
+
+
+def is_tensor(value: object) -> bool:
+    """Whether this is a torch.Tensor, without importing torch into a program that does not use it."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def is_buffer(value: object) -> bool:
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return True
+    try:
+        memoryview(value).release()  # type: ignore[arg-type]
+    except TypeError:
+        return False
+    return True
+
+
+def _plain_tensor(tensor: Any, what: str) -> Any:
+    """The strided CPU tensor whose memory is meant: of a DTensor, this rank's own part."""
+    tensor = tensor.detach()
+    if hasattr(tensor, "to_local"):
+        tensor = tensor.to_local()
+        if hasattr(tensor, "wait"):  # a collective still under way
+            tensor = tensor.wait()
+    torch = sys.modules["torch"]
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        raise Unsupported(
+            f"{what}: a {tensor.layout} tensor of {tensor.dtype}; only plain strided tensors have bytes"
+        )
+    if tensor.device.type != "cpu":
+        raise Unsupported(f"{what}: a tensor on {tensor.device}; only CPU memory can be given, use .cpu()")
+    return tensor
+
+
+def tensor_info(tensor: Any) -> ObjectInfo:
+    return ObjectInfo(
+        kind="tensor",
+        length=tensor.numel() * tensor.element_size(),
+        dtype=str(tensor.dtype).split(".", 1)[-1],
+        shape=tuple(tensor.shape),
+    )
+
+
+class Source:
+    """A value to be saved: its description now, its bytes' address when asked for.
+
+    Nothing is copied, except that a tensor which is not contiguous (or is a lazy conjugate or negative) is
+    made so when its memory is asked for, one at a time, and that JSON is encoded. TypeError: none of what
+    can be saved.
+    """
+
+    def __init__(self, value: Value, what: str) -> None:
+        self._tensor: Any = None
+        self._export: _BufferExport | None = None
+        if is_tensor(value):
+            self._tensor = _plain_tensor(value, what)
+            self.info = tensor_info(self._tensor)
+            return
+        kind = "bytes"
+        if not is_buffer(value):
+            kind = "json"
+            try:
+                value = encode_json(value)
+            except (TypeError, ValueError) as error:
+                raise TypeError(
+                    f"{what}: a {type(value).__name__} is neither a tensor, a buffer nor a JSON value
+                    ({error})"
+                ) from error
+        try:
+            self._export = _BufferExport(value, writable=False)
+        except BufferError as error:
+            raise InvalidArgument(f"{what}: the buffer is not contiguous: {error}") from error
+        self.info = ObjectInfo(kind=kind, length=self._export.length)
+
+    def memory(self) -> Memory:
+        if self._export is not None:
+            return Memory(self._export.address, self._export.length, self._export)
+        tensor = self._tensor.resolve_conj().resolve_neg().contiguous()
+        return Memory(tensor.data_ptr() if self.info.length else None, self.info.length, tensor)
+
+
+def target_memory(target: Any, what: str) -> tuple[Memory, ObjectInfo]:
+    """Where to write to fill `target`, a contiguous tensor or a writable buffer, in place."""
+    if is_tensor(target):
+        tensor = _plain_tensor(target, what)
+        if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+            raise InvalidArgument(f"{what}: a tensor that is filled in place must be contiguous")
+        info = tensor_info(tensor)
+        return Memory(tensor.data_ptr() if info.length else None, info.length, tensor), info
+    try:
+        export = _BufferExport(target, writable=True)
+    except (BufferError, TypeError) as error:
+        raise InvalidArgument(
+            f"{what}: neither a tensor nor a writable contiguous buffer: {error}"
+        ) from error
+    return Memory(export.address, export.length, export), ObjectInfo(kind="bytes", length=export.length)
+
+
+def new_tensor(info: ObjectInfo, what: str) -> Any:
+    """An uninitialised tensor to read the object into."""
+    import torch
+
+    dtype = getattr(torch, info.dtype or "", None)
+    if not isinstance(dtype, torch.dtype):
+        raise Unsupported(f"{what}: this torch ({torch.__version__}) has no dtype {info.dtype}")
+    tensor = torch.empty(info.shape or (), dtype=dtype)
+    length = tensor.numel() * tensor.element_size()
+    if length != info.length:
+        raise Corrupt(
+            f"{what}: {info.dtype} of shape {info.shape} takes {length} bytes, the object has {info.length}"
+        )
+    return tensor
+
+
+def encode_json(value: JsonValue) -> bytes:
+    """Compact UTF-8. Floats come back to the bit (also inf and nan, as Python writes them); tuples come back
+    as lists.
+    ValueError: keys that are not strings, which JSON would silently turn into strings."""
+    _check_keys(value)
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _check_keys(value: object) -> None:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if not isinstance(key, str):
+                raise ValueError(f"key {key!r} is not a str")
+            _check_keys(inner)
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            _check_keys(inner)
+
+
+def encode_index(infos: Mapping[str, ObjectInfo]) -> bytes | None:
+    """The index object, or None when every object is plain bytes."""
+    objects: dict[str, dict[str, Any]] = {}
+    for name, info in infos.items():
+        if info.kind == "tensor":
+            objects[name] = {"kind": "tensor", "dtype": info.dtype, "shape": list(info.shape or ())}
+        elif info.kind != "bytes":
+            objects[name] = {"kind": info.kind}
+    if not objects:
+        return None
+    return json.dumps({"version": INDEX_VERSION, "objects": objects}, separators=(",", ":")).encode()
+
+
+def decode_index(encoded: bytes) -> dict[str, dict[str, Any]]:
+    try:
+        index = json.loads(encoded)
+        version, objects = index["version"], index["objects"]
+        if version == INDEX_VERSION and all(isinstance(entry, dict) for entry in objects.values()):
+            return dict(objects)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise Corrupt(f"the object {INDEX_NAME} is not a shard's index: {error}") from error
+    raise Unsupported(f"the shard's index has version {version}, this package reads {INDEX_VERSION}")
+
+
+def object_info(name: str, length: int, index: Mapping[str, Mapping[str, Any]]) -> ObjectInfo:
+    entry = index.get(name)
+    if entry is None:
+        return ObjectInfo(kind="bytes", length=length)
+    shape = entry.get("shape")
+    return ObjectInfo(
+        kind=str(entry.get("kind", "bytes")),
+        length=length,
+        dtype=entry.get("dtype"),
+        shape=None if shape is None else tuple(shape),
+    )

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The package's unit tests run over a fake library, compiled here against the real header: no daemon is needed."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "api" / "python"))
+
+
+@pytest.fixture(scope="session")
+def fake_path(tmp_path_factory):
+    path = tmp_path_factory.mktemp("fake") / "libropeteam.so"
+    compiler = os.environ.get("CC", "cc")
+    source = pathlib.Path(__file__).with_name("fake_ropeteam.c")
+    include = ROOT / "api" / "include"
+    command = [compiler, "-std=gnu11", "-Wall", "-Werror", "-shared", "-fPIC", f"-I{include}"]
+    subprocess.run([*command, str(source), "-o", str(path)], check=True)
+    return path
+
+
+@pytest.fixture
+def fake(fake_path, monkeypatch):
+    """The fake library, loaded in place of the real one for one test; gives its controls."""
+    from ropeteam import _native
+
+    monkeypatch.setenv("ROPETEAM_LIBRARY", str(fake_path))
+    monkeypatch.setattr(_native, "_loaded", None)
+    controls = ctypes.CDLL(str(fake_path))
+    controls.fake_life.restype = ctypes.c_char_p
+    controls.fake_socket.restype = ctypes.c_char_p
+    controls.fake_timeout.restype = ctypes.c_int64
+    controls.fake_fail(b"", 0)
+    controls.fake_reset()
+    return controls
