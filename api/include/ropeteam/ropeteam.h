@@ -55,7 +55,7 @@ extern "C" {
 #define ROPETEAM_TIMEOUT_MAX_MS 86400000    /* one day */
 #define ROPETEAM_RANK_FROM_ENV UINT32_MAX   /* ropeteam_open_options_t.rank: take RANK from the environment */
 
-typedef struct ropeteam ropeteam_t;           /* a rank's tie to its node's daemon */
+typedef struct ropeteam_handle ropeteam_t;    /* a rank's tie to its node's daemon */
 typedef struct ropeteam_save ropeteam_save_t; /* one shard while it is being saved */
 typedef struct ropeteam_view ropeteam_view_t; /* one saved shard, open for reading */
 

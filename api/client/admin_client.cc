@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "api/client/admin_client.h"
+
+#include <algorithm>
+
+namespace ropeteam {
+namespace {
+
+using local::Type;
+
+// Above it a deadline could overflow; a command that waits for a day waits for ever.
+constexpr uint64_t kAdminTimeoutMaxMs = 86400000;
+
+}  // namespace
+
+Result<std::unique_ptr<AdminClient>> AdminClient::Connect(const std::string& socket, int64_t timeout_ms) {
+  local::Hello hello;
+  hello.kind = local::ClientKind::kAdmin;
+  const int64_t bounded = std::clamp<int64_t>(timeout_ms, 0, kAdminTimeoutMaxMs);
+  Result<std::shared_ptr<Link>> link = MakeLink(socket, hello, Deadline::In(bounded), nullptr);
+  if (!link.ok()) return link.status();
+  return std::unique_ptr<AdminClient>(new AdminClient(std::move(link).value()));
+}
+
+Result<std::string> AdminClient::Request(const local::Admin& request) {
+  FrameBuffers buffers;
+  local::AdminReply reply;
+  const auto bounded = static_cast<int64_t>(std::min(request.timeout_ms, kAdminTimeoutMaxMs));
+  ROPETEAM_RETURN_IF_ERROR(link_->channel->Call(Type::kAdmin, request, Type::kAdminReply, &reply,
+                                                Deadline::In(bounded).Plus(kAnswerGraceMs), &buffers));
+  return std::move(reply.json);
+}
+
+}  // namespace ropeteam

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// AdminClient is the command line's way to ask a daemon about itself, its cluster and its data. It is no
+// rank: it joins no life of the world, maps no memory and saves nothing.
+//
+// Safe from any thread.
+
+#ifndef ROPETEAM_API_CLIENT_ADMIN_CLIENT_H_
+#define ROPETEAM_API_CLIENT_ADMIN_CLIENT_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "api/client/link.h"
+#include "api/client/local_protocol.h"
+#include "core/base/status.h"
+
+namespace ropeteam {
+
+class AdminClient {
+ public:
+  // kInvalidArgument: the path is empty, too long or no socket. kUnavailable: no daemon there. kUnsupported:
+  // another protocol version, or no ropeteamd. kDeadlineExceeded: no answer within `timeout_ms` and a second.
+  static Result<std::unique_ptr<AdminClient>> Connect(const std::string& socket, int64_t timeout_ms);
+
+  // The answer's JSON text. Waits at most request.timeout_ms and a second. After kUnavailable: connect anew.
+  Result<std::string> Request(const local::Admin& request);
+
+  // What the daemon said of itself; `incarnation` is 0.
+  const local::HelloReply& hello() const { return link_->hello; }
+
+ private:
+  explicit AdminClient(std::shared_ptr<Link> link) : link_(std::move(link)) {}
+  std::shared_ptr<Link> link_;
+};
+
+}  // namespace ropeteam
+
+#endif  // ROPETEAM_API_CLIENT_ADMIN_CLIENT_H_

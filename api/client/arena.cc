@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "api/client/arena.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <system_error>
+#include <utility>
+
+#include "core/base/log.h"
+
+namespace ropeteam {
+namespace {
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23  // Linux 5.14; glibc names it since 2.35
+#endif
+
+// One entry of 8 bytes for each page: what a rank may spend on entries of chunks that it was not granted yet.
+// Above it (32 GiB of arena in 4 KiB pages) entries are made for granted chunks only, when they are granted.
+constexpr uint64_t kPageTableBytesMax = 64ull << 20;
+constexpr uint64_t kPageTableEntryBytes = 8;
+// One call of the background's: some milliseconds, the longest that closing a handle waits for it.
+constexpr uint64_t kPopulateRunBytes = 16ull << 20;
+
+uint64_t PageBytes() {
+  static const uint64_t bytes = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
+  return bytes;
+}
+
+Status PopulateMemory(std::byte* begin, uint64_t bytes) {
+  for (;;) {
+    if (::madvise(begin, bytes, MADV_POPULATE_WRITE) == 0) return OkStatus();
+    if (errno == EINTR || errno == EAGAIN) continue;
+    break;
+  }
+  if (errno != EINVAL) {
+    // A plain store would have ended the process with SIGBUS here.
+    const Status status =
+        ErrnoError(errno, "fault in %llu bytes of the arena", static_cast<unsigned long long>(bytes));
+    return {Code::kNoSpace, status.message()};
+  }
+  // Before Linux 5.14. Adding nothing, atomically: others may be writing to these chunks.
+  for (uint64_t at = 0; at < bytes; at += PageBytes()) {
+    reinterpret_cast<std::atomic<uint8_t>*>(begin + at)->fetch_or(0, std::memory_order_relaxed);
+  }
+  return OkStatus();
+}
+
+Status CheckGeometry(const UniqueFd& fd, const local::HelloReply& hello) {
+  struct stat info {};
+  if (!fd.valid()) return Error(Code::kInvalidArgument, "the daemon sent no descriptor of its arena");
+  if (::fstat(fd.get(), &info) != 0) return ErrnoError(errno, "fstat of the arena");
+  const auto chunk_bytes = static_cast<unsigned long long>(hello.chunk_bytes);
+  if (!std::has_single_bit(hello.chunk_bytes) || hello.chunk_bytes < kChunkBytesMin ||
+      hello.chunk_bytes > kChunkBytesMax || hello.chunk_bytes % PageBytes() != 0 ||
+      hello.chunks_begin % PageBytes() != 0) {
+    return Error(Code::kInvalidArgument,
+                 "arena with chunks of %llu bytes from offset %llu; pages are of %llu bytes", chunk_bytes,
+                 static_cast<unsigned long long>(hello.chunks_begin),
+                 static_cast<unsigned long long>(PageBytes()));
+  }
+  const auto file_bytes = static_cast<uint64_t>(info.st_size);
+  if (hello.chunks_total == 0 || hello.arena_bytes > file_bytes || hello.chunks_begin > hello.arena_bytes ||
+      hello.chunks_total > (hello.arena_bytes - hello.chunks_begin) / hello.chunk_bytes) {
+    return Error(Code::kInvalidArgument,
+                 "arena of %llu bytes with %llu chunks of %llu from offset %llu in a file of %llu",
+                 static_cast<unsigned long long>(hello.arena_bytes),
+                 static_cast<unsigned long long>(hello.chunks_total), chunk_bytes,
+                 static_cast<unsigned long long>(hello.chunks_begin),
+                 static_cast<unsigned long long>(file_bytes));
+  }
+  return OkStatus();
+}
+
+}  // namespace
+
+Window::Window(Window&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+
+Window& Window::operator=(Window&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+
+Window::~Window() {
+  if (data_ != nullptr) ::munmap(data_, bytes_);
+}
+
+Result<std::shared_ptr<Arena>> Arena::Map(UniqueFd fd, const local::HelloReply& hello) {
+  ROPETEAM_RETURN_IF_ERROR(CheckGeometry(fd, hello));
+  std::shared_ptr<Arena> arena(new Arena);
+  void* base = ::mmap(nullptr, hello.arena_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+  if (base == MAP_FAILED) {
+    return ErrnoError(errno, "map the arena of %llu bytes",
+                      static_cast<unsigned long long>(hello.arena_bytes));
+  }
+  arena->fd_ = std::move(fd);
+  arena->base_ = static_cast<std::byte*>(base);
+  arena->bytes_ = hello.arena_bytes;
+  arena->chunks_begin_ = hello.chunks_begin;
+  arena->chunk_bytes_ = hello.chunk_bytes;
+  arena->chunks_total_ = hello.chunks_total;
+  arena->populated_ = std::vector<std::atomic<uint8_t>>(hello.chunks_total);
+  // Ignore errors: where the system has no huge pages for shared memory, ordinary ones do.
+  (void)::madvise(base, hello.arena_bytes, MADV_HUGEPAGE);
+  if (hello.arena_bytes / PageBytes() * kPageTableEntryBytes <= kPageTableBytesMax) {
+    // The thread must not take signals that are meant for the training process's own threads.
+    sigset_t all;
+    sigset_t before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    try {
+      arena->background_ = std::thread(&Arena::PopulateAll, arena.get());
+    } catch (const std::system_error& error) {
+      // Grants are populated when they come, then.
+      LOG_DEBUG("no thread to populate the arena %s", error.what());
+    }
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  }
+  return arena;
+}
+
+Arena::~Arena() {
+  stop_ = true;
+  if (background_.joinable()) background_.join();
+  if (base_ != nullptr) ::munmap(base_, bytes_);
+}
+
+bool Arena::IsOf(const UniqueFd& fd, const local::HelloReply& hello) const {
+  struct stat mine {};
+  struct stat theirs {};
+  if (::fstat(fd_.get(), &mine) != 0 || ::fstat(fd.get(), &theirs) != 0) return false;
+  return mine.st_dev == theirs.st_dev && mine.st_ino == theirs.st_ino && bytes_ == hello.arena_bytes &&
+         chunks_begin_ == hello.chunks_begin && chunk_bytes_ == hello.chunk_bytes &&
+         chunks_total_ == hello.chunks_total;
+}
+
+Status Arena::CheckExtents(const std::vector<Extent>& extents) const {
+  for (const Extent& extent : extents) {
+    if (extent.count == 0 || extent.first >= chunks_total_ || extent.count > chunks_total_ - extent.first) {
+      return Error(Code::kInternal, "the daemon granted %u chunks from chunk %u of an arena of %llu chunks",
+                   extent.count, extent.first, static_cast<unsigned long long>(chunks_total_));
+    }
+  }
+  return OkStatus();
+}
+
+Status Arena::Populate(const std::vector<Extent>& extents) {
+  for (const Extent& extent : extents) ROPETEAM_RETURN_IF_ERROR(PopulateRun(extent.first, extent.count));
+  return OkStatus();
+}
+
+// Two threads may populate the same chunk at once: harmless, and rarer than a lock would cost.
+Status Arena::PopulateRun(uint64_t first, uint64_t count) {
+  const uint64_t end = first + count;
+  while (first < end) {
+    if (populated_[first].load(std::memory_order_relaxed) != 0) {
+      ++first;
+      continue;
+    }
+    uint64_t stop = first + 1;
+    while (stop < end && populated_[stop].load(std::memory_order_relaxed) == 0) ++stop;
+    ROPETEAM_RETURN_IF_ERROR(
+        PopulateMemory(chunk(static_cast<uint32_t>(first)), (stop - first) * chunk_bytes_));
+    for (; first < stop; ++first) populated_[first].store(1, std::memory_order_relaxed);
+  }
+  return OkStatus();
+}
+
+void Arena::PopulateAll() {
+  const uint64_t step = std::max<uint64_t>(1, kPopulateRunBytes / chunk_bytes_);
+  for (uint64_t first = 0; first < chunks_total_ && !stop_; first += step) {
+    const Status status = PopulateRun(first, std::min(step, chunks_total_ - first));
+    if (!status.ok()) {
+      // A grant of these chunks meets the same and says so to its caller.
+      LOG_DEBUG("populate the arena %s", status.ToString().c_str());
+      return;
+    }
+  }
+}
+
+Result<Window> Arena::MapWindow(std::span<const uint32_t> chunks, bool writable) const {
+  const uint64_t bytes = chunks.size() * chunk_bytes_;
+  // Address space first, so that the pieces have a place that nobody takes meanwhile.
+  void* base = ::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (base == MAP_FAILED) {
+    return ErrnoError(errno, "reserve %llu bytes of address space", static_cast<unsigned long long>(bytes));
+  }
+  Window window(static_cast<std::byte*>(base), bytes);
+  const int protection = writable ? PROT_READ | PROT_WRITE : PROT_READ;
+  for (size_t first = 0; first < chunks.size();) {
+    size_t end = first + 1;
+    while (end < chunks.size() && chunks[end] == chunks[end - 1] + 1) ++end;
+    const uint64_t offset = chunks_begin_ + chunks[first] * chunk_bytes_;
+    void* piece = ::mmap(window.data() + first * chunk_bytes_, (end - first) * chunk_bytes_, protection,
+                         MAP_SHARED | MAP_FIXED, fd_.get(), static_cast<off_t>(offset));
+    if (piece == MAP_FAILED) {
+      return ErrnoError(errno, "map %zu chunks of %llu bytes from offset %llu of the arena", end - first,
+                        static_cast<unsigned long long>(chunk_bytes_),
+                        static_cast<unsigned long long>(offset));
+    }
+    first = end;
+  }
+  if (writable) ROPETEAM_RETURN_IF_ERROR(PopulateMemory(window.data(), bytes));
+  return window;
+}
+
+}  // namespace ropeteam

@@ -1,0 +1,471 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The C API over the classes of this folder: checks what callers in C can get wrong, turns a Status into a
+// code and this thread's sentence, and lets no exception out.
+
+#include <pthread.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "api/client/client.h"
+#include "api/client/environment.h"
+#include "api/client/save.h"
+#include "api/client/view.h"
+#include "api/include/ropeteam/ropeteam.h"
+#include "core/base/log.h"
+
+struct ropeteam_handle {
+  std::shared_ptr<ropeteam::Client> client;
+};
+struct ropeteam_save {
+  std::unique_ptr<ropeteam::Save> save;
+};
+struct ropeteam_view {
+  std::unique_ptr<ropeteam::View> view;
+};
+
+namespace ropeteam {
+namespace {
+
+// The header cannot include ours; the numbers are one vocabulary all the same.
+static_assert(static_cast<int>(Code::kOk) == ROPETEAM_OK);
+static_assert(static_cast<int>(Code::kInvalidArgument) == ROPETEAM_INVALID_ARGUMENT);
+static_assert(static_cast<int>(Code::kNotFound) == ROPETEAM_NOT_FOUND);
+static_assert(static_cast<int>(Code::kAlreadyExists) == ROPETEAM_ALREADY_EXISTS);
+static_assert(static_cast<int>(Code::kNoSpace) == ROPETEAM_NO_SPACE);
+static_assert(static_cast<int>(Code::kDeadlineExceeded) == ROPETEAM_DEADLINE_EXCEEDED);
+static_assert(static_cast<int>(Code::kPeerGone) == ROPETEAM_PEER_GONE);
+static_assert(static_cast<int>(Code::kLinkFailed) == ROPETEAM_LINK_FAILED);
+static_assert(static_cast<int>(Code::kCorrupt) == ROPETEAM_CORRUPT);
+static_assert(static_cast<int>(Code::kStale) == ROPETEAM_STALE);
+static_assert(static_cast<int>(Code::kUnavailable) == ROPETEAM_UNAVAILABLE);
+static_assert(static_cast<int>(Code::kUnsupported) == ROPETEAM_UNSUPPORTED);
+static_assert(static_cast<int>(Code::kIo) == ROPETEAM_IO);
+static_assert(static_cast<int>(Code::kAborted) == ROPETEAM_ABORTED);
+static_assert(static_cast<int>(Code::kInternal) == ROPETEAM_INTERNAL);
+static_assert(kNameBytesMax == ROPETEAM_NAME_MAX && kObjectsMax == ROPETEAM_OBJECTS_MAX);
+static_assert(kSavesOpenMax == ROPETEAM_SAVES_OPEN_MAX && kViewsOpenMax == ROPETEAM_VIEWS_OPEN_MAX);
+
+constexpr int64_t kOpenTimeoutDefaultMs = 30000;  // the header's
+
+// The structs' sizes in version 0.1, the first: what a caller has to bring at least.
+constexpr size_t kOpenOptionsBytes = sizeof(ropeteam_open_options_t);
+constexpr size_t kInfoBytes = sizeof(ropeteam_info_t);
+constexpr size_t kSaveOptionsBytes = sizeof(ropeteam_save_options_t);
+constexpr size_t kStepBytes = sizeof(ropeteam_step_t);
+constexpr size_t kObjectBytes = sizeof(ropeteam_object_t);
+// More than any struct of ours will grow to: a `size` above it is a value that was never set.
+constexpr size_t kStructBytesMax = 4096;
+
+// This thread's sentence; null when there is no memory or no place to keep one. By a pthread key and not
+// thread_local: that would link the library to the dynamic loader (__tls_get_addr) and needs room in a table
+// that large processes are known to fill. The library is never unloaded (nodelete), so neither is the key's
+// destructor.
+std::string* LastError() {
+  static pthread_key_t key;
+  static const bool has_key =
+      pthread_key_create(&key, [](void* message) { delete static_cast<std::string*>(message); }) == 0;
+  if (!has_key) return nullptr;
+  if (void* message = pthread_getspecific(key)) return static_cast<std::string*>(message);
+  auto* message = new (std::nothrow) std::string;
+  if (message != nullptr && pthread_setspecific(key, message) == 0) return message;
+  delete message;
+  return nullptr;
+}
+
+ropeteam_status_t Report(const Status& status) {
+  if (status.ok()) return ROPETEAM_OK;
+  if (std::string* message = LastError()) {
+    try {
+      *message = status.message();
+    } catch (const std::bad_alloc&) {
+      message->clear();  // the code is still right
+    }
+  }
+  return static_cast<ropeteam_status_t>(status.code());
+}
+
+// Runs the body of a call.
+template <typename Body>
+ropeteam_status_t Guard(Body&& body) {
+  try {
+    return Report(body());
+  } catch (const std::bad_alloc&) {
+    return Report(Status(Code::kInternal, "no memory"));  // short: it needs none
+  } catch (const std::exception& error) {
+    return Report(Error(Code::kInternal, "unexpected: %s", error.what()));
+  }
+}
+
+Status CheckNotNull(const void* pointer, const char* what) {
+  return pointer != nullptr ? OkStatus() : Error(Code::kInvalidArgument, "%s is NULL", what);
+}
+
+Status CheckTimeout(int64_t timeout_ms) {
+  if (timeout_ms >= 0 && timeout_ms <= ROPETEAM_TIMEOUT_MAX_MS) return OkStatus();
+  return Error(Code::kInvalidArgument, "timeout of %lld ms, limits 0 and %d",
+               static_cast<long long>(timeout_ms), ROPETEAM_TIMEOUT_MAX_MS);
+}
+
+Status CheckName(const char* name, std::string_view* checked) {
+  ROPETEAM_RETURN_IF_ERROR(CheckNotNull(name, "the object's name"));
+  const size_t length = ::strnlen(name, ROPETEAM_NAME_MAX + 1);
+  if (length == 0) return Error(Code::kInvalidArgument, "the object's name is empty");
+  if (length > ROPETEAM_NAME_MAX) {
+    return Error(Code::kInvalidArgument, "object name of more than %d bytes: %.*s…", ROPETEAM_NAME_MAX, 64,
+                 name);
+  }
+  *checked = std::string_view(name, length);
+  return OkStatus();
+}
+
+Status CheckSize(size_t size, size_t known, const char* what) {
+  if (size >= known && size <= kStructBytesMax) return OkStatus();
+  return Error(Code::kInvalidArgument, "%s.size is %zu, limits %zu and %zu: set it to sizeof(%s)", what, size,
+               known, kStructBytesMax, what);
+}
+
+// A struct that the caller filled. Fields behind those we know of must be zero: they ask for what we cannot
+// do.
+Status CheckInput(const void* input, size_t known, const char* what) {
+  ROPETEAM_RETURN_IF_ERROR(CheckNotNull(input, what));
+  size_t size = 0;
+  std::memcpy(&size, input, sizeof(size));
+  ROPETEAM_RETURN_IF_ERROR(CheckSize(size, known, what));
+  const auto* bytes = static_cast<const unsigned char*>(input);
+  for (size_t i = known; i < size; ++i) {
+    if (bytes[i] == 0) continue;
+    return Error(Code::kUnsupported, "%s of %zu bytes has a value at byte %zu; this library knows %zu bytes",
+                 what, size, i, known);
+  }
+  return OkStatus();
+}
+
+// A struct that we fill: only `size` is read.
+Status CheckOutput(const void* output, size_t known, const char* what) {
+  ROPETEAM_RETURN_IF_ERROR(CheckNotNull(output, what));
+  size_t size = 0;
+  std::memcpy(&size, output, sizeof(size));
+  return CheckSize(size, known, what);
+}
+
+// Keeps the caller's size, and zeroes the fields it has and we do not.
+template <typename T>
+void FillOutput(T value, T* output) {
+  value.size = output->size;
+  std::memset(reinterpret_cast<char*>(output) + sizeof(T), 0, output->size - sizeof(T));
+  *output = value;
+}
+
+Status CheckHandle(const ropeteam_t* handle) {
+  ROPETEAM_RETURN_IF_ERROR(CheckNotNull(handle, "the ropeteam handle"));
+  return handle->client->CheckProcess();
+}
+Status CheckHandle(const ropeteam_save_t* save) {
+  ROPETEAM_RETURN_IF_ERROR(CheckNotNull(save, "the save handle"));
+  return save->save->client().CheckProcess();
+}
+Status CheckHandle(const ropeteam_view_t* view) {
+  ROPETEAM_RETURN_IF_ERROR(CheckNotNull(view, "the view handle"));
+  return view->view->client().CheckProcess();
+}
+
+// Our log is silent unless ROPETEAM_LOG asks for it: no call of a library prints.
+void SetUpLogOnce() {
+  static const bool done = [] {
+    LogLevel level = LogLevel::kOff;
+    const char* name = std::getenv("ROPETEAM_LOG");
+    if (name == nullptr || !ParseLogLevel(name, &level)) level = LogLevel::kOff;
+    SetLogLevel(level);
+    return true;
+  }();
+  (void)done;
+}
+
+Result<OpenOptions> ResolveOptions(const ropeteam_open_options_t& given) {
+  OpenOptions options;
+  ROPETEAM_RETURN_IF_ERROR(CheckTimeout(given.timeout_ms));
+  options.timeout_ms = given.timeout_ms != 0 ? given.timeout_ms : kOpenTimeoutDefaultMs;
+  if (given.socket != nullptr) {
+    options.socket = given.socket;
+  } else {
+    Result<std::string> socket = SocketFromEnvironment();
+    if (!socket.ok()) return socket.status();
+    options.socket = std::move(socket).value();
+  }
+  options.rank = given.rank;
+  if (given.rank == ROPETEAM_RANK_FROM_ENV) {
+    const Result<uint32_t> rank = NumberFromEnvironment("RANK");
+    if (!rank.ok()) return rank.status();
+    options.rank = *rank;
+  }
+  options.world_size = given.world_size;
+  if (given.world_size == 0) {
+    const Result<uint32_t> world_size = NumberFromEnvironment("WORLD_SIZE");
+    if (!world_size.ok()) return world_size.status();
+    options.world_size = *world_size;
+  }
+  if (options.world_size == 0 || options.world_size > ROPETEAM_WORLD_MAX) {
+    return Error(Code::kInvalidArgument, "world of %u ranks, limits 1 and %d", options.world_size,
+                 ROPETEAM_WORLD_MAX);
+  }
+  if (options.rank >= options.world_size) {
+    return Error(Code::kInvalidArgument, "rank %u in a world of %u ranks", options.rank, options.world_size);
+  }
+  options.life = given.life != nullptr ? std::string(given.life) : LifeFromEnvironment();
+  if (options.life.size() > local::kLifeBytesMax) {
+    return Error(Code::kInvalidArgument, "life of %zu bytes, limit %u", options.life.size(),
+                 local::kLifeBytesMax);
+  }
+  return options;
+}
+
+ropeteam_object_t ToC(const Object& object) { return {kObjectBytes, object.name.c_str(), object.length}; }
+
+}  // namespace
+}  // namespace ropeteam
+
+using ropeteam::CheckHandle;
+using ropeteam::CheckNotNull;
+using ropeteam::Code;
+using ropeteam::Error;
+using ropeteam::Guard;
+using ropeteam::OkStatus;
+using ropeteam::Result;
+using ropeteam::Status;
+
+#define ROPETEAM_TEXT_OF(x) #x
+#define ROPETEAM_TEXT(x) ROPETEAM_TEXT_OF(x)
+
+const char* ropeteam_version(void) {
+  return ROPETEAM_TEXT(ROPETEAM_VERSION_MAJOR) "." ROPETEAM_TEXT(ROPETEAM_VERSION_MINOR) "." ROPETEAM_TEXT(
+      ROPETEAM_VERSION_PATCH);
+}
+
+const char* ropeteam_status_name(ropeteam_status_t status) {
+  return ropeteam::CodeName(static_cast<Code>(status));
+}
+
+const char* ropeteam_last_error(void) {
+  const std::string* message = ropeteam::LastError();
+  return message != nullptr ? message->c_str() : "";
+}
+
+ropeteam_status_t ropeteam_open(const ropeteam_open_options_t* options, ropeteam_t** handle) {
+  return Guard([&]() -> Status {
+    ropeteam::SetUpLogOnce();
+    ROPETEAM_RETURN_IF_ERROR(
+        ropeteam::CheckInput(options, ropeteam::kOpenOptionsBytes, "ropeteam_open_options_t"));
+    ROPETEAM_RETURN_IF_ERROR(CheckNotNull(handle, "where to put the ropeteam handle"));
+    Result<ropeteam::OpenOptions> resolved = ropeteam::ResolveOptions(*options);
+    if (!resolved.ok()) return resolved.status();
+    auto opened = std::make_unique<ropeteam_t>();
+    Result<std::shared_ptr<ropeteam::Client>> client = ropeteam::Client::Open(std::move(resolved).value());
+    if (!client.ok()) return client.status();
+    opened->client = std::move(client).value();
+    *handle = opened.release();
+    return OkStatus();
+  });
+}
+
+void ropeteam_close(ropeteam_t* handle) {
+  if (handle == nullptr) return;
+  // A forked child has neither the connection nor the threads that may have held locks at the fork: it leaves
+  // all as it is.
+  if (handle->client->InForkedChild()) return;
+  handle->client->Close();
+  delete handle;
+}
+
+ropeteam_status_t ropeteam_info(ropeteam_t* handle, ropeteam_info_t* info) {
+  return Guard([&]() -> Status {
+    ROPETEAM_RETURN_IF_ERROR(CheckHandle(handle));
+    ROPETEAM_RETURN_IF_ERROR(ropeteam::CheckOutput(info, ropeteam::kInfoBytes, "ropeteam_info_t"));
+    const ropeteam::local::HelloReply hello = handle->client->hello();
+    ropeteam::FillOutput(
+        {ropeteam::kInfoBytes, handle->client->options().rank, handle->client->options().world_size,
+         hello.incarnation, hello.chunk_bytes, hello.chunks_total * hello.chunk_bytes},
+        info);
+    return OkStatus();
+  });
+}
+
+ropeteam_status_t ropeteam_save_begin(ropeteam_t* handle, uint64_t step,
+                                      const ropeteam_save_options_t* options, ropeteam_save_t** save) {
+  return Guard([&]() -> Status {
+    ROPETEAM_RETURN_IF_ERROR(CheckHandle(handle));
+    ROPETEAM_RETURN_IF_ERROR(
+        ropeteam::CheckInput(options, ropeteam::kSaveOptionsBytes, "ropeteam_save_options_t"));
+    ROPETEAM_RETURN_IF_ERROR(CheckNotNull(save, "where to put the save handle"));
+    auto begun = std::make_unique<ropeteam_save_t>();
+    Result<std::unique_ptr<ropeteam::Save>> result =
+        ropeteam::Save::Begin(handle->client, step, options->bytes, options->objects);
+    if (!result.ok()) return result.status();
+    begun->save = std::move(result).value();
+    *save = begun.release();
+    return OkStatus();
+  });
+}
+
+ropeteam_status_t ropeteam_save_put(ropeteam_save_t* save, const char* name, const void* data,
+                                    uint64_t length) {
+  return Guard([&]() -> Status {
+    std::string_view checked;
+    ROPETEAM_RETURN_IF_ERROR(CheckHandle(save));
+    ROPETEAM_RETURN_IF_ERROR(ropeteam::CheckName(name, &checked));
+    if (length != 0) ROPETEAM_RETURN_IF_ERROR(CheckNotNull(data, "the data of an object that is not empty"));
+    return save->save->Put(checked, data, length);
+  });
+}
+
+ropeteam_status_t ropeteam_save_reserve(ropeteam_save_t* save, const char* name, uint64_t length,
+                                        void** pointer) {
+  return Guard([&]() -> Status {
+    std::string_view checked;
+    ROPETEAM_RETURN_IF_ERROR(CheckHandle(save));
+    ROPETEAM_RETURN_IF_ERROR(ropeteam::CheckName(name, &checked));
+    ROPETEAM_RETURN_IF_ERROR(CheckNotNull(pointer, "where to put the pointer"));
+    const Result<void*> memory = save->save->Reserve(checked, length);
+    if (!memory.ok()) return memory.status();
+    *pointer = *memory;
+    return OkStatus();
+  });
+}
+
+ropeteam_status_t ropeteam_save_commit(ropeteam_save_t* save) {
+  return Guard([&]() -> Status {
+    ROPETEAM_RETURN_IF_ERROR(CheckHandle(save));
+    return save->save->Commit();
+  });
+}
+
+ropeteam_status_t ropeteam_save_abort(ropeteam_save_t* save) {
+  return Guard([&]() -> Status {
+    ROPETEAM_RETURN_IF_ERROR(CheckHandle(save));
+    return save->save->Abort();
+  });
+}
+
+void ropeteam_save_close(ropeteam_save_t* save) {
+  if (save == nullptr || save->save->client().InForkedChild()) return;
+  delete save;
+}
+
+ropeteam_status_t ropeteam_wait(ropeteam_t* handle, uint64_t step, ropeteam_level_t level,
+                                int64_t timeout_ms) {
+  return Guard([&]() -> Status {
+    ROPETEAM_RETURN_IF_ERROR(CheckHandle(handle));
+    ROPETEAM_RETURN_IF_ERROR(ropeteam::CheckTimeout(timeout_ms));
+    const auto number = static_cast<int>(level);
+    if (number < ROPETEAM_LOCAL || number > ROPETEAM_PERSISTED) {
+      return Error(Code::kInvalidArgument, "level %d, limits %d and %d", number, ROPETEAM_LOCAL,
+                   ROPETEAM_PERSISTED);
+    }
+    return handle->client->Wait(step, static_cast<uint8_t>(number), timeout_ms);
+  });
+}
+
+ropeteam_status_t ropeteam_latest(ropeteam_t* handle, ropeteam_step_t* step, int64_t timeout_ms) {
+  return Guard([&]() -> Status {
+    ROPETEAM_RETURN_IF_ERROR(CheckHandle(handle));
+    ROPETEAM_RETURN_IF_ERROR(ropeteam::CheckOutput(step, ropeteam::kStepBytes, "ropeteam_step_t"));
+    ROPETEAM_RETURN_IF_ERROR(ropeteam::CheckTimeout(timeout_ms));
+    const Result<ropeteam::local::LatestReply> latest = handle->client->Latest(timeout_ms);
+    if (!latest.ok()) return latest.status();
+    ropeteam::FillOutput({ropeteam::kStepBytes, latest->step, latest->incarnation, latest->world_size}, step);
+    return OkStatus();
+  });
+}
+
+ropeteam_status_t ropeteam_view_open(ropeteam_t* handle, uint64_t step, uint32_t rank, int64_t timeout_ms,
+                                     ropeteam_view_t** view) {
+  return Guard([&]() -> Status {
+    ROPETEAM_RETURN_IF_ERROR(CheckHandle(handle));
+    ROPETEAM_RETURN_IF_ERROR(ropeteam::CheckTimeout(timeout_ms));
+    ROPETEAM_RETURN_IF_ERROR(CheckNotNull(view, "where to put the view handle"));
+    auto opened = std::make_unique<ropeteam_view_t>();
+    Result<std::unique_ptr<ropeteam::View>> result =
+        ropeteam::View::Open(handle->client, step, rank, timeout_ms);
+    if (!result.ok()) return result.status();
+    opened->view = std::move(result).value();
+    *view = opened.release();
+    return OkStatus();
+  });
+}
+
+uint64_t ropeteam_view_count(const ropeteam_view_t* view) {
+  return view != nullptr ? view->view->objects().size() : 0;
+}
+
+ropeteam_status_t ropeteam_view_object(const ropeteam_view_t* view, uint64_t index,
+                                       ropeteam_object_t* object) {
+  return Guard([&]() -> Status {
+    ROPETEAM_RETURN_IF_ERROR(CheckHandle(view));
+    ROPETEAM_RETURN_IF_ERROR(ropeteam::CheckOutput(object, ropeteam::kObjectBytes, "ropeteam_object_t"));
+    const auto& objects = view->view->objects();
+    if (index >= objects.size()) {
+      return Error(Code::kInvalidArgument, "object %llu of a view of %zu",
+                   static_cast<unsigned long long>(index), objects.size());
+    }
+    ropeteam::FillOutput(ropeteam::ToC(objects[index]), object);
+    return OkStatus();
+  });
+}
+
+ropeteam_status_t ropeteam_view_find(const ropeteam_view_t* view, const char* name,
+                                     ropeteam_object_t* object) {
+  return Guard([&]() -> Status {
+    std::string_view checked;
+    ROPETEAM_RETURN_IF_ERROR(CheckHandle(view));
+    ROPETEAM_RETURN_IF_ERROR(ropeteam::CheckName(name, &checked));
+    ROPETEAM_RETURN_IF_ERROR(ropeteam::CheckOutput(object, ropeteam::kObjectBytes, "ropeteam_object_t"));
+    const Result<const ropeteam::Object*> found = view->view->Find(checked);
+    if (!found.ok()) return found.status();
+    ropeteam::FillOutput(ropeteam::ToC(**found), object);
+    return OkStatus();
+  });
+}
+
+ropeteam_status_t ropeteam_view_read(ropeteam_view_t* view, const char* name, uint64_t offset, void* data,
+                                     uint64_t length, int64_t timeout_ms) {
+  return Guard([&]() -> Status {
+    std::string_view checked;
+    ROPETEAM_RETURN_IF_ERROR(CheckHandle(view));
+    ROPETEAM_RETURN_IF_ERROR(ropeteam::CheckName(name, &checked));
+    ROPETEAM_RETURN_IF_ERROR(ropeteam::CheckTimeout(timeout_ms));
+    if (length != 0) ROPETEAM_RETURN_IF_ERROR(CheckNotNull(data, "where to put the bytes"));
+    const Result<const ropeteam::Object*> found = view->view->Find(checked);
+    if (!found.ok()) return found.status();
+    return view->view->Read(**found, offset, data, length, timeout_ms);
+  });
+}
+
+ropeteam_status_t ropeteam_view_map(ropeteam_view_t* view, const char* name, const void** data,
+                                    uint64_t* length, int64_t timeout_ms) {
+  return Guard([&]() -> Status {
+    std::string_view checked;
+    ROPETEAM_RETURN_IF_ERROR(CheckHandle(view));
+    ROPETEAM_RETURN_IF_ERROR(ropeteam::CheckName(name, &checked));
+    ROPETEAM_RETURN_IF_ERROR(ropeteam::CheckTimeout(timeout_ms));
+    ROPETEAM_RETURN_IF_ERROR(CheckNotNull(data, "where to put the pointer"));
+    ROPETEAM_RETURN_IF_ERROR(CheckNotNull(length, "where to put the length"));
+    const Result<const ropeteam::Object*> found = view->view->Find(checked);
+    if (!found.ok()) return found.status();
+    const Result<const void*> mapped = view->view->Map(**found, timeout_ms);
+    if (!mapped.ok()) return mapped.status();
+    *data = *mapped;
+    *length = (*found)->length;
+    return OkStatus();
+  });
+}
+
+void ropeteam_view_close(ropeteam_view_t* view) {
+  if (view == nullptr || view->view->client().InForkedChild()) return;
+  delete view;
+}

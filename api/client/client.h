@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Client is what a ropeteam_t stands for: one rank's tie to its node's daemon, across the daemon's lives. It
+// holds the current Link and makes the next when that one has ended.
+//
+// Safe from any thread. Shared: saves and views hold it too, so that closing handles in any order is
+// harmless.
+
+#ifndef ROPETEAM_API_CLIENT_CLIENT_H_
+#define ROPETEAM_API_CLIENT_CLIENT_H_
+
+#include <sys/types.h>
+
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "api/client/deadline.h"
+#include "api/client/environment.h"
+#include "api/client/link.h"
+#include "api/client/local_protocol.h"
+#include "core/base/status.h"
+
+namespace ropeteam {
+
+inline constexpr uint32_t kSavesOpenMax = 4;     // ROPETEAM_SAVES_OPEN_MAX
+inline constexpr uint32_t kViewsOpenMax = 1024;  // ROPETEAM_VIEWS_OPEN_MAX
+
+// The vectors of a save, kept by the client between saves: a save like the one before allocates none of them
+// again.
+struct SaveBuffers {
+  std::vector<Extent> extents;
+  std::vector<uint32_t> chunks;   // the arena's chunk for each of the stream
+  std::vector<uint32_t> crcs;     // of each chunk of the stream; running in the one being filled
+  std::vector<uint8_t> in_place;  // 1: touched by a reserved object, so checksummed at commit
+  FrameBuffers frames;
+  local::SaveGrant grant;
+  local::SaveFilled filled;
+  local::SaveCommit commit;
+};
+
+class Client {
+ public:
+  // Whether a call that finds no daemon keeps trying until its deadline.
+  enum class Retry { kNo, kYes };
+
+  static Result<std::shared_ptr<Client>> Open(OpenOptions options);
+  // Ends the connection: what is not committed is aborted and views are closed, by the daemon. Saves and
+  // views of this client stay valid objects whose calls fail.
+  void Close();
+
+  // kInvalidArgument in a forked child, where nothing of this may be used.
+  Status CheckProcess() const;
+  bool InForkedChild() const;
+
+  // The current link, or a new one when the daemon has died: at the latest at the deadline. kUnavailable: no
+  // daemon.
+  Result<std::shared_ptr<Link>> GetLink(Deadline deadline, Retry retry);
+
+  Status Wait(Step step, uint8_t level, int64_t timeout_ms);
+  Result<local::LatestReply> Latest(int64_t timeout_ms);
+  // What the daemon said last of itself.
+  local::HelloReply hello() const;
+  const OpenOptions& options() const { return options_; }
+
+  // Places for open saves and views; kInvalidArgument when the limit is reached. Every Take is matched by a
+  // Return.
+  Status TakeSave();
+  void ReturnSave();
+  Status TakeView();
+  void ReturnView();
+
+  std::unique_ptr<SaveBuffers> TakeBuffers();
+  void ReturnBuffers(std::unique_ptr<SaveBuffers> buffers);
+
+ private:
+  explicit Client(OpenOptions options);
+  Result<std::shared_ptr<Link>> Connect(Deadline deadline, Retry retry);
+
+  const OpenOptions options_;
+  const pid_t pid_;
+  uint64_t token_ = 0;
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  // Guarded by mutex_:
+  std::shared_ptr<Link> link_;
+  bool connecting_ = false;
+  bool closed_ = false;
+  uint32_t saves_open_ = 0;
+  uint32_t views_open_ = 0;
+  std::vector<std::unique_ptr<SaveBuffers>> buffers_;
+};
+
+}  // namespace ropeteam
+
+#endif  // ROPETEAM_API_CLIENT_CLIENT_H_

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A Link is one life of the tie between a rank and a daemon: the connection, what the daemon said of itself,
+// and its arena. It ends with the daemon, and a new one is made; saves and views keep the one they began
+// with, so that nothing is ever written on the strength of a grant into the arena of another daemon.
+
+#ifndef ROPETEAM_API_CLIENT_LINK_H_
+#define ROPETEAM_API_CLIENT_LINK_H_
+
+#include <memory>
+#include <string>
+
+#include "api/client/arena.h"
+#include "api/client/channel.h"
+#include "api/client/deadline.h"
+#include "api/client/local_protocol.h"
+#include "core/base/status.h"
+
+namespace ropeteam {
+
+// Added to every deadline that the daemon knows, for the way there and back: its own answer, which says how
+// far it came, is better than ours, which can only say that none came. With a daemon that is stopped a call
+// is late by so much.
+inline constexpr int64_t kAnswerGraceMs = 1000;
+// For requests that the daemon answers from its own memory. It takes microseconds; a daemon that is silent
+// for so long is stopped or hung, and training does not wait for it.
+inline constexpr int64_t kLocalAnswerMs = 5000;
+
+struct Link {
+  std::unique_ptr<Channel> channel;
+  local::HelloReply hello;
+  std::shared_ptr<Arena> arena;  // null for an admin client
+
+  // A request that must not be left half known: when it is not answered in kLocalAnswerMs, the connection is
+  // ended, and with that everything it held is given back by the daemon.
+  template <HasFields Request, HasFields Answer>
+  Status LocalCall(local::Type request_type, const Request& request, local::Type type, Answer* answer,
+                   FrameBuffers* buffers) {
+    return EndIfSilent(
+        channel->Call(request_type, request, type, answer, Deadline::In(kLocalAnswerMs), buffers));
+  }
+  template <HasFields Request>
+  Status LocalCall(local::Type request_type, const Request& request, FrameBuffers* buffers) {
+    return EndIfSilent(channel->Call(request_type, request, Deadline::In(kLocalAnswerMs), buffers));
+  }
+
+ private:
+  Status EndIfSilent(Status status);
+};
+
+// Connects, says hello, and maps the arena; `known` is used instead when it is the same (may be null). An
+// admin client maps nothing. UNSUPPORTED: no ropeteamd, or one of another protocol version; both versions are
+// named.
+Result<std::shared_ptr<Link>> MakeLink(const std::string& socket, local::Hello hello, Deadline deadline,
+                                       const std::shared_ptr<Arena>& known);
+
+}  // namespace ropeteam
+
+#endif  // ROPETEAM_API_CLIENT_LINK_H_

@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "api/client/save.h"
+
+#include <algorithm>
+#include <array>
+#include <span>
+#include <utility>
+
+#include "core/base/checksum.h"
+
+namespace ropeteam {
+namespace {
+
+using local::Type;
+
+// How long save_begin may look for a daemon that died: a connection to one that is there takes microseconds
+// and the hello one answer of a leader; training must not stand still for one that is not.
+constexpr int64_t kSaveReconnectMs = 1000;
+// Chunks told of in one frame. A frame costs some microseconds here and wakes the daemon; four chunks of 4
+// MiB take about a millisecond to copy, so replication starts a millisecond behind the copy and the wake-ups
+// are a thousand a second.
+constexpr size_t kChunksPerAnnouncement = 4;
+
+constexpr std::array<std::byte, kObjectAlignmentBytes> kZeros{};
+
+unsigned long long Ull(uint64_t value) { return value; }
+
+}  // namespace
+
+Save::Save(std::shared_ptr<Client> client, std::shared_ptr<Link> link, Step step)
+    : client_(std::move(client)),
+      link_(std::move(link)),
+      step_(step),
+      chunk_bytes_(link_->arena->chunk_bytes()),
+      buffers_(client_->TakeBuffers()) {
+  buffers_->extents.clear();
+  buffers_->chunks.clear();
+  buffers_->crcs.clear();
+  buffers_->in_place.clear();
+  buffers_->filled.crcs.clear();
+  buffers_->filled.crcs.reserve(kChunksPerAnnouncement);
+}
+
+Result<std::unique_ptr<Save>> Save::Begin(const std::shared_ptr<Client>& client, Step step, uint64_t bytes,
+                                          uint64_t objects) {
+  if (objects > kObjectsMax) {
+    return Error(Code::kInvalidArgument, "a shard of %llu objects, limit %llu", Ull(objects),
+                 Ull(kObjectsMax));
+  }
+  Result<std::shared_ptr<Link>> link = client->GetLink(Deadline::In(kSaveReconnectMs), Client::Retry::kNo);
+  if (!link.ok()) return link.status();
+  ROPETEAM_RETURN_IF_ERROR(client->TakeSave());
+  std::unique_ptr<Save> save(new Save(client, *link, step));
+  Status status = save->BeginOnLink(bytes, objects);
+  if (!status.ok()) return save->Fail(std::move(status));
+  return save;
+}
+
+Status Save::BeginOnLink(uint64_t bytes, uint64_t objects) {
+  const uint64_t limit = kChunksPerShardMax * chunk_bytes_;
+  const uint64_t beyond_data = objects * kObjectAlignmentBytes + Manifest::EstimateBytes(objects);
+  if (bytes > limit || beyond_data > limit - bytes) {
+    return Error(Code::kInvalidArgument,
+                 "a shard of %llu bytes in %llu objects, limit %llu bytes (%llu chunks of %llu)", Ull(bytes),
+                 Ull(objects), Ull(limit), Ull(kChunksPerShardMax), Ull(chunk_bytes_));
+  }
+  ROPETEAM_RETURN_IF_ERROR(link_->LocalCall(Type::kSaveBegin, local::SaveBegin{step_, bytes + beyond_data},
+                                            Type::kSaveGrant, &buffers_->grant, &buffers_->frames));
+  save_ = buffers_->grant.save;
+  return TakeGrant(0);
+}
+
+Save::~Save() {
+  const std::lock_guard lock(mutex_);
+  if (state_ == State::kOpen) {
+    // Ignore errors: without a connection the daemon has aborted it already.
+    (void)PostAbort();
+    End(State::kAborted);
+  }
+  if (buffers_ != nullptr) client_->ReturnBuffers(std::move(buffers_));
+}
+
+Status Save::CheckOpen() const {
+  switch (state_) {
+    case State::kOpen:
+      return OkStatus();
+    case State::kCommitted:
+      return Error(Code::kInvalidArgument, "the save of step %llu has been committed", Ull(step_));
+    case State::kAborted:
+      return Error(Code::kInvalidArgument, "the save of step %llu has been aborted", Ull(step_));
+    case State::kFailed:
+      return failure_;
+  }
+  return Error(Code::kInternal, "the save of step %llu has state %d", Ull(step_), static_cast<int>(state_));
+}
+
+void Save::End(State state) {
+  state_ = state;
+  windows_.clear();
+  client_->ReturnSave();
+}
+
+Status Save::PostAbort() {
+  if (save_ == 0) return OkStatus();
+  return link_->channel->Post(Type::kSaveAbort, local::SaveAbort{save_}, Deadline::In(kLocalAnswerMs),
+                              &buffers_->frames);
+}
+
+Status Save::Fail(Status status) {
+  // Ignore errors: what kept the abort from being sent is what ends the connection, and that aborts too.
+  (void)PostAbort();
+  failure_ = status;
+  End(State::kFailed);
+  return status;
+}
+
+// Adds what buffers_->grant holds to the end of the stream's chunks.
+Status Save::TakeGrant(uint64_t chunks_before) {
+  const std::vector<Extent>& granted = buffers_->grant.extents;
+  const uint64_t count = ChunkCount(granted);
+  if (Status status = link_->arena->CheckExtents(granted);
+      !status.ok() || count == 0 || count > kChunksPerShardMax - chunks_before) {
+    if (status.ok()) {
+      status = Error(Code::kInternal, "the daemon granted %llu chunks on top of %llu, limit %llu", Ull(count),
+                     Ull(chunks_before), Ull(kChunksPerShardMax));
+    }
+    link_->channel->Break(status);
+    return status;
+  }
+  for (const Extent& extent : granted) {
+    buffers_->extents.push_back(extent);
+    for (uint32_t i = 0; i < extent.count; ++i) buffers_->chunks.push_back(extent.first + i);
+  }
+  buffers_->crcs.resize(buffers_->chunks.size(), 0);
+  buffers_->in_place.resize(buffers_->chunks.size(), 0);
+  return link_->arena->Populate(granted);
+}
+
+// Makes the grant hold `stream_bytes`. On kNoSpace and kInvalidArgument it is as it was.
+Status Save::EnsureSpace(uint64_t stream_bytes) {
+  const uint64_t have = buffers_->chunks.size();
+  const uint64_t need = ChunksFor(stream_bytes, chunk_bytes_);
+  if (need <= have) return OkStatus();
+  if (need > kChunksPerShardMax) {
+    return Error(Code::kInvalidArgument, "a shard of %llu bytes, limit %llu (%llu chunks of %llu)",
+                 Ull(stream_bytes), Ull(kChunksPerShardMax * chunk_bytes_), Ull(kChunksPerShardMax),
+                 Ull(chunk_bytes_));
+  }
+  const Status status = link_->LocalCall(Type::kSaveExtend, local::SaveExtend{save_, need - have},
+                                         Type::kSaveGrant, &buffers_->grant, &buffers_->frames);
+  if (status.code() == Code::kNoSpace || status.code() == Code::kInvalidArgument) return status;
+  if (!status.ok()) return Fail(status);
+  if (Status taken = TakeGrant(have); !taken.ok()) return Fail(std::move(taken));
+  if (buffers_->chunks.size() >= need) return OkStatus();
+  return Fail(Error(Code::kInternal, "the daemon granted %zu chunks where %llu were asked for",
+                    buffers_->chunks.size(), Ull(need)));
+}
+
+// Checks, makes room, enters the object into the manifest and pads up to it. Returns its offset.
+Result<uint64_t> Save::AddObject(std::string_view name, uint64_t length) {
+  ROPETEAM_RETURN_IF_ERROR(CheckOpen());
+  const uint64_t limit = kChunksPerShardMax * chunk_bytes_;
+  if (length > limit) {
+    return Error(Code::kInvalidArgument, "an object of %llu bytes, limit %llu (%llu chunks of %llu)",
+                 Ull(length), Ull(limit), Ull(kChunksPerShardMax), Ull(chunk_bytes_));
+  }
+  // With the manifest as it would be now: a save that would not have room for it is refused here, where one
+  // object can be left out, and not at the commit.
+  const uint64_t end = AlignObject(manifest_.manifest_offset() + length);
+  ROPETEAM_RETURN_IF_ERROR(EnsureSpace(end + manifest_.encoded_bytes() + kManifestEntryBytes + name.size()));
+  Result<uint64_t> offset = manifest_.Add(name, length);
+  if (!offset.ok()) return offset.status();
+  if (Status status = PadTo(*offset); !status.ok()) return Fail(std::move(status));
+  return offset;
+}
+
+Status Save::Put(std::string_view name, const void* data, uint64_t length) {
+  const std::lock_guard lock(mutex_);
+  const Result<uint64_t> offset = AddObject(name, length);
+  if (!offset.ok()) return offset.status();
+  Status status = Append(data, length);
+  // What is full is told now: the next call may be long in coming.
+  if (status.ok()) status = Announce();
+  return status.ok() ? status : Fail(std::move(status));
+}
+
+Result<void*> Save::Reserve(std::string_view name, uint64_t length) {
+  const std::lock_guard lock(mutex_);
+  ROPETEAM_RETURN_IF_ERROR(CheckOpen());
+  if (length == 0) {
+    return Error(Code::kInvalidArgument, "reserve of 0 bytes; an empty object is put, not reserved");
+  }
+  const Result<uint64_t> offset = AddObject(name, length);
+  if (!offset.ok()) return offset.status();
+  // Chunks that filled before this object are final; the one it begins in no longer gets its checksum on the
+  // way.
+  if (Status status = Announce(); !status.ok()) return Fail(std::move(status));
+  const uint64_t first = *offset / chunk_bytes_;
+  const uint64_t last = (*offset + length - 1) / chunk_bytes_;
+  for (uint64_t i = first; i <= last; ++i) buffers_->in_place[i] = 1;
+  cursor_ = *offset + length;
+  const std::span<const uint32_t> chunks = std::span(buffers_->chunks).subspan(first, last - first + 1);
+  if (IsContiguous(chunks)) return static_cast<void*>(ChunkData(first) + *offset % chunk_bytes_);
+  Result<Window> window = link_->arena->MapWindow(chunks, /*writable=*/true);
+  if (!window.ok()) return Fail(window.status());
+  windows_.push_back(std::move(window).value());
+  return static_cast<void*>(windows_.back().data() + *offset % chunk_bytes_);
+}
+
+// The gap is less than an alignment, and written: the chunk may hold an older save's bytes, and the checksum
+// covers it.
+Status Save::PadTo(uint64_t offset) { return Append(kZeros.data(), offset - cursor_); }
+
+Status Save::Append(const void* data, uint64_t length) {
+  const auto* source = static_cast<const std::byte*>(data);
+  while (length > 0) {
+    const uint64_t index = cursor_ / chunk_bytes_;
+    const uint64_t within = cursor_ % chunk_bytes_;
+    const uint64_t part = std::min(length, chunk_bytes_ - within);
+    std::byte* target = ChunkData(index) + within;
+    if (buffers_->in_place[index] != 0) {
+      CopyNonTemporal(target, source, part);
+    } else {
+      buffers_->crcs[index] = CopyCrc32c(target, source, part, buffers_->crcs[index]);
+    }
+    source += part;
+    cursor_ += part;
+    length -= part;
+    if (within + part == chunk_bytes_) ROPETEAM_RETURN_IF_ERROR(ChunkFilled(index));
+  }
+  return OkStatus();
+}
+
+Status Save::ChunkFilled(uint64_t index) {
+  // A daemon that has died may be followed by another that gives these very chunks to somebody else: stop at
+  // the next chunk, not at the end of a long copy.
+  ROPETEAM_RETURN_IF_ERROR(link_->channel->Check());
+  if (buffers_->in_place[index] != 0) return OkStatus();
+  local::SaveFilled& filled = buffers_->filled;
+  if (!filled.crcs.empty() && filled.first + filled.crcs.size() != index)
+    ROPETEAM_RETURN_IF_ERROR(Announce());
+  if (filled.crcs.empty()) filled.first = static_cast<uint32_t>(index);
+  filled.crcs.push_back(buffers_->crcs[index]);
+  return filled.crcs.size() < kChunksPerAnnouncement ? OkStatus() : Announce();
+}
+
+Status Save::Announce() {
+  local::SaveFilled& filled = buffers_->filled;
+  if (filled.crcs.empty()) return OkStatus();
+  filled.save = save_;
+  const Status status =
+      link_->channel->Post(Type::kSaveFilled, filled, Deadline::In(kLocalAnswerMs), &buffers_->frames);
+  filled.crcs.clear();
+  return status;
+}
+
+void Save::ChecksumInPlace(uint64_t stream_bytes) {
+  const uint64_t count = ChunksFor(stream_bytes, chunk_bytes_);
+  for (uint64_t i = 0; i < count; ++i) {
+    if (buffers_->in_place[i] == 0) continue;
+    buffers_->crcs[i] = Crc32c(ChunkData(i), ChunkLength(stream_bytes, chunk_bytes_, i));
+  }
+}
+
+Status Save::Commit() {
+  const std::lock_guard lock(mutex_);
+  ROPETEAM_RETURN_IF_ERROR(CheckOpen());
+  Status status = Seal();
+  if (!status.ok()) return state_ == State::kOpen ? Fail(std::move(status)) : status;
+  End(State::kCommitted);
+  return status;
+}
+
+Status Save::Seal() {
+  const uint64_t manifest_offset = manifest_.manifest_offset();
+  const std::string manifest = manifest_.Encode();
+  const uint64_t stream_bytes = manifest_offset + manifest.size();
+  ROPETEAM_RETURN_IF_ERROR(EnsureSpace(stream_bytes));
+  ROPETEAM_RETURN_IF_ERROR(PadTo(manifest_offset));
+  ROPETEAM_RETURN_IF_ERROR(Append(manifest.data(), manifest.size()));
+  ROPETEAM_RETURN_IF_ERROR(Announce());
+  ChecksumInPlace(stream_bytes);
+  local::SaveCommit& commit = buffers_->commit;
+  commit.save = save_;
+  commit.stream_bytes = stream_bytes;
+  commit.manifest_offset = manifest_offset;
+  commit.object_count = static_cast<uint32_t>(manifest_.objects().size());
+  commit.crcs.assign(buffers_->crcs.begin(),
+                     buffers_->crcs.begin() + static_cast<ptrdiff_t>(ChunksFor(stream_bytes, chunk_bytes_)));
+  return link_->LocalCall(Type::kSaveCommit, commit, &buffers_->frames);
+}
+
+Status Save::Abort() {
+  const std::lock_guard lock(mutex_);
+  ROPETEAM_RETURN_IF_ERROR(CheckOpen());
+  const Status status = PostAbort();
+  End(State::kAborted);
+  // Without a daemon there is nobody left who holds the save: it is as given up as it can be.
+  return status.code() == Code::kUnavailable ? OkStatus() : status;
+}
+
+}  // namespace ropeteam

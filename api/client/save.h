@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A Save packs one rank's objects into the chunks that the daemon granted, checksumming on the way, and tells
+// the daemon of each chunk as it fills, so that replication runs while the rest is still copied.
+//
+// Bytes come two ways: Put() copies them, in one pass with the checksum; Reserve() hands out the memory and
+// the checksum is taken at the commit, for every chunk that such an object touches (also of the bytes that
+// Put() laid beside it).
+//
+// Safe from any thread: calls are serialised. In the steady state a save allocates its handle, its manifest's
+// entries and the manifest's encoding; nothing for a chunk or a byte.
+
+#ifndef ROPETEAM_API_CLIENT_SAVE_H_
+#define ROPETEAM_API_CLIENT_SAVE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string_view>
+#include <vector>
+
+#include "api/client/client.h"
+#include "api/client/link.h"
+#include "core/base/ids.h"
+#include "core/base/status.h"
+#include "core/shard/manifest.h"
+
+namespace ropeteam {
+
+class Save {
+ public:
+  // See ropeteam_save_begin().
+  static Result<std::unique_ptr<Save>> Begin(const std::shared_ptr<Client>& client, Step step, uint64_t bytes,
+                                             uint64_t objects);
+  // Aborts first if neither committed nor aborted.
+  ~Save();
+  Save(const Save&) = delete;
+  Save& operator=(const Save&) = delete;
+
+  // See ropeteam_save_put(), …_reserve(), …_commit(), …_abort(). After kInvalidArgument or kNoSpace of the
+  // first two the save is as it was; any other error ends it, and is the answer to every later call.
+  Status Put(std::string_view name, const void* data, uint64_t length);
+  Result<void*> Reserve(std::string_view name, uint64_t length);
+  Status Commit();
+  Status Abort();
+
+  const Client& client() const { return *client_; }
+
+ private:
+  enum class State { kOpen, kCommitted, kAborted, kFailed };
+
+  Save(std::shared_ptr<Client> client, std::shared_ptr<Link> link, Step step);
+
+  Status BeginOnLink(uint64_t bytes, uint64_t objects);
+  Status CheckOpen() const;
+  Status Fail(Status status);
+  Status PostAbort();
+  void End(State state);
+
+  Status TakeGrant(uint64_t chunks_before);
+  Status EnsureSpace(uint64_t stream_bytes);
+  Result<uint64_t> AddObject(std::string_view name, uint64_t length);
+
+  std::byte* ChunkData(uint64_t index) const { return link_->arena->chunk(buffers_->chunks[index]); }
+  Status PadTo(uint64_t offset);
+  Status Append(const void* data, uint64_t length);
+  Status ChunkFilled(uint64_t index);
+  Status Announce();
+  void ChecksumInPlace(uint64_t stream_bytes);
+  Status Seal();
+
+  const std::shared_ptr<Client> client_;
+  const std::shared_ptr<Link> link_;
+  const Step step_;
+  const uint64_t chunk_bytes_;
+
+  std::mutex mutex_;
+  // Guarded by mutex_:
+  State state_ = State::kOpen;
+  Status failure_;       // with kFailed
+  uint64_t save_ = 0;    // the daemon's name for it; 0 until granted
+  uint64_t cursor_ = 0;  // bytes of the stream that are written or handed out
+  Manifest manifest_;
+  std::unique_ptr<SaveBuffers> buffers_;
+  std::vector<Window> windows_;
+};
+
+}  // namespace ropeteam
+
+#endif  // ROPETEAM_API_CLIENT_SAVE_H_

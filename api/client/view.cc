@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "api/client/view.h"
+
+#include <algorithm>
+#include <cstring>
+#include <span>
+#include <utility>
+
+#include "core/base/checksum.h"
+#include "core/base/log.h"
+
+namespace ropeteam {
+namespace {
+
+using local::Type;
+
+// Each attempt has the daemon fetch the chunks anew and check them. Bytes that it found good and that are bad
+// here again, three times, are not an accident that a fourth would end.
+constexpr int kRepairAttemptsMax = 3;
+
+// What an object of no bytes is mapped to: a pointer that is not null and may not be followed.
+alignas(kObjectAlignmentBytes) constexpr std::byte kNoBytes[kObjectAlignmentBytes] = {};
+
+unsigned long long Ull(uint64_t value) { return value; }
+
+}  // namespace
+
+View::View(std::shared_ptr<Client> client, std::shared_ptr<Link> link, Step step, Rank rank)
+    : client_(std::move(client)),
+      link_(std::move(link)),
+      step_(step),
+      rank_(rank),
+      chunk_bytes_(link_->arena->chunk_bytes()) {}
+
+Result<std::unique_ptr<View>> View::Open(const std::shared_ptr<Client>& client, Step step, Rank rank,
+                                         int64_t timeout_ms) {
+  const Deadline deadline = Deadline::In(timeout_ms);
+  Result<std::shared_ptr<Link>> link = client->GetLink(deadline, Client::Retry::kYes);
+  if (!link.ok()) return link.status();
+  ROPETEAM_RETURN_IF_ERROR(client->TakeView());
+  std::unique_ptr<View> view(new View(client, *link, step, rank));
+  ROPETEAM_RETURN_IF_ERROR(view->link_->channel->Call(
+      Type::kViewOpen, local::ViewOpen{step, rank, deadline.RemainingMs()}, Type::kViewGrant, &view->grant_,
+      deadline.Plus(kAnswerGraceMs), &view->frames_));
+  view->granted_ = true;
+  if (Status status = view->CheckGrant(); !status.ok()) {
+    view->link_->channel->Break(status);
+    return status;
+  }
+  ROPETEAM_RETURN_IF_ERROR(view->LoadManifest(deadline));
+  return view;
+}
+
+View::~View() {
+  if (granted_) {
+    // Ignore errors: without a connection the daemon has closed it already.
+    (void)link_->channel->Post(Type::kViewClose, local::ViewClose{grant_.view}, Deadline::In(kLocalAnswerMs),
+                               &frames_);
+  }
+  client_->ReturnView();
+}
+
+Status View::CheckGrant() const {
+  const ShardMeta& meta = grant_.meta;
+  ROPETEAM_RETURN_IF_ERROR(link_->arena->CheckExtents(grant_.extents));
+  const uint64_t need = ChunksFor(meta.stream_bytes, chunk_bytes_);
+  if (meta.chunk_bytes != chunk_bytes_ || need > kChunksPerShardMax || ChunkCount(grant_.extents) < need ||
+      grant_.crcs.size() != need || meta.manifest_offset >= meta.stream_bytes) {
+    return Error(Code::kInternal,
+                 "the daemon granted a view of %llu bytes (manifest at %llu) with %llu chunks of %llu, %zu "
+                 "checksums; this arena has chunks of %llu",
+                 Ull(meta.stream_bytes), Ull(meta.manifest_offset), Ull(ChunkCount(grant_.extents)),
+                 Ull(meta.chunk_bytes), grant_.crcs.size(), Ull(chunk_bytes_));
+  }
+  return OkStatus();
+}
+
+Status View::LoadManifest(Deadline deadline) {
+  const uint64_t count = grant_.crcs.size();
+  chunks_.reserve(count);
+  for (const Extent& extent : grant_.extents) {
+    for (uint32_t i = 0; i < extent.count && chunks_.size() < count; ++i) chunks_.push_back(extent.first + i);
+  }
+  verified_.assign(count, 0);
+  const uint64_t offset = grant_.meta.manifest_offset;
+  std::string bytes(grant_.meta.stream_bytes - offset, '\0');
+  ROPETEAM_RETURN_IF_ERROR(ReadRange(offset, bytes.data(), bytes.size(), deadline));
+  Result<Manifest> manifest = Manifest::Parse(bytes, offset);
+  if (!manifest.ok()) {
+    return Error(manifest.status().code(), "step %llu rank %u: %s", Ull(step_), rank_,
+                 manifest.status().message().c_str());
+  }
+  manifest_ = std::move(manifest).value();
+  return OkStatus();
+}
+
+Result<const Object*> View::Find(std::string_view name) const {
+  const Object* object = manifest_.Find(name);
+  if (object != nullptr) return object;
+  return Error(Code::kNotFound, "no object '%.*s' among the %zu of step %llu rank %u",
+               static_cast<int>(std::min(name.size(), kNameBytesMax)), name.data(), objects().size(),
+               Ull(step_), rank_);
+}
+
+// Whether the chunk matches; remembers that it does, and notes it as bad if it does not.
+bool View::Verify(uint64_t index) {
+  if (verified_[index] != 0) return true;
+  if (Crc32c(ChunkData(index), ChunkSize(index)) == grant_.crcs[index]) {
+    verified_[index] = 1;
+    return true;
+  }
+  bad_.push_back(static_cast<uint32_t>(index));
+  return false;
+}
+
+bool View::CopyChunkPart(uint64_t index, uint64_t within, std::byte* target, uint64_t length) {
+  const std::byte* source = ChunkData(index) + within;
+  if (within != 0 || length != ChunkSize(index)) {
+    if (!Verify(index)) return false;
+    std::memcpy(target, source, length);
+    return true;
+  }
+  // Checked in this pass, whatever an earlier one found: the checksum hides in the copy.
+  const bool good = CopyCrc32c(target, source, length) == grant_.crcs[index];
+  verified_[index] = good ? 1 : 0;
+  if (!good) bad_.push_back(static_cast<uint32_t>(index));
+  return good;
+}
+
+// One pass over the range; bad_ then has the chunks that must be mended and copied again.
+void View::CopyRange(uint64_t offset, std::byte* target, uint64_t length) {
+  while (length > 0) {
+    const uint64_t index = offset / chunk_bytes_;
+    const uint64_t within = offset % chunk_bytes_;
+    const uint64_t part = std::min(length, chunk_bytes_ - within);
+    CopyChunkPart(index, within, target, part);
+    offset += part;
+    target += part;
+    length -= part;
+  }
+}
+
+Status View::ReadRange(uint64_t offset, void* data, uint64_t length, Deadline deadline) {
+  auto* target = static_cast<std::byte*>(data);
+  bad_.clear();
+  CopyRange(offset, target, length);
+  for (int attempt = 1; !bad_.empty(); ++attempt) {
+    ROPETEAM_RETURN_IF_ERROR(Repair(attempt, deadline));
+    const std::vector<uint32_t> mended = std::exchange(bad_, {});
+    for (const uint64_t index : mended) {
+      const uint64_t begin = std::max(offset, index * chunk_bytes_);
+      const uint64_t end = std::min(offset + length, (index + 1) * chunk_bytes_);
+      CopyRange(begin, target + (begin - offset), end - begin);
+    }
+  }
+  return link_->channel->Check();
+}
+
+Status View::VerifyRange(uint64_t offset, uint64_t length, Deadline deadline) {
+  bad_.clear();
+  for (uint64_t i = offset / chunk_bytes_; i <= (offset + length - 1) / chunk_bytes_; ++i) Verify(i);
+  for (int attempt = 1; !bad_.empty(); ++attempt) {
+    ROPETEAM_RETURN_IF_ERROR(Repair(attempt, deadline));
+    const std::vector<uint32_t> mended = std::exchange(bad_, {});
+    for (const uint64_t index : mended) Verify(index);
+  }
+  return link_->channel->Check();
+}
+
+// Has the daemon mend the chunks in bad_. kCorrupt: it could not; the message says what was tried.
+Status View::Repair(int attempt, Deadline deadline) {
+  // A dead daemon's successor may have given the chunks to others: that they differ then says nothing of the
+  // shard.
+  ROPETEAM_RETURN_IF_ERROR(link_->channel->Check());
+  if (attempt > kRepairAttemptsMax) {
+    return Error(
+        Code::kCorrupt,
+        "step %llu rank %u: %zu chunks, the first of them %u, do not match their checksums, also after %d "
+        "repairs",
+        Ull(step_), rank_, bad_.size(), bad_.front(), kRepairAttemptsMax);
+  }
+  LOG_WARNING("chunks that do not match %zu first %u step %llu rank %u repair %d", bad_.size(), bad_.front(),
+              Ull(step_), rank_, attempt);
+  local::ViewRepair request{grant_.view, bad_, deadline.RemainingMs()};
+  return link_->channel->Call(Type::kViewRepair, request, deadline.Plus(kAnswerGraceMs), &frames_);
+}
+
+Status View::Read(const Object& object, uint64_t offset, void* data, uint64_t length, int64_t timeout_ms) {
+  if (offset > object.length || length > object.length - offset) {
+    return Error(Code::kInvalidArgument, "bytes [%llu, %llu + %llu) of object %s, which has %llu",
+                 Ull(offset), Ull(offset), Ull(length), object.name.c_str(), Ull(object.length));
+  }
+  const std::lock_guard lock(mutex_);
+  ROPETEAM_RETURN_IF_ERROR(link_->channel->Check());
+  return ReadRange(object.offset + offset, data, length, Deadline::In(timeout_ms));
+}
+
+Result<const void*> View::Map(const Object& object, int64_t timeout_ms) {
+  const std::lock_guard lock(mutex_);
+  ROPETEAM_RETURN_IF_ERROR(link_->channel->Check());
+  if (object.length == 0) return static_cast<const void*>(kNoBytes);
+  ROPETEAM_RETURN_IF_ERROR(VerifyRange(object.offset, object.length, Deadline::In(timeout_ms)));
+  const uint64_t first = object.offset / chunk_bytes_;
+  const uint64_t last = (object.offset + object.length - 1) / chunk_bytes_;
+  const uint64_t within = object.offset % chunk_bytes_;
+  const std::span<const uint32_t> chunks = std::span(chunks_).subspan(first, last - first + 1);
+  if (IsContiguous(chunks)) return static_cast<const void*>(ChunkData(first) + within);
+  auto window = windows_.find(object.offset);
+  if (window == windows_.end()) {
+    Result<Window> made = link_->arena->MapWindow(chunks, /*writable=*/false);
+    if (!made.ok()) return made.status();
+    window = windows_.emplace(object.offset, std::move(made).value()).first;
+  }
+  return static_cast<const void*>(window->second.data() + within);
+}
+
+}  // namespace ropeteam

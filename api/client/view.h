@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A View reads one saved shard out of this node's arena. It trusts no byte: a chunk is checked against the
+// checksum of the rank that saved it, in the same pass as the copy where the whole chunk is read, once
+// beforehand where only a part is. What does not match is mended by the daemon, in place, from another
+// holder, and read again.
+//
+// The chunks are under a lease that ends with the connection. So a read asks, after its copy, whether the
+// daemon is still there: if it is, the lease held while the bytes were copied.
+//
+// Safe from any thread: reads are serialised; the list of objects never changes.
+
+#ifndef ROPETEAM_API_CLIENT_VIEW_H_
+#define ROPETEAM_API_CLIENT_VIEW_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "api/client/client.h"
+#include "api/client/deadline.h"
+#include "api/client/link.h"
+#include "core/base/ids.h"
+#include "core/base/status.h"
+#include "core/shard/manifest.h"
+
+namespace ropeteam {
+
+class View {
+ public:
+  // See ropeteam_view_open().
+  static Result<std::unique_ptr<View>> Open(const std::shared_ptr<Client>& client, Step step, Rank rank,
+                                            int64_t timeout_ms);
+  ~View();
+  View(const View&) = delete;
+  View& operator=(const View&) = delete;
+
+  const std::vector<Object>& objects() const { return manifest_.objects(); }
+  // kNotFound: no object of this name; the message has step, rank and the number of objects.
+  Result<const Object*> Find(std::string_view name) const;
+
+  // See ropeteam_view_read() and ropeteam_view_map(); `object` is one of objects().
+  Status Read(const Object& object, uint64_t offset, void* data, uint64_t length, int64_t timeout_ms);
+  Result<const void*> Map(const Object& object, int64_t timeout_ms);
+
+  const Client& client() const { return *client_; }
+
+ private:
+  View(std::shared_ptr<Client> client, std::shared_ptr<Link> link, Step step, Rank rank);
+
+  Status CheckGrant() const;
+  Status LoadManifest(Deadline deadline);
+  const std::byte* ChunkData(uint64_t index) const { return link_->arena->chunk(chunks_[index]); }
+  uint64_t ChunkSize(uint64_t index) const {
+    return ChunkLength(grant_.meta.stream_bytes, chunk_bytes_, index);
+  }
+  bool Verify(uint64_t index);
+  bool CopyChunkPart(uint64_t index, uint64_t within, std::byte* target, uint64_t length);
+  void CopyRange(uint64_t offset, std::byte* target, uint64_t length);
+  Status ReadRange(uint64_t offset, void* data, uint64_t length, Deadline deadline);
+  Status VerifyRange(uint64_t offset, uint64_t length, Deadline deadline);
+  Status Repair(int attempt, Deadline deadline);
+
+  const std::shared_ptr<Client> client_;
+  const std::shared_ptr<Link> link_;
+  const Step step_;
+  const Rank rank_;
+  const uint64_t chunk_bytes_;
+  local::ViewGrant grant_;
+  bool granted_ = false;
+  std::vector<uint32_t> chunks_;  // the arena's chunk for each of the stream
+  Manifest manifest_;
+
+  std::mutex mutex_;
+  // Guarded by mutex_:
+  std::vector<uint8_t> verified_;       // by chunk of the stream: matched its checksum, under this lease
+  std::vector<uint32_t> bad_;           // chunks that did not match in the pass under way
+  std::map<uint64_t, Window> windows_;  // by the object's offset
+  FrameBuffers frames_;
+};
+
+}  // namespace ropeteam
+
+#endif  // ROPETEAM_API_CLIENT_VIEW_H_
