@@ -79,7 +79,10 @@ struct Hello {
   uint64_t token = 0;
   std::string life;        // ropeteam_open_options_t.life; empty when the launcher gives none
   uint64_t timeout_ms = 0;  // how long the daemon may try to have the rank admitted
-  auto Fields() { return std::tie(version, kind, rank, world_size, token, life, timeout_ms); }
+  // What an earlier HelloReply to this handle said, 0 at first: a handle that comes back after its world has gone on is
+  // refused (kStale) instead of being taken for the beginning of another life.
+  Incarnation incarnation = 0;
+  auto Fields() { return std::tie(version, kind, rank, world_size, token, life, timeout_ms, incarnation); }
 };
 // For an admin client incarnation is 0. A daemon of another version answers kReply with kUnsupported, both named.
 struct HelloReply {

@@ -136,6 +136,7 @@ struct HelloInput {
   uint64_t token = 0;  // random, one a handle; the same when the handle reconnects
   std::string life;    // may be empty
   TimeUs timeout_us = 0;
+  Incarnation incarnation = 0;  // what this handle was admitted to before it reconnected; 0 at first
 };
 struct SaveCommitInput {
   SaveId save = 0;
