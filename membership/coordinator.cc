@@ -195,7 +195,7 @@ void Coordinator::Register(ConnectionId connection, const Registration& registra
            member.control_address.c_str());
   placed->attempt = registration.attempt;
   Bind(placed, connection);
-  Learn(registration.seen);
+  Learn(registration);
 }
 
 void Coordinator::RegisterAgain(Record* record, ConnectionId connection, const Registration& registration) {
@@ -207,7 +207,7 @@ void Coordinator::RegisterAgain(Record* record, ConnectionId connection, const R
                         Ull(record->member.id), record->member.name.c_str()));
   record->attempt = registration.attempt;
   Bind(record, connection);
-  Learn(registration.seen);
+  Learn(registration);
   const Epoch seen = registration.seen != nullptr ? registration.seen->view.epoch : 0;
   if (view_ != nullptr && view_->view.Contains(record->member.id) && seen < view_->view.epoch)
     SendView(record);
@@ -222,7 +222,8 @@ void Coordinator::Bind(Record* record, ConnectionId connection) {
   Reply(connection, HeartbeatAnswer{});
 }
 
-void Coordinator::Learn(const ViewStatePtr& seen) {
+void Coordinator::Learn(const Registration& registration) {
+  const ViewStatePtr& seen = registration.seen;
   if (seen == nullptr) return;
   reported_ = std::max(reported_, seen->view.epoch);
   if (holding_) {
@@ -233,8 +234,16 @@ void Coordinator::Learn(const ViewStatePtr& seen) {
   }
   // It lived under other views. Whoever it saw in them and is not with us will have left, for it, in the
   // next.
-  for (const NodeId id : seen->removed)
-    if (!records_.contains(id)) Remember(id);
+  for (const NodeId id : seen->removed) {
+    if (id == registration.member.id) continue;
+    // A member of ours that saw no view of its former life registered as if it were new, and is not.
+    if (const auto found = records_.find(id); found != records_.end())
+      Remove(id,
+             Error(Code::kStale, "instance %016llx of node %s was declared dead by a former coordinator",
+                   Ull(id), found->second.member.name.c_str()),
+             "a former coordinator had declared it dead");
+    Remember(id);
+  }
   for (const Member& member : seen->view.members)
     if (!records_.contains(member.id)) Remember(member.id);
   if (view_ != nullptr && seen->view.epoch > view_->view.epoch) changed_ = true;

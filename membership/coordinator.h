@@ -127,7 +127,7 @@ class Coordinator {
   Status CheckInstance(const Registration& registration) const;
   void OnHeartbeat(Record* record, const Heartbeat& heartbeat);
   void OnSuspicion(const Record& reporter, const Suspicion& suspicion);
-  void Learn(const ViewStatePtr& seen);
+  void Learn(const Registration& registration);
   void Scan();
   void StartProbe(Record* record, const char* why);
   void SendProbe(Record* record);

@@ -54,7 +54,14 @@ class SeededRun {
         5000);
     if (!cluster_.broken().empty()) return cluster_.broken();
     if (!healed) return "not all living nodes are in one view 5 s after healing";
-    // And it stays so.
+    // And it stays so, once the last words of the dead have arrived and their silence has been noticed.
+    cluster_.RunUntil(
+        [&] {
+          RejoinRefused();
+          return false;
+        },
+        3000);
+    if (!cluster_.Converged()) return "the living nodes' one view did not last";
     const size_t views =
         cluster_.alive().empty() ? 0 : cluster_.Views(cluster_.alive().begin()->first).size();
     cluster_.RunFor(5000);
@@ -87,7 +94,7 @@ class SeededRun {
 
   void OneEvent() {
     const NodeId node = AnyAlive();
-    const uint64_t event = Pick(0, 15);
+    const uint64_t event = Pick(0, 17);
     if (event == 0 || node == kNoNode) {
       if (cluster_.alive().size() < 12) AddFresh();
     } else if (event <= 3) {
@@ -109,6 +116,12 @@ class SeededRun {
       cluster_.Suspect(AnyAlive(), node);
     } else if (event == 12) {
       cluster_.Pause(Pick(0, 3000));
+    } else if (event <= 14) {
+      // A second instance of a name whose first one is alive, and perhaps cut off: one of the two becomes a
+      // zombie.
+      const Member member = cluster_.alive().at(node);
+      if (Pick(0, 1) != 0) cluster_.Cut(node, true);
+      Restart(member);
     } else if (coordinator_up_) {
       cluster_.CrashCoordinator(Pick(0, 1) != 0);
       coordinator_up_ = false;

@@ -136,7 +136,10 @@ void SimulatedCluster::OnView(NodeId node, const View& view) {
   if (!mine.empty()) {
     for (const Member& member : mine.back().members)
       if (!view.Contains(member.id)) seen_leave_[node].insert(member.id);
-    if (view.Contains(mine.back().leader) && view.leader != mine.back().leader)
+    // Whoever was declared dead may come from another history than those who stayed: two coordinators' views,
+    // each with a leader of its own, cannot both keep it when they meet.
+    const bool stayed = mine.back().Contains(node);
+    if (stayed && view.Contains(mine.back().leader) && view.leader != mine.back().leader)
       Break(epoch + " changes a leader that is still there");
   }
   mine.push_back(view);
