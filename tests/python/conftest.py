@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The package's unit tests run over a fake library, compiled here against the real header: no daemon is needed."""
+"""The package's unit tests run over a fake library, compiled here against the real header."""
 
 from __future__ import annotations
 

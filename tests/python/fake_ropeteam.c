@@ -20,7 +20,7 @@ typedef struct {
 } object_t;
 struct ropeteam_save {
   uint64_t step;
-  uint32_t rank;
+  uint32_t rank, world_size;
   uint64_t count;
   int over;
   object_t objects[kObjects];
@@ -28,7 +28,7 @@ struct ropeteam_save {
 struct ropeteam_view {
   struct ropeteam_save* shard;
 };
-struct ropeteam {
+struct ropeteam_handle {
   uint32_t rank, world_size;
 };
 
@@ -102,6 +102,7 @@ ropeteam_status_t ropeteam_save_begin(ropeteam_t* handle, uint64_t step, const r
   *save = calloc(1, sizeof **save);
   (*save)->step = step;
   (*save)->rank = handle->rank;
+  (*save)->world_size = handle->world_size;
   handles++;
   return ROPETEAM_OK;
 }
@@ -159,7 +160,7 @@ ropeteam_status_t ropeteam_latest(ropeteam_t* handle, ropeteam_step_t* step, int
   if (!shard_count) return error(ROPETEAM_NOT_FOUND, "nothing yet");
   step->step = shards[shard_count - 1]->step;
   step->incarnation = 3;
-  step->world_size = 8;
+  step->world_size = shards[shard_count - 1]->world_size;
   return ROPETEAM_OK;
 }
 ropeteam_status_t ropeteam_view_open(ropeteam_t* handle, uint64_t step, uint32_t rank, int64_t timeout_ms,

@@ -10,8 +10,9 @@ import threading
 import time
 
 import pytest
-import ropeteam
 from conftest import ROOT
+
+import ropeteam
 from ropeteam import _native, _values
 
 HEADER = (ROOT / "api" / "include" / "ropeteam" / "ropeteam.h").read_text()

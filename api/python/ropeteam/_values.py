@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     import torch
 
 JsonValue = Union[None, bool, int, float, str, "Sequence[JsonValue]", "Mapping[str, JsonValue]"]
-#: A torch.Tensor, an object with the buffer protocol (bytes, bytearray, memoryview, numpy array, …), or a
-JSON value. Value = Union["torch.Tensor", bytes, bytearray, memoryview, JsonValue, Any]
+#: A torch.Tensor, an object with the buffer protocol (bytes, memoryview, numpy array, …), or a JSON value.
+Value = Union["torch.Tensor", bytes, bytearray, memoryview, JsonValue, Any]
 
 RESERVED_PREFIX = ".ropeteam/"
 INDEX_NAME = RESERVED_PREFIX + "index"
@@ -161,9 +161,9 @@ class Source:
             try:
                 value = encode_json(value)
             except (TypeError, ValueError) as error:
+                what_it_is = f"a {type(value).__name__}"
                 raise TypeError(
-                    f"{what}: a {type(value).__name__} is neither a tensor, a buffer nor a JSON value
-                    ({error})"
+                    f"{what}: {what_it_is} is neither a tensor, a buffer nor a JSON value ({error})"
                 ) from error
         try:
             self._export = _BufferExport(value, writable=False)
