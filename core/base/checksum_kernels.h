@@ -55,14 +55,16 @@ constexpr uint32_t Multiply(uint32_t a, uint32_t b) {
   return product;
 }
 
-// x^(2^i) for i = 0 … 31. The table wraps around: x^(2^32 - 1) is 1 in this field, so x^(2^32) is x again.
-constexpr std::array<uint32_t, 32> PowersOfX() {
-  std::array<uint32_t, 32> powers{};
+// x^(2^i) for i = 0 … 30. CRC32C's polynomial is x + 1 times a primitive one of degree 31, so x^(2^31 - 1) is
+// 1 and x^(2^31) is x again: the table wraps around after 31.
+constexpr std::array<uint32_t, 31> PowersOfX() {
+  std::array<uint32_t, 31> powers{};
   powers[0] = TimesX(kOne);
   for (size_t i = 1; i < powers.size(); ++i) powers[i] = Multiply(powers[i - 1], powers[i - 1]);
   return powers;
 }
-inline constexpr std::array<uint32_t, 32> kPowersOfX = PowersOfX();
+inline constexpr std::array<uint32_t, 31> kPowersOfX = PowersOfX();
+static_assert(Multiply(kPowersOfX.back(), kPowersOfX.back()) == kPowersOfX.front());
 
 // x^n modulo the polynomial.
 constexpr uint32_t PowerOfX(uint64_t n) {

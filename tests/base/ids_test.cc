@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/base/ids.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "core/base/view.h"
+
+namespace ropeteam {
+namespace {
+
+using testing::ElementsAre;
+
+// What a life of the world did after the step that the next life was restored from is abandoned, however far
+// it got.
+TEST(StepId, AStepOfALaterLifeIsNewerThanAnyOfAnEarlierOne) {
+  EXPECT_LT((StepId{1, 1'000'000}), (StepId{2, 0}));
+  EXPECT_LT((StepId{1, 4}), (StepId{1, 5}));
+  EXPECT_EQ((StepId{3, 7}), (StepId{3, 7}));
+  std::vector<StepId> steps = {{2, 10}, {1, 90}, {2, 9}, {3, 1}};
+  std::sort(steps.begin(), steps.end());
+  EXPECT_THAT(steps, ElementsAre(StepId{1, 90}, StepId{2, 9}, StepId{2, 10}, StepId{3, 1}));
+}
+
+TEST(ShardId, IsOrderedByLifeThenStepThenRankSoThatAStepsShardsLieTogether) {
+  std::vector<ShardId> shards = {{2, 5, 0}, {1, 9, 1}, {1, 9, 0}, {1, 10, 0}};
+  std::sort(shards.begin(), shards.end());
+  EXPECT_THAT(shards, ElementsAre(ShardId{1, 9, 0}, ShardId{1, 9, 1}, ShardId{1, 10, 0}, ShardId{2, 5, 0}));
+  EXPECT_NE((ShardId{1, 9, 0}), (ShardId{1, 9, 1}));
+}
+
+TEST(ShardId, BelongsToItsStep) { EXPECT_EQ(StepOf(ShardId{4, 12, 3}), (StepId{4, 12})); }
+
+TEST(Ids, ArePrintedInWords) {
+  EXPECT_EQ((ShardId{1, 12, 3}).ToString(), "step 12 rank 3 incarnation 1");
+  EXPECT_EQ((StepId{2, 7}).ToString(), "step 7 incarnation 2");
+}
+
+TEST(View, FindsItsMembersAndNobodyElse) {
+  View view;
+  view.members.resize(2);
+  view.members[0].id = 11;
+  view.members[1].id = 22;
+  view.members[1].name = "b";
+  ASSERT_NE(view.Find(22), nullptr);
+  EXPECT_EQ(view.Find(22)->name, "b");
+  EXPECT_EQ(view.Find(33), nullptr);
+  EXPECT_TRUE(view.Contains(11));
+  EXPECT_FALSE(view.Contains(kNoNode));
+}
+
+}  // namespace
+}  // namespace ropeteam

@@ -1,0 +1,111 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Who may include whom. Prints file:line for every include against the law and exits 1 if there was one.
+
+    include_law.py ROOT
+
+A law is a folder and the prefixes that a quoted include below it may start with; the longest folder that matches a
+file decides. `core` is held to the C++ standard library besides: what it decides must not depend on a socket, a thread
+or a clock.
+"""
+
+import pathlib
+import re
+import sys
+
+SUFFIXES = {".h", ".hh", ".hpp", ".inc", ".c", ".cc", ".cpp"}
+
+# Folder -> prefixes. None: anything but what FORBIDDEN names.
+LAWS = {
+    "core/base": ["core/base/"],
+    "core/shard": ["core/base/", "core/shard/"],
+    "core": ["core/"],
+    "transport": ["transport/", "core/base/"],
+    "membership": ["membership/", "core/base/"],
+    "storage": ["storage/", "core/base/"],
+    "api/include": ["ropeteam/"],
+    "api/client": ["api/client/", "api/include/", "ropeteam/", "core/base/", "core/shard/"],
+    "api": None,
+    "node": None,
+    "bench": None,
+    "tests": None,
+}
+
+# Prefix -> the houses that may include it; everybody else may not, whatever LAWS says.
+RESERVED = {
+    "node/": {"node", "bench", "tests"},
+    "bench/": {"bench", "tests"},
+    "tests/": {"tests"},
+}
+
+# Standard headers that bring in what core must be given as values: threads, clocks, files.
+CORE_BANNED = {"thread", "chrono", "ctime", "future", "condition_variable", "filesystem", "fstream", "iostream"}
+# The one place where core touches the machine: the checksum's kernels.
+CORE_ALLOWED_C = {"core/base/checksum_x86.cc": {"immintrin.h"}}
+
+QUOTED = re.compile(r'^\s*#\s*include\s*"([^"]+)"')
+ANGLED = re.compile(r"^\s*#\s*include\s*<([^>]+)>")
+
+
+def law_of(path: str):
+    """The folder in LAWS that decides over `path`, or None."""
+    folders = [folder for folder in LAWS if path.startswith(folder + "/")]
+    return max(folders, key=len, default=None)
+
+
+def judge_quoted(path: str, target: str):
+    """Why `path` may not include "target", or None."""
+    house = path.split("/", 1)[0]
+    for prefix, houses in RESERVED.items():
+        if target.startswith(prefix) and house not in houses:
+            return f"{house} may not include {prefix}"
+    folder = law_of(path)
+    prefixes = LAWS[folder]
+    if prefixes is None or target.startswith(tuple(prefixes)):
+        return None
+    return f"{folder} may include only {', '.join(prefixes)}"
+
+
+def judge_angled(path: str, target: str):
+    """Why `path` may not include <target>, or None. Only core is held to the standard library."""
+    if not path.startswith("core/") or target in CORE_ALLOWED_C.get(path, ()):
+        return None
+    if "/" in target or "." in target:
+        return "core may include only the C++ standard library"
+    if target in CORE_BANNED:
+        return "core has no threads, clocks or files"
+    return None
+
+
+def check_file(root: pathlib.Path, file: pathlib.Path):
+    path = file.relative_to(root).as_posix()
+    text = file.read_text(encoding="utf-8", errors="replace")
+    for number, line in enumerate(text.splitlines(), start=1):
+        quoted, angled = QUOTED.match(line), ANGLED.match(line)
+        why = None
+        if quoted:
+            why = judge_quoted(path, quoted.group(1))
+        elif angled:
+            why = judge_angled(path, angled.group(1))
+        if why:
+            yield f"{path}:{number}: {line.strip()}: {why}"
+
+
+def main() -> int:
+    if len(sys.argv) != 2:
+        print(__doc__, file=sys.stderr)
+        return 2
+    root = pathlib.Path(sys.argv[1]).resolve()
+    houses = sorted({folder.split("/", 1)[0] for folder in LAWS})
+    files = [file for house in houses for file in sorted((root / house).rglob("*"))
+             if file.suffix in SUFFIXES and "include_law_fixture" not in file.relative_to(root).parts]
+    if not files:
+        print(f"no source files under {root}", file=sys.stderr)
+        return 2
+    broken = [message for file in files for message in check_file(root, file)]
+    print("\n".join(broken + [f"{len(files)} files, {len(broken)} includes against the law"]))
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,6 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/engine/engine.h"
+#include "transport/transport.h"
+#include "membership/agent.h"
+#include "tests/helper.h"  // against the law
+#include "bench/report.h"  // against the law
