@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The Engine is all that one node decides about steps, copies and lives: admission of ranks, saves, replication,
-// holding others' replicas, the leader's judgement, retention, fetching, repair. It is a deterministic state machine:
-// inputs are values (a view, a message, a completion, a request, the time), outputs are values in an Outbox. It has no
-// socket, thread, clock, random source or environment; ropeteamd drives one, tests/simulation hundreds.
+// The Engine is all that one node decides about steps, copies and lives: admission of ranks, saves,
+// replication, holding others' replicas, the leader's judgement, retention, fetching, repair. It is a
+// deterministic state machine: inputs are values (a view, a message, a completion, a request, the time),
+// outputs are values in an Outbox. It has no socket, thread, clock, random source or environment; ropeteamd
+// drives one, tests/simulation hundreds.
 //
-// Driving it: call one input, then carry out everything in outbox() and clear it, before the next input. NextTimer() says
-// when OnTimer() is due. All calls from one thread. The Store is the Engine's alone, except that ranks write into chunks
-// granted to them and peers' puts land in chunks granted to them.
+// Driving it: call one input, then carry out everything in outbox() and clear it, before the next input.
+// NextTimer() says when OnTimer() is due. All calls from one thread. The Store is the Engine's alone, except
+// that ranks write into chunks granted to them and peers' puts land in chunks granted to them.
 //
-// Delivery: messages may be lost, repeated and reordered, and a link may reset; every protocol here repeats what is
-// unanswered and takes repeats as such. Every envelope carries the epoch and both instances: one of an older epoch, or
-// for another instance, is dropped and counted; one of a newer epoch is kept until the view has come.
+// Delivery: messages may be lost, repeated and reordered, and a link may reset; every protocol here repeats
+// what is unanswered and takes repeats as such. Every envelope carries the epoch and both instances: one of
+// an older epoch, or for another instance, is dropped and counted; one of a newer epoch is kept until the
+// view has come.
 
 #ifndef ROPETEAM_CORE_ENGINE_ENGINE_H_
 #define ROPETEAM_CORE_ENGINE_ENGINE_H_
@@ -38,16 +40,17 @@ struct EngineConfig {
   std::string node;
   uint32_t replicas = 1;    // R: verified copies on other nodes that REPLICATED means
   uint32_t keep_steps = 2;  // K: committed steps that retention keeps
-  uint32_t nodes_expected = 1;  // of the job; `latest` need not wait for more ranks once so many nodes are there
-  // How long chunks stay out of use whose writer has left the view without giving them back: longer than anything the
-  // fabric may still deliver. OnPeerFenced() ends it early where the transport can tell.
+  uint32_t nodes_expected =
+      1;  // of the job; `latest` need not wait for more ranks once so many nodes are there
+  // How long chunks stay out of use whose writer has left the view without giving them back: longer than
+  // anything the fabric may still deliver. OnPeerFenced() ends it early where the transport can tell.
   TimeUs quarantine_us = 5'000'000;
 };
 
 using SessionId = uint64_t;  // one rank's or admin's connection; never used again
 using RequestId = uint64_t;  // the client's own count within its session
 using SaveId = uint64_t;
-using ViewId = uint64_t;     // of an open shard; not a membership View
+using ViewId = uint64_t;  // of an open shard; not a membership View
 
 // Levels as in ropeteam_level_t.
 enum class Level : uint8_t { kNone = 0, kLocal = 1, kReplicated = 2, kCommitted = 3, kPersisted = 4 };
@@ -61,7 +64,8 @@ struct SendMessage {
   std::string envelope;
 };
 // Moves bytes between the two arenas; offsets are from the beginning of each node's arena memory. Answered by
-// OnTransferDone(tag) exactly once, when the fabric has let go of the local range, also when the peer is dead or unknown.
+// OnTransferDone(tag) exactly once, when the fabric has let go of the local range, also when the peer is dead
+// or unknown.
 struct StartTransfer {
   uint64_t tag = 0;
   NodeId peer = kNoNode;
@@ -75,29 +79,44 @@ struct StartCheck {
   struct Range {
     uint64_t offset = 0;  // from the beginning of the arena's memory
     uint64_t length = 0;
-    uint32_t crc = 0;     // expected
+    uint32_t crc = 0;  // expected
   };
   uint64_t tag = 0;
   std::vector<Range> ranges;
 };
 
-struct AnswerStatus { Status status; };
-struct AnswerHello { Incarnation incarnation = 0; };
-struct AnswerGrant { SaveId save = 0; std::vector<Extent> extents; };
-struct AnswerLatest { StepId step; uint32_t world_size = 0; };
+struct AnswerStatus {
+  Status status;
+};
+struct AnswerHello {
+  Incarnation incarnation = 0;
+};
+struct AnswerGrant {
+  SaveId save = 0;
+  std::vector<Extent> extents;
+};
+struct AnswerLatest {
+  StepId step;
+  uint32_t world_size = 0;
+};
 struct AnswerView {
   ViewId view = 0;
   ShardMeta meta;
   std::vector<Extent> extents;
   std::vector<uint32_t> crcs;
 };
-struct AnswerReport { ClusterReport report; };
-struct AnswerVerify { VerifyReport report; };
+struct AnswerReport {
+  ClusterReport report;
+};
+struct AnswerVerify {
+  VerifyReport report;
+};
 // To a session's request. A session that has closed gets none.
 struct Answer {
   SessionId session = 0;
   RequestId request = 0;
-  std::variant<AnswerStatus, AnswerHello, AnswerGrant, AnswerLatest, AnswerView, AnswerReport, AnswerVerify> body;
+  std::variant<AnswerStatus, AnswerHello, AnswerGrant, AnswerLatest, AnswerView, AnswerReport, AnswerVerify>
+      body;
 };
 
 // The data path saw this member fail: ask membership to look.
@@ -105,7 +124,8 @@ struct Suspicion {
   NodeId peer = kNoNode;
   std::string reason;
 };
-// A shard climbed a level, or a step was committed (rank is then kNoRank); for logs, metrics and the tests' checks.
+// A shard climbed a level, or a step was committed (rank is then kNoRank); for logs, metrics and the tests'
+// checks.
 struct LevelEvent {
   static constexpr Rank kNoRank = UINT32_MAX;
   ShardId shard;
@@ -148,7 +168,8 @@ struct SaveCommitInput {
 
 class Engine {
  public:
-  // `store` must outlive the Engine. The caller has checked an adopted store's chunks and marked the bad ones.
+  // `store` must outlive the Engine. The caller has checked an adopted store's chunks and marked the bad
+  // ones.
   Engine(const EngineConfig& config, Store* store);
   ~Engine();
 
@@ -172,7 +193,8 @@ class Engine {
   void OnHello(TimeUs now, SessionId session, RequestId request, const HelloInput& hello);
   void OnSaveBegin(TimeUs now, SessionId session, RequestId request, Step step, uint64_t stream_bytes);
   void OnSaveExtend(TimeUs now, SessionId session, RequestId request, SaveId save, uint64_t chunks);
-  void OnSaveFilled(TimeUs now, SessionId session, SaveId save, uint32_t first, const std::vector<uint32_t>& crcs);
+  void OnSaveFilled(TimeUs now, SessionId session, SaveId save, uint32_t first,
+                    const std::vector<uint32_t>& crcs);
   void OnSaveCommit(TimeUs now, SessionId session, RequestId request, const SaveCommitInput& commit);
   void OnSaveAbort(TimeUs now, SessionId session, RequestId request, SaveId save);
   void OnWait(TimeUs now, SessionId session, RequestId request, Step step, Level level, TimeUs timeout_us);
@@ -181,13 +203,13 @@ class Engine {
   void OnViewRepair(TimeUs now, SessionId session, RequestId request, ViewId view,
                     const std::vector<uint32_t>& chunks, TimeUs timeout_us);
   void OnViewClose(TimeUs now, SessionId session, ViewId view);
-  // The cluster as the leader sees it (AnswerReport); with `verify`, reads every chunk of a step (the newest if `step` is
-  // null) on every node that holds any (AnswerVerify).
+  // The cluster as the leader sees it (AnswerReport); with `verify`, reads every chunk of a step (the newest
+  // if `step` is null) on every node that holds any (AnswerVerify).
   void OnReport(TimeUs now, SessionId session, RequestId request, TimeUs timeout_us);
   void OnVerify(TimeUs now, SessionId session, RequestId request, const Step* step, TimeUs timeout_us);
 
   // ---- looking in
-  NodeReport Report() const;      // this node alone, at once
+  NodeReport Report() const;  // this node alone, at once
   bool is_leader() const;
   const View& view() const;
   Incarnation incarnation() const;  // the current life as far as this node knows

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a node and the leader tell people: values for `ropeteam status`, `ls` and `verify`. They travel between nodes
-// with the same codec as every message.
+// What a node and the leader tell people: values for `ropeteam status`, `ls` and `verify`. They travel
+// between nodes with the same codec as every message.
 
 #ifndef ROPETEAM_CORE_ENGINE_REPORT_H_
 #define ROPETEAM_CORE_ENGINE_REPORT_H_
@@ -21,17 +21,18 @@ struct NodeCounters {
   uint64_t saves_begun = 0;
   uint64_t saves_sealed = 0;
   uint64_t saves_aborted = 0;
-  uint64_t saves_refused = 0;         // for want of memory
-  uint64_t replica_bytes_sent = 0;    // put into other nodes' arenas and sealed there
-  uint64_t replica_bytes_held = 0;    // sealed here for others
-  uint64_t fetch_bytes = 0;           // pulled from others and checked
-  uint64_t chunks_bad = 0;            // checksum mismatches met, here or in what came
+  uint64_t saves_refused = 0;       // for want of memory
+  uint64_t replica_bytes_sent = 0;  // put into other nodes' arenas and sealed there
+  uint64_t replica_bytes_held = 0;  // sealed here for others
+  uint64_t fetch_bytes = 0;         // pulled from others and checked
+  uint64_t chunks_bad = 0;          // checksum mismatches met, here or in what came
   uint64_t chunks_repaired = 0;
-  uint64_t messages_stale = 0;        // refused: older epoch or another instance
-  uint64_t last_replicated_us = 0;    // save_begin → REPLICATED of the newest shard that got there
+  uint64_t messages_stale = 0;      // refused: older epoch or another instance
+  uint64_t last_replicated_us = 0;  // save_begin → REPLICATED of the newest shard that got there
   auto Fields() {
-    return std::tie(saves_begun, saves_sealed, saves_aborted, saves_refused, replica_bytes_sent, replica_bytes_held,
-                    fetch_bytes, chunks_bad, chunks_repaired, messages_stale, last_replicated_us);
+    return std::tie(saves_begun, saves_sealed, saves_aborted, saves_refused, replica_bytes_sent,
+                    replica_bytes_held, fetch_bytes, chunks_bad, chunks_repaired, messages_stale,
+                    last_replicated_us);
   }
 };
 
@@ -53,7 +54,8 @@ struct CopyReport {
   bool committed = false;
   std::vector<uint32_t> bad;  // chunk indices, at most kBadListedMax; more are cut and make the copy unusable
   auto Fields() {
-    return std::tie(id.incarnation, id.step, id.rank, world_size, replicas, stream_bytes, role, committed, bad);
+    return std::tie(id.incarnation, id.step, id.rank, world_size, replicas, stream_bytes, role, committed,
+                    bad);
   }
   friend bool operator==(const CopyReport&, const CopyReport&) = default;
 };
@@ -80,12 +82,12 @@ struct StepReport {
   uint32_t ranks_sealed = 0;      // ranks of which there is a copy somewhere
   uint32_t ranks_replicated = 0;  // ranks with 1 + replicas good copies
   bool committed = false;
-  bool producible = false;        // every rank's shard can be produced now
-  uint32_t copies_min = 0;        // good copies of the rank that has fewest
-  uint64_t bytes = 0;             // of one copy of every shard
+  bool producible = false;  // every rank's shard can be produced now
+  uint32_t copies_min = 0;  // good copies of the rank that has fewest
+  uint64_t bytes = 0;       // of one copy of every shard
   auto Fields() {
-    return std::tie(incarnation, step, world_size, ranks_sealed, ranks_replicated, committed, producible, copies_min,
-                    bytes);
+    return std::tie(incarnation, step, world_size, ranks_sealed, ranks_replicated, committed, producible,
+                    copies_min, bytes);
   }
 };
 
@@ -94,16 +96,16 @@ struct ClusterReport {
   Epoch epoch = 0;
   std::string leader;
   uint32_t nodes_expected = 0;
-  Incarnation incarnation = 0;    // the current life
+  Incarnation incarnation = 0;  // the current life
   uint32_t world_size = 0;
   uint32_t ranks_open = 0;
   bool has_latest = false;
-  StepReport latest;              // when has_latest
+  StepReport latest;  // when has_latest
   std::vector<NodeReport> nodes;
   std::vector<StepReport> steps;  // newest first
   auto Fields() {
-    return std::tie(job, epoch, leader, nodes_expected, incarnation, world_size, ranks_open, has_latest, latest, nodes,
-                    steps);
+    return std::tie(job, epoch, leader, nodes_expected, incarnation, world_size, ranks_open, has_latest,
+                    latest, nodes, steps);
   }
 };
 

@@ -118,6 +118,12 @@ class Store {
   Result<LeaseToken> Lease(const ShardId& id);
   void EndLease(LeaseToken token);
   const SealedShard* Leased(LeaseToken token) const;  // null when unknown
+  // Chunks of removed shards that a lease still keeps.
+  uint64_t removed_chunks() const {
+    uint64_t chunks = 0;
+    for (const auto& shard : removed_) chunks += ChunkCount(shard->extents);
+    return chunks;
+  }
 
   // ---- repair; no-ops for what is not there
   void MarkBad(const ShardId& id, uint32_t chunk_index);

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/engine/asker.h"
+
+#include <algorithm>
+
+namespace ropeteam::engine {
+
+uint64_t Asker::Ask(Question::Topic topic, std::string payload, TimeUs deadline, Done done) {
+  const uint64_t number = next_number_++;
+  Open& open = questions_[number];
+  open.question = {number, topic, std::move(payload)};
+  open.deadline = deadline;
+  open.done = std::move(done);
+  Send(&open);
+  return number;
+}
+
+void Asker::Send(Open* open) {
+  open->next_send = context_.now + kRepeatUs;
+  if (context_.view.leader != kNoNode) context_.Send(context_.view.leader, open->question);
+}
+
+void Asker::OnReply(NodeId from, const Reply& reply) {
+  const auto open = questions_.find(reply.number);
+  if (open == questions_.end() || from != context_.view.leader) return;
+  if (reply.code == Code::kUnavailable) {
+    open->second.reason = reply.message;
+    return;
+  }
+  const Done done = std::move(open->second.done);
+  questions_.erase(open);
+  if (reply.code == Code::kOk) {
+    done(reply.payload);
+  } else {
+    done(Status(reply.code, reply.message));
+  }
+}
+
+void Asker::OnView() {
+  for (auto& [number, open] : questions_) Send(&open);
+}
+
+void Asker::OnTimer() {
+  std::vector<uint64_t> expired;
+  for (auto& [number, open] : questions_) {
+    if (open.deadline <= context_.now) {
+      expired.push_back(number);
+    } else if (open.next_send <= context_.now) {
+      Send(&open);
+    }
+  }
+  for (const uint64_t number : expired) {
+    const auto open = questions_.find(number);
+    if (open == questions_.end()) continue;  // a callback before this one forgot it
+    const Open late = std::move(open->second);
+    questions_.erase(open);
+    late.done(Error(Code::kDeadlineExceeded, "the deadline passed; last heard: %s", late.reason.c_str()));
+  }
+}
+
+TimeUs Asker::NextTimer() const {
+  TimeUs due = kNever;
+  for (const auto& [number, open] : questions_) due = std::min({due, open.deadline, open.next_send});
+  return due;
+}
+
+}  // namespace ropeteam::engine

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Questions to the leader, whoever that is at the time: asked again until there is an answer or the deadline
+// has passed.
+
+#ifndef ROPETEAM_CORE_ENGINE_ASKER_H_
+#define ROPETEAM_CORE_ENGINE_ASKER_H_
+
+#include <functional>
+#include <map>
+#include <string>
+
+#include "core/engine/context.h"
+
+namespace ropeteam::engine {
+
+class Asker {
+ public:
+  explicit Asker(Context* context) : context_(*context) {}
+
+  // `done` gets the payload of the leader's reply, or the status it gave; kDeadlineExceeded with the leader's
+  // last reason.
+  using Done = std::function<void(const Result<std::string>&)>;
+  uint64_t Ask(Question::Topic topic, std::string payload, TimeUs deadline, Done done);
+  void Forget(uint64_t number) { questions_.erase(number); }
+
+  void OnReply(NodeId from, const Reply& reply);
+  void OnView();  // the leader may be another: ask at once
+  void OnTimer();
+  TimeUs NextTimer() const;
+
+ private:
+  struct Open {
+    Question question;
+    TimeUs deadline = 0;
+    TimeUs next_send = 0;
+    std::string reason = "no leader has answered";
+    Done done;
+  };
+  void Send(Open* open);
+  Context& context_;
+  uint64_t next_number_ = 1;
+  std::map<uint64_t, Open> questions_;
+};
+
+}  // namespace ropeteam::engine
+
+#endif  // ROPETEAM_CORE_ENGINE_ASKER_H_

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/engine/context.h"
+
+#include <algorithm>
+
+#include "core/base/log.h"
+
+namespace ropeteam::engine {
+
+Result<std::vector<Extent>> Memory::Allocate(uint64_t chunks) {
+  for (;;) {
+    Result<std::vector<Extent>> extents = context_.store.Allocate(chunks);
+    if (extents.ok() || extents.status().code() != Code::kNoSpace || !EvictOne()) {
+      if (extents.ok()) context_.counters_dirty = true;
+      return extents;
+    }
+  }
+}
+
+bool Memory::EvictOne() {
+  const SealedShard* victim = nullptr;
+  for (const auto& [id, shard] : context_.store.shards()) {
+    if (shard->leases != 0) continue;
+    const bool cached = shard->role == Role::kCache;
+    const bool abandoned = id.incarnation < context_.life.incarnation && !context_.keep.empty() &&
+                           !context_.keep.contains(StepOf(id));
+    if (cached) {
+      victim = shard.get();
+      break;
+    }
+    if (abandoned && victim == nullptr) victim = shard.get();
+  }
+  if (victim == nullptr) return false;
+  LOG_INFO("evict %s bytes %llu to make room", victim->meta.id.ToString().c_str(),
+           static_cast<unsigned long long>(victim->meta.stream_bytes));
+  context_.store.Remove(ShardId(victim->meta.id));
+  context_.inventory_dirty = true;
+  return true;
+}
+
+void Memory::Quarantine(std::vector<Extent> extents, NodeId writer) {
+  if (extents.empty()) return;
+  quarantine_.push_back({std::move(extents), writer, context_.now + context_.config.quarantine_us});
+}
+
+void Memory::OnPeerFenced(NodeId writer) {
+  for (Held& held : quarantine_)
+    if (held.writer == writer) held.until = context_.now;
+  OnTimer();
+}
+
+void Memory::OnTimer() {
+  std::erase_if(quarantine_, [this](const Held& held) {
+    if (held.until > context_.now) return false;
+    context_.store.Free(held.extents);
+    return true;
+  });
+}
+
+TimeUs Memory::NextTimer() const {
+  TimeUs due = kNever;
+  for (const Held& held : quarantine_) due = std::min(due, held.until);
+  return due;
+}
+
+uint64_t Memory::quarantined_chunks() const {
+  uint64_t chunks = 0;
+  for (const Held& held : quarantine_) chunks += ChunkCount(held.extents);
+  return chunks;
+}
+
+void Transfers::Start(Priority priority, StartTransfer transfer, Done done) {
+  waiting_[static_cast<size_t>(priority)].push_back({transfer, std::move(done)});
+  Pump();
+}
+
+void Transfers::Pump() {
+  for (size_t p = 0; p < kPriorities; ++p) {
+    while (!waiting_[p].empty() && running_.size() < kOutstandingMax) {
+      const bool background = static_cast<Priority>(p) == Priority::kBackground;
+      if (background && running_background_ >= kBackgroundOutstandingMax) break;
+      Waiting next = std::move(waiting_[p].front());
+      waiting_[p].pop_front();
+      next.transfer.tag = next_tag_++;
+      running_background_ += background ? 1 : 0;
+      running_.emplace(next.transfer.tag, Running{static_cast<Priority>(p), std::move(next.done)});
+      context_.out.transfers.push_back(next.transfer);
+    }
+  }
+}
+
+void Transfers::OnDone(uint64_t tag, Code code) {
+  const auto running = running_.find(tag);
+  ROPETEAM_CHECK(running != running_.end());  // each completes once
+  Running finished = std::move(running->second);
+  running_.erase(running);
+  if (finished.priority == Priority::kBackground) --running_background_;
+  finished.done(code);
+  Pump();
+}
+
+void Transfers::Check(std::vector<StartCheck::Range> ranges, Checked checked) {
+  const uint64_t tag = next_tag_++;
+  checking_.emplace(tag, std::move(checked));
+  context_.out.checks.push_back({tag, std::move(ranges)});
+}
+
+void Transfers::OnCheckDone(uint64_t tag, const std::vector<uint32_t>& bad) {
+  const auto checking = checking_.find(tag);
+  ROPETEAM_CHECK(checking != checking_.end());
+  const Checked checked = std::move(checking->second);
+  checking_.erase(checking);
+  checked(bad);
+}
+
+StartCheck::Range RangeOf(const Store& store, const std::vector<Extent>& extents, uint64_t stream_bytes,
+                          uint32_t index, uint32_t crc) {
+  return {store.chunk_offset(ChunkAt(extents, index)), ChunkLength(stream_bytes, store.chunk_bytes(), index),
+          crc};
+}
+
+}  // namespace ropeteam::engine

@@ -1,0 +1,451 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/engine/engine.h"
+
+#include <algorithm>
+
+#include "core/base/log.h"
+#include "core/engine/parts.h"
+
+namespace ropeteam {
+
+using engine::kNever;
+using engine::kRepeatUs;
+
+const char* LevelName(Level level) {
+  switch (level) {
+    case Level::kNone:
+      return "not sealed";
+    case Level::kLocal:
+      return "local";
+    case Level::kReplicated:
+      return "replicated";
+    case Level::kCommitted:
+      return "committed";
+    case Level::kPersisted:
+      return "persisted";
+  }
+  return "unknown";
+}
+
+class Engine::Impl {
+ public:
+  Impl(const EngineConfig& config, Store* store) : parts_(config, store), context_(parts_.context) {}
+
+  // Every input begins and ends so.
+  void Begin(TimeUs now) { context_.now = std::max(context_.now, now); }
+  void Finish();
+
+  void ApplyView(const View& view);
+  void Receive(NodeId from, std::string_view bytes);
+  void RunTimers();
+  TimeUs NextTimer() const;
+  NodeReport Report() const;
+  void CheckInvariants() const;
+
+  engine::Parts parts_;
+  engine::Context& context_;
+
+ private:
+  // Envelopes of epochs whose view has not come yet; more means that this node is far behind, and senders
+  // repeat.
+  static constexpr size_t kEarlyMax = 1024;
+  // Counters are for people: they may be so much behind.
+  static constexpr TimeUs kCountersEveryUs = 1'000'000;
+  static constexpr size_t kAnnouncedMax = 256;
+
+  void Dispatch(const Envelope& envelope);
+  template <typename Message, typename Handler>
+  void Handle(const Envelope& envelope, Handler handler);
+  void ApplyLeaderState(NodeId from, const LeaderState& state);
+  void Retain();
+  void SendInventory();
+
+  std::deque<Envelope> early_;
+  bool resumed_ = false;
+  NodeId state_leader_ = kNoNode;
+  uint64_t state_sequence_ = 0;
+  std::vector<StepKey> committed_;
+  std::set<StepId> announced_;
+  uint64_t inventory_sequence_ = 0;
+  uint64_t inventory_acked_ = 0;
+  TimeUs inventory_next_ = kNever;
+};
+
+void Engine::Impl::Finish() {
+  for (;;) {
+    if (!context_.to_self.empty()) {
+      const Envelope envelope = std::move(context_.to_self.front());
+      context_.to_self.pop_front();
+      if (envelope.epoch == context_.view.epoch) Dispatch(envelope);
+      continue;
+    }
+    if (context_.inventory_dirty) {
+      Retain();
+      SendInventory();
+      continue;
+    }
+    parts_.leader.Flush();
+    if (context_.to_self.empty() && !context_.inventory_dirty) return;
+  }
+}
+
+void Engine::Impl::ApplyView(const View& view) {
+  if (view.epoch <= context_.view.epoch) return;
+  const View before = std::move(context_.view);
+  context_.view = view;
+  context_.to_self.clear();  // of the epoch before; whoever sent it asks again below
+  context_.inventory_dirty = true;
+  parts_.leader.OnView(before);
+  parts_.holder.OnView();
+  if (!resumed_) {
+    resumed_ = true;
+    std::vector<ShardId> own;
+    for (const auto& [id, shard] : context_.store.shards())
+      if (shard->role == Role::kOwn && !shard->committed &&
+          id.incarnation == context_.store.incarnation_max())
+        own.push_back(id);
+    for (const ShardId& id : own) parts_.replicator.Resume(id);
+    std::vector<ShardId> bad;
+    for (const auto& [id, shard] : context_.store.shards())
+      if (!shard->bad.empty()) bad.push_back(id);
+    for (const ShardId& id : bad) parts_.fetcher.Repair(id, {}, [](const Status&) {});
+  }
+  parts_.replicator.OnView();
+  parts_.fetcher.OnView();
+  parts_.asker.OnView();
+  std::deque<Envelope> early = std::move(early_);
+  early_.clear();
+  for (Envelope& envelope : early) {
+    if (envelope.epoch > view.epoch) {
+      early_.push_back(std::move(envelope));
+    } else if (envelope.epoch == view.epoch && view.Contains(envelope.from)) {
+      Dispatch(envelope);
+    }
+  }
+}
+
+void Engine::Impl::Receive(NodeId from, std::string_view bytes) {
+  Envelope envelope;
+  if (!Decode(bytes, envelope) || envelope.from != from) {
+    LOG_WARNING("a message of %zu bytes from %s cannot be read", bytes.size(), context_.NameOf(from).c_str());
+    return;
+  }
+  if (envelope.to != context_.config.self || envelope.epoch < context_.view.epoch) {
+    ++context_.counters.messages_stale;
+    return;
+  }
+  if (envelope.epoch > context_.view.epoch) {
+    if (early_.size() >= kEarlyMax) early_.pop_front();
+    early_.push_back(std::move(envelope));
+    return;
+  }
+  if (context_.view.Contains(from)) Dispatch(envelope);
+}
+
+template <typename Message, typename Handler>
+void Engine::Impl::Handle(const Envelope& envelope, Handler handler) {
+  Message message;
+  if (Decode(envelope.payload, message)) {
+    handler(message);
+  } else {
+    LOG_WARNING("a message of kind %u from %s cannot be read", static_cast<unsigned>(envelope.kind),
+                context_.NameOf(envelope.from).c_str());
+  }
+}
+
+void Engine::Impl::Dispatch(const Envelope& envelope) {
+  const NodeId from = envelope.from;
+  engine::Parts& p = parts_;
+  switch (envelope.kind) {
+    case Kind::kReplicaReserve:
+      return Handle<ReplicaReserve>(envelope, [&](auto& m) { p.holder.OnReserve(from, m); });
+    case Kind::kReplicaGrant:
+      return Handle<ReplicaGrant>(envelope, [&](auto& m) { p.replicator.OnGrant(from, m); });
+    case Kind::kReplicaArrived:
+      return Handle<ReplicaArrived>(envelope, [&](auto& m) { p.holder.OnArrived(from, m); });
+    case Kind::kReplicaSeal:
+      return Handle<ReplicaSeal>(envelope, [&](auto& m) { p.holder.OnSeal(from, m); });
+    case Kind::kReplicaSealed:
+      return Handle<ReplicaSealed>(envelope, [&](auto& m) { p.replicator.OnSealed(from, m); });
+    case Kind::kReplicaAbort:
+      return Handle<ReplicaAbort>(envelope, [&](auto& m) { p.holder.OnAbort(from, m); });
+    case Kind::kCopyQuery:
+      return Handle<CopyQuery>(envelope, [&](auto& m) { p.replicator.OnQuery(from, m); });
+    case Kind::kInventory:
+      return Handle<Inventory>(envelope, [&](auto& m) { p.leader.OnInventory(from, std::move(m)); });
+    case Kind::kInventoryAck:
+      return Handle<InventoryAck>(envelope, [&](auto& m) {
+        if (from == context_.view.leader) inventory_acked_ = std::max(inventory_acked_, m.sequence);
+      });
+    case Kind::kLeaderState:
+      return Handle<LeaderState>(envelope, [&](auto& m) { ApplyLeaderState(from, m); });
+    case Kind::kLeaderStateAck:
+      return Handle<LeaderStateAck>(envelope, [&](auto& m) { p.leader.OnStateAck(from, m); });
+    case Kind::kQuestion:
+      return Handle<Question>(envelope, [&](auto& m) { p.leader.OnQuestion(from, m); });
+    case Kind::kReply:
+      return Handle<Reply>(envelope, [&](auto& m) { p.asker.OnReply(from, m); });
+    case Kind::kFetchOpen:
+      return Handle<FetchOpen>(envelope, [&](auto& m) { p.holder.OnFetchOpen(from, m); });
+    case Kind::kFetchGrant:
+      return Handle<FetchGrant>(envelope, [&](auto& m) { p.fetcher.OnGrant(from, m); });
+    case Kind::kFetchClose:
+      return Handle<FetchClose>(envelope, [&](auto& m) { p.holder.OnFetchClose(from, m); });
+    case Kind::kBadCopy:
+      return Handle<BadCopy>(envelope, [&](auto& m) { p.holder.OnBadCopy(from, m); });
+    case Kind::kCopyOrder:
+      return Handle<CopyOrder>(envelope, [&](auto& m) {
+        if (from == context_.view.leader) p.replicator.Order(m.shard.id, m.target);
+      });
+    case Kind::kVerifyOrder:
+      return Handle<VerifyOrder>(envelope, [&](auto& m) { p.holder.OnVerifyOrder(from, m); });
+    case Kind::kVerifyResult:
+      return Handle<VerifyResult>(envelope, [&](auto& m) { p.leader.OnVerifyResult(from, m); });
+  }
+  LOG_WARNING("a message of unknown kind %u from %s", static_cast<unsigned>(envelope.kind),
+              context_.NameOf(from).c_str());
+}
+
+void Engine::Impl::ApplyLeaderState(NodeId from, const LeaderState& state) {
+  if (from != context_.view.leader) return;
+  context_.Send(from, LeaderStateAck{state.sequence});
+  if (state_leader_ == from && state.sequence <= state_sequence_) return;
+  state_leader_ = from;
+  state_sequence_ = state.sequence;
+
+  const bool life_changed = !(context_.life == state.life);
+  if (state.life.incarnation >= context_.life.incarnation) {
+    context_.life = state.life;
+    if (state.life.incarnation > context_.store.incarnation_max())
+      context_.store.SetIncarnationMax(state.life.incarnation);
+  }
+  context_.keep.clear();
+  for (const StepKey& key : state.keep) context_.keep.insert(key.id);
+  context_.release_before = state.release_before.id;
+  committed_ = state.committed;
+
+  std::vector<ShardId> marked;
+  for (const auto& [id, shard] : context_.store.shards()) {
+    const bool committed = std::any_of(committed_.begin(), committed_.end(),
+                                       [step = StepOf(id)](const StepKey& key) { return key.id == step; });
+    if (committed && !shard->committed) marked.push_back(id);
+  }
+  for (const ShardId& id : marked) context_.store.SetCommitted(id);
+  for (const StepKey& key : committed_) {
+    if (!announced_.insert(key.id).second) continue;
+    context_.out.events.push_back(
+        {{key.id.incarnation, key.id.step, LevelEvent::kNoRank}, Level::kCommitted, 0, 0});
+    if (announced_.size() > kAnnouncedMax) announced_.erase(announced_.begin());
+  }
+  if (life_changed || !marked.empty()) context_.inventory_dirty = true;
+  Retain();
+}
+
+// What is older than the newest committed step and not kept goes, also if it arrives late.
+void Engine::Impl::Retain() {
+  std::vector<ShardId> released;
+  for (const auto& [id, shard] : context_.store.shards())
+    if (StepOf(id) < context_.release_before && !context_.keep.contains(StepOf(id))) released.push_back(id);
+  for (const ShardId& id : released) {
+    LOG_DEBUG("release %s", id.ToString().c_str());
+    context_.store.Remove(id);
+    context_.inventory_dirty = true;
+  }
+  parts_.replicator.DropObsolete();
+  parts_.sessions.OnLeaderState(committed_, released);
+}
+
+void Engine::Impl::SendInventory() {
+  context_.inventory_dirty = false;
+  context_.counters_dirty = false;
+  if (context_.view.leader == kNoNode) return;
+  Inventory inventory;
+  inventory.sequence = ++inventory_sequence_;
+  inventory.report = Report();
+  inventory.life = context_.life;
+  inventory.incarnation_max = context_.store.incarnation_max();
+  inventory_next_ = context_.now + kRepeatUs;
+  context_.Send(context_.view.leader, inventory);
+}
+
+void Engine::Impl::RunTimers() {
+  if (inventory_acked_ < inventory_sequence_ && inventory_next_ <= context_.now)
+    context_.inventory_dirty = true;
+  if (context_.counters_dirty && inventory_next_ + kCountersEveryUs <= context_.now)
+    context_.inventory_dirty = true;
+  parts_.memory.OnTimer();
+  parts_.asker.OnTimer();
+  parts_.sessions.OnTimer();
+  parts_.replicator.OnTimer();
+  parts_.holder.OnTimer();
+  parts_.fetcher.OnTimer();
+  parts_.leader.OnTimer();
+}
+
+TimeUs Engine::Impl::NextTimer() const {
+  TimeUs due = std::min({parts_.memory.NextTimer(), parts_.asker.NextTimer(), parts_.sessions.NextTimer(),
+                         parts_.replicator.NextTimer(), parts_.holder.NextTimer(), parts_.fetcher.NextTimer(),
+                         parts_.leader.NextTimer()});
+  const bool joined = context_.view.leader != kNoNode;
+  if (joined && inventory_acked_ < inventory_sequence_) due = std::min(due, inventory_next_);
+  if (joined && context_.counters_dirty) due = std::min(due, inventory_next_ + kCountersEveryUs);
+  return due;
+}
+
+NodeReport Engine::Impl::Report() const {
+  NodeReport report;
+  report.id = context_.config.self;
+  report.name = context_.config.node;
+  report.chunk_bytes = context_.store.chunk_bytes();
+  report.chunks_total = context_.store.chunks_total();
+  report.chunks_free = context_.store.chunks_free();
+  report.sessions = parts_.sessions.Report();
+  for (const auto& [id, shard] : context_.store.shards()) {
+    CopyReport copy{id,
+                    shard->meta.world_size,
+                    shard->meta.replicas,
+                    shard->meta.stream_bytes,
+                    shard->role,
+                    shard->committed,
+                    shard->bad};
+    if (copy.bad.size() > kBadListedMax) copy.bad.resize(kBadListedMax + 1);
+    report.copies.push_back(std::move(copy));
+  }
+  report.counters = context_.counters;
+  return report;
+}
+
+void Engine::Impl::CheckInvariants() const {
+  context_.store.CheckInvariants();
+  uint64_t sealed = 0;
+  for (const auto& [id, shard] : context_.store.shards()) sealed += ChunkCount(shard->extents);
+  const uint64_t unsealed = parts_.sessions.filling_chunks() + parts_.holder.granted_chunks() +
+                            parts_.fetcher.allocated_chunks() + parts_.memory.quarantined_chunks();
+  ROPETEAM_CHECK(context_.store.chunks_free() + sealed + context_.store.removed_chunks() + unsealed ==
+                 context_.store.chunks_total());
+}
+
+Engine::Engine(const EngineConfig& config, Store* store) : impl_(std::make_unique<Impl>(config, store)) {}
+Engine::~Engine() = default;
+
+Outbox& Engine::outbox() { return impl_->context_.out; }
+TimeUs Engine::NextTimer() const { return impl_->NextTimer(); }
+
+void Engine::OnView(TimeUs now, const View& view) {
+  impl_->Begin(now);
+  impl_->ApplyView(view);
+  impl_->Finish();
+}
+void Engine::OnMessage(TimeUs now, NodeId from, std::string_view envelope) {
+  impl_->Begin(now);
+  impl_->Receive(from, envelope);
+  impl_->Finish();
+}
+void Engine::OnTransferDone(TimeUs now, uint64_t tag, Code code) {
+  impl_->Begin(now);
+  impl_->parts_.transfers.OnDone(tag, code);
+  impl_->Finish();
+}
+void Engine::OnCheckDone(TimeUs now, uint64_t tag, const std::vector<uint32_t>& bad) {
+  impl_->Begin(now);
+  impl_->parts_.transfers.OnCheckDone(tag, bad);
+  impl_->Finish();
+}
+void Engine::OnPeerFenced(TimeUs now, NodeId peer) {
+  impl_->Begin(now);
+  impl_->parts_.memory.OnPeerFenced(peer);
+  impl_->Finish();
+}
+void Engine::OnTimer(TimeUs now) {
+  impl_->Begin(now);
+  impl_->RunTimers();
+  impl_->Finish();
+}
+
+void Engine::OnSessionOpened(TimeUs now, SessionId session) {
+  impl_->Begin(now);
+  impl_->parts_.sessions.Open(session);
+  impl_->Finish();
+}
+void Engine::OnSessionClosed(TimeUs now, SessionId session) {
+  impl_->Begin(now);
+  impl_->parts_.sessions.Close(session);
+  impl_->Finish();
+}
+void Engine::OnHello(TimeUs now, SessionId session, RequestId request, const HelloInput& hello) {
+  impl_->Begin(now);
+  impl_->parts_.sessions.Hello(session, request, hello);
+  impl_->Finish();
+}
+void Engine::OnSaveBegin(TimeUs now, SessionId session, RequestId request, Step step, uint64_t stream_bytes) {
+  impl_->Begin(now);
+  impl_->parts_.sessions.SaveBegin(session, request, step, stream_bytes);
+  impl_->Finish();
+}
+void Engine::OnSaveExtend(TimeUs now, SessionId session, RequestId request, SaveId save, uint64_t chunks) {
+  impl_->Begin(now);
+  impl_->parts_.sessions.SaveExtend(session, request, save, chunks);
+  impl_->Finish();
+}
+void Engine::OnSaveFilled(TimeUs now, SessionId session, SaveId save, uint32_t first,
+                          const std::vector<uint32_t>& crcs) {
+  impl_->Begin(now);
+  impl_->parts_.sessions.SaveFilled(session, save, first, crcs);
+  impl_->Finish();
+}
+void Engine::OnSaveCommit(TimeUs now, SessionId session, RequestId request, const SaveCommitInput& commit) {
+  impl_->Begin(now);
+  impl_->parts_.sessions.SaveCommit(session, request, commit);
+  impl_->Finish();
+}
+void Engine::OnSaveAbort(TimeUs now, SessionId session, RequestId request, SaveId save) {
+  impl_->Begin(now);
+  impl_->parts_.sessions.SaveAbort(session, request, save);
+  impl_->Finish();
+}
+void Engine::OnWait(TimeUs now, SessionId session, RequestId request, Step step, Level level,
+                    TimeUs timeout_us) {
+  impl_->Begin(now);
+  impl_->parts_.sessions.Wait(session, request, step, level, timeout_us);
+  impl_->Finish();
+}
+void Engine::OnLatest(TimeUs now, SessionId session, RequestId request, TimeUs timeout_us) {
+  impl_->Begin(now);
+  impl_->parts_.sessions.Latest(session, request, timeout_us);
+  impl_->Finish();
+}
+void Engine::OnViewOpen(TimeUs now, SessionId session, RequestId request, Step step, Rank rank,
+                        TimeUs timeout_us) {
+  impl_->Begin(now);
+  impl_->parts_.sessions.ViewOpen(session, request, step, rank, timeout_us);
+  impl_->Finish();
+}
+void Engine::OnViewRepair(TimeUs now, SessionId session, RequestId request, ViewId view,
+                          const std::vector<uint32_t>& chunks, TimeUs timeout_us) {
+  impl_->Begin(now);
+  impl_->parts_.sessions.ViewRepair(session, request, view, chunks, timeout_us);
+  impl_->Finish();
+}
+void Engine::OnViewClose(TimeUs now, SessionId session, ViewId view) {
+  impl_->Begin(now);
+  impl_->parts_.sessions.ViewClose(session, view);
+  impl_->Finish();
+}
+void Engine::OnReport(TimeUs now, SessionId session, RequestId request, TimeUs timeout_us) {
+  impl_->Begin(now);
+  impl_->parts_.sessions.Report(session, request, timeout_us);
+  impl_->Finish();
+}
+void Engine::OnVerify(TimeUs now, SessionId session, RequestId request, const Step* step, TimeUs timeout_us) {
+  impl_->Begin(now);
+  impl_->parts_.sessions.Verify(session, request, step, timeout_us);
+  impl_->Finish();
+}
+
+NodeReport Engine::Report() const { return impl_->Report(); }
+bool Engine::is_leader() const { return impl_->parts_.leader.leading(); }
+const View& Engine::view() const { return impl_->context_.view; }
+Incarnation Engine::incarnation() const { return impl_->context_.life.incarnation; }
+void Engine::CheckInvariants() const { impl_->CheckInvariants(); }
+
+}  // namespace ropeteam

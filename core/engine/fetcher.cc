@@ -1,0 +1,371 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/engine/fetcher.h"
+
+#include <algorithm>
+#include <memory>
+
+#include "core/base/log.h"
+#include "core/engine/parts.h"
+
+namespace ropeteam::engine {
+namespace {
+
+// A fetch that finds no leader gives up after this; whoever waits for it has an earlier deadline of his own.
+constexpr TimeUs kLocatePatienceUs = 30'000'000;
+
+}  // namespace
+
+Fetcher::Job* Fetcher::Find(uint64_t id) {
+  const auto job = jobs_.find(id);
+  return job == jobs_.end() ? nullptr : &job->second;
+}
+
+void Fetcher::Fetch(const ShardId& shard, Done done) {
+  const SealedShard* here = parts_.context.store.Find(shard);
+  if (here != nullptr && here->bad.empty()) return done(OkStatus());
+  if (here != nullptr) return Repair(shard, {}, std::move(done));
+  const auto running = by_shard_.find(shard);
+  if (running != by_shard_.end() && !jobs_.at(running->second).failing) {
+    jobs_.at(running->second).waiters.push_back(std::move(done));
+    return;
+  }
+  Job& job = jobs_[next_job_];
+  job.id = next_job_++;
+  job.shard = shard;
+  job.waiters.push_back(std::move(done));
+  by_shard_[shard] = job.id;
+  Locate(&job);
+}
+
+void Fetcher::Repair(const ShardId& shard, const std::vector<uint32_t>& chunks, Done done) {
+  // Look first: who complained may have been wrong, or the chunk may have been mended meanwhile.
+  const SealedShard* here = parts_.context.store.Find(shard);
+  if (here == nullptr) return done(Error(Code::kNotFound, "%s is not here", shard.ToString().c_str()));
+  const auto running = by_shard_.find(shard);
+  if (running != by_shard_.end() && !jobs_.at(running->second).failing) {
+    jobs_.at(running->second).waiters.push_back(std::move(done));
+    return;
+  }
+  std::set<uint32_t> suspects(chunks.begin(), chunks.end());
+  suspects.insert(here->bad.begin(), here->bad.end());
+  Job& job = jobs_[next_job_];
+  const uint64_t id = next_job_++;
+  job.id = id;
+  job.shard = shard;
+  job.repair = true;
+  Result<Store::LeaseToken> lease = parts_.context.store.Lease(shard);
+  ROPETEAM_CHECK(lease.ok());
+  job.lease = *lease;
+  job.extents = here->extents;
+  job.meta = here->meta;
+  job.crcs = here->crcs;
+  job.have_meta = true;
+  job.waiters.push_back(std::move(done));
+  by_shard_[shard] = id;
+
+  std::vector<uint32_t> looked;
+  std::vector<StartCheck::Range> ranges;
+  for (const uint32_t chunk : suspects) {
+    if (chunk >= job.crcs.size()) continue;
+    looked.push_back(chunk);
+    ranges.push_back(
+        RangeOf(parts_.context.store, job.extents, job.meta.stream_bytes, chunk, job.crcs[chunk]));
+  }
+  ++job.outstanding;
+  parts_.transfers.Check(std::move(ranges), [this, id, looked](const std::vector<uint32_t>& bad) {
+    Job* checked = Find(id);
+    --checked->outstanding;
+    for (const uint32_t chunk : looked) parts_.context.store.MarkRepaired(checked->shard, chunk);
+    for (const uint32_t index : bad) {
+      const uint32_t chunk = looked[index];
+      checked->chunks[chunk] = Chunk::kWanted;
+      checked->corrupt = true;
+      parts_.context.store.MarkBad(checked->shard, chunk);
+    }
+    parts_.context.inventory_dirty = true;
+    parts_.context.counters.chunks_bad += bad.size();
+    if (bad.empty()) return End(id, OkStatus());
+    LOG_WARNING("%zu chunks of %s are bad here, repairing", bad.size(), checked->shard.ToString().c_str());
+    Locate(checked);
+  });
+}
+
+void Fetcher::Locate(Job* job) {
+  job->locating = true;
+  ++job->locate_rounds;
+  LocateQuestion question;
+  question.step = job->shard.step;
+  question.rank = job->shard.rank;
+  question.exact = job->shard.incarnation;
+  const uint64_t id = job->id;
+  parts_.asker.Ask(Question::Topic::kLocate, Encode(question), parts_.context.now + kLocatePatienceUs,
+                   [this, id](const Result<std::string>& reply) {
+                     Job* located = Find(id);
+                     if (located == nullptr) return;
+                     located->locating = false;
+                     LocateReply holders;
+                     if (!reply.ok()) {
+                       located->failing = true;
+                       located->failure = reply.status();
+                     } else if (!Decode(*reply, holders)) {
+                       located->failing = true;
+                       located->failure = Error(Code::kInternal, "the leader's answer cannot be read");
+                     } else {
+                       for (const NodeId holder : holders.holders)
+                         if (holder != parts_.context.config.self) located->sources.try_emplace(holder);
+                     }
+                     Pump(id);
+                   });
+}
+
+void Fetcher::Pump(uint64_t id) {
+  Job* job = Find(id);
+  if (job == nullptr) return;
+  Context& context = parts_.context;
+  if (job->failing) {
+    if (job->outstanding == 0 && !job->locating) End(id, Status(job->failure));
+    return;
+  }
+  size_t usable = 0;
+  for (auto& [node, source] : job->sources) {
+    if (source.state != Source::State::kFailed && !context.view.Contains(node)) {
+      source.state = Source::State::kFailed;
+      source.trouble = "gone";
+    }
+    if (source.state == Source::State::kOpening && source.next_send <= context.now) {
+      source.next_send = context.now + kRepeatUs;
+      context.Send(node, FetchOpen{job->id, {job->shard}});
+    }
+    if (source.state != Source::State::kFailed) ++usable;
+  }
+  bool stuck = usable == 0;
+  if (job->have_meta) {
+    // Chunks are given out in order, in turn to each open holder that has room and has not failed at the
+    // chunk.
+    size_t waiting = 0;
+    size_t hopeless = 0;
+    bool room = true;
+    for (auto chunk = job->chunks.begin(); chunk != job->chunks.end() && room; ++chunk) {
+      if (chunk->second != Chunk::kWanted) continue;
+      ++waiting;
+      bool hope = false;
+      room = false;
+      NodeId best = kNoNode;
+      uint32_t best_outstanding = kOutstandingPerHolder;
+      for (auto& [node, source] : job->sources) {
+        if (source.state == Source::State::kFailed) continue;
+        const auto tried = job->tried.find(chunk->first);
+        const bool failed_here = tried != job->tried.end() && tried->second.contains(node);
+        if (source.state == Source::State::kOpen && source.outstanding < kOutstandingPerHolder) room = true;
+        if (failed_here) continue;
+        hope = true;
+        if (source.state != Source::State::kOpen || source.outstanding >= best_outstanding) continue;
+        best = node;
+        best_outstanding = source.outstanding;
+      }
+      if (!hope) ++hopeless;
+      if (best != kNoNode) Start(job, chunk->first, best);
+      if (usable == 0) break;
+      if (!hope) room = true;  // look on: other chunks may have a holder
+    }
+    stuck = stuck || (waiting != 0 && hopeless == waiting);
+    const bool all_good = std::all_of(job->chunks.begin(), job->chunks.end(),
+                                      [](const auto& chunk) { return chunk.second == Chunk::kGood; });
+    if (all_good && job->outstanding == 0 && !job->chunks.empty()) return End(id, OkStatus());
+  }
+  if (!stuck || job->outstanding != 0 || job->locating) return;
+  if (job->locate_rounds < kLocateRoundsMax) {
+    Locate(job);  // redundancy may have been restored elsewhere meanwhile
+    return;
+  }
+  End(id, Explain(*job));
+}
+
+void Fetcher::Start(Job* job, uint32_t chunk, NodeId holder) {
+  Source& source = job->sources.at(holder);
+  ++source.outstanding;
+  ++job->outstanding;
+  job->chunks[chunk] = Chunk::kReading;
+  StartTransfer transfer;
+  transfer.peer = holder;
+  transfer.get = true;
+  const StartCheck::Range range =
+      RangeOf(parts_.context.store, job->extents, job->meta.stream_bytes, chunk, job->crcs[chunk]);
+  transfer.local_offset = range.offset;
+  transfer.remote_offset =
+      source.chunks_begin + ChunkAt(source.extents, chunk) * parts_.context.store.chunk_bytes();
+  transfer.length = range.length;
+  const uint64_t id = job->id;
+  parts_.transfers.Start(Transfers::Priority::kFetch, transfer,
+                         [this, id, chunk, holder](Code code) { OnRead(id, chunk, holder, code); });
+}
+
+void Fetcher::OnRead(uint64_t id, uint32_t chunk, NodeId holder, Code code) {
+  Job* job = Find(id);  // a job outlives its outstanding transfers and checks
+  Source& source = job->sources.at(holder);
+  --source.outstanding;
+  if (code != Code::kOk) {
+    --job->outstanding;
+    job->chunks[chunk] = Chunk::kWanted;
+    if (source.state != Source::State::kFailed) {
+      source.state = Source::State::kFailed;
+      source.trouble = CodeName(code);
+      parts_.context.out.suspicions.push_back({holder, std::string("a get failed: ") + CodeName(code)});
+    }
+    return Pump(id);
+  }
+  const StartCheck::Range range =
+      RangeOf(parts_.context.store, job->extents, job->meta.stream_bytes, chunk, job->crcs[chunk]);
+  parts_.transfers.Check({range}, [this, id, chunk, holder](const std::vector<uint32_t>& bad) {
+    OnChecked(id, chunk, holder, bad.empty());
+  });
+  Pump(id);
+}
+
+void Fetcher::OnChecked(uint64_t id, uint32_t chunk, NodeId holder, bool good) {
+  Job* job = Find(id);
+  --job->outstanding;
+  Context& context = parts_.context;
+  if (good) {
+    job->chunks[chunk] = Chunk::kGood;
+    context.counters.fetch_bytes += ChunkLength(job->meta.stream_bytes, context.store.chunk_bytes(), chunk);
+    context.counters_dirty = true;
+    if (job->repair) {
+      context.store.MarkRepaired(job->shard, chunk);
+      ++context.counters.chunks_repaired;
+      context.inventory_dirty = true;
+    }
+  } else {
+    job->chunks[chunk] = Chunk::kWanted;
+    job->tried[chunk].insert(holder);
+    job->sources.at(holder).trouble = "checksum mismatch";
+    job->corrupt = true;
+    ++context.counters.chunks_bad;
+    LOG_WARNING("chunk %u of %s from %s does not match its checksum", chunk, job->shard.ToString().c_str(),
+                context.NameOf(holder).c_str());
+    context.Send(holder, BadCopy{{job->shard}, {chunk}});
+  }
+  Pump(id);
+}
+
+bool Fetcher::AcceptMeta(Job* job, const FetchGrant& grant) {
+  const Context& context = parts_.context;
+  const uint64_t chunks = ChunksFor(grant.meta.stream_bytes, context.store.chunk_bytes());
+  if (grant.meta.id != job->shard || grant.meta.chunk_bytes != context.store.chunk_bytes() || chunks == 0 ||
+      chunks != grant.crcs.size() || ChunkCount(grant.extents) != chunks)
+    return false;
+  if (job->have_meta) return job->crcs == grant.crcs && job->meta == grant.meta;
+  Result<std::vector<Extent>> extents = parts_.memory.Allocate(chunks);
+  if (!extents.ok()) {
+    job->failing = true;
+    job->failure = extents.status();
+    return true;
+  }
+  job->extents = std::move(*extents);
+  job->meta = grant.meta;
+  job->crcs = grant.crcs;
+  job->have_meta = true;
+  for (uint32_t chunk = 0; chunk < chunks; ++chunk) job->chunks[chunk] = Chunk::kWanted;
+  return true;
+}
+
+void Fetcher::OnGrant(NodeId from, const FetchGrant& grant) {
+  Job* job = Find(grant.fetch);
+  if (job == nullptr) {
+    if (grant.code == Code::kOk) parts_.context.Send(from, FetchClose{grant.fetch});
+    return;
+  }
+  const auto found = job->sources.find(from);
+  if (found == job->sources.end() || found->second.state != Source::State::kOpening) return;
+  Source& source = found->second;
+  if (grant.code != Code::kOk) {
+    source.state = Source::State::kFailed;
+    source.trouble = grant.message;
+  } else if (!AcceptMeta(job, grant)) {
+    source.state = Source::State::kFailed;
+    source.trouble = "its copy is of another shard";
+  } else {
+    source.state = Source::State::kOpen;
+    source.chunks_begin = grant.chunks_begin;
+    source.extents = grant.extents;
+  }
+  Pump(grant.fetch);
+}
+
+Status Fetcher::Explain(const Job& job) const {
+  std::string tried = job.repair ? "this node (checksum mismatch)" : "";
+  for (const auto& [node, source] : job.sources) {
+    if (!tried.empty()) tried += ", ";
+    tried +=
+        parts_.context.NameOf(node) + " (" + (source.trouble.empty() ? "no bytes" : source.trouble) + ")";
+  }
+  if (tried.empty()) tried = "no node holds a copy";
+  return Error(job.corrupt ? Code::kCorrupt : Code::kNotFound, "%s cannot be produced; tried: %s",
+               job.shard.ToString().c_str(), tried.c_str());
+}
+
+void Fetcher::End(uint64_t id, const Status& status) {
+  Context& context = parts_.context;
+  Job job = std::move(jobs_.at(id));
+  ROPETEAM_CHECK(job.outstanding == 0);
+  jobs_.erase(id);
+  const auto mine = by_shard_.find(job.shard);
+  if (mine != by_shard_.end() && mine->second == id) by_shard_.erase(mine);
+  for (const auto& [node, source] : job.sources)
+    if (source.state != Source::State::kOpening || source.next_send != 0) context.Send(node, FetchClose{id});
+
+  Status result = status;
+  if (job.repair) {
+    context.store.EndLease(job.lease);
+  } else if (!job.extents.empty()) {
+    if (result.ok()) {
+      const Role role = parts_.sessions.HasRank(job.shard.rank) ? Role::kReplica : Role::kCache;
+      const Status sealed = context.store.Seal(job.meta, role, job.extents, job.crcs);
+      // A copy that was pushed here meanwhile serves as well.
+      if (!sealed.ok()) {
+        context.store.Free(job.extents);
+        if (sealed.code() != Code::kAlreadyExists) result = sealed;
+      }
+      context.inventory_dirty = true;
+    } else {
+      // A get that failed may still be landing in our chunks only if the fabric has not let go; it has
+      // (outstanding 0).
+      context.store.Free(job.extents);
+    }
+  }
+  if (!result.ok()) LOG_WARNING("%s", result.ToString().c_str());
+  for (const Done& done : job.waiters) done(result);
+}
+
+void Fetcher::OnView() {
+  std::vector<uint64_t> ids;
+  for (auto& [id, job] : jobs_) {
+    ids.push_back(id);
+    for (auto& [node, source] : job.sources)
+      source.next_send = std::min(source.next_send, parts_.context.now);
+  }
+  for (const uint64_t id : ids) Pump(id);
+}
+
+void Fetcher::OnTimer() {
+  std::vector<uint64_t> ids;
+  for (const auto& [id, job] : jobs_) ids.push_back(id);
+  for (const uint64_t id : ids) Pump(id);
+}
+
+TimeUs Fetcher::NextTimer() const {
+  TimeUs due = kNever;
+  for (const auto& [id, job] : jobs_)
+    for (const auto& [node, source] : job.sources)
+      if (source.state == Source::State::kOpening) due = std::min(due, source.next_send);
+  return due;
+}
+
+uint64_t Fetcher::allocated_chunks() const {
+  uint64_t chunks = 0;
+  for (const auto& [id, job] : jobs_)
+    if (!job.repair) chunks += ChunkCount(job.extents);
+  return chunks;
+}
+
+}  // namespace ropeteam::engine

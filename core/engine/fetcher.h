@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Pulls what is wanted here and is elsewhere: a whole shard into new chunks, or single bad chunks of a shard
+// that is here into their own place. All holders are read from at once, a few chunks outstanding at each, so
+// that the quicker gives more; each chunk is checked before it counts; a chunk that fails is taken from the
+// next holder, and the holder is told. Fails when some chunk has been tried at every holder, naming them all.
+
+#ifndef ROPETEAM_CORE_ENGINE_FETCHER_H_
+#define ROPETEAM_CORE_ENGINE_FETCHER_H_
+
+#include <functional>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "core/engine/context.h"
+
+namespace ropeteam::engine {
+
+struct Parts;
+
+class Fetcher {
+ public:
+  explicit Fetcher(Parts* parts) : parts_(*parts) {}
+
+  using Done = std::function<void(const Status&)>;
+  // After OK the shard is sealed here and good when `done` runs. One fetch per shard: a second caller joins
+  // the first.
+  void Fetch(const ShardId& shard, Done done);
+  // Mends these chunks, and any other known to be bad, of a shard sealed here.
+  void Repair(const ShardId& shard, const std::vector<uint32_t>& chunks, Done done);
+
+  void OnGrant(NodeId from, const FetchGrant& grant);
+  void OnView();
+  void OnTimer();
+  TimeUs NextTimer() const;
+  uint64_t allocated_chunks() const;
+
+ private:
+  // At each holder; two would do for a quick link, four cover a slow completion.
+  static constexpr uint32_t kOutstandingPerHolder = 4;
+  static constexpr uint32_t kLocateRoundsMax = 3;
+
+  enum class Chunk : uint8_t { kWanted, kReading, kGood };
+  struct Source {
+    enum class State : uint8_t { kOpening, kOpen, kFailed } state = State::kOpening;
+    uint64_t chunks_begin = 0;  // of the holder's arena
+    std::vector<Extent> extents;
+    uint32_t outstanding = 0;
+    TimeUs next_send = 0;
+    std::string trouble;  // why it failed, or what it sent
+  };
+  struct Job {
+    uint64_t id = 0;
+    ShardId shard;
+    bool repair = false;
+    bool locating = false;
+    uint32_t locate_rounds = 0;
+    Store::LeaseToken lease = 0;  // repair: of the shard here
+    std::vector<Extent> extents;  // here
+    bool have_meta = false;
+    ShardMeta meta;
+    std::vector<uint32_t> crcs;
+    std::map<uint32_t, Chunk> chunks;            // those wanted
+    std::map<uint32_t, std::set<NodeId>> tried;  // chunk → holders whose bytes did not do
+    std::map<NodeId, Source> sources;
+    uint32_t outstanding = 0;  // transfers and checks
+    bool corrupt = false;
+    Status failure;  // set: ending, waiting for outstanding ones
+    bool failing = false;
+    std::vector<Done> waiters;
+  };
+
+  Job* Find(uint64_t id);
+  void Locate(Job* job);
+  void Pump(uint64_t id);  // may end the job
+  void Start(Job* job, uint32_t chunk, NodeId holder);
+  void OnRead(uint64_t id, uint32_t chunk, NodeId holder, Code code);
+  void OnChecked(uint64_t id, uint32_t chunk, NodeId holder, bool good);
+  bool AcceptMeta(Job* job, const FetchGrant& grant);
+  Status Explain(const Job& job) const;
+  void End(uint64_t id, const Status& status);
+
+  Parts& parts_;
+  uint64_t next_job_ = 1;
+  std::map<uint64_t, Job> jobs_;
+  std::map<ShardId, uint64_t> by_shard_;
+};
+
+}  // namespace ropeteam::engine
+
+#endif  // ROPETEAM_CORE_ENGINE_FETCHER_H_

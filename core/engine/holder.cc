@@ -1,0 +1,332 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/engine/holder.h"
+
+#include <algorithm>
+
+#include "core/base/log.h"
+#include "core/engine/parts.h"
+
+namespace ropeteam::engine {
+
+Holder::Incoming* Holder::Find(NodeId from, const CopyId& id) {
+  const auto found = incoming_.find(id);
+  if (found == incoming_.end() || id.source != from) return nullptr;
+  found->second.heard = parts_.context.now;
+  return &found->second;
+}
+
+void Holder::OnReserve(NodeId from, const ReplicaReserve& reserve) {
+  Context& context = parts_.context;
+  ReplicaGrant grant;
+  grant.copy = reserve.copy;
+  const auto refuse = [&](Status status) {
+    grant.code = status.code();
+    grant.message = status.message();
+    context.Send(from, grant);
+  };
+  if (reserve.copy.source != from) return refuse(Error(Code::kInvalidArgument, "copy of another source"));
+  if (reserve.chunk_bytes != context.store.chunk_bytes())
+    return refuse(Error(Code::kInvalidArgument, "chunks of %llu bytes offered, this arena has chunks of %llu",
+                        static_cast<unsigned long long>(reserve.chunk_bytes),
+                        static_cast<unsigned long long>(context.store.chunk_bytes())));
+  if (reserve.chunks == 0 || reserve.chunks > kChunksPerShardMax)
+    return refuse(Error(Code::kInvalidArgument, "%llu chunks asked for, limit %llu",
+                        static_cast<unsigned long long>(reserve.chunks),
+                        static_cast<unsigned long long>(kChunksPerShardMax)));
+  if (const SealedShard* sealed = context.store.Find(reserve.shard.id)) {
+    if (!sealed->bad.empty()) return refuse(Error(Code::kUnavailable, "the copy here is being repaired"));
+    grant.sealed_already = true;
+    context.Send(from, grant);
+    return;
+  }
+  Incoming* incoming = Find(from, reserve.copy);
+  if (incoming == nullptr) {
+    for (const auto& [id, other] : incoming_)
+      if (other.shard == reserve.shard.id)
+        return refuse(Error(Code::kAlreadyExists, "another copy of this shard is on its way here"));
+  }
+  const uint64_t have = incoming == nullptr ? 0 : ChunkCount(incoming->extents);
+  if (reserve.chunks > have) {
+    Result<std::vector<Extent>> extents = parts_.memory.Allocate(reserve.chunks - have);
+    if (!extents.ok()) return refuse(extents.status());
+    if (incoming == nullptr) {
+      incoming = &incoming_[reserve.copy];
+      incoming->id = reserve.copy;
+      incoming->shard = reserve.shard.id;
+      incoming->heard = context.now;
+    }
+    incoming->extents.insert(incoming->extents.end(), extents->begin(), extents->end());
+    incoming->chunks.resize(reserve.chunks, Chunk::kUnknown);
+    incoming->checked_crcs.resize(reserve.chunks);
+  }
+  grant.chunks_begin = context.store.chunk_offset(0);
+  grant.extents = incoming->extents;
+  context.Send(from, grant);
+}
+
+void Holder::OnArrived(NodeId from, const ReplicaArrived& arrived) {
+  Incoming* incoming = Find(from, arrived.copy);
+  if (incoming == nullptr || incoming->sealing || arrived.chunks.size() != arrived.crcs.size()) return;
+  for (const uint32_t chunk : arrived.chunks)
+    if (chunk >= incoming->chunks.size()) return;
+  StartChecks(incoming, arrived.chunks, arrived.crcs,
+              incoming->chunks.size() * parts_.context.store.chunk_bytes());
+}
+
+void Holder::StartChecks(Incoming* incoming, const std::vector<uint32_t>& chunks,
+                         const std::vector<uint32_t>& crcs, uint64_t stream_bytes) {
+  std::vector<uint32_t> started;
+  std::vector<StartCheck::Range> ranges;
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    const uint32_t chunk = chunks[i];
+    if (incoming->chunks[chunk] != Chunk::kUnknown) continue;
+    incoming->chunks[chunk] = Chunk::kChecking;
+    incoming->checked_crcs[chunk] = crcs[i];
+    started.push_back(chunk);
+    ranges.push_back(RangeOf(parts_.context.store, incoming->extents, stream_bytes, chunk, crcs[i]));
+  }
+  if (ranges.empty()) return;
+  const CopyId id = incoming->id;
+  parts_.transfers.Check(std::move(ranges), [this, id, started](const std::vector<uint32_t>& bad) {
+    const auto found = incoming_.find(id);
+    if (found == incoming_.end()) return;  // aborted meanwhile
+    for (const uint32_t chunk : started) found->second.chunks[chunk] = Chunk::kGood;
+    for (const uint32_t index : bad) found->second.chunks[started[index]] = Chunk::kUnknown;
+    if (found->second.sealing) {
+      Judge(&found->second);
+    } else {
+      parts_.context.counters.chunks_bad += bad.size();
+    }
+  });
+}
+
+void Holder::OnSeal(NodeId from, const ReplicaSeal& seal) {
+  Incoming* incoming = Find(from, seal.copy);
+  if (incoming == nullptr) return AnswerUnknownSeal(from, seal);
+  Context& context = parts_.context;
+  if (incoming->sealing && seal.attempt == incoming->attempt) {
+    if (incoming->attempt_judged) Judge(incoming);  // our answer was lost
+    return;
+  }
+  const uint64_t chunks = ChunksFor(seal.meta.stream_bytes, context.store.chunk_bytes());
+  if (seal.attempt < incoming->attempt) return;
+  if (seal.meta.id != incoming->shard || seal.meta.chunk_bytes != context.store.chunk_bytes() ||
+      chunks != seal.crcs.size() || chunks == 0 || chunks > incoming->chunks.size() ||
+      seal.meta.manifest_offset > seal.meta.stream_bytes) {
+    context.Send(from, ReplicaSealed{seal.copy,
+                                     seal.attempt,
+                                     Code::kInvalidArgument,
+                                     "the seal does not fit the copy that was reserved",
+                                     {}});
+    return;
+  }
+  incoming->sealing = true;
+  incoming->attempt_judged = false;
+  incoming->attempt = seal.attempt;
+  incoming->meta = seal.meta;
+  incoming->crcs = seal.crcs;
+  std::vector<uint32_t> wanted;
+  for (uint32_t chunk = 0; chunk < chunks; ++chunk) {
+    // What was checked against another checksum than the seal's says nothing.
+    if (incoming->chunks[chunk] == Chunk::kGood && incoming->checked_crcs[chunk] != seal.crcs[chunk])
+      incoming->chunks[chunk] = Chunk::kUnknown;
+    if (incoming->chunks[chunk] == Chunk::kUnknown) wanted.push_back(chunk);
+  }
+  std::vector<uint32_t> crcs;
+  for (const uint32_t chunk : wanted) crcs.push_back(seal.crcs[chunk]);
+  if (wanted.empty()) {
+    Judge(incoming);
+  } else {
+    StartChecks(incoming, wanted, crcs, seal.meta.stream_bytes);
+  }
+}
+
+void Holder::Judge(Incoming* incoming) {
+  Context& context = parts_.context;
+  std::vector<uint32_t> bad;
+  for (uint32_t chunk = 0; chunk < incoming->crcs.size(); ++chunk) {
+    if (incoming->chunks[chunk] == Chunk::kChecking) return;
+    if (incoming->chunks[chunk] != Chunk::kGood || incoming->checked_crcs[chunk] != incoming->crcs[chunk])
+      bad.push_back(chunk);
+  }
+  ReplicaSealed answer{incoming->id, incoming->attempt, Code::kOk, {}, {}};
+  const NodeId source = incoming->id.source;
+  if (!bad.empty()) {
+    if (!incoming->attempt_judged) context.counters.chunks_bad += bad.size();
+    incoming->attempt_judged = true;
+    for (const uint32_t chunk : bad) incoming->chunks[chunk] = Chunk::kUnknown;
+    answer.code = Code::kCorrupt;
+    answer.message = std::to_string(bad.size()) + " chunks do not match their checksums";
+    answer.bad = std::move(bad);
+    context.Send(source, answer);
+    return;
+  }
+  const ShardMeta meta = incoming->meta;
+  const Status sealed = context.store.Seal(meta, Role::kReplica, incoming->extents, incoming->crcs);
+  if (!sealed.ok()) {
+    // Sealed by another way meanwhile (a fetch): that one counts, these chunks are not wanted.
+    context.store.Free(incoming->extents);
+    const SealedShard* other = context.store.Find(meta.id);
+    if (other == nullptr || other->crcs != incoming->crcs || !other->bad.empty()) {
+      answer.code = sealed.code();
+      answer.message = sealed.message();
+    }
+  } else {
+    context.counters.replica_bytes_held += meta.stream_bytes;
+  }
+  incoming_.erase(CopyId(answer.copy));
+  context.inventory_dirty = true;
+  context.Send(source, answer);
+}
+
+void Holder::AnswerUnknownSeal(NodeId from, const ReplicaSeal& seal) {
+  // Sealed before, and our answer was lost; or this shard was here already; or we never heard of it (a new
+  // life of ours).
+  ReplicaSealed answer{seal.copy, seal.attempt, Code::kOk, {}, {}};
+  const SealedShard* sealed = parts_.context.store.Find(seal.meta.id);
+  if (sealed == nullptr) {
+    answer.code = Code::kNotFound;
+    answer.message = "no such copy here";
+  } else if (sealed->crcs != seal.crcs || sealed->meta.stream_bytes != seal.meta.stream_bytes) {
+    answer.code = Code::kAlreadyExists;
+    answer.message = "another shard of the same name is sealed here";
+  } else if (!sealed->bad.empty()) {
+    answer.code = Code::kUnavailable;
+    answer.message = "the copy here is being repaired";
+  } else if (sealed->role == Role::kCache) {
+    parts_.context.store.SetRole(seal.meta.id, Role::kReplica);  // it is counted on from now
+    parts_.context.inventory_dirty = true;
+  }
+  parts_.context.Send(from, answer);
+}
+
+void Holder::OnAbort(NodeId from, const ReplicaAbort& abort) {
+  const Incoming* incoming = Find(from, abort.copy);
+  if (incoming == nullptr) return;
+  if (abort.failed) {
+    parts_.memory.Quarantine(incoming->extents, from);
+  } else {
+    parts_.context.store.Free(incoming->extents);
+  }
+  incoming_.erase(abort.copy);
+}
+
+void Holder::OnFetchOpen(NodeId from, const FetchOpen& open) {
+  Context& context = parts_.context;
+  FetchGrant grant;
+  grant.fetch = open.fetch;
+  const auto key = std::make_pair(from, open.fetch);
+  auto reading = reading_.find(key);
+  if (reading == reading_.end()) {
+    Result<Store::LeaseToken> lease = context.store.Lease(open.shard.id);
+    if (lease.ok()) {
+      reading = reading_.emplace(key, Reading{*lease, context.now}).first;
+    } else {
+      grant.code = lease.status().code();
+      grant.message = lease.status().message();
+    }
+  }
+  if (reading != reading_.end()) {
+    reading->second.heard = context.now;
+    const SealedShard* shard = context.store.Leased(reading->second.lease);
+    grant.meta = shard->meta;
+    grant.crcs = shard->crcs;
+    grant.chunks_begin = context.store.chunk_offset(0);
+    grant.extents = shard->extents;
+  }
+  context.Send(from, grant);
+}
+
+void Holder::OnFetchClose(NodeId from, const FetchClose& close) {
+  const auto reading = reading_.find(std::make_pair(from, close.fetch));
+  if (reading == reading_.end()) return;
+  parts_.context.store.EndLease(reading->second.lease);
+  reading_.erase(reading);
+}
+
+void Holder::OnBadCopy(NodeId from, const BadCopy& bad) {
+  const SealedShard* shard = parts_.context.store.Find(bad.shard.id);
+  if (shard == nullptr) return;
+  for (const uint32_t chunk : bad.chunks)
+    if (chunk >= shard->crcs.size()) return;
+  LOG_WARNING("%s read %zu bad chunks of %s here", parts_.context.NameOf(from).c_str(), bad.chunks.size(),
+              bad.shard.id.ToString().c_str());
+  parts_.fetcher.Repair(bad.shard.id, bad.chunks, [](const Status&) {});
+}
+
+void Holder::OnVerifyOrder(NodeId from, const VerifyOrder& order) {
+  Context& context = parts_.context;
+  auto result = std::make_shared<VerifyResult>();
+  auto waiting = std::make_shared<size_t>(0);
+  result->number = order.number;
+  const auto finish = [this, from, result] { parts_.context.Send(from, *result); };
+  for (const auto& [id, shard] : context.store.shards()) {
+    if (StepOf(id) != order.step.id) continue;
+    VerifiedCopy copy{context.config.node, id, shard->role, shard->crcs.size(), {}};
+    std::vector<StartCheck::Range> ranges;
+    for (uint32_t chunk = 0; chunk < shard->crcs.size(); ++chunk)
+      ranges.push_back(
+          RangeOf(context.store, shard->extents, shard->meta.stream_bytes, chunk, shard->crcs[chunk]));
+    result->copies.push_back(copy);
+    ++*waiting;
+    // The chunks stay where they are while they are read.
+    Result<Store::LeaseToken> lease = context.store.Lease(id);
+    ROPETEAM_CHECK(lease.ok());
+    const size_t index = result->copies.size() - 1;
+    parts_.transfers.Check(std::move(ranges), [this, id = ShardId(id), lease = *lease, result, waiting, index,
+                                               finish](const std::vector<uint32_t>& bad) {
+      result->copies[index].bad = bad;
+      parts_.context.store.EndLease(lease);
+      if (!bad.empty()) parts_.fetcher.Repair(id, bad, [](const Status&) {});
+      if (--*waiting == 0) finish();
+    });
+  }
+  if (result->copies.empty()) finish();
+}
+
+void Holder::OnView() {
+  Context& context = parts_.context;
+  for (auto it = incoming_.begin(); it != incoming_.end();) {
+    if (context.view.Contains(it->first.source)) {
+      ++it;
+      continue;
+    }
+    parts_.memory.Quarantine(std::move(it->second.extents), it->first.source);
+    it = incoming_.erase(it);
+  }
+  std::erase_if(reading_, [&](const auto& reading) {
+    if (context.view.Contains(reading.first.first)) return false;
+    context.store.EndLease(reading.second.lease);
+    return true;
+  });
+}
+
+void Holder::OnTimer() {
+  for (auto& [id, incoming] : incoming_) {
+    if (incoming.heard + kSilenceUs > parts_.context.now) continue;
+    incoming.heard = parts_.context.now;
+    parts_.context.Send(id.source, CopyQuery{id});
+  }
+  for (auto& [key, reading] : reading_) {
+    if (reading.heard + kSilenceUs > parts_.context.now) continue;
+    reading.heard = parts_.context.now;
+    // A grant for a fetch that is over is answered by FetchClose: a close that was lost does not keep chunks
+    // for ever.
+    OnFetchOpen(key.first, FetchOpen{key.second, {parts_.context.store.Leased(reading.lease)->meta.id}});
+  }
+}
+
+TimeUs Holder::NextTimer() const {
+  TimeUs due = kNever;
+  for (const auto& [id, incoming] : incoming_) due = std::min(due, incoming.heard + kSilenceUs);
+  for (const auto& [key, reading] : reading_) due = std::min(due, reading.heard + kSilenceUs);
+  return due;
+}
+
+uint64_t Holder::granted_chunks() const {
+  uint64_t chunks = 0;
+  for (const auto& [id, incoming] : incoming_) chunks += ChunkCount(incoming.extents);
+  return chunks;
+}
+
+}  // namespace ropeteam::engine

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The holder's side: takes in copies of other nodes' shards, and lets others read what is sealed here. A copy
+// is granted chunks, filled by the source's puts, checked here chunk by chunk, and sealed; only then does it
+// count. States:
+//
+//     granted ──seal──> checking ──all match──> sealed
+//        │                 └──some do not──> granted (the source puts those again)
+//        └── abort: freed;  the source left the view: quarantined, then freed
+
+#ifndef ROPETEAM_CORE_ENGINE_HOLDER_H_
+#define ROPETEAM_CORE_ENGINE_HOLDER_H_
+
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "core/engine/context.h"
+
+namespace ropeteam::engine {
+
+struct Parts;
+
+class Holder {
+ public:
+  explicit Holder(Parts* parts) : parts_(*parts) {}
+
+  void OnReserve(NodeId from, const ReplicaReserve& reserve);
+  void OnArrived(NodeId from, const ReplicaArrived& arrived);
+  void OnSeal(NodeId from, const ReplicaSeal& seal);
+  void OnAbort(NodeId from, const ReplicaAbort& abort);
+
+  void OnFetchOpen(NodeId from, const FetchOpen& open);
+  void OnFetchClose(NodeId from, const FetchClose& close);
+  // Somebody read bad bytes here: look, and repair.
+  void OnBadCopy(NodeId from, const BadCopy& bad);
+  void OnVerifyOrder(NodeId from, const VerifyOrder& order);
+
+  void OnView();
+  void OnTimer();
+  TimeUs NextTimer() const;
+  uint64_t granted_chunks() const;
+
+ private:
+  // Silence after which the source is asked whether the copy is still wanted: longer than any pause of a
+  // working one.
+  static constexpr TimeUs kSilenceUs = 10'000'000;
+
+  enum class Chunk : uint8_t { kUnknown, kChecking, kGood };
+  struct Incoming {
+    CopyId id;
+    ShardId shard;
+    std::vector<Extent> extents;
+    std::vector<Chunk> chunks;
+    std::vector<uint32_t> checked_crcs;  // what kChecking and kGood refer to
+    bool sealing = false;
+    uint32_t attempt = 0;
+    bool attempt_judged = false;
+    ShardMeta meta;
+    std::vector<uint32_t> crcs;
+    TimeUs heard = 0;
+  };
+  Incoming* Find(NodeId from, const CopyId& id);
+  void StartChecks(Incoming* incoming, const std::vector<uint32_t>& chunks, const std::vector<uint32_t>& crcs,
+                   uint64_t stream_bytes);
+  void Judge(Incoming* incoming);  // may erase it
+  void AnswerUnknownSeal(NodeId from, const ReplicaSeal& seal);
+
+  Parts& parts_;
+  std::map<CopyId, Incoming> incoming_;
+  struct Reading {
+    Store::LeaseToken lease = 0;
+    TimeUs heard = 0;
+  };
+  std::map<std::pair<NodeId, uint64_t>, Reading> reading_;  // by fetcher and its fetch
+};
+
+}  // namespace ropeteam::engine
+
+#endif  // ROPETEAM_CORE_ENGINE_HOLDER_H_

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The leader's role. All it knows are the inventories that the members told it, whole, each the newest of its
+// node; so a new leader knows everything as soon as every member has spoken. From them, as functions:
+//
+//  * a step is producible when every rank's shard can be put together from good chunks on living members;
+//  * a step is committed when every rank of its life has 1 + R good copies on different members, now or (as
+//  the marks on the
+//    copies say) once;
+//  * kept are the newest K steps committed and producible, the pin, and what is newest of all producible;
+//  * a shard of a kept step with fewer than 1 + R copies is to be copied to where it should lie.
+//
+// The life of the world (which incarnation is current, which rank is whose) is decided here too, and told to
+// every node, whose inventories repeat it to the next leader.
+
+#ifndef ROPETEAM_CORE_ENGINE_LEADER_H_
+#define ROPETEAM_CORE_ENGINE_LEADER_H_
+
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/engine/context.h"
+
+namespace ropeteam::engine {
+
+struct Parts;
+
+// What the inventories say of each step. Knows nothing of time or messages.
+class StepTable {
+ public:
+  struct Copy {
+    NodeId node = kNoNode;
+    Role role = Role::kOwn;
+    std::vector<uint32_t> bad;
+  };
+  struct RankState {
+    std::vector<Copy> copies;
+    uint64_t bytes = 0;
+    uint32_t replicas = 0;
+    bool producible = false;
+    bool replicated = false;
+    uint32_t good = 0;
+  };
+  struct StepState {
+    uint32_t world_size = 0;
+    std::vector<RankState> ranks;
+    uint32_t ranks_producible = 0;
+    uint32_t ranks_replicated = 0;
+    bool committed = false;
+    bool producible() const { return ranks_producible == world_size; }
+  };
+
+  // Replaces what is known of the node's copies. Returns the steps that became committed by it.
+  std::vector<StepId> Replace(NodeId node, const std::vector<CopyReport>& before,
+                              const std::vector<CopyReport>& after);
+  const std::map<StepId, StepState>& steps() const { return steps_; }
+  const StepState* Find(const StepId& id) const;
+
+ private:
+  void Recount(StepState* step, Rank rank);
+  std::map<StepId, StepState> steps_;
+};
+
+class Leader {
+ public:
+  explicit Leader(Parts* parts) : parts_(*parts) {}
+
+  void OnView(const View& before);
+  void OnInventory(NodeId from, Inventory inventory);
+  void OnStateAck(NodeId from, const LeaderStateAck& ack);
+  void OnQuestion(NodeId from, const Question& question);
+  void OnVerifyResult(NodeId from, const VerifyResult& result);
+  void Flush();  // at the end of an input: judge and announce what has changed
+  void OnTimer();
+  TimeUs NextTimer() const;
+  bool leading() const { return leading_; }
+
+ private:
+  // A copy that was ordered and has not shown up in an inventory is ordered again after this: time for 64 GiB
+  // at 10 GB/s.
+  static constexpr TimeUs kOrderPatienceUs = 10'000'000;
+  // Orders outstanding at one source: restoring redundancy is paced by its slowest resource, the source's
+  // link.
+  static constexpr size_t kOrdersPerSourceMax = 2;
+  static constexpr TimeUs kRestoreEveryUs = 500'000;
+  // A node reads its copies in seconds; a repeat meanwhile would have it read them again.
+  static constexpr TimeUs kVerifyRepeatUs = 10'000'000;
+  static constexpr TimeUs kVerifyForgetUs = 60'000'000;  // after the asker's last question
+  static constexpr size_t kCommittedListedMax = 16;      // beyond K, for waits that are behind
+
+  struct MemberState {
+    bool heard = false;
+    Inventory inventory;
+    uint64_t acked = 0;
+    TimeUs next_send = 0;
+  };
+  struct Order {
+    NodeId source = kNoNode;
+    NodeId target = kNoNode;
+    TimeUs until = 0;
+  };
+  struct VerifyJob {
+    uint64_t number = 0;  // the leader's own, in its orders
+    VerifyReport report;
+    std::set<NodeId> missing;
+    TimeUs next_send = 0;
+    TimeUs touched = 0;
+  };
+  // One rank of the current life.
+  struct Admitted {
+    uint64_t token = 0;
+    NodeId node = kNoNode;
+    bool present = false;  // its session is in the node's inventory
+    bool left = false;     // it was there, and is not any more
+  };
+
+  void LearnLife(const Inventory& inventory);
+  void UpdateRanks(NodeId node, const std::vector<SessionReport>& sessions);
+  bool complete() const;  // every member's inventory is known
+  std::string Missing() const;
+  void Announce();
+  void RestoreRedundancy();
+  void OrderCopies(const StepId& id, const StepTable::StepState& step, std::map<NodeId, size_t>* load);
+  std::vector<StepId> CommittedNewestFirst(size_t count) const;
+
+  void Reply(NodeId to, uint64_t number, const Status& status, std::string payload = {});
+  void AnswerJoin(NodeId from, uint64_t number, const JoinQuestion& join);
+  Status Admit(NodeId from, const JoinQuestion& join);
+  void BeginLife(const JoinQuestion& join);
+  void AnswerLatest(NodeId from, uint64_t number, const LatestQuestion& latest);
+  std::optional<StepId> NewestProducible(Incarnation only) const;
+  Result<StepId> ResolveLatest(Incarnation asking);
+  void AnswerLocate(NodeId from, uint64_t number, const LocateQuestion& locate);
+  Result<StepId> ResolveStep(const LocateQuestion& locate) const;
+  void AnswerReport(NodeId from, uint64_t number);
+  void AnswerVerify(NodeId from, uint64_t number, const VerifyQuestion& verify);
+  StepReport Describe(const StepId& id, const StepTable::StepState& step) const;
+  uint32_t ranks_present() const;
+
+  Parts& parts_;
+  bool leading_ = false;
+  std::map<NodeId, MemberState> members_;
+  StepTable table_;
+  Life life_;
+  std::map<Rank, Admitted> ranks_;
+  bool dirty_ = false;
+  LeaderState state_;
+  uint64_t sequence_ = 0;
+  std::map<ShardId, std::vector<Order>> orders_;
+  TimeUs next_restore_ = kNever;
+  std::map<std::pair<NodeId, uint64_t>, VerifyJob> verifying_;
+  uint64_t next_verify_ = 0;
+};
+
+}  // namespace ropeteam::engine
+
+#endif  // ROPETEAM_CORE_ENGINE_LEADER_H_

@@ -1,0 +1,312 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Messages between the engines of two nodes. Each is repeated by its sender until it is answered or
+// pointless, so every receiver takes a repeat as the same message. Written by core/base/bytes.h; the kinds
+// are append-only, and any other change raises kEngineProtocolVersion.
+
+#ifndef ROPETEAM_CORE_ENGINE_MESSAGES_H_
+#define ROPETEAM_CORE_ENGINE_MESSAGES_H_
+
+#include <cstdint>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "core/base/ids.h"
+#include "core/base/status.h"
+#include "core/engine/report.h"
+#include "core/shard/extent.h"
+
+namespace ropeteam {
+
+inline constexpr uint32_t kEngineProtocolVersion = 1;
+
+enum class Kind : uint16_t {
+  kReplicaReserve = 1,
+  kReplicaGrant = 2,
+  kReplicaArrived = 3,
+  kReplicaSeal = 4,
+  kReplicaSealed = 5,
+  kReplicaAbort = 6,
+  kCopyQuery = 7,
+  kInventory = 8,
+  kInventoryAck = 9,
+  kLeaderState = 10,
+  kLeaderStateAck = 11,
+  kQuestion = 12,
+  kReply = 13,
+  kFetchOpen = 14,
+  kFetchGrant = 15,
+  kFetchClose = 16,
+  kBadCopy = 17,
+  kCopyOrder = 18,
+  kVerifyOrder = 19,
+  kVerifyResult = 20,
+};
+
+struct Envelope {
+  Epoch epoch = 0;
+  NodeId from = kNoNode;
+  NodeId to = kNoNode;
+  Kind kind = Kind::kInventory;
+  std::string payload;
+  auto Fields() { return std::tie(epoch, from, to, kind, payload); }
+};
+
+// ---- replication: the node that has a shard (source) makes a copy of it on another (holder)
+
+// One attempt at one copy. Never used again, so nothing that belongs to a given-up attempt can touch the
+// next.
+struct CopyId {
+  NodeId source = kNoNode;
+  uint64_t number = 0;
+  auto Fields() { return std::tie(source, number); }
+  friend auto operator<=>(const CopyId&, const CopyId&) = default;
+};
+
+struct ShardKey {  // ShardId with fields
+  ShardId id;
+  auto Fields() { return std::tie(id.incarnation, id.step, id.rank); }
+};
+
+// Source → holder. `chunks` is the total wanted; a repeat with more of them extends the grant.
+struct ReplicaReserve {
+  static constexpr Kind kKind = Kind::kReplicaReserve;
+  CopyId copy;
+  ShardKey shard;
+  uint64_t chunks = 0;
+  uint64_t chunk_bytes = 0;
+  auto Fields() { return std::tie(copy, shard, chunks, chunk_bytes); }
+};
+// `sealed_already`: the holder has this shard; the source goes on to ReplicaSeal without sending a byte.
+struct ReplicaGrant {
+  static constexpr Kind kKind = Kind::kReplicaGrant;
+  CopyId copy;
+  Code code = Code::kOk;
+  std::string message;
+  bool sealed_already = false;
+  uint64_t chunks_begin = 0;    // where in the holder's arena memory its chunk 0 lies
+  std::vector<Extent> extents;  // all granted so far, in the holder's chunk numbers
+  auto Fields() { return std::tie(copy, code, message, sealed_already, chunks_begin, extents); }
+};
+// These whole chunks are in the holder's memory: it may check them while others are on their way. Only a
+// hint; what is lost here is checked at ReplicaSeal.
+struct ReplicaArrived {
+  static constexpr Kind kKind = Kind::kReplicaArrived;
+  CopyId copy;
+  std::vector<uint32_t> chunks;
+  std::vector<uint32_t> crcs;
+  auto Fields() { return std::tie(copy, chunks, crcs); }
+};
+// All bytes have been put. `attempt` grows when chunks that failed the check have been put again.
+struct ReplicaSeal {
+  static constexpr Kind kKind = Kind::kReplicaSeal;
+  CopyId copy;
+  uint32_t attempt = 0;
+  ShardMeta meta;
+  std::vector<uint32_t> crcs;
+  auto Fields() { return std::tie(copy, attempt, meta, crcs); }
+};
+// kOk: every chunk has been checked by the holder and the copy is sealed. kCorrupt: `bad` chunks do not
+// match.
+struct ReplicaSealed {
+  static constexpr Kind kKind = Kind::kReplicaSealed;
+  CopyId copy;
+  uint32_t attempt = 0;
+  Code code = Code::kOk;
+  std::string message;
+  std::vector<uint32_t> bad;
+  auto Fields() { return std::tie(copy, attempt, code, message, bad); }
+};
+// The source has no transfer of this copy outstanding and starts none: the holder's chunks are free. Where a
+// put has `failed`, bytes of it may still be on their way, and the chunks go through quarantine.
+struct ReplicaAbort {
+  static constexpr Kind kKind = Kind::kReplicaAbort;
+  CopyId copy;
+  bool failed = false;
+  auto Fields() { return std::tie(copy, failed); }
+};
+// Holder → source, after silence: is this copy still wanted? Answered by ReplicaAbort if not.
+struct CopyQuery {
+  static constexpr Kind kKind = Kind::kCopyQuery;
+  CopyId copy;
+  auto Fields() { return std::tie(copy); }
+};
+
+// ---- what every node tells the leader, and the leader every node; both whole, never as a difference
+
+// A life of the world as the leader last announced it.
+struct Life {
+  Incarnation incarnation = 0;
+  std::string token;  // the launcher's name for it, or empty
+  uint32_t world_size = 0;
+  bool broken = false;   // a rank has left: without a token, who opens next begins the next life
+  bool has_pin = false;  // a rank has asked for the step to restore, and the answer was:
+  StepId pin;            // {0, 0} for none
+  uint32_t pin_world_size = 0;
+  std::vector<std::string> past_tokens;  // of superseded lives, newest last, at most kPastTokensMax
+  auto Fields() {
+    return std::tie(incarnation, token, world_size, broken, has_pin, pin.incarnation, pin.step,
+                    pin_world_size, past_tokens);
+  }
+  friend bool operator==(const Life&, const Life&) = default;
+};
+inline constexpr size_t kPastTokensMax =
+    32;  // zombies are of the last few lives; a token is 255 bytes at most
+
+struct Inventory {
+  static constexpr Kind kKind = Kind::kInventory;
+  uint64_t sequence = 0;  // grows with every inventory of one instance
+  NodeReport report;
+  Life life;
+  Incarnation incarnation_max = 0;
+  auto Fields() { return std::tie(sequence, report, life, incarnation_max); }
+};
+struct InventoryAck {
+  static constexpr Kind kKind = Kind::kInventoryAck;
+  uint64_t sequence = 0;
+  auto Fields() { return std::tie(sequence); }
+};
+
+struct StepKey {
+  StepId id;
+  auto Fields() { return std::tie(id.incarnation, id.step); }
+};
+// Shards of steps before `release_before` that are not in `keep` are released. `keep` also protects from
+// eviction.
+struct LeaderState {
+  static constexpr Kind kKind = Kind::kLeaderState;
+  uint64_t sequence = 0;  // grows with every change of one leadership
+  Life life;
+  std::vector<StepKey> committed;  // newest first
+  std::vector<StepKey> keep;
+  StepKey release_before;
+  auto Fields() { return std::tie(sequence, life, committed, keep, release_before); }
+};
+struct LeaderStateAck {
+  static constexpr Kind kKind = Kind::kLeaderStateAck;
+  uint64_t sequence = 0;
+  auto Fields() { return std::tie(sequence); }
+};
+
+// ---- questions to the leader: asked again until answered with anything but kUnavailable, or the asker's
+// deadline
+
+struct Question {
+  static constexpr Kind kKind = Kind::kQuestion;
+  enum class Topic : uint8_t { kJoin = 1, kLatest = 2, kLocate = 3, kReport = 4, kVerify = 5 };
+  uint64_t number = 0;
+  Topic topic = Topic::kLatest;
+  std::string payload;
+  auto Fields() { return std::tie(number, topic, payload); }
+};
+struct Reply {
+  static constexpr Kind kKind = Kind::kReply;
+  uint64_t number = 0;
+  Code code = Code::kOk;
+  std::string message;
+  std::string payload;
+  auto Fields() { return std::tie(number, code, message, payload); }
+};
+
+struct JoinQuestion {
+  Rank rank = 0;
+  uint32_t world_size = 0;
+  uint64_t token = 0;
+  std::string life;
+  Incarnation incarnation = 0;  // of the handle's former admission, 0 for none
+  auto Fields() { return std::tie(rank, world_size, token, life, incarnation); }
+};
+struct JoinReply {
+  Life life;
+  auto Fields() { return std::tie(life); }
+};
+struct LatestQuestion {
+  Incarnation incarnation = 0;  // of the asking rank; 0 for a person
+  auto Fields() { return std::tie(incarnation); }
+};
+struct LatestReply {
+  StepKey step;
+  uint32_t world_size = 0;
+  auto Fields() { return std::tie(step, world_size); }
+};
+struct LocateQuestion {
+  Step step = 0;
+  Rank rank = 0;
+  Incarnation exact = 0;        // the shard's incarnation, or 0: the one this asker should see
+  Incarnation incarnation = 0;  // of the asking rank; 0 for a person
+  auto Fields() { return std::tie(step, rank, exact, incarnation); }
+};
+struct LocateReply {
+  ShardKey shard;
+  std::vector<NodeId> holders;
+  auto Fields() { return std::tie(shard, holders); }
+};
+struct VerifyQuestion {
+  bool has_step = false;
+  Step step = 0;
+  auto Fields() { return std::tie(has_step, step); }
+};
+struct Nothing {
+  uint8_t reserved = 0;
+  auto Fields() { return std::tie(reserved); }
+};
+
+// ---- fetching: a node that wants a shard's bytes reads them from its holders' arenas
+
+struct FetchOpen {
+  static constexpr Kind kKind = Kind::kFetchOpen;
+  uint64_t fetch = 0;  // the fetcher's own count
+  ShardKey shard;
+  auto Fields() { return std::tie(fetch, shard); }
+};
+// The holder keeps the chunks where they are until FetchClose, or until the fetcher has left the view.
+struct FetchGrant {
+  static constexpr Kind kKind = Kind::kFetchGrant;
+  uint64_t fetch = 0;
+  Code code = Code::kOk;
+  std::string message;
+  ShardMeta meta;
+  std::vector<uint32_t> crcs;
+  uint64_t chunks_begin = 0;  // as in ReplicaGrant
+  std::vector<Extent> extents;
+  auto Fields() { return std::tie(fetch, code, message, meta, crcs, chunks_begin, extents); }
+};
+struct FetchClose {
+  static constexpr Kind kKind = Kind::kFetchClose;
+  uint64_t fetch = 0;
+  auto Fields() { return std::tie(fetch); }
+};
+// What was read from you does not match: look at these chunks, and repair them.
+struct BadCopy {
+  static constexpr Kind kKind = Kind::kBadCopy;
+  ShardKey shard;
+  std::vector<uint32_t> chunks;
+  auto Fields() { return std::tie(shard, chunks); }
+};
+
+// ---- the leader's orders
+
+// Make a copy of your sealed shard on `target`, in the background.
+struct CopyOrder {
+  static constexpr Kind kKind = Kind::kCopyOrder;
+  ShardKey shard;
+  NodeId target = kNoNode;
+  auto Fields() { return std::tie(shard, target); }
+};
+struct VerifyOrder {
+  static constexpr Kind kKind = Kind::kVerifyOrder;
+  uint64_t number = 0;
+  StepKey step;
+  auto Fields() { return std::tie(number, step); }
+};
+struct VerifyResult {
+  static constexpr Kind kKind = Kind::kVerifyResult;
+  uint64_t number = 0;
+  std::vector<VerifiedCopy> copies;
+  auto Fields() { return std::tie(number, copies); }
+};
+
+}  // namespace ropeteam
+
+#endif  // ROPETEAM_CORE_ENGINE_MESSAGES_H_

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The parts of one engine, in the order in which they are made.
+
+#ifndef ROPETEAM_CORE_ENGINE_PARTS_H_
+#define ROPETEAM_CORE_ENGINE_PARTS_H_
+
+#include "core/engine/asker.h"
+#include "core/engine/context.h"
+#include "core/engine/fetcher.h"
+#include "core/engine/holder.h"
+#include "core/engine/leader.h"
+#include "core/engine/replicator.h"
+#include "core/engine/sessions.h"
+
+namespace ropeteam::engine {
+
+struct Parts {
+  Parts(const EngineConfig& config, Store* store)
+      : context(config, store),
+        memory(&context),
+        transfers(&context),
+        asker(&context),
+        replicator(this),
+        holder(this),
+        fetcher(this),
+        sessions(this),
+        leader(this) {}
+
+  Context context;
+  Memory memory;
+  Transfers transfers;
+  Asker asker;
+  Replicator replicator;
+  Holder holder;
+  Fetcher fetcher;
+  Sessions sessions;
+  Leader leader;
+};
+
+}  // namespace ropeteam::engine
+
+#endif  // ROPETEAM_CORE_ENGINE_PARTS_H_

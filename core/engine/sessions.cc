@@ -1,0 +1,549 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/engine/sessions.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/base/log.h"
+#include "core/engine/parts.h"
+#include "core/shard/manifest.h"
+
+namespace ropeteam::engine {
+
+TimeUs Sessions::Deadline(TimeUs timeout_us) const {
+  const TimeUs now = parts_.context.now;
+  return timeout_us > kNever - 1 - now ? kNever - 1 : now + timeout_us;
+}
+
+Sessions::Session* Sessions::Find(SessionId session) {
+  const auto found = sessions_.find(session);
+  return found == sessions_.end() ? nullptr : &found->second;
+}
+
+template <typename Body>
+void Sessions::AnswerTo(SessionId session, RequestId request, Body body) {
+  if (sessions_.contains(session)) parts_.context.out.answers.push_back({session, request, std::move(body)});
+}
+
+void Sessions::AnswerStatusTo(SessionId session, RequestId request, Status status) {
+  AnswerTo(session, request, AnswerStatus{std::move(status)});
+}
+
+Sessions::Session* Sessions::Admitted(SessionId session, RequestId request) {
+  Session* found = Find(session);
+  ROPETEAM_CHECK(found != nullptr);  // the driver opens a session before it passes requests on
+  const Context& context = parts_.context;
+  if (!found->admitted) {
+    AnswerStatusTo(session, request, Error(Code::kInvalidArgument, "not admitted yet: hello comes first"));
+    return nullptr;
+  }
+  if (found->incarnation < context.life.incarnation) {
+    AnswerStatusTo(
+        session, request,
+        Error(Code::kStale, "rank %u belongs to incarnation %llu, the world is in incarnation %llu",
+              found->hello.rank, static_cast<unsigned long long>(found->incarnation),
+              static_cast<unsigned long long>(context.life.incarnation)));
+    return nullptr;
+  }
+  return found;
+}
+
+uint64_t Sessions::AddPending(SessionId session, RequestId request, TimeUs deadline) {
+  Session* found = Find(session);
+  if (found->pending >= kWaitsMax) {
+    AnswerStatusTo(session, request,
+                   Error(Code::kNoSpace, "%u requests are waiting, limit %zu", found->pending, kWaitsMax));
+    return 0;
+  }
+  ++found->pending;
+  pending_[next_pending_] = {session, request, deadline};
+  return next_pending_++;
+}
+
+std::optional<Sessions::Pending> Sessions::TakePending(uint64_t number) {
+  const auto found = pending_.find(number);
+  if (found == pending_.end()) return std::nullopt;
+  const Pending pending = found->second;
+  pending_.erase(found);
+  --Find(pending.session)->pending;  // Close() takes a session's pending requests with it
+  return pending;
+}
+
+void Sessions::Open(SessionId session) {
+  const bool fresh = sessions_.try_emplace(session).second;
+  ROPETEAM_CHECK(fresh);
+}
+
+void Sessions::Close(SessionId id) {
+  Session* session = Find(id);
+  if (session == nullptr) return;
+  if (session->question != 0) parts_.asker.Forget(session->question);
+  std::erase_if(pending_, [id](const auto& pending) { return pending.second.session == id; });
+  std::erase_if(waiters_, [id](const Waiter& waiter) { return waiter.session == id; });
+  std::vector<SaveId> saves;
+  for (const auto& [save_id, save] : saves_)
+    if (save.session == id) saves.push_back(save_id);
+  for (const SaveId save : saves) EndSave(save, "its rank has gone");
+  for (const auto& [view, open] : session->views) parts_.context.store.EndLease(open.lease);
+  sessions_.erase(id);
+  parts_.context.inventory_dirty = true;
+}
+
+void Sessions::Hello(SessionId id, RequestId request, const HelloInput& hello) {
+  Session* session = Find(id);
+  ROPETEAM_CHECK(session != nullptr);
+  if (session->admitted || session->question != 0)
+    return AnswerStatusTo(id, request, Error(Code::kInvalidArgument, "hello was said already"));
+  session->hello = hello;
+  const JoinQuestion join{hello.rank, hello.world_size, hello.token, hello.life, hello.incarnation};
+  session->question = parts_.asker.Ask(
+      Question::Topic::kJoin, Encode(join), Deadline(hello.timeout_us),
+      [this, id, request](const Result<std::string>& reply) {
+        Session* joined = Find(id);
+        joined->question = 0;
+        JoinReply admitted;
+        if (!reply.ok()) return AnswerStatusTo(id, request, reply.status());
+        if (!Decode(*reply, admitted))
+          return AnswerStatusTo(id, request, Error(Code::kInternal, "the leader's answer cannot be read"));
+        joined->admitted = true;
+        joined->incarnation = admitted.life.incarnation;
+        Context& context = parts_.context;
+        if (admitted.life.incarnation > context.life.incarnation) context.life = admitted.life;
+        if (admitted.life.incarnation > context.store.incarnation_max())
+          context.store.SetIncarnationMax(admitted.life.incarnation);
+        context.inventory_dirty = true;
+        AnswerTo(id, request, AnswerHello{joined->incarnation});
+      });
+}
+
+void Sessions::SaveBegin(SessionId id, RequestId request, Step step, uint64_t stream_bytes) {
+  Session* session = Admitted(id, request);
+  if (session == nullptr) return;
+  Context& context = parts_.context;
+  const ShardId shard{session->incarnation, step, session->hello.rank};
+  if (session->saves >= kSavesOpenMax)
+    return AnswerStatusTo(
+        id, request, Error(Code::kNoSpace, "%u saves are open, limit %zu", session->saves, kSavesOpenMax));
+  const auto progress = progress_.find(shard);
+  if (context.store.Find(shard) != nullptr ||
+      (progress != progress_.end() && progress->second.level >= Level::kLocal))
+    return AnswerStatusTo(id, request,
+                          Error(Code::kAlreadyExists, "%s is saved already", shard.ToString().c_str()));
+  for (const auto& [save_id, save] : saves_)
+    if (save.shard == shard)
+      return AnswerStatusTo(
+          id, request, Error(Code::kAlreadyExists, "%s is being saved already", shard.ToString().c_str()));
+  const uint64_t chunks = ChunksFor(std::max<uint64_t>(stream_bytes, 1), context.store.chunk_bytes());
+  if (chunks > kChunksPerShardMax)
+    return AnswerStatusTo(
+        id, request,
+        Error(Code::kInvalidArgument, "a shard of %llu bytes takes %llu chunks of %llu bytes, limit %llu",
+              static_cast<unsigned long long>(stream_bytes), static_cast<unsigned long long>(chunks),
+              static_cast<unsigned long long>(context.store.chunk_bytes()),
+              static_cast<unsigned long long>(kChunksPerShardMax)));
+  Result<std::vector<Extent>> extents = parts_.memory.Allocate(chunks);
+  if (!extents.ok()) {
+    ++context.counters.saves_refused;
+    context.counters_dirty = true;
+    return AnswerStatusTo(id, request, extents.status());
+  }
+  ++context.counters.saves_begun;
+  context.counters_dirty = true;
+  ++session->saves;
+  const SaveId save_id = next_save_++;
+  Save& save = saves_[save_id];
+  save.session = id;
+  save.shard = shard;
+  save.world_size = session->hello.world_size;
+  save.extents = *extents;
+  save.crcs.resize(chunks);
+  save.ready.resize(chunks);
+  ProgressOf(shard).begun = context.now;
+  save.source = parts_.replicator.Begin(shard, context.config.replicas, save.extents);
+  AnswerTo(id, request, AnswerGrant{save_id, std::move(*extents)});
+}
+
+void Sessions::SaveExtend(SessionId id, RequestId request, SaveId save_id, uint64_t chunks) {
+  if (Admitted(id, request) == nullptr) return;
+  const auto found = saves_.find(save_id);
+  if (found == saves_.end() || found->second.session != id)
+    return AnswerStatusTo(id, request, Error(Code::kNotFound, "no such save is open"));
+  Save& save = found->second;
+  const uint64_t have = save.crcs.size();
+  if (chunks == 0 || chunks > kChunksPerShardMax - have)
+    return AnswerStatusTo(
+        id, request,
+        Error(Code::kInvalidArgument, "%llu chunks more than %llu, limit %llu of a shard",
+              static_cast<unsigned long long>(chunks), static_cast<unsigned long long>(have),
+              static_cast<unsigned long long>(kChunksPerShardMax)));
+  Result<std::vector<Extent>> extents = parts_.memory.Allocate(chunks);
+  if (!extents.ok()) {
+    ++parts_.context.counters.saves_refused;
+    return AnswerStatusTo(id, request, extents.status());
+  }
+  save.extents.insert(save.extents.end(), extents->begin(), extents->end());
+  save.crcs.resize(have + chunks);
+  save.ready.resize(have + chunks);
+  parts_.replicator.Extend(save.source, save.extents);
+  AnswerTo(id, request, AnswerGrant{save_id, std::move(*extents)});
+}
+
+void Sessions::SaveFilled(SessionId id, SaveId save_id, uint32_t first, const std::vector<uint32_t>& crcs) {
+  const auto found = saves_.find(save_id);
+  if (found == saves_.end() || found->second.session != id)
+    return;  // aborted: what was on its way is ignored
+  Save& save = found->second;
+  if (first > save.crcs.size() || crcs.size() > save.crcs.size() - first) return;
+  for (size_t i = 0; i < crcs.size(); ++i)
+    if (save.ready[first + i]) return;
+  for (size_t i = 0; i < crcs.size(); ++i) {
+    save.ready[first + i] = true;
+    save.crcs[first + i] = crcs[i];
+  }
+  parts_.replicator.Ready(save.source, first, crcs);
+}
+
+Status Sessions::CheckCommit(const Save& save, const SaveCommitInput& commit) const {
+  const Store& store = parts_.context.store;
+  const uint64_t chunks = ChunksFor(commit.stream_bytes, store.chunk_bytes());
+  if (chunks == 0 || chunks > save.crcs.size() || commit.crcs.size() != chunks)
+    return Error(Code::kInvalidArgument, "a stream of %llu bytes with %zu checksums in a save of %zu chunks",
+                 static_cast<unsigned long long>(commit.stream_bytes), commit.crcs.size(), save.crcs.size());
+  for (size_t chunk = 0; chunk < save.ready.size(); ++chunk) {
+    if (save.ready[chunk] && (chunk >= chunks || save.crcs[chunk] != commit.crcs[chunk]))
+      return Error(Code::kInvalidArgument, "chunk %zu was announced with another checksum", chunk);
+  }
+  if (commit.manifest_offset >= commit.stream_bytes)
+    return Error(Code::kInvalidArgument, "a manifest at %llu in a stream of %llu bytes",
+                 static_cast<unsigned long long>(commit.manifest_offset),
+                 static_cast<unsigned long long>(commit.stream_bytes));
+  std::string bytes(commit.stream_bytes - commit.manifest_offset, '\0');
+  for (uint64_t at = commit.manifest_offset; at < commit.stream_bytes;) {
+    const uint64_t chunk = at / store.chunk_bytes();
+    const uint64_t offset = at % store.chunk_bytes();
+    const uint64_t length = std::min(store.chunk_bytes() - offset, commit.stream_bytes - at);
+    std::memcpy(bytes.data() + (at - commit.manifest_offset),
+                store.chunk(ChunkAt(save.extents, chunk)) + offset, length);
+    at += length;
+  }
+  Result<Manifest> manifest = Manifest::Parse(bytes, commit.manifest_offset);
+  if (!manifest.ok()) return manifest.status();
+  if (manifest->objects().size() != commit.object_count)
+    return Error(Code::kInvalidArgument, "%u objects announced, %zu in the manifest", commit.object_count,
+                 manifest->objects().size());
+  return OkStatus();
+}
+
+void Sessions::SaveCommit(SessionId id, RequestId request, const SaveCommitInput& commit) {
+  const auto found = saves_.find(commit.save);
+  const bool mine = found != saves_.end() && found->second.session == id;
+  const Session* session = Admitted(id, request);
+  if (session == nullptr) {
+    if (mine) EndSave(commit.save, "its rank is of a former life");
+    return;
+  }
+  if (!mine) return AnswerStatusTo(id, request, Error(Code::kNotFound, "no such save is open"));
+  const Status checked = CheckCommit(found->second, commit);
+  if (!checked.ok()) {
+    EndSave(commit.save, checked.message().c_str());
+    return AnswerStatusTo(id, request, checked);
+  }
+  Context& context = parts_.context;
+  Save save = std::move(found->second);
+  const ShardMeta meta{
+      save.shard,          save.world_size,        context.config.replicas, context.store.chunk_bytes(),
+      commit.stream_bytes, commit.manifest_offset, commit.object_count};
+  const Status sealed = context.store.Seal(meta, Role::kOwn, save.extents, commit.crcs);
+  if (!sealed.ok()) {
+    found->second = std::move(save);
+    EndSave(commit.save, sealed.message().c_str());
+    return AnswerStatusTo(id, request, sealed);
+  }
+  saves_.erase(commit.save);
+  --Find(id)->saves;
+  ++context.counters.saves_sealed;
+  context.inventory_dirty = true;
+  ProgressOf(save.shard).bytes = commit.stream_bytes;
+  AnswerStatusTo(id, request, OkStatus());
+  Reached(save.shard, Level::kLocal);
+  parts_.replicator.Sealed(save.source);
+}
+
+void Sessions::SaveAbort(SessionId id, RequestId request, SaveId save_id) {
+  const auto found = saves_.find(save_id);
+  if (found == saves_.end() || found->second.session != id)
+    return AnswerStatusTo(id, request, Error(Code::kNotFound, "no such save is open"));
+  EndSave(save_id, "by request");
+  AnswerStatusTo(id, request, OkStatus());
+}
+
+void Sessions::EndSave(SaveId id, const char* why) {
+  const auto found = saves_.find(id);
+  Save save = std::move(found->second);
+  saves_.erase(found);
+  if (Session* session = Find(save.session)) --session->saves;
+  LOG_INFO("save of %s aborted: %s", save.shard.ToString().c_str(), why);
+  ++parts_.context.counters.saves_aborted;
+  parts_.context.counters_dirty = true;
+  progress_.erase(save.shard);
+  const uint64_t chunks = ChunkCount(save.extents);
+  quiescing_chunks_ += chunks;
+  parts_.replicator.Cancel(save.source, [this, chunks, extents = std::move(save.extents)] {
+    parts_.context.store.Free(extents);
+    quiescing_chunks_ -= chunks;
+  });
+}
+
+Sessions::Progress& Sessions::ProgressOf(const ShardId& shard) {
+  while (progress_.size() >= kProgressMax && progress_.begin()->first < shard)
+    progress_.erase(progress_.begin());
+  return progress_[shard];
+}
+
+void Sessions::Reached(const ShardId& shard, Level level) {
+  Progress& progress = ProgressOf(shard);
+  if (progress.level >= level) return;
+  progress.level = level;
+  const TimeUs since = progress.begun == 0 ? 0 : parts_.context.now - progress.begun;
+  if (level == Level::kReplicated) {
+    parts_.context.counters.last_replicated_us = since;
+    parts_.context.counters_dirty = true;
+  }
+  parts_.context.out.events.push_back({shard, level, progress.bytes, since});
+  Settle();
+}
+
+void Sessions::OnReplicated(const ShardId& shard) { Reached(shard, Level::kReplicated); }
+
+void Sessions::OnLeaderState(const std::vector<StepKey>& committed, const std::vector<ShardId>& released) {
+  std::vector<ShardId> reached;
+  for (const auto& [shard, progress] : progress_) {
+    if (progress.level < Level::kLocal || progress.level >= Level::kCommitted) continue;
+    for (const StepKey& step : committed)
+      if (step.id == StepOf(shard)) reached.push_back(shard);
+  }
+  for (const ShardId& shard : reached) Reached(shard, Level::kCommitted);
+  for (const ShardId& shard : released) {
+    const auto progress = progress_.find(shard);
+    if (progress != progress_.end() && progress->second.level < Level::kCommitted)
+      progress->second.given_up =
+          Error(Code::kAborted, "%s was released before it was committed: a newer step is",
+                shard.ToString().c_str());
+  }
+  Settle();
+}
+
+std::optional<Status> Sessions::Judge(const Waiter& waiter) const {
+  const auto progress = progress_.find(waiter.shard);
+  if (progress != progress_.end() && progress->second.level >= waiter.level) return OkStatus();
+  if (progress != progress_.end() && progress->second.given_up) return progress->second.given_up;
+  if (waiter.shard.incarnation < parts_.context.life.incarnation)
+    return Error(Code::kAborted, "%s never will be %s: the world is in incarnation %llu",
+                 waiter.shard.ToString().c_str(), LevelName(waiter.level),
+                 static_cast<unsigned long long>(parts_.context.life.incarnation));
+  if (progress == progress_.end())
+    return Error(Code::kNotFound, "%s was not saved here", waiter.shard.ToString().c_str());
+  if (waiter.deadline <= parts_.context.now)
+    return Error(Code::kDeadlineExceeded, "%s is %s, not %s yet", waiter.shard.ToString().c_str(),
+                 LevelName(progress->second.level), LevelName(waiter.level));
+  return std::nullopt;
+}
+
+void Sessions::Settle() {
+  std::vector<std::pair<Waiter, Status>> settled;
+  std::erase_if(waiters_, [&](const Waiter& waiter) {
+    std::optional<Status> status = Judge(waiter);
+    if (status) settled.emplace_back(waiter, std::move(*status));
+    return status.has_value();
+  });
+  for (auto& [waiter, status] : settled) {
+    --Find(waiter.session)->pending;
+    AnswerStatusTo(waiter.session, waiter.request, std::move(status));
+  }
+}
+
+void Sessions::Wait(SessionId id, RequestId request, Step step, Level level, TimeUs timeout_us) {
+  Session* session = Find(id);
+  if (session == nullptr || !session->admitted)
+    return AnswerStatusTo(id, request, Error(Code::kInvalidArgument, "not admitted yet: hello comes first"));
+  if (level < Level::kLocal || level > Level::kPersisted)
+    return AnswerStatusTo(
+        id, request,
+        Error(Code::kInvalidArgument, "level %u, levels are 1 to 4", static_cast<unsigned>(level)));
+  if (level == Level::kPersisted)
+    return AnswerStatusTo(id, request, Error(Code::kUnsupported, "this daemon has no storage to persist to"));
+  if (session->pending >= kWaitsMax)
+    return AnswerStatusTo(
+        id, request,
+        Error(Code::kNoSpace, "%u requests are waiting, limit %zu", session->pending, kWaitsMax));
+  const Waiter waiter{
+      id, request, {session->incarnation, step, session->hello.rank}, level, Deadline(timeout_us)};
+  const SealedShard* sealed = parts_.context.store.Find(waiter.shard);
+  if (!progress_.contains(waiter.shard) && sealed != nullptr && sealed->role == Role::kOwn) {
+    // Sealed by this daemon's former life.
+    Progress& progress = ProgressOf(waiter.shard);
+    progress.level = sealed->committed ? Level::kCommitted : Level::kLocal;
+    progress.bytes = sealed->meta.stream_bytes;
+  }
+  ++session->pending;
+  waiters_.push_back(waiter);
+  Settle();
+}
+
+template <typename Payload, typename ToAnswer>
+void Sessions::AskLeader(SessionId id, RequestId request, Question::Topic topic, std::string question,
+                         TimeUs timeout_us, ToAnswer to_answer) {
+  const uint64_t pending = AddPending(id, request, Deadline(timeout_us));
+  if (pending == 0) return;
+  parts_.asker.Ask(topic, std::move(question), Deadline(timeout_us),
+                   [this, pending, to_answer](const Result<std::string>& reply) {
+                     const std::optional<Pending> open = TakePending(pending);
+                     Payload payload;
+                     if (!open) return;
+                     if (!reply.ok()) return AnswerStatusTo(open->session, open->request, reply.status());
+                     if (!Decode(*reply, payload))
+                       return AnswerStatusTo(open->session, open->request,
+                                             Error(Code::kInternal, "the leader's answer cannot be read"));
+                     AnswerTo(open->session, open->request, to_answer(std::move(payload)));
+                   });
+}
+
+void Sessions::Latest(SessionId id, RequestId request, TimeUs timeout_us) {
+  const Session* session = Find(id);
+  Incarnation incarnation = 0;
+  if (session->question != 0 || session->admitted) {
+    if (Admitted(id, request) == nullptr) return;
+    incarnation = session->incarnation;
+  }
+  AskLeader<LatestReply>(id, request, Question::Topic::kLatest, Encode(LatestQuestion{incarnation}),
+                         timeout_us, [](LatestReply latest) {
+                           return AnswerLatest{latest.step.id, latest.world_size};
+                         });
+}
+
+void Sessions::ViewOpen(SessionId id, RequestId request, Step step, Rank rank, TimeUs timeout_us) {
+  const Session* session = Admitted(id, request);
+  if (session == nullptr) return;
+  if (session->views.size() >= kViewsOpenMax)
+    return AnswerStatusTo(
+        id, request,
+        Error(Code::kNoSpace, "%zu views are open, limit %zu", session->views.size(), kViewsOpenMax));
+  const uint64_t pending = AddPending(id, request, Deadline(timeout_us));
+  if (pending == 0) return;
+  const LocateQuestion question{step, rank, 0, session->incarnation};
+  parts_.asker.Ask(Question::Topic::kLocate, Encode(question), Deadline(timeout_us),
+                   [this, pending](const Result<std::string>& reply) {
+                     LocateReply located;
+                     if (reply.ok() && Decode(*reply, located)) return OpenLocated(pending, located.shard.id);
+                     const std::optional<Pending> open = TakePending(pending);
+                     if (!open) return;
+                     AnswerStatusTo(open->session, open->request,
+                                    reply.ok() ? Error(Code::kInternal, "the leader's answer cannot be read")
+                                               : reply.status());
+                   });
+}
+
+void Sessions::OpenLocated(uint64_t pending, const ShardId& shard) {
+  parts_.fetcher.Fetch(shard, [this, pending, shard](const Status& status) {
+    const std::optional<Pending> open = TakePending(pending);
+    if (!open) return;
+    if (!status.ok()) return AnswerStatusTo(open->session, open->request, status);
+    GrantView(open->session, open->request, shard);
+  });
+}
+
+void Sessions::GrantView(SessionId id, RequestId request, const ShardId& shard) {
+  Result<Store::LeaseToken> lease = parts_.context.store.Lease(shard);
+  if (!lease.ok()) return AnswerStatusTo(id, request, lease.status());
+  const SealedShard* sealed = parts_.context.store.Leased(*lease);
+  const ViewId view = next_view_++;
+  Find(id)->views[view] = {shard, *lease};
+  AnswerTo(id, request, AnswerView{view, sealed->meta, sealed->extents, sealed->crcs});
+}
+
+void Sessions::ViewRepair(SessionId id, RequestId request, ViewId view, const std::vector<uint32_t>& chunks,
+                          TimeUs timeout_us) {
+  Session* session = Find(id);
+  const auto open_view = session->views.find(view);
+  if (open_view == session->views.end())
+    return AnswerStatusTo(id, request, Error(Code::kNotFound, "no such view is open"));
+  const ShardId shard = open_view->second.shard;
+  const SealedShard* sealed = parts_.context.store.Leased(open_view->second.lease);
+  for (const uint32_t chunk : chunks)
+    if (chunk >= sealed->crcs.size())
+      return AnswerStatusTo(
+          id, request,
+          Error(Code::kInvalidArgument, "chunk %u of a shard of %zu", chunk, sealed->crcs.size()));
+  if (parts_.context.store.Find(shard) == nullptr)
+    return AnswerStatusTo(id, request,
+                          Error(Code::kCorrupt, "%s is bad here and was released: nothing to repair it from",
+                                shard.ToString().c_str()));
+  const uint64_t pending = AddPending(id, request, Deadline(timeout_us));
+  if (pending == 0) return;
+  parts_.fetcher.Repair(shard, chunks, [this, pending](const Status& status) {
+    const std::optional<Pending> open = TakePending(pending);
+    if (open) AnswerStatusTo(open->session, open->request, status);
+  });
+}
+
+void Sessions::ViewClose(SessionId id, ViewId view) {
+  Session* session = Find(id);
+  const auto open = session->views.find(view);
+  if (open == session->views.end()) return;
+  parts_.context.store.EndLease(open->second.lease);
+  session->views.erase(open);
+}
+
+void Sessions::Report(SessionId id, RequestId request, TimeUs timeout_us) {
+  AskLeader<ClusterReport>(id, request, Question::Topic::kReport, Encode(Nothing{}), timeout_us,
+                           [](ClusterReport report) { return AnswerReport{std::move(report)}; });
+}
+
+void Sessions::Verify(SessionId id, RequestId request, const Step* step, TimeUs timeout_us) {
+  const VerifyQuestion question{step != nullptr, step != nullptr ? *step : 0};
+  AskLeader<VerifyReport>(id, request, Question::Topic::kVerify, Encode(question), timeout_us,
+                          [](VerifyReport report) { return AnswerVerify{std::move(report)}; });
+}
+
+void Sessions::OnTimer() {
+  Settle();
+  std::vector<uint64_t> late;
+  for (const auto& [number, pending] : pending_)
+    if (pending.deadline <= parts_.context.now) late.push_back(number);
+  for (const uint64_t number : late) {
+    const std::optional<Pending> pending = TakePending(number);
+    AnswerStatusTo(pending->session, pending->request,
+                   Error(Code::kDeadlineExceeded, "the deadline passed while the shard was being fetched"));
+  }
+}
+
+TimeUs Sessions::NextTimer() const {
+  TimeUs due = kNever;
+  for (const Waiter& waiter : waiters_) due = std::min(due, waiter.deadline);
+  for (const auto& [number, pending] : pending_) due = std::min(due, pending.deadline);
+  return due;
+}
+
+std::vector<SessionReport> Sessions::Report() const {
+  std::vector<SessionReport> reports;
+  for (const auto& [id, session] : sessions_)
+    if (session.admitted)
+      reports.push_back(
+          {session.hello.rank, session.hello.world_size, session.incarnation, session.hello.token});
+  return reports;
+}
+
+bool Sessions::HasRank(Rank rank) const {
+  return std::any_of(sessions_.begin(), sessions_.end(), [&](const auto& session) {
+    return session.second.admitted && session.second.hello.rank == rank &&
+           session.second.incarnation == parts_.context.life.incarnation;
+  });
+}
+
+uint64_t Sessions::filling_chunks() const {
+  uint64_t chunks = quiescing_chunks_;
+  for (const auto& [id, save] : saves_) chunks += ChunkCount(save.extents);
+  return chunks;
+}
+
+}  // namespace ropeteam::engine

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The ranks (and people) connected to this node: their admission, saves, waits, views. A save as seen here:
+//
+//     filling ──commit, manifest good──> sealed (LOCAL) ── R copies ──> REPLICATED ── leader ──> COMMITTED
+//        └── abort, bad commit, session closed ──> ending ── no put reads its chunks ──> freed
+
+#ifndef ROPETEAM_CORE_ENGINE_SESSIONS_H_
+#define ROPETEAM_CORE_ENGINE_SESSIONS_H_
+
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "core/engine/context.h"
+#include "core/engine/replicator.h"
+
+namespace ropeteam::engine {
+
+struct Parts;
+
+class Sessions {
+ public:
+  explicit Sessions(Parts* parts) : parts_(*parts) {}
+
+  void Open(SessionId session);
+  void Close(SessionId session);
+  void Hello(SessionId session, RequestId request, const HelloInput& hello);
+  void SaveBegin(SessionId session, RequestId request, Step step, uint64_t stream_bytes);
+  void SaveExtend(SessionId session, RequestId request, SaveId save, uint64_t chunks);
+  void SaveFilled(SessionId session, SaveId save, uint32_t first, const std::vector<uint32_t>& crcs);
+  void SaveCommit(SessionId session, RequestId request, const SaveCommitInput& commit);
+  void SaveAbort(SessionId session, RequestId request, SaveId save);
+  void Wait(SessionId session, RequestId request, Step step, Level level, TimeUs timeout_us);
+  void Latest(SessionId session, RequestId request, TimeUs timeout_us);
+  void ViewOpen(SessionId session, RequestId request, Step step, Rank rank, TimeUs timeout_us);
+  void ViewRepair(SessionId session, RequestId request, ViewId view, const std::vector<uint32_t>& chunks,
+                  TimeUs timeout_us);
+  void ViewClose(SessionId session, ViewId view);
+  void Report(SessionId session, RequestId request, TimeUs timeout_us);
+  void Verify(SessionId session, RequestId request, const Step* step, TimeUs timeout_us);
+
+  // A shard of this node has so many copies now as REPLICATED means.
+  void OnReplicated(const ShardId& shard);
+  // The leader's announcement has been applied to the context and the store.
+  void OnLeaderState(const std::vector<StepKey>& committed, const std::vector<ShardId>& released);
+  void OnTimer();
+  TimeUs NextTimer() const;
+
+  std::vector<SessionReport> Report() const;
+  bool HasRank(Rank rank) const;
+  uint64_t filling_chunks() const;  // allocated to saves that are not sealed
+
+ private:
+  // Levels remembered of so many of the newest shards of a node: a rank waits for its last few steps, never
+  // older ones.
+  static constexpr size_t kProgressMax = 4096;
+  static constexpr size_t kSavesOpenMax = 4;     // ROPETEAM_SAVES_OPEN_MAX
+  static constexpr size_t kViewsOpenMax = 1024;  // ROPETEAM_VIEWS_OPEN_MAX
+  static constexpr size_t kWaitsMax = 1024;      // of one session at once
+
+  struct OpenView {
+    ShardId shard;
+    Store::LeaseToken lease = 0;
+  };
+  struct Session {
+    bool admitted = false;
+    HelloInput hello;
+    uint64_t question = 0;
+    Incarnation incarnation = 0;
+    std::map<ViewId, OpenView> views;
+    uint32_t saves = 0;
+    uint32_t pending = 0;  // waits, latest, view_open, … not yet answered
+  };
+  struct Save {
+    SessionId session = 0;
+    ShardId shard;
+    uint32_t world_size = 0;
+    std::vector<Extent> extents;
+    std::vector<uint32_t> crcs;
+    std::vector<bool> ready;
+    Replicator::SourceId source = 0;
+  };
+  struct Progress {
+    Level level = Level::kNone;
+    TimeUs begun = 0;
+    uint64_t bytes = 0;
+    std::optional<Status> given_up;
+  };
+  // A request that waits for the world. `pending` of its session counts it.
+  struct Waiter {
+    SessionId session = 0;
+    RequestId request = 0;
+    ShardId shard;
+    Level level = Level::kNone;
+    TimeUs deadline = 0;
+  };
+
+  Session* Find(SessionId session);
+  // The session if it is an admitted rank of the current life; else answers the request and returns null.
+  Session* Admitted(SessionId session, RequestId request);
+  void AnswerStatusTo(SessionId session, RequestId request, Status status);
+  template <typename Body>
+  void AnswerTo(SessionId session, RequestId request, Body body);
+  // Asks the leader and answers the request with what `to_answer` makes of the reply.
+  template <typename Payload, typename ToAnswer>
+  void AskLeader(SessionId session, RequestId request, Question::Topic topic, std::string question,
+                 TimeUs timeout_us, ToAnswer to_answer);
+  Status CheckCommit(const Save& save, const SaveCommitInput& commit) const;
+  void EndSave(SaveId id, const char* why);
+  void Reached(const ShardId& shard, Level level);
+  Progress& ProgressOf(const ShardId& shard);
+  void Settle();  // answers the waits that can be answered
+  std::optional<Status> Judge(const Waiter& waiter) const;
+  void OpenLocated(uint64_t pending, const ShardId& shard);
+  void GrantView(SessionId session, RequestId request, const ShardId& shard);
+  TimeUs Deadline(TimeUs timeout_us) const;
+
+  Parts& parts_;
+  std::map<SessionId, Session> sessions_;
+  std::map<SaveId, Save> saves_;
+  std::map<ShardId, Progress> progress_;
+  std::vector<Waiter> waiters_;
+  // view_open, latest, …: answered by whichever comes first, the outcome or the deadline.
+  struct Pending {
+    SessionId session;
+    RequestId request;
+    TimeUs deadline;
+  };
+  std::map<uint64_t, Pending> pending_;
+  uint64_t AddPending(SessionId session, RequestId request, TimeUs deadline);
+  std::optional<Pending> TakePending(uint64_t number);  // none: answered already, or the session is gone
+  uint64_t next_pending_ = 1;
+  uint64_t quiescing_chunks_ = 0;
+  SaveId next_save_ = 1;
+  ViewId next_view_ = 1;
+};
+
+}  // namespace ropeteam::engine
+
+#endif  // ROPETEAM_CORE_ENGINE_SESSIONS_H_
