@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What only the transport over libfabric has: providers, devices, ports, and strangers on its port. In a
+// build without libfabric, that it says so.
+
+#include "transport/ofi/ofi_transport.h"
+
+#include <arpa/inet.h>
+#include <gmock/gmock.h>
+#include <netinet/in.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <random>
+
+#include "tests/transport/rig.h"
+
+namespace ropeteam::test {
+namespace {
+
+using testing::HasSubstr;
+
+#ifndef ROPETEAM_HAVE_OFI
+
+TEST(OfiTest, ABuildWithoutLibfabricSaysSo) {
+  const auto made = CreateOfiTransport(OfiConfig{});
+  ASSERT_FALSE(made.ok());
+  EXPECT_EQ(made.status().code(), Code::kUnsupported);
+  EXPECT_THAT(made.status().message(), HasSubstr("libfabric"));
+}
+
+#else
+
+Status StatusOf(const OfiConfig& config) {
+  auto made = CreateOfiTransport(config);
+  return made.ok() ? OkStatus() : made.status();
+}
+
+std::string HostAndPort(const Transport& transport) {
+  const std::string text = transport.Describe();
+  return text.substr(text.rfind(' ') + 1);
+}
+
+sockaddr_in ToSockaddr(const std::string& host_and_port) {
+  const size_t colon = host_and_port.find(':');
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  inet_pton(AF_INET, host_and_port.substr(0, colon).c_str(), &address.sin_addr);
+  address.sin_port = htons(static_cast<uint16_t>(std::stoi(host_and_port.substr(colon + 1))));
+  return address;
+}
+
+TEST(OfiTest, ListensOnTheGivenAddressOnly) {
+  auto made = CreateOfiTransport({.listen_address = "127.0.0.7"});
+  ASSERT_TRUE(made.ok()) << made.status().ToString();
+  EXPECT_THAT((*made)->Describe(), HasSubstr("tcp;ofi_rxm on lo 127.0.0.7:"));
+  sockaddr_in other = ToSockaddr(HostAndPort(**made));
+  other.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  const int fd = socket(AF_INET, SOCK_STREAM, 0);
+  EXPECT_NE(connect(fd, reinterpret_cast<sockaddr*>(&other), sizeof other), 0);
+  close(fd);
+}
+
+TEST(OfiTest, TakesTheAddressOfADevice) {
+  auto made = CreateOfiTransport({.listen_address = "", .device = "lo"});
+  ASSERT_TRUE(made.ok()) << made.status().ToString();
+  EXPECT_THAT((*made)->Describe(), HasSubstr("on lo 127.0.0.1:"));
+  EXPECT_TRUE(StatusOf({.listen_address = "127.0.0.1", .device = "lo"}).ok());
+}
+
+TEST(OfiTest, RefusesDevicesAndAddressesThatAreNotThere) {
+  const Status device = StatusOf({.listen_address = "127.0.0.1", .device = "nosuch0"});
+  EXPECT_EQ(device.code(), Code::kInvalidArgument);
+  EXPECT_THAT(device.message(), testing::AllOf(HasSubstr("nosuch0"), HasSubstr("lo")));
+  const Status foreign = StatusOf({.listen_address = "203.0.113.9"});
+  EXPECT_EQ(foreign.code(), Code::kInvalidArgument);
+  EXPECT_THAT(foreign.message(), HasSubstr("203.0.113.9"));
+  EXPECT_THAT(StatusOf({.listen_address = "localhost"}).message(), HasSubstr("never resolved"));
+  EXPECT_EQ(StatusOf({.listen_address = "0.0.0.0:7000"}).code(), Code::kInvalidArgument);
+  EXPECT_EQ(StatusOf({.listen_address = ""}).code(), Code::kInvalidArgument);
+  EXPECT_EQ(StatusOf({.depth = 0}).code(), Code::kInvalidArgument);
+  EXPECT_EQ(StatusOf({.operation_bytes = 0}).code(), Code::kInvalidArgument);
+}
+
+TEST(OfiTest, NamesTheProvidersThatAreThere) {
+  const Status status = StatusOf({.provider = "nosuch"});
+  EXPECT_EQ(status.code(), Code::kUnsupported);
+  EXPECT_THAT(status.message(), testing::AllOf(HasSubstr("nosuch"), HasSubstr("tcp;ofi_rxm")));
+}
+
+TEST(OfiTest, RefusesAPortInUse) {
+  auto first = CreateOfiTransport({});
+  ASSERT_TRUE(first.ok());
+  const std::string taken = HostAndPort(**first);
+  const Status status = StatusOf({.listen_address = taken});
+  EXPECT_EQ(status.code(), Code::kAlreadyExists);
+  EXPECT_THAT(status.message(), HasSubstr(taken));
+  first->reset();
+  EXPECT_TRUE(StatusOf({.listen_address = taken}).ok());
+}
+
+TEST(OfiTest, RefusesAPeerOfAnotherProvider) {
+  auto tcp = CreateOfiTransport({});
+  ASSERT_TRUE(tcp.ok());
+  auto other = CreateOfiTransport({.provider = "udp;ofi_rxd"});
+  if (!other.ok()) GTEST_SKIP() << "no second provider here: " << other.status().ToString();
+  const auto refused = (*tcp)->Connect((*other)->LocalAddress());
+  ASSERT_FALSE(refused.ok());
+  EXPECT_THAT(refused.status().message(), testing::AllOf(HasSubstr("tcp;ofi_rxm"), HasSubstr("udp;ofi_rxd")));
+}
+
+// Strangers connect to the data port and send garbage; the transport lives and its memory is as it was.
+TEST(OfiTest, GarbageOnTheDataPortHarmsNobody) {
+  Memory source(1 << 20), target(1 << 20);
+  source.Fill(1);
+  target.Fill(2);
+  auto a = CreateOfiTransport({}).value();
+  auto b = CreateOfiTransport({}).value();
+  const RegionId region = a->RegisterRegion(source.data(), source.length()).value();
+  const RegionId served = b->RegisterRegion(target.data(), target.length()).value();
+  const PeerId peer = a->Connect(b->LocalAddress()).value();
+  const RemoteRegionId remote = a->ImportRegion(peer, b->ExportRegion(served)).value();
+  const sockaddr_in address = ToSockaddr(HostAndPort(*b));
+  std::mt19937 random(7);
+  Completions done;
+  uint64_t puts = 0;
+  auto put_one = [&](uint64_t length) {
+    ASSERT_TRUE(a->Put(peer, region, 0, remote, 0, length, puts).ok());
+    puts++;
+    ASSERT_TRUE(PollUntil(nullptr, {a.get(), b.get()}, &done, [&] { return done[a.get()].size() == puts; }));
+    ASSERT_EQ(done[a.get()].back().code, Code::kOk);
+  };
+  for (int round = 0; round < 40; round++) {
+    const int fd = socket(AF_INET, SOCK_STREAM, 0);
+    ASSERT_EQ(connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+    std::string garbage(round % 5 == 0 ? 0 : random() % 5000, '\0');
+    for (char& c : garbage) c = static_cast<char>(random());
+    // Some look like the beginning of the provider's own handshake: a type and version 1 to 4.
+    if (round % 3 == 0 && garbage.size() > 8) garbage[0] = static_cast<char>(round % 7), garbage[1] = 3;
+    (void)!send(fd, garbage.data(), garbage.size(), MSG_NOSIGNAL);
+    if (round % 2 == 0) put_one(100);  // while the stranger is still there
+    close(fd);
+    Completion none;
+    b->Poll(&none, 1);
+  }
+  EXPECT_TRUE(target.Holds(1, 0, 100, 0));
+  EXPECT_TRUE(target.HoldsOutside(2, 0, 100) || target.Holds(2, 100, target.length() - 100, 100));
+  put_one(1 << 20);
+  EXPECT_TRUE(target.Holds(1, 0, 1 << 20, 0));
+}
+
+// An idle transport sleeps: also one that was busy just before, has a connected peer, and is one's target.
+TEST(OfiTest, UsesNoProcessorWhenIdle) {
+  Memory memory(1 << 20);
+  auto rig = Rig::Make("ofi_tcp");
+  auto peer = rig->NewPeer(&memory);
+  auto transport = rig->NewTransport();
+  const RegionId region = transport->RegisterRegion(memory.data(), memory.length()).value();
+  const PeerId id = transport->Connect(peer->address).value();
+  const RemoteRegionId remote = transport->ImportRegion(id, peer->key).value();
+  ASSERT_TRUE(transport->Get(id, region, 0, remote, 0, 1 << 20, 1).ok());
+  Completions done;
+  ASSERT_TRUE(
+      PollUntil(rig.get(), {transport.get()}, &done, [&] { return done[transport.get()].size() == 1; }));
+  auto processor_us = [] {
+    rusage usage{};
+    getrusage(RUSAGE_THREAD, &usage);
+    return static_cast<uint64_t>(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) * 1'000'000 +
+           static_cast<uint64_t>(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec);
+  };
+  const uint64_t start = NowUs(), used = processor_us();
+  Completion completion;
+  while (NowUs() - start < 500'000)
+    if (transport->Poll(&completion, 1) == 0) transport->Wait(100'000);
+  EXPECT_LT(processor_us() - used, 10'000u);
+}
+
+// A peer's death is noticed in Wait() too, by a loop that never polls more than it must.
+TEST(OfiTest, WaitNoticesAPeersDeath) {
+  Memory memory(4 << 20);
+  auto rig = Rig::Make("ofi_tcp");
+  auto peer = rig->NewPeer(&memory);
+  auto transport = rig->NewTransport();
+  const RegionId region = transport->RegisterRegion(memory.data(), memory.length()).value();
+  const PeerId id = transport->Connect(peer->address).value();
+  const RemoteRegionId remote = transport->ImportRegion(id, peer->key).value();
+  Completion completion;
+  ASSERT_TRUE(transport->Put(id, region, 0, remote, 0, 1, 1).ok());
+  while (transport->Poll(&completion, 1) == 0) transport->Wait(UINT64_MAX);
+  ASSERT_EQ(completion.code, Code::kOk);
+  peer->Stop();
+  ASSERT_TRUE(transport->Put(id, region, 0, remote, 0, 4 << 20, 2).ok());
+  for (int i = 0; i < 10; i++) {
+    ASSERT_EQ(transport->Poll(&completion, 1), 0u);
+    transport->Wait(1'000);
+  }
+  peer->Kill();
+  const uint64_t killed = NowUs();
+  while (transport->Poll(&completion, 1) == 0) transport->Wait(UINT64_MAX);
+  EXPECT_EQ(completion.code, Code::kPeerGone);
+  EXPECT_LT(NowUs() - killed, 100'000u);
+}
+
+#endif  // ROPETEAM_HAVE_OFI
+
+}  // namespace
+}  // namespace ropeteam::test

@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "tests/transport/rig.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+
+extern char** environ;
+
+namespace ropeteam::test {
+namespace {
+
+uint8_t PatternByte(uint32_t seed, uint64_t position) {
+  uint64_t x = (position + 1) * 0x9e3779b97f4a7c15 + seed * 0xbf58476d1ce4e5b9;
+  x ^= x >> 29;
+  return static_cast<uint8_t>(x * 0x94d049bb133111eb >> 56);
+}
+
+std::string FromHex(const std::string& hex) {
+  std::string bytes;
+  for (size_t i = 0; i + 1 < hex.size(); i += 2)
+    bytes.push_back(static_cast<char>(std::stoi(hex.substr(i, 2), nullptr, 16)));
+  return bytes;
+}
+
+class InprocPeer final : public RemotePeer {
+ public:
+  InprocPeer(std::shared_ptr<InprocFabric> fabric, Memory* memory, const std::string& peer_name)
+      : fabric_(std::move(fabric)) {
+    name = peer_name;
+    auto made = fabric_->CreateTransport(name);
+    EXPECT_TRUE(made.ok()) << made.status().ToString();
+    transport_ = std::move(made).value();
+    region_ = transport_->RegisterRegion(memory->data(), memory->length()).value();
+    address = transport_->LocalAddress();
+    key = transport_->ExportRegion(region_);
+  }
+  void Stop() override { fabric_->Hold(name); }
+  void Continue() override { fabric_->Release(name); }
+  void Kill() override {
+    fabric_->Kill(name);
+    transport_.reset();
+  }
+  void Deregister() override { EXPECT_TRUE(transport_->DeregisterRegion(region_).ok()); }
+
+ private:
+  std::shared_ptr<InprocFabric> fabric_;
+  std::unique_ptr<Transport> transport_;
+  RegionId region_ = 0;
+};
+
+class InprocRig final : public Rig {
+ public:
+  std::unique_ptr<Transport> NewTransport() override {
+    return fabric_->CreateTransport("node" + std::to_string(next_++)).value();
+  }
+  std::unique_ptr<RemotePeer> NewPeer(Memory* memory, const std::string& name) override {
+    return std::make_unique<InprocPeer>(fabric_, memory,
+                                        name.empty() ? "peer" + std::to_string(next_++) : name);
+  }
+  bool shares_bandwidth() const override { return false; }
+  bool names_refusals() const override { return true; }
+
+ private:
+  std::shared_ptr<InprocFabric> fabric_ = InprocFabric::Create();
+  int next_ = 0;
+};
+
+// transport_test_peer in a process of its own; it prints its address and key and takes commands on its
+// standard input.
+class ProcessPeer final : public RemotePeer {
+ public:
+  ProcessPeer(const std::string& provider, bool shared, Memory* memory, const std::string& listen) {
+    int to_child[2], from_child[2];
+    EXPECT_EQ(pipe2(to_child, O_CLOEXEC), 0);
+    EXPECT_EQ(pipe2(from_child, O_CLOEXEC), 0);
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, to_child[0], 0);
+    posix_spawn_file_actions_adddup2(&actions, from_child[1], 1);
+    constexpr int kMemoryFd = 3;
+    posix_spawn_file_actions_adddup2(&actions, memory->fd(), kMemoryFd);
+    std::string arguments[] = {ROPETEAM_TEST_PEER, provider, listen, std::to_string(memory->length()),
+                               shared ? "shared" : "own"};
+    std::vector<char*> argv;
+    for (std::string& argument : arguments) argv.push_back(argument.data());
+    argv.push_back(nullptr);
+    EXPECT_EQ(posix_spawn(&pid_, ROPETEAM_TEST_PEER, &actions, nullptr, argv.data(), environ), 0);
+    posix_spawn_file_actions_destroy(&actions);
+    close(to_child[0]);
+    close(from_child[1]);
+    commands_ = to_child[1];
+    answers_ = fdopen(from_child[0], "r");
+    address = FromHex(ReadWord());
+    key = FromHex(ReadWord());
+    name = ReadWord();
+    EXPECT_FALSE(name.empty()) << "the peer process did not start";
+  }
+  ~ProcessPeer() override {
+    Kill();
+    close(commands_);
+    fclose(answers_);
+  }
+  void Stop() override {
+    kill(pid_, SIGSTOP);
+    int status = 0;
+    waitpid(pid_, &status, WUNTRACED);
+  }
+  void Continue() override { kill(pid_, SIGCONT); }
+  void Kill() override {
+    if (pid_ <= 0) return;
+    kill(pid_, SIGKILL);
+    waitpid(pid_, nullptr, 0);
+    pid_ = -1;
+  }
+  void Deregister() override {
+    EXPECT_EQ(write(commands_, "deregister\n", 11), 11);
+    EXPECT_EQ(ReadWord(), "deregistered");
+  }
+
+ private:
+  std::string ReadWord() {
+    char word[4096] = "";
+    return fscanf(answers_, "%4095s", word) == 1 ? word : "";
+  }
+  pid_t pid_ = -1;
+  int commands_ = -1;
+  FILE* answers_ = nullptr;
+};
+
+class OfiRig final : public Rig {
+ public:
+  OfiRig(std::string provider, bool shared) : provider_(std::move(provider)), shared_(shared) {}
+  std::unique_ptr<Transport> NewTransport() override {
+    OfiConfig config;
+    config.provider = provider_;
+    config.shared_endpoint = shared_;
+    auto made = CreateOfiTransport(config);
+    EXPECT_TRUE(made.ok()) << made.status().ToString();
+    return std::move(made).value();
+  }
+  std::unique_ptr<RemotePeer> NewPeer(Memory* memory, const std::string& name) override {
+    return std::make_unique<ProcessPeer>(provider_, shared_, memory, name.empty() ? "127.0.0.1" : name);
+  }
+  bool cancels_one_peer() const override { return !shared_; }
+
+ private:
+  const std::string provider_;
+  const bool shared_;
+};
+
+}  // namespace
+
+Memory::Memory(uint64_t length) : length_(length) {
+  fd_ = memfd_create("ropeteam-test", MFD_CLOEXEC);
+  EXPECT_EQ(ftruncate(fd_, static_cast<off_t>(std::max<uint64_t>(length, 1))), 0);
+  void* mapped = mmap(nullptr, std::max<uint64_t>(length, 1), PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0);
+  EXPECT_NE(mapped, MAP_FAILED);
+  data_ = static_cast<uint8_t*>(mapped);
+}
+
+Memory::~Memory() {
+  munmap(data_, std::max<uint64_t>(length_, 1));
+  close(fd_);
+}
+
+void Memory::Fill(uint32_t seed) {
+  for (uint64_t i = 0; i < length_; i++) data_[i] = PatternByte(seed, i);
+}
+
+bool Memory::Holds(uint32_t seed, uint64_t offset, uint64_t length, uint64_t source_offset) {
+  for (uint64_t i = 0; i < length; i++)
+    if (data_[offset + i] != PatternByte(seed, source_offset + i)) return false;
+  return true;
+}
+
+bool Memory::HoldsOutside(uint32_t seed, uint64_t offset, uint64_t length) {
+  return Holds(seed, 0, offset, 0) &&
+         Holds(seed, offset + length, length_ - offset - length, offset + length);
+}
+
+std::unique_ptr<Rig> Rig::Make(const std::string& kind) {
+  if (kind == "inproc") return std::make_unique<InprocRig>();
+  const bool shared = kind.ends_with("_shared_endpoint");
+  return std::make_unique<OfiRig>("tcp;ofi_rxm", shared);
+}
+
+std::vector<std::string> TransportKinds() {
+  std::vector<std::string> kinds = {"inproc"};
+#ifdef ROPETEAM_HAVE_OFI
+  kinds.push_back("ofi_tcp");
+  kinds.push_back("ofi_tcp_shared_endpoint");
+#else
+  printf("[  SKIPPED ] transport ofi: this build is without libfabric\n");
+#endif
+  return kinds;
+}
+
+bool PollUntil(Rig* rig, const std::vector<Transport*>& transports, Completions* completions,
+               const std::function<bool()>& done, uint64_t limit_ms) {
+  const uint64_t end = NowUs() + limit_ms * 1000;
+  while (!done()) {
+    if (NowUs() > end) return false;
+    for (Transport* transport : transports) {
+      Completion batch[64];
+      const size_t count = transport->Poll(batch, 64);
+      if (completions != nullptr) {
+        auto& list = (*completions)[transport];
+        list.insert(list.end(), batch, batch + count);
+      }
+    }
+    if (rig != nullptr) rig->PollPeers();
+  }
+  return true;
+}
+
+uint64_t NowUs() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<uint64_t>(now.tv_sec) * 1'000'000 + static_cast<uint64_t>(now.tv_nsec) / 1'000;
+}
+
+uint64_t MemoryAvailable() {
+  std::ifstream file("/proc/meminfo");
+  std::string word;
+  uint64_t kib = 0;
+  while (file >> word)
+    if (word == "MemAvailable:") file >> kib;
+  return kib * 1024;
+}
+
+}  // namespace ropeteam::test

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The factory of a build without libfabric.
+
+#include "transport/ofi/ofi_transport.h"
+
+namespace ropeteam {
+
+Result<std::unique_ptr<Transport>> CreateOfiTransport(const OfiConfig& config) {
+  return Error(Code::kUnsupported, "transport ofi with provider \"%s\": this build is without libfabric: %s",
+               config.provider.c_str(), ROPETEAM_OFI_MISSING);
+}
+
+void SetOfiEnvironment() {}
+
+}  // namespace ropeteam

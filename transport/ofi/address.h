@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// IP addresses as people write them, and what this machine says about them. Nothing here asks a resolver: a
+// host name that resolves to the slow card, or to 127.0.1.1, is how comparable systems lost their bandwidth.
+
+#ifndef ROPETEAM_TRANSPORT_OFI_ADDRESS_H_
+#define ROPETEAM_TRANSPORT_OFI_ADDRESS_H_
+
+#include <sys/socket.h>
+
+#include <string>
+
+#include "core/base/status.h"
+
+namespace ropeteam::ofi {
+
+struct IpAddress {
+  sockaddr_storage storage{};
+  socklen_t length = 0;  // 0: none
+  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
+  sockaddr* get() { return reinterpret_cast<sockaddr*>(&storage); }
+};
+
+// "127.0.0.1", "127.0.0.1:7000", "::1", "[::1]:7000"; numeric only. kInvalidArgument otherwise, also for the
+// wildcard, broadcast and multicast addresses.
+Result<IpAddress> ParseIpAddress(const std::string& text);
+
+std::string ToText(const IpAddress& address);  // "127.0.0.1:7000", "[::1]:7000"
+uint16_t PortOf(const IpAddress& address);
+IpAddress WithPort(const IpAddress& address, uint16_t port);
+
+// The interface that has the address, or whose loopback network contains it; empty when there is none.
+std::string InterfaceOf(const IpAddress& address);
+// The first IPv4 address of the interface; kInvalidArgument (with the interfaces there are) when there is no
+// such interface or it has none.
+Result<IpAddress> AddressOfInterface(const std::string& interface);
+
+// Whether a socket of this machine may listen there: kInvalidArgument when the address is not of this
+// machine, kAlreadyExists when the port is in use. A snapshot; whoever binds next decides.
+Status CheckListenable(const IpAddress& address);
+
+}  // namespace ropeteam::ofi
+
+#endif  // ROPETEAM_TRANSPORT_OFI_ADDRESS_H_

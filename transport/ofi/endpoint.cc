@@ -1,0 +1,369 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Opening: which address, which provider, fabric to endpoint; and registering memory.
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/eventfd.h>
+#include <sys/random.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <set>
+
+#include "core/base/log.h"
+#include "transport/ofi/internal.h"
+
+namespace ropeteam {
+
+Result<std::unique_ptr<Transport>> CreateOfiTransport(const OfiConfig& config) {
+  SetOfiEnvironment();
+  return ofi::OfiTransport::Create(config);
+}
+
+void SetOfiEnvironment() {
+  // Receive buffers serve messages; everything here is one-sided. The defaults (4096 × 16 KiB) take 70 MiB an
+  // endpoint, these 2 MiB.
+  setenv("FI_OFI_RXM_MSG_RX_SIZE", "8", 0);
+  setenv("FI_OFI_RXM_BUFFER_SIZE", "256", 0);
+  setenv("FI_OFI_RXM_EAGER_LIMIT", "256", 0);
+  // ofi_rxm looks after connections at most this often, in microseconds; at the default of 10000 a peer's
+  // first operation, and the verdict on a failed one, would take 10 to 20 ms.
+  setenv("FI_OFI_RXM_CM_PROGRESS_INTERVAL", "1000", 0);
+}
+
+namespace ofi {
+namespace {
+
+constexpr uint64_t kMemoryModes = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
+// Entries that the completion queue is opened with; a provider that needs more grows it.
+constexpr size_t kCompletionEntries = 4096;
+// FI_NAME_MAX for an endpoint's name; EFA's is 32 bytes, shm's a path.
+constexpr size_t kEndpointNameBytesMax = 256;
+
+Status FabricError(Code code, int64_t result, const char* what) {
+  return Error(code, "%s: %s (%lld)", what, fi_strerror(static_cast<int>(-result)),
+               static_cast<long long>(result));
+}
+
+bool HasIpAddresses(const fi_info* info) {
+  return info->addr_format == FI_SOCKADDR || info->addr_format == FI_SOCKADDR_IN ||
+         info->addr_format == FI_SOCKADDR_IN6;
+}
+
+// Providers that keep a connection a peer. Only their endpoints are cheap enough to have one a peer.
+bool KeepsConnections(const fi_info* info) {
+  const uint32_t protocol = info->ep_attr->protocol;
+  return protocol == FI_PROTO_RXM || protocol == FI_PROTO_RXM_TCP || protocol == FI_PROTO_SOCK_TCP;
+}
+
+Info Hints(const std::string& provider) {
+  Info hints(fi_allocinfo());
+  hints->caps = FI_MSG | FI_RMA;
+  hints->mode = FI_CONTEXT | FI_CONTEXT2;
+  hints->ep_attr->type = FI_EP_RDM;
+  hints->domain_attr->mr_mode = static_cast<int>(kMemoryModes);
+  hints->domain_attr->threading = FI_THREAD_SAFE;  // regions are registered from any thread
+  hints->domain_attr->data_progress = FI_PROGRESS_MANUAL;
+  hints->tx_attr->op_flags = FI_DELIVERY_COMPLETE;
+  hints->fabric_attr->prov_name = provider.empty() ? nullptr : strdup(provider.c_str());
+  return hints;
+}
+
+// "shm, tcp;ofi_rxm, …": what could be asked for instead.
+std::string ProvidersThere() {
+  fi_info* list = nullptr;
+  std::set<std::string> names;
+  if (fi_getinfo(kFabricVersion, nullptr, nullptr, 0, Hints("").get(), &list) == 0)
+    for (const fi_info* info = list; info != nullptr; info = info->next)
+      names.insert(info->fabric_attr->prov_name);
+  if (list != nullptr) fi_freeinfo(list);
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
+  return text.empty() ? "none" : text;
+}
+
+}  // namespace
+
+uint64_t RandomNumber() {
+  uint64_t number = 0;
+  while (number == 0)
+    if (getrandom(&number, sizeof number, 0) != sizeof number) number = 0;
+  return number;
+}
+
+Result<std::unique_ptr<Transport>> OfiTransport::Create(const OfiConfig& config) {
+  if (config.operation_bytes == 0 || config.depth == 0 || config.depth > kOfiDepthMax)
+    return Error(Code::kInvalidArgument,
+                 "ofi: operation of %llu bytes, depth %u: want at least 1, depth at most %u",
+                 static_cast<unsigned long long>(config.operation_bytes), config.depth, kOfiDepthMax);
+  std::unique_ptr<OfiTransport> transport(new OfiTransport(config));
+  const Status status = transport->Open();
+  if (!status.ok()) {
+    LOG_ERROR("transport ofi provider %s listen %s device %s: %s", config.provider.c_str(),
+              config.listen_address.c_str(), config.device.c_str(), status.ToString().c_str());
+    return status;
+  }
+  LOG_INFO("transport %s", transport->Describe().c_str());
+  return std::unique_ptr<Transport>(std::move(transport));
+}
+
+Status OfiTransport::Open() {
+  instance_ = RandomNumber();
+  wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  if (wake_fd_ < 0) return ErrnoError(errno, "eventfd");
+  ROPETEAM_RETURN_IF_ERROR(ChooseInfo());
+  ROPETEAM_RETURN_IF_ERROR(OpenFabric());
+  ROPETEAM_RETURN_IF_ERROR(RegisterHello());
+  const Status opened = OpenEndpoint(/*listening=*/true, &listener_);
+  if (!opened.ok()) return opened;
+  NameSelf();
+  return OkStatus();
+}
+
+Status OfiTransport::ChooseListen() {
+  if (config_.listen_address.empty()) {
+    if (config_.device.empty())
+      return Error(Code::kInvalidArgument, "ofi: neither a listen address nor a device given");
+    Result<IpAddress> first = AddressOfInterface(config_.device);
+    if (!first.ok()) return first.status();
+    listen_ = *first;
+  } else {
+    Result<IpAddress> parsed = ParseIpAddress(config_.listen_address);
+    if (!parsed.ok()) return parsed.status();
+    listen_ = *parsed;
+    if (!config_.device.empty()) {
+      Result<IpAddress> exists = AddressOfInterface(config_.device);
+      const std::string has = InterfaceOf(listen_);
+      if (has != config_.device) {
+        if (!exists.ok()) return exists.status();
+        return Error(Code::kInvalidArgument, "listen address %s is on %s, not on device \"%s\"",
+                     config_.listen_address.c_str(), has.empty() ? "no device here" : has.c_str(),
+                     config_.device.c_str());
+      }
+    }
+  }
+  return CheckListenable(listen_);
+}
+
+Status OfiTransport::ChooseInfo() {
+  fi_info* list = nullptr;
+  int result = fi_getinfo(kFabricVersion, nullptr, nullptr, 0, Hints(config_.provider).get(), &list);
+  Info any(list);
+  if (result != 0)
+    return Error(Code::kUnsupported,
+                 "provider \"%s\" offers no one-sided operations with delivery-complete semantics here (%s); "
+                 "there are: %s",
+                 config_.provider.c_str(), fi_strerror(-result), ProvidersThere().c_str());
+  Info hints = Hints(config_.provider);
+  if (HasIpAddresses(any.get())) {
+    ROPETEAM_RETURN_IF_ERROR(ChooseListen());
+    hints->addr_format = listen_.storage.ss_family == AF_INET ? FI_SOCKADDR_IN : FI_SOCKADDR_IN6;
+    hints->src_addr = std::malloc(listen_.length);  // freed with the hints
+    hints->src_addrlen = listen_.length;
+    std::memcpy(hints->src_addr, listen_.get(), listen_.length);
+  } else if (!config_.device.empty()) {
+    hints->domain_attr->name = strdup(config_.device.c_str());
+  }
+  list = nullptr;
+  result = fi_getinfo(kFabricVersion, nullptr, nullptr, 0, hints.get(), &list);
+  info_.reset(list);
+  if (result != 0)
+    return Error(Code::kInvalidArgument, "provider \"%s\" has no device \"%s\" for listen address \"%s\": %s",
+                 config_.provider.c_str(), config_.device.c_str(), config_.listen_address.c_str(),
+                 fi_strerror(-result));
+  if (info_->domain_attr->mr_key_size > sizeof(uint64_t))
+    return Error(Code::kUnsupported, "provider \"%s\" has keys of %zu bytes, at most 8 are supported",
+                 config_.provider.c_str(), info_->domain_attr->mr_key_size);
+  return OkStatus();
+}
+
+Status OfiTransport::OpenFabric() {
+  fid_fabric* fabric = nullptr;
+  int result = fi_fabric(info_->fabric_attr, &fabric, nullptr);
+  if (result != 0) return FabricError(Code::kIo, result, "fi_fabric");
+  fabric_.reset(fabric);
+  fid_domain* domain = nullptr;
+  result = fi_domain(fabric_.get(), info_.get(), &domain, nullptr);
+  if (result != 0) return FabricError(Code::kIo, result, "fi_domain");
+  domain_.reset(domain);
+  fi_av_attr av_attributes{};
+  av_attributes.type = FI_AV_TABLE;
+  fid_av* addresses = nullptr;
+  result = fi_av_open(domain_.get(), &av_attributes, &addresses, nullptr);
+  if (result != 0) return FabricError(Code::kIo, result, "fi_av_open");
+  addresses_.reset(addresses);
+  fi_cq_attr cq_attributes{};
+  cq_attributes.size = kCompletionEntries;
+  cq_attributes.format = FI_CQ_FORMAT_CONTEXT;
+  cq_attributes.wait_obj = FI_WAIT_FD;
+  fid_cq* completions = nullptr;
+  result = fi_cq_open(domain_.get(), &cq_attributes, &completions, nullptr);
+  wait_fd_usable_ = result == 0;
+  if (result != 0) {
+    // EFA up to libfabric 1.x has no descriptor to sleep on; Wait() then looks at intervals.
+    cq_attributes.wait_obj = FI_WAIT_NONE;
+    result = fi_cq_open(domain_.get(), &cq_attributes, &completions, nullptr);
+  }
+  if (result != 0) return FabricError(Code::kIo, result, "fi_cq_open");
+  completions_.reset(completions);
+  if (wait_fd_usable_ && fi_control(&completions_->fid, FI_GETWAIT, &completions_fd_) != 0)
+    wait_fd_usable_ = false;
+  shared_ = config_.shared_endpoint || !KeepsConnections(info_.get());
+  return OkStatus();
+}
+
+// The listening endpoint has the configured port; a peer's own one a port that the system chooses, which
+// nobody is told.
+Status OfiTransport::OpenEndpoint(bool listening, Fid<fid_ep>* endpoint) {
+  Info info(fi_dupinfo(info_.get()));
+  if (!info) return Error(Code::kIo, "fi_dupinfo: out of memory");
+  if (!listening && listen_.length != 0) {
+    const IpAddress any_port = WithPort(listen_, 0);
+    std::memcpy(info->src_addr, any_port.get(), any_port.length);
+  }
+  fid_ep* opened = nullptr;
+  int result = fi_endpoint(domain_.get(), info.get(), &opened, nullptr);
+  if (result != 0) {
+    if (result == -FI_EADDRINUSE)
+      return Error(Code::kAlreadyExists, "listen address %s is in use", ToText(listen_).c_str());
+    return FabricError(Code::kIo, result, "fi_endpoint");
+  }
+  endpoint->reset(opened);
+  result = fi_ep_bind(opened, &addresses_->fid, 0);
+  if (result == 0) result = fi_ep_bind(opened, &completions_->fid, FI_TRANSMIT | FI_RECV);
+  if (result != 0) return FabricError(Code::kIo, result, "fi_ep_bind");
+  result = fi_enable(opened);
+  if (result == -FI_EADDRINUSE)
+    return Error(Code::kAlreadyExists, "listen address %s is in use", ToText(listen_).c_str());
+  if (result != 0) return FabricError(Code::kIo, result, "fi_enable");
+  return OkStatus();
+}
+
+Status OfiTransport::RegisterHello() {
+  hello_ = {kHelloMagic, instance_};
+  hellos_read_ = std::make_unique<Hello[]>(kOfiPeersMax);
+  for (uint32_t slot = kOfiPeersMax; slot > 0; slot--) slots_free_.push_back(slot - 1);
+  ROPETEAM_RETURN_IF_ERROR(RegisterMemory(&hello_, sizeof hello_, FI_REMOTE_READ, kHelloKey, &hello_memory_));
+  return RegisterMemory(hellos_read_.get(), kOfiPeersMax * sizeof(Hello), FI_READ, RandomNumber(),
+                        &hellos_read_memory_);
+}
+
+uint64_t OfiTransport::RemoteBase(const void* base) const {
+  return (info_->domain_attr->mr_mode & FI_MR_VIRT_ADDR) != 0 ? reinterpret_cast<uintptr_t>(base) : 0;
+}
+
+void OfiTransport::NameSelf() {
+  EndpointAddress self;
+  self.name.resize(kEndpointNameBytesMax);
+  size_t length = self.name.size();
+  const int result = fi_getname(&listener_->fid, self.name.data(), &length);
+  ROPETEAM_CHECK(result == 0 && length <= self.name.size());
+  self.name.resize(length);
+  self.instance = instance_;
+  self.hello_address = RemoteBase(&hello_);
+  self.hello_key = fi_mr_key(hello_memory_.get());
+  self.address_format = info_->addr_format;
+  self.provider = info_->fabric_attr->prov_name;
+  local_address_ = Encode(self);
+
+  std::string where = info_->domain_attr->name;
+  if (listen_.length != 0) {
+    std::memcpy(&listen_.storage, self.name.data(), std::min<size_t>(length, sizeof listen_.storage));
+    const std::string interface = InterfaceOf(listen_);
+    where = (interface.empty() ? where : interface) + " " + ToText(listen_);
+  }
+  description_ = self.provider + " on " + where;
+  capabilities_.name = "ofi";
+  capabilities_.provider = self.provider;
+  capabilities_.rdma = self.provider.starts_with("efa") || self.provider.starts_with("verbs");
+  capabilities_.fences_peers = false;  // a peer can reconnect and go on writing while it has the key
+  capabilities_.operation_bytes = std::min<uint64_t>(config_.operation_bytes, info_->ep_attr->max_msg_size);
+}
+
+OfiTransport::~OfiTransport() {
+  // Each peer's endpoint lets go of its buffers here; operations not yet completed are lost, as the header
+  // says.
+  peers_.clear();
+  listener_.reset();
+  if (wake_fd_ >= 0) close(wake_fd_);
+}
+
+Status OfiTransport::RegisterMemory(void* base, uint64_t length, uint64_t access, uint64_t key,
+                                    Fid<fid_mr>* memory) {
+  if (info_->domain_attr->mr_key_size < sizeof(uint64_t))
+    key &= (uint64_t{1} << (8 * info_->domain_attr->mr_key_size)) - 1;
+  fid_mr* registered = nullptr;
+  const int result = fi_mr_reg(domain_.get(), base, length, access, 0, key, 0, &registered, nullptr);
+  if (result == -FI_ENOMEM || result == -FI_EAGAIN) {
+    rlimit limit{};
+    getrlimit(RLIMIT_MEMLOCK, &limit);
+    return Error(Code::kNoSpace,
+                 "register %llu bytes: %s; the locked-memory limit is %llu bytes (raise it with ulimit -l or "
+                 "LimitMEMLOCK=infinity)",
+                 static_cast<unsigned long long>(length), fi_strerror(-result),
+                 static_cast<unsigned long long>(limit.rlim_cur));
+  }
+  if (result != 0) return FabricError(Code::kIo, result, "fi_mr_reg");
+  memory->reset(registered);
+  return OkStatus();
+}
+
+Result<RegionId> OfiTransport::RegisterRegion(void* base, uint64_t length) {
+  if (base == nullptr && length != 0)
+    return Error(Code::kInvalidArgument, "register %llu bytes at a null pointer",
+                 static_cast<unsigned long long>(length));
+  std::lock_guard lock(regions_mutex_);
+  if (regions_.size() >= kRegionsMax)
+    return Error(Code::kNoSpace, "%zu regions are registered, limit %zu", regions_.size(), kRegionsMax);
+  auto region = std::make_unique<Region>();
+  region->base = static_cast<char*>(base);
+  region->length = length;
+  if (length !=
+      0) {  // providers differ on empty registrations, so none is made: no byte of it is ever touched
+    const Status status = RegisterMemory(base, length, FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE,
+                                         RandomNumber(), &region->memory);
+    if (!status.ok()) return status;
+    region->descriptor = fi_mr_desc(region->memory.get());
+    region->key = fi_mr_key(region->memory.get());
+  }
+  registrations_.fetch_add(1, std::memory_order_relaxed);
+  const RegionId id = region_next_++;
+  regions_.emplace(id, std::move(region));
+  return id;
+}
+
+Status OfiTransport::DeregisterRegion(RegionId id) {
+  std::lock_guard lock(regions_mutex_);
+  const auto found = regions_.find(id);
+  if (found == regions_.end()) return Error(Code::kInvalidArgument, "region %u is not registered", id);
+  if (const uint64_t operations = found->second->operations.load(); operations != 0)
+    return Error(Code::kInvalidArgument, "region %u has %llu operations outstanding", id,
+                 static_cast<unsigned long long>(operations));
+  regions_.erase(found);
+  return OkStatus();
+}
+
+std::string OfiTransport::ExportRegion(RegionId id) const {
+  std::lock_guard lock(regions_mutex_);
+  const auto found = regions_.find(id);
+  if (found == regions_.end()) return {};
+  const Region& region = *found->second;
+  return Encode(RegionKey{instance_, RemoteBase(region.base), region.key, region.length});
+}
+
+Transport::Counters OfiTransport::counters() const {
+  Counters c;
+  c.registrations = registrations_.load(std::memory_order_relaxed);
+  c.put_bytes = put_bytes_.load(std::memory_order_relaxed);
+  c.get_bytes = get_bytes_.load(std::memory_order_relaxed);
+  c.puts = puts_.load(std::memory_order_relaxed);
+  c.gets = gets_.load(std::memory_order_relaxed);
+  c.failures = failures_.load(std::memory_order_relaxed);
+  return c;
+}
+
+}  // namespace ofi
+}  // namespace ropeteam

@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Who is at the other end: connecting, the verdict after a failure, giving a peer up. The states are in
+// internal.h.
+
+#include <netinet/in.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/base/log.h"
+#include "transport/ofi/internal.h"
+
+namespace ropeteam::ofi {
+namespace {
+
+// A first connection gets this long before a bare TCP connection asks whether anybody is there; most are up
+// in 2 ms.
+constexpr TimeUs kProbeAfterUs = 3'000;
+// A hello that failed is tried again after this long.
+constexpr TimeUs kHelloRetryUs = 2'000;
+// The peer's kernel answers, its program does not make progress: it may be busy, so it gets a while.
+constexpr TimeUs kHelloDeadlineUs = 5'000'000;
+// Nothing answers at all. A peer that was well a moment ago must be given up within the 100 ms that
+// transport.h promises; a first contact may have to wait for ARP and a lost SYN.
+constexpr TimeUs kSilenceAfterBreakUs = 80'000;
+constexpr TimeUs kSilenceAtFirstUs = 1'500'000;
+static_assert(kSilenceAfterBreakUs < 100'000);
+// Where there is no IP address to probe only the hello can tell.
+constexpr TimeUs kHelloDeadlineUnprobedUs = 1'000'000;
+
+// The name of an endpoint as an IP address; length 0 when it is none.
+IpAddress IpAddressOf(const EndpointAddress& remote) {
+  IpAddress address;
+  const bool v4 = remote.address_format == FI_SOCKADDR_IN && remote.name.size() == sizeof(sockaddr_in);
+  const bool v6 = remote.address_format == FI_SOCKADDR_IN6 && remote.name.size() == sizeof(sockaddr_in6);
+  if (!v4 && !v6) return address;
+  std::memcpy(&address.storage, remote.name.data(), remote.name.size());
+  if (address.storage.ss_family == (v4 ? AF_INET : AF_INET6))
+    address.length = static_cast<socklen_t>(remote.name.size());
+  return address;
+}
+
+}  // namespace
+
+Result<PeerId> OfiTransport::Connect(const std::string& bytes) {
+  EndpointAddress remote;
+  ROPETEAM_RETURN_IF_ERROR(Decode(bytes, &remote));
+  if (remote.provider != capabilities_.provider)
+    return Error(Code::kInvalidArgument,
+                 "the peer uses provider \"%s\", this node \"%s\"; they must be the same",
+                 remote.provider.c_str(), capabilities_.provider.c_str());
+  auto peer = std::make_unique<Peer>();
+  peer->probe_target = IpAddressOf(remote);
+  if (remote.address_format != info_->addr_format || (listen_.length != 0 && peer->probe_target.length == 0))
+    return Error(Code::kInvalidArgument, "the peer's address format is %u, this node's %u",
+                 remote.address_format, info_->addr_format);
+  if (slots_free_.empty())
+    return Error(Code::kNoSpace, "%zu peers are connected, limit %u", peers_.size(), kOfiPeersMax);
+  const int inserted = fi_av_insert(addresses_.get(), remote.name.data(), 1, &peer->address, 0, nullptr);
+  if (inserted != 1)
+    return Error(Code::kInvalidArgument, "provider \"%s\" refuses the peer's address",
+                 remote.provider.c_str());
+  peer->text = peer->probe_target.length != 0 ? ToText(peer->probe_target) : remote.provider;
+  peer->remote = std::move(remote);
+  peer->slot = slots_free_.back();
+  slots_free_.pop_back();
+  peer->id = peer_next_++;
+  const PeerId id = peer->id;
+  peers_.emplace(id, std::move(peer));
+  return id;
+}
+
+Result<RemoteRegionId> OfiTransport::ImportRegion(PeerId peer, const std::string& bytes) {
+  const auto found = peers_.find(peer);
+  if (found == peers_.end() || found->second->state == PeerState::kClosing)
+    return Error(Code::kInvalidArgument, "peer %u is not connected", peer);
+  RegionKey key;
+  ROPETEAM_RETURN_IF_ERROR(Decode(bytes, &key));
+  if (key.instance != found->second->remote.instance)
+    return Error(Code::kInvalidArgument, "the region key is not from this instance of peer %s",
+                 found->second->text.c_str());
+  const RemoteRegionId id = remote_region_next_++;
+  remote_regions_.emplace(id, RemoteRegion{peer, key});
+  return id;
+}
+
+void OfiTransport::Suspect(Peer* peer) {
+  if (peer->failed) return;
+  peer->failed = true;
+  failed_.push_back(peer->id);
+}
+
+void OfiTransport::LookAtFailed(TimeUs now) {
+  // Looking at one may fail others, which then stand at the end of the list.
+  for (size_t i = 0; i < failed_.size(); i++) {
+    const auto found = peers_.find(failed_[i]);
+    if (found == peers_.end() || !found->second->failed) continue;
+    Peer* peer = found->second.get();
+    peer->failed = false;
+    if (peer->state == PeerState::kUp || peer->state == PeerState::kConnecting)
+      BreakLink(peer, now);
+    else if (peer->state == PeerState::kClosing && peer->outstanding == 0)
+      FinishDisconnect(peer);
+  }
+  failed_.clear();
+}
+
+void OfiTransport::StartConnecting(Peer* peer, TimeUs now) {
+  peer->state = PeerState::kConnecting;
+  connecting_++;
+  peer->hello_posted = peer->hello_answered = false;
+  peer->connect_start = peer->hello_next = now;
+  peer->heard = false;
+  peer->blocked_since = 0;
+}
+
+void OfiTransport::BreakLink(Peer* peer, TimeUs now) {
+  if (peer->state == PeerState::kConnecting) {
+    CloseLink(peer);
+    peer->hello_next = now + kHelloRetryUs;
+    return;
+  }
+  LOG_INFO("ofi peer %s: link broken, looking whether it is alive", peer->text.c_str());
+  Unlist(peer);
+  CloseLink(peer);
+  peer->reconnecting = true;
+  StartConnecting(peer, now);
+}
+
+// Afterwards the device holds nothing of this peer's, except with a shared endpoint, where that takes the
+// fragments' own completions.
+void OfiTransport::CloseLink(Peer* peer) {
+  peer->hello_posted = peer->hello_answered = false;
+  if (shared_ || !peer->own_endpoint) return;
+  // fi_close() of a connected endpoint drops the connection and writes a cancelled completion for all that
+  // was outstanding. If it failed, the device would still own the buffers and nothing could be given back.
+  const int result = fi_close(&peer->own_endpoint.release()->fid);
+  ROPETEAM_CHECK(result == 0);
+  ReadCompletions(SIZE_MAX);
+  while (peer->fragments != nullptr) FinishFragment(peer->fragments, Code::kLinkFailed);
+  peer->failed = false;
+}
+
+void OfiTransport::StepPeers(TimeUs now) {
+  if (connecting_ == 0) return;
+  for (auto& [id, peer] : peers_)
+    if (peer->state == PeerState::kConnecting) StepConnecting(peer.get(), now);
+}
+
+void OfiTransport::StepConnecting(Peer* peer, TimeUs now) {
+  if (peer->hello_answered) {
+    const Hello& hello = hellos_read_[peer->slot];
+    if (hello.magic == kHelloMagic && hello.instance == peer->remote.instance)
+      SetUp(peer);
+    else
+      SetGone(peer, "another instance lives at its address");
+    return;
+  }
+  const bool drained = peer->outstanding == 0;
+  if (!peer->hello_posted && drained && !peer->failed && now >= peer->hello_next) PostHello(peer, now);
+  const bool probed = peer->probe_target.length != 0;
+  if (probed && !peer->probe.started() && (peer->reconnecting || now - peer->connect_start >= kProbeAfterUs))
+    peer->probe.Start(listen_, peer->probe_target, now);
+  if (peer->probe.started()) {
+    const PeerProbe::Answer answer = peer->probe.Step();
+    if (answer == PeerProbe::Answer::kRefused) return SetGone(peer, "nobody listens at its address");
+    if (answer == PeerProbe::Answer::kAlive) peer->heard = true;
+  }
+  TimeUs deadline = peer->reconnecting ? kSilenceAfterBreakUs : kSilenceAtFirstUs;
+  if (peer->heard || (!probed && !peer->reconnecting)) deadline = kHelloDeadlineUs;
+  if (!probed && peer->reconnecting) deadline = kHelloDeadlineUnprobedUs;
+  if (now - peer->connect_start > deadline) SetGone(peer, peer->heard ? "it makes no progress" : "no answer");
+}
+
+void OfiTransport::PostHello(Peer* peer, TimeUs now) {
+  if (!shared_ && !peer->own_endpoint) {
+    const Status opened = OpenEndpoint(/*listening=*/false, &peer->own_endpoint);
+    if (!opened.ok()) {
+      LOG_WARNING("ofi peer %s: %s", peer->text.c_str(), opened.ToString().c_str());
+      peer->own_endpoint.reset();
+      peer->hello_next = now + kHelloRetryUs;
+      return;
+    }
+  }
+  Hello* read = &hellos_read_[peer->slot];
+  *read = Hello{};
+  Fragment* fragment = NewFragment(peer, nullptr, sizeof *read);
+  const ssize_t result =
+      fi_read(EndpointOf(peer), read, sizeof *read, fi_mr_desc(hellos_read_memory_.get()), peer->address,
+              peer->remote.hello_address, peer->remote.hello_key, &fragment->context);
+  if (result == 0) {
+    peer->hello_posted = true;
+    return;
+  }
+  FreeFragment(fragment);
+  if (result == -FI_EAGAIN) return;  // the connection is being made; this call is also what drives it
+  // Such as EINVAL for a network that cannot be reached from the address we listen on. The endpoint is not
+  // used again: ofi_rxm keeps it half-open.
+  LOG_DEBUG("ofi peer %s: connecting: %s", peer->text.c_str(), fi_strerror(static_cast<int>(-result)));
+  Suspect(peer);
+}
+
+void OfiTransport::SetUp(Peer* peer) {
+  if (peer->reconnecting) LOG_WARNING("ofi peer %s: the link failed and stands again", peer->text.c_str());
+  peer->state = PeerState::kUp;
+  peer->hello_answered = false;
+  connecting_--;
+  peer->probe.Stop();
+  while (!peer->broken.empty()) {
+    Operation* operation = peer->broken.Pop();
+    Complete(operation, operation->code);
+  }
+  if (!peer->queue.empty()) List(peer);
+}
+
+void OfiTransport::SetGone(Peer* peer, const char* reason) {
+  LOG_WARNING("ofi peer %s: gone: %s", peer->text.c_str(), reason);
+  GiveUp(peer, PeerState::kGone);
+}
+
+void OfiTransport::GiveUp(Peer* peer, PeerState state) {
+  if (peer->state == PeerState::kConnecting) connecting_--;
+  Unlist(peer);
+  peer->state = state;
+  peer->probe.Stop();
+  CloseLink(peer);
+  while (!peer->broken.empty()) Complete(peer->broken.Pop(), Code::kPeerGone);
+  while (!peer->queue.empty()) FailOperation(peer, peer->queue.head(), Code::kPeerGone);
+}
+
+void OfiTransport::Disconnect(PeerId id) {
+  const auto found = peers_.find(id);
+  if (found == peers_.end() || found->second->state == PeerState::kClosing) return;
+  Peer* peer = found->second.get();
+  GiveUp(peer, PeerState::kClosing);
+  if (peer->outstanding == 0) FinishDisconnect(peer);
+}
+
+void OfiTransport::FinishDisconnect(Peer* peer) {
+  ROPETEAM_CHECK(peer->outstanding == 0 && peer->queue.empty() && peer->broken.empty() && !peer->listed);
+  // The device lets go of an address only after the endpoints that used it. A failure leaks an entry of the
+  // table.
+  if (const int result = fi_av_remove(addresses_.get(), &peer->address, 1, 0); result != 0)
+    LOG_WARNING("ofi peer %s: fi_av_remove: %s", peer->text.c_str(), fi_strerror(-result));
+  std::erase_if(remote_regions_, [peer](const auto& entry) { return entry.second.peer == peer->id; });
+  slots_free_.push_back(peer->slot);
+  Operation* operation = NewOperation();
+  operation->kind = OperationKind::kDisconnect;
+  operation->peer = peer->id;
+  completed_.Push(operation);
+  peers_.erase(peer->id);
+}
+
+}  // namespace ropeteam::ofi

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "transport/ofi/probe.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+namespace ropeteam::ofi {
+
+void PeerProbe::Start(const IpAddress& source, const IpAddress& target, TimeUs now) {
+  Stop();
+  source_ = WithPort(source, 0);
+  target_ = target;
+  started_ = true;
+  start_us_ = now;
+}
+
+void PeerProbe::Stop() {
+  if (fd_ >= 0) close(fd_);
+  fd_ = -1;
+  started_ = false;
+}
+
+PeerProbe::Answer PeerProbe::Open() {
+  fd_ = socket(target_.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  // Out of descriptors says nothing about the peer; try again at the next step.
+  if (fd_ < 0) return Answer::kPending;
+  // A source that cannot be bound leaves the choice to the route, which still reaches the peer if anything
+  // does.
+  (void)bind(fd_, source_.get(), source_.length);
+  if (connect(fd_, target_.get(), target_.length) == 0 || errno == EINPROGRESS) return Answer::kPending;
+  const bool refused = errno != EAGAIN && errno != EADDRINUSE && errno != EADDRNOTAVAIL;
+  close(fd_);
+  fd_ = -1;
+  return refused ? Answer::kRefused : Answer::kPending;
+}
+
+PeerProbe::Answer PeerProbe::Step() {
+  if (fd_ < 0) return Open();
+  pollfd item{fd_, POLLOUT | POLLRDHUP, 0};
+  if (poll(&item, 1, 0) <= 0) return Answer::kPending;
+  int error = 0;
+  socklen_t length = sizeof error;
+  getsockopt(fd_, SOL_SOCKET, SO_ERROR, &error, &length);
+  if (error == 0 && (item.revents & (POLLHUP | POLLRDHUP | POLLERR)) == 0) return Answer::kAlive;
+  close(fd_);
+  fd_ = -1;
+  // A connection that stood and fell may have been accepted by the kernel for a process that was just dying:
+  // ask again, and the next answer is of the address as it is then.
+  const bool fell = error == 0 || error == ECONNRESET || error == EPIPE;
+  return fell ? Answer::kPending : Answer::kRefused;
+}
+
+}  // namespace ropeteam::ofi

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Asks a peer's kernel, by a bare TCP connection to the address the peer listens on, whether a process still
+// listens there. ofi_rxm (1.17) does not tell: it answers -FI_EAGAIN for ever where connections are refused,
+// because it starts a new attempt at each call. The connection is kept and carries no bytes; the provider at
+// the other end drops it when it closes.
+
+#ifndef ROPETEAM_TRANSPORT_OFI_PROBE_H_
+#define ROPETEAM_TRANSPORT_OFI_PROBE_H_
+
+#include "core/base/ids.h"
+#include "transport/ofi/address.h"
+
+namespace ropeteam::ofi {
+
+class PeerProbe {
+ public:
+  enum class Answer {
+    kPending,  // nothing heard yet
+    kAlive,    // the connection stands
+    kRefused,  // nobody listens, or the network says that there is no such host
+  };
+
+  PeerProbe() = default;
+  ~PeerProbe() { Stop(); }
+  PeerProbe(const PeerProbe&) = delete;
+  PeerProbe& operator=(const PeerProbe&) = delete;
+
+  // Non-blocking. `source` is where our end binds, so that the probe takes the same device as the data.
+  void Start(const IpAddress& source, const IpAddress& target, TimeUs now);
+  bool started() const { return started_; }
+  TimeUs start_us() const { return start_us_; }
+  Answer Step();
+  void Stop();
+
+ private:
+  Answer Open();
+
+  IpAddress source_, target_;
+  int fd_ = -1;
+  bool started_ = false;
+  TimeUs start_us_ = 0;
+};
+
+}  // namespace ropeteam::ofi
+
+#endif  // ROPETEAM_TRANSPORT_OFI_PROBE_H_
