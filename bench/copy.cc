@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// ropeteam-bench copy: what a save costs in the rank, where one pass copies into the arena and computes the
+// CRC32C, beside libc's memcpy, beside memcpy and then a CRC, and beside a copy around the cache that checks
+// nothing.
+
+#include <isa-l.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "bench/command.h"
+#include "bench/measure.h"
+#include "core/base/checksum.h"
+
+namespace ropeteam::bench {
+namespace {
+
+constexpr size_t kMiB = size_t{1} << 20;
+
+struct CopyOptions {
+  // Much larger than any cache, or the figures would be the cache's.
+  size_t bytes = 256 * kMiB;
+  // A save fills chunks one after the other, so this is how libc's memcpy would be called in its place.
+  size_t chunk_bytes = 4 * kMiB;
+  bool huge_pages = false;
+};
+
+// The compiler must not find out that nobody looks at a checksum.
+volatile uint32_t checksum_sink;
+
+uint32_t IsalCrc32c(const uint8_t* data, size_t length) {
+  constexpr size_t kPieceBytes = size_t{1} << 30;  // ISA-L takes the length as an int
+  uint32_t raw = ~uint32_t{0};
+  for (size_t done = 0; done < length; done += kPieceBytes) {
+    const size_t piece = std::min(kPieceBytes, length - done);
+    raw = crc32_iscsi(const_cast<uint8_t*>(data) + done, static_cast<int>(piece), raw);
+  }
+  return ~raw;
+}
+
+// A benchmark of a wrong result would be worth nothing.
+void CheckResults(uint8_t* to, const uint8_t* from, size_t bytes) {
+  const uint32_t expected = IsalCrc32c(from, bytes);
+  if (Crc32c(from, bytes) != expected) throw BenchError("Crc32c differs from ISA-L's");
+  std::memset(to, 0, bytes);
+  if (CopyCrc32c(to, from, bytes) != expected) throw BenchError("CopyCrc32c differs from ISA-L's CRC");
+  if (std::memcmp(to, from, bytes) != 0) throw BenchError("CopyCrc32c copied other bytes");
+  std::memset(to, 0, bytes);
+  CopyNonTemporal(to, from, bytes);
+  if (std::memcmp(to, from, bytes) != 0) throw BenchError("CopyNonTemporal copied other bytes");
+}
+
+std::vector<Candidate> Candidates(uint8_t* to, const uint8_t* from, const CopyOptions& options) {
+  const size_t bytes = options.bytes;
+  const size_t chunk = options.chunk_bytes;
+  const auto in_chunks = [=](auto copy) {
+    for (size_t at = 0; at < bytes; at += chunk) copy(to + at, from + at, std::min(chunk, bytes - at));
+  };
+  return {
+      BandwidthOf("memcpy", bytes, [=] { std::memcpy(to, from, bytes); }),
+      BandwidthOf("memcpy_by_chunk", bytes, [=] { in_chunks([](auto... is) { std::memcpy(is...); }); }),
+      BandwidthOf("nontemporal", bytes, [=] { CopyNonTemporal(to, from, bytes); }),
+      BandwidthOf("crc32c", bytes, [=] { checksum_sink = Crc32c(from, bytes); }),
+      BandwidthOf("crc32c_isal", bytes, [=] { checksum_sink = IsalCrc32c(from, bytes); }),
+      BandwidthOf("memcpy_then_crc32c", bytes,
+                  [=] {
+                    std::memcpy(to, from, bytes);
+                    checksum_sink = Crc32c(from, bytes);
+                  }),
+      BandwidthOf("memcpy_then_crc32c_isal", bytes,
+                  [=] {
+                    std::memcpy(to, from, bytes);
+                    checksum_sink = IsalCrc32c(from, bytes);
+                  }),
+      BandwidthOf("fused", bytes, [=] { checksum_sink = CopyCrc32c(to, from, bytes); }),
+      BandwidthOf("fused_by_chunk", bytes,
+                  [=] { in_chunks([](auto... is) { checksum_sink = CopyCrc32c(is...); }); }),
+  };
+}
+
+void MeasureCopy(Bench& bench, const CopyOptions& options) {
+  if (options.bytes == 0 || options.chunk_bytes == 0)
+    throw BenchError("a size of 0 bytes cannot be measured");
+  Report& report = bench.Start("copy of " + std::to_string(options.bytes) + " bytes, chunk " +
+                               std::to_string(options.chunk_bytes) + ", runs " + std::to_string(bench.runs) +
+                               ", huge pages " + (options.huge_pages ? "asked for" : "refused") +
+                               ", kernel " + ChecksumKernelName());
+  const Buffer from(options.bytes, 1, options.huge_pages);
+  const Buffer to(options.bytes, 2, options.huge_pages);
+  CheckResults(to.data(), from.data(), options.bytes);
+  const std::vector<Candidate> candidates = Candidates(to.data(), from.data(), options);
+  std::map<std::string, Samples> samples = MeasureInTurns(candidates, bench.runs);
+  for (const Candidate& candidate : candidates)
+    report.Add({"copy/" + candidate.name, "GB/s", samples[candidate.name], "", {}});
+
+  const auto compare = [&](const std::string& name, const std::string& what, const std::string& baseline) {
+    report.Add({"copy/" + name, "GB/s", samples[what], baseline, samples[baseline]});
+  };
+  compare("fused_vs_memcpy", "fused", "memcpy");
+  compare("fused_vs_memcpy_by_chunk", "fused_by_chunk", "memcpy_by_chunk");
+  // Against the better of the two, our own CRC or ISA-L's: a slow CRC would flatter the fused copy.
+  const bool own_is_faster =
+      Median(samples["memcpy_then_crc32c"]) > Median(samples["memcpy_then_crc32c_isal"]);
+  compare("fused_vs_memcpy_then_crc", "fused",
+          own_is_faster ? "memcpy_then_crc32c" : "memcpy_then_crc32c_isal");
+  compare("fused_vs_memcpy_then_crc_isal", "fused", "memcpy_then_crc32c_isal");
+  compare("fused_vs_nontemporal", "fused", "nontemporal");
+  compare("crc32c_vs_isal", "crc32c", "crc32c_isal");
+}
+
+}  // namespace
+
+void AddCopyCommand(CLI::App& app, Bench& bench) {
+  const auto options = std::make_shared<CopyOptions>();
+  CLI::App* command = app.add_subcommand("copy", "the copy into the arena with its checksum, in one thread");
+  command->add_option("--size", options->bytes, "bytes to copy, such as 256MiB")
+      ->transform(CLI::AsSizeValue(false))
+      ->default_str("256MiB");
+  command->add_option("--chunk", options->chunk_bytes, "bytes per call in the rows by_chunk")
+      ->transform(CLI::AsSizeValue(false))
+      ->default_str("4MiB");
+  command->add_flag("--huge-pages", options->huge_pages, "ask for huge pages; without it they are refused");
+  command->callback([options, &bench] { MeasureCopy(bench, *options); });
+}
+
+}  // namespace ropeteam::bench

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// ropeteam-bench: every figure that Ropeteam claims, measured beside its baseline in one run.
+
+#include <CLI/CLI.hpp>
+#include <exception>
+#include <iostream>
+
+#include "bench/command.h"
+
+namespace ropeteam::bench {
+#define ROPETEAM_BENCH_COMMAND(Name) void Add##Name##Command(CLI::App& app, Bench& bench);
+#include "bench/commands.inc"
+#undef ROPETEAM_BENCH_COMMAND
+
+namespace {
+
+int Main(int argc, char** argv) {
+  CLI::App app{"Measures Ropeteam beside its baselines."};
+  app.require_subcommand(1);
+  app.fallthrough();  // so that `ropeteam-bench copy --json` finds the options of the whole program;
+                      // subcommands inherit it
+  Bench bench;
+  app.add_flag("--json", bench.json, "one JSON object per row on stdout; the header goes to stderr");
+  app.add_option("--runs", bench.runs, "measured passes, after one that is discarded")
+      ->check(CLI::Range(1, 10'000))
+      ->capture_default_str();
+#define ROPETEAM_BENCH_COMMAND(Name) Add##Name##Command(app, bench);
+#include "bench/commands.inc"
+#undef ROPETEAM_BENCH_COMMAND
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error);
+  } catch (const std::exception& error) {
+    std::cerr << "ropeteam-bench: " << error.what() << std::endl;
+    return 1;
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace ropeteam::bench
+
+int main(int argc, char** argv) { return ropeteam::bench::Main(argc, argv); }

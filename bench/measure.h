@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Measuring fairly: memory that is there before the clock starts, and a candidate and its baseline in turns,
+// so that what disturbs one disturbs the other. Not thread-safe.
+
+#ifndef ROPETEAM_BENCH_MEASURE_H_
+#define ROPETEAM_BENCH_MEASURE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "bench/report.h"
+
+namespace ropeteam::bench {
+
+// Anonymous memory at a page boundary, every page touched: a first touch would cost more than what is
+// measured. Owns the mapping. Throws BenchError when the memory cannot be had.
+class Buffer {
+ public:
+  // `seed` fixes the bytes. With `huge_pages` the system is asked for huge pages, without it they are
+  // refused, so that two runs do not differ by luck.
+  Buffer(size_t bytes, uint64_t seed, bool huge_pages);
+  ~Buffer();
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+
+  uint8_t* data() const { return data_; }
+  size_t size() const { return bytes_; }
+
+ private:
+  size_t bytes_;
+  uint8_t* data_;
+};
+
+// One thing to measure. `pass` does it once and returns the figure of that pass in the unit of the row.
+struct Candidate {
+  std::string name;
+  std::function<double()> pass;
+};
+
+// `runs` samples of every candidate by name. All candidates once is a round; a first round is discarded, and
+// each round begins with another candidate, so that none always follows the same neighbour.
+std::map<std::string, Samples> MeasureInTurns(const std::vector<Candidate>& candidates, int runs);
+
+// Seconds on a clock that never goes back.
+double SecondsNow();
+
+// A candidate whose figure is the bandwidth of `work` over `bytes`, in GB/s of 10^9 bytes.
+Candidate BandwidthOf(std::string name, size_t bytes, std::function<void()> work);
+
+}  // namespace ropeteam::bench
+
+#endif  // ROPETEAM_BENCH_MEASURE_H_
