@@ -19,7 +19,7 @@ unsigned long long Number(uint64_t value) { return value; }
 }  // namespace
 
 void Leader::Reply(NodeId to, uint64_t number, const Status& status, std::string payload) {
-  parts_.context.Send(to, engine::Reply{number, status.code(), status.message(), std::move(payload)});
+  parts_.context.Send(to, ropeteam::Reply{number, status.code(), status.message(), std::move(payload)});
 }
 
 void Leader::OnQuestion(NodeId from, const Question& question) {
