@@ -41,7 +41,7 @@ TEXT_BYTES_MAX = 1_000_000
 
 
 def find_text() -> tuple[bytes, list[str]]:
-    """Real text that is on the machine, the same choice every time: Debian's licenses, else Python's sources."""
+    """Real text that is on the machine, always the same: Debian's licenses, else Python's own sources."""
     licenses = pathlib.Path("/usr/share/common-licenses")
     stdlib = pathlib.Path(sysconfig.get_paths()["stdlib"])
     candidates = [path for path in sorted(licenses.glob("*")) if path.is_file() and not path.is_symlink()]
@@ -276,7 +276,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # a sum split over threads depends on how many there are
     torch.use_deterministic_algorithms(True)
-    # A collective with a dead rank fails at once when its connection is reset; the timeout is for what is silent.
+    # A collective with a dead rank fails when its connection is reset; the timeout is for what is silent.
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     try:
         train(arguments)

@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The demo's nodes: each a `ropeteam run -- torchrun …` on its own loopback address, with all its processes
+in one mark.
+
+Every process of a node inherits an environment variable that no other process on the machine has; so a node
+can be killed whole, whatever sessions its processes made for themselves, and nothing else ever is.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+MARK = "ROPETEAM_DEMO_NODE"
+VIEW_LINE = re.compile(r"view epoch (\d+) members (\d+) leader (\S+)")
+GRACE_S = 5.0  # between SIGTERM and SIGKILL at the end
+
+
+class DemoError(Exception):
+    """The demo did not go as it has to; the text says what was seen."""
+
+
+def free_port(address: str) -> int:
+    with socket.socket() as probe:
+        probe.bind((address, 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float, what: str, check: Callable[[], None]) -> None:
+    """Waits for a condition; `check` raises when waiting on has become pointless."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        check()
+        if time.monotonic() > deadline:
+            raise DemoError(f"{what} did not happen within {timeout_s:.0f} s")
+        time.sleep(0.02)
+
+
+def marked(mark: str) -> list[int]:
+    """The processes with this mark in their environment, zombies left out."""
+    wanted = f"{MARK}={mark}".encode()
+    found = []
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            environment = pathlib.Path("/proc", entry, "environ").read_bytes()
+        except OSError:
+            continue  # gone meanwhile, or not ours to read
+        if wanted in environment.split(b"\0"):
+            found.append(int(entry))
+    return found
+
+
+def signal_all(pids: list[int], number: int) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            pass
+
+
+@dataclass(frozen=True)
+class ViewSeen:
+    """A membership view in a daemon's log, with the time at which the line came."""
+
+    at: float
+    epoch: int
+    members: int
+
+
+@dataclass
+class Paths:
+    """Where the programs and the demo's files are."""
+
+    root: pathlib.Path
+    out: pathlib.Path
+
+    @property
+    def build(self) -> pathlib.Path:
+        return self.root / "build" / "release"
+
+    @property
+    def ropeteam(self) -> pathlib.Path:
+        return self.build / "api" / "cli" / "ropeteam"
+
+    @property
+    def torchrun(self) -> pathlib.Path:
+        return self.root / ".venv" / "bin" / "torchrun"
+
+    @property
+    def train(self) -> pathlib.Path:
+        return self.root / "examples" / "train_gpt.py"
+
+    def environment(self) -> dict[str, str]:
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("ROPETEAM_", "TORCHELASTIC_", "SLURM_", "SKYPILOT_"))
+            and name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+        }
+        tools = f"{self.build / 'node'}:{self.build / 'api' / 'cli'}:{self.root / '.venv' / 'bin'}"
+        environment.update(
+            PATH=f"{tools}:{environment.get('PATH', '')}",
+            PYTHONPATH=str(self.root / "api" / "python"),
+            ROPETEAM_LIBRARY=str(self.build / "api" / "client" / "libropeteam.so"),
+            PYTHONUNBUFFERED="1",
+            OMP_NUM_THREADS="1",
+            GLOO_SOCKET_IFNAME="lo",
+            # With the store shared, torchrun keeps the first round's address on the survivors, and a
+            # replacement waits in vain for rank 0 to publish it again.
+            TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",
+        )
+        return environment
+
+
+@dataclass
+class Job:
+    """What all nodes of the run have in common."""
+
+    paths: Paths
+    nodes: int
+    training: list[str]  # arguments of the training program
+    options: list[str]  # more options of `ropeteam run`
+    memory: str = "256M"
+    token: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+
+    def __post_init__(self) -> None:
+        self.rendezvous = f"127.0.0.1:{free_port('127.0.0.1')}"
+        self.coordinator = f"127.0.0.1:{free_port('127.0.0.1')}"
+        # Short, since a unix socket's path has at most 107 bytes.
+        self.sockets = pathlib.Path(f"/tmp/ropeteam-demo-{self.token}")
+        self.arenas = pathlib.Path(f"/dev/shm/ropeteam-demo-{self.token}")
+        self.sockets.mkdir(mode=0o700)
+        self.arenas.mkdir(mode=0o700)
+
+    def remove_files(self) -> None:
+        shutil.rmtree(self.sockets, ignore_errors=True)
+        shutil.rmtree(self.arenas, ignore_errors=True)
+
+
+class Node:
+    """One life of one node."""
+
+    def __init__(self, job: Job, ordinal: int, life: int) -> None:
+        self.job, self.ordinal, self.life = job, ordinal, life
+        self.name = f"node-{ordinal}"
+        self.address = f"127.0.0.{ordinal + 1}"
+        self.mark = f"{job.token}-{ordinal}-{life}"
+        self.socket = job.sockets / f"{ordinal}.sock"
+        self.arena = job.arenas / str(ordinal)
+        self.log = job.paths.out / f"{self.name}.{life}.log"
+        self.views: list[ViewSeen] = []
+        self.started_at = 0.0
+        self._process: subprocess.Popen[str] | None = None
+        self._reader: threading.Thread | None = None
+
+    def command(self) -> list[str]:
+        job, paths = self.job, self.job.paths
+        rendezvous = {
+            "is_host": int(self.ordinal == 0),
+            # A launcher that is silent for 4 s is dropped, so that the survivors' next round is not held up
+            # by it.
+            "keep_alive_interval": 1,
+            "keep_alive_max_attempt": 4,
+            "last_call_timeout": 1,
+            "join_timeout": 120,
+        }
+        store = ["--job", f"demo-{job.token}", "--node", self.name, "--nodes", str(job.nodes)]
+        store += ["--ordinal", str(self.ordinal), "--coordinator", job.coordinator, "--listen", self.address]
+        store += ["--memory", job.memory, "--arena-path", str(self.arena), "--socket", str(self.socket)]
+        launch = ["--nnodes", str(job.nodes), "--nproc-per-node", "1", "--max-restarts", "5"]
+        launch += ["--rdzv-backend", "c10d", "--rdzv-endpoint", job.rendezvous, "--rdzv-id", job.token]
+        launch += ["--rdzv-conf", ",".join(f"{key}={value}" for key, value in rendezvous.items())]
+        launch += ["--local-addr", self.address, "--monitor-interval", "0.1"]
+        run = [str(paths.ropeteam), "run", *store, *job.options, "--"]
+        return [*run, str(paths.torchrun), *launch, str(paths.train), *job.training]
+
+    def start(self) -> None:
+        self.arena.mkdir(exist_ok=True)
+        self.started_at = time.time()
+        self._process = subprocess.Popen(
+            self.command(),
+            env={**self.job.paths.environment(), MARK: self.mark},
+            cwd=self.job.paths.out,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        """Writes the node's output to its log, each line with the time it came, and notes the membership
+        views."""
+        assert self._process is not None and self._process.stdout is not None
+        with open(self.log, "w") as log:
+            for line in self._process.stdout:
+                now = time.time()
+                log.write(f"{now:.3f} {line}")
+                log.flush()
+                found = VIEW_LINE.search(line)
+                if found:
+                    self.views.append(ViewSeen(now, int(found[1]), int(found[2])))
+
+    def returncode(self) -> int | None:
+        assert self._process is not None
+        return self._process.poll()
+
+    def tail(self, lines: int = 15) -> str:
+        try:
+            return "".join(self.log.read_text(errors="replace").splitlines(keepends=True)[-lines:])
+        except OSError:
+            return ""
+
+    def processes(self) -> list[int]:
+        return marked(self.mark)
+
+    def kill_whole(self) -> float:
+        """kill -9 of everything of this node, then its memory. Gives the time of the kill."""
+        pids = self.processes()
+        at = time.time()
+        signal_all(pids, signal.SIGKILL)
+        while pids := self.processes():  # what was being born meanwhile
+            signal_all(pids, signal.SIGKILL)
+        shutil.rmtree(self.arena)
+        self._reap()
+        return at
+
+    def end(self) -> None:
+        """Asks what is left of the node to end, and insists after a while."""
+        deadline = time.monotonic() + GRACE_S
+        signal_all(self.processes(), signal.SIGTERM)
+        while self.processes() and time.monotonic() < deadline:
+            self._reap(0)
+            time.sleep(0.05)
+        while pids := self.processes():
+            signal_all(pids, signal.SIGKILL)
+            self._reap(0)
+        self._reap()
+
+    def _reap(self, timeout_s: float = GRACE_S) -> None:
+        if self._process is None:
+            return
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return
+        if self._reader is not None:
+            self._reader.join(GRACE_S)

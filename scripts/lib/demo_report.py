@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the demo's ranks wrote, and what follows from it: the report, the timeline as text and as a
+picture."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+def read_events(directory: pathlib.Path, rank: int) -> list[dict[str, Any]]:
+    """A rank's events in order. The last line may be cut off where the process was killed: it is left out."""
+    path = directory / f"events.{rank}.jsonl"
+    events = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            events.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return events
+
+
+def read_losses(directory: pathlib.Path, rank: int) -> list[tuple[int, str]]:
+    """(step, loss as hexadecimal float) in the order written; a step that was repeated is there twice."""
+    path = directory / f"loss.{rank}.txt"
+    pairs = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        fields = line.split()
+        if len(fields) == 2:
+            pairs.append((int(fields[0]), fields[1]))
+    return pairs
+
+
+def last_step(directory: pathlib.Path, rank: int, before: float = float("inf")) -> int:
+    """The newest step that the rank finished, before a time; 0 for none."""
+    steps = (event["step"] for event in read_events(directory, rank) if event["event"] == "step")
+    if before == float("inf"):
+        return max(steps, default=0)
+    events = read_events(directory, rank)
+    return max((e["step"] for e in events if e["event"] == "step" and e["t"] < before), default=0)
+
+
+def compare_losses(reference: pathlib.Path, run: pathlib.Path, world: int, steps: int) -> list[str]:
+    """Where the run's losses are not the reference's, to the bit, on any rank, repeated steps included; []
+    is equal."""
+    differences = []
+    for rank in range(world):
+        expected = dict(read_losses(reference, rank))
+        seen = read_losses(run, rank)
+        for wanted in range(1, steps + 1):
+            if wanted not in expected:
+                differences.append(f"rank {rank}: the reference has no step {wanted}")
+            if wanted not in dict(seen):
+                differences.append(f"rank {rank}: the run has no step {wanted}")
+        for step, loss in seen:
+            if expected.get(step) != loss:
+                differences.append(f"rank {rank} step {step}: {loss}, in the reference {expected.get(step)}")
+    return differences
+
+
+@dataclass
+class Kill:
+    node: int
+    at: float
+    step: int  # the newest step that the killed node's rank had finished
+    views: Mapping[int, float]  # survivor: when its daemon's view had lost the node
+    replaced_at: float
+
+
+def median_ms(directory: pathlib.Path, world: int, event: str) -> float | None:
+    values = [e["ms"] for rank in range(world) for e in read_events(directory, rank) if e["event"] == event]
+    return round(statistics.median(values), 2) if values else None
+
+
+def first(events: Iterable[dict[str, Any]], name: str, after: float) -> dict[str, Any] | None:
+    return next((event for event in events if event["event"] == name and event["t"] > after), None)
+
+
+def make_report(
+    run: pathlib.Path, reference: pathlib.Path, world: int, steps: int, kill: Kill
+) -> dict[str, Any]:
+    lives = [first(read_events(run, rank), "loaded", kill.at) for rank in range(world)]
+    resumed = {None if loaded is None else loaded["step"] for loaded in lives}
+    resumed_from = resumed.pop() if len(resumed) == 1 else None
+    restored = lives[kill.node]
+    step_again = [first(read_events(run, rank), "step", kill.at + 1e-3) for rank in range(world)]
+    after = [e["t"] for e, loaded in zip(step_again, lives) if e and loaded and e["t"] > loaded["t"]]
+    differences = compare_losses(reference, run, world, steps)
+    return {
+        "nodes": world,
+        "world_size": world,
+        "steps": steps,
+        "killed_node": kill.node,
+        "killed_at_step": kill.step,
+        "resumed_from_step": resumed_from,
+        "steps_lost": None if resumed_from is None else kill.step - resumed_from,
+        "save_stall_ms_median": median_ms(run, world, "saved"),
+        "replicated_ms_median": median_ms(run, world, "replicated"),
+        "committed_ms_median": median_ms(run, world, "committed"),
+        "step_ms_median": median_ms(run, world, "step"),
+        "detect_ms": round((max(kill.views.values()) - kill.at) * 1e3, 1),
+        "restore_ms": None if restored is None else round(restored["ms"], 1),
+        "first_step_after_ms": round((max(after) - kill.at) * 1e3, 1) if len(after) == world else None,
+        "losses_identical": not differences,
+        "loss_differences": differences[:5],
+    }
+
+
+def failures(report: Mapping[str, Any], detect_ms_max: float) -> list[str]:
+    """What of the promises does not hold."""
+    found = []
+    if report["resumed_from_step"] is None:
+        found.append("the ranks did not all go on from one step")
+    elif not 0 <= report["steps_lost"] <= 1:
+        found.append(f"{report['steps_lost']} steps were lost, at most 1 may be")
+    if not report["losses_identical"]:
+        found.append(
+            "the losses differ from the uninterrupted run's: " + "; ".join(report["loss_differences"])
+        )
+    if report["detect_ms"] > detect_ms_max:
+        found.append(
+            f"the death was seen after {report['detect_ms']} ms, at most {detect_ms_max:.0f} are promised"
+        )
+    for key in ("save_stall_ms_median", "replicated_ms_median", "restore_ms", "first_step_after_ms"):
+        if report[key] is None:
+            found.append(f"nothing was measured for {key}")
+    return found
+
+
+def milestones(run: pathlib.Path, world: int, kill: Kill) -> list[tuple[float, str]]:
+    """(seconds since the kill, what happened), in order."""
+    marks = [(0.0, f"node {kill.node} killed: ranks, launcher, daemon, memory (step {kill.step} was done)")]
+    marks.append((min(kill.views.values()) - kill.at, "the first survivor's view is without it"))
+    marks.append((max(kill.views.values()) - kill.at, "every survivor's view is without it"))
+    marks.append((kill.replaced_at - kill.at, f"a replacement for node {kill.node} is started"))
+    for rank in range(world):
+        who = "the replacement's rank" if rank == kill.node else f"rank {rank}"
+        events = [event for event in read_events(run, rank) if event["t"] > kill.at]
+        opened, loaded = first(events, "opened", kill.at), first(events, "loaded", kill.at)
+        if opened:
+            marks.append(
+                (opened["t"] - kill.at, f"{who} has its daemon (life {opened['life']} of the world)")
+            )
+        if loaded:
+            took = f"{loaded['ms']:.0f} ms"
+            marks.append((loaded["t"] - kill.at, f"{who} has step {loaded['step']} back, read in {took}"))
+            again = first(events, "step", loaded["t"])
+            if again:
+                marks.append((again["t"] - kill.at, f"{who} finished step {again['step']}"))
+    return sorted(marks)
+
+
+def timeline_text(report: Mapping[str, Any], marks: list[tuple[float, str]]) -> str:
+    def ms(key: str) -> str:
+        return "     -" if report[key] is None else f"{report[key]:8.1f} ms"
+
+    lines = ["", "  each step"]
+    lines.append(f"    {ms('step_ms_median')}  computing (median)")
+    lines.append(f"    {ms('save_stall_ms_median')}  save: training stands still (median)")
+    lines.append(f"    {ms('replicated_ms_median')}  until REPLICATED: verified on another node (median)")
+    lines.append(f"    {ms('committed_ms_median')}  until COMMITTED: of every rank (median)")
+    lines += ["", "  the failure, seconds since the kill"]
+    lines += [f"    {at:8.3f} s   {what}" for at, what in marks]
+    return "\n".join(lines) + "\n"
+
+
+def plot(path: pathlib.Path, run: pathlib.Path, reference: pathlib.Path, world: int, kill: Kill) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (losses, lanes) = pyplot.subplots(2, 1, figsize=(10, 7), constrained_layout=True)
+    mean = _mean_losses(reference, world)
+    losses.plot(list(mean), list(mean.values()), color="0.75", linewidth=5, label="uninterrupted run")
+    mean = _mean_losses(run, world)
+    losses.plot(
+        list(mean), list(mean.values()), color="tab:blue", linewidth=1.2, label="run that lost a node"
+    )
+    losses.axvline(kill.step, color="tab:red", linestyle="--", label=f"node {kill.node} killed")
+    losses.set_xlabel("step")
+    losses.set_ylabel("loss, mean of the ranks")
+    losses.legend()
+
+    for rank in range(world):
+        events = read_events(run, rank)
+        steps = [event["t"] - kill.at for event in events if event["event"] == "step"]
+        lanes.plot(steps, [rank] * len(steps), "|", color="tab:blue", markersize=12)
+        for event in events:
+            if event["event"] == "loaded":
+                lanes.plot(event["t"] - kill.at, rank, "^", color="tab:green", markersize=9)
+    lanes.plot(0, kill.node, "x", color="tab:red", markersize=14, markeredgewidth=3)
+    for mark, color, label in (
+        (0.0, "tab:red", "killed"),
+        (max(kill.views.values()) - kill.at, "tab:orange", "declared dead"),
+        (kill.replaced_at - kill.at, "tab:purple", "replacement started"),
+    ):
+        lanes.axvline(mark, color=color, linestyle="--", label=label)
+    lanes.plot([], [], "|", color="tab:blue", markersize=12, label="a step done")
+    lanes.plot([], [], "^", color="tab:green", markersize=9, label="checkpoint read")
+    lanes.set_yticks(range(world), [f"rank {rank}" for rank in range(world)])
+    lanes.set_ylim(-0.6, world - 0.4)
+    lanes.set_xlabel("seconds since the kill")
+    lanes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    figure.savefig(path, dpi=110)
+
+
+def _mean_losses(directory: pathlib.Path, world: int) -> dict[int, float]:
+    ranks = [dict(read_losses(directory, rank)) for rank in range(world)]
+    common = sorted(set.intersection(*(set(rank) for rank in ranks)))
+    return {step: statistics.mean(float.fromhex(rank[step]) for rank in ranks) for step in common}

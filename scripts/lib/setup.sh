@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+# Sourced by scripts/demo and scripts/test: what a bare Debian 12 or Ubuntu 22.04 machine lacks is installed, and
+# nothing else; a machine that has it all needs neither root nor a network. Expects `set -euo pipefail` and $ROOT.
+
+LIB="$ROOT/scripts/lib"
+VENV="$ROOT/.venv"
+
+# say TEXT: a line with the time since the script began, so that what is slow can be seen.
+say() { printf '[%3d:%02d] %s\n' $((SECONDS / 60)) $((SECONDS % 60)) "$*"; }
+die() { printf 'error: %s\n' "$*" >&2; exit 1; }
+
+# run_quietly LOG COMMAND...: the command's output goes to LOG, and on failure its end to the screen too.
+run_quietly() {
+  local log="$1"
+  shift
+  mkdir -p "$(dirname "$log")"
+  if ! "$@" >"$log" 2>&1; then
+    tail -n 60 "$log" >&2
+    die "failed: $* (all of its output: $log)"
+  fi
+}
+
+# as_root COMMAND...: runs it as root, by sudo when that asks for no password; $1 and so on must be a plain command.
+as_root() {
+  if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi
+}
+
+missing_packages() {
+  local package
+  for package in "$@"; do
+    dpkg-query -W -f='${db:Status-Status}\n' "$package" 2>/dev/null | grep -qx installed || echo "$package"
+  done
+}
+
+# The compilers: g++ 12 or newer. Where the default is older (Ubuntu 22.04) gcc-12 is installed beside it and used.
+choose_compiler() {
+  if [ -n "${CXX:-}" ]; then return; fi
+  local major
+  major="$(g++ -dumpversion 2>/dev/null | cut -d. -f1)"
+  if [ -n "$major" ] && [ "$major" -lt 12 ]; then
+    install_packages gcc-12 g++-12
+    export CC=gcc-12 CXX=g++-12
+  fi
+}
+
+# install_packages NAME...: those that dpkg does not know as installed.
+install_packages() {
+  if ! command -v dpkg-query >/dev/null; then
+    say "no dpkg here: taking for granted what scripts/lib/packages lists"
+    return
+  fi
+  local missing
+  mapfile -t missing < <(missing_packages "$@")
+  if [ "${#missing[@]}" = 0 ]; then return; fi
+  if [ "$(id -u)" != 0 ] && ! sudo -n true 2>/dev/null; then
+    die "these packages are missing and only root can install them: apt-get install ${missing[*]}"
+  fi
+  say "installing ${missing[*]}"
+  run_quietly "$ROOT/build/setup/apt.log" as_root env DEBIAN_FRONTEND=noninteractive apt-get update
+  run_quietly "$ROOT/build/setup/apt.log" as_root env DEBIAN_FRONTEND=noninteractive \
+    apt-get install -y --no-install-recommends "${missing[@]}"
+}
+
+# A Python that the pinned torch has wheels for, with venv in it.
+find_python() {
+  local candidate
+  for candidate in "${PYTHON:-python3}" python3.13 python3.12 python3.11 python3.10 /usr/bin/python3; do
+    if "$candidate" -c 'import sys, venv, ensurepip; sys.exit(not (3, 10) <= sys.version_info < (3, 15))' \
+      2>/dev/null; then
+      command -v "$candidate"
+      return
+    fi
+  done
+  die "no Python from 3.10 to 3.14 with venv found; set PYTHON to one"
+}
+
+# The virtual environment, made anew when the requirements have changed or its Python is gone.
+setup_venv() {
+  local stamp="$VENV/.requirements"
+  if [ -x "$VENV/bin/python" ] && cmp -s "$LIB/requirements.txt" "$stamp"; then return; fi
+  local python
+  python="$(find_python)"
+  say "making .venv with $("$python" --version) and $(paste -sd ' ' "$LIB/requirements.txt")"
+  rm -rf "$VENV"
+  run_quietly "$ROOT/build/setup/venv.log" "$python" -m venv "$VENV"
+  run_quietly "$ROOT/build/setup/pip.log" "$VENV/bin/pip" install --disable-pip-version-check \
+    -r "$LIB/requirements.txt"
+  cp "$LIB/requirements.txt" "$stamp"
+}
+
+setup_machine() {
+  local packages
+  mapfile -t packages < <(grep -v '^#' "$LIB/packages")
+  install_packages "${packages[@]}"
+  choose_compiler
+  setup_venv
+}
+
+# build_preset PRESET [TARGET...]: configures when needed and builds; all targets when none is given.
+build_preset() {
+  local preset="$1"
+  shift
+  say "configuring $preset"
+  run_quietly "$ROOT/build/setup/configure-$preset.log" cmake -S "$ROOT" --preset "$preset"
+  say "building $preset${*:+ ($*)}; log: build/setup/build-$preset.log"
+  run_quietly "$ROOT/build/setup/build-$preset.log" ninja -C "$ROOT/build/$preset" "$@"
+}
