@@ -53,7 +53,7 @@ class Agent {
     uint64_t attempt;
     NodeMessage message;
   };
-  struct Close {  // after what was sent on it has gone out
+  struct Close {  // at once; what has not gone out is not wanted any more
     uint64_t attempt;
   };
   using Output = std::variant<Open, Send, Close, View, Status>;  // View, Status: for Membership::Callbacks

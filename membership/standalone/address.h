@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#ifndef ROPETEAM_MEMBERSHIP_STANDALONE_ADDRESS_H_
+#define ROPETEAM_MEMBERSHIP_STANDALONE_ADDRESS_H_
+
+#include <string>
+
+#include "core/base/status.h"
+
+namespace ropeteam {
+
+// Whether a socket can listen on `address` ("host:port", "[v6]:port") right now. kInvalidArgument for one
+// that is none or cannot be resolved, kIo with the system's reason otherwise. Leaves nothing behind.
+Status CheckListen(const std::string& address);
+
+}  // namespace ropeteam
+
+#endif  // ROPETEAM_MEMBERSHIP_STANDALONE_ADDRESS_H_

@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "membership/standalone/coordinator_server.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <chrono>
+#include <optional>
+#include <utility>
+
+#include "core/base/log.h"
+#include "membership/standalone/address.h"
+#include "membership/standalone/membership.grpc.pb.h"
+#include "membership/standalone/options.h"
+#include "membership/standalone/wire.h"
+
+namespace ropeteam {
+
+using membership::v1::CoordinatorFrame;
+using membership::v1::NodeFrame;
+
+namespace {
+
+// For the last view to reach the others before this process ends. They lose nothing but time when it does
+// not.
+constexpr auto kFlushMax = std::chrono::milliseconds(200);
+
+// Epochs of a coordinator that knows of none begin at the seconds since 2025, times the thousand that a
+// coordinator may use up in one: above all that any earlier one gave out, and short enough to read. See
+// Coordinator().
+Epoch FirstEpoch() {
+  constexpr int64_t kSecondsAt2025 = 1'735'689'600;
+  const auto since = std::chrono::system_clock::now().time_since_epoch();
+  const int64_t seconds = std::chrono::duration_cast<std::chrono::seconds>(since).count() - kSecondsAt2025;
+  return static_cast<Epoch>(seconds > 0 ? seconds : 0) * kEpochLeap + 1;
+}
+
+}  // namespace
+
+class CoordinatorServer::Stream final : public grpc::ServerBidiReactor<NodeFrame, CoordinatorFrame> {
+ public:
+  explicit Stream(CoordinatorServer* server) : server_(server) {
+    id_ = server->Adopt(this);  // last of all: from here on the loop may call
+    StartRead(&in_);
+  }
+
+  // On the coordinator's loop; the registry's lock keeps the stream alive during the call.
+  void Send(const CoordinatorMessage& message) {
+    const std::lock_guard lock(mutex_);
+    if (closing_) return;
+    if (const auto* view = std::get_if<ViewStatePtr>(&message)) {
+      view_ = *view;
+    } else if (const auto* probe = std::get_if<Probe>(&message)) {
+      probe_ = *probe;
+    } else if (const auto* refusal = std::get_if<Refusal>(&message)) {
+      refusal_ = *refusal;
+    } else {
+      answer_ = true;
+    }
+    Advance();
+  }
+  void Close() {
+    const std::lock_guard lock(mutex_);
+    closing_ = true;
+    Advance();
+  }
+  void ReadNext() {
+    const std::lock_guard lock(mutex_);
+    if (!closing_) StartRead(&in_);
+  }
+  bool idle() {
+    const std::lock_guard lock(mutex_);
+    return finished_ || (!writing_ && !HasNext());
+  }
+
+ private:
+  void OnReadDone(bool ok) override {
+    if (!ok) return End();
+    Result<NodeMessage> message = Decode(std::exchange(in_, {}));
+    if (message.ok()) return server_->OnMessage(id_, std::move(*message));
+    LOG_WARNING("membership stream closed, reason %s", message.status().ToString().c_str());
+    End();
+  }
+  void OnWriteDone(bool ok) override {
+    if (!ok) return EndWrite();
+    bool idle = false;
+    {
+      const std::lock_guard lock(mutex_);
+      writing_ = false;
+      Advance();
+      idle = !writing_;
+    }
+    if (idle) server_->OnIdle();
+  }
+  void EndWrite() {
+    {
+      const std::lock_guard lock(mutex_);
+      writing_ = false;
+    }
+    End();
+  }
+  void OnCancel() override { End(); }
+  void OnDone() override {
+    server_->Forget(id_);
+    delete this;
+  }
+
+  // The peer is gone or talks nonsense: nothing more is worth sending.
+  void End() {
+    server_->OnEnd(id_);
+    const std::lock_guard lock(mutex_);
+    closing_ = true;
+    view_ = nullptr;
+    probe_.reset();
+    refusal_.reset();
+    answer_ = false;
+    Advance();
+  }
+
+  bool HasNext() const { return view_ != nullptr || probe_ || refusal_ || answer_; }
+  // Writes what is next, or finishes when closing and all is out. Under mutex_.
+  void Advance() {
+    if (writing_ || finished_) return;
+    if (!HasNext()) {
+      if (!closing_) return;
+      finished_ = true;
+      Finish(grpc::Status::OK);
+      return;
+    }
+    // The probe first, since it is waited for; the refusal last, since it ends the stream.
+    if (probe_) {
+      out_ = Encode(CoordinatorMessage(*std::exchange(probe_, {})));
+    } else if (std::exchange(answer_, false)) {
+      out_ = Encode(CoordinatorMessage(HeartbeatAnswer{}));
+    } else if (view_ != nullptr) {
+      out_ = Encode(CoordinatorMessage(std::exchange(view_, nullptr)));
+    } else {
+      out_ = Encode(CoordinatorMessage(*std::exchange(refusal_, {})));
+    }
+    writing_ = true;
+    StartWrite(&out_);
+  }
+
+  CoordinatorServer* const server_;
+  ConnectionId id_ = kNoConnection;
+  NodeFrame in_;          // gRPC's from StartRead() to OnReadDone()
+  CoordinatorFrame out_;  // gRPC's while writing_
+
+  std::mutex mutex_;
+  bool writing_ = false;
+  bool closing_ = false;
+  bool finished_ = false;
+  ViewStatePtr view_;
+  std::optional<Probe> probe_;
+  std::optional<Refusal> refusal_;
+  bool answer_ = false;
+};
+
+class CoordinatorServer::Service final : public membership::v1::Coordinator::CallbackService {
+ public:
+  explicit Service(CoordinatorServer* server) : server_(server) {}
+  grpc::ServerBidiReactor<NodeFrame, CoordinatorFrame>* Session(grpc::CallbackServerContext*) override {
+    return new Stream(server_);  // deletes itself in OnDone()
+  }
+
+ private:
+  CoordinatorServer* const server_;
+};
+
+CoordinatorServer::CoordinatorServer(const MembershipConfig& config) : config_(config) {}
+
+CoordinatorServer::~CoordinatorServer() { Stop(); }
+
+Status CoordinatorServer::Start() {
+  ROPETEAM_CHECK(server_ == nullptr);
+  // gRPC tells only whether it could listen; the reason is asked for first, from the system itself.
+  ROPETEAM_RETURN_IF_ERROR(CheckListen(config_.coordinator_address));
+  coordinator_ = std::make_unique<Coordinator>(config_, Loop::Now(), FirstEpoch());
+  service_ = std::make_unique<Service>(this);
+  grpc::ServerBuilder builder;
+  int port = 0;
+  SetServerOptions(&builder);
+  builder.AddListeningPort(config_.coordinator_address, ServerCredentials(), &port);
+  builder.RegisterService(service_.get());
+  // The loop starts afterwards: what the first streams post waits in its queue.
+  server_ = builder.BuildAndStart();
+  if (server_ == nullptr || port == 0) {
+    server_.reset();
+    return Error(Code::kIo, "cannot listen on %s", config_.coordinator_address.c_str());
+  }
+  LOG_INFO("membership coordinator listens on %s, job %s", config_.coordinator_address.c_str(),
+           config_.job.c_str());
+  loop_.Start([this](TimeUs now) { Perform(coordinator_->Tick(now)); },
+              [this] { return coordinator_->NextDeadline(); });
+  return OkStatus();
+}
+
+void CoordinatorServer::Stop() {
+  if (server_ == nullptr) return;
+  const auto deadline = std::chrono::steady_clock::now() + kFlushMax;
+  bool flushed = false;
+  loop_.Post([this, &flushed](TimeUs now) {
+    Perform(coordinator_->Flush(now));
+    const std::lock_guard lock(mutex_);
+    flushed = true;
+    changed_.notify_all();
+  });
+  {
+    std::unique_lock lock(mutex_);
+    stopping_ = true;
+    // The first wait is for our own thread, which never blocks; only the second is for the network.
+    changed_.wait(lock, [&flushed] { return flushed; });
+    changed_.wait_until(lock, deadline, [this] { return AllIdle(); });
+  }
+  server_->Shutdown(std::chrono::system_clock::now());
+  {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return streams_.empty(); });
+  }
+  server_->Wait();
+  loop_.Stop();
+  server_.reset();
+  service_.reset();
+}
+
+bool CoordinatorServer::AllIdle() {
+  for (const auto& [id, stream] : streams_)
+    if (!stream->idle()) return false;
+  return true;
+}
+
+ConnectionId CoordinatorServer::Adopt(Stream* stream) {
+  const std::lock_guard lock(mutex_);
+  const ConnectionId id = ++connections_made_;
+  streams_.emplace(id, stream);
+  loop_.Post([this, id](TimeUs now) { Perform(coordinator_->Opened(now, id)); });
+  return id;
+}
+
+void CoordinatorServer::OnMessage(ConnectionId connection, NodeMessage message) {
+  loop_.Post([this, connection, message = std::move(message)](TimeUs now) {
+    Perform(coordinator_->Received(now, connection, message));
+    const std::lock_guard lock(mutex_);
+    if (const auto found = streams_.find(connection); found != streams_.end()) found->second->ReadNext();
+  });
+}
+
+void CoordinatorServer::OnEnd(ConnectionId connection) {
+  // More than once for a stream that is both cancelled and at its end: the second finds nothing to close.
+  loop_.Post([this, connection](TimeUs now) { Perform(coordinator_->Closed(now, connection)); });
+}
+
+void CoordinatorServer::Forget(ConnectionId connection) {
+  const std::lock_guard lock(mutex_);
+  streams_.erase(connection);
+  changed_.notify_all();
+}
+
+void CoordinatorServer::OnIdle() {
+  const std::lock_guard lock(mutex_);
+  if (stopping_) changed_.notify_all();
+}
+
+void CoordinatorServer::Perform(Coordinator::Outputs outputs) {
+  const std::lock_guard lock(mutex_);
+  for (const Coordinator::Output& output : outputs) {
+    const auto* send = std::get_if<Coordinator::Send>(&output);
+    const auto* close = std::get_if<Coordinator::Close>(&output);
+    const auto found = streams_.find(send != nullptr ? send->connection : close->connection);
+    if (found == streams_.end()) continue;  // it ended; its Closed() is in the queue
+    if (send != nullptr) {
+      found->second->Send(send->message);
+    } else {
+      found->second->Close();
+    }
+  }
+}
+
+}  // namespace ropeteam

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The coordinator with a gRPC server around it. The Coordinator lives on a thread of its own; gRPC's threads
+// only bring it messages and take its answers away. What a client can make it hold is bounded: one unread
+// message per stream, a fixed number of streams, and an outbox in which a newer view replaces one that has
+// not gone out yet.
+
+#ifndef ROPETEAM_MEMBERSHIP_STANDALONE_COORDINATOR_SERVER_H_
+#define ROPETEAM_MEMBERSHIP_STANDALONE_COORDINATOR_SERVER_H_
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+
+#include "core/base/status.h"
+#include "membership/coordinator.h"
+#include "membership/standalone/loop.h"
+
+namespace grpc {
+class Server;
+}
+
+namespace ropeteam {
+
+class CoordinatorServer {
+ public:
+  // `config` is valid (ValidateConfig).
+  explicit CoordinatorServer(const MembershipConfig& config);
+  ~CoordinatorServer();  // Stop()
+
+  // Listens on config.coordinator_address and nowhere else. kIo with the address when that cannot be.
+  Status Start();
+  // Gives out the last view, for a moment at most, and ends. Idempotent.
+  void Stop();
+
+ private:
+  class Service;
+  class Stream;
+  friend class Stream;
+
+  // From streams, on gRPC's threads.
+  ConnectionId Adopt(Stream* stream);
+  void OnMessage(ConnectionId connection, NodeMessage message);
+  void OnEnd(ConnectionId connection);
+  void Forget(ConnectionId connection);
+  void OnIdle();
+
+  // On the loop.
+  void Perform(Coordinator::Outputs outputs);
+  bool AllIdle();  // under mutex_
+
+  const MembershipConfig config_;
+  std::unique_ptr<Service> service_;
+  std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<Coordinator> coordinator_;  // the loop's, once that runs
+  Loop loop_;
+
+  // Taken before a stream's own lock, never after it.
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::unordered_map<ConnectionId, Stream*> streams_;  // each owns itself until its OnDone()
+  ConnectionId connections_made_ = 0;
+  bool stopping_ = false;
+};
+
+}  // namespace ropeteam
+
+#endif  // ROPETEAM_MEMBERSHIP_STANDALONE_COORDINATOR_SERVER_H_

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "membership/standalone/loop.h"
+
+#include <chrono>
+#include <limits>
+#include <utility>
+
+#include "core/base/check.h"
+
+namespace ropeteam {
+
+TimeUs Loop::Now() {
+  const auto since = std::chrono::steady_clock::now().time_since_epoch();
+  return static_cast<TimeUs>(std::chrono::duration_cast<std::chrono::microseconds>(since).count());
+}
+
+void Loop::Start(Event tick, std::function<TimeUs()> deadline) {
+  ROPETEAM_CHECK(!thread_.joinable());
+  thread_ =
+      std::thread([this, tick = std::move(tick), deadline = std::move(deadline)] { Run(tick, deadline); });
+}
+
+void Loop::Post(Event event) {
+  std::unique_lock lock(mutex_);
+  if (stopping_) {
+    // What the event holds may end a stream, and that may call here: not under the lock.
+    lock.unlock();
+    return;
+  }
+  events_.push_back(std::move(event));
+  lock.unlock();
+  wake_.notify_one();
+}
+
+void Loop::Stop() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  wake_.notify_one();
+  if (thread_.joinable()) {
+    ROPETEAM_CHECK(!OnLoop());
+    thread_.join();
+  }
+  std::deque<Event> dropped;
+  const std::lock_guard lock(mutex_);
+  dropped.swap(events_);
+}
+
+void Loop::Run(const Event& tick, const std::function<TimeUs()>& deadline) {
+  std::unique_lock lock(mutex_);
+  while (!stopping_) {
+    if (!events_.empty()) {
+      Event event = std::move(events_.front());
+      events_.pop_front();
+      lock.unlock();
+      event(Now());
+      event = nullptr;
+      lock.lock();
+      continue;
+    }
+    const TimeUs due = deadline();
+    if (Now() >= due) {
+      lock.unlock();
+      tick(Now());
+      lock.lock();
+      continue;
+    }
+    if (due == std::numeric_limits<TimeUs>::max()) {
+      wake_.wait(lock);
+    } else {
+      // Until an instant of steady_clock, so a step of the wall clock neither hurries nor delays a deadline.
+      wake_.wait_until(lock, std::chrono::steady_clock::time_point(std::chrono::microseconds(due)));
+    }
+  }
+}
+
+}  // namespace ropeteam

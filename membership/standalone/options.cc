@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "membership/standalone/options.h"
+
+#include "membership/standalone/wire.h"
+
+namespace ropeteam {
+namespace {
+
+// A dead path is noticed by our heartbeats. These pings only get rid of what it leaves behind in the server:
+// a stream that cannot even be closed because its peer takes nothing any more.
+constexpr int kReapPingMs = 10'000;
+constexpr int kReapTimeoutMs = 5'000;
+// Whoever connects and does not speak HTTP/2 within this is cut off.
+constexpr int kHandshakeMaxMs = 5'000;
+// A node has one stream on a connection; one more for its successor.
+constexpr int kStreamsPerConnectionMax = 2;
+// A channel lives for one attempt, and attempts are paced by the Agent; gRPC's own pace only must not be
+// slower.
+constexpr int kConnectMinMs = 50;
+constexpr int kConnectMaxMs = 500;
+
+static_assert(kFrameBytesMax < (1u << 30), "gRPC's limits are ints");
+
+}  // namespace
+
+std::shared_ptr<grpc::ServerCredentials> ServerCredentials() { return grpc::InsecureServerCredentials(); }
+std::shared_ptr<grpc::ChannelCredentials> ChannelCredentials() { return grpc::InsecureChannelCredentials(); }
+
+void SetServerOptions(grpc::ServerBuilder* builder) {
+  // Otherwise a second coordinator on the same port would be started without complaint and get half of the
+  // nodes.
+  builder->AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kReapPingMs);
+  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kReapTimeoutMs);
+  builder->AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeMaxMs);
+  builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kStreamsPerConnectionMax);
+  // Bandwidth probing doubles the packets of a connection that carries five small messages a second.
+  builder->AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+  builder->AddChannelArgument(GRPC_ARG_ENABLE_CHANNELZ, 0);
+  builder->SetMaxReceiveMessageSize(static_cast<int>(kFrameBytesMax));
+  builder->SetMaxSendMessageSize(static_cast<int>(kFrameBytesMax));
+}
+
+grpc::ChannelArguments ChannelOptions() {
+  grpc::ChannelArguments arguments;
+  // A new attempt must be a new TCP connection: the old one may be a path that is silently dead.
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kConnectMinMs);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectMaxMs);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kConnectMaxMs);
+  // Nodes talk to each other, not through what http_proxy says for the world outside.
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  arguments.SetInt(GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1);
+  arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+  arguments.SetInt(GRPC_ARG_ENABLE_CHANNELZ, 0);
+  arguments.SetMaxReceiveMessageSize(static_cast<int>(kFrameBytesMax));
+  arguments.SetMaxSendMessageSize(static_cast<int>(kFrameBytesMax));
+  return arguments;
+}
+
+}  // namespace ropeteam

@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <chrono>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "core/base/log.h"
+#include "membership/agent.h"
+#include "membership/membership.h"
+#include "membership/standalone/coordinator_server.h"
+#include "membership/standalone/loop.h"
+#include "membership/standalone/node_stream.h"
+
+namespace ropeteam {
+namespace {
+
+// For the coordinator to take note of a farewell. If it does not, the broken connection tells it the same a
+// probe later.
+constexpr auto kFarewellMax = std::chrono::milliseconds(200);
+
+class StandaloneMembership final : public Membership {
+ public:
+  explicit StandaloneMembership(const MembershipConfig& config) : config_(config) {}
+  ~StandaloneMembership() override { Stop(); }
+
+  Status Start(const Member& self, Callbacks callbacks) override;
+  Status Rejoin(const Member& self) override;
+  void ReportSuspect(NodeId member, const std::string& reason) override;
+  void Stop() override;
+
+ private:
+  enum class Phase { kNew, kRunning, kStopping };
+
+  // On the loop.
+  void Perform(Agent::Outputs outputs);
+  void OpenStream(uint64_t attempt);
+  // On gRPC's threads.
+  void OnMessage(uint64_t attempt, CoordinatorMessage message);
+  void OnDone(std::shared_ptr<NodeStream> stream, const std::string& reason);
+
+  const MembershipConfig config_;
+  Callbacks callbacks_;
+  std::unique_ptr<CoordinatorServer> server_;
+  std::unique_ptr<Agent> agent_;        // the loop's
+  std::shared_ptr<NodeStream> stream_;  // the loop's; null when no connection is open
+  Loop loop_;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  Phase phase_ = Phase::kNew;
+  bool stopped_ = false;
+  size_t live_ = 0;                                 // streams whose OnDone() is to come
+  std::vector<std::shared_ptr<NodeStream>> ended_;  // to be destroyed, but not on gRPC's threads
+  std::set<NodeId> suspects_;                       // posted to the loop and not yet taken up
+};
+
+Status StandaloneMembership::Start(const Member& self, Callbacks callbacks) {
+  ROPETEAM_RETURN_IF_ERROR(ValidateConfig(config_));
+  ROPETEAM_RETURN_IF_ERROR(ValidateMember(self));
+  {
+    const std::lock_guard lock(mutex_);
+    if (phase_ != Phase::kNew) return Error(Code::kInvalidArgument, "membership was started before");
+  }
+  if (config_.embed_coordinator) {
+    auto server = std::make_unique<CoordinatorServer>(config_);
+    ROPETEAM_RETURN_IF_ERROR(server->Start());
+    server_ = std::move(server);
+  }
+  callbacks_ = std::move(callbacks);
+  agent_ = std::make_unique<Agent>(config_, self);
+  {
+    // Before the loop runs: a callback may Rejoin() at once.
+    const std::lock_guard lock(mutex_);
+    phase_ = Phase::kRunning;
+  }
+  loop_.Post([this](TimeUs now) { Perform(agent_->Start(now)); });
+  loop_.Start([this](TimeUs now) { Perform(agent_->Tick(now)); }, [this] { return agent_->NextDeadline(); });
+  return OkStatus();
+}
+
+Status StandaloneMembership::Rejoin(const Member& self) {
+  ROPETEAM_RETURN_IF_ERROR(ValidateMember(self));
+  const std::lock_guard lock(mutex_);
+  if (phase_ != Phase::kRunning) return Error(Code::kAborted, "membership is not running");
+  loop_.Post([this, self](TimeUs now) { Perform(agent_->Rejoin(now, self)); });
+  return OkStatus();
+}
+
+void StandaloneMembership::ReportSuspect(NodeId member, const std::string& reason) {
+  const std::lock_guard lock(mutex_);
+  // A thousand failed puts to one peer are one suspicion.
+  if (phase_ != Phase::kRunning || suspects_.size() >= kSuspectsMax || !suspects_.insert(member).second)
+    return;
+  loop_.Post([this, member, reason = reason.substr(0, kReasonBytesMax)](TimeUs now) {
+    {
+      const std::lock_guard inner(mutex_);
+      suspects_.erase(member);
+    }
+    Perform(agent_->Suspect(now, member, reason));
+  });
+}
+
+void StandaloneMembership::Stop() {
+  {
+    std::unique_lock lock(mutex_);
+    if (phase_ == Phase::kStopping) {
+      changed_.wait(lock, [this] { return stopped_; });  // another thread is at it
+      return;
+    }
+    if (phase_ == Phase::kNew) return;
+    phase_ = Phase::kStopping;
+  }
+  ROPETEAM_CHECK(!loop_.OnLoop());
+  const auto deadline = std::chrono::steady_clock::now() + kFarewellMax;
+  bool left = false;
+  loop_.Post([this, &left](TimeUs now) {
+    Perform(agent_->Leave(now));
+    const std::lock_guard lock(mutex_);
+    left = true;
+    changed_.notify_all();
+  });
+  {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&left] { return left; });
+    changed_.wait_until(lock, deadline, [this] { return live_ == 0; });
+  }
+  loop_.Stop();  // from here on this thread owns what was the loop's
+  if (stream_ != nullptr) stream_->Cancel();
+  stream_.reset();
+  std::vector<std::shared_ptr<NodeStream>> ended;
+  {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return live_ == 0; });
+    ended.swap(ended_);
+  }
+  ended.clear();
+  if (server_ != nullptr) server_->Stop();
+  const std::lock_guard lock(mutex_);
+  stopped_ = true;
+  changed_.notify_all();
+}
+
+void StandaloneMembership::OpenStream(uint64_t attempt) {
+  if (stream_ != nullptr) stream_->Cancel();
+  std::vector<std::shared_ptr<NodeStream>> ended;
+  {
+    const std::lock_guard lock(mutex_);
+    ++live_;
+    ended.swap(ended_);
+  }
+  stream_ = NodeStream::Open(
+      config_.coordinator_address, attempt,
+      {[this](uint64_t at, CoordinatorMessage message) { OnMessage(at, std::move(message)); },
+       [this](std::shared_ptr<NodeStream> done, const std::string& reason) {
+         OnDone(std::move(done), reason);
+       }});
+  // `ended` goes only now: gRPC's threads end with its last channel, and would be started anew for this one.
+}
+
+void StandaloneMembership::OnMessage(uint64_t attempt, CoordinatorMessage message) {
+  loop_.Post([this, attempt, message = std::move(message)](TimeUs now) {
+    Perform(agent_->Received(now, attempt, message));
+    if (stream_ != nullptr && stream_->attempt() == attempt) stream_->ReadNext();
+  });
+}
+
+void StandaloneMembership::OnDone(std::shared_ptr<NodeStream> stream, const std::string& reason) {
+  const uint64_t attempt = stream->attempt();
+  loop_.Post([this, attempt, reason](TimeUs now) {
+    if (stream_ != nullptr && stream_->attempt() == attempt) stream_.reset();
+    Perform(agent_->Broken(now, attempt, reason));
+  });
+  const std::lock_guard lock(mutex_);
+  ended_.push_back(std::move(stream));
+  --live_;
+  changed_.notify_all();
+}
+
+void StandaloneMembership::Perform(Agent::Outputs outputs) {
+  for (Agent::Output& output : outputs) {
+    if (const auto* open = std::get_if<Agent::Open>(&output)) {
+      OpenStream(open->attempt);
+    } else if (const auto* send = std::get_if<Agent::Send>(&output)) {
+      if (stream_ != nullptr && stream_->attempt() == send->attempt) stream_->Send(send->message);
+    } else if (const auto* close = std::get_if<Agent::Close>(&output)) {
+      if (stream_ != nullptr && stream_->attempt() == close->attempt) {
+        stream_->Cancel();
+        stream_.reset();
+      }
+    } else if (const auto* view = std::get_if<View>(&output)) {
+      if (callbacks_.on_view) callbacks_.on_view(*view);
+    } else if (callbacks_.on_refused) {
+      callbacks_.on_refused(std::get<Status>(output));
+    }
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<Membership> CreateStandaloneMembership(const MembershipConfig& config) {
+  return std::make_unique<StandaloneMembership>(config);
+}
+
+}  // namespace ropeteam

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "membership/standalone/wire.h"
+
+#include <utility>
+
+namespace ropeteam {
+namespace {
+
+using membership::v1::CoordinatorFrame;
+using membership::v1::MemberInfo;
+using membership::v1::NodeFrame;
+using membership::v1::RefusalInfo;
+using membership::v1::ViewInfo;
+
+constexpr size_t kRefusalBytesMax = 4096;  // a sentence with two names in it; the rest is cut
+
+void EncodeMember(const Member& member, MemberInfo* info) {
+  info->set_id(member.id);
+  info->set_name(member.name);
+  info->set_ordinal(member.ordinal);
+  info->set_domain(member.domain);
+  info->set_control_address(member.control_address);
+  info->set_data_address(member.data_address);
+}
+
+Member DecodeMember(MemberInfo* info) {
+  Member member;
+  member.id = info->id();
+  member.name = std::move(*info->mutable_name());
+  member.ordinal = info->ordinal();
+  member.domain = std::move(*info->mutable_domain());
+  member.control_address = std::move(*info->mutable_control_address());
+  member.data_address = std::move(*info->mutable_data_address());
+  return member;
+}
+
+void EncodeView(const ViewState& state, ViewInfo* info) {
+  info->set_epoch(state.view.epoch);
+  info->set_leader(state.view.leader);
+  for (size_t i = 0; i < state.view.members.size(); ++i) {
+    MemberInfo* member = info->add_members();
+    EncodeMember(state.view.members[i], member);
+    member->set_joined(state.joined[i]);
+  }
+  for (const NodeId id : state.removed) info->add_removed(id);
+}
+
+Result<ViewStatePtr> DecodeView(ViewInfo* info) {
+  // Before anything is built from it: the rest is checked by ValidateViewState().
+  if (info->members_size() > static_cast<int>(kNodesMax))
+    return Error(Code::kInvalidArgument, "view of %d members, limit %zu", info->members_size(), kNodesMax);
+  auto state = std::make_shared<ViewState>();
+  state->view.epoch = info->epoch();
+  state->view.leader = info->leader();
+  for (MemberInfo& member : *info->mutable_members()) {
+    state->joined.push_back(member.joined());
+    state->view.members.push_back(DecodeMember(&member));
+  }
+  state->removed.assign(info->removed().begin(), info->removed().end());
+  ROPETEAM_RETURN_IF_ERROR(ValidateViewState(*state));
+  return ViewStatePtr(std::move(state));
+}
+
+Result<NodeMessage> DecodeRegistration(membership::v1::RegistrationInfo* info) {
+  Registration registration;
+  registration.job = std::move(*info->mutable_job());
+  registration.protocol_version = info->protocol_version();
+  registration.chunk_bytes = info->chunk_bytes();
+  registration.member = DecodeMember(info->mutable_member());
+  registration.attempt = info->attempt();
+  if (info->has_seen()) {
+    Result<ViewStatePtr> seen = DecodeView(info->mutable_seen());
+    if (!seen.ok()) return seen.status();
+    registration.seen = std::move(*seen);
+  }
+  return NodeMessage(std::move(registration));
+}
+
+Result<CoordinatorMessage> DecodeRefusal(RefusalInfo* info) {
+  if (info->code() == 0 || info->code() > static_cast<uint32_t>(Code::kInternal))
+    return Error(Code::kInvalidArgument, "refusal with code %u", info->code());
+  std::string message = info->message().substr(0, kRefusalBytesMax);
+  return CoordinatorMessage(Refusal{Status(static_cast<Code>(info->code()), std::move(message))});
+}
+
+}  // namespace
+
+NodeFrame Encode(const NodeMessage& message) {
+  NodeFrame frame;
+  if (const auto* registration = std::get_if<Registration>(&message)) {
+    auto* info = frame.mutable_registration();
+    info->set_job(registration->job);
+    info->set_protocol_version(registration->protocol_version);
+    info->set_chunk_bytes(registration->chunk_bytes);
+    EncodeMember(registration->member, info->mutable_member());
+    if (registration->seen != nullptr) EncodeView(*registration->seen, info->mutable_seen());
+    info->set_attempt(registration->attempt);
+  } else if (const auto* heartbeat = std::get_if<Heartbeat>(&message)) {
+    frame.mutable_heartbeat()->set_seen(heartbeat->seen);
+  } else if (const auto* answer = std::get_if<ProbeAnswer>(&message)) {
+    frame.mutable_probe_answer()->set_nonce(answer->nonce);
+  } else if (const auto* suspicion = std::get_if<Suspicion>(&message)) {
+    frame.mutable_suspicion()->set_member(suspicion->member);
+    frame.mutable_suspicion()->set_reason(suspicion->reason);
+  } else {
+    frame.mutable_farewell();
+  }
+  return frame;
+}
+
+CoordinatorFrame Encode(const CoordinatorMessage& message) {
+  CoordinatorFrame frame;
+  if (const auto* view = std::get_if<ViewStatePtr>(&message)) {
+    EncodeView(**view, frame.mutable_view());
+  } else if (const auto* probe = std::get_if<Probe>(&message)) {
+    frame.mutable_probe()->set_nonce(probe->nonce);
+  } else if (const auto* refusal = std::get_if<Refusal>(&message)) {
+    frame.mutable_refusal()->set_code(static_cast<uint32_t>(refusal->status.code()));
+    frame.mutable_refusal()->set_message(refusal->status.message());
+  } else {
+    frame.mutable_heartbeat_answer();
+  }
+  return frame;
+}
+
+Result<NodeMessage> Decode(NodeFrame&& frame) {
+  switch (frame.content_case()) {
+    case NodeFrame::kRegistration:
+      return DecodeRegistration(frame.mutable_registration());
+    case NodeFrame::kHeartbeat:
+      return NodeMessage(Heartbeat{frame.heartbeat().seen()});
+    case NodeFrame::kProbeAnswer:
+      return NodeMessage(ProbeAnswer{frame.probe_answer().nonce()});
+    case NodeFrame::kSuspicion:
+      return NodeMessage(
+          Suspicion{frame.suspicion().member(), frame.suspicion().reason().substr(0, kReasonBytesMax)});
+    case NodeFrame::kFarewell:
+      return NodeMessage(Farewell{});
+    case NodeFrame::CONTENT_NOT_SET:
+      break;
+  }
+  return Error(Code::kInvalidArgument, "frame of a kind unknown here");
+}
+
+Result<CoordinatorMessage> Decode(CoordinatorFrame&& frame) {
+  switch (frame.content_case()) {
+    case CoordinatorFrame::kHeartbeatAnswer:
+      return CoordinatorMessage(HeartbeatAnswer{});
+    case CoordinatorFrame::kView: {
+      Result<ViewStatePtr> view = DecodeView(frame.mutable_view());
+      if (!view.ok()) return view.status();
+      return CoordinatorMessage(std::move(*view));
+    }
+    case CoordinatorFrame::kProbe:
+      return CoordinatorMessage(Probe{frame.probe().nonce()});
+    case CoordinatorFrame::kRefusal:
+      return DecodeRefusal(frame.mutable_refusal());
+    case CoordinatorFrame::CONTENT_NOT_SET:
+      break;
+  }
+  return Error(Code::kInvalidArgument, "frame of a kind unknown here");
+}
+
+}  // namespace ropeteam
