@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A daemon of one thread, one arena and no network, for the tests of the client library: it keeps the local
+// protocol, or breaks it in the ways a test asks for. It checks what the library sends against what lies in
+// the arena, and keeps a sentence for everything that is not as docs/local-protocol.md says (Problems()).
+//
+// Safe from any thread; knobs are set under the lock by Configure().
+
+#ifndef ROPETEAM_TESTS_API_FAKE_DAEMON_H_
+#define ROPETEAM_TESTS_API_FAKE_DAEMON_H_
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "api/client/local_protocol.h"
+#include "core/base/bytes.h"
+#include "core/shard/manifest.h"
+
+namespace ropeteam::test {
+
+struct FakeConfig {
+  // How chunks are given out: in order, or so that no two neighbours of a stream are neighbours in the arena.
+  bool scattered = false;
+  uint32_t hello_version = local::kLocalProtocolVersion;
+  bool hello_without_descriptor = false;
+  uint64_t hello_arena_bytes_extra = 0;  // claims so much more than the file has
+  bool garbage = false;                  // answers everything with bytes that are no frame
+  bool silent = false;                   // reads and never answers
+  bool byte_by_byte = false;             // sends answers one byte at a time
+  bool ignore_repairs = false;           // answers ok and mends nothing
+  Incarnation incarnation = 1;
+  std::map<local::Type, local::Reply> refuse;  // answered with this, until taken out
+  std::set<local::Type> hold;                  // not answered until Release()
+  std::map<local::Type, int>
+      die_at;  // ends all connections, unanswered, at the n-th frame of the type from now
+};
+
+struct FakeShard {
+  ShardMeta meta;
+  std::vector<uint32_t> chunks;
+  std::vector<uint32_t> crcs;
+  std::string stream;  // as committed: what a repair restores
+  Manifest manifest;
+};
+
+struct FakeCounts {
+  int connections = 0;
+  int disconnects = 0;
+  int commits = 0;
+  int aborts = 0;
+  int extends = 0;
+  int filled_frames = 0;
+  int filled_chunks = 0;
+  int repairs = 0;
+  int view_closes = 0;
+};
+
+class FakeDaemon {
+ public:
+  explicit FakeDaemon(uint64_t chunk_bytes = 64 * 1024, uint64_t chunks = 64);
+  ~FakeDaemon();
+
+  const std::string& socket() const { return socket_; }
+  uint64_t chunk_bytes() const { return chunk_bytes_; }
+
+  void Configure(const std::function<void(FakeConfig&)>& change);
+  // Answers what `hold` kept back.
+  void Release();
+  // As kill -9: the socket and all connections are gone, saves too; sealed shards stay. Start() is the next
+  // daemon.
+  void Kill();
+  void Start();
+
+  // Waits until `holds` does; false after ten seconds.
+  bool WaitFor(const std::function<bool(const FakeCounts&)>& holds);
+  FakeCounts counts();
+  std::vector<std::string> Problems();
+  // The frames in the order they came, of all connections: how often a type came, and the last Hello.
+  int Received(local::Type type);
+  local::Hello last_hello();
+  local::Wait last_wait();
+  uint64_t chunks_free();
+  bool Has(Step step, Rank rank);
+  FakeShard shard(Step step, Rank rank);
+  // The object's bytes as they lie in the arena.
+  std::string ObjectBytes(Step step, Rank rank, const std::string& name);
+  // Changes one byte of the stream in the arena.
+  void Flip(Step step, Rank rank, uint64_t stream_offset);
+
+ private:
+  struct OpenSave {
+    Step step = 0;
+    std::vector<uint32_t> chunks;
+    std::map<uint32_t, uint32_t> announced;  // chunk of the stream → its checksum
+  };
+  struct Connection {
+    int fd = -1;
+    std::string in;
+    local::Hello hello;
+    std::map<uint64_t, OpenSave> saves;
+    std::map<uint64_t, std::pair<Step, Rank>> views;
+  };
+  struct Held {
+    Connection* connection;
+    local::FrameHeader header;
+    std::string payload;
+  };
+
+  void Run();
+  void Accept();
+  bool Read(Connection& connection);
+  bool Handle(Connection& connection, const local::FrameHeader& header, const std::string& payload);
+  void Answer(Connection& connection, const local::FrameHeader& header, const std::string& payload);
+  void OnHello(Connection& connection, uint64_t id, const std::string& payload);
+  void OnSaveBegin(Connection& connection, uint64_t id, const std::string& payload);
+  void OnSaveExtend(Connection& connection, uint64_t id, const std::string& payload);
+  void OnSaveFilled(Connection& connection, const std::string& payload);
+  void OnSaveCommit(Connection& connection, uint64_t id, const std::string& payload);
+  void OnSaveAbort(Connection& connection, uint64_t id, const std::string& payload);
+  void OnViewOpen(Connection& connection, uint64_t id, const std::string& payload);
+  void OnViewRepair(Connection& connection, uint64_t id, const std::string& payload);
+  void CheckSealed(const FakeShard& shard);
+  void End(Connection& connection);
+
+  bool Allocate(uint64_t count, std::vector<Extent>* extents, std::vector<uint32_t>* chunks);
+  std::byte* Chunk(uint32_t chunk) { return memory_ + chunks_begin_ + chunk * chunk_bytes_; }
+  void SendRaw(Connection& connection, const std::string& bytes, int descriptor = -1);
+  template <typename T>
+  void Send(Connection& connection, uint64_t id, local::Type type, const T& message, int descriptor = -1) {
+    local::FrameHeader header;
+    const std::string payload = Encode(message);
+    header.length = static_cast<uint32_t>(payload.size());
+    header.type = type;
+    header.request = id;
+    SendRaw(connection, std::string(reinterpret_cast<const char*>(&header), sizeof(header)) + payload,
+            descriptor);
+  }
+  void Reply(Connection& connection, uint64_t id, Code code = Code::kOk, const std::string& message = "");
+  void Problem(const char* format, ...) __attribute__((format(printf, 2, 3)));
+
+  const uint64_t chunk_bytes_;
+  const uint64_t chunks_total_;
+  const uint64_t chunks_begin_ = 8192;
+  std::string directory_;
+  std::string socket_;
+  int arena_ = -1;
+  std::byte* memory_ = nullptr;
+  uint64_t arena_bytes_ = 0;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  // Guarded by mutex_:
+  FakeConfig config_;
+  FakeCounts counts_;
+  std::vector<std::string> problems_;
+  std::map<local::Type, int> received_;
+  local::Hello last_hello_;
+  local::Wait last_wait_;
+  std::set<uint32_t> free_;
+  std::map<std::pair<Step, Rank>, FakeShard> shards_;
+  std::vector<std::unique_ptr<Connection>> connections_;
+  std::vector<Held> held_;
+  uint64_t next_id_ = 1;
+
+  int listener_ = -1;
+  int wake_ = -1;
+  bool stop_ = false;
+  std::thread thread_;
+};
+
+}  // namespace ropeteam::test
+
+#endif  // ROPETEAM_TESTS_API_FAKE_DAEMON_H_

@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a save lays into the arena and tells the daemon.
+
+#include "tests/api/api_fixture.h"
+
+namespace ropeteam::test {
+namespace {
+
+class SaveTest : public ApiTest, public ::testing::WithParamInterface<bool> {
+ protected:
+  SaveTest() {
+    daemon_.Configure([](FakeConfig& config) { config.scattered = GetParam(); });
+    handle_ = Open();
+  }
+  Handle handle_;
+};
+
+INSTANTIATE_TEST_SUITE_P(Chunks, SaveTest, ::testing::Bool(),
+                         [](const auto& info) { return info.param ? "Scattered" : "Contiguous"; });
+
+TEST_P(SaveTest, UnevenObjectsLieAlignedWithZerosBetween) {
+  const std::vector<uint64_t> lengths = {0, 1, 63, 64, 65, 4095, 65536, 65537, 200001, 0, 3};
+  SaveHandle save = Begin(handle_.get(), 7, 400000, lengths.size());
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    Put(save.get(), "object" + std::to_string(i), RandomBytes(lengths[i], i));
+  }
+  ASSERT_OK(ropeteam_save_commit(save.get()));
+  ASSERT_TRUE(daemon_.Has(7, kRank));
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    EXPECT_EQ(daemon_.ObjectBytes(7, kRank, "object" + std::to_string(i)), RandomBytes(lengths[i], i)) << i;
+  }
+  ExpectNoProblems();
+}
+
+TEST_P(SaveTest, AnEmptyShardIsItsManifest) {
+  SaveHandle save = Begin(handle_.get(), 1);
+  ASSERT_OK(ropeteam_save_commit(save.get()));
+  EXPECT_EQ(daemon_.shard(1, kRank).manifest.objects().size(), 0u);
+  EXPECT_EQ(daemon_.shard(1, kRank).meta.manifest_offset, 0u);
+  ExpectNoProblems();
+}
+
+TEST_P(SaveTest, AnObjectOverManyChunksIsAnnouncedWhileItIsCopied) {
+  const std::string bytes = RandomBytes(20 * 65536 + 5, 1);
+  SaveHandle save = Begin(handle_.get(), 2, bytes.size(), 1);
+  Put(save.get(), "big", bytes);
+  // Before the commit: every chunk that is full, in more than one frame.
+  EXPECT_TRUE(daemon_.WaitFor([](const FakeCounts& counts) { return counts.filled_chunks == 20; }));
+  EXPECT_EQ(daemon_.counts().filled_frames, 5);
+  ASSERT_OK(ropeteam_save_commit(save.get()));
+  EXPECT_EQ(daemon_.ObjectBytes(2, kRank, "big"), bytes);
+  ExpectNoProblems();
+}
+
+TEST_P(SaveTest, AFullChunkIsAnnouncedByTheCallThatFilledIt) {
+  SaveHandle save = Begin(handle_.get(), 2, 1 << 20, 1);
+  Put(save.get(), "a", RandomBytes(65536, 1));
+  EXPECT_TRUE(daemon_.WaitFor([](const FakeCounts& counts) { return counts.filled_chunks == 1; }));
+}
+
+TEST_P(SaveTest, TenThousandObjectsOfUnevenSizes) {
+  SaveHandle save = Begin(handle_.get(), 3, 10000 * 150, 10000);
+  for (int i = 0; i < 10000; ++i) {
+    Put(save.get(), "layer." + std::to_string(i),
+        RandomBytes(static_cast<uint64_t>(i % 300), static_cast<uint64_t>(i)));
+  }
+  ASSERT_OK(ropeteam_save_commit(save.get()));
+  ASSERT_EQ(daemon_.shard(3, kRank).manifest.objects().size(), 10000u);
+  for (int i = 0; i < 10000; i += 997) {
+    EXPECT_EQ(daemon_.ObjectBytes(3, kRank, "layer." + std::to_string(i)),
+              RandomBytes(static_cast<uint64_t>(i % 300), static_cast<uint64_t>(i)));
+  }
+  ExpectNoProblems();
+}
+
+TEST_P(SaveTest, ReservedMemoryIsContiguousAlignedAndChecksummedAtTheCommit) {
+  const uint64_t length = 5 * 65536 + 77;
+  SaveHandle save = Begin(handle_.get(), 4, length + 200000, 5);
+  Put(save.get(), "before", RandomBytes(1000, 1));
+  void* pointer = nullptr;
+  ASSERT_OK(ropeteam_save_reserve(save.get(), "inside", length, &pointer));
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(pointer) % 64, 0u);
+  // Put into the very chunk where the reserved object ends, before that one is filled in.
+  Put(save.get(), "after", RandomBytes(100000, 2));
+  void* small = nullptr;
+  ASSERT_OK(ropeteam_save_reserve(save.get(), "small", 1, &small));
+  Put(save.get(), "last", RandomBytes(3, 3));
+  const std::string bytes = RandomBytes(length, 4);
+  std::memcpy(pointer, bytes.data(), length);
+  std::memcpy(small, "s", 1);
+  ASSERT_OK(ropeteam_save_commit(save.get()));
+  EXPECT_EQ(daemon_.ObjectBytes(4, kRank, "before"), RandomBytes(1000, 1));
+  EXPECT_EQ(daemon_.ObjectBytes(4, kRank, "inside"), bytes);
+  EXPECT_EQ(daemon_.ObjectBytes(4, kRank, "after"), RandomBytes(100000, 2));
+  EXPECT_EQ(daemon_.ObjectBytes(4, kRank, "small"), "s");
+  EXPECT_EQ(daemon_.ObjectBytes(4, kRank, "last"), RandomBytes(3, 3));
+  ExpectNoProblems();
+}
+
+TEST_P(SaveTest, ASaveThatOutgrowsItsReservationAsksForMore) {
+  SaveHandle save = Begin(handle_.get(), 5, 10, 1);
+  Put(save.get(), "a", RandomBytes(300000, 1));
+  Put(save.get(), std::string(255, 'n'), RandomBytes(100000, 2));
+  ASSERT_OK(ropeteam_save_commit(save.get()));
+  EXPECT_GE(daemon_.counts().extends, 2);
+  EXPECT_EQ(daemon_.ObjectBytes(5, kRank, "a"), RandomBytes(300000, 1));
+  EXPECT_EQ(daemon_.ObjectBytes(5, kRank, std::string(255, 'n')), RandomBytes(100000, 2));
+  ExpectNoProblems();
+}
+
+TEST_P(SaveTest, ARefusedExtensionLeavesTheSaveAsItWas) {
+  SaveHandle save = Begin(handle_.get(), 5, 1000, 2);
+  Put(save.get(), "a", RandomBytes(1000, 1));
+  const std::string too_much(65536 * 64, 'x');
+  EXPECT_FAILS(ropeteam_save_put(save.get(), "b", too_much.data(), too_much.size()), ROPETEAM_NO_SPACE,
+               "needed");
+  Put(save.get(), "b", RandomBytes(500, 2));
+  ASSERT_OK(ropeteam_save_commit(save.get()));
+  EXPECT_EQ(daemon_.ObjectBytes(5, kRank, "a"), RandomBytes(1000, 1));
+  EXPECT_EQ(daemon_.ObjectBytes(5, kRank, "b"), RandomBytes(500, 2));
+  ExpectNoProblems();
+}
+
+TEST_P(SaveTest, UnneededChunksOfAnEstimateAreGivenBack) {
+  SaveHandle save = Begin(handle_.get(), 6, 2000000, 1);
+  EXPECT_LT(daemon_.chunks_free(), 40u);
+  Put(save.get(), "a", "x");
+  ASSERT_OK(ropeteam_save_commit(save.get()));
+  EXPECT_EQ(daemon_.chunks_free(), 63u);
+}
+
+using SaveCallsTest = ApiTest;
+
+TEST_F(SaveCallsTest, AFullArenaRefusesAtBeginWithTheDaemonsWords) {
+  const Handle handle = Open();
+  const ropeteam_save_options_t options{sizeof(options), 65 * 65536, 1};
+  auto* const untouched = reinterpret_cast<ropeteam_save_t*>(0x40);
+  ropeteam_save_t* save = untouched;
+  EXPECT_FAILS(ropeteam_save_begin(handle.get(), 1, &options, &save), ROPETEAM_NO_SPACE, "limit 64");
+  EXPECT_EQ(save, untouched);
+}
+
+TEST_F(SaveCallsTest, AStepSavedTwiceIsRefused) {
+  const Handle handle = Open();
+  SaveOne(handle.get(), 1, "bytes");
+  const ropeteam_save_options_t options{sizeof(options), 5, 1};
+  ropeteam_save_t* save = nullptr;
+  EXPECT_FAILS(ropeteam_save_begin(handle.get(), 1, &options, &save), ROPETEAM_ALREADY_EXISTS, "has saved");
+}
+
+TEST_F(SaveCallsTest, AnAbortFreesTheChunks) {
+  const Handle handle = Open();
+  SaveHandle save = Begin(handle.get(), 1, 500000, 1);
+  Put(save.get(), "a", RandomBytes(200000, 1));
+  ASSERT_OK(ropeteam_save_abort(save.get()));
+  // The next request is handled behind the abort.
+  SaveHandle next = Begin(handle.get(), 2, 60 * 65536, 1);
+  EXPECT_EQ(daemon_.counts().aborts, 1);
+  EXPECT_FALSE(daemon_.Has(1, kRank));
+}
+
+TEST_F(SaveCallsTest, ClosingAnOpenSaveAbortsIt) {
+  const Handle handle = Open();
+  { SaveHandle save = Begin(handle.get(), 1, 500000, 1); }
+  EXPECT_TRUE(daemon_.WaitFor([](const FakeCounts& counts) { return counts.aborts == 1; }));
+  EXPECT_EQ(daemon_.chunks_free(), 64u);
+}
+
+TEST_F(SaveCallsTest, ClosingACommittedSaveKeepsIt) {
+  const Handle handle = Open();
+  SaveOne(handle.get(), 1, "bytes");
+  EXPECT_EQ(daemon_.counts().aborts, 0);
+  EXPECT_TRUE(daemon_.Has(1, kRank));
+}
+
+TEST_F(SaveCallsTest, NothingCanBeAddedAfterCommitOrAbort) {
+  const Handle handle = Open();
+  SaveHandle committed = Begin(handle.get(), 1);
+  ASSERT_OK(ropeteam_save_commit(committed.get()));
+  void* pointer = nullptr;
+  EXPECT_FAILS(ropeteam_save_put(committed.get(), "a", "x", 1), ROPETEAM_INVALID_ARGUMENT,
+               "step 1 has been committed");
+  EXPECT_FAILS(ropeteam_save_reserve(committed.get(), "a", 1, &pointer), ROPETEAM_INVALID_ARGUMENT,
+               "committed");
+  EXPECT_FAILS(ropeteam_save_commit(committed.get()), ROPETEAM_INVALID_ARGUMENT, "committed");
+  EXPECT_FAILS(ropeteam_save_abort(committed.get()), ROPETEAM_INVALID_ARGUMENT, "committed");
+  SaveHandle aborted = Begin(handle.get(), 2);
+  ASSERT_OK(ropeteam_save_abort(aborted.get()));
+  EXPECT_FAILS(ropeteam_save_put(aborted.get(), "a", "x", 1), ROPETEAM_INVALID_ARGUMENT,
+               "step 2 has been aborted");
+  EXPECT_FAILS(ropeteam_save_commit(aborted.get()), ROPETEAM_INVALID_ARGUMENT, "aborted");
+  EXPECT_TRUE(daemon_.Has(1, kRank));
+  EXPECT_FALSE(daemon_.Has(2, kRank));
+}
+
+TEST_F(SaveCallsTest, ARefusedCommitAbortsTheSave) {
+  const Handle handle = Open();
+  SaveHandle save = Begin(handle.get(), 1, 1000, 1);
+  daemon_.Configure([](FakeConfig& config) {
+    config.refuse[local::Type::kSaveCommit] = {Code::kStale, "life 1 has been superseded by life 2"};
+  });
+  EXPECT_FAILS(ropeteam_save_commit(save.get()), ROPETEAM_STALE, "superseded by life 2");
+  EXPECT_TRUE(daemon_.WaitFor([](const FakeCounts& counts) { return counts.aborts == 1; }));
+  EXPECT_EQ(daemon_.chunks_free(), 64u);
+  EXPECT_FAILS(ropeteam_save_put(save.get(), "a", "x", 1), ROPETEAM_STALE, "superseded");
+}
+
+TEST_F(SaveCallsTest, FourSavesMayBeOpenAndAFifthIsRefused) {
+  const Handle handle = Open();
+  std::vector<SaveHandle> saves;
+  for (uint64_t step = 0; step < 4; ++step) saves.push_back(Begin(handle.get(), step));
+  const ropeteam_save_options_t options{sizeof(options), 0, 0};
+  ropeteam_save_t* save = nullptr;
+  EXPECT_FAILS(ropeteam_save_begin(handle.get(), 9, &options, &save), ROPETEAM_INVALID_ARGUMENT, "limit 4");
+  // A commit makes room, before the handle is closed.
+  ASSERT_OK(ropeteam_save_commit(saves[1].get()));
+  SaveHandle fifth = Begin(handle.get(), 9);
+  EXPECT_NE(fifth, nullptr);
+}
+
+TEST_F(SaveCallsTest, NamesTwiceAreRefusedAndTheSaveGoesOn) {
+  const Handle handle = Open();
+  SaveHandle save = Begin(handle.get(), 1, 100, 2);
+  Put(save.get(), "a", "first");
+  EXPECT_FAILS(ropeteam_save_put(save.get(), "a", "second", 6), ROPETEAM_INVALID_ARGUMENT, "twice");
+  Put(save.get(), "b", "third");
+  ASSERT_OK(ropeteam_save_commit(save.get()));
+  EXPECT_EQ(daemon_.ObjectBytes(1, kRank, "a"), "first");
+  EXPECT_EQ(daemon_.shard(1, kRank).manifest.objects().size(), 2u);
+}
+
+TEST_F(SaveCallsTest, SavesOfOneHandleRunInParallel) {
+  const Handle handle = Open();
+  std::vector<std::thread> threads;
+  for (uint64_t step = 0; step < 4; ++step) {
+    threads.emplace_back([&, step] {
+      const std::string bytes = RandomBytes(500000, step);
+      SaveHandle save = Begin(handle.get(), step, bytes.size(), 1);
+      Put(save.get(), "x", bytes);
+      EXPECT_OK(ropeteam_save_commit(save.get()));
+      EXPECT_OK(ropeteam_wait(handle.get(), step, ROPETEAM_REPLICATED, kTimeoutMs));
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (uint64_t step = 0; step < 4; ++step)
+    EXPECT_EQ(daemon_.ObjectBytes(step, kRank, "x"), RandomBytes(500000, step));
+  ExpectNoProblems();
+}
+
+TEST_F(SaveCallsTest, ThreadsShareOneSave) {
+  const Handle handle = Open();
+  SaveHandle save = Begin(handle.get(), 1, 4 * 100 * 5000, 400);
+  std::vector<std::thread> threads;
+  for (uint64_t t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      for (uint64_t i = 0; i < 100; ++i)
+        Put(save.get(), std::to_string(t * 100 + i), RandomBytes(5000, t * 100 + i));
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  ASSERT_OK(ropeteam_save_commit(save.get()));
+  for (uint64_t i = 0; i < 400; ++i)
+    EXPECT_EQ(daemon_.ObjectBytes(1, kRank, std::to_string(i)), RandomBytes(5000, i));
+  ExpectNoProblems();
+}
+
+}  // namespace
+}  // namespace ropeteam::test

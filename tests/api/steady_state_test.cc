@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a save costs beside its copy, once the first ones have been made: page faults and allocations,
+// counted.
+
+#include <sys/resource.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <new>
+
+#include "tests/api/api_fixture.h"
+
+namespace {
+// Of the thread that counts: the fake daemon allocates in the same process.
+thread_local uint64_t allocations = 0;
+}  // namespace
+
+// libropeteam.so takes these too: it imports them like every user of libstdc++.
+void* operator new(size_t bytes) {
+  ++allocations;
+  void* memory = std::malloc(bytes != 0 ? bytes : 1);
+  if (memory == nullptr) std::abort();
+  return memory;
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+
+namespace ropeteam::test {
+namespace {
+
+constexpr uint64_t kMiB = 1 << 20;
+
+long MinorFaults() {
+  rusage usage{};
+  ::getrusage(RUSAGE_THREAD, &usage);
+  return usage.ru_minflt;
+}
+
+class SteadyStateTest : public ApiTest {
+ protected:
+  SteadyStateTest() : ApiTest(kMiB, 256), handle_(Open()), source_(64 * kMiB, 's') {}
+
+  struct Cost {
+    long faults;
+    uint64_t allocations;
+  };
+  // `objects` objects of `bytes` in all.
+  Cost SaveAndCount(uint64_t step, uint64_t bytes, uint64_t objects) {
+    std::vector<std::string> names;
+    for (uint64_t i = 0; i < objects; ++i) names.push_back("layer." + std::to_string(i));
+    const uint64_t allocations_before = allocations;
+    const long faults_before = MinorFaults();
+    {
+      const ropeteam_save_options_t options{sizeof(options), bytes, objects};
+      ropeteam_save_t* save = nullptr;
+      EXPECT_OK(ropeteam_save_begin(handle_.get(), step, &options, &save));
+      for (const std::string& name : names) {
+        EXPECT_OK(ropeteam_save_put(save, name.c_str(), source_.data(), bytes / objects));
+      }
+      EXPECT_OK(ropeteam_save_commit(save));
+      ropeteam_save_close(save);
+    }
+    return {MinorFaults() - faults_before, allocations - allocations_before};
+  }
+
+  Handle handle_;
+  const std::string source_;
+};
+
+TEST_F(SteadyStateTest, LaterSavesTakeNoPageFault) {
+  // Each save lies in other chunks than the one before: the first to use them, and still without a fault of
+  // its own once the background has been over the arena. The first save may meet it on its way.
+  SaveAndCount(1, 64 * kMiB, 16);
+  SaveAndCount(2, 64 * kMiB, 16);
+  EXPECT_EQ(SaveAndCount(3, 60 * kMiB, 16).faults, 0);
+}
+
+TEST_F(SteadyStateTest, AllocationsDoNotGrowWithBytesOrChunks) {
+  for (uint64_t step = 1; step < 3; ++step) SaveAndCount(step, 32 * kMiB, 8);
+  const Cost small = SaveAndCount(3, 8 * kMiB, 8);
+  const Cost big = SaveAndCount(4, 32 * kMiB, 8);
+  EXPECT_EQ(small.allocations, big.allocations);
+  // The handle and its two owners, and what the manifest keeps for eight entries and its encoding.
+  EXPECT_LE(big.allocations, 16u);
+  RecordProperty("allocations_per_save", static_cast<int>(big.allocations));
+}
+
+TEST_F(SteadyStateTest, ReadsIntoAnOwnBufferAllocateNothing) {
+  SaveAndCount(1, 16 * kMiB, 1);
+  const ViewHandle view = OpenView(handle_.get(), 1);
+  std::string target(16 * kMiB, '\0');
+  ASSERT_OK(ropeteam_view_read(view.get(), "layer.0", 0, target.data(), target.size(), kTimeoutMs));
+  const uint64_t before = allocations;
+  ASSERT_OK(ropeteam_view_read(view.get(), "layer.0", 1, target.data(), target.size() - 1, kTimeoutMs));
+  EXPECT_EQ(allocations - before, 0u);
+}
+
+}  // namespace
+}  // namespace ropeteam::test

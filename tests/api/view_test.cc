@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a view reads, and what it does when the arena's bytes do not match.
+
+#include "tests/api/api_fixture.h"
+
+namespace ropeteam::test {
+namespace {
+
+constexpr uint64_t kChunk = 64 * 1024;
+
+// Not "o" + …: g++ 12 takes that for an overlapping copy (-Wrestrict, its bug 105329).
+std::string Name(size_t i) { return std::string("o").append(std::to_string(i)); }
+
+class ViewTest : public ApiTest, public ::testing::WithParamInterface<bool> {
+ protected:
+  ViewTest() {
+    daemon_.Configure([](FakeConfig& config) { config.scattered = GetParam(); });
+    handle_ = Open();
+    const std::vector<uint64_t> lengths = {0, 1, 100, 3 * kChunk + 17, kChunk, 5};
+    SaveHandle save = Begin(handle_.get(), 12, 6 * kChunk, lengths.size());
+    for (size_t i = 0; i < lengths.size(); ++i) {
+      bytes_.push_back(RandomBytes(lengths[i], i));
+      Put(save.get(), Name(i), bytes_.back());
+    }
+    EXPECT_OK(ropeteam_save_commit(save.get()));
+  }
+  uint64_t OffsetOf(const std::string& name) { return daemon_.shard(12, kRank).manifest.Find(name)->offset; }
+
+  Handle handle_;
+  std::vector<std::string> bytes_;
+};
+
+INSTANTIATE_TEST_SUITE_P(Chunks, ViewTest, ::testing::Bool(),
+                         [](const auto& info) { return info.param ? "Scattered" : "Contiguous"; });
+
+TEST_P(ViewTest, ListsObjectsInTheirOrderAndReadsThemWhole) {
+  const ViewHandle view = OpenView(handle_.get(), 12);
+  ASSERT_EQ(ropeteam_view_count(view.get()), bytes_.size());
+  for (size_t i = 0; i < bytes_.size(); ++i) {
+    ropeteam_object_t object{sizeof(object), nullptr, 0};
+    ASSERT_OK(ropeteam_view_object(view.get(), i, &object));
+    EXPECT_EQ(object.name, Name(i));
+    EXPECT_EQ(object.length, bytes_[i].size());
+    EXPECT_EQ(ReadAll(view.get(), object.name), bytes_[i]);
+  }
+  EXPECT_EQ(daemon_.counts().repairs, 0);
+  ExpectNoProblems();
+}
+
+TEST_P(ViewTest, ReadsAnyRange) {
+  const ViewHandle view = OpenView(handle_.get(), 12);
+  const std::string& whole = bytes_[3];
+  const std::vector<uint64_t> edges = {
+      0,           1, 63, 64, kChunk - 200, kChunk - 64, kChunk, kChunk + 1, 2 * kChunk + 3, whole.size() - 1,
+      whole.size()};
+  for (const uint64_t begin : edges) {
+    for (const uint64_t end : edges) {
+      if (end < begin) continue;
+      std::string part(end - begin + 2, '#');
+      ASSERT_OK(ropeteam_view_read(view.get(), "o3", begin, part.data() + 1, end - begin, kTimeoutMs));
+      EXPECT_EQ(part, std::string("#").append(whole, begin, end - begin).append("#")) << begin << " " << end;
+    }
+  }
+}
+
+TEST_P(ViewTest, MapsObjectsInPlaceAndContiguous) {
+  const ViewHandle view = OpenView(handle_.get(), 12);
+  for (size_t i = 0; i < bytes_.size(); ++i) {
+    const void* data = nullptr;
+    uint64_t length = 99;
+    ASSERT_OK(ropeteam_view_map(view.get(), Name(i).c_str(), &data, &length, kTimeoutMs));
+    ASSERT_EQ(length, bytes_[i].size());
+    ASSERT_NE(data, nullptr);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(data) % 64, 0u);
+    EXPECT_EQ(std::string(static_cast<const char*>(data), length), bytes_[i]);
+    const void* again = nullptr;
+    ASSERT_OK(ropeteam_view_map(view.get(), Name(i).c_str(), &again, &length, kTimeoutMs));
+    EXPECT_EQ(again, data);
+  }
+}
+
+TEST_P(ViewTest, AFlippedByteIsRepairedInsideAWholeRead) {
+  const ViewHandle view = OpenView(handle_.get(), 12);
+  daemon_.Flip(12, kRank, OffsetOf("o3") + kChunk + 100);
+  EXPECT_EQ(ReadAll(view.get(), "o3"), bytes_[3]);
+  EXPECT_EQ(daemon_.counts().repairs, 1);
+  ExpectNoProblems();
+}
+
+TEST_P(ViewTest, AFlippedByteInAPartlyReadChunkIsRepairedThoughItIsOutsideTheRange) {
+  const ViewHandle view = OpenView(handle_.get(), 12);
+  daemon_.Flip(12, kRank, kChunk + 5000);
+  std::string part(10, '\0');
+  const uint64_t offset = kChunk + 100 - OffsetOf("o3");
+  ASSERT_OK(ropeteam_view_read(view.get(), "o3", offset, part.data(), part.size(), kTimeoutMs));
+  EXPECT_EQ(part, bytes_[3].substr(offset, 10));
+  EXPECT_EQ(daemon_.counts().repairs, 1);
+}
+
+TEST_P(ViewTest, SeveralBadChunksAreRepairedByOneRequest) {
+  const ViewHandle view = OpenView(handle_.get(), 12);
+  for (uint64_t chunk = 0; chunk < 3; ++chunk) daemon_.Flip(12, kRank, chunk * kChunk + 1000);
+  EXPECT_EQ(ReadAll(view.get(), "o3"), bytes_[3]);
+  EXPECT_EQ(daemon_.counts().repairs, 1);
+  ExpectNoProblems();
+}
+
+TEST_P(ViewTest, AFlippedByteIsRepairedBeforeAMap) {
+  const ViewHandle view = OpenView(handle_.get(), 12);
+  daemon_.Flip(12, kRank, OffsetOf("o3") + 2 * kChunk);
+  const void* data = nullptr;
+  uint64_t length = 0;
+  ASSERT_OK(ropeteam_view_map(view.get(), "o3", &data, &length, kTimeoutMs));
+  EXPECT_EQ(std::string(static_cast<const char*>(data), length), bytes_[3]);
+  EXPECT_EQ(daemon_.counts().repairs, 1);
+}
+
+TEST_P(ViewTest, AFlippedByteInTheManifestIsRepairedAtTheOpen) {
+  daemon_.Flip(12, kRank, daemon_.shard(12, kRank).meta.manifest_offset + 3);
+  const ViewHandle view = OpenView(handle_.get(), 12);
+  ASSERT_NE(view, nullptr);
+  EXPECT_EQ(ropeteam_view_count(view.get()), bytes_.size());
+  EXPECT_EQ(daemon_.counts().repairs, 1);
+}
+
+TEST_P(ViewTest, WhatCannotBeRepairedIsCorruptInTheDaemonsWords) {
+  const ViewHandle view = OpenView(handle_.get(), 12);
+  daemon_.Flip(12, kRank, OffsetOf("o3") + kChunk);
+  daemon_.Configure([](FakeConfig& config) {
+    config.refuse[local::Type::kViewRepair] = {Code::kCorrupt, "chunk 1: tried this node, node b, storage"};
+  });
+  std::string bytes(bytes_[3].size(), '\0');
+  EXPECT_FAILS(ropeteam_view_read(view.get(), "o3", 0, bytes.data(), bytes.size(), kTimeoutMs),
+               ROPETEAM_CORRUPT, "tried this node, node b, storage");
+  const void* data = nullptr;
+  uint64_t length = 5;
+  EXPECT_FAILS(ropeteam_view_map(view.get(), "o3", &data, &length, kTimeoutMs), ROPETEAM_CORRUPT, "node b");
+  EXPECT_EQ(data, nullptr);
+  EXPECT_EQ(length, 5u);
+  // The other objects are as readable as before.
+  EXPECT_EQ(ReadAll(view.get(), "o2"), bytes_[2]);
+}
+
+TEST_P(ViewTest, RepairsThatMendNothingEndAfterThreeAttempts) {
+  const ViewHandle view = OpenView(handle_.get(), 12);
+  daemon_.Flip(12, kRank, OffsetOf("o3") + kChunk);
+  daemon_.Configure([](FakeConfig& config) { config.ignore_repairs = true; });
+  std::string bytes(bytes_[3].size(), '\0');
+  EXPECT_FAILS(ropeteam_view_read(view.get(), "o3", 0, bytes.data(), bytes.size(), kTimeoutMs),
+               ROPETEAM_CORRUPT, "after 3 repairs");
+  EXPECT_EQ(daemon_.counts().repairs, 3);
+}
+
+TEST_P(ViewTest, AViewIsClosedAtTheDaemonToo) {
+  { const ViewHandle view = OpenView(handle_.get(), 12); }
+  EXPECT_TRUE(daemon_.WaitFor([](const FakeCounts& counts) { return counts.view_closes == 1; }));
+}
+
+TEST_P(ViewTest, ThreadsReadOneView) {
+  const ViewHandle view = OpenView(handle_.get(), 12);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 20; ++i) EXPECT_EQ(ReadAll(view.get(), "o3"), bytes_[3]);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+using ViewCallsTest = ApiTest;
+
+TEST_F(ViewCallsTest, WhatNobodyHoldsIsNotFound) {
+  const Handle handle = Open();
+  ropeteam_view_t* view = nullptr;
+  EXPECT_FAILS(ropeteam_view_open(handle.get(), 5, kRank, kTimeoutMs, &view), ROPETEAM_NOT_FOUND,
+               "no holder");
+  ropeteam_step_t step{sizeof(step), 42, 0, 0};
+  EXPECT_FAILS(ropeteam_latest(handle.get(), &step, kTimeoutMs), ROPETEAM_NOT_FOUND, "no step");
+  EXPECT_EQ(step.step, 42u);
+}
+
+TEST_F(ViewCallsTest, ObjectsAndRangesThatAreNotThereAreRefused) {
+  const Handle handle = Open();
+  SaveOne(handle.get(), 1, "bytes");
+  const ViewHandle view = OpenView(handle.get(), 1);
+  ropeteam_object_t object{sizeof(object), nullptr, 0};
+  char byte = 0;
+  EXPECT_FAILS(ropeteam_view_find(view.get(), "y", &object), ROPETEAM_NOT_FOUND,
+               "'y' among the 1 of step 1 rank 3");
+  EXPECT_FAILS(ropeteam_view_object(view.get(), 1, &object), ROPETEAM_INVALID_ARGUMENT,
+               "object 1 of a view of 1");
+  EXPECT_FAILS(ropeteam_view_read(view.get(), "y", 0, &byte, 1, 0), ROPETEAM_NOT_FOUND, "'y'");
+  EXPECT_FAILS(ropeteam_view_read(view.get(), "x", 5, &byte, 1, 0), ROPETEAM_INVALID_ARGUMENT, "which has 5");
+  EXPECT_FAILS(ropeteam_view_read(view.get(), "x", UINT64_MAX, &byte, 2, 0), ROPETEAM_INVALID_ARGUMENT,
+               "which has 5");
+  EXPECT_FAILS(ropeteam_view_read(view.get(), "x", 0, nullptr, 2, 0), ROPETEAM_INVALID_ARGUMENT, "NULL");
+  EXPECT_OK(ropeteam_view_read(view.get(), "x", 5, nullptr, 0, 0));
+  // No waiting is needed for bytes that are here and good.
+  EXPECT_OK(ropeteam_view_read(view.get(), "x", 4, &byte, 1, 0));
+  EXPECT_EQ(byte, 's');
+}
+
+TEST_F(ViewCallsTest, OtherRanksShardsCanBeRead) {
+  const Handle other = Open(5);
+  SaveOne(other.get(), 1, "of rank 5");
+  const Handle handle = Open();
+  const ViewHandle view = OpenView(handle.get(), 1, 5);
+  EXPECT_EQ(ReadAll(view.get(), "x"), "of rank 5");
+}
+
+TEST_F(ViewCallsTest, TheLimitOfOpenViewsIsNamed) {
+  const Handle handle = Open();
+  SaveOne(handle.get(), 1, "bytes");
+  std::vector<ViewHandle> views;
+  for (int i = 0; i < ROPETEAM_VIEWS_OPEN_MAX; ++i) views.push_back(OpenView(handle.get(), 1));
+  ropeteam_view_t* view = nullptr;
+  EXPECT_FAILS(ropeteam_view_open(handle.get(), 1, kRank, kTimeoutMs, &view), ROPETEAM_INVALID_ARGUMENT,
+               "limit 1024");
+  views.pop_back();
+  EXPECT_NE(OpenView(handle.get(), 1), nullptr);
+}
+
+TEST_F(ViewCallsTest, AViewGrantedTooLateIsClosed) {
+  const Handle handle = Open();
+  SaveOne(handle.get(), 1, "bytes");
+  daemon_.Configure([](FakeConfig& config) { config.hold.insert(local::Type::kViewOpen); });
+  ropeteam_view_t* view = nullptr;
+  EXPECT_FAILS(ropeteam_view_open(handle.get(), 1, kRank, 0, &view), ROPETEAM_DEADLINE_EXCEEDED, "no answer");
+  daemon_.Release();
+  // Whoever waits next finds the grant and gives it back.
+  EXPECT_OK(ropeteam_wait(handle.get(), 1, ROPETEAM_LOCAL, kTimeoutMs));
+  EXPECT_TRUE(daemon_.WaitFor([](const FakeCounts& counts) { return counts.view_closes == 1; }));
+}
+
+}  // namespace
+}  // namespace ropeteam::test
