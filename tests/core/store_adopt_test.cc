@@ -98,6 +98,16 @@ TEST(StoreAdopt, WorksOnLikeTheFormerProcess) {
   store->CheckInvariants();
 }
 
+TEST(StoreAdopt, GenerationsGoOnAboveThePublishedOnes) {
+  ArenaMemory memory = ThreeShards();
+  const auto store = AdoptForTest(&memory);
+  store->Remove(kOther);
+  ASSERT_TRUE(SaveForTest(store.get(), kOther, 77).ok());
+  const uint32_t slot = store->Find(kOther)->extents[0].first;
+  EXPECT_GT(memory.slot(slot)->generation, memory.slot(0)->generation);
+  EXPECT_GT(memory.slot(slot)->generation, memory.slot(6)->generation);
+}
+
 TEST(StoreAdopt, WhatWasOnlyAllocatedIsFreeAgain) {
   ArenaMemory memory = ThreeShards();
   auto store = AdoptForTest(&memory);
