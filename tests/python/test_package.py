@@ -5,16 +5,17 @@ import array
 import ctypes
 import gc
 import os
+import pathlib
 import re
 import threading
 import time
 
 import pytest
-from conftest import ROOT
 
 import ropeteam
 from ropeteam import _native, _values
 
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 HEADER = (ROOT / "api" / "include" / "ropeteam" / "ropeteam.h").read_text()
 
 

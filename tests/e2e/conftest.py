@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fixtures of the end-to-end tests; see harness.py.
+
+What a test starts is killed by its pid when the test ends, and a daemon that ended by itself, or by a
+sanitizer, fails the test that had it.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+
+import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+
+from harness import ROPETEAM, ROPETEAMD, WAIT_S, Cluster, Daemon, environment, free_port  # noqa: E402
+
+
+@pytest.fixture
+def cluster(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Iterator[Callable[..., Cluster]]:
+    """cluster(nodes, memory="64M", options=[...]) starts daemons and waits until all see all."""
+    if not ROPETEAMD.exists():
+        pytest.skip(f"{ROPETEAMD} is not built")
+    clusters: list[Cluster] = []
+
+    def start(nodes: int, memory: str = "64M", options: list[str] | None = None) -> Cluster:
+        # Short paths: a unix socket's has at most 107 bytes.
+        directory = pathlib.Path(tempfile.mkdtemp(prefix="ropeteam-", dir="/tmp"))
+        arenas = pathlib.Path(tempfile.mkdtemp(prefix="ropeteam-", dir="/dev/shm"))
+        made = Cluster(nodes, memory, directory, arenas, tmp_path)
+        made.coordinator = f"127.0.0.1:{free_port()}"
+        clusters.append(made)
+        made.nodes = [Daemon(made, ordinal, options or []) for ordinal in range(nodes)]
+        for node in made.nodes:
+            node.start()
+        made.wait_members()
+        return made
+
+    yield start
+    died = []
+    for made in clusters:
+        for node in made.nodes:
+            if node.process is not None:
+                status = node.process.poll()
+                if status is None:
+                    status = node.stop()
+                if status != 0:
+                    died.append(f"{node.name} ended with {status}; its log:\n{node.log_text()[-4000:]}")
+        shutil.rmtree(made.directory, ignore_errors=True)
+        shutil.rmtree(made.arenas, ignore_errors=True)
+    assert not died, "\n".join(died)
+
+
+@pytest.fixture
+def run_ropeteam(tmp_path: pathlib.Path) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
+    """run_ropeteam("run", …, "--", command…) with an arena and socket of the test's own; gives what it
+    printed.
+
+    A second call finds the arena that the first left, as a restarted job would."""
+    if not ROPETEAM.exists():
+        pytest.skip(f"{ROPETEAM} is not built")
+    directory = pathlib.Path(tempfile.mkdtemp(prefix="ropeteam-", dir="/tmp"))
+    arena = pathlib.Path(tempfile.mkdtemp(prefix="ropeteam-", dir="/dev/shm"))
+
+    def run(
+        *command: str, options: list[str] | None = None, timeout_s: float = 3 * WAIT_S, **env: str
+    ) -> subprocess.CompletedProcess[str]:
+        options = ["--job", "test", "--memory", "64M", *(options or [])]
+        options += ["--socket", str(directory / "r.sock"), "--arena-path", str(arena)]
+        return subprocess.run(
+            [str(ROPETEAM), "run", *options, "--", *command],
+            env=environment(**env),
+            cwd=tmp_path,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+        )
+
+    yield run
+    shutil.rmtree(directory, ignore_errors=True)
+    shutil.rmtree(arena, ignore_errors=True)

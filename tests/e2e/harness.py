@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real processes for the end-to-end tests: daemons on loopback addresses, and the build's programs.
+
+ROPETEAM_BUILD is the build tree under test (default: build/release), ROPETEAM_LIBRARY the library that
+Python loads. Waiting is always for a condition.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import re
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BUILD = pathlib.Path(os.environ.get("ROPETEAM_BUILD", ROOT / "build" / "release"))
+ROPETEAMD = BUILD / "node" / "ropeteamd"
+ROPETEAM = BUILD / "api" / "cli" / "ropeteam"
+LIBRARY = pathlib.Path(os.environ.get("ROPETEAM_LIBRARY", BUILD / "api" / "client" / "libropeteam.so"))
+
+sys.path.insert(0, str(ROOT / "api" / "python"))
+
+# How long a condition may take: generous, since sanitizers and busy machines are slow and nothing waits
+# longer than it has to.
+WAIT_S = 60.0
+VIEW = re.compile(r"view epoch (\d+) members (\d+) leader (\S+)")
+
+
+def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = WAIT_S) -> Any:
+    """The condition's first true value; fails the test when there is none in time."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            pytest.fail(f"{what}: not within {timeout_s:.0f} s")
+        time.sleep(0.01)
+
+
+def free_port(address: str = "127.0.0.1") -> int:
+    with socket.socket() as probe:
+        probe.bind((address, 0))
+        return int(probe.getsockname()[1])
+
+
+def environment(**more: str) -> dict[str, str]:
+    """This process's, less what a launcher around the tests would have set, with our programs in it."""
+    launchers = ("ROPETEAM_", "TORCHELASTIC_", "SLURM_", "SKYPILOT_")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(launchers)}
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        kept.pop(name, None)
+    kept["PATH"] = (
+        f"{ROPETEAMD.parent}:{ROPETEAM.parent}:{pathlib.Path(sys.executable).parent}:{kept['PATH']}"
+    )
+    kept["PYTHONPATH"] = str(ROOT / "api" / "python")
+    kept["ROPETEAM_LIBRARY"] = str(LIBRARY)
+    return {**kept, **more}
+
+
+@dataclass
+class Daemon:
+    """One node's ropeteamd, which may be killed and started again."""
+
+    cluster: Cluster
+    ordinal: int
+    options: list[str]
+    process: subprocess.Popen[bytes] | None = None
+    starts: int = 0
+    expected_end: bool = True
+    members_seen: list[int] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return f"node-{self.ordinal}"
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.{self.ordinal + 1}"
+
+    @property
+    def socket(self) -> str:
+        return str(self.cluster.directory / f"{self.ordinal}.sock")
+
+    @property
+    def arena(self) -> pathlib.Path:
+        """The directory that holds the arena's file."""
+        return self.cluster.arenas / str(self.ordinal)
+
+    @property
+    def log(self) -> pathlib.Path:
+        return self.cluster.logs / f"{self.name}.{self.starts}.log"
+
+    def log_text(self) -> str:
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+    def command(self, ready_fd: int) -> list[str]:
+        cluster = self.cluster
+        command = [str(ROPETEAMD), "--job", cluster.job, "--node", self.name, "--ordinal", str(self.ordinal)]
+        command += [
+            "--nodes",
+            str(cluster.size),
+            "--coordinator",
+            cluster.coordinator,
+            "--listen",
+            self.address,
+        ]
+        command += ["--socket", self.socket, "--arena-path", str(self.arena), "--memory", cluster.memory]
+        return [*command, "--ready-fd", str(ready_fd), *self.options]
+
+    def start(self, wait: bool = True) -> Daemon:
+        """Starts it and, unless told not to, waits until it says that it is ready."""
+        assert self.process is None, f"{self.name} runs already"
+        self.starts += 1
+        self.arena.mkdir(exist_ok=True)
+        reader, writer = os.pipe()
+        with open(self.log, "wb") as log:
+            self.process = subprocess.Popen(
+                self.command(writer),
+                env=environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                pass_fds=[writer],
+                start_new_session=True,
+            )
+        os.close(writer)
+        self.expected_end = False
+        try:
+            if wait and not (select.select([reader], [], [], WAIT_S)[0] and os.read(reader, 4096)):
+                pytest.fail(f"{self.name} did not become ready; its log:\n{self.log_text()}")
+        finally:
+            os.close(reader)
+        return self
+
+    def kill(self, drop_memory: bool = False) -> None:
+        """kill -9; with drop_memory the host's memory goes with it, as when the machine itself is lost."""
+        self._end(signal.SIGKILL)
+        if drop_memory:
+            shutil.rmtree(self.arena)
+
+    def stop(self) -> int:
+        """SIGTERM; gives the exit status, which is 0 for a clean end."""
+        return self._end(signal.SIGTERM)
+
+    def _end(self, number: int) -> int:
+        assert self.process is not None, f"{self.name} does not run"
+        self.expected_end = True
+        self.process.send_signal(number)
+        try:
+            status = self.process.wait(WAIT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            pytest.fail(f"{self.name} did not end; its log:\n{self.log_text()}")
+        self.process = None
+        return status
+
+    def members(self) -> int:
+        """Of the last view in its log; 0 when there is none yet."""
+        views = VIEW.findall(self.log_text())
+        return int(views[-1][1]) if views else 0
+
+    def status(self) -> dict[str, Any]:
+        """`ropeteam status --json` of this node's socket."""
+        done = subprocess.run(
+            [str(ROPETEAM), "status", "--json", "--socket", self.socket],
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=WAIT_S,
+        )
+        assert done.returncode == 0, done.stderr
+        return dict(json.loads(done.stdout))
+
+    def open(self, rank: int, world_size: int, life: str | None = None, timeout: float = WAIT_S) -> Any:
+        import ropeteam
+
+        return ropeteam.open(self.socket, rank=rank, world_size=world_size, life=life, timeout=timeout)
+
+
+@dataclass
+class Cluster:
+    """The nodes of one job."""
+
+    size: int
+    memory: str
+    directory: pathlib.Path
+    arenas: pathlib.Path
+    logs: pathlib.Path
+    job: str = "test"
+    coordinator: str = ""
+    nodes: list[Daemon] = field(default_factory=list)
+
+    def __getitem__(self, ordinal: int) -> Daemon:
+        return self.nodes[ordinal]
+
+    def wait_members(self, count: int | None = None) -> None:
+        """Until every running node's view has `count` members (those that run, when not given)."""
+        running = [node for node in self.nodes if node.process is not None]
+        wanted = len(running) if count is None else count
+        wait_until(lambda: all(node.members() == wanted for node in running), f"a view of {wanted} members")
