@@ -9,6 +9,7 @@
 
 #include "core/base/log.h"
 #include "membership/standalone/address.h"
+#include "membership/standalone/loop.h"
 #include "membership/standalone/membership.grpc.pb.h"
 #include "membership/standalone/options.h"
 #include "membership/standalone/wire.h"
@@ -34,21 +35,26 @@ Epoch FirstEpoch() {
   return static_cast<Epoch>(seconds > 0 ? seconds : 0) * kEpochLeap + 1;
 }
 
+std::shared_ptr<const CoordinatorFrame> Frame(const CoordinatorMessage& message) {
+  return std::make_shared<const CoordinatorFrame>(Encode(message));
+}
+
 }  // namespace
 
 class CoordinatorServer::Stream final : public grpc::ServerBidiReactor<NodeFrame, CoordinatorFrame> {
  public:
   explicit Stream(CoordinatorServer* server) : server_(server) {
-    id_ = server->Adopt(this);  // last of all: from here on the loop may call
-    StartRead(&in_);
+    id_ = server->Adopt(this);
+    ReadNext();
   }
 
-  // On the coordinator's loop; the registry's lock keeps the stream alive during the call.
-  void Send(const CoordinatorMessage& message) {
+  // Under the server's lock, which keeps the stream alive during the call. `view` is the frame of a message
+  // that is one.
+  void Send(const CoordinatorMessage& message, std::shared_ptr<const CoordinatorFrame> view) {
     const std::lock_guard lock(mutex_);
     if (closing_) return;
-    if (const auto* view = std::get_if<ViewStatePtr>(&message)) {
-      view_ = *view;
+    if (view != nullptr) {
+      view_ = std::move(view);
     } else if (const auto* probe = std::get_if<Probe>(&message)) {
       probe_ = *probe;
     } else if (const auto* refusal = std::get_if<Refusal>(&message)) {
@@ -76,7 +82,10 @@ class CoordinatorServer::Stream final : public grpc::ServerBidiReactor<NodeFrame
   void OnReadDone(bool ok) override {
     if (!ok) return End();
     Result<NodeMessage> message = Decode(std::exchange(in_, {}));
-    if (message.ok()) return server_->OnMessage(id_, std::move(*message));
+    if (message.ok()) {
+      server_->OnMessage(id_, std::move(*message));
+      return ReadNext();
+    }
     LOG_WARNING("membership stream closed, reason %s", message.status().ToString().c_str());
     End();
   }
@@ -128,28 +137,28 @@ class CoordinatorServer::Stream final : public grpc::ServerBidiReactor<NodeFrame
     }
     // The probe first, since it is waited for; the refusal last, since it ends the stream.
     if (probe_) {
-      out_ = Encode(CoordinatorMessage(*std::exchange(probe_, {})));
+      out_ = Frame(*std::exchange(probe_, {}));
     } else if (std::exchange(answer_, false)) {
-      out_ = Encode(CoordinatorMessage(HeartbeatAnswer{}));
+      out_ = Frame(HeartbeatAnswer{});
     } else if (view_ != nullptr) {
-      out_ = Encode(CoordinatorMessage(std::exchange(view_, nullptr)));
+      out_ = std::exchange(view_, nullptr);
     } else {
-      out_ = Encode(CoordinatorMessage(*std::exchange(refusal_, {})));
+      out_ = Frame(*std::exchange(refusal_, {}));
     }
     writing_ = true;
-    StartWrite(&out_);
+    StartWrite(out_.get());
   }
 
   CoordinatorServer* const server_;
   ConnectionId id_ = kNoConnection;
-  NodeFrame in_;          // gRPC's from StartRead() to OnReadDone()
-  CoordinatorFrame out_;  // gRPC's while writing_
+  NodeFrame in_;                                 // gRPC's from StartRead() to OnReadDone()
+  std::shared_ptr<const CoordinatorFrame> out_;  // gRPC's while writing_
 
   std::mutex mutex_;
   bool writing_ = false;
   bool closing_ = false;
   bool finished_ = false;
-  ViewStatePtr view_;
+  std::shared_ptr<const CoordinatorFrame> view_;
   std::optional<Probe> probe_;
   std::optional<Refusal> refusal_;
   bool answer_ = false;
@@ -181,7 +190,6 @@ Status CoordinatorServer::Start() {
   SetServerOptions(&builder);
   builder.AddListeningPort(config_.coordinator_address, ServerCredentials(), &port);
   builder.RegisterService(service_.get());
-  // The loop starts afterwards: what the first streams post waits in its queue.
   server_ = builder.BuildAndStart();
   if (server_ == nullptr || port == 0) {
     server_.reset();
@@ -189,37 +197,43 @@ Status CoordinatorServer::Start() {
   }
   LOG_INFO("membership coordinator listens on %s, job %s", config_.coordinator_address.c_str(),
            config_.job.c_str());
-  loop_.Start([this](TimeUs now) { Perform(coordinator_->Tick(now)); },
-              [this] { return coordinator_->NextDeadline(); });
+  thread_ = std::thread([this] { KeepDeadlines(); });
   return OkStatus();
 }
 
 void CoordinatorServer::Stop() {
   if (server_ == nullptr) return;
   const auto deadline = std::chrono::steady_clock::now() + kFlushMax;
-  bool flushed = false;
-  loop_.Post([this, &flushed](TimeUs now) {
-    Perform(coordinator_->Flush(now));
-    const std::lock_guard lock(mutex_);
-    flushed = true;
-    changed_.notify_all();
-  });
   {
     std::unique_lock lock(mutex_);
     stopping_ = true;
-    // The first wait is for our own thread, which never blocks; only the second is for the network.
-    changed_.wait(lock, [&flushed] { return flushed; });
+    Perform(coordinator_->Flush(Loop::Now()));
     changed_.wait_until(lock, deadline, [this] { return AllIdle(); });
   }
   server_->Shutdown(std::chrono::system_clock::now());
   {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [this] { return streams_.empty(); });
+    ending_ = true;
   }
+  timer_.notify_one();
+  thread_.join();
   server_->Wait();
-  loop_.Stop();
   server_.reset();
   service_.reset();
+}
+
+void CoordinatorServer::KeepDeadlines() {
+  std::unique_lock lock(mutex_);
+  while (!ending_) {
+    armed_ = coordinator_->NextDeadline();
+    if (const TimeUs now = Loop::Now(); now >= armed_) {
+      Perform(coordinator_->Tick(now));
+    } else {
+      // An instant of steady_clock, so a step of the wall clock neither hurries nor delays a deadline.
+      timer_.wait_until(lock, std::chrono::steady_clock::time_point(std::chrono::microseconds(armed_)));
+    }
+  }
 }
 
 bool CoordinatorServer::AllIdle() {
@@ -232,21 +246,19 @@ ConnectionId CoordinatorServer::Adopt(Stream* stream) {
   const std::lock_guard lock(mutex_);
   const ConnectionId id = ++connections_made_;
   streams_.emplace(id, stream);
-  loop_.Post([this, id](TimeUs now) { Perform(coordinator_->Opened(now, id)); });
+  Perform(coordinator_->Opened(Loop::Now(), id));
   return id;
 }
 
 void CoordinatorServer::OnMessage(ConnectionId connection, NodeMessage message) {
-  loop_.Post([this, connection, message = std::move(message)](TimeUs now) {
-    Perform(coordinator_->Received(now, connection, message));
-    const std::lock_guard lock(mutex_);
-    if (const auto found = streams_.find(connection); found != streams_.end()) found->second->ReadNext();
-  });
+  const std::lock_guard lock(mutex_);
+  Perform(coordinator_->Received(Loop::Now(), connection, message));
 }
 
 void CoordinatorServer::OnEnd(ConnectionId connection) {
   // More than once for a stream that is both cancelled and at its end: the second finds nothing to close.
-  loop_.Post([this, connection](TimeUs now) { Perform(coordinator_->Closed(now, connection)); });
+  const std::lock_guard lock(mutex_);
+  Perform(coordinator_->Closed(Loop::Now(), connection));
 }
 
 void CoordinatorServer::Forget(ConnectionId connection) {
@@ -261,18 +273,23 @@ void CoordinatorServer::OnIdle() {
 }
 
 void CoordinatorServer::Perform(Coordinator::Outputs outputs) {
-  const std::lock_guard lock(mutex_);
   for (const Coordinator::Output& output : outputs) {
     const auto* send = std::get_if<Coordinator::Send>(&output);
     const auto* close = std::get_if<Coordinator::Close>(&output);
     const auto found = streams_.find(send != nullptr ? send->connection : close->connection);
-    if (found == streams_.end()) continue;  // it ended; its Closed() is in the queue
-    if (send != nullptr) {
-      found->second->Send(send->message);
-    } else {
+    if (found == streams_.end()) continue;  // it is over, and its Closed() was told
+    if (send == nullptr) {
       found->second->Close();
+      continue;
     }
+    const auto* view = std::get_if<ViewStatePtr>(&send->message);
+    if (view != nullptr && *view != encoded_) {
+      encoded_ = *view;
+      frame_ = Frame(send->message);
+    }
+    found->second->Send(send->message, view != nullptr ? frame_ : nullptr);
   }
+  if (coordinator_->NextDeadline() < armed_) timer_.notify_one();
 }
 
 }  // namespace ropeteam

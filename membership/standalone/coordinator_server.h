@@ -11,14 +11,17 @@
 #include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <thread>
 #include <unordered_map>
 
 #include "core/base/status.h"
 #include "membership/coordinator.h"
-#include "membership/standalone/loop.h"
 
 namespace grpc {
 class Server;
+}
+namespace ropeteam::membership::v1 {
+class CoordinatorFrame;
 }
 
 namespace ropeteam {
@@ -46,22 +49,30 @@ class CoordinatorServer {
   void Forget(ConnectionId connection);
   void OnIdle();
 
-  // On the loop.
+  // All under mutex_.
   void Perform(Coordinator::Outputs outputs);
-  bool AllIdle();  // under mutex_
+  bool AllIdle();
+
+  void KeepDeadlines();  // the thread
 
   const MembershipConfig config_;
   std::unique_ptr<Service> service_;
   std::unique_ptr<grpc::Server> server_;
-  std::unique_ptr<Coordinator> coordinator_;  // the loop's, once that runs
-  Loop loop_;
 
-  // Taken before a stream's own lock, never after it.
+  // Taken before a stream's own lock, never after it. Guards all that follows.
   std::mutex mutex_;
   std::condition_variable changed_;
+  std::unique_ptr<Coordinator> coordinator_;
   std::unordered_map<ConnectionId, Stream*> streams_;  // each owns itself until its OnDone()
   ConnectionId connections_made_ = 0;
+  ViewStatePtr encoded_;  // the view that frame_ is the encoding of: one for all streams
+  std::shared_ptr<const membership::v1::CoordinatorFrame> frame_;
   bool stopping_ = false;
+
+  std::condition_variable timer_;
+  TimeUs armed_ = 0;  // when the thread will wake by itself
+  bool ending_ = false;
+  std::thread thread_;
 };
 
 }  // namespace ropeteam

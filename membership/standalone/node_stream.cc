@@ -80,7 +80,10 @@ void NodeStream::Advance() {
 void NodeStream::OnReadDone(bool ok) {
   if (ok) {
     Result<CoordinatorMessage> message = Decode(std::exchange(in_, {}));
-    if (message.ok()) return handler_.on_message(attempt_, std::move(*message));
+    if (message.ok()) {
+      if (handler_.on_message(attempt_, std::move(*message))) ReadNext();
+      return;
+    }
     {
       const std::lock_guard lock(mutex_);
       nonsense_ = message.status().ToString();
