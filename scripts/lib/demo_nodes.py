@@ -20,9 +20,11 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import datetime
 
 MARK = "ROPETEAM_DEMO_NODE"
-VIEW_LINE = re.compile(r"view epoch (\d+) members (\d+) leader (\S+)")
+VIEW_LINE = re.compile(r"^(\S+) info view epoch (\d+) members (\d+) leader \S+", re.MULTILINE)
+LOG_TIME = "%Y-%m-%dT%H:%M:%S.%f%z"  # as ropeteamd writes it
 GRACE_S = 5.0  # between SIGTERM and SIGKILL at the end
 
 
@@ -72,7 +74,7 @@ def signal_all(pids: list[int], number: int) -> None:
 
 @dataclass(frozen=True)
 class ViewSeen:
-    """A membership view in a daemon's log, with the time at which the line came."""
+    """A membership view in a daemon's log, with the line's time."""
 
     at: float
     epoch: int
@@ -160,7 +162,7 @@ class Node:
         self.socket = job.sockets / f"{ordinal}.sock"
         self.arena = job.arenas / str(ordinal)
         self.log = job.paths.out / f"{self.name}.{life}.log"
-        self.views: list[ViewSeen] = []
+        self.daemon_log = job.paths.out / f"{self.name}.{life}.daemon.log"
         self.started_at = 0.0
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
@@ -179,6 +181,7 @@ class Node:
         store = ["--job", f"demo-{job.token}", "--node", self.name, "--nodes", str(job.nodes)]
         store += ["--ordinal", str(self.ordinal), "--coordinator", job.coordinator, "--listen", self.address]
         store += ["--memory", job.memory, "--arena-path", str(self.arena), "--socket", str(self.socket)]
+        store += ["--log-file", str(self.daemon_log)]
         launch = ["--nnodes", str(job.nodes), "--nproc-per-node", "1", "--max-restarts", "5"]
         launch += ["--rdzv-backend", "c10d", "--rdzv-endpoint", job.rendezvous, "--rdzv-id", job.token]
         launch += ["--rdzv-conf", ",".join(f"{key}={value}" for key, value in rendezvous.items())]
@@ -204,17 +207,23 @@ class Node:
         self._reader.start()
 
     def _read(self) -> None:
-        """Writes the node's output to its log, each line with the time it came, and notes the membership
-        views."""
+        """Writes the node's output to its log, each line with the time it came."""
         assert self._process is not None and self._process.stdout is not None
         with open(self.log, "w") as log:
             for line in self._process.stdout:
-                now = time.time()
-                log.write(f"{now:.3f} {line}")
+                log.write(f"{time.time():.3f} {line}")
                 log.flush()
-                found = VIEW_LINE.search(line)
-                if found:
-                    self.views.append(ViewSeen(now, int(found[1]), int(found[2])))
+
+    def views(self) -> list[ViewSeen]:
+        """The membership views that this node's daemon has logged so far."""
+        try:
+            text = self.daemon_log.read_text(errors="replace")
+        except OSError:
+            return []
+        return [
+            ViewSeen(datetime.strptime(at, LOG_TIME).timestamp(), int(epoch), int(members))
+            for at, epoch, members in VIEW_LINE.findall(text)
+        ]
 
     def returncode(self) -> int | None:
         assert self._process is not None

@@ -70,7 +70,7 @@ def run_ropeteam(tmp_path: pathlib.Path) -> Iterator[Callable[..., subprocess.Co
     def run(
         *command: str, options: list[str] | None = None, timeout_s: float = 3 * WAIT_S, **env: str
     ) -> subprocess.CompletedProcess[str]:
-        options = ["--job", "test", "--memory", "64M", *(options or [])]
+        options = [*(options or ["--job", "test"]), "--memory", "64M"]
         options += ["--socket", str(directory / "r.sock"), "--arena-path", str(arena)]
         return subprocess.run(
             [str(ROPETEAM), "run", *options, "--", *command],
