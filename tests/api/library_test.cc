@@ -72,7 +72,7 @@ TEST(LibraryTest, NeedsTheCAndCppLibrariesOnly) {
 }
 
 TEST(LibraryTest, AProgramInCMakesAWholeCycle) {
-  FakeDaemon daemon;
+  FakeDaemon daemon(64 * 1024, 512);
   const std::string command =
       "ROPETEAM_SOCKET=" + daemon.socket() + " RANK=0 WORLD_SIZE=1 " ROPETEAM_C_API_TEST;
   const int status = std::system(command.c_str());

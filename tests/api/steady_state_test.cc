@@ -5,7 +5,7 @@
 
 #include <sys/resource.h>
 
-#include <atomic>
+#include <cstdio>
 #include <cstdlib>
 #include <new>
 
@@ -30,6 +30,8 @@ namespace ropeteam::test {
 namespace {
 
 constexpr uint64_t kMiB = 1 << 20;
+constexpr uint64_t kChunk =
+    64 * 1024;  // small: what is counted does not depend on it, and memory is slow to touch first
 
 long MinorFaults() {
   rusage usage{};
@@ -39,7 +41,7 @@ long MinorFaults() {
 
 class SteadyStateTest : public ApiTest {
  protected:
-  SteadyStateTest() : ApiTest(kMiB, 256), handle_(Open()), source_(64 * kMiB, 's') {}
+  SteadyStateTest() : ApiTest(kChunk, 512), handle_(Open()), source_(8 * kMiB, 's') {}
 
   struct Cost {
     long faults;
@@ -69,27 +71,31 @@ class SteadyStateTest : public ApiTest {
 };
 
 TEST_F(SteadyStateTest, LaterSavesTakeNoPageFault) {
-  // Each save lies in other chunks than the one before: the first to use them, and still without a fault of
-  // its own once the background has been over the arena. The first save may meet it on its way.
-  SaveAndCount(1, 64 * kMiB, 16);
-  SaveAndCount(2, 64 * kMiB, 16);
-  EXPECT_EQ(SaveAndCount(3, 60 * kMiB, 16).faults, 0);
+  // Granted every chunk once, whether or not the background has been there yet; most of them are given back.
+  const ropeteam_save_options_t all{sizeof(all), 510 * kChunk, 1};
+  ropeteam_save_t* save = nullptr;
+  ASSERT_OK(ropeteam_save_begin(handle_.get(), 1, &all, &save));
+  ropeteam_save_close(save);
+  SaveAndCount(2, 8 * kMiB, 16);
+  // Each of these lies in chunks that no save has been copied to before.
+  EXPECT_EQ(SaveAndCount(3, 8 * kMiB, 16).faults, 0);
+  EXPECT_EQ(SaveAndCount(4, 8 * kMiB, 16).faults, 0);
 }
 
 TEST_F(SteadyStateTest, AllocationsDoNotGrowWithBytesOrChunks) {
-  for (uint64_t step = 1; step < 3; ++step) SaveAndCount(step, 32 * kMiB, 8);
-  const Cost small = SaveAndCount(3, 8 * kMiB, 8);
-  const Cost big = SaveAndCount(4, 32 * kMiB, 8);
+  for (uint64_t step = 1; step < 3; ++step) SaveAndCount(step, 8 * kMiB, 8);
+  const Cost small = SaveAndCount(3, 2 * kMiB, 8);
+  const Cost big = SaveAndCount(4, 8 * kMiB, 8);
   EXPECT_EQ(small.allocations, big.allocations);
   // The handle and its two owners, and what the manifest keeps for eight entries and its encoding.
   EXPECT_LE(big.allocations, 16u);
-  RecordProperty("allocations_per_save", static_cast<int>(big.allocations));
+  std::printf("allocations of a save of 8 objects %d\n", static_cast<int>(big.allocations));
 }
 
 TEST_F(SteadyStateTest, ReadsIntoAnOwnBufferAllocateNothing) {
-  SaveAndCount(1, 16 * kMiB, 1);
+  SaveAndCount(1, 8 * kMiB, 1);
   const ViewHandle view = OpenView(handle_.get(), 1);
-  std::string target(16 * kMiB, '\0');
+  std::string target(8 * kMiB, '\0');
   ASSERT_OK(ropeteam_view_read(view.get(), "layer.0", 0, target.data(), target.size(), kTimeoutMs));
   const uint64_t before = allocations;
   ASSERT_OK(ropeteam_view_read(view.get(), "layer.0", 1, target.data(), target.size() - 1, kTimeoutMs));
