@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parts of scripts/ that decide: what counts as passed, and whether the demo kept its promises."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+LIB = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "lib"
+sys.path.insert(0, str(LIB))
+
+import demo_nodes  # noqa: E402
+import demo_report  # noqa: E402
+import sum_results  # noqa: E402
+
+CTEST = """<?xml version="1.0"?>
+<testsuite name="all" tests="4" failures="1" disabled="0" skipped="1">
+  <testcase name="A.Good" classname="A.Good" time="0.1" status="run"><system-out>ok</system-out></testcase>
+  <testcase name="A.Bad" classname="A.Bad" time="0.1" status="fail"><failure message="Failed"/></testcase>
+  <testcase name="A.Skip" classname="A.Skip" time="0" status="notrun"><skipped
+  message="SKIP_REGULAR_EXPRESSION"/>
+    <system-out>/src/a_test.cc:12: Skipped
+no second node here
+
+[  SKIPPED ] A.Skip (0 ms)</system-out></testcase>
+  <testcase name="A.Off" classname="A.Off" time="0" status="disabled"/>
+</testsuite>"""
+PYTEST = """<testsuites><testsuite name="pytest">
+  <testcase classname="t.x" name="test_a" time="1"/>
+  <testcase classname="t.x" name="test_b" time="1"><skipped message="torch is not installed"/></testcase>
+  <testcase classname="t.x" name="test_c" time="1"><error message="fixture"/></testcase>
+</testsuite></testsuites>"""
+
+
+def sum_up(tmp_path, *documents):
+    paths = []
+    for index, document in enumerate(documents):
+        path = tmp_path / f"{index}.xml"
+        path.write_text(document)
+        paths.append(str(path))
+    done = subprocess.run(
+        [sys.executable, str(LIB / "sum_results.py"), *paths], capture_output=True, text=True
+    )
+    return done.returncode, done.stdout.splitlines()
+
+
+def test_both_suites_are_added_up_with_reasons(tmp_path):
+    status, lines = sum_up(tmp_path, CTEST, PYTEST)
+    assert status == 1
+    assert lines[-1] == "2 passed, 2 failed, 3 skipped"
+    assert lines[:-1] == [
+        "  failed: A.Bad",
+        "  skipped: A.Skip: no second node here",
+        "  skipped: A.Off: disabled",
+        "  skipped: t.x.test_b: torch is not installed",
+        "  failed: t.x.test_c",
+    ]
+
+
+def test_a_suite_that_left_no_result_is_a_failure(tmp_path):
+    good = '<testsuite><testcase name="a"/></testsuite>'
+    assert sum_up(tmp_path, good) == (0, ["1 passed, 0 failed, 0 skipped"])
+    assert sum_up(tmp_path, good, "<testsuite><testcase")[0] == 1
+    assert sum_results.add_up([str(tmp_path / "none.xml")]) == (0, 1, 0)
+
+
+def test_nothing_run_is_not_a_success(tmp_path):
+    assert sum_up(tmp_path, "<testsuite></testsuite>") == (1, ["0 passed, 0 failed, 0 skipped"])
+
+
+# ---- the demo's verdict
+
+LOSSES = {1: 4.5, 2: 4.25, 3: 4.0, 4: 3.5}
+
+
+def write_run(directory, kill_at, resumed_from=2, losses=LOSSES, first_life=3):
+    """Two ranks: steps 1 to `first_life`, a kill, and the rest again from `resumed_from` on."""
+    directory.mkdir()
+    for rank in range(2):
+        events, lines = [], []
+
+        def step(number, at, lines=lines, events=events):
+            lines.append(f"{number} {float(losses[number]).hex()}\n")
+            events.append({"t": at, "event": "step", "step": number, "ms": 10.0})
+            events.append({"t": at, "event": "saved", "step": number, "ms": 1.0})
+            events.append({"t": at, "event": "replicated", "step": number, "ms": 2.0})
+
+        for number in range(1, first_life + 1):
+            step(number, kill_at - 1 + number / 10)
+        if kill_at < 1e9:
+            events.append({"t": kill_at + 2, "event": "loaded", "step": resumed_from, "ms": 33.0})
+            for number in range(resumed_from + 1, 5):
+                step(number, kill_at + 2 + number)
+        (directory / f"loss.{rank}.txt").write_text("".join(lines))
+        (directory / f"events.{rank}.jsonl").write_text("".join(json.dumps(e) + "\n" for e in events) + '{"t')
+
+
+@pytest.fixture
+def judged(tmp_path):
+    def judge(**run):
+        write_run(tmp_path / "reference", 2e9, first_life=4)
+        write_run(tmp_path / "run", 100.0, **run)
+        kill = demo_report.Kill(1, 100.0, 3, {0: 100.9}, 101.0)
+        report = demo_report.make_report(tmp_path / "run", tmp_path / "reference", 2, 4, kill)
+        return report, demo_report.failures(report, 1500.0)
+
+    return judge
+
+
+def test_a_run_that_kept_its_promises_passes(judged):
+    report, found = judged()
+    assert found == []
+    assert report["killed_at_step"] == 3 and report["resumed_from_step"] == 2 and report["steps_lost"] == 1
+    assert report["losses_identical"] is True
+    assert (report["detect_ms"], report["restore_ms"]) == (900.0, 33.0)
+    assert (report["save_stall_ms_median"], report["replicated_ms_median"]) == (1.0, 2.0)
+
+
+def test_more_than_one_lost_step_fails(judged):
+    report, found = judged(resumed_from=1)
+    assert report["steps_lost"] == 2 and any("2 steps were lost" in line for line in found)
+
+
+def test_one_bit_of_difference_in_a_loss_fails(judged):
+    report, found = judged(losses={**LOSSES, 4: 3.5000000000000004})
+    assert report["losses_identical"] is False and any("losses differ" in line for line in found)
+    assert "rank 0 step 4" in report["loss_differences"][0]
+
+
+def test_a_death_seen_late_fails(judged):
+    report, _ = judged()
+    report["detect_ms"] = 1500.1
+    assert demo_report.failures(report, 1500.0) == [
+        "the death was seen after 1500.1 ms, at most 1500 are promised"
+    ]
+
+
+def test_steps_that_are_missing_are_differences(tmp_path):
+    write_run(tmp_path / "reference", 2e9, first_life=4)
+    write_run(tmp_path / "run", 2e9, first_life=3)
+    found = demo_report.compare_losses(tmp_path / "reference", tmp_path / "run", 2, 4)
+    assert found == ["rank 0: the run has no step 4", "rank 1: the run has no step 4"]
+
+
+def test_the_plot_is_drawn(tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    write_run(tmp_path / "reference", 2e9, first_life=4)
+    write_run(tmp_path / "run", 100.0)
+    kill = demo_report.Kill(1, 100.0, 3, {0: 100.9}, 101.0)
+    demo_report.plot(tmp_path / "t.png", tmp_path / "run", tmp_path / "reference", 2, kill)
+    assert (tmp_path / "t.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_views_are_read_from_a_daemon_s_log():
+    line = "2026-11-21T02:08:38.250+00:00 info view epoch 7 members 3 leader node-0 lost node-2\n"
+    at, epoch, members = demo_nodes.VIEW_LINE.search("x\n" + line).groups()
+    assert (epoch, members) == ("7", "3")
+    assert demo_nodes.datetime.strptime(at, demo_nodes.LOG_TIME).timestamp() % 60 == 38.25
