@@ -19,7 +19,9 @@
  *     ropeteam_save_t or one ropeteam_view_t are serialised inside; closing one while another thread uses it is the
  *     caller's mistake.
  * (4) Every call that can wait takes `timeout_ms`: milliseconds from now, 0 to look once and not wait, at most
- *     ROPETEAM_TIMEOUT_MAX_MS. When it passes the call returns ROPETEAM_DEADLINE_EXCEEDED and the outcome is unknown.
+ *     ROPETEAM_TIMEOUT_MAX_MS. When it passes the call returns ROPETEAM_DEADLINE_EXCEEDED and the outcome is unknown. With
+ *     a daemon that is stopped, and so cannot say how far it came, the call is up to a second late. Calls without a timeout
+ *     wait for this node's daemon alone, and for 5 s at most.
  * (5) Names are bytes, 1 to ROPETEAM_NAME_MAX of them, ended by a zero; unique within a shard.
  * (6) Structs that the caller fills begin with `size` = sizeof(the struct): a library that is newer than the caller
  *     takes the fields it knows of. A zeroed field means the default. Enums and structs only ever grow at the end.
@@ -102,8 +104,9 @@ typedef struct {
   uint32_t rank;
   uint32_t world_size;
   /* A string that all ranks of one life of the world share and no other life has, e.g. a token that rank 0 made and
-   * broadcast. NULL: ROPETEAM_LIFE, or SLURM's job, step and restart numbers. Without any, a life ends when one of its
-   * ranks dies or opens again, which is right for launchers that stop the whole world before they start the next. */
+   * broadcast. NULL: ROPETEAM_LIFE, or SLURM's job, step and restart numbers (not under torchrun, which restarts the world
+   * within one step of SLURM's). Without any, a life ends when one of its ranks dies or opens again, which is right for
+   * launchers that stop the whole world before they start the next. */
   const char* life;
   int64_t timeout_ms; /* 0: 30 s, the one timeout whose zero is a default (convention 6 over convention 4) */
 } ropeteam_open_options_t;
@@ -113,7 +116,8 @@ typedef struct {
  * speaks another protocol version; both are named. INVALID_ARGUMENT: rank outside the world, another world size than
  * the life has. If the daemon dies later, calls return UNAVAILABLE and the next call reaches out to its successor. */
 ROPETEAM_EXPORT ropeteam_status_t ropeteam_open(const ropeteam_open_options_t* options, ropeteam_t** handle);
-/* Aborts what is not committed, closes every view. Never waits for the network. */
+/* Aborts what is not committed, closes every view. Never waits for the network. Saves and views that are still open stay
+ * valid handles, to be closed by their own calls before or after; everything else they are asked fails. */
 ROPETEAM_EXPORT void ropeteam_close(ropeteam_t* handle);
 
 typedef struct {
@@ -142,11 +146,13 @@ typedef struct {
 ROPETEAM_EXPORT ropeteam_status_t ropeteam_save_begin(ropeteam_t* handle, uint64_t step,
                                                       const ropeteam_save_options_t* options, ropeteam_save_t** save);
 /* Copies [data, data + length) into the shard as the object `name`, checksumming on the way; the source is the
- * caller's again at return. Replication of full chunks begins meanwhile. */
+ * caller's again at return. Replication of full chunks begins meanwhile. After INVALID_ARGUMENT and NO_SPACE the save is as
+ * it was, without this object; any other error ends it, and every later call on it returns the same. */
 ROPETEAM_EXPORT ropeteam_status_t ropeteam_save_put(ropeteam_save_t* save, const char* name, const void* data,
                                                     uint64_t length);
 /* Hands out `length` bytes of the arena, 64-byte aligned and contiguous, to be filled in place before
- * ropeteam_save_commit(), which checksums them. *pointer is valid until the save is committed, aborted or closed. */
+ * ropeteam_save_commit(), which checksums them. *pointer is valid until the save is committed, aborted or closed.
+ * INVALID_ARGUMENT: a length of 0; an empty object is put. Otherwise as ropeteam_save_put(). */
 ROPETEAM_EXPORT ropeteam_status_t ropeteam_save_reserve(ropeteam_save_t* save, const char* name, uint64_t length,
                                                         void** pointer);
 /* Seals the shard: at OK it is LOCAL. Waits for the daemon's answer on this machine only, never for the network. After any
