@@ -120,7 +120,7 @@ struct Answer {
 };
 
 // The data path saw this member fail: ask membership to look.
-struct Suspicion {
+struct PeerSuspicion {
   NodeId peer = kNoNode;
   std::string reason;
 };
@@ -139,7 +139,7 @@ struct Outbox {
   std::vector<StartTransfer> transfers;
   std::vector<StartCheck> checks;
   std::vector<Answer> answers;
-  std::vector<Suspicion> suspicions;
+  std::vector<PeerSuspicion> suspicions;
   std::vector<LevelEvent> events;
   bool empty() const {
     return messages.empty() && transfers.empty() && checks.empty() && answers.empty() && suspicions.empty() &&

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// An engine must take any bytes from a peer without harm: what cannot be read is dropped, and so is what is not for it.
+#include "core/engine/messages.h"
+
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+
+#include "core/base/bytes.h"
+#include "core/base/log.h"
+#include "core/engine/engine.h"
+
+namespace ropeteam {
+namespace {
+
+constexpr uint64_t kChunk = 4096;
+
+class LoneEngine : public ::testing::Test {
+ protected:
+  LoneEngine() : size_(Store::MemoryFor(16, kChunk)) {
+    SetLogSink([](LogLevel, std::string_view) {}, LogLevel::kOff);
+    memory_ = mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    store_ = Store::Format({static_cast<std::byte*>(memory_), size_}, kChunk, {"job", "node"}).value();
+    EngineConfig config;
+    config.self = 1;
+    config.replicas = 0;
+    engine_ = std::make_unique<Engine>(config, store_.get());
+    View view;
+    view.epoch = 5;
+    view.leader = 1;
+    for (const NodeId id : {NodeId{1}, NodeId{2}}) {
+      Member member;
+      member.id = id;
+      member.name = "n" + std::to_string(id);
+      member.ordinal = static_cast<uint32_t>(id);
+      view.members.push_back(member);
+    }
+    engine_->OnView(1, view);
+    engine_->outbox().clear();
+  }
+  ~LoneEngine() override {
+    engine_.reset();
+    store_.reset();
+    munmap(memory_, size_);
+    SetLogSink(nullptr, LogLevel::kWarning);
+  }
+
+  std::string Reserve(Epoch epoch, NodeId to) {
+    const ReplicaReserve reserve{{2, 1}, {{1, 1, 0}}, 2, kChunk};
+    return Encode(Envelope{epoch, 2, to, Kind::kReplicaReserve, Encode(reserve)});
+  }
+
+  size_t size_;
+  void* memory_ = nullptr;
+  std::unique_ptr<Store> store_;
+  std::unique_ptr<Engine> engine_;
+};
+
+TEST_F(LoneEngine, AnswersAReservation) {
+  engine_->OnMessage(2, 2, Reserve(5, 1));
+  ASSERT_EQ(engine_->outbox().messages.size(), 1u);
+  EXPECT_EQ(engine_->outbox().messages[0].to, 2u);
+  EXPECT_EQ(store_->chunks_free(), 14u);
+  engine_->CheckInvariants();
+}
+
+TEST_F(LoneEngine, RefusesAnOlderEpochAndAnotherInstance) {
+  engine_->OnMessage(2, 2, Reserve(4, 1));
+  engine_->OnMessage(2, 2, Reserve(5, 99));
+  EXPECT_TRUE(engine_->outbox().messages.empty());
+  EXPECT_EQ(store_->chunks_free(), 16u);
+  EXPECT_EQ(engine_->Report().counters.messages_stale, 2u);
+}
+
+TEST_F(LoneEngine, KeepsANewerEpochUntilTheViewHasCome) {
+  engine_->OnMessage(2, 2, Reserve(6, 1));
+  EXPECT_EQ(store_->chunks_free(), 16u);
+  View next = engine_->view();
+  next.epoch = 6;
+  engine_->OnView(3, next);
+  EXPECT_EQ(store_->chunks_free(), 14u);
+}
+
+TEST_F(LoneEngine, DropsWhatCannotBeRead) {
+  const std::string whole = Reserve(5, 1);
+  for (size_t cut = 0; cut < whole.size(); ++cut) engine_->OnMessage(2, 2, whole.substr(0, cut));
+  for (uint16_t kind = 0; kind < 40; ++kind)
+    engine_->OnMessage(2, 2, Encode(Envelope{5, 2, 1, static_cast<Kind>(kind), "garbage"}));
+  EXPECT_EQ(store_->chunks_free(), 16u);
+  engine_->CheckInvariants();
+}
+
+TEST_F(LoneEngine, TheChunksOfADepartedSourceAreNotUsedBeforeTheQuarantineEnds) {
+  engine_->OnMessage(2, 2, Reserve(5, 1));
+  View alone = engine_->view();
+  alone.epoch = 6;
+  alone.members.pop_back();
+  engine_->OnView(1'000, alone);
+  EXPECT_EQ(store_->chunks_free(), 14u);
+  engine_->CheckInvariants();
+  EXPECT_LE(engine_->NextTimer(), 1'000 + EngineConfig().quarantine_us);
+  engine_->OnTimer(1'000 + EngineConfig().quarantine_us);
+  EXPECT_EQ(store_->chunks_free(), 16u);
+}
+
+TEST_F(LoneEngine, AFencedPeerEndsTheQuarantineAtOnce) {
+  engine_->OnMessage(2, 2, Reserve(5, 1));
+  View alone = engine_->view();
+  alone.epoch = 6;
+  alone.members.pop_back();
+  engine_->OnView(1'000, alone);
+  engine_->OnPeerFenced(1'001, 2);
+  EXPECT_EQ(store_->chunks_free(), 16u);
+}
+
+}  // namespace
+}  // namespace ropeteam

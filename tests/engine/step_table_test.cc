@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "core/engine/leader.h"
+
+namespace ropeteam::engine {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+constexpr StepId kStep{1, 7};
+
+CopyReport Copy(Rank rank, Role role = Role::kOwn, std::vector<uint32_t> bad = {}) {
+  CopyReport copy;
+  copy.id = {kStep.incarnation, kStep.step, rank};
+  copy.world_size = 2;
+  copy.replicas = 1;
+  copy.stream_bytes = 100;
+  copy.role = role;
+  copy.bad = std::move(bad);
+  return copy;
+}
+
+TEST(StepTable, AStepIsCommittedWhenTheLastRankHasItsCopies) {
+  StepTable table;
+  EXPECT_THAT(table.Replace(1, {}, {Copy(0), Copy(1, Role::kReplica)}), IsEmpty());
+  EXPECT_TRUE(table.Find(kStep)->producible());  // one copy of each is enough to restore from …
+  EXPECT_FALSE(table.Find(kStep)->committed);    // … and not enough to survive a loss
+  EXPECT_THAT(table.Replace(2, {}, {Copy(1)}), IsEmpty());
+  EXPECT_THAT(table.Replace(3, {}, {Copy(0, Role::kReplica)}), ElementsAre(kStep));
+  EXPECT_TRUE(table.Find(kStep)->committed);
+}
+
+TEST(StepTable, TwoCopiesOnOneNodeWouldNotCount) {
+  StepTable table;
+  table.Replace(1, {}, {Copy(0), Copy(1)});
+  EXPECT_THAT(table.Replace(1, {Copy(0), Copy(1)}, {Copy(0), Copy(1)}), IsEmpty());
+  EXPECT_EQ(table.Find(kStep)->ranks[0].good, 1u);
+}
+
+TEST(StepTable, TheJudgementIsTheSameInWhateverOrderInventoriesCome) {
+  StepTable one;
+  one.Replace(1, {}, {Copy(0)});
+  one.Replace(2, {}, {Copy(1), Copy(0, Role::kReplica)});
+  one.Replace(1, {Copy(0)}, {Copy(0), Copy(1, Role::kReplica)});
+  StepTable other;
+  other.Replace(1, {}, {Copy(0), Copy(1, Role::kReplica)});
+  other.Replace(2, {}, {Copy(1), Copy(0, Role::kReplica)});
+  EXPECT_EQ(one.Find(kStep)->ranks_replicated, other.Find(kStep)->ranks_replicated);
+  EXPECT_TRUE(one.Find(kStep)->committed);
+  EXPECT_TRUE(other.Find(kStep)->committed);
+}
+
+TEST(StepTable, ACommittedStepStaysCommittedByItsMarksWhenCopiesAreLost) {
+  StepTable table;
+  CopyReport marked = Copy(0);
+  marked.committed = true;
+  table.Replace(1, {}, {marked});
+  EXPECT_TRUE(table.Find(kStep)->committed);
+  EXPECT_FALSE(table.Find(kStep)->producible());  // rank 1's shard is nowhere: it must not be offered as latest
+}
+
+TEST(StepTable, ShardsArePutTogetherFromTwoDamagedCopies) {
+  StepTable table;
+  table.Replace(1, {}, {Copy(0, Role::kOwn, {3}), Copy(1)});
+  EXPECT_FALSE(table.Find(kStep)->producible());
+  table.Replace(2, {}, {Copy(0, Role::kReplica, {5})});
+  EXPECT_TRUE(table.Find(kStep)->producible());
+  EXPECT_EQ(table.Find(kStep)->ranks[0].good, 0u);  // and neither counts as a good copy
+  table.Replace(2, {Copy(0, Role::kReplica, {5})}, {Copy(0, Role::kReplica, {3, 5})});
+  EXPECT_FALSE(table.Find(kStep)->producible());
+}
+
+TEST(StepTable, AStepNobodyHoldsIsForgotten) {
+  StepTable table;
+  table.Replace(1, {}, {Copy(0)});
+  table.Replace(1, {Copy(0)}, {});
+  EXPECT_EQ(table.Find(kStep), nullptr);
+  EXPECT_TRUE(table.steps().empty());
+}
+
+TEST(StepTable, AShardOfAnotherWorldSizeIsNotMixedIn) {
+  StepTable table;
+  table.Replace(1, {}, {Copy(0)});
+  CopyReport other = Copy(1);
+  other.world_size = 3;
+  table.Replace(2, {}, {other});
+  EXPECT_TRUE(table.Find(kStep)->ranks[1].copies.empty());
+  CopyReport beyond = Copy(9);
+  table.Replace(3, {}, {beyond});
+  EXPECT_EQ(table.Find(kStep)->ranks.size(), 2u);
+}
+
+TEST(StepTable, StepsOfALaterLifeAreNewerWhateverTheirNumber) {
+  EXPECT_LT((StepId{1, 100}), (StepId{2, 3}));
+}
+
+}  // namespace
+}  // namespace ropeteam::engine
