@@ -87,8 +87,10 @@ def make_report(
     resumed = {None if loaded is None else loaded["step"] for loaded in lives}
     resumed_from = resumed.pop() if len(resumed) == 1 else None
     restored = lives[kill.node]
-    step_again = [first(read_events(run, rank), "step", kill.at + 1e-3) for rank in range(world)]
-    after = [e["t"] for e, loaded in zip(step_again, lives) if e and loaded and e["t"] > loaded["t"]]
+    # A survivor may still finish a step right after the kill: what counts is the first one behind its
+    # loading.
+    again = [first(read_events(run, rank), "step", e["t"]) for rank, e in enumerate(lives) if e]
+    after = [event["t"] for event in again if event]
     differences = compare_losses(reference, run, world, steps)
     return {
         "nodes": world,
