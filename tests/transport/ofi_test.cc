@@ -150,30 +150,68 @@ TEST(OfiTest, GarbageOnTheDataPortHarmsNobody) {
   EXPECT_TRUE(target.Holds(1, 0, 1 << 20, 0));
 }
 
-// An idle transport sleeps: also one that was busy just before, has a connected peer, and is one's target.
+uint64_t ProcessorUs() {
+  rusage usage{};
+  getrusage(RUSAGE_THREAD, &usage);
+  return static_cast<uint64_t>(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) * 1'000'000 +
+         static_cast<uint64_t>(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec);
+}
+
+// Processor time that the loop of a transport takes over 300 ms without work, after 50 ms to settle.
+uint64_t IdleProcessorUs(Transport* transport) {
+  Completion completion;
+  auto run = [&](uint64_t us) {
+    for (const uint64_t start = NowUs(); NowUs() - start < us;)
+      if (transport->Poll(&completion, 1) == 0) transport->Wait(100'000);
+  };
+  run(50'000);
+  const uint64_t used = ProcessorUs();
+  run(300'000);
+  return ProcessorUs() - used;
+}
+
+constexpr uint64_t kIdleUsMax = 3'000;  // 1 % of one processor
+
+// An idle transport sleeps: also one that was busy just before, whose peer has died, whose initiator has
+// died, and that strangers have connected to.
 TEST(OfiTest, UsesNoProcessorWhenIdle) {
   Memory memory(1 << 20);
   auto rig = Rig::Make("ofi_tcp");
   auto peer = rig->NewPeer(&memory);
   auto transport = rig->NewTransport();
+  EXPECT_LT(IdleProcessorUs(transport.get()), kIdleUsMax) << "fresh";
   const RegionId region = transport->RegisterRegion(memory.data(), memory.length()).value();
   const PeerId id = transport->Connect(peer->address).value();
   const RemoteRegionId remote = transport->ImportRegion(id, peer->key).value();
-  ASSERT_TRUE(transport->Get(id, region, 0, remote, 0, 1 << 20, 1).ok());
   Completions done;
-  ASSERT_TRUE(
-      PollUntil(rig.get(), {transport.get()}, &done, [&] { return done[transport.get()].size() == 1; }));
-  auto processor_us = [] {
-    rusage usage{};
-    getrusage(RUSAGE_THREAD, &usage);
-    return static_cast<uint64_t>(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) * 1'000'000 +
-           static_cast<uint64_t>(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec);
+  auto get_one = [&](Transport* by, PeerId from, RegionId into, RemoteRegionId what) {
+    const size_t before = done[by].size();
+    ASSERT_TRUE(by->Get(from, into, 0, what, 0, 1 << 20, 1).ok());
+    ASSERT_TRUE(PollUntil(rig.get(), {transport.get(), by}, &done, [&] { return done[by].size() > before; }));
   };
-  const uint64_t start = NowUs(), used = processor_us();
-  Completion completion;
-  while (NowUs() - start < 500'000)
-    if (transport->Poll(&completion, 1) == 0) transport->Wait(100'000);
-  EXPECT_LT(processor_us() - used, 10'000u);
+  get_one(transport.get(), id, region, remote);
+  EXPECT_LT(IdleProcessorUs(transport.get()), kIdleUsMax) << "connected";
+  {
+    auto initiator = rig->NewTransport();
+    const RegionId into = initiator->RegisterRegion(memory.data(), memory.length()).value();
+    const PeerId target = initiator->Connect(transport->LocalAddress()).value();
+    get_one(initiator.get(), target, into,
+            initiator->ImportRegion(target, transport->ExportRegion(region)).value());
+    EXPECT_LT(IdleProcessorUs(transport.get()), kIdleUsMax) << "a target";
+  }
+  EXPECT_LT(IdleProcessorUs(transport.get()), kIdleUsMax) << "its initiator is gone";
+  const sockaddr_in address = ToSockaddr(HostAndPort(*transport));
+  const int silent = socket(AF_INET, SOCK_STREAM, 0), gone = socket(AF_INET, SOCK_STREAM, 0);
+  ASSERT_EQ(connect(silent, reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+  ASSERT_EQ(connect(gone, reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+  close(gone);
+  EXPECT_LT(IdleProcessorUs(transport.get()), kIdleUsMax) << "a silent stranger, and one who left";
+  close(silent);
+  peer->Kill();
+  EXPECT_LT(IdleProcessorUs(transport.get()), kIdleUsMax) << "its idle peer has died";
+  get_one(transport.get(), id, region, remote);
+  EXPECT_EQ(done[transport.get()].back().code, Code::kPeerGone);
+  EXPECT_LT(IdleProcessorUs(transport.get()), kIdleUsMax) << "its peer is known to be gone";
 }
 
 // A peer's death is noticed in Wait() too, by a loop that never polls more than it must.

@@ -20,10 +20,24 @@ extern char** environ;
 namespace ropeteam::test {
 namespace {
 
-uint8_t PatternByte(uint32_t seed, uint64_t position) {
-  uint64_t x = (position + 1) * 0x9e3779b97f4a7c15 + seed * 0xbf58476d1ce4e5b9;
+// Eight bytes of the pattern that begins at a multiple of eight.
+uint64_t PatternWord(uint32_t seed, uint64_t word) {
+  uint64_t x = (word + 1) * 0x9e3779b97f4a7c15 + seed * 0xbf58476d1ce4e5b9;
   x ^= x >> 29;
-  return static_cast<uint8_t>(x * 0x94d049bb133111eb >> 56);
+  return x * 0x94d049bb133111eb;
+}
+
+// Calls `on_piece(offset, bytes, length)` over the pattern from `position` on, in pieces of up to eight
+// bytes.
+template <typename F>
+bool ForPattern(uint32_t seed, uint64_t position, uint64_t length, F on_piece) {
+  for (uint64_t done = 0; done < length;) {
+    const uint64_t at = position + done, skew = at % 8;
+    const uint64_t word = PatternWord(seed, at / 8), piece = std::min(8 - skew, length - done);
+    if (!on_piece(done, reinterpret_cast<const uint8_t*>(&word) + skew, piece)) return false;
+    done += piece;
+  }
+  return true;
 }
 
 std::string FromHex(const std::string& hex) {
@@ -175,13 +189,17 @@ Memory::~Memory() {
 }
 
 void Memory::Fill(uint32_t seed) {
-  for (uint64_t i = 0; i < length_; i++) data_[i] = PatternByte(seed, i);
+  ForPattern(seed, 0, length_, [this](uint64_t offset, const uint8_t* bytes, uint64_t length) {
+    std::memcpy(data_ + offset, bytes, length);
+    return true;
+  });
 }
 
 bool Memory::Holds(uint32_t seed, uint64_t offset, uint64_t length, uint64_t source_offset) {
-  for (uint64_t i = 0; i < length; i++)
-    if (data_[offset + i] != PatternByte(seed, source_offset + i)) return false;
-  return true;
+  const uint8_t* base = data_ + offset;
+  return ForPattern(seed, source_offset, length, [base](uint64_t at, const uint8_t* bytes, uint64_t piece) {
+    return std::memcmp(base + at, bytes, piece) == 0;
+  });
 }
 
 bool Memory::HoldsOutside(uint32_t seed, uint64_t offset, uint64_t length) {

@@ -38,7 +38,7 @@ namespace ofi {
 namespace {
 
 constexpr uint64_t kMemoryModes = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
-// Entries that the completion queue is opened with; a provider that needs more grows it.
+// Entries that the listener's completion queue is opened with; a provider that needs more grows it.
 constexpr size_t kCompletionEntries = 4096;
 // FI_NAME_MAX for an endpoint's name; EFA's is 32 bytes, shm's a path.
 constexpr size_t kEndpointNameBytesMax = 256;
@@ -195,29 +195,34 @@ Status OfiTransport::OpenFabric() {
   result = fi_av_open(domain_.get(), &av_attributes, &addresses, nullptr);
   if (result != 0) return FabricError(Code::kIo, result, "fi_av_open");
   addresses_.reset(addresses);
-  fi_cq_attr cq_attributes{};
-  cq_attributes.size = kCompletionEntries;
-  cq_attributes.format = FI_CQ_FORMAT_CONTEXT;
-  cq_attributes.wait_obj = FI_WAIT_FD;
+  shared_ = config_.shared_endpoint || !KeepsConnections(info_.get());
+  return OkStatus();
+}
+
+Status OfiTransport::OpenQueue(size_t entries, Queue* queue) {
+  fi_cq_attr attributes{};
+  attributes.size = entries;
+  attributes.format = FI_CQ_FORMAT_CONTEXT;
+  attributes.wait_obj = FI_WAIT_FD;
   fid_cq* completions = nullptr;
-  result = fi_cq_open(domain_.get(), &cq_attributes, &completions, nullptr);
-  wait_fd_usable_ = result == 0;
-  if (result != 0) {
+  int result = fi_cq_open(domain_.get(), &attributes, &completions, nullptr);
+  const bool sleepable = result == 0;
+  if (!sleepable) {
     // EFA up to libfabric 1.x has no descriptor to sleep on; Wait() then looks at intervals.
-    cq_attributes.wait_obj = FI_WAIT_NONE;
-    result = fi_cq_open(domain_.get(), &cq_attributes, &completions, nullptr);
+    attributes.wait_obj = FI_WAIT_NONE;
+    result = fi_cq_open(domain_.get(), &attributes, &completions, nullptr);
   }
   if (result != 0) return FabricError(Code::kIo, result, "fi_cq_open");
-  completions_.reset(completions);
-  if (wait_fd_usable_ && fi_control(&completions_->fid, FI_GETWAIT, &completions_fd_) != 0)
-    wait_fd_usable_ = false;
-  shared_ = config_.shared_endpoint || !KeepsConnections(info_.get());
+  queue->completions.reset(completions);
+  queue->fd = -1;
+  if (sleepable && fi_control(&completions->fid, FI_GETWAIT, &queue->fd) != 0) queue->fd = -1;
   return OkStatus();
 }
 
 // The listening endpoint has the configured port; a peer's own one a port that the system chooses, which
 // nobody is told.
-Status OfiTransport::OpenEndpoint(bool listening, Fid<fid_ep>* endpoint) {
+Status OfiTransport::OpenEndpoint(bool listening, Link* link) {
+  ROPETEAM_RETURN_IF_ERROR(OpenQueue(listening ? kCompletionEntries : config_.depth + 1, &link->queue));
   Info info(fi_dupinfo(info_.get()));
   if (!info) return Error(Code::kIo, "fi_dupinfo: out of memory");
   if (!listening && listen_.length != 0) {
@@ -231,9 +236,9 @@ Status OfiTransport::OpenEndpoint(bool listening, Fid<fid_ep>* endpoint) {
       return Error(Code::kAlreadyExists, "listen address %s is in use", ToText(listen_).c_str());
     return FabricError(Code::kIo, result, "fi_endpoint");
   }
-  endpoint->reset(opened);
+  link->endpoint.reset(opened);
   result = fi_ep_bind(opened, &addresses_->fid, 0);
-  if (result == 0) result = fi_ep_bind(opened, &completions_->fid, FI_TRANSMIT | FI_RECV);
+  if (result == 0) result = fi_ep_bind(opened, &link->queue.completions->fid, FI_TRANSMIT | FI_RECV);
   if (result != 0) return FabricError(Code::kIo, result, "fi_ep_bind");
   result = fi_enable(opened);
   if (result == -FI_EADDRINUSE)
@@ -259,7 +264,7 @@ void OfiTransport::NameSelf() {
   EndpointAddress self;
   self.name.resize(kEndpointNameBytesMax);
   size_t length = self.name.size();
-  const int result = fi_getname(&listener_->fid, self.name.data(), &length);
+  const int result = fi_getname(&listener_.endpoint->fid, self.name.data(), &length);
   ROPETEAM_CHECK(result == 0 && length <= self.name.size());
   self.name.resize(length);
   self.instance = instance_;
@@ -287,7 +292,7 @@ OfiTransport::~OfiTransport() {
   // Each peer's endpoint lets go of its buffers here; operations not yet completed are lost, as the header
   // says.
   peers_.clear();
-  listener_.reset();
+  listener_.endpoint.reset();
   if (wake_fd_ >= 0) close(wake_fd_);
 }
 

@@ -33,6 +33,8 @@
 #include <rdma/fi_errno.h>
 #include <rdma/fi_rma.h>
 
+#include <poll.h>
+
 #include <atomic>
 #include <memory>
 #include <mutex>
@@ -74,6 +76,20 @@ inline constexpr uint64_t kHelloMagic = 0x6f6c6c6568745452;  // "RThello"
 // can be read and recognised instead of refusing the read; it opens 16 bytes that anyone may read and nobody
 // write.
 inline constexpr uint64_t kHelloKey = 0x52546b65792e6869;
+
+// A completion queue and the descriptor to sleep on.
+struct Queue {
+  Fid<fid_cq> completions;
+  int fd = -1;  // the provider's own; -1: it has none
+};
+
+// One endpoint and its queue. ofi_rxm (1.17) never takes a closed endpoint out of its queue's wait list, so a
+// queue must not be slept on after one of its endpoints is closed: each has a queue of its own and they go
+// together.
+struct Link {
+  Queue queue;
+  Fid<fid_ep> endpoint;  // closed first
+};
 
 struct Region {
   char* base = nullptr;
@@ -150,7 +166,7 @@ struct Peer {
   std::string text;        // for people
   fi_addr_t address = FI_ADDR_UNSPEC;
   uint32_t slot = 0;              // of the table that hellos are read into
-  Fid<fid_ep> own_endpoint;       // null with a shared endpoint, and while there is no connection
+  Link link;                      // empty with a shared endpoint, and while there is no connection
   OperationList queue;            // not wholly posted; only the head may be partly
   OperationList broken;           // failed, no fragment outstanding, waiting for the verdict on the peer
   Fragment* fragments = nullptr;  // outstanding at the device, also the hello
@@ -202,7 +218,8 @@ class OfiTransport final : public Transport {
   Status ChooseListen();
   Status ChooseInfo();
   Status OpenFabric();
-  Status OpenEndpoint(bool listening, Fid<fid_ep>* endpoint);
+  Status OpenQueue(size_t entries, Queue* queue);
+  Status OpenEndpoint(bool listening, Link* link);
   Status RegisterHello();
   Status RegisterMemory(void* base, uint64_t length, uint64_t access, uint64_t key, Fid<fid_mr>* memory);
   void NameSelf();
@@ -225,7 +242,7 @@ class OfiTransport final : public Transport {
   void Unlist(Peer* peer);
 
   // peers.cc
-  fid_ep* EndpointOf(Peer* peer) { return shared_ ? listener_.get() : peer->own_endpoint.get(); }
+  fid_ep* EndpointOf(Peer* peer) { return (shared_ ? listener_ : peer->link).endpoint.get(); }
   void StartConnecting(Peer* peer, TimeUs now);
   void StepPeers(TimeUs now);
   void StepConnecting(Peer* peer, TimeUs now);
@@ -240,8 +257,8 @@ class OfiTransport final : public Transport {
   void FinishDisconnect(Peer* peer);
 
   // progress.cc
-  size_t ReadCompletions(size_t reads_max);
-  void ReadError();
+  size_t ReadCompletions(const Queue& queue, size_t reads_max);
+  void ReadError(const Queue& queue);
   bool Progress();
   void Sleep(TimeUs now, uint64_t timeout_us);
   bool ConsumeWake();
@@ -252,15 +269,12 @@ class OfiTransport final : public Transport {
   IpAddress listen_;  // length 0: a provider without IP addresses
   uint64_t instance_ = 0;
   bool shared_ = false;  // one endpoint for all peers
-  bool wait_fd_usable_ = false;
 
   // In the order of opening; closed in the reverse.
   Info info_;
   Fid<fid_fabric> fabric_;
   Fid<fid_domain> domain_;
   Fid<fid_av> addresses_;
-  Fid<fid_cq> completions_;
-  int completions_fd_ = -1;
   int wake_fd_ = -1;
   std::atomic<bool> wake_{false};
 
@@ -272,7 +286,7 @@ class OfiTransport final : public Transport {
   std::unordered_map<RegionId, std::unique_ptr<Region>> regions_;
   RegionId region_next_ = 1;
 
-  Fid<fid_ep> listener_;  // after the memory: an endpoint is closed before the regions that it serves
+  Link listener_;  // after the memory: an endpoint is closed before the regions that it serves
 
   std::unordered_map<PeerId, std::unique_ptr<Peer>> peers_;
   PeerId peer_next_ = 1;
@@ -281,11 +295,14 @@ class OfiTransport final : public Transport {
   RemoteRegionId remote_region_next_ = 1;
 
   OperationList completed_;
-  size_t accepted_ = 0;         // operations not yet handed out
-  size_t outstanding_ = 0;      // fragments at the device
-  uint32_t connecting_ = 0;     // peers in kConnecting
-  std::vector<Peer*> active_;   // peers in kUp with a queue
-  size_t active_next_ = 0;      // whose turn it is
+  size_t accepted_ = 0;              // operations not yet handed out
+  size_t outstanding_ = 0;           // fragments at the device
+  uint32_t connecting_ = 0;          // peers in kConnecting
+  std::vector<Peer*> active_;        // peers in kUp with a queue
+  size_t active_next_ = 0;           // whose turn it is
+  std::vector<Peer*> linked_;        // peers with a link of their own
+  std::vector<fid*> sleep_objects_;  // Sleep()'s scratch, kept so that it allocates nothing
+  std::vector<pollfd> sleep_items_;
   std::vector<PeerId> failed_;  // peers to look at; ids, for one may be freed while it stands here
   std::vector<std::unique_ptr<Operation[]>> operation_slabs_;
   OperationList operations_free_;

@@ -132,13 +132,15 @@ void OfiTransport::BreakLink(Peer* peer, TimeUs now) {
 // fragments' own completions.
 void OfiTransport::CloseLink(Peer* peer) {
   peer->hello_posted = peer->hello_answered = false;
-  if (shared_ || !peer->own_endpoint) return;
+  if (!peer->link.endpoint) return;
   // fi_close() of a connected endpoint drops the connection and writes a cancelled completion for all that
   // was outstanding. If it failed, the device would still own the buffers and nothing could be given back.
-  const int result = fi_close(&peer->own_endpoint.release()->fid);
+  const int result = fi_close(&peer->link.endpoint.release()->fid);
   ROPETEAM_CHECK(result == 0);
-  ReadCompletions(SIZE_MAX);
+  ReadCompletions(peer->link.queue, SIZE_MAX);
   while (peer->fragments != nullptr) FinishFragment(peer->fragments, Code::kLinkFailed);
+  peer->link = Link{};
+  linked_.erase(std::find(linked_.begin(), linked_.end(), peer));
   peer->failed = false;
 }
 
@@ -174,14 +176,16 @@ void OfiTransport::StepConnecting(Peer* peer, TimeUs now) {
 }
 
 void OfiTransport::PostHello(Peer* peer, TimeUs now) {
-  if (!shared_ && !peer->own_endpoint) {
-    const Status opened = OpenEndpoint(/*listening=*/false, &peer->own_endpoint);
+  if (!shared_ && !peer->link.endpoint) {
+    const Status opened = OpenEndpoint(/*listening=*/false, &peer->link);
     if (!opened.ok()) {
       LOG_WARNING("ofi peer %s: %s", peer->text.c_str(), opened.ToString().c_str());
-      peer->own_endpoint.reset();
+      peer->link.endpoint.reset();
+      peer->link = Link{};
       peer->hello_next = now + kHelloRetryUs;
       return;
     }
+    linked_.push_back(peer);
   }
   Hello* read = &hellos_read_[peer->slot];
   *read = Hello{};

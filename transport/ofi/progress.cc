@@ -53,14 +53,14 @@ TimeUs Now() {
   return static_cast<TimeUs>(now.tv_sec) * 1'000'000 + static_cast<TimeUs>(now.tv_nsec) / 1'000;
 }
 
-size_t OfiTransport::ReadCompletions(size_t reads_max) {
+size_t OfiTransport::ReadCompletions(const Queue& queue, size_t reads_max) {
   size_t total = 0;
   for (size_t read = 0; read < reads_max; read++) {
     fi_cq_entry entries[kEntriesPerRead];
-    const ssize_t count = fi_cq_read(completions_.get(), entries, kEntriesPerRead);
+    const ssize_t count = fi_cq_read(queue.completions.get(), entries, kEntriesPerRead);
     if (count == -FI_EAGAIN) break;
     if (count == -FI_EAVAIL) {
-      ReadError();
+      ReadError(queue);
       total++;
       continue;
     }
@@ -77,9 +77,9 @@ size_t OfiTransport::ReadCompletions(size_t reads_max) {
   return total;
 }
 
-void OfiTransport::ReadError() {
+void OfiTransport::ReadError(const Queue& queue) {
   fi_cq_err_entry error{};
-  if (fi_cq_readerr(completions_.get(), &error, 0) <= 0) return;
+  if (fi_cq_readerr(queue.completions.get(), &error, 0) <= 0) return;
   auto* fragment = static_cast<Fragment*>(error.op_context);
   // Errors of the provider's own receive buffers carry no context of ours; they concern a peer's connection
   // to us.
@@ -90,7 +90,12 @@ void OfiTransport::ReadError() {
 }
 
 bool OfiTransport::Progress() {
-  if (ReadCompletions(kReadsPerPoll) > 0) busy_at_ = Now();
+  size_t completions = ReadCompletions(listener_.queue, kReadsPerPoll);
+  // Nothing comes in on a link of one peer's but the answers to our own operations.
+  for (Peer* peer : linked_)
+    if (peer->outstanding > 0 || peer->state == PeerState::kConnecting)
+      completions += ReadCompletions(peer->link.queue, kReadsPerPoll);
+  if (completions > 0) busy_at_ = Now();
   if (connecting_ > 0 || !failed_.empty()) {
     const TimeUs now = Now();
     LookAtFailed(now);
@@ -151,24 +156,31 @@ void OfiTransport::Sleep(TimeUs now, uint64_t timeout_us) {
   // Peers that are listed and have nothing outstanding were told "again"; no event will say when.
   const bool blocked = !active_.empty() && outstanding_ < active_.size();
   if (connecting_ > 0 || blocked) timeout_us = std::min(timeout_us, kConnectingSleepUs);
-  if (wait_fd_usable_) {
-    fid* object = &completions_->fid;
-    if (fi_trywait(fabric_.get(), &object, 1) != 0) {
-      busy_at_ = now;
-      Progress();
-      return;
-    }
-  } else {
+  sleep_objects_.clear();
+  sleep_items_.assign(1, {wake_fd_, POLLIN, 0});
+  auto add = [this](const Queue& queue) {
+    if (queue.fd < 0) return;
+    sleep_objects_.push_back(&queue.completions->fid);
+    sleep_items_.push_back({queue.fd, POLLIN, 0});
+  };
+  add(listener_.queue);
+  for (Peer* peer : linked_)
+    if (peer->outstanding > 0) add(peer->link.queue);
+  if (listener_.queue.fd < 0) {
     const bool busy = outstanding_ > 0 || now - busy_at_ < kBusyUs;
     timeout_us = std::min(timeout_us, busy ? kBlindBusySleepUs : kBlindIdleSleepUs);
+  } else if (fi_trywait(fabric_.get(), sleep_objects_.data(), static_cast<int>(sleep_objects_.size())) != 0) {
+    busy_at_ = now;
+    Progress();
+    return;
   }
-  pollfd items[2] = {{wake_fd_, POLLIN, 0}, {completions_fd_, POLLIN, 0}};
   const timespec timeout{static_cast<time_t>(timeout_us / 1'000'000),
                          static_cast<long>(timeout_us % 1'000'000 * 1'000)};
-  const int ready =
-      ppoll(items, wait_fd_usable_ ? 2 : 1, timeout_us >= UINT64_MAX / 2 ? nullptr : &timeout, nullptr);
-  if (ready > 0 && (items[1].revents != 0 && wait_fd_usable_)) busy_at_ = Now();
-  if (ready > 0 && items[0].revents != 0) {
+  const int ready = ppoll(sleep_items_.data(), sleep_items_.size(),
+                          timeout_us >= UINT64_MAX / 2 ? nullptr : &timeout, nullptr);
+  const bool woken = ready > 0 && sleep_items_[0].revents != 0;
+  if (ready > (woken ? 1 : 0)) busy_at_ = Now();
+  if (woken) {
     wake_.store(true);  // so that the descriptor is read also when Wake() is between its two steps
     ConsumeWake();
   }
