@@ -207,7 +207,7 @@ def plot(path: pathlib.Path, run: pathlib.Path, reference: pathlib.Path, world: 
     lanes.set_yticks(range(world), [f"rank {rank}" for rank in range(world)])
     lanes.set_ylim(-0.6, world - 0.4)
     lanes.set_xlabel("seconds since the kill")
-    lanes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    lanes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=5)
     figure.savefig(path, dpi=110)
 
 
