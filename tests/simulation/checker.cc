@@ -1,0 +1,348 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What lies where: sealed copies, commits, losses. What is said to ranks is in checker_answers.cc.
+#include "tests/simulation/checker.h"
+
+#include <algorithm>
+#include <cstdarg>
+#include <cstdio>
+
+#include "core/base/checksum.h"
+
+namespace ropeteam::simulation {
+namespace {
+
+// A death is not known at once: within this, what was decided may rest on a copy that has just been lost. Silence is death
+// after 1 s; a view and an inventory take their time.
+constexpr TimeUs kNewsUs = 5 * kSecond;
+
+const char* RoleName(Role role) {
+  return role == Role::kOwn ? "own" : role == Role::kReplica ? "replica" : "cache";
+}
+
+}  // namespace
+
+void Checker::Fail(const char* format, ...) {
+  if (failed()) return;
+  char text[1024];
+  va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(text, sizeof(text), format, arguments);
+  va_end(arguments);
+  failure_ = text;
+}
+
+const Checker::Shard* Checker::Find(const ShardId& id) const {
+  const auto at = shards_.find(id);
+  return at == shards_.end() || !at->second.sealed ? nullptr : &at->second;
+}
+
+const std::vector<uint32_t>* Checker::CrcsOf(const ShardId& id) const {
+  const Shard* shard = Find(id);
+  return shard == nullptr ? nullptr : &shard->crcs;
+}
+
+uint32_t Checker::WorldOf(const StepId& step) const {
+  for (auto at = shards_.lower_bound({step.incarnation, step.step, 0}); at != shards_.end(); ++at) {
+    if (StepOf(at->first) != step) break;
+    if (at->second.sealed) return at->second.world_size;
+  }
+  return 0;
+}
+
+bool Checker::ChunkRight(const Host& host, const std::vector<Extent>& extents, const Shard& shard, size_t chunk) const {
+  const uint64_t length = ChunkLength(shard.stream_bytes, shard.chunk_bytes, chunk);
+  return Crc32c(host.chunk(ChunkAt(extents, chunk)), length) == shard.crcs[chunk];
+}
+
+bool Checker::CopyRight(const Host& host, const Copy& copy, const Shard& shard, std::string* why) const {
+  const Place place = PlaceOf(host);
+  for (uint32_t i = 0; i < shard.crcs.size(); ++i) {
+    if (std::binary_search(copy.bad.begin(), copy.bad.end(), i) || shard.flips.contains({place, i})) continue;
+    if (ChunkRight(host, copy.extents, shard, i)) continue;
+    *why = "chunk ";
+    *why += std::to_string(i);
+    return false;
+  }
+  return true;
+}
+
+// ---- copies
+
+void Checker::OnCommitInput(const Session& session, Step step, const SaveCommitInput& commit, uint64_t chunk_bytes) {
+  const ShardId id{session.incarnation, step, session.rank};
+  ReleaseGrant(session, commit.save);
+  Shard& shard = shards_[id];
+  if (shard.sealed) return;  // the engine must refuse this one
+  shard.launch = session.launch;
+  shard.world_size = session.world_size;
+  shard.stream_bytes = commit.stream_bytes;
+  shard.chunk_bytes = chunk_bytes;
+  shard.crcs = commit.crcs;
+  shard.saver = session.host;
+}
+
+void Checker::Observe(const Host& host) {
+  if (!host.daemon_runs()) return;
+  std::map<ShardId, Role>& known = known_[host.index];
+  const auto& present = host.store->shards();
+  auto before = known.begin();
+  auto now = present.begin();
+  while (before != known.end() || now != present.end()) {
+    if (before == known.end() || (now != present.end() && now->first < before->first)) {
+      OnSealed(host, *now->second);
+      before = std::next(known.emplace_hint(before, now->first, now->second->role));
+      ++now;
+    } else if (now == present.end() || before->first < now->first) {
+      OnDropped(host, before->first, before->second);
+      before = known.erase(before);
+    } else {
+      const auto at = shards_.find(now->first);
+      if (at != shards_.end()) {
+        Copy& copy = at->second.copies[PlaceOf(host)];
+        copy.role = before->second = now->second->role;
+        if (copy.bad != now->second->bad) copy.bad = now->second->bad;
+      }
+      ++before;
+      ++now;
+    }
+  }
+}
+
+void Checker::OnSealed(const Host& host, const SealedShard& sealed) {
+  const ShardId& id = sealed.meta.id;
+  const auto at = shards_.find(id);
+  if (at == shards_.end())
+    return Fail("host %zu sealed %s, which no rank has saved", host.index, id.ToString().c_str());
+  Shard& shard = at->second;
+  if (sealed.meta.stream_bytes != shard.stream_bytes || sealed.crcs != shard.crcs)
+    return Fail("host %zu sealed %s with another size or other checksums than it was saved with", host.index,
+                id.ToString().c_str());
+  if (sealed.meta.world_size != shard.world_size)
+    return Fail("host %zu sealed %s for a world of %u, saved in one of %u", host.index, id.ToString().c_str(),
+                sealed.meta.world_size, shard.world_size);
+  if (!shard.sealed && (sealed.role != Role::kOwn || host.index != shard.saver))
+    return Fail("host %zu sealed a copy of %s before its saver did", host.index, id.ToString().c_str());
+  shard.sealed = true;
+  ++statistics_.sealed;
+  Copy& copy = shard.copies[PlaceOf(host)];
+  copy = {Fate::kPresent, scheduler_.now(), sealed.role, sealed.extents, sealed.bad};
+  std::erase_if(shard.flips, [&](const auto& flip) { return flip.first == PlaceOf(host); });
+  std::string why;
+  if (!CopyRight(host, copy, shard, &why))
+    Fail("host %zu sealed %s as %s with wrong bytes in %s", host.index, id.ToString().c_str(), RoleName(sealed.role),
+         why.c_str());
+}
+
+void Checker::OnDropped(const Host& host, const ShardId& id, Role role) {
+  const auto at = shards_.find(id);
+  if (at == shards_.end()) return;
+  Shard& shard = at->second;
+  Copy& copy = shard.copies[PlaceOf(host)];
+  const bool broken = !copy.bad.empty();
+  copy.fate = Fate::kDropped;
+  copy.since = scheduler_.now();
+  if (role != Role::kCache) ++dropped_;
+  const StepId step = StepOf(id);
+  bool pinned = false;
+  if (!lives_.empty()) {
+    const Life& newest = lives_.rbegin()->second;
+    pinned = newest.answered && !newest.completed && newest.answer == step;
+  }
+  if (broken || !(pinned || Committed(step)) || Retired(step)) return;
+  std::set<size_t> others;
+  for (const auto& [place, other] : shard.copies) {
+    if (place.host == host.index || other.fate == Fate::kDropped) continue;
+    if (other.fate == Fate::kLost && other.since + kNewsUs < scheduler_.now()) continue;
+    others.insert(place.host);
+  }
+  const size_t wanted = role == Role::kCache ? 1 : options_.replicas + 1;
+  if (others.size() >= wanted) return;
+  Fail("host %zu dropped its %s copy of %s, of a step that is to be kept, with %zu others left", host.index,
+       RoleName(role), id.ToString().c_str(), others.size());
+}
+
+void Checker::OnAdopted(const Host& host) {
+  for (const auto& [id, role] : known_[host.index])
+    if (!host.store->shards().contains(id))
+      return Fail("host %zu restarted its daemon and %s is no longer there", host.index, id.ToString().c_str());
+  Observe(host);
+}
+
+void Checker::OnMemoryLost(const Host& host) {
+  ++statistics_.memories_lost;
+  for (const auto& [id, role] : known_[host.index]) {
+    Copy& copy = shards_[id].copies[PlaceOf(host)];
+    copy.fate = Fate::kLost;
+    copy.since = scheduler_.now();
+  }
+  known_.erase(host.index);
+}
+
+void Checker::OnFlip(const Host& host, const ShardId& id, uint32_t chunk) {
+  ++statistics_.flips;
+  shards_[id].flips.insert({PlaceOf(host), chunk});
+}
+
+// ---- steps
+
+bool Checker::Committed(const StepId& step) const { return committed_.contains(step); }
+
+std::optional<StepId> Checker::newest_committed() const {
+  if (committed_.empty()) return std::nullopt;
+  return committed_.rbegin()->first;
+}
+
+bool Checker::Retired(const StepId& step) const {
+  size_t newer = 0;
+  for (auto at = committed_.upper_bound(step); at != committed_.end(); ++at)
+    if (++newer >= options_.keep_steps) return true;
+  return false;
+}
+
+std::vector<StepId> Checker::KeptSteps() const {
+  std::vector<StepId> kept;
+  for (auto at = committed_.rbegin(); at != committed_.rend() && kept.size() < options_.keep_steps; ++at)
+    kept.push_back(at->first);
+  return kept;
+}
+
+bool Checker::Producible(const StepId& step) const {
+  return Covered(step, [this](const Place& place, const Shard& shard, const Copy& copy, uint32_t chunk) {
+    return copy.fate == Fate::kPresent && ChunkRight(*hosts_[place.host], copy.extents, shard, chunk);
+  });
+}
+
+bool Checker::ProducibleOnMembers(const StepId& step, const Host& asked) const {
+  return Covered(step, [&](const Place& place, const Shard& shard, const Copy& copy, uint32_t chunk) {
+    const Host& host = *hosts_[place.host];
+    return copy.fate == Fate::kPresent && host.daemon_runs() && asked.view.Contains(host.id) &&
+           !std::binary_search(copy.bad.begin(), copy.bad.end(), chunk) && ChunkRight(host, copy.extents, shard, chunk);
+  });
+}
+
+StepId Checker::FloorOf(const Host& host) const {
+  // Beyond the kept ones: where those are lost, an older one that nobody has dropped yet may serve.
+  constexpr size_t kLookedAtMax = 8;
+  size_t looked_at = 0;
+  for (auto at = committed_.rbegin(); at != committed_.rend() && looked_at < kLookedAtMax; ++at, ++looked_at)
+    if (ProducibleOnMembers(at->first, host)) return at->first;
+  return {};
+}
+
+size_t Checker::CopiesMin(const StepId& step) const {
+  const uint32_t world = WorldOf(step);
+  size_t fewest = world == 0 ? 0 : SIZE_MAX;
+  for (Rank rank = 0; rank < world; ++rank) {
+    const Shard* shard = Find({step.incarnation, step.step, rank});
+    if (shard == nullptr) return 0;
+    size_t good = 0;
+    for (const auto& [place, copy] : shard->copies) {
+      std::string why;
+      if (copy.fate == Fate::kPresent && hosts_[place.host]->daemon_runs() && copy.bad.empty() &&
+          CopyRight(*hosts_[place.host], copy, *shard, &why))
+        ++good;
+    }
+    fewest = std::min(fewest, good);
+  }
+  return fewest;
+}
+
+bool Checker::HasAnother(const Host& host, const ShardId& id, uint32_t chunk) const {
+  const Shard* shard = Find(id);
+  if (shard == nullptr || chunk >= shard->crcs.size()) return false;
+  for (const auto& [place, copy] : shard->copies)
+    if (place.host != host.index && copy.fate == Fate::kPresent && hosts_[place.host]->daemon_runs() &&
+        ChunkRight(*hosts_[place.host], copy.extents, *shard, chunk))
+      return true;
+  return false;
+}
+
+bool Checker::Flipped(const StepId& step) const {
+  for (auto at = shards_.lower_bound({step.incarnation, step.step, 0}); at != shards_.end(); ++at) {
+    if (StepOf(at->first) != step) break;
+    if (!at->second.flips.empty()) return true;
+  }
+  return false;
+}
+
+void Checker::CheckReplicated(const Host& host, const ShardId& id, const char* said) {
+  const Shard* shard = Find(id);
+  if (shard == nullptr)
+    return Fail("host %zu said %s of %s, which is not even sealed", host.index, said, id.ToString().c_str());
+  const bool superseded =
+      Retired(StepOf(id)) || (!lives_.empty() && lives_.rbegin()->first > id.incarnation);
+  std::set<size_t> holders;
+  for (const auto& [place, copy] : shard->copies) {
+    if (place.host == shard->saver) continue;
+    if (copy.fate != Fate::kDropped || superseded) holders.insert(place.host);
+  }
+  if (holders.size() < options_.replicas)
+    Fail("host %zu said %s of %s with %zu copies sealed on other nodes, %u promised", host.index, said,
+         id.ToString().c_str(), holders.size(), options_.replicas);
+}
+
+void Checker::CheckCommitted(const Host& host, const StepId& step) {
+  const uint32_t world = WorldOf(step);
+  if (world == 0) return Fail("host %zu said COMMITTED of %s, of which nothing is sealed", host.index,
+                              step.ToString().c_str());
+  std::set<uint64_t> launches;
+  for (Rank rank = 0; rank < world; ++rank) {
+    const ShardId id{step.incarnation, step.step, rank};
+    const Shard* shard = Find(id);
+    if (shard == nullptr)
+      return Fail("host %zu said COMMITTED of %s, but rank %u of %u has not saved it", host.index,
+                  step.ToString().c_str(), rank, world);
+    if (shard->world_size != world)
+      return Fail("host %zu said COMMITTED of %s, whose ranks disagree about the world's size", host.index,
+                  step.ToString().c_str());
+    launches.insert(shard->launch);
+    CheckReplicated(host, id, "COMMITTED");
+  }
+  if (launches.size() > 1)
+    Fail("host %zu said COMMITTED of %s, which mixes %zu lives of the world", host.index, step.ToString().c_str(),
+         launches.size());
+}
+
+void Checker::OnEvent(const Host& host, const LevelEvent& event) {
+  if (event.level == Level::kReplicated && event.shard.rank != LevelEvent::kNoRank) {
+    ++statistics_.replicated;
+    CheckReplicated(host, event.shard, "REPLICATED");
+  }
+  if (event.level != Level::kCommitted || event.shard.rank != LevelEvent::kNoRank) return;
+  const StepId step = StepOf(event.shard);
+  if (Committed(step)) return;
+  ++statistics_.committed;
+  CheckCommitted(host, step);
+  committed_[step] = scheduler_.now();
+  lives_[step.incarnation].completed = true;
+}
+
+// ---- at rest
+
+bool Checker::AtRest(const Host& host) {
+  uint64_t sealed = 0;
+  for (const auto& [id, shard] : host.store->shards()) sealed += ChunkCount(shard->extents);
+  return host.store->chunks_free() + sealed == host.store->chunks_total();
+}
+
+void Checker::CheckNoLeak(const Host& host) {
+  if (!host.daemon_runs() || AtRest(host)) return;
+  uint64_t sealed = 0;
+  for (const auto& [id, shard] : host.store->shards()) sealed += ChunkCount(shard->extents);
+  Fail("host %zu at rest has %llu chunks free and %llu sealed of %llu: some belong to nobody", host.index,
+       static_cast<unsigned long long>(host.store->chunks_free()), static_cast<unsigned long long>(sealed),
+       static_cast<unsigned long long>(host.store->chunks_total()));
+}
+
+void Checker::CheckAllBytes() {
+  for (const auto& [id, shard] : shards_) {
+    for (const auto& [place, copy] : shard.copies) {
+      std::string why;
+      if (copy.fate == Fate::kPresent && !CopyRight(*hosts_[place.host], copy, shard, &why))
+        return Fail("host %zu has wrong bytes in %s of its copy of %s", place.host, why.c_str(), id.ToString().c_str());
+    }
+  }
+}
+
+}  // namespace ropeteam::simulation

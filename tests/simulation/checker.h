@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The Checker knows the truth: what every rank has saved, which bytes lie in which living memory, who has lost his. It is
+// shown every input's outcome and compares what the engines say and do with it. By promise of ARCHITECTURE.md:
+//
+//   1  a shard said to be REPLICATED or COMMITTED has been sealed, with the right bytes, by R other nodes
+//   2  what is committed is not dropped before K newer committed steps are there, however often daemons restart; who drops
+//      a copy leaves enough others
+//   3  `latest` is complete, of one life, there; not older than what the members hold; the same for all ranks of a life
+//   4  a view has the bytes that were saved, while it is open; chunks that were repaired are right
+//   5  a request is answered within its time
+//   6  a refused save changes nothing
+//   +  memory has one user at a time: grants, sealed shards, open views, transfers; also of the dead
+//   +  a sealed copy has the right bytes from the moment it is sealed
+//
+// The first violation is kept and stops the run.
+
+#ifndef ROPETEAM_TESTS_SIMULATION_CHECKER_H_
+#define ROPETEAM_TESTS_SIMULATION_CHECKER_H_
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/engine/engine.h"
+#include "core/store/store.h"
+#include "tests/simulation/content.h"
+#include "tests/simulation/host.h"
+#include "tests/simulation/network.h"
+#include "tests/simulation/options.h"
+
+namespace ropeteam::simulation {
+
+// The place that one host's memory is, until it is lost.
+struct Place {
+  size_t host = 0;
+  uint64_t generation = 0;
+  friend auto operator<=>(const Place&, const Place&) = default;
+};
+
+class Checker {
+ public:
+  struct Statistics {
+    uint64_t sealed = 0;
+    uint64_t replicated = 0;
+    uint64_t committed = 0;
+    uint64_t latest_answers = 0;
+    uint64_t latest_found = 0;
+    uint64_t views = 0;
+    uint64_t repairs = 0;
+    uint64_t refused_for_space = 0;
+    uint64_t refused_as_stale = 0;
+    uint64_t flips = 0;
+    uint64_t memories_lost = 0;
+  };
+
+  Checker(const Options& options, Scheduler* scheduler, Network* network, const std::vector<std::unique_ptr<Host>>* hosts)
+      : options_(options), scheduler_(*scheduler), network_(*network), hosts_(*hosts) {}
+
+  void Fail(const char* format, ...) __attribute__((format(printf, 2, 3)));
+  bool failed() const { return !failure_.empty(); }
+  const std::string& failure() const { return failure_; }
+  const Statistics& statistics() const { return statistics_; }
+
+  // ---- hosts
+  // After a daemon has adopted its arena: every shard that was sealed must be there.
+  void OnAdopted(const Host& host);
+  // Before the memory is wiped.
+  void OnMemoryLost(const Host& host);
+  // After every input: what has been sealed, dropped or marked in this store.
+  void Observe(const Host& host);
+  void OnFlip(const Host& host, const ShardId& shard, uint32_t chunk);
+
+  // ---- sessions. Inputs are shown before the engine sees them, answers when the engine gives them.
+  void OnCommitInput(const Session& session, Step step, const SaveCommitInput& commit, uint64_t chunk_bytes);
+  void OnLatestInput(const Host& host, const Session& session);
+  void OnSessionEnd(const Session& session);  // also when the daemon dies
+  void OnAnswer(const Host& host, const Session& session, const Pending& request, const Answer& answer);
+  // Before the session is told its incarnation; `others` are all sessions that engines know.
+  void OnAdmitted(const Session& session, Incarnation incarnation, const std::map<SessionId, Session>& others);
+  // Chunks of an open view that its reader found wrong.
+  void OnViewBytes(const Session& session, ViewId view, const std::vector<uint32_t>& bad);
+  void OnViewClosed(const Session& session, ViewId view);
+  // `free_before`: chunks free before the input that was answered; `dropped_before`: dropped() then.
+  void OnRefusedForSpace(const Host& host, const Status& status, uint64_t free_before, uint64_t dropped_before);
+  uint64_t dropped() const { return dropped_; }  // copies that are no cache, ever dropped by anybody
+  void OnEvent(const Host& host, const LevelEvent& event);
+
+  // ---- memory
+  void OnTransferStart(const Transfer& transfer);
+  void OnLanding(const Transfer& transfer, uint64_t offset, const std::string& bytes);
+
+  // ---- what is true now; for the end of a run and the stories
+  bool Committed(const StepId& step) const;
+  std::optional<StepId> newest_committed() const;
+  // Whether living memory has every byte of every shard of the step.
+  bool Producible(const StepId& step) const;
+  // Good copies, on running daemons that all have `view`, of the shard that has fewest; 0 when the step is unknown.
+  size_t CopiesMin(const StepId& step) const;
+  std::vector<StepId> KeptSteps() const;  // committed, and not retired by K newer ones
+  // Whether this chunk is right on another running daemon as well.
+  bool HasAnother(const Host& host, const ShardId& shard, uint32_t chunk) const;
+  bool Flipped(const StepId& step) const;  // a bit of it was ever flipped
+  // The chunks of a host add up: free, sealed, and nothing else. For a cluster at rest.
+  void CheckNoLeak(const Host& host);
+  static bool AtRest(const Host& host);
+  // Each byte of every sealed copy on every host.
+  void CheckAllBytes();
+  const std::vector<uint32_t>* CrcsOf(const ShardId& shard) const;
+
+ private:
+  enum class Fate : uint8_t { kPresent, kDropped, kLost };
+  struct Copy {
+    Fate fate = Fate::kPresent;
+    TimeUs since = 0;  // of the fate
+    Role role = Role::kOwn;
+    std::vector<Extent> extents;
+    std::vector<uint32_t> bad;  // as marked in the store
+  };
+  struct Shard {
+    uint64_t launch = 0;
+    uint32_t world_size = 0;
+    uint64_t stream_bytes = 0;
+    uint64_t chunk_bytes = 0;
+    std::vector<uint32_t> crcs;
+    size_t saver = 0;
+    bool sealed = false;
+    std::map<Place, Copy> copies;  // where it was ever sealed
+    std::set<std::pair<Place, uint32_t>> flips;
+  };
+  struct Life {
+    TimeUs asked_at = 0;       // the first `latest` of a rank of it
+    Epoch asked_in = 0;
+    StepId floor;
+    bool answered = false;
+    StepId answer;             // {0, 0}: none
+    bool completed = false;    // has committed a step of its own
+    std::set<uint64_t> launches;
+  };
+  struct ViewHeld {
+    size_t host = 0;
+    ShardId shard;
+    std::vector<Extent> extents;
+  };
+
+  Place PlaceOf(const Host& host) const { return {host.index, host.memory_generation}; }
+  void OnSealed(const Host& host, const SealedShard& sealed);
+  void OnDropped(const Host& host, const ShardId& id, Role role);
+  bool ChunkRight(const Host& host, const std::vector<Extent>& extents, const Shard& shard, size_t chunk) const;
+  bool CopyRight(const Host& host, const Copy& copy, const Shard& shard, std::string* why) const;
+  void CheckReplicated(const Host& host, const ShardId& id, const char* said);
+  void CheckCommitted(const Host& host, const StepId& step);
+  bool Retired(const StepId& step) const;
+  const Shard* Find(const ShardId& id) const;
+  uint32_t WorldOf(const StepId& step) const;
+  // Whether every chunk of every shard has a copy that `usable` accepts (host, generation, copy, chunk).
+  template <typename Usable>
+  bool Covered(const StepId& step, Usable usable) const;
+  bool ProducibleOnMembers(const StepId& step, const Host& host) const;
+  StepId FloorOf(const Host& host) const;
+  void OnLatestAnswer(const Host& host, const Session& session, const StepId& step, uint32_t world_size);
+  void OnViewAnswer(const Host& host, const Session& session, const Pending& request, const AnswerView& view);
+  void OnGrant(const Host& host, const Session& session, const Pending& request, const AnswerGrant& grant);
+  void ReleaseGrant(const Session& session, SaveId save);
+  std::string TransferOn(const Host& host, uint32_t chunk) const;
+  uint32_t ChunkOf(const Host& host, uint64_t offset) const;
+
+  const Options options_;
+  Scheduler& scheduler_;
+  Network& network_;
+  const std::vector<std::unique_ptr<Host>>& hosts_;
+  std::string failure_;
+  Statistics statistics_;
+  uint64_t dropped_ = 0;
+  std::map<ShardId, Shard> shards_;
+  std::map<StepId, TimeUs> committed_;
+  std::set<StepId> offered_;  // ever the answer of `latest`
+  std::map<Incarnation, Life> lives_;
+  std::map<size_t, std::map<uint32_t, std::pair<SessionId, SaveId>>> grants_;  // by host and chunk
+  std::map<std::pair<SessionId, ViewId>, ViewHeld> views_;
+  std::map<size_t, std::map<ShardId, Role>> known_;  // by host: what its store held when last looked at
+};
+
+template <typename Usable>
+bool Checker::Covered(const StepId& step, Usable usable) const {
+  const uint32_t world = WorldOf(step);
+  if (world == 0) return false;
+  for (Rank rank = 0; rank < world; ++rank) {
+    const Shard* shard = Find({step.incarnation, step.step, rank});
+    if (shard == nullptr) return false;
+    for (uint32_t chunk = 0; chunk < shard->crcs.size(); ++chunk) {
+      bool found = false;
+      for (const auto& [place, copy] : shard->copies)
+        if (usable(place, *shard, copy, chunk)) {
+          found = true;
+          break;
+        }
+      if (!found) return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace ropeteam::simulation
+
+#endif  // ROPETEAM_TESTS_SIMULATION_CHECKER_H_

@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What engines say to ranks, and who may touch which memory.
+#include <algorithm>
+#include <cinttypes>
+
+#include "core/base/checksum.h"
+#include "tests/simulation/checker.h"
+
+namespace ropeteam::simulation {
+namespace {
+
+constexpr TimeUs kNewsUs = 5 * kSecond;  // see checker.cc
+
+}  // namespace
+
+void Checker::OnAdmitted(const Session& session, Incarnation incarnation, const std::map<SessionId, Session>& others) {
+  if (incarnation == 0) return Fail("rank %u was admitted to no life", session.rank);
+  if (!options_.job.life_tokens) return;  // then only what is saved can tell: see CheckCommitted()
+  for (const auto& [id, other] : others)
+    if (other.open_at_engine && other.incarnation == incarnation && other.launch != session.launch)
+      return Fail("rank %u of launch %" PRIu64 " and rank %u of launch %" PRIu64 " are both in incarnation %" PRIu64,
+                  session.rank, session.launch, other.rank, other.launch, incarnation);
+  for (auto at = shards_.lower_bound({incarnation, 0, 0}); at != shards_.end(); ++at) {
+    if (at->first.incarnation != incarnation) break;
+    if (at->second.sealed && at->second.launch != session.launch)
+      return Fail("rank %u of launch %" PRIu64 " is in incarnation %" PRIu64 ", in which launch %" PRIu64 " has saved",
+                  session.rank, session.launch, incarnation, at->second.launch);
+  }
+}
+
+void Checker::OnLatestInput(const Host& host, const Session& session) {
+  if (session.incarnation == 0) return;
+  Life& life = lives_[session.incarnation];
+  if (life.asked_at != 0) return;
+  life.asked_at = scheduler_.now();
+  life.asked_in = host.view.epoch;
+  life.floor = FloorOf(host);
+}
+
+void Checker::OnLatestAnswer(const Host& host, const Session& session, const StepId& step, uint32_t world_size) {
+  ++statistics_.latest_answers;
+  if (step != StepId()) {
+    ++statistics_.latest_found;
+    if (WorldOf(step) != world_size)
+      return Fail("latest %s has a world of %u, not %u", step.ToString().c_str(), WorldOf(step), world_size);
+    std::set<uint64_t> launches;
+    for (Rank rank = 0; rank < world_size; ++rank)
+      if (const Shard* shard = Find({step.incarnation, step.step, rank})) launches.insert(shard->launch);
+    if (launches.size() > 1) return Fail("latest %s mixes lives of the world", step.ToString().c_str());
+    const TimeUs now = scheduler_.now();
+    const bool there = Covered(step, [&](const Place& place, const Shard& shard, const Copy& copy, uint32_t chunk) {
+      if (copy.fate != Fate::kPresent) return copy.since + kNewsUs >= now;
+      // What flipped and has not been read since is not known to be bad.
+      return shard.flips.contains({place, chunk}) || ChunkRight(*hosts_[place.host], copy.extents, shard, chunk);
+    });
+    if (!there) return Fail("latest %s cannot be produced", step.ToString().c_str());
+  }
+  if (session.incarnation == 0) return;  // a person's
+  Life& life = lives_[session.incarnation];
+  if (life.answered && !life.completed && step != life.answer) {
+    if (step == StepId() && !ProducibleOnMembers(life.answer, host)) return;
+    return Fail("latest is %s for rank %u, and was %s for another of incarnation %" PRIu64, step.ToString().c_str(),
+                session.rank, life.answer.ToString().c_str(), session.incarnation);
+  }
+  if (!life.answered && life.asked_in == host.view.epoch && step < life.floor &&
+      ProducibleOnMembers(life.floor, host))
+    return Fail("latest is %s, but the members hold all of %s", step.ToString().c_str(), life.floor.ToString().c_str());
+  if (!life.answered) {
+    life.answered = true;
+    life.answer = step;
+  }
+}
+
+void Checker::OnViewAnswer(const Host& host, const Session& session, const Pending& request, const AnswerView& view) {
+  ++statistics_.views;
+  const ShardId& id = view.meta.id;
+  const Shard* shard = Find(id);
+  if (shard == nullptr) return Fail("a view of %s, which nobody saved", id.ToString().c_str());
+  if (id.step != request.step || id.rank != request.rank)
+    return Fail("a view of %s for step %" PRIu64 " rank %u", id.ToString().c_str(), request.step, request.rank);
+  if (view.crcs != shard->crcs || view.meta.stream_bytes != shard->stream_bytes)
+    return Fail("a view of %s with other checksums or another size than it was saved with", id.ToString().c_str());
+  if (ChunkCount(view.extents) < shard->crcs.size())
+    return Fail("a view of %s with %" PRIu64 " chunks of %zu", id.ToString().c_str(), ChunkCount(view.extents),
+                shard->crcs.size());
+  views_[{session.id, view.view}] = {host.index, id, view.extents};
+}
+
+void Checker::OnViewBytes(const Session& session, ViewId view, const std::vector<uint32_t>& bad) {
+  const auto at = views_.find({session.id, view});
+  if (at == views_.end()) return;
+  const Shard* shard = Find(at->second.shard);
+  for (const uint32_t chunk : bad)
+    if (!shard->flips.contains({PlaceOf(*hosts_[session.host]), chunk}))
+      return Fail("host %zu: chunk %u of an open view of %s is wrong, and no bit of it was flipped", session.host, chunk,
+                  at->second.shard.ToString().c_str());
+}
+
+void Checker::OnViewClosed(const Session& session, ViewId view) { views_.erase({session.id, view}); }
+
+void Checker::OnAnswer(const Host& host, const Session& session, const Pending& request, const Answer& answer) {
+  if (const auto* grant = std::get_if<AnswerGrant>(&answer.body)) return OnGrant(host, session, request, *grant);
+  if (const auto* view = std::get_if<AnswerView>(&answer.body)) return OnViewAnswer(host, session, request, *view);
+  if (const auto* latest = std::get_if<AnswerLatest>(&answer.body))
+    return OnLatestAnswer(host, session, latest->step, latest->world_size);
+  const auto* status = std::get_if<AnswerStatus>(&answer.body);
+  if (status == nullptr) return;
+  const Code code = status->status.code();
+  const ShardId id{session.incarnation, request.step, session.rank};
+  if (code == Code::kInternal)
+    return Fail("host %zu answered %s: %s", host.index, RequestName(request.kind), status->status.ToString().c_str());
+  if (code == Code::kStale) ++statistics_.refused_as_stale;
+  if (request.kind == RequestKind::kLatest && code == Code::kNotFound) OnLatestAnswer(host, session, {}, 0);
+  if (request.kind == RequestKind::kSaveAbort && code == Code::kOk) ReleaseGrant(session, request.save);
+  if (code != Code::kOk) return;
+  if (request.kind == RequestKind::kSaveCommit) {
+    if (host.store->Find(id) == nullptr)
+      return Fail("host %zu said LOCAL of %s, which is not in its store", host.index, id.ToString().c_str());
+    if (session.incarnation < host.engine->incarnation())
+      return Fail("host %zu sealed %s although it knows of incarnation %" PRIu64, host.index, id.ToString().c_str(),
+                  host.engine->incarnation());
+  }
+  if (request.kind == RequestKind::kWait) {
+    if (Find(id) == nullptr) return Fail("host %zu ended a wait for %s, which is not sealed", host.index,
+                                         id.ToString().c_str());
+    if (request.level >= Level::kReplicated) CheckReplicated(host, id, "REPLICATED");
+    if (request.level >= Level::kCommitted && !Committed(StepOf(id)))
+      return Fail("host %zu ended a wait for COMMITTED of %s, which nobody has judged so", host.index,
+                  id.ToString().c_str());
+  }
+  if (request.kind == RequestKind::kViewRepair) {
+    ++statistics_.repairs;
+    const auto at = views_.find({session.id, request.view});
+    if (at == views_.end()) return;
+    const Shard* shard = Find(at->second.shard);
+    for (uint32_t i = 0; i < shard->crcs.size(); ++i)
+      if (!ChunkRight(host, at->second.extents, *shard, i) && !shard->flips.contains({PlaceOf(host), i}))
+        return Fail("host %zu said that %s is repaired, but chunk %u is wrong", host.index,
+                    at->second.shard.ToString().c_str(), i);
+  }
+}
+
+void Checker::OnRefusedForSpace(const Host& host, const Status& status, uint64_t free_before, uint64_t dropped_before) {
+  ++statistics_.refused_for_space;
+  if (host.store->chunks_free() < free_before)
+    return Fail("host %zu refused a save for want of memory and has %" PRIu64 " chunks free, %" PRIu64 " before",
+                host.index, host.store->chunks_free(), free_before);
+  if (dropped_ != dropped_before)
+    return Fail("host %zu refused a save for want of memory and dropped a copy over it", host.index);
+  const std::string& message = status.message();
+  if (std::count_if(message.begin(), message.end(), [](char c) { return c >= '0' && c <= '9'; }) < 3)
+    return Fail("host %zu refused a save without saying how much is needed, free and the limit: \"%s\"", host.index,
+                message.c_str());
+}
+
+// ---- memory
+
+uint32_t Checker::ChunkOf(const Host& host, uint64_t offset) const {
+  return static_cast<uint32_t>((offset - host.chunks_begin) / host.chunk_bytes);
+}
+
+// What makes the chunk unfit for being given to anybody: a transfer that may still read or write it.
+std::string Checker::TransferOn(const Host& host, uint32_t chunk) const {
+  const uint64_t begin = host.chunks_begin + chunk * host.chunk_bytes;
+  const uint64_t end = begin + host.chunk_bytes;
+  std::string found;
+  network_.ForEachAt(host.index, [&](const Transfer& transfer) {
+    const bool local = transfer.initiator == host.index && transfer.initiator_id == host.id &&
+                       transfer.local_offset < end && transfer.local_offset + transfer.length > begin;
+    const bool written = transfer.target == host.index && !transfer.get && !transfer.finishing &&
+                         transfer.remote_offset < end && transfer.remote_offset + transfer.length > begin;
+    // A reader that has left the view reads at its own risk.
+    const bool read = transfer.target == host.index && transfer.get && !transfer.finishing &&
+                      host.view.Contains(transfer.initiator_id) && transfer.remote_offset < end &&
+                      transfer.remote_offset + transfer.length > begin;
+    if (found.empty() && (local || written || read)) found = transfer.ToString();
+  });
+  return found;
+}
+
+void Checker::OnGrant(const Host& host, const Session& session, const Pending& request, const AnswerGrant& grant) {
+  if (session.incarnation < host.engine->incarnation())
+    return Fail("host %zu granted memory to rank %u of incarnation %" PRIu64 " although it knows of %" PRIu64,
+                host.index, session.rank, session.incarnation, host.engine->incarnation());
+  auto& grants = grants_[host.index];
+  for (const Extent& extent : grant.extents) {
+    for (uint32_t chunk = extent.first; chunk < extent.first + extent.count; ++chunk) {
+      if (chunk >= host.store->chunks_total())
+        return Fail("host %zu granted chunk %u of %" PRIu64, host.index, chunk, host.store->chunks_total());
+      if (!grants.emplace(chunk, std::pair(session.id, grant.save)).second)
+        return Fail("host %zu granted chunk %u for step %" PRIu64 ", which a rank is still writing", host.index, chunk,
+                    request.step);
+      const std::string transfer = TransferOn(host, chunk);
+      if (!transfer.empty())
+        return Fail("host %zu granted chunk %u with a transfer on it: %s", host.index, chunk, transfer.c_str());
+      for (const auto& [id, sealed] : host.store->shards())
+        for (const Extent& other : sealed->extents)
+          if (chunk >= other.first && chunk < other.first + other.count)
+            return Fail("host %zu granted chunk %u of sealed %s", host.index, chunk, id.ToString().c_str());
+      for (const auto& [key, held] : views_)
+        for (const Extent& other : held.extents)
+          if (held.host == host.index && chunk >= other.first && chunk < other.first + other.count)
+            return Fail("host %zu granted chunk %u of a view of %s that is open", host.index, chunk,
+                        held.shard.ToString().c_str());
+    }
+  }
+}
+
+void Checker::ReleaseGrant(const Session& session, SaveId save) {
+  std::erase_if(grants_[session.host],
+                [&](const auto& entry) { return entry.second == std::pair(session.id, save); });
+}
+
+void Checker::OnSessionEnd(const Session& session) {
+  std::erase_if(grants_[session.host], [&](const auto& entry) { return entry.second.first == session.id; });
+  std::erase_if(views_, [&](const auto& entry) { return entry.first.first == session.id; });
+}
+
+void Checker::OnTransferStart(const Transfer& transfer) {
+  const Host& writer = *hosts_[transfer.writer()];
+  if (transfer.get ? writer.id != transfer.initiator_id : writer.id != transfer.target_id) return;
+  const uint64_t begin = transfer.write_offset();
+  const uint64_t end = begin + transfer.length;
+  if (begin < writer.chunks_begin || end > writer.memory_bytes)
+    return Fail("%s writes outside of the arena's chunks", transfer.ToString().c_str());
+  network_.ForEachAt(writer.index, [&](const Transfer& other) {
+    if (other.writer() == writer.index && !other.finishing && other.write_offset() < end &&
+        other.write_offset() + other.length > begin)
+      Fail("%s starts while %s may still write there", transfer.ToString().c_str(), other.ToString().c_str());
+    if (other.initiator == writer.index && other.initiator_id == writer.id && other.local_offset < end &&
+        other.local_offset + other.length > begin)
+      Fail("%s starts where %s has its buffer", transfer.ToString().c_str(), other.ToString().c_str());
+  });
+}
+
+void Checker::OnLanding(const Transfer& transfer, uint64_t offset, const std::string& bytes) {
+  const Host& host = *hosts_[transfer.writer()];
+  if (!host.daemon_runs() || offset < host.chunks_begin) return;
+  // Bytes that change nothing harm nobody.
+  if (std::equal(bytes.begin(), bytes.end(), reinterpret_cast<const char*>(host.memory.get()) + offset)) return;
+  const uint32_t first = ChunkOf(host, offset);
+  const uint32_t last = ChunkOf(host, offset + bytes.size() - 1);
+  for (uint32_t chunk = first; chunk <= last; ++chunk) {
+    if (const auto at = grants_[host.index].find(chunk); at != grants_[host.index].end())
+      return Fail("%s lands in chunk %u, which is granted to a rank", transfer.ToString().c_str(), chunk);
+    const auto right = [&](const ShardId& id, const std::vector<Extent>& extents) {
+      const Shard* shard = Find(id);
+      uint32_t index = 0;
+      for (const Extent& extent : extents) {
+        if (chunk >= extent.first && chunk < extent.first + extent.count)
+          return shard != nullptr && index + chunk - extent.first < shard->crcs.size() &&
+                 ChunkRight(host, extents, *shard, index + chunk - extent.first);
+        index += extent.count;
+      }
+      return false;
+    };
+    for (const auto& [id, sealed] : host.store->shards())
+      if (right(id, sealed->extents))
+        return Fail("%s lands in chunk %u of sealed %s", transfer.ToString().c_str(), chunk, id.ToString().c_str());
+    for (const auto& [key, held] : views_)
+      if (held.host == host.index && right(held.shard, held.extents))
+        return Fail("%s lands in chunk %u of an open view of %s", transfer.ToString().c_str(), chunk,
+                    held.shard.ToString().c_str());
+  }
+}
+
+}  // namespace ropeteam::simulation

@@ -1,0 +1,337 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/simulation/client.h"
+
+#include <algorithm>
+#include <cinttypes>
+#include <cstring>
+
+#include "core/base/checksum.h"
+#include "core/shard/manifest.h"
+
+namespace ropeteam::simulation {
+
+struct Client::SaveRun {
+  Step step = 0;
+  Content content;
+  SaveScript script;
+  StatusDone done;
+  uint64_t connection = 0;
+  SaveId save = 0;
+  std::vector<Extent> extents;
+  std::vector<uint32_t> order;  // in which chunks are filled
+  size_t filled = 0;
+};
+
+struct Client::ReadRun {
+  TimeUs deadline = 0;
+  TimeUs hold = 0;
+  ReadDone done;
+  uint64_t connection = 0;
+  AnswerView view;
+  uint32_t attempts = 0;
+  bool held = false;
+};
+
+Client::Client(Cluster* cluster, const Identity& identity)
+    : cluster_(*cluster), identity_(identity), token_(cluster->random().Next() | 1) {}
+
+bool Client::connected() const {
+  const Session* session = cluster_.FindSession(session_);
+  return session != nullptr && session->open_at_engine && session->incarnation != 0;
+}
+
+bool Client::Connect() {
+  if (cluster_.FindSession(session_) != nullptr) return true;
+  session_ = cluster_.OpenSession(identity_.host, this, identity_.launch, identity_.rank, identity_.world_size);
+  ++connections_;
+  return session_ != 0;
+}
+
+void Client::Close() {
+  ++connections_;
+  cluster_.CloseSession(session_);
+  session_ = 0;
+}
+
+Status Client::StatusOf(const Answer* answer) const {
+  if (answer == nullptr) return Error(Code::kUnavailable, "the session was cut");
+  const auto* status = std::get_if<AnswerStatus>(&answer->body);
+  return status == nullptr ? OkStatus() : status->status;
+}
+
+void Client::Hello(TimeUs timeout, StatusDone done) {
+  Connect();
+  HelloInput hello;
+  hello.rank = identity_.rank;
+  hello.world_size = identity_.world_size;
+  hello.token = token_;
+  hello.life = identity_.life;
+  hello.timeout_us = timeout;
+  hello.incarnation = incarnation_;
+  Pending request;
+  request.kind = RequestKind::kHello;
+  request.timeout_us = timeout;
+  request.done = [this, done](const Answer* answer) {
+    if (answer != nullptr)
+      if (const auto* admitted = std::get_if<AnswerHello>(&answer->body)) incarnation_ = admitted->incarnation;
+    done(StatusOf(answer));
+  };
+  cluster_.Ask(session_, std::move(request),
+               [hello](Engine& engine, TimeUs now, const Session& session, RequestId id) {
+                 engine.OnHello(now, session.id, id, hello);
+               });
+}
+
+void Client::Latest(TimeUs timeout, LatestDone done) {
+  Pending request;
+  request.kind = RequestKind::kLatest;
+  request.timeout_us = timeout;
+  request.done = [this, done](const Answer* answer) {
+    const auto* latest = answer == nullptr ? nullptr : std::get_if<AnswerLatest>(&answer->body);
+    done(StatusOf(answer), latest == nullptr ? AnswerLatest() : *latest);
+  };
+  cluster_.Ask(session_, std::move(request),
+               [timeout](Engine& engine, TimeUs now, const Session& session, RequestId id) {
+                 engine.OnLatest(now, session.id, id, timeout);
+               });
+}
+
+void Client::Wait(Step step, Level level, TimeUs timeout, StatusDone done) {
+  Pending request;
+  request.kind = RequestKind::kWait;
+  request.step = step;
+  request.level = level;
+  request.timeout_us = timeout;
+  request.done = [this, done](const Answer* answer) { done(StatusOf(answer)); };
+  cluster_.Ask(session_, std::move(request),
+               [step, level, timeout](Engine& engine, TimeUs now, const Session& session, RequestId id) {
+                 engine.OnWait(now, session.id, id, step, level, timeout);
+               });
+}
+
+// ---- saving
+
+void Client::Save(Step step, const Content& content, const SaveScript& script, StatusDone done) {
+  auto run = std::make_shared<SaveRun>();
+  run->step = step;
+  run->content = content;
+  run->script = script;
+  run->done = std::move(done);
+  run->connection = connections_;
+  const uint64_t chunk_bytes = cluster_.options().chunk_bytes;
+  const uint64_t less = script.understated_chunks * chunk_bytes;
+  const uint64_t announced = content.stream.size() > less ? content.stream.size() - less : 1;
+  for (uint32_t i = 0; i < content.crcs.size(); ++i) run->order.push_back(i);
+  if (script.announce)
+    for (size_t i = run->order.size(); i > 1; --i)
+      std::swap(run->order[i - 1], run->order[cluster_.random().Below(i)]);
+  Pending request;
+  request.kind = RequestKind::kSaveBegin;
+  request.step = step;
+  request.done = [this, run](const Answer* answer) { Granted(run, answer); };
+  cluster_.Ask(session_, std::move(request),
+               [step, announced](Engine& engine, TimeUs now, const Session& session, RequestId id) {
+                 engine.OnSaveBegin(now, session.id, id, step, announced);
+               });
+}
+
+void Client::Granted(const std::shared_ptr<SaveRun>& run, const Answer* answer) {
+  const auto* grant = answer == nullptr ? nullptr : std::get_if<AnswerGrant>(&answer->body);
+  if (grant == nullptr) {
+    const Status status = StatusOf(answer);
+    // An extension that was refused leaves a save behind that can only be given up.
+    if (run->save != 0 && answer != nullptr) Abort(run);
+    return run->done(status);
+  }
+  run->save = grant->save;
+  run->extents.insert(run->extents.end(), grant->extents.begin(), grant->extents.end());
+  const uint64_t have = ChunkCount(run->extents);
+  const uint64_t wanted = run->content.crcs.size();
+  if (have >= wanted) return FillNext(run);
+  Pending request;
+  request.kind = RequestKind::kSaveExtend;
+  request.step = run->step;
+  request.save = run->save;
+  request.done = [this, run](const Answer* more) { Granted(run, more); };
+  cluster_.Ask(session_, std::move(request),
+               [save = run->save, more = wanted - have](Engine& engine, TimeUs now, const Session& session,
+                                                        RequestId id) {
+                 engine.OnSaveExtend(now, session.id, id, save, more);
+               });
+}
+
+void Client::FillNext(const std::shared_ptr<SaveRun>& run) {
+  if (run->connection != connections_) return;
+  if (run->filled >= run->script.stop_after_chunks) return;
+  if (run->filled == run->order.size()) return run->script.abort ? Abort(run) : Commit(run);
+  // Runs of chunks that follow each other in the stream are announced together.
+  const uint32_t first = run->order[run->filled];
+  std::vector<uint32_t> crcs;
+  const uint64_t chunk_bytes = cluster_.options().chunk_bytes;
+  while (run->filled < run->order.size() && run->filled < run->script.stop_after_chunks &&
+         run->order[run->filled] == first + crcs.size()) {
+    const uint32_t index = run->order[run->filled];
+    std::byte* chunk = cluster_.ClientMemory(session_, ChunkAt(run->extents, index));
+    if (chunk == nullptr) return run->done(Error(Code::kUnavailable, "the session was cut"));
+    const std::string& stream = run->content.stream;
+    std::memcpy(chunk, stream.data() + index * chunk_bytes,
+                std::min<size_t>(chunk_bytes, stream.size() - index * chunk_bytes));
+    crcs.push_back(run->content.crcs[index]);
+    ++run->filled;
+    if (cluster_.random().Chance(kMillion / 3)) break;
+  }
+  if (run->script.announce && cluster_.random().Chance(kMillion / 10 * 9))
+    cluster_.Tell(session_, [save = run->save, first, crcs](Engine& engine, TimeUs now, const Session& session,
+                                                            RequestId) {
+      engine.OnSaveFilled(now, session.id, save, first, crcs);
+    });
+  cluster_.scheduler().After(cluster_.random().Between(1, std::max<TimeUs>(1, run->script.chunk_us * crcs.size())),
+                             [this, run] { FillNext(run); });
+}
+
+void Client::Commit(const std::shared_ptr<SaveRun>& run) {
+  SaveCommitInput commit;
+  commit.save = run->save;
+  commit.stream_bytes = run->content.stream.size();
+  commit.manifest_offset = run->content.manifest_offset;
+  commit.object_count = run->content.object_count;
+  commit.crcs = run->content.crcs;
+  Pending request;
+  request.kind = RequestKind::kSaveCommit;
+  request.step = run->step;
+  request.save = run->save;
+  request.done = [this, run](const Answer* answer) { run->done(StatusOf(answer)); };
+  cluster_.Ask(session_, std::move(request),
+               [this, commit, step = run->step](Engine& engine, TimeUs now, const Session& session, RequestId id) {
+                 cluster_.checker().OnCommitInput(session, step, commit, cluster_.options().chunk_bytes);
+                 engine.OnSaveCommit(now, session.id, id, commit);
+               });
+}
+
+void Client::Abort(const std::shared_ptr<SaveRun>& run) {
+  Pending request;
+  request.kind = RequestKind::kSaveAbort;
+  request.step = run->step;
+  request.save = run->save;
+  if (run->script.abort)
+    request.done = [this, run](const Answer* answer) {
+      const Status status = StatusOf(answer);
+      run->done(status.ok() ? Error(Code::kAborted, "by the script") : status);
+    };
+  cluster_.Ask(session_, std::move(request),
+               [save = run->save](Engine& engine, TimeUs now, const Session& session, RequestId id) {
+                 engine.OnSaveAbort(now, session.id, id, save);
+               });
+}
+
+// ---- reading
+
+void Client::Read(Step step, Rank rank, TimeUs timeout, TimeUs hold, ReadDone done) {
+  auto run = std::make_shared<ReadRun>();
+  run->deadline = cluster_.now() + timeout;
+  run->hold = hold;
+  run->done = std::move(done);
+  run->connection = connections_;
+  Pending request;
+  request.kind = RequestKind::kViewOpen;
+  request.step = step;
+  request.rank = rank;
+  request.timeout_us = timeout;
+  request.done = [this, run](const Answer* answer) {
+    const auto* view = answer == nullptr ? nullptr : std::get_if<AnswerView>(&answer->body);
+    if (view == nullptr) return run->done(StatusOf(answer), {});
+    run->view = *view;
+    CheckView(run);
+  };
+  cluster_.Ask(session_, std::move(request),
+               [step, rank, timeout](Engine& engine, TimeUs now, const Session& session, RequestId id) {
+                 engine.OnViewOpen(now, session.id, id, step, rank, timeout);
+               });
+}
+
+std::vector<uint32_t> Client::BadChunks(const ReadRun& run) const {
+  std::vector<uint32_t> bad;
+  const ShardMeta& meta = run.view.meta;
+  for (uint32_t i = 0; i < run.view.crcs.size(); ++i) {
+    const std::byte* chunk = cluster_.ClientMemory(session_, ChunkAt(run.view.extents, i));
+    if (chunk == nullptr ||
+        Crc32c(chunk, ChunkLength(meta.stream_bytes, meta.chunk_bytes, i)) != run.view.crcs[i])
+      bad.push_back(i);
+  }
+  return bad;
+}
+
+void Client::CheckView(const std::shared_ptr<ReadRun>& run) {
+  constexpr uint32_t kAttemptsMax = 3;
+  if (run->connection != connections_) return;
+  if (!connected()) return run->done(Error(Code::kUnavailable, "the session was cut"), {});
+  const std::vector<uint32_t> bad = BadChunks(*run);
+  if (bad.empty()) {
+    if (run->held) return FinishRead(run, OkStatus());
+    run->held = true;
+    cluster_.scheduler().After(run->hold + 1, [this, run] { CheckView(run); });
+    return;
+  }
+  cluster_.checker().OnViewBytes(*cluster_.FindSession(session_), run->view.view, bad);
+  if (++run->attempts > kAttemptsMax || cluster_.now() >= run->deadline)
+    return FinishRead(run, Error(Code::kCorrupt, "chunk %u still does not match", bad[0]));
+  const TimeUs timeout = run->deadline - cluster_.now();
+  Pending request;
+  request.kind = RequestKind::kViewRepair;
+  request.step = run->view.meta.id.step;
+  request.view = run->view.view;
+  request.timeout_us = timeout;
+  request.done = [this, run](const Answer* answer) {
+    const Status status = StatusOf(answer);
+    if (answer == nullptr) return run->done(status, {});
+    if (!status.ok()) return FinishRead(run, status);
+    CheckView(run);
+  };
+  cluster_.Ask(session_, std::move(request),
+               [view = run->view.view, bad, timeout](Engine& engine, TimeUs now, const Session& session, RequestId id) {
+                 engine.OnViewRepair(now, session.id, id, view, bad, timeout);
+               });
+}
+
+void Client::FinishRead(const std::shared_ptr<ReadRun>& run, const Status& status) {
+  cluster_.Tell(session_, [this, view = run->view.view](Engine& engine, TimeUs now, const Session& session, RequestId) {
+    cluster_.checker().OnViewClosed(session, view);
+    engine.OnViewClose(now, session.id, view);
+  });
+  run->done(status, run->view.meta);
+}
+
+// ---- people
+
+void Client::Report(TimeUs timeout, ReportDone done) {
+  Connect();
+  Pending request;
+  request.kind = RequestKind::kReport;
+  request.timeout_us = timeout;
+  request.done = [this, done](const Answer* answer) {
+    const auto* report = answer == nullptr ? nullptr : std::get_if<AnswerReport>(&answer->body);
+    done(StatusOf(answer), report == nullptr ? ClusterReport() : report->report);
+  };
+  cluster_.Ask(session_, std::move(request),
+               [timeout](Engine& engine, TimeUs now, const Session& session, RequestId id) {
+                 engine.OnReport(now, session.id, id, timeout);
+               });
+}
+
+void Client::Verify(const Step* step, TimeUs timeout, VerifyDone done) {
+  Connect();
+  Pending request;
+  request.kind = RequestKind::kVerify;
+  request.timeout_us = timeout;
+  request.done = [this, done](const Answer* answer) {
+    const auto* report = answer == nullptr ? nullptr : std::get_if<AnswerVerify>(&answer->body);
+    done(StatusOf(answer), report == nullptr ? VerifyReport() : report->report);
+  };
+  cluster_.Ask(session_, std::move(request),
+               [timeout, has = step != nullptr, which = step == nullptr ? 0 : *step](
+                   Engine& engine, TimeUs now, const Session& session, RequestId id) {
+                 engine.OnVerify(now, session.id, id, has ? &which : nullptr, timeout);
+               });
+}
+
+}  // namespace ropeteam::simulation

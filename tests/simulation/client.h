@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A Client plays libropeteam for one rank: it speaks to the daemon of its host as the library does, writes the bytes of a
+// save into the chunks it was granted, checks what it reads. Every call answers through its callback, once, later; when
+// the session is cut, with kUnavailable. Closing forgets what is outstanding.
+
+#ifndef ROPETEAM_TESTS_SIMULATION_CLIENT_H_
+#define ROPETEAM_TESTS_SIMULATION_CLIENT_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/simulation/cluster.h"
+#include "tests/simulation/content.h"
+
+namespace ropeteam::simulation {
+
+// How a save goes, beyond its bytes.
+struct SaveScript {
+  uint64_t understated_chunks = 0;  // save_begin announces so many fewer; the rest is asked for later
+  bool announce = true;             // chunks as they fill (save_filled); else all in save_commit
+  bool abort = false;               // instead of the commit
+  size_t stop_after_chunks = SIZE_MAX;  // then it hangs: no commit, no callback
+  TimeUs chunk_us = 100;            // time to fill one chunk, at most
+};
+
+class Client {
+ public:
+  struct Identity {
+    size_t host = 0;
+    uint64_t launch = 0;
+    Rank rank = 0;
+    uint32_t world_size = 1;
+    std::string life;
+  };
+  using StatusDone = std::function<void(const Status&)>;
+
+  Client(Cluster* cluster, const Identity& identity);
+  ~Client() { Close(); }
+
+  const Identity& identity() const { return identity_; }
+  Incarnation incarnation() const { return incarnation_; }
+  bool connected() const;
+
+  // Connects, if need be, and says hello with this handle's token. kUnavailable: no daemon there, or it died.
+  void Hello(TimeUs timeout, StatusDone done);
+  // As when the process dies, too.
+  void Close();
+
+  using LatestDone = std::function<void(const Status&, const AnswerLatest&)>;
+  void Latest(TimeUs timeout, LatestDone done);
+  void Save(Step step, const Content& content, const SaveScript& script, StatusDone done);
+  void Wait(Step step, Level level, TimeUs timeout, StatusDone done);
+  // Opens the shard, checks every chunk, has bad ones repaired, holds it for a while, checks again, closes. kCorrupt when
+  // bytes stay wrong.
+  using ReadDone = std::function<void(const Status&, const ShardMeta&)>;
+  void Read(Step step, Rank rank, TimeUs timeout, TimeUs hold, ReadDone done);
+  using ReportDone = std::function<void(const Status&, const ClusterReport&)>;
+  void Report(TimeUs timeout, ReportDone done);
+  using VerifyDone = std::function<void(const Status&, const VerifyReport&)>;
+  void Verify(const Step* step, TimeUs timeout, VerifyDone done);
+
+ private:
+  struct SaveRun;
+  struct ReadRun;
+
+  Status StatusOf(const Answer* answer) const;
+  // False when the session is not there; then the done of a request would say so.
+  bool Connect();
+  void Granted(const std::shared_ptr<SaveRun>& run, const Answer* answer);
+  void FillNext(const std::shared_ptr<SaveRun>& run);
+  void Commit(const std::shared_ptr<SaveRun>& run);
+  void Abort(const std::shared_ptr<SaveRun>& run);
+  void CheckView(const std::shared_ptr<ReadRun>& run);
+  void FinishRead(const std::shared_ptr<ReadRun>& run, const Status& status);
+  std::vector<uint32_t> BadChunks(const ReadRun& run) const;
+
+  Cluster& cluster_;
+  const Identity identity_;
+  const uint64_t token_;
+  SessionId session_ = 0;
+  Incarnation incarnation_ = 0;
+  uint64_t connections_ = 0;  // grows with each, and with Close(): what belongs to an older one stops
+};
+
+}  // namespace ropeteam::simulation
+
+#endif  // ROPETEAM_TESTS_SIMULATION_CLIENT_H_

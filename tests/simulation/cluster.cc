@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Hosts, daemons and the loop. Sessions and outputs are in cluster_io.cc.
+#include "tests/simulation/cluster.h"
+
+#include <algorithm>
+#include <cinttypes>
+#include <cstdarg>
+#include <cstdio>
+
+#include "core/base/check.h"
+#include "core/base/checksum.h"
+
+namespace ropeteam::simulation {
+namespace {
+
+constexpr size_t kPageBytes = 4096;
+constexpr const char* kJob = "simulated";
+
+std::string Numbered(const char* prefix, uint64_t number) {
+  std::string name = prefix;
+  name += std::to_string(number);
+  return name;
+}
+
+}  // namespace
+
+Cluster::Cluster(const Options& options)
+    : options_(options),
+      random_(options.seed),
+      network_(&scheduler_, &random_, options.network, this),
+      checker_(options, &scheduler_, &network_, &hosts_),
+      crash_in_input_ppm_(options.faults.crash_in_input_ppm) {
+  SimMembership::Config config;
+  config.nodes_expected = options.nodes;
+  config.chunk_bytes = options.chunk_bytes;
+  membership_ = std::make_unique<SimMembership>(
+      config, &scheduler_, &network_, &random_,
+      SimMembership::Listener{
+          [this](size_t host, NodeId instance, const View& view) { OnView(host, instance, view); },
+          [this](size_t host, NodeId instance, const Status& status) {
+            if (hosts_[host]->id != instance) return;
+            Trace("host %zu refused by membership: %s", host, status.ToString().c_str());
+            // What ropeteamd does: go on as another instance, over the same memory.
+            CrashDaemon(host);
+            StartDaemon(host);
+          }});
+  membership_->StartCoordinator();
+  for (uint32_t i = 0; i < options.nodes; ++i) AddHost();
+}
+
+Cluster::~Cluster() {
+  for (const auto& host : hosts_) {
+    host->engine.reset();
+    host->store.reset();
+  }
+}
+
+// ---- hosts
+
+size_t Cluster::AddHost() {
+  auto host = std::make_unique<Host>();
+  host->index = hosts_.size();
+  host->member.name = Numbered("node", host->index);
+  host->member.ordinal = static_cast<uint32_t>(host->index);
+  if (options_.domains > 1) host->member.domain = Numbered("rack=", host->index % options_.domains);
+  host->member.control_address = Numbered("10.0.0.1:", host->index);
+  const uint64_t needed = Store::MemoryFor(options_.chunks, options_.chunk_bytes);
+  host->memory_bytes = (needed + kPageBytes - 1) / kPageBytes * kPageBytes;
+  host->memory.reset(static_cast<std::byte*>(std::aligned_alloc(kPageBytes, host->memory_bytes)));
+  ROPETEAM_CHECK(host->memory != nullptr);
+  std::memset(host->memory.get(), 0, host->memory_bytes);
+  hosts_.push_back(std::move(host));
+  return hosts_.size() - 1;
+}
+
+void Cluster::StartHost(size_t index) {
+  Host& host = *hosts_[index];
+  if (host.up) return;
+  host.up = true;
+  Trace("host %zu starts", index);
+  StartDaemon(index);
+  if (on_host) on_host(index, true);
+}
+
+void Cluster::StopHost(size_t index, bool keep_memory) {
+  Host& host = *hosts_[index];
+  if (!host.up) return;
+  Trace("host %zu stops, memory %s", index, keep_memory ? "kept" : "lost");
+  host.up = false;
+  EndDaemon(&host, keep_memory);
+  if (!keep_memory) {
+    checker_.OnMemoryLost(host);
+    std::memset(host.memory.get(), 0, host.memory_bytes);
+    ++host.memory_generation;
+  }
+  if (on_host) on_host(index, false);
+}
+
+void Cluster::CrashDaemon(size_t index) {
+  Trace("host %zu daemon crashes", index);
+  EndDaemon(hosts_[index].get(), true);
+}
+
+void Cluster::EndDaemon(Host* host, bool reset) {
+  if (!host->daemon_runs()) return;
+  const NodeId id = host->id;
+  network_.OnInstanceDead(host->index, id);
+  membership_->Gone(id, reset);
+  host->engine.reset();
+  host->store.reset();
+  host->id = kNoNode;
+  host->timer_at = kForever;
+  host->view = {};
+  for (auto& [number, session] : sessions_) {
+    if (session.host != host->index || session.daemon != id) continue;
+    session.open_at_engine = false;
+    checker_.OnSessionEnd(session);
+    // What the daemon had written to the socket is still read; then comes its end.
+    session.to_client_at = std::max(session.to_client_at, now() + random_.Between(1, 200));
+    scheduler_.At(session.to_client_at, [this, number = number] {
+      const auto at = sessions_.find(number);
+      if (at == sessions_.end()) return;
+      const auto pending = std::move(at->second.pending);
+      sessions_.erase(at);
+      for (const auto& [request, asked] : pending)
+        if (asked.done) asked.done(nullptr);
+    });
+  }
+}
+
+void Cluster::StartDaemon(size_t index) {
+  Host& host = *hosts_[index];
+  if (!host.up || host.daemon_runs()) return;
+  const ArenaIdentity identity{kJob, host.member.name};
+  Store::AdoptReport report;
+  auto adopted = Store::Adopt(host.bytes(), options_.chunk_bytes, identity, &report);
+  const bool fresh = !adopted.ok() && adopted.status().code() == Code::kNotFound;
+  if (!adopted.ok() && !fresh)
+    return checker_.Fail("host %zu cannot adopt its arena: %s", index, adopted.status().ToString().c_str());
+  if (!report.rejected.empty())
+    return checker_.Fail("host %zu rejects its arena: %s", index, report.rejected[0].c_str());
+  if (fresh) adopted = Store::Format(host.bytes(), options_.chunk_bytes, identity);
+  ROPETEAM_CHECK(adopted.ok());
+  host.store = std::move(adopted.value());
+  host.chunks_begin = host.store->chunk_offset(0);
+  host.chunk_bytes = host.store->chunk_bytes();
+  MarkBadChunks(&host);
+  host.id = Mix(options_.seed, index, ++host.lives, 0x1d) | 1;
+  host.member.id = host.id;
+  instances_[host.id] = index;
+  checker_.OnAdopted(host);
+  EngineConfig config;
+  config.self = host.id;
+  config.job = kJob;
+  config.node = host.member.name;
+  config.replicas = options_.replicas;
+  config.keep_steps = options_.keep_steps;
+  config.nodes_expected = options_.nodes;
+  config.quarantine_us = options_.quarantine_us;
+  host.engine = std::make_unique<Engine>(config, host.store.get());
+  Trace("host %zu daemon %" PRIx64 " starts, %" PRIu64 " shards adopted", index, host.id, report.shards);
+  Give(&host, "start", [](Engine&) {});
+  membership_->Join(index, host.member);
+}
+
+void Cluster::MarkBadChunks(Host* host) {
+  std::vector<std::pair<ShardId, uint32_t>> bad;
+  for (const auto& [id, shard] : host->store->shards())
+    for (uint32_t i = 0; i < shard->crcs.size(); ++i)
+      if (Crc32c(host->store->chunk(ChunkAt(shard->extents, i)),
+                 ChunkLength(shard->meta.stream_bytes, host->chunk_bytes, i)) != shard->crcs[i])
+        bad.emplace_back(id, i);
+  for (const auto& [id, chunk] : bad) host->store->MarkBad(id, chunk);
+}
+
+bool Cluster::FlipBit(size_t index, const ShardId& id, uint32_t chunk) {
+  Host& host = *hosts_[index];
+  if (!host.daemon_runs()) return false;
+  const SealedShard* shard = host.store->Find(id);
+  if (shard == nullptr || chunk >= shard->crcs.size()) return false;
+  const uint64_t length = ChunkLength(shard->meta.stream_bytes, host.chunk_bytes, chunk);
+  std::byte* bytes = host.store->chunk(ChunkAt(shard->extents, chunk));
+  const uint64_t bit = random_.Below(length * 8);
+  bytes[bit / 8] ^= static_cast<std::byte>(1u << (bit % 8));
+  checker_.OnFlip(host, id, chunk);
+  Trace("host %zu bit %" PRIu64 " of chunk %u of %s flips", index, bit, chunk, id.ToString().c_str());
+  return true;
+}
+
+Host* Cluster::FindInstance(NodeId instance) {
+  const auto at = instances_.find(instance);
+  if (at == instances_.end() || hosts_[at->second]->id != instance) return nullptr;
+  return hosts_[at->second].get();
+}
+
+void Cluster::OnView(size_t index, NodeId instance, const View& view) {
+  Host& host = *hosts_[index];
+  if (host.id != instance || !host.daemon_runs()) return;
+  std::vector<NodeId> departed;
+  for (const Member& member : host.view.members)
+    if (!view.Contains(member.id)) departed.push_back(member.id);
+  host.view = view;
+  Trace("host %zu view epoch %" PRIu64 " leader %" PRIx64 " members %zu", index, view.epoch, view.leader,
+        view.members.size());
+  // The daemon hangs up on who has left before its engine decides anything on the new view.
+  for (const NodeId peer : departed) {
+    if (!network_.Disconnect(index, peer)) continue;
+    scheduler_.After(random_.Between(1, 20 * kMs), [this, index, instance, peer] {
+      Host& fenced = *hosts_[index];
+      if (fenced.id != instance) return;
+      Give(&fenced, "peer fenced", [&](Engine& engine) { engine.OnPeerFenced(now(), peer); });
+    });
+  }
+  Give(&host, "view", [&](Engine& engine) { engine.OnView(now(), view); });
+}
+
+// ---- running
+
+bool Cluster::RunUntil(const std::function<bool()>& done, TimeUs limit) {
+  // Far beyond what any honest run needs in its time: engines that talk to each other without end.
+  constexpr uint64_t kEventsMax = 60'000'000;
+  const TimeUs end = now() + limit;
+  while (!checker_.failed()) {
+    if (done()) return true;
+    if (scheduler_.events() > kEventsMax) {
+      checker_.Fail("more than %" PRIu64 " events: nothing comes to rest", kEventsMax);
+      break;
+    }
+    if (!scheduler_.RunOne(end)) return !checker_.failed() && done();
+  }
+  return false;
+}
+
+void Cluster::RunFor(TimeUs time) {
+  RunUntil([] { return false; }, time);
+}
+
+void Cluster::Heal() {
+  healed_ = true;
+  Trace("healed");
+  crash_in_input_ppm_ = 0;
+  NetworkOptions calm = options_.network;
+  calm.loss_ppm = calm.misdeliver_ppm = calm.slow_ppm = calm.transfer_fail_ppm = 0;
+  network_.SetOptions(calm);
+  network_.HealLinks();
+  if (!membership_->coordinator_up()) membership_->StartCoordinator();
+  for (const auto& host : hosts_) {
+    StartHost(host->index);
+    StartDaemon(host->index);
+  }
+}
+
+bool Cluster::AllInOneView() const {
+  Epoch epoch = 0;
+  for (const auto& host : hosts_) {
+    if (!host->daemon_runs() || host->view.members.size() != hosts_.size()) return false;
+    if (epoch == 0) epoch = host->view.epoch;
+    if (host->view.epoch != epoch || host->engine->view().epoch != epoch) return false;
+  }
+  return true;
+}
+
+void Cluster::Trace(const char* format, ...) {
+  if (!tracing()) return;
+  char text[512];
+  va_list arguments;
+  va_start(arguments, format);
+  const int length = std::snprintf(text, sizeof(text), "%10.6f ", static_cast<double>(now()) / 1e6);
+  std::vsnprintf(text + length, sizeof(text) - static_cast<size_t>(length), format, arguments);
+  va_end(arguments);
+  trace_.emplace_back(text);
+  if (trace_.size() > trace_lines_) trace_.pop_front();
+}
+
+}  // namespace ropeteam::simulation

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A whole cluster in one thread: hosts with real Engines over real Stores, membership's real state machines, a network and
+// a clock that are made up, and the Checker who sees everything. Ranks and launcher (rank.h, launcher.h) and the trouble
+// (faults.h) act through it.
+
+#ifndef ROPETEAM_TESTS_SIMULATION_CLUSTER_H_
+#define ROPETEAM_TESTS_SIMULATION_CLUSTER_H_
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/simulation/checker.h"
+#include "tests/simulation/host.h"
+#include "tests/simulation/network.h"
+#include "tests/simulation/options.h"
+#include "tests/simulation/random.h"
+#include "tests/simulation/scheduler.h"
+#include "tests/simulation/sim_membership.h"
+
+namespace ropeteam::simulation {
+
+class Cluster : private NetworkEnds {
+ public:
+  explicit Cluster(const Options& options);
+  ~Cluster() override;
+
+  const Options& options() const { return options_; }
+  Scheduler& scheduler() { return scheduler_; }
+  Random& random() { return random_; }
+  Network& network() { return network_; }
+  Checker& checker() { return checker_; }
+  SimMembership& membership() { return *membership_; }
+  TimeUs now() const { return scheduler_.now(); }
+
+  // ---- hosts
+  size_t host_count() const { return hosts_.size(); }
+  const Host& host(size_t index) const { return *hosts_[index]; }
+  // A new machine, with an ordinal of its own; off.
+  size_t AddHost();
+  // Switches the machine on, with whatever its memory holds.
+  void StartHost(size_t index);
+  // Kills every process on it. `keep_memory`: a reboot of containers, not of the machine.
+  void StopHost(size_t index, bool keep_memory);
+  // kill -9; the memory stays.
+  void CrashDaemon(size_t index);
+  void StartDaemon(size_t index);
+  // Flips one bit of the `chunk`th chunk of the copy that this host has.
+  bool FlipBit(size_t index, const ShardId& shard, uint32_t chunk);
+  // Told when a machine stops or starts.
+  std::function<void(size_t host, bool up)> on_host;
+
+  // ---- clients
+  // 0 when no daemon runs there.
+  SessionId OpenSession(size_t host, Client* client, uint64_t launch, Rank rank, uint32_t world_size);
+  // The client's end: whatever it has asked is forgotten.
+  void CloseSession(SessionId session);
+  // `input` gives the request to the engine, later and in order. `request.done` is called once, unless the client closes.
+  using Input = std::function<void(Engine&, TimeUs, const Session&, RequestId)>;
+  void Ask(SessionId session, Pending request, Input input);
+  void Tell(SessionId session, Input input);  // without an answer
+  const Session* FindSession(SessionId session) const;
+  // Where the client may write: null once the session is cut.
+  std::byte* ClientMemory(SessionId session, uint32_t chunk);
+
+  // ---- running
+  // Until `done`, for `limit` at most. False when the time passed first or the checker has failed.
+  bool RunUntil(const std::function<bool()>& done, TimeUs limit);
+  void RunFor(TimeUs time);
+  // No more faults from now on: links heal, losses end, everything that is down comes back.
+  void Heal();
+  bool healed() const { return healed_; }
+  // Every host is up and every engine has the same view, of all of them.
+  bool AllInOneView() const;
+
+  // ---- the trace: the last lines; kept only when asked for, for a run is the same with and without it
+  void KeepTrace(size_t lines) { trace_lines_ = lines; }
+  bool tracing() const { return trace_lines_ != 0; }
+  void Trace(const char* format, ...) __attribute__((format(printf, 2, 3)));
+  const std::deque<std::string>& trace() const { return trace_; }
+  // Of everything that was sent and answered; two runs of one seed have the same.
+  uint64_t digest() const { return digest_; }
+  uint64_t inputs() const { return inputs_; }
+
+ private:
+  using Drive = std::function<void(Engine&)>;
+
+  // Gives the engine one input, carries its outputs out, has everything checked.
+  void Give(Host* host, const char* what, const Drive& drive);
+  void CarryOut(Host* host, const Outbox& out, size_t limit, uint64_t free_before, uint64_t dropped_before);
+  void CarryMessage(Host* host, const SendMessage& message);
+  void CarryTransfer(Host* host, const StartTransfer& start);
+  void CarryCheck(Host* host, const StartCheck& check);
+  void CarryAnswer(Host* host, const Answer& answer, uint64_t free_before, uint64_t dropped_before);
+  void ArmTimer(Host* host);
+  void EndDaemon(Host* host, bool reset);
+  void OnView(size_t index, NodeId instance, const View& view);
+  void MarkBadChunks(Host* host);
+  void WatchDeadline(SessionId session, RequestId request);
+  void DeliverToEngine(SessionId id, const char* what, const Input& input, RequestId request);
+  Host* FindInstance(NodeId instance);
+  void Digest(uint64_t value) { digest_ = Mix(digest_, value); }
+
+  // NetworkEnds
+  bool Alive(size_t host, NodeId instance) const override { return hosts_[host]->id == instance && instance != kNoNode; }
+  std::byte* Memory(size_t host, uint64_t offset, uint64_t length) override;
+  void OnLanding(const Transfer& transfer, uint64_t offset, const std::string& bytes) override;
+  void OnTransferDone(size_t host, NodeId instance, uint64_t tag, Code code) override;
+
+  const Options options_;
+  Scheduler scheduler_;
+  Random random_;
+  std::vector<std::unique_ptr<Host>> hosts_;
+  Network network_;
+  Checker checker_;
+  std::unique_ptr<SimMembership> membership_;
+  std::map<NodeId, size_t> instances_;  // of all times
+  std::map<SessionId, Session> sessions_;
+  SessionId next_session_ = 1;
+  uint32_t crash_in_input_ppm_ = 0;
+  bool healed_ = false;
+  size_t trace_lines_ = 0;
+  std::deque<std::string> trace_;
+  uint64_t digest_ = 0;
+  uint64_t inputs_ = 0;
+};
+
+}  // namespace ropeteam::simulation
+
+#endif  // ROPETEAM_TESTS_SIMULATION_CLUSTER_H_

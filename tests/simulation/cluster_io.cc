@@ -1,0 +1,319 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Between the engines and everything else: inputs, outputs, sessions.
+#include <algorithm>
+#include <cinttypes>
+
+#include "core/base/checksum.h"
+#include "tests/simulation/cluster.h"
+
+namespace ropeteam::simulation {
+namespace {
+
+// A request is answered by its deadline and this much later at most: timers that come late, a check of bytes.
+constexpr TimeUs kAnswerSlackUs = 300 * kMs;
+// Requests without a timeout concern this node alone; the longest is the check of a manifest.
+constexpr TimeUs kLocalAnswerUs = 1 * kSecond;
+
+const char* AnswerName(const Answer& answer) {
+  constexpr const char* kNames[] = {"status", "hello", "grant", "latest", "view", "report", "verify"};
+  return kNames[answer.body.index()];
+}
+
+}  // namespace
+
+const char* RequestName(RequestKind kind) {
+  constexpr const char* kNames[] = {"hello", "save_begin", "save_extend", "save_commit", "save_abort", "wait",
+                                    "latest", "view_open", "view_repair", "report", "verify"};
+  return kNames[static_cast<size_t>(kind)];
+}
+
+void Cluster::Give(Host* host, const char* what, const Drive& drive) {
+  if (!host->daemon_runs() || checker_.failed()) return;
+  ++inputs_;
+  const uint64_t free_before = host->store->chunks_free();
+  const uint64_t dropped_before = checker_.dropped();
+  drive(*host->engine);
+  Outbox out = std::move(host->engine->outbox());
+  host->engine->outbox().clear();
+  checker_.Observe(*host);
+  for (const LevelEvent& event : out.events) {
+    if (tracing())
+      Trace("host %zu %s: %s of %s", host->index, what, LevelName(event.level),
+            event.shard.rank == LevelEvent::kNoRank ? StepOf(event.shard).ToString().c_str()
+                                                    : event.shard.ToString().c_str());
+    Digest(Mix(event.shard.incarnation, event.shard.step, event.shard.rank, static_cast<uint64_t>(event.level)));
+    checker_.OnEvent(*host, event);
+  }
+  const bool crash = random_.Chance(crash_in_input_ppm_);
+  const size_t outputs = out.messages.size() + out.transfers.size() + out.checks.size() + out.answers.size();
+  CarryOut(host, out, crash ? random_.Below(outputs + 1) : SIZE_MAX, free_before, dropped_before);
+  if (checker_.failed()) Trace("host %zu failed on input %s", host->index, what);
+  if (crash && host->up) {
+    Trace("host %zu daemon dies in input %s", host->index, what);
+    const size_t index = host->index;
+    EndDaemon(host, true);
+    scheduler_.After(random_.Between(options_.faults.daemon_back_min_us, options_.faults.daemon_back_max_us),
+                     [this, index] { StartDaemon(index); });
+    return;
+  }
+  if (random_.Chance(options_.invariants_ppm)) {
+    host->engine->CheckInvariants();
+    host->store->CheckInvariants();
+  }
+  ArmTimer(host);
+}
+
+// Carries the first `limit` outputs out; the daemon dies before the others.
+void Cluster::CarryOut(Host* host, const Outbox& out, size_t limit, uint64_t free_before, uint64_t dropped_before) {
+  size_t done = 0;
+  for (const StartTransfer& start : out.transfers)
+    if (done++ < limit) CarryTransfer(host, start);
+  for (const StartCheck& check : out.checks)
+    if (done++ < limit) CarryCheck(host, check);
+  for (const Answer& answer : out.answers)
+    if (done++ < limit) CarryAnswer(host, answer, free_before, dropped_before);
+  for (const SendMessage& message : out.messages)
+    if (done++ < limit) CarryMessage(host, message);
+  for (const auto& suspicion : out.suspicions) {
+    Trace("host %zu suspects %" PRIx64 ": %s", host->index, suspicion.peer, suspicion.reason.c_str());
+    membership_->Suspect(host->id, suspicion.peer, suspicion.reason);
+  }
+}
+
+void Cluster::CarryMessage(Host* host, const SendMessage& message) {
+  Digest(Mix(now(), host->id, message.to, message.envelope.size()));
+  const auto at = instances_.find(message.to);
+  if (at == instances_.end()) return;
+  const size_t to = at->second;
+  const auto envelope = std::make_shared<const std::string>(message.envelope);
+  network_.PostMessage(host->index, to, [this, to, from = host->id, instance = message.to, envelope] {
+    Host& target = *hosts_[to];
+    if (target.id != instance && !random_.Chance(network_.options().misdeliver_ppm)) return;
+    Give(&target, "message", [&](Engine& engine) { engine.OnMessage(now(), from, *envelope); });
+  });
+}
+
+void Cluster::CarryTransfer(Host* host, const StartTransfer& start) {
+  Digest(Mix(now(), host->id, start.tag, start.length));
+  Transfer transfer;
+  transfer.tag = start.tag;
+  transfer.initiator = host->index;
+  transfer.initiator_id = host->id;
+  transfer.target_id = start.peer;
+  transfer.get = start.get;
+  transfer.local_offset = start.local_offset;
+  transfer.remote_offset = start.remote_offset;
+  transfer.length = start.length;
+  const auto at = instances_.find(start.peer);
+  transfer.target = at == instances_.end() ? host->index : at->second;
+  Trace("host %zu starts %s", host->index, transfer.ToString().c_str());
+  if (start.local_offset < host->chunks_begin || start.local_offset + start.length > host->memory_bytes)
+    return checker_.Fail("host %zu: %s is outside of its own chunks", host->index, transfer.ToString().c_str());
+  checker_.OnTransferStart(transfer);
+  network_.Start(std::move(transfer));
+}
+
+void Cluster::CarryCheck(Host* host, const StartCheck& check) {
+  const NetworkOptions& network = network_.options();
+  scheduler_.After(random_.Between(network.check_min_us, network.check_max_us),
+                   [this, index = host->index, instance = host->id, check] {
+                     Host& at = *hosts_[index];
+                     if (at.id != instance) return;
+                     std::vector<uint32_t> bad;
+                     for (uint32_t i = 0; i < check.ranges.size(); ++i) {
+                       const StartCheck::Range& range = check.ranges[i];
+                       const std::byte* bytes = Memory(index, range.offset, range.length);
+                       if (bytes == nullptr)
+                         return checker_.Fail("host %zu checks bytes outside of its arena", index);
+                       if (Crc32c(bytes, range.length) != range.crc) bad.push_back(i);
+                     }
+                     Give(&at, "check done",
+                          [&](Engine& engine) { engine.OnCheckDone(now(), check.tag, bad); });
+                   });
+}
+
+void Cluster::CarryAnswer(Host* host, const Answer& answer, uint64_t free_before, uint64_t dropped_before) {
+  Digest(Mix(now(), answer.session, answer.request, answer.body.index()));
+  const auto at = sessions_.find(answer.session);
+  if (at == sessions_.end() || at->second.client == nullptr) return;  // it has closed; the engine learns so soon
+  Session& session = at->second;
+  const auto pending = session.pending.find(answer.request);
+  if (pending == session.pending.end() || pending->second.answered || session.host != host->index)
+    return checker_.Fail("host %zu answers request %" PRIu64 " of session %" PRIu64 ", which is not open", host->index,
+                         answer.request, answer.session);
+  Pending& request = pending->second;
+  request.answered = true;
+  const auto* status = std::get_if<AnswerStatus>(&answer.body);
+  Trace("host %zu rank %u %s: %s", host->index, session.rank, RequestName(request.kind),
+        status != nullptr ? status->status.ToString().c_str() : AnswerName(answer));
+  if (const auto* hello = std::get_if<AnswerHello>(&answer.body)) {
+    checker_.OnAdmitted(session, hello->incarnation, sessions_);
+    session.incarnation = hello->incarnation;
+    Trace("rank %u of launch %" PRIu64 " is in incarnation %" PRIu64, session.rank, session.launch,
+          hello->incarnation);
+  }
+  if (const auto* latest = std::get_if<AnswerLatest>(&answer.body))
+    Trace("rank %u latest %s", session.rank, latest->step.ToString().c_str());
+  checker_.OnAnswer(*host, session, request, answer);
+  if (status != nullptr && status->status.code() == Code::kNoSpace &&
+      (request.kind == RequestKind::kSaveBegin || request.kind == RequestKind::kSaveExtend))
+    checker_.OnRefusedForSpace(*host, status->status, free_before, dropped_before);
+  session.to_client_at = std::max(session.to_client_at, now() + random_.Between(1, 30));
+  scheduler_.At(session.to_client_at, [this, answer] {
+    const auto open = sessions_.find(answer.session);
+    if (open == sessions_.end() || open->second.client == nullptr) return;
+    const auto asked = open->second.pending.find(answer.request);
+    if (asked == open->second.pending.end()) return;
+    const auto done = std::move(asked->second.done);
+    open->second.pending.erase(asked);
+    if (done) done(&answer);
+  });
+}
+
+void Cluster::ArmTimer(Host* host) {
+  if (!host->daemon_runs()) return;
+  const TimeUs next = host->engine->NextTimer();
+  if (next == kForever || next >= host->timer_at) return;
+  const TimeUs late = options_.timer_late_max_us == 0 ? 0 : random_.Below(options_.timer_late_max_us);
+  host->timer_at = std::max(next, now()) + late;
+  scheduler_.At(host->timer_at, [this, index = host->index, instance = host->id, when = host->timer_at] {
+    Host& at = *hosts_[index];
+    if (at.id != instance || at.timer_at != when) return;
+    at.timer_at = kForever;
+    if (at.engine->NextTimer() > now()) return ArmTimer(&at);
+    Give(&at, "timer", [this](Engine& engine) { engine.OnTimer(now()); });
+  });
+}
+
+// ---- sessions
+
+SessionId Cluster::OpenSession(size_t index, Client* client, uint64_t launch, Rank rank, uint32_t world_size) {
+  Host& host = *hosts_[index];
+  if (!host.daemon_runs()) return 0;
+  const SessionId id = next_session_++;
+  Session& session = sessions_[id];
+  session.id = id;
+  session.host = index;
+  session.daemon = host.id;
+  session.client = client;
+  session.launch = launch;
+  session.rank = rank;
+  session.world_size = world_size;
+  session.open_at_engine = true;
+  DeliverToEngine(id, "session opened",
+                  [](Engine& engine, TimeUs now, const Session& opened, RequestId) {
+                    engine.OnSessionOpened(now, opened.id);
+                  },
+                  0);
+  return id;
+}
+
+void Cluster::CloseSession(SessionId id) {
+  const auto at = sessions_.find(id);
+  if (at == sessions_.end()) return;
+  at->second.client = nullptr;
+  at->second.pending.clear();
+  // Until its daemon has noticed, the session is still there for it.
+  DeliverToEngine(id, "session closed",
+                  [this](Engine& engine, TimeUs now, const Session& closed, RequestId) {
+                    checker_.OnSessionEnd(closed);
+                    sessions_[closed.id].open_at_engine = false;
+                    engine.OnSessionClosed(now, closed.id);
+                  },
+                  0);
+  scheduler_.At(at->second.to_engine_at, [this, id] { sessions_.erase(id); });
+}
+
+void Cluster::DeliverToEngine(SessionId id, const char* what, const Input& input, RequestId request) {
+  Session& session = sessions_.at(id);
+  session.to_engine_at = std::max(session.to_engine_at, now() + random_.Between(1, 30));
+  scheduler_.At(session.to_engine_at, [this, id, what, input, request] {
+    const auto at = sessions_.find(id);
+    if (at == sessions_.end()) return;
+    Host& host = *hosts_[at->second.host];
+    if (host.id != at->second.daemon) return;  // the daemon died meanwhile
+    Give(&host, what, [&](Engine& engine) {
+      // A copy: the input may end the session.
+      const Session seen = at->second;
+      input(engine, now(), seen, request);
+    });
+  });
+}
+
+void Cluster::Ask(SessionId id, Pending request, Input input) {
+  const auto at = sessions_.find(id);
+  if (at == sessions_.end() || at->second.client == nullptr) {
+    // Later, like every answer: a client does not expect to be called back from inside its own call.
+    if (request.done) scheduler_.After(1, [done = std::move(request.done)] { done(nullptr); });
+    return;
+  }
+  Session& session = at->second;
+  const RequestId number = ++session.last_request;
+  const RequestKind kind = request.kind;
+  request.asked_at = now();
+  session.pending[number] = std::move(request);
+  DeliverToEngine(id, RequestName(kind),
+                  [this, kind, input = std::move(input)](Engine& engine, TimeUs when, const Session& session_now,
+                                                         RequestId request_now) {
+                    if (kind == RequestKind::kLatest) checker_.OnLatestInput(*hosts_[session_now.host], session_now);
+                    WatchDeadline(session_now.id, request_now);
+                    input(engine, when, session_now, request_now);
+                  },
+                  number);
+}
+
+void Cluster::Tell(SessionId id, Input input) {
+  const auto at = sessions_.find(id);
+  if (at == sessions_.end() || at->second.client == nullptr) return;
+  DeliverToEngine(id, "tell", input, 0);
+}
+
+// From when the engine has been asked.
+void Cluster::WatchDeadline(SessionId id, RequestId number) {
+  const auto at = sessions_.find(id);
+  if (at == sessions_.end()) return;
+  const auto asked = at->second.pending.find(number);
+  if (asked == at->second.pending.end()) return;
+  const TimeUs time = asked->second.timeout_us == 0 ? kLocalAnswerUs : asked->second.timeout_us + kAnswerSlackUs;
+  scheduler_.After(time + options_.timer_late_max_us, [this, id, number] {
+    const auto session = sessions_.find(id);
+    if (session == sessions_.end() || !session->second.open_at_engine) return;
+    const auto still = session->second.pending.find(number);
+    if (still == session->second.pending.end() || still->second.answered) return;
+    checker_.Fail("host %zu has not answered %s (step %" PRIu64 ", timeout %" PRIu64 " us) of rank %u", session->second.host,
+                  RequestName(still->second.kind), still->second.step, still->second.timeout_us, session->second.rank);
+  });
+}
+
+const Session* Cluster::FindSession(SessionId id) const {
+  const auto at = sessions_.find(id);
+  return at == sessions_.end() ? nullptr : &at->second;
+}
+
+std::byte* Cluster::ClientMemory(SessionId id, uint32_t chunk) {
+  const auto at = sessions_.find(id);
+  if (at == sessions_.end() || !at->second.open_at_engine) return nullptr;
+  return hosts_[at->second.host]->chunk(chunk);
+}
+
+// ---- what the network asks
+
+std::byte* Cluster::Memory(size_t index, uint64_t offset, uint64_t length) {
+  Host& host = *hosts_[index];
+  if (offset > host.memory_bytes || length > host.memory_bytes - offset) return nullptr;
+  return host.memory.get() + offset;
+}
+
+void Cluster::OnLanding(const Transfer& transfer, uint64_t offset, const std::string& bytes) {
+  checker_.OnLanding(transfer, offset, bytes);
+}
+
+void Cluster::OnTransferDone(size_t index, NodeId instance, uint64_t tag, Code code) {
+  Host& host = *hosts_[index];
+  if (host.id != instance) return;
+  Trace("host %zu transfer %" PRIu64 " done: %s", index, tag, CodeName(code));
+  Give(&host, "transfer done", [&](Engine& engine) { engine.OnTransferDone(now(), tag, code); });
+}
+
+}  // namespace ropeteam::simulation

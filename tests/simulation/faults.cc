@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/simulation/faults.h"
+
+#include <algorithm>
+#include <vector>
+
+namespace ropeteam::simulation {
+
+void Faults::Start() {
+  if (options_.every_us != 0) Next();
+}
+
+void Faults::Next() {
+  // Uniform, not exponential: integers only. Bursts come from the kinds that strike twice.
+  const TimeUs pause = cluster_.random().Between(1, 2 * options_.every_us);
+  cluster_.scheduler().After(pause, [this] {
+    if (stopped_) return;
+    uint64_t total = 0;
+    for (const uint32_t weight : options_.weight) total += weight;
+    if (total == 0) return;
+    uint64_t pick = cluster_.random().Below(total);
+    for (size_t kind = 0; kind < kFaultKinds; ++kind) {
+      if (pick < options_.weight[kind]) {
+        Strike(static_cast<Fault>(kind));
+        break;
+      }
+      pick -= options_.weight[kind];
+    }
+    Next();
+  });
+}
+
+void Faults::Strike(Fault fault) {
+  Random& random = cluster_.random();
+  ++counts_[static_cast<size_t>(fault)];
+  const size_t host = random.Below(cluster_.host_count());
+  switch (fault) {
+    case Fault::kHostLost:
+      return StopHost(host, false);
+    case Fault::kHostReboot:
+      return StopHost(host, true);
+    case Fault::kDaemonCrash: {
+      cluster_.CrashDaemon(host);
+      const TimeUs back = random.Between(options_.daemon_back_min_us, options_.daemon_back_max_us);
+      return cluster_.scheduler().After(back, [this, host] { cluster_.StartDaemon(host); });
+    }
+    case Fault::kRankCrash:
+      if (!launcher_.ranks().empty()) launcher_.KillOne(random.Below(launcher_.ranks().size()));
+      return;
+    case Fault::kRestart:
+      return launcher_.Restart("its user's wish");
+    case Fault::kCoordinator: {
+      if (!cluster_.membership().coordinator_up()) return;
+      cluster_.Trace("coordinator stops");
+      cluster_.membership().StopCoordinator();
+      return cluster_.scheduler().After(random.Between(10 * kMs, 3 * kSecond), [this] {
+        if (cluster_.membership().coordinator_up()) return;
+        cluster_.Trace("coordinator starts");
+        cluster_.membership().StartCoordinator();
+      });
+    }
+    case Fault::kFlip:
+      return Flip();
+    default:
+      return TroubleLink(fault);
+  }
+}
+
+void Faults::StopHost(size_t host, bool keep_memory) {
+  Random& random = cluster_.random();
+  size_t down = 0;
+  for (size_t i = 0; i < cluster_.host_count(); ++i) down += cluster_.host(i).up ? 0 : 1;
+  if (down >= options_.hosts_down_max) return;
+  cluster_.StopHost(host, keep_memory);
+  cluster_.scheduler().After(random.Between(options_.host_back_min_us, options_.host_back_max_us),
+                             [this, host] { cluster_.StartHost(host); });
+}
+
+void Faults::TroubleLink(Fault fault) {
+  Random& random = cluster_.random();
+  Network& network = cluster_.network();
+  const size_t a = random.Below(cluster_.host_count());
+  size_t b = random.Below(cluster_.host_count());
+  const TimeUs until = cluster_.now() + random.Between(1 * kMs, options_.link_trouble_max_us);
+  if (fault == Fault::kIsolate) {
+    cluster_.Trace("host %zu and the coordinator are apart", a);
+    const uint64_t ways = random.Between(1, 3);
+    // Long enough, sometimes, for it to be declared dead while it lives.
+    const TimeUs longer = cluster_.now() + random.Between(100 * kMs, 2 * options_.link_trouble_max_us);
+    if (ways & 1) network.Cut(a, kCoordinatorHost, longer);
+    if (ways & 2) network.Cut(kCoordinatorHost, a, longer);
+    return;
+  }
+  if (a == b) return;
+  cluster_.Trace("%s between %zu and %zu", FaultName(fault), a, b);
+  if (fault == Fault::kReset) return network.Reset(a, b);
+  const bool both = random.Chance(kMillion / 2);
+  if (fault == Fault::kClog) {
+    network.Clog(a, b, until);
+    if (both) network.Clog(b, a, until);
+  } else {
+    network.Cut(a, b, until);
+    if (both) network.Cut(b, a, until);
+  }
+}
+
+void Faults::Flip() {
+  Random& random = cluster_.random();
+  const size_t index = random.Below(cluster_.host_count());
+  const Host& host = cluster_.host(index);
+  if (!host.daemon_runs() || host.store->shards().empty()) return;
+  auto at = host.store->shards().begin();
+  std::advance(at, static_cast<ptrdiff_t>(random.Below(host.store->shards().size())));
+  const ShardId id = at->first;
+  const uint32_t chunk = static_cast<uint32_t>(random.Below(at->second->crcs.size()));
+  if (options_.flips == Flips::kRepairable && !cluster_.checker().HasAnother(host, id, chunk)) return;
+  cluster_.FlipBit(index, id, chunk);
+}
+
+}  // namespace ropeteam::simulation

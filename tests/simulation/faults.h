@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The trouble of one run: at random times one of the kinds that its seed has switched on, until Stop().
+
+#ifndef ROPETEAM_TESTS_SIMULATION_FAULTS_H_
+#define ROPETEAM_TESTS_SIMULATION_FAULTS_H_
+
+#include <array>
+#include <cstdint>
+
+#include "tests/simulation/cluster.h"
+#include "tests/simulation/rank.h"
+
+namespace ropeteam::simulation {
+
+class Faults {
+ public:
+  Faults(Cluster* cluster, Launcher* launcher)
+      : cluster_(*cluster), launcher_(*launcher), options_(cluster->options().faults) {}
+
+  void Start();
+  void Stop() { stopped_ = true; }
+  const std::array<uint64_t, kFaultKinds>& counts() const { return counts_; }
+
+ private:
+  void Next();
+  void Strike(Fault fault);
+  void StopHost(size_t host, bool keep_memory);
+  void TroubleLink(Fault fault);
+  void Flip();
+
+  Cluster& cluster_;
+  Launcher& launcher_;
+  const FaultOptions& options_;
+  bool stopped_ = false;
+  std::array<uint64_t, kFaultKinds> counts_{};
+};
+
+}  // namespace ropeteam::simulation
+
+#endif  // ROPETEAM_TESTS_SIMULATION_FAULTS_H_

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A host of the simulation: memory that outlives its processes, at most one daemon (an Engine over a Store), and the
+// sessions of the ranks on it.
+
+#ifndef ROPETEAM_TESTS_SIMULATION_HOST_H_
+#define ROPETEAM_TESTS_SIMULATION_HOST_H_
+
+#include <cstddef>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "core/engine/engine.h"
+#include "core/store/store.h"
+#include "tests/simulation/scheduler.h"
+
+namespace ropeteam::simulation {
+
+class Client;
+
+enum class RequestKind : uint8_t {
+  kHello,
+  kSaveBegin,
+  kSaveExtend,
+  kSaveCommit,
+  kSaveAbort,
+  kWait,
+  kLatest,
+  kViewOpen,
+  kViewRepair,
+  kReport,
+  kVerify,
+};
+const char* RequestName(RequestKind kind);
+
+// What a client has asked and not been told yet.
+struct Pending {
+  RequestKind kind = RequestKind::kHello;
+  Step step = 0;
+  Rank rank = 0;
+  Level level = Level::kNone;
+  SaveId save = 0;
+  ViewId view = 0;
+  TimeUs timeout_us = 0;  // as asked; 0 for requests that wait for nothing but this node
+  TimeUs asked_at = 0;
+  bool answered = false;  // by the engine; the answer may still be on its way to the client
+  // Null when the session was cut.
+  std::function<void(const Answer*)> done;
+};
+
+// One connection of a rank (or a person) to a daemon. Ends when either side does.
+struct Session {
+  SessionId id = 0;
+  size_t host = 0;
+  NodeId daemon = kNoNode;
+  Client* client = nullptr;     // null when the client has closed its end
+  bool open_at_engine = false;  // the engine was told of it, and not of its end
+  uint64_t launch = 0;
+  Rank rank = 0;
+  uint32_t world_size = 0;
+  Incarnation incarnation = 0;  // 0 until admitted
+  TimeUs to_engine_at = 0;      // when the last thing sent arrives: both directions keep their order
+  TimeUs to_client_at = 0;
+  RequestId last_request = 0;
+  std::map<RequestId, Pending> pending;
+};
+
+struct Host {
+  struct Release {
+    void operator()(std::byte* memory) const { std::free(memory); }
+  };
+
+  size_t index = 0;
+  Member member;                   // of the running or the last daemon
+  bool up = false;                 // the machine is on
+  uint64_t memory_generation = 0;  // grows whenever the memory is lost
+  std::unique_ptr<std::byte[], Release> memory;
+  uint64_t memory_bytes = 0;
+  uint64_t chunks_begin = 0;       // of chunk 0 in the memory
+  uint64_t chunk_bytes = 0;
+  NodeId id = kNoNode;             // of the running daemon
+  std::unique_ptr<Store> store;
+  std::unique_ptr<Engine> engine;
+  TimeUs timer_at = kForever;
+  View view;                       // the last one given to the running engine
+  uint64_t lives = 0;              // daemons that ever ran here
+
+  bool daemon_runs() const { return engine != nullptr; }
+  std::span<std::byte> bytes() { return {memory.get(), memory_bytes}; }
+  // Also while no daemon runs.
+  std::byte* chunk(uint32_t number) const { return memory.get() + chunks_begin + number * chunk_bytes; }
+};
+
+}  // namespace ropeteam::simulation
+
+#endif  // ROPETEAM_TESTS_SIMULATION_HOST_H_

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/simulation/network.h"
+
+#include <algorithm>
+#include <cinttypes>
+#include <cstdio>
+#include <cstring>
+
+namespace ropeteam::simulation {
+namespace {
+
+// A fabric tells of a dead peer within this: transport.h's promise.
+constexpr TimeUs kPeerGoneWithinUs = 100 * kMs;
+// And gives a path up that carries nothing after this.
+constexpr TimeUs kLinkFailedWithinUs = 400 * kMs;
+constexpr size_t kPiecesMax = 4;
+
+}  // namespace
+
+std::string Transfer::ToString() const {
+  char text[200];
+  std::snprintf(text, sizeof(text),
+                "%s %" PRIu64 " tag %" PRIu64 " by host %zu local %" PRIu64 " host %zu remote %" PRIu64 " length %" PRIu64
+                "%s",
+                get ? "get" : "put", number, tag, initiator, local_offset, target, remote_offset, length,
+                orphan ? " orphan" : "");
+  return text;
+}
+
+const Network::Link* Network::Find(size_t from, size_t to) const {
+  const auto at = links_.find({from, to});
+  return at == links_.end() ? nullptr : &at->second;
+}
+
+TimeUs Network::Delay() {
+  if (random_.Chance(options_.slow_ppm)) return random_.Between(options_.delay_max_us, options_.slow_max_us);
+  return random_.Between(options_.delay_min_us, options_.delay_max_us);
+}
+
+bool Network::IsCut(size_t from, size_t to) const {
+  const Link* link = Find(from, to);
+  return link != nullptr && link->cut_until > scheduler_.now();
+}
+
+void Network::Clog(size_t from, size_t to, TimeUs until) {
+  Link& link = links_[{from, to}];
+  link.clogged_until = std::max(link.clogged_until, until);
+}
+
+void Network::Cut(size_t from, size_t to, TimeUs until) {
+  Link& link = links_[{from, to}];
+  link.cut_until = std::max(link.cut_until, until);
+}
+
+void Network::Reset(size_t a, size_t b) {
+  ++links_[{a, b}].resets;
+  ++links_[{b, a}].resets;
+}
+
+void Network::PostMessage(size_t from, size_t to, std::function<void()> deliver) {
+  if (IsCut(from, to) || random_.Chance(options_.loss_ppm)) return;
+  PostOnce(from, to, 0, deliver);
+  if (random_.Chance(options_.replay_ppm))
+    PostOnce(from, to, random_.Below(2 * options_.slow_max_us + 1), deliver);
+}
+
+void Network::PostOnce(size_t from, size_t to, TimeUs extra, const std::function<void()>& deliver) {
+  const Link* link = Find(from, to);
+  TimeUs when = scheduler_.now() + Delay() + extra;
+  if (link != nullptr && link->clogged_until > when) when = link->clogged_until + Delay();
+  const uint64_t resets = link == nullptr ? 0 : link->resets;
+  scheduler_.At(when, [this, from, to, resets, deliver] {
+    const Link* now = Find(from, to);
+    if (now != nullptr && now->resets != resets) return;
+    deliver();
+  });
+}
+
+void Network::PostPacket(size_t from, size_t to, const std::pair<NodeId, uint64_t>& connection,
+                         std::function<void()> deliver) {
+  if (IsCut(from, to)) return;
+  TimeUs& last = last_packet_[{{from, to}, connection}];
+  last = std::max(last, scheduler_.now() + random_.Between(options_.delay_min_us, options_.delay_max_us));
+  const Link* link = Find(from, to);
+  if (link != nullptr && link->clogged_until > last) last = link->clogged_until;
+  scheduler_.At(last, std::move(deliver));
+}
+
+void Network::Start(Transfer transfer) {
+  transfer.number = next_transfer_++;
+  const uint64_t number = transfer.number;
+  at_host_[transfer.initiator].insert(number);
+  at_host_[transfer.target].insert(number);
+  Transfer& stored = transfers_[number] = std::move(transfer);
+  const size_t count = stored.length == 0 ? 1 : std::min<size_t>(random_.Between(1, kPiecesMax), stored.length);
+  uint64_t begin = 0;
+  for (size_t i = 0; i < count; ++i) {
+    const uint64_t end = i + 1 == count ? stored.length : begin + (stored.length - begin) / (count - i);
+    stored.pieces.push_back({begin, end - begin, false, {}});
+    begin = end;
+  }
+  stored.unlanded = count;
+  if (!ends_.Alive(stored.target, stored.target_id) ||
+      disconnected_.contains({stored.target, stored.initiator_id}) ||
+      disconnected_.contains({stored.initiator, stored.target_id})) {
+    Finish(&stored, Code::kPeerGone, random_.Between(1, kPeerGoneWithinUs));
+    return;
+  }
+  if (IsCut(stored.initiator, stored.target) || IsCut(stored.target, stored.initiator)) {
+    Finish(&stored, Code::kLinkFailed, random_.Between(kLinkFailedWithinUs / 8, kLinkFailedWithinUs));
+    return;
+  }
+  const Link* link = Find(stored.initiator, stored.target);
+  const TimeUs start =
+      link == nullptr ? scheduler_.now() : std::max(link->clogged_until, scheduler_.now());
+  for (size_t i = 0; i < count; ++i)
+    scheduler_.At(start + random_.Between(options_.transfer_min_us, options_.transfer_max_us),
+                  [this, number, i] { Land(number, i); });
+  if (random_.Chance(options_.transfer_fail_ppm)) {
+    scheduler_.At(start + random_.Between(options_.transfer_min_us, options_.transfer_max_us), [this, number] {
+      const auto at = transfers_.find(number);
+      if (at == transfers_.end() || at->second.finishing || at->second.orphan) return;
+      Finish(&at->second, Code::kLinkFailed, random_.Below(options_.transfer_max_us));
+    });
+  }
+}
+
+void Network::Land(uint64_t number, size_t index) {
+  const auto at = transfers_.find(number);
+  if (at == transfers_.end() || at->second.finishing) return;
+  Transfer& transfer = at->second;
+  Transfer::Piece& piece = transfer.pieces[index];
+  if (piece.landed) return;
+  piece.landed = true;
+  --transfer.unlanded;
+  std::byte* source = ends_.Memory(transfer.reader(), transfer.read_offset() + piece.begin, piece.length);
+  std::byte* target = ends_.Memory(transfer.writer(), transfer.write_offset() + piece.begin, piece.length);
+  const bool orphan = transfer.orphan;
+  if (target == nullptr || (source == nullptr && !orphan)) {
+    if (orphan) return Erase(number);
+    return Finish(&transfer, Code::kInvalidArgument, 1);
+  }
+  std::string bytes = std::move(piece.taken);
+  if (!orphan) bytes.assign(reinterpret_cast<const char*>(source), piece.length);
+  if (!bytes.empty()) {
+    ends_.OnLanding(transfer, transfer.write_offset() + piece.begin, bytes);
+    std::memcpy(target, bytes.data(), bytes.size());
+  }
+  if (transfer.unlanded != 0) return;
+  if (orphan) return Erase(number);
+  Finish(&transfer, Code::kOk, random_.Between(1, options_.transfer_min_us + 1));
+}
+
+void Network::Finish(Transfer* transfer, Code code, TimeUs delay) {
+  if (transfer->finishing) return;
+  transfer->finishing = true;
+  const uint64_t number = transfer->number;
+  scheduler_.After(delay, [this, number, code] {
+    const auto at = transfers_.find(number);
+    if (at == transfers_.end()) return;
+    const Transfer done = at->second;
+    Erase(number);
+    if (!done.orphan) ends_.OnTransferDone(done.initiator, done.initiator_id, done.tag, code);
+  });
+}
+
+void Network::Erase(uint64_t number) {
+  const auto at = transfers_.find(number);
+  at_host_[at->second.initiator].erase(number);
+  at_host_[at->second.target].erase(number);
+  transfers_.erase(at);
+}
+
+// The dead process's memory may be reused at once, so what its card still holds is taken now.
+void Network::Orphan(Transfer* transfer) {
+  const uint64_t number = transfer->number;
+  transfer->orphan = true;
+  transfer->unlanded = 0;
+  for (size_t i = 0; i < transfer->pieces.size(); ++i) {
+    Transfer::Piece& piece = transfer->pieces[i];
+    if (piece.landed) continue;
+    const std::byte* source = ends_.Memory(transfer->initiator, transfer->local_offset + piece.begin, piece.length);
+    if (source == nullptr || !random_.Chance(options_.zombie_ppm)) {
+      piece.landed = true;
+      continue;
+    }
+    piece.taken.assign(reinterpret_cast<const char*>(source), piece.length);
+    ++transfer->unlanded;
+    // The landing that was scheduled may come first; this one comes if it does not.
+    scheduler_.After(random_.Between(1, options_.zombie_max_us), [this, number, i] { Land(number, i); });
+  }
+}
+
+void Network::OnInstanceDead(size_t host, NodeId instance) {
+  const auto at = at_host_.find(host);
+  if (at == at_host_.end()) return;
+  const std::vector<uint64_t> numbers(at->second.begin(), at->second.end());
+  for (const uint64_t number : numbers) {
+    Transfer& transfer = transfers_.at(number);
+    const bool by_it = transfer.initiator == host && transfer.initiator_id == instance;
+    const bool to_it = transfer.target == host && transfer.target_id == instance;
+    if (to_it && (by_it || transfer.orphan)) {
+      Erase(number);  // its memory is no longer registered with any card
+    } else if (to_it) {
+      Finish(&transfer, Code::kPeerGone, random_.Between(1, kPeerGoneWithinUs));
+    } else if (by_it && !transfer.orphan) {
+      if (transfer.get || transfer.finishing) {
+        Erase(number);
+        continue;
+      }
+      Orphan(&transfer);
+      if (transfer.unlanded == 0) Erase(number);
+    }
+  }
+}
+
+bool Network::Disconnect(size_t host, NodeId departed) {
+  disconnected_.insert({host, departed});
+  const auto at = at_host_.find(host);
+  if (at == at_host_.end()) return options_.fences;
+  const std::vector<uint64_t> numbers(at->second.begin(), at->second.end());
+  for (const uint64_t number : numbers) {
+    Transfer& transfer = transfers_.at(number);
+    if (transfer.initiator == host && transfer.target_id == departed && !transfer.orphan) {
+      Finish(&transfer, Code::kPeerGone, random_.Between(1, kPeerGoneWithinUs));
+    } else if (transfer.target == host && transfer.initiator_id == departed && options_.fences) {
+      if (transfer.orphan) {
+        Erase(number);
+      } else {
+        Finish(&transfer, Code::kPeerGone, random_.Between(1, kPeerGoneWithinUs));
+      }
+    }
+  }
+  return options_.fences;
+}
+
+}  // namespace ropeteam::simulation

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What lies between the nodes: a struct of probabilities (options.h), and per link the trouble of the moment. It carries
+//
+//  * messages, which may be lost, repeated, reordered, clogged, cut, or dropped by a reset of their link;
+//  * packets of membership's connections, in order as TCP keeps them, which a cut loses;
+//  * transfers, one-sided copies between two arenas: in pieces that land in any order, each reading its source when it
+//    lands, completed exactly once. When the initiator dies, pieces may still land for a while.
+//
+// Endpoints are the hosts' indices; kCoordinatorHost is the coordinator's.
+
+#ifndef ROPETEAM_TESTS_SIMULATION_NETWORK_H_
+#define ROPETEAM_TESTS_SIMULATION_NETWORK_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/ids.h"
+#include "core/base/status.h"
+#include "tests/simulation/options.h"
+#include "tests/simulation/random.h"
+#include "tests/simulation/scheduler.h"
+
+namespace ropeteam::simulation {
+
+inline constexpr size_t kCoordinatorHost = SIZE_MAX;
+
+// One StartTransfer under way. A range is of the arena of the host, from the beginning of its memory.
+struct Transfer {
+  struct Piece {
+    uint64_t begin = 0;  // within the transfer
+    uint64_t length = 0;
+    bool landed = false;
+    std::string taken;  // an orphan's bytes, read when its initiator died
+  };
+  uint64_t number = 0;
+  uint64_t tag = 0;
+  size_t initiator = 0;
+  NodeId initiator_id = kNoNode;
+  size_t target = 0;
+  NodeId target_id = kNoNode;
+  bool get = false;
+  uint64_t local_offset = 0;
+  uint64_t remote_offset = 0;
+  uint64_t length = 0;
+  std::vector<Piece> pieces;
+  size_t unlanded = 0;
+  bool orphan = false;     // the initiator is dead: nobody is told, but pieces may land
+  bool finishing = false;  // its completion is scheduled; no piece lands any more
+
+  // Where bytes come from and go to.
+  size_t reader() const { return get ? target : initiator; }
+  size_t writer() const { return get ? initiator : target; }
+  uint64_t read_offset() const { return get ? remote_offset : local_offset; }
+  uint64_t write_offset() const { return get ? local_offset : remote_offset; }
+  std::string ToString() const;
+};
+
+// What the network asks of the hosts at its ends.
+class NetworkEnds {
+ public:
+  virtual ~NetworkEnds() = default;
+  virtual bool Alive(size_t host, NodeId instance) const = 0;
+  // Null when the range is not inside the arena's memory.
+  virtual std::byte* Memory(size_t host, uint64_t offset, uint64_t length) = 0;
+  virtual void OnLanding(const Transfer& transfer, uint64_t offset, const std::string& bytes) = 0;  // before it is done
+  virtual void OnTransferDone(size_t host, NodeId instance, uint64_t tag, Code code) = 0;
+};
+
+class Network {
+ public:
+  Network(Scheduler* scheduler, Random* random, const NetworkOptions& options, NetworkEnds* ends)
+      : scheduler_(*scheduler), random_(*random), options_(options), ends_(*ends) {}
+
+  // ---- messages and packets
+  // `deliver` runs later, never inside; zero, one or two times.
+  void PostMessage(size_t from, size_t to, std::function<void()> deliver);
+  // In order within `connection`; lost only by a cut. `deliver` runs later.
+  void PostPacket(size_t from, size_t to, const std::pair<NodeId, uint64_t>& connection, std::function<void()> deliver);
+
+  // ---- trouble
+  void Clog(size_t from, size_t to, TimeUs until);
+  void Cut(size_t from, size_t to, TimeUs until);  // messages and transfers are lost
+  void Reset(size_t a, size_t b);                  // drops the messages under way between them
+  bool IsCut(size_t from, size_t to) const;
+  void HealLinks() { links_.clear(); }
+  void SetOptions(const NetworkOptions& options) { options_ = options; }
+  const NetworkOptions& options() const { return options_; }
+
+  // ---- transfers
+  void Start(Transfer transfer);
+  // The instance's process is dead: its gets end, its puts become orphans, transfers to it fail.
+  void OnInstanceDead(size_t host, NodeId instance);
+  // `host` gives its connection to the departed instance up. True when that ends what the peer still had under way.
+  bool Disconnect(size_t host, NodeId departed);
+  // In the order of their numbers. For checks.
+  const std::map<uint64_t, Transfer>& transfers() const { return transfers_; }
+  // Calls `visit` for those with an end at `host`.
+  template <typename Visit>
+  void ForEachAt(size_t host, Visit visit) const {
+    const auto at = at_host_.find(host);
+    if (at == at_host_.end()) return;
+    for (const uint64_t number : at->second) visit(transfers_.at(number));
+  }
+
+ private:
+  struct Link {
+    TimeUs clogged_until = 0;
+    TimeUs cut_until = 0;
+    uint64_t resets = 0;
+  };
+  using LinkKey = std::pair<size_t, size_t>;
+
+  const Link* Find(size_t from, size_t to) const;
+  TimeUs Delay();
+  void PostOnce(size_t from, size_t to, TimeUs extra, const std::function<void()>& deliver);
+  void Land(uint64_t number, size_t piece);
+  void Finish(Transfer* transfer, Code code, TimeUs delay);
+  void Erase(uint64_t number);
+  void Orphan(Transfer* transfer);
+
+  Scheduler& scheduler_;
+  Random& random_;
+  NetworkOptions options_;
+  NetworkEnds& ends_;
+  std::map<LinkKey, Link> links_;
+  std::map<std::pair<LinkKey, std::pair<NodeId, uint64_t>>, TimeUs> last_packet_;
+  uint64_t next_transfer_ = 1;
+  std::map<uint64_t, Transfer> transfers_;
+  std::map<size_t, std::set<uint64_t>> at_host_;
+  std::set<std::pair<size_t, NodeId>> disconnected_;
+};
+
+}  // namespace ropeteam::simulation
+
+#endif  // ROPETEAM_TESTS_SIMULATION_NETWORK_H_

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/simulation/options.h"
+
+#include <algorithm>
+#include <cinttypes>
+#include <cstdio>
+
+#include "core/shard/extent.h"
+#include "tests/simulation/random.h"
+
+namespace ropeteam::simulation {
+namespace {
+
+constexpr uint32_t kPercent = kMillion / 100;
+constexpr uint32_t kBigNodes = 200;  // a cluster this big gets a short run: its events cost the most
+
+uint32_t DrawNodes(Random* random) {
+  const uint64_t kind = random->Below(100);
+  if (kind < 60) return static_cast<uint32_t>(random->Between(2, 8));
+  if (kind < 97) return static_cast<uint32_t>(random->Between(9, 24));
+  return static_cast<uint32_t>(random->Between(kBigNodes, 240));
+}
+
+void DrawNetwork(Random* random, NetworkOptions* network) {
+  if (random->Chance(50 * kPercent)) network->loss_ppm = static_cast<uint32_t>(random->Between(1, 10 * kPercent));
+  if (random->Chance(50 * kPercent)) network->replay_ppm = static_cast<uint32_t>(random->Between(1, 10 * kPercent));
+  if (random->Chance(50 * kPercent)) network->misdeliver_ppm = 50 * kPercent;
+  network->delay_max_us = random->Between(50, 5 * kMs);
+  if (random->Chance(40 * kPercent)) network->slow_ppm = static_cast<uint32_t>(random->Between(1, 3 * kPercent));
+  network->slow_max_us = random->Between(10 * kMs, 1 * kSecond);
+  network->transfer_max_us = random->Between(30, 20 * kMs);
+  if (random->Chance(40 * kPercent))
+    network->transfer_fail_ppm = static_cast<uint32_t>(random->Between(1, 5 * kPercent));
+  network->fences = random->Chance(50 * kPercent);
+  network->check_max_us = random->Between(10, 5 * kMs);
+  // Late packets must be there within what the misdelivery and the quarantine allow for.
+  network->slow_max_us = std::max(network->slow_max_us, network->delay_max_us + 1);
+}
+
+void DrawFaults(Random* random, Options* options) {
+  FaultOptions& faults = options->faults;
+  if (random->Chance(5 * kPercent)) return;  // now and then a run without any: what fails there is easy to find
+  faults.every_us = random->Between(40 * kMs, 1500 * kMs);
+  for (uint32_t& weight : faults.weight)
+    if (random->Chance(50 * kPercent)) weight = static_cast<uint32_t>(random->Between(1, 10));
+  // A restart of the world takes half a second: where everything causes one, nothing else happens.
+  for (const Fault rare : {Fault::kHostLost, Fault::kHostReboot, Fault::kRankCrash, Fault::kRestart}) {
+    uint32_t& weight = faults.weight[static_cast<size_t>(rare)];
+    weight = (weight + 2) / 3;
+  }
+  faults.hosts_down_max = static_cast<uint32_t>(
+      random->Chance(70 * kPercent) ? options->replicas : random->Between(1, std::max(1u, options->nodes / 2)));
+  faults.flips = random->Chance(80 * kPercent) ? Flips::kRepairable : Flips::kAny;
+  if (random->Chance(25 * kPercent)) faults.crash_in_input_ppm = static_cast<uint32_t>(random->Between(10, 300));
+}
+
+void DrawJob(Random* random, JobOptions* job) {
+  job->ranks_per_node = static_cast<uint32_t>(random->Chance(70 * kPercent) ? 1 : random->Between(2, 3));
+  job->life_tokens = random->Chance(60 * kPercent);
+  if (random->Chance(40 * kPercent)) job->zombie_ppm = 30 * kPercent;
+  if (random->Chance(25 * kPercent)) job->reshard_ppm = 40 * kPercent;
+  if (random->Chance(25 * kPercent)) job->shuffle_ppm = 40 * kPercent;
+  job->lag = static_cast<uint32_t>(random->Chance(70 * kPercent) ? 1 : random->Between(2, 4));
+  job->compute_max_us = random->Between(10 * kMs, 150 * kMs);
+  job->wait_ppm = static_cast<uint32_t>(random->Below(kMillion));
+  if (random->Chance(50 * kPercent)) job->abort_ppm = 0;
+  job->content.objects_max = static_cast<uint32_t>(random->Between(1, 4));
+  job->content.object_bytes_max = random->Between(1, 8192);
+}
+
+// What retention needs on a node whose replica group is as unlucky as can be, and room for reading and for leftovers.
+uint64_t ChunksNeeded(const Options& options) {
+  const ContentShape& content = options.job.content;
+  const uint64_t shard = content.objects_max * AlignObject(content.object_bytes_max) + 512;
+  const uint64_t chunks = ChunksFor(shard, options.chunk_bytes);
+  const uint64_t in_flight = 1 + options.job.lag;
+  // Resharding may put half as many ranks more on a node.
+  const uint64_t ranks = options.job.ranks_per_node + (options.job.reshard_ppm == 0 ? 0 : (options.job.ranks_per_node + 1) / 2);
+  return (options.keep_steps + in_flight) * (1 + options.replicas) * ranks * chunks;
+}
+
+}  // namespace
+
+const char* FaultName(Fault fault) {
+  constexpr const char* kNames[] = {"host lost", "host reboot", "daemon crash", "rank crash", "clog",   "cut",
+                                    "isolate",   "reset",       "coordinator",  "flip",       "restart"};
+  static_assert(sizeof(kNames) / sizeof(kNames[0]) == kFaultKinds);
+  return kNames[static_cast<size_t>(fault)];
+}
+
+Options DrawOptions(uint64_t seed, uint32_t nodes) {
+  Random random(Mix(seed, 0x0b7105));
+  Options options;
+  options.seed = seed;
+  const uint32_t drawn = DrawNodes(&random);
+  options.nodes = nodes != 0 ? nodes : drawn;
+  const bool big = options.nodes >= kBigNodes;
+  options.domains = random.Chance(60 * kPercent) ? 1 : static_cast<uint32_t>(random.Between(2, 5));
+  options.replicas = static_cast<uint32_t>(
+      random.Chance(70 * kPercent) ? 1 : random.Between(1, std::min(3u, options.nodes - 1)));
+  options.keep_steps = static_cast<uint32_t>(random.Chance(60 * kPercent) ? 2 : random.Between(1, 4));
+  options.quarantine_us = random.Between(2, 4) * kSecond;
+  if (random.Chance(50 * kPercent)) options.timer_late_max_us = random.Between(1, 20 * kMs);
+  options.fault_phase_us = random.Between(2, big ? 4 : 12) * kSecond;
+  options.pause_to_heal = random.Chance(50 * kPercent);
+  DrawNetwork(&random, &options.network);
+  DrawFaults(&random, &options);
+  DrawJob(&random, &options.job);
+  if (big) {
+    options.job.ranks_per_node = 1;
+    options.job.compute_min_us = 100 * kMs;
+    options.job.compute_max_us = 300 * kMs;
+    options.job.content.objects_max = std::min(options.job.content.objects_max, 2u);
+    options.keep_steps = std::min(options.keep_steps, 2u);
+    options.replicas = std::min(options.replicas, 2u);
+    options.invariants_ppm = 500;
+  }
+  const uint64_t needed = ChunksNeeded(options);
+  options.starved = !big && random.Chance(6 * kPercent);
+  options.chunks = options.starved ? std::max<uint64_t>(8, needed / random.Between(2, 5))
+                                   : needed * random.Between(15, 30) / 10 + 16;
+  return options;
+}
+
+std::string Describe(const Options& options) {
+  char text[512];
+  std::snprintf(text, sizeof(text),
+                "nodes %u replicas %u keep %u chunks %" PRIu64 " ranks per node %u life tokens %d fences %d loss %u ppm "
+                "transfer failures %u ppm crashes in inputs %u ppm fault every %" PRIu64 " us starved %d pause %d",
+                options.nodes, options.replicas, options.keep_steps, options.chunks, options.job.ranks_per_node,
+                options.job.life_tokens, options.network.fences, options.network.loss_ppm,
+                options.network.transfer_fail_ppm, options.faults.crash_in_input_ppm, options.faults.every_us,
+                options.starved, options.pause_to_heal);
+  std::string line = text;
+  for (size_t kind = 0; kind < kFaultKinds; ++kind) {
+    if (options.faults.every_us == 0 || options.faults.weight[kind] == 0) continue;
+    line += ", ";
+    line += FaultName(static_cast<Fault>(kind));
+  }
+  return line;
+}
+
+}  // namespace ropeteam::simulation

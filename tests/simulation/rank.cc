@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/simulation/rank.h"
+
+#include <algorithm>
+#include <cinttypes>
+
+namespace ropeteam::simulation {
+namespace {
+
+constexpr TimeUs kHelloTimeoutUs = 5 * kSecond;
+constexpr TimeUs kLatestTimeoutUs = 5 * kSecond;
+constexpr TimeUs kReadTimeoutUs = 5 * kSecond;
+constexpr uint32_t kAttemptsMax = 20;  // of what may succeed later; then the process ends
+
+// What another try may cure.
+bool Passing(const Status& status) {
+  return status.code() == Code::kUnavailable || status.code() == Code::kDeadlineExceeded ||
+         status.code() == Code::kPeerGone || status.code() == Code::kLinkFailed;
+}
+
+}  // namespace
+
+SimRank::SimRank(Cluster* cluster, Launcher* launcher, const Client::Identity& identity)
+    : cluster_(*cluster), launcher_(*launcher), client_(cluster, identity) {}
+
+void SimRank::After(TimeUs delay, std::function<void()> action) {
+  cluster_.scheduler().After(delay, [this, action = std::move(action)] {
+    if (alive_) action();
+  });
+}
+
+void SimRank::Start() {
+  alive_ = true;
+  SayHello(0);
+}
+
+void SimRank::Kill() {
+  if (!alive_) return;
+  alive_ = false;
+  client_.Close();
+}
+
+void SimRank::End(const char* why) {
+  if (!alive_) return;
+  cluster_.Trace("rank %u of launch %" PRIu64 " ends: %s", client_.identity().rank, client_.identity().launch, why);
+  Kill();
+  launcher_.OnRankEnded(this);
+}
+
+void SimRank::SayHello(uint32_t attempt) {
+  client_.Hello(kHelloTimeoutUs, [this, attempt](const Status& status) {
+    if (!alive_) return;
+    if (!status.ok()) {
+      if (!Passing(status) || attempt >= kAttemptsMax) return End(status.ToString().c_str());
+      return After(cluster_.random().Between(20 * kMs, 200 * kMs), [this, attempt] { SayHello(attempt + 1); });
+    }
+    const bool first = incarnation_ == 0;
+    if (!first && incarnation_ != client_.incarnation()) return End("another life began meanwhile");
+    incarnation_ = client_.incarnation();
+    if (restored_) return NextStep();
+    AskLatest(0);
+  });
+}
+
+void SimRank::Reconnect() {
+  After(cluster_.random().Between(1 * kMs, 50 * kMs), [this] { SayHello(0); });
+}
+
+void SimRank::AskLatest(uint32_t attempt) {
+  client_.Latest(kLatestTimeoutUs, [this, attempt](const Status& status, const AnswerLatest& latest) {
+    if (!alive_) return;
+    if (status.ok()) return Restore(latest);
+    if (status.code() == Code::kNotFound) {
+      restored_ = true;
+      return NextStep();
+    }
+    if (!Passing(status) || attempt >= kAttemptsMax) return End(status.ToString().c_str());
+    if (!client_.connected()) return Reconnect();
+    After(cluster_.random().Between(10 * kMs, 100 * kMs), [this, attempt] { AskLatest(attempt + 1); });
+  });
+}
+
+void SimRank::Restore(const AnswerLatest& latest) {
+  const Client::Identity& me = client_.identity();
+  to_restore_.clear();
+  if (latest.world_size == me.world_size) {
+    to_restore_.push_back(me.rank);
+  } else {
+    for (Rank rank = me.rank; rank < latest.world_size; rank += me.world_size) to_restore_.push_back(rank);
+  }
+  RestoreNext(latest, 0, 0);
+}
+
+void SimRank::RestoreNext(const AnswerLatest& latest, size_t index, uint32_t attempt) {
+  if (index == to_restore_.size()) {
+    restored_ = true;
+    step_ = latest.step.step;
+    return NextStep();
+  }
+  const TimeUs hold = cluster_.random().Below(cluster_.options().job.read_hold_max_us + 1);
+  client_.Read(latest.step.step, to_restore_[index], kReadTimeoutUs, hold,
+               [this, latest, index, attempt](const Status& status, const ShardMeta& meta) {
+                 if (!alive_) return;
+                 if (status.ok()) {
+                   if (meta.id.incarnation != latest.step.incarnation)
+                     return cluster_.checker().Fail("rank %u restored %s, and latest was %s", client_.identity().rank,
+                                                    meta.id.ToString().c_str(), latest.step.ToString().c_str());
+                   return RestoreNext(latest, index + 1, 0);
+                 }
+                 if (!client_.connected()) return Reconnect();
+                 if (!Passing(status) || attempt >= 3) return End(status.ToString().c_str());
+                 After(cluster_.random().Between(10 * kMs, 100 * kMs),
+                       [this, latest, index, attempt] { RestoreNext(latest, index, attempt + 1); });
+               });
+}
+
+// The collective of the next step: waits for the slower ones, by looking again.
+void SimRank::NextStep() {
+  const JobOptions& job = cluster_.options().job;
+  if (!zombie_ && !launcher_.MayGoOn(step_)) return After(2 * kMs, [this] { NextStep(); });
+  After(cluster_.random().Between(job.compute_min_us, job.compute_max_us), [this] { SaveStep(); });
+}
+
+void SimRank::SaveStep() {
+  const Options& options = cluster_.options();
+  Random& random = cluster_.random();
+  const Client::Identity& me = client_.identity();
+  if (!client_.connected()) return Reconnect();
+  ContentShape shape = options.job.content;
+  shape.chunk_bytes = options.chunk_bytes;
+  SaveScript script;
+  if (random.Chance(kMillion / 10)) script.understated_chunks = random.Between(1, 3);
+  script.announce = !random.Chance(kMillion / 8);
+  script.abort = random.Chance(options.job.abort_ppm);
+  client_.Save(step_ + 1, MakeContent(shape, me.launch, step_ + 1, me.rank), script, [this](const Status& status) {
+    if (alive_) Saved(status);
+  });
+}
+
+void SimRank::Saved(const Status& status) {
+  switch (status.code()) {
+    case Code::kOk:
+      ++step_;
+      return AfterSave();
+    case Code::kNoSpace:  // training goes on without this one
+    case Code::kAborted:
+    case Code::kAlreadyExists:  // sealed, and its daemon died before it could say so
+      ++step_;
+      return NextStep();
+    case Code::kUnavailable:
+      return client_.connected() ? NextStep() : Reconnect();
+    default:
+      return End(status.ToString().c_str());
+  }
+}
+
+void SimRank::AfterSave() {
+  const JobOptions& job = cluster_.options().job;
+  Random& random = cluster_.random();
+  if (random.Chance(job.read_other_ppm)) return ReadSomebody();
+  if (!random.Chance(job.wait_ppm)) return NextStep();
+  const Level level = static_cast<Level>(random.Between(1, 3));
+  client_.Wait(step_, level, random.Between(0, 2 * kSecond), [this](const Status& status) {
+    if (!alive_) return;
+    if (status.code() == Code::kStale) return End(status.ToString().c_str());
+    if (!client_.connected()) return Reconnect();
+    NextStep();
+  });
+}
+
+void SimRank::ReadSomebody() {
+  Random& random = cluster_.random();
+  const Rank rank = static_cast<Rank>(random.Below(client_.identity().world_size));
+  const Step step = step_ > 2 ? step_ - random.Below(3) : step_;
+  client_.Read(step, rank, random.Between(0, 2 * kSecond), random.Below(100 * kMs),
+               [this](const Status& status, const ShardMeta&) {
+                 if (!alive_) return;
+                 if (status.code() == Code::kStale) return End(status.ToString().c_str());
+                 if (!client_.connected()) return Reconnect();
+                 NextStep();
+               });
+}
+
+// ---- launcher
+
+Launcher::Launcher(Cluster* cluster) : cluster_(*cluster), job_(cluster->options().job) {
+  world_size_ = cluster->options().nodes * job_.ranks_per_node;
+}
+
+void Launcher::Start() {
+  trouble_at_ = start_at_ = cluster_.now();
+  if (polling_) return;
+  polling_ = true;
+  Poll();
+}
+
+void Launcher::Restart(const char* why) {
+  if (stopped_ || trouble_at_ != 0) return;
+  cluster_.Trace("launcher restarts the world: %s", why);
+  trouble_at_ = cluster_.now();
+  // Launchers notice at their own pace, and stop every process before they start the next.
+  start_at_ = cluster_.now() + cluster_.random().Between(10 * kMs, 400 * kMs);
+  running_ = false;
+  for (SimRank* rank : ranks_) {
+    if (!rank->alive()) continue;
+    if (job_.life_tokens && cluster_.random().Chance(job_.zombie_ppm) && !cluster_.healed()) {
+      rank->BecomeZombie();
+      continue;
+    }
+    rank->Kill();
+  }
+}
+
+void Launcher::KillZombies() {
+  for (const auto& rank : all_)
+    if (rank->zombie()) rank->Kill();
+}
+
+void Launcher::Hold(bool hold) {
+  held_ = hold;
+  if (hold) Restart("it is to be held");
+}
+
+void Launcher::StopForGood() {
+  stopped_ = true;
+  running_ = false;
+  for (const auto& rank : all_) rank->Kill();
+}
+
+void Launcher::OnHost(size_t host, bool up) {
+  if (up) return;
+  bool any = false;
+  for (const auto& rank : all_) {
+    if (!rank->alive() || rank->host() != host) continue;
+    rank->Kill();
+    any = any || !rank->zombie();
+  }
+  if (any) Restart("a host stopped");
+}
+
+void Launcher::OnRankEnded(SimRank* rank) {
+  if (!rank->zombie()) Restart("a rank ended");
+}
+
+bool Launcher::MayGoOn(Step done) const {
+  if (!running_) return false;
+  for (const SimRank* rank : ranks_)
+    if (!rank->restored() || rank->step() + job_.lag <= done) return false;
+  return true;
+}
+
+void Launcher::KillOne(size_t index) {
+  if (!running_ || index >= ranks_.size() || !ranks_[index]->alive()) return;
+  cluster_.Trace("rank %zu is killed", index);
+  ranks_[index]->Kill();
+  Restart("a rank was killed");
+}
+
+void Launcher::Poll() {
+  if (stopped_) return;
+  if (!held_ && trouble_at_ != 0 && cluster_.now() >= start_at_) {
+    size_t up = 0;
+    for (size_t i = 0; i < cluster_.host_count(); ++i) up += cluster_.host(i).up ? 1 : 0;
+    if (up >= cluster_.options().nodes) Launch();
+  }
+  cluster_.scheduler().After(20 * kMs, [this] { Poll(); });
+}
+
+void Launcher::Launch() {
+  Random& random = cluster_.random();
+  ++launch_;
+  trouble_at_ = 0;
+  running_ = true;
+  const size_t nodes = cluster_.options().nodes;
+  const uint32_t full = static_cast<uint32_t>(nodes) * job_.ranks_per_node;
+  if (random.Chance(job_.reshard_ppm))
+    world_size_ = static_cast<uint32_t>(random.Between(std::max<uint32_t>(1, full / 2), full + full / 2));
+  const size_t shift = random.Chance(job_.shuffle_ppm) ? random.Below(nodes) : 0;
+  cluster_.Trace("launch %" PRIu64 " of %u ranks", launch_, world_size_);
+  ranks_.clear();
+  for (Rank rank = 0; rank < world_size_; ++rank) {
+    Client::Identity identity;
+    // In blocks, as launchers do.
+    identity.host = (static_cast<size_t>(rank) * nodes / world_size_ + shift) % nodes;
+    identity.launch = launch_;
+    identity.rank = rank;
+    identity.world_size = world_size_;
+    if (job_.life_tokens) {
+      identity.life = "life";
+      identity.life += std::to_string(launch_);
+    }
+    all_.push_back(std::make_unique<SimRank>(&cluster_, this, identity));
+    ranks_.push_back(all_.back().get());
+  }
+  for (SimRank* rank : ranks_)
+    cluster_.scheduler().After(random.Between(1, 20 * kMs), [this, rank, launch = launch_] {
+      if (running_ && launch == launch_ && !stopped_) rank->Start();
+    });
+}
+
+}  // namespace ropeteam::simulation

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/simulation/sim_membership.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "membership/simulated/simulated.h"
+
+namespace ropeteam::simulation {
+namespace {
+
+// The detection times of membership.h's defaults.
+MembershipConfig MakeConfig(const SimMembership::Config& from) {
+  MembershipConfig config;
+  config.job = "simulated";
+  config.coordinator_address = "coordinator:1";
+  config.protocol_version = 1;
+  config.chunk_bytes = from.chunk_bytes;
+  config.nodes_expected = from.nodes_expected;
+  return config;
+}
+
+}  // namespace
+
+class SimMembership::Impl {
+ public:
+  Impl(const Config& config, Scheduler* scheduler, Network* network, Random* random, Listener listener)
+      : config_(config),
+        scheduler_(*scheduler),
+        network_(*network),
+        random_(*random),
+        listener_(std::move(listener)),
+        machines_(MakeConfig(config), [this](const SimulatedPacket& packet) { Carry(packet); },
+                  {[this](NodeId node, const View& view) { OnView(node, view); },
+                   [this](NodeId node, const Status& status) { OnRefused(node, status); }}) {}
+
+  void Join(size_t host, const Member& member) {
+    hosts_[member.id] = {host, 0};
+    machines_.AddNode(scheduler_.now(), member);
+    Arm();
+  }
+  void Gone(NodeId instance, bool reset) {
+    if (machines_.agent(instance) != nullptr) machines_.CrashNode(instance, reset);
+    Arm();
+  }
+  void Suspect(NodeId reporter, NodeId suspect, const std::string& reason) {
+    if (machines_.agent(reporter) != nullptr)
+      machines_.ReportSuspect(scheduler_.now(), reporter, suspect, reason);
+    Arm();
+  }
+  void StopCoordinator() { machines_.CrashCoordinator(random_.Chance(kMillion / 2)); }
+  void StartCoordinator() {
+    machines_.RestartCoordinator(scheduler_.now());
+    Arm();
+  }
+  const Coordinator* coordinator() const { return machines_.coordinator(); }
+
+ private:
+  struct Place {
+    size_t host = 0;
+    TimeUs last_view_at = 0;
+  };
+
+  void Carry(const SimulatedPacket& packet) {
+    const size_t host = hosts_.at(packet.node).host;
+    const size_t from = packet.to_coordinator ? host : kCoordinatorHost;
+    const size_t to = packet.to_coordinator ? kCoordinatorHost : host;
+    network_.PostPacket(from, to, {packet.node, packet.attempt}, [this, packet] {
+      machines_.Arrive(scheduler_.now(), packet);
+      Arm();
+    });
+  }
+
+  // A view handed up waits for the daemon's event loop: in order, but each daemon at its own time.
+  void OnView(NodeId node, const View& view) {
+    Place& place = hosts_.at(node);
+    place.last_view_at = std::max(
+        place.last_view_at, scheduler_.now() + random_.Between(1, std::max<TimeUs>(1, config_.view_lag_max_us)));
+    scheduler_.At(place.last_view_at,
+                  [this, host = place.host, node, view] { listener_.on_view(host, node, view); });
+  }
+  void OnRefused(NodeId node, const Status& status) {
+    scheduler_.After(random_.Between(1, 1000), [this, host = hosts_.at(node).host, node, status] {
+      listener_.on_refused(host, node, status);
+    });
+  }
+
+  void Arm() {
+    const TimeUs next = machines_.NextDeadline();
+    if (next >= armed_) return;
+    armed_ = next;
+    scheduler_.At(next, [this, next] {
+      if (armed_ != next) return;
+      armed_ = kForever;
+      machines_.Tick(scheduler_.now());
+      Arm();
+    });
+  }
+
+  const Config config_;
+  Scheduler& scheduler_;
+  Network& network_;
+  Random& random_;
+  const Listener listener_;
+  std::map<NodeId, Place> hosts_;
+  TimeUs armed_ = kForever;
+  SimulatedMembership machines_;
+};
+
+SimMembership::SimMembership(const Config& config, Scheduler* scheduler, Network* network, Random* random,
+                             Listener listener)
+    : impl_(std::make_unique<Impl>(config, scheduler, network, random, std::move(listener))) {}
+SimMembership::~SimMembership() = default;
+void SimMembership::Join(size_t host, const Member& member) { impl_->Join(host, member); }
+void SimMembership::Gone(NodeId instance, bool reset) { impl_->Gone(instance, reset); }
+void SimMembership::Suspect(NodeId reporter, NodeId suspect, const std::string& reason) {
+  impl_->Suspect(reporter, suspect, reason);
+}
+void SimMembership::StopCoordinator() { impl_->StopCoordinator(); }
+void SimMembership::StartCoordinator() { impl_->StartCoordinator(); }
+bool SimMembership::coordinator_up() const { return impl_->coordinator() != nullptr; }
+const View* SimMembership::view() const {
+  const Coordinator* coordinator = impl_->coordinator();
+  return coordinator == nullptr || coordinator->view() == nullptr ? nullptr : &coordinator->view()->view;
+}
+
+}  // namespace ropeteam::simulation

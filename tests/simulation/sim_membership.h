@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Membership's own state machines (membership/simulated) over the simulation's network and clock: a coordinator on a host
+// of its own, that can die and return, and an agent for every daemon. Views reach their daemons some time after their
+// agents, each at its own time.
+
+#ifndef ROPETEAM_TESTS_SIMULATION_SIM_MEMBERSHIP_H_
+#define ROPETEAM_TESTS_SIMULATION_SIM_MEMBERSHIP_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "core/base/status.h"
+#include "core/base/view.h"
+#include "tests/simulation/network.h"
+#include "tests/simulation/random.h"
+#include "tests/simulation/scheduler.h"
+
+namespace ropeteam::simulation {
+
+class SimMembership {
+ public:
+  // Both run later than the call that causes them.
+  struct Listener {
+    std::function<void(size_t host, NodeId instance, const View&)> on_view;
+    std::function<void(size_t host, NodeId instance, const Status&)> on_refused;
+  };
+  struct Config {
+    uint32_t nodes_expected = 1;
+    uint64_t chunk_bytes = 4096;
+    TimeUs view_lag_max_us = 10 * kMs;
+  };
+
+  SimMembership(const Config& config, Scheduler* scheduler, Network* network, Random* random, Listener listener);
+  ~SimMembership();
+
+  void Join(size_t host, const Member& member);
+  // The daemon's process has ended. `reset`: its host lives and closes its connections.
+  void Gone(NodeId instance, bool reset);
+  void Suspect(NodeId reporter, NodeId suspect, const std::string& reason);
+
+  void StopCoordinator();
+  void StartCoordinator();
+  bool coordinator_up() const;
+  // The last view the coordinator gave out, or null.
+  const View* view() const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace ropeteam::simulation
+
+#endif  // ROPETEAM_TESTS_SIMULATION_SIM_MEMBERSHIP_H_

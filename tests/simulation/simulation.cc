@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/simulation/simulation.h"
+
+#include <algorithm>
+#include <cinttypes>
+
+#include "tests/simulation/cluster.h"
+#include "tests/simulation/faults.h"
+#include "tests/simulation/rank.h"
+
+namespace ropeteam::simulation {
+namespace {
+
+const Cluster* running = nullptr;
+
+// Detection, a view, inventories: a cluster that is left alone is of one mind within this.
+constexpr TimeUs kOneViewUs = 15 * kSecond;
+constexpr TimeUs kRedundancyUs = 60 * kSecond;
+constexpr TimeUs kAdminUs = 5 * kSecond;
+
+class Simulation {
+ public:
+  explicit Simulation(const Options& options)
+      : options_(options),
+        cluster_(options),
+        launcher_(&cluster_),
+        faults_(&cluster_, &launcher_),
+        person_(&cluster_, Client::Identity{}) {
+    cluster_.on_host = [this](size_t host, bool up) { launcher_.OnHost(host, up); };
+    running = &cluster_;
+  }
+  ~Simulation() { running = nullptr; }
+
+  Outcome Run(size_t trace_lines) {
+    cluster_.KeepTrace(trace_lines);
+    const TimeUs begin = cluster_.now();
+    for (size_t i = 0; i < cluster_.host_count(); ++i)
+      cluster_.scheduler().After(cluster_.random().Below(300 * kMs), [this, i] { cluster_.StartHost(i); });
+    launcher_.Start();
+    cluster_.RunFor(500 * kMs);
+    faults_.Start();
+    cluster_.RunFor(options_.fault_phase_us);
+    Heal();
+    if (!cluster_.checker().failed()) Finish();
+    Outcome outcome;
+    outcome.failure = cluster_.checker().failure();
+    outcome.statistics = cluster_.checker().statistics();
+    outcome.faults = faults_.counts();
+    outcome.launches = launcher_.launch();
+    outcome.inputs = cluster_.inputs();
+    outcome.events = cluster_.scheduler().events();
+    outcome.digest = cluster_.digest();
+    outcome.virtual_us = cluster_.now() - begin;
+    outcome.trace = cluster_.trace();
+    return outcome;
+  }
+
+ private:
+  Checker& checker() { return cluster_.checker(); }
+
+  void Heal() {
+    if (checker().failed()) return;
+    faults_.Stop();
+    cluster_.Heal();
+    launcher_.KillZombies();
+    launcher_.Hold(options_.pause_to_heal);
+    if (!cluster_.RunUntil([this] { return cluster_.AllInOneView(); }, kOneViewUs))
+      return checker().Fail("the cluster has healed, and its nodes do not come to one view");
+    if (options_.pause_to_heal) {
+      RestoreRedundancy();
+      launcher_.Hold(false);
+    }
+    if (!options_.starved) Progress();
+  }
+
+  // Nobody saves: what is kept must get its copies back, and whatever bit has flipped must be found by a verify and mended.
+  void RestoreRedundancy() {
+    if (checker().failed() || options_.starved) return;
+    std::vector<StepId> kept;
+    for (const StepId& step : checker().KeptSteps())
+      if (checker().Producible(step)) kept.push_back(step);
+    for (const StepId& step : kept)
+      if (checker().Flipped(step)) Verify(&step.step);
+    const size_t wanted = std::min<size_t>(options_.replicas + 1, cluster_.host_count());
+    const auto restored = [&] {
+      return std::all_of(kept.begin(), kept.end(),
+                         [&](const StepId& step) { return checker().CopiesMin(step) >= wanted; });
+    };
+    if (cluster_.RunUntil(restored, kRedundancyUs) || checker().failed()) return;
+    for (const StepId& step : kept)
+      if (checker().CopiesMin(step) < wanted)
+        return checker().Fail("%s is kept, has %zu copies of a shard after %" PRIu64 " s in peace, and should have %zu",
+                              step.ToString().c_str(), checker().CopiesMin(step), kRedundancyUs / kSecond, wanted);
+  }
+
+  // A world must come up, restore, and commit more steps than retention keeps.
+  void Progress() {
+    if (checker().failed()) return;
+    const uint64_t before = checker().statistics().committed;
+    const uint64_t wanted = before + options_.keep_steps + 1;
+    const bool done =
+        cluster_.RunUntil([&] { return checker().statistics().committed >= wanted; }, options_.heal_limit_us);
+    if (!done)
+      checker().Fail("the cluster has healed, and in %" PRIu64 " s only %" PRIu64 " steps were committed",
+                     options_.heal_limit_us / kSecond, checker().statistics().committed - before);
+  }
+
+  void Finish() {
+    launcher_.StopForGood();
+    const auto rest = [this] {
+      for (size_t i = 0; i < cluster_.host_count(); ++i)
+        if (cluster_.host(i).daemon_runs() && !Checker::AtRest(cluster_.host(i))) return false;
+      return true;
+    };
+    cluster_.RunUntil(rest, options_.quarantine_us + kRedundancyUs);
+    for (size_t i = 0; i < cluster_.host_count() && !checker().failed(); ++i) {
+      const Host& host = cluster_.host(i);
+      checker().CheckNoLeak(host);
+      if (!host.daemon_runs()) continue;
+      host.engine->CheckInvariants();
+      host.store->CheckInvariants();
+    }
+    checker().CheckAllBytes();
+    if (checker().failed()) return;
+    Report();
+    if (!options_.starved) Verify(nullptr);
+  }
+
+  void Report() {
+    bool done = false;
+    person_.Report(kAdminUs, [&](const Status& status, const ClusterReport& report) {
+      done = true;
+      if (!status.ok()) return checker().Fail("no report: %s", status.ToString().c_str());
+      if (report.nodes.size() != cluster_.host_count())
+        return checker().Fail("the report has %zu nodes of %zu", report.nodes.size(), cluster_.host_count());
+      const auto newest = checker().newest_committed();
+      if (options_.starved || !newest.has_value()) return;
+      const StepId latest{report.latest.incarnation, report.latest.step};
+      if (!report.has_latest || latest < *newest)
+        return checker().Fail("the report says latest %s, and %s is committed", latest.ToString().c_str(),
+                              newest->ToString().c_str());
+    });
+    cluster_.RunUntil([&] { return done; }, kAdminUs + kSecond);
+  }
+
+  void Verify(const Step* step) {
+    bool done = false;
+    person_.Verify(step, kAdminUs, [&](const Status& status, const VerifyReport& report) {
+      done = true;
+      if (!status.ok()) return checker().Fail("no verify: %s", status.ToString().c_str());
+      if (report.nodes_asked.size() != cluster_.host_count())
+        return checker().Fail("verify asked %zu nodes of %zu", report.nodes_asked.size(), cluster_.host_count());
+      for (const VerifiedCopy& copy : report.copies)
+        if (!copy.bad.empty() && !checker().Flipped({copy.id.incarnation, copy.id.step}))
+          return checker().Fail("verify found bad chunks in %s, of which no bit was flipped", copy.id.ToString().c_str());
+    });
+    cluster_.RunUntil([&] { return done; }, kAdminUs + kSecond);
+  }
+
+  const Options options_;
+  Cluster cluster_;
+  Launcher launcher_;
+  Faults faults_;
+  Client person_;
+};
+
+}  // namespace
+
+Outcome Run(const Options& options, size_t trace_lines) { return Simulation(options).Run(trace_lines); }
+
+const std::deque<std::string>* TraceOfRunning() { return running == nullptr ? nullptr : &running->trace(); }
+
+}  // namespace ropeteam::simulation

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One run from one seed: trouble for a while, during which nothing wrong may happen; then everything heals, and the right
+// things must happen within a bounded time.
+
+#ifndef ROPETEAM_TESTS_SIMULATION_SIMULATION_H_
+#define ROPETEAM_TESTS_SIMULATION_SIMULATION_H_
+
+#include <cstdint>
+#include <deque>
+#include <string>
+
+#include "tests/simulation/checker.h"
+#include "tests/simulation/options.h"
+
+namespace ropeteam::simulation {
+
+struct Outcome {
+  std::string failure;  // empty: all promises were kept
+  Checker::Statistics statistics;
+  std::array<uint64_t, kFaultKinds> faults{};
+  uint64_t launches = 0;
+  uint64_t inputs = 0;   // given to engines
+  uint64_t events = 0;
+  uint64_t digest = 0;   // of everything sent and answered
+  TimeUs virtual_us = 0;
+  std::deque<std::string> trace;  // the last lines, when kept
+};
+
+Outcome Run(const Options& options, size_t trace_lines = 0);
+
+// For a process that dies inside Run(): the trace of the cluster that is running, or null.
+const std::deque<std::string>* TraceOfRunning();
+
+}  // namespace ropeteam::simulation
+
+#endif  // ROPETEAM_TESTS_SIMULATION_SIMULATION_H_

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// ropeteam-simulation: runs seeds, says which one broke a promise and how to run it again. See docs/testing.md.
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <unistd.h>
+
+#include <chrono>
+#include <string>
+
+#include "core/base/log.h"
+#include "tests/simulation/simulation.h"
+
+namespace {
+
+using ropeteam::simulation::Options;
+using ropeteam::simulation::Outcome;
+
+constexpr size_t kTraceTail = 120;  // lines: about the last tenth of a second of a small cluster
+constexpr size_t kTraceAll = SIZE_MAX;
+
+struct Arguments {
+  uint64_t from = 1;
+  uint64_t count = 1;
+  uint32_t nodes = 0;
+  bool verbose = false;  // the whole trace
+  bool twice = false;    // every seed twice: both runs must be the same
+  bool keep_going = false;
+  size_t tail = kTraceTail;
+};
+
+// For the signal handler: a failed ROPETEAM_CHECK aborts inside the run.
+uint64_t running_seed = 0;
+uint32_t running_nodes = 0;
+const char* program = nullptr;
+bool tracing = false;
+
+int Usage() {
+  std::fprintf(stderr,
+               "usage: ropeteam-simulation [--seed N | --seeds COUNT [--from N]] [--nodes N] [--verbose] [--tail LINES]\n"
+               "                           [--twice] [--keep-going]\n"
+               "  --seed N       run this seed\n"
+               "  --seeds COUNT  run COUNT seeds, from 1 or --from N\n"
+               "  --nodes N      with so many nodes, whatever the seed says\n"
+               "  --verbose      print every line of the trace (a seed runs the same with and without)\n"
+               "  --tail LINES   print so many of the last lines of the trace when a seed fails\n"
+               "  --twice        run every seed twice and compare\n"
+               "  --keep-going   do not stop at the first seed that fails\n");
+  return 2;
+}
+
+bool Parse(int argc, char** argv, Arguments* arguments) {
+  for (int i = 1; i < argc; ++i) {
+    const std::string flag = argv[i];
+    if (flag == "--verbose") {
+      arguments->verbose = true;
+      continue;
+    }
+    if (flag == "--twice") {
+      arguments->twice = true;
+      continue;
+    }
+    if (flag == "--keep-going") {
+      arguments->keep_going = true;
+      continue;
+    }
+    if (i + 1 == argc) return false;
+    char* end = nullptr;
+    const uint64_t value = std::strtoull(argv[++i], &end, 10);
+    if (*end != '\0' || end == argv[i]) return false;
+    if (flag == "--seed") {
+      arguments->from = value;
+      arguments->count = 1;
+    } else if (flag == "--seeds") {
+      arguments->count = value;
+    } else if (flag == "--from") {
+      arguments->from = value;
+    } else if (flag == "--tail") {
+      arguments->tail = value;
+    } else if (flag == "--nodes" && value >= 2 && value <= 4096) {
+      arguments->nodes = static_cast<uint32_t>(value);
+    } else {
+      return false;
+    }
+  }
+  return true;
+}
+
+std::string Reproduce(uint64_t seed, uint32_t nodes) {
+  std::string line = program;
+  line += " --seed ";
+  line += std::to_string(seed);
+  if (nodes != 0) {
+    line += " --nodes ";
+    line += std::to_string(nodes);
+  }
+  return line;
+}
+
+void PrintTrace(const std::deque<std::string>& trace) {
+  for (const std::string& line : trace) std::fprintf(stderr, "  %s\n", line.c_str());
+}
+
+// The state is lost, but the seed is not: the same program runs it again with its trace kept.
+void OnAbort(int) {
+  if (tracing) {
+    if (const auto* trace = ropeteam::simulation::TraceOfRunning()) PrintTrace(*trace);
+    std::fprintf(stderr, "seed %llu failed: a check failed (above)\nreproduce: %s --verbose\n",
+                 static_cast<unsigned long long>(running_seed), Reproduce(running_seed, running_nodes).c_str());
+    _exit(1);
+  }
+  sigset_t none;
+  sigemptyset(&none);
+  sigprocmask(SIG_SETMASK, &none, nullptr);
+  char seed[24];
+  char nodes[24];
+  std::snprintf(seed, sizeof(seed), "%llu", static_cast<unsigned long long>(running_seed));
+  std::snprintf(nodes, sizeof(nodes), "%u", running_nodes);
+  setenv("ROPETEAM_SIMULATION_TRACE", "1", 1);
+  if (running_nodes != 0) {
+    execl("/proc/self/exe", program, "--seed", seed, "--nodes", nodes, nullptr);
+  } else {
+    execl("/proc/self/exe", program, "--seed", seed, nullptr);
+  }
+  _exit(134);
+}
+
+void PrintOutcome(const Options& options, const Outcome& outcome, double seconds) {
+  const auto& s = outcome.statistics;
+  std::printf("seed %llu: nodes %u, %.1f s in %.2f s, inputs %llu, launches %llu, sealed %llu, replicated %llu, committed %llu, "
+              "latest %llu (found %llu), views %llu, repairs %llu, refused %llu for space %llu as stale, flips %llu, "
+              "memories lost %llu, digest %016llx\n",
+              static_cast<unsigned long long>(options.seed), options.nodes,
+              static_cast<double>(outcome.virtual_us) / 1e6, seconds, static_cast<unsigned long long>(outcome.inputs),
+              static_cast<unsigned long long>(outcome.launches), static_cast<unsigned long long>(s.sealed),
+              static_cast<unsigned long long>(s.replicated), static_cast<unsigned long long>(s.committed),
+              static_cast<unsigned long long>(s.latest_answers), static_cast<unsigned long long>(s.latest_found),
+              static_cast<unsigned long long>(s.views), static_cast<unsigned long long>(s.repairs),
+              static_cast<unsigned long long>(s.refused_for_space), static_cast<unsigned long long>(s.refused_as_stale),
+              static_cast<unsigned long long>(s.flips), static_cast<unsigned long long>(s.memories_lost),
+              static_cast<unsigned long long>(outcome.digest));
+}
+
+bool RunSeed(const Arguments& arguments, uint64_t seed, Outcome* outcome) {
+  const Options options = ropeteam::simulation::DrawOptions(seed, arguments.nodes);
+  running_seed = seed;
+  running_nodes = arguments.nodes;
+  const auto begin = std::chrono::steady_clock::now();
+  *outcome = ropeteam::simulation::Run(options, tracing ? (arguments.verbose ? kTraceAll : arguments.tail) : 0);
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  if (arguments.count == 1 || arguments.verbose) PrintOutcome(options, *outcome, seconds);
+  if (arguments.twice && outcome->failure.empty() &&
+      ropeteam::simulation::Run(options, 0).digest != outcome->digest)
+    outcome->failure = "two runs of this seed differ";
+  if (arguments.verbose) PrintTrace(outcome->trace);
+  if (outcome->failure.empty()) return true;
+  if (!arguments.verbose) {
+    tracing = true;
+    PrintTrace(ropeteam::simulation::Run(options, arguments.tail).trace);
+    tracing = arguments.verbose;
+  }
+  std::fprintf(stderr, "%s\nseed %llu failed: %s\nreproduce: %s --verbose\n",
+               ropeteam::simulation::Describe(options).c_str(), static_cast<unsigned long long>(seed),
+               outcome->failure.c_str(), Reproduce(seed, arguments.nodes).c_str());
+  return false;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Arguments arguments;
+  program = argv[0];
+  if (!Parse(argc, argv, &arguments)) return Usage();
+  tracing = arguments.verbose || std::getenv("ROPETEAM_SIMULATION_TRACE") != nullptr;
+  std::signal(SIGABRT, OnAbort);
+  // The engines say loudly what they lose; here it is lost on purpose.
+  ropeteam::SetLogLevel(ropeteam::LogLevel::kOff);
+  uint64_t failed = 0;
+  uint64_t committed = 0;
+  uint64_t inputs = 0;
+  for (uint64_t seed = arguments.from; seed < arguments.from + arguments.count; ++seed) {
+    Outcome outcome;
+    if (!RunSeed(arguments, seed, &outcome)) ++failed;
+    committed += outcome.statistics.committed;
+    inputs += outcome.inputs;
+    if (failed != 0 && !arguments.keep_going) break;
+  }
+  std::printf("seeds %llu from %llu, failed %llu, inputs %llu, steps committed %llu\n",
+              static_cast<unsigned long long>(arguments.count), static_cast<unsigned long long>(arguments.from),
+              static_cast<unsigned long long>(failed), static_cast<unsigned long long>(inputs),
+              static_cast<unsigned long long>(committed));
+  return failed == 0 ? 0 : 1;
+}
