@@ -13,8 +13,10 @@ namespace {
 using checksum_internal::Kernel;
 using checksum_internal::kLineBytes;
 
-// Below this a copy stays in the cache: the stores of a small copy are absorbed there, and a fence that waits
-// for them to reach memory would cost more than the copy.
+// Below this a copy stays in the cache: its stores are absorbed there, and a fence that waits for them to
+// reach memory would cost more than the copy. Measured into a destination that is not in the cache: going
+// around it takes 1.4 times as long at 1 KiB, about as long from 2 to 4 KiB, and three quarters as long from
+// 16 KiB on.
 constexpr size_t kAroundCacheBytesMin = 4096;
 static_assert(kAroundCacheBytesMin >= 2 * kLineBytes,
               "a copy around the cache has whole lines after its head");
