@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "api/cli/ask.h"
+
+#include <dirent.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstdio>
+#include <cstdlib>
+
+#include "api/cli/commands.h"
+#include "api/client/admin_client.h"
+
+namespace ropeteam::cli {
+namespace {
+
+constexpr double kWatchSecondsDefault = 2;
+
+Status ParseSeconds(const char* flag, const std::string& text, double* seconds) {
+  char* end = nullptr;
+  const double value = std::strtod(text.c_str(), &end);
+  if (text.empty() || *end != '\0' || !(value > 0) || value > kTimeoutSecondsMax)
+    return Error(Code::kInvalidArgument, "%s \"%.80s\" is not a number of seconds above 0 and up to %.0f",
+                 flag, text.c_str(), kTimeoutSecondsMax);
+  *seconds = value;
+  return OkStatus();
+}
+
+Status ParseNumber(const char* what, const std::string& text, uint64_t* number) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *number);
+  if (text.empty() || error != std::errc() || end != text.data() + text.size())
+    return Error(Code::kInvalidArgument, "%s \"%.80s\" is not a whole number", what, text.c_str());
+  return OkStatus();
+}
+
+bool LooksLikeSeconds(const std::string& text) { return !text.empty() && text[0] >= '0' && text[0] <= '9'; }
+
+void ListSockets(const std::string& directory, std::vector<std::string>* sockets) {
+  DIR* open_directory = opendir(directory.c_str());
+  if (open_directory == nullptr) return;
+  while (const dirent* entry = readdir(open_directory)) {
+    const std::string name = entry->d_name;
+    if (name.ends_with(".sock")) sockets->push_back(directory + "/" + name);
+  }
+  closedir(open_directory);
+}
+
+}  // namespace
+
+Result<AskOptions> ParseAskOptions(const std::vector<std::string>& arguments, Takes takes) {
+  AskOptions options;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    std::string argument = arguments[i];
+    std::string value;
+    const size_t equals = argument.find('=');
+    const bool has_value = argument.starts_with("--") && equals != std::string::npos;
+    if (has_value) {
+      value = argument.substr(equals + 1);
+      argument.resize(equals);
+    }
+    const bool wants_value = argument == "--socket" || argument == "--timeout" || argument == "--count";
+    if (wants_value && !has_value) {
+      if (i + 1 == arguments.size())
+        return Error(Code::kInvalidArgument, "%s has no value", argument.c_str());
+      value = arguments[++i];
+    }
+    if (argument == "--socket") {
+      options.socket = value;
+    } else if (argument == "--timeout") {
+      ROPETEAM_RETURN_IF_ERROR(ParseSeconds("--timeout", value, &options.timeout_s));
+    } else if (argument == "--count" && takes == Takes::kWatch) {
+      ROPETEAM_RETURN_IF_ERROR(ParseNumber("--count", value, &options.watch_count));
+    } else if (argument == "--watch" && takes == Takes::kWatch) {
+      options.watch_s = kWatchSecondsDefault;
+      if (!has_value && i + 1 < arguments.size() && LooksLikeSeconds(arguments[i + 1]))
+        value = arguments[++i];
+      if (!value.empty() || has_value)
+        ROPETEAM_RETURN_IF_ERROR(ParseSeconds("--watch", value, &options.watch_s));
+    } else if (argument == "--json" && !has_value) {
+      options.json = true;
+    } else if (argument == "--local" && !has_value && takes == Takes::kWatch) {
+      options.local = true;
+    } else if ((argument == "--help" || argument == "-h") && !has_value) {
+      options.help = true;
+    } else if (takes == Takes::kStep && !argument.starts_with("-") && !options.has_step) {
+      ROPETEAM_RETURN_IF_ERROR(ParseNumber("step", argument, &options.step));
+      options.has_step = true;
+    } else {
+      return Error(Code::kInvalidArgument, "%.80s was not expected", arguments[i].c_str());
+    }
+  }
+  return options;
+}
+
+Result<std::string> ChooseSocket(const std::string& given) {
+  if (!given.empty()) return given;
+  if (const char* told = std::getenv("ROPETEAM_SOCKET"); told != nullptr && told[0] != '\0')
+    return std::string(told);
+  std::vector<std::string> sockets;
+  const char* runtime = std::getenv("XDG_RUNTIME_DIR");
+  if (runtime != nullptr && runtime[0] == '/') ListSockets(std::string(runtime) + "/ropeteam", &sockets);
+  ListSockets("/tmp/ropeteam-" + std::to_string(geteuid()), &sockets);
+  if (sockets.size() == 1) return sockets.front();
+  if (sockets.empty())
+    return Error(
+        Code::kUnavailable,
+        "no ropeteamd of yours was found on this machine: start one with `ropeteam run -- COMMAND`, or give "
+        "--socket PATH (or ROPETEAM_SOCKET)");
+  std::sort(sockets.begin(), sockets.end());
+  std::string list;
+  for (const std::string& socket : sockets) list += "\n  --socket " + socket;
+  return Error(Code::kUnavailable, "%zu daemons are here, say which:%s", sockets.size(), list.c_str());
+}
+
+Result<std::string> Ask(const AskOptions& options, local::AdminCommand command) {
+  const Result<std::string> socket = ChooseSocket(options.socket);
+  if (!socket.ok()) return socket.status();
+  const auto timeout_ms = static_cast<int64_t>(options.timeout_s * 1000);
+  Result<std::unique_ptr<AdminClient>> client = AdminClient::Connect(*socket, timeout_ms);
+  if (!client.ok()) return client.status();
+  local::Admin admin;
+  admin.command = command;
+  admin.has_step = options.has_step;
+  admin.step = options.step;
+  admin.timeout_ms = static_cast<uint64_t>(timeout_ms);
+  return (*client)->Request(admin);
+}
+
+int AskAndPrint(const char* name, const AskOptions& options, local::AdminCommand command,
+                std::string (*render)(const nlohmann::json&), int (*judge)(const nlohmann::json&)) {
+  const Result<std::string> answer = Ask(options, command);
+  if (!answer.ok()) {
+    std::fprintf(stderr, "ropeteam %s: %s\n", name, answer.status().ToString().c_str());
+    return kExitFailed;
+  }
+  try {
+    const nlohmann::json json = nlohmann::json::parse(*answer);
+    const std::string text = options.json ? *answer + "\n" : render(json);
+    std::fputs(text.c_str(), stdout);
+    if (json.value("truncated", false))
+      std::fprintf(stderr, "ropeteam %s: the answer was too long, part of it was left out\n", name);
+    return judge(json);
+  } catch (const nlohmann::json::exception& error) {
+    std::fprintf(stderr, "ropeteam %s: the daemon's answer is not as expected: %s\n", name, error.what());
+    return kExitFailed;
+  }
+}
+
+}  // namespace ropeteam::cli

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What `status`, `ls` and `verify` share: their common options, finding the daemon, asking it.
+
+#ifndef ROPETEAM_API_CLI_ASK_H_
+#define ROPETEAM_API_CLI_ASK_H_
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "api/client/local_protocol.h"
+#include "core/base/status.h"
+
+namespace ropeteam::cli {
+
+inline constexpr double kTimeoutSecondsDefault = 10;
+inline constexpr double kTimeoutSecondsMax = 86400;
+
+struct AskOptions {
+  std::string socket;
+  double timeout_s = kTimeoutSecondsDefault;
+  bool json = false;
+  bool local = false;        // status: this node alone, without the leader
+  double watch_s = 0;        // status: repeat; 0: once
+  uint64_t watch_count = 0;  // status: stop after so many; 0: never
+  bool has_step = false;     // ls, verify
+  Step step = 0;
+  bool help = false;
+};
+
+enum class Takes { kStep, kWatch };
+
+// kInvalidArgument: an unknown option, a bad value.
+Result<AskOptions> ParseAskOptions(const std::vector<std::string>& arguments, Takes takes);
+
+// The socket to use: the one given, ROPETEAM_SOCKET, else the only one in the directories where daemons put
+// theirs. kUnavailable: there is none, or more than one; they are named.
+Result<std::string> ChooseSocket(const std::string& given);
+
+// One connection, one question; the answer's text.
+Result<std::string> Ask(const AskOptions& options, local::AdminCommand command);
+
+// Parses, asks, prints the answer as it is (--json) or as `render` has it. Returns the exit code of `judge`,
+// or that of the failure, which it prints.
+int AskAndPrint(const char* name, const AskOptions& options, local::AdminCommand command,
+                std::string (*render)(const nlohmann::json&), int (*judge)(const nlohmann::json&));
+
+}  // namespace ropeteam::cli
+
+#endif  // ROPETEAM_API_CLI_ASK_H_

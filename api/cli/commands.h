@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The subcommands of `ropeteam`. Each takes its arguments without the program's and its own name and returns
+// the exit code: 0 done; 1 it could not be done, or `verify` found something bad; 2 a wrong argument.
+
+#ifndef ROPETEAM_API_CLI_COMMANDS_H_
+#define ROPETEAM_API_CLI_COMMANDS_H_
+
+#include <string>
+#include <vector>
+
+namespace ropeteam::cli {
+
+inline constexpr int kExitFailed = 1;
+inline constexpr int kExitUsage = 2;
+
+int RunCommand(const std::vector<std::string>& arguments);     // run
+int StatusCommand(const std::vector<std::string>& arguments);  // status
+int ListCommand(const std::vector<std::string>& arguments);    // ls
+int VerifyCommand(const std::vector<std::string>& arguments);  // verify
+int BenchCommand(const std::vector<std::string>& arguments);   // bench: becomes ropeteam-bench
+
+}  // namespace ropeteam::cli
+
+#endif  // ROPETEAM_API_CLI_COMMANDS_H_

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// ropeteam: the command line.
+
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "api/cli/commands.h"
+#include "api/include/ropeteam/ropeteam.h"
+
+namespace {
+
+constexpr char kHelp[] =
+    "ropeteam COMMAND\n"
+    "\n"
+    "  run [options] -- COMMAND…   start ropeteamd beside COMMAND, and end with it\n"
+    "  status                      nodes, ranks, steps, levels, copies, bytes\n"
+    "  ls [STEP]                   the steps that are held; a step's copies and objects\n"
+    "  verify [STEP]               read every chunk of a step everywhere\n"
+    "  bench …                     measure (ropeteam-bench)\n"
+    "  version                     print the version\n"
+    "\n"
+    "ropeteam COMMAND --help tells more.\n";
+
+struct Command {
+  const char* name;
+  int (*run)(const std::vector<std::string>& arguments);
+};
+
+constexpr Command kCommands[] = {
+    {"run", ropeteam::cli::RunCommand},     {"status", ropeteam::cli::StatusCommand},
+    {"ls", ropeteam::cli::ListCommand},     {"verify", ropeteam::cli::VerifyCommand},
+    {"bench", ropeteam::cli::BenchCommand},
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string name = argc > 1 ? argv[1] : "";
+  const std::vector<std::string> arguments(argv + (argc > 1 ? 2 : 1), argv + argc);
+  for (const Command& command : kCommands)
+    if (name == command.name) return command.run(arguments);
+  if (name == "version" || name == "--version") {
+    std::printf("ropeteam %d.%d.%d\n", ROPETEAM_VERSION_MAJOR, ROPETEAM_VERSION_MINOR,
+                ROPETEAM_VERSION_PATCH);
+    return 0;
+  }
+  if (name == "help" || name == "--help" || name == "-h") {
+    std::fputs(kHelp, stdout);
+    return 0;
+  }
+  if (!name.empty()) std::fprintf(stderr, "ropeteam: \"%s\" is no command\n\n", name.c_str());
+  std::fputs(kHelp, stderr);
+  return ropeteam::cli::kExitUsage;
+}

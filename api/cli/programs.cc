@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "api/cli/programs.h"
+
+#include <unistd.h>
+
+#include <climits>
+#include <cstdlib>
+#include <sstream>
+#include <vector>
+
+namespace ropeteam::cli {
+namespace {
+
+std::string OwnDirectory() {
+  char path[PATH_MAX];
+  const ssize_t length = readlink("/proc/self/exe", path, sizeof(path));
+  if (length <= 0) return ".";
+  const std::string text(path, static_cast<size_t>(length));
+  return text.substr(0, text.rfind('/'));
+}
+
+std::string FirstThatIs(const std::vector<std::string>& candidates, int mode) {
+  for (const std::string& candidate : candidates) {
+    if (access(candidate.c_str(), mode) != 0) continue;
+    char resolved[PATH_MAX];
+    return realpath(candidate.c_str(), resolved) != nullptr ? resolved : candidate;
+  }
+  return "";
+}
+
+}  // namespace
+
+std::string FindProgram(const std::string& name, const std::string& build_directory,
+                        const std::string& variable) {
+  if (const char* told = std::getenv(variable.c_str()); told != nullptr && told[0] != '\0') return told;
+  const std::string own = OwnDirectory();
+  std::vector<std::string> candidates = {own + "/" + name, own + "/../../" + build_directory + "/" + name};
+  const char* path = std::getenv("PATH");
+  std::istringstream directories(path != nullptr ? path : "");
+  for (std::string directory; std::getline(directories, directory, ':');)
+    candidates.push_back((directory.empty() ? "." : directory) + "/" + name);
+  return FirstThatIs(candidates, X_OK);
+}
+
+std::string FindLibrary() {
+  const std::string own = OwnDirectory();
+  return FirstThatIs({own + "/../client/libropeteam.so", own + "/../lib/libropeteam.so",
+                      own + "/../lib/x86_64-linux-gnu/libropeteam.so", own + "/libropeteam.so"},
+                     R_OK);
+}
+
+}  // namespace ropeteam::cli

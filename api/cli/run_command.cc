@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cctype>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+
+#include "api/cli/commands.h"
+#include "api/cli/launcher.h"
+#include "api/cli/programs.h"
+#include "api/cli/run_options.h"
+#include "api/cli/supervisor.h"
+#include "api/client/admin_client.h"
+
+namespace ropeteam::cli {
+namespace {
+
+constexpr int64_t kAskTimeoutMs = 5000;
+
+// Where the daemon logs unless told: not among COMMAND's output. A directory of this user's alone, or none
+// (stderr).
+std::string DefaultLogFile(const std::string& job, const std::string& node) {
+  const std::string directory = "/tmp/ropeteam-" + std::to_string(geteuid());
+  struct stat info {};
+  if (mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) return "";
+  if (lstat(directory.c_str(), &info) != 0 || !S_ISDIR(info.st_mode) || info.st_uid != geteuid()) return "";
+  std::string name = job + "-" + node;
+  for (char& c : name)
+    if (!std::isalnum(static_cast<unsigned char>(c)) && c != '.' && c != '_' && c != '-') c = '_';
+  if (name.size() > 200) name.resize(200);
+  return directory + "/" + name + ".log";
+}
+
+void PrintSettings(const Settings& settings) {
+  std::string line;
+  for (const char* option :
+       {"job", "node", "ordinal", "nodes", "coordinator", "listen", "memory", "log-file"}) {
+    const auto found = settings.find(option);
+    if (found == settings.end()) continue;
+    line += std::string(line.empty() ? "" : ", ") + option + " " + found->second.value + " (" +
+            found->second.from + ")";
+  }
+  std::fprintf(stderr, "ropeteam run: %s\n", line.c_str());
+}
+
+Result<Settings> Choose(const RunOptions& options) {
+  const Environment environment = [](const std::string& name) { return std::getenv(name.c_str()); };
+  if (options.config.empty()) {
+    Result<Settings> settings = ChooseSettings(options.daemon_values, environment, FindLocalAddressFor);
+    if (!settings.ok() || settings->contains("log-file")) return settings;
+    const std::string log_file = DefaultLogFile(settings->at("job").value, settings->at("node").value);
+    if (!log_file.empty()) (*settings)["log-file"] = {log_file, "default"};
+    return settings;
+  }
+  Settings settings;
+  for (const auto& [option, value] : options.daemon_values) settings[option] = {value, "--" + option};
+  return settings;
+}
+
+Supervisor::Config MakeConfig(const RunOptions& options, const Settings& settings,
+                              const std::string& daemon) {
+  Supervisor::Config config;
+  config.command = options.command;
+  config.ready_timeout_s = options.ready_timeout_s;
+  config.daemon = {daemon};
+  if (!options.config.empty()) config.daemon.push_back("--config=" + options.config);
+  for (const auto& [option, setting] : settings) config.daemon.push_back("--" + option + "=" + setting.value);
+  config.restart = config.daemon;
+  for (const std::string& flag : options.daemon_flags) {
+    config.daemon.push_back(flag);
+    // A daemon that comes back must take over what its predecessor held.
+    if (flag != "--arena-reset") config.restart.push_back(flag);
+  }
+  if (const auto log = settings.find("log-file"); log != settings.end()) config.log_file = log->second.value;
+  return config;
+}
+
+// What the daemon says of itself: its job, and its arena's path; empty where it does not answer.
+void AskDaemon(const std::string& socket, std::string* job, std::string* arena) {
+  Result<std::unique_ptr<AdminClient>> client = AdminClient::Connect(socket, kAskTimeoutMs);
+  if (!client.ok()) return;
+  *job = (*client)->hello().job;
+  local::Admin admin;
+  admin.command = local::AdminCommand::kNode;
+  admin.timeout_ms = kAskTimeoutMs;
+  const Result<std::string> answer = (*client)->Request(admin);
+  if (!answer.ok()) return;
+  const auto json = nlohmann::json::parse(*answer, nullptr, false);
+  if (json.is_object() && json.contains("daemon")) *arena = json["daemon"].value("arena", "");
+}
+
+std::map<std::string, std::string> CommandEnvironment(const RunOptions& options, const std::string& socket,
+                                                      const std::string& job) {
+  std::map<std::string, std::string> environment = {{"ROPETEAM_SOCKET", socket}, {"ROPETEAM_JOB", job}};
+  const std::string library = FindLibrary();
+  if (!library.empty() && std::getenv("ROPETEAM_LIBRARY") == nullptr)
+    environment["ROPETEAM_LIBRARY"] = library;
+  if (!options.python_path.empty()) {
+    const char* before = std::getenv("PYTHONPATH");
+    environment["PYTHONPATH"] =
+        options.python_path + (before != nullptr && before[0] != '\0' ? ":" + std::string(before) : "");
+  }
+  return environment;
+}
+
+}  // namespace
+
+int RunCommand(const std::vector<std::string>& arguments) {
+  const Result<RunOptions> options = ParseRunOptions(arguments);
+  if (!options.ok()) {
+    std::fprintf(stderr, "ropeteam run: %s\n", options.status().message().c_str());
+    return kExitUsage;
+  }
+  if (options->help) {
+    std::fputs(kRunHelp, stdout);
+    return 0;
+  }
+  const Result<Settings> settings = Choose(*options);
+  if (!settings.ok()) {
+    std::fprintf(stderr, "ropeteam run: %s\n", settings.status().message().c_str());
+    return kExitUsage;
+  }
+  const std::string daemon =
+      options->daemon.empty() ? FindProgram("ropeteamd", "node", "ROPETEAMD") : options->daemon;
+  if (daemon.empty()) {
+    std::fprintf(stderr,
+                 "ropeteam run: no ropeteamd beside this program or on PATH: give --daemon or ROPETEAMD\n");
+    return kExitFailed;
+  }
+  if (!options->quiet) PrintSettings(*settings);
+
+  Supervisor supervisor(MakeConfig(*options, *settings, daemon));
+  const Status started = supervisor.StartDaemon();
+  if (!started.ok()) {
+    std::fprintf(stderr, "ropeteam run: %s\n", started.message().c_str());
+    if (supervisor.ending_signal() != 0) return 128 + supervisor.ending_signal();
+    return started.code() == Code::kUnavailable && supervisor.daemon_exit_code() == kExitUsage ? kExitUsage
+                                                                                               : kExitFailed;
+  }
+  std::string job;
+  std::string arena;
+  if (const auto told = settings->find("job"); told != settings->end()) job = told->second.value;
+  if (options->remove_arena_at_exit || job.empty()) AskDaemon(supervisor.socket(), &job, &arena);
+  const int code = supervisor.RunCommand(CommandEnvironment(*options, supervisor.socket(), job));
+  supervisor.StopDaemon();
+  if (options->remove_arena_at_exit && !arena.empty() && unlink(arena.c_str()) != 0)
+    std::fprintf(stderr, "ropeteam run: cannot remove %s\n", arena.c_str());
+  return code;
+}
+
+int BenchCommand(const std::vector<std::string>& arguments) {
+  const std::string bench = FindProgram("ropeteam-bench", "bench", "ROPETEAM_BENCH");
+  if (bench.empty()) {
+    std::fprintf(stderr, "ropeteam bench: no ropeteam-bench beside this program or on PATH\n");
+    return kExitFailed;
+  }
+  std::vector<char*> argv = {const_cast<char*>(bench.c_str())};
+  for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
+  argv.push_back(nullptr);
+  execv(bench.c_str(), argv.data());
+  std::perror(("ropeteam bench: " + bench).c_str());
+  return kExitFailed;
+}
+
+}  // namespace ropeteam::cli

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "api/cli/run_options.h"
+
+#include <algorithm>
+#include <charconv>
+
+#include "api/cli/launcher.h"
+
+namespace ropeteam::cli {
+namespace {
+
+constexpr uint32_t kReadyTimeoutSecondsMax = 86400;
+
+bool IsOneOf(const std::string& name, const std::vector<std::string>& names) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+Status SetValue(const std::string& name, const std::string& value, RunOptions* options) {
+  if (name == "config") {
+    options->config = value;
+  } else if (name == "daemon") {
+    options->daemon = value;
+  } else if (name == "python-path") {
+    options->python_path = value;
+  } else if (name == "ready-timeout") {
+    const auto [end, error] =
+        std::from_chars(value.data(), value.data() + value.size(), options->ready_timeout_s);
+    if (error != std::errc() || end != value.data() + value.size() || options->ready_timeout_s == 0 ||
+        options->ready_timeout_s > kReadyTimeoutSecondsMax)
+      return Error(Code::kInvalidArgument,
+                   "--ready-timeout \"%.80s\" is not a number of seconds from 1 to %u", value.c_str(),
+                   kReadyTimeoutSecondsMax);
+  } else {
+    options->daemon_values[name] = value;
+  }
+  return OkStatus();
+}
+
+bool SetFlag(const std::string& name, RunOptions* options) {
+  if (name == "remove-arena-at-exit") {
+    options->remove_arena_at_exit = true;
+  } else if (name == "quiet") {
+    options->quiet = true;
+  } else if (name == "help") {
+    options->help = true;
+  } else if (IsOneOf(name, {"arena-reset", "embed-coordinator", "no-embed-coordinator"})) {
+    options->daemon_flags.push_back("--" + name);
+  } else {
+    return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+const char kRunHelp[] =
+    "ropeteam run [options] -- COMMAND [ARGUMENT...]\n"
+    "\n"
+    "Starts ropeteamd, waits until it is ready, runs COMMAND with ROPETEAM_SOCKET and ROPETEAM_JOB set, "
+    "passes signals on\n"
+    "to it, restarts the daemon should it die, and ends with COMMAND's exit code. The arena stays for the "
+    "next run.\n"
+    "\n"
+    "Job, node, counts, coordinator and address come from the launcher's variables unless told otherwise.\n"
+    "\n"
+    "  --daemon PATH            the ropeteamd to start [beside this program, ROPETEAMD, PATH]\n"
+    "  --ready-timeout SECONDS  how long it may take to be ready [600]\n"
+    "  --python-path DIR        put DIR before COMMAND's PYTHONPATH\n"
+    "  --remove-arena-at-exit   leave nothing in memory when COMMAND has ended\n"
+    "  --quiet                  do not print what was chosen\n"
+    "  --config FILE            a file for ropeteamd; nothing is then taken from launchers' variables\n"
+    "\n"
+    "and every option of ropeteamd (ropeteamd --help), which may also be given as ROPETEAM_… in the "
+    "environment:\n"
+    "  --job --node --ordinal --nodes --coordinator --listen --memory --replicas --socket …\n";
+
+Result<RunOptions> ParseRunOptions(const std::vector<std::string>& arguments) {
+  RunOptions options;
+  size_t i = 0;
+  for (; i < arguments.size() && arguments[i] != "--"; ++i) {
+    const std::string& argument = arguments[i];
+    if (argument == "-h") {
+      options.help = true;
+      continue;
+    }
+    if (!argument.starts_with("--"))
+      return Error(Code::kInvalidArgument,
+                   "\"%.80s\": the command goes behind --, as in: ropeteam run -- %.80s", argument.c_str(),
+                   argument.c_str());
+    const size_t equals = argument.find('=');
+    const std::string name = argument.substr(2, equals == std::string::npos ? equals : equals - 2);
+    if (IsOneOf(name, ValueOptions()) ||
+        IsOneOf(name, {"config", "daemon", "python-path", "ready-timeout"})) {
+      std::string value;
+      if (equals != std::string::npos) {
+        value = argument.substr(equals + 1);
+      } else if (i + 1 < arguments.size() && arguments[i + 1] != "--") {
+        value = arguments[++i];
+      } else {
+        return Error(Code::kInvalidArgument, "--%s has no value", name.c_str());
+      }
+      ROPETEAM_RETURN_IF_ERROR(SetValue(name, value, &options));
+    } else if (equals != std::string::npos || !SetFlag(name, &options)) {
+      return Error(Code::kInvalidArgument, "%.80s is no option of ropeteam run or ropeteamd",
+                   argument.c_str());
+    }
+  }
+  if (options.help) return options;
+  if (i + 1 >= arguments.size())
+    return Error(Code::kInvalidArgument, "no command: ropeteam run [options] -- COMMAND [ARGUMENT...]");
+  options.command.assign(arguments.begin() + static_cast<std::ptrdiff_t>(i) + 1, arguments.end());
+  return options;
+}
+
+}  // namespace ropeteam::cli

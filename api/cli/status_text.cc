@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "api/cli/status_text.h"
+
+#include <algorithm>
+#include <cstdint>
+
+#include "api/cli/text.h"
+
+namespace ropeteam::cli {
+namespace {
+
+using Json = nlohmann::json;
+
+uint64_t Number(const Json& json, const char* key) { return json.at(key).get<uint64_t>(); }
+std::string NumberText(const Json& json, const char* key) { return std::to_string(Number(json, key)); }
+std::string Bytes(const Json& json, const char* key) {
+  return SizeText(static_cast<double>(Number(json, key)));
+}
+
+std::string Head(const Json& status) {
+  std::string text = "job " + status.at("job").get<std::string>();
+  text += "   epoch " + NumberText(status, "epoch") + "   leader " + status.at("leader").get<std::string>();
+  if (status.contains("nodes"))
+    text +=
+        "   nodes " + std::to_string(status.at("nodes").size()) + "/" + NumberText(status, "nodes_expected");
+  text += "   incarnation " + NumberText(status, "incarnation");
+  text += "   ranks " + NumberText(status, "ranks_open") + "/" + NumberText(status, "world_size") + "\n";
+  if (!status.at("has_latest").get<bool>()) return text + "latest none\n";
+  const Json& latest = status.at("latest");
+  return text + "latest step " + NumberText(latest, "step") + "   incarnation " +
+         NumberText(latest, "incarnation") + "   bytes " + Bytes(latest, "bytes") + "   copies " +
+         NumberText(latest, "copies_min") + "\n";
+}
+
+// How far the step has come: the level all of its ranks have reached.
+std::string StepLevel(const Json& step) {
+  if (step.at("committed").get<bool>()) return "committed";
+  const uint64_t world = Number(step, "world_size");
+  if (Number(step, "ranks_replicated") >= world) return "replicated";
+  if (Number(step, "ranks_sealed") >= world) return "local";
+  return "partial";
+}
+
+std::string StepTable(const Json& steps) {
+  Table table({"STEP", "INCARNATION", "<LEVEL", "SEALED", "REPLICATED", "COPIES", "BYTES", "<READABLE"});
+  for (const Json& step : steps) {
+    const std::string world = "/" + NumberText(step, "world_size");
+    table.Add({NumberText(step, "step"), NumberText(step, "incarnation"), StepLevel(step),
+               NumberText(step, "ranks_sealed") + world, NumberText(step, "ranks_replicated") + world,
+               NumberText(step, "copies_min"), Bytes(step, "bytes"),
+               step.at("producible").get<bool>() ? "yes" : "no"});
+  }
+  return steps.empty() ? "no steps\n" : table.Render();
+}
+
+std::string RankList(const Json& node) {
+  std::vector<uint64_t> ranks;
+  for (const Json& session : node.at("sessions")) ranks.push_back(Number(session, "rank"));
+  std::sort(ranks.begin(), ranks.end());
+  std::string text;
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    size_t last = i;
+    while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) ++last;
+    text += (text.empty() ? "" : ",") + std::to_string(ranks[i]);
+    if (last != i) text += "-" + std::to_string(ranks[last]);
+    i = last;
+  }
+  return text.empty() ? "-" : text;
+}
+
+// "sent" of the same instance in the earlier answer; a restarted daemon counts from zero.
+std::string Rate(const Json& node, const Json* before, double seconds, const char* counter) {
+  if (before == nullptr || seconds <= 0) return "-";
+  for (const Json& other : before->at("nodes")) {
+    if (other.at("id") != node.at("id")) continue;
+    const uint64_t now = Number(node.at("counters"), counter);
+    const uint64_t then = Number(other.at("counters"), counter);
+    return SizeText(now > then ? static_cast<double>(now - then) / seconds : 0) + "/s";
+  }
+  return "-";
+}
+
+std::vector<std::string> NodeCells(const Json& node) {
+  const uint64_t chunk = Number(node, "chunk_bytes");
+  const uint64_t total = Number(node, "chunks_total");
+  const uint64_t free = Number(node, "chunks_free");
+  uint64_t own = 0;
+  uint64_t replicas = 0;
+  uint64_t cached = 0;
+  for (const Json& copy : node.at("copies")) {
+    const std::string role = copy.at("role").get<std::string>();
+    (role == "own" ? own : role == "replica" ? replicas : cached) += 1;
+  }
+  const Json& counters = node.at("counters");
+  return {node.at("name").get<std::string>(),
+          RankList(node),
+          SizeText(static_cast<double>(total * chunk)),
+          SizeText(static_cast<double>((total - free) * chunk)),
+          std::to_string(own) + "/" + std::to_string(replicas) + "/" + std::to_string(cached),
+          Bytes(counters, "replica_bytes_sent"),
+          Bytes(counters, "replica_bytes_held"),
+          Bytes(counters, "fetch_bytes"),
+          SizeText(0),  // replaced by the caller: a rate
+          std::to_string(Number(counters, "last_replicated_us") / 1000),
+          NumberText(counters, "saves_refused"),
+          NumberText(counters, "chunks_bad") + "/" + NumberText(counters, "chunks_repaired")};
+}
+
+std::string NodeTable(const Json& nodes, const Json* before, double seconds) {
+  Table table({"<NODE", "<RANKS", "ARENA", "USED", "OWN/COPY/CACHE", "SENT", "HELD", "FETCHED", "SENDING",
+               "REPLICATED_MS", "REFUSED", "BAD/REPAIRED"});
+  for (const Json& node : nodes) {
+    std::vector<std::string> cells = NodeCells(node);
+    cells[8] = Rate(node, before, seconds, "replica_bytes_sent");
+    table.Add(std::move(cells));
+  }
+  return table.Render();
+}
+
+std::string ShardCells(const Json& id) {
+  return "step " + NumberText(id, "step") + " rank " + NumberText(id, "rank") + " incarnation " +
+         NumberText(id, "incarnation");
+}
+
+std::string Join(const Json& numbers) {
+  std::string text;
+  for (const Json& number : numbers)
+    text += (text.empty() ? "" : ",") + std::to_string(number.get<uint64_t>());
+  return text;
+}
+
+}  // namespace
+
+std::string RenderStatus(const Json& status, const Json* before, double seconds) {
+  std::string text = Head(status) + "\n" + NodeTable(status.at("nodes"), before, seconds) + "\n" +
+                     StepTable(status.at("steps"));
+  const Json& daemon = status.at("daemon");
+  return text + "\nasked " + daemon.at("node").get<std::string>() + "   socket " +
+         daemon.at("socket").get<std::string>() + "   data " + daemon.at("data").get<std::string>() + "\n";
+}
+
+std::string RenderNode(const Json& node) {
+  std::string text = NodeTable(Json::array({node}), nullptr, 0);
+  const Json& daemon = node.at("daemon");
+  for (const char* key : {"version", "socket", "control", "data", "arena"})
+    text += std::string(key) + " " + daemon.at(key).get<std::string>() + "\n";
+  return text;
+}
+
+std::string RenderList(const Json& list) {
+  std::string text = Head(list) + "\n" + StepTable(list.at("steps"));
+  if (!list.contains("copies")) return text;
+  Table copies({"<NODE", "RANK", "INCARNATION", "<ROLE", "BYTES", "<BAD CHUNKS"});
+  for (const Json& copy : list.at("copies")) {
+    const Json& id = copy.at("id");
+    copies.Add({copy.at("node").get<std::string>(), NumberText(id, "rank"), NumberText(id, "incarnation"),
+                copy.at("role").get<std::string>(), Bytes(copy, "stream_bytes"),
+                copy.at("bad").empty() ? "none" : Join(copy.at("bad"))});
+  }
+  text += "\n" + copies.Render();
+  const Json& objects = list.at("objects");
+  if (objects.empty()) return text + "\nno manifest of this step is on this node\n";
+  Table table({"RANK", "INCARNATION", "BYTES", "<OBJECT"});
+  for (const Json& object : objects)
+    table.Add({NumberText(object.at("id"), "rank"), NumberText(object.at("id"), "incarnation"),
+               NumberText(object, "length"), object.at("name").get<std::string>()});
+  return text + "\n" + table.Render();
+}
+
+std::string RenderVerify(const Json& verify) {
+  std::string text;
+  uint64_t bad_copies = 0;
+  for (const Json& copy : verify.at("copies")) {
+    if (copy.at("bad").empty()) continue;
+    ++bad_copies;
+    text += "bad: node " + copy.at("node").get<std::string>() + " " + ShardCells(copy.at("id")) + " chunks " +
+            Join(copy.at("bad")) + " of " + NumberText(copy, "chunks") + " (" +
+            copy.at("role").get<std::string>() + ")\n";
+  }
+  text += "step " + NumberText(verify, "step") + " incarnation " + NumberText(verify, "incarnation") +
+          ": nodes " + std::to_string(verify.at("nodes_asked").size()) + ", copies " +
+          std::to_string(verify.at("copies").size()) + ", chunks " + NumberText(verify, "chunks") +
+          ", bad chunks " + NumberText(verify, "chunks_bad") + (bad_copies == 0 ? ", all good\n" : "\n");
+  return text;
+}
+
+}  // namespace ropeteam::cli

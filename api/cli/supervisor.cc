@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "api/cli/supervisor.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <deque>
+#include <fstream>
+
+namespace ropeteam::cli {
+namespace {
+
+constexpr uint64_t kBackoffMinUs = 200'000;      // a daemon that crashed once is back before a step is over
+constexpr uint64_t kBackoffMaxUs = 10'000'000;   // one that cannot live fills no log
+constexpr uint64_t kHealthyUs = 30'000'000;      // one that lived so long starts over at the shortest wait
+constexpr uint64_t kStopTimeoutUs = 10'000'000;  // a clean end takes milliseconds
+constexpr uint64_t kReadyPollUs = 20'000;  // how soon a daemon's end is seen while its ready line is awaited
+constexpr size_t kLogTailLines = 20;
+constexpr int kPassedOn[] = {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
+
+uint64_t NowUs() {
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<uint64_t>(now.tv_sec) * 1'000'000 + static_cast<uint64_t>(now.tv_nsec) / 1000;
+}
+
+std::vector<char*> Pointers(const std::vector<std::string>& strings) {
+  std::vector<char*> pointers;
+  for (const std::string& string : strings) pointers.push_back(const_cast<char*>(string.c_str()));
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
+std::string Describe(int status) {
+  if (WIFSIGNALED(status))
+    return "was ended by signal " + std::to_string(WTERMSIG(status)) + " (" + strsignal(WTERMSIG(status)) +
+           ")";
+  return "ended with exit code " + std::to_string(WEXITSTATUS(status));
+}
+
+// In the child, before exec: the end of the parent is the end of this one too.
+void DieWithParent(pid_t parent) {
+  prctl(PR_SET_PDEATHSIG, SIGTERM);
+  if (getppid() != parent) _exit(1);  // it died between fork() and prctl()
+}
+
+}  // namespace
+
+Supervisor::Supervisor(Config config) : config_(std::move(config)) {
+  sigemptyset(&handled_);
+  for (const int number : kPassedOn) sigaddset(&handled_, number);
+  sigaddset(&handled_, SIGCHLD);
+  sigprocmask(SIG_BLOCK, &handled_, &original_);
+}
+
+Supervisor::~Supervisor() {
+  StopDaemon();
+  sigprocmask(SIG_SETMASK, &original_, nullptr);
+}
+
+Status Supervisor::Spawn(const std::vector<std::string>& program, int ready_fd) {
+  std::vector<std::string> arguments = program;
+  if (ready_fd >= 0) arguments.push_back("--ready-fd=" + std::to_string(ready_fd));
+  const std::vector<char*> argv = Pointers(arguments);
+  const pid_t self = getpid();
+  const pid_t child = fork();
+  if (child < 0) return ErrnoError(errno, "fork");
+  if (child == 0) {
+    // A group of its own: what the terminal sends to the foreground is for the command.
+    setpgid(0, 0);
+    DieWithParent(self);
+    sigprocmask(SIG_SETMASK, &original_, nullptr);
+    // Its stdout carries only the ready line, which comes by the descriptor; COMMAND's stdout stays
+    // COMMAND's.
+    const int null = open("/dev/null", O_RDWR);
+    dup2(null, STDIN_FILENO);
+    dup2(null, STDOUT_FILENO);
+    if (ready_fd >= 0) fcntl(ready_fd, F_SETFD, 0);
+    execv(argv[0], argv.data());
+    std::fprintf(stderr, "ropeteam run: %s: %s\n", argv[0], std::strerror(errno));
+    _exit(127);
+  }
+  daemon_ = child;
+  daemon_started_us_ = NowUs();
+  return OkStatus();
+}
+
+Status Supervisor::StartDaemon() {
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0) return ErrnoError(errno, "pipe");
+  Status status = Spawn(config_.daemon, ends[1]);
+  close(ends[1]);
+  if (status.ok()) status = WaitReady(ends[0]);
+  close(ends[0]);
+  if (status.code() == Code::kDeadlineExceeded ||
+      (status.code() == Code::kUnavailable && daemon_exit_code_ > 128))
+    PrintLogTail();
+  return status;
+}
+
+Status Supervisor::WaitReady(int ready_fd) {
+  const uint64_t deadline = NowUs() + config_.ready_timeout_s * 1'000'000ull;
+  std::string line;
+  for (;;) {
+    pollfd poll_fd{ready_fd, POLLIN, 0};
+    const int ready = poll(&poll_fd, 1, static_cast<int>(kReadyPollUs / 1000));
+    char buffer[4096];
+    const ssize_t count = ready > 0 ? read(ready_fd, buffer, sizeof(buffer)) : 0;
+    if (count > 0) line.append(buffer, static_cast<size_t>(count));
+    if (line.ends_with('\n')) break;
+    for (siginfo_t info; NextSignal(0, &info);) OnSignal(info);
+    if (ending_signal_ != 0)
+      return Error(Code::kAborted, "signal %d before ropeteamd was ready", ending_signal_);
+    if (daemon_ == 0)
+      return Error(Code::kUnavailable, "ropeteamd ended before it was ready, exit code %d",
+                   daemon_exit_code_);
+    if (NowUs() >= deadline)
+      return Error(Code::kDeadlineExceeded, "ropeteamd was not ready within %u s (--ready-timeout)",
+                   config_.ready_timeout_s);
+  }
+  // "ropeteamd ready socket PATH control …": a path holds no " control ".
+  const size_t begin = line.find(" socket ");
+  const size_t end = line.find(" control ");
+  if (begin == std::string::npos || end == std::string::npos || end < begin)
+    return Error(Code::kIo, "ropeteamd said \"%.200s\", not where its socket is", line.c_str());
+  socket_ = line.substr(begin + 8, end - begin - 8);
+  return OkStatus();
+}
+
+bool Supervisor::NextSignal(uint64_t deadline_us, siginfo_t* info) const {
+  for (;;) {
+    timespec timeout{};
+    const uint64_t now = NowUs();
+    const uint64_t left = deadline_us > now ? deadline_us - now : 0;
+    timeout.tv_sec = static_cast<time_t>(left / 1'000'000);
+    timeout.tv_nsec = static_cast<long>(left % 1'000'000 * 1000);
+    const int number = sigtimedwait(&handled_, info, deadline_us == UINT64_MAX ? nullptr : &timeout);
+    if (number > 0) return true;
+    if (errno != EINTR) return false;
+  }
+}
+
+void Supervisor::OnSignal(const siginfo_t& info) {
+  if (info.si_signo == SIGCHLD) return Reap();
+  if (command_ == 0) {
+    ending_signal_ = info.si_signo;
+    return;
+  }
+  // The terminal sends Ctrl-C to the whole foreground group: the command has it already.
+  if (info.si_code == SI_KERNEL) return;
+  kill(command_, info.si_signo);
+}
+
+void Supervisor::Reap() {
+  int status = 0;
+  // All children: as a container's first process this one inherits orphans too.
+  for (pid_t pid = waitpid(-1, &status, WNOHANG); pid > 0; pid = waitpid(-1, &status, WNOHANG)) {
+    if (pid == command_) {
+      command_ended_ = true;
+      command_status_ = status;
+    } else if (pid == daemon_) {
+      OnDaemonEnded(status);
+    }
+  }
+}
+
+void Supervisor::OnDaemonEnded(int status) {
+  daemon_ = 0;
+  daemon_exit_code_ = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+  if (command_ == 0 || command_ended_) return;
+  const uint64_t now = NowUs();
+  const bool healthy = now - daemon_started_us_ >= kHealthyUs;
+  backoff_us_ = healthy || backoff_us_ == 0 ? kBackoffMinUs : std::min(backoff_us_ * 2, kBackoffMaxUs);
+  restart_at_us_ = now + backoff_us_;
+  std::fprintf(stderr,
+               "ropeteam run: ropeteamd %s, starting it again in %.1f s; what was sealed is still there\n",
+               Describe(status).c_str(), static_cast<double>(backoff_us_) / 1e6);
+}
+
+int Supervisor::RunCommand(const std::map<std::string, std::string>& environment) {
+  for (const auto& [name, value] : environment) setenv(name.c_str(), value.c_str(), 1);
+  const std::vector<char*> argv = Pointers(config_.command);
+  const pid_t self = getpid();
+  const pid_t child = fork();
+  if (child < 0) {
+    std::fprintf(stderr, "ropeteam run: fork: %s\n", std::strerror(errno));
+    return 1;
+  }
+  if (child == 0) {
+    DieWithParent(self);
+    sigprocmask(SIG_SETMASK, &original_, nullptr);
+    execvp(argv[0], argv.data());
+    const int error = errno;
+    std::fprintf(stderr, "ropeteam run: %s: %s\n", argv[0], std::strerror(error));
+    _exit(error == ENOENT ? 127 : 126);
+  }
+  command_ = child;
+  Reap();  // a daemon that ended between its ready line and now
+  if (daemon_ == 0 && restart_at_us_ == UINT64_MAX) restart_at_us_ = NowUs() + kBackoffMinUs;
+  while (!command_ended_) {
+    siginfo_t info{};
+    if (NextSignal(restart_at_us_, &info)) {
+      OnSignal(info);
+      continue;
+    }
+    if (restart_at_us_ == UINT64_MAX || NowUs() < restart_at_us_) continue;
+    restart_at_us_ = UINT64_MAX;
+    const Status spawned = Spawn(config_.restart, -1);
+    if (!spawned.ok()) {
+      std::fprintf(stderr, "ropeteam run: ropeteamd: %s\n", spawned.ToString().c_str());
+      restart_at_us_ = NowUs() + kBackoffMaxUs;
+    }
+  }
+  return WIFSIGNALED(command_status_) ? 128 + WTERMSIG(command_status_) : WEXITSTATUS(command_status_);
+}
+
+void Supervisor::StopDaemon() {
+  if (daemon_ == 0) return;
+  command_ended_ = true;  // no restart from here on
+  kill(daemon_, SIGTERM);
+  const uint64_t deadline = NowUs() + kStopTimeoutUs;
+  while (daemon_ != 0) {
+    siginfo_t info{};
+    if (NextSignal(deadline, &info)) {
+      if (info.si_signo == SIGCHLD) Reap();
+      continue;
+    }
+    if (NowUs() < deadline) continue;
+    std::fprintf(stderr,
+                 "ropeteam run: ropeteamd did not end within %.0f s, killing it; what was sealed stays\n",
+                 static_cast<double>(kStopTimeoutUs) / 1e6);
+    kill(daemon_, SIGKILL);
+    waitpid(daemon_, nullptr, 0);
+    daemon_ = 0;
+  }
+}
+
+void Supervisor::PrintLogTail() const {
+  std::ifstream log(config_.log_file);
+  std::deque<std::string> lines;
+  for (std::string line; std::getline(log, line);) {
+    lines.push_back(line);
+    if (lines.size() > kLogTailLines) lines.pop_front();
+  }
+  if (lines.empty()) return;
+  std::fprintf(stderr, "ropeteam run: the last lines of %s:\n", config_.log_file.c_str());
+  for (const std::string& line : lines) std::fprintf(stderr, "  %s\n", line.c_str());
+}
+
+}  // namespace ropeteam::cli

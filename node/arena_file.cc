@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "node/arena_file.h"
+
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/statfs.h>
+#include <sys/sysmacros.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cinttypes>
+#include <fstream>
+#include <sstream>
+#include <vector>
+
+#include "core/base/checksum.h"
+#include "core/base/log.h"
+#include "node/arena_memory.h"
+#include "node/event_loop.h"
+#include "node/parallel.h"
+#include "node/sizes.h"
+
+namespace ropeteam {
+namespace {
+
+constexpr size_t kEscapedBytesMax = 100;  // two of them and the frame stay below the 255 of a file name
+constexpr uint64_t kDefaultShare = 4;     // of the memory at hand, one part is the default arena
+
+// The process that holds a flock() on this inode, from /proc/locks; 0 when it is not listed (another pid
+// namespace).
+long LockHolder(const struct stat& info) {
+  char wanted[64];
+  std::snprintf(wanted, sizeof(wanted), "%02x:%02x:%" PRIu64, major(info.st_dev), minor(info.st_dev),
+                static_cast<uint64_t>(info.st_ino));
+  std::ifstream locks("/proc/locks");
+  for (std::string line; std::getline(locks, line);) {
+    std::istringstream fields(line);
+    std::string number, kind, advisory, access, inode;
+    long pid = 0;
+    if (fields >> number >> kind >> advisory >> access >> pid >> inode && kind == "FLOCK" && inode == wanted)
+      return pid;
+  }
+  return 0;
+}
+
+struct ChunkCheck {
+  ShardId shard;
+  uint32_t index = 0;
+  uint32_t chunk = 0;
+  uint64_t length = 0;
+  uint32_t crc = 0;
+};
+
+std::vector<ChunkCheck> ListChunks(const Store& store) {
+  std::vector<ChunkCheck> checks;
+  for (const auto& [id, shard] : store.shards())
+    for (uint32_t i = 0; i < shard->crcs.size(); ++i)
+      checks.push_back({id, i, ChunkAt(shard->extents, i),
+                        ChunkLength(shard->meta.stream_bytes, shard->meta.chunk_bytes, i), shard->crcs[i]});
+  return checks;
+}
+
+// Promise 4 begins here: nothing that was kept over a restart is believed unread.
+void VerifyStore(Store* store) {
+  const TimeUs begin = EventLoop::Now();
+  const std::vector<ChunkCheck> checks = ListChunks(*store);
+  std::vector<char> good(checks.size());
+  ParallelFor(checks.size(), [&](uint64_t i) {
+    const ChunkCheck& check = checks[i];
+    good[i] = Crc32c(store->chunk(check.chunk), check.length) == check.crc;
+  });
+  size_t bad = 0;
+  for (size_t i = 0; i < checks.size(); ++i) {
+    if (good[i]) continue;
+    ++bad;
+    LOG_WARNING("arena chunk %u of %s does not match its checksum", checks[i].index,
+                checks[i].shard.ToString().c_str());
+    store->MarkBad(checks[i].shard, checks[i].index);
+  }
+  LOG_INFO("arena verified shards %zu chunks %zu bad %zu ms %" PRIu64, store->shards().size(), checks.size(),
+           bad, (EventLoop::Now() - begin) / 1000);
+}
+
+}  // namespace
+
+std::string EscapeForFileName(std::string_view text) {
+  static constexpr char kHex[] = "0123456789ABCDEF";
+  std::string escaped;
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (std::isalnum(byte) || c == '.' || c == '_' || c == '-') {
+      escaped += c;
+    } else {
+      escaped += {'%', kHex[byte >> 4], kHex[byte & 15]};
+    }
+  }
+  if (escaped.size() <= kEscapedBytesMax) return escaped;
+  char checksum[16];
+  std::snprintf(checksum, sizeof(checksum), "%%%08x", Crc32c(text.data(), text.size()));
+  escaped.resize(kEscapedBytesMax - 9);
+  return escaped + checksum;
+}
+
+std::string ArenaFileName(const std::string& job, const std::string& node) {
+  return "ropeteam-" + EscapeForFileName(job) + "-" + EscapeForFileName(node) + ".arena";
+}
+
+Result<std::unique_ptr<ArenaFile>> ArenaFile::Open(const ArenaFileConfig& config) {
+  std::unique_ptr<ArenaFile> file(new ArenaFile(config));
+  file->path_ = config.directory + "/" + ArenaFileName(config.job, config.node);
+  ROPETEAM_RETURN_IF_ERROR(file->Lock());
+  ROPETEAM_RETURN_IF_ERROR(file->Size());
+  ROPETEAM_RETURN_IF_ERROR(file->Map());
+  return file;
+}
+
+ArenaFile::~ArenaFile() {
+  if (!memory_.empty()) munmap(memory_.data(), memory_.size());
+}
+
+Status ArenaFile::Lock() {
+  for (;;) {
+    // O_NOFOLLOW: /dev/shm is everybody's, and a link planted there must not lead the arena elsewhere.
+    fd_.reset(open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+    if (!fd_.valid()) return ErrnoError(errno, "open arena %s", path_.c_str());
+    struct stat info {};
+    if (fstat(fd_.get(), &info) != 0) return ErrnoError(errno, "stat arena %s", path_.c_str());
+    if (!S_ISREG(info.st_mode))
+      return Error(Code::kInvalidArgument, "arena %s is not a regular file", path_.c_str());
+    if (info.st_uid != geteuid())
+      return Error(Code::kInvalidArgument, "arena %s belongs to uid %u, this daemon is uid %u", path_.c_str(),
+                   info.st_uid, geteuid());
+    if (flock(fd_.get(), LOCK_EX | LOCK_NB) != 0) {
+      if (errno != EWOULDBLOCK) return ErrnoError(errno, "lock arena %s", path_.c_str());
+      const long holder = LockHolder(info);
+      const std::string who =
+          holder > 0 ? "pid " + std::to_string(holder) : "a process that cannot be seen from here";
+      return Error(Code::kAlreadyExists, "arena %s is in use by another daemon, %s", path_.c_str(),
+                   who.c_str());
+    }
+    // Whoever had the lock may have removed the file meanwhile: then this is a lock on a file without a name.
+    struct stat named {};
+    if (stat(path_.c_str(), &named) == 0 && named.st_ino == info.st_ino && named.st_dev == info.st_dev) break;
+  }
+  if (fchmod(fd_.get(), 0600) != 0) return ErrnoError(errno, "chmod arena %s", path_.c_str());
+  shared_fd_.reset(open(path_.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
+  if (!shared_fd_.valid()) return ErrnoError(errno, "open arena %s again", path_.c_str());
+  return OkStatus();
+}
+
+Status ArenaFile::CheckRoom(uint64_t bytes, uint64_t allocated) const {
+  const uint64_t needed = bytes > allocated ? bytes - allocated : 0;
+  struct statfs system {};
+  if (fstatfs(fd_.get(), &system) != 0) return ErrnoError(errno, "statfs %s", path_.c_str());
+  if (system.f_blocks != 0) {  // 0: a tmpfs without a limit
+    const uint64_t available = static_cast<uint64_t>(system.f_bavail) * static_cast<uint64_t>(system.f_bsize);
+    if (needed > available)
+      return Error(
+          Code::kNoSpace,
+          "arena %s needs %s, available in %s are %s: give a smaller --memory or another --arena-path",
+          path_.c_str(), FormatSize(needed).c_str(), config_.directory.c_str(),
+          FormatSize(available).c_str());
+  }
+  if (system.f_type == HUGETLBFS_MAGIC) return OkStatus();  // set aside already, outside what is available
+  std::string limited_by;
+  const uint64_t available = AvailableMemory(&limited_by);
+  if (needed <= available) return OkStatus();
+  return Error(Code::kNoSpace, "arena %s needs %s, %s is %s: give a smaller --memory", path_.c_str(),
+               FormatSize(needed).c_str(), limited_by.c_str(), FormatSize(available).c_str());
+}
+
+Result<uint64_t> ArenaFile::DefaultBytes() const {
+  struct statfs system {};
+  if (fstatfs(fd_.get(), &system) != 0) return ErrnoError(errno, "statfs %s", path_.c_str());
+  std::string limited_by;
+  uint64_t available = AvailableMemory(&limited_by);
+  const uint64_t in_directory =
+      static_cast<uint64_t>(system.f_bavail) * static_cast<uint64_t>(system.f_bsize);
+  if (system.f_type == HUGETLBFS_MAGIC) return in_directory;  // set aside for nothing else
+  if (system.f_blocks != 0) available = std::min(available, in_directory);
+  if (available == UINT64_MAX)
+    return Error(Code::kInvalidArgument, "--memory auto: this machine does not tell what is free");
+  return available / kDefaultShare;
+}
+
+Status ArenaFile::Size() {
+  struct stat info {};
+  if (fstat(fd_.get(), &info) != 0) return ErrnoError(errno, "stat arena %s", path_.c_str());
+  struct statfs system {};
+  if (fstatfs(fd_.get(), &system) != 0) return ErrnoError(errno, "statfs %s", path_.c_str());
+  page_bytes_ = system.f_type == HUGETLBFS_MAGIC ? static_cast<uint64_t>(system.f_bsize) : 4096;
+  auto there = static_cast<uint64_t>(info.st_size);
+  uint64_t bytes = config_.memory_bytes;
+  if (bytes == 0 && there != 0 && !config_.reset) bytes = there;
+  if (bytes == 0) {
+    Result<uint64_t> chosen = DefaultBytes();
+    if (!chosen.ok()) return chosen.status();
+    bytes = *chosen;
+  }
+  bytes = bytes / page_bytes_ * page_bytes_;
+  const uint64_t least = Store::MemoryFor(1, config_.chunk_bytes);
+  if (bytes < least)
+    return Error(Code::kInvalidArgument,
+                 "--memory %" PRIu64 " bytes hold no chunk of %s: %" PRIu64 " are needed", bytes,
+                 FormatSize(config_.chunk_bytes).c_str(), least);
+  if (there != 0 && there != bytes) {
+    if (!config_.reset)
+      return Error(Code::kInvalidArgument,
+                   "arena %s has %" PRIu64 " bytes, --memory asks for %" PRIu64 ": give --memory %" PRIu64
+                   " to keep what is in it, or --arena-reset to drop that",
+                   path_.c_str(), there, bytes, there);
+    LOG_WARNING("arena %s dropped bytes %" PRIu64 ", as --arena-reset asked", path_.c_str(), there);
+    if (ftruncate(fd_.get(), 0) != 0) return ErrnoError(errno, "truncate arena %s", path_.c_str());
+    there = 0;
+  }
+  const auto allocated = there == 0 ? 0 : static_cast<uint64_t>(info.st_blocks) * 512;
+  Status room = CheckRoom(bytes, allocated);
+  if (room.ok() && there == 0 && ftruncate(fd_.get(), static_cast<off_t>(bytes)) != 0)
+    room = ErrnoError(errno, "size arena %s to %" PRIu64 " bytes", path_.c_str(), bytes);
+  // An empty file that never became an arena is not left behind to be wondered at.
+  if (!room.ok() && there == 0) (void)unlink(path_.c_str());
+  if (!room.ok()) return room;
+  config_.memory_bytes = bytes;
+  return OkStatus();
+}
+
+Status ArenaFile::Map() {
+  const uint64_t bytes = config_.memory_bytes;
+  void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd_.get(), 0);
+  if (base == MAP_FAILED) {
+    if (errno == ENOMEM)
+      return Error(Code::kNoSpace, "map arena %s of %s: not that much (huge-page) memory is free",
+                   path_.c_str(), FormatSize(bytes).c_str());
+    return ErrnoError(errno, "map arena %s of %s", path_.c_str(), FormatSize(bytes).c_str());
+  }
+  memory_ = {static_cast<std::byte*>(base), bytes};
+  // Ranks map the file themselves; a core dump of the daemon would carry the whole arena, and a child has no
+  // use for it.
+  (void)madvise(base, bytes, MADV_DONTDUMP);
+  (void)madvise(base, bytes, MADV_DONTFORK);
+  LOG_INFO("arena %s bytes %" PRIu64 " page_bytes %" PRIu64, path_.c_str(), bytes, page_bytes_);
+  AdviseMemory(memory_);
+  Status populated = PopulateMemory(fd_.get(), memory_);
+  if (populated.ok()) return populated;
+  return Error(populated.code(), "%s: %s", path_.c_str(), populated.message().c_str());
+}
+
+Result<std::unique_ptr<Store>> ArenaFile::OpenStore() {
+  const ArenaIdentity identity{config_.job, config_.node};
+  Store::AdoptReport report;
+  Result<std::unique_ptr<Store>> store = Store::Adopt(memory_, config_.chunk_bytes, identity, &report);
+  if (store.ok()) {
+    for (const std::string& sentence : report.rejected) LOG_WARNING("arena rejected %s", sentence.c_str());
+    LOG_INFO("arena adopted shards %" PRIu64 " rejected %zu", report.shards, report.rejected.size());
+    VerifyStore(store->get());
+    return store;
+  }
+  if (store.status().code() != Code::kNotFound) {
+    if (!config_.reset)
+      return Error(store.status().code(), "arena %s: %s; --arena-reset drops what is in it", path_.c_str(),
+                   store.status().message().c_str());
+    LOG_WARNING("arena %s dropped, as --arena-reset asked: %s", path_.c_str(),
+                store.status().ToString().c_str());
+  }
+  store = Store::Format(memory_, config_.chunk_bytes, identity);
+  if (store.ok())
+    LOG_INFO("arena formatted chunks %" PRIu64 " chunk_bytes %" PRIu64, (*store)->chunks_total(),
+             config_.chunk_bytes);
+  return store;
+}
+
+}  // namespace ropeteam

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The file that an arena lives in, so that it outlives every process: `ropeteam-<job>-<node>.arena` in a
+// tmpfs or hugetlbfs directory, mode 0600. One daemon at a time: the file is locked for as long as the
+// ArenaFile lives. What a file holds is never destroyed unless `reset` was asked for.
+//
+// Not thread-safe.
+
+#ifndef ROPETEAM_NODE_ARENA_FILE_H_
+#define ROPETEAM_NODE_ARENA_FILE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "core/base/status.h"
+#include "core/store/store.h"
+#include "node/unique_fd.h"
+
+namespace ropeteam {
+
+struct ArenaFileConfig {
+  std::string directory;  // must exist
+  std::string job;
+  std::string node;
+  uint64_t memory_bytes =
+      0;  // of the file, rounded down to whole (huge) pages; 0: what is there, else a default
+  uint64_t chunk_bytes = 0;
+  bool reset = false;  // begin anew where the file there does not fit
+};
+
+// `text` with every byte outside A-Z a-z 0-9 . _ - as %XX; over 100 bytes cut, with a checksum in place of
+// the rest.
+std::string EscapeForFileName(std::string_view text);
+std::string ArenaFileName(const std::string& job, const std::string& node);
+
+class ArenaFile {
+ public:
+  // Locks, sizes, maps and faults in. kAlreadyExists: another daemon has it; its pid is in the message.
+  // kNoSpace: needed and available are. kInvalidArgument: a file of another size is there, or no chunk fits.
+  // kIo.
+  static Result<std::unique_ptr<ArenaFile>> Open(const ArenaFileConfig& config);
+  ~ArenaFile();  // unmaps and unlocks; the file stays
+
+  // Adopts the store that is there, or formats a fresh one; reads every chunk of every sealed shard, in
+  // parallel, and marks the bad ones. May be called again once the former Store is gone. kInvalidArgument,
+  // kCorrupt, kUnsupported: what is there cannot be used, and the message says what to do.
+  Result<std::unique_ptr<Store>> OpenStore();
+
+  std::span<std::byte> memory() { return memory_; }
+  const std::string& path() const { return path_; }
+  // For ranks: an open description of its own, because the lock belongs to a description and would outlive
+  // the daemon with any rank that holds it.
+  int shared_fd() const { return shared_fd_.get(); }
+
+  ArenaFile(const ArenaFile&) = delete;
+  ArenaFile& operator=(const ArenaFile&) = delete;
+
+ private:
+  explicit ArenaFile(ArenaFileConfig config) : config_(std::move(config)) {}
+  Status Lock();
+  Status Size();
+  Status CheckRoom(uint64_t bytes, uint64_t allocated) const;
+  Result<uint64_t> DefaultBytes() const;
+  Status Map();
+
+  ArenaFileConfig config_;
+  std::string path_;
+  UniqueFd fd_;
+  UniqueFd shared_fd_;
+  uint64_t page_bytes_ = 4096;
+  std::span<std::byte> memory_;
+};
+
+}  // namespace ropeteam
+
+#endif  // ROPETEAM_NODE_ARENA_FILE_H_

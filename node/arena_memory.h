@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Makes a mapped arena resident before the first save: a first touch costs 0.1–2 GB/s on virtual machines,
+// and no page fault may happen in the steady state of a save.
+
+#ifndef ROPETEAM_NODE_ARENA_MEMORY_H_
+#define ROPETEAM_NODE_ARENA_MEMORY_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "core/base/status.h"
+
+namespace ropeteam {
+
+// Bytes that this process could still have resident, and what sets that limit: the host's free memory or the
+// control group's. UINT64_MAX when neither is known.
+uint64_t AvailableMemory(std::string* limited_by);
+
+// Asks for huge pages and, where there is more than one NUMA node, spreads the memory over all of them; logs
+// what was had. `fd` is the file behind `memory`. Neither is an error when refused: the arena works without.
+void AdviseMemory(std::span<std::byte> memory);
+
+// Faults all of `memory` (a shared mapping of `fd` from offset 0) in, in parallel, for writing; bytes that
+// are there stay. Logs progress and rate. kNoSpace: the file system or the host has no more; how far it came
+// is in the message.
+Status PopulateMemory(int fd, std::span<std::byte> memory);
+
+}  // namespace ropeteam
+
+#endif  // ROPETEAM_NODE_ARENA_MEMORY_H_

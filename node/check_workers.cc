@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "node/check_workers.h"
+
+#include <algorithm>
+
+#include "core/base/checksum.h"
+
+namespace ropeteam {
+
+CheckWorkers::CheckWorkers(std::span<const std::byte> memory, uint32_t threads, Done done)
+    : memory_(memory), done_(std::move(done)) {
+  for (uint32_t i = 0; i < threads; ++i) threads_.emplace_back([this] { Run(); });
+}
+
+CheckWorkers::~CheckWorkers() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  wake_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void CheckWorkers::Submit(StartCheck check) {
+  if (check.ranges.empty()) {
+    done_(check.tag, {});
+    return;
+  }
+  auto job = std::make_shared<Job>();
+  job->remaining = check.ranges.size();
+  job->check = std::move(check);
+  const bool many = job->remaining > 1;
+  {
+    const std::lock_guard lock(mutex_);
+    jobs_.push_back(std::move(job));
+  }
+  if (many) {
+    wake_.notify_all();
+  } else {
+    wake_.notify_one();
+  }
+}
+
+bool CheckWorkers::Matches(const StartCheck::Range& range) const {
+  if (range.offset > memory_.size() || range.length > memory_.size() - range.offset) return false;
+  return Crc32c(memory_.data() + range.offset, range.length) == range.crc;
+}
+
+void CheckWorkers::Run() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    wake_.wait(lock, [this] { return stop_ || !jobs_.empty(); });
+    if (stop_) return;
+    const std::shared_ptr<Job> job = jobs_.front();
+    const auto index = static_cast<uint32_t>(job->next++);
+    if (job->next == job->check.ranges.size()) jobs_.pop_front();
+    lock.unlock();
+    const bool good = Matches(job->check.ranges[index]);
+    lock.lock();
+    if (!good) job->bad.push_back(index);
+    if (--job->remaining != 0 || stop_) continue;
+    lock.unlock();
+    std::sort(job->bad.begin(), job->bad.end());
+    done_(job->check.tag, std::move(job->bad));
+    lock.lock();
+  }
+}
+
+}  // namespace ropeteam

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "node/control_link.h"
+
+#include <arpa/inet.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "core/base/log.h"
+#include "node/control_plane.h"
+
+namespace ropeteam {
+namespace {
+
+// gRPC would ask a resolver for anything without a scheme.
+std::string Target(const std::string& host_port) {
+  const std::string host = host_port.substr(0, host_port.rfind(':'));
+  in_addr v4;
+  if (inet_pton(AF_INET, host.c_str(), &v4) == 1) return "ipv4:" + host_port;
+  if (!host.empty() && host.front() == '[') return "ipv6:" + host_port;
+  return host_port;
+}
+
+grpc::ChannelArguments Arguments() {
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(static_cast<int>(kControlMessageBytesMax));
+  arguments.SetMaxSendMessageSize(static_cast<int>(kControlMessageBytesMax));
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kControlBackoffMsMin);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kControlBackoffMsMax);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kControlBackoffMsMax);
+  // Addresses are given, not found: no proxy from the environment, no service configuration from DNS.
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  arguments.SetInt(GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1);
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  return arguments;
+}
+
+}  // namespace
+
+void StreamCount::Add() {
+  const std::lock_guard lock(mutex_);
+  ++count_;
+}
+
+void StreamCount::Remove() {
+  const std::lock_guard lock(mutex_);
+  if (--count_ == 0) zero_.notify_all();
+}
+
+void StreamCount::WaitForZero() {
+  std::unique_lock lock(mutex_);
+  zero_.wait(lock, [this] { return count_ == 0; });
+}
+
+ControlLink::ControlLink(NodeId self, const Member& peer, StreamCount* count)
+    : self_(self), peer_(peer.id), name_(peer.name), address_(peer.control_address), count_(count) {}
+
+bool ControlLink::TakeNext(control::Envelope* message) {
+  if (stopped_ || stream_ == nullptr || stream_->writing_ || stream_->broken_ || queue_.empty()) return false;
+  stream_->writing_ = true;
+  message->set_from(self_);
+  message->set_to(peer_);
+  message->set_protocol_version(kControlProtocolVersion);
+  queue_bytes_ -= queue_.front().size();
+  message->set_engine_envelope(std::move(queue_.front()));
+  queue_.pop_front();
+  return true;
+}
+
+void ControlLink::Send(std::string envelope) {
+  if (envelope.size() > kControlMessageBytesMax - 1024) {
+    LOG_ERROR("control message of %zu bytes for %s dropped, limit %zu", envelope.size(), name_.c_str(),
+              kControlMessageBytesMax - 1024);
+    return;
+  }
+  control::Envelope message;
+  std::shared_ptr<Stream> writer;
+  bool connect = false;
+  {
+    const std::lock_guard lock(mutex_);
+    if (stopped_) return;
+    queue_bytes_ += envelope.size();
+    queue_.push_back(std::move(envelope));
+    while (queue_.size() > kControlQueueMessagesMax || queue_bytes_ > kControlQueueBytesMax) {
+      queue_bytes_ -= queue_.front().size();
+      queue_.pop_front();
+      ++dropped_;
+    }
+    connect = channel_ == nullptr;
+    if (!connect && TakeNext(&message)) writer = stream_;
+  }
+  if (connect) return Connect();
+  // The stream cannot end meanwhile: writing_ keeps its hold.
+  if (writer != nullptr) writer->Write(std::move(message));
+}
+
+void ControlLink::Connect() {
+  std::shared_ptr<Stream> stream;
+  control::Envelope message;
+  bool write = false;
+  {
+    const std::lock_guard lock(mutex_);
+    if (stopped_ || stream_ != nullptr) return;
+    if (channel_ == nullptr) {
+      channel_ = grpc::CreateCustomChannel(Target(address_), grpc::InsecureChannelCredentials(), Arguments());
+      stub_ = control::Control::NewStub(channel_);
+    }
+    stream = stream_ = std::make_shared<Stream>(shared_from_this(), stub_.get());
+    count_->Add();
+    write = TakeNext(&message);
+  }
+  stream->Begin(stream);
+  if (write) stream->Write(std::move(message));
+}
+
+void ControlLink::Stop() {
+  std::shared_ptr<Stream> stream;
+  {
+    const std::lock_guard lock(mutex_);
+    stopped_ = true;
+    queue_.clear();
+    stream = stream_;
+  }
+  alarm_.Cancel();
+  if (stream != nullptr) stream->Cancel();
+}
+
+void ControlLink::OnStreamDone(Stream* stream, const grpc::Status& status) {
+  uint32_t wait_ms = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    if (stream_.get() == stream) stream_.reset();
+    if (stopped_) return;
+    // A stream that carried something has set this to 0: it begins again at the shortest wait.
+    backoff_ms_ = backoff_ms_ == 0 ? kControlBackoffMsMin : std::min(backoff_ms_ * 2, kControlBackoffMsMax);
+    wait_ms = backoff_ms_;
+  }
+  LOG_DEBUG("control stream to %s at %s ended: %s; again in ms %u", name_.c_str(), address_.c_str(),
+            status.error_message().c_str(), wait_ms);
+  if (status.error_code() == grpc::StatusCode::FAILED_PRECONDITION)
+    LOG_ERROR("control stream to %s refused: %s", name_.c_str(), status.error_message().c_str());
+  // Should Stop() come between, the alarm finds a link that is stopped.
+  alarm_.Set(std::chrono::system_clock::now() + std::chrono::milliseconds(wait_ms),
+             [self = shared_from_this()](bool ok) {
+               if (ok) self->Connect();
+             });
+}
+
+ControlLink::Stream::Stream(std::shared_ptr<ControlLink> link, control::Control::Stub* stub)
+    : link_(std::move(link)) {
+  // Waits for the channel, which tries with a backoff of its own, instead of failing at the first refusal.
+  context_.set_wait_for_ready(true);
+  stub->async()->Exchange(&context_, this);
+}
+
+void ControlLink::Stream::Begin(std::shared_ptr<Stream> self) {
+  self_ = std::move(self);
+  AddHold();  // until broken_: writes are started from other threads than gRPC's
+  StartRead(&nothing_);
+  StartCall();
+}
+
+void ControlLink::Stream::Write(control::Envelope message) {
+  message_ = std::move(message);
+  StartWrite(&message_);
+}
+
+void ControlLink::Stream::OnReadDone(bool ok) {
+  if (ok) return StartRead(&nothing_);  // a newer peer may say something; it is not for us
+  bool release = false;
+  {
+    const std::lock_guard lock(link_->mutex_);
+    release = !broken_ && !writing_;
+    broken_ = true;
+  }
+  if (release) RemoveHold();
+}
+
+void ControlLink::Stream::OnWriteDone(bool ok) {
+  bool write = false;
+  bool release = false;
+  {
+    const std::lock_guard lock(link_->mutex_);
+    writing_ = false;
+    if (ok) link_->backoff_ms_ = 0;
+    // After a failed write the read fails too; whoever is last gives up the hold.
+    release = broken_;
+    if (!broken_ && ok) write = link_->TakeNext(&message_);
+  }
+  if (write) return StartWrite(&message_);
+  if (release) RemoveHold();
+}
+
+void ControlLink::Stream::OnDone(const grpc::Status& status) {
+  StreamCount* const count = link_->count_;
+  link_->OnStreamDone(this, status);
+  self_.reset();  // may be the end of *this
+  count->Remove();
+}
+
+}  // namespace ropeteam

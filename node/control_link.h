@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A ControlLink carries messages to one peer: a queue, and the stream that empties it. Send() and Stop() may
+// come from any thread. gRPC may call back from within a Start…() call, so none is made with the mutex held.
+
+#ifndef ROPETEAM_NODE_CONTROL_LINK_H_
+#define ROPETEAM_NODE_CONTROL_LINK_H_
+
+#include <grpcpp/alarm.h>
+#include <grpcpp/grpcpp.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "core/base/view.h"
+#include "node/control.grpc.pb.h"
+
+namespace ropeteam {
+
+// Counts the streams of all links that gRPC may still call back; Stop() of the plane waits for zero.
+class StreamCount {
+ public:
+  void Add();
+  void Remove();
+  void WaitForZero();
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable zero_;
+  size_t count_ = 0;
+};
+
+class ControlLink : public std::enable_shared_from_this<ControlLink> {
+ public:
+  ControlLink(NodeId self, const Member& peer, StreamCount* count);
+
+  void Send(std::string envelope);
+  void Stop();  // cancels; `count` falls when gRPC has let go
+
+ private:
+  // One life of the stream.
+  class Stream : public grpc::ClientBidiReactor<control::Envelope, control::Nothing> {
+   public:
+    Stream(std::shared_ptr<ControlLink> link, control::Control::Stub* stub);
+    void Begin(std::shared_ptr<Stream> self);
+    void Write(control::Envelope message);
+    void Cancel() { context_.TryCancel(); }
+    void OnReadDone(bool ok) override;
+    void OnWriteDone(bool ok) override;
+    void OnDone(const grpc::Status& status) override;
+
+   private:
+    friend class ControlLink;
+    const std::shared_ptr<ControlLink> link_;
+    std::shared_ptr<Stream> self_;  // from Begin() to OnDone(): gRPC's share
+    grpc::ClientContext context_;
+    control::Envelope message_;  // gRPC's from Write() to OnWriteDone()
+    control::Nothing nothing_;
+    // Guarded by link_->mutex_.
+    bool writing_ = false;
+    bool broken_ = false;  // no more writes; the hold goes with the last one
+  };
+
+  void Connect();
+  // Under the mutex: whether the front of the queue may go, moved to `message`.
+  bool TakeNext(control::Envelope* message);
+  void OnStreamDone(Stream* stream, const grpc::Status& status);
+
+  const NodeId self_;
+  const NodeId peer_;
+  const std::string name_;
+  const std::string address_;
+  StreamCount* const count_;
+  std::shared_ptr<grpc::Channel> channel_;
+  std::unique_ptr<control::Control::Stub> stub_;
+
+  std::mutex mutex_;
+  std::deque<std::string> queue_;
+  size_t queue_bytes_ = 0;
+  uint64_t dropped_ = 0;
+  std::shared_ptr<Stream> stream_;
+  bool stopped_ = false;
+  uint32_t backoff_ms_ = 0;
+  grpc::Alarm alarm_;  // the next attempt
+};
+
+}  // namespace ropeteam
+
+#endif  // ROPETEAM_NODE_CONTROL_LINK_H_

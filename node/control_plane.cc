@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "node/control_plane.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <chrono>
+#include <mutex>
+
+#include "core/base/log.h"
+#include "node/control.grpc.pb.h"
+#include "node/control_link.h"
+#include "node/options.h"
+
+namespace ropeteam {
+namespace {
+
+// One incoming stream. Owned by gRPC until OnDone() and by the messages that are being handled.
+class Incoming : public grpc::ServerBidiReactor<control::Envelope, control::Nothing> {
+ public:
+  static Incoming* Begin(NodeId self, const ControlPlane::OnMessage* on_message) {
+    std::shared_ptr<Incoming> incoming(new Incoming(self, on_message));
+    incoming->self_reference_ = incoming;
+    incoming->StartRead(&incoming->message_);
+    return incoming.get();
+  }
+
+  void OnReadDone(bool ok) override {
+    if (!ok) return FinishOnce(grpc::Status::OK);
+    if (message_.protocol_version() != kControlProtocolVersion)
+      return FinishOnce(grpc::Status(grpc::StatusCode::FAILED_PRECONDITION,
+                                     "control protocol version " +
+                                         std::to_string(message_.protocol_version()) + " there, " +
+                                         std::to_string(kControlProtocolVersion) + " here"));
+    bool read_on = true;
+    if (message_.to() == self_ && message_.from() != kNoNode) {
+      {
+        const std::lock_guard lock(mutex_);
+        parked_ = ++unhandled_ >= kControlUnhandledMessagesMax;
+        read_on = !parked_;
+      }
+      (*on_message_)(message_.from(), std::move(*message_.mutable_engine_envelope()),
+                     [self = self_reference_] { self->Handled(); });
+    } else {
+      LOG_DEBUG("control message for another instance dropped");
+    }
+    // parked_ may have been taken back by Handled() meanwhile, which then reads itself.
+    if (read_on) StartRead(&message_);
+  }
+
+  void OnCancel() override {
+    bool finish = false;
+    {
+      const std::lock_guard lock(mutex_);
+      // Without a read on its way nobody else would finish; with one, its failure does.
+      finish = parked_;
+      parked_ = false;
+      cancelled_ = true;
+    }
+    if (finish) FinishOnce(grpc::Status::CANCELLED);
+  }
+
+  void OnDone() override { self_reference_.reset(); }
+
+ private:
+  Incoming(NodeId self, const ControlPlane::OnMessage* on_message) : self_(self), on_message_(on_message) {}
+
+  void Handled() {
+    {
+      const std::lock_guard lock(mutex_);
+      --unhandled_;
+      if (!parked_ || cancelled_) return;
+      parked_ = false;
+    }
+    StartRead(&message_);
+  }
+
+  void FinishOnce(const grpc::Status& status) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (finished_) return;
+      finished_ = true;
+    }
+    Finish(status);
+  }
+
+  const NodeId self_;
+  const ControlPlane::OnMessage* const on_message_;
+  std::shared_ptr<Incoming> self_reference_;
+  control::Envelope message_;
+  std::mutex mutex_;
+  size_t unhandled_ = 0;
+  bool parked_ = false;  // no read on its way: too much is unhandled
+  bool cancelled_ = false;
+  bool finished_ = false;
+};
+
+class Service : public control::Control::CallbackService {
+ public:
+  Service(NodeId self, ControlPlane::OnMessage on_message)
+      : self_(self), on_message_(std::move(on_message)) {}
+  grpc::ServerBidiReactor<control::Envelope, control::Nothing>* Exchange(
+      grpc::CallbackServerContext*) override {
+    return Incoming::Begin(self_, &on_message_);
+  }
+
+ private:
+  const NodeId self_;
+  const ControlPlane::OnMessage on_message_;
+};
+
+}  // namespace
+
+class ControlPlane::Impl {
+ public:
+  Impl(const Config& config, OnMessage on_message)
+      : config_(config), service_(config.self, std::move(on_message)) {}
+
+  Status Listen() {
+    grpc::ServerBuilder builder;
+    int port = 0;
+    builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // a port that is taken must be an error
+    builder.AddChannelArgument(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+    builder.SetMaxReceiveMessageSize(static_cast<int>(kControlMessageBytesMax));
+    builder.AddListeningPort(JoinHostPort(config_.listen, config_.port), grpc::InsecureServerCredentials(),
+                             &port);
+    builder.RegisterService(&service_);
+    server_ = builder.BuildAndStart();
+    if (server_ == nullptr || port == 0)
+      return Error(Code::kIo, "control plane cannot listen on %s: in use, or not an address of this machine",
+                   JoinHostPort(config_.listen, config_.port).c_str());
+    port_ = static_cast<uint16_t>(port);
+    return OkStatus();
+  }
+
+  uint16_t port() const { return port_; }
+
+  void SetMembers(const std::vector<Member>& members) {
+    std::map<NodeId, std::shared_ptr<ControlLink>> next;
+    for (const Member& member : members) {
+      const auto found = links_.find(member.id);
+      if (found == links_.end()) {
+        next[member.id] = std::make_shared<ControlLink>(config_.self, member, &count_);
+      } else {
+        next[member.id] = std::move(found->second);
+        links_.erase(found);
+      }
+    }
+    links_.swap(next);
+    for (const auto& [id, link] : next)
+      if (link != nullptr) link->Stop();
+  }
+
+  void Send(NodeId to, std::string envelope) {
+    const auto found = links_.find(to);
+    if (found != links_.end()) found->second->Send(std::move(envelope));
+  }
+
+  void Stop() {
+    SetMembers({});
+    if (server_ != nullptr) {
+      server_->Shutdown(
+          std::chrono::system_clock::now());  // streams never end by themselves: cancelled at once
+      server_->Wait();
+      server_.reset();
+    }
+    count_.WaitForZero();
+  }
+
+ private:
+  const Config config_;
+  Service service_;
+  std::unique_ptr<grpc::Server> server_;
+  uint16_t port_ = 0;
+  StreamCount count_;
+  std::map<NodeId, std::shared_ptr<ControlLink>> links_;
+};
+
+Result<std::unique_ptr<ControlPlane>> ControlPlane::Create(const Config& config, OnMessage on_message) {
+  auto impl = std::make_unique<Impl>(config, std::move(on_message));
+  ROPETEAM_RETURN_IF_ERROR(impl->Listen());
+  return std::unique_ptr<ControlPlane>(new ControlPlane(std::move(impl)));
+}
+
+ControlPlane::ControlPlane(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+ControlPlane::~ControlPlane() { Stop(); }
+uint16_t ControlPlane::port() const { return impl_->port(); }
+void ControlPlane::SetMembers(const std::vector<Member>& members) { impl_->SetMembers(members); }
+void ControlPlane::Send(NodeId to, std::string envelope) { impl_->Send(to, std::move(envelope)); }
+void ControlPlane::Stop() { impl_->Stop(); }
+
+}  // namespace ropeteam

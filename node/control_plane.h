@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The daemons' messages to each other: gRPC, one stream a direction, connected when there is something to say
+// and again whenever it broke. Messages may be lost: a queue that is full drops its oldest, a broken stream
+// what was in it; the Engine repeats what is unanswered. Nothing is held for a peer that has left.
+//
+// SetMembers(), Send() and Stop() from one thread (the loop's); callbacks come on gRPC's threads.
+
+#ifndef ROPETEAM_NODE_CONTROL_PLANE_H_
+#define ROPETEAM_NODE_CONTROL_PLANE_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/base/view.h"
+
+namespace ropeteam {
+
+// Raised with every change of core's messages or of control.proto. Membership refuses a node of another one;
+// the streams refuse it as well.
+inline constexpr uint32_t kControlProtocolVersion = 1;
+
+// The largest message is the leader's report of a whole job, at some 8 KiB a node.
+inline constexpr size_t kControlMessageBytesMax = 64ull << 20;
+static_assert(kControlMessageBytesMax >= kNodesMax * 8192);
+// Not yet sent to one peer. The Engine repeats within a second, so older ones are of no use.
+inline constexpr size_t kControlQueueMessagesMax = 4096;
+inline constexpr size_t kControlQueueBytesMax = 2 * kControlMessageBytesMax;
+// Received from one stream and not yet handled: beyond it the stream is not read, and TCP holds the sender
+// back.
+inline constexpr size_t kControlUnhandledMessagesMax = 64;
+inline constexpr uint32_t kControlBackoffMsMin = 20;
+inline constexpr uint32_t kControlBackoffMsMax = 500;  // half of the time after which silence is death
+
+class ControlPlane {
+ public:
+  struct Config {
+    NodeId self = kNoNode;
+    std::string listen;  // numeric address
+    uint16_t port = 0;   // 0: any
+  };
+  // A message arrived. `handled` must be called once it has been dealt with, from any thread, also after
+  // Stop().
+  using OnMessage = std::function<void(NodeId from, std::string envelope, std::function<void()> handled)>;
+
+  // Listens when it returns. kIo: the port is taken, or the address is not this machine's.
+  static Result<std::unique_ptr<ControlPlane>> Create(const Config& config, OnMessage on_message);
+  ~ControlPlane();  // Stop()
+
+  uint16_t port() const;
+  // Members of the view other than this node. Streams to those who left end.
+  void SetMembers(const std::vector<Member>& members);
+  // Dropped when `to` is not among the members.
+  void Send(NodeId to, std::string envelope);
+  // No callback after the return. Idempotent.
+  void Stop();
+
+  ControlPlane(const ControlPlane&) = delete;
+  ControlPlane& operator=(const ControlPlane&) = delete;
+
+ private:
+  class Impl;
+  explicit ControlPlane(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace ropeteam
+
+#endif  // ROPETEAM_NODE_CONTROL_PLANE_H_

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "node/daemon.h"
+
+#include <netinet/in.h>
+#include <signal.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <arpa/inet.h>
+#include <atomic>
+#include <cerrno>
+#include <cinttypes>
+#include <cstdio>
+#include <cstring>
+
+#include "core/base/checksum.h"
+#include "core/base/log.h"
+#include "transport/ofi/ofi_transport.h"
+
+namespace ropeteam {
+namespace {
+
+// What the handler may touch: it runs on any thread, between any two instructions.
+std::atomic<int> g_signal_fd{-1};  // -1: not ready yet, a signal ends the process
+std::atomic<int> g_signals{0};
+
+void OnSignal(int number) {
+  const int fd = g_signal_fd.load();
+  if (fd < 0 || g_signals.fetch_add(1) != 0) _exit(128 + number);
+  const int saved = errno;
+  const uint64_t one = 1;
+  (void)!write(fd, &one, sizeof(one));
+  errno = saved;
+}
+
+void InstallSignals() {
+  struct sigaction action {};
+  action.sa_handler = OnSignal;
+  action.sa_flags = SA_RESTART;
+  sigaction(SIGTERM, &action, nullptr);
+  sigaction(SIGINT, &action, nullptr);
+  action.sa_handler = SIG_IGN;
+  sigaction(SIGPIPE, &action, nullptr);  // the ready line's reader may be gone
+  sigaction(SIGHUP, &action, nullptr);   // a closed terminal is no reason to give up a node's memory
+}
+
+// A port of `address` that is free now. Another process may take it before it is used: then listening says
+// so.
+Result<uint16_t> FreePort(const std::string& address) {
+  sockaddr_storage storage{};
+  socklen_t length = 0;
+  auto* v4 = reinterpret_cast<sockaddr_in*>(&storage);
+  auto* v6 = reinterpret_cast<sockaddr_in6*>(&storage);
+  if (inet_pton(AF_INET, address.c_str(), &v4->sin_addr) == 1) {
+    v4->sin_family = AF_INET;
+    length = sizeof(*v4);
+  } else if (inet_pton(AF_INET6, address.c_str(), &v6->sin6_addr) == 1) {
+    v6->sin6_family = AF_INET6;
+    length = sizeof(*v6);
+  }
+  const UniqueFd probe(socket(storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!probe.valid() || bind(probe.get(), reinterpret_cast<sockaddr*>(&storage), length) != 0 ||
+      getsockname(probe.get(), reinterpret_cast<sockaddr*>(&storage), &length) != 0)
+    return ErrnoError(errno, "no port on %s for the coordinator", address.c_str());
+  return ntohs(storage.ss_family == AF_INET ? v4->sin_port : v6->sin6_port);
+}
+
+}  // namespace
+
+Status Daemon::Run() {
+  InstallSignals();
+  SetOfiEnvironment();  // before there is any other thread
+  const UniqueFd signals(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+  if (!signals.valid()) return ErrnoError(errno, "eventfd");
+  ROPETEAM_RETURN_IF_ERROR(loop_.Init());
+  ROPETEAM_RETURN_IF_ERROR(loop_.Add(signals.get(), EPOLLIN, [this](uint32_t) {
+    LOG_INFO("stopping, as a signal asked");
+    loop_.Stop();
+  }));
+  Status started = Start();
+  if (started.ok()) {
+    g_signal_fd = signals.get();
+    TellReady();
+    loop_.Run();
+  }
+  if (membership_ != nullptr) membership_->Stop();
+  node_.reset();
+  if (!started.ok()) return started;
+  if (end_.ok()) LOG_INFO("stopped, arena %s stays", arena_->path().c_str());
+  return end_;
+}
+
+Status Daemon::Start() {
+  LOG_INFO("ropeteamd %s job %s node %s ordinal %u nodes %u replicas %u keep_steps %u pid %d checksum %s",
+           ROPETEAM_VERSION_TEXT, options_.job.c_str(), options_.node.c_str(), options_.ordinal,
+           options_.nodes, options_.replicas, options_.keep_steps, static_cast<int>(getpid()),
+           ChecksumKernelName());
+  ArenaFileConfig config{options_.arena_path,   options_.job,         options_.node,
+                         options_.memory_bytes, options_.chunk_bytes, options_.arena_reset};
+  Result<std::unique_ptr<ArenaFile>> arena = ArenaFile::Open(config);
+  if (!arena.ok()) return arena.status();
+  arena_ = std::move(*arena);
+  ROPETEAM_RETURN_IF_ERROR(ChooseCoordinator());
+  ROPETEAM_RETURN_IF_ERROR(NewNode());
+  ROPETEAM_RETURN_IF_ERROR(node_->Listen());
+  return StartMembership();
+}
+
+Status Daemon::ChooseCoordinator() {
+  if (!options_.coordinator.empty()) return OkStatus();
+  Result<uint16_t> port = FreePort(options_.listen);
+  if (!port.ok()) return port.status();
+  options_.coordinator = JoinHostPort(options_.listen, *port);
+  return OkStatus();
+}
+
+Status Daemon::NewNode() {
+  Result<std::unique_ptr<Node>> node = Node::Create(
+      options_, &loop_, arena_.get(),
+      [this](NodeId member, const std::string& reason) { membership_->ReportSuspect(member, reason); });
+  if (!node.ok()) return node.status();
+  node_ = std::move(*node);
+  return OkStatus();
+}
+
+Status Daemon::StartMembership() {
+  MembershipConfig config;
+  config.job = options_.job;
+  config.coordinator_address = options_.coordinator;
+  config.embed_coordinator = options_.embed_coordinator;
+  config.protocol_version = kControlProtocolVersion;
+  config.chunk_bytes = options_.chunk_bytes;
+  config.heartbeat_ms = options_.heartbeat_ms;
+  config.dead_after_ms = options_.dead_after_ms;
+  config.probe_ms = std::min(config.probe_ms, std::max(1u, options_.dead_after_ms / kHeartbeatsPerDeath));
+  config.nodes_expected = options_.nodes;
+  membership_ = CreateStandaloneMembership(config);
+  LOG_INFO("coordinator %s%s", options_.coordinator.c_str(),
+           options_.embed_coordinator ? " embedded here" : "");
+  Membership::Callbacks callbacks;
+  callbacks.on_view = [this](const View& view) {
+    loop_.Post([this, view] {
+      // One of a former life of this node may still be on its way when the next has begun.
+      if (node_ != nullptr && view.Contains(node_->self().id)) node_->OnView(view);
+    });
+  };
+  callbacks.on_refused = [this](const Status& status) { loop_.Post([this, status] { OnRefused(status); }); };
+  return membership_->Start(node_->self(), std::move(callbacks));
+}
+
+void Daemon::OnRefused(const Status& status) {
+  if (status.code() != Code::kStale) {
+    LOG_ERROR("membership refused this node: %s", status.ToString().c_str());
+    end_ = status;
+    return loop_.Stop();
+  }
+  LOG_WARNING("this node was declared dead while alive, it begins anew: %s", status.message().c_str());
+  node_.reset();
+  end_ = NewNode();
+  if (end_.ok()) end_ = node_->Listen();
+  if (end_.ok()) end_ = membership_->Rejoin(node_->self());
+  if (end_.ok()) {
+    LOG_INFO("rejoining as node %016" PRIx64, node_->self().id);
+    return;
+  }
+  LOG_ERROR("cannot begin anew: %s", end_.ToString().c_str());
+  loop_.Stop();
+}
+
+void Daemon::TellReady() {
+  const std::string line = "ropeteamd ready " + node_->Describe() + "\n";
+  (void)!write(STDOUT_FILENO, line.data(), line.size());  // nobody may be listening
+  if (options_.ready_fd >= 0) {
+    (void)!write(options_.ready_fd, line.data(), line.size());
+    close(options_.ready_fd);
+  }
+  LOG_INFO("ready %s", node_->Describe().c_str());
+}
+
+}  // namespace ropeteam

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The daemon's process: the arena and membership, which live as long as it does, the signals, and the Node of
+// the moment.
+
+#ifndef ROPETEAM_NODE_DAEMON_H_
+#define ROPETEAM_NODE_DAEMON_H_
+
+#include <memory>
+#include <string>
+
+#include "core/base/status.h"
+#include "membership/membership.h"
+#include "node/arena_file.h"
+#include "node/event_loop.h"
+#include "node/node.h"
+#include "node/options.h"
+
+namespace ropeteam {
+
+class Daemon {
+ public:
+  explicit Daemon(Options options) : options_(std::move(options)) {}
+
+  // Runs until SIGTERM or SIGINT (ok), or until it cannot go on: start-up failed, the job refused this node,
+  // or an own restart failed. A second signal ends the process at once, as does one before the daemon is
+  // ready. Once a process.
+  Status Run();
+
+ private:
+  Status Start();
+  Status StartMembership();
+  Status ChooseCoordinator();
+  Status NewNode();
+  void OnRefused(const Status& status);
+  void TellReady();
+
+  Options options_;
+  EventLoop loop_;
+  std::unique_ptr<ArenaFile> arena_;
+  std::unique_ptr<Membership> membership_;
+  std::unique_ptr<Node> node_;
+  Status end_;  // why Run() returns
+};
+
+}  // namespace ropeteam
+
+#endif  // ROPETEAM_NODE_DAEMON_H_

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// LocalServer's requests: each frame becomes one input of the Engine.
+
+#include <algorithm>
+
+#include "core/base/bytes.h"
+#include "node/local_server.h"
+
+namespace ropeteam {
+namespace {
+
+constexpr uint64_t kTimeoutMsMax =
+    86'400'000;  // ROPETEAM_TIMEOUT_MAX_MS; a larger one would overflow the clock
+
+bool WantsAnswer(local::Type type) {
+  return type != local::Type::kSaveFilled && type != local::Type::kViewClose;
+}
+
+}  // namespace
+
+TimeUs LocalServer::TimeoutUs(uint64_t timeout_ms) { return std::min(timeout_ms, kTimeoutMsMax) * 1000; }
+
+bool LocalServer::OnRequest(SessionId id, Client& client, local::Type type, RequestId request,
+                            std::string_view payload) {
+  if (WantsAnswer(type)) {
+    if (client.outstanding >= kRequestsOutstandingMax) {
+      Reply(client, request, Code::kNoSpace,
+            "needed 1 more request in waiting, limit " + std::to_string(kRequestsOutstandingMax) +
+                " a session");
+      return true;
+    }
+    ++client.outstanding;
+  }
+  switch (type) {
+    case local::Type::kSaveBegin:
+    case local::Type::kSaveExtend:
+    case local::Type::kSaveFilled:
+    case local::Type::kSaveCommit:
+    case local::Type::kSaveAbort:
+      return OnSaveRequest(id, type, request, payload);
+    case local::Type::kWait:
+      return OnWait(id, client, request, payload);
+    case local::Type::kLatest:
+    case local::Type::kViewOpen:
+    case local::Type::kViewRepair:
+    case local::Type::kViewClose:
+      return OnViewRequest(id, type, request, payload);
+    case local::Type::kAdmin:
+      return OnAdmin(id, client, request, payload);
+    default:
+      return false;
+  }
+}
+
+bool LocalServer::OnSaveRequest(SessionId id, local::Type type, RequestId request, std::string_view payload) {
+  if (type == local::Type::kSaveBegin) {
+    local::SaveBegin begin;
+    if (!Decode(payload, begin)) return false;
+    drive_([&](Engine& engine, TimeUs now) {
+      engine.OnSaveBegin(now, id, request, begin.step, begin.stream_bytes);
+    });
+  } else if (type == local::Type::kSaveExtend) {
+    local::SaveExtend extend;
+    if (!Decode(payload, extend)) return false;
+    drive_([&](Engine& engine, TimeUs now) {
+      engine.OnSaveExtend(now, id, request, extend.save, extend.chunks);
+    });
+  } else if (type == local::Type::kSaveFilled) {
+    local::SaveFilled filled;
+    if (!Decode(payload, filled)) return false;
+    drive_([&](Engine& engine, TimeUs now) {
+      engine.OnSaveFilled(now, id, filled.save, filled.first, filled.crcs);
+    });
+  } else if (type == local::Type::kSaveCommit) {
+    local::SaveCommit commit;
+    if (!Decode(payload, commit)) return false;
+    const SaveCommitInput input{commit.save, commit.stream_bytes, commit.manifest_offset, commit.object_count,
+                                std::move(commit.crcs)};
+    drive_([&](Engine& engine, TimeUs now) { engine.OnSaveCommit(now, id, request, input); });
+  } else {
+    local::SaveAbort abort;
+    if (!Decode(payload, abort)) return false;
+    drive_([&](Engine& engine, TimeUs now) { engine.OnSaveAbort(now, id, request, abort.save); });
+  }
+  return true;
+}
+
+bool LocalServer::OnWait(SessionId id, Client& client, RequestId request, std::string_view payload) {
+  local::Wait wait;
+  if (!Decode(payload, wait)) return false;
+  if (wait.level < static_cast<uint8_t>(Level::kLocal) ||
+      wait.level > static_cast<uint8_t>(Level::kPersisted)) {
+    --client.outstanding;
+    Reply(client, request, Code::kInvalidArgument,
+          "level " + std::to_string(wait.level) + " is not 1 (local) to 4 (persisted)");
+    return true;
+  }
+  drive_([&](Engine& engine, TimeUs now) {
+    engine.OnWait(now, id, request, wait.step, static_cast<Level>(wait.level), TimeoutUs(wait.timeout_ms));
+  });
+  return true;
+}
+
+bool LocalServer::OnViewRequest(SessionId id, local::Type type, RequestId request, std::string_view payload) {
+  if (type == local::Type::kLatest) {
+    local::Latest latest;
+    if (!Decode(payload, latest)) return false;
+    drive_(
+        [&](Engine& engine, TimeUs now) { engine.OnLatest(now, id, request, TimeoutUs(latest.timeout_ms)); });
+  } else if (type == local::Type::kViewOpen) {
+    local::ViewOpen open;
+    if (!Decode(payload, open)) return false;
+    drive_([&](Engine& engine, TimeUs now) {
+      engine.OnViewOpen(now, id, request, open.step, open.rank, TimeoutUs(open.timeout_ms));
+    });
+  } else if (type == local::Type::kViewRepair) {
+    local::ViewRepair repair;
+    if (!Decode(payload, repair)) return false;
+    drive_([&](Engine& engine, TimeUs now) {
+      engine.OnViewRepair(now, id, request, repair.view, repair.chunks, TimeoutUs(repair.timeout_ms));
+    });
+  } else {
+    local::ViewClose close;
+    if (!Decode(payload, close)) return false;
+    drive_([&](Engine& engine, TimeUs now) { engine.OnViewClose(now, id, close.view); });
+  }
+  return true;
+}
+
+bool LocalServer::OnAdmin(SessionId id, Client& client, RequestId request, std::string_view payload) {
+  local::Admin admin;
+  if (!Decode(payload, admin)) return false;
+  switch (admin.command) {
+    case local::AdminCommand::kNode: {
+      --client.outstanding;
+      std::string json;
+      drive_([&](Engine& engine, TimeUs) { json = NodeJson(engine.Report(), config_.facts); });
+      client.session->Send(local::Type::kAdminReply, request, Encode(local::AdminReply{std::move(json)}));
+      return true;
+    }
+    case local::AdminCommand::kStatus:
+    case local::AdminCommand::kList:
+      client.admin[request] = admin;
+      drive_([&](Engine& engine, TimeUs now) {
+        engine.OnReport(now, id, request, TimeoutUs(admin.timeout_ms));
+      });
+      return true;
+    case local::AdminCommand::kVerify:
+      client.admin[request] = admin;
+      drive_([&](Engine& engine, TimeUs now) {
+        engine.OnVerify(now, id, request, admin.has_step ? &admin.step : nullptr,
+                        TimeoutUs(admin.timeout_ms));
+      });
+      return true;
+  }
+  return false;
+}
+
+}  // namespace ropeteam

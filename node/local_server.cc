@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "node/local_server.h"
+
+#include <sys/epoll.h>
+
+#include <algorithm>
+#include <cinttypes>
+#include <cstring>
+
+#include "core/base/bytes.h"
+#include "core/base/log.h"
+#include "node/local_socket.h"
+
+namespace ropeteam {
+
+LocalServer::LocalServer(EventLoop* loop, Config config, Drive drive, ObjectLister objects)
+    : loop_(loop), config_(std::move(config)), drive_(std::move(drive)), objects_(std::move(objects)) {}
+
+LocalServer::~LocalServer() {
+  if (!listener_.valid()) return;
+  loop_->Remove(listener_.get());
+  // Gone already, or never to be found again by the next daemon as alive: both are fine.
+  (void)unlink(config_.socket_path.c_str());
+}
+
+Status LocalServer::Listen() {
+  Result<UniqueFd> listener = ListenLocal(config_.socket_path);
+  if (!listener.ok()) return listener.status();
+  listener_ = std::move(*listener);
+  return loop_->Add(listener_.get(), EPOLLIN, [this](uint32_t) { OnAcceptable(); });
+}
+
+void LocalServer::OnAcceptable() {
+  for (;;) {
+    pid_t pid = 0;
+    Result<UniqueFd> socket = AcceptLocal(listener_.get(), &pid);
+    if (!socket.ok()) {
+      LOG_WARNING("session not accepted: %s", socket.status().ToString().c_str());
+      return;
+    }
+    if (!socket->valid()) return;
+    if (clients_.size() >= kSessionsMax) {
+      LOG_WARNING("session of pid %d refused, %zu are open, limit %zu", static_cast<int>(pid),
+                  clients_.size(), kSessionsMax);
+      continue;
+    }
+    const SessionId id = ++last_session_;
+    LocalSession::Callbacks callbacks;
+    callbacks.on_frame = [this, id](const local::FrameHeader& header, std::string_view payload) {
+      OnFrame(id, header, payload);
+    };
+    callbacks.on_closed = [this, id](const std::string& reason) { OnClosed(id, reason); };
+    Client& client = clients_[id];
+    client.session = std::make_unique<LocalSession>(loop_, std::move(*socket), pid, std::move(callbacks));
+    const Status started = client.session->Start();
+    if (started.ok()) {
+      LOG_DEBUG("session %" PRIu64 " pid %d opened", id, static_cast<int>(pid));
+      continue;
+    }
+    LOG_WARNING("session of pid %d refused: %s", static_cast<int>(pid), started.ToString().c_str());
+    clients_.erase(id);
+  }
+}
+
+void LocalServer::OnClosed(SessionId id, const std::string& reason) {
+  const Client& client = clients_.at(id);
+  const int pid = static_cast<int>(client.session->peer_pid());
+  if (client.opened) {
+    LOG_INFO("session %" PRIu64 " pid %d closed: %s", id, pid, reason.c_str());
+  } else {
+    LOG_WARNING("session %" PRIu64 " pid %d closed before it was known: %s", id, pid, reason.c_str());
+  }
+  // The session is on the call stack, perhaps within the carrying out of an input: it goes when the loop has
+  // come round.
+  loop_->Post([this, id, alive = std::weak_ptr<int>(alive_)] {
+    if (alive.expired()) return;
+    const bool opened = clients_.at(id).opened;
+    clients_.erase(id);
+    if (opened) drive_([&](Engine& engine, TimeUs now) { engine.OnSessionClosed(now, id); });
+  });
+}
+
+void LocalServer::Reply(Client& client, RequestId request, Code code, std::string message) {
+  client.session->Send(local::Type::kReply, request, Encode(local::Reply{code, std::move(message)}));
+}
+
+void LocalServer::OnFrame(SessionId id, const local::FrameHeader& header, std::string_view payload) {
+  Client& client = clients_.at(id);
+  if (header.type == local::Type::kHello) return OnHello(id, client, header.request, payload);
+  if (client.state != State::kRank && client.state != State::kAdmin)
+    return client.session->Close("a request before its hello was answered");
+  if (client.state == State::kAdmin && header.type != local::Type::kAdmin)
+    return Reply(client, header.request, Code::kInvalidArgument,
+                 "a session of kind admin has no rank to do that for");
+  if (OnRequest(id, client, header.type, header.request, payload)) return;
+  client.session->Close("frame of type " + std::to_string(static_cast<unsigned>(header.type)) + " and " +
+                        std::to_string(payload.size()) + " bytes is not as the protocol says");
+}
+
+void LocalServer::OnHello(SessionId id, Client& client, RequestId request, std::string_view payload) {
+  if (client.state != State::kNew) return client.session->Close("a second hello");
+  // The version comes first in every version: another one's Hello need not decode.
+  uint32_t version = 0;
+  if (payload.size() < sizeof(version)) return client.session->Close("a hello without a version");
+  std::memcpy(&version, payload.data(), sizeof(version));
+  if (version != local::kLocalProtocolVersion) {
+    Reply(client, request, Code::kUnsupported,
+          "the client speaks local protocol version " + std::to_string(version) + ", this daemon (" +
+              config_.facts.version + ") speaks " + std::to_string(local::kLocalProtocolVersion));
+    return client.session->CloseAfterSend("local protocol version " + std::to_string(version));
+  }
+  local::Hello hello;
+  if (!Decode(payload, hello)) return client.session->Close("a hello that is not as the protocol says");
+  if (hello.life.size() > local::kLifeBytesMax)
+    return Reply(client, request, Code::kInvalidArgument,
+                 "life of " + std::to_string(hello.life.size()) + " bytes, limit " +
+                     std::to_string(local::kLifeBytesMax));
+  if (hello.kind != local::ClientKind::kRank && hello.kind != local::ClientKind::kAdmin)
+    return client.session->Close("a hello of an unknown kind of client");
+  if (!client.opened) {
+    client.opened = true;
+    drive_([&](Engine& engine, TimeUs now) { engine.OnSessionOpened(now, id); });
+  }
+  if (hello.kind == local::ClientKind::kAdmin) {
+    client.state = State::kAdmin;
+    return client.session->Send(local::Type::kHelloReply, request, Encode(config_.hello), config_.arena_fd);
+  }
+  LOG_INFO("session %" PRIu64 " pid %d rank %u world_size %u says hello", id,
+           static_cast<int>(client.session->peer_pid()), hello.rank, hello.world_size);
+  client.state = State::kHelloSent;
+  client.hello_request = request;
+  const HelloInput input{hello.rank, hello.world_size, hello.token, hello.life, TimeoutUs(hello.timeout_ms)};
+  drive_([&](Engine& engine, TimeUs now) { engine.OnHello(now, id, request, input); });
+}
+
+void LocalServer::OnAnswer(const Answer& answer) {
+  const auto found = clients_.find(answer.session);
+  if (found == clients_.end()) return;  // closed meanwhile; the Engine is being told
+  Client& client = found->second;
+  LocalSession& session = *client.session;
+  const bool of_hello = client.state == State::kHelloSent && answer.request == client.hello_request;
+  if (!of_hello && client.outstanding != 0) --client.outstanding;
+  if (const auto* hello = std::get_if<AnswerHello>(&answer.body)) {
+    client.state = State::kRank;
+    local::HelloReply reply = config_.hello;
+    reply.incarnation = hello->incarnation;
+    session.Send(local::Type::kHelloReply, answer.request, Encode(reply), config_.arena_fd);
+  } else if (const auto* status = std::get_if<AnswerStatus>(&answer.body)) {
+    if (of_hello) client.state = State::kNew;  // it may try again
+    client.admin.erase(answer.request);
+    Reply(client, answer.request, status->status.code(), status->status.message());
+  } else if (const auto* grant = std::get_if<AnswerGrant>(&answer.body)) {
+    session.Send(local::Type::kSaveGrant, answer.request,
+                 Encode(local::SaveGrant{grant->save, grant->extents}));
+  } else if (const auto* latest = std::get_if<AnswerLatest>(&answer.body)) {
+    const local::LatestReply reply{latest->step.step, latest->step.incarnation, latest->world_size};
+    session.Send(local::Type::kLatestReply, answer.request, Encode(reply));
+  } else if (const auto* view = std::get_if<AnswerView>(&answer.body)) {
+    const local::ViewGrant reply{view->view, view->meta, view->extents, view->crcs};
+    session.Send(local::Type::kViewGrant, answer.request, Encode(reply));
+  } else {
+    AnswerAdmin(client, answer);
+  }
+}
+
+void LocalServer::AnswerAdmin(Client& client, const Answer& answer) {
+  const auto found = client.admin.find(answer.request);
+  if (found == client.admin.end()) return;
+  const local::Admin admin = found->second;
+  client.admin.erase(found);
+  local::AdminReply reply;
+  if (const auto* verify = std::get_if<AnswerVerify>(&answer.body)) {
+    reply.json = VerifyJson(verify->report);
+  } else {
+    const ClusterReport& report = std::get<AnswerReport>(answer.body).report;
+    if (admin.command == local::AdminCommand::kList) {
+      const Step* step = admin.has_step ? &admin.step : nullptr;
+      reply.json = ListJson(report, step, step != nullptr ? objects_(*step) : std::vector<ShardObjects>());
+    } else {
+      reply.json = StatusJson(report, config_.facts);
+    }
+  }
+  client.session->Send(local::Type::kAdminReply, answer.request, Encode(reply));
+}
+
+}  // namespace ropeteam

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The daemon's side of the local protocol: accepts sessions, gives their requests to the Engine as inputs,
+// and its answers back. Decides nothing but what the protocol says about connections.
+//
+// Loop thread only.
+
+#ifndef ROPETEAM_NODE_LOCAL_SERVER_H_
+#define ROPETEAM_NODE_LOCAL_SERVER_H_
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "api/client/local_protocol.h"
+#include "core/engine/engine.h"
+#include "node/event_loop.h"
+#include "node/local_session.h"
+#include "node/status_json.h"
+#include "node/unique_fd.h"
+
+namespace ropeteam {
+
+// Ranks of a node, its tools, and room; a descriptor or two each.
+inline constexpr size_t kSessionsMax = 1024;
+// Unanswered requests of one session: threads that wait at the same time in one rank. Each is an entry in the
+// Engine.
+inline constexpr uint32_t kRequestsOutstandingMax = 1024;
+
+class LocalServer {
+ public:
+  struct Config {
+    std::string socket_path;
+    local::HelloReply hello;  // everything but the incarnation
+    int arena_fd = -1;        // given to every client; must outlive the server
+    DaemonFacts facts;        // for reports
+  };
+  // An Engine's input: calls it with the Engine and the time, then carries out the outbox.
+  using Drive = std::function<void(const std::function<void(Engine&, TimeUs)>&)>;
+  // Kept for the requests of kAdmin that read this node's own memory.
+  using ObjectLister = std::function<std::vector<ShardObjects>(Step step)>;
+
+  LocalServer(EventLoop* loop, Config config, Drive drive, ObjectLister objects);
+  ~LocalServer();  // closes every session without telling the Engine, stops listening, removes the socket
+                   // file
+
+  Status Listen();
+  void OnAnswer(const Answer& answer);
+  const std::string& socket_path() const { return config_.socket_path; }
+
+  LocalServer(const LocalServer&) = delete;
+  LocalServer& operator=(const LocalServer&) = delete;
+
+ private:
+  enum class State { kNew, kHelloSent, kRank, kAdmin };
+  struct Client {
+    std::unique_ptr<LocalSession> session;
+    State state = State::kNew;
+    bool opened = false;  // the Engine knows it
+    RequestId hello_request = 0;
+    uint32_t outstanding = 0;
+    std::map<RequestId, local::Admin> admin;  // reports on their way, and in which shape they are wanted
+  };
+
+  void OnAcceptable();
+  void OnFrame(SessionId id, const local::FrameHeader& header, std::string_view payload);
+  void OnClosed(SessionId id, const std::string& reason);
+  void OnHello(SessionId id, Client& client, RequestId request, std::string_view payload);
+  // False when the frame is not as the protocol says.
+  bool OnRequest(SessionId id, Client& client, local::Type type, RequestId request, std::string_view payload);
+  bool OnSaveRequest(SessionId id, local::Type type, RequestId request, std::string_view payload);
+  bool OnViewRequest(SessionId id, local::Type type, RequestId request, std::string_view payload);
+  bool OnWait(SessionId id, Client& client, RequestId request, std::string_view payload);
+  bool OnAdmin(SessionId id, Client& client, RequestId request, std::string_view payload);
+  static TimeUs TimeoutUs(uint64_t timeout_ms);  // as the protocol has it, clamped to a day
+  void AnswerAdmin(Client& client, const Answer& answer);
+  void Reply(Client& client, RequestId request, Code code, std::string message);
+
+  EventLoop* const loop_;
+  const Config config_;
+  const Drive drive_;
+  const ObjectLister objects_;
+  UniqueFd listener_;
+  SessionId last_session_ = 0;
+  std::map<SessionId, Client> clients_;
+  // Alive while this server is: what was posted to the loop looks at it first.
+  std::shared_ptr<int> alive_ = std::make_shared<int>(0);
+};
+
+}  // namespace ropeteam
+
+#endif  // ROPETEAM_NODE_LOCAL_SERVER_H_

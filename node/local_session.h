@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One connection of a rank or the command line: cuts the byte stream into frames and writes frames back, both
+// bounded. What the frames mean is local_server's. Garbage, a frame over the limit, a reader that does not
+// read, the end of the stream and the end of the peer's process all end the session, and harm nobody else.
+//
+// The end of the process is watched beside the end of the stream (pidfd), because a forked child may hold the
+// socket open long after the rank that matters is dead. Where the kernel has SO_PEERPIDFD (6.5) that is
+// exact; before, the pid of SO_PEERCRED is opened at accept: should the rank have died and its number been
+// given out again between its connect() and our accept(), some other process is watched, and only the
+// stream's end is seen.
+//
+// Loop thread only.
+
+#ifndef ROPETEAM_NODE_LOCAL_SESSION_H_
+#define ROPETEAM_NODE_LOCAL_SESSION_H_
+
+#include <deque>
+#include <functional>
+#include <string>
+#include <string_view>
+
+#include "api/client/local_protocol.h"
+#include "node/event_loop.h"
+#include "node/unique_fd.h"
+
+namespace ropeteam {
+
+// Answers that a session has not read yet. Eight of the largest frames: a client asks for one at a time.
+inline constexpr size_t kSessionOutputBytesMax = 8ull * local::kFrameBytesMax;
+// Read from one session before others get their turn.
+inline constexpr size_t kSessionReadBytesPerTurn = 256 * 1024;
+
+class LocalSession {
+ public:
+  struct Callbacks {
+    // `payload` is valid during the call, which may call Send() and Close().
+    std::function<void(const local::FrameHeader& header, std::string_view payload)> on_frame;
+    // Once, with the reason; the session must be kept alive until the callback has returned to the loop.
+    std::function<void(const std::string& reason)> on_closed;
+  };
+
+  // `peer_pid` 0: unknown, its end is not watched.
+  LocalSession(EventLoop* loop, UniqueFd socket, pid_t peer_pid, Callbacks callbacks);
+  ~LocalSession();  // closes without a callback
+
+  Status Start();
+
+  // Queues a frame; `fd` travels with it when not negative and must stay open until the session has closed.
+  // Ignored after Close(). A frame over the limit is an answer of ours that must not be: kInternal is sent in
+  // its place.
+  void Send(local::Type type, uint64_t request, std::string_view payload, int fd = -1);
+  // Ends the session once what is queued has been written, or at once when that cannot be.
+  void CloseAfterSend(std::string reason);
+  void Close(const std::string& reason);
+
+  bool closed() const { return !socket_.valid(); }
+  pid_t peer_pid() const { return peer_pid_; }
+
+  LocalSession(const LocalSession&) = delete;
+  LocalSession& operator=(const LocalSession&) = delete;
+
+ private:
+  struct Frame {
+    std::string bytes;
+    int fd = -1;
+  };
+  void OnEvents(uint32_t epoll_events);
+  void Read();
+  void HandleFrames();
+  void Flush();
+  void WatchProcess();
+
+  EventLoop* const loop_;
+  UniqueFd socket_;
+  UniqueFd process_;  // pidfd of the peer
+  const pid_t peer_pid_;
+  Callbacks callbacks_;
+  std::string input_;
+  std::deque<Frame> output_;
+  size_t output_bytes_ = 0;
+  size_t sent_ = 0;  // of output_.front()
+  bool writable_wanted_ = false;
+  bool closing_ = false;
+  std::string closing_reason_;
+};
+
+}  // namespace ropeteam
+
+#endif  // ROPETEAM_NODE_LOCAL_SESSION_H_

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The unix socket that ranks connect to: where it lies, who may connect. Mode 0600, in a directory of mode
+// 0700 where Ropeteam makes that, and every connection's user is compared with the daemon's own: nobody else,
+// root included.
+
+#ifndef ROPETEAM_NODE_LOCAL_SOCKET_H_
+#define ROPETEAM_NODE_LOCAL_SOCKET_H_
+
+#include <sys/types.h>
+
+#include <string>
+
+#include "core/base/status.h"
+#include "node/unique_fd.h"
+
+namespace ropeteam {
+
+// $XDG_RUNTIME_DIR/ropeteam/JOB-NODE.sock, or /tmp/ropeteam-UID/… without that variable. Names that would
+// make the path too long are cut and end in a checksum.
+std::string DefaultSocketPath(const std::string& job, const std::string& node);
+
+// Listens at `path`, making its directory (0700) when there is none. A socket there that nobody listens on is
+// replaced. kAlreadyExists: somebody listens there. kInvalidArgument: something else is there, or the default
+// directory is not this user's alone. kIo.
+Result<UniqueFd> ListenLocal(const std::string& path);
+
+// The next connection, non-blocking; an invalid descriptor when there is none waiting. `pid` is 0 when it is
+// of another pid namespace. Connections of other users are refused here, logged, and skipped.
+Result<UniqueFd> AcceptLocal(int listener, pid_t* pid);
+
+}  // namespace ropeteam
+
+#endif  // ROPETEAM_NODE_LOCAL_SOCKET_H_

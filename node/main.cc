@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// ropeteamd. Exit codes: 0 ended by a signal, or --help and --version; 1 it could not start or go on; 2 a
+// wrong or missing option.
+
+#include <malloc.h>
+
+#include <cstdio>
+
+#include "core/base/log.h"
+#include "node/daemon.h"
+#include "node/logging.h"
+#include "node/options.h"
+
+namespace {
+// A malloc arena for each of gRPC's threads would hold megabytes that nobody uses again.
+constexpr int kMallocArenas = 2;
+}  // namespace
+
+int main(int argc, char** argv) {
+  mallopt(M_ARENA_MAX, kMallocArenas);
+  ropeteam::Options options;
+  std::string print;
+  const ropeteam::Status parsed = ropeteam::ParseOptions(argc, argv, &options, &print);
+  if (!parsed.ok()) {
+    std::fprintf(stderr, "ropeteamd: %s\n", parsed.message().c_str());
+    return 2;
+  }
+  if (!print.empty()) {
+    std::fputs(print.c_str(), stdout);
+    return 0;
+  }
+  const ropeteam::Status logging = ropeteam::StartLogging(options.log_level, options.log_file);
+  if (!logging.ok()) {
+    std::fprintf(stderr, "ropeteamd: %s\n", logging.message().c_str());
+    return 2;
+  }
+  ropeteam::Daemon daemon(options);
+  const ropeteam::Status ended = daemon.Run();
+  if (ended.ok()) return 0;
+  LOG_ERROR("%s", ended.ToString().c_str());
+  // The log may go to a file: whoever started it sees why on stderr as well.
+  if (!options.log_file.empty()) std::fprintf(stderr, "ropeteamd: %s\n", ended.ToString().c_str());
+  return 1;
+}

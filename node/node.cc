@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "node/node.h"
+
+#include <sys/random.h>
+
+#include <algorithm>
+#include <cinttypes>
+
+#include "core/base/log.h"
+#include "core/shard/manifest.h"
+#include "node/local_socket.h"
+#include "node/sizes.h"
+#include "transport/ofi/ofi_transport.h"
+
+namespace ropeteam {
+namespace {
+
+// Messages of instances not yet in the view; more are dropped, their senders repeat them.
+constexpr size_t kEarlyMessagesMax = 256;
+constexpr size_t kEarlyBytesMax = 4ull << 20;
+// A listing of objects reads no larger manifest than this, on the loop's thread.
+constexpr uint64_t kListedManifestBytesMax = 4ull << 20;
+constexpr size_t kListedObjectsMax = 8192;
+
+std::string ReadStream(const Store& store, const SealedShard& shard, uint64_t offset, uint64_t length) {
+  std::string bytes;
+  const uint64_t chunk_bytes = shard.meta.chunk_bytes;
+  while (length != 0) {
+    const uint64_t within = offset % chunk_bytes;
+    const uint64_t part = std::min(length, chunk_bytes - within);
+    const std::byte* chunk = store.chunk(ChunkAt(shard.extents, offset / chunk_bytes));
+    bytes.append(reinterpret_cast<const char*>(chunk + within), part);
+    offset += part;
+    length -= part;
+  }
+  return bytes;
+}
+
+EngineConfig EngineConfigOf(const Options& options, NodeId self) {
+  EngineConfig config;
+  config.self = self;
+  config.job = options.job;
+  config.node = options.node;
+  config.replicas = options.replicas;
+  config.keep_steps = options.keep_steps;
+  config.nodes_expected = options.nodes;
+  return config;
+}
+
+}  // namespace
+
+NodeId NewNodeId() {
+  NodeId id = kNoNode;
+  while (id == kNoNode)
+    if (getrandom(&id, sizeof(id), 0) != sizeof(id))
+      id = kNoNode;  // interrupted before the pool was ready: again
+  return id;
+}
+
+Result<std::unique_ptr<Node>> Node::Create(const Options& options, EventLoop* loop, ArenaFile* arena,
+                                           OnSuspect on_suspect) {
+  std::unique_ptr<Node> node(new Node(options, loop, arena, std::move(on_suspect)));
+  ROPETEAM_RETURN_IF_ERROR(node->Init());
+  return node;
+}
+
+Node::Node(const Options& options, EventLoop* loop, ArenaFile* arena, OnSuspect on_suspect)
+    : options_(options), loop_(loop), arena_(arena), on_suspect_(std::move(on_suspect)) {}
+
+Node::~Node() {
+  alive_.reset();
+  loop_->SetTimer(EventLoop::kNever, nullptr);
+  // Who feeds the Engine goes before it, and the fabric lets go of the arena before the store does.
+  local_.reset();
+  if (control_ != nullptr) control_->Stop();
+  if (data_ != nullptr) data_->Stop();
+  checks_.reset();
+  engine_.reset();
+}
+
+Status Node::Init() {
+  Result<std::unique_ptr<Store>> store = arena_->OpenStore();
+  if (!store.ok()) return store.status();
+  store_ = std::move(*store);
+  self_.id = NewNodeId();
+  self_.name = options_.node;
+  self_.ordinal = options_.ordinal;
+  self_.domain = options_.domain;
+  engine_ = std::make_unique<Engine>(EngineConfigOf(options_, self_.id), store_.get());
+  checks_ = std::make_unique<CheckWorkers>(
+      arena_->memory(), options_.check_threads, [this](uint64_t tag, std::vector<uint32_t> bad) {
+        PostToSelf([this, tag, bad = std::move(bad)] {
+          Drive([&](Engine& engine, TimeUs now) { engine.OnCheckDone(now, tag, bad); });
+        });
+      });
+  ROPETEAM_RETURN_IF_ERROR(InitPlanes());
+  return InitLocal();
+}
+
+Status Node::InitPlanes() {
+  OfiConfig ofi;
+  ofi.provider = options_.provider;
+  ofi.listen_address = JoinHostPort(options_.listen, options_.data_port);
+  ofi.device = options_.device;
+  Result<std::unique_ptr<Transport>> transport = CreateOfiTransport(ofi);
+  if (!transport.ok()) return transport.status();
+  Result<std::unique_ptr<DataPlane>> data = DataPlane::Create(std::move(*transport), arena_->memory());
+  if (!data.ok()) return data.status();
+  data_ = std::move(*data);
+  self_.data_address = data_->address();
+  LOG_INFO("data %s", data_->Describe().c_str());
+
+  const ControlPlane::Config control{self_.id, options_.listen, options_.control_port};
+  Result<std::unique_ptr<ControlPlane>> plane =
+      ControlPlane::Create(control, [this](NodeId from, std::string envelope, std::function<void()> handled) {
+        PostToSelf([this, from, envelope = std::move(envelope), handled = std::move(handled)]() mutable {
+          OnControlMessage(from, std::move(envelope));
+          handled();
+        });
+      });
+  if (!plane.ok()) return plane.status();
+  control_ = std::move(*plane);
+  self_.control_address = JoinHostPort(options_.listen, control_->port());
+  LOG_INFO("control %s", self_.control_address.c_str());
+
+  DataPlane::Callbacks callbacks;
+  callbacks.on_done = [this](std::vector<TransferDone> done) {
+    PostToSelf([this, done = std::move(done)] {
+      for (const TransferDone& each : done)
+        Drive([&](Engine& engine, TimeUs now) { engine.OnTransferDone(now, each.tag, each.code); });
+    });
+  };
+  callbacks.on_fenced = [this](NodeId peer) {
+    PostToSelf([this, peer] { Drive([&](Engine& engine, TimeUs now) { engine.OnPeerFenced(now, peer); }); });
+  };
+  data_->Start(std::move(callbacks));
+  return OkStatus();
+}
+
+Status Node::InitLocal() {
+  LocalServer::Config config;
+  config.socket_path =
+      options_.socket.empty() ? DefaultSocketPath(options_.job, options_.node) : options_.socket;
+  config.arena_fd = arena_->shared_fd();
+  config.hello.job = options_.job;
+  config.hello.node = options_.node;
+  config.hello.replicas = options_.replicas;
+  config.hello.chunk_bytes = store_->chunk_bytes();
+  config.hello.arena_bytes = arena_->memory().size();
+  config.hello.chunks_begin = store_->chunk_offset(0);
+  config.hello.chunks_total = store_->chunks_total();
+  DaemonFacts& facts = config.facts;
+  facts.version = ROPETEAM_VERSION_TEXT;
+  facts.node = options_.node;
+  facts.pid = getpid();
+  facts.socket = config.socket_path;
+  facts.control = self_.control_address;
+  facts.data = data_->Describe();
+  facts.arena = arena_->path();
+  facts.arena_bytes = arena_->memory().size();
+  facts.replicas = options_.replicas;
+  facts.keep_steps = options_.keep_steps;
+  local_ = std::make_unique<LocalServer>(
+      loop_, std::move(config), [this](const auto& input) { Drive(input); },
+      [this](Step step) { return ListObjects(step); });
+  return OkStatus();
+}
+
+Status Node::Listen() { return local_->Listen(); }
+
+std::string Node::Describe() const {
+  return "socket " + local_->socket_path() + " control " + self_.control_address + " data " +
+         data_->Describe();
+}
+
+void Node::PostToSelf(std::function<void()> closure) {
+  loop_->Post([closure = std::move(closure), alive = std::weak_ptr<int>(alive_)] {
+    if (!alive.expired()) closure();
+  });
+}
+
+void Node::Drive(const std::function<void(Engine&, TimeUs)>& input) {
+  input(*engine_, EventLoop::Now());
+  if (carrying_) return;  // the caller up the stack carries this out too
+  carrying_ = true;
+  while (!engine_->outbox().empty()) {
+    Outbox outbox = std::exchange(engine_->outbox(), Outbox());
+    CarryOut(outbox);
+  }
+  carrying_ = false;
+  ArmTimer();
+}
+
+void Node::CarryOut(Outbox& outbox) {
+  if (!outbox.transfers.empty()) data_->Submit(std::move(outbox.transfers));
+  for (StartCheck& check : outbox.checks) checks_->Submit(std::move(check));
+  for (SendMessage& message : outbox.messages) control_->Send(message.to, std::move(message.envelope));
+  for (const Answer& answer : outbox.answers) local_->OnAnswer(answer);
+  for (const PeerSuspicion& suspicion : outbox.suspicions) {
+    LOG_INFO("suspect node %016" PRIx64 " reason %s", suspicion.peer, suspicion.reason.c_str());
+    on_suspect_(suspicion.peer, suspicion.reason);
+  }
+  for (const LevelEvent& event : outbox.events) LogEvent(event);
+}
+
+void Node::ArmTimer() {
+  loop_->SetTimer(engine_->NextTimer(),
+                  [this] { Drive([](Engine& engine, TimeUs now) { engine.OnTimer(now); }); });
+}
+
+void Node::OnControlMessage(NodeId from, std::string envelope) {
+  if (view_.Contains(from)) {
+    Drive([&](Engine& engine, TimeUs now) { engine.OnMessage(now, from, envelope); });
+    return;
+  }
+  if (early_.size() >= kEarlyMessagesMax || early_bytes_ + envelope.size() > kEarlyBytesMax) {
+    LOG_DEBUG("control message from node %016" PRIx64 " dropped, it is not in the view", from);
+    return;
+  }
+  early_bytes_ += envelope.size();
+  early_.push_back({from, std::move(envelope)});
+}
+
+void Node::OnView(const View& view) {
+  LogView(view);
+  view_ = view;
+  std::vector<Member> others;
+  for (const Member& member : view.members)
+    if (member.id != self_.id) others.push_back(member);
+  control_->SetMembers(others);
+  data_->SetMembers(std::move(others));
+  Drive([&](Engine& engine, TimeUs now) { engine.OnView(now, view); });
+  std::deque<Early> early = std::exchange(early_, {});
+  early_bytes_ = 0;
+  for (Early& message : early)
+    if (view_.Contains(message.from)) OnControlMessage(message.from, std::move(message.envelope));
+}
+
+void Node::LogView(const View& view) const {
+  const Member* leader = view.Find(view.leader);
+  std::string changes;
+  for (const Member& member : view_.members)
+    if (!view.Contains(member.id)) changes += " lost " + member.name;
+  for (const Member& member : view.members)
+    if (!view_.Contains(member.id)) changes += " joined " + member.name;
+  LOG_INFO("view epoch %" PRIu64 " members %zu leader %s%s", view.epoch, view.members.size(),
+           leader != nullptr ? leader->name.c_str() : "none", changes.c_str());
+}
+
+void Node::LogEvent(const LevelEvent& event) {
+  if (event.level == Level::kCommitted && event.shard.rank == LevelEvent::kNoRank) {
+    LOG_INFO("step %" PRIu64 " committed incarnation %" PRIu64 " after_ms %" PRIu64, event.shard.step,
+             event.shard.incarnation, event.since_begin_us / 1000);
+    return;
+  }
+  LOG_DEBUG("shard %s level %s bytes %" PRIu64 " after_us %" PRIu64, event.shard.ToString().c_str(),
+            LevelName(event.level), event.bytes, event.since_begin_us);
+}
+
+std::vector<ShardObjects> Node::ListObjects(Step step) const {
+  std::vector<ShardObjects> listed;
+  size_t count = 0;
+  for (const auto& [id, shard] : store_->shards()) {
+    if (id.step != step) continue;
+    const uint64_t bytes = shard->meta.stream_bytes - shard->meta.manifest_offset;
+    if (bytes > kListedManifestBytesMax || count > kListedObjectsMax) continue;
+    const std::string encoded = ReadStream(*store_, *shard, shard->meta.manifest_offset, bytes);
+    Result<Manifest> manifest = Manifest::Parse(encoded, shard->meta.manifest_offset);
+    if (!manifest.ok()) continue;  // a bad chunk: `verify` tells
+    count += manifest->objects().size();
+    listed.push_back({id, manifest->objects()});
+  }
+  return listed;
+}
+
+}  // namespace ropeteam

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A Node is one life of this node among its peers: the Engine, and all that feeds it and carries out what it
+// says. Declared dead while alive, it ends, and another one with another NodeId begins over the same arena.
+//
+// Loop thread only.
+
+#ifndef ROPETEAM_NODE_NODE_H_
+#define ROPETEAM_NODE_NODE_H_
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/engine/engine.h"
+#include "core/store/store.h"
+#include "node/arena_file.h"
+#include "node/check_workers.h"
+#include "node/control_plane.h"
+#include "node/data_plane.h"
+#include "node/event_loop.h"
+#include "node/local_server.h"
+#include "node/options.h"
+
+namespace ropeteam {
+
+class Node {
+ public:
+  // The data path saw this member fail: for Membership::ReportSuspect().
+  using OnSuspect = std::function<void(NodeId member, const std::string& reason)>;
+
+  // Takes the arena over, listens for control and data, not yet for ranks. `loop` and `arena` must outlive
+  // the Node, and `arena` must serve no other Node meanwhile.
+  static Result<std::unique_ptr<Node>> Create(const Options& options, EventLoop* loop, ArenaFile* arena,
+                                              OnSuspect on_suspect);
+  ~Node();  // closes every session, stops the threads; the arena keeps what is sealed
+
+  // Listens for ranks.
+  Status Listen();
+  const Member& self() const { return self_; }
+  std::string Describe() const;  // "socket PATH control HOST:PORT data DESCRIPTION"
+
+  void OnView(const View& view);
+
+  Node(const Node&) = delete;
+  Node& operator=(const Node&) = delete;
+
+ private:
+  struct Early {
+    NodeId from = kNoNode;
+    std::string envelope;
+  };
+
+  Node(const Options& options, EventLoop* loop, ArenaFile* arena, OnSuspect on_suspect);
+  Status Init();
+  Status InitPlanes();
+  Status InitLocal();
+  // Wraps a callback for another thread: posts it to the loop, where it is dropped if this Node is gone.
+  void PostToSelf(std::function<void()> closure);
+  void Drive(const std::function<void(Engine&, TimeUs)>& input);
+  void CarryOut(Outbox& outbox);
+  void ArmTimer();
+  void OnControlMessage(NodeId from, std::string envelope);
+  void LogView(const View& view) const;
+  static void LogEvent(const LevelEvent& event);
+  std::vector<ShardObjects> ListObjects(Step step) const;
+
+  const Options options_;
+  EventLoop* const loop_;
+  ArenaFile* const arena_;
+  const OnSuspect on_suspect_;
+  Member self_;
+  View view_;
+  std::unique_ptr<Store> store_;
+  std::unique_ptr<Engine> engine_;
+  std::unique_ptr<CheckWorkers> checks_;
+  std::unique_ptr<DataPlane> data_;
+  std::unique_ptr<ControlPlane> control_;
+  std::unique_ptr<LocalServer> local_;
+  // Messages from instances that the next view may bring: it reaches nodes at different times.
+  std::deque<Early> early_;
+  size_t early_bytes_ = 0;
+  bool carrying_ = false;
+  std::shared_ptr<int> alive_ = std::make_shared<int>(0);
+};
+
+// Random, never kNoNode.
+NodeId NewNodeId();
+
+}  // namespace ropeteam
+
+#endif  // ROPETEAM_NODE_NODE_H_

@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "node/options.h"
+
+#include <arpa/inet.h>
+#include <sys/un.h>
+
+#include <CLI/CLI.hpp>
+#include <bit>
+#include <charconv>
+#include <thread>
+
+#include "membership/membership.h"
+#include "node/sizes.h"
+
+namespace ropeteam {
+namespace {
+
+constexpr size_t kSocketPathBytesMax = sizeof(sockaddr_un::sun_path) - 1;
+
+// All values as text: they are converted here, so that every refusal is a sentence of ours with the limit in
+// it.
+struct Texts {
+  std::string job, node, ordinal = "0", nodes = "1", coordinator, listen = "127.0.0.1", control_port = "0";
+  std::string data_port = "0", memory = "auto", chunk_size = "4M", arena_path = "/dev/shm", replicas,
+              keep_steps = "2";
+  std::string domain, socket, transport = "auto", provider = "tcp;ofi_rxm", device, dead_after_ms = "1000";
+  std::string heartbeat_ms, check_threads, ready_fd = "-1", log_level = "info", log_file;
+  bool embed = false, no_embed = false, arena_reset = false, version = false;
+};
+
+void Declare(CLI::App& app, Texts& t) {
+  app.set_config("--config", "", "file with these options, one `name = value` a line; flags win");
+  app.add_option("--job", t.job, "name of the training run; survives its restarts (required)");
+  app.add_option("--node", t.node, "this node's name, unique in the job [node-<ordinal>]");
+  app.add_option("--ordinal", t.ordinal, "this node's position among the job's nodes, from 0 [0]");
+  app.add_option("--nodes", t.nodes, "number of nodes that the job has [1]");
+  app.add_option("--coordinator", t.coordinator,
+                 "HOST:PORT where the job's nodes register; needed with --nodes over 1");
+  app.add_flag("--embed-coordinator", t.embed, "run the coordinator here [where --ordinal is 0]");
+  app.add_flag("--no-embed-coordinator", t.no_embed, "do not run the coordinator here");
+  app.add_option("--listen", t.listen,
+                 "numeric address for control and data, and for nothing else [127.0.0.1]");
+  app.add_option("--control-port", t.control_port, "TCP port of the control plane, 0: any free one [0]");
+  app.add_option("--data-port", t.data_port, "port of the data plane, 0: any free one [0]");
+  app.add_option("--memory", t.memory,
+                 "the arena's size: 512M, 24G; auto: as it was, else a quarter of what is free [auto]");
+  app.add_option("--chunk-size", t.chunk_size,
+                 "unit of allocation, transfer and checksum, a power of two [4M]");
+  app.add_option("--arena-path", t.arena_path,
+                 "directory of the arena's file: tmpfs or hugetlbfs [/dev/shm]");
+  app.add_flag("--arena-reset", t.arena_reset,
+               "drop what an arena file of this job and node holds, if it does not fit");
+  app.add_option("--replicas", t.replicas, "verified copies on other nodes [1; 0 with --nodes 1]");
+  app.add_option("--keep-steps", t.keep_steps, "committed steps that are kept [2]");
+  app.add_option("--domain", t.domain, "failure domain of this node: rack, switch, zone, …");
+  app.add_option("--socket", t.socket, "unix socket for ranks [$XDG_RUNTIME_DIR/ropeteam/JOB-NODE.sock]");
+  app.add_option("--transport", t.transport, "auto or ofi [auto]");
+  app.add_option("--provider", t.provider, "libfabric provider [tcp;ofi_rxm]");
+  app.add_option("--device", t.device, "network interface or fabric device [the one that has --listen]");
+  app.add_option("--dead-after-ms", t.dead_after_ms, "silence after which a node is declared dead [1000]");
+  app.add_option("--heartbeat-ms", t.heartbeat_ms, "time between heartbeats [a fifth of --dead-after-ms]");
+  app.add_option("--check-threads", t.check_threads, "threads that check what came from other nodes [2]");
+  app.add_option("--ready-fd", t.ready_fd, "descriptor that gets the ready line too");
+  app.add_option("--log-level", t.log_level, "trace, debug, info, warning, error, off [info]");
+  app.add_option("--log-file", t.log_file, "log there, in up to 4 files of 64 MiB, and not to stderr");
+  app.add_flag("--version", t.version, "print the version and exit");
+}
+
+template <typename T>
+Status Count(const char* flag, const std::string& text, uint64_t low, uint64_t high, T* out) {
+  uint64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (text.empty() || error != std::errc() || end != text.data() + text.size() || value < low || value > high)
+    return Error(Code::kInvalidArgument, "%s \"%.80s\" is not a whole number from %llu to %llu", flag,
+                 text.c_str(), static_cast<unsigned long long>(low), static_cast<unsigned long long>(high));
+  *out = static_cast<T>(value);
+  return OkStatus();
+}
+
+Status CheckNames(const Texts& t, Options* o) {
+  if (t.job.empty())
+    return Error(
+        Code::kInvalidArgument,
+        "--job is missing: the name of the training run, the same on all its nodes and after its restarts");
+  if (t.job.size() > kJobBytesMax)
+    return Error(Code::kInvalidArgument, "--job has %zu bytes, limit %zu", t.job.size(), kJobBytesMax);
+  for (const char c : t.job)
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f)
+      return Error(Code::kInvalidArgument, "--job has a control character, byte %d", static_cast<int>(c));
+  o->job = t.job;
+  o->node = t.node.empty() ? "node-" + std::to_string(o->ordinal) : t.node;
+  if (o->node.size() > kNodeNameBytesMax)
+    return Error(Code::kInvalidArgument, "--node has %zu bytes, limit %zu", o->node.size(),
+                 kNodeNameBytesMax);
+  for (const char c : o->node)
+    if (!std::isalnum(static_cast<unsigned char>(c)) && c != '.' && c != '_' && c != '-')
+      return Error(Code::kInvalidArgument, "--node \"%s\" has a character outside A-Z a-z 0-9 . _ -",
+                   o->node.c_str());
+  if (t.domain.size() > kDomainBytesMax)
+    return Error(Code::kInvalidArgument, "--domain has %zu bytes, limit %zu", t.domain.size(),
+                 kDomainBytesMax);
+  o->domain = t.domain;
+  if (t.socket.size() > kSocketPathBytesMax)
+    return Error(Code::kInvalidArgument, "--socket has %zu bytes, limit %zu", t.socket.size(),
+                 kSocketPathBytesMax);
+  o->socket = t.socket;
+  return OkStatus();
+}
+
+Status CheckMemory(const Texts& t, Options* o) {
+  if (!ParseSize(t.chunk_size, &o->chunk_bytes) || !std::has_single_bit(o->chunk_bytes) ||
+      o->chunk_bytes < kChunkBytesMin || o->chunk_bytes > kChunkBytesMax)
+    return Error(Code::kInvalidArgument,
+                 "--chunk-size \"%.80s\" is not a power of two from 4K to 1G, such as 4M",
+                 t.chunk_size.c_str());
+  if (t.memory != "auto") {
+    if (!ParseSize(t.memory, &o->memory_bytes) || o->memory_bytes == 0)
+      return Error(Code::kInvalidArgument,
+                   "--memory \"%.80s\" is not a size such as 512M or 24G (powers of 1024), or auto",
+                   t.memory.c_str());
+    // What the tables take on top is the store's to say; it is asked when the arena is made.
+    if (o->memory_bytes <= o->chunk_bytes)
+      return Error(Code::kInvalidArgument,
+                   "--memory %s holds no chunk of --chunk-size %s and the arena's tables", t.memory.c_str(),
+                   t.chunk_size.c_str());
+  }
+  if (t.arena_path.empty() || t.arena_path[0] != '/')
+    return Error(Code::kInvalidArgument, "--arena-path \"%.80s\" is not an absolute path",
+                 t.arena_path.c_str());
+  o->arena_path = t.arena_path;
+  o->arena_reset = t.arena_reset;
+  return OkStatus();
+}
+
+Status CheckRedundancy(const Texts& t, Options* o) {
+  o->replicas = o->nodes > 1 ? 1 : 0;
+  if (!t.replicas.empty()) {
+    ROPETEAM_RETURN_IF_ERROR(Count("--replicas", t.replicas, 0, kReplicasMax, &o->replicas));
+    if (o->replicas >= o->nodes)
+      return Error(Code::kInvalidArgument, "--replicas %u needs %u nodes, --nodes is %u", o->replicas,
+                   o->replicas + 1, o->nodes);
+  }
+  return Count("--keep-steps", t.keep_steps, 1, kKeepStepsMax, &o->keep_steps);
+}
+
+Status CheckNetwork(const Texts& t, Options* o) {
+  ROPETEAM_RETURN_IF_ERROR(CheckListenAddress("--listen", t.listen));
+  o->listen = t.listen;
+  ROPETEAM_RETURN_IF_ERROR(Count("--control-port", t.control_port, 0, UINT16_MAX, &o->control_port));
+  ROPETEAM_RETURN_IF_ERROR(Count("--data-port", t.data_port, 0, UINT16_MAX, &o->data_port));
+  if (t.transport != "auto" && t.transport != "ofi")
+    return Error(Code::kInvalidArgument, "--transport \"%.80s\" is not in this build: auto or ofi",
+                 t.transport.c_str());
+  if (t.provider.empty()) return Error(Code::kInvalidArgument, "--provider is empty: such as tcp;ofi_rxm");
+  o->provider = t.provider;
+  o->device = t.device;
+  if (t.embed && t.no_embed)
+    return Error(Code::kInvalidArgument, "--embed-coordinator and --no-embed-coordinator exclude each other");
+  o->embed_coordinator = t.embed || (!t.no_embed && o->ordinal == 0);
+  o->coordinator = t.coordinator;
+  if (o->coordinator.empty()) {
+    if (o->nodes == 1 && o->embed_coordinator) return OkStatus();
+    return Error(Code::kInvalidArgument,
+                 "--coordinator is missing: with --nodes %u every node needs the same HOST:PORT", o->nodes);
+  }
+  std::string host;
+  uint16_t port = 0;
+  ROPETEAM_RETURN_IF_ERROR(SplitHostPort("--coordinator", o->coordinator, &host, &port));
+  in6_addr any;
+  if (inet_pton(AF_INET, host.c_str(), &any) == 1 || inet_pton(AF_INET6, host.c_str(), &any) == 1)
+    return CheckListenAddress("--coordinator", host);
+  return OkStatus();
+}
+
+Status CheckTimes(const Texts& t, Options* o) {
+  ROPETEAM_RETURN_IF_ERROR(
+      Count("--dead-after-ms", t.dead_after_ms, kDeadAfterMsMin, kDeadAfterMsMax, &o->dead_after_ms));
+  o->heartbeat_ms = o->dead_after_ms / 5;
+  if (!t.heartbeat_ms.empty()) {
+    ROPETEAM_RETURN_IF_ERROR(Count("--heartbeat-ms", t.heartbeat_ms, 1, kDeadAfterMsMax, &o->heartbeat_ms));
+    if (o->heartbeat_ms > o->dead_after_ms / kHeartbeatsPerDeath)
+      return Error(Code::kInvalidArgument,
+                   "--heartbeat-ms %u is over a quarter of --dead-after-ms %u: at most %u", o->heartbeat_ms,
+                   o->dead_after_ms, o->dead_after_ms / kHeartbeatsPerDeath);
+  }
+  o->check_threads = std::clamp(std::thread::hardware_concurrency(), 1u, 2u);
+  if (!t.check_threads.empty())
+    ROPETEAM_RETURN_IF_ERROR(
+        Count("--check-threads", t.check_threads, 1, kCheckThreadsMax, &o->check_threads));
+  if (t.ready_fd != "-1") ROPETEAM_RETURN_IF_ERROR(Count("--ready-fd", t.ready_fd, 0, 1 << 20, &o->ready_fd));
+  if (!ParseLogLevel(t.log_level, &o->log_level))
+    return Error(Code::kInvalidArgument,
+                 "--log-level \"%.80s\" is not trace, debug, info, warning, error or off",
+                 t.log_level.c_str());
+  o->log_file = t.log_file;
+  return OkStatus();
+}
+
+}  // namespace
+
+Status CheckListenAddress(const std::string& flag, const std::string& address) {
+  in_addr v4;
+  in6_addr v6;
+  const bool is_v4 = inet_pton(AF_INET, address.c_str(), &v4) == 1;
+  const bool is_v6 = !is_v4 && inet_pton(AF_INET6, address.c_str(), &v6) == 1;
+  if (!is_v4 && !is_v6)
+    return Error(Code::kInvalidArgument, "%s \"%.80s\" is not a numeric address such as 127.0.0.1 or fd00::2",
+                 flag.c_str(), address.c_str());
+  if ((is_v4 && v4.s_addr == INADDR_ANY) || (is_v6 && IN6_IS_ADDR_UNSPECIFIED(&v6)))
+    return Error(Code::kInvalidArgument,
+                 "%s %s is every address of this machine: name the one that the job's nodes are to use",
+                 flag.c_str(), address.c_str());
+  return OkStatus();
+}
+
+Status SplitHostPort(const std::string& flag, const std::string& text, std::string* host, uint16_t* port) {
+  const size_t colon = text.rfind(':');
+  std::string name = colon == std::string::npos ? "" : text.substr(0, colon);
+  if (name.size() > 2 && name.front() == '[' && name.back() == ']')
+    name = name.substr(1, name.size() - 2);
+  else if (name.find(':') != std::string::npos)
+    name.clear();
+  if (name.empty())
+    return Error(Code::kInvalidArgument, "%s \"%.80s\" is not HOST:PORT", flag.c_str(), text.c_str());
+  ROPETEAM_RETURN_IF_ERROR(Count((flag + "'s port").c_str(), text.substr(colon + 1), 1, UINT16_MAX, port));
+  *host = std::move(name);
+  return OkStatus();
+}
+
+std::string JoinHostPort(const std::string& host, uint16_t port) {
+  const bool v6 = host.find(':') != std::string::npos;
+  return (v6 ? "[" + host + "]" : host) + ":" + std::to_string(port);
+}
+
+Status ParseOptions(int argc, const char* const* argv, Options* options, std::string* print) {
+  Texts texts;
+  CLI::App app(
+      "ropeteamd: keeps the checkpoints of one job's ranks on this node in memory, and copies of its peers'.",
+      "ropeteamd");
+  Declare(app, texts);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    *print = app.help();
+    return OkStatus();
+  } catch (const CLI::ParseError& error) {
+    return Error(Code::kInvalidArgument, "%s (ropeteamd --help lists the options)", error.what());
+  }
+  if (texts.version) {
+    *print = "ropeteamd " ROPETEAM_VERSION_TEXT "\n";
+    return OkStatus();
+  }
+  Options parsed;
+  ROPETEAM_RETURN_IF_ERROR(Count("--nodes", texts.nodes, 1, kNodesMax, &parsed.nodes));
+  ROPETEAM_RETURN_IF_ERROR(Count("--ordinal", texts.ordinal, 0, kNodesMax - 1, &parsed.ordinal));
+  ROPETEAM_RETURN_IF_ERROR(CheckNames(texts, &parsed));
+  ROPETEAM_RETURN_IF_ERROR(CheckMemory(texts, &parsed));
+  ROPETEAM_RETURN_IF_ERROR(CheckRedundancy(texts, &parsed));
+  ROPETEAM_RETURN_IF_ERROR(CheckNetwork(texts, &parsed));
+  ROPETEAM_RETURN_IF_ERROR(CheckTimes(texts, &parsed));
+  *options = std::move(parsed);
+  return OkStatus();
+}
+
+}  // namespace ropeteam

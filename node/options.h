@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What ropeteamd was told: flags, and a config file with the same names (flags win). docs/operations.md lists
+// them. Everything is checked here, so that nobody behind it meets a value outside its limits.
+
+#ifndef ROPETEAM_NODE_OPTIONS_H_
+#define ROPETEAM_NODE_OPTIONS_H_
+
+#include <cstdint>
+#include <string>
+
+#include "core/base/log.h"
+#include "core/base/status.h"
+#include "core/base/view.h"
+#include "core/shard/extent.h"
+
+namespace ropeteam {
+
+inline constexpr size_t kJobBytesMax = 255;  // what the arena's superblock holds
+inline constexpr uint32_t kReplicasMax =
+    8;  // more copies than that cost more memory than any failure is worth
+inline constexpr uint32_t kKeepStepsMax = 1000;      // a listing of steps stays readable
+inline constexpr uint32_t kDeadAfterMsMin = 40;      // below it the scheduler's hiccups are deaths
+inline constexpr uint32_t kDeadAfterMsMax = 600000;  // ten minutes: above it nobody is watching
+inline constexpr uint32_t kCheckThreadsMax = 64;
+
+struct Options {
+  std::string job;
+  std::string node;      // default "node-<ordinal>"
+  uint32_t ordinal = 0;  // position among the job's nodes; the launcher's node rank
+  uint32_t nodes = 1;    // expected
+  std::string
+      coordinator;  // host:port; empty only with nodes == 1: embedded on a port of the system's choice
+  bool embed_coordinator = false;
+  std::string listen = "127.0.0.1";  // numeric, never a wildcard
+  uint16_t control_port = 0;         // 0: the system chooses
+  uint16_t data_port = 0;
+  uint64_t memory_bytes = 0;  // of the arena's file; 0: as the file there has, else a quarter of what is free
+  uint64_t chunk_bytes = kChunkBytesDefault;
+  std::string arena_path = "/dev/shm";
+  bool arena_reset = false;
+  uint32_t replicas = 1;
+  uint32_t keep_steps = 2;
+  std::string domain;
+  std::string socket;  // empty: DefaultSocketPath()
+  std::string provider = "tcp;ofi_rxm";
+  std::string device;
+  uint32_t dead_after_ms = 1000;
+  uint32_t heartbeat_ms = 200;
+  uint32_t check_threads = 2;
+  int ready_fd = -1;  // the ready line goes there too, and the descriptor is closed behind it
+  LogLevel log_level = LogLevel::kInfo;
+  std::string log_file;  // empty: stderr
+};
+
+// Parses and checks. When `print` is not empty after kOk, the caller prints it and exits 0 (--help,
+// --version). kInvalidArgument: one line that names the flag, the value and the limit.
+Status ParseOptions(int argc, const char* const* argv, Options* options, std::string* print);
+
+// A numeric IPv4 or IPv6 address that names one interface; the message says what is wrong with `flag`'s
+// value.
+Status CheckListenAddress(const std::string& flag, const std::string& address);
+// Splits "host:port", "[::1]:port"; the port must be 1 … 65535.
+Status SplitHostPort(const std::string& flag, const std::string& text, std::string* host, uint16_t* port);
+// "127.0.0.1:80", "[::1]:80".
+std::string JoinHostPort(const std::string& host, uint16_t port);
+
+}  // namespace ropeteam
+
+#endif  // ROPETEAM_NODE_OPTIONS_H_

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Start-up work over the whole arena, on as many threads as pay.
+
+#ifndef ROPETEAM_NODE_PARALLEL_H_
+#define ROPETEAM_NODE_PARALLEL_H_
+
+#include <cstdint>
+#include <functional>
+
+namespace ropeteam {
+
+// Memory bandwidth is used up long before this many threads.
+inline constexpr uint32_t kStartThreadsMax = 32;
+uint32_t StartThreads();
+
+// Calls work(i) for each i in [0, count), once, on up to StartThreads() threads, and returns when all have
+// returned.
+void ParallelFor(uint64_t count, const std::function<void(uint64_t)>& work);
+
+}  // namespace ropeteam
+
+#endif  // ROPETEAM_NODE_PARALLEL_H_

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "node/sizes.h"
+
+#include <cctype>
+#include <charconv>
+#include <cstdio>
+
+namespace ropeteam {
+
+bool ParseSize(std::string_view text, uint64_t* bytes) {
+  uint64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end == text.data()) return false;
+  std::string unit(end, text.data() + text.size());
+  for (char& c : unit) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  if (unit.size() == 3 && unit.ends_with("ib")) unit.resize(1);
+  int shift = 0;
+  if (unit == "k") {
+    shift = 10;
+  } else if (unit == "m") {
+    shift = 20;
+  } else if (unit == "g") {
+    shift = 30;
+  } else if (unit == "t") {
+    shift = 40;
+  } else if (!unit.empty() && unit != "b") {
+    return false;
+  }
+  if (value > (UINT64_MAX >> shift)) return false;
+  *bytes = value << shift;
+  return true;
+}
+
+std::string FormatSize(uint64_t bytes) {
+  static constexpr const char* kUnits[] = {"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+  if (bytes < 10240) return std::to_string(bytes) + " B";
+  double value = static_cast<double>(bytes) / 1024;
+  size_t unit = 0;
+  while (value >= 1024 && unit + 1 < std::size(kUnits)) {
+    value /= 1024;
+    ++unit;
+  }
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.1f %s", value, kUnits[unit]);
+  return text;
+}
+
+}  // namespace ropeteam

@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "node/status_json.h"
+
+#include <algorithm>
+#include <cinttypes>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "api/client/local_protocol.h"
+
+namespace ropeteam {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// The AdminReply around it: a string's length.
+constexpr size_t kJsonBytesMax = local::kFrameBytesMax - 64;
+// More objects than that in a listing are for the API, not for a screen.
+constexpr size_t kObjectsListedMax = 4000;
+
+std::string Hex(uint64_t value) {
+  char text[24];
+  std::snprintf(text, sizeof(text), "%016" PRIx64, value);
+  return text;
+}
+
+Json ToJson(const ShardId& id) {
+  return {{"incarnation", id.incarnation}, {"step", id.step}, {"rank", id.rank}};
+}
+
+const char* RoleName(Role role) {
+  switch (role) {
+    case Role::kOwn:
+      return "own";
+    case Role::kReplica:
+      return "replica";
+    case Role::kCache:
+      return "cache";
+  }
+  return "unknown";
+}
+
+Json ToJson(const NodeCounters& c) {
+  return {{"saves_begun", c.saves_begun},
+          {"saves_sealed", c.saves_sealed},
+          {"saves_aborted", c.saves_aborted},
+          {"saves_refused", c.saves_refused},
+          {"replica_bytes_sent", c.replica_bytes_sent},
+          {"replica_bytes_held", c.replica_bytes_held},
+          {"fetch_bytes", c.fetch_bytes},
+          {"chunks_bad", c.chunks_bad},
+          {"chunks_repaired", c.chunks_repaired},
+          {"messages_stale", c.messages_stale},
+          {"last_replicated_us", c.last_replicated_us}};
+}
+
+Json ToJson(const SessionReport& s) {
+  return {{"rank", s.rank},
+          {"world_size", s.world_size},
+          {"incarnation", s.incarnation},
+          {"token", Hex(s.token)}};
+}
+
+Json ToJson(const CopyReport& c) {
+  return {{"id", ToJson(c.id)},
+          {"world_size", c.world_size},
+          {"replicas", c.replicas},
+          {"stream_bytes", c.stream_bytes},
+          {"role", RoleName(c.role)},
+          {"committed", c.committed},
+          {"bad", c.bad}};
+}
+
+Json ToJson(const NodeReport& n) {
+  Json sessions = Json::array();
+  for (const SessionReport& session : n.sessions) sessions.push_back(ToJson(session));
+  Json copies = Json::array();
+  for (const CopyReport& copy : n.copies) copies.push_back(ToJson(copy));
+  return {{"id", Hex(n.id)},
+          {"name", n.name},
+          {"chunk_bytes", n.chunk_bytes},
+          {"chunks_total", n.chunks_total},
+          {"chunks_free", n.chunks_free},
+          {"sessions", std::move(sessions)},
+          {"copies", std::move(copies)},
+          {"counters", ToJson(n.counters)}};
+}
+
+Json ToJson(const StepReport& s) {
+  return {{"incarnation", s.incarnation},
+          {"step", s.step},
+          {"world_size", s.world_size},
+          {"ranks_sealed", s.ranks_sealed},
+          {"ranks_replicated", s.ranks_replicated},
+          {"committed", s.committed},
+          {"producible", s.producible},
+          {"copies_min", s.copies_min},
+          {"bytes", s.bytes}};
+}
+
+Json ToJson(const DaemonFacts& f) {
+  return {{"version", f.version},   {"node", f.node},
+          {"pid", f.pid},           {"socket", f.socket},
+          {"control", f.control},   {"data", f.data},
+          {"arena", f.arena},       {"arena_bytes", f.arena_bytes},
+          {"replicas", f.replicas}, {"keep_steps", f.keep_steps}};
+}
+
+Json Head(const ClusterReport& r) {
+  Json json = {{"job", r.job},
+               {"epoch", r.epoch},
+               {"leader", r.leader},
+               {"nodes_expected", r.nodes_expected},
+               {"incarnation", r.incarnation},
+               {"world_size", r.world_size},
+               {"ranks_open", r.ranks_open},
+               {"has_latest", r.has_latest}};
+  json["latest"] = r.has_latest ? ToJson(r.latest) : Json(nullptr);
+  return json;
+}
+
+// Names come from training programs: bytes that are not UTF-8 are replaced, never a reason to fail.
+std::string Dump(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
+
+// Halves the longest of the arrays named by `pointers`, and all that are nearly as long, until the document
+// fits.
+std::string DumpBounded(Json json, const std::vector<Json::json_pointer>& pointers) {
+  std::string text = Dump(json);
+  while (text.size() > kJsonBytesMax) {
+    size_t longest = 0;
+    for (const auto& pointer : pointers)
+      if (json.contains(pointer)) longest = std::max(longest, json[pointer].size());
+    if (longest == 0) break;  // LocalSession::Send() answers kInternal for what is left
+    const size_t keep = longest / 2;
+    for (const auto& pointer : pointers) {
+      if (!json.contains(pointer)) continue;
+      Json& array = json[pointer];
+      while (array.size() > keep) array.erase(array.size() - 1);
+    }
+    json["truncated"] = true;
+    text = Dump(json);
+  }
+  return text;
+}
+
+std::vector<Json::json_pointer> NodeArrays(size_t nodes) {
+  std::vector<Json::json_pointer> pointers = {Json::json_pointer("/steps")};
+  for (size_t i = 0; i < nodes; ++i)
+    for (const char* array : {"/copies", "/sessions"})
+      pointers.emplace_back("/nodes/" + std::to_string(i) + array);
+  pointers.emplace_back("/nodes");
+  return pointers;
+}
+
+}  // namespace
+
+std::string StatusJson(const ClusterReport& report, const DaemonFacts& facts) {
+  Json json = Head(report);
+  json["nodes"] = Json::array();
+  for (const NodeReport& node : report.nodes) json["nodes"].push_back(ToJson(node));
+  json["steps"] = Json::array();
+  for (const StepReport& step : report.steps) json["steps"].push_back(ToJson(step));
+  json["daemon"] = ToJson(facts);
+  return DumpBounded(std::move(json), NodeArrays(report.nodes.size()));
+}
+
+std::string NodeJson(const NodeReport& report, const DaemonFacts& facts) {
+  Json json = ToJson(report);
+  json["daemon"] = ToJson(facts);
+  return DumpBounded(std::move(json), {Json::json_pointer("/copies"), Json::json_pointer("/sessions")});
+}
+
+std::string ListJson(const ClusterReport& report, const Step* step,
+                     const std::vector<ShardObjects>& objects) {
+  Json json = Head(report);
+  json["steps"] = Json::array();
+  for (const StepReport& each : report.steps)
+    if (step == nullptr || each.step == *step) json["steps"].push_back(ToJson(each));
+  if (step == nullptr) return DumpBounded(std::move(json), {Json::json_pointer("/steps")});
+
+  json["copies"] = Json::array();
+  for (const NodeReport& node : report.nodes)
+    for (const CopyReport& copy : node.copies) {
+      if (copy.id.step != *step) continue;
+      Json entry = {{"node", node.name}};
+      entry.update(ToJson(copy));
+      json["copies"].push_back(std::move(entry));
+    }
+  json["objects"] = Json::array();
+  for (const ShardObjects& shard : objects)
+    for (const Object& object : shard.objects) {
+      if (json["objects"].size() == kObjectsListedMax) {
+        json["truncated"] = true;
+        break;
+      }
+      json["objects"].push_back({{"id", ToJson(shard.id)},
+                                 {"name", object.name},
+                                 {"offset", object.offset},
+                                 {"length", object.length}});
+    }
+  return DumpBounded(std::move(json), {Json::json_pointer("/objects"), Json::json_pointer("/copies")});
+}
+
+std::string VerifyJson(const VerifyReport& report) {
+  Json json = {
+      {"incarnation", report.incarnation}, {"step", report.step}, {"nodes_asked", report.nodes_asked}};
+  Json copies = Json::array();
+  uint64_t chunks = 0;
+  uint64_t bad = 0;
+  // The copies with something wrong first: they are never cut.
+  for (const bool wanted_bad : {true, false})
+    for (const VerifiedCopy& copy : report.copies) {
+      if (copy.bad.empty() == wanted_bad) continue;
+      chunks += copy.chunks;
+      bad += copy.bad.size();
+      copies.push_back({{"node", copy.node},
+                        {"id", ToJson(copy.id)},
+                        {"role", RoleName(copy.role)},
+                        {"chunks", copy.chunks},
+                        {"bad", copy.bad}});
+    }
+  json["chunks"] = chunks;
+  json["chunks_bad"] = bad;
+  json["copies"] = std::move(copies);
+  return DumpBounded(std::move(json), {Json::json_pointer("/copies")});
+}
+
+}  // namespace ropeteam

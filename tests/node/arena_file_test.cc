@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "node/arena_file.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+
+#include "core/base/checksum.h"
+
+namespace ropeteam {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr uint64_t kChunk = 64 * 1024;
+constexpr uint64_t kMemory = 4 << 20;
+
+// A directory of its own in shared memory, gone at the end.
+class ArenaFileTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    char path[] = "/dev/shm/ropeteam-test-XXXXXX";
+    ASSERT_NE(mkdtemp(path), nullptr);
+    directory_ = path;
+  }
+  void TearDown() override {
+    (void)unlink(Path().c_str());
+    (void)rmdir(directory_.c_str());
+  }
+  std::string Path() const { return directory_ + "/" + ArenaFileName("job", "node-1"); }
+  ArenaFileConfig Config() const { return {directory_, "job", "node-1", kMemory, kChunk, false}; }
+  off_t FileBytes() const {
+    struct stat info {};
+    return stat(Path().c_str(), &info) == 0 ? info.st_size : -1;
+  }
+
+  std::string directory_;
+};
+
+// Seals one shard of `bytes` bytes of pattern.
+void SealOne(Store* store, Step step, uint64_t bytes) {
+  Result<std::vector<Extent>> extents = store->Allocate(ChunksFor(bytes, kChunk));
+  ASSERT_TRUE(extents.ok());
+  std::vector<uint32_t> crcs;
+  for (uint64_t i = 0; i < ChunksFor(bytes, kChunk); ++i) {
+    std::byte* chunk = store->chunk(ChunkAt(*extents, i));
+    const uint64_t length = ChunkLength(bytes, kChunk, i);
+    std::memset(chunk, static_cast<int>(step + i), length);
+    crcs.push_back(Crc32c(chunk, length));
+  }
+  ShardMeta meta;
+  meta.id = {1, step, 0};
+  meta.world_size = 1;
+  meta.chunk_bytes = kChunk;
+  meta.stream_bytes = bytes;
+  ASSERT_TRUE(store->Seal(meta, Role::kOwn, *extents, crcs).ok());
+}
+
+TEST_F(ArenaFileTest, AFreshOneIsResidentPrivateAndEmpty) {
+  Result<std::unique_ptr<ArenaFile>> file = ArenaFile::Open(Config());
+  ASSERT_TRUE(file.ok()) << file.status().ToString();
+  struct stat info {};
+  ASSERT_EQ(stat(Path().c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 0777, 0600u);
+  EXPECT_EQ(static_cast<uint64_t>(info.st_size), kMemory);
+  EXPECT_EQ(static_cast<uint64_t>(info.st_blocks) * 512, kMemory) << "every page was faulted in";
+  Result<std::unique_ptr<Store>> store = (*file)->OpenStore();
+  ASSERT_TRUE(store.ok()) << store.status().ToString();
+  EXPECT_TRUE((*store)->shards().empty());
+  EXPECT_GT((*store)->chunks_total(), 0u);
+}
+
+TEST_F(ArenaFileTest, WhatAKilledProcessSealedIsThereBitForBitAndWhatItDidNotIsNot) {
+  const pid_t child = fork();
+  if (child == 0) {
+    Result<std::unique_ptr<ArenaFile>> file = ArenaFile::Open(Config());
+    Result<std::unique_ptr<Store>> store = (*file)->OpenStore();
+    SealOne(store->get(), 7, 3 * kChunk + 100);
+    (void)(*store)->Allocate(2);  // never sealed
+    raise(SIGKILL);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFSIGNALED(status));
+
+  Result<std::unique_ptr<ArenaFile>> file = ArenaFile::Open(Config());
+  ASSERT_TRUE(file.ok()) << file.status().ToString();
+  Result<std::unique_ptr<Store>> store = (*file)->OpenStore();
+  ASSERT_TRUE(store.ok()) << store.status().ToString();
+  const SealedShard* shard = (*store)->Find({1, 7, 0});
+  ASSERT_NE(shard, nullptr);
+  EXPECT_TRUE(shard->bad.empty());
+  EXPECT_EQ((*store)->chunk(ChunkAt(shard->extents, 2))[5], std::byte{9});
+  EXPECT_EQ((*store)->chunks_free(), (*store)->chunks_total() - 4) << "the unsealed chunks are free again";
+}
+
+TEST_F(ArenaFileTest, AFlippedByteIsFoundWhenItIsAdopted) {
+  uint64_t offset = 0;
+  {
+    Result<std::unique_ptr<ArenaFile>> file = ArenaFile::Open(Config());
+    Result<std::unique_ptr<Store>> store = (*file)->OpenStore();
+    SealOne(store->get(), 7, 4 * kChunk);
+    offset = (*store)->chunk_offset(ChunkAt((*store)->Find({1, 7, 0})->extents, 2)) + 17;
+    (*file)->memory()[offset] ^= std::byte{1};
+  }
+  Result<std::unique_ptr<ArenaFile>> file = ArenaFile::Open(Config());
+  ASSERT_TRUE(file.ok());
+  Result<std::unique_ptr<Store>> store = (*file)->OpenStore();
+  ASSERT_TRUE(store.ok());
+  EXPECT_THAT((*store)->Find({1, 7, 0})->bad, ::testing::ElementsAre(2));
+}
+
+TEST_F(ArenaFileTest, ASecondDaemonIsRefusedByPidEvenWhileARankHoldsTheSharedDescriptor) {
+  Result<std::unique_ptr<ArenaFile>> file = ArenaFile::Open(Config());
+  ASSERT_TRUE(file.ok());
+  const Result<std::unique_ptr<ArenaFile>> second = ArenaFile::Open(Config());
+  ASSERT_FALSE(second.ok());
+  EXPECT_EQ(second.status().code(), Code::kAlreadyExists);
+  EXPECT_THAT(second.status().message(), HasSubstr("pid " + std::to_string(getpid())));
+
+  const int rank = dup((*file)->shared_fd());
+  file = Error(Code::kAborted, "closed");  // the daemon is gone, the rank's descriptor is not
+  const Result<std::unique_ptr<ArenaFile>> next = ArenaFile::Open(Config());
+  EXPECT_TRUE(next.ok()) << next.status().ToString();
+  close(rank);
+}
+
+TEST_F(ArenaFileTest, AnotherSizeIsRefusedNamesBothAndDestroysNothing) {
+  { ASSERT_TRUE(ArenaFile::Open(Config()).ok()); }
+  ArenaFileConfig other = Config();
+  other.memory_bytes = 2 * kMemory;
+  const Result<std::unique_ptr<ArenaFile>> refused = ArenaFile::Open(other);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_THAT(refused.status().message(), HasSubstr(std::to_string(kMemory)));
+  EXPECT_THAT(refused.status().message(), HasSubstr(std::to_string(2 * kMemory)));
+  EXPECT_THAT(refused.status().message(), HasSubstr("--arena-reset"));
+  EXPECT_EQ(static_cast<uint64_t>(FileBytes()), kMemory);
+
+  other.reset = true;
+  EXPECT_TRUE(ArenaFile::Open(other).ok());
+  EXPECT_EQ(static_cast<uint64_t>(FileBytes()), 2 * kMemory);
+}
+
+TEST_F(ArenaFileTest, ResetKeepsWhatFits) {
+  {
+    Result<std::unique_ptr<ArenaFile>> file = ArenaFile::Open(Config());
+    Result<std::unique_ptr<Store>> store = (*file)->OpenStore();
+    SealOne(store->get(), 7, kChunk);
+  }
+  ArenaFileConfig config = Config();
+  config.reset = true;
+  Result<std::unique_ptr<ArenaFile>> file = ArenaFile::Open(config);
+  ASSERT_TRUE(file.ok());
+  Result<std::unique_ptr<Store>> store = (*file)->OpenStore();
+  ASSERT_TRUE(store.ok());
+  EXPECT_NE((*store)->Find({1, 7, 0}), nullptr);
+}
+
+TEST_F(ArenaFileTest, AnotherChunkSizeIsRefusedAndSaysWhatToDo) {
+  {
+    Result<std::unique_ptr<ArenaFile>> file = ArenaFile::Open(Config());
+    ASSERT_TRUE((*file)->OpenStore().ok());
+  }
+  ArenaFileConfig other = Config();
+  other.chunk_bytes = 2 * kChunk;
+  Result<std::unique_ptr<ArenaFile>> file = ArenaFile::Open(other);
+  ASSERT_TRUE(file.ok());
+  const Result<std::unique_ptr<Store>> store = (*file)->OpenStore();
+  ASSERT_FALSE(store.ok());
+  EXPECT_EQ(store.status().code(), Code::kInvalidArgument);
+  EXPECT_THAT(store.status().message(), HasSubstr("--arena-reset"));
+}
+
+TEST_F(ArenaFileTest, AutoTakesTheSizeThatIsThere) {
+  { ASSERT_TRUE(ArenaFile::Open(Config()).ok()); }
+  ArenaFileConfig config = Config();
+  config.memory_bytes = 0;
+  Result<std::unique_ptr<ArenaFile>> file = ArenaFile::Open(config);
+  ASSERT_TRUE(file.ok()) << file.status().ToString();
+  EXPECT_EQ((*file)->memory().size(), kMemory);
+}
+
+TEST_F(ArenaFileTest, MoreMemoryThanThereIsNamesNeededAndAvailableAndLeavesNoFile) {
+  ArenaFileConfig config = Config();
+  config.memory_bytes = 1ull << 50;
+  const Result<std::unique_ptr<ArenaFile>> file = ArenaFile::Open(config);
+  ASSERT_FALSE(file.ok());
+  EXPECT_EQ(file.status().code(), Code::kNoSpace);
+  EXPECT_THAT(file.status().message(), HasSubstr("1.0 PiB"));
+  EXPECT_THAT(file.status().message(), HasSubstr("--memory"));
+  EXPECT_EQ(FileBytes(), -1);
+}
+
+TEST_F(ArenaFileTest, ADirectoryThatIsNotThereIsAnError) {
+  ArenaFileConfig config = Config();
+  config.directory = directory_ + "/none";
+  const Result<std::unique_ptr<ArenaFile>> file = ArenaFile::Open(config);
+  ASSERT_FALSE(file.ok());
+  EXPECT_EQ(file.status().code(), Code::kIo);
+  EXPECT_THAT(file.status().message(), HasSubstr("No such file"));
+}
+
+TEST_F(ArenaFileTest, ALinkInItsPlaceIsNotFollowed) {
+  ASSERT_EQ(symlink("/dev/shm/ropeteam-elsewhere", Path().c_str()), 0);
+  EXPECT_FALSE(ArenaFile::Open(Config()).ok());
+  struct stat info {};
+  EXPECT_NE(stat("/dev/shm/ropeteam-elsewhere", &info), 0);
+}
+
+TEST_F(ArenaFileTest, AFullFileSystemIsAnErrorAndNotASignal) {
+  const std::string mount_point = directory_ + "/small";
+  ASSERT_EQ(mkdir(mount_point.c_str(), 0700), 0);
+  if (mount("ropeteam-test", mount_point.c_str(), "tmpfs", 0, "size=1m") != 0) {
+    (void)rmdir(mount_point.c_str());
+    GTEST_SKIP() << "mounting a small tmpfs needs privileges: " << std::strerror(errno);
+  }
+  ArenaFileConfig config = Config();
+  config.directory = mount_point;
+  const Result<std::unique_ptr<ArenaFile>> file = ArenaFile::Open(config);
+  EXPECT_FALSE(file.ok());
+  EXPECT_EQ(file.status().code(), Code::kNoSpace);
+  EXPECT_THAT(file.status().message(), HasSubstr("4.0 MiB"));
+  EXPECT_THAT(file.status().message(), HasSubstr("1.0 MiB"));
+  EXPECT_EQ(umount(mount_point.c_str()), 0);
+  EXPECT_EQ(rmdir(mount_point.c_str()), 0);
+}
+
+TEST(ArenaFileName, EscapesWhatAFileNameCannotHold) {
+  EXPECT_EQ(ArenaFileName("train", "node-1"), "ropeteam-train-node-1.arena");
+  EXPECT_EQ(ArenaFileName("a/b c", "n"), "ropeteam-a%2Fb%20c-n.arena");
+  EXPECT_EQ(ArenaFileName("../x", "n"), "ropeteam-..%2Fx-n.arena");
+  const std::string long_a = ArenaFileName(std::string(255, 'a') + "1", "n");
+  const std::string long_b = ArenaFileName(std::string(255, 'a') + "2", "n");
+  EXPECT_LE(long_a.size(), 255u);
+  EXPECT_NE(long_a, long_b) << "cut names stay different";
+}
+
+}  // namespace
+}  // namespace ropeteam

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "node/options.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <vector>
+
+#include "node/sizes.h"
+
+namespace ropeteam {
+namespace {
+
+using ::testing::HasSubstr;
+
+struct Parsed {
+  Status status;
+  Options options;
+  std::string print;
+};
+
+Parsed Parse(std::vector<const char*> arguments) {
+  arguments.insert(arguments.begin(), "ropeteamd");
+  Parsed parsed;
+  parsed.status =
+      ParseOptions(static_cast<int>(arguments.size()), arguments.data(), &parsed.options, &parsed.print);
+  return parsed;
+}
+
+TEST(Options, TheDefaultsOfASingleNode) {
+  const Parsed parsed = Parse({"--job", "train"});
+  ASSERT_TRUE(parsed.status.ok()) << parsed.status.ToString();
+  const Options& options = parsed.options;
+  EXPECT_EQ(options.node, "node-0");
+  EXPECT_EQ(options.listen, "127.0.0.1");
+  EXPECT_EQ(options.replicas, 0u) << "a single node has nobody to copy to";
+  EXPECT_TRUE(options.embed_coordinator);
+  EXPECT_TRUE(options.coordinator.empty());
+  EXPECT_EQ(options.memory_bytes, 0u) << "auto";
+  EXPECT_EQ(options.chunk_bytes, 4u << 20);
+  EXPECT_EQ(options.heartbeat_ms, 200u);
+}
+
+TEST(Options, ASecondNodeOfFour) {
+  const Parsed parsed =
+      Parse({"--job=train", "--nodes=4", "--ordinal=1", "--coordinator=127.0.0.1:7000", "--memory=24GiB",
+             "--chunk-size=1M", "--listen=127.0.0.2", "--dead-after-ms=2000", "--domain=rack=r7",
+             "--log-level=debug", "--keep-steps=3"});
+  ASSERT_TRUE(parsed.status.ok()) << parsed.status.ToString();
+  const Options& options = parsed.options;
+  EXPECT_EQ(options.node, "node-1");
+  EXPECT_EQ(options.replicas, 1u);
+  EXPECT_FALSE(options.embed_coordinator);
+  EXPECT_EQ(options.memory_bytes, 24ull << 30);
+  EXPECT_EQ(options.chunk_bytes, 1u << 20);
+  EXPECT_EQ(options.heartbeat_ms, 400u) << "a fifth of --dead-after-ms";
+  EXPECT_EQ(options.domain, "rack=r7");
+  EXPECT_EQ(options.log_level, LogLevel::kDebug);
+  EXPECT_EQ(options.keep_steps, 3u);
+}
+
+TEST(Options, EmbeddingFollowsTheOrdinalUnlessTold) {
+  const char* const coordinator = "--coordinator=127.0.0.1:7000";
+  EXPECT_TRUE(Parse({"--job=j", "--nodes=2", "--ordinal=0", coordinator}).options.embed_coordinator);
+  EXPECT_FALSE(Parse({"--job=j", "--nodes=2", "--ordinal=1", coordinator}).options.embed_coordinator);
+  EXPECT_TRUE(Parse({"--job=j", "--nodes=2", "--ordinal=1", "--embed-coordinator", coordinator})
+                  .options.embed_coordinator);
+  EXPECT_FALSE(
+      Parse({"--job=j", "--nodes=2", "--no-embed-coordinator", coordinator}).options.embed_coordinator);
+}
+
+TEST(Options, HelpAndVersionArePrintedAndNeedNoJob) {
+  const Parsed help = Parse({"--help"});
+  EXPECT_TRUE(help.status.ok());
+  EXPECT_THAT(help.print, HasSubstr("--coordinator"));
+  const Parsed version = Parse({"--version"});
+  EXPECT_TRUE(version.status.ok());
+  EXPECT_THAT(version.print, HasSubstr("ropeteamd "));
+}
+
+struct BadCase {
+  std::vector<const char*> arguments;
+  const char* flag;   // must be in the message …
+  const char* value;  // … and this too
+};
+
+class BadOptions : public ::testing::TestWithParam<BadCase> {};
+
+TEST_P(BadOptions, AreOneLineThatNamesFlagAndValue) {
+  std::vector<const char*> arguments = GetParam().arguments;
+  const Parsed parsed = Parse(arguments);
+  ASSERT_FALSE(parsed.status.ok());
+  EXPECT_EQ(parsed.status.code(), Code::kInvalidArgument);
+  EXPECT_THAT(parsed.status.message(), HasSubstr(GetParam().flag));
+  EXPECT_THAT(parsed.status.message(), HasSubstr(GetParam().value));
+  EXPECT_EQ(parsed.status.message().find('\n'), std::string::npos) << parsed.status.message();
+  EXPECT_TRUE(parsed.options.job.empty()) << "a refused command line leaves its output untouched";
+}
+
+const std::string kLong(300, 'x');
+
+INSTANTIATE_TEST_SUITE_P(
+    All, BadOptions,
+    ::testing::Values(
+        BadCase{{}, "--job", "missing"}, BadCase{{"--job", ""}, "--job", "missing"},
+        BadCase{{"--job", kLong.c_str()}, "--job", "limit 255"},
+        BadCase{{"--job", "a\nb"}, "--job", "control character"}, BadCase{{"--job"}, "--job", "required"},
+        BadCase{{"--job=j", "--node", "a/b"}, "--node", "a/b"},
+        BadCase{{"--job=j", "--node", kLong.c_str()}, "--node", "limit 63"},
+        BadCase{{"--job=j", "--ordinal", "-1"}, "--ordinal", "-1"},
+        BadCase{{"--job=j", "--ordinal", "4096"}, "--ordinal", "4095"},
+        BadCase{{"--job=j", "--nodes", "0"}, "--nodes", "from 1 to 4096"},
+        BadCase{{"--job=j", "--nodes", "four"}, "--nodes", "four"},
+        BadCase{{"--job=j", "--nodes", "4"}, "--coordinator", "missing"},
+        BadCase{{"--job=j", "--ordinal", "1"}, "--coordinator", "missing"},
+        BadCase{{"--job=j", "--coordinator", "host"}, "--coordinator", "HOST:PORT"},
+        BadCase{{"--job=j", "--coordinator", ":80"}, "--coordinator", "HOST:PORT"},
+        BadCase{{"--job=j", "--coordinator", "host:0"}, "--coordinator's port", "\"0\""},
+        BadCase{{"--job=j", "--coordinator", "host:65536"}, "--coordinator's port", "65535"},
+        BadCase{{"--job=j", "--coordinator", "0.0.0.0:80"}, "--coordinator", "every address"},
+        BadCase{
+            {"--job=j", "--embed-coordinator", "--no-embed-coordinator"}, "--embed-coordinator", "exclude"},
+        BadCase{{"--job=j", "--listen", "0.0.0.0"}, "--listen", "every address"},
+        BadCase{{"--job=j", "--listen", "::"}, "--listen", "every address"},
+        BadCase{{"--job=j", "--listen", "localhost"}, "--listen", "localhost"},
+        BadCase{{"--job=j", "--control-port", "65536"}, "--control-port", "65536"},
+        BadCase{{"--job=j", "--data-port", "x"}, "--data-port", "x"},
+        BadCase{{"--job=j", "--memory", "12Q"}, "--memory", "12Q"},
+        BadCase{{"--job=j", "--memory", "24GB"}, "--memory", "24GB"},
+        BadCase{{"--job=j", "--memory", "0"}, "--memory", "0"},
+        BadCase{{"--job=j", "--memory", "4M"}, "--memory", "no chunk"},
+        BadCase{{"--job=j", "--memory", "99999999999999999999G"}, "--memory", "9999"},
+        BadCase{{"--job=j", "--chunk-size", "3M"}, "--chunk-size", "power of two"},
+        BadCase{{"--job=j", "--chunk-size", "2G"}, "--chunk-size", "2G"},
+        BadCase{{"--job=j", "--chunk-size", "1K"}, "--chunk-size", "1K"},
+        BadCase{{"--job=j", "--arena-path", "shm"}, "--arena-path", "shm"},
+        BadCase{{"--job=j", "--replicas", "1"}, "--replicas", "--nodes is 1"},
+        BadCase{{"--job=j", "--nodes=4", "--coordinator=h:1", "--replicas", "4"},
+                "--replicas 4",
+                "needs 5 nodes"},
+        BadCase{
+            {"--job=j", "--nodes=40", "--coordinator=h:1", "--replicas", "9"}, "--replicas", "from 0 to 8"},
+        BadCase{{"--job=j", "--keep-steps", "0"}, "--keep-steps", "from 1"},
+        BadCase{{"--job=j", "--domain", kLong.c_str()}, "--domain", "limit 255"},
+        BadCase{{"--job=j", "--socket", kLong.c_str()}, "--socket", "limit 107"},
+        BadCase{{"--job=j", "--transport", "pigeon"}, "--transport", "pigeon"},
+        BadCase{{"--job=j", "--provider", ""}, "--provider", "empty"},
+        BadCase{{"--job=j", "--dead-after-ms", "10"}, "--dead-after-ms", "from 40"},
+        BadCase{{"--job=j", "--heartbeat-ms", "300"}, "--heartbeat-ms 300", "at most 250"},
+        BadCase{{"--job=j", "--check-threads", "0"}, "--check-threads", "from 1"},
+        BadCase{{"--job=j", "--log-level", "loud"}, "--log-level", "loud"},
+        BadCase{{"--job=j", "--ready-fd", "x"}, "--ready-fd", "x"},
+        BadCase{{"--job=j", "--unheard-of"}, "--unheard-of", "not expected"},
+        BadCase{{"--job=j", "stray"}, "stray", "not expected"},
+        BadCase{{"--job=j", "--config", "/nonexistent/file"}, "/nonexistent/file", ""}));
+
+class ConfigFile : public ::testing::Test {
+ protected:
+  std::string Write(const std::string& text) {
+    path_ = ::testing::TempDir() + "/ropeteam-options-" + std::to_string(getpid());
+    std::ofstream(path_) << text;
+    return "--config=" + path_;
+  }
+  void TearDown() override { (void)unlink(path_.c_str()); }
+  std::string path_;
+};
+
+TEST_F(ConfigFile, GivesWhatFlagsDoNot) {
+  const std::string config =
+      Write("job = \"from-file\"\nmemory = \"512M\"\nnodes = 4\ncoordinator = \"h:1\"\n");
+  const Parsed parsed = Parse({config.c_str(), "--memory=1G"});
+  ASSERT_TRUE(parsed.status.ok()) << parsed.status.ToString();
+  EXPECT_EQ(parsed.options.job, "from-file");
+  EXPECT_EQ(parsed.options.nodes, 4u);
+  EXPECT_EQ(parsed.options.memory_bytes, 1ull << 30) << "the flag wins";
+}
+
+TEST_F(ConfigFile, WithAnUnknownKeyIsRefused) {
+  const std::string config = Write("job = \"j\"\nmemmory = \"512M\"\n");
+  const Parsed parsed = Parse({config.c_str()});
+  ASSERT_FALSE(parsed.status.ok());
+  EXPECT_THAT(parsed.status.message(), HasSubstr("memmory"));
+}
+
+TEST(Sizes, AreReadAsPeopleWriteThem) {
+  const auto parse = [](const char* text) {
+    uint64_t bytes = 0;
+    return ParseSize(text, &bytes) ? bytes : UINT64_MAX;
+  };
+  EXPECT_EQ(parse("4096"), 4096u);
+  EXPECT_EQ(parse("512m"), 512ull << 20);
+  EXPECT_EQ(parse("24GiB"), 24ull << 30);
+  EXPECT_EQ(parse("1t"), 1ull << 40);
+  for (const char* bad : {"", "G", "1.5G", "-1", " 1", "1 G", "1GB", "1GiBs", "17179869184G"})
+    EXPECT_EQ(parse(bad), UINT64_MAX) << bad;
+}
+
+TEST(Addresses, JoinAndSplitBothFamilies) {
+  std::string host;
+  uint16_t port = 0;
+  ASSERT_TRUE(SplitHostPort("--x", JoinHostPort("fd00::2", 7), &host, &port).ok());
+  EXPECT_EQ(host, "fd00::2");
+  EXPECT_EQ(port, 7);
+  ASSERT_TRUE(SplitHostPort("--x", JoinHostPort("10.0.0.1", 65535), &host, &port).ok());
+  EXPECT_EQ(host, "10.0.0.1");
+  EXPECT_FALSE(SplitHostPort("--x", "fd00::2:7", &host, &port).ok()) << "ambiguous without brackets";
+}
+
+}  // namespace
+}  // namespace ropeteam
