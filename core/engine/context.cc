@@ -22,7 +22,7 @@ bool Memory::EvictOne() {
   for (const auto& [id, shard] : context_.store.shards()) {
     if (shard->leases != 0) continue;
     const bool cached = shard->role == Role::kCache;
-    const bool abandoned = id.incarnation < context_.life.incarnation && !context_.keep.empty() &&
+    const bool abandoned = id.incarnation < context_.life.incarnation && context_.leader_heard &&
                            !context_.keep.contains(StepOf(id));
     if (cached) {
       victim = shard.get();

@@ -219,6 +219,7 @@ void Engine::Impl::ApplyLeaderState(NodeId from, const LeaderState& state) {
     if (state.life.incarnation > context_.store.incarnation_max())
       context_.store.SetIncarnationMax(state.life.incarnation);
   }
+  context_.leader_heard = true;
   context_.keep.clear();
   for (const StepKey& key : state.keep) context_.keep.insert(key.id);
   context_.release_before = state.release_before.id;

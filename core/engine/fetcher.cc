@@ -71,14 +71,17 @@ void Fetcher::Repair(const ShardId& shard, const std::vector<uint32_t>& chunks, 
     ranges.push_back(
         RangeOf(parts_.context.store, job.extents, job.meta.stream_bytes, chunk, job.crcs[chunk]));
   }
+  if (ranges.empty()) return End(id, OkStatus());
+  job.looked = false;
   ++job.outstanding;
   parts_.transfers.Check(std::move(ranges), [this, id, looked](const std::vector<uint32_t>& bad) {
     Job* checked = Find(id);
     --checked->outstanding;
+    checked->looked = true;
     for (const uint32_t chunk : looked) parts_.context.store.MarkRepaired(checked->shard, chunk);
     for (const uint32_t index : bad) {
       const uint32_t chunk = looked[index];
-      checked->chunks[chunk] = Chunk::kWanted;
+      checked->wanted.insert(chunk);
       checked->corrupt = true;
       parts_.context.store.MarkBad(checked->shard, chunk);
     }
@@ -139,39 +142,9 @@ void Fetcher::Pump(uint64_t id) {
     if (source.state != Source::State::kFailed) ++usable;
   }
   bool stuck = usable == 0;
-  if (job->have_meta) {
-    // Chunks are given out in order, in turn to each open holder that has room and has not failed at the
-    // chunk.
-    size_t waiting = 0;
-    size_t hopeless = 0;
-    bool room = true;
-    for (auto chunk = job->chunks.begin(); chunk != job->chunks.end() && room; ++chunk) {
-      if (chunk->second != Chunk::kWanted) continue;
-      ++waiting;
-      bool hope = false;
-      room = false;
-      NodeId best = kNoNode;
-      uint32_t best_outstanding = kOutstandingPerHolder;
-      for (auto& [node, source] : job->sources) {
-        if (source.state == Source::State::kFailed) continue;
-        const auto tried = job->tried.find(chunk->first);
-        const bool failed_here = tried != job->tried.end() && tried->second.contains(node);
-        if (source.state == Source::State::kOpen && source.outstanding < kOutstandingPerHolder) room = true;
-        if (failed_here) continue;
-        hope = true;
-        if (source.state != Source::State::kOpen || source.outstanding >= best_outstanding) continue;
-        best = node;
-        best_outstanding = source.outstanding;
-      }
-      if (!hope) ++hopeless;
-      if (best != kNoNode) Start(job, chunk->first, best);
-      if (usable == 0) break;
-      if (!hope) room = true;  // look on: other chunks may have a holder
-    }
-    stuck = stuck || (waiting != 0 && hopeless == waiting);
-    const bool all_good = std::all_of(job->chunks.begin(), job->chunks.end(),
-                                      [](const auto& chunk) { return chunk.second == Chunk::kGood; });
-    if (all_good && job->outstanding == 0 && !job->chunks.empty()) return End(id, OkStatus());
+  if (job->have_meta && job->looked) {
+    if (job->wanted.empty() && job->outstanding == 0) return End(id, OkStatus());
+    if (!GiveOut(job)) stuck = true;
   }
   if (!stuck || job->outstanding != 0 || job->locating) return;
   if (job->locate_rounds < kLocateRoundsMax) {
@@ -181,11 +154,39 @@ void Fetcher::Pump(uint64_t id) {
   End(id, Explain(*job));
 }
 
+bool Fetcher::GiveOut(Job* job) {
+  size_t room = 0;
+  for (const auto& [node, source] : job->sources)
+    if (source.state == Source::State::kOpen) room += kOutstandingPerHolder - source.outstanding;
+  size_t hopeless = 0;
+  const size_t waiting = job->wanted.size();
+  for (auto next = job->wanted.begin(); next != job->wanted.end() && room > 0;) {
+    const uint32_t chunk = *next++;  // Start() takes it out of the set
+    const auto tried = job->tried.find(chunk);
+    bool hope = false;
+    NodeId best = kNoNode;
+    uint32_t best_outstanding = kOutstandingPerHolder;
+    for (const auto& [node, source] : job->sources) {
+      if (source.state == Source::State::kFailed) continue;
+      if (tried != job->tried.end() && tried->second.contains(node)) continue;
+      hope = true;
+      if (source.state != Source::State::kOpen || source.outstanding >= best_outstanding) continue;
+      best = node;
+      best_outstanding = source.outstanding;
+    }
+    if (!hope) ++hopeless;
+    if (best == kNoNode) continue;
+    Start(job, chunk, best);
+    --room;
+  }
+  return hopeless == 0 || hopeless < waiting;
+}
+
 void Fetcher::Start(Job* job, uint32_t chunk, NodeId holder) {
   Source& source = job->sources.at(holder);
   ++source.outstanding;
   ++job->outstanding;
-  job->chunks[chunk] = Chunk::kReading;
+  job->wanted.erase(chunk);
   StartTransfer transfer;
   transfer.peer = holder;
   transfer.get = true;
@@ -206,7 +207,7 @@ void Fetcher::OnRead(uint64_t id, uint32_t chunk, NodeId holder, Code code) {
   --source.outstanding;
   if (code != Code::kOk) {
     --job->outstanding;
-    job->chunks[chunk] = Chunk::kWanted;
+    job->wanted.insert(chunk);
     if (source.state != Source::State::kFailed) {
       source.state = Source::State::kFailed;
       source.trouble = CodeName(code);
@@ -227,7 +228,6 @@ void Fetcher::OnChecked(uint64_t id, uint32_t chunk, NodeId holder, bool good) {
   --job->outstanding;
   Context& context = parts_.context;
   if (good) {
-    job->chunks[chunk] = Chunk::kGood;
     context.counters.fetch_bytes += ChunkLength(job->meta.stream_bytes, context.store.chunk_bytes(), chunk);
     context.counters_dirty = true;
     if (job->repair) {
@@ -236,7 +236,7 @@ void Fetcher::OnChecked(uint64_t id, uint32_t chunk, NodeId holder, bool good) {
       context.inventory_dirty = true;
     }
   } else {
-    job->chunks[chunk] = Chunk::kWanted;
+    job->wanted.insert(chunk);
     job->tried[chunk].insert(holder);
     job->sources.at(holder).trouble = "checksum mismatch";
     job->corrupt = true;
@@ -265,7 +265,7 @@ bool Fetcher::AcceptMeta(Job* job, const FetchGrant& grant) {
   job->meta = grant.meta;
   job->crcs = grant.crcs;
   job->have_meta = true;
-  for (uint32_t chunk = 0; chunk < chunks; ++chunk) job->chunks[chunk] = Chunk::kWanted;
+  for (uint32_t chunk = 0; chunk < chunks; ++chunk) job->wanted.insert(chunk);
   return true;
 }
 

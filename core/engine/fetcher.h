@@ -42,7 +42,6 @@ class Fetcher {
   static constexpr uint32_t kOutstandingPerHolder = 4;
   static constexpr uint32_t kLocateRoundsMax = 3;
 
-  enum class Chunk : uint8_t { kWanted, kReading, kGood };
   struct Source {
     enum class State : uint8_t { kOpening, kOpen, kFailed } state = State::kOpening;
     uint64_t chunks_begin = 0;  // of the holder's arena
@@ -62,7 +61,8 @@ class Fetcher {
     bool have_meta = false;
     ShardMeta meta;
     std::vector<uint32_t> crcs;
-    std::map<uint32_t, Chunk> chunks;            // those wanted
+    std::set<uint32_t> wanted;                   // chunks neither being read nor good
+    bool looked = true;                          // repair: what is wanted is known
     std::map<uint32_t, std::set<NodeId>> tried;  // chunk → holders whose bytes did not do
     std::map<NodeId, Source> sources;
     uint32_t outstanding = 0;  // transfers and checks
@@ -75,6 +75,7 @@ class Fetcher {
   Job* Find(uint64_t id);
   void Locate(Job* job);
   void Pump(uint64_t id);  // may end the job
+  bool GiveOut(Job* job);  // false: no wanted chunk has a holder left to try
   void Start(Job* job, uint32_t chunk, NodeId holder);
   void OnRead(uint64_t id, uint32_t chunk, NodeId holder, Code code);
   void OnChecked(uint64_t id, uint32_t chunk, NodeId holder, bool good);

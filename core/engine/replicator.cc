@@ -245,7 +245,8 @@ void Replicator::AdvanceCopy(SourceId id, Source* source, Copy* copy) {
 void Replicator::SendChunks(SourceId id, Source* source, Copy* copy) {
   const uint64_t granted = ChunkCount(copy->extents);
   const uint64_t chunk_bytes = parts_.context.store.chunk_bytes();
-  for (uint32_t chunk = 0; chunk < source->ready.size() && chunk < granted; ++chunk) {
+  while (copy->cursor < copy->put.size() && copy->put[copy->cursor]) ++copy->cursor;
+  for (uint32_t chunk = copy->cursor; chunk < source->ready.size() && chunk < granted; ++chunk) {
     if (copy->outstanding >= kOutstandingPerCopy) return;
     if (!source->ready[chunk] || copy->put[chunk]) continue;
     copy->put[chunk] = true;
@@ -353,6 +354,7 @@ void Replicator::OnSealed(NodeId from, const ReplicaSealed& sealed) {
     for (const uint32_t chunk : sealed.bad) {
       if (chunk >= copy.put.size() || !copy.put[chunk]) continue;
       copy.put[chunk] = false;
+      copy.cursor = std::min(copy.cursor, chunk);
       --copy.arrived;
     }
     ++copy.attempt;

@@ -67,6 +67,7 @@ class Replicator {
     std::vector<Extent> extents;  // on the target
     uint64_t reserve_sent = 0;    // chunks asked for last
     std::vector<bool> put;        // chunk was put, or is being
+    uint32_t cursor = 0;          // all chunks before it are put
     uint64_t arrived = 0;         // chunks put with success
     uint32_t outstanding = 0;
     bool sealed_already = false;

@@ -540,6 +540,14 @@ bool Sessions::HasRank(Rank rank) const {
   });
 }
 
+TimeUs Sessions::SinceBegun(const StepId& step) const {
+  TimeUs begun = kNever;
+  for (auto progress = progress_.lower_bound({step.incarnation, step.step, 0});
+       progress != progress_.end() && StepOf(progress->first) == step; ++progress)
+    if (progress->second.begun != 0) begun = std::min(begun, progress->second.begun);
+  return begun == kNever ? 0 : parts_.context.now - begun;
+}
+
 uint64_t Sessions::filling_chunks() const {
   uint64_t chunks = quiescing_chunks_;
   for (const auto& [id, save] : saves_) chunks += ChunkCount(save.extents);
