@@ -23,9 +23,6 @@
 struct ropeteam_handle {
   std::shared_ptr<ropeteam::Client> client;
 };
-struct ropeteam_save {
-  std::unique_ptr<ropeteam::Save> save;
-};
 struct ropeteam_view {
   std::unique_ptr<ropeteam::View> view;
 };
@@ -167,9 +164,11 @@ Status CheckHandle(const ropeteam_t* handle) {
   ROPETEAM_RETURN_IF_ERROR(CheckNotNull(handle, "the ropeteam handle"));
   return handle->client->CheckProcess();
 }
-Status CheckHandle(const ropeteam_save_t* save) {
+// A ropeteam_save_t is a Save under a name that C knows, without a struct around it to allocate.
+Save* Of(ropeteam_save_t* save) { return reinterpret_cast<Save*>(save); }
+Status CheckHandle(ropeteam_save_t* save) {
   ROPETEAM_RETURN_IF_ERROR(CheckNotNull(save, "the save handle"));
-  return save->save->client().CheckProcess();
+  return Of(save)->client().CheckProcess();
 }
 Status CheckHandle(const ropeteam_view_t* view) {
   ROPETEAM_RETURN_IF_ERROR(CheckNotNull(view, "the view handle"));
@@ -303,12 +302,10 @@ ropeteam_status_t ropeteam_save_begin(ropeteam_t* handle, uint64_t step,
     ROPETEAM_RETURN_IF_ERROR(
         ropeteam::CheckInput(options, ropeteam::kSaveOptionsBytes, "ropeteam_save_options_t"));
     ROPETEAM_RETURN_IF_ERROR(CheckNotNull(save, "where to put the save handle"));
-    auto begun = std::make_unique<ropeteam_save_t>();
-    Result<std::unique_ptr<ropeteam::Save>> result =
+    Result<std::unique_ptr<ropeteam::Save>> begun =
         ropeteam::Save::Begin(handle->client, step, options->bytes, options->objects);
-    if (!result.ok()) return result.status();
-    begun->save = std::move(result).value();
-    *save = begun.release();
+    if (!begun.ok()) return begun.status();
+    *save = reinterpret_cast<ropeteam_save_t*>(begun->release());
     return OkStatus();
   });
 }
@@ -320,7 +317,7 @@ ropeteam_status_t ropeteam_save_put(ropeteam_save_t* save, const char* name, con
     ROPETEAM_RETURN_IF_ERROR(CheckHandle(save));
     ROPETEAM_RETURN_IF_ERROR(ropeteam::CheckName(name, &checked));
     if (length != 0) ROPETEAM_RETURN_IF_ERROR(CheckNotNull(data, "the data of an object that is not empty"));
-    return save->save->Put(checked, data, length);
+    return ropeteam::Of(save)->Put(checked, data, length);
   });
 }
 
@@ -331,7 +328,7 @@ ropeteam_status_t ropeteam_save_reserve(ropeteam_save_t* save, const char* name,
     ROPETEAM_RETURN_IF_ERROR(CheckHandle(save));
     ROPETEAM_RETURN_IF_ERROR(ropeteam::CheckName(name, &checked));
     ROPETEAM_RETURN_IF_ERROR(CheckNotNull(pointer, "where to put the pointer"));
-    const Result<void*> memory = save->save->Reserve(checked, length);
+    const Result<void*> memory = ropeteam::Of(save)->Reserve(checked, length);
     if (!memory.ok()) return memory.status();
     *pointer = *memory;
     return OkStatus();
@@ -341,20 +338,20 @@ ropeteam_status_t ropeteam_save_reserve(ropeteam_save_t* save, const char* name,
 ropeteam_status_t ropeteam_save_commit(ropeteam_save_t* save) {
   return Guard([&]() -> Status {
     ROPETEAM_RETURN_IF_ERROR(CheckHandle(save));
-    return save->save->Commit();
+    return ropeteam::Of(save)->Commit();
   });
 }
 
 ropeteam_status_t ropeteam_save_abort(ropeteam_save_t* save) {
   return Guard([&]() -> Status {
     ROPETEAM_RETURN_IF_ERROR(CheckHandle(save));
-    return save->save->Abort();
+    return ropeteam::Of(save)->Abort();
   });
 }
 
 void ropeteam_save_close(ropeteam_save_t* save) {
-  if (save == nullptr || save->save->client().InForkedChild()) return;
-  delete save;
+  if (save == nullptr || ropeteam::Of(save)->client().InForkedChild()) return;
+  delete ropeteam::Of(save);
 }
 
 ropeteam_status_t ropeteam_wait(ropeteam_t* handle, uint64_t step, ropeteam_level_t level,

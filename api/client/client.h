@@ -19,6 +19,7 @@
 
 #include "api/client/deadline.h"
 #include "api/client/environment.h"
+#include "api/client/layout.h"
 #include "api/client/link.h"
 #include "api/client/local_protocol.h"
 #include "core/base/status.h"
@@ -28,13 +29,14 @@ namespace ropeteam {
 inline constexpr uint32_t kSavesOpenMax = 4;     // ROPETEAM_SAVES_OPEN_MAX
 inline constexpr uint32_t kViewsOpenMax = 1024;  // ROPETEAM_VIEWS_OPEN_MAX
 
-// The vectors of a save, kept by the client between saves: a save like the one before allocates none of them
+// What a save works with, kept by the client between saves: a save like the one before allocates none of it
 // again.
 struct SaveBuffers {
   std::vector<Extent> extents;
   std::vector<uint32_t> chunks;   // the arena's chunk for each of the stream
   std::vector<uint32_t> crcs;     // of each chunk of the stream; running in the one being filled
   std::vector<uint8_t> in_place;  // 1: touched by a reserved object, so checksummed at commit
+  Layout layout;
   FrameBuffers frames;
   local::SaveGrant grant;
   local::SaveFilled filled;

@@ -6,7 +6,9 @@
 #include <span>
 #include <utility>
 
+#include "core/base/check.h"
 #include "core/base/checksum.h"
+#include "core/shard/manifest.h"
 
 namespace ropeteam {
 namespace {
@@ -25,7 +27,42 @@ constexpr std::array<std::byte, kObjectAlignmentBytes> kZeros{};
 
 unsigned long long Ull(uint64_t value) { return value; }
 
+// Blocks of closed saves; as many as one handle can have open. Leaked on purpose: a save may be closed while
+// the process exits.
+struct Blocks {
+  std::mutex mutex;
+  size_t count = 0;
+  std::array<void*, kSavesOpenMax> free;
+};
+Blocks& TheBlocks() {
+  static auto* blocks = new Blocks;
+  return *blocks;
+}
+
 }  // namespace
+
+void* Save::operator new(size_t bytes) {
+  // Nothing derives from Save: all blocks are of one size.
+  ROPETEAM_CHECK(bytes == sizeof(Save));
+  Blocks& blocks = TheBlocks();
+  {
+    const std::lock_guard lock(blocks.mutex);
+    if (blocks.count > 0) return blocks.free[--blocks.count];
+  }
+  return ::operator new(bytes);
+}
+
+void Save::operator delete(void* memory) {
+  Blocks& blocks = TheBlocks();
+  {
+    const std::lock_guard lock(blocks.mutex);
+    if (blocks.count < blocks.free.size()) {
+      blocks.free[blocks.count++] = memory;
+      return;
+    }
+  }
+  ::operator delete(memory);
+}
 
 Save::Save(std::shared_ptr<Client> client, std::shared_ptr<Link> link, Step step)
     : client_(std::move(client)),
@@ -77,7 +114,8 @@ Save::~Save() {
     (void)PostAbort();
     End(State::kAborted);
   }
-  if (buffers_ != nullptr) client_->ReturnBuffers(std::move(buffers_));
+  buffers_->layout.Restart();
+  client_->ReturnBuffers(std::move(buffers_));
 }
 
 Status Save::CheckOpen() const {
@@ -166,9 +204,10 @@ Result<uint64_t> Save::AddObject(std::string_view name, uint64_t length) {
   }
   // With the manifest as it would be now: a save that would not have room for it is refused here, where one
   // object can be left out, and not at the commit.
-  const uint64_t end = AlignObject(manifest_.manifest_offset() + length);
-  ROPETEAM_RETURN_IF_ERROR(EnsureSpace(end + manifest_.encoded_bytes() + kManifestEntryBytes + name.size()));
-  Result<uint64_t> offset = manifest_.Add(name, length);
+  const uint64_t end = AlignObject(buffers_->layout.manifest_offset() + length);
+  ROPETEAM_RETURN_IF_ERROR(
+      EnsureSpace(end + buffers_->layout.encoded_bytes() + kManifestEntryBytes + name.size()));
+  Result<uint64_t> offset = buffers_->layout.Add(name, length);
   if (!offset.ok()) return offset.status();
   if (Status status = PadTo(*offset); !status.ok()) return Fail(std::move(status));
   return offset;
@@ -272,8 +311,8 @@ Status Save::Commit() {
 }
 
 Status Save::Seal() {
-  const uint64_t manifest_offset = manifest_.manifest_offset();
-  const std::string manifest = manifest_.Encode();
+  const uint64_t manifest_offset = buffers_->layout.manifest_offset();
+  const std::string& manifest = buffers_->layout.Encode();
   const uint64_t stream_bytes = manifest_offset + manifest.size();
   ROPETEAM_RETURN_IF_ERROR(EnsureSpace(stream_bytes));
   ROPETEAM_RETURN_IF_ERROR(PadTo(manifest_offset));
@@ -284,7 +323,7 @@ Status Save::Seal() {
   commit.save = save_;
   commit.stream_bytes = stream_bytes;
   commit.manifest_offset = manifest_offset;
-  commit.object_count = static_cast<uint32_t>(manifest_.objects().size());
+  commit.object_count = static_cast<uint32_t>(buffers_->layout.object_count());
   commit.crcs.assign(buffers_->crcs.begin(),
                      buffers_->crcs.begin() + static_cast<ptrdiff_t>(ChunksFor(stream_bytes, chunk_bytes_)));
   return link_->LocalCall(Type::kSaveCommit, commit, &buffers_->frames);

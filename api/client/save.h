@@ -7,8 +7,8 @@
 // the checksum is taken at the commit, for every chunk that such an object touches (also of the bytes that
 // Put() laid beside it).
 //
-// Safe from any thread: calls are serialised. In the steady state a save allocates its handle, its manifest's
-// entries and the manifest's encoding; nothing for a chunk or a byte.
+// Safe from any thread: calls are serialised. A save that is like one before it (the same objects, in the
+// same order) allocates nothing; another one allocates its manifest, and nothing for a chunk or a byte.
 
 #ifndef ROPETEAM_API_CLIENT_SAVE_H_
 #define ROPETEAM_API_CLIENT_SAVE_H_
@@ -24,11 +24,10 @@
 #include "api/client/link.h"
 #include "core/base/ids.h"
 #include "core/base/status.h"
-#include "core/shard/manifest.h"
 
 namespace ropeteam {
 
-class Save {
+class Save final {
  public:
   // See ropeteam_save_begin().
   static Result<std::unique_ptr<Save>> Begin(const std::shared_ptr<Client>& client, Step step, uint64_t bytes,
@@ -46,6 +45,10 @@ class Save {
   Status Abort();
 
   const Client& client() const { return *client_; }
+
+  // Memory of closed saves is kept for the next ones.
+  static void* operator new(size_t bytes);
+  static void operator delete(void* memory);
 
  private:
   enum class State { kOpen, kCommitted, kAborted, kFailed };
@@ -81,7 +84,6 @@ class Save {
   Status failure_;       // with kFailed
   uint64_t save_ = 0;    // the daemon's name for it; 0 until granted
   uint64_t cursor_ = 0;  // bytes of the stream that are written or handed out
-  Manifest manifest_;
   std::unique_ptr<SaveBuffers> buffers_;
   std::vector<Window> windows_;
 };

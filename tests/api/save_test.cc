@@ -130,6 +130,54 @@ TEST_P(SaveTest, UnneededChunksOfAnEstimateAreGivenBack) {
   EXPECT_EQ(daemon_.chunks_free(), 63u);
 }
 
+// Saves after the first take over what is alike in the manifest of the one before.
+TEST_P(SaveTest, SavesThatDifferFromTheOneBeforeHaveAManifestOfTheirOwn) {
+  using Objects = std::vector<std::pair<std::string, uint64_t>>;
+  const std::vector<Objects> steps = {
+      {{"a", 100}, {"b", 70000}, {"c", 5}},            // the first
+      {{"a", 100}, {"b", 70000}, {"c", 5}},            // alike
+      {{"a", 100}, {"b", 70000}},                      // shorter
+      {{"a", 100}, {"b", 70000}, {"c", 5}, {"d", 1}},  // longer
+      {{"a", 100}, {"b", 70001}, {"c", 5}, {"d", 1}},  // another length in the middle
+      {{"a", 100}, {"c", 5}, {"b", 70001}},            // another order
+      {},                                              // nothing
+      {{"c", 5}},
+  };
+  for (uint64_t step = 0; step < steps.size(); ++step) {
+    SaveHandle save = Begin(handle_.get(), step, 70106, steps[step].size());
+    for (const auto& [name, length] : steps[step]) Put(save.get(), name, RandomBytes(length, step));
+    ASSERT_OK(ropeteam_save_commit(save.get()));
+    ASSERT_EQ(daemon_.shard(step, kRank).manifest.objects().size(), steps[step].size());
+    for (const auto& [name, length] : steps[step]) {
+      EXPECT_EQ(daemon_.ObjectBytes(step, kRank, name), RandomBytes(length, step)) << step << name;
+    }
+  }
+  ExpectNoProblems();
+}
+
+TEST_P(SaveTest, NamesTwiceAreRefusedAlsoInASaveLikeTheOneBefore) {
+  for (uint64_t step = 1; step < 3; ++step) {
+    SaveHandle save = Begin(handle_.get(), step, 2, 2);
+    Put(save.get(), "a", "1");
+    EXPECT_FAILS(ropeteam_save_put(save.get(), "a", "1", 1), ROPETEAM_INVALID_ARGUMENT, "twice");
+    Put(save.get(), "b", "2");
+    ASSERT_OK(ropeteam_save_commit(save.get()));
+    EXPECT_EQ(daemon_.shard(step, kRank).manifest.objects().size(), 2u);
+  }
+}
+
+TEST_P(SaveTest, ASaveAfterAnAbortedOneIsItsOwn) {
+  for (uint64_t step = 0; step < 3; ++step) {
+    SaveHandle save = Begin(handle_.get(), step, 200, 2);
+    Put(save.get(), "a", RandomBytes(100, step));
+    if (step == 1) continue;  // closed, so aborted
+    Put(save.get(), "b", RandomBytes(100 + step, step));
+    ASSERT_OK(ropeteam_save_commit(save.get()));
+    EXPECT_EQ(daemon_.ObjectBytes(step, kRank, "b"), RandomBytes(100 + step, step));
+  }
+  ExpectNoProblems();
+}
+
 using SaveCallsTest = ApiTest;
 
 TEST_F(SaveCallsTest, AFullArenaRefusesAtBeginWithTheDaemonsWords) {

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "api/client/layout.h"
+
+#include <utility>
+
+#include "core/base/check.h"
+
+namespace ropeteam {
+namespace {
+
+// What may be kept for the next save. A manifest takes a few times its encoding in memory, there are up to
+// four a handle, and a node's whole overhead is bounded; a save of more than some 100,000 objects pays for
+// building its manifest instead.
+constexpr size_t kKeptBytesMax = 4u << 20;
+constexpr uint64_t kManifestCrcBytes = 4;
+
+}  // namespace
+
+void Layout::Restart() {
+  if (manifest_.encoded_bytes() > kKeptBytesMax) {
+    manifest_ = Manifest();
+    encoded_ = std::string();
+  }
+  repeating_ = true;
+  matched_ = 0;
+  data_end_ = 0;
+  names_bytes_ = 0;
+}
+
+uint64_t Layout::encoded_bytes() const {
+  if (!repeating_) return manifest_.encoded_bytes();
+  return kManifestHeaderBytes + matched_ * kManifestEntryBytes + names_bytes_ + kManifestCrcBytes;
+}
+
+Result<uint64_t> Layout::Add(std::string_view name, uint64_t length) {
+  if (repeating_) {
+    if (matched_ < manifest_.objects().size()) {
+      const Object& next = manifest_.objects()[matched_];
+      if (next.length == length && next.name == name) {
+        ++matched_;
+        data_end_ = next.offset + length;
+        names_bytes_ += name.size();
+        return next.offset;
+      }
+    }
+    Diverge();
+  }
+  return manifest_.Add(name, length);
+}
+
+const std::string& Layout::Encode() {
+  if (repeating_ && matched_ != manifest_.objects().size()) Diverge();
+  if (encoded_.empty()) encoded_ = manifest_.Encode();
+  return encoded_;
+}
+
+void Layout::Diverge() {
+  Manifest own;
+  for (size_t i = 0; i < matched_; ++i) {
+    const Object& object = manifest_.objects()[i];
+    // What one manifest took in, another takes in too.
+    ROPETEAM_CHECK(own.Add(object.name, object.length).ok());
+  }
+  manifest_ = std::move(own);
+  encoded_.clear();
+  repeating_ = false;
+}
+
+}  // namespace ropeteam

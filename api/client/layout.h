@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A Layout is the manifest of a save in the making. A rank saves the same objects step after step, so as long
+// as they come in the order, with the names and lengths of the save before, its manifest is used again as it
+// stands: nothing is allocated, hashed or encoded. At the first difference a manifest of its own is begun
+// with what has matched so far.
+//
+// Not thread-safe.
+
+#ifndef ROPETEAM_API_CLIENT_LAYOUT_H_
+#define ROPETEAM_API_CLIENT_LAYOUT_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "core/base/status.h"
+#include "core/shard/manifest.h"
+
+namespace ropeteam {
+
+class Layout {
+ public:
+  // Ends a save: what is added from here on is the next one's. Keeps a manifest of a few MiB at most.
+  void Restart();
+
+  // See Manifest::Add().
+  Result<uint64_t> Add(std::string_view name, uint64_t length);
+  size_t object_count() const { return repeating_ ? matched_ : manifest_.objects().size(); }
+  uint64_t manifest_offset() const {
+    return repeating_ ? AlignObject(data_end_) : manifest_.manifest_offset();
+  }
+  uint64_t encoded_bytes() const;
+
+  // The manifest of what was added; valid until the next Restart() or Add().
+  const std::string& Encode();
+
+ private:
+  // Gives up the likeness: from here on the manifest is this save's own.
+  void Diverge();
+
+  Manifest manifest_;    // this save's; while repeating_, the save's before
+  std::string encoded_;  // manifest_'s; empty when it has not been encoded
+  bool repeating_ = false;
+  // While repeating_, of this save:
+  size_t matched_ = 0;  // objects, the first of manifest_'s
+  uint64_t data_end_ = 0;
+  uint64_t names_bytes_ = 0;
+};
+
+}  // namespace ropeteam
+
+#endif  // ROPETEAM_API_CLIENT_LAYOUT_H_
