@@ -36,7 +36,8 @@ struct Extent {
 };
 
 inline constexpr uint64_t ChunksFor(uint64_t bytes, uint64_t chunk_bytes) {
-  return (bytes + chunk_bytes - 1) / chunk_bytes;
+  // Not (bytes + chunk_bytes - 1) / chunk_bytes: an absurd size from a socket must not wrap around to a small count.
+  return bytes / chunk_bytes + (bytes % chunk_bytes != 0 ? 1 : 0);
 }
 inline uint64_t ChunkCount(const std::vector<Extent>& extents) {
   uint64_t count = 0;

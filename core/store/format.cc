@@ -21,7 +21,10 @@ uint8_t SlotCheck(uint8_t role, uint8_t committed) {
 
 }  // namespace
 
+bool IsRole(Role role) { return role >= Role::kOwn && role <= Role::kCache; }
+
 uint64_t EncodeSlotState(const SlotState& state) {
+  ROPETEAM_CHECK(IsRole(state.role));
   const auto role = static_cast<uint8_t>(state.role);
   const uint8_t committed = state.committed ? 1 : 0;
   return uint64_t{state.digest} << 32 | uint64_t{SlotCheck(role, committed)} << 24 |
@@ -34,7 +37,7 @@ bool DecodeSlotState(uint64_t word, SlotState* state) {
   const auto committed = static_cast<uint8_t>(word >> 16);
   const auto check = static_cast<uint8_t>(word >> 24);
   if (mark != kSlotMark || committed > 1 || check != SlotCheck(role, committed)) return false;
-  if (role < static_cast<uint8_t>(Role::kOwn) || role > static_cast<uint8_t>(Role::kCache)) return false;
+  if (!IsRole(static_cast<Role>(role))) return false;
   *state = {static_cast<uint32_t>(word >> 32), static_cast<Role>(role), committed == 1};
   return true;
 }

@@ -82,14 +82,17 @@ struct SlotState {
   Role role = Role::kOwn;
   bool committed = false;
 };
+bool IsRole(Role role);  // one of those that this version stores
+// The role must be IsRole(): another one would be published and never adopted, and is our bug and checked.
 uint64_t EncodeSlotState(const SlotState& state);
 // False when `word` is none that EncodeSlotState() gives; a free slot's is none.
 bool DecodeSlotState(uint64_t word, SlotState* state);
 
 struct Slot {
   uint64_t state;
-  uint64_t generation;   // counts up with every seal, from above the published ones: the same shard sealed anew in the
-                         // same chunks has another digest
+  uint64_t
+      generation;  // counts up with every seal, from above the published ones: the same shard sealed anew in the
+                   // same chunks has another digest
   uint32_t first_chunk;  // the slot's own number
   uint32_t chunk_count;
   uint64_t incarnation;

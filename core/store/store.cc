@@ -200,6 +200,8 @@ void Store::ReleaseChunks(const SealedShard& shard) {
 Status Store::Seal(const ShardMeta& meta, Role role, std::vector<Extent> extents,
                    std::vector<uint32_t> crcs) {
   ROPETEAM_RETURN_IF_ERROR(arena::CheckMeta(meta, chunk_bytes_));
+  if (!arena::IsRole(role))
+    return Error(Code::kInvalidArgument, "role %u is none", static_cast<unsigned>(role));
   const uint64_t count = ChunksFor(meta.stream_bytes, chunk_bytes_);
   if (crcs.size() != count || ChunkCount(extents) < count) {
     return Error(Code::kInvalidArgument,

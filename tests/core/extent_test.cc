@@ -27,6 +27,12 @@ TEST(Extent, ChunksForCountsAShortLastChunk) {
   EXPECT_EQ(ChunksFor((3ull << 30) + 1, kChunkBytesDefault), 769u);
 }
 
+TEST(Extent, ChunksForAnAbsurdSizeDoesNotWrapAroundToFew) {
+  EXPECT_EQ(ChunksFor(UINT64_MAX, 4096), uint64_t{1} << 52);
+  EXPECT_EQ(ChunksFor(UINT64_MAX - 4094, 4096), uint64_t{1} << 52);
+  EXPECT_EQ(ChunksFor(UINT64_MAX, kChunkBytesMax), uint64_t{1} << 34);
+}
+
 TEST(Extent, ChunkLengthsAddUpToTheStream) {
   for (const uint64_t stream : {1ull, 4095ull, 4096ull, 4097ull, 3 * 4096ull, 12345ull, (3ull << 30) + 1}) {
     uint64_t total = 0;

@@ -136,7 +136,7 @@ inline std::unique_ptr<Store> AdoptForTest(ArenaMemory* memory, Store::AdoptRepo
 }
 
 // Rewrites a slot's digest and state word, as a hand that means harm would.
-inline void ForgeDigest(ArenaMemory* memory, uint32_t index, Role role = Role::kOwn) {
+inline void ForgeDigest(ArenaMemory* memory, uint32_t index) {
   arena::Slot* slot = memory->slot(index);
   std::vector<uint32_t> chunks;
   std::vector<uint32_t> crcs;
@@ -146,7 +146,7 @@ inline void ForgeDigest(ArenaMemory* memory, uint32_t index, Role role = Role::k
     crcs.push_back(memory->descriptor(chunk)->crc);
     chunk = memory->descriptor(chunk)->next;
   }
-  slot->state = arena::EncodeSlotState({arena::SlotDigest(*slot, chunks, crcs), role, false});
+  slot->state = arena::EncodeSlotState({arena::SlotDigest(*slot, chunks, crcs), Role::kOwn, false});
 }
 
 }  // namespace ropeteam

@@ -274,6 +274,11 @@ TEST(StoreSeal, WhatCannotBeOfThisArenaIsRefused) {
   EXPECT_THAT(refusal(good, 1), HasSubstr("2 chunks"));
   EXPECT_THAT(refusal(good, 3), HasSubstr("3 checksums"));
   EXPECT_THAT(refusal(MetaForTest(kShard, 2 * kSmallChunk + 1), 3), HasSubstr("given were 2"));
+  for (const uint32_t role : {0u, 4u, 257u}) {
+    const Status status = store->Seal(good, static_cast<Role>(role), extents, {1, 2});
+    EXPECT_EQ(status.code(), Code::kInvalidArgument);
+    EXPECT_THAT(status.message(), HasSubstr("role " + std::to_string(role)));
+  }
   EXPECT_TRUE(memory == before);
   EXPECT_EQ(store->chunks_free(), 6u);
   ASSERT_TRUE(store->Seal(good, Role::kOwn, extents, {1, 2}).ok());
