@@ -90,9 +90,9 @@ bool DecodeSlotState(uint64_t word, SlotState* state);
 
 struct Slot {
   uint64_t state;
-  uint64_t
-      generation;  // counts up with every seal, from above the published ones: the same shard sealed anew in the
-                   // same chunks has another digest
+  // Counts up with every seal, from above the published ones: the same shard sealed anew in the same chunks has another
+  // digest.
+  uint64_t generation;
   uint32_t first_chunk;  // the slot's own number
   uint32_t chunk_count;
   uint64_t incarnation;
