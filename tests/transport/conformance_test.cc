@@ -490,6 +490,10 @@ TEST_P(TransportTest, ATargetThatSleepsInWaitIsReached) {
   EXPECT_TRUE(b_.memory->Holds(kSource, 0, kCount * kSize, 0));
 }
 
+#ifndef ROPETEAM_HAVE_OFI
+TEST(AbsentTransportTest, Ofi) { GTEST_SKIP() << "this build is without libfabric"; }
+#endif
+
 INSTANTIATE_TEST_SUITE_P(Every, TransportTest, testing::ValuesIn(TransportKinds()),
                          [](const auto& info) { return info.param; });
 

@@ -267,6 +267,7 @@ void OfiTransport::NameSelf() {
   const int result = fi_getname(&listener_.endpoint->fid, self.name.data(), &length);
   ROPETEAM_CHECK(result == 0 && length <= self.name.size());
   self.name.resize(length);
+  name_bytes_ = length;
   self.instance = instance_;
   self.hello_address = RemoteBase(&hello_);
   self.hello_key = fi_mr_key(hello_memory_.get());

@@ -268,7 +268,8 @@ class OfiTransport final : public Transport {
   std::string local_address_, description_;
   IpAddress listen_;  // length 0: a provider without IP addresses
   uint64_t instance_ = 0;
-  bool shared_ = false;  // one endpoint for all peers
+  size_t name_bytes_ = 0;  // of the listener's name
+  bool shared_ = false;    // one endpoint for all peers
 
   // In the order of opening; closed in the reverse.
   Info info_;

@@ -10,9 +10,14 @@
 // has no card that would do it.
 //
 // What a peer may do to us: read and write the regions whose keys it was given (64 random bits each where the
-// provider lets us choose), and cut its own connection. A refused access cuts the connection that it came on,
-// on tcp: the initiator sees kLinkFailed for everything that was in flight to that peer, and the next
-// operation reconnects.
+// provider lets us choose), and cut its own connection. A refused access cuts the connection that it came on, on
+// tcp: the initiator sees kLinkFailed for everything that was in flight to that peer, and goes on over a new one.
+//
+// DeregisterRegion() refuses what arrives afterwards. On tcp a fragment that a peer is in the middle of sending is
+// still received to its end: keep the memory mapped, and out of use for as long as a peer's fragment may take.
+//
+// Each peer that is written to or read from costs 2 MiB, a dozen descriptors and an idle listening port on the same
+// address, from the first operation on; a peer that only reaches into our memory costs a connection.
 
 #ifndef ROPETEAM_TRANSPORT_OFI_OFI_TRANSPORT_H_
 #define ROPETEAM_TRANSPORT_OFI_OFI_TRANSPORT_H_

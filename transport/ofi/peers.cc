@@ -55,6 +55,10 @@ Result<PeerId> OfiTransport::Connect(const std::string& bytes) {
   if (remote.address_format != info_->addr_format || (listen_.length != 0 && peer->probe_target.length == 0))
     return Error(Code::kInvalidArgument, "the peer's address format is %u, this node's %u",
                  remote.address_format, info_->addr_format);
+  // Providers read as many bytes as their own names have.
+  if (remote.address_format != FI_ADDR_STR && remote.name.size() != name_bytes_)
+    return Error(Code::kInvalidArgument, "the peer's endpoint name has %zu bytes, this node's %zu",
+                 remote.name.size(), name_bytes_);
   if (slots_free_.empty())
     return Error(Code::kNoSpace, "%zu peers are connected, limit %u", peers_.size(), kOfiPeersMax);
   const int inserted = fi_av_insert(addresses_.get(), remote.name.data(), 1, &peer->address, 0, nullptr);
@@ -159,7 +163,9 @@ void OfiTransport::StepConnecting(Peer* peer, TimeUs now) {
       SetGone(peer, "another instance lives at its address");
     return;
   }
-  const bool drained = peer->outstanding == 0;
+  const bool drained = peer->outstanding == 0 || peer->hello_posted;
+  if (!drained)
+    peer->connect_start = now;  // a shared endpoint gives back what is outstanding in its own time
   if (!peer->hello_posted && drained && !peer->failed && now >= peer->hello_next) PostHello(peer, now);
   const bool probed = peer->probe_target.length != 0;
   if (probed && !peer->probe.started() && (peer->reconnecting || now - peer->connect_start >= kProbeAfterUs))

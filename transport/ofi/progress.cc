@@ -153,8 +153,9 @@ void OfiTransport::Wait(uint64_t timeout_us) {
 
 void OfiTransport::Sleep(TimeUs now, uint64_t timeout_us) {
   if (!failed_.empty()) return;
-  // Peers that are listed and have nothing outstanding were told "again"; no event will say when.
-  const bool blocked = !active_.empty() && outstanding_ < active_.size();
+  // No event says when a peer that was told "again" with nothing outstanding may post.
+  const bool blocked =
+      std::any_of(active_.begin(), active_.end(), [](const Peer* peer) { return peer->blocked_since != 0; });
   if (connecting_ > 0 || blocked) timeout_us = std::min(timeout_us, kConnectingSleepUs);
   sleep_objects_.clear();
   sleep_items_.assign(1, {wake_fd_, POLLIN, 0});
