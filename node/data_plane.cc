@@ -100,8 +100,7 @@ void DataPlane::Submit(std::vector<StartTransfer> transfers) {
 void DataPlane::SetMembers(std::vector<Member> members) {
   {
     const std::lock_guard lock(mutex_);
-    input_.members = std::move(members);
-    input_.has_members = true;
+    input_.views.push_back(std::move(members));
   }
   transport_->Wake();
 }
@@ -123,11 +122,11 @@ bool DataPlane::TakeInput() {
   Input input;
   {
     const std::lock_guard lock(mutex_);
-    if (input_.transfers.empty() && !input_.has_members && !input_.stop) return false;
+    if (input_.transfers.empty() && input_.views.empty() && !input_.stop) return false;
     std::swap(input, input_);
   }
   // Members first: a transfer to a node is asked for only after the view that has it.
-  if (input.has_members) ApplyMembers(input.members);
+  for (const std::vector<Member>& members : input.views) ApplyMembers(members);
   waiting_.insert(waiting_.end(), input.transfers.begin(), input.transfers.end());
   stopping_ = stopping_ || input.stop;
   return true;

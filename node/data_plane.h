@@ -77,8 +77,7 @@ class DataPlane {
   };
   struct Input {
     std::vector<StartTransfer> transfers;
-    std::vector<Member> members;
-    bool has_members = false;
+    std::vector<std::vector<Member>> views;  // all of them: who came and went between two looks is fenced too
     bool stop = false;
   };
 

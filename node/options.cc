@@ -29,6 +29,8 @@ struct Texts {
 };
 
 void Declare(CLI::App& app, Texts& t) {
+  app.allow_config_extras(
+      CLI::config_extras_mode::error);  // a misspelt name must not be a default in silence
   app.set_config("--config", "", "file with these options, one `name = value` a line; flags win");
   app.add_option("--job", t.job, "name of the training run; survives its restarts (required)");
   app.add_option("--node", t.node, "this node's name, unique in the job [node-<ordinal>]");

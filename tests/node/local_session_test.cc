@@ -225,7 +225,9 @@ TEST(LocalSessionProcess, ItsEndIsSeenThoughAForkedChildHoldsTheSocket) {
   ASSERT_EQ(bind(listener.get(), reinterpret_cast<sockaddr*>(&address), address_bytes), 0);
   ASSERT_EQ(listen(listener.get(), 1), 0);
   int hold[2];
+  int forked[2];
   ASSERT_EQ(pipe(hold), 0);
+  ASSERT_EQ(pipe(forked), 0);
 
   const pid_t rank = fork();
   if (rank == 0) {
@@ -237,12 +239,15 @@ TEST(LocalSessionProcess, ItsEndIsSeenThoughAForkedChildHoldsTheSocket) {
       (void)!read(hold[0], &byte, 1);  // until the test is over
       _exit(0);
     }
+    (void)!write(forked[1], "f", 1);
     pause();
     _exit(0);
   }
   close(hold[0]);
   UniqueFd accepted(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   ASSERT_TRUE(accepted.valid());
+  char byte = 0;
+  ASSERT_EQ(read(forked[0], &byte, 1), 1);
   std::string reason;
   LocalSession::Callbacks callbacks;
   callbacks.on_frame = [](const FrameHeader&, std::string_view) {};
@@ -258,7 +263,7 @@ TEST(LocalSessionProcess, ItsEndIsSeenThoughAForkedChildHoldsTheSocket) {
   loop.Run();
   EXPECT_THAT(reason, HasSubstr("process"));
   EXPECT_EQ(waitpid(rank, nullptr, 0), rank);
-  close(hold[1]);
+  for (const int fd : {hold[1], forked[0], forked[1]}) close(fd);
 }
 
 }  // namespace

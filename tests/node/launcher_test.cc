@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "api/cli/launcher.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "api/cli/run_options.h"
+
+namespace ropeteam::cli {
+namespace {
+
+using ::testing::HasSubstr;
+using Variables = std::map<std::string, std::string>;
+
+Result<Settings> Choose(const Variables& flags, const Variables& variables,
+                        const std::string& own_address = "10.0.0.9") {
+  const Environment environment = [&](const std::string& name) {
+    const auto found = variables.find(name);
+    return found == variables.end() ? nullptr : found->second.c_str();
+  };
+  return ChooseSettings(flags, environment, [&](const std::string&) { return own_address; });
+}
+
+struct Expected {
+  std::string value;
+  std::string from;
+};
+
+struct LauncherCase {
+  std::string name;
+  Variables flags;
+  Variables variables;
+  std::map<std::string, Expected> expected;
+};
+void PrintTo(const LauncherCase& launcher, std::ostream* out) { *out << launcher.name; }
+
+class Launchers : public ::testing::TestWithParam<LauncherCase> {};
+
+TEST_P(Launchers, GiveWhatIsNotTold) {
+  const Result<Settings> settings = Choose(GetParam().flags, GetParam().variables);
+  ASSERT_TRUE(settings.ok()) << settings.status().ToString();
+  for (const auto& [option, expected] : GetParam().expected) {
+    if (expected.value.empty()) {
+      EXPECT_FALSE(settings->contains(option)) << option;
+      continue;
+    }
+    ASSERT_TRUE(settings->contains(option)) << option;
+    EXPECT_EQ(settings->at(option).value, expected.value) << option;
+    EXPECT_EQ(settings->at(option).from, expected.from) << option;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Table, Launchers,
+    ::testing::Values(
+        LauncherCase{"nothing",
+                     {},
+                     {},
+                     {{"job", {"local", "default"}},
+                      {"node", {"node-0", "default"}},
+                      {"nodes", {"1", "default"}},
+                      {"ordinal", {"0", "default"}},
+                      {"coordinator", {}},
+                      {"listen", {}},
+                      {"memory", {}}}},
+        LauncherCase{"skypilot",
+                     {},
+                     {{"SKYPILOT_TASK_ID", "sky-1"},
+                      {"SKYPILOT_NODE_IPS", "10.0.0.1\n10.0.0.2\n10.0.0.3"},
+                      {"SKYPILOT_NODE_RANK", "1"},
+                      {"SKYPILOT_NUM_NODES", "3"},
+                      {"MASTER_ADDR", "unused"}},
+                     {{"job", {"sky-1", "SKYPILOT_TASK_ID"}},
+                      {"node", {"node-1", "default"}},
+                      {"nodes", {"3", "SKYPILOT_NUM_NODES"}},
+                      {"ordinal", {"1", "SKYPILOT_NODE_RANK"}},
+                      {"coordinator", {"10.0.0.1:29600", "SKYPILOT_NODE_IPS"}},
+                      {"listen", {"10.0.0.2", "SKYPILOT_NODE_IPS"}}}},
+        LauncherCase{"slurm",
+                     {},
+                     {{"SLURM_JOB_ID", "4711"},
+                      {"SLURM_NODEID", "2"},
+                      {"SLURM_NNODES", "4"},
+                      {"SLURM_JOB_NODELIST", "gpu[003-006]"},
+                      {"SLURMD_NODENAME", "gpu005"}},
+                     {{"job", {"4711", "SLURM_JOB_ID"}},
+                      {"node", {"gpu005", "SLURMD_NODENAME"}},
+                      {"nodes", {"4", "SLURM_NNODES"}},
+                      {"ordinal", {"2", "SLURM_NODEID"}},
+                      {"coordinator", {"gpu003:29600", "SLURM_JOB_NODELIST"}},
+                      {"listen", {"10.0.0.9", "the way to gpu003"}}}},
+        LauncherCase{"torchrun",
+                     {},
+                     {{"TORCHELASTIC_RUN_ID", "run-9"},
+                      {"MASTER_ADDR", "10.0.0.1"},
+                      {"GROUP_RANK", "1"},
+                      {"NNODES", "2:4"}},
+                     {{"job", {"run-9", "TORCHELASTIC_RUN_ID"}},
+                      {"nodes", {"2", "NNODES"}},
+                      {"ordinal", {"1", "GROUP_RANK"}},
+                      {"coordinator", {"10.0.0.1:29600", "MASTER_ADDR"}},
+                      {"listen", {"10.0.0.9", "the way to 10.0.0.1"}}}},
+        LauncherCase{
+            "torchrun_without_an_id", {}, {{"TORCHELASTIC_RUN_ID", "none"}}, {{"job", {"local", "default"}}}},
+        LauncherCase{"our_own_variables_before_launchers",
+                     {},
+                     {{"ROPETEAM_JOB", "mine"},
+                      {"ROPETEAM_NODES", "2"},
+                      {"ROPETEAM_ORDINAL", "1"},
+                      {"ROPETEAM_NODE", "left"},
+                      {"ROPETEAM_COORDINATOR", "h:1"},
+                      {"ROPETEAM_LISTEN", "127.0.0.2"},
+                      {"ROPETEAM_CHUNK_SIZE", "1M"},
+                      {"SKYPILOT_TASK_ID", "sky-1"},
+                      {"SKYPILOT_NUM_NODES", "3"},
+                      {"SKYPILOT_NODE_RANK", "2"}},
+                     {{"job", {"mine", "ROPETEAM_JOB"}},
+                      {"nodes", {"2", "ROPETEAM_NODES"}},
+                      {"ordinal", {"1", "ROPETEAM_ORDINAL"}},
+                      {"node", {"left", "ROPETEAM_NODE"}},
+                      {"coordinator", {"h:1", "ROPETEAM_COORDINATOR"}},
+                      {"listen", {"127.0.0.2", "ROPETEAM_LISTEN"}},
+                      {"chunk-size", {"1M", "ROPETEAM_CHUNK_SIZE"}}}},
+        LauncherCase{"flags_before_everything",
+                     {{"job", "flag"}, {"memory", "1G"}},
+                     {{"ROPETEAM_JOB", "mine"}, {"SLURM_JOB_ID", "1"}, {"ROPETEAM_MEMORY", "2G"}},
+                     {{"job", {"flag", "--job"}}, {"memory", {"1G", "--memory"}}}},
+        LauncherCase{"an_empty_variable_is_not_set",
+                     {},
+                     {{"ROPETEAM_JOB", ""}, {"SLURM_JOB_ID", "5"}},
+                     {{"job", {"5", "SLURM_JOB_ID"}}}},
+        LauncherCase{"the_coordinators_port",
+                     {},
+                     {{"SKYPILOT_NODE_IPS", "fd00::1 fd00::2"},
+                      {"SKYPILOT_NUM_NODES", "2"},
+                      {"ROPETEAM_COORDINATOR_PORT", "77"}},
+                     {{"coordinator", {"[fd00::1]:77", "SKYPILOT_NODE_IPS"}}}}),
+    [](const auto& info) { return info.param.name; });
+
+TEST(LauncherErrors, NameTheVariable) {
+  EXPECT_THAT(Choose({}, {{"SLURM_NNODES", "many"}}).status().message(),
+              HasSubstr("SLURM_NNODES is \"many\""));
+  EXPECT_THAT(Choose({}, {{"NODE_RANK", "-1"}}).status().message(), HasSubstr("NODE_RANK is \"-1\""));
+  EXPECT_THAT(Choose({{"nodes", "3"}}, {}).status().message(), HasSubstr("--coordinator"));
+}
+
+TEST(LauncherErrors, ANameThatMeansThisMachineOnlyToItselfIsNoAddressForPeers) {
+  const Variables variables = {{"MASTER_ADDR", "trainhost"}, {"NNODES", "2"}};
+  const Result<Settings> settings = Choose({}, variables, "127.0.1.1");
+  ASSERT_FALSE(settings.ok());
+  EXPECT_THAT(settings.status().message(), HasSubstr("127.0.1.1"));
+  EXPECT_THAT(settings.status().message(), HasSubstr("--listen"));
+  EXPECT_TRUE(Choose({}, {{"MASTER_ADDR", "127.0.0.1"}, {"NNODES", "2"}}, "127.0.0.1").ok())
+      << "said so: one machine";
+  EXPECT_FALSE(Choose({}, variables, "").ok()) << "no way known";
+}
+
+TEST(FirstSlurmHost, UnderstandsItsLists) {
+  EXPECT_EQ(FirstSlurmHost("gpu1"), "gpu1");
+  EXPECT_EQ(FirstSlurmHost("gpu1,gpu2"), "gpu1");
+  EXPECT_EQ(FirstSlurmHost("gpu[003-010,12],x7"), "gpu003");
+  EXPECT_EQ(FirstSlurmHost("gpu[7,9]"), "gpu7");
+  EXPECT_EQ(FirstSlurmHost("r[1-2]n[5-6]"), "r1n5");
+  EXPECT_EQ(FirstSlurmHost("r[1-2]-ib,other[3]"), "r1-ib");
+  EXPECT_EQ(FirstSlurmHost("gpu[1-2"), "");
+  EXPECT_EQ(FirstSlurmHost(""), "");
+}
+
+TEST(RunOptions, SplitsItsOwnTheDaemonsAndTheCommand) {
+  const Result<RunOptions> options = ParseRunOptions({"--job=j", "--memory", "1G", "--arena-reset", "--quiet",
+                                                      "--ready-timeout", "5", "--", "torchrun", "--", "x"});
+  ASSERT_TRUE(options.ok()) << options.status().ToString();
+  EXPECT_EQ(options->daemon_values, (Variables{{"job", "j"}, {"memory", "1G"}}));
+  EXPECT_THAT(options->daemon_flags, ::testing::ElementsAre("--arena-reset"));
+  EXPECT_TRUE(options->quiet);
+  EXPECT_EQ(options->ready_timeout_s, 5u);
+  EXPECT_THAT(options->command, ::testing::ElementsAre("torchrun", "--", "x"));
+}
+
+TEST(RunOptions, RefusesWhatItDoesNotKnow) {
+  EXPECT_THAT(ParseRunOptions({"--nosuch", "--", "x"}).status().message(), HasSubstr("--nosuch"));
+  EXPECT_THAT(ParseRunOptions({"torchrun"}).status().message(), HasSubstr("behind --"));
+  EXPECT_THAT(ParseRunOptions({"--job", "--", "x"}).status().message(), HasSubstr("--job has no value"));
+  EXPECT_THAT(ParseRunOptions({"--job=j"}).status().message(), HasSubstr("no command"));
+  EXPECT_THAT(ParseRunOptions({"--job=j", "--"}).status().message(), HasSubstr("no command"));
+  EXPECT_THAT(ParseRunOptions({"--quiet=yes", "--", "x"}).status().message(), HasSubstr("--quiet"));
+  EXPECT_THAT(ParseRunOptions({"--ready-timeout=0", "--", "x"}).status().message(),
+              HasSubstr("--ready-timeout"));
+}
+
+}  // namespace
+}  // namespace ropeteam::cli
