@@ -175,6 +175,12 @@ class CoordinatorServer::Service final : public membership::v1::Coordinator::Cal
   CoordinatorServer* const server_;
 };
 
+struct CoordinatorServer::Server {
+  explicit Server(CoordinatorServer* owner) : service(owner) {}
+  Service service;  // outlives the calls on it, which `grpc` ends
+  std::unique_ptr<grpc::Server> grpc;
+};
+
 CoordinatorServer::CoordinatorServer(const MembershipConfig& config) : config_(config) {}
 
 CoordinatorServer::~CoordinatorServer() { Stop(); }
@@ -184,17 +190,16 @@ Status CoordinatorServer::Start() {
   // gRPC tells only whether it could listen; the reason is asked for first, from the system itself.
   ROPETEAM_RETURN_IF_ERROR(CheckListen(config_.coordinator_address));
   coordinator_ = std::make_unique<Coordinator>(config_, Loop::Now(), FirstEpoch());
-  service_ = std::make_unique<Service>(this);
+  auto server = std::make_unique<Server>(this);
   grpc::ServerBuilder builder;
   int port = 0;
   SetServerOptions(&builder);
   builder.AddListeningPort(config_.coordinator_address, ServerCredentials(), &port);
-  builder.RegisterService(service_.get());
-  server_ = builder.BuildAndStart();
-  if (server_ == nullptr || port == 0) {
-    server_.reset();
+  builder.RegisterService(&server->service);
+  server->grpc = builder.BuildAndStart();
+  if (server->grpc == nullptr || port == 0)
     return Error(Code::kIo, "cannot listen on %s", config_.coordinator_address.c_str());
-  }
+  server_ = std::move(server);
   LOG_INFO("membership coordinator listens on %s, job %s", config_.coordinator_address.c_str(),
            config_.job.c_str());
   thread_ = std::thread([this] { KeepDeadlines(); });
@@ -210,7 +215,7 @@ void CoordinatorServer::Stop() {
     Perform(coordinator_->Flush(Loop::Now()));
     changed_.wait_until(lock, deadline, [this] { return AllIdle(); });
   }
-  server_->Shutdown(std::chrono::system_clock::now());
+  server_->grpc->Shutdown(std::chrono::system_clock::now());
   {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [this] { return streams_.empty(); });
@@ -218,9 +223,8 @@ void CoordinatorServer::Stop() {
   }
   timer_.notify_one();
   thread_.join();
-  server_->Wait();
+  server_->grpc->Wait();
   server_.reset();
-  service_.reset();
 }
 
 void CoordinatorServer::KeepDeadlines() {

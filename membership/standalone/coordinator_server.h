@@ -17,9 +17,6 @@
 #include "core/base/status.h"
 #include "membership/coordinator.h"
 
-namespace grpc {
-class Server;
-}
 namespace ropeteam::membership::v1 {
 class CoordinatorFrame;
 }
@@ -39,6 +36,7 @@ class CoordinatorServer {
 
  private:
   class Service;
+  struct Server;  // keeps gRPC's headers out of this one
   class Stream;
   friend class Stream;
 
@@ -56,8 +54,7 @@ class CoordinatorServer {
   void KeepDeadlines();  // the thread
 
   const MembershipConfig config_;
-  std::unique_ptr<Service> service_;
-  std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<Server> server_;
 
   // Taken before a stream's own lock, never after it. Guards all that follows.
   std::mutex mutex_;
