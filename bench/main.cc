@@ -5,7 +5,9 @@
 #include <CLI/CLI.hpp>
 #include <exception>
 #include <iostream>
+#include <string_view>
 
+#include "bench/bare_fi.h"
 #include "bench/command.h"
 
 namespace ropeteam::bench {
@@ -42,4 +44,8 @@ int Main(int argc, char** argv) {
 }  // namespace
 }  // namespace ropeteam::bench
 
-int main(int argc, char** argv) { return ropeteam::bench::Main(argc, argv); }
+int main(int argc, char** argv) {
+  if (argc > 1 && std::string_view(argv[1]) == ropeteam::bench::kBareFiTargetCommand)
+    return ropeteam::bench::BareFiTargetMain(argc - 2, argv + 2);
+  return ropeteam::bench::Main(argc, argv);
+}

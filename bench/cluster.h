@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A cluster of real daemons on this machine's loopback addresses, for the benchmarks that measure the whole
+// way. Every node is a ropeteamd process of its own; this process plays the ranks through libropeteam.so. Not
+// thread-safe.
+
+#ifndef ROPETEAM_BENCH_CLUSTER_H_
+#define ROPETEAM_BENCH_CLUSTER_H_
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "api/include/ropeteam/ropeteam.h"
+
+namespace ropeteam::bench {
+
+struct ClusterOptions {
+  uint32_t nodes = 2;
+  uint32_t replicas = 1;
+  uint64_t memory_bytes = 0;  // of each arena
+  std::string provider = "tcp;ofi_rxm";
+};
+
+// What a process has used so far.
+struct ProcessUse {
+  uint64_t page_faults = 0;
+  double cpu_seconds = 0;
+  double memory_beyond_arena_mib = 0;  // resident anonymous and file pages; the arena is shared memory
+};
+ProcessUse UseOf(pid_t pid);
+
+class Cluster {
+ public:
+  // Throws BenchError when a daemon does not come up, with the end of its log.
+  explicit Cluster(const ClusterOptions& options);
+  ~Cluster();  // ends the daemons and removes their arenas
+  Cluster(const Cluster&) = delete;
+  Cluster& operator=(const Cluster&) = delete;
+
+  pid_t pid(uint32_t node) const { return nodes_[node].pid; }
+  const std::string& socket(uint32_t node) const { return nodes_[node].socket; }
+  // kill -9, and its memory with it.
+  void Lose(uint32_t node);
+  // A new instance under the old name, with an empty arena; returns when it is ready.
+  void Replace(uint32_t node);
+  // Memory regions that the daemons' transports have registered since their start, in all.
+  uint64_t Registrations() const;
+
+ private:
+  struct Node {
+    pid_t pid = -1;
+    std::string socket;
+    std::string log;
+    std::string arena;
+  };
+  void Start(uint32_t node);
+  void Stop(uint32_t node, int signal);
+
+  ClusterOptions options_;
+  std::string job_;
+  std::string directory_;
+  std::string coordinator_;
+  std::vector<Node> nodes_;
+};
+
+// A rank of a world. Throws BenchError with the library's words when a call fails.
+class BenchRank {
+ public:
+  BenchRank(const std::string& socket, uint32_t rank, uint32_t world_size, const std::string& life);
+  ~BenchRank() { ropeteam_close(handle_); }
+  BenchRank(const BenchRank&) = delete;
+  BenchRank& operator=(const BenchRank&) = delete;
+
+  // Saves [data, data + bytes) as `objects` objects of the same size; at return the shard is LOCAL.
+  void Save(uint64_t step, const void* data, uint64_t bytes, uint64_t objects);
+  void Wait(uint64_t step, ropeteam_level_t level);
+  // The newest step; waits for it.
+  uint64_t Latest();
+  ropeteam_view_t* OpenView(uint64_t step, uint32_t rank);
+  // Every object, one after the other, into `data`; closes the view.
+  void ReadAll(ropeteam_view_t* view, void* data);
+
+ private:
+  ropeteam_t* handle_ = nullptr;
+  std::vector<std::string> names_;
+};
+
+// Counted from now on, in this thread: calls of operator new, by the library too.
+uint64_t AllocationsOfThisThread();
+
+}  // namespace ropeteam::bench
+
+#endif  // ROPETEAM_BENCH_CLUSTER_H_

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// ropeteam-bench read: what another node's rank saved, into this rank's memory, beside a bare fi_read loop.
+// ropeteam-bench recover: a node is lost with its memory, its replacement pulls its rank's shard from one
+// holder, and from two, beside the same loop.
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstring>
+#include <memory>
+
+#include "bench/bare_fi.h"
+#include "bench/cluster.h"
+#include "bench/command.h"
+#include "bench/measure.h"
+
+namespace ropeteam::bench {
+namespace {
+
+struct ReadOptions {
+  uint64_t size_mib = 256;
+  uint64_t objects = 16;
+  std::string provider = "tcp;ofi_rxm";
+};
+
+// A recovery costs the start of a daemon with its arena: some seconds a pass.
+constexpr int kRecoverRunsMax = 5;
+
+double Bandwidth(uint64_t bytes, double seconds) { return static_cast<double>(bytes) / seconds / 1e9; }
+
+class ReadLoop {
+ public:
+  ReadLoop(const ReadOptions& options, uint64_t bytes) {
+    BareFiOptions bare;
+    bare.provider = options.provider;
+    bare.bytes = bytes;
+    bare.get = true;
+    if (const Status started = loop_.Start(bare); !started.ok()) throw BenchError(started.ToString());
+  }
+  double Pass() {
+    Result<double> pass = loop_.Pass();
+    if (!pass.ok()) throw BenchError(pass.status().ToString());
+    return *pass / 1e9;
+  }
+
+ private:
+  BareFiLoop loop_;
+};
+
+void CheckSame(const Buffer& source, const Buffer& target) {
+  if (std::memcmp(source.data(), target.data(), source.size()) != 0)
+    throw BenchError("other bytes came back");
+}
+
+void RunRead(Bench& bench, const ReadOptions& options) {
+  const uint64_t bytes = options.size_mib << 20;
+  Report& report = bench.Start("size " + std::to_string(options.size_mib) + " MiB objects " +
+                               std::to_string(options.objects) + " nodes 2 provider " + options.provider +
+                               " runs " + std::to_string(bench.runs));
+  const Buffer source(bytes, 1, true);
+  const Buffer target(bytes, 2, true);
+  ClusterOptions cluster_options;
+  cluster_options.provider = options.provider;
+  cluster_options.replicas = 0;
+  cluster_options.memory_bytes = 5 * bytes + (64ull << 20);
+  Cluster cluster(cluster_options);
+  BenchRank writer(cluster.socket(0), 0, 2, "bench-read");
+  BenchRank reader(cluster.socket(1), 1, 2, "bench-read");
+  ReadLoop loop(options, bytes);
+
+  uint64_t step = 0;
+  Samples fetched, read, baseline;
+  for (int run = 0; run <= bench.runs; ++run) {
+    // A new step each time, or the reader's node would have it already.
+    writer.Save(++step, source.data(), bytes, options.objects);
+    reader.Save(step, source.data(), 64, 1);
+    writer.Wait(step, ROPETEAM_COMMITTED);
+    const double begin = SecondsNow();
+    ropeteam_view_t* view = reader.OpenView(step, 0);
+    const double there = SecondsNow();
+    reader.ReadAll(view, target.data());
+    const double end = SecondsNow();
+    CheckSame(source, target);
+    const double bare = loop.Pass();
+    if (run == 0) continue;
+    fetched.push_back(Bandwidth(bytes, there - begin));
+    read.push_back(Bandwidth(bytes, end - begin));
+    baseline.push_back(bare);
+  }
+  report.Add({"read/fetch_vs_fi_read", "GB/s", fetched, "fi_read", baseline});
+  report.Add({"read/remote_vs_fi_read", "GB/s", read, "fi_read", baseline});
+}
+
+struct Recovery {
+  Samples bandwidth;
+  Samples milliseconds;
+  Samples baseline;
+};
+
+Recovery Recover(const ReadOptions& options, uint32_t nodes, int runs, const Buffer& source,
+                 const Buffer& target, ReadLoop* loop) {
+  constexpr uint32_t kLost = 1;  // never the node with the coordinator
+  const uint64_t bytes = source.size();
+  ClusterOptions cluster_options;
+  cluster_options.provider = options.provider;
+  cluster_options.nodes = nodes;
+  cluster_options.replicas = nodes - 1;
+  cluster_options.memory_bytes = 4 * bytes + (64ull << 20);
+  Cluster cluster(cluster_options);
+  Recovery recovery;
+  uint64_t step = 0;
+  for (int run = 0; run <= runs; ++run) {
+    {
+      BenchRank before(cluster.socket(kLost), 0, 1, "before-" + std::to_string(run));
+      before.Save(++step, source.data(), bytes, options.objects);
+      before.Wait(step, ROPETEAM_COMMITTED);
+    }
+    cluster.Lose(kLost);
+    cluster.Replace(kLost);
+    BenchRank after(cluster.socket(kLost), 0, 1, "after-" + std::to_string(run));
+    if (after.Latest() != step) throw BenchError("the committed step is not the latest");
+    const double begin = SecondsNow();
+    ropeteam_view_t* view = after.OpenView(step, 0);
+    const double seconds = SecondsNow() - begin;
+    after.ReadAll(view, target.data());
+    CheckSame(source, target);
+    const double bare = loop->Pass();
+    if (run == 0) continue;
+    recovery.bandwidth.push_back(Bandwidth(bytes, seconds));
+    recovery.milliseconds.push_back(seconds * 1e3);
+    recovery.baseline.push_back(bare);
+  }
+  return recovery;
+}
+
+void RunRecover(Bench& bench, const ReadOptions& options) {
+  const uint64_t bytes = options.size_mib << 20;
+  const int runs = std::min(bench.runs, kRecoverRunsMax);
+  Report& report = bench.Start("size " + std::to_string(options.size_mib) + " MiB objects " +
+                               std::to_string(options.objects) + " provider " + options.provider + " runs " +
+                               std::to_string(runs));
+  const Buffer source(bytes, 1, true);
+  const Buffer target(bytes, 2, true);
+  ReadLoop loop(options, bytes);
+  const Recovery one = Recover(options, 2, runs, source, target, &loop);
+  report.Add({"recover/pull_vs_fi_read", "GB/s", one.bandwidth, "fi_read", one.baseline});
+  report.Add({"recover/pull_ms", "ms", one.milliseconds, "", {}});
+  const Recovery two = Recover(options, 3, runs, source, target, &loop);
+  report.Add({"recover/pull_two_holders_vs_fi_read", "GB/s", two.bandwidth, "fi_read", two.baseline});
+}
+
+void AddOptions(CLI::App* command, const std::shared_ptr<ReadOptions>& options) {
+  command->add_option("--size", options->size_mib, "of the shard, MiB")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  command->add_option("--objects", options->objects, "of the shard")
+      ->check(CLI::Range(1, 100'000))
+      ->capture_default_str();
+  command->add_option("--provider", options->provider, "of libfabric")->capture_default_str();
+}
+
+}  // namespace
+
+void AddReadCommand(CLI::App& app, Bench& bench) {
+  const auto options = std::make_shared<ReadOptions>();
+  CLI::App* command = app.add_subcommand("read", "another node's shard, beside a bare fi_read loop");
+  AddOptions(command, options);
+  command->callback([&bench, options] { RunRead(bench, *options); });
+}
+
+void AddRecoverCommand(CLI::App& app, Bench& bench) {
+  const auto options = std::make_shared<ReadOptions>();
+  CLI::App* command =
+      app.add_subcommand("recover", "a lost node's shard onto its replacement, beside a bare fi_read loop");
+  AddOptions(command, options);
+  command->callback([&bench, options] { RunRecover(bench, *options); });
+}
+
+}  // namespace ropeteam::bench

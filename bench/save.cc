@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// ropeteam-bench save: a rank's shard to LOCAL and to REPLICATED over two real daemons, beside a bare
+// fi_write loop over the same provider, and what a save costs in the steady state beside its copy: page
+// faults, allocations, registrations.
+
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cstring>
+#include <memory>
+
+#include "bench/bare_fi.h"
+#include "bench/cluster.h"
+#include "bench/command.h"
+#include "bench/measure.h"
+#include "core/base/checksum.h"
+
+namespace ropeteam::bench {
+namespace {
+
+struct SaveOptions {
+  uint64_t size_mib = 256;
+  uint64_t objects = 16;
+  std::string provider = "tcp;ofi_rxm";
+};
+
+constexpr int kSteadySaves = 10;
+
+double Bandwidth(uint64_t bytes, double seconds) { return static_cast<double>(bytes) / seconds / 1e9; }
+
+void MeasureSteadyState(Report& report, Cluster& cluster, BenchRank& rank, const Buffer& source,
+                        uint64_t objects, uint64_t step) {
+  Samples rank_faults, daemon_faults, allocations, registrations;
+  const auto daemons = [&] { return UseOf(cluster.pid(0)).page_faults + UseOf(cluster.pid(1)).page_faults; };
+  for (int i = 0; i <= kSteadySaves; ++i, ++step) {
+    const uint64_t registered = cluster.Registrations();
+    const uint64_t faults_of_daemons = daemons();
+    const uint64_t faults = UseOf(getpid()).page_faults;
+    const uint64_t allocated = AllocationsOfThisThread();
+    rank.Save(step, source.data(), source.size(), objects);
+    rank.Wait(step, ROPETEAM_REPLICATED);
+    const uint64_t allocated_after = AllocationsOfThisThread();
+    const uint64_t faults_after = UseOf(getpid()).page_faults;
+    rank.Wait(step, ROPETEAM_COMMITTED);
+    const uint64_t faults_of_daemons_after = daemons();
+    if (i == 0) continue;  // the counters' own code and memory
+    allocations.push_back(static_cast<double>(allocated_after - allocated));
+    rank_faults.push_back(static_cast<double>(faults_after - faults));
+    daemon_faults.push_back(static_cast<double>(faults_of_daemons_after - faults_of_daemons));
+    registrations.push_back(static_cast<double>(cluster.Registrations() - registered));
+  }
+  report.Add({"save/steady_page_faults", "per save", rank_faults, "", {}});
+  report.Add({"save/steady_page_faults_of_daemons", "per save", daemon_faults, "", {}});
+  report.Add({"save/steady_allocations", "per save", allocations, "", {}});
+  report.Add({"save/steady_registrations", "per save", registrations, "", {}});
+}
+
+void Run(Bench& bench, const SaveOptions& options) {
+  const uint64_t bytes = options.size_mib << 20;
+  Report& report = bench.Start("size " + std::to_string(options.size_mib) + " MiB objects " +
+                               std::to_string(options.objects) + " replicas 1 nodes 2 provider " +
+                               options.provider + " runs " + std::to_string(bench.runs));
+  const Buffer source(bytes, 1, true);
+  const Buffer target(bytes, 2, true);
+  ClusterOptions cluster_options;
+  cluster_options.provider = options.provider;
+  cluster_options.memory_bytes = 5 * bytes + (64ull << 20);  // two kept, two on their way, and their tables
+  Cluster cluster(cluster_options);
+  BenchRank rank(cluster.socket(0), 0, 1, "bench-save");
+
+  BareFiLoop loop;
+  BareFiOptions bare;
+  bare.provider = options.provider;
+  bare.bytes = bytes;
+  if (const Status started = loop.Start(bare); !started.ok()) throw BenchError(started.ToString());
+
+  uint64_t step = 0;
+  const auto save = [&](ropeteam_level_t level) {
+    const double begin = SecondsNow();
+    rank.Save(++step, source.data(), bytes, options.objects);
+    if (level != ROPETEAM_LOCAL) rank.Wait(step, level);
+    const double seconds = SecondsNow() - begin;
+    rank.Wait(step, ROPETEAM_COMMITTED);  // off the clock: the next pass finds a quiet cluster
+    return Bandwidth(bytes, seconds);
+  };
+  const auto figures = MeasureInTurns(
+      {{"local", [&] { return save(ROPETEAM_LOCAL); }},
+       {"replicated", [&] { return save(ROPETEAM_REPLICATED); }},
+       {"fi_write",
+        [&] {
+          Result<double> pass = loop.Pass();
+          if (!pass.ok()) throw BenchError(pass.status().ToString());
+          return *pass / 1e9;
+        }},
+       BandwidthOf("fused_copy", bytes, [&] { CopyCrc32c(target.data(), source.data(), bytes); })},
+      bench.runs);
+  loop.Stop();
+  report.Add({"save/local", "GB/s", figures.at("local"), "fused_copy", figures.at("fused_copy")});
+  report.Add(
+      {"save/replicated_vs_fi_write", "GB/s", figures.at("replicated"), "fi_write", figures.at("fi_write")});
+  MeasureSteadyState(report, cluster, rank, source, options.objects, step + 1);
+}
+
+}  // namespace
+
+void AddSaveCommand(CLI::App& app, Bench& bench) {
+  CLI::App* command =
+      app.add_subcommand("save", "rank to LOCAL and to REPLICATED, beside a bare fi_write loop");
+  const auto options = std::make_shared<SaveOptions>();
+  command->add_option("--size", options->size_mib, "of the shard, MiB")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  command->add_option("--objects", options->objects, "of the shard")
+      ->check(CLI::Range(1, 100'000))
+      ->capture_default_str();
+  command->add_option("--provider", options->provider, "of libfabric")->capture_default_str();
+  command->callback([&bench, options] { Run(bench, *options); });
+}
+
+}  // namespace ropeteam::bench
