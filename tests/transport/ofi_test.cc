@@ -110,6 +110,40 @@ TEST(OfiTest, RefusesAPeerOfAnotherProvider) {
   EXPECT_THAT(refused.status().message(), testing::AllOf(HasSubstr("tcp;ofi_rxm"), HasSubstr("udp;ofi_rxd")));
 }
 
+// shm answers FI_MR_VIRT_ADDR, as EFA does, has names that are no IP addresses, and no descriptor to sleep
+// on.
+TEST(OfiTest, HonoursVirtualAddressesWithoutADescriptorToSleepOn) {
+  OfiConfig config;
+  config.provider = "shm";
+  auto made = CreateOfiTransport(config);
+  if (!made.ok()) GTEST_SKIP() << made.status().ToString();
+  auto a = std::move(made).value();
+  auto b = CreateOfiTransport(config).value();
+  EXPECT_THAT(a->Describe(), HasSubstr("shm"));
+  Memory source(3 << 20), target(3 << 20);
+  source.Fill(1);
+  target.Fill(2);
+  const RegionId region = a->RegisterRegion(source.data(), source.length()).value();
+  const RegionId served = b->RegisterRegion(target.data(), target.length()).value();
+  const PeerId peer = a->Connect(b->LocalAddress()).value();
+  const RemoteRegionId remote = a->ImportRegion(peer, b->ExportRegion(served)).value();
+  Completions done;
+  ASSERT_TRUE(a->Put(peer, region, 1, remote, 5000, 2 << 20, 1).ok());
+  ASSERT_TRUE(PollUntil(nullptr, {a.get(), b.get()}, &done, [&] { return done[a.get()].size() == 1; }));
+  EXPECT_EQ(done[a.get()][0].code, Code::kOk);
+  EXPECT_TRUE(target.Holds(1, 5000, 2 << 20, 1));
+  EXPECT_TRUE(target.Holds(2, 0, 5000, 0));
+  ASSERT_TRUE(a->Get(peer, region, 0, remote, (2 << 20) + 5000, 10'000, 2).ok());
+  ASSERT_TRUE(PollUntil(nullptr, {a.get(), b.get()}, &done, [&] {
+    a->Wait(100);
+    return done[a.get()].size() == 2;
+  }));
+  EXPECT_EQ(done[a.get()][1].code, Code::kOk);
+  EXPECT_TRUE(source.Holds(2, 0, 10'000, (2 << 20) + 5000));
+  a->Disconnect(peer);
+  ASSERT_TRUE(PollUntil(nullptr, {a.get(), b.get()}, &done, [&] { return done[a.get()].size() == 3; }));
+}
+
 // Strangers connect to the data port and send garbage; the transport lives and its memory is as it was.
 TEST(OfiTest, GarbageOnTheDataPortHarmsNobody) {
   Memory source(1 << 20), target(1 << 20);

@@ -170,10 +170,17 @@ void OfiTransport::Sleep(TimeUs now, uint64_t timeout_us) {
   if (listener_.queue.fd < 0) {
     const bool busy = outstanding_ > 0 || now - busy_at_ < kBusyUs;
     timeout_us = std::min(timeout_us, busy ? kBlindBusySleepUs : kBlindIdleSleepUs);
-  } else if (fi_trywait(fabric_.get(), sleep_objects_.data(), static_cast<int>(sleep_objects_.size())) != 0) {
-    busy_at_ = now;
-    Progress();
-    return;
+  } else {
+    const int tried =
+        fi_trywait(fabric_.get(), sleep_objects_.data(), static_cast<int>(sleep_objects_.size()));
+    if (tried == -FI_EAGAIN) {
+      busy_at_ = now;
+      Progress();
+      return;
+    }
+    // The provider cannot say whether its descriptors can be trusted: look at intervals, rather than spin for
+    // ever.
+    if (tried != 0) timeout_us = std::min(timeout_us, kBlindIdleSleepUs);
   }
   const timespec timeout{static_cast<time_t>(timeout_us / 1'000'000),
                          static_cast<long>(timeout_us % 1'000'000 * 1'000)};
