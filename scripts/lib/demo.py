@@ -247,7 +247,7 @@ def main() -> int:
         print(f"demo failed: {failure}", file=sys.stderr)
     if not found:
         screen.say(
-            f"done: no more than {report['steps_lost']} step lost, losses identical; build/demo/ has it all"
+            f"done: steps lost {report['steps_lost']}, losses identical to the bit; build/demo/ has it all"
         )
     return 1 if found else 0
 

@@ -90,7 +90,8 @@ class Paths:
 
     @property
     def build(self) -> pathlib.Path:
-        return self.root / "build" / "release"
+        """The build tree; ROPETEAM_BUILD names another, for a demo of a build that is not the release's."""
+        return pathlib.Path(os.environ.get("ROPETEAM_BUILD", self.root / "build" / "release")).resolve()
 
     @property
     def ropeteam(self) -> pathlib.Path:
