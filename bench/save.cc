@@ -39,8 +39,8 @@ void MeasureSteadyState(Report& report, Cluster& cluster, BenchRank& rank, const
     const uint64_t faults = UseOf(getpid()).page_faults;
     const uint64_t allocated = AllocationsOfThisThread();
     rank.Save(step, source.data(), source.size(), objects);
-    rank.Wait(step, ROPETEAM_REPLICATED);
     const uint64_t allocated_after = AllocationsOfThisThread();
+    rank.Wait(step, ROPETEAM_REPLICATED);
     const uint64_t faults_after = UseOf(getpid()).page_faults;
     rank.Wait(step, ROPETEAM_COMMITTED);
     const uint64_t faults_of_daemons_after = daemons();

@@ -54,6 +54,7 @@ class DataPlane {
   // For Member.data_address; at most kAddressBytesMax bytes.
   const std::string& address() const { return address_; }
   std::string Describe() const { return transport_->Describe(); }
+  Transport::Counters counters() const { return transport_->counters(); }
 
   void Start(Callbacks callbacks);
   // Answers what is outstanding (kPeerGone), disconnects every peer, joins the thread. No callback after the

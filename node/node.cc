@@ -160,6 +160,7 @@ Status Node::InitLocal() {
   facts.arena_bytes = arena_->memory().size();
   facts.replicas = options_.replicas;
   facts.keep_steps = options_.keep_steps;
+  config.transport = [data = data_.get()] { return data->counters(); };
   local_ = std::make_unique<LocalServer>(
       loop_, std::move(config), [this](const auto& input) { Drive(input); },
       [this](Step step) { return ListObjects(step); });

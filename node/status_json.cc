@@ -164,8 +164,11 @@ std::string StatusJson(const ClusterReport& report, const DaemonFacts& facts) {
   return DumpBounded(std::move(json), NodeArrays(report.nodes.size()));
 }
 
-std::string NodeJson(const NodeReport& report, const DaemonFacts& facts) {
+std::string NodeJson(const NodeReport& report, const DaemonFacts& facts, const Transport::Counters& transport) {
   Json json = ToJson(report);
+  json["transport"] = {{"registrations", transport.registrations}, {"put_bytes", transport.put_bytes},
+                       {"get_bytes", transport.get_bytes},         {"puts", transport.puts},
+                       {"gets", transport.gets},                   {"failures", transport.failures}};
   json["daemon"] = ToJson(facts);
   return DumpBounded(std::move(json), {Json::json_pointer("/copies"), Json::json_pointer("/sessions")});
 }

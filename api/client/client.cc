@@ -88,11 +88,14 @@ Result<std::shared_ptr<Link>> Client::GetLink(Deadline deadline, Retry retry) {
 
 Result<std::shared_ptr<Link>> Client::Connect(Deadline deadline, Retry retry) {
   std::shared_ptr<Arena> known;
+  local::Hello hello;
   {
     const std::lock_guard lock(mutex_);
-    if (link_ != nullptr) known = link_->arena;
+    if (link_ != nullptr) {
+      known = link_->arena;
+      hello.incarnation = link_->hello.incarnation;
+    }
   }
-  local::Hello hello;
   hello.kind = local::ClientKind::kRank;
   hello.rank = options_.rank;
   hello.world_size = options_.world_size;

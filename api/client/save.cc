@@ -85,6 +85,10 @@ Result<std::unique_ptr<Save>> Save::Begin(const std::shared_ptr<Client>& client,
                  Ull(kObjectsMax));
   }
   Result<std::shared_ptr<Link>> link = client->GetLink(Deadline::In(kSaveReconnectMs), Client::Retry::kNo);
+  if (link.status().code() == Code::kDeadlineExceeded) {
+    // The caller gave no deadline that could have been exceeded.
+    return Error(Code::kUnavailable, "%s", link.status().message().c_str());
+  }
   if (!link.ok()) return link.status();
   ROPETEAM_RETURN_IF_ERROR(client->TakeSave());
   std::unique_ptr<Save> save(new Save(client, *link, step));
