@@ -16,13 +16,54 @@ namespace {
 constexpr std::chrono::seconds kGiveUp(20);
 constexpr uint64_t kBytes = 1 << 20;
 
+// The in-process transport, said to fence: no fabric that can is on every machine.
+class Fencing : public Transport {
+ public:
+  explicit Fencing(std::unique_ptr<Transport> inner)
+      : inner_(std::move(inner)), capabilities_(inner_->capabilities()) {
+    capabilities_.fences_peers = true;
+  }
+  const TransportCapabilities& capabilities() const override { return capabilities_; }
+  std::string LocalAddress() const override { return inner_->LocalAddress(); }
+  std::string Describe() const override { return inner_->Describe(); }
+  Result<RegionId> RegisterRegion(void* base, uint64_t length) override {
+    return inner_->RegisterRegion(base, length);
+  }
+  Status DeregisterRegion(RegionId region) override { return inner_->DeregisterRegion(region); }
+  std::string ExportRegion(RegionId region) const override { return inner_->ExportRegion(region); }
+  Result<PeerId> Connect(const std::string& address) override { return inner_->Connect(address); }
+  void Disconnect(PeerId peer) override { inner_->Disconnect(peer); }
+  Result<RemoteRegionId> ImportRegion(PeerId peer, const std::string& key) override {
+    return inner_->ImportRegion(peer, key);
+  }
+  Status Put(PeerId peer, RegionId local, uint64_t local_offset, RemoteRegionId remote,
+             uint64_t remote_offset, uint64_t length, uint64_t context) override {
+    return inner_->Put(peer, local, local_offset, remote, remote_offset, length, context);
+  }
+  Status Get(PeerId peer, RegionId local, uint64_t local_offset, RemoteRegionId remote,
+             uint64_t remote_offset, uint64_t length, uint64_t context) override {
+    return inner_->Get(peer, local, local_offset, remote, remote_offset, length, context);
+  }
+  size_t Poll(Completion* out, size_t capacity) override { return inner_->Poll(out, capacity); }
+  void Wait(uint64_t timeout_us) override { inner_->Wait(timeout_us); }
+  void Wake() override { inner_->Wake(); }
+  Counters counters() const override { return inner_->counters(); }
+
+ private:
+  const std::unique_ptr<Transport> inner_;
+  TransportCapabilities capabilities_;
+};
+
 // A plane over the in-process fabric and an arena of its own.
 class Plane {
  public:
-  Plane(const std::shared_ptr<InprocFabric>& fabric, const std::string& name) : arena_(kBytes) {
-    Result<std::unique_ptr<Transport>> transport = fabric->CreateTransport(name);
-    EXPECT_TRUE(transport.ok());
-    Result<std::unique_ptr<DataPlane>> plane = DataPlane::Create(std::move(*transport), arena_);
+  Plane(const std::shared_ptr<InprocFabric>& fabric, const std::string& name, bool fences = true)
+      : arena_(kBytes) {
+    Result<std::unique_ptr<Transport>> created = fabric->CreateTransport(name);
+    EXPECT_TRUE(created.ok());
+    std::unique_ptr<Transport> transport = std::move(*created);
+    if (fences) transport = std::make_unique<Fencing>(std::move(transport));
+    Result<std::unique_ptr<DataPlane>> plane = DataPlane::Create(std::move(transport), arena_);
     EXPECT_TRUE(plane.ok()) << plane.status().ToString();
     plane_ = std::move(*plane);
     DataPlane::Callbacks callbacks;
@@ -129,6 +170,20 @@ TEST(DataPlane, OneThatNeverWasConnectedIsFencedToo) {
   a.plane_->SetMembers({b.As(2)});
   a.plane_->SetMembers({});
   EXPECT_THAT(a.WaitFenced(1), ::testing::ElementsAre(2));
+}
+
+TEST(DataPlane, ATransportThatCannotTellFencesNobody) {
+  const auto fabric = InprocFabric::Create();
+  Plane a(fabric, "a", /*fences=*/false);
+  Plane b(fabric, "b");
+  a.plane_->SetMembers({b.As(2)});
+  a.plane_->Submit({Transfer(1, 2, false, 0, 0, 1)});
+  a.WaitDone(1);
+  a.plane_->SetMembers({});
+  a.plane_->Submit({Transfer(2, 2, false, 0, 0, 1)});  // answered behind the departure
+  EXPECT_EQ(a.WaitDone(2)[1].code, Code::kPeerGone);
+  a.plane_->Stop();
+  EXPECT_TRUE(a.WaitFenced(0).empty());
 }
 
 TEST(DataPlane, StopAnswersWhatIsOutstanding) {
