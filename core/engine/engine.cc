@@ -95,6 +95,11 @@ void Engine::Impl::ApplyView(const View& view) {
   context_.view = view;
   context_.to_self.clear();  // of the epoch before; whoever sent it asks again below
   context_.inventory_dirty = true;
+  const bool lost = std::any_of(before.members.begin(), before.members.end(),
+                                [&](const Member& member) { return !view.Contains(member.id); });
+  // The ranks of a lost node have left a life that has no name; who knew them may have been the lost node
+  // itself.
+  if (lost && context_.life.incarnation != 0 && context_.life.token.empty()) context_.life.broken = true;
   parts_.leader.OnView(before);
   parts_.holder.OnView();
   if (!resumed_) {
@@ -215,7 +220,9 @@ void Engine::Impl::ApplyLeaderState(NodeId from, const LeaderState& state) {
 
   const bool life_changed = !(context_.life == state.life);
   if (state.life.incarnation >= context_.life.incarnation) {
+    const bool left_here = state.life.incarnation == context_.life.incarnation && context_.life.broken;
     context_.life = state.life;
+    context_.life.broken = context_.life.broken || left_here;  // the leader may not have heard yet
     if (state.life.incarnation > context_.store.incarnation_max())
       context_.store.SetIncarnationMax(state.life.incarnation);
   }

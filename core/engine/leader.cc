@@ -137,26 +137,20 @@ void Leader::Announce() {
   state.life = life_;
   for (const StepId& id : CommittedNewestFirst(context.config.keep_steps + kCommittedListedMax))
     state.committed.push_back({id});
+  // Kept are the newest producible step, committed or not, and every committed step down to the K-th that is
+  // producible: a committed step whose holder is away for a moment is not given up for an older one.
   std::set<StepId> keep;
   StepId release_before;
+  size_t producible_committed = 0;
   bool newest = true;
-  for (auto step = table_.steps().rbegin(); step != table_.steps().rend(); ++step) {
-    if (!step->second.producible()) continue;
-    if (newest) keep.insert(step->first);
+  for (auto step = table_.steps().rbegin();
+       step != table_.steps().rend() && producible_committed < context.config.keep_steps; ++step) {
+    const bool producible = step->second.producible();
+    if (step->second.committed || (producible && newest)) keep.insert(step->first);
+    if (!producible) continue;
     newest = false;
     if (!step->second.committed) continue;
-    if (release_before == StepId()) release_before = step->first;
-    keep.insert(step->first);
-    if (keep.size() > context.config.keep_steps) break;
-  }
-  // `keep` holds K committed steps and, if it is none of them, the newest producible one.
-  size_t committed_kept = 0;
-  for (auto id = keep.rbegin(); id != keep.rend();) {
-    if (table_.Find(*id)->committed && ++committed_kept > context.config.keep_steps) {
-      id = std::set<StepId>::reverse_iterator(keep.erase(std::next(id).base()));
-    } else {
-      ++id;
-    }
+    if (++producible_committed == 1) release_before = step->first;
   }
   if (life_.has_pin && life_.pin != StepId() && table_.Find(life_.pin) != nullptr) {
     // The step this life was restored from is protected until the life has a committed step of its own.

@@ -85,6 +85,9 @@ void Sessions::Close(SessionId id) {
     if (save.session == id) saves.push_back(save_id);
   for (const SaveId save : saves) EndSave(save, "its rank has gone");
   for (const auto& [view, open] : session->views) parts_.context.store.EndLease(open.lease);
+  // Said in the inventory from now on: a leader that comes later must know, too, that a rank has left.
+  Life& life = parts_.context.life;
+  if (session->admitted && session->incarnation == life.incarnation && life.token.empty()) life.broken = true;
   sessions_.erase(id);
   parts_.context.inventory_dirty = true;
 }
