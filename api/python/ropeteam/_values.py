@@ -116,12 +116,13 @@ def is_buffer(value: object) -> bool:
 
 def _plain_tensor(tensor: Any, what: str) -> Any:
     """The strided CPU tensor whose memory is meant: of a DTensor, this rank's own part."""
-    tensor = tensor.detach()
+    torch = sys.modules["torch"]
     if hasattr(tensor, "to_local"):
-        tensor = tensor.to_local()
+        with torch.no_grad():  # with gradients on, a DTensor answers through autograd, ten times slower
+            tensor = tensor.to_local()
         if hasattr(tensor, "wait"):  # a collective still under way
             tensor = tensor.wait()
-    torch = sys.modules["torch"]
+    tensor = tensor.detach()
     if tensor.layout != torch.strided or tensor.is_quantized:
         raise Unsupported(
             f"{what}: a {tensor.layout} tensor of {tensor.dtype}; only plain strided tensors have bytes"
@@ -221,12 +222,14 @@ def encode_json(value: JsonValue) -> bytes:
 
 def _check_keys(value: object) -> None:
     if isinstance(value, dict):
-        for key, inner in value.items():
+        for key in value:
             if not isinstance(key, str):
                 raise ValueError(f"key {key!r} is not a str")
-            _check_keys(inner)
-    elif isinstance(value, (list, tuple)):
-        for inner in value:
+        value = value.values()
+    elif not isinstance(value, (list, tuple)):
+        return
+    for inner in value:
+        if isinstance(inner, (dict, list, tuple)):
             _check_keys(inner)
 
 
