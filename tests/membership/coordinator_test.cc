@@ -175,6 +175,20 @@ TEST_F(CoordinatorTest, ASecondNodeOnAConnectionIsRefusedAndTheFirstCanComeAgain
   EXPECT_EQ(coordinator_.registered(), 1u);
 }
 
+TEST_F(CoordinatorTest, ARegistrationThatWasOvertakenByANewerOneIsIgnored) {
+  Registration newer = From("a", 1);
+  newer.attempt = 2;
+  ASSERT_TRUE(Refused(newer).ok());
+  const ConnectionId current = connection_;
+  const auto outputs = Register(From("a", 1));
+  ASSERT_EQ(outputs.size(), 1u);
+  EXPECT_EQ(std::get<Coordinator::Close>(outputs[0]).connection, connection_);
+  // The newer connection is the one that counts.
+  const auto answer = coordinator_.Received(now_, current, Heartbeat{});
+  ASSERT_EQ(answer.size(), 1u);
+  EXPECT_EQ(std::get<Coordinator::Send>(answer[0]).connection, current);
+}
+
 TEST_F(CoordinatorTest, AnInstanceThatChangesItsAddressIsRefused) {
   ASSERT_TRUE(Refused(From("a", 1)).ok());
   Registration changed = From("a", 1);

@@ -350,6 +350,8 @@ TEST_F(MembershipStory, ACoordinatorThatWasStoppedBlamesNobody) {
     cluster_.RunFor(2000);
   }
   EXPECT_EQ(cluster_.Views(a_).size(), 1u);
+  for (const NodeId node : {a_, b_, c_}) EXPECT_TRUE(cluster_.Refusals(node).empty());
+  EXPECT_TRUE(cluster_.Converged());
 }
 
 TEST_F(MembershipStory, AThousandNodesStartInAFewViews) {
