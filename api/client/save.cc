@@ -201,6 +201,8 @@ Status Save::EnsureSpace(uint64_t stream_bytes) {
 // Checks, makes room, enters the object into the manifest and pads up to it. Returns its offset.
 Result<uint64_t> Save::AddObject(std::string_view name, uint64_t length) {
   ROPETEAM_RETURN_IF_ERROR(CheckOpen());
+  // Before every object, however small: its chunk may be another's since the daemon died (see ChunkFilled()).
+  if (Status status = link_->channel->Check(); !status.ok()) return Fail(std::move(status));
   const uint64_t limit = kChunksPerShardMax * chunk_bytes_;
   if (length > limit) {
     return Error(Code::kInvalidArgument, "an object of %llu bytes, limit %llu (%llu chunks of %llu)",

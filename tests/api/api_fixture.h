@@ -67,7 +67,8 @@ using ViewHandle = std::unique_ptr<ropeteam_view_t, CloseHandle>;
 
 class ApiTest : public ::testing::Test {
  protected:
-  explicit ApiTest(uint64_t chunk_bytes = 64 * 1024, uint64_t chunks = 64) : daemon_(chunk_bytes, chunks) {}
+  explicit ApiTest(uint64_t chunk_bytes = 64 * 1024, uint64_t chunks = 64, uint64_t tail_bytes = 0)
+      : daemon_(chunk_bytes, chunks, tail_bytes) {}
 
   // Null when it fails; a test that needs it asserts.
   Handle Open(uint32_t rank = kRank) {

@@ -277,6 +277,11 @@ TEST_F(ConnectionTest, ADaemonThatIsSilentAtABeginIsLeft) {
   EXPECT_FAILS(ropeteam_save_begin(handle.get(), 1, &options, &save), ROPETEAM_UNAVAILABLE,
                "did not answer within 5000 ms");
   EXPECT_TRUE(daemon_.WaitFor([](const FakeCounts& counts) { return counts.disconnects == 1; }));
+  // From here on a begin finds the silence at the hello, and does not wait for so long.
+  daemon_.Configure([](FakeConfig& config) { config.silent = true; });
+  const auto begin = steady_clock::now();
+  EXPECT_FAILS(ropeteam_save_begin(handle.get(), 1, &options, &save), ROPETEAM_UNAVAILABLE, "no answer");
+  EXPECT_LT(MsSince(begin), 4000);
 }
 
 // ---- closing
@@ -353,17 +358,59 @@ TEST_F(ConnectionTest, AForkedChildIsRefusedAndDoesNotKeepTheConnection) {
   ExpectNoProblems();
 }
 
+// The rank is killed; what it forked lives on with copies of its descriptors. The daemon has to see the death
+// at once.
+TEST_F(ConnectionTest, AForkedChildDoesNotKeepTheConnectionOfADeadParent) {
+  int to_grandchild[2];
+  ASSERT_EQ(::pipe(to_grandchild), 0);
+  const pid_t rank = ::fork();
+  ASSERT_GE(rank, 0);
+  if (rank == 0) {
+    const ropeteam_open_options_t options = OptionsFor(daemon_.socket());
+    ropeteam_t* handle = nullptr;
+    if (ropeteam_open(&options, &handle) != ROPETEAM_OK) ::_exit(1);
+    const pid_t worker = ::fork();
+    if (worker == 0) {
+      ::close(to_grandchild[1]);
+      char byte = 0;
+      ::_exit(::read(to_grandchild[0], &byte, 1) == 0 ? 0 : 1);  // until the test ends
+    }
+    ::_exit(worker > 0 ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(rank, &status, 0), rank);
+  EXPECT_EQ(status, 0);
+  EXPECT_TRUE(daemon_.WaitFor([](const FakeCounts& counts) { return counts.disconnects == 1; }));
+  ::close(to_grandchild[0]);
+  ::close(to_grandchild[1]);
+}
+
 TEST_F(ConnectionTest, SigpipeIsNeverRaised) {
   struct sigaction before {};
   struct sigaction fatal {};
   fatal.sa_handler = SIG_DFL;
   ASSERT_EQ(::sigaction(SIGPIPE, &fatal, &before), 0);
   const Handle handle = Open();
-  SaveHandle save = Begin(handle.get(), 1, 20 * 65536, 1);
+  const SaveHandle save = Begin(handle.get(), 1, 20 * 65536, 1);
   daemon_.Kill();
-  const std::string bytes = RandomBytes(10 * 65536, 1);
-  EXPECT_FAILS(ropeteam_save_put(save.get(), "a", bytes.data(), bytes.size()), ROPETEAM_UNAVAILABLE, "gone");
+  // Sends without looking first. A daemon that is gone holds no save: it is given up.
+  EXPECT_OK(ropeteam_save_abort(save.get()));
   ::sigaction(SIGPIPE, &before, nullptr);
+}
+
+TEST_F(ConnectionTest, NothingIsWrittenByADeadDaemonsGrant) {
+  const Handle handle = Open();
+  const SaveHandle save = Begin(handle.get(), 1, 20 * 65536, 3);
+  daemon_.Kill();
+  // The next daemon may have given these chunks to somebody else.
+  daemon_.Start();
+  const std::string bytes = RandomBytes(10 * 65536, 1);
+  EXPECT_FAILS(ropeteam_save_put(save.get(), "a", bytes.data(), 100), ROPETEAM_UNAVAILABLE, "gone");
+  EXPECT_FAILS(ropeteam_save_put(save.get(), "b", bytes.data(), bytes.size()), ROPETEAM_UNAVAILABLE, "gone");
+  void* pointer = nullptr;
+  EXPECT_FAILS(ropeteam_save_reserve(save.get(), "c", 10, &pointer), ROPETEAM_UNAVAILABLE, "gone");
+  EXPECT_FAILS(ropeteam_save_commit(save.get()), ROPETEAM_UNAVAILABLE, "gone");
+  EXPECT_EQ(daemon_.ChunksUntouched(), 64u);
 }
 
 // ---- the environment

@@ -26,19 +26,20 @@ using local::Type;
 // What a chunk holds before it is written: a gap that the library leaves unwritten shows.
 constexpr int kOldBytes = 0xa5;
 
-FakeDaemon::FakeDaemon(uint64_t chunk_bytes, uint64_t chunks)
+FakeDaemon::FakeDaemon(uint64_t chunk_bytes, uint64_t chunks, uint64_t tail_bytes)
     : chunk_bytes_(chunk_bytes), chunks_total_(chunks) {
   char directory[] = "/tmp/ropeteam-fake-XXXXXX";
   ROPETEAM_CHECK(::mkdtemp(directory) != nullptr);
   directory_ = directory;
   socket_ = directory_ + "/socket";
-  arena_bytes_ = chunks_begin_ + chunks * chunk_bytes;
+  memory_bytes_ = chunks_begin_ + chunks * chunk_bytes;
+  arena_bytes_ = memory_bytes_ + tail_bytes;
   arena_ = ::memfd_create("fake-arena", MFD_CLOEXEC);
   ROPETEAM_CHECK(arena_ >= 0 && ::ftruncate(arena_, static_cast<off_t>(arena_bytes_)) == 0);
-  void* memory = ::mmap(nullptr, arena_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, arena_, 0);
+  void* memory = ::mmap(nullptr, memory_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, arena_, 0);
   ROPETEAM_CHECK(memory != MAP_FAILED);
   memory_ = static_cast<std::byte*>(memory);
-  std::memset(memory_, kOldBytes, arena_bytes_);
+  std::memset(memory_, kOldBytes, memory_bytes_);
   for (uint32_t i = 0; i < chunks; ++i) free_.insert(i);
   wake_ = ::eventfd(0, EFD_CLOEXEC);
   Start();
@@ -46,7 +47,7 @@ FakeDaemon::FakeDaemon(uint64_t chunk_bytes, uint64_t chunks)
 
 FakeDaemon::~FakeDaemon() {
   Kill();
-  ::munmap(memory_, arena_bytes_);
+  ::munmap(memory_, memory_bytes_);
   ::close(arena_);
   ::close(wake_);
   ::rmdir(directory_.c_str());
@@ -115,6 +116,15 @@ local::Wait FakeDaemon::last_wait() {
 uint64_t FakeDaemon::chunks_free() {
   const std::lock_guard lock(mutex_);
   return free_.size();
+}
+uint64_t FakeDaemon::ChunksUntouched() {
+  const std::lock_guard lock(mutex_);
+  const std::vector<std::byte> old(chunk_bytes_, std::byte{kOldBytes});
+  uint64_t count = 0;
+  for (uint32_t i = 0; i < chunks_total_; ++i) {
+    if (std::memcmp(Chunk(i), old.data(), chunk_bytes_) == 0) ++count;
+  }
+  return count;
 }
 bool FakeDaemon::Has(Step step, Rank rank) {
   const std::lock_guard lock(mutex_);

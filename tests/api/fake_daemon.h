@@ -66,7 +66,9 @@ struct FakeCounts {
 
 class FakeDaemon {
  public:
-  explicit FakeDaemon(uint64_t chunk_bytes = 64 * 1024, uint64_t chunks = 64);
+  // The arena's file has `tail_bytes` behind the chunks: a big arena, of which the tests need only the
+  // beginning.
+  explicit FakeDaemon(uint64_t chunk_bytes = 64 * 1024, uint64_t chunks = 64, uint64_t tail_bytes = 0);
   ~FakeDaemon();
 
   const std::string& socket() const { return socket_; }
@@ -89,6 +91,8 @@ class FakeDaemon {
   local::Hello last_hello();
   local::Wait last_wait();
   uint64_t chunks_free();
+  // Chunks that no save has written to yet.
+  uint64_t ChunksUntouched();
   bool Has(Step step, Rank rank);
   FakeShard shard(Step step, Rank rank);
   // The object's bytes as they lie in the arena.
@@ -155,6 +159,7 @@ class FakeDaemon {
   int arena_ = -1;
   std::byte* memory_ = nullptr;
   uint64_t arena_bytes_ = 0;
+  uint64_t memory_bytes_ = 0;  // of it, mapped here
 
   std::mutex mutex_;
   std::condition_variable changed_;
