@@ -139,10 +139,19 @@ void Checker::OnDropped(const Host& host, const ShardId& id, Role role) {
   if (at == shards_.end()) return;
   Shard& shard = at->second;
   Copy& copy = shard.copies[PlaceOf(host)];
-  const bool broken = !copy.bad.empty();
   copy.fate = Fate::kDropped;
   copy.since = scheduler_.now();
   if (role != Role::kCache) ++dropped_;
+  to_judge_.emplace_back(id, role);
+}
+
+void Checker::JudgeDrops(const Host& host) {
+  for (const auto& [id, role] : std::exchange(to_judge_, {})) JudgeDrop(host, id, role);
+}
+
+void Checker::JudgeDrop(const Host& host, const ShardId& id, Role role) {
+  const Shard& shard = shards_.at(id);
+  const bool broken = !shard.copies.at(PlaceOf(host)).bad.empty();
   const StepId step = StepOf(id);
   bool pinned = false;
   if (!lives_.empty()) {
@@ -158,6 +167,12 @@ void Checker::OnDropped(const Host& host, const ShardId& id, Role role) {
   }
   const size_t wanted = role == Role::kCache ? 1 : options_.replicas + 1;
   if (others.size() >= wanted) return;
+  // What even all living memory together could not produce is no loss. Chunks dropped this moment still have their bytes.
+  const bool worth_keeping = Covered(step, [&](const Place& at, const Shard& of, const Copy& copy, uint32_t chunk) {
+    const bool there = copy.fate == Fate::kPresent || (copy.fate == Fate::kDropped && copy.since == scheduler_.now());
+    return there && ChunkRight(*hosts_[at.host], copy.extents, of, chunk);
+  });
+  if (!worth_keeping) return;
   Fail("host %zu dropped its %s copy of %s, of a step that is to be kept, with %zu others left", host.index,
        RoleName(role), id.ToString().c_str(), others.size());
 }
@@ -167,6 +182,7 @@ void Checker::OnAdopted(const Host& host) {
     if (!host.store->shards().contains(id))
       return Fail("host %zu restarted its daemon and %s is no longer there", host.index, id.ToString().c_str());
   Observe(host);
+  JudgeDrops(host);
 }
 
 void Checker::OnMemoryLost(const Host& host) {
@@ -230,22 +246,48 @@ StepId Checker::FloorOf(const Host& host) const {
   return {};
 }
 
+size_t Checker::GoodCopies(const Shard& shard) const {
+  size_t good = 0;
+  for (const auto& [place, copy] : shard.copies) {
+    const Host& host = *hosts_[place.host];
+    if (copy.fate != Fate::kPresent || !host.daemon_runs() || !copy.bad.empty()) continue;
+    bool right = true;
+    for (uint32_t i = 0; i < shard.crcs.size(); ++i) right = right && ChunkRight(host, copy.extents, shard, i);
+    good += right ? 1 : 0;
+  }
+  return good;
+}
+
 size_t Checker::CopiesMin(const StepId& step) const {
   const uint32_t world = WorldOf(step);
   size_t fewest = world == 0 ? 0 : SIZE_MAX;
   for (Rank rank = 0; rank < world; ++rank) {
     const Shard* shard = Find({step.incarnation, step.step, rank});
-    if (shard == nullptr) return 0;
-    size_t good = 0;
-    for (const auto& [place, copy] : shard->copies) {
-      std::string why;
-      if (copy.fate == Fate::kPresent && hosts_[place.host]->daemon_runs() && copy.bad.empty() &&
-          CopyRight(*hosts_[place.host], copy, *shard, &why))
-        ++good;
-    }
-    fewest = std::min(fewest, good);
+    fewest = std::min(fewest, shard == nullptr ? 0 : GoodCopies(*shard));
   }
   return fewest;
+}
+
+std::string Checker::DescribeCopies(const StepId& step, size_t wanted) const {
+  constexpr const char* kFates[] = {"there", "dropped", "lost"};
+  std::string text;
+  const uint32_t world = WorldOf(step);
+  for (Rank rank = 0; rank < world; ++rank) {
+    const Shard* shard = Find({step.incarnation, step.step, rank});
+    if (shard == nullptr || GoodCopies(*shard) >= wanted) continue;
+    char line[160];
+    std::snprintf(line, sizeof(line), "; rank %u saved by host %zu:", rank, shard->saver);
+    text += line;
+    for (const auto& [place, copy] : shard->copies) {
+      size_t wrong = 0;
+      for (uint32_t i = 0; copy.fate == Fate::kPresent && i < shard->crcs.size(); ++i)
+        wrong += ChunkRight(*hosts_[place.host], copy.extents, *shard, i) ? 0 : 1;
+      std::snprintf(line, sizeof(line), " host %zu %s %s, chunks marked bad %zu, wrong %zu;", place.host,
+                    RoleName(copy.role), kFates[static_cast<size_t>(copy.fate)], copy.bad.size(), wrong);
+      text += line;
+    }
+  }
+  return text;
 }
 
 bool Checker::HasAnother(const Host& host, const ShardId& id, uint32_t chunk) const {
@@ -270,13 +312,14 @@ void Checker::CheckReplicated(const Host& host, const ShardId& id, const char* s
   const Shard* shard = Find(id);
   if (shard == nullptr)
     return Fail("host %zu said %s of %s, which is not even sealed", host.index, said, id.ToString().c_str());
-  const bool superseded =
-      Retired(StepOf(id)) || (!lives_.empty() && lives_.rbegin()->first > id.incarnation);
+  // Once a newer step is committed, or the world has restarted, a holder may drop what it has sealed, even in the input that
+  // sealed it; its word is on its way nevertheless.
+  const bool superseded = (!committed_.empty() && committed_.rbegin()->first > StepOf(id)) ||
+                          (!lives_.empty() && lives_.rbegin()->first > id.incarnation);
+  if (superseded && !Committed(StepOf(id))) return;
   std::set<size_t> holders;
-  for (const auto& [place, copy] : shard->copies) {
-    if (place.host == shard->saver) continue;
-    if (copy.fate != Fate::kDropped || superseded) holders.insert(place.host);
-  }
+  for (const auto& [place, copy] : shard->copies)
+    if (place.host != shard->saver && (copy.fate != Fate::kDropped || superseded)) holders.insert(place.host);
   if (holders.size() < options_.replicas)
     Fail("host %zu said %s of %s with %zu copies sealed on other nodes, %u promised", host.index, said,
          id.ToString().c_str(), holders.size(), options_.replicas);

@@ -73,6 +73,8 @@ class Checker {
   void OnMemoryLost(const Host& host);
   // After every input: what has been sealed, dropped or marked in this store.
   void Observe(const Host& host);
+  // Whether what Observe() saw dropped was to be dropped; after the input's events, which may say why.
+  void JudgeDrops(const Host& host);
   void OnFlip(const Host& host, const ShardId& shard, uint32_t chunk);
 
   // ---- sessions. Inputs are shown before the engine sees them, answers when the engine gives them.
@@ -101,7 +103,10 @@ class Checker {
   bool Producible(const StepId& step) const;
   // Good copies, on running daemons that all have `view`, of the shard that has fewest; 0 when the step is unknown.
   size_t CopiesMin(const StepId& step) const;
-  std::vector<StepId> KeptSteps() const;  // committed, and not retired by K newer ones
+  // What became of every copy of every shard that has fewer than `wanted`. For people.
+  std::string DescribeCopies(const StepId& step, size_t wanted) const;
+  std::vector<StepId> KeptSteps() const;  // committed, and not retired
+  bool Retired(const StepId& step) const;  // by K newer committed ones
   // Whether this chunk is right on another running daemon as well.
   bool HasAnother(const Host& host, const ShardId& shard, uint32_t chunk) const;
   bool Flipped(const StepId& step) const;  // a bit of it was ever flipped
@@ -150,13 +155,14 @@ class Checker {
   Place PlaceOf(const Host& host) const { return {host.index, host.memory_generation}; }
   void OnSealed(const Host& host, const SealedShard& sealed);
   void OnDropped(const Host& host, const ShardId& id, Role role);
+  void JudgeDrop(const Host& host, const ShardId& id, Role role);
   bool ChunkRight(const Host& host, const std::vector<Extent>& extents, const Shard& shard, size_t chunk) const;
   bool CopyRight(const Host& host, const Copy& copy, const Shard& shard, std::string* why) const;
   void CheckReplicated(const Host& host, const ShardId& id, const char* said);
   void CheckCommitted(const Host& host, const StepId& step);
-  bool Retired(const StepId& step) const;
   const Shard* Find(const ShardId& id) const;
   uint32_t WorldOf(const StepId& step) const;
+  size_t GoodCopies(const Shard& shard) const;
   // Whether every chunk of every shard has a copy that `usable` accepts (host, generation, copy, chunk).
   template <typename Usable>
   bool Covered(const StepId& step, Usable usable) const;
@@ -176,6 +182,7 @@ class Checker {
   std::string failure_;
   Statistics statistics_;
   uint64_t dropped_ = 0;
+  std::vector<std::pair<ShardId, Role>> to_judge_;
   std::map<ShardId, Shard> shards_;
   std::map<StepId, TimeUs> committed_;
   std::set<StepId> offered_;  // ever the answer of `latest`

@@ -53,6 +53,9 @@ class Cluster : private NetworkEnds {
   bool FlipBit(size_t index, const ShardId& shard, uint32_t chunk);
   // Told when a machine stops or starts.
   std::function<void(size_t host, bool up)> on_host;
+  // For the stories: told of what happens, the moment it does. What they do about it they do After(0).
+  std::function<void(size_t host, const LevelEvent&)> on_event;
+  std::function<void(const Transfer&)> on_transfer;
 
   // ---- clients
   // 0 when no daemon runs there.

@@ -44,7 +44,9 @@ void Cluster::Give(Host* host, const char* what, const Drive& drive) {
                                                     : event.shard.ToString().c_str());
     Digest(Mix(event.shard.incarnation, event.shard.step, event.shard.rank, static_cast<uint64_t>(event.level)));
     checker_.OnEvent(*host, event);
+    if (on_event) on_event(host->index, event);
   }
+  checker_.JudgeDrops(*host);
   const bool crash = random_.Chance(crash_in_input_ppm_);
   const size_t outputs = out.messages.size() + out.transfers.size() + out.checks.size() + out.answers.size();
   CarryOut(host, out, crash ? random_.Below(outputs + 1) : SIZE_MAX, free_before, dropped_before);
@@ -97,6 +99,7 @@ void Cluster::CarryMessage(Host* host, const SendMessage& message) {
 void Cluster::CarryTransfer(Host* host, const StartTransfer& start) {
   Digest(Mix(now(), host->id, start.tag, start.length));
   Transfer transfer;
+  transfer.number = network_.next_number();
   transfer.tag = start.tag;
   transfer.initiator = host->index;
   transfer.initiator_id = host->id;
@@ -111,6 +114,7 @@ void Cluster::CarryTransfer(Host* host, const StartTransfer& start) {
   if (start.local_offset < host->chunks_begin || start.local_offset + start.length > host->memory_bytes)
     return checker_.Fail("host %zu: %s is outside of its own chunks", host->index, transfer.ToString().c_str());
   checker_.OnTransferStart(transfer);
+  if (on_transfer) on_transfer(transfer);
   network_.Start(std::move(transfer));
 }
 

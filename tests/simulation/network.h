@@ -93,7 +93,9 @@ class Network {
   const NetworkOptions& options() const { return options_; }
 
   // ---- transfers
+  // Gives it its number.
   void Start(Transfer transfer);
+  uint64_t next_number() const { return next_transfer_; }
   // The instance's process is dead: its gets end, its puts become orphans, transfers to it fail.
   void OnInstanceDead(size_t host, NodeId instance);
   // `host` gives its connection to the departed instance up. True when that ends what the peer still had under way.

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A scripted cluster for failure stories: a calm network, no faults but those the story tells, ranks that do what they are
+// told. Calls run virtual time until they are answered. The Checker watches as in every run; a story fails when it does.
+
+#ifndef ROPETEAM_TESTS_SIMULATION_STORY_H_
+#define ROPETEAM_TESTS_SIMULATION_STORY_H_
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/base/log.h"
+#include "tests/simulation/client.h"
+#include "tests/simulation/cluster.h"
+
+namespace ropeteam::simulation {
+
+class Story : public ::testing::Test {
+ protected:
+  // Hosts 0 … nodes - 1 are up and of one view afterwards.
+  void StartNodes(uint32_t nodes, uint32_t replicas = 1, uint64_t chunks = 128, uint32_t domains = 1) {
+    SetLogLevel(LogLevel::kOff);
+    options_.seed = 7;
+    options_.nodes = nodes;
+    options_.replicas = replicas;
+    options_.chunks = chunks;
+    options_.domains = domains;
+    options_.invariants_ppm = kMillion;
+    cluster_ = std::make_unique<Cluster>(options_);
+    cluster_->KeepTrace(kTraceLines);
+    for (size_t host = 0; host < nodes; ++host) cluster_->StartHost(host);
+    AwaitOneView();
+  }
+  void AwaitOneView() {
+    ASSERT_TRUE(cluster_->RunUntil([this] { return cluster_->AllInOneView(); }, 10 * kSecond)) << Trouble();
+  }
+  // Starts life number `launch` of a world of one rank on each of these hosts.
+  void StartWorld(uint64_t launch, const std::vector<size_t>& hosts) {
+    for (Rank rank = 0; rank < hosts.size(); ++rank) {
+      Client::Identity identity;
+      identity.host = hosts[rank];
+      identity.launch = launch;
+      identity.rank = rank;
+      identity.world_size = static_cast<uint32_t>(hosts.size());
+      identity.life = "life";
+      identity.life += std::to_string(launch);
+      clients_[{launch, rank}] = std::make_unique<Client>(cluster_.get(), identity);
+      ASSERT_TRUE(Hello(launch, rank).ok()) << Trouble();
+    }
+  }
+  void StartWorld(uint64_t launch) {
+    std::vector<size_t> hosts;
+    for (size_t host = 0; host < options_.nodes; ++host) hosts.push_back(host);
+    StartWorld(launch, hosts);
+  }
+  void StopWorld(uint64_t launch) {
+    for (auto& [key, client] : clients_)
+      if (key.first == launch) client->Close();
+    cluster_->RunFor(10 * kMs);
+  }
+
+  Client& RankOf(uint64_t launch, Rank rank) { return *clients_.at({launch, rank}); }
+  Content ContentOf(uint64_t launch, Step step, Rank rank) {
+    ContentShape shape = options_.job.content;
+    shape.chunk_bytes = options_.chunk_bytes;
+    return lengths_.empty() ? MakeContent(shape, launch, step, rank) : MakeContent(shape, launch, step, rank, lengths_);
+  }
+
+  Status Hello(uint64_t launch, Rank rank) {
+    return Sync([&](Client::StatusDone done) { RankOf(launch, rank).Hello(5 * kSecond, std::move(done)); });
+  }
+  Status Save(uint64_t launch, Step step, Rank rank, const SaveScript& script = {}) {
+    return Sync([&](Client::StatusDone done) {
+      RankOf(launch, rank).Save(step, ContentOf(launch, step, rank), script, std::move(done));
+    });
+  }
+  // Begins and does not wait for the end.
+  void SaveInBackground(uint64_t launch, Step step, Rank rank, const SaveScript& script = {}) {
+    RankOf(launch, rank).Save(step, ContentOf(launch, step, rank), script, [](const Status&) {});
+  }
+  Status Wait(uint64_t launch, Step step, Rank rank, Level level, TimeUs timeout = 5 * kSecond) {
+    return Sync([&](Client::StatusDone done) { RankOf(launch, rank).Wait(step, level, timeout, std::move(done)); });
+  }
+  // All ranks save, and the step is committed.
+  void SaveEverywhere(uint64_t launch, Step step) {
+    for (const auto& [key, client] : clients_)
+      if (key.first == launch) ASSERT_TRUE(Save(launch, step, key.second).ok()) << Trouble();
+    for (const auto& [key, client] : clients_)
+      if (key.first == launch) ASSERT_TRUE(Wait(launch, step, key.second, Level::kCommitted).ok()) << Trouble();
+  }
+  // No value when there is none.
+  std::optional<StepId> Latest(uint64_t launch, Rank rank) {
+    std::optional<StepId> latest;
+    const Status status = Sync([&](Client::StatusDone done) {
+      RankOf(launch, rank).Latest(5 * kSecond, [&latest, done](const Status& answered, const AnswerLatest& answer) {
+        if (answered.ok()) latest = answer.step;
+        done(answered);
+      });
+    });
+    EXPECT_TRUE(status.ok() || status.code() == Code::kNotFound) << status.ToString();
+    return latest;
+  }
+  Step LatestStep(uint64_t launch, Rank rank) { return Latest(launch, rank).value_or(StepId()).step; }
+  Status Read(uint64_t launch, Rank reader, Step step, Rank rank, TimeUs hold = 0) {
+    return Sync([&](Client::StatusDone done) {
+      RankOf(launch, reader).Read(step, rank, 5 * kSecond, hold,
+                                  [done](const Status& status, const ShardMeta&) { done(status); });
+    });
+  }
+  VerifyReport Verify(Step step) {
+    if (person_ == nullptr) person_ = std::make_unique<Client>(cluster_.get(), Client::Identity{});
+    VerifyReport found;
+    const Status status = Sync([&](Client::StatusDone done) {
+      person_->Verify(&step, 5 * kSecond, [&found, done](const Status& answered, const VerifyReport& report) {
+        found = report;
+        done(answered);
+      });
+    });
+    EXPECT_TRUE(status.ok()) << status.ToString();
+    return found;
+  }
+  static size_t BadIn(const VerifyReport& report) {
+    size_t bad = 0;
+    for (const VerifiedCopy& copy : report.copies) bad += copy.bad.size();
+    return bad;
+  }
+
+  uint64_t FreeChunks(size_t host) const { return cluster_->host(host).store->chunks_free(); }
+  bool Holds(size_t host, const ShardId& shard) const { return cluster_->host(host).store->Find(shard) != nullptr; }
+  // Hosts other than `host` that hold the shard.
+  std::vector<size_t> HoldersBeside(size_t host, const ShardId& shard) const {
+    std::vector<size_t> holders;
+    for (size_t other = 0; other < cluster_->host_count(); ++other)
+      if (other != host && cluster_->host(other).daemon_runs() && Holds(other, shard)) holders.push_back(other);
+    return holders;
+  }
+  size_t LeaderHost() const {
+    for (size_t host = 0; host < cluster_->host_count(); ++host)
+      if (cluster_->host(host).daemon_runs() && cluster_->host(host).engine->is_leader()) return host;
+    return SIZE_MAX;
+  }
+  void LoseHost(size_t host) {
+    CloseClientsOn(host);
+    cluster_->StopHost(host, false);
+  }
+  void CloseClientsOn(size_t host) {
+    for (auto& [key, client] : clients_)
+      if (client->identity().host == host) client->Close();
+  }
+  template <typename Condition>
+  bool Until(Condition condition, TimeUs limit = 20 * kSecond) {
+    return cluster_->RunUntil(condition, limit);
+  }
+
+  // The call that `start` makes is answered within what any of them may take.
+  template <typename Start>
+  Status Sync(Start start) {
+    std::optional<Status> answer;
+    start([&answer](const Status& status) { answer = status; });
+    if (!Until([&] { return answer.has_value(); })) return Error(Code::kInternal, "never answered");
+    return *answer;
+  }
+
+  std::string Trouble() const {
+    std::string text = cluster_->checker().failure();
+    for (const std::string& line : cluster_->trace()) {
+      text += "\n  ";
+      text += line;
+    }
+    return text;
+  }
+  void TearDown() override {
+    if (cluster_ != nullptr) EXPECT_FALSE(cluster_->checker().failed()) << Trouble();
+    SetLogLevel(LogLevel::kWarning);
+  }
+
+  static constexpr size_t kTraceLines = 60;
+  Options options_;
+  std::vector<uint64_t> lengths_;  // of every shard's objects; empty: as the rank has them
+  std::unique_ptr<Cluster> cluster_;
+  std::map<std::pair<uint64_t, Rank>, std::unique_ptr<Client>> clients_;
+  std::unique_ptr<Client> person_;
+};
+
+}  // namespace ropeteam::simulation
+
+#endif  // ROPETEAM_TESTS_SIMULATION_STORY_H_
