@@ -38,6 +38,7 @@ class Context {
   NodeCounters counters;
   Life life;                     // as the leader announced or granted it last
   std::set<StepId> keep;         // as the leader announced it last
+  std::set<StepId> dead;         // likewise: never to be complete
   bool leader_heard = false;     // the two around this line are known
   StepId release_before;         // likewise: older shards that are not kept are released
   bool inventory_dirty = false;  // something the leader should know has changed

@@ -230,6 +230,8 @@ void Engine::Impl::ApplyLeaderState(NodeId from, const LeaderState& state) {
   context_.keep.clear();
   for (const StepKey& key : state.keep) context_.keep.insert(key.id);
   context_.release_before = state.release_before.id;
+  context_.dead.clear();
+  for (const StepKey& key : state.dead) context_.dead.insert(key.id);
   committed_ = state.committed;
 
   std::vector<ShardId> marked;
@@ -249,11 +251,14 @@ void Engine::Impl::ApplyLeaderState(NodeId from, const LeaderState& state) {
   Retain();
 }
 
-// What is older than the newest committed step and not kept goes, also if it arrives late.
+// What is older than the newest committed step and not kept goes, and what can never be complete; also if it
+// arrives late.
 void Engine::Impl::Retain() {
   std::vector<ShardId> released;
-  for (const auto& [id, shard] : context_.store.shards())
-    if (StepOf(id) < context_.release_before && !context_.keep.contains(StepOf(id))) released.push_back(id);
+  for (const auto& [id, shard] : context_.store.shards()) {
+    const bool replaced = StepOf(id) < context_.release_before && !context_.keep.contains(StepOf(id));
+    if (replaced || context_.dead.contains(StepOf(id))) released.push_back(id);
+  }
   for (const ShardId& id : released) {
     LOG_DEBUG("release %s", id.ToString().c_str());
     context_.store.Remove(id);

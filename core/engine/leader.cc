@@ -159,6 +159,7 @@ void Leader::Announce() {
   }
   for (const StepId& id : keep) state.keep.push_back({id});
   state.release_before.id = release_before;
+  state.dead = DeadSteps();
 
   state.sequence = state_.sequence;
   const bool changed = sequence_ == 0 || Encode(state) != Encode(state_);
@@ -171,6 +172,26 @@ void Leader::Announce() {
     member.next_send = context.now + kRepeatUs;
     parts_.context.Send(node, state_);
   }
+}
+
+std::vector<StepKey> Leader::DeadSteps() const {
+  std::set<StepId> dead;
+  for (const auto& [node, member] : members_) {
+    for (const SessionReport& session : member.inventory.report.sessions) {
+      if (session.incarnation != life_.incarnation || !session.has_ended) continue;
+      const StepId passed{session.incarnation, session.newest_ended};
+      for (auto step = table_.steps().lower_bound({life_.incarnation, 0});
+           step != table_.steps().end() && step->first < passed; ++step) {
+        const bool open = std::find(session.open_steps.begin(), session.open_steps.end(), step->first.step) !=
+                          session.open_steps.end();
+        if (step->second.committed || open || session.rank >= step->second.world_size) continue;
+        if (step->second.ranks[session.rank].copies.empty()) dead.insert(step->first);
+      }
+    }
+  }
+  std::vector<StepKey> keys;
+  for (const StepId& id : dead) keys.push_back({id});
+  return keys;
 }
 
 void Leader::OnStateAck(NodeId from, const LeaderStateAck& ack) {

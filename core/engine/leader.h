@@ -123,6 +123,8 @@ class Leader {
   bool complete() const;  // every member's inventory is known
   std::string Missing() const;
   void Announce();
+  // Steps of the current life that some rank has passed without a shard of them.
+  std::vector<StepKey> DeadSteps() const;
   void RestoreRedundancy();
   void OrderCopies(const StepId& id, const StepTable::StepState& step, std::map<NodeId, size_t>* load);
   std::vector<StepId> CommittedNewestFirst(size_t count) const;

@@ -172,8 +172,8 @@ struct StepKey {
   StepId id;
   auto Fields() { return std::tie(id.incarnation, id.step); }
 };
-// Shards of steps before `release_before` that are not in `keep` are released. `keep` also protects from
-// eviction.
+// Released are shards of steps before `release_before` that are not in `keep`, and of steps in `dead`: of the
+// current life, and never to be complete. `keep` also protects from eviction.
 struct LeaderState {
   static constexpr Kind kKind = Kind::kLeaderState;
   uint64_t sequence = 0;  // grows with every change of one leadership
@@ -181,7 +181,8 @@ struct LeaderState {
   std::vector<StepKey> committed;  // newest first
   std::vector<StepKey> keep;
   StepKey release_before;
-  auto Fields() { return std::tie(sequence, life, committed, keep, release_before); }
+  std::vector<StepKey> dead;
+  auto Fields() { return std::tie(sequence, life, committed, keep, release_before, dead); }
 };
 struct LeaderStateAck {
   static constexpr Kind kKind = Kind::kLeaderStateAck;

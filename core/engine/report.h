@@ -41,7 +41,14 @@ struct SessionReport {
   uint32_t world_size = 0;
   Incarnation incarnation = 0;
   uint64_t token = 0;
-  auto Fields() { return std::tie(rank, world_size, incarnation, token); }
+  // Of this session's saves: the highest step whose save has ended in any way (sealed, refused, aborted), and
+  // those that are open. A step below the one and not among the other will never get this rank's shard.
+  bool has_ended = false;
+  Step newest_ended = 0;
+  std::vector<Step> open_steps;
+  auto Fields() {
+    return std::tie(rank, world_size, incarnation, token, has_ended, newest_ended, open_steps);
+  }
 };
 
 // One copy of one shard on one node.

@@ -147,6 +147,7 @@ void Sessions::SaveBegin(SessionId id, RequestId request, Step step, uint64_t st
   Result<std::vector<Extent>> extents = parts_.memory.Allocate(chunks);
   if (!extents.ok()) {
     ++context.counters.saves_refused;
+    NoteEnded(id, step);
     context.counters_dirty = true;
     return AnswerStatusTo(id, request, extents.status());
   }
@@ -264,6 +265,7 @@ void Sessions::SaveCommit(SessionId id, RequestId request, const SaveCommitInput
   }
   saves_.erase(commit.save);
   --Find(id)->saves;
+  NoteEnded(id, save.shard.step);
   ++context.counters.saves_sealed;
   context.inventory_dirty = true;
   ProgressOf(save.shard).bytes = commit.stream_bytes;
@@ -285,6 +287,7 @@ void Sessions::EndSave(SaveId id, const char* why) {
   Save save = std::move(found->second);
   saves_.erase(found);
   if (Session* session = Find(save.session)) --session->saves;
+  NoteEnded(save.session, save.shard.step);
   LOG_INFO("save of %s aborted: %s", save.shard.ToString().c_str(), why);
   ++parts_.context.counters.saves_aborted;
   parts_.context.counters_dirty = true;
@@ -295,6 +298,14 @@ void Sessions::EndSave(SaveId id, const char* why) {
     parts_.context.store.Free(extents);
     quiescing_chunks_ -= chunks;
   });
+}
+
+void Sessions::NoteEnded(SessionId id, Step step) {
+  Session* session = Find(id);
+  if (session == nullptr || (session->has_ended && session->newest_ended >= step)) return;
+  session->has_ended = true;
+  session->newest_ended = step;
+  parts_.context.inventory_dirty = true;
 }
 
 Sessions::Progress& Sessions::ProgressOf(const ShardId& shard) {
@@ -529,10 +540,19 @@ TimeUs Sessions::NextTimer() const {
 
 std::vector<SessionReport> Sessions::Report() const {
   std::vector<SessionReport> reports;
-  for (const auto& [id, session] : sessions_)
-    if (session.admitted)
-      reports.push_back(
-          {session.hello.rank, session.hello.world_size, session.incarnation, session.hello.token});
+  for (const auto& [id, session] : sessions_) {
+    if (!session.admitted) continue;
+    SessionReport report{session.hello.rank,
+                         session.hello.world_size,
+                         session.incarnation,
+                         session.hello.token,
+                         session.has_ended,
+                         session.newest_ended,
+                         {}};
+    for (const auto& [save_id, save] : saves_)
+      if (save.session == id) report.open_steps.push_back(save.shard.step);
+    reports.push_back(std::move(report));
+  }
   return reports;
 }
 

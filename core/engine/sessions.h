@@ -72,6 +72,8 @@ class Sessions {
     Incarnation incarnation = 0;
     std::map<ViewId, OpenView> views;
     uint32_t saves = 0;
+    bool has_ended = false;  // as in SessionReport
+    Step newest_ended = 0;
     uint32_t pending = 0;  // waits, latest, view_open, … not yet answered
   };
   struct Save {
@@ -110,6 +112,7 @@ class Sessions {
                  TimeUs timeout_us, ToAnswer to_answer);
   Status CheckCommit(const Save& save, const SaveCommitInput& commit) const;
   void EndSave(SaveId id, const char* why);
+  void NoteEnded(SessionId session, Step step);
   void Reached(const ShardId& shard, Level level);
   Progress& ProgressOf(const ShardId& shard);
   void Settle();  // answers the waits that can be answered
