@@ -254,8 +254,6 @@ Result<std::unique_ptr<Store>> ArenaFile::OpenStore() {
   Store::AdoptReport report;
   Result<std::unique_ptr<Store>> store = Store::Adopt(memory_, config_.chunk_bytes, identity, &report);
   if (store.ok()) {
-    for (const std::string& sentence : report.rejected) LOG_WARNING("arena rejected %s", sentence.c_str());
-    LOG_INFO("arena adopted shards %" PRIu64 " rejected %zu", report.shards, report.rejected.size());
     VerifyStore(store->get());
     return store;
   }

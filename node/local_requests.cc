@@ -135,7 +135,9 @@ bool LocalServer::OnAdmin(SessionId id, Client& client, RequestId request, std::
     case local::AdminCommand::kNode: {
       --client.outstanding;
       std::string json;
-      drive_([&](Engine& engine, TimeUs) { json = NodeJson(engine.Report(), config_.facts, config_.transport()); });
+      drive_([&](Engine& engine, TimeUs) {
+        json = NodeJson(engine.Report(), config_.facts, config_.transport());
+      });
       client.session->Send(local::Type::kAdminReply, request, Encode(local::AdminReply{std::move(json)}));
       return true;
     }

@@ -129,8 +129,8 @@ void LocalServer::OnHello(SessionId id, Client& client, RequestId request, std::
            static_cast<int>(client.session->peer_pid()), hello.rank, hello.world_size);
   client.state = State::kHelloSent;
   client.hello_request = request;
-  const HelloInput input{hello.rank, hello.world_size, hello.token, hello.life, TimeoutUs(hello.timeout_ms),
-                         hello.incarnation};
+  const HelloInput input{
+      hello.rank, hello.world_size, hello.token, hello.life, TimeoutUs(hello.timeout_ms), hello.incarnation};
   drive_([&](Engine& engine, TimeUs now) { engine.OnHello(now, id, request, input); });
 }
 

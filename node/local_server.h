@@ -33,9 +33,9 @@ class LocalServer {
  public:
   struct Config {
     std::string socket_path;
-    local::HelloReply hello;  // everything but the incarnation
-    int arena_fd = -1;        // given to every client; must outlive the server
-    DaemonFacts facts;        // for reports
+    local::HelloReply hello;                         // everything but the incarnation
+    int arena_fd = -1;                               // given to every client; must outlive the server
+    DaemonFacts facts;                               // for reports
     std::function<Transport::Counters()> transport;  // likewise
   };
   // An Engine's input: calls it with the Engine and the time, then carries out the outbox.

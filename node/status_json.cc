@@ -122,33 +122,39 @@ Json Head(const ClusterReport& r) {
 // Names come from training programs: bytes that are not UTF-8 are replaced, never a reason to fail.
 std::string Dump(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
 
-// Halves the longest of the arrays named by `pointers`, and all that are nearly as long, until the document
-// fits.
-std::string DumpBounded(Json json, const std::vector<Json::json_pointer>& pointers) {
+using Pointers = std::vector<Json::json_pointer>;
+
+// Halves the longest of the arrays and all that are nearly as long; false when all are empty.
+bool CutLongest(Json* json, const Pointers& pointers) {
+  size_t longest = 0;
+  for (const auto& pointer : pointers)
+    if (json->contains(pointer)) longest = std::max(longest, (*json)[pointer].size());
+  const size_t keep = longest / 2;
+  for (const auto& pointer : pointers) {
+    if (!json->contains(pointer)) continue;
+    Json& array = (*json)[pointer];
+    while (array.size() > keep) array.erase(array.size() - 1);
+  }
+  return longest != 0;
+}
+
+// Cuts the arrays named by `pointers` until the document fits, then those named by `last`.
+std::string DumpBounded(Json json, const Pointers& pointers, const Pointers& last = {}) {
   std::string text = Dump(json);
   while (text.size() > kJsonBytesMax) {
-    size_t longest = 0;
-    for (const auto& pointer : pointers)
-      if (json.contains(pointer)) longest = std::max(longest, json[pointer].size());
-    if (longest == 0) break;  // LocalSession::Send() answers kInternal for what is left
-    const size_t keep = longest / 2;
-    for (const auto& pointer : pointers) {
-      if (!json.contains(pointer)) continue;
-      Json& array = json[pointer];
-      while (array.size() > keep) array.erase(array.size() - 1);
-    }
+    // LocalSession::Send() answers kInternal for what cannot be cut.
+    if (!CutLongest(&json, pointers) && !CutLongest(&json, last)) break;
     json["truncated"] = true;
     text = Dump(json);
   }
   return text;
 }
 
-std::vector<Json::json_pointer> NodeArrays(size_t nodes) {
-  std::vector<Json::json_pointer> pointers = {Json::json_pointer("/steps")};
+Pointers DetailsOf(size_t nodes) {
+  Pointers pointers;
   for (size_t i = 0; i < nodes; ++i)
     for (const char* array : {"/copies", "/sessions"})
       pointers.emplace_back("/nodes/" + std::to_string(i) + array);
-  pointers.emplace_back("/nodes");
   return pointers;
 }
 
@@ -161,14 +167,19 @@ std::string StatusJson(const ClusterReport& report, const DaemonFacts& facts) {
   json["steps"] = Json::array();
   for (const StepReport& step : report.steps) json["steps"].push_back(ToJson(step));
   json["daemon"] = ToJson(facts);
-  return DumpBounded(std::move(json), NodeArrays(report.nodes.size()));
+  return DumpBounded(std::move(json), DetailsOf(report.nodes.size()),
+                     {Json::json_pointer("/steps"), Json::json_pointer("/nodes")});
 }
 
-std::string NodeJson(const NodeReport& report, const DaemonFacts& facts, const Transport::Counters& transport) {
+std::string NodeJson(const NodeReport& report, const DaemonFacts& facts,
+                     const Transport::Counters& transport) {
   Json json = ToJson(report);
-  json["transport"] = {{"registrations", transport.registrations}, {"put_bytes", transport.put_bytes},
-                       {"get_bytes", transport.get_bytes},         {"puts", transport.puts},
-                       {"gets", transport.gets},                   {"failures", transport.failures}};
+  json["transport"] = {{"registrations", transport.registrations},
+                       {"put_bytes", transport.put_bytes},
+                       {"get_bytes", transport.get_bytes},
+                       {"puts", transport.puts},
+                       {"gets", transport.gets},
+                       {"failures", transport.failures}};
   json["daemon"] = ToJson(facts);
   return DumpBounded(std::move(json), {Json::json_pointer("/copies"), Json::json_pointer("/sessions")});
 }

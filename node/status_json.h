@@ -44,7 +44,8 @@ struct ShardObjects {
 };
 
 std::string StatusJson(const ClusterReport& report, const DaemonFacts& facts);
-std::string NodeJson(const NodeReport& report, const DaemonFacts& facts, const Transport::Counters& transport);
+std::string NodeJson(const NodeReport& report, const DaemonFacts& facts,
+                     const Transport::Counters& transport);
 // `ls`: the steps; with `step`, that step's copies, and the objects that are at hand.
 std::string ListJson(const ClusterReport& report, const Step* step, const std::vector<ShardObjects>& objects);
 std::string VerifyJson(const VerifyReport& report);

@@ -1,0 +1,339 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The daemon's side of the local protocol over a real socket and a real Engine of a job of one node; raw
+// frames from the other end. One thread: the client's bytes are there before the loop runs.
+
+#include "node/local_server.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "core/base/bytes.h"
+#include "core/store/store.h"
+#include "node/local_socket.h"
+
+namespace ropeteam {
+namespace {
+
+using local::Type;
+using ::testing::HasSubstr;
+
+constexpr TimeUs kGiveUpUs = 20'000'000;
+constexpr uint64_t kChunk = 4096;
+
+struct Received {
+  Type type{};
+  uint64_t request = 0;
+  std::string payload;
+};
+
+class LocalServerTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    char path[] = "/tmp/ropeteam-test-XXXXXX";
+    ASSERT_NE(mkdtemp(path), nullptr);
+    directory_ = path;
+    ASSERT_TRUE(loop_.Init().ok());
+    memory_.resize(Store::MemoryFor(64, kChunk) + 4096);
+    void* aligned = memory_.data();
+    size_t space = memory_.size();
+    ASSERT_NE(std::align(4096, Store::MemoryFor(64, kChunk), aligned, space), nullptr);
+    const std::span<std::byte> arena(static_cast<std::byte*>(aligned), Store::MemoryFor(64, kChunk));
+    Result<std::unique_ptr<Store>> store = Store::Format(arena, kChunk, {"job", "node-0"});
+    ASSERT_TRUE(store.ok()) << store.status().ToString();
+    store_ = std::move(*store);
+    EngineConfig config;
+    config.self = 7;
+    config.job = "job";
+    config.node = "node-0";
+    config.replicas = 0;
+    engine_ = std::make_unique<Engine>(config, store_.get());
+
+    LocalServer::Config server;
+    server.socket_path = directory_ + "/private/s.sock";
+    server.arena_fd = STDIN_FILENO;  // any descriptor: what it is, is the client's to map
+    server.hello.job = "job";
+    server.hello.node = "node-0";
+    server.hello.chunk_bytes = kChunk;
+    server.facts.version = "0.0.test";
+    server.facts.node = "node-0";
+    server.transport = [] { return Transport::Counters(); };
+    server_ = std::make_unique<LocalServer>(
+        &loop_, server, [this](const auto& input) { Drive(input); },
+        [](Step) { return std::vector<ShardObjects>(); });
+    ASSERT_TRUE(server_->Listen().ok());
+    View view;
+    view.epoch = 1;
+    view.leader = 7;
+    view.members.resize(1);
+    view.members[0].id = 7;
+    view.members[0].name = "node-0";
+    Drive([&](Engine& engine, TimeUs now) { engine.OnView(now, view); });
+  }
+  void TearDown() override {
+    server_.reset();
+    (void)rmdir((directory_ + "/private").c_str());
+    (void)rmdir(directory_.c_str());
+  }
+
+  void Drive(const std::function<void(Engine&, TimeUs)>& input) {
+    input(*engine_, EventLoop::Now());
+    while (!engine_->outbox().empty()) {
+      const Outbox outbox = std::exchange(engine_->outbox(), Outbox());
+      for (const Answer& answer : outbox.answers) server_->OnAnswer(answer);
+    }
+  }
+
+  UniqueFd Connect() {
+    UniqueFd socket_fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    std::strncpy(address.sun_path, server_->socket_path().c_str(), sizeof(address.sun_path) - 1);
+    EXPECT_EQ(connect(socket_fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+    return socket_fd;
+  }
+  static void Send(const UniqueFd& client, Type type, uint64_t request, const std::string& payload) {
+    local::FrameHeader header;
+    header.type = type;
+    header.request = request;
+    header.length = static_cast<uint32_t>(payload.size());
+    const std::string bytes = std::string(reinterpret_cast<const char*>(&header), sizeof(header)) + payload;
+    ASSERT_EQ(send(client.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL),
+              static_cast<ssize_t>(bytes.size()));
+  }
+  static std::string RankHello(uint32_t rank = 0, uint32_t world = 1) {
+    local::Hello hello;
+    hello.rank = rank;
+    hello.world_size = world;
+    hello.token = 42 + rank;
+    hello.timeout_ms = 5000;
+    return Encode(hello);
+  }
+  static std::string AdminHello() {
+    local::Hello hello;
+    hello.kind = local::ClientKind::kAdmin;
+    return Encode(hello);
+  }
+
+  // The next frame, or type 0 at the end of the connection.
+  Received Receive(const UniqueFd& client) {
+    std::string bytes;
+    const TimeUs give_up = EventLoop::Now() + kGiveUpUs;
+    while (EventLoop::Now() < give_up) {
+      char buffer[4096];
+      const size_t wanted = bytes.size() < sizeof(local::FrameHeader)
+                                ? sizeof(local::FrameHeader) - bytes.size()
+                                : sizeof(local::FrameHeader) + HeaderOf(bytes).length - bytes.size();
+      if (wanted == 0)
+        return {HeaderOf(bytes).type, HeaderOf(bytes).request, bytes.substr(sizeof(local::FrameHeader))};
+      const ssize_t count = recv(client.get(), buffer, std::min(wanted, sizeof(buffer)), 0);
+      if (count > 0) bytes.append(buffer, static_cast<size_t>(count));
+      if (count == 0) return {};
+      if (count < 0) Turn();
+    }
+    ADD_FAILURE() << "no answer";
+    return {};
+  }
+  static local::FrameHeader HeaderOf(const std::string& bytes) {
+    local::FrameHeader header;
+    std::memcpy(&header, bytes.data(), sizeof(header));
+    return header;
+  }
+  local::Reply ReceiveReply(const UniqueFd& client) {
+    const Received received = Receive(client);
+    EXPECT_EQ(received.type, Type::kReply);
+    local::Reply reply;
+    EXPECT_TRUE(Decode(received.payload, reply));
+    return reply;
+  }
+  // One turn of the loop: what is readable is read, what falls due in the Engine is done.
+  void Turn() {
+    loop_.SetTimer(EventLoop::Now() + 1000, [this] { loop_.Stop(); });
+    loop_.Run();
+    if (engine_->NextTimer() <= EventLoop::Now())
+      Drive([](Engine& engine, TimeUs now) { engine.OnTimer(now); });
+  }
+
+  std::string directory_;
+  EventLoop loop_;
+  std::vector<std::byte> memory_;
+  std::unique_ptr<Store> store_;
+  std::unique_ptr<Engine> engine_;
+  std::unique_ptr<LocalServer> server_;
+};
+
+TEST_F(LocalServerTest, ItsSocketIsForThisUserAlone) {
+  struct stat info {};
+  ASSERT_EQ(stat(server_->socket_path().c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 0777, 0600u);
+  ASSERT_EQ(stat((directory_ + "/private").c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 0777, 0700u);
+}
+
+TEST_F(LocalServerTest, ARankSaysHelloSavesAndIsForgottenWithItsUncommittedSave) {
+  UniqueFd rank = Connect();
+  Send(rank, Type::kHello, 1, RankHello());
+  const Received hello = Receive(rank);
+  ASSERT_EQ(hello.type, Type::kHelloReply);
+  local::HelloReply reply;
+  ASSERT_TRUE(Decode(hello.payload, reply));
+  EXPECT_EQ(reply.incarnation, 1u);
+  EXPECT_EQ(reply.job, "job");
+
+  const uint64_t free_before = store_->chunks_free();
+  Send(rank, Type::kSaveBegin, 2, Encode(local::SaveBegin{5, 3 * kChunk}));
+  const Received grant = Receive(rank);
+  ASSERT_EQ(grant.type, Type::kSaveGrant);
+  EXPECT_EQ(grant.request, 2u);
+  EXPECT_LT(store_->chunks_free(), free_before);
+
+  rank.reset();
+  for (int i = 0; i < 10000 && store_->chunks_free() != free_before; ++i) Turn();
+  EXPECT_EQ(store_->chunks_free(), free_before) << "the chunks of a save whose rank is gone are free";
+}
+
+TEST_F(LocalServerTest, AnotherProtocolVersionIsRefusedWithBothNamed) {
+  const UniqueFd client = Connect();
+  local::Hello hello;
+  hello.version = 99;
+  Send(client, Type::kHello, 1, Encode(hello) + "fields of a later version");
+  const local::Reply reply = ReceiveReply(client);
+  EXPECT_EQ(reply.code, Code::kUnsupported);
+  EXPECT_THAT(reply.message, HasSubstr("99"));
+  EXPECT_THAT(reply.message, HasSubstr(std::to_string(local::kLocalProtocolVersion)));
+  EXPECT_EQ(Receive(client).type, Type{}) << "and the connection ends";
+}
+
+TEST_F(LocalServerTest, ARequestBeforeHelloEndsTheConnection) {
+  const UniqueFd client = Connect();
+  Send(client, Type::kLatest, 1, Encode(local::Latest{1000}));
+  EXPECT_EQ(Receive(client).type, Type{});
+}
+
+TEST_F(LocalServerTest, FramesThatAreNotAsDeclaredEndTheConnectionAndHarmNobodyElse) {
+  const UniqueFd good = Connect();
+  Send(good, Type::kHello, 1, AdminHello());
+  ASSERT_EQ(Receive(good).type, Type::kHelloReply);
+  struct Bad {
+    Type type;
+    std::string payload;
+  };
+  for (const Bad& bad :
+       {Bad{Type::kSaveBegin, "short"}, Bad{Type::kHello, RankHello()}, Bad{Type::kHelloReply, ""},
+        Bad{static_cast<Type>(77), ""}, Bad{Type::kSaveFilled, std::string(20, '\xff')},
+        Bad{Type::kAdmin, Encode(local::Admin{static_cast<local::AdminCommand>(9), false, 0, 0})}}) {
+    const UniqueFd client = Connect();
+    Send(client, Type::kHello, 1, RankHello());
+    ASSERT_EQ(Receive(client).type, Type::kHelloReply);
+    Send(client, bad.type, 2, bad.payload);
+    EXPECT_EQ(Receive(client).type, Type{}) << "type " << static_cast<int>(bad.type);
+  }
+  Send(good, Type::kAdmin, 2, Encode(local::Admin{local::AdminCommand::kNode, false, 0, 1000}));
+  EXPECT_EQ(Receive(good).type, Type::kAdminReply);
+}
+
+TEST_F(LocalServerTest, BadValuesAreAnsweredInWords) {
+  const UniqueFd client = Connect();
+  local::Hello hello;
+  hello.world_size = 1;
+  hello.life = std::string(local::kLifeBytesMax + 1, 'x');
+  Send(client, Type::kHello, 1, Encode(hello));
+  EXPECT_THAT(ReceiveReply(client).message, HasSubstr("limit 255"));
+  Send(client, Type::kHello, 2, RankHello(/*rank=*/5, /*world=*/2));
+  EXPECT_EQ(ReceiveReply(client).code, Code::kInvalidArgument);
+  Send(client, Type::kHello, 3, RankHello());
+  ASSERT_EQ(Receive(client).type, Type::kHelloReply) << "the connection lived through both";
+  Send(client, Type::kWait, 4, Encode(local::Wait{1, 9, 1000}));
+  const local::Reply reply = ReceiveReply(client);
+  EXPECT_EQ(reply.code, Code::kInvalidArgument);
+  EXPECT_THAT(reply.message, HasSubstr("level 9"));
+}
+
+TEST_F(LocalServerTest, AnAdminAsksAndHasNoRank) {
+  const UniqueFd client = Connect();
+  Send(client, Type::kHello, 1, AdminHello());
+  const Received hello = Receive(client);
+  ASSERT_EQ(hello.type, Type::kHelloReply);
+  local::HelloReply reply;
+  ASSERT_TRUE(Decode(hello.payload, reply));
+  EXPECT_EQ(reply.incarnation, 0u);
+
+  Send(client, Type::kSaveBegin, 2, Encode(local::SaveBegin{1, 1}));
+  EXPECT_EQ(ReceiveReply(client).code, Code::kInvalidArgument);
+
+  for (const auto command :
+       {local::AdminCommand::kStatus, local::AdminCommand::kList, local::AdminCommand::kNode}) {
+    Send(client, Type::kAdmin, 3, Encode(local::Admin{command, false, 0, 5000}));
+    const Received answer = Receive(client);
+    ASSERT_EQ(answer.type, Type::kAdminReply);
+    local::AdminReply admin;
+    ASSERT_TRUE(Decode(answer.payload, admin));
+    const auto json = nlohmann::json::parse(admin.json);
+    EXPECT_TRUE(json.is_object());
+    if (command == local::AdminCommand::kStatus) {
+      EXPECT_EQ(json.at("job"), "job");
+      EXPECT_EQ(json.at("leader"), "node-0");
+      EXPECT_EQ(json.at("nodes").at(0).at("chunks_total"), store_->chunks_total());
+      EXPECT_EQ(json.at("daemon").at("version"), "0.0.test");
+    }
+  }
+  Send(client, Type::kAdmin, 4, Encode(local::Admin{local::AdminCommand::kVerify, true, 77, 5000}));
+  EXPECT_EQ(ReceiveReply(client).code, Code::kNotFound);
+}
+
+TEST_F(LocalServerTest, ASecondServerDoesNotTakeALiveSocketAway) {
+  const Result<UniqueFd> second = ListenLocal(server_->socket_path());
+  ASSERT_FALSE(second.ok());
+  EXPECT_EQ(second.status().code(), Code::kAlreadyExists);
+}
+
+TEST(LocalSocket, AStaleSocketIsReplacedAndAFileIsNot) {
+  char path[] = "/tmp/ropeteam-test-XXXXXX";
+  ASSERT_NE(mkdtemp(path), nullptr);
+  const std::string socket_path = std::string(path) + "/s.sock";
+  { ASSERT_TRUE(ListenLocal(socket_path).ok()); }  // closed, the file stays: as after kill -9
+  EXPECT_EQ(access(socket_path.c_str(), F_OK), 0);
+  { EXPECT_TRUE(ListenLocal(socket_path).ok()); }
+  unlink(socket_path.c_str());
+
+  FILE* file = std::fopen(socket_path.c_str(), "w");
+  ASSERT_NE(file, nullptr);
+  std::fclose(file);
+  const Result<UniqueFd> refused = ListenLocal(socket_path);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_THAT(refused.status().message(), HasSubstr("not a socket"));
+  unlink(socket_path.c_str());
+  rmdir(path);
+}
+
+TEST(LocalSocket, DefaultPathsAlwaysFit) {
+  const std::string a = DefaultSocketPath(std::string(255, 'a') + "1", std::string(63, 'n'));
+  const std::string b = DefaultSocketPath(std::string(255, 'a') + "2", std::string(63, 'n'));
+  EXPECT_LE(a.size(), sizeof(sockaddr_un::sun_path) - 1);
+  EXPECT_NE(a, b);
+}
+
+TEST(StatusJson, IsCutToAFrameAndSaysSo) {
+  ClusterReport report;
+  report.job = "a name that is no UTF-8: \xff";
+  for (int node = 0; node < 200; ++node) {
+    NodeReport& each = report.nodes.emplace_back();
+    each.name = "node-" + std::to_string(node);
+    each.copies.resize(200);
+  }
+  const std::string text = StatusJson(report, DaemonFacts());
+  EXPECT_LE(text.size(), local::kFrameBytesMax - 8);
+  const auto json = nlohmann::json::parse(text);
+  EXPECT_TRUE(json.at("truncated").get<bool>());
+  EXPECT_EQ(json.at("nodes").size(), 200u) << "what goes first is the detail";
+}
+
+}  // namespace
+}  // namespace ropeteam
