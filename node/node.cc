@@ -21,6 +21,7 @@ constexpr size_t kEarlyBytesMax = 4ull << 20;
 // A listing of objects reads no larger manifest than this, on the loop's thread.
 constexpr uint64_t kListedManifestBytesMax = 4ull << 20;
 constexpr size_t kListedObjectsMax = 8192;
+constexpr size_t kBegunStepsMax = 64;  // steps in flight are a handful
 
 std::string ReadStream(const Store& store, const SealedShard& shard, uint64_t offset, uint64_t length) {
   std::string bytes;
@@ -249,10 +250,20 @@ void Node::LogView(const View& view) const {
 }
 
 void Node::LogEvent(const LevelEvent& event) {
+  const TimeUs now = EventLoop::Now();
+  const StepId step = StepOf(event.shard);
   if (event.level == Level::kCommitted && event.shard.rank == LevelEvent::kNoRank) {
-    LOG_INFO("step %" PRIu64 " committed incarnation %" PRIu64 " after_ms %" PRIu64, event.shard.step,
-             event.shard.incarnation, event.since_begin_us / 1000);
+    const auto begun = begun_.find(step);
+    const std::string after =
+        begun == begun_.end() ? "" : " after_ms " + std::to_string((now - begun->second) / 1000);
+    LOG_INFO("step %" PRIu64 " committed incarnation %" PRIu64 "%s", step.step, step.incarnation,
+             after.c_str());
     return;
+  }
+  if (event.since_begin_us != 0) {
+    const auto [begun, first] = begun_.try_emplace(step, now - event.since_begin_us);
+    if (!first) begun->second = std::min(begun->second, now - event.since_begin_us);
+    if (begun_.size() > kBegunStepsMax) begun_.erase(begun_.begin());
   }
   LOG_DEBUG("shard %s level %s bytes %" PRIu64 " after_us %" PRIu64, event.shard.ToString().c_str(),
             LevelName(event.level), event.bytes, event.since_begin_us);

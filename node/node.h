@@ -10,6 +10,7 @@
 
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -64,7 +65,7 @@ class Node {
   void ArmTimer();
   void OnControlMessage(NodeId from, std::string envelope);
   void LogView(const View& view) const;
-  static void LogEvent(const LevelEvent& event);
+  void LogEvent(const LevelEvent& event);
   std::vector<ShardObjects> ListObjects(Step step) const;
 
   const Options options_;
@@ -83,6 +84,8 @@ class Node {
   std::deque<Early> early_;
   size_t early_bytes_ = 0;
   bool carrying_ = false;
+  // When this node's first save of a step began, for the log's `after_ms`; the newest steps only.
+  std::map<StepId, TimeUs> begun_;
   std::shared_ptr<int> alive_ = std::make_shared<int>(0);
 };
 

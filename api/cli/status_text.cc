@@ -80,7 +80,7 @@ std::string Rate(const Json& node, const Json* before, double seconds, const cha
   return "-";
 }
 
-std::vector<std::string> NodeCells(const Json& node) {
+std::vector<std::string> NodeCells(const Json& node, const std::string& sending) {
   const uint64_t chunk = Number(node, "chunk_bytes");
   const uint64_t total = Number(node, "chunks_total");
   const uint64_t free = Number(node, "chunks_free");
@@ -100,7 +100,7 @@ std::vector<std::string> NodeCells(const Json& node) {
           Bytes(counters, "replica_bytes_sent"),
           Bytes(counters, "replica_bytes_held"),
           Bytes(counters, "fetch_bytes"),
-          SizeText(0),  // replaced by the caller: a rate
+          sending,
           std::to_string(Number(counters, "last_replicated_us") / 1000),
           NumberText(counters, "saves_refused"),
           NumberText(counters, "chunks_bad") + "/" + NumberText(counters, "chunks_repaired")};
@@ -109,11 +109,8 @@ std::vector<std::string> NodeCells(const Json& node) {
 std::string NodeTable(const Json& nodes, const Json* before, double seconds) {
   Table table({"<NODE", "<RANKS", "ARENA", "USED", "OWN/COPY/CACHE", "SENT", "HELD", "FETCHED", "SENDING",
                "REPLICATED_MS", "REFUSED", "BAD/REPAIRED"});
-  for (const Json& node : nodes) {
-    std::vector<std::string> cells = NodeCells(node);
-    cells[8] = Rate(node, before, seconds, "replica_bytes_sent");
-    table.Add(std::move(cells));
-  }
+  for (const Json& node : nodes)
+    table.Add(NodeCells(node, Rate(node, before, seconds, "replica_bytes_sent")));
   return table.Render();
 }
 
