@@ -187,13 +187,21 @@ void Arena::PopulateAll() {
 }
 
 Result<Window> Arena::MapWindow(std::span<const uint32_t> chunks, bool writable) const {
+  // Address space first, so that the pieces have a place that nobody takes meanwhile. It begins at a multiple
+  // of the chunk size, as chunks do in the file: pieces of huge pages can be mapped nowhere else.
   const uint64_t bytes = chunks.size() * chunk_bytes_;
-  // Address space first, so that the pieces have a place that nobody takes meanwhile.
-  void* base = ::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (base == MAP_FAILED) {
-    return ErrnoError(errno, "reserve %llu bytes of address space", static_cast<unsigned long long>(bytes));
+  const uint64_t reserved_bytes = bytes + chunk_bytes_;
+  void* reserved =
+      ::mmap(nullptr, reserved_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (reserved == MAP_FAILED) {
+    return ErrnoError(errno, "reserve %llu bytes of address space",
+                      static_cast<unsigned long long>(reserved_bytes));
   }
-  Window window(static_cast<std::byte*>(base), bytes);
+  auto* begin = static_cast<std::byte*>(reserved);
+  const uint64_t skip = -reinterpret_cast<uintptr_t>(reserved) & (chunk_bytes_ - 1);
+  if (skip != 0) ::munmap(begin, skip);
+  ::munmap(begin + skip + bytes, chunk_bytes_ - skip);
+  Window window(begin + skip, bytes);
   const int protection = writable ? PROT_READ | PROT_WRITE : PROT_READ;
   for (size_t first = 0; first < chunks.size();) {
     size_t end = first + 1;
