@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -46,6 +47,15 @@ void InstallSignals() {
   sigaction(SIGHUP, &action, nullptr);   // a closed terminal is no reason to give up a node's memory
 }
 
+// A session takes two descriptors, a peer a few; the usual soft limit of 1024 is for programs that use
+// select().
+void RaiseDescriptorLimit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  (void)setrlimit(RLIMIT_NOFILE, &limit);  // refused: fewer sessions, each refusal logged
+}
+
 // A port of `address` that is free now. Another process may take it before it is used: then listening says
 // so.
 Result<uint16_t> FreePort(const std::string& address) {
@@ -71,6 +81,7 @@ Result<uint16_t> FreePort(const std::string& address) {
 
 Status Daemon::Run() {
   InstallSignals();
+  RaiseDescriptorLimit();
   SetOfiEnvironment();  // before there is any other thread
   const UniqueFd signals(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
   if (!signals.valid()) return ErrnoError(errno, "eventfd");
@@ -154,6 +165,7 @@ void Daemon::OnRefused(const Status& status) {
   if (status.code() != Code::kStale) {
     LOG_ERROR("membership refused this node: %s", status.ToString().c_str());
     end_ = status;
+    refused_ = true;
     return loop_.Stop();
   }
   LOG_WARNING("this node was declared dead while alive, it begins anew: %s", status.message().c_str());

@@ -26,6 +26,9 @@ class Daemon {
   // or an own restart failed. A second signal ends the process at once, as does one before the daemon is
   // ready. Once a process.
   Status Run();
+  // Run() returned because the job will not have this node: coming back at once would not help, or harm
+  // another.
+  bool refused() const { return refused_; }
 
  private:
   Status Start();
@@ -41,6 +44,7 @@ class Daemon {
   std::unique_ptr<Membership> membership_;
   std::unique_ptr<Node> node_;
   Status end_;  // why Run() returns
+  bool refused_ = false;
 };
 
 }  // namespace ropeteam

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "node/local_server.h"
 
+#include <fcntl.h>
 #include <sys/epoll.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <cinttypes>
@@ -27,6 +29,7 @@ Status LocalServer::Listen() {
   Result<UniqueFd> listener = ListenLocal(config_.socket_path);
   if (!listener.ok()) return listener.status();
   listener_ = std::move(*listener);
+  reserve_.reset(open("/dev/null", O_RDONLY | O_CLOEXEC));
   return loop_->Add(listener_.get(), EPOLLIN, [this](uint32_t) { OnAcceptable(); });
 }
 
@@ -36,6 +39,9 @@ void LocalServer::OnAcceptable() {
     Result<UniqueFd> socket = AcceptLocal(listener_.get(), &pid);
     if (!socket.ok()) {
       LOG_WARNING("session not accepted: %s", socket.status().ToString().c_str());
+      reserve_.reset();
+      const UniqueFd refused(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      reserve_.reset(open("/dev/null", O_RDONLY | O_CLOEXEC));
       return;
     }
     if (!socket->valid()) return;

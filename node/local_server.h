@@ -84,6 +84,9 @@ class LocalServer {
   const Drive drive_;
   const ObjectLister objects_;
   UniqueFd listener_;
+  // Given up for a moment when descriptors run out, so that a connection can be accepted and refused: one
+  // left waiting would wake the loop for ever.
+  UniqueFd reserve_;
   SessionId last_session_ = 0;
   std::map<SessionId, Client> clients_;
   // Alive while this server is: what was posted to the loop looks at it first.

@@ -15,6 +15,7 @@
 namespace {
 // A malloc arena for each of gRPC's threads would hold megabytes that nobody uses again.
 constexpr int kMallocArenas = 2;
+constexpr int kExitRefused = 3;  // `ropeteam run` does not start it again then
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -41,5 +42,5 @@ int main(int argc, char** argv) {
   LOG_ERROR("%s", ended.ToString().c_str());
   // The log may go to a file: whoever started it sees why on stderr as well.
   if (!options.log_file.empty()) std::fprintf(stderr, "ropeteamd: %s\n", ended.ToString().c_str());
-  return 1;
+  return daemon.refused() ? kExitRefused : 1;
 }

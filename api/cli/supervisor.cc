@@ -25,6 +25,10 @@ constexpr uint64_t kHealthyUs = 30'000'000;      // one that lived so long start
 constexpr uint64_t kStopTimeoutUs = 10'000'000;  // a clean end takes milliseconds
 constexpr uint64_t kReadyPollUs = 20'000;  // how soon a daemon's end is seen while its ready line is awaited
 constexpr size_t kLogTailLines = 20;
+// ropeteamd's: a wrong option, and the job's refusal, as when another daemon has taken over this node's name.
+// Starting it again would fail in the same way, or throw that one out in turn.
+constexpr int kExitUsage = 2;
+constexpr int kExitRefused = 3;
 constexpr int kPassedOn[] = {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
 
 uint64_t NowUs() {
@@ -177,6 +181,12 @@ void Supervisor::OnDaemonEnded(int status) {
   daemon_ = 0;
   daemon_exit_code_ = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
   if (command_ == 0 || command_ended_) return;
+  if (daemon_exit_code_ == kExitUsage || daemon_exit_code_ == kExitRefused) {
+    std::fprintf(stderr,
+                 "ropeteam run: ropeteamd %s and is not started again; the command goes on without it\n",
+                 Describe(status).c_str());
+    return;
+  }
   const uint64_t now = NowUs();
   const bool healthy = now - daemon_started_us_ >= kHealthyUs;
   backoff_us_ = healthy || backoff_us_ == 0 ? kBackoffMinUs : std::min(backoff_us_ * 2, kBackoffMaxUs);
@@ -205,7 +215,6 @@ int Supervisor::RunCommand(const std::map<std::string, std::string>& environment
   }
   command_ = child;
   Reap();  // a daemon that ended between its ready line and now
-  if (daemon_ == 0 && restart_at_us_ == UINT64_MAX) restart_at_us_ = NowUs() + kBackoffMinUs;
   while (!command_ended_) {
     siginfo_t info{};
     if (NextSignal(restart_at_us_, &info)) {

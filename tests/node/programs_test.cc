@@ -5,7 +5,7 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <poll.h>
+#include <netinet/in.h>
 #include <signal.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -19,6 +19,7 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <sstream>
+#include <thread>
 
 #include "api/include/ropeteam/ropeteam.h"
 
@@ -152,6 +153,17 @@ class Programs : public ::testing::Test {
     std::string number, name, state;
     return static_cast<bool>(file >> number >> name >> state) && state != "Z" && state != "X";
   }
+  static uint16_t FreePort() {
+    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t length = sizeof(address);
+    EXPECT_EQ(bind(fd, reinterpret_cast<sockaddr*>(&address), length), 0);
+    EXPECT_EQ(getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length), 0);
+    close(fd);
+    return ntohs(address.sin_port);
+  }
   std::string ArenaPath() const { return directory_ + "/ropeteam-t-node-0.arena"; }
   // One rank of a world of one saves `bytes` bytes.
   void Save(uint64_t step, size_t bytes) const {
@@ -251,6 +263,25 @@ TEST_F(Programs, ADaemonOfAnotherSizeSaysWhatToDoAndKeepsTheArena) {
   EXPECT_THAT(other->Err(), HasSubstr("--arena-reset"));
   daemon = StartDaemon();
   EXPECT_EQ(Ask({"verify", "5"})->Wait(), 0);
+}
+
+TEST_F(Programs, ADaemonWhoseNameAnotherHasTakenEndsWithThree) {
+  const std::string coordinator = "--coordinator=127.0.0.1:" + std::to_string(FreePort());
+  const auto start = [&](const std::string& directory, const std::string& node, const std::string& ordinal) {
+    std::filesystem::create_directory(directory_ + "/" + directory);
+    return Start({ROPETEAMD_PATH, "--job=t", "--memory=8M", "--chunk-size=1M", "--nodes=2", coordinator,
+                  "--node=" + node, "--ordinal=" + ordinal, "--arena-path=" + directory_ + "/" + directory,
+                  "--socket=" + directory_ + "/" + directory + "/s.sock"});
+  };
+  const auto leader = start("a", "leader", "0");
+  const auto first = start("b", "twin", "1");
+  ASSERT_TRUE(Eventually([&] { return first->Err().find("members 2") != std::string::npos; }))
+      << first->Err();
+  const auto second = start("c", "twin", "1");
+  EXPECT_EQ(first->Wait(), 3);
+  EXPECT_THAT(first->Err(), HasSubstr("refused"));
+  EXPECT_TRUE(Eventually([&] { return second->Err().find("members 2") != std::string::npos; }))
+      << second->Err();
 }
 
 TEST_F(Programs, RunGivesTheCommandItsEnvironmentAndTakesItsExitCode) {
