@@ -168,7 +168,7 @@ class Simulation {
 
 }  // namespace
 
-Outcome Run(const Options& options, size_t trace_lines) { return Simulation(options).Run(trace_lines); }
+Outcome RunSimulation(const Options& options, size_t trace_lines) { return Simulation(options).Run(trace_lines); }
 
 const std::deque<std::string>* TraceOfRunning() { return running == nullptr ? nullptr : &running->trace(); }
 

@@ -27,9 +27,9 @@ struct Outcome {
   std::deque<std::string> trace;  // the last lines, when kept
 };
 
-Outcome Run(const Options& options, size_t trace_lines = 0);
+Outcome RunSimulation(const Options& options, size_t trace_lines = 0);
 
-// For a process that dies inside Run(): the trace of the cluster that is running, or null.
+// For a process that dies inside RunSimulation(): the trace of the cluster that is running, or null.
 const std::deque<std::string>* TraceOfRunning();
 
 }  // namespace ropeteam::simulation

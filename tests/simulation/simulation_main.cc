@@ -148,17 +148,17 @@ bool RunSeed(const Arguments& arguments, uint64_t seed, Outcome* outcome) {
   running_seed = seed;
   running_nodes = arguments.nodes;
   const auto begin = std::chrono::steady_clock::now();
-  *outcome = ropeteam::simulation::Run(options, tracing ? (arguments.verbose ? kTraceAll : arguments.tail) : 0);
+  *outcome = ropeteam::simulation::RunSimulation(options, tracing ? (arguments.verbose ? kTraceAll : arguments.tail) : 0);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   if (arguments.count == 1 || arguments.verbose) PrintOutcome(options, *outcome, seconds);
   if (arguments.twice && outcome->failure.empty() &&
-      ropeteam::simulation::Run(options, 0).digest != outcome->digest)
+      ropeteam::simulation::RunSimulation(options, 0).digest != outcome->digest)
     outcome->failure = "two runs of this seed differ";
   if (arguments.verbose) PrintTrace(outcome->trace);
   if (outcome->failure.empty()) return true;
   if (!arguments.verbose) {
     tracing = true;
-    PrintTrace(ropeteam::simulation::Run(options, arguments.tail).trace);
+    PrintTrace(ropeteam::simulation::RunSimulation(options, arguments.tail).trace);
     tracing = arguments.verbose;
   }
   std::fprintf(stderr, "%s\nseed %llu failed: %s\nreproduce: %s --verbose\n",

@@ -88,10 +88,11 @@ class Story : public ::testing::Test {
   }
   // All ranks save, and the step is committed.
   void SaveEverywhere(uint64_t launch, Step step) {
+    std::vector<Rank> ranks;
     for (const auto& [key, client] : clients_)
-      if (key.first == launch) ASSERT_TRUE(Save(launch, step, key.second).ok()) << Trouble();
-    for (const auto& [key, client] : clients_)
-      if (key.first == launch) ASSERT_TRUE(Wait(launch, step, key.second, Level::kCommitted).ok()) << Trouble();
+      if (key.first == launch) ranks.push_back(key.second);
+    for (const Rank rank : ranks) ASSERT_TRUE(Save(launch, step, rank).ok()) << Trouble();
+    for (const Rank rank : ranks) ASSERT_TRUE(Wait(launch, step, rank, Level::kCommitted).ok()) << Trouble();
   }
   // No value when there is none.
   std::optional<StepId> Latest(uint64_t launch, Rank rank) {
@@ -175,7 +176,9 @@ class Story : public ::testing::Test {
     return text;
   }
   void TearDown() override {
-    if (cluster_ != nullptr) EXPECT_FALSE(cluster_->checker().failed()) << Trouble();
+    if (cluster_ != nullptr) {
+      EXPECT_FALSE(cluster_->checker().failed()) << Trouble();
+    }
     SetLogLevel(LogLevel::kWarning);
   }
 
