@@ -10,6 +10,9 @@ from __future__ import annotations
 import sys
 import xml.etree.ElementTree as tree
 
+# What ctest says of a test that it could not start: not a skip, though it is written like one.
+NEVER_RAN = ("Unable to find executable", "Unable to find required file", "Fixture dependency failed")
+
 
 def reason(case: tree.Element, skipped: tree.Element) -> str:
     """pytest gives it as the message; ctest has only the output, where GTEST_SKIP() printed it."""
@@ -41,6 +44,8 @@ def add_up(paths: list[str]) -> tuple[int, int, int]:
         for case in cases:
             skip = case.find("skipped")
             bad = case.find("failure") is not None or case.find("error") is not None
+            if skip is not None and skip.get("message", "") in NEVER_RAN:
+                bad = True
             if bad or case.get("status") == "fail":
                 failed += 1
                 print(f"  failed: {name(case)}")

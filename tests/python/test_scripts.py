@@ -27,6 +27,8 @@ CTEST = """<?xml version="1.0"?>
 no second node here
 
 [  SKIPPED ] A.Skip (0 ms)</system-out></testcase>
+  <testcase name="A.Unbuilt" classname="A.Unbuilt" time="0" status="notrun">
+    <skipped message="Unable to find executable"/></testcase>
   <testcase name="A.Off" classname="A.Off" time="0" status="disabled"/>
 </testsuite>"""
 PYTEST = """<testsuites><testsuite name="pytest">
@@ -51,10 +53,11 @@ def sum_up(tmp_path, *documents):
 def test_both_suites_are_added_up_with_reasons(tmp_path):
     status, lines = sum_up(tmp_path, CTEST, PYTEST)
     assert status == 1
-    assert lines[-1] == "2 passed, 2 failed, 3 skipped"
+    assert lines[-1] == "2 passed, 3 failed, 3 skipped"
     assert lines[:-1] == [
         "  failed: A.Bad",
         "  skipped: A.Skip: no second node here",
+        "  failed: A.Unbuilt",
         "  skipped: A.Off: disabled",
         "  skipped: t.x.test_b: torch is not installed",
         "  failed: t.x.test_c",
