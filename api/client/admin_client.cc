@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-namespace ropeteam {
+namespace ropeteam::client {
 namespace {
 
 using local::Type;
@@ -31,4 +31,4 @@ Result<std::string> AdminClient::Request(const local::Admin& request) {
   return std::move(reply.json);
 }
 
-}  // namespace ropeteam
+}  // namespace ropeteam::client

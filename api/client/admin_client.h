@@ -17,7 +17,7 @@
 #include "api/client/local_protocol.h"
 #include "core/base/status.h"
 
-namespace ropeteam {
+namespace ropeteam::client {
 
 class AdminClient {
  public:
@@ -36,6 +36,10 @@ class AdminClient {
   std::shared_ptr<Link> link_;
 };
 
+}  // namespace ropeteam::client
+
+namespace ropeteam {
+using client::AdminClient;
 }  // namespace ropeteam
 
 #endif  // ROPETEAM_API_CLIENT_ADMIN_CLIENT_H_

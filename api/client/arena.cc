@@ -14,7 +14,7 @@
 
 #include "core/base/log.h"
 
-namespace ropeteam {
+namespace ropeteam::client {
 namespace {
 
 #ifndef MADV_POPULATE_WRITE
@@ -220,4 +220,4 @@ Result<Window> Arena::MapWindow(std::span<const uint32_t> chunks, bool writable)
   return window;
 }
 
-}  // namespace ropeteam
+}  // namespace ropeteam::client

@@ -22,7 +22,7 @@
 #include "api/client/unique_fd.h"
 #include "core/base/status.h"
 
-namespace ropeteam {
+namespace ropeteam::client {
 
 // A contiguous range of addresses over chunks that are not contiguous in the arena. Unmaps itself.
 class Window {
@@ -91,6 +91,6 @@ class Arena {
   std::thread background_;
 };
 
-}  // namespace ropeteam
+}  // namespace ropeteam::client
 
 #endif  // ROPETEAM_API_CLIENT_ARENA_H_

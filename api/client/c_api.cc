@@ -21,13 +21,13 @@
 #include "core/base/log.h"
 
 struct ropeteam_handle {
-  std::shared_ptr<ropeteam::Client> client;
+  std::shared_ptr<ropeteam::client::Client> client;
 };
 struct ropeteam_view {
-  std::unique_ptr<ropeteam::View> view;
+  std::unique_ptr<ropeteam::client::View> view;
 };
 
-namespace ropeteam {
+namespace ropeteam::client {
 namespace {
 
 // The header cannot include ours; the numbers are one vocabulary all the same.
@@ -228,16 +228,16 @@ Result<OpenOptions> ResolveOptions(const ropeteam_open_options_t& given) {
 ropeteam_object_t ToC(const Object& object) { return {kObjectBytes, object.name.c_str(), object.length}; }
 
 }  // namespace
-}  // namespace ropeteam
+}  // namespace ropeteam::client
 
-using ropeteam::CheckHandle;
-using ropeteam::CheckNotNull;
 using ropeteam::Code;
 using ropeteam::Error;
-using ropeteam::Guard;
 using ropeteam::OkStatus;
 using ropeteam::Result;
 using ropeteam::Status;
+using ropeteam::client::CheckHandle;
+using ropeteam::client::CheckNotNull;
+using ropeteam::client::Guard;
 
 #define ROPETEAM_TEXT_OF(x) #x
 #define ROPETEAM_TEXT(x) ROPETEAM_TEXT_OF(x)
@@ -252,20 +252,21 @@ const char* ropeteam_status_name(ropeteam_status_t status) {
 }
 
 const char* ropeteam_last_error(void) {
-  const std::string* message = ropeteam::LastError();
+  const std::string* message = ropeteam::client::LastError();
   return message != nullptr ? message->c_str() : "";
 }
 
 ropeteam_status_t ropeteam_open(const ropeteam_open_options_t* options, ropeteam_t** handle) {
   return Guard([&]() -> Status {
-    ropeteam::SetUpLogOnce();
-    ROPETEAM_RETURN_IF_ERROR(
-        ropeteam::CheckInput(options, ropeteam::kOpenOptionsBytes, "ropeteam_open_options_t"));
+    ropeteam::client::SetUpLogOnce();
+    ROPETEAM_RETURN_IF_ERROR(ropeteam::client::CheckInput(options, ropeteam::client::kOpenOptionsBytes,
+                                                          "ropeteam_open_options_t"));
     ROPETEAM_RETURN_IF_ERROR(CheckNotNull(handle, "where to put the ropeteam handle"));
-    Result<ropeteam::OpenOptions> resolved = ropeteam::ResolveOptions(*options);
+    Result<ropeteam::client::OpenOptions> resolved = ropeteam::client::ResolveOptions(*options);
     if (!resolved.ok()) return resolved.status();
     auto opened = std::make_unique<ropeteam_t>();
-    Result<std::shared_ptr<ropeteam::Client>> client = ropeteam::Client::Open(std::move(resolved).value());
+    Result<std::shared_ptr<ropeteam::client::Client>> client =
+        ropeteam::client::Client::Open(std::move(resolved).value());
     if (!client.ok()) return client.status();
     opened->client = std::move(client).value();
     *handle = opened.release();
@@ -285,10 +286,11 @@ void ropeteam_close(ropeteam_t* handle) {
 ropeteam_status_t ropeteam_info(ropeteam_t* handle, ropeteam_info_t* info) {
   return Guard([&]() -> Status {
     ROPETEAM_RETURN_IF_ERROR(CheckHandle(handle));
-    ROPETEAM_RETURN_IF_ERROR(ropeteam::CheckOutput(info, ropeteam::kInfoBytes, "ropeteam_info_t"));
+    ROPETEAM_RETURN_IF_ERROR(
+        ropeteam::client::CheckOutput(info, ropeteam::client::kInfoBytes, "ropeteam_info_t"));
     const ropeteam::local::HelloReply hello = handle->client->hello();
-    ropeteam::FillOutput(
-        {ropeteam::kInfoBytes, handle->client->options().rank, handle->client->options().world_size,
+    ropeteam::client::FillOutput(
+        {ropeteam::client::kInfoBytes, handle->client->options().rank, handle->client->options().world_size,
          hello.incarnation, hello.chunk_bytes, hello.chunks_total * hello.chunk_bytes},
         info);
     return OkStatus();
@@ -299,11 +301,11 @@ ropeteam_status_t ropeteam_save_begin(ropeteam_t* handle, uint64_t step,
                                       const ropeteam_save_options_t* options, ropeteam_save_t** save) {
   return Guard([&]() -> Status {
     ROPETEAM_RETURN_IF_ERROR(CheckHandle(handle));
-    ROPETEAM_RETURN_IF_ERROR(
-        ropeteam::CheckInput(options, ropeteam::kSaveOptionsBytes, "ropeteam_save_options_t"));
+    ROPETEAM_RETURN_IF_ERROR(ropeteam::client::CheckInput(options, ropeteam::client::kSaveOptionsBytes,
+                                                          "ropeteam_save_options_t"));
     ROPETEAM_RETURN_IF_ERROR(CheckNotNull(save, "where to put the save handle"));
-    Result<std::unique_ptr<ropeteam::Save>> begun =
-        ropeteam::Save::Begin(handle->client, step, options->bytes, options->objects);
+    Result<std::unique_ptr<ropeteam::client::Save>> begun =
+        ropeteam::client::Save::Begin(handle->client, step, options->bytes, options->objects);
     if (!begun.ok()) return begun.status();
     *save = reinterpret_cast<ropeteam_save_t*>(begun->release());
     return OkStatus();
@@ -315,9 +317,9 @@ ropeteam_status_t ropeteam_save_put(ropeteam_save_t* save, const char* name, con
   return Guard([&]() -> Status {
     std::string_view checked;
     ROPETEAM_RETURN_IF_ERROR(CheckHandle(save));
-    ROPETEAM_RETURN_IF_ERROR(ropeteam::CheckName(name, &checked));
+    ROPETEAM_RETURN_IF_ERROR(ropeteam::client::CheckName(name, &checked));
     if (length != 0) ROPETEAM_RETURN_IF_ERROR(CheckNotNull(data, "the data of an object that is not empty"));
-    return ropeteam::Of(save)->Put(checked, data, length);
+    return ropeteam::client::Of(save)->Put(checked, data, length);
   });
 }
 
@@ -326,9 +328,9 @@ ropeteam_status_t ropeteam_save_reserve(ropeteam_save_t* save, const char* name,
   return Guard([&]() -> Status {
     std::string_view checked;
     ROPETEAM_RETURN_IF_ERROR(CheckHandle(save));
-    ROPETEAM_RETURN_IF_ERROR(ropeteam::CheckName(name, &checked));
+    ROPETEAM_RETURN_IF_ERROR(ropeteam::client::CheckName(name, &checked));
     ROPETEAM_RETURN_IF_ERROR(CheckNotNull(pointer, "where to put the pointer"));
-    const Result<void*> memory = ropeteam::Of(save)->Reserve(checked, length);
+    const Result<void*> memory = ropeteam::client::Of(save)->Reserve(checked, length);
     if (!memory.ok()) return memory.status();
     *pointer = *memory;
     return OkStatus();
@@ -338,27 +340,27 @@ ropeteam_status_t ropeteam_save_reserve(ropeteam_save_t* save, const char* name,
 ropeteam_status_t ropeteam_save_commit(ropeteam_save_t* save) {
   return Guard([&]() -> Status {
     ROPETEAM_RETURN_IF_ERROR(CheckHandle(save));
-    return ropeteam::Of(save)->Commit();
+    return ropeteam::client::Of(save)->Commit();
   });
 }
 
 ropeteam_status_t ropeteam_save_abort(ropeteam_save_t* save) {
   return Guard([&]() -> Status {
     ROPETEAM_RETURN_IF_ERROR(CheckHandle(save));
-    return ropeteam::Of(save)->Abort();
+    return ropeteam::client::Of(save)->Abort();
   });
 }
 
 void ropeteam_save_close(ropeteam_save_t* save) {
-  if (save == nullptr || ropeteam::Of(save)->client().InForkedChild()) return;
-  delete ropeteam::Of(save);
+  if (save == nullptr || ropeteam::client::Of(save)->client().InForkedChild()) return;
+  delete ropeteam::client::Of(save);
 }
 
 ropeteam_status_t ropeteam_wait(ropeteam_t* handle, uint64_t step, ropeteam_level_t level,
                                 int64_t timeout_ms) {
   return Guard([&]() -> Status {
     ROPETEAM_RETURN_IF_ERROR(CheckHandle(handle));
-    ROPETEAM_RETURN_IF_ERROR(ropeteam::CheckTimeout(timeout_ms));
+    ROPETEAM_RETURN_IF_ERROR(ropeteam::client::CheckTimeout(timeout_ms));
     const auto number = static_cast<int>(level);
     if (number < ROPETEAM_LOCAL || number > ROPETEAM_PERSISTED) {
       return Error(Code::kInvalidArgument, "level %d, limits %d and %d", number, ROPETEAM_LOCAL,
@@ -371,11 +373,13 @@ ropeteam_status_t ropeteam_wait(ropeteam_t* handle, uint64_t step, ropeteam_leve
 ropeteam_status_t ropeteam_latest(ropeteam_t* handle, ropeteam_step_t* step, int64_t timeout_ms) {
   return Guard([&]() -> Status {
     ROPETEAM_RETURN_IF_ERROR(CheckHandle(handle));
-    ROPETEAM_RETURN_IF_ERROR(ropeteam::CheckOutput(step, ropeteam::kStepBytes, "ropeteam_step_t"));
-    ROPETEAM_RETURN_IF_ERROR(ropeteam::CheckTimeout(timeout_ms));
+    ROPETEAM_RETURN_IF_ERROR(
+        ropeteam::client::CheckOutput(step, ropeteam::client::kStepBytes, "ropeteam_step_t"));
+    ROPETEAM_RETURN_IF_ERROR(ropeteam::client::CheckTimeout(timeout_ms));
     const Result<ropeteam::local::LatestReply> latest = handle->client->Latest(timeout_ms);
     if (!latest.ok()) return latest.status();
-    ropeteam::FillOutput({ropeteam::kStepBytes, latest->step, latest->incarnation, latest->world_size}, step);
+    ropeteam::client::FillOutput(
+        {ropeteam::client::kStepBytes, latest->step, latest->incarnation, latest->world_size}, step);
     return OkStatus();
   });
 }
@@ -384,11 +388,11 @@ ropeteam_status_t ropeteam_view_open(ropeteam_t* handle, uint64_t step, uint32_t
                                      ropeteam_view_t** view) {
   return Guard([&]() -> Status {
     ROPETEAM_RETURN_IF_ERROR(CheckHandle(handle));
-    ROPETEAM_RETURN_IF_ERROR(ropeteam::CheckTimeout(timeout_ms));
+    ROPETEAM_RETURN_IF_ERROR(ropeteam::client::CheckTimeout(timeout_ms));
     ROPETEAM_RETURN_IF_ERROR(CheckNotNull(view, "where to put the view handle"));
     auto opened = std::make_unique<ropeteam_view_t>();
-    Result<std::unique_ptr<ropeteam::View>> result =
-        ropeteam::View::Open(handle->client, step, rank, timeout_ms);
+    Result<std::unique_ptr<ropeteam::client::View>> result =
+        ropeteam::client::View::Open(handle->client, step, rank, timeout_ms);
     if (!result.ok()) return result.status();
     opened->view = std::move(result).value();
     *view = opened.release();
@@ -404,13 +408,14 @@ ropeteam_status_t ropeteam_view_object(const ropeteam_view_t* view, uint64_t ind
                                        ropeteam_object_t* object) {
   return Guard([&]() -> Status {
     ROPETEAM_RETURN_IF_ERROR(CheckHandle(view));
-    ROPETEAM_RETURN_IF_ERROR(ropeteam::CheckOutput(object, ropeteam::kObjectBytes, "ropeteam_object_t"));
+    ROPETEAM_RETURN_IF_ERROR(
+        ropeteam::client::CheckOutput(object, ropeteam::client::kObjectBytes, "ropeteam_object_t"));
     const auto& objects = view->view->objects();
     if (index >= objects.size()) {
       return Error(Code::kInvalidArgument, "object %llu of a view of %zu",
                    static_cast<unsigned long long>(index), objects.size());
     }
-    ropeteam::FillOutput(ropeteam::ToC(objects[index]), object);
+    ropeteam::client::FillOutput(ropeteam::client::ToC(objects[index]), object);
     return OkStatus();
   });
 }
@@ -420,11 +425,12 @@ ropeteam_status_t ropeteam_view_find(const ropeteam_view_t* view, const char* na
   return Guard([&]() -> Status {
     std::string_view checked;
     ROPETEAM_RETURN_IF_ERROR(CheckHandle(view));
-    ROPETEAM_RETURN_IF_ERROR(ropeteam::CheckName(name, &checked));
-    ROPETEAM_RETURN_IF_ERROR(ropeteam::CheckOutput(object, ropeteam::kObjectBytes, "ropeteam_object_t"));
+    ROPETEAM_RETURN_IF_ERROR(ropeteam::client::CheckName(name, &checked));
+    ROPETEAM_RETURN_IF_ERROR(
+        ropeteam::client::CheckOutput(object, ropeteam::client::kObjectBytes, "ropeteam_object_t"));
     const Result<const ropeteam::Object*> found = view->view->Find(checked);
     if (!found.ok()) return found.status();
-    ropeteam::FillOutput(ropeteam::ToC(**found), object);
+    ropeteam::client::FillOutput(ropeteam::client::ToC(**found), object);
     return OkStatus();
   });
 }
@@ -434,8 +440,8 @@ ropeteam_status_t ropeteam_view_read(ropeteam_view_t* view, const char* name, ui
   return Guard([&]() -> Status {
     std::string_view checked;
     ROPETEAM_RETURN_IF_ERROR(CheckHandle(view));
-    ROPETEAM_RETURN_IF_ERROR(ropeteam::CheckName(name, &checked));
-    ROPETEAM_RETURN_IF_ERROR(ropeteam::CheckTimeout(timeout_ms));
+    ROPETEAM_RETURN_IF_ERROR(ropeteam::client::CheckName(name, &checked));
+    ROPETEAM_RETURN_IF_ERROR(ropeteam::client::CheckTimeout(timeout_ms));
     if (length != 0) ROPETEAM_RETURN_IF_ERROR(CheckNotNull(data, "where to put the bytes"));
     const Result<const ropeteam::Object*> found = view->view->Find(checked);
     if (!found.ok()) return found.status();
@@ -448,8 +454,8 @@ ropeteam_status_t ropeteam_view_map(ropeteam_view_t* view, const char* name, con
   return Guard([&]() -> Status {
     std::string_view checked;
     ROPETEAM_RETURN_IF_ERROR(CheckHandle(view));
-    ROPETEAM_RETURN_IF_ERROR(ropeteam::CheckName(name, &checked));
-    ROPETEAM_RETURN_IF_ERROR(ropeteam::CheckTimeout(timeout_ms));
+    ROPETEAM_RETURN_IF_ERROR(ropeteam::client::CheckName(name, &checked));
+    ROPETEAM_RETURN_IF_ERROR(ropeteam::client::CheckTimeout(timeout_ms));
     ROPETEAM_RETURN_IF_ERROR(CheckNotNull(data, "where to put the pointer"));
     ROPETEAM_RETURN_IF_ERROR(CheckNotNull(length, "where to put the length"));
     const Result<const ropeteam::Object*> found = view->view->Find(checked);

@@ -12,7 +12,7 @@
 #include "api/client/socket.h"
 #include "core/base/log.h"
 
-namespace ropeteam {
+namespace ropeteam::client {
 namespace {
 
 using local::FrameHeader;
@@ -280,4 +280,4 @@ void Channel::CloseLateViews() {
   }
 }
 
-}  // namespace ropeteam
+}  // namespace ropeteam::client

@@ -25,7 +25,7 @@
 #include "core/base/bytes.h"
 #include "core/base/status.h"
 
-namespace ropeteam {
+namespace ropeteam::client {
 
 // The bytes of a request and of its answer. Kept by callers that call often, so that nothing is allocated
 // again.
@@ -123,6 +123,6 @@ class Channel {
 // The status that a Reply carries; kInternal for a code that is not in the vocabulary.
 Status StatusOf(const local::Reply& reply);
 
-}  // namespace ropeteam
+}  // namespace ropeteam::client
 
 #endif  // ROPETEAM_API_CLIENT_CHANNEL_H_

@@ -8,7 +8,7 @@
 
 #include "core/base/log.h"
 
-namespace ropeteam {
+namespace ropeteam::client {
 namespace {
 
 using local::Type;
@@ -182,4 +182,4 @@ void Client::ReturnBuffers(std::unique_ptr<SaveBuffers> buffers) {
   if (buffers_.size() < kSavesOpenMax) buffers_.push_back(std::move(buffers));
 }
 
-}  // namespace ropeteam
+}  // namespace ropeteam::client

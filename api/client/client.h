@@ -24,7 +24,10 @@
 #include "api/client/local_protocol.h"
 #include "core/base/status.h"
 
-namespace ropeteam {
+// All of api/client is in a namespace of its own: its classes have the names that its users think in (View,
+// Save, Client), and the daemon's houses have other things of the same names, with which a program may link
+// both.
+namespace ropeteam::client {
 
 inline constexpr uint32_t kSavesOpenMax = 4;     // ROPETEAM_SAVES_OPEN_MAX
 inline constexpr uint32_t kViewsOpenMax = 1024;  // ROPETEAM_VIEWS_OPEN_MAX
@@ -96,6 +99,6 @@ class Client {
   std::vector<std::unique_ptr<SaveBuffers>> buffers_;
 };
 
-}  // namespace ropeteam
+}  // namespace ropeteam::client
 
 #endif  // ROPETEAM_API_CLIENT_CLIENT_H_

@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <limits>
 
-namespace ropeteam {
+namespace ropeteam::client {
 
 class Deadline {
  public:
@@ -36,6 +36,6 @@ class Deadline {
   Clock::time_point at_;
 };
 
-}  // namespace ropeteam
+}  // namespace ropeteam::client
 
 #endif  // ROPETEAM_API_CLIENT_DEADLINE_H_

@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 
-namespace ropeteam {
+namespace ropeteam::client {
 namespace {
 
 // Null for a variable that is empty too: `VAR= command` is how a shell user unsets one.
@@ -43,4 +43,4 @@ std::string LifeFromEnvironment() {
   return std::string("slurm.") + job + "." + step + "." + (restart != nullptr ? restart : "0");
 }
 
-}  // namespace ropeteam
+}  // namespace ropeteam::client

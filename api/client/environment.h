@@ -11,7 +11,7 @@
 
 #include "core/base/status.h"
 
-namespace ropeteam {
+namespace ropeteam::client {
 
 struct OpenOptions {
   std::string socket;
@@ -30,6 +30,6 @@ Result<uint32_t> NumberFromEnvironment(const char* name);
 // lives apart.
 std::string LifeFromEnvironment();
 
-}  // namespace ropeteam
+}  // namespace ropeteam::client
 
 #endif  // ROPETEAM_API_CLIENT_ENVIRONMENT_H_

@@ -7,7 +7,7 @@
 #include <mutex>
 #include <vector>
 
-namespace ropeteam {
+namespace ropeteam::client {
 namespace {
 
 struct Guarded {
@@ -47,4 +47,4 @@ void ForgetInChildren(int fd) {
   std::erase(guarded.fds, fd);
 }
 
-}  // namespace ropeteam
+}  // namespace ropeteam::client

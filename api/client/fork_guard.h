@@ -10,12 +10,12 @@
 #ifndef ROPETEAM_API_CLIENT_FORK_GUARD_H_
 #define ROPETEAM_API_CLIENT_FORK_GUARD_H_
 
-namespace ropeteam {
+namespace ropeteam::client {
 
 // From now on forked children close `fd`. It stays the caller's to close here, after ForgetInChildren().
 void CloseInChildren(int fd);
 void ForgetInChildren(int fd);
 
-}  // namespace ropeteam
+}  // namespace ropeteam::client
 
 #endif  // ROPETEAM_API_CLIENT_FORK_GUARD_H_

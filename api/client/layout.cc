@@ -5,7 +5,7 @@
 
 #include "core/base/check.h"
 
-namespace ropeteam {
+namespace ropeteam::client {
 namespace {
 
 // What may be kept for the next save. A manifest takes a few times its encoding in memory, there are up to
@@ -66,4 +66,4 @@ void Layout::Diverge() {
   repeating_ = false;
 }
 
-}  // namespace ropeteam
+}  // namespace ropeteam::client

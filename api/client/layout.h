@@ -18,7 +18,7 @@
 #include "core/base/status.h"
 #include "core/shard/manifest.h"
 
-namespace ropeteam {
+namespace ropeteam::client {
 
 class Layout {
  public:
@@ -49,6 +49,6 @@ class Layout {
   uint64_t names_bytes_ = 0;
 };
 
-}  // namespace ropeteam
+}  // namespace ropeteam::client
 
 #endif  // ROPETEAM_API_CLIENT_LAYOUT_H_

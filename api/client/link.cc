@@ -4,7 +4,7 @@
 #include <cstring>
 #include <utility>
 
-namespace ropeteam {
+namespace ropeteam::client {
 namespace {
 
 using local::Type;
@@ -62,4 +62,4 @@ Result<std::shared_ptr<Link>> MakeLink(const std::string& socket, local::Hello h
   return link;
 }
 
-}  // namespace ropeteam
+}  // namespace ropeteam::client

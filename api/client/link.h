@@ -16,7 +16,7 @@
 #include "api/client/local_protocol.h"
 #include "core/base/status.h"
 
-namespace ropeteam {
+namespace ropeteam::client {
 
 // Added to every deadline that the daemon knows, for the way there and back: its own answer, which says how
 // far it came, is better than ours, which can only say that none came. With a daemon that is stopped a call
@@ -54,6 +54,6 @@ struct Link {
 Result<std::shared_ptr<Link>> MakeLink(const std::string& socket, local::Hello hello, Deadline deadline,
                                        const std::shared_ptr<Arena>& known);
 
-}  // namespace ropeteam
+}  // namespace ropeteam::client
 
 #endif  // ROPETEAM_API_CLIENT_LINK_H_

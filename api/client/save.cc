@@ -10,7 +10,7 @@
 #include "core/base/checksum.h"
 #include "core/shard/manifest.h"
 
-namespace ropeteam {
+namespace ropeteam::client {
 namespace {
 
 using local::Type;
@@ -344,4 +344,4 @@ Status Save::Abort() {
   return status.code() == Code::kUnavailable ? OkStatus() : status;
 }
 
-}  // namespace ropeteam
+}  // namespace ropeteam::client

@@ -25,7 +25,7 @@
 #include "core/base/ids.h"
 #include "core/base/status.h"
 
-namespace ropeteam {
+namespace ropeteam::client {
 
 class Save final {
  public:
@@ -88,6 +88,6 @@ class Save final {
   std::vector<Window> windows_;
 };
 
-}  // namespace ropeteam
+}  // namespace ropeteam::client
 
 #endif  // ROPETEAM_API_CLIENT_SAVE_H_

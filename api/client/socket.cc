@@ -11,7 +11,7 @@
 #include <cerrno>
 #include <cstring>
 
-namespace ropeteam {
+namespace ropeteam::client {
 namespace {
 
 static_assert(kSocketPathBytesMax == sizeof(sockaddr_un::sun_path) - 1);
@@ -123,4 +123,4 @@ bool PeerIsThere(int fd) {
   return ::poll(&entry, 1, 0) == 0;
 }
 
-}  // namespace ropeteam
+}  // namespace ropeteam::client

@@ -13,7 +13,7 @@
 #include "api/client/unique_fd.h"
 #include "core/base/status.h"
 
-namespace ropeteam {
+namespace ropeteam::client {
 
 // Bytes of a socket's path; sockaddr_un holds one more, the terminator.
 inline constexpr size_t kSocketPathBytesMax = 107;
@@ -38,6 +38,6 @@ bool PollUntil(int fd, short events, Deadline deadline);
 // wait.
 bool PeerIsThere(int fd);
 
-}  // namespace ropeteam
+}  // namespace ropeteam::client
 
 #endif  // ROPETEAM_API_CLIENT_SOCKET_H_

@@ -9,7 +9,7 @@
 
 #include <utility>
 
-namespace ropeteam {
+namespace ropeteam::client {
 
 class UniqueFd {
  public:
@@ -33,6 +33,6 @@ class UniqueFd {
   int fd_ = -1;
 };
 
-}  // namespace ropeteam
+}  // namespace ropeteam::client
 
 #endif  // ROPETEAM_API_CLIENT_UNIQUE_FD_H_

@@ -9,7 +9,7 @@
 #include "core/base/checksum.h"
 #include "core/base/log.h"
 
-namespace ropeteam {
+namespace ropeteam::client {
 namespace {
 
 using local::Type;
@@ -214,4 +214,4 @@ Result<const void*> View::Map(const Object& object, int64_t timeout_ms) {
   return static_cast<const void*>(window->second.data() + within);
 }
 
-}  // namespace ropeteam
+}  // namespace ropeteam::client

@@ -29,7 +29,7 @@
 #include "core/base/status.h"
 #include "core/shard/manifest.h"
 
-namespace ropeteam {
+namespace ropeteam::client {
 
 class View {
  public:
@@ -84,6 +84,6 @@ class View {
   FrameBuffers frames_;
 };
 
-}  // namespace ropeteam
+}  // namespace ropeteam::client
 
 #endif  // ROPETEAM_API_CLIENT_VIEW_H_
