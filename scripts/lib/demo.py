@@ -25,6 +25,7 @@ NODES = 4
 READY_TIMEOUT_S = 240.0  # until training takes its first step: four imports of torch on two cores and more
 RUN_TIMEOUT_S = 600.0  # of each of the two runs
 DETECT_TIMEOUT_S = 15.0
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 DETECT_MS_MAX = 1500.0  # the promise: silence of 1 s is death, and half a second for the news
 
 
@@ -220,6 +221,9 @@ def play(arguments: argparse.Namespace, paths: Paths, screen: Screen) -> dict[st
 
 
 def interrupted(number: int, _frame: FrameType | None) -> None:
+    """Ends the demo in order; further signals must not cut that short."""
+    for each in ENDING_SIGNALS:
+        signal.signal(each, signal.SIG_IGN)
     raise KeyboardInterrupt(f"signal {number}")
 
 
@@ -227,8 +231,8 @@ def main() -> int:
     arguments = parse()
     root = pathlib.Path(__file__).resolve().parents[2]
     paths = Paths(root, root / "build" / "demo")
-    signal.signal(signal.SIGTERM, interrupted)
-    signal.signal(signal.SIGHUP, interrupted)
+    for number in ENDING_SIGNALS:
+        signal.signal(number, interrupted)
     shutil.rmtree(paths.out, ignore_errors=True)
     paths.out.mkdir(parents=True)
     screen = Screen()
