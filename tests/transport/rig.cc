@@ -17,6 +17,12 @@
 
 extern char** environ;
 
+#if defined(__SANITIZE_ADDRESS__)
+// libfabric 1.17 forgets a stranger's connection that is still in its handshake when the endpoint closes (376
+// bytes; not while it lives: 3,000 such connections leave the process's size as it was).
+extern "C" const char* __lsan_default_suppressions() { return "leak:libfabric.so\n"; }
+#endif
+
 namespace ropeteam::test {
 namespace {
 
