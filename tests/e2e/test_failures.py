@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The failure stories, with real processes: what is killed, cut, flipped or fed garbage here is real."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from harness import ROPETEAM, WAIT_S, Daemon, environment, wait_until
+
+import ropeteam
+from ropeteam import Level
+
+
+def payload(seed: int, size: int) -> bytes:
+    return random.Random(seed).randbytes(size)
+
+
+def arena_file(node: Daemon):
+    (path,) = node.arena.glob("*.arena")
+    return path
+
+
+def flip(node: Daemon, content: bytes, at: int) -> None:
+    """Flips a bit of `content`, byte `at`, wherever the node's arena holds it."""
+    with open(arena_file(node), "r+b") as file, mmap.mmap(file.fileno(), 0) as arena:
+        begin = arena.find(content[at : at + 64])
+        assert begin >= 0, f"{node.name} does not hold these bytes"
+        arena[begin] ^= 0x10
+        assert arena.find(content[at : at + 64], begin) == -1, "the bytes are there twice"
+
+
+def chunks_free(node: Daemon) -> int:
+    done = subprocess.run(
+        [str(ROPETEAM), "status", "--json", "--socket", node.socket],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+    )
+    assert done.returncode == 0, done.stderr
+    (report,) = [each for each in json.loads(done.stdout)["nodes"] if each["name"] == node.name]
+    return int(report["chunks_free"])
+
+
+def verify(node: Daemon) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(ROPETEAM), "verify", "--socket", node.socket],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+    )
+
+
+@pytest.mark.parametrize("point", ["begun", "half put", "put", "local", "replicated", "committed"])
+def test_a_daemon_killed_at_any_point_of_a_save_keeps_what_was_sealed(cluster, point):
+    nodes = cluster(2)
+    old, new = payload(1, 5_000_000), payload(2, 9_000_000)
+    rope = nodes[1].open(0, 1, "life")
+    rope.save(1, {"data": old}, wait=Level.COMMITTED)
+    save = rope.begin(2, bytes=len(new), objects=1)
+    if point != "begun":
+        save.put("first", new[: len(new) // 2])
+    if point in ("put", "local", "replicated", "committed"):
+        save.put("second", new[len(new) // 2 :])
+    if point in ("local", "replicated", "committed"):
+        save.commit()
+    if point == "replicated":
+        rope.wait(2, Level.REPLICATED)
+    if point == "committed":
+        rope.wait(2, Level.COMMITTED)
+    nodes[1].kill()
+    save.close()
+    nodes[1].start()
+    sealed = point in ("local", "replicated", "committed")
+    assert rope.latest().step == (2 if sealed else 1)
+    if sealed:
+        shard = rope.load(2)
+        assert shard["first"] + shard["second"] == new
+        rope.wait(2, Level.COMMITTED)  # what was under way is brought to its end
+    assert rope.load(1)["data"] == old
+    rope.save(3, {"data": b"and on"}, wait=Level.COMMITTED)
+    rope.close()
+
+
+def test_the_coordinator_dies_and_returns_and_disturbs_nobody(cluster):
+    nodes = cluster(3)
+    ranks = [nodes[rank].open(rank, 3, "life") for rank in range(3)]
+    for rank, rope in enumerate(ranks):
+        rope.save(1, {"data": payload(rank, 3_000_000)})
+    for rope in ranks:
+        rope.wait(1, Level.COMMITTED)
+    save = ranks[1].begin(2, bytes=3_000_000, objects=1)
+    nodes[0].kill()  # coordinator, leader, and the holder of somebody's copy at once; its memory stays
+    save.put("data", payload(11, 3_000_000))
+    save.commit()
+    nodes[0].start()
+    nodes.wait_members(3)
+    assert [rope.latest().step for rope in ranks] == [1, 1, 1]
+    ranks[0].save(2, {"data": payload(10, 3_000_000)})
+    ranks[2].save(2, {"data": payload(12, 3_000_000)})
+    for rope in ranks:
+        rope.wait(2, Level.COMMITTED)
+        rope.close()
+
+
+def test_a_flipped_bit_is_repaired_inside_the_read(cluster):
+    nodes = cluster(2)
+    data = payload(3, 9_000_000)
+    with nodes[0].open(0, 1, "life") as rope:
+        rope.save(1, {"data": data}, wait=Level.COMMITTED)
+        flip(nodes[0], data, 5_000_000)
+        assert rope.load(1)["data"] == data
+        with (
+            open(arena_file(nodes[0]), "rb") as file,
+            mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as arena,
+        ):
+            assert arena.find(data[5_000_000:5_000_064]) >= 0  # in place, not only in what was handed out
+        assert verify(nodes[0]).returncode == 0
+
+
+def test_a_flipped_bit_in_a_replica_is_found_and_repaired(cluster):
+    nodes = cluster(2)
+    data = payload(4, 6_000_000)
+    with nodes[0].open(0, 1, "life") as rope:
+        rope.save(1, {"data": data}, wait=Level.COMMITTED)
+        flip(nodes[1], data, 4_500_000)
+        found = verify(nodes[0])
+        assert found.returncode == 1
+        assert "node-1" in found.stdout + found.stderr
+        wait_until(lambda: verify(nodes[0]).returncode == 0, "the replica's repair")
+
+
+def test_with_both_copies_bad_the_older_step_is_offered_and_the_error_names_the_sources(cluster):
+    nodes = cluster(2)
+    old, new = payload(5, 3_000_000), payload(6, 3_000_000)
+    with nodes[0].open(0, 1, "life") as rope:
+        rope.save(1, {"data": old}, wait=Level.COMMITTED)
+        rope.save(2, {"data": new}, wait=Level.COMMITTED)
+        flip(nodes[0], new, 1_000_000)
+        flip(nodes[1], new, 1_000_000)
+        with pytest.raises(ropeteam.Corrupt) as raised:
+            rope.load(2)
+        assert "node-1" in str(raised.value)
+        wait_until(lambda: rope.latest().step == 1, "the older step as the latest")
+        assert rope.load(1)["data"] == old
+
+
+def test_a_rank_killed_in_the_middle_of_a_put_leaves_nothing_behind(cluster):
+    nodes = cluster(2)
+    with nodes[0].open(0, 2, "life") as rope:
+        rope.save(1, {"data": b"x" * 1000})
+        before = chunks_free(nodes[1])
+        script = textwrap.dedent(f"""
+            import ropeteam, signal, sys
+            rope = ropeteam.open({nodes[1].socket!r}, rank=1, world_size=2, life="life")
+            save = rope.begin(1, bytes=20_000_000, objects=2)
+            save.put("half", bytes(10_000_000))
+            print("saving", flush=True)
+            signal.pause()
+        """)
+        victim = subprocess.Popen(
+            [sys.executable, "-c", script], env=environment(), stdout=subprocess.PIPE, text=True
+        )
+        try:
+            assert victim.stdout.readline() == "saving\n"
+            wait_until(lambda: chunks_free(nodes[1]) < before, "the save's chunks to be taken")
+        finally:
+            victim.send_signal(signal.SIGKILL)
+            victim.wait()
+        wait_until(lambda: chunks_free(nodes[1]) == before, "the dead rank's chunks to be free")
+        with pytest.raises(ropeteam.DeadlineExceeded):
+            rope.wait(1, Level.COMMITTED, timeout=0)
+        assert rope.save(2, {"data": b"y"}) is None  # the others save on
+
+
+def send_garbage(address, family=socket.AF_INET, pieces: int = 4) -> None:
+    random_bytes = random.Random(7)
+    for _ in range(pieces):
+        with socket.socket(family, socket.SOCK_STREAM) as peer:
+            peer.settimeout(WAIT_S)
+            peer.connect(address)
+            try:
+                peer.sendall(random_bytes.randbytes(random_bytes.randrange(1, 100_000)))
+            except OSError:
+                continue  # the daemon has hung up already, as it should
+    with socket.socket(family, socket.SOCK_STREAM) as silent:
+        silent.connect(address)  # and one that says nothing
+
+
+def test_garbage_on_every_socket_harms_nobody(cluster):
+    nodes = cluster(2)
+    data = payload(8, 5_000_000)
+    with nodes[0].open(0, 1, "life") as rope:
+        rope.save(1, {"data": data}, wait=Level.COMMITTED)
+        log = nodes[0].log_text()
+        ports = {int(port) for port in re.findall(r"127\.0\.0\.1:(\d+)", log)}
+        assert len(ports) >= 3, log  # coordinator, control, data
+        for port in ports:
+            send_garbage(("127.0.0.1", port))
+        send_garbage(nodes[0].socket, socket.AF_UNIX)
+        assert rope.load(1)["data"] == data
+        rope.save(2, {"data": data[::-1]}, wait=Level.COMMITTED)
+        assert nodes[0].process.poll() is None
+        assert verify(nodes[0]).returncode == 0
+        assert os.path.exists(nodes[0].socket)
