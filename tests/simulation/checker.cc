@@ -82,6 +82,11 @@ void Checker::OnCommitInput(const Session& session, Step step, const SaveCommitI
   shard.saver = session.host;
 }
 
+void Checker::OnSaveBeginInput(const Session& session, Step step) {
+  Step& begun = begun_[{session.incarnation, session.rank}];
+  begun = std::max(begun, step);
+}
+
 void Checker::Observe(const Host& host) {
   if (!host.daemon_runs()) return;
   std::map<ShardId, Role>& known = known_[host.index];
@@ -141,7 +146,7 @@ void Checker::OnDropped(const Host& host, const ShardId& id, Role role) {
   Copy& copy = shard.copies[PlaceOf(host)];
   copy.fate = Fate::kDropped;
   copy.since = scheduler_.now();
-  if (role != Role::kCache) ++dropped_;
+  if (role != Role::kCache && !Superseded(StepOf(id))) ++dropped_;
   to_judge_.emplace_back(id, role);
 }
 
@@ -214,6 +219,21 @@ bool Checker::Retired(const StepId& step) const {
   for (auto at = committed_.upper_bound(step); at != committed_.end(); ++at)
     if (++newer >= options_.keep_steps) return true;
   return false;
+}
+
+bool Checker::Dead(const StepId& step) const {
+  const uint32_t world = WorldOf(step);
+  for (Rank rank = 0; rank < world; ++rank) {
+    const auto begun = begun_.find({step.incarnation, rank});
+    if (begun == begun_.end() || begun->second <= step.step) continue;
+    if (Find({step.incarnation, step.step, rank}) == nullptr) return true;
+  }
+  return false;
+}
+
+bool Checker::Superseded(const StepId& step) const {
+  return (!committed_.empty() && committed_.rbegin()->first > step) ||
+         (!lives_.empty() && lives_.rbegin()->first > step.incarnation) || Dead(step);
 }
 
 std::vector<StepId> Checker::KeptSteps() const {
@@ -312,10 +332,8 @@ void Checker::CheckReplicated(const Host& host, const ShardId& id, const char* s
   const Shard* shard = Find(id);
   if (shard == nullptr)
     return Fail("host %zu said %s of %s, which is not even sealed", host.index, said, id.ToString().c_str());
-  // Once a newer step is committed, or the world has restarted, a holder may drop what it has sealed, even in the input that
-  // sealed it; its word is on its way nevertheless.
-  const bool superseded = (!committed_.empty() && committed_.rbegin()->first > StepOf(id)) ||
-                          (!lives_.empty() && lives_.rbegin()->first > id.incarnation);
+  // What nobody needs any more a holder may drop even in the input that sealed it; its word is on its way nevertheless.
+  const bool superseded = Superseded(StepOf(id));
   if (superseded && !Committed(StepOf(id))) return;
   std::set<size_t> holders;
   for (const auto& [place, copy] : shard->copies)
@@ -348,6 +366,9 @@ void Checker::CheckCommitted(const Host& host, const StepId& step) {
 }
 
 void Checker::OnEvent(const Host& host, const LevelEvent& event) {
+  // Also where it is dropped again before the input is over.
+  if (event.level == Level::kLocal)
+    if (const auto saved = shards_.find(event.shard); saved != shards_.end()) saved->second.sealed = true;
   if (event.level == Level::kReplicated && event.shard.rank != LevelEvent::kNoRank) {
     ++statistics_.replicated;
     CheckReplicated(host, event.shard, "REPLICATED");

@@ -79,6 +79,7 @@ class Checker {
 
   // ---- sessions. Inputs are shown before the engine sees them, answers when the engine gives them.
   void OnCommitInput(const Session& session, Step step, const SaveCommitInput& commit, uint64_t chunk_bytes);
+  void OnSaveBeginInput(const Session& session, Step step);
   void OnLatestInput(const Host& host, const Session& session);
   void OnSessionEnd(const Session& session);  // also when the daemon dies
   void OnAnswer(const Host& host, const Session& session, const Pending& request, const Answer& answer);
@@ -89,7 +90,7 @@ class Checker {
   void OnViewClosed(const Session& session, ViewId view);
   // `free_before`: chunks free before the input that was answered; `dropped_before`: dropped() then.
   void OnRefusedForSpace(const Host& host, const Status& status, uint64_t free_before, uint64_t dropped_before);
-  uint64_t dropped() const { return dropped_; }  // copies that are no cache, ever dropped by anybody
+  uint64_t dropped() const { return dropped_; }  // copies that might have been of use, ever dropped by anybody
   void OnEvent(const Host& host, const LevelEvent& event);
 
   // ---- memory
@@ -160,6 +161,10 @@ class Checker {
   bool CopyRight(const Host& host, const Copy& copy, const Shard& shard, std::string* why) const;
   void CheckReplicated(const Host& host, const ShardId& id, const char* said);
   void CheckCommitted(const Host& host, const StepId& step);
+  // Some rank has gone on to a later step without a shard of this one: it will never be complete.
+  bool Dead(const StepId& step) const;
+  // Nobody needs it any more: dead, of a former life, or older than what is committed.
+  bool Superseded(const StepId& step) const;
   const Shard* Find(const ShardId& id) const;
   uint32_t WorldOf(const StepId& step) const;
   size_t GoodCopies(const Shard& shard) const;
@@ -172,6 +177,7 @@ class Checker {
   void OnViewAnswer(const Host& host, const Session& session, const Pending& request, const AnswerView& view);
   void OnGrant(const Host& host, const Session& session, const Pending& request, const AnswerGrant& grant);
   void ReleaseGrant(const Session& session, SaveId save);
+  static bool SealedAt(const Host& host, uint32_t chunk);
   std::string TransferOn(const Host& host, uint32_t chunk) const;
   uint32_t ChunkOf(const Host& host, uint64_t offset) const;
 
@@ -187,6 +193,7 @@ class Checker {
   std::map<StepId, TimeUs> committed_;
   std::set<StepId> offered_;  // ever the answer of `latest`
   std::map<Incarnation, Life> lives_;
+  std::map<std::pair<Incarnation, Rank>, Step> begun_;  // the highest step that the rank has begun to save
   std::map<size_t, std::map<uint32_t, std::pair<SessionId, SaveId>>> grants_;  // by host and chunk
   std::map<std::pair<SessionId, ViewId>, ViewHeld> views_;
   std::map<size_t, std::map<ShardId, Role>> known_;  // by host: what its store held when last looked at

@@ -115,7 +115,7 @@ void Checker::OnAnswer(const Host& host, const Session& session, const Pending& 
   if (request.kind == RequestKind::kSaveAbort && code == Code::kOk) ReleaseGrant(session, request.save);
   if (code != Code::kOk) return;
   if (request.kind == RequestKind::kSaveCommit) {
-    if (host.store->Find(id) == nullptr)
+    if (host.store->Find(id) == nullptr && !Superseded(StepOf(id)))
       return Fail("host %zu said LOCAL of %s, which is not in its store", host.index, id.ToString().c_str());
     if (session.incarnation < host.engine->incarnation())
       return Fail("host %zu sealed %s although it knows of incarnation %" PRIu64, host.index, id.ToString().c_str(),
@@ -147,7 +147,7 @@ void Checker::OnRefusedForSpace(const Host& host, const Status& status, uint64_t
     return Fail("host %zu refused a save for want of memory and has %" PRIu64 " chunks free, %" PRIu64 " before",
                 host.index, host.store->chunks_free(), free_before);
   if (dropped_ != dropped_before)
-    return Fail("host %zu refused a save for want of memory and dropped a copy over it", host.index);
+    return Fail("host %zu refused a save for want of memory and dropped a copy that might be of use", host.index);
   const std::string& message = status.message();
   if (std::count_if(message.begin(), message.end(), [](char c) { return c >= '0' && c <= '9'; }) < 3)
     return Fail("host %zu refused a save without saying how much is needed, free and the limit: \"%s\"", host.index,
@@ -217,6 +217,13 @@ void Checker::OnSessionEnd(const Session& session) {
   std::erase_if(views_, [&](const auto& entry) { return entry.first.first == session.id; });
 }
 
+bool Checker::SealedAt(const Host& host, uint32_t chunk) {
+  for (const auto& [id, sealed] : host.store->shards())
+    for (const Extent& extent : sealed->extents)
+      if (chunk >= extent.first && chunk < extent.first + extent.count) return true;
+  return false;
+}
+
 void Checker::OnTransferStart(const Transfer& transfer) {
   const Host& writer = *hosts_[transfer.writer()];
   if (transfer.get ? writer.id != transfer.initiator_id : writer.id != transfer.target_id) return;
@@ -228,8 +235,10 @@ void Checker::OnTransferStart(const Transfer& transfer) {
     if (other.writer() == writer.index && !other.finishing && other.write_offset() < end &&
         other.write_offset() + other.length > begin)
       Fail("%s starts while %s may still write there", transfer.ToString().c_str(), other.ToString().c_str());
+    // A bad chunk may be mended while it is being sent: who receives it checks it.
+    const bool mends = transfer.get && SealedAt(writer, ChunkOf(writer, begin));
     if (other.initiator == writer.index && other.initiator_id == writer.id && other.local_offset < end &&
-        other.local_offset + other.length > begin)
+        other.local_offset + other.length > begin && (other.get || !mends))
       Fail("%s starts where %s has its buffer", transfer.ToString().c_str(), other.ToString().c_str());
   });
 }

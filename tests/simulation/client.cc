@@ -130,7 +130,8 @@ void Client::Save(Step step, const Content& content, const SaveScript& script, S
   request.step = step;
   request.done = [this, run](const Answer* answer) { Granted(run, answer); };
   cluster_.Ask(session_, std::move(request),
-               [step, announced](Engine& engine, TimeUs now, const Session& session, RequestId id) {
+               [this, step, announced](Engine& engine, TimeUs now, const Session& session, RequestId id) {
+                 cluster_.checker().OnSaveBeginInput(session, step);
                  engine.OnSaveBegin(now, session.id, id, step, announced);
                });
 }
