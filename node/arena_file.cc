@@ -113,8 +113,12 @@ Result<std::unique_ptr<ArenaFile>> ArenaFile::Open(const ArenaFileConfig& config
   std::unique_ptr<ArenaFile> file(new ArenaFile(config));
   file->path_ = config.directory + "/" + ArenaFileName(config.job, config.node);
   ROPETEAM_RETURN_IF_ERROR(file->Lock());
-  ROPETEAM_RETURN_IF_ERROR(file->Size());
-  ROPETEAM_RETURN_IF_ERROR(file->Map());
+  Status status = file->Size();
+  if (status.ok()) status = file->Map();
+  // A file that never became an arena is not left behind to be wondered at, and gives back what memory it
+  // got.
+  if (!status.ok() && file->fresh_) (void)unlink(file->path_.c_str());
+  if (!status.ok()) return status;
   return file;
 }
 
@@ -193,7 +197,8 @@ Status ArenaFile::Size() {
   struct statfs system {};
   if (fstatfs(fd_.get(), &system) != 0) return ErrnoError(errno, "statfs %s", path_.c_str());
   page_bytes_ = system.f_type == HUGETLBFS_MAGIC ? static_cast<uint64_t>(system.f_bsize) : 4096;
-  auto there = static_cast<uint64_t>(info.st_size);
+  const auto there = static_cast<uint64_t>(info.st_size);
+  fresh_ = there == 0;
   uint64_t bytes = config_.memory_bytes;
   if (bytes == 0 && there != 0 && !config_.reset) bytes = there;
   if (bytes == 0) {
@@ -204,8 +209,8 @@ Status ArenaFile::Size() {
   bytes = bytes / page_bytes_ * page_bytes_;
   const uint64_t least = Store::MemoryFor(1, config_.chunk_bytes);
   if (bytes < least)
-    return Error(Code::kInvalidArgument,
-                 "--memory %" PRIu64 " bytes hold no chunk of %s: %" PRIu64 " are needed", bytes,
+    return Error(Code::kInvalidArgument, "--memory %s is %" PRIu64 " bytes, one chunk of %s needs %" PRIu64,
+                 config_.memory_bytes == 0 ? "auto" : std::to_string(config_.memory_bytes).c_str(), bytes,
                  FormatSize(config_.chunk_bytes).c_str(), least);
   if (there != 0 && there != bytes) {
     if (!config_.reset)
@@ -215,15 +220,11 @@ Status ArenaFile::Size() {
                    path_.c_str(), there, bytes, there);
     LOG_WARNING("arena %s dropped bytes %" PRIu64 ", as --arena-reset asked", path_.c_str(), there);
     if (ftruncate(fd_.get(), 0) != 0) return ErrnoError(errno, "truncate arena %s", path_.c_str());
-    there = 0;
+    fresh_ = true;
   }
-  const auto allocated = there == 0 ? 0 : static_cast<uint64_t>(info.st_blocks) * 512;
-  Status room = CheckRoom(bytes, allocated);
-  if (room.ok() && there == 0 && ftruncate(fd_.get(), static_cast<off_t>(bytes)) != 0)
-    room = ErrnoError(errno, "size arena %s to %" PRIu64 " bytes", path_.c_str(), bytes);
-  // An empty file that never became an arena is not left behind to be wondered at.
-  if (!room.ok() && there == 0) (void)unlink(path_.c_str());
-  if (!room.ok()) return room;
+  ROPETEAM_RETURN_IF_ERROR(CheckRoom(bytes, fresh_ ? 0 : static_cast<uint64_t>(info.st_blocks) * 512));
+  if (fresh_ && ftruncate(fd_.get(), static_cast<off_t>(bytes)) != 0)
+    return ErrnoError(errno, "size arena %s to %" PRIu64 " bytes", path_.c_str(), bytes);
   config_.memory_bytes = bytes;
   return OkStatus();
 }

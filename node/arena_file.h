@@ -72,6 +72,7 @@ class ArenaFile {
   UniqueFd fd_;
   UniqueFd shared_fd_;
   uint64_t page_bytes_ = 4096;
+  bool fresh_ = false;  // the file was empty
   std::span<std::byte> memory_;
 };
 

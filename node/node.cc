@@ -176,7 +176,7 @@ std::string Node::Describe() const {
 }
 
 void Node::PostToSelf(std::function<void()> closure) {
-  loop_->Post([closure = std::move(closure), alive = std::weak_ptr<int>(alive_)] {
+  loop_->Post([closure = std::move(closure), alive = alive_for_others_] {
     if (!alive.expired()) closure();
   });
 }

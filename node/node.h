@@ -86,7 +86,10 @@ class Node {
   bool carrying_ = false;
   // When this node's first save of a step began, for the log's `after_ms`; the newest steps only.
   std::map<StepId, TimeUs> begun_;
+  // What was posted to the loop looks first whether this Node is still there. Other threads copy the constant
+  // weak one, so that the destructor may end the other while they still run.
   std::shared_ptr<int> alive_ = std::make_shared<int>(0);
+  const std::weak_ptr<int> alive_for_others_ = alive_;
 };
 
 // Random, never kNoNode.

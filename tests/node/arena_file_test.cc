@@ -198,6 +198,16 @@ TEST_F(ArenaFileTest, MoreMemoryThanThereIsNamesNeededAndAvailableAndLeavesNoFil
   EXPECT_EQ(FileBytes(), -1);
 }
 
+TEST_F(ArenaFileTest, TooLittleForOneChunkNamesBothAndLeavesNoFile) {
+  ArenaFileConfig config = Config();
+  config.memory_bytes = kChunk;
+  const Result<std::unique_ptr<ArenaFile>> file = ArenaFile::Open(config);
+  ASSERT_FALSE(file.ok());
+  EXPECT_THAT(file.status().message(), HasSubstr(std::to_string(kChunk)));
+  EXPECT_THAT(file.status().message(), HasSubstr(std::to_string(Store::MemoryFor(1, kChunk))));
+  EXPECT_EQ(FileBytes(), -1);
+}
+
 TEST_F(ArenaFileTest, ADirectoryThatIsNotThereIsAnError) {
   ArenaFileConfig config = Config();
   config.directory = directory_ + "/none";
