@@ -45,6 +45,12 @@ void InstallSignals() {
   action.sa_handler = SIG_IGN;
   sigaction(SIGPIPE, &action, nullptr);  // the ready line's reader may be gone
   sigaction(SIGHUP, &action, nullptr);   // a closed terminal is no reason to give up a node's memory
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+  // Libraries below libfabric (PSM) catch these when they are loaded and turn a crash into an exit: no core,
+  // no signal.
+  action.sa_handler = SIG_DFL;
+  for (const int number : {SIGSEGV, SIGBUS, SIGILL, SIGABRT}) sigaction(number, &action, nullptr);
+#endif
 }
 
 // A session takes two descriptors, a peer a few; the usual soft limit of 1024 is for programs that use

@@ -13,7 +13,9 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <memory>
 #include <nlohmann/json.hpp>
+#include <random>
 
 #include "core/base/bytes.h"
 #include "core/store/store.h"
@@ -254,6 +256,64 @@ TEST_F(LocalServerTest, BadValuesAreAnsweredInWords) {
   const local::Reply reply = ReceiveReply(client);
   EXPECT_EQ(reply.code, Code::kInvalidArgument);
   EXPECT_THAT(reply.message, HasSubstr("level 9"));
+}
+
+// Messages that decode, with values from the edges: the Engine must take any of them from a rank.
+TEST_F(LocalServerTest, AbsurdValuesHarmNobody) {
+  std::mt19937_64 random(20);
+  const auto edge = [&]() -> uint64_t {
+    static constexpr uint64_t kEdges[] = {
+        0, 1, 2, 3, 5, 63, 64, 4095, 4096, 1u << 20, UINT32_MAX, UINT64_MAX - 1, UINT64_MAX};
+    return kEdges[random() % std::size(kEdges)];
+  };
+  const auto edge32 = [&] { return static_cast<uint32_t>(edge()); };
+  const auto crcs = [&] { return std::vector<uint32_t>(random() % 70, edge32()); };
+  const uint64_t free_before = store_->chunks_free();
+  for (int round = 0; round < 60; ++round) {
+    UniqueFd rank = Connect();
+    Send(rank, Type::kHello, 1, RankHello());
+    ASSERT_EQ(Receive(rank).type, Type::kHelloReply);
+    for (uint64_t request = 2; request < 40; ++request) {
+      // Saves are numbered from 1, views too: small numbers hit what is open.
+      const uint64_t id = random() % 2 == 0 ? random() % (static_cast<uint64_t>(round) * 8 + 2) : edge();
+      switch (random() % 9) {
+        case 0:
+        case 1:
+          Send(rank, Type::kSaveBegin, request, Encode(local::SaveBegin{edge(), edge()}));
+          break;
+        case 2:
+          Send(rank, Type::kSaveExtend, request, Encode(local::SaveExtend{id, edge()}));
+          break;
+        case 3:
+          Send(rank, Type::kSaveFilled, request, Encode(local::SaveFilled{id, edge32(), crcs()}));
+          break;
+        case 4:
+          Send(rank, Type::kSaveCommit, request,
+               Encode(local::SaveCommit{id, edge(), edge(), edge32(), crcs()}));
+          break;
+        case 5:
+          Send(rank, Type::kSaveAbort, request, Encode(local::SaveAbort{id}));
+          break;
+        case 6:
+          Send(rank, Type::kWait, request,
+               Encode(
+                   local::Wait{edge(), static_cast<uint8_t>(random() % 6), random() % 2 == 0 ? 0 : edge()}));
+          break;
+        case 7:
+          Send(rank, Type::kViewOpen, request, Encode(local::ViewOpen{edge(), edge32(), 0}));
+          break;
+        default:
+          Send(rank, Type::kViewRepair, request, Encode(local::ViewRepair{id, crcs(), 0}));
+          break;
+      }
+    }
+    Turn();
+    engine_->CheckInvariants();
+    rank.reset();
+    Turn();
+  }
+  for (int i = 0; i < 1000 && store_->chunks_free() != free_before; ++i) Turn();
+  EXPECT_EQ(store_->chunks_free(), free_before) << "nothing they asked for is left behind";
 }
 
 TEST_F(LocalServerTest, AnAdminAsksAndHasNoRank) {
