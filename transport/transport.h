@@ -12,7 +12,9 @@
 // Buffers: the local range of a Put() or Get() belongs to the transport from the call until its completion comes out
 // of Poll(), also when the peer has died. Every accepted operation completes exactly once, and not before the device
 // has let go of the memory. When a peer is gone, all its outstanding operations complete with kPeerGone within 100 ms
-// of the fabric's noticing; Disconnect() completes them with kPeerGone too, before it completes itself.
+// of the fabric's noticing; Disconnect() completes them with kPeerGone too, before it completes itself. Writing to the
+// range of a Put() meanwhile (core repairs a bad chunk in place) makes the bytes that arrive unspecified, nothing worse:
+// it must not be freed or unmapped.
 //
 // The target side needs progress on some fabrics: run Poll()/Wait() whether or not operations of one's own are
 // outstanding.
