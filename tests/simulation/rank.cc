@@ -10,7 +10,7 @@ namespace {
 constexpr TimeUs kHelloTimeoutUs = 5 * kSecond;
 constexpr TimeUs kLatestTimeoutUs = 5 * kSecond;
 constexpr TimeUs kReadTimeoutUs = 5 * kSecond;
-constexpr uint32_t kAttemptsMax = 20;  // of what may succeed later; then the process ends
+constexpr uint32_t kAttemptsMax = 4;  // of what may succeed later; then the process ends
 
 // What another try may cure.
 bool Passing(const Status& status) {

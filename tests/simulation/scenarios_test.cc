@@ -453,6 +453,31 @@ TEST_F(Story, AllRanksOfALifeRestoreTheSameStep) {
     }
 }
 
+// One rank of a life has been given a step to restore; then it turns out that nobody can produce it any more. The others of
+// this life must not be given an older one in its place: the life would train on from two steps. They are told an error; the
+// next life is given the older step.
+TEST_F(Story, NoRankOfALifeFallsBackAlone) {
+  lengths_ = {4096};
+  StartNodes(2);
+  StartWorld(1);
+  SaveEverywhere(1, 1);
+  SaveEverywhere(1, 2);
+  StopWorld(1);
+  StartWorld(2);
+  EXPECT_EQ(LatestStep(2, 0), 2u);
+  EXPECT_TRUE(Read(2, 0, 2, 0).ok());
+  for (const size_t host : {size_t{0}, size_t{1}}) ASSERT_TRUE(cluster_->FlipBit(host, {1, 2, 1}, 0));
+  EXPECT_EQ(Read(2, 1, 2, 1).code(), Code::kCorrupt);
+  std::optional<Code> told;
+  RankOf(2, 1).Latest(5 * kSecond, [&](const Status& status, const AnswerLatest&) { told = status.code(); });
+  ASSERT_TRUE(Until([&] { return told.has_value(); }));
+  EXPECT_NE(*told, Code::kOk);
+  EXPECT_NE(*told, Code::kNotFound);  // which a rank takes for: begin with nothing
+  StopWorld(2);
+  StartWorld(3);
+  for (Rank rank = 0; rank < 2; ++rank) EXPECT_EQ(LatestStep(3, rank), 1u);
+}
+
 // A node that died comes back under its name at once, as another instance, and is used again.
 TEST_F(Story, NodeComesBackUnderItsName) {
   StartNodes(2);
