@@ -140,7 +140,13 @@ Result<StepId> Leader::ResolveLatest(Incarnation asking) {
     if (life_.pin == StepId()) return none;
     const StepTable::StepState* pinned = table_.Find(life_.pin);
     if (pinned != nullptr && pinned->producible()) return life_.pin;
-    LOG_WARNING("%s can no longer be produced; an older step is offered", life_.pin.ToString().c_str());
+    // Some rank of this life may have gone on from it: another step for the others would mix the two. Its holder may
+    // come back; if not, the next life is offered an older step.
+    LOG_WARNING("%s, which incarnation %llu restores, cannot be produced now", life_.pin.ToString().c_str(),
+                Number(life_.incarnation));
+    return Error(Code::kUnavailable,
+                 "%s, which this life restores, cannot be produced now; the next life is offered an older step",
+                 life_.pin.ToString().c_str());
   }
   const std::optional<StepId> newest = NewestProducible(0);
   for (const StepId& id : CommittedNewestFirst(1))
