@@ -58,7 +58,10 @@ Json ToJson(const SessionReport& s) {
   return {{"rank", s.rank},
           {"world_size", s.world_size},
           {"incarnation", s.incarnation},
-          {"token", Hex(s.token)}};
+          {"token", Hex(s.token)},
+          {"has_ended", s.has_ended},
+          {"newest_ended", s.newest_ended},
+          {"open_steps", s.open_steps}};
 }
 
 Json ToJson(const CopyReport& c) {
