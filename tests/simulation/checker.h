@@ -157,6 +157,7 @@ class Checker {
   void OnSealed(const Host& host, const SealedShard& sealed);
   void OnDropped(const Host& host, const ShardId& id, Role role);
   void JudgeDrop(const Host& host, const ShardId& id, Role role);
+  void ForgetIfNothingIsLeft(const Session& session, Incarnation incarnation);
   bool ChunkRight(const Host& host, const std::vector<Extent>& extents, const Shard& shard, size_t chunk) const;
   bool CopyRight(const Host& host, const Copy& copy, const Shard& shard, std::string* why) const;
   void CheckReplicated(const Host& host, const ShardId& id, const char* said);

@@ -16,6 +16,7 @@ constexpr TimeUs kNewsUs = 5 * kSecond;  // see checker.cc
 
 void Checker::OnAdmitted(const Session& session, Incarnation incarnation, const std::map<SessionId, Session>& others) {
   if (incarnation == 0) return Fail("rank %u was admitted to no life", session.rank);
+  ForgetIfNothingIsLeft(session, incarnation);
   if (!options_.job.life_tokens) return;  // then only what is saved can tell: see CheckCommitted()
   for (const auto& [id, other] : others)
     if (other.open_at_engine && other.incarnation == incarnation && other.launch != session.launch)
@@ -27,6 +28,23 @@ void Checker::OnAdmitted(const Session& session, Incarnation incarnation, const 
       return Fail("rank %u of launch %" PRIu64 " is in incarnation %" PRIu64 ", in which launch %" PRIu64 " has saved",
                   session.rank, session.launch, incarnation, at->second.launch);
   }
+}
+
+// All that was ever saved is gone with all memory: the cluster begins anew, and so do its numbers.
+void Checker::ForgetIfNothingIsLeft(const Session& session, Incarnation incarnation) {
+  const auto life = lives_.lower_bound(incarnation);
+  const bool used = life != lives_.end() && !life->second.launches.empty() && !life->second.launches.contains(session.launch);
+  const bool left = std::any_of(shards_.begin(), shards_.end(), [&](const auto& entry) {
+    return std::any_of(entry.second.copies.begin(), entry.second.copies.end(),
+                       [](const auto& copy) { return copy.second.fate == Fate::kPresent; });
+  });
+  if (used && !left) {
+    committed_.clear();
+    lives_.clear();
+    begun_.clear();
+    shards_.clear();
+  }
+  lives_[incarnation].launches.insert(session.launch);
 }
 
 void Checker::OnLatestInput(const Host& host, const Session& session) {
@@ -256,9 +274,13 @@ void Checker::OnLanding(const Transfer& transfer, uint64_t offset, const std::st
       const Shard* shard = Find(id);
       uint32_t index = 0;
       for (const Extent& extent : extents) {
-        if (chunk >= extent.first && chunk < extent.first + extent.count)
-          return shard != nullptr && index + chunk - extent.first < shard->crcs.size() &&
-                 ChunkRight(host, extents, *shard, index + chunk - extent.first);
+        if (chunk >= extent.first && chunk < extent.first + extent.count) {
+          const uint32_t at = index + chunk - extent.first;
+          if (shard == nullptr || at >= shard->crcs.size()) return false;
+          // Being mended, in pieces, perhaps from a copy that is bad elsewhere.
+          if (transfer.get && shard->flips.contains({PlaceOf(host), at})) return false;
+          return ChunkRight(host, extents, *shard, at);
+        }
         index += extent.count;
       }
       return false;

@@ -10,7 +10,10 @@ namespace {
 constexpr TimeUs kHelloTimeoutUs = 5 * kSecond;
 constexpr TimeUs kLatestTimeoutUs = 5 * kSecond;
 constexpr TimeUs kReadTimeoutUs = 5 * kSecond;
-constexpr uint32_t kAttemptsMax = 4;  // of what may succeed later; then the process ends
+// Attempts at what may succeed later; then the process ends. A daemon is back within seconds; a step that cannot be
+// produced may never come back, and only another life is offered another one.
+constexpr uint32_t kHelloAttemptsMax = 20;
+constexpr uint32_t kLatestAttemptsMax = 3;
 
 // What another try may cure.
 bool Passing(const Status& status) {
@@ -51,7 +54,7 @@ void SimRank::SayHello(uint32_t attempt) {
   client_.Hello(kHelloTimeoutUs, [this, attempt](const Status& status) {
     if (!alive_) return;
     if (!status.ok()) {
-      if (!Passing(status) || attempt >= kAttemptsMax) return End(status.ToString().c_str());
+      if (!Passing(status) || attempt >= kHelloAttemptsMax) return End(status.ToString().c_str());
       return After(cluster_.random().Between(20 * kMs, 200 * kMs), [this, attempt] { SayHello(attempt + 1); });
     }
     const bool first = incarnation_ == 0;
@@ -74,7 +77,7 @@ void SimRank::AskLatest(uint32_t attempt) {
       restored_ = true;
       return NextStep();
     }
-    if (!Passing(status) || attempt >= kAttemptsMax) return End(status.ToString().c_str());
+    if (!Passing(status) || attempt >= kLatestAttemptsMax) return End(status.ToString().c_str());
     if (!client_.connected()) return Reconnect();
     After(cluster_.random().Between(10 * kMs, 100 * kMs), [this, attempt] { AskLatest(attempt + 1); });
   });

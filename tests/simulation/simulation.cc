@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cinttypes>
 
+#include "core/base/log.h"
 #include "tests/simulation/cluster.h"
 #include "tests/simulation/faults.h"
 #include "tests/simulation/rank.h"
@@ -26,13 +27,18 @@ class Simulation {
         launcher_(&cluster_),
         faults_(&cluster_, &launcher_),
         person_(&cluster_, Client::Identity{}) {
+    Listen(nullptr);
     cluster_.on_host = [this](size_t host, bool up) { launcher_.OnHost(host, up); };
     running = &cluster_;
   }
-  ~Simulation() { running = nullptr; }
+  ~Simulation() {
+    running = nullptr;
+    Listen(nullptr);
+  }
 
   Outcome Run(size_t trace_lines) {
     cluster_.KeepTrace(trace_lines);
+    if (trace_lines != 0) Listen(&cluster_);
     const TimeUs begin = cluster_.now();
     for (size_t i = 0; i < cluster_.host_count(); ++i)
       cluster_.scheduler().After(cluster_.random().Below(300 * kMs), [this, i] { cluster_.StartHost(i); });
@@ -56,6 +62,12 @@ class Simulation {
   }
 
  private:
+  // What the engines log belongs into the trace; else nowhere: they say loudly what they lose, and here it is lost on purpose.
+  static void Listen(Cluster* cluster) {
+    if (cluster == nullptr) return SetLogSink([](LogLevel, std::string_view) {}, LogLevel::kOff);
+    SetLogSink([cluster](LogLevel, std::string_view line) { cluster->Trace("  %.*s", static_cast<int>(line.size()), line.data()); },
+               LogLevel::kDebug);
+  }
   Checker& checker() { return cluster_.checker(); }
 
   void Heal() {

@@ -10,7 +10,6 @@
 #include <chrono>
 #include <string>
 
-#include "core/base/log.h"
 #include "tests/simulation/simulation.h"
 
 namespace {
@@ -175,8 +174,6 @@ int main(int argc, char** argv) {
   if (!Parse(argc, argv, &arguments)) return Usage();
   tracing = arguments.verbose || std::getenv("ROPETEAM_SIMULATION_TRACE") != nullptr;
   std::signal(SIGABRT, OnAbort);
-  // The engines say loudly what they lose; here it is lost on purpose.
-  ropeteam::SetLogLevel(ropeteam::LogLevel::kOff);
   uint64_t failed = 0;
   uint64_t committed = 0;
   uint64_t inputs = 0;
