@@ -94,6 +94,17 @@ void ControlLink::Send(std::string envelope) {
   if (writer != nullptr) writer->Write(std::move(message));
 }
 
+void ControlLink::Hold() {
+  pending_.fetch_add(1);
+  count_->Add();
+}
+
+void ControlLink::Release() {
+  StreamCount* const count = count_;
+  pending_.fetch_sub(1);  // the link may be gone from here on
+  count->Remove();
+}
+
 void ControlLink::Connect() {
   std::shared_ptr<Stream> stream;
   control::Envelope message;
@@ -105,8 +116,8 @@ void ControlLink::Connect() {
       channel_ = grpc::CreateCustomChannel(Target(address_), grpc::InsecureChannelCredentials(), Arguments());
       stub_ = control::Control::NewStub(channel_);
     }
-    stream = stream_ = std::make_shared<Stream>(shared_from_this(), stub_.get());
-    count_->Add();
+    stream = stream_ = std::make_shared<Stream>(this, stub_.get());
+    Hold();
     write = TakeNext(&message);
   }
   stream->Begin(stream);
@@ -140,14 +151,14 @@ void ControlLink::OnStreamDone(Stream* stream, const grpc::Status& status) {
   if (status.error_code() == grpc::StatusCode::FAILED_PRECONDITION)
     LOG_ERROR("control stream to %s refused: %s", name_.c_str(), status.error_message().c_str());
   // Should Stop() come between, the alarm finds a link that is stopped.
-  alarm_.Set(std::chrono::system_clock::now() + std::chrono::milliseconds(wait_ms),
-             [self = shared_from_this()](bool ok) {
-               if (ok) self->Connect();
-             });
+  Hold();
+  alarm_.Set(std::chrono::system_clock::now() + std::chrono::milliseconds(wait_ms), [this](bool ok) {
+    if (ok) Connect();
+    Release();
+  });
 }
 
-ControlLink::Stream::Stream(std::shared_ptr<ControlLink> link, control::Control::Stub* stub)
-    : link_(std::move(link)) {
+ControlLink::Stream::Stream(ControlLink* link, control::Control::Stub* stub) : link_(link) {
   // Waits for the channel, which tries with a backoff of its own, instead of failing at the first refusal.
   context_.set_wait_for_ready(true);
   stub->async()->Exchange(&context_, this);
@@ -192,10 +203,10 @@ void ControlLink::Stream::OnWriteDone(bool ok) {
 }
 
 void ControlLink::Stream::OnDone(const grpc::Status& status) {
-  StreamCount* const count = link_->count_;
-  link_->OnStreamDone(this, status);
-  self_.reset();  // may be the end of *this
-  count->Remove();
+  ControlLink* const link = link_;
+  link->OnStreamDone(this, status);
+  self_.reset();  // may be the end of *this, which holds the link's channel
+  link->Release();
 }
 
 }  // namespace ropeteam

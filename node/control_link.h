@@ -2,6 +2,10 @@
 //
 // A ControlLink carries messages to one peer: a queue, and the stream that empties it. Send() and Stop() may
 // come from any thread. gRPC may call back from within a Start…() call, so none is made with the mutex held.
+//
+// A link must not be destroyed before it is idle, and never on one of gRPC's threads: with the last channel
+// of a process gRPC (1.51) joins the threads that serve callbacks, and one that joins itself frees what it
+// stands on.
 
 #ifndef ROPETEAM_NODE_CONTROL_LINK_H_
 #define ROPETEAM_NODE_CONTROL_LINK_H_
@@ -21,7 +25,7 @@
 
 namespace ropeteam {
 
-// Counts the streams of all links that gRPC may still call back; Stop() of the plane waits for zero.
+// Counts what gRPC may still call back, of all links; Stop() of the plane waits for zero.
 class StreamCount {
  public:
   void Add();
@@ -34,18 +38,20 @@ class StreamCount {
   size_t count_ = 0;
 };
 
-class ControlLink : public std::enable_shared_from_this<ControlLink> {
+class ControlLink {
  public:
   ControlLink(NodeId self, const Member& peer, StreamCount* count);
 
   void Send(std::string envelope);
   void Stop();  // cancels; `count` falls when gRPC has let go
+  // After Stop(): no callback will come any more.
+  bool idle() const { return pending_.load() == 0; }
 
  private:
   // One life of the stream.
   class Stream : public grpc::ClientBidiReactor<control::Envelope, control::Nothing> {
    public:
-    Stream(std::shared_ptr<ControlLink> link, control::Control::Stub* stub);
+    Stream(ControlLink* link, control::Control::Stub* stub);
     void Begin(std::shared_ptr<Stream> self);
     void Write(control::Envelope message);
     void Cancel() { context_.TryCancel(); }
@@ -55,7 +61,7 @@ class ControlLink : public std::enable_shared_from_this<ControlLink> {
 
    private:
     friend class ControlLink;
-    const std::shared_ptr<ControlLink> link_;
+    ControlLink* const link_;
     std::shared_ptr<Stream> self_;  // from Begin() to OnDone(): gRPC's share
     grpc::ClientContext context_;
     control::Envelope message_;  // gRPC's from Write() to OnWriteDone()
@@ -66,6 +72,9 @@ class ControlLink : public std::enable_shared_from_this<ControlLink> {
   };
 
   void Connect();
+  // Around everything that gRPC will call back. Nothing of the link may be touched behind Release().
+  void Hold();
+  void Release();
   // Under the mutex: whether the front of the queue may go, moved to `message`.
   bool TakeNext(control::Envelope* message);
   void OnStreamDone(Stream* stream, const grpc::Status& status);
@@ -75,6 +84,7 @@ class ControlLink : public std::enable_shared_from_this<ControlLink> {
   const std::string name_;
   const std::string address_;
   StreamCount* const count_;
+  std::atomic<uint32_t> pending_{0};
   std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<control::Control::Stub> stub_;
 

@@ -135,19 +135,22 @@ class ControlPlane::Impl {
   uint16_t port() const { return port_; }
 
   void SetMembers(const std::vector<Member>& members) {
-    std::map<NodeId, std::shared_ptr<ControlLink>> next;
+    std::map<NodeId, std::unique_ptr<ControlLink>> next;
     for (const Member& member : members) {
       const auto found = links_.find(member.id);
       if (found == links_.end()) {
-        next[member.id] = std::make_shared<ControlLink>(config_.self, member, &count_);
+        next[member.id] = std::make_unique<ControlLink>(config_.self, member, &count_);
       } else {
         next[member.id] = std::move(found->second);
         links_.erase(found);
       }
     }
     links_.swap(next);
-    for (const auto& [id, link] : next)
-      if (link != nullptr) link->Stop();
+    for (auto& [id, link] : next) {
+      link->Stop();
+      retired_.push_back(std::move(link));
+    }
+    std::erase_if(retired_, [](const auto& link) { return link->idle(); });
   }
 
   void Send(NodeId to, std::string envelope) {
@@ -164,6 +167,7 @@ class ControlPlane::Impl {
       server_.reset();
     }
     count_.WaitForZero();
+    retired_.clear();
   }
 
  private:
@@ -172,7 +176,8 @@ class ControlPlane::Impl {
   std::unique_ptr<grpc::Server> server_;
   uint16_t port_ = 0;
   StreamCount count_;
-  std::map<NodeId, std::shared_ptr<ControlLink>> links_;
+  std::map<NodeId, std::unique_ptr<ControlLink>> links_;
+  std::vector<std::unique_ptr<ControlLink>> retired_;  // stopped; until gRPC has let go of them
 };
 
 Result<std::unique_ptr<ControlPlane>> ControlPlane::Create(const Config& config, OnMessage on_message) {
