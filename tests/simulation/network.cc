@@ -102,8 +102,8 @@ void Network::Start(Transfer transfer) {
   }
   stored.unlanded = count;
   if (!ends_.Alive(stored.target, stored.target_id) ||
-      disconnected_.contains({stored.target_id, stored.initiator_id}) ||
-      disconnected_.contains({stored.initiator_id, stored.target_id})) {
+      disconnected_.contains({stored.target, stored.initiator_id}) ||
+      disconnected_.contains({stored.initiator, stored.target_id})) {
     Finish(&stored, Code::kPeerGone, random_.Between(1, kPeerGoneWithinUs));
     return;
   }
@@ -216,8 +216,8 @@ void Network::OnInstanceDead(size_t host, NodeId instance) {
   }
 }
 
-bool Network::Disconnect(size_t host, NodeId instance, NodeId departed) {
-  disconnected_.insert({instance, departed});
+bool Network::Disconnect(size_t host, NodeId departed) {
+  disconnected_.insert({host, departed});
   const auto at = at_host_.find(host);
   if (at == at_host_.end()) return options_.fences;
   const std::vector<uint64_t> numbers(at->second.begin(), at->second.end());

@@ -102,9 +102,9 @@ class Network {
   uint64_t next_number() const { return next_transfer_; }
   // The instance's process is dead: its gets end, its puts become orphans, transfers to it fail.
   void OnInstanceDead(size_t host, NodeId instance);
-  // The instance on `host` gives its connection to the departed one up. True when that ends what that one still
-  // had under way.
-  bool Disconnect(size_t host, NodeId instance, NodeId departed);
+  // `host` gives its connection to the departed instance up. True when that ends what the peer still had
+  // under way.
+  bool Disconnect(size_t host, NodeId departed);
   // In the order of their numbers. For checks.
   const std::map<uint64_t, Transfer>& transfers() const { return transfers_; }
   // Calls `visit` for those with an end at `host`.
@@ -140,7 +140,7 @@ class Network {
   uint64_t next_transfer_ = 1;
   std::map<uint64_t, Transfer> transfers_;
   std::map<size_t, std::set<uint64_t>> at_host_;
-  std::set<std::pair<NodeId, NodeId>> disconnected_;  // who hung up, on whom
+  std::set<std::pair<size_t, NodeId>> disconnected_;
 };
 
 }  // namespace ropeteam::simulation

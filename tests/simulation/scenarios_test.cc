@@ -287,28 +287,6 @@ TEST_F(Story, StepsThatCannotBeCompleteDoNotFillTheArenaForEver) {
   EXPECT_TRUE(Wait(1, step, 0, Level::kCommitted).ok());
 }
 
-// The path between two nodes is cut while training goes on: nothing is replicated, and both arenas fill with
-// steps that wait for it. When the path is back there is no room for a single replica; the newest steps must
-// get it nevertheless.
-TEST_F(Story, ArenasFullOfWaitingStepsRecover) {
-  lengths_ = {2 * 4096};
-  StartNodes(2, 1, 40);
-  StartWorld(1);
-  SaveEverywhere(1, 1);
-  for (const size_t from : {size_t{0}, size_t{1}}) cluster_->network().Cut(from, 1 - from, kForever);
-  Step step = 2;
-  for (; step < 30; ++step)
-    for (Rank rank = 0; rank < 2; ++rank) {
-      const Status status = Save(1, step, rank);
-      EXPECT_TRUE(status.ok() || status.code() == Code::kNoSpace) << status.ToString();
-    }
-  cluster_->network().HealLinks();
-  const uint64_t before = cluster_->checker().statistics().committed;
-  EXPECT_TRUE(Until([&] { return cluster_->checker().statistics().committed > before; })) << Trouble();
-  cluster_->RunFor(1 * kSecond);
-  SaveEverywhere(1, step);
-}
-
 // The world restarts twice in quick succession, and ranks of the former lives are still there and saving:
 // each is told that it is stale, nothing of theirs gets into a step of the third life.
 TEST_F(Story, WorldRestartsTwiceWithZombies) {
