@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Failure stories, told one by one. What each is about stands in its first lines; that nothing else goes
-// wrong meanwhile (bytes, copies, chunks with two users, unanswered calls) the Checker sees to.
+// Failure stories, told one by one. What each is about stands in its first lines; that nothing else goes wrong meanwhile
+// (bytes, copies, chunks with two users, unanswered calls) the Checker sees to.
 #include <algorithm>
 
 #include "tests/simulation/simulation.h"
@@ -10,8 +10,7 @@
 namespace ropeteam::simulation {
 namespace {
 
-// A rank dies in save_put. The others save on; the step is not committed, the one before is latest; chunks
-// are freed.
+// A rank dies in save_put. The others save on; the step is not committed, the one before is latest; chunks are freed.
 TEST_F(Story, RankDiesWhileItFillsItsShard) {
   lengths_ = {3 * 4096};
   StartNodes(4);
@@ -34,12 +33,11 @@ TEST_F(Story, RankDiesWhileItFillsItsShard) {
   const size_t buddy = HoldersBeside(2, {1, 1, 2}).at(0);
   EXPECT_FALSE(Holds(buddy, {1, 2, 2}));
   // The half-filled chunks are back, here and at the replica.
-  EXPECT_TRUE(
-      Until([&] { return Checker::AtRest(cluster_->host(2)) && Checker::AtRest(cluster_->host(buddy)); }));
+  EXPECT_TRUE(Until([&] { return Checker::AtRest(cluster_->host(2)) && Checker::AtRest(cluster_->host(buddy)); }));
 }
 
-// A node is lost after its shard was REPLICATED, before the step is committed: all ranks' shards are there,
-// so the step is latest for the next life, and its shard is read from the replica.
+// A node is lost after its shard was REPLICATED, before the step is committed: all ranks' shards are there, so the step is
+// latest for the next life, and its shard is read from the replica.
 TEST_F(Story, NodeDiesBetweenReplicateAndCommit) {
   StartNodes(4);
   StartWorld(1);
@@ -65,8 +63,7 @@ TEST_F(Story, NodeDiesBetweenReplicateAndCommit) {
   }
 }
 
-// The leader judges a step committed and is lost before anybody hears of it. The step is what the next life
-// restores.
+// The leader judges a step committed and is lost before anybody hears of it. The step is what the next life restores.
 TEST_F(Story, LeaderDiesBetweenCommitAndAnnouncement) {
   StartNodes(4);
   StartWorld(1);
@@ -98,8 +95,8 @@ TEST_F(Story, LeaderDiesBetweenCommitAndAnnouncement) {
   }
 }
 
-// While a node pulls a shard that it has no copy of, one that it pulls from is lost with its memory: the
-// other holders serve, inside the same read.
+// While a node pulls a shard that it has no copy of, one that it pulls from is lost with its memory: the other holders serve,
+// inside the same read.
 TEST_F(Story, HolderDiesDuringAnothersRecovery) {
   lengths_ = {8 * 4096};
   StartNodes(6, 2, 256);
@@ -123,9 +120,8 @@ TEST_F(Story, HolderDiesDuringAnothersRecovery) {
   EXPECT_NE(lost, SIZE_MAX) << "nothing was fetched";
 }
 
-// kill -9 of the daemon after every single event of a save. The restarted one has every shard that was sealed
-// (the Checker compares), none that was not, and a free list without the chunks of the former and with those
-// of the latter.
+// kill -9 of the daemon after every single event of a save. The restarted one has every shard that was sealed (the Checker
+// compares), none that was not, and a free list without the chunks of the former and with those of the latter.
 TEST_F(Story, DaemonIsKilledAtEveryPointOfASave) {
   lengths_ = {2 * 4096, 100};
   uint64_t points = 0;
@@ -203,8 +199,8 @@ TEST_F(Story, BitFlipsInTheReplica) {
   EXPECT_EQ(BadIn(Verify(1)), 0u);
 }
 
-// A bit flips in the same chunk of both copies: the read fails and says where it looked; the next life is
-// offered the older step, and can read it.
+// A bit flips in the same chunk of both copies: the read fails and says where it looked; the next life is offered the older
+// step, and can read it.
 TEST_F(Story, BitFlipsInBothCopies) {
   lengths_ = {2 * 4096};
   StartNodes(2);
@@ -214,8 +210,7 @@ TEST_F(Story, BitFlipsInBothCopies) {
   for (const size_t host : {size_t{0}, size_t{1}}) ASSERT_TRUE(cluster_->FlipBit(host, {1, 2, 0}, 0));
   const Status status = Read(1, 0, 2, 0);
   EXPECT_EQ(status.code(), Code::kCorrupt) << status.ToString();
-  for (const char* tried : {"this node", "node1"})
-    EXPECT_NE(status.message().find(tried), std::string::npos) << status.message();
+  for (const char* tried : {"this node", "node1"}) EXPECT_NE(status.message().find(tried), std::string::npos) << status.message();
   StopWorld(1);
   StartWorld(2);
   for (Rank rank = 0; rank < 2; ++rank) {
@@ -237,8 +232,8 @@ TEST_F(Story, DifferentChunksAreBadInBothCopies) {
   EXPECT_TRUE(Until([&] { return cluster_->checker().CopiesMin({1, 1}) == 2; }));
 }
 
-// The arena is full: save_begin says what is needed, free and the limit, before a byte is copied; training
-// goes on; latest is untouched; and a save that fits goes through.
+// The arena is full: save_begin says what is needed, free and the limit, before a byte is copied; training goes on; latest
+// is untouched; and a save that fits goes through.
 TEST_F(Story, ArenaIsFull) {
   lengths_ = {4 * 4096};
   StartNodes(2, 1, 32);  // three steps of two shards of five chunks, and two chunks
@@ -260,8 +255,8 @@ TEST_F(Story, ArenaIsFull) {
   EXPECT_EQ(LatestStep(1, 0), 5u);
 }
 
-// Ranks are refused one step each, in turn, until no arena has room for another shard. None of those steps
-// can ever be complete; a step that all of them save must find room nevertheless.
+// Ranks are refused one step each, in turn, until no arena has room for another shard. None of those steps can ever be
+// complete; a step that all of them save must find room nevertheless.
 TEST_F(Story, StepsThatCannotBeCompleteDoNotFillTheArenaForEver) {
   lengths_ = {2 * 4096};
   StartNodes(2, 1, 24);
@@ -287,8 +282,8 @@ TEST_F(Story, StepsThatCannotBeCompleteDoNotFillTheArenaForEver) {
   EXPECT_TRUE(Wait(1, step, 0, Level::kCommitted).ok());
 }
 
-// The world restarts twice in quick succession, and ranks of the former lives are still there and saving:
-// each is told that it is stale, nothing of theirs gets into a step of the third life.
+// The world restarts twice in quick succession, and ranks of the former lives are still there and saving: each is told that
+// it is stale, nothing of theirs gets into a step of the third life.
 TEST_F(Story, WorldRestartsTwiceWithZombies) {
   lengths_ = {2 * 4096};
   StartNodes(3);
@@ -369,11 +364,11 @@ TEST_F(Story, RackIsLost) {
   EXPECT_TRUE(cluster_->checker().Producible({1, 1}));
 }
 
-// Shards of no object, of empty objects, of a byte, of exactly a chunk, of a chunk and a byte, of 3 MiB and a
-// byte; each costs the chunks it needs and no more.
+// Shards of no object, of empty objects, of a byte, of exactly a chunk, of a chunk and a byte, of 3 MiB and a byte; each costs
+// the chunks it needs and no more.
 TEST_F(Story, ShardsOfEverySize) {
-  const std::vector<std::vector<uint64_t>> shapes = {{},     {0},    {0, 0, 0},          {1},
-                                                     {4096}, {4097}, {0, 1, 63, 64, 65}, {(3ull << 20) + 1}};
+  const std::vector<std::vector<uint64_t>> shapes = {
+      {}, {0}, {0, 0, 0}, {1}, {4096}, {4097}, {0, 1, 63, 64, 65}, {(3ull << 20) + 1}};
   StartNodes(2, 1, 4096);
   StartWorld(1);
   Step step = 0;
@@ -428,8 +423,8 @@ TEST_F(Story, LatestIsDerivedFromWhatIsThere) {
   EXPECT_TRUE(Read(2, 0, 2, 1).ok());
 }
 
-// One rank has asked for latest while the newest step could not be produced. Then the missing node returns
-// with its memory: all ranks of this life are given the step that the first was given.
+// One rank has asked for latest while the newest step could not be produced. Then the missing node returns with its memory:
+// all ranks of this life are given the step that the first was given.
 TEST_F(Story, AllRanksOfALifeRestoreTheSameStep) {
   StartNodes(4);
   StartWorld(1);
@@ -458,9 +453,9 @@ TEST_F(Story, AllRanksOfALifeRestoreTheSameStep) {
     }
 }
 
-// One rank of a life has been given a step to restore; then it turns out that nobody can produce it any more.
-// The others of this life must not be given an older one in its place: the life would train on from two
-// steps. They are told an error; the next life is given the older step.
+// One rank of a life has been given a step to restore; then it turns out that nobody can produce it any more. The others of
+// this life must not be given an older one in its place: the life would train on from two steps. They are told an error; the
+// next life is given the older step.
 TEST_F(Story, NoRankOfALifeFallsBackAlone) {
   lengths_ = {4096};
   StartNodes(2);
@@ -500,8 +495,7 @@ TEST_F(Story, NodeComesBackUnderItsName) {
   SaveEverywhere(2, 2);
 }
 
-// A node is lost and does not return: what it held gets its copies back elsewhere while the others go on
-// undisturbed.
+// A node is lost and does not return: what it held gets its copies back elsewhere while the others go on undisturbed.
 TEST_F(Story, RedundancyComesBackWithoutARestart) {
   StartNodes(4);
   StartWorld(1, {0, 1, 2});
@@ -529,21 +523,19 @@ TEST_F(Story, JoiningDisturbsNobody) {
   EXPECT_EQ(RankOf(1, 0).incarnation(), 1u);
 }
 
-// A copy counts only when the replica has checked it: while nothing can be acknowledged, nothing is
-// REPLICATED.
+// A copy counts only when the replica has checked it: while nothing can be acknowledged, nothing is REPLICATED.
 TEST_F(Story, UnacknowledgedIsNotReplicated) {
   StartNodes(2);
   StartWorld(1);
   SaveEverywhere(1, 1);
-  cluster_->network().Cut(
-      1, 0, cluster_->now() + 700 * kMs);  // bytes and messages to the replica pass, answers do not
+  cluster_->network().Cut(1, 0, cluster_->now() + 700 * kMs);  // bytes and messages to the replica pass, answers do not
   ASSERT_TRUE(Save(1, 2, 0).ok());
   EXPECT_EQ(Wait(1, 2, 0, Level::kReplicated, 400 * kMs).code(), Code::kDeadlineExceeded);
   EXPECT_TRUE(Wait(1, 2, 0, Level::kReplicated).ok());
 }
 
-// A rank dies with puts of its chunks under way over a link that is stuck. Its chunks are not given to the
-// next save while the fabric still reads them; afterwards they are.
+// A rank dies with puts of its chunks under way over a link that is stuck. Its chunks are not given to the next save while
+// the fabric still reads them; afterwards they are.
 TEST_F(Story, BuffersComeBackOnlyWhenQuiescent) {
   lengths_ = {6 * 4096};
   StartNodes(2, 1, 32);
@@ -552,9 +544,7 @@ TEST_F(Story, BuffersComeBackOnlyWhenQuiescent) {
   unfinished.stop_after_chunks = 6;
   cluster_->network().Clog(0, 1, cluster_->now() + 300 * kMs);
   size_t puts = 0;
-  cluster_->on_transfer = [&](const Transfer& transfer) {
-    puts += transfer.initiator == 0 && !transfer.get ? 1 : 0;
-  };
+  cluster_->on_transfer = [&](const Transfer& transfer) { puts += transfer.initiator == 0 && !transfer.get ? 1 : 0; };
   // The reservation crosses the stuck link late; the puts begin then.
   SaveInBackground(1, 1, 0, unfinished);
   ASSERT_TRUE(Until([&] { return puts > 0; }));
@@ -582,8 +572,7 @@ TEST_F(Story, ReadersKeepWhatTheyRead) {
   StartWorld(1);
   SaveEverywhere(1, 1);
   std::optional<Status> read;
-  RankOf(1, 0).Read(1, 0, 5 * kSecond, 3 * kSecond,
-                    [&](const Status& status, const ShardMeta&) { read = status; });
+  RankOf(1, 0).Read(1, 0, 5 * kSecond, 3 * kSecond, [&](const Status& status, const ShardMeta&) { read = status; });
   cluster_->RunFor(10 * kMs);
   for (Step step = 2; step < 8; ++step) SaveEverywhere(1, step);
   EXPECT_FALSE(Holds(0, {1, 1, 0}));
@@ -592,8 +581,7 @@ TEST_F(Story, ReadersKeepWhatTheyRead) {
   EXPECT_TRUE(Until([&] { return Checker::AtRest(cluster_->host(0)); }));
 }
 
-// A restarted daemon allocates around what it has sealed: many saves and restarts, and no two shards share
-// bytes.
+// A restarted daemon allocates around what it has sealed: many saves and restarts, and no two shards share bytes.
 TEST_F(Story, FreeListOfARestartedDaemonComesFromItsTable) {
   StartNodes(2, 1, 96);
   StartWorld(1);
