@@ -204,7 +204,10 @@ uint64_t IdleProcessorUs(Transport* transport) {
   return ProcessorUs() - used;
 }
 
-constexpr uint64_t kIdleUsMax = 3'000;  // 1 % of one processor
+// Of 300 ms: 5 %. The process's time is charged with what a crowded machine does to its few wake-ups (3 ms
+// were seen), and a poller that never sleeps uses all 300; ropeteam-bench idle measures the 1 % over twenty
+// seconds.
+constexpr uint64_t kIdleUsMax = 15'000;
 
 // An idle transport sleeps: also one that was busy just before, whose peer has died, whose initiator has
 // died, and that strangers have connected to.
