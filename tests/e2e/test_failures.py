@@ -159,7 +159,7 @@ def test_with_both_copies_bad_the_older_step_is_offered_and_the_error_names_the_
 def test_a_rank_killed_in_the_middle_of_a_put_leaves_nothing_behind(cluster):
     nodes = cluster(2)
     with nodes[0].open(0, 2, "life") as rope:
-        rope.save(1, {"data": b"x" * 1000})
+        rope.save(1, {"data": b"x" * 1000}, wait=Level.REPLICATED)  # its copy has taken its chunk on node 1
         before = chunks_free(nodes[1])
         script = textwrap.dedent(f"""
             import ropeteam, signal, sys
