@@ -20,7 +20,9 @@ extern char** environ;
 #if defined(__SANITIZE_ADDRESS__)
 // libfabric 1.17 forgets a stranger's connection that is still in its handshake when the endpoint closes (376
 // bytes; not while it lives: 3,000 such connections leave the process's size as it was).
-extern "C" const char* __lsan_default_suppressions() { return "leak:libfabric.so\n"; }
+extern "C" __attribute__((visibility("default"))) const char* __lsan_default_suppressions() {
+  return "leak:libfabric.so\n";
+}
 #endif
 
 namespace ropeteam::test {
@@ -132,11 +134,15 @@ class ProcessPeer final : public RemotePeer {
     fclose(answers_);
   }
   void Stop() override {
+    ASSERT_GT(pid_, 0);  // kill(-1, …) would stop every process there is
     kill(pid_, SIGSTOP);
     int status = 0;
     waitpid(pid_, &status, WUNTRACED);
   }
-  void Continue() override { kill(pid_, SIGCONT); }
+  void Continue() override {
+    ASSERT_GT(pid_, 0);
+    kill(pid_, SIGCONT);
+  }
   void Kill() override {
     if (pid_ <= 0) return;
     kill(pid_, SIGKILL);
