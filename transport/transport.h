@@ -44,13 +44,17 @@ using RegionId = uint32_t;        // memory of this process that this transport 
 using RemoteRegionId = uint32_t;  // memory of a peer, imported from the key that the peer exported
 
 struct TransportCapabilities {
-  std::string name;              // "inproc", "ofi"
+  std::string name;              // "inproc", "ofi", "verbs", "ucx"
   std::string provider;          // "tcp;ofi_rxm", "efa", …; empty where there is no choice
   bool rdma = false;             // the network card moves the bytes
   // After Disconnect() has completed no byte of that peer's operations lands in our memory any more. Where false, a
   // range that a peer may still be writing must be kept out of use for a while (core's quarantine).
   bool fences_peers = false;
   uint64_t operation_bytes = 0;  // larger operations are split into this many bytes by the transport
+  std::string devices;           // those in use, "mlx5_0,mlx5_1", "lo"; empty where there are none
+  std::string address;           // of this end, for people: an IP address with port, or a GID
+  uint64_t link_mbps = 0;        // of all devices together, megabits per second; 0: unknown
+  bool dmabuf = false;           // RegisterDmabuf() works on at least one device
 };
 
 enum class OperationKind : uint8_t { kPut, kGet, kDisconnect };
@@ -77,6 +81,13 @@ class Transport {
   // until DeregisterRegion(). A length of 0 is allowed and can serve only operations of length 0.
   // Errors: kNoSpace (kRegionsMax, or the locked-memory limit: the message says which and what to set), kIo.
   virtual Result<RegionId> RegisterRegion(void* base, uint64_t length) = 0;
+  // Registers `length` bytes at `offset` of a dmabuf (memory of a GPU, exported by its driver) for local use, as the
+  // source of puts and the target of gets; it is never exported to peers. The file descriptor stays the caller's and
+  // may be closed afterwards. Errors: kUnsupported (no device in use can: the caller copies through host memory
+  // instead), kNoSpace, kIo (the device refused this dmabuf: errno in the message).
+  virtual Result<RegionId> RegisterDmabuf(int /*fd*/, uint64_t /*offset*/, uint64_t /*length*/) {
+    return Error(Code::kUnsupported, "transport %s cannot register a dmabuf", capabilities().name.c_str());
+  }
   // No operation on the region may be outstanding. A peer that still names it has its operations refused.
   virtual Status DeregisterRegion(RegionId region) = 0;
   // Opaque bytes from which a peer can import the region. At most kAddressBytesMax / 2.

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A peer process for the transport tests: listens, registers the shared memory that it finds at descriptor 3,
-// prints "address key host:port" (the first two in hex), and makes progress the way a daemon does, until it
-// is killed.
+// prints "address key name" (the first two in hex), and makes progress the way a daemon does, until it is
+// killed.
 //
-//   transport_test_peer PROVIDER LISTEN LENGTH own|shared
+//   transport_test_peer KIND LENGTH NAME
 //
 // On its standard input: "deregister" gives the region up and answers "deregistered"; the end of it ends the
 // process.
@@ -21,7 +21,7 @@
 #include <string>
 #include <thread>
 
-#include "transport/ofi/ofi_transport.h"
+#include "tests/transport/kinds.h"
 
 namespace {
 
@@ -35,16 +35,14 @@ void PrintHex(const std::string& bytes) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 5) return 2;
+  if (argc != 4) return 2;
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  ropeteam::OfiConfig config;
-  config.provider = argv[1];
-  config.listen_address = argv[2];
-  config.shared_endpoint = std::strcmp(argv[4], "shared") == 0;
-  const uint64_t length = std::strtoull(argv[3], nullptr, 10);
+  const ropeteam::test::TransportKind* kind = ropeteam::test::FindKind(argv[1]);
+  if (kind == nullptr) return 2;
+  const uint64_t length = std::strtoull(argv[2], nullptr, 10);
   void* memory = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED, kMemoryFd, 0);
   if (memory == MAP_FAILED) return 3;
-  auto made = ropeteam::CreateOfiTransport(config);
+  auto made = kind->make(argv[3]);
   if (!made.ok()) {
     fprintf(stderr, "%s\n", made.status().ToString().c_str());
     return 4;
@@ -53,8 +51,7 @@ int main(int argc, char** argv) {
   const ropeteam::RegionId region = transport.RegisterRegion(memory, length).value();
   PrintHex(transport.LocalAddress());
   PrintHex(transport.ExportRegion(region));
-  const std::string description = transport.Describe();
-  printf("%s\n", description.substr(description.rfind(' ') + 1).c_str());
+  printf("%s\n", kind->name_of(transport).c_str());
   fflush(stdout);
 
   std::atomic<bool> ended{false};

@@ -92,6 +92,7 @@ class InprocRig final : public Rig {
   }
   bool shares_bandwidth() const override { return false; }
   bool names_refusals() const override { return true; }
+  std::string describes() const override { return "inproc"; }
 
  private:
   std::shared_ptr<InprocFabric> fabric_ = InprocFabric::Create();
@@ -102,7 +103,7 @@ class InprocRig final : public Rig {
 // standard input.
 class ProcessPeer final : public RemotePeer {
  public:
-  ProcessPeer(const std::string& provider, bool shared, Memory* memory, const std::string& listen) {
+  ProcessPeer(const std::string& kind, Memory* memory, const std::string& former_name) {
     int to_child[2], from_child[2];
     EXPECT_EQ(pipe2(to_child, O_CLOEXEC), 0);
     EXPECT_EQ(pipe2(from_child, O_CLOEXEC), 0);
@@ -112,8 +113,7 @@ class ProcessPeer final : public RemotePeer {
     posix_spawn_file_actions_adddup2(&actions, from_child[1], 1);
     constexpr int kMemoryFd = 3;
     posix_spawn_file_actions_adddup2(&actions, memory->fd(), kMemoryFd);
-    std::string arguments[] = {ROPETEAM_TEST_PEER, provider, listen, std::to_string(memory->length()),
-                               shared ? "shared" : "own"};
+    std::string arguments[] = {ROPETEAM_TEST_PEER, kind, std::to_string(memory->length()), former_name};
     std::vector<char*> argv;
     for (std::string& argument : arguments) argv.push_back(argument.data());
     argv.push_back(nullptr);
@@ -164,25 +164,24 @@ class ProcessPeer final : public RemotePeer {
   FILE* answers_ = nullptr;
 };
 
-class OfiRig final : public Rig {
+class ProcessRig final : public Rig {
  public:
-  OfiRig(std::string provider, bool shared) : provider_(std::move(provider)), shared_(shared) {}
+  explicit ProcessRig(const TransportKind* kind) : kind_(kind) {}
   std::unique_ptr<Transport> NewTransport() override {
-    OfiConfig config;
-    config.provider = provider_;
-    config.shared_endpoint = shared_;
-    auto made = CreateOfiTransport(config);
+    auto made = kind_->make("");
     EXPECT_TRUE(made.ok()) << made.status().ToString();
     return std::move(made).value();
   }
   std::unique_ptr<RemotePeer> NewPeer(Memory* memory, const std::string& name) override {
-    return std::make_unique<ProcessPeer>(provider_, shared_, memory, name.empty() ? "127.0.0.1" : name);
+    return std::make_unique<ProcessPeer>(kind_->name, memory, name);
   }
-  bool cancels_one_peer() const override { return !shared_; }
+  bool cancels_one_peer() const override { return kind_->cancels_one_peer; }
+  bool shares_bandwidth() const override { return kind_->shares_bandwidth; }
+  bool names_refusals() const override { return kind_->names_refusals; }
+  std::string describes() const override { return kind_->describes; }
 
  private:
-  const std::string provider_;
-  const bool shared_;
+  const TransportKind* const kind_;
 };
 
 }  // namespace
@@ -221,17 +220,21 @@ bool Memory::HoldsOutside(uint32_t seed, uint64_t offset, uint64_t length) {
 
 std::unique_ptr<Rig> Rig::Make(const std::string& kind) {
   if (kind == "inproc") return std::make_unique<InprocRig>();
-  const bool shared = kind.ends_with("_shared_endpoint");
-  return std::make_unique<OfiRig>("tcp;ofi_rxm", shared);
+  return std::make_unique<ProcessRig>(FindKind(kind));
 }
 
 std::vector<std::string> TransportKinds() {
   std::vector<std::string> kinds = {"inproc"};
-#ifdef ROPETEAM_HAVE_OFI
-  kinds.push_back("ofi_tcp");
-  kinds.push_back("ofi_tcp_shared_endpoint");
-#endif
+  for (const TransportKind& kind : AllKinds())
+    if (kind.absent.empty()) kinds.push_back(kind.name);
   return kinds;
+}
+
+std::vector<std::string> AbsentKindNames() {
+  std::vector<std::string> names;
+  for (const TransportKind& kind : AllKinds())
+    if (!kind.absent.empty()) names.push_back(kind.name);
+  return names;
 }
 
 bool PollUntil(Rig* rig, const std::vector<Transport*>& transports, Completions* completions,

@@ -2,7 +2,7 @@
 //
 // What the transport tests share: a way to make transports of each kind, memory with guards, and a peer that
 // can be stopped, killed and started again under its address. A peer of inproc lives in this process, one of
-// ofi in another.
+// the others in another.
 
 #ifndef ROPETEAM_TESTS_TRANSPORT_RIG_H_
 #define ROPETEAM_TESTS_TRANSPORT_RIG_H_
@@ -16,8 +16,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/transport/kinds.h"
 #include "transport/inproc/inproc_transport.h"
-#include "transport/ofi/ofi_transport.h"
 #include "transport/transport.h"
 
 namespace ropeteam::test {
@@ -73,11 +73,14 @@ class Rig {
   virtual bool shares_bandwidth() const { return true; }
   virtual bool names_refusals() const {
     return false;
-  }  // a refused range is kInvalidArgument, not kLinkFailed
+  }                                           // a refused range is kInvalidArgument, not kLinkFailed
+  virtual std::string describes() const = 0;  // a part of Describe()
 };
 
-// The kinds of transport in this build, for INSTANTIATE_TEST_SUITE_P.
+// The kinds of transport that can run here, for INSTANTIATE_TEST_SUITE_P.
 std::vector<std::string> TransportKinds();
+// Those that cannot.
+std::vector<std::string> AbsentKindNames();
 
 // Polls `transports` and the rig's peers until `done`, at most `limit_ms`; completions are appended by
 // transport. Returns whether `done`.

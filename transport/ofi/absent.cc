@@ -2,6 +2,7 @@
 //
 // The factory of a build without libfabric.
 
+#include "transport/fabrics.h"
 #include "transport/ofi/ofi_transport.h"
 
 namespace ropeteam {
@@ -10,6 +11,8 @@ Result<std::unique_ptr<Transport>> CreateOfiTransport(const OfiConfig& config) {
   return Error(Code::kUnsupported, "transport ofi with provider \"%s\": this build is without libfabric: %s",
                config.provider.c_str(), ROPETEAM_OFI_MISSING);
 }
+
+FabricListing ListOfiDevices() { return {"ofi", "", ROPETEAM_OFI_MISSING, {}}; }
 
 void SetOfiEnvironment() {}
 

@@ -48,28 +48,10 @@ Status FabricError(Code code, int64_t result, const char* what) {
                static_cast<long long>(result));
 }
 
-bool HasIpAddresses(const fi_info* info) {
-  return info->addr_format == FI_SOCKADDR || info->addr_format == FI_SOCKADDR_IN ||
-         info->addr_format == FI_SOCKADDR_IN6;
-}
-
 // Providers that keep a connection a peer. Only their endpoints are cheap enough to have one a peer.
 bool KeepsConnections(const fi_info* info) {
   const uint32_t protocol = info->ep_attr->protocol;
   return protocol == FI_PROTO_RXM || protocol == FI_PROTO_RXM_TCP || protocol == FI_PROTO_SOCK_TCP;
-}
-
-Info Hints(const std::string& provider) {
-  Info hints(fi_allocinfo());
-  hints->caps = FI_MSG | FI_RMA;
-  hints->mode = FI_CONTEXT | FI_CONTEXT2;
-  hints->ep_attr->type = FI_EP_RDM;
-  hints->domain_attr->mr_mode = static_cast<int>(kMemoryModes);
-  hints->domain_attr->threading = FI_THREAD_SAFE;  // regions are registered from any thread
-  hints->domain_attr->data_progress = FI_PROGRESS_MANUAL;
-  hints->tx_attr->op_flags = FI_DELIVERY_COMPLETE;
-  hints->fabric_attr->prov_name = provider.empty() ? nullptr : strdup(provider.c_str());
-  return hints;
 }
 
 // "shm, tcp;ofi_rxm, …": what could be asked for instead.
@@ -86,6 +68,29 @@ std::string ProvidersThere() {
 }
 
 }  // namespace
+
+bool IsRdma(const std::string& provider) {
+  return provider == "efa" || provider.starts_with("verbs") || provider == "psm2" || provider == "opx" ||
+         provider == "cxi";
+}
+
+bool HasIpAddresses(const fi_info* info) {
+  return info->addr_format == FI_SOCKADDR || info->addr_format == FI_SOCKADDR_IN ||
+         info->addr_format == FI_SOCKADDR_IN6;
+}
+
+Info Hints(const std::string& provider) {
+  Info hints(fi_allocinfo());
+  hints->caps = FI_MSG | FI_RMA;
+  hints->mode = FI_CONTEXT | FI_CONTEXT2;
+  hints->ep_attr->type = FI_EP_RDM;
+  hints->domain_attr->mr_mode = static_cast<int>(kMemoryModes);
+  hints->domain_attr->threading = FI_THREAD_SAFE;  // regions are registered from any thread
+  hints->domain_attr->data_progress = FI_PROGRESS_MANUAL;
+  hints->tx_attr->op_flags = FI_DELIVERY_COMPLETE;
+  hints->fabric_attr->prov_name = provider.empty() ? nullptr : strdup(provider.c_str());
+  return hints;
+}
 
 uint64_t RandomNumber() {
   uint64_t number = 0;
@@ -276,15 +281,20 @@ void OfiTransport::NameSelf() {
   local_address_ = Encode(self);
 
   std::string where = info_->domain_attr->name;
+  capabilities_.devices = where;
   if (listen_.length != 0) {
     std::memcpy(&listen_.storage, self.name.data(), std::min<size_t>(length, sizeof listen_.storage));
     const std::string interface = InterfaceOf(listen_);
     where = (interface.empty() ? where : interface) + " " + ToText(listen_);
+    capabilities_.devices = interface.empty() ? capabilities_.devices : interface;
+    capabilities_.address = ToText(listen_);
   }
   description_ = self.provider + " on " + where;
   capabilities_.name = "ofi";
   capabilities_.provider = self.provider;
-  capabilities_.rdma = self.provider.starts_with("efa") || self.provider.starts_with("verbs");
+  capabilities_.rdma = IsRdma(self.provider);
+  if (info_->nic != nullptr && info_->nic->link_attr != nullptr)
+    capabilities_.link_mbps = info_->nic->link_attr->speed / kBitsPerMegabit;
   capabilities_.fences_peers = false;  // a peer can reconnect and go on writing while it has the key
   capabilities_.operation_bytes = std::min<uint64_t>(config_.operation_bytes, info_->ep_attr->max_msg_size);
 }

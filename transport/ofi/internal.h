@@ -66,6 +66,13 @@ using Info = std::unique_ptr<fi_info, InfoCloser>;
 // The libfabric interface this code is written to.
 inline constexpr uint32_t kFabricVersion = FI_VERSION(1, 15);
 
+// What this code asks of a provider, by EFA's rules; of any provider when `provider` is empty.
+Info Hints(const std::string& provider);
+bool HasIpAddresses(const fi_info* info);
+// Whether a network card moves the bytes.
+bool IsRdma(const std::string& provider);
+inline constexpr uint64_t kBitsPerMegabit = 1'000'000;
+
 // What a peer reads to learn which instance lives at an address.
 struct Hello {
   uint64_t magic = 0;

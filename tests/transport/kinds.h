@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The kinds of transport that the conformance suite runs over, besides inproc. The test's process and the
+// peer's process make their transports by the same name. Each fabric lists its kinds in a file of its own.
+
+#ifndef ROPETEAM_TESTS_TRANSPORT_KINDS_H_
+#define ROPETEAM_TESTS_TRANSPORT_KINDS_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/base/status.h"
+#include "transport/transport.h"
+
+namespace ropeteam::test {
+
+struct TransportKind {
+  std::string name;    // of the tests: "ofi_tcp"
+  std::string absent;  // why it cannot run on this machine, for a printed skip; empty: it can
+  // `address` is what a former peer said of itself (RemotePeer::name), to come back under it where a fabric
+  // has such addresses; empty: a fresh one.
+  std::function<Result<std::unique_ptr<Transport>>(const std::string& address)> make;
+  // What a peer says of itself, from its transport.
+  std::function<std::string(const Transport&)> name_of = [](const Transport& t) {
+    return t.capabilities().address;
+  };
+  bool cancels_one_peer = true;  // see Rig
+  bool shares_bandwidth = true;
+  bool names_refusals = false;
+  std::string describes = "";  // a part of Describe()
+};
+
+std::vector<TransportKind> OfiKinds();
+std::vector<TransportKind> VerbsKinds();
+std::vector<TransportKind> UcxKinds();
+// All of them, also those that cannot run here.
+std::vector<TransportKind> AllKinds();
+// nullptr: no such kind.
+const TransportKind* FindKind(const std::string& name);
+
+}  // namespace ropeteam::test
+
+#endif  // ROPETEAM_TESTS_TRANSPORT_KINDS_H_

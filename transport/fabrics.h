@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Which transports this build has, what each sees on this machine, and the choice of one. Upper code names a
+// transport here and nowhere else; from then on it knows only transport.h and the capabilities.
+//
+// All of it is for start-up: calls may open devices and take tens of milliseconds. Not thread-safe; call
+// SetOfiEnvironment() before the process has other threads.
+
+#ifndef ROPETEAM_TRANSPORT_FABRICS_H_
+#define ROPETEAM_TRANSPORT_FABRICS_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/base/status.h"
+#include "transport/transport.h"
+
+namespace ropeteam {
+
+// One thing that a transport could use: a network card's port, a network interface, a shared memory.
+struct FabricDevice {
+  std::string name;      // what --device takes: "mlx5_0", "rdmap0s6-rdm", "eth0"
+  std::string provider;  // ofi: libfabric's provider; ucx: UCX's transports; verbs: "InfiniBand" or "RoCE v2"
+  std::string address;   // GID, LID or IP address, for people; empty when there is none
+  uint64_t link_mbps = 0;  // megabits per second, 0: unknown
+  int numa_node = -1;      // -1: unknown, or the machine has one
+  bool rdma = false;
+  std::string unusable;  // why it cannot be used now ("port 1 is down"); empty: it can
+};
+
+// One transport.
+struct FabricListing {
+  std::string transport;  // "verbs", "ucx", "ofi"
+  std::string library;    // "libfabric 1.17.0"; empty when this build is without
+  std::string missing;    // why this build is without; empty when it is not
+  std::vector<FabricDevice> devices;
+};
+
+// In the order in which "auto" prefers them. Never fails: what cannot be asked says so in its listing.
+std::vector<FabricListing> ListFabrics();
+// The parts of it, each in its transport's folder.
+FabricListing ListVerbsDevices();
+FabricListing ListUcxDevices();
+FabricListing ListOfiDevices();
+
+struct FabricConfig {
+  // "auto": on a --listen address that is loopback ofi over tcp, because the nodes are on one machine; else
+  // verbs where a card speaks InfiniBand or RoCE, ofi over efa where there is EFA, ofi over tcp otherwise.
+  std::string transport = "auto";
+  std::string provider;              // ofi only; empty: efa or tcp;ofi_rxm
+  std::vector<std::string> devices;  // empty: the transport's own choice, printed
+  std::string listen_address =
+      "127.0.0.1";            // numeric IP with an optional port, for transports that have IP addresses
+  int gid_index = -1;         // verbs: which entry of the port's GID table; -1: RoCE v2 preferred
+  bool require_rdma = false;  // what does not end at a card that moves the bytes is kUnsupported
+};
+
+struct FabricChoice {
+  std::unique_ptr<Transport> transport;
+  // Not empty when RDMA was passed over: why, for a warning.
+  std::string fallback;
+};
+
+// Errors: kInvalidArgument (no such transport or device: the message lists those there are), kUnsupported
+// (not in this build, or require_rdma cannot be met, in words), and those of the transport's factory.
+Result<FabricChoice> CreateFabric(const FabricConfig& config);
+
+}  // namespace ropeteam
+
+#endif  // ROPETEAM_TRANSPORT_FABRICS_H_

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The transport over UCX: UCP puts and gets with packed remote keys. UCX chooses among its own transports
+// (rc, cma, posix, tcp); what it chose is shown by Describe() and can be pinned.
+
+#ifndef ROPETEAM_TRANSPORT_UCX_UCX_TRANSPORT_H_
+#define ROPETEAM_TRANSPORT_UCX_UCX_TRANSPORT_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/base/status.h"
+#include "transport/transport.h"
+
+namespace ropeteam {
+
+struct UcxConfig {
+  // As UCX_NET_DEVICES: "mlx5_0:1", "eth0". Empty: UCX's choice, or that of the environment.
+  std::vector<std::string> devices;
+  // As UCX_TLS: "rc,self", "posix,cma,self". Empty: UCX's choice, or that of the environment.
+  std::string transports;
+};
+
+// Errors: kUnsupported (no UCX in this build, or it has no transport for this), kInvalidArgument (no such
+// device: those there are), kNoSpace (locked memory), kIo.
+Result<std::unique_ptr<Transport>> CreateUcxTransport(const UcxConfig& config);
+
+}  // namespace ropeteam
+
+#endif  // ROPETEAM_TRANSPORT_UCX_UCX_TRANSPORT_H_
