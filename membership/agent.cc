@@ -47,6 +47,7 @@ void Agent::Connect(TimeUs now) {
   registration.job = config_.job;
   registration.protocol_version = config_.protocol_version;
   registration.chunk_bytes = config_.chunk_bytes;
+  registration.data_transport = config_.data_transport;
   registration.member = self_;
   registration.seen = seen_;
   registration.attempt = attempt_;

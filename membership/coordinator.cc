@@ -141,6 +141,13 @@ Status Coordinator::Check(const Registration& registration) const {
     return Error(Code::kInvalidArgument, "node %s has chunks of %llu bytes, the coordinator at %s has %llu",
                  member.name.c_str(), Ull(registration.chunk_bytes), config_.coordinator_address.c_str(),
                  Ull(config_.chunk_bytes));
+  if (registration.data_transport != config_.data_transport)
+    return Error(Code::kInvalidArgument,
+                 "node %s moves bytes by %.*s, the coordinator at %s by %s: all nodes of a job need the same "
+                 "--transport",
+                 member.name.c_str(), static_cast<int>(kDataTransportBytesMax),
+                 registration.data_transport.c_str(), config_.coordinator_address.c_str(),
+                 config_.data_transport.c_str());
   if (registration.seen != nullptr) return ValidateViewState(*registration.seen);
   return OkStatus();
 }

@@ -39,6 +39,7 @@ struct MembershipConfig {
   bool embed_coordinator = false;     // run the coordinator in this process, listening on coordinator_address
   uint32_t protocol_version = 0;      // of the control plane; a mismatch is refused with both numbers
   uint64_t chunk_bytes = 0;           // of the arena; all nodes of a job must agree, a mismatch is refused likewise
+  std::string data_transport;         // how bytes move, "verbs", "ofi/efa"; must agree likewise
   uint32_t heartbeat_ms = 200;
   uint32_t dead_after_ms = 1000;
   uint32_t probe_ms = 250;
@@ -60,7 +61,7 @@ class Membership {
     //  kStale            declared dead while alive (the others no longer heard it): Rejoin() as a new instance.
     //  kAlreadyExists    another instance with this node's name has taken its place: end, or the two would go on
     //                    replacing each other.
-    //  kInvalidArgument  another job or chunk size, or a name or address over its limit.
+    //  kInvalidArgument  another job, chunk size or data transport, or a name or address over its limit.
     //  kUnsupported      another protocol version.
     //  kNoSpace          the job has kNodesMax nodes.
     std::function<void(const Status&)> on_refused;

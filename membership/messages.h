@@ -26,6 +26,7 @@ using ConnectionId = uint64_t;
 inline constexpr ConnectionId kNoConnection = 0;
 
 inline constexpr size_t kJobBytesMax = 255;     // a launcher's id and a prefix; it stands in every log line
+inline constexpr size_t kDataTransportBytesMax = 63;  // for messages only: longer is cut
 inline constexpr size_t kReasonBytesMax = 512;  // a suspicion's reason, for the log only; cut, not refused
 // A view carries the ids that left most recently, so that a restarted coordinator does not let one of them
 // back in. More than leave in the seconds that a restart takes; 512 bytes on the wire.
@@ -48,6 +49,7 @@ struct Registration {
   std::string job;
   uint32_t protocol_version = 0;
   uint64_t chunk_bytes = 0;
+  std::string data_transport;
   Member member;
   ViewStatePtr seen;  // the last view that reached this process
   uint64_t attempt =

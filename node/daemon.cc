@@ -149,6 +149,7 @@ Status Daemon::StartMembership() {
   config.embed_coordinator = options_.embed_coordinator;
   config.protocol_version = kControlProtocolVersion;
   config.chunk_bytes = options_.chunk_bytes;
+  config.data_transport = node_->transport_name();
   config.heartbeat_ms = options_.heartbeat_ms;
   config.dead_after_ms = options_.dead_after_ms;
   config.probe_ms = std::min(config.probe_ms, std::max(1u, options_.dead_after_ms / kHeartbeatsPerDeath));

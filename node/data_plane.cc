@@ -47,6 +47,11 @@ bool UnpackDataAddress(std::string_view packed, std::string* endpoint, std::stri
   return TakeWithLength(&packed, endpoint) && TakeWithLength(&packed, region_key) && packed.empty();
 }
 
+std::string DataPlane::transport_name() const {
+  const TransportCapabilities& has = transport_->capabilities();
+  return has.provider.empty() ? has.name : has.name + "/" + has.provider;
+}
+
 Result<std::unique_ptr<DataPlane>> DataPlane::Create(std::unique_ptr<Transport> transport,
                                                      std::span<std::byte> arena) {
   Result<RegionId> region = transport->RegisterRegion(arena.data(), arena.size());

@@ -54,6 +54,9 @@ class DataPlane {
   // For Member.data_address; at most kAddressBytesMax bytes.
   const std::string& address() const { return address_; }
   std::string Describe() const { return transport_->Describe(); }
+  const TransportCapabilities& capabilities() const { return transport_->capabilities(); }
+  // "verbs", "ofi/tcp;ofi_rxm": what all nodes of a job must have in common.
+  std::string transport_name() const;
   Transport::Counters counters() const { return transport_->counters(); }
 
   void Start(Callbacks callbacks);

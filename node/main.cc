@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ropeteamd. Exit codes: 0 ended by a signal, or --help and --version; 1 it could not start or go on; 2 a
-// wrong or missing option.
+// ropeteamd. Exit codes: 0 ended by a signal, or --help, --version and --list-devices; 1 it could not start
+// or go on; 2 a wrong or missing option.
 
 #include <malloc.h>
 
@@ -9,6 +9,7 @@
 
 #include "core/base/log.h"
 #include "node/daemon.h"
+#include "node/devices_text.h"
 #include "node/logging.h"
 #include "node/options.h"
 
@@ -29,6 +30,10 @@ int main(int argc, char** argv) {
   }
   if (!print.empty()) {
     std::fputs(print.c_str(), stdout);
+    return 0;
+  }
+  if (options.list_devices) {
+    std::fputs(ropeteam::DevicesText(options.list_json).c_str(), stdout);
     return 0;
   }
   const ropeteam::Status logging = ropeteam::StartLogging(options.log_level, options.log_file);

@@ -10,7 +10,7 @@
 #include "core/shard/manifest.h"
 #include "node/local_socket.h"
 #include "node/sizes.h"
-#include "transport/ofi/ofi_transport.h"
+#include "transport/fabrics.h"
 
 namespace ropeteam {
 namespace {
@@ -99,17 +99,27 @@ Status Node::Init() {
 }
 
 Status Node::InitPlanes() {
-  OfiConfig ofi;
-  ofi.provider = options_.provider;
-  ofi.listen_address = JoinHostPort(options_.listen, options_.data_port);
-  ofi.device = options_.device;
-  Result<std::unique_ptr<Transport>> transport = CreateOfiTransport(ofi);
-  if (!transport.ok()) return transport.status();
-  Result<std::unique_ptr<DataPlane>> data = DataPlane::Create(std::move(*transport), arena_->memory());
+  FabricConfig fabric;
+  fabric.transport = options_.transport;
+  fabric.provider = options_.provider;
+  fabric.listen_address = JoinHostPort(options_.listen, options_.data_port);
+  fabric.devices = options_.devices;
+  fabric.gid_index = options_.gid_index;
+  fabric.require_rdma = options_.require_rdma;
+  Result<FabricChoice> choice = CreateFabric(fabric);
+  if (!choice.ok()) return choice.status();
+  if (!choice->fallback.empty())
+    LOG_WARNING("transport without RDMA, reason %s (--require-rdma makes this an error)",
+                choice->fallback.c_str());
+  fallback_ = std::move(choice->fallback);
+  Result<std::unique_ptr<DataPlane>> data = DataPlane::Create(std::move(choice->transport), arena_->memory());
   if (!data.ok()) return data.status();
   data_ = std::move(*data);
   self_.data_address = data_->address();
-  LOG_INFO("data %s", data_->Describe().c_str());
+  const TransportCapabilities& has = data_->capabilities();
+  LOG_INFO("data %s transport %s devices %s address %s link_mbps %llu rdma %s", data_->Describe().c_str(),
+           data_->transport_name().c_str(), has.devices.c_str(), has.address.c_str(),
+           static_cast<unsigned long long>(has.link_mbps), has.rdma ? "yes" : "no");
 
   const ControlPlane::Config control{self_.id, options_.listen, options_.control_port};
   Result<std::unique_ptr<ControlPlane>> plane =
@@ -157,6 +167,9 @@ Status Node::InitLocal() {
   facts.socket = config.socket_path;
   facts.control = self_.control_address;
   facts.data = data_->Describe();
+  facts.transport = data_->transport_name();
+  facts.fallback = fallback_;
+  facts.capabilities = data_->capabilities();
   facts.arena = arena_->path();
   facts.arena_bytes = arena_->memory().size();
   facts.replicas = options_.replicas;
@@ -256,7 +269,7 @@ void Node::LogEvent(const LevelEvent& event) {
     const auto begun = begun_.find(step);
     const std::string after =
         begun == begun_.end() ? "" : " after_ms " + std::to_string((now - begun->second) / 1000);
-    LOG_INFO("step %" PRIu64 " committed incarnation %" PRIu64 "%s", step.step, step.incarnation,
+    LOG_INFO("step %" PRIu64 " committed incarnation %" PRIu64 "%s", step.step, LifeNumber(step.incarnation),
              after.c_str());
     return;
   }

@@ -41,6 +41,7 @@ class Node {
   // Listens for ranks.
   Status Listen();
   const Member& self() const { return self_; }
+  std::string transport_name() const { return data_->transport_name(); }
   std::string Describe() const;  // "socket PATH control HOST:PORT data DESCRIPTION"
 
   void OnView(const View& view);
@@ -78,6 +79,7 @@ class Node {
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<CheckWorkers> checks_;
   std::unique_ptr<DataPlane> data_;
+  std::string fallback_;  // why RDMA was passed over; empty when it was not
   std::unique_ptr<ControlPlane> control_;
   std::unique_ptr<LocalServer> local_;
   // Messages from instances that the next view may bring: it reaches nodes at different times.

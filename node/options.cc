@@ -23,9 +23,10 @@ struct Texts {
   std::string job, node, ordinal = "0", nodes = "1", coordinator, listen = "127.0.0.1", control_port = "0";
   std::string data_port = "0", memory = "auto", chunk_size = "4M", arena_path = "/dev/shm", replicas,
               keep_steps = "2";
-  std::string domain, socket, transport = "auto", provider = "tcp;ofi_rxm", device, dead_after_ms = "1000";
+  std::string domain, socket, transport = "auto", provider, device, gid_index, dead_after_ms = "1000";
   std::string heartbeat_ms, check_threads, ready_fd = "-1", log_level = "info", log_file;
-  bool embed = false, no_embed = false, arena_reset = false, version = false;
+  bool embed = false, no_embed = false, arena_reset = false, version = false, require_rdma = false;
+  bool list_devices = false, json = false;
 };
 
 void Declare(CLI::App& app, Texts& t) {
@@ -56,9 +57,20 @@ void Declare(CLI::App& app, Texts& t) {
   app.add_option("--keep-steps", t.keep_steps, "committed steps that are kept [2]");
   app.add_option("--domain", t.domain, "failure domain of this node: rack, switch, zone, …");
   app.add_option("--socket", t.socket, "unix socket for ranks [$XDG_RUNTIME_DIR/ropeteam/JOB-NODE.sock]");
-  app.add_option("--transport", t.transport, "auto or ofi [auto]");
-  app.add_option("--provider", t.provider, "libfabric provider [tcp;ofi_rxm]");
-  app.add_option("--device", t.device, "network interface or fabric device [the one that has --listen]");
+  app.add_option(
+      "--transport", t.transport,
+      "verbs, ucx, ofi or auto: verbs on InfiniBand and RoCE, ofi on EFA, ofi over TCP otherwise and on "
+      "loopback [auto]");
+  app.add_option("--provider", t.provider,
+                 "libfabric provider, for ofi [efa where there is one, else tcp;ofi_rxm]");
+  app.add_option(
+      "--device", t.device,
+      "network interface or fabric devices, comma-separated, as --list-devices names them [the transport's "
+      "choice]");
+  app.add_option("--gid-index", t.gid_index, "verbs: entry of the port's GID table [RoCE v2 preferred]");
+  app.add_flag("--require-rdma", t.require_rdma, "do not start where the bytes would go over TCP");
+  app.add_flag("--list-devices", t.list_devices, "print what each transport sees on this machine, and exit");
+  app.add_flag("--json", t.json, "with --list-devices: as JSON");
   app.add_option("--dead-after-ms", t.dead_after_ms, "silence after which a node is declared dead [1000]");
   app.add_option("--heartbeat-ms", t.heartbeat_ms, "time between heartbeats [a fifth of --dead-after-ms]");
   app.add_option("--check-threads", t.check_threads, "threads that check what came from other nodes [2]");
@@ -145,17 +157,41 @@ Status CheckRedundancy(const Texts& t, Options* o) {
   return Count("--keep-steps", t.keep_steps, 1, kKeepStepsMax, &o->keep_steps);
 }
 
+Status CheckFabric(const Texts& t, Options* o) {
+  if (t.transport != "auto" && t.transport != "verbs" && t.transport != "ucx" && t.transport != "ofi")
+    return Error(Code::kInvalidArgument, "--transport \"%.80s\" is not auto, verbs, ucx or ofi",
+                 t.transport.c_str());
+  o->transport = t.transport;
+  o->provider = t.provider;
+  if (!o->provider.empty() && o->transport != "auto" && o->transport != "ofi")
+    return Error(Code::kInvalidArgument,
+                 "--provider \"%.80s\" is libfabric's and goes with --transport ofi, not %s",
+                 t.provider.c_str(), t.transport.c_str());
+  for (size_t begin = 0; begin < t.device.size();) {
+    const size_t end = std::min(t.device.find(',', begin), t.device.size());
+    o->devices.push_back(t.device.substr(begin, end - begin));
+    if (o->devices.back().empty() || o->devices.size() > kDevicesMax || end + 1 == t.device.size())
+      return Error(Code::kInvalidArgument,
+                   "--device \"%.80s\" is not 1 to %zu names with commas between them", t.device.c_str(),
+                   kDevicesMax);
+    begin = end + 1;
+  }
+  if (!t.gid_index.empty()) {
+    ROPETEAM_RETURN_IF_ERROR(Count("--gid-index", t.gid_index, 0, kGidIndexMax, &o->gid_index));
+    if (o->transport != "auto" && o->transport != "verbs")
+      return Error(Code::kInvalidArgument, "--gid-index %d goes with --transport verbs, not %s", o->gid_index,
+                   t.transport.c_str());
+  }
+  o->require_rdma = t.require_rdma;
+  return OkStatus();
+}
+
 Status CheckNetwork(const Texts& t, Options* o) {
   ROPETEAM_RETURN_IF_ERROR(CheckListenAddress("--listen", t.listen));
   o->listen = t.listen;
   ROPETEAM_RETURN_IF_ERROR(Count("--control-port", t.control_port, 0, UINT16_MAX, &o->control_port));
   ROPETEAM_RETURN_IF_ERROR(Count("--data-port", t.data_port, 0, UINT16_MAX, &o->data_port));
-  if (t.transport != "auto" && t.transport != "ofi")
-    return Error(Code::kInvalidArgument, "--transport \"%.80s\" is not in this build: auto or ofi",
-                 t.transport.c_str());
-  if (t.provider.empty()) return Error(Code::kInvalidArgument, "--provider is empty: such as tcp;ofi_rxm");
-  o->provider = t.provider;
-  o->device = t.device;
+  ROPETEAM_RETURN_IF_ERROR(CheckFabric(t, o));
   if (t.embed && t.no_embed)
     return Error(Code::kInvalidArgument, "--embed-coordinator and --no-embed-coordinator exclude each other");
   o->embed_coordinator = t.embed || (!t.no_embed && o->ordinal == 0);
@@ -253,6 +289,15 @@ Status ParseOptions(int argc, const char* const* argv, Options* options, std::st
     return OkStatus();
   }
   Options parsed;
+  if (texts.json && !texts.list_devices)
+    return Error(Code::kInvalidArgument,
+                 "--json goes with --list-devices; for the state of a job: ropeteam status");
+  parsed.list_devices = texts.list_devices;
+  parsed.list_json = texts.json;
+  if (texts.list_devices) {
+    *options = std::move(parsed);
+    return OkStatus();
+  }
   ROPETEAM_RETURN_IF_ERROR(Count("--nodes", texts.nodes, 1, kNodesMax, &parsed.nodes));
   ROPETEAM_RETURN_IF_ERROR(Count("--ordinal", texts.ordinal, 0, kNodesMax - 1, &parsed.ordinal));
   ROPETEAM_RETURN_IF_ERROR(CheckNames(texts, &parsed));

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "core/base/log.h"
 #include "core/base/status.h"
@@ -23,6 +24,8 @@ inline constexpr uint32_t kKeepStepsMax = 1000;      // a listing of steps stays
 inline constexpr uint32_t kDeadAfterMsMin = 40;      // below it the scheduler's hiccups are deaths
 inline constexpr uint32_t kDeadAfterMsMax = 600000;  // ten minutes: above it nobody is watching
 inline constexpr uint32_t kCheckThreadsMax = 64;
+inline constexpr size_t kDevicesMax = 16;  // rails of one node; the largest machines have eight
+inline constexpr int kGidIndexMax = 255;   // ports have tables of up to 256
 
 struct Options {
   std::string job;
@@ -42,9 +45,14 @@ struct Options {
   uint32_t replicas = 1;
   uint32_t keep_steps = 2;
   std::string domain;
-  std::string socket;  // empty: DefaultSocketPath()
-  std::string provider = "tcp;ofi_rxm";
-  std::string device;
+  std::string socket;                // empty: DefaultSocketPath()
+  std::string transport = "auto";    // see transport/fabrics.h
+  std::string provider;              // libfabric's; empty: the transport's choice
+  std::vector<std::string> devices;  // empty: the transport's choice
+  int gid_index = -1;                // -1: RoCE v2 preferred
+  bool require_rdma = false;
+  bool list_devices = false;  // print what each transport sees, and end
+  bool list_json = false;     // as JSON
   uint32_t dead_after_ms = 1000;
   uint32_t heartbeat_ms = 200;
   uint32_t check_threads = 2;

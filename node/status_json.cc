@@ -25,7 +25,7 @@ std::string Hex(uint64_t value) {
 }
 
 Json ToJson(const ShardId& id) {
-  return {{"incarnation", id.incarnation}, {"step", id.step}, {"rank", id.rank}};
+  return {{"incarnation", LifeNumber(id.incarnation)}, {"step", id.step}, {"rank", id.rank}};
 }
 
 const char* RoleName(Role role) {
@@ -57,7 +57,7 @@ Json ToJson(const NodeCounters& c) {
 Json ToJson(const SessionReport& s) {
   return {{"rank", s.rank},
           {"world_size", s.world_size},
-          {"incarnation", s.incarnation},
+          {"incarnation", LifeNumber(s.incarnation)},
           {"token", Hex(s.token)},
           {"has_ended", s.has_ended},
           {"newest_ended", s.newest_ended},
@@ -90,7 +90,7 @@ Json ToJson(const NodeReport& n) {
 }
 
 Json ToJson(const StepReport& s) {
-  return {{"incarnation", s.incarnation},
+  return {{"incarnation", LifeNumber(s.incarnation)},
           {"step", s.step},
           {"world_size", s.world_size},
           {"ranks_sealed", s.ranks_sealed},
@@ -102,11 +102,22 @@ Json ToJson(const StepReport& s) {
 }
 
 Json ToJson(const DaemonFacts& f) {
-  return {{"version", f.version},   {"node", f.node},
-          {"pid", f.pid},           {"socket", f.socket},
-          {"control", f.control},   {"data", f.data},
-          {"arena", f.arena},       {"arena_bytes", f.arena_bytes},
-          {"replicas", f.replicas}, {"keep_steps", f.keep_steps}};
+  return {{"version", f.version},
+          {"node", f.node},
+          {"pid", f.pid},
+          {"socket", f.socket},
+          {"control", f.control},
+          {"data", f.data},
+          {"arena", f.arena},
+          {"arena_bytes", f.arena_bytes},
+          {"replicas", f.replicas},
+          {"keep_steps", f.keep_steps},
+          {"transport", f.transport},
+          {"devices", f.capabilities.devices},
+          {"data_address", f.capabilities.address},
+          {"link_mbps", f.capabilities.link_mbps},
+          {"rdma", f.capabilities.rdma},
+          {"rdma_fallback", f.fallback}};
 }
 
 Json Head(const ClusterReport& r) {
@@ -114,7 +125,7 @@ Json Head(const ClusterReport& r) {
                {"epoch", r.epoch},
                {"leader", r.leader},
                {"nodes_expected", r.nodes_expected},
-               {"incarnation", r.incarnation},
+               {"incarnation", LifeNumber(r.incarnation)},
                {"world_size", r.world_size},
                {"ranks_open", r.ranks_open},
                {"has_latest", r.has_latest}};
@@ -220,7 +231,7 @@ std::string ListJson(const ClusterReport& report, const Step* step,
 
 std::string VerifyJson(const VerifyReport& report) {
   Json json = {
-      {"incarnation", report.incarnation}, {"step", report.step}, {"nodes_asked", report.nodes_asked}};
+      {"incarnation", LifeNumber(report.incarnation)}, {"step", report.step}, {"nodes_asked", report.nodes_asked}};
   Json copies = Json::array();
   uint64_t chunks = 0;
   uint64_t bad = 0;

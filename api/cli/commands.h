@@ -14,11 +14,12 @@ namespace ropeteam::cli {
 inline constexpr int kExitFailed = 1;
 inline constexpr int kExitUsage = 2;
 
-int RunCommand(const std::vector<std::string>& arguments);     // run
-int StatusCommand(const std::vector<std::string>& arguments);  // status
-int ListCommand(const std::vector<std::string>& arguments);    // ls
-int VerifyCommand(const std::vector<std::string>& arguments);  // verify
-int BenchCommand(const std::vector<std::string>& arguments);   // bench: becomes ropeteam-bench
+int RunCommand(const std::vector<std::string>& arguments);      // run
+int StatusCommand(const std::vector<std::string>& arguments);   // status
+int ListCommand(const std::vector<std::string>& arguments);     // ls
+int VerifyCommand(const std::vector<std::string>& arguments);   // verify
+int DevicesCommand(const std::vector<std::string>& arguments);  // devices: becomes ropeteamd --list-devices
+int BenchCommand(const std::vector<std::string>& arguments);    // bench: becomes ropeteam-bench
 
 }  // namespace ropeteam::cli
 

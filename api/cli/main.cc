@@ -18,6 +18,7 @@ constexpr char kHelp[] =
     "  status                      nodes, ranks, steps, levels, copies, bytes\n"
     "  ls [STEP]                   the steps that are held; a step's copies and objects\n"
     "  verify [STEP]               read every chunk of a step everywhere\n"
+    "  devices                     what each transport sees on this machine\n"
     "  bench …                     measure (ropeteam-bench)\n"
     "  version                     print the version\n"
     "\n"
@@ -29,9 +30,9 @@ struct Command {
 };
 
 constexpr Command kCommands[] = {
-    {"run", ropeteam::cli::RunCommand},     {"status", ropeteam::cli::StatusCommand},
-    {"ls", ropeteam::cli::ListCommand},     {"verify", ropeteam::cli::VerifyCommand},
-    {"bench", ropeteam::cli::BenchCommand},
+    {"run", ropeteam::cli::RunCommand},         {"status", ropeteam::cli::StatusCommand},
+    {"ls", ropeteam::cli::ListCommand},         {"verify", ropeteam::cli::VerifyCommand},
+    {"devices", ropeteam::cli::DevicesCommand}, {"bench", ropeteam::cli::BenchCommand},
 };
 
 }  // namespace

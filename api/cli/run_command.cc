@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <nlohmann/json.hpp>
 
 #include "api/cli/commands.h"
@@ -106,6 +107,20 @@ std::map<std::string, std::string> CommandEnvironment(const RunOptions& options,
   return environment;
 }
 
+// The process becomes `program`; returns an exit code only when it could not.
+int Become(const char* command, const std::string& program, const std::vector<std::string>& arguments) {
+  if (program.empty()) {
+    std::fprintf(stderr, "ropeteam %s: its program is neither beside this one nor on PATH\n", command);
+    return kExitFailed;
+  }
+  std::vector<char*> argv = {const_cast<char*>(program.c_str())};
+  for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
+  argv.push_back(nullptr);
+  execv(program.c_str(), argv.data());
+  std::fprintf(stderr, "ropeteam %s: %s: %s\n", command, program.c_str(), std::strerror(errno));
+  return kExitFailed;
+}
+
 }  // namespace
 
 int RunCommand(const std::vector<std::string>& arguments) {
@@ -152,17 +167,26 @@ int RunCommand(const std::vector<std::string>& arguments) {
 }
 
 int BenchCommand(const std::vector<std::string>& arguments) {
-  const std::string bench = FindProgram("ropeteam-bench", "bench", "ROPETEAM_BENCH");
-  if (bench.empty()) {
-    std::fprintf(stderr, "ropeteam bench: no ropeteam-bench beside this program or on PATH\n");
-    return kExitFailed;
+  return Become("bench", FindProgram("ropeteam-bench", "bench", "ROPETEAM_BENCH"), arguments);
+}
+
+int DevicesCommand(const std::vector<std::string>& arguments) {
+  std::vector<std::string> daemon_arguments = {"--list-devices"};
+  for (const std::string& argument : arguments) {
+    if (argument == "--help" || argument == "-h") {
+      std::printf(
+          "ropeteam devices [--json]\n\nWhat each transport of this build sees on this machine, and what is "
+          "missing.\n");
+      return 0;
+    }
+    if (argument != "--json") {
+      std::fprintf(stderr, "ropeteam devices: %.80s is no option (ropeteam devices --help)\n",
+                   argument.c_str());
+      return kExitUsage;
+    }
+    daemon_arguments.push_back(argument);
   }
-  std::vector<char*> argv = {const_cast<char*>(bench.c_str())};
-  for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
-  argv.push_back(nullptr);
-  execv(bench.c_str(), argv.data());
-  std::perror(("ropeteam bench: " + bench).c_str());
-  return kExitFailed;
+  return Become("devices", FindProgram("ropeteamd", "node", "ROPETEAMD"), daemon_arguments);
 }
 
 }  // namespace ropeteam::cli

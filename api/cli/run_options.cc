@@ -43,7 +43,7 @@ bool SetFlag(const std::string& name, RunOptions* options) {
     options->quiet = true;
   } else if (name == "help") {
     options->help = true;
-  } else if (IsOneOf(name, {"arena-reset", "embed-coordinator", "no-embed-coordinator"})) {
+  } else if (IsOneOf(name, {"arena-reset", "embed-coordinator", "no-embed-coordinator", "require-rdma"})) {
     options->daemon_flags.push_back("--" + name);
   } else {
     return false;

@@ -126,6 +126,12 @@ std::string Join(const Json& numbers) {
   return text;
 }
 
+// A daemon of another build may not say it.
+std::string FallbackLine(const Json& daemon) {
+  const std::string reason = daemon.value("rdma_fallback", "");
+  return reason.empty() ? "" : "without RDMA: " + reason + "\n";
+}
+
 }  // namespace
 
 std::string RenderStatus(const Json& status, const Json* before, double seconds) {
@@ -133,7 +139,8 @@ std::string RenderStatus(const Json& status, const Json* before, double seconds)
                      StepTable(status.at("steps"));
   const Json& daemon = status.at("daemon");
   return text + "\nasked " + daemon.at("node").get<std::string>() + "   socket " +
-         daemon.at("socket").get<std::string>() + "   data " + daemon.at("data").get<std::string>() + "\n";
+         daemon.at("socket").get<std::string>() + "   data " + daemon.at("data").get<std::string>() + "\n" +
+         FallbackLine(daemon);
 }
 
 std::string RenderNode(const Json& node) {

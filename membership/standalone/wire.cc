@@ -66,6 +66,7 @@ Result<NodeMessage> DecodeRegistration(membership::v1::RegistrationInfo* info) {
   registration.job = std::move(*info->mutable_job());
   registration.protocol_version = info->protocol_version();
   registration.chunk_bytes = info->chunk_bytes();
+  registration.data_transport = std::move(*info->mutable_data_transport());
   registration.member = DecodeMember(info->mutable_member());
   registration.attempt = info->attempt();
   if (info->has_seen()) {
@@ -92,6 +93,7 @@ NodeFrame Encode(const NodeMessage& message) {
     info->set_job(registration->job);
     info->set_protocol_version(registration->protocol_version);
     info->set_chunk_bytes(registration->chunk_bytes);
+    info->set_data_transport(registration->data_transport);
     EncodeMember(registration->member, info->mutable_member());
     if (registration->seen != nullptr) EncodeView(*registration->seen, info->mutable_seen());
     info->set_attempt(registration->attempt);

@@ -28,6 +28,7 @@ class CoordinatorTest : public ::testing::Test {
     registration.job = Config().job;
     registration.protocol_version = Config().protocol_version;
     registration.chunk_bytes = Config().chunk_bytes;
+    registration.data_transport = Config().data_transport;
     registration.member.id = id;
     registration.member.name = name;
     registration.attempt = 1;
@@ -81,6 +82,16 @@ TEST_F(CoordinatorTest, AnotherChunkSizeIsRefusedWithBothSizes) {
   const Status status = Refused(registration);
   EXPECT_EQ(status.code(), Code::kInvalidArgument);
   EXPECT_THAT(status.message(), AllOf(HasSubstr("1048576"), HasSubstr("4194304")));
+}
+
+TEST_F(CoordinatorTest, AnotherDataTransportIsRefusedWithBothNames) {
+  Registration registration = From("a", 1);
+  registration.data_transport = "ofi/tcp;ofi_rxm";
+  const Status status = Refused(registration);
+  EXPECT_EQ(status.code(), Code::kInvalidArgument);
+  EXPECT_THAT(status.message(), AllOf(HasSubstr("node a moves bytes by ofi/tcp;ofi_rxm"),
+                                      HasSubstr("by verbs"), HasSubstr("--transport")));
+  EXPECT_EQ(coordinator_.registered(), 0u);
 }
 
 TEST_F(CoordinatorTest, NamesAndAddressesOverTheirLimitsAreRefusedWithValueAndLimit) {

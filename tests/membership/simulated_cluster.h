@@ -42,6 +42,7 @@ inline MembershipConfig DefaultConfig() {
   config.coordinator_address = "10.0.0.1:7400";
   config.protocol_version = 3;
   config.chunk_bytes = 4u << 20;
+  config.data_transport = "verbs";
   return config;
 }
 

@@ -48,6 +48,7 @@ MembershipConfig StandaloneConfig(const std::string& address) {
   config.coordinator_address = address;
   config.protocol_version = 1;
   config.chunk_bytes = 4u << 20;
+  config.data_transport = "verbs";
   return config;
 }
 

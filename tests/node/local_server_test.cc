@@ -186,7 +186,7 @@ TEST_F(LocalServerTest, ARankSaysHelloSavesAndIsForgottenWithItsUncommittedSave)
   ASSERT_EQ(hello.type, Type::kHelloReply);
   local::HelloReply reply;
   ASSERT_TRUE(Decode(hello.payload, reply));
-  EXPECT_EQ(reply.incarnation, 1u);
+  EXPECT_EQ(LifeNumber(reply.incarnation), 1u);
   EXPECT_EQ(reply.job, "job");
 
   const uint64_t free_before = store_->chunks_free();
