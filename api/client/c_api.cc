@@ -291,7 +291,7 @@ ropeteam_status_t ropeteam_info(ropeteam_t* handle, ropeteam_info_t* info) {
     const ropeteam::local::HelloReply hello = handle->client->hello();
     ropeteam::client::FillOutput(
         {ropeteam::client::kInfoBytes, handle->client->options().rank, handle->client->options().world_size,
-         hello.incarnation, hello.chunk_bytes, hello.chunks_total * hello.chunk_bytes},
+         ropeteam::LifeNumber(hello.incarnation), hello.chunk_bytes, hello.chunks_total * hello.chunk_bytes},
         info);
     return OkStatus();
   });
@@ -379,7 +379,9 @@ ropeteam_status_t ropeteam_latest(ropeteam_t* handle, ropeteam_step_t* step, int
     const Result<ropeteam::local::LatestReply> latest = handle->client->Latest(timeout_ms);
     if (!latest.ok()) return latest.status();
     ropeteam::client::FillOutput(
-        {ropeteam::client::kStepBytes, latest->step, latest->incarnation, latest->world_size}, step);
+        {ropeteam::client::kStepBytes, latest->step, ropeteam::LifeNumber(latest->incarnation),
+         latest->world_size},
+        step);
     return OkStatus();
   });
 }

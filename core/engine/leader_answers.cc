@@ -14,7 +14,8 @@ namespace {
 
 constexpr uint32_t kWorldMax = 65536;  // ROPETEAM_WORLD_MAX
 
-unsigned long long Number(uint64_t value) { return value; }
+// As people are shown it.
+unsigned long long Number(Incarnation incarnation) { return LifeNumber(incarnation); }
 
 }  // namespace
 
@@ -109,7 +110,7 @@ Status Leader::Admit(NodeId from, const JoinQuestion& join) {
 
 void Leader::BeginLife(const JoinQuestion& join) {
   Life next;
-  next.incarnation = life_.incarnation + 1;
+  next.incarnation = NextIncarnation(life_.incarnation, parts_.context.view.epoch);
   next.token = join.life;
   next.world_size = join.world_size;
   next.past_tokens = std::move(life_.past_tokens);
@@ -140,13 +141,14 @@ Result<StepId> Leader::ResolveLatest(Incarnation asking) {
     if (life_.pin == StepId()) return none;
     const StepTable::StepState* pinned = table_.Find(life_.pin);
     if (pinned != nullptr && pinned->producible()) return life_.pin;
-    // Some rank of this life may have gone on from it: another step for the others would mix the two. Its holder may
-    // come back; if not, the next life is offered an older step.
+    // Some rank of this life may have gone on from it: another step for the others would mix the two. Its
+    // holder may come back; if not, the next life is offered an older step.
     LOG_WARNING("%s, which incarnation %llu restores, cannot be produced now", life_.pin.ToString().c_str(),
                 Number(life_.incarnation));
-    return Error(Code::kUnavailable,
-                 "%s, which this life restores, cannot be produced now; the next life is offered an older step",
-                 life_.pin.ToString().c_str());
+    return Error(
+        Code::kUnavailable,
+        "%s, which this life restores, cannot be produced now; the next life is offered an older step",
+        life_.pin.ToString().c_str());
   }
   const std::optional<StepId> newest = NewestProducible(0);
   for (const StepId& id : CommittedNewestFirst(1))
@@ -198,7 +200,8 @@ Result<StepId> Leader::ResolveStep(const LocateQuestion& locate) const {
     if (partial == nullptr) partial = &step->first;
   }
   if (partial == nullptr)
-    return Error(Code::kNotFound, "no node holds a shard of step %llu", Number(locate.step));
+    return Error(Code::kNotFound, "no node holds a shard of step %llu",
+                 static_cast<unsigned long long>(locate.step));
   return *partial;
 }
 

@@ -39,6 +39,31 @@ TEST(Ids, ArePrintedInWords) {
   EXPECT_EQ((StepId{2, 7}).ToString(), "step 7 incarnation 2");
 }
 
+TEST(Incarnation, IsCountedForPeopleAndGrowsWithTheEpochWhateverIsKnown) {
+  const Incarnation first = NextIncarnation(0, 7);
+  EXPECT_EQ(LifeNumber(first), 1u);
+  const Incarnation second = NextIncarnation(first, 7);  // of the same leader
+  EXPECT_GT(second, first);
+  EXPECT_EQ(LifeNumber(second), 2u);
+  const Incarnation later = NextIncarnation(second, 9);
+  EXPECT_GT(later, second);
+  EXPECT_EQ(LifeNumber(later), 3u);
+  // A leader that has heard of no life.
+  EXPECT_GT(NextIncarnation(0, 8), second);
+  EXPECT_EQ(LifeNumber(NextIncarnation(0, 8)), 1u);
+  EXPECT_NE(NextIncarnation(0, 9), later);
+  EXPECT_EQ((StepId{later, 12}).ToString(), "step 12 incarnation 3");
+}
+
+TEST(Incarnation, GoesOnFromNumbersWithoutAnEpochAndBeyondAMillionLives) {
+  EXPECT_EQ(LifeNumber(NextIncarnation(41, 3)), 42u);
+  EXPECT_GT(NextIncarnation(41, 3), 41u);
+  Incarnation last = NextIncarnation((uint64_t{1} << kLifeNumberBits) - 2, 5);
+  EXPECT_EQ(LifeNumber(last), (uint64_t{1} << kLifeNumberBits) - 1);
+  EXPECT_GT(NextIncarnation(last, 5), last);
+  EXPECT_GT(NextIncarnation(UINT64_MAX - 1, 5), UINT64_MAX - 1);
+}
+
 TEST(View, FindsItsMembersAndNobodyElse) {
   View view;
   view.members.resize(2);

@@ -12,8 +12,8 @@
 namespace ropeteam::simulation {
 namespace {
 
-// A death is not known at once: within this, what was decided may rest on a copy that has just been lost. Silence is death
-// after 1 s; a view and an inventory take their time.
+// A death is not known at once: within this, what was decided may rest on a copy that has just been lost.
+// Silence is death after 1 s; a view and an inventory take their time.
 constexpr TimeUs kNewsUs = 5 * kSecond;
 
 const char* RoleName(Role role) {
@@ -50,7 +50,8 @@ uint32_t Checker::WorldOf(const StepId& step) const {
   return 0;
 }
 
-bool Checker::ChunkRight(const Host& host, const std::vector<Extent>& extents, const Shard& shard, size_t chunk) const {
+bool Checker::ChunkRight(const Host& host, const std::vector<Extent>& extents, const Shard& shard,
+                         size_t chunk) const {
   const uint64_t length = ChunkLength(shard.stream_bytes, shard.chunk_bytes, chunk);
   return Crc32c(host.chunk(ChunkAt(extents, chunk)), length) == shard.crcs[chunk];
 }
@@ -69,7 +70,8 @@ bool Checker::CopyRight(const Host& host, const Copy& copy, const Shard& shard, 
 
 // ---- copies
 
-void Checker::OnCommitInput(const Session& session, Step step, const SaveCommitInput& commit, uint64_t chunk_bytes) {
+void Checker::OnCommitInput(const Session& session, Step step, const SaveCommitInput& commit,
+                            uint64_t chunk_bytes) {
   const ShardId id{session.incarnation, step, session.rank};
   ReleaseGrant(session, commit.save);
   Shard& shard = shards_[id];
@@ -135,8 +137,8 @@ void Checker::OnSealed(const Host& host, const SealedShard& sealed) {
   std::erase_if(shard.flips, [&](const auto& flip) { return flip.first == PlaceOf(host); });
   std::string why;
   if (!CopyRight(host, copy, shard, &why))
-    Fail("host %zu sealed %s as %s with wrong bytes in %s", host.index, id.ToString().c_str(), RoleName(sealed.role),
-         why.c_str());
+    Fail("host %zu sealed %s as %s with wrong bytes in %s", host.index, id.ToString().c_str(),
+         RoleName(sealed.role), why.c_str());
 }
 
 void Checker::OnDropped(const Host& host, const ShardId& id, Role role) {
@@ -172,11 +174,14 @@ void Checker::JudgeDrop(const Host& host, const ShardId& id, Role role) {
   }
   const size_t wanted = role == Role::kCache ? 1 : options_.replicas + 1;
   if (others.size() >= wanted) return;
-  // What even all living memory together could not produce is no loss. Chunks dropped this moment still have their bytes.
-  const bool worth_keeping = Covered(step, [&](const Place& at, const Shard& of, const Copy& copy, uint32_t chunk) {
-    const bool there = copy.fate == Fate::kPresent || (copy.fate == Fate::kDropped && copy.since == scheduler_.now());
-    return there && ChunkRight(*hosts_[at.host], copy.extents, of, chunk);
-  });
+  // What even all living memory together could not produce is no loss. Chunks dropped this moment still have
+  // their bytes.
+  const bool worth_keeping =
+      Covered(step, [&](const Place& at, const Shard& of, const Copy& copy, uint32_t chunk) {
+        const bool there =
+            copy.fate == Fate::kPresent || (copy.fate == Fate::kDropped && copy.since == scheduler_.now());
+        return there && ChunkRight(*hosts_[at.host], copy.extents, of, chunk);
+      });
   if (!worth_keeping) return;
   Fail("host %zu dropped its %s copy of %s, of a step that is to be kept, with %zu others left", host.index,
        RoleName(role), id.ToString().c_str(), others.size());
@@ -185,7 +190,8 @@ void Checker::JudgeDrop(const Host& host, const ShardId& id, Role role) {
 void Checker::OnAdopted(const Host& host) {
   for (const auto& [id, role] : known_[host.index])
     if (!host.store->shards().contains(id))
-      return Fail("host %zu restarted its daemon and %s is no longer there", host.index, id.ToString().c_str());
+      return Fail("host %zu restarted its daemon and %s is no longer there", host.index,
+                  id.ToString().c_str());
   Observe(host);
   JudgeDrops(host);
 }
@@ -253,7 +259,8 @@ bool Checker::ProducibleOnMembers(const StepId& step, const Host& asked) const {
   return Covered(step, [&](const Place& place, const Shard& shard, const Copy& copy, uint32_t chunk) {
     const Host& host = *hosts_[place.host];
     return copy.fate == Fate::kPresent && host.daemon_runs() && asked.view.Contains(host.id) &&
-           !std::binary_search(copy.bad.begin(), copy.bad.end(), chunk) && ChunkRight(host, copy.extents, shard, chunk);
+           !std::binary_search(copy.bad.begin(), copy.bad.end(), chunk) &&
+           ChunkRight(host, copy.extents, shard, chunk);
   });
 }
 
@@ -272,7 +279,8 @@ size_t Checker::GoodCopies(const Shard& shard) const {
     const Host& host = *hosts_[place.host];
     if (copy.fate != Fate::kPresent || !host.daemon_runs() || !copy.bad.empty()) continue;
     bool right = true;
-    for (uint32_t i = 0; i < shard.crcs.size(); ++i) right = right && ChunkRight(host, copy.extents, shard, i);
+    for (uint32_t i = 0; i < shard.crcs.size(); ++i)
+      right = right && ChunkRight(host, copy.extents, shard, i);
     good += right ? 1 : 0;
   }
   return good;
@@ -332,7 +340,8 @@ void Checker::CheckReplicated(const Host& host, const ShardId& id, const char* s
   const Shard* shard = Find(id);
   if (shard == nullptr)
     return Fail("host %zu said %s of %s, which is not even sealed", host.index, said, id.ToString().c_str());
-  // What nobody needs any more a holder may drop even in the input that sealed it; its word is on its way nevertheless.
+  // What nobody needs any more a holder may drop even in the input that sealed it; its word is on its way
+  // nevertheless.
   const bool superseded = Superseded(StepOf(id));
   if (superseded && !Committed(StepOf(id))) return;
   std::set<size_t> holders;
@@ -345,8 +354,9 @@ void Checker::CheckReplicated(const Host& host, const ShardId& id, const char* s
 
 void Checker::CheckCommitted(const Host& host, const StepId& step) {
   const uint32_t world = WorldOf(step);
-  if (world == 0) return Fail("host %zu said COMMITTED of %s, of which nothing is sealed", host.index,
-                              step.ToString().c_str());
+  if (world == 0)
+    return Fail("host %zu said COMMITTED of %s, of which nothing is sealed", host.index,
+                step.ToString().c_str());
   std::set<uint64_t> launches;
   for (Rank rank = 0; rank < world; ++rank) {
     const ShardId id{step.incarnation, step.step, rank};
@@ -361,8 +371,8 @@ void Checker::CheckCommitted(const Host& host, const StepId& step) {
     CheckReplicated(host, id, "COMMITTED");
   }
   if (launches.size() > 1)
-    Fail("host %zu said COMMITTED of %s, which mixes %zu lives of the world", host.index, step.ToString().c_str(),
-         launches.size());
+    Fail("host %zu said COMMITTED of %s, which mixes %zu lives of the world", host.index,
+         step.ToString().c_str(), launches.size());
 }
 
 void Checker::OnEvent(const Host& host, const LevelEvent& event) {
@@ -404,7 +414,8 @@ void Checker::CheckAllBytes() {
     for (const auto& [place, copy] : shard.copies) {
       std::string why;
       if (copy.fate == Fate::kPresent && !CopyRight(*hosts_[place.host], copy, shard, &why))
-        return Fail("host %zu has wrong bytes in %s of its copy of %s", place.host, why.c_str(), id.ToString().c_str());
+        return Fail("host %zu has wrong bytes in %s of its copy of %s", place.host, why.c_str(),
+                    id.ToString().c_str());
     }
   }
 }

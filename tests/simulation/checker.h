@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The Checker knows the truth: what every rank has saved, which bytes lie in which living memory, who has lost his. It is
-// shown every input's outcome and compares what the engines say and do with it. By promise of ARCHITECTURE.md:
+// The Checker knows the truth: what every rank has saved, which bytes lie in which living memory, who has
+// lost his. It is shown every input's outcome and compares what the engines say and do with it. By promise of
+// ARCHITECTURE.md:
 //
 //   1  a shard said to be REPLICATED or COMMITTED has been sealed, with the right bytes, by R other nodes
-//   2  what is committed is not dropped before K newer committed steps are there, however often daemons restart; who drops
+//   2  what is committed is not dropped before K newer committed steps are there, however often daemons
+//   restart; who drops
 //      a copy leaves enough others
-//   3  `latest` is complete, of one life, there; not older than what the members hold; the same for all ranks of a life
-//   4  a view has the bytes that were saved, while it is open; chunks that were repaired are right
+//   3  `latest` is complete, of one life, there; not older than what the members hold; the same for all ranks
+//   of a life 4  a view has the bytes that were saved, while it is open; chunks that were repaired are right
 //   5  a request is answered within its time
 //   6  a refused save changes nothing
 //   +  memory has one user at a time: grants, sealed shards, open views, transfers; also of the dead
@@ -58,7 +60,8 @@ class Checker {
     uint64_t memories_lost = 0;
   };
 
-  Checker(const Options& options, Scheduler* scheduler, Network* network, const std::vector<std::unique_ptr<Host>>* hosts)
+  Checker(const Options& options, Scheduler* scheduler, Network* network,
+          const std::vector<std::unique_ptr<Host>>* hosts)
       : options_(options), scheduler_(*scheduler), network_(*network), hosts_(*hosts) {}
 
   void Fail(const char* format, ...) __attribute__((format(printf, 2, 3)));
@@ -84,13 +87,17 @@ class Checker {
   void OnSessionEnd(const Session& session);  // also when the daemon dies
   void OnAnswer(const Host& host, const Session& session, const Pending& request, const Answer& answer);
   // Before the session is told its incarnation; `others` are all sessions that engines know.
-  void OnAdmitted(const Session& session, Incarnation incarnation, const std::map<SessionId, Session>& others);
+  void OnAdmitted(const Session& session, Incarnation incarnation,
+                  const std::map<SessionId, Session>& others);
   // Chunks of an open view that its reader found wrong.
   void OnViewBytes(const Session& session, ViewId view, const std::vector<uint32_t>& bad);
   void OnViewClosed(const Session& session, ViewId view);
   // `free_before`: chunks free before the input that was answered; `dropped_before`: dropped() then.
-  void OnRefusedForSpace(const Host& host, const Status& status, uint64_t free_before, uint64_t dropped_before);
-  uint64_t dropped() const { return dropped_; }  // copies that might have been of use, ever dropped by anybody
+  void OnRefusedForSpace(const Host& host, const Status& status, uint64_t free_before,
+                         uint64_t dropped_before);
+  uint64_t dropped() const {
+    return dropped_;
+  }  // copies that might have been of use, ever dropped by anybody
   void OnEvent(const Host& host, const LevelEvent& event);
 
   // ---- memory
@@ -102,11 +109,12 @@ class Checker {
   std::optional<StepId> newest_committed() const;
   // Whether living memory has every byte of every shard of the step.
   bool Producible(const StepId& step) const;
-  // Good copies, on running daemons that all have `view`, of the shard that has fewest; 0 when the step is unknown.
+  // Good copies, on running daemons that all have `view`, of the shard that has fewest; 0 when the step is
+  // unknown.
   size_t CopiesMin(const StepId& step) const;
   // What became of every copy of every shard that has fewer than `wanted`. For people.
   std::string DescribeCopies(const StepId& step, size_t wanted) const;
-  std::vector<StepId> KeptSteps() const;  // committed, and not retired
+  std::vector<StepId> KeptSteps() const;   // committed, and not retired
   bool Retired(const StepId& step) const;  // by K newer committed ones
   // Whether this chunk is right on another running daemon as well.
   bool HasAnother(const Host& host, const ShardId& shard, uint32_t chunk) const;
@@ -139,13 +147,12 @@ class Checker {
     std::set<std::pair<Place, uint32_t>> flips;
   };
   struct Life {
-    TimeUs asked_at = 0;       // the first `latest` of a rank of it
+    TimeUs asked_at = 0;  // the first `latest` of a rank of it
     Epoch asked_in = 0;
     StepId floor;
     bool answered = false;
-    StepId answer;             // {0, 0}: none
-    bool completed = false;    // has committed a step of its own
-    std::set<uint64_t> launches;
+    StepId answer;           // {0, 0}: none
+    bool completed = false;  // has committed a step of its own
   };
   struct ViewHeld {
     size_t host = 0;
@@ -157,7 +164,8 @@ class Checker {
   void OnSealed(const Host& host, const SealedShard& sealed);
   void OnDropped(const Host& host, const ShardId& id, Role role);
   void JudgeDrop(const Host& host, const ShardId& id, Role role);
-  bool ChunkRight(const Host& host, const std::vector<Extent>& extents, const Shard& shard, size_t chunk) const;
+  bool ChunkRight(const Host& host, const std::vector<Extent>& extents, const Shard& shard,
+                  size_t chunk) const;
   bool CopyRight(const Host& host, const Copy& copy, const Shard& shard, std::string* why) const;
   void CheckReplicated(const Host& host, const ShardId& id, const char* said);
   void CheckCommitted(const Host& host, const StepId& step);
@@ -177,7 +185,7 @@ class Checker {
   void OnViewAnswer(const Host& host, const Session& session, const Pending& request, const AnswerView& view);
   void OnGrant(const Host& host, const Session& session, const Pending& request, const AnswerGrant& grant);
   void ReleaseGrant(const Session& session, SaveId save);
-  static bool SealedAt(const Host& host, uint32_t chunk);
+  bool FlippedAt(const Host& host, uint32_t chunk) const;
   std::string TransferOn(const Host& host, uint32_t chunk) const;
   uint32_t ChunkOf(const Host& host, uint64_t offset) const;
 

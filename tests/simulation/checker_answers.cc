@@ -14,17 +14,20 @@ constexpr TimeUs kNewsUs = 5 * kSecond;  // see checker.cc
 
 }  // namespace
 
-void Checker::OnAdmitted(const Session& session, Incarnation incarnation, const std::map<SessionId, Session>& others) {
+void Checker::OnAdmitted(const Session& session, Incarnation incarnation,
+                         const std::map<SessionId, Session>& others) {
   if (incarnation == 0) return Fail("rank %u was admitted to no life", session.rank);
   if (!options_.job.life_tokens) return;  // then only what is saved can tell: see CheckCommitted()
   for (const auto& [id, other] : others)
     if (other.open_at_engine && other.incarnation == incarnation && other.launch != session.launch)
-      return Fail("rank %u of launch %" PRIu64 " and rank %u of launch %" PRIu64 " are both in incarnation %" PRIu64,
+      return Fail("rank %u of launch %" PRIu64 " and rank %u of launch %" PRIu64
+                  " are both in incarnation %" PRIu64,
                   session.rank, session.launch, other.rank, other.launch, incarnation);
   for (auto at = shards_.lower_bound({incarnation, 0, 0}); at != shards_.end(); ++at) {
     if (at->first.incarnation != incarnation) break;
     if (at->second.sealed && at->second.launch != session.launch)
-      return Fail("rank %u of launch %" PRIu64 " is in incarnation %" PRIu64 ", in which launch %" PRIu64 " has saved",
+      return Fail("rank %u of launch %" PRIu64 " is in incarnation %" PRIu64 ", in which launch %" PRIu64
+                  " has saved",
                   session.rank, session.launch, incarnation, at->second.launch);
   }
 }
@@ -38,7 +41,8 @@ void Checker::OnLatestInput(const Host& host, const Session& session) {
   life.floor = FloorOf(host);
 }
 
-void Checker::OnLatestAnswer(const Host& host, const Session& session, const StepId& step, uint32_t world_size) {
+void Checker::OnLatestAnswer(const Host& host, const Session& session, const StepId& step,
+                             uint32_t world_size) {
   ++statistics_.latest_answers;
   if (step != StepId()) {
     ++statistics_.latest_found;
@@ -49,40 +53,46 @@ void Checker::OnLatestAnswer(const Host& host, const Session& session, const Ste
       if (const Shard* shard = Find({step.incarnation, step.step, rank})) launches.insert(shard->launch);
     if (launches.size() > 1) return Fail("latest %s mixes lives of the world", step.ToString().c_str());
     const TimeUs now = scheduler_.now();
-    const bool there = Covered(step, [&](const Place& place, const Shard& shard, const Copy& copy, uint32_t chunk) {
-      if (copy.fate != Fate::kPresent) return copy.since + kNewsUs >= now;
-      // What flipped and has not been read since is not known to be bad.
-      return shard.flips.contains({place, chunk}) || ChunkRight(*hosts_[place.host], copy.extents, shard, chunk);
-    });
+    const bool there =
+        Covered(step, [&](const Place& place, const Shard& shard, const Copy& copy, uint32_t chunk) {
+          if (copy.fate != Fate::kPresent) return copy.since + kNewsUs >= now;
+          // What flipped and has not been read since is not known to be bad.
+          return shard.flips.contains({place, chunk}) ||
+                 ChunkRight(*hosts_[place.host], copy.extents, shard, chunk);
+        });
     if (!there) return Fail("latest %s cannot be produced", step.ToString().c_str());
   }
   if (session.incarnation == 0) return;  // a person's
   Life& life = lives_[session.incarnation];
   if (life.answered && !life.completed && step != life.answer) {
-    return Fail("latest is %s for rank %u, and was %s for another of incarnation %" PRIu64, step.ToString().c_str(),
-                session.rank, life.answer.ToString().c_str(), session.incarnation);
+    return Fail("latest is %s for rank %u, and was %s for another of incarnation %" PRIu64,
+                step.ToString().c_str(), session.rank, life.answer.ToString().c_str(), session.incarnation);
   }
   if (!life.answered && life.asked_in == host.view.epoch && step < life.floor &&
       ProducibleOnMembers(life.floor, host))
-    return Fail("latest is %s, but the members hold all of %s", step.ToString().c_str(), life.floor.ToString().c_str());
+    return Fail("latest is %s, but the members hold all of %s", step.ToString().c_str(),
+                life.floor.ToString().c_str());
   if (!life.answered) {
     life.answered = true;
     life.answer = step;
   }
 }
 
-void Checker::OnViewAnswer(const Host& host, const Session& session, const Pending& request, const AnswerView& view) {
+void Checker::OnViewAnswer(const Host& host, const Session& session, const Pending& request,
+                           const AnswerView& view) {
   ++statistics_.views;
   const ShardId& id = view.meta.id;
   const Shard* shard = Find(id);
   if (shard == nullptr) return Fail("a view of %s, which nobody saved", id.ToString().c_str());
   if (id.step != request.step || id.rank != request.rank)
-    return Fail("a view of %s for step %" PRIu64 " rank %u", id.ToString().c_str(), request.step, request.rank);
+    return Fail("a view of %s for step %" PRIu64 " rank %u", id.ToString().c_str(), request.step,
+                request.rank);
   if (view.crcs != shard->crcs || view.meta.stream_bytes != shard->stream_bytes)
-    return Fail("a view of %s with other checksums or another size than it was saved with", id.ToString().c_str());
+    return Fail("a view of %s with other checksums or another size than it was saved with",
+                id.ToString().c_str());
   if (ChunkCount(view.extents) < shard->crcs.size())
-    return Fail("a view of %s with %" PRIu64 " chunks of %zu", id.ToString().c_str(), ChunkCount(view.extents),
-                shard->crcs.size());
+    return Fail("a view of %s with %" PRIu64 " chunks of %zu", id.ToString().c_str(),
+                ChunkCount(view.extents), shard->crcs.size());
   views_[{session.id, view.view}] = {host.index, id, view.extents};
 }
 
@@ -92,15 +102,18 @@ void Checker::OnViewBytes(const Session& session, ViewId view, const std::vector
   const Shard* shard = Find(at->second.shard);
   for (const uint32_t chunk : bad)
     if (!shard->flips.contains({PlaceOf(*hosts_[session.host]), chunk}))
-      return Fail("host %zu: chunk %u of an open view of %s is wrong, and no bit of it was flipped", session.host, chunk,
-                  at->second.shard.ToString().c_str());
+      return Fail("host %zu: chunk %u of an open view of %s is wrong, and no bit of it was flipped",
+                  session.host, chunk, at->second.shard.ToString().c_str());
 }
 
 void Checker::OnViewClosed(const Session& session, ViewId view) { views_.erase({session.id, view}); }
 
-void Checker::OnAnswer(const Host& host, const Session& session, const Pending& request, const Answer& answer) {
-  if (const auto* grant = std::get_if<AnswerGrant>(&answer.body)) return OnGrant(host, session, request, *grant);
-  if (const auto* view = std::get_if<AnswerView>(&answer.body)) return OnViewAnswer(host, session, request, *view);
+void Checker::OnAnswer(const Host& host, const Session& session, const Pending& request,
+                       const Answer& answer) {
+  if (const auto* grant = std::get_if<AnswerGrant>(&answer.body))
+    return OnGrant(host, session, request, *grant);
+  if (const auto* view = std::get_if<AnswerView>(&answer.body))
+    return OnViewAnswer(host, session, request, *view);
   if (const auto* latest = std::get_if<AnswerLatest>(&answer.body))
     return OnLatestAnswer(host, session, latest->step, latest->world_size);
   const auto* status = std::get_if<AnswerStatus>(&answer.body);
@@ -108,7 +121,8 @@ void Checker::OnAnswer(const Host& host, const Session& session, const Pending& 
   const Code code = status->status.code();
   const ShardId id{session.incarnation, request.step, session.rank};
   if (code == Code::kInternal)
-    return Fail("host %zu answered %s: %s", host.index, RequestName(request.kind), status->status.ToString().c_str());
+    return Fail("host %zu answered %s: %s", host.index, RequestName(request.kind),
+                status->status.ToString().c_str());
   if (code == Code::kStale) ++statistics_.refused_as_stale;
   if (request.kind == RequestKind::kLatest && code == Code::kNotFound) OnLatestAnswer(host, session, {}, 0);
   if (request.kind == RequestKind::kSaveAbort && code == Code::kOk) ReleaseGrant(session, request.save);
@@ -117,12 +131,12 @@ void Checker::OnAnswer(const Host& host, const Session& session, const Pending& 
     if (host.store->Find(id) == nullptr && !Superseded(StepOf(id)))
       return Fail("host %zu said LOCAL of %s, which is not in its store", host.index, id.ToString().c_str());
     if (session.incarnation < host.engine->incarnation())
-      return Fail("host %zu sealed %s although it knows of incarnation %" PRIu64, host.index, id.ToString().c_str(),
-                  host.engine->incarnation());
+      return Fail("host %zu sealed %s although it knows of incarnation %" PRIu64, host.index,
+                  id.ToString().c_str(), host.engine->incarnation());
   }
   if (request.kind == RequestKind::kWait) {
-    if (Find(id) == nullptr) return Fail("host %zu ended a wait for %s, which is not sealed", host.index,
-                                         id.ToString().c_str());
+    if (Find(id) == nullptr)
+      return Fail("host %zu ended a wait for %s, which is not sealed", host.index, id.ToString().c_str());
     if (request.level >= Level::kReplicated) CheckReplicated(host, id, "REPLICATED");
     if (request.level >= Level::kCommitted && !Committed(StepOf(id)))
       return Fail("host %zu ended a wait for COMMITTED of %s, which nobody has judged so", host.index,
@@ -140,17 +154,20 @@ void Checker::OnAnswer(const Host& host, const Session& session, const Pending& 
   }
 }
 
-void Checker::OnRefusedForSpace(const Host& host, const Status& status, uint64_t free_before, uint64_t dropped_before) {
+void Checker::OnRefusedForSpace(const Host& host, const Status& status, uint64_t free_before,
+                                uint64_t dropped_before) {
   ++statistics_.refused_for_space;
   if (host.store->chunks_free() < free_before)
-    return Fail("host %zu refused a save for want of memory and has %" PRIu64 " chunks free, %" PRIu64 " before",
+    return Fail("host %zu refused a save for want of memory and has %" PRIu64 " chunks free, %" PRIu64
+                " before",
                 host.index, host.store->chunks_free(), free_before);
   if (dropped_ != dropped_before)
-    return Fail("host %zu refused a save for want of memory and dropped a copy that might be of use", host.index);
+    return Fail("host %zu refused a save for want of memory and dropped a copy that might be of use",
+                host.index);
   const std::string& message = status.message();
   if (std::count_if(message.begin(), message.end(), [](char c) { return c >= '0' && c <= '9'; }) < 3)
-    return Fail("host %zu refused a save without saying how much is needed, free and the limit: \"%s\"", host.index,
-                message.c_str());
+    return Fail("host %zu refused a save without saying how much is needed, free and the limit: \"%s\"",
+                host.index, message.c_str());
 }
 
 // ---- memory
@@ -178,7 +195,8 @@ std::string Checker::TransferOn(const Host& host, uint32_t chunk) const {
   return found;
 }
 
-void Checker::OnGrant(const Host& host, const Session& session, const Pending& request, const AnswerGrant& grant) {
+void Checker::OnGrant(const Host& host, const Session& session, const Pending& request,
+                      const AnswerGrant& grant) {
   if (session.incarnation < host.engine->incarnation())
     return Fail("host %zu granted memory to rank %u of incarnation %" PRIu64 " although it knows of %" PRIu64,
                 host.index, session.rank, session.incarnation, host.engine->incarnation());
@@ -188,11 +206,12 @@ void Checker::OnGrant(const Host& host, const Session& session, const Pending& r
       if (chunk >= host.store->chunks_total())
         return Fail("host %zu granted chunk %u of %" PRIu64, host.index, chunk, host.store->chunks_total());
       if (!grants.emplace(chunk, std::pair(session.id, grant.save)).second)
-        return Fail("host %zu granted chunk %u for step %" PRIu64 ", which a rank is still writing", host.index, chunk,
-                    request.step);
+        return Fail("host %zu granted chunk %u for step %" PRIu64 ", which a rank is still writing",
+                    host.index, chunk, request.step);
       const std::string transfer = TransferOn(host, chunk);
       if (!transfer.empty())
-        return Fail("host %zu granted chunk %u with a transfer on it: %s", host.index, chunk, transfer.c_str());
+        return Fail("host %zu granted chunk %u with a transfer on it: %s", host.index, chunk,
+                    transfer.c_str());
       for (const auto& [id, sealed] : host.store->shards())
         for (const Extent& other : sealed->extents)
           if (chunk >= other.first && chunk < other.first + other.count)
@@ -216,11 +235,21 @@ void Checker::OnSessionEnd(const Session& session) {
   std::erase_if(views_, [&](const auto& entry) { return entry.first.first == session.id; });
 }
 
-bool Checker::SealedAt(const Host& host, uint32_t chunk) {
-  for (const auto& [id, sealed] : host.store->shards())
-    for (const Extent& extent : sealed->extents)
-      if (chunk >= extent.first && chunk < extent.first + extent.count) return true;
-  return false;
+// Whether the chunk belongs to a copy, dropped already perhaps but held by a reader, in which a bit of it has
+// flipped.
+bool Checker::FlippedAt(const Host& host, uint32_t chunk) const {
+  const Place place = PlaceOf(host);
+  return std::any_of(shards_.begin(), shards_.end(), [&](const auto& entry) {
+    const auto copy = entry.second.copies.find(place);
+    if (copy == entry.second.copies.end()) return false;
+    uint32_t index = 0;
+    for (const Extent& extent : copy->second.extents) {
+      if (chunk >= extent.first && chunk < extent.first + extent.count)
+        return entry.second.flips.contains({place, index + chunk - extent.first});
+      index += extent.count;
+    }
+    return false;
+  });
 }
 
 void Checker::OnTransferStart(const Transfer& transfer) {
@@ -234,11 +263,10 @@ void Checker::OnTransferStart(const Transfer& transfer) {
     if (other.writer() == writer.index && !other.finishing && other.write_offset() < end &&
         other.write_offset() + other.length > begin)
       Fail("%s starts while %s may still write there", transfer.ToString().c_str(), other.ToString().c_str());
-    // A bad chunk may be mended in place while it is being sent: who receives it checks it. Nothing else reads the same
-    // chunk's same bytes.
-    const bool mends = transfer.get && begin == other.local_offset && transfer.length == other.length;
+    // A bad chunk may be mended while it is being sent: who receives it checks it.
     if (other.initiator == writer.index && other.initiator_id == writer.id && other.local_offset < end &&
-        other.local_offset + other.length > begin && (other.get || !mends))
+        other.local_offset + other.length > begin &&
+        (other.get || !transfer.get || !FlippedAt(writer, ChunkOf(writer, begin))))
       Fail("%s starts where %s has its buffer", transfer.ToString().c_str(), other.ToString().c_str());
   });
 }
@@ -247,7 +275,8 @@ void Checker::OnLanding(const Transfer& transfer, uint64_t offset, const std::st
   const Host& host = *hosts_[transfer.writer()];
   if (!host.daemon_runs() || offset < host.chunks_begin) return;
   // Bytes that change nothing harm nobody.
-  if (std::equal(bytes.begin(), bytes.end(), reinterpret_cast<const char*>(host.memory.get()) + offset)) return;
+  if (std::equal(bytes.begin(), bytes.end(), reinterpret_cast<const char*>(host.memory.get()) + offset))
+    return;
   const uint32_t first = ChunkOf(host, offset);
   const uint32_t last = ChunkOf(host, offset + bytes.size() - 1);
   for (uint32_t chunk = first; chunk <= last; ++chunk) {
@@ -257,16 +286,21 @@ void Checker::OnLanding(const Transfer& transfer, uint64_t offset, const std::st
       const Shard* shard = Find(id);
       uint32_t index = 0;
       for (const Extent& extent : extents) {
-        if (chunk >= extent.first && chunk < extent.first + extent.count)
-          return shard != nullptr && index + chunk - extent.first < shard->crcs.size() &&
-                 ChunkRight(host, extents, *shard, index + chunk - extent.first);
+        if (chunk >= extent.first && chunk < extent.first + extent.count) {
+          const uint32_t at = index + chunk - extent.first;
+          if (shard == nullptr || at >= shard->crcs.size()) return false;
+          // Being mended, in pieces, perhaps from a copy that is bad elsewhere.
+          if (transfer.get && shard->flips.contains({PlaceOf(host), at})) return false;
+          return ChunkRight(host, extents, *shard, at);
+        }
         index += extent.count;
       }
       return false;
     };
     for (const auto& [id, sealed] : host.store->shards())
       if (right(id, sealed->extents))
-        return Fail("%s lands in chunk %u of sealed %s", transfer.ToString().c_str(), chunk, id.ToString().c_str());
+        return Fail("%s lands in chunk %u of sealed %s", transfer.ToString().c_str(), chunk,
+                    id.ToString().c_str());
     for (const auto& [key, held] : views_)
       if (held.host == host.index && right(held.shard, held.extents))
         return Fail("%s lands in chunk %u of an open view of %s", transfer.ToString().c_str(), chunk,

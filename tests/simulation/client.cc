@@ -42,7 +42,8 @@ bool Client::connected() const {
 
 bool Client::Connect() {
   if (cluster_.FindSession(session_) != nullptr) return true;
-  session_ = cluster_.OpenSession(identity_.host, this, identity_.launch, identity_.rank, identity_.world_size);
+  session_ =
+      cluster_.OpenSession(identity_.host, this, identity_.launch, identity_.rank, identity_.world_size);
   ++connections_;
   return session_ != 0;
 }
@@ -73,7 +74,8 @@ void Client::Hello(TimeUs timeout, StatusDone done) {
   request.timeout_us = timeout;
   request.done = [this, done](const Answer* answer) {
     if (answer != nullptr)
-      if (const auto* admitted = std::get_if<AnswerHello>(&answer->body)) incarnation_ = admitted->incarnation;
+      if (const auto* admitted = std::get_if<AnswerHello>(&answer->body))
+        incarnation_ = admitted->incarnation;
     done(StatusOf(answer));
   };
   cluster_.Ask(session_, std::move(request),
@@ -182,12 +184,13 @@ void Client::FillNext(const std::shared_ptr<SaveRun>& run) {
     if (cluster_.random().Chance(kMillion / 3)) break;
   }
   if (run->script.announce && cluster_.random().Chance(kMillion / 10 * 9))
-    cluster_.Tell(session_, [save = run->save, first, crcs](Engine& engine, TimeUs now, const Session& session,
-                                                            RequestId) {
+    cluster_.Tell(session_, [save = run->save, first, crcs](Engine& engine, TimeUs now,
+                                                            const Session& session, RequestId) {
       engine.OnSaveFilled(now, session.id, save, first, crcs);
     });
-  cluster_.scheduler().After(cluster_.random().Between(1, std::max<TimeUs>(1, run->script.chunk_us * crcs.size())),
-                             [this, run] { FillNext(run); });
+  cluster_.scheduler().After(
+      cluster_.random().Between(1, std::max<TimeUs>(1, run->script.chunk_us * crcs.size())),
+      [this, run] { FillNext(run); });
 }
 
 void Client::Commit(const std::shared_ptr<SaveRun>& run) {
@@ -202,11 +205,12 @@ void Client::Commit(const std::shared_ptr<SaveRun>& run) {
   request.step = run->step;
   request.save = run->save;
   request.done = [this, run](const Answer* answer) { run->done(StatusOf(answer)); };
-  cluster_.Ask(session_, std::move(request),
-               [this, commit, step = run->step](Engine& engine, TimeUs now, const Session& session, RequestId id) {
-                 cluster_.checker().OnCommitInput(session, step, commit, cluster_.options().chunk_bytes);
-                 engine.OnSaveCommit(now, session.id, id, commit);
-               });
+  cluster_.Ask(
+      session_, std::move(request),
+      [this, commit, step = run->step](Engine& engine, TimeUs now, const Session& session, RequestId id) {
+        cluster_.checker().OnCommitInput(session, step, commit, cluster_.options().chunk_bytes);
+        engine.OnSaveCommit(now, session.id, id, commit);
+      });
 }
 
 void Client::Abort(const std::shared_ptr<SaveRun>& run) {
@@ -289,16 +293,18 @@ void Client::CheckView(const std::shared_ptr<ReadRun>& run) {
     CheckView(run);
   };
   cluster_.Ask(session_, std::move(request),
-               [view = run->view.view, bad, timeout](Engine& engine, TimeUs now, const Session& session, RequestId id) {
+               [view = run->view.view, bad, timeout](Engine& engine, TimeUs now, const Session& session,
+                                                     RequestId id) {
                  engine.OnViewRepair(now, session.id, id, view, bad, timeout);
                });
 }
 
 void Client::FinishRead(const std::shared_ptr<ReadRun>& run, const Status& status) {
-  cluster_.Tell(session_, [this, view = run->view.view](Engine& engine, TimeUs now, const Session& session, RequestId) {
-    cluster_.checker().OnViewClosed(session, view);
-    engine.OnViewClose(now, session.id, view);
-  });
+  cluster_.Tell(session_,
+                [this, view = run->view.view](Engine& engine, TimeUs now, const Session& session, RequestId) {
+                  cluster_.checker().OnViewClosed(session, view);
+                  engine.OnViewClose(now, session.id, view);
+                });
   run->done(status, run->view.meta);
 }
 

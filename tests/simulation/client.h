@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A Client plays libropeteam for one rank: it speaks to the daemon of its host as the library does, writes the bytes of a
-// save into the chunks it was granted, checks what it reads. Every call answers through its callback, once, later; when
-// the session is cut, with kUnavailable. Closing forgets what is outstanding.
+// A Client plays libropeteam for one rank: it speaks to the daemon of its host as the library does, writes
+// the bytes of a save into the chunks it was granted, checks what it reads. Every call answers through its
+// callback, once, later; when the session is cut, with kUnavailable. Closing forgets what is outstanding.
 
 #ifndef ROPETEAM_TESTS_SIMULATION_CLIENT_H_
 #define ROPETEAM_TESTS_SIMULATION_CLIENT_H_
@@ -19,11 +19,11 @@ namespace ropeteam::simulation {
 
 // How a save goes, beyond its bytes.
 struct SaveScript {
-  uint64_t understated_chunks = 0;  // save_begin announces so many fewer; the rest is asked for later
-  bool announce = true;             // chunks as they fill (save_filled); else all in save_commit
-  bool abort = false;               // instead of the commit
+  uint64_t understated_chunks = 0;      // save_begin announces so many fewer; the rest is asked for later
+  bool announce = true;                 // chunks as they fill (save_filled); else all in save_commit
+  bool abort = false;                   // instead of the commit
   size_t stop_after_chunks = SIZE_MAX;  // then it hangs: no commit, no callback
-  TimeUs chunk_us = 100;            // time to fill one chunk, at most
+  TimeUs chunk_us = 100;                // time to fill one chunk, at most
 };
 
 class Client {
@@ -53,8 +53,8 @@ class Client {
   void Latest(TimeUs timeout, LatestDone done);
   void Save(Step step, const Content& content, const SaveScript& script, StatusDone done);
   void Wait(Step step, Level level, TimeUs timeout, StatusDone done);
-  // Opens the shard, checks every chunk, has bad ones repaired, holds it for a while, checks again, closes. kCorrupt when
-  // bytes stay wrong.
+  // Opens the shard, checks every chunk, has bad ones repaired, holds it for a while, checks again, closes.
+  // kCorrupt when bytes stay wrong.
   using ReadDone = std::function<void(const Status&, const ShardMeta&)>;
   void Read(Step step, Rank rank, TimeUs timeout, TimeUs hold, ReadDone done);
   using ReportDone = std::function<void(const Status&, const ClusterReport&)>;

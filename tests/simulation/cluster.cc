@@ -205,7 +205,7 @@ void Cluster::OnView(size_t index, NodeId instance, const View& view) {
         view.members.size());
   // The daemon hangs up on who has left before its engine decides anything on the new view.
   for (const NodeId peer : departed) {
-    if (!network_.Disconnect(index, peer)) continue;
+    if (!network_.Disconnect(index, instance, peer)) continue;
     scheduler_.After(random_.Between(1, 20 * kMs), [this, index, instance, peer] {
       Host& fenced = *hosts_[index];
       if (fenced.id != instance) return;

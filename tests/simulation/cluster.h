@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A whole cluster in one thread: hosts with real Engines over real Stores, membership's real state machines, a network and
-// a clock that are made up, and the Checker who sees everything. Ranks and launcher (rank.h, launcher.h) and the trouble
-// (faults.h) act through it.
+// A whole cluster in one thread: hosts with real Engines over real Stores, membership's real state machines,
+// a network and a clock that are made up, and the Checker who sees everything. Ranks and launcher (rank.h,
+// launcher.h) and the trouble (faults.h) act through it.
 
 #ifndef ROPETEAM_TESTS_SIMULATION_CLUSTER_H_
 #define ROPETEAM_TESTS_SIMULATION_CLUSTER_H_
@@ -62,7 +62,8 @@ class Cluster : private NetworkEnds {
   SessionId OpenSession(size_t host, Client* client, uint64_t launch, Rank rank, uint32_t world_size);
   // The client's end: whatever it has asked is forgotten.
   void CloseSession(SessionId session);
-  // `input` gives the request to the engine, later and in order. `request.done` is called once, unless the client closes.
+  // `input` gives the request to the engine, later and in order. `request.done` is called once, unless the
+  // client closes.
   using Input = std::function<void(Engine&, TimeUs, const Session&, RequestId)>;
   void Ask(SessionId session, Pending request, Input input);
   void Tell(SessionId session, Input input);  // without an answer
@@ -109,7 +110,9 @@ class Cluster : private NetworkEnds {
   void Digest(uint64_t value) { digest_ = Mix(digest_, value); }
 
   // NetworkEnds
-  bool Alive(size_t host, NodeId instance) const override { return hosts_[host]->id == instance && instance != kNoNode; }
+  bool Alive(size_t host, NodeId instance) const override {
+    return hosts_[host]->id == instance && instance != kNoNode;
+  }
   std::byte* Memory(size_t host, uint64_t offset, uint64_t length) override;
   void OnLanding(const Transfer& transfer, uint64_t offset, const std::string& bytes) override;
   void OnTransferDone(size_t host, NodeId instance, uint64_t tag, Code code) override;

@@ -23,8 +23,9 @@ const char* AnswerName(const Answer& answer) {
 }  // namespace
 
 const char* RequestName(RequestKind kind) {
-  constexpr const char* kNames[] = {"hello", "save_begin", "save_extend", "save_commit", "save_abort", "wait",
-                                    "latest", "view_open", "view_repair", "report", "verify"};
+  constexpr const char* kNames[] = {"hello",       "save_begin", "save_extend", "save_commit",
+                                    "save_abort",  "wait",       "latest",      "view_open",
+                                    "view_repair", "report",     "verify"};
   return kNames[static_cast<size_t>(kind)];
 }
 
@@ -42,7 +43,8 @@ void Cluster::Give(Host* host, const char* what, const Drive& drive) {
       Trace("host %zu %s: %s of %s", host->index, what, LevelName(event.level),
             event.shard.rank == LevelEvent::kNoRank ? StepOf(event.shard).ToString().c_str()
                                                     : event.shard.ToString().c_str());
-    Digest(Mix(event.shard.incarnation, event.shard.step, event.shard.rank, static_cast<uint64_t>(event.level)));
+    Digest(
+        Mix(event.shard.incarnation, event.shard.step, event.shard.rank, static_cast<uint64_t>(event.level)));
     checker_.OnEvent(*host, event);
     if (on_event) on_event(host->index, event);
   }
@@ -67,7 +69,8 @@ void Cluster::Give(Host* host, const char* what, const Drive& drive) {
 }
 
 // Carries the first `limit` outputs out; the daemon dies before the others.
-void Cluster::CarryOut(Host* host, const Outbox& out, size_t limit, uint64_t free_before, uint64_t dropped_before) {
+void Cluster::CarryOut(Host* host, const Outbox& out, size_t limit, uint64_t free_before,
+                       uint64_t dropped_before) {
   size_t done = 0;
   for (const StartTransfer& start : out.transfers)
     if (done++ < limit) CarryTransfer(host, start);
@@ -112,7 +115,8 @@ void Cluster::CarryTransfer(Host* host, const StartTransfer& start) {
   transfer.target = at == instances_.end() ? host->index : at->second;
   Trace("host %zu starts %s", host->index, transfer.ToString().c_str());
   if (start.local_offset < host->chunks_begin || start.local_offset + start.length > host->memory_bytes)
-    return checker_.Fail("host %zu: %s is outside of its own chunks", host->index, transfer.ToString().c_str());
+    return checker_.Fail("host %zu: %s is outside of its own chunks", host->index,
+                         transfer.ToString().c_str());
   checker_.OnTransferStart(transfer);
   if (on_transfer) on_transfer(transfer);
   network_.Start(std::move(transfer));
@@ -120,32 +124,31 @@ void Cluster::CarryTransfer(Host* host, const StartTransfer& start) {
 
 void Cluster::CarryCheck(Host* host, const StartCheck& check) {
   const NetworkOptions& network = network_.options();
-  scheduler_.After(random_.Between(network.check_min_us, network.check_max_us),
-                   [this, index = host->index, instance = host->id, check] {
-                     Host& at = *hosts_[index];
-                     if (at.id != instance) return;
-                     std::vector<uint32_t> bad;
-                     for (uint32_t i = 0; i < check.ranges.size(); ++i) {
-                       const StartCheck::Range& range = check.ranges[i];
-                       const std::byte* bytes = Memory(index, range.offset, range.length);
-                       if (bytes == nullptr)
-                         return checker_.Fail("host %zu checks bytes outside of its arena", index);
-                       if (Crc32c(bytes, range.length) != range.crc) bad.push_back(i);
-                     }
-                     Give(&at, "check done",
-                          [&](Engine& engine) { engine.OnCheckDone(now(), check.tag, bad); });
-                   });
+  scheduler_.After(random_.Between(network.check_min_us, network.check_max_us), [this, index = host->index,
+                                                                                 instance = host->id, check] {
+    Host& at = *hosts_[index];
+    if (at.id != instance) return;
+    std::vector<uint32_t> bad;
+    for (uint32_t i = 0; i < check.ranges.size(); ++i) {
+      const StartCheck::Range& range = check.ranges[i];
+      const std::byte* bytes = Memory(index, range.offset, range.length);
+      if (bytes == nullptr) return checker_.Fail("host %zu checks bytes outside of its arena", index);
+      if (Crc32c(bytes, range.length) != range.crc) bad.push_back(i);
+    }
+    Give(&at, "check done", [&](Engine& engine) { engine.OnCheckDone(now(), check.tag, bad); });
+  });
 }
 
 void Cluster::CarryAnswer(Host* host, const Answer& answer, uint64_t free_before, uint64_t dropped_before) {
   Digest(Mix(now(), answer.session, answer.request, answer.body.index()));
   const auto at = sessions_.find(answer.session);
-  if (at == sessions_.end() || at->second.client == nullptr) return;  // it has closed; the engine learns so soon
+  if (at == sessions_.end() || at->second.client == nullptr)
+    return;  // it has closed; the engine learns so soon
   Session& session = at->second;
   const auto pending = session.pending.find(answer.request);
   if (pending == session.pending.end() || pending->second.answered || session.host != host->index)
-    return checker_.Fail("host %zu answers request %" PRIu64 " of session %" PRIu64 ", which is not open", host->index,
-                         answer.request, answer.session);
+    return checker_.Fail("host %zu answers request %" PRIu64 " of session %" PRIu64 ", which is not open",
+                         host->index, answer.request, answer.session);
   Pending& request = pending->second;
   request.answered = true;
   const auto* status = std::get_if<AnswerStatus>(&answer.body);
@@ -192,7 +195,8 @@ void Cluster::ArmTimer(Host* host) {
 
 // ---- sessions
 
-SessionId Cluster::OpenSession(size_t index, Client* client, uint64_t launch, Rank rank, uint32_t world_size) {
+SessionId Cluster::OpenSession(size_t index, Client* client, uint64_t launch, Rank rank,
+                               uint32_t world_size) {
   Host& host = *hosts_[index];
   if (!host.daemon_runs()) return 0;
   const SessionId id = next_session_++;
@@ -205,11 +209,12 @@ SessionId Cluster::OpenSession(size_t index, Client* client, uint64_t launch, Ra
   session.rank = rank;
   session.world_size = world_size;
   session.open_at_engine = true;
-  DeliverToEngine(id, "session opened",
-                  [](Engine& engine, TimeUs now, const Session& opened, RequestId) {
-                    engine.OnSessionOpened(now, opened.id);
-                  },
-                  0);
+  DeliverToEngine(
+      id, "session opened",
+      [](Engine& engine, TimeUs now, const Session& opened, RequestId) {
+        engine.OnSessionOpened(now, opened.id);
+      },
+      0);
   return id;
 }
 
@@ -219,13 +224,14 @@ void Cluster::CloseSession(SessionId id) {
   at->second.client = nullptr;
   at->second.pending.clear();
   // Until its daemon has noticed, the session is still there for it.
-  DeliverToEngine(id, "session closed",
-                  [this](Engine& engine, TimeUs now, const Session& closed, RequestId) {
-                    checker_.OnSessionEnd(closed);
-                    sessions_[closed.id].open_at_engine = false;
-                    engine.OnSessionClosed(now, closed.id);
-                  },
-                  0);
+  DeliverToEngine(
+      id, "session closed",
+      [this](Engine& engine, TimeUs now, const Session& closed, RequestId) {
+        checker_.OnSessionEnd(closed);
+        sessions_[closed.id].open_at_engine = false;
+        engine.OnSessionClosed(now, closed.id);
+      },
+      0);
   scheduler_.At(at->second.to_engine_at, [this, id] { sessions_.erase(id); });
 }
 
@@ -257,14 +263,15 @@ void Cluster::Ask(SessionId id, Pending request, Input input) {
   const RequestKind kind = request.kind;
   request.asked_at = now();
   session.pending[number] = std::move(request);
-  DeliverToEngine(id, RequestName(kind),
-                  [this, kind, input = std::move(input)](Engine& engine, TimeUs when, const Session& session_now,
-                                                         RequestId request_now) {
-                    if (kind == RequestKind::kLatest) checker_.OnLatestInput(*hosts_[session_now.host], session_now);
-                    WatchDeadline(session_now.id, request_now);
-                    input(engine, when, session_now, request_now);
-                  },
-                  number);
+  DeliverToEngine(
+      id, RequestName(kind),
+      [this, kind, input = std::move(input)](Engine& engine, TimeUs when, const Session& session_now,
+                                             RequestId request_now) {
+        if (kind == RequestKind::kLatest) checker_.OnLatestInput(*hosts_[session_now.host], session_now);
+        WatchDeadline(session_now.id, request_now);
+        input(engine, when, session_now, request_now);
+      },
+      number);
 }
 
 void Cluster::Tell(SessionId id, Input input) {
@@ -279,14 +286,16 @@ void Cluster::WatchDeadline(SessionId id, RequestId number) {
   if (at == sessions_.end()) return;
   const auto asked = at->second.pending.find(number);
   if (asked == at->second.pending.end()) return;
-  const TimeUs time = asked->second.timeout_us == 0 ? kLocalAnswerUs : asked->second.timeout_us + kAnswerSlackUs;
+  const TimeUs time =
+      asked->second.timeout_us == 0 ? kLocalAnswerUs : asked->second.timeout_us + kAnswerSlackUs;
   scheduler_.After(time + options_.timer_late_max_us, [this, id, number] {
     const auto session = sessions_.find(id);
     if (session == sessions_.end() || !session->second.open_at_engine) return;
     const auto still = session->second.pending.find(number);
     if (still == session->second.pending.end() || still->second.answered) return;
-    checker_.Fail("host %zu has not answered %s (step %" PRIu64 ", timeout %" PRIu64 " us) of rank %u", session->second.host,
-                  RequestName(still->second.kind), still->second.step, still->second.timeout_us, session->second.rank);
+    checker_.Fail("host %zu has not answered %s (step %" PRIu64 ", timeout %" PRIu64 " us) of rank %u",
+                  session->second.host, RequestName(still->second.kind), still->second.step,
+                  still->second.timeout_us, session->second.rank);
   });
 }
 

@@ -60,7 +60,10 @@ void Faults::Strike(Fault fault) {
       });
     }
     case Fault::kFlip:
-      return Flip();
+      for (uint64_t flips = random.Between(1, 4); flips > 0; --flips) Flip();
+      return;
+    case Fault::kPerson:
+      return Ask();
     default:
       return TroubleLink(fault);
   }
@@ -91,6 +94,7 @@ void Faults::TroubleLink(Fault fault) {
     if (ways & 2) network.Cut(kCoordinatorHost, a, longer);
     return;
   }
+  if (fault != Fault::kReset && random.Chance(kMillion / 5)) return TroubleHost(fault, until);
   if (a == b) return;
   cluster_.Trace("%s between %zu and %zu", FaultName(fault), a, b);
   if (fault == Fault::kReset) return network.Reset(a, b);
@@ -102,6 +106,37 @@ void Faults::TroubleLink(Fault fault) {
     network.Cut(a, b, until);
     if (both) network.Cut(b, a, until);
   }
+}
+
+// It hears nobody and nobody hears it, or all of it comes late.
+void Faults::TroubleHost(Fault fault, TimeUs until) {
+  Network& network = cluster_.network();
+  const size_t host = cluster_.random().Below(cluster_.host_count());
+  cluster_.Trace("%s around %zu", FaultName(fault), host);
+  const auto trouble = [&](size_t other) {
+    if (fault == Fault::kClog) {
+      network.Clog(host, other, until);
+      network.Clog(other, host, until);
+    } else {
+      network.Cut(host, other, until);
+      network.Cut(other, host, until);
+    }
+  };
+  for (size_t other = 0; other < cluster_.host_count(); ++other)
+    if (other != host) trouble(other);
+  trouble(kCoordinatorHost);
+}
+
+// Whatever the answer is, it must come in time; what is in it is judged at the end of the run.
+void Faults::Ask() {
+  Random& random = cluster_.random();
+  Client::Identity identity;
+  identity.host = random.Below(cluster_.host_count());
+  people_.push_back(std::make_unique<Client>(&cluster_, identity));
+  Client& person = *people_.back();
+  const TimeUs timeout = random.Below(2 * kSecond);
+  if (random.Chance(kMillion / 2)) return person.Report(timeout, [](const Status&, const ClusterReport&) {});
+  person.Verify(nullptr, timeout, [](const Status&, const VerifyReport&) {});
 }
 
 void Faults::Flip() {

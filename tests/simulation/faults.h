@@ -7,6 +7,8 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
+#include <vector>
 
 #include "tests/simulation/cluster.h"
 #include "tests/simulation/rank.h"
@@ -27,13 +29,16 @@ class Faults {
   void Strike(Fault fault);
   void StopHost(size_t host, bool keep_memory);
   void TroubleLink(Fault fault);
+  void TroubleHost(Fault fault, TimeUs until);
   void Flip();
+  void Ask();
 
   Cluster& cluster_;
   Launcher& launcher_;
   const FaultOptions& options_;
   bool stopped_ = false;
   std::array<uint64_t, kFaultKinds> counts_{};
+  std::vector<std::unique_ptr<Client>> people_;  // of the whole run: answers may still come
 };
 
 }  // namespace ropeteam::simulation

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A host of the simulation: memory that outlives its processes, at most one daemon (an Engine over a Store), and the
-// sessions of the ranks on it.
+// A host of the simulation: memory that outlives its processes, at most one daemon (an Engine over a Store),
+// and the sessions of the ranks on it.
 
 #ifndef ROPETEAM_TESTS_SIMULATION_HOST_H_
 #define ROPETEAM_TESTS_SIMULATION_HOST_H_
@@ -81,14 +81,14 @@ struct Host {
   uint64_t memory_generation = 0;  // grows whenever the memory is lost
   std::unique_ptr<std::byte[], Release> memory;
   uint64_t memory_bytes = 0;
-  uint64_t chunks_begin = 0;       // of chunk 0 in the memory
+  uint64_t chunks_begin = 0;  // of chunk 0 in the memory
   uint64_t chunk_bytes = 0;
-  NodeId id = kNoNode;             // of the running daemon
+  NodeId id = kNoNode;  // of the running daemon
   std::unique_ptr<Store> store;
   std::unique_ptr<Engine> engine;
   TimeUs timer_at = kForever;
-  View view;                       // the last one given to the running engine
-  uint64_t lives = 0;              // daemons that ever ran here
+  View view;           // the last one given to the running engine
+  uint64_t lives = 0;  // daemons that ever ran here
 
   bool daemon_runs() const { return engine != nullptr; }
   std::span<std::byte> bytes() { return {memory.get(), memory_bytes}; }

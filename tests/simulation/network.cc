@@ -20,8 +20,8 @@ constexpr size_t kPiecesMax = 4;
 std::string Transfer::ToString() const {
   char text[200];
   std::snprintf(text, sizeof(text),
-                "%s %" PRIu64 " tag %" PRIu64 " by host %zu local %" PRIu64 " host %zu remote %" PRIu64 " length %" PRIu64
-                "%s",
+                "%s %" PRIu64 " tag %" PRIu64 " by host %zu local %" PRIu64 " host %zu remote %" PRIu64
+                " length %" PRIu64 "%s",
                 get ? "get" : "put", number, tag, initiator, local_offset, target, remote_offset, length,
                 orphan ? " orphan" : "");
   return text;
@@ -92,7 +92,8 @@ void Network::Start(Transfer transfer) {
   at_host_[transfer.initiator].insert(number);
   at_host_[transfer.target].insert(number);
   Transfer& stored = transfers_[number] = std::move(transfer);
-  const size_t count = stored.length == 0 ? 1 : std::min<size_t>(random_.Between(1, kPiecesMax), stored.length);
+  const size_t count =
+      stored.length == 0 ? 1 : std::min<size_t>(random_.Between(1, kPiecesMax), stored.length);
   uint64_t begin = 0;
   for (size_t i = 0; i < count; ++i) {
     const uint64_t end = i + 1 == count ? stored.length : begin + (stored.length - begin) / (count - i);
@@ -101,8 +102,8 @@ void Network::Start(Transfer transfer) {
   }
   stored.unlanded = count;
   if (!ends_.Alive(stored.target, stored.target_id) ||
-      disconnected_.contains({stored.target, stored.initiator_id}) ||
-      disconnected_.contains({stored.initiator, stored.target_id})) {
+      disconnected_.contains({stored.target_id, stored.initiator_id}) ||
+      disconnected_.contains({stored.initiator_id, stored.target_id})) {
     Finish(&stored, Code::kPeerGone, random_.Between(1, kPeerGoneWithinUs));
     return;
   }
@@ -111,17 +112,17 @@ void Network::Start(Transfer transfer) {
     return;
   }
   const Link* link = Find(stored.initiator, stored.target);
-  const TimeUs start =
-      link == nullptr ? scheduler_.now() : std::max(link->clogged_until, scheduler_.now());
+  const TimeUs start = link == nullptr ? scheduler_.now() : std::max(link->clogged_until, scheduler_.now());
   for (size_t i = 0; i < count; ++i)
     scheduler_.At(start + random_.Between(options_.transfer_min_us, options_.transfer_max_us),
                   [this, number, i] { Land(number, i); });
   if (random_.Chance(options_.transfer_fail_ppm)) {
-    scheduler_.At(start + random_.Between(options_.transfer_min_us, options_.transfer_max_us), [this, number] {
-      const auto at = transfers_.find(number);
-      if (at == transfers_.end() || at->second.finishing || at->second.orphan) return;
-      Finish(&at->second, Code::kLinkFailed, random_.Below(options_.transfer_max_us));
-    });
+    scheduler_.At(start + random_.Between(options_.transfer_min_us, options_.transfer_max_us),
+                  [this, number] {
+                    const auto at = transfers_.find(number);
+                    if (at == transfers_.end() || at->second.finishing || at->second.orphan) return;
+                    Finish(&at->second, Code::kLinkFailed, random_.Below(options_.transfer_max_us));
+                  });
   }
 }
 
@@ -179,7 +180,8 @@ void Network::Orphan(Transfer* transfer) {
   for (size_t i = 0; i < transfer->pieces.size(); ++i) {
     Transfer::Piece& piece = transfer->pieces[i];
     if (piece.landed) continue;
-    const std::byte* source = ends_.Memory(transfer->initiator, transfer->local_offset + piece.begin, piece.length);
+    const std::byte* source =
+        ends_.Memory(transfer->initiator, transfer->local_offset + piece.begin, piece.length);
     if (source == nullptr || !random_.Chance(options_.zombie_ppm)) {
       piece.landed = true;
       continue;
@@ -214,8 +216,8 @@ void Network::OnInstanceDead(size_t host, NodeId instance) {
   }
 }
 
-bool Network::Disconnect(size_t host, NodeId departed) {
-  disconnected_.insert({host, departed});
+bool Network::Disconnect(size_t host, NodeId instance, NodeId departed) {
+  disconnected_.insert({instance, departed});
   const auto at = at_host_.find(host);
   if (at == at_host_.end()) return options_.fences;
   const std::vector<uint64_t> numbers(at->second.begin(), at->second.end());

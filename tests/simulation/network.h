@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What lies between the nodes: a struct of probabilities (options.h), and per link the trouble of the moment. It carries
+// What lies between the nodes: a struct of probabilities (options.h), and per link the trouble of the moment.
+// It carries
 //
 //  * messages, which may be lost, repeated, reordered, clogged, cut, or dropped by a reset of their link;
 //  * packets of membership's connections, in order as TCP keeps them, which a cut loses;
-//  * transfers, one-sided copies between two arenas: in pieces that land in any order, each reading its source when it
+//  * transfers, one-sided copies between two arenas: in pieces that land in any order, each reading its
+//  source when it
 //    lands, completed exactly once. When the initiator dies, pieces may still land for a while.
 //
 // Endpoints are the hosts' indices; kCoordinatorHost is the coordinator's.
@@ -68,7 +70,8 @@ class NetworkEnds {
   virtual bool Alive(size_t host, NodeId instance) const = 0;
   // Null when the range is not inside the arena's memory.
   virtual std::byte* Memory(size_t host, uint64_t offset, uint64_t length) = 0;
-  virtual void OnLanding(const Transfer& transfer, uint64_t offset, const std::string& bytes) = 0;  // before it is done
+  virtual void OnLanding(const Transfer& transfer, uint64_t offset,
+                         const std::string& bytes) = 0;  // before it is done
   virtual void OnTransferDone(size_t host, NodeId instance, uint64_t tag, Code code) = 0;
 };
 
@@ -81,7 +84,8 @@ class Network {
   // `deliver` runs later, never inside; zero, one or two times.
   void PostMessage(size_t from, size_t to, std::function<void()> deliver);
   // In order within `connection`; lost only by a cut. `deliver` runs later.
-  void PostPacket(size_t from, size_t to, const std::pair<NodeId, uint64_t>& connection, std::function<void()> deliver);
+  void PostPacket(size_t from, size_t to, const std::pair<NodeId, uint64_t>& connection,
+                  std::function<void()> deliver);
 
   // ---- trouble
   void Clog(size_t from, size_t to, TimeUs until);
@@ -98,8 +102,9 @@ class Network {
   uint64_t next_number() const { return next_transfer_; }
   // The instance's process is dead: its gets end, its puts become orphans, transfers to it fail.
   void OnInstanceDead(size_t host, NodeId instance);
-  // `host` gives its connection to the departed instance up. True when that ends what the peer still had under way.
-  bool Disconnect(size_t host, NodeId departed);
+  // The instance on `host` gives its connection to the departed one up. True when that ends what that one
+  // still had under way.
+  bool Disconnect(size_t host, NodeId instance, NodeId departed);
   // In the order of their numbers. For checks.
   const std::map<uint64_t, Transfer>& transfers() const { return transfers_; }
   // Calls `visit` for those with an end at `host`.
@@ -135,7 +140,7 @@ class Network {
   uint64_t next_transfer_ = 1;
   std::map<uint64_t, Transfer> transfers_;
   std::map<size_t, std::set<uint64_t>> at_host_;
-  std::set<std::pair<size_t, NodeId>> disconnected_;
+  std::set<std::pair<NodeId, NodeId>> disconnected_;  // who hung up, on whom
 };
 
 }  // namespace ropeteam::simulation

@@ -22,11 +22,14 @@ uint32_t DrawNodes(Random* random) {
 }
 
 void DrawNetwork(Random* random, NetworkOptions* network) {
-  if (random->Chance(50 * kPercent)) network->loss_ppm = static_cast<uint32_t>(random->Between(1, 10 * kPercent));
-  if (random->Chance(50 * kPercent)) network->replay_ppm = static_cast<uint32_t>(random->Between(1, 10 * kPercent));
+  if (random->Chance(50 * kPercent))
+    network->loss_ppm = static_cast<uint32_t>(random->Between(1, 10 * kPercent));
+  if (random->Chance(50 * kPercent))
+    network->replay_ppm = static_cast<uint32_t>(random->Between(1, 10 * kPercent));
   if (random->Chance(50 * kPercent)) network->misdeliver_ppm = 50 * kPercent;
   network->delay_max_us = random->Between(50, 5 * kMs);
-  if (random->Chance(40 * kPercent)) network->slow_ppm = static_cast<uint32_t>(random->Between(1, 3 * kPercent));
+  if (random->Chance(40 * kPercent))
+    network->slow_ppm = static_cast<uint32_t>(random->Between(1, 3 * kPercent));
   network->slow_max_us = random->Between(10 * kMs, 1 * kSecond);
   network->transfer_max_us = random->Between(30, 20 * kMs);
   if (random->Chance(40 * kPercent))
@@ -39,7 +42,8 @@ void DrawNetwork(Random* random, NetworkOptions* network) {
 
 void DrawFaults(Random* random, Options* options) {
   FaultOptions& faults = options->faults;
-  if (random->Chance(5 * kPercent)) return;  // now and then a run without any: what fails there is easy to find
+  if (random->Chance(5 * kPercent))
+    return;  // now and then a run without any: what fails there is easy to find
   faults.every_us = random->Between(40 * kMs, 1500 * kMs);
   for (uint32_t& weight : faults.weight)
     if (random->Chance(50 * kPercent)) weight = static_cast<uint32_t>(random->Between(1, 10));
@@ -48,10 +52,12 @@ void DrawFaults(Random* random, Options* options) {
     uint32_t& weight = faults.weight[static_cast<size_t>(rare)];
     weight = (weight + 2) / 3;
   }
-  faults.hosts_down_max = static_cast<uint32_t>(
-      random->Chance(70 * kPercent) ? options->replicas : random->Between(1, std::max(1u, options->nodes / 2)));
+  faults.hosts_down_max = static_cast<uint32_t>(random->Chance(70 * kPercent)
+                                                    ? options->replicas
+                                                    : random->Between(1, std::max(1u, options->nodes / 2)));
   faults.flips = random->Chance(80 * kPercent) ? Flips::kRepairable : Flips::kAny;
-  if (random->Chance(25 * kPercent)) faults.crash_in_input_ppm = static_cast<uint32_t>(random->Between(10, 300));
+  if (random->Chance(25 * kPercent))
+    faults.crash_in_input_ppm = static_cast<uint32_t>(random->Between(10, 300));
 }
 
 void DrawJob(Random* random, JobOptions* job) {
@@ -68,22 +74,25 @@ void DrawJob(Random* random, JobOptions* job) {
   job->content.object_bytes_max = random->Between(1, 8192);
 }
 
-// What retention needs on a node whose replica group is as unlucky as can be, and room for reading and for leftovers.
+// What retention needs on a node whose replica group is as unlucky as can be, and room for reading and for
+// leftovers.
 uint64_t ChunksNeeded(const Options& options) {
   const ContentShape& content = options.job.content;
   const uint64_t shard = content.objects_max * AlignObject(content.object_bytes_max) + 512;
   const uint64_t chunks = ChunksFor(shard, options.chunk_bytes);
   const uint64_t in_flight = 1 + options.job.lag;
   // Resharding may put half as many ranks more on a node.
-  const uint64_t ranks = options.job.ranks_per_node + (options.job.reshard_ppm == 0 ? 0 : (options.job.ranks_per_node + 1) / 2);
+  const uint64_t ranks =
+      options.job.ranks_per_node + (options.job.reshard_ppm == 0 ? 0 : (options.job.ranks_per_node + 1) / 2);
   return (options.keep_steps + in_flight) * (1 + options.replicas) * ranks * chunks;
 }
 
 }  // namespace
 
 const char* FaultName(Fault fault) {
-  constexpr const char* kNames[] = {"host lost", "host reboot", "daemon crash", "rank crash", "clog",   "cut",
-                                    "isolate",   "reset",       "coordinator",  "flip",       "restart"};
+  constexpr const char* kNames[] = {"host lost",   "host reboot", "daemon crash", "rank crash",
+                                    "clog",        "cut",         "isolate",      "reset",
+                                    "coordinator", "flip",        "restart",      "person"};
   static_assert(sizeof(kNames) / sizeof(kNames[0]) == kFaultKinds);
   return kNames[static_cast<size_t>(fault)];
 }
@@ -124,13 +133,15 @@ Options DrawOptions(uint64_t seed, uint32_t nodes) {
 
 std::string Describe(const Options& options) {
   char text[512];
-  std::snprintf(text, sizeof(text),
-                "nodes %u replicas %u keep %u chunks %" PRIu64 " ranks per node %u life tokens %d fences %d loss %u ppm "
-                "transfer failures %u ppm crashes in inputs %u ppm fault every %" PRIu64 " us starved %d pause %d",
-                options.nodes, options.replicas, options.keep_steps, options.chunks, options.job.ranks_per_node,
-                options.job.life_tokens, options.network.fences, options.network.loss_ppm,
-                options.network.transfer_fail_ppm, options.faults.crash_in_input_ppm, options.faults.every_us,
-                options.starved, options.pause_to_heal);
+  std::snprintf(
+      text, sizeof(text),
+      "nodes %u replicas %u keep %u chunks %" PRIu64
+      " ranks per node %u life tokens %d fences %d loss %u ppm "
+      "transfer failures %u ppm crashes in inputs %u ppm fault every %" PRIu64 " us starved %d pause %d",
+      options.nodes, options.replicas, options.keep_steps, options.chunks, options.job.ranks_per_node,
+      options.job.life_tokens, options.network.fences, options.network.loss_ppm,
+      options.network.transfer_fail_ppm, options.faults.crash_in_input_ppm, options.faults.every_us,
+      options.starved, options.pause_to_heal);
   std::string line = text;
   for (size_t kind = 0; kind < kFaultKinds; ++kind) {
     if (options.faults.every_us == 0 || options.faults.weight[kind] == 0) continue;

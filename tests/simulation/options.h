@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Everything about a run that is drawn from its seed. Swarm testing: each seed switches some kinds of trouble off
-// altogether, because trouble that is always there hides the trouble behind it.
+// Everything about a run that is drawn from its seed. Swarm testing: each seed switches some kinds of trouble
+// off altogether, because trouble that is always there hides the trouble behind it.
 
 #ifndef ROPETEAM_TESTS_SIMULATION_OPTIONS_H_
 #define ROPETEAM_TESTS_SIMULATION_OPTIONS_H_
@@ -28,8 +28,8 @@ struct NetworkOptions {
   TimeUs transfer_min_us = 20;
   TimeUs transfer_max_us = 2 * kMs;
   uint32_t transfer_fail_ppm = 0;  // completes with kLinkFailed, some of its bytes landed
-  // A dead node's writes land for a while: each unlanded piece with zombie_ppm, until zombie_max_us after the death. Must
-  // stay below the engines' quarantine.
+  // A dead node's writes land for a while: each unlanded piece with zombie_ppm, until zombie_max_us after the
+  // death. Must stay below the engines' quarantine.
   uint32_t zombie_ppm = 500'000;
   TimeUs zombie_max_us = 1500 * kMs;
   bool fences = false;  // the transport can end that, and says so
@@ -38,17 +38,18 @@ struct NetworkOptions {
 };
 
 enum class Fault : uint8_t {
-  kHostLost = 0,    // the host and its memory
-  kHostReboot,      // all processes of the host; its memory stays
-  kDaemonCrash,     // kill -9 of the daemon alone
+  kHostLost = 0,  // the host and its memory
+  kHostReboot,    // all processes of the host; its memory stays
+  kDaemonCrash,   // kill -9 of the daemon alone
   kRankCrash,
-  kClog,            // a link is slow for a while
-  kCut,             // a link loses everything in one direction for a while
-  kIsolate,         // a node and the coordinator do not hear each other for a while
-  kReset,           // what is under way on a link is dropped
-  kCoordinator,     // the coordinator dies and returns
-  kFlip,            // a bit of a sealed chunk flips
-  kRestart,         // the launcher restarts the world for no reason
+  kClog,         // a link is stuck for a while; or a host's all, as when it swaps
+  kCut,          // a link loses everything in one direction for a while; or a host's all
+  kIsolate,      // a node and the coordinator do not hear each other for a while
+  kReset,        // what is under way on a link is dropped
+  kCoordinator,  // the coordinator dies and returns
+  kFlip,         // bits of sealed chunks flip
+  kRestart,      // the launcher restarts the world for no reason
+  kPerson,       // no fault: somebody asks for a report or a verify
   kCount,
 };
 inline constexpr size_t kFaultKinds = static_cast<size_t>(Fault::kCount);
@@ -68,17 +69,18 @@ struct FaultOptions {
   TimeUs daemon_back_min_us = 5 * kMs;
   TimeUs daemon_back_max_us = 1500 * kMs;
   TimeUs link_trouble_max_us = 1200 * kMs;
-  uint32_t crash_in_input_ppm = 0;  // the daemon dies with an input handled and only some of its outputs carried out
+  uint32_t crash_in_input_ppm =
+      0;  // the daemon dies with an input handled and only some of its outputs carried out
   Flips flips = Flips::kRepairable;
 };
 
 struct JobOptions {
   uint32_t ranks_per_node = 1;
-  bool life_tokens = true;      // the launcher gives each life a name
-  uint32_t zombie_ppm = 0;      // of the ranks of a life that is stopped: they go on (needs life_tokens)
-  uint32_t reshard_ppm = 0;     // of restarts: another world size
-  uint32_t shuffle_ppm = 0;     // of restarts: ranks change nodes
-  uint32_t lag = 1;             // steps that a rank may be ahead of the slowest; 1 is a collective every step
+  bool life_tokens = true;   // the launcher gives each life a name
+  uint32_t zombie_ppm = 0;   // of the ranks of a life that is stopped: they go on (needs life_tokens)
+  uint32_t reshard_ppm = 0;  // of restarts: another world size
+  uint32_t shuffle_ppm = 0;  // of restarts: ranks change nodes
+  uint32_t lag = 1;          // steps that a rank may be ahead of the slowest; 1 is a collective every step
   TimeUs compute_min_us = 5 * kMs;  // between two saves of a rank
   TimeUs compute_max_us = 60 * kMs;
   uint32_t wait_ppm = 300'000;  // of saves: waits for a level before it goes on
@@ -100,9 +102,9 @@ struct Options {
   TimeUs timer_late_max_us = 0;  // how late OnTimer() may come
   TimeUs fault_phase_us = 10 * kSecond;
   TimeUs heal_limit_us = 120 * kSecond;  // by then a healed cluster must have made progress
-  bool starved = false;        // the arena cannot hold what retention keeps: refusals are expected, progress is not
-  bool pause_to_heal = false;  // no world runs while redundancy is restored
-  uint32_t invariants_ppm = 20'000;      // of inputs after which the engine recomputes everything it believes
+  bool starved = false;  // the arena cannot hold what retention keeps: refusals are expected, progress is not
+  bool pause_to_heal = false;        // no world runs while redundancy is restored
+  uint32_t invariants_ppm = 20'000;  // of inputs after which the engine recomputes everything it believes
   NetworkOptions network;
   FaultOptions faults;
   JobOptions job;

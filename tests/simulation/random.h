@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The simulation's only source of chance: xoshiro256** seeded by splitmix64. Integers only, so that a seed means the same
-// run on every machine and compiler (the standard library's distributions do not promise that). A value; not thread-safe.
+// The simulation's only source of chance: xoshiro256** seeded by splitmix64. Integers only, so that a seed
+// means the same run on every machine and compiler (the standard library's distributions do not promise
+// that). A value; not thread-safe.
 
 #ifndef ROPETEAM_TESTS_SIMULATION_RANDOM_H_
 #define ROPETEAM_TESTS_SIMULATION_RANDOM_H_

@@ -10,7 +10,10 @@ namespace {
 constexpr TimeUs kHelloTimeoutUs = 5 * kSecond;
 constexpr TimeUs kLatestTimeoutUs = 5 * kSecond;
 constexpr TimeUs kReadTimeoutUs = 5 * kSecond;
-constexpr uint32_t kAttemptsMax = 4;  // of what may succeed later; then the process ends
+// Attempts at what may succeed later; then the process ends. A daemon is back within seconds; a step that
+// cannot be produced may never come back, and only another life is offered another one.
+constexpr uint32_t kHelloAttemptsMax = 20;
+constexpr uint32_t kLatestAttemptsMax = 3;
 
 // What another try may cure.
 bool Passing(const Status& status) {
@@ -42,7 +45,8 @@ void SimRank::Kill() {
 
 void SimRank::End(const char* why) {
   if (!alive_) return;
-  cluster_.Trace("rank %u of launch %" PRIu64 " ends: %s", client_.identity().rank, client_.identity().launch, why);
+  cluster_.Trace("rank %u of launch %" PRIu64 " ends: %s", client_.identity().rank, client_.identity().launch,
+                 why);
   Kill();
   launcher_.OnRankEnded(this);
 }
@@ -51,8 +55,9 @@ void SimRank::SayHello(uint32_t attempt) {
   client_.Hello(kHelloTimeoutUs, [this, attempt](const Status& status) {
     if (!alive_) return;
     if (!status.ok()) {
-      if (!Passing(status) || attempt >= kAttemptsMax) return End(status.ToString().c_str());
-      return After(cluster_.random().Between(20 * kMs, 200 * kMs), [this, attempt] { SayHello(attempt + 1); });
+      if (!Passing(status) || attempt >= kHelloAttemptsMax) return End(status.ToString().c_str());
+      return After(cluster_.random().Between(20 * kMs, 200 * kMs),
+                   [this, attempt] { SayHello(attempt + 1); });
     }
     const bool first = incarnation_ == 0;
     if (!first && incarnation_ != client_.incarnation()) return End("another life began meanwhile");
@@ -74,7 +79,7 @@ void SimRank::AskLatest(uint32_t attempt) {
       restored_ = true;
       return NextStep();
     }
-    if (!Passing(status) || attempt >= kAttemptsMax) return End(status.ToString().c_str());
+    if (!Passing(status) || attempt >= kLatestAttemptsMax) return End(status.ToString().c_str());
     if (!client_.connected()) return Reconnect();
     After(cluster_.random().Between(10 * kMs, 100 * kMs), [this, attempt] { AskLatest(attempt + 1); });
   });
@@ -103,8 +108,9 @@ void SimRank::RestoreNext(const AnswerLatest& latest, size_t index, uint32_t att
                  if (!alive_) return;
                  if (status.ok()) {
                    if (meta.id.incarnation != latest.step.incarnation)
-                     return cluster_.checker().Fail("rank %u restored %s, and latest was %s", client_.identity().rank,
-                                                    meta.id.ToString().c_str(), latest.step.ToString().c_str());
+                     return cluster_.checker().Fail("rank %u restored %s, and latest was %s",
+                                                    client_.identity().rank, meta.id.ToString().c_str(),
+                                                    latest.step.ToString().c_str());
                    return RestoreNext(latest, index + 1, 0);
                  }
                  if (!client_.connected()) return Reconnect();
@@ -132,9 +138,10 @@ void SimRank::SaveStep() {
   if (random.Chance(kMillion / 10)) script.understated_chunks = random.Between(1, 3);
   script.announce = !random.Chance(kMillion / 8);
   script.abort = random.Chance(options.job.abort_ppm);
-  client_.Save(step_ + 1, MakeContent(shape, me.launch, step_ + 1, me.rank), script, [this](const Status& status) {
-    if (alive_) Saved(status);
-  });
+  client_.Save(step_ + 1, MakeContent(shape, me.launch, step_ + 1, me.rank), script,
+               [this](const Status& status) {
+                 if (alive_) Saved(status);
+               });
 }
 
 void SimRank::Saved(const Status& status) {

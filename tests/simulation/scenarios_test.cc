@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Failure stories, told one by one. What each is about stands in its first lines; that nothing else goes wrong meanwhile
-// (bytes, copies, chunks with two users, unanswered calls) the Checker sees to.
+// Failure stories, told one by one. What each is about stands in its first lines; that nothing else goes
+// wrong meanwhile (bytes, copies, chunks with two users, unanswered calls) the Checker sees to.
 #include <algorithm>
 
 #include "tests/simulation/simulation.h"
@@ -10,7 +10,8 @@
 namespace ropeteam::simulation {
 namespace {
 
-// A rank dies in save_put. The others save on; the step is not committed, the one before is latest; chunks are freed.
+// A rank dies in save_put. The others save on; the step is not committed, the one before is latest; chunks
+// are freed.
 TEST_F(Story, RankDiesWhileItFillsItsShard) {
   lengths_ = {3 * 4096};
   StartNodes(4);
@@ -30,14 +31,15 @@ TEST_F(Story, RankDiesWhileItFillsItsShard) {
   StartWorld(2);
   EXPECT_EQ(LatestStep(2, 0), 1u);
   EXPECT_EQ(LatestStep(2, 2), 1u);
-  const size_t buddy = HoldersBeside(2, {1, 1, 2}).at(0);
-  EXPECT_FALSE(Holds(buddy, {1, 2, 2}));
+  const size_t buddy = HoldersBeside(2, ShardOf(1, 1, 2)).at(0);
+  EXPECT_FALSE(Holds(buddy, ShardOf(1, 2, 2)));
   // The half-filled chunks are back, here and at the replica.
-  EXPECT_TRUE(Until([&] { return Checker::AtRest(cluster_->host(2)) && Checker::AtRest(cluster_->host(buddy)); }));
+  EXPECT_TRUE(
+      Until([&] { return Checker::AtRest(cluster_->host(2)) && Checker::AtRest(cluster_->host(buddy)); }));
 }
 
-// A node is lost after its shard was REPLICATED, before the step is committed: all ranks' shards are there, so the step is
-// latest for the next life, and its shard is read from the replica.
+// A node is lost after its shard was REPLICATED, before the step is committed: all ranks' shards are there,
+// so the step is latest for the next life, and its shard is read from the replica.
 TEST_F(Story, NodeDiesBetweenReplicateAndCommit) {
   StartNodes(4);
   StartWorld(1);
@@ -63,7 +65,8 @@ TEST_F(Story, NodeDiesBetweenReplicateAndCommit) {
   }
 }
 
-// The leader judges a step committed and is lost before anybody hears of it. The step is what the next life restores.
+// The leader judges a step committed and is lost before anybody hears of it. The step is what the next life
+// restores.
 TEST_F(Story, LeaderDiesBetweenCommitAndAnnouncement) {
   StartNodes(4);
   StartWorld(1);
@@ -95,17 +98,17 @@ TEST_F(Story, LeaderDiesBetweenCommitAndAnnouncement) {
   }
 }
 
-// While a node pulls a shard that it has no copy of, one that it pulls from is lost with its memory: the other holders serve,
-// inside the same read.
+// While a node pulls a shard that it has no copy of, one that it pulls from is lost with its memory: the
+// other holders serve, inside the same read.
 TEST_F(Story, HolderDiesDuringAnothersRecovery) {
   lengths_ = {8 * 4096};
   StartNodes(6, 2, 256);
   StartWorld(1);
   SaveEverywhere(1, 1);
-  ASSERT_EQ(HoldersBeside(0, {1, 1, 0}).size(), 2u);
+  ASSERT_EQ(HoldersBeside(0, ShardOf(1, 1, 0)).size(), 2u);
   StopWorld(1);
   size_t reader = 0;
-  while (Holds(reader, {1, 1, 0})) ++reader;
+  while (Holds(reader, ShardOf(1, 1, 0))) ++reader;
   size_t lost = SIZE_MAX;
   cluster_->on_transfer = [&](const Transfer& transfer) {
     if (!transfer.get || transfer.initiator != reader || lost != SIZE_MAX) return;
@@ -120,8 +123,9 @@ TEST_F(Story, HolderDiesDuringAnothersRecovery) {
   EXPECT_NE(lost, SIZE_MAX) << "nothing was fetched";
 }
 
-// kill -9 of the daemon after every single event of a save. The restarted one has every shard that was sealed (the Checker
-// compares), none that was not, and a free list without the chunks of the former and with those of the latter.
+// kill -9 of the daemon after every single event of a save. The restarted one has every shard that was sealed
+// (the Checker compares), none that was not, and a free list without the chunks of the former and with those
+// of the latter.
 TEST_F(Story, DaemonIsKilledAtEveryPointOfASave) {
   lengths_ = {2 * 4096, 100};
   uint64_t points = 0;
@@ -134,13 +138,13 @@ TEST_F(Story, DaemonIsKilledAtEveryPointOfASave) {
     RankOf(1, 0).Save(2, ContentOf(1, 2, 0), {}, [&](const Status& status) { saved = status.ok(); });
     for (uint64_t i = 0; i < point; ++i) cluster_->scheduler().RunOne(cluster_->now() + kSecond);
     finished = saved && Wait(1, 2, 0, Level::kReplicated, 0).ok();
-    const bool sealed = Holds(0, {1, 2, 0});
+    const bool sealed = Holds(0, ShardOf(1, 2, 0));
     EXPECT_TRUE(sealed || !saved);
     cluster_->CrashDaemon(0);
     cluster_->StartDaemon(0);
     ASSERT_FALSE(cluster_->checker().failed()) << Trouble();
-    EXPECT_EQ(Holds(0, {1, 2, 0}), sealed);
-    EXPECT_TRUE(Holds(0, {1, 1, 0}));
+    EXPECT_EQ(Holds(0, ShardOf(1, 2, 0)), sealed);
+    EXPECT_TRUE(Holds(0, ShardOf(1, 1, 0)));
     EXPECT_TRUE(Checker::AtRest(cluster_->host(0)));
     AwaitOneView();
     // The rank's library reaches the new daemon and goes on.
@@ -180,10 +184,10 @@ TEST_F(Story, BitFlipsInTheLocalChunk) {
   StartNodes(2);
   StartWorld(1);
   SaveEverywhere(1, 1);
-  const ShardId shard{1, 1, 0};
+  const ShardId shard = ShardOf(1, 1, 0);
   ASSERT_TRUE(cluster_->FlipBit(0, shard, 1));
   EXPECT_TRUE(Read(1, 0, 1, 0).ok());
-  EXPECT_EQ(cluster_->checker().CopiesMin({1, 1}), 2u);
+  EXPECT_EQ(cluster_->checker().CopiesMin(StepIn(1, 1)), 2u);
   EXPECT_EQ(BadIn(Verify(1)), 0u);
 }
 
@@ -193,24 +197,25 @@ TEST_F(Story, BitFlipsInTheReplica) {
   StartNodes(2);
   StartWorld(1);
   SaveEverywhere(1, 1);
-  ASSERT_TRUE(cluster_->FlipBit(1, {1, 1, 0}, 0));
+  ASSERT_TRUE(cluster_->FlipBit(1, ShardOf(1, 1, 0), 0));
   EXPECT_EQ(BadIn(Verify(1)), 1u);
-  EXPECT_TRUE(Until([&] { return cluster_->checker().CopiesMin({1, 1}) == 2; }));
+  EXPECT_TRUE(Until([&] { return cluster_->checker().CopiesMin(StepIn(1, 1)) == 2; }));
   EXPECT_EQ(BadIn(Verify(1)), 0u);
 }
 
-// A bit flips in the same chunk of both copies: the read fails and says where it looked; the next life is offered the older
-// step, and can read it.
+// A bit flips in the same chunk of both copies: the read fails and says where it looked; the next life is
+// offered the older step, and can read it.
 TEST_F(Story, BitFlipsInBothCopies) {
   lengths_ = {2 * 4096};
   StartNodes(2);
   StartWorld(1);
   SaveEverywhere(1, 1);
   SaveEverywhere(1, 2);
-  for (const size_t host : {size_t{0}, size_t{1}}) ASSERT_TRUE(cluster_->FlipBit(host, {1, 2, 0}, 0));
+  for (const size_t host : {size_t{0}, size_t{1}}) ASSERT_TRUE(cluster_->FlipBit(host, ShardOf(1, 2, 0), 0));
   const Status status = Read(1, 0, 2, 0);
   EXPECT_EQ(status.code(), Code::kCorrupt) << status.ToString();
-  for (const char* tried : {"this node", "node1"}) EXPECT_NE(status.message().find(tried), std::string::npos) << status.message();
+  for (const char* tried : {"this node", "node1"})
+    EXPECT_NE(status.message().find(tried), std::string::npos) << status.message();
   StopWorld(1);
   StartWorld(2);
   for (Rank rank = 0; rank < 2; ++rank) {
@@ -225,15 +230,15 @@ TEST_F(Story, DifferentChunksAreBadInBothCopies) {
   StartNodes(2);
   StartWorld(1);
   SaveEverywhere(1, 1);
-  ASSERT_TRUE(cluster_->FlipBit(0, {1, 1, 0}, 0));
-  ASSERT_TRUE(cluster_->FlipBit(1, {1, 1, 0}, 2));
+  ASSERT_TRUE(cluster_->FlipBit(0, ShardOf(1, 1, 0), 0));
+  ASSERT_TRUE(cluster_->FlipBit(1, ShardOf(1, 1, 0), 2));
   EXPECT_TRUE(Read(1, 0, 1, 0).ok());
   Verify(1);
-  EXPECT_TRUE(Until([&] { return cluster_->checker().CopiesMin({1, 1}) == 2; }));
+  EXPECT_TRUE(Until([&] { return cluster_->checker().CopiesMin(StepIn(1, 1)) == 2; }));
 }
 
-// The arena is full: save_begin says what is needed, free and the limit, before a byte is copied; training goes on; latest
-// is untouched; and a save that fits goes through.
+// The arena is full: save_begin says what is needed, free and the limit, before a byte is copied; training
+// goes on; latest is untouched; and a save that fits goes through.
 TEST_F(Story, ArenaIsFull) {
   lengths_ = {4 * 4096};
   StartNodes(2, 1, 32);  // three steps of two shards of five chunks, and two chunks
@@ -255,8 +260,8 @@ TEST_F(Story, ArenaIsFull) {
   EXPECT_EQ(LatestStep(1, 0), 5u);
 }
 
-// Ranks are refused one step each, in turn, until no arena has room for another shard. None of those steps can ever be
-// complete; a step that all of them save must find room nevertheless.
+// Ranks are refused one step each, in turn, until no arena has room for another shard. None of those steps
+// can ever be complete; a step that all of them save must find room nevertheless.
 TEST_F(Story, StepsThatCannotBeCompleteDoNotFillTheArenaForEver) {
   lengths_ = {2 * 4096};
   StartNodes(2, 1, 24);
@@ -282,8 +287,8 @@ TEST_F(Story, StepsThatCannotBeCompleteDoNotFillTheArenaForEver) {
   EXPECT_TRUE(Wait(1, step, 0, Level::kCommitted).ok());
 }
 
-// The world restarts twice in quick succession, and ranks of the former lives are still there and saving: each is told that
-// it is stale, nothing of theirs gets into a step of the third life.
+// The world restarts twice in quick succession, and ranks of the former lives are still there and saving:
+// each is told that it is stale, nothing of theirs gets into a step of the third life.
 TEST_F(Story, WorldRestartsTwiceWithZombies) {
   lengths_ = {2 * 4096};
   StartNodes(3);
@@ -319,7 +324,7 @@ TEST_F(Story, GroupsThatDoNotStartAtNodeZero) {
   StartWorld(1, {2, 3, 4});
   SaveEverywhere(1, 1);
   for (Rank rank = 0; rank < 3; ++rank) {
-    const std::vector<size_t> holders = HoldersBeside(rank + 2, {1, 1, rank});
+    const std::vector<size_t> holders = HoldersBeside(rank + 2, ShardOf(1, 1, rank));
     EXPECT_GE(holders.size(), 1u);
   }
   StopWorld(1);
@@ -341,7 +346,8 @@ TEST_F(Story, NodesNotDivisibleByGroupSize) {
     StopWorld(1);
     cluster_->StopHost(first, false);
     cluster_->StopHost(second, false);
-    EXPECT_TRUE(cluster_->checker().Producible({1, 1})) << "without hosts " << first << " and " << second;
+    EXPECT_TRUE(cluster_->checker().Producible(StepIn(1, 1)))
+        << "without hosts " << first << " and " << second;
     cluster_->StartHost(first);
     cluster_->StartHost(second);
     AwaitOneView();
@@ -361,14 +367,14 @@ TEST_F(Story, RackIsLost) {
   SaveEverywhere(1, 1);
   StopWorld(1);
   for (size_t host = 0; host < 8; host += 2) cluster_->StopHost(host, false);
-  EXPECT_TRUE(cluster_->checker().Producible({1, 1}));
+  EXPECT_TRUE(cluster_->checker().Producible(StepIn(1, 1)));
 }
 
-// Shards of no object, of empty objects, of a byte, of exactly a chunk, of a chunk and a byte, of 3 MiB and a byte; each costs
-// the chunks it needs and no more.
+// Shards of no object, of empty objects, of a byte, of exactly a chunk, of a chunk and a byte, of 3 MiB and a
+// byte; each costs the chunks it needs and no more.
 TEST_F(Story, ShardsOfEverySize) {
-  const std::vector<std::vector<uint64_t>> shapes = {
-      {}, {0}, {0, 0, 0}, {1}, {4096}, {4097}, {0, 1, 63, 64, 65}, {(3ull << 20) + 1}};
+  const std::vector<std::vector<uint64_t>> shapes = {{},     {0},    {0, 0, 0},          {1},
+                                                     {4096}, {4097}, {0, 1, 63, 64, 65}, {(3ull << 20) + 1}};
   StartNodes(2, 1, 4096);
   StartWorld(1);
   Step step = 0;
@@ -379,7 +385,7 @@ TEST_F(Story, ShardsOfEverySize) {
     lengths_ = shape;
     const Content content = MakeContent(content_shape, 1, step, 0, shape);
     ASSERT_TRUE(Save(1, step, 0).ok()) << "step " << step;
-    EXPECT_EQ(ChunkCount(cluster_->host(0).store->Find({1, step, 0})->extents), content.crcs.size());
+    EXPECT_EQ(ChunkCount(cluster_->host(0).store->Find(ShardOf(1, step, 0))->extents), content.crcs.size());
     EXPECT_LE(FreeChunks(0), own_before);
     ASSERT_TRUE(Save(1, step, 1).ok());
     ASSERT_TRUE(Wait(1, step, 0, Level::kCommitted).ok());
@@ -404,8 +410,8 @@ TEST_F(Story, UnevenShardsCostTheirOwnSize) {
   lengths_ = {10};
   ASSERT_TRUE(Save(1, 1, 1).ok());
   ASSERT_TRUE(Wait(1, 1, 0, Level::kCommitted).ok());
-  EXPECT_EQ(ChunkCount(cluster_->host(0).store->Find({1, 1, 1})->extents), 1u);
-  EXPECT_EQ(ChunkCount(cluster_->host(1).store->Find({1, 1, 0})->extents), 65u);
+  EXPECT_EQ(ChunkCount(cluster_->host(0).store->Find(ShardOf(1, 1, 1))->extents), 1u);
+  EXPECT_EQ(ChunkCount(cluster_->host(1).store->Find(ShardOf(1, 1, 0))->extents), 65u);
 }
 
 // An incomplete step is never latest, and does not stand in the way of later ones of the same number.
@@ -419,12 +425,12 @@ TEST_F(Story, LatestIsDerivedFromWhatIsThere) {
   StartWorld(2);
   EXPECT_EQ(LatestStep(2, 0), 1u);
   SaveEverywhere(2, 2);
-  EXPECT_EQ(Latest(2, 1), (StepId{2, 2}));
+  EXPECT_EQ(Latest(2, 1), StepIn(2, 2));
   EXPECT_TRUE(Read(2, 0, 2, 1).ok());
 }
 
-// One rank has asked for latest while the newest step could not be produced. Then the missing node returns with its memory:
-// all ranks of this life are given the step that the first was given.
+// One rank has asked for latest while the newest step could not be produced. Then the missing node returns
+// with its memory: all ranks of this life are given the step that the first was given.
 TEST_F(Story, AllRanksOfALifeRestoreTheSameStep) {
   StartNodes(4);
   StartWorld(1);
@@ -432,7 +438,7 @@ TEST_F(Story, AllRanksOfALifeRestoreTheSameStep) {
   SaveEverywhere(1, 2);
   StopWorld(1);
   // A saver and its replica are both away.
-  const size_t buddy = HoldersBeside(0, {1, 2, 0}).at(0);
+  const size_t buddy = HoldersBeside(0, ShardOf(1, 2, 0)).at(0);
   cluster_->StopHost(0, true);
   cluster_->StopHost(buddy, true);
   std::vector<size_t> left;
@@ -453,9 +459,9 @@ TEST_F(Story, AllRanksOfALifeRestoreTheSameStep) {
     }
 }
 
-// One rank of a life has been given a step to restore; then it turns out that nobody can produce it any more. The others of
-// this life must not be given an older one in its place: the life would train on from two steps. They are told an error; the
-// next life is given the older step.
+// One rank of a life has been given a step to restore; then it turns out that nobody can produce it any more.
+// The others of this life must not be given an older one in its place: the life would train on from two
+// steps. They are told an error; the next life is given the older step.
 TEST_F(Story, NoRankOfALifeFallsBackAlone) {
   lengths_ = {4096};
   StartNodes(2);
@@ -466,7 +472,7 @@ TEST_F(Story, NoRankOfALifeFallsBackAlone) {
   StartWorld(2);
   EXPECT_EQ(LatestStep(2, 0), 2u);
   EXPECT_TRUE(Read(2, 0, 2, 0).ok());
-  for (const size_t host : {size_t{0}, size_t{1}}) ASSERT_TRUE(cluster_->FlipBit(host, {1, 2, 1}, 0));
+  for (const size_t host : {size_t{0}, size_t{1}}) ASSERT_TRUE(cluster_->FlipBit(host, ShardOf(1, 2, 1), 0));
   EXPECT_EQ(Read(2, 1, 2, 1).code(), Code::kCorrupt);
   std::optional<Code> told;
   RankOf(2, 1).Latest(5 * kSecond, [&](const Status& status, const AnswerLatest&) { told = status.code(); });
@@ -476,6 +482,30 @@ TEST_F(Story, NoRankOfALifeFallsBackAlone) {
   StopWorld(2);
   StartWorld(3);
   for (Rank rank = 0; rank < 2; ++rank) EXPECT_EQ(LatestStep(3, rank), 1u);
+}
+
+// The nodes that know of the first life are away while a fresh one leads alone and begins another. When they
+// return, the lives' numbers are three, and nothing of one is taken for the other's.
+TEST_F(Story, NoTwoLivesHaveOneNumber) {
+  StartNodes(3);
+  StartWorld(1, {0, 1});
+  SaveEverywhere(1, 1);
+  StopWorld(1);
+  for (const size_t host : {size_t{0}, size_t{1}}) cluster_->StopHost(host, true);
+  LoseHost(2);
+  cluster_->StartHost(2);
+  ASSERT_TRUE(Until([&] { return cluster_->host(2).view.members.size() == 1; })) << Trouble();
+  StartWorld(2, {2, 2});
+  EXPECT_GT(LifeOf(2), LifeOf(1));
+  StopWorld(2);
+  for (const size_t host : {size_t{0}, size_t{1}}) cluster_->StartHost(host);
+  AwaitOneView();
+  StartWorld(3, {0, 1});
+  EXPECT_GT(LifeOf(3), LifeOf(2));
+  for (Rank rank = 0; rank < 2; ++rank) {
+    EXPECT_EQ(Latest(3, rank), StepIn(1, 1));
+    EXPECT_TRUE(Read(3, rank, 1, rank).ok());
+  }
 }
 
 // A node that died comes back under its name at once, as another instance, and is used again.
@@ -495,15 +525,16 @@ TEST_F(Story, NodeComesBackUnderItsName) {
   SaveEverywhere(2, 2);
 }
 
-// A node is lost and does not return: what it held gets its copies back elsewhere while the others go on undisturbed.
+// A node is lost and does not return: what it held gets its copies back elsewhere while the others go on
+// undisturbed.
 TEST_F(Story, RedundancyComesBackWithoutARestart) {
   StartNodes(4);
   StartWorld(1, {0, 1, 2});
   SaveEverywhere(1, 1);
-  const size_t holder = HoldersBeside(0, {1, 1, 0}).at(0);
+  const size_t holder = HoldersBeside(0, ShardOf(1, 1, 0)).at(0);
   const Incarnation life = RankOf(1, 0).incarnation();
   cluster_->StopHost(holder, false);
-  EXPECT_TRUE(Until([&] { return cluster_->checker().CopiesMin({1, 1}) == 2; }));
+  EXPECT_TRUE(Until([&] { return cluster_->checker().CopiesMin(StepIn(1, 1)) == 2; }));
   EXPECT_EQ(cluster_->host(0).engine->incarnation(), life);
 }
 
@@ -513,6 +544,7 @@ TEST_F(Story, JoiningDisturbsNobody) {
   StartWorld(1);
   SaveEverywhere(1, 1);
   for (const Rank rank : {0u, 1u}) ASSERT_TRUE(Save(1, 2, rank).ok());
+  const Incarnation life = LifeOf(1);
   const size_t spare = cluster_->AddHost();
   cluster_->StartHost(spare);
   ASSERT_TRUE(Save(1, 2, 2).ok());
@@ -520,22 +552,24 @@ TEST_F(Story, JoiningDisturbsNobody) {
   ASSERT_TRUE(Save(1, 2, 3).ok());
   for (Rank rank = 0; rank < 4; ++rank) EXPECT_TRUE(Wait(1, 2, rank, Level::kCommitted).ok());
   SaveEverywhere(1, 3);
-  EXPECT_EQ(RankOf(1, 0).incarnation(), 1u);
+  EXPECT_EQ(RankOf(1, 0).incarnation(), life);
 }
 
-// A copy counts only when the replica has checked it: while nothing can be acknowledged, nothing is REPLICATED.
+// A copy counts only when the replica has checked it: while nothing can be acknowledged, nothing is
+// REPLICATED.
 TEST_F(Story, UnacknowledgedIsNotReplicated) {
   StartNodes(2);
   StartWorld(1);
   SaveEverywhere(1, 1);
-  cluster_->network().Cut(1, 0, cluster_->now() + 700 * kMs);  // bytes and messages to the replica pass, answers do not
+  cluster_->network().Cut(
+      1, 0, cluster_->now() + 700 * kMs);  // bytes and messages to the replica pass, answers do not
   ASSERT_TRUE(Save(1, 2, 0).ok());
   EXPECT_EQ(Wait(1, 2, 0, Level::kReplicated, 400 * kMs).code(), Code::kDeadlineExceeded);
   EXPECT_TRUE(Wait(1, 2, 0, Level::kReplicated).ok());
 }
 
-// A rank dies with puts of its chunks under way over a link that is stuck. Its chunks are not given to the next save while
-// the fabric still reads them; afterwards they are.
+// A rank dies with puts of its chunks under way over a link that is stuck. Its chunks are not given to the
+// next save while the fabric still reads them; afterwards they are.
 TEST_F(Story, BuffersComeBackOnlyWhenQuiescent) {
   lengths_ = {6 * 4096};
   StartNodes(2, 1, 32);
@@ -544,7 +578,9 @@ TEST_F(Story, BuffersComeBackOnlyWhenQuiescent) {
   unfinished.stop_after_chunks = 6;
   cluster_->network().Clog(0, 1, cluster_->now() + 300 * kMs);
   size_t puts = 0;
-  cluster_->on_transfer = [&](const Transfer& transfer) { puts += transfer.initiator == 0 && !transfer.get ? 1 : 0; };
+  cluster_->on_transfer = [&](const Transfer& transfer) {
+    puts += transfer.initiator == 0 && !transfer.get ? 1 : 0;
+  };
   // The reservation crosses the stuck link late; the puts begin then.
   SaveInBackground(1, 1, 0, unfinished);
   ASSERT_TRUE(Until([&] { return puts > 0; }));
@@ -572,16 +608,18 @@ TEST_F(Story, ReadersKeepWhatTheyRead) {
   StartWorld(1);
   SaveEverywhere(1, 1);
   std::optional<Status> read;
-  RankOf(1, 0).Read(1, 0, 5 * kSecond, 3 * kSecond, [&](const Status& status, const ShardMeta&) { read = status; });
+  RankOf(1, 0).Read(1, 0, 5 * kSecond, 3 * kSecond,
+                    [&](const Status& status, const ShardMeta&) { read = status; });
   cluster_->RunFor(10 * kMs);
   for (Step step = 2; step < 8; ++step) SaveEverywhere(1, step);
-  EXPECT_FALSE(Holds(0, {1, 1, 0}));
+  EXPECT_FALSE(Holds(0, ShardOf(1, 1, 0)));
   ASSERT_TRUE(Until([&] { return read.has_value(); }));
   EXPECT_TRUE(read->ok()) << read->ToString();
   EXPECT_TRUE(Until([&] { return Checker::AtRest(cluster_->host(0)); }));
 }
 
-// A restarted daemon allocates around what it has sealed: many saves and restarts, and no two shards share bytes.
+// A restarted daemon allocates around what it has sealed: many saves and restarts, and no two shards share
+// bytes.
 TEST_F(Story, FreeListOfARestartedDaemonComesFromItsTable) {
   StartNodes(2, 1, 96);
   StartWorld(1);
@@ -632,7 +670,7 @@ TEST_F(Story, CheckerSeesBytesThatNobodyFlipped) {
   StartNodes(2);
   StartWorld(1);
   SaveEverywhere(1, 1);
-  const SealedShard* shard = cluster_->host(0).store->Find({1, 1, 0});
+  const SealedShard* shard = cluster_->host(0).store->Find(ShardOf(1, 1, 0));
   cluster_->host(0).chunk(ChunkAt(shard->extents, 0))[7] ^= std::byte{1};
   cluster_->checker().CheckAllBytes();
   EXPECT_TRUE(cluster_->checker().failed());

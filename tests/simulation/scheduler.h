@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Virtual time: one queue of things that will happen, in the order of their time and, at one time, of their making. Nothing
-// else moves the clock, so a run is a function of its seed.
+// Virtual time: one queue of things that will happen, in the order of their time and, at one time, of their
+// making. Nothing else moves the clock, so a run is a function of its seed.
 
 #ifndef ROPETEAM_TESTS_SIMULATION_SCHEDULER_H_
 #define ROPETEAM_TESTS_SIMULATION_SCHEDULER_H_
@@ -57,7 +57,8 @@ class Scheduler {
     return a.when != b.when ? a.when > b.when : a.order > b.order;
   }
 
-  // Not zero: a clock's zero is arbitrary, and code that takes 0 for "not set" must not get away with it by chance.
+  // Not zero: a clock's zero is arbitrary, and code that takes 0 for "not set" must not get away with it by
+  // chance.
   TimeUs now_ = 10 * kSecond;
   uint64_t next_ = 0;
   uint64_t executed_ = 0;

@@ -75,8 +75,9 @@ class SimMembership::Impl {
   // A view handed up waits for the daemon's event loop: in order, but each daemon at its own time.
   void OnView(NodeId node, const View& view) {
     Place& place = hosts_.at(node);
-    place.last_view_at = std::max(
-        place.last_view_at, scheduler_.now() + random_.Between(1, std::max<TimeUs>(1, config_.view_lag_max_us)));
+    place.last_view_at =
+        std::max(place.last_view_at,
+                 scheduler_.now() + random_.Between(1, std::max<TimeUs>(1, config_.view_lag_max_us)));
     scheduler_.At(place.last_view_at,
                   [this, host = place.host, node, view] { listener_.on_view(host, node, view); });
   }

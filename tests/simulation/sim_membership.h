@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Membership's own state machines (membership/simulated) over the simulation's network and clock: a coordinator on a host
-// of its own, that can die and return, and an agent for every daemon. Views reach their daemons some time after their
-// agents, each at its own time.
+// Membership's own state machines (membership/simulated) over the simulation's network and clock: a
+// coordinator on a host of its own, that can die and return, and an agent for every daemon. Views reach their
+// daemons some time after their agents, each at its own time.
 
 #ifndef ROPETEAM_TESTS_SIMULATION_SIM_MEMBERSHIP_H_
 #define ROPETEAM_TESTS_SIMULATION_SIM_MEMBERSHIP_H_
@@ -32,7 +32,8 @@ class SimMembership {
     TimeUs view_lag_max_us = 10 * kMs;
   };
 
-  SimMembership(const Config& config, Scheduler* scheduler, Network* network, Random* random, Listener listener);
+  SimMembership(const Config& config, Scheduler* scheduler, Network* network, Random* random,
+                Listener listener);
   ~SimMembership();
 
   void Join(size_t host, const Member& member);

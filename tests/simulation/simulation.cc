@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cinttypes>
 
+#include "core/base/log.h"
 #include "tests/simulation/cluster.h"
 #include "tests/simulation/faults.h"
 #include "tests/simulation/rank.h"
@@ -26,13 +27,18 @@ class Simulation {
         launcher_(&cluster_),
         faults_(&cluster_, &launcher_),
         person_(&cluster_, Client::Identity{}) {
+    Listen(nullptr);
     cluster_.on_host = [this](size_t host, bool up) { launcher_.OnHost(host, up); };
     running = &cluster_;
   }
-  ~Simulation() { running = nullptr; }
+  ~Simulation() {
+    running = nullptr;
+    Listen(nullptr);
+  }
 
   Outcome Run(size_t trace_lines) {
     cluster_.KeepTrace(trace_lines);
+    if (trace_lines != 0) Listen(&cluster_);
     const TimeUs begin = cluster_.now();
     for (size_t i = 0; i < cluster_.host_count(); ++i)
       cluster_.scheduler().After(cluster_.random().Below(300 * kMs), [this, i] { cluster_.StartHost(i); });
@@ -56,6 +62,16 @@ class Simulation {
   }
 
  private:
+  // What the engines log belongs into the trace; else nowhere: they say loudly what they lose, and here it is
+  // lost on purpose.
+  static void Listen(Cluster* cluster) {
+    if (cluster == nullptr) return SetLogSink([](LogLevel, std::string_view) {}, LogLevel::kOff);
+    SetLogSink(
+        [cluster](LogLevel, std::string_view line) {
+          cluster->Trace("  %.*s", static_cast<int>(line.size()), line.data());
+        },
+        LogLevel::kDebug);
+  }
   Checker& checker() { return cluster_.checker(); }
 
   void Heal() {
@@ -73,7 +89,8 @@ class Simulation {
     if (!options_.starved) Progress();
   }
 
-  // Nobody saves: what is kept must get its copies back, and whatever bit has flipped must be found by a verify and mended.
+  // Nobody saves: what is kept must get its copies back, and whatever bit has flipped must be found by a
+  // verify and mended.
   void RestoreRedundancy() {
     if (checker().failed() || options_.starved) return;
     std::vector<StepId> kept;
@@ -90,9 +107,10 @@ class Simulation {
     if (cluster_.RunUntil(restored, kRedundancyUs) || checker().failed()) return;
     for (const StepId& step : kept)
       if (lacks(step))
-        return checker().Fail("%s is kept, has %zu copies of a shard after %" PRIu64 " s in peace, and should have %zu%s",
-                              step.ToString().c_str(), checker().CopiesMin(step), kRedundancyUs / kSecond, wanted,
-                              checker().DescribeCopies(step, wanted).c_str());
+        return checker().Fail("%s is kept, has %zu copies of a shard after %" PRIu64
+                              " s in peace, and should have %zu%s",
+                              step.ToString().c_str(), checker().CopiesMin(step), kRedundancyUs / kSecond,
+                              wanted, checker().DescribeCopies(step, wanted).c_str());
   }
 
   // A world must come up, restore, and commit more steps than retention keeps.
@@ -158,10 +176,12 @@ class Simulation {
       if (status.code() == Code::kNotFound && step != nullptr && !IsKept(*step)) return;
       if (!status.ok()) return checker().Fail("no verify: %s", status.ToString().c_str());
       if (report.nodes_asked.size() != cluster_.host_count())
-        return checker().Fail("verify asked %zu nodes of %zu", report.nodes_asked.size(), cluster_.host_count());
+        return checker().Fail("verify asked %zu nodes of %zu", report.nodes_asked.size(),
+                              cluster_.host_count());
       for (const VerifiedCopy& copy : report.copies)
         if (!copy.bad.empty() && !checker().Flipped({copy.id.incarnation, copy.id.step}))
-          return checker().Fail("verify found bad chunks in %s, of which no bit was flipped", copy.id.ToString().c_str());
+          return checker().Fail("verify found bad chunks in %s, of which no bit was flipped",
+                                copy.id.ToString().c_str());
     });
     cluster_.RunUntil([&] { return done; }, kAdminUs + kSecond);
   }
@@ -175,7 +195,9 @@ class Simulation {
 
 }  // namespace
 
-Outcome RunSimulation(const Options& options, size_t trace_lines) { return Simulation(options).Run(trace_lines); }
+Outcome RunSimulation(const Options& options, size_t trace_lines) {
+  return Simulation(options).Run(trace_lines);
+}
 
 const std::deque<std::string>* TraceOfRunning() { return running == nullptr ? nullptr : &running->trace(); }
 

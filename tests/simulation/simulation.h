@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One run from one seed: trouble for a while, during which nothing wrong may happen; then everything heals, and the right
-// things must happen within a bounded time.
+// One run from one seed: trouble for a while, during which nothing wrong may happen; then everything heals,
+// and the right things must happen within a bounded time.
 
 #ifndef ROPETEAM_TESTS_SIMULATION_SIMULATION_H_
 #define ROPETEAM_TESTS_SIMULATION_SIMULATION_H_
@@ -20,9 +20,9 @@ struct Outcome {
   Checker::Statistics statistics;
   std::array<uint64_t, kFaultKinds> faults{};
   uint64_t launches = 0;
-  uint64_t inputs = 0;   // given to engines
+  uint64_t inputs = 0;  // given to engines
   uint64_t events = 0;
-  uint64_t digest = 0;   // of everything sent and answered
+  uint64_t digest = 0;  // of everything sent and answered
   TimeUs virtual_us = 0;
   std::deque<std::string> trace;  // the last lines, when kept
 };

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ropeteam-simulation: runs seeds, says which one broke a promise and how to run it again. See docs/testing.md.
+// ropeteam-simulation: runs seeds, says which one broke a promise and how to run it again. See
+// docs/testing.md.
+#include <unistd.h>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <unistd.h>
 
 #include <chrono>
 #include <string>
 
-#include "core/base/log.h"
 #include "tests/simulation/simulation.h"
 
 namespace {
@@ -39,7 +39,8 @@ bool tracing = false;
 
 int Usage() {
   std::fprintf(stderr,
-               "usage: ropeteam-simulation [--seed N | --seeds COUNT [--from N]] [--nodes N] [--verbose] [--tail LINES]\n"
+               "usage: ropeteam-simulation [--seed N | --seeds COUNT [--from N]] [--nodes N] [--verbose] "
+               "[--tail LINES]\n"
                "                           [--twice] [--keep-going]\n"
                "  --seed N       run this seed\n"
                "  --seeds COUNT  run COUNT seeds, from 1 or --from N\n"
@@ -108,7 +109,8 @@ void OnAbort(int) {
   if (tracing) {
     if (const auto* trace = ropeteam::simulation::TraceOfRunning()) PrintTrace(*trace);
     std::fprintf(stderr, "seed %llu failed: a check failed (above)\nreproduce: %s --verbose\n",
-                 static_cast<unsigned long long>(running_seed), Reproduce(running_seed, running_nodes).c_str());
+                 static_cast<unsigned long long>(running_seed),
+                 Reproduce(running_seed, running_nodes).c_str());
     _exit(1);
   }
   sigset_t none;
@@ -129,18 +131,20 @@ void OnAbort(int) {
 
 void PrintOutcome(const Options& options, const Outcome& outcome, double seconds) {
   const auto& s = outcome.statistics;
-  std::printf("seed %llu: nodes %u, %.1f s in %.2f s, inputs %llu, launches %llu, sealed %llu, replicated %llu, committed %llu, "
-              "latest %llu (found %llu), views %llu, repairs %llu, refused %llu for space %llu as stale, flips %llu, "
-              "memories lost %llu, digest %016llx\n",
-              static_cast<unsigned long long>(options.seed), options.nodes,
-              static_cast<double>(outcome.virtual_us) / 1e6, seconds, static_cast<unsigned long long>(outcome.inputs),
-              static_cast<unsigned long long>(outcome.launches), static_cast<unsigned long long>(s.sealed),
-              static_cast<unsigned long long>(s.replicated), static_cast<unsigned long long>(s.committed),
-              static_cast<unsigned long long>(s.latest_answers), static_cast<unsigned long long>(s.latest_found),
-              static_cast<unsigned long long>(s.views), static_cast<unsigned long long>(s.repairs),
-              static_cast<unsigned long long>(s.refused_for_space), static_cast<unsigned long long>(s.refused_as_stale),
-              static_cast<unsigned long long>(s.flips), static_cast<unsigned long long>(s.memories_lost),
-              static_cast<unsigned long long>(outcome.digest));
+  std::printf(
+      "seed %llu: nodes %u, %.1f s in %.2f s, inputs %llu, launches %llu, sealed %llu, replicated %llu, "
+      "committed %llu, "
+      "latest %llu (found %llu), views %llu, repairs %llu, refused %llu for space %llu as stale, flips %llu, "
+      "memories lost %llu, digest %016llx\n",
+      static_cast<unsigned long long>(options.seed), options.nodes,
+      static_cast<double>(outcome.virtual_us) / 1e6, seconds, static_cast<unsigned long long>(outcome.inputs),
+      static_cast<unsigned long long>(outcome.launches), static_cast<unsigned long long>(s.sealed),
+      static_cast<unsigned long long>(s.replicated), static_cast<unsigned long long>(s.committed),
+      static_cast<unsigned long long>(s.latest_answers), static_cast<unsigned long long>(s.latest_found),
+      static_cast<unsigned long long>(s.views), static_cast<unsigned long long>(s.repairs),
+      static_cast<unsigned long long>(s.refused_for_space),
+      static_cast<unsigned long long>(s.refused_as_stale), static_cast<unsigned long long>(s.flips),
+      static_cast<unsigned long long>(s.memories_lost), static_cast<unsigned long long>(outcome.digest));
 }
 
 bool RunSeed(const Arguments& arguments, uint64_t seed, Outcome* outcome) {
@@ -148,7 +152,8 @@ bool RunSeed(const Arguments& arguments, uint64_t seed, Outcome* outcome) {
   running_seed = seed;
   running_nodes = arguments.nodes;
   const auto begin = std::chrono::steady_clock::now();
-  *outcome = ropeteam::simulation::RunSimulation(options, tracing ? (arguments.verbose ? kTraceAll : arguments.tail) : 0);
+  *outcome = ropeteam::simulation::RunSimulation(
+      options, tracing ? (arguments.verbose ? kTraceAll : arguments.tail) : 0);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   if (arguments.count == 1 || arguments.verbose) PrintOutcome(options, *outcome, seconds);
   if (arguments.twice && outcome->failure.empty() &&
@@ -175,8 +180,6 @@ int main(int argc, char** argv) {
   if (!Parse(argc, argv, &arguments)) return Usage();
   tracing = arguments.verbose || std::getenv("ROPETEAM_SIMULATION_TRACE") != nullptr;
   std::signal(SIGABRT, OnAbort);
-  // The engines say loudly what they lose; here it is lost on purpose.
-  ropeteam::SetLogLevel(ropeteam::LogLevel::kOff);
   uint64_t failed = 0;
   uint64_t committed = 0;
   uint64_t inputs = 0;
@@ -188,8 +191,8 @@ int main(int argc, char** argv) {
     if (failed != 0 && !arguments.keep_going) break;
   }
   std::printf("seeds %llu from %llu, failed %llu, inputs %llu, steps committed %llu\n",
-              static_cast<unsigned long long>(arguments.count), static_cast<unsigned long long>(arguments.from),
-              static_cast<unsigned long long>(failed), static_cast<unsigned long long>(inputs),
-              static_cast<unsigned long long>(committed));
+              static_cast<unsigned long long>(arguments.count),
+              static_cast<unsigned long long>(arguments.from), static_cast<unsigned long long>(failed),
+              static_cast<unsigned long long>(inputs), static_cast<unsigned long long>(committed));
   return failed == 0 ? 0 : 1;
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A scripted cluster for failure stories: a calm network, no faults but those the story tells, ranks that do what they are
-// told. Calls run virtual time until they are answered. The Checker watches as in every run; a story fails when it does.
+// A scripted cluster for failure stories: a calm network, no faults but those the story tells, ranks that do
+// what they are told. Calls run virtual time until they are answered. The Checker watches as in every run; a
+// story fails when it does.
 
 #ifndef ROPETEAM_TESTS_SIMULATION_STORY_H_
 #define ROPETEAM_TESTS_SIMULATION_STORY_H_
@@ -65,10 +66,15 @@ class Story : public ::testing::Test {
   }
 
   Client& RankOf(uint64_t launch, Rank rank) { return *clients_.at({launch, rank}); }
+  // The life that the launch's ranks were admitted to.
+  Incarnation LifeOf(uint64_t launch) { return RankOf(launch, 0).incarnation(); }
+  StepId StepIn(uint64_t launch, Step step) { return {LifeOf(launch), step}; }
+  ShardId ShardOf(uint64_t launch, Step step, Rank rank) { return {LifeOf(launch), step, rank}; }
   Content ContentOf(uint64_t launch, Step step, Rank rank) {
     ContentShape shape = options_.job.content;
     shape.chunk_bytes = options_.chunk_bytes;
-    return lengths_.empty() ? MakeContent(shape, launch, step, rank) : MakeContent(shape, launch, step, rank, lengths_);
+    return lengths_.empty() ? MakeContent(shape, launch, step, rank)
+                            : MakeContent(shape, launch, step, rank, lengths_);
   }
 
   Status Hello(uint64_t launch, Rank rank) {
@@ -84,7 +90,8 @@ class Story : public ::testing::Test {
     RankOf(launch, rank).Save(step, ContentOf(launch, step, rank), script, [](const Status&) {});
   }
   Status Wait(uint64_t launch, Step step, Rank rank, Level level, TimeUs timeout = 5 * kSecond) {
-    return Sync([&](Client::StatusDone done) { RankOf(launch, rank).Wait(step, level, timeout, std::move(done)); });
+    return Sync(
+        [&](Client::StatusDone done) { RankOf(launch, rank).Wait(step, level, timeout, std::move(done)); });
   }
   // All ranks save, and the step is committed.
   void SaveEverywhere(uint64_t launch, Step step) {
@@ -98,10 +105,11 @@ class Story : public ::testing::Test {
   std::optional<StepId> Latest(uint64_t launch, Rank rank) {
     std::optional<StepId> latest;
     const Status status = Sync([&](Client::StatusDone done) {
-      RankOf(launch, rank).Latest(5 * kSecond, [&latest, done](const Status& answered, const AnswerLatest& answer) {
-        if (answered.ok()) latest = answer.step;
-        done(answered);
-      });
+      RankOf(launch, rank)
+          .Latest(5 * kSecond, [&latest, done](const Status& answered, const AnswerLatest& answer) {
+            if (answered.ok()) latest = answer.step;
+            done(answered);
+          });
     });
     EXPECT_TRUE(status.ok() || status.code() == Code::kNotFound) << status.ToString();
     return latest;
@@ -109,8 +117,9 @@ class Story : public ::testing::Test {
   Step LatestStep(uint64_t launch, Rank rank) { return Latest(launch, rank).value_or(StepId()).step; }
   Status Read(uint64_t launch, Rank reader, Step step, Rank rank, TimeUs hold = 0) {
     return Sync([&](Client::StatusDone done) {
-      RankOf(launch, reader).Read(step, rank, 5 * kSecond, hold,
-                                  [done](const Status& status, const ShardMeta&) { done(status); });
+      RankOf(launch, reader)
+          .Read(step, rank, 5 * kSecond, hold,
+                [done](const Status& status, const ShardMeta&) { done(status); });
     });
   }
   VerifyReport Verify(Step step) {
@@ -132,12 +141,15 @@ class Story : public ::testing::Test {
   }
 
   uint64_t FreeChunks(size_t host) const { return cluster_->host(host).store->chunks_free(); }
-  bool Holds(size_t host, const ShardId& shard) const { return cluster_->host(host).store->Find(shard) != nullptr; }
+  bool Holds(size_t host, const ShardId& shard) const {
+    return cluster_->host(host).store->Find(shard) != nullptr;
+  }
   // Hosts other than `host` that hold the shard.
   std::vector<size_t> HoldersBeside(size_t host, const ShardId& shard) const {
     std::vector<size_t> holders;
     for (size_t other = 0; other < cluster_->host_count(); ++other)
-      if (other != host && cluster_->host(other).daemon_runs() && Holds(other, shard)) holders.push_back(other);
+      if (other != host && cluster_->host(other).daemon_runs() && Holds(other, shard))
+        holders.push_back(other);
     return holders;
   }
   size_t LeaderHost() const {

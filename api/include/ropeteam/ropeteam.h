@@ -124,7 +124,7 @@ typedef struct {
   size_t size;
   uint32_t rank;
   uint32_t world_size;
-  uint64_t incarnation; /* which life of the world, from 1 */
+  uint64_t incarnation; /* which life of the world, counted from 1 */
   uint64_t chunk_bytes;
   uint64_t arena_bytes; /* the node's whole budget */
 } ropeteam_info_t;
