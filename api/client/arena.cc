@@ -130,6 +130,7 @@ Result<std::shared_ptr<Arena>> Arena::Map(UniqueFd fd, const local::HelloReply& 
 Arena::~Arena() {
   stop_ = true;
   if (background_.joinable()) background_.join();
+  pin_.reset();
   if (base_ != nullptr) ::munmap(base_, bytes_);
 }
 
@@ -184,6 +185,23 @@ void Arena::PopulateAll() {
       return;
     }
   }
+}
+
+void Arena::Pin(const CudaDriver& driver, CuContext context) {
+  const std::lock_guard lock(pin_mutex_);
+  if (pin_ == nullptr) {
+    pin_ = std::make_unique<ArenaPin>(driver, context, chunk(0), chunk_bytes_, chunks_total_);
+  }
+}
+
+void Arena::Unpin(CuContext context) {
+  const std::lock_guard lock(pin_mutex_);
+  if (pin_ != nullptr && pin_->context() == context) pin_.reset();
+}
+
+void Arena::PreferPinned(uint32_t chunk) {
+  const std::lock_guard lock(pin_mutex_);
+  if (pin_ != nullptr) pin_->Prefer(chunk);
 }
 
 Result<Window> Arena::MapWindow(std::span<const uint32_t> chunks, bool writable) const {

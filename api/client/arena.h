@@ -14,10 +14,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <thread>
 #include <vector>
 
+#include "api/client/arena_pin.h"
+#include "api/client/cuda_driver.h"
 #include "api/client/local_protocol.h"
 #include "api/client/unique_fd.h"
 #include "core/base/status.h"
@@ -72,6 +75,13 @@ class Arena {
   // no memory behind them and cannot get any.
   Status Populate(const std::vector<Extent>& extents);
 
+  // Begins to page-lock the arena for CUDA, in the background, unless that was done; and ends it, for the context that
+  // it was done in (nothing for any other).
+  void Pin(const CudaDriver& driver, CuContext context);
+  void Unpin(CuContext context);
+  // This chunk's part of the arena first.
+  void PreferPinned(uint32_t chunk);
+
   // Maps `chunks`, in this order, one behind the other. Writable windows are populated.
   Result<Window> MapWindow(std::span<const uint32_t> chunks, bool writable) const;
 
@@ -89,6 +99,8 @@ class Arena {
   std::vector<std::atomic<uint8_t>> populated_;  // by chunk
   std::atomic<bool> stop_ = false;
   std::thread background_;
+  std::mutex pin_mutex_;
+  std::unique_ptr<ArenaPin> pin_;  // guarded by pin_mutex_
 };
 
 }  // namespace ropeteam::client

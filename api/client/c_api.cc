@@ -323,6 +323,18 @@ ropeteam_status_t ropeteam_save_put(ropeteam_save_t* save, const char* name, con
   });
 }
 
+ropeteam_status_t ropeteam_save_put_cuda(ropeteam_save_t* save, const char* name, const void* data,
+                                         uint64_t length, void* stream) {
+  return Guard([&]() -> Status {
+    std::string_view checked;
+    ROPETEAM_RETURN_IF_ERROR(CheckHandle(save));
+    ROPETEAM_RETURN_IF_ERROR(ropeteam::client::CheckName(name, &checked));
+    if (length != 0) ROPETEAM_RETURN_IF_ERROR(CheckNotNull(data, "the data of an object that is not empty"));
+    return ropeteam::client::Of(save)->PutCuda(checked, data, length,
+                                               static_cast<ropeteam::client::CuStream>(stream));
+  });
+}
+
 ropeteam_status_t ropeteam_save_reserve(ropeteam_save_t* save, const char* name, uint64_t length,
                                         void** pointer) {
   return Guard([&]() -> Status {
@@ -448,6 +460,21 @@ ropeteam_status_t ropeteam_view_read(ropeteam_view_t* view, const char* name, ui
     const Result<const ropeteam::Object*> found = view->view->Find(checked);
     if (!found.ok()) return found.status();
     return view->view->Read(**found, offset, data, length, timeout_ms);
+  });
+}
+
+ropeteam_status_t ropeteam_view_read_cuda(ropeteam_view_t* view, const char* name, uint64_t offset,
+                                          void* data, uint64_t length, void* stream, int64_t timeout_ms) {
+  return Guard([&]() -> Status {
+    std::string_view checked;
+    ROPETEAM_RETURN_IF_ERROR(CheckHandle(view));
+    ROPETEAM_RETURN_IF_ERROR(ropeteam::client::CheckName(name, &checked));
+    ROPETEAM_RETURN_IF_ERROR(ropeteam::client::CheckTimeout(timeout_ms));
+    if (length != 0) ROPETEAM_RETURN_IF_ERROR(CheckNotNull(data, "where to put the bytes"));
+    const Result<const ropeteam::Object*> found = view->view->Find(checked);
+    if (!found.ok()) return found.status();
+    return view->view->ReadCuda(**found, offset, data, length, static_cast<ropeteam::client::CuStream>(stream),
+                                timeout_ms);
   });
 }
 

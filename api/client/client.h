@@ -17,6 +17,8 @@
 #include <mutex>
 #include <vector>
 
+#include "api/client/cuda_fill.h"
+#include "api/client/cuda_lanes.h"
 #include "api/client/deadline.h"
 #include "api/client/environment.h"
 #include "api/client/layout.h"
@@ -32,14 +34,24 @@ namespace ropeteam::client {
 inline constexpr uint32_t kSavesOpenMax = 4;     // ROPETEAM_SAVES_OPEN_MAX
 inline constexpr uint32_t kViewsOpenMax = 1024;  // ROPETEAM_VIEWS_OPEN_MAX
 
+// When a chunk's checksum is taken. In this order: a chunk only ever goes down the list.
+enum ChecksumBy : uint8_t {
+  kByCopy = 0,    // in the copy, running
+  kByFill = 1,    // holds a device's bytes: once they have arrived
+  kByCommit = 2,  // touched by a reserved object, whose bytes change until then
+};
+
 // What a save works with, kept by the client between saves: a save like the one before allocates none of it
 // again.
 struct SaveBuffers {
   std::vector<Extent> extents;
   std::vector<uint32_t> chunks;   // the arena's chunk for each of the stream
   std::vector<uint32_t> crcs;     // of each chunk of the stream; running in the one being filled
-  std::vector<uint8_t> in_place;  // 1: touched by a reserved object, so checksummed at commit
+  std::vector<uint8_t> in_place;  // who takes the checksum: a ChecksumBy
   Layout layout;
+  CudaFill fill;
+  std::vector<std::shared_ptr<CudaLane>> lanes;  // that the fill has pieces in
+  std::vector<CudaPiece> pieces;
   FrameBuffers frames;
   local::SaveGrant grant;
   local::SaveFilled filled;
@@ -77,6 +89,8 @@ class Client {
   Status TakeView();
   void ReturnView();
 
+  CudaLanes& cuda() { return cuda_; }
+
   std::unique_ptr<SaveBuffers> TakeBuffers();
   void ReturnBuffers(std::unique_ptr<SaveBuffers> buffers);
 
@@ -97,6 +111,8 @@ class Client {
   uint32_t saves_open_ = 0;
   uint32_t views_open_ = 0;
   std::vector<std::unique_ptr<SaveBuffers>> buffers_;
+
+  CudaLanes cuda_;  // the last member: the first to go, while the arena that its threads know is still mapped
 };
 
 }  // namespace ropeteam::client

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <span>
 #include <utility>
 
@@ -108,12 +109,14 @@ Status Save::BeginOnLink(uint64_t bytes, uint64_t objects) {
   ROPETEAM_RETURN_IF_ERROR(link_->LocalCall(Type::kSaveBegin, local::SaveBegin{step_, bytes + beyond_data},
                                             Type::kSaveGrant, &buffers_->grant, &buffers_->frames));
   save_ = buffers_->grant.save;
+  buffers_->fill.Begin(link_.get(), save_);
   return TakeGrant(0);
 }
 
 Save::~Save() {
   const std::lock_guard lock(mutex_);
   if (state_ == State::kOpen) {
+    EndCopies();
     // Ignore errors: without a connection the daemon has aborted it already.
     (void)PostAbort();
     End(State::kAborted);
@@ -139,6 +142,7 @@ Status Save::CheckOpen() const {
 void Save::End(State state) {
   state_ = state;
   windows_.clear();
+  buffers_->lanes.clear();
   client_->ReturnSave();
 }
 
@@ -149,6 +153,7 @@ Status Save::PostAbort() {
 }
 
 Status Save::Fail(Status status) {
+  EndCopies();
   // Ignore errors: what kept the abort from being sent is what ends the connection, and that aborts too.
   (void)PostAbort();
   failure_ = status;
@@ -203,6 +208,8 @@ Result<uint64_t> Save::AddObject(std::string_view name, uint64_t length) {
   ROPETEAM_RETURN_IF_ERROR(CheckOpen());
   // Before every object, however small: its chunk may be another's since the daemon died (see ChunkFilled()).
   if (Status status = link_->channel->Check(); !status.ok()) return Fail(std::move(status));
+  // A copy from a device that failed meanwhile ends the save here.
+  if (Status status = buffers_->fill.failure(); !status.ok()) return Fail(std::move(status));
   const uint64_t limit = kChunksPerShardMax * chunk_bytes_;
   if (length > limit) {
     return Error(Code::kInvalidArgument, "an object of %llu bytes, limit %llu (%llu chunks of %llu)",
@@ -220,6 +227,11 @@ Result<uint64_t> Save::AddObject(std::string_view name, uint64_t length) {
 }
 
 Status Save::Put(std::string_view name, const void* data, uint64_t length) {
+  if (length > 0) {
+    Result<std::optional<CudaTicket>> ticket = client_->cuda().Unclaimed(data, link_->arena.get());
+    if (!ticket.ok()) return ticket.status();
+    if (ticket->has_value()) return PutTicket(name, std::move(**ticket), length, /*wait=*/true);
+  }
   const std::lock_guard lock(mutex_);
   const Result<uint64_t> offset = AddObject(name, length);
   if (!offset.ok()) return offset.status();
@@ -242,7 +254,7 @@ Result<void*> Save::Reserve(std::string_view name, uint64_t length) {
   if (Status status = Announce(); !status.ok()) return Fail(std::move(status));
   const uint64_t first = *offset / chunk_bytes_;
   const uint64_t last = (*offset + length - 1) / chunk_bytes_;
-  for (uint64_t i = first; i <= last; ++i) buffers_->in_place[i] = 1;
+  for (uint64_t i = first; i <= last; ++i) buffers_->in_place[i] = kByCommit;
   cursor_ = *offset + length;
   const std::span<const uint32_t> chunks = std::span(buffers_->chunks).subspan(first, last - first + 1);
   if (IsContiguous(chunks)) return static_cast<void*>(ChunkData(first) + *offset % chunk_bytes_);
@@ -263,7 +275,7 @@ Status Save::Append(const void* data, uint64_t length) {
     const uint64_t within = cursor_ % chunk_bytes_;
     const uint64_t part = std::min(length, chunk_bytes_ - within);
     std::byte* target = ChunkData(index) + within;
-    if (buffers_->in_place[index] != 0) {
+    if (buffers_->in_place[index] != kByCopy) {
       CopyNonTemporal(target, source, part);
     } else {
       buffers_->crcs[index] = CopyCrc32c(target, source, part, buffers_->crcs[index]);
@@ -280,7 +292,12 @@ Status Save::ChunkFilled(uint64_t index) {
   // A daemon that has died may be followed by another that gives these very chunks to somebody else: stop at
   // the next chunk, not at the end of a long copy.
   ROPETEAM_RETURN_IF_ERROR(link_->channel->Check());
-  if (buffers_->in_place[index] != 0) return OkStatus();
+  if (buffers_->in_place[index] == kByCommit) return OkStatus();
+  if (buffers_->in_place[index] == kByFill) {
+    if (!buffers_->fill.Seal(static_cast<uint32_t>(index), ChunkData(index), chunk_bytes_)) return OkStatus();
+    buffers_->crcs[index] = Crc32c(ChunkData(index), chunk_bytes_);
+    buffers_->in_place[index] = kByCopy;
+  }
   local::SaveFilled& filled = buffers_->filled;
   if (!filled.crcs.empty() && filled.first + filled.crcs.size() != index)
     ROPETEAM_RETURN_IF_ERROR(Announce());
@@ -299,10 +316,11 @@ Status Save::Announce() {
   return status;
 }
 
-void Save::ChecksumInPlace(uint64_t stream_bytes) {
+void Save::ChecksumRest(uint64_t stream_bytes) {
   const uint64_t count = ChunksFor(stream_bytes, chunk_bytes_);
   for (uint64_t i = 0; i < count; ++i) {
-    if (buffers_->in_place[i] == 0) continue;
+    if (buffers_->in_place[i] == kByCopy) continue;
+    if (buffers_->fill.TakeCrc(static_cast<uint32_t>(i), &buffers_->crcs[i])) continue;
     buffers_->crcs[i] = Crc32c(ChunkData(i), ChunkLength(stream_bytes, chunk_bytes_, i));
   }
 }
@@ -324,7 +342,8 @@ Status Save::Seal() {
   ROPETEAM_RETURN_IF_ERROR(PadTo(manifest_offset));
   ROPETEAM_RETURN_IF_ERROR(Append(manifest.data(), manifest.size()));
   ROPETEAM_RETURN_IF_ERROR(Announce());
-  ChecksumInPlace(stream_bytes);
+  ROPETEAM_RETURN_IF_ERROR(buffers_->fill.Wait());
+  ChecksumRest(stream_bytes);
   local::SaveCommit& commit = buffers_->commit;
   commit.save = save_;
   commit.stream_bytes = stream_bytes;
@@ -335,9 +354,65 @@ Status Save::Seal() {
   return link_->LocalCall(Type::kSaveCommit, commit, &buffers_->frames);
 }
 
+Status Save::PutCuda(std::string_view name, const void* data, uint64_t length, CuStream stream) {
+  if (length == 0) return Put(name, data, length);
+  Result<CudaTicket> ticket = client_->cuda().Claimed(data, stream, link_->arena.get());
+  if (!ticket.ok()) return ticket.status();
+  return PutTicket(name, std::move(ticket).value(), length, /*wait=*/false);
+}
+
+Status Save::PutTicket(std::string_view name, CudaTicket ticket, uint64_t length, bool wait) {
+  const std::lock_guard lock(mutex_);
+  if (const Result<uint64_t> offset = AddObject(name, length); !offset.ok()) {
+    ticket.ready_lane->ReturnEvent(ticket.ready);
+    return offset.status();
+  }
+  QueueCopies(ticket, length);
+  Status status = Announce();
+  if (status.ok() && wait) status = buffers_->fill.Wait();
+  return status.ok() ? status : Fail(std::move(status));
+}
+
+// Hands [ticket's pointer, + length) to the lane, a piece for each chunk.
+void Save::QueueCopies(const CudaTicket& ticket, uint64_t length) {
+  std::vector<CudaPiece>& pieces = buffers_->pieces;
+  pieces.clear();
+  uint64_t source = ticket.pointer.address;
+  const uint64_t first = cursor_ / chunk_bytes_;
+  while (length > 0) {
+    const uint64_t index = cursor_ / chunk_bytes_;
+    const uint64_t within = cursor_ % chunk_bytes_;
+    const uint64_t part = std::min(length, chunk_bytes_ - within);
+    if (buffers_->in_place[index] == kByCopy) buffers_->in_place[index] = kByFill;
+    const bool seals = within + part == chunk_bytes_ && buffers_->in_place[index] == kByFill;
+    pieces.push_back({source, ChunkData(index) + within, part, static_cast<uint32_t>(index), seals});
+    source += part;
+    cursor_ += part;
+    length -= part;
+  }
+  for (const std::shared_ptr<CudaLane>& lane : {ticket.lane, ticket.ready_lane}) {
+    if (std::find(buffers_->lanes.begin(), buffers_->lanes.end(), lane) == buffers_->lanes.end()) {
+      buffers_->lanes.push_back(lane);
+    }
+  }
+  link_->arena->PreferPinned(buffers_->chunks[first]);
+  buffers_->fill.Add(pieces, chunk_bytes_);
+  ticket.lane->Queue(&buffers_->fill, pieces, ticket.ready_lane.get(), ticket.ready);
+}
+
+// Waits until no device writes into the save's chunks any more: they are about to be somebody else's.
+void Save::EndCopies() {
+  if (buffers_->lanes.empty()) return;
+  buffers_->fill.Cancel();
+  for (const std::shared_ptr<CudaLane>& lane : buffers_->lanes) lane->Drop(&buffers_->fill);
+  // Ignore the failure: the save has ended, and whoever ended it knows why.
+  (void)buffers_->fill.Wait();
+}
+
 Status Save::Abort() {
   const std::lock_guard lock(mutex_);
   ROPETEAM_RETURN_IF_ERROR(CheckOpen());
+  EndCopies();
   const Status status = PostAbort();
   End(State::kAborted);
   // Without a daemon there is nobody left who holds the save: it is as given up as it can be.

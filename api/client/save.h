@@ -3,9 +3,10 @@
 // A Save packs one rank's objects into the chunks that the daemon granted, checksumming on the way, and tells
 // the daemon of each chunk as it fills, so that replication runs while the rest is still copied.
 //
-// Bytes come two ways: Put() copies them, in one pass with the checksum; Reserve() hands out the memory and
+// Bytes come three ways: Put() copies them, in one pass with the checksum; Reserve() hands out the memory and
 // the checksum is taken at the commit, for every chunk that such an object touches (also of the bytes that
-// Put() laid beside it).
+// Put() laid beside it); and a device copies them (PutCuda(), or Put() of a device pointer), with the checksum
+// of the chunks that it touches behind the copy, in the lanes' threads (cuda_lane.h).
 //
 // Safe from any thread: calls are serialised. A save that is like one before it (the same objects, in the
 // same order) allocates nothing; another one allocates its manifest, and nothing for a chunk or a byte.
@@ -21,6 +22,7 @@
 #include <vector>
 
 #include "api/client/client.h"
+#include "api/client/cuda_lanes.h"
 #include "api/client/link.h"
 #include "core/base/ids.h"
 #include "core/base/status.h"
@@ -40,6 +42,8 @@ class Save final {
   // See ropeteam_save_put(), …_reserve(), …_commit(), …_abort(). After kInvalidArgument or kNoSpace of the
   // first two the save is as it was; any other error ends it, and is the answer to every later call.
   Status Put(std::string_view name, const void* data, uint64_t length);
+  // See ropeteam_save_put_cuda().
+  Status PutCuda(std::string_view name, const void* data, uint64_t length, CuStream stream);
   Result<void*> Reserve(std::string_view name, uint64_t length);
   Status Commit();
   Status Abort();
@@ -66,11 +70,14 @@ class Save final {
   Result<uint64_t> AddObject(std::string_view name, uint64_t length);
 
   std::byte* ChunkData(uint64_t index) const { return link_->arena->chunk(buffers_->chunks[index]); }
+  Status PutTicket(std::string_view name, CudaTicket ticket, uint64_t length, bool wait);
+  void QueueCopies(const CudaTicket& ticket, uint64_t length);
+  void EndCopies();
   Status PadTo(uint64_t offset);
   Status Append(const void* data, uint64_t length);
   Status ChunkFilled(uint64_t index);
   Status Announce();
-  void ChecksumInPlace(uint64_t stream_bytes);
+  void ChecksumRest(uint64_t stream_bytes);
   Status Seal();
 
   const std::shared_ptr<Client> client_;

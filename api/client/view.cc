@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <span>
 #include <utility>
 
@@ -114,6 +115,7 @@ bool View::Verify(uint64_t index) {
 }
 
 bool View::CopyChunkPart(uint64_t index, uint64_t within, std::byte* target, uint64_t length) {
+  if (device_ != nullptr) return CopyToDevice(index, within, target, length);
   const std::byte* source = ChunkData(index) + within;
   if (within != 0 || length != ChunkSize(index)) {
     if (!Verify(index)) return false;
@@ -125,6 +127,17 @@ bool View::CopyChunkPart(uint64_t index, uint64_t within, std::byte* target, uin
   verified_[index] = good ? 1 : 0;
   if (!good) bad_.push_back(static_cast<uint32_t>(index));
   return good;
+}
+
+bool View::CopyToDevice(uint64_t index, uint64_t within, std::byte* target, uint64_t length) {
+  // As in memory: whoever reads a whole chunk has it checked, whatever an earlier read found.
+  if (within == 0 && length == ChunkSize(index)) verified_[index] = 0;
+  if (!Verify(index)) return false;
+  if (device_status_.ok()) {
+    const auto address = static_cast<CuDevicePtr>(reinterpret_cast<uintptr_t>(target));
+    device_status_ = device_->CopyIn(address, ChunkData(index) + within, length);
+  }
+  return true;
 }
 
 // One pass over the range; bad_ then has the chunks that must be mended and copied again.
@@ -185,10 +198,49 @@ Status View::Repair(int attempt, Deadline deadline) {
   return link_->channel->Call(Type::kViewRepair, request, deadline.Plus(kAnswerGraceMs), &frames_);
 }
 
+Status View::CheckRange(const Object& object, uint64_t offset, uint64_t length) const {
+  if (offset <= object.length && length <= object.length - offset) return OkStatus();
+  return Error(Code::kInvalidArgument, "bytes [%llu, %llu + %llu) of object %s, which has %llu", Ull(offset),
+               Ull(offset), Ull(length), object.name.c_str(), Ull(object.length));
+}
+
+Status View::ReadCuda(const Object& object, uint64_t offset, void* data, uint64_t length, CuStream stream,
+                      int64_t timeout_ms) {
+  ROPETEAM_RETURN_IF_ERROR(CheckRange(object, offset, length));
+  if (length == 0) return Read(object, offset, nullptr, 0, timeout_ms);
+  const Result<CudaTicket> ticket = client_->cuda().Claimed(data, stream, link_->arena.get());
+  if (!ticket.ok()) return ticket.status();
+  return ReadTicket(object, offset, *ticket, length, Deadline::In(timeout_ms));
+}
+
+Status View::ReadTicket(const Object& object, uint64_t offset, const CudaTicket& ticket, uint64_t length,
+                        Deadline deadline) {
+  const std::lock_guard lock(mutex_);
+  Status status = link_->channel->Check();
+  if (status.ok()) status = ticket.ready_lane->WaitFor(ticket.ready, deadline);
+  ticket.ready_lane->ReturnEvent(ticket.ready);
+  ROPETEAM_RETURN_IF_ERROR(status);
+  const std::lock_guard device_lock(ticket.lane->reads());
+  device_ = ticket.lane.get();
+  device_status_ = OkStatus();
+  status = ReadRange(object.offset + offset, reinterpret_cast<void*>(uintptr_t{ticket.pointer.address}), length,
+                     deadline);
+  device_ = nullptr;
+  // Also after a failure: the lease and the target are given up when this returns. Then once more whether the daemon is
+  // there, now behind the last copy.
+  const Status copied = ticket.lane->WaitCopiesIn();
+  ROPETEAM_RETURN_IF_ERROR(status);
+  ROPETEAM_RETURN_IF_ERROR(device_status_);
+  ROPETEAM_RETURN_IF_ERROR(copied);
+  return link_->channel->Check();
+}
+
 Status View::Read(const Object& object, uint64_t offset, void* data, uint64_t length, int64_t timeout_ms) {
-  if (offset > object.length || length > object.length - offset) {
-    return Error(Code::kInvalidArgument, "bytes [%llu, %llu + %llu) of object %s, which has %llu",
-                 Ull(offset), Ull(offset), Ull(length), object.name.c_str(), Ull(object.length));
+  ROPETEAM_RETURN_IF_ERROR(CheckRange(object, offset, length));
+  if (length > 0) {
+    const Result<std::optional<CudaTicket>> ticket = client_->cuda().Unclaimed(data, link_->arena.get());
+    if (!ticket.ok()) return ticket.status();
+    if (ticket->has_value()) return ReadTicket(object, offset, **ticket, length, Deadline::In(timeout_ms));
   }
   const std::lock_guard lock(mutex_);
   ROPETEAM_RETURN_IF_ERROR(link_->channel->Check());

@@ -3,7 +3,8 @@
 // A View reads one saved shard out of this node's arena. It trusts no byte: a chunk is checked against the
 // checksum of the rank that saved it, in the same pass as the copy where the whole chunk is read, once
 // beforehand where only a part is. What does not match is mended by the daemon, in place, from another
-// holder, and read again.
+// holder, and read again. On the way to a device a chunk is checked here, before it is copied, while the device
+// copies the one before it.
 //
 // The chunks are under a lease that ends with the connection. So a read asks, after its copy, whether the
 // daemon is still there: if it is, the lease held while the bytes were copied.
@@ -23,6 +24,7 @@
 #include <vector>
 
 #include "api/client/client.h"
+#include "api/client/cuda_lanes.h"
 #include "api/client/deadline.h"
 #include "api/client/link.h"
 #include "core/base/ids.h"
@@ -46,6 +48,9 @@ class View {
 
   // See ropeteam_view_read() and ropeteam_view_map(); `object` is one of objects().
   Status Read(const Object& object, uint64_t offset, void* data, uint64_t length, int64_t timeout_ms);
+  // See ropeteam_view_read_cuda().
+  Status ReadCuda(const Object& object, uint64_t offset, void* data, uint64_t length, CuStream stream,
+                  int64_t timeout_ms);
   Result<const void*> Map(const Object& object, int64_t timeout_ms);
 
   const Client& client() const { return *client_; }
@@ -59,8 +64,12 @@ class View {
   uint64_t ChunkSize(uint64_t index) const {
     return ChunkLength(grant_.meta.stream_bytes, chunk_bytes_, index);
   }
+  Status CheckRange(const Object& object, uint64_t offset, uint64_t length) const;
+  Status ReadTicket(const Object& object, uint64_t offset, const CudaTicket& ticket, uint64_t length,
+                    Deadline deadline);
   bool Verify(uint64_t index);
   bool CopyChunkPart(uint64_t index, uint64_t within, std::byte* target, uint64_t length);
+  bool CopyToDevice(uint64_t index, uint64_t within, std::byte* target, uint64_t length);
   void CopyRange(uint64_t offset, std::byte* target, uint64_t length);
   Status ReadRange(uint64_t offset, void* data, uint64_t length, Deadline deadline);
   Status VerifyRange(uint64_t offset, uint64_t length, Deadline deadline);
@@ -80,6 +89,8 @@ class View {
   // Guarded by mutex_:
   std::vector<uint8_t> verified_;       // by chunk of the stream: matched its checksum, under this lease
   std::vector<uint32_t> bad_;           // chunks that did not match in the pass under way
+  CudaLane* device_ = nullptr;          // where targets are, in a read into device memory
+  Status device_status_;                // of that read's copies
   std::map<uint64_t, Window> windows_;  // by the object's offset
   FrameBuffers frames_;
 };

@@ -26,6 +26,9 @@
  * (6) Structs that the caller fills begin with `size` = sizeof(the struct): a library that is newer than the caller
  *     takes the fields it knows of. A zeroed field means the default. Enums and structs only ever grow at the end.
  * (7) `const void* data` may be NULL only when its length is 0.
+ * (8) Device memory: where the bytes of an object are given or wanted, a pointer into memory of a CUDA device will do as
+ *     well (also managed memory), in a process that has NVIDIA's driver loaded; nothing is needed to say so. Calls that
+ *     end in _cuda take the caller's stream, and are for device memory alone. docs/gpu.md has the mechanism.
  */
 
 #ifndef ROPETEAM_ROPETEAM_H_
@@ -147,16 +150,30 @@ ROPETEAM_EXPORT ropeteam_status_t ropeteam_save_begin(ropeteam_t* handle, uint64
                                                       const ropeteam_save_options_t* options, ropeteam_save_t** save);
 /* Copies [data, data + length) into the shard as the object `name`, checksumming on the way; the source is the
  * caller's again at return. Replication of full chunks begins meanwhile. After INVALID_ARGUMENT and NO_SPACE the save is as
- * it was, without this object; any other error ends it, and every later call on it returns the same. */
+ * it was, without this object; any other error ends it, and every later call on it returns the same.
+ * From device memory it copies what all work has left there that was given, before this call, to the legacy default
+ * stream and those that synchronise with it, as cudaMemcpy() does; work in non-blocking streams must have been waited for.
+ * UNSUPPORTED (the driver is too old) then leaves the save as it was, too. */
 ROPETEAM_EXPORT ropeteam_status_t ropeteam_save_put(ropeteam_save_t* save, const char* name, const void* data,
                                                     uint64_t length);
+/* The same from device memory, without waiting: copies what the work given to `stream` before this call leaves there
+ * (a CUstream or cudaStream_t of any device of this process; NULL: the legacy default stream), in the background, while
+ * this thread and later work in that stream go on. The source must keep its bytes, and its allocation, until
+ * ropeteam_save_commit() has returned, or the save has been aborted, closed or ended by an error: so the work that changes
+ * it next is to be given to the device after the commit. The commit waits for the copies, however long `stream` takes to
+ * come to them; an abort does not, it waits for what the device is copying just then.
+ * INVALID_ARGUMENT: not a pointer into device memory, or its context is gone. UNSUPPORTED: libcuda.so.1 cannot be loaded
+ * or is too old. After these and NO_SPACE the save is as it was; a copy that the device fails ends it, IO, at the next
+ * call on it, at the latest in the commit. */
+ROPETEAM_EXPORT ropeteam_status_t ropeteam_save_put_cuda(ropeteam_save_t* save, const char* name, const void* data,
+                                                         uint64_t length, void* stream);
 /* Hands out `length` bytes of the arena, 64-byte aligned and contiguous, to be filled in place before
  * ropeteam_save_commit(), which checksums them. *pointer is valid until the save is committed, aborted or closed.
  * INVALID_ARGUMENT: a length of 0; an empty object is put. Otherwise as ropeteam_save_put(). */
 ROPETEAM_EXPORT ropeteam_status_t ropeteam_save_reserve(ropeteam_save_t* save, const char* name, uint64_t length,
                                                         void** pointer);
-/* Seals the shard: at OK it is LOCAL. Waits for the daemon's answer on this machine only, never for the network. After any
- * error the save is aborted. */
+/* Seals the shard: at OK it is LOCAL. Waits for copies from device memory, if there are any, and for the daemon's answer on
+ * this machine only, never for the network. After any error the save is aborted. */
 ROPETEAM_EXPORT ropeteam_status_t ropeteam_save_commit(ropeteam_save_t* save);
 /* Gives the save up; its chunks are free again. INVALID_ARGUMENT after commit. */
 ROPETEAM_EXPORT ropeteam_status_t ropeteam_save_abort(ropeteam_save_t* save);
@@ -203,6 +220,12 @@ ROPETEAM_EXPORT ropeteam_status_t ropeteam_view_find(const ropeteam_view_t* view
  * INVALID_ARGUMENT: the range is outside the object. */
 ROPETEAM_EXPORT ropeteam_status_t ropeteam_view_read(ropeteam_view_t* view, const char* name, uint64_t offset,
                                                      void* data, uint64_t length, int64_t timeout_ms);
+/* The same into device memory, behind the work given to `stream` (as ropeteam_save_put_cuda()) before this call. At return
+ * the bytes are there for any work given to the device from then on. DEADLINE_EXCEEDED: `stream` did not come to this call
+ * in time; `data` is as it was. ropeteam_view_read() with device memory does the same for the legacy default stream. */
+ROPETEAM_EXPORT ropeteam_status_t ropeteam_view_read_cuda(ropeteam_view_t* view, const char* name, uint64_t offset,
+                                                          void* data, uint64_t length, void* stream,
+                                                          int64_t timeout_ms);
 /* Gives the object's bytes in place, read-only, checked (and repaired) once, now; valid until the view is closed. */
 ROPETEAM_EXPORT ropeteam_status_t ropeteam_view_map(ropeteam_view_t* view, const char* name, const void** data,
                                                     uint64_t* length, int64_t timeout_ms);

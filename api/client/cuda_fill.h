@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A CudaFill is the part of one save that comes from devices: which chunks still wait for copies, their
+// checksums as soon as nothing more will be copied into them, and the announcements of those. The save's own
+// thread adds and seals; the threads of the lanes (cuda_lane.h) report what has arrived.
+//
+// A chunk is checksummed when it is sealed (the stream has gone past its end) and its last copy has
+// completed, never before; whoever sees both last does it.
+//
+// Safe from any thread, except that Begin() and what it resets is the save's alone: nothing is outstanding
+// then.
+
+#ifndef ROPETEAM_API_CLIENT_CUDA_FILL_H_
+#define ROPETEAM_API_CLIENT_CUDA_FILL_H_
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "api/client/cuda_driver.h"
+#include "api/client/link.h"
+#include "core/base/status.h"
+
+namespace ropeteam::client {
+
+// One copy: a part of one chunk, never of two.
+struct CudaPiece {
+  CuDevicePtr source = 0;
+  std::byte* target = nullptr;
+  uint64_t bytes = 0;
+  uint32_t chunk = 0;  // of the stream
+  bool seals = false;  // the chunk ends with it
+};
+
+class CudaFill {
+ public:
+  // A new save on this link, which outlives it.
+  void Begin(Link* link, uint64_t save);
+
+  // ---- the save's thread
+  // Pieces that are about to be queued in a lane; each must come back by Finished() or Dropped().
+  void Add(std::span<const CudaPiece> pieces, uint64_t chunk_bytes);
+  // The chunk's bytes, the last of them not from a device, are all written or being copied. True: nothing is
+  // under way, its checksum is the caller's to take; false: it will be taken and announced here.
+  bool Seal(uint32_t chunk, const std::byte* data, uint64_t bytes);
+  // Waits until nothing is outstanding. The first failure of a copy, if there was one.
+  Status Wait();
+  // What Wait() would return, now.
+  Status failure();
+  // True and *crc: the checksum of a sealed chunk that was taken here. After Wait().
+  bool TakeCrc(uint32_t chunk, uint32_t* crc);
+  // From here on nothing is announced, and copies that have not begun are not wanted. After it and the lanes'
+  // Drop(), Wait() takes as long as the copies that the device has already.
+  void Cancel();
+
+  // ---- lanes' threads
+  // Whether copies for this save still make sense: not cancelled, not failed, and the daemon that granted the
+  // chunks is there: another may have given them to somebody else. One system call.
+  bool Wanted();
+  void Finished(std::span<const CudaPiece> pieces, const Status& status);
+  void Dropped(uint64_t pieces);
+
+ private:
+  struct Chunk {
+    uint64_t pending = 0;  // pieces under way
+    const std::byte* data = nullptr;
+    uint64_t bytes = 0;  // 0: not sealed
+    uint32_t crc = 0;
+    bool has_crc = false;
+  };
+  struct Filled {
+    uint32_t chunk;
+    uint32_t crc;
+  };
+
+  void FinishPiece(const CudaPiece& piece, const Status& status);
+  void Settle(uint64_t pieces);
+  Status Announce(std::vector<Filled>* filled);
+
+  Link* link_ = nullptr;
+  uint64_t save_ = 0;
+
+  std::mutex mutex_;
+  std::condition_variable settled_;
+  // Guarded by mutex_:
+  bool cancelled_ = false;
+  Status failure_;
+  uint64_t outstanding_ = 0;    // pieces added and not settled
+  uint32_t announcing_ = 0;     // threads in Announce()
+  std::vector<Chunk> chunks_;   // by chunk of the stream
+  std::vector<Filled> filled_;  // checksummed and not announced
+
+  std::mutex announce_mutex_;  // one thread announces at a time
+  // Guarded by announce_mutex_:
+  std::vector<Filled> announcement_;
+  local::SaveFilled frame_;
+  FrameBuffers buffers_;
+};
+
+}  // namespace ropeteam::client
+
+#endif  // ROPETEAM_API_CLIENT_CUDA_FILL_H_
