@@ -29,6 +29,11 @@ struct TransportKind {
   bool cancels_one_peer = true;  // see Rig
   bool shares_bandwidth = true;
   bool names_refusals = false;
+  // A card serves the memory of a process that is stopped, so that nothing there holds an operation up.
+  bool serves_stopped = false;
+  // From a peer's death to the last of its completions. The default is what transport.h promises of a fabric
+  // that notices at once; one that notices by silence takes its own timeouts longer.
+  uint64_t gone_within_ms = 100;
   std::string describes = "";  // a part of Describe()
 };
 

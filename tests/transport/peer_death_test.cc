@@ -15,8 +15,6 @@ using testing::AnyOf;
 
 constexpr uint32_t kSource = 1, kTarget = 2, kOther = 3;
 constexpr uint64_t kLength = 8 << 20;
-// What transport.h promises.
-constexpr uint64_t kGoneWithinUs = 100'000;
 
 class PeerTest : public testing::TestWithParam<std::string> {
  protected:
@@ -71,24 +69,35 @@ TEST_P(PeerTest, KilledWithAThousandInFlightGivesEveryBufferBackOnce) {
     ASSERT_TRUE(i % 4 == 3 ? transport_->Get(peer_, region_, offset, remote_, offset, length, i).ok()
                            : transport_->Put(peer_, region_, offset, remote_, offset, length, i).ok());
   }
-  ExpectSilence();  // and the device gets its fill
+  // Let the device get its fill.
+  if (rig_->serves_stopped()) {
+    ASSERT_TRUE(Drive(1));
+  } else {
+    ExpectSilence();
+  }
   peer->Kill();
   const uint64_t killed = NowUs();
   ASSERT_TRUE(Drive(kCount));
-  EXPECT_LT(NowUs() - killed, kGoneWithinUs);
+  EXPECT_LT(NowUs() - killed, rig_->gone_within_us());
   std::set<uint64_t> contexts;
+  uint64_t failures = 0;
   for (const Completion& completion : done()) {
-    EXPECT_EQ(completion.code, Code::kPeerGone);
+    // What was served before the death.
+    if (!rig_->serves_stopped() || completion.code != Code::kOk) {
+      EXPECT_EQ(completion.code, Code::kPeerGone);
+      failures++;
+    }
     contexts.insert(completion.context);
   }
   EXPECT_EQ(done().size(), kCount);
   EXPECT_EQ(contexts.size(), kCount);
-  EXPECT_EQ(transport_->counters().failures, kCount);
+  EXPECT_GT(failures, 0u);
+  EXPECT_EQ(transport_->counters().failures, failures);
 
   // Whatever comes later fails at once.
   const uint64_t later = NowUs();
   EXPECT_EQ(PutOne(0, 4096), Code::kPeerGone);
-  EXPECT_LT(NowUs() - later, kGoneWithinUs);
+  EXPECT_LT(NowUs() - later, rig_->gone_within_us());
   transport_->Disconnect(peer_);
   ASSERT_TRUE(Drive(kCount + 2));
   EXPECT_EQ(done().back().kind, OperationKind::kDisconnect);
@@ -163,7 +172,7 @@ TEST_P(PeerTest, ASlowTargetDelaysAndNothingMore) {
   ASSERT_TRUE(transport_->Put(peer_, region_, 0, remote_, 0, 100, 1).ok());
   ASSERT_TRUE(transport_->Get(peer_, region_, 4096, remote_, 8192, 100, 2).ok());
   ASSERT_TRUE(transport_->Put(peer_, region_, 1 << 20, remote_, 1 << 20, 4 << 20, 3).ok());
-  ExpectSilence();
+  if (!rig_->serves_stopped()) ExpectSilence();
   peer->Continue();
   ASSERT_TRUE(Drive(3));
   for (const Completion& completion : done()) EXPECT_EQ(completion.code, Code::kOk);
@@ -184,12 +193,16 @@ TEST_P(PeerTest, DisconnectTakesBuffersBackFromAPeerThatHangs) {
   constexpr uint64_t kCount = 50;
   for (uint64_t i = 0; i < kCount; i++)
     ASSERT_TRUE(transport_->Put(peer_, region_, 0, remote_, 0, 1 << 20, i).ok());
-  ExpectSilence();
+  if (!rig_->serves_stopped()) ExpectSilence();
   const uint64_t start = NowUs();
   transport_->Disconnect(peer_);
   ASSERT_TRUE(Drive(kCount + 1));
-  EXPECT_LT(NowUs() - start, kGoneWithinUs);
-  for (uint64_t i = 0; i < kCount; i++) EXPECT_EQ(done()[i].code, Code::kPeerGone);
+  EXPECT_LT(NowUs() - start, rig_->gone_within_us());
+  for (uint64_t i = 0; i < kCount; i++) {
+    if (!rig_->serves_stopped() || done()[i].code != Code::kOk) {
+      EXPECT_EQ(done()[i].code, Code::kPeerGone);
+    }
+  }
   EXPECT_EQ(done()[kCount].kind, OperationKind::kDisconnect);
   EXPECT_TRUE(transport_->DeregisterRegion(region_).ok());
   peer->Continue();

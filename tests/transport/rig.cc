@@ -178,6 +178,8 @@ class ProcessRig final : public Rig {
   bool cancels_one_peer() const override { return kind_->cancels_one_peer; }
   bool shares_bandwidth() const override { return kind_->shares_bandwidth; }
   bool names_refusals() const override { return kind_->names_refusals; }
+  bool serves_stopped() const override { return kind_->serves_stopped; }
+  uint64_t gone_within_us() const override { return kind_->gone_within_ms * 1'000; }
   std::string describes() const override { return kind_->describes; }
 
  private:

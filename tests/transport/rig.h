@@ -73,7 +73,9 @@ class Rig {
   virtual bool shares_bandwidth() const { return true; }
   virtual bool names_refusals() const {
     return false;
-  }                                           // a refused range is kInvalidArgument, not kLinkFailed
+  }  // a refused range is kInvalidArgument, not kLinkFailed
+  virtual bool serves_stopped() const { return false; }  // see TransportKind
+  virtual uint64_t gone_within_us() const { return 100'000; }
   virtual std::string describes() const = 0;  // a part of Describe()
 };
 

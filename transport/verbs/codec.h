@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The bytes that two verbs transports hand each other: through the control plane a transport's address and a
+// region's key, in datagrams the messages that make and unmake connections. Each kind begins with its magic
+// number and the version and ends with a checksum over all before it, so that bytes from elsewhere are
+// refused in words. Little-endian; the formats are private to this folder and change with kVersion.
+// docs/verbs.md tells the story.
+
+#ifndef ROPETEAM_TRANSPORT_VERBS_CODEC_H_
+#define ROPETEAM_TRANSPORT_VERBS_CODEC_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <vector>
+
+#include "core/base/status.h"
+
+namespace ropeteam::verbs {
+
+// Devices of one transport. Sixteen records fill an address up to what Transport::LocalAddress() promises,
+// and no machine in sight has more.
+inline constexpr size_t kRailsMax = 16;
+
+// Where a port is on its network.
+struct PortAddress {
+  uint64_t gid_high = 0, gid_low = 0;  // the sixteen bytes, in two pieces as they lie in memory
+  uint16_t lid = 0;                    // InfiniBand; 0 on Ethernet
+  uint8_t ethernet = 0;                // 1: RoCE
+  uint8_t mtu = 0;                     // ibv_mtu
+  auto Fields() { return std::tie(gid_high, gid_low, lid, ethernet, mtu); }
+  friend bool operator==(const PortAddress&, const PortAddress&) = default;
+};
+
+// Where a rail's datagrams go.
+struct RailAddress {
+  PortAddress port;
+  uint32_t queue_pair = 0;  // 24 bits, not 0
+  uint32_t link_mbps = 0;
+  auto Fields() { return std::tie(port, queue_pair, link_mbps); }
+};
+
+struct TransportAddress {
+  uint64_t instance = 0;      // one life of one transport: random, never 0
+  uint32_t datagram_key = 0;  // the Q_Key of all its datagram queue pairs: random, the highest bit 0
+  std::vector<RailAddress> rails;
+  auto Fields() { return std::tie(instance, datagram_key, rails); }
+};
+
+struct RegionKey {
+  uint64_t instance = 0;  // of the transport that registered it
+  uint64_t base = 0;      // what remote offsets are added to
+  uint64_t length = 0;
+  std::vector<uint32_t> keys;  // one a rail; none for a region of no bytes
+  auto Fields() { return std::tie(instance, base, length, keys); }
+};
+
+enum class MessageKind : uint8_t {
+  kRequest = 1,  // make a queue pair for this connection
+  kAccept = 2,   // it is there
+  kRefuse = 3,   // it is not, or not any more
+  kClose = 4,    // destroy it
+  kClosed = 5,   // nothing of this connection reaches my memory any more
+};
+
+enum class Refusal : uint8_t {
+  kNone = 0,
+  kOtherInstance = 1,  // the instance asked for does not live here
+  kFenced = 2,         // this node has given the asking instance up
+  kLeaving = 3,        // the transport is being destroyed
+  kFull = 4,           // kInboundMax
+  kNoRail = 5,         // the rail asked for is not here, or is down
+  kDevice = 6,         // the device would not make or connect the queue pair
+};
+const char* RefusalText(Refusal refusal);
+
+// One datagram, in either direction.
+struct Message {
+  MessageKind kind = MessageKind::kRequest;
+  Refusal refusal = Refusal::kNone;
+  uint64_t sender = 0, receiver = 0;  // instances
+  uint64_t connection = 0;            // chosen by the initiator: random, never 0
+  uint64_t superseded = 0;  // kRequest: a connection of the initiator's to be destroyed first; 0: none
+  uint8_t sender_rail = 0, receiver_rail = 0;
+  uint8_t reads = 0;        // kRequest: reads that the initiator would keep outstanding; kAccept: that it may
+  uint32_t queue_pair = 0;  // kRequest, kAccept: the sender's reliable queue pair, 24 bits …
+  uint32_t sequence = 0;    // … and its first packet's number, 24 bits
+  uint32_t datagram_queue_pair = 0, datagram_key = 0;  // where an answer goes, at `port`
+  PortAddress port;
+  auto Fields() {
+    return std::tie(kind, refusal, sender, receiver, connection, superseded, sender_rail, receiver_rail,
+                    reads, queue_pair, sequence, datagram_queue_pair, datagram_key, port);
+  }
+};
+// Below the smallest MTU that there is, 256.
+inline constexpr size_t kMessageBytesMax = 192;
+
+std::string Encode(const TransportAddress& address);
+std::string Encode(const RegionKey& key);
+std::string Encode(const Message& message);
+// kInvalidArgument, with the outputs untouched, for anything but what Encode() makes.
+Status Decode(std::string_view bytes, TransportAddress* address);
+Status Decode(std::string_view bytes, RegionKey* key);
+Status Decode(std::string_view bytes, Message* message);
+
+}  // namespace ropeteam::verbs
+
+#endif  // ROPETEAM_TRANSPORT_VERBS_CODEC_H_

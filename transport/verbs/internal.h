@@ -1,0 +1,399 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// VerbsTransport, split by flow: open.cc opens the devices, regions.cc registers memory, operations.cc
+// accepts puts and gets and posts their pieces, links.cc makes connections and judges broken ones, inbound.cc
+// answers the peers' side of that, progress.cc reads completions and sleeps.
+//
+// A connection has an initiator, which posts, and a responder, whose queue pair only serves. Two nodes that
+// write to each other have one each way. A peer has a link for each pair of rails:
+//
+//   link         means                                            leaves when
+//   kIdle        nothing was asked of it                          the peer's first operation          ->
+//   kConnecting kConnecting  a request is sent until it is answered; what     accepted -> kUp
+//                the last connection left undone is held          its patience is over, or no such    ->
+//                kDown
+//                                                                 rail there
+//   kUp          pieces are posted                                a piece fails, the port goes down   ->
+//   kDraining kDraining    the device is handing the pieces back            it has -> kConnecting kDown its
+//   rail is left out                             a second has passed, others are up  -> kConnecting
+//
+//   peer         means                                            leaves when
+//   kIdle        connected by name only                           first operation                     ->
+//   kConnecting kConnecting  no link is up; operations wait                   a link is -> kUp
+//                                                                 none is trying any more, or the     ->
+//                                                                 kGone peer refuses this node
+//   kUp          a link is                                        none is                             ->
+//   kConnecting kGone        every operation completes with kPeerGone         Disconnect() -> kClosing
+//   kClosing     links drain                                      all have                            ->
+//   (freed)
+//
+// What a broken connection left undone is redone, on this rail or another, only after the peer has said that
+// the old responder is destroyed (kAccept of a request that supersedes it, or kClosed): until then the
+// network may still deliver the old bytes. The one operation whose piece broke it fails, when no other rail
+// can take that piece. So every break costs an operation and nothing is tried for ever.
+
+#ifndef ROPETEAM_TRANSPORT_VERBS_INTERNAL_H_
+#define ROPETEAM_TRANSPORT_VERBS_INTERNAL_H_
+
+#include <poll.h>
+
+#include <atomic>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "core/base/ids.h"
+#include "transport/transport.h"
+#include "transport/verbs/codec.h"
+#include "transport/verbs/device.h"
+#include "transport/verbs/mailbox.h"
+#include "transport/verbs/rails.h"
+
+namespace ropeteam::verbs {
+
+// Operations are cut into pieces of this many bytes: large enough that a piece costs nothing beside its
+// bytes, small enough to spread one chunk over rails.
+inline constexpr uint64_t kOperationBytes = 1 << 20;
+// Pieces outstanding on one link, which is its send queue's depth.
+inline constexpr uint32_t kLinkPieces = 128;
+// And their bytes: many times what the fastest link has on its way, and little enough that a rail that turns
+// slow holds only this much back.
+inline constexpr uint64_t kLinkBytes = 32 << 20;
+// A peer's turn: pieces posted in one call, the last of them signalled.
+inline constexpr uint32_t kTurnPieces = 16;
+inline constexpr uint64_t kTurnBytes = kOperationBytes;
+static_assert(kLinkPieces >= 2 * kTurnPieces && kLinkBytes >= 2 * kTurnBytes);
+// A put of at most this is copied into the work request, where the device allows it: it spares the card a
+// read.
+inline constexpr uint32_t kInlineBytes = 64;
+// Entries of a rail's completion queue. Every piece outstanding may need one, so they bound all of a rail's
+// pieces.
+inline constexpr uint32_t kRailPieces = 8192;
+// Of which these many are kept for the empty writes that look after peers.
+inline constexpr uint32_t kRailProbes = 64;
+static_assert(kRailPieces > 2 * kRailProbes);
+// How long a link may take to be made while nothing speaks against its peer, whose program may be busy …
+inline constexpr TimeUs kPatienceAliveUs = 3'000'000;
+// … and after the device has found the peer silent for all its retries: its program is asked this much
+// longer.
+inline constexpr TimeUs kPatienceSilentUs = 300'000;
+// Reads outstanding on one connection; what the cards of the last ten years do.
+inline constexpr uint8_t kReads = 16;
+// Peers that this transport connects to, and connections that others have to it. At 16 rails and 4096 nodes a
+// device still has queue pairs left (cards have 128 Ki and more).
+inline constexpr size_t kPeersMax = 4096;
+inline constexpr size_t kInboundMax = 16 * 1024;
+// Instances given up and not connected to again, whose requests are refused; the oldest is forgotten first.
+inline constexpr size_t kFencedMax = 4096;
+
+// A rail is a device's port in use.
+struct Rail {
+  uint8_t index = 0;
+  Port port;
+  // How many pieces may be outstanding.
+  uint32_t pieces_max() const {
+    return queue_entries > 2 * kRailProbes ? queue_entries - kRailProbes : queue_entries / 2;
+  }
+  // In the order of making; destroyed in the reverse.
+  Handle<ibv_context> context;
+  Handle<ibv_pd> domain;
+  Handle<ibv_comp_channel> channel;
+  Mailbox mailbox;
+  Handle<ibv_cq> queue;  // of all its reliable queue pairs
+  uint32_t queue_entries = 0;
+  std::map<std::pair<uint64_t, uint64_t>, std::shared_ptr<ibv_ah>>
+      paths;            // by GID; InfiniBand's LID goes with it
+  bool up = true;       // the port; while it is down nothing new is begun on it
+  bool dead = false;    // the device: it hands nothing back any more, queue pairs are destroyed at once
+  uint32_t pieces = 0;  // outstanding, of all links
+  uint64_t bytes = 0;
+};
+
+struct Region {
+  uint64_t base = 0;  // what the device adds offsets to
+  uint64_t length = 0;
+  std::vector<Handle<ibv_mr>> memory;   // one a rail; none for a region of no bytes
+  bool exported = true;                 // false: a dmabuf
+  std::atomic<uint64_t> operations{0};  // accepted, not yet handed out as completed
+};
+
+struct RemoteRegion {
+  PeerId peer = 0;
+  RegionKey key;
+};
+
+// One accepted Put(), Get() or Disconnect(). Lives in a slab, in exactly one list or (all pieces cut) in
+// none.
+struct Operation {
+  Operation* next = nullptr;
+  OperationKind kind = OperationKind::kPut;
+  Code code = Code::kOk;
+  bool queued = false;  // in its peer's queue: not all pieces are cut
+  PeerId peer = 0;
+  uint32_t pieces = 0;  // cut and not yet done: at a device, held by a link, or to be redone
+  uint64_t context = 0;
+  Region* region = nullptr;
+  const RemoteRegion* remote =
+      nullptr;  // valid until the peer is disconnected, which this operation precedes
+  uint64_t local_offset = 0, remote_offset = 0;
+  uint64_t length = 0;
+  uint64_t cut = 0;  // bytes
+};
+
+struct Piece {
+  Piece* next = nullptr;
+  Operation* operation = nullptr;
+  uint64_t offset = 0;
+  uint32_t length = 0;
+};
+
+// First in, first out, through the elements' own `next`.
+template <typename T>
+class List {
+ public:
+  bool empty() const { return head_ == nullptr; }
+  T* head() const { return head_; }
+  void Push(T* element) {
+    element->next = nullptr;
+    (head_ == nullptr ? head_ : tail_->next) = element;
+    tail_ = element;
+  }
+  T* Pop() {
+    T* element = head_;
+    head_ = element->next;
+    element->next = nullptr;
+    return element;
+  }
+
+ private:
+  T* head_ = nullptr;
+  T* tail_ = nullptr;
+};
+
+enum class LinkState : uint8_t { kIdle, kConnecting, kUp, kDraining, kDown };
+enum class PeerState : uint8_t { kIdle, kConnecting, kUp, kGone, kClosing };
+
+struct Peer;
+
+struct Link {
+  Peer* peer = nullptr;
+  Rail* rail = nullptr;
+  uint8_t remote_rail = 0;
+  LinkState state = LinkState::kIdle;
+  uint32_t tag = 0;           // of its queue pair's work requests; a new one for each queue pair
+  Handle<ibv_qp> queue_pair;  // kConnecting, kUp, kDraining
+  uint32_t sequence = 0;      // of its first packet
+  uint64_t connection = 0;
+  uint64_t superseded = 0;  // the last connection, not known to be destroyed at the peer; 0: none
+  uint64_t mbps = 0;        // of the slower end
+  uint32_t inline_bytes = 0;
+  List<Piece> pieces;  // at the device, in the order of posting
+  uint32_t piece_count = 0;
+  uint32_t piece_next = 0;  // number of the next piece; the oldest has piece_next - piece_count
+  uint64_t bytes = 0;
+  List<Piece> held;          // handed back, waiting for the word on `superseded`
+  bool timed = false;        // in timed_
+  TimeUs patience = 0;       // of the next connecting
+  TimeUs deadline = 0;       // kConnecting, kDraining: when patience ends; kDown: when to try again
+  TimeUs send_next = 0;      // kConnecting: when to repeat the request, …
+  TimeUs send_interval = 0;  // … and how long after that the next
+};
+
+struct Peer {
+  PeerId id = 0;
+  PeerState state = PeerState::kIdle;
+  TransportAddress remote;
+  std::string text;  // for people
+  std::vector<Link> links;
+  uint32_t links_up = 0;
+  List<Operation> queue;  // not wholly cut; only the head may be partly
+  List<Piece> redo;
+  bool listed = false;  // in active_
+  bool closed = false;  // in closed_
+};
+
+// The responder's end of a peer's link.
+struct Inbound {
+  uint64_t connection = 0;
+  uint64_t instance = 0;  // the initiator's
+  Rail* rail = nullptr;
+  uint32_t tag = 0;
+  Handle<ibv_qp> queue_pair;
+  Message request;  // it says where answers go
+  uint8_t reads = 0;
+  uint32_t sequence = 0;
+  bool probing = false;  // an empty write is on its way, to see whether the initiator is there
+};
+
+class VerbsTransport final : public Transport {
+ public:
+  static Result<std::unique_ptr<Transport>> Create(const VerbsConfig& config);
+  ~VerbsTransport() override;
+
+  const TransportCapabilities& capabilities() const override { return capabilities_; }
+  std::string LocalAddress() const override { return local_address_; }
+  std::string Describe() const override { return description_; }
+  Result<RegionId> RegisterRegion(void* base, uint64_t length) override;
+  Result<RegionId> RegisterDmabuf(int fd, uint64_t offset, uint64_t length) override;
+  Status DeregisterRegion(RegionId region) override;
+  std::string ExportRegion(RegionId region) const override;
+  Result<PeerId> Connect(const std::string& address) override;
+  void Disconnect(PeerId peer) override;
+  Result<RemoteRegionId> ImportRegion(PeerId peer, const std::string& key) override;
+  Status Put(PeerId peer, RegionId local, uint64_t local_offset, RemoteRegionId remote,
+             uint64_t remote_offset, uint64_t length, uint64_t context) override {
+    return Submit(OperationKind::kPut, peer, local, local_offset, remote, remote_offset, length, context);
+  }
+  Status Get(PeerId peer, RegionId local, uint64_t local_offset, RemoteRegionId remote,
+             uint64_t remote_offset, uint64_t length, uint64_t context) override {
+    return Submit(OperationKind::kGet, peer, local, local_offset, remote, remote_offset, length, context);
+  }
+  size_t Poll(Completion* out, size_t capacity) override;
+  void Wait(uint64_t timeout_us) override;
+  void Wake() override;
+  Counters counters() const override;
+
+ private:
+  VerbsTransport() = default;
+
+  // open.cc
+  Status Open(const VerbsConfig& config);
+  Status OpenRail(const Port& port);
+  void ProbeDmabuf();
+  void NameSelf();
+
+  // regions.cc
+  Status ReserveRegion();
+  Result<RegionId> AddRegion(Status status, std::unique_ptr<Region> region);
+
+  // operations.cc
+  Status Submit(OperationKind kind, PeerId peer, RegionId local, uint64_t local_offset, RemoteRegionId remote,
+                uint64_t remote_offset, uint64_t length, uint64_t context);
+  void Pump();
+  bool PostTurn(Peer* peer);
+  Link* LinkForNext(Peer* peer);
+  Piece* NextPiece(Peer* peer);
+  void Post(Link* link, Piece** pieces, uint32_t count);
+  void FinishPieces(Link* link, uint32_t number, ibv_wc_status status);
+  void FailPiece(Link* link, Piece* piece, ibv_wc_status status);
+  Piece* TakePiece(Link* link);
+  void DropPiece(Piece* piece);
+  void FailOperation(Peer* peer, Operation* operation, Code code);
+  void FinishOperation(Operation* operation);
+  Operation* NewOperation();
+  Piece* NewPiece();
+  void Activate(Peer* peer);
+  void Deactivate(Peer* peer);
+
+  // links.cc
+  void SetTimer(Link* link);
+  void StartConnecting(Link* link, TimeUs patience, TimeUs now);
+  void StepLinks(TimeUs now);
+  void StepLink(Link* link, TimeUs now);
+  void SendRequest(Link* link, TimeUs now);
+  void SendClose(const Link& over, uint64_t connection);
+  void BreakLink(Link* link, TimeUs patience, TimeUs now);
+  void FinishDraining(Link* link, TimeUs now);
+  void DropQueuePair(Link* link);
+  void ReleaseHeld(Link* link);
+  void TakeDown(Link* link, const char* reason, TimeUs now);
+  void OnAccept(Rail* rail, const Message& message);
+  void OnRefuse(const Message& message);
+  void OnClosed(const Message& message);
+  void SetGone(Peer* peer, const char* reason);
+  void GiveUp(Peer* peer, PeerState state);
+  void FinishDisconnect(Peer* peer);
+  void FinishClosed();
+
+  // inbound.cc
+  void OnMessage(Rail* rail, std::string_view bytes);
+  void OnRequest(Rail* rail, const Message& message);
+  Refusal Accept(Rail* rail, const Message& message, Inbound** made);
+  void SendAccept(const Inbound& inbound);
+  void SendRefuse(Rail* rail, const Message& to, Refusal refusal);
+  void Answer(Rail* rail, const Message& to, MessageKind kind);
+  void Send(Rail* rail, const RailAddress& to, uint32_t key, Message message);
+  std::shared_ptr<ibv_ah> PathFor(Rail* rail, const PortAddress& to);
+  void DestroyInbound(uint64_t connection, uint64_t instance);
+  void FenceInstance(uint64_t instance);
+  void ProbeInbound();
+
+  // progress.cc
+  size_t Progress();
+  size_t ReadCompletions(Rail* rail, size_t reads_max);
+  void OnCompletion(Rail* rail, const ibv_wc& completion);
+  void ReadEvents(TimeUs now);
+  void OnEvent(Rail* rail, const ibv_async_event& event, TimeUs now);
+  void OnPort(Rail* rail, bool up, TimeUs now);
+  void Arm();
+  void DrainChannels();
+  TimeUs NextTimer() const;
+  void Sleep(TimeUs now, uint64_t timeout_us);
+  bool ConsumeWake();
+
+  TransportCapabilities capabilities_;
+  std::string local_address_, description_;
+  uint64_t instance_ = 0;
+  uint32_t datagram_key_ = 0;
+  int wake_fd_ = -1;
+  std::atomic<bool> wake_{false};
+
+  std::vector<std::unique_ptr<Rail>> rails_;  // destroyed last of the devices' objects
+
+  mutable std::mutex regions_mutex_;
+  std::unordered_map<RegionId, std::unique_ptr<Region>> regions_;
+  size_t regions_pending_ = 0;  // being registered, outside the lock
+  RegionId region_next_ = 1;
+
+  std::unordered_map<uint64_t, std::unique_ptr<Inbound>> inbound_;  // by connection
+  std::unordered_map<uint32_t, Inbound*> inbound_tags_;
+  std::deque<uint64_t> probe_order_;
+  std::deque<uint64_t> fenced_;  // instances
+
+  std::unordered_map<PeerId, std::unique_ptr<Peer>> peers_;
+  PeerId peer_next_ = 1;
+  std::unordered_map<uint32_t, Link*> tags_;         // of the queue pairs there are
+  std::unordered_map<uint64_t, Link*> connections_;  // the same
+  uint32_t tag_next_ = 1;
+  std::unordered_map<RemoteRegionId, std::unique_ptr<RemoteRegion>> remote_regions_;
+  RemoteRegionId remote_region_next_ = 1;
+
+  List<Operation> completed_;
+  size_t accepted_ = 0;         // operations not yet handed out
+  size_t outstanding_ = 0;      // pieces at devices
+  std::vector<Peer*> active_;   // peers in kUp with something to post
+  size_t active_next_ = 0;      // whose turn it is
+  std::vector<Link*> timed_;    // links in kConnecting, kDraining, kDown
+  std::vector<PeerId> closed_;  // in kClosing, perhaps with nothing left at the devices
+  std::vector<std::unique_ptr<Operation[]>> operation_slabs_;
+  List<Operation> operations_free_;
+  std::vector<std::unique_ptr<Piece[]>> piece_slabs_;
+  List<Piece> pieces_free_;
+  std::vector<LinkLoad> loads_;      // LinkForNext()'s scratch
+  std::vector<pollfd> sleep_items_;  // Sleep()'s
+  TimeUs busy_at_ = 0;               // when work was last seen
+  TimeUs events_next_ = 0;           // when to look for the devices' events
+  uint32_t polls_ = 0;
+
+  std::atomic<uint64_t> registrations_{0}, put_bytes_{0}, get_bytes_{0}, puts_{0}, gets_{0}, failures_{0};
+};
+
+// A reliable queue pair on the rail, not connected yet. `inline_bytes` (may be null): how much a put may
+// carry in its work request.
+Status MakeQueuePair(Rail* rail, Handle<ibv_qp>* queue_pair, uint32_t* inline_bytes);
+// Connects it to the one that `remote`, a request or an acceptance, names. `sequence` is of its own first
+// packet. Returns an errno.
+int ConnectQueuePair(Rail* rail, ibv_qp* queue_pair, const Message& remote, uint32_t sequence,
+                     uint8_t reads_served, uint8_t reads_made);
+uint32_t NewSequence();
+
+TimeUs Now();
+uint64_t RandomNumber();  // never 0
+
+}  // namespace ropeteam::verbs
+
+#endif  // ROPETEAM_TRANSPORT_VERBS_INTERNAL_H_

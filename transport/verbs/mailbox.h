@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A datagram queue pair with its buffers: how transports talk before they are connected. Datagrams may be
+// lost, come twice or out of order; who sends one repeats it. Loop thread only.
+
+#ifndef ROPETEAM_TRANSPORT_VERBS_MAILBOX_H_
+#define ROPETEAM_TRANSPORT_VERBS_MAILBOX_H_
+
+#include <cstdint>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "transport/verbs/device.h"
+
+namespace ropeteam::verbs {
+
+class Mailbox {
+ public:
+  // Receive buffers: as many datagrams as may come between two polls. A transport that is asked by a thousand
+  // others at once drops some, and they ask again.
+  static constexpr uint32_t kReceives = 256;
+  static constexpr uint32_t kSends = 64;
+
+  // What is given must outlive the mailbox. `key`: see TransportAddress.
+  Status Open(ibv_pd* domain, ibv_comp_channel* channel, const Port& port, uint32_t key);
+
+  uint32_t queue_pair() const { return queue_pair_->qp_num; }
+  ibv_cq* queue() const { return queue_.get(); }
+
+  // Sends at most kMessageBytesMax. False when kSends are on their way or the device refuses: as good as
+  // lost.
+  bool Send(const std::shared_ptr<ibv_ah>& to, uint32_t queue_pair, uint32_t key, std::string_view bytes);
+  // Calls on_message(std::string_view) for what has come, at most `datagrams_max`. Returns how many
+  // completions there were, also of sends.
+  template <typename F>
+  size_t Receive(size_t datagrams_max, F on_message) {
+    size_t total = 0;
+    ibv_wc completion;
+    while (total < datagrams_max && ibv_poll_cq(queue_.get(), 1, &completion) > 0) {
+      total++;
+      if (const std::string_view bytes = Take(completion); !bytes.empty()) on_message(bytes);
+      Return(completion);
+    }
+    return total;
+  }
+  uint32_t sends_outstanding() const { return sends_outstanding_; }
+
+ private:
+  char* ReceiveSlot(uint64_t slot) { return buffer_.get() + slot * kReceiveBytes; }
+  char* SendSlot(uint64_t slot) {
+    return buffer_.get() + kReceives * kReceiveBytes + slot * kMessageBytesMax;
+  }
+  bool PostReceive(uint64_t slot);
+  // The datagram of a completed receive; empty for all else.
+  std::string_view Take(const ibv_wc& completion);
+  void Return(const ibv_wc& completion);
+
+  static constexpr size_t kGrhBytes = 40;  // in front of every received datagram, used or not
+  static constexpr size_t kReceiveBytes = kGrhBytes + kMessageBytesMax;
+
+  std::unique_ptr<char[]> buffer_;
+  Handle<ibv_mr> memory_;
+  Handle<ibv_cq> queue_;
+  Handle<ibv_qp> queue_pair_;  // destroyed before what it uses
+  std::vector<uint32_t> send_slots_free_;
+  std::shared_ptr<ibv_ah> sending_to_[kSends];  // held until the device has sent
+  uint32_t sends_outstanding_ = 0;
+};
+
+}  // namespace ropeteam::verbs
+
+#endif  // ROPETEAM_TRANSPORT_VERBS_MAILBOX_H_

@@ -1,0 +1,311 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// From an accepted put or get to its completion: pieces of kOperationBytes, posted in turns so that peers
+// share the devices, each turn to the link with the most room.
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/base/log.h"
+#include "transport/verbs/internal.h"
+
+namespace ropeteam::verbs {
+namespace {
+
+// Slabs grow to the high-water mark and stay, so that a steady state allocates nothing.
+constexpr size_t kPerSlab = 1024;
+
+unsigned long long Ull(uint64_t value) { return value; }
+
+bool InRange(uint64_t offset, uint64_t length, uint64_t size) {
+  return offset <= size && length <= size - offset;
+}
+
+uint64_t WorkId(uint32_t tag, uint32_t number) { return static_cast<uint64_t>(tag) << 32 | number; }
+
+// What the peer refused, as opposed to what did not get there.
+bool IsRefusal(ibv_wc_status status) {
+  return status == IBV_WC_REM_ACCESS_ERR || status == IBV_WC_REM_INV_REQ_ERR || status == IBV_WC_REM_OP_ERR;
+}
+bool IsLocal(ibv_wc_status status) {
+  return status == IBV_WC_LOC_PROT_ERR || status == IBV_WC_LOC_LEN_ERR || status == IBV_WC_LOC_QP_OP_ERR ||
+         status == IBV_WC_LOC_ACCESS_ERR;
+}
+
+}  // namespace
+
+Operation* VerbsTransport::NewOperation() {
+  if (operations_free_.empty()) {
+    operation_slabs_.push_back(std::make_unique<Operation[]>(kPerSlab));
+    for (size_t i = 0; i < kPerSlab; i++) operations_free_.Push(&operation_slabs_.back()[i]);
+  }
+  Operation* operation = operations_free_.Pop();
+  *operation = Operation{};
+  return operation;
+}
+
+Piece* VerbsTransport::NewPiece() {
+  if (pieces_free_.empty()) {
+    piece_slabs_.push_back(std::make_unique<Piece[]>(kPerSlab));
+    for (size_t i = 0; i < kPerSlab; i++) pieces_free_.Push(&piece_slabs_.back()[i]);
+  }
+  return pieces_free_.Pop();
+}
+
+Status VerbsTransport::Submit(OperationKind kind, PeerId peer_id, RegionId local, uint64_t local_offset,
+                              RemoteRegionId remote, uint64_t remote_offset, uint64_t length,
+                              uint64_t context) {
+  const auto found = peers_.find(peer_id);
+  if (found == peers_.end() || found->second->state == PeerState::kClosing)
+    return Error(Code::kInvalidArgument, "peer %u is not connected", peer_id);
+  Peer* peer = found->second.get();
+  const auto target = remote_regions_.find(remote);
+  if (target == remote_regions_.end() || target->second->peer != peer_id)
+    return Error(Code::kInvalidArgument, "remote region %u is not of peer %u", remote, peer_id);
+  const RegionKey& key = target->second->key;
+  if (!InRange(remote_offset, length, key.length))
+    return Error(Code::kInvalidArgument, "offset %llu + %llu bytes is outside remote region %u of %llu bytes",
+                 Ull(remote_offset), Ull(length), remote, Ull(key.length));
+  if (accepted_ >= kOperationsOutstandingMax)
+    return Error(Code::kNoSpace, "%zu operations outstanding, limit %zu", accepted_,
+                 kOperationsOutstandingMax);
+  Region* region = nullptr;
+  {
+    std::lock_guard lock(regions_mutex_);
+    const auto source = regions_.find(local);
+    if (source == regions_.end()) return Error(Code::kInvalidArgument, "region %u is not registered", local);
+    region = source->second.get();
+    if (!InRange(local_offset, length, region->length))
+      return Error(Code::kInvalidArgument, "offset %llu + %llu bytes is outside region %u of %llu bytes",
+                   Ull(local_offset), Ull(length), local, Ull(region->length));
+    region->operations.fetch_add(1);  // under the lock: from here on it cannot be deregistered
+  }
+  Operation* operation = NewOperation();
+  operation->kind = kind;
+  operation->peer = peer_id;
+  operation->context = context;
+  operation->region = region;
+  operation->remote = target->second.get();
+  operation->local_offset = local_offset;
+  operation->remote_offset = remote_offset;
+  operation->length = length;
+  accepted_++;
+  if (peer->state == PeerState::kGone) {
+    operation->code = Code::kPeerGone;
+    FinishOperation(operation);
+  } else if (length == 0) {
+    FinishOperation(operation);
+  } else {
+    operation->queued = true;
+    peer->queue.Push(operation);
+    if (peer->state == PeerState::kIdle) {
+      const TimeUs now = Now();
+      peer->state = PeerState::kConnecting;
+      for (Link& link : peer->links) StartConnecting(&link, kPatienceAliveUs, now);
+    }
+    if (peer->state == PeerState::kUp) Activate(peer);
+  }
+  return OkStatus();
+}
+
+void VerbsTransport::FinishOperation(Operation* operation) {
+  ROPETEAM_CHECK(operation->pieces == 0 && !operation->queued);
+  const bool put = operation->kind == OperationKind::kPut;
+  (put ? puts_ : gets_).fetch_add(1, std::memory_order_relaxed);
+  if (operation->code != Code::kOk)
+    failures_.fetch_add(1, std::memory_order_relaxed);
+  else
+    (put ? put_bytes_ : get_bytes_).fetch_add(operation->length, std::memory_order_relaxed);
+  completed_.Push(operation);
+}
+
+void VerbsTransport::Activate(Peer* peer) {
+  if (peer->listed || (peer->queue.empty() && peer->redo.empty())) return;
+  peer->listed = true;
+  active_.push_back(peer);
+}
+
+void VerbsTransport::Deactivate(Peer* peer) {
+  if (!peer->listed) return;
+  peer->listed = false;
+  active_.erase(std::find(active_.begin(), active_.end(), peer));
+}
+
+// A turn for each, round and round, until nobody can post.
+void VerbsTransport::Pump() {
+  size_t idle_turns = 0;
+  while (idle_turns < active_.size()) {
+    if (active_next_ >= active_.size()) active_next_ = 0;
+    Peer* peer = active_[active_next_];
+    const bool posted = PostTurn(peer);
+    if (posted) idle_turns = 0;
+    // The turn may have broken its link, and with it the peer's place in the list.
+    if (active_next_ >= active_.size() || active_[active_next_] != peer) continue;
+    if (peer->queue.empty() && peer->redo.empty()) {
+      Deactivate(peer);  // the next one takes its place
+    } else {
+      active_next_++;
+      if (!posted) idle_turns++;
+    }
+  }
+}
+
+Link* VerbsTransport::LinkForNext(Peer* peer) {
+  loads_.clear();
+  for (const Link& link : peer->links) {
+    const bool room = link.piece_count < kLinkPieces && link.bytes < kLinkBytes &&
+                      link.rail->pieces < link.rail->pieces_max();
+    loads_.push_back({link.state == LinkState::kUp && room, link.mbps, link.rail->bytes});
+  }
+  const int chosen = ChooseLink(loads_, kOperationBytes);
+  return chosen < 0 ? nullptr : &peer->links[static_cast<size_t>(chosen)];
+}
+
+// The next to post: what came back from a broken link first, then the queue's. nullptr: nothing is left.
+Piece* VerbsTransport::NextPiece(Peer* peer) {
+  while (!peer->redo.empty()) {
+    Piece* piece = peer->redo.Pop();
+    if (piece->operation->code == Code::kOk) return piece;
+    DropPiece(piece);
+  }
+  if (peer->queue.empty()) return nullptr;
+  Operation* operation = peer->queue.head();
+  Piece* piece = NewPiece();
+  piece->operation = operation;
+  piece->offset = operation->cut;
+  piece->length = static_cast<uint32_t>(std::min(kOperationBytes, operation->length - operation->cut));
+  operation->cut += piece->length;
+  operation->pieces++;
+  if (operation->cut == operation->length) {
+    peer->queue.Pop();
+    operation->queued = false;
+  }
+  return piece;
+}
+
+bool VerbsTransport::PostTurn(Peer* peer) {
+  ROPETEAM_CHECK(peer->state == PeerState::kUp);
+  Link* link = LinkForNext(peer);
+  if (link == nullptr) return false;
+  const uint32_t room =
+      std::min({kTurnPieces, kLinkPieces - link->piece_count, link->rail->pieces_max() - link->rail->pieces});
+  Piece* pieces[kTurnPieces];
+  uint32_t count = 0;
+  for (uint64_t bytes = 0; count < room && bytes < kTurnBytes; count++) {
+    pieces[count] = NextPiece(peer);
+    if (pieces[count] == nullptr) break;
+    bytes += pieces[count]->length;
+  }
+  if (count > 0) Post(link, pieces, count);
+  return count > 0;
+}
+
+void VerbsTransport::Post(Link* link, Piece** pieces, uint32_t count) {
+  ibv_send_wr requests[kTurnPieces];
+  ibv_sge ranges[kTurnPieces];
+  for (uint32_t i = 0; i < count; i++) {
+    const Piece& piece = *pieces[i];
+    const Operation& operation = *piece.operation;
+    const bool put = operation.kind == OperationKind::kPut;
+    ranges[i] = {operation.region->base + operation.local_offset + piece.offset, piece.length,
+                 operation.region->memory[link->rail->index]->lkey};
+    requests[i] = ibv_send_wr{};
+    requests[i].wr_id = WorkId(link->tag, link->piece_next + i);
+    requests[i].next = i + 1 < count ? &requests[i + 1] : nullptr;
+    requests[i].sg_list = &ranges[i];
+    requests[i].num_sge = 1;
+    requests[i].opcode = put ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ;
+    // A queue pair's work completes in its order, so that the last one's completion stands for all; errors
+    // show without being asked for.
+    requests[i].send_flags = i + 1 < count ? 0 : IBV_SEND_SIGNALED;
+    if (put && operation.region->exported && piece.length <= link->inline_bytes)
+      requests[i].send_flags |= IBV_SEND_INLINE;
+    requests[i].wr.rdma.remote_addr = operation.remote->key.base + operation.remote_offset + piece.offset;
+    requests[i].wr.rdma.rkey = operation.remote->key.keys[link->remote_rail];
+  }
+  ibv_send_wr* bad = nullptr;
+  const int error = ibv_post_send(link->queue_pair.get(), requests, &bad);
+  const uint32_t posted = error == 0 ? count : static_cast<uint32_t>(bad - requests);
+  for (uint32_t i = 0; i < posted; i++) {
+    link->pieces.Push(pieces[i]);
+    link->bytes += pieces[i]->length;
+    link->rail->bytes += pieces[i]->length;
+  }
+  link->piece_count += posted;
+  link->piece_next += posted;
+  link->rail->pieces += posted;
+  outstanding_ += posted;
+  if (error == 0) return;
+  LOG_WARNING("verbs peer %s: %s would not take work: %s (%d)", link->peer->text.c_str(),
+              link->rail->port.name.c_str(), std::strerror(error), error);
+  for (uint32_t i = posted; i < count; i++) link->peer->redo.Push(pieces[i]);
+  BreakLink(link, kPatienceAliveUs, Now());
+}
+
+Piece* VerbsTransport::TakePiece(Link* link) {
+  Piece* piece = link->pieces.Pop();
+  link->piece_count--;
+  link->bytes -= piece->length;
+  link->rail->bytes -= piece->length;
+  link->rail->pieces--;
+  outstanding_--;
+  return piece;
+}
+
+// The piece is done with: its bytes have moved, or its operation has failed.
+void VerbsTransport::DropPiece(Piece* piece) {
+  Operation* operation = piece->operation;
+  ROPETEAM_CHECK(operation->pieces > 0);
+  operation->pieces--;
+  piece->operation = nullptr;
+  pieces_free_.Push(piece);
+  if (operation->pieces == 0 && !operation->queued) FinishOperation(operation);
+}
+
+void VerbsTransport::FailOperation(Peer* peer, Operation* operation, Code code) {
+  if (operation->code == Code::kOk) operation->code = code;
+  if (!operation->queued) return;
+  ROPETEAM_CHECK(peer->queue.head() == operation);  // only the head is partly cut
+  peer->queue.Pop();
+  operation->queued = false;
+  if (operation->pieces == 0) FinishOperation(operation);
+}
+
+// The work request of this number is complete: so are all before it, successfully.
+void VerbsTransport::FinishPieces(Link* link, uint32_t number, ibv_wc_status status) {
+  const uint32_t before = number - (link->piece_next - link->piece_count);
+  if (before >= link->piece_count) return;  // none of ours: the device repeats itself
+  for (uint32_t i = 0; i < before; i++) DropPiece(TakePiece(link));
+  Piece* piece = TakePiece(link);
+  if (status == IBV_WC_SUCCESS)
+    DropPiece(piece);
+  else
+    FailPiece(link, piece, status);
+}
+
+void VerbsTransport::FailPiece(Link* link, Piece* piece, ibv_wc_status status) {
+  Peer* peer = link->peer;
+  Operation* operation = piece->operation;
+  const bool first = link->state == LinkState::kUp;
+  if (first) {
+    const bool refused = IsRefusal(status), local = IsLocal(status);
+    const bool others = peer->links_up > 1;
+    LOG_WARNING("verbs peer %s: %s: %s of %u bytes failed: %s", peer->text.c_str(),
+                link->rail->port.name.c_str(), operation->kind == OperationKind::kPut ? "put" : "get",
+                piece->length, ibv_wc_status_str(status));
+    if (refused || local)
+      FailOperation(peer, operation, refused ? Code::kInvalidArgument : Code::kIo);
+    else if (!others)
+      FailOperation(peer, operation, Code::kLinkFailed);
+    BreakLink(link, refused || local || others ? kPatienceAliveUs : kPatienceSilentUs, Now());
+  }
+  if (peer->state == PeerState::kGone || peer->state == PeerState::kClosing) {
+    FailOperation(peer, operation, Code::kPeerGone);
+    operation->code = Code::kPeerGone;  // also of one that had failed before
+    DropPiece(piece);
+  } else {
+    link->held.Push(piece);
+  }
+}
+
+}  // namespace ropeteam::verbs

@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Completion queues, the devices' events, and sleeping on them.
+
+#include <errno.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "core/base/log.h"
+#include "transport/verbs/internal.h"
+
+namespace ropeteam::verbs {
+namespace {
+
+constexpr int kEntriesPerRead = 32;
+// Reads of one queue in one Poll(), so that a flood of completions cannot keep the caller from its other
+// work.
+constexpr size_t kReadsPerPoll = 4;
+constexpr size_t kDatagramsPerPoll = 32;
+// Work seen at most this long ago is taken to be still going on …
+constexpr TimeUs kBusyUs = 1'000;
+// … and then Wait() spins this long before it sleeps: a sleep and its wake-up cost 20 to 50 µs on a virtual
+// machine, and the next piece of a transfer in progress is usually nearer than that.
+constexpr TimeUs kSpinUs = 100;
+static_assert(kSpinUs < kBusyUs);
+// How often a caller that never sleeps has the devices' events looked at, and the clock for that.
+constexpr TimeUs kEventsUs = 10'000;
+constexpr uint32_t kPollsPerClock = 64;
+
+}  // namespace
+
+size_t VerbsTransport::ReadCompletions(Rail* rail, size_t reads_max) {
+  size_t total = 0;
+  for (size_t read = 0; read < reads_max; read++) {
+    ibv_wc completions[kEntriesPerRead];
+    const int count = ibv_poll_cq(rail->queue.get(), kEntriesPerRead, completions);
+    if (count < 0) LOG_ERROR("verbs: %s: ibv_poll_cq failed", rail->port.name.c_str());
+    for (int i = 0; i < count; i++) OnCompletion(rail, completions[i]);
+    if (count > 0) total += static_cast<size_t>(count);
+    if (count < kEntriesPerRead) break;
+  }
+  return total;
+}
+
+void VerbsTransport::OnCompletion(Rail* rail, const ibv_wc& completion) {
+  const auto tag = static_cast<uint32_t>(completion.wr_id >> 32);
+  if (const auto found = tags_.find(tag); found != tags_.end()) {
+    FinishPieces(found->second, static_cast<uint32_t>(completion.wr_id), completion.status);
+    return;
+  }
+  const auto found = inbound_tags_.find(tag);
+  if (found == inbound_tags_.end()) return;  // of a queue pair that has been destroyed
+  Inbound* inbound = found->second;
+  if (!inbound->probing) return;
+  inbound->probing = false;
+  rail->pieces--;
+  if (completion.status == IBV_WC_SUCCESS) return;
+  LOG_INFO("verbs: connection from %s: nobody there: %s", AddressText(inbound->request.port).c_str(),
+           ibv_wc_status_str(completion.status));
+  DestroyInbound(inbound->connection, inbound->instance);
+}
+
+size_t VerbsTransport::Progress() {
+  size_t count = 0;
+  for (const auto& rail : rails_) {
+    count += ReadCompletions(rail.get(), kReadsPerPoll);
+    count += rail->mailbox.Receive(kDatagramsPerPoll,
+                                   [&](std::string_view bytes) { OnMessage(rail.get(), bytes); });
+  }
+  if (count > 0 || !timed_.empty() || ++polls_ % kPollsPerClock == 0) {
+    const TimeUs now = Now();
+    if (count > 0) busy_at_ = now;
+    if (now >= events_next_) ReadEvents(now);
+    StepLinks(now);
+  }
+  Pump();
+  FinishClosed();
+  return count;
+}
+
+size_t VerbsTransport::Poll(Completion* out, size_t capacity) {
+  Progress();
+  size_t count = 0;
+  for (; count < capacity && !completed_.empty(); count++) {
+    Operation* operation = completed_.Pop();
+    out[count] = {operation->kind, operation->peer, operation->context, operation->code};
+    if (operation->region != nullptr) {
+      operation->region->operations.fetch_sub(1);
+      accepted_--;
+    }
+    operations_free_.Push(operation);
+  }
+  return count;
+}
+
+void VerbsTransport::ReadEvents(TimeUs now) {
+  events_next_ = now + kEventsUs;
+  for (const auto& rail : rails_) {
+    ibv_async_event event;
+    while (ibv_get_async_event(rail->context.get(), &event) == 0) {
+      // Acknowledged first: destroying what an event is about waits for that.
+      ibv_ack_async_event(&event);
+      OnEvent(rail.get(), event, now);
+    }
+  }
+}
+
+void VerbsTransport::OnEvent(Rail* rail, const ibv_async_event& event, TimeUs now) {
+  const char* name = rail->port.name.c_str();
+  switch (event.event_type) {
+    case IBV_EVENT_PORT_ERR:
+    case IBV_EVENT_PORT_ACTIVE:
+      if (event.element.port_num == rail->port.number)
+        OnPort(rail, event.event_type == IBV_EVENT_PORT_ACTIVE, now);
+      return;
+    case IBV_EVENT_DEVICE_FATAL:
+      LOG_ERROR("verbs: device %s has failed", name);
+      rail->dead = true;
+      return OnPort(rail, false, now);
+    case IBV_EVENT_QP_FATAL:
+    case IBV_EVENT_QP_REQ_ERR:
+    case IBV_EVENT_QP_ACCESS_ERR: {
+      // A responder in this state stays until its initiator, which has been told, replaces it. An initiator's
+      // own may be one from which nothing more comes.
+      const auto found = std::find_if(tags_.begin(), tags_.end(), [&](const auto& entry) {
+        return entry.second->queue_pair.get() == event.element.qp;
+      });
+      if (found != tags_.end() && found->second->state == LinkState::kUp)
+        BreakLink(found->second, kPatienceAliveUs, now);
+      return;
+    }
+    case IBV_EVENT_GID_CHANGE:
+      LOG_WARNING("verbs: %s: an address of the port has changed; connections by the old one will fail",
+                  name);
+      return;
+    default:
+      LOG_DEBUG("verbs: %s: %s", name, ibv_event_type_str(event.event_type));
+  }
+}
+
+// A peer with other rails stops using this one at once. For one without, the device's own retries bridge a
+// short cut.
+void VerbsTransport::OnPort(Rail* rail, bool up, TimeUs now) {
+  LOG_WARNING("verbs: port of %s is %s", rail->port.name.c_str(), up ? "up" : "down");
+  rail->up = up && !rail->dead;
+  for (const auto& [id, peer] : peers_) {
+    for (Link& link : peer->links) {
+      if (link.rail != rail) continue;
+      if (up && link.state == LinkState::kDown) link.deadline = now;
+      if (!up && link.state == LinkState::kUp && (peer->links_up > 1 || rail->dead))
+        BreakLink(&link, kPatienceAliveUs, now);
+    }
+  }
+}
+
+void VerbsTransport::Wake() {
+  if (wake_.exchange(true)) return;
+  const uint64_t one = 1;
+  // A full counter is as good as a written one.
+  (void)!write(wake_fd_, &one, sizeof one);
+}
+
+// A Wake() between its two steps leaves the descriptor readable after this; the next Wait() then returns
+// early.
+bool VerbsTransport::ConsumeWake() {
+  if (!wake_.exchange(false)) return false;
+  uint64_t count;
+  (void)!read(wake_fd_, &count, sizeof count);
+  return true;
+}
+
+void VerbsTransport::Wait(uint64_t timeout_us) {
+  if (!completed_.empty() || ConsumeWake()) return;
+  TimeUs now = Now();
+  const TimeUs deadline = timeout_us > UINT64_MAX - now ? UINT64_MAX : now + timeout_us;
+  if (outstanding_ > 0 || now - busy_at_ < kBusyUs) {
+    const TimeUs spin_end = std::min(deadline, now + kSpinUs);
+    while (now < spin_end) {
+      Progress();
+      if (!completed_.empty() || ConsumeWake()) return;
+      now = Now();
+    }
+  }
+  if (now >= deadline) return;
+  Sleep(now, deadline - now);
+}
+
+TimeUs VerbsTransport::NextTimer() const {
+  TimeUs next = UINT64_MAX;
+  for (const Link* link : timed_) {
+    next = std::min(next, link->deadline);
+    if (link->state == LinkState::kConnecting) next = std::min(next, link->send_next);
+    if (link->state == LinkState::kDraining && link->pieces.empty()) next = 0;
+  }
+  return next;
+}
+
+// From here on every completion makes the channel readable; those that came before must be read after this.
+void VerbsTransport::Arm() {
+  for (const auto& rail : rails_) {
+    ibv_req_notify_cq(rail->queue.get(), 0);
+    ibv_req_notify_cq(rail->mailbox.queue(), 0);
+  }
+}
+
+void VerbsTransport::DrainChannels() {
+  for (const auto& rail : rails_) {
+    ibv_cq* queue = nullptr;
+    void* context = nullptr;
+    while (ibv_get_cq_event(rail->channel.get(), &queue, &context) == 0) ibv_ack_cq_events(queue, 1);
+  }
+}
+
+void VerbsTransport::Sleep(TimeUs now, uint64_t timeout_us) {
+  Arm();
+  while (Progress() > 0) {
+  }
+  if (!completed_.empty()) return;
+  if (const TimeUs timer = NextTimer(); timer != UINT64_MAX)
+    timeout_us = std::min(timeout_us, timer > now ? timer - now : 0);
+  sleep_items_.assign(1, {wake_fd_, POLLIN, 0});
+  for (const auto& rail : rails_) {
+    sleep_items_.push_back({rail->channel->fd, POLLIN, 0});
+    sleep_items_.push_back({rail->dead ? -1 : rail->context->async_fd, POLLIN, 0});
+  }
+  const timespec timeout{static_cast<time_t>(timeout_us / 1'000'000),
+                         static_cast<long>(timeout_us % 1'000'000 * 1'000)};
+  const int ready = ppoll(sleep_items_.data(), sleep_items_.size(),
+                          timeout_us >= UINT64_MAX / 2 ? nullptr : &timeout, nullptr);
+  if (ready > 0 && sleep_items_[0].revents != 0) {
+    wake_.store(true);  // so that the descriptor is read also when Wake() is between its two steps
+    ConsumeWake();
+  }
+  if (ready > 0) {
+    DrainChannels();
+    events_next_ = 0;
+  }
+  Progress();
+}
+
+}  // namespace ropeteam::verbs
