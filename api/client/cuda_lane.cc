@@ -73,6 +73,8 @@ Status CudaLane::CheckCall(CuResult result, const char* what) {
   if (result == kCuSuccess) return OkStatus();
   // Nothing tells which errors a context survives; streams of a new lane cost some microseconds.
   broken_ = true;
+  if (result == kCuContextIsDestroyed || result == kCuInvalidContext || result == kCuInvalidHandle)
+    lost_ = true;
   Status status = driver_.ErrorOf(result, what);
   LOG_WARNING("cuda device %d %s", device_, status.message().c_str());
   return status;

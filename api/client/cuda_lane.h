@@ -46,8 +46,10 @@ class CudaLane {
 
   CuContext context() const { return context_; }
   CuDevice device() const { return device_; }
-  // A call failed in a way that this context does not recover from: make another lane.
+  // A call failed, and nobody can tell what of: make another lane.
   bool broken() const { return broken_; }
+  // It failed because the context is gone or was reset, and with it what it had page-locked.
+  bool lost() const { return lost_; }
 
   // An event behind all that has been given to `stream`, which belongs to this lane's context, until now.
   Result<CuEvent> Record(CuStream stream);
@@ -124,6 +126,7 @@ class CudaLane {
   CuStream out_ = nullptr;  // device to arena
   CuStream in_ = nullptr;   // arena to device
   std::atomic<bool> broken_ = false;
+  std::atomic<bool> lost_ = false;
   std::mutex reads_;
 
   std::mutex mutex_;

@@ -66,22 +66,24 @@ Result<std::shared_ptr<CudaLane>> CudaLanes::Get(const CudaDriver& driver, const
     return entry.asked == pointer.context && (pointer.context != nullptr || entry.device == pointer.device);
   };
   auto entry = std::find_if(lanes_.begin(), lanes_.end(), same);
-  if (entry != lanes_.end() && entry->lane->broken()) {
-    // Saves that still use it keep it. What was page-locked through a context that is gone is so no more.
-    const CudaScope scope(driver, entry->lane->context());
-    if (scope.result() != kCuSuccess) arena->Unpin(entry->lane->context());
-    lanes_.erase(entry);
-    entry = lanes_.end();
+  if (entry != lanes_.end() && !entry->lane->broken()) {
+    arena->Pin(driver, entry->lane->context());  // another daemon's arena, since
+    return entry->lane;
   }
-  if (entry == lanes_.end()) {
-    Result<std::shared_ptr<CudaLane>> lane = CudaLane::Make(driver, pointer);
-    if (!lane.ok()) return Status(Code::kInvalidArgument, lane.status().message());
-    LOG_INFO("copies from CUDA device %d go through the arena, staged", (*lane)->device());
-    lanes_.push_back({pointer.context, pointer.device, std::move(lane).value()});
-    entry = lanes_.end() - 1;
-  }
-  arena->Pin(driver, entry->lane->context());
-  return entry->lane;
+  // Saves that still use a lane keep it. Of a context that is gone neither the lane nor what was page-locked
+  // through it is of use.
+  std::erase_if(lanes_, [&](const Entry& old) {
+    const CudaScope scope(driver, old.lane->context());
+    const bool lost = scope.result() != kCuSuccess || old.lane->lost();
+    if (lost) arena->Unpin(old.lane->context());
+    return lost || old.lane->broken();
+  });
+  Result<std::shared_ptr<CudaLane>> lane = CudaLane::Make(driver, pointer);
+  if (!lane.ok()) return Status(Code::kInvalidArgument, lane.status().message());
+  LOG_INFO("copies from CUDA device %d go through the arena, staged", (*lane)->device());
+  lanes_.push_back({pointer.context, pointer.device, *lane});
+  arena->Pin(driver, (*lane)->context());
+  return lane;
 }
 
 }  // namespace ropeteam::client
