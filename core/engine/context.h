@@ -36,11 +36,13 @@ class Context {
   TimeUs now = 0;
   View view;
   NodeCounters counters;
-  Life life;                     // as the leader announced or granted it last
-  std::set<StepId> keep;         // as the leader announced it last
-  std::set<StepId> dead;         // likewise: never to be complete
-  bool leader_heard = false;     // the two around this line are known
-  StepId release_before;         // likewise: older shards that are not kept are released
+  Life life;  // as the leader announced or granted it last
+  // As the leader announced it last. It is acted on only while `leader_heard`: a leader of this epoch has
+  // said so, knowing of this life.
+  std::set<StepId> keep;
+  std::set<StepId> dead;  // never to be complete
+  StepId release_before;  // older shards that are not kept are released
+  bool leader_heard = false;
   bool inventory_dirty = false;  // something the leader should know has changed
   bool counters_dirty = false;   // something it may learn with delay
 

@@ -62,9 +62,8 @@ class Engine::Impl {
 
   std::deque<Envelope> early_;
   bool resumed_ = false;
-  NodeId state_leader_ = kNoNode;
   uint64_t state_sequence_ = 0;
-  std::vector<StepKey> committed_;
+  std::set<StepId> committed_;
   std::set<StepId> announced_;
   uint64_t inventory_sequence_ = 0;
   uint64_t inventory_acked_ = 0;
@@ -95,6 +94,9 @@ void Engine::Impl::ApplyView(const View& view) {
   context_.view = view;
   context_.to_self.clear();  // of the epoch before; whoever sent it asks again below
   context_.inventory_dirty = true;
+  // Until the leader of this epoch has spoken nothing is known to be of no use: what the one before kept and
+  // released rested on copies that may have gone since.
+  context_.leader_heard = false;
   const bool lost = std::any_of(before.members.begin(), before.members.end(),
                                 [&](const Member& member) { return !view.Contains(member.id); });
   // The ranks of a lost node have left a life that has no name; who knew them may have been the lost node
@@ -213,51 +215,55 @@ void Engine::Impl::Dispatch(const Envelope& envelope) {
 
 void Engine::Impl::ApplyLeaderState(NodeId from, const LeaderState& state) {
   if (from != context_.view.leader) return;
+  // Sent before the leader began a life that has been joined here: what it says of that life is still on its
+  // way.
+  if (state.life.incarnation < context_.life.incarnation) return;
   context_.Send(from, LeaderStateAck{state.sequence});
-  if (state_leader_ == from && state.sequence <= state_sequence_) return;
-  state_leader_ = from;
+  if (context_.leader_heard && state.sequence <= state_sequence_) return;
   state_sequence_ = state.sequence;
 
   const bool life_changed = !(context_.life == state.life);
-  if (state.life.incarnation >= context_.life.incarnation) {
-    const bool left_here = state.life.incarnation == context_.life.incarnation && context_.life.broken;
-    context_.life = state.life;
-    context_.life.broken = context_.life.broken || left_here;  // the leader may not have heard yet
-    if (state.life.incarnation > context_.store.incarnation_max())
-      context_.store.SetIncarnationMax(state.life.incarnation);
-  }
+  const bool left_here = state.life.incarnation == context_.life.incarnation && context_.life.broken;
+  context_.life = state.life;
+  context_.life.broken = context_.life.broken || left_here;  // the leader may not have heard yet
+  if (state.life.incarnation > context_.store.incarnation_max())
+    context_.store.SetIncarnationMax(state.life.incarnation);
   context_.leader_heard = true;
   context_.keep.clear();
   for (const StepKey& key : state.keep) context_.keep.insert(key.id);
   context_.release_before = state.release_before.id;
   context_.dead.clear();
   for (const StepKey& key : state.dead) context_.dead.insert(key.id);
-  committed_ = state.committed;
-
-  std::vector<ShardId> marked;
-  for (const auto& [id, shard] : context_.store.shards()) {
-    const bool committed = std::any_of(committed_.begin(), committed_.end(),
-                                       [step = StepOf(id)](const StepKey& key) { return key.id == step; });
-    if (committed && !shard->committed) marked.push_back(id);
-  }
-  for (const ShardId& id : marked) context_.store.SetCommitted(id);
-  for (const StepKey& key : committed_) {
+  committed_.clear();
+  for (const StepKey& key : state.committed) {
+    committed_.insert(key.id);
     if (!announced_.insert(key.id).second) continue;
     context_.out.events.push_back(
         {{key.id.incarnation, key.id.step, LevelEvent::kNoRank}, Level::kCommitted, 0, 0});
     if (announced_.size() > kAnnouncedMax) announced_.erase(announced_.begin());
   }
-  if (life_changed || !marked.empty()) context_.inventory_dirty = true;
+  if (life_changed) context_.inventory_dirty = true;
   Retain();
 }
 
-// What is older than the newest committed step and not kept goes, and what can never be complete; also if it
-// arrives late.
+// What is committed is marked so; what is older than the newest committed step and not kept goes, and what
+// can never be complete. Also if it arrives late: a copy that is made anew long after the commit must be
+// known for what it is when the copies that were there are gone.
 void Engine::Impl::Retain() {
+  std::vector<ShardId> marked;
   std::vector<ShardId> released;
   for (const auto& [id, shard] : context_.store.shards()) {
-    const bool replaced = StepOf(id) < context_.release_before && !context_.keep.contains(StepOf(id));
-    if (replaced || context_.dead.contains(StepOf(id))) released.push_back(id);
+    const StepId step = StepOf(id);
+    const bool replaced = step < context_.release_before && !context_.keep.contains(step);
+    if (context_.leader_heard && (replaced || context_.dead.contains(step))) {
+      released.push_back(id);
+    } else if (!shard->committed && committed_.contains(step)) {
+      marked.push_back(id);
+    }
+  }
+  for (const ShardId& id : marked) {
+    context_.store.SetCommitted(id);
+    context_.inventory_dirty = true;
   }
   for (const ShardId& id : released) {
     LOG_DEBUG("release %s", id.ToString().c_str());

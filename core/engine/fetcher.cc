@@ -286,6 +286,7 @@ void Fetcher::OnGrant(NodeId from, const FetchGrant& grant) {
     source.trouble = "its copy is of another shard";
   } else {
     source.state = Source::State::kOpen;
+    job->committed = job->committed || grant.committed;
     source.chunks_begin = grant.chunks_begin;
     source.extents = grant.extents;
   }
@@ -326,6 +327,7 @@ void Fetcher::End(uint64_t id, const Status& status) {
         context.store.Free(job.extents);
         if (sealed.code() != Code::kAlreadyExists) result = sealed;
       }
+      if (result.ok() && job.committed) context.store.SetCommitted(job.shard);
       context.inventory_dirty = true;
     } else {
       // A get that failed may still be landing in our chunks only if the fabric has not let go; it has

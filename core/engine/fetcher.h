@@ -61,6 +61,7 @@ class Fetcher {
     bool have_meta = false;
     ShardMeta meta;
     std::vector<uint32_t> crcs;
+    bool committed = false;                      // as a holder's copy is marked
     std::set<uint32_t> wanted;                   // chunks neither being read nor good
     bool looked = true;                          // repair: what is wanted is known
     std::map<uint32_t, std::set<NodeId>> tried;  // chunk → holders whose bytes did not do

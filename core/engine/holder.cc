@@ -125,6 +125,7 @@ void Holder::OnSeal(NodeId from, const ReplicaSeal& seal) {
   incoming->attempt = seal.attempt;
   incoming->meta = seal.meta;
   incoming->crcs = seal.crcs;
+  incoming->committed = seal.committed;
   std::vector<uint32_t> wanted;
   for (uint32_t chunk = 0; chunk < chunks; ++chunk) {
     // What was checked against another checksum than the seal's says nothing.
@@ -174,6 +175,7 @@ void Holder::Judge(Incoming* incoming) {
   } else {
     context.counters.replica_bytes_held += meta.stream_bytes;
   }
+  if (incoming->committed) context.store.SetCommitted(meta.id);
   incoming_.erase(CopyId(answer.copy));
   context.inventory_dirty = true;
   context.Send(source, answer);
@@ -193,9 +195,13 @@ void Holder::AnswerUnknownSeal(NodeId from, const ReplicaSeal& seal) {
   } else if (!sealed->bad.empty()) {
     answer.code = Code::kUnavailable;
     answer.message = "the copy here is being repaired";
-  } else if (sealed->role == Role::kCache) {
-    parts_.context.store.SetRole(seal.meta.id, Role::kReplica);  // it is counted on from now
-    parts_.context.inventory_dirty = true;
+  } else {
+    Context& context = parts_.context;
+    const bool cached = sealed->role == Role::kCache;
+    const bool mark = seal.committed && !sealed->committed;
+    if (cached) context.store.SetRole(seal.meta.id, Role::kReplica);  // it is counted on from now
+    if (mark) context.store.SetCommitted(seal.meta.id);
+    if (cached || mark) context.inventory_dirty = true;
   }
   parts_.context.Send(from, answer);
 }
@@ -231,6 +237,7 @@ void Holder::OnFetchOpen(NodeId from, const FetchOpen& open) {
     const SealedShard* shard = context.store.Leased(reading->second.lease);
     grant.meta = shard->meta;
     grant.crcs = shard->crcs;
+    grant.committed = shard->committed;
     grant.chunks_begin = context.store.chunk_offset(0);
     grant.extents = shard->extents;
   }

@@ -58,6 +58,7 @@ class Holder {
     bool attempt_judged = false;
     ShardMeta meta;
     std::vector<uint32_t> crcs;
+    bool committed = false;  // of the seal
     TimeUs heard = 0;
   };
   Incoming* Find(NodeId from, const CopyId& id);

@@ -38,7 +38,7 @@ void Leader::OnView(const View& before) {
   }
   for (const Member& member : context.view.members) members_.try_emplace(member.id);
   for (auto& [node, member] : members_)
-    if (member.acked != sequence_) member.next_send = 0;  // what was on its way was of the epoch before
+    member.acked = member.next_send = 0;  // each is told anew in this epoch
   for (auto& [key, job] : verifying_)
     std::erase_if(job.missing, [&](NodeId node) { return !context.view.Contains(node); });
   std::erase_if(verifying_, [&](const auto& job) { return !context.view.Contains(job.first.first); });
@@ -151,6 +151,14 @@ void Leader::Announce() {
     newest = false;
     if (!step->second.committed) continue;
     if (++producible_committed == 1) release_before = step->first;
+  }
+  // Fewer than that are known to be committed at a job's beginning, or when what knew of the others is lost:
+  // then older steps that can be produced are kept in their place.
+  for (auto step = table_.steps().rbegin();
+       step != table_.steps().rend() && producible_committed < context.config.keep_steps; ++step) {
+    if (step->second.committed || !step->second.producible() || !(step->first < release_before)) continue;
+    keep.insert(step->first);
+    ++producible_committed;
   }
   if (life_.has_pin && life_.pin != StepId() && table_.Find(life_.pin) != nullptr) {
     // The step this life was restored from is protected until the life has a committed step of its own.

@@ -19,7 +19,7 @@
 
 namespace ropeteam {
 
-inline constexpr uint32_t kEngineProtocolVersion = 1;
+inline constexpr uint32_t kEngineProtocolVersion = 2;
 
 enum class Kind : uint16_t {
   kReplicaReserve = 1,
@@ -105,7 +105,8 @@ struct ReplicaSeal {
   uint32_t attempt = 0;
   ShardMeta meta;
   std::vector<uint32_t> crcs;
-  auto Fields() { return std::tie(copy, attempt, meta, crcs); }
+  bool committed = false;  // as the source's copy is marked: the mark goes where the bytes go
+  auto Fields() { return std::tie(copy, attempt, meta, crcs, committed); }
 };
 // kOk: every chunk has been checked by the holder and the copy is sealed. kCorrupt: `bad` chunks do not
 // match.
@@ -269,9 +270,10 @@ struct FetchGrant {
   std::string message;
   ShardMeta meta;
   std::vector<uint32_t> crcs;
+  bool committed = false;     // as in ReplicaSeal
   uint64_t chunks_begin = 0;  // as in ReplicaGrant
   std::vector<Extent> extents;
-  auto Fields() { return std::tie(fetch, code, message, meta, crcs, chunks_begin, extents); }
+  auto Fields() { return std::tie(fetch, code, message, meta, crcs, committed, chunks_begin, extents); }
 };
 struct FetchClose {
   static constexpr Kind kKind = Kind::kFetchClose;

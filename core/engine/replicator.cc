@@ -238,7 +238,9 @@ void Replicator::AdvanceCopy(SourceId id, Source* source, Copy* copy) {
   }
   if (copy->state == State::kSealing && copy->next_send <= context.now) {
     copy->next_send = context.now + kRepeatUs;
-    context.Send(copy->target, ReplicaSeal{copy->id, copy->attempt, source->meta, source->crcs});
+    const SealedShard* sealed = context.store.Leased(source->lease);
+    context.Send(copy->target,
+                 ReplicaSeal{copy->id, copy->attempt, source->meta, source->crcs, sealed->committed});
   }
 }
 

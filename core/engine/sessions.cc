@@ -111,7 +111,10 @@ void Sessions::Hello(SessionId id, RequestId request, const HelloInput& hello) {
         joined->admitted = true;
         joined->incarnation = admitted.life.incarnation;
         Context& context = parts_.context;
-        if (admitted.life.incarnation > context.life.incarnation) context.life = admitted.life;
+        if (admitted.life.incarnation > context.life.incarnation) {
+          context.life = admitted.life;
+          context.leader_heard = false;  // what it said last was of the life before
+        }
         if (admitted.life.incarnation > context.store.incarnation_max())
           context.store.SetIncarnationMax(admitted.life.incarnation);
         context.inventory_dirty = true;
@@ -329,12 +332,11 @@ void Sessions::Reached(const ShardId& shard, Level level) {
 
 void Sessions::OnReplicated(const ShardId& shard) { Reached(shard, Level::kReplicated); }
 
-void Sessions::OnLeaderState(const std::vector<StepKey>& committed, const std::vector<ShardId>& released) {
+void Sessions::OnLeaderState(const std::set<StepId>& committed, const std::vector<ShardId>& released) {
   std::vector<ShardId> reached;
   for (const auto& [shard, progress] : progress_) {
     if (progress.level < Level::kLocal || progress.level >= Level::kCommitted) continue;
-    for (const StepKey& step : committed)
-      if (step.id == StepOf(shard)) reached.push_back(shard);
+    if (committed.contains(StepOf(shard))) reached.push_back(shard);
   }
   for (const ShardId& shard : reached) Reached(shard, Level::kCommitted);
   for (const ShardId& shard : released) {

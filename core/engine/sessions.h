@@ -10,6 +10,7 @@
 
 #include <map>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "core/engine/context.h"
@@ -43,7 +44,7 @@ class Sessions {
   // A shard of this node has so many copies now as REPLICATED means.
   void OnReplicated(const ShardId& shard);
   // The leader's announcement has been applied to the context and the store.
-  void OnLeaderState(const std::vector<StepKey>& committed, const std::vector<ShardId>& released);
+  void OnLeaderState(const std::set<StepId>& committed, const std::vector<ShardId>& released);
   void OnTimer();
   TimeUs NextTimer() const;
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// An engine must take any bytes from a peer without harm: what cannot be read is dropped, and so is what is not for it.
+// An engine must take any bytes from a peer without harm: what cannot be read is dropped, and so is what is
+// not for it.
 #include "core/engine/messages.h"
 
 #include <gtest/gtest.h>
@@ -101,6 +102,78 @@ TEST_F(LoneEngine, TheChunksOfADepartedSourceAreNotUsedBeforeTheQuarantineEnds) 
   EXPECT_LE(engine_->NextTimer(), 1'000 + EngineConfig().quarantine_us);
   engine_->OnTimer(1'000 + EngineConfig().quarantine_us);
   EXPECT_EQ(store_->chunks_free(), 16u);
+}
+
+// Where another leads.
+class LedEngine : public LoneEngine {
+ protected:
+  static constexpr Incarnation kOld = NextIncarnation(0, 3);
+  static constexpr Incarnation kNew = NextIncarnation(kOld, 6);
+
+  // A replica of the old life fills half of the arena.
+  LedEngine() {
+    ShardMeta meta;
+    meta.id = {kOld, 1, 0};
+    meta.world_size = 1;
+    meta.replicas = 1;
+    meta.chunk_bytes = kChunk;
+    meta.stream_bytes = 8 * kChunk;
+    meta.manifest_offset = 7 * kChunk;
+    EXPECT_TRUE(
+        store_->Seal(meta, Role::kReplica, store_->Allocate(8).value(), std::vector<uint32_t>(8)).ok());
+    View led = engine_->view();
+    led.epoch = 6;
+    led.leader = 2;
+    engine_->OnView(2, led);
+  }
+  void Hear(Kind kind, std::string payload) {
+    engine_->OnMessage(3, 2, Encode(Envelope{engine_->view().epoch, 2, 1, kind, std::move(payload)}));
+  }
+  void HearState(uint64_t sequence, Incarnation life) {
+    LeaderState state;
+    state.sequence = sequence;
+    state.life.incarnation = life;
+    Hear(Kind::kLeaderState, Encode(state));
+  }
+  bool GrantsAReplicaOfTenChunks() {
+    Hear(Kind::kReplicaReserve, Encode(ReplicaReserve{{2, 1}, {{kNew, 1, 0}}, 10, kChunk}));
+    const bool granted = store_->chunks_free() < 8;
+    EXPECT_EQ(granted, store_->Find({kOld, 1, 0}) == nullptr);
+    return granted;
+  }
+};
+
+TEST_F(LedEngine, EvictsAFormerLifesShardWhenTheLeaderOfThisLifeDoesNotKeepIt) {
+  EXPECT_FALSE(GrantsAReplicaOfTenChunks());
+  HearState(1, kNew);
+  EXPECT_TRUE(GrantsAReplicaOfTenChunks());
+}
+
+TEST_F(LedEngine, EvictsNothingOnTheWordOfAFormerEpoch) {
+  HearState(1, kNew);
+  View next = engine_->view();
+  next.epoch = 7;
+  engine_->OnView(4, next);
+  EXPECT_FALSE(GrantsAReplicaOfTenChunks());
+  HearState(1, kNew);
+  EXPECT_TRUE(GrantsAReplicaOfTenChunks());
+}
+
+// The life has begun, and what the leader keeps for it is still on its way.
+TEST_F(LedEngine, EvictsNothingOnTheWordOfAFormerLife) {
+  HearState(1, kOld);
+  engine_->OnSessionOpened(3, 1);
+  engine_->OnHello(3, 1, 1, HelloInput{0, 1, 77, "", 1'000'000, 0});
+  JoinReply joined;
+  joined.life.incarnation = kNew;
+  joined.life.world_size = 1;
+  Hear(Kind::kReply, Encode(Reply{1, Code::kOk, "", Encode(joined)}));
+  ASSERT_EQ(engine_->incarnation(), kNew);
+  EXPECT_FALSE(GrantsAReplicaOfTenChunks());
+  HearState(2, kOld);  // overtaken by the answer
+  EXPECT_FALSE(GrantsAReplicaOfTenChunks());
+  HearState(3, kNew);
+  EXPECT_TRUE(GrantsAReplicaOfTenChunks());
 }
 
 TEST_F(LoneEngine, AFencedPeerEndsTheQuarantineAtOnce) {

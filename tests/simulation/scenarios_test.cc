@@ -538,6 +538,31 @@ TEST_F(Story, RedundancyComesBackWithoutARestart) {
   EXPECT_EQ(cluster_->host(0).engine->incarnation(), life);
 }
 
+// Both nodes lose their memory, one after the other, and what was committed has been copied anew between: the
+// copies know that it was, though it was announced before they were made, and the next life's first step does
+// not retire it.
+TEST_F(Story, CopiesMadeAnewKnowThatTheyAreCommitted) {
+  StartNodes(2);
+  StartWorld(1);
+  SaveEverywhere(1, 1);
+  SaveEverywhere(1, 2);
+  StopWorld(1);
+  for (const size_t lost : {size_t{1}, size_t{0}}) {
+    LoseHost(lost);
+    cluster_->StartHost(lost);
+    AwaitOneView();
+    for (Step step = 1; step <= 2; ++step)
+      ASSERT_TRUE(Until([&] { return cluster_->checker().CopiesMin(StepIn(1, step)) == 2; })) << Trouble();
+    for (Step step = 1; step <= 2; ++step)
+      for (Rank rank = 0; rank < 2; ++rank)
+        EXPECT_TRUE(cluster_->host(lost).store->Find(ShardOf(1, step, rank))->committed);
+  }
+  StartWorld(2);
+  SaveEverywhere(2, 3);
+  cluster_->RunFor(1 * kSecond);
+  EXPECT_EQ(cluster_->checker().CopiesMin(StepIn(1, 2)), 2u);
+}
+
 // A spare joins in the middle of a save: no rank notices.
 TEST_F(Story, JoiningDisturbsNobody) {
   StartNodes(4);
