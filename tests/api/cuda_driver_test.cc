@@ -7,22 +7,9 @@
 #include <thread>
 
 #include "tests/api/api_fixture.h"
+#include "tests/api/count_allocations.h"
 #include "tests/api/cuda_rig.h"
 #include "tests/api/fake_cuda.h"
-
-namespace {
-// Of the thread that counts.
-thread_local uint64_t allocations = 0;
-}  // namespace
-
-void* operator new(size_t bytes) {
-  ++allocations;
-  void* memory = std::malloc(bytes != 0 ? bytes : 1);
-  if (memory == nullptr) std::abort();
-  return memory;
-}
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 
 namespace ropeteam::test {
 namespace {
@@ -393,7 +380,7 @@ TEST_F(CudaDriverTest, ASaveLikeTheOneBeforeAllocatesNothing) {
   PinAll();
   char* device = Upload(RandomBytes(8 * kMiB, 16));
   const auto save_all = [&](uint64_t step) {
-    const uint64_t before = allocations;
+    const uint64_t before = AllocationsOfThisThread();
     const ropeteam_save_options_t options{sizeof(options), 8 * kMiB, 64};
     ropeteam_save_t* save = nullptr;
     EXPECT_OK(ropeteam_save_begin(handle_.get(), step, &options, &save));
@@ -403,7 +390,7 @@ TEST_F(CudaDriverTest, ASaveLikeTheOneBeforeAllocatesNothing) {
     }
     EXPECT_OK(ropeteam_save_commit(save));
     ropeteam_save_close(save);
-    return allocations - before;
+    return AllocationsOfThisThread() - before;
   };
   save_all(1);
 #ifdef ROPETEAM_SANITIZED
