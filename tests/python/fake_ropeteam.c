@@ -37,12 +37,14 @@ static struct ropeteam_save* shards[kShards];
 static int shard_count, handles, fail_status, begun_bytes, begun_objects;
 static char fail_call[32], open_life[256], open_socket[256];
 static int64_t open_timeout;
+static int cuda_calls;
 
 ROPETEAM_EXPORT void fake_fail(const char* call, int status) {
   snprintf(fail_call, sizeof fail_call, "%s", call);
   fail_status = status;
 }
-ROPETEAM_EXPORT void fake_reset(void) { shard_count = 0; }
+ROPETEAM_EXPORT void fake_reset(void) { shard_count = cuda_calls = 0; }
+ROPETEAM_EXPORT int fake_cuda_calls(void) { return cuda_calls; }
 ROPETEAM_EXPORT int fake_handles(void) { return handles; }
 ROPETEAM_EXPORT int fake_begun_bytes(void) { return begun_bytes; }
 ROPETEAM_EXPORT int fake_begun_objects(void) { return begun_objects; }
@@ -122,6 +124,13 @@ ropeteam_status_t ropeteam_save_put(ropeteam_save_t* save, const char* name, con
   ropeteam_status_t status = add(save, name, length, &object);
   if (status == ROPETEAM_OK && length) memcpy(object->data, data, length);
   return status;
+}
+/* With streams at addresses from 1 on, and device memory where the process's is. */
+ropeteam_status_t ropeteam_save_put_cuda(ropeteam_save_t* save, const char* name, const void* data, uint64_t length,
+                                         void* stream) {
+  if (!stream) return error(ROPETEAM_INVALID_ARGUMENT, "no stream");
+  cuda_calls++;
+  return ropeteam_save_put(save, name, data, length);
 }
 ropeteam_status_t ropeteam_save_reserve(ropeteam_save_t* save, const char* name, uint64_t length, void** pointer) {
   object_t* object;
@@ -205,6 +214,12 @@ ropeteam_status_t ropeteam_view_read(ropeteam_view_t* view, const char* name, ui
   }
   if (length) memcpy(data, object->data + offset, length);
   return ROPETEAM_OK;
+}
+ropeteam_status_t ropeteam_view_read_cuda(ropeteam_view_t* view, const char* name, uint64_t offset, void* data,
+                                          uint64_t length, void* stream, int64_t timeout_ms) {
+  if (!stream) return error(ROPETEAM_INVALID_ARGUMENT, "no stream");
+  cuda_calls++;
+  return ropeteam_view_read(view, name, offset, data, length, timeout_ms);
 }
 ropeteam_status_t ropeteam_view_map(ropeteam_view_t* view, const char* name, const void** data, uint64_t* length,
                                     int64_t timeout_ms) {

@@ -18,6 +18,7 @@ from ._native import Handle, decode_name, encode_name, library, timeout_ms, unsi
 from ._values import (
     INDEX_NAME,
     RESERVED_PREFIX,
+    Memory,
     ObjectInfo,
     Source,
     Value,
@@ -161,11 +162,11 @@ class Client:
         """Saves this rank's shard of `step`: when it returns the shard is LOCAL and the sources are the
         caller's again.
 
-        Values are tensors (CPU, any dtype and shape; of a DTensor, this rank's part), buffers (bytes,
+        Values are tensors (CPU or CUDA, any dtype and shape; of a DTensor, this rank's part), buffers (bytes,
         bytearray, memoryview, numpy arrays: their bytes alone), or JSON values (dict with str keys, list,
         str, int, float, bool, None). Tensor bytes are read where they lie, except that a tensor which is not
         contiguous is copied into a contiguous one first. Nothing is pickled: anything else is a TypeError
-        before anything is saved.
+        before anything is saved. CUDA tensors are copied behind the work that torch's current stream has by now.
 
         wait: go on to wait, up to `timeout` seconds, until the shard has reached this level.
         DeadlineExceeded then leaves the shard saved, on its way.
@@ -180,7 +181,7 @@ class Client:
         total = sum(info.length for info in infos.values()) + (0 if index is None else len(index))
         with self.begin(step, bytes=total, objects=len(sources) + (0 if index is None else 1)) as save:
             for name, source in sources.items():
-                save._put_source(name, source)
+                save._put_source(name, source, background=True)
         if wait is not None and wait > Level.LOCAL:
             self.wait(step, wait, timeout)
 
@@ -255,7 +256,7 @@ class Client:
     ) -> Shard:
         """Reads what `rank` (this one when not given) saved at `step` (the latest when not given).
 
-        into: tensors (contiguous, CPU; of a DTensor, this rank's part) or writable buffers that are filled
+        into: tensors (contiguous; of a DTensor, this rank's part) or writable buffers that are filled
             in place; they are the result's values. Names, dtypes, shapes and lengths are checked before any
             byte is read.
         names: what to read; without it everything. What is not in `into` comes back as new tensors, JSON
@@ -314,11 +315,15 @@ class Save:
         self._settled = False  # committed or aborted, or tried to be: the C handle only needs its close
         self._infos: dict[str, ObjectInfo] = {}
         self._reserved: list[memoryview] = []
+        self._lent: list[Memory] = []  # CUDA memory that is being copied until the commit
 
-    def put(self, name: str, value: Value) -> None:
+    def put(self, name: str, value: Value, *, background: bool = False) -> None:
         """Copies a tensor, buffer or JSON value into the shard; it is the caller's again at return. As
-        Client.save()."""
-        self._put_source(name, Source(value, name))
+        Client.save().
+
+        background: a CUDA tensor is copied while the program goes on, as it is when torch's current stream has
+            come to this call, and must not be changed before commit() has returned."""
+        self._put_source(name, Source(value, name), background)
 
     def reserve(self, name: str, length: int) -> memoryview:
         """`length` bytes of the arena, 64-byte aligned, to be filled in place before the commit, which
@@ -370,12 +375,14 @@ class Save:
     def close(self) -> None:
         """Aborts if neither committed nor aborted. Closing twice is fine."""
         self._release()
+        lent, self._lent = self._lent, []  # until the end of this call: the library copies no more then
         handle, self._handle = self._handle, None
         if handle is not None and not self._settled:
             # Not left to the handle's end: reserved memory that is still referenced would put that off. The
             # status does not matter, since whatever it is the save is over.
             self._settled = True
             library().save_abort(handle.pointer)
+        del lent
 
     @property
     def closed(self) -> bool:
@@ -412,12 +419,21 @@ class Save:
                 f"name {name!r}: names that begin with {RESERVED_PREFIX!r} are the package's own"
             )
 
-    def _put_source(self, name: str, source: Source) -> None:
+    def _put_source(self, name: str, source: Source, background: bool) -> None:
         self._check_name(name)
         lib = library()
         handle = self._use()
         memory = source.memory()  # held until the library has read it
-        lib.check(lib.save_put(handle.pointer, encode_name(name), memory.address, memory.length))
+        encoded = encode_name(name)
+        # A copy made for this goes at return: many of them at once could fill the device.
+        if memory.stream is not None and background and not memory.temporary:
+            stream = memory.stream.cuda_stream
+            lib.check(lib.save_put_cuda(handle.pointer, encoded, memory.address, memory.length, stream))
+            self._lent.append(memory)
+        else:
+            if memory.stream is not None:
+                memory.stream.synchronize()  # the library waits for torch's default stream, not for others
+            lib.check(lib.save_put(handle.pointer, encoded, memory.address, memory.length))
         self._infos[name] = source.info
 
     def _put(self, name: str, value: bytes) -> None:
@@ -488,18 +504,18 @@ class View:
         return bytes(target)
 
     def read_into(self, name: str, target: Any, offset: int = 0, timeout: float | None = None) -> None:
-        """Fills `target` (a contiguous CPU tensor or writable buffer) from `offset` of the object on, as raw
+        """Fills `target` (a contiguous tensor or writable buffer) from `offset` of the object on, as raw
         bytes: the range must lie inside the object; dtype and shape are not compared (load() does)."""
         memory, _ = target_memory(target, name)
         lib = library()
         milliseconds = timeout_ms(self._timeout if timeout is None else timeout)
         begin = unsigned(offset, 64, "offset")
         handle = self._use()
-        lib.check(
-            lib.view_read(
-                handle.pointer, encode_name(name), begin, memory.address, memory.length, milliseconds
-            )
-        )
+        arguments = [handle.pointer, encode_name(name), begin, memory.address, memory.length]
+        if memory.stream is not None:
+            lib.check(lib.view_read_cuda(*arguments, memory.stream.cuda_stream, milliseconds))
+        else:
+            lib.check(lib.view_read(*arguments, milliseconds))
 
     def map(self, name: str, timeout: float | None = None) -> memoryview:
         """The object's bytes in place in the arena, read-only, checked once, now.

@@ -75,6 +75,7 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
         [c_void_p, c_uint64, ctypes.POINTER(SaveOptions), ctypes.POINTER(c_void_p)],
     ),
     "ropeteam_save_put": (c_int, [c_void_p, c_char_p, c_void_p, c_uint64]),
+    "ropeteam_save_put_cuda": (c_int, [c_void_p, c_char_p, c_void_p, c_uint64, c_void_p]),
     "ropeteam_save_reserve": (c_int, [c_void_p, c_char_p, c_uint64, ctypes.POINTER(c_void_p)]),
     "ropeteam_save_commit": (c_int, [c_void_p]),
     "ropeteam_save_abort": (c_int, [c_void_p]),
@@ -86,6 +87,10 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "ropeteam_view_object": (c_int, [c_void_p, c_uint64, ctypes.POINTER(ObjectStruct)]),
     "ropeteam_view_find": (c_int, [c_void_p, c_char_p, ctypes.POINTER(ObjectStruct)]),
     "ropeteam_view_read": (c_int, [c_void_p, c_char_p, c_uint64, c_void_p, c_uint64, c_int64]),
+    "ropeteam_view_read_cuda": (
+        c_int,
+        [c_void_p, c_char_p, c_uint64, c_void_p, c_uint64, c_void_p, c_int64],
+    ),
     "ropeteam_view_map": (
         c_int,
         [c_void_p, c_char_p, ctypes.POINTER(c_void_p), ctypes.POINTER(c_uint64), c_int64],

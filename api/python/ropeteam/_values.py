@@ -52,6 +52,10 @@ class Memory:
     address: int | None
     length: int
     owner: object
+    #: Of CUDA memory: torch's current stream there, behind whose work the bytes are. None: host memory.
+    stream: Any = None
+    #: The owner is a copy made for this, not what the caller gave.
+    temporary: bool = False
 
 
 class _PyBuffer(ctypes.Structure):
@@ -115,7 +119,7 @@ def is_buffer(value: object) -> bool:
 
 
 def _plain_tensor(tensor: Any, what: str) -> Any:
-    """The strided CPU tensor whose memory is meant: of a DTensor, this rank's own part."""
+    """The strided tensor in CPU or CUDA memory that is meant: of a DTensor, this rank's own part."""
     torch = sys.modules["torch"]
     if hasattr(tensor, "to_local"):
         with torch.no_grad():  # with gradients on, a DTensor answers through autograd, ten times slower
@@ -127,9 +131,20 @@ def _plain_tensor(tensor: Any, what: str) -> Any:
         raise Unsupported(
             f"{what}: a {tensor.layout} tensor of {tensor.dtype}; only plain strided tensors have bytes"
         )
-    if tensor.device.type != "cpu":
-        raise Unsupported(f"{what}: a tensor on {tensor.device}; only CPU memory can be given, use .cpu()")
+    if tensor.device.type not in ("cpu", "cuda"):
+        raise Unsupported(
+            f"{what}: a tensor on {tensor.device}; only CPU and CUDA memory can be given, use .cpu()"
+        )
     return tensor
+
+
+def _tensor_memory(tensor: Any, length: int) -> Memory:
+    if length == 0:
+        return Memory(None, 0, tensor)
+    stream = None
+    if tensor.device.type == "cuda":
+        stream = sys.modules["torch"].cuda.current_stream(tensor.device)
+    return Memory(tensor.data_ptr(), length, tensor, stream)
 
 
 def tensor_info(tensor: Any) -> ObjectInfo:
@@ -176,7 +191,9 @@ class Source:
         if self._export is not None:
             return Memory(self._export.address, self._export.length, self._export)
         tensor = self._tensor.resolve_conj().resolve_neg().contiguous()
-        return Memory(tensor.data_ptr() if self.info.length else None, self.info.length, tensor)
+        memory = _tensor_memory(tensor, self.info.length)
+        memory.temporary = memory.address is not None and memory.address != self._tensor.data_ptr()
+        return memory
 
 
 def target_memory(target: Any, what: str) -> tuple[Memory, ObjectInfo]:
@@ -186,7 +203,7 @@ def target_memory(target: Any, what: str) -> tuple[Memory, ObjectInfo]:
         if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
             raise InvalidArgument(f"{what}: a tensor that is filled in place must be contiguous")
         info = tensor_info(tensor)
-        return Memory(tensor.data_ptr() if info.length else None, info.length, tensor), info
+        return _tensor_memory(tensor, info.length), info
     try:
         export = _BufferExport(target, writable=True)
     except (BufferError, TypeError) as error:

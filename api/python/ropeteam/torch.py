@@ -206,7 +206,7 @@ def _optimizer_objects(model: torch.nn.Module, optimizer: torch.optim.Optimizer)
         for key, value in entries.items():
             if is_tensor(value):
                 objects[f"{_OPTIMIZER}/{name}/{key}"] = value
-                state[name][key] = {"sharded": hasattr(value, "to_local")}
+                state[name][key] = {"sharded": hasattr(value, "to_local"), "device": value.device.type}
             else:
                 state[name][key] = {"value": value}
     groups = []
@@ -250,6 +250,8 @@ class _OptimizerPlan:
                     state[key] = entry["value"]
                 elif f"{_OPTIMIZER}/{name}/{key}" not in self.targets:
                     local = view.value(f"{_OPTIMIZER}/{name}/{key}")
+                    if entry.get("device", "cpu") != "cpu":  # where it was, as the parameter is; a step counter is not
+                        local = local.to(parameter.device)
                     state[key] = _like(parameter, local) if entry["sharded"] else local
         for group, saved in zip(self._optimizer.param_groups, self._saved["groups"]):
             for key, value in saved.items():
