@@ -31,6 +31,9 @@ struct TransportKind {
   bool names_refusals = false;
   // A card serves the memory of a process that is stopped, so that nothing there holds an operation up.
   bool serves_stopped = false;
+  // An operation on a region that its owner has given up fails. Where false its bytes land there: the memory is still
+  // mapped, and nothing checks the key.
+  bool refuses_revoked = true;
   // From a peer's death to the last of its completions. The default is what transport.h promises of a fabric
   // that notices at once; one that notices by silence takes its own timeouts longer.
   uint64_t gone_within_ms = 100;

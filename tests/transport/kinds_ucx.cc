@@ -4,14 +4,32 @@
 #include "transport/ucx/ucx_transport.h"
 
 namespace ropeteam::test {
+namespace {
 
-std::vector<TransportKind> UcxKinds() {
+TransportKind Kind(const std::string& name, const UcxConfig& config) {
   TransportKind kind;
-  kind.name = "ucx";
-  kind.make = [](const std::string&) { return CreateUcxTransport({}); };
+  kind.name = name;
+  kind.make = [config](const std::string&) { return CreateUcxTransport(config); };
+  // A node of UCX's has no address that it could come back under.
+  kind.name_of = [](const Transport&) { return "ucx"; };
   const auto made = kind.make("");
   if (!made.ok()) kind.absent = made.status().message();
-  return {kind};
+  return kind;
+}
+
+}  // namespace
+
+std::vector<TransportKind> UcxKinds() {
+  TransportKind shm = Kind("ucx_shm", {.transports = "posix,cma,self"});
+  shm.describes = "posix/memory";
+  shm.refuses_revoked = false;
+  TransportKind tcp = Kind("ucx_tcp", {.devices = {"lo"}, .transports = "tcp"});
+  tcp.describes = "tcp/lo";
+  tcp.refuses_revoked = false;
+  TransportKind rc = Kind("ucx_rc", {.transports = "rc,self", .gid_index = 0});
+  rc.describes = "rc_verbs/";
+  rc.serves_stopped = true;
+  return {shm, tcp, rc};
 }
 
 }  // namespace ropeteam::test

@@ -179,6 +179,7 @@ class ProcessRig final : public Rig {
   bool shares_bandwidth() const override { return kind_->shares_bandwidth; }
   bool names_refusals() const override { return kind_->names_refusals; }
   bool serves_stopped() const override { return kind_->serves_stopped; }
+  bool refuses_revoked() const override { return kind_->refuses_revoked; }
   uint64_t gone_within_us() const override { return kind_->gone_within_ms * 1'000; }
   std::string describes() const override { return kind_->describes; }
 

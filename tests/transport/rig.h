@@ -75,6 +75,7 @@ class Rig {
     return false;
   }  // a refused range is kInvalidArgument, not kLinkFailed
   virtual bool serves_stopped() const { return false; }  // see TransportKind
+  virtual bool refuses_revoked() const { return true; }  // see TransportKind
   virtual uint64_t gone_within_us() const { return 100'000; }
   virtual std::string describes() const = 0;  // a part of Describe()
 };

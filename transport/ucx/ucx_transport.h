@@ -18,9 +18,11 @@ namespace ropeteam {
 
 struct UcxConfig {
   // As UCX_NET_DEVICES: "mlx5_0:1", "eth0". Empty: UCX's choice, or that of the environment.
-  std::vector<std::string> devices;
+  std::vector<std::string> devices = {};
   // As UCX_TLS: "rc,self", "posix,cma,self". Empty: UCX's choice, or that of the environment.
-  std::string transports;
+  std::string transports = "";
+  // Which entry of a RoCE port's GID table, as UCX_IB_GID_INDEX. -1: UCX's choice.
+  int gid_index = -1;
 };
 
 // Errors: kUnsupported (no UCX in this build, or it has no transport for this), kInvalidArgument (no such

@@ -1,0 +1,305 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// UcxTransport, split by flow: worker.cc opens UCX and registers memory, peers.cc connects, verifies and
+// gives up peers, operations.cc accepts puts and gets and posts their fragments, progress.cc makes progress
+// and sleeps.
+//
+// A peer's life:
+//
+//   state        means                                               leaves when
+//   kIdle        connected by name only, no endpoint                 first operation -> kConnecting
+//   kConnecting  reading the peer's hello (its instance number)      the hello names the right instance ->
+//   kUp
+//                over a new endpoint; operations wait; those that    it names another one, the process is
+//                dead, the a broken endpoint cut short wait for the verdict    tries or the time are used up
+//                -> kGone
+//   kUp          fragments are posted                                the endpoint fails -> kBroken
+//   kBroken      the endpoint is being closed by force; UCX gives    the last request came back ->
+//   kConnecting
+//                back what was posted                                the process is dead -> kGone
+//   kGone        every operation completes with kPeerGone, those     Disconnect() -> kClosing
+//                at the device when UCX has given them back
+//   kClosing     nothing is accepted; UCX still holds requests       the last request came back -> (freed)
+//
+// In every state a dead process (liveness.h) leads to kGone. So a failed operation gets its code only after a
+// fresh look at the peer: kPeerGone when it is dead or another instance, kLinkFailed when it is well.
+//
+// A put completes in two steps: UCX lets go of the buffer (the fragment's request), and an endpoint flush
+// that was started after its last fragment says that the bytes are in the target's memory. Flushes are
+// shared: while one is under way the puts that finish posting gather for the next.
+
+#ifndef ROPETEAM_TRANSPORT_UCX_INTERNAL_H_
+#define ROPETEAM_TRANSPORT_UCX_INTERNAL_H_
+
+#include <poll.h>
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "core/base/ids.h"
+#include "transport/transport.h"
+#include "transport/ucx/codec.h"
+#include "transport/ucx/library.h"
+#include "transport/ucx/liveness.h"
+
+namespace ropeteam::ucx {
+
+struct WorkerCloser {
+  void operator()(ucp_worker_h worker) const { ucp_worker_destroy(worker); }
+};
+using Worker = std::unique_ptr<ucp_worker, WorkerCloser>;
+
+// What a peer reads to learn which instance lives at an address.
+struct Hello {
+  uint64_t magic = 0;
+  uint64_t instance = 0;
+};
+inline constexpr uint64_t kHelloMagic = 0x6f6c6c6568755452;  // "RTuhello"
+
+// Memory registered with UCX; not movable, for UCX knows it by its context.
+class Registration {
+ public:
+  Registration() = default;
+  ~Registration() { Reset(); }
+  Registration(const Registration&) = delete;
+  Registration& operator=(const Registration&) = delete;
+  Status Map(ucp_context_h context, void* base, uint64_t length);
+  void Reset();
+  Result<std::string> PackKey() const;
+  ucp_mem_h get() const { return memory_; }
+
+ private:
+  ucp_context_h context_ = nullptr;
+  ucp_mem_h memory_ = nullptr;
+};
+
+struct Region {
+  char* base = nullptr;
+  uint64_t length = 0;
+  Registration memory;                  // none for a region of length 0
+  std::string key;                      // packed
+  std::atomic<uint64_t> operations{0};  // accepted, not yet handed out as completed
+};
+
+struct RemoteRegion {
+  PeerId peer = 0;
+  RegionKey key;
+  ucp_rkey_h handle = nullptr;  // for the peer's present endpoint; null until the first operation over it
+};
+
+// One accepted Put(), Get() or Disconnect(). Lives in a slab, in exactly one list or (all fragments posted)
+// in none.
+struct Operation {
+  Operation* next = nullptr;
+  OperationKind kind = OperationKind::kPut;
+  Code code = Code::kOk;
+  bool queued = false;     // in its peer's queue: not all fragments are posted
+  bool gathered = false;   // a put in its peer's `unflushed`
+  bool confirmed = false;  // a put whose flush is done; a get needs none
+  PeerId peer = 0;
+  uint32_t requests = 0;  // fragments and flushes at UCX
+  uint64_t context = 0;
+  char* local = nullptr;
+  Region* region = nullptr;
+  RemoteRegion* remote = nullptr;
+  uint64_t remote_address = 0;
+  uint64_t length = 0;
+  uint64_t posted = 0;  // bytes
+};
+
+class OperationList {
+ public:
+  bool empty() const { return head_ == nullptr; }
+  Operation* head() const { return head_; }
+  void Push(Operation* operation) {
+    operation->next = nullptr;
+    (head_ == nullptr ? head_ : tail_->next) = operation;
+    tail_ = operation;
+  }
+  Operation* Pop() {
+    Operation* operation = head_;
+    head_ = operation->next;
+    operation->next = nullptr;
+    return operation;
+  }
+
+ private:
+  Operation* head_ = nullptr;
+  Operation* tail_ = nullptr;
+};
+
+struct Peer;
+class UcxTransport;
+
+enum class RequestKind : uint8_t { kFragment, kFlush, kHello };
+
+// One request at UCX, which knows it by its address.
+struct Request {
+  RequestKind kind = RequestKind::kFragment;
+  UcxTransport* transport = nullptr;
+  Peer* peer = nullptr;
+  Operation* operation = nullptr;  // kFragment
+  OperationList flushed;           // kFlush: the puts that it confirms
+  uint64_t bytes = 0;
+  Request* next = nullptr;  // of the free list
+};
+
+enum class PeerState : uint8_t { kIdle, kConnecting, kUp, kBroken, kGone, kClosing };
+
+struct Peer {
+  UcxTransport* transport = nullptr;
+  PeerId id = 0;
+  PeerState state = PeerState::kIdle;
+  WorkerAddress remote;
+  std::string text;  // for people
+  PeerWatch watch;
+  ucp_ep_h endpoint = nullptr;
+  void* closing = nullptr;  // the request of closing the endpoint; null when there is none
+  bool draining = false;    // closed by force, not everything has come back
+  bool failed = false;      // UCX has reported the endpoint, or a request failed: it is to be looked at
+  bool listed = false;      // in active_
+  uint32_t requests = 0;    // at UCX, all kinds
+  uint32_t fragments = 0;   // of those, fragments
+  uint32_t flushes = 0;     // of those, flushes
+  OperationList queue;      // not wholly posted; only the head may be partly
+  OperationList unflushed;  // puts wholly posted, to be confirmed by the next flush
+  uint64_t unflushed_bytes = 0;
+  OperationList broken;  // failed, nothing at UCX, waiting for the verdict on the peer
+  // kConnecting
+  Hello hello;  // read into; at UCX while a kHello request is
+  ucp_rkey_h hello_key = nullptr;
+  bool hello_posted = false, hello_answered = false;
+  bool reconnecting = false;  // it has been up before
+  uint32_t tries = 0;
+  TimeUs connect_start = 0, hello_next = 0;
+};
+
+class UcxTransport final : public Transport {
+ public:
+  static Result<std::unique_ptr<Transport>> Create(const UcxConfig& config);
+  ~UcxTransport() override;
+
+  const TransportCapabilities& capabilities() const override { return capabilities_; }
+  std::string LocalAddress() const override { return local_address_; }
+  std::string Describe() const override { return description_; }
+  Result<RegionId> RegisterRegion(void* base, uint64_t length) override;
+  Status DeregisterRegion(RegionId region) override;
+  std::string ExportRegion(RegionId region) const override;
+  Result<PeerId> Connect(const std::string& address) override;
+  void Disconnect(PeerId peer) override;
+  Result<RemoteRegionId> ImportRegion(PeerId peer, const std::string& key) override;
+  Status Put(PeerId peer, RegionId local, uint64_t local_offset, RemoteRegionId remote,
+             uint64_t remote_offset, uint64_t length, uint64_t context) override {
+    return Submit(OperationKind::kPut, peer, local, local_offset, remote, remote_offset, length, context);
+  }
+  Status Get(PeerId peer, RegionId local, uint64_t local_offset, RemoteRegionId remote,
+             uint64_t remote_offset, uint64_t length, uint64_t context) override {
+    return Submit(OperationKind::kGet, peer, local, local_offset, remote, remote_offset, length, context);
+  }
+  size_t Poll(Completion* out, size_t capacity) override;
+  void Wait(uint64_t timeout_us) override;
+  void Wake() override;
+  Counters counters() const override;
+
+ private:
+  explicit UcxTransport(const UcxConfig& config) : config_(config) {}
+
+  // worker.cc
+  Status Open();
+  Status OpenWorker();
+  Status NameSelf();
+  void DescribeSelf();
+
+  // operations.cc
+  Status Submit(OperationKind kind, PeerId peer, RegionId local, uint64_t local_offset, RemoteRegionId remote,
+                uint64_t remote_offset, uint64_t length, uint64_t context);
+  void Pump();
+  bool PostNext(Peer* peer);
+  void PostFragment(Peer* peer, Operation* operation, ucp_rkey_h key);
+  void StartFlush(Peer* peer);
+  void Complete(Operation* operation, Code code);
+  void Settle(Peer* peer, Operation* operation, Code code);
+  Operation* NewOperation();
+  void FreeOperation(Operation* operation);
+  Request* NewRequest(Peer* peer, RequestKind kind);
+  void FreeRequest(Request* request);
+  void Track(Request* request, void* handle);
+  void Finish(Request* request, ucs_status_t status);
+  static void OnRequest(void* handle, ucs_status_t status, void* user_data);
+  void List(Peer* peer);
+  void Unlist(Peer* peer);
+
+  // peers.cc
+  void StartConnecting(Peer* peer, TimeUs now);
+  Status OpenEndpoint(Peer* peer);
+  ucp_rkey_h KeyOf(Peer* peer, RemoteRegion* remote);
+  void PostHello(Peer* peer, TimeUs now);
+  void CloseEndpoint(Peer* peer);
+  bool Drained(Peer* peer);
+  void StepPeers(TimeUs now);
+  void StepPeer(Peer* peer, TimeUs now);
+  void BreakEndpoint(Peer* peer);
+  void StepConnecting(Peer* peer, TimeUs now);
+  void Suspect(Peer* peer) { peer->failed = suspects_ = true; }
+  void SetUp(Peer* peer);
+  void SetGone(Peer* peer, const char* reason);
+  void GiveUp(Peer* peer, PeerState state);
+  void FinishDisconnect(Peer* peer);
+  static void OnEndpointError(void* peer, ucp_ep_h endpoint, ucs_status_t status);
+
+  // progress.cc
+  bool Progress();
+  void Sleep(TimeUs now, uint64_t timeout_us);
+  bool ConsumeWake();
+  bool Unsettled() const { return suspects_ || unsettled_ > 0; }
+
+  const UcxConfig config_;
+  TransportCapabilities capabilities_;
+  std::string local_address_, description_;
+  uint64_t instance_ = 0;
+
+  // In the order of opening; closed in the reverse.
+  Context context_;
+  Hello* hello_ = nullptr;  // a page of its own
+  Registration hello_memory_;
+  Worker worker_;
+  int event_fd_ = -1;  // the worker's own
+  int wake_fd_ = -1;
+  std::atomic<bool> wake_{false};
+
+  mutable std::mutex regions_mutex_;
+  std::unordered_map<RegionId, std::unique_ptr<Region>> regions_;
+  RegionId region_next_ = 1;
+
+  std::unordered_map<PeerId, std::unique_ptr<Peer>> peers_;
+  PeerId peer_next_ = 1;
+  std::unordered_map<RemoteRegionId, RemoteRegion> remote_regions_;  // operations point into it
+  RemoteRegionId remote_region_next_ = 1;
+
+  OperationList completed_;
+  size_t accepted_ = 0;              // operations not yet handed out
+  size_t outstanding_ = 0;           // requests at UCX
+  uint32_t unsettled_ = 0;           // peers that are connecting or draining, counted by StepPeers()
+  bool suspects_ = false;            // a peer has failed since StepPeers()
+  TimeUs look_next_ = 0;             // when the peers with work are looked at
+  std::vector<Peer*> active_;        // peers in kUp with a queue or with puts to flush
+  size_t active_next_ = 0;           // whose turn it is
+  std::vector<pollfd> sleep_items_;  // Sleep()'s scratch, kept so that it allocates nothing
+  std::vector<std::unique_ptr<Operation[]>> operation_slabs_;
+  OperationList operations_free_;
+  std::vector<std::unique_ptr<Request[]>> request_slabs_;
+  Request* requests_free_ = nullptr;
+  TimeUs busy_at_ = 0;  // when work was last seen, ours or inbound
+
+  std::atomic<uint64_t> registrations_{0}, put_bytes_{0}, get_bytes_{0}, puts_{0}, gets_{0}, failures_{0};
+};
+
+TimeUs Now();
+
+}  // namespace ropeteam::ucx
+
+#endif  // ROPETEAM_TRANSPORT_UCX_INTERNAL_H_

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Whether a transport of this host lives. UCX's shared memory notices a peer's death only by its keepalive,
+// seconds later, so a peer on the same host is watched by its process: a pidfd becomes readable when it ends.
+// A peer in this very process is looked up by its instance number. Peers on other hosts are left to UCX.
+
+#ifndef ROPETEAM_TRANSPORT_UCX_LIVENESS_H_
+#define ROPETEAM_TRANSPORT_UCX_LIVENESS_H_
+
+#include <cstdint>
+
+namespace ropeteam::ucx {
+
+// A process, over all hosts and for ever.
+struct ProcessIdentity {
+  uint64_t host = 0;  // of the boot and the process-id namespace; 0: unknown, and then equal to no other
+  uint64_t start =
+      0;  // when the process started, in clock ticks after boot: tells a process id's users apart
+  int32_t process = 0;  // its id
+};
+
+ProcessIdentity ThisProcess();
+
+// Instances that live in this process. Any thread.
+void AddInstance(uint64_t instance);
+void RemoveInstance(uint64_t instance);
+
+// Watches one peer. Loop thread.
+class PeerWatch {
+ public:
+  PeerWatch() = default;
+  ~PeerWatch() { Stop(); }
+  PeerWatch(const PeerWatch&) = delete;
+  PeerWatch& operator=(const PeerWatch&) = delete;
+
+  void Start(const ProcessIdentity& peer, uint64_t instance);
+  void Stop();
+  // True: it is surely dead. False: it lives, or nothing is known of it.
+  bool Dead();
+  // Known to be watched: a living peer is really alive.
+  bool watching() const { return inside_ || fd_ >= 0; }
+  // Readable when the peer is dead; -1: look at intervals, with Dead().
+  int fd() const { return fd_; }
+
+ private:
+  uint64_t instance_ = 0;
+  bool inside_ = false;  // in this process
+  bool dead_ = false;
+  int fd_ = -1;
+};
+
+}  // namespace ropeteam::ucx
+
+#endif  // ROPETEAM_TRANSPORT_UCX_LIVENESS_H_

@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Who is at the other end: connecting, the verdict after a failure, giving a peer up. The states are in
+// internal.h.
+
+#include <algorithm>
+
+#include "core/base/log.h"
+#include "transport/ucx/internal.h"
+
+namespace ropeteam::ucx {
+namespace {
+
+// A hello that failed is tried again after this long, three times as long after each …
+constexpr TimeUs kHelloRetryUs = 1'000;
+// … and after this many there is nobody: 1 + 3 + 9 + 27 ms.
+constexpr uint32_t kHelloTriesMax = 5;
+// A peer that does not answer: it may be busy, or its host may be gone. One that was well a moment ago gets
+// less.
+constexpr TimeUs kHelloDeadlineUs = 5'000'000;
+constexpr TimeUs kHelloDeadlineAfterBreakUs = 1'000'000;
+
+}  // namespace
+
+Result<PeerId> UcxTransport::Connect(const std::string& bytes) {
+  auto peer = std::make_unique<Peer>();
+  ROPETEAM_RETURN_IF_ERROR(Decode(bytes, &peer->remote));
+  peer->transport = this;
+  peer->id = peer_next_++;
+  char text[32];
+  snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(peer->remote.instance));
+  peer->text = text;
+  const PeerId id = peer->id;
+  peers_.emplace(id, std::move(peer));
+  return id;
+}
+
+Result<RemoteRegionId> UcxTransport::ImportRegion(PeerId peer, const std::string& bytes) {
+  const auto found = peers_.find(peer);
+  if (found == peers_.end() || found->second->state == PeerState::kClosing)
+    return Error(Code::kInvalidArgument, "peer %u is not connected", peer);
+  RegionKey key;
+  ROPETEAM_RETURN_IF_ERROR(Decode(bytes, &key));
+  if (key.instance != found->second->remote.instance)
+    return Error(Code::kInvalidArgument, "the region key is not from this instance of peer %s",
+                 found->second->text.c_str());
+  const RemoteRegionId id = remote_region_next_++;
+  remote_regions_.emplace(id, RemoteRegion{peer, std::move(key), nullptr});
+  return id;
+}
+
+void UcxTransport::StartConnecting(Peer* peer, TimeUs now) {
+  peer->state = PeerState::kConnecting;
+  peer->hello_posted = peer->hello_answered = false;
+  peer->tries = 0;
+  peer->connect_start = peer->hello_next = now;
+  peer->failed = false;
+  if (!peer->watch.watching()) peer->watch.Start(peer->remote.process, peer->remote.instance);
+  suspects_ = true;
+}
+
+Status UcxTransport::OpenEndpoint(Peer* peer) {
+  ucp_ep_params_t params{};
+  params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
+                      UCP_EP_PARAM_FIELD_ERR_HANDLER;
+  params.address = reinterpret_cast<const ucp_address_t*>(peer->remote.name.data());
+  params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
+  params.err_handler.cb = OnEndpointError;
+  params.err_handler.arg = peer;
+  const ucs_status_t status = ucp_ep_create(worker_.get(), &params, &peer->endpoint);
+  if (status != UCS_OK) {
+    peer->endpoint = nullptr;
+    return Error(Code::kLinkFailed, "ucp_ep_create: %s", ucs_status_string(status));
+  }
+  const ucs_status_t unpacked =
+      ucp_ep_rkey_unpack(peer->endpoint, peer->remote.hello_key.data(), &peer->hello_key);
+  if (unpacked != UCS_OK) {
+    peer->hello_key = nullptr;
+    return Error(Code::kLinkFailed, "ucp_ep_rkey_unpack: %s", ucs_status_string(unpacked));
+  }
+  return OkStatus();
+}
+
+ucp_rkey_h UcxTransport::KeyOf(Peer* peer, RemoteRegion* remote) {
+  if (remote->handle != nullptr) return remote->handle;
+  const ucs_status_t status = ucp_ep_rkey_unpack(peer->endpoint, remote->key.key.data(), &remote->handle);
+  if (status == UCS_OK) return remote->handle;
+  LOG_WARNING("ucx peer %s: its region cannot be reached: %s", peer->text.c_str(), ucs_status_string(status));
+  return remote->handle = nullptr;
+}
+
+void UcxTransport::OnEndpointError(void* argument, ucp_ep_h /*endpoint*/, ucs_status_t status) {
+  auto* peer = static_cast<Peer*>(argument);
+  LOG_DEBUG("ucx peer %s: endpoint failed: %s", peer->text.c_str(), ucs_status_string(status));
+  peer->transport->Suspect(peer);
+}
+
+// By force: UCX cancels what was posted and gives it back from its progress. Until then the peer is draining.
+void UcxTransport::CloseEndpoint(Peer* peer) {
+  peer->hello_answered = false;
+  if (peer->endpoint == nullptr) return;
+  ucp_request_param_t param{};
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
+  param.flags = UCP_EP_CLOSE_FLAG_FORCE;
+  peer->draining = true;
+  suspects_ = true;
+  void* handle = ucp_ep_close_nbx(peer->endpoint, &param);
+  peer->endpoint = nullptr;
+  if (UCS_PTR_IS_PTR(handle))
+    peer->closing = handle;
+  else if (UCS_PTR_IS_ERR(handle))
+    LOG_WARNING("ucx peer %s: ucp_ep_close_nbx: %s", peer->text.c_str(),
+                ucs_status_string(UCS_PTR_STATUS(handle)));
+}
+
+// Whether UCX holds nothing of this peer's any more.
+bool UcxTransport::Drained(Peer* peer) {
+  if (peer->closing != nullptr && ucp_request_check_status(peer->closing) != UCS_INPROGRESS) {
+    ucp_request_free(peer->closing);
+    peer->closing = nullptr;
+  }
+  if (peer->closing != nullptr || peer->requests > 0) return false;
+  if (peer->hello_key != nullptr) ucp_rkey_destroy(peer->hello_key);
+  peer->hello_key = nullptr;
+  for (auto& [id, remote] : remote_regions_) {
+    if (remote.peer != peer->id || remote.handle == nullptr) continue;
+    ucp_rkey_destroy(remote.handle);
+    remote.handle = nullptr;
+  }
+  peer->draining = false;
+  return true;
+}
+
+void UcxTransport::StepPeers(TimeUs now) {
+  suspects_ = false;
+  unsettled_ = 0;
+  std::vector<Peer*> finished;
+  for (auto& [id, peer] : peers_) {
+    StepPeer(peer.get(), now);
+    if (peer->state == PeerState::kClosing && !peer->draining) finished.push_back(peer.get());
+    if (peer->draining || peer->state == PeerState::kConnecting) unsettled_++;
+  }
+  for (Peer* peer : finished) FinishDisconnect(peer);
+}
+
+void UcxTransport::StepPeer(Peer* peer, TimeUs now) {
+  const bool drained = peer->draining && Drained(peer);
+  const bool judged = peer->state == PeerState::kConnecting || peer->state == PeerState::kUp ||
+                      peer->state == PeerState::kBroken;
+  if (!judged) return;
+  // Nobody waits for the verdict on a peer without work: its watch is looked at with its next operation.
+  const bool working = peer->requests > 0 || !peer->queue.empty() || !peer->unflushed.empty() ||
+                       !peer->broken.empty() || peer->failed || peer->draining;
+  if (working && peer->watch.Dead()) return SetGone(peer, "its process has ended");
+  if (peer->failed) {
+    peer->failed = false;
+    if (peer->state == PeerState::kUp) return BreakEndpoint(peer);
+    if (peer->state == PeerState::kConnecting && !peer->draining) {
+      TimeUs wait = kHelloRetryUs;
+      for (uint32_t i = 0; i < peer->tries; i++) wait *= 3;
+      peer->tries++;
+      peer->hello_next = now + wait;
+      CloseEndpoint(peer);
+    }
+  }
+  if (drained && peer->state == PeerState::kBroken) StartConnecting(peer, now);
+  if (peer->state == PeerState::kConnecting) StepConnecting(peer, now);
+}
+
+void UcxTransport::BreakEndpoint(Peer* peer) {
+  LOG_INFO("ucx peer %s: link broken, looking whether it is alive", peer->text.c_str());
+  Unlist(peer);
+  peer->state = PeerState::kBroken;
+  peer->reconnecting = true;
+  CloseEndpoint(peer);
+  // Over the next endpoint nothing would confirm what went over this one.
+  if (!peer->queue.empty() && peer->queue.head()->posted > 0)
+    Settle(peer, peer->queue.head(), Code::kLinkFailed);
+  while (!peer->unflushed.empty()) {
+    Operation* operation = peer->unflushed.Pop();
+    operation->gathered = false;
+    Settle(peer, operation, Code::kLinkFailed);
+  }
+  peer->unflushed_bytes = 0;
+}
+
+void UcxTransport::StepConnecting(Peer* peer, TimeUs now) {
+  if (peer->hello_answered) {
+    if (peer->hello.magic == kHelloMagic && peer->hello.instance == peer->remote.instance)
+      SetUp(peer);
+    else
+      SetGone(peer, "another instance lives at its address");
+    return;
+  }
+  if (peer->tries >= kHelloTriesMax) return SetGone(peer, "it cannot be reached");
+  // A peer of this host whose process lives has no link to lose.
+  const bool known = peer->reconnecting && !peer->watch.watching();
+  if (now - peer->connect_start > (known ? kHelloDeadlineAfterBreakUs : kHelloDeadlineUs))
+    return SetGone(peer, "it does not answer");
+  if (!peer->draining && !peer->hello_posted && now >= peer->hello_next) PostHello(peer, now);
+}
+
+void UcxTransport::PostHello(Peer* peer, TimeUs /*now*/) {
+  if (const Status opened = OpenEndpoint(peer); !opened.ok()) {
+    LOG_WARNING("ucx peer %s: %s", peer->text.c_str(), opened.message().c_str());
+    return Suspect(peer);
+  }
+  peer->hello = Hello{};
+  peer->hello_posted = true;
+  Request* request = NewRequest(peer, RequestKind::kHello);
+  ucp_request_param_t param{};
+  param.op_attr_mask =
+      UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMORY_TYPE;
+  param.cb.send = OnRequest;
+  param.user_data = request;
+  param.memory_type = UCS_MEMORY_TYPE_HOST;
+  Track(request, ucp_get_nbx(peer->endpoint, &peer->hello, sizeof peer->hello, peer->remote.hello_address,
+                             peer->hello_key, &param));
+}
+
+void UcxTransport::SetUp(Peer* peer) {
+  if (peer->reconnecting)
+    LOG_WARNING("ucx peer %s: the link failed and stands again", peer->text.c_str());
+  else
+    LOG_INFO("ucx peer %s: lanes %s", peer->text.c_str(), LanesOf(peer->endpoint).c_str());
+  peer->state = PeerState::kUp;
+  peer->hello_answered = false;
+  while (!peer->broken.empty()) {
+    Operation* operation = peer->broken.Pop();
+    Complete(operation, operation->code);
+  }
+  if (!peer->queue.empty()) List(peer);
+}
+
+void UcxTransport::SetGone(Peer* peer, const char* reason) {
+  LOG_WARNING("ucx peer %s: gone: %s", peer->text.c_str(), reason);
+  GiveUp(peer, PeerState::kGone);
+}
+
+void UcxTransport::GiveUp(Peer* peer, PeerState state) {
+  Unlist(peer);
+  peer->state = state;
+  CloseEndpoint(peer);
+  peer->watch.Stop();
+  while (!peer->broken.empty()) Complete(peer->broken.Pop(), Code::kPeerGone);
+  while (!peer->queue.empty()) Settle(peer, peer->queue.head(), Code::kPeerGone);
+  while (!peer->unflushed.empty()) {
+    Operation* operation = peer->unflushed.Pop();
+    operation->gathered = false;
+    Settle(peer, operation, Code::kPeerGone);
+  }
+  peer->unflushed_bytes = 0;
+}
+
+void UcxTransport::Disconnect(PeerId id) {
+  const auto found = peers_.find(id);
+  if (found == peers_.end() || found->second->state == PeerState::kClosing) return;
+  GiveUp(found->second.get(), PeerState::kClosing);
+  suspects_ = true;
+}
+
+void UcxTransport::FinishDisconnect(Peer* peer) {
+  ROPETEAM_CHECK(peer->requests == 0 && peer->queue.empty() && peer->broken.empty() && !peer->listed);
+  std::erase_if(remote_regions_, [peer](const auto& entry) { return entry.second.peer == peer->id; });
+  Operation* operation = NewOperation();
+  operation->kind = OperationKind::kDisconnect;
+  operation->peer = peer->id;
+  completed_.Push(operation);
+  peers_.erase(peer->id);
+}
+
+}  // namespace ropeteam::ucx

@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Opening: context, worker, hello; and registering memory.
+
+#include <errno.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <set>
+
+#include "core/base/log.h"
+#include "transport/ucx/internal.h"
+
+namespace ropeteam {
+
+Result<std::unique_ptr<Transport>> CreateUcxTransport(const UcxConfig& config) {
+  return ucx::UcxTransport::Create(config);
+}
+
+namespace ucx {
+namespace {
+
+constexpr size_t kPageBytes = 4096;
+// UCX divides operations into what its transports take by itself. Ours are divided before so that peers share
+// the link and that a peer given up has little of the way behind it; larger ones gain nothing over shared
+// memory, tcp or rc.
+constexpr uint64_t kOperationBytes = 1 << 20;
+
+unsigned long long Ull(uint64_t value) { return value; }
+
+uint64_t RandomNumber() {
+  uint64_t number = 0;
+  while (number == 0)
+    if (getrandom(&number, sizeof number, 0) != sizeof number) number = 0;
+  return number;
+}
+
+}  // namespace
+
+Status Registration::Map(ucp_context_h context, void* base, uint64_t length) {
+  ucp_mem_map_params_t params{};
+  params.field_mask =
+      UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH | UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE;
+  params.address = base;
+  params.length = length;
+  params.memory_type = UCS_MEMORY_TYPE_HOST;
+  const ucs_status_t status = ucp_mem_map(context, &params, &memory_);
+  if (status == UCS_OK) {
+    context_ = context;
+    return OkStatus();
+  }
+  memory_ = nullptr;
+  rlimit limit{};
+  getrlimit(RLIMIT_MEMLOCK, &limit);
+  // A device that may not lock the memory makes UCX answer an input/output error.
+  if (status == UCS_ERR_NO_MEMORY || (limit.rlim_cur != RLIM_INFINITY && length > limit.rlim_cur))
+    return Error(Code::kNoSpace,
+                 "register %llu bytes: %s; the locked-memory limit is %llu bytes (raise it with ulimit -l or "
+                 "LimitMEMLOCK=infinity)",
+                 Ull(length), ucs_status_string(status), Ull(limit.rlim_cur));
+  return Error(Code::kIo, "ucp_mem_map of %llu bytes: %s", Ull(length), ucs_status_string(status));
+}
+
+void Registration::Reset() {
+  if (memory_ == nullptr) return;
+  const ucs_status_t status = ucp_mem_unmap(context_, memory_);
+  if (status != UCS_OK) LOG_WARNING("ucx: ucp_mem_unmap: %s", ucs_status_string(status));
+  memory_ = nullptr;
+}
+
+Result<std::string> Registration::PackKey() const {
+  void* packed = nullptr;
+  size_t length = 0;
+  const ucs_status_t status = ucp_rkey_pack(context_, memory_, &packed, &length);
+  if (status != UCS_OK) return Error(Code::kIo, "ucp_rkey_pack: %s", ucs_status_string(status));
+  std::string key(static_cast<const char*>(packed), length);
+  ucp_rkey_buffer_release(packed);
+  return key;
+}
+
+Result<std::unique_ptr<Transport>> UcxTransport::Create(const UcxConfig& config) {
+  std::unique_ptr<UcxTransport> transport(new UcxTransport(config));
+  const Status status = transport->Open();
+  if (!status.ok()) {
+    LOG_ERROR("transport ucx: %s", status.ToString().c_str());
+    return status;
+  }
+  LOG_INFO("transport %s", transport->Describe().c_str());
+  return std::unique_ptr<Transport>(std::move(transport));
+}
+
+Status UcxTransport::Open() {
+  instance_ = RandomNumber();
+  wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  if (wake_fd_ < 0) return ErrnoError(errno, "eventfd");
+  Result<Context> context = OpenContext(config_);
+  if (!context.ok()) return context.status();
+  context_ = std::move(context).value();
+  ROPETEAM_RETURN_IF_ERROR(OpenWorker());
+  DescribeSelf();
+  ROPETEAM_RETURN_IF_ERROR(NameSelf());
+  AddInstance(instance_);
+  return OkStatus();
+}
+
+Status UcxTransport::OpenWorker() {
+  ucp_worker_params_t params{};
+  params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
+  params.thread_mode = UCS_THREAD_MODE_SERIALIZED;  // created by one thread, used by the loop's
+  ucp_worker_h worker = nullptr;
+  ucs_status_t status = ucp_worker_create(context_.get(), &params, &worker);
+  if (status != UCS_OK) return Error(Code::kIo, "ucp_worker_create: %s", ucs_status_string(status));
+  worker_.reset(worker);
+  status = ucp_worker_get_efd(worker, &event_fd_);
+  if (status != UCS_OK)
+    return Error(Code::kUnsupported, "ucx's transports here cannot wake a sleeper: %s",
+                 ucs_status_string(status));
+  return OkStatus();
+}
+
+Status UcxTransport::NameSelf() {
+  void* page = mmap(nullptr, kPageBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (page == MAP_FAILED) return ErrnoError(errno, "mmap of a page");
+  hello_ = new (page) Hello{kHelloMagic, instance_};
+  ROPETEAM_RETURN_IF_ERROR(hello_memory_.Map(context_.get(), hello_, kPageBytes));
+  Result<std::string> key = hello_memory_.PackKey();
+  if (!key.ok()) return key.status();
+
+  WorkerAddress self;
+  self.instance = instance_;
+  self.process = ThisProcess();
+  self.hello_address = reinterpret_cast<uintptr_t>(hello_);
+  self.hello_key = *key;
+  ucp_address_t* address = nullptr;
+  size_t length = 0;
+  const ucs_status_t status = ucp_worker_get_address(worker_.get(), &address, &length);
+  if (status != UCS_OK) return Error(Code::kIo, "ucp_worker_get_address: %s", ucs_status_string(status));
+  self.name.assign(reinterpret_cast<const char*>(address), length);
+  ucp_worker_release_address(worker_.get(), address);
+  Result<std::string> encoded = Encode(self);
+  if (!encoded.ok()) return encoded.status();
+  local_address_ = std::move(encoded).value();
+  return OkStatus();
+}
+
+void UcxTransport::DescribeSelf() {
+  std::set<std::string> networks;
+  std::string resources;
+  for (const Resource& resource : ResourcesOf(context_.get())) {
+    if (resource.transport == "self") continue;
+    resources += (resources.empty() ? "" : ", ") + resource.transport + "/" + resource.device;
+    capabilities_.rdma |= resource.rdma();
+    if (resource.network()) networks.insert(resource.device);
+  }
+  for (const std::string& device : networks) {
+    capabilities_.devices += (capabilities_.devices.empty() ? "" : ",") + device;
+    // Loopback reports nothing; a node's transfers do not use it together with the cards.
+    capabilities_.link_mbps += LinkMbps(device);
+  }
+  if (networks.empty()) capabilities_.devices = "memory";
+  capabilities_.name = "ucx";
+  capabilities_.provider = resources;
+  capabilities_.address = capabilities_.devices;
+  capabilities_.fences_peers = false;  // a peer that was given up may connect again while it has the key
+  capabilities_.operation_bytes = kOperationBytes;
+  description_ = "ucx " + Version() + " over " + resources;
+}
+
+UcxTransport::~UcxTransport() {
+  RemoveInstance(instance_);
+  // Endpoints and requests end with the worker; operations not yet completed are lost, as the contract says.
+  // Keys are to be destroyed before it.
+  for (auto& [id, peer] : peers_) {
+    if (peer->endpoint != nullptr) CloseEndpoint(peer.get());
+    peer->watch.Stop();
+  }
+  if (worker_ != nullptr) {
+    // The cancelled requests come back from the worker's progress, and point to our tables.
+    constexpr int kRoundsMax = 10'000;
+    for (int round = 0; round < kRoundsMax && outstanding_ > 0; round++) ucp_worker_progress(worker_.get());
+  }
+  for (auto& [id, peer] : peers_) (void)Drained(peer.get());
+  worker_.reset();
+  regions_.clear();
+  hello_memory_.Reset();
+  if (hello_ != nullptr) munmap(hello_, kPageBytes);
+  context_.reset();
+  if (wake_fd_ >= 0) close(wake_fd_);
+}
+
+Result<RegionId> UcxTransport::RegisterRegion(void* base, uint64_t length) {
+  if (base == nullptr && length != 0)
+    return Error(Code::kInvalidArgument, "register %llu bytes at a null pointer", Ull(length));
+  std::lock_guard lock(regions_mutex_);
+  if (regions_.size() >= kRegionsMax)
+    return Error(Code::kNoSpace, "%zu regions are registered, limit %zu", regions_.size(), kRegionsMax);
+  auto region = std::make_unique<Region>();
+  region->base = static_cast<char*>(base);
+  region->length = length;
+  if (length != 0) {  // no byte of an empty region is ever touched
+    ROPETEAM_RETURN_IF_ERROR(region->memory.Map(context_.get(), base, length));
+    Result<std::string> key = region->memory.PackKey();
+    if (!key.ok()) return key.status();
+    region->key = std::move(key).value();
+  }
+  registrations_.fetch_add(1, std::memory_order_relaxed);
+  const RegionId id = region_next_++;
+  regions_.emplace(id, std::move(region));
+  return id;
+}
+
+Status UcxTransport::DeregisterRegion(RegionId id) {
+  std::lock_guard lock(regions_mutex_);
+  const auto found = regions_.find(id);
+  if (found == regions_.end()) return Error(Code::kInvalidArgument, "region %u is not registered", id);
+  if (const uint64_t operations = found->second->operations.load(); operations != 0)
+    return Error(Code::kInvalidArgument, "region %u has %llu operations outstanding", id, Ull(operations));
+  regions_.erase(found);
+  return OkStatus();
+}
+
+std::string UcxTransport::ExportRegion(RegionId id) const {
+  std::lock_guard lock(regions_mutex_);
+  const auto found = regions_.find(id);
+  if (found == regions_.end()) return {};
+  const Region& region = *found->second;
+  return Encode(RegionKey{instance_, reinterpret_cast<uintptr_t>(region.base), region.length, region.key});
+}
+
+Transport::Counters UcxTransport::counters() const {
+  Counters c;
+  c.registrations = registrations_.load(std::memory_order_relaxed);
+  c.put_bytes = put_bytes_.load(std::memory_order_relaxed);
+  c.get_bytes = get_bytes_.load(std::memory_order_relaxed);
+  c.puts = puts_.load(std::memory_order_relaxed);
+  c.gets = gets_.load(std::memory_order_relaxed);
+  c.failures = failures_.load(std::memory_order_relaxed);
+  return c;
+}
+
+}  // namespace ucx
+}  // namespace ropeteam
