@@ -166,7 +166,8 @@ class Client:
         bytearray, memoryview, numpy arrays: their bytes alone), or JSON values (dict with str keys, list,
         str, int, float, bool, None). Tensor bytes are read where they lie, except that a tensor which is not
         contiguous is copied into a contiguous one first. Nothing is pickled: anything else is a TypeError
-        before anything is saved. CUDA tensors are copied behind the work that torch's current stream has by now.
+        before anything is saved. CUDA tensors are copied behind the work that torch's current stream has by
+        now.
 
         wait: go on to wait, up to `timeout` seconds, until the shard has reached this level.
         DeadlineExceeded then leaves the shard saved, on its way.
@@ -321,8 +322,8 @@ class Save:
         """Copies a tensor, buffer or JSON value into the shard; it is the caller's again at return. As
         Client.save().
 
-        background: a CUDA tensor is copied while the program goes on, as it is when torch's current stream has
-            come to this call, and must not be changed before commit() has returned."""
+        background: a CUDA tensor is copied while the program goes on, as it is when torch's current stream
+            has come to this call, and must not be changed before commit() has returned."""
         self._put_source(name, Source(value, name), background)
 
     def reserve(self, name: str, length: int) -> memoryview:

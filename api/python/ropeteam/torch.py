@@ -250,7 +250,8 @@ class _OptimizerPlan:
                     state[key] = entry["value"]
                 elif f"{_OPTIMIZER}/{name}/{key}" not in self.targets:
                     local = view.value(f"{_OPTIMIZER}/{name}/{key}")
-                    if entry.get("device", "cpu") != "cpu":  # where it was, as the parameter is; a step counter is not
+                    # On the device only what was: a step counter is not.
+                    if entry.get("device", "cpu") != "cpu":
                         local = local.to(parameter.device)
                     state[key] = _like(parameter, local) if entry["sharded"] else local
         for group, saved in zip(self._optimizer.param_groups, self._saved["groups"]):
