@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Counts calls of operator new. In a file of its own: where the compiler could look into both, it would warn of what is
-// right here, that memory of new goes to free().
+// Counts calls of operator new. In a file of its own: where the compiler could look into both, it would warn
+// of what is right here, that memory of new goes to free().
 
 #include <cstdlib>
 #include <new>

@@ -9,6 +9,8 @@
 
 #include "bench/bare_fi.h"
 #include "bench/command.h"
+#include "bench/transport_loop.h"
+#include "bench/yardsticks.h"
 
 namespace ropeteam::bench {
 #define ROPETEAM_BENCH_COMMAND(Name) void Add##Name##Command(CLI::App& app, Bench& bench);
@@ -47,5 +49,9 @@ int Main(int argc, char** argv) {
 int main(int argc, char** argv) {
   if (argc > 1 && std::string_view(argv[1]) == ropeteam::bench::kBareFiTargetCommand)
     return ropeteam::bench::BareFiTargetMain(argc - 2, argv + 2);
+  if (argc > 1 && std::string_view(argv[1]) == ropeteam::bench::kTransportTargetCommand)
+    return ropeteam::bench::TransportTargetMain(argc - 2, argv + 2);
+  if (argc > 1 && std::string_view(argv[1]) == ropeteam::bench::kSocketTargetCommand)
+    return ropeteam::bench::SocketTargetMain(argc - 2, argv + 2);
   return ropeteam::bench::Main(argc, argv);
 }

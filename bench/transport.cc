@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// ropeteam-bench transport: puts and gets of one fabric over sizes and peers, latency and processor time,
+// beside the fabric's own tool and a plain socket in the same run.
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <memory>
+
+#include "bench/bare_fi.h"
+#include "bench/command.h"
+#include "bench/measure.h"
+#include "bench/transport_loop.h"
+#include "bench/yardsticks.h"
+
+namespace ropeteam::bench {
+namespace {
+
+struct TransportOptions {
+  std::string fabric = "ofi";
+  std::string provider;
+  std::vector<std::string> devices;
+  int gid_index = -1;
+  std::vector<uint64_t> sizes = {4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20};
+  std::vector<uint32_t> peers = {1, 2, 4, 8};
+  uint64_t size = 1 << 20;  // of the comparison with the tool, and of the rows over peers
+  uint32_t depth = 16;
+  uint64_t mib = 256;  // moved by one pass
+  bool quick = false;  // only the comparison
+};
+
+constexpr uint64_t kRegionBytesMax = 256ull << 20;  // of each target
+constexpr uint64_t kSmallOperationsMax = 20'000;    // a pass of small operations is bounded by their number
+constexpr uint64_t kLatencyBytes = 8;
+constexpr uint64_t kLatencyOperations = 1000;
+
+std::string SizeName(uint64_t bytes) {
+  if (bytes >= 1 << 20 && bytes % (1 << 20) == 0) return std::to_string(bytes >> 20) + "M";
+  if (bytes >= 1 << 10 && bytes % (1 << 10) == 0) return std::to_string(bytes >> 10) + "K";
+  return std::to_string(bytes);
+}
+
+FabricConfig FabricOf(const TransportOptions& options) {
+  FabricConfig fabric;
+  fabric.transport = options.fabric;
+  fabric.provider = options.provider;
+  fabric.devices = options.devices;
+  fabric.gid_index = options.gid_index;
+  return fabric;
+}
+
+// A measurement with the tool that belongs to the fabric; its name is the baseline's.
+class Tool {
+ public:
+  Tool(const TransportOptions& options, uint64_t bytes) : options_(options), bytes_(bytes) {
+    if (options.fabric != "ofi" && options.fabric != "auto") return;
+    BareFiOptions bare;
+    if (!options.provider.empty()) bare.provider = options.provider;
+    bare.bytes = bytes;
+    bare.operation_bytes = options.size;
+    bare.outstanding = options.depth;
+    if (const Status started = loop_.Start(bare); !started.ok()) throw BenchError(started.ToString());
+  }
+  std::string name() const {
+    return options_.fabric == "verbs" ? "ib_write_bw"
+           : options_.fabric == "ucx" ? "ucx_perftest"
+                                      : "fi_write";
+  }
+  double Pass() {
+    ToolOptions tool;
+    if (!options_.devices.empty()) tool.device = options_.devices.front();
+    tool.gid_index = options_.gid_index;
+    tool.size = options_.size;
+    tool.depth = options_.depth;
+    tool.bytes = bytes_;
+    const Result<double> pass = options_.fabric == "verbs" ? RunPerftest(tool)
+                                : options_.fabric == "ucx" ? RunUcxPerftest(tool)
+                                                           : loop_.Pass();
+    if (!pass.ok()) throw BenchError(pass.status().ToString());
+    return *pass / 1e9;
+  }
+
+ private:
+  const TransportOptions& options_;
+  const uint64_t bytes_;
+  BareFiLoop loop_;
+};
+
+class Runner {
+ public:
+  Runner(Bench& bench, const TransportOptions& options)
+      : options_(options),
+        runs_(bench.runs),
+        bytes_(options.mib << 20),
+        loop_(LoopOf(1)),
+        report_(Begin(bench)) {}
+
+  void Run() {
+    Compare();
+    if (options_.quick) return;
+    for (const bool get : {false, true}) OverSizes(get);
+    OverPeers();
+    Latency();
+    Processor();
+  }
+
+ private:
+  LoopOptions LoopOf(uint32_t peers) const {
+    uint64_t largest = options_.size;
+    if (!options_.quick)
+      for (const uint64_t size : options_.sizes) largest = std::max(largest, size);
+    return {FabricOf(options_), std::max(std::min(bytes_, kRegionBytesMax), largest), peers};
+  }
+  Report& Begin(Bench& bench) {
+    return bench.Start("transport " + loop_.transport().Describe() + " size " + SizeName(options_.size) +
+                       " depth " + std::to_string(options_.depth) + " pass " + std::to_string(options_.mib) +
+                       " MiB runs " + std::to_string(runs_));
+  }
+  std::string Name(const std::string& what) const { return "transport/" + options_.fabric + "_" + what; }
+  double Rate(TransportLoop& loop, bool get, uint64_t size) {
+    const uint64_t bytes = std::max(size, std::min(bytes_, size * kSmallOperationsMax));
+    return static_cast<double>(bytes / size * size) / loop.Pass(get, size, options_.depth, bytes).seconds /
+           1e9;
+  }
+
+  // The comparison: the transport, the fabric's own tool and a socket in turns.
+  void Compare() {
+    Tool tool(options_, bytes_);
+    SocketLoop socket;
+    if (const Status started = socket.Start(bytes_); !started.ok()) throw BenchError(started.ToString());
+    const Buffer source(bytes_, 3, true);
+    const auto figures = MeasureInTurns({{"put", [&] { return Rate(loop_, false, options_.size); }},
+                                         {"tool", [&] { return tool.Pass(); }},
+                                         {"socket",
+                                          [&] {
+                                            const Result<double> pass = socket.Pass(source.data(), bytes_);
+                                            if (!pass.ok()) throw BenchError(pass.status().ToString());
+                                            return *pass / 1e9;
+                                          }}},
+                                        runs_);
+    report_.Add({Name("put_vs_" + tool.name()), "GB/s", figures.at("put"), tool.name(), figures.at("tool")});
+    report_.Add({Name("put_vs_socket"), "GB/s", figures.at("put"), "socket", figures.at("socket")});
+  }
+
+  void OverSizes(bool get) {
+    std::vector<Candidate> candidates;
+    for (const uint64_t size : options_.sizes)
+      candidates.push_back({SizeName(size), [this, get, size] { return Rate(loop_, get, size); }});
+    const auto figures = MeasureInTurns(candidates, runs_);
+    for (const uint64_t size : options_.sizes)
+      report_.Add(
+          {Name((get ? "get_" : "put_") + SizeName(size)), "GB/s", figures.at(SizeName(size)), "", {}});
+  }
+
+  void OverPeers() {
+    for (const uint32_t peers : options_.peers) {
+      TransportLoop loop(LoopOf(peers));
+      const auto figures = MeasureInTurns({{"put", [&] { return Rate(loop, false, options_.size); }}}, runs_);
+      report_.Add({Name("put_peers_" + std::to_string(peers)), "GB/s", figures.at("put"), "", {}});
+    }
+  }
+
+  // One operation at a time, its completion awaited: the bytes are at the target then.
+  void Latency() {
+    const auto one = [&](bool get) {
+      return loop_.Pass(get, kLatencyBytes, 1, kLatencyBytes * kLatencyOperations).seconds /
+             kLatencyOperations * 1e6;
+    };
+    const auto figures =
+        MeasureInTurns({{"put", [&] { return one(false); }}, {"get", [&] { return one(true); }}}, runs_);
+    report_.Add({Name("put_latency_8"), "us", figures.at("put"), "", {}});
+    report_.Add({Name("get_latency_8"), "us", figures.at("get"), "", {}});
+  }
+
+  // As a daemon moves bytes: asleep where there is nothing to do. Both ends count.
+  void Processor() {
+    const auto figures = MeasureInTurns(
+        {{"cpu",
+          [&] {
+            const LoopPass pass = loop_.Pass(false, options_.size, options_.depth, bytes_, true);
+            return pass.processor_seconds / (static_cast<double>(bytes_) / (1ull << 30));
+          }}},
+        runs_);
+    report_.Add({Name("put_cpu_seconds_per_gib"), "s/GiB", figures.at("cpu"), "", {}});
+  }
+
+  const TransportOptions& options_;
+  const int runs_;
+  const uint64_t bytes_;
+  TransportLoop loop_;
+  Report& report_;
+};
+
+}  // namespace
+
+void AddTransportCommand(CLI::App& app, Bench& bench) {
+  CLI::App* command = app.add_subcommand(
+      "transport",
+      "one fabric: puts and gets over sizes and peers, beside the fabric's own tool and a socket");
+  const auto options = std::make_shared<TransportOptions>();
+  command->add_option("--fabric", options->fabric, "verbs, ucx or ofi")
+      ->check(CLI::IsMember({"verbs", "ucx", "ofi"}))
+      ->capture_default_str();
+  command->add_option("--provider", options->provider, "of libfabric, for ofi");
+  command->add_option("--device", options->devices, "devices, comma-separated")->delimiter(',');
+  command->add_option("--gid-index", options->gid_index, "verbs: entry of the GID table")
+      ->check(CLI::Range(0, 255));
+  command->add_option("--size", options->size, "of the operations that are compared with the tool, bytes")
+      ->transform(CLI::AsSizeValue(false))
+      ->check(CLI::Range(uint64_t{1}, uint64_t{1} << 30))
+      ->capture_default_str();
+  command->add_option("--sizes", options->sizes, "of the operations over sizes, comma-separated")
+      ->delimiter(',')
+      ->transform(CLI::AsSizeValue(false))
+      ->check(CLI::Range(uint64_t{1}, uint64_t{1} << 30));
+  command->add_option("--peers", options->peers, "numbers of targets, comma-separated")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 64));
+  command->add_option("--depth", options->depth, "operations outstanding")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  command->add_option("--pass", options->mib, "MiB moved by one pass")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  command->add_flag("--quick", options->quick, "only the comparison with the tool");
+  command->callback([&bench, options] {
+    Runner runner(bench, *options);
+    runner.Run();
+  });
+}
+
+}  // namespace ropeteam::bench

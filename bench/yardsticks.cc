@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/yardsticks.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <sstream>
+#include <vector>
+
+#include "bench/measure.h"
+
+namespace ropeteam::bench {
+namespace {
+
+constexpr uint32_t kIterationsMin = 5;  // ib_write_bw wants as many
+// A server that is not there yet refuses the client: the client is started again, until this has passed.
+constexpr double kServerStartSeconds = 20;
+constexpr useconds_t kStartPauseUs = 20'000;
+constexpr double kBitsPerByte = 8, kGiga = 1e9, kMebi = 1 << 20;
+
+sockaddr_in Loopback(uint16_t port) {
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(port);
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  return address;
+}
+
+// A port that is free now.
+uint16_t FreePort() {
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address = Loopback(0);
+  socklen_t length = sizeof address;
+  uint16_t port = 0;
+  if (bind(fd, reinterpret_cast<sockaddr*>(&address), length) == 0 &&
+      getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) == 0)
+    port = ntohs(address.sin_port);
+  close(fd);
+  return port;
+}
+
+uint64_t IterationsOf(const ToolOptions& options) {
+  return std::max<uint64_t>(kIterationsMin, options.bytes / options.size);
+}
+
+// Runs server and client of a tool; the client's output.
+Result<std::string> RunPair(const std::vector<std::string>& server, const std::vector<std::string>& client) {
+  const double give_up = SecondsNow() + kServerStartSeconds;
+  Child listening;
+  ROPETEAM_RETURN_IF_ERROR(listening.Start(server, true));
+  while (true) {
+    Child connecting;
+    ROPETEAM_RETURN_IF_ERROR(connecting.Start(client, true));
+    std::string output = connecting.ReadAll();
+    if (connecting.Wait() == 0) return output;
+    if (SecondsNow() > give_up)
+      return Error(Code::kIo, "%s failed: %.400s", client[0].c_str(), output.c_str());
+    usleep(kStartPauseUs);
+  }
+}
+
+}  // namespace
+
+Result<double> NumberOf(const std::string& output, const std::string& word, size_t from_end) {
+  std::istringstream lines(output);
+  std::string line;
+  std::vector<double> numbers;
+  while (std::getline(lines, line)) {
+    std::istringstream words(line);
+    std::string first;
+    if (!(words >> first) || first != word) continue;
+    numbers.clear();
+    for (std::string each; words >> each;) {
+      char* end = nullptr;
+      const double number = std::strtod(each.c_str(), &end);
+      if (*end == '\0') numbers.push_back(number);
+    }
+  }
+  if (numbers.size() <= from_end)
+    return Error(Code::kIo, "no line \"%s\" with %zu numbers in: %.400s", word.c_str(), from_end + 1,
+                 output.c_str());
+  return numbers[numbers.size() - 1 - from_end];
+}
+
+Result<double> RunPerftest(const ToolOptions& options) {
+  const std::string port = std::to_string(FreePort());
+  std::vector<std::string> server = {options.get ? "ib_read_bw" : "ib_write_bw",
+                                     "-F",
+                                     "--report_gbits",
+                                     "-p",
+                                     port,
+                                     "-s",
+                                     std::to_string(options.size),
+                                     "-n",
+                                     std::to_string(IterationsOf(options))};
+  // Reads are bounded by the device's own limit on outstanding ones.
+  if (!options.get) server.insert(server.end(), {"-t", std::to_string(options.depth)});
+  if (!options.device.empty()) server.insert(server.end(), {"-d", options.device});
+  if (options.gid_index >= 0) server.insert(server.end(), {"-x", std::to_string(options.gid_index)});
+  std::vector<std::string> client = server;
+  client.push_back("127.0.0.1");
+  const Result<std::string> output = RunPair(server, client);
+  if (!output.ok()) return output.status();
+  // "#bytes #iterations BW peak[Gb/sec] BW average[Gb/sec] MsgRate[Mpps]"
+  const Result<double> gigabits = NumberOf(*output, std::to_string(options.size), 1);
+  if (!gigabits.ok()) return gigabits.status();
+  return *gigabits * kGiga / kBitsPerByte;
+}
+
+Result<double> RunUcxPerftest(const ToolOptions& options) {
+  const std::string port = std::to_string(FreePort());
+  const std::vector<std::string> server = {"ucx_perftest", "-p", port};
+  const std::vector<std::string> client = {"ucx_perftest", "127.0.0.1",
+                                           "-p",           port,
+                                           "-t",           options.get ? "ucp_get" : "ucp_put_bw",
+                                           "-s",           std::to_string(options.size),
+                                           "-n",           std::to_string(IterationsOf(options)),
+                                           "-w",           std::to_string(kIterationsMin),
+                                           "-O",           std::to_string(options.depth)};
+  const Result<std::string> output = RunPair(server, client);
+  if (!output.ok()) return output.status();
+  // "Final: iterations 50%ile average overall | bandwidth (MB/s) average overall | messages/s average
+  // overall"
+  const Result<double> mebibytes = NumberOf(*output, "Final:", 2);
+  if (!mebibytes.ok()) return mebibytes.status();
+  return *mebibytes * kMebi;
+}
+
+Status SocketLoop::Start(uint64_t bytes) {
+  ROPETEAM_RETURN_IF_ERROR(receiver_.Start(
+      {"/proc/self/exe", kSocketTargetCommand, std::to_string(bytes), std::to_string(getpid())}));
+  const int port = std::atoi(receiver_.ReadLine().c_str());
+  fd_ = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const sockaddr_in address = Loopback(static_cast<uint16_t>(port));
+  if (port == 0 || connect(fd_, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0)
+    return ErrnoError(errno, "the receiver of the socket loop at port %d", port);
+  return OkStatus();
+}
+
+Result<double> SocketLoop::Pass(const void* data, uint64_t bytes) {
+  const double start = SecondsNow();
+  const char* from = static_cast<const char*>(data);
+  for (uint64_t sent = 0; sent < bytes;) {
+    const ssize_t count = send(fd_, from + sent, bytes - sent, MSG_NOSIGNAL);
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) return ErrnoError(errno, "sending");
+    sent += static_cast<uint64_t>(count);
+  }
+  char done = 0;
+  if (read(fd_, &done, 1) != 1) return Error(Code::kIo, "the receiver of the socket loop has ended");
+  return static_cast<double>(bytes) / (SecondsNow() - start);
+}
+
+SocketLoop::~SocketLoop() {
+  if (fd_ >= 0) close(fd_);
+}
+
+int SocketTargetMain(int argc, char** argv) {
+  if (argc != 2) return 2;
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != static_cast<pid_t>(std::strtol(argv[1], nullptr, 10))) return 3;
+  const Buffer memory(std::strtoull(argv[0], nullptr, 10), 2, true);
+  const int listening = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address = Loopback(0);
+  socklen_t length = sizeof address;
+  if (bind(listening, reinterpret_cast<sockaddr*>(&address), length) != 0 || listen(listening, 1) != 0 ||
+      getsockname(listening, reinterpret_cast<sockaddr*>(&address), &length) != 0)
+    return 1;
+  std::printf("%d\n", ntohs(address.sin_port));
+  std::fflush(stdout);
+  const int fd = accept4(listening, nullptr, nullptr, SOCK_CLOEXEC);
+  while (true) {
+    for (uint64_t received = 0; received < memory.size();) {
+      const ssize_t count = read(fd, memory.data() + received, memory.size() - received);
+      if (count <= 0) return 0;
+      received += static_cast<uint64_t>(count);
+    }
+    if (write(fd, "d", 1) != 1) return 0;
+  }
+}
+
+}  // namespace ropeteam::bench
