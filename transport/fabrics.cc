@@ -26,34 +26,37 @@ std::string Join(const std::vector<std::string>& words) {
   return text;
 }
 
-Result<std::unique_ptr<Transport>> CreateOfi(const FabricConfig& config, const std::string& provider) {
-  OfiConfig ofi;
-  ofi.provider = provider;
-  ofi.listen_address = config.listen_address;
-  ofi.device = Join(config.devices);
-  return CreateOfiTransport(ofi);
-}
-
-// "verbs: mlx5_0 port 1 is down; ofi: …": everything that could have moved bytes by RDMA and cannot, and why.
+// "verbs: mlx5_0: port 1 is down; ofi: …": everything that could have moved bytes by RDMA and cannot, and
+// why.
 std::string WhyNoRdma(const std::vector<FabricListing>& listings) {
   std::string text;
   const auto add = [&text](const std::string& words) { text += (text.empty() ? "" : "; ") + words; };
   for (const FabricListing& listing : listings) {
+    bool any = false;
     if (!listing.missing.empty()) add(listing.transport + ": " + listing.missing);
-    for (const FabricDevice& device : listing.devices)
-      if (device.rdma && !device.unusable.empty())
-        add(listing.transport + ": " + device.name + ": " + device.unusable);
+    for (const FabricDevice& device : listing.devices) {
+      if (!device.rdma) continue;
+      any = true;
+      if (!device.unusable.empty()) add(listing.transport + ": " + device.name + ": " + device.unusable);
+    }
+    if (listing.missing.empty() && !any && listing.transport == "verbs")
+      add("verbs: this machine shows no device");
   }
-  return text.empty() ? "this machine shows no RDMA device" : text;
+  return text.empty() ? "no RDMA device that was asked for" : text;
 }
 
 // What auto prefers of what is there: verbs, then EFA; empty when there is neither. Only devices that were
 // asked for count, when any were.
 std::string PreferredRdma(const FabricConfig& config, const std::vector<FabricListing>& listings) {
+  // "mlx5_0:2" names a port of the device mlx5_0.
+  const auto names = [](const std::string& asked, const std::string& device) {
+    return asked == device || asked.substr(0, asked.find(':')) == device;
+  };
   for (const FabricListing& listing : listings)
     for (const FabricDevice& device : listing.devices) {
-      const bool asked = config.devices.empty() || std::find(config.devices.begin(), config.devices.end(),
-                                                             device.name) != config.devices.end();
+      const bool asked = config.devices.empty() ||
+                         std::any_of(config.devices.begin(), config.devices.end(),
+                                     [&](const std::string& each) { return names(each, device.name); });
       if (!asked || !device.rdma || !device.unusable.empty()) continue;
       if (listing.transport == "verbs") return "verbs";
       if (listing.transport == "ofi" && device.provider == kEfa) return kEfa;
@@ -61,63 +64,55 @@ std::string PreferredRdma(const FabricConfig& config, const std::vector<FabricLi
   return "";
 }
 
-Result<FabricChoice> Done(Result<std::unique_ptr<Transport>> made, const FabricConfig& config,
-                          std::string fallback) {
-  if (!made.ok()) return made.status();
-  FabricChoice choice{std::move(*made), std::move(fallback)};
-  if (config.require_rdma && !choice.transport->capabilities().rdma)
-    return Error(Code::kUnsupported, "RDMA is required, and %s is not RDMA%s%s",
-                 choice.transport->Describe().c_str(), choice.fallback.empty() ? "" : ": ",
-                 choice.fallback.c_str());
-  return choice;
-}
-
-Result<FabricChoice> CreateAuto(const FabricConfig& config) {
-  // A provider that was asked for by name is libfabric's.
-  if (!config.provider.empty()) return Done(CreateOfi(config, config.provider), config, "");
-  if (IsLoopback(config.listen_address) && !config.require_rdma)
-    return Done(CreateOfi(config, kTcp), config, "");
-  const std::vector<FabricListing> listings = ListFabrics();
-  const std::string preferred = PreferredRdma(config, listings);
-  std::string fallback;
-  if (preferred == "verbs") {
-    Result<std::unique_ptr<Transport>> made = CreateVerbsTransport({config.devices, config.gid_index});
-    if (made.ok()) return Done(std::move(made), config, "");
-    fallback = made.status().message();
-  } else if (preferred == kEfa) {
-    Result<std::unique_ptr<Transport>> made = CreateOfi(config, kEfa);
-    if (made.ok()) return Done(std::move(made), config, "");
-    fallback = made.status().message();
-  } else {
-    fallback = WhyNoRdma(listings);
-  }
-  if (config.require_rdma)
-    return Error(Code::kUnsupported, "RDMA is required and cannot be had: %s", fallback.c_str());
-  return Done(CreateOfi(config, kTcp), config, std::move(fallback));
+Result<std::unique_ptr<Transport>> Create(const FabricConfig& config, const FabricPlan& plan) {
+  if (plan.transport == "verbs") return CreateVerbsTransport({config.devices, config.gid_index});
+  if (plan.transport == "ucx") return CreateUcxTransport({config.devices, ""});
+  OfiConfig ofi;
+  ofi.provider = plan.provider;
+  ofi.listen_address = config.listen_address;
+  ofi.device = Join(config.devices);
+  return CreateOfiTransport(ofi);
 }
 
 }  // namespace
 
+Result<FabricPlan> PlanFabric(const FabricConfig& config, const std::vector<FabricListing>& listings) {
+  const bool any = config.transport == "auto";
+  if (!any && config.transport != "verbs" && config.transport != "ucx" && config.transport != "ofi")
+    return Error(Code::kInvalidArgument, "no transport \"%.80s\": there are auto, verbs, ucx and ofi",
+                 config.transport.c_str());
+  if (!config.provider.empty() && !any && config.transport != "ofi")
+    return Error(Code::kInvalidArgument, "provider \"%.80s\" goes with transport ofi, not with %s",
+                 config.provider.c_str(), config.transport.c_str());
+  if (config.transport == "verbs" || config.transport == "ucx") return FabricPlan{config.transport, "", ""};
+  // A provider that was asked for by name is libfabric's.
+  if (!config.provider.empty()) return FabricPlan{"ofi", config.provider, ""};
+  if (IsLoopback(config.listen_address) && !config.require_rdma) return FabricPlan{"ofi", kTcp, ""};
+  const std::string preferred = PreferredRdma(config, listings);
+  if (preferred == kEfa) return FabricPlan{"ofi", kEfa, ""};
+  if (any && preferred == "verbs") return FabricPlan{"verbs", "", ""};
+  std::string reason = WhyNoRdma(listings);
+  if (config.require_rdma)
+    return Error(Code::kUnsupported, "RDMA is required and cannot be had: %s", reason.c_str());
+  return FabricPlan{"ofi", kTcp, any ? std::move(reason) : ""};
+}
+
 std::vector<FabricListing> ListFabrics() { return {ListVerbsDevices(), ListOfiDevices(), ListUcxDevices()}; }
 
 Result<FabricChoice> CreateFabric(const FabricConfig& config) {
-  if (config.transport == "auto") return CreateAuto(config);
-  if (!config.provider.empty() && config.transport != "ofi")
-    return Error(Code::kInvalidArgument, "provider \"%s\" goes with transport ofi, not with \"%.80s\"",
-                 config.provider.c_str(), config.transport.c_str());
-  if (config.transport == "verbs")
-    return Done(CreateVerbsTransport({config.devices, config.gid_index}), config, "");
-  if (config.transport == "ucx") return Done(CreateUcxTransport({config.devices, ""}), config, "");
-  if (config.transport == "ofi") {
-    const std::string efa = PreferredRdma(config, {ListOfiDevices()});
-    const bool loopback = IsLoopback(config.listen_address);
-    const std::string provider = !config.provider.empty()   ? config.provider
-                                 : efa == kEfa && !loopback ? kEfa
-                                                            : kTcp;
-    return Done(CreateOfi(config, provider), config, "");
+  const bool loopback = IsLoopback(config.listen_address) && !config.require_rdma;
+  Result<FabricPlan> plan = PlanFabric(config, loopback ? std::vector<FabricListing>() : ListFabrics());
+  if (!plan.ok()) return plan.status();
+  Result<std::unique_ptr<Transport>> made = Create(config, *plan);
+  const bool rdma_planned = plan->transport == "verbs" || plan->provider == kEfa;
+  if (!made.ok() && config.transport == "auto" && rdma_planned && !config.require_rdma) {
+    plan = FabricPlan{"ofi", kTcp, made.status().message()};
+    made = Create(config, *plan);
   }
-  return Error(Code::kInvalidArgument, "no transport \"%.80s\": there are auto, verbs, ucx and ofi",
-               config.transport.c_str());
+  if (!made.ok()) return made.status();
+  if (config.require_rdma && !(*made)->capabilities().rdma)
+    return Error(Code::kUnsupported, "RDMA is required, and %s is not RDMA", (*made)->Describe().c_str());
+  return FabricChoice{std::move(*made), std::move(plan->fallback)};
 }
 
 }  // namespace ropeteam

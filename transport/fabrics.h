@@ -57,10 +57,19 @@ struct FabricConfig {
   bool require_rdma = false;  // what does not end at a card that moves the bytes is kUnsupported
 };
 
+// What a configuration comes to on a machine that shows these listings; asks nothing and opens nothing.
+struct FabricPlan {
+  std::string transport;  // "verbs", "ucx", "ofi"
+  std::string provider;   // of libfabric, for ofi
+  std::string fallback;   // not empty when auto had to pass RDMA over: why, for a warning
+};
+// Errors: kInvalidArgument (no such transport, or a provider with another than ofi), kUnsupported
+// (require_rdma cannot be met: what is missing).
+Result<FabricPlan> PlanFabric(const FabricConfig& config, const std::vector<FabricListing>& listings);
+
 struct FabricChoice {
   std::unique_ptr<Transport> transport;
-  // Not empty when RDMA was passed over: why, for a warning.
-  std::string fallback;
+  std::string fallback;  // see FabricPlan; also when the device that was planned for could not be opened
 };
 
 // Errors: kInvalidArgument (no such transport or device: the message lists those there are), kUnsupported

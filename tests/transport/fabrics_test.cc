@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The choice of a transport, from what a machine shows.
+
+#include "transport/fabrics.h"
+
+#include <gmock/gmock.h>
+
+namespace ropeteam {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+FabricDevice Card(const std::string& name, const std::string& provider, const std::string& unusable = "") {
+  FabricDevice device;
+  device.name = name;
+  device.provider = provider;
+  device.rdma = true;
+  device.unusable = unusable;
+  return device;
+}
+
+FabricListing Verbs(std::vector<FabricDevice> devices) {
+  return {"verbs", "libibverbs 1.14", "", std::move(devices)};
+}
+FabricListing Ofi(std::vector<FabricDevice> devices) {
+  FabricDevice tcp;
+  tcp.name = "eth0";
+  tcp.provider = "tcp;ofi_rxm";
+  devices.insert(devices.begin(), tcp);
+  return {"ofi", "libfabric 1.17", "", std::move(devices)};
+}
+
+FabricConfig OnNetwork(const std::string& transport = "auto") {
+  FabricConfig config;
+  config.transport = transport;
+  config.listen_address = "10.0.0.3:7000";
+  return config;
+}
+
+TEST(PlanFabric, AutoPrefersVerbsThenEfaThenTcp) {
+  const auto verbs =
+      PlanFabric(OnNetwork(), {Verbs({Card("mlx5_0", "InfiniBand")}), Ofi({Card("efa0", "efa")})});
+  EXPECT_EQ(verbs->transport, "verbs");
+  EXPECT_EQ(verbs->fallback, "");
+  const auto efa = PlanFabric(
+      OnNetwork(), {Verbs({Card("efa0", "", "no reliable connections")}), Ofi({Card("efa0-rdm", "efa")})});
+  EXPECT_EQ(efa->transport, "ofi");
+  EXPECT_EQ(efa->provider, "efa");
+  EXPECT_EQ(efa->fallback, "");
+  const auto tcp = PlanFabric(OnNetwork(), {Verbs({}), Ofi({})});
+  EXPECT_EQ(tcp->transport, "ofi");
+  EXPECT_EQ(tcp->provider, "tcp;ofi_rxm");
+}
+
+TEST(PlanFabric, PassingRdmaOverNamesEveryReason) {
+  const FabricListing without{"verbs", "", "libibverbs was not found", {}};
+  EXPECT_THAT(PlanFabric(OnNetwork(), {without, Ofi({})})->fallback,
+              HasSubstr("verbs: libibverbs was not found"));
+  EXPECT_THAT(PlanFabric(OnNetwork(), {Verbs({}), Ofi({})})->fallback, HasSubstr("shows no device"));
+  EXPECT_THAT(PlanFabric(OnNetwork(), {Verbs({Card("mlx5_0", "RoCE", "port 1 is down")}),
+                                       Ofi({Card("efa0", "efa", "no EFA")})})
+                  ->fallback,
+              AllOf(HasSubstr("verbs: mlx5_0: port 1 is down"), HasSubstr("ofi: efa0: no EFA")));
+}
+
+TEST(PlanFabric, RequiredRdmaIsNeverReplaced) {
+  FabricConfig config = OnNetwork();
+  config.require_rdma = true;
+  const auto refused = PlanFabric(config, {Verbs({Card("mlx5_0", "RoCE", "port 1 is down")}), Ofi({})});
+  EXPECT_EQ(refused.status().code(), Code::kUnsupported);
+  EXPECT_THAT(refused.status().message(), AllOf(HasSubstr("required"), HasSubstr("port 1 is down")));
+  EXPECT_EQ(PlanFabric(config, {Verbs({Card("mlx5_0", "RoCE")}), Ofi({})})->transport, "verbs");
+  config.listen_address = "127.0.0.1";
+  EXPECT_FALSE(PlanFabric(config, {Verbs({}), Ofi({})}).ok()) << "also where the nodes are on one machine";
+}
+
+TEST(PlanFabric, OnLoopbackTheNodesAreOnOneMachineAndTcpIsNoFallback) {
+  for (const char* address : {"127.0.0.1", "127.0.0.2:5000", "::1", "[::1]:5000"}) {
+    FabricConfig config = OnNetwork();
+    config.listen_address = address;
+    const auto plan = PlanFabric(config, {Verbs({Card("mlx5_0", "RoCE")}), Ofi({})});
+    EXPECT_EQ(plan->provider, "tcp;ofi_rxm") << address;
+    EXPECT_EQ(plan->fallback, "");
+  }
+}
+
+TEST(PlanFabric, OnlyDevicesThatWereAskedForCount) {
+  FabricConfig config = OnNetwork();
+  config.devices = {"eth0"};
+  const auto plan = PlanFabric(config, {Verbs({Card("mlx5_0", "RoCE")}), Ofi({})});
+  EXPECT_EQ(plan->provider, "tcp;ofi_rxm");
+  EXPECT_NE(plan->fallback, "");
+  config.devices = {"mlx5_0:2"};
+  EXPECT_EQ(PlanFabric(config, {Verbs({Card("mlx5_0", "RoCE")}), Ofi({})})->transport, "verbs")
+      << "a port of it";
+}
+
+TEST(PlanFabric, WhatIsAskedForByNameIsTaken) {
+  EXPECT_EQ(PlanFabric(OnNetwork("ucx"), {})->transport, "ucx");
+  EXPECT_EQ(PlanFabric(OnNetwork("verbs"), {Verbs({})})->transport, "verbs")
+      << "its factory says what is missing";
+  FabricConfig config = OnNetwork("ofi");
+  EXPECT_EQ(PlanFabric(config, {Verbs({Card("mlx5_0", "RoCE")}), Ofi({})})->provider, "tcp;ofi_rxm");
+  EXPECT_EQ(PlanFabric(config, {Ofi({})})->fallback, "") << "it was asked for";
+  config.provider = "shm";
+  EXPECT_EQ(PlanFabric(config, {})->provider, "shm");
+}
+
+TEST(PlanFabric, NonsenseIsRefusedByName) {
+  EXPECT_THAT(PlanFabric(OnNetwork("pigeon"), {}).status().message(), HasSubstr("pigeon"));
+  FabricConfig config = OnNetwork("verbs");
+  config.provider = "efa";
+  EXPECT_THAT(PlanFabric(config, {}).status().message(), AllOf(HasSubstr("efa"), HasSubstr("ofi")));
+}
+
+TEST(ListFabrics, EachTransportIsThereOrSaysWhyNot) {
+  const std::vector<FabricListing> listings = ListFabrics();
+  ASSERT_EQ(listings.size(), 3u);
+  for (const FabricListing& listing : listings)
+    EXPECT_NE(listing.library.empty(), listing.missing.empty()) << listing.transport;
+}
+
+TEST(CreateFabric, MakesWhatWasPlanned) {
+  const auto made = CreateFabric({});
+  if (!made.ok() && made.status().code() == Code::kUnsupported) GTEST_SKIP() << made.status().message();
+  ASSERT_TRUE(made.ok()) << made.status().ToString();
+  EXPECT_EQ(made->transport->capabilities().provider, "tcp;ofi_rxm");
+  EXPECT_EQ(made->transport->capabilities().devices, "lo");
+  EXPECT_EQ(made->fallback, "");
+}
+
+}  // namespace
+}  // namespace ropeteam
