@@ -373,7 +373,10 @@ ropeteam_status_t ropeteam_wait(ropeteam_t* handle, uint64_t step, ropeteam_leve
   return Guard([&]() -> Status {
     ROPETEAM_RETURN_IF_ERROR(CheckHandle(handle));
     ROPETEAM_RETURN_IF_ERROR(ropeteam::client::CheckTimeout(timeout_ms));
-    const auto number = static_cast<int>(level);
+    // A C caller may pass any number; as an enum it must not even be loaded.
+    int number = 0;
+    static_assert(sizeof number == sizeof level);
+    std::memcpy(&number, &level, sizeof number);
     if (number < ROPETEAM_LOCAL || number > ROPETEAM_PERSISTED) {
       return Error(Code::kInvalidArgument, "level %d, limits %d and %d", number, ROPETEAM_LOCAL,
                    ROPETEAM_PERSISTED);
