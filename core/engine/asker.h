@@ -23,6 +23,8 @@ class Asker {
   using Done = std::function<void(const Result<std::string>&)>;
   uint64_t Ask(Question::Topic topic, std::string payload, TimeUs deadline, Done done);
   void Forget(uint64_t number) { questions_.erase(number); }
+  // The lowest number of a question that is open or still to come.
+  uint64_t oldest() const { return questions_.empty() ? next_number_ : questions_.begin()->first; }
 
   void OnReply(NodeId from, const Reply& reply);
   void OnView();  // the leader may be another: ask at once

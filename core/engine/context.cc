@@ -17,6 +17,24 @@ Result<std::vector<Extent>> Memory::Allocate(uint64_t chunks) {
   }
 }
 
+Result<std::vector<Extent>> Memory::AllocateForSave(uint64_t chunks) {
+  const Store& store = context_.store;
+  if (context_.now < kept_until_ && refuses_replicas() && store.chunks_free() < chunks + refused_chunks_) {
+    const auto number = [](uint64_t value) { return static_cast<unsigned long long>(value); };
+    return Error(Code::kNoSpace,
+                 "needed %llu chunks (%llu bytes), free %llu, of which %llu wait for a replica, limit %llu",
+                 number(chunks), number(chunks * store.chunk_bytes()), number(store.chunks_free()),
+                 number(refused_chunks_), number(store.chunks_total()));
+  }
+  return Allocate(chunks);
+}
+
+void Memory::OnReplicaRefused(uint64_t chunks) {
+  if (!refuses_replicas()) context_.inventory_dirty = true;
+  refused_until_ = context_.now + kRefusedForUs;
+  refused_chunks_ = chunks;
+}
+
 bool Memory::EvictOne() {
   const SealedShard* victim = nullptr;
   for (const auto& [id, shard] : context_.store.shards()) {
@@ -50,6 +68,10 @@ void Memory::OnPeerFenced(NodeId writer) {
 }
 
 void Memory::OnTimer() {
+  if (refuses_replicas() && refused_until_ <= context_.now) {
+    refused_until_ = 0;
+    context_.inventory_dirty = true;
+  }
   std::erase_if(quarantine_, [this](const Held& held) {
     if (held.until > context_.now) return false;
     context_.store.Free(held.extents);
@@ -58,7 +80,7 @@ void Memory::OnTimer() {
 }
 
 TimeUs Memory::NextTimer() const {
-  TimeUs due = kNever;
+  TimeUs due = refuses_replicas() ? refused_until_ : kNever;
   for (const Held& held : quarantine_) due = std::min(due, held.until);
   return due;
 }

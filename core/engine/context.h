@@ -75,6 +75,16 @@ class Memory {
   // Store::Allocate(), after evicting, where that is needed and enough: cached shards nobody reads, then
   // shards of former lives that the leader does not keep.
   Result<std::vector<Extent>> Allocate(uint64_t chunks);
+  // For a new save: room that was made for replicas is left to them.
+  Result<std::vector<Extent>> AllocateForSave(uint64_t chunks);
+  // A replica of a step of this life, of so many chunks, was refused for want of memory. Its source asks
+  // again.
+  void OnReplicaRefused(uint64_t chunks);
+  bool refuses_replicas() const { return refused_until_ != 0; }
+  // Steps were given up: if replicas are waiting, what has become free is theirs for a while.
+  void KeepForReplicas() {
+    if (refuses_replicas()) kept_until_ = context_.now + kKeptForReplicasUs;
+  }
   // Chunks that the departed `writer` may still be writing.
   void Quarantine(std::vector<Extent> extents, NodeId writer);
   void OnPeerFenced(NodeId writer);
@@ -88,9 +98,15 @@ class Memory {
     NodeId writer = kNoNode;
     TimeUs until = 0;
   };
+  // A source that was refused asks again after half a second (Replicator); twice that, and it does not.
+  static constexpr TimeUs kRefusedForUs = 1'000'000;
+  static constexpr TimeUs kKeptForReplicasUs = 1'000'000;  // likewise
   bool EvictOne();
   Context& context_;
   std::vector<Held> quarantine_;
+  TimeUs refused_until_ = 0;
+  uint64_t refused_chunks_ = 0;
+  TimeUs kept_until_ = 0;
 };
 
 // The one place where transfers and checks leave the engine, so that they can be held back: what is wanted

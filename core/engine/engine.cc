@@ -104,14 +104,17 @@ void Engine::Impl::ApplyView(const View& view) {
   if (lost && context_.life.incarnation != 0 && context_.life.token.empty()) context_.life.broken = true;
   parts_.leader.OnView(before);
   parts_.holder.OnView();
-  if (!resumed_) {
-    resumed_ = true;
+  // Before the commit a shard's owner sees to its copies: who is lost may have held one.
+  if (lost || !resumed_) {
     std::vector<ShardId> own;
     for (const auto& [id, shard] : context_.store.shards())
       if (shard->role == Role::kOwn && !shard->committed &&
           id.incarnation == context_.store.incarnation_max())
         own.push_back(id);
     for (const ShardId& id : own) parts_.replicator.Resume(id);
+  }
+  if (!resumed_) {
+    resumed_ = true;
     std::vector<ShardId> bad;
     for (const auto& [id, shard] : context_.store.shards())
       if (!shard->bad.empty()) bad.push_back(id);
@@ -267,6 +270,7 @@ void Engine::Impl::Retain() {
   }
   for (const ShardId& id : released) {
     LOG_DEBUG("release %s", id.ToString().c_str());
+    if (context_.dead.contains(StepOf(id))) parts_.memory.KeepForReplicas();
     context_.store.Remove(id);
     context_.inventory_dirty = true;
   }
@@ -283,6 +287,8 @@ void Engine::Impl::SendInventory() {
   inventory.report = Report();
   inventory.life = context_.life;
   inventory.incarnation_max = context_.store.incarnation_max();
+  inventory.asking_from = parts_.asker.oldest();
+  inventory.short_of_memory = parts_.memory.refuses_replicas();
   inventory_next_ = context_.now + kRepeatUs;
   context_.Send(context_.view.leader, inventory);
 }

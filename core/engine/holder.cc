@@ -48,7 +48,11 @@ void Holder::OnReserve(NodeId from, const ReplicaReserve& reserve) {
   const uint64_t have = incoming == nullptr ? 0 : ChunkCount(incoming->extents);
   if (reserve.chunks > have) {
     Result<std::vector<Extent>> extents = parts_.memory.Allocate(reserve.chunks - have);
-    if (!extents.ok()) return refuse(extents.status());
+    if (!extents.ok()) {
+      if (reserve.shard.id.incarnation == context.life.incarnation)
+        parts_.memory.OnReplicaRefused(reserve.chunks - have);
+      return refuse(extents.status());
+    }
     if (incoming == nullptr) {
       incoming = &incoming_[reserve.copy];
       incoming->id = reserve.copy;

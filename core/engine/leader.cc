@@ -2,6 +2,7 @@
 #include "core/engine/leader.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/base/log.h"
 #include "core/engine/parts.h"
@@ -18,6 +19,8 @@ void Leader::OnView(const View& before) {
     ranks_.clear();
     orders_.clear();
     verifying_.clear();
+    replications_ = 0;
+    progress_at_ = context.now;
     state_ = LeaderState();
     sequence_ = 0;
     leading_ = leads;
@@ -33,7 +36,7 @@ void Leader::OnView(const View& before) {
       continue;
     }
     table_.Replace(member->first, member->second.inventory.report.copies, {});
-    UpdateRanks(member->first, {});
+    UpdateRanks(member->first, {}, UINT64_MAX);
     member = members_.erase(member);
   }
   for (const Member& member : context.view.members) members_.try_emplace(member.id);
@@ -42,6 +45,7 @@ void Leader::OnView(const View& before) {
   for (auto& [key, job] : verifying_)
     std::erase_if(job.missing, [&](NodeId node) { return !context.view.Contains(node); });
   std::erase_if(verifying_, [&](const auto& job) { return !context.view.Contains(job.first.first); });
+  waiting_for_pin_.clear();  // they ask again in this epoch
   dirty_ = true;
 }
 
@@ -68,29 +72,35 @@ void Leader::OnInventory(NodeId from, Inventory inventory) {
   LearnLife(inventory);
   state.heard = true;
   state.inventory = std::move(inventory);
-  UpdateRanks(from, state.inventory.report.sessions);
+  UpdateRanks(from, state.inventory.report.sessions, state.inventory.asking_from);
+  if (table_.replications() != replications_) progress_at_ = parts_.context.now;
+  replications_ = table_.replications();
   dirty_ = true;
 }
 
 void Leader::LearnLife(const Inventory& inventory) {
   const Life& told = inventory.life;
-  const bool newer = told.incarnation > life_.incarnation;
-  const bool same_with_pin = told.incarnation == life_.incarnation && told.has_pin && !life_.has_pin;
-  if (newer) ranks_.clear();
-  if (newer || same_with_pin) life_ = told;
-  if (told.incarnation == life_.incarnation && told.broken) life_.broken = true;
+  if (told.incarnation > life_.incarnation) {
+    ranks_.clear();
+    life_ = told;
+  } else if (told.incarnation == life_.incarnation) {
+    const bool broken = told.broken || (life_.broken && !life_.forgotten);
+    if ((life_.forgotten && !told.forgotten) || (told.has_pin && !life_.has_pin)) life_ = told;
+    if (broken) life_.broken = true;
+  }
   // A life nobody remembers but by its number: never to be used again.
   if (inventory.incarnation_max > life_.incarnation) {
     ranks_.clear();
     Life unknown;
     unknown.incarnation = inventory.incarnation_max;
     unknown.broken = true;
+    unknown.forgotten = true;
     unknown.past_tokens = life_.past_tokens;
     life_ = unknown;
   }
 }
 
-void Leader::UpdateRanks(NodeId node, const std::vector<SessionReport>& sessions) {
+void Leader::UpdateRanks(NodeId node, const std::vector<SessionReport>& sessions, uint64_t asking_from) {
   for (auto& [rank, admitted] : ranks_) {
     if (admitted.node != node || !admitted.present) continue;
     const bool still =
@@ -107,8 +117,13 @@ void Leader::UpdateRanks(NodeId node, const std::vector<SessionReport>& sessions
   for (const SessionReport& session : sessions) {
     if (session.incarnation != life_.incarnation) continue;
     if (life_.world_size == 0) life_.world_size = session.world_size;
-    ranks_[session.rank] = {session.token, node, true, false};
+    ranks_[session.rank] = {session.token, node, ranks_[session.rank].question, true, false};
   }
+  // Admitted on a late repeat of a question whose asker has gone: nobody ever sat there.
+  std::erase_if(ranks_, [&](const auto& seat) {
+    const Admitted& admitted = seat.second;
+    return admitted.node == node && !admitted.present && !admitted.left && admitted.question < asking_from;
+  });
 }
 
 uint32_t Leader::ranks_present() const {
@@ -171,8 +186,11 @@ void Leader::Announce() {
 
   state.sequence = state_.sequence;
   const bool changed = sequence_ == 0 || Encode(state) != Encode(state_);
+  const bool new_pin = state.life.has_pin && (sequence_ == 0 || !state_.life.has_pin ||
+                                              state_.life.incarnation != state.life.incarnation);
   if (changed) {
     state.sequence = ++sequence_;
+    if (new_pin) pin_sequence_ = sequence_;
     state_ = std::move(state);
   }
   for (auto& [node, member] : members_) {
@@ -197,15 +215,40 @@ std::vector<StepKey> Leader::DeadSteps() const {
       }
     }
   }
+  for (const auto& [id, step] : table_.steps())
+    if (step.given_up) dead.insert(id);
   std::vector<StepKey> keys;
   for (const StepId& id : dead) keys.push_back({id});
   return keys;
+}
+
+// The arenas are full of steps that wait for copies there is no room for. The newest step that can be
+// produced is worth more than those before it.
+void Leader::GiveUpOlderSteps() {
+  if (progress_at_ + kStuckUs > parts_.context.now) return;
+  if (std::none_of(members_.begin(), members_.end(),
+                   [](const auto& member) { return member.second.inventory.short_of_memory; }))
+    return;
+  const std::optional<StepId> newest = NewestProducible(life_.incarnation);
+  if (!newest) return;
+  std::vector<StepId> older;
+  for (auto step = table_.steps().lower_bound({life_.incarnation, 0}); step->first < *newest; ++step)
+    if (!step->second.committed && !step->second.given_up) older.push_back(step->first);
+  for (const StepId& id : older) {
+    LOG_WARNING("%s is given up: no node has room for its copies, and %s is newer", id.ToString().c_str(),
+                newest->ToString().c_str());
+    table_.GiveUp(id);
+    dirty_ = true;
+  }
 }
 
 void Leader::OnStateAck(NodeId from, const LeaderStateAck& ack) {
   const auto member = members_.find(from);
   if (leading_ && member != members_.end() && ack.sequence <= sequence_)
     member->second.acked = std::max(member->second.acked, ack.sequence);
+  if (waiting_for_pin_.empty() || !PinIsKnown()) return;
+  for (const auto& [asker, question] : std::exchange(waiting_for_pin_, {}))
+    AnswerLatest(asker.first, asker.second, question);
 }
 
 void Leader::RestoreRedundancy() {
@@ -278,7 +321,10 @@ void Leader::OnTimer() {
   }
   if (next_restore_ <= context.now) {
     next_restore_ = context.now + kRestoreEveryUs;
-    if (complete()) RestoreRedundancy();
+    if (complete()) {
+      GiveUpOlderSteps();
+      RestoreRedundancy();
+    }
   }
   for (auto& [key, job] : verifying_) {
     if (job.missing.empty() || job.next_send > context.now) continue;
@@ -293,8 +339,10 @@ void Leader::OnTimer() {
 TimeUs Leader::NextTimer() const {
   TimeUs due = kNever;
   if (!leading_) return due;
-  for (const auto& [node, member] : members_)
+  for (const auto& [node, member] : members_) {
     if (sequence_ != 0 && member.acked != sequence_) due = std::min(due, member.next_send);
+    if (member.inventory.short_of_memory) due = std::min(due, next_restore_);
+  }
   // Redundancy needs a look only while some kept step lacks copies.
   for (const StepKey& key : state_.keep) {
     const StepTable::StepState* step = table_.Find(key.id);

@@ -51,6 +51,7 @@ class StepTable {
     uint32_t ranks_producible = 0;
     uint32_t ranks_replicated = 0;
     bool committed = false;
+    bool given_up = false;  // its copies are being released: it must not be committed any more
     bool producible() const { return ranks_producible == world_size; }
   };
 
@@ -59,10 +60,14 @@ class StepTable {
                               const std::vector<CopyReport>& after);
   const std::map<StepId, StepState>& steps() const { return steps_; }
   const StepState* Find(const StepId& id) const;
+  void GiveUp(const StepId& id);
+  // Grows whenever a shard gets the last copy it lacked.
+  uint64_t replications() const { return replications_; }
 
  private:
   void Recount(StepState* step, Rank rank);
   std::map<StepId, StepState> steps_;
+  uint64_t replications_ = 0;
 };
 
 class Leader {
@@ -91,6 +96,9 @@ class Leader {
   static constexpr TimeUs kVerifyRepeatUs = 10'000'000;
   static constexpr TimeUs kVerifyForgetUs = 60'000'000;  // after the asker's last question
   static constexpr size_t kCommittedListedMax = 16;      // beyond K, for waits that are behind
+  // No shard has got its copies for so long while a node has no room for a replica: nothing will come of
+  // waiting. Time for 64 GiB at 10 GB/s, as above.
+  static constexpr TimeUs kStuckUs = 10'000'000;
 
   struct MemberState {
     bool heard = false;
@@ -114,28 +122,32 @@ class Leader {
   struct Admitted {
     uint64_t token = 0;
     NodeId node = kNoNode;
-    bool present = false;  // its session is in the node's inventory
-    bool left = false;     // it was there, and is not any more
+    uint64_t question = 0;  // of the node, by which it was admitted
+    bool present = false;   // its session is in the node's inventory
+    bool left = false;      // it was there, and is not any more
   };
 
   void LearnLife(const Inventory& inventory);
-  void UpdateRanks(NodeId node, const std::vector<SessionReport>& sessions);
+  void UpdateRanks(NodeId node, const std::vector<SessionReport>& sessions, uint64_t asking_from);
   bool complete() const;  // every member's inventory is known
   std::string Missing() const;
   void Announce();
-  // Steps of the current life that some rank has passed without a shard of them.
+  // Steps of the current life that some rank has passed without a shard of them, or that were given up.
   std::vector<StepKey> DeadSteps() const;
+  void GiveUpOlderSteps();
   void RestoreRedundancy();
   void OrderCopies(const StepId& id, const StepTable::StepState& step, std::map<NodeId, size_t>* load);
   std::vector<StepId> CommittedNewestFirst(size_t count) const;
 
   void Reply(NodeId to, uint64_t number, const Status& status, std::string payload = {});
   void AnswerJoin(NodeId from, uint64_t number, const JoinQuestion& join);
-  Status Admit(NodeId from, const JoinQuestion& join);
+  Status Admit(NodeId from, uint64_t number, const JoinQuestion& join);
   void BeginLife(const JoinQuestion& join);
   void AnswerLatest(NodeId from, uint64_t number, const LatestQuestion& latest);
   std::optional<StepId> NewestProducible(Incarnation only) const;
   Result<StepId> ResolveLatest(Incarnation asking);
+  // Every member knows what this life restores: no leader that comes later can decide otherwise.
+  bool PinIsKnown() const;
   void AnswerLocate(NodeId from, uint64_t number, const LocateQuestion& locate);
   Result<StepId> ResolveStep(const LocateQuestion& locate) const;
   void AnswerReport(NodeId from, uint64_t number);
@@ -152,6 +164,10 @@ class Leader {
   bool dirty_ = false;
   LeaderState state_;
   uint64_t sequence_ = 0;
+  uint64_t pin_sequence_ = 0;  // of the first state that told this life's pin
+  std::map<std::pair<NodeId, uint64_t>, LatestQuestion> waiting_for_pin_;
+  uint64_t replications_ = 0;  // of the table, when last looked at
+  TimeUs progress_at_ = 0;     // when that changed
   std::map<ShardId, std::vector<Order>> orders_;
   TimeUs next_restore_ = kNever;
   std::map<std::pair<NodeId, uint64_t>, VerifyJob> verifying_;

@@ -29,6 +29,9 @@ void Leader::OnQuestion(NodeId from, const Question& question) {
     return Reply(from, question.number,
                  Error(Code::kUnavailable, "the leader waits for the inventory of %s", Missing().c_str()));
   }
+  const auto asker = members_.find(from);
+  if (asker == members_.end() || question.number < asker->second.inventory.asking_from)
+    return;  // a late repeat
   JoinQuestion join;
   LatestQuestion latest;
   LocateQuestion locate;
@@ -53,13 +56,13 @@ void Leader::OnQuestion(NodeId from, const Question& question) {
 }
 
 void Leader::AnswerJoin(NodeId from, uint64_t number, const JoinQuestion& join) {
-  const Status admitted = Admit(from, join);
+  const Status admitted = Admit(from, number, join);
   if (!admitted.ok()) return Reply(from, number, admitted);
   dirty_ = true;
   Reply(from, number, OkStatus(), Encode(JoinReply{life_}));
 }
 
-Status Leader::Admit(NodeId from, const JoinQuestion& join) {
+Status Leader::Admit(NodeId from, uint64_t number, const JoinQuestion& join) {
   if (join.world_size == 0 || join.world_size > kWorldMax)
     return Error(Code::kInvalidArgument, "a world of %u ranks, limit %u", join.world_size, kWorldMax);
   if (join.rank >= join.world_size)
@@ -98,13 +101,18 @@ Status Leader::Admit(NodeId from, const JoinQuestion& join) {
     if (seat != ranks_.end() && !known && seat->second.present)
       return Error(Code::kStale, "rank %u was opened again by another process", join.rank);
   } else {
-    const bool joins = life_.incarnation != 0 && life_.token.empty() && life_.world_size == join.world_size &&
-                       (known || (!life_.broken && seat == ranks_.end()));
-    if (!joins) BeginLife(join);
+    const bool fits = life_.incarnation != 0 && life_.token.empty() && life_.world_size == join.world_size;
+    const bool taken = seat != ranks_.end() && !known;
+    // Who holds the seat may have been admitted on a late repeat of a question, long gone: its node's next
+    // inventory tells.
+    if (fits && !life_.broken && taken && !seat->second.present && !seat->second.left)
+      return Error(Code::kUnavailable, "rank %u was opened on %s, which has not said yet whether it is there",
+                   join.rank, parts_.context.NameOf(seat->second.node).c_str());
+    if (!fits || (!known && (life_.broken || taken))) BeginLife(join);
   }
   Admitted& admitted = ranks_[join.rank];
   const bool again = admitted.token == join.token && admitted.node == from;
-  admitted = {join.token, from, again && admitted.present, false};
+  admitted = {join.token, from, number, again && admitted.present, false};
   return OkStatus();
 }
 
@@ -125,7 +133,8 @@ void Leader::BeginLife(const JoinQuestion& join) {
 
 std::optional<StepId> Leader::NewestProducible(Incarnation only) const {
   for (auto step = table_.steps().rbegin(); step != table_.steps().rend(); ++step)
-    if (step->second.producible() && (only == 0 || step->first.incarnation == only)) return step->first;
+    if (step->second.producible() && !step->second.given_up && (only == 0 || step->first.incarnation == only))
+      return step->first;
   return std::nullopt;
 }
 
@@ -137,6 +146,10 @@ Result<StepId> Leader::ResolveLatest(Incarnation asking) {
     return none;
   }
   if (const std::optional<StepId> own = NewestProducible(asking)) return *own;
+  if (life_.forgotten)
+    return Error(Code::kUnavailable,
+                 "no node remembers what incarnation %llu restores; the next life of the world can restore",
+                 Number(life_.incarnation));
   if (life_.has_pin) {
     if (life_.pin == StepId()) return none;
     const StepTable::StepState* pinned = table_.Find(life_.pin);
@@ -164,6 +177,12 @@ Result<StepId> Leader::ResolveLatest(Incarnation asking) {
   return *newest;
 }
 
+bool Leader::PinIsKnown() const {
+  return sequence_ != 0 && state_.life.has_pin && state_.life.incarnation == life_.incarnation &&
+         std::all_of(members_.begin(), members_.end(),
+                     [this](const auto& member) { return member.second.acked >= pin_sequence_; });
+}
+
 void Leader::AnswerLatest(NodeId from, uint64_t number, const LatestQuestion& latest) {
   const Context& context = parts_.context;
   if (latest.incarnation != 0) {
@@ -180,6 +199,12 @@ void Leader::AnswerLatest(NodeId from, uint64_t number, const LatestQuestion& la
                          life_.world_size, members_.size(), context.config.nodes_expected));
   }
   Result<StepId> step = ResolveLatest(latest.incarnation);
+  const bool pinned = latest.incarnation != 0 && (step.ok() ? step->incarnation != latest.incarnation
+                                                            : step.status().code() == Code::kNotFound);
+  if (pinned && !PinIsKnown()) {
+    waiting_for_pin_[{from, number}] = latest;  // until OnStateAck()
+    return;
+  }
   if (!step.ok()) return Reply(from, number, step.status());
   Reply(from, number, OkStatus(), Encode(LatestReply{{*step}, table_.Find(*step)->world_size}));
 }

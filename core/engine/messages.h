@@ -145,10 +145,13 @@ struct Life {
   bool has_pin = false;  // a rank has asked for the step to restore, and the answer was:
   StepId pin;            // {0, 0} for none
   uint32_t pin_world_size = 0;
+  // Its number is all that any node remembered: what it restores is not known, and what its ranks say of
+  // themselves is.
+  bool forgotten = false;
   std::vector<std::string> past_tokens;  // of superseded lives, newest last, at most kPastTokensMax
   auto Fields() {
     return std::tie(incarnation, token, world_size, broken, has_pin, pin.incarnation, pin.step,
-                    pin_world_size, past_tokens);
+                    pin_world_size, forgotten, past_tokens);
   }
   friend bool operator==(const Life&, const Life&) = default;
 };
@@ -161,7 +164,12 @@ struct Inventory {
   NodeReport report;
   Life life;
   Incarnation incarnation_max = 0;
-  auto Fields() { return std::tie(sequence, report, life, incarnation_max); }
+  // Its node waits for no answer to a question with a lower number: a repeat of one is late, and whom it was
+  // to admit is among the sessions or has gone.
+  uint64_t asking_from = 0;
+  // A replica of a step of this life was refused here for want of memory, and the source still asks.
+  bool short_of_memory = false;
+  auto Fields() { return std::tie(sequence, report, life, incarnation_max, asking_from, short_of_memory); }
 };
 struct InventoryAck {
   static constexpr Kind kKind = Kind::kInventoryAck;

@@ -88,6 +88,8 @@ void Replicator::Cancel(SourceId id, std::function<void()> quiescent) {
 }
 
 void Replicator::Resume(const ShardId& shard) {
+  for (const auto& [id, running] : sources_)
+    if (running.shard == shard && running.ordered_target == kNoNode && !running.ending) return;
   Source source;
   source.shard = shard;
   if (!AddSealed(&source)) return;

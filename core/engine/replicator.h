@@ -41,7 +41,7 @@ class Replicator {
   // Ends the source; `quiescent` is called, at once or later, when no transfer reads its chunks any more.
   void Cancel(SourceId source, std::function<void()> quiescent);
 
-  // A sealed shard of this node's own that may lack copies (after a restart).
+  // A sealed shard of this node's own that may lack copies: after a restart, or when a holder was lost.
   void Resume(const ShardId& shard);
   // The leader wants a copy there.
   void Order(const ShardId& shard, NodeId target);

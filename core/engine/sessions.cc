@@ -105,6 +105,7 @@ void Sessions::Hello(SessionId id, RequestId request, const HelloInput& hello) {
         Session* joined = Find(id);
         joined->question = 0;
         JoinReply admitted;
+        parts_.context.inventory_dirty = true;  // whether it is there or not, the leader should know
         if (!reply.ok()) return AnswerStatusTo(id, request, reply.status());
         if (!Decode(*reply, admitted))
           return AnswerStatusTo(id, request, Error(Code::kInternal, "the leader's answer cannot be read"));
@@ -117,7 +118,6 @@ void Sessions::Hello(SessionId id, RequestId request, const HelloInput& hello) {
         }
         if (admitted.life.incarnation > context.store.incarnation_max())
           context.store.SetIncarnationMax(admitted.life.incarnation);
-        context.inventory_dirty = true;
         AnswerTo(id, request, AnswerHello{joined->incarnation});
       });
 }
@@ -147,7 +147,7 @@ void Sessions::SaveBegin(SessionId id, RequestId request, Step step, uint64_t st
               static_cast<unsigned long long>(stream_bytes), static_cast<unsigned long long>(chunks),
               static_cast<unsigned long long>(context.store.chunk_bytes()),
               static_cast<unsigned long long>(kChunksPerShardMax)));
-  Result<std::vector<Extent>> extents = parts_.memory.Allocate(chunks);
+  Result<std::vector<Extent>> extents = parts_.memory.AllocateForSave(chunks);
   if (!extents.ok()) {
     ++context.counters.saves_refused;
     NoteEnded(id, step);

@@ -33,13 +33,20 @@ const StepTable::StepState* StepTable::Find(const StepId& id) const {
 void StepTable::Recount(StepState* step, Rank rank) {
   RankState& state = step->ranks[rank];
   step->ranks_producible -= state.producible ? 1 : 0;
-  step->ranks_replicated -= state.replicated ? 1 : 0;
+  const bool was_replicated = state.replicated;
+  step->ranks_replicated -= was_replicated ? 1 : 0;
   state.good = static_cast<uint32_t>(std::count_if(state.copies.begin(), state.copies.end(),
                                                    [](const Copy& copy) { return copy.bad.empty(); }));
   state.producible = Producible(state.copies);
   state.replicated = state.good >= state.replicas + 1;
   step->ranks_producible += state.producible ? 1 : 0;
   step->ranks_replicated += state.replicated ? 1 : 0;
+  replications_ += state.replicated && !was_replicated ? 1 : 0;
+}
+
+void StepTable::GiveUp(const StepId& id) {
+  const auto found = steps_.find(id);
+  if (found != steps_.end()) found->second.given_up = true;
 }
 
 std::vector<StepId> StepTable::Replace(NodeId node, const std::vector<CopyReport>& before,
@@ -83,7 +90,8 @@ std::vector<StepId> StepTable::Replace(NodeId node, const std::vector<CopyReport
   std::vector<StepId> committed;
   for (const StepId& id : touched) {
     const auto step = steps_.find(id);
-    if (!step->second.committed && step->second.ranks_replicated == step->second.world_size) {
+    if (!step->second.committed && !step->second.given_up &&
+        step->second.ranks_replicated == step->second.world_size) {
       step->second.committed = true;
       committed.push_back(id);
     }

@@ -87,6 +87,7 @@ TEST_F(Story, LeaderDiesBetweenCommitAndAnnouncement) {
   for (Rank rank = 0; rank < 4; ++rank) ASSERT_TRUE(Save(1, 2, rank).ok());
   ASSERT_TRUE(Until([&] { return !cluster_->host(leader).up; }));
   EXPECT_EQ(told, 1u);
+  cluster_->on_event = nullptr;
   StopWorld(1);
   cluster_->network().HealLinks();
   cluster_->StartHost(leader);
@@ -285,6 +286,28 @@ TEST_F(Story, StepsThatCannotBeCompleteDoNotFillTheArenaForEver) {
   }
   ASSERT_TRUE(saved) << Trouble();
   EXPECT_TRUE(Wait(1, step, 0, Level::kCommitted).ok());
+}
+
+// The path between two nodes is cut while training goes on: nothing is replicated, and both arenas fill with
+// steps that wait for it. When the path is back there is no room for a single replica; the newest steps must
+// get it nevertheless.
+TEST_F(Story, ArenasFullOfWaitingStepsRecover) {
+  lengths_ = {2 * 4096};
+  StartNodes(2, 1, 40);
+  StartWorld(1);
+  SaveEverywhere(1, 1);
+  for (const size_t from : {size_t{0}, size_t{1}}) cluster_->network().Cut(from, 1 - from, kForever);
+  Step step = 2;
+  for (; step < 30; ++step)
+    for (Rank rank = 0; rank < 2; ++rank) {
+      const Status status = Save(1, step, rank);
+      EXPECT_TRUE(status.ok() || status.code() == Code::kNoSpace) << status.ToString();
+    }
+  cluster_->network().HealLinks();
+  const uint64_t before = cluster_->checker().statistics().committed;
+  EXPECT_TRUE(Until([&] { return cluster_->checker().statistics().committed > before; })) << Trouble();
+  cluster_->RunFor(1 * kSecond);
+  SaveEverywhere(1, step);
 }
 
 // The world restarts twice in quick succession, and ranks of the former lives are still there and saving:
@@ -687,6 +710,89 @@ TEST_F(Story, ReshardingReadsEveryRanksShard) {
   StartWorld(2, {1, 3});
   for (Rank reader = 0; reader < 2; ++reader)
     for (Rank rank = 0; rank < 4; ++rank) EXPECT_TRUE(Read(2, reader, 1, rank).ok());
+}
+
+// A holder loses its memory after the shard was REPLICATED and before the step is committed, and comes back
+// while the world goes on: the copy is made anew without anybody asking, and the step is committed.
+TEST_F(Story, AHolderLosesItsMemoryBeforeTheCommit) {
+  StartNodes(3);
+  StartWorld(1, {0, 1});
+  SaveEverywhere(1, 1);
+  ASSERT_TRUE(Save(1, 2, 0).ok());
+  ASSERT_TRUE(Wait(1, 2, 0, Level::kReplicated).ok());
+  const size_t holder = HoldersBeside(0, ShardOf(1, 2, 0)).at(0);
+  cluster_->StopHost(holder, false);
+  cluster_->StartHost(holder);
+  AwaitOneView();
+  if (!RankOf(1, 1).connected()) {
+    ASSERT_TRUE(Hello(1, 1).ok()) << Trouble();
+  }
+  ASSERT_TRUE(Save(1, 2, 1).ok());
+  EXPECT_TRUE(Wait(1, 2, 0, Level::kCommitted).ok()) << Trouble();
+}
+
+// Without names for lives: a hello crosses a stuck link and arrives when its process is long dead and the
+// next launch has begun. It takes no seat for good, and ends nobody's life.
+TEST_F(Story, ALateHelloOfTheDeadEndsNoLife) {
+  named_lives_ = false;
+  StartNodes(3);
+  ASSERT_EQ(LeaderHost(), 0u);
+  cluster_->network().Clog(1, 0, cluster_->now() + 800 * kMs);
+  AddRank(1, 1, 2, 1);
+  RankOf(1, 1).Hello(5 * kSecond, [](const Status&) {});
+  cluster_->RunFor(50 * kMs);
+  RankOf(1, 1).Close();
+  StartWorld(2, {0, 2});
+  const Incarnation life = LifeOf(2);
+  cluster_->RunFor(2 * kSecond);
+  EXPECT_EQ(cluster_->host(0).engine->incarnation(), life);
+  SaveEverywhere(2, 1);
+}
+
+// The same, and the seat is still free when the dead one's hello comes: the living rank gets it.
+TEST_F(Story, ALateHelloOfTheDeadKeepsNobodyOut) {
+  named_lives_ = false;
+  StartNodes(3);
+  ASSERT_EQ(LeaderHost(), 0u);
+  AddRank(2, 0, 2, 0);
+  ASSERT_TRUE(Hello(2, 0).ok());
+  const Incarnation life = LifeOf(2);
+  cluster_->network().Clog(1, 0, cluster_->now() + 300 * kMs);
+  AddRank(1, 1, 2, 1);
+  RankOf(1, 1).Hello(5 * kSecond, [](const Status&) {});
+  cluster_->RunFor(50 * kMs);
+  RankOf(1, 1).Close();
+  cluster_->RunFor(255 * kMs);
+  AddRank(2, 1, 2, 2);
+  ASSERT_TRUE(Hello(2, 1).ok()) << Trouble();
+  EXPECT_EQ(RankOf(2, 1).incarnation(), life);
+  SaveEverywhere(2, 1);
+}
+
+// The leader is lost with the only word of which step the life restores, just when the first rank has been
+// told. The ranks that ask later are told the same step, or none.
+TEST_F(Story, TheStepToRestoreOutlivesItsLeader) {
+  StartNodes(4);
+  StartWorld(1);
+  SaveEverywhere(1, 1);
+  for (Rank rank = 0; rank < 4; ++rank) ASSERT_TRUE(Save(1, 2, rank).ok());
+  StopWorld(1);
+  const size_t leader = LeaderHost();
+  ASSERT_EQ(leader, 0u);
+  // Rank 1's shard of step 2 is away while the first rank asks.
+  StartWorld(2, {1, 2, 3, 1});
+  cluster_->network().Cut(0, 2, kForever);
+  cluster_->network().Cut(0, 3, kForever);
+  std::optional<StepId> first;
+  RankOf(2, 0).Latest(3 * kSecond, [&](const Status& status, const AnswerLatest& answer) {
+    if (status.ok()) first = answer.step;
+  });
+  cluster_->RunFor(500 * kMs);
+  EXPECT_FALSE(first.has_value()) << "a step was given out that only two nodes know of";
+  cluster_->network().HealLinks();
+  EXPECT_TRUE(Until([&] { return first.has_value(); }));
+  LoseHost(0);
+  for (Rank rank = 1; rank < 4; ++rank) EXPECT_EQ(Latest(2, rank), first);
 }
 
 // The checks themselves: bytes that change behind everybody's back are seen.

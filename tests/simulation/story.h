@@ -43,16 +43,22 @@ class Story : public ::testing::Test {
   // Starts life number `launch` of a world of one rank on each of these hosts.
   void StartWorld(uint64_t launch, const std::vector<size_t>& hosts) {
     for (Rank rank = 0; rank < hosts.size(); ++rank) {
-      Client::Identity identity;
-      identity.host = hosts[rank];
-      identity.launch = launch;
-      identity.rank = rank;
-      identity.world_size = static_cast<uint32_t>(hosts.size());
-      identity.life = "life";
-      identity.life += std::to_string(launch);
-      clients_[{launch, rank}] = std::make_unique<Client>(cluster_.get(), identity);
+      AddRank(launch, rank, static_cast<uint32_t>(hosts.size()), hosts[rank]);
       ASSERT_TRUE(Hello(launch, rank).ok()) << Trouble();
     }
+  }
+  // A process that has said nothing yet.
+  void AddRank(uint64_t launch, Rank rank, uint32_t world_size, size_t host) {
+    Client::Identity identity;
+    identity.host = host;
+    identity.launch = launch;
+    identity.rank = rank;
+    identity.world_size = world_size;
+    if (named_lives_) {
+      identity.life = "life";
+      identity.life += std::to_string(launch);
+    }
+    clients_[{launch, rank}] = std::make_unique<Client>(cluster_.get(), identity);
   }
   void StartWorld(uint64_t launch) {
     std::vector<size_t> hosts;
@@ -195,6 +201,7 @@ class Story : public ::testing::Test {
   }
 
   static constexpr size_t kTraceLines = 60;
+  bool named_lives_ = true;
   Options options_;
   std::vector<uint64_t> lengths_;  // of every shard's objects; empty: as the rank has them
   std::unique_ptr<Cluster> cluster_;
