@@ -246,6 +246,10 @@ Result<std::vector<Port>> ChoosePorts(const VerbsConfig& config, std::vector<Por
   if (config.devices.empty()) {
     for (const Port& port : all)
       if (port.unusable.empty()) chosen.push_back(port);
+    if (chosen.size() > kRailsMax) {
+      LOG_WARNING("transport verbs: %zu devices can be used, the first %zu are", chosen.size(), kRailsMax);
+      chosen.resize(kRailsMax);
+    }
     if (chosen.empty())
       return Error(Code::kUnsupported, "transport verbs: no usable device: %s", Reasons(all).c_str());
   }

@@ -252,8 +252,12 @@ void VerbsTransport::BreakLink(Link* link, TimeUs patience, TimeUs now) {
   if (peer->links_up > 0 || peer->state != PeerState::kUp) return;
   peer->state = PeerState::kConnecting;
   Deactivate(peer);
-  for (Link& other : peer->links)
+  for (Link& other : peer->links) {
     if (other.state == LinkState::kDown) other.deadline = now;
+    // They were given their patience while this one vouched for the peer.
+    if (other.state == LinkState::kConnecting) other.deadline = std::min(other.deadline, now + patience);
+    if (other.state == LinkState::kDraining) other.patience = std::min(other.patience, patience);
+  }
 }
 
 void VerbsTransport::FinishDraining(Link* link, TimeUs now) {

@@ -31,21 +31,50 @@ Status Mailbox::Open(ibv_pd* domain, ibv_comp_channel* channel, const Port& port
   initial.cap.max_send_sge = initial.cap.max_recv_sge = 1;
   queue_pair_.reset(ibv_create_qp(domain, &initial));
   if (!queue_pair_) return ErrnoError(errno, "device %s: datagram queue pair", port.name.c_str());
+  port_ = port.number;
+  key_ = key;
+  if (const int error = Start(); error != 0)
+    return ErrnoError(error, "device %s: starting the datagram queue pair", port.name.c_str());
+  return OkStatus();
+}
+
+// From RESET to ready, with all receive buffers posted and all send buffers free. Returns an errno.
+int Mailbox::Start() {
   ibv_qp_attr attributes{};
   attributes.qp_state = IBV_QPS_INIT;
-  attributes.port_num = port.number;
-  attributes.qkey = key;
+  attributes.port_num = port_;
+  attributes.qkey = key_;
   int error = ibv_modify_qp(queue_pair_.get(), &attributes,
                             IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY);
   attributes.qp_state = IBV_QPS_RTR;
   if (error == 0) error = ibv_modify_qp(queue_pair_.get(), &attributes, IBV_QP_STATE);
   attributes.qp_state = IBV_QPS_RTS;
   if (error == 0) error = ibv_modify_qp(queue_pair_.get(), &attributes, IBV_QP_STATE | IBV_QP_SQ_PSN);
-  if (error != 0) return ErrnoError(error, "device %s: starting the datagram queue pair", port.name.c_str());
+  if (error != 0) return error;
   for (uint32_t slot = 0; slot < kReceives; slot++)
-    if (!PostReceive(slot)) return ErrnoError(errno, "device %s: receive buffers", port.name.c_str());
-  for (uint32_t slot = kSends; slot > 0; slot--) send_slots_free_.push_back(slot - 1);
-  return OkStatus();
+    if (!PostReceive(slot)) return EIO;
+  send_slots_free_.clear();
+  for (uint32_t slot = kSends; slot > 0; slot--) {
+    send_slots_free_.push_back(slot - 1);
+    sending_to_[slot - 1].reset();
+  }
+  sends_outstanding_ = 0;
+  return 0;
+}
+
+// A datagram that the device could not send, as while a cable is cut, stops the queue pair. It is begun anew
+// with the same number, which peers know; what was under way is lost as datagrams are.
+void Mailbox::Restart() {
+  ibv_qp_attr attributes{};
+  attributes.qp_state = IBV_QPS_RESET;
+  int error = ibv_modify_qp(queue_pair_.get(), &attributes, IBV_QP_STATE);
+  ibv_wc stale;
+  while (error == 0 && ibv_poll_cq(queue_.get(), 1, &stale) > 0) {
+  }
+  if (error == 0) error = Start();
+  if (error != 0)
+    LOG_DEBUG("verbs: the datagram queue pair stays stopped: %s (%d)", std::strerror(error), error);
+  broken_ = error != 0;
 }
 
 bool Mailbox::PostReceive(uint64_t slot) {
@@ -95,20 +124,14 @@ std::string_view Mailbox::Take(const ibv_wc& completion) {
 
 void Mailbox::Return(const ibv_wc& completion) {
   const auto slot = static_cast<uint32_t>(completion.wr_id);
+  if (completion.status != IBV_WC_SUCCESS) broken_ = true;
   if ((completion.wr_id & kSendFlag) == 0) {
-    // After an error of the device nothing is received any more; its event says so.
-    if (completion.status == IBV_WC_SUCCESS) PostReceive(slot);
+    if (!broken_) PostReceive(slot);
     return;
   }
   sending_to_[slot].reset();
   send_slots_free_.push_back(slot);
   sends_outstanding_--;
-  if (completion.status == IBV_WC_SUCCESS || completion.status == IBV_WC_WR_FLUSH_ERR) return;
-  // A send that fails stops the sending side alone, which is started again like this.
-  LOG_DEBUG("verbs: a datagram was not sent: %s", ibv_wc_status_str(completion.status));
-  ibv_qp_attr attributes{};
-  attributes.qp_state = IBV_QPS_RTS;
-  ibv_modify_qp(queue_pair_.get(), &attributes, IBV_QP_STATE);
 }
 
 }  // namespace ropeteam::verbs

@@ -42,11 +42,13 @@ class Mailbox {
       if (const std::string_view bytes = Take(completion); !bytes.empty()) on_message(bytes);
       Return(completion);
     }
+    if (broken_) Restart();
     return total;
   }
   uint32_t sends_outstanding() const { return sends_outstanding_; }
 
  private:
+  int Start();
   char* ReceiveSlot(uint64_t slot) { return buffer_.get() + slot * kReceiveBytes; }
   char* SendSlot(uint64_t slot) {
     return buffer_.get() + kReceives * kReceiveBytes + slot * kMessageBytesMax;
@@ -55,6 +57,7 @@ class Mailbox {
   // The datagram of a completed receive; empty for all else.
   std::string_view Take(const ibv_wc& completion);
   void Return(const ibv_wc& completion);
+  void Restart();
 
   static constexpr size_t kGrhBytes = 40;  // in front of every received datagram, used or not
   static constexpr size_t kReceiveBytes = kGrhBytes + kMessageBytesMax;
@@ -66,6 +69,9 @@ class Mailbox {
   std::vector<uint32_t> send_slots_free_;
   std::shared_ptr<ibv_ah> sending_to_[kSends];  // held until the device has sent
   uint32_t sends_outstanding_ = 0;
+  bool broken_ = false;  // the queue pair is in an error state
+  uint8_t port_ = 1;
+  uint32_t key_ = 0;
 };
 
 }  // namespace ropeteam::verbs

@@ -28,8 +28,7 @@ bool IsRefusal(ibv_wc_status status) {
   return status == IBV_WC_REM_ACCESS_ERR || status == IBV_WC_REM_INV_REQ_ERR || status == IBV_WC_REM_OP_ERR;
 }
 bool IsLocal(ibv_wc_status status) {
-  return status == IBV_WC_LOC_PROT_ERR || status == IBV_WC_LOC_LEN_ERR || status == IBV_WC_LOC_QP_OP_ERR ||
-         status == IBV_WC_LOC_ACCESS_ERR;
+  return status == IBV_WC_LOC_PROT_ERR || status == IBV_WC_LOC_LEN_ERR || status == IBV_WC_LOC_ACCESS_ERR;
 }
 
 }  // namespace
