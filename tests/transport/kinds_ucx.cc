@@ -23,6 +23,7 @@ std::vector<TransportKind> UcxKinds() {
   TransportKind shm = Kind("ucx_shm", {.transports = "posix,cma,self"});
   shm.describes = "posix/memory";
   shm.refuses_revoked = false;
+  shm.serves_stopped = true;  // by the kernel
   TransportKind tcp = Kind("ucx_tcp", {.devices = {"lo"}, .transports = "tcp"});
   tcp.describes = "tcp/lo";
   tcp.refuses_revoked = false;

@@ -21,6 +21,7 @@ Result<std::string> Encode(const WorkerAddress& address) {
   writer.Number(address.process.process);
   writer.Number(address.hello_address);
   writer.Text(address.hello_key);
+  writer.Text(address.cma);
   writer.Text(address.name);
   std::string bytes = std::move(writer).Finish();
   if (bytes.size() > kParcelBytesMax)
@@ -50,6 +51,7 @@ Status Decode(std::string_view bytes, WorkerAddress* address) {
   decoded.process.process = reader.Number<int32_t>();
   decoded.hello_address = reader.Number<uint64_t>();
   decoded.hello_key = reader.Text();
+  decoded.cma = reader.Text();
   decoded.name = reader.Text();
   ROPETEAM_RETURN_IF_ERROR(reader.Finish());
   if (decoded.instance == 0 || decoded.name.empty() || decoded.hello_key.empty())

@@ -20,6 +20,7 @@ struct WorkerAddress {
   ProcessIdentity process;     // where it lives
   uint64_t hello_address = 0;  // where the peer's hello (its instance number) can be read …
   std::string hello_key;       // … and with which packed key
+  std::string cma;             // Cma::Address(), empty where there is none
   std::string name;            // ucp_worker_get_address()
 };
 

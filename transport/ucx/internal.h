@@ -42,6 +42,7 @@
 
 #include "core/base/ids.h"
 #include "transport/transport.h"
+#include "transport/ucx/cma.h"
 #include "transport/ucx/codec.h"
 #include "transport/ucx/library.h"
 #include "transport/ucx/liveness.h"
@@ -137,11 +138,12 @@ class UcxTransport;
 
 enum class RequestKind : uint8_t { kFragment, kFlush, kHello };
 
-// One request at UCX, which knows it by its address.
+// One request at UCX, which knows it by its address (UCP) or by that of its first member (cma).
 struct Request {
+  uct_completion_t done{};
   RequestKind kind = RequestKind::kFragment;
   UcxTransport* transport = nullptr;
-  Peer* peer = nullptr;
+  Peer* peer = nullptr;            // null: forgotten, see OrphanFlushes()
   Operation* operation = nullptr;  // kFragment
   OperationList flushed;           // kFlush: the puts that it confirms
   uint64_t bytes = 0;
@@ -157,6 +159,7 @@ struct Peer {
   WorkerAddress remote;
   std::string text;  // for people
   PeerWatch watch;
+  CmaEndpoint cma;  // one of the two, or none
   ucp_ep_h endpoint = nullptr;
   void* closing = nullptr;  // the request of closing the endpoint; null when there is none
   bool draining = false;    // closed by force, not everything has come back
@@ -164,9 +167,9 @@ struct Peer {
   bool listed = false;      // in active_
   uint32_t requests = 0;    // at UCX, all kinds
   uint32_t fragments = 0;   // of those, fragments
-  uint32_t flushes = 0;     // of those, flushes
-  OperationList queue;      // not wholly posted; only the head may be partly
-  OperationList unflushed;  // puts wholly posted, to be confirmed by the next flush
+  std::vector<Request*> flushing;  // of those, flushes
+  OperationList queue;             // not wholly posted; only the head may be partly
+  OperationList unflushed;         // puts wholly posted, to be confirmed by the next flush
   uint64_t unflushed_bytes = 0;
   OperationList broken;  // failed, nothing at UCX, waiting for the verdict on the peer
   // kConnecting
@@ -227,8 +230,12 @@ class UcxTransport final : public Transport {
   void FreeOperation(Operation* operation);
   Request* NewRequest(Peer* peer, RequestKind kind);
   void FreeRequest(Request* request);
+  void ReleaseRequest(Request* request);
   void Track(Request* request, void* handle);
   void Finish(Request* request, ucs_status_t status);
+  static void OnCma(uct_completion_t* done);
+  void Post(Peer* peer, Request* request, bool put, void* local, uint64_t length, uint64_t remote,
+            ucp_rkey_h key);
   static void OnRequest(void* handle, ucs_status_t status, void* user_data);
   void List(Peer* peer);
   void Unlist(Peer* peer);
@@ -239,6 +246,7 @@ class UcxTransport final : public Transport {
   ucp_rkey_h KeyOf(Peer* peer, RemoteRegion* remote);
   void PostHello(Peer* peer, TimeUs now);
   void CloseEndpoint(Peer* peer);
+  void OrphanFlushes(Peer* peer);
   bool Drained(Peer* peer);
   void StepPeers(TimeUs now);
   void StepPeer(Peer* peer, TimeUs now);
@@ -267,7 +275,8 @@ class UcxTransport final : public Transport {
   Hello* hello_ = nullptr;  // a page of its own
   Registration hello_memory_;
   Worker worker_;
-  int event_fd_ = -1;  // the worker's own
+  std::unique_ptr<Cma> cma_;  // null: not here
+  int event_fd_ = -1;         // the worker's own
   int wake_fd_ = -1;
   std::atomic<bool> wake_{false};
 

@@ -48,7 +48,9 @@ ucs_log_func_rc_t TakeMessage(const char* /*file*/, unsigned /*line*/, const cha
   vsnprintf(text, sizeof text, format, arguments);
   // A setting for transports that are not here, such as the retries of cards on a machine without.
   const bool unused = std::string_view(text).starts_with("invalid configuration");
-  ROPETEAM_LOG(unused || opening ? LogLevel::kDebug : LevelOf(level), "ucx: %s", text);
+  // A peer that died or gave up its memory; what becomes of it is told by its verdict.
+  const bool refused = std::string_view(text).starts_with("process_vm_");
+  ROPETEAM_LOG(unused || refused || opening ? LogLevel::kDebug : LevelOf(level), "ucx: %s", text);
   return UCS_LOG_FUNC_RC_STOP;
 }
 
@@ -91,15 +93,6 @@ struct Default {
   const char* value;
 };
 constexpr Default kDefaults[] = {
-    // Without it an endpoint with peer error handling refuses shared memory (posix, sysv).
-    {"MM_ERROR_HANDLING", "y"},
-    // Puts over shared memory are carried out by the target, piece by piece; larger pieces cost fewer
-    // hand-overs. Not
-    // 64 KiB: UCX 1.13 keeps a piece's length in 16 bits and does not check (found as a failed assertion of
-    // its own).
-    {"MM_SEG_SIZE", "61440"},
-    {"MM_FIFO_SIZE", "256"},
-    {"MM_RX_BUFS_GROW", "64"},
     // A host that vanishes is noticed in seconds, not in twenty.
     {"KEEPALIVE_INTERVAL", "2s"},
     // 7 is taken for endless by some devices.
@@ -110,7 +103,7 @@ constexpr Default kDefaults[] = {
 };
 // Whether any UCX_… variable sets what `name` sets, whatever the transport.
 bool InEnvironment(const std::string& name) {
-  const bool family = name.starts_with("MM_") || name.starts_with("RC_");
+  const bool family = name.starts_with("RC_");
   const std::string suffix = "_" + (family ? name.substr(3) : name) + "=";
   for (char** entry = environ; *entry != nullptr; entry++) {
     const std::string_view text(*entry);

@@ -17,9 +17,9 @@ constexpr size_t kRequestsPerSlab = 256;
 // Fragments at UCX for one peer. 16 × 1 MiB covers the bandwidth-delay product of 100 Gb/s at 1 ms.
 constexpr uint32_t kDepth = 16;
 // A flush is started when none is under way, or when this much waits for one …
-constexpr uint64_t kFlushBytes = 4 << 20;
+constexpr uint64_t kFlushBytes = 1 << 20;
 // … and there are fewer than this: enough that the link never waits for a confirmation.
-constexpr uint32_t kFlushesMax = 4;
+constexpr uint32_t kFlushesMax = 8;
 
 unsigned long long Ull(uint64_t value) { return value; }
 
@@ -58,19 +58,23 @@ Request* UcxTransport::NewRequest(Peer* peer, RequestKind kind) {
   request->peer = peer;
   peer->requests++;
   if (kind == RequestKind::kFragment) peer->fragments++;
-  if (kind == RequestKind::kFlush) peer->flushes++;
+  if (kind == RequestKind::kFlush) peer->flushing.push_back(request);
   outstanding_++;
   return request;
 }
 
-void UcxTransport::FreeRequest(Request* request) {
+// The request is no longer its peer's; UCX may still know it.
+void UcxTransport::ReleaseRequest(Request* request) {
   Peer* peer = request->peer;
   ROPETEAM_CHECK(peer != nullptr && peer->requests > 0 && outstanding_ > 0);
   peer->requests--;
   if (request->kind == RequestKind::kFragment) peer->fragments--;
-  if (request->kind == RequestKind::kFlush) peer->flushes--;
+  if (request->kind == RequestKind::kFlush) std::erase(peer->flushing, request);
   outstanding_--;
   request->peer = nullptr;
+}
+
+void UcxTransport::FreeRequest(Request* request) {
   request->next = requests_free_;
   requests_free_ = request;
 }
@@ -181,15 +185,15 @@ bool UcxTransport::PostNext(Peer* peer) {
   ROPETEAM_CHECK(peer->state == PeerState::kUp);
   if (peer->failed) return false;
   const bool flush_due =
-      peer->flushes == 0 || (peer->unflushed_bytes >= kFlushBytes && peer->flushes < kFlushesMax);
+      peer->flushing.empty() || (peer->unflushed_bytes >= kFlushBytes && peer->flushing.size() < kFlushesMax);
   if (!peer->unflushed.empty() && flush_due) {
     StartFlush(peer);
     return true;
   }
   if (peer->queue.empty() || peer->fragments >= kDepth) return false;
   Operation* operation = peer->queue.head();
-  ucp_rkey_h key = KeyOf(peer, operation->remote);
-  if (key == nullptr) {
+  ucp_rkey_h key = peer->cma != nullptr ? nullptr : KeyOf(peer, operation->remote);
+  if (key == nullptr && peer->cma == nullptr) {
     Settle(peer, operation, Code::kLinkFailed);
     return true;
   }
@@ -208,7 +212,7 @@ void UcxTransport::PostFragment(Peer* peer, Operation* operation, ucp_rkey_h key
   if (last) {
     peer->queue.Pop();
     operation->queued = false;
-    if (put) {
+    if (put && peer->cma == nullptr) {
       operation->gathered = true;
       peer->unflushed.Push(operation);
       peer->unflushed_bytes += operation->length;
@@ -218,6 +222,18 @@ void UcxTransport::PostFragment(Peer* peer, Operation* operation, ucp_rkey_h key
   }
   Request* request = NewRequest(peer, RequestKind::kFragment);
   request->operation = operation;
+  Post(peer, request, put, local, length, remote, key);
+}
+
+void UcxTransport::Post(Peer* peer, Request* request, bool put, void* local, uint64_t length, uint64_t remote,
+                        ucp_rkey_h key) {
+  if (peer->cma != nullptr) {
+    request->done = {OnCma, 1, UCS_OK};
+    const ucs_status_t status = put ? cma_->Put(peer->cma.get(), local, length, remote, &request->done)
+                                    : cma_->Get(peer->cma.get(), local, length, remote, &request->done);
+    if (status != UCS_INPROGRESS) Finish(request, status);
+    return;
+  }
   ucp_request_param_t param{};
   param.op_attr_mask =
       UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMORY_TYPE;
@@ -226,6 +242,11 @@ void UcxTransport::PostFragment(Peer* peer, Operation* operation, ucp_rkey_h key
   param.memory_type = UCS_MEMORY_TYPE_HOST;
   Track(request, put ? ucp_put_nbx(peer->endpoint, local, length, remote, key, &param)
                      : ucp_get_nbx(peer->endpoint, local, length, remote, key, &param));
+}
+
+void UcxTransport::OnCma(uct_completion_t* done) {
+  auto* request = reinterpret_cast<Request*>(done);
+  request->transport->Finish(request, done->status);
 }
 
 // Confirms all the puts that are gathered: their fragments were posted before.
@@ -251,7 +272,9 @@ void UcxTransport::Finish(Request* request, ucs_status_t status) {
   const RequestKind kind = request->kind;
   Operation* operation = request->operation;
   OperationList flushed = request->flushed;
+  if (peer != nullptr) ReleaseRequest(request);
   FreeRequest(request);
+  if (peer == nullptr) return;
   const Code code = status == UCS_OK ? Code::kOk : Code::kLinkFailed;
   if (status != UCS_OK) {
     LOG_DEBUG("ucx peer %s: a request failed: %s", peer->text.c_str(), ucs_status_string(status));

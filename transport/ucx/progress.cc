@@ -43,7 +43,8 @@ TimeUs Now() {
 bool UcxTransport::Progress() {
   unsigned work = 0;
   for (int round = 0; round < kRoundsPerPoll; round++) {
-    const unsigned count = ucp_worker_progress(worker_.get());
+    unsigned count = ucp_worker_progress(worker_.get());
+    if (cma_ != nullptr && outstanding_ > 0) count += cma_->Progress();
     work += count;
     if (count == 0) break;
   }
@@ -107,6 +108,14 @@ void UcxTransport::Wait(uint64_t timeout_us) {
 }
 
 void UcxTransport::Sleep(TimeUs now, uint64_t timeout_us) {
+  // cma has no event to wait for, because it never has to wait.
+  const bool copying = cma_ != nullptr && std::any_of(peers_.begin(), peers_.end(), [](const auto& entry) {
+                         return entry.second->cma != nullptr && entry.second->requests > 0;
+                       });
+  if (copying) {
+    Progress();
+    return;
+  }
   ucs_status_t armed = UCS_ERR_BUSY;
   for (int i = 0; i < kArmTriesMax && armed == UCS_ERR_BUSY; i++) {
     armed = ucp_worker_arm(worker_.get());

@@ -101,6 +101,8 @@ Status UcxTransport::Open() {
   if (!context.ok()) return context.status();
   context_ = std::move(context).value();
   ROPETEAM_RETURN_IF_ERROR(OpenWorker());
+  for (const Resource& resource : ResourcesOf(context_.get()))
+    if (resource.transport == "cma" && cma_ == nullptr) cma_ = Cma::Open();
   DescribeSelf();
   ROPETEAM_RETURN_IF_ERROR(NameSelf());
   AddInstance(instance_);
@@ -135,6 +137,7 @@ Status UcxTransport::NameSelf() {
   self.process = ThisProcess();
   self.hello_address = reinterpret_cast<uintptr_t>(hello_);
   self.hello_key = *key;
+  if (cma_ != nullptr) self.cma = cma_->Address();
   ucp_address_t* address = nullptr;
   size_t length = 0;
   const ucs_status_t status = ucp_worker_get_address(worker_.get(), &address, &length);
@@ -175,15 +178,22 @@ UcxTransport::~UcxTransport() {
   // Endpoints and requests end with the worker; operations not yet completed are lost, as the contract says.
   // Keys are to be destroyed before it.
   for (auto& [id, peer] : peers_) {
-    if (peer->endpoint != nullptr) CloseEndpoint(peer.get());
+    CloseEndpoint(peer.get());
     peer->watch.Stop();
   }
   if (worker_ != nullptr) {
     // The cancelled requests come back from the worker's progress, and point to our tables.
     constexpr int kRoundsMax = 10'000;
-    for (int round = 0; round < kRoundsMax && outstanding_ > 0; round++) ucp_worker_progress(worker_.get());
+    for (int round = 0; round < kRoundsMax && outstanding_ > 0; round++) {
+      ucp_worker_progress(worker_.get());
+      if (cma_ != nullptr) cma_->Progress();
+    }
   }
-  for (auto& [id, peer] : peers_) (void)Drained(peer.get());
+  for (auto& [id, peer] : peers_) {
+    (void)Drained(peer.get());
+    peer->cma.reset();
+  }
+  cma_.reset();
   worker_.reset();
   regions_.clear();
   hello_memory_.Reset();
