@@ -202,16 +202,20 @@ void Leader::Announce() {
 
 std::vector<StepKey> Leader::DeadSteps() const {
   std::set<StepId> dead;
+  std::vector<std::pair<StepId, const StepTable::StepState*>> open_steps;  // that may still become committed
+  for (auto step = table_.steps().lower_bound({life_.incarnation, 0}); step != table_.steps().end(); ++step)
+    if (!step->second.committed) open_steps.emplace_back(step->first, &step->second);
   for (const auto& [node, member] : members_) {
+    if (open_steps.empty()) break;
     for (const SessionReport& session : member.inventory.report.sessions) {
       if (session.incarnation != life_.incarnation || !session.has_ended) continue;
       const StepId passed{session.incarnation, session.newest_ended};
-      for (auto step = table_.steps().lower_bound({life_.incarnation, 0});
-           step != table_.steps().end() && step->first < passed; ++step) {
-        const bool open = std::find(session.open_steps.begin(), session.open_steps.end(), step->first.step) !=
+      for (const auto& [id, step] : open_steps) {
+        if (!(id < passed)) break;
+        const bool open = std::find(session.open_steps.begin(), session.open_steps.end(), id.step) !=
                           session.open_steps.end();
-        if (step->second.committed || open || session.rank >= step->second.world_size) continue;
-        if (step->second.ranks[session.rank].copies.empty()) dead.insert(step->first);
+        if (!open && session.rank < step->world_size && step->ranks[session.rank].copies.empty())
+          dead.insert(id);
       }
     }
   }

@@ -334,9 +334,11 @@ void Sessions::OnReplicated(const ShardId& shard) { Reached(shard, Level::kRepli
 
 void Sessions::OnLeaderState(const std::set<StepId>& committed, const std::vector<ShardId>& released) {
   std::vector<ShardId> reached;
-  for (const auto& [shard, progress] : progress_) {
-    if (progress.level < Level::kLocal || progress.level >= Level::kCommitted) continue;
-    if (committed.contains(StepOf(shard))) reached.push_back(shard);
+  for (const StepId& step : committed) {
+    for (auto at = progress_.lower_bound({step.incarnation, step.step, 0});
+         at != progress_.end() && StepOf(at->first) == step; ++at)
+      if (at->second.level >= Level::kLocal && at->second.level < Level::kCommitted)
+        reached.push_back(at->first);
   }
   for (const ShardId& shard : reached) Reached(shard, Level::kCommitted);
   for (const ShardId& shard : released) {

@@ -241,6 +241,7 @@ Status Store::Seal(const ShardMeta& meta, Role role, std::vector<Extent> extents
   LOG_DEBUG("shard sealed %s bytes %" PRIu64 " chunks %" PRIu64 " role %u", meta.id.ToString().c_str(),
             meta.stream_bytes, count, static_cast<unsigned>(role));
   shards_.emplace(meta.id, std::move(shard));
+  ++changes_;
   return OkStatus();
 }
 
@@ -258,6 +259,7 @@ void Store::SetCommitted(const ShardId& id) {
   const auto it = shards_.find(id);
   if (it == shards_.end() || it->second->committed) return;
   it->second->committed = true;
+  ++changes_;
   StoreState(*it->second);
   CrashPoint("committed");
 }
@@ -266,6 +268,7 @@ void Store::SetRole(const ShardId& id, Role role) {
   const auto it = shards_.find(id);
   if (it == shards_.end() || it->second->role == role) return;
   it->second->role = role;
+  ++changes_;
   StoreState(*it->second);
   CrashPoint("role changed");
 }
@@ -275,6 +278,7 @@ void Store::Remove(const ShardId& id) {
   if (it == shards_.end()) return;
   std::unique_ptr<SealedShard> shard = std::move(it->second);
   shards_.erase(it);
+  ++changes_;
   shard->removed = true;
   // Before a chunk is free: whoever gets it next may write into it at once.
   Publish(&slot(shard->extents[0].first)->state, arena::kSlotFree);
@@ -314,12 +318,14 @@ void Store::MarkBad(const ShardId& id, uint32_t chunk_index) {
   if (it == shards_.end() || chunk_index >= it->second->crcs.size()) return;
   std::vector<uint32_t>& bad = it->second->bad;
   const auto place = std::lower_bound(bad.begin(), bad.end(), chunk_index);
-  if (place == bad.end() || *place != chunk_index) bad.insert(place, chunk_index);
+  if (place != bad.end() && *place == chunk_index) return;
+  bad.insert(place, chunk_index);
+  ++changes_;
 }
 
 void Store::MarkRepaired(const ShardId& id, uint32_t chunk_index) {
   const auto it = shards_.find(id);
-  if (it != shards_.end()) std::erase(it->second->bad, chunk_index);
+  if (it != shards_.end() && std::erase(it->second->bad, chunk_index) != 0) ++changes_;
 }
 
 void Store::SetIncarnationMax(Incarnation incarnation) {

@@ -108,6 +108,8 @@ class Store {
   const SealedShard* Find(const ShardId& id) const;
   // All published shards, ordered by id. Removed ones that are still leased are not among them.
   const std::map<ShardId, std::unique_ptr<SealedShard>>& shards() const { return shards_; }
+  // Grows whenever shards() changes in any way but by leases: what has been looked at need not be looked at again.
+  uint64_t changes() const { return changes_; }
   void SetCommitted(const ShardId& id);
   void SetRole(const ShardId& id, Role role);
   // Withdraws the shard; its chunks are free at once, or when its last lease ends. No-op when unknown.
@@ -186,6 +188,7 @@ class Store {
   std::vector<std::unique_ptr<SealedShard>> removed_;
   std::unordered_map<LeaseToken, SealedShard*> leases_;
   LeaseToken lease_last_ = 0;
+  uint64_t changes_ = 0;
 };
 
 }  // namespace ropeteam

@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <utility>
+
 #include "tests/core/store_arena_for_test.h"
 
 namespace ropeteam {
@@ -401,6 +403,37 @@ TEST(StoreRepair, BadChunksAreASortedSet) {
   store->MarkRepaired(kOther, 0);
   EXPECT_THAT(store->Find(kShard)->bad, ElementsAre(0, 4));
   store->CheckInvariants();
+}
+
+// Who has looked at every shard looks again when changes() has grown: nothing that can be seen may change
+// without it.
+TEST(StoreChanges, GrowWithEveryChangeAndWithNothingElse) {
+  ArenaMemory memory = ArenaMemory::ForChunks(8);
+  const auto store = FormatForTest(&memory);
+  uint64_t seen = store->changes();
+  const auto changed = [&] { return std::exchange(seen, store->changes()) != seen; };
+  ASSERT_TRUE(SaveForTest(store.get(), kShard, 3 * kSmallChunk).ok());
+  EXPECT_TRUE(changed());
+  for (const bool first : {true, false}) {
+    store->SetCommitted(kShard);
+    EXPECT_EQ(changed(), first);
+    store->SetRole(kShard, Role::kCache);
+    EXPECT_EQ(changed(), first);
+    store->MarkBad(kShard, 1);
+    EXPECT_EQ(changed(), first);
+  }
+  for (const bool first : {true, false}) {
+    store->MarkRepaired(kShard, 1);
+    EXPECT_EQ(changed(), first);
+  }
+  const auto lease = *store->Lease(kShard);
+  store->Free(*store->Allocate(2));
+  EXPECT_FALSE(changed());
+  store->Remove(kShard);
+  EXPECT_TRUE(changed());
+  store->EndLease(lease);
+  store->Remove(kShard);
+  EXPECT_FALSE(changed());
 }
 
 TEST(StoreIncarnation, NeverFalls) {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdarg>
 #include <cstdio>
+#include <utility>
 
 #include "core/base/checksum.h"
 
@@ -91,6 +92,8 @@ void Checker::OnSaveBeginInput(const Session& session, Step step) {
 
 void Checker::Observe(const Host& host) {
   if (!host.daemon_runs()) return;
+  const std::pair<NodeId, uint64_t> seen{host.id, host.store->changes()};
+  if (std::exchange(observed_[host.index], seen) == seen) return;
   std::map<ShardId, Role>& known = known_[host.index];
   const auto& present = host.store->shards();
   auto before = known.begin();
@@ -340,16 +343,21 @@ void Checker::CheckReplicated(const Host& host, const ShardId& id, const char* s
   const Shard* shard = Find(id);
   if (shard == nullptr)
     return Fail("host %zu said %s of %s, which is not even sealed", host.index, said, id.ToString().c_str());
+  const auto holders = [&](bool dropped_too) {
+    std::set<size_t> hosts;
+    for (const auto& [place, copy] : shard->copies)
+      if (place.host != shard->saver && (copy.fate != Fate::kDropped || dropped_too))
+        hosts.insert(place.host);
+    return hosts.size();
+  };
+  if (holders(false) >= options_.replicas) return;
   // What nobody needs any more a holder may drop even in the input that sealed it; its word is on its way
   // nevertheless.
   const bool superseded = Superseded(StepOf(id));
   if (superseded && !Committed(StepOf(id))) return;
-  std::set<size_t> holders;
-  for (const auto& [place, copy] : shard->copies)
-    if (place.host != shard->saver && (copy.fate != Fate::kDropped || superseded)) holders.insert(place.host);
-  if (holders.size() < options_.replicas)
+  if (holders(superseded) < options_.replicas)
     Fail("host %zu said %s of %s with %zu copies sealed on other nodes, %u promised", host.index, said,
-         id.ToString().c_str(), holders.size(), options_.replicas);
+         id.ToString().c_str(), holders(superseded), options_.replicas);
 }
 
 void Checker::CheckCommitted(const Host& host, const StepId& step) {

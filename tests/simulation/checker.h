@@ -205,6 +205,7 @@ class Checker {
   std::map<size_t, std::map<uint32_t, std::pair<SessionId, SaveId>>> grants_;  // by host and chunk
   std::map<std::pair<SessionId, ViewId>, ViewHeld> views_;
   std::map<size_t, std::map<ShardId, Role>> known_;  // by host: what its store held when last looked at
+  std::map<size_t, std::pair<NodeId, uint64_t>> observed_;  // by host: that store's daemon and changes() then
 };
 
 template <typename Usable>

@@ -217,12 +217,16 @@ void Cluster::OnView(size_t index, NodeId instance, const View& view) {
 
 // ---- running
 
-bool Cluster::RunUntil(const std::function<bool()>& done, TimeUs limit) {
+bool Cluster::RunUntil(const std::function<bool()>& done, TimeUs limit, TimeUs every) {
   // Far beyond what any honest run needs in its time: engines that talk to each other without end.
   constexpr uint64_t kEventsMax = 60'000'000;
   const TimeUs end = now() + limit;
+  TimeUs next = now();
   while (!checker_.failed()) {
-    if (done()) return true;
+    if (now() >= next) {
+      if (done()) return true;
+      next = now() + every;
+    }
     if (scheduler_.events() > kEventsMax) {
       checker_.Fail("more than %" PRIu64 " events: nothing comes to rest", kEventsMax);
       break;
@@ -233,7 +237,7 @@ bool Cluster::RunUntil(const std::function<bool()>& done, TimeUs limit) {
 }
 
 void Cluster::RunFor(TimeUs time) {
-  RunUntil([] { return false; }, time);
+  RunUntil([] { return false; }, time, time + 1);
 }
 
 void Cluster::Heal() {

@@ -72,8 +72,9 @@ class Cluster : private NetworkEnds {
   std::byte* ClientMemory(SessionId session, uint32_t chunk);
 
   // ---- running
-  // Until `done`, for `limit` at most. False when the time passed first or the checker has failed.
-  bool RunUntil(const std::function<bool()>& done, TimeUs limit);
+  // Until `done`, for `limit` at most; asks it after every event, or at most once in `every`. False when the
+  // time passed first or the checker has failed.
+  bool RunUntil(const std::function<bool()>& done, TimeUs limit, TimeUs every = 0);
   void RunFor(TimeUs time);
   // No more faults from now on: links heal, losses end, everything that is down comes back.
   void Heal();

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cinttypes>
+#include <iterator>
+#include <utility>
 
 namespace ropeteam::simulation {
 namespace {
@@ -76,7 +78,7 @@ void SimRank::AskLatest(uint32_t attempt) {
     if (!alive_) return;
     if (status.ok()) return Restore(latest);
     if (status.code() == Code::kNotFound) {
-      restored_ = true;
+      SetRestored();
       return NextStep();
     }
     if (!Passing(status) || attempt >= kLatestAttemptsMax) return End(status.ToString().c_str());
@@ -98,8 +100,8 @@ void SimRank::Restore(const AnswerLatest& latest) {
 
 void SimRank::RestoreNext(const AnswerLatest& latest, size_t index, uint32_t attempt) {
   if (index == to_restore_.size()) {
-    restored_ = true;
     step_ = latest.step.step;
+    SetRestored();
     return NextStep();
   }
   const TimeUs hold = cluster_.random().Below(cluster_.options().job.read_hold_max_us + 1);
@@ -120,11 +122,22 @@ void SimRank::RestoreNext(const AnswerLatest& latest, size_t index, uint32_t att
                });
 }
 
-// The collective of the next step: waits for the slower ones, by looking again.
+// The collective of the next step: waits for the slower ones.
 void SimRank::NextStep() {
+  if (zombie_) return Compute();
+  launcher_.Await(step_, [this] {
+    if (alive_) Compute();
+  });
+}
+
+void SimRank::Compute() {
   const JobOptions& job = cluster_.options().job;
-  if (!zombie_ && !launcher_.MayGoOn(step_)) return After(2 * kMs, [this] { NextStep(); });
   After(cluster_.random().Between(job.compute_min_us, job.compute_max_us), [this] { SaveStep(); });
+}
+
+void SimRank::SetRestored() {
+  restored_ = true;
+  launcher_.OnProgress();
 }
 
 void SimRank::SaveStep() {
@@ -148,11 +161,13 @@ void SimRank::Saved(const Status& status) {
   switch (status.code()) {
     case Code::kOk:
       ++step_;
+      launcher_.OnProgress();
       return AfterSave();
     case Code::kNoSpace:  // training goes on without this one
     case Code::kAborted:
     case Code::kAlreadyExists:  // sealed, and its daemon died before it could say so
       ++step_;
+      launcher_.OnProgress();
       return NextStep();
     case Code::kUnavailable:
       return client_.connected() ? NextStep() : Reconnect();
@@ -216,6 +231,9 @@ void Launcher::Restart(const char* why) {
     }
     rank->Kill();
   }
+  // Zombies wait for nobody.
+  for (auto& [done, go_on] : std::exchange(waiting_, {}))
+    cluster_.scheduler().After(2 * kMs, std::move(go_on));
 }
 
 void Launcher::KillZombies() {
@@ -247,6 +265,33 @@ void Launcher::OnHost(size_t host, bool up) {
 
 void Launcher::OnRankEnded(SimRank* rank) {
   if (!rank->zombie()) Restart("a rank ended");
+}
+
+void Launcher::Await(Step done, std::function<void()> go_on) {
+  waiting_.emplace_back(done, std::move(go_on));
+  if (MayGoOn(done)) Wake();
+}
+
+void Launcher::OnProgress() {
+  Step least = UINT64_MAX;
+  for (const auto& [done, go_on] : waiting_) least = std::min(least, done);
+  if (!waiting_.empty() && MayGoOn(least)) Wake();
+}
+
+// A collective is over for all within a millisecond or two.
+void Launcher::Wake() {
+  Step slowest = UINT64_MAX;
+  for (const SimRank* rank : ranks_) slowest = std::min(slowest, rank->step());
+  std::vector<std::pair<Step, std::function<void()>>> still;
+  for (auto& [done, go_on] : std::exchange(waiting_, {})) {
+    if (done < slowest + job_.lag) {
+      cluster_.scheduler().After(cluster_.random().Between(1, 2 * kMs), std::move(go_on));
+    } else {
+      still.emplace_back(done, std::move(go_on));
+    }
+  }
+  waiting_.insert(waiting_.end(), std::make_move_iterator(still.begin()),
+                  std::make_move_iterator(still.end()));
 }
 
 bool Launcher::MayGoOn(Step done) const {

@@ -45,6 +45,8 @@ class SimRank {
   void Restore(const AnswerLatest& latest);
   void RestoreNext(const AnswerLatest& latest, size_t index, uint32_t attempt);
   void NextStep();
+  void Compute();
+  void SetRestored();
   void SaveStep();
   void Saved(const Status& status);
   void AfterSave();
@@ -77,8 +79,10 @@ class Launcher {
   void StopForGood();
   void OnHost(size_t host, bool up);
   void OnRankEnded(SimRank* rank);
-  // A rank may begin its step after `done` when no other is more than the job's lag behind.
-  bool MayGoOn(Step done) const;
+  // Calls `go_on`, later, when a rank may begin its step after `done`: no other is more than the job's lag
+  // behind.
+  void Await(Step done, std::function<void()> go_on);
+  void OnProgress();           // a rank has restored or finished a step
   void KillOne(size_t index);  // of the running ranks
 
   uint64_t launch() const { return launch_; }
@@ -88,6 +92,8 @@ class Launcher {
  private:
   void Poll();
   void Launch();
+  bool MayGoOn(Step done) const;
+  void Wake();
 
   Cluster& cluster_;
   const JobOptions& job_;
@@ -100,6 +106,7 @@ class Launcher {
   TimeUs start_at_ = 0;
   uint32_t world_size_ = 0;
   std::vector<SimRank*> ranks_;
+  std::vector<std::pair<Step, std::function<void()>>> waiting_;
   std::vector<std::unique_ptr<SimRank>> all_;  // of every launch: callbacks may still name them
 };
 

@@ -18,6 +18,8 @@ const Cluster* running = nullptr;
 constexpr TimeUs kOneViewUs = 15 * kSecond;
 constexpr TimeUs kRedundancyUs = 60 * kSecond;
 constexpr TimeUs kAdminUs = 5 * kSecond;
+// What is costly to ask, over all copies of all nodes, is asked so often.
+constexpr TimeUs kAskEveryUs = 20 * kMs;
 
 class Simulation {
  public:
@@ -80,7 +82,7 @@ class Simulation {
     cluster_.Heal();
     launcher_.KillZombies();
     launcher_.Hold(options_.pause_to_heal);
-    if (!cluster_.RunUntil([this] { return cluster_.AllInOneView(); }, kOneViewUs))
+    if (!cluster_.RunUntil([this] { return cluster_.AllInOneView(); }, kOneViewUs, 1 * kMs))
       return checker().Fail("the cluster has healed, and its nodes do not come to one view");
     if (options_.pause_to_heal) {
       RestoreRedundancy();
@@ -104,7 +106,7 @@ class Simulation {
       return !checker().Retired(step) && checker().CopiesMin(step) < wanted;
     };
     const auto restored = [&] { return std::none_of(kept.begin(), kept.end(), lacks); };
-    if (cluster_.RunUntil(restored, kRedundancyUs) || checker().failed()) return;
+    if (cluster_.RunUntil(restored, kRedundancyUs, kAskEveryUs) || checker().failed()) return;
     for (const StepId& step : kept)
       if (lacks(step))
         return checker().Fail("%s is kept, has %zu copies of a shard after %" PRIu64
@@ -132,7 +134,7 @@ class Simulation {
         if (cluster_.host(i).daemon_runs() && !Checker::AtRest(cluster_.host(i))) return false;
       return true;
     };
-    cluster_.RunUntil(rest, options_.quarantine_us + kRedundancyUs);
+    cluster_.RunUntil(rest, options_.quarantine_us + kRedundancyUs, kAskEveryUs);
     for (size_t i = 0; i < cluster_.host_count() && !checker().failed(); ++i) {
       const Host& host = cluster_.host(i);
       checker().CheckNoLeak(host);
