@@ -23,6 +23,31 @@ bool Producible(const std::vector<StepTable::Copy>& copies) {
   });
 }
 
+// Inventories list a node's copies in the order of their shards, each once; another node's word for that is
+// not taken.
+std::vector<const CopyReport*> Ordered(const std::vector<CopyReport>& copies) {
+  std::vector<const CopyReport*> ordered;
+  ordered.reserve(copies.size());
+  for (const CopyReport& copy : copies) ordered.push_back(&copy);
+  const auto before = [](const CopyReport* a, const CopyReport* b) { return a->id < b->id; };
+  if (!std::is_sorted(ordered.begin(), ordered.end(), before))
+    std::stable_sort(ordered.begin(), ordered.end(), before);
+  const auto same = [](const CopyReport* a, const CopyReport* b) { return a->id == b->id; };
+  ordered.erase(std::unique(ordered.begin(), ordered.end(), same), ordered.end());
+  return ordered;
+}
+
+// Calls `visit` for each copy of `of` that is not in `in` just so.
+template <typename Visit>
+void ForEachMissing(const std::vector<const CopyReport*>& of, const std::vector<const CopyReport*>& in,
+                    Visit visit) {
+  auto other = in.begin();
+  for (const CopyReport* copy : of) {
+    while (other != in.end() && (*other)->id < copy->id) ++other;
+    if (other == in.end() || (*other)->id != copy->id || **other != *copy) visit(*copy);
+  }
+}
+
 }  // namespace
 
 const StepTable::StepState* StepTable::Find(const StepId& id) const {
@@ -51,42 +76,36 @@ void StepTable::GiveUp(const StepId& id) {
 
 std::vector<StepId> StepTable::Replace(NodeId node, const std::vector<CopyReport>& before,
                                        const std::vector<CopyReport>& after) {
-  std::map<ShardId, const CopyReport*> old_copies;
-  std::map<ShardId, const CopyReport*> new_copies;
-  for (const CopyReport& copy : before) old_copies[copy.id] = &copy;
-  for (const CopyReport& copy : after) new_copies[copy.id] = &copy;
+  const std::vector<const CopyReport*> old_copies = Ordered(before);
+  const std::vector<const CopyReport*> new_copies = Ordered(after);
   std::set<StepId> touched;
-
-  for (const auto& [id, copy] : old_copies) {
-    const auto kept = new_copies.find(id);
-    if (kept != new_copies.end() && *kept->second == *copy) continue;
-    const auto step = steps_.find(StepOf(id));
-    if (step == steps_.end() || id.rank >= step->second.world_size) continue;
-    std::erase_if(step->second.ranks[id.rank].copies, [node](const Copy& c) { return c.node == node; });
-    Recount(&step->second, id.rank);
+  ForEachMissing(old_copies, new_copies, [&](const CopyReport& copy) {
+    const auto step = steps_.find(StepOf(copy.id));
+    if (step == steps_.end() || copy.id.rank >= step->second.world_size) return;
+    std::erase_if(step->second.ranks[copy.id.rank].copies, [node](const Copy& c) { return c.node == node; });
+    Recount(&step->second, copy.id.rank);
     touched.insert(step->first);
-  }
-  for (const auto& [id, copy] : new_copies) {
-    const auto same = old_copies.find(id);
-    if (same != old_copies.end() && *same->second == *copy) continue;
-    StepState& step = steps_[StepOf(id)];
+  });
+  ForEachMissing(new_copies, old_copies, [&](const CopyReport& copy) {
+    if (copy.id.rank >= copy.world_size) return;  // no store seals such a shard
+    StepState& step = steps_[StepOf(copy.id)];
     if (step.world_size == 0) {
-      step.world_size = copy->world_size;
-      step.ranks.resize(copy->world_size);
+      step.world_size = copy.world_size;
+      step.ranks.resize(copy.world_size);
     }
-    if (step.world_size != copy->world_size || id.rank >= step.world_size) {
-      LOG_ERROR("%s of a world of %u ignored: the step's world has %u", id.ToString().c_str(),
-                copy->world_size, step.world_size);
-      continue;
+    if (step.world_size != copy.world_size) {
+      LOG_ERROR("%s of a world of %u ignored: the step's world has %u", copy.id.ToString().c_str(),
+                copy.world_size, step.world_size);
+      return;
     }
-    RankState& rank = step.ranks[id.rank];
-    rank.copies.push_back({node, copy->role, copy->bad});
-    rank.bytes = copy->stream_bytes;
-    rank.replicas = copy->replicas;
-    step.committed = step.committed || copy->committed;
-    Recount(&step, id.rank);
-    touched.insert(StepOf(id));
-  }
+    RankState& rank = step.ranks[copy.id.rank];
+    rank.copies.push_back({node, copy.role, copy.bad});
+    rank.bytes = copy.stream_bytes;
+    rank.replicas = copy.replicas;
+    step.committed = step.committed || copy.committed;
+    Recount(&step, copy.id.rank);
+    touched.insert(StepOf(copy.id));
+  });
   std::vector<StepId> committed;
   for (const StepId& id : touched) {
     const auto step = steps_.find(id);

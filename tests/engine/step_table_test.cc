@@ -40,6 +40,25 @@ TEST(StepTable, TwoCopiesOnOneNodeWouldNotCount) {
   EXPECT_EQ(table.Find(kStep)->ranks[0].good, 1u);
 }
 
+TEST(StepTable, WhateverOrderANodeListsItsCopiesInTheyAreCountedOnce) {
+  StepTable table;
+  table.Replace(1, {}, {Copy(1), Copy(0), Copy(1), Copy(0)});
+  EXPECT_EQ(table.Find(kStep)->ranks[0].good, 1u);
+  EXPECT_EQ(table.Find(kStep)->ranks[1].good, 1u);
+  table.Replace(1, {Copy(1), Copy(0), Copy(1), Copy(0)}, {Copy(1), Copy(0, Role::kOwn, {2})});
+  EXPECT_EQ(table.Find(kStep)->ranks[0].copies.size(), 1u);
+  EXPECT_EQ(table.Find(kStep)->ranks[0].good, 0u);
+  EXPECT_EQ(table.Find(kStep)->ranks[1].good, 1u);
+  table.Replace(1, {Copy(1), Copy(0, Role::kOwn, {2})}, {});
+  EXPECT_TRUE(table.steps().empty());
+}
+
+TEST(StepTable, ARankBeyondItsOwnWorldLeavesNoStepBehind) {
+  StepTable table;
+  table.Replace(1, {}, {Copy(2)});
+  EXPECT_TRUE(table.steps().empty());
+}
+
 TEST(StepTable, TheJudgementIsTheSameInWhateverOrderInventoriesCome) {
   StepTable one;
   one.Replace(1, {}, {Copy(0)});
@@ -59,7 +78,8 @@ TEST(StepTable, ACommittedStepStaysCommittedByItsMarksWhenCopiesAreLost) {
   marked.committed = true;
   table.Replace(1, {}, {marked});
   EXPECT_TRUE(table.Find(kStep)->committed);
-  EXPECT_FALSE(table.Find(kStep)->producible());  // rank 1's shard is nowhere: it must not be offered as latest
+  EXPECT_FALSE(
+      table.Find(kStep)->producible());  // rank 1's shard is nowhere: it must not be offered as latest
 }
 
 TEST(StepTable, ShardsArePutTogetherFromTwoDamagedCopies) {
@@ -93,9 +113,7 @@ TEST(StepTable, AShardOfAnotherWorldSizeIsNotMixedIn) {
   EXPECT_EQ(table.Find(kStep)->ranks.size(), 2u);
 }
 
-TEST(StepTable, StepsOfALaterLifeAreNewerWhateverTheirNumber) {
-  EXPECT_LT((StepId{1, 100}), (StepId{2, 3}));
-}
+TEST(StepTable, StepsOfALaterLifeAreNewerWhateverTheirNumber) { EXPECT_LT((StepId{1, 100}), (StepId{2, 3})); }
 
 }  // namespace
 }  // namespace ropeteam::engine
