@@ -20,15 +20,18 @@ Fetcher::Job* Fetcher::Find(uint64_t id) {
   return job == jobs_.end() ? nullptr : &job->second;
 }
 
+Fetcher::Job* Fetcher::Running(const ShardId& shard, bool repair) {
+  const auto running = by_shard_.find(shard);
+  if (running == by_shard_.end()) return nullptr;
+  Job& job = jobs_.at(running->second);
+  return job.failing || job.repair != repair ? nullptr : &job;
+}
+
 void Fetcher::Fetch(const ShardId& shard, Done done) {
   const SealedShard* here = parts_.context.store.Find(shard);
   if (here != nullptr && here->bad.empty()) return done(OkStatus());
   if (here != nullptr) return Repair(shard, {}, std::move(done));
-  const auto running = by_shard_.find(shard);
-  if (running != by_shard_.end() && !jobs_.at(running->second).failing) {
-    jobs_.at(running->second).waiters.push_back(std::move(done));
-    return;
-  }
+  if (Job* running = Running(shard, false)) return running->waiters.push_back(std::move(done));
   Job& job = jobs_[next_job_];
   job.id = next_job_++;
   job.shard = shard;
@@ -38,59 +41,76 @@ void Fetcher::Fetch(const ShardId& shard, Done done) {
 }
 
 void Fetcher::Repair(const ShardId& shard, const std::vector<uint32_t>& chunks, Done done) {
-  // Look first: who complained may have been wrong, or the chunk may have been mended meanwhile.
   const SealedShard* here = parts_.context.store.Find(shard);
   if (here == nullptr) return done(Error(Code::kNotFound, "%s is not here", shard.ToString().c_str()));
-  const auto running = by_shard_.find(shard);
-  if (running != by_shard_.end() && !jobs_.at(running->second).failing) {
-    jobs_.at(running->second).waiters.push_back(std::move(done));
-    return;
-  }
   std::set<uint32_t> suspects(chunks.begin(), chunks.end());
   suspects.insert(here->bad.begin(), here->bad.end());
-  Job& job = jobs_[next_job_];
-  const uint64_t id = next_job_++;
-  job.id = id;
-  job.shard = shard;
-  job.repair = true;
+  Job* job = Running(shard, true);
+  if (job != nullptr && StillHere(*job)) {
+    job->waiters.push_back(std::move(done));
+    return Look(job, suspects);
+  }
+  job = &jobs_[next_job_];
+  job->id = next_job_++;
+  job->shard = shard;
+  job->repair = true;
   Result<Store::LeaseToken> lease = parts_.context.store.Lease(shard);
   ROPETEAM_CHECK(lease.ok());
-  job.lease = *lease;
-  job.extents = here->extents;
-  job.meta = here->meta;
-  job.crcs = here->crcs;
-  job.have_meta = true;
-  job.waiters.push_back(std::move(done));
-  by_shard_[shard] = id;
+  job->lease = *lease;
+  job->extents = here->extents;
+  job->meta = here->meta;
+  job->crcs = here->crcs;
+  job->have_meta = true;
+  job->waiters.push_back(std::move(done));
+  by_shard_[shard] = job->id;
+  Look(job, suspects);
+}
 
+bool Fetcher::StillHere(const Job& job) const {
+  const Store& store = parts_.context.store;
+  return store.Find(job.shard) == store.Leased(job.lease);
+}
+
+// Before anything is read: who complained may have been wrong, or the chunk may have been mended meanwhile.
+void Fetcher::Look(Job* job, const std::set<uint32_t>& suspects) {
   std::vector<uint32_t> looked;
   std::vector<StartCheck::Range> ranges;
   for (const uint32_t chunk : suspects) {
-    if (chunk >= job.crcs.size()) continue;
+    if (chunk >= job->crcs.size() || job->wanted.contains(chunk) || !job->busy.insert(chunk).second) continue;
     looked.push_back(chunk);
     ranges.push_back(
-        RangeOf(parts_.context.store, job.extents, job.meta.stream_bytes, chunk, job.crcs[chunk]));
+        RangeOf(parts_.context.store, job->extents, job->meta.stream_bytes, chunk, job->crcs[chunk]));
   }
-  if (ranges.empty()) return End(id, OkStatus());
-  job.looked = false;
-  ++job.outstanding;
-  parts_.transfers.Check(std::move(ranges), [this, id, looked](const std::vector<uint32_t>& bad) {
-    Job* checked = Find(id);
-    --checked->outstanding;
-    checked->looked = true;
-    for (const uint32_t chunk : looked) parts_.context.store.MarkRepaired(checked->shard, chunk);
-    for (const uint32_t index : bad) {
-      const uint32_t chunk = looked[index];
-      checked->wanted.insert(chunk);
-      checked->corrupt = true;
-      parts_.context.store.MarkBad(checked->shard, chunk);
+  const uint64_t id = job->id;
+  if (ranges.empty()) return Pump(id);
+  ++job->outstanding;
+  parts_.transfers.Check(std::move(ranges),
+                         [this, id, looked](const std::vector<uint32_t>& bad) { OnLooked(id, looked, bad); });
+}
+
+void Fetcher::OnLooked(uint64_t id, const std::vector<uint32_t>& looked, const std::vector<uint32_t>& bad) {
+  Job* job = Find(id);
+  Context& context = parts_.context;
+  --job->outstanding;
+  std::set<uint32_t> wrong;
+  for (const uint32_t index : bad) wrong.insert(looked[index]);
+  for (const uint32_t chunk : looked) {
+    job->busy.erase(chunk);
+    if (!wrong.contains(chunk)) {
+      if (StillHere(*job)) context.store.MarkRepaired(job->shard, chunk);
+      continue;
     }
-    parts_.context.inventory_dirty = true;
-    parts_.context.counters.chunks_bad += bad.size();
-    if (bad.empty()) return End(id, OkStatus());
-    LOG_WARNING("%zu chunks of %s are bad here, repairing", bad.size(), checked->shard.ToString().c_str());
-    Locate(checked);
-  });
+    job->wanted.insert(chunk);
+    if (StillHere(*job)) context.store.MarkBad(job->shard, chunk);
+  }
+  context.inventory_dirty = true;
+  context.counters.chunks_bad += bad.size();
+  if (!bad.empty()) {
+    job->corrupt = true;
+    LOG_WARNING("%zu chunks of %s are bad here, repairing", bad.size(), job->shard.ToString().c_str());
+    if (job->locate_rounds == 0) return Locate(job);
+  }
+  Pump(id);
 }
 
 void Fetcher::Locate(Job* job) {
@@ -142,7 +162,7 @@ void Fetcher::Pump(uint64_t id) {
     if (source.state != Source::State::kFailed) ++usable;
   }
   bool stuck = usable == 0;
-  if (job->have_meta && job->looked) {
+  if (job->have_meta) {
     if (job->wanted.empty() && job->outstanding == 0) return End(id, OkStatus());
     if (!GiveOut(job)) stuck = true;
   }
@@ -187,6 +207,7 @@ void Fetcher::Start(Job* job, uint32_t chunk, NodeId holder) {
   ++source.outstanding;
   ++job->outstanding;
   job->wanted.erase(chunk);
+  job->busy.insert(chunk);
   StartTransfer transfer;
   transfer.peer = holder;
   transfer.get = true;
@@ -207,6 +228,7 @@ void Fetcher::OnRead(uint64_t id, uint32_t chunk, NodeId holder, Code code) {
   --source.outstanding;
   if (code != Code::kOk) {
     --job->outstanding;
+    job->busy.erase(chunk);
     job->wanted.insert(chunk);
     if (source.state != Source::State::kFailed) {
       source.state = Source::State::kFailed;
@@ -226,12 +248,13 @@ void Fetcher::OnRead(uint64_t id, uint32_t chunk, NodeId holder, Code code) {
 void Fetcher::OnChecked(uint64_t id, uint32_t chunk, NodeId holder, bool good) {
   Job* job = Find(id);
   --job->outstanding;
+  job->busy.erase(chunk);
   Context& context = parts_.context;
   if (good) {
     context.counters.fetch_bytes += ChunkLength(job->meta.stream_bytes, context.store.chunk_bytes(), chunk);
     context.counters_dirty = true;
     if (job->repair) {
-      context.store.MarkRepaired(job->shard, chunk);
+      if (StillHere(*job)) context.store.MarkRepaired(job->shard, chunk);
       ++context.counters.chunks_repaired;
       context.inventory_dirty = true;
     }

@@ -28,7 +28,8 @@ class Fetcher {
   // After OK the shard is sealed here and good when `done` runs. One fetch per shard: a second caller joins
   // the first.
   void Fetch(const ShardId& shard, Done done);
-  // Mends these chunks, and any other known to be bad, of a shard sealed here.
+  // Mends these chunks, and any other known to be bad, of a shard sealed here. One repair per shard: who
+  // calls while it runs adds his chunks to it.
   void Repair(const ShardId& shard, const std::vector<uint32_t>& chunks, Done done);
 
   void OnGrant(NodeId from, const FetchGrant& grant);
@@ -63,7 +64,7 @@ class Fetcher {
     std::vector<uint32_t> crcs;
     bool committed = false;                      // as a holder's copy is marked
     std::set<uint32_t> wanted;                   // chunks neither being read nor good
-    bool looked = true;                          // repair: what is wanted is known
+    std::set<uint32_t> busy;                     // repair: being looked at or read
     std::map<uint32_t, std::set<NodeId>> tried;  // chunk → holders whose bytes did not do
     std::map<NodeId, Source> sources;
     uint32_t outstanding = 0;  // transfers and checks
@@ -74,6 +75,11 @@ class Fetcher {
   };
 
   Job* Find(uint64_t id);
+  Job* Running(const ShardId& shard, bool repair);
+  void Look(Job* job, const std::set<uint32_t>& suspects);
+  void OnLooked(uint64_t id, const std::vector<uint32_t>& looked, const std::vector<uint32_t>& bad);
+  // Repair: what it holds is what is sealed here now; not when the shard was released meanwhile.
+  bool StillHere(const Job& job) const;
   void Locate(Job* job);
   void Pump(uint64_t id);  // may end the job
   bool GiveOut(Job* job);  // false: no wanted chunk has a holder left to try

@@ -238,6 +238,27 @@ TEST_F(Story, DifferentChunksAreBadInBothCopies) {
   EXPECT_TRUE(Until([&] { return cluster_->checker().CopiesMin(StepIn(1, 1)) == 2; }));
 }
 
+// While one chunk is being mended, a bit of another flips, and a verify finds it: that one is mended as well.
+TEST_F(Story, ABitFlipsWhileAnotherChunkIsMended) {
+  lengths_ = {3 * 4096};
+  StartNodes(2);
+  StartWorld(1);
+  SaveEverywhere(1, 1);
+  const ShardId shard = ShardOf(1, 1, 0);
+  bool mending = false;
+  cluster_->on_transfer = [&](const Transfer& transfer) {
+    if (!transfer.get || transfer.initiator != 0 || mending) return;
+    mending = true;
+    cluster_->network().Clog(0, 1, cluster_->now() + 300 * kMs);
+  };
+  ASSERT_TRUE(cluster_->FlipBit(0, shard, 1));
+  EXPECT_EQ(BadIn(Verify(1)), 1u);
+  ASSERT_TRUE(Until([&] { return mending; }));
+  ASSERT_TRUE(cluster_->FlipBit(0, shard, 0));
+  EXPECT_EQ(BadIn(Verify(1)), 2u);
+  EXPECT_TRUE(Until([&] { return cluster_->checker().CopiesMin(StepIn(1, 1)) == 2; }));
+}
+
 // The arena is full: save_begin says what is needed, free and the limit, before a byte is copied; training
 // goes on; latest is untouched; and a save that fits goes through.
 TEST_F(Story, ArenaIsFull) {
