@@ -2,13 +2,17 @@
 //
 // ropeteam-simulation: runs seeds, says which one broke a promise and how to run it again. See
 // docs/testing.md.
+#include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 
 #include <chrono>
+#include <new>
 #include <string>
 
 #include "tests/simulation/simulation.h"
@@ -20,6 +24,7 @@ using ropeteam::simulation::Outcome;
 
 constexpr size_t kTraceTail = 120;  // lines: about the last tenth of a second of a small cluster
 constexpr size_t kTraceAll = SIZE_MAX;
+constexpr uint64_t kProgressSeeds = 1000;  // between two lines of progress: a minute or so
 
 struct Arguments {
   uint64_t from = 1;
@@ -38,17 +43,19 @@ const char* program = nullptr;
 bool tracing = false;
 
 int Usage() {
-  std::fprintf(stderr,
-               "usage: ropeteam-simulation [--seed N | --seeds COUNT [--from N]] [--nodes N] [--verbose] "
-               "[--tail LINES]\n"
-               "                           [--twice] [--keep-going]\n"
-               "  --seed N       run this seed\n"
-               "  --seeds COUNT  run COUNT seeds, from 1 or --from N\n"
-               "  --nodes N      with so many nodes, whatever the seed says\n"
-               "  --verbose      print every line of the trace (a seed runs the same with and without)\n"
-               "  --tail LINES   print so many of the last lines of the trace when a seed fails\n"
-               "  --twice        run every seed twice and compare\n"
-               "  --keep-going   do not stop at the first seed that fails\n");
+  std::fprintf(
+      stderr,
+      "usage: ropeteam-simulation [--seed N | --seeds COUNT [--from N]] [--nodes N] [--verbose] "
+      "[--tail LINES]\n"
+      "                           [--twice] [--keep-going]\n"
+      "  --seed N       run this seed\n"
+      "  --seeds COUNT  run COUNT seeds, from 1 or --from N\n"
+      "  --nodes N      with so many nodes, whatever the seed says\n"
+      "  --verbose      print every line of the trace (a seed runs the same with and without)\n"
+      "  --tail LINES   print so many of the last lines of the trace when a seed fails\n"
+      "  --twice        run every seed twice and compare\n"
+      "  --keep-going   do not stop at the first seed that fails, nor when one ends the process; says how\n"
+      "                 far it is now and then\n");
   return 2;
 }
 
@@ -172,6 +179,77 @@ bool RunSeed(const Arguments& arguments, uint64_t seed, Outcome* outcome) {
   return false;
 }
 
+// Of all seeds so far; in memory that outlives the process that runs them.
+struct Totals {
+  uint64_t next = 0;  // the seed that runs, or is to run
+  uint64_t failed = 0;
+  uint64_t inputs = 0;
+  uint64_t committed = 0;
+  double cpu_seconds = 0;
+  bool done = false;
+};
+
+uint64_t SeedsRun(const Arguments& arguments, const Totals& totals) { return totals.next - arguments.from; }
+
+void PrintTotals(const Arguments& arguments, const Totals& totals) {
+  const uint64_t run = SeedsRun(arguments, totals);
+  std::printf("seeds %llu from %llu, failed %llu, inputs %llu, steps committed %llu, mean cpu %.4f s\n",
+              static_cast<unsigned long long>(run), static_cast<unsigned long long>(arguments.from),
+              static_cast<unsigned long long>(totals.failed), static_cast<unsigned long long>(totals.inputs),
+              static_cast<unsigned long long>(totals.committed),
+              run == 0 ? 0 : totals.cpu_seconds / static_cast<double>(run));
+  std::fflush(stdout);
+}
+
+void RunSeeds(const Arguments& arguments, Totals* totals) {
+  std::clock_t begin = std::clock();
+  while (SeedsRun(arguments, *totals) < arguments.count) {
+    Outcome outcome;
+    const bool passed = RunSeed(arguments, totals->next, &outcome);
+    const std::clock_t end = std::clock();
+    totals->cpu_seconds += static_cast<double>(end - begin) / CLOCKS_PER_SEC;
+    begin = end;
+    totals->failed += passed ? 0 : 1;
+    totals->inputs += outcome.inputs;
+    totals->committed += outcome.statistics.committed;
+    ++totals->next;
+    if (!passed && !arguments.keep_going) break;
+    if (arguments.keep_going && SeedsRun(arguments, *totals) % kProgressSeeds == 0)
+      PrintTotals(arguments, *totals);
+  }
+  totals->done = true;
+}
+
+// In a child, and in another from the next seed on when a seed has ended it (a failed ROPETEAM_CHECK, a
+// sanitizer, a crash).
+int KeepGoing(const Arguments& arguments, Totals* totals) {
+  while (!totals->done) {
+    std::fflush(nullptr);
+    const pid_t child = fork();
+    if (child < 0) {
+      std::perror("fork");
+      return 2;
+    }
+    if (child == 0) {
+      RunSeeds(arguments, totals);
+      std::fflush(nullptr);
+      _exit(0);
+    }
+    int status = 0;
+    if (waitpid(child, &status, 0) != child) {
+      std::perror("waitpid");
+      return 2;
+    }
+    if (totals->done) break;
+    std::fprintf(stderr, "seed %llu ended the process, status %d\n",
+                 static_cast<unsigned long long>(totals->next), status);
+    ++totals->failed;
+    ++totals->next;
+    totals->done = SeedsRun(arguments, *totals) >= arguments.count;
+  }
+  return 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -180,19 +258,18 @@ int main(int argc, char** argv) {
   if (!Parse(argc, argv, &arguments)) return Usage();
   tracing = arguments.verbose || std::getenv("ROPETEAM_SIMULATION_TRACE") != nullptr;
   std::signal(SIGABRT, OnAbort);
-  uint64_t failed = 0;
-  uint64_t committed = 0;
-  uint64_t inputs = 0;
-  for (uint64_t seed = arguments.from; seed < arguments.from + arguments.count; ++seed) {
-    Outcome outcome;
-    if (!RunSeed(arguments, seed, &outcome)) ++failed;
-    committed += outcome.statistics.committed;
-    inputs += outcome.inputs;
-    if (failed != 0 && !arguments.keep_going) break;
+  void* shared = mmap(nullptr, sizeof(Totals), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (shared == MAP_FAILED) {
+    std::perror("mmap");
+    return 2;
   }
-  std::printf("seeds %llu from %llu, failed %llu, inputs %llu, steps committed %llu\n",
-              static_cast<unsigned long long>(arguments.count),
-              static_cast<unsigned long long>(arguments.from), static_cast<unsigned long long>(failed),
-              static_cast<unsigned long long>(inputs), static_cast<unsigned long long>(committed));
-  return failed == 0 ? 0 : 1;
+  Totals* totals = new (shared) Totals();
+  totals->next = arguments.from;
+  if (!arguments.keep_going) {
+    RunSeeds(arguments, totals);
+  } else if (const int trouble = KeepGoing(arguments, totals); trouble != 0) {
+    return trouble;
+  }
+  PrintTotals(arguments, *totals);
+  return totals->failed == 0 ? 0 : 1;
 }
