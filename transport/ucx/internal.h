@@ -76,6 +76,8 @@ class Registration {
  private:
   ucp_context_h context_ = nullptr;
   ucp_mem_h memory_ = nullptr;
+  void* base_ = nullptr;
+  uint64_t length_ = 0;
 };
 
 struct Region {

@@ -127,7 +127,7 @@ Result<Config> MakeConfig(const UcxConfig& config) {
   if (!config.transports.empty()) ROPETEAM_RETURN_IF_ERROR(Set(read, "TLS", config.transports));
   if (!config.devices.empty()) ROPETEAM_RETURN_IF_ERROR(Set(read, "NET_DEVICES", Join(config.devices)));
   if (config.gid_index >= 0)
-    ROPETEAM_RETURN_IF_ERROR(Set(read, "IB_GID_INDEX", std::to_string(config.gid_index)));
+    ROPETEAM_RETURN_IF_ERROR(Set(read, "GID_INDEX", std::to_string(config.gid_index)));
   return made;
 }
 
@@ -201,8 +201,13 @@ Result<Context> OpenContext(const UcxConfig& config) {
                  config.transports.empty() ? "any" : config.transports.c_str(),
                  config.devices.empty() ? "any" : Join(config.devices).c_str(), ResourcesThere().c_str());
   }
-  // UCX only warns of a device that does not exist while another one does.
+  // UCX only warns of a transport or a device that does not exist while another one does.
   const std::vector<Resource> resources = ResourcesOf(context->get());
+  if (std::none_of(resources.begin(), resources.end(),
+                   [](const Resource& resource) { return resource.transport != "self"; }))
+    return Error(Code::kUnsupported,
+                 "ucx has none of the transports \"%.200s\" that leaves a process; there are: %s",
+                 config.transports.c_str(), ResourcesThere().c_str());
   for (const std::string& device : config.devices) {
     const bool there = std::any_of(resources.begin(), resources.end(),
                                    [&device](const Resource& resource) { return resource.device == device; });

@@ -9,6 +9,8 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <ucm/api/ucm.h>
+
 #include <cstring>
 #include <set>
 
@@ -51,6 +53,8 @@ Status Registration::Map(ucp_context_h context, void* base, uint64_t length) {
   const ucs_status_t status = ucp_mem_map(context, &params, &memory_);
   if (status == UCS_OK) {
     context_ = context;
+    base_ = base;
+    length_ = length;
     return OkStatus();
   }
   memory_ = nullptr;
@@ -65,11 +69,24 @@ Status Registration::Map(ucp_context_h context, void* base, uint64_t length) {
   return Error(Code::kIo, "ucp_mem_map of %llu bytes: %s", Ull(length), ucs_status_string(status));
 }
 
+// UCX keeps what was registered in a cache, where peers that have its key go on reaching it. Being told that
+// the memory is gone makes the cache give it up, at its next registration: that of a page that serves for
+// nothing else.
 void Registration::Reset() {
   if (memory_ == nullptr) return;
   const ucs_status_t status = ucp_mem_unmap(context_, memory_);
   if (status != UCS_OK) LOG_WARNING("ucx: ucp_mem_unmap: %s", ucs_status_string(status));
   memory_ = nullptr;
+  ucm_vm_munmap(base_, length_);
+  void* page = mmap(nullptr, kPageBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (page == MAP_FAILED) return;
+  ucp_mem_map_params_t params{};
+  params.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH;
+  params.address = page;
+  params.length = kPageBytes;
+  ucp_mem_h flushed = nullptr;
+  if (ucp_mem_map(context_, &params, &flushed) == UCS_OK) ucp_mem_unmap(context_, flushed);
+  munmap(page, kPageBytes);
 }
 
 Result<std::string> Registration::PackKey() const {
@@ -166,7 +183,6 @@ void UcxTransport::DescribeSelf() {
   }
   if (networks.empty()) capabilities_.devices = "memory";
   capabilities_.name = "ucx";
-  capabilities_.provider = resources;
   capabilities_.address = capabilities_.devices;
   capabilities_.fences_peers = false;  // a peer that was given up may connect again while it has the key
   capabilities_.operation_bytes = kOperationBytes;
