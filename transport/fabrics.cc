@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/base/log.h"
+#include "transport/ip_address.h"
 #include "transport/ofi/ofi_transport.h"
 #include "transport/ucx/ucx_transport.h"
 #include "transport/verbs/verbs_transport.h"
@@ -66,7 +67,14 @@ std::string PreferredRdma(const FabricConfig& config, const std::vector<FabricLi
 
 Result<std::unique_ptr<Transport>> Create(const FabricConfig& config, const FabricPlan& plan) {
   if (plan.transport == "verbs") return CreateVerbsTransport({config.devices, config.gid_index});
-  if (plan.transport == "ucx") return CreateUcxTransport({config.devices, ""});
+  if (plan.transport == "ucx") {
+    UcxConfig ucx;
+    Result<std::vector<std::string>> devices = UcxDevices(config, ListUcxDevices());
+    if (!devices.ok()) return devices.status();
+    ucx.devices = std::move(devices).value();
+    ucx.gid_index = config.gid_index;
+    return CreateUcxTransport(ucx);
+  }
   OfiConfig ofi;
   ofi.provider = plan.provider;
   ofi.listen_address = config.listen_address;
@@ -75,6 +83,20 @@ Result<std::unique_ptr<Transport>> Create(const FabricConfig& config, const Fabr
 }
 
 }  // namespace
+
+Result<std::vector<std::string>> UcxDevices(const FabricConfig& config, const FabricListing& ucx) {
+  if (!config.devices.empty()) return config.devices;
+  const Result<IpAddress> listen = ParseIpAddress(config.listen_address);
+  if (!listen.ok()) return listen.status();
+  std::vector<std::string> devices = {InterfaceOf(*listen)};
+  if (devices[0].empty())
+    return Error(Code::kInvalidArgument, "no network interface of this machine has the address %.80s",
+                 config.listen_address.c_str());
+  if (IsLoopback(config.listen_address) && !config.require_rdma) return devices;
+  for (const FabricDevice& device : ucx.devices)
+    if (device.rdma && device.unusable.empty()) devices.push_back(device.name);
+  return devices;
+}
 
 Result<FabricPlan> PlanFabric(const FabricConfig& config, const std::vector<FabricListing>& listings) {
   const bool any = config.transport == "auto";

@@ -53,7 +53,7 @@ struct FabricConfig {
   std::vector<std::string> devices;  // empty: the transport's own choice, printed
   std::string listen_address =
       "127.0.0.1";            // numeric IP with an optional port, for transports that have IP addresses
-  int gid_index = -1;         // verbs: which entry of the port's GID table; -1: RoCE v2 preferred
+  int gid_index = -1;         // verbs, ucx: which entry of the port's GID table; -1: RoCE v2 preferred
   bool require_rdma = false;  // what does not end at a card that moves the bytes is kUnsupported
 };
 
@@ -66,6 +66,10 @@ struct FabricPlan {
 // Errors: kInvalidArgument (no such transport, or a provider with another than ofi), kUnsupported
 // (require_rdma cannot be met: what is missing).
 Result<FabricPlan> PlanFabric(const FabricConfig& config, const std::vector<FabricListing>& listings);
+
+// What UCX is held to when no device was named: left alone it listens on every interface of the machine. The
+// interface that has the listen address, and the RDMA devices unless that is loopback.
+Result<std::vector<std::string>> UcxDevices(const FabricConfig& config, const FabricListing& ucx);
 
 struct FabricChoice {
   std::unique_ptr<Transport> transport;

@@ -45,7 +45,7 @@ using RemoteRegionId = uint32_t;  // memory of a peer, imported from the key tha
 
 struct TransportCapabilities {
   std::string name;              // "inproc", "ofi", "verbs", "ucx"
-  std::string provider;          // "tcp;ofi_rxm", "efa", …; empty where there is no choice
+  std::string provider;          // "tcp;ofi_rxm", "efa", …; libfabric's; empty with the other transports
   bool rdma = false;             // the network card moves the bytes
   // After Disconnect() has completed no byte of that peer's operations lands in our memory any more. Where false, a
   // range that a peer may still be writing must be kept out of use for a while (core's quarantine).

@@ -131,5 +131,35 @@ TEST(CreateFabric, MakesWhatWasPlanned) {
   EXPECT_EQ(made->fallback, "");
 }
 
+// ---- what UCX may use
+
+FabricListing Ucx() {
+  FabricDevice ethernet;
+  ethernet.name = "eth0";
+  return {"ucx", "UCX 1.13", "", {ethernet, Card("mlx5_0:1", "rc_mlx5"), Card("mlx5_1:1", "rc_mlx5", "down")}};
+}
+
+TEST(UcxDevices, OnLoopbackNothingListensToTheOutside) {
+  FabricConfig config;
+  config.listen_address = "127.0.0.2:7000";
+  EXPECT_EQ(*UcxDevices(config, Ucx()), std::vector<std::string>{"lo"});
+  config.require_rdma = true;
+  EXPECT_EQ(*UcxDevices(config, Ucx()), (std::vector<std::string>{"lo", "mlx5_0:1"}));
+}
+
+TEST(UcxDevices, WhatWasNamedIsLeftAsItIs) {
+  FabricConfig config;
+  config.devices = {"mlx5_1:1"};
+  EXPECT_EQ(*UcxDevices(config, Ucx()), config.devices);
+}
+
+TEST(UcxDevices, AnAddressThatIsNotHereIsAnErrorThatNamesIt) {
+  FabricConfig config;
+  config.listen_address = "198.51.100.77";
+  const auto devices = UcxDevices(config, Ucx());
+  ASSERT_FALSE(devices.ok());
+  EXPECT_THAT(devices.status().message(), HasSubstr("198.51.100.77"));
+}
+
 }  // namespace
 }  // namespace ropeteam

@@ -6,7 +6,7 @@
 
 #ifdef ROPETEAM_HAVE_OFI
 
-#include "transport/ofi/address.h"
+#include "transport/ip_address.h"
 #include "transport/ofi/codec.h"
 
 namespace ropeteam::ofi {

@@ -31,10 +31,10 @@ FabricListing ListOfiDevices() {
     device.rdma = ofi::IsRdma(device.provider);
     if (ofi::HasIpAddresses(info) && info->src_addr != nullptr &&
         info->src_addrlen <= sizeof(sockaddr_storage)) {
-      ofi::IpAddress address;
+      IpAddress address;
       std::memcpy(&address.storage, info->src_addr, info->src_addrlen);
       address.length = static_cast<socklen_t>(info->src_addrlen);
-      device.address = ofi::ToText(ofi::WithPort(address, 0));
+      device.address = ToText(WithPort(address, 0));
       device.address.resize(device.address.rfind(':'));
     }
     if (info->nic != nullptr && info->nic->link_attr != nullptr)

@@ -54,6 +54,11 @@ bool KeepsConnections(const fi_info* info) {
   return protocol == FI_PROTO_RXM || protocol == FI_PROTO_RXM_TCP || protocol == FI_PROTO_SOCK_TCP;
 }
 
+// Providers that listen with a socket. The address of "verbs;ofi_rxm" is an IP address too, but of rdma_cm's.
+bool ListensByTcp(const std::string& provider) {
+  return provider.starts_with("tcp") || provider.starts_with("net") || provider.starts_with("sockets");
+}
+
 // "shm, tcp;ofi_rxm, …": what could be asked for instead.
 std::string ProvidersThere() {
   fi_info* list = nullptr;
@@ -201,6 +206,7 @@ Status OfiTransport::OpenFabric() {
   if (result != 0) return FabricError(Code::kIo, result, "fi_av_open");
   addresses_.reset(addresses);
   shared_ = config_.shared_endpoint || !KeepsConnections(info_.get());
+  probes_ = listen_.length != 0 && ListensByTcp(info_->fabric_attr->prov_name);
   return OkStatus();
 }
 

@@ -43,7 +43,7 @@
 #include <vector>
 
 #include "core/base/ids.h"
-#include "transport/ofi/address.h"
+#include "transport/ip_address.h"
 #include "transport/ofi/codec.h"
 #include "transport/ofi/ofi_transport.h"
 #include "transport/ofi/probe.h"
@@ -277,6 +277,7 @@ class OfiTransport final : public Transport {
   uint64_t instance_ = 0;
   size_t name_bytes_ = 0;  // of the listener's name
   bool shared_ = false;    // one endpoint for all peers
+  bool probes_ = false;    // who listens at a peer's address can be asked by TCP
 
   // In the order of opening; closed in the reverse.
   Info info_;

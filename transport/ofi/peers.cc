@@ -167,7 +167,7 @@ void OfiTransport::StepConnecting(Peer* peer, TimeUs now) {
   if (!drained)
     peer->connect_start = now;  // a shared endpoint gives back what is outstanding in its own time
   if (!peer->hello_posted && drained && !peer->failed && now >= peer->hello_next) PostHello(peer, now);
-  const bool probed = peer->probe_target.length != 0;
+  const bool probed = probes_ && peer->probe_target.length != 0;
   if (probed && !peer->probe.started() && (peer->reconnecting || now - peer->connect_start >= kProbeAfterUs))
     peer->probe.Start(listen_, peer->probe_target, now);
   if (peer->probe.started()) {

@@ -9,7 +9,7 @@
 #define ROPETEAM_TRANSPORT_OFI_PROBE_H_
 
 #include "core/base/ids.h"
-#include "transport/ofi/address.h"
+#include "transport/ip_address.h"
 
 namespace ropeteam::ofi {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "transport/ofi/address.h"
+#include "transport/ip_address.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -14,7 +14,7 @@
 #include <memory>
 #include <set>
 
-namespace ropeteam::ofi {
+namespace ropeteam {
 namespace {
 
 const sockaddr_in& V4(const IpAddress& address) {
@@ -174,4 +174,4 @@ Status CheckListenable(const IpAddress& address) {
   return OkStatus();
 }
 
-}  // namespace ropeteam::ofi
+}  // namespace ropeteam

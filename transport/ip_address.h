@@ -3,8 +3,8 @@
 // IP addresses as people write them, and what this machine says about them. Nothing here asks a resolver: a
 // host name that resolves to the slow card, or to 127.0.1.1, is how comparable systems lost their bandwidth.
 
-#ifndef ROPETEAM_TRANSPORT_OFI_ADDRESS_H_
-#define ROPETEAM_TRANSPORT_OFI_ADDRESS_H_
+#ifndef ROPETEAM_TRANSPORT_IP_ADDRESS_H_
+#define ROPETEAM_TRANSPORT_IP_ADDRESS_H_
 
 #include <sys/socket.h>
 
@@ -12,7 +12,7 @@
 
 #include "core/base/status.h"
 
-namespace ropeteam::ofi {
+namespace ropeteam {
 
 struct IpAddress {
   sockaddr_storage storage{};
@@ -39,6 +39,6 @@ Result<IpAddress> AddressOfInterface(const std::string& interface);
 // machine, kAlreadyExists when the port is in use. A snapshot; whoever binds next decides.
 Status CheckListenable(const IpAddress& address);
 
-}  // namespace ropeteam::ofi
+}  // namespace ropeteam
 
-#endif  // ROPETEAM_TRANSPORT_OFI_ADDRESS_H_
+#endif  // ROPETEAM_TRANSPORT_IP_ADDRESS_H_
