@@ -44,6 +44,8 @@ function(ropeteam_test name)
   endif()
   add_executable(${name} ${T_UNPARSED_ARGUMENTS})
   ropeteam_target(${name})
+  # A third of a test's compile time goes into optimising what runs once.
+  target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>)
   target_link_libraries(${name} PRIVATE ${T_LIBS} GTest::gmock GTest::gtest_main Threads::Threads)
   gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT ${T_TIMEOUT})
 endfunction()

@@ -18,7 +18,7 @@ int RunCommand(const std::vector<std::string>& arguments);      // run
 int StatusCommand(const std::vector<std::string>& arguments);   // status
 int ListCommand(const std::vector<std::string>& arguments);     // ls
 int VerifyCommand(const std::vector<std::string>& arguments);   // verify
-int DevicesCommand(const std::vector<std::string>& arguments);  // devices: becomes ropeteamd --list-devices
+int DevicesCommand(const std::vector<std::string>& arguments);  // devices
 int BenchCommand(const std::vector<std::string>& arguments);    // bench: becomes ropeteam-bench
 
 }  // namespace ropeteam::cli

@@ -170,23 +170,4 @@ int BenchCommand(const std::vector<std::string>& arguments) {
   return Become("bench", FindProgram("ropeteam-bench", "bench", "ROPETEAM_BENCH"), arguments);
 }
 
-int DevicesCommand(const std::vector<std::string>& arguments) {
-  std::vector<std::string> daemon_arguments = {"--list-devices"};
-  for (const std::string& argument : arguments) {
-    if (argument == "--help" || argument == "-h") {
-      std::printf(
-          "ropeteam devices [--json]\n\nWhat each transport of this build sees on this machine, and what is "
-          "missing.\n");
-      return 0;
-    }
-    if (argument != "--json") {
-      std::fprintf(stderr, "ropeteam devices: %.80s is no option (ropeteam devices --help)\n",
-                   argument.c_str());
-      return kExitUsage;
-    }
-    daemon_arguments.push_back(argument);
-  }
-  return Become("devices", FindProgram("ropeteamd", "node", "ROPETEAMD"), daemon_arguments);
-}
-
 }  // namespace ropeteam::cli

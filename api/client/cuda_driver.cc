@@ -16,6 +16,12 @@ namespace {
 // The name that every driver installs and every CUDA runtime asks for.
 constexpr const char* kLibrary = "libcuda.so.1";
 
+#ifdef ROPETEAM_HAVE_CUDA
+constexpr bool kBuilt = true;
+#else
+constexpr bool kBuilt = false;
+#endif
+
 struct Found {
   std::mutex mutex;
   std::atomic<const CudaDriver*> driver = nullptr;
@@ -91,6 +97,7 @@ Result<const CudaDriver*> CudaDriver::Bind(void* library) {
 }
 
 const CudaDriver* CudaDriver::IfLoaded() {
+  if (!kBuilt) return nullptr;
   Found& found = TheFound();
   if (const CudaDriver* driver = found.driver.load(std::memory_order_acquire)) return driver;
   const unsigned long long loads = LoadsSoFar();
@@ -111,6 +118,7 @@ const CudaDriver* CudaDriver::IfLoaded() {
 }
 
 Result<const CudaDriver*> CudaDriver::Load() {
+  if (!kBuilt) return Error(Code::kUnsupported, "this build has no device memory: ROPETEAM_CUDA is OFF");
   Found& found = TheFound();
   const std::lock_guard lock(found.mutex);
   if (found.driver.load(std::memory_order_relaxed) == nullptr) {
@@ -127,6 +135,16 @@ Result<const CudaDriver*> CudaDriver::Load() {
   const CudaDriver* driver = found.driver.load(std::memory_order_relaxed);
   ROPETEAM_RETURN_IF_ERROR(driver->CheckVersion());
   return driver;
+}
+
+Result<std::string> CudaDriver::Describe() {
+  const Result<const CudaDriver*> driver = Load();
+  if (!driver.ok()) return driver.status();
+  int version = 0;
+  if (const CuResult result = (*driver)->driver_get_version(&version); result != kCuSuccess)
+    return (*driver)->ErrorOf(result, "cuDriverGetVersion");
+  return LibraryName() + " of CUDA " + std::to_string(version / 1000) + "." +
+         std::to_string(version % 1000 / 10);
 }
 
 Status CudaDriver::CheckVersion() const {

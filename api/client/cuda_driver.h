@@ -9,6 +9,8 @@
 // asked again only when the dynamic loader has loaded something since. Only a caller who says that a pointer
 // is the device's has the library opened, and gets an error when there is none.
 //
+// A build with ROPETEAM_CUDA=OFF finds none, and says so.
+//
 // Safe from any thread. A driver, once found, is never unloaded.
 
 #ifndef ROPETEAM_API_CLIENT_CUDA_DRIVER_H_
@@ -17,6 +19,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "core/base/status.h"
 
@@ -75,6 +78,8 @@ class CudaDriver {
   // loaded, lacks an entry point or is older than kCuDriverVersionMin; the message has its name and what is
   // wanted.
   static Result<const CudaDriver*> Load();
+  // "libcuda.so.1 of CUDA 13.0", loading it; the errors of Load().
+  static Result<std::string> Describe();
 
   // What `pointer` is: nothing for host memory, page-locked or not, and for what the driver does not know.
   // kInvalidArgument: the driver says that its context is gone, or fails to say what it is.

@@ -5,25 +5,8 @@
 
 #include <sys/resource.h>
 
-#include <cstdlib>
-#include <new>
-
 #include "tests/api/api_fixture.h"
-
-namespace {
-// Of the thread that counts: the fake daemon allocates in the same process.
-thread_local uint64_t allocations = 0;
-}  // namespace
-
-// libropeteam.so takes these too: it imports them like every user of libstdc++.
-void* operator new(size_t bytes) {
-  ++allocations;
-  void* memory = std::malloc(bytes != 0 ? bytes : 1);
-  if (memory == nullptr) std::abort();
-  return memory;
-}
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+#include "tests/api/count_allocations.h"
 
 namespace ropeteam::test {
 namespace {
@@ -58,7 +41,7 @@ class SteadyStateTest : public ApiTest {
     std::vector<std::string> names;
     for (uint64_t i = 0; i < objects; ++i)
       names.push_back("model.a_name_that_no_string_holds_in_place." + std::to_string(i));
-    const uint64_t allocations_before = allocations;
+    const uint64_t allocations_before = AllocationsOfThisThread();
     const long faults_before = MinorFaults();
     {
       const ropeteam_save_options_t options{sizeof(options), bytes, objects};
@@ -70,7 +53,7 @@ class SteadyStateTest : public ApiTest {
       EXPECT_OK(ropeteam_save_commit(save));
       ropeteam_save_close(save);
     }
-    return {MinorFaults() - faults_before, allocations - allocations_before};
+    return {MinorFaults() - faults_before, AllocationsOfThisThread() - allocations_before};
   }
 
   Handle handle_;
@@ -134,10 +117,10 @@ TEST_F(SteadyStateTest, ReadsIntoAnOwnBufferAllocateNothing) {
   std::string target(8 * kMiB, '\0');
   ASSERT_OK(ropeteam_view_read(view.get(), "model.a_name_that_no_string_holds_in_place.0", 0, target.data(),
                                target.size(), kTimeoutMs));
-  const uint64_t before = allocations;
+  const uint64_t before = AllocationsOfThisThread();
   ASSERT_OK(ropeteam_view_read(view.get(), "model.a_name_that_no_string_holds_in_place.0", 1, target.data(),
                                target.size() - 1, kTimeoutMs));
-  EXPECT_EQ(allocations - before, 0u);
+  EXPECT_EQ(AllocationsOfThisThread() - before, 0u);
 }
 
 }  // namespace
