@@ -174,13 +174,13 @@ class End {
     hints->src_addr = address;  // freed with the hints
     hints->src_addrlen = sizeof *address;
     address->sin_family = AF_INET;
-    if (inet_pton(AF_INET, options.address.c_str(), &address->sin_addr) != 1)
-      return Error(Code::kInvalidArgument, "\"%s\" is no numeric IPv4 address", options.address.c_str());
+    if (inet_pton(AF_INET, options.remote.here.c_str(), &address->sin_addr) != 1)
+      return Error(Code::kInvalidArgument, "\"%s\" is no numeric IPv4 address", options.remote.here.c_str());
     fi_info* info = nullptr;
     const int result = fi_getinfo(FI_VERSION(1, 15), nullptr, nullptr, 0, hints.get(), &info);
     if (result != 0)
       return Error(Code::kUnsupported, "provider \"%s\" at %s: %s", options.provider.c_str(),
-                   options.address.c_str(), fi_strerror(-result));
+                   options.remote.here.c_str(), fi_strerror(-result));
     info_.reset(info);
     return OkStatus();
   }
@@ -262,9 +262,9 @@ struct BareFiLoop::State {
     posix_spawn_file_actions_init(&actions);
     posix_spawn_file_actions_adddup2(&actions, to_target[0], 0);
     posix_spawn_file_actions_adddup2(&actions, from_target[1], 1);
-    std::vector<std::string> words = options.target_command;
-    words.insert(words.end(), {options.provider, options.address, std::to_string(options.bytes),
-                               std::to_string(static_cast<long>(getpid()))});
+    std::vector<std::string> words =
+        OwnCommandOf(options.remote, {kBareFiTargetCommand, options.provider, options.remote.address,
+                                      std::to_string(options.bytes), ParentWord(options.remote)});
     std::vector<char*> argv;
     for (std::string& word : words) argv.push_back(word.data());
     argv.push_back(nullptr);
@@ -342,10 +342,8 @@ BareFiLoop::~BareFiLoop() = default;
 
 Status BareFiLoop::Start(const BareFiOptions& options) {
   state_.reset();
-  if (options.bytes == 0 || options.operation_bytes == 0 || options.outstanding == 0 ||
-      options.target_command.empty())
-    return Error(Code::kInvalidArgument,
-                 "the bare loop wants bytes, operation bytes, outstanding and a target command");
+  if (options.bytes == 0 || options.operation_bytes == 0 || options.outstanding == 0)
+    return Error(Code::kInvalidArgument, "the bare loop wants bytes, operation bytes and outstanding");
   // The process may hold Ropeteam's own transport too, and libfabric reads these once.
   SetOfiEnvironment();
   auto state = std::make_unique<State>();
@@ -377,13 +375,11 @@ void BareFiLoop::Stop() { state_.reset(); }
 
 int BareFiTargetMain(int argc, char** argv) {
   if (argc != 4) return 2;
-  // Not to outlive the loop; it may have ended before this call.
-  prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (getppid() != static_cast<pid_t>(std::strtol(argv[3], nullptr, 10))) return 3;
+  if (!FollowParent(argv[3])) return 3;
   SetOfiEnvironment();
   BareFiOptions options;
   options.provider = argv[0];
-  options.address = argv[1];
+  options.remote.here = argv[1];
   options.bytes = std::strtoull(argv[2], nullptr, 10);
   End end;
   Greeting greeting;

@@ -4,8 +4,8 @@
 // processes over the same provider, with nothing of Ropeteam's transport in it. Both processes poll, so no
 // sleep is in the figure.
 //
-// The second process is this executable again: main() hands over to BareFiTargetMain() when its first
-// argument is kBareFiTargetCommand. Not thread-safe; one loop a thread.
+// The second process is this executable again, here or on another machine: main() hands over to
+// BareFiTargetMain() when its first argument is kBareFiTargetCommand. Not thread-safe; one loop a thread.
 
 #ifndef ROPETEAM_BENCH_BARE_FI_H_
 #define ROPETEAM_BENCH_BARE_FI_H_
@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/remote.h"
 #include "core/base/status.h"
 
 namespace ropeteam::bench {
@@ -23,7 +24,6 @@ inline constexpr const char* kBareFiTargetCommand = "bare-fi-target";
 
 struct BareFiOptions {
   std::string provider = "tcp;ofi_rxm";
-  std::string address = "127.0.0.1";   // numeric IPv4, both ends; the ports are the system's choice
   uint64_t bytes = 256ull << 20;       // moved by one pass
   uint64_t operation_bytes = 1 << 20;  // by one operation; the last of a pass may be shorter
   uint32_t outstanding = 16;           // operations in flight
@@ -33,8 +33,8 @@ struct BareFiOptions {
   // its clock stops.
   bool delivery_complete = false;
   uint32_t passes = 5;  // of RunBareFi(), after one that is not counted
-  // How to start the second process; kBareFiTargetCommand must end up as main()'s first argument.
-  std::vector<std::string> target_command = {"/proc/self/exe", kBareFiTargetCommand};
+  // Where the second process runs. Its addresses are numeric IPv4; the ports are the system's choice.
+  Remote remote;
 };
 
 struct BareFiResult {

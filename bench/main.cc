@@ -5,10 +5,13 @@
 #include <CLI/CLI.hpp>
 #include <exception>
 #include <iostream>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "bench/bare_fi.h"
 #include "bench/command.h"
+#include "bench/remote.h"
 #include "bench/transport_loop.h"
 #include "bench/yardsticks.h"
 
@@ -47,6 +50,16 @@ int Main(int argc, char** argv) {
 }  // namespace ropeteam::bench
 
 int main(int argc, char** argv) {
+  std::vector<std::string> unpacked;
+  std::vector<char*> words;
+  if (argc == 3 && std::string_view(argv[1]) == ropeteam::bench::kPackedCommand) {
+    unpacked = ropeteam::bench::Unpack(argv[2]);
+    words.push_back(argv[0]);
+    for (std::string& word : unpacked) words.push_back(word.data());
+    argc = static_cast<int>(words.size());
+    words.push_back(nullptr);
+    argv = words.data();
+  }
   if (argc > 1 && std::string_view(argv[1]) == ropeteam::bench::kBareFiTargetCommand)
     return ropeteam::bench::BareFiTargetMain(argc - 2, argv + 2);
   if (argc > 1 && std::string_view(argv[1]) == ropeteam::bench::kTransportTargetCommand)

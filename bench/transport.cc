@@ -5,7 +5,9 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <filesystem>
 #include <memory>
+#include <sstream>
 
 #include "bench/bare_fi.h"
 #include "bench/command.h"
@@ -27,6 +29,8 @@ struct TransportOptions {
   uint32_t depth = 16;
   uint64_t mib = 256;  // moved by one pass
   bool quick = false;  // only the comparison
+  std::string shell;   // that runs a command where the targets are to be; empty: here
+  Remote remote;
 };
 
 constexpr uint64_t kRegionBytesMax = 256ull << 20;  // of each target
@@ -42,6 +46,7 @@ std::string SizeName(uint64_t bytes) {
 
 FabricConfig FabricOf(const TransportOptions& options) {
   FabricConfig fabric;
+  fabric.listen_address = options.remote.here;
   fabric.transport = options.fabric;
   fabric.provider = options.provider;
   fabric.devices = options.devices;
@@ -59,6 +64,7 @@ class Tool {
     bare.bytes = bytes;
     bare.operation_bytes = options.size;
     bare.outstanding = options.depth;
+    bare.remote = options.remote;
     if (const Status started = loop_.Start(bare); !started.ok()) throw BenchError(started.ToString());
   }
   std::string name() const {
@@ -73,6 +79,7 @@ class Tool {
     tool.size = options_.size;
     tool.depth = options_.depth;
     tool.bytes = bytes_;
+    tool.remote = options_.remote;
     const Result<double> pass = options_.fabric == "verbs" ? RunPerftest(tool)
                                 : options_.fabric == "ucx" ? RunUcxPerftest(tool)
                                                            : loop_.Pass();
@@ -109,7 +116,7 @@ class Runner {
     uint64_t largest = options_.size;
     if (!options_.quick)
       for (const uint64_t size : options_.sizes) largest = std::max(largest, size);
-    return {FabricOf(options_), std::max(std::min(bytes_, kRegionBytesMax), largest), peers};
+    return {FabricOf(options_), std::max(std::min(bytes_, kRegionBytesMax), largest), peers, options_.remote};
   }
   Report& Begin(Bench& bench) {
     return bench.Start("transport " + loop_.transport().Describe() + " size " + SizeName(options_.size) +
@@ -127,7 +134,8 @@ class Runner {
   void Compare() {
     Tool tool(options_, bytes_);
     SocketLoop socket;
-    if (const Status started = socket.Start(bytes_); !started.ok()) throw BenchError(started.ToString());
+    if (const Status started = socket.Start(bytes_, options_.remote); !started.ok())
+      throw BenchError(started.ToString());
     const Buffer source(bytes_, 3, true);
     const auto figures = MeasureInTurns({{"put", [&] { return Rate(loop_, false, options_.size); }},
                                          {"tool", [&] { return tool.Pass(); }},
@@ -222,8 +230,21 @@ void AddTransportCommand(CLI::App& app, Bench& bench) {
   command->add_option("--pass", options->mib, "MiB moved by one pass")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
+  command->add_option(
+      "--on", options->shell,
+      "a command that runs a command on another machine, e.g. \"ssh host-b\": the targets run there");
+  command->add_option("--on-program", options->remote.program,
+                      "ropeteam-bench there; this one's path if not given");
+  command->add_option("--on-address", options->remote.address, "the other machine's numeric IPv4 address")
+      ->check(CLI::ValidIPV4);
+  command->add_option("--address", options->remote.here, "this machine's, as the other one reaches it")
+      ->check(CLI::ValidIPV4);
   command->add_flag("--quick", options->quick, "only the comparison with the tool");
   command->callback([&bench, options] {
+    std::istringstream words(options->shell);
+    for (std::string word; words >> word;) options->remote.shell.push_back(word);
+    if (!options->remote.local() && options->remote.program == Remote().program)
+      options->remote.program = std::filesystem::read_symlink(options->remote.program);
     Runner runner(bench, *options);
     runner.Run();
   });

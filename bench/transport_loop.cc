@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bench/transport_loop.h"
 
-#include <signal.h>
-#include <sys/prctl.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -19,23 +16,6 @@ namespace ropeteam::bench {
 namespace {
 
 constexpr size_t kBatch = 64;
-
-std::string Hex(const std::string& bytes) {
-  static constexpr char kDigits[] = "0123456789abcdef";
-  std::string text;
-  for (const char c : bytes) {
-    text += kDigits[static_cast<uint8_t>(c) >> 4];
-    text += kDigits[static_cast<uint8_t>(c) & 15];
-  }
-  return text;
-}
-
-std::string FromHex(const std::string& text) {
-  std::string bytes;
-  for (size_t i = 0; i + 1 < text.size(); i += 2)
-    bytes.push_back(static_cast<char>(std::stoi(text.substr(i, 2), nullptr, 16)));
-  return bytes;
-}
 
 std::string JoinNames(const std::vector<std::string>& names) {
   std::string text;
@@ -81,10 +61,11 @@ TransportLoop::TransportLoop(const LoopOptions& options)
   region_ = Must(transport_->RegisterRegion(memory_.data(), memory_.size()), "register");
   for (uint32_t i = 0; i < options.peers; ++i) {
     auto target = std::make_unique<Target>();
-    Must(target->process.Start({"/proc/self/exe", kTransportTargetCommand, options.fabric.transport,
-                                options.fabric.provider, JoinNames(options.fabric.devices),
-                                std::to_string(options.fabric.gid_index), std::to_string(options.bytes),
-                                std::to_string(getpid())}),
+    Must(target->process.Start(OwnCommandOf(
+             options.remote,
+             {kTransportTargetCommand, options.fabric.transport, options.fabric.provider,
+              JoinNames(options.fabric.devices), std::to_string(options.fabric.gid_index),
+              std::to_string(options.bytes), ParentWord(options.remote), options.remote.address})),
          "target");
     const std::string address = FromHex(target->process.ReadLine());
     const std::string key = FromHex(target->process.ReadLine());
@@ -108,7 +89,8 @@ TransportLoop::~TransportLoop() {
 
 double TransportLoop::ProcessorSeconds() const {
   double seconds = OwnProcessorSeconds();
-  for (const auto& target : targets_) seconds += ProcessorSecondsOf(target->process.pid());
+  if (options_.remote.local())
+    for (const auto& target : targets_) seconds += ProcessorSecondsOf(target->process.pid());
   return seconds;
 }
 
@@ -139,15 +121,15 @@ LoopPass TransportLoop::Pass(bool get, uint64_t size, uint32_t depth, uint64_t b
 }
 
 int TransportTargetMain(int argc, char** argv) {
-  if (argc != 6) return 2;
-  prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (getppid() != static_cast<pid_t>(std::strtol(argv[5], nullptr, 10))) return 3;
+  if (argc != 7) return 2;
+  if (!FollowParent(argv[5])) return 3;
   SetOfiEnvironment();
   FabricConfig config;
   config.transport = argv[0];
   config.provider = argv[1];
   config.devices = SplitNames(argv[2]);
   config.gid_index = std::atoi(argv[3]);
+  config.listen_address = argv[6];
   Result<FabricChoice> made = CreateFabric(config);
   if (!made.ok()) {
     std::fprintf(stderr, "transport target: %s\n", made.status().ToString().c_str());

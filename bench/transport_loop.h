@@ -16,6 +16,7 @@
 
 #include "bench/child.h"
 #include "bench/measure.h"
+#include "bench/remote.h"
 #include "core/base/status.h"
 #include "transport/fabrics.h"
 
@@ -27,11 +28,12 @@ struct LoopOptions {
   FabricConfig fabric;
   uint64_t bytes = 256ull << 20;  // of the local region, and of each target's
   uint32_t peers = 1;
+  Remote remote;  // where the targets run
 };
 
 struct LoopPass {
   double seconds = 0;
-  double processor_seconds = 0;  // of this process and of all targets
+  double processor_seconds = 0;  // of this process and of all targets on this machine
 };
 
 class TransportLoop {

@@ -29,18 +29,20 @@ constexpr double kServerStartSeconds = 20;
 constexpr useconds_t kStartPauseUs = 20'000;
 constexpr double kBitsPerByte = 8, kGiga = 1e9, kMebi = 1 << 20;
 
-sockaddr_in Loopback(uint16_t port) {
+Result<sockaddr_in> AddressOf(const std::string& text, uint16_t port) {
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_port = htons(port);
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  if (inet_pton(AF_INET, text.c_str(), &address.sin_addr) != 1)
+    return Error(Code::kInvalidArgument, "\"%s\" is no numeric IPv4 address", text.c_str());
   return address;
 }
 
-// A port that is free now.
+// A port that is free now; on this machine, and likely on the other.
 uint16_t FreePort() {
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address = Loopback(0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
   socklen_t length = sizeof address;
   uint16_t port = 0;
   if (bind(fd, reinterpret_cast<sockaddr*>(&address), length) == 0 &&
@@ -109,8 +111,8 @@ Result<double> RunPerftest(const ToolOptions& options) {
   if (!options.device.empty()) server.insert(server.end(), {"-d", options.device});
   if (options.gid_index >= 0) server.insert(server.end(), {"-x", std::to_string(options.gid_index)});
   std::vector<std::string> client = server;
-  client.push_back("127.0.0.1");
-  const Result<std::string> output = RunPair(server, client);
+  client.push_back(options.remote.address);
+  const Result<std::string> output = RunPair(CommandOf(options.remote, server), client);
   if (!output.ok()) return output.status();
   // "#bytes #iterations BW peak[Gb/sec] BW average[Gb/sec] MsgRate[Mpps]"
   const Result<double> gigabits = NumberOf(*output, std::to_string(options.size), 1);
@@ -121,14 +123,14 @@ Result<double> RunPerftest(const ToolOptions& options) {
 Result<double> RunUcxPerftest(const ToolOptions& options) {
   const std::string port = std::to_string(FreePort());
   const std::vector<std::string> server = {"ucx_perftest", "-p", port};
-  const std::vector<std::string> client = {"ucx_perftest", "127.0.0.1",
+  const std::vector<std::string> client = {"ucx_perftest", options.remote.address,
                                            "-p",           port,
                                            "-t",           options.get ? "ucp_get" : "ucp_put_bw",
                                            "-s",           std::to_string(options.size),
                                            "-n",           std::to_string(IterationsOf(options)),
                                            "-w",           std::to_string(kIterationsMin),
                                            "-O",           std::to_string(options.depth)};
-  const Result<std::string> output = RunPair(server, client);
+  const Result<std::string> output = RunPair(CommandOf(options.remote, server), client);
   if (!output.ok()) return output.status();
   // "Final: iterations 50%ile average overall | bandwidth (MB/s) average overall | messages/s average
   // overall"
@@ -137,13 +139,14 @@ Result<double> RunUcxPerftest(const ToolOptions& options) {
   return *mebibytes * kMebi;
 }
 
-Status SocketLoop::Start(uint64_t bytes) {
-  ROPETEAM_RETURN_IF_ERROR(receiver_.Start(
-      {"/proc/self/exe", kSocketTargetCommand, std::to_string(bytes), std::to_string(getpid())}));
+Status SocketLoop::Start(uint64_t bytes, const Remote& remote) {
+  ROPETEAM_RETURN_IF_ERROR(receiver_.Start(OwnCommandOf(
+      remote, {kSocketTargetCommand, std::to_string(bytes), ParentWord(remote), remote.address})));
   const int port = std::atoi(receiver_.ReadLine().c_str());
   fd_ = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  const sockaddr_in address = Loopback(static_cast<uint16_t>(port));
-  if (port == 0 || connect(fd_, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0)
+  const Result<sockaddr_in> address = AddressOf(remote.address, static_cast<uint16_t>(port));
+  if (!address.ok()) return address.status();
+  if (port == 0 || connect(fd_, reinterpret_cast<const sockaddr*>(&*address), sizeof *address) != 0)
     return ErrnoError(errno, "the receiver of the socket loop at port %d", port);
   return OkStatus();
 }
@@ -167,17 +170,17 @@ SocketLoop::~SocketLoop() {
 }
 
 int SocketTargetMain(int argc, char** argv) {
-  if (argc != 2) return 2;
-  prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (getppid() != static_cast<pid_t>(std::strtol(argv[1], nullptr, 10))) return 3;
+  if (argc != 3) return 2;
+  if (!FollowParent(argv[1])) return 3;
+  Result<sockaddr_in> address = AddressOf(argv[2], 0);
+  if (!address.ok()) return 1;
   const Buffer memory(std::strtoull(argv[0], nullptr, 10), 2, true);
   const int listening = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address = Loopback(0);
-  socklen_t length = sizeof address;
-  if (bind(listening, reinterpret_cast<sockaddr*>(&address), length) != 0 || listen(listening, 1) != 0 ||
-      getsockname(listening, reinterpret_cast<sockaddr*>(&address), &length) != 0)
+  socklen_t length = sizeof *address;
+  if (bind(listening, reinterpret_cast<sockaddr*>(&*address), length) != 0 || listen(listening, 1) != 0 ||
+      getsockname(listening, reinterpret_cast<sockaddr*>(&*address), &length) != 0)
     return 1;
-  std::printf("%d\n", ntohs(address.sin_port));
+  std::printf("%d\n", ntohs(address->sin_port));
   std::fflush(stdout);
   const int fd = accept4(listening, nullptr, nullptr, SOCK_CLOEXEC);
   while (true) {

@@ -57,10 +57,25 @@ class BenchTransport(unittest.TestCase):
         self.assertEqual([json.loads(line)["name"] for line in result.stdout.splitlines()],
                          ["transport/ofi_put_vs_fi_write", "transport/ofi_put_vs_socket"])
 
+    def test_the_other_end_runs_where_a_command_puts_it(self):
+        # env is the shortest command that runs a command; 127.0.0.2 stands for the other machine.
+        elsewhere = ["--on", "env ROPETEAM_TEST=elsewhere", "--on-address", "127.0.0.2", "--address", "127.0.0.1"]
+        result = bench("--fabric", "ofi", "--provider", "tcp;ofi_rxm", "--json", *SMALL, *elsewhere)
+        if "without libfabric" in result.stderr:
+            self.skipTest(result.stderr)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        rows = {row["name"]: row for row in map(json.loads, result.stdout.splitlines())}
+        for name in ["ofi_put_vs_fi_write", "ofi_put_vs_socket", "ofi_get_1M", "ofi_put_peers_2"]:
+            self.assertGreater(rows["transport/" + name]["median"], 0)
+        failed = bench("--fabric", "ofi", "--quick", *SMALL, "--on", "false", "--on-address", "127.0.0.2")
+        self.assertEqual(failed.returncode, 1)
+        self.assertIn("the target process did not start", failed.stderr)
+
     def test_what_cannot_be_measured_is_an_error_in_words(self):
         for arguments, says in [(["--fabric", "pigeon"], "pigeon"), (["--size", "0"], "size"),
                                 (["--provider", "pigeon", "--fabric", "ofi"], "pigeon"),
-                                (["--fabric", "verbs", "--device", "pigeon_0"], "verbs")]:
+                                (["--fabric", "verbs", "--device", "pigeon_0"], "verbs"),
+                                (["--on", "ssh b", "--on-address", "pigeon"], "pigeon")]:
             result = bench(*arguments, "--runs", "1")
             self.assertNotEqual(result.returncode, 0, arguments)
             self.assertIn(says, result.stderr)
