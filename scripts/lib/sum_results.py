@@ -2,16 +2,22 @@
 """Adds up JUnit files: prints "P passed, F failed, S skipped", and exits with 1 if F > 0 or nothing passed.
 
 A file that is missing or broken counts as one failure, since a suite that died must not look like one that
-passed. What was skipped is listed with its reason, and what failed by name.
+passed. What was skipped is listed with its reason, and what failed by name. The cases of the transports'
+conformance suite are counted once more by transport; those in files named guest-* ran in the RDMA guest.
 """
 
 from __future__ import annotations
 
+import pathlib
+import re
 import sys
 import xml.etree.ElementTree as tree
+from collections import Counter
 
 # What ctest says of a test that it could not start: not a skip, though it is written like one.
 NEVER_RAN = ("Unable to find executable", "Unable to find required file", "Fixture dependency failed")
+# A case of the conformance suite, and the transport that it ran over.
+CONFORMANCE = re.compile(r"^Every/(?:TransportTest|PeerTest)\.\w+/(\w+)$")
 
 
 def reason(case: tree.Element, skipped: tree.Element) -> str:
@@ -32,35 +38,59 @@ def name(case: tree.Element) -> str:
     return case.get("name", "?") if suite in ("", case.get("name")) else f"{suite}.{case.get('name', '?')}"
 
 
-def add_up(paths: list[str]) -> tuple[int, int, int]:
-    passed = failed = skipped = 0
-    for path in paths:
+def outcome(case: tree.Element) -> str:
+    skip = case.find("skipped")
+    bad = case.find("failure") is not None or case.find("error") is not None
+    if skip is not None and skip.get("message", "") in NEVER_RAN:
+        bad = True
+    if bad or case.get("status") == "fail":
+        return "failed"
+    if skip is not None or case.get("status") in ("notrun", "disabled"):
+        return "skipped"
+    return "passed"
+
+
+class Sum:
+    """What the files hold: cases by outcome, and those of the conformance suite by transport and place."""
+
+    def __init__(self) -> None:
+        self.outcomes: Counter[str] = Counter()
+        self.transports: dict[tuple[str, str], Counter[str]] = {}
+
+    def add(self, path: str) -> None:
         try:
             cases = list(tree.parse(path).getroot().iter("testcase"))
         except (OSError, tree.ParseError) as error:
             print(f"  failed: {path}: {error}")
-            failed += 1
-            continue
+            self.outcomes["failed"] += 1
+            return
+        place = "guest" if pathlib.Path(path).name.startswith("guest-") else "host"
         for case in cases:
-            skip = case.find("skipped")
-            bad = case.find("failure") is not None or case.find("error") is not None
-            if skip is not None and skip.get("message", "") in NEVER_RAN:
-                bad = True
-            if bad or case.get("status") == "fail":
-                failed += 1
+            result = outcome(case)
+            self.outcomes[result] += 1
+            if result == "failed":
                 print(f"  failed: {name(case)}")
-            elif skip is not None or case.get("status") in ("notrun", "disabled"):
-                skipped += 1
+            elif result == "skipped":
+                skip = case.find("skipped")
                 print(f"  skipped: {name(case)}: {'disabled' if skip is None else reason(case, skip)}")
-            else:
-                passed += 1
-    return passed, failed, skipped
+            if match := CONFORMANCE.match(name(case)):
+                self.transports.setdefault((match[1], place), Counter())[result] += 1
+
+    def print(self) -> None:
+        if self.transports:
+            print("conformance suite by transport:")
+        for (transport, place), counts in sorted(self.transports.items()):
+            counted = ", ".join(f"{counts[each]} {each}" for each in ("passed", "failed", "skipped"))
+            print(f"  {transport:<16} {place:<5}  {counted}")
+        print(", ".join(f"{self.outcomes[each]} {each}" for each in ("passed", "failed", "skipped")))
 
 
 def main() -> int:
-    passed, failed, skipped = add_up(sys.argv[1:])
-    print(f"{passed} passed, {failed} failed, {skipped} skipped")
-    return 0 if failed == 0 and passed > 0 else 1
+    total = Sum()
+    for path in sys.argv[1:]:
+        total.add(path)
+    total.print()
+    return 0 if total.outcomes["failed"] == 0 and total.outcomes["passed"] > 0 else 1
 
 
 if __name__ == "__main__":

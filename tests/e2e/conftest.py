@@ -23,19 +23,27 @@ from harness import ROPETEAM, ROPETEAMD, WAIT_S, Cluster, Daemon, environment, f
 
 @pytest.fixture
 def cluster(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Iterator[Callable[..., Cluster]]:
-    """cluster(nodes, memory="64M", options=[...]) starts daemons and waits until all see all."""
+    """cluster(nodes, memory="64M", options=[...]) starts daemons and waits until all see all.
+
+    node_options are for each node its own, behind those of all."""
     if not ROPETEAMD.exists():
         pytest.skip(f"{ROPETEAMD} is not built")
     clusters: list[Cluster] = []
 
-    def start(nodes: int, memory: str = "64M", options: list[str] | None = None) -> Cluster:
+    def start(
+        nodes: int,
+        memory: str = "64M",
+        options: list[str] | None = None,
+        node_options: list[list[str]] | None = None,
+    ) -> Cluster:
         # Short paths: a unix socket's has at most 107 bytes.
         directory = pathlib.Path(tempfile.mkdtemp(prefix="ropeteam-", dir="/tmp"))
         arenas = pathlib.Path(tempfile.mkdtemp(prefix="ropeteam-", dir="/dev/shm"))
         made = Cluster(nodes, memory, directory, arenas, tmp_path)
         made.coordinator = f"127.0.0.1:{free_port()}"
         clusters.append(made)
-        made.nodes = [Daemon(made, ordinal, options or []) for ordinal in range(nodes)]
+        own = node_options or [[]] * nodes
+        made.nodes = [Daemon(made, ordinal, [*(options or []), *own[ordinal]]) for ordinal in range(nodes)]
         for node in made.nodes:
             node.start()
         made.wait_members()

@@ -68,11 +68,41 @@ def test_a_suite_that_left_no_result_is_a_failure(tmp_path):
     good = '<testsuite><testcase name="a"/></testsuite>'
     assert sum_up(tmp_path, good) == (0, ["1 passed, 0 failed, 0 skipped"])
     assert sum_up(tmp_path, good, "<testsuite><testcase")[0] == 1
-    assert sum_results.add_up([str(tmp_path / "none.xml")]) == (0, 1, 0)
+    none = sum_results.Sum()
+    none.add(str(tmp_path / "none.xml"))
+    assert none.outcomes == {"failed": 1}
 
 
 def test_nothing_run_is_not_a_success(tmp_path):
     assert sum_up(tmp_path, "<testsuite></testsuite>") == (1, ["0 passed, 0 failed, 0 skipped"])
+
+
+def test_the_conformance_suite_is_counted_by_transport_and_place(tmp_path):
+    host = tmp_path / "ctest.xml"
+    host.write_text(
+        """<testsuite>
+          <testcase name="Every/TransportTest.Puts/ofi_tcp"/><testcase name="Every/PeerTest.Dies/ofi_tcp"/>
+          <testcase name="Every/PeerTest.Dies/inproc"><failure message="Failed"/></testcase>
+          <testcase name="Every/OtherTest.Puts/ofi_tcp"/>
+        </testsuite>"""
+    )
+    guest = tmp_path / "guest-one-verbs.xml"
+    guest.write_text(
+        """<testsuites><testsuite name="Every/TransportTest">
+          <testcase name="Puts/verbs" classname="Every/TransportTest" status="run"/>
+          <testcase name="Gets/verbs" classname="Every/TransportTest" status="run"><skipped message="why"/></testcase>
+        </testsuite></testsuites>"""
+    )
+    done = subprocess.run(
+        [sys.executable, str(LIB / "sum_results.py"), str(host), str(guest)], capture_output=True, text=True
+    )
+    assert done.stdout.splitlines()[-5:] == [
+        "conformance suite by transport:",
+        "  inproc           host   0 passed, 1 failed, 0 skipped",
+        "  ofi_tcp          host   2 passed, 0 failed, 0 skipped",
+        "  verbs            guest  1 passed, 0 failed, 1 skipped",
+        "4 passed, 1 failed, 1 skipped",
+    ]
 
 
 # ---- the demo's verdict

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Daemons whose bytes go over RDMA devices: four nodes, a node lost, a cable cut, a cable that loses.
+
+They need devices, which scripts/soft-roce makes of software: scripts/test runs this file in its guest.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+
+import pytest
+from harness import Cluster
+
+from ropeteam import DeadlineExceeded, Level
+
+DEVICES = pathlib.Path("/sys/class/infiniband")
+# Both ends of two cables, as `scripts/soft-roce --setup cables` makes them.
+CABLE_ENDS = [["rxa", "rxc"], ["rxb", "rxd"]]
+
+
+def network(*words: str) -> None:
+    subprocess.run([os.environ["SOFT_ROCE"], *words], check=True, timeout=30)
+
+
+@pytest.fixture
+def device() -> str:
+    names = sorted(entry.name for entry in DEVICES.iterdir()) if DEVICES.exists() else []
+    if not names or names[0] != "rxe0":
+        pytest.skip("no rxe0 here: it is for the guest of scripts/soft-roce --setup one")
+    return names[0]
+
+
+@pytest.fixture
+def cables():
+    if "SOFT_ROCE" not in os.environ or not (DEVICES / "rxa").exists():
+        pytest.skip("no cables here: it is for the guest of scripts/soft-roce --setup cables")
+    yield
+    for cable in ("1", "2"):
+        network("netem", cable)
+        network("mend", cable)
+
+
+def save_everywhere(nodes: Cluster, life: str, step: int, contents: list[bytes]) -> list:
+    ranks = [nodes[rank].open(rank, nodes.size, life) for rank in range(nodes.size)]
+    for rope, content in zip(ranks, contents):
+        rope.save(step, {"data": content})
+    return ranks
+
+
+def check_everywhere(nodes: Cluster, life: str, step: int, contents: list[bytes]) -> None:
+    ranks = [nodes[rank].open(rank, nodes.size, life) for rank in range(nodes.size)]
+    for rope, content in zip(ranks, contents):
+        assert rope.latest().step == step
+        assert rope.load()["data"] == content
+    for rope in ranks:
+        rope.close()
+
+
+def contents_of(nodes: int, length: int) -> list[bytes]:
+    return [bytes((rank * 31 + at) % 251 for at in range(997)) * (length // 997) for rank in range(nodes)]
+
+
+@pytest.mark.parametrize("transport", ["verbs", "ucx"])
+def test_four_nodes_lose_one_and_no_committed_step(cluster, device, transport):
+    name = device if transport == "verbs" else f"{device}:1"  # UCX names ports
+    nodes = cluster(4, options=["--transport", transport, "--device", name, "--gid-index", "1", "--require-rdma"])
+    daemon = nodes[0].status()["daemon"]
+    assert daemon["transport"].startswith(transport)
+    assert device in daemon["devices"]
+    assert daemon["rdma"] is True
+    contents = contents_of(4, 8_000_000)
+    ranks = save_everywhere(nodes, "first", 1, contents)
+    for rope in ranks:
+        rope.wait(1, Level.COMMITTED)
+        rope.close()
+    nodes[2].kill(drop_memory=True)
+    nodes.wait_members(3)
+    nodes[2].start()
+    nodes.wait_members(4)
+    check_everywhere(nodes, "second", 1, contents)
+
+
+def test_a_cable_cut_in_the_middle_of_a_save_costs_no_save(cluster, cables):
+    nodes = cluster(2, node_options=[["--transport", "verbs", "--device", ",".join(ends)] for ends in CABLE_ENDS])
+    assert all(name in nodes[0].status()["daemon"]["devices"] for name in CABLE_ENDS[0])
+    # Slow enough that the cut falls into it.
+    network("netem", "1", "rate", "100mbit")
+    network("netem", "2", "rate", "100mbit")
+    contents = contents_of(2, 12_000_000)
+    ranks = save_everywhere(nodes, "first", 1, contents)
+    with pytest.raises(DeadlineExceeded):  # so the cut does come in the middle
+        ranks[0].wait(1, Level.REPLICATED, timeout=0)
+    network("cut", "1")
+    network("netem", "2")
+    for rope in ranks:
+        rope.wait(1, Level.COMMITTED)
+        rope.close()
+    check_everywhere(nodes, "second", 1, contents)
+
+
+def test_loss_and_delay_cost_time_and_nothing_else(cluster, cables):
+    for cable in ("1", "2"):
+        network("netem", cable, "loss", "1%", "delay", "1ms")
+    nodes = cluster(2, node_options=[["--transport", "verbs", "--device", ",".join(ends)] for ends in CABLE_ENDS])
+    contents = contents_of(2, 2_000_000)
+    ranks = save_everywhere(nodes, "first", 1, contents)
+    for rope in ranks:
+        rope.wait(1, Level.COMMITTED)
+        rope.close()
+    check_everywhere(nodes, "second", 1, contents)

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which transport nodes use, what they say of it, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import pytest
+from harness import ROPETEAM, WAIT_S, environment
+
+from ropeteam import Level
+
+TCP = "tcp;ofi_rxm"
+
+
+def devices(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(ROPETEAM), "devices", *arguments],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+
+
+def fabrics() -> dict[str, dict]:
+    return {each["transport"]: each for each in json.loads(devices("--json").stdout)["transports"]}
+
+
+def usable(transport: str) -> None:
+    missing = fabrics()[transport]["missing"]
+    if missing:
+        pytest.skip(f"{transport}: {missing}")
+
+
+def test_devices_lists_each_transport_or_says_what_is_missing():
+    listed = fabrics()
+    assert set(listed) == {"verbs", "ofi", "ucx"}
+    text = devices().stdout
+    for name, fabric in listed.items():
+        assert bool(fabric["library"]) != bool(fabric["missing"])
+        assert (fabric["library"] or fabric["missing"]) in text
+        for device in fabric["devices"]:
+            assert device["name"] in text, name
+    cuda = json.loads(devices("--json").stdout)["cuda"]
+    assert bool(cuda["library"]) != bool(cuda["missing"])
+    assert f"cuda  {cuda['library'] or 'missing: ' + cuda['missing']}" in text
+    assert devices("--yaml").returncode == 2
+
+
+def test_the_choice_is_in_the_log_and_in_the_status(cluster):
+    usable("ofi")
+    (node,) = cluster(1).nodes
+    daemon = node.status()["daemon"]
+    assert daemon["transport"] == f"ofi/{TCP}"
+    assert daemon["devices"] == "lo"
+    assert daemon["data_address"].startswith(node.address + ":")
+    assert daemon["rdma"] is False
+    assert daemon["rdma_fallback"] == "", "on loopback nothing was passed over"
+    assert f"transport ofi/{TCP} devices lo address {daemon['data_address']}" in node.log_text()
+
+
+def test_a_node_with_another_transport_is_refused_with_both_named_and_disturbs_nobody(cluster):
+    usable("ofi")
+    nodes = cluster(2, options=["--transport", "ofi", "--provider", TCP])
+    ranks = [nodes[rank].open(rank, 2, "life") for rank in range(2)]
+    nodes[1].options = ["--transport", "ofi", "--provider", "sockets"]
+    nodes[1].kill()
+    nodes.wait_members(1)
+    nodes[1].start(wait=False)
+    assert nodes[1].process.wait(WAIT_S) == 3
+    refused = nodes[1].log_text()
+    nodes[1].process = None
+    assert "node-1 moves bytes by ofi/sockets" in refused
+    assert f"by ofi/{TCP}" in refused
+    nodes[1].options = ["--transport", "ofi", "--provider", TCP]
+    nodes[1].start()
+    nodes.wait_members(2)
+    for rope in ranks:
+        rope.close()
+    again = [nodes[rank].open(rank, 2, "next") for rank in range(2)]
+    for rope in again:
+        rope.save(1, {"data": b"x" * 100_000})
+    for rope in again:
+        rope.wait(1, Level.COMMITTED)
+        rope.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--transport", "pigeon"], "pigeon"),
+        (["--transport", "verbs", "--device", "pigeon_0"], "verbs"),
+        (["--transport", "ucx", "--device", "pigeon0"], "ucx"),
+        (["--transport", "ofi", "--device", "pigeon0"], "pigeon0"),
+        (["--transport", "ofi", "--provider", "pigeon"], "pigeon"),
+    ],
+)
+def test_what_is_not_there_is_an_error_that_names_it(run_ropeteam, options, says):
+    done = run_ropeteam("true", options=["--job", "test", *options])
+    assert done.returncode != 0
+    assert says in done.stderr
+
+
+def test_require_rdma_does_not_start_where_bytes_would_go_over_tcp(run_ropeteam):
+    cards = [d for fabric in fabrics().values() for d in fabric["devices"] if d["rdma"] and not d["unusable"]]
+    if cards:
+        pytest.skip(f"this machine has RDMA: {cards[0]['name']}")
+    done = run_ropeteam("true", options=["--job", "test", "--require-rdma"])
+    assert done.returncode != 0
+    assert "RDMA is required" in done.stderr
+    assert "verbs" in done.stderr
+
+
+def test_a_job_over_ucx_survives_a_node(cluster):
+    usable("ucx")
+    nodes = cluster(4, options=["--transport", "ucx"])
+    daemon = nodes[0].status()["daemon"]
+    assert (daemon["transport"], daemon["devices"]) == ("ucx", "lo"), "and nothing that others could reach"
+    ranks = [nodes[rank].open(rank, 4, "first") for rank in range(4)]
+    contents = [bytes([rank]) * (3_000_000 + rank) for rank in range(4)]
+    for rope, content in zip(ranks, contents):
+        rope.save(1, {"data": content})
+    for rope in ranks:
+        rope.wait(1, Level.COMMITTED)
+        rope.close()
+    nodes[2].kill(drop_memory=True)
+    nodes.wait_members(3)
+    nodes[2].start()
+    nodes.wait_members(4)
+    again = [nodes[rank].open(rank, 4, "second") for rank in range(4)]
+    for rope, content in zip(again, contents):
+        assert rope.latest().step == 1
+        assert rope.load()["data"] == content
+    for rope in again:
+        rope.close()
+
+
+def test_registrations_do_not_grow_with_saves(cluster):
+    nodes = cluster(2)
+    ranks = [nodes[rank].open(rank, 2, "life") for rank in range(2)]
+
+    def registrations() -> list[int]:
+        return [
+            json.loads(
+                subprocess.run(
+                    [str(ROPETEAM), "status", "--json", "--local", "--socket", node.socket],
+                    env=environment(),
+                    capture_output=True,
+                    text=True,
+                    timeout=WAIT_S,
+                    check=True,
+                ).stdout
+            )["transport"]["registrations"]
+            for node in nodes.nodes
+        ]
+
+    before = registrations()
+    assert before == [1, 1], "one for each device and arena"
+    for step in range(1, 6):
+        for rope in ranks:
+            rope.save(step, {"data": bytes([step]) * 2_000_000})
+        for rope in ranks:
+            rope.wait(step, Level.COMMITTED)
+    assert registrations() == before
+    for rope in ranks:
+        rope.close()
