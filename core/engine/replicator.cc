@@ -138,6 +138,13 @@ void Replicator::Advance(SourceId id) {
   Context& context = parts_.context;
 
   std::erase_if(source.done, [&](NodeId node) { return !context.view.Contains(node); });
+  // Before targets are chosen: another takes the place of who has gone at once.
+  for (auto& [copy_id, copy] : source.copies)
+    if (copy.state != State::kDropping && !context.view.Contains(copy.target))
+      Drop(&source, &copy, "it left the view");
+  // What was ordered is not tried a second time: that it failed is remembered.
+  if (source.ordered_target == kNoNode)
+    std::erase_if(source.avoid_until, [&](const auto& avoid) { return avoid.second <= context.now; });
   if (!source.ending && source.sealed && source.done.size() >= source.wanted) {
     const ShardId shard = source.shard;
     const bool own = source.ordered_target == kNoNode;
@@ -189,9 +196,7 @@ void Replicator::ChooseTargets(SourceId id, Source* source) {
   }
   for (const NodeId target : candidates) {
     if (active >= source->wanted) break;
-    const auto avoid = source->avoid_until.find(target);
-    if (busy.contains(target) || (avoid != source->avoid_until.end() && avoid->second > context.now))
-      continue;
+    if (busy.contains(target) || source->avoid_until.contains(target)) continue;
     Copy copy;
     copy.id = {context.config.self, next_copy_++};
     copy.target = target;
@@ -209,9 +214,6 @@ void Replicator::ChooseTargets(SourceId id, Source* source) {
 
 void Replicator::AdvanceCopy(SourceId id, Source* source, Copy* copy) {
   Context& context = parts_.context;
-  if (copy->state != State::kDropping && !context.view.Contains(copy->target))
-    Drop(source, copy, "it left the view");
-
   if (copy->state == State::kDropping) {
     if (copy->outstanding != 0) return;
     context.Send(copy->target, ReplicaAbort{copy->id, copy->put_failed});
@@ -402,8 +404,9 @@ TimeUs Replicator::NextTimer() const {
       if (copy.state == State::kSending && !copy.sealed_already &&
           ChunkCount(copy.extents) < source.crcs.size())
         due = std::min(due, copy.next_send);
-    for (const auto& [node, until] : source.avoid_until)
-      if (until > parts_.context.now) due = std::min(due, until);
+    // Due until OnTimer() has seen to it, however late that comes and whatever comes before.
+    if (source.ending) continue;
+    for (const auto& [node, until] : source.avoid_until) due = std::min(due, until);
   }
   return due;
 }

@@ -752,6 +752,31 @@ TEST_F(Story, AHolderLosesItsMemoryBeforeTheCommit) {
   EXPECT_TRUE(Wait(1, 2, 0, Level::kCommitted).ok()) << Trouble();
 }
 
+// A put fails, and the holder is to be tried again a little later. When it is time the timer comes late and
+// other inputs come before it: the copy is made nevertheless.
+TEST_F(Story, ALateTimerForgetsNoCopy) {
+  options_.timer_late_max_us = 20 * kMs;
+  StartNodes(2);
+  StartWorld(1);
+  SaveEverywhere(1, 1);
+  ASSERT_EQ(LeaderHost(), 0u);  // whose timers never rest while a copy is missing
+  cluster_->on_transfer = [&](const Transfer& transfer) {
+    if (transfer.initiator != 1) return;
+    cluster_->on_transfer = nullptr;
+    cluster_->network().Cut(1, 0, cluster_->now() + 1 * kMs);
+  };
+  ASSERT_TRUE(Save(1, 2, 1).ok());
+  Client::Identity identity;
+  identity.host = 1;
+  for (int asked = 0; asked < 600; ++asked) {
+    Client person(cluster_.get(), identity);
+    person.Report(1 * kSecond, [](const Status&, const ClusterReport&) {});
+    cluster_->RunFor(2 * kMs);
+    person.Close();
+  }
+  EXPECT_TRUE(Until([&] { return HoldersBeside(1, ShardOf(1, 2, 1)).size() == 1; })) << Trouble();
+}
+
 // Without names for lives: a hello crosses a stuck link and arrives when its process is long dead and the
 // next launch has begun. It takes no seat for good, and ends nobody's life.
 TEST_F(Story, ALateHelloOfTheDeadEndsNoLife) {
