@@ -169,6 +169,10 @@ void Checker::JudgeDrop(const Host& host, const ShardId& id, Role role) {
     pinned = newest.answered && !newest.completed && newest.answer == step;
   }
   if (broken || !(pinned || Committed(step)) || Retired(step)) return;
+  // A leader that its members have left may have judged a step committed and told nobody but its own node,
+  // which holds one of the copies that made it so. Those who cannot know of it keep it while it is the
+  // newest, and need it no more when they have a newer one: what they fall back to is what they know.
+  if (!pinned && !HeardOfInViewOf(host, step) && SaidToBeCommittedBeyond(host, step)) return;
   std::set<size_t> others;
   for (const auto& [place, other] : shard.copies) {
     if (place.host == host.index || other.fate == Fate::kDropped) continue;
@@ -221,6 +225,19 @@ bool Checker::Committed(const StepId& step) const { return committed_.contains(s
 std::optional<StepId> Checker::newest_committed() const {
   if (committed_.empty()) return std::nullopt;
   return committed_.rbegin()->first;
+}
+
+bool Checker::HeardOfInViewOf(const Host& host, const StepId& step) const {
+  const auto heard = heard_.find(step);
+  if (heard == heard_.end()) return false;
+  return std::any_of(hosts_.begin(), hosts_.end(), [&](const auto& member) {
+    return host.view.Contains(member->id) && heard->second.contains(PlaceOf(*member));
+  });
+}
+
+bool Checker::SaidToBeCommittedBeyond(const Host& host, const StepId& step) const {
+  return std::any_of(heard_.upper_bound(step), heard_.end(),
+                     [&](const auto& heard) { return heard.second.contains(PlaceOf(host)); });
 }
 
 bool Checker::Retired(const StepId& step) const {
@@ -393,6 +410,7 @@ void Checker::OnEvent(const Host& host, const LevelEvent& event) {
   }
   if (event.level != Level::kCommitted || event.shard.rank != LevelEvent::kNoRank) return;
   const StepId step = StepOf(event.shard);
+  heard_[step].insert(PlaceOf(host));
   if (Committed(step)) return;
   ++statistics_.committed;
   CheckCommitted(host, step);

@@ -171,6 +171,10 @@ class Checker {
   void CheckCommitted(const Host& host, const StepId& step);
   // Some rank has gone on to a later step without a shard of this one: it will never be complete.
   bool Dead(const StepId& step) const;
+  // Whether any member of the host's view has ever heard that it is committed; marks outlive daemons.
+  bool HeardOfInViewOf(const Host& host, const StepId& step) const;
+  // Whether this host has ever heard that a newer step is.
+  bool SaidToBeCommittedBeyond(const Host& host, const StepId& step) const;
   // Nobody needs it any more: dead, of a former life, or older than what is committed.
   bool Superseded(const StepId& step) const;
   const Shard* Find(const ShardId& id) const;
@@ -199,7 +203,8 @@ class Checker {
   std::vector<std::pair<ShardId, Role>> to_judge_;
   std::map<ShardId, Shard> shards_;
   std::map<StepId, TimeUs> committed_;
-  std::set<StepId> offered_;  // ever the answer of `latest`
+  std::map<StepId, std::set<Place>> heard_;  // where it has been said that the step is committed
+  std::set<StepId> offered_;                 // ever the answer of `latest`
   std::map<Incarnation, Life> lives_;
   std::map<std::pair<Incarnation, Rank>, Step> begun_;  // the highest step that the rank has begun to save
   std::map<size_t, std::map<uint32_t, std::pair<SessionId, SaveId>>> grants_;  // by host and chunk

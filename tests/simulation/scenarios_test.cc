@@ -777,6 +777,39 @@ TEST_F(Story, ALateTimerForgetsNoCopy) {
   EXPECT_TRUE(Until([&] { return HoldersBeside(1, ShardOf(1, 2, 1)).size() == 1; })) << Trouble();
 }
 
+// The leader judges a step committed and is cut off before it has told anybody; its node holds one of the
+// copies that made it so. The others know the step for a complete one, not for a committed one: it is what
+// they would restore until they have a newer one.
+TEST_F(Story, ACommitThatOnlyACutOffLeaderKnows) {
+  StartNodes(3);
+  ASSERT_EQ(LeaderHost(), 0u);
+  StartWorld(1, {1, 2});
+  SaveEverywhere(1, 1);
+  SaveEverywhere(1, 2);
+  ASSERT_EQ(HoldersBeside(2, ShardOf(1, 2, 1)), std::vector<size_t>{0});
+  cluster_->on_event = [&](size_t host, const LevelEvent& event) {
+    if (host != 0 || event.level != Level::kCommitted || event.shard.step != 3) return;
+    for (const size_t other : {size_t{1}, size_t{2}, kCoordinatorHost}) {
+      cluster_->network().Cut(0, other, kForever);
+      cluster_->network().Cut(other, 0, kForever);
+    }
+  };
+  // The copy that its owner makes in place of the lost one takes a while.
+  cluster_->on_transfer = [&](const Transfer& transfer) {
+    if (transfer.initiator != 2 || transfer.target != 1) return;
+    cluster_->on_transfer = nullptr;
+    cluster_->network().Cut(2, 1, cluster_->now() + 1 * kMs);
+  };
+  for (Rank rank = 0; rank < 2; ++rank) ASSERT_TRUE(Save(1, 3, rank).ok());
+  ASSERT_TRUE(Until([&] { return cluster_->host(1).view.members.size() == 2 && !cluster_->on_transfer; }));
+  EXPECT_EQ(cluster_->checker().newest_committed(), StepIn(1, 3));
+  EXPECT_EQ(LatestStep(1, 0), 3u);
+  for (Rank rank = 0; rank < 2; ++rank) ASSERT_TRUE(Save(1, 4, rank).ok());
+  EXPECT_TRUE(Wait(1, 4, 0, Level::kCommitted).ok()) << Trouble();
+  for (const Step step : {2u, 4u}) EXPECT_TRUE(Holds(1, ShardOf(1, step, 0))) << step;
+  EXPECT_FALSE(Holds(1, ShardOf(1, 3, 0)));
+}
+
 // Without names for lives: a hello crosses a stuck link and arrives when its process is long dead and the
 // next launch has begun. It takes no seat for good, and ends nobody's life.
 TEST_F(Story, ALateHelloOfTheDeadEndsNoLife) {
