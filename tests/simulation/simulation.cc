@@ -16,6 +16,9 @@ const Cluster* running = nullptr;
 
 // Detection, a view, inventories: a cluster that is left alone is of one mind within this.
 constexpr TimeUs kOneViewUs = 15 * kSecond;
+// Just healed, all may have one view from before the trouble, and one of them is about to be missed: a member
+// is silent for 1 s before it is out, and a coordinator that has returned waits for its members as long.
+constexpr TimeUs kMissedUs = 3 * kSecond;
 constexpr TimeUs kRedundancyUs = 60 * kSecond;
 constexpr TimeUs kAdminUs = 5 * kSecond;
 // What is costly to ask, over all copies of all nodes, is asked so often.
@@ -82,13 +85,19 @@ class Simulation {
     cluster_.Heal();
     launcher_.KillZombies();
     launcher_.Hold(options_.pause_to_heal);
-    if (!cluster_.RunUntil([this] { return cluster_.AllInOneView(); }, kOneViewUs, 1 * kMs))
-      return checker().Fail("the cluster has healed, and its nodes do not come to one view");
+    if (options_.pause_to_heal) cluster_.RunFor(kMissedUs);
+    if (!AwaitOneView()) return;
     if (options_.pause_to_heal) {
       RestoreRedundancy();
       launcher_.Hold(false);
     }
     if (!options_.starved) Progress();
+  }
+
+  bool AwaitOneView() {
+    if (cluster_.RunUntil([this] { return cluster_.AllInOneView(); }, kOneViewUs, 1 * kMs)) return true;
+    checker().Fail("the cluster has healed, and its nodes do not come to one view");
+    return false;
   }
 
   // Nobody saves: what is kept must get its copies back, and whatever bit has flipped must be found by a
@@ -143,7 +152,8 @@ class Simulation {
       host.store->CheckInvariants();
     }
     checker().CheckAllBytes();
-    if (checker().failed()) return;
+    cluster_.RunFor(kMissedUs);
+    if (checker().failed() || !AwaitOneView()) return;
     Report();
     if (!options_.starved) Verify(nullptr);
   }
