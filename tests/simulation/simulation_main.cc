@@ -3,6 +3,7 @@
 // ropeteam-simulation: runs seeds, says which one broke a promise and how to run it again. See
 // docs/testing.md.
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <csignal>
@@ -231,6 +232,7 @@ int KeepGoing(const Arguments& arguments, Totals* totals) {
       return 2;
     }
     if (child == 0) {
+      prctl(PR_SET_PDEATHSIG, SIGKILL);  // whoever stops the campaign means this process too
       RunSeeds(arguments, totals);
       std::fflush(nullptr);
       _exit(0);
