@@ -67,7 +67,7 @@ void Declare(CLI::App& app, Texts& t) {
       "--device", t.device,
       "network interface or fabric devices, comma-separated, as --list-devices names them [the transport's "
       "choice]");
-  app.add_option("--gid-index", t.gid_index, "verbs: entry of the port's GID table [RoCE v2 preferred]");
+  app.add_option("--gid-index", t.gid_index, "verbs, ucx: entry of the port's GID table [RoCE v2 preferred]");
   app.add_flag("--require-rdma", t.require_rdma, "do not start where the bytes would go over TCP");
   app.add_flag("--list-devices", t.list_devices, "print what each transport sees on this machine, and exit");
   app.add_flag("--json", t.json, "with --list-devices: as JSON");
@@ -178,9 +178,9 @@ Status CheckFabric(const Texts& t, Options* o) {
   }
   if (!t.gid_index.empty()) {
     ROPETEAM_RETURN_IF_ERROR(Count("--gid-index", t.gid_index, 0, kGidIndexMax, &o->gid_index));
-    if (o->transport != "auto" && o->transport != "verbs")
-      return Error(Code::kInvalidArgument, "--gid-index %d goes with --transport verbs, not %s", o->gid_index,
-                   t.transport.c_str());
+    if (o->transport == "ofi")
+      return Error(Code::kInvalidArgument, "--gid-index %d goes with --transport verbs or ucx, not %s",
+                   o->gid_index, t.transport.c_str());
   }
   o->require_rdma = t.require_rdma;
   return OkStatus();

@@ -152,7 +152,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadCase{{"--job=j", "--device", ",mlx5_0"}, "--device", "1 to 16 names"},
         BadCase{{"--job=j", "--device", "1,2,3,4,5,6,7,8,9,a,b,c,d,e,f,g,h"}, "--device", "1 to 16 names"},
         BadCase{{"--job=j", "--gid-index", "256"}, "--gid-index", "from 0 to 255"},
-        BadCase{{"--job=j", "--transport=ucx", "--gid-index", "1"}, "--gid-index", "--transport verbs"},
+        BadCase{{"--job=j", "--transport=ofi", "--gid-index", "1"}, "--gid-index", "--transport verbs"},
         BadCase{{"--job=j", "--json"}, "--json", "--list-devices"},
         BadCase{{"--job=j", "--dead-after-ms", "10"}, "--dead-after-ms", "from 40"},
         BadCase{{"--job=j", "--heartbeat-ms", "300"}, "--heartbeat-ms 300", "at most 250"},
