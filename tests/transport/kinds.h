@@ -17,8 +17,9 @@
 namespace ropeteam::test {
 
 struct TransportKind {
-  std::string name;    // of the tests: "ofi_tcp"
-  std::string absent;  // why it cannot run on this machine, for a printed skip; empty: it can
+  std::string name;  // of the tests: "ofi_tcp"
+  // Why it cannot run on this machine, for a printed skip; empty: it can. Looking may take a second.
+  std::function<std::string()> absent = [] { return std::string(); };
   // `address` is what a former peer said of itself (RemotePeer::name), to come back under it where a fabric
   // has such addresses; empty: a fresh one.
   std::function<Result<std::unique_ptr<Transport>>(const std::string& address)> make;
@@ -31,21 +32,23 @@ struct TransportKind {
   bool names_refusals = false;
   // A card serves the memory of a process that is stopped, so that nothing there holds an operation up.
   bool serves_stopped = false;
-  // An operation on a region that its owner has given up fails. Where false its bytes land there: the memory is still
-  // mapped, and nothing checks the key.
+  // An operation on a region that its owner has given up fails. Where false its bytes land there: the memory
+  // is still mapped, and nothing checks the key.
   bool refuses_revoked = true;
+  // Why a peer that dies or refuses never shows, for a printed skip; empty: it does.
+  std::string deaf;
   // From a peer's death to the last of its completions. The default is what transport.h promises of a fabric
   // that notices at once; one that notices by silence takes its own timeouts longer.
   uint64_t gone_within_ms = 100;
   std::string describes = "";  // a part of Describe()
 };
 
+// Each lists its own, also those that cannot run here; their names begin with the transport's.
 std::vector<TransportKind> OfiKinds();
 std::vector<TransportKind> VerbsKinds();
 std::vector<TransportKind> UcxKinds();
-// All of them, also those that cannot run here.
 std::vector<TransportKind> AllKinds();
-// nullptr: no such kind.
+// nullptr: no such kind. Looks at nothing but this one.
 const TransportKind* FindKind(const std::string& name);
 
 }  // namespace ropeteam::test

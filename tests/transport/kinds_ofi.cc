@@ -1,24 +1,89 @@
 // SPDX-License-Identifier: Apache-2.0
 
+#include <fstream>
+
 #include "tests/transport/kinds.h"
+#include "transport/fabrics.h"
 #include "transport/ofi/ofi_transport.h"
 
 namespace ropeteam::test {
 namespace {
 
-TransportKind Tcp(const std::string& name, bool shared_endpoint) {
+// Where nothing tells a dead peer from a busy one but its silence: 1 s, and a crowded, emulated machine.
+constexpr uint64_t kSilentWithinMs = 8'000;
+
+TransportKind Kind(const std::string& name, const OfiConfig& config) {
   TransportKind kind;
   kind.name = name;
-  kind.make = [shared_endpoint](const std::string& address) {
-    OfiConfig config;
-    config.shared_endpoint = shared_endpoint;
-    if (!address.empty()) config.listen_address = address;
-    return CreateOfiTransport(config);
+  kind.make = [config](const std::string& address) {
+    OfiConfig own = config;
+    if (!address.empty()) own.listen_address = address;
+    return CreateOfiTransport(own);
   };
+#ifndef ROPETEAM_HAVE_OFI
+  kind.absent = [] { return "this build is without libfabric"; };
+#endif
+  return kind;
+}
+
+TransportKind Tcp(const std::string& name, bool shared_endpoint) {
+  OfiConfig config;
+  config.shared_endpoint = shared_endpoint;
+  TransportKind kind = Kind(name, config);
   kind.cancels_one_peer = !shared_endpoint;
   kind.describes = "tcp;ofi_rxm on lo 127.0.0.1:";
-#ifndef ROPETEAM_HAVE_OFI
-  kind.absent = "this build is without libfabric";
+  return kind;
+}
+
+TransportKind TwoRails() {
+  OfiConfig config;
+  config.listen_address = "127.0.0.1,127.0.0.2";
+  TransportKind kind = Kind("ofi_tcp_two_rails", config);
+  kind.describes = "tcp;ofi_rxm on lo 127.0.0.1:";
+  return kind;
+}
+
+TransportKind Shm() {
+  OfiConfig config;
+  config.provider = "shm";
+  TransportKind kind = Kind("ofi_shm", config);
+  kind.describes = "shm";
+  kind.name_of = [](const Transport&) { return "shm"; };
+  kind.cancels_one_peer = false;
+  kind.deaf =
+      "libfabric's shm neither notices a peer's death nor answers an operation that it refuses: "
+      "transport/ofi/libfabric.md";
+  return kind;
+}
+
+// The network interface below the first RDMA device; empty: there is none.
+std::string RdmaInterface() {
+  for (const FabricDevice& device : ListVerbsDevices().devices) {
+    std::ifstream file("/sys/class/infiniband/" + device.name + "/ports/1/gid_attrs/ndevs/0");
+    std::string interface;
+    if (device.unusable.empty() && file >> interface) return interface;
+  }
+  return "";
+}
+
+TransportKind Verbs() {
+  OfiConfig config;
+  config.provider = "verbs;ofi_rxm";
+  config.listen_address = "";
+  TransportKind kind = Kind("ofi_verbs", config);
+  kind.make = [config](const std::string& address) {
+    OfiConfig own = config;
+    if (address.empty())
+      own.device = RdmaInterface();
+    else
+      own.listen_address = address;
+    return CreateOfiTransport(own);
+  };
+  kind.describes = "verbs;ofi_rxm on ";
+  kind.serves_stopped = true;
+  kind.gone_within_ms = kSilentWithinMs;
+#ifdef ROPETEAM_HAVE_OFI
+  kind.absent = [] { return RdmaInterface().empty() ? "no RDMA device with a network interface" : ""; };
 #endif
   return kind;
 }
@@ -26,7 +91,7 @@ TransportKind Tcp(const std::string& name, bool shared_endpoint) {
 }  // namespace
 
 std::vector<TransportKind> OfiKinds() {
-  return {Tcp("ofi_tcp", false), Tcp("ofi_tcp_shared_endpoint", true)};
+  return {Tcp("ofi_tcp", false), Tcp("ofi_tcp_shared_endpoint", true), TwoRails(), Shm(), Verbs()};
 }
 
 }  // namespace ropeteam::test

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include "tests/transport/kinds.h"
+#include "transport/fabrics.h"
 #include "transport/ucx/ucx_transport.h"
 
 namespace ropeteam::test {
@@ -12,9 +13,16 @@ TransportKind Kind(const std::string& name, const UcxConfig& config) {
   kind.make = [config](const std::string&) { return CreateUcxTransport(config); };
   // A node of UCX's has no address that it could come back under.
   kind.name_of = [](const Transport&) { return "ucx"; };
-  const auto made = kind.make("");
-  if (!made.ok()) kind.absent = made.status().message();
+#ifndef ROPETEAM_HAVE_UCX
+  kind.absent = [] { return "this build is without UCX"; };
+#endif
   return kind;
+}
+
+bool SeesRdma() {
+  for (const FabricDevice& device : ListUcxDevices().devices)
+    if (device.rdma) return true;
+  return false;
 }
 
 }  // namespace
@@ -30,6 +38,9 @@ std::vector<TransportKind> UcxKinds() {
   TransportKind rc = Kind("ucx_rc", {.transports = "rc,self", .gid_index = 0});
   rc.describes = "rc_verbs/";
   rc.serves_stopped = true;
+#ifdef ROPETEAM_HAVE_UCX
+  rc.absent = [] { return SeesRdma() ? "" : "UCX sees no RDMA device"; };
+#endif
   return {shm, tcp, rc};
 }
 

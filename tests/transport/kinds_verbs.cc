@@ -19,7 +19,8 @@ std::vector<std::string> UsableDevices() {
   return names;
 }
 
-TransportKind Kind(const std::string& name, std::vector<std::string> devices) {
+// The first `rails` usable devices.
+TransportKind Kind(const std::string& name, size_t rails) {
   TransportKind kind;
   kind.name = name;
   kind.describes = "verbs on ";
@@ -28,32 +29,27 @@ TransportKind Kind(const std::string& name, std::vector<std::string> devices) {
   kind.gone_within_ms = kGoneWithinMs;
   // Every other transport has its devices the other way round, so that with the two ends of one cable (see
   // scripts/soft-roce) what is sent by one goes over the cable.
-  kind.make = [devices](const std::string&) {
+  kind.make = [rails](const std::string&) {
     static std::atomic<uint32_t> made{0};
-    VerbsConfig config{devices, -1};
-    if (made++ % 2 == 1) std::swap(config.devices.front(), config.devices.back());
+    static const std::vector<std::string> usable = UsableDevices();
+    VerbsConfig config;
+    config.devices.assign(usable.begin(),
+                          usable.begin() + static_cast<ptrdiff_t>(std::min(rails, usable.size())));
+    if (made++ % 2 == 1 && rails > 1) std::swap(config.devices.front(), config.devices.back());
     return CreateVerbsTransport(config);
+  };
+  kind.absent = [rails]() -> std::string {
+    const std::vector<std::string> usable = UsableDevices();
+    if (usable.size() >= rails) return "";
+    if (!usable.empty()) return "this machine has one usable device, " + usable[0];
+    const auto none = CreateVerbsTransport({});
+    return none.ok() ? "no device" : none.status().message();
   };
   return kind;
 }
 
 }  // namespace
 
-std::vector<TransportKind> VerbsKinds() {
-  const std::vector<std::string> devices = UsableDevices();
-  TransportKind one = Kind("verbs", {});
-  TransportKind two = Kind("verbs_two_rails", {});
-  if (devices.empty()) {
-    const auto made = CreateVerbsTransport({});
-    one.absent = two.absent = made.ok() ? "no device" : made.status().message();
-    return {one, two};
-  }
-  one = Kind("verbs", {devices[0]});
-  if (devices.size() < 2)
-    two.absent = "this machine has one usable device, " + devices[0];
-  else
-    two = Kind("verbs_two_rails", {devices[0], devices[1]});
-  return {one, two};
-}
+std::vector<TransportKind> VerbsKinds() { return {Kind("verbs", 1), Kind("verbs_two_rails", 2)}; }
 
 }  // namespace ropeteam::test

@@ -7,8 +7,8 @@
 #include <errno.h>
 #include <sys/resource.h>
 
+#include "transport/rails.h"
 #include "transport/verbs/device.h"
-#include "transport/verbs/rails.h"
 
 namespace ropeteam::verbs {
 namespace {

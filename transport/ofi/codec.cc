@@ -6,12 +6,15 @@
 #include <utility>
 
 #include "core/base/view.h"
+#include "transport/parcel.h"
 
 namespace ropeteam::ofi {
 namespace {
 
-constexpr uint32_t kAddressMagic = 0x61745452;  // "RTta"
-constexpr uint32_t kKeyMagic = 0x6b745452;      // "RTtk"
+constexpr uint32_t kAddressMagic = 0x61745452;       // "RTta"
+constexpr uint32_t kKeyMagic = 0x6b745452;           // "RTtk"
+constexpr uint32_t kRailsAddressMagic = 0x61725452;  // "RTra"
+constexpr uint32_t kRailsKeyMagic = 0x6b725452;      // "RTrk"
 constexpr uint32_t kVersion = 1;
 constexpr size_t kBytesMax = kAddressBytesMax / 2;  // Transport::LocalAddress and ExportRegion promise it
 constexpr size_t kChecksumBytes = sizeof(uint64_t);
@@ -151,6 +154,72 @@ Status Decode(std::string_view bytes, RegionKey* key) {
   if (!reader.Finished())
     return Error(Code::kInvalidArgument, "ofi region key of %zu bytes is malformed", bytes.size());
   *key = decoded;
+  return OkStatus();
+}
+
+std::string Encode(const RailsAddress& address) {
+  ParcelWriter writer(kRailsAddressMagic, kVersion);
+  writer.Number(address.instance);
+  writer.Number(address.address_format);
+  writer.Text(address.provider);
+  writer.Number(static_cast<uint8_t>(address.rails.size()));
+  for (const RailsAddress::Rail& rail : address.rails) {
+    writer.Number(rail.hello_address);
+    writer.Number(rail.hello_key);
+    writer.Text(rail.name);
+    writer.Number(rail.link_mbps);
+  }
+  return std::move(writer).Finish();
+}
+
+std::string Encode(const RailsKey& key) {
+  ParcelWriter writer(kRailsKeyMagic, kVersion);
+  writer.Number(key.instance);
+  writer.Number(key.base);
+  writer.Number(key.length);
+  writer.Number(static_cast<uint8_t>(key.keys.size()));
+  for (const uint64_t each : key.keys) writer.Number(each);
+  return std::move(writer).Finish();
+}
+
+Status Decode(std::string_view bytes, RailsAddress* address) {
+  ParcelReader reader(bytes, kRailsAddressMagic, kVersion, "ofi address of several devices");
+  RailsAddress decoded;
+  decoded.instance = reader.Number<uint64_t>();
+  decoded.address_format = reader.Number<uint32_t>();
+  decoded.provider = reader.Text();
+  const size_t count = reader.Number<uint8_t>();
+  bool whole = count > 0 && count <= kRailsMax && decoded.instance != 0;
+  for (size_t i = 0; i < count && whole; i++) {
+    RailsAddress::Rail rail;
+    rail.hello_address = reader.Number<uint64_t>();
+    rail.hello_key = reader.Number<uint64_t>();
+    rail.name = reader.Text();
+    rail.link_mbps = reader.Number<uint32_t>();
+    whole = !rail.name.empty();
+    decoded.rails.push_back(std::move(rail));
+  }
+  ROPETEAM_RETURN_IF_ERROR(reader.Finish());
+  if (!whole)
+    return Error(Code::kInvalidArgument, "ofi address of several devices, %zu bytes, is malformed",
+                 bytes.size());
+  *address = std::move(decoded);
+  return OkStatus();
+}
+
+Status Decode(std::string_view bytes, RailsKey* key) {
+  ParcelReader reader(bytes, kRailsKeyMagic, kVersion, "ofi region key of several devices");
+  RailsKey decoded;
+  decoded.instance = reader.Number<uint64_t>();
+  decoded.base = reader.Number<uint64_t>();
+  decoded.length = reader.Number<uint64_t>();
+  const size_t count = reader.Number<uint8_t>();
+  for (size_t i = 0; i < count && i < kRailsMax; i++) decoded.keys.push_back(reader.Number<uint64_t>());
+  ROPETEAM_RETURN_IF_ERROR(reader.Finish());
+  if (decoded.keys.empty())
+    return Error(Code::kInvalidArgument, "ofi region key of several devices, %zu bytes, is malformed",
+                 bytes.size());
+  *key = std::move(decoded);
   return OkStatus();
 }
 

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "core/base/status.h"
 
@@ -33,10 +34,37 @@ struct RegionKey {
   uint64_t length = 0;
 };
 
+// A transport over several endpoints: what differs between them, and once what does not.
+struct RailsAddress {
+  struct Rail {
+    uint64_t hello_address = 0, hello_key = 0;
+    std::string name;
+    uint32_t link_mbps = 0;
+  };
+  uint64_t instance = 0;
+  uint32_t address_format = 0;
+  std::string provider;
+  std::vector<Rail> rails;  // 1 to kRailsMax
+};
+
+struct RailsKey {
+  uint64_t instance = 0;
+  uint64_t base = 0;
+  uint64_t length = 0;
+  std::vector<uint64_t> keys;  // one a rail
+};
+
+// Endpoints of one transport: eight of EFA's, with names of 32 bytes, fit into an address.
+inline constexpr size_t kRailsMax = 8;
+
 std::string Encode(const EndpointAddress& address);
 std::string Encode(const RegionKey& key);
+std::string Encode(const RailsAddress& address);
+std::string Encode(const RailsKey& key);
 Status Decode(std::string_view bytes, EndpointAddress* address);
 Status Decode(std::string_view bytes, RegionKey* key);
+Status Decode(std::string_view bytes, RailsAddress* address);
+Status Decode(std::string_view bytes, RailsKey* key);
 
 }  // namespace ropeteam::ofi
 

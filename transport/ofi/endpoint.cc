@@ -15,12 +15,18 @@
 
 #include "core/base/log.h"
 #include "transport/ofi/internal.h"
+#include "transport/ofi/rails.h"
 
 namespace ropeteam {
 
 Result<std::unique_ptr<Transport>> CreateOfiTransport(const OfiConfig& config) {
   SetOfiEnvironment();
-  return ofi::OfiTransport::Create(config);
+  const std::vector<OfiConfig> rails = ofi::RailsOf(config);
+  if (!rails.empty()) return ofi::OfiRails::Create(rails);
+  Result<std::unique_ptr<ofi::OfiTransport>> made = ofi::OfiTransport::Create(config);
+  if (!made.ok()) return made.status();
+  LOG_INFO("transport %s", (*made)->Describe().c_str());
+  return std::unique_ptr<Transport>(std::move(made).value());
 }
 
 void SetOfiEnvironment() {
@@ -29,6 +35,13 @@ void SetOfiEnvironment() {
   setenv("FI_OFI_RXM_MSG_RX_SIZE", "8", 0);
   setenv("FI_OFI_RXM_BUFFER_SIZE", "256", 0);
   setenv("FI_OFI_RXM_EAGER_LIMIT", "256", 0);
+  // Registrations are made once and end when we say so; a cache of them would keep a region that was given up
+  // open to the peers that have its key.
+  setenv("FI_MR_CACHE_MAX_COUNT", "0", 0);
+  // Peers whose completions an endpoint's queue has room for. The default of 256 asks for more entries than
+  // some devices have in a queue (32767 with rxe); an endpoint here has one peer, or serves without
+  // completions.
+  setenv("FI_UNIVERSE_SIZE", "64", 0);
   // ofi_rxm looks after connections at most this often, in microseconds; at the default of 10000 a peer's
   // first operation, and the verdict on a failed one, would take 10 to 20 ms.
   setenv("FI_OFI_RXM_CM_PROGRESS_INTERVAL", "1000", 0);
@@ -104,24 +117,23 @@ uint64_t RandomNumber() {
   return number;
 }
 
-Result<std::unique_ptr<Transport>> OfiTransport::Create(const OfiConfig& config) {
+Result<std::unique_ptr<OfiTransport>> OfiTransport::Create(const OfiConfig& config, uint64_t instance) {
   if (config.operation_bytes == 0 || config.depth == 0 || config.depth > kOfiDepthMax)
     return Error(Code::kInvalidArgument,
                  "ofi: operation of %llu bytes, depth %u: want at least 1, depth at most %u",
                  static_cast<unsigned long long>(config.operation_bytes), config.depth, kOfiDepthMax);
   std::unique_ptr<OfiTransport> transport(new OfiTransport(config));
+  transport->instance_ = instance != 0 ? instance : RandomNumber();
   const Status status = transport->Open();
   if (!status.ok()) {
     LOG_ERROR("transport ofi provider %s listen %s device %s: %s", config.provider.c_str(),
               config.listen_address.c_str(), config.device.c_str(), status.ToString().c_str());
     return status;
   }
-  LOG_INFO("transport %s", transport->Describe().c_str());
-  return std::unique_ptr<Transport>(std::move(transport));
+  return transport;
 }
 
 Status OfiTransport::Open() {
-  instance_ = RandomNumber();
   wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (wake_fd_ < 0) return ErrnoError(errno, "eventfd");
   ROPETEAM_RETURN_IF_ERROR(ChooseInfo());

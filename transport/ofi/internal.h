@@ -192,7 +192,8 @@ struct Peer {
 
 class OfiTransport final : public Transport {
  public:
-  static Result<std::unique_ptr<Transport>> Create(const OfiConfig& config);
+  // `instance`: the number by which peers know this life; 0: a random one.
+  static Result<std::unique_ptr<OfiTransport>> Create(const OfiConfig& config, uint64_t instance = 0);
   ~OfiTransport() override;
 
   const TransportCapabilities& capabilities() const override { return capabilities_; }
@@ -218,6 +219,8 @@ class OfiTransport final : public Transport {
   Counters counters() const override;
 
  private:
+  friend class OfiRails;  // drives several of these as one
+
   explicit OfiTransport(const OfiConfig& config) : config_(config) {}
 
   // endpoint.cc
@@ -255,6 +258,8 @@ class OfiTransport final : public Transport {
   void StepConnecting(Peer* peer, TimeUs now);
   void PostHello(Peer* peer, TimeUs now);
   void Suspect(Peer* peer);
+  void Look(PeerId peer);
+  PeerState StateOf(PeerId peer) const;
   void LookAtFailed(TimeUs now);
   void BreakLink(Peer* peer, TimeUs now);
   void CloseLink(Peer* peer);
@@ -267,7 +272,9 @@ class OfiTransport final : public Transport {
   size_t ReadCompletions(const Queue& queue, size_t reads_max);
   void ReadError(const Queue& queue);
   bool Progress();
-  void Sleep(TimeUs now, uint64_t timeout_us);
+  bool Busy(TimeUs now) const;
+  bool PrepareSleep(TimeUs now, uint64_t* timeout_us, std::vector<pollfd>* items);
+  void FinishSleep(const pollfd* items, size_t count);
   bool ConsumeWake();
 
   const OfiConfig config_;
@@ -321,6 +328,12 @@ class OfiTransport final : public Transport {
 
   std::atomic<uint64_t> registrations_{0}, put_bytes_{0}, get_bytes_{0}, puts_{0}, gets_{0}, failures_{0};
 };
+
+// While work is in sight Wait() spins this long before it sleeps: a sleep and its wake-up cost 20 to 50 µs on a virtual
+// machine, and the next fragment of a transfer in progress is usually nearer than that.
+inline constexpr TimeUs kSpinUs = 100;
+// Until one of them is ready or the time is over; UINT64_MAX: no limit.
+void SleepOn(std::vector<pollfd>* items, uint64_t timeout_us);
 
 TimeUs Now();
 uint64_t RandomNumber();  // never 0

@@ -46,9 +46,12 @@ struct OfiConfig {
   // "10.0.0.3:7000",
   // "[fd00::2]:7000". Port 0 or none: the system chooses. Names are never resolved and 0.0.0.0 is refused.
   // Ignored by providers that have no IP addresses (efa, shm). Empty: the first IPv4 address of `device`.
+  // Several, comma-separated: a rail for each, see `device`.
   std::string listen_address = "127.0.0.1";
   // Network interface ("eth0") or, where there are no IP addresses, libfabric's domain ("rdmap0s6-rdm").
-  // Empty: the one that has listen_address.
+  // Empty: the one that has listen_address; where there are no IP addresses every device, those of the NUMA
+  // node of the calling thread first, at most eight. Several, comma-separated: a rail for each, and operations
+  // are spread over them by what each has to do. Both ends must have rails, or neither.
   std::string device = "";
   uint64_t operation_bytes = kOfiOperationBytesDefault;
   uint32_t depth = kOfiDepthDefault;  // operations in flight to one peer

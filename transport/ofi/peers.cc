@@ -95,6 +95,21 @@ void OfiTransport::Suspect(Peer* peer) {
   failed_.push_back(peer->id);
 }
 
+// Finds out whether the peer is there, at the cost of what is outstanding to it.
+void OfiTransport::Look(PeerId id) {
+  const auto found = peers_.find(id);
+  if (found == peers_.end()) return;
+  if (found->second->state == PeerState::kIdle) StartConnecting(found->second.get(), Now());
+  if (found->second->state == PeerState::kUp) Suspect(found->second.get());
+}
+
+PeerState OfiTransport::StateOf(PeerId id) const {
+  const auto found = peers_.find(id);
+  if (found == peers_.end()) return PeerState::kGone;
+  const bool looking = found->second->failed && found->second->state == PeerState::kUp;
+  return looking ? PeerState::kConnecting : found->second->state;
+}
+
 void OfiTransport::LookAtFailed(TimeUs now) {
   // Looking at one may fail others, which then stand at the end of the list.
   for (size_t i = 0; i < failed_.size(); i++) {

@@ -19,11 +19,8 @@ constexpr size_t kEntriesPerRead = 64;
 // Reads of the queue in one Poll(), so that a flood of completions cannot keep the caller from its other
 // work.
 constexpr size_t kReadsPerPoll = 4;
-// Work seen at most this long ago, ours or a peer's on our memory, is taken to be still going on …
+// Work seen at most this long ago, ours or a peer's on our memory, is taken to be still going on.
 constexpr TimeUs kBusyUs = 1'000;
-// … and then Wait() spins this long before it sleeps: a sleep and its wake-up cost 20 to 50 µs on a virtual
-// machine, and the next fragment of a transfer in progress is usually nearer than that.
-constexpr TimeUs kSpinUs = 100;
 static_assert(kSpinUs < kBusyUs);
 // While a connection is being made its progress comes from our calls, not from events.
 constexpr TimeUs kConnectingSleepUs = 500;
@@ -136,11 +133,16 @@ bool OfiTransport::ConsumeWake() {
   return true;
 }
 
+// Whether the next piece of work is likely to be nearer than a sleep and its wake-up are long.
+bool OfiTransport::Busy(TimeUs now) const {
+  return outstanding_ > 0 || connecting_ > 0 || now - busy_at_ < kBusyUs;
+}
+
 void OfiTransport::Wait(uint64_t timeout_us) {
   if (!completed_.empty() || ConsumeWake()) return;
   TimeUs now = Now();
   const TimeUs deadline = timeout_us > UINT64_MAX - now ? UINT64_MAX : now + timeout_us;
-  if (outstanding_ > 0 || connecting_ > 0 || now - busy_at_ < kBusyUs) {
+  if (Busy(now)) {
     const TimeUs spin_end = std::min(deadline, now + kSpinUs);
     while (now < spin_end) {
       if (Progress() || ConsumeWake()) return;
@@ -148,51 +150,64 @@ void OfiTransport::Wait(uint64_t timeout_us) {
     }
   }
   if (now >= deadline) return;
-  Sleep(now, deadline - now);
+  timeout_us = deadline - now;
+  sleep_items_.clear();
+  if (!PrepareSleep(now, &timeout_us, &sleep_items_)) return;
+  SleepOn(&sleep_items_, timeout_us);
+  FinishSleep(sleep_items_.data(), sleep_items_.size());
 }
 
-void OfiTransport::Sleep(TimeUs now, uint64_t timeout_us) {
-  if (!failed_.empty()) return;
+// Adds what to sleep on, the wake-up first, and shortens the time. False: there is something to do now.
+bool OfiTransport::PrepareSleep(TimeUs now, uint64_t* timeout_us, std::vector<pollfd>* items) {
+  if (!failed_.empty()) return false;
   // No event says when a peer that was told "again" with nothing outstanding may post.
   const bool blocked =
       std::any_of(active_.begin(), active_.end(), [](const Peer* peer) { return peer->blocked_since != 0; });
-  if (connecting_ > 0 || blocked) timeout_us = std::min(timeout_us, kConnectingSleepUs);
+  if (connecting_ > 0 || blocked) *timeout_us = std::min(*timeout_us, kConnectingSleepUs);
   sleep_objects_.clear();
-  sleep_items_.assign(1, {wake_fd_, POLLIN, 0});
-  auto add = [this](const Queue& queue) {
+  items->push_back({wake_fd_, POLLIN, 0});
+  auto add = [this, items](const Queue& queue) {
     if (queue.fd < 0) return;
     sleep_objects_.push_back(&queue.completions->fid);
-    sleep_items_.push_back({queue.fd, POLLIN, 0});
+    items->push_back({queue.fd, POLLIN, 0});
   };
   add(listener_.queue);
   for (Peer* peer : linked_)
     if (peer->outstanding > 0) add(peer->link.queue);
   if (listener_.queue.fd < 0) {
     const bool busy = outstanding_ > 0 || now - busy_at_ < kBusyUs;
-    timeout_us = std::min(timeout_us, busy ? kBlindBusySleepUs : kBlindIdleSleepUs);
-  } else {
-    const int tried =
-        fi_trywait(fabric_.get(), sleep_objects_.data(), static_cast<int>(sleep_objects_.size()));
-    if (tried == -FI_EAGAIN) {
-      busy_at_ = now;
-      Progress();
-      return;
-    }
-    // The provider cannot say whether its descriptors can be trusted: look at intervals, rather than spin for
-    // ever.
-    if (tried != 0) timeout_us = std::min(timeout_us, kBlindIdleSleepUs);
+    *timeout_us = std::min(*timeout_us, busy ? kBlindBusySleepUs : kBlindIdleSleepUs);
+    return true;
   }
-  const timespec timeout{static_cast<time_t>(timeout_us / 1'000'000),
-                         static_cast<long>(timeout_us % 1'000'000 * 1'000)};
-  const int ready = ppoll(sleep_items_.data(), sleep_items_.size(),
-                          timeout_us >= UINT64_MAX / 2 ? nullptr : &timeout, nullptr);
-  const bool woken = ready > 0 && sleep_items_[0].revents != 0;
-  if (ready > (woken ? 1 : 0)) busy_at_ = Now();
-  if (woken) {
+  const int tried = fi_trywait(fabric_.get(), sleep_objects_.data(), static_cast<int>(sleep_objects_.size()));
+  if (tried == -FI_EAGAIN) {
+    busy_at_ = now;
+    Progress();
+    return false;
+  }
+  // The provider cannot say whether its descriptors can be trusted: look at intervals, rather than spin for
+  // ever.
+  if (tried != 0) *timeout_us = std::min(*timeout_us, kBlindIdleSleepUs);
+  return true;
+}
+
+// `items` are those that PrepareSleep() has added.
+void OfiTransport::FinishSleep(const pollfd* items, size_t count) {
+  for (size_t i = 1; i < count; i++)
+    if (items[i].revents != 0) busy_at_ = Now();
+  if (items[0].revents != 0) {
     wake_.store(true);  // so that the descriptor is read also when Wake() is between its two steps
     ConsumeWake();
   }
   Progress();
+}
+
+void SleepOn(std::vector<pollfd>* items, uint64_t timeout_us) {
+  const timespec timeout{static_cast<time_t>(timeout_us / 1'000'000),
+                         static_cast<long>(timeout_us % 1'000'000 * 1'000)};
+  if (ppoll(items->data(), items->size(), timeout_us >= UINT64_MAX / 2 ? nullptr : &timeout, nullptr) >= 0)
+    return;
+  for (pollfd& item : *items) item.revents = 0;
 }
 
 }  // namespace ropeteam::ofi

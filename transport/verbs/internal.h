@@ -47,11 +47,11 @@
 #include <vector>
 
 #include "core/base/ids.h"
+#include "transport/rails.h"
 #include "transport/transport.h"
 #include "transport/verbs/codec.h"
 #include "transport/verbs/device.h"
 #include "transport/verbs/mailbox.h"
-#include "transport/verbs/rails.h"
 
 namespace ropeteam::verbs {
 

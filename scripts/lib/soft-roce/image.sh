@@ -19,6 +19,7 @@ qemu-system-x86_64 qemu-system-x86
 busybox busybox-static
 cpio cpio
 depmod kmod
+setpriv util-linux
 xz xz-utils
 python3 python3
 ip iproute2

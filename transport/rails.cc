@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "transport/verbs/rails.h"
+#include "transport/rails.h"
 
 #include <algorithm>
 
-namespace ropeteam::verbs {
+namespace ropeteam {
 
 std::vector<RailPair> PairRails(size_t local, size_t remote) {
   std::vector<RailPair> pairs;
@@ -30,4 +30,4 @@ int ChooseLink(std::span<const LinkLoad> links, uint64_t length) {
   return best;
 }
 
-}  // namespace ropeteam::verbs
+}  // namespace ropeteam

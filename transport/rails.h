@@ -3,15 +3,15 @@
 // Which rail of several: how the rails of two nodes are paired, and which of a peer's links the next piece
 // takes. Pure functions.
 
-#ifndef ROPETEAM_TRANSPORT_VERBS_RAILS_H_
-#define ROPETEAM_TRANSPORT_VERBS_RAILS_H_
+#ifndef ROPETEAM_TRANSPORT_RAILS_H_
+#define ROPETEAM_TRANSPORT_RAILS_H_
 
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
 
-namespace ropeteam::verbs {
+namespace ropeteam {
 
 struct RailPair {
   uint8_t local = 0, remote = 0;
@@ -33,6 +33,6 @@ struct LinkLoad {
 // equals; -1 when none is usable. Links of unknown speed are taken for as fast as the fastest of the others.
 int ChooseLink(std::span<const LinkLoad> links, uint64_t length);
 
-}  // namespace ropeteam::verbs
+}  // namespace ropeteam
 
-#endif  // ROPETEAM_TRANSPORT_VERBS_RAILS_H_
+#endif  // ROPETEAM_TRANSPORT_RAILS_H_
