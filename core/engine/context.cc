@@ -8,9 +8,12 @@
 namespace ropeteam::engine {
 
 Result<std::vector<Extent>> Memory::Allocate(uint64_t chunks) {
+  const Store& store = context_.store;
+  // All or nothing: what is evicted before a refusal is lost to no purpose.
+  const bool enough = chunks <= store.chunks_free() || chunks <= store.chunks_free() + evictable_chunks();
   for (;;) {
     Result<std::vector<Extent>> extents = context_.store.Allocate(chunks);
-    if (extents.ok() || extents.status().code() != Code::kNoSpace || !EvictOne()) {
+    if (extents.ok() || extents.status().code() != Code::kNoSpace || !enough || !EvictOne()) {
       if (extents.ok()) context_.counters_dirty = true;
       return extents;
     }
@@ -35,18 +38,29 @@ void Memory::OnReplicaRefused(uint64_t chunks) {
   refused_chunks_ = chunks;
 }
 
+bool Memory::Abandoned(const SealedShard& shard) const {
+  const ShardId& id = shard.meta.id;
+  return id.incarnation < context_.life.incarnation && context_.leader_heard &&
+         !context_.keep.contains(StepOf(id));
+}
+
+uint64_t Memory::evictable_chunks() const {
+  uint64_t chunks = 0;
+  for (const auto& [id, shard] : context_.store.shards())
+    if (shard->leases == 0 && (shard->role == Role::kCache || Abandoned(*shard)))
+      chunks += ChunkCount(shard->extents);
+  return chunks;
+}
+
 bool Memory::EvictOne() {
   const SealedShard* victim = nullptr;
   for (const auto& [id, shard] : context_.store.shards()) {
     if (shard->leases != 0) continue;
-    const bool cached = shard->role == Role::kCache;
-    const bool abandoned = id.incarnation < context_.life.incarnation && context_.leader_heard &&
-                           !context_.keep.contains(StepOf(id));
-    if (cached) {
+    if (shard->role == Role::kCache) {
       victim = shard.get();
       break;
     }
-    if (abandoned && victim == nullptr) victim = shard.get();
+    if (victim == nullptr && Abandoned(*shard)) victim = shard.get();
   }
   if (victim == nullptr) return false;
   LOG_INFO("evict %s bytes %llu to make room", victim->meta.id.ToString().c_str(),

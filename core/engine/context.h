@@ -73,7 +73,7 @@ class Memory {
   explicit Memory(Context* context) : context_(*context) {}
 
   // Store::Allocate(), after evicting, where that is needed and enough: cached shards nobody reads, then
-  // shards of former lives that the leader does not keep.
+  // shards of former lives that the leader does not keep. A refusal evicts nothing.
   Result<std::vector<Extent>> Allocate(uint64_t chunks);
   // For a new save: room that was made for replicas is left to them.
   Result<std::vector<Extent>> AllocateForSave(uint64_t chunks);
@@ -102,6 +102,8 @@ class Memory {
   static constexpr TimeUs kRefusedForUs = 1'000'000;
   static constexpr TimeUs kKeptForReplicasUs = 1'000'000;  // likewise
   bool EvictOne();
+  bool Abandoned(const SealedShard& shard) const;
+  uint64_t evictable_chunks() const;
   Context& context_;
   std::vector<Held> quarantine_;
   TimeUs refused_until_ = 0;

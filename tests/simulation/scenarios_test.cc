@@ -282,6 +282,28 @@ TEST_F(Story, ArenaIsFull) {
   EXPECT_EQ(LatestStep(1, 0), 5u);
 }
 
+// What was fetched to be read makes room for a save, but not for one that would be refused all the same.
+TEST_F(Story, ARefusedSaveEvictsNothing) {
+  lengths_ = {4096};
+  StartNodes(3, 1, 64);
+  StartWorld(1);
+  SaveEverywhere(1, 1);
+  Rank rank = 0;
+  while (Holds(0, ShardOf(1, 1, rank))) ++rank;
+  const ShardId fetched = ShardOf(1, 1, rank);
+  ASSERT_TRUE(Read(1, 0, 1, rank).ok());
+  cluster_->RunFor(100 * kMs);
+  ASSERT_TRUE(Holds(0, fetched));
+  const uint64_t free_before = FreeChunks(0);
+  lengths_ = {70 * 4096};
+  EXPECT_EQ(Save(1, 2, 0).code(), Code::kNoSpace);
+  EXPECT_TRUE(Holds(0, fetched));
+  EXPECT_EQ(FreeChunks(0), free_before);
+  lengths_ = {free_before * 4096};  // and a manifest
+  EXPECT_TRUE(Save(1, 3, 0).ok());
+  EXPECT_FALSE(Holds(0, fetched));
+}
+
 // Ranks are refused one step each, in turn, until no arena has room for another shard. None of those steps
 // can ever be complete; a step that all of them save must find room nevertheless.
 TEST_F(Story, StepsThatCannotBeCompleteDoNotFillTheArenaForEver) {
