@@ -182,8 +182,9 @@ std::string Checker::TransferOn(const Host& host, uint32_t chunk) const {
   const uint64_t end = begin + host.chunk_bytes;
   std::string found;
   network_.ForEachAt(host.index, [&](const Transfer& transfer) {
-    const bool local = transfer.initiator == host.index && transfer.initiator_id == host.id &&
-                       transfer.local_offset < end && transfer.local_offset + transfer.length > begin;
+    const bool local = !transfer.orphan && transfer.initiator == host.index &&
+                       transfer.initiator_id == host.id && transfer.local_offset < end &&
+                       transfer.local_offset + transfer.length > begin;
     const bool written = transfer.target == host.index && !transfer.get && !transfer.finishing &&
                          transfer.remote_offset < end && transfer.remote_offset + transfer.length > begin;
     // A reader that has left the view reads at its own risk.
@@ -264,8 +265,8 @@ void Checker::OnTransferStart(const Transfer& transfer) {
         other.write_offset() + other.length > begin)
       Fail("%s starts while %s may still write there", transfer.ToString().c_str(), other.ToString().c_str());
     // A bad chunk may be mended while it is being sent: who receives it checks it.
-    if (other.initiator == writer.index && other.initiator_id == writer.id && other.local_offset < end &&
-        other.local_offset + other.length > begin &&
+    if (!other.orphan && other.initiator == writer.index && other.initiator_id == writer.id &&
+        other.local_offset < end && other.local_offset + other.length > begin &&
         (other.get || !transfer.get || !FlippedAt(writer, ChunkOf(writer, begin))))
       Fail("%s starts where %s has its buffer", transfer.ToString().c_str(), other.ToString().c_str());
   });

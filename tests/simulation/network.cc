@@ -115,20 +115,21 @@ void Network::Start(Transfer transfer) {
   const TimeUs start = link == nullptr ? scheduler_.now() : std::max(link->clogged_until, scheduler_.now());
   for (size_t i = 0; i < count; ++i)
     scheduler_.At(start + random_.Between(options_.transfer_min_us, options_.transfer_max_us),
-                  [this, number, i] { Land(number, i); });
+                  [this, number, i] { Land(number, i, false); });
   if (random_.Chance(options_.transfer_fail_ppm)) {
     scheduler_.At(start + random_.Between(options_.transfer_min_us, options_.transfer_max_us),
                   [this, number] {
                     const auto at = transfers_.find(number);
                     if (at == transfers_.end() || at->second.finishing || at->second.orphan) return;
+                    if (!at->second.get) LeaveBehind(at->second);
                     Finish(&at->second, Code::kLinkFailed, random_.Below(options_.transfer_max_us));
                   });
   }
 }
 
-void Network::Land(uint64_t number, size_t index) {
+void Network::Land(uint64_t number, size_t index, bool late) {
   const auto at = transfers_.find(number);
-  if (at == transfers_.end() || at->second.finishing) return;
+  if (at == transfers_.end() || at->second.finishing || at->second.orphan != late) return;
   Transfer& transfer = at->second;
   Transfer::Piece& piece = transfer.pieces[index];
   if (piece.landed) return;
@@ -172,7 +173,8 @@ void Network::Erase(uint64_t number) {
   transfers_.erase(at);
 }
 
-// The dead process's memory may be reused at once, so what its card still holds is taken now.
+// The memory of the dead process, or of a put that has been reported as failed, may be reused at once: what
+// the card still holds is taken now.
 void Network::Orphan(Transfer* transfer) {
   const uint64_t number = transfer->number;
   transfer->orphan = true;
@@ -188,9 +190,21 @@ void Network::Orphan(Transfer* transfer) {
     }
     piece.taken.assign(reinterpret_cast<const char*>(source), piece.length);
     ++transfer->unlanded;
-    // The landing that was scheduled may come first; this one comes if it does not.
-    scheduler_.After(random_.Between(1, options_.zombie_max_us), [this, number, i] { Land(number, i); });
+    scheduler_.After(random_.Between(1, options_.zombie_max_us),
+                     [this, number, i] { Land(number, i, true); });
   }
+}
+
+// A put has failed, and its initiator lives: what is on its way all the same arrives after that has been
+// reported.
+void Network::LeaveBehind(const Transfer& failed) {
+  const uint64_t number = next_transfer_++;
+  Transfer& stray = transfers_[number] = failed;
+  stray.number = number;
+  at_host_[stray.initiator].insert(number);
+  at_host_[stray.target].insert(number);
+  Orphan(&stray);
+  if (stray.unlanded == 0) Erase(number);
 }
 
 void Network::OnInstanceDead(size_t host, NodeId instance) {

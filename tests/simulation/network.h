@@ -7,7 +7,8 @@
 //  * packets of membership's connections, in order as TCP keeps them, which a cut loses;
 //  * transfers, one-sided copies between two arenas: in pieces that land in any order, each reading its
 //  source when it
-//    lands, completed exactly once. When the initiator dies, pieces may still land for a while.
+//    lands, completed exactly once. When the initiator dies or a put fails, pieces may still land for a
+//    while.
 //
 // Endpoints are the hosts' indices; kCoordinatorHost is the coordinator's.
 
@@ -52,7 +53,7 @@ struct Transfer {
   uint64_t length = 0;
   std::vector<Piece> pieces;
   size_t unlanded = 0;
-  bool orphan = false;     // the initiator is dead: nobody is told, but pieces may land
+  bool orphan = false;     // the initiator is dead or has been told: nobody is told, but pieces may land
   bool finishing = false;  // its completion is scheduled; no piece lands any more
 
   // Where bytes come from and go to.
@@ -126,10 +127,11 @@ class Network {
   const Link* Find(size_t from, size_t to) const;
   TimeUs Delay();
   void PostOnce(size_t from, size_t to, TimeUs extra, const std::function<void()>& deliver);
-  void Land(uint64_t number, size_t piece);
+  void Land(uint64_t number, size_t piece, bool late);
   void Finish(Transfer* transfer, Code code, TimeUs delay);
   void Erase(uint64_t number);
   void Orphan(Transfer* transfer);
+  void LeaveBehind(const Transfer& failed);
 
   Scheduler& scheduler_;
   Random& random_;

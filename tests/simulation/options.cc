@@ -117,6 +117,7 @@ Options DrawOptions(uint64_t seed, uint32_t nodes) {
   options.fault_phase_us = random.Between(2, options.nodes > kSmallNodes ? 4 : 8) * kSecond;
   options.pause_to_heal = random.Chance(50 * kPercent);
   DrawNetwork(&random, &options.network);
+  options.network.zombie_max_us = options.quarantine_us - 100 * kMs;
   DrawFaults(&random, &options);
   DrawJob(&random, &options.job);
   if (big) {

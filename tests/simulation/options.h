@@ -28,8 +28,8 @@ struct NetworkOptions {
   TimeUs transfer_min_us = 20;
   TimeUs transfer_max_us = 2 * kMs;
   uint32_t transfer_fail_ppm = 0;  // completes with kLinkFailed, some of its bytes landed
-  // A dead node's writes land for a while: each unlanded piece with zombie_ppm, until zombie_max_us after the
-  // death. Must stay below the engines' quarantine.
+  // A dead node's writes land for a while, and those of a put that has failed: each unlanded piece with
+  // zombie_ppm, until zombie_max_us after the death or failure. Must stay below the engines' quarantine.
   uint32_t zombie_ppm = 500'000;
   TimeUs zombie_max_us = 1500 * kMs;
   bool fences = false;  // the transport can end that, and says so
