@@ -120,7 +120,8 @@ struct ReplicaSealed {
   auto Fields() { return std::tie(copy, attempt, code, message, bad); }
 };
 // The source has no transfer of this copy outstanding and starts none: the holder's chunks are free. Where a
-// put has `failed`, bytes of it may still be on their way, and the chunks go through quarantine.
+// put has `failed`, or the source does not remember the copy, bytes of it may still be on their way, and the
+// chunks go through quarantine.
 struct ReplicaAbort {
   static constexpr Kind kKind = Kind::kReplicaAbort;
   CopyId copy;

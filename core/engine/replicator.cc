@@ -322,9 +322,10 @@ void Replicator::OnGrant(NodeId from, const ReplicaGrant& grant) {
   SourceId id = 0;
   Source* source = FindSource(grant.copy, &id);
   if (source == nullptr) {
-    // The attempt is over; the holder must not keep chunks for it.
+    // The attempt is over; the holder must not keep chunks for it. Whether a put of it failed is not
+    // remembered.
     if (grant.copy.source == parts_.context.config.self)
-      parts_.context.Send(from, ReplicaAbort{grant.copy, false});
+      parts_.context.Send(from, ReplicaAbort{grant.copy, true});
     return;
   }
   Copy& copy = source->copies.at(grant.copy);
@@ -375,7 +376,7 @@ void Replicator::OnSealed(NodeId from, const ReplicaSealed& sealed) {
 
 void Replicator::OnQuery(NodeId from, const CopyQuery& query) {
   SourceId id = 0;
-  if (FindSource(query.copy, &id) == nullptr) parts_.context.Send(from, ReplicaAbort{query.copy, false});
+  if (FindSource(query.copy, &id) == nullptr) parts_.context.Send(from, ReplicaAbort{query.copy, true});
 }
 
 void Replicator::OnView() {

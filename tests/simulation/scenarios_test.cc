@@ -832,6 +832,33 @@ TEST_F(Story, ACommitThatOnlyACutOffLeaderKnows) {
   EXPECT_FALSE(Holds(1, ShardOf(1, 3, 0)));
 }
 
+// A put fails with bytes of it still on their way, and the word of that is lost. A repeated grant tells the
+// source that the holder still keeps the chunks: they are given back, and not used before the bytes have
+// come.
+TEST_F(Story, ALateWriteOfAFailedPutHitsNobody) {
+  lengths_ = {6 * 4096};
+  StartNodes(2);
+  StartWorld(1);
+  SaveEverywhere(1, 1);
+  const NetworkOptions calm = cluster_->network().options();
+  NetworkOptions failing = calm;
+  failing.replay_ppm = failing.transfer_fail_ppm = failing.zombie_ppm = kMillion;
+  failing.slow_max_us = 50 * kMs;
+  cluster_->network().SetOptions(failing);
+  cluster_->on_transfer = [&](const Transfer& transfer) {
+    if (transfer.initiator != 1) return;
+    cluster_->on_transfer = nullptr;
+    // When all puts are under way, until the last of them has failed.
+    cluster_->scheduler().After(1 * kMs, [&] { cluster_->network().Cut(1, 0, cluster_->now() + 4 * kMs); });
+  };
+  ASSERT_TRUE(Save(1, 2, 1).ok());
+  cluster_->RunFor(10 * kMs);
+  cluster_->network().SetOptions(calm);
+  cluster_->RunFor(150 * kMs);
+  for (Step step = 2; step < 8; ++step) EXPECT_TRUE(Save(1, step, 0).ok());
+  cluster_->RunFor(2 * kSecond);
+}
+
 // Without names for lives: a hello crosses a stuck link and arrives when its process is long dead and the
 // next launch has begun. It takes no seat for good, and ends nobody's life.
 TEST_F(Story, ALateHelloOfTheDeadEndsNoLife) {
