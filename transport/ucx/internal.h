@@ -165,6 +165,8 @@ struct Peer {
   ucp_ep_h endpoint = nullptr;
   void* closing = nullptr;  // the request of closing the endpoint; null when there is none
   bool draining = false;    // closed by force, not everything has come back
+  bool wired = false;       // the endpoint has carried a hello, or has failed: it can be closed
+  bool parked = false;      // left open for good, see Park()
   bool failed = false;      // UCX has reported the endpoint, or a request failed: it is to be looked at
   bool listed = false;      // in active_
   uint32_t requests = 0;    // at UCX, all kinds
@@ -175,7 +177,8 @@ struct Peer {
   uint64_t unflushed_bytes = 0;
   OperationList broken;  // failed, nothing at UCX, waiting for the verdict on the peer
   // kConnecting
-  Hello hello;  // read into; at UCX while a kHello request is
+  Hello hello;  // read into; at UCX while a kHello request is, and for good when parked
+  Request* hello_request = nullptr;
   ucp_rkey_h hello_key = nullptr;
   bool hello_posted = false, hello_answered = false;
   bool reconnecting = false;  // it has been up before
@@ -248,6 +251,7 @@ class UcxTransport final : public Transport {
   ucp_rkey_h KeyOf(Peer* peer, RemoteRegion* remote);
   void PostHello(Peer* peer, TimeUs now);
   void CloseEndpoint(Peer* peer);
+  void Park(Peer* peer);
   void OrphanFlushes(Peer* peer);
   bool Drained(Peer* peer);
   void StepPeers(TimeUs now);
@@ -288,6 +292,7 @@ class UcxTransport final : public Transport {
 
   std::unordered_map<PeerId, std::unique_ptr<Peer>> peers_;
   PeerId peer_next_ = 1;
+  std::vector<std::unique_ptr<Peer>> parked_;                        // disconnected; UCX knows their memory
   std::unordered_map<RemoteRegionId, RemoteRegion> remote_regions_;  // operations point into it
   RemoteRegionId remote_region_next_ = 1;
 

@@ -124,6 +124,8 @@ Result<Config> MakeConfig(const UcxConfig& config) {
   Config made(read);
   for (const Default& entry : kDefaults)
     if (!InEnvironment(entry.name)) ROPETEAM_RETURN_IF_ERROR(Set(read, entry.name, entry.value));
+  // UCX would close such an endpoint by itself when its datagrams stay unanswered for this long.
+  if (!ClosesInWireup()) ROPETEAM_RETURN_IF_ERROR(Set(read, "UD_TIMEOUT", "1000000000s"));
   if (!config.transports.empty()) ROPETEAM_RETURN_IF_ERROR(Set(read, "TLS", config.transports));
   if (!config.devices.empty()) ROPETEAM_RETURN_IF_ERROR(Set(read, "NET_DEVICES", Join(config.devices)));
   if (config.gid_index >= 0)
@@ -269,5 +271,11 @@ int NumaNode(const std::string& device) {
 }
 
 std::string Version() { return ucp_get_version_string(); }
+
+bool ClosesInWireup() {
+  unsigned major = 0, minor = 0, release = 0;
+  ucp_get_version(&major, &minor, &release);
+  return major > 1 || (major == 1 && minor >= 14);
+}
 
 }  // namespace ropeteam::ucx

@@ -44,6 +44,10 @@ uint64_t LinkMbps(const std::string& device);
 int NumaNode(const std::string& device);
 
 std::string Version();  // "1.13.1"
+// Whether an endpoint may be closed while it is still being connected. Before 1.14 an assertion that Debian
+// builds in (ucp_request_send_state_ff, openucx/ucx pull request 8175) ends the process when messages of the
+// wire-up wait for a peer that does not answer.
+bool ClosesInWireup();
 
 }  // namespace ropeteam::ucx
 

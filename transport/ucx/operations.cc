@@ -282,6 +282,7 @@ void UcxTransport::Finish(Request* request, ucs_status_t status) {
   }
   if (kind == RequestKind::kHello) {
     peer->hello_posted = false;
+    peer->wired = true;
     peer->hello_answered = status == UCS_OK && !peer->draining;
     suspects_ = true;
   } else if (kind == RequestKind::kFragment) {

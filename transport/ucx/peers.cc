@@ -69,6 +69,7 @@ Status UcxTransport::OpenEndpoint(Peer* peer) {
   params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
   params.err_handler.cb = OnEndpointError;
   params.err_handler.arg = peer;
+  peer->wired = false;
   const ucs_status_t status = ucp_ep_create(worker_.get(), &params, &peer->endpoint);
   if (status != UCS_OK) {
     peer->endpoint = nullptr;
@@ -93,6 +94,8 @@ ucp_rkey_h UcxTransport::KeyOf(Peer* peer, RemoteRegion* remote) {
 
 void UcxTransport::OnEndpointError(void* argument, ucp_ep_h /*endpoint*/, ucs_status_t status) {
   auto* peer = static_cast<Peer*>(argument);
+  peer->wired = true;
+  if (peer->parked) return;
   LOG_DEBUG("ucx peer %s: endpoint failed: %s", peer->text.c_str(), ucs_status_string(status));
   peer->transport->Suspect(peer);
 }
@@ -100,7 +103,9 @@ void UcxTransport::OnEndpointError(void* argument, ucp_ep_h /*endpoint*/, ucs_st
 // By force: UCX cancels what was posted and gives it back from its progress. Until then the peer is draining.
 void UcxTransport::CloseEndpoint(Peer* peer) {
   peer->hello_answered = false;
-  if (peer->endpoint == nullptr && peer->cma == nullptr) return;
+  if ((peer->endpoint == nullptr && peer->cma == nullptr) || peer->parked) return;
+  // Only cards are connected to by datagrams.
+  if (peer->endpoint != nullptr && !peer->wired && capabilities_.rdma && !ClosesInWireup()) return Park(peer);
   peer->draining = suspects_ = true;
   if (peer->endpoint == nullptr) return;  // cma's operations never wait: they come back by themselves
   ucp_request_param_t param{};
@@ -113,6 +118,16 @@ void UcxTransport::CloseEndpoint(Peer* peer) {
   else if (UCS_PTR_IS_ERR(handle))
     LOG_WARNING("ucx peer %s: ucp_ep_close_nbx: %s", peer->text.c_str(),
                 ucs_status_string(UCS_PTR_STATUS(handle)));
+}
+
+// The endpoint stays, and with it the peer's memory that UCX knows: its hello. Nothing else is posted before
+// that is answered, so no buffer of an operation is held.
+void UcxTransport::Park(Peer* peer) {
+  LOG_DEBUG("ucx peer %s: its endpoint cannot be closed while it is being connected, and is left open",
+            peer->text.c_str());
+  peer->parked = true;
+  if (peer->hello_posted) ReleaseRequest(peer->hello_request);
+  peer->hello_posted = false;
 }
 
 // A flush refers to no memory of ours, and UCX 1.13 does not give every one back: those that wait for a
@@ -229,6 +244,7 @@ void UcxTransport::PostHello(Peer* peer, TimeUs /*now*/) {
   peer->hello = Hello{};
   peer->hello_posted = true;
   Request* request = NewRequest(peer, RequestKind::kHello);
+  peer->hello_request = request;
   Post(peer, request, /*put=*/false, &peer->hello, sizeof peer->hello, peer->remote.hello_address,
        peer->hello_key);
 }
@@ -241,6 +257,7 @@ void UcxTransport::SetUp(Peer* peer) {
              peer->cma != nullptr ? "cma/memory" : LanesOf(peer->endpoint).c_str());
   peer->state = PeerState::kUp;
   peer->hello_answered = false;
+  peer->wired = true;
   while (!peer->broken.empty()) {
     Operation* operation = peer->broken.Pop();
     Complete(operation, operation->code);
@@ -282,7 +299,9 @@ void UcxTransport::FinishDisconnect(Peer* peer) {
   operation->kind = OperationKind::kDisconnect;
   operation->peer = peer->id;
   completed_.Push(operation);
-  peers_.erase(peer->id);
+  const auto found = peers_.find(peer->id);
+  if (peer->parked) parked_.push_back(std::move(found->second));
+  peers_.erase(found);
 }
 
 }  // namespace ropeteam::ucx

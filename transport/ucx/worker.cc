@@ -206,14 +206,20 @@ UcxTransport::~UcxTransport() {
     }
   }
   for (auto& [id, peer] : peers_) {
-    (void)Drained(peer.get());
+    if (!peer->parked) (void)Drained(peer.get());
     peer->cma.reset();
   }
   cma_.reset();
+  for (auto& [id, peer] : peers_)
+    if (peer->parked) parked_.push_back(std::move(peer));
+  const bool parked = !parked_.empty();
+  for (auto& peer : parked_) (void)peer.release();  // UCX's threads still write to them
+  if (parked) (void)worker_.release();              // it would close their endpoints
   worker_.reset();
   regions_.clear();
   hello_memory_.Reset();
   if (hello_ != nullptr) munmap(hello_, kPageBytes);
+  if (parked) (void)context_.release();
   context_.reset();
   if (wake_fd_ >= 0) close(wake_fd_);
 }
