@@ -14,6 +14,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <functional>
 #include <sstream>
 #include <vector>
@@ -56,12 +57,33 @@ uint64_t IterationsOf(const ToolOptions& options) {
   return std::max<uint64_t>(kIterationsMin, options.bytes / options.size);
 }
 
-// Runs server and client of a tool; the client's output.
-Result<std::string> RunPair(const std::vector<std::string>& server, const std::vector<std::string>& client) {
+// Whether a socket of this machine listens on the port; asked of the kernel, for a tool's server would take a
+// connection for its client.
+bool Listens(uint16_t port) {
+  char wanted[8];
+  std::snprintf(wanted, sizeof wanted, ":%04X", port);
+  for (const char* path : {"/proc/net/tcp", "/proc/net/tcp6"}) {
+    std::ifstream file(path);
+    std::string number, local, other, state;
+    for (std::string line; std::getline(file, line);) {
+      std::istringstream words(line);
+      words >> number >> local >> other >> state;
+      if (state == "0A" && local.ends_with(wanted)) return true;
+    }
+  }
+  return false;
+}
+
+// Runs server and client of a tool, until the client succeeds or the time is over; the client's output. A
+// server that a client has failed with may have ended too, so both are started anew; on another machine,
+// where nothing tells when it listens, the server stays and clients knock.
+Result<std::string> RunPair(const Remote& remote, uint16_t port, const std::vector<std::string>& server,
+                            const std::vector<std::string>& client) {
   const double give_up = SecondsNow() + kServerStartSeconds;
   Child listening;
-  ROPETEAM_RETURN_IF_ERROR(listening.Start(server, true));
-  while (true) {
+  for (bool start = true;; start = remote.local()) {
+    if (start) ROPETEAM_RETURN_IF_ERROR(listening.Start(CommandOf(remote, server), true));
+    while (remote.local() && !Listens(port) && SecondsNow() < give_up) usleep(kStartPauseUs);
     Child connecting;
     ROPETEAM_RETURN_IF_ERROR(connecting.Start(client, true));
     std::string output = connecting.ReadAll();
@@ -70,6 +92,15 @@ Result<std::string> RunPair(const std::vector<std::string>& server, const std::v
       return Error(Code::kIo, "%s failed: %.400s", client[0].c_str(), output.c_str());
     usleep(kStartPauseUs);
   }
+}
+
+// As the transport is held to a device and a GID, by UCX's own variables.
+std::vector<std::string> UcxEnvironment(const ToolOptions& options) {
+  std::vector<std::string> words;
+  if (!options.device.empty()) words.push_back("UCX_NET_DEVICES=" + options.device);
+  if (options.gid_index >= 0) words.push_back("UCX_IB_GID_INDEX=" + std::to_string(options.gid_index));
+  if (!words.empty()) words.insert(words.begin(), "env");
+  return words;
 }
 
 }  // namespace
@@ -96,12 +127,12 @@ Result<double> NumberOf(const std::string& output, const std::string& word, size
 }
 
 Result<double> RunPerftest(const ToolOptions& options) {
-  const std::string port = std::to_string(FreePort());
+  const uint16_t port = FreePort();
   std::vector<std::string> server = {options.get ? "ib_read_bw" : "ib_write_bw",
                                      "-F",
                                      "--report_gbits",
                                      "-p",
-                                     port,
+                                     std::to_string(port),
                                      "-s",
                                      std::to_string(options.size),
                                      "-n",
@@ -112,7 +143,7 @@ Result<double> RunPerftest(const ToolOptions& options) {
   if (options.gid_index >= 0) server.insert(server.end(), {"-x", std::to_string(options.gid_index)});
   std::vector<std::string> client = server;
   client.push_back(options.remote.address);
-  const Result<std::string> output = RunPair(CommandOf(options.remote, server), client);
+  const Result<std::string> output = RunPair(options.remote, port, server, client);
   if (!output.ok()) return output.status();
   // "#bytes #iterations BW peak[Gb/sec] BW average[Gb/sec] MsgRate[Mpps]"
   const Result<double> gigabits = NumberOf(*output, std::to_string(options.size), 1);
@@ -121,16 +152,14 @@ Result<double> RunPerftest(const ToolOptions& options) {
 }
 
 Result<double> RunUcxPerftest(const ToolOptions& options) {
-  const std::string port = std::to_string(FreePort());
-  const std::vector<std::string> server = {"ucx_perftest", "-p", port};
-  const std::vector<std::string> client = {"ucx_perftest", options.remote.address,
-                                           "-p",           port,
-                                           "-t",           options.get ? "ucp_get" : "ucp_put_bw",
-                                           "-s",           std::to_string(options.size),
-                                           "-n",           std::to_string(IterationsOf(options)),
-                                           "-w",           std::to_string(kIterationsMin),
-                                           "-O",           std::to_string(options.depth)};
-  const Result<std::string> output = RunPair(CommandOf(options.remote, server), client);
+  const uint16_t port = FreePort();
+  std::vector<std::string> server = UcxEnvironment(options), client = server;
+  server.insert(server.end(), {"ucx_perftest", "-p", std::to_string(port)});
+  client.insert(client.end(), {"ucx_perftest", options.remote.address, "-p", std::to_string(port), "-t",
+                               options.get ? "ucp_get" : "ucp_put_bw", "-s", std::to_string(options.size),
+                               "-n", std::to_string(IterationsOf(options)), "-w",
+                               std::to_string(kIterationsMin), "-O", std::to_string(options.depth)});
+  const Result<std::string> output = RunPair(options.remote, port, server, client);
   if (!output.ok()) return output.status();
   // "Final: iterations 50%ile average overall | bandwidth (MB/s) average overall | messages/s average
   // overall"

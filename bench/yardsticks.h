@@ -28,7 +28,8 @@ struct ToolOptions {
 
 // ib_write_bw or ib_read_bw of perftest. kUnsupported when it is not installed.
 Result<double> RunPerftest(const ToolOptions& options);
-// ucx_perftest's ucp_put_bw or ucp_get, with UCX's own choice of transports or that of UCX_TLS.
+// ucx_perftest's ucp_put_bw or ucp_get, with UCX's own choice of transports or that of UCX_TLS, held to
+// the device and the GID where they are given.
 Result<double> RunUcxPerftest(const ToolOptions& options);
 
 // The last number but `from_end` of the line that begins with `word`; kIo with the output when there is none.
