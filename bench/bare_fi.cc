@@ -169,6 +169,24 @@ class End {
     hints->domain_attr->threading = FI_THREAD_DOMAIN;  // the fastest: this loop has one thread
     hints->domain_attr->data_progress = FI_PROGRESS_MANUAL;
     hints->fabric_attr->prov_name = strdup(options.provider.c_str());
+    fi_info* any = nullptr;
+    if (fi_getinfo(FI_VERSION(1, 15), nullptr, nullptr, 0, hints.get(), &any) != 0) any = nullptr;
+    const Owned<fi_info> seen(any);
+    const uint32_t format = any == nullptr ? static_cast<uint32_t>(FI_SOCKADDR_IN) : any->addr_format;
+    if (format == FI_SOCKADDR || format == FI_SOCKADDR_IN || format == FI_SOCKADDR_IN6)
+      ROPETEAM_RETURN_IF_ERROR(HintAddress(options, hints.get()));
+    else if (!options.device.empty())
+      hints->domain_attr->name = strdup(options.device.c_str());
+    fi_info* info = nullptr;
+    const int result = fi_getinfo(FI_VERSION(1, 15), nullptr, nullptr, 0, hints.get(), &info);
+    if (result != 0)
+      return Error(Code::kUnsupported, "provider \"%s\" at %s: %s", options.provider.c_str(),
+                   options.remote.here.c_str(), fi_strerror(-result));
+    info_.reset(info);
+    return OkStatus();
+  }
+
+  static Status HintAddress(const BareFiOptions& options, fi_info* hints) {
     auto* address = static_cast<sockaddr_in*>(std::calloc(1, sizeof(sockaddr_in)));
     hints->addr_format = FI_SOCKADDR_IN;
     hints->src_addr = address;  // freed with the hints
@@ -176,12 +194,6 @@ class End {
     address->sin_family = AF_INET;
     if (inet_pton(AF_INET, options.remote.here.c_str(), &address->sin_addr) != 1)
       return Error(Code::kInvalidArgument, "\"%s\" is no numeric IPv4 address", options.remote.here.c_str());
-    fi_info* info = nullptr;
-    const int result = fi_getinfo(FI_VERSION(1, 15), nullptr, nullptr, 0, hints.get(), &info);
-    if (result != 0)
-      return Error(Code::kUnsupported, "provider \"%s\" at %s: %s", options.provider.c_str(),
-                   options.remote.here.c_str(), fi_strerror(-result));
-    info_.reset(info);
     return OkStatus();
   }
 
@@ -262,9 +274,9 @@ struct BareFiLoop::State {
     posix_spawn_file_actions_init(&actions);
     posix_spawn_file_actions_adddup2(&actions, to_target[0], 0);
     posix_spawn_file_actions_adddup2(&actions, from_target[1], 1);
-    std::vector<std::string> words =
-        OwnCommandOf(options.remote, {kBareFiTargetCommand, options.provider, options.remote.address,
-                                      std::to_string(options.bytes), ParentWord(options.remote)});
+    std::vector<std::string> words = OwnCommandOf(
+        options.remote, {kBareFiTargetCommand, options.provider, options.remote.address,
+                         std::to_string(options.bytes), ParentWord(options.remote), options.device});
     std::vector<char*> argv;
     for (std::string& word : words) argv.push_back(word.data());
     argv.push_back(nullptr);
@@ -374,13 +386,14 @@ Result<double> BareFiLoop::Pass() {
 void BareFiLoop::Stop() { state_.reset(); }
 
 int BareFiTargetMain(int argc, char** argv) {
-  if (argc != 4) return 2;
+  if (argc != 5) return 2;
   if (!FollowParent(argv[3])) return 3;
   SetOfiEnvironment();
   BareFiOptions options;
   options.provider = argv[0];
   options.remote.here = argv[1];
   options.bytes = std::strtoull(argv[2], nullptr, 10);
+  options.device = argv[4];
   End end;
   Greeting greeting;
   Status status = end.Open(options);

@@ -24,7 +24,8 @@ inline constexpr const char* kBareFiTargetCommand = "bare-fi-target";
 
 struct BareFiOptions {
   std::string provider = "tcp;ofi_rxm";
-  uint64_t bytes = 256ull << 20;       // moved by one pass
+  std::string device;             // libfabric's domain, where there are no IP addresses; empty: the first
+  uint64_t bytes = 256ull << 20;  // moved by one pass
   uint64_t operation_bytes = 1 << 20;  // by one operation; the last of a pass may be shorter
   uint32_t outstanding = 16;           // operations in flight
   bool get = false;                    // fi_read instead of fi_write

@@ -61,6 +61,7 @@ class Tool {
     if (options.fabric != "ofi" && options.fabric != "auto") return;
     BareFiOptions bare;
     if (!options.provider.empty()) bare.provider = options.provider;
+    if (!options.devices.empty()) bare.device = options.devices.front();
     bare.bytes = bytes;
     bare.operation_bytes = options.size;
     bare.outstanding = options.depth;

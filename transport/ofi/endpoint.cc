@@ -38,6 +38,8 @@ void SetOfiEnvironment() {
   // Registrations are made once and end when we say so; a cache of them would keep a region that was given up
   // open to the peers that have its key.
   setenv("FI_MR_CACHE_MAX_COUNT", "0", 0);
+  // EFA would reach a peer of the same host through shm, which does not notice its death.
+  setenv("FI_EFA_ENABLE_SHM_TRANSFER", "0", 0);
   // Peers whose completions an endpoint's queue has room for. The default of 256 asks for more entries than
   // some devices have in a queue (32767 with rxe); an endpoint here has one peer, or serves without
   // completions.
