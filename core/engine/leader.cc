@@ -160,7 +160,7 @@ void Leader::Announce() {
   bool newest = true;
   for (auto step = table_.steps().rbegin();
        step != table_.steps().rend() && producible_committed < context.config.keep_steps; ++step) {
-    const bool producible = step->second.producible();
+    const bool producible = step->second.producible() && !step->second.given_up;
     if (step->second.committed || (producible && newest)) keep.insert(step->first);
     if (!producible) continue;
     newest = false;
@@ -171,7 +171,9 @@ void Leader::Announce() {
   // then older steps that can be produced are kept in their place.
   for (auto step = table_.steps().rbegin();
        step != table_.steps().rend() && producible_committed < context.config.keep_steps; ++step) {
-    if (step->second.committed || !step->second.producible() || !(step->first < release_before)) continue;
+    if (step->second.committed || step->second.given_up || !step->second.producible() ||
+        !(step->first < release_before))
+      continue;
     keep.insert(step->first);
     ++producible_committed;
   }
@@ -182,7 +184,15 @@ void Leader::Announce() {
   }
   for (const StepId& id : keep) state.keep.push_back({id});
   state.release_before.id = release_before;
+  // What the members are told to release must not be judged committed while they do, by copies that come
+  // late.
+  const auto released = [&](const StepId& id) { return id < release_before && !keep.contains(id); };
+  std::vector<StepId> late;
+  for (const auto& [id, step] : table_.steps())
+    if (released(id) && !step.committed && !step.given_up) late.push_back(id);
+  for (const StepId& id : late) table_.GiveUp(id);
   state.dead = DeadSteps();
+  std::erase_if(state.dead, [&](const StepKey& key) { return released(key.id); });
 
   state.sequence = state_.sequence;
   const bool changed = sequence_ == 0 || Encode(state) != Encode(state_);

@@ -102,7 +102,10 @@ std::vector<StepId> StepTable::Replace(NodeId node, const std::vector<CopyReport
     rank.copies.push_back({node, copy.role, copy.bad});
     rank.bytes = copy.stream_bytes;
     rank.replicas = copy.replicas;
-    step.committed = step.committed || copy.committed;
+    if (copy.committed) {
+      step.committed = true;
+      step.given_up = false;  // by a leader that did not know
+    }
     Recount(&step, copy.id.rank);
     touched.insert(StepOf(copy.id));
   });

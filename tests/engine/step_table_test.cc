@@ -82,6 +82,19 @@ TEST(StepTable, ACommittedStepStaysCommittedByItsMarksWhenCopiesAreLost) {
       table.Find(kStep)->producible());  // rank 1's shard is nowhere: it must not be offered as latest
 }
 
+TEST(StepTable, AStepThatIsGivenUpIsNotCommittedByLateCopiesOnlyByAMark) {
+  StepTable table;
+  table.Replace(1, {}, {Copy(0), Copy(1)});
+  table.GiveUp(kStep);
+  EXPECT_THAT(table.Replace(2, {}, {Copy(0, Role::kReplica), Copy(1, Role::kReplica)}), IsEmpty());
+  EXPECT_FALSE(table.Find(kStep)->committed);
+  CopyReport marked = Copy(0, Role::kReplica);
+  marked.committed = true;  // by a leader whose word has not come here
+  table.Replace(3, {}, {marked});
+  EXPECT_TRUE(table.Find(kStep)->committed);
+  EXPECT_FALSE(table.Find(kStep)->given_up);
+}
+
 TEST(StepTable, ShardsArePutTogetherFromTwoDamagedCopies) {
   StepTable table;
   table.Replace(1, {}, {Copy(0, Role::kOwn, {3}), Copy(1)});

@@ -859,6 +859,41 @@ TEST_F(Story, ALateWriteOfAFailedPutHitsNobody) {
   cluster_->RunFor(2 * kSecond);
 }
 
+// A step gets its last copy when a newer one is committed already, and the order to release it is on its way.
+// It must not be committed any more: an older one would be released for it, and it is being released itself.
+TEST_F(Story, AStepThatIsBeingReleasedIsNotCommitted) {
+  StartNodes(3);
+  ASSERT_EQ(LeaderHost(), 0u);
+  StartWorld(1, {1});
+  SaveEverywhere(1, 1);
+  SaveEverywhere(1, 2);
+  ASSERT_EQ(HoldersBeside(1, ShardOf(1, 2, 0)), std::vector<size_t>{2});
+  NetworkOptions steady = cluster_->network().options();
+  steady.delay_min_us = steady.delay_max_us = 2 * kMs;  // so that the leader's words come in order
+  cluster_->network().SetOptions(steady);
+  cluster_->on_transfer = [&](const Transfer& transfer) {
+    if (transfer.initiator != 1) return;
+    cluster_->on_transfer = nullptr;
+    cluster_->network().Clog(1, 2, cluster_->now() + 15 * kMs);  // this put, and nothing else
+    cluster_->scheduler().After(0, [&] {
+      cluster_->network().HealLinks();
+      for (const size_t member : {size_t{1}, size_t{2}})
+        cluster_->network().Clog(0, member, cluster_->now() + 30 * kMs);
+    });
+  };
+  ASSERT_TRUE(Save(1, 3, 0).ok());
+  ASSERT_TRUE(Until([&] { return !cluster_->on_transfer; }));
+  ASSERT_TRUE(Save(1, 4, 0).ok());
+  EXPECT_TRUE(Wait(1, 4, 0, Level::kCommitted).ok()) << Trouble();
+  cluster_->RunFor(1 * kSecond);
+  for (const size_t host : {size_t{1}, size_t{2}}) {
+    EXPECT_TRUE(Holds(host, ShardOf(1, 4, 0)));
+    EXPECT_FALSE(Holds(host, ShardOf(1, 3, 0)));
+    EXPECT_TRUE(Holds(host, ShardOf(1, 2, 0)));
+  }
+  EXPECT_EQ(Wait(1, 3, 0, Level::kCommitted).code(), Code::kAborted);
+}
+
 // Without names for lives: a hello crosses a stuck link and arrives when its process is long dead and the
 // next launch has begun. It takes no seat for good, and ends nobody's life.
 TEST_F(Story, ALateHelloOfTheDeadEndsNoLife) {
