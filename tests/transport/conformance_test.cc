@@ -172,6 +172,7 @@ class Repeated {
 TEST_P(TransportTest, MovesMoreThanThreeGiBInOneOperation) {
   constexpr uint64_t kLength = (uint64_t{3} << 30) + 1;
   if (GetParam() == "ofi_tcp_shared_endpoint") GTEST_SKIP() << "the same path as ofi_tcp";
+  if (GetParam() == "ofi_tcp_two_rails") GTEST_SKIP() << "the same paths as ofi_tcp and ofi_shm";
   if (MemoryAvailable() < uint64_t{1} << 30) GTEST_SKIP() << "less than 1 GiB of memory is free";
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "too slow under a sanitizer";

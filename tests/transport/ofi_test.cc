@@ -144,6 +144,42 @@ TEST(OfiTest, HonoursVirtualAddressesWithoutADescriptorToSleepOn) {
   ASSERT_TRUE(PollUntil(nullptr, {a.get(), b.get()}, &done, [&] { return done[a.get()].size() == 3; }));
 }
 
+// Three rails and two: each of the five has a link, and every byte gets to its place.
+TEST(OfiTest, NodesNeedNotHaveAsManyRails) {
+  auto a = CreateOfiTransport({.listen_address = "127.0.0.1,127.0.0.2,127.0.0.3"}).value();
+  auto b = CreateOfiTransport({.listen_address = "127.0.0.4,127.0.0.5"}).value();
+  EXPECT_THAT(a->Describe(), testing::AllOf(HasSubstr("127.0.0.1:"), HasSubstr("127.0.0.3:")));
+  Memory source(16 << 20), target(16 << 20);
+  source.Fill(1);
+  target.Fill(2);
+  const RegionId region = a->RegisterRegion(source.data(), source.length()).value();
+  const RegionId served = b->RegisterRegion(target.data(), target.length()).value();
+  EXPECT_EQ(a->counters().registrations, 1u);
+  const PeerId to_b = a->Connect(b->LocalAddress()).value(), to_a = b->Connect(a->LocalAddress()).value();
+  const RemoteRegionId remote_b = a->ImportRegion(to_b, b->ExportRegion(served)).value();
+  const RemoteRegionId remote_a = b->ImportRegion(to_a, a->ExportRegion(region)).value();
+  Completions done;
+  ASSERT_TRUE(a->Put(to_b, region, 3, remote_b, 77, 15 << 20, 1).ok());
+  ASSERT_TRUE(PollUntil(nullptr, {a.get(), b.get()}, &done, [&] { return done[a.get()].size() == 1; }));
+  EXPECT_EQ(done[a.get()][0].code, Code::kOk);
+  EXPECT_TRUE(target.Holds(1, 77, 15 << 20, 3));
+  ASSERT_TRUE(b->Get(to_a, served, 0, remote_a, 0, 16 << 20, 1).ok());
+  ASSERT_TRUE(PollUntil(nullptr, {a.get(), b.get()}, &done, [&] { return done[b.get()].size() == 1; }));
+  EXPECT_EQ(done[b.get()][0].code, Code::kOk);
+  EXPECT_TRUE(target.Holds(1, 0, 16 << 20, 0));
+  // Bytes of a transport without rails are told apart.
+  auto plain = CreateOfiTransport({}).value();
+  EXPECT_THAT(a->Connect(plain->LocalAddress()).status().message(),
+              HasSubstr("not an ofi address of several"));
+  EXPECT_FALSE(plain->Connect(a->LocalAddress()).ok());
+}
+
+TEST(OfiTest, ARailThatIsNotThereIsNamed) {
+  const Status status = StatusOf({.listen_address = "127.0.0.1", .device = "lo,nosuch0"});
+  EXPECT_EQ(status.code(), Code::kInvalidArgument);
+  EXPECT_THAT(status.message(), HasSubstr("\"nosuch0\""));
+}
+
 // Strangers connect to the data port and send garbage; the transport lives and its memory is as it was.
 TEST(OfiTest, GarbageOnTheDataPortHarmsNobody) {
   Memory source(1 << 20), target(1 << 20);

@@ -270,6 +270,18 @@ bool PollUntil(Rig* rig, const std::vector<Transport*>& transports, Completions*
   return true;
 }
 
+int RdmaObjects(const std::string& kind) {
+  FILE* pipe = popen(("rdma resource show " + kind + " 2>/dev/null").c_str(), "r");
+  if (pipe == nullptr) return -1;
+  const std::string mine = " pid " + std::to_string(getpid()) + " ";
+  char line[512];
+  int count = 0, lines = 0;
+  for (; fgets(line, sizeof line, pipe) != nullptr; lines++)
+    if (std::string(line).find(mine) != std::string::npos) count++;
+  pclose(pipe);
+  return lines == 0 ? -1 : count;
+}
+
 uint64_t NowUs() {
   timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);

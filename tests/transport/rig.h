@@ -92,6 +92,9 @@ using Completions = std::map<Transport*, std::vector<Completion>>;
 bool PollUntil(Rig* rig, const std::vector<Transport*>& transports, Completions* completions,
                const std::function<bool()>& done, uint64_t limit_ms = 20'000);
 
+// Objects of this process that the kernel's RDMA keeps, by kind ("qp", "mr"); -1 where it does not say.
+int RdmaObjects(const std::string& kind);
+
 uint64_t NowUs();
 // Bytes of memory that could be had, from /proc/meminfo.
 uint64_t MemoryAvailable();

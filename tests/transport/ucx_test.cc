@@ -81,6 +81,29 @@ TEST(Ucx, TheGidThatIsAskedForIsTaken) {
   EXPECT_FALSE(refused.ok()) << "a port has no such entry";
 }
 
+// However much is moved, memory is registered once with each device.
+TEST(Ucx, RegistrationsDoNotGrowWithOperations) {
+  if (RdmaDevice().empty()) GTEST_SKIP() << "no RDMA device";
+  const UcxConfig config{.devices = {RdmaDevice()}, .transports = "rc,self", .gid_index = 0};
+  Node a(config), b(config);
+  a.Meet(b);
+  Completions done;
+  auto& list = done[a.transport.get()];
+  const auto put = [&](uint64_t offset, uint64_t length) {
+    const size_t before = list.size();
+    ASSERT_TRUE(a.transport->Put(a.peer, a.region, offset, a.remote, offset, length, 1).ok());
+    ASSERT_TRUE(PollUntil(nullptr, {a.transport.get(), b.transport.get()}, &done,
+                          [&] { return list.size() > before; }));
+    ASSERT_EQ(list.back().code, Code::kOk);
+  };
+  put(0, kMiB);
+  const int before = RdmaObjects("mr");
+  if (before < 0) GTEST_SKIP() << "rdma resource show mr says nothing here";
+  for (uint64_t i = 0; i < 32; i++) put(i * 100'001, 100'000 + i);
+  EXPECT_EQ(RdmaObjects("mr"), before);
+  EXPECT_EQ(a.transport->counters().registrations, 1u);
+}
+
 // A peer whose cable is cut answers nothing. The device's retries must end: with the 7 of UCX's own they
 // would not, on some devices.
 TEST(UcxDeviceCables, ASilentPeerGivesEveryBufferBackOnce) {

@@ -198,23 +198,23 @@ TEST_F(VerbsDevice, DisconnectFencesThePeerUntilItIsConnectedToAgain) {
   EXPECT_EQ(PutOne(&b, &a, 0, kMiB), Code::kOk);
 }
 
-// Queue pairs of this process, as the kernel counts them; -1 where it does not say.
-int QueuePairs() {
-  FILE* pipe = popen("rdma resource show qp 2>/dev/null", "r");
-  if (pipe == nullptr) return -1;
-  const std::string mine = " pid " + std::to_string(getpid()) + " ";
-  char line[512];
-  int count = 0, lines = 0;
-  for (; fgets(line, sizeof line, pipe) != nullptr; lines++)
-    if (std::string(line).find(mine) != std::string::npos) count++;
-  pclose(pipe);
-  return lines == 0 ? -1 : count;
+// However much is moved, memory is registered once with each device.
+TEST_F(VerbsDevice, RegistrationsDoNotGrowWithOperations) {
+  Node a(First()), b(First());
+  a.Meet(b);
+  ASSERT_EQ(PutOne(&a, &b, 0, 1), Code::kOk);
+  const int before = RdmaObjects("mr");
+  if (before < 0) GTEST_SKIP() << "rdma resource show mr says nothing here";
+  EXPECT_GE(before, 2);
+  for (uint64_t i = 0; i < 32; i++) ASSERT_EQ(PutOne(&a, &b, i * 100'001, 10'000 + i), Code::kOk);
+  EXPECT_EQ(RdmaObjects("mr"), before);
+  EXPECT_EQ(a.transport->counters().registrations, 1u);
 }
 
 // An initiator that is killed leaves its responder with us; they must not add up.
 TEST_F(VerbsDevice, RespondersOfDeadInitiatorsAreDestroyed) {
   Node a(First());
-  if (QueuePairs() < 0) GTEST_SKIP() << "rdma resource show qp says nothing here";
+  if (RdmaObjects("qp") < 0) GTEST_SKIP() << "rdma resource show qp says nothing here";
   constexpr int kDeaths = 4;
   for (int i = 0; i < kDeaths; i++) {
     const pid_t child = fork();
@@ -231,16 +231,17 @@ TEST_F(VerbsDevice, RespondersOfDeadInitiatorsAreDestroyed) {
                           [&] { return waitpid(child, &status, WNOHANG) == child; }));
     ASSERT_EQ(status, 0);
   }
-  // Each new request has two of the responders ask whether their initiators live; an answer that does not come
-  // takes the device's retries.
+  // Each new request has two of the responders ask whether their initiators live; an answer that does not
+  // come takes the device's retries.
   const uint64_t end = NowUs() + 20'000'000;
-  int left = QueuePairs();
+  int left = RdmaObjects("qp");
   while (left > 1 && NowUs() < end) {
     Node b(First(), 4096);
     b.Meet(a);
     ASSERT_EQ(PutOne(&b, &a, 0, 1), Code::kOk);
     b.transport.reset();
-    PollUntil(nullptr, {a.transport.get()}, nullptr, [&] { return (left = QueuePairs()) == 1; }, 500);
+    PollUntil(
+        nullptr, {a.transport.get()}, nullptr, [&] { return (left = RdmaObjects("qp")) == 1; }, 500);
   }
   EXPECT_EQ(left, 1) << "of " << kDeaths << " dead initiators; one is the transport's own";
 }

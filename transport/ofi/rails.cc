@@ -503,9 +503,9 @@ void OfiRails::Wait(uint64_t timeout_us) {
   if (now >= deadline) return;
   timeout_us = deadline - now;
   sleep_items_.clear();
-  std::vector<size_t> begins;
+  sleep_begins_.clear();
   for (const auto& rail : rails_) {
-    begins.push_back(sleep_items_.size());
+    sleep_begins_.push_back(sleep_items_.size());
     if (!rail->PrepareSleep(now, &timeout_us, &sleep_items_)) {
       Progress();
       return;
@@ -515,8 +515,8 @@ void OfiRails::Wait(uint64_t timeout_us) {
   }
   SleepOn(&sleep_items_, timeout_us);
   for (size_t i = 0; i < rails_.size(); i++) {
-    const size_t end = i + 1 < rails_.size() ? begins[i + 1] : sleep_items_.size();
-    rails_[i]->FinishSleep(sleep_items_.data() + begins[i], end - begins[i]);
+    const size_t end = i + 1 < rails_.size() ? sleep_begins_[i + 1] : sleep_items_.size();
+    rails_[i]->FinishSleep(sleep_items_.data() + sleep_begins_[i], end - sleep_begins_[i]);
   }
   Progress();
 }

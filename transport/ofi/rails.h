@@ -146,7 +146,8 @@ class OfiRails final : public Transport {
   std::deque<Piece> pieces_;
   std::vector<Piece*> pieces_free_;
   std::vector<LinkLoad> loads_;      // PostNext()'s scratch
-  std::vector<pollfd> sleep_items_;  // Wait()'s
+  std::vector<pollfd> sleep_items_;  // Wait()'s, and where each rail's begin
+  std::vector<size_t> sleep_begins_;
 
   std::atomic<uint64_t> registrations_{0}, put_bytes_{0}, get_bytes_{0}, puts_{0}, gets_{0}, failures_{0};
 };

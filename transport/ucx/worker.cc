@@ -15,6 +15,7 @@
 #include <set>
 
 #include "core/base/log.h"
+#include "transport/parcel.h"
 #include "transport/ucx/internal.h"
 
 namespace ropeteam {
@@ -238,6 +239,12 @@ Result<RegionId> UcxTransport::RegisterRegion(void* base, uint64_t length) {
     Result<std::string> key = region->memory.PackKey();
     if (!key.ok()) return key.status();
     region->key = std::move(key).value();
+    const size_t bytes = Encode(RegionKey{instance_, 0, length, region->key}).size();
+    if (bytes > kParcelBytesMax)
+      return Error(Code::kUnsupported,
+                   "ucx's key of a region has %zu bytes with all its devices, limit %zu: name fewer "
+                   "(--device mlx5_0:1)",
+                   bytes, kParcelBytesMax);
   }
   registrations_.fetch_add(1, std::memory_order_relaxed);
   const RegionId id = region_next_++;
