@@ -92,11 +92,19 @@ void Cluster::CarryMessage(Host* host, const SendMessage& message) {
   if (at == instances_.end()) return;
   const size_t to = at->second;
   const auto envelope = std::make_shared<const std::string>(message.envelope);
-  network_.PostMessage(host->index, to, [this, to, from = host->id, instance = message.to, envelope] {
+  const auto deliver = [this, to, from = host->id, instance = message.to, epoch = host->engine->view().epoch,
+                        envelope] {
     Host& target = *hosts_[to];
-    if (target.id != instance && !random_.Chance(network_.options().misdeliver_ppm)) return;
+    const NodeId taker = target.id;
+    if (!target.daemon_runs() || (taker != instance && !random_.Chance(network_.options().misdeliver_ppm)))
+      return;
+    const bool stale = taker != instance || epoch < target.engine->view().epoch;
+    const uint64_t refused = stale ? target.engine->Report().counters.messages_stale : 0;
     Give(&target, "message", [&](Engine& engine) { engine.OnMessage(now(), from, *envelope); });
-  });
+    if (stale && target.id == taker && target.engine->Report().counters.messages_stale == refused)
+      checker_.Fail("host %zu took a message for another instance or of an epoch that is over", to);
+  };
+  network_.PostMessage(host->index, to, deliver);
 }
 
 void Cluster::CarryTransfer(Host* host, const StartTransfer& start) {

@@ -380,6 +380,10 @@ TEST_F(Story, WorldRestartsTwiceWithZombies) {
   // A zombie that connects anew does not get in either.
   RankOf(1, 1).Close();
   EXPECT_EQ(Hello(1, 1).code(), Code::kStale);
+  // Nor does a new process of a life that is over.
+  RankOf(1, 2).Close();
+  AddRank(1, 2, 3, 2);
+  EXPECT_EQ(Hello(1, 2).code(), Code::kStale);
   SaveEverywhere(3, 2);
   for (Rank rank = 0; rank < 3; ++rank) EXPECT_TRUE(Read(3, rank, 2, rank).ok());
 }
