@@ -98,7 +98,8 @@ UniqueFd Channel::TakeDescriptor() {
   return std::move(descriptor_);
 }
 
-Status Channel::Exchange(Type request_type, Type expected, Deadline deadline, FrameBuffers* buffers) {
+Status Channel::Exchange(Type request_type, Type expected, Deadline deadline, FrameBuffers* buffers,
+                         int descriptor) {
   Pending pending;
   pending.payload = &buffers->in;
   {
@@ -108,7 +109,7 @@ Status Channel::Exchange(Type request_type, Type expected, Deadline deadline, Fr
     pending_.push_back(&pending);
   }
   // Unregistered on every way out: an answer that comes later finds nobody, and never a dead stack.
-  Status status = Send(request_type, pending.id, deadline, &buffers->out);
+  Status status = Send(request_type, pending.id, deadline, &buffers->out, descriptor);
   if (status.ok()) status = WaitFor(&pending, deadline);
   {
     const std::lock_guard lock(mutex_);
@@ -129,7 +130,7 @@ Status Channel::Exchange(Type request_type, Type expected, Deadline deadline, Fr
   return OkStatus();
 }
 
-Status Channel::Send(Type type, uint64_t id, Deadline deadline, std::string* frame) {
+Status Channel::Send(Type type, uint64_t id, Deadline deadline, std::string* frame, int descriptor) {
   FrameHeader header;
   const size_t length = frame->size() - sizeof(header);
   if (length > local::kFrameBytesMax) {
@@ -147,7 +148,7 @@ Status Channel::Send(Type type, uint64_t id, Deadline deadline, std::string* fra
     sending_ = true;
   }
   bool partly = false;
-  Status status = SendBytes(*frame, deadline, &partly);
+  Status status = SendBytes(*frame, descriptor, deadline, &partly);
   {
     const std::lock_guard lock(mutex_);
     sending_ = false;
@@ -162,10 +163,11 @@ Status Channel::Send(Type type, uint64_t id, Deadline deadline, std::string* fra
   return status;
 }
 
-Status Channel::SendBytes(const std::string& frame, Deadline deadline, bool* partly) {
+Status Channel::SendBytes(const std::string& frame, int descriptor, Deadline deadline, bool* partly) {
   size_t sent = 0;
   while (sent < frame.size()) {
-    Result<size_t> more = SendSome(fd_.get(), frame.data() + sent, frame.size() - sent);
+    Result<size_t> more =
+        SendSome(fd_.get(), frame.data() + sent, frame.size() - sent, sent == 0 ? descriptor : -1);
     if (!more.ok()) {
       *partly = sent > 0;
       return Error(more.status().code(), "%s (socket %s)", more.status().message().c_str(), socket_.c_str());

@@ -54,11 +54,12 @@ class Channel {
     if (!Decode(buffers->in, *answer)) return BreakFor("sent an answer that cannot be decoded");
     return OkStatus();
   }
-  // The same, for requests that are answered by a bare Reply.
+  // The same, for requests that are answered by a bare Reply. A descriptor that is not negative goes along.
   template <HasFields Request>
-  Status Call(local::Type request_type, const Request& request, Deadline deadline, FrameBuffers* buffers) {
+  Status Call(local::Type request_type, const Request& request, Deadline deadline, FrameBuffers* buffers,
+              int descriptor = -1) {
     EncodeFrame(request, &buffers->out);
-    return Exchange(request_type, local::Type::kReply, deadline, buffers);
+    return Exchange(request_type, local::Type::kReply, deadline, buffers, descriptor);
   }
   // Sends and does not wait; an answer, if the request has one, is dropped.
   template <HasFields Request>
@@ -93,9 +94,10 @@ class Channel {
     Encoder(frame).Put(request);
   }
   uint64_t NextId();
-  Status Exchange(local::Type request_type, local::Type expected, Deadline deadline, FrameBuffers* buffers);
-  Status Send(local::Type type, uint64_t id, Deadline deadline, std::string* frame);
-  Status SendBytes(const std::string& frame, Deadline deadline, bool* partly);
+  Status Exchange(local::Type request_type, local::Type expected, Deadline deadline, FrameBuffers* buffers,
+                  int descriptor = -1);
+  Status Send(local::Type type, uint64_t id, Deadline deadline, std::string* frame, int descriptor = -1);
+  Status SendBytes(const std::string& frame, int descriptor, Deadline deadline, bool* partly);
   Status WaitFor(Pending* pending, Deadline deadline);
   Status Receive(Deadline deadline);
   Status Dispatch();

@@ -52,6 +52,7 @@ struct SaveBuffers {
   CudaFill fill;
   std::vector<std::shared_ptr<CudaLane>> lanes;  // that the fill has pieces in
   std::vector<CudaPiece> pieces;
+  std::vector<uint64_t> exports;  // buffers of device memory that this save uses (cuda_exports.h)
   FrameBuffers frames;
   local::SaveGrant grant;
   local::SaveFilled filled;

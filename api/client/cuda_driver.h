@@ -45,8 +45,11 @@ inline constexpr CuResult kCuNotSupported = 801;
 
 inline constexpr int kCuPointerContext = 1;
 inline constexpr int kCuPointerMemoryType = 2;
+inline constexpr int kCuPointerBufferId = 7;
 inline constexpr int kCuPointerIsManaged = 8;
 inline constexpr int kCuPointerDeviceOrdinal = 9;
+inline constexpr int kCuPointerRangeStart = 11;
+inline constexpr int kCuPointerRangeSize = 12;
 inline constexpr unsigned kCuMemoryTypeHost = 1;
 inline constexpr unsigned kCuMemoryTypeDevice = 2;
 

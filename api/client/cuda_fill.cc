@@ -21,6 +21,7 @@ void CudaFill::Begin(Link* link, uint64_t save) {
   link_ = link;
   save_ = save;
   cancelled_ = false;
+  told_direct_ = false;
   failure_ = OkStatus();
   chunks_.clear();
   filled_.clear();
@@ -51,6 +52,11 @@ Status CudaFill::Wait() {
   std::unique_lock lock(mutex_);
   settled_.wait(lock, [this] { return outstanding_ == 0 && announcing_ == 0; });
   return failure_;
+}
+
+bool CudaFill::told_direct() {
+  const std::lock_guard lock(mutex_);
+  return told_direct_;
 }
 
 Status CudaFill::failure() {
@@ -97,6 +103,21 @@ void CudaFill::FinishPiece(const CudaPiece& piece, const Status& status) {
   chunks_[piece.chunk].crc = crc;
   chunks_[piece.chunk].has_crc = true;
   filled_.push_back({piece.chunk, crc});
+}
+
+void CudaFill::TellDirect(const CudaDirect& direct) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (cancelled_ || !failure_.ok()) return;
+    told_direct_ = true;
+  }
+  const std::lock_guard announce_lock(announce_mutex_);
+  const local::SaveDirect frame{save_, direct.buffer, direct.offset, direct.first, direct.count};
+  Status status =
+      link_->channel->Post(local::Type::kSaveDirect, frame, Deadline::In(kLocalAnswerMs), &buffers_);
+  if (status.ok()) return;
+  const std::lock_guard lock(mutex_);
+  if (failure_.ok()) failure_ = std::move(status);
 }
 
 void CudaFill::Finished(std::span<const CudaPiece> pieces, const Status& status) {

@@ -36,6 +36,15 @@ struct CudaPiece {
   bool seals = false;  // the chunk ends with it
 };
 
+// Chunks of the stream that lie, whole and one behind the other, in a buffer that the daemon has
+// (cuda_exports.h).
+struct CudaDirect {
+  uint64_t buffer = 0;
+  uint64_t offset = 0;
+  uint32_t first = 0;
+  uint32_t count = 0;  // 0: none do
+};
+
 class CudaFill {
  public:
   // A new save on this link, which outlives it.
@@ -49,6 +58,8 @@ class CudaFill {
   bool Seal(uint32_t chunk, const std::byte* data, uint64_t bytes);
   // Waits until nothing is outstanding. The first failure of a copy, if there was one.
   Status Wait();
+  // Whether the daemon was told of device memory. After Wait().
+  bool told_direct();
   // What Wait() would return, now.
   Status failure();
   // True and *crc: the checksum of a sealed chunk that was taken here. After Wait().
@@ -61,6 +72,9 @@ class CudaFill {
   // Whether copies for this save still make sense: not cancelled, not failed, and the daemon that granted the
   // chunks is there: another may have given them to somebody else. One system call.
   bool Wanted();
+  // The memory has the bytes that are to be saved: the daemon may read them. Before the first of their pieces
+  // is given to the device, so that the network card and the copy engine work at the same time.
+  void TellDirect(const CudaDirect& direct);
   void Finished(std::span<const CudaPiece> pieces, const Status& status);
   void Dropped(uint64_t pieces);
 
@@ -88,6 +102,7 @@ class CudaFill {
   std::condition_variable settled_;
   // Guarded by mutex_:
   bool cancelled_ = false;
+  bool told_direct_ = false;
   Status failure_;
   uint64_t outstanding_ = 0;    // pieces added and not settled
   uint32_t announcing_ = 0;     // threads in Announce()

@@ -142,13 +142,14 @@ void CudaLane::StartThreads() {
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
-void CudaLane::Queue(CudaFill* fill, std::span<const CudaPiece> pieces, CudaLane* ready_lane, CuEvent ready) {
+void CudaLane::Queue(CudaFill* fill, std::span<const CudaPiece> pieces, CudaLane* ready_lane, CuEvent ready,
+                     const CudaDirect& direct) {
   {
     const std::lock_guard lock(mutex_);
     if (threads_.empty()) StartThreads();
     if (!threads_.empty()) {
       for (const CudaPiece& piece : pieces) pieces_.push_back(piece);
-      jobs_.push_back({fill, pieces.size(), ready, ready_lane});
+      jobs_.push_back({fill, pieces.size(), ready, ready_lane, direct});
       wake_.notify_all();
       return;
     }
@@ -239,8 +240,11 @@ CudaLane::Head CudaLane::LookAtHead(std::unique_lock<std::mutex>& lock) {
   Status status;
   if (!jobs_.front().dropped && !jobs_.front().fired) {
     const CuEvent ready = jobs_.front().ready;
+    const CudaDirect direct = jobs_.front().direct;
+    CudaFill* fill = jobs_.front().fill;
     lock.unlock();
     const CuResult result = driver_.event_query(ready);
+    if (result == kCuSuccess && direct.count > 0) fill->TellDirect(direct);
     if (result != kCuNotReady) status = CheckCall(result, "work before a save in the caller's stream");
     lock.lock();
     if (result == kCuNotReady && !jobs_.front().dropped) return Head::kNotReady;

@@ -46,6 +46,7 @@ class CudaLane {
 
   CuContext context() const { return context_; }
   CuDevice device() const { return device_; }
+  const CudaDriver& driver() const { return driver_; }
   // A call failed, and nobody can tell what of: make another lane.
   bool broken() const { return broken_; }
   // It failed because the context is gone or was reset, and with it what it had page-locked.
@@ -60,7 +61,9 @@ class CudaLane {
   // Copies to the arena: `pieces`, in this order, once `ready` (an event of `ready_lane`, which is given back
   // to it) has fired. They have been added to the fill, which hears of every piece exactly once; it and both
   // lanes must stay until then.
-  void Queue(CudaFill* fill, std::span<const CudaPiece> pieces, CudaLane* ready_lane, CuEvent ready);
+  // `direct` is told of to the daemon when `ready` has fired.
+  void Queue(CudaFill* fill, std::span<const CudaPiece> pieces, CudaLane* ready_lane, CuEvent ready,
+             const CudaDirect& direct);
   // Takes back what the device has not been given yet of this fill's. Does not wait.
   void Drop(CudaFill* fill);
 
@@ -92,6 +95,7 @@ class CudaLane {
     uint64_t pieces = 0;  // left in pieces_
     CuEvent ready = nullptr;
     CudaLane* ready_lane = nullptr;
+    CudaDirect direct;
     bool fired = false;
     bool dropped = false;
   };

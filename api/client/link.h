@@ -12,6 +12,7 @@
 
 #include "api/client/arena.h"
 #include "api/client/channel.h"
+#include "api/client/cuda_exports.h"
 #include "api/client/deadline.h"
 #include "api/client/local_protocol.h"
 #include "core/base/status.h"
@@ -30,6 +31,7 @@ struct Link {
   std::unique_ptr<Channel> channel;
   local::HelloReply hello;
   std::shared_ptr<Arena> arena;  // null for an admin client
+  CudaExports exports;           // of device memory, to this daemon
 
   // A request that must not be left half known: when it is not answered in kLocalAnswerMs, the connection is
   // ended, and with that everything it held is given back by the daemon.

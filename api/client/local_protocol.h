@@ -1,18 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The protocol between a rank (libropeteam.so, or the command line) and its node's ropeteamd, over a unix stream socket.
-// The one header that api/client and node share. docs/local-protocol.md tells the same as a story.
+// The protocol between a rank (libropeteam.so, or the command line) and its node's ropeteamd, over a unix
+// stream socket. The one header that api/client and node share. docs/local-protocol.md tells the same as a
+// story.
 //
-// Frames: LocalFrameHeader, then `length` bytes: the message, by core/base/bytes.h. A request carries an id that its answer
-// repeats; ids are the client's to choose and count up from 1. A frame with a type, length or content that is not as
-// declared here ends the connection, nothing else.
+// Frames: LocalFrameHeader, then `length` bytes: the message, by core/base/bytes.h. A request carries an id
+// that its answer repeats; ids are the client's to choose and count up from 1. A frame with a type, length or
+// content that is not as declared here ends the connection, nothing else.
 //
-// Order: the first request is Hello. The answer's ancillary data (SCM_RIGHTS) carries one descriptor, of the arena, opened
-// for reading and writing; the client maps it whole, once. Requests of one connection are handled in order; answers that
-// have to wait for the world (kWait, kLatest, kViewOpen, kViewRepair, kAdmin) come when they can, out of order.
+// Order: the first request is Hello. The answer's ancillary data (SCM_RIGHTS) carries one descriptor, of the
+// arena, opened for reading and writing; the client maps it whole, once. Requests of one connection are
+// handled in order; answers that have to wait for the world (kWait, kLatest, kViewOpen, kViewRepair, kAdmin)
+// come when they can, out of order.
 //
-// A client writes only into chunks of a grant that it has not committed or aborted. When the connection ends, for any
-// reason, its uncommitted saves are aborted, its views closed, its waits forgotten.
+// Device memory: a rank may hand over a descriptor of its GPU's memory (kGpuBuffer, with SCM_RIGHTS beside
+// its frame) and then say that chunks of a save are to be found there as well (kSaveDirect), before they have
+// been copied to the arena: the daemon may put them to replicas from either. The memory keeps those bytes
+// until kSaveSettle is answered.
+//
+// A client writes only into chunks of a grant that it has not committed or aborted. When the connection ends,
+// for any reason, its uncommitted saves are aborted, its views closed, its waits forgotten.
 //
 // Enums are append-only. Any other change raises kLocalProtocolVersion.
 
@@ -30,12 +37,17 @@
 namespace ropeteam::local {
 
 inline constexpr uint32_t kLocalMagic = 0x45504f52;  // "ROPE", first in every frame: garbage is seen at once
-inline constexpr uint32_t kLocalProtocolVersion = 1;
+inline constexpr uint32_t kLocalProtocolVersion = 2;
 // The largest message is a grant or seal of kChunksPerShardMax chunks: 4 bytes of checksum and, in the worst
 // fragmentation, 8 of extent each.
 inline constexpr uint32_t kFrameBytesMax = 1u << 20;
 static_assert(kChunksPerShardMax * 12 + 4096 <= kFrameBytesMax);
 inline constexpr uint32_t kLifeBytesMax = 255;
+// Allocations of device memory that one session may have handed over at once. A node's transport holds 64
+// regions for all of its ranks; what is beyond goes through the arena as ever.
+inline constexpr size_t kGpuBuffersMax = 32;
+// An allocation's size: above any device's memory, and far from where offsets in it could overflow.
+inline constexpr uint64_t kGpuBufferBytesMax = 1ull << 48;
 
 enum class Type : uint16_t {
   kHello = 1,
@@ -55,7 +67,12 @@ enum class Type : uint16_t {
   kViewClose = 15,   // not answered
   kAdmin = 16,
   kAdminReply = 17,
-  kReply = 18,  // a bare status; the answer to any request that fails
+  kReply = 18,         // a bare status; the answer to any request that fails
+  kGpuBuffer = 19,     // with a descriptor; answered by kReply: at kOk the daemon can read the memory
+  kGpuBufferEnd = 20,  // not answered
+  kSaveDirect = 21,    // not answered
+  kSaveSettle = 22,  // answered by kReply: the daemon reads no device memory for this save any more, and will
+                     // not again; kDeadlineExceeded: a put that began is not over yet
 };
 
 struct FrameHeader {
@@ -77,14 +94,15 @@ struct Hello {
   uint32_t world_size = 0;
   // Random, one a handle: a library that comes back after the daemon died is known again by it.
   uint64_t token = 0;
-  std::string life;        // ropeteam_open_options_t.life; empty when the launcher gives none
+  std::string life;         // ropeteam_open_options_t.life; empty when the launcher gives none
   uint64_t timeout_ms = 0;  // how long the daemon may try to have the rank admitted
-  // What an earlier HelloReply to this handle said, 0 at first: a handle that comes back after its world has gone on is
-  // refused (kStale) instead of being taken for the beginning of another life.
+  // What an earlier HelloReply to this handle said, 0 at first: a handle that comes back after its world has
+  // gone on is refused (kStale) instead of being taken for the beginning of another life.
   Incarnation incarnation = 0;
   auto Fields() { return std::tie(version, kind, rank, world_size, token, life, timeout_ms, incarnation); }
 };
-// For an admin client incarnation is 0. A daemon of another version answers kReply with kUnsupported, both named.
+// For an admin client incarnation is 0. A daemon of another version answers kReply with kUnsupported, both
+// named.
 struct HelloReply {
   uint32_t version = kLocalProtocolVersion;
   std::string job;
@@ -95,9 +113,11 @@ struct HelloReply {
   uint64_t arena_bytes = 0;   // of the file: what to map
   uint64_t chunks_begin = 0;  // offset of chunk 0 in it
   uint64_t chunks_total = 0;
+  bool dmabuf = false;    // kGpuBuffer has a chance: the transport reads device memory
+  std::string transport;  // its name, for people
   auto Fields() {
     return std::tie(version, job, node, incarnation, replicas, chunk_bytes, arena_bytes, chunks_begin,
-                    chunks_total);
+                    chunks_total, dmabuf, transport);
   }
 };
 
@@ -116,8 +136,8 @@ struct SaveExtend {
   uint64_t chunks = 0;  // more, beyond those granted
   auto Fields() { return std::tie(save, chunks); }
 };
-// Chunks [first, first + crcs.size()) of the stream are final, whole, and have these CRC32Cs: they may be replicated.
-// In any order, each chunk once. What is not announced here is given in SaveCommit.
+// Chunks [first, first + crcs.size()) of the stream are final, whole, and have these CRC32Cs: they may be
+// replicated. In any order, each chunk once. What is not announced here is given in SaveCommit.
 struct SaveFilled {
   uint64_t save = 0;
   uint32_t first = 0;
@@ -135,6 +155,34 @@ struct SaveCommit {
 struct SaveAbort {
   uint64_t save = 0;
   auto Fields() { return std::tie(save); }
+};
+
+// An allocation of device memory, as a dmabuf. `buffer` is the client's name for it; names of one connection
+// count up from 1.
+struct GpuBuffer {
+  uint64_t buffer = 0;
+  uint64_t bytes = 0;  // from the dmabuf's beginning
+  auto Fields() { return std::tie(buffer, bytes); }
+};
+struct GpuBufferEnd {
+  uint64_t buffer = 0;
+  auto Fields() { return std::tie(buffer); }
+};
+// Chunks [first, first + count) of the stream, whole, are the bytes of the buffer from `offset` on, one
+// behind the other. They may be put to replicas from there; their checksums come in SaveFilled or SaveCommit
+// as ever, and a replica counts only if it matches.
+struct SaveDirect {
+  uint64_t save = 0;
+  uint64_t buffer = 0;
+  uint64_t offset = 0;
+  uint32_t first = 0;
+  uint32_t count = 0;
+  auto Fields() { return std::tie(save, buffer, offset, first, count); }
+};
+struct SaveSettle {
+  uint64_t save = 0;
+  uint64_t timeout_ms = 0;
+  auto Fields() { return std::tie(save, timeout_ms); }
 };
 
 struct Wait {
@@ -180,7 +228,7 @@ struct ViewClose {
 
 enum class AdminCommand : uint8_t {
   kStatus = 1,  // the cluster as the leader sees it
-  kList = 2,    // steps and shards; with has_step, that step's shards and, where a manifest is at hand, objects
+  kList = 2,  // steps and shards; with has_step, that step's shards and, where a manifest is at hand, objects
   kVerify = 3,  // read every chunk of a step, on every node that holds any
   kNode = 4,    // this daemon alone: answered without the leader
 };

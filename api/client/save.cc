@@ -143,6 +143,8 @@ void Save::End(State state) {
   state_ = state;
   windows_.clear();
   buffers_->lanes.clear();
+  link_->exports.Release(buffers_->exports, link_->channel.get());
+  buffers_->exports.clear();
   client_->ReturnSave();
 }
 
@@ -343,6 +345,7 @@ Status Save::Seal() {
   ROPETEAM_RETURN_IF_ERROR(Append(manifest.data(), manifest.size()));
   ROPETEAM_RETURN_IF_ERROR(Announce());
   ROPETEAM_RETURN_IF_ERROR(buffers_->fill.Wait());
+  ROPETEAM_RETURN_IF_ERROR(Settle());
   ChecksumRest(stream_bytes);
   local::SaveCommit& commit = buffers_->commit;
   commit.save = save_;
@@ -367,14 +370,30 @@ Status Save::PutTicket(std::string_view name, CudaTicket ticket, uint64_t length
     ticket.ready_lane->ReturnEvent(ticket.ready);
     return offset.status();
   }
-  QueueCopies(ticket, length);
+  // A put that gives the memory back at once would have to wait for the network, too.
+  QueueCopies(ticket, length, /*direct=*/!wait);
   Status status = Announce();
   if (status.ok() && wait) status = buffers_->fill.Wait();
   return status.ok() ? status : Fail(std::move(status));
 }
 
+// The whole chunks of the object that begins at the cursor, if the daemon can read them where they are.
+CudaDirect Save::FindDirect(const CudaTicket& ticket, uint64_t length) {
+  const uint64_t first = ChunksFor(cursor_, chunk_bytes_);
+  const uint64_t end = (cursor_ + length) / chunk_bytes_;
+  if (first >= end) return {};
+  const CudaScope scope(ticket.lane->driver(), ticket.lane->context());
+  const CudaExports::Place place =
+      link_->exports.Find(ticket.lane->driver(), ticket.pointer.address + (first * chunk_bytes_ - cursor_),
+                          (end - first) * chunk_bytes_, link_->hello, link_->channel.get());
+  if (place.buffer == 0) return {};
+  buffers_->exports.push_back(place.buffer);
+  return {place.buffer, place.offset, static_cast<uint32_t>(first), static_cast<uint32_t>(end - first)};
+}
+
 // Hands [ticket's pointer, + length) to the lane, a piece for each chunk.
-void Save::QueueCopies(const CudaTicket& ticket, uint64_t length) {
+void Save::QueueCopies(const CudaTicket& ticket, uint64_t length, bool direct) {
+  const CudaDirect place = direct ? FindDirect(ticket, length) : CudaDirect();
   std::vector<CudaPiece>& pieces = buffers_->pieces;
   pieces.clear();
   uint64_t source = ticket.pointer.address;
@@ -397,7 +416,20 @@ void Save::QueueCopies(const CudaTicket& ticket, uint64_t length) {
   }
   link_->arena->PreferPinned(buffers_->chunks[first]);
   buffers_->fill.Add(pieces, chunk_bytes_);
-  ticket.lane->Queue(&buffers_->fill, pieces, ticket.ready_lane.get(), ticket.ready);
+  ticket.lane->Queue(&buffers_->fill, pieces, ticket.ready_lane.get(), ticket.ready, place);
+}
+
+// Has the daemon read no device memory of this save any more: it is about to be the caller's again. Chunks
+// that it has not put from there by now are put from the arena. A put that a slow peer holds up is not waited
+// for longer than this: should the memory change under it, the replica's check finds that, and the chunk is
+// put again, from the arena.
+Status Save::Settle() {
+  constexpr int64_t kSettleMs = 1000;
+  if (!buffers_->fill.told_direct()) return OkStatus();
+  const Status status = link_->channel->Call(Type::kSaveSettle, local::SaveSettle{save_, kSettleMs},
+                                             Deadline::In(kSettleMs + kAnswerGraceMs), &buffers_->frames);
+  // Whether the daemon says so or says nothing; the commit will tell the one from the other.
+  return status.code() == Code::kDeadlineExceeded ? OkStatus() : status;
 }
 
 // Waits until no device writes into the save's chunks any more: they are about to be somebody else's.
@@ -407,6 +439,7 @@ void Save::EndCopies() {
   for (const std::shared_ptr<CudaLane>& lane : buffers_->lanes) lane->Drop(&buffers_->fill);
   // Ignore the failure: the save has ended, and whoever ended it knows why.
   (void)buffers_->fill.Wait();
+  (void)Settle();
 }
 
 Status Save::Abort() {

@@ -5,8 +5,8 @@
 //
 // Bytes come three ways: Put() copies them, in one pass with the checksum; Reserve() hands out the memory and
 // the checksum is taken at the commit, for every chunk that such an object touches (also of the bytes that
-// Put() laid beside it); and a device copies them (PutCuda(), or Put() of a device pointer), with the checksum
-// of the chunks that it touches behind the copy, in the lanes' threads (cuda_lane.h).
+// Put() laid beside it); and a device copies them (PutCuda(), or Put() of a device pointer), with the
+// checksum of the chunks that it touches behind the copy, in the lanes' threads (cuda_lane.h).
 //
 // Safe from any thread: calls are serialised. A save that is like one before it (the same objects, in the
 // same order) allocates nothing; another one allocates its manifest, and nothing for a chunk or a byte.
@@ -71,7 +71,9 @@ class Save final {
 
   std::byte* ChunkData(uint64_t index) const { return link_->arena->chunk(buffers_->chunks[index]); }
   Status PutTicket(std::string_view name, CudaTicket ticket, uint64_t length, bool wait);
-  void QueueCopies(const CudaTicket& ticket, uint64_t length);
+  void QueueCopies(const CudaTicket& ticket, uint64_t length, bool direct);
+  CudaDirect FindDirect(const CudaTicket& ticket, uint64_t length);
+  Status Settle();
   void EndCopies();
   Status PadTo(uint64_t offset);
   Status Append(const void* data, uint64_t length);

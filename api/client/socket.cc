@@ -65,9 +65,23 @@ Result<UniqueFd> ConnectUnix(const std::string& path, Deadline deadline) {
   }
 }
 
-Result<size_t> SendSome(int fd, const void* data, size_t length) {
+Result<size_t> SendSome(int fd, const void* data, size_t length, int descriptor) {
+  iovec io{const_cast<void*>(data), length};
+  msghdr message{};
+  message.msg_iov = &io;
+  message.msg_iovlen = 1;
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
+  if (descriptor >= 0) {
+    message.msg_control = control.data();
+    message.msg_controllen = control.size();
+    cmsghdr* part = CMSG_FIRSTHDR(&message);
+    part->cmsg_level = SOL_SOCKET;
+    part->cmsg_type = SCM_RIGHTS;
+    part->cmsg_len = CMSG_LEN(sizeof(int));
+    std::memcpy(CMSG_DATA(part), &descriptor, sizeof(int));
+  }
   for (;;) {
-    const ssize_t sent = ::send(fd, data, length, MSG_NOSIGNAL | MSG_DONTWAIT);
+    const ssize_t sent = ::sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent >= 0) return static_cast<size_t>(sent);
     if (errno == EINTR) continue;
     if (errno == EAGAIN || errno == EWOULDBLOCK) return size_t{0};

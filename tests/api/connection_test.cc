@@ -109,7 +109,8 @@ TEST_F(ConnectionTest, ASocketThatNobodyHoldsAnyLongerIsUnavailable) {
 
 TEST_F(ConnectionTest, AnotherProtocolVersionIsNamedWithOurs) {
   daemon_.Configure([](FakeConfig& config) { config.hello_version = 7; });
-  EXPECT_FAILS(TryOpen(daemon_.socket()), ROPETEAM_UNSUPPORTED, "speaks local protocol 7, this library 1");
+  EXPECT_FAILS(TryOpen(daemon_.socket()), ROPETEAM_UNSUPPORTED,
+               "speaks local protocol 7, this library " + std::to_string(local::kLocalProtocolVersion));
 }
 
 TEST_F(ConnectionTest, ADaemonThatRefusesOurVersionIsHeard) {

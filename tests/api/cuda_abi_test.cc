@@ -25,6 +25,9 @@ static_assert(kCuHostMemoryAlreadyRegistered == CUDA_ERROR_HOST_MEMORY_ALREADY_R
 static_assert(kCuNotSupported == CUDA_ERROR_NOT_SUPPORTED);
 static_assert(kCuPointerContext == CU_POINTER_ATTRIBUTE_CONTEXT);
 static_assert(kCuPointerMemoryType == CU_POINTER_ATTRIBUTE_MEMORY_TYPE);
+static_assert(kCuPointerBufferId == CU_POINTER_ATTRIBUTE_BUFFER_ID);
+static_assert(kCuPointerRangeStart == CU_POINTER_ATTRIBUTE_RANGE_START_ADDR);
+static_assert(kCuPointerRangeSize == CU_POINTER_ATTRIBUTE_RANGE_SIZE);
 static_assert(kCuPointerIsManaged == CU_POINTER_ATTRIBUTE_IS_MANAGED);
 static_assert(kCuPointerDeviceOrdinal == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL);
 static_assert(kCuMemoryTypeHost == CU_MEMORYTYPE_HOST);

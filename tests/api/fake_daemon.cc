@@ -218,13 +218,26 @@ void FakeDaemon::End(Connection& connection) {
   ++counts_.disconnects;
   std::erase_if(held_, [&](const Held& held) { return held.connection == &connection; });
   for (const auto& [id, save] : connection.saves) free_.insert(save.chunks.begin(), save.chunks.end());
+  for (const auto& [id, buffer] : connection.buffers) ::munmap(buffer.first, buffer.second);
+  if (connection.descriptor >= 0) ::close(connection.descriptor);
 }
 
 // False when the connection has ended.
 bool FakeDaemon::Read(Connection& connection) {
   char buffer[1 << 16];
-  const ssize_t got = ::recv(connection.fd, buffer, sizeof(buffer), MSG_DONTWAIT);
+  iovec io{buffer, sizeof(buffer)};
+  msghdr message{};
+  message.msg_iov = &io;
+  message.msg_iovlen = 1;
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  message.msg_control = control;
+  message.msg_controllen = sizeof(control);
+  const ssize_t got = ::recvmsg(connection.fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
   if (got < 0) return errno == EAGAIN;
+  if (const cmsghdr* part = CMSG_FIRSTHDR(&message); part != nullptr && part->cmsg_type == SCM_RIGHTS) {
+    if (connection.descriptor >= 0) Problem("two descriptors at once");
+    std::memcpy(&connection.descriptor, CMSG_DATA(part), sizeof(int));
+  }
   if (got == 0) return false;
   connection.in.append(buffer, static_cast<size_t>(got));
   for (;;) {
@@ -265,6 +278,7 @@ bool FakeDaemon::Handle(Connection& connection, const FrameHeader& header, const
 void FakeDaemon::Answer(Connection& connection, const FrameHeader& header, const std::string& payload) {
   const uint64_t id = header.request;
   if (auto refused = config_.refuse.find(header.type); refused != config_.refuse.end()) {
+    if (connection.descriptor >= 0) ::close(std::exchange(connection.descriptor, -1));
     Send(connection, id, Type::kReply, refused->second);
     return;
   }
@@ -281,6 +295,14 @@ void FakeDaemon::Answer(Connection& connection, const FrameHeader& header, const
       return OnSaveCommit(connection, id, payload);
     case Type::kSaveAbort:
       return OnSaveAbort(connection, id, payload);
+    case Type::kGpuBuffer:
+      return OnGpuBuffer(connection, id, payload);
+    case Type::kGpuBufferEnd:
+      return OnGpuBufferEnd(connection, payload);
+    case Type::kSaveDirect:
+      return OnSaveDirect(connection, payload);
+    case Type::kSaveSettle:
+      return OnSaveSettle(connection, id, payload);
     case Type::kWait: {
       if (!Decode(payload, last_wait_)) Problem("wait that cannot be decoded");
       if (shards_.contains({last_wait_.step, connection.hello.rank})) return Reply(connection, id);
@@ -356,6 +378,8 @@ void FakeDaemon::OnHello(Connection& connection, uint64_t id, const std::string&
   reply.arena_bytes = arena_bytes_ + config_.hello_arena_bytes_extra;
   reply.chunks_begin = chunks_begin_;
   reply.chunks_total = chunks_total_;
+  reply.dmabuf = config_.dmabuf;
+  reply.transport = "fake";
   Send(connection, id, Type::kHelloReply, reply, config_.hello_without_descriptor ? -1 : arena_);
 }
 
@@ -453,6 +477,12 @@ void FakeDaemon::OnSaveCommit(Connection& connection, uint64_t id, const std::st
     return Problem("commit of %zu chunks, %zu granted, %zu checksums", static_cast<size_t>(count),
                    save.chunks.size(), message.crcs.size());
   }
+  if (!save.direct.empty() && !save.settled)
+    Problem("a save with device memory was committed and never settled");
+  for (const auto& [index, crc] : save.direct) {
+    if (index >= count || message.crcs[index] != crc)
+      Problem("chunk %u was other bytes in device memory", index);
+  }
   for (const auto& [index, crc] : save.announced) {
     if (index >= count || message.crcs[index] != crc)
       Problem("chunk %u changed after it was announced", index);
@@ -499,12 +529,70 @@ void FakeDaemon::CheckSealed(const FakeShard& shard) {
   check_gap(shard.meta.manifest_offset);
 }
 
+void FakeDaemon::OnGpuBuffer(Connection& connection, uint64_t id, const std::string& payload) {
+  local::GpuBuffer message;
+  if (!Decode(payload, message)) Problem("gpu buffer that cannot be decoded");
+  const int descriptor = std::exchange(connection.descriptor, -1);
+  if (descriptor < 0) return Problem("a gpu buffer without a descriptor");
+  void* memory = ::mmap(nullptr, message.bytes, PROT_READ, MAP_SHARED, descriptor, 0);
+  ::close(descriptor);
+  if (memory == MAP_FAILED) return Reply(connection, id, Code::kIo, "cannot be mapped");
+  ++counts_.gpu_buffers;
+  if (!connection.buffers.emplace(message.buffer, std::pair(static_cast<std::byte*>(memory), message.bytes))
+           .second) {
+    Problem("two gpu buffers of one name");
+  }
+  Reply(connection, id);
+}
+
+void FakeDaemon::OnGpuBufferEnd(Connection& connection, const std::string& payload) {
+  local::GpuBufferEnd message;
+  if (!Decode(payload, message)) Problem("gpu buffer end that cannot be decoded");
+  const auto found = connection.buffers.find(message.buffer);
+  if (found == connection.buffers.end()) return Problem("the end of no gpu buffer");
+  ::munmap(found->second.first, found->second.second);
+  connection.buffers.erase(found);
+  ++counts_.gpu_buffer_ends;
+}
+
+void FakeDaemon::OnSaveDirect(Connection& connection, const std::string& payload) {
+  local::SaveDirect message;
+  if (!Decode(payload, message)) Problem("direct that cannot be decoded");
+  const auto save = connection.saves.find(message.save);
+  const auto buffer = connection.buffers.find(message.buffer);
+  if (save == connection.saves.end() || buffer == connection.buffers.end())
+    return Problem("direct of nothing");
+  const uint64_t bytes = message.count * chunk_bytes_;
+  if (message.offset > buffer->second.second || bytes > buffer->second.second - message.offset ||
+      message.first + message.count > save->second.chunks.size()) {
+    return Problem("direct outside of its save or buffer");
+  }
+  counts_.direct_chunks += static_cast<int>(message.count);
+  for (uint32_t i = 0; i < message.count; ++i) {
+    const std::byte* source = buffer->second.first + message.offset + i * chunk_bytes_;
+    save->second.direct[message.first + i] = Crc32c(source, chunk_bytes_);
+  }
+}
+
+void FakeDaemon::OnSaveSettle(Connection& connection, uint64_t id, const std::string& payload) {
+  local::SaveSettle message;
+  if (!Decode(payload, message)) Problem("settle that cannot be decoded");
+  const auto save = connection.saves.find(message.save);
+  if (save == connection.saves.end()) return Problem("settle of no save");
+  save->second.settled = true;
+  ++counts_.settles;
+  Reply(connection, id);
+}
+
 void FakeDaemon::OnSaveAbort(Connection& connection, uint64_t id, const std::string& payload) {
   local::SaveAbort message;
   if (!Decode(payload, message)) Problem("abort that cannot be decoded");
   ++counts_.aborts;
   auto found = connection.saves.find(message.save);
   if (found == connection.saves.end()) return Reply(connection, id, Code::kNotFound, "no such save");
+  if (!found->second.direct.empty() && !found->second.settled) {
+    Problem("a save with device memory was aborted and never settled");
+  }
   free_.insert(found->second.chunks.begin(), found->second.chunks.end());
   connection.saves.erase(found);
   Reply(connection, id);

@@ -37,6 +37,7 @@ struct FakeConfig {
   bool silent = false;                   // reads and never answers
   bool byte_by_byte = false;             // sends answers one byte at a time
   bool ignore_repairs = false;           // answers ok and mends nothing
+  bool dmabuf = false;                   // says that it reads device memory, and does
   Incarnation incarnation = 1;
   std::map<local::Type, local::Reply> refuse;  // answered with this, until taken out
   std::set<local::Type> hold;                  // not answered until Release()
@@ -62,6 +63,10 @@ struct FakeCounts {
   int filled_chunks = 0;
   int repairs = 0;
   int view_closes = 0;
+  int gpu_buffers = 0;
+  int gpu_buffer_ends = 0;
+  int direct_chunks = 0;
+  int settles = 0;
 };
 
 class FakeDaemon {
@@ -105,6 +110,8 @@ class FakeDaemon {
     Step step = 0;
     std::vector<uint32_t> chunks;
     std::map<uint32_t, uint32_t> announced;  // chunk of the stream → its checksum
+    std::map<uint32_t, uint32_t> direct;  // chunk of the stream → checksum of what device memory had for it
+    bool settled = false;
   };
   struct Connection {
     int fd = -1;
@@ -112,6 +119,8 @@ class FakeDaemon {
     local::Hello hello;
     std::map<uint64_t, OpenSave> saves;
     std::map<uint64_t, std::pair<Step, Rank>> views;
+    int descriptor = -1;                                          // that came with the bytes in `in`
+    std::map<uint64_t, std::pair<std::byte*, uint64_t>> buffers;  // mapped, and of how many bytes
   };
   struct Held {
     Connection* connection;
@@ -132,6 +141,10 @@ class FakeDaemon {
   void OnSaveAbort(Connection& connection, uint64_t id, const std::string& payload);
   void OnViewOpen(Connection& connection, uint64_t id, const std::string& payload);
   void OnViewRepair(Connection& connection, uint64_t id, const std::string& payload);
+  void OnGpuBuffer(Connection& connection, uint64_t id, const std::string& payload);
+  void OnGpuBufferEnd(Connection& connection, const std::string& payload);
+  void OnSaveDirect(Connection& connection, const std::string& payload);
+  void OnSaveSettle(Connection& connection, uint64_t id, const std::string& payload);
   void CheckSealed(const FakeShard& shard);
   void End(Connection& connection);
 
