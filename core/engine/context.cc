@@ -105,9 +105,18 @@ uint64_t Memory::quarantined_chunks() const {
   return chunks;
 }
 
-void Transfers::Start(Priority priority, StartTransfer transfer, Done done) {
+uint64_t Transfers::Start(Priority priority, StartTransfer transfer, Done done) {
+  const uint64_t tag = transfer.tag = next_tag_++;
   waiting_[static_cast<size_t>(priority)].push_back({transfer, std::move(done)});
   Pump();
+  return tag;
+}
+
+bool Transfers::Withdraw(uint64_t tag) {
+  for (std::deque<Waiting>& queue : waiting_)
+    if (std::erase_if(queue, [tag](const Waiting& each) { return each.transfer.tag == tag; }) != 0)
+      return true;
+  return false;
 }
 
 void Transfers::Pump() {
@@ -117,7 +126,6 @@ void Transfers::Pump() {
       if (background && running_background_ >= kBackgroundOutstandingMax) break;
       Waiting next = std::move(waiting_[p].front());
       waiting_[p].pop_front();
-      next.transfer.tag = next_tag_++;
       running_background_ += background ? 1 : 0;
       running_.emplace(next.transfer.tag, Running{static_cast<Priority>(p), std::move(next.done)});
       context_.out.transfers.push_back(next.transfer);

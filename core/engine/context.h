@@ -126,7 +126,10 @@ class Transfers {
   static constexpr size_t kBackgroundOutstandingMax = 4;
 
   using Done = std::function<void(Code)>;
-  void Start(Priority priority, StartTransfer transfer, Done done);  // `tag` is filled in here
+  // Returns the transfer's tag, which is filled in here.
+  uint64_t Start(Priority priority, StartTransfer transfer, Done done);
+  // Takes back a transfer that has not left the engine yet: true, and its `done` is never called.
+  bool Withdraw(uint64_t tag);
   void OnDone(uint64_t tag, Code code);
 
   using Checked = std::function<void(const std::vector<uint32_t>& bad)>;

@@ -418,6 +418,16 @@ void Engine::OnSaveFilled(TimeUs now, SessionId session, SaveId save, uint32_t f
   impl_->parts_.sessions.SaveFilled(session, save, first, crcs);
   impl_->Finish();
 }
+void Engine::OnSaveDirect(TimeUs now, SessionId session, const SaveDirectInput& direct) {
+  impl_->Begin(now);
+  impl_->parts_.sessions.SaveDirect(session, direct);
+  impl_->Finish();
+}
+void Engine::OnSaveSettle(TimeUs now, SessionId session, RequestId request, SaveId save, TimeUs timeout_us) {
+  impl_->Begin(now);
+  impl_->parts_.sessions.SaveSettle(session, request, save, timeout_us);
+  impl_->Finish();
+}
 void Engine::OnSaveCommit(TimeUs now, SessionId session, RequestId request, const SaveCommitInput& commit) {
   impl_->Begin(now);
   impl_->parts_.sessions.SaveCommit(session, request, commit);

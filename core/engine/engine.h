@@ -50,7 +50,8 @@ struct EngineConfig {
 using SessionId = uint64_t;  // one rank's or admin's connection; never used again
 using RequestId = uint64_t;  // the client's own count within its session
 using SaveId = uint64_t;
-using ViewId = uint64_t;  // of an open shard; not a membership View
+using ViewId = uint64_t;          // of an open shard; not a membership View
+using DeviceBufferId = uint64_t;  // a GPU's memory that the driver can put from, by its own count; 0: none
 
 // Levels as in ropeteam_level_t.
 enum class Level : uint8_t { kNone = 0, kLocal = 1, kReplicated = 2, kCommitted = 3, kPersisted = 4 };
@@ -73,6 +74,9 @@ struct StartTransfer {
   uint64_t local_offset = 0;
   uint64_t remote_offset = 0;
   uint64_t length = 0;
+  // Not 0, only of a put: the local range is in this memory (OnSaveDirect) and not in the arena. kNotFound
+  // answers one whose memory is gone or cannot be read: then no byte has left this node.
+  DeviceBufferId buffer = 0;
 };
 // Computes CRC32Cs of arena memory off the engine's thread. Answered by OnCheckDone(tag) exactly once.
 struct StartCheck {
@@ -166,6 +170,15 @@ struct SaveCommitInput {
   std::vector<uint32_t> crcs;
 };
 
+// Chunks [first, first + count) of the stream, whole, are the bytes of `buffer` from `offset` on.
+struct SaveDirectInput {
+  SaveId save = 0;
+  DeviceBufferId buffer = 0;
+  uint64_t offset = 0;
+  uint32_t first = 0;
+  uint32_t count = 0;
+};
+
 class Engine {
  public:
   // `store` must outlive the Engine. The caller has checked an adopted store's chunks and marked the bad
@@ -195,6 +208,11 @@ class Engine {
   void OnSaveExtend(TimeUs now, SessionId session, RequestId request, SaveId save, uint64_t chunks);
   void OnSaveFilled(TimeUs now, SessionId session, SaveId save, uint32_t first,
                     const std::vector<uint32_t>& crcs);
+  // The chunks may be put to replicas from device memory, until they are filled or the save is settled,
+  // committed or ended. The buffer must be there until every transfer that names it has been answered.
+  void OnSaveDirect(TimeUs now, SessionId session, const SaveDirectInput& direct);
+  // Answered when no put reads device memory of this save any more, and none will: kOk, or kDeadlineExceeded.
+  void OnSaveSettle(TimeUs now, SessionId session, RequestId request, SaveId save, TimeUs timeout_us);
   void OnSaveCommit(TimeUs now, SessionId session, RequestId request, const SaveCommitInput& commit);
   void OnSaveAbort(TimeUs now, SessionId session, RequestId request, SaveId save);
   void OnWait(TimeUs now, SessionId session, RequestId request, Step step, Level level, TimeUs timeout_us);

@@ -2,6 +2,8 @@
 #include "core/engine/replicator.h"
 
 #include <algorithm>
+#include <iterator>
+#include <utility>
 
 #include "core/base/log.h"
 #include "core/engine/parts.h"
@@ -57,11 +59,73 @@ void Replicator::Ready(SourceId id, uint32_t first, const std::vector<uint32_t>&
     source.ready[first + i] = true;
     source.crcs[first + i] = crcs[i];
   }
+  for (auto& [copy_id, copy] : source.copies) {
+    // What came from device memory before had no checksum to be checked against.
+    const auto end = copy.from_device.lower_bound(first + static_cast<uint32_t>(crcs.size()));
+    for (auto chunk = copy.from_device.lower_bound(first); chunk != end; ++chunk)
+      copy.unreported.push_back(*chunk);
+    if (copy.state == State::kSending) ReportArrived(source, &copy);
+  }
   Advance(id);
+}
+
+bool Replicator::AddDevice(SourceId id, const SaveDirectInput& chunks) {
+  Source& source = sources_.at(id);
+  if (source.device_ended || chunks.count == 0) return false;
+  const auto next = source.device.lower_bound(chunks.first);
+  if (next != source.device.end() && next->first - chunks.first < chunks.count) return false;
+  if (FindDevice(source, chunks.first) != nullptr) return false;
+  source.device.emplace_hint(next, chunks.first, chunks);
+  Advance(id);
+  return true;
+}
+
+void Replicator::EndDevice(SourceId id, std::function<void()> settled) {
+  Source& source = sources_.at(id);
+  CloseDevice(&source);
+  source.settling.push_back(std::move(settled));
+  TellSettled(&source);
+  Advance(id);
+}
+
+// What the fabric has goes on; what waits for its turn is left to the arena.
+void Replicator::CloseDevice(Source* source) {
+  source->device_ended = true;
+  source->device.clear();
+  for (auto& [copy_id, copy] : source->copies) {
+    for (auto put = copy.device_puts.begin(); put != copy.device_puts.end();) {
+      if (!parts_.transfers.Withdraw(put->second)) {
+        ++put;
+        continue;
+      }
+      --copy.outstanding;
+      --source->device_puts;
+      PutAgain(&copy, put->first);
+      put = copy.device_puts.erase(put);
+    }
+  }
+}
+
+void Replicator::TellSettled(Source* source) {
+  if (source->device_puts != 0) return;
+  for (const auto& settled : std::exchange(source->settling, {})) settled();
+}
+
+const SaveDirectInput* Replicator::FindDevice(const Source& source, uint32_t chunk) {
+  const auto behind = source.device.upper_bound(chunk);
+  if (behind == source.device.begin()) return nullptr;
+  const SaveDirectInput& before = std::prev(behind)->second;
+  return chunk - before.first < before.count ? &before : nullptr;
+}
+
+void Replicator::PutAgain(Copy* copy, uint32_t chunk) {
+  copy->put[chunk] = false;
+  copy->cursor = std::min(copy->cursor, chunk);
 }
 
 void Replicator::Sealed(SourceId id) {
   Source& source = sources_.at(id);
+  CloseDevice(&source);
   ROPETEAM_CHECK(AddSealed(&source));
   Advance(id);
 }
@@ -82,6 +146,7 @@ bool Replicator::AddSealed(Source* source) {
 
 void Replicator::Cancel(SourceId id, std::function<void()> quiescent) {
   Source& source = sources_.at(id);
+  CloseDevice(&source);
   source.ending = true;
   source.quiescent = std::move(quiescent);
   Advance(id);
@@ -254,19 +319,30 @@ void Replicator::SendChunks(SourceId id, Source* source, Copy* copy) {
   while (copy->cursor < copy->put.size() && copy->put[copy->cursor]) ++copy->cursor;
   for (uint32_t chunk = copy->cursor; chunk < source->ready.size() && chunk < granted; ++chunk) {
     if (copy->outstanding >= kOutstandingPerCopy) return;
-    if (!source->ready[chunk] || copy->put[chunk]) continue;
+    if (copy->put[chunk]) continue;
+    // The arena first, where it has the bytes: they are those that the checksum is of.
+    const SaveDirectInput* device = source->ready[chunk] ? nullptr : FindDevice(*source, chunk);
+    if (!source->ready[chunk] && device == nullptr) continue;
     copy->put[chunk] = true;
     ++copy->outstanding;
     StartTransfer transfer;
     transfer.peer = copy->target;
-    transfer.local_offset = parts_.context.store.chunk_offset(ChunkAt(source->extents, chunk));
+    if (device != nullptr) {
+      transfer.buffer = device->buffer;
+      transfer.local_offset = device->offset + (chunk - device->first) * chunk_bytes;
+    } else {
+      transfer.local_offset = parts_.context.store.chunk_offset(ChunkAt(source->extents, chunk));
+    }
     transfer.remote_offset = copy->chunks_begin + ChunkAt(copy->extents, chunk) * chunk_bytes;
     transfer.length =
         source->sealed ? ChunkLength(source->meta.stream_bytes, chunk_bytes, chunk) : chunk_bytes;
     const CopyId copy_id = copy->id;
-    parts_.transfers.Start(
+    const uint64_t tag = parts_.transfers.Start(
         source->ordered_target == kNoNode ? Transfers::Priority::kSave : Transfers::Priority::kBackground,
         transfer, [this, id, copy_id, chunk](Code code) { OnPut(id, copy_id, chunk, code); });
+    if (device == nullptr) continue;
+    copy->device_puts[chunk] = tag;
+    ++source->device_puts;
   }
 }
 
@@ -275,16 +351,28 @@ void Replicator::OnPut(SourceId id, CopyId copy_id, uint32_t chunk, Code code) {
   Copy& copy = source.copies.at(copy_id);
   --copy.outstanding;
   Context& context = parts_.context;
+  const bool from_device = copy.device_puts.erase(chunk) != 0;
+  if (from_device) {
+    --source.device_puts;
+    if (code == Code::kOk) copy.from_device.insert(chunk);
+    // Memory that cannot be read here says enough of what else the save has there.
+    if (code == Code::kNotFound || code == Code::kIo) CloseDevice(&source);
+    TellSettled(&source);
+  }
   if (code == Code::kOk) {
     ++copy.arrived;
-    copy.unreported.push_back(chunk);
+    if (source.ready[chunk]) copy.unreported.push_back(chunk);
     context.counters.replica_bytes_sent +=
         source.sealed ? ChunkLength(source.meta.stream_bytes, context.store.chunk_bytes(), chunk)
                       : context.store.chunk_bytes();
     context.counters_dirty = true;
     if (copy.state == State::kSending) ReportArrived(source, &copy);
+  } else if (from_device && code == Code::kNotFound) {
+    PutAgain(&copy, chunk);  // nothing has been on its way: the same place at the holder will do
   } else if (copy.put_failed = true; copy.state != State::kDropping) {
-    context.out.suspicions.push_back({copy.target, std::string("a put failed: ") + CodeName(code)});
+    // Of device memory that could not be read here the peer knows nothing.
+    if (!from_device || code != Code::kIo)
+      context.out.suspicions.push_back({copy.target, std::string("a put failed: ") + CodeName(code)});
     Drop(&source, &copy, std::string("a put failed: ") + CodeName(code));
   }
   Advance(id);
@@ -354,24 +442,34 @@ void Replicator::OnSealed(NodeId from, const ReplicaSealed& sealed) {
     by_copy_.erase(copy.id);
     source->copies.erase(CopyId(sealed.copy));
   } else if (sealed.code == Code::kCorrupt && !sealed.bad.empty() && !copy.sealed_already &&
-             ++copy.rounds_bad <= kRoundsBadMax) {
-    parts_.context.counters.chunks_bad += sealed.bad.size();
-    LOG_WARNING("%zu chunks of %s did not match on %s, putting them again", sealed.bad.size(),
-                source->shard.ToString().c_str(), parts_.context.NameOf(from).c_str());
-    for (const uint32_t chunk : sealed.bad) {
-      if (chunk >= copy.put.size() || !copy.put[chunk]) continue;
-      copy.put[chunk] = false;
-      copy.cursor = std::min(copy.cursor, chunk);
-      --copy.arrived;
-    }
+             PutBadAgain(*source, &copy, sealed.bad)) {
     ++copy.attempt;
     copy.state = State::kSending;
-    // It may be our bytes that have changed since they were summed.
-    parts_.fetcher.Repair(source->shard, sealed.bad, [](const Status&) {});
   } else {
     Drop(source, &copy, sealed.message);
   }
   Advance(id);
+}
+
+// False: they have been put again often enough.
+bool Replicator::PutBadAgain(const Source& source, Copy* copy, const std::vector<uint32_t>& bad) {
+  std::vector<uint32_t> from_arena;
+  for (const uint32_t chunk : bad)
+    if (copy->from_device.erase(chunk) == 0) from_arena.push_back(chunk);
+  // Device memory may have been written since, when its put was not waited for; the arena's bytes may not.
+  if (!from_arena.empty() && ++copy->rounds_bad > kRoundsBadMax) return false;
+  parts_.context.counters.chunks_bad += bad.size();
+  LOG_WARNING("%zu chunks of %s did not match on %s, %zu of them put from device memory, putting them again",
+              bad.size(), source.shard.ToString().c_str(), parts_.context.NameOf(copy->target).c_str(),
+              bad.size() - from_arena.size());
+  for (const uint32_t chunk : bad) {
+    if (chunk >= copy->put.size() || !copy->put[chunk]) continue;
+    PutAgain(copy, chunk);
+    --copy->arrived;
+  }
+  // It may be our bytes that have changed since they were summed.
+  if (!from_arena.empty()) parts_.fetcher.Repair(source.shard, from_arena, [](const Status&) {});
+  return true;
 }
 
 void Replicator::OnQuery(NodeId from, const CopyQuery& query) {

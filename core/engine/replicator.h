@@ -9,6 +9,10 @@
 //         │                      ^────bad chunks──────┘
 //         └──────────────── refused, failed, pointless: dropping ──nothing outstanding──> gone (ReplicaAbort)
 //
+// A chunk that is not filled yet may be put from a GPU's memory instead of the arena (AddDevice). Its
+// checksum comes later, and is of the arena's bytes: should the holder find others, the chunk is put once
+// more, from the arena.
+//
 // A chunk of the source stays allocated until every put from it has completed, also when the save is aborted
 // or the holder has died: the fabric may still be reading it.
 
@@ -36,6 +40,11 @@ class Replicator {
   SourceId Begin(const ShardId& shard, uint32_t replicas, std::vector<Extent> extents);
   void Extend(SourceId source, std::vector<Extent> all_extents);
   void Ready(SourceId source, uint32_t first, const std::vector<uint32_t>& crcs);
+  // Chunks that may be put from device memory until EndDevice(), Sealed() or Cancel(). False, and nothing is
+  // done: one of those has been, or some of the chunks have a place in device memory already.
+  bool AddDevice(SourceId source, const SaveDirectInput& chunks);
+  // Starts no put from device memory any more. `settled` is called, at once or later, when none reads it.
+  void EndDevice(SourceId source, std::function<void()> settled);
   // The shard is sealed in the store; a lease keeps its chunks for as long as they are sent.
   void Sealed(SourceId source);
   // Ends the source; `quiescent` is called, at once or later, when no transfer reads its chunks any more.
@@ -72,7 +81,9 @@ class Replicator {
     uint32_t outstanding = 0;
     bool sealed_already = false;
     bool put_failed = false;
-    std::vector<uint32_t> unreported;  // arrived, the holder not told yet
+    std::vector<uint32_t> unreported;          // arrived, the holder not told yet
+    std::map<uint32_t, uint64_t> device_puts;  // chunks on their way from device memory, and their transfers
+    std::set<uint32_t> from_device;            // chunks that arrived so
     uint32_t attempt = 0;
     uint32_t rounds_bad = 0;
     TimeUs next_send = 0;
@@ -83,6 +94,10 @@ class Replicator {
     std::vector<Extent> extents;
     std::vector<uint32_t> crcs;
     std::vector<bool> ready;
+    std::map<uint32_t, SaveDirectInput> device;  // by first chunk; no two of the same chunk
+    bool device_ended = false;
+    uint32_t device_puts = 0;                     // of all copies
+    std::vector<std::function<void()>> settling;  // told when that is 0
     bool sealed = false;
     ShardMeta meta;
     Store::LeaseToken lease = 0;
@@ -105,6 +120,12 @@ class Replicator {
   void SendChunks(SourceId id, Source* source, Copy* copy);
   void OnPut(SourceId id, CopyId copy_id, uint32_t chunk, Code code);
   void ReportArrived(const Source& source, Copy* copy);
+  // The chunk's place in device memory; null: none that may be used.
+  static const SaveDirectInput* FindDevice(const Source& source, uint32_t chunk);
+  void CloseDevice(Source* source);
+  static void TellSettled(Source* source);
+  static void PutAgain(Copy* copy, uint32_t chunk);
+  bool PutBadAgain(const Source& source, Copy* copy, const std::vector<uint32_t>& bad);
   void Drop(Source* source, Copy* copy, const std::string& why);
   void End(SourceId id);
   Source* FindSource(const CopyId& copy, SourceId* id);

@@ -48,7 +48,7 @@ Sessions::Session* Sessions::Admitted(SessionId session, RequestId request) {
   return found;
 }
 
-uint64_t Sessions::AddPending(SessionId session, RequestId request, TimeUs deadline) {
+uint64_t Sessions::AddPending(SessionId session, RequestId request, TimeUs deadline, const char* doing) {
   Session* found = Find(session);
   if (found->pending >= kWaitsMax) {
     AnswerStatusTo(session, request,
@@ -56,7 +56,7 @@ uint64_t Sessions::AddPending(SessionId session, RequestId request, TimeUs deadl
     return 0;
   }
   ++found->pending;
-  pending_[next_pending_] = {session, request, deadline};
+  pending_[next_pending_] = {session, request, deadline, doing};
   return next_pending_++;
 }
 
@@ -210,6 +210,28 @@ void Sessions::SaveFilled(SessionId id, SaveId save_id, uint32_t first, const st
   parts_.replicator.Ready(save.source, first, crcs);
 }
 
+void Sessions::SaveDirect(SessionId id, const SaveDirectInput& direct) {
+  const auto found = saves_.find(direct.save);
+  if (found == saves_.end() || found->second.session != id) return;  // as in SaveFilled
+  Save& save = found->second;
+  if (direct.first > save.crcs.size() || direct.count > save.crcs.size() - direct.first) return;
+  if (!parts_.replicator.AddDevice(save.source, direct)) return;
+  save.device_chunks_end = std::max<uint64_t>(save.device_chunks_end, direct.first + direct.count);
+}
+
+void Sessions::SaveSettle(SessionId id, RequestId request, SaveId save_id, TimeUs timeout_us) {
+  const auto found = saves_.find(save_id);
+  if (found == saves_.end() || found->second.session != id)
+    return AnswerStatusTo(id, request, Error(Code::kNotFound, "no such save is open"));
+  const uint64_t pending =
+      AddPending(id, request, Deadline(timeout_us), "a put was reading device memory of the save");
+  if (pending == 0) return;
+  parts_.replicator.EndDevice(found->second.source, [this, pending] {
+    const std::optional<Pending> open = TakePending(pending);
+    if (open) AnswerStatusTo(open->session, open->request, OkStatus());
+  });
+}
+
 Status Sessions::CheckCommit(const Save& save, const SaveCommitInput& commit) const {
   const Store& store = parts_.context.store;
   const uint64_t chunks = ChunksFor(commit.stream_bytes, store.chunk_bytes());
@@ -220,6 +242,11 @@ Status Sessions::CheckCommit(const Save& save, const SaveCommitInput& commit) co
     if (save.ready[chunk] && (chunk >= chunks || save.crcs[chunk] != commit.crcs[chunk]))
       return Error(Code::kInvalidArgument, "chunk %zu was announced with another checksum", chunk);
   }
+  if (save.device_chunks_end * store.chunk_bytes() > commit.stream_bytes)
+    return Error(Code::kInvalidArgument,
+                 "%llu whole chunks were announced in device memory, the stream is %llu bytes",
+                 static_cast<unsigned long long>(save.device_chunks_end),
+                 static_cast<unsigned long long>(commit.stream_bytes));
   if (commit.manifest_offset >= commit.stream_bytes)
     return Error(Code::kInvalidArgument, "a manifest at %llu in a stream of %llu bytes",
                  static_cast<unsigned long long>(commit.manifest_offset),
@@ -531,7 +558,7 @@ void Sessions::OnTimer() {
   for (const uint64_t number : late) {
     const std::optional<Pending> pending = TakePending(number);
     AnswerStatusTo(pending->session, pending->request,
-                   Error(Code::kDeadlineExceeded, "the deadline passed while the shard was being fetched"));
+                   Error(Code::kDeadlineExceeded, "the deadline passed while %s", pending->doing));
   }
 }
 

@@ -30,6 +30,8 @@ class Sessions {
   void SaveBegin(SessionId session, RequestId request, Step step, uint64_t stream_bytes);
   void SaveExtend(SessionId session, RequestId request, SaveId save, uint64_t chunks);
   void SaveFilled(SessionId session, SaveId save, uint32_t first, const std::vector<uint32_t>& crcs);
+  void SaveDirect(SessionId session, const SaveDirectInput& direct);
+  void SaveSettle(SessionId session, RequestId request, SaveId save, TimeUs timeout_us);
   void SaveCommit(SessionId session, RequestId request, const SaveCommitInput& commit);
   void SaveAbort(SessionId session, RequestId request, SaveId save);
   void Wait(SessionId session, RequestId request, Step step, Level level, TimeUs timeout_us);
@@ -85,6 +87,7 @@ class Sessions {
     std::vector<uint32_t> crcs;
     std::vector<bool> ready;
     Replicator::SourceId source = 0;
+    uint64_t device_chunks_end = 0;  // behind the last chunk announced in device memory
   };
   struct Progress {
     Level level = Level::kNone;
@@ -132,9 +135,11 @@ class Sessions {
     SessionId session;
     RequestId request;
     TimeUs deadline;
+    const char* doing;  // when the deadline passed, for people
   };
   std::map<uint64_t, Pending> pending_;
-  uint64_t AddPending(SessionId session, RequestId request, TimeUs deadline);
+  uint64_t AddPending(SessionId session, RequestId request, TimeUs deadline,
+                      const char* doing = "the shard was being fetched");
   std::optional<Pending> TakePending(uint64_t number);  // none: answered already, or the session is gone
   uint64_t next_pending_ = 1;
   uint64_t quiescing_chunks_ = 0;

@@ -1,0 +1,439 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Chunks that are put to a replica from device memory: two engines, one thread. Messages and checks are
+// carried out at once; transfers lie on a table until the test says what becomes of each.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "core/base/checksum.h"
+#include "core/base/log.h"
+#include "core/engine/engine.h"
+#include "core/shard/manifest.h"
+
+namespace ropeteam {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr uint64_t kChunk = 4096;
+constexpr uint64_t kChunks = 256;
+constexpr DeviceBufferId kBuffer = 77;
+constexpr NodeId kSource = 1;
+constexpr NodeId kHolder = 2;
+
+struct Node {
+  Node(NodeId node_id, const std::string& name) : id(node_id), bytes(Store::MemoryFor(kChunks, kChunk)) {
+    memory = static_cast<std::byte*>(
+        mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    store = Store::Format({memory, bytes}, kChunk, {"job", name}).value();
+    EngineConfig config;
+    config.self = id;
+    config.job = "job";
+    config.node = name;
+    engine = std::make_unique<Engine>(config, store.get());
+  }
+  ~Node() {
+    engine.reset();
+    store.reset();
+    munmap(memory, bytes);
+  }
+  const NodeId id;
+  const size_t bytes;
+  std::byte* memory = nullptr;
+  std::unique_ptr<Store> store;
+  std::unique_ptr<Engine> engine;
+  size_t ranges_checked = 0;
+};
+
+// What a rank saves: `chunks` whole chunks of one object, and the manifest in one more.
+struct Shard {
+  Shard(uint32_t chunks, char seed) {
+    for (uint64_t i = 0; i < chunks * kChunk; ++i)
+      stream.push_back(static_cast<char>(i * 7 / 3 + i / 999 + seed));
+    Manifest manifest;
+    (void)manifest.Add("x", stream.size());
+    manifest_offset = manifest.manifest_offset();
+    stream += manifest.Encode();
+    for (uint64_t at = 0; at < stream.size(); at += kChunk)
+      crcs.push_back(Crc32c(stream.data() + at, std::min(kChunk, stream.size() - at)));
+  }
+  std::string stream;
+  uint64_t manifest_offset = 0;
+  std::vector<uint32_t> crcs;
+};
+
+class DevicePut : public ::testing::Test {
+ protected:
+  DevicePut() : source_(kSource, "source"), holder_(kHolder, "holder") {
+    SetLogSink([](LogLevel, std::string_view) {}, LogLevel::kOff);
+    View view;
+    view.epoch = 1;
+    view.leader = kSource;
+    for (const Node* node : {&source_, &holder_}) {
+      Member member;
+      member.id = node->id;
+      member.name = node->id == kSource ? "source" : "holder";
+      member.ordinal = static_cast<uint32_t>(node->id);
+      view.members.push_back(member);
+    }
+    source_.engine->OnView(now_, view);
+    holder_.engine->OnView(now_, view);
+    Carry();
+    for (const SessionId session : {1u, 2u}) {
+      HelloInput hello;
+      hello.rank = static_cast<Rank>(session - 1);
+      hello.world_size = 2;
+      hello.token = 100 + session;
+      hello.life = "life";
+      hello.timeout_us = 1'000'000;
+      source_.engine->OnSessionOpened(now_, session);
+      source_.engine->OnHello(now_, session, ++request_, hello);
+      Carry();
+      EXPECT_TRUE(std::holds_alternative<AnswerHello>(answers_.at(request_).body));
+    }
+  }
+  ~DevicePut() override {
+    source_.engine->CheckInvariants();
+    holder_.engine->CheckInvariants();
+    SetLogSink(nullptr, LogLevel::kWarning);
+  }
+
+  // Everything but transfers, until both are quiet.
+  void Carry() {
+    for (;;) {
+      bool quiet = true;
+      for (Node* node : {&source_, &holder_}) {
+        const Outbox out = std::exchange(node->engine->outbox(), Outbox());
+        quiet = quiet && out.empty();
+        for (const StartTransfer& transfer : out.transfers) {
+          EXPECT_EQ(node->id, kSource);
+          table_.push_back(transfer);
+        }
+        for (const StartCheck& check : out.checks) DoCheck(node, check);
+        for (const SendMessage& message : out.messages) {
+          Node& to = message.to == kSource ? source_ : holder_;
+          to.engine->OnMessage(now_, node->id, message.envelope);
+        }
+        for (const Answer& answer : out.answers) answers_.emplace(answer.request, answer);
+        for (const LevelEvent& event : out.events) levels_[event.shard.step] = event.level;
+        suspicions_ += out.suspicions.size();
+      }
+      if (quiet) return;
+    }
+  }
+  void DoCheck(Node* node, const StartCheck& check) {
+    std::vector<uint32_t> bad;
+    for (uint32_t i = 0; i < check.ranges.size(); ++i) {
+      const StartCheck::Range& range = check.ranges[i];
+      ++node->ranges_checked;
+      if (Crc32c(node->memory + range.offset, range.length) != range.crc) bad.push_back(i);
+    }
+    node->engine->OnCheckDone(now_, check.tag, bad);
+  }
+  // Ends the transfers that are on the table now.
+  void EndTransfers(Code code = Code::kOk) {
+    for (const StartTransfer& transfer : std::exchange(table_, {})) {
+      const std::byte* from = source_.memory + transfer.local_offset;
+      if (transfer.buffer != 0) {
+        EXPECT_EQ(transfer.buffer, kBuffer);
+        EXPECT_LE(transfer.local_offset + transfer.length, device_.size());
+        from = reinterpret_cast<const std::byte*>(device_.data()) + transfer.local_offset;
+        ++device_puts_;
+      } else {
+        ++arena_puts_;
+      }
+      if (code == Code::kOk) std::memcpy(holder_.memory + transfer.remote_offset, from, transfer.length);
+      source_.engine->OnTransferDone(now_, transfer.tag, code);
+    }
+    Carry();
+  }
+  void EndAllTransfers() {
+    while (!table_.empty()) EndTransfers();
+  }
+  void PassTime(TimeUs time) {
+    for (const TimeUs end = now_ + time; now_ < end;) {
+      now_ = std::min(end,
+                      std::max(now_ + 1, std::min(source_.engine->NextTimer(), holder_.engine->NextTimer())));
+      source_.engine->OnTimer(now_);
+      holder_.engine->OnTimer(now_);
+      Carry();
+    }
+  }
+
+  SaveId Begin(Step step, const Shard& shard, SessionId session = 1) {
+    source_.engine->OnSaveBegin(now_, session, ++request_, step, shard.stream.size());
+    Carry();
+    const auto* grant = std::get_if<AnswerGrant>(&answers_.at(request_).body);
+    if (grant == nullptr) {
+      ADD_FAILURE() << std::get<AnswerStatus>(answers_.at(request_).body).status.ToString();
+      return 0;
+    }
+    extents_[grant->save] = grant->extents;
+    return grant->save;
+  }
+  // The object lies in device memory from `offset` on.
+  void Direct(SaveId save, const Shard& shard, uint64_t offset, uint32_t first, uint32_t count,
+              SessionId session = 1) {
+    device_.resize(std::max(device_.size(), offset + shard.crcs.size() * kChunk));
+    device_.replace(offset, shard.stream.size(), shard.stream);
+    source_.engine->OnSaveDirect(now_, session, {save, kBuffer, offset + first * kChunk, first, count});
+    Carry();
+  }
+  void Write(SaveId save, const Shard& shard, uint32_t chunk) {
+    std::memcpy(source_.store->chunk(ChunkAt(extents_[save], chunk)), shard.stream.data() + chunk * kChunk,
+                std::min(kChunk, shard.stream.size() - chunk * kChunk));
+  }
+  void Fill(SaveId save, const Shard& shard, uint32_t first, uint32_t count, SessionId session = 1) {
+    for (uint32_t chunk = first; chunk < first + count; ++chunk) Write(save, shard, chunk);
+    source_.engine->OnSaveFilled(now_, session, save, first,
+                                 {shard.crcs.begin() + first, shard.crcs.begin() + first + count});
+    Carry();
+  }
+  RequestId Settle(SaveId save, TimeUs timeout = 1'000'000, SessionId session = 1) {
+    source_.engine->OnSaveSettle(now_, session, ++request_, save, timeout);
+    Carry();
+    return request_;
+  }
+  // The manifest's chunk is told of by the commit alone.
+  Status Commit(SaveId save, const Shard& shard, SessionId session = 1) {
+    Write(save, shard, static_cast<uint32_t>(shard.crcs.size() - 1));
+    source_.engine->OnSaveCommit(now_, session, ++request_,
+                                 {save, shard.stream.size(), shard.manifest_offset, 1, shard.crcs});
+    Carry();
+    return StatusOf(request_);
+  }
+  // Of an answered request.
+  Status StatusOf(RequestId request) {
+    if (!answers_.contains(request)) return Error(Code::kInternal, "not answered");
+    return std::get<AnswerStatus>(answers_.at(request).body).status;
+  }
+  bool Answered(RequestId request) const { return answers_.contains(request); }
+  size_t FromDevice() const {
+    return static_cast<size_t>(std::count_if(table_.begin(), table_.end(),
+                                             [](const StartTransfer& each) { return each.buffer != 0; }));
+  }
+  void ExpectReplicated(Step step, const Shard& shard, Rank rank = 0) {
+    EXPECT_GE(levels_[step], Level::kReplicated);
+    const SealedShard* copy = holder_.store->Find({source_.engine->incarnation(), step, rank});
+    ASSERT_NE(copy, nullptr);
+    std::string bytes;
+    for (uint32_t chunk = 0; chunk < copy->crcs.size(); ++chunk)
+      bytes.append(reinterpret_cast<const char*>(holder_.store->chunk(ChunkAt(copy->extents, chunk))),
+                   kChunk);
+    EXPECT_TRUE(bytes.substr(0, shard.stream.size()) == shard.stream);
+  }
+
+  TimeUs now_ = 1000;
+  Node source_;
+  Node holder_;
+  RequestId request_ = 0;
+  std::map<RequestId, Answer> answers_;
+  std::map<SaveId, std::vector<Extent>> extents_;
+  std::map<Step, Level> levels_;
+  std::string device_;
+  std::deque<StartTransfer> table_;
+  size_t suspicions_ = 0;
+  int device_puts_ = 0;
+  int arena_puts_ = 0;
+};
+
+TEST_F(DevicePut, ChunksLeaveTheDeviceBeforeTheyAreInTheArenaAndAreCheckedAgainstItsSums) {
+  const Shard shard(6, 'a');
+  const SaveId save = Begin(1, shard);
+  EXPECT_TRUE(table_.empty());
+  Direct(save, shard, 3 * kChunk + 8, 0, 6);
+  EXPECT_EQ(FromDevice(), 6u);
+  EndTransfers();
+  EXPECT_EQ(holder_.ranges_checked, 0u);  // nobody knows the checksums yet
+  Fill(save, shard, 0, 6);
+  EXPECT_EQ(holder_.ranges_checked, 6u);
+  EXPECT_TRUE(Commit(save, shard).ok());
+  EndAllTransfers();
+  ExpectReplicated(1, shard);
+  EXPECT_EQ(device_puts_, 6);
+  EXPECT_EQ(arena_puts_, 1);
+}
+
+TEST_F(DevicePut, WhatIsInTheArenaIsPutFromThere) {
+  const Shard shard(4, 'b');
+  const SaveId save = Begin(1, shard);
+  Fill(save, shard, 0, 2);
+  Direct(save, shard, 0, 0, 4);
+  EXPECT_EQ(table_.size(), 4u);
+  EXPECT_EQ(FromDevice(), 2u);
+  Fill(save, shard, 2, 2);
+  EXPECT_TRUE(Commit(save, shard).ok());
+  EndAllTransfers();
+  ExpectReplicated(1, shard);
+}
+
+TEST_F(DevicePut, AFullLinkLeavesWhatWaitsToTheArenaWhenTheSaveSettles) {
+  // Four saves of eight chunks fill the engine's queue; the fifth waits for its turn.
+  const Shard shard(8, 'c');
+  std::vector<SaveId> saves;
+  for (Step step = 1; step <= 4; ++step) {
+    saves.push_back(Begin(step, shard));
+    Direct(saves.back(), shard, 0, 0, 8);
+  }
+  EXPECT_EQ(FromDevice(), 32u);
+  const SaveId late = Begin(1, shard, 2);
+  Direct(late, shard, 0, 0, 8, 2);
+  EXPECT_EQ(FromDevice(), 32u);
+
+  EXPECT_TRUE(StatusOf(Settle(late, 1'000'000, 2)).ok());
+  const RequestId running = Settle(saves[0]);
+  EXPECT_FALSE(Answered(running));
+  EndTransfers();
+  EXPECT_TRUE(StatusOf(running).ok());
+  EXPECT_TRUE(table_.empty());  // the late one's chunks are not put from memory that is not ours any more
+  Fill(late, shard, 0, 8, 2);
+  EXPECT_EQ(table_.size(), 8u);
+  EXPECT_EQ(FromDevice(), 0u);
+  EXPECT_TRUE(Commit(late, shard, 2).ok());
+  EndAllTransfers();
+  ExpectReplicated(1, shard, 1);
+}
+
+TEST_F(DevicePut, SettlingEndsAtItsDeadlineWhileAPutGoesOn) {
+  const Shard shard(2, 'd');
+  const SaveId save = Begin(1, shard);
+  Direct(save, shard, 0, 0, 2);
+  const RequestId settle = Settle(save, 1000);
+  PassTime(2000);
+  EXPECT_EQ(StatusOf(settle).code(), Code::kDeadlineExceeded);
+  EXPECT_THAT(StatusOf(settle).message(), HasSubstr("device memory"));
+  EndTransfers();
+  Fill(save, shard, 0, 2);
+  EXPECT_TRUE(Commit(save, shard).ok());
+  EndAllTransfers();
+  ExpectReplicated(1, shard);
+}
+
+TEST_F(DevicePut, MemoryThatHasChangedIsPutAgainFromTheArena) {
+  const Shard shard(5, 'e');
+  const SaveId save = Begin(1, shard);
+  Direct(save, shard, 0, 0, 5);
+  device_.replace(0, 3 * kChunk, std::string(3 * kChunk, 'X'));
+  EndTransfers();
+  Fill(save, shard, 0, 5);
+  EXPECT_TRUE(Commit(save, shard).ok());
+  EndAllTransfers();
+  ExpectReplicated(1, shard);
+  EXPECT_EQ(arena_puts_, 1 + 3);
+  EXPECT_EQ(source_.ranges_checked, 0u);  // the arena is above suspicion
+  EXPECT_EQ(suspicions_, 0u);
+}
+
+TEST_F(DevicePut, MemoryThatIsGoneLeavesThePlaceAtTheHolderToTheArena) {
+  const Shard shard(4, 'f');
+  const SaveId save = Begin(1, shard);
+  Direct(save, shard, 0, 0, 2);
+  const uint64_t held = holder_.store->chunks_free();
+  const StartTransfer first = table_.front();
+  EndTransfers(Code::kNotFound);
+  EXPECT_TRUE(table_.empty());
+  Direct(save, shard, 0, 2, 2);
+  EXPECT_TRUE(table_.empty());  // not tried again for this save
+  Fill(save, shard, 0, 4);
+  ASSERT_EQ(table_.size(), 4u);
+  EXPECT_EQ(table_.front().remote_offset, first.remote_offset);
+  EXPECT_EQ(holder_.store->chunks_free(), held);
+  EXPECT_TRUE(Commit(save, shard).ok());
+  EndAllTransfers();
+  ExpectReplicated(1, shard);
+  EXPECT_EQ(suspicions_, 0u);
+}
+
+TEST_F(DevicePut, APutThatFailsGivesUpTheCopyAndTheNextComesFromTheArena) {
+  const Shard shard(4, 'g');
+  const SaveId save = Begin(1, shard);
+  Direct(save, shard, 0, 0, 4);
+  const RequestId settle = Settle(save);
+  EndTransfers(Code::kIo);
+  EXPECT_TRUE(StatusOf(settle).ok());
+  EXPECT_EQ(suspicions_, 0u);  // it was this node's card that could not read
+  Fill(save, shard, 0, 4);
+  EXPECT_TRUE(Commit(save, shard).ok());
+  PassTime(1'000'000);
+  EXPECT_EQ(FromDevice(), 0u);
+  EndAllTransfers();
+  ExpectReplicated(1, shard);
+}
+
+TEST_F(DevicePut, APeerThatDoesNotAnswerIsSuspectedAsWithAnyPut) {
+  const Shard shard(1, 'h');
+  const SaveId save = Begin(1, shard);
+  Direct(save, shard, 0, 0, 1);
+  EndTransfers(Code::kPeerGone);
+  EXPECT_EQ(suspicions_, 1u);
+}
+
+TEST_F(DevicePut, ASessionThatEndsKeepsItsChunksUntilThePutsAreOver) {
+  const Shard shard(3, 'i');
+  const uint64_t free_before = source_.store->chunks_free();
+  const SaveId save = Begin(1, shard);
+  Direct(save, shard, 0, 0, 3);
+  Settle(save);
+  source_.engine->OnSessionClosed(now_, 1);
+  Carry();
+  EXPECT_LT(source_.store->chunks_free(), free_before);
+  EndTransfers();
+  EXPECT_EQ(source_.store->chunks_free(), free_before);
+  EXPECT_EQ(holder_.store->chunks_free(), kChunks);
+}
+
+TEST_F(DevicePut, AnAbortTakesBackWhatWaits) {
+  const Shard shard(8, 'j');
+  for (Step step = 1; step <= 4; ++step) Direct(Begin(step, shard), shard, 0, 0, 8);
+  const SaveId late = Begin(1, shard, 2);
+  Direct(late, shard, 0, 0, 8, 2);
+  source_.engine->OnSaveAbort(now_, 2, ++request_, late);
+  Carry();
+  EXPECT_TRUE(StatusOf(request_).ok());
+  EndTransfers();
+  EXPECT_TRUE(table_.empty());
+}
+
+TEST_F(DevicePut, AStreamThatEndsBeforeItsDeviceChunksIsRefused) {
+  const Shard shard(3, 'k');
+  const SaveId save = Begin(1, shard);
+  Direct(save, shard, 0, 3, 1);  // the manifest's chunk is not whole
+  Fill(save, shard, 0, 3);
+  const Status status = Commit(save, shard);
+  EXPECT_EQ(status.code(), Code::kInvalidArgument);
+  EXPECT_THAT(status.message(), HasSubstr("4 whole chunks were announced in device memory"));
+  EndAllTransfers();
+}
+
+TEST_F(DevicePut, PlacesThatMakeNoSenseAreIgnored) {
+  const Shard shard(6, 'l');
+  const SaveId save = Begin(1, shard);
+  Direct(save, shard, 0, 2, 2);
+  EXPECT_EQ(table_.size(), 2u);
+  Direct(save, shard, 0, 3, 2);  // overlaps behind
+  Direct(save, shard, 0, 0, 3);  // and before
+  Direct(save, shard, 0, 1, 4);  // and around
+  Direct(save, shard, 0, 0, 0);  // no chunk
+  Direct(save, shard, 0, 6, 2);  // beyond the save
+  Direct(save, shard, 0, 8, UINT32_MAX);
+  Direct(save, shard, 0, 0, 1, 2);   // another rank's save
+  Direct(save + 1, shard, 0, 0, 1);  // none
+  EXPECT_EQ(table_.size(), 2u);
+  EXPECT_EQ(StatusOf(Settle(save, 1000, 2)).code(), Code::kNotFound);
+  EndTransfers();
+  EXPECT_TRUE(StatusOf(Settle(save)).ok());
+  Direct(save, shard, 0, 0, 1);  // after it was settled
+  EXPECT_TRUE(table_.empty());
+}
+
+}  // namespace
+}  // namespace ropeteam
