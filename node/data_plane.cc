@@ -67,7 +67,7 @@ Result<std::unique_ptr<DataPlane>> DataPlane::Create(std::unique_ptr<Transport> 
 }
 
 DataPlane::DataPlane(std::unique_ptr<Transport> transport, RegionId region)
-    : transport_(std::move(transport)), region_(region) {}
+    : transport_(std::move(transport)), device_buffers_(transport_.get()), region_(region) {}
 
 DataPlane::~DataPlane() {
   Stop();
@@ -88,6 +88,7 @@ void DataPlane::Stop() {
   }
   transport_->Wake();
   thread_.join();
+  device_buffers_.Stop();
 }
 
 void DataPlane::Submit(std::vector<StartTransfer> transfers) {
@@ -193,6 +194,7 @@ bool DataPlane::StartOne(const StartTransfer& transfer) {
   }
   Peer& peer = found->second;
   Status status = Connect(transfer.peer, peer);
+  if (status.ok() && transfer.buffer != 0) return StartFromDevice(peer, transfer);
   if (status.ok())
     status = transfer.get ? transport_->Get(peer.peer, region_, transfer.local_offset, peer.region,
                                             transfer.remote_offset, transfer.length, transfer.tag)
@@ -203,16 +205,42 @@ bool DataPlane::StartOne(const StartTransfer& transfer) {
     return true;
   }
   if (status.code() == Code::kNoSpace && outstanding_ != 0) return false;  // a completion makes room
+  Refuse(transfer, status, status.code());
+  return true;
+}
+
+bool DataPlane::StartFromDevice(const Peer& peer, const StartTransfer& transfer) {
+  ROPETEAM_CHECK(!transfer.get);
+  const Result<RegionId> region = device_buffers_.Use(transfer.buffer);
+  if (!region.ok()) {
+    done_.push_back({transfer.tag, Code::kNotFound});
+    return true;
+  }
+  const Status status = transport_->Put(peer.peer, *region, transfer.local_offset, peer.region,
+                                        transfer.remote_offset, transfer.length, transfer.tag);
+  if (status.ok()) {
+    from_device_[transfer.tag] = transfer.buffer;
+    ++outstanding_;
+    return true;
+  }
+  device_buffers_.EndUse(transfer.buffer, status.code());
+  if (status.code() == Code::kNoSpace && outstanding_ != 0) return false;
+  Refuse(transfer, status, Code::kNotFound);
+  return true;
+}
+
+void DataPlane::Refuse(const StartTransfer& transfer, const Status& status, Code code) {
   LOG_WARNING("data transfer of %" PRIu64 " bytes with node %016" PRIx64 " refused: %s", transfer.length,
               transfer.peer, status.ToString().c_str());
-  done_.push_back({transfer.tag, status.code()});
-  return true;
+  done_.push_back({transfer.tag, code});
 }
 
 void DataPlane::Complete(const Completion& completion) {
   if (completion.kind != OperationKind::kDisconnect) {
     --outstanding_;
     done_.push_back({completion.context, completion.code});
+    if (const auto from_device = from_device_.extract(completion.context); !from_device.empty())
+      device_buffers_.EndUse(from_device.mapped(), completion.code);
     return;
   }
   const auto found = leaving_.find(completion.peer);

@@ -6,7 +6,7 @@
 //
 // A transfer that was submitted is answered exactly once, by `on_done`, when the fabric has let go of the
 // local range; also when the peer is unknown, has left, or the plane is stopped. Failed transfers are not
-// tried again here.
+// tried again here. A put from device memory that cannot even begin is answered with kNotFound.
 
 #ifndef ROPETEAM_NODE_DATA_PLANE_H_
 #define ROPETEAM_NODE_DATA_PLANE_H_
@@ -23,6 +23,7 @@
 
 #include "core/base/view.h"
 #include "core/engine/engine.h"
+#include "node/device_buffers.h"
 #include "transport/transport.h"
 
 namespace ropeteam {
@@ -64,6 +65,9 @@ class DataPlane {
   // return. Idempotent.
   void Stop();
 
+  // What puts may read beside the arena. Any thread.
+  DeviceBuffers& device_buffers() { return device_buffers_; }
+
   // Any thread.
   void Submit(std::vector<StartTransfer> transfers);
   // The view's members other than this node. Who is no longer among them is disconnected, then fenced.
@@ -93,11 +97,14 @@ class DataPlane {
   Status Connect(NodeId node, Peer& peer);
   void StartWaiting();
   bool StartOne(const StartTransfer& transfer);  // false: the transport is full, later
+  bool StartFromDevice(const Peer& peer, const StartTransfer& transfer);  // likewise
+  void Refuse(const StartTransfer& transfer, const Status& status, Code code);
   void Complete(const Completion& completion);
   void DrainForStop();
   void TellDone();
 
   const std::unique_ptr<Transport> transport_;
+  DeviceBuffers device_buffers_;
   const RegionId region_;
   std::string address_;
   Callbacks callbacks_;
@@ -107,11 +114,12 @@ class DataPlane {
   Input input_;  // guarded by mutex_
 
   // The thread's own.
-  std::map<NodeId, Peer> peers_;       // of the newest view
-  std::map<PeerId, NodeId> leaving_;   // Disconnect() under way
-  std::deque<StartTransfer> waiting_;  // accepted, not yet taken by the transport
-  std::vector<TransferDone> done_;     // not yet told
-  size_t outstanding_ = 0;             // taken by the transport, not yet completed
+  std::map<NodeId, Peer> peers_;                    // of the newest view
+  std::map<PeerId, NodeId> leaving_;                // Disconnect() under way
+  std::deque<StartTransfer> waiting_;               // accepted, not yet taken by the transport
+  std::vector<TransferDone> done_;                  // not yet told
+  size_t outstanding_ = 0;                          // taken by the transport, not yet completed
+  std::map<uint64_t, DeviceBufferId> from_device_;  // of those, the tags of puts from device memory
   bool stopping_ = false;
 };
 

@@ -14,7 +14,8 @@ constexpr uint64_t kTimeoutMsMax =
     86'400'000;  // ROPETEAM_TIMEOUT_MAX_MS; a larger one would overflow the clock
 
 bool WantsAnswer(local::Type type) {
-  return type != local::Type::kSaveFilled && type != local::Type::kViewClose;
+  return type != local::Type::kSaveFilled && type != local::Type::kViewClose &&
+         type != local::Type::kGpuBufferEnd && type != local::Type::kSaveDirect;
 }
 
 }  // namespace
@@ -39,6 +40,11 @@ bool LocalServer::OnRequest(SessionId id, Client& client, local::Type type, Requ
     case local::Type::kSaveCommit:
     case local::Type::kSaveAbort:
       return OnSaveRequest(id, type, request, payload);
+    case local::Type::kGpuBuffer:
+    case local::Type::kGpuBufferEnd:
+    case local::Type::kSaveDirect:
+    case local::Type::kSaveSettle:
+      return OnDeviceRequest(id, client, type, request, payload);
     case local::Type::kWait:
       return OnWait(id, client, request, payload);
     case local::Type::kLatest:

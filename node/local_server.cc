@@ -80,9 +80,9 @@ void LocalServer::OnClosed(SessionId id, const std::string& reason) {
   // come round.
   loop_->Post([this, id, alive = std::weak_ptr<int>(alive_)] {
     if (alive.expired()) return;
-    const bool opened = clients_.at(id).opened;
-    clients_.erase(id);
-    if (opened) drive_([&](Engine& engine, TimeUs now) { engine.OnSessionClosed(now, id); });
+    const auto client = clients_.extract(id);
+    if (client.mapped().opened) drive_([&](Engine& engine, TimeUs now) { engine.OnSessionClosed(now, id); });
+    for (const auto& [name, buffer] : client.mapped().gpu_buffers) config_.device_buffers->Remove(buffer.id);
   });
 }
 

@@ -16,6 +16,7 @@
 
 #include "api/client/local_protocol.h"
 #include "core/engine/engine.h"
+#include "node/device_buffers.h"
 #include "node/event_loop.h"
 #include "node/local_session.h"
 #include "node/status_json.h"
@@ -37,6 +38,9 @@ class LocalServer {
     int arena_fd = -1;                               // given to every client; must outlive the server
     DaemonFacts facts;                               // for reports
     std::function<Transport::Counters()> transport;  // likewise
+    // Where ranks' device memory goes; null: the transport reads none. Must outlive the server, and be
+    // stopped before the loop is gone.
+    DeviceBuffers* device_buffers = nullptr;
   };
   // An Engine's input: calls it with the Engine and the time, then carries out the outbox.
   using Drive = std::function<void(const std::function<void(Engine&, TimeUs)>&)>;
@@ -56,13 +60,22 @@ class LocalServer {
 
  private:
   enum class State { kNew, kHelloSent, kRank, kAdmin };
+  struct GpuBuffer {
+    DeviceBufferId id = 0;
+    uint64_t bytes = 0;
+    bool registered = false;
+  };
   struct Client {
     std::unique_ptr<LocalSession> session;
     State state = State::kNew;
     bool opened = false;  // the Engine knows it
     RequestId hello_request = 0;
     uint32_t outstanding = 0;
-    std::map<RequestId, local::Admin> admin;  // reports on their way, and in which shape they are wanted
+    std::map<RequestId, local::Admin> admin;    // reports on their way, and in which shape they are wanted
+    std::map<uint64_t, GpuBuffer> gpu_buffers;  // by the client's names
+    uint64_t gpu_buffer_last = 0;               // its newest name
+    bool said_staged = false;                   // logged, once a session
+    bool said_direct = false;
   };
 
   void OnAcceptable();
@@ -73,6 +86,12 @@ class LocalServer {
   bool OnRequest(SessionId id, Client& client, local::Type type, RequestId request, std::string_view payload);
   bool OnSaveRequest(SessionId id, local::Type type, RequestId request, std::string_view payload);
   bool OnViewRequest(SessionId id, local::Type type, RequestId request, std::string_view payload);
+  bool OnDeviceRequest(SessionId id, Client& client, local::Type type, RequestId request,
+                       std::string_view payload);
+  void OnGpuBuffer(SessionId id, Client& client, RequestId request, const local::GpuBuffer& message);
+  Status CheckGpuBuffer(const Client& client, const local::GpuBuffer& message, bool has_descriptor) const;
+  void OnGpuBufferAdded(SessionId id, RequestId request, uint64_t name, const Status& status);
+  void OnSaveDirect(SessionId id, Client& client, const local::SaveDirect& message);
   bool OnWait(SessionId id, Client& client, RequestId request, std::string_view payload);
   bool OnAdmin(SessionId id, Client& client, RequestId request, std::string_view payload);
   static TimeUs TimeoutUs(uint64_t timeout_ms);  // as the protocol has it, clamped to a day

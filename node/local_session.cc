@@ -21,6 +21,9 @@ namespace {
 
 using local::FrameHeader;
 
+// A frame takes one at most; room for more tells a client that sends too many from a want of descriptors.
+constexpr size_t kDescriptorsPerRead = 4;
+
 std::string EncodeFrame(local::Type type, uint64_t request, std::string_view payload) {
   FrameHeader header;
   header.type = type;
@@ -92,9 +95,7 @@ void LocalSession::OnEvents(uint32_t epoll_events) {
 void LocalSession::Read() {
   std::array<char, 64 * 1024> buffer;
   for (size_t taken = 0; taken < kSessionReadBytesPerTurn && !closed();) {
-    // Descriptors that a client sends along are not asked for: without room for ancillary data the kernel
-    // drops them.
-    const ssize_t count = recv(socket_.get(), buffer.data(), buffer.size(), MSG_DONTWAIT);
+    const ssize_t count = Receive(buffer.data(), buffer.size());
     if (count == 0) return Close("the client closed it");
     if (count < 0) {
       if (errno == EAGAIN || errno == EWOULDBLOCK) return;
@@ -102,11 +103,44 @@ void LocalSession::Read() {
       return Close(std::string("receive: ") + std::strerror(errno));
     }
     taken += static_cast<size_t>(count);
-    if (closing_) continue;  // what comes after the frame that ended it is not looked at
+    if (closing_) {  // what comes after the frame that ended it is not looked at
+      descriptors_.clear();
+      continue;
+    }
     input_.append(buffer.data(), static_cast<size_t>(count));
     HandleFrames();
     if (static_cast<size_t>(count) < buffer.size()) return;
   }
+}
+
+// recv(), and keeps the descriptors that came along.
+ssize_t LocalSession::Receive(char* buffer, size_t length) {
+  iovec part{buffer, length};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(kDescriptorsPerRead * sizeof(int))> control{};
+  message.msg_control = control.data();
+  message.msg_controllen = control.size();
+  const ssize_t count = recvmsg(socket_.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  if (count < 0) return count;
+  for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header)) {
+    if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
+    for (size_t at = 0; at + sizeof(int) <= header->cmsg_len - CMSG_LEN(0); at += sizeof(int)) {
+      int fd = -1;
+      std::memcpy(&fd, CMSG_DATA(header) + at, sizeof(int));
+      descriptors_.emplace_back(fd);
+    }
+  }
+  if ((message.msg_flags & MSG_CTRUNC) != 0) descriptors_lost_ = true;
+  return count;
+}
+
+UniqueFd LocalSession::TakeDescriptor() {
+  if (descriptors_.empty()) return UniqueFd();
+  UniqueFd first = std::move(descriptors_.front());
+  descriptors_.pop_front();
+  return first;
 }
 
 void LocalSession::HandleFrames() {
@@ -128,6 +162,9 @@ void LocalSession::HandleFrames() {
     begin += whole;
   }
   if (begin != 0) input_.erase(0, begin);
+  // One may belong to a frame of which only the beginning is here: it comes with the first byte.
+  if (!closed() && !closing_ && descriptors_.size() > (input_.empty() ? 0u : 1u))
+    return Close("a descriptor came with a frame that takes none");
   // A large message's buffer is not kept for the small ones that follow.
   if (input_.empty() && input_.capacity() > kSessionReadBytesPerTurn) input_.shrink_to_fit();
 }
@@ -185,6 +222,7 @@ void LocalSession::Close(const std::string& reason) {
   process_.reset();
   socket_.reset();
   output_.clear();
+  descriptors_.clear();
   callbacks_.on_closed(reason);
 }
 

@@ -34,7 +34,7 @@ inline constexpr size_t kSessionReadBytesPerTurn = 256 * 1024;
 class LocalSession {
  public:
   struct Callbacks {
-    // `payload` is valid during the call, which may call Send() and Close().
+    // `payload` is valid during the call, which may call Send(), TakeDescriptor() and Close().
     std::function<void(const local::FrameHeader& header, std::string_view payload)> on_frame;
     // Once, with the reason; the session must be kept alive until the callback has returned to the loop.
     std::function<void(const std::string& reason)> on_closed;
@@ -54,6 +54,12 @@ class LocalSession {
   void CloseAfterSend(std::string reason);
   void Close(const std::string& reason);
 
+  // The descriptor that came with the frame being handled; invalid when none did. One that no frame takes
+  // ends the session.
+  UniqueFd TakeDescriptor();
+  // Descriptors were lost on their way: this process may have no more, or they were sent by the dozen.
+  bool descriptors_lost() const { return descriptors_lost_; }
+
   bool closed() const { return !socket_.valid(); }
   pid_t peer_pid() const { return peer_pid_; }
 
@@ -67,6 +73,7 @@ class LocalSession {
   };
   void OnEvents(uint32_t epoll_events);
   void Read();
+  ssize_t Receive(char* buffer, size_t length);
   void HandleFrames();
   void Flush();
   void WatchProcess();
@@ -77,6 +84,8 @@ class LocalSession {
   const pid_t peer_pid_;
   Callbacks callbacks_;
   std::string input_;
+  std::deque<UniqueFd> descriptors_;  // in the order of the frames that they came with
+  bool descriptors_lost_ = false;
   std::deque<Frame> output_;
   size_t output_bytes_ = 0;
   size_t sent_ = 0;  // of output_.front()

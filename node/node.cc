@@ -10,7 +10,6 @@
 #include "core/shard/manifest.h"
 #include "node/local_socket.h"
 #include "node/sizes.h"
-#include "transport/fabrics.h"
 
 namespace ropeteam {
 namespace {
@@ -59,9 +58,9 @@ NodeId NewNodeId() {
 }
 
 Result<std::unique_ptr<Node>> Node::Create(const Options& options, EventLoop* loop, ArenaFile* arena,
-                                           OnSuspect on_suspect) {
+                                           OnSuspect on_suspect, OpenFabric open_fabric) {
   std::unique_ptr<Node> node(new Node(options, loop, arena, std::move(on_suspect)));
-  ROPETEAM_RETURN_IF_ERROR(node->Init());
+  ROPETEAM_RETURN_IF_ERROR(node->Init(open_fabric));
   return node;
 }
 
@@ -79,7 +78,7 @@ Node::~Node() {
   engine_.reset();
 }
 
-Status Node::Init() {
+Status Node::Init(const OpenFabric& open_fabric) {
   Result<std::unique_ptr<Store>> store = arena_->OpenStore();
   if (!store.ok()) return store.status();
   store_ = std::move(*store);
@@ -94,11 +93,11 @@ Status Node::Init() {
           Drive([&](Engine& engine, TimeUs now) { engine.OnCheckDone(now, tag, bad); });
         });
       });
-  ROPETEAM_RETURN_IF_ERROR(InitPlanes());
+  ROPETEAM_RETURN_IF_ERROR(InitPlanes(open_fabric));
   return InitLocal();
 }
 
-Status Node::InitPlanes() {
+Status Node::InitPlanes(const OpenFabric& open_fabric) {
   FabricConfig fabric;
   fabric.transport = options_.transport;
   fabric.provider = options_.provider;
@@ -106,7 +105,7 @@ Status Node::InitPlanes() {
   fabric.devices = options_.devices;
   fabric.gid_index = options_.gid_index;
   fabric.require_rdma = options_.require_rdma;
-  Result<FabricChoice> choice = CreateFabric(fabric);
+  Result<FabricChoice> choice = open_fabric(fabric);
   if (!choice.ok()) return choice.status();
   if (!choice->fallback.empty())
     LOG_WARNING("transport without RDMA, reason %s (--require-rdma makes this an error)",
@@ -117,9 +116,10 @@ Status Node::InitPlanes() {
   data_ = std::move(*data);
   self_.data_address = data_->address();
   const TransportCapabilities& has = data_->capabilities();
-  LOG_INFO("data %s transport %s devices %s address %s link_mbps %llu rdma %s", data_->Describe().c_str(),
-           data_->transport_name().c_str(), has.devices.c_str(), has.address.c_str(),
-           static_cast<unsigned long long>(has.link_mbps), has.rdma ? "yes" : "no");
+  LOG_INFO("data %s transport %s devices %s address %s link_mbps %llu rdma %s dmabuf %s",
+           data_->Describe().c_str(), data_->transport_name().c_str(), has.devices.c_str(),
+           has.address.c_str(), static_cast<unsigned long long>(has.link_mbps), has.rdma ? "yes" : "no",
+           has.dmabuf ? "yes" : "no");
 
   const ControlPlane::Config control{self_.id, options_.listen, options_.control_port};
   Result<std::unique_ptr<ControlPlane>> plane =
@@ -160,6 +160,9 @@ Status Node::InitLocal() {
   config.hello.arena_bytes = arena_->memory().size();
   config.hello.chunks_begin = store_->chunk_offset(0);
   config.hello.chunks_total = store_->chunks_total();
+  config.hello.transport = data_->transport_name();
+  config.hello.dmabuf = data_->capabilities().dmabuf;
+  if (config.hello.dmabuf) config.device_buffers = &data_->device_buffers();
   DaemonFacts& facts = config.facts;
   facts.version = ROPETEAM_VERSION_TEXT;
   facts.node = options_.node;

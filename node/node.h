@@ -24,6 +24,7 @@
 #include "node/event_loop.h"
 #include "node/local_server.h"
 #include "node/options.h"
+#include "transport/fabrics.h"
 
 namespace ropeteam {
 
@@ -32,10 +33,13 @@ class Node {
   // The data path saw this member fail: for Membership::ReportSuspect().
   using OnSuspect = std::function<void(NodeId member, const std::string& reason)>;
 
+  // Opens the data path: CreateFabric(), or what a test has in its place.
+  using OpenFabric = std::function<Result<FabricChoice>(const FabricConfig& config)>;
+
   // Takes the arena over, listens for control and data, not yet for ranks. `loop` and `arena` must outlive
   // the Node, and `arena` must serve no other Node meanwhile.
   static Result<std::unique_ptr<Node>> Create(const Options& options, EventLoop* loop, ArenaFile* arena,
-                                              OnSuspect on_suspect);
+                                              OnSuspect on_suspect, OpenFabric open_fabric = CreateFabric);
   ~Node();  // closes every session, stops the threads; the arena keeps what is sealed
 
   // Listens for ranks.
@@ -56,8 +60,8 @@ class Node {
   };
 
   Node(const Options& options, EventLoop* loop, ArenaFile* arena, OnSuspect on_suspect);
-  Status Init();
-  Status InitPlanes();
+  Status Init(const OpenFabric& open_fabric);
+  Status InitPlanes(const OpenFabric& open_fabric);
   Status InitLocal();
   // Wraps a callback for another thread: posts it to the loop, where it is dropped if this Node is gone.
   void PostToSelf(std::function<void()> closure);

@@ -117,6 +117,7 @@ Json ToJson(const DaemonFacts& f) {
           {"data_address", f.capabilities.address},
           {"link_mbps", f.capabilities.link_mbps},
           {"rdma", f.capabilities.rdma},
+          {"dmabuf", f.capabilities.dmabuf},
           {"rdma_fallback", f.fallback}};
 }
 
@@ -230,8 +231,9 @@ std::string ListJson(const ClusterReport& report, const Step* step,
 }
 
 std::string VerifyJson(const VerifyReport& report) {
-  Json json = {
-      {"incarnation", LifeNumber(report.incarnation)}, {"step", report.step}, {"nodes_asked", report.nodes_asked}};
+  Json json = {{"incarnation", LifeNumber(report.incarnation)},
+               {"step", report.step},
+               {"nodes_asked", report.nodes_asked}};
   Json copies = Json::array();
   uint64_t chunks = 0;
   uint64_t bad = 0;

@@ -3,11 +3,16 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <condition_variable>
+#include <cstring>
 #include <mutex>
 #include <set>
+#include <thread>
 
+#include "tests/node/dmabuf_transport.h"
 #include "transport/inproc/inproc_transport.h"
 
 namespace ropeteam {
@@ -17,41 +22,11 @@ constexpr std::chrono::seconds kGiveUp(20);
 constexpr uint64_t kBytes = 1 << 20;
 
 // The in-process transport, said to fence: no fabric that can is on every machine.
-class Fencing : public Transport {
+class Fencing : public ForwardingTransport {
  public:
-  explicit Fencing(std::unique_ptr<Transport> inner)
-      : inner_(std::move(inner)), capabilities_(inner_->capabilities()) {
+  explicit Fencing(std::unique_ptr<Transport> inner) : ForwardingTransport(std::move(inner)) {
     capabilities_.fences_peers = true;
   }
-  const TransportCapabilities& capabilities() const override { return capabilities_; }
-  std::string LocalAddress() const override { return inner_->LocalAddress(); }
-  std::string Describe() const override { return inner_->Describe(); }
-  Result<RegionId> RegisterRegion(void* base, uint64_t length) override {
-    return inner_->RegisterRegion(base, length);
-  }
-  Status DeregisterRegion(RegionId region) override { return inner_->DeregisterRegion(region); }
-  std::string ExportRegion(RegionId region) const override { return inner_->ExportRegion(region); }
-  Result<PeerId> Connect(const std::string& address) override { return inner_->Connect(address); }
-  void Disconnect(PeerId peer) override { inner_->Disconnect(peer); }
-  Result<RemoteRegionId> ImportRegion(PeerId peer, const std::string& key) override {
-    return inner_->ImportRegion(peer, key);
-  }
-  Status Put(PeerId peer, RegionId local, uint64_t local_offset, RemoteRegionId remote,
-             uint64_t remote_offset, uint64_t length, uint64_t context) override {
-    return inner_->Put(peer, local, local_offset, remote, remote_offset, length, context);
-  }
-  Status Get(PeerId peer, RegionId local, uint64_t local_offset, RemoteRegionId remote,
-             uint64_t remote_offset, uint64_t length, uint64_t context) override {
-    return inner_->Get(peer, local, local_offset, remote, remote_offset, length, context);
-  }
-  size_t Poll(Completion* out, size_t capacity) override { return inner_->Poll(out, capacity); }
-  void Wait(uint64_t timeout_us) override { inner_->Wait(timeout_us); }
-  void Wake() override { inner_->Wake(); }
-  Counters counters() const override { return inner_->counters(); }
-
- private:
-  const std::unique_ptr<Transport> inner_;
-  TransportCapabilities capabilities_;
 };
 
 // A plane over the in-process fabric and an arena of its own.
@@ -63,6 +38,7 @@ class Plane {
     EXPECT_TRUE(created.ok());
     std::unique_ptr<Transport> transport = std::move(*created);
     if (fences) transport = std::make_unique<Fencing>(std::move(transport));
+    transport = std::make_unique<DmabufTransport>(std::move(transport), control_);
     Result<std::unique_ptr<DataPlane>> plane = DataPlane::Create(std::move(transport), arena_);
     EXPECT_TRUE(plane.ok()) << plane.status().ToString();
     plane_ = std::move(*plane);
@@ -101,6 +77,7 @@ class Plane {
   }
 
   std::vector<std::byte> arena_;
+  const std::shared_ptr<DmabufControl> control_ = std::make_shared<DmabufControl>();
   std::unique_ptr<DataPlane> plane_;
 
  private:
@@ -113,7 +90,7 @@ class Plane {
 
 StartTransfer Transfer(uint64_t tag, NodeId peer, bool get, uint64_t local, uint64_t remote,
                        uint64_t length) {
-  return {tag, peer, get, local, remote, length};
+  return {tag, peer, get, local, remote, length, 0};
 }
 
 TEST(DataPlane, PutsAndGetsBetweenArenas) {
@@ -195,6 +172,172 @@ TEST(DataPlane, StopAnswersWhatIsOutstanding) {
   a.plane_->Submit({Transfer(1, 2, false, 0, 0, 10), Transfer(2, 2, true, 0, 0, 10)});
   a.plane_->Stop();
   EXPECT_EQ(a.WaitDone(2).size(), 2u);
+}
+
+// Memory of a GPU, as far as the plane can tell.
+class Device {
+ public:
+  explicit Device(char fill) : fd_(memfd_create("device", MFD_CLOEXEC)) {
+    const std::string bytes(kDeviceBytes, fill);
+    EXPECT_EQ(write(fd_.get(), bytes.data(), bytes.size()), static_cast<ssize_t>(bytes.size()));
+  }
+  static constexpr uint64_t kDeviceBytes = 64 * 1024;
+  UniqueFd Export() const { return UniqueFd(dup(fd_.get())); }
+
+ private:
+  UniqueFd fd_;
+};
+
+// Adds, and waits for what comes of it.
+class Adder {
+ public:
+  DeviceBufferId Add(DataPlane* plane, UniqueFd descriptor, uint64_t bytes = Device::kDeviceBytes) {
+    return plane->device_buffers().Add(std::move(descriptor), bytes, [this](const Status& status) {
+      const std::lock_guard lock(mutex_);
+      results_.push_back(status);
+      changed_.notify_all();
+    });
+  }
+  Status Wait(size_t count = 1) {
+    std::unique_lock lock(mutex_);
+    EXPECT_TRUE(changed_.wait_for(lock, kGiveUp, [&] { return results_.size() >= count; }));
+    return results_.back();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<Status> results_;
+};
+
+StartTransfer FromDevice(uint64_t tag, DeviceBufferId buffer, uint64_t local, uint64_t remote,
+                         uint64_t length) {
+  return {tag, 2, false, local, remote, length, buffer};
+}
+
+class DevicePlane : public ::testing::Test {
+ protected:
+  DevicePlane() : fabric_(InprocFabric::Create()), a_(fabric_, "a"), b_(fabric_, "b") {
+    a_.plane_->SetMembers({b_.As(2)});
+  }
+  DeviceBufferId Register(const Device& device) {
+    const DeviceBufferId id = adder_.Add(a_.plane_.get(), device.Export());
+    EXPECT_TRUE(adder_.Wait(++added_).ok());
+    return id;
+  }
+  // Deregistering is done by another thread.
+  void ExpectRegistered(size_t count) {
+    const auto give_up = std::chrono::steady_clock::now() + kGiveUp;
+    while (a_.control_->registered() != count && std::chrono::steady_clock::now() < give_up)
+      std::this_thread::yield();
+    EXPECT_EQ(a_.control_->registered(), count);
+    EXPECT_EQ(a_.plane_->device_buffers().registered(), count);
+  }
+
+  const std::shared_ptr<InprocFabric> fabric_;
+  Adder adder_;
+  size_t added_ = 0;
+  Plane a_;
+  Plane b_;
+};
+
+TEST_F(DevicePlane, PutsFromDeviceMemoryUntilItIsRemoved) {
+  const DeviceBufferId id = Register(Device('d'));
+  a_.plane_->Submit({FromDevice(1, id, 100, 200, 10)});
+  EXPECT_EQ(a_.WaitDone(1)[0].code, Code::kOk);
+  EXPECT_EQ(std::memcmp(b_.arena_.data() + 199, "\0dddddddddd\0", 12), 0);
+  a_.plane_->device_buffers().Remove(id);
+  ExpectRegistered(0);
+  a_.plane_->Submit({FromDevice(2, id, 100, 300, 10)});
+  EXPECT_EQ(a_.WaitDone(2)[1].code, Code::kNotFound);
+  EXPECT_EQ(b_.arena_[300], std::byte{0});
+}
+
+TEST_F(DevicePlane, WhatIsNotThereOrOutsideOfItBeginsNothing) {
+  const DeviceBufferId id = Register(Device('d'));
+  a_.plane_->Submit({FromDevice(1, id + 1, 0, 0, 10), FromDevice(2, id, Device::kDeviceBytes - 5, 0, 10)});
+  for (const TransferDone& done : a_.WaitDone(2)) EXPECT_EQ(done.code, Code::kNotFound) << done.tag;
+  EXPECT_EQ(b_.arena_[0], std::byte{0});
+  a_.plane_->device_buffers().Remove(id);
+  ExpectRegistered(0);  // the refused put holds nothing
+}
+
+TEST_F(DevicePlane, MemoryThatIsRemovedStaysUntilItsPutsAreOver) {
+  const DeviceBufferId id = Register(Device('d'));
+  fabric_->Hold("b");
+  a_.plane_->Submit({FromDevice(1, id, 0, 0, 10)});
+  const auto give_up = std::chrono::steady_clock::now() + kGiveUp;
+  while (a_.control_->puts() == 0 && std::chrono::steady_clock::now() < give_up) std::this_thread::yield();
+  a_.plane_->device_buffers().Remove(id);
+  // The thread that would have deregistered it by now has registered another.
+  Register(Device('e'));
+  ExpectRegistered(2);
+  fabric_->Release("b");
+  EXPECT_EQ(a_.WaitDone(1)[0].code, Code::kOk);
+  ExpectRegistered(1);
+  EXPECT_EQ(b_.arena_[9], std::byte{'d'});
+}
+
+TEST_F(DevicePlane, MemoryThatTheCardCannotReadIsNotTriedAgain) {
+  const DeviceBufferId id = Register(Device('d'));
+  a_.control_->FailPuts(Code::kIo);
+  a_.plane_->Submit({FromDevice(1, id, 0, 0, 10)});
+  EXPECT_EQ(a_.WaitDone(1)[0].code, Code::kIo);
+  a_.control_->FailPuts(Code::kOk);
+  a_.plane_->Submit({FromDevice(2, id, 0, 0, 10)});
+  EXPECT_EQ(a_.WaitDone(2)[1].code, Code::kNotFound);
+  EXPECT_EQ(a_.control_->puts(), 1u);
+  // A peer that fails says nothing of the memory.
+  const DeviceBufferId other = Register(Device('e'));
+  a_.control_->FailPuts(Code::kLinkFailed);
+  a_.plane_->Submit({FromDevice(3, other, 0, 0, 10)});
+  EXPECT_EQ(a_.WaitDone(3)[2].code, Code::kLinkFailed);
+  a_.control_->FailPuts(Code::kOk);
+  a_.plane_->Submit({FromDevice(4, other, 0, 0, 10)});
+  EXPECT_EQ(a_.WaitDone(4)[3].code, Code::kOk);
+}
+
+TEST_F(DevicePlane, ADescriptorThatIsNoSuchMemoryIsRefused) {
+  adder_.Add(a_.plane_.get(), Device('d').Export(), Device::kDeviceBytes + 1);
+  Status status = adder_.Wait(1);
+  EXPECT_EQ(status.code(), Code::kInvalidArgument);
+  EXPECT_THAT(status.message(), ::testing::HasSubstr("65537 bytes in a dmabuf of 65536"));
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  const UniqueFd other_end(ends[1]);
+  adder_.Add(a_.plane_.get(), UniqueFd(ends[0]));
+  status = adder_.Wait(2);
+  EXPECT_EQ(status.code(), Code::kInvalidArgument);
+  EXPECT_THAT(status.message(), ::testing::HasSubstr("no dmabuf"));
+  EXPECT_EQ(a_.control_->registrations(), 0u);
+  a_.control_->Refuse(Error(Code::kIo, "the card does not like it"));
+  adder_.Add(a_.plane_.get(), Device('d').Export());
+  EXPECT_THAT(adder_.Wait(3).message(), ::testing::HasSubstr("does not like it"));
+  EXPECT_EQ(a_.plane_->device_buffers().registered(), 0u);
+}
+
+TEST_F(DevicePlane, MemoryThatIsTakenBackWhileItIsBeingRegisteredIsLetGo) {
+  a_.control_->HoldRegistrations(true);
+  const DeviceBufferId id = adder_.Add(a_.plane_.get(), Device('d').Export());
+  const DeviceBufferId waiting = adder_.Add(a_.plane_.get(), Device('e').Export());
+  ASSERT_TRUE(a_.control_->WaitForHeld());
+  EXPECT_EQ(a_.plane_->device_buffers().Use(id).status().code(), Code::kNotFound);
+  a_.plane_->device_buffers().Remove(id);
+  a_.plane_->device_buffers().Remove(waiting);
+  a_.control_->HoldRegistrations(false);
+  EXPECT_EQ(adder_.Wait(2).code(), Code::kAborted);
+  ExpectRegistered(0);
+  EXPECT_EQ(a_.control_->registrations(), 1u);  // the other was not even begun
+}
+
+TEST_F(DevicePlane, StopLetsGoOfEverything) {
+  const DeviceBufferId id = Register(Device('d'));
+  Register(Device('e'));
+  fabric_->Hold("b");
+  a_.plane_->Submit({FromDevice(1, id, 0, 0, 10)});
+  a_.plane_->Stop();
+  EXPECT_EQ(a_.WaitDone(1)[0].code, Code::kPeerGone);
+  EXPECT_EQ(a_.control_->registered(), 0u);
 }
 
 TEST(DataAddress, PacksAnyBytesAndRefusesAnythingElse) {

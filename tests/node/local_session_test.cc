@@ -8,14 +8,21 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <linux/sockios.h>
 #include <signal.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstring>
+#include <filesystem>
 #include <functional>
+#include <map>
+#include <vector>
 
 #include "core/base/bytes.h"
 
@@ -61,6 +68,22 @@ class LocalSessionTest : public ::testing::Test {
     ASSERT_EQ(send(client_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL),
               static_cast<ssize_t>(bytes.size()));
   }
+  // With descriptors beside the first byte.
+  void WriteWith(const std::string& bytes, const std::vector<int>& descriptors) {
+    iovec part{const_cast<char*>(bytes.data()), bytes.size()};
+    std::vector<char> control(CMSG_SPACE(descriptors.size() * sizeof(int)));
+    msghdr message{};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    message.msg_control = control.data();
+    message.msg_controllen = control.size();
+    cmsghdr* header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(descriptors.size() * sizeof(int));
+    std::memcpy(CMSG_DATA(header), descriptors.data(), descriptors.size() * sizeof(int));
+    ASSERT_EQ(sendmsg(client_.get(), &message, MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
+  }
   // Runs the loop until `done`, or fails.
   void RunUntil(const std::function<bool()>& done) {
     bool gave_up = false;
@@ -99,6 +122,106 @@ TEST_F(LocalSessionTest, AFrameArrivesWholeHoweverItIsCut) {
   EXPECT_EQ(frames_[0].second, "hello there");
   EXPECT_EQ(frames_[1].first.type, Type::kLatest);
   EXPECT_EQ(closed_, 0);
+}
+
+// Files that can be told apart, and what came of each.
+class Files {
+ public:
+  explicit Files(size_t count) {
+    for (size_t i = 0; i < count; ++i) {
+      files_.emplace_back(memfd_create("file", MFD_CLOEXEC));
+      EXPECT_EQ(ftruncate(files_.back().get(), static_cast<off_t>(i + 1)), 0);
+    }
+  }
+  int operator[](size_t index) const { return files_[index].get(); }
+  static size_t IndexOf(const UniqueFd& descriptor) {
+    struct stat info {};
+    EXPECT_EQ(fstat(descriptor.get(), &info), 0);
+    return static_cast<size_t>(info.st_size) - 1;
+  }
+
+ private:
+  std::vector<UniqueFd> files_;
+};
+
+size_t OpenDescriptors() {
+  const std::filesystem::directory_iterator all("/proc/self/fd");
+  return static_cast<size_t>(std::distance(begin(all), end(all)));
+}
+
+TEST_F(LocalSessionTest, EachFrameFindsTheDescriptorThatCameWithIt) {
+  const Files files(3);
+  std::map<uint64_t, size_t> taken;
+  on_frame_ = [&](const FrameHeader& header) {
+    if (header.type != Type::kGpuBuffer) return;
+    const UniqueFd descriptor = session_->TakeDescriptor();
+    ASSERT_TRUE(descriptor.valid());
+    EXPECT_EQ(fcntl(descriptor.get(), F_GETFD), FD_CLOEXEC);
+    taken[header.request] = Files::IndexOf(descriptor);
+  };
+  Write(Frame(Type::kLatest, 1, "") + Frame(Type::kLatest, 2, "").substr(0, 10));
+  Write(Frame(Type::kLatest, 2, "").substr(10));
+  WriteWith(Frame(Type::kGpuBuffer, 3, "x"), {files[0]});
+  // The beginning of a frame brings the descriptor, long before the frame can be handled.
+  const std::string late = Frame(Type::kGpuBuffer, 4, "yyyy");
+  WriteWith(late.substr(0, 1), {files[1]});
+  RunUntil([this] { return frames_.size() == 3; });
+  for (const char byte : late.substr(1)) Write(std::string(1, byte));
+  WriteWith(Frame(Type::kGpuBuffer, 5, ""), {files[2]});
+  RunUntil([this] { return frames_.size() == 5; });
+  EXPECT_THAT(taken,
+              ::testing::ElementsAre(::testing::Pair(3, 0), ::testing::Pair(4, 1), ::testing::Pair(5, 2)));
+  EXPECT_EQ(closed_, 0);
+  EXPECT_FALSE(session_->descriptors_lost());
+}
+
+TEST_F(LocalSessionTest, ADescriptorThatNoFrameTakesEndsTheSessionAndIsClosed) {
+  const Files files(2);
+  const size_t before = OpenDescriptors();
+  on_frame_ = [&](const FrameHeader&) { (void)session_->TakeDescriptor(); };
+  WriteWith(Frame(Type::kGpuBuffer, 1, ""), {files[0], files[1]});
+  RunUntil([this] { return closed_ == 1; });
+  EXPECT_THAT(reason_, HasSubstr("descriptor"));
+  EXPECT_EQ(frames_.size(), 1u);
+  EXPECT_LE(OpenDescriptors(), before);  // fewer by the session's own
+}
+
+TEST_F(LocalSessionTest, DescriptorsWithFramesThatTakeNoneDoNotPileUp) {
+  const Files files(1);
+  const size_t before = OpenDescriptors();
+  WriteWith(Frame(Type::kLatest, 1, "") + "ROPE", {files[0]});
+  WriteWith("x", {files[0]});
+  RunUntil([this] { return closed_ == 1; });
+  EXPECT_LE(OpenDescriptors(), before);
+}
+
+TEST_F(LocalSessionTest, MoreDescriptorsThanAnybodyNeedsAreLostAndThatIsKnown) {
+  const Files files(1);
+  const size_t before = OpenDescriptors();
+  WriteWith(Frame(Type::kGpuBuffer, 1, ""), std::vector<int>(100, files[0]));
+  RunUntil([this] { return closed_ == 1; });
+  EXPECT_TRUE(session_->descriptors_lost());
+  EXPECT_LE(OpenDescriptors(), before);
+}
+
+TEST_F(LocalSessionTest, DescriptorsBehindTheEndAreClosed) {
+  const Files files(1);
+  const size_t before = OpenDescriptors();
+  on_frame_ = [this](const FrameHeader&) {
+    // So much that it cannot all be written at once: the session lingers.
+    for (int i = 0; i < 4; ++i) session_->Send(Type::kReply, 1, std::string(local::kFrameBytesMax, 'x'));
+    session_->CloseAfterSend("enough");
+  };
+  Write(Frame(Type::kLatest, 1, ""));
+  RunUntil([this] { return frames_.size() == 1; });
+  ASSERT_EQ(closed_, 0);
+  WriteWith(Frame(Type::kGpuBuffer, 2, ""), {files[0]});
+  for (int unread = 1; unread != 0;) {
+    loop_.Post([this] { loop_.Post([this] { loop_.Stop(); }); });
+    loop_.Run();
+    ASSERT_EQ(ioctl(client_.get(), SIOCOUTQ, &unread), 0);
+  }
+  EXPECT_EQ(OpenDescriptors(), before);
 }
 
 TEST_F(LocalSessionTest, TheLargestFrameIsTaken) {
