@@ -97,7 +97,6 @@ Status CudaExports::Export(const CudaDriver& driver, Allocation* allocation, Cha
   }
   ROPETEAM_RETURN_IF_ERROR(status);
   allocation->buffer = buffer;
-  direct_ = true;
   if (!said_direct_) LOG_INFO("device memory goes to replicas directly, and through the arena to this node");
   said_direct_ = true;
   return OkStatus();

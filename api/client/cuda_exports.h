@@ -13,7 +13,6 @@
 #ifndef ROPETEAM_API_CLIENT_CUDA_EXPORTS_H_
 #define ROPETEAM_API_CLIENT_CUDA_EXPORTS_H_
 
-#include <atomic>
 #include <cstdint>
 #include <mutex>
 #include <vector>
@@ -38,9 +37,6 @@ class CudaExports {
              Channel* channel);
   // The save that used these has ended.
   void Release(const std::vector<uint64_t>& buffers, Channel* channel);
-
-  // Whether the daemon has been given any; false: all goes through the arena.
-  bool direct() const { return direct_; }
 
  private:
   // Saves that may end without having used a buffer before it is taken back: those that are open beside one
@@ -70,7 +66,6 @@ class CudaExports {
   bool said_staged_ = false;
   bool said_direct_ = false;
   FrameBuffers frames_;
-  std::atomic<bool> direct_ = false;
 };
 
 }  // namespace ropeteam::client

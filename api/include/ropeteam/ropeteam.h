@@ -161,7 +161,8 @@ ROPETEAM_EXPORT ropeteam_status_t ropeteam_save_put(ropeteam_save_t* save, const
  * this thread and later work in that stream go on. The source must keep its bytes, and its allocation, until
  * ropeteam_save_commit() has returned, or the save has been aborted, closed or ended by an error: so the work that changes
  * it next is to be given to the device after the commit. The commit waits for the copies, however long `stream` takes to
- * come to them; an abort does not, it waits for what the device is copying just then.
+ * come to them; an abort does not, it waits for what the device is copying just then. Where the node's network card reads
+ * the memory by itself, commit and abort wait for that as well, a second at most.
  * INVALID_ARGUMENT: not a pointer into device memory, or its context is gone. UNSUPPORTED: libcuda.so.1 cannot be loaded
  * or is too old. After these and NO_SPACE the save is as it was; a copy that the device fails ends it, IO, at the next
  * call on it, at the latest in the commit. */
