@@ -12,7 +12,11 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <random>
+#include <set>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "core/base/checksum.h"
 #include "core/base/log.h"
@@ -56,6 +60,7 @@ struct Node {
 
 // What a rank saves: `chunks` whole chunks of one object, and the manifest in one more.
 struct Shard {
+  Shard() = default;
   Shard(uint32_t chunks, char seed) {
     for (uint64_t i = 0; i < chunks * kChunk; ++i)
       stream.push_back(static_cast<char>(i * 7 / 3 + i / 999 + seed));
@@ -71,9 +76,10 @@ struct Shard {
   std::vector<uint32_t> crcs;
 };
 
-class DevicePut : public ::testing::Test {
+// The two engines and what lies between them.
+class World {
  protected:
-  DevicePut() : source_(kSource, "source"), holder_(kHolder, "holder") {
+  World() : source_(kSource, "source"), holder_(kHolder, "holder") {
     SetLogSink([](LogLevel, std::string_view) {}, LogLevel::kOff);
     View view;
     view.epoch = 1;
@@ -101,7 +107,7 @@ class DevicePut : public ::testing::Test {
       EXPECT_TRUE(std::holds_alternative<AnswerHello>(answers_.at(request_).body));
     }
   }
-  ~DevicePut() override {
+  ~World() {
     source_.engine->CheckInvariants();
     holder_.engine->CheckInvariants();
     SetLogSink(nullptr, LogLevel::kWarning);
@@ -124,7 +130,10 @@ class DevicePut : public ::testing::Test {
           to.engine->OnMessage(now_, node->id, message.envelope);
         }
         for (const Answer& answer : out.answers) answers_.emplace(answer.request, answer);
-        for (const LevelEvent& event : out.events) levels_[event.shard.step] = event.level;
+        for (const LevelEvent& event : out.events) {
+          levels_[event.shard.step] = event.level;
+          if (event.level == Level::kReplicated) replicated_.push_back(event.shard);
+        }
         suspicions_ += out.suspicions.size();
       }
       if (quiet) return;
@@ -139,21 +148,23 @@ class DevicePut : public ::testing::Test {
     }
     node->engine->OnCheckDone(now_, check.tag, bad);
   }
-  // Ends the transfers that are on the table now.
-  void EndTransfers(Code code = Code::kOk) {
-    for (const StartTransfer& transfer : std::exchange(table_, {})) {
-      const std::byte* from = source_.memory + transfer.local_offset;
-      if (transfer.buffer != 0) {
-        EXPECT_EQ(transfer.buffer, kBuffer);
-        EXPECT_LE(transfer.local_offset + transfer.length, device_.size());
-        from = reinterpret_cast<const std::byte*>(device_.data()) + transfer.local_offset;
-        ++device_puts_;
-      } else {
-        ++arena_puts_;
-      }
-      if (code == Code::kOk) std::memcpy(holder_.memory + transfer.remote_offset, from, transfer.length);
-      source_.engine->OnTransferDone(now_, transfer.tag, code);
+  // Takes one off the table. `landed`: its bytes are at the holder, also when it failed.
+  void EndTransfer(size_t index, Code code, bool landed) {
+    const StartTransfer transfer = table_[index];
+    table_.erase(table_.begin() + static_cast<ptrdiff_t>(index));
+    const std::byte* from = source_.memory + transfer.local_offset;
+    if (transfer.buffer != 0) {
+      const std::string& memory = device_.at(transfer.buffer);
+      EXPECT_LE(transfer.local_offset + transfer.length, memory.size());
+      from = reinterpret_cast<const std::byte*>(memory.data()) + transfer.local_offset;
     }
+    ++(transfer.buffer != 0 ? device_puts_ : arena_puts_);
+    if (landed) std::memcpy(holder_.memory + transfer.remote_offset, from, transfer.length);
+    source_.engine->OnTransferDone(now_, transfer.tag, code);
+  }
+  // Ends those that are on the table now.
+  void EndTransfers(Code code = Code::kOk) {
+    for (size_t count = table_.size(); count != 0; --count) EndTransfer(0, code, code == Code::kOk);
     Carry();
   }
   void EndAllTransfers() {
@@ -182,10 +193,11 @@ class DevicePut : public ::testing::Test {
   }
   // The object lies in device memory from `offset` on.
   void Direct(SaveId save, const Shard& shard, uint64_t offset, uint32_t first, uint32_t count,
-              SessionId session = 1) {
-    device_.resize(std::max(device_.size(), offset + shard.crcs.size() * kChunk));
-    device_.replace(offset, shard.stream.size(), shard.stream);
-    source_.engine->OnSaveDirect(now_, session, {save, kBuffer, offset + first * kChunk, first, count});
+              SessionId session = 1, DeviceBufferId buffer = kBuffer) {
+    std::string& memory = device_[buffer];
+    memory.resize(std::max(memory.size(), offset + shard.crcs.size() * kChunk));
+    memory.replace(offset, shard.stream.size(), shard.stream);
+    source_.engine->OnSaveDirect(now_, session, {save, buffer, offset + first * kChunk, first, count});
     Carry();
   }
   void Write(SaveId save, const Shard& shard, uint32_t chunk) {
@@ -221,15 +233,20 @@ class DevicePut : public ::testing::Test {
     return static_cast<size_t>(std::count_if(table_.begin(), table_.end(),
                                              [](const StartTransfer& each) { return each.buffer != 0; }));
   }
-  void ExpectReplicated(Step step, const Shard& shard, Rank rank = 0) {
-    EXPECT_GE(levels_[step], Level::kReplicated);
-    const SealedShard* copy = holder_.store->Find({source_.engine->incarnation(), step, rank});
-    ASSERT_NE(copy, nullptr);
+  // What the holder has sealed.
+  std::string Replica(const ShardId& shard) const {
+    const SealedShard* copy = holder_.store->Find(shard);
+    if (copy == nullptr) return "none";
     std::string bytes;
     for (uint32_t chunk = 0; chunk < copy->crcs.size(); ++chunk)
       bytes.append(reinterpret_cast<const char*>(holder_.store->chunk(ChunkAt(copy->extents, chunk))),
                    kChunk);
-    EXPECT_TRUE(bytes.substr(0, shard.stream.size()) == shard.stream);
+    bytes.resize(copy->meta.stream_bytes);
+    return bytes;
+  }
+  void ExpectReplicated(Step step, const Shard& shard, Rank rank = 0) {
+    EXPECT_GE(levels_[step], Level::kReplicated);
+    EXPECT_TRUE(Replica({source_.engine->incarnation(), step, rank}) == shard.stream);
   }
 
   TimeUs now_ = 1000;
@@ -239,12 +256,15 @@ class DevicePut : public ::testing::Test {
   std::map<RequestId, Answer> answers_;
   std::map<SaveId, std::vector<Extent>> extents_;
   std::map<Step, Level> levels_;
-  std::string device_;
+  std::vector<ShardId> replicated_;  // in the order of the events
+  std::map<DeviceBufferId, std::string> device_;
   std::deque<StartTransfer> table_;
   size_t suspicions_ = 0;
   int device_puts_ = 0;
   int arena_puts_ = 0;
 };
+
+class DevicePut : public ::testing::Test, protected World {};
 
 TEST_F(DevicePut, ChunksLeaveTheDeviceBeforeTheyAreInTheArenaAndAreCheckedAgainstItsSums) {
   const Shard shard(6, 'a');
@@ -322,7 +342,7 @@ TEST_F(DevicePut, MemoryThatHasChangedIsPutAgainFromTheArena) {
   const Shard shard(5, 'e');
   const SaveId save = Begin(1, shard);
   Direct(save, shard, 0, 0, 5);
-  device_.replace(0, 3 * kChunk, std::string(3 * kChunk, 'X'));
+  device_[kBuffer].replace(0, 3 * kChunk, std::string(3 * kChunk, 'X'));
   EndTransfers();
   Fill(save, shard, 0, 5);
   EXPECT_TRUE(Commit(save, shard).ok());
@@ -433,6 +453,174 @@ TEST_F(DevicePut, PlacesThatMakeNoSenseAreIgnored) {
   EXPECT_TRUE(StatusOf(Settle(save)).ok());
   Direct(save, shard, 0, 0, 1);  // after it was settled
   EXPECT_TRUE(table_.empty());
+}
+
+// Two ranks that save in pieces and in any order, over puts that end in any order and in any way. Device
+// memory is overwritten the moment that it is the caller's again.
+class RandomRanks : private World {
+ public:
+  explicit RandomRanks(uint64_t seed) : random_(seed) {}
+
+  void Run() {
+    for (int turn = 0; turn < 600; ++turn) {
+      Turn();
+      Look();
+    }
+    while (!saves_.empty()) End(0, Below(4) == 0);
+    for (int i = 0; i < 100 && !Quiet(); ++i) {
+      EndAllTransfers();
+      PassTime(100'000);
+      Look();
+    }
+    EXPECT_TRUE(Quiet());
+    source_.engine->CheckInvariants();
+    holder_.engine->CheckInvariants();
+  }
+  static int device_puts() { return all_device_puts_; }
+  static int put_again() { return all_put_again_; }
+  ~RandomRanks() {
+    all_device_puts_ += device_puts_;
+    all_put_again_ += static_cast<int>(source_.engine->Report().counters.chunks_bad);
+  }
+
+ private:
+  struct Saving {
+    SaveId id = 0;
+    SessionId session = 0;
+    Shard shard;
+    std::vector<bool> filled;
+    RequestId settle = 0;
+    bool scrambled = false;
+  };
+
+  uint64_t Below(uint64_t bound) { return random_() % bound; }
+  DeviceBufferId BufferOf(const Saving& save) const { return 1000 + save.id; }
+
+  void Turn() {
+    const size_t any = saves_.empty() ? 0 : Below(saves_.size());
+    switch (Below(12)) {
+      case 0:
+        return Start();
+      case 1:
+      case 2:
+      case 3: {
+        if (saves_.empty() || saves_[any].settle != 0) return;
+        const Saving& save = saves_[any];
+        const auto chunks = static_cast<uint32_t>(save.filled.size());
+        const auto first = static_cast<uint32_t>(Below(chunks));
+        return Direct(save.id, save.shard, 100 * save.id, first,
+                      static_cast<uint32_t>(Below(chunks - first + 1)), save.session, BufferOf(save));
+      }
+      case 4:
+      case 5: {
+        if (saves_.empty()) return;
+        Saving& save = saves_[any];
+        const auto chunk = static_cast<uint32_t>(Below(save.filled.size()));
+        if (save.filled[chunk]) return;
+        save.filled[chunk] = true;
+        return Fill(save.id, save.shard, chunk, 1, save.session);
+      }
+      case 6:
+        if (!saves_.empty() && saves_[any].settle == 0)
+          saves_[any].settle = Settle(saves_[any].id, Below(2) * 100'000, saves_[any].session);
+        return;
+      case 7:
+        if (!saves_.empty() && Below(3) == 0) End(any, Below(4) == 0);
+        return;
+      case 8:
+        return PassTime(Below(60'000));
+      default:
+        if (table_.empty()) return;
+        const size_t index = Below(table_.size());
+        const bool device = table_[index].buffer != 0;
+        const Code code = Below(12) != 0 ? Code::kOk : Below(2) != 0 ? Code::kLinkFailed : Code::kIo;
+        if (device && Below(20) == 0) {
+          EndTransfer(index, Code::kNotFound, false);
+        } else {
+          EndTransfer(index, code, code == Code::kOk || Below(2) != 0);
+        }
+        return Carry();
+    }
+  }
+
+  void Start() {
+    if (saves_.size() >= 3) return;
+    const SessionId session = 1 + Below(2);
+    Saving save;
+    save.session = session;
+    save.shard = Shard(1 + static_cast<uint32_t>(Below(12)), static_cast<char>(Below(256)));
+    save.filled.resize(save.shard.crcs.size() - 1);
+    const Step step = ++steps_[session];
+    save.id = Begin(step, save.shard, session);
+    streams_[{source_.engine->incarnation(), step, static_cast<Rank>(session - 1)}] = save.shard.stream;
+    saves_.push_back(std::move(save));
+  }
+  void End(size_t index, bool abort) {
+    Saving save = std::move(saves_[index]);
+    saves_.erase(saves_.begin() + static_cast<ptrdiff_t>(index));
+    if (abort) {
+      source_.engine->OnSaveAbort(now_, save.session, ++request_, save.id);
+      Carry();
+    } else {
+      for (uint32_t chunk = 0; chunk < save.filled.size(); ++chunk)
+        if (!save.filled[chunk]) Write(save.id, save.shard, chunk);
+      const Status status = Commit(save.id, save.shard, save.session);
+      EXPECT_TRUE(status.ok()) << status.ToString();
+    }
+    Scramble(save);
+    ended_.insert(BufferOf(save));
+  }
+  void Scramble(const Saving& save) {
+    const auto memory = device_.find(BufferOf(save));
+    if (memory != device_.end()) std::fill(memory->second.begin(), memory->second.end(), '#');
+  }
+
+  // What must be so after every input.
+  void Look() {
+    for (Saving& save : saves_) {
+      if (save.settle == 0 || save.scrambled || !Answered(save.settle)) continue;
+      save.scrambled = true;
+      Scramble(save);
+      if (StatusOf(save.settle).ok()) ended_.insert(BufferOf(save));
+    }
+    for (const StartTransfer& transfer : table_) {
+      // A put that runs may outlive a settling that was given up, or that nobody asked for; none begins.
+      if (begun_.insert(transfer.tag).second) {
+        EXPECT_FALSE(ended_.contains(transfer.buffer)) << "put from memory that is not ours";
+      }
+    }
+    for (const ShardId& shard : std::exchange(replicated_, {})) {
+      if (source_.store->Find(shard) == nullptr) continue;  // released since
+      EXPECT_TRUE(Replica(shard) == streams_.at(shard)) << shard.ToString();
+    }
+  }
+  bool Quiet() {
+    if (!table_.empty()) return false;
+    for (const auto& [id, shard] : source_.store->shards())
+      if (holder_.store->Find(id) == nullptr) return false;
+    return true;
+  }
+
+  static int all_device_puts_;
+  static int all_put_again_;
+  std::mt19937_64 random_;
+  std::vector<Saving> saves_;
+  std::map<SessionId, Step> steps_;
+  std::map<ShardId, std::string> streams_;
+  std::set<DeviceBufferId> ended_;
+  std::set<uint64_t> begun_;  // transfers
+};
+int RandomRanks::all_device_puts_ = 0;
+int RandomRanks::all_put_again_ = 0;
+
+TEST(DevicePutAtRandom, EveryReplicaIsWhatTheArenaHeldAndNothingIsReadThatIsNotOurs) {
+  for (uint64_t seed = 1; seed <= 150 && !::testing::Test::HasFailure(); ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    RandomRanks(seed).Run();
+  }
+  // It has been about what it says.
+  EXPECT_GT(RandomRanks::device_puts(), 1000);
+  EXPECT_GT(RandomRanks::put_again(), 100);
 }
 
 }  // namespace
