@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 
@@ -269,6 +270,8 @@ bool PollUntil(Rig* rig, const std::vector<Transport*>& transports, Completions*
   }
   return true;
 }
+
+bool InGuest() { return getenv("SOFT_ROCE") != nullptr; }
 
 int RdmaObjects(const std::string& kind) {
   FILE* pipe = popen(("rdma resource show " + kind + " 2>/dev/null").c_str(), "r");

@@ -92,6 +92,9 @@ using Completions = std::map<Transport*, std::vector<Completion>>;
 bool PollUntil(Rig* rig, const std::vector<Transport*>& transports, Completions* completions,
                const std::function<bool()>& done, uint64_t limit_ms = 20'000);
 
+// Whether this is the guest of scripts/soft-roce, where a megabyte takes 10 ms: tests that need many take
+// fewer.
+bool InGuest();
 // Objects of this process that the kernel's RDMA keeps, by kind ("qp", "mr"); -1 where it does not say.
 int RdmaObjects(const std::string& kind);
 

@@ -28,6 +28,7 @@ FabricListing ListOfiDevices() {
     device.provider = info->fabric_attr->prov_name;
     device.name = info->domain_attr->name;
     if (!seen.emplace(device.provider, device.name).second) continue;
+    device.numa_node = ofi::NumaNodeOf(info);
     device.rdma = ofi::IsRdma(device.provider);
     if (ofi::HasIpAddresses(info) && info->src_addr != nullptr &&
         info->src_addrlen <= sizeof(sockaddr_storage)) {

@@ -69,6 +69,8 @@ inline constexpr uint32_t kFabricVersion = FI_VERSION(1, 15);
 // What this code asks of a provider, by EFA's rules; of any provider when `provider` is empty.
 Info Hints(const std::string& provider);
 bool HasIpAddresses(const fi_info* info);
+// Of the network card, by its PCI address; -1: unknown.
+int NumaNodeOf(const fi_info* info);
 // Whether a network card moves the bytes.
 bool IsRdma(const std::string& provider);
 inline constexpr uint64_t kBitsPerMegabit = 1'000'000;

@@ -34,19 +34,6 @@ std::vector<std::string> Split(const std::string& text) {
   return words;
 }
 
-// Of the card's PCI address; -1: unknown.
-int NumaNodeOf(const fi_info* info) {
-  if (info->nic == nullptr || info->nic->bus_attr == nullptr || info->nic->bus_attr->bus_type != FI_BUS_PCI)
-    return -1;
-  const fi_pci_attr& pci = info->nic->bus_attr->attr.pci;
-  char path[80];
-  snprintf(path, sizeof path, "/sys/bus/pci/devices/%04x:%02x:%02x.%x/numa_node", pci.domain_id, pci.bus_id,
-           pci.device_id, pci.function_id);
-  std::ifstream file(path);
-  int node = -1;
-  return file >> node ? node : -1;
-}
-
 // The devices of a provider without IP addresses, this thread's NUMA node first. Empty: it has addresses, or
 // nothing is there.
 std::vector<std::string> DomainsOf(const std::string& provider) {
@@ -69,6 +56,18 @@ std::vector<std::string> DomainsOf(const std::string& provider) {
 }
 
 }  // namespace
+
+int NumaNodeOf(const fi_info* info) {
+  if (info->nic == nullptr || info->nic->bus_attr == nullptr || info->nic->bus_attr->bus_type != FI_BUS_PCI)
+    return -1;
+  const fi_pci_attr& pci = info->nic->bus_attr->attr.pci;
+  char path[80];
+  snprintf(path, sizeof path, "/sys/bus/pci/devices/%04x:%02x:%02x.%x/numa_node", pci.domain_id, pci.bus_id,
+           pci.device_id, pci.function_id);
+  std::ifstream file(path);
+  int node = -1;
+  return file >> node ? node : -1;
+}
 
 std::vector<OfiConfig> RailsOf(const OfiConfig& config) {
   std::vector<OfiConfig> rails;
