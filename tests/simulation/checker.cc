@@ -112,6 +112,7 @@ void Checker::Observe(const Host& host) {
         Copy& copy = at->second.copies[PlaceOf(host)];
         copy.role = before->second = now->second->role;
         if (copy.bad != now->second->bad) copy.bad = now->second->bad;
+        copy.committed = now->second->committed;
       }
       ++before;
       ++now;
@@ -136,7 +137,7 @@ void Checker::OnSealed(const Host& host, const SealedShard& sealed) {
   shard.sealed = true;
   ++statistics_.sealed;
   Copy& copy = shard.copies[PlaceOf(host)];
-  copy = {Fate::kPresent, scheduler_.now(), sealed.role, sealed.extents, sealed.bad};
+  copy = {Fate::kPresent, scheduler_.now(), sealed.role, sealed.extents, sealed.bad, sealed.committed};
   std::erase_if(shard.flips, [&](const auto& flip) { return flip.first == PlaceOf(host); });
   std::string why;
   if (!CopyRight(host, copy, shard, &why))
@@ -169,10 +170,11 @@ void Checker::JudgeDrop(const Host& host, const ShardId& id, Role role) {
     pinned = newest.answered && !newest.completed && newest.answer == step;
   }
   if (broken || !(pinned || Committed(step)) || Retired(step)) return;
-  // A leader that its members have left may have judged a step committed and told nobody but its own node,
-  // which holds one of the copies that made it so. Those who cannot know of it keep it while it is the
-  // newest, and need it no more when they have a newer one: what they fall back to is what they know.
-  if (!pinned && !HeardOfInViewOf(host, step) && SaidToBeCommittedBeyond(host, step)) return;
+  // A commit may be known to nobody who is left, though the copies are there: the leader was cut off before
+  // it told others, or who heard of it is away, or held no copy to mark and has been restarted. Those who
+  // cannot know of it keep the step while it is the newest, and need it no more when they have a newer one:
+  // what they fall back to is what they know.
+  if (!pinned && !KnownInViewOf(host, step) && SaidToBeCommittedBeyond(host, step)) return;
   std::set<size_t> others;
   for (const auto& [place, other] : shard.copies) {
     if (place.host == host.index || other.fate == Fate::kDropped) continue;
@@ -227,17 +229,26 @@ std::optional<StepId> Checker::newest_committed() const {
   return committed_.rbegin()->first;
 }
 
-bool Checker::HeardOfInViewOf(const Host& host, const StepId& step) const {
+bool Checker::KnownInViewOf(const Host& host, const StepId& step) const {
   const auto heard = heard_.find(step);
-  if (heard == heard_.end()) return false;
+  const auto marked = [&](const Host& member) {
+    for (auto at = shards_.lower_bound({step.incarnation, step.step, 0}); at != shards_.end(); ++at) {
+      if (StepOf(at->first) != step) break;
+      const auto copy = at->second.copies.find(PlaceOf(member));
+      if (copy == at->second.copies.end() || !copy->second.committed) continue;
+      if (copy->second.fate == Fate::kPresent || copy->second.since == scheduler_.now()) return true;
+    }
+    return false;
+  };
   return std::any_of(hosts_.begin(), hosts_.end(), [&](const auto& member) {
-    return host.view.Contains(member->id) && heard->second.contains(PlaceOf(*member));
+    if (!host.view.Contains(member->id)) return false;
+    return (heard != heard_.end() && heard->second.contains(member->id)) || marked(*member);
   });
 }
 
 bool Checker::SaidToBeCommittedBeyond(const Host& host, const StepId& step) const {
   return std::any_of(heard_.upper_bound(step), heard_.end(),
-                     [&](const auto& heard) { return heard.second.contains(PlaceOf(host)); });
+                     [&](const auto& heard) { return heard.second.contains(host.id); });
 }
 
 bool Checker::Retired(const StepId& step) const {
@@ -410,7 +421,7 @@ void Checker::OnEvent(const Host& host, const LevelEvent& event) {
   }
   if (event.level != Level::kCommitted || event.shard.rank != LevelEvent::kNoRank) return;
   const StepId step = StepOf(event.shard);
-  heard_[step].insert(PlaceOf(host));
+  heard_[step].insert(host.id);
   if (Committed(step)) return;
   ++statistics_.committed;
   CheckCommitted(host, step);

@@ -134,6 +134,7 @@ class Checker {
     Role role = Role::kOwn;
     std::vector<Extent> extents;
     std::vector<uint32_t> bad;  // as marked in the store
+    bool committed = false;     // likewise
   };
   struct Shard {
     uint64_t launch = 0;
@@ -171,9 +172,10 @@ class Checker {
   void CheckCommitted(const Host& host, const StepId& step);
   // Some rank has gone on to a later step without a shard of this one: it will never be complete.
   bool Dead(const StepId& step) const;
-  // Whether any member of the host's view has ever heard that it is committed; marks outlive daemons.
-  bool HeardOfInViewOf(const Host& host, const StepId& step) const;
-  // Whether this host has ever heard that a newer step is.
+  // Whether any member of the host's view knows that it is committed: its daemon has heard so, or its copy is
+  // marked.
+  bool KnownInViewOf(const Host& host, const StepId& step) const;
+  // Whether this host's daemon has heard that a newer step is.
   bool SaidToBeCommittedBeyond(const Host& host, const StepId& step) const;
   // Nobody needs it any more: dead, of a former life, or older than what is committed.
   bool Superseded(const StepId& step) const;
@@ -203,8 +205,8 @@ class Checker {
   std::vector<std::pair<ShardId, Role>> to_judge_;
   std::map<ShardId, Shard> shards_;
   std::map<StepId, TimeUs> committed_;
-  std::map<StepId, std::set<Place>> heard_;  // where it has been said that the step is committed
-  std::set<StepId> offered_;                 // ever the answer of `latest`
+  std::map<StepId, std::set<NodeId>> heard_;  // the daemons that have said that the step is committed
+  std::set<StepId> offered_;                  // ever the answer of `latest`
   std::map<Incarnation, Life> lives_;
   std::map<std::pair<Incarnation, Rank>, Step> begun_;  // the highest step that the rank has begun to save
   std::map<size_t, std::map<uint32_t, std::pair<SessionId, SaveId>>> grants_;  // by host and chunk

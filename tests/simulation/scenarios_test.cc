@@ -863,6 +863,43 @@ TEST_F(Story, ALateWriteOfAFailedPutHitsNobody) {
   cluster_->RunFor(2 * kSecond);
 }
 
+// The same when the leader, which holds no copy, is restarted, and the node that has marked its copy is away:
+// all that is left is a copy on a node that has not heard.
+TEST_F(Story, ACommitThatNobodyWhoIsLeftHasHeardOf) {
+  StartNodes(3);
+  ASSERT_EQ(LeaderHost(), 0u);
+  StartWorld(1, {1});
+  SaveEverywhere(1, 1);
+  SaveEverywhere(1, 2);
+  ASSERT_EQ(HoldersBeside(1, ShardOf(1, 2, 0)), std::vector<size_t>{2});
+  cluster_->on_event = [&](size_t host, const LevelEvent& event) {
+    if (event.level != Level::kCommitted || event.shard.step != 3 || event.shard.rank != LevelEvent::kNoRank)
+      return;
+    if (host == 0) cluster_->network().Cut(0, 1, kForever);
+    if (host == 2)
+      cluster_->scheduler().After(0, [&] {
+        cluster_->StopHost(2, true);
+        cluster_->CrashDaemon(0);
+        cluster_->StartDaemon(0);
+        cluster_->network().HealLinks();
+      });
+  };
+  // The copy that its owner makes in place of the one that is away takes a while.
+  cluster_->on_transfer = [&](const Transfer& transfer) {
+    if (transfer.initiator != 1 || transfer.target != 0) return;
+    cluster_->on_transfer = nullptr;
+    cluster_->network().Cut(1, 0, cluster_->now() + 1 * kMs);
+  };
+  ASSERT_TRUE(Save(1, 3, 0).ok());
+  ASSERT_TRUE(Until([&] { return !cluster_->on_transfer; }));
+  EXPECT_EQ(cluster_->checker().newest_committed(), StepIn(1, 3));
+  cluster_->RunFor(10 * kMs);
+  ASSERT_TRUE(Save(1, 4, 0).ok());
+  EXPECT_TRUE(Wait(1, 4, 0, Level::kCommitted).ok()) << Trouble();
+  for (const Step step : {2u, 4u}) EXPECT_TRUE(Holds(1, ShardOf(1, step, 0))) << step;
+  EXPECT_FALSE(Holds(1, ShardOf(1, 3, 0)));
+}
+
 // A step gets its last copy when a newer one is committed already, and the order to release it is on its way.
 // It must not be committed any more: an older one would be released for it, and it is being released itself.
 TEST_F(Story, AStepThatIsBeingReleasedIsNotCommitted) {
