@@ -191,6 +191,11 @@ void Leader::Announce() {
   for (const auto& [id, step] : table_.steps())
     if (released(id) && !step.committed && !step.given_up) late.push_back(id);
   for (const StepId& id : late) table_.GiveUp(id);
+  // Nor what they may evict from now on, because it is of a former life and not kept.
+  std::vector<StepId> former;
+  for (const auto& [id, step] : table_.steps())
+    if (id.incarnation < life_.incarnation && !keep.contains(id) && !step.committed) former.push_back(id);
+  for (const StepId& id : former) table_.AllowEviction(id);
   state.dead = DeadSteps();
   std::erase_if(state.dead, [&](const StepKey& key) { return released(key.id); });
 

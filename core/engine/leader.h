@@ -51,7 +51,8 @@ class StepTable {
     uint32_t ranks_producible = 0;
     uint32_t ranks_replicated = 0;
     bool committed = false;
-    bool given_up = false;  // its copies are being released: it must not be committed any more
+    bool given_up = false;   // its copies are being released: it must not be committed any more
+    bool evictable = false;  // its copies may go where memory is wanted: likewise
     bool producible() const { return ranks_producible == world_size; }
   };
 
@@ -61,6 +62,7 @@ class StepTable {
   const std::map<StepId, StepState>& steps() const { return steps_; }
   const StepState* Find(const StepId& id) const;
   void GiveUp(const StepId& id);
+  void AllowEviction(const StepId& id);
   // Grows whenever a shard gets the last copy it lacked.
   uint64_t replications() const { return replications_; }
 

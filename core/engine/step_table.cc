@@ -74,6 +74,11 @@ void StepTable::GiveUp(const StepId& id) {
   if (found != steps_.end()) found->second.given_up = true;
 }
 
+void StepTable::AllowEviction(const StepId& id) {
+  const auto found = steps_.find(id);
+  if (found != steps_.end()) found->second.evictable = true;
+}
+
 std::vector<StepId> StepTable::Replace(NodeId node, const std::vector<CopyReport>& before,
                                        const std::vector<CopyReport>& after) {
   const std::vector<const CopyReport*> old_copies = Ordered(before);
@@ -104,7 +109,7 @@ std::vector<StepId> StepTable::Replace(NodeId node, const std::vector<CopyReport
     rank.replicas = copy.replicas;
     if (copy.committed) {
       step.committed = true;
-      step.given_up = false;  // by a leader that did not know
+      step.given_up = step.evictable = false;  // by a leader that did not know
     }
     Recount(&step, copy.id.rank);
     touched.insert(StepOf(copy.id));
@@ -112,7 +117,7 @@ std::vector<StepId> StepTable::Replace(NodeId node, const std::vector<CopyReport
   std::vector<StepId> committed;
   for (const StepId& id : touched) {
     const auto step = steps_.find(id);
-    if (!step->second.committed && !step->second.given_up &&
+    if (!step->second.committed && !step->second.given_up && !step->second.evictable &&
         step->second.ranks_replicated == step->second.world_size) {
       step->second.committed = true;
       committed.push_back(id);

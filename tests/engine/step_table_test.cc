@@ -95,6 +95,16 @@ TEST(StepTable, AStepThatIsGivenUpIsNotCommittedByLateCopiesOnlyByAMark) {
   EXPECT_FALSE(table.Find(kStep)->given_up);
 }
 
+TEST(StepTable, AStepThatMayBeEvictedIsNotCommittedByLateCopiesAndIsStillOffered) {
+  StepTable table;
+  table.Replace(1, {}, {Copy(0), Copy(1)});
+  table.AllowEviction(kStep);
+  EXPECT_THAT(table.Replace(2, {}, {Copy(0, Role::kReplica), Copy(1, Role::kReplica)}), IsEmpty());
+  EXPECT_FALSE(table.Find(kStep)->committed);
+  EXPECT_TRUE(table.Find(kStep)->producible());
+  EXPECT_FALSE(table.Find(kStep)->given_up);
+}
+
 TEST(StepTable, ShardsArePutTogetherFromTwoDamagedCopies) {
   StepTable table;
   table.Replace(1, {}, {Copy(0, Role::kOwn, {3}), Copy(1)});
