@@ -333,8 +333,10 @@ void Leader::OrderCopies(const StepId& id, const StepTable::StepState& step, std
 void Leader::OnTimer() {
   if (!leading_) return;
   Context& context = parts_.context;
+  // While a member has not spoken the state is still that of the view before, judged without what it has.
+  const bool judged = sequence_ != 0 && complete();
   for (auto& [node, member] : members_) {
-    if (sequence_ == 0 || member.acked == sequence_ || member.next_send > context.now) continue;
+    if (!judged || member.acked == sequence_ || member.next_send > context.now) continue;
     member.next_send = context.now + kRepeatUs;
     context.Send(node, state_);
   }
@@ -358,8 +360,9 @@ void Leader::OnTimer() {
 TimeUs Leader::NextTimer() const {
   TimeUs due = kNever;
   if (!leading_) return due;
+  const bool judged = sequence_ != 0 && complete();
   for (const auto& [node, member] : members_) {
-    if (sequence_ != 0 && member.acked != sequence_) due = std::min(due, member.next_send);
+    if (judged && member.acked != sequence_) due = std::min(due, member.next_send);
     if (member.inventory.short_of_memory) due = std::min(due, next_restore_);
   }
   // Redundancy needs a look only while some kept step lacks copies.
