@@ -56,11 +56,11 @@ def test_both_suites_are_added_up_with_reasons(tmp_path):
     assert lines[-1] == "2 passed, 3 failed, 3 skipped"
     assert lines[:-1] == [
         "  failed: A.Bad",
-        "  skipped: A.Skip: no second node here",
         "  failed: A.Unbuilt",
+        "  failed: t.x.test_c",
+        "  skipped: A.Skip: no second node here",
         "  skipped: A.Off: disabled",
         "  skipped: t.x.test_b: torch is not installed",
-        "  failed: t.x.test_c",
     ]
 
 
@@ -81,7 +81,7 @@ def test_the_conformance_suite_is_counted_by_transport_and_place(tmp_path):
     host = tmp_path / "ctest.xml"
     host.write_text(
         """<testsuite>
-          <testcase name="Every/TransportTest.Puts/ofi_tcp"/><testcase name="Every/PeerTest.Dies/ofi_tcp"/>
+          <testcase name="Every/TransportTest.Puts/ofi_tcp  # GetParam() = &quot;ofi_tcp&quot;"/><testcase name="Every/PeerTest.Dies/ofi_tcp"/>
           <testcase name="Every/PeerTest.Dies/inproc"><failure message="Failed"/></testcase>
           <testcase name="Every/OtherTest.Puts/ofi_tcp"/>
         </testsuite>"""
@@ -98,11 +98,23 @@ def test_the_conformance_suite_is_counted_by_transport_and_place(tmp_path):
     )
     assert done.stdout.splitlines()[-5:] == [
         "conformance suite by transport:",
-        "  inproc           host   0 passed, 1 failed, 0 skipped",
-        "  ofi_tcp          host   2 passed, 0 failed, 0 skipped",
-        "  verbs            guest  1 passed, 0 failed, 1 skipped",
+        f"  {'inproc':<24} host   0 passed, 1 failed, 0 skipped",
+        f"  {'ofi_tcp':<24} host   2 passed, 0 failed, 0 skipped",
+        f"  {'verbs':<24} guest  1 passed, 0 failed, 1 skipped",
         "4 passed, 1 failed, 1 skipped",
     ]
+
+
+def test_what_was_skipped_here_and_ran_there_is_counted_where_it_ran(tmp_path):
+    here = (
+        '<testsuite><testcase name="V.Cut" status="notrun"><skipped message="no device"/></testcase>'
+        '<testcase name="V.Gone" status="notrun"><skipped message="no device"/></testcase></testsuite>'
+    )
+    there = '<testsuite><testcase classname="V" name="Cut"/></testsuite>'
+    assert sum_up(tmp_path, here, there) == (
+        0,
+        ["  skipped: V.Gone: no device", "1 passed, 0 failed, 1 skipped"],
+    )
 
 
 # ---- the demo's verdict
