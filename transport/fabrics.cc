@@ -131,6 +131,12 @@ Result<FabricChoice> CreateFabric(const FabricConfig& config) {
     plan = FabricPlan{"ofi", kTcp, made.status().message()};
     made = Create(config, *plan);
   }
+  if (!made.ok() && made.status().code() == Code::kUnsupported && config.transport == "auto" &&
+      plan->provider == kTcp && !config.require_rdma) {
+    // A build without libfabric. UCX carries bytes over TCP too, if not as fast.
+    Result<std::unique_ptr<Transport>> ucx = Create(config, FabricPlan{"ucx", "", ""});
+    if (ucx.ok()) made = std::move(ucx);
+  }
   if (!made.ok()) return made.status();
   if (config.require_rdma && !(*made)->capabilities().rdma)
     return Error(Code::kUnsupported, "RDMA is required, and %s is not RDMA", (*made)->Describe().c_str());

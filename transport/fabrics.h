@@ -47,7 +47,8 @@ FabricListing ListOfiDevices();
 
 struct FabricConfig {
   // "auto": on a --listen address that is loopback ofi over tcp, because the nodes are on one machine; else
-  // verbs where a card speaks InfiniBand or RoCE, ofi over efa where there is EFA, ofi over tcp otherwise.
+  // verbs where a card speaks InfiniBand or RoCE, ofi over efa where there is EFA, ofi over tcp otherwise. A
+  // build without libfabric takes ucx in the place of ofi over tcp.
   std::string transport = "auto";
   std::string provider;              // ofi only; empty: efa or tcp;ofi_rxm
   std::vector<std::string> devices;  // empty: the transport's own choice, printed

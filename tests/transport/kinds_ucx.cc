@@ -7,15 +7,19 @@
 namespace ropeteam::test {
 namespace {
 
+#ifdef ROPETEAM_HAVE_UCX
+constexpr const char* kMissing = "";
+#else
+constexpr const char* kMissing = "this build is without UCX";
+#endif
+
 TransportKind Kind(const std::string& name, const UcxConfig& config) {
   TransportKind kind;
   kind.name = name;
   kind.make = [config](const std::string&) { return CreateUcxTransport(config); };
   // A node of UCX's has no address that it could come back under.
   kind.name_of = [](const Transport&) { return "ucx"; };
-#ifndef ROPETEAM_HAVE_UCX
-  kind.absent = [] { return "this build is without UCX"; };
-#endif
+  kind.absent = [] { return kMissing; };
   return kind;
 }
 
@@ -38,9 +42,7 @@ std::vector<TransportKind> UcxKinds() {
   TransportKind rc = Kind("ucx_rc", {.transports = "rc,self", .gid_index = 0});
   rc.describes = "rc_verbs/";
   rc.serves_stopped = true;
-#ifdef ROPETEAM_HAVE_UCX
-  rc.absent = [] { return SeesRdma() ? "" : "UCX sees no RDMA device"; };
-#endif
+  rc.absent = [] { return *kMissing != '\0' || SeesRdma() ? kMissing : "UCX sees no RDMA device"; };
   return {shm, tcp, rc};
 }
 
