@@ -7,6 +7,7 @@ Python loads. Waiting is always for a condition.
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import pathlib
@@ -167,6 +168,27 @@ class Daemon:
             pytest.fail(f"{self.name} did not end; its log:\n{self.log_text()}")
         self.process = None
         return status
+
+    def listening(self) -> list[tuple[str, int]]:
+        """The addresses and TCP ports that its process listens on; gRPC's are IPv4 addresses in IPv6 sockets."""
+        assert self.process is not None
+        owned = set()
+        for entry in pathlib.Path(f"/proc/{self.process.pid}/fd").iterdir():
+            try:
+                owned.add(os.readlink(entry))
+            except FileNotFoundError:
+                continue  # closed meanwhile
+        found = []
+        tables = [pathlib.Path(f"/proc/{self.process.pid}/net/{name}").read_text() for name in ("tcp", "tcp6")]
+        for line in "".join(tables).splitlines():
+            fields = line.split()
+            if fields[3] != "0A" or f"socket:[{fields[9]}]" not in owned:  # 0A: TCP_LISTEN
+                continue
+            digits, port = fields[1].split(":")
+            words = [int(digits[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, len(digits), 8)]
+            address = ipaddress.ip_address(b"".join(words))
+            found.append((str(getattr(address, "ipv4_mapped", None) or address), int(port, 16)))
+        return found
 
     def members(self) -> int:
         """Of the last view in its log; 0 when there is none yet."""
