@@ -23,10 +23,11 @@ CONFORMANCE = re.compile(r"^Every/(?:TransportTest|PeerTest)\.\w+/(\w+)$")
 
 
 def reason(case: tree.Element, skipped: tree.Element) -> str:
-    """pytest gives it as the message; ctest has only the output, where GTEST_SKIP() printed it."""
+    """pytest gives it as the message, gtest behind the place in the source; ctest has only the output, where
+    GTEST_SKIP() printed it."""
     message = skipped.get("message", "")
     if message and not message.startswith("SKIP_"):
-        return message
+        return message.splitlines()[-1]
     output = case.findtext("system-out") or ""
     lines = [line.strip() for line in output.splitlines()]
     for index, line in enumerate(lines):

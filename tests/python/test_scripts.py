@@ -90,12 +90,13 @@ def test_the_conformance_suite_is_counted_by_transport_and_place(tmp_path):
     guest.write_text(
         """<testsuites><testsuite name="Every/TransportTest">
           <testcase name="Puts/verbs" classname="Every/TransportTest" status="run"/>
-          <testcase name="Gets/verbs" classname="Every/TransportTest" status="run"><skipped message="why"/></testcase>
+          <testcase name="Gets/verbs" classname="Every/TransportTest" status="run"><skipped message="a.cc:7&#x0A;why"/></testcase>
         </testsuite></testsuites>"""
     )
     done = subprocess.run(
         [sys.executable, str(LIB / "sum_results.py"), str(host), str(guest)], capture_output=True, text=True
     )
+    assert "  skipped: Every/TransportTest.Gets/verbs: why" in done.stdout.splitlines()
     assert done.stdout.splitlines()[-5:] == [
         "conformance suite by transport:",
         f"  {'inproc':<24} host   0 passed, 1 failed, 0 skipped",
