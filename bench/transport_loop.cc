@@ -94,9 +94,10 @@ double TransportLoop::ProcessorSeconds() const {
   return seconds;
 }
 
-LoopPass TransportLoop::Pass(bool get, uint64_t size, uint32_t depth, uint64_t bytes, bool sleep) {
+LoopPass TransportLoop::Pass(bool get, uint64_t size, uint32_t depth, uint64_t bytes, bool sleep,
+                             bool one_place) {
   const uint64_t operations = std::max<uint64_t>(1, bytes / size);
-  const uint64_t slots = std::max<uint64_t>(1, options_.bytes / size);
+  const uint64_t slots = one_place ? 1 : std::max<uint64_t>(1, options_.bytes / size);
   const double processor_before = ProcessorSeconds();
   const double start = SecondsNow();
   uint64_t posted = 0, done = 0;
