@@ -177,10 +177,12 @@ void Leader::Announce() {
     keep.insert(step->first);
     ++producible_committed;
   }
-  if (life_.has_pin && life_.pin != StepId() && table_.Find(life_.pin) != nullptr) {
-    // The step this life was restored from is protected until the life has a committed step of its own.
+  if (life_.pin != StepId() && table_.Find(life_.pin) != nullptr) {
+    // The step this life was restored from is protected until the life has a committed step of its own. While
+    // this life has not chosen, the choice of the life before stays one, unless a newer step is committed.
     const bool own = !state.committed.empty() && state.committed.front().id.incarnation == life_.incarnation;
-    if (!own) keep.insert(life_.pin);
+    const bool surpassed = life_.has_pin ? own : life_.pin < release_before;
+    if (!surpassed) keep.insert(life_.pin);
   }
   for (const StepId& id : keep) state.keep.push_back({id});
   state.release_before.id = release_before;

@@ -5,8 +5,7 @@
 //
 //  * a step is producible when every rank's shard can be put together from good chunks on living members;
 //  * a step is committed when every rank of its life has 1 + R good copies on different members, now or (as
-//  the marks on the
-//    copies say) once;
+//    the marks on the copies say) once;
 //  * kept are the newest K steps committed and producible, the pin, and what is newest of all producible;
 //  * a shard of a kept step with fewer than 1 + R copies is to be copied to where it should lie.
 //

@@ -121,6 +121,7 @@ void Leader::BeginLife(const JoinQuestion& join) {
   next.incarnation = NextIncarnation(life_.incarnation, parts_.context.view.epoch);
   next.token = join.life;
   next.world_size = join.world_size;
+  next.pin = life_.pin;
   next.past_tokens = std::move(life_.past_tokens);
   if (!life_.token.empty()) next.past_tokens.push_back(life_.token);
   if (next.past_tokens.size() > kPastTokensMax) next.past_tokens.erase(next.past_tokens.begin());
@@ -170,7 +171,6 @@ Result<StepId> Leader::ResolveLatest(Incarnation asking) {
                   newest ? newest->ToString().c_str() : "nothing");
   life_.has_pin = true;
   life_.pin = newest.value_or(StepId());
-  life_.pin_world_size = newest ? table_.Find(*newest)->world_size : 0;
   dirty_ = true;
   if (!newest) return none;
   LOG_INFO("incarnation %llu restores %s", Number(life_.incarnation), newest->ToString().c_str());

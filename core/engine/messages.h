@@ -19,7 +19,7 @@
 
 namespace ropeteam {
 
-inline constexpr uint32_t kEngineProtocolVersion = 2;
+inline constexpr uint32_t kEngineProtocolVersion = 3;
 
 enum class Kind : uint16_t {
   kReplicaReserve = 1,
@@ -144,15 +144,14 @@ struct Life {
   uint32_t world_size = 0;
   bool broken = false;   // a rank has left: without a token, who opens next begins the next life
   bool has_pin = false;  // a rank has asked for the step to restore, and the answer was:
-  StepId pin;            // {0, 0} for none
-  uint32_t pin_world_size = 0;
+  StepId pin;            // {0, 0} for none; while no rank has asked, what the life before restored
   // Its number is all that any node remembered: what it restores is not known, and what its ranks say of
   // themselves is.
   bool forgotten = false;
   std::vector<std::string> past_tokens;  // of superseded lives, newest last, at most kPastTokensMax
   auto Fields() {
-    return std::tie(incarnation, token, world_size, broken, has_pin, pin.incarnation, pin.step,
-                    pin_world_size, forgotten, past_tokens);
+    return std::tie(incarnation, token, world_size, broken, has_pin, pin.incarnation, pin.step, forgotten,
+                    past_tokens);
   }
   friend bool operator==(const Life&, const Life&) = default;
 };

@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the leader announces is a function of the inventories it was told: one engine that leads, and members
+// that exist only in what the test says of them.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/bytes.h"
+#include "core/base/log.h"
+#include "core/engine/engine.h"
+#include "core/engine/messages.h"
+
+namespace ropeteam {
+namespace {
+
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+constexpr NodeId kLeader = 1;
+constexpr NodeId kFirst = 2;
+constexpr NodeId kSecond = 3;
+constexpr uint32_t kWorld = 2;
+constexpr Incarnation kLife = 5;
+
+CopyReport Copy(const StepId& step, Rank rank, Role role, bool committed = false) {
+  CopyReport copy;
+  copy.id = {step.incarnation, step.step, rank};
+  copy.world_size = kWorld;
+  copy.replicas = 1;
+  copy.stream_bytes = 100;
+  copy.role = role;
+  copy.committed = committed;
+  return copy;
+}
+CopyReport Own(const StepId& step, Rank rank) { return Copy(step, rank, Role::kOwn); }
+CopyReport Replica(const StepId& step, Rank rank) { return Copy(step, rank, Role::kReplica); }
+CopyReport Marked(CopyReport copy) {
+  copy.committed = true;
+  return copy;
+}
+
+std::vector<StepId> Ids(const std::vector<StepKey>& keys) {
+  std::vector<StepId> ids;
+  for (const StepKey& key : keys) ids.push_back(key.id);
+  return ids;
+}
+
+// The members' store copies go where what the leader announced allows: this is what a member may do.
+bool MayGo(const LeaderState& state, const StepId& step) {
+  const std::vector<StepId> keep = Ids(state.keep);
+  if (std::find(keep.begin(), keep.end(), step) != keep.end()) return false;
+  return step < state.release_before.id || step.incarnation < state.life.incarnation;
+}
+
+class LeaderTest : public ::testing::Test {
+ protected:
+  LeaderTest() : bytes_(Store::MemoryFor(kChunks, kChunk)) {
+    SetLogSink([](LogLevel, std::string_view) {}, LogLevel::kOff);
+    memory_ = static_cast<std::byte*>(
+        mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    store_ = Store::Format({memory_, bytes_}, kChunk, {"job", "leader"}).value();
+    EngineConfig config;
+    config.self = kLeader;
+    config.job = "job";
+    config.node = "leader";
+    config.nodes_expected = 3;
+    engine_ = std::make_unique<Engine>(config, store_.get());
+    life_.incarnation = kLife;
+    life_.token = "life5";
+    life_.world_size = kWorld;
+  }
+  ~LeaderTest() override {
+    engine_.reset();
+    store_.reset();
+    munmap(memory_, bytes_);
+    SetLogSink(nullptr, LogLevel::kWarning);
+  }
+
+  // The leader and these are in the view, of the next epoch.
+  void Members(const std::vector<NodeId>& nodes) {
+    View view;
+    view.epoch = ++epoch_;
+    view.leader = kLeader;
+    view.members.push_back(MemberOf(kLeader));
+    for (const NodeId node : nodes) view.members.push_back(MemberOf(node));
+    engine_->OnView(now_, view);
+    Carry();
+  }
+  static Member MemberOf(NodeId node) {
+    Member member;
+    member.id = node;
+    member.name = "node";
+    member.name += std::to_string(node);
+    member.ordinal = static_cast<uint32_t>(node);
+    return member;
+  }
+  // The member's whole inventory from now on.
+  void Tell(NodeId from, std::vector<CopyReport> copies) {
+    Inventory inventory;
+    inventory.sequence = ++sequence_;
+    inventory.report.id = from;
+    inventory.report.copies = std::move(copies);
+    inventory.life = life_;
+    inventory.incarnation_max = life_.incarnation;
+    Send(from, inventory);
+  }
+  template <typename Message>
+  void Send(NodeId from, const Message& message) {
+    engine_->OnMessage(now_, from, Encode(Envelope{epoch_, from, kLeader, Message::kKind, Encode(message)}));
+    Carry();
+  }
+  // A rank of a life that has this name says hello on the member.
+  Code Join(NodeId from, Rank rank, const std::string& life) {
+    JoinQuestion join;
+    join.rank = rank;
+    join.world_size = kWorld;
+    join.token = 100 + rank;
+    join.life = life;
+    return Ask(from, Question::Topic::kJoin, Encode(join));
+  }
+  Code Ask(NodeId from, Question::Topic topic, std::string payload) {
+    replies_.clear();
+    Send(from, Question{++question_, topic, std::move(payload)});
+    return replies_.contains(question_) ? replies_[question_].code : Code::kDeadlineExceeded;
+  }
+  void PassTime(TimeUs time) {
+    for (const TimeUs end = now_ + time; now_ < end;) {
+      now_ = std::min(end, std::max(now_ + 1, engine_->NextTimer()));
+      engine_->OnTimer(now_);
+      Carry();
+    }
+  }
+  void Carry() {
+    const Outbox out = std::exchange(engine_->outbox(), Outbox());
+    for (const SendMessage& message : out.messages) {
+      Envelope envelope;
+      ASSERT_TRUE(Decode(message.envelope, envelope));
+      if (envelope.kind == Kind::kLeaderState) {
+        ASSERT_TRUE(Decode(envelope.payload, announced_[message.to].emplace()));
+      } else if (envelope.kind == Kind::kReply) {
+        Reply reply;
+        ASSERT_TRUE(Decode(envelope.payload, reply));
+        replies_[reply.number] = reply;
+      }
+    }
+  }
+  // What the member was told last.
+  const LeaderState& Told(NodeId node) const { return announced_.at(node).value(); }
+
+  static constexpr uint64_t kChunk = 4096;
+  static constexpr uint64_t kChunks = 16;
+  const size_t bytes_;
+  std::byte* memory_ = nullptr;
+  std::unique_ptr<Store> store_;
+  std::unique_ptr<Engine> engine_;
+  TimeUs now_ = 1'000'000;
+  Epoch epoch_ = 0;
+  Life life_;  // as the members know it
+  uint64_t sequence_ = 0;
+  uint64_t question_ = 0;
+  std::map<uint64_t, Reply> replies_;
+  std::map<NodeId, std::optional<LeaderState>> announced_;
+};
+
+TEST_F(LeaderTest, WhatAllRanksHaveCopiesOfIsCommittedAndKept) {
+  const StepId step{kLife, 7};
+  Members({kFirst, kSecond});
+  Tell(kFirst, {Own(step, 0), Replica(step, 1)});
+  EXPECT_FALSE(announced_.contains(kFirst)) << "announced before every member has spoken";
+  Tell(kSecond, {Own(step, 1), Replica(step, 0)});
+  EXPECT_THAT(Ids(Told(kFirst).committed), ElementsAre(step));
+  EXPECT_THAT(Ids(Told(kSecond).keep), ElementsAre(step));
+}
+
+// What members may evict from the moment it is announced must not be judged committed by a copy that is
+// heard of afterwards: some member may have let go of its own meanwhile.
+TEST_F(LeaderTest, AFormerStepThatMayGoIsCommittedByNoCopyThatComesLate) {
+  const StepId older{kLife - 1, 7};
+  const StepId newest{kLife - 1, 8};
+  Members({kFirst, kSecond});
+  Tell(kFirst, {Own(older, 0), Own(newest, 0)});
+  Tell(kSecond, {Replica(older, 0), Own(older, 1), Own(newest, 1)});
+  ASSERT_TRUE(MayGo(Told(kFirst), older));
+  Tell(kFirst, {Own(older, 0), Replica(older, 1), Own(newest, 0)});
+  EXPECT_THAT(Ids(Told(kFirst).committed), IsEmpty());
+  EXPECT_TRUE(MayGo(Told(kFirst), older));
+  // Unless somebody was told before, by a leader that knew more.
+  Tell(kFirst, {Marked(Own(older, 0)), Replica(older, 1), Own(newest, 0)});
+  EXPECT_THAT(Ids(Told(kFirst).committed), ElementsAre(older));
+  EXPECT_FALSE(MayGo(Told(kFirst), older));
+}
+
+// A node that returns holds what nobody knew of. Until it has said so it is told nothing, however long that
+// takes: the state of the view before would have it release that.
+TEST_F(LeaderTest, AReturningMemberIsToldNothingThatWasJudgedWithoutIt) {
+  const StepId old{kLife, 7};
+  const StepId lost{kLife, 9};
+  Members({kFirst, kSecond});
+  Tell(kFirst, {Own(old, 0), Replica(old, 1)});
+  Tell(kSecond, {Own(old, 1), Replica(old, 0)});
+  Members({kFirst});
+  PassTime(1'000'000);
+  announced_.clear();
+  Members({kFirst, kSecond});
+  Tell(kFirst, {Own(old, 0), Replica(old, 1)});
+  PassTime(1'000'000);
+  EXPECT_THAT(announced_, IsEmpty());
+  Tell(kSecond, {Own(old, 1), Replica(old, 0), Marked(Own(lost, 0)), Marked(Own(lost, 1))});
+  EXPECT_THAT(Ids(Told(kSecond).keep), Contains(lost));
+  EXPECT_THAT(Ids(Told(kSecond).committed), Contains(lost));
+}
+
+// A life that has not chosen yet may have to fall back to what the life before it restored, if what that one
+// saved since is lost before anything of it is committed.
+TEST_F(LeaderTest, WhatALifeRestoredStaysWhileTheNextHasNotChosen) {
+  const StepId restored{kLife - 1, 5};
+  const StepId since{kLife, 6};
+  life_.has_pin = true;
+  life_.pin = restored;
+  const std::vector<CopyReport> first = {Own(restored, 0), Replica(restored, 1), Own(since, 0)};
+  const std::vector<CopyReport> second = {Own(restored, 1), Own(since, 1)};
+  Members({kFirst, kSecond});
+  Tell(kFirst, first);
+  Tell(kSecond, second);
+  ASSERT_FALSE(MayGo(Told(kFirst), restored));
+  ASSERT_EQ(Join(kFirst, 0, "life6"), Code::kOk);
+  ASSERT_GT(Told(kFirst).life.incarnation, kLife);
+  EXPECT_FALSE(MayGo(Told(kFirst), restored));
+  EXPECT_FALSE(MayGo(Told(kFirst), since));
+  // And through a life that nobody chose in.
+  ASSERT_EQ(Join(kFirst, 0, "life7"), Code::kOk);
+  EXPECT_FALSE(MayGo(Told(kSecond), restored));
+  // A newer step that is committed is better.
+  life_ = Told(kFirst).life;
+  Tell(kFirst, {Own(restored, 0), Replica(restored, 1), Own(since, 0), Replica(since, 1)});
+  Tell(kSecond, {Own(restored, 1), Own(since, 1), Replica(since, 0)});
+  EXPECT_THAT(Ids(Told(kFirst).committed), Contains(since));
+  EXPECT_FALSE(MayGo(Told(kFirst), since));
+}
+
+// Once the next life has chosen, what the life before restored is as any other.
+TEST_F(LeaderTest, WhatALifeRestoredMayGoWhenTheNextHasChosenAnother) {
+  const StepId restored{kLife - 1, 5};
+  const StepId since{kLife, 6};
+  life_.has_pin = true;
+  life_.pin = restored;
+  Members({kFirst, kSecond});
+  Tell(kFirst, {Own(restored, 0), Replica(restored, 1), Own(since, 0)});
+  Tell(kSecond, {Own(restored, 1), Own(since, 1)});
+  ASSERT_EQ(Join(kFirst, 0, "life6"), Code::kOk);
+  ASSERT_EQ(Join(kSecond, 1, "life6"), Code::kOk);
+  Ask(kFirst, Question::Topic::kLatest, Encode(LatestQuestion{Told(kFirst).life.incarnation}));
+  ASSERT_TRUE(Told(kFirst).life.has_pin);
+  EXPECT_EQ(Told(kFirst).life.pin, since);
+  EXPECT_FALSE(MayGo(Told(kFirst), since));
+  EXPECT_TRUE(MayGo(Told(kFirst), restored));
+}
+
+}  // namespace
+}  // namespace ropeteam
