@@ -92,6 +92,7 @@ void Checker::OnSaveBeginInput(const Session& session, Step step) {
 
 void Checker::Observe(const Host& host) {
   if (!host.daemon_runs()) return;
+  NoteTold(host);
   const std::pair<NodeId, uint64_t> seen{host.id, host.store->changes()};
   if (std::exchange(observed_[host.index], seen) == seen) return;
   std::map<ShardId, Role>& known = known_[host.index];
@@ -156,6 +157,19 @@ void Checker::OnDropped(const Host& host, const ShardId& id, Role role) {
   to_judge_.emplace_back(id, role);
 }
 
+bool Checker::Remembered(const Host& host, const Life& life) const {
+  return std::any_of(host.view.members.begin(), host.view.members.end(),
+                     [&](const Member& member) { return life.told.contains(member.id); });
+}
+
+void Checker::NoteTold(const Host& host) {
+  if (lives_.empty()) return;
+  auto& [incarnation, life] = *lives_.rbegin();
+  if (life.answered && !life.told.contains(host.id) && host.engine->incarnation() == incarnation &&
+      Remembered(host, life))
+    life.told.insert(host.id);
+}
+
 void Checker::JudgeDrops(const Host& host) {
   for (const auto& [id, role] : std::exchange(to_judge_, {})) JudgeDrop(host, id, role);
 }
@@ -167,7 +181,7 @@ void Checker::JudgeDrop(const Host& host, const ShardId& id, Role role) {
   bool pinned = false;
   if (!lives_.empty()) {
     const Life& newest = lives_.rbegin()->second;
-    pinned = newest.answered && !newest.completed && newest.answer == step;
+    pinned = newest.answered && !newest.completed && newest.answer == step && Remembered(host, newest);
   }
   if (broken || !(pinned || Committed(step)) || Retired(step)) return;
   // A commit may be known to nobody who is left, though the copies are there: the leader was cut off before

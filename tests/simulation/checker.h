@@ -154,12 +154,19 @@ class Checker {
     bool answered = false;
     StepId answer;           // {0, 0}: none
     bool completed = false;  // has committed a step of its own
+    // Daemons that were told of the answer: of the view it was given in, or beside one of those later.
+    std::set<NodeId> told;
   };
   struct ViewHeld {
     size_t host = 0;
     ShardId shard;
     std::vector<Extent> extents;
   };
+
+  // A life that no daemon of the view remembers but by its number restores nothing any more
+  // (docs/recovery.md).
+  bool Remembered(const Host& host, const Life& life) const;
+  void NoteTold(const Host& host);
 
   Place PlaceOf(const Host& host) const { return {host.index, host.memory_generation}; }
   void OnSealed(const Host& host, const SealedShard& sealed);

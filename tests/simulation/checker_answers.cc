@@ -75,6 +75,7 @@ void Checker::OnLatestAnswer(const Host& host, const Session& session, const Ste
   if (!life.answered) {
     life.answered = true;
     life.answer = step;
+    for (const Member& member : host.view.members) life.told.insert(member.id);
   }
 }
 
