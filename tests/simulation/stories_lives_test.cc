@@ -1,0 +1,369 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Failure stories, told one by one: what the lives of the world restore, and what is committed to whom.
+// What each is about stands in its first lines; that nothing else goes wrong meanwhile (bytes, copies, chunks
+// with two users, unanswered calls) the Checker sees to.
+#include "tests/simulation/story.h"
+
+namespace ropeteam::simulation {
+namespace {
+
+// The world restarts twice in quick succession, and ranks of the former lives are still there and saving:
+// each is told that it is stale, nothing of theirs gets into a step of the third life.
+TEST_F(Story, WorldRestartsTwiceWithZombies) {
+  lengths_ = {2 * 4096};
+  StartNodes(3);
+  StartWorld(1);
+  SaveEverywhere(1, 1);
+  // In the middle of a save when the next life begins.
+  SaveScript slow;
+  slow.chunk_us = 200 * kMs;
+  std::optional<Status> late;
+  RankOf(1, 0).Save(2, ContentOf(1, 2, 0), slow, [&](const Status& status) { late = status; });
+  StartWorld(2);
+  EXPECT_EQ(LatestStep(2, 0), 1u);
+  EXPECT_EQ(Save(1, 2, 1).code(), Code::kStale);
+  ASSERT_TRUE(Save(2, 2, 0).ok());
+  StartWorld(3);
+  for (Rank rank = 0; rank < 3; ++rank) {
+    EXPECT_EQ(Save(1, 2, rank).code(), Code::kStale);
+    EXPECT_EQ(Save(2, 2, rank).code(), Code::kStale);
+    EXPECT_EQ(LatestStep(3, rank), 1u);
+  }
+  EXPECT_TRUE(Until([&] { return late.has_value(); }));
+  EXPECT_EQ(late->code(), Code::kStale) << late->ToString();
+  // A zombie that connects anew does not get in either.
+  RankOf(1, 1).Close();
+  EXPECT_EQ(Hello(1, 1).code(), Code::kStale);
+  // Nor does a new process of a life that is over.
+  RankOf(1, 2).Close();
+  AddRank(1, 2, 3, 2);
+  EXPECT_EQ(Hello(1, 2).code(), Code::kStale);
+  SaveEverywhere(3, 2);
+  for (Rank rank = 0; rank < 3; ++rank) EXPECT_TRUE(Read(3, rank, 2, rank).ok());
+}
+
+// An incomplete step is never latest, and does not stand in the way of later ones of the same number.
+TEST_F(Story, LatestIsDerivedFromWhatIsThere) {
+  StartNodes(2);
+  StartWorld(1);
+  SaveEverywhere(1, 1);
+  ASSERT_TRUE(Save(1, 2, 0).ok());
+  ASSERT_TRUE(Wait(1, 2, 0, Level::kReplicated).ok());
+  StopWorld(1);
+  StartWorld(2);
+  EXPECT_EQ(LatestStep(2, 0), 1u);
+  SaveEverywhere(2, 2);
+  EXPECT_EQ(Latest(2, 1), StepIn(2, 2));
+  EXPECT_TRUE(Read(2, 0, 2, 1).ok());
+}
+
+// One rank has asked for latest while the newest step could not be produced. Then the missing node returns
+// with its memory: all ranks of this life are given the step that the first was given.
+TEST_F(Story, AllRanksOfALifeRestoreTheSameStep) {
+  StartNodes(4);
+  StartWorld(1);
+  SaveEverywhere(1, 1);
+  SaveEverywhere(1, 2);
+  StopWorld(1);
+  // A saver and its replica are both away.
+  const size_t buddy = HoldersBeside(0, ShardOf(1, 2, 0)).at(0);
+  cluster_->StopHost(0, true);
+  cluster_->StopHost(buddy, true);
+  std::vector<size_t> left;
+  for (size_t host = 0; host < 4; ++host)
+    if (host != 0 && host != buddy) left.push_back(host);
+  ASSERT_TRUE(Until([&] { return cluster_->host(left[0]).view.members.size() == 2; }));
+  cluster_->StartHost(0);
+  cluster_->StartHost(buddy);
+  AwaitOneView();
+  StartWorld(2);
+  const StepId first = Latest(2, 0).value();
+  cluster_->StopHost(left[0], true);
+  cluster_->StartHost(left[0]);
+  AwaitOneView();
+  for (Rank rank = 1; rank < 4; ++rank)
+    if (rank != left[0]) {
+      EXPECT_EQ(Latest(2, rank), first);
+    }
+}
+
+// One rank of a life has been given a step to restore; then it turns out that nobody can produce it any more.
+// The others of this life must not be given an older one in its place: the life would train on from two
+// steps. They are told an error; the next life is given the older step.
+TEST_F(Story, NoRankOfALifeFallsBackAlone) {
+  lengths_ = {4096};
+  StartNodes(2);
+  StartWorld(1);
+  SaveEverywhere(1, 1);
+  SaveEverywhere(1, 2);
+  StopWorld(1);
+  StartWorld(2);
+  EXPECT_EQ(LatestStep(2, 0), 2u);
+  EXPECT_TRUE(Read(2, 0, 2, 0).ok());
+  for (const size_t host : {size_t{0}, size_t{1}}) ASSERT_TRUE(cluster_->FlipBit(host, ShardOf(1, 2, 1), 0));
+  EXPECT_EQ(Read(2, 1, 2, 1).code(), Code::kCorrupt);
+  std::optional<Code> told;
+  RankOf(2, 1).Latest(5 * kSecond, [&](const Status& status, const AnswerLatest&) { told = status.code(); });
+  ASSERT_TRUE(Until([&] { return told.has_value(); }));
+  EXPECT_NE(*told, Code::kOk);
+  EXPECT_NE(*told, Code::kNotFound);  // which a rank takes for: begin with nothing
+  StopWorld(2);
+  StartWorld(3);
+  for (Rank rank = 0; rank < 2; ++rank) EXPECT_EQ(LatestStep(3, rank), 1u);
+}
+
+// The nodes that know of the first life are away while a fresh one leads alone and begins another. When they
+// return, the lives' numbers are three, and nothing of one is taken for the other's.
+TEST_F(Story, NoTwoLivesHaveOneNumber) {
+  StartNodes(3);
+  StartWorld(1, {0, 1});
+  SaveEverywhere(1, 1);
+  StopWorld(1);
+  for (const size_t host : {size_t{0}, size_t{1}}) cluster_->StopHost(host, true);
+  LoseHost(2);
+  cluster_->StartHost(2);
+  ASSERT_TRUE(Until([&] { return cluster_->host(2).view.members.size() == 1; })) << Trouble();
+  StartWorld(2, {2, 2});
+  EXPECT_GT(LifeOf(2), LifeOf(1));
+  StopWorld(2);
+  for (const size_t host : {size_t{0}, size_t{1}}) cluster_->StartHost(host);
+  AwaitOneView();
+  StartWorld(3, {0, 1});
+  EXPECT_GT(LifeOf(3), LifeOf(2));
+  for (Rank rank = 0; rank < 2; ++rank) {
+    EXPECT_EQ(Latest(3, rank), StepIn(1, 1));
+    EXPECT_TRUE(Read(3, rank, 1, rank).ok());
+  }
+}
+
+// A node that died comes back under its name at once, as another instance, and is used again.
+TEST_F(Story, NodeComesBackUnderItsName) {
+  StartNodes(2);
+  StartWorld(1);
+  SaveEverywhere(1, 1);
+  const NodeId before = cluster_->host(1).id;
+  LoseHost(1);
+  cluster_->StartHost(1);
+  AwaitOneView();
+  EXPECT_NE(cluster_->host(1).id, before);
+  StopWorld(1);
+  StartWorld(2);
+  EXPECT_EQ(LatestStep(2, 1), 1u);
+  EXPECT_TRUE(Read(2, 1, 1, 1).ok());
+  SaveEverywhere(2, 2);
+}
+
+// A spare joins in the middle of a save: no rank notices.
+TEST_F(Story, JoiningDisturbsNobody) {
+  StartNodes(4);
+  StartWorld(1);
+  SaveEverywhere(1, 1);
+  for (const Rank rank : {0u, 1u}) ASSERT_TRUE(Save(1, 2, rank).ok());
+  const Incarnation life = LifeOf(1);
+  const size_t spare = cluster_->AddHost();
+  cluster_->StartHost(spare);
+  ASSERT_TRUE(Save(1, 2, 2).ok());
+  AwaitOneView();
+  ASSERT_TRUE(Save(1, 2, 3).ok());
+  for (Rank rank = 0; rank < 4; ++rank) EXPECT_TRUE(Wait(1, 2, rank, Level::kCommitted).ok());
+  SaveEverywhere(1, 3);
+  EXPECT_EQ(RankOf(1, 0).incarnation(), life);
+}
+
+// The leader judges a step committed and is cut off before it has told anybody; its node holds one of the
+// copies that made it so. The others know the step for a complete one, not for a committed one: it is what
+// they would restore until they have a newer one.
+TEST_F(Story, ACommitThatOnlyACutOffLeaderKnows) {
+  StartNodes(3);
+  ASSERT_EQ(LeaderHost(), 0u);
+  StartWorld(1, {1, 2});
+  SaveEverywhere(1, 1);
+  SaveEverywhere(1, 2);
+  ASSERT_EQ(HoldersBeside(2, ShardOf(1, 2, 1)), std::vector<size_t>{0});
+  cluster_->on_event = [&](size_t host, const LevelEvent& event) {
+    if (host != 0 || event.level != Level::kCommitted || event.shard.step != 3) return;
+    for (const size_t other : {size_t{1}, size_t{2}, kCoordinatorHost}) {
+      cluster_->network().Cut(0, other, kForever);
+      cluster_->network().Cut(other, 0, kForever);
+    }
+  };
+  // The copy that its owner makes in place of the lost one takes a while.
+  cluster_->on_transfer = [&](const Transfer& transfer) {
+    if (transfer.initiator != 2 || transfer.target != 1) return;
+    cluster_->on_transfer = nullptr;
+    cluster_->network().Cut(2, 1, cluster_->now() + 1 * kMs);
+  };
+  for (Rank rank = 0; rank < 2; ++rank) ASSERT_TRUE(Save(1, 3, rank).ok());
+  ASSERT_TRUE(Until([&] { return cluster_->host(1).view.members.size() == 2 && !cluster_->on_transfer; }));
+  EXPECT_EQ(cluster_->checker().newest_committed(), StepIn(1, 3));
+  EXPECT_EQ(LatestStep(1, 0), 3u);
+  for (Rank rank = 0; rank < 2; ++rank) ASSERT_TRUE(Save(1, 4, rank).ok());
+  EXPECT_TRUE(Wait(1, 4, 0, Level::kCommitted).ok()) << Trouble();
+  for (const Step step : {2u, 4u}) EXPECT_TRUE(Holds(1, ShardOf(1, step, 0))) << step;
+  EXPECT_FALSE(Holds(1, ShardOf(1, 3, 0)));
+}
+
+// The same when the leader, which holds no copy, is restarted, and the node that has marked its copy is away:
+// all that is left is a copy on a node that has not heard.
+TEST_F(Story, ACommitThatNobodyWhoIsLeftHasHeardOf) {
+  StartNodes(3);
+  ASSERT_EQ(LeaderHost(), 0u);
+  StartWorld(1, {1});
+  SaveEverywhere(1, 1);
+  SaveEverywhere(1, 2);
+  ASSERT_EQ(HoldersBeside(1, ShardOf(1, 2, 0)), std::vector<size_t>{2});
+  cluster_->on_event = [&](size_t host, const LevelEvent& event) {
+    if (event.level != Level::kCommitted || event.shard.step != 3 || event.shard.rank != LevelEvent::kNoRank)
+      return;
+    if (host == 0) cluster_->network().Cut(0, 1, kForever);
+    if (host == 2)
+      cluster_->scheduler().After(0, [&] {
+        cluster_->StopHost(2, true);
+        cluster_->CrashDaemon(0);
+        cluster_->StartDaemon(0);
+        cluster_->network().HealLinks();
+      });
+  };
+  // The copy that its owner makes in place of the one that is away takes a while.
+  cluster_->on_transfer = [&](const Transfer& transfer) {
+    if (transfer.initiator != 1 || transfer.target != 0) return;
+    cluster_->on_transfer = nullptr;
+    cluster_->network().Cut(1, 0, cluster_->now() + 1 * kMs);
+  };
+  ASSERT_TRUE(Save(1, 3, 0).ok());
+  ASSERT_TRUE(Until([&] { return !cluster_->on_transfer; }));
+  EXPECT_EQ(cluster_->checker().newest_committed(), StepIn(1, 3));
+  cluster_->RunFor(10 * kMs);
+  ASSERT_TRUE(Save(1, 4, 0).ok());
+  EXPECT_TRUE(Wait(1, 4, 0, Level::kCommitted).ok()) << Trouble();
+  for (const Step step : {2u, 4u}) EXPECT_TRUE(Holds(1, ShardOf(1, step, 0))) << step;
+  EXPECT_FALSE(Holds(1, ShardOf(1, 3, 0)));
+}
+
+// A step gets its last copy when a newer one is committed already, and the order to release it is on its way.
+// It must not be committed any more: an older one would be released for it, and it is being released itself.
+TEST_F(Story, AStepThatIsBeingReleasedIsNotCommitted) {
+  StartNodes(3);
+  ASSERT_EQ(LeaderHost(), 0u);
+  StartWorld(1, {1});
+  SaveEverywhere(1, 1);
+  SaveEverywhere(1, 2);
+  ASSERT_EQ(HoldersBeside(1, ShardOf(1, 2, 0)), std::vector<size_t>{2});
+  NetworkOptions steady = cluster_->network().options();
+  steady.delay_min_us = steady.delay_max_us = 2 * kMs;  // so that the leader's words come in order
+  cluster_->network().SetOptions(steady);
+  cluster_->on_transfer = [&](const Transfer& transfer) {
+    if (transfer.initiator != 1) return;
+    cluster_->on_transfer = nullptr;
+    cluster_->network().Clog(1, 2, cluster_->now() + 15 * kMs);  // this put, and nothing else
+    cluster_->scheduler().After(0, [&] {
+      cluster_->network().HealLinks();
+      for (const size_t member : {size_t{1}, size_t{2}})
+        cluster_->network().Clog(0, member, cluster_->now() + 30 * kMs);
+    });
+  };
+  ASSERT_TRUE(Save(1, 3, 0).ok());
+  ASSERT_TRUE(Until([&] { return !cluster_->on_transfer; }));
+  ASSERT_TRUE(Save(1, 4, 0).ok());
+  EXPECT_TRUE(Wait(1, 4, 0, Level::kCommitted).ok()) << Trouble();
+  cluster_->RunFor(1 * kSecond);
+  for (const size_t host : {size_t{1}, size_t{2}}) {
+    EXPECT_TRUE(Holds(host, ShardOf(1, 4, 0)));
+    EXPECT_FALSE(Holds(host, ShardOf(1, 3, 0)));
+    EXPECT_TRUE(Holds(host, ShardOf(1, 2, 0)));
+  }
+  EXPECT_EQ(Wait(1, 3, 0, Level::kCommitted).code(), Code::kAborted);
+}
+
+// Without names for lives: a hello crosses a stuck link and arrives when its process is long dead and the
+// next launch has begun. It takes no seat for good, and ends nobody's life.
+TEST_F(Story, ALateHelloOfTheDeadEndsNoLife) {
+  named_lives_ = false;
+  StartNodes(3);
+  ASSERT_EQ(LeaderHost(), 0u);
+  cluster_->network().Clog(1, 0, cluster_->now() + 800 * kMs);
+  AddRank(1, 1, 2, 1);
+  RankOf(1, 1).Hello(5 * kSecond, [](const Status&) {});
+  cluster_->RunFor(50 * kMs);
+  RankOf(1, 1).Close();
+  StartWorld(2, {0, 2});
+  const Incarnation life = LifeOf(2);
+  cluster_->RunFor(2 * kSecond);
+  EXPECT_EQ(cluster_->host(0).engine->incarnation(), life);
+  SaveEverywhere(2, 1);
+}
+
+// The same, and the seat is still free when the dead one's hello comes: the living rank gets it.
+TEST_F(Story, ALateHelloOfTheDeadKeepsNobodyOut) {
+  named_lives_ = false;
+  StartNodes(3);
+  ASSERT_EQ(LeaderHost(), 0u);
+  AddRank(2, 0, 2, 0);
+  ASSERT_TRUE(Hello(2, 0).ok());
+  const Incarnation life = LifeOf(2);
+  cluster_->network().Clog(1, 0, cluster_->now() + 300 * kMs);
+  AddRank(1, 1, 2, 1);
+  RankOf(1, 1).Hello(5 * kSecond, [](const Status&) {});
+  cluster_->RunFor(50 * kMs);
+  RankOf(1, 1).Close();
+  cluster_->RunFor(255 * kMs);
+  AddRank(2, 1, 2, 2);
+  ASSERT_TRUE(Hello(2, 1).ok()) << Trouble();
+  EXPECT_EQ(RankOf(2, 1).incarnation(), life);
+  SaveEverywhere(2, 1);
+}
+
+// The leader is lost with the only word of which step the life restores, just when the first rank has been
+// told. The ranks that ask later are told the same step, or none.
+TEST_F(Story, TheStepToRestoreOutlivesItsLeader) {
+  StartNodes(4);
+  StartWorld(1);
+  SaveEverywhere(1, 1);
+  for (Rank rank = 0; rank < 4; ++rank) ASSERT_TRUE(Save(1, 2, rank).ok());
+  StopWorld(1);
+  const size_t leader = LeaderHost();
+  ASSERT_EQ(leader, 0u);
+  // Rank 1's shard of step 2 is away while the first rank asks.
+  StartWorld(2, {1, 2, 3, 1});
+  cluster_->network().Cut(0, 2, kForever);
+  cluster_->network().Cut(0, 3, kForever);
+  std::optional<StepId> first;
+  RankOf(2, 0).Latest(3 * kSecond, [&](const Status& status, const AnswerLatest& answer) {
+    if (status.ok()) first = answer.step;
+  });
+  cluster_->RunFor(500 * kMs);
+  EXPECT_FALSE(first.has_value()) << "a step was given out that only two nodes know of";
+  cluster_->network().HealLinks();
+  EXPECT_TRUE(Until([&] { return first.has_value(); }));
+  LoseHost(0);
+  for (Rank rank = 1; rank < 4; ++rank) EXPECT_EQ(Latest(2, rank), first);
+}
+
+// Every daemon is restarted: of the life its ranks are in nothing is left but the number. What it restores
+// nobody can say any more, so its ranks are told none, rather than two of them two; the next life restores.
+TEST_F(Story, OfALifeThatNobodyRemembersNoRankIsToldAStep) {
+  StartNodes(2);
+  StartWorld(1);
+  SaveEverywhere(1, 1);
+  StopWorld(1);
+  StartWorld(2);
+  ASSERT_EQ(LatestStep(2, 0), 1u);
+  for (const size_t host : {size_t{0}, size_t{1}}) cluster_->CrashDaemon(host);
+  for (const size_t host : {size_t{0}, size_t{1}}) cluster_->StartDaemon(host);
+  AwaitOneView();
+  cluster_->RunFor(10 * kMs);
+  for (const Rank rank : {0u, 1u}) ASSERT_TRUE(Hello(2, rank).ok()) << Trouble();
+  const Status asked = Sync([&](Client::StatusDone done) {
+    RankOf(2, 1).Latest(kSecond, [done](const Status& status, const AnswerLatest&) { done(status); });
+  });
+  EXPECT_EQ(asked.code(), Code::kDeadlineExceeded);
+  EXPECT_NE(asked.message().find("no node remembers what incarnation 2 restores"), std::string::npos)
+      << asked.message();
+  StopWorld(2);
+  StartWorld(3);
+  for (const Rank rank : {0u, 1u}) EXPECT_EQ(LatestStep(3, rank), 1u);
+}
+
+}  // namespace
+}  // namespace ropeteam::simulation
