@@ -266,8 +266,9 @@ void Checker::OnTransferStart(const Transfer& transfer) {
         other.write_offset() + other.length > begin)
       Fail("%s starts while %s may still write there", transfer.ToString().c_str(), other.ToString().c_str());
     // A bad chunk may be mended while it is being sent: who receives it checks it.
-    if (!other.orphan && other.initiator == writer.index && other.initiator_id == writer.id &&
-        other.local_offset < end && other.local_offset + other.length > begin &&
+    if (!other.orphan && other.device == nullptr && other.initiator == writer.index &&
+        other.initiator_id == writer.id && other.local_offset < end &&
+        other.local_offset + other.length > begin &&
         (other.get || !transfer.get || !FlippedAt(writer, ChunkOf(writer, begin))))
       Fail("%s starts where %s has its buffer", transfer.ToString().c_str(), other.ToString().c_str());
   });

@@ -20,6 +20,7 @@ struct Client::SaveRun {
   std::vector<Extent> extents;
   std::vector<uint32_t> order;  // in which chunks are filled
   size_t filled = 0;
+  std::shared_ptr<DeviceMemory> device;
 };
 
 struct Client::ReadRun {
@@ -50,6 +51,8 @@ bool Client::Connect() {
 
 void Client::Close() {
   ++connections_;
+  for (const DeviceBufferId buffer : device_buffers_) cluster_.DropDevice(buffer);
+  device_buffers_.clear();
   cluster_.CloseSession(session_);
   session_ = 0;
 }
@@ -150,7 +153,7 @@ void Client::Granted(const std::shared_ptr<SaveRun>& run, const Answer* answer) 
   run->extents.insert(run->extents.end(), grant->extents.begin(), grant->extents.end());
   const uint64_t have = ChunkCount(run->extents);
   const uint64_t wanted = run->content.crcs.size();
-  if (have >= wanted) return FillNext(run);
+  if (have >= wanted) return run->script.device ? OfferDevice(run) : FillNext(run);
   Pending request;
   request.kind = RequestKind::kSaveExtend;
   request.step = run->step;
@@ -163,10 +166,61 @@ void Client::Granted(const std::shared_ptr<SaveRun>& run, const Answer* answer) 
                });
 }
 
+// Whole chunks may be put from where they lie; the copies into the arena come later.
+void Client::OfferDevice(const std::shared_ptr<SaveRun>& run) {
+  Random& random = cluster_.random();
+  const std::string& stream = run->content.stream;
+  const uint64_t chunk_bytes = cluster_.options().chunk_bytes;
+  const uint64_t before = random.Below(chunk_bytes);
+  run->device = std::make_shared<DeviceMemory>();
+  run->device->bytes = std::string(before, 'x') + stream;
+  const DeviceBufferId buffer = cluster_.ShareDevice(run->device);
+  device_buffers_.insert(buffer);
+  const uint32_t whole = static_cast<uint32_t>(stream.size() / chunk_bytes);
+  for (uint32_t first = 0; first < whole;) {
+    const uint32_t count = static_cast<uint32_t>(random.Between(1, whole - first));
+    const SaveDirectInput direct{run->save, buffer, before + first * chunk_bytes, first, count};
+    if (random.Chance(kMillion / 10 * 9))
+      cluster_.Tell(session_, [direct](Engine& engine, TimeUs now, const Session& session, RequestId) {
+        engine.OnSaveDirect(now, session.id, direct);
+      });
+    first += count;
+  }
+  cluster_.scheduler().After(random.Between(1, cluster_.options().network.transfer_max_us),
+                             [this, run] { FillNext(run); });
+}
+
+// No put reads the device's memory any more when this is answered: then, and only then, it is written again.
+void Client::Settle(const std::shared_ptr<SaveRun>& run) {
+  const TimeUs timeout = cluster_.random().Between(0, kSecond);
+  Pending request;
+  request.kind = RequestKind::kSaveSettle;
+  request.step = run->step;
+  request.save = run->save;
+  request.timeout_us = timeout;
+  request.done = [this, run](const Answer* answer) {
+    const Status status = StatusOf(answer);
+    if (answer == nullptr) return run->done(status);
+    if (status.code() == Code::kDeadlineExceeded) return Settle(run);
+    if (!status.ok()) return run->done(status);
+    run->device->given_back = true;
+    run->device->bytes.assign(run->device->bytes.size(), '!');
+    run->device.reset();
+    return run->script.abort ? Abort(run) : Commit(run);
+  };
+  cluster_.Ask(session_, std::move(request),
+               [save = run->save, timeout](Engine& engine, TimeUs now, const Session& session, RequestId id) {
+                 engine.OnSaveSettle(now, session.id, id, save, timeout);
+               });
+}
+
 void Client::FillNext(const std::shared_ptr<SaveRun>& run) {
   if (run->connection != connections_) return;
   if (run->filled >= run->script.stop_after_chunks) return;
-  if (run->filled == run->order.size()) return run->script.abort ? Abort(run) : Commit(run);
+  if (run->filled == run->order.size()) {
+    if (run->device != nullptr) return Settle(run);
+    return run->script.abort ? Abort(run) : Commit(run);
+  }
   // Runs of chunks that follow each other in the stream are announced together.
   const uint32_t first = run->order[run->filled];
   std::vector<uint32_t> crcs;

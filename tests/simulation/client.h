@@ -9,6 +9,7 @@
 
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,7 @@ struct SaveScript {
   uint64_t understated_chunks = 0;      // save_begin announces so many fewer; the rest is asked for later
   bool announce = true;                 // chunks as they fill (save_filled); else all in save_commit
   bool abort = false;                   // instead of the commit
+  bool device = false;                  // the bytes lie in a GPU's memory first, and may be put from there
   size_t stop_after_chunks = SIZE_MAX;  // then it hangs: no commit, no callback
   TimeUs chunk_us = 100;                // time to fill one chunk, at most
 };
@@ -71,6 +73,8 @@ class Client {
   bool Connect();
   void Granted(const std::shared_ptr<SaveRun>& run, const Answer* answer);
   void FillNext(const std::shared_ptr<SaveRun>& run);
+  void OfferDevice(const std::shared_ptr<SaveRun>& run);
+  void Settle(const std::shared_ptr<SaveRun>& run);
   void Commit(const std::shared_ptr<SaveRun>& run);
   void Abort(const std::shared_ptr<SaveRun>& run);
   void CheckView(const std::shared_ptr<ReadRun>& run);
@@ -82,6 +86,7 @@ class Client {
   const uint64_t token_;
   SessionId session_ = 0;
   Incarnation incarnation_ = 0;
+  std::set<DeviceBufferId> device_buffers_;
   uint64_t connections_ = 0;  // grows with each, and with Close(): what belongs to an older one stops
 };
 

@@ -70,6 +70,9 @@ class Cluster : private NetworkEnds {
   const Session* FindSession(SessionId session) const;
   // Where the client may write: null once the session is cut.
   std::byte* ClientMemory(SessionId session, uint32_t chunk);
+  // A GPU's memory that daemons can put from, by the number that is returned, until it is dropped.
+  DeviceBufferId ShareDevice(std::shared_ptr<const DeviceMemory> memory);
+  void DropDevice(DeviceBufferId buffer) { device_buffers_.erase(buffer); }
 
   // ---- running
   // Until `done`, for `limit` at most; asks it after every event, or at most once in `every`. False when the
@@ -116,6 +119,7 @@ class Cluster : private NetworkEnds {
   }
   std::byte* Memory(size_t host, uint64_t offset, uint64_t length) override;
   void OnLanding(const Transfer& transfer, uint64_t offset, const std::string& bytes) override;
+  void OnDeviceRead(const Transfer& transfer) override;
   void OnTransferDone(size_t host, NodeId instance, uint64_t tag, Code code) override;
 
   const Options options_;
@@ -128,6 +132,8 @@ class Cluster : private NetworkEnds {
   std::map<NodeId, size_t> instances_;  // of all times
   std::map<SessionId, Session> sessions_;
   SessionId next_session_ = 1;
+  std::map<DeviceBufferId, std::shared_ptr<const DeviceMemory>> device_buffers_;
+  DeviceBufferId next_device_buffer_ = 1;
   uint32_t crash_in_input_ppm_ = 0;
   bool healed_ = false;
   size_t trace_lines_ = 0;

@@ -25,7 +25,7 @@ const char* AnswerName(const Answer& answer) {
 const char* RequestName(RequestKind kind) {
   constexpr const char* kNames[] = {"hello",       "save_begin", "save_extend", "save_commit",
                                     "save_abort",  "wait",       "latest",      "view_open",
-                                    "view_repair", "report",     "verify"};
+                                    "view_repair", "report",     "verify",      "save_settle"};
   return kNames[static_cast<size_t>(kind)];
 }
 
@@ -122,9 +122,25 @@ void Cluster::CarryTransfer(Host* host, const StartTransfer& start) {
   const auto at = instances_.find(start.peer);
   transfer.target = at == instances_.end() ? host->index : at->second;
   Trace("host %zu starts %s", host->index, transfer.ToString().c_str());
-  if (start.local_offset < host->chunks_begin || start.local_offset + start.length > host->memory_bytes)
+  if (start.buffer != 0) {
+    const auto buffer = device_buffers_.find(start.buffer);
+    if (buffer == device_buffers_.end() || random_.Chance(network_.options().device_refused_ppm)) {
+      scheduler_.After(random_.Between(1, kMs),
+                       [this, index = host->index, instance = host->id, tag = start.tag] {
+                         OnTransferDone(index, instance, tag, Code::kNotFound);
+                       });
+      return;
+    }
+    transfer.device = buffer->second;
+    const size_t bytes = transfer.device->bytes.size();
+    if (start.get || start.local_offset > bytes || start.length > bytes - start.local_offset)
+      return checker_.Fail("host %zu: %s is outside of device memory of %zu bytes", host->index,
+                           transfer.ToString().c_str(), bytes);
+  } else if (start.local_offset < host->chunks_begin ||
+             start.local_offset + start.length > host->memory_bytes) {
     return checker_.Fail("host %zu: %s is outside of its own chunks", host->index,
                          transfer.ToString().c_str());
+  }
   checker_.OnTransferStart(transfer);
   if (on_transfer) on_transfer(transfer);
   network_.Start(std::move(transfer));
@@ -328,6 +344,16 @@ std::byte* Cluster::Memory(size_t index, uint64_t offset, uint64_t length) {
 
 void Cluster::OnLanding(const Transfer& transfer, uint64_t offset, const std::string& bytes) {
   checker_.OnLanding(transfer, offset, bytes);
+}
+
+DeviceBufferId Cluster::ShareDevice(std::shared_ptr<const DeviceMemory> memory) {
+  device_buffers_[next_device_buffer_] = std::move(memory);
+  return next_device_buffer_++;
+}
+
+void Cluster::OnDeviceRead(const Transfer& transfer) {
+  if (transfer.device->given_back && Alive(transfer.initiator, transfer.initiator_id))
+    checker_.Fail("%s reads device memory that was given back to its owner", transfer.ToString().c_str());
 }
 
 void Cluster::OnTransferDone(size_t index, NodeId instance, uint64_t tag, Code code) {

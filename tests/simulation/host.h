@@ -35,6 +35,7 @@ enum class RequestKind : uint8_t {
   kViewRepair,
   kReport,
   kVerify,
+  kSaveSettle,
 };
 const char* RequestName(RequestKind kind);
 

@@ -135,9 +135,9 @@ void Network::Land(uint64_t number, size_t index, bool late) {
   if (piece.landed) return;
   piece.landed = true;
   --transfer.unlanded;
-  std::byte* source = ends_.Memory(transfer.reader(), transfer.read_offset() + piece.begin, piece.length);
-  std::byte* target = ends_.Memory(transfer.writer(), transfer.write_offset() + piece.begin, piece.length);
   const bool orphan = transfer.orphan;
+  const std::byte* source = orphan ? nullptr : Source(transfer, piece);
+  std::byte* target = ends_.Memory(transfer.writer(), transfer.write_offset() + piece.begin, piece.length);
   if (target == nullptr || (source == nullptr && !orphan)) {
     if (orphan) return Erase(number);
     return Finish(&transfer, Code::kInvalidArgument, 1);
@@ -151,6 +151,14 @@ void Network::Land(uint64_t number, size_t index, bool late) {
   if (transfer.unlanded != 0) return;
   if (orphan) return Erase(number);
   Finish(&transfer, Code::kOk, random_.Between(1, options_.transfer_min_us + 1));
+}
+
+const std::byte* Network::Source(const Transfer& transfer, const Transfer::Piece& piece) {
+  if (transfer.device == nullptr)
+    return ends_.Memory(transfer.reader(), transfer.read_offset() + piece.begin, piece.length);
+  ends_.OnDeviceRead(transfer);
+  return reinterpret_cast<const std::byte*>(transfer.device->bytes.data()) + transfer.local_offset +
+         piece.begin;
 }
 
 void Network::Finish(Transfer* transfer, Code code, TimeUs delay) {
@@ -182,8 +190,7 @@ void Network::Orphan(Transfer* transfer) {
   for (size_t i = 0; i < transfer->pieces.size(); ++i) {
     Transfer::Piece& piece = transfer->pieces[i];
     if (piece.landed) continue;
-    const std::byte* source =
-        ends_.Memory(transfer->initiator, transfer->local_offset + piece.begin, piece.length);
+    const std::byte* source = Source(*transfer, piece);
     if (source == nullptr || !random_.Chance(options_.zombie_ppm)) {
       piece.landed = true;
       continue;

@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <set>
 #include <string>
 #include <utility>
@@ -32,6 +33,12 @@
 namespace ropeteam::simulation {
 
 inline constexpr size_t kCoordinatorHost = SIZE_MAX;
+
+// A GPU's memory that one save's bytes lie in. Lives while a transfer reads it, as a dmabuf does.
+struct DeviceMemory {
+  std::string bytes;
+  bool given_back = false;  // its owner writes to it again: nobody may read it
+};
 
 // One StartTransfer under way. A range is of the arena of the host, from the beginning of its memory.
 struct Transfer {
@@ -51,6 +58,7 @@ struct Transfer {
   uint64_t local_offset = 0;
   uint64_t remote_offset = 0;
   uint64_t length = 0;
+  std::shared_ptr<const DeviceMemory> device;  // of a put: the local range is of this, not of the arena
   std::vector<Piece> pieces;
   size_t unlanded = 0;
   bool orphan = false;     // the initiator is dead or has been told: nobody is told, but pieces may land
@@ -73,6 +81,8 @@ class NetworkEnds {
   virtual std::byte* Memory(size_t host, uint64_t offset, uint64_t length) = 0;
   virtual void OnLanding(const Transfer& transfer, uint64_t offset,
                          const std::string& bytes) = 0;  // before it is done
+  // A transfer reads from a GPU's memory.
+  virtual void OnDeviceRead(const Transfer& transfer) = 0;
   virtual void OnTransferDone(size_t host, NodeId instance, uint64_t tag, Code code) = 0;
 };
 
@@ -132,6 +142,8 @@ class Network {
   void Erase(uint64_t number);
   void Orphan(Transfer* transfer);
   void LeaveBehind(const Transfer& failed);
+  // Null when there is nothing to read.
+  const std::byte* Source(const Transfer& transfer, const Transfer::Piece& piece);
 
   Scheduler& scheduler_;
   Random& random_;

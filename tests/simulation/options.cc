@@ -13,7 +13,8 @@ namespace {
 
 constexpr uint32_t kPercent = kMillion / 100;
 constexpr uint32_t kSmallNodes = 12;  // a bigger cluster gets a shorter run: its seconds cost more
-constexpr uint32_t kBigNodes = 200;   // and fewer, smaller steps
+constexpr uint64_t kDeviceSalt = 0x6465766963650001;  // "device"
+constexpr uint32_t kBigNodes = 200;                   // and fewer, smaller steps
 
 // What goes wrong between many nodes goes wrong between few, and a run of few costs a hundredth: most of the
 // seeds of an hour should be small.
@@ -129,6 +130,9 @@ Options DrawOptions(uint64_t seed, uint32_t nodes) {
     options.replicas = std::min(options.replicas, 2u);
     options.invariants_ppm = 500;
   }
+  // Drawn apart, so that a seed without it stays the run it was.
+  Random device(Mix(seed, kDeviceSalt));
+  if (device.Chance(25 * kPercent)) options.job.device_ppm = 50 * kPercent;
   const uint64_t needed = ChunksNeeded(options);
   options.starved = !big && random.Chance(6 * kPercent);
   options.chunks = options.starved ? std::max<uint64_t>(8, needed / random.Between(2, 5))

@@ -27,7 +27,8 @@ struct NetworkOptions {
   TimeUs slow_max_us = 200 * kMs;
   TimeUs transfer_min_us = 20;
   TimeUs transfer_max_us = 2 * kMs;
-  uint32_t transfer_fail_ppm = 0;  // completes with kLinkFailed, some of its bytes landed
+  uint32_t transfer_fail_ppm = 0;        // completes with kLinkFailed, some of its bytes landed
+  uint32_t device_refused_ppm = 50'000;  // of puts from device memory: the card cannot read it
   // A dead node's writes land for a while, and those of a put that has failed: each unlanded piece with
   // zombie_ppm, until zombie_max_us after the death or failure. Must stay below the engines' quarantine.
   uint32_t zombie_ppm = 500'000;
@@ -85,6 +86,7 @@ struct JobOptions {
   TimeUs compute_max_us = 60 * kMs;
   uint32_t wait_ppm = 300'000;  // of saves: waits for a level before it goes on
   uint32_t abort_ppm = 10'000;
+  uint32_t device_ppm = 0;  // of saves: the bytes lie in a GPU's memory first, and may be put from there
   uint32_t read_other_ppm = 50'000;  // of steps: reads another rank's shard of some recent step
   TimeUs read_hold_max_us = 50 * kMs;
   ContentShape content;

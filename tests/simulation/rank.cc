@@ -151,6 +151,7 @@ void SimRank::SaveStep() {
   if (random.Chance(kMillion / 10)) script.understated_chunks = random.Between(1, 3);
   script.announce = !random.Chance(kMillion / 8);
   script.abort = random.Chance(options.job.abort_ppm);
+  script.device = options.job.device_ppm != 0 && random.Chance(options.job.device_ppm);
   client_.Save(step_ + 1, MakeContent(shape, me.launch, step_ + 1, me.rank), script,
                [this](const Status& status) {
                  if (alive_) Saved(status);

@@ -321,5 +321,44 @@ TEST_F(Story, ALateWriteOfAFailedPutHitsNobody) {
   cluster_->RunFor(2 * kSecond);
 }
 
+// What a save has in a GPU's memory is put from there, and that memory is its owner's again only when no put
+// reads it any more, however long one takes: the Checker sees to the latter.
+TEST_F(Story, DeviceMemoryIsGivenBackWhenNoPutReadsIt) {
+  lengths_ = {6 * 4096};
+  options_.network.device_refused_ppm = 0;
+  StartNodes(2);
+  StartWorld(1);
+  size_t from_device = 0;
+  TimeUs stuck_until = 0;
+  cluster_->on_transfer = [&](const Transfer& transfer) {
+    if (transfer.device == nullptr) return;
+    ++from_device;
+    if (stuck_until != 0) return;
+    stuck_until = cluster_->now() + 300 * kMs;
+    cluster_->network().Clog(0, 1, stuck_until);
+  };
+  SaveScript script;
+  script.device = true;
+  ASSERT_TRUE(Save(1, 1, 0, script).ok()) << Trouble();
+  EXPECT_GT(from_device, 0u);
+  EXPECT_GE(cluster_->now(), stuck_until);
+  ASSERT_TRUE(Save(1, 1, 1).ok());
+  ASSERT_TRUE(Wait(1, 1, 0, Level::kCommitted).ok()) << Trouble();
+  EXPECT_EQ(BadIn(Verify(1)), 0u);
+}
+
+// A card that cannot read device memory costs nothing but the shorter way.
+TEST_F(Story, DeviceMemoryThatNoCardCanReadIsSavedAllTheSame) {
+  lengths_ = {6 * 4096};
+  options_.network.device_refused_ppm = kMillion;
+  StartNodes(2);
+  StartWorld(1);
+  SaveScript script;
+  script.device = true;
+  for (const Rank rank : {0u, 1u}) ASSERT_TRUE(Save(1, 1, rank, script).ok()) << Trouble();
+  ASSERT_TRUE(Wait(1, 1, 0, Level::kCommitted).ok()) << Trouble();
+  EXPECT_EQ(BadIn(Verify(1)), 0u);
+}
+
 }  // namespace
 }  // namespace ropeteam::simulation
