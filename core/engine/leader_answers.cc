@@ -103,6 +103,14 @@ Status Leader::Admit(NodeId from, uint64_t number, const JoinQuestion& join) {
   } else {
     const bool fits = life_.incarnation != 0 && life_.token.empty() && life_.world_size == join.world_size;
     const bool taken = seat != ranks_.end() && !known;
+    // Somebody who only looks must not end the life of a world that trains, and a launcher that starts
+    // another world can wait for the processes of the one before.
+    if (!fits && ranks_present() != 0)
+      return Error(Code::kUnavailable,
+                   "incarnation %llu (life '%s', %u ranks) has %u ranks open: a handle of %u ranks without a "
+                   "life's name opens when they have left",
+                   Number(life_.incarnation), life_.token.c_str(), life_.world_size, ranks_present(),
+                   join.world_size);
     // Who holds the seat may have been admitted on a late repeat of a question, long gone: its node's next
     // inventory tells.
     if (fits && !life_.broken && taken && !seat->second.present && !seat->second.left)

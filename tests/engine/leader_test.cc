@@ -25,6 +25,7 @@ namespace {
 
 using ::testing::Contains;
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 constexpr NodeId kLeader = 1;
@@ -106,11 +107,13 @@ class LeaderTest : public ::testing::Test {
     return member;
   }
   // The member's whole inventory from now on.
-  void Tell(NodeId from, std::vector<CopyReport> copies) {
+  void Tell(NodeId from, std::vector<CopyReport> copies, std::vector<SessionReport> sessions = {}) {
     Inventory inventory;
     inventory.sequence = ++sequence_;
     inventory.report.id = from;
     inventory.report.copies = std::move(copies);
+    inventory.report.sessions = std::move(sessions);
+    inventory.asking_from = question_ + 1;
     inventory.life = life_;
     inventory.incarnation_max = life_.incarnation;
     Send(from, inventory);
@@ -121,10 +124,10 @@ class LeaderTest : public ::testing::Test {
     Carry();
   }
   // A rank of a life that has this name says hello on the member.
-  Code Join(NodeId from, Rank rank, const std::string& life) {
+  Code Join(NodeId from, Rank rank, const std::string& life, uint32_t world_size = kWorld) {
     JoinQuestion join;
     join.rank = rank;
-    join.world_size = kWorld;
+    join.world_size = world_size;
     join.token = 100 + rank;
     join.life = life;
     return Ask(from, Question::Topic::kJoin, Encode(join));
@@ -247,6 +250,45 @@ TEST_F(LeaderTest, WhatALifeRestoredStaysWhileTheNextHasNotChosen) {
   Tell(kSecond, {Own(restored, 1), Own(since, 1), Replica(since, 0)});
   EXPECT_THAT(Ids(Told(kFirst).committed), Contains(since));
   EXPECT_FALSE(MayGo(Told(kFirst), since));
+}
+
+// Who looks at a job that trains (a notebook, a script of another size) must not end its life; what the
+// launcher starts anew gets its life as soon as the former world has left.
+TEST_F(LeaderTest, AHandleWithoutALifesNameEndsNoOtherWorldThatIsOpen) {
+  SessionReport open;
+  open.rank = 0;
+  open.world_size = kWorld;
+  open.incarnation = kLife;
+  open.token = 100;
+  Members({kFirst, kSecond});
+  Tell(kFirst, {}, {open});
+  Tell(kSecond, {});
+  EXPECT_EQ(Join(kSecond, 1, ""), Code::kUnavailable);
+  EXPECT_THAT(replies_[question_].message, HasSubstr("life 'life5', 2 ranks) has 1 ranks open"));
+  EXPECT_EQ(Told(kFirst).life.incarnation, kLife);
+  Tell(kFirst, {});
+  EXPECT_EQ(Join(kSecond, 1, ""), Code::kOk);
+  EXPECT_GT(Told(kFirst).life.incarnation, kLife);
+}
+
+TEST_F(LeaderTest, AHandleOfAnotherWorldSizeEndsNoWorldWithoutANameThatIsOpen) {
+  life_.token.clear();
+  SessionReport open;
+  open.rank = 1;
+  open.world_size = kWorld;
+  open.incarnation = kLife;
+  open.token = 101;
+  Members({kFirst, kSecond});
+  Tell(kFirst, {}, {open});
+  Tell(kSecond, {});
+  EXPECT_EQ(Join(kSecond, 0, "", 1), Code::kUnavailable);
+  EXPECT_EQ(Told(kFirst).life.incarnation, kLife);
+  EXPECT_EQ(Join(kSecond, 0, ""), Code::kOk);
+  EXPECT_EQ(Told(kFirst).life.incarnation, kLife);
+  Tell(kFirst, {});
+  Tell(kSecond, {});
+  EXPECT_EQ(Join(kSecond, 0, "", 1), Code::kOk);
+  EXPECT_GT(Told(kFirst).life.incarnation, kLife);
 }
 
 // Once the next life has chosen, what the life before restored is as any other.

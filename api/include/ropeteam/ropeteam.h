@@ -117,7 +117,8 @@ typedef struct {
 /* Ties this rank to its daemon and joins the current life of the world, or begins the next. Waits until a leader has
  * admitted the rank. STALE: this life has been superseded. UNAVAILABLE: no daemon at the socket. UNSUPPORTED: the daemon
  * speaks another protocol version; both are named. INVALID_ARGUMENT: rank outside the world, another world size than
- * the life has. If the daemon dies later, calls return UNAVAILABLE and the next call reaches out to its successor. */
+ * the life of this name has. DEADLINE_EXCEEDED: not enough nodes are there, or the handle names no life and a world of
+ * another size, or of a named life, is still open: who only looks ends nobody's training. If the daemon dies later, calls return UNAVAILABLE and the next call reaches out to its successor. */
 ROPETEAM_EXPORT ropeteam_status_t ropeteam_open(const ropeteam_open_options_t* options, ropeteam_t** handle);
 /* Aborts what is not committed, closes every view. Never waits for the network. Saves and views that are still open stay
  * valid handles, to be closed by their own calls before or after; everything else they are asked fails. */
