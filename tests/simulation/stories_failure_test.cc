@@ -218,10 +218,17 @@ TEST_F(Story, BitFlipsInBothCopies) {
     EXPECT_NE(status.message().find(tried), std::string::npos) << status.message();
   StopWorld(1);
   StartWorld(2);
+  std::string logged;
+  SetLogSink([&](LogLevel, std::string_view line) { logged.append(line).push_back('\n'); },
+             LogLevel::kWarning);
   for (Rank rank = 0; rank < 2; ++rank) {
     EXPECT_EQ(LatestStep(2, rank), 1u);
     EXPECT_TRUE(Read(2, rank, 1, rank).ok());
   }
+  SetLogSink(nullptr, LogLevel::kOff);
+  EXPECT_NE(logged.find("committed step 2 incarnation 1 cannot be produced, offering step 1 incarnation 1"),
+            std::string::npos)
+      << logged;
 }
 
 // A local chunk and a chunk of the replica are bad, but not the same: each is repaired from the other.
