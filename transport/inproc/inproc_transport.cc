@@ -12,6 +12,8 @@
 #include <vector>
 
 #include "core/base/log.h"
+#include "transport/front/checks.h"
+#include "transport/front/ledger.h"
 
 namespace ropeteam {
 namespace {
@@ -43,11 +45,6 @@ bool Decode(const std::string& bytes, char tag, uint64_t* a, uint64_t* b, uint64
   *a = numbers[0], *b = numbers[1], *c = numbers[2];
   return text->size() == numbers[3];
 }
-
-bool InRange(uint64_t offset, uint64_t length, uint64_t size) {
-  return offset <= size && length <= size - offset;
-}
-unsigned long long Ull(uint64_t value) { return value; }
 
 }  // namespace
 
@@ -90,7 +87,7 @@ class InprocTransport final : public Transport {
     woken_ = true;
     wake_condition_.notify_one();
   }
-  Counters counters() const override;
+  Counters counters() const override { return counts_.Read(registrations_.load(std::memory_order_relaxed)); }
 
  private:
   friend class InprocFabric;
@@ -145,7 +142,8 @@ class InprocTransport final : public Transport {
   std::condition_variable wake_condition_;
   bool woken_ = false;
 
-  std::atomic<uint64_t> registrations_{0}, put_bytes_{0}, get_bytes_{0}, puts_{0}, gets_{0}, failures_{0};
+  front::Counts counts_;
+  std::atomic<uint64_t> registrations_{0};
 };
 
 Result<std::unique_ptr<Transport>> InprocFabric::CreateTransport(const std::string& name) {
@@ -198,11 +196,9 @@ void InprocFabric::LimitPerPoll(size_t operations) {
 }
 
 Result<RegionId> InprocTransport::RegisterRegion(void* base, uint64_t length) {
-  if (base == nullptr && length != 0)
-    return Error(Code::kInvalidArgument, "register %llu bytes at a null pointer", Ull(length));
+  ROPETEAM_RETURN_IF_ERROR(front::CheckMemory(base, length));
   std::lock_guard lock(fabric_->mutex_);
-  if (regions_.size() >= kRegionsMax)
-    return Error(Code::kNoSpace, "%zu regions are registered, limit %zu", regions_.size(), kRegionsMax);
+  ROPETEAM_RETURN_IF_ERROR(front::CheckRegionCount(regions_.size()));
   regions_[region_next_] = {static_cast<char*>(base), length, 0};
   registrations_.fetch_add(1, std::memory_order_relaxed);
   return region_next_++;
@@ -211,10 +207,8 @@ Result<RegionId> InprocTransport::RegisterRegion(void* base, uint64_t length) {
 Status InprocTransport::DeregisterRegion(RegionId id) {
   std::lock_guard lock(fabric_->mutex_);
   const auto found = regions_.find(id);
-  if (found == regions_.end()) return Error(Code::kInvalidArgument, "region %u is not registered", id);
-  if (found->second.operations != 0)
-    return Error(Code::kInvalidArgument, "region %u has %llu operations outstanding", id,
-                 Ull(found->second.operations));
+  if (found == regions_.end()) return front::NotRegistered(id);
+  ROPETEAM_RETURN_IF_ERROR(front::CheckUnused(id, found->second.operations));
   regions_.erase(found);
   return OkStatus();
 }
@@ -245,42 +239,31 @@ void InprocTransport::Disconnect(PeerId id) {
 
 Result<RemoteRegionId> InprocTransport::ImportRegion(PeerId peer, const std::string& bytes) {
   const auto found = peers_.find(peer);
-  if (found == peers_.end()) return Error(Code::kInvalidArgument, "peer %u is not connected", peer);
+  if (found == peers_.end()) return front::NotConnected(peer);
   RegionKey key;
   uint64_t region = 0;
   std::string text;
   if (!Decode(bytes, kKeyTag, &key.instance, &region, &key.length, &text) || !text.empty())
     return Error(Code::kInvalidArgument, "these %zu bytes are not an inproc region key", bytes.size());
-  if (key.instance != found->second.instance)
-    return Error(Code::kInvalidArgument, "the region key is not from this instance of peer \"%s\"",
-                 found->second.name.c_str());
+  if (key.instance != found->second.instance) return front::ForeignKey(found->second.name);
   key.region = static_cast<RegionId>(region);
   remote_regions_[remote_region_next_] = {peer, key};
   return remote_region_next_++;
 }
 
 Status InprocTransport::Submit(const Operation& operation) {
-  if (!peers_.contains(operation.peer))
-    return Error(Code::kInvalidArgument, "peer %u is not connected", operation.peer);
+  if (!peers_.contains(operation.peer)) return front::NotConnected(operation.peer);
   const auto remote = remote_regions_.find(operation.remote);
   if (remote == remote_regions_.end() || remote->second.peer != operation.peer)
-    return Error(Code::kInvalidArgument, "remote region %u is not of peer %u", operation.remote,
-                 operation.peer);
-  if (!InRange(operation.remote_offset, operation.length, remote->second.key.length))
-    return Error(Code::kInvalidArgument, "offset %llu + %llu bytes is outside remote region %u of %llu bytes",
-                 Ull(operation.remote_offset), Ull(operation.length), operation.remote,
-                 Ull(remote->second.key.length));
-  if (accepted_ >= kOperationsOutstandingMax)
-    return Error(Code::kNoSpace, "%zu operations outstanding, limit %zu", accepted_,
-                 kOperationsOutstandingMax);
+    return front::NotOfPeer(operation.remote, operation.peer);
+  ROPETEAM_RETURN_IF_ERROR(front::CheckRange(operation.remote_offset, operation.length,
+                                             remote->second.key.length, "remote region", operation.remote));
+  if (accepted_ >= kOperationsOutstandingMax) return front::TooManyOperations(accepted_);
   std::lock_guard lock(fabric_->mutex_);
   const auto local = regions_.find(operation.local);
-  if (local == regions_.end())
-    return Error(Code::kInvalidArgument, "region %u is not registered", operation.local);
-  if (!InRange(operation.local_offset, operation.length, local->second.length))
-    return Error(Code::kInvalidArgument, "offset %llu + %llu bytes is outside region %u of %llu bytes",
-                 Ull(operation.local_offset), Ull(operation.length), operation.local,
-                 Ull(local->second.length));
+  if (local == regions_.end()) return front::NotRegistered(operation.local);
+  ROPETEAM_RETURN_IF_ERROR(front::CheckRange(operation.local_offset, operation.length, local->second.length,
+                                             "region", operation.local));
   local->second.operations++;
   accepted_++;
   pending_.push_back(operation);
@@ -321,12 +304,7 @@ bool InprocTransport::CarryOut(const Operation& operation, Code* code) {
 }
 
 void InprocTransport::Complete(const Operation& operation, Code code) {
-  const bool put = operation.kind == OperationKind::kPut;
-  (put ? puts_ : gets_).fetch_add(1, std::memory_order_relaxed);
-  if (code == Code::kOk)
-    (put ? put_bytes_ : get_bytes_).fetch_add(operation.length, std::memory_order_relaxed);
-  else
-    failures_.fetch_add(1, std::memory_order_relaxed);
+  counts_.Add(operation.kind, code, operation.length);
   completed_.push_back({operation.kind, operation.peer, operation.context, code});
   std::lock_guard lock(fabric_->mutex_);
   regions_.at(operation.local).operations--;
@@ -373,17 +351,6 @@ void InprocTransport::Wait(uint64_t timeout_us) {
   else
     wake_condition_.wait_for(lock, std::chrono::microseconds(timeout_us), woken);
   woken_ = false;
-}
-
-Transport::Counters InprocTransport::counters() const {
-  Counters c;
-  c.registrations = registrations_.load(std::memory_order_relaxed);
-  c.put_bytes = put_bytes_.load(std::memory_order_relaxed);
-  c.get_bytes = get_bytes_.load(std::memory_order_relaxed);
-  c.puts = puts_.load(std::memory_order_relaxed);
-  c.gets = gets_.load(std::memory_order_relaxed);
-  c.failures = failures_.load(std::memory_order_relaxed);
-  return c;
 }
 
 }  // namespace ropeteam

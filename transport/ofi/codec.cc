@@ -2,10 +2,8 @@
 
 #include "transport/ofi/codec.h"
 
-#include <cstring>
 #include <utility>
 
-#include "core/base/view.h"
 #include "transport/parcel.h"
 
 namespace ropeteam::ofi {
@@ -16,93 +14,11 @@ constexpr uint32_t kKeyMagic = 0x6b745452;           // "RTtk"
 constexpr uint32_t kRailsAddressMagic = 0x61725452;  // "RTra"
 constexpr uint32_t kRailsKeyMagic = 0x6b725452;      // "RTrk"
 constexpr uint32_t kVersion = 1;
-constexpr size_t kBytesMax = kAddressBytesMax / 2;  // Transport::LocalAddress and ExportRegion promise it
-constexpr size_t kChecksumBytes = sizeof(uint64_t);
-
-// FNV-1a: it guards against mistakes, not against malice; whoever knows a key may write to its region anyway.
-uint64_t Checksum(std::string_view bytes) {
-  uint64_t hash = 0xcbf29ce484222325;
-  for (char c : bytes) hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3;
-  return hash;
-}
-
-class Writer {
- public:
-  template <typename T>
-  void Number(T value) {
-    bytes_.append(reinterpret_cast<const char*>(&value), sizeof value);
-  }
-  void Text(std::string_view text) {
-    Number(static_cast<uint32_t>(text.size()));
-    bytes_.append(text);
-  }
-  std::string Finish() && {
-    Number(Checksum(bytes_));
-    return std::move(bytes_);
-  }
-
- private:
-  std::string bytes_;
-};
-
-class Reader {
- public:
-  explicit Reader(std::string_view bytes) : bytes_(bytes) {}
-  template <typename T>
-  T Number() {
-    T value{};
-    if (bytes_.size() < sizeof value) return Fail<T>();
-    std::memcpy(&value, bytes_.data(), sizeof value);
-    bytes_.remove_prefix(sizeof value);
-    return value;
-  }
-  std::string Text() {
-    const uint32_t size = Number<uint32_t>();
-    if (bytes_.size() < size) return Fail<std::string>();
-    std::string text(bytes_.substr(0, size));
-    bytes_.remove_prefix(size);
-    return text;
-  }
-  bool Finished() const { return !failed_ && bytes_.empty(); }
-
- private:
-  template <typename T>
-  T Fail() {
-    failed_ = true;
-    bytes_ = {};
-    return T{};
-  }
-  std::string_view bytes_;
-  bool failed_ = false;
-};
-
-// The payload between magic and checksum, or why these bytes are none of ours.
-Result<std::string_view> Open(std::string_view bytes, uint32_t magic, const char* what) {
-  if (bytes.size() > kBytesMax)
-    return Error(Code::kInvalidArgument, "%s of %zu bytes, limit %zu", what, bytes.size(), kBytesMax);
-  if (bytes.size() < 2 * sizeof(uint32_t) + kChecksumBytes)
-    return Error(Code::kInvalidArgument, "%s of %zu bytes is cut short", what, bytes.size());
-  uint32_t head[2];
-  std::memcpy(head, bytes.data(), sizeof head);
-  if (head[0] != magic)
-    return Error(Code::kInvalidArgument, "these %zu bytes are not an ofi %s", bytes.size(), what);
-  if (head[1] != kVersion)
-    return Error(Code::kInvalidArgument, "ofi %s of version %u, this build reads %u", what, head[1],
-                 kVersion);
-  const std::string_view checked = bytes.substr(0, bytes.size() - kChecksumBytes);
-  uint64_t checksum;
-  std::memcpy(&checksum, bytes.data() + checked.size(), sizeof checksum);
-  if (checksum != Checksum(checked))
-    return Error(Code::kInvalidArgument, "ofi %s with a wrong checksum", what);
-  return checked.substr(sizeof head);
-}
 
 }  // namespace
 
 std::string Encode(const EndpointAddress& address) {
-  Writer writer;
-  writer.Number(kAddressMagic);
-  writer.Number(kVersion);
+  ParcelWriter writer(kAddressMagic, kVersion);
   writer.Number(address.instance);
   writer.Number(address.hello_address);
   writer.Number(address.hello_key);
@@ -110,14 +26,12 @@ std::string Encode(const EndpointAddress& address) {
   writer.Text(address.provider);
   writer.Text(address.name);
   std::string bytes = std::move(writer).Finish();
-  ROPETEAM_CHECK(bytes.size() <= kBytesMax);
+  ROPETEAM_CHECK(bytes.size() <= kParcelBytesMax);
   return bytes;
 }
 
 std::string Encode(const RegionKey& key) {
-  Writer writer;
-  writer.Number(kKeyMagic);
-  writer.Number(kVersion);
+  ParcelWriter writer(kKeyMagic, kVersion);
   writer.Number(key.instance);
   writer.Number(key.base);
   writer.Number(key.key);
@@ -126,9 +40,7 @@ std::string Encode(const RegionKey& key) {
 }
 
 Status Decode(std::string_view bytes, EndpointAddress* address) {
-  Result<std::string_view> payload = Open(bytes, kAddressMagic, "address");
-  if (!payload.ok()) return payload.status();
-  Reader reader(*payload);
+  ParcelReader reader(bytes, kAddressMagic, kVersion, "ofi address");
   EndpointAddress decoded;
   decoded.instance = reader.Number<uint64_t>();
   decoded.hello_address = reader.Number<uint64_t>();
@@ -136,23 +48,21 @@ Status Decode(std::string_view bytes, EndpointAddress* address) {
   decoded.address_format = reader.Number<uint32_t>();
   decoded.provider = reader.Text();
   decoded.name = reader.Text();
-  if (!reader.Finished() || decoded.instance == 0 || decoded.name.empty())
+  ROPETEAM_RETURN_IF_ERROR(reader.Finish());
+  if (decoded.instance == 0 || decoded.name.empty())
     return Error(Code::kInvalidArgument, "ofi address of %zu bytes is malformed", bytes.size());
   *address = std::move(decoded);
   return OkStatus();
 }
 
 Status Decode(std::string_view bytes, RegionKey* key) {
-  Result<std::string_view> payload = Open(bytes, kKeyMagic, "region key");
-  if (!payload.ok()) return payload.status();
-  Reader reader(*payload);
+  ParcelReader reader(bytes, kKeyMagic, kVersion, "ofi region key");
   RegionKey decoded;
   decoded.instance = reader.Number<uint64_t>();
   decoded.base = reader.Number<uint64_t>();
   decoded.key = reader.Number<uint64_t>();
   decoded.length = reader.Number<uint64_t>();
-  if (!reader.Finished())
-    return Error(Code::kInvalidArgument, "ofi region key of %zu bytes is malformed", bytes.size());
+  ROPETEAM_RETURN_IF_ERROR(reader.Finish());
   *key = decoded;
   return OkStatus();
 }

@@ -2,13 +2,6 @@
 //
 // Opening: which address, which provider, fabric to endpoint; and registering memory.
 
-#include <errno.h>
-#include <fcntl.h>
-#include <sys/eventfd.h>
-#include <sys/random.h>
-#include <sys/resource.h>
-#include <unistd.h>
-
 #include <cstdlib>
 #include <cstring>
 #include <set>
@@ -112,13 +105,6 @@ Info Hints(const std::string& provider) {
   return hints;
 }
 
-uint64_t RandomNumber() {
-  uint64_t number = 0;
-  while (number == 0)
-    if (getrandom(&number, sizeof number, 0) != sizeof number) number = 0;
-  return number;
-}
-
 Result<std::unique_ptr<OfiTransport>> OfiTransport::Create(const OfiConfig& config, uint64_t instance) {
   if (config.operation_bytes == 0 || config.depth == 0 || config.depth > kOfiDepthMax)
     return Error(Code::kInvalidArgument,
@@ -136,8 +122,7 @@ Result<std::unique_ptr<OfiTransport>> OfiTransport::Create(const OfiConfig& conf
 }
 
 Status OfiTransport::Open() {
-  wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (wake_fd_ < 0) return ErrnoError(errno, "eventfd");
+  ROPETEAM_RETURN_IF_ERROR(wake_.Open());
   ROPETEAM_RETURN_IF_ERROR(ChooseInfo());
   ROPETEAM_RETURN_IF_ERROR(OpenFabric());
   ROPETEAM_RETURN_IF_ERROR(RegisterHello());
@@ -324,7 +309,7 @@ OfiTransport::~OfiTransport() {
   // says.
   peers_.clear();
   listener_.endpoint.reset();
-  if (wake_fd_ >= 0) close(wake_fd_);
+  regions_.Clear();
 }
 
 Status OfiTransport::RegisterMemory(void* base, uint64_t length, uint64_t access, uint64_t key,
@@ -333,72 +318,31 @@ Status OfiTransport::RegisterMemory(void* base, uint64_t length, uint64_t access
     key &= (uint64_t{1} << (8 * info_->domain_attr->mr_key_size)) - 1;
   fid_mr* registered = nullptr;
   const int result = fi_mr_reg(domain_.get(), base, length, access, 0, key, 0, &registered, nullptr);
-  if (result == -FI_ENOMEM || result == -FI_EAGAIN) {
-    rlimit limit{};
-    getrlimit(RLIMIT_MEMLOCK, &limit);
-    return Error(Code::kNoSpace,
-                 "register %llu bytes: %s; the locked-memory limit is %llu bytes (raise it with ulimit -l or "
-                 "LimitMEMLOCK=infinity)",
-                 static_cast<unsigned long long>(length), fi_strerror(-result),
-                 static_cast<unsigned long long>(limit.rlim_cur));
-  }
-  if (result != 0) return FabricError(Code::kIo, result, "fi_mr_reg");
+  // libfabric's numbers are errno's.
+  if (result != 0)
+    return front::RegistrationError(-result, fi_strerror(-result), info_->domain_attr->name, length);
   memory->reset(registered);
   return OkStatus();
 }
 
-Result<RegionId> OfiTransport::RegisterRegion(void* base, uint64_t length) {
-  if (base == nullptr && length != 0)
-    return Error(Code::kInvalidArgument, "register %llu bytes at a null pointer",
-                 static_cast<unsigned long long>(length));
-  std::lock_guard lock(regions_mutex_);
-  if (regions_.size() >= kRegionsMax)
-    return Error(Code::kNoSpace, "%zu regions are registered, limit %zu", regions_.size(), kRegionsMax);
-  auto region = std::make_unique<Region>();
+Status OfiTransport::MapRegion(Region* region, void* base) {
   region->base = static_cast<char*>(base);
-  region->length = length;
-  if (length !=
-      0) {  // providers differ on empty registrations, so none is made: no byte of it is ever touched
-    const Status status = RegisterMemory(base, length, FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE,
-                                         RandomNumber(), &region->memory);
-    if (!status.ok()) return status;
-    region->descriptor = fi_mr_desc(region->memory.get());
-    region->key = fi_mr_key(region->memory.get());
+  // Providers differ on empty registrations, so none is made: no byte of it is ever touched.
+  if (region->length == 0) return OkStatus();
+  const Status status =
+      RegisterMemory(base, region->length, FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE,
+                     RandomNumber(), &region->memory);
+  if (!status.ok()) {
+    LOG_ERROR("transport ofi: %s", status.ToString().c_str());
+    return status;
   }
-  registrations_.fetch_add(1, std::memory_order_relaxed);
-  const RegionId id = region_next_++;
-  regions_.emplace(id, std::move(region));
-  return id;
-}
-
-Status OfiTransport::DeregisterRegion(RegionId id) {
-  std::lock_guard lock(regions_mutex_);
-  const auto found = regions_.find(id);
-  if (found == regions_.end()) return Error(Code::kInvalidArgument, "region %u is not registered", id);
-  if (const uint64_t operations = found->second->operations.load(); operations != 0)
-    return Error(Code::kInvalidArgument, "region %u has %llu operations outstanding", id,
-                 static_cast<unsigned long long>(operations));
-  regions_.erase(found);
+  region->descriptor = fi_mr_desc(region->memory.get());
+  region->key = fi_mr_key(region->memory.get());
   return OkStatus();
 }
 
-std::string OfiTransport::ExportRegion(RegionId id) const {
-  std::lock_guard lock(regions_mutex_);
-  const auto found = regions_.find(id);
-  if (found == regions_.end()) return {};
-  const Region& region = *found->second;
+std::string OfiTransport::EncodeKey(const Region& region) const {
   return Encode(RegionKey{instance_, RemoteBase(region.base), region.key, region.length});
-}
-
-Transport::Counters OfiTransport::counters() const {
-  Counters c;
-  c.registrations = registrations_.load(std::memory_order_relaxed);
-  c.put_bytes = put_bytes_.load(std::memory_order_relaxed);
-  c.get_bytes = get_bytes_.load(std::memory_order_relaxed);
-  c.puts = puts_.load(std::memory_order_relaxed);
-  c.gets = gets_.load(std::memory_order_relaxed);
-  c.failures = failures_.load(std::memory_order_relaxed);
-  return c;
 }
 
 }  // namespace ofi

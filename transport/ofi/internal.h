@@ -35,20 +35,23 @@
 
 #include <poll.h>
 
-#include <atomic>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "core/base/ids.h"
+#include "transport/front/front.h"
 #include "transport/ip_address.h"
 #include "transport/ofi/codec.h"
 #include "transport/ofi/ofi_transport.h"
 #include "transport/ofi/probe.h"
 
 namespace ropeteam::ofi {
+
+using front::List;
+using front::Now;
+using front::RandomNumber;
 
 struct FidCloser {
   template <typename T>
@@ -100,57 +103,19 @@ struct Link {
   Fid<fid_ep> endpoint;  // closed first
 };
 
-struct Region {
+struct Region : front::LocalRegion {
   char* base = nullptr;
-  uint64_t length = 0;
   Fid<fid_mr> memory;  // null for a region of length 0
   void* descriptor = nullptr;
   uint64_t key = 0;
-  std::atomic<uint64_t> operations{0};  // accepted, not yet handed out as completed
 };
 
-struct RemoteRegion {
-  PeerId peer = 0;
+struct RemoteRegion : front::PeerRegion {
   RegionKey key;
 };
 
-// One accepted Put(), Get() or Disconnect(). Lives in a slab, in exactly one list or (all fragments posted)
-// in none.
-struct Operation {
-  Operation* next = nullptr;
-  OperationKind kind = OperationKind::kPut;
-  Code code = Code::kOk;
-  bool queued = false;  // in its peer's queue: not all fragments are posted
-  PeerId peer = 0;
+struct Operation : front::Accepted<Operation, Region, RemoteRegion> {
   uint32_t fragments = 0;  // posted, not yet completed by the device
-  uint64_t context = 0;
-  char* local = nullptr;
-  Region* region = nullptr;
-  uint64_t remote_address = 0;
-  uint64_t remote_key = 0;
-  uint64_t length = 0;
-  uint64_t posted = 0;  // bytes
-};
-
-class OperationList {
- public:
-  bool empty() const { return head_ == nullptr; }
-  Operation* head() const { return head_; }
-  void Push(Operation* operation) {
-    operation->next = nullptr;
-    (head_ == nullptr ? head_ : tail_->next) = operation;
-    tail_ = operation;
-  }
-  Operation* Pop() {
-    Operation* operation = head_;
-    head_ = operation->next;
-    operation->next = nullptr;
-    return operation;
-  }
-
- private:
-  Operation* head_ = nullptr;
-  Operation* tail_ = nullptr;
 };
 
 struct Peer;
@@ -174,10 +139,10 @@ struct Peer {
   IpAddress probe_target;  // length 0: the peer has no IP address to probe
   std::string text;        // for people
   fi_addr_t address = FI_ADDR_UNSPEC;
-  uint32_t slot = 0;              // of the table that hellos are read into
-  Link link;                      // empty with a shared endpoint, and while there is no connection
-  OperationList queue;            // not wholly posted; only the head may be partly
-  OperationList broken;           // failed, no fragment outstanding, waiting for the verdict on the peer
+  uint32_t slot = 0;  // of the table that hellos are read into
+  Link link;          // empty with a shared endpoint, and while there is no connection
+  front::Queue<Operation> queue;
+  List<Operation> broken;         // failed, no fragment outstanding, waiting for the verdict on the peer
   Fragment* fragments = nullptr;  // outstanding at the device, also the hello
   uint32_t outstanding = 0;
   bool failed = false;       // a fragment failed since the state was entered: the link is to be looked at
@@ -190,37 +155,23 @@ struct Peer {
   bool heard = false;         // its kernel has answered the probe
   TimeUs connect_start = 0, hello_next = 0;
   PeerProbe probe;
+  const char* gone_reason = "";  // kGone
+
+  bool gone() const { return state == PeerState::kGone; }
+  bool closing() const { return state == PeerState::kClosing; }
 };
 
-class OfiTransport final : public Transport {
+class OfiTransport final : public front::Front<OfiTransport, Peer, Operation> {
  public:
   // `instance`: the number by which peers know this life; 0: a random one.
   static Result<std::unique_ptr<OfiTransport>> Create(const OfiConfig& config, uint64_t instance = 0);
   ~OfiTransport() override;
 
-  const TransportCapabilities& capabilities() const override { return capabilities_; }
-  std::string LocalAddress() const override { return local_address_; }
-  std::string Describe() const override { return description_; }
-  Result<RegionId> RegisterRegion(void* base, uint64_t length) override;
-  Status DeregisterRegion(RegionId region) override;
-  std::string ExportRegion(RegionId region) const override;
   Result<PeerId> Connect(const std::string& address) override;
   void Disconnect(PeerId peer) override;
-  Result<RemoteRegionId> ImportRegion(PeerId peer, const std::string& key) override;
-  Status Put(PeerId peer, RegionId local, uint64_t local_offset, RemoteRegionId remote,
-             uint64_t remote_offset, uint64_t length, uint64_t context) override {
-    return Submit(OperationKind::kPut, peer, local, local_offset, remote, remote_offset, length, context);
-  }
-  Status Get(PeerId peer, RegionId local, uint64_t local_offset, RemoteRegionId remote,
-             uint64_t remote_offset, uint64_t length, uint64_t context) override {
-    return Submit(OperationKind::kGet, peer, local, local_offset, remote, remote_offset, length, context);
-  }
-  size_t Poll(Completion* out, size_t capacity) override;
-  void Wait(uint64_t timeout_us) override;
-  void Wake() override;
-  Counters counters() const override;
 
  private:
+  friend Front;
   friend class OfiRails;  // drives several of these as one
 
   explicit OfiTransport(const OfiConfig& config) : config_(config) {}
@@ -236,24 +187,22 @@ class OfiTransport final : public Transport {
   Status RegisterMemory(void* base, uint64_t length, uint64_t access, uint64_t key, Fid<fid_mr>* memory);
   void NameSelf();
   uint64_t RemoteBase(const void* base) const;
+  Status MapRegion(Region* region, void* base);
+  std::string EncodeKey(const Region& region) const;
 
   // operations.cc
-  Status Submit(OperationKind kind, PeerId peer, RegionId local, uint64_t local_offset, RemoteRegionId remote,
-                uint64_t remote_offset, uint64_t length, uint64_t context);
+  void Start(Peer* peer);
   void Pump();
   bool PostNext(Peer* peer);
   ssize_t PostFragment(Peer* peer, Operation* operation, Fragment* fragment);
   void Complete(Operation* operation, Code code);
-  Operation* NewOperation();
-  void FreeOperation(Operation* operation);
   Fragment* NewFragment(Peer* peer, Operation* operation, uint64_t length);
   void FreeFragment(Fragment* fragment);
   void FinishFragment(Fragment* fragment, Code code);
   void FailOperation(Peer* peer, Operation* operation, Code code);
-  void List(Peer* peer);
-  void Unlist(Peer* peer);
 
   // peers.cc
+  Status DecodeKey(const Peer& peer, const std::string& bytes, RemoteRegion* remote) const;
   fid_ep* EndpointOf(Peer* peer) { return (shared_ ? listener_ : peer->link).endpoint.get(); }
   void StartConnecting(Peer* peer, TimeUs now);
   void StepPeers(TimeUs now);
@@ -262,6 +211,7 @@ class OfiTransport final : public Transport {
   void Suspect(Peer* peer);
   void Look(PeerId peer);
   PeerState StateOf(PeerId peer) const;
+  const char* WhyGone(PeerId peer) const;
   void LookAtFailed(TimeUs now);
   void BreakLink(Peer* peer, TimeUs now);
   void CloseLink(Peer* peer);
@@ -273,15 +223,13 @@ class OfiTransport final : public Transport {
   // progress.cc
   size_t ReadCompletions(const Queue& queue, size_t reads_max);
   void ReadError(const Queue& queue);
-  bool Progress();
+  void Progress();
   bool Busy(TimeUs now) const;
+  void Sleep(TimeUs now, uint64_t timeout_us);
   bool PrepareSleep(TimeUs now, uint64_t* timeout_us, std::vector<pollfd>* items);
   void FinishSleep(const pollfd* items, size_t count);
-  bool ConsumeWake();
 
   const OfiConfig config_;
-  TransportCapabilities capabilities_;
-  std::string local_address_, description_;
   IpAddress listen_;  // length 0: a provider without IP addresses
   uint64_t instance_ = 0;
   size_t name_bytes_ = 0;  // of the listener's name
@@ -293,52 +241,24 @@ class OfiTransport final : public Transport {
   Fid<fid_fabric> fabric_;
   Fid<fid_domain> domain_;
   Fid<fid_av> addresses_;
-  int wake_fd_ = -1;
-  std::atomic<bool> wake_{false};
 
   Hello hello_;
   std::unique_ptr<Hello[]> hellos_read_;  // one slot a peer
   Fid<fid_mr> hello_memory_, hellos_read_memory_;
 
-  mutable std::mutex regions_mutex_;
-  std::unordered_map<RegionId, std::unique_ptr<Region>> regions_;
-  RegionId region_next_ = 1;
-
   Link listener_;  // after the memory: an endpoint is closed before the regions that it serves
 
-  std::unordered_map<PeerId, std::unique_ptr<Peer>> peers_;
-  PeerId peer_next_ = 1;
   std::vector<uint32_t> slots_free_;
-  std::unordered_map<RemoteRegionId, RemoteRegion> remote_regions_;
-  RemoteRegionId remote_region_next_ = 1;
-
-  OperationList completed_;
-  size_t accepted_ = 0;              // operations not yet handed out
   size_t outstanding_ = 0;           // fragments at the device
   uint32_t connecting_ = 0;          // peers in kConnecting
-  std::vector<Peer*> active_;        // peers in kUp with a queue
-  size_t active_next_ = 0;           // whose turn it is
+  front::Turns<Peer> active_;        // peers in kUp with a queue
   std::vector<Peer*> linked_;        // peers with a link of their own
   std::vector<fid*> sleep_objects_;  // Sleep()'s scratch, kept so that it allocates nothing
   std::vector<pollfd> sleep_items_;
   std::vector<PeerId> failed_;  // peers to look at; ids, for one may be freed while it stands here
-  std::vector<std::unique_ptr<Operation[]>> operation_slabs_;
-  OperationList operations_free_;
-  std::vector<std::unique_ptr<Fragment[]>> fragment_slabs_;
-  Fragment* fragments_free_ = nullptr;
+  front::Pool<Fragment> fragments_;
   TimeUs busy_at_ = 0;  // when work was last seen, ours or inbound
-
-  std::atomic<uint64_t> registrations_{0}, put_bytes_{0}, get_bytes_{0}, puts_{0}, gets_{0}, failures_{0};
 };
-
-// While work is in sight Wait() spins this long before it sleeps: a sleep and its wake-up cost 20 to 50 µs on a virtual
-// machine, and the next fragment of a transfer in progress is usually nearer than that.
-inline constexpr TimeUs kSpinUs = 100;
-// Until one of them is ready or the time is over; UINT64_MAX: no limit.
-void SleepOn(std::vector<pollfd>* items, uint64_t timeout_us);
-
-TimeUs Now();
-uint64_t RandomNumber();  // never 0
 
 }  // namespace ropeteam::ofi
 

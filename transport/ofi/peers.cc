@@ -69,24 +69,14 @@ Result<PeerId> OfiTransport::Connect(const std::string& bytes) {
   peer->remote = std::move(remote);
   peer->slot = slots_free_.back();
   slots_free_.pop_back();
-  peer->id = peer_next_++;
-  const PeerId id = peer->id;
-  peers_.emplace(id, std::move(peer));
-  return id;
+  return AddPeer(std::move(peer));
 }
 
-Result<RemoteRegionId> OfiTransport::ImportRegion(PeerId peer, const std::string& bytes) {
-  const auto found = peers_.find(peer);
-  if (found == peers_.end() || found->second->state == PeerState::kClosing)
-    return Error(Code::kInvalidArgument, "peer %u is not connected", peer);
-  RegionKey key;
-  ROPETEAM_RETURN_IF_ERROR(Decode(bytes, &key));
-  if (key.instance != found->second->remote.instance)
-    return Error(Code::kInvalidArgument, "the region key is not from this instance of peer %s",
-                 found->second->text.c_str());
-  const RemoteRegionId id = remote_region_next_++;
-  remote_regions_.emplace(id, RemoteRegion{peer, key});
-  return id;
+Status OfiTransport::DecodeKey(const Peer& peer, const std::string& bytes, RemoteRegion* remote) const {
+  ROPETEAM_RETURN_IF_ERROR(Decode(bytes, &remote->key));
+  if (remote->key.instance != peer.remote.instance) return front::ForeignKey(peer.text);
+  remote->length = remote->key.length;
+  return OkStatus();
 }
 
 void OfiTransport::Suspect(Peer* peer) {
@@ -108,6 +98,11 @@ PeerState OfiTransport::StateOf(PeerId id) const {
   if (found == peers_.end()) return PeerState::kGone;
   const bool looking = found->second->failed && found->second->state == PeerState::kUp;
   return looking ? PeerState::kConnecting : found->second->state;
+}
+
+const char* OfiTransport::WhyGone(PeerId id) const {
+  const auto found = peers_.find(id);
+  return found == peers_.end() ? "disconnected" : found->second->gone_reason;
 }
 
 void OfiTransport::LookAtFailed(TimeUs now) {
@@ -141,7 +136,7 @@ void OfiTransport::BreakLink(Peer* peer, TimeUs now) {
     return;
   }
   LOG_INFO("ofi peer %s: link broken, looking whether it is alive", peer->text.c_str());
-  Unlist(peer);
+  active_.Remove(peer);
   CloseLink(peer);
   peer->reconnecting = true;
   StartConnecting(peer, now);
@@ -236,17 +231,18 @@ void OfiTransport::SetUp(Peer* peer) {
     Operation* operation = peer->broken.Pop();
     Complete(operation, operation->code);
   }
-  if (!peer->queue.empty()) List(peer);
+  if (!peer->queue.empty()) active_.Add(peer);
 }
 
 void OfiTransport::SetGone(Peer* peer, const char* reason) {
   LOG_WARNING("ofi peer %s: gone: %s", peer->text.c_str(), reason);
+  peer->gone_reason = reason;
   GiveUp(peer, PeerState::kGone);
 }
 
 void OfiTransport::GiveUp(Peer* peer, PeerState state) {
   if (peer->state == PeerState::kConnecting) connecting_--;
-  Unlist(peer);
+  active_.Remove(peer);
   peer->state = state;
   peer->probe.Stop();
   CloseLink(peer);
@@ -255,26 +251,20 @@ void OfiTransport::GiveUp(Peer* peer, PeerState state) {
 }
 
 void OfiTransport::Disconnect(PeerId id) {
-  const auto found = peers_.find(id);
-  if (found == peers_.end() || found->second->state == PeerState::kClosing) return;
-  Peer* peer = found->second.get();
+  Peer* peer = Connected(id);
+  if (peer == nullptr) return;
   GiveUp(peer, PeerState::kClosing);
   if (peer->outstanding == 0) FinishDisconnect(peer);
 }
 
 void OfiTransport::FinishDisconnect(Peer* peer) {
-  ROPETEAM_CHECK(peer->outstanding == 0 && peer->queue.empty() && peer->broken.empty() && !peer->listed);
+  ROPETEAM_CHECK(peer->outstanding == 0 && peer->broken.empty() && !peer->listed);
   // The device lets go of an address only after the endpoints that used it. A failure leaks an entry of the
   // table.
   if (const int result = fi_av_remove(addresses_.get(), &peer->address, 1, 0); result != 0)
     LOG_WARNING("ofi peer %s: fi_av_remove: %s", peer->text.c_str(), fi_strerror(-result));
-  std::erase_if(remote_regions_, [peer](const auto& entry) { return entry.second.peer == peer->id; });
   slots_free_.push_back(peer->slot);
-  Operation* operation = NewOperation();
-  operation->kind = OperationKind::kDisconnect;
-  operation->peer = peer->id;
-  completed_.Push(operation);
-  peers_.erase(peer->id);
+  RemovePeer(peer->id);
 }
 
 }  // namespace ropeteam::ofi

@@ -2,10 +2,7 @@
 //
 // The completion queue, and sleeping on it.
 
-#include <errno.h>
 #include <poll.h>
-#include <time.h>
-#include <unistd.h>
 
 #include <algorithm>
 
@@ -19,9 +16,6 @@ constexpr size_t kEntriesPerRead = 64;
 // Reads of the queue in one Poll(), so that a flood of completions cannot keep the caller from its other
 // work.
 constexpr size_t kReadsPerPoll = 4;
-// Work seen at most this long ago, ours or a peer's on our memory, is taken to be still going on.
-constexpr TimeUs kBusyUs = 1'000;
-static_assert(kSpinUs < kBusyUs);
 // While a connection is being made its progress comes from our calls, not from events.
 constexpr TimeUs kConnectingSleepUs = 500;
 // How often a completion queue without a descriptor is looked at: with work in sight, and without.
@@ -43,12 +37,6 @@ Code CodeOf(int error) {
 }
 
 }  // namespace
-
-TimeUs Now() {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return static_cast<TimeUs>(now.tv_sec) * 1'000'000 + static_cast<TimeUs>(now.tv_nsec) / 1'000;
-}
 
 size_t OfiTransport::ReadCompletions(const Queue& queue, size_t reads_max) {
   size_t total = 0;
@@ -86,7 +74,7 @@ void OfiTransport::ReadError(const Queue& queue) {
   FinishFragment(fragment, CodeOf(error.err));
 }
 
-bool OfiTransport::Progress() {
+void OfiTransport::Progress() {
   size_t completions = ReadCompletions(listener_.queue, kReadsPerPoll);
   // Nothing comes in on a link of one peer's but the answers to our own operations.
   for (Peer* peer : linked_)
@@ -99,65 +87,22 @@ bool OfiTransport::Progress() {
     StepPeers(now);
   }
   Pump();
-  return !completed_.empty();
-}
-
-size_t OfiTransport::Poll(Completion* out, size_t capacity) {
-  Progress();
-  size_t count = 0;
-  for (; count < capacity && !completed_.empty(); count++) {
-    Operation* operation = completed_.Pop();
-    out[count] = {operation->kind, operation->peer, operation->context, operation->code};
-    if (operation->region != nullptr) {
-      operation->region->operations.fetch_sub(1);
-      accepted_--;
-    }
-    FreeOperation(operation);
-  }
-  return count;
-}
-
-void OfiTransport::Wake() {
-  if (wake_.exchange(true)) return;
-  const uint64_t one = 1;
-  // A full counter is as good as a written one.
-  (void)!write(wake_fd_, &one, sizeof one);
-}
-
-// A Wake() between its two steps leaves the descriptor readable after this; the next Wait() then returns
-// early.
-bool OfiTransport::ConsumeWake() {
-  if (!wake_.exchange(false)) return false;
-  uint64_t count;
-  (void)!read(wake_fd_, &count, sizeof count);
-  return true;
 }
 
 // Whether the next piece of work is likely to be nearer than a sleep and its wake-up are long.
 bool OfiTransport::Busy(TimeUs now) const {
-  return outstanding_ > 0 || connecting_ > 0 || now - busy_at_ < kBusyUs;
+  return outstanding_ > 0 || connecting_ > 0 || now - busy_at_ < front::kBusyUs;
 }
 
-void OfiTransport::Wait(uint64_t timeout_us) {
-  if (!completed_.empty() || ConsumeWake()) return;
-  TimeUs now = Now();
-  const TimeUs deadline = timeout_us > UINT64_MAX - now ? UINT64_MAX : now + timeout_us;
-  if (Busy(now)) {
-    const TimeUs spin_end = std::min(deadline, now + kSpinUs);
-    while (now < spin_end) {
-      if (Progress() || ConsumeWake()) return;
-      now = Now();
-    }
-  }
-  if (now >= deadline) return;
-  timeout_us = deadline - now;
-  sleep_items_.clear();
+void OfiTransport::Sleep(TimeUs now, uint64_t timeout_us) {
+  sleep_items_.assign(1, wake_.item());
   if (!PrepareSleep(now, &timeout_us, &sleep_items_)) return;
-  SleepOn(&sleep_items_, timeout_us);
-  FinishSleep(sleep_items_.data(), sleep_items_.size());
+  front::SleepOn(&sleep_items_, timeout_us);
+  wake_.AfterSleep(sleep_items_[0]);
+  FinishSleep(sleep_items_.data() + 1, sleep_items_.size() - 1);
 }
 
-// Adds what to sleep on, the wake-up first, and shortens the time. False: there is something to do now.
+// Adds what to sleep on and shortens the time. False: there is something to do now.
 bool OfiTransport::PrepareSleep(TimeUs now, uint64_t* timeout_us, std::vector<pollfd>* items) {
   if (!failed_.empty()) return false;
   // No event says when a peer that was told "again" with nothing outstanding may post.
@@ -165,7 +110,6 @@ bool OfiTransport::PrepareSleep(TimeUs now, uint64_t* timeout_us, std::vector<po
       std::any_of(active_.begin(), active_.end(), [](const Peer* peer) { return peer->blocked_since != 0; });
   if (connecting_ > 0 || blocked) *timeout_us = std::min(*timeout_us, kConnectingSleepUs);
   sleep_objects_.clear();
-  items->push_back({wake_fd_, POLLIN, 0});
   auto add = [this, items](const Queue& queue) {
     if (queue.fd < 0) return;
     sleep_objects_.push_back(&queue.completions->fid);
@@ -175,7 +119,7 @@ bool OfiTransport::PrepareSleep(TimeUs now, uint64_t* timeout_us, std::vector<po
   for (Peer* peer : linked_)
     if (peer->outstanding > 0) add(peer->link.queue);
   if (listener_.queue.fd < 0) {
-    const bool busy = outstanding_ > 0 || now - busy_at_ < kBusyUs;
+    const bool busy = outstanding_ > 0 || now - busy_at_ < front::kBusyUs;
     *timeout_us = std::min(*timeout_us, busy ? kBlindBusySleepUs : kBlindIdleSleepUs);
     return true;
   }
@@ -193,21 +137,9 @@ bool OfiTransport::PrepareSleep(TimeUs now, uint64_t* timeout_us, std::vector<po
 
 // `items` are those that PrepareSleep() has added.
 void OfiTransport::FinishSleep(const pollfd* items, size_t count) {
-  for (size_t i = 1; i < count; i++)
+  for (size_t i = 0; i < count; i++)
     if (items[i].revents != 0) busy_at_ = Now();
-  if (items[0].revents != 0) {
-    wake_.store(true);  // so that the descriptor is read also when Wake() is between its two steps
-    ConsumeWake();
-  }
   Progress();
-}
-
-void SleepOn(std::vector<pollfd>* items, uint64_t timeout_us) {
-  const timespec timeout{static_cast<time_t>(timeout_us / 1'000'000),
-                         static_cast<long>(timeout_us % 1'000'000 * 1'000)};
-  if (ppoll(items->data(), items->size(), timeout_us >= UINT64_MAX / 2 ? nullptr : &timeout, nullptr) >= 0)
-    return;
-  for (pollfd& item : *items) item.revents = 0;
 }
 
 }  // namespace ropeteam::ofi

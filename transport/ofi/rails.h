@@ -4,20 +4,27 @@
 // address that was named. Each rail is an OfiTransport of its own; this class cuts operations into pieces and
 // gives each to the link that would be done first.
 //
-// A rail that loses a peer is left out for that peer until it is connected to anew: the others are made to
-// look whether it lives, what was outstanding fails with kLinkFailed when it does and with kPeerGone when it
-// does not. Nothing is redone here: a provider that does not fence could still deliver the old bytes.
+// A rail that loses a peer is left out for that peer until it is connected to anew, and the others are made
+// to look whether it lives. When it does, what the lost rail had outstanding is done again over the others,
+// and so is what the look has cost them; when it does not, everything ends with kPeerGone. A piece that comes
+// back with kLinkFailed from a rail whose link stands again is done once more where there is another: it was
+// the connection's fault, or its own, and in that case it fails again. So nothing is tried for ever, and each
+// operation completes once: a piece is in one place.
+//
+// Redone is only what the first rail's device has let go of. Where a provider does not fence, a network may
+// still deliver bytes of the first try after the second has completed. They are the same bytes for the same
+// place, and what core would do with kLinkFailed is the same; that the place is not used for anything else
+// too soon after is core's quarantine's, see TransportCapabilities::fences_peers.
 
 #ifndef ROPETEAM_TRANSPORT_OFI_RAILS_H_
 #define ROPETEAM_TRANSPORT_OFI_RAILS_H_
 
-#include <deque>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
+#include "transport/front/front.h"
 #include "transport/ofi/codec.h"
 #include "transport/ofi/internal.h"
 #include "transport/rails.h"
@@ -29,127 +36,133 @@ namespace ropeteam::ofi {
 // kRailsMax. Empty: one endpoint will do.
 std::vector<OfiConfig> RailsOf(const OfiConfig& config);
 
-class OfiRails final : public Transport {
- public:
-  static Result<std::unique_ptr<Transport>> Create(const std::vector<OfiConfig>& configs);
+namespace rails {
 
-  const TransportCapabilities& capabilities() const override { return capabilities_; }
-  std::string LocalAddress() const override { return local_address_; }
-  std::string Describe() const override { return description_; }
-  Result<RegionId> RegisterRegion(void* base, uint64_t length) override;
-  Status DeregisterRegion(RegionId region) override;
-  std::string ExportRegion(RegionId region) const override;
-  Result<PeerId> Connect(const std::string& address) override;
-  void Disconnect(PeerId peer) override;
-  Result<RemoteRegionId> ImportRegion(PeerId peer, const std::string& key) override;
-  Status Put(PeerId peer, RegionId local, uint64_t local_offset, RemoteRegionId remote,
-             uint64_t remote_offset, uint64_t length, uint64_t context) override {
-    return Submit(OperationKind::kPut, peer, local, local_offset, remote, remote_offset, length, context);
+// A region's registration with one rail, which ends with this.
+class Registration {
+ public:
+  Registration(OfiTransport* rail, RegionId id) : rail_(rail), id_(id) {}
+  ~Registration() {
+    if (rail_ != nullptr) (void)rail_->DeregisterRegion(id_);  // refused only while the transport ends
   }
-  Status Get(PeerId peer, RegionId local, uint64_t local_offset, RemoteRegionId remote,
-             uint64_t remote_offset, uint64_t length, uint64_t context) override {
-    return Submit(OperationKind::kGet, peer, local, local_offset, remote, remote_offset, length, context);
-  }
-  size_t Poll(Completion* out, size_t capacity) override;
-  void Wait(uint64_t timeout_us) override;
-  void Wake() override { rails_[0]->Wake(); }
-  Counters counters() const override;
+  Registration(Registration&& other) noexcept : rail_(other.rail_), id_(other.id_) { other.rail_ = nullptr; }
+  Registration& operator=(Registration&&) = delete;
+  RegionId id() const { return id_; }
 
  private:
-  struct Region {
-    uint64_t length = 0;
-    uint64_t base = 0;                    // what the provider adds remote offsets to
-    std::vector<RegionId> rails;          // by rail
-    std::atomic<uint64_t> operations{0};  // accepted, not yet handed out as completed
-  };
-  struct RemoteRegion {
-    PeerId peer = 0;
-    uint64_t length = 0;
-    std::vector<RemoteRegionId> links;  // by link of the peer
-  };
-  struct Operation {
-    Completion completion;
-    bool queued = false;  // in its peer's queue: not all of it is cut
-    uint32_t pieces = 0;  // at rails
-    Region* region = nullptr;
-    const RemoteRegion* remote = nullptr;  // valid until the peer is disconnected
-    uint64_t local_offset = 0, remote_offset = 0;
-    uint64_t length = 0, cut = 0;
-  };
-  struct Peer;
-  struct Link {
-    Peer* peer = nullptr;
-    size_t rail = 0;
-    PeerId id = 0;        // of the peer, by the rail's count
-    uint64_t mbps = 0;    // of the slower end
-    uint32_t pieces = 0;  // at the rail
-    bool down = false;    // the rail has lost the peer
-  };
-  struct Piece {
-    Operation* operation = nullptr;
-    Link* link = nullptr;
-    uint64_t length = 0;
-  };
-  enum class State : uint8_t { kUp, kJudged, kGone, kClosing };
-  struct Peer {
-    PeerId id = 0;
-    State state = State::kUp;  // kJudged: a rail has lost it, the others look whether it lives
-    size_t rails = 0;          // of its own
-    uint64_t instance = 0;
-    std::vector<Link> links;
-    size_t disconnecting = 0;         // links
-    std::deque<Operation*> queue;     // not wholly cut; only the first may be partly
-    std::vector<Operation*> pending;  // failed, waiting for the verdict on the peer
-  };
+  OfiTransport* rail_;
+  RegionId id_;
+};
+
+struct Region : front::LocalRegion {
+  uint64_t base = 0;                // what the provider adds remote offsets to
+  std::vector<Registration> rails;  // by rail
+};
+
+struct RemoteRegion : front::PeerRegion {
+  std::vector<RemoteRegionId> links;  // by link of the peer
+};
+
+struct Operation : front::Accepted<Operation, Region, RemoteRegion> {
+  uint32_t pieces = 0;  // cut and not yet done: at a rail, or to be redone
+};
+
+struct Peer;
+
+struct Link {
+  Peer* peer = nullptr;
+  size_t index = 0;  // of the peer's
+  size_t rail = 0;
+  PeerId id = 0;        // of the peer, by the rail's count
+  uint64_t mbps = 0;    // of the slower end
+  uint32_t pieces = 0;  // at the rail
+  uint32_t looks = 0;   // how often the rail was made to look, at the cost of what it had outstanding
+  bool down = false;    // the rail has lost the peer …
+  bool told = false;    // … which has been logged
+};
+
+// A part of an operation, which one rail carries out.
+struct Piece {
+  Piece* next = nullptr;
+  Operation* operation = nullptr;
+  Link* link = nullptr;  // where it is, or has been
+  uint64_t offset = 0;   // in the operation
+  uint64_t length = 0;
+  uint32_t looks = 0;      // the link's when it was posted
+  bool suspected = false;  // it has failed once while its link was well
+};
+
+// kJudged: a rail has lost it, the others look whether it lives.
+enum class State : uint8_t { kUp, kJudged, kGone, kClosing };
+
+struct Peer {
+  PeerId id = 0;
+  State state = State::kUp;
+  size_t rails = 0;  // of its own
+  uint64_t instance = 0;
+  std::vector<Link> links;
+  size_t disconnecting = 0;  // links
+  front::Queue<Operation> queue;
+  front::List<Piece> redo;
+  front::List<Operation> pending;  // failed, waiting for the verdict on the peer
+  bool listed = false;
+
+  bool gone() const { return state == State::kGone; }
+  bool closing() const { return state == State::kClosing; }
+};
+
+}  // namespace rails
+
+class OfiRails final : public front::Front<OfiRails, rails::Peer, rails::Operation> {
+ public:
+  static Result<std::unique_ptr<Transport>> Create(const std::vector<OfiConfig>& configs);
+  ~OfiRails() override;
+
+  Result<PeerId> Connect(const std::string& address) override;
+  void Disconnect(PeerId peer) override;
+
+ private:
+  friend Front;
+  using Link = rails::Link;
+  using Operation = rails::Operation;
+  using Peer = rails::Peer;
+  using Piece = rails::Piece;
+  using State = rails::State;
 
   OfiRails() = default;
   void NameSelf();
-  Status Submit(OperationKind kind, PeerId peer, RegionId local, uint64_t local_offset, RemoteRegionId remote,
-                uint64_t remote_offset, uint64_t length, uint64_t context);
-  bool Progress();
+  Status MapRegion(rails::Region* region, void* base);
+  std::string EncodeKey(const rails::Region& region) const;
+  Status DecodeKey(const Peer& peer, const std::string& bytes, rails::RemoteRegion* remote);
+  void Start(Peer* peer) { working_.Add(peer); }
+  void Progress();
+  bool Busy(TimeUs now) const;
+  void Sleep(TimeUs now, uint64_t timeout_us);
   void OnRail(size_t rail, const Completion& completion);
+  bool Redo(Piece* piece, Code code);
+  void FailPiece(Piece* piece, Code code);
   void Settle(Peer* peer, Operation* operation);
-  void Complete(Operation* operation, Code code);
   void LoseLink(Link* link);
   void Judge(Peer* peer);
-  void FailQueue(Peer* peer);
+  void GiveUp(Peer* peer, State state);
   void Pump();
   bool PostNext(Peer* peer);
+  Piece* NextPiece(Peer* peer);
   void FinishDisconnect(Peer* peer);
 
-  TransportCapabilities capabilities_;
-  std::string local_address_, description_;
   uint64_t instance_ = 0;
   uint32_t depth_ = 0;
   std::vector<std::unique_ptr<OfiTransport>> rails_;
   std::vector<uint64_t> rail_bytes_;  // outstanding, by rail
   std::vector<uint32_t> rail_mbps_;
-
-  mutable std::mutex regions_mutex_;
-  std::unordered_map<RegionId, std::unique_ptr<Region>> regions_;
-  RegionId region_next_ = 1;
-
-  std::unordered_map<PeerId, std::unique_ptr<Peer>> peers_;
-  PeerId peer_next_ = 1;
   std::vector<std::unordered_map<PeerId, Peer*>> by_rail_;  // by the rail's count
-  std::unordered_map<RemoteRegionId, RemoteRegion> remote_regions_;
-  RemoteRegionId remote_region_next_ = 1;
 
-  std::deque<Completion> completed_;
-  std::deque<Region*> completed_regions_;  // of them, in the same order; null for kDisconnect
-  size_t accepted_ = 0;                    // operations not yet handed out
-  uint32_t judged_ = 0;                    // peers in kJudged
-  std::vector<Peer*> working_;             // peers with a queue
-  size_t working_next_ = 0;                // whose turn it is
-  std::deque<Operation> operations_;       // slabs; a deque moves nothing
-  std::vector<Operation*> operations_free_;
-  std::deque<Piece> pieces_;
-  std::vector<Piece*> pieces_free_;
+  uint32_t judged_ = 0;         // peers in kJudged
+  front::Turns<Peer> working_;  // peers with something to post
+  front::Pool<Piece> pieces_;
   std::vector<LinkLoad> loads_;      // PostNext()'s scratch
-  std::vector<pollfd> sleep_items_;  // Wait()'s, and where each rail's begin
+  std::vector<pollfd> sleep_items_;  // Sleep()'s, and where each rail's begin
   std::vector<size_t> sleep_begins_;
-
-  std::atomic<uint64_t> registrations_{0}, put_bytes_{0}, get_bytes_{0}, puts_{0}, gets_{0}, failures_{0};
 };
 
 }  // namespace ropeteam::ofi

@@ -33,21 +33,21 @@
 
 #include <poll.h>
 
-#include <atomic>
 #include <memory>
-#include <mutex>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "core/base/ids.h"
-#include "transport/transport.h"
+#include "transport/front/front.h"
 #include "transport/ucx/cma.h"
 #include "transport/ucx/codec.h"
 #include "transport/ucx/library.h"
 #include "transport/ucx/liveness.h"
 
 namespace ropeteam::ucx {
+
+using front::List;
+using front::Now;
 
 struct WorkerCloser {
   void operator()(ucp_worker_h worker) const { ucp_worker_destroy(worker); }
@@ -80,59 +80,21 @@ class Registration {
   uint64_t length_ = 0;
 };
 
-struct Region {
+struct Region : front::LocalRegion {
   char* base = nullptr;
-  uint64_t length = 0;
-  Registration memory;                  // none for a region of length 0
-  std::string key;                      // packed
-  std::atomic<uint64_t> operations{0};  // accepted, not yet handed out as completed
+  Registration memory;  // none for a region of length 0
+  std::string key;      // packed
 };
 
-struct RemoteRegion {
-  PeerId peer = 0;
+struct RemoteRegion : front::PeerRegion {
   RegionKey key;
   ucp_rkey_h handle = nullptr;  // for the peer's present endpoint; null until the first operation over it
 };
 
-// One accepted Put(), Get() or Disconnect(). Lives in a slab, in exactly one list or (all fragments posted)
-// in none.
-struct Operation {
-  Operation* next = nullptr;
-  OperationKind kind = OperationKind::kPut;
-  Code code = Code::kOk;
-  bool queued = false;     // in its peer's queue: not all fragments are posted
+struct Operation : front::Accepted<Operation, Region, RemoteRegion> {
   bool gathered = false;   // a put in its peer's `unflushed`
   bool confirmed = false;  // a put whose flush is done; a get needs none
-  PeerId peer = 0;
-  uint32_t requests = 0;  // fragments and flushes at UCX
-  uint64_t context = 0;
-  char* local = nullptr;
-  Region* region = nullptr;
-  RemoteRegion* remote = nullptr;
-  uint64_t remote_address = 0;
-  uint64_t length = 0;
-  uint64_t posted = 0;  // bytes
-};
-
-class OperationList {
- public:
-  bool empty() const { return head_ == nullptr; }
-  Operation* head() const { return head_; }
-  void Push(Operation* operation) {
-    operation->next = nullptr;
-    (head_ == nullptr ? head_ : tail_->next) = operation;
-    tail_ = operation;
-  }
-  Operation* Pop() {
-    Operation* operation = head_;
-    head_ = operation->next;
-    operation->next = nullptr;
-    return operation;
-  }
-
- private:
-  Operation* head_ = nullptr;
-  Operation* tail_ = nullptr;
+  uint32_t requests = 0;   // fragments and flushes at UCX
 };
 
 struct Peer;
@@ -147,7 +109,7 @@ struct Request {
   UcxTransport* transport = nullptr;
   Peer* peer = nullptr;            // null: forgotten, see OrphanFlushes()
   Operation* operation = nullptr;  // kFragment
-  OperationList flushed;           // kFlush: the puts that it confirms
+  List<Operation> flushed;         // kFlush: the puts that it confirms
   uint64_t bytes = 0;
   Request* next = nullptr;  // of the free list
 };
@@ -163,19 +125,19 @@ struct Peer {
   PeerWatch watch;
   CmaEndpoint cma;  // one of the two, or none
   ucp_ep_h endpoint = nullptr;
-  void* closing = nullptr;  // the request of closing the endpoint; null when there is none
-  bool draining = false;    // closed by force, not everything has come back
-  bool wired = false;       // the endpoint has carried a hello, or has failed: it can be closed
-  bool parked = false;      // left open for good, see Park()
-  bool failed = false;      // UCX has reported the endpoint, or a request failed: it is to be looked at
-  bool listed = false;      // in active_
-  uint32_t requests = 0;    // at UCX, all kinds
-  uint32_t fragments = 0;   // of those, fragments
+  void* close_request = nullptr;  // the request of closing the endpoint; null when there is none
+  bool draining = false;          // closed by force, not everything has come back
+  bool wired = false;             // the endpoint has carried a hello, or has failed: it can be closed
+  bool parked = false;            // left open for good, see Park()
+  bool failed = false;            // UCX has reported the endpoint, or a request failed: it is to be looked at
+  bool listed = false;            // in active_
+  uint32_t requests = 0;          // at UCX, all kinds
+  uint32_t fragments = 0;         // of those, fragments
   std::vector<Request*> flushing;  // of those, flushes
-  OperationList queue;             // not wholly posted; only the head may be partly
-  OperationList unflushed;         // puts wholly posted, to be confirmed by the next flush
+  front::Queue<Operation> queue;
+  List<Operation> unflushed;  // puts wholly posted, to be confirmed by the next flush
   uint64_t unflushed_bytes = 0;
-  OperationList broken;  // failed, nothing at UCX, waiting for the verdict on the peer
+  List<Operation> broken;  // failed, nothing at UCX, waiting for the verdict on the peer
   // kConnecting
   Hello hello;  // read into; at UCX while a kHello request is, and for good when parked
   Request* hello_request = nullptr;
@@ -184,36 +146,22 @@ struct Peer {
   bool reconnecting = false;  // it has been up before
   uint32_t tries = 0;
   TimeUs connect_start = 0, hello_next = 0;
+
+  bool gone() const { return state == PeerState::kGone; }
+  bool closing() const { return state == PeerState::kClosing; }
 };
 
-class UcxTransport final : public Transport {
+class UcxTransport final : public front::Front<UcxTransport, Peer, Operation> {
  public:
   static Result<std::unique_ptr<Transport>> Create(const UcxConfig& config);
   ~UcxTransport() override;
 
-  const TransportCapabilities& capabilities() const override { return capabilities_; }
-  std::string LocalAddress() const override { return local_address_; }
-  std::string Describe() const override { return description_; }
-  Result<RegionId> RegisterRegion(void* base, uint64_t length) override;
-  Status DeregisterRegion(RegionId region) override;
-  std::string ExportRegion(RegionId region) const override;
   Result<PeerId> Connect(const std::string& address) override;
   void Disconnect(PeerId peer) override;
-  Result<RemoteRegionId> ImportRegion(PeerId peer, const std::string& key) override;
-  Status Put(PeerId peer, RegionId local, uint64_t local_offset, RemoteRegionId remote,
-             uint64_t remote_offset, uint64_t length, uint64_t context) override {
-    return Submit(OperationKind::kPut, peer, local, local_offset, remote, remote_offset, length, context);
-  }
-  Status Get(PeerId peer, RegionId local, uint64_t local_offset, RemoteRegionId remote,
-             uint64_t remote_offset, uint64_t length, uint64_t context) override {
-    return Submit(OperationKind::kGet, peer, local, local_offset, remote, remote_offset, length, context);
-  }
-  size_t Poll(Completion* out, size_t capacity) override;
-  void Wait(uint64_t timeout_us) override;
-  void Wake() override;
-  Counters counters() const override;
 
  private:
+  friend Front;
+
   explicit UcxTransport(const UcxConfig& config) : config_(config) {}
 
   // worker.cc
@@ -221,20 +169,18 @@ class UcxTransport final : public Transport {
   Status OpenWorker();
   Status NameSelf();
   void DescribeSelf();
+  Status MapRegion(Region* region, void* base);
+  std::string EncodeKey(const Region& region) const;
 
   // operations.cc
-  Status Submit(OperationKind kind, PeerId peer, RegionId local, uint64_t local_offset, RemoteRegionId remote,
-                uint64_t remote_offset, uint64_t length, uint64_t context);
+  void Start(Peer* peer);
   void Pump();
   bool PostNext(Peer* peer);
   void PostFragment(Peer* peer, Operation* operation, ucp_rkey_h key);
   void StartFlush(Peer* peer);
   void Complete(Operation* operation, Code code);
   void Settle(Peer* peer, Operation* operation, Code code);
-  Operation* NewOperation();
-  void FreeOperation(Operation* operation);
   Request* NewRequest(Peer* peer, RequestKind kind);
-  void FreeRequest(Request* request);
   void ReleaseRequest(Request* request);
   void Track(Request* request, void* handle);
   void Finish(Request* request, ucs_status_t status);
@@ -242,10 +188,9 @@ class UcxTransport final : public Transport {
   void Post(Peer* peer, Request* request, bool put, void* local, uint64_t length, uint64_t remote,
             ucp_rkey_h key);
   static void OnRequest(void* handle, ucs_status_t status, void* user_data);
-  void List(Peer* peer);
-  void Unlist(Peer* peer);
 
   // peers.cc
+  Status DecodeKey(const Peer& peer, const std::string& bytes, RemoteRegion* remote) const;
   void StartConnecting(Peer* peer, TimeUs now);
   Status OpenEndpoint(Peer* peer);
   ucp_rkey_h KeyOf(Peer* peer, RemoteRegion* remote);
@@ -266,14 +211,12 @@ class UcxTransport final : public Transport {
   static void OnEndpointError(void* peer, ucp_ep_h endpoint, ucs_status_t status);
 
   // progress.cc
-  bool Progress();
+  void Progress();
+  bool Busy(TimeUs now) const;
   void Sleep(TimeUs now, uint64_t timeout_us);
-  bool ConsumeWake();
   bool Unsettled() const { return suspects_ || unsettled_ > 0; }
 
   const UcxConfig config_;
-  TransportCapabilities capabilities_;
-  std::string local_address_, description_;
   uint64_t instance_ = 0;
 
   // In the order of opening; closed in the reverse.
@@ -283,38 +226,18 @@ class UcxTransport final : public Transport {
   Worker worker_;
   std::unique_ptr<Cma> cma_;  // null: not here
   int event_fd_ = -1;         // the worker's own
-  int wake_fd_ = -1;
-  std::atomic<bool> wake_{false};
 
-  mutable std::mutex regions_mutex_;
-  std::unordered_map<RegionId, std::unique_ptr<Region>> regions_;
-  RegionId region_next_ = 1;
+  std::vector<std::unique_ptr<Peer>> parked_;  // disconnected; UCX knows their memory
 
-  std::unordered_map<PeerId, std::unique_ptr<Peer>> peers_;
-  PeerId peer_next_ = 1;
-  std::vector<std::unique_ptr<Peer>> parked_;                        // disconnected; UCX knows their memory
-  std::unordered_map<RemoteRegionId, RemoteRegion> remote_regions_;  // operations point into it
-  RemoteRegionId remote_region_next_ = 1;
-
-  OperationList completed_;
-  size_t accepted_ = 0;              // operations not yet handed out
   size_t outstanding_ = 0;           // requests at UCX
   uint32_t unsettled_ = 0;           // peers that are connecting or draining, counted by StepPeers()
   bool suspects_ = false;            // a peer has failed since StepPeers()
   TimeUs look_next_ = 0;             // when the peers with work are looked at
-  std::vector<Peer*> active_;        // peers in kUp with a queue or with puts to flush
-  size_t active_next_ = 0;           // whose turn it is
+  front::Turns<Peer> active_;        // peers in kUp with a queue or with puts to flush
   std::vector<pollfd> sleep_items_;  // Sleep()'s scratch, kept so that it allocates nothing
-  std::vector<std::unique_ptr<Operation[]>> operation_slabs_;
-  OperationList operations_free_;
-  std::vector<std::unique_ptr<Request[]>> request_slabs_;
-  Request* requests_free_ = nullptr;
+  front::Pool<Request> requests_;
   TimeUs busy_at_ = 0;  // when work was last seen, ours or inbound
-
-  std::atomic<uint64_t> registrations_{0}, put_bytes_{0}, get_bytes_{0}, puts_{0}, gets_{0}, failures_{0};
 };
-
-TimeUs Now();
 
 }  // namespace ropeteam::ucx
 

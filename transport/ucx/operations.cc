@@ -11,9 +11,6 @@
 namespace ropeteam::ucx {
 namespace {
 
-// Slabs grow to the high-water mark and stay, so that a steady state allocates nothing.
-constexpr size_t kOperationsPerSlab = 1024;
-constexpr size_t kRequestsPerSlab = 256;
 // Fragments at UCX for one peer. 16 × 1 MiB covers the bandwidth-delay product of 100 Gb/s at 1 ms.
 constexpr uint32_t kDepth = 16;
 // A flush is started when none is under way, or when this much waits for one …
@@ -21,38 +18,10 @@ constexpr uint64_t kFlushBytes = 1 << 20;
 // … and there are fewer than this: enough that the link never waits for a confirmation.
 constexpr uint32_t kFlushesMax = 8;
 
-unsigned long long Ull(uint64_t value) { return value; }
-
-bool InRange(uint64_t offset, uint64_t length, uint64_t size) {
-  return offset <= size && length <= size - offset;
-}
-
 }  // namespace
 
-Operation* UcxTransport::NewOperation() {
-  if (operations_free_.empty()) {
-    operation_slabs_.push_back(std::make_unique<Operation[]>(kOperationsPerSlab));
-    for (size_t i = 0; i < kOperationsPerSlab; i++) operations_free_.Push(&operation_slabs_.back()[i]);
-  }
-  Operation* operation = operations_free_.Pop();
-  *operation = Operation{};
-  return operation;
-}
-
-void UcxTransport::FreeOperation(Operation* operation) { operations_free_.Push(operation); }
-
 Request* UcxTransport::NewRequest(Peer* peer, RequestKind kind) {
-  if (requests_free_ == nullptr) {
-    request_slabs_.push_back(std::make_unique<Request[]>(kRequestsPerSlab));
-    for (size_t i = 0; i < kRequestsPerSlab; i++) {
-      Request* fresh = &request_slabs_.back()[i];
-      fresh->next = requests_free_;
-      requests_free_ = fresh;
-    }
-  }
-  Request* request = requests_free_;
-  requests_free_ = request->next;
-  *request = Request{};
+  Request* request = requests_.New();
   request->kind = kind;
   request->transport = this;
   request->peer = peer;
@@ -74,11 +43,6 @@ void UcxTransport::ReleaseRequest(Request* request) {
   request->peer = nullptr;
 }
 
-void UcxTransport::FreeRequest(Request* request) {
-  request->next = requests_free_;
-  requests_free_ = request;
-}
-
 // `handle` is what UCX answered: done at once, an error, or a request whose callback will come.
 void UcxTransport::Track(Request* request, void* handle) {
   if (UCS_PTR_IS_PTR(handle)) return;
@@ -91,94 +55,20 @@ void UcxTransport::OnRequest(void* handle, ucs_status_t status, void* user_data)
   ucp_request_free(handle);
 }
 
-Status UcxTransport::Submit(OperationKind kind, PeerId peer_id, RegionId local, uint64_t local_offset,
-                            RemoteRegionId remote, uint64_t remote_offset, uint64_t length,
-                            uint64_t context) {
-  const auto found = peers_.find(peer_id);
-  if (found == peers_.end() || found->second->state == PeerState::kClosing)
-    return Error(Code::kInvalidArgument, "peer %u is not connected", peer_id);
-  Peer* peer = found->second.get();
-  const auto target = remote_regions_.find(remote);
-  if (target == remote_regions_.end() || target->second.peer != peer_id)
-    return Error(Code::kInvalidArgument, "remote region %u is not of peer %u", remote, peer_id);
-  const RegionKey& key = target->second.key;
-  if (!InRange(remote_offset, length, key.length))
-    return Error(Code::kInvalidArgument, "offset %llu + %llu bytes is outside remote region %u of %llu bytes",
-                 Ull(remote_offset), Ull(length), remote, Ull(key.length));
-  if (accepted_ >= kOperationsOutstandingMax)
-    return Error(Code::kNoSpace, "%zu operations outstanding, limit %zu", accepted_,
-                 kOperationsOutstandingMax);
-
-  Region* region = nullptr;
-  {
-    std::lock_guard lock(regions_mutex_);
-    const auto source = regions_.find(local);
-    if (source == regions_.end()) return Error(Code::kInvalidArgument, "region %u is not registered", local);
-    region = source->second.get();
-    if (!InRange(local_offset, length, region->length))
-      return Error(Code::kInvalidArgument, "offset %llu + %llu bytes is outside region %u of %llu bytes",
-                   Ull(local_offset), Ull(length), local, Ull(region->length));
-    region->operations.fetch_add(1);  // under the lock: from here on it cannot be deregistered
-  }
-  Operation* operation = NewOperation();
-  operation->kind = kind;
-  operation->peer = peer_id;
-  operation->context = context;
-  operation->local = region->base + local_offset;
-  operation->region = region;
-  operation->remote = &target->second;
-  operation->remote_address = key.base + remote_offset;
-  operation->length = length;
-  accepted_++;
-  if (peer->state == PeerState::kGone) {
-    Complete(operation, Code::kPeerGone);
-  } else if (length == 0) {
-    Complete(operation, Code::kOk);
-  } else {
-    operation->queued = true;
-    peer->queue.Push(operation);
-    if (peer->state == PeerState::kIdle) StartConnecting(peer, Now());
-    if (peer->state == PeerState::kUp) List(peer);
-  }
-  return OkStatus();
+void UcxTransport::Start(Peer* peer) {
+  if (peer->state == PeerState::kIdle) StartConnecting(peer, Now());
+  if (peer->state == PeerState::kUp) active_.Add(peer);
 }
 
 void UcxTransport::Complete(Operation* operation, Code code) {
-  ROPETEAM_CHECK(operation->requests == 0 && !operation->queued && !operation->gathered);
-  operation->code = code;
-  const bool put = operation->kind == OperationKind::kPut;
-  (put ? puts_ : gets_).fetch_add(1, std::memory_order_relaxed);
-  if (code != Code::kOk)
-    failures_.fetch_add(1, std::memory_order_relaxed);
-  else
-    (put ? put_bytes_ : get_bytes_).fetch_add(operation->length, std::memory_order_relaxed);
-  completed_.Push(operation);
+  ROPETEAM_CHECK(operation->requests == 0 && !operation->gathered);
+  ledger_.Finish(operation, code);
 }
 
-void UcxTransport::List(Peer* peer) {
-  if (peer->listed) return;
-  peer->listed = true;
-  active_.push_back(peer);
-}
-
-void UcxTransport::Unlist(Peer* peer) {
-  if (!peer->listed) return;
-  peer->listed = false;
-  active_.erase(std::find(active_.begin(), active_.end(), peer));
-}
-
-// Posts one fragment or flush a turn, round and round, until nobody can post.
+// A fragment or flush a turn.
 void UcxTransport::Pump() {
-  size_t idle_turns = 0;
-  while (idle_turns < active_.size()) {
-    if (active_next_ >= active_.size()) active_next_ = 0;
-    Peer* peer = active_[active_next_];
-    idle_turns = PostNext(peer) ? 0 : idle_turns + 1;
-    if (peer->queue.empty() && peer->unflushed.empty())
-      Unlist(peer);  // the next one takes its place
-    else
-      active_next_++;
-  }
+  active_.Go([this](Peer* peer) { return PostNext(peer); },
+             [](Peer* peer) { return peer->queue.empty() && peer->unflushed.empty(); });
 }
 
 bool UcxTransport::PostNext(Peer* peer) {
@@ -203,16 +93,13 @@ bool UcxTransport::PostNext(Peer* peer) {
 }
 
 void UcxTransport::PostFragment(Peer* peer, Operation* operation, ucp_rkey_h key) {
-  const uint64_t length = std::min(capabilities_.operation_bytes, operation->length - operation->posted);
-  char* local = operation->local + operation->posted;
-  const uint64_t remote = operation->remote_address + operation->posted;
-  operation->posted += length;
+  const uint64_t length = std::min(capabilities_.operation_bytes, operation->length - operation->cut);
+  char* local = operation->region->base + operation->local_offset + operation->cut;
+  const uint64_t remote = operation->remote->key.base + operation->remote_offset + operation->cut;
+  peer->queue.Cut(length);
   operation->requests++;
-  const bool last = operation->posted == operation->length;
   const bool put = operation->kind == OperationKind::kPut;
-  if (last) {
-    peer->queue.Pop();
-    operation->queued = false;
+  if (!operation->queued) {
     if (put && peer->cma == nullptr) {
       operation->gathered = true;
       peer->unflushed.Push(operation);
@@ -272,9 +159,9 @@ void UcxTransport::Finish(Request* request, ucs_status_t status) {
   Peer* peer = request->peer;
   const RequestKind kind = request->kind;
   Operation* operation = request->operation;
-  OperationList flushed = request->flushed;
+  List<Operation> flushed = request->flushed;
   if (peer != nullptr) ReleaseRequest(request);
-  FreeRequest(request);
+  requests_.Free(request);
   if (peer == nullptr) return;
   const Code code = status == UCS_OK ? Code::kOk : Code::kLinkFailed;
   if (status != UCS_OK) {
@@ -302,11 +189,7 @@ void UcxTransport::Finish(Request* request, ucs_status_t status) {
 // One step of the operation is over, with `code`. Completes it when that was the last.
 void UcxTransport::Settle(Peer* peer, Operation* operation, Code code) {
   if (operation->code == Code::kOk) operation->code = code;
-  if (operation->code != Code::kOk && operation->queued) {
-    ROPETEAM_CHECK(peer->queue.head() == operation);  // only the head is partly posted
-    peer->queue.Pop();
-    operation->queued = false;
-  }
+  if (operation->code != Code::kOk) peer->queue.Abandon(operation);
   if (operation->requests > 0 || operation->queued || operation->gathered) return;
   if (operation->code == Code::kOk) {
     if (operation->confirmed) Complete(operation, Code::kOk);

@@ -26,27 +26,17 @@ Result<PeerId> UcxTransport::Connect(const std::string& bytes) {
   auto peer = std::make_unique<Peer>();
   ROPETEAM_RETURN_IF_ERROR(Decode(bytes, &peer->remote));
   peer->transport = this;
-  peer->id = peer_next_++;
   char text[32];
   snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(peer->remote.instance));
   peer->text = text;
-  const PeerId id = peer->id;
-  peers_.emplace(id, std::move(peer));
-  return id;
+  return AddPeer(std::move(peer));
 }
 
-Result<RemoteRegionId> UcxTransport::ImportRegion(PeerId peer, const std::string& bytes) {
-  const auto found = peers_.find(peer);
-  if (found == peers_.end() || found->second->state == PeerState::kClosing)
-    return Error(Code::kInvalidArgument, "peer %u is not connected", peer);
-  RegionKey key;
-  ROPETEAM_RETURN_IF_ERROR(Decode(bytes, &key));
-  if (key.instance != found->second->remote.instance)
-    return Error(Code::kInvalidArgument, "the region key is not from this instance of peer %s",
-                 found->second->text.c_str());
-  const RemoteRegionId id = remote_region_next_++;
-  remote_regions_.emplace(id, RemoteRegion{peer, std::move(key), nullptr});
-  return id;
+Status UcxTransport::DecodeKey(const Peer& peer, const std::string& bytes, RemoteRegion* remote) const {
+  ROPETEAM_RETURN_IF_ERROR(Decode(bytes, &remote->key));
+  if (remote->key.instance != peer.remote.instance) return front::ForeignKey(peer.text);
+  remote->length = remote->key.length;
+  return OkStatus();
 }
 
 void UcxTransport::StartConnecting(Peer* peer, TimeUs now) {
@@ -114,7 +104,7 @@ void UcxTransport::CloseEndpoint(Peer* peer) {
   void* handle = ucp_ep_close_nbx(peer->endpoint, &param);
   peer->endpoint = nullptr;
   if (UCS_PTR_IS_PTR(handle))
-    peer->closing = handle;
+    peer->close_request = handle;
   else if (UCS_PTR_IS_ERR(handle))
     LOG_WARNING("ucx peer %s: ucp_ep_close_nbx: %s", peer->text.c_str(),
                 ucs_status_string(UCS_PTR_STATUS(handle)));
@@ -136,8 +126,8 @@ void UcxTransport::Park(Peer* peer) {
 void UcxTransport::OrphanFlushes(Peer* peer) {
   while (!peer->flushing.empty()) {
     Request* request = peer->flushing.back();
-    OperationList flushed = request->flushed;
-    request->flushed = OperationList();
+    List<Operation> flushed = request->flushed;
+    request->flushed = List<Operation>();
     ReleaseRequest(request);
     while (!flushed.empty()) {
       Operation* put = flushed.Pop();
@@ -149,20 +139,19 @@ void UcxTransport::OrphanFlushes(Peer* peer) {
 
 // Whether UCX holds nothing of this peer's any more.
 bool UcxTransport::Drained(Peer* peer) {
-  if (peer->closing != nullptr && ucp_request_check_status(peer->closing) != UCS_INPROGRESS) {
-    ucp_request_free(peer->closing);
-    peer->closing = nullptr;
+  if (peer->close_request != nullptr && ucp_request_check_status(peer->close_request) != UCS_INPROGRESS) {
+    ucp_request_free(peer->close_request);
+    peer->close_request = nullptr;
   }
-  if (peer->closing != nullptr || peer->fragments > 0 || peer->hello_posted) return false;
+  if (peer->close_request != nullptr || peer->fragments > 0 || peer->hello_posted) return false;
   peer->cma.reset();
   OrphanFlushes(peer);
   if (peer->hello_key != nullptr) ucp_rkey_destroy(peer->hello_key);
   peer->hello_key = nullptr;
-  for (auto& [id, remote] : remote_regions_) {
-    if (remote.peer != peer->id || remote.handle == nullptr) continue;
-    ucp_rkey_destroy(remote.handle);
-    remote.handle = nullptr;
-  }
+  remotes_.ForEach(peer->id, [](RemoteRegion* remote) {
+    if (remote->handle != nullptr) ucp_rkey_destroy(remote->handle);
+    remote->handle = nullptr;
+  });
   peer->draining = false;
   return true;
 }
@@ -205,12 +194,12 @@ void UcxTransport::StepPeer(Peer* peer, TimeUs now) {
 
 void UcxTransport::BreakEndpoint(Peer* peer) {
   LOG_INFO("ucx peer %s: link broken, looking whether it is alive", peer->text.c_str());
-  Unlist(peer);
+  active_.Remove(peer);
   peer->state = PeerState::kBroken;
   peer->reconnecting = true;
   CloseEndpoint(peer);
   // Over the next endpoint nothing would confirm what went over this one.
-  if (!peer->queue.empty() && peer->queue.head()->posted > 0)
+  if (!peer->queue.empty() && peer->queue.head()->cut > 0)
     Settle(peer, peer->queue.head(), Code::kLinkFailed);
   while (!peer->unflushed.empty()) {
     Operation* operation = peer->unflushed.Pop();
@@ -262,7 +251,7 @@ void UcxTransport::SetUp(Peer* peer) {
     Operation* operation = peer->broken.Pop();
     Complete(operation, operation->code);
   }
-  if (!peer->queue.empty()) List(peer);
+  if (!peer->queue.empty()) active_.Add(peer);
 }
 
 void UcxTransport::SetGone(Peer* peer, const char* reason) {
@@ -271,7 +260,7 @@ void UcxTransport::SetGone(Peer* peer, const char* reason) {
 }
 
 void UcxTransport::GiveUp(Peer* peer, PeerState state) {
-  Unlist(peer);
+  active_.Remove(peer);
   peer->state = state;
   CloseEndpoint(peer);
   peer->watch.Stop();
@@ -286,22 +275,16 @@ void UcxTransport::GiveUp(Peer* peer, PeerState state) {
 }
 
 void UcxTransport::Disconnect(PeerId id) {
-  const auto found = peers_.find(id);
-  if (found == peers_.end() || found->second->state == PeerState::kClosing) return;
-  GiveUp(found->second.get(), PeerState::kClosing);
+  Peer* peer = Connected(id);
+  if (peer == nullptr) return;
+  GiveUp(peer, PeerState::kClosing);
   suspects_ = true;
 }
 
 void UcxTransport::FinishDisconnect(Peer* peer) {
-  ROPETEAM_CHECK(peer->requests == 0 && peer->queue.empty() && peer->broken.empty() && !peer->listed);
-  std::erase_if(remote_regions_, [peer](const auto& entry) { return entry.second.peer == peer->id; });
-  Operation* operation = NewOperation();
-  operation->kind = OperationKind::kDisconnect;
-  operation->peer = peer->id;
-  completed_.Push(operation);
-  const auto found = peers_.find(peer->id);
-  if (peer->parked) parked_.push_back(std::move(found->second));
-  peers_.erase(found);
+  ROPETEAM_CHECK(peer->requests == 0 && peer->broken.empty() && !peer->listed);
+  std::unique_ptr<Peer> removed = RemovePeer(peer->id);
+  if (removed->parked) parked_.push_back(std::move(removed));
 }
 
 }  // namespace ropeteam::ucx

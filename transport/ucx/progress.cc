@@ -2,10 +2,7 @@
 //
 // UCX's progress, and sleeping until there is some to make.
 
-#include <errno.h>
 #include <poll.h>
-#include <time.h>
-#include <unistd.h>
 
 #include <algorithm>
 
@@ -17,12 +14,6 @@ namespace {
 
 // Rounds of UCX's progress in one Poll(), so that a flood of work cannot keep the caller from its other work.
 constexpr int kRoundsPerPoll = 16;
-// Work seen at most this long ago, ours or a peer's on our memory, is taken to be still going on …
-constexpr TimeUs kBusyUs = 1'000;
-// … and then Wait() spins this long before it sleeps: a sleep and its wake-up cost 20 to 50 µs on a virtual
-// machine.
-constexpr TimeUs kSpinUs = 100;
-static_assert(kSpinUs < kBusyUs);
 // How often the peers that have work are asked whether they live.
 constexpr TimeUs kLookUs = 1'000;
 // While a peer connects or drains, time passes by our calls.
@@ -34,13 +25,7 @@ constexpr int kArmTriesMax = 64;
 
 }  // namespace
 
-TimeUs Now() {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return static_cast<TimeUs>(now.tv_sec) * 1'000'000 + static_cast<TimeUs>(now.tv_nsec) / 1'000;
-}
-
-bool UcxTransport::Progress() {
+void UcxTransport::Progress() {
   unsigned work = 0;
   for (int round = 0; round < kRoundsPerPoll; round++) {
     unsigned count = ucp_worker_progress(worker_.get());
@@ -58,53 +43,11 @@ bool UcxTransport::Progress() {
     }
   }
   Pump();
-  return !completed_.empty();
 }
 
-size_t UcxTransport::Poll(Completion* out, size_t capacity) {
-  Progress();
-  size_t count = 0;
-  for (; count < capacity && !completed_.empty(); count++) {
-    Operation* operation = completed_.Pop();
-    out[count] = {operation->kind, operation->peer, operation->context, operation->code};
-    if (operation->region != nullptr) {
-      operation->region->operations.fetch_sub(1);
-      accepted_--;
-    }
-    FreeOperation(operation);
-  }
-  return count;
-}
-
-void UcxTransport::Wake() {
-  if (wake_.exchange(true)) return;
-  const uint64_t one = 1;
-  // A full counter is as good as a written one.
-  (void)!write(wake_fd_, &one, sizeof one);
-}
-
-// A Wake() between its two steps leaves the descriptor readable after this; the next Wait() then returns
-// early.
-bool UcxTransport::ConsumeWake() {
-  if (!wake_.exchange(false)) return false;
-  uint64_t count;
-  (void)!read(wake_fd_, &count, sizeof count);
-  return true;
-}
-
-void UcxTransport::Wait(uint64_t timeout_us) {
-  if (!completed_.empty() || ConsumeWake()) return;
-  TimeUs now = Now();
-  const TimeUs deadline = timeout_us > UINT64_MAX - now ? UINT64_MAX : now + timeout_us;
-  if (outstanding_ > 0 || Unsettled() || now - busy_at_ < kBusyUs) {
-    const TimeUs spin_end = std::min(deadline, now + kSpinUs);
-    while (now < spin_end) {
-      if (Progress() || ConsumeWake()) return;
-      now = Now();
-    }
-  }
-  if (now >= deadline) return;
-  Sleep(now, deadline - now);
+// Whether the next piece of work is likely to be nearer than a sleep and its wake-up are long.
+bool UcxTransport::Busy(TimeUs now) const {
+  return outstanding_ > 0 || Unsettled() || now - busy_at_ < front::kBusyUs;
 }
 
 void UcxTransport::Sleep(TimeUs now, uint64_t timeout_us) {
@@ -121,7 +64,8 @@ void UcxTransport::Sleep(TimeUs now, uint64_t timeout_us) {
     armed = ucp_worker_arm(worker_.get());
     if (armed != UCS_ERR_BUSY) break;
     busy_at_ = now;
-    if (Progress()) return;
+    Progress();
+    if (ledger_.finished()) return;
   }
   if (armed == UCS_ERR_BUSY) return;
   if (armed != UCS_OK) {
@@ -130,7 +74,7 @@ void UcxTransport::Sleep(TimeUs now, uint64_t timeout_us) {
     timeout_us = std::min(timeout_us, kUnsettledSleepUs);
   }
   if (Unsettled()) timeout_us = std::min(timeout_us, kUnsettledSleepUs);
-  sleep_items_.assign(1, {wake_fd_, POLLIN, 0});
+  sleep_items_.assign(1, wake_.item());
   sleep_items_.push_back({event_fd_, POLLIN, 0});
   if (outstanding_ > 0) {
     for (auto& [id, peer] : peers_) {
@@ -141,19 +85,13 @@ void UcxTransport::Sleep(TimeUs now, uint64_t timeout_us) {
         timeout_us = std::min(timeout_us, kInsideSleepUs);
     }
   }
-  const timespec timeout{static_cast<time_t>(timeout_us / 1'000'000),
-                         static_cast<long>(timeout_us % 1'000'000 * 1'000)};
-  const int ready = ppoll(sleep_items_.data(), sleep_items_.size(),
-                          timeout_us >= UINT64_MAX / 2 ? nullptr : &timeout, nullptr);
-  const bool woken = ready > 0 && sleep_items_[0].revents != 0;
+  const int ready = front::SleepOn(&sleep_items_, timeout_us);
+  const bool woken = sleep_items_[0].revents != 0;
   if (ready > (woken ? 1 : 0)) {
     busy_at_ = Now();
     look_next_ = 0;
   }
-  if (woken) {
-    wake_.store(true);  // so that the descriptor is read also when Wake() is between its two steps
-    ConsumeWake();
-  }
+  wake_.AfterSleep(sleep_items_[0]);
   Progress();
 }
 

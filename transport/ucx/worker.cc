@@ -3,11 +3,7 @@
 // Opening: context, worker, hello; and registering memory.
 
 #include <errno.h>
-#include <sys/eventfd.h>
 #include <sys/mman.h>
-#include <sys/random.h>
-#include <sys/resource.h>
-#include <unistd.h>
 
 #include <ucm/api/ucm.h>
 
@@ -33,15 +29,6 @@ constexpr size_t kPageBytes = 4096;
 // memory, tcp or rc.
 constexpr uint64_t kOperationBytes = 1 << 20;
 
-unsigned long long Ull(uint64_t value) { return value; }
-
-uint64_t RandomNumber() {
-  uint64_t number = 0;
-  while (number == 0)
-    if (getrandom(&number, sizeof number, 0) != sizeof number) number = 0;
-  return number;
-}
-
 }  // namespace
 
 Status Registration::Map(ucp_context_h context, void* base, uint64_t length) {
@@ -59,15 +46,9 @@ Status Registration::Map(ucp_context_h context, void* base, uint64_t length) {
     return OkStatus();
   }
   memory_ = nullptr;
-  rlimit limit{};
-  getrlimit(RLIMIT_MEMLOCK, &limit);
   // A device that may not lock the memory makes UCX answer an input/output error.
-  if (status == UCS_ERR_NO_MEMORY || (limit.rlim_cur != RLIM_INFINITY && length > limit.rlim_cur))
-    return Error(Code::kNoSpace,
-                 "register %llu bytes: %s; the locked-memory limit is %llu bytes (raise it with ulimit -l or "
-                 "LimitMEMLOCK=infinity)",
-                 Ull(length), ucs_status_string(status), Ull(limit.rlim_cur));
-  return Error(Code::kIo, "ucp_mem_map of %llu bytes: %s", Ull(length), ucs_status_string(status));
+  const bool locked = status == UCS_ERR_NO_MEMORY || front::BeyondLockedMemoryLimit(length);
+  return front::RegistrationError(locked ? ENOMEM : EIO, ucs_status_string(status), "ucx", length);
 }
 
 // UCX keeps what was registered in a cache, where peers that have its key go on reaching it. Being told that
@@ -112,9 +93,8 @@ Result<std::unique_ptr<Transport>> UcxTransport::Create(const UcxConfig& config)
 }
 
 Status UcxTransport::Open() {
-  instance_ = RandomNumber();
-  wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (wake_fd_ < 0) return ErrnoError(errno, "eventfd");
+  instance_ = front::RandomNumber();
+  ROPETEAM_RETURN_IF_ERROR(wake_.Open());
   Result<Context> context = OpenContext(config_);
   if (!context.ok()) return context.status();
   context_ = std::move(context).value();
@@ -217,68 +197,36 @@ UcxTransport::~UcxTransport() {
   for (auto& peer : parked_) (void)peer.release();  // UCX's threads still write to them
   if (parked) (void)worker_.release();              // it would close their endpoints
   worker_.reset();
-  regions_.clear();
+  regions_.Clear();
   hello_memory_.Reset();
   if (hello_ != nullptr) munmap(hello_, kPageBytes);
   if (parked) (void)context_.release();
   context_.reset();
-  if (wake_fd_ >= 0) close(wake_fd_);
 }
 
-Result<RegionId> UcxTransport::RegisterRegion(void* base, uint64_t length) {
-  if (base == nullptr && length != 0)
-    return Error(Code::kInvalidArgument, "register %llu bytes at a null pointer", Ull(length));
-  std::lock_guard lock(regions_mutex_);
-  if (regions_.size() >= kRegionsMax)
-    return Error(Code::kNoSpace, "%zu regions are registered, limit %zu", regions_.size(), kRegionsMax);
-  auto region = std::make_unique<Region>();
+Status UcxTransport::MapRegion(Region* region, void* base) {
   region->base = static_cast<char*>(base);
-  region->length = length;
-  if (length != 0) {  // no byte of an empty region is ever touched
-    ROPETEAM_RETURN_IF_ERROR(region->memory.Map(context_.get(), base, length));
+  if (region->length == 0) return OkStatus();  // no byte of an empty region is ever touched
+  Status status = region->memory.Map(context_.get(), base, region->length);
+  if (status.ok()) {
     Result<std::string> key = region->memory.PackKey();
-    if (!key.ok()) return key.status();
-    region->key = std::move(key).value();
-    const size_t bytes = Encode(RegionKey{instance_, 0, length, region->key}).size();
-    if (bytes > kParcelBytesMax)
-      return Error(Code::kUnsupported,
+    if (key.ok())
+      region->key = std::move(key).value();
+    else
+      status = key.status();
+  }
+  const size_t bytes = status.ok() ? EncodeKey(*region).size() : 0;
+  if (bytes > kParcelBytesMax)
+    status = Error(Code::kUnsupported,
                    "ucx's key of a region has %zu bytes with all its devices, limit %zu: name fewer "
                    "(--device mlx5_0:1)",
                    bytes, kParcelBytesMax);
-  }
-  registrations_.fetch_add(1, std::memory_order_relaxed);
-  const RegionId id = region_next_++;
-  regions_.emplace(id, std::move(region));
-  return id;
+  if (!status.ok()) LOG_ERROR("transport ucx: %s", status.ToString().c_str());
+  return status;
 }
 
-Status UcxTransport::DeregisterRegion(RegionId id) {
-  std::lock_guard lock(regions_mutex_);
-  const auto found = regions_.find(id);
-  if (found == regions_.end()) return Error(Code::kInvalidArgument, "region %u is not registered", id);
-  if (const uint64_t operations = found->second->operations.load(); operations != 0)
-    return Error(Code::kInvalidArgument, "region %u has %llu operations outstanding", id, Ull(operations));
-  regions_.erase(found);
-  return OkStatus();
-}
-
-std::string UcxTransport::ExportRegion(RegionId id) const {
-  std::lock_guard lock(regions_mutex_);
-  const auto found = regions_.find(id);
-  if (found == regions_.end()) return {};
-  const Region& region = *found->second;
+std::string UcxTransport::EncodeKey(const Region& region) const {
   return Encode(RegionKey{instance_, reinterpret_cast<uintptr_t>(region.base), region.length, region.key});
-}
-
-Transport::Counters UcxTransport::counters() const {
-  Counters c;
-  c.registrations = registrations_.load(std::memory_order_relaxed);
-  c.put_bytes = put_bytes_.load(std::memory_order_relaxed);
-  c.get_bytes = get_bytes_.load(std::memory_order_relaxed);
-  c.puts = puts_.load(std::memory_order_relaxed);
-  c.gets = gets_.load(std::memory_order_relaxed);
-  c.failures = failures_.load(std::memory_order_relaxed);
-  return c;
 }
 
 }  // namespace ucx

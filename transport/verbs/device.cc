@@ -4,7 +4,6 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
-#include <sys/resource.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -14,6 +13,7 @@
 
 #include "core/base/log.h"
 #include "transport/fabrics.h"
+#include "transport/front/system.h"
 
 namespace ropeteam::verbs {
 namespace {
@@ -300,20 +300,7 @@ ibv_ah_attr PathTo(const Port& port, const PortAddress& to) {
 }
 
 Status RegistrationError(int errno_value, const std::string& device, uint64_t length) {
-  const unsigned long long bytes = length;
-  if (errno_value != ENOMEM && errno_value != EAGAIN)
-    return ErrnoError(errno_value, "register %llu bytes with device %s", bytes, device.c_str());
-  rlimit limit{};
-  getrlimit(RLIMIT_MEMLOCK, &limit);
-  if (limit.rlim_cur == RLIM_INFINITY)
-    return Error(Code::kNoSpace,
-                 "register %llu bytes with device %s: %s, and the locked-memory limit is unlimited", bytes,
-                 device.c_str(), std::strerror(errno_value));
-  return Error(
-      Code::kNoSpace,
-      "register %llu bytes with device %s: %s; the locked-memory limit (RLIMIT_MEMLOCK) is %llu bytes: raise "
-      "it with ulimit -l unlimited or LimitMEMLOCK=infinity",
-      bytes, device.c_str(), std::strerror(errno_value), static_cast<unsigned long long>(limit.rlim_cur));
+  return front::RegistrationError(errno_value, std::strerror(errno_value), "device " + device, length);
 }
 
 }  // namespace ropeteam::verbs

@@ -37,23 +37,25 @@
 
 #include <poll.h>
 
-#include <atomic>
 #include <deque>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "core/base/ids.h"
+#include "transport/front/front.h"
 #include "transport/rails.h"
-#include "transport/transport.h"
 #include "transport/verbs/codec.h"
 #include "transport/verbs/device.h"
 #include "transport/verbs/mailbox.h"
 
 namespace ropeteam::verbs {
+
+using front::List;
+using front::Now;
+using front::RandomNumber;
 
 // Operations are cut into pieces of this many bytes: large enough that a piece costs nothing beside its
 // bytes, small enough to spread one chunk over rails.
@@ -113,35 +115,17 @@ struct Rail {
   uint64_t bytes = 0;
 };
 
-struct Region {
-  uint64_t base = 0;  // what the device adds offsets to
-  uint64_t length = 0;
-  std::vector<Handle<ibv_mr>> memory;   // one a rail; none for a region of no bytes
-  bool exported = true;                 // false: a dmabuf
-  std::atomic<uint64_t> operations{0};  // accepted, not yet handed out as completed
+struct Region : front::LocalRegion {
+  uint64_t base = 0;                   // what the device adds offsets to
+  std::vector<Handle<ibv_mr>> memory;  // one a rail; none for a region of no bytes
 };
 
-struct RemoteRegion {
-  PeerId peer = 0;
+struct RemoteRegion : front::PeerRegion {
   RegionKey key;
 };
 
-// One accepted Put(), Get() or Disconnect(). Lives in a slab, in exactly one list or (all pieces cut) in
-// none.
-struct Operation {
-  Operation* next = nullptr;
-  OperationKind kind = OperationKind::kPut;
-  Code code = Code::kOk;
-  bool queued = false;  // in its peer's queue: not all pieces are cut
-  PeerId peer = 0;
+struct Operation : front::Accepted<Operation, Region, RemoteRegion> {
   uint32_t pieces = 0;  // cut and not yet done: at a device, held by a link, or to be redone
-  uint64_t context = 0;
-  Region* region = nullptr;
-  const RemoteRegion* remote =
-      nullptr;  // valid until the peer is disconnected, which this operation precedes
-  uint64_t local_offset = 0, remote_offset = 0;
-  uint64_t length = 0;
-  uint64_t cut = 0;  // bytes
 };
 
 struct Piece {
@@ -149,29 +133,6 @@ struct Piece {
   Operation* operation = nullptr;
   uint64_t offset = 0;
   uint32_t length = 0;
-};
-
-// First in, first out, through the elements' own `next`.
-template <typename T>
-class List {
- public:
-  bool empty() const { return head_ == nullptr; }
-  T* head() const { return head_; }
-  void Push(T* element) {
-    element->next = nullptr;
-    (head_ == nullptr ? head_ : tail_->next) = element;
-    tail_ = element;
-  }
-  T* Pop() {
-    T* element = head_;
-    head_ = element->next;
-    element->next = nullptr;
-    return element;
-  }
-
- private:
-  T* head_ = nullptr;
-  T* tail_ = nullptr;
 };
 
 enum class LinkState : uint8_t { kIdle, kConnecting, kUp, kDraining, kDown };
@@ -210,10 +171,12 @@ struct Peer {
   std::string text;  // for people
   std::vector<Link> links;
   uint32_t links_up = 0;
-  List<Operation> queue;  // not wholly cut; only the head may be partly
+  front::Queue<Operation> queue;
   List<Piece> redo;
   bool listed = false;  // in active_
-  bool closed = false;  // in closed_
+
+  bool gone() const { return state == PeerState::kGone; }
+  bool closing() const { return state == PeerState::kClosing; }
 };
 
 // The responder's end of a peer's link.
@@ -229,35 +192,18 @@ struct Inbound {
   bool probing = false;  // an empty write is on its way, to see whether the initiator is there
 };
 
-class VerbsTransport final : public Transport {
+class VerbsTransport final : public front::Front<VerbsTransport, Peer, Operation> {
  public:
   static Result<std::unique_ptr<Transport>> Create(const VerbsConfig& config);
   ~VerbsTransport() override;
 
-  const TransportCapabilities& capabilities() const override { return capabilities_; }
-  std::string LocalAddress() const override { return local_address_; }
-  std::string Describe() const override { return description_; }
-  Result<RegionId> RegisterRegion(void* base, uint64_t length) override;
   Result<RegionId> RegisterDmabuf(int fd, uint64_t offset, uint64_t length) override;
-  Status DeregisterRegion(RegionId region) override;
-  std::string ExportRegion(RegionId region) const override;
   Result<PeerId> Connect(const std::string& address) override;
   void Disconnect(PeerId peer) override;
-  Result<RemoteRegionId> ImportRegion(PeerId peer, const std::string& key) override;
-  Status Put(PeerId peer, RegionId local, uint64_t local_offset, RemoteRegionId remote,
-             uint64_t remote_offset, uint64_t length, uint64_t context) override {
-    return Submit(OperationKind::kPut, peer, local, local_offset, remote, remote_offset, length, context);
-  }
-  Status Get(PeerId peer, RegionId local, uint64_t local_offset, RemoteRegionId remote,
-             uint64_t remote_offset, uint64_t length, uint64_t context) override {
-    return Submit(OperationKind::kGet, peer, local, local_offset, remote, remote_offset, length, context);
-  }
-  size_t Poll(Completion* out, size_t capacity) override;
-  void Wait(uint64_t timeout_us) override;
-  void Wake() override;
-  Counters counters() const override;
 
  private:
+  friend Front;
+
   VerbsTransport() = default;
 
   // open.cc
@@ -267,12 +213,12 @@ class VerbsTransport final : public Transport {
   void NameSelf();
 
   // regions.cc
-  Status ReserveRegion();
-  Result<RegionId> AddRegion(Status status, std::unique_ptr<Region> region);
+  Status MapRegion(Region* region, void* base);
+  Status MapDmabuf(Region* region, int fd);
+  std::string EncodeKey(const Region& region) const;
 
   // operations.cc
-  Status Submit(OperationKind kind, PeerId peer, RegionId local, uint64_t local_offset, RemoteRegionId remote,
-                uint64_t remote_offset, uint64_t length, uint64_t context);
+  void Start(Peer* peer);
   void Pump();
   bool PostTurn(Peer* peer);
   Link* LinkForNext(Peer* peer);
@@ -284,12 +230,10 @@ class VerbsTransport final : public Transport {
   void DropPiece(Piece* piece);
   void FailOperation(Peer* peer, Operation* operation, Code code);
   void FinishOperation(Operation* operation);
-  Operation* NewOperation();
-  Piece* NewPiece();
   void Activate(Peer* peer);
-  void Deactivate(Peer* peer);
 
   // links.cc
+  Status DecodeKey(const Peer& peer, const std::string& bytes, RemoteRegion* remote) const;
   void SetTimer(Link* link);
   void StartConnecting(Link* link, TimeUs patience, TimeUs now);
   void StepLinks(TimeUs now);
@@ -323,7 +267,9 @@ class VerbsTransport final : public Transport {
   void ProbeInbound();
 
   // progress.cc
-  size_t Progress();
+  size_t Advance();
+  void Progress() { (void)Advance(); }
+  bool Busy(TimeUs now) const;
   size_t ReadCompletions(Rail* rail, size_t reads_max);
   void OnCompletion(Rail* rail, const ibv_wc& completion);
   void ReadEvents(TimeUs now);
@@ -333,53 +279,31 @@ class VerbsTransport final : public Transport {
   void DrainChannels();
   TimeUs NextTimer() const;
   void Sleep(TimeUs now, uint64_t timeout_us);
-  bool ConsumeWake();
 
-  TransportCapabilities capabilities_;
-  std::string local_address_, description_;
   uint64_t instance_ = 0;
   uint32_t datagram_key_ = 0;
-  int wake_fd_ = -1;
-  std::atomic<bool> wake_{false};
 
   std::vector<std::unique_ptr<Rail>> rails_;  // destroyed last of the devices' objects
-
-  mutable std::mutex regions_mutex_;
-  std::unordered_map<RegionId, std::unique_ptr<Region>> regions_;
-  size_t regions_pending_ = 0;  // being registered, outside the lock
-  RegionId region_next_ = 1;
 
   std::unordered_map<uint64_t, std::unique_ptr<Inbound>> inbound_;  // by connection
   std::unordered_map<uint32_t, Inbound*> inbound_tags_;
   std::deque<uint64_t> probe_order_;
   std::deque<uint64_t> fenced_;  // instances
 
-  std::unordered_map<PeerId, std::unique_ptr<Peer>> peers_;
-  PeerId peer_next_ = 1;
   std::unordered_map<uint32_t, Link*> tags_;         // of the queue pairs there are
   std::unordered_map<uint64_t, Link*> connections_;  // the same
   uint32_t tag_next_ = 1;
-  std::unordered_map<RemoteRegionId, std::unique_ptr<RemoteRegion>> remote_regions_;
-  RemoteRegionId remote_region_next_ = 1;
 
-  List<Operation> completed_;
-  size_t accepted_ = 0;         // operations not yet handed out
   size_t outstanding_ = 0;      // pieces at devices
-  std::vector<Peer*> active_;   // peers in kUp with something to post
-  size_t active_next_ = 0;      // whose turn it is
+  front::Turns<Peer> active_;   // peers in kUp with something to post
   std::vector<Link*> timed_;    // links in kConnecting, kDraining, kDown
   std::vector<PeerId> closed_;  // in kClosing, perhaps with nothing left at the devices
-  std::vector<std::unique_ptr<Operation[]>> operation_slabs_;
-  List<Operation> operations_free_;
-  std::vector<std::unique_ptr<Piece[]>> piece_slabs_;
-  List<Piece> pieces_free_;
+  front::Pool<Piece> pieces_;
   std::vector<LinkLoad> loads_;      // LinkForNext()'s scratch
   std::vector<pollfd> sleep_items_;  // Sleep()'s
   TimeUs busy_at_ = 0;               // when work was last seen
   TimeUs events_next_ = 0;           // when to look for the devices' events
   uint32_t polls_ = 0;
-
-  std::atomic<uint64_t> registrations_{0}, put_bytes_{0}, get_bytes_{0}, puts_{0}, gets_{0}, failures_{0};
 };
 
 // A reliable queue pair on the rail, not connected yet. `inline_bytes` (may be null): how much a put may
@@ -390,9 +314,6 @@ Status MakeQueuePair(Rail* rail, Handle<ibv_qp>* queue_pair, uint32_t* inline_by
 int ConnectQueuePair(Rail* rail, ibv_qp* queue_pair, const Message& remote, uint32_t sequence,
                      uint8_t reads_served, uint8_t reads_made);
 uint32_t NewSequence();
-
-TimeUs Now();
-uint64_t RandomNumber();  // never 0
 
 }  // namespace ropeteam::verbs
 

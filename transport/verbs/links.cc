@@ -119,29 +119,18 @@ Result<PeerId> VerbsTransport::Connect(const std::string& bytes) {
   peer->text = AddressText(remote.rails[0].port);
   // Who is connected to may connect: a node that was given up and is spoken to again has been forgiven.
   std::erase(fenced_, remote.instance);
-  peer->id = peer_next_++;
-  const PeerId id = peer->id;
-  peers_.emplace(id, std::move(peer));
-  return id;
+  return AddPeer(std::move(peer));
 }
 
-Result<RemoteRegionId> VerbsTransport::ImportRegion(PeerId peer, const std::string& bytes) {
-  const auto found = peers_.find(peer);
-  if (found == peers_.end() || found->second->state == PeerState::kClosing)
-    return Error(Code::kInvalidArgument, "peer %u is not connected", peer);
-  auto region = std::make_unique<RemoteRegion>();
-  region->peer = peer;
-  ROPETEAM_RETURN_IF_ERROR(Decode(bytes, &region->key));
-  const TransportAddress& remote = found->second->remote;
-  if (region->key.instance != remote.instance)
-    return Error(Code::kInvalidArgument, "the region key is not from this instance of peer %s",
-                 found->second->text.c_str());
-  if (!region->key.keys.empty() && region->key.keys.size() != remote.rails.size())
+Status VerbsTransport::DecodeKey(const Peer& peer, const std::string& bytes, RemoteRegion* remote) const {
+  RegionKey& key = remote->key;
+  ROPETEAM_RETURN_IF_ERROR(Decode(bytes, &key));
+  if (key.instance != peer.remote.instance) return front::ForeignKey(peer.text);
+  if (!key.keys.empty() && key.keys.size() != peer.remote.rails.size())
     return Error(Code::kInvalidArgument, "the region key is for %zu devices, peer %s has %zu",
-                 region->key.keys.size(), found->second->text.c_str(), remote.rails.size());
-  const RemoteRegionId id = remote_region_next_++;
-  remote_regions_.emplace(id, std::move(region));
-  return id;
+                 key.keys.size(), peer.text.c_str(), peer.remote.rails.size());
+  remote->length = key.length;
+  return OkStatus();
 }
 
 void VerbsTransport::SetTimer(Link* link) {
@@ -251,7 +240,7 @@ void VerbsTransport::BreakLink(Link* link, TimeUs patience, TimeUs now) {
   peer->links_up--;
   if (peer->links_up > 0 || peer->state != PeerState::kUp) return;
   peer->state = PeerState::kConnecting;
-  Deactivate(peer);
+  active_.Remove(peer);
   for (Link& other : peer->links) {
     if (other.state == LinkState::kDown) other.deadline = now;
     // They were given their patience while this one vouched for the peer.
@@ -371,7 +360,7 @@ void VerbsTransport::SetGone(Peer* peer, const char* reason) {
 
 void VerbsTransport::GiveUp(Peer* peer, PeerState state) {
   const TimeUs now = Now();
-  Deactivate(peer);
+  active_.Remove(peer);
   peer->state = state;
   for (Link& link : peer->links) {
     if (link.state == LinkState::kUp) {
@@ -394,9 +383,8 @@ void VerbsTransport::GiveUp(Peer* peer, PeerState state) {
 }
 
 void VerbsTransport::Disconnect(PeerId id) {
-  const auto found = peers_.find(id);
-  if (found == peers_.end() || found->second->state == PeerState::kClosing) return;
-  Peer* peer = found->second.get();
+  Peer* peer = Connected(id);
+  if (peer == nullptr) return;
   GiveUp(peer, PeerState::kClosing);
   closed_.push_back(id);
   const uint64_t instance = peer->remote.instance;
@@ -419,12 +407,7 @@ void VerbsTransport::FinishClosed() {
 
 void VerbsTransport::FinishDisconnect(Peer* peer) {
   std::erase_if(timed_, [peer](const Link* link) { return link->peer == peer; });
-  std::erase_if(remote_regions_, [peer](const auto& entry) { return entry.second->peer == peer->id; });
-  Operation* operation = NewOperation();
-  operation->kind = OperationKind::kDisconnect;
-  operation->peer = peer->id;
-  completed_.Push(operation);
-  peers_.erase(peer->id);
+  RemovePeer(peer->id);
 }
 
 }  // namespace ropeteam::verbs

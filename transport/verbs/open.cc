@@ -4,10 +4,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <sys/eventfd.h>
-#include <sys/random.h>
-#include <time.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -37,19 +33,6 @@ Status NotBlocking(int fd, const std::string& device) {
 
 }  // namespace
 
-TimeUs Now() {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return static_cast<TimeUs>(now.tv_sec) * 1'000'000 + static_cast<TimeUs>(now.tv_nsec) / 1'000;
-}
-
-uint64_t RandomNumber() {
-  uint64_t number = 0;
-  while (number == 0)
-    if (getrandom(&number, sizeof number, 0) != sizeof number) number = 0;
-  return number;
-}
-
 Result<std::unique_ptr<Transport>> VerbsTransport::Create(const VerbsConfig& config) {
   std::unique_ptr<VerbsTransport> transport(new VerbsTransport);
   const Status status = transport->Open(config);
@@ -63,8 +46,7 @@ Status VerbsTransport::Open(const VerbsConfig& config) {
   if (!ports.ok()) return ports.status();
   instance_ = RandomNumber();
   datagram_key_ = static_cast<uint32_t>(RandomNumber()) & kDatagramKeyMask;
-  wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (wake_fd_ < 0) return ErrnoError(errno, "eventfd");
+  ROPETEAM_RETURN_IF_ERROR(wake_.Open());
   for (const Port& port : *ports) ROPETEAM_RETURN_IF_ERROR(OpenRail(port));
   capabilities_.dmabuf = true;
   ProbeDmabuf();
@@ -147,9 +129,8 @@ VerbsTransport::~VerbsTransport() {
   // lost, as the contract says.
   inbound_.clear();
   peers_.clear();
-  regions_.clear();
+  regions_.Clear();
   rails_.clear();
-  if (wake_fd_ >= 0) close(wake_fd_);
 }
 
 }  // namespace verbs

@@ -12,15 +12,6 @@
 namespace ropeteam::verbs {
 namespace {
 
-// Slabs grow to the high-water mark and stay, so that a steady state allocates nothing.
-constexpr size_t kPerSlab = 1024;
-
-unsigned long long Ull(uint64_t value) { return value; }
-
-bool InRange(uint64_t offset, uint64_t length, uint64_t size) {
-  return offset <= size && length <= size - offset;
-}
-
 uint64_t WorkId(uint32_t tag, uint32_t number) { return static_cast<uint64_t>(tag) << 32 | number; }
 
 // What the peer refused, as opposed to what did not get there.
@@ -33,120 +24,28 @@ bool IsLocal(ibv_wc_status status) {
 
 }  // namespace
 
-Operation* VerbsTransport::NewOperation() {
-  if (operations_free_.empty()) {
-    operation_slabs_.push_back(std::make_unique<Operation[]>(kPerSlab));
-    for (size_t i = 0; i < kPerSlab; i++) operations_free_.Push(&operation_slabs_.back()[i]);
+void VerbsTransport::Start(Peer* peer) {
+  if (peer->state == PeerState::kIdle) {
+    const TimeUs now = Now();
+    peer->state = PeerState::kConnecting;
+    for (Link& link : peer->links) StartConnecting(&link, kPatienceAliveUs, now);
   }
-  Operation* operation = operations_free_.Pop();
-  *operation = Operation{};
-  return operation;
-}
-
-Piece* VerbsTransport::NewPiece() {
-  if (pieces_free_.empty()) {
-    piece_slabs_.push_back(std::make_unique<Piece[]>(kPerSlab));
-    for (size_t i = 0; i < kPerSlab; i++) pieces_free_.Push(&piece_slabs_.back()[i]);
-  }
-  return pieces_free_.Pop();
-}
-
-Status VerbsTransport::Submit(OperationKind kind, PeerId peer_id, RegionId local, uint64_t local_offset,
-                              RemoteRegionId remote, uint64_t remote_offset, uint64_t length,
-                              uint64_t context) {
-  const auto found = peers_.find(peer_id);
-  if (found == peers_.end() || found->second->state == PeerState::kClosing)
-    return Error(Code::kInvalidArgument, "peer %u is not connected", peer_id);
-  Peer* peer = found->second.get();
-  const auto target = remote_regions_.find(remote);
-  if (target == remote_regions_.end() || target->second->peer != peer_id)
-    return Error(Code::kInvalidArgument, "remote region %u is not of peer %u", remote, peer_id);
-  const RegionKey& key = target->second->key;
-  if (!InRange(remote_offset, length, key.length))
-    return Error(Code::kInvalidArgument, "offset %llu + %llu bytes is outside remote region %u of %llu bytes",
-                 Ull(remote_offset), Ull(length), remote, Ull(key.length));
-  if (accepted_ >= kOperationsOutstandingMax)
-    return Error(Code::kNoSpace, "%zu operations outstanding, limit %zu", accepted_,
-                 kOperationsOutstandingMax);
-  Region* region = nullptr;
-  {
-    std::lock_guard lock(regions_mutex_);
-    const auto source = regions_.find(local);
-    if (source == regions_.end()) return Error(Code::kInvalidArgument, "region %u is not registered", local);
-    region = source->second.get();
-    if (!InRange(local_offset, length, region->length))
-      return Error(Code::kInvalidArgument, "offset %llu + %llu bytes is outside region %u of %llu bytes",
-                   Ull(local_offset), Ull(length), local, Ull(region->length));
-    region->operations.fetch_add(1);  // under the lock: from here on it cannot be deregistered
-  }
-  Operation* operation = NewOperation();
-  operation->kind = kind;
-  operation->peer = peer_id;
-  operation->context = context;
-  operation->region = region;
-  operation->remote = target->second.get();
-  operation->local_offset = local_offset;
-  operation->remote_offset = remote_offset;
-  operation->length = length;
-  accepted_++;
-  if (peer->state == PeerState::kGone) {
-    operation->code = Code::kPeerGone;
-    FinishOperation(operation);
-  } else if (length == 0) {
-    FinishOperation(operation);
-  } else {
-    operation->queued = true;
-    peer->queue.Push(operation);
-    if (peer->state == PeerState::kIdle) {
-      const TimeUs now = Now();
-      peer->state = PeerState::kConnecting;
-      for (Link& link : peer->links) StartConnecting(&link, kPatienceAliveUs, now);
-    }
-    if (peer->state == PeerState::kUp) Activate(peer);
-  }
-  return OkStatus();
+  if (peer->state == PeerState::kUp) Activate(peer);
 }
 
 void VerbsTransport::FinishOperation(Operation* operation) {
-  ROPETEAM_CHECK(operation->pieces == 0 && !operation->queued);
-  const bool put = operation->kind == OperationKind::kPut;
-  (put ? puts_ : gets_).fetch_add(1, std::memory_order_relaxed);
-  if (operation->code != Code::kOk)
-    failures_.fetch_add(1, std::memory_order_relaxed);
-  else
-    (put ? put_bytes_ : get_bytes_).fetch_add(operation->length, std::memory_order_relaxed);
-  completed_.Push(operation);
+  ROPETEAM_CHECK(operation->pieces == 0);
+  ledger_.Finish(operation, operation->code);
 }
 
 void VerbsTransport::Activate(Peer* peer) {
-  if (peer->listed || (peer->queue.empty() && peer->redo.empty())) return;
-  peer->listed = true;
-  active_.push_back(peer);
+  if (!peer->queue.empty() || !peer->redo.empty()) active_.Add(peer);
 }
 
-void VerbsTransport::Deactivate(Peer* peer) {
-  if (!peer->listed) return;
-  peer->listed = false;
-  active_.erase(std::find(active_.begin(), active_.end(), peer));
-}
-
-// A turn for each, round and round, until nobody can post.
+// A turn may break its link, and with it end the peer's turns.
 void VerbsTransport::Pump() {
-  size_t idle_turns = 0;
-  while (idle_turns < active_.size()) {
-    if (active_next_ >= active_.size()) active_next_ = 0;
-    Peer* peer = active_[active_next_];
-    const bool posted = PostTurn(peer);
-    if (posted) idle_turns = 0;
-    // The turn may have broken its link, and with it the peer's place in the list.
-    if (active_next_ >= active_.size() || active_[active_next_] != peer) continue;
-    if (peer->queue.empty() && peer->redo.empty()) {
-      Deactivate(peer);  // the next one takes its place
-    } else {
-      active_next_++;
-      if (!posted) idle_turns++;
-    }
-  }
+  active_.Go([this](Peer* peer) { return PostTurn(peer); },
+             [](Peer* peer) { return peer->queue.empty() && peer->redo.empty(); });
 }
 
 Link* VerbsTransport::LinkForNext(Peer* peer) {
@@ -169,16 +68,12 @@ Piece* VerbsTransport::NextPiece(Peer* peer) {
   }
   if (peer->queue.empty()) return nullptr;
   Operation* operation = peer->queue.head();
-  Piece* piece = NewPiece();
+  Piece* piece = pieces_.New();
   piece->operation = operation;
   piece->offset = operation->cut;
   piece->length = static_cast<uint32_t>(std::min(kOperationBytes, operation->length - operation->cut));
-  operation->cut += piece->length;
   operation->pieces++;
-  if (operation->cut == operation->length) {
-    peer->queue.Pop();
-    operation->queued = false;
-  }
+  peer->queue.Cut(piece->length);
   return piece;
 }
 
@@ -257,16 +152,14 @@ void VerbsTransport::DropPiece(Piece* piece) {
   ROPETEAM_CHECK(operation->pieces > 0);
   operation->pieces--;
   piece->operation = nullptr;
-  pieces_free_.Push(piece);
+  pieces_.Free(piece);
   if (operation->pieces == 0 && !operation->queued) FinishOperation(operation);
 }
 
 void VerbsTransport::FailOperation(Peer* peer, Operation* operation, Code code) {
   if (operation->code == Code::kOk) operation->code = code;
   if (!operation->queued) return;
-  ROPETEAM_CHECK(peer->queue.head() == operation);  // only the head is partly cut
-  peer->queue.Pop();
-  operation->queued = false;
+  peer->queue.Abandon(operation);
   if (operation->pieces == 0) FinishOperation(operation);
 }
 

@@ -2,9 +2,7 @@
 //
 // Completion queues, the devices' events, and sleeping on them.
 
-#include <errno.h>
 #include <poll.h>
-#include <unistd.h>
 
 #include <algorithm>
 
@@ -19,12 +17,6 @@ constexpr int kEntriesPerRead = 32;
 // work.
 constexpr size_t kReadsPerPoll = 4;
 constexpr size_t kDatagramsPerPoll = 32;
-// Work seen at most this long ago is taken to be still going on …
-constexpr TimeUs kBusyUs = 1'000;
-// … and then Wait() spins this long before it sleeps: a sleep and its wake-up cost 20 to 50 µs on a virtual
-// machine, and the next piece of a transfer in progress is usually nearer than that.
-constexpr TimeUs kSpinUs = 100;
-static_assert(kSpinUs < kBusyUs);
 // How often a caller that never sleeps has the devices' events looked at, and the clock for that.
 constexpr TimeUs kEventsUs = 10'000;
 constexpr uint32_t kPollsPerClock = 64;
@@ -62,7 +54,7 @@ void VerbsTransport::OnCompletion(Rail* rail, const ibv_wc& completion) {
   DestroyInbound(inbound->connection, inbound->instance);
 }
 
-size_t VerbsTransport::Progress() {
+size_t VerbsTransport::Advance() {
   size_t count = 0;
   for (const auto& rail : rails_) {
     count += ReadCompletions(rail.get(), kReadsPerPoll);
@@ -80,20 +72,8 @@ size_t VerbsTransport::Progress() {
   return count;
 }
 
-size_t VerbsTransport::Poll(Completion* out, size_t capacity) {
-  Progress();
-  size_t count = 0;
-  for (; count < capacity && !completed_.empty(); count++) {
-    Operation* operation = completed_.Pop();
-    out[count] = {operation->kind, operation->peer, operation->context, operation->code};
-    if (operation->region != nullptr) {
-      operation->region->operations.fetch_sub(1);
-      accepted_--;
-    }
-    operations_free_.Push(operation);
-  }
-  return count;
-}
+// Whether the next piece of work is likely to be nearer than a sleep and its wake-up are long.
+bool VerbsTransport::Busy(TimeUs now) const { return outstanding_ > 0 || now - busy_at_ < front::kBusyUs; }
 
 void VerbsTransport::ReadEvents(TimeUs now) {
   events_next_ = now + kEventsUs;
@@ -155,38 +135,6 @@ void VerbsTransport::OnPort(Rail* rail, bool up, TimeUs now) {
   }
 }
 
-void VerbsTransport::Wake() {
-  if (wake_.exchange(true)) return;
-  const uint64_t one = 1;
-  // A full counter is as good as a written one.
-  (void)!write(wake_fd_, &one, sizeof one);
-}
-
-// A Wake() between its two steps leaves the descriptor readable after this; the next Wait() then returns
-// early.
-bool VerbsTransport::ConsumeWake() {
-  if (!wake_.exchange(false)) return false;
-  uint64_t count;
-  (void)!read(wake_fd_, &count, sizeof count);
-  return true;
-}
-
-void VerbsTransport::Wait(uint64_t timeout_us) {
-  if (!completed_.empty() || ConsumeWake()) return;
-  TimeUs now = Now();
-  const TimeUs deadline = timeout_us > UINT64_MAX - now ? UINT64_MAX : now + timeout_us;
-  if (outstanding_ > 0 || now - busy_at_ < kBusyUs) {
-    const TimeUs spin_end = std::min(deadline, now + kSpinUs);
-    while (now < spin_end) {
-      Progress();
-      if (!completed_.empty() || ConsumeWake()) return;
-      now = Now();
-    }
-  }
-  if (now >= deadline) return;
-  Sleep(now, deadline - now);
-}
-
 TimeUs VerbsTransport::NextTimer() const {
   TimeUs next = UINT64_MAX;
   for (const Link* link : timed_) {
@@ -215,24 +163,18 @@ void VerbsTransport::DrainChannels() {
 
 void VerbsTransport::Sleep(TimeUs now, uint64_t timeout_us) {
   Arm();
-  while (Progress() > 0) {
+  while (Advance() > 0) {
   }
-  if (!completed_.empty()) return;
+  if (ledger_.finished()) return;
   if (const TimeUs timer = NextTimer(); timer != UINT64_MAX)
     timeout_us = std::min(timeout_us, timer > now ? timer - now : 0);
-  sleep_items_.assign(1, {wake_fd_, POLLIN, 0});
+  sleep_items_.assign(1, wake_.item());
   for (const auto& rail : rails_) {
     sleep_items_.push_back({rail->channel->fd, POLLIN, 0});
     sleep_items_.push_back({rail->dead ? -1 : rail->context->async_fd, POLLIN, 0});
   }
-  const timespec timeout{static_cast<time_t>(timeout_us / 1'000'000),
-                         static_cast<long>(timeout_us % 1'000'000 * 1'000)};
-  const int ready = ppoll(sleep_items_.data(), sleep_items_.size(),
-                          timeout_us >= UINT64_MAX / 2 ? nullptr : &timeout, nullptr);
-  if (ready > 0 && sleep_items_[0].revents != 0) {
-    wake_.store(true);  // so that the descriptor is read also when Wake() is between its two steps
-    ConsumeWake();
-  }
+  const int ready = front::SleepOn(&sleep_items_, timeout_us);
+  wake_.AfterSleep(sleep_items_[0]);
   if (ready > 0) {
     DrainChannels();
     events_next_ = 0;

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The account of operations: each is accepted once, finished once and handed out once, and the transport's
+// counters say what became of them.
+
+#ifndef ROPETEAM_TRANSPORT_FRONT_LEDGER_H_
+#define ROPETEAM_TRANSPORT_FRONT_LEDGER_H_
+
+#include <atomic>
+#include <cstdint>
+
+#include "core/base/check.h"
+#include "transport/front/list.h"
+#include "transport/front/regions.h"
+#include "transport/transport.h"
+
+namespace ropeteam::front {
+
+enum class Stage : uint8_t { kFree, kAccepted, kFinished };
+
+// What a fabric's operation derives from: `struct Operation : Accepted<Operation, Region, Remote> { … }`. In
+// exactly one list, or in none while all of it is at the device. Put(), Get() or Disconnect().
+template <typename Operation, typename RegionOf, typename RemoteOf>
+struct Accepted {
+  using Region = RegionOf;
+  using Remote = RemoteOf;
+  Operation* next = nullptr;
+  OperationKind kind = OperationKind::kPut;
+  Code code = Code::kOk;
+  Stage stage = Stage::kFree;
+  bool queued = false;  // in its peer's queue: not all of it is cut
+  PeerId peer = 0;
+  uint64_t context = 0;
+  Region* region = nullptr;  // null: kDisconnect
+  Remote* remote = nullptr;  // valid until the peer is dropped, which this operation precedes
+  uint64_t local_offset = 0, remote_offset = 0;
+  uint64_t length = 0;
+  uint64_t cut = 0;  // bytes that have gone into pieces
+};
+
+// A peer's operations that are not wholly cut into pieces; only the head may be partly. [loop]
+template <typename Operation>
+class Queue {
+ public:
+  bool empty() const { return list_.empty(); }
+  Operation* head() const { return list_.head(); }
+  void Push(Operation* operation) {
+    operation->queued = true;
+    list_.Push(operation);
+  }
+  void Pop() { list_.Pop()->queued = false; }
+  // `length` bytes of the head are in a piece now.
+  void Cut(uint64_t length) {
+    Operation* operation = head();
+    operation->cut += length;
+    if (operation->cut == operation->length) Pop();
+  }
+  // The rest of the operation is not cut any more, if any of it is left: it has failed.
+  void Abandon(Operation* operation) {
+    if (!operation->queued) return;
+    ROPETEAM_CHECK(head() == operation);  // pieces are cut from the head alone, and so fail
+    Pop();
+  }
+
+ private:
+  List<Operation> list_;
+};
+
+// Written by the loop, read by any thread.
+class Counts {
+ public:
+  void Add(OperationKind kind, Code code, uint64_t bytes) {
+    const bool put = kind == OperationKind::kPut;
+    (put ? puts_ : gets_).fetch_add(1, std::memory_order_relaxed);
+    if (code != Code::kOk)
+      failures_.fetch_add(1, std::memory_order_relaxed);
+    else
+      (put ? put_bytes_ : get_bytes_).fetch_add(bytes, std::memory_order_relaxed);
+  }
+  Transport::Counters Read(uint64_t registrations) const {
+    Transport::Counters counters;
+    counters.registrations = registrations;
+    counters.put_bytes = put_bytes_.load(std::memory_order_relaxed);
+    counters.get_bytes = get_bytes_.load(std::memory_order_relaxed);
+    counters.puts = puts_.load(std::memory_order_relaxed);
+    counters.gets = gets_.load(std::memory_order_relaxed);
+    counters.failures = failures_.load(std::memory_order_relaxed);
+    return counters;
+  }
+
+ private:
+  std::atomic<uint64_t> put_bytes_{0}, get_bytes_{0}, puts_{0}, gets_{0}, failures_{0};
+};
+
+// Owns the operations. [loop], but for counts().
+template <typename Operation>
+class Ledger {
+ public:
+  using Region = typename Operation::Region;
+
+  // Accepted and not yet taken, without the disconnects.
+  size_t accepted() const { return accepted_; }
+  // There is something to take.
+  bool finished() const { return !finished_.empty(); }
+  const Counts& counts() const { return counts_; }
+
+  // The region is acquired, and is released when the operation is taken.
+  Operation* Accept(Region* region) {
+    ROPETEAM_CHECK(accepted_ < kOperationsOutstandingMax);
+    Operation* operation = pool_.New();
+    operation->stage = Stage::kAccepted;
+    operation->region = region;
+    accepted_++;
+    return operation;
+  }
+  // The device has let go of all of it. A second time is our bug, and ends the process.
+  void Finish(Operation* operation, Code code) {
+    ROPETEAM_CHECK(operation->stage == Stage::kAccepted && !operation->queued);
+    operation->stage = Stage::kFinished;
+    operation->code = code;
+    counts_.Add(operation->kind, code, operation->length);
+    finished_.Push(operation);
+  }
+  // All of the peer's operations are finished.
+  void FinishDisconnect(PeerId peer) {
+    Operation* operation = pool_.New();
+    operation->stage = Stage::kFinished;
+    operation->kind = OperationKind::kDisconnect;
+    operation->peer = peer;
+    finished_.Push(operation);
+  }
+  // Hands out up to `capacity` in the order of finishing; returns how many.
+  size_t Take(Completion* out, size_t capacity) {
+    size_t count = 0;
+    for (; count < capacity && !finished_.empty(); count++) {
+      Operation* operation = finished_.Pop();
+      ROPETEAM_CHECK(operation->stage == Stage::kFinished);
+      out[count] = {operation->kind, operation->peer, operation->context, operation->code};
+      if (operation->region != nullptr) {
+        RegionTable<Region>::Release(operation->region);
+        accepted_--;
+      }
+      operation->stage = Stage::kFree;
+      pool_.Free(operation);
+    }
+    return count;
+  }
+
+ private:
+  Pool<Operation> pool_;
+  List<Operation> finished_;
+  size_t accepted_ = 0;
+  Counts counts_;
+};
+
+}  // namespace ropeteam::front
+
+#endif  // ROPETEAM_TRANSPORT_FRONT_LEDGER_H_
