@@ -23,6 +23,24 @@ struct Store::Found {
   ShardId id() const { return {slot.incarnation, slot.step, slot.rank}; }
 };
 
+namespace {
+
+// Memory that no arena was ever in: a superblock whose beginning was wiped, or slots behind one that was, are
+// an arena that can perhaps be saved.
+bool Untouched(std::span<const std::byte> memory, uint64_t chunk_bytes) {
+  const auto zero = [&](uint64_t begin, uint64_t end) {
+    return std::all_of(memory.begin() + static_cast<ptrdiff_t>(begin),
+                       memory.begin() + static_cast<ptrdiff_t>(std::min<uint64_t>(end, memory.size())),
+                       [](std::byte byte) { return byte == std::byte{0}; });
+  };
+  if (!zero(0, sizeof(arena::Superblock))) return false;
+  if (!arena::IsChunkBytes(chunk_bytes)) return true;
+  const arena::Layout layout = arena::LayoutFor(memory.size(), chunk_bytes);
+  return layout.chunk_count == 0 || zero(layout.slots_begin, layout.descriptors_begin);
+}
+
+}  // namespace
+
 Result<arena::Layout> Store::CheckSuperblock(std::span<const std::byte> memory, uint64_t chunk_bytes,
                                              const ArenaIdentity& identity) {
   if (memory.size() < sizeof(arena::Superblock) ||
@@ -32,7 +50,9 @@ Result<arena::Layout> Store::CheckSuperblock(std::span<const std::byte> memory, 
   }
   arena::Superblock superblock;
   std::memcpy(&superblock, memory.data(), sizeof(superblock));
-  if (superblock.magic == 0) return Error(Code::kNotFound, "no arena in this memory");
+  if (superblock.magic == arena::kFormattingMagic)
+    return Error(Code::kNotFound, "an arena in this memory that was never finished");
+  if (Untouched(memory, chunk_bytes)) return Error(Code::kNotFound, "no arena in this memory");
   if (superblock.magic != arena::kArenaMagic) {
     return Error(Code::kCorrupt, "memory begins with 0x%016" PRIx64 ", an arena with 0x%016" PRIx64,
                  superblock.magic, arena::kArenaMagic);

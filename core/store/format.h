@@ -28,7 +28,8 @@
 
 namespace ropeteam::arena {
 
-inline constexpr uint64_t kArenaMagic = 0x314e455241504f52;  // "ROPAREN1"; 0: no arena, or one in the making
+inline constexpr uint64_t kArenaMagic = 0x314e455241504f52;       // "ROPAREN1"
+inline constexpr uint64_t kFormattingMagic = 0x304e455241504f52;  // "ROPAREN0": one in the making
 inline constexpr uint32_t kArenaVersion = 1;
 inline constexpr uint64_t kPageBytes = 4096;
 inline constexpr uint64_t kHugePageBytes = 2ull << 20;

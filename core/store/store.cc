@@ -117,7 +117,7 @@ Result<std::unique_ptr<Store>> Store::Format(std::span<std::byte> memory, uint64
   arena::Superblock* superblock = store->superblock();
   // From here to the last store there is no arena in this memory: a kill in between makes Adopt() say
   // kNotFound.
-  Publish(&superblock->magic, 0);
+  Publish(&superblock->magic, arena::kFormattingMagic);
   CrashPoint("format: old arena withdrawn");
   for (uint32_t i = 0; i < layout.chunk_count; ++i) store->slot(i)->state = arena::kSlotFree;
   CrashPoint("format: slots free");
@@ -136,7 +136,8 @@ Result<std::unique_ptr<Store>> Store::Format(std::span<std::byte> memory, uint64
   std::copy(identity.job.begin(), identity.job.end(), fresh.job);
   std::copy(identity.node.begin(), identity.node.end(), fresh.node);
   fresh.crc = arena::SuperblockCrc(fresh);
-  std::memcpy(superblock, &fresh, sizeof(fresh));  // its magic is 0 still
+  fresh.magic = arena::kFormattingMagic;
+  std::memcpy(superblock, &fresh, sizeof(fresh));
   CrashPoint("format: superblock written");
   Publish(&superblock->magic, arena::kArenaMagic);
   CrashPoint("format: published");

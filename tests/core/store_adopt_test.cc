@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <map>
 #include <random>
@@ -42,7 +43,8 @@ Status AdoptStatus(ArenaMemory* memory) {
   return Store::Adopt(memory->span(), kSmallChunk, kIdentity, nullptr).status();
 }
 
-// Adopts and expects exactly one slot to be rejected, with this in the sentence; the store goes on without it.
+// Adopts and expects exactly one slot to be rejected, with this in the sentence; the store goes on without
+// it.
 void ExpectOneRejected(ArenaMemory memory, const char* why) {
   Store::AdoptReport report;
   const auto store = AdoptForTest(&memory, &report);
@@ -124,6 +126,18 @@ TEST(StoreAdopt, WhatWasOnlyAllocatedIsFreeAgain) {
 TEST(StoreAdoptSuperblock, EmptyMemoryHasNoArena) {
   ArenaMemory memory = ArenaMemory::ForChunks(4);
   EXPECT_EQ(AdoptStatus(&memory).code(), Code::kNotFound);
+}
+
+// A hand that wiped the beginning of the file, or all of its first page, has left shards that a person may
+// want back.
+TEST(StoreAdoptSuperblock, AnArenaWithAWipedBeginningIsNotTakenForFreshMemory) {
+  for (const size_t wiped : {size_t{8}, size_t{64}, sizeof(arena::Superblock)}) {
+    ArenaMemory memory = ThreeShards();
+    std::fill_n(memory.span().begin(), wiped, std::byte{0});
+    ArenaMemory before = memory;
+    EXPECT_EQ(AdoptStatus(&memory).code(), Code::kCorrupt) << wiped;
+    EXPECT_TRUE(std::equal(memory.span().begin(), memory.span().end(), before.span().begin())) << wiped;
+  }
 }
 
 TEST(StoreAdoptSuperblock, TooLittleMemoryIsRefused) {
