@@ -29,7 +29,12 @@ constexpr int64_t kTimeoutMs = 60'000;    // for anything that should take secon
 constexpr int kReadyTimeoutMs = 120'000;  // a large arena is pre-faulted at 0.3 to 2 GB/s
 constexpr int kStopTimeoutMs = 20'000;
 
-std::string DirectoryOfThisProgram() { return std::filesystem::read_symlink("/proc/self/exe").parent_path(); }
+// Beside this program, as installed, else in the build tree around it.
+std::string FindDaemon() {
+  const std::filesystem::path own = std::filesystem::read_symlink("/proc/self/exe").parent_path();
+  const std::filesystem::path beside = own / "ropeteamd";
+  return std::filesystem::exists(beside) ? beside : own / "../node/ropeteamd";
+}
 
 uint16_t FreePort() {
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -112,7 +117,7 @@ void Cluster::Start(uint32_t number) {
   node.log = directory_ + "/" + name + ".log";
   int ready[2];
   if (pipe2(ready, O_CLOEXEC) != 0) throw BenchError("no pipe");
-  const std::vector<std::string> arguments = {DirectoryOfThisProgram() + "/../node/ropeteamd",
+  const std::vector<std::string> arguments = {FindDaemon(),
                                               "--job",
                                               job_,
                                               "--node",

@@ -44,9 +44,17 @@ std::string FindProgram(const std::string& name, const std::string& build_direct
 
 std::string FindLibrary() {
   const std::string own = OwnDirectory();
-  return FirstThatIs({own + "/../client/libropeteam.so", own + "/../lib/libropeteam.so",
-                      own + "/../lib/x86_64-linux-gnu/libropeteam.so", own + "/libropeteam.so"},
-                     R_OK);
+  return FirstThatIs(
+      {own + "/../client/libropeteam.so", own + "/../lib/libropeteam.so", own + "/../lib64/libropeteam.so",
+       own + "/../lib/x86_64-linux-gnu/libropeteam.so", own + "/libropeteam.so"},
+      R_OK);
+}
+
+std::string FindPythonPackage() {
+  const std::string library = FindLibrary();
+  if (library.empty()) return "";
+  const std::string directory = library.substr(0, library.rfind('/')) + "/ropeteam/python";
+  return access((directory + "/ropeteam/__init__.py").c_str(), R_OK) == 0 ? directory : "";
 }
 
 }  // namespace ropeteam::cli

@@ -99,11 +99,13 @@ std::map<std::string, std::string> CommandEnvironment(const RunOptions& options,
   const std::string library = FindLibrary();
   if (!library.empty() && std::getenv("ROPETEAM_LIBRARY") == nullptr)
     environment["ROPETEAM_LIBRARY"] = library;
-  if (!options.python_path.empty()) {
-    const char* before = std::getenv("PYTHONPATH");
-    environment["PYTHONPATH"] =
-        options.python_path + (before != nullptr && before[0] != '\0' ? ":" + std::string(before) : "");
-  }
+  // What was asked for comes first; an installation's own package last, so that PYTHONPATH still decides.
+  const char* inherited = std::getenv("PYTHONPATH");
+  std::string path;
+  for (const std::string& part :
+       {options.python_path, std::string(inherited != nullptr ? inherited : ""), FindPythonPackage()})
+    if (!part.empty()) path += (path.empty() ? "" : ":") + part;
+  if (!path.empty()) environment["PYTHONPATH"] = path;
   return environment;
 }
 

@@ -88,6 +88,20 @@ setup_venv() {
   cp "$LIB/requirements.txt" "$stamp"
 }
 
+# link_venv: after `. .venv/bin/activate` Python knows the package in api/python, and the programs of build/release
+# that are built so far are on PATH. They find what belongs to them from where they really are.
+link_venv() {
+  if [ ! -x "$VENV/bin/python" ]; then return; fi
+  local packages program
+  packages="$("$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')"
+  printf '%s\n' "$ROOT/api/python" >"$packages/ropeteam.pth"
+  for program in api/cli/ropeteam node/ropeteamd bench/ropeteam-bench; do
+    if [ -x "$ROOT/build/release/$program" ]; then
+      ln -sfn "$ROOT/build/release/$program" "$VENV/bin/${program##*/}"
+    fi
+  done
+}
+
 setup_machine() {
   local packages
   mapfile -t packages < <(grep -v '^#' "$LIB/packages")
@@ -96,7 +110,8 @@ setup_machine() {
   setup_venv
 }
 
-# build_preset PRESET [TARGET...]: configures when needed and builds; all targets when none is given.
+# build_preset PRESET [TARGET...]: configures when needed and builds; all targets when none is given. What release built
+# is linked into .venv.
 build_preset() {
   local preset="$1"
   shift
@@ -104,4 +119,5 @@ build_preset() {
   run_quietly "$ROOT/build/setup/configure-$preset.log" cmake -S "$ROOT" --preset "$preset"
   say "building $preset${*:+ ($*)}; log: build/setup/build-$preset.log"
   run_quietly "$ROOT/build/setup/build-$preset.log" ninja -C "$ROOT/build/$preset" "$@"
+  if [ "$preset" = release ]; then link_venv; fi
 }

@@ -57,12 +57,21 @@ def free_port(address: str = "127.0.0.1") -> int:
         return int(probe.getsockname()[1])
 
 
-def environment(**more: str) -> dict[str, str]:
-    """This process's, less what a launcher around the tests would have set, with our programs in it."""
-    launchers = ("ROPETEAM_", "TORCHELASTIC_", "SLURM_", "SKYPILOT_")
+def clean_environment(**more: str) -> dict[str, str]:
+    """This process's, less what a launcher around the tests, or whoever looked for our package, would have
+    set."""
+    launchers = ("ROPETEAM_", "TORCHELASTIC_", "SLURM_", "SKYPILOT_", "PET_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(launchers)}
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "NNODES", "NODE_RANK"):
         kept.pop(name, None)
+    for name in ("PYTHONPATH", "ROPETEAMD", "GROUP_RANK", "GROUP_WORLD_SIZE"):
+        kept.pop(name, None)
+    return {**kept, **more}
+
+
+def environment(**more: str) -> dict[str, str]:
+    """clean_environment() with the build's programs, package and library in it."""
+    kept = clean_environment()
     kept["PATH"] = (
         f"{ROPETEAMD.parent}:{ROPETEAM.parent}:{pathlib.Path(sys.executable).parent}:{kept['PATH']}"
     )

@@ -206,3 +206,32 @@ def test_views_are_read_from_a_daemon_s_log():
     at, epoch, members = demo_nodes.VIEW_LINE.search("x\n" + line).groups()
     assert (epoch, members) == ("7", "3")
     assert demo_nodes.datetime.strptime(at, demo_nodes.LOG_TIME).timestamp() % 60 == 38.25
+
+
+# ---- the set-up
+
+
+def setup_sh(root: pathlib.Path, command: str) -> subprocess.CompletedProcess[str]:
+    """A line of bash behind scripts/lib/setup.sh, in a tree of the test's own."""
+    script = f'set -euo pipefail; ROOT="$1"; source "{LIB / "setup.sh"}"; {command}'
+    return subprocess.run(["bash", "-c", script, "bash", str(root)], capture_output=True, text=True)
+
+
+def test_the_virtual_environment_knows_package_and_programs(tmp_path):
+    (tmp_path / "api" / "python" / "ropeteam").mkdir(parents=True)
+    (tmp_path / "api" / "python" / "ropeteam" / "__init__.py").write_text("here = True\n")
+    program = tmp_path / "build" / "release" / "api" / "cli" / "ropeteam"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\nexit 7\n")
+    program.chmod(0o755)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / ".venv")], check=True)
+    for _ in range(2):  # a second time finds it done
+        done = setup_sh(tmp_path, "link_venv")
+        assert done.returncode == 0, done.stderr
+    seen = subprocess.run(
+        ["bash", "-c", '. "$1/.venv/bin/activate"; python -c "import ropeteam; assert ropeteam.here" && ropeteam',
+         "bash", str(tmp_path)],
+        env={"PATH": "/usr/bin:/bin"}, cwd="/", capture_output=True, text=True,
+    )  # fmt: skip
+    assert seen.returncode == 7, seen.stderr
+    assert not (tmp_path / ".venv" / "bin" / "ropeteamd").is_symlink(), "what is not built is not linked"

@@ -106,6 +106,10 @@ def _candidates() -> list[str]:
     beside = package / "libropeteam.so"
     if beside.exists():
         found.append(str(beside))
+    # As `cmake --install` lays it out: the package is in lib/ropeteam/python, the library in lib.
+    installed = package.parents[2] / "libropeteam.so"
+    if package.parts[-3:-1] == ("ropeteam", "python") and installed.exists():
+        found.append(str(installed))
     # In a source tree: the build directories, release before the others. The header tells that it is ours.
     root = package.parents[2]
     if (root / "api" / "include" / "ropeteam" / "ropeteam.h").exists():
@@ -157,8 +161,9 @@ _loaded: Library | None = None
 def library() -> Library:
     """The one library of this process, loaded at the first call.
 
-    ROPETEAM_LIBRARY, when set, is the only place looked at. Otherwise: beside the package, in the build tree
-    of a source checkout (release first), then where the system's loader looks.
+    ROPETEAM_LIBRARY, when set, is the only place looked at. Otherwise: beside the package, in the
+    installation that the package is part of, in the build tree of a source checkout (release first), then
+    where the system's loader looks.
     """
     global _loaded
     with _lock:

@@ -1,0 +1,19 @@
+# cmake --install BUILD --prefix DIR: the programs, the library with its header, and the Python package, laid out so that
+# each finds the others wherever DIR is: programs by their own place (api/cli/programs.cc), the bench its library by a
+# relative run path, the package its library two folders up (api/python/ropeteam/_native.py).
+include(GNUInstallDirs)
+
+foreach(program ropeteamd ropeteam-cli ropeteam-bench)
+  if(TARGET ${program})
+    set_target_properties(${program} PROPERTIES INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}")
+    install(TARGETS ${program} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+  endif()
+endforeach()
+if(TARGET ropeteam)
+  install(TARGETS ropeteam LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+  install(FILES ${PROJECT_SOURCE_DIR}/api/include/ropeteam/ropeteam.h
+          DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/ropeteam)
+  install(DIRECTORY ${PROJECT_SOURCE_DIR}/api/python/ropeteam
+          DESTINATION ${CMAKE_INSTALL_LIBDIR}/ropeteam/python
+          FILES_MATCHING PATTERN "*.py" PATTERN "py.typed" PATTERN "__pycache__" EXCLUDE)
+endif()
