@@ -3,6 +3,7 @@
 import torch
 
 import ropeteam.torch
+from ropeteam import Level, RopeteamError
 
 torch.distributed.init_process_group("gloo")
 torch.manual_seed(0)
@@ -16,11 +17,11 @@ for step in range(first, first + 10):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-    try:
-        ropeteam.torch.save_state(rope, step, model, optimizer, data={"position": 32 * step})
-    except ropeteam.RopeteamError as error:
-        print(f"step {step} not saved, training goes on: {error}")
-rope.wait(step, ropeteam.Level.COMMITTED)
+    try:  # the last save is waited for, the others climb while training goes on
+        level = Level.COMMITTED if step == first + 9 else None
+        ropeteam.torch.save_state(rope, step, model, optimizer, data={"position": 32 * step}, wait=level)
+    except RopeteamError as error:
+        print(f"step {step} is not safe, training goes on: {error}")
 print(f"rank {rope.rank}: steps {first} to {step}, loss {loss.item():.4f}")
 rope.close()
 torch.distributed.destroy_process_group()

@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import re
+import struct
 import subprocess
+import textwrap
 
 import pytest
-from harness import LIBRARY, ROOT
+from harness import LIBRARY, ROOT, WAIT_S, environment
 
 EXAMPLES = ROOT / "examples"
 STANDALONE = ["torchrun", "--standalone", "--nproc-per-node", "2"]
@@ -18,34 +21,48 @@ def losses(path):
     return dict(line.split() for line in path.read_text().splitlines())
 
 
-def test_the_c_quick_start_goes_on_where_it_ended(run_ropeteam, tmp_path):
+@pytest.fixture
+def c_quickstart(tmp_path):
     compiler = os.environ.get("CC", "cc")
-    flags = [
-        "-std=c11",
-        "-Wall",
-        "-Wextra",
-        "-Werror",
-        f"-I{ROOT / 'api' / 'include'}",
-        f"-L{LIBRARY.parent}",
-    ]
-    command = [
-        compiler,
-        *flags,
-        str(EXAMPLES / "quickstart.c"),
-        "-lropeteam",
-        "-o",
-        str(tmp_path / "quickstart"),
-    ]
+    program = tmp_path / "quickstart"
+    flags = ["-std=c11", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'api' / 'include'}", f"-L{LIBRARY.parent}"]
+    command = [compiler, *flags, str(EXAMPLES / "quickstart.c"), "-lropeteam", "-o", str(program)]
     subprocess.run(command, check=True)
-    environment = {"RANK": "0", "WORLD_SIZE": "1", "LD_LIBRARY_PATH": str(LIBRARY.parent)}
-    first = run_ropeteam("./quickstart", **environment)
+    return program
+
+
+AS_RANK = {"RANK": "0", "WORLD_SIZE": "1", "LD_LIBRARY_PATH": str(LIBRARY.parent)}
+
+
+def test_the_c_quick_start_goes_on_where_it_ended(run_ropeteam, c_quickstart):
+    first = run_ropeteam(str(c_quickstart), **AS_RANK)
     assert (first.returncode, first.stdout) == (0, "went on from step 0, weights[0] is now 1.5\n"), (
         first.stderr
     )
-    second = run_ropeteam("./quickstart", **environment)
+    second = run_ropeteam(str(c_quickstart), **AS_RANK)
     assert (second.returncode, second.stdout) == (0, "went on from step 3, weights[0] is now 3\n"), (
         second.stderr
     )
+
+
+def test_the_c_quick_start_does_not_go_on_from_zeros_when_nothing_can_be_restored(cluster, c_quickstart):
+    (node,) = cluster(1).nodes
+
+    def run() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(c_quickstart)], env=environment(ROPETEAM_SOCKET=node.socket, **AS_RANK),
+            capture_output=True, text=True, timeout=WAIT_S,
+        )  # fmt: skip
+
+    assert run().returncode == 0
+    weights = struct.pack("<d", 1.5) + bytes(8 * 999)  # of step 3, the latest, of which this is the only copy
+    with open(next(node.arena.glob("*.arena")), "r+b") as file, mmap.mmap(file.fileno(), 0) as arena:
+        begin = arena.find(weights)
+        assert begin >= 0 and arena.find(weights, begin + 1) == -1
+        arena[begin + 100] ^= 1
+    again = run()
+    assert (again.returncode, again.stdout) == (1, ""), again.stdout
+    assert "step 3 is not restored: " in again.stderr
 
 
 def test_the_pytorch_quick_start_goes_on_where_it_ended(run_ropeteam):
@@ -55,7 +72,69 @@ def test_the_pytorch_quick_start_goes_on_where_it_ended(run_ropeteam):
         assert done.returncode == 0, done.stderr
         ranks = re.findall(r"rank (\d): steps (\d+) to (\d+), loss", done.stdout)
         assert sorted(ranks) == [(str(rank), str(first), str(last)) for rank in range(2)]
-        assert "not saved" not in done.stdout
+        assert "not safe" not in done.stdout
+
+
+def run_quickstart(node, tmp_path, before: str) -> subprocess.CompletedProcess[str]:
+    """examples/quickstart.py in two ranks on a node, with trouble made by the lines `before`."""
+    pytest.importorskip("torch", reason="torch is not installed")
+    driver = tmp_path / "driver.py"
+    text = f"import os, runpy, signal\nimport ropeteam.torch\n{textwrap.dedent(before)}\n"
+    driver.write_text(text + f"runpy.run_path({str(EXAMPLES / 'quickstart.py')!r}, run_name='__main__')\n")
+    return subprocess.run(
+        [*STANDALONE, str(driver)],
+        env=environment(ROPETEAM_SOCKET=node.socket, GLOO_SOCKET_IFNAME="lo"),
+        capture_output=True,
+        text=True,
+        timeout=3 * WAIT_S,
+    )
+
+
+def check_trained_to_the_end(done: subprocess.CompletedProcess[str], warned: range, says: str) -> None:
+    assert done.returncode == 0, done.stderr
+    assert sorted(re.findall(r"rank (\d): steps 1 to 10, loss", done.stdout)) == ["0", "1"]
+    # Two ranks write into one pipe: a line's end may come behind the other's text.
+    steps = re.findall(rf"step (\d+) is not safe, training goes on: {says}", done.stdout)
+    assert sorted(map(int, steps)) == sorted([*warned, *warned]), done.stdout
+
+
+def test_the_pytorch_quick_start_trains_to_its_end_when_no_save_finds_room(cluster, tmp_path):
+    (node,) = cluster(1, memory="64M").nodes
+    done = run_quickstart(
+        node,
+        tmp_path,
+        """
+        small = ropeteam.torch.training_state
+        ropeteam.torch.training_state = lambda *a, **k: {**small(*a, **k), "large": bytes(100_000_000)}
+        """,
+    )
+    check_trained_to_the_end(done, range(1, 11), ".*?needed")
+    assert node.status()["latest"] is None
+
+
+def test_the_pytorch_quick_start_trains_to_its_end_when_its_daemon_dies_for_good(cluster, tmp_path):
+    (node,) = cluster(1).nodes
+    node.expected_end = True
+    done = run_quickstart(
+        node,
+        tmp_path,
+        f"""
+        save = ropeteam.torch.save_state
+        def save_state(rope, step, *arguments, **options):
+            torch.distributed.barrier()  # every rank has saved the step before
+            if step == 4 and rope.rank == 0:
+                os.kill({node.process.pid}, signal.SIGKILL)
+                while os.path.exists("/proc/{node.process.pid}/exe"):
+                    pass
+            torch.distributed.barrier()
+            save(rope, step, *arguments, **options)
+        import torch
+        ropeteam.torch.save_state = save_state
+        """,
+    )
+    node.process.wait(WAIT_S)
+    node.process = None
+    check_trained_to_the_end(done, range(4, 11), "(?:no daemon at the socket|the daemon is gone)")
 
 
 def test_training_that_is_interrupted_computes_what_uninterrupted_training_does(run_ropeteam, tmp_path):

@@ -94,7 +94,7 @@ def test_readme_s_lines_run_as_typed_in_the_virtual_environment(own_store):
     )
     assert done.returncode == 0, done.stderr
     assert sorted(re.findall(r"rank (\d): steps 1 to 10", done.stdout)) == ["0", "1"], done.stdout
-    assert "not saved" not in done.stdout
+    assert "not safe" not in done.stdout
 
 
 def test_an_installation_saves_with_nothing_in_the_environment(prefix, own_store, tmp_path):
