@@ -124,6 +124,7 @@ Result<std::unique_ptr<ArenaFile>> ArenaFile::Open(const ArenaFileConfig& config
 
 ArenaFile::~ArenaFile() {
   if (!memory_.empty()) munmap(memory_.data(), memory_.size());
+  if (!former_.empty()) munmap(former_.data(), former_.size());
 }
 
 Status ArenaFile::Lock() {
@@ -226,6 +227,23 @@ Status ArenaFile::Size() {
   if (fresh_ && ftruncate(fd_.get(), static_cast<off_t>(bytes)) != 0)
     return ErrnoError(errno, "size arena %s to %" PRIu64 " bytes", path_.c_str(), bytes);
   config_.memory_bytes = bytes;
+  return OkStatus();
+}
+
+Status ArenaFile::Renew() {
+  const std::span<std::byte> before = memory_;
+  const Status mapped = Map();
+  if (!mapped.ok()) {
+    if (memory_.data() != before.data()) munmap(memory_.data(), memory_.size());
+    memory_ = before;
+    return mapped;
+  }
+  if (!former_.empty()) munmap(former_.data(), former_.size());
+  former_ = before;
+  // In place of the mapping, not after it: nothing else may be mapped there in between.
+  if (mmap(before.data(), before.size(), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED,
+           -1, 0) == MAP_FAILED)
+    return ErrnoError(errno, "withdraw arena %s from its former address", path_.c_str());
   return OkStatus();
 }
 

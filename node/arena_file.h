@@ -50,6 +50,12 @@ class ArenaFile {
   // kCorrupt, kUnsupported: what is there cannot be used, and the message says what to do.
   Result<std::unique_ptr<Store>> OpenStore();
 
+  // Maps the file at another address; the former range is never memory again while this ArenaFile or the next
+  // Renew() lasts. Whoever still writes to it by address (another process, by the kernel's cross-memory
+  // copies, which ask for no key) fails instead of writing into what the next Node does with the arena.
+  // Nobody may use memory() or a Store over it meanwhile. Errors: kIo, kNoSpace; then all is as before.
+  Status Renew();
+
   std::span<std::byte> memory() { return memory_; }
   const std::string& path() const { return path_; }
   // For ranks: an open description of its own, because the lock belongs to a description and would outlive
@@ -74,6 +80,7 @@ class ArenaFile {
   uint64_t page_bytes_ = 4096;
   bool fresh_ = false;  // the file was empty
   std::span<std::byte> memory_;
+  std::span<std::byte> former_;  // reserved, without access
 };
 
 }  // namespace ropeteam

@@ -24,12 +24,23 @@ namespace ropeteam {
 namespace {
 
 // What the handler may touch: it runs on any thread, between any two instructions.
-std::atomic<int> g_signal_fd{-1};  // -1: not ready yet, a signal ends the process
-std::atomic<int> g_signals{0};
+std::atomic<int> g_signal_fd{-1};        // -1: not ready yet, a signal ends the process
+std::atomic<int64_t> g_signalled_at{0};  // nanoseconds of the monotonic clock; 0: not yet
+// Launchers signal the process and then its group, or a parent passes on what its child got as well: that is
+// one wish to stop, not impatience.
+constexpr int64_t kSameSignalNs = 1'000'000'000;
 
 void OnSignal(int number) {
+  timespec time{};
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  const int64_t now = static_cast<int64_t>(time.tv_sec) * 1'000'000'000 + time.tv_nsec;
   const int fd = g_signal_fd.load();
-  if (fd < 0 || g_signals.fetch_add(1) != 0) _exit(128 + number);
+  int64_t first = 0;
+  if (fd < 0) _exit(128 + number);
+  if (!g_signalled_at.compare_exchange_strong(first, now)) {
+    if (now - first < kSameSignalNs) return;
+    _exit(128 + number);
+  }
   const int saved = errno;
   const uint64_t one = 1;
   (void)!write(fd, &one, sizeof(one));
@@ -62,24 +73,28 @@ void RaiseDescriptorLimit() {
   (void)setrlimit(RLIMIT_NOFILE, &limit);  // refused: fewer sessions, each refusal logged
 }
 
-// A port of `address` that is free now. Another process may take it before it is used: then listening says
-// so.
-Result<uint16_t> FreePort(const std::string& address) {
+// Binds a socket to the port, or to a free one for 0, and lets go of it again. Returns the port. Another
+// process may take it before it is used: then listening says so.
+Result<uint16_t> TryPort(const std::string& address, uint16_t port) {
   sockaddr_storage storage{};
   socklen_t length = 0;
   auto* v4 = reinterpret_cast<sockaddr_in*>(&storage);
   auto* v6 = reinterpret_cast<sockaddr_in6*>(&storage);
   if (inet_pton(AF_INET, address.c_str(), &v4->sin_addr) == 1) {
     v4->sin_family = AF_INET;
+    v4->sin_port = htons(port);
     length = sizeof(*v4);
   } else if (inet_pton(AF_INET6, address.c_str(), &v6->sin6_addr) == 1) {
     v6->sin6_family = AF_INET6;
+    v6->sin6_port = htons(port);
     length = sizeof(*v6);
   }
   const UniqueFd probe(socket(storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  if (!probe.valid() || bind(probe.get(), reinterpret_cast<sockaddr*>(&storage), length) != 0 ||
+  const int reuse = 1;  // as servers do: connections of a former daemon that linger are no reason to refuse
+  if (!probe.valid() || setsockopt(probe.get(), SOL_SOCKET, SO_REUSEADDR, &reuse, sizeof(reuse)) != 0 ||
+      bind(probe.get(), reinterpret_cast<sockaddr*>(&storage), length) != 0 ||
       getsockname(probe.get(), reinterpret_cast<sockaddr*>(&storage), &length) != 0)
-    return ErrnoError(errno, "no port on %s for the coordinator", address.c_str());
+    return ErrnoError(errno, "--listen %s, port %u", address.c_str(), port);
   return ntohs(storage.ss_family == AF_INET ? v4->sin_port : v6->sin6_port);
 }
 
@@ -114,12 +129,21 @@ Status Daemon::Start() {
            ROPETEAM_VERSION_TEXT, options_.job.c_str(), options_.node.c_str(), options_.ordinal,
            options_.nodes, options_.replicas, options_.keep_steps, static_cast<int>(getpid()),
            ChecksumKernelName());
+  if (options_.ordinal >= options_.nodes)
+    LOG_WARNING("ordinal %u of a job of %u nodes: right for a spare, else --nodes or --ordinal is wrong",
+                options_.ordinal, options_.nodes);
+  // What can be refused at once is refused before minutes go into faulting memory in.
+  const Result<uint16_t> listens = TryPort(options_.listen, options_.control_port);
+  if (!listens.ok()) return listens.status();
+  ROPETEAM_RETURN_IF_ERROR(ChooseCoordinator());
+  Result<FabricChoice> fabric = CreateFabric(FabricConfigOf(options_));
+  if (!fabric.ok()) return fabric.status();
+  first_fabric_ = std::move(*fabric);
   ArenaFileConfig config{options_.arena_path,   options_.job,         options_.node,
                          options_.memory_bytes, options_.chunk_bytes, options_.arena_reset};
   Result<std::unique_ptr<ArenaFile>> arena = ArenaFile::Open(config);
   if (!arena.ok()) return arena.status();
   arena_ = std::move(*arena);
-  ROPETEAM_RETURN_IF_ERROR(ChooseCoordinator());
   ROPETEAM_RETURN_IF_ERROR(NewNode());
   ROPETEAM_RETURN_IF_ERROR(node_->Listen());
   return StartMembership();
@@ -127,7 +151,7 @@ Status Daemon::Start() {
 
 Status Daemon::ChooseCoordinator() {
   if (!options_.coordinator.empty()) return OkStatus();
-  Result<uint16_t> port = FreePort(options_.listen);
+  Result<uint16_t> port = TryPort(options_.listen, 0);
   if (!port.ok()) return port.status();
   options_.coordinator = JoinHostPort(options_.listen, *port);
   return OkStatus();
@@ -136,7 +160,11 @@ Status Daemon::ChooseCoordinator() {
 Status Daemon::NewNode() {
   Result<std::unique_ptr<Node>> node = Node::Create(
       options_, &loop_, arena_.get(),
-      [this](NodeId member, const std::string& reason) { membership_->ReportSuspect(member, reason); });
+      [this](NodeId member, const std::string& reason) { membership_->ReportSuspect(member, reason); },
+      [this](const FabricConfig& config) -> Result<FabricChoice> {
+        if (first_fabric_.transport == nullptr) return CreateFabric(config);
+        return std::exchange(first_fabric_, FabricChoice());
+      });
   if (!node.ok()) return node.status();
   node_ = std::move(*node);
   return OkStatus();
@@ -177,7 +205,8 @@ void Daemon::OnRefused(const Status& status) {
   }
   LOG_WARNING("this node was declared dead while alive, it begins anew: %s", status.message().c_str());
   node_.reset();
-  end_ = NewNode();
+  end_ = arena_->Renew();  // peers that have not heard yet must not write into the next life's chunks
+  if (end_.ok()) end_ = NewNode();
   if (end_.ok()) end_ = node_->Listen();
   if (end_.ok()) end_ = membership_->Rejoin(node_->self());
   if (end_.ok()) {

@@ -23,8 +23,8 @@ class Daemon {
   explicit Daemon(Options options) : options_(std::move(options)) {}
 
   // Runs until SIGTERM or SIGINT (ok), or until it cannot go on: start-up failed, the job refused this node,
-  // or an own restart failed. A second signal ends the process at once, as does one before the daemon is
-  // ready. Once a process.
+  // or an own restart failed. A signal a second or more after the first ends the process at once, as does one
+  // before the daemon is ready. Once a process.
   Status Run();
   // Run() returned because the job will not have this node: coming back at once would not help, or harm
   // another.
@@ -42,6 +42,7 @@ class Daemon {
   EventLoop loop_;
   std::unique_ptr<ArenaFile> arena_;
   std::unique_ptr<Membership> membership_;
+  FabricChoice first_fabric_;  // opened before the arena, for the first Node
   std::unique_ptr<Node> node_;
   Status end_;  // why Run() returns
   bool refused_ = false;

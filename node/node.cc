@@ -49,6 +49,17 @@ EngineConfig EngineConfigOf(const Options& options, NodeId self) {
 
 }  // namespace
 
+FabricConfig FabricConfigOf(const Options& options) {
+  FabricConfig fabric;
+  fabric.transport = options.transport;
+  fabric.provider = options.provider;
+  fabric.listen_address = JoinHostPort(options.listen, options.data_port);
+  fabric.devices = options.devices;
+  fabric.gid_index = options.gid_index;
+  fabric.require_rdma = options.require_rdma;
+  return fabric;
+}
+
 NodeId NewNodeId() {
   NodeId id = kNoNode;
   while (id == kNoNode)
@@ -98,14 +109,7 @@ Status Node::Init(const OpenFabric& open_fabric) {
 }
 
 Status Node::InitPlanes(const OpenFabric& open_fabric) {
-  FabricConfig fabric;
-  fabric.transport = options_.transport;
-  fabric.provider = options_.provider;
-  fabric.listen_address = JoinHostPort(options_.listen, options_.data_port);
-  fabric.devices = options_.devices;
-  fabric.gid_index = options_.gid_index;
-  fabric.require_rdma = options_.require_rdma;
-  Result<FabricChoice> choice = open_fabric(fabric);
+  Result<FabricChoice> choice = open_fabric(FabricConfigOf(options_));
   if (!choice.ok()) return choice.status();
   if (!choice->fallback.empty())
     LOG_WARNING("transport without RDMA, reason %s (--require-rdma makes this an error)",

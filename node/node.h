@@ -98,6 +98,8 @@ class Node {
   const std::weak_ptr<int> alive_for_others_ = alive_;
 };
 
+FabricConfig FabricConfigOf(const Options& options);
+
 // Random, never kNoNode.
 NodeId NewNodeId();
 

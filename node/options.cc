@@ -2,10 +2,12 @@
 #include "node/options.h"
 
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <sys/un.h>
 
 #include <CLI/CLI.hpp>
 #include <bit>
+#include <cctype>
 #include <charconv>
 #include <thread>
 
@@ -135,8 +137,9 @@ Status CheckMemory(const Texts& t, Options* o) {
     // What the tables take on top is the store's to say; it is asked when the arena is made.
     if (o->memory_bytes <= o->chunk_bytes)
       return Error(Code::kInvalidArgument,
-                   "--memory %s holds no chunk of --chunk-size %s and the arena's tables", t.memory.c_str(),
-                   t.chunk_size.c_str());
+                   "--memory %s holds no chunk of --chunk-size %s and the arena's tables: more than the "
+                   "chunk is needed",
+                   t.memory.c_str(), t.chunk_size.c_str());
   }
   if (t.arena_path.empty() || t.arena_path[0] != '/')
     return Error(Code::kInvalidArgument, "--arena-path \"%.80s\" is not an absolute path",
@@ -225,13 +228,26 @@ Status CheckTimes(const Texts& t, Options* o) {
   if (!t.check_threads.empty())
     ROPETEAM_RETURN_IF_ERROR(
         Count("--check-threads", t.check_threads, 1, kCheckThreadsMax, &o->check_threads));
-  if (t.ready_fd != "-1") ROPETEAM_RETURN_IF_ERROR(Count("--ready-fd", t.ready_fd, 0, 1 << 20, &o->ready_fd));
+  if (t.ready_fd != "-1") {
+    ROPETEAM_RETURN_IF_ERROR(Count("--ready-fd", t.ready_fd, 0, 1 << 20, &o->ready_fd));
+    if (fcntl(o->ready_fd, F_GETFD) < 0)
+      return Error(Code::kInvalidArgument, "--ready-fd %d is not an open descriptor", o->ready_fd);
+  }
   if (!ParseLogLevel(t.log_level, &o->log_level))
     return Error(Code::kInvalidArgument,
                  "--log-level \"%.80s\" is not trace, debug, info, warning, error or off",
                  t.log_level.c_str());
   o->log_file = t.log_file;
   return OkStatus();
+}
+
+// The file may be any file: what is shown of it is short and harmless to a terminal.
+std::string Printable(std::string text) {
+  constexpr size_t kShownMax = 80;
+  if (text.size() > kShownMax) text.resize(kShownMax);
+  for (char& c : text)
+    if (std::isprint(static_cast<unsigned char>(c)) == 0) c = '?';
+  return text;
 }
 
 }  // namespace
@@ -281,6 +297,11 @@ Status ParseOptions(int argc, const char* const* argv, Options* options, std::st
   } catch (const CLI::CallForHelp&) {
     *print = app.help();
     return OkStatus();
+  } catch (const CLI::ConfigError& error) {
+    return Error(
+        Code::kInvalidArgument,
+        "--config \"%.200s\" has a line that is no option of ropeteamd (ropeteamd --help lists them): %s",
+        app.get_config_ptr()->as<std::string>().c_str(), Printable(error.what()).c_str());
   } catch (const CLI::ParseError& error) {
     return Error(Code::kInvalidArgument, "%s (ropeteamd --help lists the options)", error.what());
   }

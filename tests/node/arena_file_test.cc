@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -99,6 +100,27 @@ TEST_F(ArenaFileTest, WhatAKilledProcessSealedIsThereBitForBitAndWhatItDidNotIsN
   EXPECT_TRUE(shard->bad.empty());
   EXPECT_EQ((*store)->chunk(ChunkAt(shard->extents, 2))[5], std::byte{9});
   EXPECT_EQ((*store)->chunks_free(), (*store)->chunks_total() - 4) << "the unsealed chunks are free again";
+}
+
+// A daemon that begins anew must not be written to by peers that do not know yet: by address, without a key.
+TEST_F(ArenaFileTest, RenewedItIsAtAnotherAddressAndNobodyReachesTheFormer) {
+  Result<std::unique_ptr<ArenaFile>> file = ArenaFile::Open(Config());
+  ASSERT_TRUE(file.ok()) << file.status().ToString();
+  for (int round = 0; round < 3; ++round) {
+    const std::span<std::byte> former = (*file)->memory();
+    former[kMemory - 1] = std::byte{static_cast<unsigned char>(40 + round)};
+    const Status renewed = (*file)->Renew();
+    ASSERT_TRUE(renewed.ok()) << renewed.ToString();
+    const std::span<std::byte> memory = (*file)->memory();
+    ASSERT_EQ(memory.size(), kMemory);
+    EXPECT_NE(memory.data(), former.data());
+    EXPECT_EQ(memory[kMemory - 1], std::byte{static_cast<unsigned char>(40 + round)});
+    char byte = 1;
+    const iovec from{&byte, 1};
+    const iovec to{former.data(), 1};
+    EXPECT_EQ(process_vm_writev(getpid(), &from, 1, &to, 1, 0), -1);
+    EXPECT_EQ(errno, EFAULT);
+  }
 }
 
 TEST_F(ArenaFileTest, AFlippedByteIsFoundWhenItIsAdopted) {

@@ -159,6 +159,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadCase{{"--job=j", "--check-threads", "0"}, "--check-threads", "from 1"},
         BadCase{{"--job=j", "--log-level", "loud"}, "--log-level", "loud"},
         BadCase{{"--job=j", "--ready-fd", "x"}, "--ready-fd", "x"},
+        BadCase{{"--job=j", "--ready-fd", "1000000"}, "--ready-fd", "1000000"},
         BadCase{{"--job=j", "--unheard-of"}, "--unheard-of", "not expected"},
         BadCase{{"--job=j", "stray"}, "stray", "not expected"},
         BadCase{{"--job=j", "--config", "/nonexistent/file"}, "/nonexistent/file", ""}));
@@ -189,6 +190,19 @@ TEST_F(ConfigFile, WithAnUnknownKeyIsRefused) {
   const Parsed parsed = Parse({config.c_str()});
   ASSERT_FALSE(parsed.status.ok());
   EXPECT_THAT(parsed.status.message(), HasSubstr("memmory"));
+  EXPECT_THAT(parsed.status.message(), HasSubstr("that is no option of ropeteamd"));
+  EXPECT_THAT(parsed.status.message(), HasSubstr(config.substr(std::string("--config=").size())));
+}
+
+TEST_F(ConfigFile, OfAnyBytesIsAnErrorThatATerminalCanShow) {
+  const std::string config = Write(std::string("\x7f"
+                                               "ELF\x1b[2J") +
+                                   std::string(500, '\xff') + "\n");
+  const Parsed parsed = Parse({config.c_str()});
+  ASSERT_FALSE(parsed.status.ok());
+  EXPECT_LT(parsed.status.message().size(), 400u);
+  for (const char c : parsed.status.message())
+    EXPECT_TRUE(std::isprint(static_cast<unsigned char>(c))) << int{c};
 }
 
 TEST(Sizes, AreReadAsPeopleWriteThem) {
