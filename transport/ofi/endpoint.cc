@@ -33,6 +33,9 @@ void SetOfiEnvironment() {
   setenv("FI_MR_CACHE_MAX_COUNT", "0", 0);
   // EFA would reach a peer of the same host through shm, which does not notice its death.
   setenv("FI_EFA_ENABLE_SHM_TRANSFER", "0", 0);
+  // Asking for device memory makes libfabric initialise every kind that it finds, with a context on each GPU. What is
+  // registered here comes as a dmabuf, which takes none of that.
+  setenv("FI_HMEM", "system", 0);
   // Peers whose completions an endpoint's queue has room for. The default of 256 asks for more entries than
   // some devices have in a queue (32767 with rxe); an endpoint here has one peer, or serves without
   // completions.
@@ -128,6 +131,7 @@ Status OfiTransport::Open() {
   ROPETEAM_RETURN_IF_ERROR(RegisterHello());
   const Status opened = OpenEndpoint(/*listening=*/true, &listener_);
   if (!opened.ok()) return opened;
+  ProbeDmabuf();
   NameSelf();
   return OkStatus();
 }
@@ -158,8 +162,9 @@ Status OfiTransport::ChooseListen() {
 }
 
 Status OfiTransport::ChooseInfo() {
+  const uint32_t version = WantsDmabuf() ? kDmabufVersion : kFabricVersion;
   fi_info* list = nullptr;
-  int result = fi_getinfo(kFabricVersion, nullptr, nullptr, 0, Hints(config_.provider).get(), &list);
+  int result = fi_getinfo(version, nullptr, nullptr, 0, Hints(config_.provider).get(), &list);
   Info any(list);
   if (result != 0)
     return Error(Code::kUnsupported,
@@ -177,7 +182,15 @@ Status OfiTransport::ChooseInfo() {
     hints->domain_attr->name = strdup(config_.device.c_str());
   }
   list = nullptr;
-  result = fi_getinfo(kFabricVersion, nullptr, nullptr, 0, hints.get(), &list);
+  result = -FI_ENODATA;
+  if (WantsDmabuf()) {
+    hints->caps |= FI_HMEM;
+    hints->domain_attr->mr_mode |= FI_MR_HMEM;
+    result = fi_getinfo(version, nullptr, nullptr, 0, hints.get(), &list);
+    hints->caps &= ~FI_HMEM;
+    hints->domain_attr->mr_mode &= ~FI_MR_HMEM;
+  }
+  if (result != 0) result = fi_getinfo(version, nullptr, nullptr, 0, hints.get(), &list);
   info_.reset(list);
   if (result != 0)
     return Error(Code::kInvalidArgument, "provider \"%s\" has no device \"%s\" for listen address \"%s\": %s",

@@ -44,6 +44,7 @@
 #include "transport/front/front.h"
 #include "transport/ip_address.h"
 #include "transport/ofi/codec.h"
+#include "transport/ofi/dmabuf.h"
 #include "transport/ofi/ofi_transport.h"
 #include "transport/ofi/probe.h"
 
@@ -66,7 +67,7 @@ struct InfoCloser {
 };
 using Info = std::unique_ptr<fi_info, InfoCloser>;
 
-// The libfabric interface this code is written to.
+// The libfabric interface this code is written to; where it can register dmabufs it asks for kDmabufVersion.
 inline constexpr uint32_t kFabricVersion = FI_VERSION(1, 15);
 
 // What this code asks of a provider, by EFA's rules; of any provider when `provider` is empty.
@@ -167,6 +168,7 @@ class OfiTransport final : public front::Front<OfiTransport, Peer, Operation> {
   static Result<std::unique_ptr<OfiTransport>> Create(const OfiConfig& config, uint64_t instance = 0);
   ~OfiTransport() override;
 
+  Result<RegionId> RegisterDmabuf(int fd, uint64_t offset, uint64_t length) override;
   Result<PeerId> Connect(const std::string& address) override;
   void Disconnect(PeerId peer) override;
 
@@ -189,6 +191,11 @@ class OfiTransport final : public front::Front<OfiTransport, Peer, Operation> {
   uint64_t RemoteBase(const void* base) const;
   Status MapRegion(Region* region, void* base);
   std::string EncodeKey(const Region& region) const;
+
+  // dmabuf.cc
+  bool WantsDmabuf() const;
+  void ProbeDmabuf();
+  Status MapDmabuf(Region* region, int fd, uint64_t offset);
 
   // operations.cc
   void Start(Peer* peer);
@@ -233,6 +240,7 @@ class OfiTransport final : public front::Front<OfiTransport, Peer, Operation> {
   IpAddress listen_;  // length 0: a provider without IP addresses
   uint64_t instance_ = 0;
   size_t name_bytes_ = 0;  // of the listener's name
+  std::string no_dmabuf_;  // why not; empty: capabilities_.dmabuf
   bool shared_ = false;    // one endpoint for all peers
   bool probes_ = false;    // who listens at a peer's address can be asked by TCP
 

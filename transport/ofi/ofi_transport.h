@@ -16,6 +16,8 @@
 // DeregisterRegion() refuses what arrives afterwards. On tcp a fragment that a peer is in the middle of sending is
 // still received to its end: keep the memory mapped, and out of use for as long as a peer's fragment may take.
 //
+// Device memory (RegisterDmabuf()) goes with the provider "efa" and libfabric 1.20 or newer: see docs/efa.md.
+//
 // Each peer that is written to or read from costs 2 MiB, a dozen descriptors and an idle listening port on the same
 // address, from the first operation on; a peer that only reaches into our memory costs a connection.
 
@@ -51,7 +53,8 @@ struct OfiConfig {
   // Network interface ("eth0") or, where there are no IP addresses, libfabric's domain ("rdmap0s6-rdm").
   // Empty: the one that has listen_address; where there are no IP addresses every device, those of the NUMA
   // node of the calling thread first, at most eight. Several, comma-separated: a rail for each, and operations
-  // are spread over them by what each has to do. Both ends must have rails, or neither.
+  // are spread over them by what each has to do; what a rail that fails has not done is redone on the
+  // others (ofi/rails.h). Both ends must have rails, or neither.
   std::string device = "";
   uint64_t operation_bytes = kOfiOperationBytesDefault;
   uint32_t depth = kOfiDepthDefault;  // operations in flight to one peer

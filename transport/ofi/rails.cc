@@ -128,6 +128,7 @@ void OfiRails::NameSelf() {
     capabilities_.devices += "," + of.devices;
     if (!of.address.empty()) capabilities_.address += "," + of.address;
     capabilities_.link_mbps += of.link_mbps;
+    capabilities_.dmabuf &= of.dmabuf;
     const std::string prefix = address.provider + " on ";
     description_ += ", " + rail->Describe().substr(prefix.size());
   }
@@ -135,14 +136,29 @@ void OfiRails::NameSelf() {
   ROPETEAM_CHECK(local_address_.size() <= kParcelBytesMax);
 }
 
-Status OfiRails::MapRegion(rails::Region* region, void* base) {
-  region->base = rails_[0]->RemoteBase(base);
+// `with(rail)` answers the region's id there.
+template <typename Register>
+Status OfiRails::RegisterWithRails(rails::Region* region, Register with) {
   for (const auto& rail : rails_) {
-    Result<RegionId> id = rail->RegisterRegion(base, region->length);
+    Result<RegionId> id = with(rail.get());
     if (!id.ok()) return id.status();
     region->rails.emplace_back(rail.get(), *id);
   }
   return OkStatus();
+}
+
+Status OfiRails::MapRegion(rails::Region* region, void* base) {
+  region->base = rails_[0]->RemoteBase(base);
+  return RegisterWithRails(region,
+                           [&](OfiTransport* rail) { return rail->RegisterRegion(base, region->length); });
+}
+
+Result<RegionId> OfiRails::RegisterDmabuf(int fd, uint64_t offset, uint64_t length) {
+  return AddRegion(length, [&](rails::Region* region) {
+    region->exported = false;
+    return RegisterWithRails(region,
+                             [&](OfiTransport* rail) { return rail->RegisterDmabuf(fd, offset, length); });
+  });
 }
 
 std::string OfiRails::EncodeKey(const rails::Region& region) const {

@@ -118,6 +118,7 @@ class OfiRails final : public front::Front<OfiRails, rails::Peer, rails::Operati
   static Result<std::unique_ptr<Transport>> Create(const std::vector<OfiConfig>& configs);
   ~OfiRails() override;
 
+  Result<RegionId> RegisterDmabuf(int fd, uint64_t offset, uint64_t length) override;
   Result<PeerId> Connect(const std::string& address) override;
   void Disconnect(PeerId peer) override;
 
@@ -132,6 +133,8 @@ class OfiRails final : public front::Front<OfiRails, rails::Peer, rails::Operati
   OfiRails() = default;
   void NameSelf();
   Status MapRegion(rails::Region* region, void* base);
+  template <typename Register>
+  Status RegisterWithRails(rails::Region* region, Register with);
   std::string EncodeKey(const rails::Region& region) const;
   Status DecodeKey(const Peer& peer, const std::string& bytes, rails::RemoteRegion* remote);
   void Start(Peer* peer) { working_.Add(peer); }
