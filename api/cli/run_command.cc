@@ -7,9 +7,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "api/cli/commands.h"
+#include "api/cli/config_file.h"
 #include "api/cli/launcher.h"
 #include "api/cli/programs.h"
 #include "api/cli/run_options.h"
@@ -35,8 +37,8 @@ std::string DefaultLogFile(const std::string& job, const std::string& node) {
   return directory + "/" + name + ".log";
 }
 
-void PrintSettings(const Settings& settings) {
-  std::string line;
+void PrintSettings(const RunOptions& options, const Settings& settings) {
+  std::string line = options.config.empty() ? "" : "the daemon's settings " + options.config + " (--config)";
   for (const char* option :
        {"job", "node", "ordinal", "nodes", "coordinator", "listen", "memory", "log-file"}) {
     const auto found = settings.find(option);
@@ -58,6 +60,15 @@ Result<Settings> Choose(const RunOptions& options) {
   }
   Settings settings;
   for (const auto& [option, value] : options.daemon_values) settings[option] = {value, "--" + option};
+  // The daemon takes the rest from the file; only where it logs, unless that is said, is chosen here.
+  std::ifstream file(options.config);
+  std::map<std::string, std::string> named = ReadConfigLines(file);
+  for (const auto& [option, setting] : settings) named[option] = setting.value;
+  if (named.contains("log-file")) return settings;
+  if (named["node"].empty())
+    named["node"] = "node-" + (named["ordinal"].empty() ? std::string("0") : named["ordinal"]);
+  const std::string log_file = DefaultLogFile(named["job"], named["node"]);
+  if (!log_file.empty()) settings["log-file"] = {log_file, "default"};
   return settings;
 }
 
@@ -147,7 +158,7 @@ int RunCommand(const std::vector<std::string>& arguments) {
                  "ropeteam run: no ropeteamd beside this program or on PATH: give --daemon or ROPETEAMD\n");
     return kExitFailed;
   }
-  if (!options->quiet) PrintSettings(*settings);
+  if (!options->quiet) PrintSettings(*options, *settings);
 
   Supervisor supervisor(MakeConfig(*options, *settings, daemon));
   const Status started = supervisor.StartDaemon();
