@@ -77,16 +77,17 @@ std::string WithPort(const std::string& host, const std::string& port) {
 Status ChooseCounts(Chooser& chooser, uint32_t* ordinal, uint32_t* nodes) {
   if (!chooser.Told("nodes") &&
       !chooser.Launcher("nodes", {"SKYPILOT_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES",
-                                  "GROUP_WORLD_SIZE", "NNODES"}))
+                                  "GROUP_WORLD_SIZE", "PET_NNODES", "NNODES"}))
     chooser.settings["nodes"] = {"1", "default"};
   // torchrun's elastic "2:4": as many as it starts with at least.
   Setting& count = chooser.settings["nodes"];
-  if (count.from == "NNODES") count.value = count.value.substr(0, count.value.find(':'));
+  if (count.from == "NNODES" || count.from == "PET_NNODES")
+    count.value = count.value.substr(0, count.value.find(':'));
   if (!ToNumber(count.value, nodes) || *nodes == 0)
     return Error(Code::kInvalidArgument, "%s is \"%.80s\", not a number of nodes", count.from.c_str(),
                  count.value.c_str());
-  if (!chooser.Told("ordinal") &&
-      !chooser.Launcher("ordinal", {"SKYPILOT_NODE_RANK", "SLURM_NODEID", "GROUP_RANK", "NODE_RANK"}))
+  if (!chooser.Told("ordinal") && !chooser.Launcher("ordinal", {"SKYPILOT_NODE_RANK", "SLURM_NODEID",
+                                                                "GROUP_RANK", "PET_NODE_RANK", "NODE_RANK"}))
     chooser.settings["ordinal"] = {"0", "default"};
   const Setting& position = chooser.settings["ordinal"];
   if (!ToNumber(position.value, ordinal))
@@ -102,6 +103,8 @@ bool CoordinatorHost(const Chooser& chooser, Setting* host) {
   } else if (const std::string first = FirstSlurmHost(chooser.Variable("SLURM_JOB_NODELIST"));
              !first.empty()) {
     *host = {first, "SLURM_JOB_NODELIST"};
+  } else if (const std::string pet = chooser.Variable("PET_MASTER_ADDR"); !pet.empty()) {
+    *host = {pet, "PET_MASTER_ADDR"};
   } else if (const std::string master = chooser.Variable("MASTER_ADDR"); !master.empty()) {
     *host = {master, "MASTER_ADDR"};
   } else {
@@ -117,7 +120,7 @@ Status ChooseCoordinator(Chooser& chooser, uint32_t nodes) {
     return Error(
         Code::kInvalidArgument,
         "%u nodes need a coordinator: give --coordinator HOST:PORT, the same on all (no SKYPILOT_NODE_IPS, "
-        "SLURM_JOB_NODELIST or MASTER_ADDR is set)",
+        "SLURM_JOB_NODELIST, PET_MASTER_ADDR or MASTER_ADDR is set)",
         nodes);
   std::string port = chooser.Variable("ROPETEAM_COORDINATOR_PORT");
   if (port.empty()) port = std::to_string(kCoordinatorPortDefault);

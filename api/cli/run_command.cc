@@ -2,6 +2,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cctype>
 #include <cerrno>
 #include <cstdio>
@@ -9,6 +10,7 @@
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "api/cli/commands.h"
 #include "api/cli/config_file.h"
@@ -90,18 +92,58 @@ Supervisor::Config MakeConfig(const RunOptions& options, const Settings& setting
   return config;
 }
 
-// What the daemon says of itself: its job, and its arena's path; empty where it does not answer.
-void AskDaemon(const std::string& socket, std::string* job, std::string* arena) {
+// What the daemon says of itself before COMMAND runs.
+struct DaemonFacts {
+  std::string job;
+  std::string arena;  // path of its file
+  std::optional<uint64_t> replicas;
+  std::optional<uint64_t> former_step;  // the newest that ranks of this node saved: none of them runs yet
+};
+
+// Where the daemon does not answer, or not as expected, the facts are left out: none is worth failing for.
+DaemonFacts AskDaemon(const std::string& socket) {
+  DaemonFacts facts;
   Result<std::unique_ptr<AdminClient>> client = AdminClient::Connect(socket, kAskTimeoutMs);
-  if (!client.ok()) return;
-  *job = (*client)->hello().job;
+  if (!client.ok()) return facts;
+  facts.job = (*client)->hello().job;
   local::Admin admin;
   admin.command = local::AdminCommand::kNode;
   admin.timeout_ms = kAskTimeoutMs;
   const Result<std::string> answer = (*client)->Request(admin);
-  if (!answer.ok()) return;
-  const auto json = nlohmann::json::parse(*answer, nullptr, false);
-  if (json.is_object() && json.contains("daemon")) *arena = json["daemon"].value("arena", "");
+  if (!answer.ok()) return facts;
+  try {
+    const nlohmann::json json = nlohmann::json::parse(*answer);
+    const nlohmann::json& daemon = json.at("daemon");
+    facts.arena = daemon.at("arena").get<std::string>();
+    facts.replicas = daemon.at("replicas").get<uint64_t>();
+    for (const nlohmann::json& copy : json.at("copies")) {
+      if (copy.at("role") != "own") continue;
+      const auto step = copy.at("id").at("step").get<uint64_t>();
+      facts.former_step = std::max(facts.former_step.value_or(0), step);
+    }
+  } catch (const nlohmann::json::exception&) {
+    // A daemon of another build: what was read so far is right.
+  }
+  return facts;
+}
+
+// What nobody would find out before it is too late, or at all.
+void PrintWarnings(const DaemonFacts& facts, const Settings& settings) {
+  if (facts.replicas == 0u) {
+    const auto nodes = settings.find("nodes");
+    const bool several = nodes != settings.end() && nodes->second.value != "1";
+    std::fprintf(
+        stderr, "ropeteam run: warning: replicas 0, no copy of what is saved survives this node: %s\n",
+        several ? "give --replicas 1 or more"
+                : "for more nodes than this one give --nodes N --ordinal I --coordinator HOST:PORT on "
+                  "each, unless the launcher's variables say so");
+  }
+  if (facts.former_step)
+    std::fprintf(
+        stderr,
+        "ropeteam run: a former run of job %s has left up to step %llu in %s: a program that loads goes "
+        "on from there; to begin anew, remove the file on every node or give another --job\n",
+        facts.job.c_str(), static_cast<unsigned long long>(*facts.former_step), facts.arena.c_str());
 }
 
 std::map<std::string, std::string> CommandEnvironment(const RunOptions& options, const std::string& socket,
@@ -168,14 +210,14 @@ int RunCommand(const std::vector<std::string>& arguments) {
     return started.code() == Code::kUnavailable && supervisor.daemon_exit_code() == kExitUsage ? kExitUsage
                                                                                                : kExitFailed;
   }
-  std::string job;
-  std::string arena;
-  if (const auto told = settings->find("job"); told != settings->end()) job = told->second.value;
-  if (options->remove_arena_at_exit || job.empty()) AskDaemon(supervisor.socket(), &job, &arena);
+  const DaemonFacts facts = AskDaemon(supervisor.socket());
+  if (!options->quiet) PrintWarnings(facts, *settings);
+  const auto told = settings->find("job");
+  const std::string job = told != settings->end() ? told->second.value : facts.job;
   const int code = supervisor.RunCommand(CommandEnvironment(*options, supervisor.socket(), job));
   supervisor.StopDaemon();
-  if (options->remove_arena_at_exit && !arena.empty() && unlink(arena.c_str()) != 0)
-    std::fprintf(stderr, "ropeteam run: cannot remove %s\n", arena.c_str());
+  if (options->remove_arena_at_exit && !facts.arena.empty() && unlink(facts.arena.c_str()) != 0)
+    std::fprintf(stderr, "ropeteam run: cannot remove %s\n", facts.arena.c_str());
   return code;
 }
 

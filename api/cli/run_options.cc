@@ -67,7 +67,7 @@ const char kRunHelp[] =
     "  --ready-timeout SECONDS  how long it may take to be ready [600]\n"
     "  --python-path DIR        put DIR before COMMAND's PYTHONPATH\n"
     "  --remove-arena-at-exit   leave nothing in memory when COMMAND has ended\n"
-    "  --quiet                  do not print what was chosen\n"
+    "  --quiet                  print neither what was chosen nor warnings\n"
     "  --config FILE            a file for ropeteamd; nothing is then taken from launchers' variables\n"
     "\n"
     "and every option of ropeteamd (ropeteamd --help), which may also be given as ROPETEAM_… in the "
