@@ -10,15 +10,15 @@
 // Operation derives from Accepted<>, its Region from LocalRegion, its Remote from PeerRegion. Peer has
 //   PeerId id; Queue<Operation> queue; bool gone() const; bool closing() const;
 // and the fabric
-//   Status MapRegion(Region*, void* base)        any thread: registers region->length bytes, which may be 0,
-//   with its
-//                                                devices; logs why it could not
-//   std::string EncodeKey(const Region&) const   any thread
-//   Status DecodeKey(const Peer&, const std::string& bytes, Remote*)     `peer` need not be set, `length`
-//   must void Start(Peer*)                            the peer's queue has a new operation void Progress() as
-//   far as it goes without blocking bool Busy(TimeUs now)                        the next piece of work is
-//   likely nearer than a sleep and its wake-up are long void Sleep(TimeUs now, uint64_t timeout_us)  on wake_
-//   and what the devices have; may return early
+//   MapRegion(Region*, base) -> Status          any thread: registers region->length bytes, which may be 0,
+//                                               with its devices; logs why it could not
+//   EncodeKey(const Region&) -> string          any thread
+//   DecodeKey(const Peer&, bytes, Remote*) -> Status      fills in `length` and its own; `peer` is set here
+//   Start(Peer*)                                the peer's queue has a new operation
+//   Progress()                                  as far as it goes without blocking
+//   Busy(now) -> bool                           the next piece of work is likely to be nearer than a sleep
+//                                               and its wake-up are long
+//   Sleep(now, timeout_us)                      on wake_ and what the devices have; may return early
 // besides Connect(), Disconnect() and RegisterDmabuf() of Transport.
 //
 // The fabric's destructor ends its peers and clears its regions while its devices are open: what Front<> owns

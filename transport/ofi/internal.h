@@ -6,17 +6,16 @@
 //
 // A peer's life:
 //
-//   state        means                                          leaves when
-//   kIdle        connected by name only, no endpoint yet        first operation                        ->
-//   kConnecting kConnecting  reading the peer's hello (its instance         the hello names the right
-//   instance     -> kUp
-//                number) over a new connection; operations      it names another one, nobody listens,
-//                wait; those that a broken connection cut       or the deadline passes                 ->
-//                kGone short wait for the verdict too
-//   kUp          fragments are posted                           an operation fails                     ->
-//   kConnecting kGone        every operation completes with kPeerGone       Disconnect() -> kClosing kClosing
-//   nothing is accepted; the device still holds    the last fragment comes back           -> (freed)
-//                buffers (shared endpoint only)
+//   state        means                                                   leaves when
+//   kIdle        connected by name only, no endpoint yet                 first operation -> kConnecting
+//   kConnecting  reading the peer's hello (its instance number) over a   the hello names the right instance
+//                new connection; operations wait; those that a broken      -> kUp
+//                connection cut short wait for the verdict too           another one, nobody listens, or the
+//                                                                          deadline passes -> kGone
+//   kUp          fragments are posted                                    an operation fails -> kConnecting
+//   kGone        every operation completes with kPeerGone                Disconnect() -> kClosing
+//   kClosing     nothing is accepted; the device still holds buffers     the last fragment comes back
+//                (shared endpoint only)                                    -> (freed)
 //
 // So a failed operation gets its code only after a fresh look at the peer: kPeerGone when it is dead or
 // another instance, kLinkFailed (or kInvalidArgument where the provider says that the range was refused) when

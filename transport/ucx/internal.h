@@ -6,20 +6,19 @@
 //
 // A peer's life:
 //
-//   state        means                                               leaves when
-//   kIdle        connected by name only, no endpoint                 first operation -> kConnecting
-//   kConnecting  reading the peer's hello (its instance number)      the hello names the right instance ->
-//   kUp
-//                over a new endpoint; operations wait; those that    it names another one, the process is
-//                dead, the a broken endpoint cut short wait for the verdict    tries or the time are used up
-//                -> kGone
-//   kUp          fragments are posted                                the endpoint fails -> kBroken
-//   kBroken      the endpoint is being closed by force; UCX gives    the last request came back ->
-//   kConnecting
-//                back what was posted                                the process is dead -> kGone
-//   kGone        every operation completes with kPeerGone, those     Disconnect() -> kClosing
-//                at the device when UCX has given them back
-//   kClosing     nothing is accepted; UCX still holds requests       the last request came back -> (freed)
+//   state        means                                                   leaves when
+//   kIdle        connected by name only, no endpoint                     first operation -> kConnecting
+//   kConnecting  reading the peer's hello (its instance number) over a   the hello names the right instance
+//                new endpoint; operations wait; those that a broken        -> kUp
+//                endpoint cut short wait for the verdict                 another one, the process is dead,
+//                                                                          tries or time are over -> kGone
+//   kUp          fragments are posted                                    the endpoint fails -> kBroken
+//   kBroken      the endpoint is being closed by force; UCX gives back   the last request came back
+//                what was posted                                           -> kConnecting
+//                                                                        the process is dead -> kGone
+//   kGone        every operation completes with kPeerGone, those at      Disconnect() -> kClosing
+//                the device when UCX has given them back
+//   kClosing     nothing is accepted; UCX still holds requests           the last came back -> (freed)
 //
 // In every state a dead process (liveness.h) leads to kGone. So a failed operation gets its code only after a
 // fresh look at the peer: kPeerGone when it is dead or another instance, kLinkFailed when it is well.

@@ -7,25 +7,26 @@
 // A connection has an initiator, which posts, and a responder, whose queue pair only serves. Two nodes that
 // write to each other have one each way. A peer has a link for each pair of rails:
 //
-//   link         means                                            leaves when
-//   kIdle        nothing was asked of it                          the peer's first operation          ->
-//   kConnecting kConnecting  a request is sent until it is answered; what     accepted -> kUp
-//                the last connection left undone is held          its patience is over, or no such    ->
-//                kDown
-//                                                                 rail there
-//   kUp          pieces are posted                                a piece fails, the port goes down   ->
-//   kDraining kDraining    the device is handing the pieces back            it has -> kConnecting kDown its
-//   rail is left out                             a second has passed, others are up  -> kConnecting
+//   link         means                                               leaves when
+//   kIdle        nothing was asked of it                             the peer's first operation
+//                                                                      -> kConnecting
+//   kConnecting  a request is sent until it is answered; what the    accepted -> kUp
+//                last connection left undone is held                 its patience is over, or no such rail
+//                                                                      there -> kDown
+//   kUp          pieces are posted                                   a piece fails, the port goes down
+//                                                                      -> kDraining
+//   kDraining    the device is handing the pieces back               it has, or its time is over
+//                                                                      -> kConnecting
+//   kDown        its rail is left out                                the time to try again -> kConnecting
 //
-//   peer         means                                            leaves when
-//   kIdle        connected by name only                           first operation                     ->
-//   kConnecting kConnecting  no link is up; operations wait                   a link is -> kUp
-//                                                                 none is trying any more, or the     ->
-//                                                                 kGone peer refuses this node
-//   kUp          a link is                                        none is                             ->
-//   kConnecting kGone        every operation completes with kPeerGone         Disconnect() -> kClosing
-//   kClosing     links drain                                      all have                            ->
-//   (freed)
+//   peer         means                                               leaves when
+//   kIdle        connected by name only                              first operation -> kConnecting
+//   kConnecting  no link is up; operations wait                      a link is -> kUp
+//                                                                    none is trying any more, or the peer
+//                                                                      refuses this node -> kGone
+//   kUp          a link is                                           none is -> kConnecting
+//   kGone        every operation completes with kPeerGone            Disconnect() -> kClosing
+//   kClosing     links drain                                         all have -> (freed)
 //
 // What a broken connection left undone is redone, on this rail or another, only after the peer has said that
 // the old responder is destroyed (kAccept of a request that supersedes it, or kClosed): until then the
