@@ -128,7 +128,7 @@ Result<std::string> Ask(const AskOptions& options, local::AdminCommand command) 
 }
 
 int AskAndPrint(const char* name, const AskOptions& options, local::AdminCommand command,
-                std::string (*render)(const nlohmann::json&), int (*judge)(const nlohmann::json&)) {
+                std::string (*render)(const nlohmann::json&), Result<int> (*judge)(const nlohmann::json&)) {
   const Result<std::string> answer = Ask(options, command);
   if (!answer.ok()) {
     std::fprintf(stderr, "ropeteam %s: %s\n", name, answer.status().ToString().c_str());
@@ -136,11 +136,16 @@ int AskAndPrint(const char* name, const AskOptions& options, local::AdminCommand
   }
   try {
     const nlohmann::json json = nlohmann::json::parse(*answer);
+    const Result<int> code = judge(json);
+    if (!code.ok()) {
+      std::fprintf(stderr, "ropeteam %s: %s\n", name, code.status().ToString().c_str());
+      return kExitFailed;
+    }
     const std::string text = options.json ? *answer + "\n" : render(json);
     std::fputs(text.c_str(), stdout);
     if (json.value("truncated", false))
       std::fprintf(stderr, "ropeteam %s: the answer was too long, part of it was left out\n", name);
-    return judge(json);
+    return *code;
   } catch (const nlohmann::json::exception& error) {
     std::fprintf(stderr, "ropeteam %s: the daemon's answer is not as expected: %s\n", name, error.what());
     return kExitFailed;

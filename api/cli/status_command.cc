@@ -31,7 +31,19 @@ bool DoneWith(const char* name, const Result<AskOptions>& options, const char* h
   return true;
 }
 
-int AlwaysGood(const nlohmann::json&) { return 0; }
+Result<int> AlwaysGood(const nlohmann::json&) { return 0; }
+
+// The steps of a listing are those that somebody holds.
+Result<int> JudgeListOfStep(const nlohmann::json& list) {
+  if (list.at("steps").empty() && list.at("copies").empty())
+    return Error(Code::kNotFound, "no node holds a shard of this step");
+  return 0;
+}
+
+Result<int> JudgeVerify(const nlohmann::json& verify) {
+  return verify.at("chunks_bad").get<uint64_t>() == 0 ? 0 : kExitFailed;
+}
+
 std::string RenderOnce(const nlohmann::json& status) { return RenderStatus(status, nullptr, 0); }
 
 int Watch(const AskOptions& options) {
@@ -92,7 +104,8 @@ int ListCommand(const std::vector<std::string>& arguments) {
   if (DoneWith("ls", options,
                "ropeteam ls [STEP]: the steps that are held; with STEP, its copies and objects\n", &code))
     return code;
-  return AskAndPrint("ls", *options, local::AdminCommand::kList, RenderList, AlwaysGood);
+  return AskAndPrint("ls", *options, local::AdminCommand::kList, RenderList,
+                     options->has_step ? JudgeListOfStep : AlwaysGood);
 }
 
 int VerifyCommand(const std::vector<std::string>& arguments) {
@@ -104,10 +117,7 @@ int VerifyCommand(const std::vector<std::string>& arguments) {
                "bad\n",
                &code))
     return code;
-  return AskAndPrint("verify", *options, local::AdminCommand::kVerify, RenderVerify,
-                     [](const nlohmann::json& json) {
-                       return json.at("chunks_bad").get<uint64_t>() == 0 ? 0 : kExitFailed;
-                     });
+  return AskAndPrint("verify", *options, local::AdminCommand::kVerify, RenderVerify, JudgeVerify);
 }
 
 }  // namespace ropeteam::cli

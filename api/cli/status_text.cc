@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdio>
 
 #include "api/cli/text.h"
 
@@ -126,7 +127,18 @@ std::string Join(const Json& numbers) {
   return text;
 }
 
-// A daemon of another build may not say it.
+// What moves the bytes of the node that was asked. A daemon of another build may not say all of it.
+std::string TransportLine(const Json& daemon) {
+  const double mbps = daemon.value("link_mbps", 0.0);
+  char link[64] = "speed unknown";
+  if (mbps > 0)
+    std::snprintf(link, sizeof(link), mbps < 1000 ? "%.0f Mb/s" : "%.1f Gb/s",
+                  mbps < 1000 ? mbps : mbps / 1000);
+  const std::string devices = daemon.value("devices", "");
+  return "transport " + daemon.value("transport", "") + "   devices " + (devices.empty() ? "-" : devices) +
+         "   link " + link + (daemon.value("rdma", false) ? "   RDMA" : "   no RDMA") + "\n";
+}
+
 std::string FallbackLine(const Json& daemon) {
   const std::string reason = daemon.value("rdma_fallback", "");
   return reason.empty() ? "" : "without RDMA: " + reason + "\n";
@@ -140,7 +152,7 @@ std::string RenderStatus(const Json& status, const Json* before, double seconds)
   const Json& daemon = status.at("daemon");
   return text + "\nasked " + daemon.at("node").get<std::string>() + "   socket " +
          daemon.at("socket").get<std::string>() + "   data " + daemon.at("data").get<std::string>() + "\n" +
-         FallbackLine(daemon);
+         TransportLine(daemon) + FallbackLine(daemon);
 }
 
 std::string RenderNode(const Json& node) {
@@ -148,7 +160,7 @@ std::string RenderNode(const Json& node) {
   const Json& daemon = node.at("daemon");
   for (const char* key : {"version", "socket", "control", "data", "arena"})
     text += std::string(key) + " " + daemon.at(key).get<std::string>() + "\n";
-  return text;
+  return text + TransportLine(daemon) + FallbackLine(daemon);
 }
 
 std::string RenderList(const Json& list) {

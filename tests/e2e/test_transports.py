@@ -14,15 +14,19 @@ from ropeteam import Level
 TCP = "tcp;ofi_rxm"
 
 
-def devices(*arguments: str) -> subprocess.CompletedProcess[str]:
+def ask(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [str(ROPETEAM), "devices", *arguments],
+        [str(ROPETEAM), *command],
         env=environment(),
         capture_output=True,
         text=True,
         timeout=WAIT_S,
         check=False,
     )
+
+
+def devices(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return ask("devices", *arguments)
 
 
 def fabrics() -> dict[str, dict]:
@@ -60,6 +64,20 @@ def test_the_choice_is_in_the_log_and_in_the_status(cluster):
     assert daemon["rdma"] is False
     assert daemon["rdma_fallback"] == "", "on loopback nothing was passed over"
     assert f"transport ofi/{TCP} devices lo address {daemon['data_address']}" in node.log_text()
+    for local in ([], ["--local"]):
+        status = ask("status", *local, "--socket", node.socket)
+        assert f"transport ofi/{TCP}   devices lo   link speed unknown   no RDMA\n" in status.stdout
+
+
+def test_a_step_that_nobody_holds_is_not_found(cluster):
+    (node,) = cluster(1).nodes
+    with node.open(0, 1) as rope:
+        rope.save(1, {"data": b"x"}, wait=Level.COMMITTED)
+    assert ask("ls", "1", "--socket", node.socket).returncode == 0
+    for command in (["ls", "5"], ["verify", "5"], ["ls", "5", "--json"]):
+        found = ask(*command, "--socket", node.socket)
+        assert (found.returncode, found.stdout) == (1, ""), command
+        assert "not found: no node holds" in found.stderr
 
 
 def test_a_node_with_another_transport_is_refused_with_both_named_and_disturbs_nobody(cluster):
