@@ -203,6 +203,13 @@ def test_what_cannot_be_saved_is_a_type_error_before_anything_is_saved(rope, fak
     assert rope.latest() is None
 
 
+@pytest.mark.parametrize("objects", [None, [b"1"], b"1", 60])
+def test_what_is_no_mapping_is_a_type_error_that_names_what_is(rope, objects):
+    with pytest.raises(TypeError, match="a mapping of names to tensors, buffers or JSON values is needed"):
+        rope.save(60, objects)
+    assert rope.latest() is None
+
+
 def test_a_buffer_with_gaps_is_refused(rope):
     with pytest.raises(ropeteam.InvalidArgument, match="not contiguous"):
         rope.save(1, {"gaps": memoryview(b"abcdef")[::2]})

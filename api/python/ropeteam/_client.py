@@ -176,6 +176,11 @@ class Client:
         AlreadyExists: this rank has saved this step in this life. Stale: the world has restarted without
         this process.
         """
+        if not hasattr(objects, "items"):
+            raise TypeError(
+                f"objects is a {type(objects).__name__}: a mapping of names to tensors, buffers or JSON values "
+                "is needed"
+            )
         sources = {name: Source(value, name) for name, value in objects.items()}
         infos = {name: source.info for name, source in sources.items()}
         index = encode_index(infos)
