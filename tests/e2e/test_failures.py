@@ -7,7 +7,6 @@ import json
 import mmap
 import os
 import random
-import signal
 import socket
 import subprocess
 import sys
@@ -157,30 +156,45 @@ def test_with_both_copies_bad_the_older_step_is_offered_and_the_error_names_the_
 
 def test_a_rank_killed_in_the_middle_of_a_put_leaves_nothing_behind(cluster):
     nodes = cluster(2)
+    data = payload(9, 3_000_000)
     with nodes[0].open(0, 2, "life") as rope:
-        rope.save(1, {"data": b"x" * 1000}, wait=Level.REPLICATED)  # its copy has taken its chunk on node 1
-        before = chunks_free(nodes[1])
+        rope.save(1, {"data": data})
         script = textwrap.dedent(f"""
             import ropeteam, signal, sys
             rope = ropeteam.open({nodes[1].socket!r}, rank=1, world_size=2, life="life")
-            save = rope.begin(1, bytes=20_000_000, objects=2)
+            rope.save(1, {{"data": b"of rank 1"}}, wait=ropeteam.Level.COMMITTED)
+            print("saved", flush=True)
+            sys.stdin.readline()
+            save = rope.begin(2, bytes=20_000_000, objects=2)
             save.put("half", bytes(10_000_000))
             print("saving", flush=True)
             signal.pause()
         """)
         victim = subprocess.Popen(
-            [sys.executable, "-c", script], env=environment(), stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", script],
+            env=environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         try:
+            assert victim.stdout.readline() == "saved\n"
+            rope.save(2, {"data": b"x" * 1000}, wait=Level.REPLICATED)  # its copy has its chunk on node 1 now
+            before = chunks_free(nodes[1])
+            victim.stdin.write("\n")
+            victim.stdin.flush()
             assert victim.stdout.readline() == "saving\n"
             wait_until(lambda: chunks_free(nodes[1]) < before, "the save's chunks to be taken")
         finally:
-            victim.send_signal(signal.SIGKILL)
+            victim.kill()
             victim.wait()
         wait_until(lambda: chunks_free(nodes[1]) == before, "the dead rank's chunks to be free")
         with pytest.raises(ropeteam.DeadlineExceeded):
-            rope.wait(1, Level.COMMITTED, timeout=0)
-        assert rope.save(2, {"data": b"y"}) is None  # the others save on
+            rope.wait(2, Level.COMMITTED, timeout=0)
+        assert rope.latest() == ropeteam.StepInfo(1, 1, 2), "the step before is the latest"
+        assert rope.load()["data"] == data
+        assert rope.load(1, 1)["data"] == b"of rank 1"
+        assert rope.save(3, {"data": b"y"}) is None  # the others save on
 
 
 def send_garbage(address, family=socket.AF_INET, pieces: int = 4) -> None:

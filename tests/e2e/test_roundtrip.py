@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 
@@ -99,9 +100,19 @@ def test_a_full_arena_refuses_the_save_and_keeps_the_older_steps(cluster):
     (node,) = cluster(1, memory="64M").nodes
     with node.open(0, 1) as rope:
         rope.save(1, {"data": payload(0, 1, 1_000_000)}, wait=Level.COMMITTED)
-        with pytest.raises(ropeteam.NoSpace, match=r"\d+") as raised:
+        (report,) = node.status()["nodes"]
+        with pytest.raises(ropeteam.NoSpace) as raised:
             rope.begin(2, bytes=1 << 30, objects=1)
-        assert "needed" in str(raised.value) or "free" in str(raised.value)
+        said = re.search(
+            r"needed (\d+) chunks \((\d+) bytes\), free (\d+) \((\d+) bytes\), limit (\d+) \((\d+) bytes\)",
+            str(raised.value),
+        )
+        assert said, raised.value
+        needed = 257  # a gibibyte in chunks of 4 MiB, and the list of its objects
+        free, limit = report["chunks_free"], report["chunks_total"]
+        expected = [needed, needed << 22, free, free << 22, limit, limit << 22]
+        assert [int(number) for number in said.groups()] == expected
+        assert free == limit - 1, "one chunk holds step 1"
         assert rope.latest().step == 1
         rope.save(2, {"data": b"small"}, wait=Level.COMMITTED)
 
@@ -126,7 +137,7 @@ def test_a_step_is_saved_once(cluster):
         rope.save(1, {"a": b"1"})
         with pytest.raises(ropeteam.AlreadyExists):
             rope.save(1, {"a": b"2"})
-        with pytest.raises((ropeteam.AlreadyExists, ropeteam.InvalidArgument)):
+        with pytest.raises(ropeteam.InvalidArgument, match="name used twice in the shard: twice"):
             with rope.begin(2) as save:
                 save.put("twice", b"1")
                 save.put("twice", b"2")
