@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# Sourced by scripts/demo and scripts/test: what a bare Debian 12 or Ubuntu 22.04 machine lacks is installed, and
-# nothing else; a machine that has it all needs neither root nor a network. Expects `set -euo pipefail` and $ROOT.
+# Sourced by scripts/demo and scripts/test: what a bare Debian 12 machine lacks is installed, and nothing else; a
+# machine that has it all needs neither root nor a network. Expects `set -euo pipefail` and $ROOT.
 
 LIB="$ROOT/scripts/lib"
 VENV="$ROOT/.venv"
@@ -32,7 +32,23 @@ missing_packages() {
   done
 }
 
-# The compilers: g++ 12 or newer. Where the default is older (Ubuntu 22.04) gcc-12 is installed beside it and used.
+# check_release FILE: ends where the distribution's gRPC and libfabric are known to be too old to build with. What is
+# not known may do. `VERSION_ID="22.04"` is compared as 2204, "12" as 1200.
+check_release() {
+  if [ ! -r "$1" ]; then return; fi
+  local id version name number least
+  id="$(. "$1" && echo "${ID:-}")"
+  version="$(. "$1" && echo "${VERSION_ID:-}")"
+  name="$(. "$1" && echo "${PRETTY_NAME:-$id $version}")"
+  case "$id" in debian) least=1200 ;; ubuntu) least=2404 ;; *) return ;; esac
+  if [[ ! "$version" =~ ^([0-9]+)(\.([0-9]{2}))?$ ]]; then return; fi
+  number=$((10#${BASH_REMATCH[1]} * 100 + 10#${BASH_REMATCH[3]:-0}))
+  if [ "$number" -lt "$least" ]; then
+    die "$name is too old: its gRPC (1.30) or libfabric (1.11) cannot build this; Debian 12 and Ubuntu 24.04 can"
+  fi
+}
+
+# The compilers: g++ 12 or newer. Where the default is older gcc-12 is installed beside it and used.
 choose_compiler() {
   if [ -n "${CXX:-}" ]; then return; fi
   local major
@@ -103,6 +119,7 @@ link_venv() {
 }
 
 setup_machine() {
+  check_release /etc/os-release
   local packages
   mapfile -t packages < <(grep -v '^#' "$LIB/packages")
   install_packages "${packages[@]}"

@@ -208,6 +208,53 @@ def test_views_are_read_from_a_daemon_s_log():
     assert demo_nodes.datetime.strptime(at, demo_nodes.LOG_TIME).timestamp() % 60 == 38.25
 
 
+# ---- the demo's arguments
+
+
+@pytest.fixture
+def bare_machine(tmp_path):
+    """An environment in which whatever installs, builds or runs Python leaves its name behind."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    touched = tmp_path / "touched"
+    for name in ("apt-get", "dpkg-query", "sudo", "cmake", "ninja", "g++", "python3"):
+        (programs / name).write_text(f'#!/bin/sh\necho {name} >>"{touched}"\nexit 1\n')
+        (programs / name).chmod(0o755)
+    return {"PATH": f"{programs}:/usr/bin:/bin"}, touched
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "says"),
+    [
+        (["--help"], 0, "scripts/demo [--steps N]"),
+        (["-h"], 0, "--transport X"),
+        (["--bogus"], 2, "--bogus"),
+        (["--steps", "3"], 2, '"3" is not a whole number of at least 12'),
+        (["--steps=many"], 2, '"many" is not a whole number'),
+        (["--steps", "60", "--transport", "foo"], 2, '"foo" is not auto, verbs, ucx or ofi'),
+        (["--keep", "--seed"], 2, "--seed needs a value"),
+        (["--seed", "-1"], 2, '"-1" is not a whole number'),
+    ],
+)
+def test_the_demo_looks_at_its_arguments_before_it_installs_or_builds(bare_machine, arguments, status, says):
+    environment, touched = bare_machine
+    done = subprocess.run(
+        ["bash", str(LIB.parent / "demo"), *arguments], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == status, done.stderr
+    assert says in (done.stdout if status == 0 else done.stderr)
+    assert not touched.exists(), touched.read_text()
+
+
+def test_what_the_demo_s_script_takes_its_program_takes(monkeypatch):
+    import demo
+
+    words = ["--steps=12", "--seed=3", "--transport=ucx", "--provider=x", "--keep"]
+    monkeypatch.setattr(sys, "argv", ["demo", *words])
+    taken = demo.parse()
+    assert (taken.steps, taken.seed, taken.transport, taken.provider, taken.keep) == (12, 3, "ucx", "x", True)
+
+
 # ---- the set-up
 
 
@@ -235,3 +282,23 @@ def test_the_virtual_environment_knows_package_and_programs(tmp_path):
     )  # fmt: skip
     assert seen.returncode == 7, seen.stderr
     assert not (tmp_path / ".venv" / "bin" / "ropeteamd").is_symlink(), "what is not built is not linked"
+
+
+@pytest.mark.parametrize(
+    ("release", "refused"),
+    [
+        ('ID=debian\nVERSION_ID="12"\n', ""),
+        ('ID=debian\nVERSION_ID="13"\n', ""),
+        ('ID=debian\nPRETTY_NAME="Debian GNU/Linux forky/sid"\n', ""),
+        ('ID=ubuntu\nVERSION_ID="24.04"\n', ""),
+        ('ID=ubuntu\nVERSION_ID="22.04"\nPRETTY_NAME="Ubuntu 22.04.5 LTS"\n', "Ubuntu 22.04.5 LTS is too old"),
+        ('ID=debian\nVERSION_ID="11"\nPRETTY_NAME="Debian 11"\n', "Debian 11 is too old"),
+        ('ID=fedora\nVERSION_ID="3"\n', ""),
+    ],
+)
+def test_a_machine_that_is_too_old_is_told_so_in_one_line(tmp_path, release, refused):
+    (tmp_path / "os-release").write_text(release)
+    done = setup_sh(tmp_path, f'check_release "{tmp_path / "os-release"}"')
+    assert done.returncode == (1 if refused else 0), done.stderr
+    assert len(done.stderr.splitlines()) == (1 if refused else 0)
+    assert refused in done.stderr
