@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Membership tells a node who is alive, who leads, and in which epoch. It knows nothing of bytes or checkpoints.
+// Membership tells a node who is alive, who leads, and in which epoch. It knows nothing of bytes or
+// checkpoints.
 //
 // Promises, whatever stands behind it (standalone/, later etcd/):
 //  * Views reach one node in strictly increasing epochs; two nodes that see the same epoch see the same view. Epochs
@@ -17,8 +18,8 @@
 //    of them come, that view stays in force and none is sent. It cannot know that it has never been there before, so
 //    the very first view of a job is held back likewise, until `nodes_expected` have registered.
 //
-// Failure detection: a member is declared dead if nothing was heard from it for dead_after_ms. Heartbeats go out every
-// heartbeat_ms, at least four in that time, so that one lost message is not a death.
+// Failure detection: a member is declared dead if nothing was heard from it for dead_after_ms. Heartbeats go
+// out every heartbeat_ms, at least four in that time, so that one lost message is not a death.
 
 #ifndef ROPETEAM_MEMBERSHIP_MEMBERSHIP_H_
 #define ROPETEAM_MEMBERSHIP_MEMBERSHIP_H_
@@ -34,17 +35,18 @@
 namespace ropeteam {
 
 struct MembershipConfig {
-  std::string job;                    // nodes of another job are refused, with both names in the message
-  std::string coordinator_address;    // host:port to register with
-  bool embed_coordinator = false;     // run the coordinator in this process, listening on coordinator_address
-  uint32_t protocol_version = 0;      // of the control plane; a mismatch is refused with both numbers
-  uint64_t chunk_bytes = 0;           // of the arena; all nodes of a job must agree, a mismatch is refused likewise
-  std::string data_transport;         // how bytes move, "verbs", "ofi/efa"; must agree likewise
+  std::string job;                  // nodes of another job are refused, with both names in the message
+  std::string coordinator_address;  // host:port to register with
+  bool embed_coordinator = false;   // run the coordinator in this process, listening on coordinator_address
+  uint32_t protocol_version = 0;    // of the control plane; a mismatch is refused with both numbers
+  uint64_t chunk_bytes = 0;    // of the arena; all nodes of a job must agree, a mismatch is refused likewise
+  std::string data_transport;  // how bytes move, "verbs", "ofi/efa"; must agree likewise
   uint32_t heartbeat_ms = 200;
   uint32_t dead_after_ms = 1000;
   uint32_t probe_ms = 250;
-  // How many nodes the launcher starts, 0 when unknown. The embedded coordinator gives its first view out as soon as
-  // that many have registered, and after dead_after_ms at the latest. Any number may come and go later.
+  // How many nodes the launcher starts, 0 when unknown. The embedded coordinator gives its first view out as
+  // soon as that many have registered, and after dead_after_ms at the latest. Any number may come and go
+  // later.
   uint32_t nodes_expected = 0;
 };
 inline constexpr uint32_t kHeartbeatsPerDeath = 4;  // dead_after_ms / heartbeat_ms at least
@@ -53,11 +55,13 @@ class Membership {
  public:
   virtual ~Membership() = default;  // Stop()
 
-  // Both are called from a thread of membership's own, one call at a time; they must not block, nor call Stop().
+  // Both are called from a thread of membership's own, one call at a time; they must not block, nor call
+  // Stop().
   struct Callbacks {
     // A view that contains this node, of a higher epoch than any before.
     std::function<void(const View&)> on_view;
-    // This instance is out; membership tries no more until Rejoin(). The message says what and whose. By code:
+    // This instance is out; membership tries no more until Rejoin(). The message says what and whose. By
+    // code:
     //  kStale            declared dead while alive (the others no longer heard it): Rejoin() as a new instance.
     //  kAlreadyExists    another instance with this node's name has taken its place: end, or the two would go on
     //                    replacing each other.
@@ -67,22 +71,22 @@ class Membership {
     std::function<void(const Status&)> on_refused;
   };
 
-  // Registers `self` and keeps it registered: it reconnects for as long as it runs, and says so in the log once per
-  // loss. Returns once the first attempt is under way. kInvalidArgument for a bad config, kIo when the embedded
-  // coordinator cannot listen.
+  // Registers `self` and keeps it registered: it reconnects for as long as it runs, and says so in the log
+  // once per loss. Returns once the first attempt is under way. kInvalidArgument for a bad config, kIo when
+  // the embedded coordinator cannot listen.
   virtual Status Start(const Member& self, Callbacks callbacks) = 0;
 
-  // Registers as a new instance: `self` has a NodeId that was never used before. For after on_refused(kStale); if this
-  // instance is registered all the same, the new one replaces it. The embedded coordinator goes on undisturbed. Any
-  // thread, also from a callback; does not block. kInvalidArgument for a bad member, kAborted before Start() and after
-  // Stop().
+  // Registers as a new instance: `self` has a NodeId that was never used before. For after
+  // on_refused(kStale); if this instance is registered all the same, the new one replaces it. The embedded
+  // coordinator goes on undisturbed. Any thread, also from a callback; does not block. kInvalidArgument for a
+  // bad member, kAborted before Start() and after Stop().
   virtual Status Rejoin(const Member& self) = 0;
 
   // The data path saw trouble with this member: look now. Cheap, any thread, at any time.
   virtual void ReportSuspect(NodeId member, const std::string& reason) = 0;
 
-  // Leaves: the others see a view without this member at once. Idempotent. No callback runs after the return. With an
-  // embedded coordinator the others keep that view until a coordinator listens there again.
+  // Leaves: the others see a view without this member at once. Idempotent. No callback runs after the return.
+  // With an embedded coordinator the others keep that view until a coordinator listens there again.
   virtual void Stop() = 0;
 };
 

@@ -25,7 +25,7 @@ namespace ropeteam {
 using ConnectionId = uint64_t;
 inline constexpr ConnectionId kNoConnection = 0;
 
-inline constexpr size_t kJobBytesMax = 255;     // a launcher's id and a prefix; it stands in every log line
+inline constexpr size_t kJobBytesMax = 255;  // a launcher's id and a prefix; it stands in every log line
 inline constexpr size_t kDataTransportBytesMax = 63;  // for messages only: longer is cut
 inline constexpr size_t kReasonBytesMax = 512;  // a suspicion's reason, for the log only; cut, not refused
 // A view carries the ids that left most recently, so that a restarted coordinator does not let one of them
@@ -52,12 +52,12 @@ struct Registration {
   std::string data_transport;
   Member member;
   ViewStatePtr seen;  // the last view that reached this process
-  uint64_t attempt =
-      0;  // grows with every connection this instance opens; orders registrations that overtake
+  // Grows with every connection this instance opens; orders registrations that overtake
+  uint64_t attempt = 0;
 };
 struct Heartbeat {
-  Epoch seen =
-      0;  // epoch of the last view that reached the node; the coordinator sends a newer one if there is
+  // Epoch of the last view that reached the node; the coordinator sends a newer one if there is
+  Epoch seen = 0;
 };
 struct ProbeAnswer {
   uint64_t nonce = 0;

@@ -26,8 +26,8 @@ struct ArenaFileConfig {
   std::string directory;  // must exist
   std::string job;
   std::string node;
-  uint64_t memory_bytes =
-      0;  // of the file, rounded down to whole (huge) pages; 0: what is there, else a default
+  // Of the file, rounded down to whole (huge) pages; 0: what is there, else a default
+  uint64_t memory_bytes = 0;
   uint64_t chunk_bytes = 0;
   bool reset = false;  // begin anew where the file there does not fit
 };

@@ -10,8 +10,8 @@
 namespace ropeteam {
 namespace {
 
-constexpr uint64_t kTimeoutMsMax =
-    86'400'000;  // ROPETEAM_TIMEOUT_MAX_MS; a larger one would overflow the clock
+// ROPETEAM_TIMEOUT_MAX_MS; a larger one would overflow the clock
+constexpr uint64_t kTimeoutMsMax = 86'400'000;
 
 bool WantsAnswer(local::Type type) {
   return type != local::Type::kSaveFilled && type != local::Type::kViewClose &&

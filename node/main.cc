@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // ropeteamd. Exit codes: 0 ended by a signal, or --help, --version and --list-devices; 1 it could not start
-// or go on; 2 a wrong or missing option; 3 the job will not have this node; 128 + n ended by signal n before it
-// was ready, or by a second one a second or more after the first.
+// or go on; 2 a wrong or missing option; 3 the job will not have this node; 128 + n ended by signal n before
+// it was ready, or by a second one a second or more after the first.
 
 #include <malloc.h>
 

@@ -18,8 +18,8 @@
 namespace ropeteam {
 
 inline constexpr size_t kJobBytesMax = 255;  // what the arena's superblock holds
-inline constexpr uint32_t kReplicasMax =
-    8;  // more copies than that cost more memory than any failure is worth
+// More copies than that cost more memory than any failure is worth
+inline constexpr uint32_t kReplicasMax = 8;
 inline constexpr uint32_t kKeepStepsMax = 1000;      // a listing of steps stays readable
 inline constexpr uint32_t kDeadAfterMsMin = 40;      // below it the scheduler's hiccups are deaths
 inline constexpr uint32_t kDeadAfterMsMax = 600000;  // ten minutes: above it nobody is watching

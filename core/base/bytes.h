@@ -4,12 +4,13 @@
 //
 //     auto Fields() { return std::tie(step, name, extents); }
 //
-// and is written field after field: integers and enums little-endian at their own width, bool as one byte, strings and
-// vectors as a 32-bit count and their elements, structs as their fields. There are no tags and no optional fields: both
-// ends of a connection agree on the protocol version first (Hello), and a change of any struct raises that version.
+// and is written field after field: integers and enums little-endian at their own width, bool as one byte,
+// strings and vectors as a 32-bit count and their elements, structs as their fields. There are no tags and no
+// optional fields: both ends of a connection agree on the protocol version first (Hello), and a change of any
+// struct raises that version.
 //
-// Decode() trusts nothing: it answers false for bytes that end early, are left over, or announce more elements than
-// bytes remain for, and never allocates more than the input's own size times the element's.
+// Decode() trusts nothing: it answers false for bytes that end early, are left over, or announce more
+// elements than bytes remain for, and never allocates more than the input's own size times the element's.
 
 #ifndef ROPETEAM_CORE_BASE_BYTES_H_
 #define ROPETEAM_CORE_BASE_BYTES_H_
@@ -30,7 +31,9 @@ namespace ropeteam {
 static_assert(std::endian::native == std::endian::little, "the wire and the arena are little-endian");
 
 template <typename T>
-concept HasFields = requires(T& value) { value.Fields(); };
+concept HasFields = requires(T& value) {
+  value.Fields();
+};
 
 class Encoder {
  public:
@@ -105,7 +108,8 @@ class Decoder {
       if (count != 0) std::memcpy(values.data(), in_.data(), count * sizeof(T));
       in_.remove_prefix(count * sizeof(T));
     } else {
-      const uint32_t count = Count(1);  // an element takes a byte at least, so a count is bounded by what is left
+      // An element takes a byte at least, so a count is bounded by what is left
+      const uint32_t count = Count(1);
       for (uint32_t i = 0; i < count && ok_; ++i) Get(values.emplace_back());
     }
   }

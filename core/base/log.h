@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Logging for every house, without a dependency: messages go to a sink that the process installs (ropeteamd installs
-// spdlog, the tests a recorder, the client library stderr at ROPETEAM_LOG). Lower case, "name value" and not
-// "name=value"; info per event, debug per shard or object, trace per chunk. Safe from any thread.
+// Logging for every house, without a dependency: messages go to a sink that the process installs (ropeteamd
+// installs spdlog, the tests a recorder, the client library stderr at ROPETEAM_LOG). Lower case, "name value"
+// and not "name=value"; info per event, debug per shard or object, trace per chunk. Safe from any thread.
 
 #ifndef ROPETEAM_CORE_BASE_LOG_H_
 #define ROPETEAM_CORE_BASE_LOG_H_
@@ -17,8 +17,8 @@ enum class LogLevel : int { kTrace = 0, kDebug = 1, kInfo = 2, kWarning = 3, kEr
 
 using LogSink = std::function<void(LogLevel level, std::string_view message)>;
 
-// Replaces the sink and the level below which messages are not even formatted. The default sink writes to stderr,
-// the default level is kWarning. The old sink is not called after the return.
+// Replaces the sink and the level below which messages are not even formatted. The default sink writes to
+// stderr, the default level is kWarning. The old sink is not called after the return.
 void SetLogSink(LogSink sink, LogLevel level);
 void SetLogLevel(LogLevel level);
 
@@ -32,10 +32,10 @@ void Log(LogLevel level, const char* format, ...) __attribute__((format(printf, 
 
 }  // namespace ropeteam
 
-#define ROPETEAM_LOG(level, ...)                                                                          \
-  do {                                                                                                    \
-    if (static_cast<int>(level) >= ::ropeteam::internal::log_level.load(std::memory_order_relaxed))       \
-      ::ropeteam::internal::Log(level, __VA_ARGS__);                                                      \
+#define ROPETEAM_LOG(level, ...)                                                                    \
+  do {                                                                                              \
+    if (static_cast<int>(level) >= ::ropeteam::internal::log_level.load(std::memory_order_relaxed)) \
+      ::ropeteam::internal::Log(level, __VA_ARGS__);                                                \
   } while (0)
 #define LOG_TRACE(...) ROPETEAM_LOG(::ropeteam::LogLevel::kTrace, __VA_ARGS__)
 #define LOG_DEBUG(...) ROPETEAM_LOG(::ropeteam::LogLevel::kDebug, __VA_ARGS__)

@@ -23,21 +23,36 @@ std::string Format(const char* format, va_list arguments) {
 
 const char* CodeName(Code code) {
   switch (code) {
-    case Code::kOk: return "ok";
-    case Code::kInvalidArgument: return "invalid argument";
-    case Code::kNotFound: return "not found";
-    case Code::kAlreadyExists: return "already exists";
-    case Code::kNoSpace: return "no space";
-    case Code::kDeadlineExceeded: return "deadline exceeded";
-    case Code::kPeerGone: return "peer gone";
-    case Code::kLinkFailed: return "link failed";
-    case Code::kCorrupt: return "corrupt";
-    case Code::kStale: return "stale";
-    case Code::kUnavailable: return "unavailable";
-    case Code::kUnsupported: return "unsupported";
-    case Code::kIo: return "i/o error";
-    case Code::kAborted: return "aborted";
-    case Code::kInternal: return "internal error";
+    case Code::kOk:
+      return "ok";
+    case Code::kInvalidArgument:
+      return "invalid argument";
+    case Code::kNotFound:
+      return "not found";
+    case Code::kAlreadyExists:
+      return "already exists";
+    case Code::kNoSpace:
+      return "no space";
+    case Code::kDeadlineExceeded:
+      return "deadline exceeded";
+    case Code::kPeerGone:
+      return "peer gone";
+    case Code::kLinkFailed:
+      return "link failed";
+    case Code::kCorrupt:
+      return "corrupt";
+    case Code::kStale:
+      return "stale";
+    case Code::kUnavailable:
+      return "unavailable";
+    case Code::kUnsupported:
+      return "unsupported";
+    case Code::kIo:
+      return "i/o error";
+    case Code::kAborted:
+      return "aborted";
+    case Code::kInternal:
+      return "internal error";
   }
   return "unknown code";
 }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Status is how every fallible call in Ropeteam answers: a code from a closed vocabulary and a sentence for a person.
-// No exception crosses a house. The vocabulary separates what a caller can act on differently: a peer that is gone
-// is not a link that failed, and a deadline that passed leaves the outcome unknown.
+// Status is how every fallible call in Ropeteam answers: a code from a closed vocabulary and a sentence for a
+// person. No exception crosses a house. The vocabulary separates what a caller can act on differently: a peer
+// that is gone is not a link that failed, and a deadline that passed leaves the outcome unknown.
 //
-// The message names the value and the limit it met ("name of 300 bytes, limit 255"), never just the rule. The first
-// function that knows a cause logs it; those above return it.
+// The message names the value and the limit it met ("name of 300 bytes, limit 255"), never just the rule. The
+// first function that knows a cause logs it; those above return it.
 //
 // Values; safe to copy and to move between threads. An OK status holds no allocation.
 
@@ -76,14 +76,23 @@ Status ErrnoError(int errno_value, const char* format, ...) __attribute__((forma
 template <typename T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : value_(std::move(value)) {}                                              // NOLINT
-  Result(Status status) : status_(std::move(status)) { ROPETEAM_CHECK(!status_.ok()); }      // NOLINT
+  Result(T value) : value_(std::move(value)) {}                                          // NOLINT
+  Result(Status status) : status_(std::move(status)) { ROPETEAM_CHECK(!status_.ok()); }  // NOLINT
 
   bool ok() const { return value_.has_value(); }
   const Status& status() const { return status_; }
-  T& value() & { ROPETEAM_CHECK(ok()); return *value_; }
-  const T& value() const& { ROPETEAM_CHECK(ok()); return *value_; }
-  T&& value() && { ROPETEAM_CHECK(ok()); return *std::move(value_); }
+  T& value() & {
+    ROPETEAM_CHECK(ok());
+    return *value_;
+  }
+  const T& value() const& {
+    ROPETEAM_CHECK(ok());
+    return *value_;
+  }
+  T&& value() && {
+    ROPETEAM_CHECK(ok());
+    return *std::move(value_);
+  }
   T& operator*() & { return value(); }
   const T& operator*() const& { return value(); }
   T* operator->() { return &value(); }
@@ -96,10 +105,10 @@ class [[nodiscard]] Result {
 
 }  // namespace ropeteam
 
-#define ROPETEAM_RETURN_IF_ERROR(expression)               \
-  do {                                                     \
-    ::ropeteam::Status ropeteam_status_ = (expression);    \
-    if (!ropeteam_status_.ok()) return ropeteam_status_;   \
+#define ROPETEAM_RETURN_IF_ERROR(expression)             \
+  do {                                                   \
+    ::ropeteam::Status ropeteam_status_ = (expression);  \
+    if (!ropeteam_status_.ok()) return ropeteam_status_; \
   } while (0)
 
 #endif  // ROPETEAM_CORE_BASE_STATUS_H_

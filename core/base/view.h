@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A View is what membership tells core: who is alive, who leads, in which epoch. Views are values; a newer one
-// replaces the older whole.
+// A View is what membership tells core: who is alive, who leads, in which epoch. Views are values; a newer
+// one replaces the older whole.
 
 #ifndef ROPETEAM_CORE_BASE_VIEW_H_
 #define ROPETEAM_CORE_BASE_VIEW_H_
@@ -14,25 +14,26 @@
 
 namespace ropeteam {
 
-inline constexpr size_t kNodesMax = 4096;           // nodes of one job; bounds a view to a few MiB on the wire
-inline constexpr size_t kNodeNameBytesMax = 63;     // a DNS label
-inline constexpr size_t kDomainBytesMax = 255;      // "rack=r7,zone=b"
-inline constexpr size_t kAddressBytesMax = 1024;    // a transport's endpoint name; the longest known is UCX's, ~500
+inline constexpr size_t kNodesMax = 4096;        // nodes of one job; bounds a view to a few MiB on the wire
+inline constexpr size_t kNodeNameBytesMax = 63;  // a DNS label
+inline constexpr size_t kDomainBytesMax = 255;   // "rack=r7,zone=b"
+// A transport's endpoint name; the longest known is UCX's, ~500
+inline constexpr size_t kAddressBytesMax = 1024;
 
 struct Member {
-  NodeId id = kNoNode;           // this life of the node
-  std::string name;              // stable over restarts; unique among the living
-  uint32_t ordinal = 0;          // position given by the launcher (node rank); orders the members
-  std::string domain;            // failure domain label, empty when unknown
-  std::string control_address;   // host:port of the node's gRPC service
-  std::string data_address;      // opaque bytes of the transport's endpoint (Transport::LocalAddress)
+  NodeId id = kNoNode;          // this life of the node
+  std::string name;             // stable over restarts; unique among the living
+  uint32_t ordinal = 0;         // position given by the launcher (node rank); orders the members
+  std::string domain;           // failure domain label, empty when unknown
+  std::string control_address;  // host:port of the node's gRPC service
+  std::string data_address;     // opaque bytes of the transport's endpoint (Transport::LocalAddress)
   friend bool operator==(const Member&, const Member&) = default;
 };
 
 struct View {
   Epoch epoch = 0;
-  NodeId leader = kNoNode;       // one of the members, or kNoNode when there are none
-  std::vector<Member> members;   // ordered by (ordinal, name), ids and names unique
+  NodeId leader = kNoNode;      // one of the members, or kNoNode when there are none
+  std::vector<Member> members;  // ordered by (ordinal, name), ids and names unique
   friend bool operator==(const View&, const View&) = default;
 
   const Member* Find(NodeId id) const {

@@ -40,8 +40,8 @@ struct EngineConfig {
   std::string node;
   uint32_t replicas = 1;    // R: verified copies on other nodes that REPLICATED means
   uint32_t keep_steps = 2;  // K: committed steps that retention keeps
-  uint32_t nodes_expected =
-      1;  // of the job; `latest` need not wait for more ranks once so many nodes are there
+  // Of the job; `latest` need not wait for more ranks once so many nodes are there
+  uint32_t nodes_expected = 1;
   // How long chunks stay out of use whose writer has left the view without giving them back: longer than
   // anything the fabric may still deliver. OnPeerFenced() ends it early where the transport can tell.
   TimeUs quarantine_us = 5'000'000;

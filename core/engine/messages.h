@@ -155,8 +155,8 @@ struct Life {
   }
   friend bool operator==(const Life&, const Life&) = default;
 };
-inline constexpr size_t kPastTokensMax =
-    32;  // zombies are of the last few lives; a token is 255 bytes at most
+// Zombies are of the last few lives; a token is 255 bytes at most
+inline constexpr size_t kPastTokensMax = 32;
 
 struct Inventory {
   static constexpr Kind kKind = Kind::kInventory;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A shard is one stream of bytes: its objects, each at a 64-byte aligned offset and in the order they were saved, then
-// its manifest (manifest.h). The stream is cut into chunks of the arena's chunk size; the last one may be short. Which
-// chunks of an arena hold a stream is a list of extents, in stream order.
+// A shard is one stream of bytes: its objects, each at a 64-byte aligned offset and in the order they were
+// saved, then its manifest (manifest.h). The stream is cut into chunks of the arena's chunk size; the last
+// one may be short. Which chunks of an arena hold a stream is a list of extents, in stream order.
 
 #ifndef ROPETEAM_CORE_SHARD_EXTENT_H_
 #define ROPETEAM_CORE_SHARD_EXTENT_H_
@@ -15,16 +15,18 @@
 
 namespace ropeteam {
 
-// A page-aligned object can be handed to a device or mapped; 64 bytes is a cache line and what vector loads want.
+// A page-aligned object can be handed to a device or mapped; 64 bytes is a cache line and what vector loads
+// want.
 inline constexpr uint64_t kObjectAlignmentBytes = 64;
 inline constexpr uint64_t AlignObject(uint64_t offset) {
   return (offset + kObjectAlignmentBytes - 1) & ~(kObjectAlignmentBytes - 1);
 }
 
 inline constexpr uint64_t kChunkBytesDefault = 4ull << 20;
-inline constexpr uint64_t kChunkBytesMin = 4096;         // a page: the unit of mapping; small ones are for tests
-inline constexpr uint64_t kChunkBytesMax = 1ull << 30;   // lengths within a chunk fit 32 bits
-// 64 Ki × 4 MiB is a shard of 256 GiB, above any node's memory share of one rank; its checksums fit one local frame.
+inline constexpr uint64_t kChunkBytesMin = 4096;  // a page: the unit of mapping; small ones are for tests
+inline constexpr uint64_t kChunkBytesMax = 1ull << 30;  // lengths within a chunk fit 32 bits
+// 64 Ki × 4 MiB is a shard of 256 GiB, above any node's memory share of one rank; its checksums fit one local
+// frame.
 inline constexpr uint64_t kChunksPerShardMax = 64 * 1024;
 inline constexpr uint64_t kStreamBytesMax = kChunksPerShardMax * kChunkBytesMax;  // of any arena's shards
 
@@ -36,7 +38,8 @@ struct Extent {
 };
 
 inline constexpr uint64_t ChunksFor(uint64_t bytes, uint64_t chunk_bytes) {
-  // Not (bytes + chunk_bytes - 1) / chunk_bytes: an absurd size from a socket must not wrap around to a small count.
+  // Not (bytes + chunk_bytes - 1) / chunk_bytes: an absurd size from a socket must not wrap around to a small
+  // count.
   return bytes / chunk_bytes + (bytes % chunk_bytes != 0 ? 1 : 0);
 }
 inline uint64_t ChunkCount(const std::vector<Extent>& extents) {

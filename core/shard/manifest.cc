@@ -34,8 +34,8 @@ static_assert(kObjectsMax * kNameBytesMax < UINT32_MAX);
 // The stream's end must not overflow, whatever the objects' lengths.
 static_assert(kStreamBytesMax < UINT64_MAX / 2);
 
-constexpr uint64_t kNameBytesEstimate =
-    64;  // see EstimateBytes(): above the longest parameter names of common models
+// See EstimateBytes(): above the longest parameter names of common models
+constexpr uint64_t kNameBytesEstimate = 64;
 constexpr uint32_t kNoIndex = UINT32_MAX;
 static_assert(kObjectsMax < kNoIndex);
 constexpr size_t kIndexSlotsMin = 16;

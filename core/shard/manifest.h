@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The manifest ends a shard's stream: what objects it holds and where. The rank's library writes it, the daemon checks it
-// before it seals the shard, every reader parses it. Format (docs/arena.md has the picture), little-endian, packed:
+// The manifest ends a shard's stream: what objects it holds and where. The rank's library writes it, the
+// daemon checks it before it seals the shard, every reader parses it. Format (docs/arena.md has the picture),
+// little-endian, packed:
 //
 //     header   magic u32 'RTMF', version u32, object_count u32, names_bytes u32, data_bytes u64 (= manifest_offset)
 //     entries  object_count × {offset u64, length u64, name_begin u32, name_length u32}, in saving order
@@ -25,8 +26,8 @@ namespace ropeteam {
 
 inline constexpr uint32_t kManifestMagic = 0x464d5452;  // "RTMF"
 inline constexpr uint32_t kManifestVersion = 1;
-inline constexpr size_t kNameBytesMax = 255;       // ROPETEAM_NAME_MAX; a path's longest component
-inline constexpr uint64_t kObjectsMax = 1000000;   // ROPETEAM_OBJECTS_MAX: bounds a manifest to 279 MB
+inline constexpr size_t kNameBytesMax = 255;      // ROPETEAM_NAME_MAX; a path's longest component
+inline constexpr uint64_t kObjectsMax = 1000000;  // ROPETEAM_OBJECTS_MAX: bounds a manifest to 279 MB
 inline constexpr uint64_t kManifestHeaderBytes = 24;
 inline constexpr uint64_t kManifestEntryBytes = 24;
 
@@ -38,9 +39,9 @@ struct Object {
 
 class Manifest {
  public:
-  // Adds an object behind the last one. Returns its offset in the stream. kInvalidArgument: name empty, over the limit,
-  // with a zero byte in it or used already, too many objects, or an end behind kStreamBytesMax; the message has the
-  // value and the limit, and the manifest is unchanged.
+  // Adds an object behind the last one. Returns its offset in the stream. kInvalidArgument: name empty, over
+  // the limit, with a zero byte in it or used already, too many objects, or an end behind kStreamBytesMax;
+  // the message has the value and the limit, and the manifest is unchanged.
   Result<uint64_t> Add(std::string_view name, uint64_t length);
 
   const std::vector<Object>& objects() const { return objects_; }
@@ -53,12 +54,13 @@ class Manifest {
   uint64_t encoded_bytes() const;
 
   std::string Encode() const;
-  // Checks everything: lengths, magic, version, CRC, order, alignment, overlaps, names' rules. kCorrupt when the CRC or
-  // structure is broken, kUnsupported for another version.
+  // Checks everything: lengths, magic, version, CRC, order, alignment, overlaps, names' rules. kCorrupt when
+  // the CRC or structure is broken, kUnsupported for another version.
   static Result<Manifest> Parse(std::string_view bytes, uint64_t manifest_offset);
 
-  // An upper bound of encoded_bytes() for a save that announces this many objects of unknown names: what save_begin
-  // reserves on top of the data, assuming names of 64 bytes; longer ones may make the save ask for another chunk.
+  // An upper bound of encoded_bytes() for a save that announces this many objects of unknown names: what
+  // save_begin reserves on top of the data, assuming names of 64 bytes; longer ones may make the save ask for
+  // another chunk.
   static uint64_t EstimateBytes(uint64_t objects);
 
  private:

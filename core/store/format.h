@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The arena's layout in memory: what a Store leaves behind for the next process. docs/arena.md has the picture and
-// says why each store comes when it does. From the memory's start:
+// The arena's layout in memory: what a Store leaves behind for the next process. docs/arena.md has the
+// picture and says why each store comes when it does. From the memory's start:
 //
 //     superblock    one page: what this arena is; written once, by Format()
 //     slots         chunk_count × Slot: slot i describes the sealed shard whose stream begins in chunk i, if any does.
@@ -10,8 +10,9 @@
 //     chunks        chunk_count × chunk_bytes, from a multiple of min(chunk_bytes, 2 MiB), so that no chunk straddles
 //                   a huge page that it could have avoided
 //
-// Everything little-endian. Any change of what is declared here raises kArenaVersion. While the arena lives, only the
-// superblock's incarnations, the slots' state words, and slots and descriptors that no state word publishes are written.
+// Everything little-endian. Any change of what is declared here raises kArenaVersion. While the arena lives,
+// only the superblock's incarnations, the slots' state words, and slots and descriptors that no state word
+// publishes are written.
 
 #ifndef ROPETEAM_CORE_STORE_FORMAT_H_
 #define ROPETEAM_CORE_STORE_FORMAT_H_
@@ -91,8 +92,8 @@ bool DecodeSlotState(uint64_t word, SlotState* state);
 
 struct Slot {
   uint64_t state;
-  // Counts up with every seal, from above the published ones: the same shard sealed anew in the same chunks has another
-  // digest.
+  // Counts up with every seal, from above the published ones: the same shard sealed anew in the same chunks
+  // has another digest.
   uint64_t generation;
   uint32_t first_chunk;  // the slot's own number
   uint32_t chunk_count;

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The Store is a node's arena and what it knows of it: which chunks are free, which sealed shard lies where. The memory
-// is given (a mapping in ropeteamd, a vector in the simulation); its layout is format.h's. The Store does no I/O and
-// reads no chunk's bytes on its own.
+// The Store is a node's arena and what it knows of it: which chunks are free, which sealed shard lies where.
+// The memory is given (a mapping in ropeteamd, a vector in the simulation); its layout is format.h's. The
+// Store does no I/O and reads no chunk's bytes on its own.
 //
-// Crash consistency: the process may be killed between any two stores to the memory (not the host: what a store has
-// written stays). A slot of the table is filled, checksummed, fenced and only then published by one 8-byte store; it is
-// withdrawn by one store before any of its chunks is free. So a slot that is published describes a whole shard, and
-// Adopt() derives the free list from the published slots alone: nothing else is believed.
+// Crash consistency: the process may be killed between any two stores to the memory (not the host: what a
+// store has written stays). A slot of the table is filled, checksummed, fenced and only then published by one
+// 8-byte store; it is withdrawn by one store before any of its chunks is free. So a slot that is published
+// describes a whole shard, and Adopt() derives the free list from the published slots alone: nothing else is
+// believed.
 //
 // One thread at a time. Pointers to SealedShard are valid until the next non-const call.
 
@@ -47,13 +48,13 @@ enum class Role : uint32_t {
 struct SealedShard {
   ShardMeta meta;
   Role role = Role::kOwn;
-  bool committed = false;         // the leader announced its step as committed
+  bool committed = false;  // the leader announced its step as committed
   std::vector<Extent> extents;
-  std::vector<uint32_t> crcs;     // CRC32C of each chunk's bytes, ChunkLength() of them
-  std::vector<uint32_t> bad;      // chunk indices known not to match, sorted; not stored
-  uint32_t leases = 0;            // readers; not stored
-  bool removed = false;           // withdrawn; its chunks are free once the last lease ends
-  uint32_t digest = 0;            // of its slot; the Store's own
+  std::vector<uint32_t> crcs;  // CRC32C of each chunk's bytes, ChunkLength() of them
+  std::vector<uint32_t> bad;   // chunk indices known not to match, sorted; not stored
+  uint32_t leases = 0;         // readers; not stored
+  bool removed = false;        // withdrawn; its chunks are free once the last lease ends
+  uint32_t digest = 0;         // of its slot; the Store's own
 };
 
 struct ArenaIdentity {
@@ -64,22 +65,23 @@ struct ArenaIdentity {
 class Store {
  public:
   struct AdoptReport {
-    uint64_t shards = 0;             // sealed shards found whole
+    uint64_t shards = 0;                // sealed shards found whole
     std::vector<std::string> rejected;  // one sentence for each slot not believed
   };
 
   // Bytes of memory that an arena with `chunk_count` chunks takes, tables included.
   static uint64_t MemoryFor(uint64_t chunk_count, uint64_t chunk_bytes);
 
-  // Lays a fresh, empty arena over `memory` (page-aligned, must outlive the Store). kInvalidArgument: chunk size not a
-  // power of two in [kChunkBytesMin, kChunkBytesMax], memory too small for one chunk or larger than the tables can
-  // name, identity over its limits; the memory is untouched then. Whatever arena was there is gone with the first store.
+  // Lays a fresh, empty arena over `memory` (page-aligned, must outlive the Store). kInvalidArgument: chunk
+  // size not a power of two in [kChunkBytesMin, kChunkBytesMax], memory too small for one chunk or larger
+  // than the tables can name, identity over its limits; the memory is untouched then. Whatever arena was
+  // there is gone with the first store.
   static Result<std::unique_ptr<Store>> Format(std::span<std::byte> memory, uint64_t chunk_bytes,
                                                const ArenaIdentity& identity);
-  // Takes over what a former process left. kNotFound: no arena here (all zero, or a Format() that did not finish);
-  // kCorrupt: the superblock does not match its checksum; kUnsupported: another format version; kInvalidArgument:
-  // another job, node, chunk size or memory size, both named. Single bad slots are rejected and reported, not fatal.
-  // Chunk contents are not read: the caller checks them (crcs) and calls MarkBad().
+  // Takes over what a former process left. kNotFound: no arena here (all zero, or a Format() that did not
+  // finish); kCorrupt: the superblock does not match its checksum; kUnsupported: another format version;
+  // kInvalidArgument: another job, node, chunk size or memory size, both named. Single bad slots are rejected
+  // and reported, not fatal. Chunk contents are not read: the caller checks them (crcs) and calls MarkBad().
   static Result<std::unique_ptr<Store>> Adopt(std::span<std::byte> memory, uint64_t chunk_bytes,
                                               const ArenaIdentity& identity, AdoptReport* report);
 
@@ -87,28 +89,31 @@ class Store {
   uint64_t chunk_bytes() const { return chunk_bytes_; }
   uint64_t chunks_total() const { return chunk_count_; }
   uint64_t chunks_free() const { return free_runs_.free(); }
-  uint64_t chunk_offset(uint32_t chunk) const { return chunks_begin_ + chunk * chunk_bytes_; }  // from memory's start
+  uint64_t chunk_offset(uint32_t chunk) const {
+    return chunks_begin_ + chunk * chunk_bytes_;
+  }  // from memory's start
   std::byte* chunk(uint32_t chunk) { return memory_.data() + chunk_offset(chunk); }
   const std::byte* chunk(uint32_t chunk) const { return memory_.data() + chunk_offset(chunk); }
   std::span<std::byte> memory() { return memory_; }
 
   // ---- allocation: not stored; chunks allocated and not sealed are free after a restart
-  // One extent when a run is free (first fit), else as few as can be. kNoSpace: chunks needed, free and the limit, in
-  // bytes too; kInvalidArgument: more than kChunksPerShardMax; nothing is allocated then. Zero chunks is one chunk:
-  // every shard has a manifest.
+  // One extent when a run is free (first fit), else as few as can be. kNoSpace: chunks needed, free and the
+  // limit, in bytes too; kInvalidArgument: more than kChunksPerShardMax; nothing is allocated then. Zero
+  // chunks is one chunk: every shard has a manifest.
   Result<std::vector<Extent>> Allocate(uint64_t chunks);
   void Free(const std::vector<Extent>& extents);
 
   // ---- sealed shards
-  // Publishes the shard; the chunks beyond ChunksFor(stream_bytes) are freed. kAlreadyExists: the id is sealed here
-  // already (in any role). kInvalidArgument: a meta that cannot be of this arena, another number of crcs than chunks,
-  // fewer chunks than the stream needs. After an error the chunks are still the caller's. The extents must come from
-  // Allocate(): anything else is our bug and checked.
+  // Publishes the shard; the chunks beyond ChunksFor(stream_bytes) are freed. kAlreadyExists: the id is
+  // sealed here already (in any role). kInvalidArgument: a meta that cannot be of this arena, another number
+  // of crcs than chunks, fewer chunks than the stream needs. After an error the chunks are still the
+  // caller's. The extents must come from Allocate(): anything else is our bug and checked.
   Status Seal(const ShardMeta& meta, Role role, std::vector<Extent> extents, std::vector<uint32_t> crcs);
   const SealedShard* Find(const ShardId& id) const;
   // All published shards, ordered by id. Removed ones that are still leased are not among them.
   const std::map<ShardId, std::unique_ptr<SealedShard>>& shards() const { return shards_; }
-  // Grows whenever shards() changes in any way but by leases: what has been looked at need not be looked at again.
+  // Grows whenever shards() changes in any way but by leases: what has been looked at need not be looked at
+  // again.
   uint64_t changes() const { return changes_; }
   void SetCommitted(const ShardId& id);
   void SetRole(const ShardId& id, Role role);

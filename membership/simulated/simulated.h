@@ -52,7 +52,8 @@ class SimulatedMembership {
 
   SimulatedMembership(const MembershipConfig& config, Send send, Listener listener);
 
-  void RestartCoordinator(TimeUs now);  // starts it, too; not while it runs. Epochs begin at `now` in milliseconds
+  void RestartCoordinator(
+      TimeUs now);  // starts it, too; not while it runs. Epochs begin at `now` in milliseconds
   void CrashCoordinator(bool reset);
   void AddNode(TimeUs now, const Member& member);
   void CrashNode(NodeId node, bool reset);

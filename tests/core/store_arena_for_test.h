@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the Store's tests share: memory that can be copied like a value (a snapshot is what a killed process leaves), and
-// shards whose bytes follow from their names.
+// What the Store's tests share: memory that can be copied like a value (a snapshot is what a killed process
+// leaves), and shards whose bytes follow from their names.
 
 #ifndef ROPETEAM_TESTS_CORE_STORE_ARENA_FOR_TEST_H_
 #define ROPETEAM_TESTS_CORE_STORE_ARENA_FOR_TEST_H_

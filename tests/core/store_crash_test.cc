@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// kill -9 between any two stores to the arena's tables. At each such place the memory is copied, as it would stay behind,
-// and a new process takes the copy over.
+// kill -9 between any two stores to the arena's tables. At each such place the memory is copied, as it would
+// stay behind, and a new process takes the copy over.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

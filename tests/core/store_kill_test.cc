@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The real thing: a process that saves and removes in shared memory is killed with SIGKILL, wherever it is, and this one
-// takes the memory over.
+// The real thing: a process that saves and removes in shared memory is killed with SIGKILL, wherever it is,
+// and this one takes the memory over.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -61,7 +61,8 @@ TEST(StoreKill, ARealProcessKilledAnywhereLeavesWholeShards) {
     const pid_t child = fork();
     ASSERT_GE(child, 0);
     if (child == 0) SaveForever(memory, progress, pipe[1]);
-    // The pipe says that it is well under way; where exactly it is when the signal arrives is the point of the test.
+    // The pipe says that it is well under way; where exactly it is when the signal arrives is the point of
+    // the test.
     for (uint64_t i = 1 + random() % 64; i > 0; --i) {
       char byte;
       ASSERT_EQ(read(pipe[0], &byte, 1), 1);

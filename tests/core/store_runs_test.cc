@@ -76,8 +76,8 @@ TEST(FreeRunsDeathTest, TakingOrGivingTwiceIsOurBug) {
   EXPECT_DEATH((void)runs.FirstFit(4), "check failed");
 }
 
-// 100,000 chunks, every second one taken: the worst fragmentation. A list that is walked would take 50,000 steps a
-// call, 5e9 for these; the test's time limit is the assertion.
+// 100,000 chunks, every second one taken: the worst fragmentation. A list that is walked would take 50,000
+// steps a call, 5e9 for these; the test's time limit is the assertion.
 TEST(FreeRuns, StaysQuickWhenFragmented) {
   constexpr uint32_t kChunks = 100000;
   FreeRuns runs(kChunks);

@@ -98,17 +98,18 @@ TEST(Placement, EveryOtherNodeStandsInOnce) {
 }
 
 TEST(Placement, ACopyLeavesTheDomainWhenThereIsAnother) {
-  const std::vector<std::vector<std::string>> clusters = {
-      {"a", "a", "b", "b"}, {"a", "a", "a", "a", "a", "b"}, {"a", "a", "a", "b", "b", "c", "c"},
-      {"b", "a", "a", "a", "a", "a", "a", "a"}};
+  const std::vector<std::vector<std::string>> clusters = {{"a", "a", "b", "b"},
+                                                          {"a", "a", "a", "a", "a", "b"},
+                                                          {"a", "a", "a", "b", "b", "c", "c"},
+                                                          {"b", "a", "a", "a", "a", "a", "a", "a"}};
   for (const auto& domains : clusters) {
     for (uint32_t replicas = 1; replicas <= 2; ++replicas) {
       const View view = Nodes(domains.size(), domains);
       for (const Member& member : view.members) {
         const std::vector<NodeId> holders = Designated(view, member.id, replicas);
-        EXPECT_TRUE(std::any_of(holders.begin(), holders.end(), [&](NodeId holder) {
-          return view.Find(holder)->domain != member.domain;
-        })) << "node " << member.name << " of " << domains.size() << ", replicas " << replicas;
+        EXPECT_TRUE(std::any_of(holders.begin(), holders.end(),
+                                [&](NodeId holder) { return view.Find(holder)->domain != member.domain; }))
+            << "node " << member.name << " of " << domains.size() << ", replicas " << replicas;
       }
     }
   }

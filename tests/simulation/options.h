@@ -70,8 +70,8 @@ struct FaultOptions {
   TimeUs daemon_back_min_us = 5 * kMs;
   TimeUs daemon_back_max_us = 1500 * kMs;
   TimeUs link_trouble_max_us = 1200 * kMs;
-  uint32_t crash_in_input_ppm =
-      0;  // the daemon dies with an input handled and only some of its outputs carried out
+  // The daemon dies with an input handled and only some of its outputs carried out
+  uint32_t crash_in_input_ppm = 0;
   Flips flips = Flips::kRepairable;
 };
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Failure stories, told one by one: ranks, nodes, daemons, leaders and bits that fail.
-// What each is about stands in its first lines; that nothing else goes wrong meanwhile (bytes, copies, chunks
-// with two users, unanswered calls) the Checker sees to.
+// Failure stories, told one by one: ranks, nodes, daemons, leaders and bits that fail. What each is about
+// stands in its first lines; that nothing else goes wrong meanwhile (bytes, copies, chunks with two users,
+// unanswered calls) the Checker sees to.
 #include "tests/simulation/simulation.h"
 #include "tests/simulation/story.h"
 
