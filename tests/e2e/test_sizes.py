@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Many saves, whose memory must not add up, and a large one, whose lengths must not overflow."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import pathlib
+import random
+import re
+import subprocess
+import sys
+import textwrap
+import zlib
+
+import pytest
+from harness import BUILD, LIBRARY, WAIT_S, environment
+
+from ropeteam import Level
+
+GIB = 1 << 30
+# A sanitizer keeps freed memory for a while, and reads gigabytes for minutes.
+plain_build = pytest.mark.skipif(
+    not LIBRARY.is_relative_to(BUILD), reason=f"{BUILD.name} is built with a sanitizer"
+)
+
+
+def anonymous_kib(pid: int) -> int:
+    """Resident memory that is the process's own: neither the arena, which is shared, nor its program."""
+    status = pathlib.Path(f"/proc/{pid}/status").read_text()
+    return int(re.search(r"^RssAnon:\s+(\d+) kB", status, re.MULTILINE).group(1))
+
+
+@plain_build
+def test_two_hundred_saves_cost_no_memory(cluster):
+    nodes = cluster(2)
+    script = textwrap.dedent(f"""
+        import sys, ropeteam
+        data = bytes(3_000_000)
+        with ropeteam.open({nodes[0].socket!r}, rank=0, world_size=1) as rope:
+            for step in range(1, 201):
+                rope.save(step, {{"data": data, "at": {{"step": step}}}}, wait=ropeteam.Level.COMMITTED)
+                if step in (50, 200):
+                    print(step, flush=True)
+                    sys.stdin.readline()
+    """)
+    rank = subprocess.Popen(
+        [sys.executable, "-c", script],
+        env=environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    measured = {}
+    try:
+        for step in ("50", "200"):
+            assert rank.stdout.readline().strip() == step
+            pids = {"rank": rank.pid, **{node.name: node.process.pid for node in nodes.nodes}}
+            measured[step] = {name: anonymous_kib(pid) for name, pid in pids.items()}
+            rank.stdin.write("\n")
+            rank.stdin.flush()
+        assert rank.wait(WAIT_S) == 0
+    finally:
+        rank.kill()
+        rank.wait()
+    grown = {name: measured["200"][name] - measured["50"][name] for name in measured["50"]}
+    assert all(kib < 4096 for kib in grown.values()), (grown, measured)
+
+
+def fill(memory: mmap.mmap) -> None:
+    """Bytes of which no two mebibytes are alike."""
+    block = random.Random(3).randbytes((1 << 20) - 8)
+    for at in range(0, len(memory), 1 << 20):
+        piece = at.to_bytes(8, "little") + block
+        memory[at : at + len(piece)] = piece[: len(memory) - at]
+
+
+def checksum(memory: mmap.mmap) -> int:
+    value = 0
+    with memoryview(memory) as view:
+        for at in range(0, len(memory), 16 << 20):
+            value = zlib.crc32(view[at : at + (16 << 20)], value)
+    return value
+
+
+@plain_build
+def test_a_shard_above_three_gibibytes_comes_back_whole_from_the_other_node(cluster):
+    length = 3 * GIB + 1
+    # 769 chunks of 4 MiB and the tables before them: the smallest arena that holds the shard, which is enough where
+    # nothing else is kept or on its way.
+    memory_mib = 3080
+    available = int(re.search(r"MemAvailable:\s+(\d+)", pathlib.Path("/proc/meminfo").read_text()).group(1))
+    if available < 16 << 20:
+        pytest.skip(f"16 GiB of memory are needed, {available >> 20} GiB are available")
+    shm = os.statvfs("/dev/shm")
+    if shm.f_bavail * shm.f_frsize < 2 * memory_mib << 20:
+        pytest.skip(f"two arenas of {memory_mib} MiB do not fit into /dev/shm")
+    nodes = cluster(2, memory=f"{memory_mib}M", options=["--keep-steps", "1", "--dead-after-ms", "10000"])
+    with mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        fill(memory)
+        saved = checksum(memory)
+        with nodes[1].open(1, 2, "life") as rope, nodes[0].open(0, 2, "life") as other:
+            rope.save(1, {"data": memory}, wait=Level.REPLICATED, timeout=4 * WAIT_S)
+            memory.madvise(mmap.MADV_DONTNEED)
+            assert not any(memory[2 * GIB : 2 * GIB + 4096]), "it is empty again"
+            nodes[1].kill(drop_memory=True)  # so that the bytes can only be those of the other node
+            nodes.wait_members(1)
+            with other.view(1, 1, timeout=4 * WAIT_S) as view:
+                assert view.length("data") == length
+                view.read_into("data", memory)
+        assert checksum(memory) == saved
