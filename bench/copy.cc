@@ -86,7 +86,7 @@ std::vector<Candidate> Candidates(uint8_t* to, const uint8_t* from, const CopyOp
 
 void MeasureCopy(Bench& bench, const CopyOptions& options) {
   if (options.bytes == 0 || options.chunk_bytes == 0)
-    throw BenchError("a size of 0 bytes cannot be measured");
+    throw CLI::ValidationError(options.bytes == 0 ? "--size" : "--chunk", "0 bytes cannot be measured");
   Report& report = bench.Start("copy of " + std::to_string(options.bytes) + " bytes, chunk " +
                                std::to_string(options.chunk_bytes) + ", runs " + std::to_string(bench.runs) +
                                ", huge pages " + (options.huge_pages ? "asked for" : "refused") +

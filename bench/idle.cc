@@ -18,18 +18,20 @@ namespace {
 
 struct IdleOptions {
   int seconds = 20;  // a clock tick is 10 ms: 20 s resolve a twentieth of a percent
+  uint64_t size_mib = 64;
 };
 
 void Run(Bench& bench, const IdleOptions& options) {
-  constexpr uint64_t kShardBytes = 64ull << 20;
-  Report& report = bench.Start("nodes 2 seconds " + std::to_string(options.seconds));
-  const Buffer source(kShardBytes, 1, false);
+  const uint64_t bytes = options.size_mib << 20;
+  Report& report = bench.Start("size " + std::to_string(options.size_mib) + " MiB nodes 2 seconds " +
+                               std::to_string(options.seconds));
+  const Buffer source(bytes, 1, false);
   ClusterOptions cluster_options;
-  cluster_options.memory_bytes = 5 * kShardBytes;
+  cluster_options.memory_bytes = 5 * bytes + (64ull << 20);
   Cluster cluster(cluster_options);
   BenchRank rank(cluster.socket(0), 0, 1, "bench-idle");
   for (uint64_t step = 1; step <= 3; ++step) {
-    rank.Save(step, source.data(), kShardBytes, 4);
+    rank.Save(step, source.data(), bytes, 4);
     rank.Wait(step, ROPETEAM_COMMITTED);
   }
   poll(nullptr, 0, 1000);  // what follows a save (spinning, acknowledgements) has ended by then
@@ -55,6 +57,9 @@ void AddIdleCommand(CLI::App& app, Bench& bench) {
   const auto options = std::make_shared<IdleOptions>();
   command->add_option("--seconds", options->seconds, "to watch them")
       ->check(CLI::Range(1, 3600))
+      ->capture_default_str();
+  command->add_option("--size", options->size_mib, "of the shards saved before, MiB")
+      ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
   command->callback([&bench, options] { Run(bench, *options); });
 }

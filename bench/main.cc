@@ -22,6 +22,8 @@ namespace ropeteam::bench {
 
 namespace {
 
+constexpr int kExitUsage = 2;
+
 int Main(int argc, char** argv) {
   CLI::App app{"Measures Ropeteam beside its baselines."};
   app.require_subcommand(1);
@@ -38,7 +40,8 @@ int Main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error);
+    // CLI11 has a number of its own for each kind of mistake; ours is the other programs' one.
+    return app.exit(error) == 0 ? 0 : kExitUsage;
   } catch (const std::exception& error) {
     std::cerr << "ropeteam-bench: " << error.what() << std::endl;
     return 1;

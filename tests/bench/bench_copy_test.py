@@ -21,6 +21,9 @@ def bench(*arguments):
     return subprocess.run([BENCH, *arguments], capture_output=True, text=True, timeout=60, check=False)
 
 
+USAGE = 2  # as of ropeteam and ropeteamd
+
+
 class BenchCopy(unittest.TestCase):
     def test_json_has_the_promised_rows_each_beside_its_baseline(self):
         result = bench("copy", "--json", *SMALL)
@@ -64,12 +67,19 @@ class BenchCopy(unittest.TestCase):
         self.assertEqual(names, [json.loads(line)["name"] for line in json_rows])
 
     def test_what_cannot_be_measured_is_an_error_in_words(self):
-        for arguments in [[], ["copie"], ["copy", "--size", "0"], ["copy", "--size", "many"], ["copy", "--runs", "0"],
-                          ["copy", "--chunk", "0", "--size", "1MiB"], ["copy", "--size", "8000000TiB"]]:
+        for arguments, code in [([], USAGE), (["copie"], USAGE), (["copy", "--size", "many"], USAGE),
+                                (["copy", "--runs", "0"], USAGE), (["copy", "--bogus"], USAGE),
+                                (["idle", "--seconds", "0"], USAGE), (["save", "--size", "-1"], USAGE),
+                                (["copy", "--size", "0"], USAGE), (["copy", "--chunk", "0", "--size", "1MiB"], USAGE),
+                                (["copy", "--size", "1000000TiB"], 1)]:
             result = bench(*arguments)
-            self.assertNotEqual(result.returncode, 0, arguments)
+            self.assertEqual(result.returncode, code, (arguments, result.stderr))
             self.assertNotEqual(result.stderr, "", arguments)
             self.assertNotIn("{", result.stdout, arguments)
+
+    def test_help_is_no_mistake(self):
+        for arguments in [["--help"], ["copy", "--help"]]:
+            self.assertEqual(bench(*arguments).returncode, 0)
 
 
 if __name__ == "__main__":
