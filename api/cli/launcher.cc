@@ -89,6 +89,11 @@ Status ChooseCounts(Chooser& chooser, uint32_t* ordinal, uint32_t* nodes) {
   if (!chooser.Told("ordinal") && !chooser.Launcher("ordinal", {"SKYPILOT_NODE_RANK", "SLURM_NODEID",
                                                                 "GROUP_RANK", "PET_NODE_RANK", "NODE_RANK"}))
     chooser.settings["ordinal"] = {"0", "default"};
+  if (*nodes > 1 && chooser.settings["ordinal"].from == "default")
+    return Error(
+        Code::kInvalidArgument,
+        "a job of %u nodes (%s) and no word of which one this is: give --ordinal, from 0, or set NODE_RANK",
+        *nodes, count.from.c_str());
   const Setting& position = chooser.settings["ordinal"];
   if (!ToNumber(position.value, ordinal))
     return Error(Code::kInvalidArgument, "%s is \"%.80s\", not a node's position", position.from.c_str(),

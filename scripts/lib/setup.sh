@@ -127,14 +127,19 @@ setup_machine() {
   setup_venv
 }
 
+# What a script may add to every preset: a suffix of its build tree, and options for CMake.
+BUILD_SUFFIX=""
+BUILD_OPTIONS=()
+
 # build_preset PRESET [TARGET...]: configures when needed and builds; all targets when none is given. What release built
 # is linked into .venv.
 build_preset() {
-  local preset="$1"
+  local preset="$1" tree="$1$BUILD_SUFFIX"
   shift
-  say "configuring $preset"
-  run_quietly "$ROOT/build/setup/configure-$preset.log" cmake -S "$ROOT" --preset "$preset"
-  say "building $preset${*:+ ($*)}; log: build/setup/build-$preset.log"
-  run_quietly "$ROOT/build/setup/build-$preset.log" ninja -C "$ROOT/build/$preset" "$@"
-  if [ "$preset" = release ]; then link_venv; fi
+  say "configuring $tree"
+  run_quietly "$ROOT/build/setup/configure-$tree.log" cmake -S "$ROOT" --preset "$preset" -B "$ROOT/build/$tree" \
+    "${BUILD_OPTIONS[@]}"
+  say "building $tree${*:+ ($*)}; log: build/setup/build-$tree.log"
+  run_quietly "$ROOT/build/setup/build-$tree.log" ninja -C "$ROOT/build/$tree" "$@"
+  if [ "$tree" = release ]; then link_venv; fi
 }

@@ -141,16 +141,25 @@ TEST(LauncherErrors, NameTheVariable) {
   EXPECT_THAT(Choose({}, {{"SLURM_NNODES", "many"}}).status().message(),
               HasSubstr("SLURM_NNODES is \"many\""));
   EXPECT_THAT(Choose({}, {{"NODE_RANK", "-1"}}).status().message(), HasSubstr("NODE_RANK is \"-1\""));
-  EXPECT_THAT(Choose({{"nodes", "3"}}, {}).status().message(), HasSubstr("--coordinator"));
+  EXPECT_THAT(Choose({{"nodes", "3"}, {"ordinal", "0"}}, {}).status().message(), HasSubstr("--coordinator"));
+}
+
+// Else every node of the job would be its first, each with a coordinator and alone.
+TEST(LauncherErrors, OfSeveralNodesEachMustKnowWhichItIs) {
+  const Variables variables = {{"MASTER_ADDR", "127.0.0.1"}, {"NNODES", "2"}};
+  EXPECT_THAT(Choose({}, variables, "127.0.0.1").status().message(),
+              HasSubstr("a job of 2 nodes (NNODES) and no word of which one this is: give --ordinal"));
+  EXPECT_TRUE(Choose({{"ordinal", "1"}}, variables, "127.0.0.1").ok());
 }
 
 TEST(LauncherErrors, ANameThatMeansThisMachineOnlyToItselfIsNoAddressForPeers) {
-  const Variables variables = {{"MASTER_ADDR", "trainhost"}, {"NNODES", "2"}};
+  const Variables variables = {{"MASTER_ADDR", "trainhost"}, {"NNODES", "2"}, {"NODE_RANK", "1"}};
   const Result<Settings> settings = Choose({}, variables, "127.0.1.1");
   ASSERT_FALSE(settings.ok());
   EXPECT_THAT(settings.status().message(), HasSubstr("127.0.1.1"));
   EXPECT_THAT(settings.status().message(), HasSubstr("--listen"));
-  EXPECT_TRUE(Choose({}, {{"MASTER_ADDR", "127.0.0.1"}, {"NNODES", "2"}}, "127.0.0.1").ok())
+  EXPECT_TRUE(
+      Choose({}, {{"MASTER_ADDR", "127.0.0.1"}, {"NNODES", "2"}, {"NODE_RANK", "1"}}, "127.0.0.1").ok())
       << "said so: one machine";
   EXPECT_FALSE(Choose({}, variables, "").ok()) << "no way known";
 }
