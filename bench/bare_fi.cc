@@ -37,8 +37,8 @@ namespace {
 
 constexpr uint64_t kKey = 1;          // of the target's memory, where keys are ours to choose
 constexpr double kStuckSeconds = 30;  // a pass that moves nothing for this long has failed
-constexpr uint32_t kPollsPerCommandLook =
-    256;  // of the target's completion queue, for each look at its commands
+// Of the target's completion queue, for each look at its commands
+constexpr uint32_t kPollsPerCommandLook = 256;
 constexpr size_t kNameBytesMax = 256;
 constexpr size_t kHugePage = 2 << 20;
 

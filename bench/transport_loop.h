@@ -45,8 +45,8 @@ class TransportLoop {
   TransportLoop& operator=(const TransportLoop&) = delete;
 
   // Moves `bytes` in operations of `size` over the peers in turn, at most `depth` outstanding, through the
-  // whole region again and again, or with `one_place` always the same bytes to the same place. With `sleep` it
-  // waits as a daemon does, else it polls all the time.
+  // whole region again and again, or with `one_place` always the same bytes to the same place. With `sleep`
+  // it waits as a daemon does, else it polls all the time.
   LoopPass Pass(bool get, uint64_t size, uint32_t depth, uint64_t bytes, bool sleep = false,
                 bool one_place = false);
   const Transport& transport() const { return *transport_; }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What the transports are measured against, besides the bare libfabric loop: the fabrics' own tools, run as
-// they are, and a plain socket. Each call is one pass: it starts what it
-// needs, and what it returns is what was moved while the clock of the tool itself ran, in bytes per second.
+// they are, and a plain socket. Each call is one pass: it starts what it needs, and what it returns is what
+// was moved while the clock of the tool itself ran, in bytes per second.
 
 #ifndef ROPETEAM_BENCH_YARDSTICKS_H_
 #define ROPETEAM_BENCH_YARDSTICKS_H_

@@ -1,23 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A Transport moves bytes between registered memory of two nodes, one-sided: the target's program takes no part and is
-// not told. It does not retry, order or checksum: those live once, in core/. It knows nothing of checkpoints.
+// A Transport moves bytes between registered memory of two nodes, one-sided: the target's program takes no
+// part and is not told. It does not retry, order or checksum: those live once, in core/. It knows nothing of
+// checkpoints.
 //
-// Threads: calls marked [loop] may be made only from the one thread that runs Poll() and Wait(); every other call is
-// safe from any thread.
+// Threads: calls marked [loop] may be made only from the one thread that runs Poll() and Wait(); every other
+// call is safe from any thread.
 //
-// Ordering: none, between any two operations (EFA's SRD delivers out of order). A target learns that bytes have
-// arrived only by a message sent after the initiator's completion.
+// Ordering: none, between any two operations (EFA's SRD delivers out of order). A target learns that bytes
+// have arrived only by a message sent after the initiator's completion.
 //
-// Buffers: the local range of a Put() or Get() belongs to the transport from the call until its completion comes out
-// of Poll(), also when the peer has died. Every accepted operation completes exactly once, and not before the device
-// has let go of the memory. When a peer is gone, all its outstanding operations complete with kPeerGone within 100 ms
-// of the fabric's noticing; Disconnect() completes them with kPeerGone too, before it completes itself. Writing to the
-// range of a Put() meanwhile (core repairs a bad chunk in place) makes the bytes that arrive unspecified, nothing worse:
-// it must not be freed or unmapped.
+// Buffers: the local range of a Put() or Get() belongs to the transport from the call until its completion
+// comes out of Poll(), also when the peer has died. Every accepted operation completes exactly once, and not
+// before the device has let go of the memory. When a peer is gone, all its outstanding operations complete
+// with kPeerGone within 100 ms of the fabric's noticing; Disconnect() completes them with kPeerGone too,
+// before it completes itself. Writing to the range of a Put() meanwhile (core repairs a bad chunk in place)
+// makes the bytes that arrive unspecified, nothing worse: it must not be freed or unmapped.
 //
-// The target side needs progress on some fabrics: run Poll()/Wait() whether or not operations of one's own are
-// outstanding.
+// The target side needs progress on some fabrics: run Poll()/Wait() whether or not operations of one's own
+// are outstanding.
 
 #ifndef ROPETEAM_TRANSPORT_TRANSPORT_H_
 #define ROPETEAM_TRANSPORT_TRANSPORT_H_
@@ -31,12 +32,12 @@
 
 namespace ropeteam {
 
-// Accepted and not yet completed operations of one transport. 64 Ki × 4 MiB chunks is 256 GiB in flight, more than
-// any node's share of one step; beyond it Put() and Get() answer kNoSpace.
+// Accepted and not yet completed operations of one transport. 64 Ki × 4 MiB chunks is 256 GiB in flight, more
+// than any node's share of one step; beyond it Put() and Get() answer kNoSpace.
 inline constexpr size_t kOperationsOutstandingMax = 64 * 1024;
 
-// Regions one transport may hold registered: the arena, staging, and room for GPU memory. Registration is for start-up,
-// never for a save.
+// Regions one transport may hold registered: the arena, staging, and room for GPU memory. Registration is for
+// start-up, never for a save.
 inline constexpr size_t kRegionsMax = 64;
 
 using PeerId = uint32_t;          // a connected peer, by this transport's own count; never used again
@@ -44,11 +45,11 @@ using RegionId = uint32_t;        // memory of this process that this transport 
 using RemoteRegionId = uint32_t;  // memory of a peer, imported from the key that the peer exported
 
 struct TransportCapabilities {
-  std::string name;              // "inproc", "ofi", "verbs", "ucx"
-  std::string provider;          // "tcp;ofi_rxm", "efa", …; libfabric's; empty with the other transports
-  bool rdma = false;             // the network card moves the bytes
-  // After Disconnect() has completed no byte of that peer's operations lands in our memory any more. Where false, a
-  // range that a peer may still be writing must be kept out of use for a while (core's quarantine).
+  std::string name;      // "inproc", "ofi", "verbs", "ucx"
+  std::string provider;  // "tcp;ofi_rxm", "efa", …; libfabric's; empty with the other transports
+  bool rdma = false;     // the network card moves the bytes
+  // After Disconnect() has completed no byte of that peer's operations lands in our memory any more. Where
+  // false, a range that a peer may still be writing must be kept out of use for a while (core's quarantine).
   bool fences_peers = false;
   uint64_t operation_bytes = 0;  // larger operations are split into this many bytes by the transport
   std::string devices;           // those in use, "mlx5_0,mlx5_1", "lo"; empty where there are none
@@ -62,8 +63,8 @@ enum class OperationKind : uint8_t { kPut, kGet, kDisconnect };
 struct Completion {
   OperationKind kind = OperationKind::kPut;
   PeerId peer = 0;
-  uint64_t context = 0;          // what the caller gave to Put() or Get(); 0 for kDisconnect
-  Code code = Code::kOk;         // kOk, kPeerGone, kLinkFailed, kInvalidArgument (range refused by the peer), kIo
+  uint64_t context = 0;   // what the caller gave to Put() or Get(); 0 for kDisconnect
+  Code code = Code::kOk;  // kOk, kPeerGone, kLinkFailed, kInvalidArgument (range refused by the peer), kIo
 };
 
 class Transport {
@@ -77,14 +78,14 @@ class Transport {
   // One line for people: the device, address and link in use ("tcp;ofi_rxm on lo 127.0.0.2:34567").
   virtual std::string Describe() const = 0;
 
-  // Registers [base, base + length) for local use and for remote put and get. The memory must be mapped and stay so
-  // until DeregisterRegion(). A length of 0 is allowed and can serve only operations of length 0.
+  // Registers [base, base + length) for local use and for remote put and get. The memory must be mapped and
+  // stay so until DeregisterRegion(). A length of 0 is allowed and can serve only operations of length 0.
   // Errors: kNoSpace (kRegionsMax, or the locked-memory limit: the message says which and what to set), kIo.
   virtual Result<RegionId> RegisterRegion(void* base, uint64_t length) = 0;
-  // Registers `length` bytes at `offset` of a dmabuf (memory of a GPU, exported by its driver) for local use, as the
-  // source of puts and the target of gets; it is never exported to peers. The file descriptor stays the caller's and
-  // may be closed afterwards. Errors: kUnsupported (no device in use can: the caller copies through host memory
-  // instead), kNoSpace, kIo (the device refused this dmabuf: errno in the message).
+  // Registers `length` bytes at `offset` of a dmabuf (memory of a GPU, exported by its driver) for local use,
+  // as the source of puts and the target of gets; it is never exported to peers. The file descriptor stays
+  // the caller's and may be closed afterwards. Errors: kUnsupported (no device in use can: the caller copies
+  // through host memory instead), kNoSpace, kIo (the device refused this dmabuf: errno in the message).
   virtual Result<RegionId> RegisterDmabuf(int /*fd*/, uint64_t /*offset*/, uint64_t /*length*/) {
     return Error(Code::kUnsupported, "transport %s cannot register a dmabuf", capabilities().name.c_str());
   }
@@ -93,30 +94,32 @@ class Transport {
   // Opaque bytes from which a peer can import the region. At most kAddressBytesMax / 2.
   virtual std::string ExportRegion(RegionId region) const = 0;
 
-  // [loop] Starts to talk to the peer whose LocalAddress() this is; returns without waiting for it. A peer that cannot
-  // be reached shows as kPeerGone on the first operation. Connecting again after Disconnect() gives another PeerId.
+  // [loop] Starts to talk to the peer whose LocalAddress() this is; returns without waiting for it. A peer
+  // that cannot be reached shows as kPeerGone on the first operation. Connecting again after Disconnect()
+  // gives another PeerId.
   virtual Result<PeerId> Connect(const std::string& address) = 0;
   // [loop] Gives up the peer: its outstanding operations complete with kPeerGone, then one completion of kind
-  // kDisconnect comes, after which the PeerId and its remote regions are invalid. Safe on a peer already gone.
+  // kDisconnect comes, after which the PeerId and its remote regions are invalid. Safe on a peer already
+  // gone.
   virtual void Disconnect(PeerId peer) = 0;
   // [loop] Valid until the peer is disconnected. kInvalidArgument when `key` is not from ExportRegion().
   virtual Result<RemoteRegionId> ImportRegion(PeerId peer, const std::string& key) = 0;
 
-  // [loop] Writes [local_offset, +length) of the local region to the remote region. Completion with kOk means that the
-  // bytes are in the target's memory, where a message sent from now on will find them. Length 0 is allowed and
-  // completes like any other. Any length: the transport splits and queues.
-  // Errors (no completion follows): kInvalidArgument (unknown peer or region, range outside a region), kNoSpace.
+  // [loop] Writes [local_offset, +length) of the local region to the remote region. Completion with kOk means
+  // that the bytes are in the target's memory, where a message sent from now on will find them. Length 0 is
+  // allowed and completes like any other. Any length: the transport splits and queues. Errors (no completion
+  // follows): kInvalidArgument (unknown peer or region, range outside a region), kNoSpace.
   virtual Status Put(PeerId peer, RegionId local, uint64_t local_offset, RemoteRegionId remote,
                      uint64_t remote_offset, uint64_t length, uint64_t context) = 0;
-  // [loop] Reads the remote range into the local one. Completion with kOk means that the bytes are here. After any
-  // other code the local range holds unspecified bytes.
+  // [loop] Reads the remote range into the local one. Completion with kOk means that the bytes are here.
+  // After any other code the local range holds unspecified bytes.
   virtual Status Get(PeerId peer, RegionId local, uint64_t local_offset, RemoteRegionId remote,
                      uint64_t remote_offset, uint64_t length, uint64_t context) = 0;
 
   // [loop] Makes progress and moves up to `capacity` completions to `out`; returns how many. Never blocks.
   virtual size_t Poll(Completion* out, size_t capacity) = 0;
-  // [loop] Sleeps until progress may be possible, Wake() is called, or `timeout_us` has passed (UINT64_MAX: no limit).
-  // Spins for a short while first when work is in flight; never when idle. May return early.
+  // [loop] Sleeps until progress may be possible, Wake() is called, or `timeout_us` has passed (UINT64_MAX:
+  // no limit). Spins for a short while first when work is in flight; never when idle. May return early.
   virtual void Wait(uint64_t timeout_us) = 0;
   // Makes the current or the next Wait() return at once.
   virtual void Wake() = 0;
@@ -124,8 +127,8 @@ class Transport {
   // Counters since creation, for tests and metrics; any thread.
   struct Counters {
     uint64_t registrations = 0;
-    uint64_t put_bytes = 0, get_bytes = 0;          // of completed operations
-    uint64_t puts = 0, gets = 0, failures = 0;      // completed operations, and those of them not kOk
+    uint64_t put_bytes = 0, get_bytes = 0;      // of completed operations
+    uint64_t puts = 0, gets = 0, failures = 0;  // completed operations, and those of them not kOk
   };
   virtual Counters counters() const = 0;
 };

@@ -42,8 +42,8 @@ Result<std::string> ChooseSocket(const std::string& given);
 // One connection, one question; the answer's text.
 Result<std::string> Ask(const AskOptions& options, local::AdminCommand command);
 
-// Asks, prints the answer as it is (--json) or as `render` has it, and returns the exit code that `judge` has for it. An
-// error, of `judge` too, is printed in place of the answer.
+// Asks, prints the answer as it is (--json) or as `render` has it, and returns the exit code that `judge` has
+// for it. An error, of `judge` too, is printed in place of the answer.
 int AskAndPrint(const char* name, const AskOptions& options, local::AdminCommand command,
                 std::string (*render)(const nlohmann::json&), Result<int> (*judge)(const nlohmann::json&));
 

@@ -11,8 +11,8 @@
 
 namespace ropeteam::cli {
 
-// The `name = value` lines, comments and quotes taken off; the last of a name counts. What is not of this form is
-// passed over: ropeteamd refuses it, in words.
+// The `name = value` lines, comments and quotes taken off; the last of a name counts. What is not of this
+// form is passed over: ropeteamd refuses it, in words.
 std::map<std::string, std::string> ReadConfigLines(std::istream& file);
 
 }  // namespace ropeteam::cli

@@ -4,8 +4,8 @@
 // then fits all: a laptop, SkyPilot, Slurm, torchrun, and whoever sets MASTER_ADDR. docs/operations.md has
 // the table.
 //
-// Precedence, for each setting alone: flag, ROPETEAM_* variable, SkyPilot, Slurm, what torchrun sets, what torchrun
-// reads (PET_*, as Kubeflow sets them), other launchers, a single node's default.
+// Precedence, for each setting alone: flag, ROPETEAM_* variable, SkyPilot, Slurm, what torchrun sets, what
+// torchrun reads (PET_*, as Kubeflow sets them), other launchers, a single node's default.
 
 #ifndef ROPETEAM_API_CLI_LAUNCHER_H_
 #define ROPETEAM_API_CLI_LAUNCHER_H_

@@ -17,8 +17,8 @@ std::string FindProgram(const std::string& name, const std::string& build_direct
 // libropeteam.so beside this program or in the build tree around it; empty when there is none.
 std::string FindLibrary();
 
-// The directory that holds the Python package of the installation this program is in (cmake/install.cmake); empty in a
-// build tree.
+// The directory that holds the Python package of the installation this program is in (cmake/install.cmake);
+// empty in a build tree.
 std::string FindPythonPackage();
 
 }  // namespace ropeteam::cli

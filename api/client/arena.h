@@ -75,8 +75,8 @@ class Arena {
   // no memory behind them and cannot get any.
   Status Populate(const std::vector<Extent>& extents);
 
-  // Begins to page-lock the arena for CUDA, in the background, unless that was done; and ends it, for the context that
-  // it was done in (nothing for any other).
+  // Begins to page-lock the arena for CUDA, in the background, unless that was done; and ends it, for the
+  // context that it was done in (nothing for any other).
   void Pin(const CudaDriver& driver, CuContext context);
   void Unpin(CuContext context);
   // This chunk's part of the arena first.

@@ -393,10 +393,9 @@ ropeteam_status_t ropeteam_latest(ropeteam_t* handle, ropeteam_step_t* step, int
     ROPETEAM_RETURN_IF_ERROR(ropeteam::client::CheckTimeout(timeout_ms));
     const Result<ropeteam::local::LatestReply> latest = handle->client->Latest(timeout_ms);
     if (!latest.ok()) return latest.status();
-    ropeteam::client::FillOutput(
-        {ropeteam::client::kStepBytes, latest->step, ropeteam::LifeNumber(latest->incarnation),
-         latest->world_size},
-        step);
+    ropeteam::client::FillOutput({ropeteam::client::kStepBytes, latest->step,
+                                  ropeteam::LifeNumber(latest->incarnation), latest->world_size},
+                                 step);
     return OkStatus();
   });
 }
@@ -476,8 +475,8 @@ ropeteam_status_t ropeteam_view_read_cuda(ropeteam_view_t* view, const char* nam
     if (length != 0) ROPETEAM_RETURN_IF_ERROR(CheckNotNull(data, "where to put the bytes"));
     const Result<const ropeteam::Object*> found = view->view->Find(checked);
     if (!found.ok()) return found.status();
-    return view->view->ReadCuda(**found, offset, data, length, static_cast<ropeteam::client::CuStream>(stream),
-                                timeout_ms);
+    return view->view->ReadCuda(**found, offset, data, length,
+                                static_cast<ropeteam::client::CuStream>(stream), timeout_ms);
   });
 }
 

@@ -68,8 +68,8 @@ inline constexpr int kCuDriverVersionMin = 11000;
 // What the driver says of a pointer to a device's memory. Values.
 struct DevicePointer {
   CuDevicePtr address = 0;
-  CuContext context =
-      nullptr;  // null: not of one context's (pools, memory mapped by hand); the device's primary one will do
+  // Null: not of one context's (pools, memory mapped by hand); the device's primary one will do
+  CuContext context = nullptr;
   CuDevice device = 0;  // ordinal
 };
 

@@ -60,8 +60,7 @@ class CudaLane {
 
   // Copies to the arena: `pieces`, in this order, once `ready` (an event of `ready_lane`, which is given back
   // to it) has fired. They have been added to the fill, which hears of every piece exactly once; it and both
-  // lanes must stay until then.
-  // `direct` is told of to the daemon when `ready` has fired.
+  // lanes must stay until then. `direct` is told of to the daemon when `ready` has fired.
   void Queue(CudaFill* fill, std::span<const CudaPiece> pieces, CudaLane* ready_lane, CuEvent ready,
              const CudaDirect& direct);
   // Takes back what the device has not been given yet of this fill's. Does not wait.

@@ -24,8 +24,7 @@ inline constexpr size_t kSocketPathBytesMax = 107;
 Result<UniqueFd> ConnectUnix(const std::string& path, Deadline deadline);
 
 // Sends what is there to send. Returns the bytes the socket took, 0 when it would block. kUnavailable: the
-// peer is gone.
-// A descriptor that is not negative goes along with the first byte; it stays the caller's.
+// peer is gone. A descriptor that is not negative goes along with the first byte; it stays the caller's.
 Result<size_t> SendSome(int fd, const void* data, size_t length, int descriptor = -1);
 
 // Receives at most `length` bytes; 0 when there are none yet. A descriptor that comes along is put into

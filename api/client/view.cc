@@ -223,11 +223,11 @@ Status View::ReadTicket(const Object& object, uint64_t offset, const CudaTicket&
   const std::lock_guard device_lock(ticket.lane->reads());
   device_ = ticket.lane.get();
   device_status_ = OkStatus();
-  status = ReadRange(object.offset + offset, reinterpret_cast<void*>(uintptr_t{ticket.pointer.address}), length,
-                     deadline);
+  status = ReadRange(object.offset + offset, reinterpret_cast<void*>(uintptr_t{ticket.pointer.address}),
+                     length, deadline);
   device_ = nullptr;
-  // Also after a failure: the lease and the target are given up when this returns. Then once more whether the daemon is
-  // there, now behind the last copy.
+  // Also after a failure: the lease and the target are given up when this returns. Then once more whether the
+  // daemon is there, now behind the last copy.
   const Status copied = ticket.lane->WaitCopiesIn();
   ROPETEAM_RETURN_IF_ERROR(status);
   ROPETEAM_RETURN_IF_ERROR(device_status_);

@@ -23,8 +23,8 @@ namespace ropeteam::test {
 
 inline constexpr uint32_t kRank = 3;
 inline constexpr uint32_t kWorld = 8;
-inline constexpr int64_t kTimeoutMs =
-    10000;  // far above what anything here takes: a test that meets it has failed
+// Far above what anything here takes: a test that meets it has failed
+inline constexpr int64_t kTimeoutMs = 10000;
 
 #define EXPECT_OK(expression) EXPECT_EQ(expression, ROPETEAM_OK) << ropeteam_last_error()
 #define ASSERT_OK(expression) ASSERT_EQ(expression, ROPETEAM_OK) << ropeteam_last_error()

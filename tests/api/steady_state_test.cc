@@ -12,8 +12,8 @@ namespace ropeteam::test {
 namespace {
 
 constexpr uint64_t kMiB = 1 << 20;
-constexpr uint64_t kChunk =
-    64 * 1024;  // small: what is counted does not depend on it, and memory is slow to touch first
+// Small: what is counted does not depend on it, and memory is slow to touch first
+constexpr uint64_t kChunk = 64 * 1024;
 
 long MinorFaults() {
   rusage usage{};

@@ -139,7 +139,8 @@ TEST(CreateFabric, MakesWhatWasPlanned) {
 FabricListing Ucx() {
   FabricDevice ethernet;
   ethernet.name = "eth0";
-  return {"ucx", "UCX 1.13", "", {ethernet, Card("mlx5_0:1", "rc_mlx5"), Card("mlx5_1:1", "rc_mlx5", "down")}};
+  return {
+      "ucx", "UCX 1.13", "", {ethernet, Card("mlx5_0:1", "rc_mlx5"), Card("mlx5_1:1", "rc_mlx5", "down")}};
 }
 
 TEST(UcxDevices, OnLoopbackNothingListensToTheOutside) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Registering more memory than the process may lock, over every transport in this build: where a device pins it, the
-// answer says what is needed, the limit and what to set; where nothing is pinned, the limit does not matter.
+// Registering more memory than the process may lock, over every transport in this build: where a device pins
+// it, the answer says what is needed, the limit and what to set; where nothing is pinned, the limit does not
+// matter.
 
 #include <gmock/gmock.h>
 #include <linux/capability.h>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Device memory over libfabric, as far as it can be tested without a card that takes it: who refuses, and in which
-// words. A refusal with kUnsupported leads to the copy through host memory.
+// Device memory over libfabric, as far as it can be tested without a card that takes it: who refuses, and in
+// which words. A refusal with kUnsupported leads to the copy through host memory.
 
 #include "transport/ofi/dmabuf.h"
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A rail of ofi that fails while others live. Two nodes of this process have a rail on each of two loopback addresses;
-// shutting down the sockets that one node has on one of them is what the death of the card behind it looks like:
-// connections break, and nobody listens there any more.
+// A rail of ofi that fails while others live. Two nodes of this process have a rail on each of two loopback
+// addresses; shutting down the sockets that one node has on one of them is what the death of the card behind
+// it looks like: connections break, and nobody listens there any more.
 
 #include <arpa/inet.h>
 #include <dirent.h>

@@ -28,8 +28,8 @@ struct EndpointAddress {
 
 struct RegionKey {
   uint64_t instance = 0;  // of the transport that registered it
-  uint64_t base =
-      0;  // what remote offsets are added to: a virtual address, or 0 where the provider wants offsets
+  // What remote offsets are added to: a virtual address, or 0 where the provider wants offsets
+  uint64_t base = 0;
   uint64_t key = 0;
   uint64_t length = 0;
 };

@@ -33,8 +33,8 @@ void SetOfiEnvironment() {
   setenv("FI_MR_CACHE_MAX_COUNT", "0", 0);
   // EFA would reach a peer of the same host through shm, which does not notice its death.
   setenv("FI_EFA_ENABLE_SHM_TRANSFER", "0", 0);
-  // Asking for device memory makes libfabric initialise every kind that it finds, with a context on each GPU. What is
-  // registered here comes as a dmabuf, which takes none of that.
+  // Asking for device memory makes libfabric initialise every kind that it finds, with a context on each GPU.
+  // What is registered here comes as a dmabuf, which takes none of that.
   setenv("FI_HMEM", "system", 0);
   // Peers whose completions an endpoint's queue has room for. The default of 256 asks for more entries than
   // some devices have in a queue (32767 with rxe); an endpoint here has one peer, or serves without

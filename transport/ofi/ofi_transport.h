@@ -10,16 +10,18 @@
 // has no card that would do it.
 //
 // What a peer may do to us: read and write the regions whose keys it was given (64 random bits each where the
-// provider lets us choose), and cut its own connection. A refused access cuts the connection that it came on, on
-// tcp: the initiator sees kLinkFailed for everything that was in flight to that peer, and goes on over a new one.
+// provider lets us choose), and cut its own connection. A refused access cuts the connection that it came on,
+// on tcp: the initiator sees kLinkFailed for everything that was in flight to that peer, and goes on over a
+// new one.
 //
-// DeregisterRegion() refuses what arrives afterwards. On tcp a fragment that a peer is in the middle of sending is
-// still received to its end: keep the memory mapped, and out of use for as long as a peer's fragment may take.
+// DeregisterRegion() refuses what arrives afterwards. On tcp a fragment that a peer is in the middle of
+// sending is still received to its end: keep the memory mapped, and out of use for as long as a peer's
+// fragment may take.
 //
 // Device memory (RegisterDmabuf()) goes with the provider "efa" and libfabric 1.20 or newer: see docs/efa.md.
 //
-// Each peer that is written to or read from costs 2 MiB, a dozen descriptors and an idle listening port on the same
-// address, from the first operation on; a peer that only reaches into our memory costs a connection.
+// Each peer that is written to or read from costs 2 MiB, a dozen descriptors and an idle listening port on
+// the same address, from the first operation on; a peer that only reaches into our memory costs a connection.
 
 #ifndef ROPETEAM_TRANSPORT_OFI_OFI_TRANSPORT_H_
 #define ROPETEAM_TRANSPORT_OFI_OFI_TRANSPORT_H_
@@ -45,16 +47,15 @@ inline constexpr uint32_t kOfiPeersMax = 4096;
 struct OfiConfig {
   std::string provider = "tcp;ofi_rxm";  // as fi_getinfo names it; "efa", "verbs;ofi_rxm", …
   // Numeric IPv4 or IPv6 address of this machine to listen on, with an optional port: "127.0.0.1",
-  // "10.0.0.3:7000",
-  // "[fd00::2]:7000". Port 0 or none: the system chooses. Names are never resolved and 0.0.0.0 is refused.
-  // Ignored by providers that have no IP addresses (efa, shm). Empty: the first IPv4 address of `device`.
-  // Several, comma-separated: a rail for each, see `device`.
+  // "10.0.0.3:7000", "[fd00::2]:7000". Port 0 or none: the system chooses. Names are never resolved and
+  // 0.0.0.0 is refused. Ignored by providers that have no IP addresses (efa, shm). Empty: the first IPv4
+  // address of `device`. Several, comma-separated: a rail for each, see `device`.
   std::string listen_address = "127.0.0.1";
   // Network interface ("eth0") or, where there are no IP addresses, libfabric's domain ("rdmap0s6-rdm").
   // Empty: the one that has listen_address; where there are no IP addresses every device, those of the NUMA
-  // node of the calling thread first, at most eight. Several, comma-separated: a rail for each, and operations
-  // are spread over them by what each has to do; what a rail that fails has not done is redone on the
-  // others (ofi/rails.h). Both ends must have rails, or neither.
+  // node of the calling thread first, at most eight. Several, comma-separated: a rail for each, and
+  // operations are spread over them by what each has to do; what a rail that fails has not done is redone on
+  // the others (ofi/rails.h). Both ends must have rails, or neither.
   std::string device = "";
   uint64_t operation_bytes = kOfiOperationBytesDefault;
   uint32_t depth = kOfiDepthDefault;  // operations in flight to one peer

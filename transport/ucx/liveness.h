@@ -14,8 +14,8 @@ namespace ropeteam::ucx {
 // A process, over all hosts and for ever.
 struct ProcessIdentity {
   uint64_t host = 0;  // of the boot and the process-id namespace; 0: unknown, and then equal to no other
-  uint64_t start =
-      0;  // when the process started, in clock ticks after boot: tells a process id's users apart
+  // When the process started, in clock ticks after boot: tells a process id's users apart
+  uint64_t start = 0;
   int32_t process = 0;  // its id
 };
 
