@@ -89,7 +89,9 @@ class Transport {
   virtual Result<RegionId> RegisterDmabuf(int /*fd*/, uint64_t /*offset*/, uint64_t /*length*/) {
     return Error(Code::kUnsupported, "transport %s cannot register a dmabuf", capabilities().name.c_str());
   }
-  // No operation on the region may be outstanding. A peer that still names it has its operations refused.
+  // No operation on the region may be outstanding. A peer that still names it has its operations refused where
+  // the fabric checks keys. UCX without RDMA does not (docs/ucx.md): there bytes land for as long as the memory
+  // is mapped where it was.
   virtual Status DeregisterRegion(RegionId region) = 0;
   // Opaque bytes from which a peer can import the region. At most kAddressBytesMax / 2.
   virtual std::string ExportRegion(RegionId region) const = 0;

@@ -133,6 +133,7 @@ INSTANTIATE_TEST_SUITE_P(
                      {},
                      {{"SKYPILOT_NODE_IPS", "fd00::1 fd00::2"},
                       {"SKYPILOT_NUM_NODES", "2"},
+                      {"SKYPILOT_NODE_RANK", "1"},
                       {"ROPETEAM_COORDINATOR_PORT", "77"}},
                      {{"coordinator", {"[fd00::1]:77", "SKYPILOT_NODE_IPS"}}}}),
     [](const auto& info) { return info.param.name; });

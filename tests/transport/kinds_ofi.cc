@@ -35,6 +35,32 @@ TransportKind Tcp(const std::string& name, bool shared_endpoint) {
   return kind;
 }
 
+// libfabric's own reliable datagrams over TCP, without ofi_rxm: "tcp" from 1.18 on, "net" before. Empty: there
+// are none.
+std::string NativeTcp() {
+  std::string name;
+  for (const FabricDevice& device : ListOfiDevices().devices)
+    if (device.provider == "tcp" || (device.provider == "net" && name.empty())) name = device.provider;
+  return name;
+}
+
+TransportKind Native() {
+  OfiConfig config;
+  TransportKind kind = Kind("ofi_tcp_native", config);
+  kind.make = [config](const std::string& address) {
+    OfiConfig own = config;
+    own.provider = NativeTcp();
+    if (!address.empty()) own.listen_address = address;
+    return CreateOfiTransport(own);
+  };
+  kind.describes = " on lo 127.0.0.1:";
+  kind.cancels_one_peer = false;
+#ifdef ROPETEAM_HAVE_OFI
+  kind.absent = [] { return NativeTcp().empty() ? "libfabric has TCP by way of ofi_rxm only" : ""; };
+#endif
+  return kind;
+}
+
 TransportKind TwoRails() {
   OfiConfig config;
   config.listen_address = "127.0.0.1,127.0.0.2";
@@ -91,7 +117,7 @@ TransportKind Verbs() {
 }  // namespace
 
 std::vector<TransportKind> OfiKinds() {
-  return {Tcp("ofi_tcp", false), Tcp("ofi_tcp_shared_endpoint", true), TwoRails(), Shm(), Verbs()};
+  return {Tcp("ofi_tcp", false), Tcp("ofi_tcp_shared_endpoint", true), TwoRails(), Native(), Shm(), Verbs()};
 }
 
 }  // namespace ropeteam::test

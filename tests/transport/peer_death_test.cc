@@ -187,7 +187,8 @@ TEST_P(PeerTest, ASlowTargetDelaysAndNothingMore) {
 TEST_P(PeerTest, DisconnectTakesBuffersBackFromAPeerThatHangs) {
   if (!rig_->cancels_one_peer())
     GTEST_SKIP()
-        << "one endpoint for all peers: libfabric 1.17 cannot cancel what is outstanding to one of them";
+        << "libfabric cannot take back what is outstanding to one peer of an endpoint that serves all, nor "
+           "close an endpoint of its native tcp while a peer hangs";
   auto peer = rig_->NewPeer(&target_);
   Meet(*peer);
   ASSERT_EQ(PutOne(0, 1), Code::kOk);
