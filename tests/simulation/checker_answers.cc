@@ -257,6 +257,8 @@ bool Checker::FlippedAt(const Host& host, uint32_t chunk) const {
 void Checker::OnTransferStart(const Transfer& transfer) {
   const Host& writer = *hosts_[transfer.writer()];
   if (transfer.get ? writer.id != transfer.initiator_id : writer.id != transfer.target_id) return;
+  // By a node that was declared dead and does not know yet, with a grant that came late.
+  if (network_.Refuses(transfer)) return;
   const uint64_t begin = transfer.write_offset();
   const uint64_t end = begin + transfer.length;
   if (begin < writer.chunks_begin || end > writer.memory_bytes)

@@ -86,6 +86,12 @@ void Network::PostPacket(size_t from, size_t to, const std::pair<NodeId, uint64_
   scheduler_.At(last, std::move(deliver));
 }
 
+bool Network::Refuses(const Transfer& transfer) const {
+  return !ends_.Alive(transfer.target, transfer.target_id) ||
+         disconnected_.contains({transfer.target_id, transfer.initiator_id}) ||
+         disconnected_.contains({transfer.initiator_id, transfer.target_id});
+}
+
 void Network::Start(Transfer transfer) {
   transfer.number = next_transfer_++;
   const uint64_t number = transfer.number;
@@ -101,9 +107,7 @@ void Network::Start(Transfer transfer) {
     begin = end;
   }
   stored.unlanded = count;
-  if (!ends_.Alive(stored.target, stored.target_id) ||
-      disconnected_.contains({stored.target_id, stored.initiator_id}) ||
-      disconnected_.contains({stored.initiator_id, stored.target_id})) {
+  if (Refuses(stored)) {
     Finish(&stored, Code::kPeerGone, random_.Between(1, kPeerGoneWithinUs));
     return;
   }

@@ -108,6 +108,8 @@ class Network {
   const NetworkOptions& options() const { return options_; }
 
   // ---- transfers
+  // One end is dead or has hung up on the other: no byte of it will land.
+  bool Refuses(const Transfer& transfer) const;
   // Gives it its number.
   void Start(Transfer transfer);
   uint64_t next_number() const { return next_transfer_; }
