@@ -90,7 +90,9 @@ Result<uint16_t> TryPort(const std::string& address, uint16_t port) {
     length = sizeof(*v6);
   }
   const UniqueFd probe(socket(storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  const int reuse = 1;  // as servers do: connections of a former daemon that linger are no reason to refuse
+  // As servers do: connections of a former daemon that linger are no reason to refuse. Not with port 0, or the
+  // port that is chosen may be one that only such connections share.
+  const int reuse = port != 0;
   if (!probe.valid() || setsockopt(probe.get(), SOL_SOCKET, SO_REUSEADDR, &reuse, sizeof(reuse)) != 0 ||
       bind(probe.get(), reinterpret_cast<sockaddr*>(&storage), length) != 0 ||
       getsockname(probe.get(), reinterpret_cast<sockaddr*>(&storage), &length) != 0)
@@ -135,7 +137,6 @@ Status Daemon::Start() {
   // What can be refused at once is refused before minutes go into faulting memory in.
   const Result<uint16_t> listens = TryPort(options_.listen, options_.control_port);
   if (!listens.ok()) return listens.status();
-  ROPETEAM_RETURN_IF_ERROR(ChooseCoordinator());
   Result<FabricChoice> fabric = CreateFabric(FabricConfigOf(options_));
   if (!fabric.ok()) return fabric.status();
   first_fabric_ = std::move(*fabric);
@@ -144,6 +145,7 @@ Status Daemon::Start() {
   Result<std::unique_ptr<ArenaFile>> arena = ArenaFile::Open(config);
   if (!arena.ok()) return arena.status();
   arena_ = std::move(*arena);
+  ROPETEAM_RETURN_IF_ERROR(ChooseCoordinator());
   ROPETEAM_RETURN_IF_ERROR(NewNode());
   ROPETEAM_RETURN_IF_ERROR(node_->Listen());
   return StartMembership();

@@ -381,6 +381,15 @@ bool Checker::Flipped(const StepId& step) const {
   return false;
 }
 
+bool Checker::Shadowed(const StepId& step) const {
+  return std::any_of(shards_.begin(), shards_.end(), [&](const auto& entry) {
+    const auto& [id, shard] = entry;
+    return id.step == step.step && id.incarnation > step.incarnation &&
+           std::any_of(shard.copies.begin(), shard.copies.end(),
+                       [](const auto& copy) { return copy.second.fate == Fate::kPresent; });
+  });
+}
+
 void Checker::CheckReplicated(const Host& host, const ShardId& id, const char* said) {
   const Shard* shard = Find(id);
   if (shard == nullptr)

@@ -119,6 +119,8 @@ class Checker {
   // Whether this chunk is right on another running daemon as well.
   bool HasAnother(const Host& host, const ShardId& shard, uint32_t chunk) const;
   bool Flipped(const StepId& step) const;  // a bit of it was ever flipped
+  // A later life has saved a step of the same number: people, who name steps by numbers, cannot ask for this one.
+  bool Shadowed(const StepId& step) const;
   // The chunks of a host add up: free, sealed, and nothing else. For a cluster at rest.
   void CheckNoLeak(const Host& host);
   static bool AtRest(const Host& host);

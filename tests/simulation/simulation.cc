@@ -105,8 +105,10 @@ class Simulation {
   void RestoreRedundancy() {
     if (checker().failed() || options_.starved) return;
     std::vector<StepId> kept;
-    for (const StepId& step : checker().KeptSteps())
-      if (checker().Producible(step)) kept.push_back(step);
+    for (const StepId& step : checker().KeptSteps()) {
+      const bool found = !checker().Flipped(step) || !checker().Shadowed(step);
+      if (checker().Producible(step) && found) kept.push_back(step);
+    }
     for (const StepId& step : kept)
       if (checker().Flipped(step)) Verify(&step.step);
     const size_t wanted = std::min<size_t>(options_.replicas + 1, cluster_.host_count());
