@@ -184,8 +184,8 @@ std::string Checker::TransferOn(const Host& host, uint32_t chunk) const {
   std::string found;
   network_.ForEachAt(host.index, [&](const Transfer& transfer) {
     const bool local = !transfer.orphan && transfer.initiator == host.index &&
-                       transfer.initiator_id == host.id && transfer.local_offset < end &&
-                       transfer.local_offset + transfer.length > begin;
+                       transfer.initiator_id == host.id && transfer.device == nullptr &&
+                       transfer.local_offset < end && transfer.local_offset + transfer.length > begin;
     const bool written = transfer.target == host.index && !transfer.get && !transfer.finishing &&
                          transfer.remote_offset < end && transfer.remote_offset + transfer.length > begin;
     // A reader that has left the view reads at its own risk.
