@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import pathlib
 import signal
 import subprocess
 
@@ -16,6 +17,11 @@ from ropeteam import Level
 def missing_transports() -> list[str]:
     listed = subprocess.run([str(ROPETEAM), "devices", "--json"], env=environment(), capture_output=True, text=True)
     return [each["transport"] for each in json.loads(listed.stdout)["transports"] if each["missing"]]
+
+
+def arena_address(node) -> str:
+    maps = pathlib.Path(f"/proc/{node.process.pid}/maps").read_text()
+    return next(line for line in maps.splitlines() if line.endswith(".arena"))
 
 
 def test_signalled_twice_at_once_it_still_ends_cleanly(cluster):
@@ -54,6 +60,7 @@ def test_declared_dead_while_alive_it_begins_anew_with_all_that_it_sealed(cluste
     data = os.urandom(5_000_000)
     with nodes[0].open(0, 1, "first") as rope:
         rope.save(1, {"data": data}, wait=Level.COMMITTED)
+        before = arena_address(nodes[1])
         os.kill(nodes[1].process.pid, signal.SIGSTOP)
         try:
             wait_until(lambda: nodes[0].members() == 1, "a view without the stopped node")
@@ -63,6 +70,7 @@ def test_declared_dead_while_alive_it_begins_anew_with_all_that_it_sealed(cluste
         wait_until(lambda: "it begins anew" in nodes[1].log_text(), "the node that was declared dead")
         wait_until(lambda: nodes[0].members() == 2, "a view with both")
         rope.wait(2, Level.COMMITTED)
+        assert arena_address(nodes[1]) != before  # peers that had not heard yet write to nothing
         rope.save(3, {"data": data}, wait=Level.COMMITTED)
     # What it holds now, all of it, is whole where it lies.
     nodes[0].kill(drop_memory=True)

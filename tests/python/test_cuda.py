@@ -10,7 +10,7 @@ import weakref
 
 import pytest
 
-torch = pytest.importorskip("torch")
+torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import ropeteam  # noqa: E402
 
