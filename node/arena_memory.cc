@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 
 #include "core/base/log.h"
@@ -41,15 +42,53 @@ uint64_t MemAvailable() {
   return UINT64_MAX;
 }
 
-// What the control group of this process, or one above it, leaves. In a container its own group is at the
-// mount's root.
-uint64_t CgroupAvailable() {
-  std::ifstream max_file("/sys/fs/cgroup/memory.max");
-  std::ifstream current_file("/sys/fs/cgroup/memory.current");
-  uint64_t max = 0;
-  uint64_t current = 0;
-  if (!(max_file >> max) || !(current_file >> current)) return UINT64_MAX;  // "max", or no such group
-  return max > current ? max - current : 0;
+// 0 when the file is not there or has "max" in it.
+uint64_t NumberIn(const std::filesystem::path& path) {
+  std::ifstream file(path);
+  uint64_t number = 0;
+  return file >> number ? number : 0;
+}
+
+// Of the memory that a group is charged for, the pages of files that the kernel takes back when the group
+// needs room. Pages of a tmpfs, an arena's among them, are not in these two.
+uint64_t ReclaimableIn(const std::filesystem::path& stat, const std::string& prefix) {
+  std::ifstream file(stat);
+  std::string name;
+  uint64_t value = 0;
+  uint64_t bytes = 0;
+  while (file >> name >> value)
+    if (name == prefix + "active_file" || name == prefix + "inactive_file") bytes += value;
+  return bytes;
+}
+
+// What the files of one version of control groups are called.
+struct GroupFiles {
+  const char* limit;
+  const char* usage;
+  const char* prefix;  // in memory.stat, of counts that include the groups below
+};
+constexpr GroupFiles kVersion1 = {"memory.limit_in_bytes", "memory.usage_in_bytes", "total_"};
+constexpr GroupFiles kVersion2 = {"memory.max", "memory.current", ""};
+
+// What a group and those above it leave, `mount` being the uppermost. A container often sees its own group at
+// the mount, and a path that leads nowhere below it, or above it.
+uint64_t LeftByGroups(const std::filesystem::path& mount, const std::string& path, const GroupFiles& files) {
+  uint64_t left = UINT64_MAX;
+  std::filesystem::path group = mount;
+  const auto look = [&] {
+    const uint64_t limit = NumberIn(group / files.limit);
+    if (limit == 0) return;
+    const uint64_t usage = NumberIn(group / files.usage);
+    const uint64_t kept = usage - std::min(usage, ReclaimableIn(group / "memory.stat", files.prefix));
+    left = std::min(left, limit - std::min(limit, kept));
+  };
+  look();
+  for (const std::filesystem::path& name : std::filesystem::path(path).relative_path()) {
+    if (name == "..") break;
+    group /= name;
+    look();
+  }
+  return left;
 }
 
 std::string ReadLine(const char* path) {
@@ -82,10 +121,25 @@ int PopulateSlab(int fd, std::span<std::byte> memory, uint64_t offset, uint64_t 
 
 }  // namespace
 
+uint64_t MemoryLeftByControlGroups(std::istream& membership, const std::string& mount) {
+  uint64_t left = UINT64_MAX;
+  for (std::string line; std::getline(membership, line);) {
+    const size_t controllers = line.find(':');
+    const size_t path = controllers == std::string::npos ? controllers : line.find(':', controllers + 1);
+    if (path == std::string::npos) continue;
+    const std::string names = "," + line.substr(controllers + 1, path - controllers - 1) + ",";
+    if (names == ",,") left = std::min(left, LeftByGroups(mount, line.substr(path + 1), kVersion2));
+    if (names.find(",memory,") != std::string::npos)
+      left = std::min(left, LeftByGroups(mount + "/memory", line.substr(path + 1), kVersion1));
+  }
+  return left;
+}
+
 uint64_t AvailableMemory(std::string* limited_by) {
+  std::ifstream membership("/proc/self/cgroup");
   const uint64_t host = MemAvailable();
-  const uint64_t group = CgroupAvailable();
-  *limited_by = group < host ? "the control group's memory.max" : "the host's available memory";
+  const uint64_t group = MemoryLeftByControlGroups(membership, "/sys/fs/cgroup");
+  *limited_by = group < host ? "what the control group's memory limit leaves" : "the host's available memory";
   return std::min(host, group);
 }
 

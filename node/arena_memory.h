@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <istream>
 #include <span>
 #include <string>
 
@@ -18,6 +19,13 @@ namespace ropeteam {
 // Bytes that this process could still have resident, and what sets that limit: the host's free memory or the
 // control group's. UINT64_MAX when neither is known.
 uint64_t AvailableMemory(std::string* limited_by);
+
+// The part of AvailableMemory() that control groups decide: the least that a group of this process, or one
+// above it, leaves. `membership` is as /proc/self/cgroup, `mount` where control groups of version 2 are
+// mounted, or the controllers of version 1 by name. Memory that the kernel takes back on demand (the cache of
+// files that were read) counts as left: a pod that has read its data set is at its limit all the time.
+// UINT64_MAX when nothing limits it.
+uint64_t MemoryLeftByControlGroups(std::istream& membership, const std::string& mount);
 
 // Asks for huge pages and, where there is more than one NUMA node, spreads the memory over all of them; logs
 // what was had. `fd` is the file behind `memory`. Neither is an error when refused: the arena works without.
