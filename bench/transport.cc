@@ -14,6 +14,7 @@
 #include "bench/measure.h"
 #include "bench/transport_loop.h"
 #include "bench/yardsticks.h"
+#include "node/arena_memory.h"
 
 namespace ropeteam::bench {
 namespace {
@@ -27,7 +28,7 @@ struct TransportOptions {
   std::vector<uint32_t> peers = {1, 2, 4, 8};
   uint64_t size = 1 << 20;  // of the comparison with the tool, and of the rows over peers
   uint32_t depth = 16;
-  uint64_t mib = 256;  // moved by one pass
+  uint64_t mib = 0;    // moved by one pass; 0: as much as fits, PassMib()
   bool quick = false;  // only the comparison
   std::string shell;   // that runs a command where the targets are to be; empty: here
   Remote remote;
@@ -37,6 +38,15 @@ constexpr uint64_t kRegionBytesMax = 256ull << 20;  // of each target
 constexpr uint64_t kSmallOperationsMax = 20'000;    // a pass of small operations is bounded by their number
 constexpr uint64_t kLatencyBytes = 8;
 constexpr uint64_t kLatencyOperations = 1000;
+
+// A pass is large, so that a cache does not serve it; but its sources and targets, this bench's, the tool's and
+// the socket's, must all be in memory at once, and a small guest has little.
+uint64_t PassMib() {
+  constexpr uint64_t kMib = 256;
+  constexpr uint64_t kShareOfMemory = 16;
+  std::string limited_by;
+  return std::clamp<uint64_t>((AvailableMemory(&limited_by) >> 20) / kShareOfMemory, 1, kMib);
+}
 
 std::string SizeName(uint64_t bytes) {
   if (bytes >= 1 << 20 && bytes % (1 << 20) == 0) return std::to_string(bytes >> 20) + "M";
@@ -233,7 +243,7 @@ void AddTransportCommand(CLI::App& app, Bench& bench) {
       ->capture_default_str();
   command->add_option("--pass", options->mib, "MiB moved by one pass")
       ->check(CLI::Range(1, 1 << 20))
-      ->capture_default_str();
+      ->default_str("256, or a sixteenth of the memory that is available");
   command->add_option(
       "--on", options->shell,
       "a command that runs a command on another machine, e.g. \"ssh host-b\": the targets run there");
@@ -249,6 +259,7 @@ void AddTransportCommand(CLI::App& app, Bench& bench) {
     for (std::string word; words >> word;) options->remote.shell.push_back(word);
     if (!options->remote.local() && options->remote.program == Remote().program)
       options->remote.program = std::filesystem::read_symlink(options->remote.program);
+    if (options->mib == 0) options->mib = PassMib();
     Runner runner(bench, *options);
     runner.Run();
   });
