@@ -18,6 +18,7 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -78,6 +79,34 @@ def environment(**more: str) -> dict[str, str]:
     kept["PYTHONPATH"] = str(ROOT / "api" / "python")
     kept["ROPETEAM_LIBRARY"] = str(LIBRARY)
     return {**kept, **more}
+
+
+class ScriptedRank:
+    """A rank that is a Python script in a process of its own. It says a line with print(), and waits in
+    sys.stdin.readline() until it is told to go on; it is killed at the end of the block."""
+
+    def __init__(self, script: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-u", "-c", textwrap.dedent(script)],
+            env=environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def says(self) -> str:
+        return self.process.stdout.readline().strip()
+
+    def go_on(self) -> None:
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def __enter__(self) -> ScriptedRank:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.process.kill()
+        self.process.communicate()
 
 
 @dataclass

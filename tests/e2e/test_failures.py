@@ -9,11 +9,9 @@ import os
 import random
 import socket
 import subprocess
-import sys
-import textwrap
 
 import pytest
-from harness import ROPETEAM, WAIT_S, Daemon, environment, wait_until
+from harness import ROPETEAM, WAIT_S, Daemon, ScriptedRank, environment, wait_until
 
 import ropeteam
 from ropeteam import Level
@@ -159,35 +157,24 @@ def test_a_rank_killed_in_the_middle_of_a_put_leaves_nothing_behind(cluster):
     data = payload(9, 3_000_000)
     with nodes[0].open(0, 2, "life") as rope:
         rope.save(1, {"data": data})
-        script = textwrap.dedent(f"""
+        script = f"""
             import ropeteam, signal, sys
             rope = ropeteam.open({nodes[1].socket!r}, rank=1, world_size=2, life="life")
             rope.save(1, {{"data": b"of rank 1"}}, wait=ropeteam.Level.COMMITTED)
-            print("saved", flush=True)
+            print("saved")
             sys.stdin.readline()
             save = rope.begin(2, bytes=20_000_000, objects=2)
             save.put("half", bytes(10_000_000))
-            print("saving", flush=True)
+            print("saving")
             signal.pause()
-        """)
-        victim = subprocess.Popen(
-            [sys.executable, "-c", script],
-            env=environment(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        try:
-            assert victim.stdout.readline() == "saved\n"
+        """
+        with ScriptedRank(script) as victim:
+            assert victim.says() == "saved"
             rope.save(2, {"data": b"x" * 1000}, wait=Level.REPLICATED)  # its copy has its chunk on node 1 now
             before = chunks_free(nodes[1])
-            victim.stdin.write("\n")
-            victim.stdin.flush()
-            assert victim.stdout.readline() == "saving\n"
+            victim.go_on()
+            assert victim.says() == "saving"
             wait_until(lambda: chunks_free(nodes[1]) < before, "the save's chunks to be taken")
-        finally:
-            victim.kill()
-            victim.wait()
         wait_until(lambda: chunks_free(nodes[1]) == before, "the dead rank's chunks to be free")
         with pytest.raises(ropeteam.DeadlineExceeded):
             rope.wait(2, Level.COMMITTED, timeout=0)

@@ -8,13 +8,10 @@ import os
 import pathlib
 import random
 import re
-import subprocess
-import sys
-import textwrap
 import zlib
 
 import pytest
-from harness import BUILD, LIBRARY, WAIT_S, environment
+from harness import BUILD, LIBRARY, WAIT_S, ScriptedRank
 
 from ropeteam import Level
 
@@ -34,35 +31,24 @@ def anonymous_kib(pid: int) -> int:
 @plain_build
 def test_two_hundred_saves_cost_no_memory(cluster):
     nodes = cluster(2)
-    script = textwrap.dedent(f"""
+    script = f"""
         import sys, ropeteam
         data = bytes(3_000_000)
         with ropeteam.open({nodes[0].socket!r}, rank=0, world_size=1) as rope:
             for step in range(1, 201):
                 rope.save(step, {{"data": data, "at": {{"step": step}}}}, wait=ropeteam.Level.COMMITTED)
                 if step in (50, 200):
-                    print(step, flush=True)
+                    print(step)
                     sys.stdin.readline()
-    """)
-    rank = subprocess.Popen(
-        [sys.executable, "-c", script],
-        env=environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    """
     measured = {}
-    try:
+    with ScriptedRank(script) as rank:
         for step in ("50", "200"):
-            assert rank.stdout.readline().strip() == step
-            pids = {"rank": rank.pid, **{node.name: node.process.pid for node in nodes.nodes}}
+            assert rank.says() == step
+            pids = {"rank": rank.process.pid, **{node.name: node.process.pid for node in nodes.nodes}}
             measured[step] = {name: anonymous_kib(pid) for name, pid in pids.items()}
-            rank.stdin.write("\n")
-            rank.stdin.flush()
-        assert rank.wait(WAIT_S) == 0
-    finally:
-        rank.kill()
-        rank.wait()
+            rank.go_on()
+        assert rank.process.wait(WAIT_S) == 0
     grown = {name: measured["200"][name] - measured["50"][name] for name in measured["50"]}
     assert all(kib < 4096 for kib in grown.values()), (grown, measured)
 

@@ -123,6 +123,15 @@ class LeaderTest : public ::testing::Test {
     engine_->OnMessage(now_, from, Encode(Envelope{epoch_, from, kLeader, Message::kKind, Encode(message)}));
     Carry();
   }
+  // A rank of the current life that is connected to a member.
+  static SessionReport Open(Rank rank) {
+    SessionReport session;
+    session.rank = rank;
+    session.world_size = kWorld;
+    session.incarnation = kLife;
+    session.token = 100 + rank;
+    return session;
+  }
   // A rank of a life that has this name says hello on the member.
   Code Join(NodeId from, Rank rank, const std::string& life, uint32_t world_size = kWorld) {
     JoinQuestion join;
@@ -255,13 +264,8 @@ TEST_F(LeaderTest, WhatALifeRestoredStaysWhileTheNextHasNotChosen) {
 // Who looks at a job that trains (a notebook, a script of another size) must not end its life; what the
 // launcher starts anew gets its life as soon as the former world has left.
 TEST_F(LeaderTest, AHandleWithoutALifesNameEndsNoOtherWorldThatIsOpen) {
-  SessionReport open;
-  open.rank = 0;
-  open.world_size = kWorld;
-  open.incarnation = kLife;
-  open.token = 100;
   Members({kFirst, kSecond});
-  Tell(kFirst, {}, {open});
+  Tell(kFirst, {}, {Open(0)});
   Tell(kSecond, {});
   EXPECT_EQ(Join(kSecond, 1, ""), Code::kUnavailable);
   EXPECT_THAT(replies_[question_].message, HasSubstr("life 'life5', 2 ranks) has 1 ranks open"));
@@ -273,13 +277,8 @@ TEST_F(LeaderTest, AHandleWithoutALifesNameEndsNoOtherWorldThatIsOpen) {
 
 TEST_F(LeaderTest, AHandleOfAnotherWorldSizeEndsNoWorldWithoutANameThatIsOpen) {
   life_.token.clear();
-  SessionReport open;
-  open.rank = 1;
-  open.world_size = kWorld;
-  open.incarnation = kLife;
-  open.token = 101;
   Members({kFirst, kSecond});
-  Tell(kFirst, {}, {open});
+  Tell(kFirst, {}, {Open(1)});
   Tell(kSecond, {});
   EXPECT_EQ(Join(kSecond, 0, "", 1), Code::kUnavailable);
   EXPECT_EQ(Told(kFirst).life.incarnation, kLife);

@@ -58,10 +58,7 @@ TEST_F(Story, NodeDiesBetweenReplicateAndCommit) {
   cluster_->StartHost(victim);
   AwaitOneView();
   StartWorld(2);
-  for (Rank rank = 0; rank < 4; ++rank) {
-    EXPECT_EQ(LatestStep(2, rank), 2u);
-    EXPECT_TRUE(Read(2, rank, 2, rank).ok());
-  }
+  RestoreEverywhere(2, 2);
 }
 
 // The leader judges a step committed and is lost before anybody hears of it. The step is what the next life
@@ -92,10 +89,7 @@ TEST_F(Story, LeaderDiesBetweenCommitAndAnnouncement) {
   cluster_->StartHost(leader);
   AwaitOneView();
   StartWorld(2);
-  for (Rank rank = 0; rank < 4; ++rank) {
-    EXPECT_EQ(LatestStep(2, rank), 2u);
-    EXPECT_TRUE(Read(2, rank, 2, rank).ok());
-  }
+  RestoreEverywhere(2, 2);
 }
 
 // While a node pulls a shard that it has no copy of, one that it pulls from is lost with its memory: the
@@ -221,10 +215,7 @@ TEST_F(Story, BitFlipsInBothCopies) {
   std::string logged;
   SetLogSink([&](LogLevel, std::string_view line) { logged.append(line).push_back('\n'); },
              LogLevel::kWarning);
-  for (Rank rank = 0; rank < 2; ++rank) {
-    EXPECT_EQ(LatestStep(2, rank), 1u);
-    EXPECT_TRUE(Read(2, rank, 1, rank).ok());
-  }
+  RestoreEverywhere(2, 1);
   SetLogSink(nullptr, LogLevel::kOff);
   EXPECT_NE(logged.find("committed step 2 incarnation 1 cannot be produced, offering step 1 incarnation 1"),
             std::string::npos)

@@ -72,6 +72,12 @@ class Story : public ::testing::Test {
   }
 
   Client& RankOf(uint64_t launch, Rank rank) { return *clients_.at({launch, rank}); }
+  std::vector<Rank> RanksOf(uint64_t launch) const {
+    std::vector<Rank> ranks;
+    for (const auto& [key, client] : clients_)
+      if (key.first == launch) ranks.push_back(key.second);
+    return ranks;
+  }
   // The life that the launch's ranks were admitted to.
   Incarnation LifeOf(uint64_t launch) { return RankOf(launch, 0).incarnation(); }
   StepId StepIn(uint64_t launch, Step step) { return {LifeOf(launch), step}; }
@@ -101,9 +107,7 @@ class Story : public ::testing::Test {
   }
   // All ranks save, and the step is committed.
   void SaveEverywhere(uint64_t launch, Step step) {
-    std::vector<Rank> ranks;
-    for (const auto& [key, client] : clients_)
-      if (key.first == launch) ranks.push_back(key.second);
+    const std::vector<Rank> ranks = RanksOf(launch);
     for (const Rank rank : ranks) ASSERT_TRUE(Save(launch, step, rank).ok()) << Trouble();
     for (const Rank rank : ranks) ASSERT_TRUE(Wait(launch, step, rank, Level::kCommitted).ok()) << Trouble();
   }
@@ -127,6 +131,13 @@ class Story : public ::testing::Test {
           .Read(step, rank, 5 * kSecond, hold,
                 [done](const Status& status, const ShardMeta&) { done(status); });
     });
+  }
+  // Every rank of the launch is offered the step, and reads its own shard of it.
+  void RestoreEverywhere(uint64_t launch, Step step) {
+    for (const Rank rank : RanksOf(launch)) {
+      EXPECT_EQ(LatestStep(launch, rank), step) << "rank " << rank;
+      EXPECT_TRUE(Read(launch, rank, step, rank).ok()) << "rank " << rank;
+    }
   }
   VerifyReport Verify(Step step) {
     if (person_ == nullptr) person_ = std::make_unique<Client>(cluster_.get(), Client::Identity{});
