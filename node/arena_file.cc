@@ -115,6 +115,7 @@ Result<std::unique_ptr<ArenaFile>> ArenaFile::Open(const ArenaFileConfig& config
   ROPETEAM_RETURN_IF_ERROR(file->Lock());
   Status status = file->Size();
   if (status.ok()) status = file->Map();
+  if (status.ok()) status = file->Populate();
   // A file that never became an arena is not left behind to be wondered at, and gives back what memory it
   // got.
   if (!status.ok() && file->fresh_) (void)unlink(file->path_.c_str());
@@ -201,14 +202,15 @@ Status ArenaFile::Size() {
   const auto there = static_cast<uint64_t>(info.st_size);
   fresh_ = there == 0;
   uint64_t bytes = config_.memory_bytes;
-  if (bytes == 0 && there != 0 && !config_.reset) bytes = there;
+  const uint64_t least = Store::MemoryFor(1, config_.chunk_bytes);
+  // With a reset too, unless it has no room for a chunk: what fits is kept.
+  if (bytes == 0 && there >= (config_.reset ? least : 1)) bytes = there;
   if (bytes == 0) {
     Result<uint64_t> chosen = DefaultBytes();
     if (!chosen.ok()) return chosen.status();
     bytes = *chosen;
   }
   bytes = bytes / page_bytes_ * page_bytes_;
-  const uint64_t least = Store::MemoryFor(1, config_.chunk_bytes);
   if (bytes < least)
     return Error(Code::kInvalidArgument, "--memory %s is %" PRIu64 " bytes, one chunk of %s needs %" PRIu64,
                  config_.memory_bytes == 0 ? "auto" : std::to_string(config_.memory_bytes).c_str(), bytes,
@@ -232,19 +234,15 @@ Status ArenaFile::Size() {
 
 Status ArenaFile::Renew() {
   const std::span<std::byte> before = memory_;
-  const Status mapped = Map();
-  if (!mapped.ok()) {
-    if (memory_.data() != before.data()) munmap(memory_.data(), memory_.size());
-    memory_ = before;
-    return mapped;
-  }
+  ROPETEAM_RETURN_IF_ERROR(Map());
   if (!former_.empty()) munmap(former_.data(), former_.size());
   former_ = before;
-  // In place of the mapping, not after it: nothing else may be mapped there in between.
+  // In place of the mapping, not after it: nothing else may be mapped there in between. And before the new one
+  // is populated: both at once are twice the page tables, gigabytes of a large arena's.
   if (mmap(before.data(), before.size(), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED,
            -1, 0) == MAP_FAILED)
     return ErrnoError(errno, "withdraw arena %s from its former address", path_.c_str());
-  return OkStatus();
+  return Populate();
 }
 
 Status ArenaFile::Map() {
@@ -263,6 +261,10 @@ Status ArenaFile::Map() {
   (void)madvise(base, bytes, MADV_DONTFORK);
   LOG_INFO("arena %s bytes %" PRIu64 " page_bytes %" PRIu64, path_.c_str(), bytes, page_bytes_);
   AdviseMemory(memory_);
+  return OkStatus();
+}
+
+Status ArenaFile::Populate() {
   Status populated = PopulateMemory(fd_.get(), memory_);
   if (populated.ok()) return populated;
   return Error(populated.code(), "%s: %s", path_.c_str(), populated.message().c_str());

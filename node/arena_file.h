@@ -53,7 +53,8 @@ class ArenaFile {
   // Maps the file at another address; the former range is never memory again while this ArenaFile or the next
   // Renew() lasts. Whoever still writes to it by address (another process, by the kernel's cross-memory
   // copies, which ask for no key) fails instead of writing into what the next Node does with the arena.
-  // Nobody may use memory() or a Store over it meanwhile. Errors: kIo, kNoSpace; then all is as before.
+  // Nobody may use memory() or a Store over it meanwhile. Errors: kIo, kNoSpace; then the arena cannot be used
+  // any more, and its file is as it was.
   Status Renew();
 
   std::span<std::byte> memory() { return memory_; }
@@ -72,6 +73,7 @@ class ArenaFile {
   Status CheckRoom(uint64_t bytes, uint64_t allocated) const;
   Result<uint64_t> DefaultBytes() const;
   Status Map();
+  Status Populate();
 
   ArenaFileConfig config_;
   std::string path_;

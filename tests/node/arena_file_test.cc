@@ -185,6 +185,22 @@ TEST_F(ArenaFileTest, ResetKeepsWhatFits) {
   EXPECT_NE((*store)->Find({1, 7, 0}), nullptr);
 }
 
+// --memory auto takes what is there, with a reset too.
+TEST_F(ArenaFileTest, ResetWithoutASizeKeepsWhatFits) {
+  {
+    Result<std::unique_ptr<ArenaFile>> file = ArenaFile::Open(Config());
+    Result<std::unique_ptr<Store>> store = (*file)->OpenStore();
+    SealOne(store->get(), 7, kChunk);
+  }
+  ArenaFileConfig config = Config();
+  config.memory_bytes = 0;
+  config.reset = true;
+  Result<std::unique_ptr<ArenaFile>> file = ArenaFile::Open(config);
+  ASSERT_TRUE(file.ok()) << file.status().ToString();
+  EXPECT_EQ((*file)->memory().size(), kMemory);
+  EXPECT_NE((*(*file)->OpenStore())->Find({1, 7, 0}), nullptr);
+}
+
 TEST_F(ArenaFileTest, AnotherChunkSizeIsRefusedAndSaysWhatToDo) {
   {
     Result<std::unique_ptr<ArenaFile>> file = ArenaFile::Open(Config());
