@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cctype>
 #include <charconv>
 #include <sstream>
@@ -171,6 +172,12 @@ const std::vector<std::string>& ValueOptions() {
   return options;
 }
 
+const std::vector<std::string>& FlagOptions() {
+  static const std::vector<std::string> options = {"arena-reset", "embed-coordinator", "no-embed-coordinator",
+                                                   "require-rdma"};
+  return options;
+}
+
 std::string VariableOf(const std::string& option) {
   std::string name = "ROPETEAM_";
   for (const char c : option)
@@ -233,6 +240,27 @@ Result<Settings> ChooseSettings(const std::map<std::string, std::string>& flags,
   ROPETEAM_RETURN_IF_ERROR(ChooseCoordinator(chooser, nodes));
   ROPETEAM_RETURN_IF_ERROR(ChooseListen(chooser, ordinal, nodes, local_address_for));
   return std::move(chooser.settings);
+}
+
+Result<std::vector<std::string>> ChooseFlags(const std::vector<std::string>& given,
+                                             const Environment& environment) {
+  std::vector<std::string> chosen = given;
+  const auto was_given = [&](const std::string& name) {
+    return std::find(given.begin(), given.end(), name) != given.end();
+  };
+  const bool coordinator_given = was_given("embed-coordinator") || was_given("no-embed-coordinator");
+  for (const std::string& option : FlagOptions()) {
+    const char* value = environment(VariableOf(option));
+    if (value == nullptr || *value == '\0' || was_given(option)) continue;
+    const std::string text = value;
+    if (text != "1" && text != "true" && text != "0" && text != "false")
+      return Error(Code::kInvalidArgument, "%s is \"%.80s\": it is 1 or true, 0 or false",
+                   VariableOf(option).c_str(), value);
+    if (text == "0" || text == "false") continue;
+    if (coordinator_given && option.ends_with("embed-coordinator")) continue;
+    chosen.push_back(option);
+  }
+  return chosen;
 }
 
 }  // namespace ropeteam::cli

@@ -51,10 +51,11 @@ void PrintSettings(const RunOptions& options, const Settings& settings) {
   std::fprintf(stderr, "ropeteam run: %s\n", line.c_str());
 }
 
+const char* Variable(const std::string& name) { return std::getenv(name.c_str()); }
+
 Result<Settings> Choose(const RunOptions& options) {
-  const Environment environment = [](const std::string& name) { return std::getenv(name.c_str()); };
   if (options.config.empty()) {
-    Result<Settings> settings = ChooseSettings(options.daemon_values, environment, FindLocalAddressFor);
+    Result<Settings> settings = ChooseSettings(options.daemon_values, Variable, FindLocalAddressFor);
     if (!settings.ok() || settings->contains("log-file")) return settings;
     const std::string log_file = DefaultLogFile(settings->at("job").value, settings->at("node").value);
     if (!log_file.empty()) (*settings)["log-file"] = {log_file, "default"};
@@ -75,7 +76,7 @@ Result<Settings> Choose(const RunOptions& options) {
 }
 
 Supervisor::Config MakeConfig(const RunOptions& options, const Settings& settings,
-                              const std::string& daemon) {
+                              const std::vector<std::string>& flags, const std::string& daemon) {
   Supervisor::Config config;
   config.command = options.command;
   config.ready_timeout_s = options.ready_timeout_s;
@@ -83,10 +84,10 @@ Supervisor::Config MakeConfig(const RunOptions& options, const Settings& setting
   if (!options.config.empty()) config.daemon.push_back("--config=" + options.config);
   for (const auto& [option, setting] : settings) config.daemon.push_back("--" + option + "=" + setting.value);
   config.restart = config.daemon;
-  for (const std::string& flag : options.daemon_flags) {
-    config.daemon.push_back(flag);
+  for (const std::string& flag : flags) {
+    config.daemon.push_back("--" + flag);
     // A daemon that comes back must take over what its predecessor held.
-    if (flag != "--arena-reset") config.restart.push_back(flag);
+    if (flag != "arena-reset") config.restart.push_back("--" + flag);
   }
   if (const auto log = settings.find("log-file"); log != settings.end()) config.log_file = log->second.value;
   return config;
@@ -193,6 +194,12 @@ int RunCommand(const std::vector<std::string>& arguments) {
     std::fprintf(stderr, "ropeteam run: %s\n", settings.status().message().c_str());
     return kExitUsage;
   }
+  const Result<std::vector<std::string>> flags =
+      options->config.empty() ? ChooseFlags(options->daemon_flags, Variable) : options->daemon_flags;
+  if (!flags.ok()) {
+    std::fprintf(stderr, "ropeteam run: %s\n", flags.status().message().c_str());
+    return kExitUsage;
+  }
   const std::string daemon =
       options->daemon.empty() ? FindProgram("ropeteamd", "node", "ROPETEAMD") : options->daemon;
   if (daemon.empty()) {
@@ -202,7 +209,7 @@ int RunCommand(const std::vector<std::string>& arguments) {
   }
   if (!options->quiet) PrintSettings(*options, *settings);
 
-  Supervisor supervisor(MakeConfig(*options, *settings, daemon));
+  Supervisor supervisor(MakeConfig(*options, *settings, *flags, daemon));
   const Status started = supervisor.StartDaemon();
   if (!started.ok()) {
     std::fprintf(stderr, "ropeteam run: %s\n", started.message().c_str());

@@ -43,8 +43,8 @@ bool SetFlag(const std::string& name, RunOptions* options) {
     options->quiet = true;
   } else if (name == "help") {
     options->help = true;
-  } else if (IsOneOf(name, {"arena-reset", "embed-coordinator", "no-embed-coordinator", "require-rdma"})) {
-    options->daemon_flags.push_back("--" + name);
+  } else if (IsOneOf(name, FlagOptions())) {
+    options->daemon_flags.push_back(name);
   } else {
     return false;
   }
@@ -63,14 +63,14 @@ const char kRunHelp[] =
     "\n"
     "Job, node, counts, coordinator and address come from the launcher's variables unless told otherwise.\n"
     "\n"
-    "  --daemon PATH            the ropeteamd to start [beside this program, ROPETEAMD, PATH]\n"
+    "  --daemon PATH            the ropeteamd to start [ROPETEAMD, beside this program, PATH]\n"
     "  --ready-timeout SECONDS  how long it may take to be ready [600]\n"
     "  --python-path DIR        put DIR before COMMAND's PYTHONPATH\n"
     "  --remove-arena-at-exit   leave nothing in memory when COMMAND has ended\n"
     "  --quiet                  print neither what was chosen nor warnings\n"
     "  --config FILE            a file for ropeteamd; nothing is then taken from launchers' variables\n"
     "\n"
-    "and every option of ropeteamd (ropeteamd --help), which may also be given as ROPETEAM_… in the "
+    "and the options of ropeteamd (ropeteamd --help), which may also be given as ROPETEAM_… in the "
     "environment:\n"
     "  --job --node --ordinal --nodes --coordinator --listen --memory --replicas --socket …\n";
 

@@ -17,7 +17,7 @@ namespace ropeteam::cli {
 struct RunOptions {
   std::map<std::string, std::string>
       daemon_values;                      // ropeteamd's options with a value, by name without the dashes
-  std::vector<std::string> daemon_flags;  // and those without one, as given
+  std::vector<std::string> daemon_flags;  // and those without one; names as above
   std::string config;                     // --config: ropeteamd reads it; launchers' defaults stay out
   std::string daemon;                     // --daemon PATH
   std::string python_path;                // --python-path DIR, prepended to PYTHONPATH

@@ -176,12 +176,35 @@ TEST(FirstSlurmHost, UnderstandsItsLists) {
   EXPECT_EQ(FirstSlurmHost(""), "");
 }
 
+TEST(Flags, AreTakenFromVariablesUnlessTheyWereGiven) {
+  const auto choose = [](const std::vector<std::string>& given, const Variables& variables) {
+    return ChooseFlags(given, [&](const std::string& name) {
+      const auto found = variables.find(name);
+      return found == variables.end() ? nullptr : found->second.c_str();
+    });
+  };
+  using ::testing::ElementsAre;
+  EXPECT_THAT(choose({}, {}).value(), ElementsAre());
+  EXPECT_THAT(choose({}, {{"ROPETEAM_REQUIRE_RDMA", "1"}}).value(), ElementsAre("require-rdma"));
+  EXPECT_THAT(
+      choose({"arena-reset"}, {{"ROPETEAM_REQUIRE_RDMA", "true"}, {"ROPETEAM_ARENA_RESET", "0"}}).value(),
+      ElementsAre("arena-reset", "require-rdma"));
+  EXPECT_THAT(choose({}, {{"ROPETEAM_REQUIRE_RDMA", "false"}, {"ROPETEAM_ARENA_RESET", ""}}).value(),
+              ElementsAre());
+  EXPECT_THAT(choose({"no-embed-coordinator"}, {{"ROPETEAM_EMBED_COORDINATOR", "1"}}).value(),
+              ElementsAre("no-embed-coordinator"));
+  const auto refused = choose({}, {{"ROPETEAM_REQUIRE_RDMA", "yes"}});
+  EXPECT_EQ(refused.status().code(), Code::kInvalidArgument);
+  EXPECT_THAT(refused.status().message(),
+              ::testing::AllOf(HasSubstr("ROPETEAM_REQUIRE_RDMA"), HasSubstr("yes")));
+}
+
 TEST(RunOptions, SplitsItsOwnTheDaemonsAndTheCommand) {
   const Result<RunOptions> options = ParseRunOptions({"--job=j", "--memory", "1G", "--arena-reset", "--quiet",
                                                       "--ready-timeout", "5", "--", "torchrun", "--", "x"});
   ASSERT_TRUE(options.ok()) << options.status().ToString();
   EXPECT_EQ(options->daemon_values, (Variables{{"job", "j"}, {"memory", "1G"}}));
-  EXPECT_THAT(options->daemon_flags, ::testing::ElementsAre("--arena-reset"));
+  EXPECT_THAT(options->daemon_flags, ::testing::ElementsAre("arena-reset"));
   EXPECT_TRUE(options->quiet);
   EXPECT_EQ(options->ready_timeout_s, 5u);
   EXPECT_THAT(options->command, ::testing::ElementsAre("torchrun", "--", "x"));
