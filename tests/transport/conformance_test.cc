@@ -427,6 +427,42 @@ TEST_P(TransportTest, DisconnectGivesQueuedOperationsBackFirst) {
   EXPECT_EQ(DoneAtA()[100].kind, OperationKind::kDisconnect);
 }
 
+// At every point of the way: nothing posted yet, bytes arriving, most of it done.
+TEST_P(TransportTest, DisconnectInTheMiddleGivesEachOperationBackOnce) {
+  const uint64_t operation_bytes = InGuest() ? 256 << 10 : 2 << 20;
+  constexpr uint64_t kOperations = 8;
+  constexpr int kTurns = 60;
+  SetUpSides(kOperations * operation_bytes);
+  for (int turn = 0; turn < kTurns; turn++) {
+    if (turn > 0) Introduce(&a_, b_);
+    DoneAtA().clear();
+    for (uint64_t i = 0; i < kOperations; i++) {
+      const uint64_t at = i * operation_bytes;
+      const Status started =
+          i % 2 == 0 ? a_.transport->Get(a_.peer, a_.region, at, a_.remote, at, operation_bytes, i)
+                     : a_.transport->Put(a_.peer, a_.region, at, a_.remote, at, operation_bytes, i);
+      ASSERT_TRUE(started.ok()) << started.ToString();
+    }
+    // The first operation makes the connection, which takes a while; then so many polls more.
+    ASSERT_TRUE(Drive(turn % 2 == 0 ? 0 : 1));
+    int polls = 0;
+    PollUntil(
+        rig_.get(), {a_.transport.get(), b_.transport.get()}, &done_, [&] { return ++polls > turn; }, 20'000);
+    a_.transport->Disconnect(a_.peer);
+    ASSERT_TRUE(Drive(kOperations + 1)) << "turn " << turn;
+    std::set<uint64_t> contexts;
+    for (const Completion& completion : DoneAtA()) {
+      if (completion.kind == OperationKind::kDisconnect) continue;
+      EXPECT_TRUE(completion.code == Code::kOk || completion.code == Code::kPeerGone)
+          << CodeName(completion.code) << " turn " << turn;
+      contexts.insert(completion.context);
+    }
+    EXPECT_EQ(DoneAtA().size(), kOperations + 1) << "turn " << turn;
+    EXPECT_EQ(contexts.size(), kOperations) << "turn " << turn;
+    EXPECT_EQ(DoneAtA().back().kind, OperationKind::kDisconnect);
+  }
+}
+
 TEST_P(TransportTest, AnUnreachablePeerIsGoneOnTheFirstOperation) {
   if (!rig_->deaf().empty()) GTEST_SKIP() << rig_->deaf();
   SetUpSides(4096);

@@ -134,6 +134,33 @@ TEST_P(PeerTest, KilledUnderFullLoadDisturbsNobodyElse) {
   EXPECT_TRUE(other_memory.Holds(kSource, 0, kLength, 0));
 }
 
+// As when a node dies that another is recovering from: bytes of a get have arrived, more are on their way.
+TEST_P(PeerTest, KilledInTheMiddleOfGetsGivesEveryBufferBackOnce) {
+  if (!rig_->deaf().empty()) GTEST_SKIP() << rig_->deaf();
+  constexpr uint64_t kGets = 8;
+  const uint64_t get_bytes = InGuest() ? 128 << 10 : kLength / kGets;
+  for (size_t turn = 0; turn < kGets; turn++) {
+    auto peer = rig_->NewPeer(&target_);
+    Meet(*peer);
+    ASSERT_EQ(PutOne(0, 4096), Code::kOk);
+    done().clear();
+    for (uint64_t i = 0; i < kGets; i++)
+      ASSERT_TRUE(transport_->Get(peer_, region_, i * get_bytes, remote_, i * get_bytes, get_bytes, i).ok());
+    ASSERT_TRUE(Drive(turn));
+    peer->Kill();
+    ASSERT_TRUE(Drive(kGets)) << "turn " << turn;
+    std::set<uint64_t> contexts;
+    for (const Completion& completion : done()) {
+      EXPECT_THAT(completion.code, AnyOf(Code::kOk, Code::kPeerGone)) << "turn " << turn;
+      contexts.insert(completion.context);
+    }
+    EXPECT_EQ(contexts.size(), kGets);
+    transport_->Disconnect(peer_);
+    ASSERT_TRUE(Drive(kGets + 1));
+    EXPECT_EQ(done().size(), kGets + 1);
+  }
+}
+
 TEST_P(PeerTest, ReturnsUnderItsAddressAsANewInstance) {
   if (!rig_->deaf().empty()) GTEST_SKIP() << rig_->deaf();
   auto peer = rig_->NewPeer(&target_);

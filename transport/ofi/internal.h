@@ -220,6 +220,7 @@ class OfiTransport final : public front::Front<OfiTransport, Peer, Operation> {
   const char* WhyGone(PeerId peer) const;
   void LookAtFailed(TimeUs now);
   void BreakLink(Peer* peer, TimeUs now);
+  void EndConnection(Peer* peer);
   void CloseLink(Peer* peer);
   void SetUp(Peer* peer);
   void SetGone(Peer* peer, const char* reason);

@@ -54,8 +54,8 @@ struct OfiConfig {
   // Network interface ("eth0") or, where there are no IP addresses, libfabric's domain ("rdmap0s6-rdm").
   // Empty: the one that has listen_address; where there are no IP addresses every device, those of the NUMA
   // node of the calling thread first, at most eight. Several, comma-separated: a rail for each, and
-  // operations are spread over them by what each has to do; what a rail that fails has not done is redone on
-  // the others (ofi/rails.h). Both ends must have rails, or neither.
+  // operations are spread over them by what each has to do; when one fails the others carry on
+  // (ofi/rails.h). Both ends must have rails, or neither.
   std::string device = "";
   uint64_t operation_bytes = kOfiOperationBytesDefault;
   uint32_t depth = kOfiDepthDefault;  // operations in flight to one peer

@@ -125,12 +125,16 @@ void OfiTransport::FinishFragment(Fragment* fragment, Code code) {
   if (operation == nullptr) {
     peer->hello_posted = false;
     peer->hello_answered = code == Code::kOk;
-    if (code != Code::kOk) Suspect(peer);
+    // Of a peer that is being disconnected it may be the last.
+    if (code != Code::kOk || peer->state == PeerState::kClosing) Suspect(peer);
     return;
   }
   ROPETEAM_CHECK(operation->fragments > 0);
   operation->fragments--;
   if (code != Code::kOk) Suspect(peer);
+  // Of device memory the likeliest fault is that this end's card cannot read it, and a provider's error does
+  // not say which it was. If the peer is gone, that is what the operation ends with all the same.
+  if (code == Code::kLinkFailed && !operation->region->exported) code = Code::kIo;
   if (code != Code::kOk || operation->code != Code::kOk)
     FailOperation(peer, operation, code);
   else if (operation->fragments == 0 && !operation->queued)

@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "core/base/log.h"
+#include "transport/ofi/hang_up.h"
 #include "transport/ofi/internal.h"
 
 namespace ropeteam::ofi {
@@ -26,6 +27,9 @@ constexpr TimeUs kHelloDeadlineUs = 5'000'000;
 constexpr TimeUs kSilenceAfterBreakUs = 80'000;
 constexpr TimeUs kSilenceAtFirstUs = 1'500'000;
 static_assert(kSilenceAfterBreakUs < 100'000);
+// A connection that was shut down gives everything back within this: a socket's buffer is read in a
+// millisecond or two.
+constexpr TimeUs kHangUpUs = 50'000;
 // Where there is no IP address to probe only the hello can tell.
 constexpr TimeUs kHelloDeadlineUnprobedUs = 1'000'000;
 
@@ -142,11 +146,21 @@ void OfiTransport::BreakLink(Peer* peer, TimeUs now) {
   StartConnecting(peer, now);
 }
 
+// So that nothing is arriving when the endpoint is closed; see hang_up.h. Bytes that have come already are read
+// first, and then everything that was outstanding comes back.
+void OfiTransport::EndConnection(Peer* peer) {
+  if (peer->fragments == nullptr || peer->link.queue.fd < 0) return;
+  if (HangUp(peer->link.queue.fd, peer->probe_target) == 0) return;
+  const TimeUs deadline = Now() + kHangUpUs;
+  while (peer->fragments != nullptr && Now() < deadline) ReadCompletions(peer->link.queue, SIZE_MAX);
+}
+
 // Afterwards the device holds nothing of this peer's, except with a shared endpoint, where that takes the
 // fragments' own completions.
 void OfiTransport::CloseLink(Peer* peer) {
   peer->hello_posted = peer->hello_answered = false;
   if (!peer->link.endpoint) return;
+  EndConnection(peer);
   // fi_close() of a connected endpoint drops the connection and writes a cancelled completion for all that
   // was outstanding. If it failed, the device would still own the buffers and nothing could be given back.
   const int result = fi_close(&peer->link.endpoint.release()->fid);

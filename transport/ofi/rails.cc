@@ -251,6 +251,7 @@ bool OfiRails::PostNext(Peer* peer) {
   Piece* piece = NextPiece(peer);
   if (piece == nullptr) return false;
   Link* link = &peer->links[static_cast<size_t>(chosen)];
+  piece->link = link;
   const Operation& operation = *piece->operation;
   const Status posted = rails_[link->rail]->Submit(
       operation.kind, link->id, operation.region->rails[link->rail].id(),
@@ -260,7 +261,6 @@ bool OfiRails::PostNext(Peer* peer) {
     peer->redo.Push(piece);
     return false;
   }
-  piece->link = link;
   piece->looks = link->looks;
   link->pieces++;
   rail_bytes_[link->rail] += piece->length;
@@ -286,8 +286,10 @@ void OfiRails::OnRail(size_t rail, const Completion& completion) {
     pieces_.Free(piece);
     return Settle(link->peer, operation);
   }
-  if (completion.code == Code::kPeerGone) LoseLink(link);
-  if (!Redo(piece, completion.code)) FailPiece(piece, completion.code);
+  const bool lost = completion.code == Code::kPeerGone;
+  if (lost) LoseLink(link);
+  // Whether the peer is gone is for Judge() to say, not for one rail.
+  if (!Redo(piece, completion.code)) FailPiece(piece, lost ? Code::kLinkFailed : completion.code);
 }
 
 // Whether the piece gets another try, of which the verdict on the peer may yet make nothing.
@@ -296,6 +298,7 @@ bool OfiRails::Redo(Piece* piece, Code code) {
   const bool lost = code == Code::kPeerGone;
   const bool broken = code == Code::kLinkFailed;
   if (peer->gone() || peer->closing() || !(lost || broken)) return false;
+  if (piece->operation->kind == OperationKind::kPut) return false;  // see rails.h
   if (broken && piece->looks == piece->link->looks) {
     const bool others = std::any_of(peer->links.begin(), peer->links.end(), [piece](const Link& other) {
       return &other != piece->link && !other.down;
@@ -366,7 +369,7 @@ void OfiRails::Judge(Peer* peer) {
   for (Link& link : peer->links) {
     if (!link.down || link.told) continue;
     link.told = true;
-    LOG_WARNING("ofi peer %u: left out rail %s: %s; what it left undone is redone on the others", peer->id,
+    LOG_WARNING("ofi peer %u: left out rail %s: %s; the others carry on", peer->id,
                 rails_[link.rail]->Describe().c_str(), rails_[link.rail]->WhyGone(link.id));
   }
   while (!peer->pending.empty()) Settle(peer, peer->pending.Pop());

@@ -5,16 +5,17 @@
 // gives each to the link that would be done first.
 //
 // A rail that loses a peer is left out for that peer until it is connected to anew, and the others are made
-// to look whether it lives. When it does, what the lost rail had outstanding is done again over the others,
-// and so is what the look has cost them; when it does not, everything ends with kPeerGone. A piece that comes
-// back with kLinkFailed from a rail whose link stands again is done once more where there is another: it was
-// the connection's fault, or its own, and in that case it fails again. So nothing is tried for ever, and each
-// operation completes once: a piece is in one place.
+// to look whether it lives. When it does not, everything ends with kPeerGone. When it does, the gets that the
+// lost rail had outstanding are done again over the others, and so are those that the look has cost them. A
+// piece of a get that comes back with kLinkFailed from a rail whose link stands again is done once more where
+// there is another: it was the connection's fault, or its own, and in that case it fails again. So nothing is
+// tried for ever, and each operation completes once: a piece is in one place.
 //
-// Redone is only what the first rail's device has let go of. Where a provider does not fence, a network may
-// still deliver bytes of the first try after the second has completed. They are the same bytes for the same
-// place, and what core would do with kLinkFailed is the same; that the place is not used for anything else
-// too soon after is core's quarantine's, see TransportCapabilities::fences_peers.
+// A put that was at a rail ends with kLinkFailed. No provider fences (TransportCapabilities::fences_peers),
+// so the network may deliver bytes of a first try long after a second one has completed, to a place that is
+// somebody else's by then. Only core can keep such a place out of use, and it does when it is told: its
+// quarantine. transport/verbs redoes puts too, because there the peer confirms that it has closed the
+// connection.
 
 #ifndef ROPETEAM_TRANSPORT_OFI_RAILS_H_
 #define ROPETEAM_TRANSPORT_OFI_RAILS_H_
