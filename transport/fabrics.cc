@@ -127,12 +127,12 @@ Result<FabricChoice> CreateFabric(const FabricConfig& config) {
   if (!plan.ok()) return plan.status();
   Result<std::unique_ptr<Transport>> made = Create(config, *plan);
   const bool rdma_planned = plan->transport == "verbs" || plan->provider == kEfa;
-  if (!made.ok() && config.transport == "auto" && rdma_planned && !config.require_rdma) {
+  const bool free_choice = config.transport == "auto" && config.provider.empty() && !config.require_rdma;
+  if (!made.ok() && free_choice && rdma_planned) {
     plan = FabricPlan{"ofi", kTcp, made.status().message()};
     made = Create(config, *plan);
   }
-  if (!made.ok() && made.status().code() == Code::kUnsupported && config.transport == "auto" &&
-      plan->provider == kTcp && !config.require_rdma) {
+  if (!made.ok() && free_choice && plan->provider == kTcp && made.status().code() == Code::kUnsupported) {
     // A build without libfabric. UCX carries bytes over TCP too, if not as fast.
     Result<std::unique_ptr<Transport>> ucx = Create(config, FabricPlan{"ucx", "", ""});
     if (ucx.ok()) made = std::move(ucx);

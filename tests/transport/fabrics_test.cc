@@ -134,6 +134,19 @@ TEST(CreateFabric, MakesWhatWasPlanned) {
   EXPECT_EQ(made->fallback, "");
 }
 
+// Not by UCX either, which stands in for TCP where nobody asked for a provider.
+TEST(CreateFabric, AProviderThatWasNamedIsNotReplaced) {
+  FabricConfig config;
+  config.provider = "tcp;ofi_rxm";
+  const auto made = CreateFabric(config);
+  if (ListOfiDevices().missing.empty()) {
+    ASSERT_TRUE(made.ok()) << made.status().ToString();
+    EXPECT_EQ(made->transport->capabilities().provider, config.provider);
+  } else {
+    EXPECT_EQ(made.status().code(), Code::kUnsupported);
+  }
+}
+
 // ---- what UCX may use
 
 FabricListing Ucx() {

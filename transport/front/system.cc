@@ -24,8 +24,15 @@ unsigned long long Ull(uint64_t value) { return value; }
 struct LockedMemory {
   uint64_t limit = UINT64_MAX;  // RLIMIT_MEMLOCK; UINT64_MAX: none
   uint64_t pinned = 0;          // by devices, which is what the kernel compares; 0 where it does not say
-  bool bound = true;            // false: CAP_IPC_LOCK
+  bool bound = true;            // false: CAP_IPC_LOCK, and not merely that of a user namespace
 };
+
+// Capabilities in another one, a rootless container's, lift no limit.
+bool InFirstUserNamespace() {
+  std::ifstream map("/proc/self/uid_map");
+  uint64_t inside = 0, outside = 0, count = 0;
+  return map >> inside >> outside >> count && inside == 0 && outside == 0 && count == UINT32_MAX;
+}
 
 LockedMemory LockedMemoryNow() {
   LockedMemory memory;
@@ -37,7 +44,7 @@ LockedMemory LockedMemoryNow() {
     if (word == "VmPin:" && file >> memory.pinned) memory.pinned *= kBytesPerKiB;
     uint64_t capabilities = 0;
     if (word == "CapEff:" && file >> std::hex >> capabilities >> std::dec)
-      memory.bound = (capabilities >> kCapIpcLock & 1) == 0;
+      memory.bound = (capabilities >> kCapIpcLock & 1) == 0 || !InFirstUserNamespace();
   }
   return memory;
 }
