@@ -81,6 +81,32 @@ def environment(**more: str) -> dict[str, str]:
     return {**kept, **more}
 
 
+def ask(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(ROPETEAM), *command],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+
+
+def devices(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return ask("devices", *arguments)
+
+
+def fabrics() -> dict[str, dict]:
+    return {each["transport"]: each for each in json.loads(devices("--json").stdout)["transports"]}
+
+
+def usable(transport: str) -> None:
+    """Skips the test where this build or machine has no such transport."""
+    missing = fabrics()[transport]["missing"]
+    if missing:
+        pytest.skip(f"{transport}: {missing}")
+
+
 class ScriptedRank:
     """A rank that is a Python script in a process of its own. It says a line with print(), and waits in
     sys.stdin.readline() until it is told to go on; it is killed at the end of the block."""

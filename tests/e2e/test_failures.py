@@ -11,7 +11,7 @@ import socket
 import subprocess
 
 import pytest
-from harness import ROPETEAM, WAIT_S, Daemon, ScriptedRank, environment, wait_until
+from harness import ROPETEAM, WAIT_S, Daemon, ScriptedRank, environment, usable, wait_until
 
 import ropeteam
 from ropeteam import Level
@@ -198,15 +198,20 @@ def send_garbage(address, family=socket.AF_INET, pieces: int = 4) -> None:
         silent.connect(address)  # and one that says nothing
 
 
-def test_garbage_on_every_socket_harms_nobody(cluster):
-    nodes = cluster(2)
+# Of libfabric's and of UCX's sockets on the data port: what arrives there is parsed by neither of us.
+@pytest.mark.parametrize("transport", ["ofi", "ucx"])
+def test_garbage_on_every_socket_harms_nobody(cluster, transport):
+    usable(transport)
+    nodes = cluster(2, options=["--transport", transport])
     data = payload(8, 5_000_000)
     with nodes[0].open(0, 1, "life") as rope:
         rope.save(1, {"data": data}, wait=Level.COMMITTED)
         listening = nodes[0].listening()
         assert len(listening) >= 3, listening  # coordinator, control, data
         for address in listening:
-            assert address[0] == nodes[0].address, "it listens on what it was told and on nothing else"
+            # UCX takes the first address of the interface that has the one it was told.
+            told = nodes[0].address if transport == "ofi" else ("127.0.0.1", nodes[0].address)
+            assert address[0] in told, "it listens on what it was told and on nothing else"
             send_garbage(address)
         send_garbage(nodes[0].socket, socket.AF_UNIX)
         assert rope.load(1)["data"] == data

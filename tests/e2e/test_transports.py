@@ -4,39 +4,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 
 import pytest
-from harness import ROPETEAM, WAIT_S, environment
+from harness import ask, devices, fabrics, usable
 
 from ropeteam import Level
 
 TCP = "tcp;ofi_rxm"
-
-
-def ask(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(ROPETEAM), *command],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-        check=False,
-    )
-
-
-def devices(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return ask("devices", *arguments)
-
-
-def fabrics() -> dict[str, dict]:
-    return {each["transport"]: each for each in json.loads(devices("--json").stdout)["transports"]}
-
-
-def usable(transport: str) -> None:
-    missing = fabrics()[transport]["missing"]
-    if missing:
-        pytest.skip(f"{transport}: {missing}")
 
 
 def test_devices_lists_each_transport_or_says_what_is_missing():
@@ -162,16 +136,7 @@ def test_registrations_do_not_grow_with_saves(cluster):
 
     def registrations() -> list[int]:
         return [
-            json.loads(
-                subprocess.run(
-                    [str(ROPETEAM), "status", "--json", "--local", "--socket", node.socket],
-                    env=environment(),
-                    capture_output=True,
-                    text=True,
-                    timeout=WAIT_S,
-                    check=True,
-                ).stdout
-            )["transport"]["registrations"]
+            json.loads(ask("status", "--json", "--local", "--socket", node.socket).stdout)["transport"]["registrations"]
             for node in nodes.nodes
         ]
 
