@@ -225,7 +225,7 @@ void AddTransportCommand(CLI::App& app, Bench& bench) {
       ->capture_default_str();
   command->add_option("--provider", options->provider, "of libfabric, for ofi");
   command->add_option("--device", options->devices, "devices, comma-separated")->delimiter(',');
-  command->add_option("--gid-index", options->gid_index, "verbs: entry of the GID table")
+  command->add_option("--gid-index", options->gid_index, "verbs, ucx: entry of the GID table")
       ->check(CLI::Range(0, 255));
   command->add_option("--size", options->size, "of the operations that are compared with the tool, bytes")
       ->transform(CLI::AsSizeValue(false))

@@ -14,14 +14,16 @@
  *     is ROPETEAM_INVALID_ARGUMENT; passing NULL to a close does nothing.
  * (2) Every fallible call returns a ropeteam_status_t. On anything but ROPETEAM_OK its outputs are untouched, and
  *     ropeteam_last_error() has a sentence with the value and the limit that were met. No call ends the process, raises
- *     a signal or prints: trouble in the store must never stop training.
+ *     a signal or prints (unless ROPETEAM_LOG is set, to one of trace, debug, info, warning, error: then the library's log
+ *     is on stderr): trouble in the store must never stop training.
  * (3) Threads: calls on different handles, and on the same ropeteam_t, may run at the same time. Calls on one
  *     ropeteam_save_t or one ropeteam_view_t are serialised inside; closing one while another thread uses it is the
  *     caller's mistake.
  * (4) Every call that can wait takes `timeout_ms`: milliseconds from now, 0 to look once and not wait, at most
  *     ROPETEAM_TIMEOUT_MAX_MS. When it passes the call returns ROPETEAM_DEADLINE_EXCEEDED and the outcome is unknown. With
  *     a daemon that is stopped, and so cannot say how far it came, the call is up to a second late. Calls without a timeout
- *     wait for this node's daemon alone, and for 5 s at most.
+ *     wait for this node's daemon alone, and for 5 s at most; a commit also for the copies that ropeteam_save_put_cuda()
+ *     was given, however long their stream takes.
  * (5) Names are bytes, 1 to ROPETEAM_NAME_MAX of them, ended by a zero; unique within a shard.
  * (6) Structs that the caller fills begin with `size` = sizeof(the struct): a library that is newer than the caller
  *     takes the fields it knows of. A zeroed field means the default. Enums and structs only ever grow at the end.
@@ -117,8 +119,10 @@ typedef struct {
 /* Ties this rank to its daemon and joins the current life of the world, or begins the next. Waits until a leader has
  * admitted the rank. STALE: this life has been superseded. UNAVAILABLE: no daemon at the socket. UNSUPPORTED: the daemon
  * speaks another protocol version; both are named. INVALID_ARGUMENT: rank outside the world, another world size than
- * the life of this name has. DEADLINE_EXCEEDED: not enough nodes are there, or the handle names no life and a world of
- * another size, or of a named life, is still open: who only looks ends nobody's training. If the daemon dies later, calls return UNAVAILABLE and the next call reaches out to its successor. */
+ * the life of this name has. ALREADY_EXISTS: this rank of this life is open already. DEADLINE_EXCEEDED: not enough nodes
+ * are there, or the handle names no life and a world of another size, or of a named life, is still open: who only looks
+ * ends nobody's training, and a process that goes on in a world of another size closes its old handle first. If the
+ * daemon dies later, calls return UNAVAILABLE and the next call reaches out to its successor. */
 ROPETEAM_EXPORT ropeteam_status_t ropeteam_open(const ropeteam_open_options_t* options, ropeteam_t** handle);
 /* Aborts what is not committed, closes every view. Never waits for the network. Saves and views that are still open stay
  * valid handles, to be closed by their own calls before or after; everything else they are asked fails. */
@@ -183,7 +187,8 @@ ROPETEAM_EXPORT ropeteam_status_t ropeteam_save_abort(ropeteam_save_t* save);
 ROPETEAM_EXPORT void ropeteam_save_close(ropeteam_save_t* save);
 
 /* Waits until this rank's shard of `step` has reached `level`. DEADLINE_EXCEEDED: it has not yet. ABORTED: it never will
- * (the world has restarted, or a newer step has replaced it before it got there). NOT_FOUND: this rank did not save it. */
+ * (the world has restarted, or a newer step has replaced it before it got there). NOT_FOUND: this rank did not save it.
+ * UNSUPPORTED: PERSISTED, while a daemon has no storage. */
 ROPETEAM_EXPORT ropeteam_status_t ropeteam_wait(ropeteam_t* handle, uint64_t step, ropeteam_level_t level,
                                                 int64_t timeout_ms);
 

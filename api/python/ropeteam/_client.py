@@ -114,8 +114,9 @@ class Client:
             makes one. With none, a life ends when one of its ranks dies or opens again.
 
         Unavailable: no daemon at the socket. Stale: this life has been superseded. InvalidArgument: rank
-        outside the world, or another world size than the life has. DeadlineExceeded: not admitted within
-        `timeout` seconds.
+        outside the world, or another world size than the life of this name has. AlreadyExists: this rank of
+        this life is open already. DeadlineExceeded: not admitted within `timeout` seconds, also because
+        a world of another size is still open: close its handles first.
         """
         options = _native.OpenOptions(size=ctypes.sizeof(_native.OpenOptions))
         options.socket = None if socket is None else socket.encode("utf-8", "surrogateescape")
@@ -214,7 +215,8 @@ class Client:
         """Waits until this rank's shard of `step` has reached `level`. Other threads run meanwhile.
 
         DeadlineExceeded: it has not within `timeout` seconds; 0 looks once. Aborted: it never will (the
-        world has restarted, or a newer step replaced it). NotFound: this rank did not save it.
+        world has restarted, or a newer step replaced it). NotFound: this rank did not save it. Unsupported: Level.PERSISTED, while a
+        daemon has no storage.
         """
         lib = library()
         handle = self._use()

@@ -132,7 +132,8 @@ def load_state(
     those that the optimizer has already, are filled in place; state that it lacks (a fresh one has none) is
     made.
 
-    InvalidArgument: the step was saved by a world of another size, or dtypes or shapes differ; NotFound: the
+    InvalidArgument: the latest step was saved by a world of another size (of a `step` that is given this is not
+    looked at), or dtypes or shapes differ; NotFound: the
     model has a tensor that the shard has not, or the other way round. Both are found before anything is
     changed. After Corrupt or another error on the way the model is partly loaded.
     """
