@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from harness import ask, devices, fabrics, usable
+from harness import WAIT_S, ask, devices, fabrics, usable
 
 from ropeteam import Level
 
