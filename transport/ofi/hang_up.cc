@@ -32,10 +32,18 @@ bool LeadsTo(int fd, const IpAddress& peer) {
          ToText({other, length}) == ToText(peer);
 }
 
+bool HangUpOne(int fd) {
+  // When libfabric closes it, what it has not sent is dropped: else the kernel would go on trying for minutes,
+  // and a network that comes back would deliver a put that has long been given back as failed.
+  const linger drop{1, 0};
+  (void)setsockopt(fd, SOL_SOCKET, SO_LINGER, &drop, sizeof drop);
+  return shutdown(fd, SHUT_RDWR) == 0;
+}
+
 size_t HangUpBelow(int epoll, const IpAddress& peer, int depth) {
   size_t count = 0;
   for (const int fd : WaitedFor(epoll)) {
-    if (LeadsTo(fd, peer)) count += shutdown(fd, SHUT_RDWR) == 0 ? 1 : 0;
+    if (LeadsTo(fd, peer)) count += HangUpOne(fd) ? 1 : 0;
     if (depth < kDepthMax) count += HangUpBelow(fd, peer, depth + 1);
   }
   return count;

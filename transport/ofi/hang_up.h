@@ -17,7 +17,8 @@
 namespace ropeteam::ofi {
 
 // Shuts down the connections to `peer` among the descriptors that `epoll` waits for, by itself or by further
-// epoll descriptors; returns how many there were. 0 also where /proc is not mounted.
+// epoll descriptors, so that they end with a reset when they are closed; returns how many there were. 0 also
+// where /proc is not mounted.
 size_t HangUp(int epoll, const IpAddress& peer);
 
 }  // namespace ropeteam::ofi
