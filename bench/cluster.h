@@ -22,7 +22,7 @@ struct ClusterOptions {
   uint32_t nodes = 2;
   uint32_t replicas = 1;
   uint64_t memory_bytes = 0;  // of each arena
-  std::string provider = "tcp;ofi_rxm";
+  std::string provider;       // of libfabric; empty: the daemons' own choice
 };
 
 // What a process has used so far.
