@@ -429,6 +429,8 @@ TEST_P(TransportTest, DisconnectGivesQueuedOperationsBackFirst) {
 
 // At every point of the way: nothing posted yet, bytes arriving, most of it done.
 TEST_P(TransportTest, DisconnectInTheMiddleGivesEachOperationBackOnce) {
+  if (GetParam() == "ucx_tcp")
+    GTEST_SKIP() << "UCX 1.13's tcp may end the process that others were connecting to: docs/ucx.md";
   const uint64_t operation_bytes = InGuest() ? 256 << 10 : 2 << 20;
   constexpr uint64_t kOperations = 8;
   const int turns = InGuest() ? 20 : 60;
