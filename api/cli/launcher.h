@@ -54,8 +54,8 @@ std::string VariableOf(const std::string& option);
 // And those without a value: their variable says 1 or true, 0 or false.
 const std::vector<std::string>& FlagOptions();
 
-// `given` (names without the dashes) and what variables add; of two flags that exclude each other the variable of
-// neither counts when one was given. kInvalidArgument: a variable says something else; it is named.
+// `given` (names without the dashes) and what variables add; of two flags that exclude each other the variable
+// of neither counts when one was given. kInvalidArgument: a variable says something else; it is named.
 Result<std::vector<std::string>> ChooseFlags(const std::vector<std::string>& given,
                                              const Environment& environment);
 

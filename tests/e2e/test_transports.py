@@ -96,11 +96,16 @@ def test_what_is_not_there_is_an_error_that_names_it(run_ropeteam, options, says
     assert says in done.stderr or "this build is without" in done.stderr
 
 
-def test_require_rdma_does_not_start_where_bytes_would_go_over_tcp(run_ropeteam):
+@pytest.mark.parametrize(
+    ("flags", "variables"),
+    [(["--require-rdma"], {}), ([], {"ROPETEAM_REQUIRE_RDMA": "1"})],
+    ids=["flag", "variable"],
+)
+def test_require_rdma_does_not_start_where_bytes_would_go_over_tcp(run_ropeteam, flags, variables):
     cards = [d for fabric in fabrics().values() for d in fabric["devices"] if d["rdma"] and not d["unusable"]]
     if cards:
         pytest.skip(f"this machine has RDMA: {cards[0]['name']}")
-    done = run_ropeteam("true", options=["--job", "test", "--require-rdma"])
+    done = run_ropeteam("true", options=["--job", "test", *flags], **variables)
     assert done.returncode != 0
     assert "RDMA is required" in done.stderr
     assert "verbs" in done.stderr

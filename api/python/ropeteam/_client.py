@@ -215,8 +215,8 @@ class Client:
         """Waits until this rank's shard of `step` has reached `level`. Other threads run meanwhile.
 
         DeadlineExceeded: it has not within `timeout` seconds; 0 looks once. Aborted: it never will (the
-        world has restarted, or a newer step replaced it). NotFound: this rank did not save it. Unsupported: Level.PERSISTED, while a
-        daemon has no storage.
+        world has restarted, or a newer step replaced it). NotFound: this rank did not save it.
+        Unsupported: Level.PERSISTED, while a daemon has no storage.
         """
         lib = library()
         handle = self._use()
