@@ -399,6 +399,7 @@ void Coordinator::Publish() {
   auto state = std::make_shared<ViewState>();
   View& view = state->view;
   view.epoch = NextEpoch();
+  view.settings = config_.settings;
   std::vector<const Record*> members;
   for (auto& [id, record] : records_) {
     if (record.joined == 0) record.joined = view.epoch;

@@ -48,6 +48,7 @@ struct MembershipConfig {
   // soon as that many have registered, and after dead_after_ms at the latest. Any number may come and go
   // later.
   uint32_t nodes_expected = 0;
+  JobSettings settings;
 };
 inline constexpr uint32_t kHeartbeatsPerDeath = 4;  // dead_after_ms / heartbeat_ms at least
 

@@ -41,9 +41,6 @@ EngineConfig EngineConfigOf(const Options& options, NodeId self) {
   config.self = self;
   config.job = options.job;
   config.node = options.node;
-  config.replicas = options.replicas;
-  config.keep_steps = options.keep_steps;
-  config.nodes_expected = options.nodes;
   return config;
 }
 

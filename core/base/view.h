@@ -30,10 +30,22 @@ struct Member {
   friend bool operator==(const Member&, const Member&) = default;
 };
 
+// The settings of a job that its promises rest on. All members of a view have the same.
+struct JobSettings {
+  uint32_t replicas = 1;    // R: verified copies on other nodes that REPLICATED means
+  uint32_t keep_steps = 2;  // K: committed steps that retention keeps
+  uint32_t nodes = 1;       // that the launcher starts; `latest` need not wait for more ranks once they are there
+  friend bool operator==(const JobSettings&, const JobSettings&) = default;
+};
+
 struct View {
   Epoch epoch = 0;
   NodeId leader = kNoNode;      // one of the members, or kNoNode when there are none
   std::vector<Member> members;  // ordered by (ordinal, name), ids and names unique
+  JobSettings settings;
+  // After a member has received this view, no instance outside it holds a lease for longer than this. A leader
+  // that is new in this view decides nothing before.
+  TimeUs settle_us = 0;
   friend bool operator==(const View&, const View&) = default;
 
   const Member* Find(NodeId id) const {

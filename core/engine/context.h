@@ -9,6 +9,7 @@
 
 #include <deque>
 #include <functional>
+#include <map>
 #include <set>
 #include <string>
 #include <vector>
@@ -35,6 +36,9 @@ class Context {
   Outbox out;
   TimeUs now = 0;
   View view;
+  JobSettings settings;                       // of the view
+  TimeUs lease_until = kNever;                // membership's lease
+  std::map<NodeId, std::string> unreachable;  // members that the data path has lost, with the reason
   NodeCounters counters;
   Life life;  // as the leader announced or granted it last
   // As the leader announced it last. It is acted on only while `leader_heard`: a leader of this epoch has

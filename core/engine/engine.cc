@@ -92,6 +92,7 @@ void Engine::Impl::ApplyView(const View& view) {
   if (view.epoch <= context_.view.epoch) return;
   const View before = std::move(context_.view);
   context_.view = view;
+  context_.settings = view.settings;
   context_.to_self.clear();  // of the epoch before; whoever sent it asks again below
   context_.inventory_dirty = true;
   // Until the leader of this epoch has spoken nothing is known to be of no use: what the one before kept and
@@ -384,6 +385,21 @@ void Engine::OnPeerFenced(TimeUs now, NodeId peer) {
 void Engine::OnTimer(TimeUs now) {
   impl_->Begin(now);
   impl_->RunTimers();
+  impl_->Finish();
+}
+
+void Engine::OnLease(TimeUs now, TimeUs valid_until) {
+  impl_->Begin(now);
+  impl_->context_.lease_until = valid_until;
+  impl_->Finish();
+}
+void Engine::OnPeerLink(TimeUs now, NodeId peer, bool up, const std::string& reason) {
+  impl_->Begin(now);
+  if (up) {
+    impl_->context_.unreachable.erase(peer);
+  } else {
+    impl_->context_.unreachable.try_emplace(peer, reason);
+  }
   impl_->Finish();
 }
 

@@ -38,10 +38,6 @@ struct EngineConfig {
   NodeId self = kNoNode;
   std::string job;
   std::string node;
-  uint32_t replicas = 1;    // R: verified copies on other nodes that REPLICATED means
-  uint32_t keep_steps = 2;  // K: committed steps that retention keeps
-  // Of the job; `latest` need not wait for more ranks once so many nodes are there
-  uint32_t nodes_expected = 1;
   // How long chunks stay out of use whose writer has left the view without giving them back: longer than
   // anything the fabric may still deliver. OnPeerFenced() ends it early where the transport can tell.
   TimeUs quarantine_us = 5'000'000;
@@ -199,6 +195,13 @@ class Engine {
   // No byte of this (departed) instance's transfers can land any more.
   void OnPeerFenced(TimeUs now, NodeId peer);
   void OnTimer(TimeUs now);
+  // Membership's lease lasts until then, on the clock of `now`; 0: there is none. Without one this node starts
+  // no put, acknowledges no replica, believes no leader and, if it leads, decides nothing: the others may have
+  // declared it dead. Saves stay LOCAL, reads go on. All of it resumes with the next lease.
+  void OnLease(TimeUs now, TimeUs valid_until);
+  // The data path has lost (`up` false) or regained this member of the view. While it is lost no transfer is
+  // started with it, and copies are placed elsewhere.
+  void OnPeerLink(TimeUs now, NodeId peer, bool up, const std::string& reason);
 
   // ---- sessions; each request is answered once unless the session closes first
   void OnSessionOpened(TimeUs now, SessionId session);

@@ -150,7 +150,7 @@ void Leader::Announce() {
   const Context& context = parts_.context;
   LeaderState state;
   state.life = life_;
-  for (const StepId& id : CommittedNewestFirst(context.config.keep_steps + kCommittedListedMax))
+  for (const StepId& id : CommittedNewestFirst(context.settings.keep_steps + kCommittedListedMax))
     state.committed.push_back({id});
   // Kept are the newest producible step, committed or not, and every committed step down to the K-th that is
   // producible: a committed step whose holder is away for a moment is not given up for an older one.
@@ -159,7 +159,7 @@ void Leader::Announce() {
   size_t producible_committed = 0;
   bool newest = true;
   for (auto step = table_.steps().rbegin();
-       step != table_.steps().rend() && producible_committed < context.config.keep_steps; ++step) {
+       step != table_.steps().rend() && producible_committed < context.settings.keep_steps; ++step) {
     const bool producible = step->second.producible() && !step->second.given_up;
     if (step->second.committed || (producible && newest)) keep.insert(step->first);
     if (!producible) continue;
@@ -170,7 +170,7 @@ void Leader::Announce() {
   // Fewer than that are known to be committed at a job's beginning, or when what knew of the others is lost:
   // then older steps that can be produced are kept in their place.
   for (auto step = table_.steps().rbegin();
-       step != table_.steps().rend() && producible_committed < context.config.keep_steps; ++step) {
+       step != table_.steps().rend() && producible_committed < context.settings.keep_steps; ++step) {
     if (step->second.committed || step->second.given_up || !step->second.producible() ||
         !(step->first < release_before))
       continue;

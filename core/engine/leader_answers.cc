@@ -201,10 +201,10 @@ void Leader::AnswerLatest(NodeId from, uint64_t number, const LatestQuestion& la
     // Some node may hold what nobody here does: wait for the nodes that were announced, or for the whole
     // world.
     const uint32_t ranks = ranks_present();
-    if (ranks < life_.world_size && members_.size() < context.config.nodes_expected)
+    if (ranks < life_.world_size && members_.size() < context.settings.nodes)
       return Reply(from, number,
                    Error(Code::kUnavailable, "%u of %u ranks and %zu of %u nodes are here", ranks,
-                         life_.world_size, members_.size(), context.config.nodes_expected));
+                         life_.world_size, members_.size(), context.settings.nodes));
   }
   Result<StepId> step = ResolveLatest(latest.incarnation);
   const bool pinned = latest.incarnation != 0 && (step.ok() ? step->incarnation != latest.incarnation
@@ -280,7 +280,7 @@ void Leader::AnswerReport(NodeId from, uint64_t number) {
   report.job = context.config.job;
   report.epoch = context.view.epoch;
   report.leader = context.config.node;
-  report.nodes_expected = context.config.nodes_expected;
+  report.nodes_expected = context.settings.nodes;
   report.incarnation = life_.incarnation;
   report.world_size = life_.world_size;
   report.ranks_open = ranks_present();

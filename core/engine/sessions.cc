@@ -166,7 +166,7 @@ void Sessions::SaveBegin(SessionId id, RequestId request, Step step, uint64_t st
   save.crcs.resize(chunks);
   save.ready.resize(chunks);
   ProgressOf(shard).begun = context.now;
-  save.source = parts_.replicator.Begin(shard, context.config.replicas, save.extents);
+  save.source = parts_.replicator.Begin(shard, context.settings.replicas, save.extents);
   AnswerTo(id, request, AnswerGrant{save_id, std::move(*extents)});
 }
 
@@ -285,7 +285,7 @@ void Sessions::SaveCommit(SessionId id, RequestId request, const SaveCommitInput
   Context& context = parts_.context;
   Save save = std::move(found->second);
   const ShardMeta meta{
-      save.shard,          save.world_size,        context.config.replicas, context.store.chunk_bytes(),
+      save.shard,          save.world_size,        context.settings.replicas, context.store.chunk_bytes(),
       commit.stream_bytes, commit.manifest_offset, commit.object_count};
   const Status sealed = context.store.Seal(meta, Role::kOwn, save.extents, commit.crcs);
   if (!sealed.ok()) {

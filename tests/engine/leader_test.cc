@@ -75,7 +75,6 @@ class LeaderTest : public ::testing::Test {
     config.self = kLeader;
     config.job = "job";
     config.node = "leader";
-    config.nodes_expected = 3;
     engine_ = std::make_unique<Engine>(config, store_.get());
     life_.incarnation = kLife;
     life_.token = "life5";
@@ -93,6 +92,7 @@ class LeaderTest : public ::testing::Test {
     View view;
     view.epoch = ++epoch_;
     view.leader = kLeader;
+    view.settings.nodes = 3;
     view.members.push_back(MemberOf(kLeader));
     for (const NodeId node : nodes) view.members.push_back(MemberOf(node));
     engine_->OnView(now_, view);

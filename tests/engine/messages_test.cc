@@ -24,11 +24,11 @@ class LoneEngine : public ::testing::Test {
     store_ = Store::Format({static_cast<std::byte*>(memory_), size_}, kChunk, {"job", "node"}).value();
     EngineConfig config;
     config.self = 1;
-    config.replicas = 0;
     engine_ = std::make_unique<Engine>(config, store_.get());
     View view;
     view.epoch = 5;
     view.leader = 1;
+    view.settings.replicas = 0;
     for (const NodeId id : {NodeId{1}, NodeId{2}}) {
       Member member;
       member.id = id;

@@ -55,7 +55,6 @@ class LocalServerTest : public ::testing::Test {
     config.self = 7;
     config.job = "job";
     config.node = "node-0";
-    config.replicas = 0;
     engine_ = std::make_unique<Engine>(config, store_.get());
 
     LocalServer::Config server;
@@ -76,6 +75,7 @@ class LocalServerTest : public ::testing::Test {
     View view;
     view.epoch = 1;
     view.leader = 7;
+    view.settings.replicas = 0;
     view.members.resize(1);
     view.members[0].id = 7;
     view.members[0].name = "node-0";

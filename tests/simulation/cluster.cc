@@ -32,7 +32,7 @@ Cluster::Cluster(const Options& options)
       checker_(options, &scheduler_, &network_, &hosts_),
       crash_in_input_ppm_(options.faults.crash_in_input_ppm) {
   SimMembership::Config config;
-  config.nodes_expected = options.nodes;
+  config.settings = {options.replicas, options.keep_steps, options.nodes};
   config.chunk_bytes = options.chunk_bytes;
   membership_ = std::make_unique<SimMembership>(
       config, &scheduler_, &network_, &random_,
@@ -154,9 +154,6 @@ void Cluster::StartDaemon(size_t index) {
   config.self = host.id;
   config.job = kJob;
   config.node = host.member.name;
-  config.replicas = options_.replicas;
-  config.keep_steps = options_.keep_steps;
-  config.nodes_expected = options_.nodes;
   config.quarantine_us = options_.quarantine_us;
   host.engine = std::make_unique<Engine>(config, host.store.get());
   Trace("host %zu daemon %" PRIx64 " starts, %" PRIu64 " shards adopted", index, host.id, report.shards);

@@ -17,7 +17,8 @@ MembershipConfig MakeConfig(const SimMembership::Config& from) {
   config.coordinator_address = "coordinator:1";
   config.protocol_version = 1;
   config.chunk_bytes = from.chunk_bytes;
-  config.nodes_expected = from.nodes_expected;
+  config.nodes_expected = from.settings.nodes;
+  config.settings = from.settings;
   return config;
 }
 

@@ -27,7 +27,7 @@ class SimMembership {
     std::function<void(size_t host, NodeId instance, const Status&)> on_refused;
   };
   struct Config {
-    uint32_t nodes_expected = 1;
+    JobSettings settings;
     uint64_t chunk_bytes = 4096;
     TimeUs view_lag_max_us = 10 * kMs;
   };
