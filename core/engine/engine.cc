@@ -8,6 +8,7 @@
 
 namespace ropeteam {
 
+using engine::kCountersEveryUs;
 using engine::kNever;
 using engine::kRepeatUs;
 
@@ -49,8 +50,6 @@ class Engine::Impl {
   // Envelopes of epochs whose view has not come yet; more means that this node is far behind, and senders
   // repeat.
   static constexpr size_t kEarlyMax = 1024;
-  // Counters are for people: they may be so much behind.
-  static constexpr TimeUs kCountersEveryUs = 1'000'000;
   static constexpr size_t kAnnouncedMax = 256;
 
   void Dispatch(const Envelope& envelope);

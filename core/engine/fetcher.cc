@@ -8,12 +8,6 @@
 #include "core/engine/parts.h"
 
 namespace ropeteam::engine {
-namespace {
-
-// A fetch that finds no leader gives up after this; whoever waits for it has an earlier deadline of his own.
-constexpr TimeUs kLocatePatienceUs = 30'000'000;
-
-}  // namespace
 
 Fetcher::Job* Fetcher::Find(uint64_t id) {
   const auto job = jobs_.find(id);
@@ -121,7 +115,7 @@ void Fetcher::Locate(Job* job) {
   question.rank = job->shard.rank;
   question.exact = job->shard.incarnation;
   const uint64_t id = job->id;
-  parts_.asker.Ask(Question::Topic::kLocate, Encode(question), parts_.context.now + kLocatePatienceUs,
+  parts_.asker.Ask(Question::Topic::kLocate, Encode(question), parts_.context.now + kLocateTimeoutUs,
                    [this, id](const Result<std::string>& reply) {
                      Job* located = Find(id);
                      if (located == nullptr) return;

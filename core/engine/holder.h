@@ -42,10 +42,6 @@ class Holder {
   uint64_t granted_chunks() const;
 
  private:
-  // Silence after which the source is asked whether the copy is still wanted: longer than any pause of a
-  // working one.
-  static constexpr TimeUs kSilenceUs = 10'000'000;
-
   enum class Chunk : uint8_t { kUnknown, kChecking, kGood };
   struct Incoming {
     CopyId id;

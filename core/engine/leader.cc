@@ -321,7 +321,7 @@ void Leader::OrderCopies(const StepId& id, const StepTable::StepState& step, std
       const bool ordered = std::any_of(orders.begin(), orders.end(),
                                        [&](const Order& order) { return order.target == target; });
       if (has || ordered || (*load)[target] >= kOrdersPerSourceMax) continue;
-      orders.push_back({source->node, target, context.now + kOrderPatienceUs});
+      orders.push_back({source->node, target, context.now + kOrderTimeoutUs});
       ++(*load)[source->node];
       ++(*load)[target];
       --missing;

@@ -23,53 +23,11 @@
 #include <vector>
 
 #include "core/engine/context.h"
+#include "core/engine/step_table.h"
 
 namespace ropeteam::engine {
 
 struct Parts;
-
-// What the inventories say of each step. Knows nothing of time or messages.
-class StepTable {
- public:
-  struct Copy {
-    NodeId node = kNoNode;
-    Role role = Role::kOwn;
-    std::vector<uint32_t> bad;
-  };
-  struct RankState {
-    std::vector<Copy> copies;
-    uint64_t bytes = 0;
-    uint32_t replicas = 0;
-    bool producible = false;
-    bool replicated = false;
-    uint32_t good = 0;
-  };
-  struct StepState {
-    uint32_t world_size = 0;
-    std::vector<RankState> ranks;
-    uint32_t ranks_producible = 0;
-    uint32_t ranks_replicated = 0;
-    bool committed = false;
-    bool given_up = false;   // its copies are being released: it must not be committed any more
-    bool evictable = false;  // its copies may go where memory is wanted: likewise
-    bool producible() const { return ranks_producible == world_size; }
-  };
-
-  // Replaces what is known of the node's copies. Returns the steps that became committed by it.
-  std::vector<StepId> Replace(NodeId node, const std::vector<CopyReport>& before,
-                              const std::vector<CopyReport>& after);
-  const std::map<StepId, StepState>& steps() const { return steps_; }
-  const StepState* Find(const StepId& id) const;
-  void GiveUp(const StepId& id);
-  void AllowEviction(const StepId& id);
-  // Grows whenever a shard gets the last copy it lacked.
-  uint64_t replications() const { return replications_; }
-
- private:
-  void Recount(StepState* step, Rank rank);
-  std::map<StepId, StepState> steps_;
-  uint64_t replications_ = 0;
-};
 
 class Leader {
  public:
@@ -86,20 +44,10 @@ class Leader {
   bool leading() const { return leading_; }
 
  private:
-  // A copy that was ordered and has not shown up in an inventory is ordered again after this: time for 64 GiB
-  // at 10 GB/s.
-  static constexpr TimeUs kOrderPatienceUs = 10'000'000;
   // Orders outstanding at one source: restoring redundancy is paced by its slowest resource, the source's
   // link.
   static constexpr size_t kOrdersPerSourceMax = 2;
-  static constexpr TimeUs kRestoreEveryUs = 500'000;
-  // A node reads its copies in seconds; a repeat meanwhile would have it read them again.
-  static constexpr TimeUs kVerifyRepeatUs = 10'000'000;
-  static constexpr TimeUs kVerifyForgetUs = 60'000'000;  // after the asker's last question
-  static constexpr size_t kCommittedListedMax = 16;      // beyond K, for waits that are behind
-  // No shard has got its copies for so long while a node has no room for a replica: nothing will come of
-  // waiting. Time for 64 GiB at 10 GB/s, as above.
-  static constexpr TimeUs kStuckUs = 10'000'000;
+  static constexpr size_t kCommittedListedMax = 16;  // beyond K, for waits that are behind
 
   struct MemberState {
     bool heard = false;

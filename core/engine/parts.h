@@ -10,8 +10,10 @@
 #include "core/engine/fetcher.h"
 #include "core/engine/holder.h"
 #include "core/engine/leader.h"
+#include "core/engine/memory.h"
 #include "core/engine/replicator.h"
 #include "core/engine/sessions.h"
+#include "core/engine/transfers.h"
 
 namespace ropeteam::engine {
 

@@ -20,8 +20,6 @@ constexpr size_t kArrivedBatch = 4;
 // Times that chunks may fail the holder's check before the copy is given up: once is a flipped bit on the
 // way.
 constexpr uint32_t kRoundsBadMax = 3;
-// A holder that refused or failed is not asked again for so long.
-constexpr TimeUs kAvoidUs = 500'000;
 
 }  // namespace
 

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "core/engine/step_table.h"
+
 #include <algorithm>
+#include <set>
 
 #include "core/base/log.h"
-#include "core/engine/leader.h"
 
 namespace ropeteam::engine {
 namespace {

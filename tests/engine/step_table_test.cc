@@ -2,7 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "core/engine/leader.h"
+#include "core/engine/step_table.h"
 
 namespace ropeteam::engine {
 namespace {

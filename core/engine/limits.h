@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The timing of the engine's protocol, each constant with its reason, and the relations between them that the
+// protocol rests on. Microseconds.
+
+#ifndef ROPETEAM_CORE_ENGINE_LIMITS_H_
+#define ROPETEAM_CORE_ENGINE_LIMITS_H_
+
+#include <cstddef>
+
+#include "core/base/ids.h"
+#include "core/base/view.h"
+
+namespace ropeteam::engine {
+
+inline constexpr TimeUs kNever = UINT64_MAX;
+
+// A message that is not answered is repeated after so long. A message takes well under a millisecond between
+// two hosts and the leader a few to judge a thousand inventories; ten times that, and a lost message is still
+// not felt.
+inline constexpr TimeUs kRepeatUs = 100'000;
+
+// Counters are informational and may lag by this much.
+inline constexpr TimeUs kCountersEveryUs = 1'000'000;
+
+// ---- copies
+
+// A holder that refused or failed is not asked again for so long.
+inline constexpr TimeUs kAvoidUs = 500'000;
+// For so long after a refusal a holder assumes that the source still wants the copy.
+inline constexpr TimeUs kRefusedForUs = 1'000'000;
+static_assert(kRefusedForUs >= 2 * kAvoidUs, "the source asks again in time, also if one message is lost");
+// For so long what a released step leaves free is kept for replicas.
+inline constexpr TimeUs kKeptForReplicasUs = 1'000'000;
+static_assert(kKeptForReplicasUs >= 2 * kAvoidUs);
+// After so long without a message of it a holder asks the source whether the copy is still wanted. Longer than
+// any pause of a working source.
+inline constexpr TimeUs kSilenceUs = 10'000'000;
+static_assert(kSilenceUs > 10 * kRepeatUs);
+
+// ---- the leader
+
+// A copy that was ordered and has not shown up in an inventory is ordered again after this: time for 64 GiB
+// at 10 GB/s.
+inline constexpr TimeUs kOrderTimeoutUs = 10'000'000;
+inline constexpr TimeUs kRestoreEveryUs = 500'000;
+static_assert(kRestoreEveryUs < kOrderTimeoutUs);
+// No shard has got its copies for so long while a node has no room for a replica: waiting longer will not
+// help. Time for 64 GiB at 10 GB/s, as above.
+inline constexpr TimeUs kStuckUs = 10'000'000;
+static_assert(kStuckUs >= kOrderTimeoutUs, "an order has had its time before a step is given up");
+// A node reads its copies in seconds; a repeat meanwhile would have it read them again.
+inline constexpr TimeUs kVerifyRepeatUs = 10'000'000;
+inline constexpr TimeUs kVerifyForgetUs = 60'000'000;  // after the asker's last question
+static_assert(kVerifyForgetUs > 2 * kVerifyRepeatUs);
+
+// ---- fetching
+
+// A fetch that finds no leader fails after this. Its callers have earlier deadlines of their own.
+inline constexpr TimeUs kLocateTimeoutUs = 30'000'000;
+
+}  // namespace ropeteam::engine
+
+#endif  // ROPETEAM_CORE_ENGINE_LIMITS_H_

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Chunks for those who need them, and chunks that must not be used yet.
+
+#ifndef ROPETEAM_CORE_ENGINE_MEMORY_H_
+#define ROPETEAM_CORE_ENGINE_MEMORY_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "core/engine/context.h"
+
+namespace ropeteam::engine {
+
+class Memory {
+ public:
+  explicit Memory(Context* context) : context_(*context) {}
+
+  // Store::Allocate(), after evicting, where that is needed and enough: cached shards nobody reads, then
+  // shards of former lives that the leader does not keep. A refusal evicts nothing.
+  Result<std::vector<Extent>> Allocate(uint64_t chunks);
+  // For a new save: room that was made for replicas is left to them.
+  Result<std::vector<Extent>> AllocateForSave(uint64_t chunks);
+  // A replica of a step of this life, of so many chunks, was refused for want of memory. Its source asks
+  // again.
+  void OnReplicaRefused(uint64_t chunks);
+  bool refuses_replicas() const { return refused_until_ != 0; }
+  // Steps were given up: if replicas are waiting, what has become free is theirs for a while.
+  void KeepForReplicas() {
+    if (refuses_replicas()) kept_until_ = context_.now + kKeptForReplicasUs;
+  }
+  // Chunks that the departed `writer` may still be writing.
+  void Quarantine(std::vector<Extent> extents, NodeId writer);
+  void OnPeerFenced(NodeId writer);
+  void OnTimer();
+  TimeUs NextTimer() const;
+  uint64_t quarantined_chunks() const;
+
+ private:
+  struct Held {
+    std::vector<Extent> extents;
+    NodeId writer = kNoNode;
+    TimeUs until = 0;
+  };
+  bool EvictOne();
+  bool Abandoned(const SealedShard& shard) const;
+  uint64_t evictable_chunks() const;
+  Context& context_;
+  std::vector<Held> quarantine_;
+  TimeUs refused_until_ = 0;
+  uint64_t refused_chunks_ = 0;
+  TimeUs kept_until_ = 0;
+};
+
+}  // namespace ropeteam::engine
+
+#endif  // ROPETEAM_CORE_ENGINE_MEMORY_H_
