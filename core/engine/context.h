@@ -9,15 +9,21 @@
 
 #include <deque>
 #include <map>
-#include <set>
 #include <string>
 
 #include "core/base/bytes.h"
+#include "core/engine/copy_rules.h"
 #include "core/engine/engine.h"
 #include "core/engine/limits.h"
 #include "core/engine/messages.h"
 
 namespace ropeteam::engine {
+
+// A member that the data path has lost.
+struct LostLink {
+  TimeUs since = 0;
+  std::string reason;
+};
 
 class Context {
  public:
@@ -29,19 +35,17 @@ class Context {
   Outbox out;
   TimeUs now = 0;
   View view;
-  JobSettings settings;                       // of the view
-  TimeUs lease_until = kNever;                // membership's lease
-  std::map<NodeId, std::string> unreachable;  // members that the data path has lost, with the reason
+  JobSettings settings;                    // of the view
+  TimeUs lease_until = 0;                  // membership's lease; 0: there is none
+  std::map<NodeId, LostLink> unreachable;  // members that the data path has lost
   NodeCounters counters;
   Life life;  // as the leader announced or granted it last
-  // As the leader announced it last. It is acted on only while `leader_heard`: a leader of this epoch has
-  // said so, knowing of this life.
-  std::set<StepId> keep;
-  std::set<StepId> dead;  // never to be complete
-  StepId release_before;  // older shards that are not kept are released
-  bool leader_heard = false;
+  Announcement announced;
   bool inventory_dirty = false;  // something the leader should know has changed
   bool counters_dirty = false;   // something it may learn with delay
+
+  // Whether this node may act on what others rely on: start puts, acknowledge copies, believe or be a leader.
+  bool has_lease() const { return now < lease_until; }
 
   // To oneself too: delivered after the input that is being handled.
   template <typename Message>

@@ -8,9 +8,11 @@
 
 namespace ropeteam {
 
+using engine::CopyFate;
 using engine::kCountersEveryUs;
 using engine::kNever;
 using engine::kRepeatUs;
+using engine::LostLink;
 
 const char* LevelName(Level level) {
   switch (level) {
@@ -37,6 +39,8 @@ class Engine::Impl {
   void Finish();
 
   void ApplyView(const View& view);
+  void ApplyLease(TimeUs valid_until);
+  void ApplyPeerLink(NodeId peer, bool up, const std::string& reason);
   void Receive(NodeId from, std::string_view bytes);
   void RunTimers();
   TimeUs NextTimer() const;
@@ -58,9 +62,11 @@ class Engine::Impl {
   void ApplyLeaderState(NodeId from, const LeaderState& state);
   void Retain();
   void SendInventory();
+  void NoteLease();
 
   std::deque<Envelope> early_;
   bool resumed_ = false;
+  bool lease_lost_ = false;  // and it has been logged
   uint64_t state_sequence_ = 0;
   std::set<StepId> committed_;
   std::set<StepId> announced_;
@@ -96,7 +102,7 @@ void Engine::Impl::ApplyView(const View& view) {
   context_.inventory_dirty = true;
   // Until the leader of this epoch has spoken nothing is known to be of no use: what the one before kept and
   // released rested on copies that may have gone since.
-  context_.leader_heard = false;
+  context_.announced.heard = false;
   const bool lost = std::any_of(before.members.begin(), before.members.end(),
                                 [&](const Member& member) { return !view.Contains(member.id); });
   // The ranks of a lost node have left a life that has no name; who knew them may have been the lost node
@@ -120,6 +126,7 @@ void Engine::Impl::ApplyView(const View& view) {
       if (!shard->bad.empty()) bad.push_back(id);
     for (const ShardId& id : bad) parts_.fetcher.Repair(id, {}, [](const Status&) {});
   }
+  std::erase_if(context_.unreachable, [&](const auto& link) { return !view.Contains(link.first); });
   parts_.replicator.OnView();
   parts_.fetcher.OnView();
   parts_.asker.OnView();
@@ -132,6 +139,34 @@ void Engine::Impl::ApplyView(const View& view) {
       Dispatch(envelope);
     }
   }
+}
+
+void Engine::Impl::ApplyLease(TimeUs valid_until) {
+  const bool had = context_.has_lease();
+  context_.lease_until = valid_until;
+  if (context_.has_lease() && !had) {
+    if (lease_lost_) LOG_INFO("lease is valid again, replication and commits go on");
+    lease_lost_ = false;
+    context_.inventory_dirty = true;
+    parts_.transfers.Resume();
+    parts_.leader.OnLease();
+  }
+  NoteLease();
+}
+
+void Engine::Impl::NoteLease() {
+  if (context_.has_lease() || context_.lease_until == 0 || lease_lost_) return;
+  lease_lost_ = true;
+  LOG_WARNING("lease ran out, membership has not renewed it: saves stay local, reads go on, until it does");
+}
+
+void Engine::Impl::ApplyPeerLink(NodeId peer, bool up, const std::string& reason) {
+  if (!context_.view.Contains(peer) || peer == context_.config.self) return;
+  const bool changed = up ? context_.unreachable.erase(peer) != 0
+                          : context_.unreachable.try_emplace(peer, LostLink{context_.now, reason}).second;
+  if (!changed) return;
+  context_.inventory_dirty = true;
+  parts_.replicator.OnPeerLink(peer, up);
 }
 
 void Engine::Impl::Receive(NodeId from, std::string_view bytes) {
@@ -217,12 +252,13 @@ void Engine::Impl::Dispatch(const Envelope& envelope) {
 }
 
 void Engine::Impl::ApplyLeaderState(NodeId from, const LeaderState& state) {
-  if (from != context_.view.leader) return;
+  // Without a lease this node may have been declared dead, and its leader with it. The leader repeats.
+  if (from != context_.view.leader || !context_.has_lease()) return;
   // Sent before the leader began a life that has been joined here: what it says of that life is still on its
   // way.
   if (state.life.incarnation < context_.life.incarnation) return;
   context_.Send(from, LeaderStateAck{state.sequence});
-  if (context_.leader_heard && state.sequence <= state_sequence_) return;
+  if (context_.announced.heard && state.sequence <= state_sequence_) return;
   state_sequence_ = state.sequence;
 
   const bool life_changed = !(context_.life == state.life);
@@ -231,12 +267,13 @@ void Engine::Impl::ApplyLeaderState(NodeId from, const LeaderState& state) {
   context_.life.broken = context_.life.broken || left_here;  // the leader may not have heard yet
   if (state.life.incarnation > context_.store.incarnation_max())
     context_.store.SetIncarnationMax(state.life.incarnation);
-  context_.leader_heard = true;
-  context_.keep.clear();
-  for (const StepKey& key : state.keep) context_.keep.insert(key.id);
-  context_.release_before = state.release_before.id;
-  context_.dead.clear();
-  for (const StepKey& key : state.dead) context_.dead.insert(key.id);
+  engine::Announcement announced;
+  announced.heard = true;
+  for (const StepKey& key : state.keep) announced.keep.insert(key.id);
+  for (const StepKey& key : state.dead) announced.dead.insert(key.id);
+  for (const StepKey& key : state.evictable) announced.evictable.insert(key.id);
+  announced.release_before = state.release_before.id;
+  context_.announced = std::move(announced);
   committed_.clear();
   for (const StepKey& key : state.committed) {
     committed_.insert(key.id);
@@ -257,8 +294,7 @@ void Engine::Impl::Retain() {
   std::vector<ShardId> released;
   for (const auto& [id, shard] : context_.store.shards()) {
     const StepId step = StepOf(id);
-    const bool replaced = step < context_.release_before && !context_.keep.contains(step);
-    if (context_.leader_heard && (replaced || context_.dead.contains(step))) {
+    if (FateOf(shard->role, step, context_.announced) == CopyFate::kReleased) {
       released.push_back(id);
     } else if (!shard->committed && committed_.contains(step)) {
       marked.push_back(id);
@@ -270,7 +306,7 @@ void Engine::Impl::Retain() {
   }
   for (const ShardId& id : released) {
     LOG_DEBUG("release %s", id.ToString().c_str());
-    if (context_.dead.contains(StepOf(id))) parts_.memory.KeepForReplicas();
+    if (context_.announced.dead.contains(StepOf(id))) parts_.memory.KeepForReplicas();
     context_.store.Remove(id);
     context_.inventory_dirty = true;
   }
@@ -294,6 +330,7 @@ void Engine::Impl::SendInventory() {
 }
 
 void Engine::Impl::RunTimers() {
+  NoteLease();
   if (inventory_acked_ < inventory_sequence_ && inventory_next_ <= context_.now)
     context_.inventory_dirty = true;
   if (context_.counters_dirty && inventory_next_ + kCountersEveryUs <= context_.now)
@@ -311,6 +348,7 @@ TimeUs Engine::Impl::NextTimer() const {
   TimeUs due = std::min({parts_.memory.NextTimer(), parts_.asker.NextTimer(), parts_.sessions.NextTimer(),
                          parts_.replicator.NextTimer(), parts_.holder.NextTimer(), parts_.fetcher.NextTimer(),
                          parts_.leader.NextTimer()});
+  if (context_.has_lease()) due = std::min(due, context_.lease_until);
   const bool joined = context_.view.leader != kNoNode;
   if (joined && inventory_acked_ < inventory_sequence_) due = std::min(due, inventory_next_);
   if (joined && context_.counters_dirty) due = std::min(due, inventory_next_ + kCountersEveryUs);
@@ -326,17 +364,15 @@ NodeReport Engine::Impl::Report() const {
   report.chunks_free = context_.store.chunks_free();
   report.sessions = parts_.sessions.Report();
   for (const auto& [id, shard] : context_.store.shards()) {
-    CopyReport copy{id,
-                    shard->meta.world_size,
-                    shard->meta.replicas,
-                    shard->meta.stream_bytes,
-                    shard->role,
-                    shard->committed,
-                    shard->bad};
+    CopyReport copy{id,          shard->meta.world_size, shard->meta.replicas, shard->meta.stream_bytes,
+                    shard->role, shard->committed,       shard->bad,           shard->content};
     if (copy.bad.size() > kBadListedMax) copy.bad.resize(kBadListedMax + 1);
     report.copies.push_back(std::move(copy));
   }
   report.counters = context_.counters;
+  report.has_lease = context_.has_lease();
+  for (const auto& [peer, link] : context_.unreachable)
+    report.lost_links.push_back({peer, context_.NameOf(peer), link.reason, context_.now - link.since});
   return report;
 }
 
@@ -389,16 +425,12 @@ void Engine::OnTimer(TimeUs now) {
 
 void Engine::OnLease(TimeUs now, TimeUs valid_until) {
   impl_->Begin(now);
-  impl_->context_.lease_until = valid_until;
+  impl_->ApplyLease(valid_until);
   impl_->Finish();
 }
 void Engine::OnPeerLink(TimeUs now, NodeId peer, bool up, const std::string& reason) {
   impl_->Begin(now);
-  if (up) {
-    impl_->context_.unreachable.erase(peer);
-  } else {
-    impl_->context_.unreachable.try_emplace(peer, reason);
-  }
+  impl_->ApplyPeerLink(peer, up, reason);
   impl_->Finish();
 }
 

@@ -166,46 +166,55 @@ void Holder::Judge(Incoming* incoming) {
     context.Send(source, answer);
     return;
   }
+  // Answered when the source asks again, if there is a lease by then.
+  incoming->attempt_judged = true;
+  if (!context.has_lease()) return;
   const ShardMeta meta = incoming->meta;
   const Status sealed = context.store.Seal(meta, Role::kReplica, incoming->extents, incoming->crcs);
   if (!sealed.ok()) {
     // Sealed by another way meanwhile (a fetch): that one counts, these chunks are not wanted.
     context.store.Free(incoming->extents);
     const SealedShard* other = context.store.Find(meta.id);
-    if (other == nullptr || other->crcs != incoming->crcs || !other->bad.empty()) {
+    if (other == nullptr || other->crcs != incoming->crcs || other->meta != meta || !other->bad.empty()) {
       answer.code = sealed.code();
       answer.message = sealed.message();
     }
   } else {
     context.counters.replica_bytes_held += meta.stream_bytes;
   }
-  if (incoming->committed) context.store.SetCommitted(meta.id);
+  if (answer.code == Code::kOk) Count(meta.id, incoming->committed);
   incoming_.erase(CopyId(answer.copy));
   context.inventory_dirty = true;
   context.Send(source, answer);
 }
 
+void Holder::Count(const ShardId& id, bool committed) {
+  Store& store = parts_.context.store;
+  const SealedShard* shard = store.Find(id);
+  ROPETEAM_CHECK(shard != nullptr && shard->bad.empty());
+  if (!Counts(shard->role)) store.SetRole(id, Role::kReplica);
+  if (committed && !shard->committed) store.SetCommitted(id);
+  ROPETEAM_CHECK(Counts(store.Find(id)->role));
+  parts_.context.inventory_dirty = true;
+}
+
 void Holder::AnswerUnknownSeal(NodeId from, const ReplicaSeal& seal) {
-  // Sealed before, and our answer was lost; or this shard was here already; or we never heard of it (a new
-  // life of ours).
+  if (!parts_.context.has_lease()) return;  // it is asked again
+  // Sealed before, and our answer was lost; or this shard was here already; or we never heard of it (this
+  // instance is new).
   ReplicaSealed answer{seal.copy, seal.attempt, Code::kOk, {}, {}};
   const SealedShard* sealed = parts_.context.store.Find(seal.meta.id);
   if (sealed == nullptr) {
     answer.code = Code::kNotFound;
     answer.message = "no such copy here";
-  } else if (sealed->crcs != seal.crcs || sealed->meta.stream_bytes != seal.meta.stream_bytes) {
+  } else if (sealed->crcs != seal.crcs || sealed->meta != seal.meta) {
     answer.code = Code::kAlreadyExists;
     answer.message = "another shard of the same name is sealed here";
   } else if (!sealed->bad.empty()) {
     answer.code = Code::kUnavailable;
     answer.message = "the copy here is being repaired";
   } else {
-    Context& context = parts_.context;
-    const bool cached = sealed->role == Role::kCache;
-    const bool mark = seal.committed && !sealed->committed;
-    if (cached) context.store.SetRole(seal.meta.id, Role::kReplica);  // it is counted on from now
-    if (mark) context.store.SetCommitted(seal.meta.id);
-    if (cached || mark) context.inventory_dirty = true;
+    Count(seal.meta.id, seal.committed);
   }
   parts_.context.Send(from, answer);
 }

@@ -62,6 +62,8 @@ class Holder {
                    uint64_t stream_bytes);
   void Judge(Incoming* incoming);  // may erase it
   void AnswerUnknownSeal(NodeId from, const ReplicaSeal& seal);
+  // The sealed shard is acknowledged as a copy: it counts from now on, whatever it was made for.
+  void Count(const ShardId& id, bool committed);
 
   Parts& parts_;
   std::map<CopyId, Incoming> incoming_;

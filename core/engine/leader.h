@@ -40,6 +40,7 @@ class Leader {
   void OnVerifyResult(NodeId from, const VerifyResult& result);
   void Flush();  // at the end of an input: judge and announce what has changed
   void OnTimer();
+  void OnLease() { dirty_ = true; }  // there is one again
   TimeUs NextTimer() const;
   bool leading() const { return leading_; }
 

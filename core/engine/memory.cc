@@ -38,29 +38,26 @@ void Memory::OnReplicaRefused(uint64_t chunks) {
   refused_chunks_ = chunks;
 }
 
-bool Memory::Abandoned(const SealedShard& shard) const {
-  const ShardId& id = shard.meta.id;
-  return id.incarnation < context_.life.incarnation && context_.leader_heard &&
-         !context_.keep.contains(StepOf(id));
+bool Memory::Evictable(const SealedShard& shard) const {
+  return shard.leases == 0 &&
+         FateOf(shard.role, StepOf(shard.meta.id), context_.announced) != CopyFate::kStays;
 }
 
 uint64_t Memory::evictable_chunks() const {
   uint64_t chunks = 0;
   for (const auto& [id, shard] : context_.store.shards())
-    if (shard->leases == 0 && (shard->role == Role::kCache || Abandoned(*shard)))
-      chunks += ChunkCount(shard->extents);
+    if (Evictable(*shard)) chunks += ChunkCount(shard->extents);
   return chunks;
 }
 
 bool Memory::EvictOne() {
   const SealedShard* victim = nullptr;
   for (const auto& [id, shard] : context_.store.shards()) {
-    if (shard->leases != 0) continue;
-    if (shard->role == Role::kCache) {
-      victim = shard.get();
-      break;
-    }
-    if (victim == nullptr && Abandoned(*shard)) victim = shard.get();
+    if (!Evictable(*shard)) continue;
+    if (victim == nullptr) victim = shard.get();
+    if (Counts(shard->role)) continue;
+    victim = shard.get();  // a cache goes first
+    break;
   }
   if (victim == nullptr) return false;
   LOG_INFO("evict %s bytes %llu to make room", victim->meta.id.ToString().c_str(),

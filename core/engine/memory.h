@@ -16,8 +16,8 @@ class Memory {
  public:
   explicit Memory(Context* context) : context_(*context) {}
 
-  // Store::Allocate(), after evicting, where that is needed and enough: cached shards nobody reads, then
-  // shards of former lives that the leader does not keep. A refusal evicts nothing.
+  // Store::Allocate(), after evicting, where that is needed and enough: caches that nobody reads, then what the
+  // leader has announced as evictable (copy_rules.h). A refusal evicts nothing.
   Result<std::vector<Extent>> Allocate(uint64_t chunks);
   // For a new save: room that was made for replicas is left to them.
   Result<std::vector<Extent>> AllocateForSave(uint64_t chunks);
@@ -43,7 +43,7 @@ class Memory {
     TimeUs until = 0;
   };
   bool EvictOne();
-  bool Abandoned(const SealedShard& shard) const;
+  bool Evictable(const SealedShard& shard) const;
   uint64_t evictable_chunks() const;
   Context& context_;
   std::vector<Held> quarantine_;

@@ -19,7 +19,7 @@
 
 namespace ropeteam {
 
-inline constexpr uint32_t kEngineProtocolVersion = 3;
+inline constexpr uint32_t kEngineProtocolVersion = 4;
 
 enum class Kind : uint16_t {
   kReplicaReserve = 1,
@@ -181,8 +181,8 @@ struct StepKey {
   StepId id;
   auto Fields() { return std::tie(id.incarnation, id.step); }
 };
-// Released are shards of steps before `release_before` that are not in `keep`, and of steps in `dead`: of the
-// current life, and never to be complete. `keep` also protects from eviction.
+// Released are shards of steps before `release_before` that are not in `keep`, and of steps in `dead`, which
+// are never to be complete.
 struct LeaderState {
   static constexpr Kind kKind = Kind::kLeaderState;
   uint64_t sequence = 0;  // grows with every change of one leadership
@@ -191,7 +191,9 @@ struct LeaderState {
   std::vector<StepKey> keep;
   StepKey release_before;
   std::vector<StepKey> dead;
-  auto Fields() { return std::tie(sequence, life, committed, keep, release_before, dead); }
+  // Of former incarnations, and never committed, neither before nor later: may be evicted.
+  std::vector<StepKey> evictable;
+  auto Fields() { return std::tie(sequence, life, committed, keep, release_before, dead, evictable); }
 };
 struct LeaderStateAck {
   static constexpr Kind kKind = Kind::kLeaderStateAck;

@@ -179,7 +179,8 @@ void Replicator::DropObsolete() {
     if (!source.sealed || source.ending) continue;
     const bool released = context.store.Find(source.shard) == nullptr;
     const bool former = source.shard.incarnation < context.life.incarnation &&
-                        source.ordered_target == kNoNode && !context.keep.contains(StepOf(source.shard));
+                        source.ordered_target == kNoNode &&
+                        !context.announced.keep.contains(StepOf(source.shard));
     if (!released && !former) continue;
     source.ending = true;
     ending.push_back(id);
@@ -260,6 +261,7 @@ void Replicator::ChooseTargets(SourceId id, Source* source) {
   for (const NodeId target : candidates) {
     if (active >= source->wanted) break;
     if (busy.contains(target) || source->avoid_until.contains(target)) continue;
+    if (context.unreachable.contains(target)) continue;
     Copy copy;
     copy.id = {context.config.self, next_copy_++};
     copy.target = target;
@@ -365,8 +367,8 @@ void Replicator::OnPut(SourceId id, CopyId copy_id, uint32_t chunk, Code code) {
                       : context.store.chunk_bytes();
     context.counters_dirty = true;
     if (copy.state == State::kSending) ReportArrived(source, &copy);
-  } else if (from_device && code == Code::kNotFound) {
-    PutAgain(&copy, chunk);  // nothing has been on its way: the same place at the holder will do
+  } else if (code == Code::kStale || (from_device && code == Code::kNotFound)) {
+    PutAgain(&copy, chunk);  // no byte has left this node: the same place at the holder will do
   } else if (copy.put_failed = true; copy.state != State::kDropping) {
     // Of device memory that could not be read here the peer knows nothing.
     if (!from_device || code != Code::kIo)
@@ -480,6 +482,19 @@ void Replicator::OnView() {
   for (auto& [id, source] : sources_) {
     ids.push_back(id);
     for (auto& [copy_id, copy] : source.copies) copy.next_send = 0;
+  }
+  for (const SourceId id : ids) Advance(id);
+}
+
+// A copy on a member that cannot be reached is made elsewhere; one that can be reached again is tried at once.
+void Replicator::OnPeerLink(NodeId peer, bool up) {
+  std::vector<SourceId> ids;
+  for (auto& [id, source] : sources_) {
+    ids.push_back(id);
+    if (up && source.ordered_target == kNoNode) source.avoid_until.erase(peer);
+    for (auto& [copy_id, copy] : source.copies)
+      if (!up && copy.target == peer && copy.state != State::kDropping)
+        Drop(&source, &copy, "the data path to it is lost");
   }
   for (const SourceId id : ids) Advance(id);
 }

@@ -62,6 +62,7 @@ class Replicator {
   void OnSealed(NodeId from, const ReplicaSealed& sealed);
   void OnQuery(NodeId from, const CopyQuery& query);
   void OnView();
+  void OnPeerLink(NodeId peer, bool up);
   void OnTimer();
   TimeUs NextTimer() const;
   bool idle() const { return sources_.empty(); }

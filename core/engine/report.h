@@ -60,13 +60,23 @@ struct CopyReport {
   Role role = Role::kOwn;
   bool committed = false;
   std::vector<uint32_t> bad;  // chunk indices, at most kBadListedMax; more are cut and make the copy unusable
+  uint64_t content = 0;       // ContentDigest()
   auto Fields() {
     return std::tie(id.incarnation, id.step, id.rank, world_size, replicas, stream_bytes, role, committed,
-                    bad);
+                    bad, content);
   }
   friend bool operator==(const CopyReport&, const CopyReport&) = default;
 };
 inline constexpr size_t kBadListedMax = 16;  // more bad chunks than that in one copy is a broken copy
+
+// A member that a node's data path has lost.
+struct LostLinkReport {
+  NodeId peer = kNoNode;
+  std::string name;
+  std::string reason;
+  uint64_t lost_for_us = 0;  // when the report was made
+  auto Fields() { return std::tie(peer, name, reason, lost_for_us); }
+};
 
 struct NodeReport {
   NodeId id = kNoNode;
@@ -77,8 +87,11 @@ struct NodeReport {
   std::vector<SessionReport> sessions;
   std::vector<CopyReport> copies;
   NodeCounters counters;
+  bool has_lease = false;  // without one its saves stay LOCAL
+  std::vector<LostLinkReport> lost_links;
   auto Fields() {
-    return std::tie(id, name, chunk_bytes, chunks_total, chunks_free, sessions, copies, counters);
+    return std::tie(id, name, chunk_bytes, chunks_total, chunks_free, sessions, copies, counters, has_lease,
+                    lost_links);
   }
 };
 

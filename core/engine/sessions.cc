@@ -114,7 +114,7 @@ void Sessions::Hello(SessionId id, RequestId request, const HelloInput& hello) {
         Context& context = parts_.context;
         if (admitted.life.incarnation > context.life.incarnation) {
           context.life = admitted.life;
-          context.leader_heard = false;  // what it said last was of the life before
+          context.announced.heard = false;  // what the leader said last was of the incarnation before
         }
         if (admitted.life.incarnation > context.store.incarnation_max())
           context.store.SetIncarnationMax(admitted.life.incarnation);

@@ -8,6 +8,7 @@ namespace ropeteam::engine {
 
 uint64_t Transfers::Start(Priority priority, StartTransfer transfer, Done done) {
   const uint64_t tag = transfer.tag = next_tag_++;
+  ROPETEAM_CHECK(transfer.get == (priority == Priority::kFetch));
   waiting_[static_cast<size_t>(priority)].push_back({transfer, std::move(done)});
   Pump();
   return tag;
@@ -23,6 +24,8 @@ bool Transfers::Withdraw(uint64_t tag) {
 void Transfers::Pump() {
   for (size_t p = 0; p < kPriorities; ++p) {
     while (!waiting_[p].empty() && running_.size() < kOutstandingMax) {
+      // Behind it wait puts only: fetches have a queue of their own.
+      if (!waiting_[p].front().transfer.get && !context_.has_lease()) break;
       const bool background = static_cast<Priority>(p) == Priority::kBackground;
       if (background && running_background_ >= kBackgroundOutstandingMax) break;
       Waiting next = std::move(waiting_[p].front());

@@ -33,6 +33,8 @@ class Transfers {
   uint64_t Start(Priority priority, StartTransfer transfer, Done done);
   // Takes back a transfer that has not left the engine yet: true, and its `done` is never called.
   bool Withdraw(uint64_t tag);
+  // Puts wait while there is no lease; there is one again.
+  void Resume() { Pump(); }
   void OnDone(uint64_t tag, Code code);
 
   using Checked = std::function<void(const std::vector<uint32_t>& bad)>;

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/shard/extent.h"
 
+#include <array>
+
 #include "core/base/check.h"
+#include "core/base/checksum.h"
 
 namespace ropeteam {
 
@@ -12,6 +15,14 @@ uint32_t ChunkAt(const std::vector<Extent>& extents, uint64_t index) {
   }
   ROPETEAM_CHECK(!"chunk index behind the last extent");
   return 0;
+}
+
+uint64_t ContentDigest(const ShardMeta& meta, const std::vector<uint32_t>& crcs) {
+  const std::array<uint64_t, 4> shape = {meta.stream_bytes, meta.manifest_offset, meta.object_count,
+                                         meta.world_size};
+  const uint32_t of_shape = Crc32c(shape.data(), sizeof(shape));
+  const uint32_t of_chunks = Crc32c(crcs.data(), crcs.size() * sizeof(uint32_t));
+  return uint64_t{of_shape} << 32 | of_chunks;
 }
 
 }  // namespace ropeteam

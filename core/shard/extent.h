@@ -66,6 +66,10 @@ struct ShardMeta {
   friend bool operator==(const ShardMeta&, const ShardMeta&) = default;
 };
 
+// What tells two shards of one name apart: the size, the manifest's place and every chunk's checksum. Two copies
+// of one shard have the same; two shards have the same once in 2^64 by chance (not if somebody wants them to).
+uint64_t ContentDigest(const ShardMeta& meta, const std::vector<uint32_t>& crcs);
+
 // Bytes of the stream in its chunk `index`: chunk_bytes, or the rest in the last one.
 inline uint64_t ChunkLength(uint64_t stream_bytes, uint64_t chunk_bytes, uint64_t index) {
   const uint64_t begin = index * chunk_bytes;

@@ -164,6 +164,7 @@ void Store::Install(Found found) {
   shard->committed = found.state.committed;
   shard->digest = found.state.digest;
   shard->crcs = std::move(found.crcs);
+  shard->content = ContentDigest(shard->meta, shard->crcs);
   for (const uint32_t chunk : found.chunks) {
     chunk_use_[chunk] = ChunkUse::kSealed;
     std::vector<Extent>& extents = shard->extents;

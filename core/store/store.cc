@@ -235,6 +235,7 @@ Status Store::Seal(const ShardMeta& meta, Role role, std::vector<Extent> extents
   shard->meta = meta;
   shard->role = role;
   shard->digest = arena::SlotDigest(fresh, chunks, crcs);
+  shard->content = ContentDigest(meta, crcs);
   shard->extents = std::move(extents);
   shard->crcs = std::move(crcs);
   StoreState(*shard);

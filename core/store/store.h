@@ -55,6 +55,7 @@ struct SealedShard {
   uint32_t leases = 0;         // readers; not stored
   bool removed = false;        // withdrawn; its chunks are free once the last lease ends
   uint32_t digest = 0;         // of its slot; the Store's own
+  uint64_t content = 0;        // ContentDigest()
 };
 
 struct ArenaIdentity {

@@ -44,6 +44,7 @@ struct Node {
     config.job = "job";
     config.node = name;
     engine = std::make_unique<Engine>(config, store.get());
+    engine->OnLease(0, UINT64_MAX);
   }
   ~Node() {
     engine.reset();

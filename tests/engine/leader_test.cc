@@ -76,6 +76,7 @@ class LeaderTest : public ::testing::Test {
     config.job = "job";
     config.node = "leader";
     engine_ = std::make_unique<Engine>(config, store_.get());
+    engine_->OnLease(0, UINT64_MAX);
     life_.incarnation = kLife;
     life_.token = "life5";
     life_.world_size = kWorld;

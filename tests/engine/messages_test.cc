@@ -25,6 +25,7 @@ class LoneEngine : public ::testing::Test {
     EngineConfig config;
     config.self = 1;
     engine_ = std::make_unique<Engine>(config, store_.get());
+    engine_->OnLease(0, UINT64_MAX);
     View view;
     view.epoch = 5;
     view.leader = 1;
@@ -129,10 +130,11 @@ class LedEngine : public LoneEngine {
   void Hear(Kind kind, std::string payload) {
     engine_->OnMessage(3, 2, Encode(Envelope{engine_->view().epoch, 2, 1, kind, std::move(payload)}));
   }
-  void HearState(uint64_t sequence, Incarnation life) {
+  void HearState(uint64_t sequence, Incarnation life, bool evictable = true) {
     LeaderState state;
     state.sequence = sequence;
     state.life.incarnation = life;
+    if (evictable) state.evictable = {{{kOld, 1}}};
     Hear(Kind::kLeaderState, Encode(state));
   }
   bool GrantsAReplicaOfTenChunks() {
@@ -143,9 +145,11 @@ class LedEngine : public LoneEngine {
   }
 };
 
-TEST_F(LedEngine, EvictsAFormerLifesShardWhenTheLeaderOfThisLifeDoesNotKeepIt) {
+TEST_F(LedEngine, EvictsAFormerIncarnationsCopyOnlyWhenTheLeaderNamesIt) {
   EXPECT_FALSE(GrantsAReplicaOfTenChunks());
-  HearState(1, kNew);
+  HearState(1, kNew, false);
+  EXPECT_FALSE(GrantsAReplicaOfTenChunks());
+  HearState(2, kNew);
   EXPECT_TRUE(GrantsAReplicaOfTenChunks());
 }
 
@@ -155,6 +159,17 @@ TEST_F(LedEngine, EvictsNothingOnTheWordOfAFormerEpoch) {
   next.epoch = 7;
   engine_->OnView(4, next);
   EXPECT_FALSE(GrantsAReplicaOfTenChunks());
+  HearState(1, kNew);
+  EXPECT_TRUE(GrantsAReplicaOfTenChunks());
+}
+
+// This node may have been declared dead, and what it hears may come from a leader that was as well.
+TEST_F(LedEngine, BelievesNoLeaderWithoutALease) {
+  engine_->OnLease(2, 3);
+  HearState(1, kNew);
+  EXPECT_FALSE(GrantsAReplicaOfTenChunks());
+  EXPECT_EQ(engine_->incarnation(), 0u);
+  engine_->OnLease(3, 4);
   HearState(1, kNew);
   EXPECT_TRUE(GrantsAReplicaOfTenChunks());
 }

@@ -56,6 +56,7 @@ class LocalServerTest : public ::testing::Test {
     config.job = "job";
     config.node = "node-0";
     engine_ = std::make_unique<Engine>(config, store_.get());
+    engine_->OnLease(0, UINT64_MAX);
 
     LocalServer::Config server;
     server.socket_path = directory_ + "/private/s.sock";

@@ -156,6 +156,7 @@ void Cluster::StartDaemon(size_t index) {
   config.node = host.member.name;
   config.quarantine_us = options_.quarantine_us;
   host.engine = std::make_unique<Engine>(config, host.store.get());
+  host.engine->OnLease(now(), UINT64_MAX);  // until membership says otherwise
   Trace("host %zu daemon %" PRIx64 " starts, %" PRIu64 " shards adopted", index, host.id, report.shards);
   Give(&host, "start", [](Engine&) {});
   membership_->Join(index, host.member);

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a sealed copy counts for, and who may take it away on whose word. docs/save-and-commit.md has the same
+// table.
+//
+// clang-format off
+//   role      made by                              counts towards   serves   may be evicted      is removed
+//                                                  REPLICATED,      reads,   where memory
+//                                                  COMMITTED        latest   is wanted
+//   -------   ----------------------------------   --------------   ------   -----------------   ---------------------
+//   own       a rank's save                        yes              yes      only if announced   announced: released,
+//                                                                            as evictable        or dead, or a loser
+//   replica   a source's copy, checked here; a     yes              yes      the same            the same
+//             fetch for a rank that sits here;
+//             a cache, promoted
+//   cache     a fetch, only to be read             no               yes      always              the same, or evicted
+//
+//   role      event                                                          becomes
+//   -------   ------------------------------------------------------------   --------------------------------------
+//   cache     a source asks for a copy of this shard and its seal matches     replica; the next inventory says so
+//   own       -                                                              never anything else
+//   replica   -                                                              never anything else
+// clang-format on
+//
+// "Announced" is the newest announcement of the leader of this node's epoch (Announcement). Nothing that counts
+// is ever evicted on this node's own judgement: a copy that may be part of a committed step outlives its
+// incarnation until this node knows of a newer commit. A full arena refuses the new save instead.
+
+#ifndef ROPETEAM_CORE_ENGINE_COPY_RULES_H_
+#define ROPETEAM_CORE_ENGINE_COPY_RULES_H_
+
+#include <set>
+
+#include "core/base/check.h"
+#include "core/base/ids.h"
+#include "core/store/store.h"
+
+namespace ropeteam::engine {
+
+// What the leader said last. Acted on only while `heard`: a leader of this node's epoch has said so, knowing
+// of this node's incarnation.
+struct Announcement {
+  bool heard = false;
+  std::set<StepId> keep;
+  std::set<StepId> dead;       // never to be complete: released
+  std::set<StepId> evictable;  // of former incarnations, and never committed: may go where memory is wanted
+  StepId release_before;       // older steps that are not kept are released
+};
+
+// Whether a copy of this role counts towards REPLICATED and COMMITTED.
+constexpr bool Counts(Role role) { return role != Role::kCache; }
+
+enum class CopyFate : uint8_t { kStays, kEvictable, kReleased };
+
+// What becomes of a copy of `step` on a node that has heard `announced`.
+inline CopyFate FateOf(Role role, const StepId& step, const Announcement& announced) {
+  const bool kept = announced.keep.contains(step);
+  ROPETEAM_CHECK(!kept || !announced.dead.contains(step));  // the leader keeps nothing that it gives up
+  if (announced.heard && !kept) {
+    if (step < announced.release_before || announced.dead.contains(step)) return CopyFate::kReleased;
+    if (announced.evictable.contains(step)) return CopyFate::kEvictable;
+  }
+  return Counts(role) ? CopyFate::kStays : CopyFate::kEvictable;
+}
+
+}  // namespace ropeteam::engine
+
+#endif  // ROPETEAM_CORE_ENGINE_COPY_RULES_H_

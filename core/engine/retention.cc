@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/engine/retention.h"
+
+#include <algorithm>
+
+#include "core/base/check.h"
+
+namespace ropeteam::engine {
+namespace {
+
+using Steps = std::map<StepId, StepTable::StepState>;
+
+bool Usable(const StepTable::StepState& step) { return step.producible() && !step.given_up; }
+
+// The newest usable step, committed or not, and every committed step down to the K-th that is usable: a
+// committed step whose holder is away for a moment is not given up for an older one.
+void KeepNewest(const Steps& steps, uint32_t count, RetentionPlan* plan) {
+  size_t found = 0;
+  bool newest = true;
+  for (auto step = steps.rbegin(); step != steps.rend() && found < count; ++step) {
+    const bool usable = Usable(step->second);
+    if (step->second.committed || (usable && newest)) plan->keep.insert(step->first);
+    newest = newest && !usable;
+    if (!usable || !step->second.committed) continue;
+    if (++found == 1) plan->release_before = step->first;
+  }
+  // Fewer are known to be committed at a job's beginning, or when those that knew of the others are lost. Then
+  // older steps that can be produced are kept in their place.
+  for (auto step = steps.rbegin(); step != steps.rend() && found < count; ++step) {
+    if (step->second.committed || !Usable(step->second) || !(step->first < plan->release_before)) continue;
+    plan->keep.insert(step->first);
+    ++found;
+  }
+}
+
+// The step that this incarnation was restored from is kept until the incarnation has a committed step of its
+// own. While it has not chosen, the choice of the incarnation before stays, unless a newer step is committed.
+bool KeepsPin(const RetentionFacts& facts, const RetentionPlan& plan) {
+  const Life& life = facts.life;
+  if (life.pin == StepId() || facts.table.Find(life.pin) == nullptr) return false;
+  if (!life.has_pin) return !(life.pin < plan.release_before);
+  const Steps& steps = facts.table.steps();
+  const auto newest =
+      std::find_if(steps.rbegin(), steps.rend(), [](const auto& step) { return step.second.committed; });
+  return newest == steps.rend() || newest->first.incarnation != life.incarnation;
+}
+
+bool MayBeEvicted(const RetentionFacts& facts, const StepId& id, const StepTable::StepState& step) {
+  return facts.life.has_pin && id.incarnation < facts.life.incarnation && !step.committed &&
+         !step.producible() && facts.members + facts.settings.replicas >= facts.settings.nodes;
+}
+
+}  // namespace
+
+RetentionPlan PlanRetention(const RetentionFacts& facts) {
+  RetentionPlan plan;
+  KeepNewest(facts.table.steps(), facts.settings.keep_steps, &plan);
+  if (KeepsPin(facts, plan)) plan.keep.insert(facts.life.pin);
+  for (const auto& [id, step] : facts.table.steps()) {
+    if (plan.keep.contains(id)) continue;
+    if (id < plan.release_before) {
+      plan.released.insert(id);
+    } else if (!step.committed && (step.given_up || facts.hopeless.contains(id))) {
+      plan.dead.insert(id);
+    } else if (MayBeEvicted(facts, id, step)) {
+      plan.evictable.insert(id);
+    }
+  }
+  // A step that is committed and can be produced is never taken away while it is the newest.
+  ROPETEAM_CHECK(plan.release_before == StepId() || plan.keep.contains(plan.release_before));
+  return plan;
+}
+
+}  // namespace ropeteam::engine

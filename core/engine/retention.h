@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a leader lets the nodes keep, release and evict: one pure function of what it knows. What a node then
+// does with each copy is FateOf() (copy_rules.h).
+//
+// clang-format off
+//   a step is      when                                                            its copies
+//   ------------   -------------------------------------------------------------   ------------------------------------
+//   kept           committed, down to the K-th that is producible; or the newest   stay; missing ones are made again
+//                  producible one; or the pin, until its incarnation has a
+//                  committed step; or in the place of an unknown committed one
+//   released       older than the newest step that is committed and producible,    are released by every node; the step
+//                  and not kept                                                    is never committed any more
+//   dead           it can never be complete (a rank has passed it), or was given   are released by every node
+//                  up for want of memory
+//   evictable      of a former incarnation, not committed, not producible, the     may be evicted; the step is never
+//                  current incarnation has chosen what it restores, and at most    committed any more
+//                  R nodes of the job are missing
+//   none of them   otherwise                                                       stay
+// clang-format on
+//
+// Why an evictable step cannot have been committed: a committed step has 1 + R copies of every shard on
+// different nodes, so it is producible while at most R nodes are missing.
+
+#ifndef ROPETEAM_CORE_ENGINE_RETENTION_H_
+#define ROPETEAM_CORE_ENGINE_RETENTION_H_
+
+#include <set>
+
+#include "core/base/view.h"
+#include "core/engine/step_table.h"
+
+namespace ropeteam::engine {
+
+struct RetentionPlan {
+  std::set<StepId> keep;
+  StepId release_before;      // released are older steps that are not kept
+  std::set<StepId> released;  // those of them that are in the table
+  std::set<StepId> dead;      // that are not released already
+  std::set<StepId> evictable;
+};
+
+struct RetentionFacts {
+  const StepTable& table;
+  const Life& life;
+  const std::set<StepId>& hopeless;  // uncommitted steps that some rank has passed without a shard of them
+  JobSettings settings;
+  size_t members = 0;  // of the view, all of which have told what they hold
+};
+
+RetentionPlan PlanRetention(const RetentionFacts& facts);
+
+}  // namespace ropeteam::engine
+
+#endif  // ROPETEAM_CORE_ENGINE_RETENTION_H_

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/engine/retention.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace ropeteam::engine {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+constexpr Incarnation kFormer = 1;
+constexpr Incarnation kCurrent = 2;
+
+// Two nodes, 1 and 2, with one rank each; R = 1.
+class RetentionTest : public ::testing::Test {
+ protected:
+  RetentionTest() {
+    life_.incarnation = kCurrent;
+    life_.has_pin = true;
+  }
+  static CopyReport Copy(const StepId& step, Rank rank, Role role, bool committed) {
+    CopyReport copy;
+    copy.id = {step.incarnation, step.step, rank};
+    copy.world_size = 2;
+    copy.replicas = 1;
+    copy.stream_bytes = 100;
+    copy.role = role;
+    copy.committed = committed;
+    return copy;
+  }
+  void Whole(const StepId& step) {
+    for (Rank rank = 0; rank < 2; ++rank) {
+      held_[0].push_back(Copy(step, rank, rank == 0 ? Role::kOwn : Role::kReplica, false));
+      held_[1].push_back(Copy(step, rank, rank == 1 ? Role::kOwn : Role::kReplica, false));
+    }
+  }
+  void OneCopyEach(const StepId& step) {
+    held_[0].push_back(Copy(step, 0, Role::kOwn, false));
+    held_[1].push_back(Copy(step, 1, Role::kOwn, false));
+  }
+  void OneRank(const StepId& step) { held_[0].push_back(Copy(step, 0, Role::kOwn, false)); }
+  RetentionPlan Plan() {
+    for (NodeId node = 1; node <= 2; ++node) table_.Replace(node, {}, held_[node - 1]);
+    return PlanRetention({table_, life_, hopeless_, settings_, members_});
+  }
+
+  std::vector<CopyReport> held_[2];
+  StepTable table_;
+  Life life_;
+  std::set<StepId> hopeless_;
+  JobSettings settings_{1, 2, 2};
+  size_t members_ = 2;
+};
+
+TEST_F(RetentionTest, TheNewestCommittedStepsAreKeptAndOlderOnesReleased) {
+  for (Step step = 1; step <= 4; ++step) Whole({kCurrent, step});
+  const RetentionPlan plan = Plan();
+  EXPECT_THAT(plan.keep, ElementsAre(StepId{kCurrent, 3}, StepId{kCurrent, 4}));
+  EXPECT_EQ(plan.release_before, (StepId{kCurrent, 4}));
+  EXPECT_THAT(plan.released, ElementsAre(StepId{kCurrent, 1}, StepId{kCurrent, 2}));
+  EXPECT_THAT(plan.evictable, IsEmpty());
+}
+
+TEST_F(RetentionTest, AnUncommittedStepReleasesNothing) {
+  Whole({kCurrent, 1});
+  OneCopyEach({kCurrent, 2});
+  const RetentionPlan plan = Plan();
+  EXPECT_THAT(plan.keep, ElementsAre(StepId{kCurrent, 1}, StepId{kCurrent, 2}));
+  EXPECT_THAT(plan.released, IsEmpty());
+}
+
+TEST_F(RetentionTest, ThePinStaysUntilItsIncarnationHasCommitted) {
+  settings_.keep_steps = 1;
+  life_.pin = {kFormer, 5};
+  OneCopyEach({kFormer, 5});
+  OneCopyEach({kCurrent, 6});
+  EXPECT_TRUE(Plan().keep.contains({kFormer, 5}));
+  Whole({kCurrent, 7});
+  const RetentionPlan plan = Plan();
+  EXPECT_FALSE(plan.keep.contains({kFormer, 5}));
+  EXPECT_TRUE(plan.released.contains({kFormer, 5}));
+}
+
+// Its node may be the one that knew of the commit.
+TEST_F(RetentionTest, AFormerStepThatCanBeProducedIsNeverEvictable) {
+  OneCopyEach({kFormer, 5});
+  OneCopyEach({kFormer, 6});
+  OneCopyEach({kCurrent, 7});
+  EXPECT_THAT(Plan().evictable, IsEmpty());
+}
+
+TEST_F(RetentionTest, AFormerStepThatLacksAShardIsEvictableOnceTheIncarnationHasChosen) {
+  OneRank({kFormer, 5});
+  life_.has_pin = false;
+  EXPECT_THAT(Plan().evictable, IsEmpty());
+  life_.has_pin = true;
+  EXPECT_THAT(Plan().evictable, ElementsAre(StepId{kFormer, 5}));
+}
+
+TEST_F(RetentionTest, NothingIsEvictableWhileMoreNodesAreMissingThanALossMayTake) {
+  OneRank({kFormer, 5});
+  settings_.nodes = 4;
+  EXPECT_THAT(Plan().evictable, IsEmpty());
+  members_ = 3;
+  EXPECT_THAT(Plan().evictable, ElementsAre(StepId{kFormer, 5}));
+}
+
+TEST_F(RetentionTest, AStepThatARankHasPassedIsDeadUnlessItIsCommitted) {
+  OneRank({kCurrent, 5});
+  hopeless_ = {{kCurrent, 5}};
+  EXPECT_THAT(Plan().dead, ElementsAre(StepId{kCurrent, 5}));
+  CopyReport marked = Copy({kCurrent, 5}, 1, Role::kReplica, true);
+  table_.Replace(3, {}, {marked});
+  EXPECT_THAT(PlanRetention({table_, life_, hopeless_, settings_, members_}).dead, IsEmpty());
+}
+
+}  // namespace
+}  // namespace ropeteam::engine
