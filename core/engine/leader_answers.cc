@@ -4,15 +4,13 @@
 // the cluster stands.
 
 #include <algorithm>
+#include <optional>
 
 #include "core/base/log.h"
 #include "core/engine/leader.h"
-#include "core/engine/parts.h"
 
 namespace ropeteam::engine {
 namespace {
-
-constexpr uint32_t kWorldMax = 65536;  // ROPETEAM_WORLD_MAX
 
 // As people are shown it.
 unsigned long long Number(Incarnation incarnation) { return LifeNumber(incarnation); }
@@ -20,7 +18,7 @@ unsigned long long Number(Incarnation incarnation) { return LifeNumber(incarnati
 }  // namespace
 
 void Leader::Reply(NodeId to, uint64_t number, const Status& status, std::string payload) {
-  parts_.context.Send(to, ropeteam::Reply{number, status.code(), status.message(), std::move(payload)});
+  context_.Send(to, ropeteam::Reply{number, status.code(), status.message(), std::move(payload)});
 }
 
 void Leader::OnQuestion(NodeId from, const Question& question) {
@@ -56,190 +54,48 @@ void Leader::OnQuestion(NodeId from, const Question& question) {
 }
 
 void Leader::AnswerJoin(NodeId from, uint64_t number, const JoinQuestion& join) {
-  const Status admitted = Admit(from, number, join);
+  const Status admitted = incarnations_.Admit(from, number, join);
   if (!admitted.ok()) return Reply(from, number, admitted);
   dirty_ = true;
-  Reply(from, number, OkStatus(), Encode(JoinReply{life_}));
-}
-
-Status Leader::Admit(NodeId from, uint64_t number, const JoinQuestion& join) {
-  if (join.world_size == 0 || join.world_size > kWorldMax)
-    return Error(Code::kInvalidArgument, "a world of %u ranks, limit %u", join.world_size, kWorldMax);
-  if (join.rank >= join.world_size)
-    return Error(Code::kInvalidArgument, "rank %u in a world of %u", join.rank, join.world_size);
-  const auto seat = ranks_.find(join.rank);
-  const bool known = seat != ranks_.end() && seat->second.token == join.token;
-  if (join.incarnation != 0 && join.incarnation < life_.incarnation)
-    return Error(Code::kStale, "rank %u belongs to incarnation %llu, the world is in incarnation %llu",
-                 join.rank, Number(join.incarnation), Number(life_.incarnation));
-  const auto world_fits = [&] {
-    return join.world_size == life_.world_size
-               ? OkStatus()
-               : Error(Code::kInvalidArgument, "rank %u says the world has %u ranks, incarnation %llu has %u",
-                       join.rank, join.world_size, Number(life_.incarnation), life_.world_size);
-  };
-  const bool returns = join.incarnation != 0 && join.incarnation == life_.incarnation;
-  if (returns && life_.world_size == 0) {
-    // Every daemon was restarted: of this life only the number was left. The handles that come back know the
-    // rest.
-    life_.world_size = join.world_size;
-    life_.token = join.life;
-  }
-  if (!join.life.empty() && join.life == life_.token) {
-    ROPETEAM_RETURN_IF_ERROR(world_fits());
-    if (seat != ranks_.end() && !known && seat->second.present)
-      return Error(Code::kAlreadyExists, "rank %u of this life is open already on %s", join.rank,
-                   parts_.context.NameOf(seat->second.node).c_str());
-  } else if (!join.life.empty()) {
-    const auto& past = life_.past_tokens;
-    if (std::find(past.begin(), past.end(), join.life) != past.end())
-      return Error(Code::kStale, "life '%s' of rank %u has been superseded by incarnation %llu",
-                   join.life.c_str(), join.rank, Number(life_.incarnation));
-    BeginLife(join);
-  } else if (returns) {
-    ROPETEAM_RETURN_IF_ERROR(world_fits());
-    if (seat != ranks_.end() && !known && seat->second.present)
-      return Error(Code::kStale, "rank %u was opened again by another process", join.rank);
-  } else {
-    const bool fits = life_.incarnation != 0 && life_.token.empty() && life_.world_size == join.world_size;
-    const bool taken = seat != ranks_.end() && !known;
-    // Somebody who only looks must not end the life of a world that trains, and a launcher that starts
-    // another world can wait for the processes of the one before.
-    if (!fits && ranks_present() != 0)
-      return Error(Code::kUnavailable,
-                   "incarnation %llu (life '%s', %u ranks) has %u ranks open: a handle of %u ranks without a "
-                   "life's name opens when they have left",
-                   Number(life_.incarnation), life_.token.c_str(), life_.world_size, ranks_present(),
-                   join.world_size);
-    // Who holds the seat may have been admitted on a late repeat of a question, long gone: its node's next
-    // inventory tells.
-    if (fits && !life_.broken && taken && !seat->second.present && !seat->second.left)
-      return Error(Code::kUnavailable, "rank %u was opened on %s, which has not said yet whether it is there",
-                   join.rank, parts_.context.NameOf(seat->second.node).c_str());
-    if (!fits || (!known && (life_.broken || taken))) BeginLife(join);
-  }
-  Admitted& admitted = ranks_[join.rank];
-  const bool again = admitted.token == join.token && admitted.node == from;
-  admitted = {join.token, from, number, again && admitted.present, false};
-  return OkStatus();
-}
-
-void Leader::BeginLife(const JoinQuestion& join) {
-  Life next;
-  next.incarnation = NextIncarnation(life_.incarnation, parts_.context.view.epoch);
-  next.token = join.life;
-  next.world_size = join.world_size;
-  next.pin = life_.pin;
-  next.past_tokens = std::move(life_.past_tokens);
-  if (!life_.token.empty()) next.past_tokens.push_back(life_.token);
-  if (next.past_tokens.size() > kPastTokensMax) next.past_tokens.erase(next.past_tokens.begin());
-  LOG_INFO("incarnation %llu begins, world %u, opened by rank %u", Number(next.incarnation), next.world_size,
-           join.rank);
-  life_ = std::move(next);
-  ranks_.clear();
-  dirty_ = true;
-}
-
-std::optional<StepId> Leader::NewestProducible(Incarnation only) const {
-  for (auto step = table_.steps().rbegin(); step != table_.steps().rend(); ++step)
-    if (step->second.producible() && !step->second.given_up && (only == 0 || step->first.incarnation == only))
-      return step->first;
-  return std::nullopt;
-}
-
-Result<StepId> Leader::ResolveLatest(Incarnation asking) {
-  const Status none = Error(Code::kNotFound, "there is no step of which every rank's shard can be produced");
-  if (asking == 0) {
-    const std::optional<StepId> newest = NewestProducible(0);
-    if (newest) return *newest;
-    return none;
-  }
-  if (const std::optional<StepId> own = NewestProducible(asking)) return *own;
-  if (life_.forgotten)
-    return Error(Code::kUnavailable,
-                 "no node remembers what incarnation %llu restores; the next life of the world can restore",
-                 Number(life_.incarnation));
-  if (life_.has_pin) {
-    if (life_.pin == StepId()) return none;
-    const StepTable::StepState* pinned = table_.Find(life_.pin);
-    if (pinned != nullptr && pinned->producible()) return life_.pin;
-    // Some rank of this life may have gone on from it: another step for the others would mix the two. Its
-    // holder may come back; if not, the next life is offered an older step.
-    LOG_WARNING("%s, which incarnation %llu restores, cannot be produced now", life_.pin.ToString().c_str(),
-                Number(life_.incarnation));
-    return Error(
-        Code::kUnavailable,
-        "%s, which this life restores, cannot be produced now; the next life is offered an older step",
-        life_.pin.ToString().c_str());
-  }
-  const std::optional<StepId> newest = NewestProducible(0);
-  for (const StepId& id : CommittedNewestFirst(1))
-    if (!newest || *newest < id)
-      LOG_WARNING("committed %s cannot be produced, offering %s", id.ToString().c_str(),
-                  newest ? newest->ToString().c_str() : "nothing");
-  life_.has_pin = true;
-  life_.pin = newest.value_or(StepId());
-  dirty_ = true;
-  if (!newest) return none;
-  LOG_INFO("incarnation %llu restores %s", Number(life_.incarnation), newest->ToString().c_str());
-  return *newest;
+  Reply(from, number, OkStatus(), Encode(JoinReply{incarnations_.life()}));
 }
 
 bool Leader::PinIsKnown() const {
-  return sequence_ != 0 && state_.life.has_pin && state_.life.incarnation == life_.incarnation &&
+  return sequence_ != 0 && state_.life.has_pin &&
+         state_.life.incarnation == incarnations_.life().incarnation &&
          std::all_of(members_.begin(), members_.end(),
                      [this](const auto& member) { return member.second.acked >= pin_sequence_; });
 }
 
 void Leader::AnswerLatest(NodeId from, uint64_t number, const LatestQuestion& latest) {
-  const Context& context = parts_.context;
   if (latest.incarnation != 0) {
-    if (latest.incarnation < life_.incarnation)
+    if (latest.incarnation < incarnations_.life().incarnation)
       return Reply(from, number,
                    Error(Code::kStale, "incarnation %llu asks, the world is in incarnation %llu",
-                         Number(latest.incarnation), Number(life_.incarnation)));
+                         Number(latest.incarnation), Number(incarnations_.life().incarnation)));
     // Some node may hold what nobody here does: wait for the nodes that were announced, or for the whole
     // world.
-    const uint32_t ranks = ranks_present();
-    if (ranks < life_.world_size && members_.size() < context.settings.nodes)
+    const uint32_t ranks = incarnations_.ranks_present();
+    if (ranks < incarnations_.life().world_size && members_.size() < context_.settings.nodes)
       return Reply(from, number,
                    Error(Code::kUnavailable, "%u of %u ranks and %zu of %u nodes are here", ranks,
-                         life_.world_size, members_.size(), context.settings.nodes));
+                         incarnations_.life().world_size, members_.size(), context_.settings.nodes));
   }
-  Result<StepId> step = ResolveLatest(latest.incarnation);
+  const bool chosen = incarnations_.life().has_pin;
+  Result<StepId> step = latest_.Resolve(latest.incarnation);
+  if (incarnations_.life().has_pin && !chosen) dirty_ = true;  // the pin is to be announced
   const bool pinned = latest.incarnation != 0 && (step.ok() ? step->incarnation != latest.incarnation
                                                             : step.status().code() == Code::kNotFound);
   if (pinned && !PinIsKnown()) {
-    waiting_for_pin_[{from, number}] = latest;  // until OnStateAck()
+    latest_.Wait(from, number, latest);  // until OnStateAck()
     return;
   }
   if (!step.ok()) return Reply(from, number, step.status());
   Reply(from, number, OkStatus(), Encode(LatestReply{{*step}, table_.Find(*step)->world_size}));
 }
 
-Result<StepId> Leader::ResolveStep(const LocateQuestion& locate) const {
-  if (locate.exact != 0) return StepId{locate.exact, locate.step};
-  const auto producible = [&](const StepId& id) {
-    const StepTable::StepState* step = table_.Find(id);
-    return step != nullptr && step->producible();
-  };
-  const StepId own{locate.incarnation, locate.step};
-  if (producible(own)) return own;
-  if (life_.has_pin && life_.pin.step == locate.step && producible(life_.pin)) return life_.pin;
-  const StepId* partial = nullptr;
-  for (auto step = table_.steps().rbegin(); step != table_.steps().rend(); ++step) {
-    if (step->first.step != locate.step) continue;
-    if (step->second.producible()) return step->first;
-    if (partial == nullptr) partial = &step->first;
-  }
-  if (partial == nullptr)
-    return Error(Code::kNotFound, "no node holds a shard of step %llu",
-                 static_cast<unsigned long long>(locate.step));
-  return *partial;
-}
-
 void Leader::AnswerLocate(NodeId from, uint64_t number, const LocateQuestion& locate) {
-  Result<StepId> id = ResolveStep(locate);
+  Result<StepId> id = latest_.ResolveStep(locate);
   if (!id.ok()) return Reply(from, number, id.status());
   const StepTable::StepState* step = table_.Find(*id);
   if (step == nullptr)
@@ -275,22 +131,21 @@ StepReport Leader::Describe(const StepId& id, const StepTable::StepState& step) 
 }
 
 void Leader::AnswerReport(NodeId from, uint64_t number) {
-  const Context& context = parts_.context;
   ClusterReport report;
-  report.job = context.config.job;
-  report.epoch = context.view.epoch;
-  report.leader = context.config.node;
-  report.nodes_expected = context.settings.nodes;
-  report.incarnation = life_.incarnation;
-  report.world_size = life_.world_size;
-  report.ranks_open = ranks_present();
-  for (const Member& member : context.view.members) {
+  report.job = context_.config.job;
+  report.epoch = context_.view.epoch;
+  report.leader = context_.config.node;
+  report.nodes_expected = context_.settings.nodes;
+  report.incarnation = incarnations_.life().incarnation;
+  report.world_size = incarnations_.life().world_size;
+  report.ranks_open = incarnations_.ranks_present();
+  for (const Member& member : context_.view.members) {
     const auto known = members_.find(member.id);
     if (known != members_.end()) report.nodes.push_back(known->second.inventory.report);
   }
   for (auto step = table_.steps().rbegin(); step != table_.steps().rend(); ++step)
     report.steps.push_back(Describe(step->first, step->second));
-  if (const std::optional<StepId> newest = NewestProducible(0)) {
+  if (const std::optional<StepId> newest = table_.NewestProducible(0)) {
     report.has_latest = true;
     report.latest = Describe(*newest, *table_.Find(*newest));
   }
@@ -298,40 +153,22 @@ void Leader::AnswerReport(NodeId from, uint64_t number) {
 }
 
 void Leader::AnswerVerify(NodeId from, uint64_t number, const VerifyQuestion& verify) {
-  const auto key = std::make_pair(from, number);
-  auto job = verifying_.find(key);
-  if (job == verifying_.end()) {
-    std::optional<StepId> step = NewestProducible(0);
+  const Verifier::Asker asker{from, number};
+  if (!verifier_.Knows(asker)) {
+    std::optional<StepId> step = table_.NewestProducible(0);
     if (verify.has_step) {
-      Result<StepId> resolved = ResolveStep({verify.step, 0, 0, 0});
+      Result<StepId> resolved = latest_.ResolveStep({verify.step, 0, 0, 0});
       if (!resolved.ok()) return Reply(from, number, resolved.status());
       step = *resolved;
     }
     if (!step) return Reply(from, number, Error(Code::kNotFound, "there is no step to verify"));
-    job = verifying_.emplace(key, VerifyJob()).first;
-    job->second.number = ++next_verify_;
-    job->second.report.incarnation = step->incarnation;
-    job->second.report.step = step->step;
-    for (const Member& member : parts_.context.view.members) {
-      job->second.report.nodes_asked.push_back(member.name);
-      job->second.missing.insert(member.id);
-    }
-    job->second.touched = parts_.context.now;
-    job->second.next_send = parts_.context.now;
-    OnTimer();
+    verifier_.Begin(asker, *step);
   }
-  job->second.touched = parts_.context.now;
-  if (!job->second.missing.empty())
-    return Reply(from, number,
-                 Error(Code::kUnavailable, "%zu nodes are still reading", job->second.missing.size()));
-  Reply(from, number, OkStatus(), Encode(job->second.report));
+  const Result<VerifyReport> report = verifier_.Look(asker);
+  if (!report.ok()) return Reply(from, number, report.status());
+  Reply(from, number, OkStatus(), Encode(*report));
 }
 
-void Leader::OnVerifyResult(NodeId from, const VerifyResult& result) {
-  for (auto& [key, job] : verifying_) {
-    if (job.number != result.number || job.missing.erase(from) == 0) continue;
-    job.report.copies.insert(job.report.copies.end(), result.copies.begin(), result.copies.end());
-  }
-}
+void Leader::OnVerifyResult(NodeId from, const VerifyResult& result) { verifier_.OnResult(from, result); }
 
 }  // namespace ropeteam::engine

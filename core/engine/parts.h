@@ -27,7 +27,7 @@ struct Parts {
         holder(this),
         fetcher(this),
         sessions(this),
-        leader(this) {}
+        leader(&context) {}
 
   Context context;
   Memory memory;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <set>
 
+#include "core/base/check.h"
 #include "core/base/log.h"
 
 namespace ropeteam::engine {
@@ -57,6 +58,20 @@ const StepTable::StepState* StepTable::Find(const StepId& id) const {
   return found == steps_.end() ? nullptr : &found->second;
 }
 
+std::optional<StepId> StepTable::NewestProducible(Incarnation only) const {
+  for (auto step = steps_.rbegin(); step != steps_.rend(); ++step)
+    if (step->second.producible() && !step->second.given_up && (only == 0 || step->first.incarnation == only))
+      return step->first;
+  return std::nullopt;
+}
+
+std::vector<StepId> StepTable::CommittedNewestFirst(size_t count) const {
+  std::vector<StepId> committed;
+  for (auto step = steps_.rbegin(); step != steps_.rend() && committed.size() < count; ++step)
+    if (step->second.committed) committed.push_back(step->first);
+  return committed;
+}
+
 void StepTable::Recount(StepState* step, Rank rank) {
   RankState& state = step->ranks[rank];
   step->ranks_producible -= state.producible ? 1 : 0;
@@ -65,20 +80,24 @@ void StepTable::Recount(StepState* step, Rank rank) {
   state.good = static_cast<uint32_t>(std::count_if(state.copies.begin(), state.copies.end(),
                                                    [](const Copy& copy) { return copy.bad.empty(); }));
   state.producible = Producible(state.copies);
-  state.replicated = state.good >= state.replicas + 1;
+  state.replicated = state.good > state.replicas;
   step->ranks_producible += state.producible ? 1 : 0;
   step->ranks_replicated += state.replicated ? 1 : 0;
+  ROPETEAM_CHECK(!state.replicated || state.producible);
+  ROPETEAM_CHECK(step->ranks_producible <= step->world_size && step->ranks_replicated <= step->world_size);
   replications_ += state.replicated && !was_replicated ? 1 : 0;
 }
 
 void StepTable::GiveUp(const StepId& id) {
-  const auto found = steps_.find(id);
-  if (found != steps_.end()) found->second.given_up = true;
+  const auto step = steps_.find(id);
+  ROPETEAM_CHECK(step != steps_.end() && !step->second.committed);
+  step->second.given_up = true;
 }
 
 void StepTable::AllowEviction(const StepId& id) {
-  const auto found = steps_.find(id);
-  if (found != steps_.end()) found->second.evictable = true;
+  const auto step = steps_.find(id);
+  ROPETEAM_CHECK(step != steps_.end() && !step->second.committed);
+  step->second.evictable = true;
 }
 
 std::vector<StepId> StepTable::Replace(NodeId node, const std::vector<CopyReport>& before,

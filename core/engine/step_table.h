@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <vector>
 
 #include "core/engine/messages.h"
@@ -44,6 +45,9 @@ class StepTable {
                               const std::vector<CopyReport>& after);
   const std::map<StepId, StepState>& steps() const { return steps_; }
   const StepState* Find(const StepId& id) const;
+  // Of this incarnation, or of all if `only` is 0.
+  std::optional<StepId> NewestProducible(Incarnation only) const;
+  std::vector<StepId> CommittedNewestFirst(size_t count) const;
   void GiveUp(const StepId& id);
   void AllowEviction(const StepId& id);
   // Grows whenever a shard gets the last copy it lacked.

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The world's incarnation as the leader knows it, and the admission of its ranks. A new leader learns both from
+// the members' inventories.
+//
+// A seat is one rank of the current incarnation:
+//
+//     admitted ── its session is in its node's inventory ──> present ── it is not any more ──> left
+//         └── its node neither lists it nor waits for the answer to its question ──> the seat is free again
+
+#ifndef ROPETEAM_CORE_ENGINE_INCARNATIONS_H_
+#define ROPETEAM_CORE_ENGINE_INCARNATIONS_H_
+
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "core/engine/context.h"
+
+namespace ropeteam::engine {
+
+class Incarnations {
+ public:
+  explicit Incarnations(const Context* context) : context_(*context) {}
+
+  // A leader begins with what its own node knows.
+  void Begin(const Life& known);
+  // What a member's inventory says of the incarnation and of this node's ranks.
+  void Learn(const Inventory& inventory);
+  void LearnRanks(NodeId node, const std::vector<SessionReport>& sessions, uint64_t asking_from);
+  // The node has left the view, and with it its ranks.
+  void Forget(NodeId node) { LearnRanks(node, {}, UINT64_MAX); }
+
+  // Gives the asking rank its seat, in the current incarnation or in one that begins with it. An error says
+  // why not; kUnavailable: not yet. `question`: by which the node asked.
+  Status Admit(NodeId from, uint64_t question, const JoinQuestion& join);
+
+  // What this incarnation restores; {0, 0}: nothing. Chosen once.
+  void Pin(const StepId& step);
+
+  const Life& life() const { return life_; }
+  uint32_t ranks_present() const;  // that have a seat and have not left it
+
+ private:
+  struct Seat {
+    uint64_t token = 0;
+    NodeId node = kNoNode;
+    uint64_t question = 0;  // of the node, by which it was admitted
+    bool present = false;   // its session is in the node's inventory
+    bool left = false;      // it was there, and is not any more
+  };
+  Status CheckWorld(const JoinQuestion& join) const;
+  Status AdmitUnnamed(const JoinQuestion& join);
+  void BeginNext(const JoinQuestion& join);
+
+  const Context& context_;
+  Life life_;
+  std::map<Rank, Seat> seats_;
+};
+
+}  // namespace ropeteam::engine
+
+#endif  // ROPETEAM_CORE_ENGINE_INCARNATIONS_H_

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/engine/latest.h"
+
+#include <optional>
+
+#include "core/base/check.h"
+#include "core/base/log.h"
+
+namespace ropeteam::engine {
+namespace {
+
+unsigned long long Number(Incarnation incarnation) { return LifeNumber(incarnation); }
+
+}  // namespace
+
+Result<StepId> Latest::Resolve(Incarnation asking) {
+  const Status none = Error(Code::kNotFound, "there is no step of which every rank's shard can be produced");
+  if (asking == 0) {
+    const std::optional<StepId> newest = table_.NewestProducible(0);
+    if (newest) return *newest;
+    return none;
+  }
+  if (const std::optional<StepId> own = table_.NewestProducible(asking)) return *own;
+  const Life& life = incarnations_.life();
+  if (life.forgotten)
+    return Error(Code::kUnavailable,
+                 "no node remembers what incarnation %llu restores; the next life of the world can restore",
+                 Number(life.incarnation));
+  if (life.has_pin) {
+    if (life.pin == StepId()) return none;
+    const StepTable::StepState* pinned = table_.Find(life.pin);
+    if (pinned != nullptr && pinned->producible()) return life.pin;
+    // Some rank of this incarnation may have gone on from it: another step for the others would mix the two.
+    // Its holder may come back; if not, the next incarnation is offered an older step.
+    LOG_WARNING("%s, which incarnation %llu restores, cannot be produced now", life.pin.ToString().c_str(),
+                Number(life.incarnation));
+    return Error(
+        Code::kUnavailable,
+        "%s, which this life restores, cannot be produced now; the next life is offered an older step",
+        life.pin.ToString().c_str());
+  }
+  const std::optional<StepId> newest = table_.NewestProducible(0);
+  for (const StepId& id : table_.CommittedNewestFirst(1))
+    if (!newest || *newest < id)
+      LOG_WARNING("committed %s cannot be produced, offering %s", id.ToString().c_str(),
+                  newest ? newest->ToString().c_str() : "nothing");
+  incarnations_.Pin(newest.value_or(StepId()));
+  if (!newest) return none;
+  ROPETEAM_CHECK(table_.Find(*newest) != nullptr && table_.Find(*newest)->producible());
+  LOG_INFO("incarnation %llu restores %s", Number(life.incarnation), newest->ToString().c_str());
+  return *newest;
+}
+
+Result<StepId> Latest::ResolveStep(const LocateQuestion& locate) const {
+  if (locate.exact != 0) return StepId{locate.exact, locate.step};
+  const auto producible = [&](const StepId& id) {
+    const StepTable::StepState* step = table_.Find(id);
+    return step != nullptr && step->producible();
+  };
+  const StepId own{locate.incarnation, locate.step};
+  if (producible(own)) return own;
+  const Life& life = incarnations_.life();
+  if (life.has_pin && life.pin.step == locate.step && producible(life.pin)) return life.pin;
+  const StepId* partial = nullptr;
+  for (auto step = table_.steps().rbegin(); step != table_.steps().rend(); ++step) {
+    if (step->first.step != locate.step) continue;
+    if (step->second.producible()) return step->first;
+    if (partial == nullptr) partial = &step->first;
+  }
+  if (partial == nullptr)
+    return Error(Code::kNotFound, "no node holds a shard of step %llu",
+                 static_cast<unsigned long long>(locate.step));
+  return *partial;
+}
+
+void Latest::Wait(NodeId from, uint64_t number, const LatestQuestion& question) {
+  ROPETEAM_CHECK(question.incarnation != 0);  // a person's question depends on no pin
+  waiting_[{from, number}] = question;
+}
+
+}  // namespace ropeteam::engine

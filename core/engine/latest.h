@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Which step a question means: the one that an incarnation restores (the pin), the newest that can be produced,
+// or the one that has a given number.
+
+#ifndef ROPETEAM_CORE_ENGINE_LATEST_H_
+#define ROPETEAM_CORE_ENGINE_LATEST_H_
+
+#include <map>
+#include <utility>
+
+#include "core/engine/incarnations.h"
+#include "core/engine/step_table.h"
+
+namespace ropeteam::engine {
+
+class Latest {
+ public:
+  Latest(const StepTable* table, Incarnations* incarnations) : table_(*table), incarnations_(*incarnations) {}
+
+  // For a rank of incarnation `asking`, which is the current one; 0: for a person. The first rank that asks
+  // makes the choice for its whole incarnation, unless the incarnation has a step of its own.
+  Result<StepId> Resolve(Incarnation asking);
+  // The step a reader means by its number. It need not be producible.
+  Result<StepId> ResolveStep(const LocateQuestion& locate) const;
+
+  // Questions that are answered once every member knows the pin. A leader that comes later can then not
+  // choose another.
+  using Waiting = std::map<std::pair<NodeId, uint64_t>, LatestQuestion>;
+  void Wait(NodeId from, uint64_t number, const LatestQuestion& question);
+  Waiting TakeWaiting() { return std::exchange(waiting_, {}); }
+  bool waiting() const { return !waiting_.empty(); }
+
+ private:
+  const StepTable& table_;
+  Incarnations& incarnations_;
+  Waiting waiting_;
+};
+
+}  // namespace ropeteam::engine
+
+#endif  // ROPETEAM_CORE_ENGINE_LATEST_H_

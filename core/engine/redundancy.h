@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The leader's orders to copy shards of kept steps that have fewer than 1 + R good copies. Until the commit a
+// shard's owner sees to its copies itself, if it lives.
+
+#ifndef ROPETEAM_CORE_ENGINE_REDUNDANCY_H_
+#define ROPETEAM_CORE_ENGINE_REDUNDANCY_H_
+
+#include <cstddef>
+#include <map>
+#include <vector>
+
+#include "core/engine/context.h"
+#include "core/engine/step_table.h"
+
+namespace ropeteam::engine {
+
+class Redundancy {
+ public:
+  Redundancy(Context* context, const StepTable* table) : context_(*context), table_(*table) {}
+
+  void Clear() { orders_.clear(); }
+  // Forgets orders that are done, late or pointless, and orders what is missing of the kept steps, oldest
+  // first. `current`: the world's incarnation.
+  void Restore(const std::vector<StepKey>& keep, Incarnation current);
+  // Some kept step lacks copies: Restore() is due now and then.
+  bool NeedsWork(const std::vector<StepKey>& keep) const;
+
+ private:
+  // Orders outstanding at one source or target: restoring redundancy is paced by its slowest resource, a
+  // node's link.
+  static constexpr size_t kOrdersPerNodeMax = 2;
+
+  struct Order {
+    NodeId source = kNoNode;
+    NodeId target = kNoNode;
+    TimeUs until = 0;
+  };
+  using Load = std::map<NodeId, size_t>;  // orders outstanding
+  void ForgetSettled();
+  void OrderCopies(const StepId& id, const StepTable::StepState& step, Incarnation current, Load* load);
+
+  Context& context_;
+  const StepTable& table_;
+  std::map<ShardId, std::vector<Order>> orders_;
+};
+
+}  // namespace ropeteam::engine
+
+#endif  // ROPETEAM_CORE_ENGINE_REDUNDANCY_H_
