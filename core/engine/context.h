@@ -36,6 +36,7 @@ class Context {
   TimeUs now = 0;
   View view;
   JobSettings settings;                    // of the view
+  TimeUs settle_until = 0;                 // until then an instance outside the view may hold a lease
   TimeUs lease_until = 0;                  // membership's lease; 0: there is none
   std::map<NodeId, LostLink> unreachable;  // members that the data path has lost
   NodeCounters counters;

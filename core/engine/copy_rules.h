@@ -45,6 +45,8 @@ struct Announcement {
   std::set<StepId> dead;       // never to be complete: released
   std::set<StepId> evictable;  // of former incarnations, and never committed: may go where memory is wanted
   StepId release_before;       // older steps that are not kept are released
+  std::set<StepId> committed;  // copies of these are marked
+  std::set<StepId> told;       // those of them that every member has marked: COMMITTED for ranks
 };
 
 // Whether a copy of this role counts towards REPLICATED and COMMITTED.

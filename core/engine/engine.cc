@@ -61,6 +61,7 @@ class Engine::Impl {
   void Handle(const Envelope& envelope, Handler handler);
   void ApplyLeaderState(NodeId from, const LeaderState& state);
   void Retain();
+  void Drop(const DropCopy& drop);
   void SendInventory();
   void NoteLease();
 
@@ -68,7 +69,6 @@ class Engine::Impl {
   bool resumed_ = false;
   bool lease_lost_ = false;  // and it has been logged
   uint64_t state_sequence_ = 0;
-  std::set<StepId> committed_;
   std::set<StepId> announced_;
   uint64_t inventory_sequence_ = 0;
   uint64_t inventory_acked_ = 0;
@@ -98,6 +98,7 @@ void Engine::Impl::ApplyView(const View& view) {
   const View before = std::move(context_.view);
   context_.view = view;
   context_.settings = view.settings;
+  context_.settle_until = std::max(context_.settle_until, context_.now + view.settle_us);
   context_.to_self.clear();  // of the epoch before; whoever sent it asks again below
   context_.inventory_dirty = true;
   // Until the leader of this epoch has spoken nothing is known to be of no use: what the one before kept and
@@ -242,6 +243,10 @@ void Engine::Impl::Dispatch(const Envelope& envelope) {
       return Handle<CopyOrder>(envelope, [&](auto& m) {
         if (from == context_.view.leader) p.replicator.Order(m.shard.id, m.target);
       });
+    case Kind::kDropCopy:
+      return Handle<DropCopy>(envelope, [&](auto& m) {
+        if (from == context_.view.leader && context_.has_lease()) Drop(m);
+      });
     case Kind::kVerifyOrder:
       return Handle<VerifyOrder>(envelope, [&](auto& m) { p.holder.OnVerifyOrder(from, m); });
     case Kind::kVerifyResult:
@@ -273,10 +278,10 @@ void Engine::Impl::ApplyLeaderState(NodeId from, const LeaderState& state) {
   for (const StepKey& key : state.dead) announced.dead.insert(key.id);
   for (const StepKey& key : state.evictable) announced.evictable.insert(key.id);
   announced.release_before = state.release_before.id;
+  for (const StepKey& key : state.committed) announced.committed.insert(key.id);
+  for (const StepKey& key : state.marked) announced.told.insert(key.id);
   context_.announced = std::move(announced);
-  committed_.clear();
-  for (const StepKey& key : state.committed) {
-    committed_.insert(key.id);
+  for (const StepKey& key : state.marked) {
     if (!announced_.insert(key.id).second) continue;
     context_.out.events.push_back(
         {{key.id.incarnation, key.id.step, LevelEvent::kNoRank}, Level::kCommitted, 0, 0});
@@ -296,7 +301,7 @@ void Engine::Impl::Retain() {
     const StepId step = StepOf(id);
     if (FateOf(shard->role, step, context_.announced) == CopyFate::kReleased) {
       released.push_back(id);
-    } else if (!shard->committed && committed_.contains(step)) {
+    } else if (!shard->committed && context_.announced.committed.contains(step)) {
       marked.push_back(id);
     }
   }
@@ -311,7 +316,22 @@ void Engine::Impl::Retain() {
     context_.inventory_dirty = true;
   }
   parts_.replicator.DropObsolete();
-  parts_.sessions.OnLeaderState(committed_, released);
+  parts_.sessions.OnLeaderState(context_.announced.told, released);
+}
+
+void Engine::Impl::Drop(const DropCopy& drop) {
+  const SealedShard* shard = context_.store.Find(drop.shard.id);
+  if (shard == nullptr || shard->content != drop.content || shard->committed) return;
+  LOG_WARNING(
+      "the copy of %s here (content %016llx) is dropped: node %s has another shard of that name, which "
+      "counts "
+      "(content %016llx)",
+      drop.shard.id.ToString().c_str(), static_cast<unsigned long long>(drop.content), drop.holder.c_str(),
+      static_cast<unsigned long long>(drop.content_counts));
+  context_.store.Remove(drop.shard.id);
+  context_.inventory_dirty = true;
+  parts_.replicator.DropObsolete();
+  parts_.sessions.OnLeaderState(context_.announced.told, {drop.shard.id});
 }
 
 void Engine::Impl::SendInventory() {
@@ -364,8 +384,10 @@ NodeReport Engine::Impl::Report() const {
   report.chunks_free = context_.store.chunks_free();
   report.sessions = parts_.sessions.Report();
   for (const auto& [id, shard] : context_.store.shards()) {
+    const bool seated = shard->role == Role::kOwn && parts_.sessions.HasRank(id.rank);
     CopyReport copy{id,          shard->meta.world_size, shard->meta.replicas, shard->meta.stream_bytes,
-                    shard->role, shard->committed,       shard->bad,           shard->content};
+                    shard->role, shard->committed,       shard->bad,           shard->content,
+                    seated};
     if (copy.bad.size() > kBadListedMax) copy.bad.resize(kBadListedMax + 1);
     report.copies.push_back(std::move(copy));
   }
@@ -378,6 +400,7 @@ NodeReport Engine::Impl::Report() const {
 
 void Engine::Impl::CheckInvariants() const {
   context_.store.CheckInvariants();
+  parts_.leader.CheckInvariants();
   uint64_t sealed = 0;
   for (const auto& [id, shard] : context_.store.shards()) sealed += ChunkCount(shard->extents);
   const uint64_t unsealed = parts_.sessions.filling_chunks() + parts_.holder.granted_chunks() +

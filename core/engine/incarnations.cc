@@ -78,7 +78,7 @@ uint32_t Incarnations::ranks_present() const {
 }
 
 void Incarnations::Pin(const StepId& step) {
-  ROPETEAM_CHECK(life_.incarnation != 0 && !life_.forgotten && !life_.has_pin);
+  ROPETEAM_CHECK(life_.incarnation != 0 && !life_.forgotten && step.incarnation < life_.incarnation);
   life_.has_pin = true;
   life_.pin = step;
 }

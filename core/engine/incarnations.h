@@ -35,7 +35,7 @@ class Incarnations {
   // why not; kUnavailable: not yet. `question`: by which the node asked.
   Status Admit(NodeId from, uint64_t question, const JoinQuestion& join);
 
-  // What this incarnation restores; {0, 0}: nothing. Chosen once.
+  // What this incarnation restores; {0, 0}: nothing. Chosen again only while no rank has been told (Latest).
   void Pin(const StepId& step);
 
   const Life& life() const { return life_; }

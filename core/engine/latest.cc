@@ -13,7 +13,7 @@ unsigned long long Number(Incarnation incarnation) { return LifeNumber(incarnati
 
 }  // namespace
 
-Result<StepId> Latest::Resolve(Incarnation asking) {
+Result<StepId> Latest::Resolve(Incarnation asking, bool all_here) {
   const Status none = Error(Code::kNotFound, "there is no step of which every rank's shard can be produced");
   if (asking == 0) {
     const std::optional<StepId> newest = table_.NewestProducible(0);
@@ -27,9 +27,11 @@ Result<StepId> Latest::Resolve(Incarnation asking) {
                  "no node remembers what incarnation %llu restores; the next life of the world can restore",
                  Number(life.incarnation));
   if (life.has_pin) {
-    if (life.pin == StepId()) return none;
+    if (life.pin == StepId() && !may_choose_again_) return none;
     const StepTable::StepState* pinned = table_.Find(life.pin);
     if (pinned != nullptr && pinned->producible()) return life.pin;
+  }
+  if (life.has_pin && !may_choose_again_) {
     // Some rank of this incarnation may have gone on from it: another step for the others would mix the two.
     // Its holder may come back; if not, the next incarnation is offered an older step.
     LOG_WARNING("%s, which incarnation %llu restores, cannot be produced now", life.pin.ToString().c_str(),
@@ -40,11 +42,21 @@ Result<StepId> Latest::Resolve(Incarnation asking) {
         life.pin.ToString().c_str());
   }
   const std::optional<StepId> newest = table_.NewestProducible(0);
-  for (const StepId& id : table_.CommittedNewestFirst(1))
-    if (!newest || *newest < id)
-      LOG_WARNING("committed %s cannot be produced, offering %s", id.ToString().c_str(),
-                  newest ? newest->ToString().c_str() : "nothing");
-  incarnations_.Pin(newest.value_or(StepId()));
+  for (const StepId& id : table_.CommittedNewestFirst(1)) {
+    if (newest && !(*newest < id)) continue;
+    if (!newest && !all_here)
+      return Error(Code::kUnavailable,
+                   "committed %s cannot be produced by the nodes that are here, and not all of the job's are",
+                   id.ToString().c_str());
+    LOG_WARNING("committed %s cannot be produced, offering %s", id.ToString().c_str(),
+                newest ? newest->ToString().c_str() : "nothing");
+  }
+  const StepId chosen = newest.value_or(StepId());
+  if (life.has_pin && life.pin != chosen)
+    LOG_WARNING("%s, which no rank has been told of, cannot be produced now: chosen again",
+                life.pin.ToString().c_str());
+  incarnations_.Pin(chosen);
+  may_choose_again_ = true;
   if (!newest) return none;
   ROPETEAM_CHECK(table_.Find(*newest) != nullptr && table_.Find(*newest)->producible());
   LOG_INFO("incarnation %llu restores %s", Number(life.incarnation), newest->ToString().c_str());

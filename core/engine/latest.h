@@ -18,9 +18,14 @@ class Latest {
  public:
   Latest(const StepTable* table, Incarnations* incarnations) : table_(*table), incarnations_(*incarnations) {}
 
+  // This node begins to lead: what another leader may have told a rank is not known.
+  void Begin() { may_choose_again_ = false; }
   // For a rank of incarnation `asking`, which is the current one; 0: for a person. The first rank that asks
-  // makes the choice for its whole incarnation, unless the incarnation has a step of its own.
-  Result<StepId> Resolve(Incarnation asking);
+  // makes the choice for its whole incarnation, unless the incarnation has a step of its own. `all_here`: as
+  // many nodes are members as the job has, so what is not here is lost.
+  Result<StepId> Resolve(Incarnation asking, bool all_here);
+  // A rank is being told the pin: it stays.
+  void OnTold() { may_choose_again_ = false; }
   // The step a reader means by its number. It need not be producible.
   Result<StepId> ResolveStep(const LocateQuestion& locate) const;
 
@@ -35,6 +40,7 @@ class Latest {
   const StepTable& table_;
   Incarnations& incarnations_;
   Waiting waiting_;
+  bool may_choose_again_ = false;  // this leader made the choice, and no rank has been told
 };
 
 }  // namespace ropeteam::engine

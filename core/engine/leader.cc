@@ -14,7 +14,11 @@ void Leader::Begin() {
   members_.clear();
   table_ = StepTable();
   incarnations_.Begin(context_.life);
+  latest_.Begin();
   redundancy_.Clear();
+  listed_.clear();
+  marked_.clear();
+  decides_from_ = context_.settle_until;
   verifier_.Clear();
   replications_ = 0;
   progress_at_ = context_.now;
@@ -44,7 +48,7 @@ void Leader::OnView(const View& before) {
   for (const Member& member : view.members) members_.try_emplace(member.id);
   ROPETEAM_CHECK(members_.size() == view.members.size());
   for (auto& [node, member] : members_)
-    member.acked = member.next_send = 0;  // each is told again in this epoch
+    member.answered = false, member.acked = member.next_send = 0;  // each is told again in this epoch
   verifier_.OnView();
   latest_.TakeWaiting();  // they ask again in this epoch
   dirty_ = true;
@@ -52,13 +56,13 @@ void Leader::OnView(const View& before) {
 
 bool Leader::complete() const {
   return std::all_of(members_.begin(), members_.end(),
-                     [](const auto& member) { return member.second.heard; });
+                     [](const auto& member) { return member.second.answered; });
 }
 
 std::string Leader::Missing() const {
   std::string names;
   for (const auto& [node, member] : members_)
-    if (!member.heard) names += (names.empty() ? "" : ", ") + context_.NameOf(node);
+    if (!member.answered) names += (names.empty() ? "" : ", ") + context_.NameOf(node);
   return names;
 }
 
@@ -67,12 +71,12 @@ void Leader::OnInventory(NodeId from, Inventory inventory) {
   if (!leading_ || member == members_.end()) return;  // it is sent again, to whoever leads then
   context_.Send(from, InventoryAck{inventory.sequence});
   MemberState& state = member->second;
-  if (state.heard && inventory.sequence <= state.inventory.sequence) return;
-  for (const StepId& id : table_.Replace(from, state.inventory.report.copies, inventory.report.copies))
-    LOG_DEBUG("%s has all its copies", id.ToString().c_str());
+  if (inventory.sequence <= state.inventory.sequence) return;
+  table_.Replace(from, state.inventory.report.copies, inventory.report.copies);
   incarnations_.Learn(inventory);
-  state.heard = true;
+  state.answered = true;
   state.inventory = std::move(inventory);
+  redundancy_.SetLostLinks(from, state.inventory.report.lost_links);
   incarnations_.LearnRanks(from, state.inventory.report.sessions, state.inventory.asking_from);
   if (table_.replications() != replications_) progress_at_ = context_.now;
   replications_ = table_.replications();
@@ -80,41 +84,107 @@ void Leader::OnInventory(NodeId from, Inventory inventory) {
 }
 
 void Leader::Flush() {
-  if (!leading_ || !dirty_ || !complete()) return;
+  if (!leading_ || !dirty_ || !complete() || !may_decide()) return;
   dirty_ = false;
   Announce();
+  SettleContested();
   redundancy_.Restore(state_.keep, incarnations_.life().incarnation);
 }
 
-// Decides what is kept and released, and makes the table keep to it.
-RetentionDecision Leader::Retain() {
-  RetentionInput input{table_, incarnations_.life(), context_.settings.keep_steps, {}};
-  for (const auto& [node, member] : members_)
-    for (const SessionReport& session : member.inventory.report.sessions) input.sessions.push_back(&session);
-  RetentionDecision decision = DecideRetention(input);
-  for (const StepId& id : decision.give_up) table_.GiveUp(id);
-  for (const StepId& id : decision.evictable) table_.AllowEviction(id);
-  return decision;
+// Uncommitted steps of this incarnation that some rank has passed without a shard of them.
+std::set<StepId> Leader::Hopeless() const {
+  std::set<StepId> hopeless;
+  const Incarnation current = incarnations_.life().incarnation;
+  std::vector<std::pair<StepId, const StepTable::StepState*>> open_steps;
+  for (auto step = table_.steps().lower_bound({current, 0}); step != table_.steps().end(); ++step)
+    if (!step->second.committed) open_steps.emplace_back(step->first, &step->second);
+  for (const auto& [node, member] : members_) {
+    if (open_steps.empty()) break;
+    for (const SessionReport& session : member.inventory.report.sessions) {
+      if (session.incarnation != current || !session.has_ended) continue;
+      for (const auto& [id, step] : open_steps) {
+        if (id.step >= session.newest_ended) break;
+        const bool open = std::find(session.open_steps.begin(), session.open_steps.end(), id.step) !=
+                          session.open_steps.end();
+        if (!open && session.rank < step->world_size && step->ranks[session.rank].copies.empty())
+          hopeless.insert(id);
+      }
+    }
+  }
+  return hopeless;
+}
+
+// Decides what is kept and released, and makes the table keep to it: what members may be releasing or evicting
+// already is not committed by copies that come late.
+RetentionPlan Leader::Retain() {
+  const std::set<StepId> hopeless = Hopeless();
+  RetentionPlan plan =
+      PlanRetention({table_, incarnations_.life(), hopeless, marked_, context_.settings, members_.size()});
+  for (const std::set<StepId>* gone : {&plan.released, &plan.dead})
+    for (const StepId& id : *gone)
+      if (!table_.Find(id)->committed) table_.GiveUp(id);
+  for (const StepId& id : plan.evictable) table_.AllowEviction(id);
+  return plan;
+}
+
+// Which of the listed commits every member has acknowledged by now.
+void Leader::NoteMarked() {
+  uint64_t acked = UINT64_MAX;
+  for (const auto& [node, member] : members_) acked = std::min(acked, member.acked);
+  for (const auto& [id, sequence] : listed_)
+    if (sequence <= acked && marked_.insert(id).second) dirty_ = true;
+}
+
+// Copies with other bytes than the shard that counts are dropped by their nodes.
+void Leader::SettleContested() {
+  for (const ShardId& shard : table_.contested()) {
+    const StepTable::StepState* step = table_.Find(StepOf(shard));
+    ROPETEAM_CHECK(step != nullptr && shard.rank < step->world_size);
+    const StepTable::RankState& rank = step->ranks[shard.rank];
+    const auto counts = std::find_if(rank.copies.begin(), rank.copies.end(),
+                                     [&](const auto& copy) { return copy.content == rank.content; });
+    ROPETEAM_CHECK(counts != rank.copies.end());
+    for (const StepTable::Copy& copy : rank.copies)
+      if (copy.content != rank.content && !copy.committed)
+        context_.Send(copy.node,
+                      DropCopy{{shard}, copy.content, rank.content, context_.NameOf(counts->node)});
+  }
 }
 
 void Leader::Announce() {
-  ROPETEAM_CHECK(leading_ && complete());
+  ROPETEAM_CHECK(leading_ && complete() && may_decide());
   LeaderState state;
   state.life = incarnations_.life();
-  for (const StepId& id : table_.CommittedNewestFirst(context_.settings.keep_steps + kCommittedListedMax))
+  if (state.life.has_pin) table_.Bar(state.life.incarnation, state.life.pin);
+  // What has lost all its copies is not known any more; should copies return, it is listed again.
+  const auto unknown = [this](const StepId& id) {
+    const StepTable::StepState* step = table_.Find(id);
+    return step == nullptr || !step->committed;
+  };
+  std::erase_if(marked_, unknown);
+  std::erase_if(listed_, [&](const auto& listed) { return unknown(listed.first); });
+  for (const StepId& id : table_.Commit()) LOG_DEBUG("%s has all its copies", id.ToString().c_str());
+  const std::vector<StepId> committed =
+      table_.CommittedNewestFirst(context_.settings.keep_steps + kCommittedListedMax);
+  for (const StepId& id : committed) {
     state.committed.push_back({id});
-  const RetentionDecision decision = Retain();
-  for (const StepId& id : decision.keep) state.keep.push_back({id});
-  for (const StepId& id : decision.dead) state.dead.push_back({id});
-  state.release_before.id = decision.release_before;
+    if (marked_.contains(id)) state.marked.push_back({id});
+  }
+  const RetentionPlan plan = Retain();
+  for (const StepId& id : plan.keep) state.keep.push_back({id});
+  for (const StepId& id : plan.dead) state.dead.push_back({id});
+  for (const StepId& id : plan.evictable) state.evictable.push_back({id});
+  state.release_before.id = plan.release_before;
 
   state.sequence = state_.sequence;
   const bool changed = sequence_ == 0 || Encode(state) != Encode(state_);
   const bool new_pin = state.life.has_pin && (sequence_ == 0 || !state_.life.has_pin ||
-                                              state_.life.incarnation != state.life.incarnation);
+                                              state_.life.incarnation != state.life.incarnation ||
+                                              state_.life.pin != state.life.pin);
   if (changed) {
     state.sequence = ++sequence_;
     if (new_pin) pin_sequence_ = sequence_;
+    for (const StepId& id : committed) listed_.try_emplace(id, sequence_);
     state_ = std::move(state);
   }
   for (auto& [node, member] : members_) {
@@ -147,15 +217,16 @@ void Leader::GiveUpOlderSteps() {
 
 void Leader::OnStateAck(NodeId from, const LeaderStateAck& ack) {
   const auto member = members_.find(from);
-  if (leading_ && member != members_.end() && ack.sequence <= sequence_)
-    member->second.acked = std::max(member->second.acked, ack.sequence);
-  if (!latest_.waiting() || !PinIsKnown()) return;
+  if (!leading_ || member == members_.end() || ack.sequence > sequence_) return;
+  member->second.acked = std::max(member->second.acked, ack.sequence);
+  NoteMarked();
+  if (!may_decide() || !latest_.waiting() || !PinIsKnown()) return;
   for (const auto& [asker, question] : latest_.TakeWaiting())
     AnswerLatest(asker.first, asker.second, question);
 }
 
 void Leader::OnTimer() {
-  if (!leading_) return;
+  if (!leading_ || !may_decide()) return;
   // While a member has not spoken the state is still that of the view before, judged without what it has.
   const bool judged = sequence_ != 0 && complete();
   for (auto& [node, member] : members_) {
@@ -175,7 +246,8 @@ void Leader::OnTimer() {
 
 TimeUs Leader::NextTimer() const {
   TimeUs due = kNever;
-  if (!leading_) return due;
+  if (!leading_ || !context_.has_lease()) return due;
+  if (!may_decide()) return decides_from_;
   const bool judged = sequence_ != 0 && complete();
   for (const auto& [node, member] : members_) {
     if (judged && member.acked != sequence_) due = std::min(due, member.next_send);
@@ -183,6 +255,20 @@ TimeUs Leader::NextTimer() const {
   }
   if (redundancy_.NeedsWork(state_.keep)) due = std::min(due, next_restore_);
   return std::min(due, verifier_.NextTimer());
+}
+
+void Leader::CheckInvariants() const {
+  if (!leading_) return;
+  StepTable recomputed;
+  for (const auto& [node, member] : members_) recomputed.Replace(node, {}, member.inventory.report.copies);
+  ROPETEAM_CHECK(recomputed.steps().size() == table_.steps().size());
+  for (const auto& [id, step] : table_.steps()) {
+    const StepTable::StepState* again = recomputed.Find(id);
+    ROPETEAM_CHECK(again != nullptr && again->world_size == step.world_size);
+    ROPETEAM_CHECK(!(step.committed && (step.given_up || step.evictable)));
+    for (Rank rank = 0; rank < step.world_size; ++rank)
+      ROPETEAM_CHECK(again->ranks[rank].copies.size() == step.ranks[rank].copies.size());
+  }
 }
 
 }  // namespace ropeteam::engine

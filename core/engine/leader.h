@@ -4,30 +4,35 @@
 // node; so a new leader knows everything as soon as every member has spoken. From them, as functions:
 //
 //  * a step is producible when every rank's shard can be put together from good chunks on living members;
-//  * a step is committed when every rank of its life has 1 + R good copies on different members, now or (as
-//    the marks on the copies say) once;
-//  * kept are the newest K steps committed and producible, the pin, and what is newest of all producible;
+//  * a step is committed when every rank of its incarnation has 1 + R good copies that count (copy_rules.h) on
+//    different members, now or (as the marks on the copies say) once. Ranks are told when every member has
+//    acknowledged the mark;
+//  * what is kept, released and may be evicted is in retention.h;
 //  * a shard of a kept step with fewer than 1 + R copies is to be copied to where it should lie.
 //
 // Which incarnation is current and which rank sits on which node is decided here, too, and told to every node;
 // the nodes' inventories repeat it to the next leader.
 //
 // Leader keeps the members' inventories and the announcement. What is decided from them lies in classes of
-// their own: Incarnations (admission), Latest (the pin), DecideRetention(), Redundancy (orders to copy) and
+// their own: Incarnations (admission), Latest (the pin), PlanRetention(), Redundancy (orders to copy) and
 // Verifier.
+//
+// The leader decides nothing (admits nobody, pins, announces and orders nothing) while it has no lease, and not
+// before every instance that has left the view has lost its own: the former leader may be among them.
 
 #ifndef ROPETEAM_CORE_ENGINE_LEADER_H_
 #define ROPETEAM_CORE_ENGINE_LEADER_H_
 
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "core/engine/context.h"
 #include "core/engine/incarnations.h"
 #include "core/engine/latest.h"
-#include "core/engine/leader_retention.h"
 #include "core/engine/redundancy.h"
+#include "core/engine/retention.h"
 #include "core/engine/step_table.h"
 #include "core/engine/verifier.h"
 
@@ -52,22 +57,27 @@ class Leader {
   void OnLease() { dirty_ = true; }  // there is one again
   TimeUs NextTimer() const;
   bool leading() const { return leading_; }
+  void CheckInvariants() const;
 
  private:
   static constexpr size_t kCommittedListedMax = 16;  // beyond K, for waits that are behind
 
   struct MemberState {
-    bool heard = false;
-    Inventory inventory;
+    bool answered = false;  // in this epoch
+    Inventory inventory;    // the newest, also of a former epoch
     uint64_t acked = 0;
     TimeUs next_send = 0;
   };
 
   void Begin();           // to lead
-  bool complete() const;  // every member's inventory is known
+  bool complete() const;  // every member has told in this epoch what it has
+  bool may_decide() const { return context_.has_lease() && decides_from_ <= context_.now; }
   std::string Missing() const;
   void Announce();
-  RetentionDecision Retain();
+  RetentionPlan Retain();
+  std::set<StepId> Hopeless() const;
+  void NoteMarked();
+  void SettleContested();
   void GiveUpOlderSteps();
   // Every member knows what this incarnation restores: no leader that comes later can decide otherwise.
   bool PinIsKnown() const;
@@ -96,6 +106,9 @@ class Leader {
   uint64_t replications_ = 0;  // of the table, when last looked at
   TimeUs progress_at_ = 0;     // when that changed
   TimeUs next_restore_ = kNever;
+  TimeUs decides_from_ = 0;
+  std::map<StepId, uint64_t> listed_;  // committed steps, by the sequence of the state that first listed them
+  std::set<StepId> marked_;            // those of them that every member has acknowledged
 };
 
 }  // namespace ropeteam::engine

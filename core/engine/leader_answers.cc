@@ -30,6 +30,14 @@ void Leader::OnQuestion(NodeId from, const Question& question) {
   const auto asker = members_.find(from);
   if (asker == members_.end() || question.number < asker->second.inventory.asking_from)
     return;  // a late repeat
+  const bool decides = question.topic == Question::Topic::kJoin || question.topic == Question::Topic::kLatest;
+  if (decides && !may_decide())
+    return Reply(
+        from, question.number,
+        Error(Code::kUnavailable,
+              context_.has_lease() ? "the leader is new and waits until the former one's lease has run out"
+                                   : "the leader %s has no lease: it does not reach the coordinator",
+              context_.config.node.c_str()));
   JoinQuestion join;
   LatestQuestion latest;
   LocateQuestion locate;
@@ -63,6 +71,7 @@ void Leader::AnswerJoin(NodeId from, uint64_t number, const JoinQuestion& join) 
 bool Leader::PinIsKnown() const {
   return sequence_ != 0 && state_.life.has_pin &&
          state_.life.incarnation == incarnations_.life().incarnation &&
+         state_.life.pin == incarnations_.life().pin &&
          std::all_of(members_.begin(), members_.end(),
                      [this](const auto& member) { return member.second.acked >= pin_sequence_; });
 }
@@ -81,15 +90,16 @@ void Leader::AnswerLatest(NodeId from, uint64_t number, const LatestQuestion& la
                    Error(Code::kUnavailable, "%u of %u ranks and %zu of %u nodes are here", ranks,
                          incarnations_.life().world_size, members_.size(), context_.settings.nodes));
   }
-  const bool chosen = incarnations_.life().has_pin;
-  Result<StepId> step = latest_.Resolve(latest.incarnation);
-  if (incarnations_.life().has_pin && !chosen) dirty_ = true;  // the pin is to be announced
+  const Life before = incarnations_.life();
+  Result<StepId> step = latest_.Resolve(latest.incarnation, members_.size() >= context_.settings.nodes);
+  if (incarnations_.life() != before) dirty_ = true;  // the pin is to be announced
   const bool pinned = latest.incarnation != 0 && (step.ok() ? step->incarnation != latest.incarnation
                                                             : step.status().code() == Code::kNotFound);
   if (pinned && !PinIsKnown()) {
     latest_.Wait(from, number, latest);  // until OnStateAck()
     return;
   }
+  if (pinned) latest_.OnTold();
   if (!step.ok()) return Reply(from, number, step.status());
   Reply(from, number, OkStatus(), Encode(LatestReply{{*step}, table_.Find(*step)->world_size}));
 }
@@ -107,7 +117,8 @@ void Leader::AnswerLocate(NodeId from, uint64_t number, const LocateQuestion& lo
   LocateReply reply;
   reply.shard.id = {id->incarnation, id->step, locate.rank};
   for (const StepTable::Copy& copy : step->ranks[locate.rank].copies)
-    if (copy.bad.size() <= kBadListedMax) reply.holders.push_back(copy.node);
+    if (copy.bad.size() <= kBadListedMax && copy.content == step->ranks[locate.rank].content)
+      reply.holders.push_back(copy.node);
   if (reply.holders.empty())
     return Reply(from, number, Error(Code::kNotFound, "no node holds %s", reply.shard.id.ToString().c_str()));
   Reply(from, number, OkStatus(), Encode(reply));

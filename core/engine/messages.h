@@ -42,6 +42,7 @@ enum class Kind : uint16_t {
   kCopyOrder = 18,
   kVerifyOrder = 19,
   kVerifyResult = 20,
+  kDropCopy = 21,
 };
 
 struct Envelope {
@@ -187,13 +188,16 @@ struct LeaderState {
   static constexpr Kind kKind = Kind::kLeaderState;
   uint64_t sequence = 0;  // grows with every change of one leadership
   Life life;
-  std::vector<StepKey> committed;  // newest first
+  std::vector<StepKey> committed;  // newest first: mark their copies
+  // Those of them whose mark every member has acknowledged. Only now is a rank told COMMITTED, and only these
+  // release older steps: whatever is lost then, what is left knows of the commit.
+  std::vector<StepKey> marked;
   std::vector<StepKey> keep;
   StepKey release_before;
   std::vector<StepKey> dead;
   // Of former incarnations, and never committed, neither before nor later: may be evicted.
   std::vector<StepKey> evictable;
-  auto Fields() { return std::tie(sequence, life, committed, keep, release_before, dead, evictable); }
+  auto Fields() { return std::tie(sequence, life, committed, marked, keep, release_before, dead, evictable); }
 };
 struct LeaderStateAck {
   static constexpr Kind kKind = Kind::kLeaderStateAck;
@@ -306,6 +310,15 @@ struct CopyOrder {
   ShardKey shard;
   NodeId target = kNoNode;
   auto Fields() { return std::tie(shard, target); }
+};
+// Another shard of this name counts: release your copy if it has this content.
+struct DropCopy {
+  static constexpr Kind kKind = Kind::kDropCopy;
+  ShardKey shard;
+  uint64_t content = 0;         // of the copy to be dropped
+  uint64_t content_counts = 0;  // of the shard that counts
+  std::string holder;           // a node that has it, for the log
+  auto Fields() { return std::tie(shard, content, content_counts, holder); }
 };
 struct VerifyOrder {
   static constexpr Kind kKind = Kind::kVerifyOrder;

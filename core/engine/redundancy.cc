@@ -18,7 +18,7 @@ void Redundancy::ForgetSettled() {
         return true;
       const auto& copies = step->ranks[shard.rank].copies;
       return std::any_of(copies.begin(), copies.end(),
-                         [&](const auto& copy) { return copy.node == order.target; });
+                         [&](const auto& copy) { return copy.node == order.target && Counts(copy.role); });
     });
   }
   std::erase_if(orders_, [](const auto& entry) { return entry.second.empty(); });
@@ -37,6 +37,24 @@ void Redundancy::Restore(const std::vector<StepKey>& keep, Incarnation current) 
     if (const StepTable::StepState* step = table_.Find(key->id)) OrderCopies(key->id, *step, current, &load);
 }
 
+// Nodes that have the shard as a cache first: there not a byte need move to make it a replica.
+std::vector<NodeId> Redundancy::TargetsOf(const StepTable::RankState& state,
+                                          const StepTable::Copy& source) const {
+  std::vector<NodeId> targets;
+  for (const StepTable::Copy& copy : state.copies)
+    if (!Counts(copy.role) && copy.bad.empty() && copy.content == state.content && copy.node != source.node)
+      targets.push_back(copy.node);
+  const std::vector<NodeId> holders = HoldersOf(context_.view, source.node, state.replicas);
+  targets.insert(targets.end(), holders.begin(), holders.end());
+  std::erase_if(targets, [&](NodeId target) { return apart_.contains({source.node, target}); });
+  return targets;
+}
+
+void Redundancy::SetLostLinks(NodeId node, const std::vector<LostLinkReport>& links) {
+  std::erase_if(apart_, [node](const auto& pair) { return pair.first == node; });
+  for (const LostLinkReport& link : links) apart_.insert({node, link.peer});
+}
+
 void Redundancy::OrderCopies(const StepId& id, const StepTable::StepState& step, Incarnation current,
                              Load* load) {
   for (Rank rank = 0; rank < step.world_size; ++rank) {
@@ -47,7 +65,7 @@ void Redundancy::OrderCopies(const StepId& id, const StepTable::StepState& step,
     bool owner_lives = false;
     for (const StepTable::Copy& copy : state.copies) {
       owner_lives = owner_lives || copy.role == Role::kOwn;
-      if (!copy.bad.empty()) continue;
+      if (!copy.bad.empty() || copy.content != state.content) continue;
       if (source == nullptr || (*load)[copy.node] < (*load)[source->node]) source = &copy;
     }
     // Before the commit the owner sees to the copies itself.
@@ -57,10 +75,11 @@ void Redundancy::OrderCopies(const StepId& id, const StepTable::StepState& step,
     ROPETEAM_CHECK(state.good <= state.replicas);
     size_t missing = size_t{state.replicas} + 1 - state.good;
     missing -= std::min(missing, orders.size());
-    for (const NodeId target : HoldersOf(context_.view, source->node, state.replicas)) {
+    for (const NodeId target : TargetsOf(state, *source)) {
       if (missing == 0 || (*load)[source->node] >= kOrdersPerNodeMax) break;
-      const bool has = std::any_of(state.copies.begin(), state.copies.end(),
-                                   [&](const auto& copy) { return copy.node == target; });
+      const bool has = std::any_of(state.copies.begin(), state.copies.end(), [&](const auto& copy) {
+        return copy.node == target && Counts(copy.role);
+      });
       const bool ordered = std::any_of(orders.begin(), orders.end(),
                                        [&](const Order& order) { return order.target == target; });
       if (has || ordered || (*load)[target] >= kOrdersPerNodeMax) continue;

@@ -8,6 +8,8 @@
 
 #include <cstddef>
 #include <map>
+#include <set>
+#include <utility>
 #include <vector>
 
 #include "core/engine/context.h"
@@ -19,7 +21,12 @@ class Redundancy {
  public:
   Redundancy(Context* context, const StepTable* table) : context_(*context), table_(*table) {}
 
-  void Clear() { orders_.clear(); }
+  void Clear() {
+    orders_.clear();
+    apart_.clear();
+  }
+  // Members that `node` cannot reach: it is not ordered to copy to them.
+  void SetLostLinks(NodeId node, const std::vector<LostLinkReport>& links);
   // Forgets orders that are done, late or pointless, and orders what is missing of the kept steps, oldest
   // first. `current`: the world's incarnation.
   void Restore(const std::vector<StepKey>& keep, Incarnation current);
@@ -40,8 +47,11 @@ class Redundancy {
   void ForgetSettled();
   void OrderCopies(const StepId& id, const StepTable::StepState& step, Incarnation current, Load* load);
 
+  std::vector<NodeId> TargetsOf(const StepTable::RankState& state, const StepTable::Copy& source) const;
+
   Context& context_;
   const StepTable& table_;
+  std::set<std::pair<NodeId, NodeId>> apart_;  // the first does not reach the second
   std::map<ShardId, std::vector<Order>> orders_;
 };
 

@@ -61,9 +61,10 @@ struct CopyReport {
   bool committed = false;
   std::vector<uint32_t> bad;  // chunk indices, at most kBadListedMax; more are cut and make the copy unusable
   uint64_t content = 0;       // ContentDigest()
+  bool seated = false;        // an own copy, and its rank is open on this node
   auto Fields() {
     return std::tie(id.incarnation, id.step, id.rank, world_size, replicas, stream_bytes, role, committed,
-                    bad, content);
+                    bad, content, seated);
   }
   friend bool operator==(const CopyReport&, const CopyReport&) = default;
 };

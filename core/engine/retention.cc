@@ -14,14 +14,17 @@ bool Usable(const StepTable::StepState& step) { return step.producible() && !ste
 
 // The newest usable step, committed or not, and every committed step down to the K-th that is usable: a
 // committed step whose holder is away for a moment is not given up for an older one.
-void KeepNewest(const Steps& steps, uint32_t count, RetentionPlan* plan) {
+void KeepNewest(const RetentionFacts& facts, RetentionPlan* plan) {
+  const Steps& steps = facts.table.steps();
+  const uint32_t count = facts.settings.keep_steps;
   size_t found = 0;
   bool newest = true;
   for (auto step = steps.rbegin(); step != steps.rend() && found < count; ++step) {
     const bool usable = Usable(step->second);
     if (step->second.committed || (usable && newest)) plan->keep.insert(step->first);
     newest = newest && !usable;
-    if (!usable || !step->second.committed) continue;
+    if (!usable || !facts.marked.contains(step->first)) continue;
+    ROPETEAM_CHECK(step->second.committed);
     if (++found == 1) plan->release_before = step->first;
   }
   // Fewer are known to be committed at a job's beginning, or when those that knew of the others are lost. Then
@@ -54,7 +57,7 @@ bool MayBeEvicted(const RetentionFacts& facts, const StepId& id, const StepTable
 
 RetentionPlan PlanRetention(const RetentionFacts& facts) {
   RetentionPlan plan;
-  KeepNewest(facts.table.steps(), facts.settings.keep_steps, &plan);
+  KeepNewest(facts, &plan);
   if (KeepsPin(facts, plan)) plan.keep.insert(facts.life.pin);
   for (const auto& [id, step] : facts.table.steps()) {
     if (plan.keep.contains(id)) continue;

@@ -6,11 +6,12 @@
 // clang-format off
 //   a step is      when                                                            its copies
 //   ------------   -------------------------------------------------------------   ------------------------------------
-//   kept           committed, down to the K-th that is producible; or the newest   stay; missing ones are made again
+//   kept           committed, down to the K-th that is producible and marked by    stay; missing ones are made again
+//                  every member; or the newest
 //                  producible one; or the pin, until its incarnation has a
 //                  committed step; or in the place of an unknown committed one
-//   released       older than the newest step that is committed and producible,    are released by every node; the step
-//                  and not kept                                                    is never committed any more
+//   released       older than the newest step that is committed, marked by every   are released by every node; the step
+//                  member and producible, and not kept                             is never committed any more
 //   dead           it can never be complete (a rank has passed it), or was given   are released by every node
 //                  up for want of memory
 //   evictable      of a former incarnation, not committed, not producible, the     may be evicted; the step is never
@@ -44,6 +45,7 @@ struct RetentionFacts {
   const StepTable& table;
   const Life& life;
   const std::set<StepId>& hopeless;  // uncommitted steps that some rank has passed without a shard of them
+  const std::set<StepId>& marked;    // committed steps of which every member knows
   JobSettings settings;
   size_t members = 0;  // of the view, all of which have told what they hold
 };

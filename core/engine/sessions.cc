@@ -359,9 +359,9 @@ void Sessions::Reached(const ShardId& shard, Level level) {
 
 void Sessions::OnReplicated(const ShardId& shard) { Reached(shard, Level::kReplicated); }
 
-void Sessions::OnLeaderState(const std::set<StepId>& committed, const std::vector<ShardId>& released) {
+void Sessions::OnLeaderState(const std::set<StepId>& told, const std::vector<ShardId>& released) {
   std::vector<ShardId> reached;
-  for (const StepId& step : committed) {
+  for (const StepId& step : told) {
     for (auto at = progress_.lower_bound({step.incarnation, step.step, 0});
          at != progress_.end() && StepOf(at->first) == step; ++at)
       if (at->second.level >= Level::kLocal && at->second.level < Level::kCommitted)
@@ -372,7 +372,8 @@ void Sessions::OnLeaderState(const std::set<StepId>& committed, const std::vecto
     const auto progress = progress_.find(shard);
     if (progress != progress_.end() && progress->second.level < Level::kCommitted)
       progress->second.given_up =
-          Error(Code::kAborted, "%s was released before it was committed: a newer step is",
+          Error(Code::kAborted,
+                "%s was released before it was committed: a newer step, or another shard of this name, is",
                 shard.ToString().c_str());
   }
   Settle();
@@ -425,9 +426,10 @@ void Sessions::Wait(SessionId id, RequestId request, Step step, Level level, Tim
       id, request, {session->incarnation, step, session->hello.rank}, level, Deadline(timeout_us)};
   const SealedShard* sealed = parts_.context.store.Find(waiter.shard);
   if (!progress_.contains(waiter.shard) && sealed != nullptr && sealed->role == Role::kOwn) {
-    // Sealed by this daemon's former life.
+    // Sealed by a daemon before this one. Its mark alone does not say that every member has marked the step.
+    const bool told = parts_.context.announced.told.contains(StepOf(waiter.shard));
     Progress& progress = ProgressOf(waiter.shard);
-    progress.level = sealed->committed ? Level::kCommitted : Level::kLocal;
+    progress.level = told ? Level::kCommitted : Level::kLocal;
     progress.bytes = sealed->meta.stream_bytes;
   }
   ++session->pending;

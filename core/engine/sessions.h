@@ -46,7 +46,7 @@ class Sessions {
   // A shard of this node has so many copies now as REPLICATED means.
   void OnReplicated(const ShardId& shard);
   // The leader's announcement has been applied to the context and the store.
-  void OnLeaderState(const std::set<StepId>& committed, const std::vector<ShardId>& released);
+  void OnLeaderState(const std::set<StepId>& told, const std::vector<ShardId>& released);
   void OnTimer();
   TimeUs NextTimer() const;
 

@@ -3,27 +3,62 @@
 
 #include <algorithm>
 #include <set>
+#include <tuple>
 
 #include "core/base/check.h"
 #include "core/base/log.h"
+#include "core/engine/copy_rules.h"
 
 namespace ropeteam::engine {
 namespace {
 
-// Every chunk is good on some copy. Bad chunks are few and listed; a copy with too many of them is no copy.
-bool Producible(const std::vector<StepTable::Copy>& copies) {
+// Every chunk is good on some copy with this content. Bad chunks are few and listed; a copy with too many of
+// them is not used.
+bool Producible(const std::vector<StepTable::Copy>& copies, uint64_t content) {
+  const auto usable = [content](const StepTable::Copy& copy) {
+    return copy.content == content && copy.bad.size() <= kBadListedMax;
+  };
   const StepTable::Copy* first = nullptr;
   for (const StepTable::Copy& copy : copies) {
-    if (copy.bad.size() > kBadListedMax) continue;
+    if (!usable(copy)) continue;
     if (copy.bad.empty()) return true;
     if (first == nullptr) first = &copy;
   }
   if (first == nullptr) return false;
   return std::all_of(first->bad.begin(), first->bad.end(), [&](uint32_t chunk) {
     return std::any_of(copies.begin(), copies.end(), [&](const StepTable::Copy& copy) {
-      return copy.bad.size() <= kBadListedMax && !std::binary_search(copy.bad.begin(), copy.bad.end(), chunk);
+      return usable(copy) && !std::binary_search(copy.bad.begin(), copy.bad.end(), chunk);
     });
   });
+}
+
+bool OneContent(const std::vector<StepTable::Copy>& copies) {
+  return std::all_of(copies.begin(), copies.end(),
+                     [&](const StepTable::Copy& copy) { return copy.content == copies.front().content; });
+}
+
+bool Has(const std::vector<StepTable::Copy>& copies, uint64_t content) {
+  return std::any_of(copies.begin(), copies.end(),
+                     [content](const StepTable::Copy& copy) { return copy.content == content; });
+}
+
+// The content that counts: RankState::content.
+uint64_t ChooseContent(const std::vector<StepTable::Copy>& copies) {
+  if (copies.empty()) return 0;
+  if (OneContent(copies)) return copies.front().content;
+  using Weight = std::tuple<bool, bool, size_t, uint64_t>;
+  Weight best{false, false, 0, 0};
+  for (const StepTable::Copy& copy : copies) {
+    Weight weight{false, false, 0, copy.content};
+    for (const StepTable::Copy& other : copies) {
+      if (other.content != copy.content) continue;
+      std::get<0>(weight) = std::get<0>(weight) || other.committed;
+      std::get<1>(weight) = std::get<1>(weight) || other.seated;
+      ++std::get<2>(weight);
+    }
+    best = std::max(best, weight);
+  }
+  return std::get<3>(best);
 }
 
 // Inventories list a node's copies in the order of their shards, each once; another node's word for that is
@@ -72,20 +107,41 @@ std::vector<StepId> StepTable::CommittedNewestFirst(size_t count) const {
   return committed;
 }
 
-void StepTable::Recount(StepState* step, Rank rank) {
+void StepTable::Recount(const StepId& id, StepState* step, Rank rank) {
   RankState& state = step->ranks[rank];
   step->ranks_producible -= state.producible ? 1 : 0;
   const bool was_replicated = state.replicated;
   step->ranks_replicated -= was_replicated ? 1 : 0;
-  state.good = static_cast<uint32_t>(std::count_if(state.copies.begin(), state.copies.end(),
-                                                   [](const Copy& copy) { return copy.bad.empty(); }));
-  state.producible = Producible(state.copies);
+  const bool one_content = OneContent(state.copies);
+  if (!step->committed || !Has(state.copies, state.content)) state.content = ChooseContent(state.copies);
+  const ShardId shard{id.incarnation, id.step, rank};
+  if (one_content) {
+    contested_.erase(shard);
+  } else {
+    contested_.insert(shard);
+  }
+  state.good =
+      static_cast<uint32_t>(std::count_if(state.copies.begin(), state.copies.end(), [&](const Copy& copy) {
+        return copy.bad.empty() && Counts(copy.role) && copy.content == state.content;
+      }));
+  state.producible = Producible(state.copies, state.content);
   state.replicated = state.good > state.replicas;
   step->ranks_producible += state.producible ? 1 : 0;
   step->ranks_replicated += state.replicated ? 1 : 0;
   ROPETEAM_CHECK(!state.replicated || state.producible);
   ROPETEAM_CHECK(step->ranks_producible <= step->world_size && step->ranks_replicated <= step->world_size);
   replications_ += state.replicated && !was_replicated ? 1 : 0;
+}
+
+bool StepTable::MayCommit(const StepId& id, const StepState& step) const {
+  const bool barred = id.incarnation < barred_before_ && barred_after_ < id;
+  return !step.committed && !step.given_up && !step.evictable && !barred;
+}
+
+void StepTable::Bar(Incarnation current, const StepId& restored) {
+  ROPETEAM_CHECK(restored.incarnation < current);
+  barred_before_ = current;
+  barred_after_ = restored;
 }
 
 void StepTable::GiveUp(const StepId& id) {
@@ -100,8 +156,8 @@ void StepTable::AllowEviction(const StepId& id) {
   step->second.evictable = true;
 }
 
-std::vector<StepId> StepTable::Replace(NodeId node, const std::vector<CopyReport>& before,
-                                       const std::vector<CopyReport>& after) {
+void StepTable::Replace(NodeId node, const std::vector<CopyReport>& before,
+                        const std::vector<CopyReport>& after) {
   const std::vector<const CopyReport*> old_copies = Ordered(before);
   const std::vector<const CopyReport*> new_copies = Ordered(after);
   std::set<StepId> touched;
@@ -109,7 +165,7 @@ std::vector<StepId> StepTable::Replace(NodeId node, const std::vector<CopyReport
     const auto step = steps_.find(StepOf(copy.id));
     if (step == steps_.end() || copy.id.rank >= step->second.world_size) return;
     std::erase_if(step->second.ranks[copy.id.rank].copies, [node](const Copy& c) { return c.node == node; });
-    Recount(&step->second, copy.id.rank);
+    Recount(step->first, &step->second, copy.id.rank);
     touched.insert(step->first);
   });
   ForEachMissing(new_copies, old_copies, [&](const CopyReport& copy) {
@@ -125,27 +181,32 @@ std::vector<StepId> StepTable::Replace(NodeId node, const std::vector<CopyReport
       return;
     }
     RankState& rank = step.ranks[copy.id.rank];
-    rank.copies.push_back({node, copy.role, copy.bad});
+    rank.copies.push_back({node, copy.role, copy.bad, copy.content, copy.committed, copy.seated});
     rank.bytes = copy.stream_bytes;
     rank.replicas = copy.replicas;
     if (copy.committed) {
       step.committed = true;
       step.given_up = step.evictable = false;  // by a leader that did not know
     }
-    Recount(&step, copy.id.rank);
+    Recount(StepOf(copy.id), &step, copy.id.rank);
     touched.insert(StepOf(copy.id));
   });
-  std::vector<StepId> committed;
   for (const StepId& id : touched) {
     const auto step = steps_.find(id);
-    if (!step->second.committed && !step->second.given_up && !step->second.evictable &&
-        step->second.ranks_replicated == step->second.world_size) {
-      step->second.committed = true;
-      committed.push_back(id);
-    }
+    ROPETEAM_CHECK(step != steps_.end());
     const bool empty = std::all_of(step->second.ranks.begin(), step->second.ranks.end(),
                                    [](const RankState& rank) { return rank.copies.empty(); });
     if (empty) steps_.erase(step);
+  }
+}
+
+std::vector<StepId> StepTable::Commit() {
+  std::vector<StepId> committed;
+  for (auto& [id, step] : steps_) {
+    if (!MayCommit(id, step) || step.ranks_replicated != step.world_size) continue;
+    ROPETEAM_CHECK(step.producible() && step.world_size > 0);
+    step.committed = true;
+    committed.push_back(id);
   }
   return committed;
 }

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "core/engine/messages.h"
@@ -20,6 +21,9 @@ class StepTable {
     NodeId node = kNoNode;
     Role role = Role::kOwn;
     std::vector<uint32_t> bad;
+    uint64_t content = 0;
+    bool committed = false;
+    bool seated = false;
   };
   struct RankState {
     std::vector<Copy> copies;
@@ -27,7 +31,10 @@ class StepTable {
     uint32_t replicas = 0;
     bool producible = false;
     bool replicated = false;
-    uint32_t good = 0;
+    uint32_t good = 0;  // copies that count: not bad, no caches, of the content that counts
+    // Of copies with different bytes one content counts: that of a copy marked as committed; else of the copy
+    // on the node where the rank is open; else the one with most copies. It does not change after the commit.
+    uint64_t content = 0;
   };
   struct StepState {
     uint32_t world_size = 0;
@@ -40,22 +47,34 @@ class StepTable {
     bool producible() const { return ranks_producible == world_size; }
   };
 
-  // Replaces what is known of the node's copies. Returns the steps that became committed by it.
-  std::vector<StepId> Replace(NodeId node, const std::vector<CopyReport>& before,
-                              const std::vector<CopyReport>& after);
+  // Replaces what is known of the node's copies. A step is committed by a mark on one of them, and else only by
+  // Commit().
+  void Replace(NodeId node, const std::vector<CopyReport>& before, const std::vector<CopyReport>& after);
+  // Commits the steps of which every rank has its copies now, and returns them. For a leader that may decide and
+  // has heard every member.
+  std::vector<StepId> Commit();
   const std::map<StepId, StepState>& steps() const { return steps_; }
   const StepState* Find(const StepId& id) const;
   // Of this incarnation, or of all if `only` is 0.
   std::optional<StepId> NewestProducible(Incarnation only) const;
   std::vector<StepId> CommittedNewestFirst(size_t count) const;
+  // Steps of incarnations before `current` that are newer than what it restores are not committed any more:
+  // the world goes on without them.
+  void Bar(Incarnation current, const StepId& restored);
+  // Shards of which there are copies with different contents.
+  const std::set<ShardId>& contested() const { return contested_; }
   void GiveUp(const StepId& id);
   void AllowEviction(const StepId& id);
   // Grows whenever a shard gets the last copy it lacked.
   uint64_t replications() const { return replications_; }
 
  private:
-  void Recount(StepState* step, Rank rank);
+  void Recount(const StepId& id, StepState* step, Rank rank);
+  bool MayCommit(const StepId& id, const StepState& step) const;
   std::map<StepId, StepState> steps_;
+  std::set<ShardId> contested_;
+  Incarnation barred_before_ = 0;
+  StepId barred_after_;
   uint64_t replications_ = 0;
 };
 

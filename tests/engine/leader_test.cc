@@ -61,7 +61,9 @@ std::vector<StepId> Ids(const std::vector<StepKey>& keys) {
 bool MayGo(const LeaderState& state, const StepId& step) {
   const std::vector<StepId> keep = Ids(state.keep);
   if (std::find(keep.begin(), keep.end(), step) != keep.end()) return false;
-  return step < state.release_before.id || step.incarnation < state.life.incarnation;
+  const std::vector<StepId> evictable = Ids(state.evictable);
+  return step < state.release_before.id ||
+         std::find(evictable.begin(), evictable.end(), step) != evictable.end();
 }
 
 class LeaderTest : public ::testing::Test {
@@ -93,7 +95,8 @@ class LeaderTest : public ::testing::Test {
     View view;
     view.epoch = ++epoch_;
     view.leader = kLeader;
-    view.settings.nodes = 3;
+    view.settings = settings_;
+    view.settle_us = settle_us_;
     view.members.push_back(MemberOf(kLeader));
     for (const NodeId node : nodes) view.members.push_back(MemberOf(node));
     engine_->OnView(now_, view);
@@ -178,6 +181,8 @@ class LeaderTest : public ::testing::Test {
   std::unique_ptr<Store> store_;
   std::unique_ptr<Engine> engine_;
   TimeUs now_ = 1'000'000;
+  JobSettings settings_{1, 2, 3};
+  TimeUs settle_us_ = 0;
   Epoch epoch_ = 0;
   Life life_;  // as the members know it
   uint64_t sequence_ = 0;
@@ -197,21 +202,95 @@ TEST_F(LeaderTest, WhatAllRanksHaveCopiesOfIsCommittedAndKept) {
 }
 
 // What members may evict from the moment it is announced must not be judged committed by a copy that is
-// heard of afterwards: some member may have let go of its own meanwhile.
+// heard of afterwards: some member may have evicted its own meanwhile.
 TEST_F(LeaderTest, AFormerStepThatMayGoIsCommittedByNoCopyThatComesLate) {
-  const StepId older{kLife - 1, 7};
-  const StepId newest{kLife - 1, 8};
+  const StepId restored{kLife - 1, 7};
+  const StepId newer{kLife - 1, 8};
+  life_.has_pin = true;
+  life_.pin = restored;
   Members({kFirst, kSecond});
-  Tell(kFirst, {Own(older, 0), Own(newest, 0)});
-  Tell(kSecond, {Replica(older, 0), Own(older, 1), Own(newest, 1)});
-  ASSERT_TRUE(MayGo(Told(kFirst), older));
-  Tell(kFirst, {Own(older, 0), Replica(older, 1), Own(newest, 0)});
+  Tell(kFirst, {Own(restored, 0), Own(newer, 0)});
+  Tell(kSecond, {Own(restored, 1), Replica(newer, 0)});
+  ASSERT_TRUE(MayGo(Told(kFirst), newer));
+  Tell(kFirst, {Own(restored, 0), Own(newer, 0), Own(newer, 1)});
+  Tell(kSecond, {Own(restored, 1), Replica(newer, 0), Replica(newer, 1)});
   EXPECT_THAT(Ids(Told(kFirst).committed), IsEmpty());
-  EXPECT_TRUE(MayGo(Told(kFirst), older));
   // Unless somebody was told before, by a leader that knew more.
-  Tell(kFirst, {Marked(Own(older, 0)), Replica(older, 1), Own(newest, 0)});
-  EXPECT_THAT(Ids(Told(kFirst).committed), ElementsAre(older));
-  EXPECT_FALSE(MayGo(Told(kFirst), older));
+  Tell(kFirst, {Own(restored, 0), Marked(Own(newer, 0)), Own(newer, 1)});
+  EXPECT_THAT(Ids(Told(kFirst).committed), ElementsAre(newer));
+  EXPECT_FALSE(MayGo(Told(kFirst), newer));
+}
+
+// Ranks are told of a commit, and older steps are released for it, when every member knows of it: whatever is
+// lost then, what is left does.
+TEST_F(LeaderTest, ACommitIsToldAndReleasesOlderStepsWhenEveryMemberHasMarkedIt) {
+  settings_.keep_steps = 1;
+  const StepId older{kLife, 7};
+  const StepId newer{kLife, 8};
+  Members({kFirst, kSecond});
+  Tell(kFirst, {Own(older, 0), Replica(older, 1), Own(newer, 0), Replica(newer, 1)});
+  Tell(kSecond, {Own(older, 1), Replica(older, 0), Own(newer, 1), Replica(newer, 0)});
+  EXPECT_THAT(Ids(Told(kFirst).committed), ElementsAre(newer, older));
+  EXPECT_THAT(Ids(Told(kFirst).marked), IsEmpty());
+  EXPECT_EQ(Told(kFirst).release_before.id, StepId());
+  Send(kFirst, LeaderStateAck{Told(kFirst).sequence});
+  EXPECT_THAT(Ids(Told(kFirst).marked), IsEmpty());
+  Send(kSecond, LeaderStateAck{Told(kSecond).sequence});
+  EXPECT_THAT(Ids(Told(kFirst).marked), ElementsAre(newer, older));
+  EXPECT_EQ(Told(kSecond).release_before.id, newer);
+}
+
+TEST_F(LeaderTest, DecidesNothingWithoutALease) {
+  const StepId step{kLife, 7};
+  engine_->OnLease(now_, now_);
+  Members({kFirst, kSecond});
+  Tell(kFirst, {Own(step, 0), Replica(step, 1)});
+  Tell(kSecond, {Own(step, 1), Replica(step, 0)});
+  PassTime(2'000'000);
+  EXPECT_THAT(announced_, IsEmpty());
+  EXPECT_EQ(Join(kFirst, 0, "life6"), Code::kUnavailable);
+  engine_->OnLease(now_, now_ + 1'000'000);
+  Carry();
+  EXPECT_THAT(Ids(Told(kFirst).committed), ElementsAre(step));
+  EXPECT_EQ(Join(kFirst, 0, "life6"), Code::kOk);
+}
+
+// The leader before may go on until its lease has run out.
+TEST_F(LeaderTest, ANewLeaderDecidesNothingBeforeTheFormerOnesLeaseHasRunOut) {
+  const StepId step{kLife, 7};
+  settle_us_ = 500'000;
+  Members({kFirst, kSecond});
+  Tell(kFirst, {Own(step, 0), Replica(step, 1)});
+  Tell(kSecond, {Own(step, 1), Replica(step, 0)});
+  EXPECT_EQ(Join(kFirst, 0, "life6"), Code::kUnavailable);
+  PassTime(499'999);
+  EXPECT_THAT(announced_, IsEmpty());
+  PassTime(1);
+  EXPECT_THAT(Ids(Told(kFirst).committed), ElementsAre(step));
+}
+
+// The step was chosen while a member had it that is lost, and no rank has heard of the choice.
+TEST_F(LeaderTest, APinThatNoRankHasBeenToldIsChosenAgain) {
+  const StepId older{kLife - 1, 7};
+  const StepId newer{kLife - 1, 8};
+  Members({kFirst, kSecond});
+  Tell(kFirst, {Own(older, 0), Own(older, 1), Own(newer, 0)});
+  Tell(kSecond, {Own(newer, 1)});
+  const LatestQuestion question{kLife};
+  EXPECT_EQ(Ask(kFirst, Question::Topic::kLatest, Encode(question)), Code::kDeadlineExceeded);
+  ASSERT_EQ(Told(kFirst).life.pin, newer);
+  Send(kFirst, LeaderStateAck{Told(kFirst).sequence});
+  life_ = Told(kFirst).life;
+  settings_.nodes = 2;
+  Members({kFirst});
+  Tell(kFirst, {Own(older, 0), Own(older, 1), Own(newer, 0)});
+  Send(kFirst, LeaderStateAck{Told(kFirst).sequence});
+  EXPECT_EQ(Ask(kFirst, Question::Topic::kLatest, Encode(question)), Code::kDeadlineExceeded);
+  ASSERT_EQ(Told(kFirst).life.pin, older);
+  Send(kFirst, LeaderStateAck{Told(kFirst).sequence});
+  LatestReply latest;
+  ASSERT_TRUE(Decode(replies_[question_].payload, latest));
+  EXPECT_EQ(latest.step.id, older);
 }
 
 // A node that returns holds what nobody knew of. Until it has said so it is told nothing, however long that
@@ -291,10 +370,12 @@ TEST_F(LeaderTest, AHandleOfAnotherWorldSizeEndsNoWorldWithoutANameThatIsOpen) {
   EXPECT_GT(Told(kFirst).life.incarnation, kLife);
 }
 
-// Once the next life has chosen, what the life before restored is as any other.
-TEST_F(LeaderTest, WhatALifeRestoredMayGoWhenTheNextHasChosenAnother) {
+// When the next incarnation has chosen another step, what the one before restored is as any other: it stays
+// until a newer step is committed.
+TEST_F(LeaderTest, WhatALifeRestoredStaysUntilTheNextHasACommittedStep) {
   const StepId restored{kLife - 1, 5};
   const StepId since{kLife, 6};
+  settings_.keep_steps = 1;
   life_.has_pin = true;
   life_.pin = restored;
   Members({kFirst, kSecond});
@@ -306,7 +387,13 @@ TEST_F(LeaderTest, WhatALifeRestoredMayGoWhenTheNextHasChosenAnother) {
   ASSERT_TRUE(Told(kFirst).life.has_pin);
   EXPECT_EQ(Told(kFirst).life.pin, since);
   EXPECT_FALSE(MayGo(Told(kFirst), since));
+  EXPECT_FALSE(MayGo(Told(kFirst), restored));
+  life_ = Told(kFirst).life;
+  Tell(kFirst, {Own(restored, 0), Replica(restored, 1), Own(since, 0), Replica(since, 1)});
+  Tell(kSecond, {Own(restored, 1), Own(since, 1), Replica(since, 0)});
+  for (const NodeId node : {kFirst, kSecond}) Send(node, LeaderStateAck{Told(node).sequence});
   EXPECT_TRUE(MayGo(Told(kFirst), restored));
+  EXPECT_FALSE(MayGo(Told(kFirst), since));
 }
 
 }  // namespace

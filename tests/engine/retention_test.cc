@@ -35,6 +35,7 @@ class RetentionTest : public ::testing::Test {
       held_[0].push_back(Copy(step, rank, rank == 0 ? Role::kOwn : Role::kReplica, false));
       held_[1].push_back(Copy(step, rank, rank == 1 ? Role::kOwn : Role::kReplica, false));
     }
+    marked_.insert(step);
   }
   void OneCopyEach(const StepId& step) {
     held_[0].push_back(Copy(step, 0, Role::kOwn, false));
@@ -43,13 +44,15 @@ class RetentionTest : public ::testing::Test {
   void OneRank(const StepId& step) { held_[0].push_back(Copy(step, 0, Role::kOwn, false)); }
   RetentionPlan Plan() {
     for (NodeId node = 1; node <= 2; ++node) table_.Replace(node, {}, held_[node - 1]);
-    return PlanRetention({table_, life_, hopeless_, settings_, members_});
+    table_.Commit();
+    return PlanRetention({table_, life_, hopeless_, marked_, settings_, members_});
   }
 
   std::vector<CopyReport> held_[2];
   StepTable table_;
   Life life_;
   std::set<StepId> hopeless_;
+  std::set<StepId> marked_;
   JobSettings settings_{1, 2, 2};
   size_t members_ = 2;
 };
@@ -66,6 +69,17 @@ TEST_F(RetentionTest, TheNewestCommittedStepsAreKeptAndOlderOnesReleased) {
 TEST_F(RetentionTest, AnUncommittedStepReleasesNothing) {
   Whole({kCurrent, 1});
   OneCopyEach({kCurrent, 2});
+  const RetentionPlan plan = Plan();
+  EXPECT_THAT(plan.keep, ElementsAre(StepId{kCurrent, 1}, StepId{kCurrent, 2}));
+  EXPECT_THAT(plan.released, IsEmpty());
+}
+
+// A member that does not know of the commit might be all that is left.
+TEST_F(RetentionTest, ACommitThatNotEveryMemberHasMarkedReleasesNothing) {
+  settings_.keep_steps = 1;
+  Whole({kCurrent, 1});
+  Whole({kCurrent, 2});
+  marked_.erase({kCurrent, 2});
   const RetentionPlan plan = Plan();
   EXPECT_THAT(plan.keep, ElementsAre(StepId{kCurrent, 1}, StepId{kCurrent, 2}));
   EXPECT_THAT(plan.released, IsEmpty());
@@ -113,7 +127,7 @@ TEST_F(RetentionTest, AStepThatARankHasPassedIsDeadUnlessItIsCommitted) {
   EXPECT_THAT(Plan().dead, ElementsAre(StepId{kCurrent, 5}));
   CopyReport marked = Copy({kCurrent, 5}, 1, Role::kReplica, true);
   table_.Replace(3, {}, {marked});
-  EXPECT_THAT(PlanRetention({table_, life_, hopeless_, settings_, members_}).dead, IsEmpty());
+  EXPECT_THAT(PlanRetention({table_, life_, hopeless_, marked_, settings_, members_}).dead, IsEmpty());
 }
 
 }  // namespace

@@ -25,18 +25,81 @@ CopyReport Copy(Rank rank, Role role = Role::kOwn, std::vector<uint32_t> bad = {
 
 TEST(StepTable, AStepIsCommittedWhenTheLastRankHasItsCopies) {
   StepTable table;
-  EXPECT_THAT(table.Replace(1, {}, {Copy(0), Copy(1, Role::kReplica)}), IsEmpty());
+  table.Replace(1, {}, {Copy(0), Copy(1, Role::kReplica)});
+  EXPECT_THAT(table.Commit(), IsEmpty());
   EXPECT_TRUE(table.Find(kStep)->producible());  // one copy of each is enough to restore from …
   EXPECT_FALSE(table.Find(kStep)->committed);    // … and not enough to survive a loss
-  EXPECT_THAT(table.Replace(2, {}, {Copy(1)}), IsEmpty());
-  EXPECT_THAT(table.Replace(3, {}, {Copy(0, Role::kReplica)}), ElementsAre(kStep));
+  table.Replace(2, {}, {Copy(1)});
+  EXPECT_THAT(table.Commit(), IsEmpty());
+  table.Replace(3, {}, {Copy(0, Role::kReplica)});
+  EXPECT_THAT(table.Commit(), ElementsAre(kStep));
   EXPECT_TRUE(table.Find(kStep)->committed);
+}
+
+// It may be dropped at any time.
+TEST(StepTable, ACacheServesReadsAndCountsForNothing) {
+  StepTable table;
+  table.Replace(1, {}, {Copy(0), Copy(1)});
+  table.Replace(2, {}, {Copy(0, Role::kCache), Copy(1, Role::kReplica)});
+  EXPECT_THAT(table.Commit(), IsEmpty());
+  EXPECT_EQ(table.Find(kStep)->ranks[0].good, 1u);
+  table.Replace(1, {Copy(0), Copy(1)}, {});
+  EXPECT_TRUE(table.Find(kStep)->producible());
+  table.Replace(1, {}, {Copy(0), Copy(1)});
+  table.Replace(2, {Copy(0, Role::kCache), Copy(1, Role::kReplica)},
+                {Copy(0, Role::kReplica), Copy(1, Role::kReplica)});
+  EXPECT_THAT(table.Commit(), ElementsAre(kStep));
+}
+
+CopyReport With(CopyReport copy, uint64_t content) {
+  copy.content = content;
+  return copy;
+}
+
+// Two shards of one name are no copies of each other.
+TEST(StepTable, CopiesWithOtherBytesDoNotCountForEachOther) {
+  StepTable table;
+  table.Replace(1, {}, {With(Copy(0), 1), Copy(1)});
+  table.Replace(2, {}, {With(Copy(0), 2), Copy(1, Role::kReplica)});
+  EXPECT_THAT(table.Commit(), IsEmpty());
+  EXPECT_THAT(table.contested(), ElementsAre(ShardId{kStep.incarnation, kStep.step, 0}));
+  table.Replace(3, {}, {With(Copy(0, Role::kReplica), 1)});
+  EXPECT_EQ(table.Find(kStep)->ranks[0].content, 1u);
+  EXPECT_THAT(table.Commit(), ElementsAre(kStep));
+}
+
+TEST(StepTable, TheCopyWhereTheRankIsOpenCountsUntilTheCommit) {
+  StepTable table;
+  table.Replace(1, {}, {With(Copy(0), 1), Copy(1)});
+  table.Replace(2, {}, {With(Copy(0, Role::kReplica), 1)});
+  CopyReport seated = With(Copy(0), 2);
+  seated.seated = true;
+  table.Replace(3, {}, {seated, Copy(1, Role::kReplica)});
+  EXPECT_EQ(table.Find(kStep)->ranks[0].content, 2u);
+  table.Replace(3, {seated, Copy(1, Role::kReplica)}, {Copy(1, Role::kReplica)});
+  EXPECT_EQ(table.Find(kStep)->ranks[0].content, 1u);
+  EXPECT_THAT(table.Commit(), ElementsAre(kStep));
+  table.Replace(3, {Copy(1, Role::kReplica)}, {seated, Copy(1, Role::kReplica)});
+  EXPECT_EQ(table.Find(kStep)->ranks[0].content, 1u) << "a committed shard has changed";
+}
+
+// The world has gone on from an older step: to commit this one would tell ranks of a step that no later
+// incarnation restores.
+TEST(StepTable, AFormerStepNewerThanWhatTheWorldRestoredIsNotCommitted) {
+  StepTable table;
+  table.Replace(1, {}, {Copy(0), Copy(1)});
+  table.Replace(2, {}, {Copy(0, Role::kReplica), Copy(1, Role::kReplica)});
+  table.Bar(kStep.incarnation + 1, {kStep.incarnation, kStep.step - 1});
+  EXPECT_THAT(table.Commit(), IsEmpty());
+  table.Bar(kStep.incarnation + 1, kStep);
+  EXPECT_THAT(table.Commit(), ElementsAre(kStep));
 }
 
 TEST(StepTable, TwoCopiesOnOneNodeWouldNotCount) {
   StepTable table;
   table.Replace(1, {}, {Copy(0), Copy(1)});
-  EXPECT_THAT(table.Replace(1, {Copy(0), Copy(1)}, {Copy(0), Copy(1)}), IsEmpty());
+  table.Replace(1, {Copy(0), Copy(1)}, {Copy(0), Copy(1)});
+  EXPECT_THAT(table.Commit(), IsEmpty());
   EXPECT_EQ(table.Find(kStep)->ranks[0].good, 1u);
 }
 
@@ -67,6 +130,8 @@ TEST(StepTable, TheJudgementIsTheSameInWhateverOrderInventoriesCome) {
   StepTable other;
   other.Replace(1, {}, {Copy(0), Copy(1, Role::kReplica)});
   other.Replace(2, {}, {Copy(1), Copy(0, Role::kReplica)});
+  one.Commit();
+  other.Commit();
   EXPECT_EQ(one.Find(kStep)->ranks_replicated, other.Find(kStep)->ranks_replicated);
   EXPECT_TRUE(one.Find(kStep)->committed);
   EXPECT_TRUE(other.Find(kStep)->committed);
@@ -86,7 +151,8 @@ TEST(StepTable, AStepThatIsGivenUpIsNotCommittedByLateCopiesOnlyByAMark) {
   StepTable table;
   table.Replace(1, {}, {Copy(0), Copy(1)});
   table.GiveUp(kStep);
-  EXPECT_THAT(table.Replace(2, {}, {Copy(0, Role::kReplica), Copy(1, Role::kReplica)}), IsEmpty());
+  table.Replace(2, {}, {Copy(0, Role::kReplica), Copy(1, Role::kReplica)});
+  EXPECT_THAT(table.Commit(), IsEmpty());
   EXPECT_FALSE(table.Find(kStep)->committed);
   CopyReport marked = Copy(0, Role::kReplica);
   marked.committed = true;  // by a leader whose word has not come here
@@ -99,7 +165,8 @@ TEST(StepTable, AStepThatMayBeEvictedIsNotCommittedByLateCopiesAndIsStillOffered
   StepTable table;
   table.Replace(1, {}, {Copy(0), Copy(1)});
   table.AllowEviction(kStep);
-  EXPECT_THAT(table.Replace(2, {}, {Copy(0, Role::kReplica), Copy(1, Role::kReplica)}), IsEmpty());
+  table.Replace(2, {}, {Copy(0, Role::kReplica), Copy(1, Role::kReplica)});
+  EXPECT_THAT(table.Commit(), IsEmpty());
   EXPECT_FALSE(table.Find(kStep)->committed);
   EXPECT_TRUE(table.Find(kStep)->producible());
   EXPECT_FALSE(table.Find(kStep)->given_up);
