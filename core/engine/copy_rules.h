@@ -23,8 +23,9 @@
 // clang-format on
 //
 // "Announced" is the newest announcement of the leader of this node's epoch (Announcement). Nothing that counts
-// is ever evicted on this node's own judgement: a copy that may be part of a committed step outlives its
-// incarnation until this node knows of a newer commit. A full arena refuses the new save instead.
+// is ever evicted on this node's own judgement: a copy outlives its incarnation until this node knows of a newer
+// commit, or the leader has found that no rank was told of its step (retention.h). A full arena refuses the new
+// save instead.
 
 #ifndef ROPETEAM_CORE_ENGINE_COPY_RULES_H_
 #define ROPETEAM_CORE_ENGINE_COPY_RULES_H_

@@ -50,7 +50,7 @@ bool KeepsPin(const RetentionFacts& facts, const RetentionPlan& plan) {
 
 bool MayBeEvicted(const RetentionFacts& facts, const StepId& id, const StepTable::StepState& step) {
   return facts.life.has_pin && id.incarnation < facts.life.incarnation && !step.committed &&
-         !step.producible() && facts.members + facts.settings.replicas >= facts.settings.nodes;
+         facts.members + facts.settings.replicas >= facts.settings.nodes;
 }
 
 }  // namespace

@@ -14,14 +14,15 @@
 //                  member and producible, and not kept                             is never committed any more
 //   dead           it can never be complete (a rank has passed it), or was given   are released by every node
 //                  up for want of memory
-//   evictable      of a former incarnation, not committed, not producible, the     may be evicted; the step is never
-//                  current incarnation has chosen what it restores, and at most    committed any more
-//                  R nodes of the job are missing
+//   evictable      of a former incarnation, not committed and not kept, while the    may be evicted; the step is never
+//                  current incarnation has chosen what it restores and at most R   committed any more
+//                  nodes of the job are missing
 //   none of them   otherwise                                                       stay
 // clang-format on
 //
-// Why an evictable step cannot have been committed: a committed step has 1 + R copies of every shard on
-// different nodes, so it is producible while at most R nodes are missing.
+// Why no rank was told that an evictable step is committed: before a rank is told, every member has marked its
+// copies, and there are 1 + R of every shard on different nodes. So while at most R nodes are missing some
+// copy that is here has the mark, and the step counts as committed.
 
 #ifndef ROPETEAM_CORE_ENGINE_RETENTION_H_
 #define ROPETEAM_CORE_ENGINE_RETENTION_H_

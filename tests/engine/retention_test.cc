@@ -97,20 +97,18 @@ TEST_F(RetentionTest, ThePinStaysUntilItsIncarnationHasCommitted) {
   EXPECT_TRUE(plan.released.contains({kFormer, 5}));
 }
 
-// Its node may be the one that knew of the commit.
-TEST_F(RetentionTest, AFormerStepThatCanBeProducedIsNeverEvictable) {
+// What is newest and can be produced is what the world falls back to, committed or not.
+TEST_F(RetentionTest, AFormerStepIsEvictableOnceTheIncarnationHasChosenUnlessItIsTheNewestOrMarked) {
+  OneCopyEach({kFormer, 4});
   OneCopyEach({kFormer, 5});
   OneCopyEach({kFormer, 6});
-  OneCopyEach({kCurrent, 7});
-  EXPECT_THAT(Plan().evictable, IsEmpty());
-}
-
-TEST_F(RetentionTest, AFormerStepThatLacksAShardIsEvictableOnceTheIncarnationHasChosen) {
-  OneRank({kFormer, 5});
+  held_[1].push_back(Copy({kFormer, 5}, 0, Role::kReplica, true));
   life_.has_pin = false;
   EXPECT_THAT(Plan().evictable, IsEmpty());
   life_.has_pin = true;
-  EXPECT_THAT(Plan().evictable, ElementsAre(StepId{kFormer, 5}));
+  const RetentionPlan plan = PlanRetention({table_, life_, hopeless_, marked_, settings_, members_});
+  EXPECT_THAT(plan.evictable, ElementsAre(StepId{kFormer, 4}));
+  EXPECT_THAT(plan.keep, ElementsAre(StepId{kFormer, 5}, StepId{kFormer, 6}));
 }
 
 TEST_F(RetentionTest, NothingIsEvictableWhileMoreNodesAreMissingThanALossMayTake) {
