@@ -12,6 +12,7 @@
 #include "core/store/format.h"
 #include "core/store/publish.h"
 #include "core/store/store.h"
+#include "core/store/table.h"
 
 namespace ropeteam {
 
@@ -163,6 +164,12 @@ void Store::Install(Found found) {
   shard->role = found.state.role;
   shard->committed = found.state.committed;
   shard->digest = found.state.digest;
+  shard->generation = found.slot.generation;
+  for (size_t i = 0; i < found.chunks.size(); ++i) {
+    const uint32_t next = i + 1 < found.chunks.size() ? found.chunks[i + 1] : arena::kChainEnd;
+    table_->descriptors[found.chunks[i]] = {next, found.crcs[i]};
+  }
+  table_->begins.emplace(found.chunks[0], shard.get());
   shard->crcs = std::move(found.crcs);
   shard->content = ContentDigest(shard->meta, shard->crcs);
   for (const uint32_t chunk : found.chunks) {
@@ -198,6 +205,7 @@ Result<std::unique_ptr<Store>> Store::Adopt(std::span<std::byte> memory, uint64_
   if (!layout.ok()) return layout.status();
   std::atomic_thread_fence(std::memory_order_acquire);
   std::unique_ptr<Store> store(new Store(memory, chunk_bytes, *layout));
+  store->table_->superblock = arena::NewSuperblock(memory.size(), chunk_bytes, *layout, identity);
   ROPETEAM_RETURN_IF_ERROR(store->AdoptIncarnation());
 
   AdoptReport result;

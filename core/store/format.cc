@@ -66,6 +66,27 @@ Layout LayoutFor(uint64_t memory_bytes, uint64_t chunk_bytes) {
   return count == 0 ? Layout{} : LayoutOf(count, chunk_bytes);
 }
 
+Superblock NewSuperblock(uint64_t memory_bytes, uint64_t chunk_bytes, const Layout& layout,
+                         const ArenaIdentity& identity) {
+  ROPETEAM_CHECK(identity.job.size() <= kJobBytesMax && identity.node.size() <= kNodeNameBytesMax);
+  Superblock superblock{};
+  superblock.magic = kArenaMagic;
+  superblock.version = kArenaVersion;
+  for (CheckedIncarnation& place : superblock.incarnations) place = {0, IncarnationCheck(0)};
+  superblock.memory_bytes = memory_bytes;
+  superblock.chunk_bytes = chunk_bytes;
+  superblock.chunk_count = layout.chunk_count;
+  superblock.slots_begin = layout.slots_begin;
+  superblock.descriptors_begin = layout.descriptors_begin;
+  superblock.chunks_begin = layout.chunks_begin;
+  superblock.job_length = static_cast<uint32_t>(identity.job.size());
+  superblock.node_length = static_cast<uint32_t>(identity.node.size());
+  std::copy(identity.job.begin(), identity.job.end(), superblock.job);
+  std::copy(identity.node.begin(), identity.node.end(), superblock.node);
+  superblock.crc = SuperblockCrc(superblock);
+  return superblock;
+}
+
 uint32_t SuperblockCrc(const Superblock& superblock) {
   Superblock copy = superblock;
   copy.magic = 0;

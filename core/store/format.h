@@ -12,11 +12,12 @@
 //
 // Everything little-endian. Any change of what is declared here raises kArenaVersion. While the arena lives,
 // only the superblock's incarnations, the slots' state words, and slots and descriptors that no state word
-// publishes are written.
+// publishes are written. The exception: a word that differs from what the Store wrote there is rewritten (heal.cc).
 
 #ifndef ROPETEAM_CORE_STORE_FORMAT_H_
 #define ROPETEAM_CORE_STORE_FORMAT_H_
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -29,12 +30,15 @@
 
 namespace ropeteam::arena {
 
-inline constexpr uint64_t kArenaMagic = 0x314e455241504f52;       // "ROPAREN1"
-inline constexpr uint64_t kFormattingMagic = 0x304e455241504f52;  // "ROPAREN0": one in the making
+inline constexpr uint64_t kArenaMagic = 0x314e455241504f52;  // "ROPAREN1"
+// "FORMING0": Format() has not finished. Adopt() takes it for an empty arena, so no flip of a few bits may turn
+// the one magic into the other.
+inline constexpr uint64_t kFormattingMagic = 0x30474e494d524f46;
+static_assert(std::popcount(kArenaMagic ^ kFormattingMagic) >= 8);
 inline constexpr uint32_t kArenaVersion = 1;
 inline constexpr uint64_t kPageBytes = 4096;
 inline constexpr uint64_t kHugePageBytes = 2ull << 20;
-// 4 Mi × 4 MiB is 16 TiB; bounds the Store's own memory (core/store/free_runs.h) to 128 MiB.
+// 4 Mi × 4 MiB is 16 TiB; bounds the Store's own memory (core/store/free_runs.h and table.h) to 160 MiB.
 inline constexpr uint64_t kChunksMax = 4ull << 20;
 inline constexpr size_t kJobBytesMax = 255;
 
@@ -135,6 +139,11 @@ Layout LayoutOf(uint64_t chunk_count, uint64_t chunk_bytes);
 // The layout with the most chunks that fit; chunk_count is 0 when none does and may exceed kChunksMax.
 Layout LayoutFor(uint64_t memory_bytes, uint64_t chunk_bytes);
 bool IsChunkBytes(uint64_t chunk_bytes);
+
+// A finished superblock with its checksum, of an arena that knows of no incarnation. The names must be within
+// their limits.
+Superblock NewSuperblock(uint64_t memory_bytes, uint64_t chunk_bytes, const Layout& layout,
+                         const ArenaIdentity& identity);
 
 // CRC32C of the superblock with magic, crc and incarnations as zero.
 uint32_t SuperblockCrc(const Superblock& superblock);

@@ -8,6 +8,7 @@
 #include "core/base/log.h"
 #include "core/store/format.h"
 #include "core/store/publish.h"
+#include "core/store/table.h"
 
 namespace ropeteam {
 
@@ -82,7 +83,12 @@ Store::Store(std::span<std::byte> memory, uint64_t chunk_bytes, const arena::Lay
       descriptors_begin_(layout.descriptors_begin),
       chunks_begin_(layout.chunks_begin),
       free_runs_(static_cast<uint32_t>(layout.chunk_count)),
-      chunk_use_(layout.chunk_count, ChunkUse::kFree) {}
+      chunk_use_(layout.chunk_count, ChunkUse::kFree),
+      table_(std::make_unique<Table>()) {
+  table_->descriptors.resize(layout.chunk_count);
+}
+
+Store::~Store() = default;
 
 arena::Superblock* Store::superblock() { return reinterpret_cast<arena::Superblock*>(memory_.data()); }
 
@@ -122,20 +128,8 @@ Result<std::unique_ptr<Store>> Store::Format(std::span<std::byte> memory, uint64
   for (uint32_t i = 0; i < layout.chunk_count; ++i) store->slot(i)->state = arena::kSlotFree;
   CrashPoint("format: slots free");
 
-  arena::Superblock fresh{};
-  fresh.version = arena::kArenaVersion;
-  for (arena::CheckedIncarnation& place : fresh.incarnations) place = {0, arena::IncarnationCheck(0)};
-  fresh.memory_bytes = memory.size();
-  fresh.chunk_bytes = chunk_bytes;
-  fresh.chunk_count = layout.chunk_count;
-  fresh.slots_begin = layout.slots_begin;
-  fresh.descriptors_begin = layout.descriptors_begin;
-  fresh.chunks_begin = layout.chunks_begin;
-  fresh.job_length = static_cast<uint32_t>(identity.job.size());
-  fresh.node_length = static_cast<uint32_t>(identity.node.size());
-  std::copy(identity.job.begin(), identity.job.end(), fresh.job);
-  std::copy(identity.node.begin(), identity.node.end(), fresh.node);
-  fresh.crc = arena::SuperblockCrc(fresh);
+  arena::Superblock fresh = arena::NewSuperblock(memory.size(), chunk_bytes, layout, identity);
+  store->table_->superblock = fresh;
   fresh.magic = arena::kFormattingMagic;
   std::memcpy(superblock, &fresh, sizeof(fresh));
   CrashPoint("format: superblock written");
@@ -219,14 +213,19 @@ Status Store::Seal(const ShardMeta& meta, Role role, std::vector<Extent> extents
     chunk_use_[chunk] = ChunkUse::kSealed;
   }
 
+  // No shard of this process begins here. The table may say something else, by another hand than ours.
+  ROPETEAM_CHECK(!table_->begins.contains(chunks[0]));
+  HealSlot(chunks[0]);
+
   // Fill: none of these chunks is in a published slot, so nobody believes what is written here yet.
   for (size_t i = 0; i < chunks.size(); ++i) {
-    *descriptor(chunks[i]) = {i + 1 < chunks.size() ? chunks[i + 1] : arena::kChainEnd, crcs[i]};
+    arena::ChunkDescriptor& known = table_->descriptors[chunks[i]];
+    known = {i + 1 < chunks.size() ? chunks[i + 1] : arena::kChainEnd, crcs[i]};
+    *descriptor(chunks[i]) = known;
     CrashPoint("seal: descriptor written");
   }
   arena::Slot fresh = arena::SlotFor(meta, ++generation_, chunks[0], static_cast<uint32_t>(count));
   arena::Slot* place = slot(chunks[0]);
-  ROPETEAM_CHECK(place->state == arena::kSlotFree);
   fresh.state = arena::kSlotFree;
   std::memcpy(place, &fresh, sizeof(fresh));
   CrashPoint("seal: slot filled");
@@ -236,12 +235,14 @@ Status Store::Seal(const ShardMeta& meta, Role role, std::vector<Extent> extents
   shard->role = role;
   shard->digest = arena::SlotDigest(fresh, chunks, crcs);
   shard->content = ContentDigest(meta, crcs);
+  shard->generation = fresh.generation;
   shard->extents = std::move(extents);
   shard->crcs = std::move(crcs);
   StoreState(*shard);
   CrashPoint("seal: published");
   LOG_DEBUG("shard sealed %s bytes %" PRIu64 " chunks %" PRIu64 " role %u", meta.id.ToString().c_str(),
             meta.stream_bytes, count, static_cast<unsigned>(role));
+  table_->begins.emplace(chunks[0], shard.get());
   shards_.emplace(meta.id, std::move(shard));
   ++changes_;
   return OkStatus();
@@ -260,6 +261,7 @@ const SealedShard* Store::Find(const ShardId& id) const {
 void Store::SetCommitted(const ShardId& id) {
   const auto it = shards_.find(id);
   if (it == shards_.end() || it->second->committed) return;
+  HealSlot(it->second->extents[0].first);
   it->second->committed = true;
   ++changes_;
   StoreState(*it->second);
@@ -269,6 +271,7 @@ void Store::SetCommitted(const ShardId& id) {
 void Store::SetRole(const ShardId& id, Role role) {
   const auto it = shards_.find(id);
   if (it == shards_.end() || it->second->role == role) return;
+  HealSlot(it->second->extents[0].first);
   it->second->role = role;
   ++changes_;
   StoreState(*it->second);
@@ -282,6 +285,7 @@ void Store::Remove(const ShardId& id) {
   shards_.erase(it);
   ++changes_;
   shard->removed = true;
+  ROPETEAM_CHECK(table_->begins.erase(shard->extents[0].first) == 1);
   // Before a chunk is free: whoever gets it next may write into it at once.
   Publish(&slot(shard->extents[0].first)->state, arena::kSlotFree);
   CrashPoint("removed");
@@ -343,6 +347,8 @@ void Store::StoreIncarnation(Incarnation incarnation) {
     CrashPoint("incarnation: check");
   }
   incarnation_max_ = incarnation;
+  for (arena::CheckedIncarnation& place : table_->superblock.incarnations)
+    place = {incarnation, arena::IncarnationCheck(incarnation)};
 }
 
 // ---- invariants
@@ -357,17 +363,21 @@ void Store::CheckShard(const SealedShard& shard, std::vector<bool>* seen) const 
   }
   ROPETEAM_CHECK(std::is_sorted(shard.bad.begin(), shard.bad.end()));
   ROPETEAM_CHECK(shard.bad.empty() || shard.bad.back() < shard.crcs.size());
-  const arena::Slot& place = *slot(chunks[0]);
+  const auto begins = table_->begins.find(chunks[0]);
   if (shard.removed) {
-    ROPETEAM_CHECK(shard.leases > 0 && place.state == arena::kSlotFree);
+    ROPETEAM_CHECK(shard.leases > 0);
+    ROPETEAM_CHECK(begins == table_->begins.end());
     return;
   }
-  ROPETEAM_CHECK(place.state == arena::EncodeSlotState({shard.digest, shard.role, shard.committed}));
-  ROPETEAM_CHECK(arena::MetaOf(place) == shard.meta && place.first_chunk == chunks[0]);
-  ROPETEAM_CHECK(arena::SlotDigest(place, chunks, shard.crcs) == shard.digest);
+  ROPETEAM_CHECK(begins != table_->begins.end() && begins->second == &shard);
+  ROPETEAM_CHECK(shard.generation <= generation_);
+  const arena::Slot known = Table::SlotOf(shard);
+  ROPETEAM_CHECK(arena::MetaOf(known) == shard.meta);
+  ROPETEAM_CHECK(arena::SlotDigest(known, chunks, shard.crcs) == shard.digest);
   for (size_t i = 0; i < chunks.size(); ++i) {
-    ROPETEAM_CHECK(descriptor(chunks[i])->crc == shard.crcs[i]);
-    ROPETEAM_CHECK(descriptor(chunks[i])->next == (i + 1 < chunks.size() ? chunks[i + 1] : arena::kChainEnd));
+    const arena::ChunkDescriptor& link = table_->descriptors[chunks[i]];
+    ROPETEAM_CHECK(link.crc == shard.crcs[i]);
+    ROPETEAM_CHECK(link.next == (i + 1 < chunks.size() ? chunks[i + 1] : arena::kChainEnd));
   }
 }
 
@@ -381,16 +391,14 @@ void Store::CheckInvariants() const {
     ROPETEAM_CHECK(shard->removed);
     CheckShard(*shard, &seen);
   }
+  ROPETEAM_CHECK(table_->begins.size() == shards_.size());
   uint64_t free = 0;
-  uint64_t published = 0;
   for (uint32_t chunk = 0; chunk < chunk_count_; ++chunk) {
     ROPETEAM_CHECK((chunk_use_[chunk] == ChunkUse::kSealed) == seen[chunk]);
     ROPETEAM_CHECK((chunk_use_[chunk] == ChunkUse::kFree) == free_runs_.IsFree(chunk));
     if (chunk_use_[chunk] == ChunkUse::kFree) ++free;
-    if (slot(chunk)->state != arena::kSlotFree) ++published;
   }
   ROPETEAM_CHECK(free == chunks_free());
-  ROPETEAM_CHECK(published == shards_.size());
   std::unordered_map<const SealedShard*, uint32_t> leases;
   for (const auto& [token, shard] : leases_) ++leases[shard];
   uint64_t leased = 0;
@@ -402,10 +410,13 @@ void Store::CheckInvariants() const {
   for (const auto& [id, shard] : shards_) check_leases(shard);
   for (const auto& shard : removed_) check_leases(shard);
   ROPETEAM_CHECK(leased == leases_.size());
-  for (const arena::CheckedIncarnation& place : const_cast<Store*>(this)->superblock()->incarnations) {
+  for (const arena::CheckedIncarnation& place : table_->superblock.incarnations) {
     ROPETEAM_CHECK(place.value == incarnation_max_ &&
                    place.check == arena::IncarnationCheck(incarnation_max_));
   }
+  const size_t damage = CountTableDamage();
+  ROPETEAM_CHECK(damage == 0 || table_damage_expected_);
+  if (damage == 0) table_damage_expected_ = false;
 }
 
 }  // namespace ropeteam

@@ -10,6 +10,10 @@
 // describes a whole shard, and Adopt() derives the free list from the published slots alone: nothing else is
 // believed.
 //
+// The table in the memory is for the next process; this one believes what it keeps of its own. The memory is
+// mapped by other processes and may lose a bit, so a word of the table may differ from what the Store wrote.
+// Such a word is rewritten from the Store's own memory: before a slot is used, and by HealTable().
+//
 // One thread at a time. Pointers to SealedShard are valid until the next non-const call.
 
 #ifndef ROPETEAM_CORE_STORE_STORE_H_
@@ -56,6 +60,8 @@ struct SealedShard {
   bool removed = false;        // withdrawn; its chunks are free once the last lease ends
   uint32_t digest = 0;         // of its slot; the Store's own
   uint64_t content = 0;        // ContentDigest()
+  // Of its seal: a shard that is sealed again under the same id has a higher one.
+  uint64_t generation = 0;
 };
 
 struct ArenaIdentity {
@@ -85,6 +91,7 @@ class Store {
   // and reported, not fatal. Chunk contents are not read: the caller checks them (crcs) and calls MarkBad().
   static Result<std::unique_ptr<Store>> Adopt(std::span<std::byte> memory, uint64_t chunk_bytes,
                                               const ArenaIdentity& identity, AdoptReport* report);
+  ~Store();  // writes nothing: the arena stays as it is
 
   // ---- geometry: for whoever maps the same memory
   uint64_t chunk_bytes() const { return chunk_bytes_; }
@@ -142,9 +149,24 @@ class Store {
   Incarnation incarnation_max() const { return incarnation_max_; }
   void SetIncarnationMax(Incarnation incarnation);
 
+  // ---- the table in the memory
+  // Compares the slots of chunks [first, first + count) and the descriptors of those that are sealed with what
+  // the Store wrote there, and with `first` 0 the superblock too. Rewrites what differs, each with a warning
+  // that names the place, what was found and what was written (the first few of a call; the others are
+  // counted). Returns how many places differed. Chunks beyond the last are none; the cost is some 136 bytes
+  // read a chunk. A kill between any two stores of it leaves no shard that was not sealed.
+  size_t HealTable(uint32_t first, uint32_t count);
+  // Places of the table that were rewritten since this Store was made.
+  uint64_t table_repairs() const { return table_repairs_; }
+  // Places that differ now; reads the whole table and writes nothing. For tests and the simulation.
+  size_t CountTableDamage() const;
+
   // Everything the class believes, recomputed and compared: no chunk in two places, counts right, table equal
   // to the index. For tests and the simulation; ROPETEAM_CHECKs.
   void CheckInvariants() const;
+  // Whoever changes bytes of the table behind the Store's back, to test it, says so here: until the table is
+  // found whole again CheckInvariants() does not compare it.
+  void ExpectTableDamage() { table_damage_expected_ = true; }
 
   // Called, with the name of the place, between the stores to the arena's tables: where a kill would leave
   // them. Null for none. Not thread-safe; the arena's memory may be read in it, the Store not called.
@@ -155,6 +177,8 @@ class Store {
 
   // A shard as a slot tells it, checked: what Adopt() believes.
   struct Found;
+  // The table as the Store last wrote it (table.h).
+  struct Table;
 
   Store(std::span<std::byte> memory, uint64_t chunk_bytes, const arena::Layout& layout);
 
@@ -173,6 +197,11 @@ class Store {
   void RejectOverlaps(const std::vector<Found>& found, std::vector<std::string>* reasons) const;
   void Install(Found found);
   Status AdoptIncarnation();
+
+  // heal.cc
+  size_t HealSlot(uint32_t index);
+  size_t HealPlace(const char* what, uint32_t index, void* place, const void* known, size_t bytes,
+                   bool report);
 
   void StoreIncarnation(Incarnation incarnation);
   void StoreState(const SealedShard& shard);
@@ -195,6 +224,9 @@ class Store {
   std::unordered_map<LeaseToken, SealedShard*> leases_;
   LeaseToken lease_last_ = 0;
   uint64_t changes_ = 0;
+  std::unique_ptr<Table> table_;
+  uint64_t table_repairs_ = 0;
+  mutable bool table_damage_expected_ = false;
 };
 
 }  // namespace ropeteam

@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <span>
 #include <utility>
@@ -148,6 +149,28 @@ inline void ForgeDigest(ArenaMemory* memory, uint32_t index) {
   }
   slot->state = arena::EncodeSlotState({arena::SlotDigest(*slot, chunks, crcs), Role::kOwn, false});
 }
+
+// Calls `action` at each crash point of the Store, not from within itself, as long as it lives.
+class AtCrashPoints {
+ public:
+  explicit AtCrashPoints(std::function<void(const char*)> action) : action_(std::move(action)) {
+    current_ = this;
+    Store::SetCrashPointForTest(Reached);
+  }
+  ~AtCrashPoints() {
+    Store::SetCrashPointForTest(nullptr);
+    current_ = nullptr;
+  }
+
+ private:
+  static void Reached(const char* place) {
+    Store::SetCrashPointForTest(nullptr);
+    current_->action_(place);
+    Store::SetCrashPointForTest(Reached);
+  }
+  inline static AtCrashPoints* current_ = nullptr;
+  std::function<void(const char*)> action_;
+};
 
 }  // namespace ropeteam
 

@@ -6,7 +6,6 @@
 #include <gtest/gtest.h>
 
 #include <cstdio>
-#include <functional>
 #include <map>
 #include <optional>
 #include <random>
@@ -20,29 +19,6 @@ namespace ropeteam {
 namespace {
 
 using ::testing::SizeIs;
-
-// Calls `action` at each crash point of the Store, not from within itself, as long as it lives.
-class AtCrashPoints {
- public:
-  explicit AtCrashPoints(std::function<void(const char*)> action) : action_(std::move(action)) {
-    current_ = this;
-    Store::SetCrashPointForTest(Reached);
-  }
-  ~AtCrashPoints() {
-    Store::SetCrashPointForTest(nullptr);
-    current_ = nullptr;
-  }
-
- private:
-  static void Reached(const char* place) {
-    Store::SetCrashPointForTest(nullptr);
-    current_->action_(place);
-    Store::SetCrashPointForTest(Reached);
-  }
-  static AtCrashPoints* current_;
-  std::function<void(const char*)> action_;
-};
-AtCrashPoints* AtCrashPoints::current_ = nullptr;
 
 struct Known {
   ShardMeta meta;

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the Store's source files know of the table in the arena's memory without reading it there: every byte of
+// it that a later process would believe. 8 bytes a chunk and 4 KiB; slots follow from their shards.
+
+#ifndef ROPETEAM_CORE_STORE_TABLE_H_
+#define ROPETEAM_CORE_STORE_TABLE_H_
+
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "core/store/format.h"
+#include "core/store/store.h"
+
+namespace ropeteam {
+
+struct Store::Table {
+  // The slot of a published shard, state word included.
+  static arena::Slot SlotOf(const SealedShard& shard) {
+    arena::Slot slot = arena::SlotFor(shard.meta, shard.generation, shard.extents[0].first,
+                                      static_cast<uint32_t>(shard.crcs.size()));
+    slot.state = arena::EncodeSlotState({shard.digest, shard.role, shard.committed});
+    return slot;
+  }
+
+  arena::Superblock superblock{};
+  std::vector<arena::ChunkDescriptor> descriptors;  // by chunk; of one that is not sealed it means nothing
+  std::map<uint32_t, const SealedShard*> begins;    // published shards, by their first chunk
+};
+
+}  // namespace ropeteam
+
+#endif  // ROPETEAM_CORE_STORE_TABLE_H_
