@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "api/client/arena.h"
 
+#include <linux/magic.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
 
 #include <algorithm>
 #include <bit>
@@ -31,6 +33,13 @@ constexpr uint64_t kPopulateRunBytes = 16ull << 20;
 uint64_t PageBytes() {
   static const uint64_t bytes = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
   return bytes;
+}
+
+// The unit in which the file can be mapped.
+uint64_t FilePageBytes(const UniqueFd& fd) {
+  struct statfs system {};
+  if (::fstatfs(fd.get(), &system) != 0 || system.f_type != HUGETLBFS_MAGIC) return PageBytes();
+  return static_cast<uint64_t>(system.f_bsize);
 }
 
 Status PopulateMemory(std::byte* begin, uint64_t bytes) {
@@ -96,20 +105,25 @@ Window::~Window() {
 Result<std::shared_ptr<Arena>> Arena::Map(UniqueFd fd, const local::HelloReply& hello) {
   ROPETEAM_RETURN_IF_ERROR(CheckGeometry(fd, hello));
   std::shared_ptr<Arena> arena(new Arena);
-  void* base = ::mmap(nullptr, hello.arena_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
-  if (base == MAP_FAILED) {
-    return ErrnoError(errno, "map the arena of %llu bytes",
-                      static_cast<unsigned long long>(hello.arena_bytes));
+  // From chunk 0 on. Its offset is a multiple of the file's pages, but for small chunks on huge ones.
+  const uint64_t begin = hello.chunks_begin / FilePageBytes(fd) * FilePageBytes(fd);
+  const uint64_t bytes = hello.arena_bytes - begin;
+  void* mapped =
+      ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), static_cast<off_t>(begin));
+  if (mapped == MAP_FAILED) {
+    return ErrnoError(errno, "map %llu bytes of the arena from offset %llu",
+                      static_cast<unsigned long long>(bytes), static_cast<unsigned long long>(begin));
   }
   arena->fd_ = std::move(fd);
-  arena->base_ = static_cast<std::byte*>(base);
+  arena->mapped_ = {static_cast<std::byte*>(mapped), bytes};
+  arena->chunks_ = arena->mapped_.data() + (hello.chunks_begin - begin);
   arena->bytes_ = hello.arena_bytes;
   arena->chunks_begin_ = hello.chunks_begin;
   arena->chunk_bytes_ = hello.chunk_bytes;
   arena->chunks_total_ = hello.chunks_total;
   arena->populated_ = std::vector<std::atomic<uint8_t>>(hello.chunks_total);
   // Ignore errors: where the system has no huge pages for shared memory, ordinary ones do.
-  (void)::madvise(base, hello.arena_bytes, MADV_HUGEPAGE);
+  (void)::madvise(mapped, bytes, MADV_HUGEPAGE);
   if (hello.arena_bytes / PageBytes() * kPageTableEntryBytes <= kPageTableBytesMax) {
     // The thread must not take signals that are meant for the training process's own threads.
     sigset_t all;
@@ -131,7 +145,7 @@ Arena::~Arena() {
   stop_ = true;
   if (background_.joinable()) background_.join();
   pin_.reset();
-  if (base_ != nullptr) ::munmap(base_, bytes_);
+  if (!mapped_.empty()) ::munmap(mapped_.data(), mapped_.size());
 }
 
 bool Arena::IsOf(const UniqueFd& fd, const local::HelloReply& hello) const {

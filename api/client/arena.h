@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The node's arena as a rank sees it: the file that the daemon handed over, mapped whole, once, shared. The
-// daemon has faulted its memory in; what a rank still has to pay are its own page-table entries. They are
+// The node's arena as a rank sees it: the chunks of the file that the daemon handed over, mapped once, shared.
+// The tables before them are not mapped: a stray pointer of this process meets none of them (docs/arena.md has
+// the exception and what else a rank can reach). The daemon has faulted its memory in; what a rank still has to pay are its own page-table entries. They are
 // made ahead: for granted chunks before the grant is used, for the rest in the background, so that a save
 // takes no page fault.
 //
@@ -67,7 +68,7 @@ class Arena {
   uint64_t bytes() const { return bytes_; }
   uint64_t chunk_bytes() const { return chunk_bytes_; }
   uint64_t chunks_total() const { return chunks_total_; }
-  std::byte* chunk(uint32_t chunk) const { return base_ + chunks_begin_ + chunk * chunk_bytes_; }
+  std::byte* chunk(uint32_t chunk) const { return chunks_ + chunk * chunk_bytes_; }
 
   // kInternal: an extent is empty or outside the arena; the message has both.
   Status CheckExtents(const std::vector<Extent>& extents) const;
@@ -91,8 +92,9 @@ class Arena {
   void PopulateAll();
 
   UniqueFd fd_;
-  std::byte* base_ = nullptr;
-  uint64_t bytes_ = 0;
+  std::span<std::byte> mapped_;
+  std::byte* chunks_ = nullptr;  // chunk 0
+  uint64_t bytes_ = 0;           // of the file, tables included
   uint64_t chunks_begin_ = 0;
   uint64_t chunk_bytes_ = 0;
   uint64_t chunks_total_ = 0;
