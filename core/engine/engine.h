@@ -41,6 +41,8 @@ struct EngineConfig {
   // How long chunks stay out of use whose writer has left the view without giving them back: longer than
   // anything the fabric may still deliver. OnPeerFenced() ends it early where the transport can tell.
   TimeUs quarantine_us = 5'000'000;
+  // How much of what is sealed here is read again, to find what has gone bad; 0: none.
+  uint64_t scrub_bytes_per_s = 0;
 };
 
 using SessionId = uint64_t;  // one rank's or admin's connection; never used again

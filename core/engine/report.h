@@ -29,11 +29,22 @@ struct NodeCounters {
   uint64_t chunks_repaired = 0;
   uint64_t messages_stale = 0;      // refused: older epoch or another instance
   uint64_t last_replicated_us = 0;  // save_begin → REPLICATED of the newest shard that got there
+  uint64_t table_repairs = 0;       // places of the arena's tables that had to be written again
   auto Fields() {
     return std::tie(saves_begun, saves_sealed, saves_aborted, saves_refused, replica_bytes_sent,
                     replica_bytes_held, fetch_bytes, chunks_bad, chunks_repaired, messages_stale,
-                    last_replicated_us);
+                    last_replicated_us, table_repairs);
   }
+};
+
+// The reading of what is sealed on a node. A pass reads all of it once.
+struct ScrubReport {
+  uint64_t bytes_per_s = 0;      // the setting; 0: off
+  uint64_t passes = 0;           // whole ones since the daemon's start; the others are of the last of them
+  TimeUs pass_ended_us_ago = 0;  // when the report was made; a leader adds the time since it got it
+  TimeUs pass_us = 0;
+  uint64_t pass_bytes = 0;
+  auto Fields() { return std::tie(bytes_per_s, passes, pass_ended_us_ago, pass_us, pass_bytes); }
 };
 
 struct SessionReport {
@@ -90,9 +101,10 @@ struct NodeReport {
   NodeCounters counters;
   bool has_lease = false;  // without one its saves stay LOCAL
   std::vector<LostLinkReport> lost_links;
+  ScrubReport scrub;
   auto Fields() {
     return std::tie(id, name, chunk_bytes, chunks_total, chunks_free, sessions, copies, counters, has_lease,
-                    lost_links);
+                    lost_links, scrub);
   }
 };
 
