@@ -361,13 +361,14 @@ void Engine::Impl::RunTimers() {
   parts_.replicator.OnTimer();
   parts_.holder.OnTimer();
   parts_.fetcher.OnTimer();
+  parts_.scrubber.OnTimer();
   parts_.leader.OnTimer();
 }
 
 TimeUs Engine::Impl::NextTimer() const {
   TimeUs due = std::min({parts_.memory.NextTimer(), parts_.asker.NextTimer(), parts_.sessions.NextTimer(),
                          parts_.replicator.NextTimer(), parts_.holder.NextTimer(), parts_.fetcher.NextTimer(),
-                         parts_.leader.NextTimer()});
+                         parts_.scrubber.NextTimer(), parts_.leader.NextTimer()});
   if (context_.has_lease()) due = std::min(due, context_.lease_until);
   const bool joined = context_.view.leader != kNoNode;
   if (joined && inventory_acked_ < inventory_sequence_) due = std::min(due, inventory_next_);
@@ -392,9 +393,11 @@ NodeReport Engine::Impl::Report() const {
     report.copies.push_back(std::move(copy));
   }
   report.counters = context_.counters;
+  report.counters.table_repairs = context_.store.table_repairs();
   report.has_lease = context_.has_lease();
   for (const auto& [peer, link] : context_.unreachable)
     report.lost_links.push_back({peer, context_.NameOf(peer), link.reason, context_.now - link.since});
+  report.scrub = parts_.scrubber.Report();
   return report;
 }
 

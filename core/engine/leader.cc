@@ -76,6 +76,7 @@ void Leader::OnInventory(NodeId from, Inventory inventory) {
   incarnations_.Learn(inventory);
   state.answered = true;
   state.inventory = std::move(inventory);
+  state.heard_at = context_.now;
   redundancy_.SetLostLinks(from, state.inventory.report.lost_links);
   incarnations_.LearnRanks(from, state.inventory.report.sessions, state.inventory.asking_from);
   if (table_.replications() != replications_) progress_at_ = context_.now;

@@ -65,6 +65,7 @@ class Leader {
   struct MemberState {
     bool answered = false;  // in this epoch
     Inventory inventory;    // the newest, also of a former epoch
+    TimeUs heard_at = 0;    // when it came
     uint64_t acked = 0;
     TimeUs next_send = 0;
   };

@@ -152,7 +152,9 @@ void Leader::AnswerReport(NodeId from, uint64_t number) {
   report.ranks_open = incarnations_.ranks_present();
   for (const Member& member : context_.view.members) {
     const auto known = members_.find(member.id);
-    if (known != members_.end()) report.nodes.push_back(known->second.inventory.report);
+    if (known == members_.end()) continue;
+    report.nodes.push_back(known->second.inventory.report);
+    report.nodes.back().scrub.pass_ended_us_ago += context.now - known->second.heard_at;
   }
   for (auto step = table_.steps().rbegin(); step != table_.steps().rend(); ++step)
     report.steps.push_back(Describe(step->first, step->second));

@@ -12,6 +12,7 @@
 #include "core/engine/leader.h"
 #include "core/engine/memory.h"
 #include "core/engine/replicator.h"
+#include "core/engine/scrubber.h"
 #include "core/engine/sessions.h"
 #include "core/engine/transfers.h"
 
@@ -26,6 +27,7 @@ struct Parts {
         replicator(this),
         holder(this),
         fetcher(this),
+        scrubber(this),
         sessions(this),
         leader(&context) {}
 
@@ -36,6 +38,7 @@ struct Parts {
   Replicator replicator;
   Holder holder;
   Fetcher fetcher;
+  Scrubber scrubber;
   Sessions sessions;
   Leader leader;
 };

@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A few engines in one thread, each with an arena of its own. Messages, transfers and checks are carried out at
+// once, but for what a test holds back or spoils. Every node has one rank.
+
+#ifndef ROPETEAM_TESTS_ENGINE_ENGINES_FOR_TEST_H_
+#define ROPETEAM_TESTS_ENGINE_ENGINES_FOR_TEST_H_
+
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "core/base/checksum.h"
+#include "core/base/log.h"
+#include "core/engine/engine.h"
+#include "core/shard/manifest.h"
+
+namespace ropeteam {
+
+inline constexpr uint64_t kTestChunk = 4096;
+
+// What a rank saves: one object of `chunks` whole chunks, and the manifest in one more.
+struct TestShard {
+  TestShard() = default;
+  TestShard(uint64_t chunks, char seed) {
+    for (uint64_t i = 0; i < chunks * kTestChunk; ++i)
+      stream.push_back(static_cast<char>(i * 7 / 3 + i / 999 + static_cast<uint64_t>(seed)));
+    Manifest manifest;
+    (void)manifest.Add("x", stream.size());
+    manifest_offset = manifest.manifest_offset();
+    stream += manifest.Encode();
+    for (uint64_t at = 0; at < stream.size(); at += kTestChunk)
+      crcs.push_back(Crc32c(stream.data() + at, std::min<uint64_t>(kTestChunk, stream.size() - at)));
+  }
+  std::string stream;
+  uint64_t manifest_offset = 0;
+  std::vector<uint32_t> crcs;
+};
+
+class TestNode {
+ public:
+  TestNode(NodeId node_id, uint64_t chunks, uint64_t scrub_bytes_per_s)
+      : id(node_id), bytes(Store::MemoryFor(chunks, kTestChunk)) {
+    memory = static_cast<std::byte*>(
+        mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    const std::string name = "node-" + std::to_string(id);
+    store = Store::Format({memory, bytes}, kTestChunk, {"job", name}).value();
+    EngineConfig config;
+    config.self = id;
+    config.job = "job";
+    config.node = name;
+    config.scrub_bytes_per_s = scrub_bytes_per_s;
+    engine = std::make_unique<Engine>(config, store.get());
+  }
+  ~TestNode() {
+    engine.reset();
+    store.reset();
+    munmap(memory, bytes);
+  }
+  TestNode(const TestNode&) = delete;
+  TestNode& operator=(const TestNode&) = delete;
+
+  // The copy's bytes; empty when there is none.
+  std::string Copy(const ShardId& shard) const {
+    const SealedShard* copy = store->Find(shard);
+    if (copy == nullptr) return "";
+    std::string stream;
+    for (uint32_t chunk = 0; chunk < copy->crcs.size(); ++chunk)
+      stream.append(reinterpret_cast<const char*>(store->chunk(ChunkAt(copy->extents, chunk))), kTestChunk);
+    stream.resize(copy->meta.stream_bytes);
+    return stream;
+  }
+  void Flip(const ShardId& shard, uint32_t chunk) {
+    const SealedShard* copy = store->Find(shard);
+    ROPETEAM_CHECK(copy != nullptr);
+    store->chunk(ChunkAt(copy->extents, chunk))[17] ^= std::byte{4};
+  }
+  NodeCounters counters() const { return engine->Report().counters; }
+
+  const NodeId id;
+  const size_t bytes;
+  std::byte* memory = nullptr;
+  std::unique_ptr<Store> store;
+  std::unique_ptr<Engine> engine;
+  uint64_t timers = 0;  // calls of OnTimer()
+};
+
+class Engines {
+ protected:
+  // Nodes 1, 2, …; the first leads, and rank i is on node i + 1.
+  explicit Engines(uint32_t nodes, uint64_t chunks, uint64_t scrub_bytes_per_s) {
+    SetLogSink([](LogLevel, std::string_view) {}, LogLevel::kOff);
+    for (uint32_t i = 0; i < nodes; ++i)
+      nodes_.push_back(std::make_unique<TestNode>(i + 1, chunks, scrub_bytes_per_s));
+    View view;
+    view.epoch = 1;
+    view.leader = 1;
+    view.settings.replicas = nodes > 1 ? 1 : 0;
+    view.settings.nodes = nodes;
+    for (const auto& node : nodes_) {
+      Member member;
+      member.id = node->id;
+      member.name = "node-" + std::to_string(node->id);
+      member.ordinal = static_cast<uint32_t>(node->id);
+      view.members.push_back(member);
+    }
+    for (const auto& node : nodes_) {
+      node->engine->OnLease(now_, UINT64_MAX);
+      node->engine->OnView(now_, view);
+    }
+    Carry();
+    for (const auto& node : nodes_) {
+      HelloInput hello;
+      hello.rank = static_cast<Rank>(node->id - 1);
+      hello.world_size = nodes;
+      hello.token = 100 + node->id;
+      hello.life = "life";
+      hello.timeout_us = 1'000'000;
+      node->engine->OnSessionOpened(now_, kSession);
+      node->engine->OnHello(now_, kSession, ++request_, hello);
+      Carry();
+      EXPECT_TRUE(std::holds_alternative<AnswerHello>(answers_.at(request_).body));
+    }
+  }
+  ~Engines() {
+    for (const auto& node : nodes_) node->engine->CheckInvariants();
+    SetLogSink(nullptr, LogLevel::kWarning);
+  }
+
+  TestNode& node(NodeId id) { return *nodes_.at(id - 1); }
+  ShardId Id(Step step, Rank rank) { return {node(1).engine->incarnation(), step, rank}; }
+
+  void Carry() {
+    for (bool quiet = false; !quiet;) {
+      quiet = true;
+      for (const auto& node : nodes_) {
+        const Outbox out = std::exchange(node->engine->outbox(), Outbox());
+        quiet = quiet && out.empty();
+        for (const StartTransfer& transfer : out.transfers) Transfer(node.get(), transfer);
+        for (const StartCheck& check : out.checks) {
+          checks_.push_back({node.get(), check});
+          if (on_check_) on_check_(*node, check);
+        }
+        for (const SendMessage& message : out.messages)
+          this->node(message.to).engine->OnMessage(now_, node->id, message.envelope);
+        for (const Answer& answer : out.answers) answers_.emplace(answer.request, answer);
+        for (const LevelEvent& event : out.events)
+          if (event.level == Level::kReplicated) replicated_.push_back(event.shard);
+      }
+      if (!hold_checks_) quiet = quiet && checks_.empty(), EndChecks();
+    }
+  }
+  // Reads what the checks that are out ask for, now.
+  void EndChecks() {
+    for (; !checks_.empty(); checks_.pop_front()) {
+      const auto& [node, check] = checks_.front();
+      std::vector<uint32_t> bad;
+      for (uint32_t i = 0; i < check.ranges.size(); ++i) {
+        const StartCheck::Range& range = check.ranges[i];
+        if (Crc32c(node->memory + range.offset, range.length) != range.crc) bad.push_back(i);
+      }
+      node->engine->OnCheckDone(now_, check.tag, bad);
+    }
+  }
+  void PassTime(TimeUs time) {
+    for (const TimeUs end = now_ + time; now_ < end;) {
+      TimeUs next = end;
+      for (const auto& node : nodes_) next = std::min(next, node->engine->NextTimer());
+      now_ = std::min(end, std::max(now_ + 1, next));
+      for (const auto& node : nodes_) {
+        if (node->engine->NextTimer() > now_) continue;
+        node->engine->OnTimer(now_);
+        ++node->timers;
+      }
+      Carry();
+    }
+  }
+
+  // A save up to its commit, which CommitSave() does.
+  SaveId BeginSave(NodeId id, Step step, const TestShard& shard) {
+    Engine& engine = *node(id).engine;
+    engine.OnSaveBegin(now_, kSession, ++request_, step, shard.stream.size());
+    Carry();
+    const auto* grant = std::get_if<AnswerGrant>(&answers_.at(request_).body);
+    ROPETEAM_CHECK(grant != nullptr);
+    extents_ = grant->extents;
+    for (uint64_t chunk = 0; chunk < shard.crcs.size(); ++chunk)
+      std::memcpy(node(id).store->chunk(ChunkAt(extents_, chunk)), shard.stream.data() + chunk * kTestChunk,
+                  std::min<uint64_t>(kTestChunk, shard.stream.size() - chunk * kTestChunk));
+    return grant->save;
+  }
+  void CommitSave(NodeId id, SaveId save, const TestShard& shard) {
+    node(id).engine->OnSaveCommit(now_, kSession, ++request_,
+                                  {save, shard.stream.size(), shard.manifest_offset, 1, shard.crcs});
+    Carry();
+    ASSERT_TRUE(std::get<AnswerStatus>(answers_.at(request_).body).status.ok());
+  }
+  void Save(NodeId id, Step step, const TestShard& shard) {
+    CommitSave(id, BeginSave(id, step, shard), shard);
+  }
+  bool Replicated(const ShardId& shard) const {
+    return std::find(replicated_.begin(), replicated_.end(), shard) != replicated_.end();
+  }
+
+  static constexpr SessionId kSession = 1;
+  TimeUs now_ = 1'000'000;
+  std::vector<std::unique_ptr<TestNode>> nodes_;
+  std::vector<Extent> extents_;  // of the last save
+  bool hold_checks_ = false;
+  std::deque<std::pair<TestNode*, StartCheck>> checks_;
+  std::function<void(TestNode& node, const StartCheck& check)> on_check_;
+  // Before the bytes land in `to`: may change them.
+  std::function<void(TestNode& to, std::string* bytes)> on_wire_;
+
+ private:
+  void Transfer(TestNode* here, const StartTransfer& transfer) {
+    TestNode& peer = node(transfer.peer);
+    TestNode& from = transfer.get ? peer : *here;
+    TestNode& to = transfer.get ? *here : peer;
+    const uint64_t source = transfer.get ? transfer.remote_offset : transfer.local_offset;
+    const uint64_t target = transfer.get ? transfer.local_offset : transfer.remote_offset;
+    std::string bytes(reinterpret_cast<const char*>(from.memory + source), transfer.length);
+    if (on_wire_) on_wire_(to, &bytes);
+    std::memcpy(to.memory + target, bytes.data(), bytes.size());
+    here->engine->OnTransferDone(now_, transfer.tag, Code::kOk);
+  }
+
+  RequestId request_ = 0;
+  std::map<RequestId, Answer> answers_;
+  std::vector<ShardId> replicated_;
+};
+
+}  // namespace ropeteam
+
+#endif  // ROPETEAM_TESTS_ENGINE_ENGINES_FOR_TEST_H_
