@@ -41,6 +41,7 @@ EngineConfig EngineConfigOf(const Options& options, NodeId self) {
   config.self = self;
   config.job = options.job;
   config.node = options.node;
+  config.scrub_bytes_per_s = options.scrub_bytes_per_s;
   return config;
 }
 

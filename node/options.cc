@@ -26,7 +26,7 @@ struct Texts {
   std::string data_port = "0", memory = "auto", chunk_size = "4M", arena_path = "/dev/shm", replicas,
               keep_steps = "2";
   std::string domain, socket, transport = "auto", provider, device, gid_index, dead_after_ms = "1000";
-  std::string heartbeat_ms, check_threads, ready_fd = "-1", log_level = "info", log_file;
+  std::string heartbeat_ms, check_threads, scrub_rate = "100M", ready_fd = "-1", log_level = "info", log_file;
   bool embed = false, no_embed = false, arena_reset = false, version = false, require_rdma = false;
   bool list_devices = false, json = false;
 };
@@ -76,6 +76,9 @@ void Declare(CLI::App& app, Texts& t) {
   app.add_option("--dead-after-ms", t.dead_after_ms, "silence after which a node is declared dead [1000]");
   app.add_option("--heartbeat-ms", t.heartbeat_ms, "time between heartbeats [a fifth of --dead-after-ms]");
   app.add_option("--check-threads", t.check_threads, "threads that check what came from other nodes [2]");
+  app.add_option("--scrub-rate", t.scrub_rate,
+                 "bytes per second of what is sealed that are read again, to find what has gone bad; 0: none "
+                 "[100M]");
   app.add_option("--ready-fd", t.ready_fd, "descriptor that gets the ready line too");
   app.add_option("--log-level", t.log_level, "trace, debug, info, warning, error, off [info]");
   app.add_option("--log-file", t.log_file, "log there, in up to 4 files of 64 MiB, and not to stderr");
@@ -228,6 +231,12 @@ Status CheckTimes(const Texts& t, Options* o) {
   if (!t.check_threads.empty())
     ROPETEAM_RETURN_IF_ERROR(
         Count("--check-threads", t.check_threads, 1, kCheckThreadsMax, &o->check_threads));
+  if (!ParseSize(t.scrub_rate, &o->scrub_bytes_per_s) || o->scrub_bytes_per_s > kScrubRateMax)
+    return Error(
+        Code::kInvalidArgument,
+        "--scrub-rate \"%.80s\" is not a size such as 100M (bytes per second), at most %lluG, or 0 for "
+        "no scrub",
+        t.scrub_rate.c_str(), static_cast<unsigned long long>(kScrubRateMax >> 30));
   if (t.ready_fd != "-1") {
     ROPETEAM_RETURN_IF_ERROR(Count("--ready-fd", t.ready_fd, 0, 1 << 20, &o->ready_fd));
     if (fcntl(o->ready_fd, F_GETFD) < 0)

@@ -26,6 +26,8 @@ inline constexpr uint32_t kDeadAfterMsMax = 600000;  // ten minutes: above it no
 inline constexpr uint32_t kCheckThreadsMax = 64;
 inline constexpr size_t kDevicesMax = 16;  // rails of one node; the largest machines have eight
 inline constexpr int kGidIndexMax = 255;   // ports have tables of up to 256
+inline constexpr uint64_t kScrubRateDefault = 100ull << 20;
+inline constexpr uint64_t kScrubRateMax = 100ull << 30;  // above what a machine's memory gives
 
 struct Options {
   std::string job;
@@ -56,6 +58,7 @@ struct Options {
   uint32_t dead_after_ms = 1000;
   uint32_t heartbeat_ms = 200;
   uint32_t check_threads = 2;
+  uint64_t scrub_bytes_per_s = kScrubRateDefault;  // 0: off
   int ready_fd = -1;  // the ready line goes there too, and the descriptor is closed behind it
   LogLevel log_level = LogLevel::kInfo;
   std::string log_file;  // empty: stderr

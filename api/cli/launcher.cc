@@ -165,10 +165,11 @@ Status ChooseListen(Chooser& chooser, uint32_t ordinal, uint32_t nodes,
 
 const std::vector<std::string>& ValueOptions() {
   static const std::vector<std::string> options = {
-      "job",          "node",          "ordinal",      "nodes",         "coordinator", "listen",
-      "control-port", "data-port",     "memory",       "chunk-size",    "arena-path",  "replicas",
-      "keep-steps",   "domain",        "socket",       "transport",     "provider",    "device",
-      "gid-index",    "dead-after-ms", "heartbeat-ms", "check-threads", "log-level",   "log-file"};
+      "job",          "node",          "ordinal",    "nodes",     "coordinator",
+      "listen",       "control-port",  "data-port",  "memory",    "chunk-size",
+      "arena-path",   "replicas",      "keep-steps", "domain",    "socket",
+      "transport",    "provider",      "device",     "gid-index", "dead-after-ms",
+      "heartbeat-ms", "check-threads", "scrub-rate", "log-level", "log-file"};
   return options;
 }
 

@@ -157,12 +157,20 @@ INSTANTIATE_TEST_SUITE_P(
         BadCase{{"--job=j", "--dead-after-ms", "10"}, "--dead-after-ms", "from 40"},
         BadCase{{"--job=j", "--heartbeat-ms", "300"}, "--heartbeat-ms 300", "at most 250"},
         BadCase{{"--job=j", "--check-threads", "0"}, "--check-threads", "from 1"},
+        BadCase{{"--job=j", "--scrub-rate", "quick"}, "--scrub-rate", "quick"},
+        BadCase{{"--job=j", "--scrub-rate", "101G"}, "--scrub-rate", "at most 100G"},
         BadCase{{"--job=j", "--log-level", "loud"}, "--log-level", "loud"},
         BadCase{{"--job=j", "--ready-fd", "x"}, "--ready-fd", "x"},
         BadCase{{"--job=j", "--ready-fd", "1000000"}, "--ready-fd", "1000000"},
         BadCase{{"--job=j", "--unheard-of"}, "--unheard-of", "not expected"},
         BadCase{{"--job=j", "stray"}, "stray", "not expected"},
         BadCase{{"--job=j", "--config", "/nonexistent/file"}, "/nonexistent/file", ""}));
+
+TEST(Options, TheScrubRateIsASizeAndZeroIsOff) {
+  EXPECT_EQ(Parse({"--job=j"}).options.scrub_bytes_per_s, 100ull << 20);
+  EXPECT_EQ(Parse({"--job=j", "--scrub-rate=1G"}).options.scrub_bytes_per_s, 1ull << 30);
+  EXPECT_EQ(Parse({"--job=j", "--scrub-rate", "0"}).options.scrub_bytes_per_s, 0u);
+}
 
 class ConfigFile : public ::testing::Test {
  protected:
