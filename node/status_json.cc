@@ -51,7 +51,16 @@ Json ToJson(const NodeCounters& c) {
           {"chunks_bad", c.chunks_bad},
           {"chunks_repaired", c.chunks_repaired},
           {"messages_stale", c.messages_stale},
-          {"last_replicated_us", c.last_replicated_us}};
+          {"last_replicated_us", c.last_replicated_us},
+          {"table_repairs", c.table_repairs}};
+}
+
+Json ToJson(const ScrubReport& s) {
+  return {{"bytes_per_s", s.bytes_per_s},
+          {"passes", s.passes},
+          {"pass_ended_us_ago", s.pass_ended_us_ago},
+          {"pass_us", s.pass_us},
+          {"pass_bytes", s.pass_bytes}};
 }
 
 Json ToJson(const SessionReport& s) {
@@ -86,7 +95,8 @@ Json ToJson(const NodeReport& n) {
           {"chunks_free", n.chunks_free},
           {"sessions", std::move(sessions)},
           {"copies", std::move(copies)},
-          {"counters", ToJson(n.counters)}};
+          {"counters", ToJson(n.counters)},
+          {"scrub", ToJson(n.scrub)}};
 }
 
 Json ToJson(const StepReport& s) {

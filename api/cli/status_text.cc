@@ -81,6 +81,21 @@ std::string Rate(const Json& node, const Json* before, double seconds, const cha
   return "-";
 }
 
+// When the last whole pass over what is sealed on a node ended, and how fast it was.
+std::string Scrubbed(const Json& node) {
+  if (!node.contains("scrub")) return "-";  // a daemon of another build
+  const Json& scrub = node.at("scrub");
+  if (Number(scrub, "bytes_per_s") == 0) return "off";
+  if (Number(scrub, "passes") == 0) return "not yet";
+  const uint64_t seconds = Number(scrub, "pass_ended_us_ago") / 1'000'000;
+  std::string text = seconds < 120    ? std::to_string(seconds) + " s ago"
+                     : seconds < 7200 ? std::to_string(seconds / 60) + " min ago"
+                                      : std::to_string(seconds / 3600) + " h ago";
+  const double pass_us = scrub.at("pass_us").get<double>();
+  if (pass_us > 0) text += ", " + SizeText(scrub.at("pass_bytes").get<double>() * 1e6 / pass_us) + "/s";
+  return text;
+}
+
 std::vector<std::string> NodeCells(const Json& node, const std::string& sending) {
   const uint64_t chunk = Number(node, "chunk_bytes");
   const uint64_t total = Number(node, "chunks_total");
@@ -104,12 +119,13 @@ std::vector<std::string> NodeCells(const Json& node, const std::string& sending)
           sending,
           std::to_string(Number(counters, "last_replicated_us") / 1000),
           NumberText(counters, "saves_refused"),
-          NumberText(counters, "chunks_bad") + "/" + NumberText(counters, "chunks_repaired")};
+          NumberText(counters, "chunks_bad") + "/" + NumberText(counters, "chunks_repaired"),
+          Scrubbed(node)};
 }
 
 std::string NodeTable(const Json& nodes, const Json* before, double seconds) {
   Table table({"<NODE", "<RANKS", "ARENA", "USED", "OWN/COPY/CACHE", "SENT", "HELD", "FETCHED", "SENDING",
-               "REPLICATED_MS", "REFUSED", "BAD/REPAIRED"});
+               "REPLICATED_MS", "REFUSED", "BAD/REPAIRED", "<SCRUBBED"});
   for (const Json& node : nodes)
     table.Add(NodeCells(node, Rate(node, before, seconds, "replica_bytes_sent")));
   return table.Render();

@@ -39,5 +39,48 @@ TEST(StatusText, ASpeedThatNoDeviceTellsIsUnknownAndNotZero) {
   EXPECT_THAT(shown, Not(HasSubstr("0 Mb/s")));
 }
 
+std::string ShownScrub(const Json& scrub) {
+  const Json counters = {{"replica_bytes_sent", 0}, {"replica_bytes_held", 0}, {"fetch_bytes", 0},
+                         {"last_replicated_us", 0}, {"saves_refused", 0},      {"chunks_bad", 0},
+                         {"chunks_repaired", 0}};
+  Json node = {
+      {"id", "1"},        {"name", "node-7"},        {"chunk_bytes", 4096},       {"chunks_total", 4},
+      {"chunks_free", 4}, {"copies", Json::array()}, {"sessions", Json::array()}, {"counters", counters}};
+  if (!scrub.is_null()) node["scrub"] = scrub;
+  Json answer = Answer({{"transport", "ucx"}});
+  answer["nodes"] = Json::array({node});
+  const std::string shown = RenderStatus(answer, nullptr, 0);
+  const size_t line = shown.find("node-7");
+  const std::string row = shown.substr(line, shown.find('\n', line) - line);
+  return row.substr(row.find("0/0") == std::string::npos ? 0 : row.rfind("0/0") + 3);
+}
+
+TEST(StatusText, ANodeShowsWhenItsLastScrubEndedAndHowFastItWas) {
+  const Json scrub = {{"bytes_per_s", 100 << 20},
+                      {"passes", 3},
+                      {"pass_ended_us_ago", 42'900'000},
+                      {"pass_us", 2'000'000},
+                      {"pass_bytes", 200 << 20}};
+  EXPECT_THAT(ShownScrub(scrub), ::testing::MatchesRegex(" +42 s ago, 100.0 MiB/s *"));
+  Json old = scrub;
+  old["pass_ended_us_ago"] = 600'000'000;
+  EXPECT_THAT(ShownScrub(old), HasSubstr("10 min ago"));
+  old["pass_ended_us_ago"] = 36'000'000'000;
+  EXPECT_THAT(ShownScrub(old), HasSubstr("10 h ago"));
+  Json empty = scrub;
+  empty["pass_us"] = 0;
+  empty["pass_bytes"] = 0;
+  EXPECT_THAT(ShownScrub(empty), ::testing::MatchesRegex(" +42 s ago *"));
+}
+
+TEST(StatusText, AScrubThatIsOffOrHasNotEndedYetSaysSo) {
+  Json scrub = {
+      {"bytes_per_s", 0}, {"passes", 0}, {"pass_ended_us_ago", 0}, {"pass_us", 0}, {"pass_bytes", 0}};
+  EXPECT_THAT(ShownScrub(scrub), HasSubstr("off"));
+  scrub["bytes_per_s"] = 1;
+  EXPECT_THAT(ShownScrub(scrub), HasSubstr("not yet"));
+  EXPECT_THAT(ShownScrub(nullptr), ::testing::MatchesRegex(" +- *"));
+}
+
 }  // namespace
 }  // namespace ropeteam::cli
