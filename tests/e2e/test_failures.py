@@ -7,6 +7,7 @@ import json
 import mmap
 import os
 import random
+import re
 import socket
 import subprocess
 
@@ -46,6 +47,19 @@ def chunks_free(node: Daemon) -> int:
     assert done.returncode == 0, done.stderr
     (report,) = [each for each in json.loads(done.stdout)["nodes"] if each["name"] == node.name]
     return int(report["chunks_free"])
+
+
+def counters(node: Daemon) -> dict[str, int]:
+    """The node's own, at once."""
+    done = subprocess.run(
+        [str(ROPETEAM), "status", "--local", "--json", "--socket", node.socket],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+    )
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout)["counters"])
 
 
 def verify(node: Daemon) -> subprocess.CompletedProcess[str]:
@@ -135,6 +149,56 @@ def test_a_flipped_bit_in_a_replica_is_found_and_repaired(cluster):
         assert found.returncode == 1
         assert "node-1" in found.stdout + found.stderr
         wait_until(lambda: verify(nodes[0]).returncode == 0, "the replica's repair")
+
+
+def test_a_flipped_bit_that_nobody_reads_is_found_and_repaired_by_the_scrub(cluster):
+    nodes = cluster(2, options=["--scrub-rate", "1G"])
+    data = payload(14, 6_000_000)
+    with nodes[0].open(0, 1, "life") as rope:
+        rope.save(1, {"data": data}, wait=Level.COMMITTED)
+        flip(nodes[0], data, 4_500_000)
+        flip(nodes[1], data, 1_500_000)
+        for node in nodes:
+            wait_until(lambda node=node: counters(node)["chunks_repaired"] == 1, f"{node.name}'s repair")
+            with (
+                open(arena_file(node), "rb") as file,
+                mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as arena,
+            ):
+                assert arena.find(data[:4_000_000]) >= 0
+                assert arena.find(data[4_500_000:4_500_064]) >= 0
+            assert "scrub found chunks that do not match" in node.log_text()
+        assert verify(nodes[0]).returncode == 0
+        assert rope.load(1)["data"] == data
+
+
+def test_damaged_tables_are_written_again_and_end_no_daemon(cluster):
+    """Every slot and descriptor, and the superblock, by another process that has the file mapped."""
+    nodes = cluster(2, options=["--scrub-rate", "1G"])
+    data = payload(15, 6_000_000)
+    with nodes[0].open(0, 1, "life") as rope:
+        rope.save(1, {"data": data}, wait=Level.COMMITTED)
+        with open(arena_file(nodes[1]), "r+b") as file, mmap.mmap(file.fileno(), 0) as arena:
+            chunks = int.from_bytes(arena[64:72], "little")
+            tables = 4096 + 136 * chunks
+            assert 0 < chunks < 64
+            whole = arena[:tables]
+            arena[:tables] = bytes(byte ^ 0x40 for byte in whole)
+        # Saved into slots that are damaged, if the background pass has not been there yet.
+        for step in (2, 3):
+            rope.save(step, {"data": data}, wait=Level.COMMITTED)
+        # Every slot and the superblock, but for slots that a save wrote over before anybody looked.
+        wait_until(lambda: counters(nodes[1])["table_repairs"] >= chunks - 2, "the tables' repair")
+        assert "arena table superblock 0 byte 8 was" in nodes[1].log_text()
+        nodes[1].kill()
+        nodes.wait_members(1)
+        nodes[1].start()
+        nodes.wait_members(2)
+        adopted = re.search(r"arena adopted shards (\d+) rejected (\d+)", nodes[1].log_text())
+        assert adopted is not None
+        assert int(adopted[1]) >= 2
+        assert adopted[2] == "0"
+        assert verify(nodes[0]).returncode == 0
+        assert rope.load(3)["data"] == data
 
 
 def test_with_both_copies_bad_the_older_step_is_offered_and_the_error_names_the_sources(cluster):

@@ -111,8 +111,9 @@ class Programs : public ::testing::Test {
   void TearDown() override { std::filesystem::remove_all(directory_); }
 
   std::vector<std::string> Options() const {
-    return {"--job=t", "--memory=24M", "--chunk-size=1M", "--arena-path=" + directory_,
-            "--socket=" + socket_};
+    // Without the scrub: a test that flips a byte says who finds it.
+    return {"--job=t",        "--memory=24M", "--chunk-size=1M", "--arena-path=" + directory_,
+            "--scrub-rate=0", "--socket=" + socket_};
   }
   std::unique_ptr<Process> Start(std::vector<std::string> arguments) {
     return std::make_unique<Process>(std::move(arguments), directory_ + "/p" + std::to_string(++processes_));
