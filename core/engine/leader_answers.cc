@@ -154,7 +154,7 @@ void Leader::AnswerReport(NodeId from, uint64_t number) {
     const auto known = members_.find(member.id);
     if (known == members_.end()) continue;
     report.nodes.push_back(known->second.inventory.report);
-    report.nodes.back().scrub.pass_ended_us_ago += context.now - known->second.heard_at;
+    report.nodes.back().scrub.pass_ended_us_ago += context_.now - known->second.heard_at;
   }
   for (auto step = table_.steps().rbegin(); step != table_.steps().rend(); ++step)
     report.steps.push_back(Describe(step->first, step->second));
