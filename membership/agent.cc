@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
 #include <utility>
 
 #include "core/base/log.h"
@@ -29,6 +30,7 @@ Agent::Outputs Agent::Start(TimeUs now) {
 
 Agent::Outputs Agent::Rejoin(TimeUs now, const Member& self) {
   if (phase_ == Phase::kIdle || phase_ == Phase::kLeft) return Take();
+  EndLease();
   LOG_INFO("membership rejoining as instance %016llx", static_cast<unsigned long long>(self.id));
   self_ = self;
   pause_ = kReconnectPauseMinUs;
@@ -41,7 +43,7 @@ void Agent::Connect(TimeUs now) {
   ++attempt_;
   open_ = true;
   opened_at_ = now;
-  heartbeat_at_ = now + heartbeat_;
+  unanswered_.clear();  // answers come on the connection that was asked
   outputs_.push_back(Open{attempt_});
   Registration registration;
   registration.job = config_.job;
@@ -50,8 +52,46 @@ void Agent::Connect(TimeUs now) {
   registration.data_transport = config_.data_transport;
   registration.member = self_;
   registration.seen = seen_;
+  registration.settings = config_.settings;
+  registration.named = config_.named;
   registration.attempt = attempt_;
+  registration.beat = NextBeat(now);
+  registration.lease_us_max = lease_us_max_;
   Say(std::move(registration));
+}
+
+uint64_t Agent::NextBeat(TimeUs now) {
+  if (unanswered_.size() >= kBeatsMax) unanswered_.pop_front();
+  unanswered_.push_back({++beats_, now});
+  // From now and not from when it was due: after a stall one heartbeat is as good as ten.
+  heartbeat_at_ = now + (lease_us_ == 0 ? heartbeat_ : std::min(heartbeat_, lease_us_ / kHeartbeatsPerLease));
+  return beats_;
+}
+
+void Agent::SendHeartbeat(TimeUs now) {
+  const uint64_t beat = NextBeat(now);
+  Say(Heartbeat{seen_ != nullptr ? seen_->view.epoch : 0, beat});
+}
+
+void Agent::OnAnswer(TimeUs now, const HeartbeatAnswer& answer) {
+  if (answer.lease_us == 0) return;  // what was sent stays: a lease may be granted for it later
+  const TimeUs lease_us = std::min(answer.lease_us, kLeaseUsMax);
+  lease_us_ = lease_us;
+  lease_us_max_ = std::max(lease_us_max_, lease_us);
+  std::optional<TimeUs> sent_at;
+  while (!unanswered_.empty() && unanswered_.front().number <= answer.beat) {
+    if (unanswered_.front().number == answer.beat) sent_at = unanswered_.front().sent_at;
+    unanswered_.pop_front();
+  }
+  // Answered before, or so old that it was forgotten: there is no moment to count from.
+  if (!sent_at || *sent_at + lease_us <= std::max(now, lease_until_)) return;
+  lease_until_ = *sent_at + lease_us;
+  outputs_.push_back(Lease{lease_until_});
+}
+
+void Agent::EndLease() {
+  unanswered_.clear();
+  if (std::exchange(lease_until_, 0) != 0) outputs_.push_back(Lease{0});
 }
 
 void Agent::Lose(TimeUs now, const std::string& reason) {
@@ -89,6 +129,7 @@ Agent::Outputs Agent::Received(TimeUs now, uint64_t attempt, const CoordinatorMe
     phase_ = Phase::kRefused;
     open_ = false;
     LOG_WARNING("membership refused, %s", refusal->status.ToString().c_str());
+    EndLease();
     outputs_.push_back(Close{attempt_});
     outputs_.push_back(refusal->status);
     return Take();
@@ -103,12 +144,14 @@ Agent::Outputs Agent::Received(TimeUs now, uint64_t attempt, const CoordinatorMe
     OnView(now, *view);
   } else if (const auto* probe = std::get_if<Probe>(&message)) {
     Say(ProbeAnswer{probe->nonce});
+  } else {
+    OnAnswer(now, std::get<HeartbeatAnswer>(message));
   }
   SendSuspects(now);
   return Take();
 }
 
-void Agent::OnView(TimeUs, const ViewStatePtr& view) {
+void Agent::OnView(TimeUs now, const ViewStatePtr& view) {
   // Not newer: sent twice, or overtaken. Not in it: only a coordinator that is about to refuse this instance,
   // or a broken one, sends that; to act on it would be to see a world without oneself.
   if (view == nullptr || (seen_ != nullptr && view->view.epoch <= seen_->view.epoch)) return;
@@ -116,6 +159,8 @@ void Agent::OnView(TimeUs, const ViewStatePtr& view) {
   seen_ = view;
   std::erase_if(suspects_, [&view](const auto& entry) { return !view->view.Contains(entry.first); });
   outputs_.push_back(view->view);
+  // The first lease is granted to who has seen a view of this coordinator's: it is not to wait for a heartbeat.
+  if (now >= lease_until_) SendHeartbeat(now);
 }
 
 Agent::Outputs Agent::Suspect(TimeUs now, NodeId member, const std::string& reason) {
@@ -145,6 +190,7 @@ void Agent::SendSuspects(TimeUs now) {
 }
 
 Agent::Outputs Agent::Leave(TimeUs) {
+  EndLease();
   if (open_ && (phase_ == Phase::kConnecting || phase_ == Phase::kRegistered)) Say(Farewell{});
   phase_ = Phase::kLeft;
   return Take();
@@ -164,11 +210,7 @@ Agent::Outputs Agent::Tick(TimeUs now) {
     if (now >= retry_at_) Connect(now);
     return Take();
   }
-  if (now >= heartbeat_at_) {
-    Say(Heartbeat{seen_ != nullptr ? seen_->view.epoch : 0});
-    // From now and not from when it was due: after a stall one heartbeat is as good as ten.
-    heartbeat_at_ = now + heartbeat_;
-  }
+  if (now >= heartbeat_at_) SendHeartbeat(now);
   return Take();
 }
 

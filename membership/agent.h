@@ -5,18 +5,24 @@
 // a driver (standalone/, simulated/) opens connections, carries messages and calls Tick() when NextDeadline()
 // has come.
 //
+// clang-format off
 //   phase        is when                               it goes to
-//   ----------   -----------------------------------
-//   ----------------------------------------------------------------- idle         before Start() connecting
+//   ----------   -----------------------------------   -----------------------------------------------------------
+//   idle         before Start()                        connecting
 //   connecting   a connection is open and the          registered: anything is heard on it
-//                registration sent, or a pause          connecting: it broke, or nothing was heard for
-//                dead_after before the next attempt runs           refused
-//   registered   the coordinator answers               connecting: the connection broke, or nothing was heard
-//   on it for
-//                                                      half of dead_after (a path that is dead in one
-//                                                      direction) refused
-//   refused      the coordinator will not have it      connecting: Rejoin()
+//                registration sent, or a pause         connecting: it broke, or nothing was heard for dead_after
+//                before the next attempt runs          refused
+//   registered   the coordinator answers               connecting: the connection broke, or nothing was heard on it
+//                                                      for half of dead_after (a path that is dead in one direction)
+//                                                      refused
+//   refused      the coordinator refused it            connecting: Rejoin()
 //   left         after Leave()                         never
+// clang-format on
+//
+// The lease: registrations and heartbeats are numbered, and the agent notes when it sent each. The answer to number n
+// makes the lease last until the sending of n plus lease_us, whenever the answer arrives. A lease survives the loss of
+// the connection and of the coordinator until it runs out. It ends at once with Refusal, Rejoin() and Leave(): the
+// instance must not act on it any more.
 //
 // Losing the coordinator takes no view back: the last one stays in force. Not thread-safe: one caller at a
 // time.
@@ -24,6 +30,7 @@
 #ifndef ROPETEAM_MEMBERSHIP_AGENT_H_
 #define ROPETEAM_MEMBERSHIP_AGENT_H_
 
+#include <deque>
 #include <map>
 #include <string>
 #include <utility>
@@ -41,6 +48,11 @@ inline constexpr TimeUs kReconnectPauseMaxUs = 250'000;
 // Suspects remembered at a time. More at once is not a few dead peers but our own network, and silence will
 // tell.
 inline constexpr size_t kSuspectsMax = 64;
+// A lease is renewed at least that often while it lasts, also where heartbeat_ms is longer than the coordinator's.
+inline constexpr uint32_t kHeartbeatsPerLease = 3;
+// Numbered messages without an answer that are remembered. An answer to an older one would grant no lease that is
+// still valid: they are heartbeats apart, or few after one another when views come.
+inline constexpr size_t kBeatsMax = 64;
 
 class Agent {
  public:
@@ -56,7 +68,11 @@ class Agent {
   struct Close {  // at once; what has not gone out is not wanted any more
     uint64_t attempt;
   };
-  using Output = std::variant<Open, Send, Close, View, Status>;  // View, Status: for Membership::Callbacks
+  struct Lease {
+    TimeUs valid_until;  // 0: none
+  };
+  // View, Status, Lease: for Membership::Callbacks. Lease{0} comes before the Status or the message that ends it.
+  using Output = std::variant<Open, Send, Close, View, Status, Lease>;
   using Outputs = std::vector<Output>;
 
   // `config` and `self` are valid (ValidateConfig, ValidateMember).
@@ -80,9 +96,15 @@ class Agent {
   const Member& self() const { return self_; }
   // The last view passed up, null before the first.
   const ViewStatePtr& seen() const { return seen_; }
+  // 0: none. One that has run out stays here until it is renewed.
+  TimeUs lease_until() const { return lease_until_; }
 
  private:
   enum class Phase { kIdle, kConnecting, kRegistered, kRefused, kLeft };
+  struct Beat {
+    uint64_t number = 0;
+    TimeUs sent_at = 0;
+  };
   struct Doubt {
     std::string reason;
     TimeUs reported_at = 0;
@@ -91,6 +113,10 @@ class Agent {
 
   void Connect(TimeUs now);
   void Lose(TimeUs now, const std::string& reason);
+  uint64_t NextBeat(TimeUs now);
+  void SendHeartbeat(TimeUs now);
+  void OnAnswer(TimeUs now, const HeartbeatAnswer& answer);
+  void EndLease();
   void OnView(TimeUs now, const ViewStatePtr& view);
   void SendSuspects(TimeUs now);
   void Say(NodeMessage message) { outputs_.push_back(Send{attempt_, std::move(message)}); }
@@ -113,6 +139,11 @@ class Agent {
   TimeUs retry_at_ = 0;  // when !open_
   TimeUs pause_ = kReconnectPauseMinUs;
   ViewStatePtr seen_;
+  uint64_t beats_ = 0;           // numbered so far
+  std::deque<Beat> unanswered_;  // sent by this instance on this connection, oldest first; at most kBeatsMax
+  TimeUs lease_until_ = 0;
+  TimeUs lease_us_ = 0;      // as last granted; 0: never
+  TimeUs lease_us_max_ = 0;  // the longest that was
   std::map<NodeId, Doubt> suspects_;
 };
 

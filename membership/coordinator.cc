@@ -20,9 +20,18 @@ Coordinator::Coordinator(const MembershipConfig& config, TimeUs now, Epoch first
     : config_(config),
       dead_after_(config.dead_after_ms * kUsPerMs),
       probe_(config.probe_ms * kUsPerMs),
+      lease_(LeaseMs(config.dead_after_ms) * kUsPerMs),
       first_epoch_(first_epoch),
       now_(now),
-      scan_at_(now + dead_after_ / kTicksPerDeath) {}
+      started_at_(now),
+      predecessor_until_(now + WithDrift(lease_)),
+      out_lease_until_(predecessor_until_),
+      settings_(config.settings),
+      settings_from_(config.coordinator_node.empty() ? "the coordinator"
+                                                     : "the coordinator's node " + config.coordinator_node),
+      scan_at_(now + dead_after_ / kTicksPerDeath) {
+  ROPETEAM_CHECK(WithDrift(lease_) < dead_after_);
+}
 
 Coordinator::Outputs Coordinator::Opened(TimeUs now, ConnectionId connection) {
   Begin(now);
@@ -58,7 +67,8 @@ Coordinator::Outputs Coordinator::Received(TimeUs now, ConnectionId connection, 
   } else if (const auto* suspicion = std::get_if<Suspicion>(&message)) {
     OnSuspicion(*record, *suspicion);
   } else {
-    Remove(record->member.id, OkStatus(), "it took leave");
+    record->lease_until = 0;  // returned: the node has ended it before it sent this
+    Remove(record->member.id, OkStatus(), "it left");
   }
   return End();
 }
@@ -92,6 +102,7 @@ Coordinator::Outputs Coordinator::Flush(TimeUs now) {
 TimeUs Coordinator::NextDeadline() const {
   TimeUs next = scan_at_;
   if (holding_) next = std::min(next, hold_until_);
+  if (!leases_open_ && !holding_) next = std::min(next, predecessor_until_);
   if (changed_ && !holding_) next = std::min(next, published_at_ + ViewPause());
   return next;
 }
@@ -122,43 +133,20 @@ void Coordinator::Begin(TimeUs now) {
 Coordinator::Outputs Coordinator::End() {
   if (now_ >= scan_at_) Scan();
   if (holding_ && (now_ >= hold_until_ || HoldMayEnd())) EndHold();
+  if (!leases_open_ && !holding_ && now_ >= predecessor_until_) OpenLeases();
   if (changed_ && !holding_ && now_ >= published_at_ + ViewPause()) Publish();
   return std::exchange(outputs_, {});
 }
 
-Status Coordinator::Check(const Registration& registration) const {
-  const Member& member = registration.member;
-  ROPETEAM_RETURN_IF_ERROR(ValidateMember(member));
-  if (registration.job != config_.job)
-    return Error(Code::kInvalidArgument,
-                 "node %s is of job \"%.255s\", the coordinator at %s is of job \"%s\"", member.name.c_str(),
-                 registration.job.c_str(), config_.coordinator_address.c_str(), config_.job.c_str());
-  if (registration.protocol_version != config_.protocol_version)
-    return Error(Code::kUnsupported, "node %s speaks protocol version %u, the coordinator at %s speaks %u",
-                 member.name.c_str(), registration.protocol_version, config_.coordinator_address.c_str(),
-                 config_.protocol_version);
-  if (registration.chunk_bytes != config_.chunk_bytes)
-    return Error(Code::kInvalidArgument, "node %s has chunks of %llu bytes, the coordinator at %s has %llu",
-                 member.name.c_str(), Ull(registration.chunk_bytes), config_.coordinator_address.c_str(),
-                 Ull(config_.chunk_bytes));
-  if (registration.data_transport != config_.data_transport)
-    return Error(Code::kInvalidArgument,
-                 "node %s moves bytes by %.*s, the coordinator at %s by %s: all nodes of a job need the same "
-                 "--transport",
-                 member.name.c_str(), static_cast<int>(kDataTransportBytesMax),
-                 registration.data_transport.c_str(), config_.coordinator_address.c_str(),
-                 config_.data_transport.c_str());
-  if (registration.seen != nullptr) return ValidateViewState(*registration.seen);
-  return OkStatus();
-}
-
 Status Coordinator::CheckInstance(const Registration& registration) const {
   const Member& member = registration.member;
-  // After the hold, whoever says that it was in a view and is not in ours has been taken out of one.
   const bool was_in_view = registration.seen != nullptr && registration.seen->view.Contains(member.id);
-  const bool out = removed_.contains(member.id) || (!holding_ && was_in_view);
+  const bool out =
+      removed_.contains(member.id) || (!holding_ && was_in_view && !MayReturn(*registration.seen));
+  // Of two instances of a name the one that was in a view is the older one; see ResolveNames().
+  const bool older = out || (!holding_ && was_in_view);
   for (const auto& [id, record] : records_) {
-    if (record.member.name != member.name || id == member.id || !out) continue;
+    if (record.member.name != member.name || id == member.id || !older) continue;
     return Error(Code::kAlreadyExists,
                  "node %s has another instance by now, %016llx at %s; this one is %016llx",
                  member.name.c_str(), Ull(id), record.member.control_address.c_str(), Ull(member.id));
@@ -193,6 +181,10 @@ void Coordinator::Register(ConnectionId connection, const Registration& registra
   record.member = member;
   record.order = ++registrations_;
   record.veteran = registration.seen != nullptr && registration.seen->view.Contains(member.id);
+  record.reported = record.seen = registration.seen != nullptr ? registration.seen->view.epoch : 0;
+  record.beat = registration.beat;
+  record.settings = registration.settings;
+  record.named = registration.named;
   // During the hold it is not yet known which of two instances is the older one; ResolveNames() decides then.
   if (!holding_) RemoveName(member.name, record);
   Record* placed = &records_.emplace(member.id, std::move(record)).first->second;
@@ -213,11 +205,11 @@ void Coordinator::RegisterAgain(Record* record, ConnectionId connection, const R
                   Error(Code::kInvalidArgument, "instance %016llx of node %s registered as another node",
                         Ull(record->member.id), record->member.name.c_str()));
   record->attempt = registration.attempt;
+  record->beat = std::max(record->beat, registration.beat);
+  if (registration.seen != nullptr) record->seen = std::max(record->seen, registration.seen->view.epoch);
   Bind(record, connection);
   Learn(registration);
-  const Epoch seen = registration.seen != nullptr ? registration.seen->view.epoch : 0;
-  if (view_ != nullptr && view_->view.Contains(record->member.id) && seen < view_->view.epoch)
-    SendView(record);
+  if (record->ours != 0 && record->seen < view_->view.epoch) SendView(record);
 }
 
 void Coordinator::Bind(Record* record, ConnectionId connection) {
@@ -226,41 +218,83 @@ void Coordinator::Bind(Record* record, ConnectionId connection) {
   record->heard_at = now_;
   record->probe_until = 0;
   connections_[connection].node = record->member.id;
-  Reply(connection, HeartbeatAnswer{});
+  Answer(record);
+}
+
+bool Coordinator::MayHaveLease(const Record& record) const {
+  return leases_open_ && record.ours != 0 && record.seen >= record.ours && now_ >= record.lease_from;
+}
+
+void Coordinator::OpenLeases() {
+  leases_open_ = true;
+  for (auto& [id, record] : records_)
+    if (record.connection != kNoConnection && MayHaveLease(record)) Answer(&record);
+}
+
+void Coordinator::Answer(Record* record) {
+  HeartbeatAnswer answer{record->beat, 0};
+  if (MayHaveLease(*record)) {
+    // The node sent what is answered before it came here, and its lease counts from then.
+    record->lease_until = now_ + WithDrift(lease_);
+    answer.lease_us = lease_;
+  }
+  Reply(record->connection, answer);
+}
+
+bool Coordinator::IsOurs(Epoch epoch) const {
+  return first_own_ != 0 && epoch >= first_own_ && epoch <= view_->view.epoch;
 }
 
 void Coordinator::Learn(const Registration& registration) {
+  predecessor_until_ = std::max(predecessor_until_, started_at_ + WithDrift(registration.lease_us_max));
+  out_lease_until_ = std::max(out_lease_until_, predecessor_until_);
   const ViewStatePtr& seen = registration.seen;
   if (seen == nullptr) return;
-  reported_ = std::max(reported_, seen->view.epoch);
+  const Epoch epoch = seen->view.epoch;
+  reported_ = std::max(reported_, epoch);
+  const bool foreign = !IsOurs(epoch);
+  const bool newer = foreign && epoch > foreign_;
+  if (newer) foreign_ = epoch;
   if (holding_) {
+    if (!foreign) return;
     for (const NodeId id : seen->removed) Remember(id);
     for (const Member& member : seen->view.members) hold_ids_.insert(member.id);
-    if (newest_ == nullptr || seen->view.epoch > newest_->view.epoch) newest_ = seen;
+    if (newest_ != nullptr && epoch <= newest_->view.epoch) return;
+    newest_ = seen;
+    if (view_ == nullptr) LearnSettings(seen->view.settings, registration.member);
     return;
   }
-  // It lived under other views. Whoever it saw in them and is not with us will have left, for it, in the
-  // next.
-  for (const NodeId id : seen->removed) {
+  // It lived under other views. Of our members, those have left them whom it saw leave, and those who were in an
+  // earlier one of them and are not in its.
+  std::vector<NodeId> left;
+  for (const auto& [id, record] : records_) {
     if (id == registration.member.id) continue;
-    // A member of ours that saw no view of its former life registered as if it were new, and is not.
-    if (const auto found = records_.find(id); found != records_.end())
-      Remove(id,
-             Error(Code::kStale, "instance %016llx of node %s was declared dead by a former coordinator",
-                   Ull(id), found->second.member.name.c_str()),
-             "a former coordinator had declared it dead");
-    Remember(id);
+    const bool listed = std::find(seen->removed.begin(), seen->removed.end(), id) != seen->removed.end();
+    const bool missing = newer && record.veteran && record.reported < epoch && !seen->view.Contains(id);
+    if (listed || missing) left.push_back(id);
   }
+  for (const NodeId id : left)
+    Remove(id,
+           Error(Code::kStale, "instance %016llx of node %s was declared dead by a former coordinator",
+                 Ull(id), records_.at(id).member.name.c_str()),
+           "a former coordinator had declared it dead");
+  for (const NodeId id : seen->removed)
+    if (id != registration.member.id) Remember(id);
+  if (newer && !std::all_of(seen->view.members.begin(), seen->view.members.end(),
+                            [this](const Member& member) { return AccountedFor(member); }))
+    return HoldAgain(seen);
+  // Whoever it saw in them and is not with us will have left, for it, in the next.
   for (const Member& member : seen->view.members)
     if (!records_.contains(member.id)) Remember(member.id);
-  if (view_ != nullptr && seen->view.epoch > view_->view.epoch) changed_ = true;
+  if (view_ != nullptr && epoch > view_->view.epoch) changed_ = true;
 }
 
 void Coordinator::OnHeartbeat(Record* record, const Heartbeat& heartbeat) {
-  Reply(record->connection, HeartbeatAnswer{});
-  // The view may have been lost with a connection. On one that delivers, it is merely still under way:
-  // patience.
-  if (view_ != nullptr && heartbeat.seen < view_->view.epoch && view_->view.Contains(record->member.id) &&
+  record->beat = std::max(record->beat, heartbeat.beat);
+  record->seen = std::max(record->seen, heartbeat.seen);
+  Answer(record);
+  // The view may have been lost with a connection. On one that delivers, it is merely still under way.
+  if (record->ours != 0 && heartbeat.seen < view_->view.epoch &&
       now_ >= record->view_sent_at + dead_after_ / kTicksPerDeath)
     SendView(record);
 }
@@ -332,6 +366,7 @@ void Coordinator::Remove(NodeId id, const Status& refusal, const char* why) {
       Refuse(record.connection, refusal);
     }
   }
+  out_lease_until_ = std::max(out_lease_until_, record.lease_until);
   // One that was in no view is fenced by nobody; it may try again as it is.
   if (record.joined != 0 || record.veteran || refusal.code() == Code::kAlreadyExists) Remember(id);
   records_.erase(found);
@@ -399,12 +434,19 @@ void Coordinator::Publish() {
   auto state = std::make_shared<ViewState>();
   View& view = state->view;
   view.epoch = NextEpoch();
-  view.settings = config_.settings;
+  view.settings = settings_;
+  view.settle_us = out_lease_until_ > now_ ? WithDrift(out_lease_until_ - now_) : 0;
   std::vector<const Record*> members;
   for (auto& [id, record] : records_) {
     if (record.joined == 0) record.joined = view.epoch;
+    if (record.ours == 0) {
+      record.ours = view.epoch;
+      // It may hold somebody for dead whom we knew as a member until it came. That one's lease has run out by then.
+      if (record.veteran && view_ != nullptr) record.lease_from = out_lease_until_;
+    }
     members.push_back(&record);
   }
+  if (first_own_ == 0) first_own_ = view.epoch;
   std::sort(members.begin(), members.end(), [](const Record* a, const Record* b) {
     return std::tie(a->member.ordinal, a->member.name) < std::tie(b->member.ordinal, b->member.name);
   });
@@ -422,8 +464,8 @@ void Coordinator::Publish() {
   view_ = std::move(state);
   changed_ = false;
   published_at_ = now_;
-  LOG_INFO("membership view %llu, members %zu, leader %016llx", Ull(view_->view.epoch),
-           view_->view.members.size(), Ull(view_->view.leader));
+  LOG_INFO("membership view %llu, members %zu, leader %016llx, settles in %llu ms", Ull(view_->view.epoch),
+           view_->view.members.size(), Ull(view_->view.leader), Ull(view_->view.settle_us / kUsPerMs));
   for (auto& [id, record] : records_)
     if (record.connection != kNoConnection) SendView(&record);
 }

@@ -5,26 +5,45 @@
 // a driver (standalone/, simulated/) brings messages and calls Tick() when NextDeadline() has come. All its
 // state is soft: a new one learns everything from the nodes that register.
 //
+// clang-format off
 //   a member is       when                                          it leaves that state
-//   ---------------   -------------------------------------------
-//   --------------------------------------------------- well              it registered, and is heard ->
-//   probed: connection lost, or suspected
-//                                                                   -> out: silent for dead_after, farewell,
-//                                                                   replaced
-//   probed            its connection broke or somebody suspects it  -> well: it registers again, or answers
-//   the probe
+//   ---------------   -------------------------------------------   ------------------------------------------------------
+//   well              it registered, and is heard                   -> probed: connection lost, or suspected
+//                                                                   -> out: silent for dead_after, left, replaced
+//   probed            its connection broke or somebody suspects it  -> well: it registers again, or answers the probe
 //                                                                   -> out: neither within probe_ms
 //   out               it left the members, for whatever reason      never: its id is remembered and refused
 //
 //   the coordinator   does                                          until
-//   ---------------   -------------------------------------------
-//   --------------------------------------------------- holds             collects registrations and the
-//   newest view    all of that view's members are accounted for, or
-//                     they report; sends no view                    (no view reported) nodes_expected
-//                     registered, or
-//                                                                   dead_after passed since the first
-//                                                                   registration
-//   publishes         sends a view whenever the members change      its end
+//   ---------------   -------------------------------------------   ------------------------------------------------------
+//   holds             collects registrations and the newest view    all of that view's members are accounted for, or
+//                     they report; sends no view                    (no view reported) nodes_expected registered, or
+//                                                                   dead_after passed since the first registration
+//   publishes         sends a view whenever the members change      its end, or the members of an earlier view come:
+//                                                                   it holds again (coordinator_hold.cc)
+// clang-format on
+//
+// Leases. A lease is granted in the answer to a numbered registration or heartbeat, to an instance that
+//   1. is in the current view, and
+//   2. has reported to have seen a view of this coordinator's that contains it: one that this coordinator has given
+//      out, or one that it found and continues.
+// Hence no lease is granted during the first hold, in which there is no such view. A view that a registrant reports
+// then is no permission: it may not be the newest. Somebody who saw a newer one without this instance, and who comes
+// later, has fenced it and may hold its leader for dead. Also EndHold() may leave the instance out. The members go
+// without leases for the hold; saves stay local that long.
+// Rule 2 after the hold: an instance that was taken back believes in the leader of a view that this coordinator did not
+// make. With a lease it would act on that view, while the leader of the present view acts too.
+//
+// The coordinator notes for each member by when its leases have run out, reckoned from the receipt of what it answered,
+// and with the drift of both clocks. Silence for dead_after lasts longer than that. Who is removed sooner (a probe, a
+// replacement) may hold its lease for a while: View::settle_us of every view from then on covers the latest end of
+// all leases of those who are out, since any view may be the first that a member receives. A leave message returns the
+// lease.
+// A predecessor's leases are unknown. It was gone when this coordinator started, so they end a lease after the start:
+// the longest that any registrant reports, or the own. Before that no lease is granted: a holder of one may know that
+// the instance which asks has left. One case is excepted: no registrant has seen any view, and nodes_expected of them
+// have come with the ordinals 0, 1, 2, … Then the whole job starts. Daemons of an earlier run are gone with the names
+// that were taken, and no view of theirs has a member of this one.
 //
 // Not thread-safe: one caller at a time.
 
@@ -110,6 +129,14 @@ class Coordinator {
     TimeUs probe_next_at = 0;
     uint64_t nonce = 0;
     TimeUs view_sent_at = 0;
+    uint64_t beat = 0;       // of the last registration or heartbeat
+    Epoch seen = 0;          // the epoch that it reported last
+    Epoch reported = 0;      // the epoch of the view that it first registered with
+    Epoch ours = 0;          // the first view of this coordinator that contains it; 0: none yet
+    TimeUs lease_from = 0;   // no lease is granted before
+    TimeUs lease_until = 0;  // all that were granted have run out; 0: none was
+    JobSettings settings;    // of its registration
+    NamedSettings named;
   };
   struct Connection {
     NodeId node = kNoNode;  // kNoNode: has not registered yet
@@ -123,9 +150,20 @@ class Coordinator {
   void Register(ConnectionId connection, const Registration& registration);
   void RegisterAgain(Record* record, ConnectionId connection, const Registration& registration);
   Status Check(const Registration& registration) const;
+  // What the registrant named differs from the job's settings: kInvalidArgument.
+  Status CheckSettings(const std::string& name, const JobSettings& settings, const NamedSettings& named,
+                       const JobSettings& job) const;
   // Of one whose place is gone or taken; OK when nothing speaks against it.
   Status CheckInstance(const Registration& registration) const;
+  // During the first hold: those of the newest reported view are the job's. Removes whoever named others.
+  void LearnSettings(const JobSettings& settings, const Member& reporter);
+  bool IsOurs(Epoch epoch) const;
   void OnHeartbeat(Record* record, const Heartbeat& heartbeat);
+  // Answers its last registration or heartbeat, with a lease where rules 1 and 2 allow one.
+  void Answer(Record* record);
+  bool MayHaveLease(const Record& record) const;
+  void OpenLeases();
+  bool WholeJobStarts() const;
   void OnSuspicion(const Record& reporter, const Suspicion& suspicion);
   void Learn(const Registration& registration);
   void Scan();
@@ -145,6 +183,11 @@ class Coordinator {
   // coordinator_hold.cc
   bool HoldMayEnd() const;
   void EndHold();
+  void ContinueNewest();
+  // Whether an instance that reports this view, and is in it, may become a member after the hold.
+  bool MayReturn(const ViewState& seen) const;
+  bool AccountedFor(const Member& member) const;
+  void HoldAgain(const ViewStatePtr& seen);
   void ResolveNames();
   bool InNewest(NodeId id) const { return newest_ != nullptr && newest_->view.Contains(id); }
 
@@ -158,6 +201,7 @@ class Coordinator {
   const MembershipConfig config_;
   const TimeUs dead_after_;
   const TimeUs probe_;
+  const TimeUs lease_;
   const Epoch first_epoch_;
 
   TimeUs now_ = 0;
@@ -173,10 +217,21 @@ class Coordinator {
   ViewStatePtr newest_;         // of the views reported during the hold
   std::set<NodeId> hold_ids_;   // ids in any view reported during the hold
   Epoch reported_ = 0;          // highest epoch that anybody reported
-  bool leap_ = false;           // the next epoch leaps (kEpochLeap)
+  // The highest epoch of a reported view that is not this coordinator's own.
+  Epoch foreign_ = 0;
+  bool leap_ = false;  // the next epoch leaps (kEpochLeap)
 
   ViewStatePtr view_;
+  Epoch first_own_ = 0;   // the epochs from here to view_'s are this coordinator's own; 0: none yet
   bool changed_ = false;  // the members differ from view_
+  const TimeUs started_at_;
+  // Every lease of a predecessor has run out by then. Until leases_open_, which follows, none is granted here.
+  TimeUs predecessor_until_;
+  bool leases_open_ = false;
+  // All leases have run out by then that an instance out of the members may hold.
+  TimeUs out_lease_until_;
+  JobSettings settings_;       // the job's
+  std::string settings_from_;  // which node they come from, for messages
   TimeUs published_at_ = 0;
   TimeUs scan_at_;
   uint64_t registrations_ = 0;

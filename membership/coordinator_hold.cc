@@ -3,6 +3,25 @@
 // The coordinator's hold: from its start to its first view. What it must get right is its own return after a
 // crash. Its own node's daemon, which crashed with it, registers first and has seen nothing; the others come
 // within their reconnect pause. A view given out between the two would show each a world without the other.
+//
+// When they come later than that, the coordinator has given out a view of its own node alone. May it take the members
+// of the earlier view back as the instances that they are? An instance must stay out once some process that knew it was
+// given a view without it: that process has fenced it, and may have reused what it was writing to. So:
+//
+//   * Who knew whom is known from the views that registrants report. An instance that is in none of them is known to
+//     nobody who was given a view here. Leaving it out of a view tells nobody anything.
+//   * The first registrant with an earlier view that is newer than any reported so far starts the hold again. Until it
+//     has ended no view is given out, so all members of that view can come, and none of them is given a view without
+//     the others. Members of the present view keep it, and their leases, meanwhile.
+//   * When that hold ends, a member of the earlier view that has not come is out for good: the next view goes to others
+//     who knew it.
+//   * An instance that reports a view that is no newer than one reported before, and is not in that one, had left by
+//     then. One that reports a view of this coordinator's, and is not a member any more, was taken out here.
+//   * Of two instances of a name, the one that has seen no view of itself is the newer. The other one stays out.
+//
+// Those who are taken back join as the youngest members, if there are others: the leader of the present view stays. They have had no lease
+// from this coordinator before they have seen its view, and a predecessor's has run out or is covered by settle_us, so
+// no leader of the earlier view acts any more.
 #include <algorithm>
 #include <set>
 #include <string>
@@ -21,19 +40,44 @@ bool Coordinator::HoldMayEnd() const {
     for (const auto& [id, record] : records_) names.insert(record.member.name);
     return names.size() >= config_.nodes_expected;
   }
-  // Accounted for is who registered, whose node has registered as a new instance, and who is known to have
-  // left.
   return std::all_of(newest_->view.members.begin(), newest_->view.members.end(),
-                     [this](const Member& member) {
-                       if (records_.contains(member.id) || removed_.contains(member.id)) return true;
-                       return std::any_of(records_.begin(), records_.end(), [&member](const auto& entry) {
-                         return entry.second.member.name == member.name && !entry.second.veteran;
-                       });
-                     });
+                     [this](const Member& member) { return AccountedFor(member); });
+}
+
+bool Coordinator::WholeJobStarts() const {
+  if (view_ != nullptr || newest_ != nullptr || !HoldMayEnd()) return false;
+  std::set<uint32_t> ordinals;
+  for (const auto& [id, record] : records_) ordinals.insert(record.member.ordinal);
+  return ordinals.size() >= config_.nodes_expected &&
+         *std::next(ordinals.begin(), config_.nodes_expected - 1) == config_.nodes_expected - 1;
+}
+
+bool Coordinator::AccountedFor(const Member& member) const {
+  // It registered, or is known to have left, or its node has registered as a new instance.
+  if (records_.contains(member.id) || removed_.contains(member.id)) return true;
+  return std::any_of(records_.begin(), records_.end(), [&member](const auto& entry) {
+    return entry.second.member.name == member.name && !entry.second.veteran;
+  });
+}
+
+bool Coordinator::MayReturn(const ViewState& seen) const {
+  return !IsOurs(seen.view.epoch) && seen.view.epoch > foreign_;
+}
+
+void Coordinator::HoldAgain(const ViewStatePtr& seen) {
+  ROPETEAM_CHECK(!holding_ && newest_ == nullptr);
+  LOG_INFO("membership coordinator waits for the members of view %llu, which reached it after its first view",
+           static_cast<unsigned long long>(seen->view.epoch));
+  holding_ = true;
+  hold_until_ = now_ + dead_after_;
+  newest_ = seen;
+  for (const Member& member : seen->view.members) hold_ids_.insert(member.id);
 }
 
 void Coordinator::EndHold() {
+  if (WholeJobStarts()) predecessor_until_ = out_lease_until_ = 0;
   holding_ = false;
+  hold_until_ = kNever;
   if (newest_ != nullptr) {
     leap_ = true;
     for (const NodeId id : std::exchange(hold_ids_, {}))
@@ -58,8 +102,14 @@ void Coordinator::EndHold() {
   }
   ResolveNames();
   changed_ = !records_.empty();
-  if (newest_ == nullptr) return;
+  if (newest_ != nullptr) ContinueNewest();
+  newest_ = nullptr;
+}
 
+void Coordinator::ContinueNewest() {
+  // Those who are taken back are younger than the members of the present view, while there are any.
+  const bool eldest = std::none_of(records_.begin(), records_.end(),
+                                   [](const auto& entry) { return entry.second.ours != 0; });
   size_t present = 0;
   for (size_t i = 0; i < newest_->view.members.size(); ++i) {
     const auto found = records_.find(newest_->view.members[i].id);
@@ -67,20 +117,22 @@ void Coordinator::EndHold() {
       Remember(newest_->view.members[i].id);
       continue;
     }
-    found->second.joined = newest_->joined[i];
+    if (eldest) found->second.joined = newest_->joined[i];
     ++present;
   }
   LOG_INFO("membership coordinator goes on from view %llu, %zu of %zu members are back",
            static_cast<unsigned long long>(newest_->view.epoch), present, newest_->view.members.size());
-  if (present != newest_->view.members.size()) return;
+  if (view_ != nullptr || present != newest_->view.members.size()) return;
   // All are back: the newest view stays in force as it is. Who has an older one gets it; newcomers come with
   // the next.
   view_ = newest_;
   published_at_ = now_;
   changed_ = records_.size() != present;
-  if (changed_) return;
-  for (auto& [id, record] : records_)
-    if (record.connection != kNoConnection) SendView(&record);
+  for (const Member& member : view_->view.members) {
+    Record& record = records_.at(member.id);
+    record.ours = view_->view.epoch;
+    if (record.connection != kNoConnection && record.seen < view_->view.epoch) SendView(&record);
+  }
 }
 
 void Coordinator::ResolveNames() {

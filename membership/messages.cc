@@ -47,6 +47,15 @@ Status ValidateConfig(const MembershipConfig& config) {
   if (uint64_t{config.heartbeat_ms} * kHeartbeatsPerDeath > config.dead_after_ms)
     return Error(Code::kInvalidArgument, "heartbeat of %u ms needs dead-after of %u ms at least, it is %u ms",
                  config.heartbeat_ms, config.heartbeat_ms * kHeartbeatsPerDeath, config.dead_after_ms);
+  const TimeUs lease_us = LeaseMs(config.dead_after_ms) * TimeUs{1000};
+  if (lease_us == 0 || WithDrift(lease_us) >= config.dead_after_ms * TimeUs{1000} ||
+      WithDrift(lease_us) >= kQuarantineMsMin * TimeUs{1000})
+    return Error(Code::kInvalidArgument,
+                 "dead-after of %u ms gives a lease of %llu us: it must be over 0 and, with clocks that are "
+                 "off by %u ppm, "
+                 "end before dead-after and before the quarantine of %u ms",
+                 config.dead_after_ms, static_cast<unsigned long long>(lease_us), kClockDriftPpm,
+                 kQuarantineMsMin);
   if (config.nodes_expected > kNodesMax)
     return Error(Code::kInvalidArgument, "%u nodes expected, limit %zu", config.nodes_expected, kNodesMax);
   return OkStatus();
@@ -65,6 +74,13 @@ Status ValidateViewState(const ViewState& state) {
   if (state.removed.size() > kRemovedCarriedMax)
     return Error(Code::kInvalidArgument, "view with %zu removed ids, limit %zu", state.removed.size(),
                  kRemovedCarriedMax);
+  if (view.settings.nodes > kNodesMax)
+    return Error(Code::kInvalidArgument, "view of a job of %u nodes, limit %zu", view.settings.nodes,
+                 kNodesMax);
+  if (view.settle_us > kSettleUsMax)
+    return Error(Code::kInvalidArgument, "view that settles for %llu us, limit %llu",
+                 static_cast<unsigned long long>(view.settle_us),
+                 static_cast<unsigned long long>(kSettleUsMax));
   std::set<NodeId> ids;
   std::set<std::string> names;
   const Member* previous = nullptr;

@@ -35,6 +35,10 @@ inline constexpr size_t kRemovedCarriedMax = 64;
 // could overflow everybody's epochs.
 inline constexpr Epoch kEpochMax = Epoch{1} << 62;
 
+// No lease is longer, and no view says that one may last longer.
+inline constexpr TimeUs kLeaseUsMax = kQuarantineMsMin * TimeUs{1000};
+inline constexpr TimeUs kSettleUsMax = WithDrift(WithDrift(kLeaseUsMax));
+
 // A view and what a coordinator must know beyond it to go on where another stopped.
 struct ViewState {
   View view;
@@ -50,14 +54,21 @@ struct Registration {
   uint32_t protocol_version = 0;
   uint64_t chunk_bytes = 0;
   std::string data_transport;
+  JobSettings settings;  // those that are named count
+  NamedSettings named;
   Member member;
   ViewStatePtr seen;  // the last view that reached this process
   // Grows with every connection this instance opens; orders registrations that overtake
   uint64_t attempt = 0;
+  uint64_t beat = 0;  // as a heartbeat's
+  // The longest lease that any coordinator has told this process of. A coordinator that returns with shorter ones must
+  // know how long its predecessor's may last.
+  TimeUs lease_us_max = 0;
 };
 struct Heartbeat {
   // Epoch of the last view that reached the node; the coordinator sends a newer one if there is
   Epoch seen = 0;
+  uint64_t beat = 0;  // numbers the registrations and heartbeats of one process, from 1
 };
 struct ProbeAnswer {
   uint64_t nonce = 0;
@@ -70,7 +81,13 @@ struct Farewell {};  // leaves; the coordinator closes the connection once it ha
 using NodeMessage = std::variant<Registration, Heartbeat, ProbeAnswer, Suspicion, Farewell>;
 
 // From coordinator to node.
-struct HeartbeatAnswer {};  // to Heartbeat and to an accepted Registration: you are heard and registered
+// To Heartbeat and to an accepted Registration: you are heard and registered. Also by itself, when a lease can be granted
+// that could not be when the heartbeat came.
+struct HeartbeatAnswer {
+  uint64_t beat = 0;  // the one that is answered
+  // The lease lasts this long from when that one was sent; 0: no lease is granted now. An earlier one stays.
+  TimeUs lease_us = 0;
+};
 struct Probe {
   uint64_t nonce = 0;
 };

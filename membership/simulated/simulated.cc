@@ -5,13 +5,33 @@
 #include <limits>
 
 namespace ropeteam {
+namespace {
+
+constexpr TimeUs kNever = std::numeric_limits<TimeUs>::max();
+
+}  // namespace
 
 SimulatedMembership::SimulatedMembership(const MembershipConfig& config, Send send, Listener listener)
     : config_(config), send_(std::move(send)), listener_(std::move(listener)) {}
 
-void SimulatedMembership::RestartCoordinator(TimeUs now) {
+TimeUs SimulatedMembership::Clock::Local(TimeUs now) const {
+  return static_cast<TimeUs>(static_cast<int64_t>(now) + static_cast<int64_t>(now) / 1'000'000 * drift_ppm +
+                             static_cast<int64_t>(now) % 1'000'000 * drift_ppm / 1'000'000);
+}
+
+TimeUs SimulatedMembership::Clock::Global(TimeUs local) const {
+  if (drift_ppm == 0 || local == kNever) return local;
+  const double rate = 1.0 + drift_ppm / 1e6;
+  auto global = static_cast<TimeUs>(static_cast<double>(local) / rate);
+  while (Local(global) < local) ++global;
+  while (global > 0 && Local(global - 1) >= local) --global;
+  return global;
+}
+
+void SimulatedMembership::RestartCoordinator(TimeUs now, int drift_ppm) {
   ROPETEAM_CHECK(coordinator_ == nullptr);
-  coordinator_ = std::make_unique<Coordinator>(config_, now, now / 1000 + 1);
+  coordinator_clock_ = Clock{drift_ppm};
+  coordinator_ = std::make_unique<Coordinator>(config_, coordinator_clock_.Local(now), now / 1000 + 1);
 }
 
 void SimulatedMembership::CrashCoordinator(bool reset) {
@@ -23,15 +43,27 @@ void SimulatedMembership::CrashCoordinator(bool reset) {
     send_({endpoint.first, endpoint.second, false, SimulatedPacket::Closed{}});
 }
 
-void SimulatedMembership::AddNode(TimeUs now, const Member& member) {
-  auto agent = std::make_unique<Agent>(config_, member);
-  Agent* started = agent.get();
-  ROPETEAM_CHECK(agents_.emplace(member.id, std::move(agent)).second);
-  Perform(member.id, started->Start(now));
+void SimulatedMembership::AddNode(TimeUs now, const Member& member, int drift_ppm) {
+  const auto [added, fresh] = nodes_.emplace(member.id, Node{});
+  ROPETEAM_CHECK(fresh);
+  added->second.agent = std::make_unique<Agent>(config_, member);
+  added->second.clock = Clock{drift_ppm};
+  Perform(member.id, added->second.agent->Start(added->second.clock.Local(now)));
+}
+
+void SimulatedMembership::StopNode(NodeId node) {
+  if (const auto found = nodes_.find(node); found != nodes_.end()) found->second.stopped = true;
+}
+
+void SimulatedMembership::ContinueNode(TimeUs now, NodeId node) {
+  const auto found = nodes_.find(node);
+  if (found == nodes_.end() || !found->second.stopped) return;
+  found->second.stopped = false;
+  for (const SimulatedPacket& packet : std::exchange(found->second.waiting, {})) Arrive(now, packet);
 }
 
 void SimulatedMembership::CrashNode(NodeId node, bool reset) {
-  agents_.erase(node);
+  nodes_.erase(node);
   const auto open = open_.find(node);
   if (open == open_.end()) return;
   const uint64_t attempt = open->second;
@@ -40,42 +72,45 @@ void SimulatedMembership::CrashNode(NodeId node, bool reset) {
 }
 
 void SimulatedMembership::LeaveNode(TimeUs now, NodeId node) {
-  if (const auto found = agents_.find(node); found != agents_.end()) Perform(node, found->second->Leave(now));
+  const auto found = nodes_.find(node);
+  if (found == nodes_.end() || found->second.stopped) return;
+  Perform(node, found->second.agent->Leave(found->second.clock.Local(now)));
 }
 
 void SimulatedMembership::RejoinNode(TimeUs now, NodeId node, const Member& member) {
-  const auto found = agents_.find(node);
-  if (found == agents_.end()) return;
+  const auto found = nodes_.find(node);
+  if (found == nodes_.end() || found->second.stopped) return;
   if (const auto open = open_.find(node); open != open_.end()) {
     const uint64_t attempt = open->second;
     open_.erase(open);
     ToCoordinator(node, attempt, SimulatedPacket::Closed{});
   }
-  std::unique_ptr<Agent> agent = std::move(found->second);
-  agents_.erase(found);
-  Agent* rejoining = agent.get();
-  ROPETEAM_CHECK(agents_.emplace(member.id, std::move(agent)).second);
-  Perform(member.id, rejoining->Rejoin(now, member));
+  Node process = std::move(found->second);
+  nodes_.erase(found);
+  const auto [moved, fresh] = nodes_.emplace(member.id, std::move(process));
+  ROPETEAM_CHECK(fresh);
+  Perform(member.id, moved->second.agent->Rejoin(moved->second.clock.Local(now), member));
 }
 
 void SimulatedMembership::ReportSuspect(TimeUs now, NodeId reporter, NodeId suspect,
                                         const std::string& reason) {
-  const auto found = agents_.find(reporter);
-  if (found != agents_.end()) Perform(reporter, found->second->Suspect(now, suspect, reason));
+  const auto found = nodes_.find(reporter);
+  if (found == nodes_.end() || found->second.stopped) return;
+  Perform(reporter, found->second.agent->Suspect(found->second.clock.Local(now), suspect, reason));
 }
 
 void SimulatedMembership::Arrive(TimeUs now, const SimulatedPacket& packet) {
   if (!packet.to_coordinator) {
-    const auto found = agents_.find(packet.node);
-    if (found == agents_.end()) return;
-    if (const auto* message = std::get_if<CoordinatorMessage>(&packet.content)) {
-      Perform(packet.node, found->second->Received(now, packet.attempt, *message));
-      return;
-    }
+    const auto found = nodes_.find(packet.node);
+    if (found == nodes_.end()) return;
+    if (found->second.stopped) return found->second.waiting.push_back(packet);
+    Agent& agent = *found->second.agent;
+    const TimeUs local = found->second.clock.Local(now);
+    if (const auto* message = std::get_if<CoordinatorMessage>(&packet.content))
+      return Perform(packet.node, agent.Received(local, packet.attempt, *message));
     if (const auto open = open_.find(packet.node); open != open_.end() && open->second == packet.attempt)
       open_.erase(open);
-    Perform(packet.node, found->second->Broken(now, packet.attempt, "connection reset"));
-    return;
+    return Perform(packet.node, agent.Broken(local, packet.attempt, "connection reset"));
   }
   const Endpoint endpoint{packet.node, packet.attempt};
   if (coordinator_ == nullptr) {
@@ -84,6 +119,7 @@ void SimulatedMembership::Arrive(TimeUs now, const SimulatedPacket& packet) {
       send_({packet.node, packet.attempt, false, SimulatedPacket::Closed{}});
     return;
   }
+  const TimeUs at = coordinator_clock_.Local(now);
   auto known = connections_.find(endpoint);
   const auto* message = std::get_if<NodeMessage>(&packet.content);
   if (message == nullptr) {
@@ -91,37 +127,40 @@ void SimulatedMembership::Arrive(TimeUs now, const SimulatedPacket& packet) {
     const ConnectionId id = known->second;
     endpoints_.erase(id);
     connections_.erase(known);
-    Perform(coordinator_->Closed(now, id));
+    Perform(coordinator_->Closed(at, id));
     return;
   }
   if (known == connections_.end()) {
     known = connections_.emplace(endpoint, ++connections_made_).first;
     endpoints_.emplace(known->second, endpoint);
-    Perform(coordinator_->Opened(now, known->second));
+    Perform(coordinator_->Opened(at, known->second));
     known = connections_.find(endpoint);
     if (known == connections_.end()) return;
   }
-  Perform(coordinator_->Received(now, known->second, *message));
+  Perform(coordinator_->Received(at, known->second, *message));
 }
 
 void SimulatedMembership::Tick(TimeUs now) {
-  if (coordinator_ != nullptr && now >= coordinator_->NextDeadline()) Perform(coordinator_->Tick(now));
+  const TimeUs at = coordinator_clock_.Local(now);
+  if (coordinator_ != nullptr && at >= coordinator_->NextDeadline()) Perform(coordinator_->Tick(at));
   std::vector<NodeId> due;
-  for (const auto& [id, agent] : agents_)
-    if (now >= agent->NextDeadline()) due.push_back(id);
+  for (const auto& [id, node] : nodes_)
+    if (!node.stopped && node.clock.Local(now) >= node.agent->NextDeadline()) due.push_back(id);
   for (const NodeId id : due)
-    if (const auto found = agents_.find(id); found != agents_.end()) Perform(id, found->second->Tick(now));
+    if (const auto found = nodes_.find(id); found != nodes_.end())
+      Perform(id, found->second.agent->Tick(found->second.clock.Local(now)));
 }
 
 TimeUs SimulatedMembership::NextDeadline() const {
-  TimeUs next = coordinator_ != nullptr ? coordinator_->NextDeadline() : std::numeric_limits<TimeUs>::max();
-  for (const auto& [id, agent] : agents_) next = std::min(next, agent->NextDeadline());
+  TimeUs next = coordinator_ != nullptr ? coordinator_clock_.Global(coordinator_->NextDeadline()) : kNever;
+  for (const auto& [id, node] : nodes_)
+    if (!node.stopped) next = std::min(next, node.clock.Global(node.agent->NextDeadline()));
   return next;
 }
 
 const Agent* SimulatedMembership::agent(NodeId node) const {
-  const auto found = agents_.find(node);
-  return found != agents_.end() ? found->second.get() : nullptr;
+  const auto found = nodes_.find(node);
+  return found != nodes_.end() ? found->second.agent.get() : nullptr;
 }
 
 void SimulatedMembership::ToCoordinator(NodeId node, uint64_t attempt,
@@ -146,6 +185,10 @@ void SimulatedMembership::Perform(NodeId node, Agent::Outputs outputs) {
       }
     } else if (const auto* view = std::get_if<View>(&output)) {
       listener_.on_view(node, *view);
+    } else if (const auto* lease = std::get_if<Agent::Lease>(&output)) {
+      if (listener_.on_lease)
+        listener_.on_lease(node,
+                           lease->valid_until == 0 ? 0 : nodes_.at(node).clock.Global(lease->valid_until));
     } else {
       listener_.on_refused(node, std::get<Status>(output));
     }

@@ -5,22 +5,20 @@
 //
 // To drive it:
 //   1. Construct with a function that takes every Packet the moment it is sent. The caller's network holds it
-//   back for
-//      as long as it likes, and then gives it to Arrive() or drops it. Packets of one connection and
+//      back for as long as it likes, and then gives it to Arrive() or drops it. Packets of one connection and
 //      direction are delivered in order by TCP; keep that (a Closed packet included) unless disorder is what
 //      is being tested.
 //   2. RestartCoordinator(), AddNode() for each node, with a function that gets its views and refusals.
-//   3. Let time pass to min(NextDeadline(), the network's next arrival); call Tick(now) or Arrive(now,
-//   packet).
-//   4. CrashNode(), CrashCoordinator(): with `reset`, the kernel survives the process and its peers get
-//   Closed packets
-//      (which may be lost like others); without, the host is gone and nothing is sent.
+//   3. Let time pass to min(NextDeadline(), the network's next arrival); call Tick(now) or Arrive(now, packet).
+//   4. CrashNode(), CrashCoordinator(): with `reset`, the kernel survives the process and its peers get Closed
+//      packets (which may be lost like others); without, the host is gone and nothing is sent.
 // A closed connection is told to the other side by a packet too, so that a partition also hides resets. To
 // cut a node off, drop its packets in one or both directions.
 
 #ifndef ROPETEAM_MEMBERSHIP_SIMULATED_SIMULATED_H_
 #define ROPETEAM_MEMBERSHIP_SIMULATED_SIMULATED_H_
 
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -48,14 +46,21 @@ class SimulatedMembership {
   struct Listener {
     std::function<void(NodeId, const View&)> on_view;
     std::function<void(NodeId, const Status&)> on_refused;
+    std::function<void(NodeId, TimeUs valid_until)> on_lease = {};  // on the caller's clock; may be empty
   };
 
   SimulatedMembership(const MembershipConfig& config, Send send, Listener listener);
 
   void RestartCoordinator(
-      TimeUs now);  // starts it, too; not while it runs. Epochs begin at `now` in milliseconds
+      TimeUs now,
+      int drift_ppm = 0);  // starts it, too; not while it runs. Epochs begin at `now` in milliseconds
   void CrashCoordinator(bool reset);
-  void AddNode(TimeUs now, const Member& member);
+  // Its clock is faster than the caller's by that much; over the life of the process, Rejoin included.
+  void AddNode(TimeUs now, const Member& member, int drift_ppm = 0);
+  // SIGSTOP: the process does nothing until ContinueNode(); packets for it wait in its kernel. Time and its lease
+  // pass. Other calls for it are carried out when it continues, or never.
+  void StopNode(NodeId node);
+  void ContinueNode(TimeUs now, NodeId node);
   void CrashNode(NodeId node, bool reset);
   void LeaveNode(TimeUs now, NodeId node);
   // What ropeteamd does on kStale: the same process goes on as another instance.
@@ -72,6 +77,18 @@ class SimulatedMembership {
 
  private:
   using Endpoint = std::pair<NodeId, uint64_t>;
+  // A clock that is off by drift_ppm. Zero drift is the caller's own time.
+  struct Clock {
+    int drift_ppm = 0;
+    TimeUs Local(TimeUs now) const;
+    TimeUs Global(TimeUs local) const;  // the first instant at which Local() has reached `local`
+  };
+  struct Node {
+    std::unique_ptr<Agent> agent;
+    Clock clock;
+    bool stopped = false;
+    std::deque<SimulatedPacket> waiting;  // while stopped
+  };
 
   void Perform(NodeId node, Agent::Outputs outputs);
   void Perform(Coordinator::Outputs outputs);
@@ -82,7 +99,8 @@ class SimulatedMembership {
   const Send send_;
   const Listener listener_;
   std::unique_ptr<Coordinator> coordinator_;
-  std::map<NodeId, std::unique_ptr<Agent>> agents_;
+  Clock coordinator_clock_;
+  std::map<NodeId, Node> nodes_;
   std::map<NodeId, uint64_t> open_;  // the attempt that each node has open
   // The coordinator's side: it numbers connections itself, in this life.
   std::map<Endpoint, ConnectionId> connections_;

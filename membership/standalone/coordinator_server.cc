@@ -60,7 +60,7 @@ class CoordinatorServer::Stream final : public grpc::ServerBidiReactor<NodeFrame
     } else if (const auto* refusal = std::get_if<Refusal>(&message)) {
       refusal_ = *refusal;
     } else {
-      answer_ = true;
+      answer_ = std::get<HeartbeatAnswer>(message);  // to the newest heartbeat: its lease is the longest
     }
     Advance();
   }
@@ -121,7 +121,7 @@ class CoordinatorServer::Stream final : public grpc::ServerBidiReactor<NodeFrame
     view_ = nullptr;
     probe_.reset();
     refusal_.reset();
-    answer_ = false;
+    answer_.reset();
     Advance();
   }
 
@@ -138,8 +138,8 @@ class CoordinatorServer::Stream final : public grpc::ServerBidiReactor<NodeFrame
     // The probe first, since it is waited for; the refusal last, since it ends the stream.
     if (probe_) {
       out_ = Frame(*std::exchange(probe_, {}));
-    } else if (std::exchange(answer_, false)) {
-      out_ = Frame(HeartbeatAnswer{});
+    } else if (answer_) {
+      out_ = Frame(*std::exchange(answer_, {}));
     } else if (view_ != nullptr) {
       out_ = std::exchange(view_, nullptr);
     } else {
@@ -161,7 +161,7 @@ class CoordinatorServer::Stream final : public grpc::ServerBidiReactor<NodeFrame
   std::shared_ptr<const CoordinatorFrame> view_;
   std::optional<Probe> probe_;
   std::optional<Refusal> refusal_;
-  bool answer_ = false;
+  std::optional<HeartbeatAnswer> answer_;
 };
 
 class CoordinatorServer::Service final : public membership::v1::Coordinator::CallbackService {
@@ -234,8 +234,7 @@ void CoordinatorServer::KeepDeadlines() {
     if (const TimeUs now = Loop::Now(); now >= armed_) {
       Perform(coordinator_->Tick(now));
     } else {
-      // An instant of steady_clock, so a step of the wall clock neither hurries nor delays a deadline.
-      timer_.wait_until(lock, std::chrono::steady_clock::time_point(std::chrono::microseconds(armed_)));
+      Loop::WaitUntil(timer_, lock, armed_);
     }
   }
 }

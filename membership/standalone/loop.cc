@@ -2,6 +2,7 @@
 #include "membership/standalone/loop.h"
 
 #include <chrono>
+#include <ctime>
 #include <limits>
 #include <utility>
 
@@ -10,8 +11,16 @@
 namespace ropeteam {
 
 TimeUs Loop::Now() {
-  const auto since = std::chrono::steady_clock::now().time_since_epoch();
-  return static_cast<TimeUs>(std::chrono::duration_cast<std::chrono::microseconds>(since).count());
+  timespec now{};
+  clock_gettime(CLOCK_BOOTTIME, &now);
+  return static_cast<TimeUs>(now.tv_sec) * 1'000'000 + static_cast<TimeUs>(now.tv_nsec) / 1000;
+}
+
+void Loop::WaitUntil(std::condition_variable& condition, std::unique_lock<std::mutex>& lock, TimeUs when) {
+  const TimeUs now = Now();
+  if (now >= when) return;
+  // A duration of steady_clock, so a step of the wall clock neither hurries nor delays a deadline.
+  condition.wait_until(lock, std::chrono::steady_clock::now() + std::chrono::microseconds(when - now));
 }
 
 void Loop::Start(Event tick, std::function<TimeUs()> deadline) {
@@ -69,8 +78,7 @@ void Loop::Run(const Event& tick, const std::function<TimeUs()>& deadline) {
     if (due == std::numeric_limits<TimeUs>::max()) {
       wake_.wait(lock);
     } else {
-      // Until an instant of steady_clock, so a step of the wall clock neither hurries nor delays a deadline.
-      wake_.wait_until(lock, std::chrono::steady_clock::time_point(std::chrono::microseconds(due)));
+      WaitUntil(wake_, lock, due);
     }
   }
 }

@@ -35,7 +35,11 @@ class Loop {
   void Stop();
   bool OnLoop() const { return thread_.get_id() == std::this_thread::get_id(); }
 
-  static TimeUs Now();  // CLOCK_MONOTONIC
+  // CLOCK_BOOTTIME, which also counts while the machine is suspended: leases run out then.
+  static TimeUs Now();
+  // As std::condition_variable::wait_until(), for an instant of Now(). After a suspension it may return as much later
+  // as it had left to wait before: condition variables know no clock that goes on meanwhile.
+  static void WaitUntil(std::condition_variable& condition, std::unique_lock<std::mutex>& lock, TimeUs when);
 
  private:
   void Run(const Event& tick, const std::function<TimeUs()>& deadline);

@@ -81,7 +81,7 @@ void NodeStream::OnReadDone(bool ok) {
   if (ok) {
     Result<CoordinatorMessage> message = Decode(std::exchange(in_, {}));
     if (message.ok()) {
-      if (handler_.on_message(attempt_, std::move(*message))) ReadNext();
+      handler_.on_message(attempt_, std::move(*message));
       return;
     }
     {

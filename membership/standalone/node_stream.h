@@ -25,8 +25,8 @@ class NodeStream final
  public:
   // Both are called on gRPC's threads.
   struct Handler {
-    // True: done with it, the next may come. False: the next message is read only after ReadNext().
-    std::function<bool(uint64_t attempt, CoordinatorMessage)> on_message;
+    // The next message is read only after ReadNext().
+    std::function<void(uint64_t attempt, CoordinatorMessage)> on_message;
     // The last call. The stream must not be destroyed on the calling thread: its channel may be the last to
     // hold gRPC's threads, and would wait for itself.
     std::function<void(std::shared_ptr<NodeStream>, const std::string& reason)> on_done;

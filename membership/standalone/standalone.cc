@@ -35,11 +35,10 @@ class StandaloneMembership final : public Membership {
   enum class Phase { kNew, kRunning, kStopping };
 
   // On the loop.
-  void Tick(TimeUs now);
   void Perform(Agent::Outputs outputs);
   void OpenStream(uint64_t attempt);
   // On gRPC's threads.
-  bool OnMessage(uint64_t attempt, CoordinatorMessage message);
+  void OnMessage(uint64_t attempt, CoordinatorMessage message);
   void OnDone(std::shared_ptr<NodeStream> stream, const std::string& reason);
 
   const MembershipConfig config_;
@@ -53,8 +52,6 @@ class StandaloneMembership final : public Membership {
   std::condition_variable changed_;
   Phase phase_ = Phase::kNew;
   bool stopped_ = false;
-  uint64_t heard_attempt_ = 0;                      // the newest connection that was heard on
-  TimeUs heard_at_ = 0;                             // since the loop last looked; 0: not
   size_t live_ = 0;                                 // streams whose OnDone() is to come
   std::vector<std::shared_ptr<NodeStream>> ended_;  // to be destroyed, but not on gRPC's threads
   std::set<NodeId> suspects_;                       // posted to the loop and not yet taken up
@@ -68,7 +65,9 @@ Status StandaloneMembership::Start(const Member& self, Callbacks callbacks) {
     if (phase_ != Phase::kNew) return Error(Code::kInvalidArgument, "membership was started before");
   }
   if (config_.embed_coordinator) {
-    auto server = std::make_unique<CoordinatorServer>(config_);
+    MembershipConfig config = config_;
+    config.coordinator_node = self.name;
+    auto server = std::make_unique<CoordinatorServer>(config);
     ROPETEAM_RETURN_IF_ERROR(server->Start());
     server_ = std::move(server);
   }
@@ -80,7 +79,7 @@ Status StandaloneMembership::Start(const Member& self, Callbacks callbacks) {
     phase_ = Phase::kRunning;
   }
   loop_.Post([this](TimeUs now) { Perform(agent_->Start(now)); });
-  loop_.Start([this](TimeUs now) { Tick(now); }, [this] { return agent_->NextDeadline(); });
+  loop_.Start([this](TimeUs now) { Perform(agent_->Tick(now)); }, [this] { return agent_->NextDeadline(); });
   return OkStatus();
 }
 
@@ -156,42 +155,18 @@ void StandaloneMembership::OpenStream(uint64_t attempt) {
   }
   stream_ = NodeStream::Open(
       config_.coordinator_address, attempt,
-      {[this](uint64_t at, CoordinatorMessage message) { return OnMessage(at, std::move(message)); },
+      {[this](uint64_t at, CoordinatorMessage message) { OnMessage(at, std::move(message)); },
        [this](std::shared_ptr<NodeStream> done, const std::string& reason) {
          OnDone(std::move(done), reason);
        }});
   // `ended` goes only now: gRPC's threads end with its last channel, and would be started anew for this one.
 }
 
-bool StandaloneMembership::OnMessage(uint64_t attempt, CoordinatorMessage message) {
-  if (std::holds_alternative<HeartbeatAnswer>(message)) {
-    // All but the first on a connection say only that it lives: the loop hears of that when it wakes for a
-    // deadline, and need not be woken five times a second.
-    const std::lock_guard lock(mutex_);
-    if (heard_attempt_ == attempt) {
-      heard_at_ = Loop::Now();
-      return true;
-    }
-    heard_attempt_ = attempt;
-    heard_at_ = 0;
-  }
+void StandaloneMembership::OnMessage(uint64_t attempt, CoordinatorMessage message) {
   loop_.Post([this, attempt, message = std::move(message)](TimeUs now) {
     Perform(agent_->Received(now, attempt, message));
     if (stream_ != nullptr && stream_->attempt() == attempt) stream_->ReadNext();
   });
-  return false;
-}
-
-void StandaloneMembership::Tick(TimeUs now) {
-  uint64_t attempt = 0;
-  TimeUs heard_at = 0;
-  {
-    const std::lock_guard lock(mutex_);
-    attempt = heard_attempt_;
-    heard_at = std::exchange(heard_at_, 0);
-  }
-  if (heard_at != 0) Perform(agent_->Received(heard_at, attempt, HeartbeatAnswer{}));
-  Perform(agent_->Tick(now));
 }
 
 void StandaloneMembership::OnDone(std::shared_ptr<NodeStream> stream, const std::string& reason) {
@@ -219,6 +194,8 @@ void StandaloneMembership::Perform(Agent::Outputs outputs) {
       }
     } else if (const auto* view = std::get_if<View>(&output)) {
       if (callbacks_.on_view) callbacks_.on_view(*view);
+    } else if (const auto* lease = std::get_if<Agent::Lease>(&output)) {
+      if (callbacks_.on_lease) callbacks_.on_lease(lease->valid_until);
     } else if (callbacks_.on_refused) {
       callbacks_.on_refused(std::get<Status>(output));
     }

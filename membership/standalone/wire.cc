@@ -10,6 +10,7 @@ using membership::v1::CoordinatorFrame;
 using membership::v1::MemberInfo;
 using membership::v1::NodeFrame;
 using membership::v1::RefusalInfo;
+using membership::v1::SettingsInfo;
 using membership::v1::ViewInfo;
 
 constexpr size_t kRefusalBytesMax = 4096;  // a sentence with two names in it; the rest is cut
@@ -34,6 +35,16 @@ Member DecodeMember(MemberInfo* info) {
   return member;
 }
 
+void EncodeSettings(const JobSettings& settings, SettingsInfo* info) {
+  info->set_replicas(settings.replicas);
+  info->set_keep_steps(settings.keep_steps);
+  info->set_nodes(settings.nodes);
+}
+
+JobSettings DecodeSettings(const SettingsInfo& info) {
+  return {info.replicas(), info.keep_steps(), info.nodes()};
+}
+
 void EncodeView(const ViewState& state, ViewInfo* info) {
   info->set_epoch(state.view.epoch);
   info->set_leader(state.view.leader);
@@ -43,6 +54,8 @@ void EncodeView(const ViewState& state, ViewInfo* info) {
     member->set_joined(state.joined[i]);
   }
   for (const NodeId id : state.removed) info->add_removed(id);
+  EncodeSettings(state.view.settings, info->mutable_settings());
+  info->set_settle_us(state.view.settle_us);
 }
 
 Result<ViewStatePtr> DecodeView(ViewInfo* info) {
@@ -57,6 +70,8 @@ Result<ViewStatePtr> DecodeView(ViewInfo* info) {
     state->view.members.push_back(DecodeMember(&member));
   }
   state->removed.assign(info->removed().begin(), info->removed().end());
+  state->view.settings = DecodeSettings(info->settings());
+  state->view.settle_us = info->settle_us();
   ROPETEAM_RETURN_IF_ERROR(ValidateViewState(*state));
   return ViewStatePtr(std::move(state));
 }
@@ -69,6 +84,11 @@ Result<NodeMessage> DecodeRegistration(membership::v1::RegistrationInfo* info) {
   registration.data_transport = std::move(*info->mutable_data_transport());
   registration.member = DecodeMember(info->mutable_member());
   registration.attempt = info->attempt();
+  registration.settings = DecodeSettings(info->settings());
+  registration.named = {info->settings().replicas_named(), info->settings().keep_steps_named(),
+                        info->settings().nodes_named()};
+  registration.beat = info->beat();
+  registration.lease_us_max = info->lease_us_max();
   if (info->has_seen()) {
     Result<ViewStatePtr> seen = DecodeView(info->mutable_seen());
     if (!seen.ok()) return seen.status();
@@ -97,8 +117,16 @@ NodeFrame Encode(const NodeMessage& message) {
     EncodeMember(registration->member, info->mutable_member());
     if (registration->seen != nullptr) EncodeView(*registration->seen, info->mutable_seen());
     info->set_attempt(registration->attempt);
+    SettingsInfo* settings = info->mutable_settings();
+    EncodeSettings(registration->settings, settings);
+    settings->set_replicas_named(registration->named.replicas);
+    settings->set_keep_steps_named(registration->named.keep_steps);
+    settings->set_nodes_named(registration->named.nodes);
+    info->set_beat(registration->beat);
+    info->set_lease_us_max(registration->lease_us_max);
   } else if (const auto* heartbeat = std::get_if<Heartbeat>(&message)) {
     frame.mutable_heartbeat()->set_seen(heartbeat->seen);
+    frame.mutable_heartbeat()->set_beat(heartbeat->beat);
   } else if (const auto* answer = std::get_if<ProbeAnswer>(&message)) {
     frame.mutable_probe_answer()->set_nonce(answer->nonce);
   } else if (const auto* suspicion = std::get_if<Suspicion>(&message)) {
@@ -120,7 +148,9 @@ CoordinatorFrame Encode(const CoordinatorMessage& message) {
     frame.mutable_refusal()->set_code(static_cast<uint32_t>(refusal->status.code()));
     frame.mutable_refusal()->set_message(refusal->status.message());
   } else {
-    frame.mutable_heartbeat_answer();
+    const auto& answer = std::get<HeartbeatAnswer>(message);
+    frame.mutable_heartbeat_answer()->set_beat(answer.beat);
+    frame.mutable_heartbeat_answer()->set_lease_us(answer.lease_us);
   }
   return frame;
 }
@@ -130,7 +160,7 @@ Result<NodeMessage> Decode(NodeFrame&& frame) {
     case NodeFrame::kRegistration:
       return DecodeRegistration(frame.mutable_registration());
     case NodeFrame::kHeartbeat:
-      return NodeMessage(Heartbeat{frame.heartbeat().seen()});
+      return NodeMessage(Heartbeat{frame.heartbeat().seen(), frame.heartbeat().beat()});
     case NodeFrame::kProbeAnswer:
       return NodeMessage(ProbeAnswer{frame.probe_answer().nonce()});
     case NodeFrame::kSuspicion:
@@ -147,7 +177,8 @@ Result<NodeMessage> Decode(NodeFrame&& frame) {
 Result<CoordinatorMessage> Decode(CoordinatorFrame&& frame) {
   switch (frame.content_case()) {
     case CoordinatorFrame::kHeartbeatAnswer:
-      return CoordinatorMessage(HeartbeatAnswer{});
+      return CoordinatorMessage(
+          HeartbeatAnswer{frame.heartbeat_answer().beat(), frame.heartbeat_answer().lease_us()});
     case CoordinatorFrame::kView: {
       Result<ViewStatePtr> view = DecodeView(frame.mutable_view());
       if (!view.ok()) return view.status();

@@ -32,6 +32,7 @@ class SeededRun {
     network.loss = Pick(0, 1) != 0 ? 0 : Draw() * 0.2;
     network.disorder = Pick(0, 1) != 0 ? 0 : Draw() * 0.3;
     network.delay_max_us = Pick(1, 80) * kMs;
+    network.drift_ppm_max = Pick(0, 1) != 0 ? 0 : static_cast<int>(kClockDriftPpm);
   }
 
   std::string Run() {
@@ -88,7 +89,8 @@ class SeededRun {
   }
   void AddFresh() {
     const uint64_t number = ++names_;
-    cluster_.Add(Numbered("n", number), static_cast<uint32_t>(Pick(0, 5)));
+    // Never 0: nodes_expected is not the number of nodes here, so no start is that of the whole job.
+    cluster_.Add(Numbered("n", number), static_cast<uint32_t>(Pick(1, 6)));
   }
   void Restart(const Member& dead) { cluster_.Add(dead.name, dead.ordinal); }
 

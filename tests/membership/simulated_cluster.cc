@@ -10,7 +10,12 @@ SimulatedCluster::SimulatedCluster(uint64_t seed, const MembershipConfig& config
     : random_(seed),
       membership_(config, [this](const SimulatedPacket& packet) { OnSend(packet); },
                   {[this](NodeId node, const View& view) { OnView(node, view); },
-                   [this](NodeId node, const Status& status) { refusals_[node].push_back(status); }}) {}
+                   [this](NodeId node, const Status& status) { refusals_[node].push_back(status); },
+                   [this](NodeId node, TimeUs valid_until) { leases_[node] = valid_until; }}) {}
+
+int SimulatedCluster::Drift() {
+  return std::uniform_int_distribution<int>(-network_.drift_ppm_max, network_.drift_ppm_max)(random_);
+}
 
 Member SimulatedCluster::MakeMember(const std::string& name, uint32_t ordinal) {
   Member member;
@@ -28,13 +33,14 @@ NodeId SimulatedCluster::Add(const std::string& name, uint32_t ordinal) {
 
 NodeId SimulatedCluster::Add(const Member& member) {
   alive_[member.id] = member;
-  membership_.AddNode(now_, member);
+  membership_.AddNode(now_, member, network_.drift_ppm_max == 0 ? 0 : Drift());
   return member.id;
 }
 
 void SimulatedCluster::Crash(NodeId node, bool reset) {
   membership_.CrashNode(node, reset);
   alive_.erase(node);
+  leases_.erase(node);
 }
 
 void SimulatedCluster::Leave(NodeId node) {
@@ -49,6 +55,7 @@ NodeId SimulatedCluster::Rejoin(NodeId node) {
   alive_[member.id] = member;
   views_[member.id] = views_[node];  // the process goes on, and with it the promise of growing epochs
   seen_leave_[member.id] = seen_leave_[node];
+  leases_.erase(node);
   membership_.RejoinNode(now_, node, member);
   return member.id;
 }
@@ -70,10 +77,10 @@ bool SimulatedCluster::RunUntil(const std::function<bool()>& condition, uint64_t
     TimeUs next = membership_.NextDeadline();
     if (!flights_.empty()) next = std::min(next, flights_.top().at);
     if (next > end) {
-      now_ = end;
+      PassTo(end);
       return condition();
     }
-    now_ = std::max(now_, next);
+    PassTo(std::max(now_, next));
     if (!flights_.empty() && flights_.top().at <= now_) {
       const SimulatedPacket packet = flights_.top().packet;
       flights_.pop();
@@ -82,8 +89,28 @@ bool SimulatedCluster::RunUntil(const std::function<bool()>& condition, uint64_t
     } else {
       membership_.Tick(now_);
     }
+    if (membership_.coordinator() != nullptr && membership_.coordinator()->view() != nullptr) {
+      const View& given = membership_.coordinator()->view()->view;
+      if (given_.empty() || given_.back().epoch != given.epoch) given_.push_back(given);
+    }
   }
   return true;
+}
+
+void SimulatedCluster::PassTo(TimeUs when) {
+  // Two instances of which one has left a view of the other's must never act at the same time.
+  for (const auto& [node, until] : leases_) {
+    if (until <= now_) continue;
+    const auto left = seen_leave_.find(node);
+    if (left == seen_leave_.end()) continue;
+    for (const auto& [other, acts_from] : left->second) {
+      const TimeUs both_from = std::max(now_, acts_from);
+      if (both_from <= when && both_from < until && both_from < LeaseUntil(other))
+        Break(Numbered("instance ", other) + " holds a lease that " + Numbered("instance ", node) +
+              " takes for ended");
+    }
+  }
+  now_ = when;
 }
 
 void SimulatedCluster::RunFor(uint64_t ms) {
@@ -134,12 +161,17 @@ void SimulatedCluster::OnView(NodeId node, const View& view) {
     if (seen_leave_[node].contains(member.id)) Break(epoch + " brings an instance back that had left");
   }
   if (!mine.empty()) {
+    // The settling time is on the node's own clock, which may be fast.
+    const TimeUs settle_us = view.settle_us - view.settle_us * kClockDriftPpm / 1'000'000;
     for (const Member& member : mine.back().members)
-      if (!view.Contains(member.id)) seen_leave_[node].insert(member.id);
-    // Whoever was declared dead may come from another history than those who stayed: two coordinators' views,
-    // each with a leader of its own, cannot both keep it when they meet.
+      if (!view.Contains(member.id)) seen_leave_[node].emplace(member.id, now_ + settle_us);
+    // Two coordinators' views, each with a leader of its own, cannot both keep it when they meet: a node that is
+    // taken back, after a view that was given out without it, may find a leader there.
     const bool stayed = mine.back().Contains(node);
-    if (stayed && view.Contains(mine.back().leader) && view.leader != mine.back().leader)
+    bool merged = false;
+    for (auto at = given_.rbegin(); at != given_.rend() && at->epoch != mine.back().epoch; ++at)
+      merged |= !at->Contains(node);
+    if (stayed && !merged && view.Contains(mine.back().leader) && view.leader != mine.back().leader)
       Break(epoch + " changes a leader that is still there");
   }
   mine.push_back(view);

@@ -2,7 +2,7 @@
 //
 // A cluster's membership on a network made of probabilities, for the stories (all zero: every packet takes 1
 // ms) and for the seeded test. It checks, at every view that any node is given, what membership.h promises of
-// views.
+// views, and at every instant what it promises of leases.
 
 #ifndef ROPETEAM_TESTS_MEMBERSHIP_SIMULATED_CLUSTER_H_
 #define ROPETEAM_TESTS_MEMBERSHIP_SIMULATED_CLUSTER_H_
@@ -26,6 +26,7 @@ struct Network {
   double disorder = 0;  // of each packet: it may be overtaken on its own connection
   TimeUs delay_min_us = 1 * kMs;
   TimeUs delay_max_us = 1 * kMs;
+  int drift_ppm_max = 0;  // of the clocks of nodes and coordinators that start from now on
 };
 
 // "n" and 7 are "n7". (GCC 12 takes an operator+ of a literal and a temporary for an overlapping copy and
@@ -58,10 +59,14 @@ class SimulatedCluster {
   void Leave(NodeId node);
   NodeId Rejoin(NodeId node);
   void CrashCoordinator(bool reset = true) { membership_.CrashCoordinator(reset); }
-  void RestartCoordinator() { membership_.RestartCoordinator(now_); }
+  void RestartCoordinator() { membership_.RestartCoordinator(now_, Drift()); }
   void Suspect(NodeId reporter, NodeId suspect) {
     membership_.ReportSuspect(now_, reporter, suspect, "put failed");
   }
+
+  // SIGSTOP and SIGCONT.
+  void Stop(NodeId node) { membership_.StopNode(node); }
+  void Continue(NodeId node) { membership_.ContinueNode(now_, node); }
 
   // Drops what this node sends, or what is sent to it.
   void CutOutgoing(NodeId node, bool cut) {
@@ -84,7 +89,7 @@ class SimulatedCluster {
   bool RunUntil(const std::function<bool()>& condition, uint64_t ms);
 
   // Time passes and nobody runs: packets wait, deadlines pass unseen.
-  void Pause(uint64_t ms) { now_ += ms * kMs; }
+  void Pause(uint64_t ms) { PassTo(now_ + ms * kMs); }
 
   TimeUs now() const { return now_; }
   Network& network() { return network_; }
@@ -99,6 +104,12 @@ class SimulatedCluster {
   bool Sees(NodeId node, NodeId other) {
     return !views_[node].empty() && views_[node].back().Contains(other);
   }
+  // Until when its lease lasts; 0: it has none. One in the past has run out.
+  TimeUs LeaseUntil(NodeId node) const {
+    const auto found = leases_.find(node);
+    return found != leases_.end() ? found->second : 0;
+  }
+  bool HasLease(NodeId node) const { return LeaseUntil(node) > now_; }
   const std::vector<Status>& Refusals(NodeId node) { return refusals_[node]; }
   // Every living node has the same view, of the living nodes and nobody else.
   bool Converged();
@@ -117,6 +128,9 @@ class SimulatedCluster {
 
   void OnSend(const SimulatedPacket& packet);
   void OnView(NodeId node, const View& view);
+  // Lets time pass in which nothing happens, and checks the leases in it.
+  void PassTo(TimeUs when);
+  int Drift();
   void Break(const std::string& what);
   double Chance() { return std::uniform_real_distribution<double>(0, 1)(random_); }
 
@@ -134,7 +148,10 @@ class SimulatedCluster {
   std::map<NodeId, std::vector<View>> views_;
   std::map<NodeId, std::vector<Status>> refusals_;
   std::map<Epoch, View> by_epoch_;
-  std::map<NodeId, std::set<NodeId>> seen_leave_;  // per process: ids that left a view it saw
+  std::vector<View> given_;  // by all coordinators, in the order of time
+  // Per process: the ids that left a view it saw, and from when on it acts on that.
+  std::map<NodeId, std::map<NodeId, TimeUs>> seen_leave_;
+  std::map<NodeId, TimeUs> leases_;  // of the living
   std::string broken_;
   SimulatedMembership membership_;
 };

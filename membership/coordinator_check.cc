@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What must be equal on all nodes of a job: compared when a node registers, and refused with both nodes, both values
+// and the option to change.
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "membership/coordinator.h"
+
+namespace ropeteam {
+namespace {
+
+// One row of the table of what is compared.
+struct Compared {
+  const char* what;  // as the user set it: the option, or the thing where there is no option
+  std::string theirs;
+  std::string ours;
+  Code code;
+};
+
+std::string Number(uint64_t value) { return std::to_string(value); }
+std::string Quoted(const std::string& text, size_t limit) { return '"' + text.substr(0, limit) + '"'; }
+
+}  // namespace
+
+Status Coordinator::Check(const Registration& registration) const {
+  const Member& member = registration.member;
+  ROPETEAM_RETURN_IF_ERROR(ValidateMember(member));
+  const Compared table[] = {
+      {"--job", Quoted(registration.job, kJobBytesMax), Quoted(config_.job, kJobBytesMax),
+       Code::kInvalidArgument},
+      {"protocol version", Number(registration.protocol_version), Number(config_.protocol_version),
+       Code::kUnsupported},
+      {"--chunk-size", Number(registration.chunk_bytes), Number(config_.chunk_bytes), Code::kInvalidArgument},
+      {"--transport", registration.data_transport.substr(0, kDataTransportBytesMax), config_.data_transport,
+       Code::kInvalidArgument},
+  };
+  for (const Compared& row : table)
+    if (row.theirs != row.ours)
+      return Error(row.code,
+                   "node %s has %s %s, the coordinator%s%s at %s has %s: all nodes of a job need the same",
+                   member.name.c_str(), row.what, row.theirs.c_str(),
+                   config_.coordinator_node.empty() ? "" : " on node ", config_.coordinator_node.c_str(),
+                   config_.coordinator_address.c_str(), row.ours.c_str());
+  if (registration.lease_us_max > kLeaseUsMax)
+    return Error(Code::kInvalidArgument, "node %s had a lease of %llu us, limit %llu", member.name.c_str(),
+                 static_cast<unsigned long long>(registration.lease_us_max),
+                 static_cast<unsigned long long>(kLeaseUsMax));
+  const ViewStatePtr& seen = registration.seen;
+  if (seen != nullptr) ROPETEAM_RETURN_IF_ERROR(ValidateViewState(*seen));
+  // The settings that this registration is about to make the job's; see Learn().
+  const bool brings =
+      view_ == nullptr && seen != nullptr && (newest_ == nullptr || seen->view.epoch > newest_->view.epoch);
+  return CheckSettings(member.name, registration.settings, registration.named,
+                       brings ? seen->view.settings : settings_);
+}
+
+Status Coordinator::CheckSettings(const std::string& name, const JobSettings& settings,
+                                  const NamedSettings& named, const JobSettings& job) const {
+  struct Setting {
+    const char* option;
+    bool named;
+    uint32_t theirs;
+    uint32_t ours;
+  };
+  const Setting table[] = {
+      {"--replicas", named.replicas, settings.replicas, job.replicas},
+      {"--keep-steps", named.keep_steps, settings.keep_steps, job.keep_steps},
+      {"--nodes", named.nodes, settings.nodes, job.nodes},
+  };
+  for (const Setting& row : table)
+    if (row.named && row.theirs != row.ours)
+      return Error(
+          Code::kInvalidArgument,
+          "node %s was given %s %u, the job runs with %s %u (from %s at %s): give the same, or leave the "
+          "option out to take the job's",
+          name.c_str(), row.option, row.theirs, row.option, row.ours, settings_from_.c_str(),
+          config_.coordinator_address.c_str());
+  return OkStatus();
+}
+
+void Coordinator::LearnSettings(const JobSettings& settings, const Member& reporter) {
+  if (settings_ == settings) return;
+  settings_ = settings;
+  settings_from_ = "the view that node " + reporter.name + " reported to the coordinator";
+  std::vector<std::pair<NodeId, Status>> refused;
+  for (const auto& [id, record] : records_) {
+    Status status = CheckSettings(record.member.name, record.settings, record.named, settings_);
+    if (!status.ok()) refused.emplace_back(id, std::move(status));
+  }
+  for (const auto& [id, status] : refused) Remove(id, status, "it was given other settings than the job's");
+}
+
+}  // namespace ropeteam
