@@ -23,6 +23,9 @@
 namespace ropeteam {
 namespace {
 
+static_assert(EngineConfig{}.quarantine_us >= kQuarantineMsMin * TimeUs{1000},
+              "a departed node's lease must have run out before what it may write to is reused");
+
 // What the handler may touch: it runs on any thread, between any two instructions.
 std::atomic<int> g_signal_fd{-1};        // -1: not ready yet, a signal ends the process
 std::atomic<int64_t> g_signalled_at{0};  // nanoseconds of the monotonic clock; 0: not yet
@@ -119,6 +122,8 @@ Status Daemon::Run() {
     TellReady();
     loop_.Run();
   }
+  // The lease goes back with the leave message: nothing may be started under it after that.
+  if (node_ != nullptr) node_->OnLease(0);
   if (membership_ != nullptr) membership_->Stop();
   node_.reset();
   if (!started.ok()) return started;
@@ -131,7 +136,7 @@ Status Daemon::Start() {
            ROPETEAM_VERSION_TEXT, options_.job.c_str(), options_.node.c_str(), options_.ordinal,
            options_.nodes, options_.replicas, options_.keep_steps, static_cast<int>(getpid()),
            ChecksumKernelName());
-  if (options_.ordinal >= options_.nodes)
+  if (options_.ordinal >= options_.nodes && options_.named.nodes)
     LOG_WARNING("ordinal %u of a job of %u nodes: right for a spare, else --nodes or --ordinal is wrong",
                 options_.ordinal, options_.nodes);
   // What can be refused at once is refused before minutes go into faulting memory in.
@@ -184,6 +189,8 @@ Status Daemon::StartMembership() {
   config.dead_after_ms = options_.dead_after_ms;
   config.probe_ms = std::min(config.probe_ms, std::max(1u, options_.dead_after_ms / kHeartbeatsPerDeath));
   config.nodes_expected = options_.nodes;
+  config.settings = {options_.replicas, options_.keep_steps, options_.nodes};
+  config.named = options_.named;
   membership_ = CreateStandaloneMembership(config);
   LOG_INFO("coordinator %s%s", options_.coordinator.c_str(),
            options_.embed_coordinator ? " embedded here" : "");
@@ -192,6 +199,12 @@ Status Daemon::StartMembership() {
     loop_.Post([this, view] {
       // One of a former life of this node may still be on its way when the next has begun.
       if (node_ != nullptr && view.Contains(node_->self().id)) node_->OnView(view);
+    });
+  };
+  callbacks.on_lease = [this](TimeUs valid_until) {
+    // A refused instance's last call is with 0, before its successor begins.
+    loop_.Post([this, valid_until] {
+      if (node_ != nullptr) node_->OnLease(valid_until);
     });
   };
   callbacks.on_refused = [this](const Status& status) { loop_.Post([this, status] { OnRefused(status); }); };

@@ -22,14 +22,14 @@ uint64_t KeyOf(int fd, uint64_t generation) { return (generation << 32) | static
 
 TimeUs EventLoop::Now() {
   timespec now{};
-  clock_gettime(CLOCK_MONOTONIC, &now);
+  clock_gettime(CLOCK_BOOTTIME, &now);
   return static_cast<TimeUs>(now.tv_sec) * 1'000'000 + static_cast<TimeUs>(now.tv_nsec) / 1000;
 }
 
 Status EventLoop::Init() {
   epoll_.reset(epoll_create1(EPOLL_CLOEXEC));
   if (!epoll_.valid()) return ErrnoError(errno, "epoll_create1");
-  timer_.reset(timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC));
+  timer_.reset(timerfd_create(CLOCK_BOOTTIME, TFD_NONBLOCK | TFD_CLOEXEC));
   if (!timer_.valid()) return ErrnoError(errno, "timerfd_create");
   wake_.reset(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
   if (!wake_.valid()) return ErrnoError(errno, "eventfd");

@@ -50,7 +50,7 @@ class EventLoop {
   void Run();   // until Stop()
   void Stop();  // Run() returns after the callback it is in
 
-  // Microseconds of the monotonic clock.
+  // Microseconds of CLOCK_BOOTTIME, the clock of membership's leases: it also counts while the machine is suspended.
   static TimeUs Now();
 
  private:

@@ -140,6 +140,12 @@ void LocalServer::OnHello(SessionId id, Client& client, RequestId request, std::
   drive_([&](Engine& engine, TimeUs now) { engine.OnHello(now, id, request, input); });
 }
 
+void LocalServer::SetSettings(const JobSettings& settings) {
+  config_.hello.replicas = settings.replicas;
+  config_.facts.replicas = settings.replicas;
+  config_.facts.keep_steps = settings.keep_steps;
+}
+
 void LocalServer::OnAnswer(const Answer& answer) {
   const auto found = clients_.find(answer.session);
   if (found == clients_.end()) return;  // closed meanwhile; the Engine is being told

@@ -52,6 +52,8 @@ class LocalServer {
                    // file
 
   Status Listen();
+  // What hellos and reports say of them from now on: the job's, once a view has told them.
+  void SetSettings(const JobSettings& settings);
   void OnAnswer(const Answer& answer);
   const std::string& socket_path() const { return config_.socket_path; }
 
@@ -99,7 +101,7 @@ class LocalServer {
   void Reply(Client& client, RequestId request, Code code, std::string message);
 
   EventLoop* const loop_;
-  const Config config_;
+  Config config_;
   const Drive drive_;
   const ObjectLister objects_;
   UniqueFd listener_;

@@ -243,6 +243,11 @@ void Node::OnControlMessage(NodeId from, std::string envelope) {
 
 void Node::OnView(const View& view) {
   LogView(view);
+  if (view.settings != view_.settings || view_.epoch == 0) {
+    LOG_INFO("job nodes %u replicas %u keep_steps %u", view.settings.nodes, view.settings.replicas,
+             view.settings.keep_steps);
+    local_->SetSettings(view.settings);
+  }
   view_ = view;
   std::vector<Member> others;
   for (const Member& member : view.members)
@@ -254,6 +259,10 @@ void Node::OnView(const View& view) {
   early_bytes_ = 0;
   for (Early& message : early)
     if (view_.Contains(message.from)) OnControlMessage(message.from, std::move(message.envelope));
+}
+
+void Node::OnLease(TimeUs valid_until) {
+  Drive([&](Engine& engine, TimeUs now) { engine.OnLease(now, valid_until); });
 }
 
 void Node::LogView(const View& view) const {

@@ -38,7 +38,7 @@ void Declare(CLI::App& app, Texts& t) {
   app.add_option("--job", t.job, "name of the training run; survives its restarts (required)");
   app.add_option("--node", t.node, "this node's name, unique in the job [node-<ordinal>]");
   app.add_option("--ordinal", t.ordinal, "this node's position among the job's nodes, from 0 [0]");
-  app.add_option("--nodes", t.nodes, "number of nodes that the job has [1]");
+  app.add_option("--nodes", t.nodes, "number of nodes that the job has [1, or the running job's]");
   app.add_option("--coordinator", t.coordinator,
                  "HOST:PORT where the job's nodes register; needed with --nodes over 1");
   app.add_flag("--embed-coordinator", t.embed, "run the coordinator here [where --ordinal is 0]");
@@ -55,8 +55,9 @@ void Declare(CLI::App& app, Texts& t) {
                  "directory of the arena's file: tmpfs or hugetlbfs [/dev/shm]");
   app.add_flag("--arena-reset", t.arena_reset,
                "drop what an arena file of this job and node holds, if it does not fit");
-  app.add_option("--replicas", t.replicas, "verified copies on other nodes [1; 0 with --nodes 1]");
-  app.add_option("--keep-steps", t.keep_steps, "committed steps that are kept [2]");
+  app.add_option("--replicas", t.replicas,
+                 "verified copies on other nodes [1; 0 with --nodes 1; or the running job's]");
+  app.add_option("--keep-steps", t.keep_steps, "committed steps that are kept [2, or the running job's]");
   app.add_option("--domain", t.domain, "failure domain of this node: rack, switch, zone, …");
   app.add_option("--socket", t.socket, "unix socket for ranks [$XDG_RUNTIME_DIR/ropeteam/JOB-NODE.sock]");
   app.add_option(
@@ -156,7 +157,8 @@ Status CheckRedundancy(const Texts& t, Options* o) {
   o->replicas = o->nodes > 1 ? 1 : 0;
   if (!t.replicas.empty()) {
     ROPETEAM_RETURN_IF_ERROR(Count("--replicas", t.replicas, 0, kReplicasMax, &o->replicas));
-    if (o->replicas >= o->nodes)
+    // Without --nodes the job's number is not known here, unless the coordinator is.
+    if (o->replicas >= o->nodes && (o->named.nodes || o->embed_coordinator))
       return Error(Code::kInvalidArgument, "--replicas %u needs %u nodes, --nodes is %u", o->replicas,
                    o->replicas + 1, o->nodes);
   }
@@ -330,10 +332,11 @@ Status ParseOptions(int argc, const char* const* argv, Options* options, std::st
   }
   ROPETEAM_RETURN_IF_ERROR(Count("--nodes", texts.nodes, 1, kNodesMax, &parsed.nodes));
   ROPETEAM_RETURN_IF_ERROR(Count("--ordinal", texts.ordinal, 0, kNodesMax - 1, &parsed.ordinal));
+  parsed.named = {app.count("--replicas") != 0, app.count("--keep-steps") != 0, app.count("--nodes") != 0};
   ROPETEAM_RETURN_IF_ERROR(CheckNames(texts, &parsed));
   ROPETEAM_RETURN_IF_ERROR(CheckMemory(texts, &parsed));
-  ROPETEAM_RETURN_IF_ERROR(CheckRedundancy(texts, &parsed));
   ROPETEAM_RETURN_IF_ERROR(CheckNetwork(texts, &parsed));
+  ROPETEAM_RETURN_IF_ERROR(CheckRedundancy(texts, &parsed));
   ROPETEAM_RETURN_IF_ERROR(CheckTimes(texts, &parsed));
   *options = std::move(parsed);
   return OkStatus();

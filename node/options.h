@@ -14,6 +14,7 @@
 #include "core/base/status.h"
 #include "core/base/view.h"
 #include "core/shard/extent.h"
+#include "membership/membership.h"
 
 namespace ropeteam {
 
@@ -46,6 +47,9 @@ struct Options {
   bool arena_reset = false;
   uint32_t replicas = 1;
   uint32_t keep_steps = 2;
+  // Which of nodes, replicas and keep_steps were given, here or in the config file: those must be the job's. The
+  // others are what a job gets whose coordinator runs here; elsewhere the job's are taken.
+  NamedSettings named;
   std::string domain;
   std::string socket;                // empty: DefaultSocketPath()
   std::string transport = "auto";    // see transport/fabrics.h
