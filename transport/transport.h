@@ -48,8 +48,10 @@ struct TransportCapabilities {
   std::string name;      // "inproc", "ofi", "verbs", "ucx"
   std::string provider;  // "tcp;ofi_rxm", "efa", …; libfabric's; empty with the other transports
   bool rdma = false;     // the network card moves the bytes
-  // After Disconnect() has completed no byte of that peer's operations lands in our memory any more. Where
-  // false, a range that a peer may still be writing must be kept out of use for a while (core's quarantine).
+  // After Disconnect() has completed no byte of that peer's operations lands in our memory any more, whether
+  // the peer has been told or not, and however often it connects again by itself, until Connect() names it
+  // again. Where false, a range that a peer may still be writing must be kept out of use for a while (core's
+  // quarantine).
   bool fences_peers = false;
   uint64_t operation_bytes = 0;  // larger operations are split into this many bytes by the transport
   std::string devices;           // those in use, "mlx5_0,mlx5_1", "lo"; empty where there are none
@@ -102,7 +104,8 @@ class Transport {
   virtual Result<PeerId> Connect(const std::string& address) = 0;
   // [loop] Gives up the peer: its outstanding operations complete with kPeerGone, then one completion of kind
   // kDisconnect comes, after which the PeerId and its remote regions are invalid. Safe on a peer already
-  // gone.
+  // gone. Where fences_peers is true it also shuts the peer out, even if nothing was ever exchanged with it; no
+  // operation of other peers fails for that.
   virtual void Disconnect(PeerId peer) = 0;
   // [loop] Valid until the peer is disconnected. kInvalidArgument when `key` is not from ExportRegion().
   virtual Result<RemoteRegionId> ImportRegion(PeerId peer, const std::string& key) = 0;

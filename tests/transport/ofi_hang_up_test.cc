@@ -85,6 +85,30 @@ TEST_F(OfiHangUp, WhatWasNotSentIsDropped) {
   EXPECT_EQ(errno, ECONNRESET);
 }
 
+// What has arrived and was not read yet is lost, and so is what comes later; others are left alone.
+TEST_F(OfiHangUp, CutDiscardsWhatHasArrived) {
+  ASSERT_EQ(send(a_.there, "late", 4, 0), 4);
+  ASSERT_EQ(send(b_.there, "x", 1, 0), 1);
+  char bytes[8];
+  ASSERT_EQ(recv(a_.here, bytes, sizeof bytes, MSG_PEEK), 4);
+  const std::string a = ToText(a_.address);
+  EXPECT_EQ(Cut(outer_, [&](const std::string& peer) { return peer == a; }), 1u);
+  EXPECT_LE(recv(a_.here, bytes, sizeof bytes, MSG_DONTWAIT), 0);
+  (void)send(a_.there, "later", 5, MSG_NOSIGNAL);
+  EXPECT_LE(recv(a_.here, bytes, sizeof bytes, MSG_DONTWAIT), 0);
+  EXPECT_EQ(recv(b_.here, bytes, sizeof bytes, 0), 1);
+}
+
+TEST_F(OfiHangUp, TellsThisEndOfAConnection) {
+  EXPECT_TRUE(CanFindConnections());
+  IpAddress here;
+  here.length = sizeof here.storage;
+  ASSERT_EQ(getsockname(b_.here, here.get(), &here.length), 0);
+  EXPECT_EQ(SourceTo(outer_, b_.address), ToText(here));
+  Connection other;
+  EXPECT_EQ(SourceTo(outer_, other.address), "");
+}
+
 TEST_F(OfiHangUp, FindsNothingWhereThereIsNothing) {
   const IpAddress none;
   EXPECT_EQ(HangUp(outer_, none), 0u);

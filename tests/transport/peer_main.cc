@@ -6,8 +6,11 @@
 //
 //   transport_test_peer KIND LENGTH NAME
 //
-// On its standard input: "deregister" gives the region up and answers "deregistered"; the end of it ends the
-// process.
+// On its standard input:
+//   deregister            gives the region up and answers "deregistered"
+//   bombard ADDRESS KEY   (in hex) from now on puts the whole region to that region, again and again; to a new
+//                         peer once the one it has is gone
+// The end of it ends the process.
 
 #include <signal.h>
 #include <sys/mman.h>
@@ -18,6 +21,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <string>
 #include <thread>
 
@@ -25,12 +29,70 @@
 
 namespace {
 
+using ropeteam::Completion;
+using ropeteam::OperationKind;
+using ropeteam::Transport;
+
 constexpr int kMemoryFd = 3;
+constexpr uint64_t kPutsAtATime = 4;
 
 void PrintHex(const std::string& bytes) {
   for (char c : bytes) printf("%02x", static_cast<unsigned>(static_cast<uint8_t>(c)));
   printf(" ");
 }
+
+std::string FromHex(const std::string& hex) {
+  std::string bytes;
+  for (size_t i = 0; i + 1 < hex.size(); i += 2)
+    bytes.push_back(static_cast<char>(std::stoi(hex.substr(i, 2), nullptr, 16)));
+  return bytes;
+}
+
+// What "bombard" asks for. The loop's own, but for the target.
+class Bombardment {
+ public:
+  Bombardment(Transport* transport, ropeteam::RegionId region, uint64_t length)
+      : transport_(transport), region_(region), length_(length) {}
+
+  // Any thread.
+  void Aim(const std::string& address, const std::string& key) {
+    const std::lock_guard lock(mutex_);
+    address_ = address;
+    key_ = key;
+  }
+  void Step() {
+    const std::lock_guard lock(mutex_);
+    if (address_.empty() || disconnecting_) return;
+    if (peer_ == 0) {
+      peer_ = transport_->Connect(address_).value();
+      remote_ = transport_->ImportRegion(peer_, key_).value();
+    }
+    for (; outstanding_ < kPutsAtATime; outstanding_++)
+      if (!transport_->Put(peer_, region_, 0, remote_, 0, length_, 0).ok()) return;
+  }
+  void OnCompletion(const Completion& completion) {
+    if (completion.kind == OperationKind::kDisconnect) {
+      peer_ = 0;
+      disconnecting_ = false;
+      return;
+    }
+    outstanding_--;
+    if (completion.code != ropeteam::Code::kPeerGone || disconnecting_) return;
+    disconnecting_ = true;
+    transport_->Disconnect(peer_);
+  }
+
+ private:
+  Transport* const transport_;
+  const ropeteam::RegionId region_;
+  const uint64_t length_;
+  std::mutex mutex_;
+  std::string address_, key_;  // guarded by mutex_
+  ropeteam::PeerId peer_ = 0;
+  ropeteam::RemoteRegionId remote_ = 0;
+  uint64_t outstanding_ = 0;
+  bool disconnecting_ = false;
+};
 
 }  // namespace
 
@@ -47,17 +109,22 @@ int main(int argc, char** argv) {
     fprintf(stderr, "%s\n", made.status().ToString().c_str());
     return 4;
   }
-  ropeteam::Transport& transport = **made;
+  Transport& transport = **made;
   const ropeteam::RegionId region = transport.RegisterRegion(memory, length).value();
   PrintHex(transport.LocalAddress());
   PrintHex(transport.ExportRegion(region));
   printf("%s\n", kind->name_of(transport).c_str());
   fflush(stdout);
 
+  Bombardment bombardment(&transport, region, length);
   std::atomic<bool> ended{false};
   std::thread commands([&] {
-    char line[64];
+    char line[4096], address[2048], key[2048];
     while (fgets(line, sizeof line, stdin) != nullptr) {
+      if (sscanf(line, "bombard %2047s %2047s", address, key) == 2) {
+        bombardment.Aim(FromHex(address), FromHex(key));
+        transport.Wake();
+      }
       if (std::strcmp(line, "deregister\n") != 0) continue;
       const bool done = transport.DeregisterRegion(region).ok();
       printf("%s\n", done ? "deregistered" : "failed");
@@ -67,8 +134,11 @@ int main(int argc, char** argv) {
     transport.Wake();
   });
   while (!ended) {
-    ropeteam::Completion completions[16];
-    if (transport.Poll(completions, 16) == 0) transport.Wait(UINT64_MAX);
+    bombardment.Step();
+    Completion completions[16];
+    const size_t count = transport.Poll(completions, 16);
+    for (size_t i = 0; i < count; i++) bombardment.OnCompletion(completions[i]);
+    if (count == 0) transport.Wait(UINT64_MAX);
   }
   commands.join();
   return 0;

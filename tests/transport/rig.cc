@@ -56,6 +56,16 @@ std::string FromHex(const std::string& hex) {
   return bytes;
 }
 
+std::string ToHex(const std::string& bytes) {
+  std::string hex;
+  for (const char c : bytes) {
+    char digits[3];
+    snprintf(digits, sizeof digits, "%02x", static_cast<unsigned>(static_cast<uint8_t>(c)));
+    hex += digits;
+  }
+  return hex;
+}
+
 class InprocPeer final : public RemotePeer {
  public:
   InprocPeer(std::shared_ptr<InprocFabric> fabric, Memory* memory, const std::string& peer_name)
@@ -75,6 +85,7 @@ class InprocPeer final : public RemotePeer {
     transport_.reset();
   }
   void Deregister() override { EXPECT_TRUE(transport_->DeregisterRegion(region_).ok()); }
+  void Bombard(const std::string&, const std::string&) override { FAIL() << "it has no loop of its own"; }
 
  private:
   std::shared_ptr<InprocFabric> fabric_;
@@ -93,6 +104,7 @@ class InprocRig final : public Rig {
   }
   bool shares_bandwidth() const override { return false; }
   bool names_refusals() const override { return true; }
+  bool has_processes() const override { return false; }
   std::string describes() const override { return "inproc"; }
 
  private:
@@ -160,6 +172,10 @@ class ProcessPeer final : public RemotePeer {
   void Deregister() override {
     EXPECT_EQ(write(commands_, "deregister\n", 11), 11);
     EXPECT_EQ(ReadWord(), "deregistered");
+  }
+  void Bombard(const std::string& to_address, const std::string& to_key) override {
+    const std::string command = "bombard " + ToHex(to_address) + " " + ToHex(to_key) + "\n";
+    EXPECT_EQ(write(commands_, command.data(), command.size()), static_cast<ssize_t>(command.size()));
   }
 
  private:

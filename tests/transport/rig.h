@@ -54,6 +54,9 @@ class RemotePeer {
   virtual void Continue() = 0;
   virtual void Kill() = 0;  // kill -9, and gone when this returns
   virtual void Deregister() = 0;
+  // Puts its whole region to the region of `key` at `address`, again and again, whatever becomes of it: to
+  // the same peer as long as that is not gone, then to a new one. Does not wait for any of it.
+  virtual void Bombard(const std::string& to_address, const std::string& to_key) = 0;
   std::string address, key;
   std::string name;  // to start another under the same address
 };
@@ -78,7 +81,8 @@ class Rig {
   virtual bool refuses_revoked() const { return true; }  // see TransportKind
   virtual std::string deaf() const { return ""; }        // see TransportKind
   virtual uint64_t gone_within_us() const { return 100'000; }
-  virtual std::string describes() const = 0;  // a part of Describe()
+  virtual bool has_processes() const { return true; }  // a peer is a process of its own
+  virtual std::string describes() const = 0;           // a part of Describe()
 };
 
 // The kinds of transport that can run here, for INSTANTIATE_TEST_SUITE_P.

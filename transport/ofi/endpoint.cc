@@ -7,6 +7,7 @@
 #include <set>
 
 #include "core/base/log.h"
+#include "transport/ofi/hang_up.h"
 #include "transport/ofi/internal.h"
 #include "transport/ofi/rails.h"
 
@@ -129,8 +130,10 @@ Status OfiTransport::Open() {
   ROPETEAM_RETURN_IF_ERROR(ChooseInfo());
   ROPETEAM_RETURN_IF_ERROR(OpenFabric());
   ROPETEAM_RETURN_IF_ERROR(RegisterHello());
+  if (grants_keys_) ROPETEAM_RETURN_IF_ERROR(OpenGrants());
   const Status opened = OpenEndpoint(/*listening=*/true, &listener_);
   if (!opened.ok()) return opened;
+  for (size_t i = 0; grants_keys_ && i < kKnockBuffers; i++) PostKnockBuffer(&knocks_[i]);
   ProbeDmabuf();
   NameSelf();
   return OkStatus();
@@ -219,6 +222,13 @@ Status OfiTransport::OpenFabric() {
   addresses_.reset(addresses);
   shared_ = config_.shared_endpoint || !KeepsConnections(info_.get());
   probes_ = listen_.length != 0 && ListensByTcp(info_->fabric_attr->prov_name);
+  // Over TCP the provider copies, so a registration is an entry of a table. A network card would pin the arena
+  // once for each peer. With a shared endpoint, and with libfabric's native tcp, a connection that was reset may
+  // never be made again (libfabric.md).
+  const auto modes = static_cast<uint64_t>(info_->domain_attr->mr_mode);
+  grants_keys_ = probes_ && !shared_ && (modes & (FI_MR_PROV_KEY | FI_MR_VIRT_ADDR)) == 0 &&
+                 info_->domain_attr->mr_key_size >= sizeof(uint64_t) &&
+                 info_->tx_attr->inject_size >= sizeof(Knock);
   return OkStatus();
 }
 
@@ -272,11 +282,32 @@ Status OfiTransport::OpenEndpoint(bool listening, Link* link) {
 
 Status OfiTransport::RegisterHello() {
   hello_ = {kHelloMagic, instance_};
-  hellos_read_ = std::make_unique<Hello[]>(kOfiPeersMax);
+  hellos_read_.reset(new HelloRead[kOfiPeersMax]);
   for (uint32_t slot = kOfiPeersMax; slot > 0; slot--) slots_free_.push_back(slot - 1);
   ROPETEAM_RETURN_IF_ERROR(RegisterMemory(&hello_, sizeof hello_, FI_REMOTE_READ, kHelloKey, &hello_memory_));
-  return RegisterMemory(hellos_read_.get(), kOfiPeersMax * sizeof(Hello), FI_READ, RandomNumber(),
+  return RegisterMemory(hellos_read_.get(), kOfiPeersMax * sizeof(HelloRead), FI_READ, RandomNumber(),
                         &hellos_read_memory_);
+}
+
+Status OfiTransport::OpenGrants() {
+  grants_ = std::make_unique<Grants>([this](void* base, uint64_t length,
+                                            uint64_t key) -> Result<Grants::Registration> {
+    Fid<fid_mr> memory;
+    ROPETEAM_RETURN_IF_ERROR(RegisterMemory(base, length, FI_REMOTE_READ | FI_REMOTE_WRITE, key, &memory));
+    return Grants::Registration(std::shared_ptr<fid_mr>(memory.release(), FidCloser()));
+  });
+  knocks_ = std::make_unique<KnockBuffer[]>(kKnockBuffers);
+  const std::vector<uint64_t>& answers = grants_->answers();
+  return RegisterMemory(const_cast<uint64_t*>(answers.data()), answers.size() * sizeof answers[0],
+                        FI_REMOTE_READ, kAnswersKey, &answers_memory_);
+}
+
+void OfiTransport::PostKnockBuffer(KnockBuffer* buffer) {
+  buffer->knock = Knock{};
+  const ssize_t result = fi_recv(listener_.endpoint.get(), &buffer->knock, sizeof buffer->knock, nullptr,
+                                 FI_ADDR_UNSPEC, &buffer->context);
+  // Without any buffer no further peer could reach this node's memory.
+  if (result != 0) LOG_ERROR("ofi: a receive buffer is lost: %s", fi_strerror(static_cast<int>(-result)));
 }
 
 uint64_t OfiTransport::RemoteBase(const void* base) const {
@@ -295,6 +326,7 @@ void OfiTransport::NameSelf() {
   self.hello_address = RemoteBase(&hello_);
   self.hello_key = fi_mr_key(hello_memory_.get());
   self.address_format = info_->addr_format;
+  self.grants = grants_keys_;
   self.provider = info_->fabric_attr->prov_name;
   local_address_ = Encode(self);
 
@@ -313,7 +345,9 @@ void OfiTransport::NameSelf() {
   capabilities_.rdma = IsRdma(self.provider);
   if (info_->nic != nullptr && info_->nic->link_attr != nullptr)
     capabilities_.link_mbps = info_->nic->link_attr->speed / kBitsPerMegabit;
-  capabilities_.fences_peers = false;  // a peer can reconnect and go on writing while it has the key
+  // Without keys of its own, a peer can reconnect and go on writing. Without /proc, a fragment that is arriving
+  // cannot be cut short.
+  capabilities_.fences_peers = grants_keys_ && listener_.queue.fd >= 0 && CanFindConnections();
   capabilities_.operation_bytes = std::min<uint64_t>(config_.operation_bytes, info_->ep_attr->max_msg_size);
 }
 
@@ -322,7 +356,7 @@ OfiTransport::~OfiTransport() {
   // says.
   peers_.clear();
   listener_.endpoint.reset();
-  regions_.Clear();
+  regions_.Clear();  // before grants_, which has their keys
 }
 
 Status OfiTransport::RegisterMemory(void* base, uint64_t length, uint64_t access, uint64_t key,
@@ -342,15 +376,21 @@ Status OfiTransport::MapRegion(Region* region, void* base) {
   region->base = static_cast<char*>(base);
   // Providers differ on empty registrations, so none is made: no byte of it is ever touched.
   if (region->length == 0) return OkStatus();
-  const Status status =
-      RegisterMemory(base, region->length, FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE,
-                     RandomNumber(), &region->memory);
+  const uint64_t exported = RandomNumber();
+  // With keys for each peer, this registration serves our own operations only and its key is nobody's.
+  Status status =
+      grants_keys_
+          ? RegisterMemory(base, region->length, FI_READ | FI_WRITE, RandomNumber(), &region->memory)
+          : RegisterMemory(base, region->length, FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE,
+                           exported, &region->memory);
+  if (status.ok() && grants_keys_) status = grants_->AddRegion(exported, base, region->length);
   if (!status.ok()) {
     LOG_ERROR("transport ofi: %s", status.ToString().c_str());
     return status;
   }
   region->descriptor = fi_mr_desc(region->memory.get());
-  region->key = fi_mr_key(region->memory.get());
+  region->grants = grants_.get();
+  region->key = grants_keys_ ? exported : fi_mr_key(region->memory.get());
   return OkStatus();
 }
 

@@ -2,7 +2,11 @@
 
 #include "transport/ofi/hang_up.h"
 
+#include <netinet/in.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <fstream>
@@ -25,12 +29,26 @@ std::vector<int> WaitedFor(int epoll) {
   return fds;
 }
 
-bool LeadsTo(int fd, const IpAddress& peer) {
-  sockaddr_storage other{};
-  socklen_t length = sizeof other;
-  return getpeername(fd, reinterpret_cast<sockaddr*>(&other), &length) == 0 && length == peer.length &&
-         ToText({other, length}) == ToText(peer);
+// The other end of a TCP connection; length 0: `fd` is not one.
+IpAddress PeerOf(int fd) {
+  IpAddress other;
+  socklen_t length = sizeof other.storage;
+  if (getpeername(fd, other.get(), &length) != 0) return other;
+  const sa_family_t family = other.storage.ss_family;
+  if (family == AF_INET || family == AF_INET6) other.length = length;
+  return other;
 }
+
+// Calls `visit(fd, other end)` for every connection.
+template <typename Visit>
+void ForEachConnection(int epoll, Visit visit, int depth = 1) {
+  for (const int fd : WaitedFor(epoll)) {
+    if (const IpAddress peer = PeerOf(fd); peer.length != 0) visit(fd, peer);
+    if (depth < kDepthMax) ForEachConnection(fd, visit, depth + 1);
+  }
+}
+
+bool Same(const IpAddress& a, const IpAddress& b) { return a.length == b.length && ToText(a) == ToText(b); }
 
 bool HangUpOne(int fd) {
   // When libfabric closes it, what it has not sent is dropped: else the kernel would go on trying for minutes,
@@ -40,17 +58,50 @@ bool HangUpOne(int fd) {
   return shutdown(fd, SHUT_RDWR) == 0;
 }
 
-size_t HangUpBelow(int epoll, const IpAddress& peer, int depth) {
+}  // namespace
+
+size_t HangUp(int epoll, const IpAddress& peer) {
   size_t count = 0;
-  for (const int fd : WaitedFor(epoll)) {
-    if (LeadsTo(fd, peer)) count += HangUpOne(fd) ? 1 : 0;
-    if (depth < kDepthMax) count += HangUpBelow(fd, peer, depth + 1);
-  }
+  if (peer.length == 0) return 0;
+  ForEachConnection(epoll, [&](int fd, const IpAddress& other) {
+    if (Same(other, peer)) count += HangUpOne(fd) ? 1 : 0;
+  });
   return count;
 }
 
-}  // namespace
+size_t Cut(int epoll, const std::function<bool(const std::string& peer)>& chosen) {
+  size_t count = 0;
+  ForEachConnection(epoll, [&](int fd, const IpAddress& other) {
+    if (!chosen(ToText(other))) return;
+    count++;
+    if (!HangUpOne(fd)) return;
+    // What had arrived is discarded. From now on the kernel answers every byte with a reset.
+    char unused[64 << 10];
+    while (recv(fd, unused, sizeof unused, MSG_DONTWAIT | MSG_TRUNC) > 0) {
+    }
+  });
+  return count;
+}
 
-size_t HangUp(int epoll, const IpAddress& peer) { return peer.length == 0 ? 0 : HangUpBelow(epoll, peer, 1); }
+std::string SourceTo(int epoll, const IpAddress& peer) {
+  std::string source;
+  if (peer.length == 0) return source;
+  ForEachConnection(epoll, [&](int fd, const IpAddress& other) {
+    IpAddress here;
+    here.length = sizeof here.storage;
+    if (Same(other, peer) && getsockname(fd, here.get(), &here.length) == 0) source = ToText(here);
+  });
+  return source;
+}
+
+bool CanFindConnections() {
+  const int epoll = epoll_create1(EPOLL_CLOEXEC), waited = eventfd(0, EFD_CLOEXEC);
+  epoll_event event{};
+  const bool watched = epoll_ctl(epoll, EPOLL_CTL_ADD, waited, &event) == 0;
+  const bool found = watched && WaitedFor(epoll) == std::vector<int>{waited};
+  close(epoll);
+  close(waited);
+  return found;
+}
 
 }  // namespace ropeteam::ofi

@@ -8,10 +8,10 @@
 //
 //   state        means                                                   leaves when
 //   kIdle        connected by name only, no endpoint yet                 first operation -> kConnecting
-//   kConnecting  reading the peer's hello (its instance number) over a   the hello names the right instance
-//                new connection; operations wait; those that a broken      -> kUp
-//                connection cut short wait for the verdict too           another one, nobody listens, or the
-//                                                                          deadline passes -> kGone
+//   kConnecting  reading the peer's hello (its instance number) over a   the hello names the right instance,
+//                new connection, then asking for the keys to its           and the keys are granted -> kUp
+//                memory (grants.h); operations wait; those that a        another instance, nobody listens, or
+//                broken connection cut short wait, too                     the deadline passes -> kGone
 //   kUp          fragments are posted                                    an operation fails -> kConnecting
 //   kGone        every operation completes with kPeerGone                Disconnect() -> kClosing
 //   kClosing     nothing is accepted; the device still holds buffers     the last fragment comes back
@@ -44,6 +44,7 @@
 #include "transport/ip_address.h"
 #include "transport/ofi/codec.h"
 #include "transport/ofi/dmabuf.h"
+#include "transport/ofi/grants.h"
 #include "transport/ofi/ofi_transport.h"
 #include "transport/ofi/probe.h"
 
@@ -88,6 +89,25 @@ inline constexpr uint64_t kHelloMagic = 0x6f6c6c6568745452;  // "RThello"
 // can be read and recognised instead of refusing the read; it opens 16 bytes that anyone may read and nobody
 // write.
 inline constexpr uint64_t kHelloKey = 0x52546b65792e6869;
+// Likewise the key of the table of answers to knocks (grants.h), which peers may read.
+inline constexpr uint64_t kAnswersKey = 0x52546b65792e616e;
+
+// Where a peer's hello and answers are read into.
+struct HelloRead {
+  Hello hello;
+  uint64_t answers[kAnswerWindow];
+};
+
+// A receive buffer for one knock. The device knows it by the address of its first member.
+struct KnockBuffer {
+  fi_context2 context{};
+  Knock knock;
+};
+// Posted at a time. A peer that finds none waits in the provider's queue and asks again after a while.
+inline constexpr size_t kKnockBuffers = 32;
+
+// Reads of a queue in one Poll(), so that a flood of completions cannot keep the caller from its other work.
+inline constexpr size_t kReadsPerPoll = 4;
 
 // A completion queue and the descriptor to sleep on.
 struct Queue {
@@ -104,14 +124,18 @@ struct Link {
 };
 
 struct Region : front::LocalRegion {
+  ~Region() {
+    if (grants != nullptr) grants->RemoveRegion(key);
+  }
   char* base = nullptr;
   Fid<fid_mr> memory;  // null for a region of length 0
   void* descriptor = nullptr;
-  uint64_t key = 0;
+  uint64_t key = 0;          // as exported
+  Grants* grants = nullptr;  // set: peers' keys are made from `key`
 };
 
 struct RemoteRegion : front::PeerRegion {
-  RegionKey key;
+  RegionKey key;  // ours, where the peer grants keys
 };
 
 struct Operation : front::Accepted<Operation, Region, RemoteRegion> {
@@ -151,9 +175,10 @@ struct Peer {
   // kConnecting
   bool hello_posted = false;
   bool hello_answered = false;
+  bool met = false;           // the hello has named the right instance: the peer is asked for keys
   bool reconnecting = false;  // it has been up before
   bool heard = false;         // its kernel has answered the probe
-  TimeUs connect_start = 0, hello_next = 0;
+  TimeUs connect_start = 0, hello_next = 0, knock_next = 0;
   PeerProbe probe;
   const char* gone_reason = "";  // kGone
 
@@ -185,6 +210,8 @@ class OfiTransport final : public front::Front<OfiTransport, Peer, Operation> {
   Status OpenQueue(size_t entries, Queue* queue);
   Status OpenEndpoint(bool listening, Link* link);
   Status RegisterHello();
+  Status OpenGrants();
+  void PostKnockBuffer(KnockBuffer* buffer);
   Status RegisterMemory(void* base, uint64_t length, uint64_t access, uint64_t key, Fid<fid_mr>* memory);
   void NameSelf();
   uint64_t RemoteBase(const void* base) const;
@@ -213,6 +240,8 @@ class OfiTransport final : public front::Front<OfiTransport, Peer, Operation> {
   void StartConnecting(Peer* peer, TimeUs now);
   void StepPeers(TimeUs now);
   void StepConnecting(Peer* peer, TimeUs now);
+  bool HelloSays(Peer* peer, TimeUs now);
+  void SendKnock(Peer* peer, TimeUs now);
   void PostHello(Peer* peer, TimeUs now);
   void Suspect(Peer* peer);
   void Look(PeerId peer);
@@ -226,10 +255,12 @@ class OfiTransport final : public front::Front<OfiTransport, Peer, Operation> {
   void SetGone(Peer* peer, const char* reason);
   void GiveUp(Peer* peer, PeerState state);
   void FinishDisconnect(Peer* peer);
+  void Fence(const Peer& departed);
 
   // progress.cc
   size_t ReadCompletions(const Queue& queue, size_t reads_max);
   void ReadError(const Queue& queue);
+  bool TakeKnock(void* context);
   void Progress();
   bool Busy(TimeUs now) const;
   void Sleep(TimeUs now, uint64_t timeout_us);
@@ -239,10 +270,11 @@ class OfiTransport final : public front::Front<OfiTransport, Peer, Operation> {
   const OfiConfig config_;
   IpAddress listen_;  // length 0: a provider without IP addresses
   uint64_t instance_ = 0;
-  size_t name_bytes_ = 0;  // of the listener's name
-  std::string no_dmabuf_;  // why not; empty: capabilities_.dmabuf
-  bool shared_ = false;    // one endpoint for all peers
-  bool probes_ = false;    // who listens at a peer's address can be asked by TCP
+  size_t name_bytes_ = 0;     // of the listener's name
+  std::string no_dmabuf_;     // why not; empty: capabilities_.dmabuf
+  bool shared_ = false;       // one endpoint for all peers
+  bool probes_ = false;       // who listens at a peer's address can be asked by TCP
+  bool grants_keys_ = false;  // each peer has keys of its own
 
   // In the order of opening; closed in the reverse.
   Info info_;
@@ -251,8 +283,11 @@ class OfiTransport final : public front::Front<OfiTransport, Peer, Operation> {
   Fid<fid_av> addresses_;
 
   Hello hello_;
-  std::unique_ptr<Hello[]> hellos_read_;  // one slot a peer
+  std::unique_ptr<HelloRead[]> hellos_read_;  // one slot a peer
   Fid<fid_mr> hello_memory_, hellos_read_memory_;
+  std::unique_ptr<Grants> grants_;  // with grants_keys_
+  Fid<fid_mr> answers_memory_;
+  std::unique_ptr<KnockBuffer[]> knocks_;
 
   Link listener_;  // after the memory: an endpoint is closed before the regions that it serves
 

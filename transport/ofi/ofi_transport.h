@@ -9,6 +9,10 @@
 // provider without it is refused. The target must run Poll() or Wait() for its memory to be reachable: tcp
 // has no card that would do it.
 //
+// Over tcp;ofi_rxm peers are fenced (TransportCapabilities::fences_peers): each has memory keys of its own, which
+// Disconnect() revokes (ofi/grants.h), and its connections are ended. With an endpoint that all peers share,
+// over EFA and over verbs;ofi_rxm they are not: there a key for each peer would pin the whole arena once more.
+//
 // What a peer may do to us: read and write the regions whose keys it was given (64 random bits each where the
 // provider lets us choose), and cut its own connection. A refused access cuts the connection that it came on,
 // on tcp: the initiator sees kLinkFailed for everything that was in flight to that peer, and goes on over a

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <string>
 
 #include "core/base/log.h"
 #include "transport/ofi/hang_up.h"
@@ -20,6 +21,10 @@ namespace {
 constexpr TimeUs kProbeAfterUs = 3'000;
 // A hello that failed is tried again after this long.
 constexpr TimeUs kHelloRetryUs = 2'000;
+// The answer to a knock is looked for at these intervals. The peer's loop needs one round to give it.
+constexpr TimeUs kAnswerRetryUs = 100;
+// A peer that has disconnected this node does not answer; it may connect again, so the knock is repeated.
+constexpr TimeUs kKnockAgainUs = 20'000;
 // The peer's kernel answers, its program does not make progress: it may be busy, so it gets a while.
 constexpr TimeUs kHelloDeadlineUs = 5'000'000;
 // Nothing answers at all. A peer that was well a moment ago must be given up within the 100 ms that
@@ -69,6 +74,7 @@ Result<PeerId> OfiTransport::Connect(const std::string& bytes) {
   if (inserted != 1)
     return Error(Code::kInvalidArgument, "provider \"%s\" refuses the peer's address",
                  remote.provider.c_str());
+  if (grants_ != nullptr) grants_->Readmit(remote.instance);
   peer->text = peer->probe_target.length != 0 ? ToText(peer->probe_target) : remote.provider;
   peer->remote = std::move(remote);
   peer->slot = slots_free_.back();
@@ -79,6 +85,7 @@ Result<PeerId> OfiTransport::Connect(const std::string& bytes) {
 Status OfiTransport::DecodeKey(const Peer& peer, const std::string& bytes, RemoteRegion* remote) const {
   ROPETEAM_RETURN_IF_ERROR(Decode(bytes, &remote->key));
   if (remote->key.instance != peer.remote.instance) return front::ForeignKey(peer.text);
+  if (peer.remote.grants) remote->key.key = KeyOf(remote->key.key, instance_);
   remote->length = remote->key.length;
   return OkStatus();
 }
@@ -127,7 +134,7 @@ void OfiTransport::LookAtFailed(TimeUs now) {
 void OfiTransport::StartConnecting(Peer* peer, TimeUs now) {
   peer->state = PeerState::kConnecting;
   connecting_++;
-  peer->hello_posted = peer->hello_answered = false;
+  peer->hello_posted = peer->hello_answered = peer->met = false;
   peer->connect_start = peer->hello_next = now;
   peer->heard = false;
   peer->blocked_since = 0;
@@ -158,7 +165,7 @@ void OfiTransport::EndConnection(Peer* peer) {
 // Afterwards the device holds nothing of this peer's, except with a shared endpoint, where that takes the
 // fragments' own completions.
 void OfiTransport::CloseLink(Peer* peer) {
-  peer->hello_posted = peer->hello_answered = false;
+  peer->hello_posted = peer->hello_answered = peer->met = false;
   if (!peer->link.endpoint) return;
   EndConnection(peer);
   // fi_close() of a connected endpoint drops the connection and writes a cancelled completion for all that
@@ -179,17 +186,11 @@ void OfiTransport::StepPeers(TimeUs now) {
 }
 
 void OfiTransport::StepConnecting(Peer* peer, TimeUs now) {
-  if (peer->hello_answered) {
-    const Hello& hello = hellos_read_[peer->slot];
-    if (hello.magic == kHelloMagic && hello.instance == peer->remote.instance)
-      SetUp(peer);
-    else
-      SetGone(peer, "another instance lives at its address");
-    return;
-  }
+  if (peer->hello_answered && HelloSays(peer, now)) return;
   const bool drained = peer->outstanding == 0 || peer->hello_posted;
   if (!drained)
     peer->connect_start = now;  // a shared endpoint gives back what is outstanding in its own time
+  if (peer->met && !peer->failed && now >= peer->knock_next) SendKnock(peer, now);
   if (!peer->hello_posted && drained && !peer->failed && now >= peer->hello_next) PostHello(peer, now);
   const bool probed = probes_ && peer->probe_target.length != 0;
   if (probed && !peer->probe.started() && (peer->reconnecting || now - peer->connect_start >= kProbeAfterUs))
@@ -202,7 +203,42 @@ void OfiTransport::StepConnecting(Peer* peer, TimeUs now) {
   TimeUs deadline = peer->reconnecting ? kSilenceAfterBreakUs : kSilenceAtFirstUs;
   if (peer->heard || (!probed && !peer->reconnecting)) deadline = kHelloDeadlineUs;
   if (!probed && peer->reconnecting) deadline = kHelloDeadlineUnprobedUs;
-  if (now - peer->connect_start > deadline) SetGone(peer, peer->heard ? "it makes no progress" : "no answer");
+  if (now - peer->connect_start <= deadline) return;
+  SetGone(peer, peer->met     ? "it grants this node no access: it has disconnected it"
+                : peer->heard ? "it makes no progress"
+                              : "no answer");
+}
+
+// What has been read of the peer. True: the connecting has come to an end.
+bool OfiTransport::HelloSays(Peer* peer, TimeUs now) {
+  const HelloRead& read = hellos_read_[peer->slot];
+  peer->hello_answered = false;
+  if (!peer->met) {
+    if (read.hello.magic != kHelloMagic || read.hello.instance != peer->remote.instance) {
+      SetGone(peer, "another instance lives at its address");
+      return true;
+    }
+    peer->met = peer->remote.grants;
+    peer->knock_next = now;
+  } else if (!Answered(read.answers, instance_)) {
+    peer->hello_next = now + kAnswerRetryUs;
+  } else {
+    peer->met = false;
+  }
+  if (!peer->met) SetUp(peer);
+  return !peer->met;
+}
+
+// Asks for the keys to the peer's memory.
+void OfiTransport::SendKnock(Peer* peer, TimeUs now) {
+  Knock knock;
+  knock.magic = kKnockMagic;
+  knock.instance = instance_;
+  const std::string source = SourceTo(peer->link.queue.fd, peer->probe_target);
+  if (source.size() <= sizeof knock.source) std::memcpy(knock.source, source.data(), source.size());
+  const ssize_t result = fi_inject(EndpointOf(peer), &knock, sizeof knock, peer->address);
+  if (result == 0) peer->knock_next = now + kKnockAgainUs;
+  if (result != 0 && result != -FI_EAGAIN) Suspect(peer);
 }
 
 void OfiTransport::PostHello(Peer* peer, TimeUs now) {
@@ -217,12 +253,20 @@ void OfiTransport::PostHello(Peer* peer, TimeUs now) {
     }
     linked_.push_back(peer);
   }
-  Hello* read = &hellos_read_[peer->slot];
-  *read = Hello{};
-  Fragment* fragment = NewFragment(peer, nullptr, sizeof *read);
-  const ssize_t result =
-      fi_read(EndpointOf(peer), read, sizeof *read, fi_mr_desc(hellos_read_memory_.get()), peer->address,
-              peer->remote.hello_address, peer->remote.hello_key, &fragment->context);
+  HelloRead* read = &hellos_read_[peer->slot];
+  void* into = &read->hello;
+  size_t length = sizeof read->hello;
+  uint64_t from = peer->remote.hello_address, key = peer->remote.hello_key;
+  if (peer->met) {
+    into = read->answers;
+    length = sizeof read->answers;
+    from = AnswerPlace(instance_) * sizeof read->answers[0];
+    key = kAnswersKey;
+  }
+  std::memset(into, 0, length);
+  Fragment* fragment = NewFragment(peer, nullptr, length);
+  const ssize_t result = fi_read(EndpointOf(peer), into, length, fi_mr_desc(hellos_read_memory_.get()),
+                                 peer->address, from, key, &fragment->context);
   if (result == 0) {
     peer->hello_posted = true;
     return;
@@ -268,7 +312,28 @@ void OfiTransport::Disconnect(PeerId id) {
   Peer* peer = Connected(id);
   if (peer == nullptr) return;
   GiveUp(peer, PeerState::kClosing);
+  if (grants_ != nullptr) Fence(*peer);
   if (peer->outstanding == 0) FinishDisconnect(peer);
+}
+
+// From here on nothing of the peer's lands in our memory: its keys are revoked first, so that no fragment
+// begins, and then the connections are ended over which one may be arriving. Those are all that do not belong
+// to a peer which still has access. Bytes that libfabric has read ahead are copied until it closes the socket.
+void OfiTransport::Fence(const Peer& departed) {
+  const uint64_t instance = departed.remote.instance;
+  grants_->Revoke(instance);
+  const auto unowned = [this](const std::string& source) { return !grants_->Owns(source); };
+  const TimeUs deadline = Now() + kHangUpUs;
+  size_t open = 0;
+  while ((open = Cut(listener_.queue.fd, unowned)) > 0 && Now() < deadline)
+    ReadCompletions(listener_.queue, kReadsPerPoll);
+  if (open > 0)
+    LOG_WARNING("ofi peer %s: %zu connections are not closed %llu ms after they were ended",
+                departed.text.c_str(), open, static_cast<unsigned long long>(kHangUpUs / 1'000));
+  const bool connected_twice = std::any_of(peers_.begin(), peers_.end(), [instance](const auto& entry) {
+    return !entry.second->closing() && entry.second->remote.instance == instance;
+  });
+  if (connected_twice) grants_->Readmit(instance);
 }
 
 void OfiTransport::FinishDisconnect(Peer* peer) {

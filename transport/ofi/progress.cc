@@ -5,6 +5,7 @@
 #include <poll.h>
 
 #include <algorithm>
+#include <functional>
 
 #include "core/base/log.h"
 #include "transport/ofi/internal.h"
@@ -13,9 +14,6 @@ namespace ropeteam::ofi {
 namespace {
 
 constexpr size_t kEntriesPerRead = 64;
-// Reads of the queue in one Poll(), so that a flood of completions cannot keep the caller from its other
-// work.
-constexpr size_t kReadsPerPoll = 4;
 // While a connection is being made its progress comes from our calls, not from events.
 constexpr TimeUs kConnectingSleepUs = 500;
 // How often a completion queue without a descriptor is looked at: with work in sight, and without.
@@ -53,8 +51,10 @@ size_t OfiTransport::ReadCompletions(const Queue& queue, size_t reads_max) {
       LOG_ERROR("ofi: fi_cq_read: %s", fi_strerror(static_cast<int>(-count)));
       break;
     }
-    for (ssize_t i = 0; i < count; i++)
+    for (ssize_t i = 0; i < count; i++) {
+      if (TakeKnock(entries[i].op_context)) continue;
       FinishFragment(static_cast<Fragment*>(entries[i].op_context), Code::kOk);
+    }
     total += static_cast<size_t>(count);
     // A short read is the end of the queue, except where everything must come out.
     if (static_cast<size_t>(count) < kEntriesPerRead && reads_max != SIZE_MAX) break;
@@ -62,9 +62,23 @@ size_t OfiTransport::ReadCompletions(const Queue& queue, size_t reads_max) {
   return total;
 }
 
+// Whether the completion is of a knock's receive buffer, which is then posted again.
+bool OfiTransport::TakeKnock(void* context) {
+  auto* buffer = static_cast<KnockBuffer*>(context);
+  const KnockBuffer* const begin = knocks_.get();
+  if (begin == nullptr || std::less<>()(buffer, begin) || !std::less<>()(buffer, begin + kKnockBuffers))
+    return false;
+  const bool granted = grants_->OnKnock(buffer->knock);
+  LOG_DEBUG("ofi: instance %016llx asks for keys: %s",
+            static_cast<unsigned long long>(buffer->knock.instance), granted ? "granted" : "refused");
+  PostKnockBuffer(buffer);
+  return true;
+}
+
 void OfiTransport::ReadError(const Queue& queue) {
   fi_cq_err_entry error{};
   if (fi_cq_readerr(queue.completions.get(), &error, 0) <= 0) return;
+  if (TakeKnock(error.op_context)) return;  // a message that is too long, or cut short, is not a knock
   auto* fragment = static_cast<Fragment*>(error.op_context);
   // Errors of the provider's own receive buffers carry no context of ours; they concern a peer's connection
   // to us.

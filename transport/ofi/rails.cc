@@ -117,6 +117,7 @@ void OfiRails::NameSelf() {
     EndpointAddress address;
     ROPETEAM_CHECK(Decode(rail->LocalAddress(), &address).ok());
     self.address_format = address.address_format;
+    self.grants = address.grants;
     self.provider = address.provider;
     rail_mbps_.push_back(static_cast<uint32_t>(of.link_mbps));
     self.rails.push_back({address.hello_address, address.hello_key, address.name, rail_mbps_.back()});
@@ -129,6 +130,7 @@ void OfiRails::NameSelf() {
     if (!of.address.empty()) capabilities_.address += "," + of.address;
     capabilities_.link_mbps += of.link_mbps;
     capabilities_.dmabuf &= of.dmabuf;
+    capabilities_.fences_peers &= of.fences_peers;
     const std::string prefix = address.provider + " on ";
     description_ += ", " + rail->Describe().substr(prefix.size());
   }
@@ -180,8 +182,8 @@ Result<PeerId> OfiRails::Connect(const std::string& bytes) {
   Status status;
   for (const RailPair& pair : PairRails(rails_.size(), remote.rails.size())) {
     const RailsAddress::Rail& other = remote.rails[pair.remote];
-    EndpointAddress address{remote.instance,       other.hello_address, other.hello_key,
-                            remote.address_format, remote.provider,     other.name};
+    EndpointAddress address{remote.instance, other.hello_address, other.hello_key, remote.address_format,
+                            remote.grants,   remote.provider,     other.name};
     Result<PeerId> id = rails_[pair.local]->Connect(Encode(address));
     if (!id.ok()) {
       status = id.status();

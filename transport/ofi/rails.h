@@ -11,8 +11,8 @@
 // there is another: it was the connection's fault, or its own, and in that case it fails again. So nothing is
 // tried for ever, and each operation completes once: a piece is in one place.
 //
-// A put that was at a rail ends with kLinkFailed. No provider fences (TransportCapabilities::fences_peers),
-// so the network may deliver bytes of a first try long after a second one has completed, to a place that is
+// A put that was at a rail ends with kLinkFailed. A provider fences departed peers at most
+// (TransportCapabilities::fences_peers), not this transport's own earlier tries, so the network may deliver bytes of a first try long after a second one has completed, to a place that is
 // somebody else's by then. Only core can keep such a place out of use, and it does when it is told: its
 // quarantine. transport/verbs redoes puts too, because there the peer confirms that it has closed the
 // connection.

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What Disconnect() promises of every transport whose capabilities say that it fences its peers: nothing that
+// the departed peer had started, or starts later, lands in our memory any more.
+
+#include <gmock/gmock.h>
+
+#include "tests/transport/rig.h"
+
+namespace ropeteam::test {
+namespace {
+
+constexpr uint32_t kSource = 1, kTarget = 2, kOther = 3;
+constexpr uint64_t kLength = 8 << 20;
+// A departed peer is watched for this long: longer than any timeout after which one connects again, and than
+// the engine's quarantine of 5 s.
+constexpr uint64_t kWatchedMs = 6'000;
+
+class FencingTest : public testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    if (!target_->capabilities().fences_peers) GTEST_SKIP() << GetParam() << " does not fence its peers";
+    memory_.Fill(kTarget);
+    region_ = target_->RegisterRegion(memory_.data(), kLength).value();
+  }
+  void DisconnectAndWait(PeerId peer) {
+    const size_t before = disconnects_;
+    target_->Disconnect(peer);
+    ASSERT_TRUE(Poll([&] { return disconnects_ > before; }));
+  }
+  // Polls the target until `done`.
+  bool Poll(const std::function<bool()>& done, uint64_t limit_ms = 20'000) {
+    return PollUntil(
+        rig_.get(), {target_.get()}, &done_,
+        [&] {
+          disconnects_ = static_cast<size_t>(
+              std::count_if(done_[target_.get()].begin(), done_[target_.get()].end(),
+                            [](const Completion& each) { return each.kind == OperationKind::kDisconnect; }));
+          return done();
+        },
+        limit_ms);
+  }
+  bool Untouched() { return memory_.HoldsOutside(kTarget, 0, 0); }
+
+  std::unique_ptr<Rig> rig_ = Rig::Make(GetParam());
+  Memory memory_{kLength};
+  std::unique_ptr<Transport> target_ = rig_->NewTransport();
+  RegionId region_ = 0;
+  Completions done_;
+  size_t disconnects_ = 0;
+};
+
+// The peer is a process that is never told: it goes on putting, and connects again whenever it has to.
+TEST_P(FencingTest, AZombiesLatePutsChangeNothing) {
+  if (!rig_->has_processes()) GTEST_SKIP() << "peers live in this process";
+  Memory source(kLength);
+  source.Fill(kSource);
+  auto zombie = rig_->NewPeer(&source);
+  const PeerId peer = target_->Connect(zombie->address).value();
+  zombie->Bombard(target_->LocalAddress(), target_->ExportRegion(region_));
+  ASSERT_TRUE(Poll([&] { return memory_.Holds(kSource, 0, kLength, 0); })) << "its puts never arrived";
+  DisconnectAndWait(peer);
+  memory_.Fill(kTarget);
+  Poll([&] { return false; }, kWatchedMs);
+  EXPECT_TRUE(Untouched());
+  // Named again, it has access again; what it does about it is the peer's affair.
+  target_->Connect(zombie->address).value();
+  EXPECT_TRUE(Poll([&] { return memory_.Holds(kSource, 0, kLength, 0); })) << "it was not let in again";
+}
+
+// It is stopped in the middle of a put, and goes on with it when its memory range has long been reused.
+TEST_P(FencingTest, APutThatWasInterruptedIsNotFinished) {
+  if (!rig_->has_processes()) GTEST_SKIP() << "peers live in this process";
+  const int turns = InGuest() ? 4 : 12;
+  for (int turn = 0; turn < turns; turn++) {
+    Memory source(kLength);
+    source.Fill(kSource);
+    memory_.Fill(kTarget);
+    auto zombie = rig_->NewPeer(&source);
+    const PeerId peer = target_->Connect(zombie->address).value();
+    zombie->Bombard(target_->LocalAddress(), target_->ExportRegion(region_));
+    // Stopped at another point of its first puts each time.
+    const uint64_t reached = kLength / static_cast<uint64_t>(turns) * static_cast<uint64_t>(turn);
+    ASSERT_TRUE(Poll([&] { return memory_.Holds(kSource, reached, 64, reached); }));
+    zombie->Stop();
+    if (turn % 2 == 0) Poll([&] { return false; }, 2);
+    DisconnectAndWait(peer);
+    memory_.Fill(kTarget);
+    zombie->Continue();
+    Poll([&] { return false; }, 100);
+    ASSERT_TRUE(Untouched()) << "turn " << turn;
+  }
+}
+
+// The same with a peer of this process, so that the bytes that are cut short lie in the kernel's buffers or
+// half in memory, at every point of the way.
+TEST_P(FencingTest, WhatHasLeftThePeerDoesNotLand) {
+  const int turns = InGuest() ? 10 : 60;
+  for (int turn = 0; turn < turns; turn++) {
+    Memory source(kLength);
+    source.Fill(kSource);
+    memory_.Fill(kTarget);
+    auto initiator = rig_->NewTransport();
+    const RegionId local = initiator->RegisterRegion(source.data(), kLength).value();
+    const PeerId to = initiator->Connect(target_->LocalAddress()).value();
+    const RemoteRegionId remote = initiator->ImportRegion(to, target_->ExportRegion(region_)).value();
+    const PeerId peer = target_->Connect(initiator->LocalAddress()).value();
+    Completions done;
+    for (uint64_t i = 0; i < 4; i++)
+      ASSERT_TRUE(initiator->Put(to, local, i * kLength / 4, remote, i * kLength / 4, kLength / 4, i).ok());
+    ASSERT_TRUE(PollUntil(rig_.get(), {initiator.get(), target_.get()}, &done,
+                          [&] { return memory_.Holds(kSource, 0, 64, 0); }));
+    int polls = 0;
+    PollUntil(rig_.get(), {initiator.get(), target_.get()}, &done, [&] { return polls++ == turn; });
+    polls = 0;  // these only leave the initiator
+    PollUntil(rig_.get(), {initiator.get()}, &done, [&] { return polls++ == turn % 7; });
+    DisconnectAndWait(peer);
+    memory_.Fill(kTarget);
+    for (uint64_t i = 0; i < 4; i++) (void)initiator->Put(to, local, 0, remote, 0, kLength, 10 + i);
+    PollUntil(
+        rig_.get(), {initiator.get(), target_.get()}, &done, [] { return false; }, 30);
+    ASSERT_TRUE(Untouched()) << "turn " << turn;
+    // A transport gives back what it was lent before it goes.
+    initiator->Disconnect(to);
+    ASSERT_TRUE(PollUntil(rig_.get(), {initiator.get(), target_.get()}, &done, [&] {
+      const auto& list = done[initiator.get()];
+      return !list.empty() && list.back().kind == OperationKind::kDisconnect;
+    }));
+  }
+}
+
+TEST_P(FencingTest, OtherPeersAreNotDisturbed) {
+  constexpr uint64_t kPuts = 24;
+  Memory source(kLength), unused(kLength);
+  source.Fill(kOther);
+  auto departing = rig_->NewTransport(), other = rig_->NewTransport();
+  const RegionId local = other->RegisterRegion(source.data(), kLength).value();
+  const std::string key = target_->ExportRegion(region_);
+  const PeerId to = other->Connect(target_->LocalAddress()).value();
+  const RemoteRegionId remote = other->ImportRegion(to, key).value();
+  const RegionId departing_local = departing->RegisterRegion(unused.data(), kLength).value();
+  const PeerId departing_to = departing->Connect(target_->LocalAddress()).value();
+  const RemoteRegionId departing_remote = departing->ImportRegion(departing_to, key).value();
+  const PeerId departing_peer = target_->Connect(departing->LocalAddress()).value();
+  const std::vector<Transport*> all = {target_.get(), departing.get(), other.get()};
+  ASSERT_TRUE(departing->Put(departing_to, departing_local, 0, departing_remote, 0, 1, 1).ok());
+  for (uint64_t i = 0; i < kPuts; i++)
+    ASSERT_TRUE(other->Put(to, local, 0, remote, 0, kLength / (InGuest() ? 16 : 1), i).ok());
+  ASSERT_TRUE(PollUntil(rig_.get(), all, &done_,
+                        [&] { return !done_[departing.get()].empty() && !done_[other.get()].empty(); }));
+  target_->Disconnect(departing_peer);
+  ASSERT_TRUE(PollUntil(rig_.get(), all, &done_, [&] { return done_[other.get()].size() == kPuts; }));
+  for (const Completion& completion : done_[other.get()]) EXPECT_EQ(completion.code, Code::kOk);
+}
+
+INSTANTIATE_TEST_SUITE_P(Every, FencingTest, testing::ValuesIn(TransportKinds()),
+                         [](const auto& info) { return info.param; });
+
+}  // namespace
+}  // namespace ropeteam::test

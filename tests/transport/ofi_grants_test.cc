@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Keys for each peer: granted on a knock, revoked with the peer, and for regions that come and go.
+
+#include "transport/ofi/grants.h"
+
+#include <gmock/gmock.h>
+
+#include <cstring>
+#include <map>
+
+namespace ropeteam::ofi {
+namespace {
+
+using testing::UnorderedElementsAre;
+
+constexpr uint64_t kRegion = 77, kOtherRegion = 78;
+
+class OfiGrants : public testing::Test {
+ protected:
+  Grants::Registration Register(uint64_t key) {
+    keys_.insert(key);
+    return Grants::Registration(this, [key](OfiGrants* test) { test->keys_.erase(key); });
+  }
+  bool Knocks(uint64_t instance, const std::string& source = "") {
+    Knock knock;
+    knock.magic = kKnockMagic;
+    knock.instance = instance;
+    std::memcpy(knock.source, source.data(), source.size());
+    return grants_.OnKnock(knock);
+  }
+  bool Answers(uint64_t instance) {
+    return Answered(grants_.answers().data() + AnswerPlace(instance), instance);
+  }
+
+  std::set<uint64_t> keys_;  // registered
+  bool refuse_ = false;
+  Grants grants_{[this](void*, uint64_t, uint64_t key) -> Result<Grants::Registration> {
+    if (refuse_) return Error(Code::kNoSpace, "no");
+    return Register(key);
+  }};
+  char memory_[8] = {};
+};
+
+TEST_F(OfiGrants, EachPeerHasKeysOfItsOwnAsLongAsItHasAccess) {
+  ASSERT_TRUE(grants_.AddRegion(kRegion, memory_, sizeof memory_).ok());
+  EXPECT_TRUE(keys_.empty());
+  EXPECT_TRUE(Knocks(1));
+  EXPECT_TRUE(Knocks(2));
+  EXPECT_TRUE(Knocks(1)) << "it asks again over another connection";
+  EXPECT_THAT(keys_, UnorderedElementsAre(KeyOf(kRegion, 1), KeyOf(kRegion, 2)));
+  EXPECT_TRUE(Answers(1));
+  EXPECT_FALSE(Answers(3));
+  grants_.Revoke(1);
+  EXPECT_THAT(keys_, UnorderedElementsAre(KeyOf(kRegion, 2)));
+  EXPECT_FALSE(Answers(1));
+  EXPECT_FALSE(Knocks(1)) << "it was shut out";
+  grants_.Readmit(1);
+  EXPECT_FALSE(Answers(1)) << "before it has asked";
+  EXPECT_TRUE(Knocks(1));
+  EXPECT_EQ(keys_.size(), 2u);
+}
+
+TEST_F(OfiGrants, OneThatIsShutOutBeforeItEverAskedStaysOut) {
+  grants_.Revoke(9);
+  EXPECT_FALSE(Knocks(9));
+  EXPECT_FALSE(Answers(9));
+}
+
+TEST_F(OfiGrants, RegionsComeAndGoForAllPeers) {
+  EXPECT_TRUE(Knocks(1));
+  ASSERT_TRUE(grants_.AddRegion(kRegion, memory_, sizeof memory_).ok());
+  ASSERT_TRUE(grants_.AddRegion(kOtherRegion, memory_, sizeof memory_).ok());
+  EXPECT_THAT(keys_, UnorderedElementsAre(KeyOf(kRegion, 1), KeyOf(kOtherRegion, 1)));
+  grants_.RemoveRegion(kRegion);
+  EXPECT_THAT(keys_, UnorderedElementsAre(KeyOf(kOtherRegion, 1)));
+}
+
+TEST_F(OfiGrants, APeerWhoseKeysCannotBeRegisteredIsNotAnswered) {
+  ASSERT_TRUE(grants_.AddRegion(kRegion, memory_, sizeof memory_).ok());
+  refuse_ = true;
+  EXPECT_FALSE(Knocks(1));
+  EXPECT_FALSE(Answers(1));
+  refuse_ = false;
+  EXPECT_TRUE(Knocks(1)) << "it may ask again";
+}
+
+TEST_F(OfiGrants, ConnectionsBelongToThePeerThatNamedThemLast) {
+  EXPECT_TRUE(Knocks(1, "127.0.0.1:1000"));
+  EXPECT_TRUE(Knocks(2, "127.0.0.1:2000"));
+  EXPECT_TRUE(grants_.Owns("127.0.0.1:1000"));
+  EXPECT_FALSE(grants_.Owns("127.0.0.1:3000"));
+  EXPECT_TRUE(Knocks(2, "127.0.0.1:1000")) << "the port has another owner now";
+  grants_.Revoke(1);
+  EXPECT_TRUE(grants_.Owns("127.0.0.1:1000"));
+  grants_.Revoke(2);
+  EXPECT_FALSE(grants_.Owns("127.0.0.1:1000"));
+  EXPECT_FALSE(grants_.Owns("127.0.0.1:2000"));
+}
+
+TEST_F(OfiGrants, WhatIsNoKnockIsIgnored) {
+  Knock knock;
+  knock.instance = 5;
+  EXPECT_FALSE(grants_.OnKnock(knock));
+  EXPECT_FALSE(Knocks(0));
+  EXPECT_FALSE(Answers(5));
+}
+
+}  // namespace
+}  // namespace ropeteam::ofi

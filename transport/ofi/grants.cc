@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "transport/ofi/grants.h"
+
+#include <algorithm>
+#include <cinttypes>
+#include <cstring>
+
+#include "core/base/check.h"
+#include "core/base/log.h"
+
+namespace ropeteam::ofi {
+namespace {
+
+// A bijection of 64 bits that spreads every bit (splitmix64's last step).
+uint64_t Mix(uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+  return x ^ (x >> 31);
+}
+
+}  // namespace
+
+uint64_t KeyOf(uint64_t key, uint64_t instance) { return Mix(key ^ Mix(instance)); }
+
+size_t AnswerPlace(uint64_t instance) { return Mix(instance) % kAnswers; }
+
+bool Answered(const uint64_t* window, uint64_t instance) {
+  return std::find(window, window + kAnswerWindow, instance) != window + kAnswerWindow;
+}
+
+Status Grants::AddRegion(uint64_t key, void* base, uint64_t length) {
+  const std::lock_guard lock(mutex_);
+  for (auto& [instance, peer] : peers_) {
+    Result<Registration> made = register_(base, length, KeyOf(key, instance));
+    if (!made.ok()) {
+      for (auto& [other, granted] : peers_) granted.regions.erase(key);
+      return made.status();
+    }
+    peer.regions[key] = std::move(made).value();
+  }
+  const bool added = exported_.emplace(key, Exported{base, length}).second;
+  ROPETEAM_CHECK(added);
+  return OkStatus();
+}
+
+void Grants::RemoveRegion(uint64_t key) {
+  const std::lock_guard lock(mutex_);
+  ROPETEAM_CHECK(exported_.erase(key) == 1);
+  for (auto& [instance, peer] : peers_) peer.regions.erase(key);
+}
+
+bool Grants::OnKnock(const Knock& knock) {
+  if (knock.magic != kKnockMagic || knock.instance == 0 || revoked_.contains(knock.instance)) return false;
+  const std::string source(knock.source, strnlen(knock.source, sizeof knock.source));
+  const std::lock_guard lock(mutex_);
+  if (const auto known = peers_.find(knock.instance); known != peers_.end()) {
+    Attribute(knock.instance, &known->second, source);
+    return true;
+  }
+  Peer peer;
+  peer.answer = FreeAnswer(knock.instance);
+  if (peer.answer == nullptr) {
+    LOG_WARNING("ofi: too many peers reach this node's memory: no place to answer instance %016" PRIx64,
+                knock.instance);
+    return false;
+  }
+  for (const auto& [key, region] : exported_) {
+    Result<Registration> made = register_(region.base, region.length, KeyOf(key, knock.instance));
+    if (!made.ok()) {
+      LOG_WARNING("ofi: no key for instance %016" PRIx64 ": %s", knock.instance,
+                  made.status().ToString().c_str());
+      return false;
+    }
+    peer.regions[key] = std::move(made).value();
+  }
+  *peer.answer = knock.instance;
+  Attribute(knock.instance, &peers_.emplace(knock.instance, std::move(peer)).first->second, source);
+  return true;
+}
+
+void Grants::Revoke(uint64_t instance) {
+  if (revoked_.insert(instance).second) revoked_order_.push_back(instance);
+  if (revoked_order_.size() > kRevokedMax) {
+    revoked_.erase(revoked_order_.front());
+    revoked_order_.pop_front();
+  }
+  const std::lock_guard lock(mutex_);
+  const auto found = peers_.find(instance);
+  if (found == peers_.end()) return;
+  ROPETEAM_CHECK(*found->second.answer == instance);
+  *found->second.answer = 0;
+  for (const std::string& source : found->second.sources) owners_.erase(source);
+  peers_.erase(found);
+}
+
+void Grants::Readmit(uint64_t instance) {
+  if (revoked_.erase(instance) == 0) return;
+  const auto place = std::find(revoked_order_.begin(), revoked_order_.end(), instance);
+  ROPETEAM_CHECK(place != revoked_order_.end());
+  revoked_order_.erase(place);
+}
+
+bool Grants::Owns(const std::string& source) const { return owners_.contains(source); }
+
+uint64_t* Grants::FreeAnswer(uint64_t instance) {
+  uint64_t* const begin = answers_.data() + AnswerPlace(instance);
+  uint64_t* const free = std::find(begin, begin + kAnswerWindow, uint64_t{0});
+  return free == begin + kAnswerWindow ? nullptr : free;
+}
+
+// A port may have been another peer's before.
+void Grants::Attribute(uint64_t instance, Peer* peer, const std::string& source) {
+  if (source.empty()) return;
+  const auto owner = owners_.find(source);
+  if (owner != owners_.end()) {
+    if (owner->second == instance) return;
+    const auto former = peers_.find(owner->second);
+    ROPETEAM_CHECK(former != peers_.end());
+    std::erase(former->second.sources, source);
+  }
+  owners_[source] = instance;
+  peer->sources.push_back(source);
+  if (peer->sources.size() <= kSourcesMax) return;
+  owners_.erase(peer->sources.front());
+  peer->sources.pop_front();
+}
+
+}  // namespace ropeteam::ofi
