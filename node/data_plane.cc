@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "node/data_plane.h"
 
+#include <algorithm>
 #include <array>
 #include <cinttypes>
 #include <utility>
@@ -59,6 +60,9 @@ Result<std::unique_ptr<DataPlane>> DataPlane::Create(std::unique_ptr<Transport> 
   const std::string endpoint = transport->LocalAddress();
   const std::string key = transport->ExportRegion(*region);
   std::unique_ptr<DataPlane> plane(new DataPlane(std::move(transport), *region));
+  Result<RegionId> probe = plane->transport_->RegisterRegion(plane->probe_.data(), plane->probe_.size());
+  if (!probe.ok()) return probe.status();
+  plane->probe_region_ = *probe;
   plane->address_ = PackDataAddress(endpoint, key);
   if (plane->address_.size() > kAddressBytesMax)
     return Error(Code::kInternal, "data address of %zu bytes, limit %zu", plane->address_.size(),
@@ -73,6 +77,7 @@ DataPlane::~DataPlane() {
   Stop();
   // Nothing is outstanding; a refusal would only say that the transport is broken, and it goes next.
   (void)transport_->DeregisterRegion(region_);
+  if (probe_region_ != 0) (void)transport_->DeregisterRegion(probe_region_);
 }
 
 void DataPlane::Start(Callbacks callbacks) {
@@ -115,13 +120,24 @@ void DataPlane::Run() {
   std::array<Completion, kCompletionsPerPoll> completions;
   while (!stopping_) {
     const bool took = TakeInput();
+    StartReconnecting();
     StartWaiting();
     const size_t count = transport_->Poll(completions.data(), completions.size());
     for (size_t i = 0; i < count; ++i) Complete(completions[i]);
     TellDone();
-    if (!took && count == 0) transport_->Wait(kForeverUs);
+    if (!took && count == 0) transport_->Wait(WaitUs());
   }
   DrainForStop();
+}
+
+// Until the next lost member is to be connected to again.
+uint64_t DataPlane::WaitUs() const {
+  if (lost_ == 0) return kForeverUs;
+  const TimeUs now = EventLoop::Now();
+  uint64_t wait = kForeverUs;
+  for (const auto& [node, peer] : peers_)
+    if (peer.state == LinkState::kLost) wait = std::min(wait, peer.retry_at > now ? peer.retry_at - now : 0);
+  return wait;
 }
 
 bool DataPlane::TakeInput() {
@@ -154,20 +170,26 @@ void DataPlane::ApplyMembers(const std::vector<Member>& members) {
 }
 
 void DataPlane::Leave(NodeId node, Peer& peer) {
+  if (peer.state == LinkState::kLost) {
+    ROPETEAM_CHECK(lost_ > 0);
+    lost_--;
+  }
   // Only a transport that fences can promise anything about a peer, and only once it has been connected and
   // disconnected.
-  if (!peer.connected && !stopping_ && transport_->capabilities().fences_peers) (void)Connect(node, peer);
-  if (!peer.connected) return;
+  if (peer.peer == 0 && !stopping_ && transport_->capabilities().fences_peers) (void)Connect(node, peer);
+  if (peer.peer == 0) return;
+  connected_.erase(peer.peer);
   leaving_[peer.peer] = node;
-  transport_->Disconnect(peer.peer);
+  if (peer.state != LinkState::kClosing) transport_->Disconnect(peer.peer);
 }
 
+// Afterwards the peer has a connection, or the reason why not is returned.
 Status DataPlane::Connect(NodeId node, Peer& peer) {
-  if (peer.connected) return OkStatus();
+  ROPETEAM_CHECK(peer.peer == 0);
   std::string endpoint, key;
   if (!UnpackDataAddress(peer.data_address, &endpoint, &key))
-    return Error(Code::kInvalidArgument, "node %016" PRIx64 " has a data address of %zu bytes that is none",
-                 node, peer.data_address.size());
+    return Error(Code::kInvalidArgument, "invalid data address of %zu bytes from node %016" PRIx64,
+                 peer.data_address.size(), node);
   Result<PeerId> connected = transport_->Connect(endpoint);
   if (!connected.ok()) return connected.status();
   Result<RemoteRegionId> region = transport_->ImportRegion(*connected, key);
@@ -176,10 +198,77 @@ Status DataPlane::Connect(NodeId node, Peer& peer) {
     transport_->Disconnect(*connected);
     return region.status();
   }
-  peer.connected = true;
   peer.peer = *connected;
   peer.region = *region;
+  connected_[peer.peer] = node;
   return OkStatus();
+}
+
+// The link is down, and will be tried again after a pause.
+void DataPlane::Lose(NodeId node, Peer& peer, const std::string& reason) {
+  ROPETEAM_CHECK(peer.state == LinkState::kUp || peer.state == LinkState::kClosing ||
+                 peer.state == LinkState::kProbing);
+  if (peer.state == LinkState::kUp) {
+    LOG_WARNING("data link with node %016" PRIx64 " is down: %s; connecting again", node, reason.c_str());
+    peer.pause = kReconnectPauseUs;
+    callbacks_.on_link(node, false, reason);
+  } else {
+    LOG_DEBUG("data link with node %016" PRIx64 " is still down: %s", node, reason.c_str());
+    peer.pause = std::min(2 * peer.pause, kReconnectPauseMaxUs);
+  }
+  peer.state = LinkState::kLost;
+  peer.retry_at = EventLoop::Now() + peer.pause;
+  lost_++;
+}
+
+void DataPlane::StartReconnecting() {
+  if (lost_ == 0) return;
+  const TimeUs now = EventLoop::Now();
+  for (auto& [node, peer] : peers_) {
+    if (peer.state != LinkState::kLost || now < peer.retry_at) continue;
+    ROPETEAM_CHECK(lost_ > 0);
+    lost_--;
+    peer.state = LinkState::kClosing;
+    if (peer.peer != 0)
+      transport_->Disconnect(peer.peer);
+    else
+      Reconnect(node, peer);
+  }
+}
+
+void DataPlane::Reconnect(NodeId node, Peer& peer) {
+  ROPETEAM_CHECK(peer.state == LinkState::kClosing && peer.peer == 0);
+  Status status = Connect(node, peer);
+  if (status.ok())
+    status = transport_->Get(peer.peer, probe_region_, 0, peer.region, 0, kProbeBytes, kProbeTag);
+  if (!status.ok()) return Lose(node, peer, status.ToString());
+  peer.state = LinkState::kProbing;
+}
+
+// nullptr: not of a member, or not any more.
+DataPlane::Peer* DataPlane::PeerOf(PeerId id, NodeId* node) {
+  const auto found = connected_.find(id);
+  if (found == connected_.end()) return nullptr;
+  *node = found->second;
+  const auto peer = peers_.find(*node);
+  ROPETEAM_CHECK(peer != peers_.end() && peer->second.peer == id);
+  return &peer->second;
+}
+
+void DataPlane::OnProbe(const Completion& completion) {
+  NodeId node = kNoNode;
+  Peer* peer = PeerOf(completion.peer, &node);
+  if (peer == nullptr || peer->state != LinkState::kProbing) return;  // it has left the view
+  if (completion.code != Code::kOk)
+    return Lose(node, *peer, std::string("reading from it ended with ") + CodeName(completion.code));
+  peer->state = LinkState::kUp;
+  LOG_INFO("data link with node %016" PRIx64 " is up again", node);
+  callbacks_.on_link(node, true, "connected again");
+}
+
+bool DataPlane::LeaseHolds() const {
+  const TimeUs until = lease_until_.load();
+  return until == UINT64_MAX || transport_->capabilities().fences_peers || EventLoop::Now() < until;
 }
 
 void DataPlane::StartWaiting() {
@@ -193,7 +282,18 @@ bool DataPlane::StartOne(const StartTransfer& transfer) {
     return true;
   }
   Peer& peer = found->second;
-  Status status = Connect(transfer.peer, peer);
+  ROPETEAM_CHECK(transfer.tag != kProbeTag);
+  if (peer.state == LinkState::kLost || peer.state == LinkState::kClosing ||
+      peer.state == LinkState::kProbing) {
+    done_.push_back({transfer.tag, Code::kPeerGone});
+    return true;
+  }
+  if (!transfer.get && !LeaseHolds()) {
+    done_.push_back({transfer.tag, Code::kStale});
+    return true;
+  }
+  Status status = peer.state == LinkState::kIdle ? Connect(transfer.peer, peer) : OkStatus();
+  if (status.ok()) peer.state = LinkState::kUp;
   if (status.ok() && transfer.buffer != 0) return StartFromDevice(peer, transfer);
   if (status.ok())
     status = transfer.get ? transport_->Get(peer.peer, region_, transfer.local_offset, peer.region,
@@ -236,18 +336,29 @@ void DataPlane::Refuse(const StartTransfer& transfer, const Status& status, Code
 }
 
 void DataPlane::Complete(const Completion& completion) {
-  if (completion.kind != OperationKind::kDisconnect) {
-    --outstanding_;
-    done_.push_back({completion.context, completion.code});
-    if (const auto from_device = from_device_.extract(completion.context); !from_device.empty())
-      device_buffers_.EndUse(from_device.mapped(), completion.code);
+  NodeId node = kNoNode;
+  if (completion.kind == OperationKind::kDisconnect) {
+    if (Peer* peer = PeerOf(completion.peer, &node); peer != nullptr) {
+      connected_.erase(completion.peer);
+      peer->peer = 0;
+      return Reconnect(node, *peer);
+    }
+    const auto found = leaving_.find(completion.peer);
+    if (found == leaving_.end()) return;
+    node = found->second;
+    leaving_.erase(found);
+    if (node != kNoNode && !stopping_ && transport_->capabilities().fences_peers) callbacks_.on_fenced(node);
     return;
   }
-  const auto found = leaving_.find(completion.peer);
-  if (found == leaving_.end()) return;
-  const NodeId node = found->second;
-  leaving_.erase(found);
-  if (node != kNoNode && !stopping_ && transport_->capabilities().fences_peers) callbacks_.on_fenced(node);
+  if (completion.context == kProbeTag) return OnProbe(completion);
+  ROPETEAM_CHECK(outstanding_ > 0);
+  --outstanding_;
+  done_.push_back({completion.context, completion.code});
+  if (const auto from_device = from_device_.extract(completion.context); !from_device.empty())
+    device_buffers_.EndUse(from_device.mapped(), completion.code);
+  if (completion.code != Code::kPeerGone || stopping_) return;
+  if (Peer* peer = PeerOf(completion.peer, &node); peer != nullptr && peer->state == LinkState::kUp)
+    Lose(node, *peer, "the fabric has lost the peer");
 }
 
 void DataPlane::TellDone() {

@@ -7,10 +7,32 @@
 // A transfer that was submitted is answered exactly once, by `on_done`, when the fabric has let go of the
 // local range; also when the peer is unknown, has left, or the plane is stopped. Failed transfers are not
 // tried again here. A put from device memory that cannot even begin is answered with kNotFound.
+//
+// A member whose connection has failed is connected to again for as long as it is in the view:
+//
+//   link         means                                               leaves when
+//   kIdle        nothing was transferred yet                         a transfer -> kUp
+//   kUp          transfers pass                                      one ends with kPeerGone -> kLost,
+//                                                                      on_link(down)
+//   kLost        the fabric has called the peer gone; the pause      its end -> kClosing
+//                before the next try
+//   kClosing     the old connection is being given up                it is: connected again -> kProbing;
+//                                                                      that is refused -> kLost
+//   kProbing     a few bytes of the peer's arena are being read,     they have come -> kUp, on_link(up);
+//                over the new connection                               they have not -> kLost
+//
+// In kLost, kClosing and kProbing every transfer with the peer is answered at once with kPeerGone. The old
+// connection is given up only when the next is made, because a fabric that fences refuses the peer in
+// between, and two nodes that have lost each other would refuse each other in turn.
+//
+// Puts need a lease where the fabric does not fence (SetLease()): the others may have declared this node dead
+// and given the memory that it writes to to somebody else.
 
 #ifndef ROPETEAM_NODE_DATA_PLANE_H_
 #define ROPETEAM_NODE_DATA_PLANE_H_
 
+#include <array>
+#include <atomic>
 #include <deque>
 #include <functional>
 #include <map>
@@ -37,6 +59,14 @@ struct TransferDone {
   Code code = Code::kOk;
 };
 
+// The pause before a lost member is connected to again: at first, and at most; it doubles in between. A retrained
+// link is back within 100 ms or so. The longest pause and one attempt (1.5 s over TCP where nothing answers) are
+// well below the 5 s within which saves must commit again; an attempt a second costs a node nothing.
+inline constexpr TimeUs kReconnectPauseUs = 100'000;
+inline constexpr TimeUs kReconnectPauseMaxUs = 1'000'000;
+// No transfer may have this tag: it is the plane's own.
+inline constexpr uint64_t kProbeTag = UINT64_MAX;
+
 class DataPlane {
  public:
   // Both are called on the plane's thread, and must not block.
@@ -44,6 +74,9 @@ class DataPlane {
     std::function<void(std::vector<TransferDone> done)> on_done;
     // No byte of this departed instance's transfers can land any more. Only on transports that can tell.
     std::function<void(NodeId peer)> on_fenced;
+    // The connection with this member of the view was lost, or is there again. Every member is taken to be
+    // reachable until the first of these; they alternate.
+    std::function<void(NodeId peer, bool up, std::string reason)> on_link;
   };
 
   // Registers `arena`, which must stay mapped until the plane is gone. The message of an error names the
@@ -70,6 +103,10 @@ class DataPlane {
 
   // Any thread.
   void Submit(std::vector<StartTransfer> transfers);
+  // Until when this node holds a lease, on EventLoop::Now()'s clock; 0: it holds none. Any thread, effective at
+  // once. On a fabric that does not fence, a put that would leave later is answered with kStale and never
+  // starts; gets are not affected. Before the first call there is no limit.
+  void SetLease(TimeUs valid_until) { lease_until_.store(valid_until); }
   // The view's members other than this node. Who is no longer among them is disconnected, then fenced.
   void SetMembers(std::vector<Member> members);
 
@@ -77,11 +114,14 @@ class DataPlane {
   DataPlane& operator=(const DataPlane&) = delete;
 
  private:
+  static constexpr uint64_t kProbeBytes = 8;
+  enum class LinkState : uint8_t { kIdle, kUp, kLost, kClosing, kProbing };
   struct Peer {
     std::string data_address;
-    bool connected = false;
-    PeerId peer = 0;
+    LinkState state = LinkState::kIdle;
+    PeerId peer = 0;  // all but kIdle; 0 in kLost where connecting was refused
     RemoteRegionId region = 0;
+    TimeUs pause = 0, retry_at = 0;  // kLost
   };
   struct Input {
     std::vector<StartTransfer> transfers;
@@ -91,10 +131,17 @@ class DataPlane {
 
   DataPlane(std::unique_ptr<Transport> transport, RegionId region);
   void Run();
+  uint64_t WaitUs() const;
   bool TakeInput();  // false when nothing was there
   void ApplyMembers(const std::vector<Member>& members);
   void Leave(NodeId node, Peer& peer);
   Status Connect(NodeId node, Peer& peer);
+  void Lose(NodeId node, Peer& peer, const std::string& reason);
+  void StartReconnecting();
+  void Reconnect(NodeId node, Peer& peer);
+  void OnProbe(const Completion& completion);
+  Peer* PeerOf(PeerId id, NodeId* node);
+  bool LeaseHolds() const;
   void StartWaiting();
   bool StartOne(const StartTransfer& transfer);  // false: the transport is full, later
   bool StartFromDevice(const Peer& peer, const StartTransfer& transfer);  // likewise
@@ -107,6 +154,7 @@ class DataPlane {
   DeviceBuffers device_buffers_;
   const RegionId region_;
   std::string address_;
+  std::atomic<TimeUs> lease_until_{UINT64_MAX};
   Callbacks callbacks_;
   std::thread thread_;
 
@@ -114,8 +162,12 @@ class DataPlane {
   Input input_;  // guarded by mutex_
 
   // The thread's own.
-  std::map<NodeId, Peer> peers_;                    // of the newest view
-  std::map<PeerId, NodeId> leaving_;                // Disconnect() under way
+  std::map<NodeId, Peer> peers_;                // of the newest view
+  std::map<PeerId, NodeId> connected_;          // the members among them that have a connection
+  std::map<PeerId, NodeId> leaving_;            // Disconnect() under way of one that has left the view
+  size_t lost_ = 0;                             // members in kLost
+  std::array<std::byte, kProbeBytes> probe_{};  // where probes are read into; nobody looks at it
+  RegionId probe_region_ = 0;
   std::deque<StartTransfer> waiting_;               // accepted, not yet taken by the transport
   std::vector<TransferDone> done_;                  // not yet told
   size_t outstanding_ = 0;                          // taken by the transport, not yet completed

@@ -146,6 +146,11 @@ Status Node::InitPlanes(const OpenFabric& open_fabric) {
   callbacks.on_fenced = [this](NodeId peer) {
     PostToSelf([this, peer] { Drive([&](Engine& engine, TimeUs now) { engine.OnPeerFenced(now, peer); }); });
   };
+  callbacks.on_link = [this](NodeId peer, bool up, std::string reason) {
+    PostToSelf([this, peer, up, reason = std::move(reason)] {
+      Drive([&](Engine& engine, TimeUs now) { engine.OnPeerLink(now, peer, up, reason); });
+    });
+  };
   data_->Start(std::move(callbacks));
   return OkStatus();
 }

@@ -12,6 +12,7 @@
 #include <set>
 #include <thread>
 
+#include "node/event_loop.h"
 #include "tests/node/dmabuf_transport.h"
 #include "transport/inproc/inproc_transport.h"
 
@@ -56,6 +57,12 @@ class Plane {
       fenced_.push_back(node);
       changed_.notify_all();
     };
+    callbacks.on_link = [this](NodeId node, bool up, const std::string& reason) {
+      EXPECT_FALSE(reason.empty());
+      const std::lock_guard lock(mutex_);
+      links_.emplace_back(node, up);
+      changed_.notify_all();
+    };
     plane_->Start(std::move(callbacks));
   }
 
@@ -68,6 +75,12 @@ class Plane {
     std::unique_lock lock(mutex_);
     EXPECT_TRUE(changed_.wait_for(lock, kGiveUp, [&] { return fenced_.size() >= count; }));
     return fenced_;
+  }
+  // Each transition: which member, and whether it is up.
+  std::vector<std::pair<NodeId, bool>> WaitLinks(size_t count) {
+    std::unique_lock lock(mutex_);
+    EXPECT_TRUE(changed_.wait_for(lock, kGiveUp, [&] { return links_.size() >= count; }));
+    return links_;
   }
   Member As(NodeId id) const {
     Member member;
@@ -86,6 +99,7 @@ class Plane {
   std::vector<TransferDone> done_;
   std::set<uint64_t> tags_;
   std::vector<NodeId> fenced_;
+  std::vector<std::pair<NodeId, bool>> links_;
 };
 
 StartTransfer Transfer(uint64_t tag, NodeId peer, bool get, uint64_t local, uint64_t remote,
@@ -161,6 +175,92 @@ TEST(DataPlane, ATransportThatCannotTellFencesNobody) {
   EXPECT_EQ(a.WaitDone(2)[1].code, Code::kPeerGone);
   a.plane_->Stop();
   EXPECT_TRUE(a.WaitFenced(0).empty());
+}
+
+using Links = std::vector<std::pair<NodeId, bool>>;
+
+TEST(DataPlane, AMemberWhoseConnectionFailedIsConnectedToAgainWithoutATransfer) {
+  const auto fabric = InprocFabric::Create();
+  Plane a(fabric, "a");
+  Plane b(fabric, "b");
+  a.plane_->SetMembers({b.As(2)});
+  // The transfer fails, and so do the first two tries to read from b again.
+  fabric->FailNext("b", 3, Code::kPeerGone);
+  a.plane_->Submit({Transfer(1, 2, false, 100, 200, 1)});
+  EXPECT_EQ(a.WaitDone(1)[0].code, Code::kPeerGone);
+  EXPECT_EQ(a.WaitLinks(2), (Links{{2, false}, {2, true}}));
+  a.arena_[100] = std::byte{42};
+  a.plane_->Submit({Transfer(2, 2, false, 100, 200, 1)});
+  EXPECT_EQ(a.WaitDone(2)[1].code, Code::kOk);
+  EXPECT_EQ(b.arena_[200], std::byte{42});
+  EXPECT_EQ(a.WaitLinks(2).size(), 2u);
+  EXPECT_TRUE(a.WaitFenced(0).empty()) << "it is a member all the time";
+}
+
+TEST(DataPlane, ALinkThatBreaksAndIsReestablishedByTheFabricIsNotLost) {
+  const auto fabric = InprocFabric::Create();
+  Plane a(fabric, "a");
+  Plane b(fabric, "b");
+  a.plane_->SetMembers({b.As(2)});
+  fabric->FailNext("b", 1, Code::kLinkFailed);
+  a.plane_->Submit({Transfer(1, 2, false, 0, 0, 1)});
+  EXPECT_EQ(a.WaitDone(1)[0].code, Code::kLinkFailed);
+  a.plane_->Submit({Transfer(2, 2, false, 0, 0, 1)});
+  EXPECT_EQ(a.WaitDone(2)[1].code, Code::kOk);
+  EXPECT_TRUE(a.WaitLinks(0).empty());
+}
+
+TEST(DataPlane, TransfersWithALostMemberAreAnsweredAtOnceAndItCanLeave) {
+  const auto fabric = InprocFabric::Create();
+  Plane a(fabric, "a");
+  Plane b(fabric, "b");
+  const Member member = b.As(2);
+  a.plane_->SetMembers({member});
+  a.plane_->Submit({Transfer(1, 2, false, 0, 0, 1)});
+  EXPECT_EQ(a.WaitDone(1)[0].code, Code::kOk);
+  fabric->Kill("b");
+  a.plane_->Submit({Transfer(2, 2, false, 0, 0, 1)});
+  EXPECT_EQ(a.WaitLinks(1), (Links{{2, false}}));
+  a.plane_->Submit({Transfer(3, 2, false, 0, 0, 1), Transfer(4, 2, true, 0, 0, 1)});
+  for (size_t i = 1; i < 4; ++i) EXPECT_EQ(a.WaitDone(4)[i].code, Code::kPeerGone);
+  a.plane_->SetMembers({});
+  EXPECT_THAT(a.WaitFenced(1), ::testing::ElementsAre(2));
+  a.plane_->Stop();
+  EXPECT_EQ(a.WaitLinks(1).size(), 1u) << "who has left is not connected to any more";
+}
+
+TEST(DataPlane, PutsNeedALeaseWhereTheFabricDoesNotFence) {
+  const auto fabric = InprocFabric::Create();
+  Plane a(fabric, "a", /*fences=*/false);
+  Plane b(fabric, "b", /*fences=*/false);
+  a.plane_->SetMembers({b.As(2)});
+  a.arena_[0] = std::byte{42};
+  b.arena_[5] = std::byte{43};
+  a.plane_->Submit({Transfer(1, 2, false, 0, 0, 1)});
+  EXPECT_EQ(a.WaitDone(1)[0].code, Code::kOk) << "before anybody speaks of leases";
+  b.arena_[0] = std::byte{0};
+  a.plane_->SetLease(0);
+  a.plane_->Submit({Transfer(2, 2, false, 0, 0, 1), Transfer(3, 2, true, 1, 5, 1)});
+  EXPECT_EQ(a.WaitDone(3)[1].code, Code::kStale);
+  EXPECT_EQ(a.WaitDone(3)[2].code, Code::kOk) << "a get harms nobody";
+  EXPECT_EQ(b.arena_[0], std::byte{0});
+  EXPECT_EQ(a.arena_[1], std::byte{43});
+  a.plane_->SetLease(EventLoop::Now() + 3'600'000'000);
+  a.plane_->Submit({Transfer(4, 2, false, 0, 0, 1)});
+  EXPECT_EQ(a.WaitDone(4)[3].code, Code::kOk);
+  a.plane_->SetLease(EventLoop::Now());  // it runs out by itself
+  a.plane_->Submit({Transfer(5, 2, false, 0, 0, 1)});
+  EXPECT_EQ(a.WaitDone(5)[4].code, Code::kStale);
+}
+
+TEST(DataPlane, AFabricThatFencesNeedsNoLease) {
+  const auto fabric = InprocFabric::Create();
+  Plane a(fabric, "a");
+  Plane b(fabric, "b");
+  a.plane_->SetMembers({b.As(2)});
+  a.plane_->SetLease(0);
+  a.plane_->Submit({Transfer(1, 2, false, 0, 0, 1)});
+  EXPECT_EQ(a.WaitDone(1)[0].code, Code::kOk);
 }
 
 TEST(DataPlane, StopAnswersWhatIsOutstanding) {
