@@ -76,7 +76,11 @@ void Checker::OnCommitInput(const Session& session, Step step, const SaveCommitI
   const ShardId id{session.incarnation, step, session.rank};
   ReleaseGrant(session, commit.save);
   Shard& shard = shards_[id];
-  if (shard.sealed) return;  // the engine must refuse this one
+  if (shard.sealed) {  // the engine must refuse this one, or it wins
+    if (session.host != shard.saver && commit.crcs != shard.crcs)
+      shard.candidates[session.host] = {commit.stream_bytes, commit.crcs};
+    return;
+  }
   shard.launch = session.launch;
   shard.world_size = session.world_size;
   shard.stream_bytes = commit.stream_bytes;
@@ -109,8 +113,12 @@ void Checker::Observe(const Host& host) {
       before = known.erase(before);
     } else {
       const auto at = shards_.find(now->first);
-      if (at != shards_.end()) {
+      if (at != shards_.end() && at->second.copies[PlaceOf(host)].fate == Fate::kOther &&
+          now->second->crcs == at->second.crcs) {
+        OnSealed(host, *now->second);  // the right bytes have taken the place of the others in one input
+      } else if (at != shards_.end()) {
         Copy& copy = at->second.copies[PlaceOf(host)];
+        if (copy.role != now->second->role || copy.bad != now->second->bad) promise_dirty_ = true;
         copy.role = before->second = now->second->role;
         if (copy.bad != now->second->bad) copy.bad = now->second->bad;
         copy.committed = now->second->committed;
@@ -127,6 +135,26 @@ void Checker::OnSealed(const Host& host, const SealedShard& sealed) {
   if (at == shards_.end())
     return Fail("host %zu sealed %s, which no rank has saved", host.index, id.ToString().c_str());
   Shard& shard = at->second;
+  const Variant variant{sealed.meta.stream_bytes, sealed.crcs};
+  const auto same = [&](const Variant& other) {
+    return other.stream_bytes == variant.stream_bytes && other.crcs == variant.crcs;
+  };
+  if (std::any_of(shard.superseded.begin(), shard.superseded.end(), same)) {
+    shard.copies[PlaceOf(host)] = {Fate::kOther, scheduler_.now(), sealed.role, sealed.extents, {}, false};
+    return;
+  }
+  if (const auto candidate = shard.candidates.find(host.index);
+      candidate != shard.candidates.end() && sealed.role == Role::kOwn && same(candidate->second)) {
+    // The rank has moved here and saved other bytes: these are the shard from now on.
+    shard.superseded.push_back({shard.stream_bytes, shard.crcs});
+    shard.stream_bytes = variant.stream_bytes;
+    shard.crcs = variant.crcs;
+    shard.saver = host.index;
+    shard.losses = 0;
+    for (auto& [place, copy] : shard.copies)
+      if (copy.fate == Fate::kPresent) copy.fate = Fate::kOther;
+    shard.candidates.erase(candidate);
+  }
   if (sealed.meta.stream_bytes != shard.stream_bytes || sealed.crcs != shard.crcs)
     return Fail("host %zu sealed %s with another size or other checksums than it was saved with", host.index,
                 id.ToString().c_str());
@@ -140,6 +168,7 @@ void Checker::OnSealed(const Host& host, const SealedShard& sealed) {
   Copy& copy = shard.copies[PlaceOf(host)];
   copy = {Fate::kPresent, scheduler_.now(), sealed.role, sealed.extents, sealed.bad, sealed.committed};
   std::erase_if(shard.flips, [&](const auto& flip) { return flip.first == PlaceOf(host); });
+  if (Committed(StepOf(id))) promise_dirty_ = true;
   std::string why;
   if (!CopyRight(host, copy, shard, &why))
     Fail("host %zu sealed %s as %s with wrong bytes in %s", host.index, id.ToString().c_str(),
@@ -151,8 +180,12 @@ void Checker::OnDropped(const Host& host, const ShardId& id, Role role) {
   if (at == shards_.end()) return;
   Shard& shard = at->second;
   Copy& copy = shard.copies[PlaceOf(host)];
+  const bool other = copy.fate == Fate::kOther;
+  if (copy.counted() && !copy.bad.empty()) ++shard.losses;
   copy.fate = Fate::kDropped;
   copy.since = scheduler_.now();
+  if (other) return;
+  if (role != Role::kCache && Committed(StepOf(id))) promise_dirty_ = true;
   if (role != Role::kCache && !Superseded(StepOf(id))) ++dropped_;
   to_judge_.emplace_back(id, role);
 }
@@ -172,12 +205,23 @@ void Checker::NoteTold(const Host& host) {
 
 void Checker::JudgeDrops(const Host& host) {
   for (const auto& [id, role] : std::exchange(to_judge_, {})) JudgeDrop(host, id, role);
+  if (std::exchange(promise_dirty_, false)) CheckPromise();
 }
 
 void Checker::JudgeDrop(const Host& host, const ShardId& id, Role role) {
   const Shard& shard = shards_.at(id);
   const bool broken = !shard.copies.at(PlaceOf(host)).bad.empty();
   const StepId step = StepOf(id);
+  if (role != Role::kCache && !broken && !Dead(step) && committed_.upper_bound(step) == committed_.end()) {
+    if (Committed(step))
+      return Fail("host %zu dropped its %s copy of %s, of the newest committed step", host.index,
+                  RoleName(role), id.ToString().c_str());
+    if (FullyReplicated(step))
+      return Fail(
+          "host %zu dropped its %s copy of %s, of a step that has all its copies and is newer than all that "
+          "is committed",
+          host.index, RoleName(role), id.ToString().c_str());
+  }
   bool pinned = false;
   if (!lives_.empty()) {
     const Life& newest = lives_.rbegin()->second;
@@ -191,7 +235,7 @@ void Checker::JudgeDrop(const Host& host, const ShardId& id, Role role) {
   if (!pinned && !KnownInViewOf(host, step) && SaidToBeCommittedBeyond(host, step)) return;
   std::set<size_t> others;
   for (const auto& [place, other] : shard.copies) {
-    if (place.host == host.index || other.fate == Fate::kDropped) continue;
+    if (place.host == host.index || other.fate == Fate::kDropped || other.fate == Fate::kOther) continue;
     if (other.fate == Fate::kLost && other.since + kNewsUs < scheduler_.now()) continue;
     others.insert(place.host);
   }
@@ -223,6 +267,7 @@ void Checker::OnMemoryLost(const Host& host) {
   ++statistics_.memories_lost;
   for (const auto& [id, role] : known_[host.index]) {
     Copy& copy = shards_[id].copies[PlaceOf(host)];
+    if (copy.counted()) ++shards_[id].losses;
     copy.fate = Fate::kLost;
     copy.since = scheduler_.now();
   }
@@ -342,7 +387,7 @@ size_t Checker::CopiesMin(const StepId& step) const {
 }
 
 std::string Checker::DescribeCopies(const StepId& step, size_t wanted) const {
-  constexpr const char* kFates[] = {"there", "dropped", "lost"};
+  constexpr const char* kFates[] = {"there", "dropped", "lost", "of other bytes"};
   std::string text;
   const uint32_t world = WorldOf(step);
   for (Rank rank = 0; rank < world; ++rank) {
@@ -390,6 +435,80 @@ bool Checker::Shadowed(const StepId& step) const {
   });
 }
 
+size_t Checker::CountedRight(const Shard& shard, size_t* hurt) const {
+  size_t right = 0;
+  for (const auto& [place, copy] : shard.copies) {
+    if (!copy.counted()) continue;
+    const Host& host = *hosts_[place.host];
+    const auto wrong = [&](uint32_t chunk) { return !ChunkRight(host, copy.extents, shard, chunk); };
+    bool bad = std::any_of(copy.bad.begin(), copy.bad.end(), wrong);
+    for (auto flip = shard.flips.lower_bound({place, 0}); flip != shard.flips.end() && flip->first == place;
+         ++flip)
+      bad = bad || wrong(flip->second);
+    ++(bad ? *hurt : right);
+  }
+  return right;
+}
+
+// Every set of R hosts can be lost when each shard lies on R + 1. What has been lost already, and bits that
+// flipped, count as part of those R until there are R + 1 right copies again.
+void Checker::CheckPromise() {
+  size_t newer = 0;
+  for (auto at = committed_.rbegin(); at != committed_.rend() && newer < options_.keep_steps; ++at, ++newer) {
+    const StepId& step = at->first;
+    const uint32_t world = WorldOf(step);
+    bool kept = true;
+    for (Rank rank = 0; rank < world; ++rank) {
+      const ShardId id{step.incarnation, step.step, rank};
+      const auto found = shards_.find(id);
+      if (found == shards_.end() || !found->second.sealed) return;  // CheckCommitted() has said so
+      Shard& shard = found->second;
+      size_t hurt = 0;
+      const size_t right = CountedRight(shard, &hurt);
+      if (right > options_.replicas) shard.losses = 0;
+      if (right + hurt + shard.losses <= options_.replicas)
+        return Fail(
+            "%s is committed, and no newer step is kept; of rank %u %zu hosts have a copy that counts, %zu a "
+            "bad one, %zu were lost, %u promised",
+            step.ToString().c_str(), rank, right, hurt, shard.losses, options_.replicas + 1);
+      kept = kept && right != 0;
+    }
+    if (kept) return;
+  }
+}
+
+bool Checker::FullyReplicated(const StepId& step) const {
+  const uint32_t world = WorldOf(step);
+  for (Rank rank = 0; rank < world; ++rank) {
+    const Shard* shard = Find({step.incarnation, step.step, rank});
+    if (shard == nullptr) return false;
+    const auto there = [&](const auto& entry) {
+      const Copy& copy = entry.second;
+      const bool going = copy.fate == Fate::kDropped && copy.since == scheduler_.now();
+      return copy.counted() || (going && copy.role != Role::kCache);
+    };
+    if (static_cast<size_t>(std::count_if(shard->copies.begin(), shard->copies.end(), there)) <=
+        options_.replicas)
+      return false;
+  }
+  return world != 0;
+}
+
+bool Checker::WithinThePromise(const StepId& step, const View& view) const {
+  const uint32_t world = WorldOf(step);
+  for (Rank rank = 0; rank < world; ++rank) {
+    const Shard* shard = Find({step.incarnation, step.step, rank});
+    if (shard == nullptr) return false;
+    size_t hurt = 0;
+    CountedRight(*shard, &hurt);
+    size_t away = shard->losses + hurt;
+    for (const auto& [place, copy] : shard->copies)
+      if (copy.counted() && !view.Contains(hosts_[place.host]->id)) ++away;
+    if (away > options_.replicas) return false;
+  }
+  return true;
+}
+
 void Checker::CheckReplicated(const Host& host, const ShardId& id, const char* said) {
   const Shard* shard = Find(id);
   if (shard == nullptr)
@@ -397,7 +516,8 @@ void Checker::CheckReplicated(const Host& host, const ShardId& id, const char* s
   const auto holders = [&](bool dropped_too) {
     std::set<size_t> hosts;
     for (const auto& [place, copy] : shard->copies)
-      if (place.host != shard->saver && (copy.fate != Fate::kDropped || dropped_too))
+      if (place.host != shard->saver && copy.role != Role::kCache && copy.fate != Fate::kOther &&
+          (copy.fate != Fate::kDropped || dropped_too))
         hosts.insert(place.host);
     return hosts.size();
   };
@@ -448,7 +568,14 @@ void Checker::OnEvent(const Host& host, const LevelEvent& event) {
   if (Committed(step)) return;
   ++statistics_.committed;
   CheckCommitted(host, step);
+  // What a later incarnation restored is older: to its ranks this step is lost.
+  for (auto life = lives_.upper_bound(step.incarnation); life != lives_.end(); ++life)
+    if (life->second.answered && life->second.answer < step)
+      Fail("host %zu said COMMITTED of %s, but incarnation %llu has restored %s", host.index,
+           step.ToString().c_str(), static_cast<unsigned long long>(life->first),
+           life->second.answer.ToString().c_str());
   committed_[step] = scheduler_.now();
+  promise_dirty_ = true;
   lives_[step.incarnation].completed = true;
 }
 

@@ -5,15 +5,20 @@
 // ARCHITECTURE.md:
 //
 //   1  a shard said to be REPLICATED or COMMITTED has been sealed, with the right bytes, by R other nodes
-//   2  what is committed is not dropped before K newer committed steps are there, however often daemons
-//   restart; who drops
-//      a copy leaves enough others
-//   3  `latest` is complete, of one life, there; not older than what the members hold; the same for all ranks
-//   of a life 4  a view has the bytes that were saved, while it is open; chunks that were repaired are right
+//   2  every shard of a committed step has right, counted copies on R + 1 hosts, less those that were lost
+//      and not made again; until a newer committed step has them. What is committed is not dropped before K newer
+//      committed steps are there, however often daemons restart
+//   3  `latest` is complete, of one incarnation, there; not older than what the members hold; not older than what
+//      was ever told to be committed, unless more than R hosts of some shard are lost or away; the same for all ranks
+//      of an incarnation
+//   4  a view has the bytes that were saved, while it is open; chunks that were repaired are right
 //   5  a request is answered within its time
 //   6  a refused save changes nothing
 //   +  memory has one user at a time: grants, sealed shards, open views, transfers; also of the dead
 //   +  a sealed copy has the right bytes from the moment it is sealed
+//
+// Counted are copies in the roles own and replica. A cache may be evicted at any time: it can be read, and counts for
+// nothing.
 //
 // The first violation is kept and stops the run.
 
@@ -129,7 +134,8 @@ class Checker {
   const std::vector<uint32_t>* CrcsOf(const ShardId& shard) const;
 
  private:
-  enum class Fate : uint8_t { kPresent, kDropped, kLost };
+  // kOther: a copy of other bytes under the same name; it is there and counts for nothing.
+  enum class Fate : uint8_t { kPresent, kDropped, kLost, kOther };
   struct Copy {
     Fate fate = Fate::kPresent;
     TimeUs since = 0;  // of the fate
@@ -137,6 +143,11 @@ class Checker {
     std::vector<Extent> extents;
     std::vector<uint32_t> bad;  // as marked in the store
     bool committed = false;     // likewise
+    bool counted() const { return fate == Fate::kPresent && role != Role::kCache; }
+  };
+  struct Variant {
+    uint64_t stream_bytes = 0;
+    std::vector<uint32_t> crcs;
   };
   struct Shard {
     uint64_t launch = 0;
@@ -148,6 +159,11 @@ class Checker {
     bool sealed = false;
     std::map<Place, Copy> copies;  // where it was ever sealed
     std::set<std::pair<Place, uint32_t>> flips;
+    // Counted copies that went with their host's memory, or were bad, since R + 1 were last there.
+    size_t losses = 0;
+    // By host: what a rank of the same incarnation, opened there later, saves under the same name.
+    std::map<size_t, Variant> candidates;
+    std::vector<Variant> superseded;  // what the rank saved elsewhere before
   };
   struct Life {
     TimeUs asked_at = 0;  // the first `latest` of a rank of it
@@ -177,6 +193,13 @@ class Checker {
   bool ChunkRight(const Host& host, const std::vector<Extent>& extents, const Shard& shard,
                   size_t chunk) const;
   bool CopyRight(const Host& host, const Copy& copy, const Shard& shard, std::string* why) const;
+  // Distinct hosts with a right, counted copy; `hurt`: with one that has bad chunks.
+  size_t CountedRight(const Shard& shard, size_t* hurt) const;
+  // Promise 2 itself, of the newest committed steps.
+  void CheckPromise();
+  bool FullyReplicated(const StepId& step) const;
+  // Whether of each shard of the step at most R copies are lost or on hosts that are not in this view.
+  bool WithinThePromise(const StepId& step, const View& view) const;
   void CheckReplicated(const Host& host, const ShardId& id, const char* said);
   void CheckCommitted(const Host& host, const StepId& step);
   // Some rank has gone on to a later step without a shard of this one: it will never be complete.
@@ -212,6 +235,7 @@ class Checker {
   Statistics statistics_;
   uint64_t dropped_ = 0;
   std::vector<std::pair<ShardId, Role>> to_judge_;
+  bool promise_dirty_ = false;  // a copy of a committed step has come or gone
   std::map<ShardId, Shard> shards_;
   std::map<StepId, TimeUs> committed_;
   std::map<StepId, std::set<NodeId>> heard_;  // the daemons that have said that the step is committed

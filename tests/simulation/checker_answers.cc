@@ -73,6 +73,12 @@ void Checker::OnLatestAnswer(const Host& host, const Session& session, const Ste
     return Fail("latest is %s, but the members hold all of %s", step.ToString().c_str(),
                 life.floor.ToString().c_str());
   if (!life.answered) {
+    for (auto at = committed_.upper_bound(step); at != committed_.end(); ++at)
+      if (!Retired(at->first) && WithinThePromise(at->first, host.view))
+        return Fail(
+            "latest is %s, but %s was committed, and of each of its shards at most %u copies are lost or "
+            "away",
+            step.ToString().c_str(), at->first.ToString().c_str(), options_.replicas);
     life.answered = true;
     life.answer = step;
     for (const Member& member : host.view.members) life.told.insert(member.id);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cinttypes>
 #include <cstring>
+#include <utility>
 
 #include "core/base/checksum.h"
 #include "core/shard/manifest.h"
@@ -20,6 +21,7 @@ struct Client::SaveRun {
   std::vector<Extent> extents;
   std::vector<uint32_t> order;  // in which chunks are filled
   size_t filled = 0;
+  bool paused = false;
   std::shared_ptr<DeviceMemory> device;
 };
 
@@ -217,6 +219,10 @@ void Client::Settle(const std::shared_ptr<SaveRun>& run) {
 void Client::FillNext(const std::shared_ptr<SaveRun>& run) {
   if (run->connection != connections_) return;
   if (run->filled >= run->script.stop_after_chunks) return;
+  if (run->filled >= run->script.pause_after_chunks && !std::exchange(run->paused, true)) {
+    cluster_.scheduler().After(run->script.pause_us, [this, run] { FillNext(run); });
+    return;
+  }
   if (run->filled == run->order.size()) {
     if (run->device != nullptr) return Settle(run);
     return run->script.abort ? Abort(run) : Commit(run);
@@ -226,6 +232,7 @@ void Client::FillNext(const std::shared_ptr<SaveRun>& run) {
   std::vector<uint32_t> crcs;
   const uint64_t chunk_bytes = cluster_.options().chunk_bytes;
   while (run->filled < run->order.size() && run->filled < run->script.stop_after_chunks &&
+         (run->paused || run->filled < run->script.pause_after_chunks) &&
          run->order[run->filled] == first + crcs.size()) {
     const uint32_t index = run->order[run->filled];
     std::byte* chunk = cluster_.ClientMemory(session_, ChunkAt(run->extents, index));

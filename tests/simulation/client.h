@@ -20,12 +20,14 @@ namespace ropeteam::simulation {
 
 // How a save goes, beyond its bytes.
 struct SaveScript {
-  uint64_t understated_chunks = 0;      // save_begin announces so many fewer; the rest is asked for later
-  bool announce = true;                 // chunks as they fill (save_filled); else all in save_commit
-  bool abort = false;                   // instead of the commit
-  bool device = false;                  // the bytes lie in a GPU's memory first, and may be put from there
-  size_t stop_after_chunks = SIZE_MAX;  // then it hangs: no commit, no callback
-  TimeUs chunk_us = 100;                // time to fill one chunk, at most
+  uint64_t understated_chunks = 0;       // save_begin announces so many fewer; the rest is asked for later
+  bool announce = true;                  // chunks as they fill (save_filled); else all in save_commit
+  bool abort = false;                    // instead of the commit
+  bool device = false;                   // the bytes lie in a GPU's memory first, and may be put from there
+  size_t stop_after_chunks = SIZE_MAX;   // then it hangs: no commit, no callback
+  TimeUs chunk_us = 100;                 // time to fill one chunk, at most
+  size_t pause_after_chunks = SIZE_MAX;  // then it does nothing for pause_us, once
+  TimeUs pause_us = 0;
 };
 
 class Client {

@@ -88,12 +88,13 @@ void Network::PostPacket(size_t from, size_t to, const std::pair<NodeId, uint64_
 
 bool Network::Refuses(const Transfer& transfer) const {
   return !ends_.Alive(transfer.target, transfer.target_id) ||
-         disconnected_.contains({transfer.target_id, transfer.initiator_id}) ||
+         (options_.fences && disconnected_.contains({transfer.target_id, transfer.initiator_id})) ||
          disconnected_.contains({transfer.initiator_id, transfer.target_id});
 }
 
 void Network::Start(Transfer transfer) {
   transfer.number = next_transfer_++;
+  transfer.posted_at = scheduler_.now();
   const uint64_t number = transfer.number;
   at_host_[transfer.initiator].insert(number);
   at_host_[transfer.target].insert(number);
@@ -186,23 +187,24 @@ void Network::Erase(uint64_t number) {
 }
 
 // The memory of the dead process, or of a put that has been reported as failed, may be reused at once: what
-// the card still holds is taken now.
+// the card still holds is taken now. Nothing stays on its way for longer than zombie_max_us after it was posted.
 void Network::Orphan(Transfer* transfer) {
   const uint64_t number = transfer->number;
   transfer->orphan = true;
   transfer->unlanded = 0;
+  const TimeUs gone_at = transfer->posted_at + options_.zombie_max_us;
+  const TimeUs left = gone_at > scheduler_.now() ? gone_at - scheduler_.now() : 0;
   for (size_t i = 0; i < transfer->pieces.size(); ++i) {
     Transfer::Piece& piece = transfer->pieces[i];
     if (piece.landed) continue;
     const std::byte* source = Source(*transfer, piece);
-    if (source == nullptr || !random_.Chance(options_.zombie_ppm)) {
+    if (source == nullptr || left == 0 || !random_.Chance(options_.zombie_ppm)) {
       piece.landed = true;
       continue;
     }
     piece.taken.assign(reinterpret_cast<const char*>(source), piece.length);
     ++transfer->unlanded;
-    scheduler_.After(random_.Between(1, options_.zombie_max_us),
-                     [this, number, i] { Land(number, i, true); });
+    scheduler_.After(random_.Between(1, left), [this, number, i] { Land(number, i, true); });
   }
 }
 

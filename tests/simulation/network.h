@@ -8,7 +8,8 @@
 //  * transfers, one-sided copies between two arenas: in pieces that land in any order, each reading its
 //  source when it
 //    lands, completed exactly once. When the initiator dies or a put fails, pieces may still land for a
-//    while.
+//    while. A fabric that fences refuses the puts of a peer that was disconnected; another lets them land for as long
+//    as the target's process lives, also puts that were started long after.
 //
 // Endpoints are the hosts' indices; kCoordinatorHost is the coordinator's.
 
@@ -61,6 +62,7 @@ struct Transfer {
   std::shared_ptr<const DeviceMemory> device;  // of a put: the local range is of this, not of the arena
   std::vector<Piece> pieces;
   size_t unlanded = 0;
+  TimeUs posted_at = 0;
   bool orphan = false;     // the initiator is dead or has been told: nobody is told, but pieces may land
   bool finishing = false;  // its completion is scheduled; no piece lands any more
 
@@ -108,7 +110,8 @@ class Network {
   const NetworkOptions& options() const { return options_; }
 
   // ---- transfers
-  // One end is dead or has hung up on the other: no byte of it will land.
+  // No byte of it will land: the target is dead, the initiator has disconnected the target, or the target has
+  // disconnected the initiator and the fabric fences.
   bool Refuses(const Transfer& transfer) const;
   // Gives it its number.
   void Start(Transfer transfer);

@@ -30,10 +30,11 @@ struct NetworkOptions {
   uint32_t transfer_fail_ppm = 0;        // completes with kLinkFailed, some of its bytes landed
   uint32_t device_refused_ppm = 50'000;  // of puts from device memory: the card cannot read it
   // A dead node's writes land for a while, and those of a put that has failed: each unlanded piece with
-  // zombie_ppm, until zombie_max_us after the death or failure. Must stay below the engines' quarantine.
+  // zombie_ppm, until zombie_max_us after the put was posted. Must stay below the engines' quarantine.
   uint32_t zombie_ppm = 500'000;
   TimeUs zombie_max_us = 1500 * kMs;
-  bool fences = false;  // the transport can end that, and says so
+  // The transport can end that, and says so. One that cannot also takes new puts of a peer that was disconnected.
+  bool fences = false;
   TimeUs check_min_us = 5;
   TimeUs check_max_us = 500;
 };

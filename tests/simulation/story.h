@@ -9,6 +9,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <optional>
@@ -31,7 +32,7 @@ class Story : public ::testing::Test {
     options_.replicas = replicas;
     options_.chunks = chunks;
     options_.domains = domains;
-    options_.invariants_ppm = kMillion;
+    options_.invariants_ppm = invariants_ppm_;
     cluster_ = std::make_unique<Cluster>(options_);
     cluster_->KeepTrace(kTraceLines);
     for (size_t host = 0; host < nodes; ++host) cluster_->StartHost(host);
@@ -174,6 +175,18 @@ class Story : public ::testing::Test {
       if (cluster_->host(host).daemon_runs() && cluster_->host(host).engine->is_leader()) return host;
     return SIZE_MAX;
   }
+  // These hosts, and the coordinator where `coordinator`, hear nobody else and nobody else hears them.
+  void Isolate(const std::vector<size_t>& hosts, bool coordinator, TimeUs time) {
+    const auto inside = [&](size_t host) {
+      return host == kCoordinatorHost ? coordinator
+                                      : std::find(hosts.begin(), hosts.end(), host) != hosts.end();
+    };
+    std::vector<size_t> all = {kCoordinatorHost};
+    for (size_t host = 0; host < cluster_->host_count(); ++host) all.push_back(host);
+    for (const size_t from : all)
+      for (const size_t to : all)
+        if (inside(from) != inside(to)) cluster_->network().Cut(from, to, cluster_->now() + time);
+  }
   void LoseHost(size_t host) {
     CloseClientsOn(host);
     cluster_->StopHost(host, false);
@@ -213,6 +226,7 @@ class Story : public ::testing::Test {
 
   static constexpr size_t kTraceLines = 60;
   bool named_lives_ = true;
+  uint32_t invariants_ppm_ = kMillion;
   Options options_;
   std::vector<uint64_t> lengths_;  // of every shard's objects; empty: as the rank has them
   std::unique_ptr<Cluster> cluster_;

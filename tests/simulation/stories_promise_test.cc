@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Schedules that broke the promise that a committed step survives the loss of any R nodes, told one by one. Each
+// says first what went wrong. The Checker watches for everything else.
+#include "core/store/format.h"
+#include "tests/simulation/story.h"
+
+namespace ropeteam::simulation {
+namespace {
+
+// A node loses the coordinator, not its peers, in the middle of a long save. Its holder drops it, frees the
+// quarantined chunks and seals another shard in them. On a fabric that does not fence, the node's next puts went
+// into that shard.
+TEST_F(Story, ANodeThatWasDeclaredDeadWritesNothingAnyMore) {
+  lengths_ = {8 * 4096};
+  StartNodes(3, 1, 64);
+  StartWorld(1);
+  const size_t zombie = LeaderHost() == 2 ? 1 : 2;
+  size_t holder = SIZE_MAX;
+  uint64_t reused = 0;  // where the zombie's first put went
+  cluster_->on_transfer = [&](const Transfer& transfer) {
+    if (transfer.get || transfer.initiator != zombie || holder != SIZE_MAX) return;
+    holder = transfer.target;
+    reused = transfer.remote_offset;
+  };
+  SaveScript slow;
+  slow.pause_after_chunks = 4;
+  slow.pause_us = 10 * kSecond;
+  SaveInBackground(1, 1, static_cast<Rank>(zombie), slow);
+  ASSERT_TRUE(Until([&] { return holder != SIZE_MAX; }));
+  cluster_->RunFor(50 * kMs);
+  cluster_->network().Cut(zombie, kCoordinatorHost, cluster_->now() + 20 * kSecond);
+  cluster_->network().Cut(kCoordinatorHost, zombie, cluster_->now() + 20 * kSecond);
+  const NodeId zombie_id = cluster_->host(zombie).id;
+  ASSERT_TRUE(Until([&] { return !cluster_->host(holder).view.Contains(zombie_id); }));
+  cluster_->RunFor(options_.quarantine_us + kSecond);
+  ASSERT_TRUE(Save(1, 1, static_cast<Rank>(holder)).ok());
+  const SealedShard* sealed = cluster_->host(holder).store->Find(ShardOf(1, 1, static_cast<Rank>(holder)));
+  ASSERT_NE(sealed, nullptr);
+  const uint32_t chunk = static_cast<uint32_t>((reused - cluster_->host(holder).chunks_begin) / 4096);
+  EXPECT_TRUE(std::any_of(sealed->extents.begin(), sealed->extents.end(), [&](const Extent& extent) {
+    return chunk >= extent.first && chunk < extent.first + extent.count;
+  })) << "the zombie's chunks were not reused: the story strikes nothing";
+  cluster_->RunFor(8 * kSecond);  // the save goes on, and ends
+  EXPECT_FALSE(cluster_->checker().failed()) << Trouble();
+}
+
+// R = 1, K = 1. The links between two nodes, each the other's holder, are slow; another rank reads both shards. The
+// step was committed on the copies that were fetched to be read, and the step before was released. Memory is wanted,
+// a fetched copy goes, its owner's host is lost: both steps were gone.
+TEST_F(Story, ACacheIsNotCountedTowardsTheCommit) {
+  lengths_ = {4096};
+  options_.keep_steps = 1;
+  StartNodes(4, 1, 48);
+  StartWorld(1);
+  SaveEverywhere(1, 1);
+  ASSERT_EQ(LeaderHost(), 0u);
+  ASSERT_EQ(HoldersBeside(2, ShardOf(1, 1, 2)), std::vector<size_t>{3});
+  cluster_->network().Clog(2, 3, cluster_->now() + 60 * kSecond);
+  cluster_->network().Clog(3, 2, cluster_->now() + 60 * kSecond);
+  for (Rank rank = 0; rank < 4; ++rank) ASSERT_TRUE(Save(1, 2, rank).ok());
+  ASSERT_TRUE(Read(1, 1, 2, 2).ok());
+  ASSERT_TRUE(Read(1, 1, 2, 3).ok());
+  const bool committed = Wait(1, 2, 1, Level::kCommitted, 2 * kSecond).ok();
+  lengths_ = {FreeChunks(1) * 4096};
+  SaveInBackground(1, 3, 1);
+  cluster_->RunFor(100 * kMs);
+  LoseHost(2);
+  StopWorld(1);
+  cluster_->network().HealLinks();
+  cluster_->StartHost(2);
+  AwaitOneView();
+  lengths_ = {4096};
+  StartWorld(2);
+  RestoreEverywhere(2, committed ? 2 : 1);
+}
+
+// While a replica arrives slowly its node reads the same shard from another holder: it is sealed as a cache first.
+// The replica that then found it there was acknowledged, and counted, and stayed a cache that may be evicted.
+TEST_F(Story, AReplicaThatFindsACacheMakesItAReplica) {
+  lengths_ = {4 * 4096};
+  StartNodes(3, 2, 128);
+  StartWorld(1);
+  SaveEverywhere(1, 1);
+  const size_t leader = LeaderHost();
+  const size_t owner = (leader + 1) % 3;
+  const size_t slow = (leader + 2) % 3;
+  bool clogged = false;
+  cluster_->on_transfer = [&](const Transfer& transfer) {
+    if (clogged || transfer.get || transfer.initiator != owner || transfer.target != slow) return;
+    clogged = true;
+    cluster_->network().Clog(owner, slow, cluster_->now() + 2 * kSecond);
+  };
+  const Rank rank = static_cast<Rank>(owner);
+  ASSERT_TRUE(Save(1, 2, rank).ok());
+  ASSERT_TRUE(Until([&] { return Holds(leader, ShardOf(1, 2, rank)); }));
+  ASSERT_TRUE(Read(1, static_cast<Rank>(slow), 2, rank).ok());
+  ASSERT_TRUE(Holds(slow, ShardOf(1, 2, rank)));
+  EXPECT_TRUE(Wait(1, 2, rank, Level::kReplicated, 10 * kSecond).ok());
+  EXPECT_NE(cluster_->host(slow).store->Find(ShardOf(1, 2, rank))->role, Role::kCache);
+  for (Rank other = 0; other < 3; ++other)
+    if (other != rank) {
+      ASSERT_TRUE(Save(1, 2, other).ok());
+    }
+  EXPECT_TRUE(Wait(1, 2, rank, Level::kCommitted).ok());
+}
+
+// A leader and another node are cut off from the coordinator and the rest. They have a world to themselves, and
+// the leader went on announcing commits while the other side began an incarnation that knows nothing of them.
+TEST_F(Story, ALeaderThatIsCutOffCommitsNothing) {
+  StartNodes(4);
+  ASSERT_EQ(LeaderHost(), 0u);
+  StartWorld(1, {0, 1});
+  SaveEverywhere(1, 1);
+  Isolate({0, 1}, false, 60 * kSecond);
+  ASSERT_TRUE(Until([&] { return cluster_->host(2).view.members.size() == 2; }));
+  for (Rank rank = 0; rank < 2; ++rank)
+    ASSERT_TRUE(Save(1, 2, rank).ok()) << "a save is local without a lease";
+  EXPECT_EQ(Wait(1, 2, 0, Level::kCommitted, kSecond).code(), Code::kDeadlineExceeded);
+  StartWorld(2, {2, 3});
+  EXPECT_EQ(LatestStep(2, 0), 0u);  // neither side has what the other holds
+  EXPECT_EQ(LatestStep(2, 1), 0u);
+  SaveEverywhere(2, 5);
+  EXPECT_EQ(Wait(1, 2, 0, Level::kCommitted, kSecond).code(), Code::kDeadlineExceeded);
+  cluster_->network().HealLinks();
+  AwaitOneView();
+  StopWorld(1);
+  StopWorld(2);
+  StartWorld(3, {0, 1});
+  RestoreEverywhere(3, 5);
+}
+
+// A world restarts while a node has died and is still in the view: it alone had a shard of the newest step, which
+// was chosen, told to nobody, and never chosen again: no rank of the incarnation was ever told what to restore.
+TEST_F(Story, AStepThatNobodyWasToldIsChosenAgain) {
+  StartNodes(4);
+  ASSERT_EQ(LeaderHost(), 0u);
+  StartWorld(1, {1, 2, 3});
+  SaveEverywhere(1, 1);
+  cluster_->network().Clog(3, 2, cluster_->now() + 60 * kSecond);
+  for (Rank rank = 0; rank < 3; ++rank) ASSERT_TRUE(Save(1, 2, rank).ok());
+  cluster_->RunFor(100 * kMs);
+  ASSERT_EQ(HoldersBeside(3, ShardOf(1, 2, 2)).size(), 0u);
+  LoseHost(3);
+  StopWorld(1);
+  ASSERT_EQ(cluster_->host(0).view.members.size(), 4u);
+  StartWorld(2, {0, 1, 2});
+  RestoreEverywhere(2, 1);
+}
+
+// A rank of a named incarnation is opened on another node and saves other bytes under the same name. The two shards
+// were counted as each other's copies, and the step was committed with one copy of either.
+TEST_F(Story, OtherBytesUnderTheSameNameAreNoCopy) {
+  lengths_ = {3 * 4096};
+  StartNodes(4);
+  ASSERT_EQ(LeaderHost(), 0u);
+  StartWorld(1, {2, 1});
+  // Neither node can make the other its holder for a while.
+  cluster_->network().Clog(2, 3, cluster_->now() + 4 * kSecond);
+  cluster_->network().Clog(3, 2, cluster_->now() + 4 * kSecond);
+  ASSERT_TRUE(Save(1, 1, 0).ok());
+  ASSERT_TRUE(Save(1, 1, 1).ok());
+  RankOf(1, 0).Close();
+  cluster_->RunFor(100 * kMs);
+  AddRank(1, 0, 2, 3);
+  ASSERT_TRUE(Hello(1, 0).ok());
+  ContentShape shape = options_.job.content;
+  shape.chunk_bytes = options_.chunk_bytes;
+  const Content other = MakeContent(shape, 99, 1, 0, lengths_);
+  ASSERT_TRUE(Sync([&](Client::StatusDone done) { RankOf(1, 0).Save(1, other, {}, std::move(done)); }).ok());
+  EXPECT_EQ(Wait(1, 1, 0, Level::kCommitted, kSecond).code(), Code::kDeadlineExceeded);
+  // The owner's bytes win; they get their copies, also where the others were.
+  EXPECT_TRUE(Wait(1, 1, 0, Level::kCommitted, 10 * kSecond).ok());
+  EXPECT_TRUE(Read(1, 1, 1, 0).ok());
+  EXPECT_EQ(BadIn(Verify(1)), 0u);
+}
+
+// Bits flip in the arena's table where nothing is published. The next seal there ended the daemon.
+TEST_F(Story, FlippedBitsInFreeSlotsEndNoDaemon) {
+  lengths_ = {2 * 4096};
+  invariants_ppm_ = 0;  // the table differs from what the daemon knows, until it is written again
+  StartNodes(2, 1, 32);
+  StartWorld(1);
+  SaveEverywhere(1, 1);
+  const Host& host = cluster_->host(0);
+  const auto* superblock = reinterpret_cast<const arena::Superblock*>(host.memory.get());
+  size_t flipped = 0;
+  for (uint64_t i = 0; i < superblock->chunk_count; ++i) {
+    std::byte* slot = host.memory.get() + superblock->slots_begin + i * sizeof(arena::Slot);
+    uint64_t state = 0;
+    std::memcpy(&state, slot, sizeof(state));
+    if (state != arena::kSlotFree) continue;
+    slot[i % sizeof(state)] ^= std::byte{4};
+    ++flipped;
+  }
+  ASSERT_GT(flipped, 16u);
+  const NodeId daemon = host.id;
+  for (Step step = 2; step < 8; ++step) SaveEverywhere(1, step);
+  EXPECT_EQ(host.id, daemon);
+  EXPECT_EQ(LatestStep(1, 0), 7u);
+}
+
+// The coordinator and its node return, and only that node reaches it within the first second. All other nodes were
+// declared dead, became new instances, and verified their arenas.
+TEST_F(Story, ACoordinatorThatReturnsAloneStartsNobodyOver) {
+  StartNodes(4);
+  StartWorld(1);
+  SaveEverywhere(1, 1);
+  std::vector<NodeId> before;
+  for (size_t host = 1; host < 4; ++host) before.push_back(cluster_->host(host).id);
+  cluster_->membership().StopCoordinator();
+  cluster_->CrashDaemon(0);
+  cluster_->RunFor(500 * kMs);
+  for (size_t host = 1; host < 4; ++host) {
+    cluster_->network().Cut(host, kCoordinatorHost, cluster_->now() + 2500 * kMs);
+    cluster_->network().Cut(kCoordinatorHost, host, cluster_->now() + 2500 * kMs);
+  }
+  cluster_->membership().StartCoordinator();
+  cluster_->StartDaemon(0);
+  cluster_->RunFor(3 * kSecond);
+  AwaitOneView();
+  for (size_t host = 1; host < 4; ++host)
+    EXPECT_EQ(cluster_->host(host).id, before[host - 1]) << "host " << host;
+  ASSERT_TRUE(Hello(1, 0).ok());
+  SaveEverywhere(1, 2);
+}
+
+}  // namespace
+}  // namespace ropeteam::simulation
