@@ -169,6 +169,10 @@ void Checker::OnSealed(const Host& host, const SealedShard& sealed) {
   copy = {Fate::kPresent, scheduler_.now(), sealed.role, sealed.extents, sealed.bad, sealed.committed};
   std::erase_if(shard.flips, [&](const auto& flip) { return flip.first == PlaceOf(host); });
   if (Committed(StepOf(id))) promise_dirty_ = true;
+  for (uint32_t i = 0; !damaged_.empty() && i < shard.crcs.size(); ++i)
+    if (damaged_.erase({PlaceOf(host), ChunkAt(sealed.extents, i)}) != 0 &&
+        !ChunkRight(host, sealed.extents, shard, i))
+      shard.flips.insert({PlaceOf(host), i});
   std::string why;
   if (!CopyRight(host, copy, shard, &why))
     Fail("host %zu sealed %s as %s with wrong bytes in %s", host.index, id.ToString().c_str(),
@@ -277,6 +281,25 @@ void Checker::OnMemoryLost(const Host& host) {
 void Checker::OnFlip(const Host& host, const ShardId& id, uint32_t chunk) {
   ++statistics_.flips;
   shards_[id].flips.insert({PlaceOf(host), chunk});
+}
+
+void Checker::OnDamage(const Host& host, uint32_t chunk) {
+  ++statistics_.flips;
+  const Place place = PlaceOf(host);
+  bool sealed = false;
+  for (auto& [id, shard] : shards_) {
+    const auto copy = shard.copies.find(place);
+    if (copy == shard.copies.end() || copy->second.fate == Fate::kLost) continue;
+    uint32_t index = 0;
+    for (const Extent& extent : copy->second.extents) {
+      if (chunk >= extent.first && chunk < extent.first + extent.count) {
+        shard.flips.insert({place, index + chunk - extent.first});
+        sealed = sealed || copy->second.fate == Fate::kPresent;
+      }
+      index += extent.count;
+    }
+  }
+  if (!sealed) damaged_.insert({place, chunk});
 }
 
 // ---- steps

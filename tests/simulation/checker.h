@@ -84,6 +84,9 @@ class Checker {
   // Whether what Observe() saw dropped was to be dropped; after the input's events, which may say why.
   void JudgeDrops(const Host& host);
   void OnFlip(const Host& host, const ShardId& shard, uint32_t chunk);
+  // Bytes of the host's chunk have changed, by nobody's right: whatever shard lies there now or is sealed there next
+  // may be wrong in it.
+  void OnDamage(const Host& host, uint32_t chunk);
 
   // ---- sessions. Inputs are shown before the engine sees them, answers when the engine gives them.
   void OnCommitInput(const Session& session, Step step, const SaveCommitInput& commit, uint64_t chunk_bytes);
@@ -235,7 +238,8 @@ class Checker {
   Statistics statistics_;
   uint64_t dropped_ = 0;
   std::vector<std::pair<ShardId, Role>> to_judge_;
-  bool promise_dirty_ = false;  // a copy of a committed step has come or gone
+  std::set<std::pair<Place, uint32_t>> damaged_;  // chunks that no shard was in
+  bool promise_dirty_ = false;                    // a copy of a committed step has come or gone
   std::map<ShardId, Shard> shards_;
   std::map<StepId, TimeUs> committed_;
   std::map<StepId, std::set<NodeId>> heard_;  // the daemons that have said that the step is committed

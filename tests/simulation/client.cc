@@ -236,7 +236,21 @@ void Client::FillNext(const std::shared_ptr<SaveRun>& run) {
          run->order[run->filled] == first + crcs.size()) {
     const uint32_t index = run->order[run->filled];
     std::byte* chunk = cluster_.ClientMemory(session_, ChunkAt(run->extents, index));
-    if (chunk == nullptr) return run->done(Error(Code::kUnavailable, "the session was cut"));
+    if (chunk == nullptr) {
+      // The library looks before each chunk whether its daemon lives: the copy of one may go on.
+      const JobOptions& job = cluster_.options().job;
+      if (job.stray_ppm != 0 && cluster_.random().Chance(job.stray_ppm)) {
+        const size_t begin = index * chunk_bytes;
+        cluster_.scheduler().After(
+            cluster_.random().Below(job.stray_max_us),
+            [&cluster = cluster_, host = identity_.host, at = ChunkAt(run->extents, index),
+             generation = cluster_.host(identity_.host).memory_generation,
+             bytes = run->content.stream.substr(begin, chunk_bytes)] {
+              cluster.StrayWrite(host, generation, at, bytes);
+            });
+      }
+      return run->done(Error(Code::kUnavailable, "the session was cut"));
+    }
     const std::string& stream = run->content.stream;
     std::memcpy(chunk, stream.data() + index * chunk_bytes,
                 std::min<size_t>(chunk_bytes, stream.size() - index * chunk_bytes));

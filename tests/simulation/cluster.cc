@@ -39,11 +39,13 @@ Cluster::Cluster(const Options& options)
       SimMembership::Listener{
           [this](size_t host, NodeId instance, const View& view) { OnView(host, instance, view); },
           [this](size_t host, NodeId instance, const Status& status) {
-            if (hosts_[host]->id != instance) return;
-            Trace("host %zu refused by membership: %s", host, status.ToString().c_str());
-            // What ropeteamd does: go on as another instance, over the same memory.
-            CrashDaemon(host);
-            StartDaemon(host);
+            WhenAwake(hosts_[host].get(), [this, host, instance, status] {
+              if (hosts_[host]->id != instance) return;
+              Trace("host %zu refused by membership: %s", host, status.ToString().c_str());
+              // What ropeteamd does: go on as another instance, over the same memory.
+              CrashDaemon(host);
+              StartDaemon(host);
+            });
           }});
   membership_->StartCoordinator();
   for (uint32_t i = 0; i < options.nodes; ++i) AddHost();
@@ -69,6 +71,12 @@ size_t Cluster::AddHost() {
   host->memory_bytes = (needed + kPageBytes - 1) / kPageBytes * kPageBytes;
   host->memory.reset(static_cast<std::byte*>(std::aligned_alloc(kPageBytes, host->memory_bytes)));
   ROPETEAM_CHECK(host->memory != nullptr);
+  if (options_.clock_drift_ppm != 0) {
+    Random random(Mix(options_.seed, host->index, 0xc10c));
+    host->clock.Jump(now(), random.Below(1000 * kSecond));
+    host->clock.Set(now(),
+                    kMillion - options_.clock_drift_ppm + random.Below(2 * options_.clock_drift_ppm + 1));
+  }
   std::memset(host->memory.get(), 0, host->memory_bytes);
   hosts_.push_back(std::move(host));
   return hosts_.size() - 1;
@@ -107,6 +115,8 @@ void Cluster::EndDaemon(Host* host, bool reset) {
   const NodeId id = host->id;
   network_.OnInstanceDead(host->index, id);
   membership_->Gone(id, reset);
+  host->paused = false;
+  host->backlog.clear();
   host->engine.reset();
   host->store.reset();
   host->id = kNoNode;
@@ -127,6 +137,40 @@ void Cluster::EndDaemon(Host* host, bool reset) {
         if (asked.done) asked.done(nullptr);
     });
   }
+}
+
+void Cluster::PauseDaemon(size_t index) {
+  Host& host = *hosts_[index];
+  if (!host.daemon_runs() || host.paused) return;
+  Trace("host %zu daemon is paused", index);
+  host.paused = true;
+  membership_->Pause(host.id);
+}
+
+void Cluster::ResumeDaemon(size_t index) {
+  Host& host = *hosts_[index];
+  if (!host.paused) return;
+  Trace("host %zu daemon goes on", index);
+  host.paused = false;
+  host.resumed_at = now();
+  membership_->Resume(host.id);
+  while (!host.paused && !host.backlog.empty()) {
+    const std::function<void()> action = std::move(host.backlog.front());
+    host.backlog.pop_front();
+    action();
+  }
+}
+
+void Cluster::WhenAwake(Host* host, std::function<void()> action) {
+  if (!host->paused) return action();
+  host->backlog.push_back(std::move(action));
+}
+
+void Cluster::JumpClock(size_t index, TimeUs by) {
+  Host& host = *hosts_[index];
+  Trace("host %zu clock jumps by %" PRIu64 " us", index, by);
+  host.clock.Jump(now(), by);
+  ArmTimer(&host);
 }
 
 void Cluster::StartDaemon(size_t index) {
@@ -156,9 +200,10 @@ void Cluster::StartDaemon(size_t index) {
   config.node = host.member.name;
   config.quarantine_us = options_.quarantine_us;
   host.engine = std::make_unique<Engine>(config, host.store.get());
-  host.engine->OnLease(now(), UINT64_MAX);  // until membership says otherwise
+  host.lease_until = kForever;  // until membership says otherwise
+  host.engine->OnLease(host.clock.Local(now()), host.lease_until);
   Trace("host %zu daemon %" PRIx64 " starts, %" PRIu64 " shards adopted", index, host.id, report.shards);
-  Give(&host, "start", [](Engine&) {});
+  Give(&host, "start", [](Engine&, TimeUs) {});
   membership_->Join(index, host.member);
 }
 
@@ -186,6 +231,28 @@ bool Cluster::FlipBit(size_t index, const ShardId& id, uint32_t chunk) {
   return true;
 }
 
+bool Cluster::FlipUnsealed(size_t index, uint32_t chunk) {
+  Host& host = *hosts_[index];
+  if (!host.daemon_runs()) return false;
+  for (const auto& [id, shard] : host.store->shards())
+    for (const Extent& extent : shard->extents)
+      if (chunk >= extent.first && chunk < extent.first + extent.count) return false;
+  const uint64_t bit = random_.Below(host.chunk_bytes * 8);
+  host.chunk(chunk)[bit / 8] ^= static_cast<std::byte>(1u << (bit % 8));
+  checker_.OnDamage(host, chunk);
+  Trace("host %zu bit %" PRIu64 " of unsealed chunk %u flips", index, bit, chunk);
+  return true;
+}
+
+void Cluster::StrayWrite(size_t index, uint64_t memory_generation, uint32_t chunk, const std::string& bytes) {
+  Host& host = *hosts_[index];
+  if (!host.up || host.memory_generation != memory_generation) return;
+  if (std::memcmp(host.chunk(chunk), bytes.data(), bytes.size()) == 0) return;
+  Trace("host %zu chunk %u is written by a rank whose daemon has died", index, chunk);
+  std::memcpy(host.chunk(chunk), bytes.data(), bytes.size());
+  checker_.OnDamage(host, chunk);
+}
+
 Host* Cluster::FindInstance(NodeId instance) {
   const auto at = instances_.find(instance);
   if (at == instances_.end() || hosts_[at->second]->id != instance) return nullptr;
@@ -195,6 +262,7 @@ Host* Cluster::FindInstance(NodeId instance) {
 void Cluster::OnView(size_t index, NodeId instance, const View& view) {
   Host& host = *hosts_[index];
   if (host.id != instance || !host.daemon_runs()) return;
+  if (host.paused) return WhenAwake(&host, [this, index, instance, view] { OnView(index, instance, view); });
   std::vector<NodeId> departed;
   for (const Member& member : host.view.members)
     if (!view.Contains(member.id)) departed.push_back(member.id);
@@ -207,10 +275,12 @@ void Cluster::OnView(size_t index, NodeId instance, const View& view) {
     scheduler_.After(random_.Between(1, 20 * kMs), [this, index, instance, peer] {
       Host& fenced = *hosts_[index];
       if (fenced.id != instance) return;
-      Give(&fenced, "peer fenced", [&](Engine& engine) { engine.OnPeerFenced(now(), peer); });
+      WhenAwake(&fenced, [this, &fenced, peer] {
+        Give(&fenced, "peer fenced", [&](Engine& engine, TimeUs local) { engine.OnPeerFenced(local, peer); });
+      });
     });
   }
-  Give(&host, "view", [&](Engine& engine) { engine.OnView(now(), view); });
+  Give(&host, "view", [&](Engine& engine, TimeUs local) { engine.OnView(local, view); });
 }
 
 // ---- running
@@ -243,11 +313,12 @@ void Cluster::Heal() {
   Trace("healed");
   crash_in_input_ppm_ = 0;
   NetworkOptions calm = options_.network;
-  calm.loss_ppm = calm.misdeliver_ppm = calm.slow_ppm = calm.transfer_fail_ppm = 0;
+  calm.loss_ppm = calm.misdeliver_ppm = calm.slow_ppm = calm.transfer_fail_ppm = calm.wire_flip_ppm = 0;
   network_.SetOptions(calm);
   network_.HealLinks();
   if (!membership_->coordinator_up()) membership_->StartCoordinator();
   for (const auto& host : hosts_) {
+    ResumeDaemon(host->index);
     StartHost(host->index);
     StartDaemon(host->index);
   }

@@ -49,6 +49,15 @@ class Cluster : private NetworkEnds {
   // kill -9; the memory stays.
   void CrashDaemon(size_t index);
   void StartDaemon(size_t index);
+  // The daemon stops (SIGSTOP) and goes on. What the fabric has under way for it goes on meanwhile; what is meant for
+  // the process waits.
+  void PauseDaemon(size_t index);
+  void ResumeDaemon(size_t index);
+  void JumpClock(size_t index, TimeUs by);
+  // Flips one bit of a chunk that belongs to no sealed shard. False when it does, or no daemon runs.
+  bool FlipUnsealed(size_t index, uint32_t chunk);
+  // A rank goes on writing into a chunk that it was granted by a daemon that has died.
+  void StrayWrite(size_t index, uint64_t memory_generation, uint32_t chunk, const std::string& bytes);
   // Flips one bit of the `chunk`th chunk of the copy that this host has.
   bool FlipBit(size_t index, const ShardId& shard, uint32_t chunk);
   // Told when a machine stops or starts.
@@ -95,20 +104,27 @@ class Cluster : private NetworkEnds {
   uint64_t inputs() const { return inputs_; }
 
  private:
-  using Drive = std::function<void(Engine&)>;
+  using Drive = std::function<void(Engine&, TimeUs now)>;  // of the host's clock
 
   // Gives the engine one input, carries its outputs out, has everything checked.
   void Give(Host* host, const char* what, const Drive& drive);
   void CarryOut(Host* host, const Outbox& out, size_t limit, uint64_t free_before, uint64_t dropped_before);
   void CarryMessage(Host* host, const SendMessage& message);
+  void DeliverMessage(size_t to, NodeId from, NodeId instance, Epoch epoch,
+                      const std::shared_ptr<const std::string>& envelope);
   void CarryTransfer(Host* host, const StartTransfer& start);
+  void PostTransfer(size_t index, NodeId instance, const StartTransfer& start);
   void CarryCheck(Host* host, const StartCheck& check);
+  void FinishCheck(size_t index, const StartCheck& check);
   void CarryAnswer(Host* host, const Answer& answer, uint64_t free_before, uint64_t dropped_before);
   void ArmTimer(Host* host);
+  // Now, or when the daemon goes on; never when it dies before.
+  void WhenAwake(Host* host, std::function<void()> action);
   void EndDaemon(Host* host, bool reset);
   void OnView(size_t index, NodeId instance, const View& view);
   void MarkBadChunks(Host* host);
   void WatchDeadline(SessionId session, RequestId request);
+  void CheckDeadline(SessionId session, RequestId request, TimeUs time);
   void DeliverToEngine(SessionId id, const char* what, const Input& input, RequestId request);
   Host* FindInstance(NodeId instance);
   void Digest(uint64_t value) { digest_ = Mix(digest_, value); }

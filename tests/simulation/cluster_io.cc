@@ -34,7 +34,7 @@ void Cluster::Give(Host* host, const char* what, const Drive& drive) {
   ++inputs_;
   const uint64_t free_before = host->store->chunks_free();
   const uint64_t dropped_before = checker_.dropped();
-  drive(*host->engine);
+  drive(*host->engine, host->clock.Local(now()));
   Outbox out = std::move(host->engine->outbox());
   host->engine->outbox().clear();
   checker_.Observe(*host);
@@ -92,23 +92,47 @@ void Cluster::CarryMessage(Host* host, const SendMessage& message) {
   if (at == instances_.end()) return;
   const size_t to = at->second;
   const auto envelope = std::make_shared<const std::string>(message.envelope);
-  const auto deliver = [this, to, from = host->id, instance = message.to, epoch = host->engine->view().epoch,
-                        envelope] {
-    Host& target = *hosts_[to];
-    const NodeId taker = target.id;
-    if (!target.daemon_runs() || (taker != instance && !random_.Chance(network_.options().misdeliver_ppm)))
-      return;
-    const bool stale = taker != instance || epoch < target.engine->view().epoch;
-    const uint64_t refused = stale ? target.engine->Report().counters.messages_stale : 0;
-    Give(&target, "message", [&](Engine& engine) { engine.OnMessage(now(), from, *envelope); });
-    if (stale && target.id == taker && target.engine->Report().counters.messages_stale == refused)
-      checker_.Fail("host %zu took a message for another instance or of an epoch that is over", to);
-  };
-  network_.PostMessage(host->index, to, deliver);
+  network_.PostMessage(host->index, to,
+                       [this, to, from = host->id, instance = message.to, epoch = host->engine->view().epoch,
+                        envelope] { DeliverMessage(to, from, instance, epoch, envelope); });
+}
+
+void Cluster::DeliverMessage(size_t to, NodeId from, NodeId instance, Epoch epoch,
+                             const std::shared_ptr<const std::string>& envelope) {
+  Host& target = *hosts_[to];
+  const NodeId taker = target.id;
+  if (!target.daemon_runs() || (taker != instance && !random_.Chance(network_.options().misdeliver_ppm)))
+    return;
+  if (target.paused)
+    return WhenAwake(&target, [=, this] { DeliverMessage(to, from, instance, epoch, envelope); });
+  const bool stale = taker != instance || epoch < target.engine->view().epoch;
+  const uint64_t refused = stale ? target.engine->Report().counters.messages_stale : 0;
+  Give(&target, "message", [&](Engine& engine, TimeUs local) { engine.OnMessage(local, from, *envelope); });
+  if (stale && target.id == taker && target.engine->Report().counters.messages_stale == refused)
+    checker_.Fail("host %zu took a message for another instance or of an epoch that is over", to);
 }
 
 void Cluster::CarryTransfer(Host* host, const StartTransfer& start) {
   Digest(Mix(now(), host->id, start.tag, start.length));
+  const TimeUs post_max = network_.options().post_max_us;
+  if (post_max == 0) return PostTransfer(host->index, host->id, start);
+  scheduler_.After(random_.Below(post_max), [this, index = host->index, instance = host->id, start] {
+    if (hosts_[index]->id == instance)
+      WhenAwake(hosts_[index].get(), [=, this] { PostTransfer(index, instance, start); });
+  });
+}
+
+void Cluster::PostTransfer(size_t index, NodeId instance, const StartTransfer& start) {
+  Host* host = hosts_[index].get();
+  if (host->id != instance) return;
+  // What the driver does before each batch: a put leaves only under a lease.
+  if (!start.get && host->lease_until <= host->clock.Local(now())) {
+    Trace("host %zu put tag %" PRIu64 " does not leave: the lease has run out", index, start.tag);
+    scheduler_.After(random_.Between(1, kMs), [this, index, instance, tag = start.tag] {
+      OnTransferDone(index, instance, tag, Code::kStale);
+    });
+    return;
+  }
   Transfer transfer;
   transfer.number = network_.next_number();
   transfer.tag = start.tag;
@@ -148,19 +172,24 @@ void Cluster::CarryTransfer(Host* host, const StartTransfer& start) {
 
 void Cluster::CarryCheck(Host* host, const StartCheck& check) {
   const NetworkOptions& network = network_.options();
-  scheduler_.After(random_.Between(network.check_min_us, network.check_max_us), [this, index = host->index,
-                                                                                 instance = host->id, check] {
-    Host& at = *hosts_[index];
-    if (at.id != instance) return;
-    std::vector<uint32_t> bad;
-    for (uint32_t i = 0; i < check.ranges.size(); ++i) {
-      const StartCheck::Range& range = check.ranges[i];
-      const std::byte* bytes = Memory(index, range.offset, range.length);
-      if (bytes == nullptr) return checker_.Fail("host %zu checks bytes outside of its arena", index);
-      if (Crc32c(bytes, range.length) != range.crc) bad.push_back(i);
-    }
-    Give(&at, "check done", [&](Engine& engine) { engine.OnCheckDone(now(), check.tag, bad); });
-  });
+  scheduler_.After(random_.Between(network.check_min_us, network.check_max_us),
+                   [this, index = host->index, instance = host->id, check] {
+                     Host& at = *hosts_[index];
+                     if (at.id != instance) return;
+                     WhenAwake(&at, [this, index, check] { FinishCheck(index, check); });
+                   });
+}
+
+void Cluster::FinishCheck(size_t index, const StartCheck& check) {
+  Host& at = *hosts_[index];
+  std::vector<uint32_t> bad;
+  for (uint32_t i = 0; i < check.ranges.size(); ++i) {
+    const StartCheck::Range& range = check.ranges[i];
+    const std::byte* bytes = Memory(index, range.offset, range.length);
+    if (bytes == nullptr) return checker_.Fail("host %zu checks bytes outside of its arena", index);
+    if (Crc32c(bytes, range.length) != range.crc) bad.push_back(i);
+  }
+  Give(&at, "check done", [&](Engine& engine, TimeUs local) { engine.OnCheckDone(local, check.tag, bad); });
 }
 
 void Cluster::CarryAnswer(Host* host, const Answer& answer, uint64_t free_before, uint64_t dropped_before) {
@@ -204,16 +233,18 @@ void Cluster::CarryAnswer(Host* host, const Answer& answer, uint64_t free_before
 
 void Cluster::ArmTimer(Host* host) {
   if (!host->daemon_runs()) return;
-  const TimeUs next = host->engine->NextTimer();
+  const TimeUs next = host->clock.When(now(), host->engine->NextTimer());
   if (next == kForever || next >= host->timer_at) return;
   const TimeUs late = options_.timer_late_max_us == 0 ? 0 : random_.Below(options_.timer_late_max_us);
   host->timer_at = std::max(next, now()) + late;
   scheduler_.At(host->timer_at, [this, index = host->index, instance = host->id, when = host->timer_at] {
     Host& at = *hosts_[index];
     if (at.id != instance || at.timer_at != when) return;
-    at.timer_at = kForever;
-    if (at.engine->NextTimer() > now()) return ArmTimer(&at);
-    Give(&at, "timer", [this](Engine& engine) { engine.OnTimer(now()); });
+    WhenAwake(&at, [this, &at] {
+      at.timer_at = kForever;
+      if (at.engine->NextTimer() > at.clock.Local(now())) return ArmTimer(&at);
+      Give(&at, "timer", [](Engine& engine, TimeUs local) { engine.OnTimer(local); });
+    });
   });
 }
 
@@ -256,7 +287,16 @@ void Cluster::CloseSession(SessionId id) {
         engine.OnSessionClosed(now, closed.id);
       },
       0);
-  scheduler_.At(at->second.to_engine_at, [this, id] { sessions_.erase(id); });
+  scheduler_.At(at->second.to_engine_at, [this, id] {
+    const auto closing = sessions_.find(id);
+    if (closing == sessions_.end()) return;
+    Host& host = *hosts_[closing->second.host];
+    if (host.id != closing->second.daemon) {
+      sessions_.erase(closing);
+    } else {
+      WhenAwake(&host, [this, id] { sessions_.erase(id); });
+    }
+  });
 }
 
 void Cluster::DeliverToEngine(SessionId id, const char* what, const Input& input, RequestId request) {
@@ -267,10 +307,14 @@ void Cluster::DeliverToEngine(SessionId id, const char* what, const Input& input
     if (at == sessions_.end()) return;
     Host& host = *hosts_[at->second.host];
     if (host.id != at->second.daemon) return;  // the daemon died meanwhile
-    Give(&host, what, [&](Engine& engine) {
-      // A copy: the input may end the session.
-      const Session seen = at->second;
-      input(engine, now(), seen, request);
+    WhenAwake(&host, [this, &host, id, what, input, request] {
+      const auto open = sessions_.find(id);
+      if (open == sessions_.end()) return;
+      Give(&host, what, [&](Engine& engine, TimeUs local) {
+        // A copy: the input may end the session.
+        const Session seen = open->second;
+        input(engine, local, seen, request);
+      });
     });
   });
 }
@@ -312,15 +356,25 @@ void Cluster::WatchDeadline(SessionId id, RequestId number) {
   if (asked == at->second.pending.end()) return;
   const TimeUs time =
       asked->second.timeout_us == 0 ? kLocalAnswerUs : asked->second.timeout_us + kAnswerSlackUs;
-  scheduler_.After(time + options_.timer_late_max_us, [this, id, number] {
-    const auto session = sessions_.find(id);
-    if (session == sessions_.end() || !session->second.open_at_engine) return;
-    const auto still = session->second.pending.find(number);
-    if (still == session->second.pending.end() || still->second.answered) return;
-    checker_.Fail("host %zu has not answered %s (step %" PRIu64 ", timeout %" PRIu64 " us) of rank %u",
-                  session->second.host, RequestName(still->second.kind), still->second.step,
-                  still->second.timeout_us, session->second.rank);
-  });
+  // On a clock that runs slow a deadline comes late.
+  const TimeUs slack = options_.timer_late_max_us + time * options_.clock_drift_ppm / kMillion;
+  scheduler_.After(time + slack, [this, id, number, time] { CheckDeadline(id, number, time); });
+}
+
+void Cluster::CheckDeadline(SessionId id, RequestId number, TimeUs time) {
+  const auto session = sessions_.find(id);
+  if (session == sessions_.end() || !session->second.open_at_engine) return;
+  const auto still = session->second.pending.find(number);
+  if (still == session->second.pending.end() || still->second.answered) return;
+  const Host& host = *hosts_[session->second.host];
+  // A daemon that is paused answers nothing; one that was has as long again.
+  if (host.paused || host.resumed_at + time > now()) {
+    scheduler_.After(time, [this, id, number, time] { CheckDeadline(id, number, time); });
+    return;
+  }
+  checker_.Fail("host %zu has not answered %s (step %" PRIu64 ", timeout %" PRIu64 " us) of rank %u",
+                session->second.host, RequestName(still->second.kind), still->second.step,
+                still->second.timeout_us, session->second.rank);
 }
 
 const Session* Cluster::FindSession(SessionId id) const {
@@ -359,8 +413,12 @@ void Cluster::OnDeviceRead(const Transfer& transfer) {
 void Cluster::OnTransferDone(size_t index, NodeId instance, uint64_t tag, Code code) {
   Host& host = *hosts_[index];
   if (host.id != instance) return;
+  if (host.paused)
+    return WhenAwake(&host,
+                     [this, index, instance, tag, code] { OnTransferDone(index, instance, tag, code); });
   Trace("host %zu transfer %" PRIu64 " done: %s", index, tag, CodeName(code));
-  Give(&host, "transfer done", [&](Engine& engine) { engine.OnTransferDone(now(), tag, code); });
+  Give(&host, "transfer done",
+       [&](Engine& engine, TimeUs local) { engine.OnTransferDone(local, tag, code); });
 }
 
 }  // namespace ropeteam::simulation

@@ -2,6 +2,8 @@
 #include "tests/simulation/faults.h"
 
 #include <algorithm>
+#include <string>
+#include <utility>
 #include <vector>
 
 namespace ropeteam::simulation {
@@ -49,24 +51,65 @@ void Faults::Strike(Fault fault) {
       return;
     case Fault::kRestart:
       return launcher_.Restart("its user's wish");
-    case Fault::kCoordinator: {
-      if (!cluster_.membership().coordinator_up()) return;
-      cluster_.Trace("coordinator stops");
-      cluster_.membership().StopCoordinator();
-      return cluster_.scheduler().After(random.Between(10 * kMs, 3 * kSecond), [this] {
-        if (cluster_.membership().coordinator_up()) return;
-        cluster_.Trace("coordinator starts");
-        cluster_.membership().StartCoordinator();
-      });
-    }
+    case Fault::kCoordinator:
+      return StopCoordinator();
     case Fault::kFlip:
       for (uint64_t flips = random.Between(1, 4); flips > 0; --flips) Flip();
       return;
     case Fault::kPerson:
       return Ask();
+    case Fault::kPartition:
+      return Partition();
+    case Fault::kLeaderLost:
+      return LoseLeader();
+    case Fault::kPause: {
+      cluster_.PauseDaemon(host);
+      return cluster_.scheduler().After(random.Between(1 * kMs, options_.pause_max_us),
+                                        [this, host] { cluster_.ResumeDaemon(host); });
+    }
+    case Fault::kClockJump:
+      return cluster_.JumpClock(host, random.Between(1, options_.clock_jump_max_us));
     default:
       return TroubleLink(fault);
   }
+}
+
+void Faults::StopCoordinator() {
+  if (!cluster_.membership().coordinator_up()) return;
+  cluster_.Trace("coordinator stops");
+  cluster_.membership().StopCoordinator();
+  cluster_.scheduler().After(cluster_.random().Between(10 * kMs, 3 * kSecond), [this] {
+    if (cluster_.membership().coordinator_up()) return;
+    cluster_.Trace("coordinator starts");
+    cluster_.membership().StartCoordinator();
+  });
+}
+
+void Faults::LoseLeader() {
+  for (size_t host = 0; host < cluster_.host_count(); ++host) {
+    if (!cluster_.host(host).daemon_runs() || !cluster_.host(host).engine->is_leader()) continue;
+    cluster_.Trace("the leader and the coordinator are lost together");
+    StopCoordinator();
+    return StopHost(host, false);
+  }
+}
+
+// Each host goes to one of two or three groups, and so does the coordinator.
+void Faults::Partition() {
+  Random& random = cluster_.random();
+  const uint64_t groups = random.Between(2, 3);
+  const TimeUs until = cluster_.now() + random.Between(50 * kMs, options_.partition_max_us);
+  std::vector<std::pair<size_t, uint64_t>> group = {{kCoordinatorHost, random.Below(groups)}};
+  std::string text;
+  for (size_t host = 0; host < cluster_.host_count(); ++host) {
+    group.emplace_back(host, random.Below(groups));
+    text += static_cast<char>('a' + group.back().second);
+  }
+  cluster_.Trace("partition, hosts %s, the coordinator with %c", text.c_str(),
+                 static_cast<char>('a' + group[0].second));
+  for (const auto& [from, of_from] : group)
+    for (const auto& [to, of_to] : group)
+      if (of_from != of_to) cluster_.network().Cut(from, to, until);
 }
 
 void Faults::StopHost(size_t host, bool keep_memory) {
@@ -89,7 +132,7 @@ void Faults::TroubleLink(Fault fault) {
     cluster_.Trace("host %zu and the coordinator are apart", a);
     const uint64_t ways = random.Between(1, 3);
     // Long enough, sometimes, for it to be declared dead while it lives.
-    const TimeUs longer = cluster_.now() + random.Between(100 * kMs, 2 * options_.link_trouble_max_us);
+    const TimeUs longer = cluster_.now() + random.Between(100 * kMs, options_.isolate_max_us);
     if (ways & 1) network.Cut(a, kCoordinatorHost, longer);
     if (ways & 2) network.Cut(kCoordinatorHost, a, longer);
     return;
@@ -143,6 +186,11 @@ void Faults::Flip() {
   Random& random = cluster_.random();
   const size_t index = random.Below(cluster_.host_count());
   const Host& host = cluster_.host(index);
+  if (options_.unsealed_ppm != 0 && random.Chance(options_.unsealed_ppm)) {
+    if (host.daemon_runs())
+      cluster_.FlipUnsealed(index, static_cast<uint32_t>(random.Below(host.store->chunks_total())));
+    return;
+  }
   if (!host.daemon_runs() || host.store->shards().empty()) return;
   auto at = host.store->shards().begin();
   std::advance(at, static_cast<ptrdiff_t>(random.Below(host.store->shards().size())));

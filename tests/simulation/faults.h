@@ -31,6 +31,9 @@ class Faults {
   void TroubleLink(Fault fault);
   void TroubleHost(Fault fault, TimeUs until);
   void Flip();
+  void Partition();
+  void LoseLeader();
+  void StopCoordinator();
   void Ask();
 
   Cluster& cluster_;

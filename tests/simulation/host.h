@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -17,6 +18,7 @@
 
 #include "core/engine/engine.h"
 #include "core/store/store.h"
+#include "tests/simulation/clock.h"
 #include "tests/simulation/scheduler.h"
 
 namespace ropeteam::simulation {
@@ -87,7 +89,12 @@ struct Host {
   NodeId id = kNoNode;  // of the running daemon
   std::unique_ptr<Store> store;
   std::unique_ptr<Engine> engine;
-  TimeUs timer_at = kForever;
+  TimeUs timer_at = kForever;  // true time
+  HostClock clock;
+  TimeUs lease_until = kForever;  // membership's lease, on this host's clock
+  bool paused = false;            // the daemon is stopped (SIGSTOP); what is meant for it waits in `backlog`
+  std::deque<std::function<void()>> backlog;
+  TimeUs resumed_at = 0;
   View view;           // the last one given to the running engine
   uint64_t lives = 0;  // daemons that ever ran here
 

@@ -150,6 +150,10 @@ void Network::Land(uint64_t number, size_t index, bool late) {
   std::string bytes = std::move(piece.taken);
   if (!orphan) bytes.assign(reinterpret_cast<const char*>(source), piece.length);
   if (!bytes.empty()) {
+    if (options_.wire_flip_ppm != 0 && random_.Chance(options_.wire_flip_ppm)) {
+      const uint64_t bit = random_.Below(bytes.size() * 8);
+      bytes[bit / 8] = static_cast<char>(bytes[bit / 8] ^ (1 << (bit % 8)));
+    }
     ends_.OnLanding(transfer, transfer.write_offset() + piece.begin, bytes);
     std::memcpy(target, bytes.data(), bytes.size());
   }

@@ -13,8 +13,10 @@ namespace {
 
 constexpr uint32_t kPercent = kMillion / 100;
 constexpr uint32_t kSmallNodes = 12;  // a bigger cluster gets a shorter run: its seconds cost more
-constexpr uint64_t kDeviceSalt = 0x6465766963650001;  // "device"
-constexpr uint32_t kBigNodes = 200;                   // and fewer, smaller steps
+constexpr uint64_t kDeviceSalt = 0x6465766963650001;   // "device"
+constexpr uint64_t kTroubleSalt = 0x74726f75626c6501;  // "trouble"
+constexpr size_t kFirstDrawn = static_cast<size_t>(Fault::kPartition);
+constexpr uint32_t kBigNodes = 200;  // and fewer, smaller steps
 
 // What goes wrong between many nodes goes wrong between few, and a run of few costs a hundredth: most of the
 // seeds of an hour should be small.
@@ -50,8 +52,8 @@ void DrawFaults(Random* random, Options* options) {
   if (random->Chance(5 * kPercent))
     return;  // now and then a run without any: what fails there is easy to find
   faults.every_us = random->Between(40 * kMs, 1500 * kMs);
-  for (uint32_t& weight : faults.weight)
-    if (random->Chance(50 * kPercent)) weight = static_cast<uint32_t>(random->Between(1, 10));
+  for (size_t kind = 0; kind < kFirstDrawn; ++kind)
+    if (random->Chance(50 * kPercent)) faults.weight[kind] = static_cast<uint32_t>(random->Between(1, 10));
   // A restart of the world takes half a second: where everything causes one, nothing else happens.
   for (const Fault rare : {Fault::kHostLost, Fault::kHostReboot, Fault::kRankCrash, Fault::kRestart}) {
     uint32_t& weight = faults.weight[static_cast<size_t>(rare)];
@@ -63,6 +65,52 @@ void DrawFaults(Random* random, Options* options) {
   faults.flips = random->Chance(80 * kPercent) ? Flips::kRepairable : Flips::kAny;
   if (random->Chance(25 * kPercent))
     faults.crash_in_input_ppm = static_cast<uint32_t>(random->Between(10, 300));
+}
+
+// Drawn apart, from generators of their own: a kind that is added here changes no other draw.
+void DrawMoreTrouble(uint64_t seed, Options* options) {
+  uint64_t salt = kTroubleSalt;
+  const auto draw = [&salt, seed](uint32_t percent, auto set) {
+    Random random(Mix(seed, salt++));
+    if (random.Chance(percent * kPercent)) set(&random);
+  };
+  FaultOptions& faults = options->faults;
+  const auto weight = [&faults](Fault fault, Random* random) {
+    if (faults.every_us != 0)
+      faults.weight[static_cast<size_t>(fault)] = static_cast<uint32_t>(random->Between(3, 12));
+  };
+  const TimeUs beyond_quarantine = options->quarantine_us + 2 * kSecond;
+  draw(25, [&](Random* random) {
+    weight(Fault::kPartition, random);
+    faults.partition_max_us = random->Between(kSecond, beyond_quarantine);
+  });
+  draw(20, [&](Random* random) { weight(Fault::kLeaderLost, random); });
+  draw(25, [&](Random* random) {
+    weight(Fault::kPause, random);
+    faults.pause_max_us = random->Between(200 * kMs, beyond_quarantine);
+  });
+  draw(40, [&](Random* random) {
+    faults.isolate_max_us = random->Between(kSecond, beyond_quarantine + 2 * kSecond);
+  });
+  draw(50, [&](Random* random) {
+    options->clock_drift_ppm = static_cast<uint32_t>(random->Between(1, kClockDriftPpmMax));
+    if (!random->Chance(50 * kPercent)) return;
+    weight(Fault::kClockJump, random);
+    faults.clock_jump_max_us = random->Between(10 * kMs, 3 * kSecond);
+  });
+  draw(20, [&](Random* random) {
+    options->job.long_ppm = static_cast<uint32_t>(random->Between(1000, 10'000));
+    options->job.long_max_us = random->Between(kSecond, beyond_quarantine);
+  });
+  draw(30, [&](Random* random) {
+    options->network.wire_flip_ppm = static_cast<uint32_t>(random->Between(100, 5000));
+  });
+  draw(30, [&](Random*) { faults.unsealed_ppm = 50 * kPercent; });
+  draw(30, [&](Random* random) {
+    options->job.stray_ppm = 50 * kPercent;
+    options->job.stray_max_us = random->Between(100, 20 * kMs);
+  });
+  draw(50, [&](Random* random) { options->network.post_max_us = random->Between(1, kMs); });
 }
 
 void DrawJob(Random* random, JobOptions* job) {
@@ -97,7 +145,8 @@ uint64_t ChunksNeeded(const Options& options) {
 const char* FaultName(Fault fault) {
   constexpr const char* kNames[] = {"host lost",   "host reboot", "daemon crash", "rank crash",
                                     "clog",        "cut",         "isolate",      "reset",
-                                    "coordinator", "flip",        "restart",      "person"};
+                                    "coordinator", "flip",        "restart",      "person",
+                                    "partition",   "leader lost", "pause",        "clock jump"};
   static_assert(sizeof(kNames) / sizeof(kNames[0]) == kFaultKinds);
   return kNames[static_cast<size_t>(fault)];
 }
@@ -133,6 +182,7 @@ Options DrawOptions(uint64_t seed, uint32_t nodes) {
   // Drawn apart, so that a seed without it stays the run it was.
   Random device(Mix(seed, kDeviceSalt));
   if (device.Chance(25 * kPercent)) options.job.device_ppm = 50 * kPercent;
+  DrawMoreTrouble(seed, &options);
   const uint64_t needed = ChunksNeeded(options);
   options.starved = !big && random.Chance(6 * kPercent);
   options.chunks = options.starved ? std::max<uint64_t>(8, needed / random.Between(2, 5))
@@ -142,15 +192,17 @@ Options DrawOptions(uint64_t seed, uint32_t nodes) {
 
 std::string Describe(const Options& options) {
   char text[512];
-  std::snprintf(
-      text, sizeof(text),
-      "nodes %u replicas %u keep %u chunks %" PRIu64
-      " ranks per node %u life tokens %d fences %d loss %u ppm "
-      "transfer failures %u ppm crashes in inputs %u ppm fault every %" PRIu64 " us starved %d pause %d",
-      options.nodes, options.replicas, options.keep_steps, options.chunks, options.job.ranks_per_node,
-      options.job.life_tokens, options.network.fences, options.network.loss_ppm,
-      options.network.transfer_fail_ppm, options.faults.crash_in_input_ppm, options.faults.every_us,
-      options.starved, options.pause_to_heal);
+  std::snprintf(text, sizeof(text),
+                "nodes %u replicas %u keep %u chunks %" PRIu64
+                " ranks per node %u life tokens %d fences %d loss %u ppm "
+                "transfer failures %u ppm crashes in inputs %u ppm fault every %" PRIu64
+                " us starved %d pause %d drift %u ppm long saves %u ppm wire flips %u ppm",
+                options.nodes, options.replicas, options.keep_steps, options.chunks,
+                options.job.ranks_per_node, options.job.life_tokens, options.network.fences,
+                options.network.loss_ppm, options.network.transfer_fail_ppm,
+                options.faults.crash_in_input_ppm, options.faults.every_us, options.starved,
+                options.pause_to_heal, options.clock_drift_ppm, options.job.long_ppm,
+                options.network.wire_flip_ppm);
   std::string line = text;
   for (size_t kind = 0; kind < kFaultKinds; ++kind) {
     if (options.faults.every_us == 0 || options.faults.weight[kind] == 0) continue;

@@ -35,9 +35,14 @@ struct NetworkOptions {
   TimeUs zombie_max_us = 1500 * kMs;
   // The transport can end that, and says so. One that cannot also takes new puts of a peer that was disconnected.
   bool fences = false;
+  uint32_t wire_flip_ppm = 0;  // of transfers: one bit of it arrives flipped
+  TimeUs post_max_us = 0;      // between the engine's word and the fabric's taking the transfer
   TimeUs check_min_us = 5;
   TimeUs check_max_us = 500;
 };
+
+// What a clock may be off by: the bound that membership's leases rest on.
+inline constexpr uint32_t kClockDriftPpmMax = 5000;
 
 enum class Fault : uint8_t {
   kHostLost = 0,  // the host and its memory
@@ -52,6 +57,10 @@ enum class Fault : uint8_t {
   kFlip,         // bits of sealed chunks flip
   kRestart,      // the launcher restarts the world for no reason
   kPerson,       // no fault: somebody asks for a report or a verify
+  kPartition,    // the hosts fall into groups that do not hear each other, the coordinator into one of them
+  kLeaderLost,   // the leader's host is lost together with the coordinator
+  kPause,        // a daemon is stopped and goes on later; what is under way of its transfers lands meanwhile
+  kClockJump,    // a host's clock jumps forward, as when the machine was suspended
   kCount,
 };
 inline constexpr size_t kFaultKinds = static_cast<size_t>(Fault::kCount);
@@ -71,9 +80,14 @@ struct FaultOptions {
   TimeUs daemon_back_min_us = 5 * kMs;
   TimeUs daemon_back_max_us = 1500 * kMs;
   TimeUs link_trouble_max_us = 1200 * kMs;
+  TimeUs isolate_max_us = 2400 * kMs;
+  TimeUs partition_max_us = 0;
+  TimeUs pause_max_us = 0;
+  TimeUs clock_jump_max_us = 0;
   // The daemon dies with an input handled and only some of its outputs carried out
   uint32_t crash_in_input_ppm = 0;
   Flips flips = Flips::kRepairable;
+  uint32_t unsealed_ppm = 0;  // of flips: in a chunk that is not sealed yet
 };
 
 struct JobOptions {
@@ -88,6 +102,11 @@ struct JobOptions {
   uint32_t wait_ppm = 300'000;  // of saves: waits for a level before it goes on
   uint32_t abort_ppm = 10'000;
   uint32_t device_ppm = 0;  // of saves: the bytes lie in a GPU's memory first, and may be put from there
+  uint32_t long_ppm = 0;    // of saves: takes a pause of up to long_max_us
+  TimeUs long_max_us = 0;
+  // Of saves whose daemon dies: the copy of one chunk goes on for up to stray_max_us.
+  uint32_t stray_ppm = 0;
+  TimeUs stray_max_us = 0;
   uint32_t read_other_ppm = 50'000;  // of steps: reads another rank's shard of some recent step
   TimeUs read_hold_max_us = 50 * kMs;
   ContentShape content;
@@ -103,6 +122,7 @@ struct Options {
   uint64_t chunks = 128;  // of each arena
   TimeUs quarantine_us = 3 * kSecond;
   TimeUs timer_late_max_us = 0;  // how late OnTimer() may come
+  uint32_t clock_drift_ppm = 0;  // each host's clock runs by up to so much too fast or too slow
   TimeUs fault_phase_us = 10 * kSecond;
   TimeUs heal_limit_us = 120 * kSecond;  // by then a healed cluster must have made progress
   bool starved = false;  // the arena cannot hold what retention keeps: refusals are expected, progress is not

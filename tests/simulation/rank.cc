@@ -152,6 +152,10 @@ void SimRank::SaveStep() {
   script.announce = !random.Chance(kMillion / 8);
   script.abort = random.Chance(options.job.abort_ppm);
   script.device = options.job.device_ppm != 0 && random.Chance(options.job.device_ppm);
+  if (options.job.long_ppm != 0 && random.Chance(options.job.long_ppm)) {
+    script.pause_after_chunks = random.Below(4);
+    script.pause_us = random.Below(options.job.long_max_us);
+  }
   client_.Save(step_ + 1, MakeContent(shape, me.launch, step_ + 1, me.rank), script,
                [this](const Status& status) {
                  if (alive_) Saved(status);

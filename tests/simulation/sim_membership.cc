@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <map>
 #include <utility>
+#include <vector>
 
 #include "membership/simulated/simulated.h"
 
@@ -42,7 +43,17 @@ class SimMembership::Impl {
     Arm();
   }
   void Gone(NodeId instance, bool reset) {
+    paused_.erase(instance);
     if (machines_.agent(instance) != nullptr) machines_.CrashNode(instance, reset);
+    Arm();
+  }
+  void Pause(NodeId instance) { paused_[instance]; }
+  void Resume(NodeId instance) {
+    const auto at = paused_.find(instance);
+    if (at == paused_.end()) return;
+    const std::vector<SimulatedPacket> waiting = std::move(at->second);
+    paused_.erase(at);
+    for (const SimulatedPacket& packet : waiting) machines_.Arrive(scheduler_.now(), packet);
     Arm();
   }
   void Suspect(NodeId reporter, NodeId suspect, const std::string& reason) {
@@ -64,10 +75,14 @@ class SimMembership::Impl {
   };
 
   void Carry(const SimulatedPacket& packet) {
+    // The machine of a stopped process may do something all the same: nothing of it leaves.
+    if (packet.to_coordinator && paused_.contains(packet.node)) return;
     const size_t host = hosts_.at(packet.node).host;
     const size_t from = packet.to_coordinator ? host : kCoordinatorHost;
     const size_t to = packet.to_coordinator ? kCoordinatorHost : host;
     network_.PostPacket(from, to, {packet.node, packet.attempt}, [this, packet] {
+      const auto paused = packet.to_coordinator ? paused_.end() : paused_.find(packet.node);
+      if (paused != paused_.end()) return paused->second.push_back(packet);
       machines_.Arrive(scheduler_.now(), packet);
       Arm();
     });
@@ -106,6 +121,7 @@ class SimMembership::Impl {
   Random& random_;
   const Listener listener_;
   std::map<NodeId, Place> hosts_;
+  std::map<NodeId, std::vector<SimulatedPacket>> paused_;  // what waits for each
   TimeUs armed_ = kForever;
   SimulatedMembership machines_;
 };
@@ -116,6 +132,8 @@ SimMembership::SimMembership(const Config& config, Scheduler* scheduler, Network
 SimMembership::~SimMembership() = default;
 void SimMembership::Join(size_t host, const Member& member) { impl_->Join(host, member); }
 void SimMembership::Gone(NodeId instance, bool reset) { impl_->Gone(instance, reset); }
+void SimMembership::Pause(NodeId instance) { impl_->Pause(instance); }
+void SimMembership::Resume(NodeId instance) { impl_->Resume(instance); }
 void SimMembership::Suspect(NodeId reporter, NodeId suspect, const std::string& reason) {
   impl_->Suspect(reporter, suspect, reason);
 }

@@ -39,6 +39,9 @@ class SimMembership {
   void Join(size_t host, const Member& member);
   // The daemon's process has ended. `reset`: its host lives and closes its connections.
   void Gone(NodeId instance, bool reset);
+  // The daemon's process is stopped: it sends nothing and what is sent to it waits; and goes on.
+  void Pause(NodeId instance);
+  void Resume(NodeId instance);
   void Suspect(NodeId reporter, NodeId suspect, const std::string& reason);
 
   void StopCoordinator();
