@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A machine's clock as its processes see it (CLOCK_BOOTTIME): it runs a little too fast or too slow, and jumps forward
-// when the machine was suspended; it never goes back. True time is the scheduler's.
+// A machine's clock as its processes see it (CLOCK_BOOTTIME): it begins anywhere and runs a little too fast or too
+// slow. It goes on while a process is stopped, so that the process sees it jump. True time is the scheduler's.
 
 #ifndef ROPETEAM_TESTS_SIMULATION_CLOCK_H_
 #define ROPETEAM_TESTS_SIMULATION_CLOCK_H_
@@ -12,41 +12,31 @@ namespace ropeteam::simulation {
 
 class HostClock {
  public:
-  // `rate_ppm`: parts of a million that it shows per true one; a million is right.
-  void Set(TimeUs now, uint64_t rate_ppm) {
-    before_ = after_;
-    after_ = {now, Local(now), rate_ppm};
+  // Shows `local` now, and is faster than true time by that much.
+  void Set(TimeUs now, TimeUs local, int drift_ppm) {
+    begin_ = now;
+    local_ = local;
+    drift_ppm_ = drift_ppm;
   }
-  void Jump(TimeUs now, TimeUs by) {
-    before_ = after_;
-    after_ = {now, Local(now) + by, after_.rate_ppm};
-  }
-  // Also of a time before the last jump.
-  TimeUs Local(TimeUs now) const {
-    const Segment& segment = now < after_.begin ? before_ : after_;
-    const TimeUs elapsed = now < segment.begin ? 0 : now - segment.begin;
-    return segment.local + elapsed * segment.rate_ppm / kRight;
-  }
+  int drift_ppm() const { return drift_ppm_; }
+  TimeUs Local(TimeUs now) const { return local_ + (now - begin_) * rate() / kRight; }
   // The first true time, not before `now`, at which Local() is `local` or more.
   TimeUs When(TimeUs now, TimeUs local) const {
-    if (local == kForever) return kForever;
     if (local <= Local(now)) return now;
     if (local - Local(now) > kFar) return kForever;
-    TimeUs when = after_.begin + (local - after_.local) * kRight / after_.rate_ppm;
+    TimeUs when = begin_ + (local - local_) * kRight / rate();
     while (Local(when) < local) ++when;
     return when;
   }
 
  private:
-  static constexpr uint64_t kRight = 1'000'000;
+  static constexpr TimeUs kRight = 1'000'000;
   static constexpr TimeUs kFar = 1'000'000 * kSecond;  // beyond every run
-  struct Segment {
-    TimeUs begin = 0;
-    TimeUs local = 0;
-    uint64_t rate_ppm = kRight;
-  };
-  Segment before_;
-  Segment after_;
+  TimeUs rate() const { return static_cast<TimeUs>(static_cast<int64_t>(kRight) + drift_ppm_); }
+
+  TimeUs begin_ = 0;
+  TimeUs local_ = 0;
+  int drift_ppm_ = 0;
 };
 
 }  // namespace ropeteam::simulation

@@ -46,8 +46,11 @@ Cluster::Cluster(const Options& options)
               CrashDaemon(host);
               StartDaemon(host);
             });
+          },
+          [this](size_t host, NodeId instance, TimeUs valid_until) {
+            OnLease(host, instance, valid_until);
           }});
-  membership_->StartCoordinator();
+  StartCoordinator();
   for (uint32_t i = 0; i < options.nodes; ++i) AddHost();
 }
 
@@ -73,9 +76,8 @@ size_t Cluster::AddHost() {
   ROPETEAM_CHECK(host->memory != nullptr);
   if (options_.clock_drift_ppm != 0) {
     Random random(Mix(options_.seed, host->index, 0xc10c));
-    host->clock.Jump(now(), random.Below(1000 * kSecond));
-    host->clock.Set(now(),
-                    kMillion - options_.clock_drift_ppm + random.Below(2 * options_.clock_drift_ppm + 1));
+    const TimeUs local = random.Between(1, 1000 * kSecond);
+    host->clock.Set(now(), local, DrawDrift(&random));
   }
   std::memset(host->memory.get(), 0, host->memory_bytes);
   hosts_.push_back(std::move(host));
@@ -166,13 +168,6 @@ void Cluster::WhenAwake(Host* host, std::function<void()> action) {
   host->backlog.push_back(std::move(action));
 }
 
-void Cluster::JumpClock(size_t index, TimeUs by) {
-  Host& host = *hosts_[index];
-  Trace("host %zu clock jumps by %" PRIu64 " us", index, by);
-  host.clock.Jump(now(), by);
-  ArmTimer(&host);
-}
-
 void Cluster::StartDaemon(size_t index) {
   Host& host = *hosts_[index];
   if (!host.up || host.daemon_runs()) return;
@@ -200,11 +195,10 @@ void Cluster::StartDaemon(size_t index) {
   config.node = host.member.name;
   config.quarantine_us = options_.quarantine_us;
   host.engine = std::make_unique<Engine>(config, host.store.get());
-  host.lease_until = kForever;  // until membership says otherwise
-  host.engine->OnLease(host.clock.Local(now()), host.lease_until);
+  host.lease_until = 0;
   Trace("host %zu daemon %" PRIx64 " starts, %" PRIu64 " shards adopted", index, host.id, report.shards);
   Give(&host, "start", [](Engine&, TimeUs) {});
-  membership_->Join(index, host.member);
+  membership_->Join(index, host.member, host.clock.drift_ppm());
 }
 
 void Cluster::MarkBadChunks(Host* host) {
@@ -283,6 +277,22 @@ void Cluster::OnView(size_t index, NodeId instance, const View& view) {
   Give(&host, "view", [&](Engine& engine, TimeUs local) { engine.OnView(local, view); });
 }
 
+void Cluster::OnLease(size_t index, NodeId instance, TimeUs valid_until) {
+  Host& host = *hosts_[index];
+  if (host.id != instance || !host.daemon_runs()) return;
+  if (host.paused)
+    return WhenAwake(&host, [this, index, instance, valid_until] { OnLease(index, instance, valid_until); });
+  host.lease_until = valid_until == 0 ? 0 : host.clock.Local(valid_until);
+  Give(&host, "lease", [&](Engine& engine, TimeUs local) { engine.OnLease(local, host.lease_until); });
+}
+
+int Cluster::DrawDrift(Random* random) const {
+  const int most = static_cast<int>(options_.clock_drift_ppm);
+  return most == 0 ? 0 : static_cast<int>(random->Below(2 * static_cast<uint64_t>(most) + 1)) - most;
+}
+
+void Cluster::StartCoordinator() { membership_->StartCoordinator(DrawDrift(&random_)); }
+
 // ---- running
 
 bool Cluster::RunUntil(const std::function<bool()>& done, TimeUs limit, TimeUs every) {
@@ -316,7 +326,7 @@ void Cluster::Heal() {
   calm.loss_ppm = calm.misdeliver_ppm = calm.slow_ppm = calm.transfer_fail_ppm = calm.wire_flip_ppm = 0;
   network_.SetOptions(calm);
   network_.HealLinks();
-  if (!membership_->coordinator_up()) membership_->StartCoordinator();
+  if (!membership_->coordinator_up()) StartCoordinator();
   for (const auto& host : hosts_) {
     ResumeDaemon(host->index);
     StartHost(host->index);

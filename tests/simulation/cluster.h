@@ -53,7 +53,6 @@ class Cluster : private NetworkEnds {
   // the process waits.
   void PauseDaemon(size_t index);
   void ResumeDaemon(size_t index);
-  void JumpClock(size_t index, TimeUs by);
   // Flips one bit of a chunk that belongs to no sealed shard. False when it does, or no daemon runs.
   bool FlipUnsealed(size_t index, uint32_t chunk);
   // A rank goes on writing into a chunk that it was granted by a daemon that has died.
@@ -88,6 +87,7 @@ class Cluster : private NetworkEnds {
   // time passed first or the checker has failed.
   bool RunUntil(const std::function<bool()>& done, TimeUs limit, TimeUs every = 0);
   void RunFor(TimeUs time);
+  void StartCoordinator();
   // No more faults from now on: links heal, losses end, everything that is down comes back.
   void Heal();
   bool healed() const { return healed_; }
@@ -122,6 +122,8 @@ class Cluster : private NetworkEnds {
   void WhenAwake(Host* host, std::function<void()> action);
   void EndDaemon(Host* host, bool reset);
   void OnView(size_t index, NodeId instance, const View& view);
+  int DrawDrift(Random* random) const;
+  void OnLease(size_t index, NodeId instance, TimeUs valid_until);
   void MarkBadChunks(Host* host);
   void WatchDeadline(SessionId session, RequestId request);
   void CheckDeadline(SessionId session, RequestId request, TimeUs time);

@@ -67,8 +67,6 @@ void Faults::Strike(Fault fault) {
       return cluster_.scheduler().After(random.Between(1 * kMs, options_.pause_max_us),
                                         [this, host] { cluster_.ResumeDaemon(host); });
     }
-    case Fault::kClockJump:
-      return cluster_.JumpClock(host, random.Between(1, options_.clock_jump_max_us));
     default:
       return TroubleLink(fault);
   }
@@ -81,7 +79,7 @@ void Faults::StopCoordinator() {
   cluster_.scheduler().After(cluster_.random().Between(10 * kMs, 3 * kSecond), [this] {
     if (cluster_.membership().coordinator_up()) return;
     cluster_.Trace("coordinator starts");
-    cluster_.membership().StartCoordinator();
+    cluster_.StartCoordinator();
   });
 }
 

@@ -91,8 +91,8 @@ struct Host {
   std::unique_ptr<Engine> engine;
   TimeUs timer_at = kForever;  // true time
   HostClock clock;
-  TimeUs lease_until = kForever;  // membership's lease, on this host's clock
-  bool paused = false;            // the daemon is stopped (SIGSTOP); what is meant for it waits in `backlog`
+  TimeUs lease_until = 0;  // membership's lease, on this host's clock
+  bool paused = false;     // the daemon is stopped (SIGSTOP); what is meant for it waits in `backlog`
   std::deque<std::function<void()>> backlog;
   TimeUs resumed_at = 0;
   View view;           // the last one given to the running engine

@@ -94,9 +94,6 @@ void DrawMoreTrouble(uint64_t seed, Options* options) {
   });
   draw(50, [&](Random* random) {
     options->clock_drift_ppm = static_cast<uint32_t>(random->Between(1, kClockDriftPpmMax));
-    if (!random->Chance(50 * kPercent)) return;
-    weight(Fault::kClockJump, random);
-    faults.clock_jump_max_us = random->Between(10 * kMs, 3 * kSecond);
   });
   draw(20, [&](Random* random) {
     options->job.long_ppm = static_cast<uint32_t>(random->Between(1000, 10'000));
@@ -143,10 +140,9 @@ uint64_t ChunksNeeded(const Options& options) {
 }  // namespace
 
 const char* FaultName(Fault fault) {
-  constexpr const char* kNames[] = {"host lost",   "host reboot", "daemon crash", "rank crash",
-                                    "clog",        "cut",         "isolate",      "reset",
-                                    "coordinator", "flip",        "restart",      "person",
-                                    "partition",   "leader lost", "pause",        "clock jump"};
+  constexpr const char* kNames[] = {"host lost", "host reboot", "daemon crash", "rank crash",  "clog",
+                                    "cut",       "isolate",     "reset",        "coordinator", "flip",
+                                    "restart",   "person",      "partition",    "leader lost", "pause"};
   static_assert(sizeof(kNames) / sizeof(kNames[0]) == kFaultKinds);
   return kNames[static_cast<size_t>(fault)];
 }

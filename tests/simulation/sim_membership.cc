@@ -35,25 +35,21 @@ class SimMembership::Impl {
         listener_(std::move(listener)),
         machines_(MakeConfig(config), [this](const SimulatedPacket& packet) { Carry(packet); },
                   {[this](NodeId node, const View& view) { OnView(node, view); },
-                   [this](NodeId node, const Status& status) { OnRefused(node, status); }}) {}
+                   [this](NodeId node, const Status& status) { OnRefused(node, status); },
+                   [this](NodeId node, TimeUs valid_until) { OnLease(node, valid_until); }}) {}
 
-  void Join(size_t host, const Member& member) {
+  void Join(size_t host, const Member& member, int drift_ppm) {
     hosts_[member.id] = {host, 0};
-    machines_.AddNode(scheduler_.now(), member);
+    machines_.AddNode(scheduler_.now(), member, drift_ppm);
     Arm();
   }
   void Gone(NodeId instance, bool reset) {
-    paused_.erase(instance);
     if (machines_.agent(instance) != nullptr) machines_.CrashNode(instance, reset);
     Arm();
   }
-  void Pause(NodeId instance) { paused_[instance]; }
+  void Pause(NodeId instance) { machines_.StopNode(instance); }
   void Resume(NodeId instance) {
-    const auto at = paused_.find(instance);
-    if (at == paused_.end()) return;
-    const std::vector<SimulatedPacket> waiting = std::move(at->second);
-    paused_.erase(at);
-    for (const SimulatedPacket& packet : waiting) machines_.Arrive(scheduler_.now(), packet);
+    machines_.ContinueNode(scheduler_.now(), instance);
     Arm();
   }
   void Suspect(NodeId reporter, NodeId suspect, const std::string& reason) {
@@ -62,8 +58,8 @@ class SimMembership::Impl {
     Arm();
   }
   void StopCoordinator() { machines_.CrashCoordinator(random_.Chance(kMillion / 2)); }
-  void StartCoordinator() {
-    machines_.RestartCoordinator(scheduler_.now());
+  void StartCoordinator(int drift_ppm) {
+    machines_.RestartCoordinator(scheduler_.now(), drift_ppm);
     Arm();
   }
   const Coordinator* coordinator() const { return machines_.coordinator(); }
@@ -75,14 +71,10 @@ class SimMembership::Impl {
   };
 
   void Carry(const SimulatedPacket& packet) {
-    // The machine of a stopped process may do something all the same: nothing of it leaves.
-    if (packet.to_coordinator && paused_.contains(packet.node)) return;
     const size_t host = hosts_.at(packet.node).host;
     const size_t from = packet.to_coordinator ? host : kCoordinatorHost;
     const size_t to = packet.to_coordinator ? kCoordinatorHost : host;
     network_.PostPacket(from, to, {packet.node, packet.attempt}, [this, packet] {
-      const auto paused = packet.to_coordinator ? paused_.end() : paused_.find(packet.node);
-      if (paused != paused_.end()) return paused->second.push_back(packet);
       machines_.Arrive(scheduler_.now(), packet);
       Arm();
     });
@@ -96,6 +88,13 @@ class SimMembership::Impl {
                  scheduler_.now() + random_.Between(1, std::max<TimeUs>(1, config_.view_lag_max_us)));
     scheduler_.At(place.last_view_at,
                   [this, host = place.host, node, view] { listener_.on_view(host, node, view); });
+  }
+  // Membership and engine are of one process: the end of a lease is known at once, a renewal somewhat later.
+  void OnLease(NodeId node, TimeUs valid_until) {
+    const TimeUs lag = valid_until == 0 ? 0 : random_.Between(1, kMs);
+    scheduler_.After(lag, [this, host = hosts_.at(node).host, node, valid_until] {
+      listener_.on_lease(host, node, valid_until);
+    });
   }
   void OnRefused(NodeId node, const Status& status) {
     scheduler_.After(random_.Between(1, 1000), [this, host = hosts_.at(node).host, node, status] {
@@ -121,7 +120,6 @@ class SimMembership::Impl {
   Random& random_;
   const Listener listener_;
   std::map<NodeId, Place> hosts_;
-  std::map<NodeId, std::vector<SimulatedPacket>> paused_;  // what waits for each
   TimeUs armed_ = kForever;
   SimulatedMembership machines_;
 };
@@ -130,7 +128,9 @@ SimMembership::SimMembership(const Config& config, Scheduler* scheduler, Network
                              Listener listener)
     : impl_(std::make_unique<Impl>(config, scheduler, network, random, std::move(listener))) {}
 SimMembership::~SimMembership() = default;
-void SimMembership::Join(size_t host, const Member& member) { impl_->Join(host, member); }
+void SimMembership::Join(size_t host, const Member& member, int drift_ppm) {
+  impl_->Join(host, member, drift_ppm);
+}
 void SimMembership::Gone(NodeId instance, bool reset) { impl_->Gone(instance, reset); }
 void SimMembership::Pause(NodeId instance) { impl_->Pause(instance); }
 void SimMembership::Resume(NodeId instance) { impl_->Resume(instance); }
@@ -138,7 +138,7 @@ void SimMembership::Suspect(NodeId reporter, NodeId suspect, const std::string& 
   impl_->Suspect(reporter, suspect, reason);
 }
 void SimMembership::StopCoordinator() { impl_->StopCoordinator(); }
-void SimMembership::StartCoordinator() { impl_->StartCoordinator(); }
+void SimMembership::StartCoordinator(int drift_ppm) { impl_->StartCoordinator(drift_ppm); }
 bool SimMembership::coordinator_up() const { return impl_->coordinator() != nullptr; }
 const View* SimMembership::view() const {
   const Coordinator* coordinator = impl_->coordinator();

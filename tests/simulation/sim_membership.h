@@ -25,6 +25,8 @@ class SimMembership {
   struct Listener {
     std::function<void(size_t host, NodeId instance, const View&)> on_view;
     std::function<void(size_t host, NodeId instance, const Status&)> on_refused;
+    // True time until which the lease lasts; 0: there is none any more.
+    std::function<void(size_t host, NodeId instance, TimeUs valid_until)> on_lease;
   };
   struct Config {
     JobSettings settings;
@@ -36,16 +38,17 @@ class SimMembership {
                 Listener listener);
   ~SimMembership();
 
-  void Join(size_t host, const Member& member);
+  // The host's clock is faster than true time by that much.
+  void Join(size_t host, const Member& member, int drift_ppm = 0);
   // The daemon's process has ended. `reset`: its host lives and closes its connections.
   void Gone(NodeId instance, bool reset);
-  // The daemon's process is stopped: it sends nothing and what is sent to it waits; and goes on.
+  // The daemon's process is stopped (SIGSTOP), and goes on.
   void Pause(NodeId instance);
   void Resume(NodeId instance);
   void Suspect(NodeId reporter, NodeId suspect, const std::string& reason);
 
   void StopCoordinator();
-  void StartCoordinator();
+  void StartCoordinator(int drift_ppm = 0);
   bool coordinator_up() const;
   // The last view the coordinator gave out, or null.
   const View* view() const;
