@@ -13,7 +13,7 @@ unsigned long long Number(Incarnation incarnation) { return LifeNumber(incarnati
 
 }  // namespace
 
-Result<StepId> Latest::Resolve(Incarnation asking, bool all_here) {
+Result<StepId> Latest::Resolve(Incarnation asking, size_t members, const JobSettings& settings) {
   const Status none = Error(Code::kNotFound, "there is no step of which every rank's shard can be produced");
   if (asking == 0) {
     const std::optional<StepId> newest = table_.NewestProducible(0);
@@ -41,10 +41,16 @@ Result<StepId> Latest::Resolve(Incarnation asking, bool all_here) {
         "%s, which this life restores, cannot be produced now; the next life is offered an older step",
         life.pin.ToString().c_str());
   }
+  if (members + settings.replicas < settings.nodes)
+    return Error(
+        Code::kUnavailable,
+        "%zu of %u nodes are here, and with more than %u missing a committed step might not be seen: start "
+        "the others, or all daemons again with --nodes %zu",
+        members, settings.nodes, settings.replicas, members);
   const std::optional<StepId> newest = table_.NewestProducible(0);
   for (const StepId& id : table_.CommittedNewestFirst(1)) {
     if (newest && !(*newest < id)) continue;
-    if (!newest && !all_here)
+    if (!newest && members < settings.nodes)
       return Error(Code::kUnavailable,
                    "committed %s cannot be produced by the nodes that are here, and not all of the job's are",
                    id.ToString().c_str());

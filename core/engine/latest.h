@@ -21,9 +21,10 @@ class Latest {
   // This node begins to lead: what another leader may have told a rank is not known.
   void Begin() { may_choose_again_ = false; }
   // For a rank of incarnation `asking`, which is the current one; 0: for a person. The first rank that asks
-  // makes the choice for its whole incarnation, unless the incarnation has a step of its own. `all_here`: as
-  // many nodes are members as the job has, so what is not here is lost.
-  Result<StepId> Resolve(Incarnation asking, bool all_here);
+  // makes the choice for its whole incarnation, unless the incarnation has a step of its own. `members`: of the
+  // view, all of which have told what they hold. With more than R of the job's nodes missing no choice is made:
+  // a step that was told COMMITTED might not be seen, and an older one look like the newest.
+  Result<StepId> Resolve(Incarnation asking, size_t members, const JobSettings& settings);
   // A rank is being told the pin: it stays.
   void OnTold() { may_choose_again_ = false; }
   // The step a reader means by its number. It need not be producible.

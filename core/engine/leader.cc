@@ -156,7 +156,9 @@ void Leader::Announce() {
   ROPETEAM_CHECK(leading_ && complete() && may_decide());
   LeaderState state;
   state.life = incarnations_.life();
-  if (state.life.has_pin) table_.Bar(state.life.incarnation, state.life.pin);
+  // Of a forgotten incarnation it is not known what it restores: nothing of a former one is committed any more.
+  if (state.life.has_pin || state.life.forgotten)
+    table_.Bar(state.life.incarnation, state.life.has_pin ? state.life.pin : StepId());
   // What has lost all its copies is not known any more; should copies return, it is listed again.
   const auto unknown = [this](const StepId& id) {
     const StepTable::StepState* step = table_.Find(id);

@@ -91,7 +91,7 @@ void Leader::AnswerLatest(NodeId from, uint64_t number, const LatestQuestion& la
                          incarnations_.life().world_size, members_.size(), context_.settings.nodes));
   }
   const Life before = incarnations_.life();
-  Result<StepId> step = latest_.Resolve(latest.incarnation, members_.size() >= context_.settings.nodes);
+  Result<StepId> step = latest_.Resolve(latest.incarnation, members_.size(), context_.settings);
   if (incarnations_.life() != before) dirty_ = true;  // the pin is to be announced
   const bool pinned = latest.incarnation != 0 && (step.ok() ? step->incarnation != latest.incarnation
                                                             : step.status().code() == Code::kNotFound);
