@@ -21,8 +21,10 @@ DEPTH_MAX = 100_000     # steps of one run; reaching it is a failure, since stat
 MEMORY_MAX_MB = 2000
 SECONDS_MAX = 280
 SKIPPED = 77
-# What the assertions of ropeteam.pml say, by a part of the expression that spin prints.
+# What the assertions of the models say, by a part of the expression that spin prints.
 MEANINGS = {
+    "!(decided)": "the former leader announces after its successor has decided",
+    "!(reused)": "a put lands in memory that has been used again",
     "newest_act<=": "a leader decides after a leader of a newer epoch has",
     "told==0": "a step told COMMITTED is lost",
     "known_pin[n]>=told": "the next incarnation is told to restore a step older than one told COMMITTED",

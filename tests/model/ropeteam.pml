@@ -18,7 +18,8 @@
  * Time. There is none. A lease is a bit that the coordinator gives and that may drop at any moment while its node is
  * cut off. The coordinator may remove a node that is cut off at any moment: by evidence while the bit is still set,
  * by silence after it has dropped. Both are the same transition here. A new leader waits until no instance outside
- * its view has the bit: that is View.settle_us.
+ * its view has the bit: that is View.settle_us. lease.pml shows with clocks that the bit may be taken so, and that no
+ * put lands in memory that has been used again.
  *
  * Messages. A message may be late or lost: then its transition happens later or never. The leader reads the copies of
  * each member that is in its epoch directly. An inventory that is late is the same as a leader that judged earlier.
