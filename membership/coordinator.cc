@@ -441,8 +441,10 @@ void Coordinator::Publish() {
     if (record.joined == 0) record.joined = view.epoch;
     if (record.ours == 0) {
       record.ours = view.epoch;
-      // It may hold somebody for dead whom we knew as a member until it came. That one's lease has run out by then.
-      if (record.veteran && view_ != nullptr) record.lease_from = out_lease_until_;
+      // In other views it may have seen somebody leave whom we took for a member until it came. That one's lease has
+      // run out by then.
+      if (view_ != nullptr && record.reported != 0 && !IsOurs(record.reported))
+        record.lease_from = out_lease_until_;
     }
     members.push_back(&record);
   }

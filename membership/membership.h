@@ -64,9 +64,9 @@ constexpr uint32_t LeaseMs(uint32_t dead_after_ms) {
   const uint32_t bound = dead_after_ms < kQuarantineMsMin ? dead_after_ms : kQuarantineMsMin;
   return bound * kLeasePercent / 100;
 }
-// At least how long another clock must show to be sure that one that shows `duration` has passed it. Both may drift.
+// How much a fast clock may show while a slow one shows `duration`.
 constexpr TimeUs WithDrift(TimeUs duration) {
-  return duration + duration * (2 * kClockDriftPpm) / 1'000'000 + 1;
+  return duration * (1'000'000 + kClockDriftPpm) / (1'000'000 - kClockDriftPpm) + 1;
 }
 
 static_assert(WithDrift(LeaseMs(kDeadAfterMsDefault) * TimeUs{1000}) < kDeadAfterMsDefault * TimeUs{1000});

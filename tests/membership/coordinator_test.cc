@@ -16,7 +16,7 @@ using ::testing::HasSubstr;
 
 class CoordinatorTest : public ::testing::Test {
  protected:
-  CoordinatorTest() : coordinator_(Config(), kStart, 1) {}
+  CoordinatorTest() : coordinator_(std::make_unique<Coordinator>(Config(), kStart, 1)) {}
   static constexpr TimeUs kStart = 5'000'000;
   static MembershipConfig Config() {
     MembershipConfig config = DefaultConfig();
@@ -36,7 +36,7 @@ class CoordinatorTest : public ::testing::Test {
   }
   // What the coordinator says to a registration on a connection of its own.
   Coordinator::Outputs Register(const Registration& registration) {
-    return coordinator_.Received(now_, ++connection_, registration);
+    return coordinator_->Received(now_, ++connection_, registration);
   }
   // The refusal among the outputs; OK when there is none. A refused connection is closed.
   Status RefusalIn(const Coordinator::Outputs& outputs) {
@@ -56,7 +56,7 @@ class CoordinatorTest : public ::testing::Test {
 
   TimeUs now_ = kStart;
   ConnectionId connection_ = 0;
-  Coordinator coordinator_;
+  std::unique_ptr<Coordinator> coordinator_;
 };
 
 TEST_F(CoordinatorTest, AnotherJobIsRefusedWithBothNames) {
@@ -65,7 +65,7 @@ TEST_F(CoordinatorTest, AnotherJobIsRefusedWithBothNames) {
   const Status status = Refused(registration);
   EXPECT_EQ(status.code(), Code::kInvalidArgument);
   EXPECT_THAT(status.message(), AllOf(HasSubstr("run-8"), HasSubstr("run-7"), HasSubstr("node a")));
-  EXPECT_EQ(coordinator_.registered(), 0u);
+  EXPECT_EQ(coordinator_->registered(), 0u);
 }
 
 TEST_F(CoordinatorTest, AnotherProtocolVersionIsRefusedWithBothNumbers) {
@@ -91,7 +91,77 @@ TEST_F(CoordinatorTest, AnotherDataTransportIsRefusedWithBothNames) {
   EXPECT_EQ(status.code(), Code::kInvalidArgument);
   EXPECT_THAT(status.message(),
               AllOf(HasSubstr("node a has --transport ofi/tcp;ofi_rxm"), HasSubstr("has verbs")));
-  EXPECT_EQ(coordinator_.registered(), 0u);
+  EXPECT_EQ(coordinator_->registered(), 0u);
+}
+
+TEST_F(CoordinatorTest, ANamedSettingThatDiffersIsRefusedWithBothNodesAndBothValues) {
+  MembershipConfig config = Config();
+  config.coordinator_node = "a";
+  config.settings = {.replicas = 1, .keep_steps = 2, .nodes = 4};
+  coordinator_ = std::make_unique<Coordinator>(config, kStart, 1);
+  const auto refused = [&](const JobSettings& settings, const NamedSettings& named) {
+    Registration registration = From("b", 1);
+    registration.settings = settings;
+    registration.named = named;
+    return Refused(registration);
+  };
+  const Status replicas = refused({2, 2, 4}, {.replicas = true});
+  EXPECT_EQ(replicas.code(), Code::kInvalidArgument);
+  EXPECT_THAT(replicas.message(),
+              AllOf(HasSubstr("node b was given --replicas 2"), HasSubstr("runs with --replicas 1"),
+                    HasSubstr("node a at 10.0.0.1")));
+  EXPECT_THAT(refused({1, 3, 4}, {.keep_steps = true}).message(),
+              AllOf(HasSubstr("--keep-steps 3"), HasSubstr("--keep-steps 2")));
+  EXPECT_THAT(refused({1, 2, 1}, {.nodes = true}).message(),
+              AllOf(HasSubstr("--nodes 1"), HasSubstr("--nodes 4")));
+  EXPECT_EQ(coordinator_->registered(), 0u);
+  EXPECT_TRUE(refused({1, 2, 4}, {true, true, true}).ok());
+}
+
+TEST_F(CoordinatorTest, WhatANodeDidNotNameItTakesFromTheJob) {
+  MembershipConfig config = Config();
+  config.settings = {.replicas = 2, .keep_steps = 5, .nodes = 3};
+  coordinator_ = std::make_unique<Coordinator>(config, kStart, 1);
+  Registration registration = From("b", 1);
+  registration.settings = {.replicas = 0, .keep_steps = 2, .nodes = 1};
+  ASSERT_TRUE(Refused(registration).ok());
+  ASSERT_NE(coordinator_->view(), nullptr);
+  EXPECT_EQ(coordinator_->view()->view.settings, config.settings);
+}
+
+TEST_F(CoordinatorTest, AfterARestartTheSettingsOfTheNewestReportedViewAreTheJobs) {
+  MembershipConfig config = Config();
+  config.coordinator_node = "a";
+  config.settings = {.replicas = 2, .keep_steps = 2, .nodes = 2};
+  config.nodes_expected = 2;
+  coordinator_ = std::make_unique<Coordinator>(config, kStart, 1);
+  Registration own = From("a", 1);
+  own.settings = config.settings;
+  own.named.replicas = true;
+  ASSERT_TRUE(Refused(own).ok());
+  const ConnectionId own_connection = connection_;
+  auto seen = std::make_shared<ViewState>();
+  seen->view.epoch = 5;
+  seen->view.leader = 7;
+  seen->view.members = {From("b", 7).member};
+  seen->view.settings = {.replicas = 1, .keep_steps = 2, .nodes = 2};
+  seen->joined = {1};
+  Registration other = From("b", 7);
+  other.settings = seen->view.settings;
+  other.named.replicas = true;
+  other.seen = seen;
+  Status refusal;
+  for (const auto& output : Register(other))
+    if (const auto* send = std::get_if<Coordinator::Send>(&output); send != nullptr)
+      if (const auto* refused = std::get_if<Refusal>(&send->message); refused != nullptr) {
+        EXPECT_EQ(send->connection, own_connection);
+        refusal = refused->status;
+      }
+  EXPECT_THAT(refusal.message(), AllOf(HasSubstr("node a was given --replicas 2"), HasSubstr("--replicas 1"),
+                                       HasSubstr("node b reported")));
+  ASSERT_NE(coordinator_->view(), nullptr);
+  EXPECT_EQ(coordinator_->view()->view.settings, seen->view.settings);
+  EXPECT_FALSE(coordinator_->view()->view.Contains(1));
 }
 
 TEST_F(CoordinatorTest, NamesAndAddressesOverTheirLimitsAreRefusedWithValueAndLimit) {
@@ -128,7 +198,7 @@ TEST_F(CoordinatorTest, OneNodeTooManyIsRefusedAndAReplacementIsNot) {
   EXPECT_EQ(status.code(), Code::kNoSpace);
   EXPECT_THAT(status.message(), HasSubstr("limit 4096"));
   EXPECT_TRUE(Refused(From("n7", 10'000)).ok());
-  EXPECT_EQ(coordinator_.registered(), kNodesMax);
+  EXPECT_EQ(coordinator_->registered(), kNodesMax);
 }
 
 TEST_F(CoordinatorTest, AReportedViewThatCannotBeIsRefused) {
@@ -155,11 +225,11 @@ TEST_F(CoordinatorTest, AReportedViewThatCannotBeIsRefused) {
 }
 
 TEST_F(CoordinatorTest, AStrangerThatNeverRegistersIsClosedAfterDeadAfter) {
-  EXPECT_TRUE(coordinator_.Opened(now_, 77).empty());
+  EXPECT_TRUE(coordinator_->Opened(now_, 77).empty());
   size_t closed = 0;
   while (now_ < kStart + 1'300'000) {
-    now_ = coordinator_.NextDeadline();
-    for (const auto& output : coordinator_.Tick(now_))
+    now_ = coordinator_->NextDeadline();
+    for (const auto& output : coordinator_->Tick(now_))
       closed += std::holds_alternative<Coordinator::Close>(output);
     if (closed != 0) break;
   }
@@ -170,8 +240,8 @@ TEST_F(CoordinatorTest, AStrangerThatNeverRegistersIsClosedAfterDeadAfter) {
 TEST_F(CoordinatorTest, AMessageBeforeTheRegistrationClosesTheConnection) {
   for (const NodeMessage& message : {NodeMessage(Heartbeat{}), NodeMessage(Suspicion{1, "x"}),
                                      NodeMessage(Farewell{}), NodeMessage(ProbeAnswer{1})}) {
-    coordinator_.Opened(now_, ++connection_);
-    const auto outputs = coordinator_.Received(now_, connection_, message);
+    coordinator_->Opened(now_, ++connection_);
+    const auto outputs = coordinator_->Received(now_, connection_, message);
     ASSERT_EQ(outputs.size(), 1u);
     EXPECT_TRUE(std::holds_alternative<Coordinator::Close>(outputs[0]));
   }
@@ -179,11 +249,12 @@ TEST_F(CoordinatorTest, AMessageBeforeTheRegistrationClosesTheConnection) {
 
 TEST_F(CoordinatorTest, ASecondNodeOnAConnectionIsRefusedAndTheFirstCanComeAgain) {
   ASSERT_TRUE(Refused(From("a", 1)).ok());
-  EXPECT_EQ(RefusalIn(coordinator_.Received(now_, connection_, From("b", 2))).code(), Code::kInvalidArgument);
+  EXPECT_EQ(RefusalIn(coordinator_->Received(now_, connection_, From("b", 2))).code(),
+            Code::kInvalidArgument);
   Registration again = From("a", 1);
   again.attempt = 2;
   EXPECT_TRUE(Refused(again).ok());
-  EXPECT_EQ(coordinator_.registered(), 1u);
+  EXPECT_EQ(coordinator_->registered(), 1u);
 }
 
 TEST_F(CoordinatorTest, ARegistrationThatWasOvertakenByANewerOneIsIgnored) {
@@ -195,7 +266,7 @@ TEST_F(CoordinatorTest, ARegistrationThatWasOvertakenByANewerOneIsIgnored) {
   ASSERT_EQ(outputs.size(), 1u);
   EXPECT_EQ(std::get<Coordinator::Close>(outputs[0]).connection, connection_);
   // The newer connection is the one that counts.
-  const auto answer = coordinator_.Received(now_, current, Heartbeat{});
+  const auto answer = coordinator_->Received(now_, current, Heartbeat{});
   ASSERT_EQ(answer.size(), 1u);
   EXPECT_EQ(std::get<Coordinator::Send>(answer[0]).connection, current);
 }
@@ -209,8 +280,8 @@ TEST_F(CoordinatorTest, AnInstanceThatChangesItsAddressIsRefused) {
 }
 
 TEST_F(CoordinatorTest, ConnectionsBeyondTheLimitAreClosed) {
-  for (ConnectionId id = 1; id <= kConnectionsMax; ++id) ASSERT_TRUE(coordinator_.Opened(now_, id).empty());
-  EXPECT_EQ(coordinator_.Opened(now_, kConnectionsMax + 1).size(), 1u);
+  for (ConnectionId id = 1; id <= kConnectionsMax; ++id) ASSERT_TRUE(coordinator_->Opened(now_, id).empty());
+  EXPECT_EQ(coordinator_->Opened(now_, kConnectionsMax + 1).size(), 1u);
 }
 
 TEST(MembershipConfigTest, BadConfigsAreNamed) {
@@ -225,7 +296,19 @@ TEST(MembershipConfigTest, BadConfigsAreNamed) {
   EXPECT_THAT(with([](auto* c) { c->coordinator_address = "localhost"; }), HasSubstr("localhost"));
   EXPECT_THAT(with([](auto* c) { c->heartbeat_ms = 0; }), HasSubstr("0 ms"));
   EXPECT_THAT(with([](auto* c) { c->dead_after_ms = 799; }), AllOf(HasSubstr("799"), HasSubstr("800")));
+  EXPECT_EQ(with([](auto* c) { c->dead_after_ms = 600'000; }), "") << "the lease stays below the quarantine";
   EXPECT_THAT(with([](auto* c) { c->nodes_expected = 5000; }), AllOf(HasSubstr("5000"), HasSubstr("4096")));
+}
+
+TEST(MembershipConfigTest, ALeaseEndsBeforeDeadAfterAndBeforeTheQuarantineThoughTheClocksAreOff) {
+  for (const uint64_t dead_after_ms : {40u, 1000u, 5000u, 600'000u}) {
+    const double lease_us = LeaseMs(static_cast<uint32_t>(dead_after_ms)) * 1e3;
+    // On a clock that is slow, seen from one that is fast.
+    const double seen_us = lease_us * (1 + kClockDriftPpm / 1e6) / (1 - kClockDriftPpm / 1e6);
+    EXPECT_LT(seen_us, static_cast<double>(dead_after_ms) * 1e3) << dead_after_ms;
+    EXPECT_LT(seen_us, kQuarantineMsMin * 1e3) << dead_after_ms;
+    EXPECT_LE(seen_us, static_cast<double>(WithDrift(static_cast<TimeUs>(lease_us)))) << dead_after_ms;
+  }
 }
 
 }  // namespace
