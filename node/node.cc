@@ -267,6 +267,7 @@ void Node::OnView(const View& view) {
 }
 
 void Node::OnLease(TimeUs valid_until) {
+  data_->SetLease(valid_until);
   Drive([&](Engine& engine, TimeUs now) { engine.OnLease(now, valid_until); });
 }
 

@@ -78,6 +78,11 @@ Status TestMember::Start() {
     refusals_.push_back(status);
     changed_.notify_all();
   };
+  callbacks.on_lease = [this](TimeUs valid_until) {
+    const std::lock_guard lock(mutex_);
+    lease_until_ = valid_until;
+    changed_.notify_all();
+  };
   return membership_->Start(self_, callbacks);
 }
 
@@ -103,6 +108,11 @@ bool TestMember::WaitForRefusal(Status* status, int ms) {
     return false;
   *status = refusals_.front();
   return true;
+}
+
+bool TestMember::WaitForLease(const std::function<bool(TimeUs)>& condition, int ms) {
+  std::unique_lock lock(mutex_);
+  return changed_.wait_for(lock, std::chrono::milliseconds(ms), [&] { return condition(lease_until_); });
 }
 
 View TestMember::LastView() {

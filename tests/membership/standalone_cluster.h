@@ -43,6 +43,7 @@ class TestMember {
   bool WaitFor(const std::function<bool(const View&)>& condition, int ms = kPatienceMs);
   bool WaitForNames(const std::vector<std::string>& names, int ms = kPatienceMs);
   bool WaitForRefusal(Status* status, int ms = kPatienceMs);
+  bool WaitForLease(const std::function<bool(TimeUs valid_until)>& condition, int ms = kPatienceMs);
   View LastView();
   size_t ViewCount();
   // Of the views, as they came: whether epochs grew and every view had this member.
@@ -58,6 +59,7 @@ class TestMember {
   std::condition_variable changed_;
   std::vector<View> views_;
   std::vector<Status> refusals_;
+  TimeUs lease_until_ = 0;
   bool orderly_ = true;
 };
 

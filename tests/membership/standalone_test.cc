@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <ctime>
 #include <random>
 
 #include "membership/standalone/membership.grpc.pb.h"
@@ -237,6 +238,50 @@ TEST_F(StandaloneTest, AMismatchIsRefusedWithBothSides) {
   EXPECT_THAT(status.message(), HasSubstr("another-job"));
   EXPECT_THAT(status.message(), HasSubstr("test-job"));
   EXPECT_THAT(status.message(), HasSubstr(address_));
+}
+
+TimeUs BootTime() {
+  timespec now{};
+  clock_gettime(CLOCK_BOOTTIME, &now);
+  return static_cast<TimeUs>(now.tv_sec) * 1'000'000 + static_cast<TimeUs>(now.tv_nsec) / 1000;
+}
+
+TEST_F(StandaloneTest, LeasesAreRenewedAndGivenBackInTheEnd) {
+  config_.nodes_expected = 2;
+  TestMember& a = Start("a", 0, 1);
+  TestMember& b = Start("b", 1, 2);
+  const TimeUs begin = BootTime();
+  TimeUs first = 0;
+  ASSERT_TRUE(b.WaitForLease([&](TimeUs until) { return (first = until) != 0; }));
+  EXPECT_LE(first, BootTime() + LeaseMs(config_.dead_after_ms) * 1000u);
+  EXPECT_GE(first, begin);
+  ASSERT_TRUE(b.WaitForLease([&](TimeUs until) { return until > first; }));
+  ASSERT_TRUE(a.WaitForLease([](TimeUs until) { return until != 0; }));
+  b.Stop();
+  EXPECT_TRUE(b.WaitForLease([](TimeUs until) { return until == 0; }, 1));
+}
+
+TEST_F(StandaloneTest, TheJobsSettingsReachANodeThatNamedNoneAndRefuseOneThatNamedOthers) {
+  config_.nodes_expected = 2;
+  config_.settings = {.replicas = 2, .keep_steps = 7, .nodes = 3};
+  config_.named = {.replicas = true, .keep_steps = true, .nodes = true};
+  const JobSettings job = config_.settings;
+  Start("a", 0, 1);
+  MembershipConfig silent = config_;
+  silent.settings = {.replicas = 0, .keep_steps = 2, .nodes = 1};
+  silent.named = {};
+  TestMember& b = Add("b", 1, 2, silent);
+  ASSERT_TRUE(b.Start().ok());
+  ASSERT_TRUE(b.WaitForNames({"a", "b"}));
+  EXPECT_EQ(b.LastView().settings, job);
+  silent.named.replicas = true;
+  TestMember& c = Add("c", 2, 3, silent);
+  ASSERT_TRUE(c.Start().ok());
+  Status status;
+  ASSERT_TRUE(c.WaitForRefusal(&status));
+  EXPECT_EQ(status.code(), Code::kInvalidArgument);
+  EXPECT_THAT(status.message(), HasSubstr("node c was given --replicas 0"));
+  EXPECT_THAT(status.message(), HasSubstr("--replicas 2 (from the coordinator's node a"));
 }
 
 TEST_F(StandaloneTest, AReplacedInstanceIsToldSo) {

@@ -61,6 +61,18 @@ TEST(Options, ASecondNodeOfFour) {
   EXPECT_EQ(options.keep_steps, 3u);
 }
 
+TEST(Options, WhatWasGivenIsKnownFromWhatIsDefault) {
+  const char* coordinator = "--coordinator=127.0.0.1:7000";
+  EXPECT_EQ(Parse({"--job=j", "--ordinal=1", coordinator}).options.named, NamedSettings{});
+  const Options given =
+      Parse({"--job=j", "--ordinal=1", coordinator, "--nodes=3", "--replicas=2", "--keep-steps=2"}).options;
+  EXPECT_EQ(given.named, (NamedSettings{.replicas = true, .keep_steps = true, .nodes = true}));
+  // The job may have more nodes than the default.
+  const Options joining = Parse({"--job=j", "--ordinal=1", coordinator, "--replicas=2"}).options;
+  EXPECT_EQ(joining.replicas, 2u);
+  EXPECT_EQ(joining.named, NamedSettings{.replicas = true});
+}
+
 TEST(Options, EmbeddingFollowsTheOrdinalUnlessTold) {
   const char* const coordinator = "--coordinator=127.0.0.1:7000";
   EXPECT_TRUE(Parse({"--job=j", "--nodes=2", "--ordinal=0", coordinator}).options.embed_coordinator);
