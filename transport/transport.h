@@ -40,6 +40,12 @@ inline constexpr size_t kOperationsOutstandingMax = 64 * 1024;
 // start-up, never for a save.
 inline constexpr size_t kRegionsMax = 64;
 
+// How long a peer that has operations outstanding may be silent before a fabric calls it gone. A network that
+// repairs itself (a retrained link, a re-converging switch, a subnet manager's sweep) is mostly back within a
+// second, and then nothing needs to fail. A peer's death is told by membership, within a second, so nobody waits
+// for this one. Longer only keeps saves from going to another holder.
+inline constexpr uint32_t kSilenceMsDefault = 2'000;
+
 using PeerId = uint32_t;          // a connected peer, by this transport's own count; never used again
 using RegionId = uint32_t;        // memory of this process that this transport has registered
 using RemoteRegionId = uint32_t;  // memory of a peer, imported from the key that the peer exported

@@ -106,6 +106,8 @@ struct KnockBuffer {
 // Posted at a time. A peer that finds none waits in the provider's queue and asks again after a while.
 inline constexpr size_t kKnockBuffers = 32;
 
+// How often silent peers are looked for.
+inline constexpr TimeUs kSilenceStepUs = 50'000;
 // Reads of a queue in one Poll(), so that a flood of completions cannot keep the caller from its other work.
 inline constexpr size_t kReadsPerPoll = 4;
 
@@ -171,6 +173,7 @@ struct Peer {
   uint32_t outstanding = 0;
   bool failed = false;       // a fragment failed since the state was entered: the link is to be looked at
   bool listed = false;       // in active_
+  TimeUs heard_at = 0;       // kUp: when it last completed something, or had nothing outstanding
   TimeUs blocked_since = 0;  // when posting began to answer "again" with nothing outstanding; 0: it does not
   // kConnecting
   bool hello_posted = false;
@@ -234,6 +237,9 @@ class OfiTransport final : public front::Front<OfiTransport, Peer, Operation> {
   void FinishFragment(Fragment* fragment, Code code);
   void FailOperation(Peer* peer, Operation* operation, Code code);
 
+  // Over TCP nothing else tells for minutes that packets do not get through.
+  bool watches_silence() const { return probes_ && !shared_; }
+
   // peers.cc
   Status DecodeKey(const Peer& peer, const std::string& bytes, RemoteRegion* remote) const;
   fid_ep* EndpointOf(Peer* peer) { return (shared_ ? listener_ : peer->link).endpoint.get(); }
@@ -248,6 +254,7 @@ class OfiTransport final : public front::Front<OfiTransport, Peer, Operation> {
   PeerState StateOf(PeerId peer) const;
   const char* WhyGone(PeerId peer) const;
   void LookAtFailed(TimeUs now);
+  void LookAtSilent(TimeUs now);
   void BreakLink(Peer* peer, TimeUs now);
   void EndConnection(Peer* peer);
   void CloseLink(Peer* peer);
@@ -300,7 +307,8 @@ class OfiTransport final : public front::Front<OfiTransport, Peer, Operation> {
   std::vector<pollfd> sleep_items_;
   std::vector<PeerId> failed_;  // peers to look at; ids, for one may be freed while it stands here
   front::Pool<Fragment> fragments_;
-  TimeUs busy_at_ = 0;  // when work was last seen, ours or inbound
+  TimeUs busy_at_ = 0;       // when work was last seen, ours or inbound
+  TimeUs silence_next_ = 0;  // when to look for silent peers
 };
 
 }  // namespace ropeteam::ofi

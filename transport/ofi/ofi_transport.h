@@ -63,6 +63,9 @@ struct OfiConfig {
   std::string device = "";
   uint64_t operation_bytes = kOfiOperationBytesDefault;
   uint32_t depth = kOfiDepthDefault;  // operations in flight to one peer
+  // A peer with operations outstanding that is silent for this long, and whose kernel does not answer a bare TCP
+  // connection meanwhile, is gone. Providers that listen by TCP; the others notice by themselves.
+  uint32_t silence_ms = kSilenceMsDefault;
   // All peers over one endpoint, as EFA wants it. Without it, a provider that keeps one connection a peer
   // (tcp, verbs with ofi_rxm) gets one endpoint a peer: libfabric 1.17 can cancel what is outstanding to a
   // peer that hangs only by closing an endpoint, and one peer's broken connection then touches nobody else's

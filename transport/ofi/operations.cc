@@ -68,6 +68,7 @@ bool OfiTransport::PostNext(Peer* peer) {
   const ssize_t result = PostFragment(peer, operation, fragment);
   if (result == 0) {
     peer->blocked_since = 0;
+    if (peer->outstanding == 1) peer->heard_at = Now();
     operation->fragments++;
     peer->queue.Cut(length);
     return true;
@@ -122,6 +123,7 @@ void OfiTransport::FinishFragment(Fragment* fragment, Code code) {
   Peer* peer = fragment->peer;
   Operation* operation = fragment->operation;
   FreeFragment(fragment);
+  if (probes_) peer->heard_at = Now();
   if (operation == nullptr) {
     peer->hello_posted = false;
     peer->hello_answered = code == Code::kOk;

@@ -131,6 +131,33 @@ void OfiTransport::LookAtFailed(TimeUs now) {
   failed_.clear();
 }
 
+// A peer that answers nothing may be busy or stopped: then its kernel answers, and it is left alone. If that does
+// not answer either, the link is broken, and judged like any other broken link.
+void OfiTransport::LookAtSilent(TimeUs now) {
+  if (now < silence_next_) return;
+  silence_next_ = now + kSilenceStepUs;
+  const TimeUs silence = TimeUs{config_.silence_ms} * 1'000;
+  for (Peer* peer : linked_) {
+    if (peer->state != PeerState::kUp || peer->failed) continue;
+    const bool silent = peer->outstanding > 0 && now - peer->heard_at > silence / 2;
+    if (!silent) {
+      peer->probe.Stop();
+      continue;
+    }
+    if (!peer->probe.started()) peer->probe.Start(listen_, peer->probe_target, now);
+    const PeerProbe::Answer answer = peer->probe.Step();
+    if (answer == PeerProbe::Answer::kAlive) {
+      peer->probe.Stop();
+      peer->heard_at = now;
+    } else if (answer == PeerProbe::Answer::kRefused || now - peer->heard_at > silence) {
+      LOG_WARNING("ofi peer %s: silent for %llu ms with %u operations outstanding", peer->text.c_str(),
+                  static_cast<unsigned long long>((now - peer->heard_at) / 1'000), peer->outstanding);
+      peer->probe.Stop();
+      Suspect(peer);
+    }
+  }
+}
+
 void OfiTransport::StartConnecting(Peer* peer, TimeUs now) {
   peer->state = PeerState::kConnecting;
   connecting_++;

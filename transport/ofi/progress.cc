@@ -95,6 +95,7 @@ void OfiTransport::Progress() {
     if (peer->outstanding > 0 || peer->state == PeerState::kConnecting)
       completions += ReadCompletions(peer->link.queue, kReadsPerPoll);
   if (completions > 0) busy_at_ = Now();
+  if (watches_silence() && outstanding_ > 0) LookAtSilent(Now());
   if (connecting_ > 0 || !failed_.empty()) {
     const TimeUs now = Now();
     LookAtFailed(now);
@@ -122,6 +123,7 @@ bool OfiTransport::PrepareSleep(TimeUs now, uint64_t* timeout_us, std::vector<po
   // No event says when a peer that was told "again" with nothing outstanding may post.
   const bool blocked =
       std::any_of(active_.begin(), active_.end(), [](const Peer* peer) { return peer->blocked_since != 0; });
+  if (watches_silence() && outstanding_ > 0) *timeout_us = std::min(*timeout_us, kSilenceStepUs);
   if (connecting_ > 0 || blocked) *timeout_us = std::min(*timeout_us, kConnectingSleepUs);
   sleep_objects_.clear();
   auto add = [this, items](const Queue& queue) {

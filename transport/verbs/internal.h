@@ -81,9 +81,10 @@ inline constexpr uint32_t kRailProbes = 64;
 static_assert(kRailPieces > 2 * kRailProbes);
 // How long a link may take to be made while nothing speaks against its peer, whose program may be busy …
 inline constexpr TimeUs kPatienceAliveUs = 3'000'000;
-// … and after the device has found the peer silent for all its retries: its program is asked this much
-// longer.
-inline constexpr TimeUs kPatienceSilentUs = 300'000;
+// … and after the device has found the peer silent for all its retries, at least.
+inline constexpr TimeUs kPatienceSilentMinUs = 300'000;
+// What those retries take at least: see kTimeout and kRetries in links.cc.
+inline constexpr TimeUs kDeviceSilenceUs = 470'000;
 // Reads outstanding on one connection; what the cards of the last ten years do.
 inline constexpr uint8_t kReads = 16;
 // Peers that this transport connects to, and connections that others have to it. At 16 rails and 4096 nodes a
@@ -283,6 +284,7 @@ class VerbsTransport final : public front::Front<VerbsTransport, Peer, Operation
 
   uint64_t instance_ = 0;
   uint32_t datagram_key_ = 0;
+  TimeUs patience_silent_ = kPatienceSilentMinUs;  // how long a silent peer is asked for a new connection
 
   std::vector<std::unique_ptr<Rail>> rails_;  // destroyed last of the devices' objects
 

@@ -221,7 +221,7 @@ void VerbsTransport::StepLink(Link* link, TimeUs now) {
     case LinkState::kDown:
       if (now < link->deadline) return;
       link->deadline = now + kRailRetryUs;
-      if (link->rail->up && !link->rail->dead) StartConnecting(link, kPatienceSilentUs, now);
+      if (link->rail->up && !link->rail->dead) StartConnecting(link, patience_silent_, now);
       return;
   }
 }

@@ -189,7 +189,7 @@ void VerbsTransport::FailPiece(Link* link, Piece* piece, ibv_wc_status status) {
       FailOperation(peer, operation, refused ? Code::kInvalidArgument : Code::kIo);
     else if (!others)
       FailOperation(peer, operation, Code::kLinkFailed);
-    BreakLink(link, refused || local || others ? kPatienceAliveUs : kPatienceSilentUs, Now());
+    BreakLink(link, refused || local || others ? kPatienceAliveUs : patience_silent_, Now());
   }
   if (peer->state == PeerState::kGone || peer->state == PeerState::kClosing) {
     FailOperation(peer, operation, Code::kPeerGone);

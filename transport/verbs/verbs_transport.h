@@ -24,6 +24,9 @@ struct VerbsConfig {
   std::vector<std::string> devices;
   int gid_index = -1;  // of the port's GID table; -1: RoCE v2 with an IPv4 address, then other RoCE v2, then
                        // what there is
+  // A peer that does not answer for this long is gone: the device's own retries (0.5 to 1.9 s) and then requests
+  // for a new connection. Less than the device's retries have is taken for that.
+  uint32_t silence_ms = kSilenceMsDefault;
 };
 
 // Errors: kUnsupported (no libibverbs in this build, or no usable device: the message says what each lacks),
