@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Daemons over TCP whose data path is cut while their control plane lives, and a node that is taken for dead.
+
+Only the packets of data ports are dropped, with nftables: that takes root, and touches nothing else of this machine.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+
+import pytest
+from harness import Cluster, Daemon, ask, wait_until
+
+from ropeteam import DeadlineExceeded, Level
+
+# A network that is back is used again within this time.
+HEALED_S = 5.0
+CUT_S = 10.0
+LAST = 8
+
+
+def nft(*words: str) -> None:
+    subprocess.run(["nft", *words], check=True, timeout=30)
+
+
+class DataPath:
+    """Drops what comes from or goes to the data ports of some nodes, on the loopback interface, until it is healed."""
+
+    def __init__(self) -> None:
+        self.table = f"ropeteam_test_{os.getpid()}"
+        self.is_cut = False
+
+    def cut(self, nodes: list[Daemon]) -> None:
+        ports = "{" + ",".join(data_port(node) for node in nodes) + "}"
+        nft("add", "table", "inet", self.table)
+        self.is_cut = True
+        chain = "{ type filter hook input priority 0 ; }"
+        nft("add", "chain", "inet", self.table, "input", chain)
+        for side in ("dport", "sport"):
+            nft("add", "rule", "inet", self.table, "input", "iif", "lo", "tcp", side, ports, "drop")
+
+    def heal(self) -> None:
+        if self.is_cut:
+            nft("delete", "table", "inet", self.table)
+        self.is_cut = False
+
+
+@pytest.fixture
+def data_path() -> Iterator[DataPath]:
+    if os.geteuid() != 0 or shutil.which("nft") is None:
+        pytest.skip("dropping packets takes root and nft (Debian: nftables)")
+    probe = subprocess.run(["nft", "list", "tables"], capture_output=True, text=True, timeout=30, check=False)
+    if probe.returncode != 0:
+        pytest.skip(f"nft does not work here: {probe.stderr.strip()}")
+    path = DataPath()
+    yield path
+    path.heal()
+
+
+def data_port(node: Daemon) -> str:
+    found = re.search(r":(\d+)$", str(node.status()["daemon"]["data"]))
+    assert found, node.status()["daemon"]
+    return found.group(1)
+
+
+def has_logged(node: Daemon, text: str) -> bool:
+    return text in node.log_text()
+
+
+def payload(seed: int, length: int) -> bytes:
+    return bytes((seed * 37 + at) % 251 for at in range(997)) * (length // 997)
+
+
+def verified(node: Daemon) -> bool:
+    return ask("verify", "--socket", node.socket).returncode == 0
+
+
+def test_saves_commit_again_after_the_data_path_was_cut_and_healed(cluster, data_path):
+    nodes: Cluster = cluster(2)
+    with nodes[0].open(0, 1, "life") as rope:
+        rope.save(1, {"data": payload(1, 2_000_000)}, wait=Level.COMMITTED)
+        data_path.cut(nodes.nodes)
+        cut_at = time.monotonic()
+        rope.save(2, {"data": payload(2, 2_000_000)})
+        with pytest.raises(DeadlineExceeded):
+            rope.wait(2, Level.COMMITTED, timeout=0)
+        wait_until(lambda: has_logged(nodes[0], "is down"), "node 0 to notice")
+        assert nodes[0].members() == 2 and nodes[1].members() == 2, "the control plane lives"
+        while time.monotonic() < cut_at + CUT_S:  # its length is what is tested
+            time.sleep(0.05)
+        data_path.heal()
+        healed_at = time.monotonic()
+        rope.save(3, {"data": payload(3, 2_000_000)}, wait=Level.COMMITTED)
+        assert time.monotonic() - healed_at < HEALED_S
+        assert has_logged(nodes[0], "is up again")
+        assert nodes[0].members() == 2
+        assert rope.load(3)["data"] == payload(3, 2_000_000)
+
+
+# In the middle of a save the node is taken for dead, and the memory that it was writing to is used for others' saves.
+# Then it wakes up and goes on. What it had on its way lies in the kernel's buffers, and its program puts more.
+def test_late_puts_of_a_node_that_was_paused_change_nothing(cluster, data_path):
+    nodes: Cluster = cluster(3, memory="128M")
+    ranks = [nodes[rank].open(rank, 3, "first") for rank in range(3)]
+    for rank, rope in enumerate(ranks):
+        rope.save(1, {"data": payload(rank, 4_000_000)})
+    for rope in ranks:
+        rope.wait(1, Level.COMMITTED)
+    data_path.cut(nodes.nodes)
+    ranks[2].save(2, {"data": payload(9, 16_000_000)})
+    wait_until(lambda: puts_begun(nodes[2]), "the save's puts to begin")
+    sleeper = nodes[2].process
+    sleeper.send_signal(signal.SIGSTOP)
+    try:
+        wait_until(lambda: nodes[0].members() == 2 and nodes[1].members() == 2, "the view without node 2")
+        data_path.heal()
+        # More than their arenas hold, one after the other: these use whatever node 2 was writing to.
+        with nodes[0].open(0, 2, "second") as first, nodes[1].open(1, 2, "second") as second:
+            for step in range(2, LAST + 1):
+                for rank, rope in enumerate((first, second)):
+                    rope.save(step, {"data": payload(step * 10 + rank, 12_000_000)})
+                for rope in (first, second):
+                    rope.wait(step, Level.COMMITTED)
+            sleeper.send_signal(signal.SIGCONT)
+            nodes.wait_members(3)
+            assert verified(nodes[0]) and verified(nodes[1])
+            assert first.load(LAST)["data"] == payload(LAST * 10, 12_000_000)
+            assert second.load(LAST)["data"] == payload(LAST * 10 + 1, 12_000_000)
+    finally:
+        sleeper.send_signal(signal.SIGCONT)
+    for rope in ranks:
+        rope.close()
+
+
+def puts_begun(node: Daemon) -> bool:
+    """Its kernel holds bytes for a data port that are not acknowledged."""
+    done = subprocess.run(
+        ["ss", "-tnpH", "state", "established"], capture_output=True, text=True, timeout=30, check=True
+    )
+    mine = [line.split() for line in done.stdout.splitlines() if f"pid={node.process.pid}," in line]
+    return any(int(words[1]) > 100_000 for words in mine)
