@@ -14,6 +14,7 @@ namespace {
 
 constexpr size_t kCompletionsPerPoll = 64;
 constexpr uint64_t kForeverUs = UINT64_MAX;
+constexpr TimeUs kGivingUpUs = 10'000;  // how often to look then
 // Stop() gives peers' completions this long; the contract says 100 ms, a loaded machine may take more.
 constexpr TimeUs kDrainUs = 2'000'000;
 
@@ -108,6 +109,11 @@ void DataPlane::Submit(std::vector<StartTransfer> transfers) {
   transport_->Wake();
 }
 
+void DataPlane::SetLease(TimeUs valid_until) {
+  // Asleep, the thread knows when the lease that it has seen runs out.
+  if (valid_until < lease_until_.exchange(valid_until)) transport_->Wake();
+}
+
 void DataPlane::SetMembers(std::vector<Member> members) {
   {
     const std::lock_guard lock(mutex_);
@@ -122,6 +128,7 @@ void DataPlane::Run() {
     const bool took = TakeInput();
     StartReconnecting();
     StartWaiting();
+    GiveUpPuts();
     const size_t count = transport_->Poll(completions.data(), completions.size());
     for (size_t i = 0; i < count; ++i) Complete(completions[i]);
     TellDone();
@@ -130,11 +137,15 @@ void DataPlane::Run() {
   DrainForStop();
 }
 
-// Until the next lost member is to be connected to again.
+// Until the next lost member is to be connected to again, or the lease of puts under way runs out.
 uint64_t DataPlane::WaitUs() const {
-  if (lost_ == 0) return kForeverUs;
+  const TimeUs lease_until = lease_until_.load();
+  const bool leased = puts_ != 0 && lease_until != UINT64_MAX && !transport_->capabilities().fences_peers;
+  if (lost_ == 0 && !leased) return kForeverUs;
   const TimeUs now = EventLoop::Now();
   uint64_t wait = kForeverUs;
+  // Once it has run out, the connections are being given up.
+  if (leased) wait = lease_until > now ? lease_until - now : kGivingUpUs;
   for (const auto& [node, peer] : peers_)
     if (peer.state == LinkState::kLost) wait = std::min(wait, peer.retry_at > now ? peer.retry_at - now : 0);
   return wait;
@@ -178,6 +189,8 @@ void DataPlane::Leave(NodeId node, Peer& peer) {
   // disconnected.
   if (peer.peer == 0 && !stopping_ && transport_->capabilities().fences_peers) (void)Connect(node, peer);
   if (peer.peer == 0) return;
+  ROPETEAM_CHECK(puts_ >= peer.puts);
+  puts_ -= peer.puts;
   connected_.erase(peer.peer);
   leaving_[peer.peer] = node;
   if (peer.state != LinkState::kClosing) transport_->Disconnect(peer.peer);
@@ -271,6 +284,21 @@ bool DataPlane::LeaseHolds() const {
   return until == UINT64_MAX || transport_->capabilities().fences_peers || EventLoop::Now() < until;
 }
 
+// What the transport has queued must not leave after the lease has run out.
+void DataPlane::GiveUpPuts() {
+  if (puts_ == 0 || LeaseHolds()) return;
+  for (auto& [node, peer] : peers_) {
+    if (peer.state != LinkState::kUp || peer.puts == 0) continue;
+    LOG_WARNING("data link with node %016" PRIx64
+                " is given up with %zu puts under way: the lease has run out",
+                node, peer.puts);
+    peer.pause = kReconnectPauseUs;
+    peer.state = LinkState::kClosing;
+    callbacks_.on_link(node, false, "the lease has run out with puts under way");
+    transport_->Disconnect(peer.peer);
+  }
+}
+
 void DataPlane::StartWaiting() {
   while (!waiting_.empty() && StartOne(waiting_.front())) waiting_.pop_front();
 }
@@ -301,7 +329,7 @@ bool DataPlane::StartOne(const StartTransfer& transfer) {
                           : transport_->Put(peer.peer, region_, transfer.local_offset, peer.region,
                                             transfer.remote_offset, transfer.length, transfer.tag);
   if (status.ok()) {
-    ++outstanding_;
+    CountStarted(peer, transfer);
     return true;
   }
   if (status.code() == Code::kNoSpace && outstanding_ != 0) return false;  // a completion makes room
@@ -309,7 +337,7 @@ bool DataPlane::StartOne(const StartTransfer& transfer) {
   return true;
 }
 
-bool DataPlane::StartFromDevice(const Peer& peer, const StartTransfer& transfer) {
+bool DataPlane::StartFromDevice(Peer& peer, const StartTransfer& transfer) {
   ROPETEAM_CHECK(!transfer.get);
   const Result<RegionId> region = device_buffers_.Use(transfer.buffer);
   if (!region.ok()) {
@@ -320,13 +348,20 @@ bool DataPlane::StartFromDevice(const Peer& peer, const StartTransfer& transfer)
                                         transfer.remote_offset, transfer.length, transfer.tag);
   if (status.ok()) {
     from_device_[transfer.tag] = transfer.buffer;
-    ++outstanding_;
+    CountStarted(peer, transfer);
     return true;
   }
   device_buffers_.EndUse(transfer.buffer, status.code());
   if (status.code() == Code::kNoSpace && outstanding_ != 0) return false;
   Refuse(transfer, status, Code::kNotFound);
   return true;
+}
+
+void DataPlane::CountStarted(Peer& peer, const StartTransfer& transfer) {
+  ++outstanding_;
+  if (transfer.get) return;
+  ++peer.puts;
+  ++puts_;
 }
 
 void DataPlane::Refuse(const StartTransfer& transfer, const Status& status, Code code) {
@@ -339,6 +374,7 @@ void DataPlane::Complete(const Completion& completion) {
   NodeId node = kNoNode;
   if (completion.kind == OperationKind::kDisconnect) {
     if (Peer* peer = PeerOf(completion.peer, &node); peer != nullptr) {
+      ROPETEAM_CHECK(peer->state == LinkState::kClosing && peer->puts == 0);
       connected_.erase(completion.peer);
       peer->peer = 0;
       return Reconnect(node, *peer);
@@ -356,8 +392,14 @@ void DataPlane::Complete(const Completion& completion) {
   done_.push_back({completion.context, completion.code});
   if (const auto from_device = from_device_.extract(completion.context); !from_device.empty())
     device_buffers_.EndUse(from_device.mapped(), completion.code);
-  if (completion.code != Code::kPeerGone || stopping_) return;
-  if (Peer* peer = PeerOf(completion.peer, &node); peer != nullptr && peer->state == LinkState::kUp)
+  Peer* peer = PeerOf(completion.peer, &node);
+  if (peer == nullptr) return;  // it has left the view
+  if (completion.kind == OperationKind::kPut) {
+    ROPETEAM_CHECK(peer->puts > 0 && puts_ > 0);
+    --peer->puts;
+    --puts_;
+  }
+  if (completion.code == Code::kPeerGone && peer->state == LinkState::kUp)
     Lose(node, *peer, "the fabric has lost the peer");
 }
 

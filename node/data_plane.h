@@ -26,7 +26,9 @@
 // between, and two nodes that have lost each other would refuse each other in turn.
 //
 // Puts need a lease where the fabric does not fence (SetLease()): the others may have declared this node dead
-// and given the memory that it writes to to somebody else.
+// and reused the memory that it writes to. The plane looks at the clock before each put and before each round of
+// progress. When the lease has run out, it gives up the connections that have puts outstanding, so that what a
+// transport has queued does not leave either; that is a link that is lost, and it is made again.
 
 #ifndef ROPETEAM_NODE_DATA_PLANE_H_
 #define ROPETEAM_NODE_DATA_PLANE_H_
@@ -105,8 +107,8 @@ class DataPlane {
   void Submit(std::vector<StartTransfer> transfers);
   // Until when this node holds a lease, on EventLoop::Now()'s clock; 0: it holds none. Any thread, effective at
   // once. On a fabric that does not fence, a put that would leave later is answered with kStale and never
-  // starts; gets are not affected. Before the first call there is no limit.
-  void SetLease(TimeUs valid_until) { lease_until_.store(valid_until); }
+  // starts, and one under way with kPeerGone; gets are not refused. Before the first call there is no limit.
+  void SetLease(TimeUs valid_until);
   // The view's members other than this node. Who is no longer among them is disconnected, then fenced.
   void SetMembers(std::vector<Member> members);
 
@@ -122,6 +124,7 @@ class DataPlane {
     PeerId peer = 0;  // all but kIdle; 0 in kLost where connecting was refused
     RemoteRegionId region = 0;
     TimeUs pause = 0, retry_at = 0;  // kLost
+    size_t puts = 0;                 // outstanding
   };
   struct Input {
     std::vector<StartTransfer> transfers;
@@ -142,9 +145,11 @@ class DataPlane {
   void OnProbe(const Completion& completion);
   Peer* PeerOf(PeerId id, NodeId* node);
   bool LeaseHolds() const;
+  void GiveUpPuts();
   void StartWaiting();
-  bool StartOne(const StartTransfer& transfer);  // false: the transport is full, later
-  bool StartFromDevice(const Peer& peer, const StartTransfer& transfer);  // likewise
+  bool StartOne(const StartTransfer& transfer);                     // false: the transport is full, later
+  bool StartFromDevice(Peer& peer, const StartTransfer& transfer);  // likewise
+  void CountStarted(Peer& peer, const StartTransfer& transfer);
   void Refuse(const StartTransfer& transfer, const Status& status, Code code);
   void Complete(const Completion& completion);
   void DrainForStop();
@@ -170,6 +175,7 @@ class DataPlane {
   RegionId probe_region_ = 0;
   std::deque<StartTransfer> waiting_;               // accepted, not yet taken by the transport
   std::vector<TransferDone> done_;                  // not yet told
+  size_t puts_ = 0;                                 // of members, outstanding
   size_t outstanding_ = 0;                          // taken by the transport, not yet completed
   std::map<uint64_t, DeviceBufferId> from_device_;  // of those, the tags of puts from device memory
   bool stopping_ = false;

@@ -253,6 +253,28 @@ TEST(DataPlane, PutsNeedALeaseWhereTheFabricDoesNotFence) {
   EXPECT_EQ(a.WaitDone(5)[4].code, Code::kStale);
 }
 
+TEST(DataPlane, PutsUnderWayAreGivenUpWhenTheLeaseRunsOut) {
+  const auto fabric = InprocFabric::Create();
+  Plane a(fabric, "a", /*fences=*/false);
+  Plane b(fabric, "b", /*fences=*/false);
+  a.plane_->SetMembers({b.As(2)});
+  fabric->Hold("b");
+  a.arena_[0] = std::byte{42};
+  a.plane_->SetLease(EventLoop::Now() + 3'600'000'000);
+  a.plane_->Submit({Transfer(1, 2, false, 0, 0, 1)});
+  a.plane_->SetLease(EventLoop::Now() + 20'000);  // nobody wakes the plane when it is over
+  const TransferDone put = a.WaitDone(1)[0];
+  EXPECT_THAT(put.code, ::testing::AnyOf(Code::kPeerGone, Code::kStale));
+  fabric->Release("b");
+  if (put.code == Code::kPeerGone) {
+    EXPECT_EQ(a.WaitLinks(2), (Links{{2, false}, {2, true}}));
+  }
+  EXPECT_EQ(b.arena_[0], std::byte{0});
+  a.plane_->SetLease(EventLoop::Now() + 3'600'000'000);
+  a.plane_->Submit({Transfer(2, 2, false, 0, 0, 1)});
+  EXPECT_EQ(a.WaitDone(2)[1].code, Code::kOk);
+}
+
 TEST(DataPlane, AFabricThatFencesNeedsNoLease) {
   const auto fabric = InprocFabric::Create();
   Plane a(fabric, "a");
