@@ -311,6 +311,12 @@ std::optional<StepId> Checker::newest_committed() const {
   return committed_.rbegin()->first;
 }
 
+StepId Checker::newest_saved() const { return shards_.empty() ? StepId() : StepOf(shards_.rbegin()->first); }
+
+size_t Checker::CommittedAfter(const StepId& step) const {
+  return static_cast<size_t>(std::distance(committed_.upper_bound(step), committed_.end()));
+}
+
 bool Checker::KnownInViewOf(const Host& host, const StepId& step) const {
   const auto heard = heard_.find(step);
   const auto marked = [&](const Host& member) {

@@ -115,6 +115,9 @@ class Checker {
   // ---- what is true now; for the end of a run and the stories
   bool Committed(const StepId& step) const;
   std::optional<StepId> newest_committed() const;
+  // The newest step of which a shard was ever saved, and how many that are newer were committed.
+  StepId newest_saved() const;
+  size_t CommittedAfter(const StepId& step) const;
   // Whether living memory has every byte of every shard of the step.
   bool Producible(const StepId& step) const;
   // Good copies, on running daemons that all have `view`, of the shard that has fewest; 0 when the step is

@@ -129,13 +129,14 @@ class Simulation {
   // A world must come up, restore, and commit more steps than retention keeps.
   void Progress() {
     if (checker().failed()) return;
-    const uint64_t before = checker().statistics().committed;
-    const uint64_t wanted = before + options_.keep_steps + 1;
+    // What was saved before may be committed now, and is no progress.
+    const StepId before = checker().newest_saved();
+    const size_t wanted = options_.keep_steps + 1;
     const bool done =
-        cluster_.RunUntil([&] { return checker().statistics().committed >= wanted; }, options_.heal_limit_us);
+        cluster_.RunUntil([&] { return checker().CommittedAfter(before) >= wanted; }, options_.heal_limit_us);
     if (!done)
-      checker().Fail("the cluster has healed, and in %" PRIu64 " s only %" PRIu64 " steps were committed",
-                     options_.heal_limit_us / kSecond, checker().statistics().committed - before);
+      checker().Fail("the cluster has healed, and in %" PRIu64 " s only %zu new steps were committed",
+                     options_.heal_limit_us / kSecond, checker().CommittedAfter(before));
   }
 
   void Finish() {
