@@ -424,6 +424,51 @@ TEST_F(DevicePut, AnAbortTakesBackWhatWaits) {
   EXPECT_TRUE(table_.empty());
 }
 
+TEST_F(DevicePut, AnAbortDoesNotWaitForPutsThatNeverLeft) {
+  // Without a lease no put leaves. What waits for one must not keep the memory of a save that has ended.
+  const Shard shard(8, 'j');
+  const uint64_t free_before = source_.store->chunks_free();
+  const SaveId save = Begin(1, shard);
+  source_.engine->OnLease(now_, 0);
+  Fill(save, shard, 0, 8);
+  EXPECT_TRUE(table_.empty());
+  source_.engine->OnSaveAbort(now_, 1, ++request_, save);
+  Carry();
+  EXPECT_EQ(source_.store->chunks_free(), free_before);
+  EXPECT_EQ(holder_.store->chunks_free(), kChunks);
+  source_.engine->OnLease(now_, UINT64_MAX);
+  Carry();
+  EXPECT_TRUE(table_.empty());  // and with the next lease nothing reads it
+}
+
+TEST_F(DevicePut, ACopyThatIsDroppedDoesNotWaitForTheLink) {
+  // Four saves of eight chunks fill the link; the fifth waits. Its copy is dropped with the link to its holder.
+  const Shard shard(8, 'q');
+  std::vector<SaveId> saves;
+  for (Step step = 1; step <= 4; ++step) {
+    saves.push_back(Begin(step, shard));
+    Fill(saves.back(), shard, 0, 8);
+  }
+  const SaveId late = Begin(1, shard, 2);
+  Fill(late, shard, 0, 8, 2);
+  EXPECT_EQ(table_.size(), 32u);
+  source_.engine->OnPeerLink(now_, kHolder, false, "cable");
+  Carry();
+  // The holder has its chunks back: nothing of that copy is on its way.
+  const uint64_t held = 4 * (shard.crcs.size());
+  EXPECT_EQ(holder_.store->chunks_free(), kChunks - held);
+  EndTransfers();
+  EXPECT_TRUE(table_.empty());
+  EXPECT_EQ(holder_.store->chunks_free(), kChunks);
+  source_.engine->OnPeerLink(now_, kHolder, true, "");
+  Carry();
+  EXPECT_TRUE(Commit(late, shard, 2).ok());
+  for (const SaveId save : saves) EXPECT_TRUE(Commit(save, shard).ok());
+  EndAllTransfers();
+  ExpectReplicated(1, shard, 1);
+  ExpectReplicated(4, shard);
+}
+
 TEST_F(DevicePut, AStreamThatEndsBeforeItsDeviceChunksIsRefused) {
   const Shard shard(3, 'k');
   const SaveId save = Begin(1, shard);

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One attempt at one copy of a shard on another node, as its source sees it: an explicit state machine. It knows
+// no store, network or clock. Events come in as calls, effects go out through CopyEffects; the replicator
+// connects both with the rest of the engine. docs/save-and-commit.md has the same tables.
+//
+// clang-format off
+//   state       event           what holds before                       effect                        next
+//   ---------   -------------   -------------------------------------   ---------------------------   --------
+//   reserving   granted         the holder has given chunks             put what is there             sending
+//   reserving   holder has it   the shard is sealed at the holder       nothing to put                sending
+//   sending     granted         the reservation was extended            put what is there             sending
+//   sending     holder has it   sealed there in another way meanwhile   start no more puts            sending
+//   sending     complete        the source is sealed; every chunk has   send seal                     sealing
+//                               arrived, or the holder has the shard;
+//                               no put is on its way
+//   sealing     matched         all chunks have the right checksum      it counts (replicator)        gone
+//   sealing     mismatched      some chunks have not; at most           put those again, in the       sending
+//                               kRoundsBadMax rounds with chunks from   next attempt
+//                               the arena
+//   reserving   dropped         refused, failed, not wanted any more,   withdraw the puts that are    dropping
+//   sending                     or the holder has left the view         still in the queue
+//   sealing
+//   dropping    quiet           no put is on its way                    send abort                    gone
+//
+//   a chunk       event                                             next
+//   -----------   -----------------------------------------------   -----------
+//   waiting       a put from the arena starts                       from arena
+//   waiting       a put from device memory starts                   from device
+//   from arena    arrived                                           unreported
+//   from device   arrived, its checksum is known                    unreported
+//   from device   arrived, its checksum is not known yet            unsummed
+//   from arena    withdrawn, did not leave this node, or failed     waiting
+//   from device   the same                                          waiting
+//   unsummed      its checksum is known                             unreported
+//   unreported    the holder is told                                reported
+//   unsummed      the seal tells the holder of all chunks           reported
+//   unreported    the same                                          reported
+//   reported      did not match                                     waiting
+// clang-format on
+//
+// Reserve and seal are repeated every kRepeatUs until they are answered. A chunk of the source stays allocated
+// until every put from it has completed or was withdrawn: the fabric may still be reading it. So a copy is gone
+// only when no put of it is on its way.
+
+#ifndef ROPETEAM_CORE_ENGINE_OUTGOING_COPY_H_
+#define ROPETEAM_CORE_ENGINE_OUTGOING_COPY_H_
+
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "core/engine/engine.h"
+#include "core/engine/limits.h"
+#include "core/engine/messages.h"
+
+namespace ropeteam::engine {
+
+// What the copies of a shard read of their source.
+struct CopySource {
+  std::vector<bool> ready;                     // the arena has the chunk's bytes; its checksum is known
+  std::map<uint32_t, SaveDirectInput> device;  // by first chunk; no two of the same chunk
+  bool sealed = false;
+
+  // The chunk's place in device memory; null: it has none that may be used.
+  const SaveDirectInput* FindDevice(uint32_t chunk) const;
+};
+
+// What a copy asks of the rest of the engine. None of these calls the copy back.
+class CopyEffects {
+ public:
+  virtual void SendReserve(uint64_t chunks) = 0;
+  // Starts a put of the chunk, from `device` or, where that is null, from the arena. Returns its transfer.
+  virtual uint64_t StartPut(uint32_t chunk, const SaveDirectInput* device) = 0;
+  // True: the transfer was still in the queue. It is cancelled and will not complete.
+  virtual bool Withdraw(uint64_t transfer) = 0;
+  virtual void SendArrived(const std::vector<uint32_t>& chunks) = 0;
+  virtual void SendSeal(uint32_t attempt) = 0;
+  virtual void SendAbort(bool put_failed) = 0;
+
+ protected:
+  ~CopyEffects() = default;
+};
+
+class OutgoingCopy {
+ public:
+  enum class State : uint8_t { kReserving, kSending, kSealing, kDropping, kGone };
+  enum class Chunk : uint8_t { kWaiting, kFromArena, kFromDevice, kUnsummed, kUnreported, kReported };
+
+  // Chunks of one copy that are put at once: keeps its link busy while leaving the queue to other copies too.
+  static constexpr uint32_t kOutstandingMax = 8;
+  // Arrived chunks per hint to the holder: at 4 MiB a check of 16 MiB, about a millisecond's work.
+  static constexpr size_t kArrivedBatch = 4;
+  // Times that chunks from the arena may fail the holder's check before the copy is dropped. One failure is a
+  // flipped bit on the way.
+  static constexpr uint32_t kRoundsBadMax = 3;
+
+  OutgoingCopy(CopyId id, NodeId target) : id_(id), target_(target) {}
+
+  // ---- events. The caller calls Advance() afterwards.
+
+  // Only while reserving or sending. A repeat of an earlier grant, with fewer chunks, changes nothing.
+  void Granted(uint64_t chunks_begin, const std::vector<Extent>& extents);
+  void HolderHasIt();
+  // The checksums of these chunks are known now.
+  void ChecksumsKnown(uint32_t first, uint32_t count);
+  // A put has completed: its bytes have arrived; or no byte of it has left this node; or it failed, and bytes may
+  // still be on their way. After PutFailed() the copy must be dropped.
+  void PutArrived(uint32_t chunk, bool checksum_known);
+  void PutNotSent(uint32_t chunk);
+  void PutFailed(uint32_t chunk);
+  // The source gives up its device memory: its puts that are still in the queue are withdrawn.
+  void WithdrawDevicePuts(CopyEffects* effects);
+  // While sealing: the holder has checked all chunks of this attempt. `bad` comes from the holder and may be
+  // anything. Returns how many are put again and, in `from_arena`, those whose last put was from the arena; 0:
+  // nothing has changed, the copy must be dropped.
+  void Matched();
+  size_t Mismatched(const std::vector<uint32_t>& bad, std::vector<uint32_t>* from_arena);
+  void Drop(CopyEffects* effects);
+  // Sends what is unanswered at the next Advance().
+  void RepeatNow() { next_send_ = 0; }
+
+  // Does what can be done now. The copy may be gone afterwards.
+  void Advance(TimeUs now, const CopySource& source, CopyEffects* effects);
+
+  // ---- looking in
+  const CopyId& id() const { return id_; }
+  NodeId target() const { return target_; }
+  State state() const { return state_; }
+  bool active() const { return state_ != State::kDropping && state_ != State::kGone; }
+  Chunk chunk(uint32_t index) const;
+  uint32_t attempt() const { return attempt_; }
+  uint32_t on_way() const { return on_way_; }
+  uint32_t device_on_way() const { return device_on_way_; }
+  uint64_t chunks_begin() const { return chunks_begin_; }
+  const std::vector<Extent>& extents() const { return extents_; }
+  // When Advance() is due for a repeat; kNever: nothing is unanswered.
+  TimeUs NextSend() const;
+  // Recounts what is counted. For tests and the simulation.
+  void CheckInvariants() const;
+
+ private:
+  enum class Event : uint8_t {
+    kGranted,
+    kHolderHasIt,
+    kComplete,
+    kMatched,
+    kMismatched,
+    kDropped,
+    kQuiet,
+  };
+  struct Transition {
+    State from;
+    Event event;
+    State to;
+  };
+  static const Transition kTransitions[];
+  struct ChunkOnWay {
+    Chunk state = Chunk::kWaiting;
+    bool device = false;    // its last put was from device memory
+    uint64_t transfer = 0;  // while it is on its way
+  };
+
+  // The one place where state_ changes.
+  void On(Event event);
+  void CheckState() const;
+  // The one place where a chunk's state changes.
+  void Move(uint32_t chunk, Chunk to);
+  static bool Legal(Chunk from, Chunk to);
+  static bool OnWay(Chunk state) { return state == Chunk::kFromArena || state == Chunk::kFromDevice; }
+  static bool HasArrived(Chunk state) { return state >= Chunk::kUnsummed; }
+  void Resize(size_t chunks);
+  void StartPuts(const CopySource& source, CopyEffects* effects);
+  void Withdraw(bool device_only, CopyEffects* effects);
+  void Report(CopyEffects* effects);
+  void TellAllBySeal();
+
+  const CopyId id_;
+  const NodeId target_;
+  State state_ = State::kReserving;
+  std::vector<ChunkOnWay> chunks_;
+  uint32_t cursor_ = 0;  // no chunk before it is waiting
+  uint32_t on_way_ = 0;
+  uint32_t device_on_way_ = 0;
+  uint32_t arrived_ = 0;
+  std::vector<uint32_t> unreported_;  // in the order of their arrival
+  uint64_t chunks_begin_ = 0;         // where in the holder's arena memory its chunk 0 lies
+  std::vector<Extent> extents_;       // granted by the holder
+  uint64_t granted_ = 0;              // chunks in them
+  uint64_t asked_for_ = 0;            // chunks, by the last reserve
+  bool holder_has_it_ = false;
+  bool put_failed_ = false;
+  uint32_t attempt_ = 0;
+  uint32_t rounds_bad_ = 0;
+  TimeUs next_send_ = 0;
+};
+
+}  // namespace ropeteam::engine
+
+#endif  // ROPETEAM_CORE_ENGINE_OUTGOING_COPY_H_
