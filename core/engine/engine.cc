@@ -404,6 +404,7 @@ NodeReport Engine::Impl::Report() const {
 void Engine::Impl::CheckInvariants() const {
   context_.store.CheckInvariants();
   parts_.leader.CheckInvariants();
+  parts_.replicator.CheckInvariants();
   uint64_t sealed = 0;
   for (const auto& [id, shard] : context_.store.shards()) sealed += ChunkCount(shard->extents);
   const uint64_t unsealed = parts_.sessions.filling_chunks() + parts_.holder.granted_chunks() +
