@@ -275,7 +275,8 @@ void Engine::Impl::ApplyLeaderState(NodeId from, const LeaderState& state) {
   engine::Announcement announced;
   announced.heard = true;
   for (const StepKey& key : state.keep) announced.keep.insert(key.id);
-  for (const StepKey& key : state.dead) announced.dead.insert(key.id);
+  for (const StepKey& key : state.dead)
+    if (!announced.keep.contains(key.id)) announced.dead.insert(key.id);
   for (const StepKey& key : state.evictable) announced.evictable.insert(key.id);
   announced.release_before = state.release_before.id;
   for (const StepKey& key : state.committed) announced.committed.insert(key.id);

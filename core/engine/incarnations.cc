@@ -33,17 +33,20 @@ void Incarnations::Learn(const Inventory& inventory) {
     if ((life_.forgotten && !told.forgotten) || (told.has_pin && !life_.has_pin)) life_ = told;
     if (broken) life_.broken = true;
   }
-  // An incarnation of which only the number is remembered: that number must never be used again.
-  if (inventory.incarnation_max > life_.incarnation) {
+  // An incarnation of which only the number is remembered, or a copy that its node was given before it heard of
+  // the incarnation: that number must never be used again.
+  Incarnation heard = inventory.incarnation_max;
+  for (const CopyReport& copy : inventory.report.copies) heard = std::max(heard, copy.id.incarnation);
+  if (heard > life_.incarnation) {
     seats_.clear();
     Life unknown;
-    unknown.incarnation = inventory.incarnation_max;
+    unknown.incarnation = heard;
     unknown.broken = true;
     unknown.forgotten = true;
     unknown.past_tokens = life_.past_tokens;
     life_ = unknown;
   }
-  ROPETEAM_CHECK(life_.incarnation >= before && life_.incarnation >= inventory.incarnation_max);
+  ROPETEAM_CHECK(life_.incarnation >= before && life_.incarnation >= heard);
   ROPETEAM_CHECK(life_.incarnation == before || seats_.empty());
 }
 
@@ -163,7 +166,7 @@ void Incarnations::BeginNext(const JoinQuestion& join) {
   next.pin = life_.pin;
   next.past_tokens = std::move(life_.past_tokens);
   if (!life_.token.empty()) next.past_tokens.push_back(life_.token);
-  if (next.past_tokens.size() > kPastTokensMax) next.past_tokens.erase(next.past_tokens.begin());
+  while (next.past_tokens.size() > kPastTokensMax) next.past_tokens.erase(next.past_tokens.begin());
   ROPETEAM_CHECK(next.incarnation > life_.incarnation && next.past_tokens.size() <= kPastTokensMax);
   LOG_INFO("incarnation %llu begins, world %u, opened by rank %u", Number(next.incarnation), next.world_size,
            join.rank);

@@ -82,6 +82,10 @@ void Leader::AnswerLatest(NodeId from, uint64_t number, const LatestQuestion& la
       return Reply(from, number,
                    Error(Code::kStale, "incarnation %llu asks, the world is in incarnation %llu",
                          Number(latest.incarnation), Number(incarnations_.life().incarnation)));
+    if (latest.incarnation > incarnations_.life().incarnation)
+      return Reply(from, number,
+                   Error(Code::kUnavailable, "incarnation %llu asks, of which the leader has not heard",
+                         Number(latest.incarnation)));
     // Some node may hold what nobody here does: wait for the nodes that were announced, or for the whole
     // world.
     const uint32_t ranks = incarnations_.ranks_present();
