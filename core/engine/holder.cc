@@ -56,6 +56,7 @@ void Holder::OnReserve(NodeId from, const ReplicaReserve& reserve) {
     if (incoming == nullptr) {
       incoming = &incoming_[reserve.copy];
       incoming->id = reserve.copy;
+      incoming->serial = next_serial_++;
       incoming->shard = reserve.shard.id;
       incoming->heard = context.now;
     }
@@ -91,9 +92,10 @@ void Holder::StartChecks(Incoming* incoming, const std::vector<uint32_t>& chunks
   }
   if (ranges.empty()) return;
   const CopyId id = incoming->id;
-  parts_.transfers.Check(std::move(ranges), [this, id, started](const std::vector<uint32_t>& bad) {
+  const uint64_t serial = incoming->serial;
+  parts_.transfers.Check(std::move(ranges), [this, id, serial, started](const std::vector<uint32_t>& bad) {
     const auto found = incoming_.find(id);
-    if (found == incoming_.end()) return;  // aborted meanwhile
+    if (found == incoming_.end() || found->second.serial != serial) return;  // aborted meanwhile
     for (const uint32_t chunk : started) found->second.chunks[chunk] = Chunk::kGood;
     for (const uint32_t index : bad) found->second.chunks[started[index]] = Chunk::kUnknown;
     if (found->second.sealing) {

@@ -45,6 +45,7 @@ class Holder {
   enum class Chunk : uint8_t { kUnknown, kChecking, kGood };
   struct Incoming {
     CopyId id;
+    uint64_t serial = 0;  // a late repeat of a reservation begins another with the same id
     ShardId shard;
     std::vector<Extent> extents;
     std::vector<Chunk> chunks;
@@ -67,6 +68,7 @@ class Holder {
 
   Parts& parts_;
   std::map<CopyId, Incoming> incoming_;
+  uint64_t next_serial_ = 1;
   struct Reading {
     Store::LeaseToken lease = 0;
     TimeUs heard = 0;
