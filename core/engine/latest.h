@@ -25,6 +25,8 @@ class Latest {
   // view, all of which have told what they hold. With more than R of the job's nodes missing no choice is made:
   // a step that was told COMMITTED might not be seen, and an older one look like the newest.
   Result<StepId> Resolve(Incarnation asking, size_t members, const JobSettings& settings);
+  // Nor has the leader before told one.
+  void NoRankWasTold() { may_choose_again_ = true; }
   // A rank is being told the pin: it stays.
   void OnTold() { may_choose_again_ = false; }
   // The step a reader means by its number. It need not be producible.
@@ -41,7 +43,7 @@ class Latest {
   const StepTable& table_;
   Incarnations& incarnations_;
   Waiting waiting_;
-  bool may_choose_again_ = false;  // this leader made the choice, and no rank has been told
+  bool may_choose_again_ = false;  // no rank has been told of the choice
 };
 
 }  // namespace ropeteam::engine

@@ -87,9 +87,21 @@ void Leader::OnInventory(NodeId from, Inventory inventory) {
 void Leader::Flush() {
   if (!leading_ || !dirty_ || !complete() || !may_decide()) return;
   dirty_ = false;
+  if (sequence_ == 0 && !PinWasHeard()) latest_.NoRankWasTold();
   Announce();
   SettleContested();
   redundancy_.Restore(state_.keep, incarnations_.life().incarnation);
+}
+
+// A rank is told what its incarnation restores when every member of the view has acknowledged it. So where some
+// member knows of this incarnation and not of its pin, the leader before has told no rank.
+bool Leader::PinWasHeard() const {
+  const Life& life = incarnations_.life();
+  return life.has_pin && std::all_of(members_.begin(), members_.end(), [&](const auto& member) {
+           const Life& known = member.second.inventory.life;
+           return known.incarnation != life.incarnation || known.forgotten ||
+                  (known.has_pin && known.pin == life.pin);
+         });
 }
 
 // Uncommitted steps of this incarnation that some rank has passed without a shard of them.

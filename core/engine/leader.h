@@ -84,6 +84,8 @@ class Leader {
   bool PinIsKnown() const;
 
   // leader_answers.cc
+  // They may all have known it under the leader before.
+  bool PinWasHeard() const;
   void Reply(NodeId to, uint64_t number, const Status& status, std::string payload = {});
   void AnswerJoin(NodeId from, uint64_t number, const JoinQuestion& join);
   void AnswerLatest(NodeId from, uint64_t number, const LatestQuestion& latest);
