@@ -19,7 +19,8 @@
 //   -------   ------------------------------------------------------------   --------------------------------------
 //   cache     a source asks for a copy of this shard and its seal matches     replica; the next inventory says so
 //   own       -                                                              never anything else
-//   replica   -                                                              never anything else
+//   replica   the leader finds more than 1 + R copies of a shard of a step    cache; the next inventory says so
+//             that every member has marked (Redundancy::Trim)
 // clang-format on
 //
 // "Announced" is the newest announcement of the leader of this node's epoch (Announcement). Nothing that counts

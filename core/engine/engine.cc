@@ -62,6 +62,7 @@ class Engine::Impl {
   void ApplyLeaderState(NodeId from, const LeaderState& state);
   void Retain();
   void Drop(const DropCopy& drop);
+  void Demote(const DemoteCopy& demote);
   void SendInventory();
   void NoteLease();
 
@@ -247,6 +248,10 @@ void Engine::Impl::Dispatch(const Envelope& envelope) {
       return Handle<DropCopy>(envelope, [&](auto& m) {
         if (from == context_.view.leader && context_.has_lease()) Drop(m);
       });
+    case Kind::kDemoteCopy:
+      return Handle<DemoteCopy>(envelope, [&](auto& m) {
+        if (from == context_.view.leader && context_.has_lease()) Demote(m);
+      });
     case Kind::kVerifyOrder:
       return Handle<VerifyOrder>(envelope, [&](auto& m) { p.holder.OnVerifyOrder(from, m); });
     case Kind::kVerifyResult:
@@ -333,6 +338,15 @@ void Engine::Impl::Drop(const DropCopy& drop) {
   context_.inventory_dirty = true;
   parts_.replicator.DropObsolete();
   parts_.sessions.OnLeaderState(context_.announced.told, {drop.shard.id});
+}
+
+void Engine::Impl::Demote(const DemoteCopy& demote) {
+  const SealedShard* shard = context_.store.Find(demote.shard.id);
+  if (shard == nullptr || shard->content != demote.content || shard->role != Role::kReplica) return;
+  LOG_DEBUG("%s is a cache here from now on: it has copies enough elsewhere",
+            demote.shard.id.ToString().c_str());
+  context_.store.SetRole(demote.shard.id, Role::kCache);
+  context_.inventory_dirty = true;
 }
 
 void Engine::Impl::SendInventory() {

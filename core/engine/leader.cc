@@ -253,6 +253,8 @@ void Leader::OnTimer() {
     next_restore_ = context_.now + kRestoreEveryUs;
     if (complete()) {
       GiveUpOlderSteps();
+      SettleContested();
+      redundancy_.Trim(marked_);
       redundancy_.Restore(state_.keep, incarnations_.life().incarnation);
     }
   }
@@ -268,7 +270,8 @@ TimeUs Leader::NextTimer() const {
     if (judged && member.acked != sequence_) due = std::min(due, member.next_send);
     if (member.inventory.short_of_memory) due = std::min(due, next_restore_);
   }
-  if (redundancy_.NeedsWork(state_.keep)) due = std::min(due, next_restore_);
+  if (redundancy_.NeedsWork(state_.keep) || redundancy_.NeedsTrim(marked_) || !table_.contested().empty())
+    due = std::min(due, next_restore_);
   return std::min(due, verifier_.NextTimer());
 }
 

@@ -43,6 +43,7 @@ enum class Kind : uint16_t {
   kVerifyOrder = 19,
   kVerifyResult = 20,
   kDropCopy = 21,
+  kDemoteCopy = 22,
 };
 
 struct Envelope {
@@ -319,6 +320,13 @@ struct DropCopy {
   uint64_t content_counts = 0;  // of the shard that counts
   std::string holder;           // a node that has it, for the log
   auto Fields() { return std::tie(shard, content, content_counts, holder); }
+};
+// There are more copies of your replica's shard than it needs: yours is a cache from now on.
+struct DemoteCopy {
+  static constexpr Kind kKind = Kind::kDemoteCopy;
+  ShardKey shard;
+  uint64_t content = 0;
+  auto Fields() { return std::tie(shard, content); }
 };
 struct VerifyOrder {
   static constexpr Kind kKind = Kind::kVerifyOrder;

@@ -102,4 +102,52 @@ bool Redundancy::NeedsWork(const std::vector<StepKey>& keep) const {
   });
 }
 
+// Where the shard's owner places its copies is where they stay.
+NodeId Redundancy::LeastWanted(const StepTable::RankState& state) const {
+  const auto own = std::find_if(state.copies.begin(), state.copies.end(),
+                                [](const auto& copy) { return copy.role == Role::kOwn; });
+  ROPETEAM_CHECK(!state.copies.empty());
+  const NodeId base = own == state.copies.end() ? state.copies.front().node : own->node;
+  const std::vector<NodeId> order = HoldersOf(context_.view, base, state.replicas);
+  NodeId least = kNoNode;
+  size_t least_place = 0;
+  for (const StepTable::Copy& copy : state.copies) {
+    if (copy.role != Role::kReplica || !copy.bad.empty() || copy.content != state.content) continue;
+    const auto found = std::find(order.begin(), order.end(), copy.node);
+    const size_t place = copy.node == base ? 0 : static_cast<size_t>(found - order.begin()) + 1;
+    if (least != kNoNode && place <= least_place) continue;
+    least = copy.node;
+    least_place = place;
+  }
+  return least;
+}
+
+void Redundancy::Trim(const std::set<StepId>& marked) {
+  std::erase_if(demoting_, [this](const auto& entry) {
+    const StepTable::StepState* step = table_.Find(StepOf(entry.first));
+    if (step == nullptr || entry.first.rank >= step->world_size) return true;
+    const auto& copies = step->ranks[entry.first.rank].copies;
+    return std::none_of(copies.begin(), copies.end(), [&](const auto& copy) {
+      return copy.node == entry.second && copy.role == Role::kReplica;
+    });
+  });
+  for (const StepId& id : marked) {
+    const StepTable::StepState* step = table_.Find(id);
+    if (step == nullptr || step->ranks_surplus == 0) continue;
+    for (Rank rank = 0; rank < step->world_size; ++rank) {
+      if (!step->ranks[rank].surplus) continue;
+      const ShardId shard{id.incarnation, id.step, rank};
+      const NodeId node = demoting_.try_emplace(shard, LeastWanted(step->ranks[rank])).first->second;
+      if (node != kNoNode) context_.Send(node, DemoteCopy{{shard}, step->ranks[rank].content});
+    }
+  }
+}
+
+bool Redundancy::NeedsTrim(const std::set<StepId>& marked) const {
+  return std::any_of(marked.begin(), marked.end(), [this](const StepId& id) {
+    const StepTable::StepState* step = table_.Find(id);
+    return step != nullptr && step->ranks_surplus != 0;
+  });
+}
+
 }  // namespace ropeteam::engine

@@ -22,6 +22,7 @@ class Redundancy {
   Redundancy(Context* context, const StepTable* table) : context_(*context), table_(*table) {}
 
   void Clear() {
+    demoting_.clear();
     orders_.clear();
     apart_.clear();
   }
@@ -30,6 +31,11 @@ class Redundancy {
   // Forgets orders that are done, late or pointless, and orders what is missing of the kept steps, oldest
   // first. `current`: the world's incarnation.
   void Restore(const std::vector<StepKey>& keep, Incarnation current);
+  // Has replicas become caches where a shard has more copies than 1 + R (a node came back after its copies were
+  // made anew, a rank restored on another node): memory is paid for 1 + R. Only of steps that every member has
+  // marked: what is counted for those has been counted.
+  void Trim(const std::set<StepId>& marked);
+  bool NeedsTrim(const std::set<StepId>& marked) const;
   // Some kept step lacks copies: Restore() is due now and then.
   bool NeedsWork(const std::vector<StepKey>& keep) const;
 
@@ -47,12 +53,16 @@ class Redundancy {
   void ForgetSettled();
   void OrderCopies(const StepId& id, const StepTable::StepState& step, Incarnation current, Load* load);
 
+  // The replica that is wanted least; kNoNode: none can go.
+  NodeId LeastWanted(const StepTable::RankState& state) const;
   std::vector<NodeId> TargetsOf(const StepTable::RankState& state, const StepTable::Copy& source) const;
 
   Context& context_;
   const StepTable& table_;
   std::set<std::pair<NodeId, NodeId>> apart_;  // the first does not reach the second
   std::map<ShardId, std::vector<Order>> orders_;
+  // Replicas that are becoming caches, one a shard: until its node has said so it counts, and no other may go.
+  std::map<ShardId, NodeId> demoting_;
 };
 
 }  // namespace ropeteam::engine

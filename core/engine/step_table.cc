@@ -110,6 +110,7 @@ std::vector<StepId> StepTable::CommittedNewestFirst(size_t count) const {
 void StepTable::Recount(const StepId& id, StepState* step, Rank rank) {
   RankState& state = step->ranks[rank];
   step->ranks_producible -= state.producible ? 1 : 0;
+  step->ranks_surplus -= state.surplus ? 1 : 0;
   const bool was_replicated = state.replicated;
   step->ranks_replicated -= was_replicated ? 1 : 0;
   const bool one_content = OneContent(state.copies);
@@ -128,6 +129,8 @@ void StepTable::Recount(const StepId& id, StepState* step, Rank rank) {
   state.replicated = state.good > state.replicas;
   step->ranks_producible += state.producible ? 1 : 0;
   step->ranks_replicated += state.replicated ? 1 : 0;
+  state.surplus = state.good > uint64_t{state.replicas} + 1;
+  step->ranks_surplus += state.surplus ? 1 : 0;
   ROPETEAM_CHECK(!state.replicated || state.producible);
   ROPETEAM_CHECK(step->ranks_producible <= step->world_size && step->ranks_replicated <= step->world_size);
   replications_ += state.replicated && !was_replicated ? 1 : 0;

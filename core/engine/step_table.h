@@ -31,6 +31,7 @@ class StepTable {
     uint32_t replicas = 0;
     bool producible = false;
     bool replicated = false;
+    bool surplus = false;
     uint32_t good = 0;  // copies that count: not bad, no caches, of the content that counts
     // Of copies with different bytes one content counts: that of a copy marked as committed; else of the copy
     // on the node where the rank is open; else the one with most copies. It does not change after the commit.
@@ -41,6 +42,7 @@ class StepTable {
     std::vector<RankState> ranks;
     uint32_t ranks_producible = 0;
     uint32_t ranks_replicated = 0;
+    uint32_t ranks_surplus = 0;  // with more good copies than 1 + R
     bool committed = false;
     bool given_up = false;   // its copies are being released: it must not be committed any more
     bool evictable = false;  // its copies may go where memory is wanted: likewise

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Failure stories, told one by one: what must go on after trouble has ended.
+#include "tests/simulation/story.h"
+
+namespace ropeteam::simulation {
+namespace {
+
+class GoesOn : public Story {
+ protected:
+  // A step that all ranks of the launch save is committed within so many attempts, one a second.
+  bool CommitsAgain(uint64_t launch, Step step, int attempts = 40) {
+    for (int attempt = 0; attempt < attempts; ++attempt, ++step) {
+      bool saved = true;
+      for (const Rank rank : RanksOf(launch)) {
+        const Status status = Save(launch, step, rank);
+        if (!status.ok()) {
+          saved = false;
+          last_ = status.ToString();
+        }
+      }
+      if (!saved) {
+        cluster_->RunFor(1 * kSecond);
+        continue;
+      }
+      const Status waited = Wait(launch, step, 0, Level::kCommitted, 1 * kSecond);
+      if (waited.ok()) return true;
+      last_ = waited.ToString();
+    }
+    return false;
+  }
+  std::string Held() const {
+    std::string text = last_;
+    for (size_t host = 0; host < cluster_->host_count(); ++host) {
+      if (!cluster_->host(host).daemon_runs()) continue;
+      text += "\nhost " + std::to_string(host) + " free " + std::to_string(FreeChunks(host));
+      for (const auto& [id, shard] : cluster_->host(host).store->shards())
+        text += "\n   " + id.ToString() + " role " + std::to_string(static_cast<int>(shard->role)) +
+                (shard->committed ? " committed" : "");
+    }
+    return text;
+  }
+  std::string last_;
+};
+
+// The arenas are as large as the bill says. A daemon is away for so long that its copies are made anew on the
+// others, and comes back with its own.
+TEST_F(GoesOn, ADaemonComesBackAfterItsCopiesWereMadeAnew) {
+  lengths_ = {4096};
+  StartNodes(3, 1, 12);
+  StartWorld(1);
+  for (Step step = 1; step <= 4; ++step) ASSERT_TRUE(CommitsAgain(1, 10 * step, 5)) << Held();
+  cluster_->CrashDaemon(2);
+  cluster_->RunFor(20 * kSecond);
+  cluster_->StartDaemon(2);
+  AwaitOneView();
+  cluster_->RunFor(1 * kSecond);
+  ASSERT_TRUE(Hello(1, 2).ok());
+  EXPECT_TRUE(CommitsAgain(1, 100)) << Held();
+}
+
+// The same, and the launcher starts the world anew.
+TEST_F(GoesOn, ADaemonComesBackAndTheWorldIsRestarted) {
+  lengths_ = {4096};
+  StartNodes(3, 1, 12);
+  StartWorld(1);
+  for (Step step = 1; step <= 4; ++step) ASSERT_TRUE(CommitsAgain(1, 10 * step, 5)) << Held();
+  StopWorld(1);
+  cluster_->CrashDaemon(2);
+  cluster_->RunFor(20 * kSecond);
+  cluster_->StartDaemon(2);
+  AwaitOneView();
+  StartWorld(2);
+  for (Rank rank = 0; rank < 3; ++rank) LatestStep(2, rank);
+  EXPECT_TRUE(CommitsAgain(2, 100)) << Held();
+}
+
+// The world is restarted with its ranks on other nodes, and each reads its shard there.
+TEST_F(GoesOn, RanksChangeNodesAndRestore) {
+  lengths_ = {4096};
+  StartNodes(4, 1, 12);
+  StartWorld(1);
+  for (Step step = 1; step <= 4; ++step) ASSERT_TRUE(CommitsAgain(1, 10 * step, 5)) << Held();
+  const Step latest = LatestStep(1, 0);
+  StopWorld(1);
+  StartWorld(2, {2, 3, 1, 0});
+  RestoreEverywhere(2, latest);
+  EXPECT_TRUE(CommitsAgain(2, 100)) << Held();
+  StopWorld(2);
+  StartWorld(3, {1, 0, 3, 2});
+  for (Rank rank = 0; rank < 4; ++rank) {
+    const Step now = LatestStep(3, rank);
+    EXPECT_TRUE(Read(3, rank, now, rank).ok()) << Held();
+  }
+  EXPECT_TRUE(CommitsAgain(3, 200)) << Held();
+}
+
+// A node is given a copy by a rank of a life that it has not heard of, and the nodes that have are lost. A rank
+// of the life before asks what is latest: it is told that it is of a former life.
+TEST_F(GoesOn, AHolderThatHasNotHeardOfALifeHasAStepOfIt) {
+  StartNodes(4);
+  ASSERT_EQ(LeaderHost(), 0u);
+  StartWorld(1, {3});
+  const TimeUs long_after = cluster_->now() + 60 * kSecond;
+  for (const size_t other : {size_t{1}, size_t{3}}) cluster_->network().Cut(0, other, long_after);
+  AddRank(2, 0, 1, 2);
+  ASSERT_TRUE(Hello(2, 0).ok()) << Trouble();
+  ASSERT_TRUE(Save(2, 1, 0).ok()) << Trouble();
+  ASSERT_TRUE(Until([&] { return Holds(3, ShardOf(2, 1, 0)); })) << Trouble();
+  LoseHost(0);
+  LoseHost(2);
+  cluster_->network().HealLinks();
+  cluster_->RunFor(5 * kSecond);
+  const Status asked = Sync([&](Client::StatusDone done) {
+    RankOf(1, 0).Latest(5 * kSecond, [done](const Status& status, const AnswerLatest&) { done(status); });
+  });
+  EXPECT_EQ(asked.code(), Code::kStale) << asked.ToString();
+  cluster_->StartHost(0);
+  cluster_->StartHost(2);
+}
+
+}  // namespace
+}  // namespace ropeteam::simulation
