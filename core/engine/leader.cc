@@ -148,8 +148,9 @@ void Leader::NoteMarked() {
     if (sequence <= acked && marked_.insert(id).second) dirty_ = true;
 }
 
-// Copies with other bytes than the shard that counts are dropped by their nodes.
-void Leader::SettleContested() {
+// A marked copy is nobody's to drop: some rank may have been told that it is committed.
+std::vector<std::pair<NodeId, DropCopy>> Leader::Losers() const {
+  std::vector<std::pair<NodeId, DropCopy>> losers;
   for (const ShardId& shard : table_.contested()) {
     const StepTable::StepState* step = table_.Find(StepOf(shard));
     ROPETEAM_CHECK(step != nullptr && shard.rank < step->world_size);
@@ -159,9 +160,15 @@ void Leader::SettleContested() {
     ROPETEAM_CHECK(counts != rank.copies.end());
     for (const StepTable::Copy& copy : rank.copies)
       if (copy.content != rank.content && !copy.committed)
-        context_.Send(copy.node,
-                      DropCopy{{shard}, copy.content, rank.content, context_.NameOf(counts->node)});
+        losers.emplace_back(copy.node,
+                            DropCopy{{shard}, copy.content, rank.content, context_.NameOf(counts->node)});
   }
+  return losers;
+}
+
+// They are dropped by their nodes; should an order be lost, OnTimer() repeats it.
+void Leader::SettleContested() {
+  for (const auto& [node, drop] : Losers()) context_.Send(node, drop);
 }
 
 void Leader::Announce() {
@@ -181,7 +188,11 @@ void Leader::Announce() {
   for (const StepId& id : table_.Commit()) LOG_DEBUG("%s has all its copies", id.ToString().c_str());
   const std::vector<StepId> committed =
       table_.CommittedNewestFirst(context_.settings.keep_steps + kCommittedListedMax);
+  // Nodes mark whatever copy they have of a step that is listed: first those go that do not count.
+  std::set<StepId> unsettled;
+  for (const auto& [node, drop] : Losers()) unsettled.insert(StepOf(drop.shard.id));
   for (const StepId& id : committed) {
+    if (unsettled.contains(id)) continue;
     state.committed.push_back({id});
     if (marked_.contains(id)) state.marked.push_back({id});
   }
@@ -199,7 +210,7 @@ void Leader::Announce() {
   if (changed) {
     state.sequence = ++sequence_;
     if (new_pin) pin_sequence_ = sequence_;
-    for (const StepId& id : committed) listed_.try_emplace(id, sequence_);
+    for (const StepKey& key : state.committed) listed_.try_emplace(key.id, sequence_);
     state_ = std::move(state);
   }
   for (auto& [node, member] : members_) {

@@ -78,14 +78,16 @@ class Leader {
   RetentionPlan Retain();
   std::set<StepId> Hopeless() const;
   void NoteMarked();
+  // Copies with other bytes than the shard that counts, and where they are.
+  std::vector<std::pair<NodeId, DropCopy>> Losers() const;
   void SettleContested();
   void GiveUpOlderSteps();
   // Every member knows what this incarnation restores: no leader that comes later can decide otherwise.
   bool PinIsKnown() const;
-
-  // leader_answers.cc
   // They may all have known it under the leader before.
   bool PinWasHeard() const;
+
+  // leader_answers.cc
   void Reply(NodeId to, uint64_t number, const Status& status, std::string payload = {});
   void AnswerJoin(NodeId from, uint64_t number, const JoinQuestion& join);
   void AnswerLatest(NodeId from, uint64_t number, const LatestQuestion& latest);

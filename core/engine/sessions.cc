@@ -135,6 +135,11 @@ void Sessions::SaveBegin(SessionId id, RequestId request, Step step, uint64_t st
       (progress != progress_.end() && progress->second.level >= Level::kLocal))
     return AnswerStatusTo(id, request,
                           Error(Code::kAlreadyExists, "%s is saved already", shard.ToString().c_str()));
+  // Elsewhere, while this rank was open there.
+  if (context.announced.committed.contains(StepOf(shard)))
+    return AnswerStatusTo(
+        id, request,
+        Error(Code::kAlreadyExists, "%s is committed already", StepOf(shard).ToString().c_str()));
   for (const auto& [save_id, save] : saves_)
     if (save.shard == shard)
       return AnswerStatusTo(

@@ -37,9 +37,16 @@ bool OneContent(const std::vector<StepTable::Copy>& copies) {
                      [&](const StepTable::Copy& copy) { return copy.content == copies.front().content; });
 }
 
-bool Has(const std::vector<StepTable::Copy>& copies, uint64_t content) {
-  return std::any_of(copies.begin(), copies.end(),
-                     [content](const StepTable::Copy& copy) { return copy.content == content; });
+// Whether this content, which a committed step counted so far, still does: another may be marked, of which
+// nobody knew when this one was counted.
+bool StaysCounted(const std::vector<StepTable::Copy>& copies, uint64_t content) {
+  const auto marked = [](const StepTable::Copy& copy) { return copy.committed; };
+  const bool held = std::any_of(copies.begin(), copies.end(),
+                                [&](const StepTable::Copy& copy) { return copy.content == content; });
+  const bool has_mark = std::any_of(copies.begin(), copies.end(), [&](const StepTable::Copy& copy) {
+    return copy.content == content && marked(copy);
+  });
+  return held && (has_mark || std::none_of(copies.begin(), copies.end(), marked));
 }
 
 // The content that counts: RankState::content.
@@ -113,8 +120,10 @@ void StepTable::Recount(const StepId& id, StepState* step, Rank rank) {
   step->ranks_surplus -= state.surplus ? 1 : 0;
   const bool was_replicated = state.replicated;
   step->ranks_replicated -= was_replicated ? 1 : 0;
+  step->ranks_surplus -= state.surplus ? 1 : 0;
   const bool one_content = OneContent(state.copies);
-  if (!step->committed || !Has(state.copies, state.content)) state.content = ChooseContent(state.copies);
+  if (!step->committed || !StaysCounted(state.copies, state.content))
+    state.content = ChooseContent(state.copies);
   const ShardId shard{id.incarnation, id.step, rank};
   if (one_content) {
     contested_.erase(shard);
@@ -127,6 +136,8 @@ void StepTable::Recount(const StepId& id, StepState* step, Rank rank) {
       }));
   state.producible = Producible(state.copies, state.content);
   state.replicated = state.good > state.replicas;
+  state.surplus = state.good > uint64_t{state.replicas} + 1;
+  step->ranks_surplus += state.surplus ? 1 : 0;
   step->ranks_producible += state.producible ? 1 : 0;
   step->ranks_replicated += state.replicated ? 1 : 0;
   state.surplus = state.good > uint64_t{state.replicas} + 1;

@@ -34,7 +34,7 @@ class StepTable {
     bool surplus = false;
     uint32_t good = 0;  // copies that count: not bad, no caches, of the content that counts
     // Of copies with different bytes one content counts: that of a copy marked as committed; else of the copy
-    // on the node where the rank is open; else the one with most copies. It does not change after the commit.
+    // on the node where the rank is open; else the one with most copies. It does not change after the commit, except to one that was marked before.
     uint64_t content = 0;
   };
   struct StepState {

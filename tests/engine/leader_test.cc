@@ -164,6 +164,8 @@ class LeaderTest : public ::testing::Test {
       ASSERT_TRUE(Decode(message.envelope, envelope));
       if (envelope.kind == Kind::kLeaderState) {
         ASSERT_TRUE(Decode(envelope.payload, announced_[message.to].emplace()));
+      } else if (envelope.kind == Kind::kDropCopy) {
+        ++drops_[message.to];
       } else if (envelope.kind == Kind::kReply) {
         Reply reply;
         ASSERT_TRUE(Decode(envelope.payload, reply));
@@ -188,6 +190,7 @@ class LeaderTest : public ::testing::Test {
   uint64_t sequence_ = 0;
   uint64_t question_ = 0;
   std::map<uint64_t, Reply> replies_;
+  std::map<NodeId, size_t> drops_;  // orders to drop a copy
   std::map<NodeId, std::optional<LeaderState>> announced_;
 };
 
@@ -386,6 +389,72 @@ TEST_F(LeaderTest, WhatALifeRestoredMayGoWhenTheNextHasChosenAnother) {
   EXPECT_EQ(Told(kFirst).life.pin, since);
   EXPECT_FALSE(MayGo(Told(kFirst), since));
   EXPECT_TRUE(MayGo(Told(kFirst), restored));
+}
+
+// A node was given a copy by a node of an incarnation that it has not heard of, and all that had are lost.
+TEST_F(LeaderTest, AStepOfAnIncarnationThatNobodyHeardOfIsNotOfferedToAnOlderOne) {
+  const StepId newer{kLife + 1, 9};
+  Members({kFirst, kSecond});
+  Tell(kFirst, {Replica(newer, 0), Replica(newer, 1)});
+  Tell(kSecond, {});
+  EXPECT_EQ(Ask(kFirst, Question::Topic::kLatest, Encode(LatestQuestion{kLife})), Code::kStale);
+}
+
+// The leader before made the choice, and was lost with the only copy of a shard of it. One member never heard
+// of the choice: so no rank was told, and the incarnation need not wait for what is lost.
+TEST_F(LeaderTest, APinThatAMemberNeverHeardOfIsChosenAgainByTheNextLeader) {
+  const StepId older{kLife - 1, 7};
+  const StepId newer{kLife - 1, 8};
+  Members({kFirst, kSecond});
+  Tell(kFirst, {Own(older, 0), Own(older, 1)});
+  life_.has_pin = true;
+  life_.pin = newer;
+  Tell(kSecond, {Own(newer, 1)});
+  Ask(kFirst, Question::Topic::kLatest, Encode(LatestQuestion{kLife}));
+  for (const NodeId node : {kFirst, kSecond}) Send(node, LeaderStateAck{Told(node).sequence});
+  EXPECT_EQ(Told(kFirst).life.pin, older);
+  LatestReply latest;
+  ASSERT_TRUE(Decode(replies_[question_].payload, latest));
+  EXPECT_EQ(latest.step.id, older);
+}
+
+// Every member had heard: a rank may have been told, and gone on from it.
+TEST_F(LeaderTest, APinThatEveryMemberHeardOfIsNotChosenAgainByTheNextLeader) {
+  const StepId older{kLife - 1, 7};
+  const StepId newer{kLife - 1, 8};
+  life_.has_pin = true;
+  life_.pin = newer;
+  Members({kFirst, kSecond});
+  Tell(kFirst, {Own(older, 0), Own(older, 1)});
+  Tell(kSecond, {Own(newer, 1)});
+  EXPECT_EQ(Ask(kFirst, Question::Topic::kLatest, Encode(LatestQuestion{kLife})), Code::kUnavailable);
+  EXPECT_EQ(Told(kFirst).life.pin, newer);
+}
+
+CopyReport With(CopyReport copy, uint64_t content) {
+  copy.content = content;
+  return copy;
+}
+
+// Rank 0 was opened again elsewhere while the nodes with its committed shard were away, and has saved other
+// bytes under the same name. They must not be marked: a marked copy is dropped by nobody.
+TEST_F(LeaderTest, AStepWithAnotherShardOfItsNameIsMarkedWhenThatHasGone) {
+  const StepId step{kLife, 7};
+  const std::vector<CopyReport> committed = {Marked(With(Own(step, 0), 1)), Marked(Replica(step, 1))};
+  Members({kFirst, kSecond});
+  Tell(kFirst, committed);
+  CopyReport other = With(Own(step, 0), 2);
+  other.seated = true;
+  Tell(kSecond, {other, Own(step, 1)});
+  EXPECT_THAT(Ids(Told(kSecond).committed), IsEmpty());
+  const size_t ordered = drops_[kSecond];
+  EXPECT_GT(ordered, 0u);
+  // The orders are lost.
+  PassTime(1'000'000);
+  EXPECT_GT(drops_[kSecond], ordered);
+  EXPECT_EQ(drops_[kFirst], 0u);
+  Tell(kSecond, {Own(step, 1)});
+  EXPECT_THAT(Ids(Told(kSecond).committed), ElementsAre(step));
 }
 
 }  // namespace

@@ -83,6 +83,18 @@ TEST(StepTable, TheCopyWhereTheRankIsOpenCountsUntilTheCommit) {
   EXPECT_EQ(table.Find(kStep)->ranks[0].content, 1u) << "a committed shard has changed";
 }
 
+// The nodes with the committed shard come back after another of its name has been saved.
+TEST(StepTable, ACopyMarkedAsCommittedCountsHoweverLateItComes) {
+  StepTable table;
+  CopyReport seated = With(Copy(0), 2);
+  seated.seated = true;
+  CopyReport marked = With(Copy(0), 1);
+  marked.committed = true;
+  table.Replace(3, {}, {seated});
+  table.Replace(1, {}, {marked});
+  EXPECT_EQ(table.Find(kStep)->ranks[0].content, 1u);
+}
+
 // The world has gone on from an older step: to commit this one would tell ranks of a step that no later
 // incarnation restores.
 TEST(StepTable, AFormerStepNewerThanWhatTheWorldRestoredIsNotCommitted) {
