@@ -258,8 +258,19 @@ void Checker::JudgeDrop(const Host& host, const ShardId& id, Role role) {
        RoleName(role), id.ToString().c_str(), others.size());
 }
 
-void Checker::OnAdopted(const Host& host) {
-  for (const auto& [id, role] : known_[host.index])
+void Checker::OnAdopted(const Host& host, bool table_damaged) {
+  std::map<ShardId, Role>& known = known_[host.index];
+  if (table_damaged)
+    std::erase_if(known, [&](const auto& entry) {
+      if (host.store->shards().contains(entry.first)) return false;
+      Shard& shard = shards_[entry.first];
+      Copy& copy = shard.copies[PlaceOf(host)];
+      if (copy.counted()) ++shard.losses;
+      copy.fate = Fate::kLost;
+      copy.since = scheduler_.now();
+      return true;
+    });
+  for (const auto& [id, role] : known)
     if (!host.store->shards().contains(id))
       return Fail("host %zu restarted its daemon and %s is no longer there", host.index,
                   id.ToString().c_str());

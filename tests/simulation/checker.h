@@ -75,8 +75,9 @@ class Checker {
   const Statistics& statistics() const { return statistics_; }
 
   // ---- hosts
-  // After a daemon has adopted its arena: every shard that was sealed must be there.
-  void OnAdopted(const Host& host);
+  // After a daemon has adopted its arena: every shard that was sealed must be there, unless bits of the tables have
+  // flipped.
+  void OnAdopted(const Host& host, bool table_damaged);
   // Before the memory is wiped.
   void OnMemoryLost(const Host& host);
   // After every input: what has been sealed, dropped or marked in this store.
@@ -107,6 +108,9 @@ class Checker {
     return dropped_;
   }  // copies that might have been of use, ever dropped by anybody
   void OnEvent(const Host& host, const LevelEvent& event);
+
+  // Without a lease a node acknowledges no copy and announces nothing.
+  void OnMessageWithoutLease(const Host& host, const SendMessage& message);
 
   // ---- memory
   void OnTransferStart(const Transfer& transfer);

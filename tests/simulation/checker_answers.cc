@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <cinttypes>
 
+#include "core/base/bytes.h"
 #include "core/base/checksum.h"
+#include "core/engine/messages.h"
 #include "tests/simulation/checker.h"
 
 namespace ropeteam::simulation {
@@ -175,6 +177,15 @@ void Checker::OnRefusedForSpace(const Host& host, const Status& status, uint64_t
   if (std::count_if(message.begin(), message.end(), [](char c) { return c >= '0' && c <= '9'; }) < 3)
     return Fail("host %zu refused a save without saying how much is needed, free and the limit: \"%s\"",
                 host.index, message.c_str());
+}
+
+void Checker::OnMessageWithoutLease(const Host& host, const SendMessage& message) {
+  Envelope envelope;
+  if (!Decode(message.envelope, envelope)) return Fail("host %zu sends what cannot be read", host.index);
+  ReplicaSealed sealed;
+  if (envelope.kind == Kind::kReplicaSealed && Decode(envelope.payload, sealed) && sealed.code == Code::kOk)
+    return Fail("host %zu acknowledges a copy without a lease", host.index);
+  if (envelope.kind == Kind::kLeaderState) Fail("host %zu announces without a lease", host.index);
 }
 
 // ---- memory

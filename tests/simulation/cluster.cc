@@ -99,12 +99,15 @@ void Cluster::StopHost(size_t index, bool keep_memory) {
   Trace("host %zu stops, memory %s", index, keep_memory ? "kept" : "lost");
   host.up = false;
   EndDaemon(&host, keep_memory);
-  if (!keep_memory) {
-    checker_.OnMemoryLost(host);
-    std::memset(host.memory.get(), 0, host.memory_bytes);
-    ++host.memory_generation;
-  }
+  if (!keep_memory) LoseMemory(&host);
   if (on_host) on_host(index, false);
+}
+
+void Cluster::LoseMemory(Host* host) {
+  checker_.OnMemoryLost(*host);
+  std::memset(host->memory.get(), 0, host->memory_bytes);
+  ++host->memory_generation;
+  host->table_damaged = false;
 }
 
 void Cluster::CrashDaemon(size_t index) {
@@ -174,10 +177,15 @@ void Cluster::StartDaemon(size_t index) {
   const ArenaIdentity identity{kJob, host.member.name};
   Store::AdoptReport report;
   auto adopted = Store::Adopt(host.bytes(), options_.chunk_bytes, identity, &report);
+  if (!adopted.ok() && host.table_damaged) {
+    Trace("host %zu cannot adopt its arena and resets it: %s", index, adopted.status().ToString().c_str());
+    LoseMemory(&host);
+    adopted = Store::Adopt(host.bytes(), options_.chunk_bytes, identity, &report);
+  }
   const bool fresh = !adopted.ok() && adopted.status().code() == Code::kNotFound;
   if (!adopted.ok() && !fresh)
     return checker_.Fail("host %zu cannot adopt its arena: %s", index, adopted.status().ToString().c_str());
-  if (!report.rejected.empty())
+  if (!report.rejected.empty() && !host.table_damaged)
     return checker_.Fail("host %zu rejects its arena: %s", index, report.rejected[0].c_str());
   if (fresh) adopted = Store::Format(host.bytes(), options_.chunk_bytes, identity);
   ROPETEAM_CHECK(adopted.ok());
@@ -188,12 +196,14 @@ void Cluster::StartDaemon(size_t index) {
   host.id = Mix(options_.seed, index, ++host.lives, 0x1d) | 1;
   host.member.id = host.id;
   instances_[host.id] = index;
-  checker_.OnAdopted(host);
+  checker_.OnAdopted(host, host.table_damaged);
+  host.table_damaged = host.table_damaged && host.store->CountTableDamage() != 0;
   EngineConfig config;
   config.self = host.id;
   config.job = kJob;
   config.node = host.member.name;
   config.quarantine_us = options_.quarantine_us;
+  config.scrub_bytes_per_s = options_.scrub_bytes_per_s;
   host.engine = std::make_unique<Engine>(config, host.store.get());
   host.lease_until = 0;
   Trace("host %zu daemon %" PRIx64 " starts, %" PRIu64 " shards adopted", index, host.id, report.shards);
@@ -236,6 +246,16 @@ bool Cluster::FlipUnsealed(size_t index, uint32_t chunk) {
   checker_.OnDamage(host, chunk);
   Trace("host %zu bit %" PRIu64 " of unsealed chunk %u flips", index, bit, chunk);
   return true;
+}
+
+void Cluster::FlipTable(size_t index) {
+  Host& host = *hosts_[index];
+  if (!host.daemon_runs()) return;
+  const uint64_t bit = random_.Below(host.chunks_begin * 8);
+  host.memory[bit / 8] ^= static_cast<std::byte>(1u << (bit % 8));
+  host.table_damaged = true;
+  host.store->ExpectTableDamage();
+  Trace("host %zu bit %" PRIu64 " of the tables flips", index, bit);
 }
 
 void Cluster::StrayWrite(size_t index, uint64_t memory_generation, uint32_t chunk, const std::string& bytes) {

@@ -55,6 +55,8 @@ class Cluster : private NetworkEnds {
   void ResumeDaemon(size_t index);
   // Flips one bit of a chunk that belongs to no sealed shard. False when it does, or no daemon runs.
   bool FlipUnsealed(size_t index, uint32_t chunk);
+  // Flips one bit of the arena's tables, which a running daemon rewrites and a starting one may not believe.
+  void FlipTable(size_t index);
   // A rank goes on writing into a chunk that it was granted by a daemon that has died.
   void StrayWrite(size_t index, uint64_t memory_generation, uint32_t chunk, const std::string& bytes);
   // Flips one bit of the `chunk`th chunk of the copy that this host has.
@@ -125,6 +127,7 @@ class Cluster : private NetworkEnds {
   int DrawDrift(Random* random) const;
   void OnLease(size_t index, NodeId instance, TimeUs valid_until);
   void MarkBadChunks(Host* host);
+  void LoseMemory(Host* host);
   void WatchDeadline(SessionId session, RequestId request);
   void CheckDeadline(SessionId session, RequestId request, TimeUs time);
   void DeliverToEngine(SessionId id, const char* what, const Input& input, RequestId request);

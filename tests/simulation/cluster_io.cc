@@ -88,6 +88,7 @@ void Cluster::CarryOut(Host* host, const Outbox& out, size_t limit, uint64_t fre
 
 void Cluster::CarryMessage(Host* host, const SendMessage& message) {
   Digest(Mix(now(), host->id, message.to, message.envelope.size()));
+  if (!host->has_lease(now())) checker_.OnMessageWithoutLease(*host, message);
   const auto at = instances_.find(message.to);
   if (at == instances_.end()) return;
   const size_t to = at->second;
@@ -114,6 +115,8 @@ void Cluster::DeliverMessage(size_t to, NodeId from, NodeId instance, Epoch epoc
 
 void Cluster::CarryTransfer(Host* host, const StartTransfer& start) {
   Digest(Mix(now(), host->id, start.tag, start.length));
+  if (!start.get && !host->has_lease(now()))
+    return checker_.Fail("host %zu starts a put to %" PRIx64 " without a lease", host->index, start.peer);
   const TimeUs post_max = network_.options().post_max_us;
   if (post_max == 0) return PostTransfer(host->index, host->id, start);
   scheduler_.After(random_.Below(post_max), [this, index = host->index, instance = host->id, start] {
@@ -126,7 +129,7 @@ void Cluster::PostTransfer(size_t index, NodeId instance, const StartTransfer& s
   Host* host = hosts_[index].get();
   if (host->id != instance) return;
   // What the driver does before each batch: a put leaves only under a lease.
-  if (!start.get && host->lease_until <= host->clock.Local(now())) {
+  if (!start.get && !host->has_lease(now())) {
     Trace("host %zu put tag %" PRIu64 " does not leave: the lease has run out", index, start.tag);
     scheduler_.After(random_.Between(1, kMs), [this, index, instance, tag = start.tag] {
       OnTransferDone(index, instance, tag, Code::kStale);

@@ -184,6 +184,7 @@ void Faults::Flip() {
   Random& random = cluster_.random();
   const size_t index = random.Below(cluster_.host_count());
   const Host& host = cluster_.host(index);
+  if (options_.table_ppm != 0 && random.Chance(options_.table_ppm)) return cluster_.FlipTable(index);
   if (options_.unsealed_ppm != 0 && random.Chance(options_.unsealed_ppm)) {
     if (host.daemon_runs())
       cluster_.FlipUnsealed(index, static_cast<uint32_t>(random.Below(host.store->chunks_total())));

@@ -82,6 +82,7 @@ struct Host {
   Member member;                   // of the running or the last daemon
   bool up = false;                 // the machine is on
   uint64_t memory_generation = 0;  // grows whenever the memory is lost
+  bool table_damaged = false;      // bits of the arena's tables have flipped
   std::unique_ptr<std::byte[], Release> memory;
   uint64_t memory_bytes = 0;
   uint64_t chunks_begin = 0;  // of chunk 0 in the memory
@@ -98,6 +99,7 @@ struct Host {
   View view;           // the last one given to the running engine
   uint64_t lives = 0;  // daemons that ever ran here
 
+  bool has_lease(TimeUs now) const { return clock.Local(now) < lease_until; }
   bool daemon_runs() const { return engine != nullptr; }
   std::span<std::byte> bytes() { return {memory.get(), memory_bytes}; }
   // Also while no daemon runs.

@@ -103,6 +103,10 @@ void DrawMoreTrouble(uint64_t seed, Options* options) {
     options->network.wire_flip_ppm = static_cast<uint32_t>(random->Between(100, 5000));
   });
   draw(30, [&](Random*) { faults.unsealed_ppm = 50 * kPercent; });
+  draw(30, [&](Random*) { faults.table_ppm = 30 * kPercent; });
+  draw(50, [&](Random* random) {
+    if (options->nodes <= kSmallNodes) options->scrub_bytes_per_s = random->Between(1, 64) * 65'536;
+  });
   draw(30, [&](Random* random) {
     options->job.stray_ppm = 50 * kPercent;
     options->job.stray_max_us = random->Between(100, 20 * kMs);

@@ -86,6 +86,7 @@ struct FaultOptions {
   uint32_t crash_in_input_ppm = 0;
   Flips flips = Flips::kRepairable;
   uint32_t unsealed_ppm = 0;  // of flips: in a chunk that is not sealed yet
+  uint32_t table_ppm = 0;     // of flips: in the arena's superblock, slots and descriptors
 };
 
 struct JobOptions {
@@ -120,6 +121,7 @@ struct Options {
   uint64_t chunks = 128;  // of each arena
   TimeUs quarantine_us = 3 * kSecond;
   TimeUs timer_late_max_us = 0;  // how late OnTimer() may come
+  uint64_t scrub_bytes_per_s = 0;
   uint32_t clock_drift_ppm = 0;  // each host's clock runs by up to so much too fast or too slow
   TimeUs fault_phase_us = 10 * kSecond;
   TimeUs heal_limit_us = 120 * kSecond;  // by then a healed cluster must have made progress
