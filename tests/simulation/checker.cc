@@ -150,7 +150,7 @@ void Checker::OnSealed(const Host& host, const SealedShard& sealed) {
     shard.stream_bytes = variant.stream_bytes;
     shard.crcs = variant.crcs;
     shard.saver = host.index;
-    shard.losses = 0;
+    shard.lost_at.clear();
     for (auto& [place, copy] : shard.copies)
       if (copy.fate == Fate::kPresent) copy.fate = Fate::kOther;
     shard.candidates.erase(candidate);
@@ -185,7 +185,7 @@ void Checker::OnDropped(const Host& host, const ShardId& id, Role role) {
   Shard& shard = at->second;
   Copy& copy = shard.copies[PlaceOf(host)];
   const bool other = copy.fate == Fate::kOther;
-  if (copy.counted() && !copy.bad.empty()) ++shard.losses;
+  if (copy.counted() && !copy.bad.empty()) shard.lost_at.push_back(scheduler_.now());
   copy.fate = Fate::kDropped;
   copy.since = scheduler_.now();
   if (other) return;
@@ -265,7 +265,7 @@ void Checker::OnAdopted(const Host& host, bool table_damaged) {
       if (host.store->shards().contains(entry.first)) return false;
       Shard& shard = shards_[entry.first];
       Copy& copy = shard.copies[PlaceOf(host)];
-      if (copy.counted()) ++shard.losses;
+      if (copy.counted()) shard.lost_at.push_back(scheduler_.now());
       copy.fate = Fate::kLost;
       copy.since = scheduler_.now();
       return true;
@@ -282,7 +282,7 @@ void Checker::OnMemoryLost(const Host& host) {
   ++statistics_.memories_lost;
   for (const auto& [id, role] : known_[host.index]) {
     Copy& copy = shards_[id].copies[PlaceOf(host)];
-    if (copy.counted()) ++shards_[id].losses;
+    if (copy.counted()) shards_[id].lost_at.push_back(scheduler_.now());
     copy.fate = Fate::kLost;
     copy.since = scheduler_.now();
   }
@@ -475,6 +475,12 @@ bool Checker::Shadowed(const StepId& step) const {
   });
 }
 
+size_t Checker::Losses(const Shard& shard) const {
+  return static_cast<size_t>(std::count_if(shard.lost_at.begin(), shard.lost_at.end(), [&](TimeUs lost_at) {
+    return shard.full_at < lost_at || scheduler_.now() < lost_at + kNewsUs;
+  }));
+}
+
 size_t Checker::CountedRight(const Shard& shard, size_t* hurt) const {
   size_t right = 0;
   for (const auto& [place, copy] : shard.copies) {
@@ -505,12 +511,13 @@ void Checker::CheckPromise() {
       Shard& shard = found->second;
       size_t hurt = 0;
       const size_t right = CountedRight(shard, &hurt);
-      if (right > options_.replicas) shard.losses = 0;
-      if (right + hurt + shard.losses <= options_.replicas)
+      if (right > options_.replicas) shard.full_at = scheduler_.now();
+      const size_t losses = Losses(shard);
+      if (right + hurt + losses <= options_.replicas)
         return Fail(
             "%s is committed, and no newer step is kept; of rank %u %zu hosts have a copy that counts, %zu a "
             "bad one, %zu were lost, %u promised",
-            step.ToString().c_str(), rank, right, hurt, shard.losses, options_.replicas + 1);
+            step.ToString().c_str(), rank, right, hurt, losses, options_.replicas + 1);
       kept = kept && right != 0;
     }
     if (kept) return;
@@ -541,7 +548,7 @@ bool Checker::WithinThePromise(const StepId& step, const View& view) const {
     if (shard == nullptr) return false;
     size_t hurt = 0;
     CountedRight(*shard, &hurt);
-    size_t away = shard->losses + hurt;
+    size_t away = Losses(*shard) + hurt;
     for (const auto& [place, copy] : shard->copies)
       if (copy.counted() && !view.Contains(hosts_[place.host]->id)) ++away;
     if (away > options_.replicas) return false;

@@ -169,8 +169,9 @@ class Checker {
     bool sealed = false;
     std::map<Place, Copy> copies;  // where it was ever sealed
     std::set<std::pair<Place, uint32_t>> flips;
-    // Counted copies that went with their host's memory, or were bad, since R + 1 were last there.
-    size_t losses = 0;
+    // When counted copies went with their host's memory, or were dropped as bad; when R + 1 right ones were there last.
+    std::vector<TimeUs> lost_at;
+    TimeUs full_at = 0;
     // By host: what a rank of the same incarnation, opened there later, saves under the same name.
     std::map<size_t, Variant> candidates;
     std::vector<Variant> superseded;  // what the rank saved elsewhere before
@@ -203,6 +204,8 @@ class Checker {
   bool ChunkRight(const Host& host, const std::vector<Extent>& extents, const Shard& shard,
                   size_t chunk) const;
   bool CopyRight(const Host& host, const Copy& copy, const Shard& shard, std::string* why) const;
+  // Copies that were lost since R + 1 were there, or so lately that not everybody knows.
+  size_t Losses(const Shard& shard) const;
   // Distinct hosts with a right, counted copy; `hurt`: with one that has bad chunks.
   size_t CountedRight(const Shard& shard, size_t* hurt) const;
   // Promise 2 itself, of the newest committed steps.
