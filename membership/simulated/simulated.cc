@@ -43,10 +43,11 @@ void SimulatedMembership::CrashCoordinator(bool reset) {
     send_({endpoint.first, endpoint.second, false, SimulatedPacket::Closed{}});
 }
 
-void SimulatedMembership::AddNode(TimeUs now, const Member& member, int drift_ppm) {
+void SimulatedMembership::AddNode(TimeUs now, const Member& member, int drift_ppm,
+                                  const MembershipConfig* config) {
   const auto [added, fresh] = nodes_.emplace(member.id, Node{});
   ROPETEAM_CHECK(fresh);
-  added->second.agent = std::make_unique<Agent>(config_, member);
+  added->second.agent = std::make_unique<Agent>(config == nullptr ? config_ : *config, member);
   added->second.clock = Clock{drift_ppm};
   Perform(member.id, added->second.agent->Start(added->second.clock.Local(now)));
 }

@@ -56,7 +56,8 @@ class SimulatedMembership {
       int drift_ppm = 0);  // starts it, too; not while it runs. Epochs begin at `now` in milliseconds
   void CrashCoordinator(bool reset);
   // Its clock is faster than the caller's by that much; over the life of the process, Rejoin included.
-  void AddNode(TimeUs now, const Member& member, int drift_ppm = 0);
+  // `config` null: as all others.
+  void AddNode(TimeUs now, const Member& member, int drift_ppm = 0, const MembershipConfig* config = nullptr);
   // SIGSTOP: the process does nothing until ContinueNode(); packets for it wait in its kernel. Time and its lease
   // pass. Other calls for it are carried out when it continues, or never.
   void StopNode(NodeId node);
