@@ -42,8 +42,12 @@ Cluster::Cluster(const Options& options)
             WhenAwake(hosts_[host].get(), [this, host, instance, status] {
               if (hosts_[host]->id != instance) return;
               Trace("host %zu refused by membership: %s", host, status.ToString().c_str());
-              // What ropeteamd does: go on as another instance, over the same memory.
+              // What ropeteamd does: go on as another instance, over the same memory; or end.
               CrashDaemon(host);
+              if (status.code() == Code::kInvalidArgument) {
+                hosts_[host]->refused = status;
+                return;
+              }
               StartDaemon(host);
             });
           },
@@ -208,7 +212,8 @@ void Cluster::StartDaemon(size_t index) {
   host.lease_until = 0;
   Trace("host %zu daemon %" PRIx64 " starts, %" PRIu64 " shards adopted", index, host.id, report.shards);
   Give(&host, "start", [](Engine&, TimeUs) {});
-  membership_->Join(index, host.member, host.clock.drift_ppm());
+  host.refused = OkStatus();
+  membership_->Join(index, host.member, host.clock.drift_ppm(), host.own.has_value() ? &*host.own : nullptr);
 }
 
 void Cluster::MarkBadChunks(Host* host) {

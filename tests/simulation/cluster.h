@@ -49,6 +49,8 @@ class Cluster : private NetworkEnds {
   // kill -9; the memory stays.
   void CrashDaemon(size_t index);
   void StartDaemon(size_t index);
+  // From the next start of its daemon on.
+  void SetOwnSettings(size_t index, const SimMembership::OwnSettings& own) { hosts_[index]->own = own; }
   // The daemon stops (SIGSTOP) and goes on. What the fabric has under way for it goes on meanwhile; what is meant for
   // the process waits.
   void PauseDaemon(size_t index);

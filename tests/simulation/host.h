@@ -13,6 +13,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -20,6 +21,7 @@
 #include "core/store/store.h"
 #include "tests/simulation/clock.h"
 #include "tests/simulation/scheduler.h"
+#include "tests/simulation/sim_membership.h"
 
 namespace ropeteam::simulation {
 
@@ -93,7 +95,10 @@ struct Host {
   TimeUs timer_at = kForever;  // true time
   HostClock clock;
   TimeUs lease_until = 0;  // membership's lease, on this host's clock
-  bool paused = false;     // the daemon is stopped (SIGSTOP); what is meant for it waits in `backlog`
+  std::optional<SimMembership::OwnSettings>
+      own;              // what its daemon is started with, unless it is what all are
+  Status refused;       // for good, by membership
+  bool paused = false;  // the daemon is stopped (SIGSTOP); what is meant for it waits in `backlog`
   std::deque<std::function<void()>> backlog;
   TimeUs resumed_at = 0;
   View view;           // the last one given to the running engine

@@ -38,9 +38,14 @@ class SimMembership::Impl {
                    [this](NodeId node, const Status& status) { OnRefused(node, status); },
                    [this](NodeId node, TimeUs valid_until) { OnLease(node, valid_until); }}) {}
 
-  void Join(size_t host, const Member& member, int drift_ppm) {
+  void Join(size_t host, const Member& member, int drift_ppm, const OwnSettings* own) {
     hosts_[member.id] = {host, 0};
-    machines_.AddNode(scheduler_.now(), member, drift_ppm);
+    MembershipConfig config = MakeConfig(config_);
+    if (own != nullptr) {
+      config.settings = own->settings;
+      config.named = {own->named, own->named, own->named};
+    }
+    machines_.AddNode(scheduler_.now(), member, drift_ppm, &config);
     Arm();
   }
   void Gone(NodeId instance, bool reset) {
@@ -128,8 +133,8 @@ SimMembership::SimMembership(const Config& config, Scheduler* scheduler, Network
                              Listener listener)
     : impl_(std::make_unique<Impl>(config, scheduler, network, random, std::move(listener))) {}
 SimMembership::~SimMembership() = default;
-void SimMembership::Join(size_t host, const Member& member, int drift_ppm) {
-  impl_->Join(host, member, drift_ppm);
+void SimMembership::Join(size_t host, const Member& member, int drift_ppm, const OwnSettings* own) {
+  impl_->Join(host, member, drift_ppm, own);
 }
 void SimMembership::Gone(NodeId instance, bool reset) { impl_->Gone(instance, reset); }
 void SimMembership::Pause(NodeId instance) { impl_->Pause(instance); }

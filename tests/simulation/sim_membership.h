@@ -28,6 +28,11 @@ class SimMembership {
     // True time until which the lease lasts; 0: there is none any more.
     std::function<void(size_t host, NodeId instance, TimeUs valid_until)> on_lease;
   };
+  // What one daemon was started with, where that differs from the others.
+  struct OwnSettings {
+    JobSettings settings;
+    bool named = false;  // by its user; else they are defaults
+  };
   struct Config {
     JobSettings settings;
     uint64_t chunk_bytes = 4096;
@@ -38,8 +43,8 @@ class SimMembership {
                 Listener listener);
   ~SimMembership();
 
-  // The host's clock is faster than true time by that much.
-  void Join(size_t host, const Member& member, int drift_ppm = 0);
+  // The host's clock is faster than true time by that much. `own` may be null.
+  void Join(size_t host, const Member& member, int drift_ppm, const OwnSettings* own);
   // The daemon's process has ended. `reset`: its host lives and closes its connections.
   void Gone(NodeId instance, bool reset);
   // The daemon's process is stopped (SIGSTOP), and goes on.

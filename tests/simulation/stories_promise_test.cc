@@ -150,6 +150,29 @@ TEST_F(Story, AStepThatNobodyWasToldIsChosenAgain) {
   RestoreEverywhere(2, 1);
 }
 
+// A daemon is started with other settings than the job's. It joined, and its shards counted as replicated without
+// any copy. Named by its user they are refused, both values named; defaults give way to the job's.
+TEST_F(Story, ANodeWithOtherSettingsIsRefused) {
+  StartNodes(3);
+  cluster_->CrashDaemon(2);
+  const JobSettings without_copies{0, options_.keep_steps, 3};
+  cluster_->SetOwnSettings(2, {without_copies, true});
+  cluster_->StartDaemon(2);
+  ASSERT_TRUE(Until([&] { return !cluster_->host(2).refused.ok(); }));
+  const std::string why = cluster_->host(2).refused.ToString();
+  for (const char* word : {"node2", "--replicas 0", "--replicas 1"})
+    EXPECT_NE(why.find(word), std::string::npos) << word << " is not in: " << why;
+  EXPECT_FALSE(cluster_->host(2).daemon_runs());
+  cluster_->SetOwnSettings(2, {without_copies, false});
+  cluster_->StartDaemon(2);
+  AwaitOneView();
+  EXPECT_EQ(cluster_->host(2).view.settings.replicas, 1u);
+  StartWorld(1);
+  ASSERT_TRUE(Save(1, 1, 2).ok());
+  ASSERT_TRUE(Wait(1, 1, 2, Level::kReplicated).ok());
+  EXPECT_EQ(HoldersBeside(2, ShardOf(1, 1, 2)).size(), 1u);
+}
+
 // A rank of a named incarnation is opened on another node and saves other bytes under the same name. The two shards
 // were counted as each other's copies, and the step was committed with one copy of either.
 TEST_F(Story, OtherBytesUnderTheSameNameAreNoCopy) {
