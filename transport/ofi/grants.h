@@ -35,12 +35,14 @@
 #include <vector>
 
 #include "core/base/status.h"
+#include "core/base/view.h"
 
 namespace ropeteam::ofi {
 
 // Answers in the table. A peer reads kAnswerWindow of them, from the place that its instance number says.
 inline constexpr size_t kAnswers = 64 * 1024;
 inline constexpr size_t kAnswerWindow = 16;
+static_assert(kAnswers >= 4 * kNodesMax);  // so that a window is full for practically nobody
 // Revoked peers that are remembered: departed members of a job's whole life. The oldest is forgotten first.
 inline constexpr size_t kRevokedMax = 64 * 1024;
 // Connections of one peer that are remembered: one in use, and those before it that may still be closing.

@@ -35,6 +35,7 @@
 #include <string>
 
 #include "core/base/status.h"
+#include "core/base/view.h"
 #include "transport/transport.h"
 
 namespace ropeteam {
@@ -45,8 +46,9 @@ inline constexpr uint64_t kOfiOperationBytesDefault = 1 << 20;
 // Operations in flight to one peer. 16 × 1 MiB covers the bandwidth-delay product of 100 Gb/s at 1 ms.
 inline constexpr uint32_t kOfiDepthDefault = 16;
 inline constexpr uint32_t kOfiDepthMax = 1024;
-// Peers connected at a time; core's kNodesMax, and the size of the table that hello reads land in (64 KiB).
-inline constexpr uint32_t kOfiPeersMax = 4096;
+// Peers connected at a time; the size of the table that hello reads land in (2.3 MiB, touched as it is used).
+inline constexpr uint32_t kOfiPeersMax = 16 * 1024;
+static_assert(kOfiPeersMax >= kNodesMax);
 
 struct OfiConfig {
   std::string provider = "tcp;ofi_rxm";  // as fi_getinfo names it; "efa", "verbs;ofi_rxm", …

@@ -46,6 +46,7 @@
 #include <vector>
 
 #include "core/base/ids.h"
+#include "core/base/view.h"
 #include "transport/front/front.h"
 #include "transport/rails.h"
 #include "transport/verbs/codec.h"
@@ -87,12 +88,13 @@ inline constexpr TimeUs kPatienceSilentMinUs = 300'000;
 inline constexpr TimeUs kDeviceSilenceUs = 470'000;
 // Reads outstanding on one connection; what the cards of the last ten years do.
 inline constexpr uint8_t kReads = 16;
-// Peers that this transport connects to, and connections that others have to it. At 16 rails and 4096 nodes a
-// device still has queue pairs left (cards have 128 Ki and more).
-inline constexpr size_t kPeersMax = 4096;
-inline constexpr size_t kInboundMax = 16 * 1024;
+// Peers that this transport connects to, and connections that others have to it. A node connects to those that it
+// writes to or reads from, which are few; cards have 128 Ki queue pairs and more.
+inline constexpr size_t kPeersMax = 16 * 1024;
+inline constexpr size_t kInboundMax = 64 * 1024;
 // Instances given up and not connected to again, whose requests are refused; the oldest is forgotten first.
-inline constexpr size_t kFencedMax = 4096;
+inline constexpr size_t kFencedMax = 16 * 1024;
+static_assert(kPeersMax >= kNodesMax && kFencedMax >= kNodesMax);
 
 // A rail is a device's port in use.
 struct Rail {
