@@ -31,7 +31,8 @@ class Transfers {
   using Done = std::function<void(Code)>;
   // Returns the transfer's tag, which is filled in here.
   uint64_t Start(Priority priority, StartTransfer transfer, Done done);
-  // Takes back a transfer that has not left the engine yet: true, and its `done` is never called.
+  // Of a transfer whose `done` has not been called. True: it had not left the engine yet; it is cancelled, and its
+  // `done` is never called.
   bool Withdraw(uint64_t tag);
   // Puts wait while there is no lease; there is one again.
   void Resume() { Pump(); }
@@ -50,13 +51,17 @@ class Transfers {
     Priority priority;
     Done done;
   };
+  struct Checking {
+    size_t ranges;
+    Checked checked;
+  };
   void Pump();
   Context& context_;
   uint64_t next_tag_ = 1;
   std::deque<Waiting> waiting_[kPriorities];
   size_t running_background_ = 0;
   std::map<uint64_t, Running> running_;
-  std::map<uint64_t, Checked> checking_;
+  std::map<uint64_t, Checking> checking_;
 };
 
 // The range of the arena's memory in which the stream's chunk `index` lies.
