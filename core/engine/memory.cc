@@ -11,10 +11,13 @@ Result<std::vector<Extent>> Memory::Allocate(uint64_t chunks) {
   const Store& store = context_.store;
   // All or nothing: what is evicted before a refusal is lost to no purpose.
   const bool enough = chunks <= store.chunks_free() || chunks <= store.chunks_free() + evictable_chunks();
-  for (;;) {
+  for (bool evicted = false;; evicted = true) {
     Result<std::vector<Extent>> extents = context_.store.Allocate(chunks);
     if (extents.ok() || extents.status().code() != Code::kNoSpace || !enough || !EvictOne()) {
-      if (extents.ok()) context_.counters_dirty = true;
+      ROPETEAM_CHECK(extents.ok() || !evicted);
+      if (!extents.ok()) return extents;
+      ROPETEAM_CHECK(ChunkCount(*extents) == std::max<uint64_t>(chunks, 1));
+      context_.counters_dirty = true;
       return extents;
     }
   }
@@ -34,6 +37,7 @@ Result<std::vector<Extent>> Memory::AllocateForSave(uint64_t chunks) {
 
 void Memory::OnReplicaRefused(uint64_t chunks) {
   if (!refuses_replicas()) context_.inventory_dirty = true;
+  ROPETEAM_CHECK(chunks != 0);
   refused_until_ = context_.now + kRefusedForUs;
   refused_chunks_ = chunks;
 }
@@ -62,13 +66,17 @@ bool Memory::EvictOne() {
   if (victim == nullptr) return false;
   LOG_INFO("evict %s bytes %llu to make room", victim->meta.id.ToString().c_str(),
            static_cast<unsigned long long>(victim->meta.stream_bytes));
+  ROPETEAM_CHECK(Evictable(*victim));
+  const uint64_t free_after = context_.store.chunks_free() + ChunkCount(victim->extents);
   context_.store.Remove(ShardId(victim->meta.id));
+  ROPETEAM_CHECK(context_.store.chunks_free() == free_after);  // nobody reads it
   context_.inventory_dirty = true;
   return true;
 }
 
 void Memory::Quarantine(std::vector<Extent> extents, NodeId writer) {
   if (extents.empty()) return;
+  ROPETEAM_CHECK(writer != kNoNode && writer != context_.config.self);
   quarantine_.push_back({std::move(extents), writer, context_.now + context_.config.quarantine_us});
 }
 
@@ -85,7 +93,9 @@ void Memory::OnTimer() {
   }
   std::erase_if(quarantine_, [this](const Held& held) {
     if (held.until > context_.now) return false;
+    const uint64_t free_after = context_.store.chunks_free() + ChunkCount(held.extents);
     context_.store.Free(held.extents);
+    ROPETEAM_CHECK(context_.store.chunks_free() == free_after);
     return true;
   });
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Chunks for those who need them, and chunks that must not be used yet.
+// Allocates chunks, making room where that is allowed, and keeps chunks out of use that a departed node may still
+// be writing.
 
 #ifndef ROPETEAM_CORE_ENGINE_MEMORY_H_
 #define ROPETEAM_CORE_ENGINE_MEMORY_H_
@@ -21,11 +22,12 @@ class Memory {
   Result<std::vector<Extent>> Allocate(uint64_t chunks);
   // For a new save: room that was made for replicas is left to them.
   Result<std::vector<Extent>> AllocateForSave(uint64_t chunks);
-  // A replica of a step of this life, of so many chunks, was refused for want of memory. Its source asks
+  // A replica of a step of this incarnation, of so many chunks, was refused for want of memory. Its source asks
   // again.
   void OnReplicaRefused(uint64_t chunks);
   bool refuses_replicas() const { return refused_until_ != 0; }
-  // Steps were given up: if replicas are waiting, what has become free is theirs for a while.
+  // Steps were released that can never commit. If replicas are waiting, what has become free is kept for them for a
+  // while.
   void KeepForReplicas() {
     if (refuses_replicas()) kept_until_ = context_.now + kKeptForReplicasUs;
   }
