@@ -6,13 +6,20 @@
 namespace ropeteam::engine {
 
 uint64_t Asker::Ask(Question::Topic topic, std::string payload, TimeUs deadline, Done done) {
+  ROPETEAM_CHECK(done != nullptr);
   const uint64_t number = next_number_++;
+  ROPETEAM_CHECK(questions_.empty() || questions_.rbegin()->first < number);
   Open& open = questions_[number];
   open.question = {number, topic, std::move(payload)};
   open.deadline = deadline;
   open.done = std::move(done);
   Send(&open);
   return number;
+}
+
+void Asker::Forget(uint64_t number) {
+  const size_t known = questions_.erase(number);
+  ROPETEAM_CHECK(known == 1);
 }
 
 void Asker::Send(Open* open) {
@@ -27,6 +34,7 @@ void Asker::OnReply(NodeId from, const Reply& reply) {
     open->second.reason = reply.message;
     return;
   }
+  ROPETEAM_CHECK(open->second.question.number == reply.number && open->second.done != nullptr);
   const Done done = std::move(open->second.done);
   questions_.erase(open);
   if (reply.code == Code::kOk) {
@@ -51,7 +59,8 @@ void Asker::OnTimer() {
   }
   for (const uint64_t number : expired) {
     const auto open = questions_.find(number);
-    if (open == questions_.end()) continue;  // a callback before this one forgot it
+    if (open == questions_.end()) continue;                 // a callback before this one forgot it
+    ROPETEAM_CHECK(open->second.deadline <= context_.now);  // a number is never used again
     const Open late = std::move(open->second);
     questions_.erase(open);
     late.done(Error(Code::kDeadlineExceeded, "the deadline passed; last heard: %s", late.reason.c_str()));

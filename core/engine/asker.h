@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Questions to the leader, whoever that is at the time: asked again until there is an answer or the deadline
-// has passed.
+// Questions to the leader, whichever node that is at the time: asked again until there is an answer or the
+// deadline has passed.
 
 #ifndef ROPETEAM_CORE_ENGINE_ASKER_H_
 #define ROPETEAM_CORE_ENGINE_ASKER_H_
@@ -22,7 +22,8 @@ class Asker {
   // last reason.
   using Done = std::function<void(const Result<std::string>&)>;
   uint64_t Ask(Question::Topic topic, std::string payload, TimeUs deadline, Done done);
-  void Forget(uint64_t number) { questions_.erase(number); }
+  // Of a question that is open: its `done` is never called.
+  void Forget(uint64_t number);
   // The lowest number of a question that is open or still to come.
   uint64_t oldest() const { return questions_.empty() ? next_number_ : questions_.begin()->first; }
 
