@@ -14,10 +14,25 @@ Fetcher::Job* Fetcher::Find(uint64_t id) {
   return job == jobs_.end() ? nullptr : &job->second;
 }
 
+Fetcher::Job& Fetcher::Outstanding(uint64_t id) {
+  Job* job = Find(id);
+  ROPETEAM_CHECK(job != nullptr && job->id == id && job->outstanding > 0);
+  return *job;
+}
+
+Fetcher::Source& Fetcher::SourceOf(Job* job, NodeId holder) {
+  const auto source = job->sources.find(holder);
+  ROPETEAM_CHECK(source != job->sources.end());
+  ROPETEAM_CHECK(source->second.outstanding <= kOutstandingPerHolder);
+  return source->second;
+}
+
 Fetcher::Job* Fetcher::Running(const ShardId& shard, bool repair) {
   const auto running = by_shard_.find(shard);
   if (running == by_shard_.end()) return nullptr;
-  Job& job = jobs_.at(running->second);
+  const auto found = jobs_.find(running->second);
+  ROPETEAM_CHECK(found != jobs_.end() && found->second.shard == shard);
+  Job& job = found->second;
   return job.failing || job.repair != repair ? nullptr : &job;
 }
 
@@ -26,6 +41,7 @@ void Fetcher::Fetch(const ShardId& shard, Done done) {
   if (here != nullptr && here->bad.empty()) return done(OkStatus());
   if (here != nullptr) return Repair(shard, {}, std::move(done));
   if (Job* running = Running(shard, false)) return running->waiters.push_back(std::move(done));
+  ROPETEAM_CHECK(!jobs_.contains(next_job_));
   Job& job = jobs_[next_job_];
   job.id = next_job_++;
   job.shard = shard;
@@ -44,6 +60,7 @@ void Fetcher::Repair(const ShardId& shard, const std::vector<uint32_t>& chunks, 
     job->waiters.push_back(std::move(done));
     return Look(job, suspects);
   }
+  ROPETEAM_CHECK(!jobs_.contains(next_job_) && ChunkCount(here->extents) == here->crcs.size());
   job = &jobs_[next_job_];
   job->id = next_job_++;
   job->shard = shard;
@@ -62,11 +79,14 @@ void Fetcher::Repair(const ShardId& shard, const std::vector<uint32_t>& chunks, 
 
 bool Fetcher::StillHere(const Job& job) const {
   const Store& store = parts_.context.store;
-  return store.Find(job.shard) == store.Leased(job.lease);
+  const SealedShard* leased = store.Leased(job.lease);
+  ROPETEAM_CHECK(job.repair && leased != nullptr && leased->meta.id == job.shard);
+  return store.Find(job.shard) == leased;
 }
 
-// Before anything is read: who complained may have been wrong, or the chunk may have been mended meanwhile.
+// Before anything is read: the complaint may have been wrong, or the chunk may have been repaired meanwhile.
 void Fetcher::Look(Job* job, const std::set<uint32_t>& suspects) {
+  ROPETEAM_CHECK(job->repair && job->have_meta && !job->failing);
   std::vector<uint32_t> looked;
   std::vector<StartCheck::Range> ranges;
   for (const uint32_t chunk : suspects) {
@@ -83,13 +103,17 @@ void Fetcher::Look(Job* job, const std::set<uint32_t>& suspects) {
 }
 
 void Fetcher::OnLooked(uint64_t id, const std::vector<uint32_t>& looked, const std::vector<uint32_t>& bad) {
-  Job* job = Find(id);
+  Job* job = &Outstanding(id);
   Context& context = parts_.context;
   --job->outstanding;
   std::set<uint32_t> wrong;
-  for (const uint32_t index : bad) wrong.insert(looked[index]);
+  for (const uint32_t index : bad) {
+    ROPETEAM_CHECK(index < looked.size());
+    wrong.insert(looked[index]);
+  }
   for (const uint32_t chunk : looked) {
-    job->busy.erase(chunk);
+    const size_t busy = job->busy.erase(chunk);
+    ROPETEAM_CHECK(busy == 1 && !job->wanted.contains(chunk));
     if (!wrong.contains(chunk)) {
       if (StillHere(*job)) context.store.MarkRepaired(job->shard, chunk);
       continue;
@@ -108,6 +132,7 @@ void Fetcher::OnLooked(uint64_t id, const std::vector<uint32_t>& looked, const s
 }
 
 void Fetcher::Locate(Job* job) {
+  ROPETEAM_CHECK(!job->locating && !job->failing && job->locate_rounds < kLocateRoundsMax);
   job->locating = true;
   ++job->locate_rounds;
   LocateQuestion question;
@@ -119,6 +144,7 @@ void Fetcher::Locate(Job* job) {
                    [this, id](const Result<std::string>& reply) {
                      Job* located = Find(id);
                      if (located == nullptr) return;
+                     ROPETEAM_CHECK(located->locating && located->id == id);
                      located->locating = false;
                      LocateReply holders;
                      if (!reply.ok()) {
@@ -171,7 +197,10 @@ void Fetcher::Pump(uint64_t id) {
 bool Fetcher::GiveOut(Job* job) {
   size_t room = 0;
   for (const auto& [node, source] : job->sources)
-    if (source.state == Source::State::kOpen) room += kOutstandingPerHolder - source.outstanding;
+    if (source.state == Source::State::kOpen) {
+      ROPETEAM_CHECK(source.outstanding <= kOutstandingPerHolder);
+      room += kOutstandingPerHolder - source.outstanding;
+    }
   size_t hopeless = 0;
   const size_t waiting = job->wanted.size();
   for (auto next = job->wanted.begin(); next != job->wanted.end() && room > 0;) {
@@ -197,11 +226,16 @@ bool Fetcher::GiveOut(Job* job) {
 }
 
 void Fetcher::Start(Job* job, uint32_t chunk, NodeId holder) {
-  Source& source = job->sources.at(holder);
+  Source& source = SourceOf(job, holder);
+  ROPETEAM_CHECK(source.state == Source::State::kOpen && holder != parts_.context.config.self);
+  ROPETEAM_CHECK(source.outstanding < kOutstandingPerHolder);
+  ROPETEAM_CHECK(ChunkCount(source.extents) == job->crcs.size() &&
+                 ChunkCount(job->extents) == job->crcs.size());
   ++source.outstanding;
   ++job->outstanding;
-  job->wanted.erase(chunk);
-  job->busy.insert(chunk);
+  const size_t wanted = job->wanted.erase(chunk);
+  const bool fresh = job->busy.insert(chunk).second;
+  ROPETEAM_CHECK(wanted == 1 && fresh);
   StartTransfer transfer;
   transfer.peer = holder;
   transfer.get = true;
@@ -217,8 +251,9 @@ void Fetcher::Start(Job* job, uint32_t chunk, NodeId holder) {
 }
 
 void Fetcher::OnRead(uint64_t id, uint32_t chunk, NodeId holder, Code code) {
-  Job* job = Find(id);  // a job outlives its outstanding transfers and checks
-  Source& source = job->sources.at(holder);
+  Job* job = &Outstanding(id);
+  Source& source = SourceOf(job, holder);
+  ROPETEAM_CHECK(source.outstanding > 0 && job->busy.contains(chunk));
   --source.outstanding;
   if (code != Code::kOk) {
     --job->outstanding;
@@ -240,9 +275,10 @@ void Fetcher::OnRead(uint64_t id, uint32_t chunk, NodeId holder, Code code) {
 }
 
 void Fetcher::OnChecked(uint64_t id, uint32_t chunk, NodeId holder, bool good) {
-  Job* job = Find(id);
+  Job* job = &Outstanding(id);
   --job->outstanding;
-  job->busy.erase(chunk);
+  const size_t busy = job->busy.erase(chunk);
+  ROPETEAM_CHECK(busy == 1 && !job->wanted.contains(chunk));
   Context& context = parts_.context;
   if (good) {
     context.counters.fetch_bytes += ChunkLength(job->meta.stream_bytes, context.store.chunk_bytes(), chunk);
@@ -255,7 +291,7 @@ void Fetcher::OnChecked(uint64_t id, uint32_t chunk, NodeId holder, bool good) {
   } else {
     job->wanted.insert(chunk);
     job->tried[chunk].insert(holder);
-    job->sources.at(holder).trouble = "checksum mismatch";
+    SourceOf(job, holder).trouble = "checksum mismatch";
     job->corrupt = true;
     ++context.counters.chunks_bad;
     LOG_WARNING("chunk %u of %s from %s does not match its checksum", chunk, job->shard.ToString().c_str(),
@@ -278,6 +314,8 @@ bool Fetcher::AcceptMeta(Job* job, const FetchGrant& grant) {
     job->failure = extents.status();
     return true;
   }
+  ROPETEAM_CHECK(!job->repair && job->extents.empty() && job->wanted.empty() && job->outstanding == 0);
+  ROPETEAM_CHECK(ChunkCount(*extents) == chunks);
   job->extents = std::move(*extents);
   job->meta = grant.meta;
   job->crcs = grant.crcs;
@@ -324,9 +362,13 @@ Status Fetcher::Explain(const Job& job) const {
 
 void Fetcher::End(uint64_t id, const Status& status) {
   Context& context = parts_.context;
-  Job job = std::move(jobs_.at(id));
-  ROPETEAM_CHECK(job.outstanding == 0);
-  jobs_.erase(id);
+  const auto found = jobs_.find(id);
+  ROPETEAM_CHECK(found != jobs_.end());
+  Job job = std::move(found->second);
+  jobs_.erase(found);
+  // Nothing writes into its chunks any more, and a success has every chunk.
+  ROPETEAM_CHECK(job.outstanding == 0 && job.busy.empty() && !job.waiters.empty());
+  ROPETEAM_CHECK(!status.ok() || (job.have_meta && job.wanted.empty()));
   const auto mine = by_shard_.find(job.shard);
   if (mine != by_shard_.end() && mine->second == id) by_shard_.erase(mine);
   for (const auto& [node, source] : job.sources)
@@ -344,11 +386,11 @@ void Fetcher::End(uint64_t id, const Status& status) {
         context.store.Free(job.extents);
         if (sealed.code() != Code::kAlreadyExists) result = sealed;
       }
+      ROPETEAM_CHECK(!result.ok() || context.store.Find(job.shard) != nullptr);
       if (result.ok() && job.committed) context.store.SetCommitted(job.shard);
       context.inventory_dirty = true;
     } else {
-      // A get that failed may still be landing in our chunks only if the fabric has not let go; it has
-      // (outstanding 0).
+      // No get can still land in these chunks: each has completed (outstanding 0).
       context.store.Free(job.extents);
     }
   }

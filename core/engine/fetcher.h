@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Pulls what is wanted here and is elsewhere: a whole shard into new chunks, or single bad chunks of a shard
-// that is here into their own place. All holders are read from at once, a few chunks outstanding at each, so
-// that the quicker gives more; each chunk is checked before it counts; a chunk that fails is taken from the
-// next holder, and the holder is told. Fails when some chunk has been tried at every holder, naming them all.
+// Reads from other nodes what is wanted here: a whole shard into new chunks, or single bad chunks of a shard that
+// is here into their own place. All holders are read from at once, a few chunks outstanding at each, so that the
+// quicker one gives more. Each chunk is checked before it counts. A chunk that fails the check is read from the
+// next holder, and the one that sent it is told. Fails when some chunk has been tried at every holder, naming them
+// all.
 
 #ifndef ROPETEAM_CORE_ENGINE_FETCHER_H_
 #define ROPETEAM_CORE_ENGINE_FETCHER_H_
@@ -28,8 +29,8 @@ class Fetcher {
   // After OK the shard is sealed here and good when `done` runs. One fetch per shard: a second caller joins
   // the first.
   void Fetch(const ShardId& shard, Done done);
-  // Mends these chunks, and any other known to be bad, of a shard sealed here. One repair per shard: who
-  // calls while it runs adds his chunks to it.
+  // Repairs these chunks, and any other known to be bad, of a shard sealed here. One repair per shard: a call while
+  // it runs adds its chunks to it.
   void Repair(const ShardId& shard, const std::vector<uint32_t>& chunks, Done done);
 
   void OnGrant(NodeId from, const FetchGrant& grant);
@@ -65,7 +66,7 @@ class Fetcher {
     bool committed = false;                      // as a holder's copy is marked
     std::set<uint32_t> wanted;                   // chunks neither being read nor good
     std::set<uint32_t> busy;                     // repair: being looked at or read
-    std::map<uint32_t, std::set<NodeId>> tried;  // chunk → holders whose bytes did not do
+    std::map<uint32_t, std::set<NodeId>> tried;  // chunk → holders that sent bad bytes
     std::map<NodeId, Source> sources;
     uint32_t outstanding = 0;  // transfers and checks
     bool corrupt = false;
@@ -75,10 +76,13 @@ class Fetcher {
   };
 
   Job* Find(uint64_t id);
+  // A job outlives its outstanding transfers and checks.
+  Job& Outstanding(uint64_t id);
+  static Source& SourceOf(Job* job, NodeId holder);
   Job* Running(const ShardId& shard, bool repair);
   void Look(Job* job, const std::set<uint32_t>& suspects);
   void OnLooked(uint64_t id, const std::vector<uint32_t>& looked, const std::vector<uint32_t>& bad);
-  // Repair: what it holds is what is sealed here now; not when the shard was released meanwhile.
+  // Of a repair: the shard that it leases is still the one sealed here; it was not released meanwhile.
   bool StillHere(const Job& job) const;
   void Locate(Job* job);
   void Pump(uint64_t id);  // may end the job
