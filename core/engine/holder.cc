@@ -12,7 +12,17 @@ Holder::Incoming* Holder::Find(NodeId from, const CopyId& id) {
   const auto found = incoming_.find(id);
   if (found == incoming_.end() || id.source != from) return nullptr;
   found->second.heard = parts_.context.now;
+  CheckIncoming(found->second);
   return &found->second;
+}
+
+void Holder::CheckIncoming(const Incoming& incoming) {
+  ROPETEAM_CHECK(!incoming.extents.empty() && incoming.serial != 0);
+  ROPETEAM_CHECK(ChunkCount(incoming.extents) == incoming.chunks.size());
+  ROPETEAM_CHECK(incoming.checked_crcs.size() == incoming.chunks.size());
+  ROPETEAM_CHECK(incoming.crcs.size() <= incoming.chunks.size());
+  ROPETEAM_CHECK(incoming.sealing == !incoming.crcs.empty());
+  ROPETEAM_CHECK(incoming.sealing || (incoming.attempt == 0 && !incoming.attempt_judged));
 }
 
 void Holder::OnReserve(NodeId from, const ReplicaReserve& reserve) {
@@ -40,6 +50,9 @@ void Holder::OnReserve(NodeId from, const ReplicaReserve& reserve) {
     return;
   }
   Incoming* incoming = Find(from, reserve.copy);
+  if (incoming != nullptr && incoming->shard != reserve.shard.id)
+    return refuse(Error(Code::kInvalidArgument, "this copy was reserved for %s, not for %s",
+                        incoming->shard.ToString().c_str(), reserve.shard.id.ToString().c_str()));
   if (incoming == nullptr) {
     for (const auto& [id, other] : incoming_)
       if (other.shard == reserve.shard.id)
@@ -63,6 +76,7 @@ void Holder::OnReserve(NodeId from, const ReplicaReserve& reserve) {
     incoming->extents.insert(incoming->extents.end(), extents->begin(), extents->end());
     incoming->chunks.resize(reserve.chunks, Chunk::kUnknown);
     incoming->checked_crcs.resize(reserve.chunks);
+    CheckIncoming(*incoming);
   }
   grant.chunks_begin = context.store.chunk_offset(0);
   grant.extents = incoming->extents;
@@ -80,10 +94,12 @@ void Holder::OnArrived(NodeId from, const ReplicaArrived& arrived) {
 
 void Holder::StartChecks(Incoming* incoming, const std::vector<uint32_t>& chunks,
                          const std::vector<uint32_t>& crcs, uint64_t stream_bytes) {
+  ROPETEAM_CHECK(chunks.size() == crcs.size());
   std::vector<uint32_t> started;
   std::vector<StartCheck::Range> ranges;
   for (size_t i = 0; i < chunks.size(); ++i) {
     const uint32_t chunk = chunks[i];
+    ROPETEAM_CHECK(chunk < incoming->chunks.size());
     if (incoming->chunks[chunk] != Chunk::kUnknown) continue;
     incoming->chunks[chunk] = Chunk::kChecking;
     incoming->checked_crcs[chunk] = crcs[i];
@@ -91,19 +107,45 @@ void Holder::StartChecks(Incoming* incoming, const std::vector<uint32_t>& chunks
     ranges.push_back(RangeOf(parts_.context.store, incoming->extents, stream_bytes, chunk, crcs[i]));
   }
   if (ranges.empty()) return;
-  const CopyId id = incoming->id;
-  const uint64_t serial = incoming->serial;
-  parts_.transfers.Check(std::move(ranges), [this, id, serial, started](const std::vector<uint32_t>& bad) {
-    const auto found = incoming_.find(id);
-    if (found == incoming_.end() || found->second.serial != serial) return;  // aborted meanwhile
-    for (const uint32_t chunk : started) found->second.chunks[chunk] = Chunk::kGood;
-    for (const uint32_t index : bad) found->second.chunks[started[index]] = Chunk::kUnknown;
-    if (found->second.sealing) {
-      Judge(&found->second);
-    } else {
-      parts_.context.counters.chunks_bad += bad.size();
-    }
+  parts_.transfers.Check(std::move(ranges), [this, id = CopyId(incoming->id), serial = incoming->serial,
+                                             started](const std::vector<uint32_t>& bad) {
+    std::vector<uint32_t> bad_chunks;
+    for (const uint32_t index : bad) bad_chunks.push_back(started[index]);
+    OnChecked(id, serial, started, bad_chunks);
   });
+}
+
+void Holder::OnChecked(const CopyId& id, uint64_t serial, const std::vector<uint32_t>& chunks,
+                       const std::vector<uint32_t>& bad) {
+  const auto found = incoming_.find(id);
+  if (found == incoming_.end() || found->second.serial != serial) return;  // aborted meanwhile
+  Incoming& incoming = found->second;
+  CheckIncoming(incoming);
+  for (const uint32_t chunk : chunks) {
+    ROPETEAM_CHECK(chunk < incoming.chunks.size() && incoming.chunks[chunk] == Chunk::kChecking);
+    incoming.chunks[chunk] = Chunk::kGood;
+  }
+  for (const uint32_t chunk : bad) {
+    ROPETEAM_CHECK(chunk < incoming.chunks.size() && incoming.chunks[chunk] == Chunk::kGood);
+    incoming.chunks[chunk] = Chunk::kUnknown;
+  }
+  if (incoming.sealing) {
+    Judge(&incoming);
+  } else {
+    parts_.context.counters.chunks_bad += bad.size();
+  }
+}
+
+void Holder::Release(Incoming* incoming, bool quarantine) {
+  CheckIncoming(*incoming);
+  const CopyId id = incoming->id;
+  if (quarantine) {
+    parts_.memory.Quarantine(std::move(incoming->extents), id.source);
+  } else {
+    parts_.context.store.Free(incoming->extents);
+  }
+  const size_t known = incoming_.erase(id);
+  ROPETEAM_CHECK(known == 1);
 }
 
 void Holder::OnSeal(NodeId from, const ReplicaSeal& seal) {
@@ -132,6 +174,7 @@ void Holder::OnSeal(NodeId from, const ReplicaSeal& seal) {
   incoming->meta = seal.meta;
   incoming->crcs = seal.crcs;
   incoming->committed = seal.committed;
+  CheckIncoming(*incoming);
   std::vector<uint32_t> wanted;
   for (uint32_t chunk = 0; chunk < chunks; ++chunk) {
     // What was checked against another checksum than the seal's says nothing.
@@ -150,6 +193,8 @@ void Holder::OnSeal(NodeId from, const ReplicaSeal& seal) {
 
 void Holder::Judge(Incoming* incoming) {
   Context& context = parts_.context;
+  CheckIncoming(*incoming);
+  ROPETEAM_CHECK(incoming->sealing);
   std::vector<uint32_t> bad;
   for (uint32_t chunk = 0; chunk < incoming->crcs.size(); ++chunk) {
     if (incoming->chunks[chunk] == Chunk::kChecking) return;
@@ -172,6 +217,7 @@ void Holder::Judge(Incoming* incoming) {
   incoming->attempt_judged = true;
   if (!context.has_lease()) return;
   const ShardMeta meta = incoming->meta;
+  ROPETEAM_CHECK(meta.id == incoming->shard);
   const Status sealed = context.store.Seal(meta, Role::kReplica, incoming->extents, incoming->crcs);
   if (!sealed.ok()) {
     // Sealed by another way meanwhile (a fetch): that one counts, these chunks are not wanted.
@@ -185,13 +231,16 @@ void Holder::Judge(Incoming* incoming) {
     context.counters.replica_bytes_held += meta.stream_bytes;
   }
   if (answer.code == Code::kOk) Count(meta.id, incoming->committed);
-  incoming_.erase(CopyId(answer.copy));
+  const size_t known = incoming_.erase(answer.copy);
+  ROPETEAM_CHECK(known == 1);
   context.inventory_dirty = true;
   context.Send(source, answer);
 }
 
 void Holder::Count(const ShardId& id, bool committed) {
   Store& store = parts_.context.store;
+  // What is acknowledged may release older steps elsewhere: only a node under its lease may say it.
+  ROPETEAM_CHECK(parts_.context.has_lease());
   const SealedShard* shard = store.Find(id);
   ROPETEAM_CHECK(shard != nullptr && shard->bad.empty());
   if (!Counts(shard->role)) store.SetRole(id, Role::kReplica);
@@ -202,8 +251,8 @@ void Holder::Count(const ShardId& id, bool committed) {
 
 void Holder::AnswerUnknownSeal(NodeId from, const ReplicaSeal& seal) {
   if (!parts_.context.has_lease()) return;  // it is asked again
-  // Sealed before, and our answer was lost; or this shard was here already; or we never heard of it (this
-  // instance is new).
+  // It was sealed before, and our answer was lost; or this shard was here already; or this instance is new and knows
+  // nothing of it.
   ReplicaSealed answer{seal.copy, seal.attempt, Code::kOk, {}, {}};
   const SealedShard* sealed = parts_.context.store.Find(seal.meta.id);
   if (sealed == nullptr) {
@@ -222,14 +271,8 @@ void Holder::AnswerUnknownSeal(NodeId from, const ReplicaSeal& seal) {
 }
 
 void Holder::OnAbort(NodeId from, const ReplicaAbort& abort) {
-  const Incoming* incoming = Find(from, abort.copy);
-  if (incoming == nullptr) return;
-  if (abort.failed) {
-    parts_.memory.Quarantine(incoming->extents, from);
-  } else {
-    parts_.context.store.Free(incoming->extents);
-  }
-  incoming_.erase(abort.copy);
+  Incoming* incoming = Find(from, abort.copy);
+  if (incoming != nullptr) Release(incoming, abort.failed);
 }
 
 void Holder::OnFetchOpen(NodeId from, const FetchOpen& open) {
@@ -250,6 +293,7 @@ void Holder::OnFetchOpen(NodeId from, const FetchOpen& open) {
   if (reading != reading_.end()) {
     reading->second.heard = context.now;
     const SealedShard* shard = context.store.Leased(reading->second.lease);
+    ROPETEAM_CHECK(shard != nullptr && ChunkCount(shard->extents) == shard->crcs.size());
     grant.meta = shard->meta;
     grant.crcs = shard->crcs;
     grant.committed = shard->committed;
@@ -297,6 +341,7 @@ void Holder::OnVerifyOrder(NodeId from, const VerifyOrder& order) {
     const size_t index = result->copies.size() - 1;
     parts_.transfers.Check(std::move(ranges), [this, id = ShardId(id), lease = *lease, result, waiting, index,
                                                finish](const std::vector<uint32_t>& bad) {
+      ROPETEAM_CHECK(index < result->copies.size() && *waiting > 0);
       result->copies[index].bad = bad;
       parts_.context.store.EndLease(lease);
       if (!bad.empty()) parts_.fetcher.Repair(id, bad, [](const Status&) {});
@@ -309,12 +354,8 @@ void Holder::OnVerifyOrder(NodeId from, const VerifyOrder& order) {
 void Holder::OnView() {
   Context& context = parts_.context;
   for (auto it = incoming_.begin(); it != incoming_.end();) {
-    if (context.view.Contains(it->first.source)) {
-      ++it;
-      continue;
-    }
-    parts_.memory.Quarantine(std::move(it->second.extents), it->first.source);
-    it = incoming_.erase(it);
+    Incoming* incoming = &(it++)->second;
+    if (!context.view.Contains(incoming->id.source)) Release(incoming, true);
   }
   std::erase_if(reading_, [&](const auto& reading) {
     if (context.view.Contains(reading.first.first)) return false;
@@ -334,7 +375,9 @@ void Holder::OnTimer() {
     reading.heard = parts_.context.now;
     // A grant for a fetch that is over is answered by FetchClose: a close that was lost does not keep chunks
     // for ever.
-    OnFetchOpen(key.first, FetchOpen{key.second, {parts_.context.store.Leased(reading.lease)->meta.id}});
+    const SealedShard* shard = parts_.context.store.Leased(reading.lease);
+    ROPETEAM_CHECK(shard != nullptr);
+    OnFetchOpen(key.first, FetchOpen{key.second, {shard->meta.id}});
   }
 }
 
@@ -347,7 +390,10 @@ TimeUs Holder::NextTimer() const {
 
 uint64_t Holder::granted_chunks() const {
   uint64_t chunks = 0;
-  for (const auto& [id, incoming] : incoming_) chunks += ChunkCount(incoming.extents);
+  for (const auto& [id, incoming] : incoming_) {
+    CheckIncoming(incoming);
+    chunks += ChunkCount(incoming.extents);
+  }
   return chunks;
 }
 

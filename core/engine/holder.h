@@ -32,7 +32,7 @@ class Holder {
 
   void OnFetchOpen(NodeId from, const FetchOpen& open);
   void OnFetchClose(NodeId from, const FetchClose& close);
-  // Somebody read bad bytes here: look, and repair.
+  // A node read bad bytes here: checks those chunks, and repairs them.
   void OnBadCopy(NodeId from, const BadCopy& bad);
   void OnVerifyOrder(NodeId from, const VerifyOrder& order);
 
@@ -45,7 +45,9 @@ class Holder {
   enum class Chunk : uint8_t { kUnknown, kChecking, kGood };
   struct Incoming {
     CopyId id;
-    uint64_t serial = 0;  // a late repeat of a reservation begins another with the same id
+    // A reservation that was delayed may make the copy again after its abort. Checks of the earlier one do not
+    // count for it.
+    uint64_t serial = 0;
     ShardId shard;
     std::vector<Extent> extents;
     std::vector<Chunk> chunks;
@@ -59,6 +61,10 @@ class Holder {
     TimeUs heard = 0;
   };
   Incoming* Find(NodeId from, const CopyId& id);
+  void OnChecked(const CopyId& id, uint64_t serial, const std::vector<uint32_t>& chunks,
+                 const std::vector<uint32_t>& bad);
+  void Release(Incoming* incoming, bool quarantine);  // its chunks; erases it
+  static void CheckIncoming(const Incoming& incoming);
   void StartChecks(Incoming* incoming, const std::vector<uint32_t>& chunks, const std::vector<uint32_t>& crcs,
                    uint64_t stream_bytes);
   void Judge(Incoming* incoming);  // may erase it

@@ -181,6 +181,7 @@ void Replicator::Resume(const ShardId& shard) {
 }
 
 void Replicator::Order(const ShardId& shard, NodeId target) {
+  if (target == parts_.context.config.self || !parts_.context.view.Contains(target)) return;
   for (const auto& [id, source] : sources_)
     if (source.shard == shard && (source.ordered_target == target || source.ordered_target == kNoNode))
       return;

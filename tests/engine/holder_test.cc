@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The holder's side of a copy, by single messages: what a network that delays and reorders may do to it.
+
+#include <gtest/gtest.h>
+
+#include "core/base/bytes.h"
+#include "core/engine/messages.h"
+#include "tests/engine/engines_for_test.h"
+
+namespace ropeteam {
+namespace {
+
+constexpr NodeId kSource = 1;
+constexpr NodeId kHolder = 2;
+
+class HolderTest : public ::testing::Test, protected Engines {
+ protected:
+  HolderTest() : Engines(2, 64, 0) {}
+
+  template <typename Message>
+  Outbox Tell(NodeId to, const Message& message) {
+    Engine& engine = *node(to).engine;
+    const NodeId from = to == kHolder ? kSource : kHolder;
+    engine.OnMessage(now_, from, Encode(Envelope{1, from, to, Message::kKind, Encode(message)}));
+    engine.CheckInvariants();
+    return std::exchange(engine.outbox(), Outbox());
+  }
+  Outbox EndCheck(uint64_t tag, const std::vector<uint32_t>& bad) {
+    node(kHolder).engine->OnCheckDone(now_, tag, bad);
+    node(kHolder).engine->CheckInvariants();
+    return std::exchange(node(kHolder).engine->outbox(), Outbox());
+  }
+  static size_t Ranges(const Outbox& out) {
+    size_t ranges = 0;
+    for (const StartCheck& check : out.checks) ranges += check.ranges.size();
+    return ranges;
+  }
+  // The first message of this kind.
+  template <typename Message>
+  static Message Sent(const Outbox& out) {
+    for (const SendMessage& sent : out.messages) {
+      Envelope envelope;
+      Message message;
+      if (Decode(sent.envelope, envelope) && envelope.kind == Message::kKind &&
+          Decode(envelope.payload, message))
+        return message;
+    }
+    ADD_FAILURE() << "not sent";
+    return {};
+  }
+  ReplicaReserve Reserve(uint64_t chunks) { return {copy_, {Id(1, 0)}, chunks, kTestChunk}; }
+
+  const CopyId copy_{kSource, 1'000};
+};
+
+TEST_F(HolderTest, ACheckOfAnAbortedCopySaysNothingOfOneThatADelayedReservationMakes) {
+  Tell(kHolder, Reserve(3));
+  const Outbox arrived = Tell(kHolder, ReplicaArrived{copy_, {0, 2}, {11, 22}});
+  ASSERT_EQ(Ranges(arrived), 2u);
+  Tell(kHolder, ReplicaAbort{copy_, false});
+  // The repeat of a reservation that was sent before the abort.
+  const auto grant = Sent<ReplicaGrant>(Tell(kHolder, Reserve(1)));
+  EXPECT_EQ(ChunkCount(grant.extents), 1u);
+  EndCheck(arrived.checks.front().tag, {});
+  // Chunk 0 has never been checked for this copy.
+  ShardMeta meta{Id(1, 0), 2, 1, kTestChunk, kTestChunk, 64, 0};
+  const Outbox sealing = Tell(kHolder, ReplicaSeal{copy_, 0, meta, {11}, false});
+  ASSERT_EQ(Ranges(sealing), 1u);
+  const auto sealed = Sent<ReplicaSealed>(EndCheck(sealing.checks.front().tag, {0}));
+  EXPECT_EQ(sealed.code, Code::kCorrupt);
+  Tell(kHolder, ReplicaAbort{copy_, false});
+  EXPECT_EQ(node(kHolder).store->chunks_free(), node(kHolder).store->chunks_total());
+}
+
+TEST_F(HolderTest, ACopyStaysWithTheShardThatItWasReservedFor) {
+  Tell(kHolder, Reserve(3));
+  ReplicaReserve other = Reserve(5);
+  other.shard.id.step = 9;
+  const auto grant = Sent<ReplicaGrant>(Tell(kHolder, other));
+  EXPECT_EQ(grant.code, Code::kInvalidArgument);
+  EXPECT_EQ(ChunkCount(Sent<ReplicaGrant>(Tell(kHolder, Reserve(3))).extents), 3u);
+}
+
+TEST_F(HolderTest, MessagesThatDoNotFitTheirCopyAreRefused) {
+  Tell(kHolder, Reserve(2));
+  EXPECT_EQ(Ranges(Tell(kHolder, ReplicaArrived{copy_, {0, 2}, {1, 2}})), 0u);  // chunk 2 of two
+  EXPECT_EQ(Ranges(Tell(kHolder, ReplicaArrived{copy_, {0, 1}, {1}})), 0u);     // a checksum short
+  EXPECT_EQ(Ranges(Tell(kHolder, ReplicaArrived{copy_, {1, 1, 1}, {1, 2, 3}})), 1u);
+  ShardMeta meta{Id(1, 0), 2, 1, kTestChunk, 3 * kTestChunk, 64, 0};
+  const auto sealed = Sent<ReplicaSealed>(Tell(kHolder, ReplicaSeal{copy_, 0, meta, {1, 2, 3}, false}));
+  EXPECT_EQ(sealed.code, Code::kInvalidArgument);
+}
+
+TEST_F(HolderTest, NoNodeIsOrderedToCopyAShardToItself) {
+  Save(kSource, 1, TestShard(2, 'a'));
+  PassTime(1'000'000);
+  ASSERT_FALSE(node(kHolder).Copy(Id(1, 0)).empty());
+  node(kHolder).store->Remove(Id(1, 0));  // so that a copy is wanted
+  Engine& source = *node(kSource).engine;
+  const CopyOrder order{{Id(1, 0)}, kSource};
+  source.OnMessage(now_, kSource, Encode(Envelope{1, kSource, kSource, CopyOrder::kKind, Encode(order)}));
+  EXPECT_TRUE(source.outbox().transfers.empty());
+  source.CheckInvariants();
+}
+
+}  // namespace
+}  // namespace ropeteam
