@@ -20,6 +20,13 @@ Sessions::Session* Sessions::Find(SessionId session) {
   return found == sessions_.end() ? nullptr : &found->second;
 }
 
+Sessions::Session& Sessions::SessionOf(SessionId session) {
+  const auto found = sessions_.find(session);
+  ROPETEAM_CHECK(found != sessions_.end());
+  ROPETEAM_CHECK(!found->second.admitted || found->second.question == 0);
+  return found->second;
+}
+
 template <typename Body>
 void Sessions::AnswerTo(SessionId session, RequestId request, Body body) {
   if (sessions_.contains(session)) parts_.context.out.answers.push_back({session, request, std::move(body)});
@@ -30,8 +37,7 @@ void Sessions::AnswerStatusTo(SessionId session, RequestId request, Status statu
 }
 
 Sessions::Session* Sessions::Admitted(SessionId session, RequestId request) {
-  Session* found = Find(session);
-  ROPETEAM_CHECK(found != nullptr);  // the driver opens a session before it passes requests on
+  Session* found = &SessionOf(session);
   const Context& context = parts_.context;
   if (!found->admitted) {
     AnswerStatusTo(session, request, Error(Code::kInvalidArgument, "not admitted yet: hello comes first"));
@@ -49,14 +55,15 @@ Sessions::Session* Sessions::Admitted(SessionId session, RequestId request) {
 }
 
 uint64_t Sessions::AddPending(SessionId session, RequestId request, TimeUs deadline, const char* doing) {
-  Session* found = Find(session);
+  Session* found = &SessionOf(session);
   if (found->pending >= kWaitsMax) {
     AnswerStatusTo(session, request,
                    Error(Code::kNoSpace, "%u requests are waiting, limit %zu", found->pending, kWaitsMax));
     return 0;
   }
   ++found->pending;
-  pending_[next_pending_] = {session, request, deadline, doing};
+  const bool fresh = pending_.try_emplace(next_pending_, Pending{session, request, deadline, doing}).second;
+  ROPETEAM_CHECK(fresh && next_pending_ != 0);
   return next_pending_++;
 }
 
@@ -65,7 +72,9 @@ std::optional<Sessions::Pending> Sessions::TakePending(uint64_t number) {
   if (found == pending_.end()) return std::nullopt;
   const Pending pending = found->second;
   pending_.erase(found);
-  --Find(pending.session)->pending;  // Close() takes a session's pending requests with it
+  Session& session = SessionOf(pending.session);  // Close() takes a session's pending requests with it
+  ROPETEAM_CHECK(session.pending > 0);
+  --session.pending;
   return pending;
 }
 
@@ -78,12 +87,16 @@ void Sessions::Close(SessionId id) {
   Session* session = Find(id);
   if (session == nullptr) return;
   if (session->question != 0) parts_.asker.Forget(session->question);
-  std::erase_if(pending_, [id](const auto& pending) { return pending.second.session == id; });
-  std::erase_if(waiters_, [id](const Waiter& waiter) { return waiter.session == id; });
+  const size_t pending =
+      std::erase_if(pending_, [id](const auto& each) { return each.second.session == id; }) +
+      std::erase_if(waiters_, [id](const Waiter& waiter) { return waiter.session == id; });
+  ROPETEAM_CHECK(pending == session->pending);
   std::vector<SaveId> saves;
   for (const auto& [save_id, save] : saves_)
     if (save.session == id) saves.push_back(save_id);
+  ROPETEAM_CHECK(saves.size() == session->saves);
   for (const SaveId save : saves) EndSave(save, "its rank has gone");
+  ROPETEAM_CHECK(session->saves == 0);
   for (const auto& [view, open] : session->views) parts_.context.store.EndLease(open.lease);
   // Said in the inventory from now on: a leader that comes later must know, too, that a rank has left.
   Life& life = parts_.context.life;
@@ -93,8 +106,7 @@ void Sessions::Close(SessionId id) {
 }
 
 void Sessions::Hello(SessionId id, RequestId request, const HelloInput& hello) {
-  Session* session = Find(id);
-  ROPETEAM_CHECK(session != nullptr);
+  Session* session = &SessionOf(id);
   if (session->admitted || session->question != 0)
     return AnswerStatusTo(id, request, Error(Code::kInvalidArgument, "hello was said already"));
   session->hello = hello;
@@ -102,7 +114,8 @@ void Sessions::Hello(SessionId id, RequestId request, const HelloInput& hello) {
   session->question = parts_.asker.Ask(
       Question::Topic::kJoin, Encode(join), Deadline(hello.timeout_us),
       [this, id, request](const Result<std::string>& reply) {
-        Session* joined = Find(id);
+        Session* joined = &SessionOf(id);  // Close() forgets the question
+        ROPETEAM_CHECK(!joined->admitted && joined->question != 0);
         joined->question = 0;
         JoinReply admitted;
         parts_.context.inventory_dirty = true;  // whether it is there or not, the leader should know
@@ -163,6 +176,7 @@ void Sessions::SaveBegin(SessionId id, RequestId request, Step step, uint64_t st
   context.counters_dirty = true;
   ++session->saves;
   const SaveId save_id = next_save_++;
+  ROPETEAM_CHECK(ChunkCount(*extents) == chunks && !saves_.contains(save_id));
   Save& save = saves_[save_id];
   save.session = id;
   save.shard = shard;
@@ -172,6 +186,7 @@ void Sessions::SaveBegin(SessionId id, RequestId request, Step step, uint64_t st
   save.ready.resize(chunks);
   ProgressOf(shard).begun = context.now;
   save.source = parts_.replicator.Begin(shard, context.settings.replicas, save.extents);
+  ROPETEAM_CHECK(save.source != 0);
   AnswerTo(id, request, AnswerGrant{save_id, std::move(*extents)});
 }
 
@@ -196,6 +211,7 @@ void Sessions::SaveExtend(SessionId id, RequestId request, SaveId save_id, uint6
   save.extents.insert(save.extents.end(), extents->begin(), extents->end());
   save.crcs.resize(have + chunks);
   save.ready.resize(have + chunks);
+  ROPETEAM_CHECK(ChunkCount(save.extents) == save.crcs.size());
   parts_.replicator.Extend(save.source, save.extents);
   AnswerTo(id, request, AnswerGrant{save_id, std::move(*extents)});
 }
@@ -278,10 +294,11 @@ void Sessions::SaveCommit(SessionId id, RequestId request, const SaveCommitInput
   const bool mine = found != saves_.end() && found->second.session == id;
   const Session* session = Admitted(id, request);
   if (session == nullptr) {
-    if (mine) EndSave(commit.save, "its rank is of a former life");
+    if (mine) EndSave(commit.save, "its rank is of a former incarnation");
     return;
   }
   if (!mine) return AnswerStatusTo(id, request, Error(Code::kNotFound, "no such save is open"));
+  ROPETEAM_CHECK(session->saves > 0 && found->second.shard.rank == session->hello.rank);
   const Status checked = CheckCommit(found->second, commit);
   if (!checked.ok()) {
     EndSave(commit.save, checked.message().c_str());
@@ -298,8 +315,9 @@ void Sessions::SaveCommit(SessionId id, RequestId request, const SaveCommitInput
     EndSave(commit.save, sealed.message().c_str());
     return AnswerStatusTo(id, request, sealed);
   }
-  saves_.erase(commit.save);
-  --Find(id)->saves;
+  saves_.erase(found);
+  --SessionOf(id).saves;
+  ROPETEAM_CHECK(context.store.Find(save.shard) != nullptr);
   NoteEnded(id, save.shard.step);
   ++context.counters.saves_sealed;
   context.inventory_dirty = true;
@@ -319,9 +337,12 @@ void Sessions::SaveAbort(SessionId id, RequestId request, SaveId save_id) {
 
 void Sessions::EndSave(SaveId id, const char* why) {
   const auto found = saves_.find(id);
+  ROPETEAM_CHECK(found != saves_.end());
   Save save = std::move(found->second);
   saves_.erase(found);
-  if (Session* session = Find(save.session)) --session->saves;
+  Session& session = SessionOf(save.session);
+  ROPETEAM_CHECK(session.saves > 0);
+  --session.saves;
   NoteEnded(save.session, save.shard.step);
   LOG_INFO("save of %s aborted: %s", save.shard.ToString().c_str(), why);
   ++parts_.context.counters.saves_aborted;
@@ -330,16 +351,17 @@ void Sessions::EndSave(SaveId id, const char* why) {
   const uint64_t chunks = ChunkCount(save.extents);
   quiescing_chunks_ += chunks;
   parts_.replicator.Cancel(save.source, [this, chunks, extents = std::move(save.extents)] {
+    ROPETEAM_CHECK(quiescing_chunks_ >= chunks);
     parts_.context.store.Free(extents);
     quiescing_chunks_ -= chunks;
   });
 }
 
 void Sessions::NoteEnded(SessionId id, Step step) {
-  Session* session = Find(id);
-  if (session == nullptr || (session->has_ended && session->newest_ended >= step)) return;
-  session->has_ended = true;
-  session->newest_ended = step;
+  Session& session = SessionOf(id);
+  if (session.has_ended && session.newest_ended >= step) return;
+  session.has_ended = true;
+  session.newest_ended = step;
   parts_.context.inventory_dirty = true;
 }
 
@@ -350,6 +372,7 @@ Sessions::Progress& Sessions::ProgressOf(const ShardId& shard) {
 }
 
 void Sessions::Reached(const ShardId& shard, Level level) {
+  ROPETEAM_CHECK(level > Level::kNone && level <= Level::kCommitted);
   Progress& progress = ProgressOf(shard);
   if (progress.level >= level) return;
   progress.level = level;
@@ -408,14 +431,16 @@ void Sessions::Settle() {
     return status.has_value();
   });
   for (auto& [waiter, status] : settled) {
-    --Find(waiter.session)->pending;
+    Session& session = SessionOf(waiter.session);
+    ROPETEAM_CHECK(session.pending > 0);
+    --session.pending;
     AnswerStatusTo(waiter.session, waiter.request, std::move(status));
   }
 }
 
 void Sessions::Wait(SessionId id, RequestId request, Step step, Level level, TimeUs timeout_us) {
-  Session* session = Find(id);
-  if (session == nullptr || !session->admitted)
+  Session* session = &SessionOf(id);
+  if (!session->admitted)
     return AnswerStatusTo(id, request, Error(Code::kInvalidArgument, "not admitted yet: hello comes first"));
   if (level < Level::kLocal || level > Level::kPersisted)
     return AnswerStatusTo(
@@ -461,7 +486,7 @@ void Sessions::AskLeader(SessionId id, RequestId request, Question::Topic topic,
 }
 
 void Sessions::Latest(SessionId id, RequestId request, TimeUs timeout_us) {
-  const Session* session = Find(id);
+  const Session* session = &SessionOf(id);
   Incarnation incarnation = 0;
   if (session->question != 0 || session->admitted) {
     if (Admitted(id, request) == nullptr) return;
@@ -508,19 +533,22 @@ void Sessions::GrantView(SessionId id, RequestId request, const ShardId& shard) 
   Result<Store::LeaseToken> lease = parts_.context.store.Lease(shard);
   if (!lease.ok()) return AnswerStatusTo(id, request, lease.status());
   const SealedShard* sealed = parts_.context.store.Leased(*lease);
+  ROPETEAM_CHECK(sealed != nullptr && sealed->meta.id == shard);
   const ViewId view = next_view_++;
-  Find(id)->views[view] = {shard, *lease};
+  const bool fresh = SessionOf(id).views.try_emplace(view, OpenView{shard, *lease}).second;
+  ROPETEAM_CHECK(fresh);
   AnswerTo(id, request, AnswerView{view, sealed->meta, sealed->extents, sealed->crcs});
 }
 
 void Sessions::ViewRepair(SessionId id, RequestId request, ViewId view, const std::vector<uint32_t>& chunks,
                           TimeUs timeout_us) {
-  Session* session = Find(id);
+  Session* session = &SessionOf(id);
   const auto open_view = session->views.find(view);
   if (open_view == session->views.end())
     return AnswerStatusTo(id, request, Error(Code::kNotFound, "no such view is open"));
   const ShardId shard = open_view->second.shard;
   const SealedShard* sealed = parts_.context.store.Leased(open_view->second.lease);
+  ROPETEAM_CHECK(sealed != nullptr && sealed->meta.id == shard);
   for (const uint32_t chunk : chunks)
     if (chunk >= sealed->crcs.size())
       return AnswerStatusTo(
@@ -539,7 +567,7 @@ void Sessions::ViewRepair(SessionId id, RequestId request, ViewId view, const st
 }
 
 void Sessions::ViewClose(SessionId id, ViewId view) {
-  Session* session = Find(id);
+  Session* session = &SessionOf(id);
   const auto open = session->views.find(view);
   if (open == session->views.end()) return;
   parts_.context.store.EndLease(open->second.lease);
@@ -564,6 +592,7 @@ void Sessions::OnTimer() {
     if (pending.deadline <= parts_.context.now) late.push_back(number);
   for (const uint64_t number : late) {
     const std::optional<Pending> pending = TakePending(number);
+    ROPETEAM_CHECK(pending && pending->deadline <= parts_.context.now);
     AnswerStatusTo(pending->session, pending->request,
                    Error(Code::kDeadlineExceeded, "the deadline passed while %s", pending->doing));
   }
@@ -611,7 +640,10 @@ TimeUs Sessions::SinceBegun(const StepId& step) const {
 
 uint64_t Sessions::filling_chunks() const {
   uint64_t chunks = quiescing_chunks_;
-  for (const auto& [id, save] : saves_) chunks += ChunkCount(save.extents);
+  for (const auto& [id, save] : saves_) {
+    ROPETEAM_CHECK(ChunkCount(save.extents) == save.crcs.size() && save.ready.size() == save.crcs.size());
+    chunks += ChunkCount(save.extents);
+  }
   return chunks;
 }
 

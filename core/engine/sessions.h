@@ -105,7 +105,9 @@ class Sessions {
   };
 
   Session* Find(SessionId session);
-  // The session if it is an admitted rank of the current life; else answers the request and returns null.
+  // The driver opens a session before it passes requests on, and closes it after the last.
+  Session& SessionOf(SessionId session);
+  // The session if it is an admitted rank of the current incarnation; else answers the request and returns null.
   Session* Admitted(SessionId session, RequestId request);
   void AnswerStatusTo(SessionId session, RequestId request, Status status);
   template <typename Body>
@@ -130,12 +132,12 @@ class Sessions {
   std::map<SaveId, Save> saves_;
   std::map<ShardId, Progress> progress_;
   std::vector<Waiter> waiters_;
-  // view_open, latest, …: answered by whichever comes first, the outcome or the deadline.
+  // view_open, latest, …: answered with the outcome or at the deadline, whichever comes first.
   struct Pending {
     SessionId session;
     RequestId request;
     TimeUs deadline;
-    const char* doing;  // when the deadline passed, for people
+    const char* doing;  // for the error when the deadline has passed
   };
   std::map<uint64_t, Pending> pending_;
   uint64_t AddPending(SessionId session, RequestId request, TimeUs deadline,
