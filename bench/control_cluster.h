@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One leader and many nodes, for measuring what the leader costs: the leader is a real Engine, every message
+// to and from it is a real one, encoded. Time is simulated, so the size of the cluster costs memory only.
+//
+// A node is a model (ModelNode), which keeps no shards but tells of them with the real codec, or a real Engine
+// (EngineNode) that saves and replicates: the model is checked against it.
+
+#ifndef ROPETEAM_BENCH_CONTROL_CLUSTER_H_
+#define ROPETEAM_BENCH_CONTROL_CLUSTER_H_
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/engine/engine.h"
+#include "core/engine/messages.h"
+
+namespace ropeteam::bench {
+
+constexpr uint32_t kRanksPerNode = 8;
+constexpr uint32_t kControlReplicas = 1;
+
+// Memory and a store of its own, and the engine on it.
+class EngineHost {
+ public:
+  EngineHost(NodeId id, uint64_t chunks);
+  ~EngineHost();
+  EngineHost(const EngineHost&) = delete;
+  EngineHost& operator=(const EngineHost&) = delete;
+  Engine& engine() { return *engine_; }
+  Store& store() { return *store_; }
+  static constexpr uint64_t kChunkBytes = 4096;
+
+ private:
+  size_t bytes_;
+  std::byte* memory_;
+  std::unique_ptr<Store> store_;
+  std::unique_ptr<Engine> engine_;
+};
+
+// What a node does in the cluster's step. Outputs are appended to `out`.
+class ControlNode {
+ public:
+  virtual ~ControlNode() = default;
+  virtual void OnView(TimeUs now, const View& view, std::vector<SendMessage>* out) = 0;
+  virtual void OnMessage(TimeUs now, NodeId from, const std::string& envelope,
+                         std::vector<SendMessage>* out) = 0;
+  virtual void OnTimer(TimeUs now, std::vector<SendMessage>* out) = 0;
+  virtual TimeUs NextTimer() const = 0;
+  // The node's local rank saves a shard of the step, without a byte of payload.
+  virtual void Save(TimeUs now, Step step, uint32_t local_rank, std::vector<SendMessage>* out) = 0;
+  // A copy of that rank's shard is sealed here. Engines see to that themselves.
+  virtual void Hold(TimeUs now, Step step, Rank rank, std::vector<SendMessage>* out) = 0;
+  // The newest step that the leader has announced as committed.
+  virtual Step committed() const = 0;
+};
+
+struct ControlOptions {
+  uint32_t nodes = 16;  // with ranks; the leader is one more, without
+  bool engines = false;
+  TimeUs save_spread_us = 50'000;  // a node's ranks seal within so long
+  TimeUs step_us = 10'000'000;
+};
+
+struct StepCost {
+  double leader_cpu_s = 0;
+  uint64_t leader_bytes = 0;  // of envelopes, to and from the leader
+  uint64_t leader_messages = 0;
+};
+
+class ControlCluster {
+ public:
+  explicit ControlCluster(const ControlOptions& options);
+  ~ControlCluster();
+
+  // All ranks save the next step, and it is committed and told to every node. Throws BenchError if not.
+  StepCost RunStep();
+  // The last node is lost with its copies; the ranks of the others are the next incarnation. Models only.
+  StepCost LoseNode();
+  // The lost node returns, empty, and the world is as before, in a new incarnation.
+  StepCost ReturnNode();
+
+ private:
+  struct Parcel {
+    NodeId from;
+    std::string envelope;
+  };
+  void ShowView();
+  StepCost RunUntil(TimeUs end);
+  // Carries out what the leader wants; returns when its timer is due.
+  TimeUs DrainLeader(std::vector<SendMessage>* messages);
+  void Arm(uint32_t node);
+  void Take(NodeId from, std::vector<SendMessage>* messages);
+
+  const ControlOptions options_;
+  uint32_t members_;  // nodes in the view, without the leader
+  TimeUs now_ = 1'000'000;
+  Epoch epoch_ = 0;
+  Step step_ = 0;
+  Incarnation incarnation_ = 0;
+  std::unique_ptr<EngineHost> leader_;
+  std::vector<std::unique_ptr<ControlNode>> nodes_;
+  std::vector<TimeUs> armed_;
+  std::multimap<TimeUs, uint32_t> timers_;
+  std::multimap<TimeUs, std::pair<uint32_t, uint32_t>> saves_;     // node, local rank
+  std::multimap<TimeUs, std::pair<uint32_t, uint32_t>> replicas_;  // holder, rank of the world
+  std::deque<Parcel> to_leader_;
+  std::deque<std::pair<uint32_t, Parcel>> to_nodes_;
+  StepCost cost_;
+};
+
+}  // namespace ropeteam::bench
+
+#endif  // ROPETEAM_BENCH_CONTROL_CLUSTER_H_
