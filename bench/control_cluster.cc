@@ -6,14 +6,15 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <random>
-#include <set>
 
 #include "bench/command.h"
 #include "core/base/bytes.h"
 #include "core/base/check.h"
 #include "core/base/checksum.h"
 #include "core/engine/copy_rules.h"
+#include "core/engine/inventory.h"
 #include "core/shard/manifest.h"
 
 namespace ropeteam::bench {
@@ -76,6 +77,7 @@ class ModelNode : public ControlNode {
     epoch_ = view.epoch;
     announced_ = engine::Announcement();
     state_sequence_ = 0;
+    sender_.OnView(view.leader);
     Tell(now, out);
   }
   void OnMessage(TimeUs now, NodeId from, const std::string& bytes, std::vector<SendMessage>* out) override {
@@ -85,34 +87,35 @@ class ModelNode : public ControlNode {
     if (envelope.kind == Kind::kInventoryAck) {
       InventoryAck ack;
       ROPETEAM_CHECK(Decode(envelope.payload, ack));
-      acked_ = std::max(acked_, ack.sequence);
+      sender_.OnAck(from, ack);
     } else if (envelope.kind == Kind::kLeaderState) {
       LeaderState state;
       ROPETEAM_CHECK(Decode(envelope.payload, state));
-      Apply(now, state, out);
+      Apply(state, out);
     }  // orders to copy are never carried out: the copies stay missing
+    Tell(now, out);
   }
-  void OnTimer(TimeUs now, std::vector<SendMessage>* out) override {
-    if (NextTimer() <= now) Tell(now, out);
-  }
-  TimeUs NextTimer() const override {
-    if (acked_ < content_.sequence) return told_at_ + 100'000;
-    return counters_dirty_ ? told_at_ + 1'000'000 : kForever;
+  void OnTimer(TimeUs now, std::vector<SendMessage>* out) override { Tell(now, out); }
+  TimeUs NextTimer() const override { return sender_.Due(coming_ != 0, counters_dirty_); }
+  void BeginStep(TimeUs now, Step step, std::vector<SendMessage>* out) override {
+    coming_ = (1 + kControlReplicas) * kRanksPerNode;
+    for (SessionReport& session : content_.report.sessions) session.open_steps.push_back(step);
+    counters_dirty_ = true;
+    Tell(now, out);
   }
   void Save(TimeUs now, Step step, uint32_t local_rank, std::vector<SendMessage>* out) override {
     SessionReport& session = content_.report.sessions.at(local_rank);
     session.has_ended = true;
     session.newest_ended = step;
+    session.open_steps.clear();
     Seal(session.rank, step, Role::kOwn);
     Tell(now, out);
   }
   void Hold(TimeUs now, Step step, Rank rank, std::vector<SendMessage>* out) override {
     Seal(rank, step, Role::kReplica);
-    counters_dirty_ = true;
     Tell(now, out);
   }
   Step committed() const override { return committed_; }
-  void Empty() { copies_.clear(); }
 
  private:
   void Seal(Rank rank, Step step, Role role) {
@@ -123,11 +126,16 @@ class ModelNode : public ControlNode {
     copy.stream_bytes = 1 << 20;
     copy.role = role;
     copy.content = rank + step;
-    copies_[copy.id] = copy;
+    copy.seated = role == Role::kOwn;
+    ROPETEAM_CHECK(copies_.emplace(copy.id, copy).second && coming_ != 0);
+    --coming_;
+    counters_dirty_ = true;
+    sender_.OnChange();
   }
-  void Apply(TimeUs now, const LeaderState& state, std::vector<SendMessage>* out) {
+  // As Engine::Impl::ApplyLeaderState() and Retain().
+  void Apply(const LeaderState& state, std::vector<SendMessage>* out) {
     if (state.life.incarnation < content_.life.incarnation) return;
-    Send(LeaderStateAck{state.sequence}, out);
+    Send(LeaderStateAck::kKind, Encode(LeaderStateAck{state.sequence}), out);
     if (announced_.heard && state.sequence <= state_sequence_) return;
     state_sequence_ = state.sequence;
     bool changed = !(content_.life == state.life);
@@ -138,9 +146,8 @@ class ModelNode : public ControlNode {
     for (const StepKey& key : state.dead) announced_.dead.insert(key.id);
     for (const StepKey& key : state.evictable) announced_.evictable.insert(key.id);
     announced_.release_before = state.release_before.id;
-    std::set<StepId> committed;
-    for (const StepKey& key : state.committed) committed.insert(key.id);
-    if (!state.committed.empty()) committed_ = std::max(committed_, state.committed.front().id.step);
+    for (const StepKey& key : state.committed) announced_.committed.insert(key.id);
+    for (const StepKey& key : state.marked) committed_ = std::max(committed_, key.id.step);
     for (auto at = copies_.begin(); at != copies_.end();) {
       CopyReport& copy = at->second;
       const StepId step = StepOf(copy.id);
@@ -149,34 +156,38 @@ class ModelNode : public ControlNode {
         changed = true;
         continue;
       }
-      if (!copy.committed && committed.contains(step)) copy.committed = changed = true;
+      if (!copy.committed && announced_.committed.contains(step)) copy.committed = changed = true;
       ++at;
     }
-    if (changed) Tell(now, out);
+    if (changed) sender_.OnChange();
   }
+  // As Engine::Impl::SendInventory().
   void Tell(TimeUs now, std::vector<SendMessage>* out) {
-    counters_dirty_ = false;
-    told_at_ = now;
-    ++content_.sequence;
+    if (NextTimer() > now) return;
+    if (sender_.in_flight()) {
+      const auto& repeat = sender_.Repeat(now);
+      return Send(repeat.kind, repeat.payload, out);
+    }
     content_.report.copies.clear();
     for (const auto& [id, copy] : copies_) content_.report.copies.push_back(copy);
-    Send(content_, out);
+    const auto& message = sender_.Send(now, content_);
+    if (sender_.counters_at() == now) counters_dirty_ = false;
+    Send(message.kind, message.payload, out);
   }
-  template <typename Message>
-  void Send(const Message& message, std::vector<SendMessage>* out) {
-    out->push_back({kLeaderId, Encode(Envelope{epoch_, content_.report.id, kLeaderId, Message::kKind,
-                                               Encode(message)})});
+  void Send(Kind kind, std::string payload, std::vector<SendMessage>* out) {
+    out->push_back(
+        {kLeaderId, Encode(Envelope{epoch_, content_.report.id, kLeaderId, kind, std::move(payload)})});
   }
 
   const Rank first_rank_;
   Inventory content_;
   std::map<ShardId, CopyReport> copies_;
+  engine::InventorySender sender_;
   Epoch epoch_ = 0;
   engine::Announcement announced_;
   uint64_t state_sequence_ = 0;
   Step committed_ = 0;
-  uint64_t acked_ = 0;
-  TimeUs told_at_ = 0;
+  uint32_t coming_ = 0;  // seals of the current step
   bool counters_dirty_ = false;
 };
 
@@ -211,16 +222,22 @@ class EngineNode : public ControlNode {
     Drain(now, out);
   }
   TimeUs NextTimer() const override { return host_.engine().NextTimer(); }
-  void Save(TimeUs now, Step step, uint32_t local_rank, std::vector<SendMessage>* out) override {
+  void BeginStep(TimeUs now, Step step, std::vector<SendMessage>* out) override {
+    for (uint32_t local = 0; local < kRanksPerNode; ++local) {
+      const SessionId session = local + 1;
+      granted_[session].reset();
+      host_.engine().OnSaveBegin(now, session, ++request_, step, stream_.size());
+      Drain(now, out);
+      if (!granted_[session]) throw BenchError("a save of the real engines was refused");
+    }
+  }
+  void Save(TimeUs now, Step, uint32_t local_rank, std::vector<SendMessage>* out) override {
     const SessionId session = local_rank + 1;
-    granted_.reset();
-    host_.engine().OnSaveBegin(now, session, ++request_, step, stream_.size());
-    Drain(now, out);
-    if (!granted_) throw BenchError("a save of the real engines was refused");
-    std::memcpy(host_.store().chunk(ChunkAt(granted_->extents, 0)), stream_.data(), stream_.size());
+    const AnswerGrant& grant = granted_[session].value();
+    std::memcpy(host_.store().chunk(ChunkAt(grant.extents, 0)), stream_.data(), stream_.size());
     const std::vector<uint32_t> crcs = {Crc32c(stream_.data(), stream_.size())};
-    host_.engine().OnSaveFilled(now, session, granted_->save, 0, crcs);
-    host_.engine().OnSaveCommit(now, session, ++request_, {granted_->save, stream_.size(), 0, 0, crcs});
+    host_.engine().OnSaveFilled(now, session, grant.save, 0, crcs);
+    host_.engine().OnSaveCommit(now, session, ++request_, {grant.save, stream_.size(), 0, 0, crcs});
     Drain(now, out);
   }
   void Hold(TimeUs, Step, Rank, std::vector<SendMessage>*) override {}
@@ -233,7 +250,7 @@ class EngineNode : public ControlNode {
       const Outbox outbox = std::exchange(host_.engine().outbox(), Outbox());
       for (const SendMessage& message : outbox.messages) out->push_back(message);
       for (const Answer& answer : outbox.answers) {
-        if (const auto* grant = std::get_if<AnswerGrant>(&answer.body)) granted_ = *grant;
+        if (const auto* grant = std::get_if<AnswerGrant>(&answer.body)) granted_[answer.session] = *grant;
       }
       for (const LevelEvent& event : outbox.events)
         if (event.shard.rank == LevelEvent::kNoRank) committed_ = std::max(committed_, event.shard.step);
@@ -249,7 +266,7 @@ class EngineNode : public ControlNode {
   std::string stream_;
   bool open_ = false;
   RequestId request_ = 0;
-  std::optional<AnswerGrant> granted_;
+  std::map<SessionId, std::optional<AnswerGrant>> granted_;
   Step committed_ = 0;
 };
 
@@ -419,7 +436,11 @@ StepCost ControlCluster::RunStep() {
   ++step_;
   std::mt19937_64 random(step_);
   std::uniform_int_distribution<TimeUs> spread(0, options_.save_spread_us);
+  std::vector<SendMessage> messages;
   for (uint32_t node = 0; node < members_; ++node) {
+    nodes_[node]->BeginStep(now_, step_, &messages);
+    Take(kFirstId + node, &messages);
+    Arm(node);
     for (uint32_t local = 0; local < kRanksPerNode; ++local) {
       const TimeUs at = now_ + spread(random);
       saves_.emplace(at, std::make_pair(node, local));

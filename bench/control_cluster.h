@@ -52,7 +52,9 @@ class ControlNode {
                          std::vector<SendMessage>* out) = 0;
   virtual void OnTimer(TimeUs now, std::vector<SendMessage>* out) = 0;
   virtual TimeUs NextTimer() const = 0;
-  // The node's local rank saves a shard of the step, without a byte of payload.
+  // All its ranks begin to save the step.
+  virtual void BeginStep(TimeUs now, Step step, std::vector<SendMessage>* out) = 0;
+  // The node's local rank ends its save of a shard of the step, without a byte of payload.
   virtual void Save(TimeUs now, Step step, uint32_t local_rank, std::vector<SendMessage>* out) = 0;
   // A copy of that rank's shard is sealed here. Engines see to that themselves.
   virtual void Hold(TimeUs now, Step step, Rank rank, std::vector<SendMessage>* out) = 0;

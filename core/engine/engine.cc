@@ -4,14 +4,13 @@
 #include <algorithm>
 
 #include "core/base/log.h"
+#include "core/engine/inventory.h"
 #include "core/engine/parts.h"
 
 namespace ropeteam {
 
 using engine::CopyFate;
-using engine::kCountersEveryUs;
 using engine::kNever;
-using engine::kRepeatUs;
 using engine::LostLink;
 
 const char* LevelName(Level level) {
@@ -63,6 +62,7 @@ class Engine::Impl {
   void Retain();
   void Drop(const DropCopy& drop);
   void Demote(const DemoteCopy& demote);
+  TimeUs InventoryDue() const;
   void SendInventory();
   void NoteLease();
 
@@ -71,9 +71,7 @@ class Engine::Impl {
   bool lease_lost_ = false;  // and it has been logged
   uint64_t state_sequence_ = 0;
   std::set<StepId> announced_;
-  uint64_t inventory_sequence_ = 0;
-  uint64_t inventory_acked_ = 0;
-  TimeUs inventory_next_ = kNever;
+  engine::InventorySender inventory_;
 };
 
 void Engine::Impl::Finish() {
@@ -86,6 +84,11 @@ void Engine::Impl::Finish() {
     }
     if (context_.inventory_dirty) {
       Retain();
+      context_.inventory_dirty = false;
+      inventory_.OnChange();
+      continue;
+    }
+    if (InventoryDue() <= context_.now) {
       SendInventory();
       continue;
     }
@@ -102,6 +105,7 @@ void Engine::Impl::ApplyView(const View& view) {
   context_.settle_until = std::max(context_.settle_until, context_.now + view.settle_us);
   context_.to_self.clear();  // of the epoch before; whoever sent it asks again below
   context_.inventory_dirty = true;
+  inventory_.OnView(view.leader);
   // Until the leader of this epoch has spoken nothing is known to be of no use: what the one before kept and
   // released rested on copies that may have gone since.
   context_.announced.heard = false;
@@ -221,9 +225,9 @@ void Engine::Impl::Dispatch(const Envelope& envelope) {
     case Kind::kInventory:
       return Handle<Inventory>(envelope, [&](auto& m) { p.leader.OnInventory(from, std::move(m)); });
     case Kind::kInventoryAck:
-      return Handle<InventoryAck>(envelope, [&](auto& m) {
-        if (from == context_.view.leader) inventory_acked_ = std::max(inventory_acked_, m.sequence);
-      });
+      return Handle<InventoryAck>(envelope, [&](auto& m) { inventory_.OnAck(from, m); });
+    case Kind::kInventoryDelta:
+      return Handle<InventoryDelta>(envelope, [&](auto& m) { p.leader.OnInventoryDelta(from, m); });
     case Kind::kLeaderState:
       return Handle<LeaderState>(envelope, [&](auto& m) { ApplyLeaderState(from, m); });
     case Kind::kLeaderStateAck:
@@ -349,27 +353,29 @@ void Engine::Impl::Demote(const DemoteCopy& demote) {
   context_.inventory_dirty = true;
 }
 
+TimeUs Engine::Impl::InventoryDue() const {
+  const bool more_soon = parts_.sessions.filling_chunks() + parts_.holder.granted_chunks() != 0;
+  return inventory_.Due(more_soon, context_.counters_dirty);
+}
+
 void Engine::Impl::SendInventory() {
-  context_.inventory_dirty = false;
-  context_.counters_dirty = false;
-  if (context_.view.leader == kNoNode) return;
+  if (inventory_.in_flight()) {
+    const auto& repeat = inventory_.Repeat(context_.now);
+    return context_.SendEncoded(context_.view.leader, repeat.kind, repeat.payload);
+  }
   Inventory inventory;
-  inventory.sequence = ++inventory_sequence_;
   inventory.report = Report();
   inventory.life = context_.life;
   inventory.incarnation_max = context_.store.incarnation_max();
   inventory.asking_from = parts_.asker.oldest();
   inventory.short_of_memory = parts_.memory.refuses_replicas();
-  inventory_next_ = context_.now + kRepeatUs;
-  context_.Send(context_.view.leader, inventory);
+  const auto& message = inventory_.Send(context_.now, std::move(inventory));
+  if (inventory_.counters_at() == context_.now) context_.counters_dirty = false;
+  context_.SendEncoded(context_.view.leader, message.kind, message.payload);
 }
 
 void Engine::Impl::RunTimers() {
   NoteLease();
-  if (inventory_acked_ < inventory_sequence_ && inventory_next_ <= context_.now)
-    context_.inventory_dirty = true;
-  if (context_.counters_dirty && inventory_next_ + kCountersEveryUs <= context_.now)
-    context_.inventory_dirty = true;
   parts_.memory.OnTimer();
   parts_.asker.OnTimer();
   parts_.sessions.OnTimer();
@@ -385,10 +391,7 @@ TimeUs Engine::Impl::NextTimer() const {
                          parts_.replicator.NextTimer(), parts_.holder.NextTimer(), parts_.fetcher.NextTimer(),
                          parts_.scrubber.NextTimer(), parts_.leader.NextTimer()});
   if (context_.has_lease()) due = std::min(due, context_.lease_until);
-  const bool joined = context_.view.leader != kNoNode;
-  if (joined && inventory_acked_ < inventory_sequence_) due = std::min(due, inventory_next_);
-  if (joined && context_.counters_dirty) due = std::min(due, inventory_next_ + kCountersEveryUs);
-  return due;
+  return std::min(due, InventoryDue());
 }
 
 NodeReport Engine::Impl::Report() const {

@@ -41,14 +41,16 @@ void Leader::OnView(const View& before) {
       ++member;
       continue;
     }
-    table_.Replace(member->first, member->second.inventory.report.copies, {});
+    table_.Replace(member->first, member->second.inventory().report.copies, {});
     incarnations_.Forget(member->first);
     member = members_.erase(member);
   }
   for (const Member& member : view.members) members_.try_emplace(member.id);
   ROPETEAM_CHECK(members_.size() == view.members.size());
-  for (auto& [node, member] : members_)
-    member.answered = false, member.acked = member.next_send = 0;  // each is told again in this epoch
+  for (auto& [node, member] : members_) {
+    member.answered = false;              // each tells again in this epoch,
+    member.acked = member.next_send = 0;  // and is told again
+  }
   verifier_.OnView();
   latest_.TakeWaiting();  // they ask again in this epoch
   dirty_ = true;
@@ -69,16 +71,31 @@ std::string Leader::Missing() const {
 void Leader::OnInventory(NodeId from, Inventory inventory) {
   const auto member = members_.find(from);
   if (!leading_ || member == members_.end()) return;  // it is sent again, to whoever leads then
-  context_.Send(from, InventoryAck{inventory.sequence});
-  MemberState& state = member->second;
-  if (inventory.sequence <= state.inventory.sequence) return;
-  table_.Replace(from, state.inventory.report.copies, inventory.report.copies);
-  incarnations_.Learn(inventory);
-  state.answered = true;
-  state.inventory = std::move(inventory);
-  state.heard_at = context_.now;
-  redundancy_.SetLostLinks(from, state.inventory.report.lost_links);
-  incarnations_.LearnRanks(from, state.inventory.report.sessions, state.inventory.asking_from);
+  context_.Send(from, InventoryAck{inventory.sequence, false});
+  HeldInventory& held = member->second.held;
+  if (inventory.sequence > held.sequence()) Learn(from, &member->second, held.Replace(std::move(inventory)));
+}
+
+void Leader::OnInventoryDelta(NodeId from, const InventoryDelta& delta) {
+  const auto member = members_.find(from);
+  if (!leading_ || member == members_.end()) return;
+  HeldInventory& held = member->second.held;
+  std::optional<InventoryChange> change;
+  const bool repeated = delta.sequence <= held.sequence();
+  if (!repeated) change = held.Apply(delta);
+  context_.Send(from, InventoryAck{delta.sequence, !repeated && !change});
+  if (change) Learn(from, &member->second, *change);
+}
+
+void Leader::Learn(NodeId from, MemberState* member, const InventoryChange& change) {
+  const Inventory& inventory = member->inventory();
+  table_.Replace(from, change.before, change.after);
+  if (change.life) incarnations_.Learn(inventory);
+  member->answered = true;
+  if (change.standing) member->heard_at = context_.now;
+  if (change.standing) redundancy_.SetLostLinks(from, inventory.report.lost_links);
+  if (change.life || change.sessions)
+    incarnations_.LearnRanks(from, inventory.report.sessions, inventory.asking_from);
   if (table_.replications() != replications_) progress_at_ = context_.now;
   replications_ = table_.replications();
   dirty_ = true;
@@ -113,7 +130,7 @@ std::set<StepId> Leader::Hopeless() const {
     if (!step->second.committed) open_steps.emplace_back(step->first, &step->second);
   for (const auto& [node, member] : members_) {
     if (open_steps.empty()) break;
-    for (const SessionReport& session : member.inventory.report.sessions) {
+    for (const SessionReport& session : member.inventory().report.sessions) {
       if (session.incarnation != current || !session.has_ended) continue;
       for (const auto& [id, step] : open_steps) {
         if (id.step >= session.newest_ended) break;
@@ -225,7 +242,7 @@ void Leader::Announce() {
 void Leader::GiveUpOlderSteps() {
   if (progress_at_ + kStuckUs > context_.now) return;
   if (std::none_of(members_.begin(), members_.end(),
-                   [](const auto& member) { return member.second.inventory.short_of_memory; }))
+                   [](const auto& member) { return member.second.inventory().short_of_memory; }))
     return;
   const Incarnation current = incarnations_.life().incarnation;
   const std::optional<StepId> newest = table_.NewestProducible(current);
@@ -279,7 +296,7 @@ TimeUs Leader::NextTimer() const {
   const bool judged = sequence_ != 0 && complete();
   for (const auto& [node, member] : members_) {
     if (judged && member.acked != sequence_) due = std::min(due, member.next_send);
-    if (member.inventory.short_of_memory) due = std::min(due, next_restore_);
+    if (member.inventory().short_of_memory) due = std::min(due, next_restore_);
   }
   if (redundancy_.NeedsWork(state_.keep) || redundancy_.NeedsTrim(marked_) || !table_.contested().empty())
     due = std::min(due, next_restore_);
@@ -289,7 +306,7 @@ TimeUs Leader::NextTimer() const {
 void Leader::CheckInvariants() const {
   if (!leading_) return;
   StepTable recomputed;
-  for (const auto& [node, member] : members_) recomputed.Replace(node, {}, member.inventory.report.copies);
+  for (const auto& [node, member] : members_) recomputed.Replace(node, {}, member.inventory().report.copies);
   ROPETEAM_CHECK(recomputed.steps().size() == table_.steps().size());
   for (const auto& [id, step] : table_.steps()) {
     const StepTable::StepState* again = recomputed.Find(id);

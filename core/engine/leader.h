@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The leader's role. All it knows are the inventories that the members told it, whole, each the newest of its
+// The leader's role. All it knows are the inventories that the members told it, each the newest of its
 // node; so a new leader knows everything as soon as every member has spoken. From them, as functions:
 //
 //  * a step is producible when every rank's shard can be put together from good chunks on living members;
@@ -30,6 +30,7 @@
 
 #include "core/engine/context.h"
 #include "core/engine/incarnations.h"
+#include "core/engine/inventory.h"
 #include "core/engine/latest.h"
 #include "core/engine/redundancy.h"
 #include "core/engine/retention.h"
@@ -49,6 +50,7 @@ class Leader {
 
   void OnView(const View& before);
   void OnInventory(NodeId from, Inventory inventory);
+  void OnInventoryDelta(NodeId from, const InventoryDelta& delta);
   void OnStateAck(NodeId from, const LeaderStateAck& ack);
   void OnQuestion(NodeId from, const Question& question);
   void OnVerifyResult(NodeId from, const VerifyResult& result);
@@ -64,8 +66,9 @@ class Leader {
 
   struct MemberState {
     bool answered = false;  // in this epoch
-    Inventory inventory;    // the newest, also of a former epoch
-    TimeUs heard_at = 0;    // when it came
+    HeldInventory held;     // the newest, also of a former epoch
+    const Inventory& inventory() const { return held.inventory(); }
+    TimeUs heard_at = 0;    // when its report came, without the lists
     uint64_t acked = 0;
     TimeUs next_send = 0;
   };
@@ -74,6 +77,7 @@ class Leader {
   bool complete() const;  // every member has told in this epoch what it has
   bool may_decide() const { return context_.has_lease() && decides_from_ <= context_.now; }
   std::string Missing() const;
+  void Learn(NodeId from, MemberState* member, const InventoryChange& change);
   void Announce();
   RetentionPlan Retain();
   std::set<StepId> Hopeless() const;

@@ -28,7 +28,7 @@ void Leader::OnQuestion(NodeId from, const Question& question) {
                  Error(Code::kUnavailable, "the leader waits for the inventory of %s", Missing().c_str()));
   }
   const auto asker = members_.find(from);
-  if (asker == members_.end() || question.number < asker->second.inventory.asking_from)
+  if (asker == members_.end() || question.number < asker->second.inventory().asking_from)
     return;  // a late repeat
   const bool decides = question.topic == Question::Topic::kJoin || question.topic == Question::Topic::kLatest;
   if (decides && !may_decide())
@@ -157,7 +157,7 @@ void Leader::AnswerReport(NodeId from, uint64_t number) {
   for (const Member& member : context_.view.members) {
     const auto known = members_.find(member.id);
     if (known == members_.end()) continue;
-    report.nodes.push_back(known->second.inventory.report);
+    report.nodes.push_back(known->second.inventory().report);
     report.nodes.back().scrub.pass_ended_us_ago += context_.now - known->second.heard_at;
   }
   for (auto step = table_.steps().rbegin(); step != table_.steps().rend(); ++step)

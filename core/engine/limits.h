@@ -20,6 +20,16 @@ inline constexpr TimeUs kNever = UINT64_MAX;
 // not felt.
 inline constexpr TimeUs kRepeatUs = 100'000;
 
+// The next repeat comes after twice as long, up to this. A leader that is behind gets less to do, not more.
+inline constexpr TimeUs kRepeatMaxUs = 1'600'000;
+static_assert(kRepeatMaxUs >= 4 * kRepeatUs);
+
+// While copies are being made on a node its inventories are so far apart at least: the seals of 8 ranks and
+// their replicas travel in a few messages. Short beside the time a shard takes (100 ms for 1 GB at 10 GB/s). The
+// last change of a burst waits for nothing, so COMMITTED is not told later.
+inline constexpr TimeUs kInventoryWindowUs = 20'000;
+static_assert(kInventoryWindowUs < kRepeatUs);
+
 // Counters are informational and may lag by this much.
 inline constexpr TimeUs kCountersEveryUs = 1'000'000;
 

@@ -44,6 +44,7 @@ enum class Kind : uint16_t {
   kVerifyResult = 20,
   kDropCopy = 21,
   kDemoteCopy = 22,
+  kInventoryDelta = 23,
 };
 
 struct Envelope {
@@ -137,7 +138,7 @@ struct CopyQuery {
   auto Fields() { return std::tie(copy); }
 };
 
-// ---- what every node tells the leader, and the leader every node; both whole, never as a difference
+// ---- what every node tells the leader, and the leader every node; the former as changes of what it had
 
 // A life of the world as the leader last announced it.
 struct Life {
@@ -173,10 +174,39 @@ struct Inventory {
   bool short_of_memory = false;
   auto Fields() { return std::tie(sequence, report, life, incarnation_max, asking_from, short_of_memory); }
 };
+struct SessionKey {
+  Rank rank = 0;
+  Incarnation incarnation = 0;
+  uint64_t token = 0;
+  auto Fields() { return std::tie(rank, incarnation, token); }
+  friend auto operator<=>(const SessionKey&, const SessionKey&) = default;
+};
+// What has changed since the node's inventory of the sequence `base`. Lists are ordered, each key once.
+struct InventoryDelta {
+  static constexpr Kind kKind = Kind::kInventoryDelta;
+  uint64_t sequence = 0;
+  uint64_t base = 0;
+  uint64_t digest = 0;  // of the whole inventory now (inventory.h)
+  Incarnation incarnation_max = 0;
+  uint64_t asking_from = 0;
+  bool short_of_memory = false;
+  std::vector<Life> life;          // one if it has changed
+  std::vector<NodeReport> report;  // one if it has changed; without sessions and copies
+  std::vector<SessionReport> sessions;
+  std::vector<SessionKey> sessions_gone;
+  std::vector<CopyReport> copies;
+  std::vector<ShardKey> copies_gone;
+  auto Fields() {
+    return std::tie(sequence, base, digest, incarnation_max, asking_from, short_of_memory, life, report,
+                    sessions, sessions_gone, copies, copies_gone);
+  }
+};
+// `want_whole`: the changes in this message could not be applied; send a whole inventory.
 struct InventoryAck {
   static constexpr Kind kKind = Kind::kInventoryAck;
   uint64_t sequence = 0;
-  auto Fields() { return std::tie(sequence); }
+  bool want_whole = false;
+  auto Fields() { return std::tie(sequence, want_whole); }
 };
 
 struct StepKey {

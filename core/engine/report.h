@@ -60,6 +60,7 @@ struct SessionReport {
   auto Fields() {
     return std::tie(rank, world_size, incarnation, token, has_ended, newest_ended, open_steps);
   }
+  friend bool operator==(const SessionReport&, const SessionReport&) = default;
 };
 
 // One copy of one shard on one node.

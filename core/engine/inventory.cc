@@ -1,0 +1,323 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/engine/inventory.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "core/base/bytes.h"
+#include "core/base/check.h"
+
+namespace ropeteam::engine {
+namespace {
+
+SessionKey KeyOf(const SessionReport& session) { return {session.rank, session.incarnation, session.token}; }
+
+// The report without its lists, its counters, and the time of lost links.
+NodeReport StandingOf(const NodeReport& report) {
+  NodeReport standing;
+  standing.id = report.id;
+  standing.name = report.name;
+  standing.chunk_bytes = report.chunk_bytes;
+  standing.chunks_total = report.chunks_total;
+  standing.has_lease = report.has_lease;
+  standing.lost_links = report.lost_links;
+  for (LostLinkReport& link : standing.lost_links) link.lost_for_us = 0;
+  return standing;
+}
+
+// A 64-bit hash of a value's encoding. Against accidents, not against malice.
+class Hasher {
+ public:
+  template <typename T>
+  uint64_t operator()(const T& value) {
+    bytes_.clear();
+    Encoder(&bytes_).Put(value);
+    uint64_t hash = 0x9e3779b97f4a7c15 ^ bytes_.size();
+    size_t at = 0;
+    for (; at < bytes_.size(); at += sizeof(uint64_t)) {
+      uint64_t word = 0;
+      std::memcpy(&word, bytes_.data() + at, std::min(sizeof(word), bytes_.size() - at));
+      hash = (hash ^ word) * 0xff51afd7ed558ccd;
+      hash ^= hash >> 32;
+    }
+    hash *= 0xc4ceb9fe1a85ec53;
+    return hash ^ (hash >> 29);
+  }
+
+ private:
+  std::string bytes_;
+};
+
+uint64_t DigestOfSessions(const std::vector<SessionReport>& sessions, Hasher* hash) {
+  uint64_t digest = 0;
+  for (const SessionReport& session : sessions) digest += (*hash)(session);
+  return digest;
+}
+
+uint64_t DigestOfScalars(Incarnation incarnation_max, uint64_t asking_from, bool short_of_memory,
+                         Hasher* hash) {
+  return (*hash)(std::vector<uint64_t>{incarnation_max, asking_from, short_of_memory ? 1u : 0u});
+}
+
+template <typename T, typename Key>
+std::vector<T> ChangedIn(const std::vector<T>& before, const std::vector<T>& after, Key key) {
+  std::vector<T> changed;
+  auto old = before.begin();
+  for (const T& value : after) {
+    while (old != before.end() && key(*old) < key(value)) ++old;
+    if (old == before.end() || key(value) < key(*old) || !(*old == value)) changed.push_back(value);
+  }
+  return changed;
+}
+
+template <typename T, typename Key>
+auto GoneFrom(const std::vector<T>& before, const std::vector<T>& after, Key key) {
+  std::vector<decltype(key(before[0]))> gone;
+  auto now = after.begin();
+  for (const T& value : before) {
+    while (now != after.end() && key(*now) < key(value)) ++now;
+    if (now == after.end() || key(value) < key(*now)) gone.push_back(key(value));
+  }
+  return gone;
+}
+
+// Replaces and adds `changed` and removes `gone` in an ordered list.
+template <typename T, typename Gone, typename Key, typename GoneKey>
+void Merge(std::vector<T>* values, const std::vector<T>& changed, const std::vector<Gone>& gone, Key key,
+           GoneKey gone_key) {
+  const size_t before = values->size();
+  for (const T& value : changed) {
+    const auto end = values->begin() + static_cast<ptrdiff_t>(before);
+    const auto at = std::lower_bound(values->begin(), end, value,
+                                     [&](const T& a, const T& b) { return key(a) < key(b); });
+    if (at != end && !(key(value) < key(*at))) {
+      *at = value;
+    } else {
+      values->push_back(value);
+    }
+  }
+  std::inplace_merge(values->begin(), values->begin() + static_cast<ptrdiff_t>(before), values->end(),
+                     [&](const T& a, const T& b) { return key(a) < key(b); });
+  if (gone.empty()) return;
+  auto next = gone.begin();
+  std::erase_if(*values, [&](const T& value) {
+    while (next != gone.end() && gone_key(*next) < key(value)) ++next;
+    return next != gone.end() && !(key(value) < gone_key(*next));
+  });
+}
+
+template <typename T, typename Key>
+bool Ascending(const std::vector<T>& values, Key key) {
+  return std::adjacent_find(values.begin(), values.end(),
+                            [&](const T& a, const T& b) { return !(key(a) < key(b)); }) == values.end();
+}
+
+constexpr auto kCopyKey = [](const CopyReport& copy) { return copy.id; };
+constexpr auto kSessionKey = [](const SessionReport& session) { return KeyOf(session); };
+constexpr auto kSelf = [](const SessionKey& key) { return key; };
+constexpr auto kShardKey = [](const ShardKey& key) { return key.id; };
+
+}  // namespace
+
+void Normalize(Inventory* inventory) {
+  std::vector<CopyReport>& copies = inventory->report.copies;
+  if (!Ascending(copies, kCopyKey)) {
+    std::stable_sort(copies.begin(), copies.end(),
+                     [](const CopyReport& a, const CopyReport& b) { return a.id < b.id; });
+    const auto same = [](const CopyReport& a, const CopyReport& b) { return a.id == b.id; };
+    copies.erase(std::unique(copies.begin(), copies.end(), same), copies.end());
+  }
+  std::vector<SessionReport>& sessions = inventory->report.sessions;
+  if (Ascending(sessions, kSessionKey)) return;
+  std::stable_sort(sessions.begin(), sessions.end(),
+                   [](const SessionReport& a, const SessionReport& b) { return KeyOf(a) < KeyOf(b); });
+  // A handle that reconnects has two sessions for a moment: what either has saved, the rank has.
+  std::vector<SessionReport> merged;
+  for (SessionReport& session : sessions) {
+    if (merged.empty() || KeyOf(merged.back()) < KeyOf(session)) {
+      merged.push_back(std::move(session));
+      continue;
+    }
+    SessionReport& first = merged.back();
+    first.newest_ended = std::max(first.newest_ended, session.newest_ended);
+    first.has_ended = first.has_ended || session.has_ended;
+    first.open_steps.insert(first.open_steps.end(), session.open_steps.begin(), session.open_steps.end());
+  }
+  sessions = std::move(merged);
+}
+
+uint64_t DigestOf(const Inventory& inventory) {
+  Hasher hash;
+  uint64_t digest =
+      DigestOfSessions(inventory.report.sessions, &hash) + hash(inventory.life) +
+      hash(StandingOf(inventory.report)) +
+      DigestOfScalars(inventory.incarnation_max, inventory.asking_from, inventory.short_of_memory, &hash);
+  for (const CopyReport& copy : inventory.report.copies) digest += hash(copy);
+  return digest;
+}
+
+InventoryDelta Difference(const Inventory& before, const Inventory& after, bool with_counters) {
+  ROPETEAM_CHECK(before.sequence < after.sequence);
+  InventoryDelta delta;
+  delta.sequence = after.sequence;
+  delta.base = before.sequence;
+  delta.digest = DigestOf(after);
+  delta.incarnation_max = after.incarnation_max;
+  delta.asking_from = after.asking_from;
+  delta.short_of_memory = after.short_of_memory;
+  if (!(before.life == after.life)) delta.life.push_back(after.life);
+  if (with_counters || Encode(StandingOf(before.report)) != Encode(StandingOf(after.report))) {
+    NodeReport report = after.report;
+    report.sessions.clear();
+    report.copies.clear();
+    delta.report.push_back(std::move(report));
+  }
+  delta.sessions = ChangedIn(before.report.sessions, after.report.sessions, kSessionKey);
+  delta.sessions_gone = GoneFrom(before.report.sessions, after.report.sessions, kSessionKey);
+  delta.copies = ChangedIn(before.report.copies, after.report.copies, kCopyKey);
+  for (const ShardId& id : GoneFrom(before.report.copies, after.report.copies, kCopyKey))
+    delta.copies_gone.push_back({id});
+  return delta;
+}
+
+// ---- the leader's end
+
+InventoryChange HeldInventory::Replace(Inventory whole) {
+  ROPETEAM_CHECK(whole.sequence > inventory_.sequence);
+  Normalize(&whole);
+  InventoryChange change;
+  change.life = change.sessions = change.standing = true;
+  change.after = whole.report.copies;
+  change.before = std::move(inventory_.report.copies);
+  inventory_ = std::move(whole);
+  Hasher hash;
+  copies_digest_ = 0;
+  for (const CopyReport& copy : inventory_.report.copies) copies_digest_ += hash(copy);
+  sessions_digest_ = DigestOfSessions(inventory_.report.sessions, &hash);
+  life_digest_ = hash(inventory_.life);
+  standing_digest_ = hash(StandingOf(inventory_.report));
+  return change;
+}
+
+const CopyReport* HeldInventory::Find(const ShardId& id) const {
+  const auto& copies = inventory_.report.copies;
+  const auto at =
+      std::lower_bound(copies.begin(), copies.end(), id,
+                       [](const CopyReport& copy, const ShardId& wanted) { return copy.id < wanted; });
+  return at != copies.end() && at->id == id ? &*at : nullptr;
+}
+
+std::optional<InventoryChange> HeldInventory::Apply(const InventoryDelta& delta) {
+  if (delta.base == 0 || delta.base != inventory_.sequence || delta.sequence <= delta.base ||
+      delta.life.size() > 1 || delta.report.size() > 1 || !Ascending(delta.copies, kCopyKey) ||
+      !Ascending(delta.copies_gone, kShardKey) || !Ascending(delta.sessions, kSessionKey) ||
+      !Ascending(delta.sessions_gone, kSelf))
+    return std::nullopt;
+  Hasher hash;
+  InventoryChange change;
+  uint64_t copies_digest = copies_digest_;
+  for (const CopyReport& copy : delta.copies) {
+    if (const CopyReport* old = Find(copy.id)) {
+      copies_digest -= hash(*old);
+      change.before.push_back(*old);
+    }
+    copies_digest += hash(copy);
+  }
+  for (const ShardKey& key : delta.copies_gone) {
+    const CopyReport* old = Find(key.id);
+    if (old == nullptr) return std::nullopt;
+    copies_digest -= hash(*old);
+    change.before.push_back(*old);
+  }
+  std::vector<SessionReport> sessions = inventory_.report.sessions;
+  Merge(&sessions, delta.sessions, delta.sessions_gone, kSessionKey, kSelf);
+  const uint64_t sessions_digest = DigestOfSessions(sessions, &hash);
+  const uint64_t life_digest = delta.life.empty() ? life_digest_ : hash(delta.life.front());
+  const uint64_t standing_digest =
+      delta.report.empty() ? standing_digest_ : hash(StandingOf(delta.report.front()));
+  if (copies_digest + sessions_digest + life_digest + standing_digest +
+          DigestOfScalars(delta.incarnation_max, delta.asking_from, delta.short_of_memory, &hash) !=
+      delta.digest)
+    return std::nullopt;
+
+  change.after = delta.copies;
+  change.life = !delta.life.empty() || delta.incarnation_max != inventory_.incarnation_max;
+  change.sessions =
+      !delta.sessions.empty() || !delta.sessions_gone.empty() || delta.asking_from != inventory_.asking_from;
+  change.standing = !delta.report.empty();
+  copies_digest_ = copies_digest;
+  sessions_digest_ = sessions_digest;
+  life_digest_ = life_digest;
+  standing_digest_ = standing_digest;
+  inventory_.sequence = delta.sequence;
+  inventory_.incarnation_max = delta.incarnation_max;
+  inventory_.asking_from = delta.asking_from;
+  inventory_.short_of_memory = delta.short_of_memory;
+  if (change.life && !delta.life.empty()) inventory_.life = delta.life.front();
+  if (change.standing) {
+    std::vector<CopyReport> copies = std::move(inventory_.report.copies);
+    inventory_.report = delta.report.front();
+    inventory_.report.copies = std::move(copies);
+  }
+  inventory_.report.sessions = std::move(sessions);
+  Merge(&inventory_.report.copies, delta.copies, delta.copies_gone, kCopyKey, kShardKey);
+  return change;
+}
+
+// ---- the node's end
+
+void InventorySender::OnView(NodeId leader) {
+  leader_ = leader;
+  in_flight_ = false;  // it was for the epoch before
+  due_now_ = true;
+}
+
+void InventorySender::OnAck(NodeId from, const InventoryAck& ack) {
+  if (from != leader_ || !in_flight_ || ack.sequence != sent_.sequence) return;
+  in_flight_ = false;
+  if (ack.want_whole) {
+    known_by_ = kNoNode;
+    due_now_ = true;
+    return;
+  }
+  known_by_ = from;
+  known_ = std::move(sent_);
+}
+
+TimeUs InventorySender::Due(bool more_soon, bool counters) const {
+  if (leader_ == kNoNode) return kNever;
+  if (in_flight_) return repeat_at_;
+  if (due_now_) return 0;
+  if (changed_) return more_soon ? sent_at_ + kInventoryWindowUs : 0;
+  return counters ? counters_at_ + kCountersEveryUs : kNever;
+}
+
+const InventorySender::Message& InventorySender::Repeat(TimeUs now) {
+  ROPETEAM_CHECK(in_flight_ && repeat_at_ <= now);
+  repeat_after_ = std::min(2 * repeat_after_, kRepeatMaxUs);
+  repeat_at_ = now + repeat_after_;
+  return message_;
+}
+
+const InventorySender::Message& InventorySender::Send(TimeUs now, Inventory current) {
+  ROPETEAM_CHECK(!in_flight_ && leader_ != kNoNode);
+  current.sequence = ++sequence_;
+  Normalize(&current);
+  const bool with_counters = counters_at_ + kCountersEveryUs <= now;
+  if (known_by_ == leader_) {
+    message_ = {Kind::kInventoryDelta, Encode(Difference(known_, current, with_counters))};
+  } else {
+    message_ = {Kind::kInventory, Encode(current)};
+  }
+  if (with_counters || known_by_ != leader_) counters_at_ = now;
+  sent_ = std::move(current);
+  in_flight_ = true;
+  changed_ = due_now_ = false;
+  sent_at_ = now;
+  repeat_after_ = kRepeatUs;
+  repeat_at_ = now + repeat_after_;
+  return message_;
+}
+
+}  // namespace ropeteam::engine

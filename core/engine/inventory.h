@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How a node tells the leader what it has: the whole inventory once, then only what has changed since the
+// inventory that the leader acknowledged last, with a digest of everything. The digest is a sum over the parts
+// (copies, sessions, incarnation, standing), so the leader updates it with what has changed. If it does not fit,
+// or the leader does not hold the inventory that the changes are based on, the leader asks for a whole one.
+//
+//     idle ── changed, a new view, or counters after a second ──> in flight ── acknowledged ──> idle
+//                                                      repeated, ever more seldom
+//                                                      refused ──> in flight, whole
+//
+// One message is in flight at a time, so the leader's queue is bounded by the nodes. What changes meanwhile goes
+// out together with the next one.
+
+#ifndef ROPETEAM_CORE_ENGINE_INVENTORY_H_
+#define ROPETEAM_CORE_ENGINE_INVENTORY_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/engine/limits.h"
+#include "core/engine/messages.h"
+
+namespace ropeteam::engine {
+
+// Orders copies and sessions by what they are of, each once. Both ends compare inventories in this form.
+void Normalize(Inventory* inventory);
+// Of a normalized inventory. Not of what changes all the time and decides nothing: counters, free chunks, and
+// for how long links have been lost.
+uint64_t DigestOf(const Inventory& inventory);
+// What makes `after` of `before`, both normalized. The node's report without its lists goes along if it has
+// changed beyond its counters, or `with_counters`.
+InventoryDelta Difference(const Inventory& before, const Inventory& after, bool with_counters);
+
+// What a member's inventory changed, as the leader sees it.
+struct InventoryChange {
+  std::vector<CopyReport> before;  // copies that are gone, or as they were
+  std::vector<CopyReport> after;   // new copies, and the others as they are now
+  bool life = false;
+  bool sessions = false;  // or the question from which the node asks
+  bool standing = false;  // the report itself, beyond its lists
+};
+
+// The newest inventory of one member.
+class HeldInventory {
+ public:
+  const Inventory& inventory() const { return inventory_; }
+  uint64_t sequence() const { return inventory_.sequence; }  // 0: there was none
+  InventoryChange Replace(Inventory whole);
+  // Nothing, and no change, if `delta` is not based on this inventory or its digest does not fit.
+  std::optional<InventoryChange> Apply(const InventoryDelta& delta);
+
+ private:
+  const CopyReport* Find(const ShardId& id) const;
+  Inventory inventory_;
+  // Whose sum, with that of the scalars, is the digest.
+  uint64_t copies_digest_ = 0;
+  uint64_t sessions_digest_ = 0;
+  uint64_t life_digest_ = 0;
+  uint64_t standing_digest_ = 0;
+};
+
+class InventorySender {
+ public:
+  // A new epoch: its leader is told again, what it has from this node if it is the same instance, all if not.
+  void OnView(NodeId leader);
+  // Something that the leader should know has changed.
+  void OnChange() { changed_ = true; }
+  void OnAck(NodeId from, const InventoryAck& ack);
+
+  // When a message is due. `more_soon`: copies are being made here, so what has changed waits for more within a
+  // window; else it goes out at once. `counters`: they have changed.
+  TimeUs Due(bool more_soon, bool counters) const;
+  // The message that is due: a repeat of the unanswered one, or one that makes `current` known.
+  bool in_flight() const { return in_flight_; }
+  struct Message {
+    Kind kind = Kind::kInventory;
+    std::string payload;
+  };
+  TimeUs counters_at() const { return counters_at_; }  // when they were sent last
+  const Message& Repeat(TimeUs now);
+  const Message& Send(TimeUs now, Inventory current);
+
+ private:
+  NodeId leader_ = kNoNode;
+  bool due_now_ = false;  // in this epoch nothing has been sent yet, or a whole one was asked for
+  bool changed_ = false;
+  uint64_t sequence_ = 0;
+  // What the leader has acknowledged, and which leader that was.
+  NodeId known_by_ = kNoNode;
+  Inventory known_;
+  bool in_flight_ = false;
+  Inventory sent_;
+  Message message_;
+  TimeUs sent_at_ = 0;
+  TimeUs counters_at_ = 0;
+  TimeUs repeat_at_ = kNever;
+  TimeUs repeat_after_ = 0;
+};
+
+}  // namespace ropeteam::engine
+
+#endif  // ROPETEAM_CORE_ENGINE_INVENTORY_H_
