@@ -10,12 +10,14 @@
 #include <deque>
 #include <map>
 #include <string>
+#include <unordered_map>
 
 #include "core/base/bytes.h"
 #include "core/engine/copy_rules.h"
 #include "core/engine/engine.h"
 #include "core/engine/limits.h"
 #include "core/engine/messages.h"
+#include "core/engine/placement.h"
 
 namespace ropeteam::engine {
 
@@ -45,6 +47,26 @@ class Context {
   bool inventory_dirty = false;  // something the leader should know has changed
   bool counters_dirty = false;   // something it may learn with delay
 
+  // The view's members by their ids, and who holds whose copies.
+  Placement placement;
+  void SetView(const View& next) {
+    view = next;
+    placement = Placement(view);
+    positions_.clear();
+    for (size_t i = 0; i < view.members.size(); ++i) positions_.emplace(view.members[i].id, i);
+  }
+  static constexpr size_t kNowhere = SIZE_MAX;
+  // Where in view.members, or kNowhere.
+  size_t PositionOf(NodeId node) const {
+    const auto at = positions_.find(node);
+    return at == positions_.end() ? kNowhere : at->second;
+  }
+  const Member* Find(NodeId node) const {
+    const size_t at = PositionOf(node);
+    return at == kNowhere ? nullptr : &view.members[at];
+  }
+  bool Contains(NodeId node) const { return positions_.contains(node); }
+
   // Whether this node may act on what others rely on: start puts, acknowledge copies, believe or be a leader.
   bool has_lease() const { return now < lease_until; }
 
@@ -57,16 +79,19 @@ class Context {
     Envelope envelope{view.epoch, config.self, to, kind, std::move(payload)};
     if (to == config.self) {
       to_self.push_back(std::move(envelope));
-    } else if (view.Contains(to)) {
+    } else if (Contains(to)) {
       out.messages.push_back({to, Encode(envelope)});
     }  // who is not in the view could not answer; whatever waits for the answer looks at the view
   }
   std::deque<Envelope> to_self;
 
   std::string NameOf(NodeId node) const {
-    const Member* member = view.Find(node);
+    const Member* member = Find(node);
     return member != nullptr ? member->name : "a node that has left";
   }
+
+ private:
+  std::unordered_map<NodeId, size_t> positions_;
 };
 
 }  // namespace ropeteam::engine

@@ -100,7 +100,7 @@ void Engine::Impl::Finish() {
 void Engine::Impl::ApplyView(const View& view) {
   if (view.epoch <= context_.view.epoch) return;
   const View before = std::move(context_.view);
-  context_.view = view;
+  context_.SetView(view);
   context_.settings = view.settings;
   context_.settle_until = std::max(context_.settle_until, context_.now + view.settle_us);
   context_.to_self.clear();  // of the epoch before; whoever sent it asks again below
@@ -110,7 +110,7 @@ void Engine::Impl::ApplyView(const View& view) {
   // released rested on copies that may have gone since.
   context_.announced.heard = false;
   const bool lost = std::any_of(before.members.begin(), before.members.end(),
-                                [&](const Member& member) { return !view.Contains(member.id); });
+                                [&](const Member& member) { return !context_.Contains(member.id); });
   // The ranks of a lost node have left a life that has no name; who knew them may have been the lost node
   // itself.
   if (lost && context_.life.incarnation != 0 && context_.life.token.empty()) context_.life.broken = true;
@@ -132,7 +132,7 @@ void Engine::Impl::ApplyView(const View& view) {
       if (!shard->bad.empty()) bad.push_back(id);
     for (const ShardId& id : bad) parts_.fetcher.Repair(id, {}, [](const Status&) {});
   }
-  std::erase_if(context_.unreachable, [&](const auto& link) { return !view.Contains(link.first); });
+  std::erase_if(context_.unreachable, [&](const auto& link) { return !context_.Contains(link.first); });
   parts_.replicator.OnView();
   parts_.fetcher.OnView();
   parts_.asker.OnView();
@@ -141,7 +141,7 @@ void Engine::Impl::ApplyView(const View& view) {
   for (Envelope& envelope : early) {
     if (envelope.epoch > view.epoch) {
       early_.push_back(std::move(envelope));
-    } else if (envelope.epoch == view.epoch && view.Contains(envelope.from)) {
+    } else if (envelope.epoch == view.epoch && context_.Contains(envelope.from)) {
       Dispatch(envelope);
     }
   }
@@ -167,7 +167,7 @@ void Engine::Impl::NoteLease() {
 }
 
 void Engine::Impl::ApplyPeerLink(NodeId peer, bool up, const std::string& reason) {
-  if (!context_.view.Contains(peer) || peer == context_.config.self) return;
+  if (!context_.Contains(peer) || peer == context_.config.self) return;
   const bool changed = up ? context_.unreachable.erase(peer) != 0
                           : context_.unreachable.try_emplace(peer, LostLink{context_.now, reason}).second;
   if (!changed) return;
@@ -190,7 +190,7 @@ void Engine::Impl::Receive(NodeId from, std::string_view bytes) {
     early_.push_back(std::move(envelope));
     return;
   }
-  if (context_.view.Contains(from)) Dispatch(envelope);
+  if (context_.Contains(from)) Dispatch(envelope);
 }
 
 template <typename Message, typename Handler>

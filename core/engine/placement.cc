@@ -3,24 +3,15 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "core/base/check.h"
 
 namespace ropeteam {
 namespace {
-
-// Members with the domains dealt out in turn, the largest domain first; launcher order within a domain.
-std::vector<const Member*> DealtOrder(const View& view) {
-  std::map<std::string, std::vector<const Member*>> by_domain;
-  for (const Member& member : view.members) by_domain[member.domain].push_back(&member);
-  std::vector<std::vector<const Member*>> piles;
-  for (auto& [domain, pile] : by_domain) piles.push_back(std::move(pile));
-  std::stable_sort(piles.begin(), piles.end(),
-                   [](const auto& a, const auto& b) { return a.size() > b.size(); });
-  std::vector<const Member*> order;
-  for (size_t round = 0; order.size() < view.members.size(); ++round)
-    for (const auto& pile : piles)
-      if (round < pile.size()) order.push_back(pile[round]);
-  return order;
-}
 
 // [begin, end) of the ring that position `index` copies within: its group, or the ring of the remainder.
 std::pair<size_t, size_t> RingOf(size_t index, size_t nodes, size_t group) {
@@ -32,40 +23,96 @@ std::pair<size_t, size_t> RingOf(size_t index, size_t nodes, size_t group) {
 
 }  // namespace
 
-std::vector<NodeId> HoldersOf(const View& view, NodeId node, uint32_t replicas) {
-  const std::vector<const Member*> order = DealtOrder(view);
-  const auto self = std::find_if(order.begin(), order.end(), [&](const Member* m) { return m->id == node; });
-  if (self == order.end()) return {};
-  const size_t index = static_cast<size_t>(self - order.begin());
-  const auto [begin, end] = RingOf(index, order.size(), size_t{replicas} + 1);
-
-  std::vector<const Member*> holders;
-  for (size_t i = 1; i < end - begin; ++i)
-    holders.push_back(order[begin + (index - begin + i) % (end - begin)]);
-  // Stand-ins: who is not in the ring, in order after this node.
-  for (size_t i = 1; i < order.size(); ++i) {
-    const size_t other = (index + i) % order.size();
-    if (other < begin || other >= end) holders.push_back(order[other]);
-  }
-
-  const std::string& domain = (*self)->domain;
-  const size_t designated = std::min<size_t>(replicas, holders.size());
-  const auto elsewhere = [&](const Member* member) { return member->domain != domain; };
-  if (designated > 0 && std::none_of(holders.begin(), holders.begin() + designated, elsewhere)) {
-    // Chosen by this node's position, so that the nodes of a large domain do not all turn to the same one
-    // elsewhere.
-    std::vector<size_t> outside;
-    for (size_t i = designated; i < holders.size(); ++i)
-      if (elsewhere(holders[i])) outside.push_back(i);
-    if (!outside.empty()) {
-      std::sort(outside.begin(), outside.end(),
-                [&](size_t a, size_t b) { return holders[a]->id < holders[b]->id; });
-      const auto chosen = holders.begin() + outside[index % outside.size()];
-      std::rotate(holders.begin() + designated - 1, chosen, chosen + 1);
+Placement::Placement(const View& view) {
+  std::map<std::string, std::vector<const Member*>> by_domain;
+  for (const Member& member : view.members) by_domain[member.domain].push_back(&member);
+  std::vector<std::vector<const Member*>> piles;
+  for (auto& [domain, pile] : by_domain) piles.push_back(std::move(pile));
+  // Members with the domains dealt out in turn, the largest domain first; launcher order within a domain.
+  std::stable_sort(piles.begin(), piles.end(),
+                   [](const auto& a, const auto& b) { return a.size() > b.size(); });
+  size_t dealing = piles.size();  // piles that are not used up are in front
+  for (size_t round = 0; order_.size() < view.members.size(); ++round) {
+    while (dealing > 0 && piles[dealing - 1].size() <= round) --dealing;
+    ROPETEAM_CHECK(dealing > 0);
+    for (uint32_t pile = 0; pile < dealing; ++pile) {
+      order_.push_back(piles[pile][round]->id);
+      domain_.push_back(pile);
     }
   }
+  for (uint32_t i = 0; i < order_.size(); ++i) index_.emplace(order_[i], i);
+  ROPETEAM_CHECK(index_.size() == view.members.size());  // ids are unique
+  by_id_.resize(order_.size());
+  std::iota(by_id_.begin(), by_id_.end(), 0);
+  std::sort(by_id_.begin(), by_id_.end(), [this](uint32_t a, uint32_t b) { return order_[a] < order_[b]; });
+  domain_members_.resize(piles.size());
+  for (uint32_t i = 0; i < by_id_.size(); ++i) domain_members_[domain_[by_id_[i]]].push_back(i);
+}
+
+size_t Placement::NthOutside(uint32_t domain, size_t k) const {
+  const std::vector<uint32_t>& inside = domain_members_[domain];
+  // Before the j-th inside there are inside[j] - j outside.
+  size_t low = 0;
+  size_t high = inside.size();
+  while (low < high) {
+    const size_t middle = (low + high) / 2;
+    if (inside[middle] - middle <= k) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  ROPETEAM_CHECK(k + low < by_id_.size() && domain_[by_id_[k + low]] != domain);
+  return by_id_[k + low];
+}
+
+Placement::Holders Placement::HoldersOf(NodeId node, uint32_t replicas) const {
+  Holders holders;
+  holders.placement_ = this;
+  const auto self = index_.find(node);
+  if (self == index_.end()) return holders;
+  const size_t nodes = order_.size();
+  const size_t index = self->second;
+  holders.index_ = index;
+  holders.size_ = nodes - 1;
+  std::tie(holders.begin_, holders.end_) = RingOf(index, nodes, size_t{replicas} + 1);
+  const size_t designated = std::min<size_t>(replicas, holders.size_);
+  const uint32_t domain = domain_[index];
+  const size_t outside = nodes - domain_members_[domain].size();
+  if (designated == 0 || outside == 0) return holders;
+  for (size_t i = 0; i < designated; ++i)
+    if (domain_[index_.at(holders.Plain(i))] != domain) return holders;
+  // Chosen by this node's position, so that the nodes of a large domain do not all turn to the same one
+  // elsewhere.
+  const size_t chosen = NthOutside(domain, index % outside);
+  const size_t ring = holders.end_ - holders.begin_;
+  holders.moved_to_ = designated - 1;
+  holders.moved_from_ = chosen >= holders.begin_ && chosen < holders.end_
+                            ? (chosen + ring - index) % ring - 1
+                            : ring - 1 + (chosen + nodes - holders.end_) % nodes;
+  ROPETEAM_CHECK(holders.Plain(holders.moved_from_) == order_[chosen]);
+  return holders;
+}
+
+NodeId Placement::Holders::Plain(size_t i) const {
+  const std::vector<NodeId>& order = placement_->order_;
+  const size_t ring = end_ - begin_;
+  if (i < ring - 1) return order[begin_ + (index_ - begin_ + 1 + i) % ring];
+  // Stand-ins: the nodes outside the ring, in order after it.
+  return order[(end_ + i - (ring - 1)) % order.size()];
+}
+
+NodeId Placement::Holders::operator[](size_t i) const {
+  ROPETEAM_CHECK(i < size_);
+  if (moved_to_ == moved_from_ || i < moved_to_ || i > moved_from_) return Plain(i);
+  return i == moved_to_ ? Plain(moved_from_) : Plain(i - 1);
+}
+
+std::vector<NodeId> HoldersOf(const View& view, NodeId node, uint32_t replicas) {
+  const Placement placement(view);
+  const Placement::Holders holders = placement.HoldersOf(node, replicas);
   std::vector<NodeId> ids;
-  for (const Member* member : holders) ids.push_back(member->id);
+  for (size_t i = 0; i < holders.size(); ++i) ids.push_back(holders[i]);
   return ids;
 }
 

@@ -15,14 +15,53 @@
 #define ROPETEAM_CORE_ENGINE_PLACEMENT_H_
 
 #include <cstdint>
+#include <unordered_map>
 #include <vector>
 
 #include "core/base/view.h"
 
 namespace ropeteam {
 
-// Every other member, best first: the first `replicas` are the designated holders of `node`'s shards, the
-// others stand in for them, nearest in the order first. Empty when `node` is not in the view.
+// Made once for a view, in O(N log N). It keeps nothing of the view.
+class Placement {
+ public:
+  Placement() = default;
+  explicit Placement(const View& view);
+
+  // Every other member, best first: the first `replicas` are the designated holders of a node's shards, the
+  // others stand in for them, nearest in the order first. Each is computed when it is asked for, in O(log N).
+  class Holders {
+   public:
+    size_t size() const { return size_; }  // 0 when the node is not in the view
+    NodeId operator[](size_t i) const;
+
+   private:
+    friend class Placement;
+    NodeId Plain(size_t i) const;  // before one of another domain is moved to the front
+    const Placement* placement_ = nullptr;
+    size_t size_ = 0;
+    size_t index_ = 0;  // of the node in the dealt order
+    size_t begin_ = 0;  // the ring that it copies within
+    size_t end_ = 0;
+    // The holder at `moved_from_` of the plain order comes at `moved_to_`; equal: none is moved.
+    size_t moved_to_ = 0;
+    size_t moved_from_ = 0;
+  };
+  // Valid as long as this Placement.
+  Holders HoldersOf(NodeId node, uint32_t replicas) const;
+
+ private:
+  // The k-th member outside of this domain, by id; its place in the dealt order.
+  size_t NthOutside(uint32_t domain, size_t k) const;
+  std::vector<NodeId> order_;     // the dealt order
+  std::vector<uint32_t> domain_;  // of each in it
+  std::unordered_map<NodeId, uint32_t> index_;
+  std::vector<uint32_t> by_id_;  // places in the order, by node id
+  // Of each domain, where its members are in `by_id_`, ascending.
+  std::vector<std::vector<uint32_t>> domain_members_;
+};
+
+// The same as a list, for a single question.
 std::vector<NodeId> HoldersOf(const View& view, NodeId node, uint32_t replicas);
 
 }  // namespace ropeteam

@@ -296,7 +296,12 @@ void Replicator::ChooseTargets(SourceId id, Source* source) {
       return;
     }
   } else {
-    candidates = HoldersOf(context.view, context.config.self, source->wanted);
+    const Placement::Holders holders = context.placement.HoldersOf(context.config.self, source->wanted);
+    // More than these are never passed over below.
+    const size_t looked_at =
+        std::min(holders.size(),
+                 source->wanted + busy.size() + source->avoid_until.size() + context.unreachable.size());
+    for (size_t i = 0; i < looked_at; ++i) candidates.push_back(holders[i]);
   }
   for (const NodeId target : candidates) {
     if (active >= source->wanted) break;
