@@ -6,84 +6,135 @@
 
 #include "core/base/check.h"
 #include "core/base/log.h"
+#include "core/engine/limits.h"
 
 namespace ropeteam::engine {
 namespace {
-
-constexpr uint32_t kWorldMax = 65536;  // ROPETEAM_WORLD_MAX
 
 // As people are shown it.
 unsigned long long Number(Incarnation incarnation) { return LifeNumber(incarnation); }
 
 }  // namespace
 
-void Incarnations::Begin(const Life& known) {
+const Incarnations::Seat* Incarnations::Find(Rank rank) const {
+  return rank < seats_.size() && seats_[rank].taken() ? &seats_[rank] : nullptr;
+}
+
+void Incarnations::Put(Rank rank, const Seat& seat) {
+  ROPETEAM_CHECK(rank < kWorldMax && seat.taken() && !(seat.present && seat.left));
+  Free(rank);
+  if (rank >= seats_.size()) seats_.resize(size_t{rank} + 1);
+  seats_[rank] = seat;
+  ROPETEAM_CHECK(ranks_of_[seat.node].insert(rank).second);
+  ranks_present_ += seat.left ? 0 : 1;
+}
+
+void Incarnations::Free(Rank rank) {
+  if (Find(rank) == nullptr) return;
+  const auto ranks = ranks_of_.find(seats_[rank].node);
+  ROPETEAM_CHECK(ranks != ranks_of_.end() && ranks->second.erase(rank) == 1);
+  if (ranks->second.empty()) ranks_of_.erase(ranks);
+  ranks_present_ -= seats_[rank].left ? 0 : 1;
+  seats_[rank] = Seat();
+}
+
+void Incarnations::FreeAll() {
   seats_.clear();
+  ranks_of_.clear();
+  ranks_present_ = 0;
+}
+
+void Incarnations::Change(Life life) {
+  if (life == life_) return;
+  ROPETEAM_CHECK(life.incarnation >= life_.incarnation);
+  if (life.incarnation != life_.incarnation) FreeAll();
+  life_ = std::move(life);
+  ++version_;
+}
+
+void Incarnations::Begin(const Life& known) {
+  FreeAll();
   life_ = known;
+  ++version_;
 }
 
 void Incarnations::Learn(const Inventory& inventory) {
-  const Incarnation before = life_.incarnation;
   const Life& told = inventory.life;
   if (told.incarnation > life_.incarnation) {
-    seats_.clear();
-    life_ = told;
+    Change(told);
   } else if (told.incarnation == life_.incarnation) {
     const bool broken = told.broken || (life_.broken && !life_.forgotten);
-    if ((life_.forgotten && !told.forgotten) || (told.has_pin && !life_.has_pin)) life_ = told;
-    if (broken) life_.broken = true;
+    const bool knows_more = (life_.forgotten && !told.forgotten) || (told.has_pin && !life_.has_pin);
+    Life merged = knows_more ? told : life_;
+    merged.broken = merged.broken || broken;
+    Change(std::move(merged));
   }
   // An incarnation of which only the number is remembered, or a copy that its node was given before it heard of
   // the incarnation: that number must never be used again.
   Incarnation heard = inventory.incarnation_max;
   for (const CopyReport& copy : inventory.report.copies) heard = std::max(heard, copy.id.incarnation);
   if (heard > life_.incarnation) {
-    seats_.clear();
     Life unknown;
     unknown.incarnation = heard;
     unknown.broken = true;
     unknown.forgotten = true;
     unknown.past_tokens = life_.past_tokens;
-    life_ = unknown;
+    Change(std::move(unknown));
   }
-  ROPETEAM_CHECK(life_.incarnation >= before && life_.incarnation >= heard);
-  ROPETEAM_CHECK(life_.incarnation == before || seats_.empty());
+  ROPETEAM_CHECK(life_.incarnation >= heard);
 }
 
 void Incarnations::LearnRanks(NodeId node, const std::vector<SessionReport>& sessions, uint64_t asking_from) {
-  for (auto& [rank, seat] : seats_) {
-    if (seat.node != node || !seat.present) continue;
-    const bool still =
-        std::any_of(sessions.begin(), sessions.end(), [&, r = rank](const SessionReport& session) {
-          return session.rank == r && session.token == seat.token && session.incarnation == life_.incarnation;
-        });
+  Life life = life_;
+  std::vector<Rank> seated;
+  if (const auto ranks = ranks_of_.find(node); ranks != ranks_of_.end())
+    seated.assign(ranks->second.begin(), ranks->second.end());
+  for (const Rank rank : seated) {
+    Seat seat = seats_[rank];
+    if (!seat.present) continue;
+    const bool still = std::any_of(sessions.begin(), sessions.end(), [&](const SessionReport& session) {
+      return session.rank == rank && session.token == seat.token && session.incarnation == life_.incarnation;
+    });
     if (still) continue;
     seat.present = false;
     seat.left = true;
-    if (life_.token.empty()) life_.broken = true;
+    Put(rank, seat);
+    if (life.token.empty()) life.broken = true;
   }
   for (const SessionReport& session : sessions) {
-    if (session.incarnation != life_.incarnation) continue;
-    if (life_.world_size == 0) life_.world_size = session.world_size;
-    seats_[session.rank] = {session.token, node, seats_[session.rank].question, true, false};
+    if (session.incarnation != life_.incarnation || session.rank >= kWorldMax) continue;
+    if (life.world_size == 0) life.world_size = session.world_size;
+    const Seat* before = Find(session.rank);
+    Put(session.rank, {session.token, node, before == nullptr ? 0 : before->question, true, false});
   }
   // Admitted on a late repeat of a question whose asker has gone: nobody ever sat there.
-  std::erase_if(seats_, [&](const auto& entry) {
-    const Seat& seat = entry.second;
-    ROPETEAM_CHECK(seat.node != kNoNode && !(seat.present && seat.left));
-    return seat.node == node && !seat.present && !seat.left && seat.question < asking_from;
-  });
+  for (const Rank rank : seated) {
+    const Seat& seat = seats_[rank];
+    if (seat.node == node && !seat.present && !seat.left && seat.question < asking_from) Free(rank);
+  }
+  Change(std::move(life));
 }
 
-uint32_t Incarnations::ranks_present() const {
-  return static_cast<uint32_t>(
-      std::count_if(seats_.begin(), seats_.end(), [](const auto& seat) { return !seat.second.left; }));
+void Incarnations::CheckInvariants() const {
+  uint32_t present = 0;
+  size_t taken = 0;
+  for (Rank rank = 0; rank < seats_.size(); ++rank) {
+    const Seat& seat = seats_[rank];
+    if (!seat.taken()) continue;
+    ++taken;
+    present += seat.left ? 0 : 1;
+    ROPETEAM_CHECK(ranks_of_.at(seat.node).contains(rank));
+  }
+  for (const auto& [node, ranks] : ranks_of_) taken -= ranks.size();
+  ROPETEAM_CHECK(taken == 0 && present == ranks_present_);
 }
 
 void Incarnations::Pin(const StepId& step) {
   ROPETEAM_CHECK(life_.incarnation != 0 && !life_.forgotten && step.incarnation < life_.incarnation);
-  life_.has_pin = true;
-  life_.pin = step;
+  Life life = life_;
+  life.has_pin = true;
+  life.pin = step;
+  Change(std::move(life));
 }
 
 Status Incarnations::CheckWorld(const JoinQuestion& join) const {
@@ -94,10 +145,10 @@ Status Incarnations::CheckWorld(const JoinQuestion& join) const {
 
 // A handle that names no incarnation and was in none before.
 Status Incarnations::AdmitUnnamed(const JoinQuestion& join) {
-  const auto seat = seats_.find(join.rank);
-  const bool known = seat != seats_.end() && seat->second.token == join.token;
+  const Seat* seat = Find(join.rank);
+  const bool known = seat != nullptr && seat->token == join.token;
   const bool fits = life_.incarnation != 0 && life_.token.empty() && life_.world_size == join.world_size;
-  const bool taken = seat != seats_.end() && !known;
+  const bool taken = seat != nullptr && !known;
   // Somebody who only looks must not end the incarnation of a world that trains, and a launcher that starts
   // another world can wait for the processes of the one before.
   if (!fits && ranks_present() != 0)
@@ -108,9 +159,9 @@ Status Incarnations::AdmitUnnamed(const JoinQuestion& join) {
                  join.world_size);
   // The seat may have been given on a late repeat of a question whose asker is long gone: its node's next
   // inventory tells.
-  if (fits && !life_.broken && taken && !seat->second.present && !seat->second.left)
+  if (fits && !life_.broken && taken && !seat->present && !seat->left)
     return Error(Code::kUnavailable, "rank %u was opened on %s, which has not said yet whether it is there",
-                 join.rank, context_.NameOf(seat->second.node).c_str());
+                 join.rank, context_.NameOf(seat->node).c_str());
   if (!fits || (!known && (life_.broken || taken))) BeginNext(join);
   return OkStatus();
 }
@@ -121,8 +172,8 @@ Status Incarnations::Admit(NodeId from, uint64_t question, const JoinQuestion& j
     return Error(Code::kInvalidArgument, "a world of %u ranks, limit %u", join.world_size, kWorldMax);
   if (join.rank >= join.world_size)
     return Error(Code::kInvalidArgument, "rank %u in a world of %u", join.rank, join.world_size);
-  const auto seat = seats_.find(join.rank);
-  const bool known = seat != seats_.end() && seat->second.token == join.token;
+  const Seat* seat = Find(join.rank);
+  const bool known = seat != nullptr && seat->token == join.token;
   if (join.incarnation != 0 && join.incarnation < life_.incarnation)
     return Error(Code::kStale, "rank %u belongs to incarnation %llu, the world is in incarnation %llu",
                  join.rank, Number(join.incarnation), Number(life_.incarnation));
@@ -130,14 +181,16 @@ Status Incarnations::Admit(NodeId from, uint64_t question, const JoinQuestion& j
   if (returns && life_.world_size == 0) {
     // Every daemon was restarted: only the incarnation's number was left. The handles that come back know the
     // rest.
-    life_.world_size = join.world_size;
-    life_.token = join.life;
+    Life life = life_;
+    life.world_size = join.world_size;
+    life.token = join.life;
+    Change(std::move(life));
   }
   if (!join.life.empty() && join.life == life_.token) {
     ROPETEAM_RETURN_IF_ERROR(CheckWorld(join));
-    if (seat != seats_.end() && !known && seat->second.present)
+    if (seat != nullptr && !known && seat->present)
       return Error(Code::kAlreadyExists, "rank %u of this life is open already on %s", join.rank,
-                   context_.NameOf(seat->second.node).c_str());
+                   context_.NameOf(seat->node).c_str());
   } else if (!join.life.empty()) {
     const auto& past = life_.past_tokens;
     if (std::find(past.begin(), past.end(), join.life) != past.end())
@@ -146,15 +199,15 @@ Status Incarnations::Admit(NodeId from, uint64_t question, const JoinQuestion& j
     BeginNext(join);
   } else if (returns) {
     ROPETEAM_RETURN_IF_ERROR(CheckWorld(join));
-    if (seat != seats_.end() && !known && seat->second.present)
+    if (seat != nullptr && !known && seat->present)
       return Error(Code::kStale, "rank %u was opened again by another process", join.rank);
   } else {
     ROPETEAM_RETURN_IF_ERROR(AdmitUnnamed(join));
   }
   ROPETEAM_CHECK(life_.incarnation != 0 && life_.world_size == join.world_size);
-  Seat& given = seats_[join.rank];
-  const bool again = given.token == join.token && given.node == from;
-  given = {join.token, from, question, again && given.present, false};
+  const Seat* before = Find(join.rank);
+  const bool again = before != nullptr && before->token == join.token && before->node == from;
+  Put(join.rank, {join.token, from, question, again && before->present, false});
   return OkStatus();
 }
 
@@ -164,14 +217,13 @@ void Incarnations::BeginNext(const JoinQuestion& join) {
   next.token = join.life;
   next.world_size = join.world_size;
   next.pin = life_.pin;
-  next.past_tokens = std::move(life_.past_tokens);
+  next.past_tokens = life_.past_tokens;
   if (!life_.token.empty()) next.past_tokens.push_back(life_.token);
   while (next.past_tokens.size() > kPastTokensMax) next.past_tokens.erase(next.past_tokens.begin());
   ROPETEAM_CHECK(next.incarnation > life_.incarnation && next.past_tokens.size() <= kPastTokensMax);
   LOG_INFO("incarnation %llu begins, world %u, opened by rank %u", Number(next.incarnation), next.world_size,
            join.rank);
-  life_ = std::move(next);
-  seats_.clear();
+  Change(std::move(next));
 }
 
 }  // namespace ropeteam::engine

@@ -12,7 +12,8 @@
 #define ROPETEAM_CORE_ENGINE_INCARNATIONS_H_
 
 #include <cstdint>
-#include <map>
+#include <set>
+#include <unordered_map>
 #include <vector>
 
 #include "core/engine/context.h"
@@ -39,23 +40,34 @@ class Incarnations {
   void Pin(const StepId& step);
 
   const Life& life() const { return life_; }
-  uint32_t ranks_present() const;  // that have a seat and have not left it
+  uint32_t ranks_present() const { return ranks_present_; }  // that have a seat and have not left it
+  uint64_t version() const { return version_; }              // grows whenever life() changes
+  void CheckInvariants() const;
 
  private:
   struct Seat {
     uint64_t token = 0;
-    NodeId node = kNoNode;
+    NodeId node = kNoNode;  // none: the seat is free
     uint64_t question = 0;  // of the node, by which it was admitted
     bool present = false;   // its session is in the node's inventory
     bool left = false;      // it was there, and is not any more
+    bool taken() const { return node != kNoNode; }
   };
+  const Seat* Find(Rank rank) const;  // null if the seat is free
+  void Put(Rank rank, const Seat& seat);
+  void Free(Rank rank);
+  void FreeAll();
+  void Change(Life life);
   Status CheckWorld(const JoinQuestion& join) const;
   Status AdmitUnnamed(const JoinQuestion& join);
   void BeginNext(const JoinQuestion& join);
 
   const Context& context_;
   Life life_;
-  std::map<Rank, Seat> seats_;
+  uint64_t version_ = 0;
+  std::vector<Seat> seats_;                              // by rank
+  std::unordered_map<NodeId, std::set<Rank>> ranks_of_;  // that have a seat
+  uint32_t ranks_present_ = 0;
 };
 
 }  // namespace ropeteam::engine

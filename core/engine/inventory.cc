@@ -187,7 +187,8 @@ InventoryChange HeldInventory::Replace(Inventory whole) {
   ROPETEAM_CHECK(whole.sequence > inventory_.sequence);
   Normalize(&whole);
   InventoryChange change;
-  change.life = change.sessions = change.standing = true;
+  change.life = change.seats = change.standing = true;
+  change.sessions = whole.report.sessions;
   change.after = whole.report.copies;
   change.before = std::move(inventory_.report.copies);
   inventory_ = std::move(whole);
@@ -243,8 +244,9 @@ std::optional<InventoryChange> HeldInventory::Apply(const InventoryDelta& delta)
 
   change.after = delta.copies;
   change.life = !delta.life.empty() || delta.incarnation_max != inventory_.incarnation_max;
-  change.sessions =
-      !delta.sessions.empty() || !delta.sessions_gone.empty() || delta.asking_from != inventory_.asking_from;
+  change.sessions = delta.sessions;
+  change.seats = delta.asking_from != inventory_.asking_from || !delta.sessions_gone.empty() ||
+                 sessions.size() != inventory_.report.sessions.size();
   change.standing = !delta.report.empty();
   copies_digest_ = copies_digest;
   sessions_digest_ = sessions_digest;

@@ -39,8 +39,9 @@ struct InventoryChange {
   std::vector<CopyReport> before;  // copies that are gone, or as they were
   std::vector<CopyReport> after;   // new copies, and the others as they are now
   bool life = false;
-  bool sessions = false;  // or the question from which the node asks
-  bool standing = false;  // the report itself, beyond its lists
+  std::vector<SessionReport> sessions;  // new or changed
+  bool seats = false;                   // sessions came or went, or the node asks from another question
+  bool standing = false;                // the report itself, beyond its lists
 };
 
 // The newest inventory of one member.

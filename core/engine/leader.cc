@@ -20,11 +20,19 @@ void Leader::Begin() {
   marked_.clear();
   decides_from_ = context_.settle_until;
   verifier_.Clear();
-  replications_ = 0;
+  ended_incarnation_ = ended_max_ = 0;
+  replications_ = losses_ = 0;
   progress_at_ = context_.now;
   state_ = LeaderState();
   sequence_ = 0;
   next_restore_ = context_.now + kRestoreEveryUs;
+}
+
+Leader::MemberState* Leader::Find(NodeId node) {
+  const size_t at = leading_ ? context_.PositionOf(node) : Context::kNowhere;
+  if (at == Context::kNowhere) return nullptr;
+  ROPETEAM_CHECK(at < members_.size() && members_[at].id == node);
+  return &members_[at];
 }
 
 void Leader::OnView(const View& before) {
@@ -36,69 +44,110 @@ void Leader::OnView(const View& before) {
   if (!led)
     LOG_INFO("leading in epoch %llu, members %zu", static_cast<unsigned long long>(view.epoch),
              view.members.size());
-  for (auto member = members_.begin(); member != members_.end();) {
-    if (view.Contains(member->first)) {
-      ++member;
+  std::vector<MemberState> members(view.members.size());
+  for (size_t i = 0; i < members.size(); ++i) members[i].id = view.members[i].id;
+  for (MemberState& member : members_) {
+    const size_t at = context_.PositionOf(member.id);
+    if (at != Context::kNowhere) {
+      members[at].held = std::move(member.held);
+      members[at].heard_at = member.heard_at;
       continue;
     }
-    table_.Replace(member->first, member->second.inventory().report.copies, {});
-    incarnations_.Forget(member->first);
-    member = members_.erase(member);
+    table_.Replace(member.id, member.inventory().report.copies, {});
+    incarnations_.Forget(member.id);
+    redundancy_.SetLostLinks(member.id, {});
   }
-  for (const Member& member : view.members) members_.try_emplace(member.id);
-  ROPETEAM_CHECK(members_.size() == view.members.size());
-  for (auto& [node, member] : members_) {
-    member.answered = false;              // each tells again in this epoch,
-    member.acked = member.next_send = 0;  // and is told again
-  }
+  members_ = std::move(members);
+  answered_ = 0;  // each tells again in this epoch,
+  told_ = false;  // and is told again
+  acked_ = {{0, members_.size()}};
+  short_of_memory_ =
+      static_cast<size_t>(std::count_if(members_.begin(), members_.end(), [](const auto& member) {
+        return member.inventory().short_of_memory;
+      }));
   verifier_.OnView();
   latest_.TakeWaiting();  // they ask again in this epoch
   dirty_ = true;
 }
 
-bool Leader::complete() const {
-  return std::all_of(members_.begin(), members_.end(),
-                     [](const auto& member) { return member.second.answered; });
-}
-
 std::string Leader::Missing() const {
+  constexpr size_t kNamed = 4;
   std::string names;
-  for (const auto& [node, member] : members_)
-    if (!member.answered) names += (names.empty() ? "" : ", ") + context_.NameOf(node);
+  size_t missing = 0;
+  for (const MemberState& member : members_) {
+    if (member.answered || ++missing > kNamed) continue;
+    names += (names.empty() ? "" : ", ") + context_.NameOf(member.id);
+  }
+  if (missing > kNamed) names += " and " + std::to_string(missing - kNamed) + " more";
   return names;
 }
 
 void Leader::OnInventory(NodeId from, Inventory inventory) {
-  const auto member = members_.find(from);
-  if (!leading_ || member == members_.end()) return;  // it is sent again, to whoever leads then
+  MemberState* member = Find(from);
+  if (member == nullptr) return;  // it is sent again, to whoever leads then
   context_.Send(from, InventoryAck{inventory.sequence, false});
-  HeldInventory& held = member->second.held;
-  if (inventory.sequence > held.sequence()) Learn(from, &member->second, held.Replace(std::move(inventory)));
+  if (inventory.sequence <= member->held.sequence()) return;
+  short_of_memory_ -= member->inventory().short_of_memory ? 1 : 0;
+  Learn(member, member->held.Replace(std::move(inventory)));
 }
 
 void Leader::OnInventoryDelta(NodeId from, const InventoryDelta& delta) {
-  const auto member = members_.find(from);
-  if (!leading_ || member == members_.end()) return;
-  HeldInventory& held = member->second.held;
+  MemberState* member = Find(from);
+  if (member == nullptr) return;
+  const bool repeated = delta.sequence <= member->held.sequence();
+  const bool was_short = member->inventory().short_of_memory;
   std::optional<InventoryChange> change;
-  const bool repeated = delta.sequence <= held.sequence();
-  if (!repeated) change = held.Apply(delta);
+  if (!repeated) change = member->held.Apply(delta);
   context_.Send(from, InventoryAck{delta.sequence, !repeated && !change});
-  if (change) Learn(from, &member->second, *change);
+  if (!change) return;
+  short_of_memory_ -= was_short ? 1 : 0;
+  Learn(member, *change);
 }
 
-void Leader::Learn(NodeId from, MemberState* member, const InventoryChange& change) {
+void Leader::Learn(MemberState* member, const InventoryChange& change) {
   const Inventory& inventory = member->inventory();
-  table_.Replace(from, change.before, change.after);
-  if (change.life) incarnations_.Learn(inventory);
-  member->answered = true;
-  if (change.standing) member->heard_at = context_.now;
-  if (change.standing) redundancy_.SetLostLinks(from, inventory.report.lost_links);
-  if (change.life || change.sessions)
-    incarnations_.LearnRanks(from, inventory.report.sessions, inventory.asking_from);
+  short_of_memory_ += inventory.short_of_memory ? 1 : 0;
+  if (!member->answered) {
+    member->answered = true;
+    ++answered_;
+    ROPETEAM_CHECK(answered_ <= members_.size());
+  }
+  table_.Replace(member->id, change.before, change.after);
+  if (change.standing) {
+    member->heard_at = context_.now;
+    redundancy_.SetLostLinks(member->id, inventory.report.lost_links);
+  }
+  const bool newer = std::any_of(change.after.begin(), change.after.end(), [this](const CopyReport& copy) {
+    return copy.id.incarnation > incarnations_.life().incarnation;
+  });
+  if (change.life || newer) incarnations_.Learn(inventory);
+  if (change.life || change.seats)
+    incarnations_.LearnRanks(member->id, inventory.report.sessions, inventory.asking_from);
+  for (const SessionReport& session : change.sessions) {
+    if (!session.has_ended || session.incarnation < ended_incarnation_) continue;
+    if (session.incarnation > ended_incarnation_) ended_max_ = 0;
+    ended_incarnation_ = session.incarnation;
+    ended_max_ = std::max(ended_max_, session.newest_ended);
+    dirty_ = dirty_ || PassesOpenStep(session);
+  }
   if (table_.replications() != replications_) progress_at_ = context_.now;
   replications_ = table_.replications();
-  dirty_ = true;
+  if (redundancy_.OnCopies(member->id, change.after) || table_.losses() != losses_) RestoreSoon();
+  losses_ = table_.losses();
+  dirty_ = dirty_ || table_.version() != table_seen_ || incarnations_.version() != incarnation_seen_;
+}
+
+bool Leader::PassesOpenStep(const SessionReport& session) const {
+  const Incarnation current = incarnations_.life().incarnation;
+  if (session.incarnation != current || !session.has_ended) return false;
+  for (auto step = table_.steps().lower_bound({current, 0});
+       step != table_.steps().end() && step->first.step < session.newest_ended; ++step) {
+    if (step->second.committed || session.rank >= step->second.world_size) continue;
+    const bool open = std::find(session.open_steps.begin(), session.open_steps.end(), step->first.step) !=
+                      session.open_steps.end();
+    if (!open && step->second.ranks[session.rank].copies.empty()) return true;
+  }
+  return false;
 }
 
 void Leader::Flush() {
@@ -107,7 +156,7 @@ void Leader::Flush() {
   if (sequence_ == 0 && !PinWasHeard()) latest_.NoRankWasTold();
   Announce();
   SettleContested();
-  redundancy_.Restore(state_.keep, incarnations_.life().incarnation);
+  Restore();
 }
 
 // A rank is told what its incarnation restores when every member of the view has acknowledged it. So where some
@@ -115,7 +164,7 @@ void Leader::Flush() {
 bool Leader::PinWasHeard() const {
   const Life& life = incarnations_.life();
   return life.has_pin && std::all_of(members_.begin(), members_.end(), [&](const auto& member) {
-           const Life& known = member.second.inventory.life;
+           const Life& known = member.inventory().life;
            return known.incarnation != life.incarnation || known.forgotten ||
                   (known.has_pin && known.pin == life.pin);
          });
@@ -126,10 +175,12 @@ std::set<StepId> Leader::Hopeless() const {
   std::set<StepId> hopeless;
   const Incarnation current = incarnations_.life().incarnation;
   std::vector<std::pair<StepId, const StepTable::StepState*>> open_steps;
-  for (auto step = table_.steps().lower_bound({current, 0}); step != table_.steps().end(); ++step)
+  if (ended_incarnation_ != current) return hopeless;
+  for (auto step = table_.steps().lower_bound({current, 0});
+       step != table_.steps().end() && step->first.step < ended_max_; ++step)
     if (!step->second.committed) open_steps.emplace_back(step->first, &step->second);
-  for (const auto& [node, member] : members_) {
-    if (open_steps.empty()) break;
+  if (open_steps.empty()) return hopeless;
+  for (const MemberState& member : members_) {
     for (const SessionReport& session : member.inventory().report.sessions) {
       if (session.incarnation != current || !session.has_ended) continue;
       for (const auto& [id, step] : open_steps) {
@@ -159,8 +210,7 @@ RetentionPlan Leader::Retain() {
 
 // Which of the listed commits every member has acknowledged by now.
 void Leader::NoteMarked() {
-  uint64_t acked = UINT64_MAX;
-  for (const auto& [node, member] : members_) acked = std::min(acked, member.acked);
+  const uint64_t acked = acked_by_all();
   for (const auto& [id, sequence] : listed_)
     if (sequence <= acked && marked_.insert(id).second) dirty_ = true;
 }
@@ -230,20 +280,34 @@ void Leader::Announce() {
     for (const StepKey& key : state.committed) listed_.try_emplace(key.id, sequence_);
     state_ = std::move(state);
   }
-  for (auto& [node, member] : members_) {
-    if (!changed && member.next_send != 0) continue;  // told, or being told again by OnTimer()
-    member.next_send = context_.now + kRepeatUs;
-    context_.Send(node, state_);
-  }
+  table_seen_ = table_.version();
+  incarnation_seen_ = incarnations_.version();
+  if (!changed && told_) return;
+  told_ = true;
+  tell_again_after_ = kRepeatUs;
+  Tell();
 }
+
+void Leader::Tell() {
+  const std::string encoded = Encode(state_);
+  for (const MemberState& member : members_)
+    if (member.acked < sequence_) context_.SendEncoded(member.id, LeaderState::kKind, encoded);
+  tell_again_at_ = context_.now + tell_again_after_;
+  tell_again_after_ = std::min(2 * tell_again_after_, kRepeatMaxUs);
+}
+
+void Leader::Restore() {
+  next_restore_ = context_.now + kRestoreEveryUs;
+  redundancy_.Restore(state_.keep, incarnations_.life().incarnation);
+}
+
+void Leader::RestoreSoon() { next_restore_ = std::min(next_restore_, context_.now + kRestoreSoonUs); }
 
 // The arenas are full of steps that wait for copies there is no room for. The newest step that can be
 // produced is worth more than those before it.
 void Leader::GiveUpOlderSteps() {
   if (progress_at_ + kStuckUs > context_.now) return;
-  if (std::none_of(members_.begin(), members_.end(),
-                   [](const auto& member) { return member.second.inventory().short_of_memory; }))
-    return;
+  if (short_of_memory_ == 0) return;
   const Incarnation current = incarnations_.life().incarnation;
   const std::optional<StepId> newest = table_.NewestProducible(current);
   if (!newest) return;
@@ -259,9 +323,12 @@ void Leader::GiveUpOlderSteps() {
 }
 
 void Leader::OnStateAck(NodeId from, const LeaderStateAck& ack) {
-  const auto member = members_.find(from);
-  if (!leading_ || member == members_.end() || ack.sequence > sequence_) return;
-  member->second.acked = std::max(member->second.acked, ack.sequence);
+  MemberState* member = Find(from);
+  if (member == nullptr || ack.sequence > sequence_ || ack.sequence <= member->acked) return;
+  const auto before = acked_.find(member->acked);
+  ROPETEAM_CHECK(before != acked_.end() && before->second > 0);
+  if (--before->second == 0) acked_.erase(before);
+  ++acked_[member->acked = ack.sequence];
   NoteMarked();
   if (!may_decide() || !latest_.waiting() || !PinIsKnown()) return;
   for (const auto& [asker, question] : latest_.TakeWaiting())
@@ -270,21 +337,12 @@ void Leader::OnStateAck(NodeId from, const LeaderStateAck& ack) {
 
 void Leader::OnTimer() {
   if (!leading_ || !may_decide()) return;
-  // While a member has not spoken the state is still that of the view before, judged without what it has.
-  const bool judged = sequence_ != 0 && complete();
-  for (auto& [node, member] : members_) {
-    if (!judged || member.acked == sequence_ || member.next_send > context_.now) continue;
-    member.next_send = context_.now + kRepeatUs;
-    context_.Send(node, state_);
-  }
-  if (next_restore_ <= context_.now) {
-    next_restore_ = context_.now + kRestoreEveryUs;
-    if (complete()) {
-      GiveUpOlderSteps();
-      SettleContested();
-      redundancy_.Trim(marked_);
-      redundancy_.Restore(state_.keep, incarnations_.life().incarnation);
-    }
+  if (awaits_acks() && tell_again_at_ <= context_.now) Tell();
+  if (next_restore_ <= context_.now && complete()) {
+    GiveUpOlderSteps();
+    SettleContested();
+    redundancy_.Trim(marked_);
+    Restore();
   }
   verifier_.OnTimer();
 }
@@ -293,12 +351,10 @@ TimeUs Leader::NextTimer() const {
   TimeUs due = kNever;
   if (!leading_ || !context_.has_lease()) return due;
   if (!may_decide()) return decides_from_;
-  const bool judged = sequence_ != 0 && complete();
-  for (const auto& [node, member] : members_) {
-    if (judged && member.acked != sequence_) due = std::min(due, member.next_send);
-    if (member.inventory().short_of_memory) due = std::min(due, next_restore_);
-  }
-  if (redundancy_.NeedsWork(state_.keep) || redundancy_.NeedsTrim(marked_) || !table_.contested().empty())
+  if (awaits_acks()) due = tell_again_at_;
+  // A member that answers wakes up an incomplete leader.
+  if (complete() && (short_of_memory_ != 0 || !table_.contested().empty() || redundancy_.NeedsTrim(marked_) ||
+                     redundancy_.NeedsWork(state_.keep, incarnations_.life().incarnation)))
     due = std::min(due, next_restore_);
   return std::min(due, verifier_.NextTimer());
 }
@@ -306,14 +362,27 @@ TimeUs Leader::NextTimer() const {
 void Leader::CheckInvariants() const {
   if (!leading_) return;
   StepTable recomputed;
-  for (const auto& [node, member] : members_) recomputed.Replace(node, {}, member.inventory().report.copies);
+  size_t answered = 0;
+  size_t acked = 0;
+  for (const MemberState& member : members_) {
+    recomputed.Replace(member.id, {}, member.inventory().report.copies);
+    answered += member.answered ? 1 : 0;
+    ROPETEAM_CHECK(acked_.contains(member.acked));
+  }
+  for (const auto& [sequence, count] : acked_) acked += count;
+  ROPETEAM_CHECK(answered == answered_ && acked == members_.size());
+  incarnations_.CheckInvariants();
   ROPETEAM_CHECK(recomputed.steps().size() == table_.steps().size());
   for (const auto& [id, step] : table_.steps()) {
     const StepTable::StepState* again = recomputed.Find(id);
     ROPETEAM_CHECK(again != nullptr && again->world_size == step.world_size);
     ROPETEAM_CHECK(!(step.committed && (step.given_up || step.evictable)));
-    for (Rank rank = 0; rank < step.world_size; ++rank)
+    ROPETEAM_CHECK(again->copies == step.copies);
+    for (Rank rank = 0; rank < step.world_size; ++rank) {
       ROPETEAM_CHECK(again->ranks[rank].copies.size() == step.ranks[rank].copies.size());
+      ROPETEAM_CHECK(step.lacking.contains(rank) ==
+                     (!step.ranks[rank].replicated && !step.ranks[rank].copies.empty()));
+    }
   }
 }
 

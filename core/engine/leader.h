@@ -62,23 +62,33 @@ class Leader {
   void CheckInvariants() const;
 
  private:
-  static constexpr size_t kCommittedListedMax = 16;  // beyond K, for waits that are behind
+  // Committed steps in an announcement, beyond K: for members that missed one while the next were committed. A
+  // rank has at most 4 saves open.
+  static constexpr size_t kCommittedListedMax = 4;
 
   struct MemberState {
+    NodeId id = kNoNode;
     bool answered = false;  // in this epoch
     HeldInventory held;     // the newest, also of a former epoch
-    const Inventory& inventory() const { return held.inventory(); }
     TimeUs heard_at = 0;    // when its report came, without the lists
-    uint64_t acked = 0;
-    TimeUs next_send = 0;
+    uint64_t acked = 0;     // the newest announcement that it has acknowledged in this epoch
+    const Inventory& inventory() const { return held.inventory(); }
   };
 
-  void Begin();           // to lead
-  bool complete() const;  // every member has told in this epoch what it has
+  void Begin();  // to lead
+  MemberState* Find(NodeId node);
+  // Every member has told in this epoch what it has.
+  bool complete() const { return answered_ == members_.size(); }
   bool may_decide() const { return context_.has_lease() && decides_from_ <= context_.now; }
+  // Every member has acknowledged announcements up to this one.
+  uint64_t acked_by_all() const { return acked_.empty() ? 0 : acked_.begin()->first; }
+  bool awaits_acks() const { return told_ && acked_by_all() < sequence_; }
   std::string Missing() const;
-  void Learn(NodeId from, MemberState* member, const InventoryChange& change);
+  void Learn(MemberState* member, const InventoryChange& change);
+  // The session has gone on from a step that is not committed, and whose shard of its rank no node has.
+  bool PassesOpenStep(const SessionReport& session) const;
   void Announce();
+  void Tell();  // every member that has not acknowledged the newest announcement
   RetentionPlan Retain();
   std::set<StepId> Hopeless() const;
   void NoteMarked();
@@ -86,6 +96,8 @@ class Leader {
   std::vector<std::pair<NodeId, DropCopy>> Losers() const;
   void SettleContested();
   void GiveUpOlderSteps();
+  void Restore();
+  void RestoreSoon();
   // Every member knows what this incarnation restores: no leader that comes later can decide otherwise.
   bool PinIsKnown() const;
   // They may all have known it under the leader before.
@@ -102,18 +114,33 @@ class Leader {
 
   Context& context_;
   bool leading_ = false;
-  std::map<NodeId, MemberState> members_;
+  std::vector<MemberState> members_;  // as in the view
+  // What complete(), acked_by_all() and the like are answered from, without looking at every member.
+  size_t answered_ = 0;
+  size_t short_of_memory_ = 0;
+  std::map<uint64_t, size_t> acked_;  // announcements, by how many members have acknowledged none newer
   StepTable table_;
   Incarnations incarnations_;
   Latest latest_;
   Redundancy redundancy_;
   Verifier verifier_;
+  // Something that an announcement is made of may have changed.
   bool dirty_ = false;
+  uint64_t table_seen_ = 0;  // versions that the last announcement was made from
+  uint64_t incarnation_seen_ = 0;
   LeaderState state_;
   uint64_t sequence_ = 0;
   uint64_t pin_sequence_ = 0;  // of the first state that told this incarnation's pin
+  bool told_ = false;          // the newest announcement was sent to all in this epoch
+  TimeUs tell_again_at_ = kNever;
+  TimeUs tell_again_after_ = 0;
+  // The highest step that a session of the incarnation has ended: without a step before it that is open, none
+  // is hopeless.
+  Incarnation ended_incarnation_ = 0;
+  Step ended_max_ = 0;
   uint64_t replications_ = 0;  // of the table, when last looked at
-  TimeUs progress_at_ = 0;     // when that changed
+  uint64_t losses_ = 0;
+  TimeUs progress_at_ = 0;  // when that changed
   TimeUs next_restore_ = kNever;
   TimeUs decides_from_ = 0;
   std::map<StepId, uint64_t> listed_;  // committed steps, by the sequence of the state that first listed them

@@ -27,9 +27,8 @@ void Leader::OnQuestion(NodeId from, const Question& question) {
     return Reply(from, question.number,
                  Error(Code::kUnavailable, "the leader waits for the inventory of %s", Missing().c_str()));
   }
-  const auto asker = members_.find(from);
-  if (asker == members_.end() || question.number < asker->second.inventory().asking_from)
-    return;  // a late repeat
+  const MemberState* asker = Find(from);
+  if (asker == nullptr || question.number < asker->inventory().asking_from) return;  // a late repeat
   const bool decides = question.topic == Question::Topic::kJoin || question.topic == Question::Topic::kLatest;
   if (decides && !may_decide())
     return Reply(
@@ -64,16 +63,14 @@ void Leader::OnQuestion(NodeId from, const Question& question) {
 void Leader::AnswerJoin(NodeId from, uint64_t number, const JoinQuestion& join) {
   const Status admitted = incarnations_.Admit(from, number, join);
   if (!admitted.ok()) return Reply(from, number, admitted);
-  dirty_ = true;
+  dirty_ = dirty_ || incarnations_.version() != incarnation_seen_;
   Reply(from, number, OkStatus(), Encode(JoinReply{incarnations_.life()}));
 }
 
 bool Leader::PinIsKnown() const {
   return sequence_ != 0 && state_.life.has_pin &&
          state_.life.incarnation == incarnations_.life().incarnation &&
-         state_.life.pin == incarnations_.life().pin &&
-         std::all_of(members_.begin(), members_.end(),
-                     [this](const auto& member) { return member.second.acked >= pin_sequence_; });
+         state_.life.pin == incarnations_.life().pin && acked_by_all() >= pin_sequence_;
 }
 
 void Leader::AnswerLatest(NodeId from, uint64_t number, const LatestQuestion& latest) {
@@ -94,9 +91,8 @@ void Leader::AnswerLatest(NodeId from, uint64_t number, const LatestQuestion& la
                    Error(Code::kUnavailable, "%u of %u ranks and %zu of %u nodes are here", ranks,
                          incarnations_.life().world_size, members_.size(), context_.settings.nodes));
   }
-  const Life before = incarnations_.life();
   Result<StepId> step = latest_.Resolve(latest.incarnation, members_.size(), context_.settings);
-  if (incarnations_.life() != before) dirty_ = true;  // the pin is to be announced
+  dirty_ = dirty_ || incarnations_.version() != incarnation_seen_;  // the pin is to be announced
   const bool pinned = latest.incarnation != 0 && (step.ok() ? step->incarnation != latest.incarnation
                                                             : step.status().code() == Code::kNotFound);
   if (pinned && !PinIsKnown()) {
@@ -154,11 +150,9 @@ void Leader::AnswerReport(NodeId from, uint64_t number) {
   report.incarnation = incarnations_.life().incarnation;
   report.world_size = incarnations_.life().world_size;
   report.ranks_open = incarnations_.ranks_present();
-  for (const Member& member : context_.view.members) {
-    const auto known = members_.find(member.id);
-    if (known == members_.end()) continue;
-    report.nodes.push_back(known->second.inventory().report);
-    report.nodes.back().scrub.pass_ended_us_ago += context_.now - known->second.heard_at;
+  for (const MemberState& member : members_) {
+    report.nodes.push_back(member.inventory().report);
+    report.nodes.back().scrub.pass_ended_us_ago += context_.now - member.heard_at;
   }
   for (auto step = table_.steps().rbegin(); step != table_.steps().rend(); ++step)
     report.steps.push_back(Describe(step->first, step->second));

@@ -15,6 +15,9 @@ namespace ropeteam::engine {
 
 inline constexpr TimeUs kNever = UINT64_MAX;
 
+inline constexpr uint32_t kWorldMax = 131072;  // ROPETEAM_WORLD_MAX: 16,384 nodes of 8 ranks
+static_assert(kWorldMax >= 8 * kNodesMax);
+
 // A message that is not answered is repeated after so long. A message takes well under a millisecond between
 // two hosts and the leader a few to judge a thousand inventories; ten times that, and a lost message is still
 // not felt.
@@ -54,6 +57,13 @@ static_assert(kSilenceUs > 10 * kRepeatUs);
 // at 10 GB/s.
 inline constexpr TimeUs kOrderTimeoutUs = 10'000'000;
 inline constexpr TimeUs kRestoreEveryUs = 500'000;
+// After an order is done the next is given so soon: one look serves all that end meanwhile.
+inline constexpr TimeUs kRestoreSoonUs = 20'000;
+static_assert(kRestoreSoonUs < kRestoreEveryUs);
+// A holder may report its copy before the owner reports the shard: both wait for a window, and a message may be
+// lost. Only after so long is the owner's copy taken for lost.
+inline constexpr TimeUs kOrphanAfterUs = 300'000;
+static_assert(kOrphanAfterUs >= kInventoryWindowUs + 2 * kRepeatUs);
 static_assert(kRestoreEveryUs < kOrderTimeoutUs);
 // No shard has got its copies for so long while a node has no room for a replica: waiting longer will not
 // help. Time for 64 GiB at 10 GB/s, as above.

@@ -5,100 +5,147 @@
 
 #include "core/base/check.h"
 #include "core/base/log.h"
-#include "core/engine/placement.h"
 
 namespace ropeteam::engine {
 
-void Redundancy::ForgetSettled() {
+void Redundancy::Clear() {
+  orders_.clear();
+  load_.clear();
+  apart_.clear();
+  orphans_.clear();
+  demoting_.clear();
+}
+
+void Redundancy::SetLostLinks(NodeId node, const std::vector<LostLinkReport>& links) {
+  apart_.erase(node);
+  for (const LostLinkReport& link : links) apart_[node].insert(link.peer);
+}
+
+size_t Redundancy::LoadOf(NodeId node) const {
+  const auto load = load_.find(node);
+  return load == load_.end() ? 0 : load->second;
+}
+
+void Redundancy::Count(const Order& order) {
+  ROPETEAM_CHECK(order.source != order.target);
+  for (const NodeId node : {order.source, order.target}) ROPETEAM_CHECK(++load_[node] <= kOrdersPerNodeMax);
+}
+
+void Redundancy::Uncount(const Order& order) {
+  for (const NodeId node : {order.source, order.target}) {
+    const auto load = load_.find(node);
+    ROPETEAM_CHECK(load != load_.end() && load->second > 0);
+    if (--load->second == 0) load_.erase(load);
+  }
+}
+
+bool Redundancy::OnCopies(NodeId node, const std::vector<CopyReport>& copies) {
+  if (orders_.empty()) return false;
+  bool done = false;
+  for (const CopyReport& copy : copies) {
+    const auto orders = orders_.find(copy.id);
+    if (orders == orders_.end() || !Counts(copy.role)) continue;
+    std::erase_if(orders->second, [&](const Order& order) {
+      if (order.target != node) return false;
+      Uncount(order);
+      return done = true;
+    });
+    if (orders->second.empty()) orders_.erase(orders);
+  }
+  return done;
+}
+
+void Redundancy::ForgetLate() {
   for (auto& [shard, orders] : orders_) {
     const StepTable::StepState* step = table_.Find(StepOf(shard));
     std::erase_if(orders, [&](const Order& order) {
-      if (step == nullptr || shard.rank >= step->world_size || order.until <= context_.now ||
-          !context_.view.Contains(order.source) || !context_.view.Contains(order.target))
-        return true;
-      const auto& copies = step->ranks[shard.rank].copies;
-      return std::any_of(copies.begin(), copies.end(),
-                         [&](const auto& copy) { return copy.node == order.target && Counts(copy.role); });
+      if (step != nullptr && shard.rank < step->world_size && order.until > context_.now &&
+          context_.Contains(order.source) && context_.Contains(order.target))
+        return false;
+      Uncount(order);
+      return true;
     });
   }
   std::erase_if(orders_, [](const auto& entry) { return entry.second.empty(); });
 }
 
+const RankSet& Redundancy::ToRestore(const StepId& id, const StepTable::StepState& step,
+                                     Incarnation current) const {
+  return step.committed || id.incarnation != current ? step.lacking : step.orphans;
+}
+
+bool Redundancy::WaitsForOwner(const ShardId& shard) {
+  const auto since = orphans_.try_emplace(shard, context_.now).first->second;
+  return context_.now < since + kOrphanAfterUs;
+}
+
 void Redundancy::Restore(const std::vector<StepKey>& keep, Incarnation current) {
-  ForgetSettled();
-  Load load;
-  for (const auto& [shard, orders] : orders_) {
-    for (const Order& order : orders) {
-      ++load[order.source];
-      ++load[order.target];
-    }
+  ForgetLate();
+  std::erase_if(orphans_, [this](const auto& orphan) {
+    const StepTable::StepState* step = table_.Find(StepOf(orphan.first));
+    return step == nullptr || step->committed || orphan.first.rank >= step->world_size ||
+           !step->orphans.contains(orphan.first.rank);
+  });
+  for (auto key = keep.rbegin(); key != keep.rend(); ++key) {
+    const StepTable::StepState* step = table_.Find(key->id);
+    if (step == nullptr) continue;
+    const RankSet& ranks = ToRestore(key->id, *step, current);
+    ranks.ForEach([&](Rank rank) {
+      const ShardId shard{key->id.incarnation, key->id.step, rank};
+      if (&ranks == &step->orphans && WaitsForOwner(shard)) return;
+      OrderCopies(shard, step->ranks[rank]);
+    });
   }
-  for (auto key = keep.rbegin(); key != keep.rend(); ++key)
-    if (const StepTable::StepState* step = table_.Find(key->id)) OrderCopies(key->id, *step, current, &load);
 }
 
-// Nodes that have the shard as a cache first: there not a byte need move to make it a replica.
-std::vector<NodeId> Redundancy::TargetsOf(const StepTable::RankState& state,
-                                          const StepTable::Copy& source) const {
-  std::vector<NodeId> targets;
+bool Redundancy::MayTake(const StepTable::RankState& state, const std::vector<Order>& orders, NodeId source,
+                         NodeId target) const {
+  const auto apart = apart_.find(source);
+  if (target == source || LoadOf(target) >= kOrdersPerNodeMax ||
+      (apart != apart_.end() && apart->second.contains(target)))
+    return false;
+  return std::none_of(state.copies.begin(), state.copies.end(),
+                      [&](const auto& copy) { return copy.node == target && Counts(copy.role); }) &&
+         std::none_of(orders.begin(), orders.end(),
+                      [&](const Order& order) { return order.target == target; });
+}
+
+void Redundancy::OrderCopies(const ShardId& shard, const StepTable::RankState& state) {
+  ROPETEAM_CHECK(!state.replicated && state.good <= state.replicas);
+  const StepTable::Copy* source = nullptr;
+  for (const StepTable::Copy& copy : state.copies) {
+    if (!copy.bad.empty() || copy.content != state.content) continue;
+    if (source == nullptr || LoadOf(copy.node) < LoadOf(source->node)) source = &copy;
+  }
+  if (source == nullptr || LoadOf(source->node) >= kOrdersPerNodeMax) return;
+  const auto known = orders_.find(shard);
+  std::vector<Order> orders = known == orders_.end() ? std::vector<Order>() : known->second;
+  size_t missing = size_t{state.replicas} + 1 - state.good;
+  missing -= std::min(missing, orders.size());
+  const auto order_copy = [&](NodeId target) {
+    if (missing == 0 || LoadOf(source->node) >= kOrdersPerNodeMax ||
+        !MayTake(state, orders, source->node, target))
+      return;
+    orders.push_back({source->node, target, context_.now + kOrderTimeoutUs});
+    Count(orders.back());
+    --missing;
+    LOG_INFO("order a copy of %s from %s to %s", shard.ToString().c_str(),
+             context_.NameOf(source->node).c_str(), context_.NameOf(target).c_str());
+    context_.Send(source->node, CopyOrder{{shard}, target});
+  };
+  // Nodes that have the shard as a cache first: there not a byte need move to make it a replica.
   for (const StepTable::Copy& copy : state.copies)
-    if (!Counts(copy.role) && copy.bad.empty() && copy.content == state.content && copy.node != source.node)
-      targets.push_back(copy.node);
-  const std::vector<NodeId> holders = HoldersOf(context_.view, source.node, state.replicas);
-  targets.insert(targets.end(), holders.begin(), holders.end());
-  std::erase_if(targets, [&](NodeId target) { return apart_.contains({source.node, target}); });
-  return targets;
+    if (!Counts(copy.role) && copy.bad.empty() && copy.content == state.content) order_copy(copy.node);
+  const Placement::Holders holders = context_.placement.HoldersOf(source->node, state.replicas);
+  const size_t tried = std::min(holders.size(), kTargetsTriedMax + state.replicas);
+  for (size_t i = 0; i < tried && missing > 0; ++i) order_copy(holders[i]);
+  if (!orders.empty()) orders_[shard] = std::move(orders);
 }
 
-void Redundancy::SetLostLinks(NodeId node, const std::vector<LostLinkReport>& links) {
-  std::erase_if(apart_, [node](const auto& pair) { return pair.first == node; });
-  for (const LostLinkReport& link : links) apart_.insert({node, link.peer});
-}
-
-void Redundancy::OrderCopies(const StepId& id, const StepTable::StepState& step, Incarnation current,
-                             Load* load) {
-  for (Rank rank = 0; rank < step.world_size; ++rank) {
-    const StepTable::RankState& state = step.ranks[rank];
-    if (state.replicated || state.copies.empty()) continue;
-    const ShardId shard{id.incarnation, id.step, rank};
-    const StepTable::Copy* source = nullptr;
-    bool owner_lives = false;
-    for (const StepTable::Copy& copy : state.copies) {
-      owner_lives = owner_lives || copy.role == Role::kOwn;
-      if (!copy.bad.empty() || copy.content != state.content) continue;
-      if (source == nullptr || (*load)[copy.node] < (*load)[source->node]) source = &copy;
-    }
-    // Before the commit the owner sees to the copies itself.
-    if (owner_lives && !step.committed && id.incarnation == current) continue;
-    if (source == nullptr) continue;
-    std::vector<Order>& orders = orders_[shard];
-    ROPETEAM_CHECK(state.good <= state.replicas);
-    size_t missing = size_t{state.replicas} + 1 - state.good;
-    missing -= std::min(missing, orders.size());
-    for (const NodeId target : TargetsOf(state, *source)) {
-      if (missing == 0 || (*load)[source->node] >= kOrdersPerNodeMax) break;
-      const bool has = std::any_of(state.copies.begin(), state.copies.end(), [&](const auto& copy) {
-        return copy.node == target && Counts(copy.role);
-      });
-      const bool ordered = std::any_of(orders.begin(), orders.end(),
-                                       [&](const Order& order) { return order.target == target; });
-      if (has || ordered || (*load)[target] >= kOrdersPerNodeMax) continue;
-      ROPETEAM_CHECK(target != source->node);
-      orders.push_back({source->node, target, context_.now + kOrderTimeoutUs});
-      ++(*load)[source->node];
-      ++(*load)[target];
-      --missing;
-      LOG_INFO("order a copy of %s from %s to %s", shard.ToString().c_str(),
-               context_.NameOf(source->node).c_str(), context_.NameOf(target).c_str());
-      context_.Send(source->node, CopyOrder{{shard}, target});
-    }
-  }
-}
-
-bool Redundancy::NeedsWork(const std::vector<StepKey>& keep) const {
-  return std::any_of(keep.begin(), keep.end(), [this](const StepKey& key) {
+bool Redundancy::NeedsWork(const std::vector<StepKey>& keep, Incarnation current) const {
+  return std::any_of(keep.begin(), keep.end(), [&](const StepKey& key) {
     const StepTable::StepState* step = table_.Find(key.id);
-    return step != nullptr && step->ranks_replicated != step->world_size;
+    return step != nullptr && !ToRestore(key.id, *step, current).empty();
   });
 }
 
@@ -108,13 +155,15 @@ NodeId Redundancy::LeastWanted(const StepTable::RankState& state) const {
                                 [](const auto& copy) { return copy.role == Role::kOwn; });
   ROPETEAM_CHECK(!state.copies.empty());
   const NodeId base = own == state.copies.end() ? state.copies.front().node : own->node;
-  const std::vector<NodeId> order = HoldersOf(context_.view, base, state.replicas);
+  const Placement::Holders holders = context_.placement.HoldersOf(base, state.replicas);
+  const size_t looked_at = std::min(holders.size(), kTargetsTriedMax + state.replicas);
   NodeId least = kNoNode;
   size_t least_place = 0;
   for (const StepTable::Copy& copy : state.copies) {
     if (copy.role != Role::kReplica || !copy.bad.empty() || copy.content != state.content) continue;
-    const auto found = std::find(order.begin(), order.end(), copy.node);
-    const size_t place = copy.node == base ? 0 : static_cast<size_t>(found - order.begin()) + 1;
+    size_t place = 0;  // of the base; beyond those looked at all are alike
+    if (copy.node != base)
+      for (place = 1; place <= looked_at && holders[place - 1] != copy.node;) ++place;
     if (least != kNoNode && place <= least_place) continue;
     least = copy.node;
     least_place = place;
@@ -133,20 +182,19 @@ void Redundancy::Trim(const std::set<StepId>& marked) {
   });
   for (const StepId& id : marked) {
     const StepTable::StepState* step = table_.Find(id);
-    if (step == nullptr || step->ranks_surplus == 0) continue;
-    for (Rank rank = 0; rank < step->world_size; ++rank) {
-      if (!step->ranks[rank].surplus) continue;
+    if (step == nullptr || step->surplus.empty()) continue;
+    step->surplus.ForEach([&](Rank rank) {
       const ShardId shard{id.incarnation, id.step, rank};
       const NodeId node = demoting_.try_emplace(shard, LeastWanted(step->ranks[rank])).first->second;
       if (node != kNoNode) context_.Send(node, DemoteCopy{{shard}, step->ranks[rank].content});
-    }
+    });
   }
 }
 
 bool Redundancy::NeedsTrim(const std::set<StepId>& marked) const {
   return std::any_of(marked.begin(), marked.end(), [this](const StepId& id) {
     const StepTable::StepState* step = table_.Find(id);
-    return step != nullptr && step->ranks_surplus != 0;
+    return step != nullptr && !step->surplus.empty();
   });
 }
 

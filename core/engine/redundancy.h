@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <map>
 #include <set>
-#include <utility>
+#include <unordered_map>
 #include <vector>
 
 #include "core/engine/context.h"
@@ -21,48 +21,56 @@ class Redundancy {
  public:
   Redundancy(Context* context, const StepTable* table) : context_(*context), table_(*table) {}
 
-  void Clear() {
-    demoting_.clear();
-    orders_.clear();
-    apart_.clear();
-  }
+  void Clear();
   // Members that `node` cannot reach: it is not ordered to copy to them.
   void SetLostLinks(NodeId node, const std::vector<LostLinkReport>& links);
-  // Forgets orders that are done, late or pointless, and orders what is missing of the kept steps, oldest
-  // first. `current`: the world's incarnation.
+  // Copies that a node has now. True when an order is done by one: its nodes have room for the next.
+  bool OnCopies(NodeId node, const std::vector<CopyReport>& copies);
+  // Forgets orders that are late or pointless, and orders what is missing of the kept steps, oldest first.
+  // `current`: the world's incarnation. Looks at shards that lack copies only.
   void Restore(const std::vector<StepKey>& keep, Incarnation current);
   // Has replicas become caches where a shard has more copies than 1 + R (a node came back after its copies were
   // made anew, a rank restored on another node): memory is paid for 1 + R. Only of steps that every member has
   // marked: what is counted for those has been counted.
   void Trim(const std::set<StepId>& marked);
   bool NeedsTrim(const std::set<StepId>& marked) const;
-  // Some kept step lacks copies: Restore() is due now and then.
-  bool NeedsWork(const std::vector<StepKey>& keep) const;
+  // Some kept step lacks copies that this class sees to: Restore() is due now and then.
+  bool NeedsWork(const std::vector<StepKey>& keep, Incarnation current) const;
 
  private:
   // Orders outstanding at one source or target: restoring redundancy is paced by its slowest resource, a
   // node's link.
   static constexpr size_t kOrdersPerNodeMax = 2;
+  // Of the nodes that could take a copy so many are looked at; if all of them are busy, the next Restore()
+  // looks again. A large cluster is not searched for each shard.
+  static constexpr size_t kTargetsTriedMax = 64;
 
   struct Order {
     NodeId source = kNoNode;
     NodeId target = kNoNode;
     TimeUs until = 0;
   };
-  using Load = std::map<NodeId, size_t>;  // orders outstanding
-  void ForgetSettled();
-  void OrderCopies(const StepId& id, const StepTable::StepState& step, Incarnation current, Load* load);
-
   // The replica that is wanted least; kNoNode: none can go.
   NodeId LeastWanted(const StepTable::RankState& state) const;
-  std::vector<NodeId> TargetsOf(const StepTable::RankState& state, const StepTable::Copy& source) const;
+  void ForgetLate();
+  void Count(const Order& order);  // at its two nodes
+  void Uncount(const Order& order);
+  size_t LoadOf(NodeId node) const;  // orders outstanding at it
+  const RankSet& ToRestore(const StepId& id, const StepTable::StepState& step, Incarnation current) const;
+  // An own copy that has not been reported yet is probably on its way: orphans wait for a while.
+  bool WaitsForOwner(const ShardId& shard);
+  void OrderCopies(const ShardId& shard, const StepTable::RankState& state);
+  bool MayTake(const StepTable::RankState& state, const std::vector<Order>& orders, NodeId source,
+               NodeId target) const;
 
   Context& context_;
   const StepTable& table_;
-  std::set<std::pair<NodeId, NodeId>> apart_;  // the first does not reach the second
+  std::map<NodeId, std::set<NodeId>> apart_;  // the first does not reach these
   std::map<ShardId, std::vector<Order>> orders_;
   // Replicas that are becoming caches, one a shard: until its node has said so it counts, and no other may go.
   std::map<ShardId, NodeId> demoting_;
+  std::unordered_map<NodeId, size_t> load_;
+  std::map<ShardId, TimeUs> orphans_;  // of uncommitted steps of the current incarnation, since when
 };
 
 }  // namespace ropeteam::engine

@@ -2,12 +2,12 @@
 #include "core/engine/step_table.h"
 
 #include <algorithm>
-#include <set>
 #include <tuple>
 
 #include "core/base/check.h"
 #include "core/base/log.h"
 #include "core/engine/copy_rules.h"
+#include "core/engine/limits.h"
 
 namespace ropeteam::engine {
 namespace {
@@ -117,34 +117,33 @@ std::vector<StepId> StepTable::CommittedNewestFirst(size_t count) const {
 void StepTable::Recount(const StepId& id, StepState* step, Rank rank) {
   RankState& state = step->ranks[rank];
   step->ranks_producible -= state.producible ? 1 : 0;
-  step->ranks_surplus -= state.surplus ? 1 : 0;
   const bool was_replicated = state.replicated;
   step->ranks_replicated -= was_replicated ? 1 : 0;
-  step->ranks_surplus -= state.surplus ? 1 : 0;
   const bool one_content = OneContent(state.copies);
   if (!step->committed || !StaysCounted(state.copies, state.content))
     state.content = ChooseContent(state.copies);
   const ShardId shard{id.incarnation, id.step, rank};
-  if (one_content) {
-    contested_.erase(shard);
-  } else {
-    contested_.insert(shard);
-  }
+  const bool changed = one_content ? contested_.erase(shard) != 0 : contested_.insert(shard).second;
+  if (changed) ++version_;
   state.good =
       static_cast<uint32_t>(std::count_if(state.copies.begin(), state.copies.end(), [&](const Copy& copy) {
         return copy.bad.empty() && Counts(copy.role) && copy.content == state.content;
       }));
   state.producible = Producible(state.copies, state.content);
   state.replicated = state.good > state.replicas;
-  state.surplus = state.good > uint64_t{state.replicas} + 1;
-  step->ranks_surplus += state.surplus ? 1 : 0;
   step->ranks_producible += state.producible ? 1 : 0;
   step->ranks_replicated += state.replicated ? 1 : 0;
-  state.surplus = state.good > uint64_t{state.replicas} + 1;
-  step->ranks_surplus += state.surplus ? 1 : 0;
   ROPETEAM_CHECK(!state.replicated || state.producible);
   ROPETEAM_CHECK(step->ranks_producible <= step->world_size && step->ranks_replicated <= step->world_size);
   replications_ += state.replicated && !was_replicated ? 1 : 0;
+  losses_ += was_replicated && !state.replicated ? 1 : 0;
+  const bool lacking = !state.replicated && !state.copies.empty();
+  const bool owned = std::any_of(state.copies.begin(), state.copies.end(),
+                                 [](const Copy& copy) { return copy.role == Role::kOwn; });
+  step->surplus.Set(rank, state.good > uint64_t{state.replicas} + 1);
+  step->lacking.Set(rank, lacking);
+  step->orphans.Set(rank, lacking && !owned);
+  if (state.copies.empty() && !step->committed) ++version_;
 }
 
 bool StepTable::MayCommit(const StepId& id, const StepState& step) const {
@@ -161,6 +160,7 @@ void StepTable::Bar(Incarnation current, const StepId& restored) {
 void StepTable::GiveUp(const StepId& id) {
   const auto step = steps_.find(id);
   ROPETEAM_CHECK(step != steps_.end() && !step->second.committed);
+  if (!step->second.given_up) ++version_;
   step->second.given_up = true;
 }
 
@@ -170,47 +170,72 @@ void StepTable::AllowEviction(const StepId& id) {
   step->second.evictable = true;
 }
 
+void StepTable::Remove(NodeId node, const CopyReport& copy) {
+  const auto step = steps_.find(StepOf(copy.id));
+  if (step == steps_.end() || copy.id.rank >= step->second.world_size) return;
+  step->second.copies -= std::erase_if(step->second.ranks[copy.id.rank].copies,
+                                       [node](const Copy& of) { return of.node == node; });
+}
+
+bool StepTable::Add(NodeId node, const CopyReport& copy) {
+  // No store seals such a shard.
+  if (copy.id.rank >= copy.world_size || copy.world_size > kWorldMax) return false;
+  StepState& step = steps_[StepOf(copy.id)];
+  if (step.world_size == 0) {
+    step.world_size = copy.world_size;
+    step.ranks.resize(copy.world_size);
+    step.lacking.Resize(copy.world_size);
+    step.orphans.Resize(copy.world_size);
+    step.surplus.Resize(copy.world_size);
+    ++version_;
+  }
+  if (step.world_size != copy.world_size) {
+    LOG_ERROR("%s of a world of %u ignored: the step's world has %u", copy.id.ToString().c_str(),
+              copy.world_size, step.world_size);
+    return false;
+  }
+  RankState& rank = step.ranks[copy.id.rank];
+  rank.copies.push_back({node, copy.role, copy.bad, copy.content, copy.committed, copy.seated});
+  ++step.copies;
+  rank.bytes = copy.stream_bytes;
+  rank.replicas = copy.replicas;
+  if (copy.committed) {
+    if (!step.committed) ++version_;
+    step.committed = true;
+    step.given_up = step.evictable = false;  // by a leader that did not know
+  }
+  return true;
+}
+
 void StepTable::Replace(NodeId node, const std::vector<CopyReport>& before,
                         const std::vector<CopyReport>& after) {
   const std::vector<const CopyReport*> old_copies = Ordered(before);
   const std::vector<const CopyReport*> new_copies = Ordered(after);
-  std::set<StepId> touched;
+  std::vector<ShardId> touched;
   ForEachMissing(old_copies, new_copies, [&](const CopyReport& copy) {
-    const auto step = steps_.find(StepOf(copy.id));
-    if (step == steps_.end() || copy.id.rank >= step->second.world_size) return;
-    std::erase_if(step->second.ranks[copy.id.rank].copies, [node](const Copy& c) { return c.node == node; });
-    Recount(step->first, &step->second, copy.id.rank);
-    touched.insert(step->first);
+    Remove(node, copy);
+    touched.push_back(copy.id);
   });
   ForEachMissing(new_copies, old_copies, [&](const CopyReport& copy) {
-    if (copy.id.rank >= copy.world_size) return;  // no store seals such a shard
-    StepState& step = steps_[StepOf(copy.id)];
-    if (step.world_size == 0) {
-      step.world_size = copy.world_size;
-      step.ranks.resize(copy.world_size);
-    }
-    if (step.world_size != copy.world_size) {
-      LOG_ERROR("%s of a world of %u ignored: the step's world has %u", copy.id.ToString().c_str(),
-                copy.world_size, step.world_size);
-      return;
-    }
-    RankState& rank = step.ranks[copy.id.rank];
-    rank.copies.push_back({node, copy.role, copy.bad, copy.content, copy.committed, copy.seated});
-    rank.bytes = copy.stream_bytes;
-    rank.replicas = copy.replicas;
-    if (copy.committed) {
-      step.committed = true;
-      step.given_up = step.evictable = false;  // by a leader that did not know
-    }
-    Recount(StepOf(copy.id), &step, copy.id.rank);
-    touched.insert(StepOf(copy.id));
+    if (Add(node, copy)) touched.push_back(copy.id);
   });
-  for (const StepId& id : touched) {
+  std::sort(touched.begin(), touched.end());
+  touched.erase(std::unique(touched.begin(), touched.end()), touched.end());
+  for (size_t i = 0; i < touched.size();) {
+    const StepId id = StepOf(touched[i]);
     const auto step = steps_.find(id);
-    ROPETEAM_CHECK(step != steps_.end());
-    const bool empty = std::all_of(step->second.ranks.begin(), step->second.ranks.end(),
-                                   [](const RankState& rank) { return rank.copies.empty(); });
-    if (empty) steps_.erase(step);
+    const size_t begin = i;
+    while (i < touched.size() && StepOf(touched[i]) == id) ++i;
+    if (step == steps_.end()) continue;
+    const Standing standing = StandingOf(step->second);
+    for (size_t at = begin; at < i; ++at)
+      if (touched[at].rank < step->second.world_size) Recount(id, &step->second, touched[at].rank);
+    if (step->second.copies == 0) {
+      steps_.erase(step);
+      ++version_;
+    } else if (StandingOf(step->second) != standing) {
+      ++version_;
+    }
   }
 }
 
@@ -220,6 +245,7 @@ std::vector<StepId> StepTable::Commit() {
     if (!MayCommit(id, step) || step.ranks_replicated != step.world_size) continue;
     ROPETEAM_CHECK(step.producible() && step.world_size > 0);
     step.committed = true;
+    ++version_;
     committed.push_back(id);
   }
   return committed;

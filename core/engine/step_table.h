@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/engine/messages.h"
+#include "core/engine/rank_set.h"
 
 namespace ropeteam::engine {
 
@@ -31,7 +32,6 @@ class StepTable {
     uint32_t replicas = 0;
     bool producible = false;
     bool replicated = false;
-    bool surplus = false;
     uint32_t good = 0;  // copies that count: not bad, no caches, of the content that counts
     // Of copies with different bytes one content counts: that of a copy marked as committed; else of the copy
     // on the node where the rank is open; else the one with most copies. It does not change after the commit, except to one that was marked before.
@@ -42,7 +42,10 @@ class StepTable {
     std::vector<RankState> ranks;
     uint32_t ranks_producible = 0;
     uint32_t ranks_replicated = 0;
-    uint32_t ranks_surplus = 0;  // with more good copies than 1 + R
+    uint64_t copies = 0;  // of all ranks; the step is forgotten with the last
+    RankSet lacking;      // ranks that have a copy, and fewer than they need
+    RankSet orphans;      // those of them without an own copy: no node sees to them of itself
+    RankSet surplus;      // ranks that have more good copies than 1 + R
     bool committed = false;
     bool given_up = false;   // its copies are being released: it must not be committed any more
     bool evictable = false;  // its copies may go where memory is wanted: likewise
@@ -67,10 +70,26 @@ class StepTable {
   const std::set<ShardId>& contested() const { return contested_; }
   void GiveUp(const StepId& id);
   void AllowEviction(const StepId& id);
-  // Grows whenever a shard gets the last copy it lacked.
+  // Grows whenever a shard gets the last copy it lacked, and whenever it loses one it needs.
   uint64_t replications() const { return replications_; }
+  uint64_t losses() const { return losses_; }
+  // Grows when a step comes or goes, or something that is decided by has changed: whether it can be produced,
+  // is committed or could be, and which shards are contested; or when an uncommitted step has lost all copies
+  // of a rank.
+  uint64_t version() const { return version_; }
 
  private:
+  struct Standing {
+    bool producible = false;
+    bool replicated = false;
+    bool committed = false;
+    friend bool operator==(const Standing&, const Standing&) = default;
+  };
+  static Standing StandingOf(const StepState& step) {
+    return {step.producible(), step.ranks_replicated == step.world_size, step.committed};
+  }
+  void Remove(NodeId node, const CopyReport& copy);
+  bool Add(NodeId node, const CopyReport& copy);
   void Recount(const StepId& id, StepState* step, Rank rank);
   bool MayCommit(const StepId& id, const StepState& step) const;
   std::map<StepId, StepState> steps_;
@@ -78,6 +97,8 @@ class StepTable {
   Incarnation barred_before_ = 0;
   StepId barred_after_;
   uint64_t replications_ = 0;
+  uint64_t losses_ = 0;
+  uint64_t version_ = 0;
 };
 
 }  // namespace ropeteam::engine
