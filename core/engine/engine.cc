@@ -154,6 +154,7 @@ void Engine::Impl::ApplyLease(TimeUs valid_until) {
     if (lease_lost_) LOG_INFO("lease is valid again, replication and commits go on");
     lease_lost_ = false;
     context_.inventory_dirty = true;
+    inventory_.OnLease();
     parts_.transfers.Resume();
     parts_.leader.OnLease();
   }

@@ -275,6 +275,11 @@ void InventorySender::OnView(NodeId leader) {
   due_now_ = true;
 }
 
+void InventorySender::OnLease() {
+  repeat_at_ = 0;
+  repeat_after_ = kRepeatUs / 2;
+}
+
 void InventorySender::OnAck(NodeId from, const InventoryAck& ack) {
   if (from != leader_ || !in_flight_ || ack.sequence != sent_.sequence) return;
   in_flight_ = false;

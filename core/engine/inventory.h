@@ -67,6 +67,8 @@ class InventorySender {
  public:
   // A new epoch: its leader is told again, what it has from this node if it is the same instance, all if not.
   void OnView(NodeId leader);
+  // Messages may pass again: what is unanswered is repeated at once, and then as after the first time.
+  void OnLease();
   // Something that the leader should know has changed.
   void OnChange() { changed_ = true; }
   void OnAck(NodeId from, const InventoryAck& ack);

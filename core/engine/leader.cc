@@ -335,6 +335,12 @@ void Leader::OnStateAck(NodeId from, const LeaderStateAck& ack) {
     AnswerLatest(asker.first, asker.second, question);
 }
 
+void Leader::OnLease() {
+  dirty_ = true;
+  tell_again_at_ = context_.now;
+  tell_again_after_ = kRepeatUs;
+}
+
 void Leader::OnTimer() {
   if (!leading_ || !may_decide()) return;
   if (awaits_acks() && tell_again_at_ <= context_.now) Tell();

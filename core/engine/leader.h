@@ -56,7 +56,7 @@ class Leader {
   void OnVerifyResult(NodeId from, const VerifyResult& result);
   void Flush();  // at the end of an input: judge and announce what has changed
   void OnTimer();
-  void OnLease() { dirty_ = true; }  // there is one again
+  void OnLease();  // there is one again
   TimeUs NextTimer() const;
   bool leading() const { return leading_; }
   void CheckInvariants() const;
@@ -64,7 +64,7 @@ class Leader {
  private:
   // Committed steps in an announcement, beyond K: for members that missed one while the next were committed. A
   // rank has at most 4 saves open.
-  static constexpr size_t kCommittedListedMax = 4;
+  static constexpr size_t kCommittedListedMax = 16;
 
   struct MemberState {
     NodeId id = kNoNode;

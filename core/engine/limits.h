@@ -24,7 +24,7 @@ static_assert(kWorldMax >= 8 * kNodesMax);
 inline constexpr TimeUs kRepeatUs = 100'000;
 
 // The next repeat comes after twice as long, up to this. A leader that is behind gets less to do, not more.
-inline constexpr TimeUs kRepeatMaxUs = 1'600'000;
+inline constexpr TimeUs kRepeatMaxUs = 800'000;
 static_assert(kRepeatMaxUs >= 4 * kRepeatUs);
 
 // While copies are being made on a node its inventories are so far apart at least: the seals of 8 ranks and
