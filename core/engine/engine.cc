@@ -347,6 +347,7 @@ void Engine::Impl::Drop(const DropCopy& drop) {
 
 void Engine::Impl::Demote(const DemoteCopy& demote) {
   const SealedShard* shard = context_.store.Find(demote.shard.id);
+  if (demote.inventory != inventory_.sequence()) return;
   if (shard == nullptr || shard->content != demote.content || shard->role != Role::kReplica) return;
   LOG_DEBUG("%s is a cache here from now on: it has copies enough elsewhere",
             demote.shard.id.ToString().c_str());

@@ -78,6 +78,7 @@ class InventorySender {
   TimeUs Due(bool more_soon, bool counters) const;
   // The message that is due: a repeat of the unanswered one, or one that makes `current` known.
   bool in_flight() const { return in_flight_; }
+  uint64_t sequence() const { return sequence_; }  // of the newest that was sent
   struct Message {
     Kind kind = Kind::kInventory;
     std::string payload;

@@ -347,7 +347,11 @@ void Leader::OnTimer() {
   if (next_restore_ <= context_.now && complete()) {
     GiveUpOlderSteps();
     SettleContested();
-    redundancy_.Trim(marked_);
+    if (redundancy_.NeedsTrim(marked_)) {
+      std::map<NodeId, uint64_t> inventories;
+      for (const MemberState& member : members_) inventories[member.id] = member.held.sequence();
+      redundancy_.Trim(marked_, inventories);
+    }
     Restore();
   }
   verifier_.OnTimer();

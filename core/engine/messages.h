@@ -356,7 +356,8 @@ struct DemoteCopy {
   static constexpr Kind kKind = Kind::kDemoteCopy;
   ShardKey shard;
   uint64_t content = 0;
-  auto Fields() { return std::tie(shard, content); }
+  uint64_t inventory = 0;  // of the node, that this was judged by: an order that comes late is none
+  auto Fields() { return std::tie(shard, content, inventory); }
 };
 struct VerifyOrder {
   static constexpr Kind kKind = Kind::kVerifyOrder;

@@ -32,7 +32,8 @@ class Redundancy {
   // Has replicas become caches where a shard has more copies than 1 + R (a node came back after its copies were
   // made anew, a rank restored on another node): memory is paid for 1 + R. Only of steps that every member has
   // marked: what is counted for those has been counted.
-  void Trim(const std::set<StepId>& marked);
+  // `inventories`: the number of each member's newest.
+  void Trim(const std::set<StepId>& marked, const std::map<NodeId, uint64_t>& inventories);
   bool NeedsTrim(const std::set<StepId>& marked) const;
   // Some kept step lacks copies that this class sees to: Restore() is due now and then.
   bool NeedsWork(const std::vector<StepKey>& keep, Incarnation current) const;

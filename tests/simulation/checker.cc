@@ -615,12 +615,14 @@ void Checker::OnEvent(const Host& host, const LevelEvent& event) {
   if (Committed(step)) return;
   ++statistics_.committed;
   CheckCommitted(host, step);
-  // What a later incarnation restored is older: to its ranks this step is lost.
-  for (auto life = lives_.upper_bound(step.incarnation); life != lives_.end(); ++life)
-    if (life->second.answered && life->second.answer < step)
-      Fail("host %zu said COMMITTED of %s, but incarnation %llu has restored %s", host.index,
-           step.ToString().c_str(), static_cast<unsigned long long>(life->first),
-           life->second.answer.ToString().c_str());
+  // What the present incarnation restored is older: to its ranks this step is lost. (One before it may have
+  // restored an older step, while this one could not be produced, and have come to nothing.)
+  const auto life = lives_.find(host.engine->incarnation());
+  if (life != lives_.end() && life->first > step.incarnation && life->second.answered &&
+      life->second.answer < step)
+    Fail("host %zu said COMMITTED of %s, but incarnation %llu has restored %s", host.index,
+         step.ToString().c_str(), static_cast<unsigned long long>(life->first),
+         life->second.answer.ToString().c_str());
   committed_[step] = scheduler_.now();
   promise_dirty_ = true;
   lives_[step.incarnation].completed = true;
