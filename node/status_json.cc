@@ -88,6 +88,9 @@ Json ToJson(const NodeReport& n) {
   for (const SessionReport& session : n.sessions) sessions.push_back(ToJson(session));
   Json copies = Json::array();
   for (const CopyReport& copy : n.copies) copies.push_back(ToJson(copy));
+  Json lost_links = Json::array();
+  for (const LostLinkReport& link : n.lost_links)
+    lost_links.push_back({{"peer", link.name}, {"reason", link.reason}, {"lost_for_us", link.lost_for_us}});
   return {{"id", Hex(n.id)},
           {"name", n.name},
           {"chunk_bytes", n.chunk_bytes},
@@ -96,7 +99,9 @@ Json ToJson(const NodeReport& n) {
           {"sessions", std::move(sessions)},
           {"copies", std::move(copies)},
           {"counters", ToJson(n.counters)},
-          {"scrub", ToJson(n.scrub)}};
+          {"scrub", ToJson(n.scrub)},
+          {"has_lease", n.has_lease},
+          {"lost_links", std::move(lost_links)}};
 }
 
 Json ToJson(const StepReport& s) {

@@ -131,6 +131,21 @@ std::string NodeTable(const Json& nodes, const Json* before, double seconds) {
   return table.Render();
 }
 
+// What keeps a node from replicating, a line each.
+std::string Troubles(const Json& nodes) {
+  std::string text;
+  for (const Json& node : nodes) {
+    const std::string name = node.at("name").get<std::string>();
+    if (!node.value("has_lease", true))
+      text += name + " has no lease: it does not reach the coordinator, and its saves stay local\n";
+    for (const Json& link : node.value("lost_links", Json::array()))
+      text += name + " has not reached " + link.at("peer").get<std::string>() + " for " +
+              std::to_string(Number(link, "lost_for_us") / 1'000'000) + " s (" +
+              link.at("reason").get<std::string>() + "): copies are placed elsewhere, if there is a node\n";
+  }
+  return text.empty() ? text : "\n" + text;
+}
+
 std::string ShardCells(const Json& id) {
   return "step " + NumberText(id, "step") + " rank " + NumberText(id, "rank") + " incarnation " +
          NumberText(id, "incarnation");
@@ -163,8 +178,8 @@ std::string FallbackLine(const Json& daemon) {
 }  // namespace
 
 std::string RenderStatus(const Json& status, const Json* before, double seconds) {
-  std::string text = Head(status) + "\n" + NodeTable(status.at("nodes"), before, seconds) + "\n" +
-                     StepTable(status.at("steps"));
+  std::string text = Head(status) + "\n" + NodeTable(status.at("nodes"), before, seconds) +
+                     Troubles(status.at("nodes")) + "\n" + StepTable(status.at("steps"));
   const Json& daemon = status.at("daemon");
   return text + "\nasked " + daemon.at("node").get<std::string>() + "   socket " +
          daemon.at("socket").get<std::string>() + "   data " + daemon.at("data").get<std::string>() + "\n" +
@@ -172,7 +187,7 @@ std::string RenderStatus(const Json& status, const Json* before, double seconds)
 }
 
 std::string RenderNode(const Json& node) {
-  std::string text = NodeTable(Json::array({node}), nullptr, 0);
+  std::string text = NodeTable(Json::array({node}), nullptr, 0) + Troubles(Json::array({node}));
   const Json& daemon = node.at("daemon");
   for (const char* key : {"version", "socket", "control", "data", "arena"})
     text += std::string(key) + " " + daemon.at(key).get<std::string>() + "\n";

@@ -55,6 +55,25 @@ std::string ShownScrub(const Json& scrub) {
   return row.substr(row.find("0/0") == std::string::npos ? 0 : row.rfind("0/0") + 3);
 }
 
+TEST(StatusText, SaysWhichNodeHasNoLeaseAndWhichTwoHaveLostEachOther) {
+  const Json counters = {{"replica_bytes_sent", 0}, {"replica_bytes_held", 0}, {"fetch_bytes", 0},
+                         {"last_replicated_us", 0}, {"saves_refused", 0},      {"chunks_bad", 0},
+                         {"chunks_repaired", 0}};
+  Json node = {
+      {"id", "1"},         {"name", "node-7"},           {"chunk_bytes", 4096},       {"chunks_total", 4},
+      {"chunks_free", 4},  {"copies", Json::array()},    {"sessions", Json::array()}, {"counters", counters},
+      {"has_lease", true}, {"lost_links", Json::array()}};
+  Json answer = Answer({{"transport", "ucx"}});
+  answer["nodes"] = Json::array({node});
+  EXPECT_THAT(RenderStatus(answer, nullptr, 0), Not(HasSubstr("lease")));
+  node["has_lease"] = false;
+  node["lost_links"] = {{{"peer", "node-8"}, {"reason", "link failed"}, {"lost_for_us", 12'900'000}}};
+  answer["nodes"] = Json::array({node});
+  EXPECT_THAT(RenderStatus(answer, nullptr, 0), HasSubstr("node-7 has no lease: it does not reach"));
+  EXPECT_THAT(RenderStatus(answer, nullptr, 0),
+              HasSubstr("node-7 has not reached node-8 for 12 s (link failed)"));
+}
+
 TEST(StatusText, ANodeShowsWhenItsLastScrubEndedAndHowFastItWas) {
   const Json scrub = {{"bytes_per_s", 100 << 20},
                       {"passes", 3},
