@@ -44,6 +44,7 @@ void Agent::Connect(TimeUs now) {
   open_ = true;
   opened_at_ = now;
   unanswered_.clear();  // answers come on the connection that was asked
+  whole_wanted_ = false;
   outputs_.push_back(Open{attempt_});
   Registration registration;
   registration.job = config_.job;
@@ -70,7 +71,7 @@ uint64_t Agent::NextBeat(TimeUs now) {
 
 void Agent::SendHeartbeat(TimeUs now) {
   const uint64_t beat = NextBeat(now);
-  Say(Heartbeat{seen_ != nullptr ? seen_->view.epoch : 0, beat});
+  Say(Heartbeat{seen_ != nullptr ? seen_->view.epoch : 0, beat, whole_wanted_});
 }
 
 void Agent::OnAnswer(TimeUs now, const HeartbeatAnswer& answer) {
@@ -142,6 +143,8 @@ Agent::Outputs Agent::Received(TimeUs now, uint64_t attempt, const CoordinatorMe
   }
   if (const auto* view = std::get_if<ViewStatePtr>(&message)) {
     OnView(now, *view);
+  } else if (const auto* delta = std::get_if<ViewDeltaPtr>(&message)) {
+    OnDelta(now, **delta);
   } else if (const auto* probe = std::get_if<Probe>(&message)) {
     Say(ProbeAnswer{probe->nonce});
   } else {
@@ -159,8 +162,22 @@ void Agent::OnView(TimeUs now, const ViewStatePtr& view) {
   seen_ = view;
   std::erase_if(suspects_, [&view](const auto& entry) { return !view->view.Contains(entry.first); });
   outputs_.push_back(view->view);
-  // The first lease is granted to who has seen a view of this coordinator's: it is not to wait for a heartbeat.
-  if (now >= lease_until_) SendHeartbeat(now);
+  whole_wanted_ = false;
+  // It says what has been seen. The next view waits for that, and so does the first lease.
+  SendHeartbeat(now);
+}
+
+void Agent::OnDelta(TimeUs now, const ViewDelta& delta) {
+  if (seen_ != nullptr && delta.changed.view.epoch <= seen_->view.epoch) return;
+  if (ViewStatePtr view = seen_ != nullptr ? ApplyViewDelta(*seen_, delta) : nullptr)
+    return OnView(now, view);
+  LOG_INFO(
+      "membership view %llu came as what changed since view %llu, this node has view %llu: asking for all of "
+      "it",
+      static_cast<unsigned long long>(delta.changed.view.epoch), static_cast<unsigned long long>(delta.base),
+      static_cast<unsigned long long>(seen_ != nullptr ? seen_->view.epoch : 0));
+  whole_wanted_ = true;
+  SendHeartbeat(now);
 }
 
 Agent::Outputs Agent::Suspect(TimeUs now, NodeId member, const std::string& reason) {

@@ -118,6 +118,7 @@ class Agent {
   void OnAnswer(TimeUs now, const HeartbeatAnswer& answer);
   void EndLease();
   void OnView(TimeUs now, const ViewStatePtr& view);
+  void OnDelta(TimeUs now, const ViewDelta& delta);
   void SendSuspects(TimeUs now);
   void Say(NodeMessage message) { outputs_.push_back(Send{attempt_, std::move(message)}); }
   Outputs Take() { return std::exchange(outputs_, {}); }
@@ -139,6 +140,7 @@ class Agent {
   TimeUs retry_at_ = 0;  // when !open_
   TimeUs pause_ = kReconnectPauseMinUs;
   ViewStatePtr seen_;
+  bool whole_wanted_ = false;    // a delta did not fit; until a view has come
   uint64_t beats_ = 0;           // numbered so far
   std::deque<Beat> unanswered_;  // sent by this instance on this connection, oldest first; at most kBeatsMax
   TimeUs lease_until_ = 0;

@@ -96,6 +96,11 @@ Coordinator::Outputs Coordinator::Tick(TimeUs now) {
 Coordinator::Outputs Coordinator::Flush(TimeUs now) {
   Begin(now);
   if (changed_ && !holding_) Publish();
+  // No acknowledgement will be waited for any more: those who have one view under way get the last one whole.
+  for (auto& [id, record] : records_)
+    if (record.connection != kNoConnection && record.ours != 0 &&
+        std::max(record.seen, record.view_sent) < view_->view.epoch)
+      SendView(&record, /*whole=*/true);
   return End();
 }
 
@@ -145,11 +150,13 @@ Status Coordinator::CheckInstance(const Registration& registration) const {
       removed_.contains(member.id) || (!holding_ && was_in_view && !MayReturn(*registration.seen));
   // Of two instances of a name the one that was in a view is the older one; see ResolveNames().
   const bool older = out || (!holding_ && was_in_view);
-  for (const auto& [id, record] : records_) {
-    if (record.member.name != member.name || id == member.id || !older) continue;
+  const auto [begin, end] = names_.equal_range(member.name);
+  for (auto at = begin; older && at != end; ++at) {
+    if (at->second == member.id) continue;
     return Error(Code::kAlreadyExists,
                  "node %s has another instance by now, %016llx at %s; this one is %016llx",
-                 member.name.c_str(), Ull(id), record.member.control_address.c_str(), Ull(member.id));
+                 member.name.c_str(), Ull(at->second), records_.at(at->second).member.control_address.c_str(),
+                 Ull(member.id));
   }
   if (out)
     return Error(Code::kStale,
@@ -171,8 +178,7 @@ void Coordinator::Register(ConnectionId connection, const Registration& registra
     return RegisterAgain(&found->second, connection, registration);
   if (Status status = CheckInstance(registration); !status.ok()) return Refuse(connection, status);
 
-  size_t others = 0;
-  for (const auto& [id, record] : records_) others += record.member.name != member.name ? 1 : 0;
+  const size_t others = records_.size() - names_.count(member.name);
   if (others >= kNodesMax)
     return Refuse(connection,
                   Error(Code::kNoSpace, "node %s is one too many: %zu nodes registered, limit %zu",
@@ -188,6 +194,7 @@ void Coordinator::Register(ConnectionId connection, const Registration& registra
   // During the hold it is not yet known which of two instances is the older one; ResolveNames() decides then.
   if (!holding_) RemoveName(member.name, record);
   Record* placed = &records_.emplace(member.id, std::move(record)).first->second;
+  names_.emplace(member.name, member.id);
   changed_ = true;
   if (holding_ && hold_until_ == kNever) hold_until_ = now_ + dead_after_;
   LOG_INFO("membership node %s registered, instance %016llx at %s", member.name.c_str(), Ull(member.id),
@@ -209,12 +216,13 @@ void Coordinator::RegisterAgain(Record* record, ConnectionId connection, const R
   if (registration.seen != nullptr) record->seen = std::max(record->seen, registration.seen->view.epoch);
   Bind(record, connection);
   Learn(registration);
-  if (record->ours != 0 && record->seen < view_->view.epoch) SendView(record);
+  if (ViewDue(*record)) SendView(record);
 }
 
 void Coordinator::Bind(Record* record, ConnectionId connection) {
   if (record->connection != connection && record->connection != kNoConnection) Drop(record->connection);
   record->connection = connection;
+  record->view_sent = 0;  // what was on its way may be lost
   record->heard_at = now_;
   record->probe_until = 0;
   connections_[connection].node = record->member.id;
@@ -261,6 +269,7 @@ void Coordinator::Learn(const Registration& registration) {
     for (const Member& member : seen->view.members) hold_ids_.insert(member.id);
     if (newest_ != nullptr && epoch <= newest_->view.epoch) return;
     newest_ = seen;
+    hold_accounted_ = 0;
     if (view_ == nullptr) LearnSettings(seen->view.settings, registration.member);
     return;
   }
@@ -293,10 +302,11 @@ void Coordinator::OnHeartbeat(Record* record, const Heartbeat& heartbeat) {
   record->beat = std::max(record->beat, heartbeat.beat);
   record->seen = std::max(record->seen, heartbeat.seen);
   Answer(record);
-  // The view may have been lost with a connection. On one that delivers, it is merely still under way.
-  if (record->ours != 0 && heartbeat.seen < view_->view.epoch &&
-      now_ >= record->view_sent_at + dead_after_ / kTicksPerDeath)
+  if (heartbeat.whole && record->ours != 0) {
+    SendView(record, /*whole=*/true);
+  } else if (ViewDue(*record)) {
     SendView(record);
+  }
 }
 
 void Coordinator::OnSuspicion(const Record& reporter, const Suspicion& suspicion) {
@@ -369,14 +379,19 @@ void Coordinator::Remove(NodeId id, const Status& refusal, const char* why) {
   out_lease_until_ = std::max(out_lease_until_, record.lease_until);
   // One that was in no view is fenced by nobody; it may try again as it is.
   if (record.joined != 0 || record.veteran || refusal.code() == Code::kAlreadyExists) Remember(id);
+  const auto [begin, end] = names_.equal_range(record.member.name);
+  const auto named = std::find_if(begin, end, [id](const auto& entry) { return entry.second == id; });
+  ROPETEAM_CHECK(named != end);
+  names_.erase(named);
   records_.erase(found);
   changed_ = true;
 }
 
 void Coordinator::RemoveName(const std::string& name, const Record& successor) {
   std::vector<NodeId> replaced;
-  for (const auto& [id, record] : records_)
-    if (record.member.name == name && id != successor.member.id) replaced.push_back(id);
+  const auto [begin, end] = names_.equal_range(name);
+  for (auto at = begin; at != end; ++at)
+    if (at->second != successor.member.id) replaced.push_back(at->second);
   for (const NodeId id : replaced)
     Remove(id,
            Error(Code::kAlreadyExists, "instance %016llx of node %s was replaced by %016llx at %s", Ull(id),
@@ -401,9 +416,37 @@ void Coordinator::Reply(ConnectionId connection, CoordinatorMessage message) {
   outputs_.push_back(Send{connection, std::move(message)});
 }
 
-void Coordinator::SendView(Record* record) {
+bool Coordinator::ViewDue(const Record& record) const {
+  if (record.connection == kNoConnection || record.ours == 0 || record.seen >= view_->view.epoch)
+    return false;
+  // On a connection that delivers, the one before is merely still under way.
+  return record.view_sent <= record.seen || now_ >= record.view_sent_at + dead_after_ / kTicksPerDeath;
+}
+
+void Coordinator::SendView(Record* record, bool whole) {
   record->view_sent_at = now_;
-  Reply(record->connection, view_);
+  record->view_sent = view_->view.epoch;
+  const ViewDeltaPtr delta = whole ? nullptr : DeltaFrom(record->seen);
+  if (delta != nullptr) {
+    Reply(record->connection, delta);
+  } else {
+    Reply(record->connection, view_);
+  }
+}
+
+void Coordinator::KeepView() {
+  deltas_.clear();
+  given_.push_back(view_);
+  if (given_.size() > kDeltaBasesMax) given_.pop_front();
+}
+
+ViewDeltaPtr Coordinator::DeltaFrom(Epoch base) {
+  const auto known = deltas_.find(base);
+  if (known != deltas_.end()) return known->second;
+  const auto from = std::find_if(given_.begin(), given_.end(),
+                                 [base](const ViewStatePtr& given) { return given->view.epoch == base; });
+  if (from == given_.end()) return nullptr;
+  return deltas_[base] = MakeViewDelta(**from, *view_);
 }
 
 void Coordinator::Drop(ConnectionId connection) {
@@ -464,12 +507,13 @@ void Coordinator::Publish() {
   const size_t carried = std::min(removed_order_.size(), kRemovedCarriedMax);
   state->removed.assign(removed_order_.end() - static_cast<std::ptrdiff_t>(carried), removed_order_.end());
   view_ = std::move(state);
+  KeepView();
   changed_ = false;
   published_at_ = now_;
   LOG_INFO("membership view %llu, members %zu, leader %016llx, settles in %llu ms", Ull(view_->view.epoch),
            view_->view.members.size(), Ull(view_->view.leader), Ull(view_->view.settle_us / kUsPerMs));
   for (auto& [id, record] : records_)
-    if (record.connection != kNoConnection) SendView(&record);
+    if (ViewDue(record)) SendView(&record);
 }
 
 }  // namespace ropeteam

@@ -32,7 +32,7 @@
 
 namespace ropeteam {
 
-bool Coordinator::HoldMayEnd() const {
+bool Coordinator::HoldMayEnd() {
   if (newest_ == nullptr) {
     if (config_.nodes_expected == 0) return false;
     if (records_.size() < config_.nodes_expected) return false;
@@ -40,11 +40,13 @@ bool Coordinator::HoldMayEnd() const {
     for (const auto& [id, record] : records_) names.insert(record.member.name);
     return names.size() >= config_.nodes_expected;
   }
-  return std::all_of(newest_->view.members.begin(), newest_->view.members.end(),
-                     [this](const Member& member) { return AccountedFor(member); });
+  // It is asked at every input: it goes on where it stopped.
+  const std::vector<Member>& members = newest_->view.members;
+  while (hold_accounted_ < members.size() && AccountedFor(members[hold_accounted_])) ++hold_accounted_;
+  return hold_accounted_ == members.size();
 }
 
-bool Coordinator::WholeJobStarts() const {
+bool Coordinator::WholeJobStarts() {
   if (view_ != nullptr || newest_ != nullptr || !HoldMayEnd()) return false;
   std::set<uint32_t> ordinals;
   for (const auto& [id, record] : records_) ordinals.insert(record.member.ordinal);
@@ -55,9 +57,8 @@ bool Coordinator::WholeJobStarts() const {
 bool Coordinator::AccountedFor(const Member& member) const {
   // It registered, or is known to have left, or its node has registered as a new instance.
   if (records_.contains(member.id) || removed_.contains(member.id)) return true;
-  return std::any_of(records_.begin(), records_.end(), [&member](const auto& entry) {
-    return entry.second.member.name == member.name && !entry.second.veteran;
-  });
+  const auto [begin, end] = names_.equal_range(member.name);
+  return std::any_of(begin, end, [this](const auto& entry) { return !records_.at(entry.second).veteran; });
 }
 
 bool Coordinator::MayReturn(const ViewState& seen) const {
@@ -71,6 +72,7 @@ void Coordinator::HoldAgain(const ViewStatePtr& seen) {
   holding_ = true;
   hold_until_ = now_ + dead_after_;
   newest_ = seen;
+  hold_accounted_ = 0;
   for (const Member& member : seen->view.members) hold_ids_.insert(member.id);
 }
 
@@ -88,9 +90,9 @@ void Coordinator::EndHold() {
       if (removed_.contains(id) || (record.veteran && !InNewest(id))) left.push_back(id);
     for (const NodeId id : left) {
       const std::string& name = records_.at(id).member.name;
-      const bool replaced = std::any_of(records_.begin(), records_.end(), [&](const auto& entry) {
-        return entry.second.member.name == name &&
-               std::find(left.begin(), left.end(), entry.first) == left.end();
+      const auto [begin, end] = names_.equal_range(name);
+      const bool replaced = std::any_of(begin, end, [&](const auto& entry) {
+        return std::find(left.begin(), left.end(), entry.second) == left.end();
       });
       Remove(id,
              Error(replaced ? Code::kAlreadyExists : Code::kStale,
@@ -126,12 +128,13 @@ void Coordinator::ContinueNewest() {
   // All are back: the newest view stays in force as it is. Who has an older one gets it; newcomers come with
   // the next.
   view_ = newest_;
+  KeepView();
   published_at_ = now_;
   changed_ = records_.size() != present;
   for (const Member& member : view_->view.members) {
     Record& record = records_.at(member.id);
     record.ours = view_->view.epoch;
-    if (record.connection != kNoConnection && record.seen < view_->view.epoch) SendView(&record);
+    if (ViewDue(record)) SendView(&record);
   }
 }
 
@@ -140,9 +143,10 @@ void Coordinator::ResolveNames() {
   // is newer than one that was; among equals the one that registered last is.
   std::vector<const Record*> successors;
   for (const auto& [id, record] : records_) {
-    const bool beaten = std::any_of(records_.begin(), records_.end(), [&record](const auto& entry) {
-      const Record& other = entry.second;
-      if (other.member.name != record.member.name || other.member.id == record.member.id) return false;
+    const auto [begin, end] = names_.equal_range(record.member.name);
+    const bool beaten = std::any_of(begin, end, [this, &record](const auto& entry) {
+      const Record& other = records_.at(entry.second);
+      if (other.member.id == record.member.id) return false;
       if (other.veteran != record.veteran) return record.veteran;
       return other.order > record.order;
     });

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <set>
 #include <tuple>
+#include <utility>
 
 namespace ropeteam {
 namespace {
@@ -99,6 +100,51 @@ Status ValidateViewState(const ViewState& state) {
   if (view.members.empty() ? view.leader != kNoNode : !ids.contains(view.leader))
     return Error(Code::kInvalidArgument, "view led by a node that is not in it");
   return OkStatus();
+}
+
+ViewDeltaPtr MakeViewDelta(const ViewState& base, const ViewState& state) {
+  std::set<NodeId> before;
+  for (const Member& member : base.view.members) before.insert(member.id);
+  auto delta = std::make_shared<ViewDelta>();
+  delta->base = base.view.epoch;
+  ViewState& changed = delta->changed;
+  changed.view.epoch = state.view.epoch;
+  changed.view.leader = state.view.leader;
+  changed.view.settings = state.view.settings;
+  changed.view.settle_us = state.view.settle_us;
+  changed.removed = state.removed;
+  for (size_t i = 0; i < state.view.members.size(); ++i) {
+    if (before.erase(state.view.members[i].id) != 0) continue;
+    changed.view.members.push_back(state.view.members[i]);
+    changed.joined.push_back(state.joined[i]);
+  }
+  delta->left.assign(before.begin(), before.end());
+  if (changed.view.members.size() + delta->left.size() >= state.view.members.size()) return nullptr;
+  return delta;
+}
+
+ViewStatePtr ApplyViewDelta(const ViewState& base, const ViewDelta& delta) {
+  if (base.view.epoch != delta.base) return nullptr;
+  const std::set<NodeId> left(delta.left.begin(), delta.left.end());
+  auto state = std::make_shared<ViewState>(delta.changed);
+  std::vector<std::pair<Member, Epoch>> members;
+  for (size_t i = 0; i < base.view.members.size(); ++i)
+    if (!left.contains(base.view.members[i].id)) members.emplace_back(base.view.members[i], base.joined[i]);
+  if (members.size() + left.size() != base.view.members.size()) return nullptr;
+  if (delta.changed.joined.size() != delta.changed.view.members.size()) return nullptr;
+  for (size_t i = 0; i < delta.changed.joined.size(); ++i)
+    members.emplace_back(delta.changed.view.members[i], delta.changed.joined[i]);
+  std::sort(members.begin(), members.end(), [](const auto& a, const auto& b) {
+    return std::tie(a.first.ordinal, a.first.name) < std::tie(b.first.ordinal, b.first.name);
+  });
+  state->view.members.clear();
+  state->joined.clear();
+  for (auto& [member, joined] : members) {
+    state->view.members.push_back(std::move(member));
+    state->joined.push_back(joined);
+  }
+  if (!ValidateViewState(*state).ok()) return nullptr;
+  return state;
 }
 
 }  // namespace ropeteam

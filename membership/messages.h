@@ -48,6 +48,20 @@ struct ViewState {
 };
 using ViewStatePtr = std::shared_ptr<const ViewState>;  // null where no view was seen yet
 
+// What changed between two views, for a node that has seen the first. The members of both have not changed.
+struct ViewDelta {
+  Epoch base = 0;            // the view it is from
+  ViewState changed;         // the second view, with the added members only
+  std::vector<NodeId> left;  // members of the first that are not in the second
+  friend bool operator==(const ViewDelta&, const ViewDelta&) = default;
+};
+using ViewDeltaPtr = std::shared_ptr<const ViewDelta>;
+
+// Null where the whole view is smaller.
+ViewDeltaPtr MakeViewDelta(const ViewState& base, const ViewState& state);
+// Null where `base` is not the view that the delta is from, or what comes out is not valid.
+ViewStatePtr ApplyViewDelta(const ViewState& base, const ViewDelta& delta);
+
 // From node to coordinator. The first message on a connection is a Registration.
 struct Registration {
   std::string job;
@@ -68,7 +82,8 @@ struct Registration {
 struct Heartbeat {
   // Epoch of the last view that reached the node; the coordinator sends a newer one if there is
   Epoch seen = 0;
-  uint64_t beat = 0;  // numbers the registrations and heartbeats of one process, from 1
+  uint64_t beat = 0;   // numbers the registrations and heartbeats of one process, from 1
+  bool whole = false;  // it was sent a delta from a view that it does not have: the whole view is to follow
 };
 struct ProbeAnswer {
   uint64_t nonce = 0;
@@ -94,7 +109,7 @@ struct Probe {
 struct Refusal {
   Status status;  // never OK; the codes are those of Membership::Callbacks::on_refused
 };
-using CoordinatorMessage = std::variant<HeartbeatAnswer, ViewStatePtr, Probe, Refusal>;
+using CoordinatorMessage = std::variant<HeartbeatAnswer, ViewStatePtr, Probe, Refusal, ViewDeltaPtr>;
 
 // kInvalidArgument naming the value and the limit.
 Status ValidateMember(const Member& member);

@@ -26,7 +26,7 @@ namespace ropeteam {
 inline constexpr uint32_t kControlProtocolVersion = 1;
 
 // The largest message is the leader's report of a whole job, at some 8 KiB a node.
-inline constexpr size_t kControlMessageBytesMax = 64ull << 20;
+inline constexpr size_t kControlMessageBytesMax = 128ull << 20;
 static_assert(kControlMessageBytesMax >= kNodesMax * 8192);
 // Not yet sent to one peer. The Engine repeats within a second, so older ones are of no use.
 inline constexpr size_t kControlQueueMessagesMax = 4096;

@@ -14,7 +14,8 @@
 
 namespace ropeteam {
 
-inline constexpr size_t kNodesMax = 4096;        // nodes of one job; bounds a view to a few MiB on the wire
+// Nodes of one job. A whole view of them is some 5 MiB on the wire, 38 MiB with every string at its limit.
+inline constexpr size_t kNodesMax = 16'384;
 inline constexpr size_t kNodeNameBytesMax = 63;  // a DNS label
 inline constexpr size_t kDomainBytesMax = 255;   // "rack=r7,zone=b"
 // A transport's endpoint name; the longest known is UCX's, ~500

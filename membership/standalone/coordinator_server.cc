@@ -285,14 +285,21 @@ void CoordinatorServer::Perform(Coordinator::Outputs outputs) {
       found->second->Close();
       continue;
     }
-    const auto* view = std::get_if<ViewStatePtr>(&send->message);
-    if (view != nullptr && *view != encoded_) {
-      encoded_ = *view;
-      frame_ = Frame(send->message);
-    }
-    found->second->Send(send->message, view != nullptr ? frame_ : nullptr);
+    found->second->Send(send->message, FrameOfView(send->message));
   }
   if (coordinator_->NextDeadline() < armed_) timer_.notify_one();
+}
+
+std::shared_ptr<const CoordinatorFrame> CoordinatorServer::FrameOfView(const CoordinatorMessage& message) {
+  const auto* view = std::get_if<ViewStatePtr>(&message);
+  const auto* delta = std::get_if<ViewDeltaPtr>(&message);
+  if (view == nullptr && delta == nullptr) return nullptr;
+  const Epoch epoch = view != nullptr ? (*view)->view.epoch : (*delta)->changed.view.epoch;
+  if (epoch != encoded_) frames_.clear();
+  encoded_ = epoch;
+  std::shared_ptr<const CoordinatorFrame>& frame = frames_[view != nullptr ? 0 : (*delta)->base];
+  if (frame == nullptr) frame = Frame(message);
+  return frame;
 }
 
 }  // namespace ropeteam

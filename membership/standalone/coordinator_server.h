@@ -9,6 +9,7 @@
 #define ROPETEAM_MEMBERSHIP_STANDALONE_COORDINATOR_SERVER_H_
 
 #include <condition_variable>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -50,6 +51,8 @@ class CoordinatorServer {
   // All under mutex_.
   void Perform(Coordinator::Outputs outputs);
   bool AllIdle();
+  // Null for a message that is neither a view nor a delta.
+  std::shared_ptr<const membership::v1::CoordinatorFrame> FrameOfView(const CoordinatorMessage& message);
 
   void KeepDeadlines();  // the thread
 
@@ -62,8 +65,10 @@ class CoordinatorServer {
   std::unique_ptr<Coordinator> coordinator_;
   std::unordered_map<ConnectionId, Stream*> streams_;  // each owns itself until its OnDone()
   ConnectionId connections_made_ = 0;
-  ViewStatePtr encoded_;  // the view that frame_ is the encoding of: one for all streams
-  std::shared_ptr<const membership::v1::CoordinatorFrame> frame_;
+  // Encodings of the view of epoch encoded_, one for all streams: by the view that they are deltas from, 0 for the
+  // whole one.
+  Epoch encoded_ = 0;
+  std::map<Epoch, std::shared_ptr<const membership::v1::CoordinatorFrame>> frames_;
   bool stopping_ = false;
 
   std::condition_variable timer_;

@@ -31,7 +31,7 @@ void NodeStream::Send(const NodeMessage& message) {
   if (const auto* registration = std::get_if<Registration>(&message)) {
     registration_ = *registration;
   } else if (const auto* heartbeat = std::get_if<Heartbeat>(&message)) {
-    heartbeat_ = *heartbeat;
+    heartbeat_ = *heartbeat;  // what it asks for, it goes on asking for
   } else if (const auto* answer = std::get_if<ProbeAnswer>(&message)) {
     answer_ = *answer;
   } else if (const auto* suspicion = std::get_if<Suspicion>(&message)) {

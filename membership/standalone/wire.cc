@@ -58,8 +58,8 @@ void EncodeView(const ViewState& state, ViewInfo* info) {
   info->set_settle_us(state.view.settle_us);
 }
 
-Result<ViewStatePtr> DecodeView(ViewInfo* info) {
-  // Before anything is built from it: the rest is checked by ValidateViewState().
+// Before anything is built from it: the rest is checked by ValidateViewState().
+Result<std::shared_ptr<ViewState>> DecodeUnchecked(ViewInfo* info) {
   if (info->members_size() > static_cast<int>(kNodesMax))
     return Error(Code::kInvalidArgument, "view of %d members, limit %zu", info->members_size(), kNodesMax);
   auto state = std::make_shared<ViewState>();
@@ -72,8 +72,28 @@ Result<ViewStatePtr> DecodeView(ViewInfo* info) {
   state->removed.assign(info->removed().begin(), info->removed().end());
   state->view.settings = DecodeSettings(info->settings());
   state->view.settle_us = info->settle_us();
-  ROPETEAM_RETURN_IF_ERROR(ValidateViewState(*state));
-  return ViewStatePtr(std::move(state));
+  return state;
+}
+
+Result<ViewStatePtr> DecodeView(ViewInfo* info) {
+  Result<std::shared_ptr<ViewState>> state = DecodeUnchecked(info);
+  if (!state.ok()) return state.status();
+  ROPETEAM_RETURN_IF_ERROR(ValidateViewState(**state));
+  return ViewStatePtr(std::move(*state));
+}
+
+// The view that comes of it is checked by ApplyViewDelta().
+Result<CoordinatorMessage> DecodeDelta(membership::v1::ViewDeltaInfo* info) {
+  if (info->left_size() > static_cast<int>(kNodesMax))
+    return Error(Code::kInvalidArgument, "view that %d members left, limit %zu", info->left_size(),
+                 kNodesMax);
+  Result<std::shared_ptr<ViewState>> changed = DecodeUnchecked(info->mutable_view());
+  if (!changed.ok()) return changed.status();
+  auto delta = std::make_shared<ViewDelta>();
+  delta->base = info->base();
+  delta->changed = std::move(**changed);
+  delta->left.assign(info->left().begin(), info->left().end());
+  return CoordinatorMessage(ViewDeltaPtr(std::move(delta)));
 }
 
 Result<NodeMessage> DecodeRegistration(membership::v1::RegistrationInfo* info) {
@@ -127,6 +147,7 @@ NodeFrame Encode(const NodeMessage& message) {
   } else if (const auto* heartbeat = std::get_if<Heartbeat>(&message)) {
     frame.mutable_heartbeat()->set_seen(heartbeat->seen);
     frame.mutable_heartbeat()->set_beat(heartbeat->beat);
+    frame.mutable_heartbeat()->set_whole(heartbeat->whole);
   } else if (const auto* answer = std::get_if<ProbeAnswer>(&message)) {
     frame.mutable_probe_answer()->set_nonce(answer->nonce);
   } else if (const auto* suspicion = std::get_if<Suspicion>(&message)) {
@@ -142,6 +163,10 @@ CoordinatorFrame Encode(const CoordinatorMessage& message) {
   CoordinatorFrame frame;
   if (const auto* view = std::get_if<ViewStatePtr>(&message)) {
     EncodeView(**view, frame.mutable_view());
+  } else if (const auto* delta = std::get_if<ViewDeltaPtr>(&message)) {
+    frame.mutable_delta()->set_base((*delta)->base);
+    EncodeView((*delta)->changed, frame.mutable_delta()->mutable_view());
+    for (const NodeId id : (*delta)->left) frame.mutable_delta()->add_left(id);
   } else if (const auto* probe = std::get_if<Probe>(&message)) {
     frame.mutable_probe()->set_nonce(probe->nonce);
   } else if (const auto* refusal = std::get_if<Refusal>(&message)) {
@@ -160,7 +185,8 @@ Result<NodeMessage> Decode(NodeFrame&& frame) {
     case NodeFrame::kRegistration:
       return DecodeRegistration(frame.mutable_registration());
     case NodeFrame::kHeartbeat:
-      return NodeMessage(Heartbeat{frame.heartbeat().seen(), frame.heartbeat().beat()});
+      return NodeMessage(
+          Heartbeat{frame.heartbeat().seen(), frame.heartbeat().beat(), frame.heartbeat().whole()});
     case NodeFrame::kProbeAnswer:
       return NodeMessage(ProbeAnswer{frame.probe_answer().nonce()});
     case NodeFrame::kSuspicion:
@@ -184,6 +210,8 @@ Result<CoordinatorMessage> Decode(CoordinatorFrame&& frame) {
       if (!view.ok()) return view.status();
       return CoordinatorMessage(std::move(*view));
     }
+    case CoordinatorFrame::kDelta:
+      return DecodeDelta(frame.mutable_delta());
     case CoordinatorFrame::kProbe:
       return CoordinatorMessage(Probe{frame.probe().nonce()});
     case CoordinatorFrame::kRefusal:

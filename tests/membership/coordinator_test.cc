@@ -6,6 +6,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
+#include <memory>
+
+#include "membership/agent.h"
 #include "tests/membership/simulated_cluster.h"
 
 namespace ropeteam {
@@ -194,10 +198,10 @@ TEST_F(CoordinatorTest, NamesAndAddressesOverTheirLimitsAreRefusedWithValueAndLi
 
 TEST_F(CoordinatorTest, OneNodeTooManyIsRefusedAndAReplacementIsNot) {
   for (NodeId id = 1; id <= kNodesMax; ++id) ASSERT_TRUE(Refused(From(Numbered("n", id), id)).ok());
-  const Status status = Refused(From("another", 9999));
+  const Status status = Refused(From("another", 99'999));
   EXPECT_EQ(status.code(), Code::kNoSpace);
-  EXPECT_THAT(status.message(), HasSubstr("limit 4096"));
-  EXPECT_TRUE(Refused(From("n7", 10'000)).ok());
+  EXPECT_THAT(status.message(), HasSubstr("limit 16384"));
+  EXPECT_TRUE(Refused(From("n7", 100'000)).ok());
   EXPECT_EQ(coordinator_->registered(), kNodesMax);
 }
 
@@ -284,6 +288,113 @@ TEST_F(CoordinatorTest, ConnectionsBeyondTheLimitAreClosed) {
   EXPECT_EQ(coordinator_->Opened(now_, kConnectionsMax + 1).size(), 1u);
 }
 
+TEST_F(CoordinatorTest, ANodeThatSaidWhatItHasSeenIsSentWhatChangedSince) {
+  for (NodeId id = 1; id <= 5; ++id) ASSERT_TRUE(Refused(From(Numbered("n", id), id)).ok());
+  now_ += 100'000;
+  coordinator_->Tick(now_);  // all five are in a view
+  const ViewStatePtr first = coordinator_->view();
+  ASSERT_EQ(first->view.members.size(), 5u);
+  for (ConnectionId at = 1; at <= 4; ++at)
+    coordinator_->Received(now_, at, Heartbeat{at == 4 ? Epoch{0} : first->view.epoch, 1});
+  std::map<ConnectionId, CoordinatorMessage> sent;
+  const auto note = [&](const Coordinator::Outputs& outputs) {
+    for (const auto& output : outputs)
+      if (const auto* send = std::get_if<Coordinator::Send>(&output); send != nullptr)
+        if (!std::holds_alternative<HeartbeatAnswer>(send->message)) sent[send->connection] = send->message;
+  };
+  now_ += 100'000;
+  Registration restarted = From("n5", 6);
+  note(Register(restarted));
+  const ViewStatePtr last = coordinator_->view();
+  ASSERT_TRUE(sent.contains(1) && sent.contains(2));
+  EXPECT_FALSE(sent.contains(4)) << "it has one under way that it has not acknowledged";
+  const auto* delta = std::get_if<ViewDeltaPtr>(&sent[1]);
+  ASSERT_NE(delta, nullptr);
+  EXPECT_EQ(*delta, std::get<ViewDeltaPtr>(sent[2])) << "one for all, made once";
+  const ViewStatePtr applied = ApplyViewDelta(*first, **delta);
+  ASSERT_NE(applied, nullptr);
+  EXPECT_EQ(*applied, *last);
+  // What a node that has not that view asks for, and what one gets that does not acknowledge.
+  sent.clear();
+  note(coordinator_->Received(now_, 1, Heartbeat{first->view.epoch, 2, true}));
+  EXPECT_EQ(std::get<ViewStatePtr>(sent[1]), last);
+  now_ += 300'000;
+  note(coordinator_->Received(now_, 4, Heartbeat{0, 2}));
+  EXPECT_EQ(std::get<ViewStatePtr>(sent[4]), last);
+}
+
+TEST(ViewDeltaTest, WhatDoesNotFitIsNotApplied) {
+  ViewState base;
+  base.view.epoch = 4;
+  for (NodeId id = 1; id <= 4; ++id) {
+    Member member;
+    member.id = id;
+    member.name = Numbered("n", id);
+    member.ordinal = static_cast<uint32_t>(id);
+    base.view.members.push_back(member);
+    base.joined.push_back(id);
+  }
+  base.view.leader = 1;
+  ViewState next = base;
+  next.view.epoch = 6;
+  next.view.members.erase(next.view.members.begin() + 1);
+  next.joined.erase(next.joined.begin() + 1);
+  const ViewDeltaPtr delta = MakeViewDelta(base, next);
+  ASSERT_NE(delta, nullptr);
+  ASSERT_NE(ApplyViewDelta(base, *delta), nullptr);
+  EXPECT_EQ(*ApplyViewDelta(base, *delta), next);
+  const auto spoilt = [&](const std::function<void(ViewDelta*)>& spoil) {
+    ViewDelta copy = *delta;
+    spoil(&copy);
+    return ApplyViewDelta(base, copy);
+  };
+  EXPECT_EQ(spoilt([](ViewDelta* d) { d->base = 3; }), nullptr);
+  EXPECT_EQ(spoilt([](ViewDelta* d) { d->left.push_back(77); }), nullptr);
+  EXPECT_EQ(spoilt([](ViewDelta* d) { d->changed.joined.push_back(1); }), nullptr);
+  EXPECT_EQ(spoilt([](ViewDelta* d) { d->changed.view.leader = 2; }), nullptr);
+  EXPECT_EQ(spoilt([&](ViewDelta* d) {
+              d->changed.view.members.push_back(base.view.members[0]);
+              d->changed.joined.push_back(1);
+            }),
+            nullptr);
+  ViewState other = base;
+  other.view.epoch = 7;
+  for (Member& member : other.view.members) member.id += 100;
+  other.view.leader += 100;
+  EXPECT_EQ(MakeViewDelta(base, other), nullptr) << "the whole view is smaller";
+}
+
+TEST(AgentTest, ADeltaFromAnotherViewMakesItAskForTheWholeOne) {
+  Member self;
+  self.id = 1;
+  self.name = "a";
+  Agent agent(DefaultConfig(), self);
+  agent.Start(1000);
+  auto state = std::make_shared<ViewState>();
+  state->view.epoch = 3;
+  state->view.leader = 1;
+  state->view.members = {self};
+  state->joined = {1};
+  agent.Received(2000, 1, ViewStatePtr(state));
+  auto delta = std::make_shared<ViewDelta>();
+  delta->base = 4;
+  delta->changed.view.epoch = 5;
+  delta->changed.view.leader = 1;
+  const auto asks = [](const Agent::Outputs& outputs) {
+    for (const auto& output : outputs)
+      if (const auto* send = std::get_if<Agent::Send>(&output); send != nullptr)
+        if (const auto* beat = std::get_if<Heartbeat>(&send->message); beat != nullptr) return beat->whole;
+    return false;
+  };
+  EXPECT_TRUE(asks(agent.Received(3000, 1, ViewDeltaPtr(delta))));
+  EXPECT_EQ(agent.seen()->view.epoch, 3u);
+  EXPECT_TRUE(asks(agent.Tick(agent.NextDeadline()))) << "the first may be lost";
+  auto whole = std::make_shared<ViewState>(*state);
+  whole->view.epoch = 5;
+  EXPECT_FALSE(asks(agent.Received(400'000, 1, ViewStatePtr(whole))));
+  EXPECT_EQ(agent.seen()->view.epoch, 5u);
+}
+
 TEST(MembershipConfigTest, BadConfigsAreNamed) {
   const auto with = [](const std::function<void(MembershipConfig*)>& spoil) {
     MembershipConfig config = DefaultConfig();
@@ -297,7 +408,8 @@ TEST(MembershipConfigTest, BadConfigsAreNamed) {
   EXPECT_THAT(with([](auto* c) { c->heartbeat_ms = 0; }), HasSubstr("0 ms"));
   EXPECT_THAT(with([](auto* c) { c->dead_after_ms = 799; }), AllOf(HasSubstr("799"), HasSubstr("800")));
   EXPECT_EQ(with([](auto* c) { c->dead_after_ms = 600'000; }), "") << "the lease stays below the quarantine";
-  EXPECT_THAT(with([](auto* c) { c->nodes_expected = 5000; }), AllOf(HasSubstr("5000"), HasSubstr("4096")));
+  EXPECT_THAT(with([](auto* c) { c->nodes_expected = 20'000; }),
+              AllOf(HasSubstr("20000"), HasSubstr("16384")));
 }
 
 TEST(MembershipConfigTest, ALeaseEndsBeforeDeadAfterAndBeforeTheQuarantineThoughTheClocksAreOff) {
