@@ -615,14 +615,13 @@ void Checker::OnEvent(const Host& host, const LevelEvent& event) {
   if (Committed(step)) return;
   ++statistics_.committed;
   CheckCommitted(host, step);
-  // What the present incarnation restored is older: to its ranks this step is lost. (One before it may have
-  // restored an older step, while this one could not be produced, and have come to nothing.)
-  const auto life = lives_.find(host.engine->incarnation());
-  if (life != lives_.end() && life->first > step.incarnation && life->second.answered &&
-      life->second.answer < step)
-    Fail("host %zu said COMMITTED of %s, but incarnation %llu has restored %s", host.index,
-         step.ToString().c_str(), static_cast<unsigned long long>(life->first),
-         life->second.answer.ToString().c_str());
+  // What the ranks of the newest incarnation were told to restore is older: to them this step is lost.
+  if (!lives_.empty()) {
+    const auto& [newest, life] = *lives_.rbegin();
+    if (newest > step.incarnation && life.answered && life.answer < step)
+      Fail("host %zu said COMMITTED of %s, but incarnation %llu has restored %s", host.index,
+           step.ToString().c_str(), static_cast<unsigned long long>(newest), life.answer.ToString().c_str());
+  }
   committed_[step] = scheduler_.now();
   promise_dirty_ = true;
   lives_[step.incarnation].completed = true;
