@@ -220,7 +220,10 @@ void Checker::JudgeDrop(const Host& host, const ShardId& id, Role role) {
     if (Committed(step))
       return Fail("host %zu dropped its %s copy of %s, of the newest committed step", host.index,
                   RoleName(role), id.ToString().c_str());
-    if (FullyReplicated(step))
+    // Once a later incarnation has been told what it restores, what was not committed before never is.
+    const bool barred =
+        !lives_.empty() && lives_.rbegin()->first > step.incarnation && lives_.rbegin()->second.answered;
+    if (!barred && FullyReplicated(step))
       return Fail(
           "host %zu dropped its %s copy of %s, of a step that has all its copies and is newer than all that "
           "is committed",
@@ -362,7 +365,14 @@ bool Checker::Dead(const StepId& step) const {
   for (Rank rank = 0; rank < world; ++rank) {
     const auto begun = begun_.find({step.incarnation, rank});
     if (begun == begun_.end() || begun->second <= step.step) continue;
-    if (Find({step.incarnation, step.step, rank}) == nullptr) return true;
+    const Shard* shard = Find({step.incarnation, step.step, rank});
+    if (shard == nullptr) return true;
+    // Saved once, and lost with its arena while the rank went on.
+    if (std::none_of(shard->copies.begin(), shard->copies.end(), [&](const auto& copy) {
+          return copy.second.fate == Fate::kPresent ||
+                 (copy.second.fate == Fate::kDropped && copy.second.since == scheduler_.now());
+        }))
+      return true;
   }
   return false;
 }
