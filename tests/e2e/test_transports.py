@@ -65,8 +65,8 @@ def test_a_node_with_another_transport_is_refused_with_both_named_and_disturbs_n
     assert nodes[1].process.wait(WAIT_S) == 3
     refused = nodes[1].log_text()
     nodes[1].process = None
-    assert "node-1 moves bytes by ofi/sockets" in refused
-    assert f"by ofi/{TCP}" in refused
+    assert "node-1 has --transport ofi/sockets" in refused
+    assert f"has ofi/{TCP}: all nodes of a job need the same" in refused
     nodes[1].options = ["--transport", "ofi", "--provider", TCP]
     nodes[1].start()
     nodes.wait_members(2)
