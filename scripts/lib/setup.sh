@@ -2,6 +2,9 @@
 # Sourced by scripts/demo and scripts/test: what a bare Debian 12 machine lacks is installed, and nothing else; a
 # machine that has it all needs neither root nor a network. Expects `set -euo pipefail` and $ROOT.
 
+# One compiler cache for all trees below: scripts/mutants builds a copy of this one.
+export CCACHE_BASEDIR="${CCACHE_BASEDIR:-$ROOT}" CCACHE_NOHASHDIR="${CCACHE_NOHASHDIR:-1}"
+
 LIB="$ROOT/scripts/lib"
 VENV="$ROOT/.venv"
 
