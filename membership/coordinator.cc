@@ -466,11 +466,10 @@ TimeUs Coordinator::ViewPause() const {
   return kViewPauseUs + kViewPausePerMemberUs * records_.size();
 }
 
-Epoch Coordinator::NextEpoch() {
-  const Epoch current = view_ != nullptr ? view_->view.epoch : 0;
-  const bool leap = std::exchange(leap_, false) || reported_ > current;
-  const Epoch next = leap ? (std::max(current, reported_) / kEpochLeap + 1) * kEpochLeap + 1 : current + 1;
-  return std::max(next, first_epoch_);
+Epoch Coordinator::NextEpoch() const {
+  const Epoch next = first_own_ == 0 ? first_epoch_ : view_->view.epoch + 1;
+  if (reported_ < next) return next;
+  return (reported_ / kEpochLeap + 1) * kEpochLeap + 1;
 }
 
 void Coordinator::Publish() {

@@ -63,9 +63,9 @@ namespace ropeteam {
 
 // Removed ids remembered: as many as there can be nodes, so that even a whole job's zombies are all known.
 inline constexpr size_t kRemovedMax = kNodesMax;
-// A coordinator that goes on from a reported view skips to the next multiple of this: its predecessor may
-// have given out views that nobody who is still there has seen, and their epochs must not be used twice. It
-// would have to have given out a thousand in the moment before it died.
+// A coordinator whose first_epoch is not above what registrants report (the wall clock was set back) skips to the next
+// multiple of this: its predecessor may have given out views that nobody who is still there has seen, and their epochs
+// must not be used twice.
 inline constexpr Epoch kEpochLeap = 1000;
 // Connections at a time: one per node and one that takes its place, and as many again for strangers.
 inline constexpr size_t kConnectionsMax = 4 * kNodesMax;
@@ -73,6 +73,7 @@ inline constexpr size_t kConnectionsMax = 4 * kNodesMax;
 // thousand views of a thousand members to a thousand nodes. Four nodes wait 1.1 ms at most, 16,384 wait 0.33 s.
 inline constexpr TimeUs kViewPauseUs = 1000;
 inline constexpr TimeUs kViewPausePerMemberUs = 20;
+static_assert(kViewPauseUs >= 1000, "epochs count milliseconds at most");
 // A node that has seen one of so many last views is sent what has changed since, others the whole view. Views follow
 // one another faster than nodes acknowledge them only when many nodes join or leave, and a few are enough then.
 inline constexpr size_t kDeltaBasesMax = 8;
@@ -95,9 +96,9 @@ class Coordinator {
   using Outputs = std::vector<Output>;
 
   // `config` is valid (ValidateConfig). `now` never goes back from call to call. `first_epoch` is the epoch
-  // of the first view unless a registrant reports a higher one. A driver that can takes it from a clock that
-  // also goes on while no coordinator runs: a coordinator that finds none of its predecessor's nodes in time
-  // knows of no epoch, and must not give theirs out a second time.
+  // of the first view unless a registrant reports a higher one. It must be above all that any predecessor gave out,
+  // seen by anybody or not. A driver takes it from a clock that also goes on while no coordinator runs, in
+  // milliseconds: a coordinator gives out no more than one view in each (kViewPauseUs).
   Coordinator(const MembershipConfig& config, TimeUs now, Epoch first_epoch);
 
   // A connection that does not register within dead_after is closed. Optional: a Registration on an unknown
@@ -200,7 +201,7 @@ class Coordinator {
   bool InNewest(NodeId id) const { return newest_ != nullptr && newest_->view.Contains(id); }
 
   void Publish();
-  Epoch NextEpoch();
+  Epoch NextEpoch() const;
   TimeUs ViewPause() const;
   // By how much Tick() came too late. A process that was stopped or starved has heard nobody, and must not
   // take that for their silence: all its deadlines move by as much.
@@ -229,7 +230,6 @@ class Coordinator {
   Epoch reported_ = 0;          // highest epoch that anybody reported
   // The highest epoch of a reported view that is not this coordinator's own.
   Epoch foreign_ = 0;
-  bool leap_ = false;  // the next epoch leaps (kEpochLeap)
 
   ViewStatePtr view_;
   std::deque<ViewStatePtr> given_;  // the last kDeltaBasesMax views, view_ among them: what deltas are from

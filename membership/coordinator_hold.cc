@@ -81,7 +81,6 @@ void Coordinator::EndHold() {
   holding_ = false;
   hold_until_ = kNever;
   if (newest_ != nullptr) {
-    leap_ = true;
     for (const NodeId id : std::exchange(hold_ids_, {}))
       if (!InNewest(id)) Remember(id);
     // A veteran that the newest view does not show left in a view that somebody has seen.

@@ -25,14 +25,13 @@ namespace {
 // not.
 constexpr auto kFlushMax = std::chrono::milliseconds(200);
 
-// Epochs of a coordinator that knows of none begin at the seconds since 2025, times the thousand that a
-// coordinator may use up in one: above all that any earlier one gave out, and short enough to read. See
-// Coordinator().
+// Epochs of a coordinator begin at the milliseconds since 2025: above all that any earlier one gave out, and short
+// enough to read. See Coordinator().
 Epoch FirstEpoch() {
-  constexpr int64_t kSecondsAt2025 = 1'735'689'600;
+  constexpr int64_t kMsAt2025 = 1'735'689'600'000;
   const auto since = std::chrono::system_clock::now().time_since_epoch();
-  const int64_t seconds = std::chrono::duration_cast<std::chrono::seconds>(since).count() - kSecondsAt2025;
-  return static_cast<Epoch>(seconds > 0 ? seconds : 0) * kEpochLeap + 1;
+  const int64_t ms = std::chrono::duration_cast<std::chrono::milliseconds>(since).count() - kMsAt2025;
+  return static_cast<Epoch>(ms > 0 ? ms : 0) + 1;
 }
 
 std::shared_ptr<const CoordinatorFrame> Frame(const CoordinatorMessage& message) {

@@ -288,6 +288,27 @@ TEST_F(CoordinatorTest, ConnectionsBeyondTheLimitAreClosed) {
   EXPECT_EQ(coordinator_->Opened(now_, kConnectionsMax + 1).size(), 1u);
 }
 
+TEST_F(CoordinatorTest, AnEpochThatNobodyHasSeenIsNotGivenOutAgain) {
+  // Each coordinator gives a view out that reaches nobody, and the next one hears of an older one.
+  const auto epoch = [&](Epoch first_epoch, Epoch reported) {
+    coordinator_ = std::make_unique<Coordinator>(Config(), now_, first_epoch);
+    auto seen = std::make_shared<ViewState>();
+    seen->view.epoch = reported;
+    seen->view.leader = 7;
+    seen->view.members = {From("b", 7).member};
+    seen->joined = {1};
+    Registration back = From("b", 7);
+    back.seen = seen;
+    EXPECT_TRUE(Refused(back).ok());
+    now_ += 100'000;
+    EXPECT_TRUE(Refused(From("new", 8)).ok());
+    return coordinator_->view()->view.epoch;
+  };
+  EXPECT_EQ(epoch(5000, 3700), 5000u);
+  EXPECT_EQ(epoch(5800, 3700), 5800u);
+  EXPECT_EQ(epoch(100, 3700), 4001u) << "the clock was set back";
+}
+
 TEST_F(CoordinatorTest, ANodeThatSaidWhatItHasSeenIsSentWhatChangedSince) {
   for (NodeId id = 1; id <= 5; ++id) ASSERT_TRUE(Refused(From(Numbered("n", id), id)).ok());
   now_ += 100'000;

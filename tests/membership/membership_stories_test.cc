@@ -237,7 +237,8 @@ TEST_F(MembershipStory, ARestartedCoordinatorDisturbsNobody) {
   // The next view is well above all that were ever seen, and the leader is who it was.
   cluster_.Crash(c_, true);
   MsUntilOut(c_, b_);
-  EXPECT_GT(cluster_.EpochOf(b_) / kEpochLeap, cluster_.Views(b_)[0].epoch / kEpochLeap);
+  EXPECT_GT(cluster_.EpochOf(b_), cluster_.Views(b_)[0].epoch + 100)
+      << "the next ones may have been given out";
   EXPECT_EQ(cluster_.LeaderOf(b_), a_);
 }
 
@@ -269,7 +270,8 @@ TEST_F(MembershipStory, TheCoordinatorsOwnNodeComesBackAndIsNeverAlone) {
   ASSERT_EQ(cluster_.Views(a2).size(), 1u);
   EXPECT_THAT(cluster_.Names(a2), ElementsAre("a", "b", "c"));
   EXPECT_EQ(cluster_.Views(b_).size(), 2u);
-  EXPECT_GT(cluster_.EpochOf(b_) / kEpochLeap, cluster_.Views(b_)[0].epoch / kEpochLeap);
+  EXPECT_GT(cluster_.EpochOf(b_), cluster_.Views(b_)[0].epoch + 100)
+      << "the next ones may have been given out";
   EXPECT_EQ(cluster_.LeaderOf(b_), b_);
 }
 
