@@ -23,7 +23,7 @@ namespace ropeteam {
 
 // Raised with every change of core's messages or of control.proto. Membership refuses a node of another one;
 // the streams refuse it as well.
-inline constexpr uint32_t kControlProtocolVersion = 1;
+inline constexpr uint32_t kControlProtocolVersion = 2;
 
 // The largest message is the leader's report of a whole job, at some 8 KiB a node.
 inline constexpr size_t kControlMessageBytesMax = 128ull << 20;

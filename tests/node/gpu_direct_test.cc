@@ -88,7 +88,10 @@ class Host {
     EXPECT_EQ(control_->registered(), 0u);
   }
   void OnView(const View& view) {
-    loop_.Post([this, view] { node_->OnView(view); });
+    loop_.Post([this, view] {
+      node_->OnLease(UINT64_MAX);
+      node_->OnView(view);
+    });
   }
   const Member& self() const { return node_->self(); }
   const std::string& socket() const { return socket_; }
