@@ -29,13 +29,13 @@ struct ControlSamples {
 
 Samples BytesOfEngines(uint32_t nodes, int runs) {
   ControlOptions options;
-  options.nodes = nodes + 1;  // as many as the models below
+  options.nodes = nodes;
   options.engines = true;
   ControlCluster cluster(options);
   Samples bytes;
   for (int run = -2; run < runs; ++run) {
     const StepCost cost = cluster.RunStep();
-    if (run >= 0) bytes.push_back(static_cast<double>(cost.leader_bytes) / (nodes + 1));
+    if (run >= 0) bytes.push_back(static_cast<double>(cost.leader_bytes) / nodes);
   }
   return bytes;
 }
@@ -49,16 +49,16 @@ ControlSamples Measure(uint32_t nodes, int runs) {
   for (int run = -3; run < runs; ++run) {
     const StepCost cost = cluster.RunStep();
     if (run < 0) continue;
-    samples.cpu_us.push_back(cost.leader_cpu_s * 1e6 / (nodes + 1));
-    samples.bytes.push_back(static_cast<double>(cost.leader_bytes) / (nodes + 1));
+    samples.cpu_us.push_back(cost.leader_cpu_s * 1e6 / nodes);
+    samples.bytes.push_back(static_cast<double>(cost.leader_bytes) / nodes);
     samples.core_percent.push_back(cost.leader_cpu_s * 100 / (static_cast<double>(options.step_us) * 1e-6));
   }
   // With R = 1, the lost node's shards and those it held for another lack a copy in every step that is kept,
   // until two steps of the next incarnation are committed.
   while (samples.cpu_us_degraded.size() < static_cast<size_t>(runs)) {
-    samples.view_change_us.push_back(cluster.LoseNode().leader_cpu_s * 1e6 / nodes);
+    samples.view_change_us.push_back(cluster.LoseNode().leader_cpu_s * 1e6 / (nodes - 1));
     for (int step = 0; step < 2; ++step)
-      samples.cpu_us_degraded.push_back(cluster.RunStep().leader_cpu_s * 1e6 / nodes);
+      samples.cpu_us_degraded.push_back(cluster.RunStep().leader_cpu_s * 1e6 / (nodes - 1));
     cluster.ReturnNode();
     cluster.RunStep();
     cluster.RunStep();
@@ -94,7 +94,7 @@ void AddControlCommand(CLI::App& app, Bench& bench) {
   const auto options = std::make_shared<ControlCommandOptions>();
   command->add_option("--nodes", options->nodes, "cluster sizes, each measured by itself")
       ->delimiter(',')
-      ->check(CLI::Range(2u, 16384u))
+      ->check(CLI::Range(3u, 16384u))
       ->capture_default_str();
   command->callback([&bench, options] { Run(bench, *options); });
 }

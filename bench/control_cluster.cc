@@ -297,9 +297,7 @@ EngineHost::~EngineHost() {
 
 ControlCluster::ControlCluster(const ControlOptions& options)
     : options_(options), members_(options.nodes), leader_(std::make_unique<EngineHost>(kLeaderId, 256)) {
-  ROPETEAM_CHECK(options.nodes >= 2);
-  // One more than have ranks at first: the node that LoseNode() loses.
-  if (!options.engines) ++members_;
+  ROPETEAM_CHECK(options.nodes >= 3);
   const uint32_t world_size = members_ * kRanksPerNode;
   incarnation_ = NextIncarnation(0, 1);
   for (uint32_t node = 0; node < members_; ++node) {

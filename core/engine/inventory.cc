@@ -231,9 +231,14 @@ std::optional<InventoryChange> HeldInventory::Apply(const InventoryDelta& delta)
     copies_digest -= hash(*old);
     change.before.push_back(*old);
   }
-  std::vector<SessionReport> sessions = inventory_.report.sessions;
-  Merge(&sessions, delta.sessions, delta.sessions_gone, kSessionKey, kSelf);
-  const uint64_t sessions_digest = DigestOfSessions(sessions, &hash);
+  std::vector<SessionReport> sessions;
+  uint64_t sessions_digest = sessions_digest_;
+  const bool sessions_changed = !delta.sessions.empty() || !delta.sessions_gone.empty();
+  if (sessions_changed) {
+    sessions = inventory_.report.sessions;
+    Merge(&sessions, delta.sessions, delta.sessions_gone, kSessionKey, kSelf);
+    sessions_digest = DigestOfSessions(sessions, &hash);
+  }
   const uint64_t life_digest = delta.life.empty() ? life_digest_ : hash(delta.life.front());
   const uint64_t standing_digest =
       delta.report.empty() ? standing_digest_ : hash(StandingOf(delta.report.front()));
@@ -246,7 +251,7 @@ std::optional<InventoryChange> HeldInventory::Apply(const InventoryDelta& delta)
   change.life = !delta.life.empty() || delta.incarnation_max != inventory_.incarnation_max;
   change.sessions = delta.sessions;
   change.seats = delta.asking_from != inventory_.asking_from || !delta.sessions_gone.empty() ||
-                 sessions.size() != inventory_.report.sessions.size();
+                 (sessions_changed && sessions.size() != inventory_.report.sessions.size());
   change.standing = !delta.report.empty();
   copies_digest_ = copies_digest;
   sessions_digest_ = sessions_digest;
@@ -258,11 +263,12 @@ std::optional<InventoryChange> HeldInventory::Apply(const InventoryDelta& delta)
   inventory_.short_of_memory = delta.short_of_memory;
   if (change.life && !delta.life.empty()) inventory_.life = delta.life.front();
   if (change.standing) {
-    std::vector<CopyReport> copies = std::move(inventory_.report.copies);
-    inventory_.report = delta.report.front();
-    inventory_.report.copies = std::move(copies);
+    NodeReport report = delta.report.front();
+    report.copies = std::move(inventory_.report.copies);
+    report.sessions = std::move(inventory_.report.sessions);
+    inventory_.report = std::move(report);
   }
-  inventory_.report.sessions = std::move(sessions);
+  if (sessions_changed) inventory_.report.sessions = std::move(sessions);
   Merge(&inventory_.report.copies, delta.copies, delta.copies_gone, kCopyKey, kShardKey);
   return change;
 }

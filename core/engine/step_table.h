@@ -88,6 +88,7 @@ class StepTable {
   static Standing StandingOf(const StepState& step) {
     return {step.producible(), step.ranks_replicated == step.world_size, step.committed};
   }
+  void Prefetch(const std::vector<const CopyReport*>& copies) const;
   void Remove(NodeId node, const CopyReport& copy);
   bool Add(NodeId node, const CopyReport& copy);
   void Recount(const StepId& id, StepState* step, Rank rank);
