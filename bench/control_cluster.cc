@@ -272,6 +272,40 @@ class EngineNode : public ControlNode {
 
 }  // namespace
 
+// ---- Worker
+
+Worker::Worker() : thread_([this] { Loop(); }) {}
+
+Worker::~Worker() {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    ending_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+double Worker::Run(const std::function<void()>& work) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  work_ = &work;
+  changed_.notify_all();
+  changed_.wait(lock, [this] { return work_ == nullptr; });
+  return seconds_;
+}
+
+void Worker::Loop() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [this] { return work_ != nullptr || ending_; });
+    if (ending_) return;
+    const double begin = ThreadSeconds();
+    (*work_)();
+    seconds_ = ThreadSeconds() - begin;
+    work_ = nullptr;
+    changed_.notify_all();
+  }
+}
+
 // ---- EngineHost
 
 EngineHost::EngineHost(NodeId id, uint64_t chunks) : bytes_(Store::MemoryFor(chunks, kChunkBytes)) {
@@ -295,8 +329,7 @@ EngineHost::~EngineHost() {
 
 // ---- ControlCluster
 
-ControlCluster::ControlCluster(const ControlOptions& options)
-    : options_(options), members_(options.nodes), leader_(std::make_unique<EngineHost>(kLeaderId, 256)) {
+ControlCluster::ControlCluster(const ControlOptions& options) : options_(options), members_(options.nodes) {
   ROPETEAM_CHECK(options.nodes >= 3);
   const uint32_t world_size = members_ * kRanksPerNode;
   incarnation_ = NextIncarnation(0, 1);
@@ -311,12 +344,17 @@ ControlCluster::ControlCluster(const ControlOptions& options)
     nodes_.push_back(std::move(model));
   }
   armed_.assign(members_, kForever);
-  leader_->engine().OnLease(now_, kForever);
+  worker_.Run([this] {
+    leader_ = std::make_unique<EngineHost>(kLeaderId, 256);
+    leader_->engine().OnLease(now_, kForever);
+  });
   ShowView();
   RunUntil(now_ + options_.step_us);
 }
 
-ControlCluster::~ControlCluster() = default;
+ControlCluster::~ControlCluster() {
+  worker_.Run([this] { leader_.reset(); });
+}
 
 void ControlCluster::ShowView() {
   View view;
@@ -329,8 +367,10 @@ void ControlCluster::ShowView() {
   to_leader_.clear();
   to_nodes_.clear();
   std::vector<SendMessage> messages;
-  leader_->engine().OnView(now_, view);
-  messages = std::exchange(leader_->engine().outbox(), Outbox()).messages;
+  cost_.leader_cpu_s += worker_.Run([&] {
+    leader_->engine().OnView(now_, view);
+    DrainLeader(&messages);
+  });
   Take(kLeaderId, &messages);
   for (uint32_t node = 0; node < members_; ++node) {
     nodes_[node]->OnView(now_, view, &messages);
@@ -363,7 +403,7 @@ void ControlCluster::Arm(uint32_t node) {
   timers_.emplace(due, node);
 }
 
-TimeUs ControlCluster::DrainLeader(std::vector<SendMessage>* messages) {
+void ControlCluster::DrainLeader(std::vector<SendMessage>* messages) {
   Engine& leader = leader_->engine();
   while (!leader.outbox().empty()) {
     Outbox outbox = std::exchange(leader.outbox(), Outbox());
@@ -372,25 +412,23 @@ TimeUs ControlCluster::DrainLeader(std::vector<SendMessage>* messages) {
       leader.OnTransferDone(now_, transfer.tag, Code::kOk);
     for (const StartCheck& check : outbox.checks) leader.OnCheckDone(now_, check.tag, {});
   }
-  return leader.NextTimer();
+  leader_due_ = leader.NextTimer();
 }
 
 StepCost ControlCluster::RunUntil(TimeUs end) {
   std::vector<SendMessage> messages;
-  Engine& leader = leader_->engine();
-  TimeUs leader_due = leader.NextTimer();
   while (now_ < end) {
     const std::deque<Parcel> to_leader = std::exchange(to_leader_, {});
-    const double begin = ThreadSeconds();
-    for (const Parcel& parcel : to_leader) {
-      leader.OnMessage(now_, parcel.from, parcel.envelope);
-      leader_due = DrainLeader(&messages);
-    }
-    if (leader_due <= now_) {
-      leader.OnTimer(now_);
-      leader_due = DrainLeader(&messages);
-    }
-    cost_.leader_cpu_s += ThreadSeconds() - begin;
+    if (!to_leader.empty() || leader_due_ <= now_)
+      cost_.leader_cpu_s += worker_.Run([&] {
+        for (const Parcel& parcel : to_leader) {
+          leader_->engine().OnMessage(now_, parcel.from, parcel.envelope);
+          DrainLeader(&messages);
+        }
+        if (leader_due_ > now_) return;
+        leader_->engine().OnTimer(now_);
+        DrainLeader(&messages);
+      });
     for (const auto& [node, parcel] : std::exchange(to_nodes_, {})) {
       if (node >= members_) continue;
       std::vector<SendMessage> out;
@@ -420,7 +458,7 @@ StepCost ControlCluster::RunUntil(TimeUs end) {
       Take(kFirstId + node, &messages);
       Arm(node);
     }
-    TimeUs next = std::min(end, leader_due);
+    TimeUs next = std::min(end, leader_due_);
     if (!timers_.empty()) next = std::min(next, timers_.begin()->first);
     if (!saves_.empty()) next = std::min(next, saves_.begin()->first);
     if (!replicas_.empty()) next = std::min(next, replicas_.begin()->first);

@@ -9,11 +9,15 @@
 #ifndef ROPETEAM_BENCH_CONTROL_CLUSTER_H_
 #define ROPETEAM_BENCH_CONTROL_CLUSTER_H_
 
+#include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -41,6 +45,27 @@ class EngineHost {
   std::byte* memory_;
   std::unique_ptr<Store> store_;
   std::unique_ptr<Engine> engine_;
+};
+
+// Runs what it is given, one after the other, on a thread of its own. The leader lives on one: its heap is then its
+// own too, as in a daemon, and its time is the thread's.
+class Worker {
+ public:
+  Worker();
+  ~Worker();
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
+  // Returns when it is done, with the processor time it took, in seconds.
+  double Run(const std::function<void()>& work);
+
+ private:
+  void Loop();
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  const std::function<void()>* work_ = nullptr;
+  double seconds_ = 0;
+  bool ending_ = false;
+  std::thread thread_;
 };
 
 // What a node does in the cluster's step. Outputs are appended to `out`.
@@ -94,8 +119,8 @@ class ControlCluster {
   };
   void ShowView();
   StepCost RunUntil(TimeUs end);
-  // Carries out what the leader wants; returns when its timer is due.
-  TimeUs DrainLeader(std::vector<SendMessage>* messages);
+  // Carries out what the leader wants, and notes when its timer is due.
+  void DrainLeader(std::vector<SendMessage>* messages);
   void Arm(uint32_t node);
   void Take(NodeId from, std::vector<SendMessage>* messages);
 
@@ -105,7 +130,9 @@ class ControlCluster {
   Epoch epoch_ = 0;
   Step step_ = 0;
   Incarnation incarnation_ = 0;
-  std::unique_ptr<EngineHost> leader_;
+  Worker worker_;
+  std::unique_ptr<EngineHost> leader_;  // used on the worker only
+  TimeUs leader_due_ = 0;
   std::vector<std::unique_ptr<ControlNode>> nodes_;
   std::vector<TimeUs> armed_;
   std::multimap<TimeUs, uint32_t> timers_;
