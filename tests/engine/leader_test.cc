@@ -166,6 +166,8 @@ class LeaderTest : public ::testing::Test {
         ASSERT_TRUE(Decode(envelope.payload, announced_[message.to].emplace()));
       } else if (envelope.kind == Kind::kDropCopy) {
         ++drops_[message.to];
+      } else if (envelope.kind == Kind::kCopyOrder) {
+        ++orders_;
       } else if (envelope.kind == Kind::kReply) {
         Reply reply;
         ASSERT_TRUE(Decode(envelope.payload, reply));
@@ -190,6 +192,7 @@ class LeaderTest : public ::testing::Test {
   uint64_t sequence_ = 0;
   uint64_t question_ = 0;
   std::map<uint64_t, Reply> replies_;
+  size_t orders_ = 0;               // to copy
   std::map<NodeId, size_t> drops_;  // orders to drop a copy
   std::map<NodeId, std::optional<LeaderState>> announced_;
 };
@@ -455,6 +458,55 @@ TEST_F(LeaderTest, AStepWithAnotherShardOfItsNameIsMarkedWhenThatHasGone) {
   EXPECT_EQ(drops_[kFirst], 0u);
   Tell(kSecond, {Own(step, 1)});
   EXPECT_THAT(Ids(Told(kSecond).committed), ElementsAre(step));
+}
+
+// What a member had in the epoch before it may have lost with the view's change.
+TEST_F(LeaderTest, InANewEpochNothingIsAnnouncedBeforeEveryMemberHasAnsweredInIt) {
+  const StepId step{kLife, 7};
+  Members({kFirst, kSecond});
+  Tell(kFirst, {Own(step, 0), Replica(step, 1)});
+  Tell(kSecond, {Own(step, 1), Replica(step, 0)});
+  ASSERT_TRUE(announced_.contains(kFirst));
+  announced_.clear();
+  Members({kFirst, kSecond});
+  PassTime(1'000'000);
+  Tell(kFirst, {Own(step, 0), Replica(step, 1)});
+  PassTime(1'000'000);
+  EXPECT_THAT(announced_, IsEmpty());
+  Tell(kSecond, {Own(step, 1), Replica(step, 0)});
+  EXPECT_TRUE(announced_.contains(kFirst) && announced_.contains(kSecond));
+}
+
+// 16,384 members are told what has changed, not that something was said.
+TEST_F(LeaderTest, WhatDecidesNothingIsNotAnnounced) {
+  const StepId step{kLife, 7};
+  Members({kFirst, kSecond});
+  Tell(kFirst, {Own(step, 0)});
+  Tell(kSecond, {});
+  for (const NodeId node : {kFirst, kSecond}) Send(node, LeaderStateAck{Told(node).sequence});
+  announced_.clear();
+  Tell(kFirst, {Own(step, 0)}, {Open(0)});
+  Tell(kFirst, {Own(step, 0), Own({kLife, 8}, 0)}, {Open(0)});
+  PassTime(2'000'000);
+  EXPECT_THAT(announced_, IsEmpty());
+}
+
+// The owner's report and the holder's are two messages: either may come first.
+TEST_F(LeaderTest, AHoldersCopyThatIsReportedFirstIsNoOrphan) {
+  const StepId step{kLife, 7};
+  Members({kFirst, kSecond, kSecond + 1});
+  Tell(kFirst, {Replica(step, 1)}, {Open(0)});
+  Tell(kSecond + 1, {});
+  Tell(kSecond, {Own(step, 0)}, {Open(1)});
+  PassTime(100'000);
+  EXPECT_EQ(orders_, 0u);
+  Tell(kSecond, {Own(step, 0), Own(step, 1)}, {Open(1)});
+  PassTime(1'000'000);
+  EXPECT_EQ(orders_, 0u);
+  // An own copy that does not come is lost.
+  Tell(kSecond, {Own(step, 0)}, {Open(1)});
+  PassTime(1'000'000);
+  EXPECT_GT(orders_, 0u);
 }
 
 }  // namespace

@@ -5,7 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <iterator>
 #include <map>
+#include <random>
 #include <set>
 
 namespace ropeteam {
@@ -112,6 +114,68 @@ TEST(Placement, ACopyLeavesTheDomainWhenThereIsAnother) {
             << "node " << member.name << " of " << domains.size() << ", replicas " << replicas;
       }
     }
+  }
+}
+
+// The rules written down plainly, for lists that are made whole.
+std::vector<NodeId> PlainHoldersOf(const View& view, NodeId node, uint32_t replicas) {
+  std::map<std::string, std::vector<const Member*>> by_domain;
+  for (const Member& member : view.members) by_domain[member.domain].push_back(&member);
+  std::vector<std::vector<const Member*>> piles;
+  for (auto& [domain, pile] : by_domain) piles.push_back(pile);
+  std::stable_sort(piles.begin(), piles.end(),
+                   [](const auto& a, const auto& b) { return a.size() > b.size(); });
+  std::vector<const Member*> order;
+  for (size_t round = 0; order.size() < view.members.size(); ++round)
+    for (const auto& pile : piles)
+      if (round < pile.size()) order.push_back(pile[round]);
+  const size_t index = static_cast<size_t>(
+      std::find_if(order.begin(), order.end(), [&](const Member* member) { return member->id == node; }) -
+      order.begin());
+  const size_t group = size_t{replicas} + 1;
+  size_t begin = 0;
+  size_t end = order.size();
+  if (order.size() > group) {
+    const size_t whole = order.size() % group == 0 ? order.size() / group : order.size() / group - 1;
+    begin = index < whole * group ? index / group * group : whole * group;
+    end = index < whole * group ? begin + group : order.size();
+  }
+  std::vector<const Member*> holders;
+  for (size_t i = 1; i < end - begin; ++i)
+    holders.push_back(order[begin + (index - begin + i) % (end - begin)]);
+  for (size_t i = 1; i < order.size(); ++i)
+    if (const size_t other = (index + i) % order.size(); other < begin || other >= end)
+      holders.push_back(order[other]);
+  const auto designated =
+      holders.begin() + static_cast<ptrdiff_t>(std::min<size_t>(replicas, holders.size()));
+  const auto elsewhere = [&](const Member* member) { return member->domain != order[index]->domain; };
+  if (designated != holders.begin() && std::none_of(holders.begin(), designated, elsewhere)) {
+    std::vector<const Member*> outside;
+    std::copy_if(designated, holders.end(), std::back_inserter(outside), elsewhere);
+    std::sort(outside.begin(), outside.end(), [](const Member* a, const Member* b) { return a->id < b->id; });
+    if (!outside.empty()) {
+      const auto chosen = std::find(designated, holders.end(), outside[index % outside.size()]);
+      std::rotate(designated - 1, chosen, chosen + 1);
+    }
+  }
+  std::vector<NodeId> ids;
+  for (const Member* member : holders) ids.push_back(member->id);
+  return ids;
+}
+
+TEST(Placement, WhatIsComputedOneByOneIsTheWholeList) {
+  std::mt19937 random(1);
+  for (int round = 0; round < 300; ++round) {
+    View view = Nodes(1 + random() % 40);
+    const size_t domains = 1 + random() % 5;
+    for (Member& member : view.members) {
+      member.id = 1 + random() % 1'000'000;
+      member.domain = std::string(1, static_cast<char>('a' + random() % domains * (random() % 2)));
+    }
+    for (uint32_t replicas = 0; replicas <= 3; ++replicas)
+      for (const Member& member : view.members)
+        EXPECT_EQ(HoldersOf(view, member.id, replicas), PlainHoldersOf(view, member.id, replicas))
+            << "round " << round << " replicas " << replicas;
   }
 }
 
