@@ -474,8 +474,8 @@ TEST_F(EnvironmentTest, WhatIsMissingOrNoNumberIsNamed) {
   ::setenv("RANK", "6", 1);
   ::unsetenv("WORLD_SIZE");
   EXPECT_FAILS(OpenFromEnvironment(), ROPETEAM_INVALID_ARGUMENT, "WORLD_SIZE");
-  ::setenv("WORLD_SIZE", "70000", 1);
-  EXPECT_FAILS(OpenFromEnvironment(), ROPETEAM_INVALID_ARGUMENT, "world of 70000 ranks, limits 1 and 65536");
+  ::setenv("WORLD_SIZE", "140000", 1);
+  EXPECT_FAILS(OpenFromEnvironment(), ROPETEAM_INVALID_ARGUMENT, "world of 140000 ranks, limits 1 and 131072");
   ::unsetenv("ROPETEAM_SOCKET");
   EXPECT_FAILS(OpenFromEnvironment(), ROPETEAM_INVALID_ARGUMENT, "ROPETEAM_SOCKET is not set");
 }

@@ -58,7 +58,7 @@ extern "C" {
 #define ROPETEAM_OBJECTS_MAX 1000000        /* objects of one shard */
 #define ROPETEAM_SAVES_OPEN_MAX 4           /* saves of one handle begun and neither committed nor aborted */
 #define ROPETEAM_VIEWS_OPEN_MAX 1024        /* views of one handle */
-#define ROPETEAM_WORLD_MAX 65536            /* ranks of one job */
+#define ROPETEAM_WORLD_MAX 131072           /* ranks of one job */
 #define ROPETEAM_TIMEOUT_MAX_MS 86400000    /* one day */
 #define ROPETEAM_RANK_FROM_ENV UINT32_MAX   /* ropeteam_open_options_t.rank: take RANK from the environment */
 
