@@ -36,21 +36,8 @@ def flip(node: Daemon, content: bytes, at: int) -> None:
         assert arena.find(content[at : at + 64], begin) == -1, "the bytes are there twice"
 
 
-def chunks_free(node: Daemon) -> int:
-    done = subprocess.run(
-        [str(ROPETEAM), "status", "--json", "--socket", node.socket],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-    )
-    assert done.returncode == 0, done.stderr
-    (report,) = [each for each in json.loads(done.stdout)["nodes"] if each["name"] == node.name]
-    return int(report["chunks_free"])
-
-
-def counters(node: Daemon) -> dict[str, int]:
-    """The node's own, at once."""
+def local_status(node: Daemon) -> dict:
+    """The node's own report, at once: what the leader knows of it lags."""
     done = subprocess.run(
         [str(ROPETEAM), "status", "--local", "--json", "--socket", node.socket],
         env=environment(),
@@ -59,7 +46,15 @@ def counters(node: Daemon) -> dict[str, int]:
         timeout=WAIT_S,
     )
     assert done.returncode == 0, done.stderr
-    return dict(json.loads(done.stdout)["counters"])
+    return json.loads(done.stdout)
+
+
+def chunks_free(node: Daemon) -> int:
+    return int(local_status(node)["chunks_free"])
+
+
+def counters(node: Daemon) -> dict[str, int]:
+    return local_status(node)["counters"]
 
 
 def verify(node: Daemon) -> subprocess.CompletedProcess[str]:
