@@ -138,6 +138,7 @@ TEST_F(Story, AStepThatNobodyWasToldIsChosenAgain) {
   StartNodes(4);
   ASSERT_EQ(LeaderHost(), 0u);
   StartWorld(1, {1, 2, 3});
+  EXPECT_EQ(LatestStep(1, 0), 0u);  // what an incarnation was told binds it alone
   SaveEverywhere(1, 1);
   cluster_->network().Clog(3, 2, cluster_->now() + 60 * kSecond);
   for (Rank rank = 0; rank < 3; ++rank) ASSERT_TRUE(Save(1, 2, rank).ok());
