@@ -82,7 +82,11 @@ Supervisor::Config MakeConfig(const RunOptions& options, const Settings& setting
   config.ready_timeout_s = options.ready_timeout_s;
   config.daemon = {daemon};
   if (!options.config.empty()) config.daemon.push_back("--config=" + options.config);
-  for (const auto& [option, setting] : settings) config.daemon.push_back("--" + option + "=" + setting.value);
+  for (const auto& [option, setting] : settings) {
+    // What the user did not say is the job's to say: the daemon would refuse to differ from what it was told.
+    if (option == "nodes" && setting.from == "default") continue;
+    config.daemon.push_back("--" + option + "=" + setting.value);
+  }
   config.restart = config.daemon;
   for (const std::string& flag : flags) {
     config.daemon.push_back("--" + flag);
