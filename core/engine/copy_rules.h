@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a sealed copy counts for, and who may take it away on whose word. docs/save-and-commit.md has the same
+// What a sealed copy counts for, and who may take it away. docs/save-and-commit.md has the same
 // table.
 //
 // clang-format off

@@ -356,7 +356,7 @@ struct DemoteCopy {
   static constexpr Kind kKind = Kind::kDemoteCopy;
   ShardKey shard;
   uint64_t content = 0;
-  uint64_t inventory = 0;  // of the node, that this was judged by: an order that comes late is none
+  uint64_t inventory = 0;  // of the node, that this was judged by: a late order is ignored
   auto Fields() { return std::tie(shard, content, inventory); }
 };
 struct VerifyOrder {

@@ -30,7 +30,7 @@ class Redundancy {
   // `current`: the world's incarnation. Looks at shards that lack copies only.
   void Restore(const std::vector<StepKey>& keep, Incarnation current);
   // Has replicas become caches where a shard has more copies than 1 + R (a node came back after its copies were
-  // made anew, a rank restored on another node): memory is paid for 1 + R. Only of steps that every member has
+  // made again, a rank restored on another node): memory is paid for 1 + R. Only of steps that every member has
   // marked: what is counted for those has been counted.
   // `inventories`: the number of each member's newest.
   void Trim(const std::set<StepId>& marked, const std::map<NodeId, uint64_t>& inventories);

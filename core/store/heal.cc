@@ -55,7 +55,7 @@ size_t Store::HealPlace(const char* what, uint32_t index, void* place, const voi
   size_t wrong = 0;
   size_t first = 0;
   uint64_t found = 0;
-  // The word that vouches for the others comes first in each structure, and is written last.
+  // The word that makes the others valid comes first in each structure, and is written last.
   for (size_t i = 1; i <= words; ++i) {
     const size_t word = i % words;
     const uint64_t now = LoadWord(place, word);

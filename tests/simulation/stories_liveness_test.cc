@@ -43,7 +43,7 @@ class GoesOn : public Story {
   std::string last_;
 };
 
-// The arenas are as large as the bill says. A daemon is away for so long that its copies are made anew on the
+// The arenas are as large as the bill says. A daemon is away for so long that its copies are made again on the
 // others, and comes back with its own.
 TEST_F(GoesOn, ADaemonComesBackAfterItsCopiesWereMadeAnew) {
   lengths_ = {4096};
@@ -59,7 +59,7 @@ TEST_F(GoesOn, ADaemonComesBackAfterItsCopiesWereMadeAnew) {
   EXPECT_TRUE(CommitsAgain(1, 100)) << Held();
 }
 
-// The same, and the launcher starts the world anew.
+// The same, and the launcher starts the world again.
 TEST_F(GoesOn, ADaemonComesBackAndTheWorldIsRestarted) {
   lengths_ = {4096};
   StartNodes(3, 1, 12);
