@@ -197,10 +197,10 @@ std::set<StepId> Leader::Hopeless() const {
 
 // Decides what is kept and released, and makes the table keep to it: what members may be releasing or evicting
 // already is not committed by copies that come late.
-RetentionPlan Leader::Retain() {
+RetentionPlan Leader::Retain(const std::set<StepId>& told) {
   const std::set<StepId> hopeless = Hopeless();
   RetentionPlan plan =
-      PlanRetention({table_, incarnations_.life(), hopeless, marked_, context_.settings, members_.size()});
+      PlanRetention({table_, incarnations_.life(), hopeless, told, context_.settings, members_.size()});
   for (const std::set<StepId>* gone : {&plan.released, &plan.dead})
     for (const StepId& id : *gone)
       if (!table_.Find(id)->committed) table_.GiveUp(id);
@@ -263,7 +263,10 @@ void Leader::Announce() {
     state.committed.push_back({id});
     if (marked_.contains(id)) state.marked.push_back({id});
   }
-  const RetentionPlan plan = Retain();
+  // A step that is too old to be listed releases nothing: no rank is told of it.
+  std::set<StepId> told;
+  for (const StepKey& key : state.marked) told.insert(key.id);
+  const RetentionPlan plan = Retain(told);
   for (const StepId& id : plan.keep) state.keep.push_back({id});
   for (const StepId& id : plan.dead) state.dead.push_back({id});
   for (const StepId& id : plan.evictable) state.evictable.push_back({id});

@@ -89,7 +89,7 @@ class Leader {
   bool PassesOpenStep(const SessionReport& session) const;
   void Announce();
   void Tell();  // every member that has not acknowledged the newest announcement
-  RetentionPlan Retain();
+  RetentionPlan Retain(const std::set<StepId>& told);  // by what ranks are told is committed
   std::set<StepId> Hopeless() const;
   void NoteMarked();
   // Copies with other bytes than the shard that counts, and where they are.

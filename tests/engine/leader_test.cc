@@ -246,6 +246,38 @@ TEST_F(LeaderTest, ACommitIsToldAndReleasesOlderStepsWhenEveryMemberHasMarkedIt)
   EXPECT_EQ(Told(kSecond).release_before.id, newer);
 }
 
+// More steps become committed at once than an announcement lists, behind one that has just been listed.
+TEST_F(LeaderTest, ACommitThatRanksAreNotToldOfReleasesNothing) {
+  settings_.keep_steps = 1;
+  std::vector<CopyReport> first, second;
+  const auto save = [&](Step step) {
+    const StepId id{kLife, step};
+    first.insert(first.end(), {Own(id, 0), Replica(id, 1)});
+    second.insert(second.end(), {Replica(id, 0), Own(id, 1)});
+  };
+  const auto acknowledge = [&] {
+    for (const NodeId node : {kFirst, kSecond}) Send(node, LeaderStateAck{Told(node).sequence});
+  };
+  Members({kFirst, kSecond});
+  save(1);
+  Tell(kFirst, first);
+  Tell(kSecond, second);
+  acknowledge();
+  ASSERT_THAT(Ids(Told(kFirst).marked), ElementsAre(StepId{kLife, 1}));
+  save(2);
+  Tell(kFirst, first);
+  Tell(kSecond, second);
+  const uint64_t lists_the_second = Told(kFirst).sequence;
+  for (Step step = 3; step <= 40; ++step) save(step);
+  Tell(kFirst, first);
+  Tell(kSecond, second);
+  for (const NodeId node : {kFirst, kSecond}) Send(node, LeaderStateAck{lists_the_second});
+  EXPECT_FALSE(MayGo(Told(kFirst), {kLife, 1}));
+  acknowledge();
+  EXPECT_THAT(Ids(Told(kFirst).marked), Contains(StepId{kLife, 40}));
+  EXPECT_TRUE(MayGo(Told(kFirst), {kLife, 1}));
+}
+
 TEST_F(LeaderTest, DecidesNothingWithoutALease) {
   const StepId step{kLife, 7};
   engine_->OnLease(now_, now_);
