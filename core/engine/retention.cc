@@ -36,16 +36,14 @@ void KeepNewest(const RetentionFacts& facts, RetentionPlan* plan) {
   }
 }
 
-// The step that this incarnation was restored from is kept until the incarnation has a committed step of its
-// own. While it has not chosen, the choice of the incarnation before stays, unless a newer step is committed.
+// The step that this incarnation was restored from is kept until the incarnation has a step of its own that every
+// member has marked. While it has not chosen, the choice of the incarnation before stays, unless a newer step is
+// committed.
 bool KeepsPin(const RetentionFacts& facts, const RetentionPlan& plan) {
   const Life& life = facts.life;
   if (life.pin == StepId() || facts.table.Find(life.pin) == nullptr) return false;
   if (!life.has_pin) return !(life.pin < plan.release_before);
-  const Steps& steps = facts.table.steps();
-  const auto newest =
-      std::find_if(steps.rbegin(), steps.rend(), [](const auto& step) { return step.second.committed; });
-  return newest == steps.rend() || newest->first.incarnation != life.incarnation;
+  return facts.marked.empty() || facts.marked.rbegin()->incarnation != life.incarnation;
 }
 
 bool MayBeEvicted(const RetentionFacts& facts, const StepId& id, const StepTable::StepState& step) {

@@ -92,6 +92,9 @@ TEST_F(RetentionTest, ThePinStaysUntilItsIncarnationHasCommitted) {
   OneCopyEach({kCurrent, 6});
   EXPECT_TRUE(Plan().keep.contains({kFormer, 5}));
   Whole({kCurrent, 7});
+  marked_.clear();
+  EXPECT_TRUE(Plan().keep.contains({kFormer, 5})) << "not every member knows of the commit";
+  marked_ = {{kCurrent, 7}};
   const RetentionPlan plan = Plan();
   EXPECT_FALSE(plan.keep.contains({kFormer, 5}));
   EXPECT_TRUE(plan.released.contains({kFormer, 5}));

@@ -521,7 +521,11 @@ void Checker::CheckPromise() {
       Shard& shard = found->second;
       size_t hurt = 0;
       const size_t right = CountedRight(shard, &hurt);
-      if (right > options_.replicas) shard.full_at = scheduler_.now();
+      // A surplus copy may be on its way out on the strength of one that has just been lost.
+      const bool news = std::any_of(shard.lost_at.begin(), shard.lost_at.end(), [this](TimeUs lost_at) {
+        return scheduler_.now() < lost_at + kNewsUs;
+      });
+      if (right > options_.replicas && !news) shard.full_at = scheduler_.now();
       const size_t losses = Losses(shard);
       if (right + hurt + losses <= options_.replicas)
         return Fail(
