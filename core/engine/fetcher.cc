@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <utility>
 
 #include "core/base/log.h"
 #include "core/engine/parts.h"
@@ -122,8 +123,8 @@ void Fetcher::OnLooked(uint64_t id, const std::vector<uint32_t>& looked, const s
     if (StillHere(*job)) context.store.MarkBad(job->shard, chunk);
   }
   context.inventory_dirty = true;
-  context.counters.chunks_bad += bad.size();
-  if (!bad.empty()) {
+  if (!bad.empty() && !job->looked_again) {
+    context.counters.chunks_bad += bad.size();
     job->corrupt = true;
     LOG_WARNING("%zu chunks of %s are bad here, repairing", bad.size(), job->shard.ToString().c_str());
     if (job->locate_rounds == 0) return Locate(job);
@@ -190,6 +191,11 @@ void Fetcher::Pump(uint64_t id) {
   if (job->locate_rounds < kLocateRoundsMax) {
     Locate(job);  // redundancy may have been restored elsewhere meanwhile
     return;
+  }
+  // A get that is answered with an error may have brought its bytes: a chunk that they made right is not bad.
+  if (job->repair && !job->looked_again) {
+    job->looked_again = true;
+    return Look(job, std::exchange(job->wanted, {}));
   }
   End(id, Explain(*job));
 }

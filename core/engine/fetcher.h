@@ -70,6 +70,7 @@ class Fetcher {
     std::map<NodeId, Source> sources;
     uint32_t outstanding = 0;  // transfers and checks
     bool corrupt = false;
+    bool looked_again = false;  // repair: at the chunks that no holder could give
     Status failure;  // set: ending, waiting for outstanding ones
     bool failing = false;
     std::vector<Done> waiters;

@@ -29,6 +29,7 @@ class Latest {
   void NoRankWasTold() { may_choose_again_ = true; }
   // A rank is being told the pin: it stays.
   void OnTold() { may_choose_again_ = false; }
+  bool may_choose_again() const { return may_choose_again_; }
   // The step a reader means by its number. It need not be producible.
   Result<StepId> ResolveStep(const LocateQuestion& locate) const;
 

@@ -199,8 +199,8 @@ std::set<StepId> Leader::Hopeless() const {
 // already is not committed by copies that come late.
 RetentionPlan Leader::Retain(const std::set<StepId>& told) {
   const std::set<StepId> hopeless = Hopeless();
-  RetentionPlan plan =
-      PlanRetention({table_, incarnations_.life(), hopeless, told, context_.settings, members_.size()});
+  RetentionPlan plan = PlanRetention({table_, incarnations_.life(), hopeless, told, context_.settings,
+                                      members_.size(), !latest_.may_choose_again()});
   for (const std::set<StepId>* gone : {&plan.released, &plan.dead})
     for (const StepId& id : *gone)
       if (!table_.Find(id)->committed) table_.GiveUp(id);

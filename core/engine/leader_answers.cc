@@ -99,7 +99,10 @@ void Leader::AnswerLatest(NodeId from, uint64_t number, const LatestQuestion& la
     latest_.Wait(from, number, latest);  // until OnStateAck()
     return;
   }
-  if (pinned) latest_.OnTold();
+  if (pinned && latest_.may_choose_again()) {
+    latest_.OnTold();
+    dirty_ = true;  // other steps may go now
+  }
   if (!step.ok()) return Reply(from, number, step.status());
   Reply(from, number, OkStatus(), Encode(LatestReply{{*step}, table_.Find(*step)->world_size}));
 }

@@ -47,7 +47,7 @@ bool KeepsPin(const RetentionFacts& facts, const RetentionPlan& plan) {
 }
 
 bool MayBeEvicted(const RetentionFacts& facts, const StepId& id, const StepTable::StepState& step) {
-  return facts.life.has_pin && id.incarnation < facts.life.incarnation && !step.committed &&
+  return facts.life.has_pin && facts.pin_told && id.incarnation < facts.life.incarnation && !step.committed &&
          facts.members + facts.settings.replicas >= facts.settings.nodes;
 }
 

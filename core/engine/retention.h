@@ -15,8 +15,8 @@
 //   dead           it can never be complete (a rank has passed it), or was given   are released by every node
 //                  up for want of memory
 //   evictable      of a former incarnation, not committed and not kept, while the    may be evicted; the step is never
-//                  current incarnation has chosen what it restores and at most R   committed any more
-//                  nodes of the job are missing
+//                  current incarnation has been told what it restores and at most  committed any more
+//                  R nodes of the job are missing
 //   none of them   otherwise                                                       stay
 // clang-format on
 //
@@ -48,7 +48,8 @@ struct RetentionFacts {
   const std::set<StepId>& hopeless;  // uncommitted steps that some rank has passed without a shard of them
   const std::set<StepId>& marked;    // committed steps of which every member knows
   JobSettings settings;
-  size_t members = 0;  // of the view, all of which have told what they hold
+  size_t members = 0;     // of the view, all of which have told what they hold
+  bool pin_told = false;  // some rank may know what this incarnation restores: that is not chosen again
 };
 
 RetentionPlan PlanRetention(const RetentionFacts& facts);

@@ -52,6 +52,21 @@ TEST_F(BadBytes, ABitThatFlipsOnTheWireOfAFetchIsFoundByTheReader) {
   EXPECT_TRUE(node(1).store->Find(Id(1, 0))->bad.empty());
 }
 
+// The holder is gone before the fabric says that the get is done. The last copy must not stay marked as bad when it
+// is right.
+TEST_F(BadBytes, AChunkIsRepairedByBytesThatLandedThoughTheirGetFailed) {
+  const TestShard shard(9, 'e');
+  Save(1, 1, shard);
+  Save(2, 1, shard);
+  node(1).Flip(Id(1, 0), 3);
+  get_code_ = Code::kPeerGone;
+  node(1).engine->OnVerify(now_, kSession, 1000, nullptr, 5'000'000);
+  Carry();
+  PassTime(1'000'000);
+  EXPECT_TRUE(node(1).Copy(Id(1, 0)) == shard.stream);
+  EXPECT_TRUE(node(1).store->Find(Id(1, 0))->bad.empty());
+}
+
 // Nobody has the right bytes any more: the shard must never count as replicated.
 TEST_F(BadBytes, ABitThatFlipsInAnUnsealedChunkIsFoundByTheHolder) {
   const TestShard shard(9, 'c');

@@ -221,6 +221,7 @@ class Engines {
   std::function<void(TestNode& node, const StartCheck& check)> on_check_;
   // Before the bytes land in `to`: may change them.
   std::function<void(TestNode& to, std::string* bytes)> on_wire_;
+  Code get_code_ = Code::kOk;  // that gets are answered with, when their bytes have landed
 
  private:
   void Transfer(TestNode* here, const StartTransfer& transfer) {
@@ -232,7 +233,7 @@ class Engines {
     std::string bytes(reinterpret_cast<const char*>(from.memory + source), transfer.length);
     if (on_wire_) on_wire_(to, &bytes);
     std::memcpy(to.memory + target, bytes.data(), bytes.size());
-    here->engine->OnTransferDone(now_, transfer.tag, Code::kOk);
+    here->engine->OnTransferDone(now_, transfer.tag, transfer.get ? get_code_ : Code::kOk);
   }
 
   RequestId request_ = 0;

@@ -423,6 +423,8 @@ TEST_F(LeaderTest, WhatALifeRestoredMayGoWhenTheNextHasChosenAnother) {
   ASSERT_TRUE(Told(kFirst).life.has_pin);
   EXPECT_EQ(Told(kFirst).life.pin, since);
   EXPECT_FALSE(MayGo(Told(kFirst), since));
+  EXPECT_FALSE(MayGo(Told(kFirst), restored)) << "no rank has been told: it may be chosen again";
+  for (const NodeId node : {kFirst, kSecond}) Send(node, LeaderStateAck{Told(node).sequence});
   EXPECT_TRUE(MayGo(Told(kFirst), restored));
 }
 

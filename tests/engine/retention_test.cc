@@ -45,7 +45,7 @@ class RetentionTest : public ::testing::Test {
   RetentionPlan Plan() {
     for (NodeId node = 1; node <= 2; ++node) table_.Replace(node, {}, held_[node - 1]);
     table_.Commit();
-    return PlanRetention({table_, life_, hopeless_, marked_, settings_, members_});
+    return PlanRetention({table_, life_, hopeless_, marked_, settings_, members_, pin_told_});
   }
 
   std::vector<CopyReport> held_[2];
@@ -55,6 +55,7 @@ class RetentionTest : public ::testing::Test {
   std::set<StepId> marked_;
   JobSettings settings_{1, 2, 2};
   size_t members_ = 2;
+  bool pin_told_ = true;
 };
 
 TEST_F(RetentionTest, TheNewestCommittedStepsAreKeptAndOlderOnesReleased) {
@@ -109,7 +110,12 @@ TEST_F(RetentionTest, AFormerStepIsEvictableOnceTheIncarnationHasChosenUnlessItI
   life_.has_pin = false;
   EXPECT_THAT(Plan().evictable, IsEmpty());
   life_.has_pin = true;
-  const RetentionPlan plan = PlanRetention({table_, life_, hopeless_, marked_, settings_, members_});
+  pin_told_ = false;
+  EXPECT_THAT(PlanRetention({table_, life_, hopeless_, marked_, settings_, members_, pin_told_}).evictable,
+              IsEmpty());
+  pin_told_ = true;
+  const RetentionPlan plan =
+      PlanRetention({table_, life_, hopeless_, marked_, settings_, members_, pin_told_});
   EXPECT_THAT(plan.evictable, ElementsAre(StepId{kFormer, 4}));
   EXPECT_THAT(plan.keep, ElementsAre(StepId{kFormer, 5}, StepId{kFormer, 6}));
 }
@@ -128,7 +134,8 @@ TEST_F(RetentionTest, AStepThatARankHasPassedIsDeadUnlessItIsCommitted) {
   EXPECT_THAT(Plan().dead, ElementsAre(StepId{kCurrent, 5}));
   CopyReport marked = Copy({kCurrent, 5}, 1, Role::kReplica, true);
   table_.Replace(3, {}, {marked});
-  EXPECT_THAT(PlanRetention({table_, life_, hopeless_, marked_, settings_, members_}).dead, IsEmpty());
+  EXPECT_THAT(PlanRetention({table_, life_, hopeless_, marked_, settings_, members_, pin_told_}).dead,
+              IsEmpty());
 }
 
 }  // namespace
