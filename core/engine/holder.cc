@@ -80,6 +80,7 @@ void Holder::OnReserve(NodeId from, const ReplicaReserve& reserve) {
   }
   grant.chunks_begin = context.store.chunk_offset(0);
   grant.extents = incoming->extents;
+  grant.reservation = incoming->serial;
   context.Send(from, grant);
 }
 
@@ -150,7 +151,7 @@ void Holder::Release(Incoming* incoming, bool quarantine) {
 
 void Holder::OnSeal(NodeId from, const ReplicaSeal& seal) {
   Incoming* incoming = Find(from, seal.copy);
-  if (incoming == nullptr) return AnswerUnknownSeal(from, seal);
+  if (incoming == nullptr || incoming->serial != seal.reservation) return AnswerUnknownSeal(from, seal);
   Context& context = parts_.context;
   if (incoming->sealing && seal.attempt == incoming->attempt) {
     if (incoming->attempt_judged) Judge(incoming);  // our answer was lost

@@ -90,7 +90,10 @@ struct ReplicaGrant {
   bool sealed_already = false;
   uint64_t chunks_begin = 0;    // where in the holder's arena memory its chunk 0 lies
   std::vector<Extent> extents;  // all granted so far, in the holder's chunk numbers
-  auto Fields() { return std::tie(copy, code, message, sealed_already, chunks_begin, extents); }
+  // Of this memory, by the holder's own count. A reservation that arrives again when its copy is over gets other
+  // memory under the same CopyId: what belongs to the one must not be taken for the other's.
+  uint64_t reservation = 0;
+  auto Fields() { return std::tie(copy, code, message, sealed_already, chunks_begin, extents, reservation); }
 };
 // These whole chunks are in the holder's memory: it may check them while others are on their way. Only a
 // hint; what is lost here is checked at ReplicaSeal.
@@ -108,8 +111,9 @@ struct ReplicaSeal {
   uint32_t attempt = 0;
   ShardMeta meta;
   std::vector<uint32_t> crcs;
-  bool committed = false;  // as the source's copy is marked: the mark goes where the bytes go
-  auto Fields() { return std::tie(copy, attempt, meta, crcs, committed); }
+  bool committed = false;    // as the source's copy is marked: the mark goes where the bytes go
+  uint64_t reservation = 0;  // that the bytes were put into; 0: into none, the holder had the shard
+  auto Fields() { return std::tie(copy, attempt, meta, crcs, committed, reservation); }
 };
 // kOk: every chunk has been checked by the holder and the copy is sealed. kCorrupt: `bad` chunks do not
 // match.

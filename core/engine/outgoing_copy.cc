@@ -105,8 +105,10 @@ void OutgoingCopy::Resize(size_t chunks) {
   chunks_.resize(chunks);
 }
 
-void OutgoingCopy::Granted(uint64_t chunks_begin, const std::vector<Extent>& extents) {
+void OutgoingCopy::Granted(uint64_t reservation, uint64_t chunks_begin, const std::vector<Extent>& extents) {
   ROPETEAM_CHECK(state_ == State::kReserving || state_ == State::kSending);
+  ROPETEAM_CHECK(reservation_ == 0 || reservation_ == reservation);
+  reservation_ = reservation;
   const uint64_t chunks = ChunkCount(extents);
   if (chunks < granted_) return;
   chunks_begin_ = chunks_begin;

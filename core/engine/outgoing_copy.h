@@ -100,7 +100,7 @@ class OutgoingCopy {
   // ---- events. The caller calls Advance() afterwards.
 
   // Only while reserving or sending. A repeat of an earlier grant, with fewer chunks, changes nothing.
-  void Granted(uint64_t chunks_begin, const std::vector<Extent>& extents);
+  void Granted(uint64_t reservation, uint64_t chunks_begin, const std::vector<Extent>& extents);
   void HolderHasIt();
   // The checksums of these chunks are known now.
   void ChecksumsKnown(uint32_t first, uint32_t count);
@@ -133,6 +133,7 @@ class OutgoingCopy {
   uint32_t on_way() const { return on_way_; }
   uint32_t device_on_way() const { return device_on_way_; }
   uint64_t chunks_begin() const { return chunks_begin_; }
+  uint64_t reservation() const { return reservation_; }  // 0: nothing has been granted
   const std::vector<Extent>& extents() const { return extents_; }
   // When Advance() is due for a repeat; kNever: nothing is unanswered.
   TimeUs NextSend() const;
@@ -184,6 +185,7 @@ class OutgoingCopy {
   uint32_t device_on_way_ = 0;
   uint32_t arrived_ = 0;
   std::vector<uint32_t> unreported_;  // in the order of their arrival
+  uint64_t reservation_ = 0;          // the holder's number of the memory that it granted
   uint64_t chunks_begin_ = 0;         // where in the holder's arena memory its chunk 0 lies
   std::vector<Extent> extents_;       // granted by the holder
   uint64_t granted_ = 0;              // chunks in them

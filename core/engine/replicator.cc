@@ -391,8 +391,8 @@ void Replicator::SendArrived(const Source& source, const OutgoingCopy& copy,
 void Replicator::SendSeal(const Source& source, const OutgoingCopy& copy, uint32_t attempt) {
   const SealedShard* sealed = parts_.context.store.Leased(source.lease);
   ROPETEAM_CHECK(source.chunks.sealed && sealed != nullptr && sealed->meta == source.meta);
-  parts_.context.Send(copy.target(),
-                      ReplicaSeal{copy.id(), attempt, source.meta, source.crcs, sealed->committed});
+  parts_.context.Send(copy.target(), ReplicaSeal{copy.id(), attempt, source.meta, source.crcs,
+                                                 sealed->committed, copy.reservation()});
 }
 
 void Replicator::Drop(SourceId id, Source* source, OutgoingCopy* copy, const std::string& why) {
@@ -422,8 +422,10 @@ void Replicator::OnGrant(NodeId from, const ReplicaGrant& grant) {
     Drop(id, source, &copy, grant.message);
   } else if (grant.sealed_already) {
     copy.HolderHasIt();
+  } else if (copy.reservation() != 0 && copy.reservation() != grant.reservation) {
+    Drop(id, source, &copy, "the holder has reused what it had granted");
   } else {
-    copy.Granted(grant.chunks_begin, grant.extents);
+    copy.Granted(grant.reservation, grant.chunks_begin, grant.extents);
   }
   Advance(id);
 }

@@ -263,9 +263,16 @@ class Daemon:
         return int(views[-1][1]) if views else 0
 
     def status(self) -> dict[str, Any]:
-        """`ropeteam status --json` of this node's socket."""
+        """`ropeteam status --json` of this node's socket. Counters and free chunks lag by up to a second."""
+        return self._status()
+
+    def local_status(self) -> dict[str, Any]:
+        """The node's own report, at once."""
+        return self._status("--local")
+
+    def _status(self, *options: str) -> dict[str, Any]:
         done = subprocess.run(
-            [str(ROPETEAM), "status", "--json", "--socket", self.socket],
+            [str(ROPETEAM), "status", "--json", *options, "--socket", self.socket],
             env=environment(),
             capture_output=True,
             text=True,

@@ -36,25 +36,12 @@ def flip(node: Daemon, content: bytes, at: int) -> None:
         assert arena.find(content[at : at + 64], begin) == -1, "the bytes are there twice"
 
 
-def local_status(node: Daemon) -> dict:
-    """The node's own report, at once: what the leader knows of it lags."""
-    done = subprocess.run(
-        [str(ROPETEAM), "status", "--local", "--json", "--socket", node.socket],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
 def chunks_free(node: Daemon) -> int:
-    return int(local_status(node)["chunks_free"])
+    return int(node.local_status()["chunks_free"])
 
 
 def counters(node: Daemon) -> dict[str, int]:
-    return local_status(node)["counters"]
+    return dict(node.local_status()["counters"])
 
 
 def verify(node: Daemon) -> subprocess.CompletedProcess[str]:

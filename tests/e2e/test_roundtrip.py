@@ -100,7 +100,7 @@ def test_a_full_arena_refuses_the_save_and_keeps_the_older_steps(cluster):
     (node,) = cluster(1, memory="64M").nodes
     with node.open(0, 1) as rope:
         rope.save(1, {"data": payload(0, 1, 1_000_000)}, wait=Level.COMMITTED)
-        (report,) = node.status()["nodes"]
+        report = node.local_status()
         with pytest.raises(ropeteam.NoSpace) as raised:
             rope.begin(2, bytes=1 << 30, objects=1)
         said = re.search(

@@ -65,12 +65,26 @@ TEST_F(HolderTest, ACheckOfAnAbortedCopySaysNothingOfOneThatADelayedReservationM
   EndCheck(arrived.checks.front().tag, {});
   // Chunk 0 has never been checked for this copy.
   ShardMeta meta{Id(1, 0), 2, 1, kTestChunk, kTestChunk, 64, 0};
-  const Outbox sealing = Tell(kHolder, ReplicaSeal{copy_, 0, meta, {11}, false});
+  const Outbox sealing = Tell(kHolder, ReplicaSeal{copy_, 0, meta, {11}, false, grant.reservation});
   ASSERT_EQ(Ranges(sealing), 1u);
   const auto sealed = Sent<ReplicaSealed>(EndCheck(sealing.checks.front().tag, {0}));
   EXPECT_EQ(sealed.code, Code::kCorrupt);
   Tell(kHolder, ReplicaAbort{copy_, false});
   EXPECT_EQ(node(kHolder).store->chunks_free(), node(kHolder).store->chunks_total());
+}
+
+// The copy has been sealed and released, and its chunks are another's. A repeat of its reservation arrives late and
+// gets other memory under the same number. The source, which has not heard of the seal, asks for it again: it must
+// not be told that its chunks are bad, or it would put them again where it put them before.
+TEST_F(HolderTest, ASealOfMemoryThatHasBeenReusedIsUnknown) {
+  const auto first = Sent<ReplicaGrant>(Tell(kHolder, Reserve(1)));
+  Tell(kHolder, ReplicaAbort{copy_, false});
+  const auto late = Sent<ReplicaGrant>(Tell(kHolder, Reserve(1)));
+  ASSERT_NE(first.reservation, late.reservation);
+  ShardMeta meta{Id(1, 0), 2, 1, kTestChunk, kTestChunk, 64, 0};
+  const Outbox answer = Tell(kHolder, ReplicaSeal{copy_, 0, meta, {11}, false, first.reservation});
+  EXPECT_EQ(Ranges(answer), 0u);
+  EXPECT_EQ(Sent<ReplicaSealed>(answer).code, Code::kNotFound);
 }
 
 TEST_F(HolderTest, ACopyStaysWithTheShardThatItWasReservedFor) {
@@ -83,12 +97,13 @@ TEST_F(HolderTest, ACopyStaysWithTheShardThatItWasReservedFor) {
 }
 
 TEST_F(HolderTest, MessagesThatDoNotFitTheirCopyAreRefused) {
-  Tell(kHolder, Reserve(2));
+  const auto grant = Sent<ReplicaGrant>(Tell(kHolder, Reserve(2)));
   EXPECT_EQ(Ranges(Tell(kHolder, ReplicaArrived{copy_, {0, 2}, {1, 2}})), 0u);  // chunk 2 of two
   EXPECT_EQ(Ranges(Tell(kHolder, ReplicaArrived{copy_, {0, 1}, {1}})), 0u);     // a checksum short
   EXPECT_EQ(Ranges(Tell(kHolder, ReplicaArrived{copy_, {1, 1, 1}, {1, 2, 3}})), 1u);
   ShardMeta meta{Id(1, 0), 2, 1, kTestChunk, 3 * kTestChunk, 64, 0};
-  const auto sealed = Sent<ReplicaSealed>(Tell(kHolder, ReplicaSeal{copy_, 0, meta, {1, 2, 3}, false}));
+  const ReplicaSeal seal{copy_, 0, meta, {1, 2, 3}, false, grant.reservation};
+  const auto sealed = Sent<ReplicaSealed>(Tell(kHolder, seal));
   EXPECT_EQ(sealed.code, Code::kInvalidArgument);
 }
 

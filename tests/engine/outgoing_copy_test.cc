@@ -72,7 +72,7 @@ class OutgoingCopyTest : public ::testing::Test {
     copy_.CheckInvariants();
   }
   void Grant(uint32_t chunks) {
-    copy_.Granted(4096, {{100, chunks}});
+    copy_.Granted(1, 4096, {{100, chunks}});
     Advance();
   }
   void Fill(uint32_t first, uint32_t count) {
@@ -363,7 +363,7 @@ TEST_F(OutgoingCopyDeathTest, AnEventThatTheTableDoesNotHaveEndsTheProcess) {
   EXPECT_DEATH(copy_.Matched(), "check failed");
   EXPECT_DEATH((void)copy_.Mismatched({0}, &from_arena), "check failed");
   ToSealing();
-  EXPECT_DEATH(copy_.Granted(0, {{0, 8}}), "check failed");
+  EXPECT_DEATH(copy_.Granted(1, 0, {{0, 8}}), "check failed");
   EXPECT_DEATH(copy_.HolderHasIt(), "check failed");
   EXPECT_DEATH(copy_.PutArrived(0, true), "check failed");
   EXPECT_DEATH(copy_.PutNotSent(0), "check failed");
@@ -409,7 +409,7 @@ TEST(OutgoingCopyAtRandom, EveryCopyThatMatchesHasEveryByteAndEveryOtherIsAborte
       switch (below(8)) {
         case 0:
           granted = std::min<uint32_t>(chunks, granted + static_cast<uint32_t>(below(chunks + 1)));
-          if (asked) copy.Granted(0, {{0, granted}});
+          if (asked) copy.Granted(1, 0, {{0, granted}});
           break;
         case 1:
         case 2: {
