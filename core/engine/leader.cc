@@ -299,9 +299,17 @@ void Leader::Tell() {
   tell_again_after_ = std::min(2 * tell_again_after_, kRepeatMaxUs);
 }
 
-void Leader::Restore() {
-  next_restore_ = context_.now + kRestoreEveryUs;
-  redundancy_.Restore(state_.keep, incarnations_.life().incarnation);
+void Leader::Restore() { redundancy_.Restore(state_.keep, incarnations_.life().incarnation); }
+
+void Leader::RestoreAndTrim() {
+  GiveUpOlderSteps();
+  SettleContested();
+  if (redundancy_.NeedsTrim(marked_)) {
+    std::map<NodeId, uint64_t> inventories;
+    for (const MemberState& member : members_) inventories[member.id] = member.held.sequence();
+    redundancy_.Trim(marked_, inventories);
+  }
+  Restore();
 }
 
 void Leader::RestoreSoon() { next_restore_ = std::min(next_restore_, context_.now + kRestoreSoonUs); }
@@ -347,15 +355,9 @@ void Leader::OnLease() {
 void Leader::OnTimer() {
   if (!leading_ || !may_decide()) return;
   if (awaits_acks() && tell_again_at_ <= context_.now) Tell();
-  if (next_restore_ <= context_.now && complete()) {
-    GiveUpOlderSteps();
-    SettleContested();
-    if (redundancy_.NeedsTrim(marked_)) {
-      std::map<NodeId, uint64_t> inventories;
-      for (const MemberState& member : members_) inventories[member.id] = member.held.sequence();
-      redundancy_.Trim(marked_, inventories);
-    }
-    Restore();
+  if (next_restore_ <= context_.now) {
+    next_restore_ = context_.now + kRestoreEveryUs;  // what changes meanwhile does not put it off
+    if (complete()) RestoreAndTrim();
   }
   verifier_.OnTimer();
 }

@@ -97,6 +97,7 @@ class Leader {
   void SettleContested();
   void GiveUpOlderSteps();
   void Restore();
+  void RestoreAndTrim();
   void RestoreSoon();
   // Every member knows what this incarnation restores: no leader that comes later can decide otherwise.
   bool PinIsKnown() const;

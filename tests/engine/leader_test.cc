@@ -120,6 +120,7 @@ class LeaderTest : public ::testing::Test {
     inventory.asking_from = question_ + 1;
     inventory.life = life_;
     inventory.incarnation_max = life_.incarnation;
+    inventory.short_of_memory = short_of_memory_;
     Send(from, inventory);
   }
   template <typename Message>
@@ -187,6 +188,7 @@ class LeaderTest : public ::testing::Test {
   TimeUs now_ = 1'000'000;
   JobSettings settings_{1, 2, 3};
   TimeUs settle_us_ = 0;
+  bool short_of_memory_ = false;
   Epoch epoch_ = 0;
   Life life_;  // as the members know it
   uint64_t sequence_ = 0;
@@ -276,6 +278,20 @@ TEST_F(LeaderTest, ACommitThatRanksAreNotToldOfReleasesNothing) {
   acknowledge();
   EXPECT_THAT(Ids(Told(kFirst).marked), Contains(StepId{kLife, 40}));
   EXPECT_TRUE(MayGo(Told(kFirst), {kLife, 1}));
+}
+
+// Whatever changes all the time: a rank may save on, step after step, while the others have no room.
+TEST_F(LeaderTest, OlderStepsAreGivenUpForWantOfMemoryAlsoWhileInventoriesKeepComing) {
+  const StepId older{kLife, 7};
+  const StepId newer{kLife, 8};
+  short_of_memory_ = true;
+  Members({kFirst, kSecond});
+  Tell(kSecond, {Own(older, 1), Own(newer, 1)});
+  for (Step step = 100; step < 300; ++step) {
+    Tell(kFirst, {Own(older, 0), Own(newer, 0), Own({kLife, step}, 0)});
+    PassTime(60'000);
+  }
+  EXPECT_THAT(Ids(Told(kFirst).dead), ElementsAre(older));
 }
 
 TEST_F(LeaderTest, DecidesNothingWithoutALease) {
