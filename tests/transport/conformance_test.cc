@@ -431,6 +431,9 @@ TEST_P(TransportTest, DisconnectGivesQueuedOperationsBackFirst) {
 TEST_P(TransportTest, DisconnectInTheMiddleGivesEachOperationBackOnce) {
   if (GetParam() == "ucx_tcp")
     GTEST_SKIP() << "UCX 1.13's tcp may end the process that others were connecting to: docs/ucx.md";
+  if (GetParam() == "ofi_verbs")
+    GTEST_SKIP() << "libfabric's verbs;ofi_rxm may crash in fi_close with operations outstanding: "
+                    "transport/ofi/libfabric.md";
   const uint64_t operation_bytes = InGuest() ? 256 << 10 : 2 << 20;
   constexpr uint64_t kOperations = 8;
   const int turns = InGuest() ? 20 : 60;
