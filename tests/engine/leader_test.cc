@@ -229,6 +229,25 @@ TEST_F(LeaderTest, AFormerStepThatMayGoIsCommittedByNoCopyThatComesLate) {
   EXPECT_FALSE(MayGo(Told(kFirst), newer));
 }
 
+// Nor by copies that are heard of all at once: the ranks train on from the older step, and a restart from the newer
+// one would undo what they have done since.
+TEST_F(LeaderTest, AFormerStepNewerThanTheRestoredOneIsNotCommitted) {
+  const StepId older{kLife - 1, 6};
+  const StepId restored{kLife - 1, 7};
+  const StepId newer{kLife - 1, 8};
+  life_.has_pin = true;
+  life_.pin = restored;
+  Members({kFirst, kSecond});
+  std::vector<CopyReport> first, second;
+  for (const StepId& step : {older, restored, newer}) {
+    first.insert(first.end(), {Own(step, 0), Replica(step, 1)});
+    second.insert(second.end(), {Own(step, 1), Replica(step, 0)});
+  }
+  Tell(kFirst, first);
+  Tell(kSecond, second);
+  EXPECT_THAT(Ids(Told(kFirst).committed), ElementsAre(restored, older));
+}
+
 // Ranks are told of a commit, and older steps are released for it, when every member knows of it: whatever is
 // lost then, what is left does.
 TEST_F(LeaderTest, ACommitIsToldAndReleasesOlderStepsWhenEveryMemberHasMarkedIt) {
