@@ -13,8 +13,8 @@
 //   kConnecting  a request is sent until it is answered; what the    accepted -> kUp
 //                last connection left undone is held                 its patience is over, or no such rail
 //                                                                      there -> kDown
-//   kUp          pieces are posted                                   a piece fails, the port goes down
-//                                                                      -> kDraining
+//   kUp          pieces are posted                                   a piece fails, the port goes down,
+//                                                                      nothing completes -> kDraining
 //   kDraining    the device is handing the pieces back               it has, or its time is over
 //                                                                      -> kConnecting
 //   kDown        its rail is left out                                the time to try again -> kConnecting
@@ -86,6 +86,11 @@ inline constexpr TimeUs kPatienceAliveUs = 3'000'000;
 inline constexpr TimeUs kPatienceSilentMinUs = 300'000;
 // What those retries take at least: see kTimeout and kRetries in links.cc.
 inline constexpr TimeUs kDeviceSilenceUs = 470'000;
+// A link is broken when the device has completed none of its pieces for so long, although it has reported no failure.
+// Devices are to report one after their retries; Linux 6.1's Soft-RoCE sometimes stops doing either when its interface
+// goes down (docs/verbs.md).
+inline constexpr TimeUs kStuckUs = 5'000'000;
+inline constexpr TimeUs kStuckLookUs = 1'000'000;
 // Reads outstanding on one connection; what the cards of the last ten years do.
 inline constexpr uint8_t kReads = 16;
 // Peers that this transport connects to, and connections that others have to it. A node connects to those that it
@@ -160,6 +165,8 @@ struct Link {
   uint32_t piece_count = 0;
   uint32_t piece_next = 0;  // number of the next piece; the oldest has piece_next - piece_count
   uint64_t bytes = 0;
+  uint32_t oldest = 0;       // piece's number when BreakStuckLinks() last looked, …
+  TimeUs oldest_since = 0;   // … and since when it has been the oldest
   List<Piece> held;          // handed back, waiting for the word on `superseded`
   bool timed = false;        // in timed_
   TimeUs patience = 0;       // of the next connecting
@@ -245,6 +252,7 @@ class VerbsTransport final : public front::Front<VerbsTransport, Peer, Operation
   void SendRequest(Link* link, TimeUs now);
   void SendClose(const Link& over, uint64_t connection);
   void BreakLink(Link* link, TimeUs patience, TimeUs now);
+  void BreakStuckLinks(TimeUs now);
   void FinishDraining(Link* link, TimeUs now);
   void DropQueuePair(Link* link);
   void ReleaseHeld(Link* link);
@@ -308,6 +316,7 @@ class VerbsTransport final : public front::Front<VerbsTransport, Peer, Operation
   std::vector<pollfd> sleep_items_;  // Sleep()'s
   TimeUs busy_at_ = 0;               // when work was last seen
   TimeUs events_next_ = 0;           // when to look for the devices' events
+  TimeUs stuck_next_ = 0;            // when to look for links that are stuck
   uint32_t polls_ = 0;
 };
 

@@ -155,6 +155,7 @@ void VerbsTransport::StartConnecting(Link* link, TimeUs patience, TimeUs now) {
   link->sequence = NewSequence();
   link->tag = tag_next_++;
   link->piece_next = 0;
+  link->oldest_since = 0;
   tags_[link->tag] = link;
   connections_[link->connection] = link;
 }
@@ -246,6 +247,29 @@ void VerbsTransport::BreakLink(Link* link, TimeUs patience, TimeUs now) {
     // They were given their patience while this one vouched for the peer.
     if (other.state == LinkState::kConnecting) other.deadline = std::min(other.deadline, now + patience);
     if (other.state == LinkState::kDraining) other.patience = std::min(other.patience, patience);
+  }
+}
+
+void VerbsTransport::BreakStuckLinks(TimeUs now) {
+  // After a pause of this thread completions may be waiting that it has not read yet.
+  const bool paused = now > stuck_next_ + kStuckLookUs;
+  stuck_next_ = now + kStuckLookUs;
+  if (outstanding_ == 0) return;
+  for (const auto& [id, peer] : peers_) {
+    for (Link& link : peer->links) {
+      if (link.state != LinkState::kUp) continue;
+      const uint32_t oldest = link.piece_next - link.piece_count;
+      if (paused || link.pieces.empty() || link.oldest != oldest || link.oldest_since == 0) {
+        link.oldest = oldest;
+        link.oldest_since = now;
+      }
+      if (now - link.oldest_since < kStuckUs) continue;
+      LOG_WARNING("verbs peer %s: %s has neither completed nor failed any of %u pieces for %llu s", peer->text.c_str(),
+                  LinkText(link), link.piece_count, static_cast<unsigned long long>(kStuckUs / 1'000'000));
+      const bool others = peer->links_up > 1;
+      if (!others) FailOperation(peer.get(), link.pieces.head()->operation, Code::kLinkFailed);
+      BreakLink(&link, others ? kPatienceAliveUs : patience_silent_, now);
+    }
   }
 }
 

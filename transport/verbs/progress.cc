@@ -65,6 +65,7 @@ size_t VerbsTransport::Advance() {
     const TimeUs now = Now();
     if (count > 0) busy_at_ = now;
     if (now >= events_next_) ReadEvents(now);
+    if (now >= stuck_next_) BreakStuckLinks(now);
     StepLinks(now);
   }
   Pump();
@@ -136,7 +137,7 @@ void VerbsTransport::OnPort(Rail* rail, bool up, TimeUs now) {
 }
 
 TimeUs VerbsTransport::NextTimer() const {
-  TimeUs next = UINT64_MAX;
+  TimeUs next = outstanding_ > 0 ? stuck_next_ : UINT64_MAX;
   for (const Link* link : timed_) {
     next = std::min(next, link->deadline);
     if (link->state == LinkState::kConnecting) next = std::min(next, link->send_next);
