@@ -21,6 +21,7 @@ constexpr size_t kEarlyBytesMax = 4ull << 20;
 constexpr uint64_t kListedManifestBytesMax = 4ull << 20;
 constexpr size_t kListedObjectsMax = 8192;
 constexpr size_t kBegunStepsMax = 64;  // steps in flight are a handful
+constexpr size_t kNamedMax = 16;       // nodes in one line of the log
 
 std::string ReadStream(const Store& store, const SealedShard& shard, uint64_t offset, uint64_t length) {
   std::string bytes;
@@ -34,6 +35,16 @@ std::string ReadStream(const Store& store, const SealedShard& shard, uint64_t of
     length -= part;
   }
   return bytes;
+}
+
+// The view's members that are not among `known`, each behind `word`.
+std::string Missing(const View& view, const std::unordered_set<NodeId>& known, const char* word) {
+  std::string names;
+  size_t count = 0;
+  for (const Member& member : view.members)
+    if (!known.contains(member.id) && ++count <= kNamedMax) names += word + member.name;
+  if (count > kNamedMax) names += word + std::to_string(count - kNamedMax) + " more";
+  return names;
 }
 
 EngineConfig EngineConfigOf(const Options& options, NodeId self) {
@@ -234,7 +245,7 @@ void Node::ArmTimer() {
 }
 
 void Node::OnControlMessage(NodeId from, std::string envelope) {
-  if (view_.Contains(from)) {
+  if (members_.contains(from)) {
     Drive([&](Engine& engine, TimeUs now) { engine.OnMessage(now, from, envelope); });
     return;
   }
@@ -247,13 +258,16 @@ void Node::OnControlMessage(NodeId from, std::string envelope) {
 }
 
 void Node::OnView(const View& view) {
-  LogView(view);
+  std::unordered_set<NodeId> members;
+  for (const Member& member : view.members) members.insert(member.id);
+  LogView(view, members);
   if (view.settings != view_.settings || view_.epoch == 0) {
     LOG_INFO("job nodes %u replicas %u keep_steps %u", view.settings.nodes, view.settings.replicas,
              view.settings.keep_steps);
     local_->SetSettings(view.settings);
   }
   view_ = view;
+  members_ = std::move(members);
   std::vector<Member> others;
   for (const Member& member : view.members)
     if (member.id != self_.id) others.push_back(member);
@@ -263,7 +277,7 @@ void Node::OnView(const View& view) {
   std::deque<Early> early = std::exchange(early_, {});
   early_bytes_ = 0;
   for (Early& message : early)
-    if (view_.Contains(message.from)) OnControlMessage(message.from, std::move(message.envelope));
+    if (members_.contains(message.from)) OnControlMessage(message.from, std::move(message.envelope));
 }
 
 void Node::OnLease(TimeUs valid_until) {
@@ -271,13 +285,10 @@ void Node::OnLease(TimeUs valid_until) {
   Drive([&](Engine& engine, TimeUs now) { engine.OnLease(now, valid_until); });
 }
 
-void Node::LogView(const View& view) const {
+void Node::LogView(const View& view, const std::unordered_set<NodeId>& members) const {
   const Member* leader = view.Find(view.leader);
-  std::string changes;
-  for (const Member& member : view_.members)
-    if (!view.Contains(member.id)) changes += " lost " + member.name;
-  for (const Member& member : view.members)
-    if (!view_.Contains(member.id)) changes += " joined " + member.name;
+  const std::string changes =
+      Missing(view_, members, " lost ") + Missing(view, members_, " joined ");
   LOG_INFO("view epoch %" PRIu64 " members %zu leader %s%s", view.epoch, view.members.size(),
            leader != nullptr ? leader->name.c_str() : "none", changes.c_str());
 }

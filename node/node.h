@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "core/engine/engine.h"
@@ -71,7 +72,7 @@ class Node {
   void CarryOut(Outbox& outbox);
   void ArmTimer();
   void OnControlMessage(NodeId from, std::string envelope);
-  void LogView(const View& view) const;
+  void LogView(const View& view, const std::unordered_set<NodeId>& members) const;
   void LogEvent(const LevelEvent& event);
   std::vector<ShardObjects> ListObjects(Step step) const;
 
@@ -81,6 +82,7 @@ class Node {
   const OnSuspect on_suspect_;
   Member self_;
   View view_;
+  std::unordered_set<NodeId> members_;  // of the view
   std::unique_ptr<Store> store_;
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<CheckWorkers> checks_;
