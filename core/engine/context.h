@@ -37,9 +37,8 @@ class Context {
   Outbox out;
   TimeUs now = 0;
   View view;
-  JobSettings settings;                    // of the view
   TimeUs settle_until = 0;                 // until then an instance outside the view may hold a lease
-  TimeUs lease_until = 0;                  // membership's lease; 0: there is none
+  TimeUs lease_until = 0;                  // membership's lease; 0: no lease
   std::map<NodeId, LostLink> unreachable;  // members that the data path has lost
   NodeCounters counters;
   Life life;  // as the leader announced or granted it last
@@ -81,7 +80,7 @@ class Context {
       to_self.push_back(std::move(envelope));
     } else if (Contains(to)) {
       out.messages.push_back({to, Encode(envelope)});
-    }  // who is not in the view could not answer; whatever waits for the answer looks at the view
+    }  // a node outside the view could not answer: callers check the view themselves
   }
   std::deque<Envelope> to_self;
 

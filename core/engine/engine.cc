@@ -101,7 +101,6 @@ void Engine::Impl::ApplyView(const View& view) {
   if (view.epoch <= context_.view.epoch) return;
   const View before = std::move(context_.view);
   context_.SetView(view);
-  context_.settings = view.settings;
   context_.settle_until = std::max(context_.settle_until, context_.now + view.settle_us);
   context_.to_self.clear();  // of the epoch before; whoever sent it asks again below
   context_.inventory_dirty = true;

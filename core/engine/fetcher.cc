@@ -172,7 +172,7 @@ void Fetcher::Pump(uint64_t id) {
   }
   size_t usable = 0;
   for (auto& [node, source] : job->sources) {
-    if (source.state != Source::State::kFailed && !context.view.Contains(node)) {
+    if (source.state != Source::State::kFailed && !context.Contains(node)) {
       source.state = Source::State::kFailed;
       source.trouble = "gone";
     }

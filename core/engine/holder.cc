@@ -356,10 +356,10 @@ void Holder::OnView() {
   Context& context = parts_.context;
   for (auto it = incoming_.begin(); it != incoming_.end();) {
     Incoming* incoming = &(it++)->second;
-    if (!context.view.Contains(incoming->id.source)) Release(incoming, true);
+    if (!context.Contains(incoming->id.source)) Release(incoming, true);
   }
   std::erase_if(reading_, [&](const auto& reading) {
-    if (context.view.Contains(reading.first.first)) return false;
+    if (context.Contains(reading.first.first)) return false;
     context.store.EndLease(reading.second.lease);
     return true;
   });

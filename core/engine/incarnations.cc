@@ -167,7 +167,7 @@ Status Incarnations::AdmitUnnamed(const JoinQuestion& join) {
 }
 
 Status Incarnations::Admit(NodeId from, uint64_t question, const JoinQuestion& join) {
-  ROPETEAM_CHECK(context_.view.Contains(from));
+  ROPETEAM_CHECK(context_.Contains(from));
   if (join.world_size == 0 || join.world_size > kWorldMax)
     return Error(Code::kInvalidArgument, "a world of %u ranks, limit %u", join.world_size, kWorldMax);
   if (join.rank >= join.world_size)

@@ -199,7 +199,7 @@ std::set<StepId> Leader::Hopeless() const {
 // already is not committed by copies that come late.
 RetentionPlan Leader::Retain(const std::set<StepId>& told) {
   const std::set<StepId> hopeless = Hopeless();
-  RetentionPlan plan = PlanRetention({table_, incarnations_.life(), hopeless, told, context_.settings,
+  RetentionPlan plan = PlanRetention({table_, incarnations_.life(), hopeless, told, context_.view.settings,
                                       members_.size(), !latest_.may_choose_again()});
   for (const std::set<StepId>* gone : {&plan.released, &plan.dead})
     for (const StepId& id : *gone)
@@ -254,7 +254,7 @@ void Leader::Announce() {
   std::erase_if(listed_, [&](const auto& listed) { return unknown(listed.first); });
   for (const StepId& id : table_.Commit()) LOG_DEBUG("%s has all its copies", id.ToString().c_str());
   const std::vector<StepId> committed =
-      table_.CommittedNewestFirst(context_.settings.keep_steps + kCommittedListedMax);
+      table_.CommittedNewestFirst(context_.view.settings.keep_steps + kCommittedListedMax);
   // Nodes mark whatever copy they have of a step that is listed: first those go that do not count.
   std::set<StepId> unsettled;
   for (const auto& [node, drop] : Losers()) unsettled.insert(StepOf(drop.shard.id));

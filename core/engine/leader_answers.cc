@@ -86,12 +86,12 @@ void Leader::AnswerLatest(NodeId from, uint64_t number, const LatestQuestion& la
     // Some node may hold what nobody here does: wait for the nodes that were announced, or for the whole
     // world.
     const uint32_t ranks = incarnations_.ranks_present();
-    if (ranks < incarnations_.life().world_size && members_.size() < context_.settings.nodes)
+    if (ranks < incarnations_.life().world_size && members_.size() < context_.view.settings.nodes)
       return Reply(from, number,
                    Error(Code::kUnavailable, "%u of %u ranks and %zu of %u nodes are here", ranks,
-                         incarnations_.life().world_size, members_.size(), context_.settings.nodes));
+                         incarnations_.life().world_size, members_.size(), context_.view.settings.nodes));
   }
-  Result<StepId> step = latest_.Resolve(latest.incarnation, members_.size(), context_.settings);
+  Result<StepId> step = latest_.Resolve(latest.incarnation, members_.size(), context_.view.settings);
   dirty_ = dirty_ || incarnations_.version() != incarnation_seen_;  // the pin is to be announced
   const bool pinned = latest.incarnation != 0 && (step.ok() ? step->incarnation != latest.incarnation
                                                             : step.status().code() == Code::kNotFound);
@@ -149,7 +149,7 @@ void Leader::AnswerReport(NodeId from, uint64_t number) {
   report.job = context_.config.job;
   report.epoch = context_.view.epoch;
   report.leader = context_.config.node;
-  report.nodes_expected = context_.settings.nodes;
+  report.nodes_expected = context_.view.settings.nodes;
   report.incarnation = incarnations_.life().incarnation;
   report.world_size = incarnations_.life().world_size;
   report.ranks_open = incarnations_.ranks_present();

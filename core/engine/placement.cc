@@ -108,12 +108,4 @@ NodeId Placement::Holders::operator[](size_t i) const {
   return i == moved_to_ ? Plain(moved_from_) : Plain(i - 1);
 }
 
-std::vector<NodeId> HoldersOf(const View& view, NodeId node, uint32_t replicas) {
-  const Placement placement(view);
-  const Placement::Holders holders = placement.HoldersOf(node, replicas);
-  std::vector<NodeId> ids;
-  for (size_t i = 0; i < holders.size(); ++i) ids.push_back(holders[i]);
-  return ids;
-}
-
 }  // namespace ropeteam

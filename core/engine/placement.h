@@ -61,9 +61,6 @@ class Placement {
   std::vector<std::vector<uint32_t>> domain_members_;
 };
 
-// The same as a list, for a single question.
-std::vector<NodeId> HoldersOf(const View& view, NodeId node, uint32_t replicas);
-
 }  // namespace ropeteam
 
 #endif  // ROPETEAM_CORE_ENGINE_PLACEMENT_H_

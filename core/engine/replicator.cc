@@ -181,7 +181,7 @@ void Replicator::Resume(const ShardId& shard) {
 }
 
 void Replicator::Order(const ShardId& shard, NodeId target) {
-  if (target == parts_.context.config.self || !parts_.context.view.Contains(target)) return;
+  if (target == parts_.context.config.self || !parts_.context.Contains(target)) return;
   for (const auto& [id, source] : sources_)
     if (source.shard == shard && (source.ordered_target == target || source.ordered_target == kNoNode))
       return;
@@ -232,10 +232,10 @@ void Replicator::Advance(SourceId id) {
   Source& source = found->second;
   Context& context = parts_.context;
 
-  std::erase_if(source.done, [&](NodeId node) { return !context.view.Contains(node); });
+  std::erase_if(source.done, [&](NodeId node) { return !context.Contains(node); });
   // Before targets are chosen: another node takes the place of one that has left at once.
   for (auto& [copy_id, copy] : source.copies)
-    if (copy.active() && !context.view.Contains(copy.target())) Drop(id, &source, &copy, "it left the view");
+    if (copy.active() && !context.Contains(copy.target())) Drop(id, &source, &copy, "it left the view");
   // What was ordered is not tried a second time: that it failed is remembered.
   if (source.ordered_target == kNoNode)
     std::erase_if(source.avoid_until, [&](const auto& avoid) { return avoid.second <= context.now; });
@@ -290,7 +290,7 @@ void Replicator::ChooseTargets(SourceId id, Source* source) {
 
   std::vector<NodeId> candidates;
   if (source->ordered_target != kNoNode) {
-    if (context.view.Contains(source->ordered_target)) candidates = {source->ordered_target};
+    if (context.Contains(source->ordered_target)) candidates = {source->ordered_target};
     if (candidates.empty() || !source->avoid_until.empty()) {
       source->ending = true;  // the leader chooses again
       return;
@@ -307,7 +307,7 @@ void Replicator::ChooseTargets(SourceId id, Source* source) {
     if (active >= source->wanted) break;
     if (busy.contains(target) || source->avoid_until.contains(target)) continue;
     if (context.unreachable.contains(target)) continue;
-    ROPETEAM_CHECK(target != context.config.self && context.view.Contains(target));
+    ROPETEAM_CHECK(target != context.config.self && context.Contains(target));
     const CopyId copy_id{context.config.self, next_copy_++};
     const bool fresh = by_copy_.emplace(copy_id, id).second;
     ROPETEAM_CHECK(fresh);  // a copy's number is never used again

@@ -62,7 +62,6 @@ class Replicator {
   void OnPeerLink(NodeId peer, bool up);
   void OnTimer();
   TimeUs NextTimer() const;
-  bool idle() const { return sources_.empty(); }
   // For tests and the simulation; ROPETEAM_CHECKs.
   void CheckInvariants() const;
 

@@ -185,7 +185,7 @@ void Sessions::SaveBegin(SessionId id, RequestId request, Step step, uint64_t st
   save.crcs.resize(chunks);
   save.ready.resize(chunks);
   ProgressOf(shard).begun = context.now;
-  save.source = parts_.replicator.Begin(shard, context.settings.replicas, save.extents);
+  save.source = parts_.replicator.Begin(shard, context.view.settings.replicas, save.extents);
   ROPETEAM_CHECK(save.source != 0);
   AnswerTo(id, request, AnswerGrant{save_id, std::move(*extents)});
 }
@@ -307,7 +307,7 @@ void Sessions::SaveCommit(SessionId id, RequestId request, const SaveCommitInput
   Context& context = parts_.context;
   Save save = std::move(found->second);
   const ShardMeta meta{
-      save.shard,          save.world_size,        context.settings.replicas, context.store.chunk_bytes(),
+      save.shard,          save.world_size,        context.view.settings.replicas, context.store.chunk_bytes(),
       commit.stream_bytes, commit.manifest_offset, commit.object_count};
   const Status sealed = context.store.Seal(meta, Role::kOwn, save.extents, commit.crcs);
   if (!sealed.ok()) {
@@ -628,14 +628,6 @@ bool Sessions::HasRank(Rank rank) const {
     return session.second.admitted && session.second.hello.rank == rank &&
            session.second.incarnation == parts_.context.life.incarnation;
   });
-}
-
-TimeUs Sessions::SinceBegun(const StepId& step) const {
-  TimeUs begun = kNever;
-  for (auto progress = progress_.lower_bound({step.incarnation, step.step, 0});
-       progress != progress_.end() && StepOf(progress->first) == step; ++progress)
-    if (progress->second.begun != 0) begun = std::min(begun, progress->second.begun);
-  return begun == kNever ? 0 : parts_.context.now - begun;
 }
 
 uint64_t Sessions::filling_chunks() const {

@@ -52,8 +52,6 @@ class Sessions {
 
   std::vector<SessionReport> Report() const;
   bool HasRank(Rank rank) const;
-  // From the first save_begin of this step on this node to now; 0 when none is remembered.
-  TimeUs SinceBegun(const StepId& step) const;
   uint64_t filling_chunks() const;  // allocated to saves that are not sealed
 
  private:

@@ -9,12 +9,12 @@ namespace ropeteam::engine {
 
 void Verifier::OnView() {
   for (auto& [asker, job] : jobs_)
-    std::erase_if(job.missing, [&](NodeId node) { return !context_.view.Contains(node); });
-  std::erase_if(jobs_, [&](const auto& job) { return !context_.view.Contains(job.first.first); });
+    std::erase_if(job.missing, [&](NodeId node) { return !context_.Contains(node); });
+  std::erase_if(jobs_, [&](const auto& job) { return !context_.Contains(job.first.first); });
 }
 
 void Verifier::Begin(const Asker& asker, const StepId& step) {
-  ROPETEAM_CHECK(!jobs_.contains(asker) && context_.view.Contains(asker.first));
+  ROPETEAM_CHECK(!jobs_.contains(asker) && context_.Contains(asker.first));
   Job& job = jobs_[asker];
   job.number = ++next_number_;
   job.report.incarnation = step.incarnation;

@@ -13,6 +13,14 @@
 namespace ropeteam {
 namespace {
 
+std::vector<NodeId> HoldersOf(const View& view, NodeId node, uint32_t replicas) {
+  const Placement placement(view);
+  const Placement::Holders holders = placement.HoldersOf(node, replicas);
+  std::vector<NodeId> ids;
+  for (size_t i = 0; i < holders.size(); ++i) ids.push_back(holders[i]);
+  return ids;
+}
+
 using ::testing::ElementsAre;
 
 // Nodes with ids 100, 101, …: positions and ids must not be mixed up.
