@@ -174,6 +174,7 @@ void Engine::Impl::ApplyPeerLink(NodeId peer, bool up, const std::string& reason
   if (!changed) return;
   context_.inventory_dirty = true;
   parts_.replicator.OnPeerLink(peer, up);
+  parts_.fetcher.OnPeerLink();
 }
 
 void Engine::Impl::Receive(NodeId from, std::string_view bytes) {

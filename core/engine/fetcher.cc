@@ -176,6 +176,12 @@ void Fetcher::Pump(uint64_t id) {
       source.state = Source::State::kFailed;
       source.trouble = "gone";
     }
+    const auto lost = context.unreachable.find(node);
+    if (lost != context.unreachable.end() && source.state != Source::State::kFailed &&
+        lost->second.since + kLostHolderUs <= context.now) {
+      source.state = Source::State::kFailed;
+      source.trouble = "no connection: " + lost->second.reason;
+    }
     if (source.state == Source::State::kOpening && source.next_send <= context.now) {
       source.next_send = context.now + kRepeatUs;
       context.Send(node, FetchOpen{job->id, {job->shard}});
@@ -200,10 +206,12 @@ void Fetcher::Pump(uint64_t id) {
   End(id, Explain(*job));
 }
 
+bool Fetcher::IsLost(NodeId holder) const { return parts_.context.unreachable.contains(holder); }
+
 bool Fetcher::GiveOut(Job* job) {
   size_t room = 0;
   for (const auto& [node, source] : job->sources)
-    if (source.state == Source::State::kOpen) {
+    if (source.state == Source::State::kOpen && !IsLost(node)) {
       ROPETEAM_CHECK(source.outstanding <= kOutstandingPerHolder);
       room += kOutstandingPerHolder - source.outstanding;
     }
@@ -219,7 +227,8 @@ bool Fetcher::GiveOut(Job* job) {
       if (source.state == Source::State::kFailed) continue;
       if (tried != job->tried.end() && tried->second.contains(node)) continue;
       hope = true;
-      if (source.state != Source::State::kOpen || source.outstanding >= best_outstanding) continue;
+      if (source.state != Source::State::kOpen || source.outstanding >= best_outstanding || IsLost(node))
+        continue;
       best = node;
       best_outstanding = source.outstanding;
     }
@@ -265,19 +274,30 @@ void Fetcher::OnRead(uint64_t id, uint32_t chunk, NodeId holder, Code code) {
     --job->outstanding;
     job->busy.erase(chunk);
     job->wanted.insert(chunk);
-    if (source.state != Source::State::kFailed) {
-      source.state = Source::State::kFailed;
-      source.trouble = CodeName(code);
-      parts_.context.out.suspicions.push_back({holder, std::string("a get failed: ") + CodeName(code)});
-    }
+    if (source.state != Source::State::kFailed) FailRead(&source, holder, code);
     return Pump(id);
   }
+  source.lost_since = 0;
   const StartCheck::Range range =
       RangeOf(parts_.context.store, job->extents, job->meta.stream_bytes, chunk, job->crcs[chunk]);
   parts_.transfers.Check({range}, [this, id, chunk, holder](const std::vector<uint32_t>& bad) {
     OnChecked(id, chunk, holder, bad.empty());
   });
   Pump(id);
+}
+
+// A member whose connection has failed is connected to again: it is asked again, after a pause.
+void Fetcher::FailRead(Source* source, NodeId holder, Code code) {
+  Context& context = parts_.context;
+  if (source->lost_since == 0) {
+    source->lost_since = context.now;
+    context.out.suspicions.push_back({holder, std::string("a get failed: ") + CodeName(code)});
+  }
+  const bool by_path = code == Code::kPeerGone || code == Code::kLinkFailed;
+  const bool wait = by_path && context.now < source->lost_since + kLostHolderUs;
+  source->state = wait ? Source::State::kOpening : Source::State::kFailed;
+  source->next_send = context.now + kRepeatUs;
+  source->trouble = CodeName(code);
 }
 
 void Fetcher::OnChecked(uint64_t id, uint32_t chunk, NodeId holder, bool good) {
@@ -414,7 +434,7 @@ void Fetcher::OnView() {
   for (const uint64_t id : ids) Pump(id);
 }
 
-void Fetcher::OnTimer() {
+void Fetcher::PumpAll() {
   std::vector<uint64_t> ids;
   for (const auto& [id, job] : jobs_) ids.push_back(id);
   for (const uint64_t id : ids) Pump(id);
@@ -422,9 +442,14 @@ void Fetcher::OnTimer() {
 
 TimeUs Fetcher::NextTimer() const {
   TimeUs due = kNever;
-  for (const auto& [id, job] : jobs_)
-    for (const auto& [node, source] : job.sources)
+  for (const auto& [id, job] : jobs_) {
+    for (const auto& [node, source] : job.sources) {
       if (source.state == Source::State::kOpening) due = std::min(due, source.next_send);
+      const auto lost = parts_.context.unreachable.find(node);
+      if (source.state != Source::State::kFailed && lost != parts_.context.unreachable.end())
+        due = std::min(due, lost->second.since + kLostHolderUs);
+    }
+  }
   return due;
 }
 

@@ -35,7 +35,8 @@ class Fetcher {
 
   void OnGrant(NodeId from, const FetchGrant& grant);
   void OnView();
-  void OnTimer();
+  void OnPeerLink() { PumpAll(); }
+  void OnTimer() { PumpAll(); }
   TimeUs NextTimer() const;
   uint64_t allocated_chunks() const;
 
@@ -50,6 +51,7 @@ class Fetcher {
     std::vector<Extent> extents;
     uint32_t outstanding = 0;
     TimeUs next_send = 0;
+    TimeUs lost_since = 0;  // the first get that the data path failed, since one has succeeded; 0: none
     std::string trouble;  // why it failed, or what it sent
   };
   struct Job {
@@ -87,8 +89,12 @@ class Fetcher {
   bool StillHere(const Job& job) const;
   void Locate(Job* job);
   void Pump(uint64_t id);  // may end the job
+  void PumpAll();
+  // The data path has lost the holder, which is waited for.
+  bool IsLost(NodeId holder) const;
   bool GiveOut(Job* job);  // false: no wanted chunk has a holder left to try
   void Start(Job* job, uint32_t chunk, NodeId holder);
+  void FailRead(Source* source, NodeId holder, Code code);
   void OnRead(uint64_t id, uint32_t chunk, NodeId holder, Code code);
   void OnChecked(uint64_t id, uint32_t chunk, NodeId holder, bool good);
   bool AcceptMeta(Job* job, const FetchGrant& grant);

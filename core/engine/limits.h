@@ -69,12 +69,17 @@ static_assert(kRestoreEveryUs < kOrderTimeoutUs);
 // help. Time for 64 GiB at 10 GB/s, as above.
 inline constexpr TimeUs kStuckUs = 10'000'000;
 static_assert(kStuckUs >= kOrderTimeoutUs, "an order has had its time before a step is given up");
-// A node reads its copies in seconds; a repeat meanwhile would have it read them again.
+// A node reads its copies in seconds, and answers when it has read all.
 inline constexpr TimeUs kVerifyRepeatUs = 10'000'000;
 inline constexpr TimeUs kVerifyForgetUs = 60'000'000;  // after the asker's last question
 static_assert(kVerifyForgetUs > 2 * kVerifyRepeatUs);
 
 // ---- fetching
+
+// A holder that the data path has lost is waited for, for so long: a switch that converges again or a link that
+// is retrained is mostly back within a second. A caller's deadline may end earlier.
+inline constexpr TimeUs kLostHolderUs = 10'000'000;
+static_assert(kLostHolderUs > 10 * kRepeatUs);
 
 // A fetch that finds no leader fails after this. Its callers have earlier deadlines of their own.
 inline constexpr TimeUs kLocateTimeoutUs = 30'000'000;

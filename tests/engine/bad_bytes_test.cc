@@ -62,7 +62,31 @@ TEST_F(BadBytes, AChunkIsRepairedByBytesThatLandedThoughTheirGetFailed) {
   get_code_ = Code::kPeerGone;
   node(1).engine->OnVerify(now_, kSession, 1000, nullptr, 5'000'000);
   Carry();
+  PassTime(15'000'000);  // so long a holder that the data path has lost is waited for
+  EXPECT_TRUE(node(1).Copy(Id(1, 0)) == shard.stream);
+  EXPECT_TRUE(node(1).store->Find(Id(1, 0))->bad.empty());
+}
+
+// The connection to the only holder fails in the middle of a read, and is made again a second later.
+TEST_F(BadBytes, AReadOutlivesALostConnectionToItsHolder) {
+  const TestShard shard(9, 'f');
+  Save(1, 1, shard);
+  Save(2, 1, shard);
+  node(1).Flip(Id(1, 0), 3);
+  get_code_ = Code::kPeerGone;
+  on_wire_ = [](TestNode&, std::string* bytes) { bytes->assign(bytes->size(), '?'); };
+  node(1).engine->OnVerify(now_, kSession, 1000, nullptr, 5'000'000);
+  Carry();
+  node(1).engine->OnPeerLink(now_, 2, false, "cut");
+  size_t gets = 0;
+  on_wire_ = [&](TestNode& to, std::string*) { gets += to.id == 1 ? 1 : 0; };
   PassTime(1'000'000);
+  EXPECT_EQ(gets, 0u) << "no get is started while the connection is lost";
+  EXPECT_FALSE(node(1).store->Find(Id(1, 0))->bad.empty());
+  get_code_ = Code::kOk;
+  node(1).engine->OnPeerLink(now_, 2, true, "");
+  Carry();
+  PassTime(200'000);
   EXPECT_TRUE(node(1).Copy(Id(1, 0)) == shard.stream);
   EXPECT_TRUE(node(1).store->Find(Id(1, 0))->bad.empty());
 }
