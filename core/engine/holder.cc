@@ -322,11 +322,15 @@ void Holder::OnBadCopy(NodeId from, const BadCopy& bad) {
 }
 
 void Holder::OnVerifyOrder(NodeId from, const VerifyOrder& order) {
+  if (!verifying_.emplace(from, order.number).second) return;  // a repeat
   Context& context = parts_.context;
   auto result = std::make_shared<VerifyResult>();
   auto waiting = std::make_shared<size_t>(0);
   result->number = order.number;
-  const auto finish = [this, from, result] { parts_.context.Send(from, *result); };
+  const auto finish = [this, from, result] {
+    verifying_.erase({from, result->number});
+    parts_.context.Send(from, *result);
+  };
   for (const auto& [id, shard] : context.store.shards()) {
     if (StepOf(id) != order.step.id) continue;
     VerifiedCopy copy{context.config.node, id, shard->role, shard->crcs.size(), {}};

@@ -12,6 +12,7 @@
 #define ROPETEAM_CORE_ENGINE_HOLDER_H_
 
 #include <map>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -74,6 +75,7 @@ class Holder {
 
   Parts& parts_;
   std::map<CopyId, Incoming> incoming_;
+  std::set<std::pair<NodeId, uint64_t>> verifying_;  // orders being carried out: who asked, and their number
   uint64_t next_serial_ = 1;
   struct Reading {
     Store::LeaseToken lease = 0;

@@ -290,11 +290,12 @@ void Replicator::ChooseTargets(SourceId id, Source* source) {
 
   std::vector<NodeId> candidates;
   if (source->ordered_target != kNoNode) {
-    if (context.Contains(source->ordered_target)) candidates = {source->ordered_target};
-    if (candidates.empty() || !source->avoid_until.empty()) {
+    const NodeId target = source->ordered_target;
+    if (!context.Contains(target) || context.unreachable.contains(target) || !source->avoid_until.empty()) {
       source->ending = true;  // the leader chooses again
       return;
     }
+    candidates = {target};
   } else {
     const Placement::Holders holders = context.placement.HoldersOf(context.config.self, source->wanted);
     // More than these are never passed over below.

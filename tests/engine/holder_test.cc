@@ -119,5 +119,28 @@ TEST_F(HolderTest, NoNodeIsOrderedToCopyAShardToItself) {
   source.CheckInvariants();
 }
 
+// The leader repeats an order to verify until it is answered.
+TEST_F(HolderTest, AStepIsReadOnceHoweverOftenItsVerifyIsOrdered) {
+  Save(kHolder, 1, TestShard(2, 'b'));
+  const VerifyOrder order{7, {{Id(1, 0).incarnation, 1}}};
+  const Outbox reading = Tell(kHolder, order);
+  ASSERT_EQ(Ranges(reading), 3u);
+  EXPECT_EQ(Ranges(Tell(kHolder, order)), 0u);
+  EXPECT_EQ(Sent<VerifyResult>(EndCheck(reading.checks.front().tag, {})).number, 7u);
+  EXPECT_EQ(Ranges(Tell(kHolder, order)), 3u) << "the result may have been lost";
+}
+
+// The leader has not heard yet that the two have lost each other. What is ordered must not wait, and keep the shard
+// from being released, until they meet again.
+TEST_F(HolderTest, AnOrderedCopyToAMemberThatCannotBeReachedEnds) {
+  Save(kSource, 1, TestShard(2, 'a'));
+  PassTime(1'000'000);
+  node(kHolder).store->Remove(Id(1, 0));  // so that a copy is wanted
+  Engine& source = *node(kSource).engine;
+  source.OnPeerLink(now_, kHolder, false, "cut");
+  Tell(kSource, CopyOrder{{Id(1, 0)}, kHolder});
+  EXPECT_EQ(node(kSource).store->Find(Id(1, 0))->leases, 0u);
+}
+
 }  // namespace
 }  // namespace ropeteam
