@@ -13,6 +13,16 @@ unsigned long long Number(Incarnation incarnation) { return LifeNumber(incarnati
 
 }  // namespace
 
+bool Latest::Producible(const StepId& id) const {
+  const StepTable::StepState* step = table_.Find(id);
+  return step != nullptr && step->producible();
+}
+
+StepId Latest::NewestCommitted() const {
+  const std::vector<StepId> newest = table_.CommittedNewestFirst(1);
+  return newest.empty() ? StepId() : newest.front();
+}
+
 Result<StepId> Latest::Resolve(Incarnation asking, size_t members, const JobSettings& settings) {
   const Status none = Error(Code::kNotFound, "there is no step of which every rank's shard can be produced");
   if (asking == 0) {
@@ -24,12 +34,13 @@ Result<StepId> Latest::Resolve(Incarnation asking, size_t members, const JobSett
   const Life& life = incarnations_.life();
   if (life.forgotten)
     return Error(Code::kUnavailable,
-                 "no node remembers what incarnation %llu restores; the next life of the world can restore",
+                 "no node remembers what incarnation %llu restores; the next incarnation can restore",
                  Number(life.incarnation));
-  if (life.has_pin) {
+  // It was chosen while a node with a newer committed step was away, and no rank has been told.
+  const bool better = may_choose_again_ && Producible(NewestCommitted()) && life.pin < NewestCommitted();
+  if (life.has_pin && !better) {
     if (life.pin == StepId() && !may_choose_again_) return none;
-    const StepTable::StepState* pinned = table_.Find(life.pin);
-    if (pinned != nullptr && pinned->producible()) return life.pin;
+    if (Producible(life.pin)) return life.pin;
   }
   if (life.has_pin && !may_choose_again_) {
     // Some rank of this incarnation may have gone on from it: another step for the others would mix the two.
@@ -38,7 +49,7 @@ Result<StepId> Latest::Resolve(Incarnation asking, size_t members, const JobSett
                 Number(life.incarnation));
     return Error(
         Code::kUnavailable,
-        "%s, which this life restores, cannot be produced now; the next life is offered an older step",
+        "%s, which this incarnation restores, cannot be produced now; the next one is offered an older step",
         life.pin.ToString().c_str());
   }
   if (members + settings.replicas < settings.nodes)
@@ -48,8 +59,7 @@ Result<StepId> Latest::Resolve(Incarnation asking, size_t members, const JobSett
         "the others, or all daemons again with --nodes %zu",
         members, settings.nodes, settings.replicas, members);
   const std::optional<StepId> newest = table_.NewestProducible(0);
-  for (const StepId& id : table_.CommittedNewestFirst(1)) {
-    if (newest && !(*newest < id)) continue;
+  if (const StepId id = NewestCommitted(); newest.value_or(StepId()) < id) {
     if (!newest && members < settings.nodes)
       return Error(Code::kUnavailable,
                    "committed %s cannot be produced by the nodes that are here, and not all of the job's are",
@@ -59,8 +69,8 @@ Result<StepId> Latest::Resolve(Incarnation asking, size_t members, const JobSett
   }
   const StepId chosen = newest.value_or(StepId());
   if (life.has_pin && life.pin != chosen)
-    LOG_WARNING("%s, which no rank has been told of, cannot be produced now: chosen again",
-                life.pin.ToString().c_str());
+    LOG_WARNING("%s, which no rank has been told of, %s: chosen again", life.pin.ToString().c_str(),
+                better ? "is older than a committed step that is there again" : "cannot be produced now");
   incarnations_.Pin(chosen);
   may_choose_again_ = true;
   if (!newest) return none;
@@ -71,14 +81,10 @@ Result<StepId> Latest::Resolve(Incarnation asking, size_t members, const JobSett
 
 Result<StepId> Latest::ResolveStep(const LocateQuestion& locate) const {
   if (locate.exact != 0) return StepId{locate.exact, locate.step};
-  const auto producible = [&](const StepId& id) {
-    const StepTable::StepState* step = table_.Find(id);
-    return step != nullptr && step->producible();
-  };
   const StepId own{locate.incarnation, locate.step};
-  if (producible(own)) return own;
+  if (Producible(own)) return own;
   const Life& life = incarnations_.life();
-  if (life.has_pin && life.pin.step == locate.step && producible(life.pin)) return life.pin;
+  if (life.has_pin && life.pin.step == locate.step && Producible(life.pin)) return life.pin;
   const StepId* partial = nullptr;
   for (auto step = table_.steps().rbegin(); step != table_.steps().rend(); ++step) {
     if (step->first.step != locate.step) continue;

@@ -21,7 +21,8 @@ class Latest {
   // This node begins to lead: what another leader may have told a rank is not known.
   void Begin() { may_choose_again_ = false; }
   // For a rank of incarnation `asking`, which is the current one; 0: for a person. The first rank that asks
-  // makes the choice for its whole incarnation, unless the incarnation has a step of its own. `members`: of the
+  // makes the choice for its whole incarnation, unless the incarnation has a step of its own. While no rank has been
+  // told it is made again when it cannot be produced, or when a newer committed step can be again. `members`: of the
   // view, all of which have told what they hold. With more than R of the job's nodes missing no choice is made:
   // a step that was told COMMITTED might not be seen, and an older one look like the newest.
   Result<StepId> Resolve(Incarnation asking, size_t members, const JobSettings& settings);
@@ -41,6 +42,9 @@ class Latest {
   bool waiting() const { return !waiting_.empty(); }
 
  private:
+  bool Producible(const StepId& id) const;
+  StepId NewestCommitted() const;  // {0, 0}: none
+
   const StepTable& table_;
   Incarnations& incarnations_;
   Waiting waiting_;
