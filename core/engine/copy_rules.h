@@ -47,7 +47,8 @@ struct Announcement {
   std::set<StepId> dead;       // never to be complete: released
   std::set<StepId> evictable;  // of former incarnations, and never committed: may go where memory is wanted
   StepId release_before;       // older steps that are not kept are released
-  std::set<StepId> committed;  // copies of these are marked
+  std::set<StepId> committed;  // copies of these are marked, …
+  uint64_t judged = 0;         // … if this inventory of this node, or an earlier one, had them
   std::set<StepId> told;       // those of them that every member has marked: COMMITTED for ranks
 };
 

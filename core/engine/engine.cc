@@ -291,6 +291,7 @@ void Engine::Impl::ApplyLeaderState(NodeId from, const LeaderState& state) {
   for (const StepKey& key : state.evictable) announced.evictable.insert(key.id);
   announced.release_before = state.release_before.id;
   for (const StepKey& key : state.committed) announced.committed.insert(key.id);
+  announced.judged = state.judged;
   for (const StepKey& key : state.marked) announced.told.insert(key.id);
   context_.announced = std::move(announced);
   for (const StepKey& key : state.marked) {
@@ -304,8 +305,8 @@ void Engine::Impl::ApplyLeaderState(NodeId from, const LeaderState& state) {
 }
 
 // What is committed is marked so; what is older than the newest committed step and not kept goes, and what
-// can never be complete. Also if it arrives late: a copy that is made anew long after the commit must be
-// known for what it is when the copies that were there are gone.
+// can never be complete. A copy that comes later is marked with the bytes (ReplicaSeal, FetchGrant), or when the
+// leader has compared them: it must be known as committed when the copies that were there are gone.
 void Engine::Impl::Retain() {
   std::vector<ShardId> marked;
   std::vector<ShardId> released;
@@ -313,7 +314,8 @@ void Engine::Impl::Retain() {
     const StepId step = StepOf(id);
     if (FateOf(shard->role, step, context_.announced) == CopyFate::kReleased) {
       released.push_back(id);
-    } else if (!shard->committed && context_.announced.committed.contains(step)) {
+    } else if (!shard->committed && context_.announced.committed.contains(step) &&
+               inventory_.FirstWith(id, shard->content) <= context_.announced.judged) {
       marked.push_back(id);
     }
   }

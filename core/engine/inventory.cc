@@ -313,6 +313,23 @@ const InventorySender::Message& InventorySender::Repeat(TimeUs now) {
   return message_;
 }
 
+uint64_t InventorySender::FirstWith(const ShardId& shard, uint64_t content) const {
+  const auto listed = listed_.find(shard);
+  return listed == listed_.end() || listed->second.content != content ? UINT64_MAX : listed->second.first;
+}
+
+void InventorySender::NoteListed(const std::vector<CopyReport>& copies) {
+  auto listed = listed_.begin();
+  for (const CopyReport& copy : copies) {  // both are ordered
+    while (listed != listed_.end() && listed->first < copy.id) listed = listed_.erase(listed);
+    if (listed == listed_.end() || copy.id < listed->first)
+      listed = listed_.emplace_hint(listed, copy.id, Listed{copy.content, sequence_});
+    if (listed->second.content != copy.content) listed->second = {copy.content, sequence_};
+    ++listed;
+  }
+  listed_.erase(listed, listed_.end());
+}
+
 const InventorySender::Message& InventorySender::Send(TimeUs now, Inventory current) {
   ROPETEAM_CHECK(!in_flight_ && leader_ != kNoNode);
   current.sequence = ++sequence_;
@@ -324,6 +341,7 @@ const InventorySender::Message& InventorySender::Send(TimeUs now, Inventory curr
     message_ = {Kind::kInventory, Encode(current)};
   }
   if (with_counters || known_by_ != leader_) counters_at_ = now;
+  NoteListed(current.report.copies);
   sent_ = std::move(current);
   in_flight_ = true;
   changed_ = due_now_ = false;

@@ -16,6 +16,7 @@
 #define ROPETEAM_CORE_ENGINE_INVENTORY_H_
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -79,6 +80,8 @@ class InventorySender {
   // The message that is due: a repeat of the unanswered one, or one that makes `current` known.
   bool in_flight() const { return in_flight_; }
   uint64_t sequence() const { return sequence_; }  // of the newest that was sent
+  // The first inventory that had this copy, of these bytes; UINT64_MAX: none has yet.
+  uint64_t FirstWith(const ShardId& shard, uint64_t content) const;
   struct Message {
     Kind kind = Kind::kInventory;
     std::string payload;
@@ -88,10 +91,17 @@ class InventorySender {
   const Message& Send(TimeUs now, Inventory current);
 
  private:
+  void NoteListed(const std::vector<CopyReport>& copies);
+
   NodeId leader_ = kNoNode;
   bool due_now_ = false;  // in this epoch nothing has been sent yet, or a whole one was asked for
   bool changed_ = false;
   uint64_t sequence_ = 0;
+  struct Listed {
+    uint64_t content = 0;
+    uint64_t first = 0;  // the inventory that had it first
+  };
+  std::map<ShardId, Listed> listed_;  // the copies of the newest inventory
   // What the leader has acknowledged, and which leader that was.
   NodeId known_by_ = kNoNode;
   Inventory known_;

@@ -23,6 +23,7 @@ void Leader::Begin() {
   ended_incarnation_ = ended_max_ = 0;
   replications_ = losses_ = 0;
   progress_at_ = context_.now;
+  mark_again_ = false;
   state_ = LeaderState();
   sequence_ = 0;
   next_restore_ = context_.now + kRestoreEveryUs;
@@ -61,10 +62,8 @@ void Leader::OnView(const View& before) {
   answered_ = 0;  // each tells again in this epoch,
   told_ = false;  // and is told again
   acked_ = {{0, members_.size()}};
-  short_of_memory_ =
-      static_cast<size_t>(std::count_if(members_.begin(), members_.end(), [](const auto& member) {
-        return member.inventory().short_of_memory;
-      }));
+  SetShortOfMemory(static_cast<size_t>(std::count_if(
+      members_.begin(), members_.end(), [](const auto& member) { return member.inventory().short_of_memory; })));
   verifier_.OnView();
   latest_.TakeWaiting();  // they ask again in this epoch
   dirty_ = true;
@@ -73,12 +72,16 @@ void Leader::OnView(const View& before) {
 std::string Leader::Missing() const {
   constexpr size_t kNamed = 4;
   std::string names;
-  size_t missing = 0;
-  for (const MemberState& member : members_) {
-    if (member.answered || ++missing > kNamed) continue;
-    names += (names.empty() ? "" : ", ") + context_.NameOf(member.id);
+  size_t more = members_.size() - answered_;
+  size_t named = 0;
+  for (auto member = members_.begin(); more > 0 && named < kNamed; ++member) {
+    ROPETEAM_CHECK(member != members_.end());
+    if (member->answered) continue;
+    names += (names.empty() ? "" : ", ") + context_.NameOf(member->id);
+    ++named;
+    --more;
   }
-  if (missing > kNamed) names += " and " + std::to_string(missing - kNamed) + " more";
+  if (more > 0) names += " and " + std::to_string(more) + " more";
   return names;
 }
 
@@ -87,8 +90,8 @@ void Leader::OnInventory(NodeId from, Inventory inventory) {
   if (member == nullptr) return;  // it is sent again, to whoever leads then
   context_.Send(from, InventoryAck{inventory.sequence, false});
   if (inventory.sequence <= member->held.sequence()) return;
-  short_of_memory_ -= member->inventory().short_of_memory ? 1 : 0;
-  Learn(member, member->held.Replace(std::move(inventory)));
+  const bool was_short = member->inventory().short_of_memory;
+  Learn(member, was_short, member->held.Replace(std::move(inventory)));
 }
 
 void Leader::OnInventoryDelta(NodeId from, const InventoryDelta& delta) {
@@ -99,14 +102,17 @@ void Leader::OnInventoryDelta(NodeId from, const InventoryDelta& delta) {
   std::optional<InventoryChange> change;
   if (!repeated) change = member->held.Apply(delta);
   context_.Send(from, InventoryAck{delta.sequence, !repeated && !change});
-  if (!change) return;
-  short_of_memory_ -= was_short ? 1 : 0;
-  Learn(member, *change);
+  if (change) Learn(member, was_short, *change);
 }
 
-void Leader::Learn(MemberState* member, const InventoryChange& change) {
+void Leader::SetShortOfMemory(size_t members) {
+  if (short_of_memory_ == 0 && members != 0) short_since_ = context_.now;
+  short_of_memory_ = members;
+}
+
+void Leader::Learn(MemberState* member, bool was_short, const InventoryChange& change) {
   const Inventory& inventory = member->inventory();
-  short_of_memory_ += inventory.short_of_memory ? 1 : 0;
+  SetShortOfMemory(short_of_memory_ - (was_short ? 1 : 0) + (inventory.short_of_memory ? 1 : 0));
   if (!member->answered) {
     member->answered = true;
     ++answered_;
@@ -130,6 +136,9 @@ void Leader::Learn(MemberState* member, const InventoryChange& change) {
     ended_max_ = std::max(ended_max_, session.newest_ended);
     dirty_ = dirty_ || PassesOpenStep(session);
   }
+  // A copy that its node has not marked, because no announcement was made with the knowledge of it.
+  for (const CopyReport& copy : change.after)
+    if (!copy.committed && listed_.contains(StepOf(copy.id))) mark_again_ = dirty_ = true;
   if (table_.replications() != replications_) progress_at_ = context_.now;
   replications_ = table_.replications();
   if (redundancy_.OnCopies(member->id, change.after) || table_.losses() != losses_) RestoreSoon();
@@ -142,7 +151,7 @@ bool Leader::PassesOpenStep(const SessionReport& session) const {
   if (session.incarnation != current || !session.has_ended) return false;
   for (auto step = table_.steps().lower_bound({current, 0});
        step != table_.steps().end() && step->first.step < session.newest_ended; ++step) {
-    if (step->second.committed || session.rank >= step->second.world_size) continue;
+    if (step->second.committed || step->second.given_up || session.rank >= step->second.world_size) continue;
     const bool open = std::find(session.open_steps.begin(), session.open_steps.end(), step->first.step) !=
                       session.open_steps.end();
     if (!open && step->second.ranks[session.rank].copies.empty()) return true;
@@ -178,7 +187,7 @@ std::set<StepId> Leader::Hopeless() const {
   if (ended_incarnation_ != current) return hopeless;
   for (auto step = table_.steps().lower_bound({current, 0});
        step != table_.steps().end() && step->first.step < ended_max_; ++step)
-    if (!step->second.committed) open_steps.emplace_back(step->first, &step->second);
+    if (!step->second.committed && !step->second.given_up) open_steps.emplace_back(step->first, &step->second);
   if (open_steps.empty()) return hopeless;
   for (const MemberState& member : members_) {
     for (const SessionReport& session : member.inventory().report.sessions) {
@@ -215,7 +224,7 @@ void Leader::NoteMarked() {
     if (sequence <= acked && marked_.insert(id).second) dirty_ = true;
 }
 
-// A marked copy is nobody's to drop: some rank may have been told that it is committed.
+// A marked copy is never dropped: some rank may have been told that it is committed.
 std::vector<std::pair<NodeId, DropCopy>> Leader::Losers() const {
   std::vector<std::pair<NodeId, DropCopy>> losers;
   for (const ShardId& shard : table_.contested()) {
@@ -242,7 +251,7 @@ void Leader::Announce() {
   ROPETEAM_CHECK(leading_ && complete() && may_decide());
   LeaderState state;
   state.life = incarnations_.life();
-  // Of a forgotten incarnation it is not known what it restores: nothing of a former one is committed any more.
+  // A forgotten incarnation has no known pin, so no step of a former one is committed any more.
   if (state.life.has_pin || state.life.forgotten)
     table_.Bar(state.life.incarnation, state.life.has_pin ? state.life.pin : StepId());
   // What has lost all its copies is not known any more; should copies return, it is listed again.
@@ -251,7 +260,6 @@ void Leader::Announce() {
     return step == nullptr || !step->committed;
   };
   std::erase_if(marked_, unknown);
-  std::erase_if(listed_, [&](const auto& listed) { return unknown(listed.first); });
   for (const StepId& id : table_.Commit()) LOG_DEBUG("%s has all its copies", id.ToString().c_str());
   const std::vector<StepId> committed =
       table_.CommittedNewestFirst(context_.view.settings.keep_steps + kCommittedListedMax);
@@ -273,14 +281,21 @@ void Leader::Announce() {
   state.release_before.id = plan.release_before;
 
   state.sequence = state_.sequence;
-  const bool changed = sequence_ == 0 || Encode(state) != Encode(state_);
+  const bool changed = sequence_ == 0 || mark_again_ || Encode(state) != Encode(state_);
+  mark_again_ = false;
   const bool new_pin = state.life.has_pin && (sequence_ == 0 || !state_.life.has_pin ||
                                               state_.life.incarnation != state.life.incarnation ||
                                               state_.life.pin != state.life.pin);
   if (changed) {
     state.sequence = ++sequence_;
     if (new_pin) pin_sequence_ = sequence_;
-    for (const StepKey& key : state.committed) listed_.try_emplace(key.id, sequence_);
+    // A step that was not listed meanwhile has to be marked anew: some member may know of no state that listed it.
+    std::map<StepId, uint64_t> listed;
+    for (const StepKey& key : state.committed) {
+      const auto before = listed_.find(key.id);
+      listed.emplace(key.id, before == listed_.end() ? sequence_ : before->second);
+    }
+    listed_ = std::move(listed);
     state_ = std::move(state);
   }
   table_seen_ = table_.version();
@@ -292,9 +307,14 @@ void Leader::Announce() {
 }
 
 void Leader::Tell() {
-  const std::string encoded = Encode(state_);
-  for (const MemberState& member : members_)
-    if (member.acked < sequence_) context_.SendEncoded(member.id, LeaderState::kKind, encoded);
+  for (MemberState& member : members_) {
+    if (member.acked >= sequence_) continue;
+    // While something has changed that no announcement was made from, the members' newest inventories are not judged.
+    if (!dirty_) member.judged = member.held.sequence();
+    state_.judged = member.judged;
+    context_.Send(member.id, state_);
+  }
+  state_.judged = 0;  // each member's own
   tell_again_at_ = context_.now + tell_again_after_;
   tell_again_after_ = std::min(2 * tell_again_after_, kRepeatMaxUs);
 }
@@ -304,11 +324,12 @@ void Leader::Restore() { redundancy_.Restore(state_.keep, incarnations_.life().i
 void Leader::RestoreAndTrim() {
   GiveUpOlderSteps();
   SettleContested();
-  if (redundancy_.NeedsTrim(marked_)) {
-    std::map<NodeId, uint64_t> inventories;
-    for (const MemberState& member : members_) inventories[member.id] = member.held.sequence();
-    redundancy_.Trim(marked_, inventories);
-  }
+  if (redundancy_.NeedsTrim(marked_))
+    redundancy_.Trim(marked_, [this](NodeId node) {
+      const MemberState* member = Find(node);
+      ROPETEAM_CHECK(member != nullptr);  // the table has copies of members only
+      return member->held.sequence();
+    });
   Restore();
 }
 
@@ -317,8 +338,7 @@ void Leader::RestoreSoon() { next_restore_ = std::min(next_restore_, context_.no
 // The arenas are full of steps that wait for copies there is no room for. The newest step that can be
 // produced is worth more than those before it.
 void Leader::GiveUpOlderSteps() {
-  if (progress_at_ + kStuckUs > context_.now) return;
-  if (short_of_memory_ == 0) return;
+  if (short_of_memory_ == 0 || std::max(progress_at_, short_since_) + kStuckUs > context_.now) return;
   const Incarnation current = incarnations_.life().incarnation;
   const std::optional<StepId> newest = table_.NewestProducible(current);
   if (!newest) return;

@@ -72,6 +72,7 @@ class Leader {
     HeldInventory held;     // the newest, also of a former epoch
     TimeUs heard_at = 0;    // when its report came, without the lists
     uint64_t acked = 0;     // the newest announcement that it has acknowledged in this epoch
+    uint64_t judged = 0;    // the inventory that the newest announcement was made with the knowledge of
     const Inventory& inventory() const { return held.inventory(); }
   };
 
@@ -84,7 +85,9 @@ class Leader {
   uint64_t acked_by_all() const { return acked_.empty() ? 0 : acked_.begin()->first; }
   bool awaits_acks() const { return told_ && acked_by_all() < sequence_; }
   std::string Missing() const;
-  void Learn(MemberState* member, const InventoryChange& change);
+  // `was_short`: before the change.
+  void Learn(MemberState* member, bool was_short, const InventoryChange& change);
+  void SetShortOfMemory(size_t members);
   // The session has gone on from a step that is not committed, and whose shard of its rank no node has.
   bool PassesOpenStep(const SessionReport& session) const;
   void Announce();
@@ -119,6 +122,7 @@ class Leader {
   // What complete(), acked_by_all() and the like are answered from, without looking at every member.
   size_t answered_ = 0;
   size_t short_of_memory_ = 0;
+  TimeUs short_since_ = 0;  // when the first of them was
   std::map<uint64_t, size_t> acked_;  // announcements, by how many members have acknowledged none newer
   StepTable table_;
   Incarnations incarnations_;
@@ -127,6 +131,7 @@ class Leader {
   Verifier verifier_;
   // Something that an announcement is made of may have changed.
   bool dirty_ = false;
+  bool mark_again_ = false;  // announce also if nothing else has changed
   uint64_t table_seen_ = 0;  // versions that the last announcement was made from
   uint64_t incarnation_seen_ = 0;
   LeaderState state_;
@@ -144,7 +149,8 @@ class Leader {
   TimeUs progress_at_ = 0;  // when that changed
   TimeUs next_restore_ = kNever;
   TimeUs decides_from_ = 0;
-  std::map<StepId, uint64_t> listed_;  // committed steps, by the sequence of the state that first listed them
+  // The committed steps that are listed, each with the state that has listed it first without a break.
+  std::map<StepId, uint64_t> listed_;
   std::set<StepId> marked_;            // those of them that every member has acknowledged
 };
 

@@ -19,7 +19,7 @@
 
 namespace ropeteam {
 
-inline constexpr uint32_t kEngineProtocolVersion = 4;
+inline constexpr uint32_t kEngineProtocolVersion = 5;
 
 enum class Kind : uint16_t {
   kReplicaReserve = 1,
@@ -223,7 +223,10 @@ struct LeaderState {
   static constexpr Kind kKind = Kind::kLeaderState;
   uint64_t sequence = 0;  // grows with every change of one leadership
   Life life;
-  std::vector<StepKey> committed;  // newest first: mark their copies
+  std::vector<StepKey> committed;  // newest first: mark their copies, …
+  // … but only those that were in the receiver's inventory of this sequence or an earlier one. Of a copy that the
+  // leader had not heard of it is not known whether its bytes are those that were committed.
+  uint64_t judged = 0;
   // Those of them whose mark every member has acknowledged. Only now is a rank told COMMITTED, and only these
   // release older steps: whatever is lost then, what is left knows of the commit.
   std::vector<StepKey> marked;
@@ -232,7 +235,9 @@ struct LeaderState {
   std::vector<StepKey> dead;
   // Of former incarnations, and never committed, neither before nor later: may be evicted.
   std::vector<StepKey> evictable;
-  auto Fields() { return std::tie(sequence, life, committed, marked, keep, release_before, dead, evictable); }
+  auto Fields() {
+    return std::tie(sequence, life, committed, judged, marked, keep, release_before, dead, evictable);
+  }
 };
 struct LeaderStateAck {
   static constexpr Kind kKind = Kind::kLeaderStateAck;

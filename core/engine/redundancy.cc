@@ -171,7 +171,7 @@ NodeId Redundancy::LeastWanted(const StepTable::RankState& state) const {
   return least;
 }
 
-void Redundancy::Trim(const std::set<StepId>& marked, const std::map<NodeId, uint64_t>& inventories) {
+void Redundancy::Trim(const std::set<StepId>& marked, const std::function<uint64_t(NodeId)>& inventory_of) {
   std::erase_if(demoting_, [this](const auto& entry) {
     const StepTable::StepState* step = table_.Find(StepOf(entry.first));
     if (step == nullptr || entry.first.rank >= step->world_size) return true;
@@ -186,9 +186,8 @@ void Redundancy::Trim(const std::set<StepId>& marked, const std::map<NodeId, uin
     step->surplus.ForEach([&](Rank rank) {
       const ShardId shard{id.incarnation, id.step, rank};
       const NodeId node = demoting_.try_emplace(shard, LeastWanted(step->ranks[rank])).first->second;
-      const auto inventory = inventories.find(node);
-      if (inventory == inventories.end()) return;  // no copy can go
-      context_.Send(node, DemoteCopy{{shard}, step->ranks[rank].content, inventory->second});
+      if (node == kNoNode) return;  // no copy can go
+      context_.Send(node, DemoteCopy{{shard}, step->ranks[rank].content, inventory_of(node)});
     });
   }
 }

@@ -7,6 +7,7 @@
 #define ROPETEAM_CORE_ENGINE_REDUNDANCY_H_
 
 #include <cstddef>
+#include <functional>
 #include <map>
 #include <set>
 #include <unordered_map>
@@ -33,7 +34,7 @@ class Redundancy {
   // made again, a rank restored on another node): memory is paid for 1 + R. Only of steps that every member has
   // marked: what is counted for those has been counted.
   // `inventories`: the number of each member's newest.
-  void Trim(const std::set<StepId>& marked, const std::map<NodeId, uint64_t>& inventories);
+  void Trim(const std::set<StepId>& marked, const std::function<uint64_t(NodeId)>& inventory_of);
   bool NeedsTrim(const std::set<StepId>& marked) const;
   // Some kept step lacks copies that this class sees to: Restore() is due now and then.
   bool NeedsWork(const std::vector<StepKey>& keep, Incarnation current) const;

@@ -135,6 +135,13 @@ void Sessions::Hello(SessionId id, RequestId request, const HelloInput& hello) {
       });
 }
 
+// A step is committed without this save if the rank has saved it elsewhere, while it was open there.
+Status Sessions::CheckNotCommitted(const ShardId& shard) const {
+  const StepId step = StepOf(shard);
+  if (!parts_.context.announced.committed.contains(step)) return OkStatus();
+  return Error(Code::kAlreadyExists, "%s is committed already", step.ToString().c_str());
+}
+
 void Sessions::SaveBegin(SessionId id, RequestId request, Step step, uint64_t stream_bytes) {
   Session* session = Admitted(id, request);
   if (session == nullptr) return;
@@ -148,11 +155,8 @@ void Sessions::SaveBegin(SessionId id, RequestId request, Step step, uint64_t st
       (progress != progress_.end() && progress->second.level >= Level::kLocal))
     return AnswerStatusTo(id, request,
                           Error(Code::kAlreadyExists, "%s is saved already", shard.ToString().c_str()));
-  // Elsewhere, while this rank was open there.
-  if (context.announced.committed.contains(StepOf(shard)))
-    return AnswerStatusTo(
-        id, request,
-        Error(Code::kAlreadyExists, "%s is committed already", StepOf(shard).ToString().c_str()));
+  const Status open = CheckNotCommitted(shard);
+  if (!open.ok()) return AnswerStatusTo(id, request, open);
   for (const auto& [save_id, save] : saves_)
     if (save.shard == shard)
       return AnswerStatusTo(
@@ -203,7 +207,7 @@ void Sessions::SaveExtend(SessionId id, RequestId request, SaveId save_id, uint6
         Error(Code::kInvalidArgument, "%llu chunks more than %llu, limit %llu of a shard",
               static_cast<unsigned long long>(chunks), static_cast<unsigned long long>(have),
               static_cast<unsigned long long>(kChunksPerShardMax)));
-  Result<std::vector<Extent>> extents = parts_.memory.Allocate(chunks);
+  Result<std::vector<Extent>> extents = parts_.memory.AllocateForSave(chunks);
   if (!extents.ok()) {
     ++parts_.context.counters.saves_refused;
     return AnswerStatusTo(id, request, extents.status());
@@ -299,7 +303,8 @@ void Sessions::SaveCommit(SessionId id, RequestId request, const SaveCommitInput
   }
   if (!mine) return AnswerStatusTo(id, request, Error(Code::kNotFound, "no such save is open"));
   ROPETEAM_CHECK(session->saves > 0 && found->second.shard.rank == session->hello.rank);
-  const Status checked = CheckCommit(found->second, commit);
+  Status checked = CheckCommit(found->second, commit);
+  if (checked.ok()) checked = CheckNotCommitted(found->second.shard);
   if (!checked.ok()) {
     EndSave(commit.save, checked.message().c_str());
     return AnswerStatusTo(id, request, checked);
@@ -387,12 +392,21 @@ void Sessions::Reached(const ShardId& shard, Level level) {
 
 void Sessions::OnReplicated(const ShardId& shard) { Reached(shard, Level::kReplicated); }
 
+// Whether what this node saved is what was committed: other bytes under the same name are not (SaveBegin()). What has
+// been released since was committed.
+bool Sessions::HasCommitted(const ShardId& shard) const {
+  const SealedShard* sealed = parts_.context.store.Find(shard);
+  const auto progress = progress_.find(shard);
+  if (progress != progress_.end() && progress->second.given_up) return false;
+  return sealed == nullptr || sealed->committed;
+}
+
 void Sessions::OnLeaderState(const std::set<StepId>& told, const std::vector<ShardId>& released) {
   std::vector<ShardId> reached;
   for (const StepId& step : told) {
     for (auto at = progress_.lower_bound({step.incarnation, step.step, 0});
          at != progress_.end() && StepOf(at->first) == step; ++at)
-      if (at->second.level >= Level::kLocal && at->second.level < Level::kCommitted)
+      if (at->second.level >= Level::kLocal && at->second.level < Level::kCommitted && HasCommitted(at->first))
         reached.push_back(at->first);
   }
   for (const ShardId& shard : reached) Reached(shard, Level::kCommitted);
@@ -457,7 +471,7 @@ void Sessions::Wait(SessionId id, RequestId request, Step step, Level level, Tim
   const SealedShard* sealed = parts_.context.store.Find(waiter.shard);
   if (!progress_.contains(waiter.shard) && sealed != nullptr && sealed->role == Role::kOwn) {
     // Sealed by a daemon before this one. Its mark alone does not say that every member has marked the step.
-    const bool told = parts_.context.announced.told.contains(StepOf(waiter.shard));
+    const bool told = parts_.context.announced.told.contains(StepOf(waiter.shard)) && HasCommitted(waiter.shard);
     Progress& progress = ProgressOf(waiter.shard);
     progress.level = told ? Level::kCommitted : Level::kLocal;
     progress.bytes = sealed->meta.stream_bytes;

@@ -115,6 +115,8 @@ class Sessions {
   void AskLeader(SessionId session, RequestId request, Question::Topic topic, std::string question,
                  TimeUs timeout_us, ToAnswer to_answer);
   Status CheckCommit(const Save& save, const SaveCommitInput& commit) const;
+  Status CheckNotCommitted(const ShardId& shard) const;
+  bool HasCommitted(const ShardId& shard) const;
   void EndSave(SaveId id, const char* why);
   void NoteEnded(SessionId session, Step step);
   void Reached(const ShardId& shard, Level level);

@@ -313,6 +313,23 @@ TEST_F(LeaderTest, OlderStepsAreGivenUpForWantOfMemoryAlsoWhileInventoriesKeepCo
   EXPECT_THAT(Ids(Told(kFirst).dead), ElementsAre(older));
 }
 
+// The time counts from the shortage: before it nothing was saved, and so nothing replicated, for longer than that.
+TEST_F(LeaderTest, OlderStepsAreGivenUpOnlyWhenMemoryHasBeenShortForLong) {
+  const StepId older{kLife, 7};
+  const StepId newer{kLife, 8};
+  Members({kFirst, kSecond});
+  Tell(kFirst, {});
+  Tell(kSecond, {});
+  PassTime(60'000'000);
+  Tell(kFirst, {Own(older, 0), Own(newer, 0)});
+  short_of_memory_ = true;
+  Tell(kSecond, {Own(older, 1), Own(newer, 1)});
+  PassTime(9'000'000);
+  EXPECT_THAT(Ids(Told(kFirst).dead), IsEmpty());
+  PassTime(2'000'000);
+  EXPECT_THAT(Ids(Told(kFirst).dead), ElementsAre(older));
+}
+
 TEST_F(LeaderTest, DecidesNothingWithoutALease) {
   const StepId step{kLife, 7};
   engine_->OnLease(now_, now_);
@@ -364,6 +381,28 @@ TEST_F(LeaderTest, APinThatNoRankHasBeenToldIsChosenAgain) {
   LatestReply latest;
   ASSERT_TRUE(Decode(replies_[question_].payload, latest));
   EXPECT_EQ(latest.step.id, older);
+}
+
+// The node that returns before any rank was told has a newer committed step.
+TEST_F(LeaderTest, ANewerCommittedStepThatReturnsBeforeARankIsToldIsChosenInstead) {
+  const StepId older{kLife - 1, 7};
+  const StepId newer{kLife - 1, 8};
+  settings_ = {1, 2, 2};
+  Members({kFirst});
+  Tell(kFirst, {Marked(Own(older, 0)), Marked(Own(older, 1)), Marked(Own(newer, 0))});
+  const LatestQuestion question{kLife};
+  EXPECT_EQ(Ask(kFirst, Question::Topic::kLatest, Encode(question)), Code::kDeadlineExceeded);
+  ASSERT_EQ(Told(kFirst).life.pin, older);
+  life_ = Told(kFirst).life;
+  Members({kFirst, kSecond});
+  Tell(kFirst, {Marked(Own(older, 0)), Marked(Own(older, 1)), Marked(Own(newer, 0))});
+  Tell(kSecond, {Marked(Own(newer, 1))});
+  EXPECT_EQ(Ask(kFirst, Question::Topic::kLatest, Encode(question)), Code::kDeadlineExceeded);
+  EXPECT_EQ(Told(kFirst).life.pin, newer);
+  for (const NodeId node : {kFirst, kSecond}) Send(node, LeaderStateAck{Told(node).sequence});
+  LatestReply latest;
+  ASSERT_TRUE(Decode(replies_[question_].payload, latest));
+  EXPECT_EQ(latest.step.id, newer);
 }
 
 // A node that returns holds what nobody knew of. Until it has said so it is told nothing, however long that
@@ -527,6 +566,46 @@ TEST_F(LeaderTest, AStepWithAnotherShardOfItsNameIsMarkedWhenThatHasGone) {
   EXPECT_EQ(drops_[kFirst], 0u);
   Tell(kSecond, {Own(step, 1)});
   EXPECT_THAT(Ids(Told(kSecond).committed), ElementsAre(step));
+}
+
+// The state that listed the step first is lost on its way to the second member, and the step is not listed for a
+// while. Acknowledging what came between says nothing of its mark.
+TEST_F(LeaderTest, AStepThatIsListedAnewIsToldWhenThatListIsAcknowledged) {
+  const StepId step{kLife, 7};
+  const std::vector<CopyReport> first = {With(Own(step, 0), 1), Replica(step, 1)};
+  const std::vector<CopyReport> second = {Own(step, 1), With(Replica(step, 0), 1)};
+  Members({kFirst, kSecond});
+  Tell(kFirst, first);
+  Tell(kSecond, second);
+  ASSERT_THAT(Ids(Told(kFirst).committed), ElementsAre(step));
+  Send(kFirst, LeaderStateAck{Told(kFirst).sequence});
+  Tell(kSecond, {Own(step, 1), With(Replica(step, 0), 2)});
+  ASSERT_THAT(Ids(Told(kSecond).committed), IsEmpty());
+  for (const NodeId node : {kFirst, kSecond}) Send(node, LeaderStateAck{Told(node).sequence});
+  Tell(kSecond, second);
+  ASSERT_THAT(Ids(Told(kSecond).committed), ElementsAre(step));
+  EXPECT_THAT(Ids(Told(kFirst).marked), IsEmpty());
+  for (const NodeId node : {kFirst, kSecond}) Send(node, LeaderStateAck{Told(node).sequence});
+  EXPECT_THAT(Ids(Told(kFirst).marked), ElementsAre(step));
+}
+
+// A member marks what the leader has compared. A copy that is sealed behind the list is marked when the leader has
+// heard of it.
+TEST_F(LeaderTest, AMemberIsToldWhichOfItsCopiesWereJudged) {
+  const StepId step{kLife, 7};
+  const std::vector<CopyReport> own = {Own(step, 0), Replica(step, 1)};
+  Members({kFirst, kSecond});
+  Tell(kFirst, own);
+  const uint64_t of_first = sequence_;
+  Tell(kSecond, {Own(step, 1), Replica(step, 0)});
+  EXPECT_EQ(Told(kFirst).judged, of_first);
+  EXPECT_EQ(Told(kSecond).judged, sequence_);
+  const uint64_t told = Told(kFirst).sequence;
+  Tell(kFirst, {Marked(Own(step, 0)), Marked(Replica(step, 1))});
+  EXPECT_EQ(Told(kFirst).sequence, told) << "nothing was left to mark";
+  Tell(kSecond, {Marked(Own(step, 1)), Replica(step, 0)});
+  EXPECT_GT(Told(kSecond).sequence, told);
+  EXPECT_EQ(Told(kSecond).judged, sequence_);
 }
 
 // What a member had in the epoch before it may have lost with the view's change.

@@ -121,11 +121,39 @@ void Checker::Observe(const Host& host) {
         if (copy.role != now->second->role || copy.bad != now->second->bad) promise_dirty_ = true;
         copy.role = before->second = now->second->role;
         if (copy.bad != now->second->bad) copy.bad = now->second->bad;
+        if (!copy.committed && now->second->committed) OnMarked(host, *now->second, &at->second);
         copy.committed = now->second->committed;
       }
       ++before;
       ++now;
     }
+  }
+}
+
+// From the first mark on its bytes are the shard, whatever the rank has saved under this name elsewhere.
+void Checker::OnMarked(const Host& host, const SealedShard& sealed, Shard* shard) {
+  const auto current = [&](const SealedShard& copy) {
+    return copy.meta.stream_bytes == shard->stream_bytes && copy.crcs == shard->crcs;
+  };
+  const bool right = current(sealed);
+  for (const auto& [place, copy] : shard->copies)
+    if (copy.committed && copy.fate == (right ? Fate::kOther : Fate::kPresent))
+      return Fail("host %zu marked other bytes of %s as committed than host %zu has", host.index,
+                  sealed.meta.id.ToString().c_str(), place.host);
+  if (right) return;
+  std::erase_if(shard->superseded, [&](const Variant& variant) { return variant.crcs == sealed.crcs; });
+  shard->superseded.push_back({shard->stream_bytes, shard->crcs});
+  shard->stream_bytes = sealed.meta.stream_bytes;
+  shard->crcs = sealed.crcs;
+  shard->lost_at.clear();
+  promise_dirty_ = true;
+  for (auto& [place, copy] : shard->copies) {
+    const Host& holder = *hosts_[place.host];
+    if (!holder.daemon_runs() || PlaceOf(holder) != place) continue;
+    const SealedShard* there = holder.store->Find(sealed.meta.id);
+    if (there == nullptr) continue;
+    copy.fate = current(*there) ? Fate::kPresent : Fate::kOther;
+    if (current(*there) && there->role == Role::kOwn) shard->saver = place.host;
   }
 }
 

@@ -109,8 +109,8 @@ class Checker {
   }  // copies that might have been of use, ever dropped by anybody
   void OnEvent(const Host& host, const LevelEvent& event);
 
-  // Without a lease a node acknowledges no copy and announces nothing.
-  void OnMessageWithoutLease(const Host& host, const SendMessage& message);
+  // Without a lease a node acknowledges no copy and announces nothing. A leader announces what it chooses to restore.
+  void OnMessage(const Host& host, bool has_lease, const SendMessage& message);
 
   // ---- memory
   void OnTransferStart(const Transfer& transfer);
@@ -183,6 +183,8 @@ class Checker {
     bool answered = false;
     StepId answer;           // {0, 0}: none
     bool completed = false;  // has committed a step of its own
+    std::set<StepId> chosen;          // by leaders, to restore
+    std::set<StepId> rightly_chosen;  // with all newer committed steps lost or away beyond the promise
     // Daemons that were told of the answer: of the view it was given in, or beside one of those later.
     std::set<NodeId> told;
   };
@@ -199,6 +201,7 @@ class Checker {
 
   Place PlaceOf(const Host& host) const { return {host.index, host.memory_generation}; }
   void OnSealed(const Host& host, const SealedShard& sealed);
+  void OnMarked(const Host& host, const SealedShard& sealed, Shard* shard);
   void OnDropped(const Host& host, const ShardId& id, Role role);
   void JudgeDrop(const Host& host, const ShardId& id, Role role);
   bool ChunkRight(const Host& host, const std::vector<Extent>& extents, const Shard& shard,
@@ -213,6 +216,8 @@ class Checker {
   bool FullyReplicated(const StepId& step) const;
   // Whether of each shard of the step at most R copies are lost or on hosts that are not in this view.
   bool WithinThePromise(const StepId& step, const View& view) const;
+  StepId NewestWithinThePromise(const View& view) const;  // {0, 0}: none
+  void OnChosen(const Host& host, Incarnation incarnation, const StepId& pin);
   void CheckReplicated(const Host& host, const ShardId& id, const char* said);
   void CheckCommitted(const Host& host, const StepId& step);
   // Some rank has gone on to a later step without a shard of this one: it will never be complete.

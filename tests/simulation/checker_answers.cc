@@ -75,16 +75,28 @@ void Checker::OnLatestAnswer(const Host& host, const Session& session, const Ste
     return Fail("latest is %s, but the members hold all of %s", step.ToString().c_str(),
                 life.floor.ToString().c_str());
   if (!life.answered) {
-    for (auto at = committed_.upper_bound(step); at != committed_.end(); ++at)
-      if (!Retired(at->first) && WithinThePromise(at->first, host.view))
-        return Fail(
-            "latest is %s, but %s was committed, and of each of its shards at most %u copies are lost or "
-            "away",
-            step.ToString().c_str(), at->first.ToString().c_str(), options_.replicas);
+    const StepId newer = NewestWithinThePromise(host.view);
+    if (step < newer && !life.rightly_chosen.contains(step))
+      return Fail("latest is %s, but %s was committed, and of each of its shards at most %u copies are lost or away",
+                  step.ToString().c_str(), newer.ToString().c_str(), options_.replicas);
     life.answered = true;
     life.answer = step;
     for (const Member& member : host.view.members) life.told.insert(member.id);
   }
+}
+
+StepId Checker::NewestWithinThePromise(const View& view) const {
+  for (auto at = committed_.rbegin(); at != committed_.rend(); ++at)
+    if (!Retired(at->first) && WithinThePromise(at->first, view)) return at->first;
+  return {};
+}
+
+// The leader may have told a rank its choice without any rank having heard it. So it is judged by what was lost or away
+// when it was first announced; nodes that return later may not change it.
+void Checker::OnChosen(const Host& host, Incarnation incarnation, const StepId& pin) {
+  const auto life = lives_.find(incarnation);
+  if (life == lives_.end() || life->second.answered || !life->second.chosen.insert(pin).second) return;
+  if (!(pin < NewestWithinThePromise(host.view))) life->second.rightly_chosen.insert(pin);
 }
 
 void Checker::OnViewAnswer(const Host& host, const Session& session, const Pending& request,
@@ -179,9 +191,15 @@ void Checker::OnRefusedForSpace(const Host& host, const Status& status, uint64_t
                 host.index, message.c_str());
 }
 
-void Checker::OnMessageWithoutLease(const Host& host, const SendMessage& message) {
+void Checker::OnMessage(const Host& host, bool has_lease, const SendMessage& message) {
   Envelope envelope;
   if (!Decode(message.envelope, envelope)) return Fail("host %zu sends what cannot be read", host.index);
+  LeaderState state;
+  if (has_lease) {
+    if (envelope.kind == Kind::kLeaderState && Decode(envelope.payload, state) && state.life.has_pin)
+      OnChosen(host, state.life.incarnation, state.life.pin);
+    return;
+  }
   ReplicaSealed sealed;
   if (envelope.kind == Kind::kReplicaSealed && Decode(envelope.payload, sealed) && sealed.code == Code::kOk)
     return Fail("host %zu acknowledges a copy without a lease", host.index);

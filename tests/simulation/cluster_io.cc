@@ -88,7 +88,7 @@ void Cluster::CarryOut(Host* host, const Outbox& out, size_t limit, uint64_t fre
 
 void Cluster::CarryMessage(Host* host, const SendMessage& message) {
   Digest(Mix(now(), host->id, message.to, message.envelope.size()));
-  if (!host->has_lease(now())) checker_.OnMessageWithoutLease(*host, message);
+  checker_.OnMessage(*host, host->has_lease(now()), message);
   const auto at = instances_.find(message.to);
   if (at == instances_.end()) return;
   const size_t to = at->second;

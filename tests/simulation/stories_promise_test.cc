@@ -201,6 +201,37 @@ TEST_F(Story, OtherBytesUnderTheSameNameAreNoCopy) {
   EXPECT_EQ(BadIn(Verify(1)), 0u);
 }
 
+// The same, but the step is committed while the other bytes are being saved, and their node hears of the commit before
+// the leader hears of them: they were marked as committed, and the rank was told so.
+TEST_F(Story, OtherBytesThatTheLeaderHasNotComparedAreNotMarked) {
+  lengths_ = {3 * 4096};
+  StartNodes(5);
+  ASSERT_EQ(LeaderHost(), 0u);
+  StartWorld(1, {2, 1});
+  ASSERT_TRUE(Save(1, 1, 0).ok());
+  ASSERT_TRUE(Wait(1, 1, 0, Level::kReplicated).ok());
+  const std::vector<size_t> holders = HoldersBeside(2, ShardOf(1, 1, 0));
+  const size_t elsewhere = std::find(holders.begin(), holders.end(), 3) == holders.end() ? 3 : 4;
+  RankOf(1, 0).Close();
+  cluster_->RunFor(100 * kMs);
+  AddRank(1, 0, 2, elsewhere);
+  ASSERT_TRUE(Hello(1, 0).ok());
+  // What that host says does not reach the leader for a while; what the leader says reaches the host.
+  cluster_->network().Clog(elsewhere, 0, cluster_->now() + 500 * kMs);
+  ContentShape shape = options_.job.content;
+  shape.chunk_bytes = options_.chunk_bytes;
+  const Content other = MakeContent(shape, 99, 1, 0, lengths_);
+  ASSERT_TRUE(Sync([&](Client::StatusDone done) { RankOf(1, 0).Save(1, other, {}, std::move(done)); }).ok());
+  ASSERT_TRUE(Save(1, 1, 1).ok());
+  EXPECT_TRUE(Wait(1, 1, 1, Level::kCommitted, 10 * kSecond).ok());
+  EXPECT_EQ(Wait(1, 1, 0, Level::kCommitted, 10 * kSecond).code(), Code::kAborted);
+  EXPECT_TRUE(Read(1, 1, 1, 0).ok());
+  EXPECT_EQ(BadIn(Verify(1)), 0u);
+  // A save that begins after the commit is refused.
+  EXPECT_EQ(Sync([&](Client::StatusDone done) { RankOf(1, 0).Save(1, other, {}, std::move(done)); }).code(),
+            Code::kAlreadyExists);
+}
+
 // Bits flip in the arena's table where nothing is published. The next seal there ended the daemon.
 TEST_F(Story, FlippedBitsInFreeSlotsEndNoDaemon) {
   lengths_ = {2 * 4096};
