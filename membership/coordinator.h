@@ -104,6 +104,7 @@ class Coordinator {
   // A connection that does not register within dead_after is closed. Optional: a Registration on an unknown
   // connection opens it.
   Outputs Opened(TimeUs now, ConnectionId connection);
+  // A view in `message` is valid (ValidateViewState): whatever decodes the message checks it.
   Outputs Received(TimeUs now, ConnectionId connection, const NodeMessage& message);
   Outputs Closed(TimeUs now, ConnectionId connection);
   Outputs Tick(TimeUs now);

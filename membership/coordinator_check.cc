@@ -48,7 +48,6 @@ Status Coordinator::Check(const Registration& registration) const {
                  static_cast<unsigned long long>(registration.lease_us_max),
                  static_cast<unsigned long long>(kLeaseUsMax));
   const ViewStatePtr& seen = registration.seen;
-  if (seen != nullptr) ROPETEAM_RETURN_IF_ERROR(ValidateViewState(*seen));
   // The settings that this registration is about to make the job's; see Learn().
   const bool brings =
       view_ == nullptr && seen != nullptr && (newest_ == nullptr || seen->view.epoch > newest_->view.epoch);

@@ -114,7 +114,7 @@ using CoordinatorMessage = std::variant<HeartbeatAnswer, ViewStatePtr, Probe, Re
 // kInvalidArgument naming the value and the limit.
 Status ValidateMember(const Member& member);
 Status ValidateConfig(const MembershipConfig& config);
-// For views off the wire: limits, order, unique ids, a leader among the members, epochs in range.
+// For views off the wire, before any use: limits, order, unique ids, a leader among the members, epochs in range.
 Status ValidateViewState(const ViewState& state);
 
 }  // namespace ropeteam

@@ -138,6 +138,10 @@ void SimulatedMembership::Arrive(TimeUs now, const SimulatedPacket& packet) {
     known = connections_.find(endpoint);
     if (known == connections_.end()) return;
   }
+  // The wire lets no other view through.
+  const auto* registration = std::get_if<Registration>(message);
+  if (registration != nullptr && registration->seen != nullptr)
+    ROPETEAM_CHECK(ValidateViewState(*registration->seen).ok());
   Perform(coordinator_->Received(at, known->second, *message));
 }
 

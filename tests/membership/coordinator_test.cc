@@ -205,27 +205,25 @@ TEST_F(CoordinatorTest, OneNodeTooManyIsRefusedAndAReplacementIsNot) {
   EXPECT_EQ(coordinator_->registered(), kNodesMax);
 }
 
-TEST_F(CoordinatorTest, AReportedViewThatCannotBeIsRefused) {
-  const auto report = [&](const std::function<void(ViewState*)>& spoil) {
-    auto state = std::make_shared<ViewState>();
-    state->view.epoch = 5;
-    state->view.leader = 7;
-    state->view.members = {From("x", 7).member, From("y", 8).member};
-    state->joined = {1, 2};
-    spoil(state.get());
-    Registration registration = From("a", 1);
-    registration.seen = state;
-    return Refused(registration);
+TEST_F(CoordinatorTest, AViewThatCannotBeIsInvalid) {
+  const auto validate = [&](const std::function<void(ViewState*)>& spoil) {
+    ViewState state;
+    state.view.epoch = 5;
+    state.view.leader = 7;
+    state.view.members = {From("x", 7).member, From("y", 8).member};
+    state.joined = {1, 2};
+    spoil(&state);
+    return ValidateViewState(state);
   };
-  EXPECT_EQ(report([](ViewState* s) { s->view.epoch = ~0ull; }).code(), Code::kInvalidArgument);
-  EXPECT_EQ(report([](ViewState* s) { s->view.epoch = 0; }).code(), Code::kInvalidArgument);
-  EXPECT_EQ(report([](ViewState* s) { s->joined.pop_back(); }).code(), Code::kInvalidArgument);
-  EXPECT_EQ(report([](ViewState* s) { s->joined[0] = 6; }).code(), Code::kInvalidArgument);
-  EXPECT_EQ(report([](ViewState* s) { s->view.leader = 9; }).code(), Code::kInvalidArgument);
-  EXPECT_EQ(report([](ViewState* s) { s->view.members[1].id = 7; }).code(), Code::kInvalidArgument);
-  EXPECT_EQ(report([](ViewState* s) { s->view.members[1].name = "x"; }).code(), Code::kInvalidArgument);
-  EXPECT_EQ(report([](ViewState* s) { s->removed.assign(65, 3); }).code(), Code::kInvalidArgument);
-  EXPECT_TRUE(report([](ViewState*) {}).ok());
+  EXPECT_EQ(validate([](ViewState* s) { s->view.epoch = ~0ull; }).code(), Code::kInvalidArgument);
+  EXPECT_EQ(validate([](ViewState* s) { s->view.epoch = 0; }).code(), Code::kInvalidArgument);
+  EXPECT_EQ(validate([](ViewState* s) { s->joined.pop_back(); }).code(), Code::kInvalidArgument);
+  EXPECT_EQ(validate([](ViewState* s) { s->joined[0] = 6; }).code(), Code::kInvalidArgument);
+  EXPECT_EQ(validate([](ViewState* s) { s->view.leader = 9; }).code(), Code::kInvalidArgument);
+  EXPECT_EQ(validate([](ViewState* s) { s->view.members[1].id = 7; }).code(), Code::kInvalidArgument);
+  EXPECT_EQ(validate([](ViewState* s) { s->view.members[1].name = "x"; }).code(), Code::kInvalidArgument);
+  EXPECT_EQ(validate([](ViewState* s) { s->removed.assign(65, 3); }).code(), Code::kInvalidArgument);
+  EXPECT_TRUE(validate([](ViewState*) {}).ok());
 }
 
 TEST_F(CoordinatorTest, AStrangerThatNeverRegistersIsClosedAfterDeadAfter) {

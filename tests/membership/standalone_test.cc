@@ -402,6 +402,17 @@ TEST_F(StandaloneTest, NonsenseInWellFormedFramesEndsItsOwnStreamOnly) {
   auto* view = frame.mutable_registration()->mutable_seen();
   for (size_t i = 0; i <= kNodesMax; ++i) view->add_members();
   EXPECT_TRUE(ends(frame));
+  // Only the view is invalid.
+  auto* registration = frame.mutable_registration();
+  registration->set_job(config_.job);
+  registration->set_protocol_version(config_.protocol_version);
+  registration->set_chunk_bytes(config_.chunk_bytes);
+  registration->set_data_transport(config_.data_transport);
+  member->set_name("x");
+  view->Clear();
+  view->set_epoch(1);
+  view->set_leader(9);
+  EXPECT_TRUE(ends(frame)) << "the view's leader is no member of it";
   EXPECT_EQ(a.ViewCount(), 1u);
 }
 
