@@ -265,30 +265,40 @@ void Coordinator::Learn(const Registration& registration) {
   if (newer) foreign_ = epoch;
   if (holding_) {
     if (!foreign) return;
+    if (newest_ != nullptr && epoch == newest_->view.epoch) return;  // equal epochs are equal views
     for (const NodeId id : seen->removed) Remember(id);
     for (const Member& member : seen->view.members) hold_ids_.insert(member.id);
-    if (newest_ != nullptr && epoch <= newest_->view.epoch) return;
+    if (newest_ != nullptr && epoch < newest_->view.epoch) return;
     newest_ = seen;
     hold_accounted_ = 0;
     if (view_ == nullptr) LearnSettings(seen->view.settings, registration.member);
     return;
   }
-  // It lived under other views. Of our members, those have left them whom it saw leave, and those who were in an
-  // earlier one of them and are not in its.
-  std::vector<NodeId> left;
-  for (const auto& [id, record] : records_) {
-    if (id == registration.member.id) continue;
-    const bool listed = std::find(seen->removed.begin(), seen->removed.end(), id) != seen->removed.end();
-    const bool missing = newer && record.veteran && record.reported < epoch && !seen->view.Contains(id);
-    if (listed || missing) left.push_back(id);
-  }
-  for (const NodeId id : left)
+  // A view that this node gave out is no news: every instance that left it, or an earlier one, was removed here.
+  if (std::any_of(given_.begin(), given_.end(),
+                  [epoch](const ViewStatePtr& given) { return given->view.epoch == epoch; }))
+    return;
+  const auto remove = [this](NodeId id) {
     Remove(id,
            Error(Code::kStale, "instance %016llx of node %s was declared dead by a former coordinator",
                  Ull(id), records_.at(id).member.name.c_str()),
            "a former coordinator had declared it dead");
-  for (const NodeId id : seen->removed)
-    if (id != registration.member.id) Remember(id);
+  };
+  // Another coordinator made this view. An instance has left that coordinator's views if this one lists it as removed,
+  // or if it was in an earlier one and is missing in this one.
+  for (const NodeId id : seen->removed) {
+    if (id == registration.member.id) continue;
+    if (records_.contains(id)) remove(id);
+    Remember(id);
+  }
+  if (newer) {
+    const std::set<NodeId> present = IdsOf(seen->view);
+    std::vector<NodeId> missing;
+    for (const auto& [id, record] : records_)
+      if (id != registration.member.id && record.veteran && record.reported < epoch && !present.contains(id))
+        missing.push_back(id);
+    for (const NodeId id : missing) remove(id);
+  }
   if (newer && !std::all_of(seen->view.members.begin(), seen->view.members.end(),
                             [this](const Member& member) { return AccountedFor(member); }))
     return HoldAgain(seen);

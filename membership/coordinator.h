@@ -199,7 +199,6 @@ class Coordinator {
   bool AccountedFor(const Member& member) const;
   void HoldAgain(const ViewStatePtr& seen);
   void ResolveNames();
-  bool InNewest(NodeId id) const { return newest_ != nullptr && newest_->view.Contains(id); }
 
   void Publish();
   Epoch NextEpoch() const;

@@ -81,12 +81,13 @@ void Coordinator::EndHold() {
   holding_ = false;
   hold_until_ = kNever;
   if (newest_ != nullptr) {
+    const std::set<NodeId> newest = IdsOf(newest_->view);
     for (const NodeId id : std::exchange(hold_ids_, {}))
-      if (!InNewest(id)) Remember(id);
+      if (!newest.contains(id)) Remember(id);
     // A veteran that the newest view does not show left in a view that somebody has seen.
     std::vector<NodeId> left;
     for (const auto& [id, record] : records_)
-      if (removed_.contains(id) || (record.veteran && !InNewest(id))) left.push_back(id);
+      if (removed_.contains(id) || (record.veteran && !newest.contains(id))) left.push_back(id);
     for (const NodeId id : left) {
       const std::string& name = records_.at(id).member.name;
       const auto [begin, end] = names_.equal_range(name);

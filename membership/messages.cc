@@ -102,9 +102,14 @@ Status ValidateViewState(const ViewState& state) {
   return OkStatus();
 }
 
+std::set<NodeId> IdsOf(const View& view) {
+  std::set<NodeId> ids;
+  for (const Member& member : view.members) ids.insert(member.id);
+  return ids;
+}
+
 ViewDeltaPtr MakeViewDelta(const ViewState& base, const ViewState& state) {
-  std::set<NodeId> before;
-  for (const Member& member : base.view.members) before.insert(member.id);
+  std::set<NodeId> before = IdsOf(base.view);
   auto delta = std::make_shared<ViewDelta>();
   delta->base = base.view.epoch;
   ViewState& changed = delta->changed;

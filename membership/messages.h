@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <string>
 #include <variant>
 #include <vector>
@@ -57,6 +58,7 @@ struct ViewDelta {
 };
 using ViewDeltaPtr = std::shared_ptr<const ViewDelta>;
 
+std::set<NodeId> IdsOf(const View& view);
 // Null where the whole view is smaller.
 ViewDeltaPtr MakeViewDelta(const ViewState& base, const ViewState& state);
 // Null where `base` is not the view that the delta is from, or what comes out is not valid.

@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <ctime>
 #include <map>
 #include <memory>
 
@@ -224,6 +225,62 @@ TEST_F(CoordinatorTest, AViewThatCannotBeIsInvalid) {
   EXPECT_EQ(validate([](ViewState* s) { s->view.members[1].name = "x"; }).code(), Code::kInvalidArgument);
   EXPECT_EQ(validate([](ViewState* s) { s->removed.assign(65, 3); }).code(), Code::kInvalidArgument);
   EXPECT_TRUE(validate([](ViewState*) {}).ok());
+}
+
+TEST_F(CoordinatorTest, AFormerCoordinatorsRemovedInstanceIsRemovedOnceThoughItIsListedTwice) {
+  ASSERT_TRUE(Refused(From("a", 1)).ok());
+  now_ += 100'000;
+  ASSERT_TRUE(Refused(From("b", 2)).ok());
+  const ConnectionId removed_connection = connection_;
+  now_ += 100'000;
+  coordinator_->Tick(now_);
+  ASSERT_TRUE(coordinator_->view()->view.Contains(2));
+  auto seen = std::make_shared<ViewState>();
+  seen->view.epoch = 500;
+  seen->view.leader = 3;
+  seen->view.members = {From("c", 3).member};
+  seen->joined = {1};
+  seen->removed = {2, 9, 2};
+  Registration reporter = From("c", 3);
+  reporter.seen = seen;
+  size_t refusals = 0;
+  for (const auto& output : Register(reporter))
+    if (const auto* send = std::get_if<Coordinator::Send>(&output); send != nullptr)
+      if (std::holds_alternative<Refusal>(send->message)) {
+        EXPECT_EQ(send->connection, removed_connection);
+        ++refusals;
+      }
+  EXPECT_EQ(refusals, 1u);
+  now_ += 100'000;
+  coordinator_->Tick(now_);
+  EXPECT_FALSE(coordinator_->view()->view.Contains(2));
+  EXPECT_TRUE(coordinator_->view()->view.Contains(3));
+  for (const NodeId out : {NodeId{2}, NodeId{9}}) {
+    Registration again = From("other", out);
+    again.attempt = 2;
+    EXPECT_EQ(Refused(again).code(), Code::kStale);
+  }
+}
+
+// After a pause of the coordinator's network all nodes reconnect at once. The coordinator answers them within dead_after
+// only if a view that it knows already costs it nothing.
+TEST_F(CoordinatorTest, AllNodesReconnectWithTheCurrentViewAndNothingChanges) {
+  for (NodeId id = 1; id <= kNodesMax; ++id) ASSERT_TRUE(Refused(From(Numbered("n", id), id)).ok());
+  now_ += 900'000;
+  coordinator_->Tick(now_);
+  const ViewStatePtr view = coordinator_->view();
+  ASSERT_EQ(view->view.members.size(), kNodesMax);
+  const std::clock_t begin = std::clock();
+  for (NodeId id = 1; id <= kNodesMax; ++id) {
+    Registration again = From(Numbered("n", id), id);
+    again.attempt = 2;
+    again.seen = view;
+    ASSERT_TRUE(Refused(again).ok());
+  }
+  const double seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
+  EXPECT_LT(seconds, 20) << "it works through the whole view for each registration";
+  EXPECT_EQ(coordinator_->view(), view);
+  EXPECT_EQ(coordinator_->registered(), kNodesMax);
 }
 
 TEST_F(CoordinatorTest, AStrangerThatNeverRegistersIsClosedAfterDeadAfter) {
