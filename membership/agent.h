@@ -96,8 +96,6 @@ class Agent {
   const Member& self() const { return self_; }
   // The last view passed up, null before the first.
   const ViewStatePtr& seen() const { return seen_; }
-  // 0: none. One that has run out stays here until it is renewed.
-  TimeUs lease_until() const { return lease_until_; }
 
  private:
   enum class Phase { kIdle, kConnecting, kRegistered, kRefused, kLeft };
@@ -143,6 +141,7 @@ class Agent {
   bool whole_wanted_ = false;    // a delta did not fit; until a view has come
   uint64_t beats_ = 0;           // numbered so far
   std::deque<Beat> unanswered_;  // sent by this instance on this connection, oldest first; at most kBeatsMax
+  // 0: no lease. The end of a lease that has run out stays here until the next one.
   TimeUs lease_until_ = 0;
   TimeUs lease_us_ = 0;      // as last granted; 0: never
   TimeUs lease_us_max_ = 0;  // the longest that was

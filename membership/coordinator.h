@@ -116,7 +116,6 @@ class Coordinator {
   // harm.
   TimeUs NextDeadline() const;
 
-  bool holding() const { return holding_; }
   // Null before the first view.
   const ViewStatePtr& view() const { return view_; }
   size_t registered() const { return records_.size(); }
