@@ -28,6 +28,20 @@ class MembershipStory : public ::testing::Test {
     ASSERT_TRUE(cluster_.RunUntil([&] { return cluster_.Converged(); }, 100));
   }
   void TearDown() override { EXPECT_EQ(cluster_.broken(), ""); }
+  // The coordinator's node a crashes and returns as a new instance, which is returned. The other members of the view
+  // from before are cut off, so the new instance is alone in its first view.
+  NodeId CoordinatorReturnsAlone() {
+    cluster_.CrashCoordinator();
+    cluster_.Crash(a_, true);  // the same process
+    cluster_.Cut(b_, true);
+    cluster_.Cut(c_, true);
+    cluster_.RunFor(200);
+    cluster_.RestartCoordinator();
+    const NodeId a2 = cluster_.Add("a", 0);
+    EXPECT_TRUE(cluster_.RunUntil([&] { return cluster_.Sees(a2, a2); }, 1200));
+    EXPECT_EQ(cluster_.Names(a2).size(), 1u);
+    return a2;
+  }
   // How long until the others' view is without it, in ms; 10 s when never.
   uint64_t MsUntilOut(NodeId node, NodeId observer) {
     const TimeUs begin = cluster_.now();
@@ -497,15 +511,7 @@ TEST_F(MembershipStory, NoLeaseIsGrantedToAMemberBeforeTheNewestViewIsKnown) {
 TEST_F(MembershipStory, MembersThatFindAReturnedCoordinatorLateAreTakenBack) {
   StartThree();
   const Epoch before = cluster_.EpochOf(b_);
-  cluster_.CrashCoordinator();
-  cluster_.Crash(a_, true);  // the same process
-  cluster_.Cut(b_, true);
-  cluster_.Cut(c_, true);
-  cluster_.RunFor(200);
-  cluster_.RestartCoordinator();
-  const NodeId a2 = cluster_.Add("a", 0);
-  ASSERT_TRUE(cluster_.RunUntil([&] { return cluster_.Sees(a2, a2); }, 1200));
-  EXPECT_EQ(cluster_.Names(a2).size(), 1u);
+  const NodeId a2 = CoordinatorReturnsAlone();
   cluster_.RunFor(200);
   cluster_.Cut(b_, false);
   cluster_.RunFor(600);
@@ -522,13 +528,7 @@ TEST_F(MembershipStory, MembersThatFindAReturnedCoordinatorLateAreTakenBack) {
 
 TEST_F(MembershipStory, AMemberThatDoesNotComeWithTheOthersIsOutForGood) {
   StartThree();
-  cluster_.CrashCoordinator();
-  cluster_.Crash(a_, true);
-  cluster_.Cut(b_, true);
-  cluster_.Cut(c_, true);
-  cluster_.RestartCoordinator();
-  const NodeId a2 = cluster_.Add("a", 0);
-  ASSERT_TRUE(cluster_.RunUntil([&] { return cluster_.Sees(a2, a2); }, 1200));
+  const NodeId a2 = CoordinatorReturnsAlone();
   cluster_.Cut(b_, false);
   ASSERT_TRUE(cluster_.RunUntil([&] { return cluster_.Sees(a2, b_); }, 2500));
   EXPECT_FALSE(cluster_.Sees(b_, c_));
@@ -537,16 +537,11 @@ TEST_F(MembershipStory, AMemberThatDoesNotComeWithTheOthersIsOutForGood) {
   EXPECT_EQ(cluster_.Refusals(c_)[0].code(), Code::kStale);
 }
 
-TEST_F(MembershipStory, WhoHadLeftBeforeTheCoordinatorReturnedIsNotTakenBack) {
+TEST_F(MembershipStory, AMemberThatHadLeftBeforeTheCoordinatorReturnedIsNotTakenBack) {
   StartThree();
   cluster_.Cut(c_, true);
   MsUntilOut(c_, b_);  // b and a have fenced it
-  cluster_.CrashCoordinator();
-  cluster_.Crash(a_, true);
-  cluster_.Cut(b_, true);
-  cluster_.RestartCoordinator();
-  const NodeId a2 = cluster_.Add("a", 0);
-  ASSERT_TRUE(cluster_.RunUntil([&] { return cluster_.Sees(a2, a2); }, 1200));
+  const NodeId a2 = CoordinatorReturnsAlone();
   cluster_.Cut(b_, false);
   ASSERT_TRUE(cluster_.RunUntil([&] { return cluster_.Sees(a2, b_); }, 2500));
   cluster_.Cut(c_, false);
@@ -555,7 +550,7 @@ TEST_F(MembershipStory, WhoHadLeftBeforeTheCoordinatorReturnedIsNotTakenBack) {
   EXPECT_TRUE(cluster_.Refusals(b_).empty());
 }
 
-TEST_F(MembershipStory, WhoComesBackUnderANameThatIsTakenIsNotTakenBack) {
+TEST_F(MembershipStory, AMemberIsNotTakenBackWhenANewInstanceHasItsName) {
   StartThree();
   cluster_.CrashCoordinator();
   cluster_.Crash(a_, true);
