@@ -75,7 +75,7 @@ void Agent::SendHeartbeat(TimeUs now) {
 }
 
 void Agent::OnAnswer(TimeUs now, const HeartbeatAnswer& answer) {
-  if (answer.lease_us == 0) return;  // what was sent stays: a lease may be granted for it later
+  if (answer.lease_us == 0) return;  // unanswered_ stays: a lease may be granted for it later
   const TimeUs lease_us = std::min(answer.lease_us, kLeaseUsMax);
   lease_us_ = lease_us;
   lease_us_max_ = std::max(lease_us_max_, lease_us);
@@ -163,7 +163,7 @@ void Agent::OnView(TimeUs now, const ViewStatePtr& view) {
   std::erase_if(suspects_, [&view](const auto& entry) { return !view->view.Contains(entry.first); });
   outputs_.push_back(view->view);
   whole_wanted_ = false;
-  // It says what has been seen. The next view waits for that, and so does the first lease.
+  // The heartbeat says which view was seen. The next view waits for that, and so does the first lease.
   SendHeartbeat(now);
 }
 
@@ -221,8 +221,8 @@ Agent::Outputs Agent::Tick(TimeUs now) {
   }
   const bool registered = phase_ == Phase::kRegistered;
   const TimeUs silent_since = registered ? heard_at_ : opened_at_;
-  const TimeUs patience = registered ? dead_after_ / 2 : dead_after_;
-  if (now >= silent_since + patience) {
+  const TimeUs timeout = registered ? dead_after_ / 2 : dead_after_;
+  if (now >= silent_since + timeout) {
     Lose(now, "it does not answer");
     if (now >= retry_at_) Connect(now);
     return Take();

@@ -48,10 +48,10 @@ inline constexpr TimeUs kReconnectPauseMaxUs = 250'000;
 // Suspects remembered at a time. More at once is not a few dead peers but our own network, and silence will
 // tell.
 inline constexpr size_t kSuspectsMax = 64;
-// A lease is renewed at least that often while it lasts, also where heartbeat_ms is longer than the coordinator's.
+// A lease is renewed at least this often while it lasts, also where heartbeat_ms is longer than the coordinator's.
 inline constexpr uint32_t kHeartbeatsPerLease = 3;
-// Numbered messages without an answer that are remembered. An answer to an older one would grant no lease that is
-// still valid: they are heartbeats apart, or few after one another when views come.
+// Unanswered numbered messages that are remembered. An answer to an older one would grant a lease that has run out:
+// they are sent a heartbeat apart, and views add only a few.
 inline constexpr size_t kBeatsMax = 64;
 
 class Agent {
@@ -69,7 +69,7 @@ class Agent {
     uint64_t attempt;
   };
   struct Lease {
-    TimeUs valid_until;  // 0: none
+    TimeUs valid_until;  // 0: no lease
   };
   // View, Status, Lease: for Membership::Callbacks. Lease{0} comes before the Status or the message that ends it.
   using Output = std::variant<Open, Send, Close, View, Status, Lease>;
@@ -138,13 +138,13 @@ class Agent {
   TimeUs retry_at_ = 0;  // when !open_
   TimeUs pause_ = kReconnectPauseMinUs;
   ViewStatePtr seen_;
-  bool whole_wanted_ = false;    // a delta did not fit; until a view has come
+  bool whole_wanted_ = false;    // a delta did not fit, and no view has come since
   uint64_t beats_ = 0;           // numbered so far
   std::deque<Beat> unanswered_;  // sent by this instance on this connection, oldest first; at most kBeatsMax
   // 0: no lease. The end of a lease that has run out stays here until the next one.
   TimeUs lease_until_ = 0;
-  TimeUs lease_us_ = 0;      // as last granted; 0: never
-  TimeUs lease_us_max_ = 0;  // the longest that was
+  TimeUs lease_us_ = 0;      // as last granted; 0: no lease was granted
+  TimeUs lease_us_max_ = 0;  // the longest that was granted
   std::map<NodeId, Doubt> suspects_;
 };
 

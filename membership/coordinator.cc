@@ -51,7 +51,7 @@ Coordinator::Outputs Coordinator::Received(TimeUs now, ConnectionId connection, 
   }
   const auto bound = connections_.find(connection);
   if (bound == connections_.end() || bound->second.node == kNoNode) {
-    // A connection of another life of ours, or a stranger: whoever it is has to register first.
+    // An unknown connection, perhaps from before a restart: the node must register first.
     Drop(connection);
     return End();
   }
@@ -67,7 +67,7 @@ Coordinator::Outputs Coordinator::Received(TimeUs now, ConnectionId connection, 
   } else if (const auto* suspicion = std::get_if<Suspicion>(&message)) {
     OnSuspicion(*record, *suspicion);
   } else {
-    record->lease_until = 0;  // returned: the node has ended it before it sent this
+    record->lease_until = 0;  // returned: the node ended its lease before it sent this message
     Remove(record->member.id, OkStatus(), "it left");
   }
   return End();
@@ -96,7 +96,7 @@ Coordinator::Outputs Coordinator::Tick(TimeUs now) {
 Coordinator::Outputs Coordinator::Flush(TimeUs now) {
   Begin(now);
   if (changed_ && !holding_) Publish();
-  // No acknowledgement will be waited for any more: those who have one view under way get the last one whole.
+  // No more acknowledgements are awaited: nodes with an unacknowledged view get the last view whole.
   for (auto& [id, record] : records_)
     if (record.connection != kNoConnection && record.ours != 0 &&
         std::max(record.seen, record.view_sent) < view_->view.epoch)
@@ -302,7 +302,7 @@ void Coordinator::Learn(const Registration& registration) {
   if (newer && !std::all_of(seen->view.members.begin(), seen->view.members.end(),
                             [this](const Member& member) { return AccountedFor(member); }))
     return HoldAgain(seen);
-  // Whoever it saw in them and is not with us will have left, for it, in the next.
+  // For the registrant, the members of its view that are not members here leave with the next view.
   for (const Member& member : seen->view.members)
     if (!records_.contains(member.id)) Remember(member.id);
   if (view_ != nullptr && epoch > view_->view.epoch) changed_ = true;
@@ -429,7 +429,7 @@ void Coordinator::Reply(ConnectionId connection, CoordinatorMessage message) {
 bool Coordinator::ViewDue(const Record& record) const {
   if (record.connection == kNoConnection || record.ours == 0 || record.seen >= view_->view.epoch)
     return false;
-  // On a connection that delivers, the one before is merely still under way.
+  // On a connection that works, the view before is merely not acknowledged yet.
   return record.view_sent <= record.seen || now_ >= record.view_sent_at + dead_after_ / kTicksPerDeath;
 }
 
@@ -493,8 +493,8 @@ void Coordinator::Publish() {
     if (record.joined == 0) record.joined = view.epoch;
     if (record.ours == 0) {
       record.ours = view.epoch;
-      // In other views it may have seen somebody leave whom we took for a member until it came. That one's lease has
-      // run out by then.
+      // It may have seen an instance leave in another coordinator's view that was a member here until it came. The
+      // lease of that instance has run out by then.
       if (view_ != nullptr && record.reported != 0 && !IsOurs(record.reported))
         record.lease_from = out_lease_until_;
     }

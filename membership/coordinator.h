@@ -7,15 +7,15 @@
 //
 // clang-format off
 //   a member is       when                                          it leaves that state
-//   ---------------   -------------------------------------------   ------------------------------------------------------
+//   ---------------   -------------------------------------------   ---------------------------------------------------
 //   well              it registered, and is heard                   -> probed: connection lost, or suspected
 //                                                                   -> out: silent for dead_after, left, replaced
-//   probed            its connection broke or somebody suspects it  -> well: it registers again, or answers the probe
+//   probed            its connection broke, or a node suspects it   -> well: it registers again, or answers the probe
 //                                                                   -> out: neither within probe_ms
 //   out               it left the members, for whatever reason      never: its id is remembered and refused
 //
 //   the coordinator   does                                          until
-//   ---------------   -------------------------------------------   ------------------------------------------------------
+//   ---------------   -------------------------------------------   ---------------------------------------------------
 //   holds             collects registrations and the newest view    all of that view's members are accounted for, or
 //                     they report; sends no view                    (no view reported) nodes_expected registered, or
 //                                                                   dead_after passed since the first registration
@@ -27,23 +27,23 @@
 //   1. is in the current view, and
 //   2. has reported to have seen a view of this coordinator's that contains it: one that this coordinator has given
 //      out, or one that it found and continues.
-// Hence no lease is granted during the first hold, in which there is no such view. A view that a registrant reports
-// then is no permission: it may not be the newest. Somebody who saw a newer one without this instance, and who comes
-// later, has fenced it and may hold its leader for dead. Also EndHold() may leave the instance out. The members go
-// without leases for the hold; saves stay local that long.
-// Rule 2 after the hold: an instance that was taken back believes in the leader of a view that this coordinator did not
-// make. With a lease it would act on that view, while the leader of the present view acts too.
+// Hence no lease is granted during the first hold: no such view exists yet. A view that a registrant reports then does
+// not permit a lease, since it may not be the newest. A node that registers later may have seen a newer view without
+// this instance. Then that node has fenced the instance, and may take its leader for dead. EndHold() may also leave the
+// instance out. So the members have no leases during the hold, and saves stay local that long.
+// Rule 2 matters after the hold, too: an instance that was taken back follows the leader of a view that this
+// coordinator did not make. With a lease it would act on that view, while the leader of the present view acts too.
 //
-// The coordinator notes for each member by when its leases have run out, reckoned from the receipt of what it answered,
-// and with the drift of both clocks. Silence for dead_after lasts longer than that. Who is removed sooner (a probe, a
-// replacement) may hold its lease for a while: View::settle_us of every view from then on covers the latest end of
-// all leases of those who are out, since any view may be the first that a member receives. A leave message returns the
-// lease.
-// A predecessor's leases are unknown. It was gone when this coordinator started, so they end a lease after the start:
-// the longest that any registrant reports, or the own. Before that no lease is granted: a holder of one may know that
-// the instance which asks has left. One case is excepted: no registrant has seen any view, and nodes_expected of them
-// have come with the ordinals 0, 1, 2, … Then the whole job starts. Daemons of an earlier run are gone with the names
-// that were taken, and no view of theirs has a member of this one.
+// The coordinator notes for each member when its leases have run out. It counts from the receipt of the message that it
+// answered, and allows for the drift of both clocks. Silence for dead_after lasts longer than a lease. An instance that
+// is removed sooner (after a probe, or replaced) may hold its lease for a while. From then on View::settle_us of every
+// view covers the latest end of all leases of removed instances: any view may be the first that a member receives. A
+// leave message returns the lease.
+// A predecessor's leases are unknown. It was gone when this coordinator started, so its leases end by one lease after
+// the start: the longest lease that any registrant reports, or this coordinator's own if that is longer. No lease is
+// granted before: the holder of an old lease may know that the instance that asks has left. There is one exception: no
+// registrant has seen any view, and nodes_expected of them have come with the ordinals 0, 1, 2, … Then the whole job
+// starts. Daemons of an earlier run are gone, since their names are taken, and their views have no member of this run.
 //
 // Not thread-safe: one caller at a time.
 
@@ -64,8 +64,8 @@ namespace ropeteam {
 // Removed ids remembered: as many as there can be nodes, so that even a whole job's zombies are all known.
 inline constexpr size_t kRemovedMax = kNodesMax;
 // A coordinator whose first_epoch is not above what registrants report (the wall clock was set back) skips to the next
-// multiple of this: its predecessor may have given out views that nobody who is still there has seen, and their epochs
-// must not be used twice.
+// multiple of this: its predecessor may have given out views that no remaining node has seen, and their epochs must not
+// be used twice.
 inline constexpr Epoch kEpochLeap = 1000;
 // Connections at a time: one per node and one that takes its place, and as many again for strangers.
 inline constexpr size_t kConnectionsMax = 4 * kNodesMax;
@@ -74,8 +74,8 @@ inline constexpr size_t kConnectionsMax = 4 * kNodesMax;
 inline constexpr TimeUs kViewPauseUs = 1000;
 inline constexpr TimeUs kViewPausePerMemberUs = 20;
 static_assert(kViewPauseUs >= 1000, "epochs count milliseconds at most");
-// A node that has seen one of so many last views is sent what has changed since, others the whole view. Views follow
-// one another faster than nodes acknowledge them only when many nodes join or leave, and a few are enough then.
+// A node that has seen one of this many last views is sent what has changed since then; others get the whole view. A
+// few are enough: views follow faster than nodes acknowledge them only when many nodes join or leave.
 inline constexpr size_t kDeltaBasesMax = 8;
 // A probe is repeated that many times within probe_ms: one lost message is not a death.
 inline constexpr uint32_t kProbesPerDeath = 4;
@@ -96,9 +96,9 @@ class Coordinator {
   using Outputs = std::vector<Output>;
 
   // `config` is valid (ValidateConfig). `now` never goes back from call to call. `first_epoch` is the epoch
-  // of the first view unless a registrant reports a higher one. It must be above all that any predecessor gave out,
-  // seen by anybody or not. A driver takes it from a clock that also goes on while no coordinator runs, in
-  // milliseconds: a coordinator gives out no more than one view in each (kViewPauseUs).
+  // of the first view unless a registrant reports a higher one. It must be above all epochs that any predecessor gave
+  // out, whether or not a node has seen them. A driver takes it from a clock that also goes on while no coordinator
+  // runs, in milliseconds: a coordinator gives out at most one view in each (kViewPauseUs).
   Coordinator(const MembershipConfig& config, TimeUs now, Epoch first_epoch);
 
   // A connection that does not register within dead_after is closed. Optional: a Registration on an unknown
@@ -139,7 +139,7 @@ class Coordinator {
     Epoch reported = 0;      // the epoch of the view that it first registered with
     Epoch ours = 0;          // the first view of this coordinator that contains it; 0: none yet
     TimeUs lease_from = 0;   // no lease is granted before
-    TimeUs lease_until = 0;  // all that were granted have run out; 0: none was
+    TimeUs lease_until = 0;  // all granted leases have run out; 0: no lease was granted
     JobSettings settings;    // of its registration
     NamedSettings named;
   };
@@ -158,9 +158,9 @@ class Coordinator {
   // What the registrant named differs from the job's settings: kInvalidArgument.
   Status CheckSettings(const std::string& name, const JobSettings& settings, const NamedSettings& named,
                        const JobSettings& job) const;
-  // Of one whose place is gone or taken; OK when nothing speaks against it.
+  // The refusal of an instance that was removed or replaced; OK for others.
   Status CheckInstance(const Registration& registration) const;
-  // During the first hold: those of the newest reported view are the job's. Removes whoever named others.
+  // During the first hold: the settings of the newest reported view are the job's. Removes nodes that named others.
   void LearnSettings(const JobSettings& settings, const Member& reporter);
   bool IsOurs(Epoch epoch) const;
   void OnHeartbeat(Record* record, const Heartbeat& heartbeat);
@@ -182,7 +182,7 @@ class Coordinator {
   void Bind(Record* record, ConnectionId connection);
   void Refuse(ConnectionId connection, const Status& status);
   void Reply(ConnectionId connection, CoordinatorMessage message);
-  // One view at a time is on its way to a node: the next one goes when that one is acknowledged, or given up.
+  // One view at a time is on its way to a node. The next is sent when that one is acknowledged, or after a timeout.
   bool ViewDue(const Record& record) const;
   void SendView(Record* record, bool whole = false);
   ViewDeltaPtr DeltaFrom(Epoch base);
@@ -224,7 +224,7 @@ class Coordinator {
   static constexpr TimeUs kNever = ~TimeUs{0};
   TimeUs hold_until_ = kNever;  // set by the first registration
   ViewStatePtr newest_;         // of the views reported during the hold
-  size_t hold_accounted_ = 0;   // so many of its first members are accounted for
+  size_t hold_accounted_ = 0;   // so many of newest_'s first members are accounted for
   std::set<NodeId> hold_ids_;   // ids in any view reported during the hold
   Epoch reported_ = 0;          // highest epoch that anybody reported
   // The highest epoch of a reported view that is not this coordinator's own.
@@ -236,10 +236,10 @@ class Coordinator {
   Epoch first_own_ = 0;   // the epochs from here to view_'s are this coordinator's own; 0: none yet
   bool changed_ = false;  // the members differ from view_
   const TimeUs started_at_;
-  // Every lease of a predecessor has run out by then. Until leases_open_, which follows, none is granted here.
+  // All leases of predecessors have run out by then. leases_open_ follows; no lease is granted here before.
   TimeUs predecessor_until_;
   bool leases_open_ = false;
-  // All leases have run out by then that an instance out of the members may hold.
+  // All leases that removed instances may hold have run out by then.
   TimeUs out_lease_until_;
   JobSettings settings_;       // the job's
   std::string settings_from_;  // which node they come from, for messages

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What must be equal on all nodes of a job: compared when a node registers, and refused with both nodes, both values
+// Compares what must be equal on all nodes of a job when a node registers. The refusal names both nodes, both values
 // and the option to change.
 #include <string>
 #include <utility>

@@ -5,23 +5,23 @@
 // within their reconnect pause. A view given out between the two would show each a world without the other.
 //
 // When they come later than that, the coordinator has given out a view of its own node alone. May it take the members
-// of the earlier view back as the instances that they are? An instance must stay out once some process that knew it was
-// given a view without it: that process has fenced it, and may have reused what it was writing to. So:
+// of the earlier view back as the same instances? An instance must stay out once some process that knew it was given a
+// view without it: that process has fenced it, and may have reused the memory that it was writing to. So:
 //
-//   * Who knew whom is known from the views that registrants report. An instance that is in none of them is known to
-//     nobody who was given a view here. Leaving it out of a view tells nobody anything.
-//   * The first registrant with an earlier view that is newer than any reported so far starts the hold again. Until it
-//     has ended no view is given out, so all members of that view can come, and none of them is given a view without
-//     the others. Members of the present view keep it, and their leases, meanwhile.
-//   * When that hold ends, a member of the earlier view that has not come is out for good: the next view goes to others
-//     who knew it.
-//   * An instance that reports a view that is no newer than one reported before, and is not in that one, had left by
-//     then. One that reports a view of this coordinator's, and is not a member any more, was taken out here.
+//   * The reported views tell which nodes knew each other. If an instance is in none of them, no node that was given a
+//     view here knows it, so a view without it has no effect.
+//   * The first registrant with an earlier view that is newer than any reported so far starts the hold again. No view
+//     is given out until that hold ends. So all members of the earlier view can come, and none of them is given a view
+//     without the others. Members of the present view keep it, and their leases, meanwhile.
+//   * When that hold ends, a member of the earlier view that has not come stays out: the next view goes to other nodes
+//     that knew it.
+//   * An instance had left if it reports a view that is not newer than one reported before, and is not in that one. If
+//     it reports a view of this coordinator, and is no longer a member, it was removed here.
 //   * Of two instances of a name, the one that has seen no view of itself is the newer. The other one stays out.
 //
-// Those who are taken back join as the youngest members, if there are others: the leader of the present view stays. They have had no lease
-// from this coordinator before they have seen its view, and a predecessor's has run out or is covered by settle_us, so
-// no leader of the earlier view acts any more.
+// Instances that are taken back join as the youngest members, if there are others: the leader of the present view
+// stays. This coordinator grants them no lease before they have seen its view, and a predecessor's lease has run out or
+// is covered by settle_us. So no leader of the earlier view acts any more.
 #include <algorithm>
 #include <set>
 #include <string>
@@ -40,7 +40,7 @@ bool Coordinator::HoldMayEnd() {
     for (const auto& [id, record] : records_) names.insert(record.member.name);
     return names.size() >= config_.nodes_expected;
   }
-  // It is asked at every input: it goes on where it stopped.
+  // Called at every input: it goes on where it stopped.
   const std::vector<Member>& members = newest_->view.members;
   while (hold_accounted_ < members.size() && AccountedFor(members[hold_accounted_])) ++hold_accounted_;
   return hold_accounted_ == members.size();
@@ -109,7 +109,7 @@ void Coordinator::EndHold() {
 }
 
 void Coordinator::ContinueNewest() {
-  // Those who are taken back are younger than the members of the present view, while there are any.
+  // Instances that are taken back are younger than the members of the present view, if it has any.
   const bool eldest = std::none_of(records_.begin(), records_.end(),
                                    [](const auto& entry) { return entry.second.ours != 0; });
   size_t present = 0;
@@ -125,8 +125,8 @@ void Coordinator::ContinueNewest() {
   LOG_INFO("membership coordinator goes on from view %llu, %zu of %zu members are back",
            static_cast<unsigned long long>(newest_->view.epoch), present, newest_->view.members.size());
   if (view_ != nullptr || present != newest_->view.members.size()) return;
-  // All are back: the newest view stays in force as it is. Who has an older one gets it; newcomers come with
-  // the next.
+  // All are back: the newest view stays in force as it is. Nodes with an older one get it; newcomers join with the
+  // next view.
   view_ = newest_;
   KeepView();
   published_at_ = now_;

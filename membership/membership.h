@@ -13,19 +13,19 @@
 //  * An instance that left a view never comes back into one: the others have fenced its NodeId. If it is alive after
 //    all it learns so (on_refused) and may Rejoin() under another NodeId.
 //  * The leader is the member that has been in the view longest; it changes only when it leaves. (For members that a
-//    coordinator takes back after its return, see below, it may change: the leader of the view they come into stays.)
+//    coordinator takes back after its return, see below, the leader may change: that of the view they join stays.)
 //  * At any time a member has a lease or has none (on_lease). A lease that the coordinator has granted to an instance
 //    runs out before any member acts on that instance's absence: either it has run out when the view without the
 //    instance is given out, or the view says how long it may still last (View::settle_us). A node that the coordinator
 //    does not hear, or that does not hear the coordinator, has no lease after lease_ms.
-//  * All members of a view have the job's settings (View::settings). A node that was told other ones is refused.
+//  * All members of a view have the job's settings (View::settings). A node that named other values is refused.
 //  * When the coordinator is gone, the last view stays in force; when it returns it first waits, up to dead_after_ms,
 //    for the members of the last view that anyone who registers has seen, so that its return disturbs nobody: if all
 //    of them come, that view stays in force and none is sent. It cannot know that it has never been there before, so
 //    the very first view of a job is held back likewise, until `nodes_expected` have registered.
-//  * A coordinator that returned and was found in time by nobody who knows a view gives out one of those who came. When
-//    the members of the earlier view reach it later, it waits for all of them in the same way and takes them back as the
-//    instances that they are (coordinator_hold.cc says when that is safe).
+//  * If no node with an earlier view reaches a returned coordinator in time, its first view has the nodes that came.
+//    When the members of the earlier view reach it later, it waits for all of them in the same way and takes them back
+//    as the same instances (coordinator_hold.cc says when that is safe).
 //
 // Failure detection: a member is declared dead if nothing was heard from it for dead_after_ms. Heartbeats go
 // out every heartbeat_ms, at least four in that time, so that one lost message is not a death.
@@ -33,8 +33,8 @@
 // Leases and clocks: a lease counts from the moment at which the node sent the heartbeat that is answered, silence from
 // the moment at which the coordinator received it. So a lease of lease_ms ends before dead_after_ms of silence do, if
 // neither clock is off by more than kClockDriftPpm. All times are on CLOCK_BOOTTIME: while a machine is suspended or a
-// process is stopped, its lease runs out. A virtual machine whose own clock stands still while it is paused is not
-// covered: only a fabric that fences protects against it.
+// process is stopped, its lease runs out. A virtual machine that is paused with its clock is not covered: only a fabric
+// that fences protects against it.
 
 #ifndef ROPETEAM_MEMBERSHIP_MEMBERSHIP_H_
 #define ROPETEAM_MEMBERSHIP_MEMBERSHIP_H_
@@ -49,14 +49,14 @@
 
 namespace ropeteam {
 
-// The quarantine of memory that a departed node may still write to (EngineConfig::quarantine_us) is no shorter. No lease
-// is longer than kLeasePercent of it, however long dead_after_ms is.
+// The quarantine of memory that a departed node may still write to (EngineConfig::quarantine_us) is no shorter. No
+// lease is longer than kLeasePercent of it, however long dead_after_ms is.
 inline constexpr uint32_t kQuarantineMsMin = 5000;
 // The rate of every node's clock is within this of true time. Crystals are within 100 ppm; ntpd and chrony slew by at
 // most 500 ppm and 1000 ppm on top, a virtual machine's clock may be worse.
 inline constexpr uint32_t kClockDriftPpm = 5000;
-// lease_ms is this much of dead_after_ms. The remaining 40 % are what a node may be late in noticing the end of its
-// lease: the time from looking at the clock to the last byte of what it started then.
+// lease_ms is this much of dead_after_ms. A node may notice the end of its lease late by the remaining 40 %: the time
+// from looking at the clock to the last byte of the transfer that it started then.
 inline constexpr uint32_t kLeasePercent = 60;
 inline constexpr uint32_t kDeadAfterMsDefault = 1000;
 
@@ -94,8 +94,9 @@ struct MembershipConfig {
   // soon as that many have registered, and after dead_after_ms at the latest. Any number may come and go
   // later.
   uint32_t nodes_expected = 0;
-  // The embedded coordinator's are the job's, unless members of an earlier view report others: then those are. A node
-  // whose named ones differ from the job's is refused; what it did not name it takes from View::settings.
+  // The embedded coordinator's settings are the job's, unless members of an earlier view report others: then those are.
+  // A node that named other values than the job's is refused. It takes the settings that it did not name from
+  // View::settings.
   JobSettings settings;
   NamedSettings named;
   // The node that embeds the coordinator, for messages. Start() sets it.
@@ -112,8 +113,8 @@ class Membership {
   struct Callbacks {
     // A view that contains this node, of a higher epoch than any before.
     std::function<void(const View&)> on_view;
-    // This instance is out; membership tries no more until Rejoin(). The message says what and whose. By
-    // code:
+    // This instance is out; membership tries no more until Rejoin(). The message names the reason and the nodes.
+    // By code:
     //  kStale            declared dead while alive (the others no longer heard it): Rejoin() as a new instance.
     //  kAlreadyExists    another instance with this node's name has taken its place: end, or the two would go on
     //                    replacing each other.
@@ -121,9 +122,9 @@ class Membership {
     //  kUnsupported      another protocol version.
     //  kNoSpace          the job has kNodesMax nodes.
     std::function<void(const Status&)> on_refused;
-    // This instance has a lease until then, on CLOCK_BOOTTIME in microseconds; 0: it has none (refused, left). Each
-    // call replaces the one before; a lease that nobody renews just runs out, which is not called back. Several times
-    // per lease_ms. Before on_refused() there is a call with 0.
+    // This instance has a lease until then, on CLOCK_BOOTTIME in microseconds; 0: no lease (refused, left). Each call
+    // replaces the one before, several times per lease_ms. There is no call when a lease runs out. Before on_refused()
+    // there is a call with 0.
     std::function<void(TimeUs valid_until)> on_lease = {};
   };
 

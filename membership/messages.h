@@ -61,7 +61,7 @@ using ViewDeltaPtr = std::shared_ptr<const ViewDelta>;
 std::set<NodeId> IdsOf(const View& view);
 // Null where the whole view is smaller.
 ViewDeltaPtr MakeViewDelta(const ViewState& base, const ViewState& state);
-// Null where `base` is not the view that the delta is from, or what comes out is not valid.
+// Null where `base` is not the view that the delta is from, or the result is not valid.
 ViewStatePtr ApplyViewDelta(const ViewState& base, const ViewDelta& delta);
 
 // From node to coordinator. The first message on a connection is a Registration.
@@ -70,22 +70,22 @@ struct Registration {
   uint32_t protocol_version = 0;
   uint64_t chunk_bytes = 0;
   std::string data_transport;
-  JobSettings settings;  // those that are named count
+  JobSettings settings;  // only the named ones count
   NamedSettings named;
   Member member;
   ViewStatePtr seen;  // the last view that reached this process
   // Grows with every connection this instance opens; orders registrations that overtake
   uint64_t attempt = 0;
   uint64_t beat = 0;  // as a heartbeat's
-  // The longest lease that any coordinator has told this process of. A coordinator that returns with shorter ones must
-  // know how long its predecessor's may last.
+  // The longest lease that any coordinator has granted to this process. A returned coordinator with shorter leases must
+  // know how long those of its predecessor may last.
   TimeUs lease_us_max = 0;
 };
 struct Heartbeat {
   // Epoch of the last view that reached the node; the coordinator sends a newer one if there is
   Epoch seen = 0;
   uint64_t beat = 0;   // numbers the registrations and heartbeats of one process, from 1
-  bool whole = false;  // it was sent a delta from a view that it does not have: the whole view is to follow
+  bool whole = false;  // asks for the whole view: the node was sent a delta from a view that it does not have
 };
 struct ProbeAnswer {
   uint64_t nonce = 0;
@@ -98,11 +98,11 @@ struct Farewell {};  // leaves; the coordinator closes the connection once it ha
 using NodeMessage = std::variant<Registration, Heartbeat, ProbeAnswer, Suspicion, Farewell>;
 
 // From coordinator to node.
-// To Heartbeat and to an accepted Registration: you are heard and registered. Also by itself, when a lease can be granted
-// that could not be when the heartbeat came.
+// To Heartbeat and to an accepted Registration: you are heard and registered. Also sent unasked, when a lease can be
+// granted that could not be granted when the heartbeat came.
 struct HeartbeatAnswer {
-  uint64_t beat = 0;  // the one that is answered
-  // The lease lasts this long from when that one was sent; 0: no lease is granted now. An earlier one stays.
+  uint64_t beat = 0;  // the number of the message that is answered
+  // The lease lasts this long from the sending of that message; 0: no lease is granted now. An earlier one stays.
   TimeUs lease_us = 0;
 };
 struct Probe {

@@ -65,8 +65,8 @@ class CoordinatorServer {
   std::unique_ptr<Coordinator> coordinator_;
   std::unordered_map<ConnectionId, Stream*> streams_;  // each owns itself until its OnDone()
   ConnectionId connections_made_ = 0;
-  // Encodings of the view of epoch encoded_, one for all streams: by the view that they are deltas from, 0 for the
-  // whole one.
+  // The encoded frames of the view of epoch encoded_, shared by all streams. The key is the epoch of the view that a
+  // delta is from, 0 for the whole view.
   Epoch encoded_ = 0;
   std::map<Epoch, std::shared_ptr<const membership::v1::CoordinatorFrame>> frames_;
   bool stopping_ = false;

@@ -37,8 +37,8 @@ class Loop {
 
   // CLOCK_BOOTTIME, which also counts while the machine is suspended: leases run out then.
   static TimeUs Now();
-  // As std::condition_variable::wait_until(), for an instant of Now(). After a suspension it may return as much later
-  // as it had left to wait before: condition variables know no clock that goes on meanwhile.
+  // As std::condition_variable::wait_until(), for an instant of Now(). After a suspension it may return late by the
+  // time that was left to wait: condition variables know no clock that goes on meanwhile.
   static void WaitUntil(std::condition_variable& condition, std::unique_lock<std::mutex>& lock, TimeUs when);
 
  private:

@@ -344,7 +344,7 @@ TEST_F(CoordinatorTest, ConnectionsBeyondTheLimitAreClosed) {
 }
 
 TEST_F(CoordinatorTest, AnEpochThatNobodyHasSeenIsNotGivenOutAgain) {
-  // Each coordinator gives a view out that reaches nobody, and the next one hears of an older one.
+  // Each coordinator gives out a view that reaches no node, and the next coordinator hears of an older one.
   const auto epoch = [&](Epoch first_epoch, Epoch reported) {
     coordinator_ = std::make_unique<Coordinator>(Config(), now_, first_epoch);
     auto seen = std::make_shared<ViewState>();
@@ -390,7 +390,7 @@ TEST_F(CoordinatorTest, ANodeThatSaidWhatItHasSeenIsSentWhatChangedSince) {
   const ViewStatePtr applied = ApplyViewDelta(*first, **delta);
   ASSERT_NE(applied, nullptr);
   EXPECT_EQ(*applied, *last);
-  // What a node that has not that view asks for, and what one gets that does not acknowledge.
+  // A node that does not have that view asks for the whole one. A node that does not acknowledge gets the whole one.
   sent.clear();
   note(coordinator_->Received(now_, 1, Heartbeat{first->view.epoch, 2, true}));
   EXPECT_EQ(std::get<ViewStatePtr>(sent[1]), last);

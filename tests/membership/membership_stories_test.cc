@@ -498,14 +498,14 @@ TEST_F(MembershipStory, NoLeaseIsGrantedToAMemberBeforeTheNewestViewIsKnown) {
   StartThree();
   cluster_.Cut(b_, true);
   MsUntilOut(b_, a_);
-  // The coordinator forgets that. Of those who know, nobody reaches the next one while it holds.
+  // The coordinator forgets that. No node that knows it reaches the next coordinator while that one holds.
   cluster_.CrashCoordinator();
   cluster_.Cut(b_, false);
   cluster_.Cut(a_, true);
   cluster_.Cut(c_, true);
   cluster_.RestartCoordinator();
   cluster_.RunFor(900);
-  EXPECT_FALSE(cluster_.HasLease(b_)) << "for all that can be known it is dead for a and c, and it is";
+  EXPECT_FALSE(cluster_.HasLease(b_)) << "a and c have seen it leave, which the coordinator cannot know";
 }
 
 TEST_F(MembershipStory, MembersThatFindAReturnedCoordinatorLateAreTakenBack) {

@@ -165,8 +165,8 @@ void SimulatedCluster::OnView(NodeId node, const View& view) {
     const TimeUs settle_us = view.settle_us - view.settle_us * kClockDriftPpm / 1'000'000;
     for (const Member& member : mine.back().members)
       if (!view.Contains(member.id)) seen_leave_[node].emplace(member.id, now_ + settle_us);
-    // Two coordinators' views, each with a leader of its own, cannot both keep it when they meet: a node that is
-    // taken back, after a view that was given out without it, may find a leader there.
+    // When nodes with the views of two coordinators meet, only one of the two leaders can stay. So a node that is taken
+    // back, after a view that was given out without it, may find another leader.
     const bool stayed = mine.back().Contains(node);
     bool merged = false;
     for (auto at = given_.rbegin(); at != given_.rend() && at->epoch != mine.back().epoch; ++at)
