@@ -58,6 +58,35 @@ class CoordinatorTest : public ::testing::Test {
     return status;
   }
   Status Refused(const Registration& registration) { return RefusalIn(Register(registration)); }
+  static std::vector<ConnectionId> RefusedIn(const Coordinator::Outputs& outputs) {
+    std::vector<ConnectionId> refused;
+    for (const auto& output : outputs)
+      if (const auto* send = std::get_if<Coordinator::Send>(&output); send != nullptr)
+        if (std::holds_alternative<Refusal>(send->message)) refused.push_back(send->connection);
+    return refused;
+  }
+  // Another coordinator's view, as a registrant reports it.
+  static ViewStatePtr Reported(Epoch epoch, const std::vector<Member>& members,
+                               const std::vector<NodeId>& removed = {}) {
+    auto state = std::make_shared<ViewState>();
+    state->view.epoch = epoch;
+    state->view.leader = members.front().id;
+    state->view.members = members;
+    state->joined.assign(members.size(), 1);
+    state->removed = removed;
+    return state;
+  }
+  void Publish() {
+    now_ += 100'000;
+    coordinator_->Tick(now_);
+  }
+  // Nodes a and b on connections 1 and 2, as the instances 1 and 2, are members.
+  void StartTwo() {
+    ASSERT_TRUE(Refused(From("a", 1)).ok());
+    ASSERT_TRUE(Refused(From("b", 2)).ok());
+    Publish();
+    ASSERT_TRUE(coordinator_->view()->view.Contains(2));
+  }
 
   TimeUs now_ = kStart;
   ConnectionId connection_ = 0;
@@ -227,43 +256,61 @@ TEST_F(CoordinatorTest, AViewThatCannotBeIsInvalid) {
   EXPECT_TRUE(validate([](ViewState*) {}).ok());
 }
 
-TEST_F(CoordinatorTest, AFormerCoordinatorsRemovedInstanceIsRemovedOnceThoughItIsListedTwice) {
-  ASSERT_TRUE(Refused(From("a", 1)).ok());
-  now_ += 100'000;
-  ASSERT_TRUE(Refused(From("b", 2)).ok());
-  const ConnectionId removed_connection = connection_;
-  now_ += 100'000;
-  coordinator_->Tick(now_);
-  ASSERT_TRUE(coordinator_->view()->view.Contains(2));
-  auto seen = std::make_shared<ViewState>();
-  seen->view.epoch = 500;
-  seen->view.leader = 3;
-  seen->view.members = {From("c", 3).member};
-  seen->joined = {1};
-  seen->removed = {2, 9, 2};
+TEST_F(CoordinatorTest, AnInstanceThatAReportedViewListsAsRemovedIsRemovedOnceThoughItIsListedTwice) {
+  StartTwo();
   Registration reporter = From("c", 3);
-  reporter.seen = seen;
-  size_t refusals = 0;
-  for (const auto& output : Register(reporter))
-    if (const auto* send = std::get_if<Coordinator::Send>(&output); send != nullptr)
-      if (std::holds_alternative<Refusal>(send->message)) {
-        EXPECT_EQ(send->connection, removed_connection);
-        ++refusals;
-      }
-  EXPECT_EQ(refusals, 1u);
-  now_ += 100'000;
-  coordinator_->Tick(now_);
+  reporter.seen = Reported(500, {reporter.member}, {2, 9, 2});
+  EXPECT_EQ(RefusedIn(Register(reporter)), std::vector<ConnectionId>{2});
+  Publish();
   EXPECT_FALSE(coordinator_->view()->view.Contains(2));
   EXPECT_TRUE(coordinator_->view()->view.Contains(3));
-  for (const NodeId out : {NodeId{2}, NodeId{9}}) {
-    Registration again = From("other", out);
-    again.attempt = 2;
-    EXPECT_EQ(Refused(again).code(), Code::kStale);
-  }
+  for (const NodeId out : {NodeId{2}, NodeId{9}}) EXPECT_EQ(Refused(From("other", out)).code(), Code::kStale);
 }
 
-// After a pause of the coordinator's network all nodes reconnect at once. The coordinator answers them within dead_after
-// only if a view that it knows already costs it nothing.
+TEST_F(CoordinatorTest, AReportedViewThatIsNotTheNewestStillTellsWhichInstancesHaveLeft) {
+  StartTwo();
+  Registration newest = From("c", 3);
+  newest.seen = Reported(500, {newest.member});
+  EXPECT_TRUE(RefusedIn(Register(newest)).empty());
+  Registration reporter = From("d", 4);  // a new instance in a process that has seen an older view
+  reporter.seen = Reported(400, {From("x", 7).member}, {2});
+  EXPECT_EQ(RefusedIn(Register(reporter)), std::vector<ConnectionId>{2});
+  EXPECT_EQ(Refused(From("x", 7)).code(), Code::kStale) << "d's next view is without it";
+}
+
+TEST_F(CoordinatorTest, AMemberThatIsMissingInANewerReportedViewIsRemoved) {
+  StartTwo();
+  Registration earlier = From("c", 3);
+  earlier.seen = Reported(400, {earlier.member});
+  EXPECT_TRUE(RefusedIn(Register(earlier)).empty());
+  const ConnectionId missing = connection_;
+  Registration later = From("d", 4);
+  later.seen = Reported(500, {later.member});
+  EXPECT_EQ(RefusedIn(Register(later)), std::vector<ConnectionId>{missing});
+  Publish();
+  EXPECT_FALSE(coordinator_->view()->view.Contains(3));
+  EXPECT_TRUE(coordinator_->view()->view.Contains(1)) << "a was in no other coordinator's view";
+}
+
+TEST_F(CoordinatorTest, DuringTheHoldEveryReportedViewTellsWhichInstancesHaveLeft) {
+  const Member b = From("b", 2).member;
+  const Member c = From("c", 3).member;
+  Registration newest = From("b", 2);
+  newest.seen = Reported(500, {b, c});
+  ASSERT_TRUE(Refused(newest).ok());
+  Registration reporter = From("d", 4);  // a new instance in a process that has seen an older view
+  reporter.seen = Reported(400, {b, From("x", 7).member}, {8});
+  ASSERT_TRUE(Refused(reporter).ok());
+  ASSERT_EQ(coordinator_->view(), nullptr) << "the hold lasts until c has come";
+  Registration last = From("c", 3);
+  last.seen = newest.seen;
+  ASSERT_TRUE(Refused(last).ok());
+  ASSERT_NE(coordinator_->view(), nullptr);
+  for (const NodeId out : {NodeId{7}, NodeId{8}}) EXPECT_EQ(Refused(From("x", out)).code(), Code::kStale);
+}
+
+// After a pause of its network all nodes reconnect to the coordinator at once. It answers them within dead_after only if
+// a view that it knows already costs it nothing.
 TEST_F(CoordinatorTest, AllNodesReconnectWithTheCurrentViewAndNothingChanges) {
   for (NodeId id = 1; id <= kNodesMax; ++id) ASSERT_TRUE(Refused(From(Numbered("n", id), id)).ok());
   now_ += 900'000;
