@@ -137,11 +137,14 @@ std::string Troubles(const Json& nodes) {
   for (const Json& node : nodes) {
     const std::string name = node.at("name").get<std::string>();
     if (!node.value("has_lease", true))
-      text += name + " has no lease: it does not reach the coordinator, and its saves stay local\n";
+      text += name +
+              " has no lease: it does not reach the coordinator, and its saves stay local; check the network "
+              "to the "
+              "coordinator\n";
     for (const Json& link : node.value("lost_links", Json::array()))
       text += name + " has not reached " + link.at("peer").get<std::string>() + " for " +
               std::to_string(Number(link, "lost_for_us") / 1'000'000) + " s (" +
-              link.at("reason").get<std::string>() + "): copies are placed elsewhere, if there is a node\n";
+              link.at("reason").get<std::string>() + "): new copies go to other nodes, if there are any\n";
   }
   return text.empty() ? text : "\n" + text;
 }
