@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The node's arena as a rank sees it: the chunks of the file that the daemon handed over, mapped once, shared.
-// The tables before them are not mapped: a stray pointer of this process meets none of them (docs/arena.md has
-// the exception and what else a rank can reach). The daemon has faulted its memory in; what a rank still has to pay are its own page-table entries. They are
-// made ahead: for granted chunks before the grant is used, for the rest in the background, so that a save
-// takes no page fault.
+// The node's arena as a rank sees it: the chunks of the file that the daemon handed over, mapped once,
+// shared. The tables before them are not mapped, so a stray pointer of this process cannot damage them
+// (docs/arena.md has the exception and what else a rank can reach). The daemon has faulted its memory in;
+// what a rank still has to pay are its own page-table entries. They are made ahead: for granted chunks before
+// the grant is used, for the rest in the background, so that a save takes no page fault.
 //
 // Safe from any thread. The bytes themselves are whoever's the daemon granted them to.
 

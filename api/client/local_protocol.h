@@ -9,9 +9,9 @@
 // content that is not as declared here ends the connection, nothing else.
 //
 // Order: the first request is Hello. The answer's ancillary data (SCM_RIGHTS) carries one descriptor, of the
-// arena, opened for reading and writing; the client maps its chunks, once, and not the tables before them. Requests of one connection are
-// handled in order; answers that have to wait for the world (kWait, kLatest, kViewOpen, kViewRepair, kAdmin)
-// come when they can, out of order.
+// arena, opened for reading and writing; the client maps its chunks, once, and not the tables before them.
+// Requests of one connection are handled in order; answers that have to wait for the world (kWait, kLatest,
+// kViewOpen, kViewRepair, kAdmin) come when they can, out of order.
 //
 // Device memory: a rank may hand over a descriptor of its GPU's memory (kGpuBuffer, with SCM_RIGHTS beside
 // its frame) and then say that chunks of a save are to be found there as well (kSaveDirect), before they have

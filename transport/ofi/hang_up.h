@@ -7,8 +7,8 @@
 // - tcp of libfabric 1.17 must not be closed while the answer to a read is arriving: it gives that read back
 //   twice, the second time without a context, which ofi_rxm follows to address 0. A connection that ends by
 //   itself is cleaned up well. So HangUp() shuts it down first.
-// - A fragment that is arriving when its peer is disconnected would go on arriving. Cut() discards what has not
-//   been read: the next read of the socket finds its end.
+// - A fragment that is arriving when its peer is disconnected would go on arriving. Cut() discards what has
+//   not been read: the next read of the socket finds its end.
 
 #ifndef ROPETEAM_TRANSPORT_OFI_HANG_UP_H_
 #define ROPETEAM_TRANSPORT_OFI_HANG_UP_H_
@@ -21,19 +21,20 @@
 
 namespace ropeteam::ofi {
 
-// All three look among the descriptors that `epoll` waits for, by itself or by further epoll descriptors, and
-// find nothing where /proc is not mounted.
+// All four look among the descriptors that `epoll` waits for, by itself or by further epoll descriptors, and
+// find nothing where /proc is not mounted. CanFindConnections() says whether it is.
 
 // Shuts down the connections to `peer`, so that they end with a reset when they are closed; returns how many
 // there were.
 size_t HangUp(int epoll, const IpAddress& peer);
 
 // Ends the TCP connections whose other end `chosen` answers true for ("127.0.0.1:40000"); returns how many
-// there were, also of those that were ended before and are not closed yet. No byte of theirs can be read from
-// the kernel any more; what libfabric has read already, it may still copy until it closes the socket.
+// there were, also of those that were ended before and that the kernel has not closed yet. The kernel closes
+// one when its peer answers with a reset; libfabric may still hold that socket. No byte of theirs can be read
+// from the kernel any more; what libfabric has read already, it may still copy until it closes the socket.
 size_t Cut(int epoll, const std::function<bool(const std::string& peer)>& chosen);
 
-// This end of the connection to `peer`, "127.0.0.1:40000"; empty: there is none.
+// This end of the connection to `peer`, "127.0.0.1:40000"; empty if there is no such connection.
 std::string SourceTo(int epoll, const IpAddress& peer);
 
 // Whether /proc says what an epoll descriptor waits for.

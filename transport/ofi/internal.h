@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// OfiTransport, split by flow: endpoint.cc opens the fabric and registers memory, peers.cc connects, verifies
-// and gives up peers, operations.cc accepts puts and gets and posts their fragments, progress.cc reads
-// completions and sleeps.
+// OfiTransport, split by flow: endpoint.cc opens the fabric and registers memory, dmabuf.cc registers device
+// memory, peers.cc connects to peers, checks and disconnects them, operations.cc accepts puts and gets and
+// posts their fragments, progress.cc reads completions and sleeps. grants.cc has the keys of peers,
+// hang_up.cc ends connections. rails.cc makes one transport of several.
 //
 // A peer's life:
 //
@@ -237,7 +238,8 @@ class OfiTransport final : public front::Front<OfiTransport, Peer, Operation> {
   void FinishFragment(Fragment* fragment, Code code);
   void FailOperation(Peer* peer, Operation* operation, Code code);
 
-  // Over TCP nothing else tells for minutes that packets do not get through.
+  // Over TCP nothing else tells for minutes that packets do not get through. With a shared endpoint the link
+  // to one peer cannot be broken alone.
   bool watches_silence() const { return probes_ && !shared_; }
 
   // peers.cc

@@ -9,9 +9,11 @@
 // provider without it is refused. The target must run Poll() or Wait() for its memory to be reachable: tcp
 // has no card that would do it.
 //
-// Over tcp;ofi_rxm peers are fenced (TransportCapabilities::fences_peers): each has memory keys of its own, which
-// Disconnect() revokes (ofi/grants.h), and its connections are ended. With an endpoint that all peers share,
-// over EFA and over verbs;ofi_rxm they are not: there a key for each peer would pin the whole arena once more.
+// Over tcp;ofi_rxm peers are fenced where /proc is mounted (TransportCapabilities::fences_peers): each has
+// memory keys of its own, which Disconnect() revokes (ofi/grants.h), and its connections are ended. Over EFA
+// and verbs;ofi_rxm they are not: a key for each peer would pin the whole arena once more. With an endpoint
+// that all peers share, and with libfabric's native tcp, they are not either: libfabric may not make a
+// connection again after it was reset.
 //
 // What a peer may do to us: read and write the regions whose keys it was given (64 random bits each where the
 // provider lets us choose), and cut its own connection. A refused access cuts the connection that it came on,
@@ -65,8 +67,9 @@ struct OfiConfig {
   std::string device = "";
   uint64_t operation_bytes = kOfiOperationBytesDefault;
   uint32_t depth = kOfiDepthDefault;  // operations in flight to one peer
-  // A peer with operations outstanding that is silent for this long, and whose kernel does not answer a bare TCP
-  // connection meanwhile, is gone. Providers that listen by TCP; the others notice by themselves.
+  // A peer with operations outstanding that is silent for this long, and whose kernel does not answer a bare
+  // TCP connection meanwhile, is gone. For providers that listen by TCP and have an endpoint for each peer;
+  // the others notice by themselves.
   uint32_t silence_ms = kSilenceMsDefault;
   // All peers over one endpoint, as EFA wants it. Without it, a provider that keeps one connection a peer
   // (tcp, verbs with ofi_rxm) gets one endpoint a peer: libfabric 1.17 can cancel what is outstanding to a

@@ -12,10 +12,10 @@
 // tried for ever, and each operation completes once: a piece is in one place.
 //
 // A put that was at a rail ends with kLinkFailed. A provider fences departed peers at most
-// (TransportCapabilities::fences_peers), not this transport's own earlier tries, so the network may deliver bytes of a first try long after a second one has completed, to a place that is
-// somebody else's by then. Only core can keep such a place out of use, and it does when it is told: its
-// quarantine. transport/verbs redoes puts too, because there the peer confirms that it has closed the
-// connection.
+// (TransportCapabilities::fences_peers), not this transport's own earlier tries. So the network may deliver
+// bytes of a first try long after a second one has completed, to a place that is in other use by then. Only
+// core can keep such a place out of use, and it does when it is told: its quarantine. transport/verbs redoes
+// puts too, because there the peer confirms that it has closed the connection.
 
 #ifndef ROPETEAM_TRANSPORT_OFI_RAILS_H_
 #define ROPETEAM_TRANSPORT_OFI_RAILS_H_
