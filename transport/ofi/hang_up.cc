@@ -43,8 +43,10 @@ IpAddress PeerOf(int fd) {
 template <typename Visit>
 void ForEachConnection(int epoll, Visit visit, int depth = 1) {
   for (const int fd : WaitedFor(epoll)) {
-    if (const IpAddress peer = PeerOf(fd); peer.length != 0) visit(fd, peer);
-    if (depth < kDepthMax) ForEachConnection(fd, visit, depth + 1);
+    if (const IpAddress peer = PeerOf(fd); peer.length != 0)
+      visit(fd, peer);
+    else if (depth < kDepthMax)
+      ForEachConnection(fd, visit, depth + 1);
   }
 }
 

@@ -4,6 +4,7 @@
 // internal.h.
 
 #include <netinet/in.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -35,6 +36,9 @@ static_assert(kSilenceAfterBreakUs < 100'000);
 // A connection that was shut down gives everything back within this: a socket's buffer is read in a
 // millisecond or two.
 constexpr TimeUs kHangUpUs = 50'000;
+// A round of Fence() reads a file of /proc for each queue and asks for each connection's peer, so rounds that
+// found nothing to read are this far apart.
+constexpr TimeUs kFenceStepUs = 100;
 // Where there is no IP address to probe only the hello can tell.
 constexpr TimeUs kHelloDeadlineUnprobedUs = 1'000'000;
 
@@ -353,7 +357,7 @@ void OfiTransport::Fence(const Peer& departed) {
   const TimeUs deadline = Now() + kHangUpUs;
   size_t open = 0;
   while ((open = Cut(listener_.queue.fd, unowned)) > 0 && Now() < deadline)
-    ReadCompletions(listener_.queue, kReadsPerPoll);
+    if (ReadCompletions(listener_.queue, kReadsPerPoll) == 0) usleep(kFenceStepUs);
   if (open > 0)
     LOG_WARNING("ofi peer %s: %zu connections are not closed %llu ms after they were ended",
                 departed.text.c_str(), open, static_cast<unsigned long long>(kHangUpUs / 1'000));
