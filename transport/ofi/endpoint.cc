@@ -282,7 +282,7 @@ Status OfiTransport::OpenEndpoint(bool listening, Link* link) {
 
 Status OfiTransport::RegisterHello() {
   hello_ = {kHelloMagic, instance_};
-  hellos_read_.reset(new HelloRead[kOfiPeersMax]);
+  hellos_read_ = std::make_unique<HelloRead[]>(kOfiPeersMax);
   for (uint32_t slot = kOfiPeersMax; slot > 0; slot--) slots_free_.push_back(slot - 1);
   ROPETEAM_RETURN_IF_ERROR(RegisterMemory(&hello_, sizeof hello_, FI_REMOTE_READ, kHelloKey, &hello_memory_));
   return RegisterMemory(hellos_read_.get(), kOfiPeersMax * sizeof(HelloRead), FI_READ, RandomNumber(),

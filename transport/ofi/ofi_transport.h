@@ -48,7 +48,7 @@ inline constexpr uint64_t kOfiOperationBytesDefault = 1 << 20;
 // Operations in flight to one peer. 16 × 1 MiB covers the bandwidth-delay product of 100 Gb/s at 1 ms.
 inline constexpr uint32_t kOfiDepthDefault = 16;
 inline constexpr uint32_t kOfiDepthMax = 1024;
-// Peers connected at a time; the size of the table that hello reads land in (2.3 MiB, touched as it is used).
+// Peers connected at a time; the size of the table that hello reads land in (2.3 MiB).
 inline constexpr uint32_t kOfiPeersMax = 16 * 1024;
 static_assert(kOfiPeersMax >= kNodesMax);
 
