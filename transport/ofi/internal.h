@@ -269,7 +269,8 @@ class OfiTransport final : public front::Front<OfiTransport, Peer, Operation> {
   // progress.cc
   size_t ReadCompletions(const Queue& queue, size_t reads_max);
   void ReadError(const Queue& queue);
-  bool TakeKnock(void* context);
+  KnockBuffer* KnockBufferOf(void* context);
+  void TakeKnock(KnockBuffer* buffer);
   void Progress();
   bool Busy(TimeUs now) const;
   void Sleep(TimeUs now, uint64_t timeout_us);

@@ -52,8 +52,10 @@ size_t OfiTransport::ReadCompletions(const Queue& queue, size_t reads_max) {
       break;
     }
     for (ssize_t i = 0; i < count; i++) {
-      if (TakeKnock(entries[i].op_context)) continue;
-      FinishFragment(static_cast<Fragment*>(entries[i].op_context), Code::kOk);
+      if (KnockBuffer* const knock = KnockBufferOf(entries[i].op_context); knock != nullptr)
+        TakeKnock(knock);
+      else
+        FinishFragment(static_cast<Fragment*>(entries[i].op_context), Code::kOk);
     }
     total += static_cast<size_t>(count);
     // A short read is the end of the queue, except where everything must come out.
@@ -62,23 +64,31 @@ size_t OfiTransport::ReadCompletions(const Queue& queue, size_t reads_max) {
   return total;
 }
 
-// Whether the completion is of a knock's receive buffer, which is then posted again.
-bool OfiTransport::TakeKnock(void* context) {
+// The receive buffer that a completion is of; null: the completion is of something else.
+KnockBuffer* OfiTransport::KnockBufferOf(void* context) {
   auto* buffer = static_cast<KnockBuffer*>(context);
-  const KnockBuffer* const begin = knocks_.get();
-  if (begin == nullptr || std::less<>()(buffer, begin) || !std::less<>()(buffer, begin + kKnockBuffers))
-    return false;
+  KnockBuffer* const begin = knocks_.get();
+  const bool within =
+      begin != nullptr && !std::less<>()(buffer, begin) && std::less<>()(buffer, begin + kKnockBuffers);
+  return within ? buffer : nullptr;
+}
+
+// Handles the message in the buffer and posts the buffer again.
+void OfiTransport::TakeKnock(KnockBuffer* buffer) {
   const bool granted = grants_->OnKnock(buffer->knock);
   LOG_DEBUG("ofi: instance %016llx asks for keys: %s",
             static_cast<unsigned long long>(buffer->knock.instance), granted ? "granted" : "refused");
   PostKnockBuffer(buffer);
-  return true;
 }
 
 void OfiTransport::ReadError(const Queue& queue) {
   fi_cq_err_entry error{};
   if (fi_cq_readerr(queue.completions.get(), &error, 0) <= 0) return;
-  if (TakeKnock(error.op_context)) return;  // a message that is too long, or cut short, is not a knock
+  if (KnockBuffer* const knock = KnockBufferOf(error.op_context); knock != nullptr) {
+    PostKnockBuffer(
+        knock);  // a message that is too long or cut short is not a knock, whatever it begins with
+    return;
+  }
   auto* fragment = static_cast<Fragment*>(error.op_context);
   // Errors of the provider's own receive buffers carry no context of ours; they concern a peer's connection
   // to us.
