@@ -39,14 +39,21 @@ std::string DefaultLogFile(const std::string& job, const std::string& node) {
   return directory + "/" + name + ".log";
 }
 
+// Without --nodes the daemon takes the job's value. A default passed here would count as the user's, and
+// could be refused.
+bool LeftToTheJob(const std::string& option, const Setting& setting) {
+  return option == "nodes" && setting.from == "default";
+}
+
 void PrintSettings(const RunOptions& options, const Settings& settings) {
   std::string line = options.config.empty() ? "" : "the daemon's settings " + options.config + " (--config)";
   for (const char* option :
        {"job", "node", "ordinal", "nodes", "coordinator", "listen", "memory", "log-file"}) {
     const auto found = settings.find(option);
     if (found == settings.end()) continue;
-    line += std::string(line.empty() ? "" : ", ") + option + " " + found->second.value + " (" +
-            found->second.from + ")";
+    const std::string from =
+        LeftToTheJob(option, found->second) ? "default, or the running job's" : found->second.from;
+    line += std::string(line.empty() ? "" : ", ") + option + " " + found->second.value + " (" + from + ")";
   }
   std::fprintf(stderr, "ropeteam run: %s\n", line.c_str());
 }
@@ -82,11 +89,8 @@ Supervisor::Config MakeConfig(const RunOptions& options, const Settings& setting
   config.ready_timeout_s = options.ready_timeout_s;
   config.daemon = {daemon};
   if (!options.config.empty()) config.daemon.push_back("--config=" + options.config);
-  for (const auto& [option, setting] : settings) {
-    // What the user did not say is the job's to say: the daemon would refuse to differ from what it was told.
-    if (option == "nodes" && setting.from == "default") continue;
-    config.daemon.push_back("--" + option + "=" + setting.value);
-  }
+  for (const auto& [option, setting] : settings)
+    if (!LeftToTheJob(option, setting)) config.daemon.push_back("--" + option + "=" + setting.value);
   config.restart = config.daemon;
   for (const std::string& flag : flags) {
     config.daemon.push_back("--" + flag);

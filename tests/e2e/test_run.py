@@ -62,6 +62,20 @@ signal.pause()
 """
 
 
+def run_with_fake_daemon(tmp_path: pathlib.Path, **variables: str):
+    """`ropeteam run` with these variables: how it ended, and the options that the daemon got."""
+    daemon = tmp_path / "daemon"
+    daemon.write_text(FAKE_DAEMON)
+    daemon.chmod(0o755)
+    options = tmp_path / "options.json"
+    done = subprocess.run(
+        [str(ROPETEAM), "run", "--daemon", str(daemon), "--", "true"],
+        env=environment(**variables, FAKE_OPTIONS=str(options)), capture_output=True, text=True, timeout=WAIT_S,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done, json.loads(options.read_text())
+
+
 @pytest.mark.parametrize(
     ("variables", "nodes", "ordinal"),
     [
@@ -73,18 +87,17 @@ signal.pause()
     ],
 )
 def test_what_torchrun_reads_is_read_in_the_documented_order(tmp_path, variables, nodes, ordinal):
-    daemon = tmp_path / "daemon"
-    daemon.write_text(FAKE_DAEMON)
-    daemon.chmod(0o755)
-    options = tmp_path / "options.json"
-    done = subprocess.run(
-        [str(ROPETEAM), "run", "--daemon", str(daemon), "--", "true"],
-        env=environment(**variables, FAKE_OPTIONS=str(options), PET_MASTER_ADDR="127.0.0.1", MASTER_ADDR="10.0.0.1"),
-        capture_output=True, text=True, timeout=WAIT_S,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    given = json.loads(options.read_text())
+    _, given = run_with_fake_daemon(tmp_path, **variables, PET_MASTER_ADDR="127.0.0.1", MASTER_ADDR="10.0.0.1")
     assert (given["nodes"], given["ordinal"], given["coordinator"]) == (nodes, ordinal, "127.0.0.1:29600")
+
+
+def test_a_number_of_nodes_that_nobody_gave_is_left_to_the_running_job(tmp_path):
+    done, given = run_with_fake_daemon(tmp_path)
+    assert "nodes" not in given, "the daemon would take a default for the user's and refuse a job of more nodes"
+    assert "nodes 1 (default, or the running job's)" in told(done)[0]
+    done, given = run_with_fake_daemon(tmp_path, ROPETEAM_NODES="1")
+    assert given["nodes"] == "1"
+    assert "nodes 1 (ROPETEAM_NODES)" in told(done)[0]
 
 
 def test_a_number_of_nodes_that_makes_no_sense_is_named_with_its_variable():
