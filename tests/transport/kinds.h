@@ -35,6 +35,8 @@ struct TransportKind {
   // An operation on a region that its owner has given up fails. Where false its bytes land there: the memory
   // is still mapped, and nothing checks the key.
   bool refuses_revoked = true;
+  // Disconnect() shuts a peer out (TransportCapabilities::fences_peers).
+  bool fences = false;
   // Why a peer that dies or refuses never shows, for a printed skip; empty: it does.
   std::string deaf;
   // From a peer's death to the last of its completions. The default is what transport.h promises of a fabric

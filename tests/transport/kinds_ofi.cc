@@ -31,6 +31,7 @@ TransportKind Tcp(const std::string& name, bool shared_endpoint) {
   config.shared_endpoint = shared_endpoint;
   TransportKind kind = Kind(name, config);
   kind.cancels_one_peer = !shared_endpoint;
+  kind.fences = !shared_endpoint;
   kind.describes = "tcp;ofi_rxm on lo 127.0.0.1:";
   return kind;
 }
@@ -65,6 +66,7 @@ TransportKind TwoRails() {
   OfiConfig config;
   config.listen_address = "127.0.0.1,127.0.0.2";
   TransportKind kind = Kind("ofi_tcp_two_rails", config);
+  kind.fences = true;
   kind.describes = "tcp;ofi_rxm on lo 127.0.0.1:";
   return kind;
 }

@@ -26,6 +26,7 @@ TransportKind Kind(const std::string& name, size_t rails) {
   kind.describes = "verbs on ";
   kind.serves_stopped = true;
   kind.names_refusals = true;
+  kind.fences = true;
   kind.gone_within_ms = kGoneWithinMs;
   // Every other transport has its devices the other way round, so that with the two ends of one cable (see
   // scripts/soft-roce) what is sent by one goes over the cable.

@@ -25,6 +25,7 @@
 #include <string>
 #include <thread>
 
+#include "tests/transport/hex.h"
 #include "tests/transport/kinds.h"
 
 namespace {
@@ -32,21 +33,11 @@ namespace {
 using ropeteam::Completion;
 using ropeteam::OperationKind;
 using ropeteam::Transport;
+using ropeteam::test::FromHex;
+using ropeteam::test::ToHex;
 
 constexpr int kMemoryFd = 3;
 constexpr uint64_t kPutsAtATime = 4;
-
-void PrintHex(const std::string& bytes) {
-  for (char c : bytes) printf("%02x", static_cast<unsigned>(static_cast<uint8_t>(c)));
-  printf(" ");
-}
-
-std::string FromHex(const std::string& hex) {
-  std::string bytes;
-  for (size_t i = 0; i + 1 < hex.size(); i += 2)
-    bytes.push_back(static_cast<char>(std::stoi(hex.substr(i, 2), nullptr, 16)));
-  return bytes;
-}
 
 // What "bombard" asks for. The loop's own, but for the target.
 class Bombardment {
@@ -111,9 +102,8 @@ int main(int argc, char** argv) {
   }
   Transport& transport = **made;
   const ropeteam::RegionId region = transport.RegisterRegion(memory, length).value();
-  PrintHex(transport.LocalAddress());
-  PrintHex(transport.ExportRegion(region));
-  printf("%s\n", kind->name_of(transport).c_str());
+  printf("%s %s %s\n", ToHex(transport.LocalAddress()).c_str(), ToHex(transport.ExportRegion(region)).c_str(),
+         kind->name_of(transport).c_str());
   fflush(stdout);
 
   Bombardment bombardment(&transport, region, length);

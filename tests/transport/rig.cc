@@ -16,6 +16,8 @@
 #include <cstring>
 #include <fstream>
 
+#include "tests/transport/hex.h"
+
 extern char** environ;
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -47,23 +49,6 @@ bool ForPattern(uint32_t seed, uint64_t position, uint64_t length, F on_piece) {
     done += piece;
   }
   return true;
-}
-
-std::string FromHex(const std::string& hex) {
-  std::string bytes;
-  for (size_t i = 0; i + 1 < hex.size(); i += 2)
-    bytes.push_back(static_cast<char>(std::stoi(hex.substr(i, 2), nullptr, 16)));
-  return bytes;
-}
-
-std::string ToHex(const std::string& bytes) {
-  std::string hex;
-  for (const char c : bytes) {
-    char digits[3];
-    snprintf(digits, sizeof digits, "%02x", static_cast<unsigned>(static_cast<uint8_t>(c)));
-    hex += digits;
-  }
-  return hex;
 }
 
 class InprocPeer final : public RemotePeer {
@@ -204,6 +189,7 @@ class ProcessRig final : public Rig {
   bool names_refusals() const override { return kind_->names_refusals; }
   bool serves_stopped() const override { return kind_->serves_stopped; }
   bool refuses_revoked() const override { return kind_->refuses_revoked; }
+  bool fences() const override { return kind_->fences; }
   std::string deaf() const override { return kind_->deaf; }
   uint64_t gone_within_us() const override { return kind_->gone_within_ms * 1'000; }
   std::string describes() const override { return kind_->describes; }
