@@ -313,6 +313,34 @@ TEST(OfiTest, WaitNoticesAPeersDeath) {
   EXPECT_LT(NowUs() - killed, 100'000u);
 }
 
+// A stopped process completes nothing for five times as long as the limit, but its kernel answers.
+TEST(OfiTest, ASilentPeerWhoseKernelAnswersIsLeftAlone) {
+  constexpr uint32_t kSilenceMs = 200;
+  constexpr uint64_t kLength = 4096;
+  auto rig = Rig::Make("ofi_tcp");
+  auto made = CreateOfiTransport({.silence_ms = kSilenceMs});
+  ASSERT_TRUE(made.ok()) << made.status().ToString();
+  Transport* const transport = made->get();
+  Memory source(kLength), target(kLength);
+  source.Fill(1);
+  const RegionId local = transport->RegisterRegion(source.data(), kLength).value();
+  auto remote = rig->NewPeer(&target);
+  const PeerId peer = transport->Connect(remote->address).value();
+  const RemoteRegionId into = transport->ImportRegion(peer, remote->key).value();
+  Completions done;
+  const auto completed = [&](size_t count) { return [&, count] { return done[transport].size() == count; }; };
+  ASSERT_TRUE(transport->Put(peer, local, 0, into, 0, kLength, 1).ok());
+  ASSERT_TRUE(PollUntil(nullptr, {transport}, &done, completed(1)));
+  remote->Stop();
+  ASSERT_TRUE(transport->Put(peer, local, 0, into, 0, kLength, 2).ok());
+  EXPECT_FALSE(PollUntil(nullptr, {transport}, &done, completed(2), 5 * kSilenceMs)) << "it was given up";
+  remote->Continue();
+  ASSERT_TRUE(PollUntil(nullptr, {transport}, &done, completed(2)));
+  for (const Completion& completion : done[transport]) EXPECT_EQ(completion.code, Code::kOk);
+  transport->Disconnect(peer);
+  ASSERT_TRUE(PollUntil(nullptr, {transport}, &done, completed(3)));
+}
+
 #endif  // ROPETEAM_HAVE_OFI
 
 }  // namespace
