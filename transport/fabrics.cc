@@ -66,7 +66,7 @@ std::string PreferredRdma(const FabricConfig& config, const std::vector<FabricLi
 }
 
 Result<std::unique_ptr<Transport>> Create(const FabricConfig& config, const FabricPlan& plan) {
-  if (plan.transport == "verbs") return CreateVerbsTransport({config.devices, config.gid_index, config.silence_ms});
+  if (plan.transport == "verbs") return CreateVerbsTransport({config.devices, config.gid_index});
   if (plan.transport == "ucx") {
     UcxConfig ucx;
     Result<std::vector<std::string>> devices = UcxDevices(config, ListUcxDevices());
@@ -79,7 +79,6 @@ Result<std::unique_ptr<Transport>> Create(const FabricConfig& config, const Fabr
   ofi.provider = plan.provider;
   ofi.listen_address = config.listen_address;
   ofi.device = Join(config.devices);
-  ofi.silence_ms = config.silence_ms;
   return CreateOfiTransport(ofi);
 }
 

@@ -55,7 +55,6 @@ struct FabricConfig {
   std::string listen_address =
       "127.0.0.1";     // numeric IP with an optional port, for transports that have IP addresses
   int gid_index = -1;  // verbs, ucx: which entry of the port's GID table; -1: RoCE v2 preferred
-  uint32_t silence_ms = kSilenceMsDefault;  // see transport.h; ofi over tcp and verbs heed it
   bool require_rdma = false;  // what does not end at a card that moves the bytes is kUnsupported
 };
 

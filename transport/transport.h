@@ -42,8 +42,9 @@ inline constexpr size_t kRegionsMax = 64;
 
 // How long a peer that has operations outstanding may be silent before a fabric calls it gone. A network that
 // repairs itself (a retrained link, a re-converging switch, a subnet manager's sweep) is mostly back within a
-// second, and then nothing needs to fail. A peer's death is told by membership, within a second, so nobody waits
-// for this one. Longer only keeps saves from going to another holder.
+// second, and then nothing needs to fail. Membership reports a node's death within a second, so recovery does
+// not wait for this timeout. A longer one only delays the choice of another holder. Used by verbs and by ofi
+// over tcp.
 inline constexpr uint32_t kSilenceMsDefault = 2'000;
 
 using PeerId = uint32_t;          // a connected peer, by this transport's own count; never used again
@@ -110,8 +111,8 @@ class Transport {
   virtual Result<PeerId> Connect(const std::string& address) = 0;
   // [loop] Gives up the peer: its outstanding operations complete with kPeerGone, then one completion of kind
   // kDisconnect comes, after which the PeerId and its remote regions are invalid. Safe on a peer already
-  // gone. Where fences_peers is true it also shuts the peer out, even if nothing was ever exchanged with it; no
-  // operation of other peers fails for that.
+  // gone. Where fences_peers is true it also shuts the peer out, even if nothing was ever exchanged with it.
+  // This does not fail operations of other peers.
   virtual void Disconnect(PeerId peer) = 0;
   // [loop] Valid until the peer is disconnected. kInvalidArgument when `key` is not from ExportRegion().
   virtual Result<RemoteRegionId> ImportRegion(PeerId peer, const std::string& key) = 0;
