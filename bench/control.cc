@@ -51,7 +51,7 @@ ControlSamples Measure(uint32_t nodes, int runs) {
     if (run < 0) continue;
     samples.cpu_us.push_back(cost.leader_cpu_s * 1e6 / nodes);
     samples.bytes.push_back(static_cast<double>(cost.leader_bytes) / nodes);
-    samples.core_percent.push_back(cost.leader_cpu_s * 100 / (static_cast<double>(options.step_us) * 1e-6));
+    samples.core_percent.push_back(cost.leader_cpu_s * 100 / (static_cast<double>(kControlStepUs) * 1e-6));
   }
   // With R = 1, the lost node's shards and those it held for another lack a copy in every step that is kept,
   // until two steps of the next incarnation are committed.
@@ -68,9 +68,9 @@ ControlSamples Measure(uint32_t nodes, int runs) {
 
 void Run(Bench& bench, const ControlCommandOptions& options) {
   SetLogSink(nullptr, LogLevel::kError);
-  Report& report =
-      bench.Start("ranks per node " + std::to_string(kRanksPerNode) + " replicas " +
-                  std::to_string(kControlReplicas) + " step 10 s runs " + std::to_string(bench.runs));
+  Report& report = bench.Start(
+      "ranks per node " + std::to_string(kRanksPerNode) + " replicas " + std::to_string(kControlReplicas) +
+      " step " + std::to_string(kControlStepUs / 1'000'000) + " s runs " + std::to_string(bench.runs));
   for (const uint32_t nodes : options.nodes) {
     const std::string at = "@" + std::to_string(nodes);
     const ControlSamples samples = Measure(nodes, bench.runs);

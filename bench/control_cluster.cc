@@ -24,6 +24,7 @@ constexpr NodeId kLeaderId = 1;
 constexpr NodeId kFirstId = 2;          // of the nodes with ranks, in their order
 constexpr TimeUs kTickUs = 1'000;       // a message's way from one node to another
 constexpr TimeUs kReplicateUs = 5'000;  // from a shard's seal to its copy's
+constexpr TimeUs kSaveSpreadUs = 50'000;  // a node's ranks seal within this time
 constexpr TimeUs kForever = UINT64_MAX;
 constexpr TimeUs kPatienceUs = 60'000'000;
 
@@ -349,7 +350,7 @@ ControlCluster::ControlCluster(const ControlOptions& options) : options_(options
     leader_->engine().OnLease(now_, kForever);
   });
   ShowView();
-  RunUntil(now_ + options_.step_us);
+  RunUntil(now_ + kControlStepUs);
 }
 
 ControlCluster::~ControlCluster() {
@@ -381,11 +382,8 @@ void ControlCluster::ShowView() {
 
 void ControlCluster::Take(NodeId from, std::vector<SendMessage>* messages) {
   for (SendMessage& message : *messages) {
-    if ((message.to == kLeaderId || from == kLeaderId) &&
-        (!options_.engines || IsControl(message.envelope))) {
+    if ((message.to == kLeaderId || from == kLeaderId) && (!options_.engines || IsControl(message.envelope)))
       cost_.leader_bytes += message.envelope.size();
-      ++cost_.leader_messages;
-    }
     if (message.to == kLeaderId) {
       to_leader_.push_back({from, std::move(message.envelope)});
     } else {
@@ -471,7 +469,7 @@ StepCost ControlCluster::RunUntil(TimeUs end) {
 StepCost ControlCluster::RunStep() {
   ++step_;
   std::mt19937_64 random(step_);
-  std::uniform_int_distribution<TimeUs> spread(0, options_.save_spread_us);
+  std::uniform_int_distribution<TimeUs> spread(0, kSaveSpreadUs);
   std::vector<SendMessage> messages;
   for (uint32_t node = 0; node < members_; ++node) {
     nodes_[node]->BeginStep(now_, step_, &messages);
@@ -485,7 +483,7 @@ StepCost ControlCluster::RunStep() {
                           std::make_pair((node + 1) % members_, node * kRanksPerNode + local));
     }
   }
-  const StepCost cost = RunUntil(now_ + options_.step_us);
+  const StepCost cost = RunUntil(now_ + kControlStepUs);
   for (uint32_t node = 0; node < members_; ++node)
     if (nodes_[node]->committed() != step_)
       throw BenchError("step " + std::to_string(step_) + " is not committed on node " + std::to_string(node));
@@ -499,7 +497,7 @@ StepCost ControlCluster::LoseNode() {
   for (uint32_t node = 0; node < members_; ++node)
     static_cast<ModelNode&>(*nodes_[node]).BeginIncarnation(incarnation_, members_ * kRanksPerNode);
   ShowView();
-  return RunUntil(now_ + options_.step_us);
+  return RunUntil(now_ + kControlStepUs);
 }
 
 StepCost ControlCluster::ReturnNode() {
@@ -511,7 +509,7 @@ StepCost ControlCluster::ReturnNode() {
   for (uint32_t node = 0; node < members_; ++node)
     static_cast<ModelNode&>(*nodes_[node]).BeginIncarnation(incarnation_, members_ * kRanksPerNode);
   ShowView();
-  return RunUntil(now_ + options_.step_us);
+  return RunUntil(now_ + kControlStepUs);
 }
 
 }  // namespace ropeteam::bench

@@ -28,6 +28,7 @@ namespace ropeteam::bench {
 
 constexpr uint32_t kRanksPerNode = 8;
 constexpr uint32_t kControlReplicas = 1;
+constexpr TimeUs kControlStepUs = 10'000'000;  // the job saves a step this often
 
 // Memory and a store of its own, and the engine on it.
 class EngineHost {
@@ -90,14 +91,11 @@ class ControlNode {
 struct ControlOptions {
   uint32_t nodes = 16;  // with ranks; the leader is one more, without
   bool engines = false;
-  TimeUs save_spread_us = 50'000;  // a node's ranks seal within so long
-  TimeUs step_us = 10'000'000;
 };
 
 struct StepCost {
   double leader_cpu_s = 0;
   uint64_t leader_bytes = 0;  // of envelopes, to and from the leader
-  uint64_t leader_messages = 0;
 };
 
 class ControlCluster {
