@@ -7,11 +7,11 @@
 
 import json
 import math
-import pathlib
 import subprocess
 import sys
-import tempfile
 import unittest
+
+from drawing import check_drawing
 
 BENCH = PLOT = None
 UNITS = {
@@ -48,16 +48,7 @@ class BenchControl(unittest.TestCase):
         self.assertTrue(0.8 < many / few < 1.2, (few, many))
 
     def test_the_rows_can_be_drawn(self):
-        with tempfile.TemporaryDirectory() as directory:
-            rows_file = pathlib.Path(directory) / "rows.json"
-            rows_file.write_text(self.result.stdout)
-            picture = pathlib.Path(directory) / "picture.png"
-            drawn = subprocess.run([PLOT, str(rows_file), "--out", str(picture)], capture_output=True, text=True,
-                                   timeout=60, check=False)
-            if "matplotlib" in drawn.stderr:
-                self.skipTest(drawn.stderr)
-            self.assertEqual(drawn.returncode, 0, drawn.stderr)
-            self.assertEqual(picture.read_bytes()[:8], b"\x89PNG\r\n\x1a\n")
+        check_drawing(self, PLOT, self.result.stdout)
 
     def test_a_size_that_is_no_cluster_is_an_error_in_words(self):
         for nodes in ["1", "20000", "many"]:
