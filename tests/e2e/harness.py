@@ -11,6 +11,7 @@ import ipaddress
 import json
 import os
 import pathlib
+import random
 import re
 import select
 import shutil
@@ -90,6 +91,10 @@ def ask(*command: str) -> subprocess.CompletedProcess[str]:
         timeout=WAIT_S,
         check=False,
     )
+
+
+def payload(seed: int, size: int) -> bytes:
+    return random.Random(seed).randbytes(size)
 
 
 def devices(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -183,7 +188,7 @@ class Daemon:
             self.address,
         ]
         command += ["--socket", self.socket, "--arena-path", str(self.arena), "--memory", cluster.memory]
-        # Tests that spoil bytes say who finds them; the scrub would be quicker now and then.
+        # Off unless asked for: tests that corrupt bytes expect a certain component to find them.
         if "--scrub-rate" not in self.options:
             command += ["--scrub-rate", "0"]
         return [*command, "--ready-fd", str(ready_fd), *self.options]
@@ -308,3 +313,39 @@ class Cluster:
         running = [node for node in self.nodes if node.process is not None]
         wanted = len(running) if count is None else count
         wait_until(lambda: all(node.members() == wanted for node in running), f"a view of {wanted} members")
+
+
+# How long the path of the data is cut, and the limit for a save to commit again afterwards. Reconnecting takes at most
+# 2.5 s and the requirement is 5 s; the limit leaves room for a machine that runs other tests at the same time.
+CUT_S = 10.0
+AGAIN_S = 15.0
+
+
+def verify(node: Daemon) -> subprocess.CompletedProcess[str]:
+    return ask("verify", "--socket", node.socket)
+
+
+def saves_commit_again(nodes: Cluster, cut: Callable[[], None], heal: Callable[[], None], size: int) -> float:
+    """Two nodes, the path of the data cut between two saves and healed: seconds from then until a save is committed."""
+    from ropeteam import DeadlineExceeded, Level
+
+    with nodes[0].open(0, 1, "life") as rope:
+        rope.save(1, {"data": payload(1, size)}, wait=Level.COMMITTED)
+        cut()
+        cut_at = time.monotonic()
+        rope.save(2, {"data": payload(2, size)})
+        with pytest.raises(DeadlineExceeded):
+            rope.wait(2, Level.COMMITTED, timeout=0)
+        wait_until(lambda: "is down" in nodes[0].log_text(), "node 0 to notice")
+        assert nodes[0].members() == 2 and nodes[1].members() == 2, "the control plane lives"
+        while time.monotonic() < cut_at + CUT_S:  # its length is what is tested
+            time.sleep(0.05)
+        heal()
+        healed_at = time.monotonic()
+        rope.save(3, {"data": payload(3, size)}, wait=Level.COMMITTED)
+        seconds = time.monotonic() - healed_at
+        assert seconds < AGAIN_S
+        assert "is up again" in nodes[0].log_text()
+        assert nodes[0].members() == 2
+        assert rope.load(3)["data"] == payload(3, size)
+    return seconds

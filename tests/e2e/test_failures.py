@@ -9,17 +9,12 @@ import os
 import random
 import re
 import socket
-import subprocess
 
 import pytest
-from harness import ROPETEAM, WAIT_S, Daemon, ScriptedRank, environment, usable, wait_until
+from harness import WAIT_S, Daemon, ScriptedRank, payload, usable, verify, wait_until
 
 import ropeteam
 from ropeteam import Level
-
-
-def payload(seed: int, size: int) -> bytes:
-    return random.Random(seed).randbytes(size)
 
 
 def arena_file(node: Daemon):
@@ -42,16 +37,6 @@ def chunks_free(node: Daemon) -> int:
 
 def counters(node: Daemon) -> dict[str, int]:
     return dict(node.local_status()["counters"])
-
-
-def verify(node: Daemon) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(ROPETEAM), "verify", "--socket", node.socket],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-    )
 
 
 @pytest.mark.parametrize("point", ["begun", "half put", "put", "local", "replicated", "committed"])

@@ -15,13 +15,10 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from harness import Cluster, Daemon, ask, wait_until
+from harness import Cluster, Daemon, payload, saves_commit_again, verify, wait_until
 
-from ropeteam import DeadlineExceeded, Level
+from ropeteam import Level
 
-# A network that is back is used again within this time.
-HEALED_S = 5.0
-CUT_S = 10.0
 LAST = 8
 
 
@@ -69,38 +66,10 @@ def data_port(node: Daemon) -> str:
     return found.group(1)
 
 
-def has_logged(node: Daemon, text: str) -> bool:
-    return text in node.log_text()
-
-
-def payload(seed: int, length: int) -> bytes:
-    return bytes((seed * 37 + at) % 251 for at in range(997)) * (length // 997)
-
-
-def verified(node: Daemon) -> bool:
-    return ask("verify", "--socket", node.socket).returncode == 0
-
-
-def test_saves_commit_again_after_the_data_path_was_cut_and_healed(cluster, data_path):
+def test_saves_commit_again_after_the_data_path_was_cut_and_healed(cluster, data_path, record_testsuite_property):
     nodes: Cluster = cluster(2)
-    with nodes[0].open(0, 1, "life") as rope:
-        rope.save(1, {"data": payload(1, 2_000_000)}, wait=Level.COMMITTED)
-        data_path.cut(nodes.nodes)
-        cut_at = time.monotonic()
-        rope.save(2, {"data": payload(2, 2_000_000)})
-        with pytest.raises(DeadlineExceeded):
-            rope.wait(2, Level.COMMITTED, timeout=0)
-        wait_until(lambda: has_logged(nodes[0], "is down"), "node 0 to notice")
-        assert nodes[0].members() == 2 and nodes[1].members() == 2, "the control plane lives"
-        while time.monotonic() < cut_at + CUT_S:  # its length is what is tested
-            time.sleep(0.05)
-        data_path.heal()
-        healed_at = time.monotonic()
-        rope.save(3, {"data": payload(3, 2_000_000)}, wait=Level.COMMITTED)
-        assert time.monotonic() - healed_at < HEALED_S
-        assert has_logged(nodes[0], "is up again")
-        assert nodes[0].members() == 2
-        assert rope.load(3)["data"] == payload(3, 2_000_000)
+    seconds = saves_commit_again(nodes, lambda: data_path.cut(nodes.nodes), data_path.heal, 2_000_000)
+    record_testsuite_property("committed_again_s", round(seconds, 2))
 
 
 # In the middle of a save the node is taken for dead, and the memory that it was writing to is used for others' saves.
@@ -127,7 +96,7 @@ def test_late_puts_of_a_node_that_was_paused_change_nothing(cluster, data_path):
                     rope.wait(step, Level.COMMITTED)
             sleeper.send_signal(signal.SIGCONT)
             nodes.wait_members(3)
-            assert verified(nodes[0]) and verified(nodes[1])
+            assert all(verify(node).returncode == 0 for node in nodes.nodes[:2])
             assert first.load(LAST)["data"] == payload(LAST * 10, 12_000_000)
             assert second.load(LAST)["data"] == payload(LAST * 10 + 1, 12_000_000)
     finally:
