@@ -197,7 +197,7 @@ TEST_F(OfiRailFailure, ABrokenConnectionCostsNoGetAndNoRail) {
   ASSERT_GT(Shut("127.0.0.22", What::kConnections), 0u);
   ASSERT_TRUE(Drive([&] { return done().size() >= kOperations; }));
   ExpectGetsDoneAndPutsInTheAirFailed();
-  EXPECT_THAT(Logged(), Contains(HasSubstr("the link failed and stands again")));
+  EXPECT_THAT(Logged(), Contains(HasSubstr("link failed and was re-established")));
   EXPECT_THAT(Logged(), Each(Not(HasSubstr("left out rail"))));
 }
 

@@ -42,7 +42,7 @@ void SetOfiEnvironment() {
   // completions.
   setenv("FI_UNIVERSE_SIZE", "64", 0);
   // ofi_rxm looks after connections at most this often, in microseconds; at the default of 10000 a peer's
-  // first operation, and the verdict on a failed one, would take 10 to 20 ms.
+  // first operation, and the check after a failed one, would take 10 to 20 ms.
   setenv("FI_OFI_RXM_CM_PROGRESS_INTERVAL", "1000", 0);
 }
 
@@ -307,7 +307,9 @@ void OfiTransport::PostKnockBuffer(KnockBuffer* buffer) {
   const ssize_t result = fi_recv(listener_.endpoint.get(), &buffer->knock, sizeof buffer->knock, nullptr,
                                  FI_ADDR_UNSPEC, &buffer->context);
   // Without any buffer no further peer could reach this node's memory.
-  if (result != 0) LOG_ERROR("ofi: a receive buffer is lost: %s", fi_strerror(static_cast<int>(-result)));
+  if (result != 0)
+    LOG_ERROR("ofi: cannot post a receive buffer for key requests (one of %zu): %s", kKnockBuffers,
+              fi_strerror(static_cast<int>(-result)));
 }
 
 uint64_t OfiTransport::RemoteBase(const void* base) const {
@@ -377,7 +379,8 @@ Status OfiTransport::MapRegion(Region* region, void* base) {
   // Providers differ on empty registrations, so none is made: no byte of it is ever touched.
   if (region->length == 0) return OkStatus();
   const uint64_t exported = RandomNumber();
-  // With keys for each peer, this registration serves our own operations only and its key is nobody's.
+  // With keys for each peer, this registration serves our own operations only; its key is not given to any
+  // peer.
   Status status =
       grants_keys_
           ? RegisterMemory(base, region->length, FI_READ | FI_WRITE, RandomNumber(), &region->memory)

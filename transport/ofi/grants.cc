@@ -61,8 +61,9 @@ bool Grants::OnKnock(const Knock& knock) {
   Peer peer;
   peer.answer = FreeAnswer(knock.instance);
   if (peer.answer == nullptr) {
-    LOG_WARNING("ofi: too many peers reach this node's memory: no place to answer instance %016" PRIx64,
-                knock.instance);
+    LOG_WARNING("ofi: no free slot of %zu for the keys of instance %016" PRIx64
+                ": too many peers reach this node's memory",
+                kAnswerWindow, knock.instance);
     return false;
   }
   for (const auto& [key, region] : exported_) {

@@ -5,14 +5,14 @@
 // the peer's instance number. Disconnect() revokes the peer's keys: the provider then refuses what the peer
 // sends, over whichever connection, also over one that libfabric makes by itself.
 //
-// A peer asks for its keys with a knock, a message over the connection that it is going to use. The answer is
-// the peer's instance number in a table that the peer reads. A revoked peer gets no answer until Connect()
-// names it again.
+// A peer asks for its keys with a knock: a key request, sent over the connection that it is going to use. The
+// answer, the reply, is the peer's instance number in a table that the peer reads. A revoked peer gets no
+// answer until Connect() names it again.
 //
 //   state      means                                  knock     leaves when
 //   (unknown)  has never asked                        granted   knock -> granted; Disconnect() -> revoked
 //   granted    its keys are registered                renewed   Disconnect() -> revoked
-//   revoked    no key of its is registered            ignored   Connect() -> (unknown)
+//   revoked    none of its keys is registered         ignored   Connect() -> (unknown)
 //
 // A fragment whose key was checked before the revocation may still be arriving. Its connection must be ended,
 // too; Owns() tells which connections may be left alone.
@@ -42,8 +42,9 @@ namespace ropeteam::ofi {
 // Answers in the table. A peer reads kAnswerWindow of them, from the place that its instance number says.
 inline constexpr size_t kAnswers = 64 * 1024;
 inline constexpr size_t kAnswerWindow = 16;
-static_assert(kAnswers >= 4 * kNodesMax);  // so that a window is full for practically nobody
-// Revoked peers that are remembered: departed members of a job's whole life. The oldest is forgotten first.
+static_assert(kAnswers >= 4 * kNodesMax);  // so that a full window is very unlikely
+// Revoked peers that are remembered: all members that have left during the job. The oldest is forgotten
+// first.
 inline constexpr size_t kRevokedMax = 64 * 1024;
 // Connections of one peer that are remembered: one in use, and those before it that may still be closing.
 inline constexpr size_t kSourcesMax = 8;

@@ -5,7 +5,7 @@
 // posts their fragments, progress.cc reads completions and sleeps. grants.cc has the keys of peers,
 // hang_up.cc ends connections. rails.cc makes one transport of several.
 //
-// A peer's life:
+// The states of a peer:
 //
 //   state        means                                                   leaves when
 //   kIdle        connected by name only, no endpoint yet                 first operation -> kConnecting
@@ -169,7 +169,7 @@ struct Peer {
   uint32_t slot = 0;  // of the table that hellos are read into
   Link link;          // empty with a shared endpoint, and while there is no connection
   front::Queue<Operation> queue;
-  List<Operation> broken;         // failed, no fragment outstanding, waiting for the verdict on the peer
+  List<Operation> broken;         // failed, no fragment outstanding, waiting until the peer was checked
   Fragment* fragments = nullptr;  // outstanding at the device, also the hello
   uint32_t outstanding = 0;
   bool failed = false;       // a fragment failed since the state was entered: the link is to be looked at
@@ -192,7 +192,7 @@ struct Peer {
 
 class OfiTransport final : public front::Front<OfiTransport, Peer, Operation> {
  public:
-  // `instance`: the number by which peers know this life; 0: a random one.
+  // `instance`: the number by which peers know this instance; 0: a random one.
   static Result<std::unique_ptr<OfiTransport>> Create(const OfiConfig& config, uint64_t instance = 0);
   ~OfiTransport() override;
 
@@ -252,11 +252,11 @@ class OfiTransport final : public front::Front<OfiTransport, Peer, Operation> {
   void SendKnock(Peer* peer, TimeUs now);
   void PostHello(Peer* peer, TimeUs now);
   void Suspect(Peer* peer);
-  void Look(PeerId peer);
+  void Check(PeerId peer);
   PeerState StateOf(PeerId peer) const;
   const char* WhyGone(PeerId peer) const;
-  void LookAtFailed(TimeUs now);
-  void LookAtSilent(TimeUs now);
+  void CheckFailed(TimeUs now);
+  void CheckSilent(TimeUs now);
   void BreakLink(Peer* peer, TimeUs now);
   void EndConnection(Peer* peer);
   void CloseLink(Peer* peer);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Who is at the other end: connecting, the verdict after a failure, giving a peer up. The states are in
-// internal.h.
+// Connecting to peers, checking them after a failure, disconnecting them. The states are in internal.h.
 
 #include <netinet/in.h>
 #include <unistd.h>
@@ -42,7 +41,7 @@ constexpr TimeUs kFenceStepUs = 100;
 // Where there is no IP address to probe only the hello can tell.
 constexpr TimeUs kHelloDeadlineUnprobedUs = 1'000'000;
 
-// The name of an endpoint as an IP address; length 0 when it is none.
+// The name of an endpoint as an IP address; length 0 when it is not one.
 IpAddress IpAddressOf(const EndpointAddress& remote) {
   IpAddress address;
   const bool v4 = remote.address_format == FI_SOCKADDR_IN && remote.name.size() == sizeof(sockaddr_in);
@@ -101,7 +100,7 @@ void OfiTransport::Suspect(Peer* peer) {
 }
 
 // Finds out whether the peer is there, at the cost of what is outstanding to it.
-void OfiTransport::Look(PeerId id) {
+void OfiTransport::Check(PeerId id) {
   const auto found = peers_.find(id);
   if (found == peers_.end()) return;
   if (found->second->state == PeerState::kIdle) StartConnecting(found->second.get(), Now());
@@ -120,8 +119,8 @@ const char* OfiTransport::WhyGone(PeerId id) const {
   return found == peers_.end() ? "disconnected" : found->second->gone_reason;
 }
 
-void OfiTransport::LookAtFailed(TimeUs now) {
-  // Looking at one may fail others, which then stand at the end of the list.
+void OfiTransport::CheckFailed(TimeUs now) {
+  // Checking one may fail others, which then stand at the end of the list.
   for (size_t i = 0; i < failed_.size(); i++) {
     const auto found = peers_.find(failed_[i]);
     if (found == peers_.end() || !found->second->failed) continue;
@@ -135,9 +134,9 @@ void OfiTransport::LookAtFailed(TimeUs now) {
   failed_.clear();
 }
 
-// A peer that answers nothing may be busy or stopped: then its kernel answers, and it is left alone. If that does
-// not answer either, the link is broken, and judged like any other broken link.
-void OfiTransport::LookAtSilent(TimeUs now) {
+// A peer that answers nothing may be busy or stopped: then its kernel answers, and it is left alone. If the
+// kernel does not answer either, the link is treated as broken.
+void OfiTransport::CheckSilent(TimeUs now) {
   if (now < silence_next_) return;
   silence_next_ = now + kSilenceStepUs;
   const TimeUs silence = TimeUs{config_.silence_ms} * 1'000;
@@ -177,7 +176,7 @@ void OfiTransport::BreakLink(Peer* peer, TimeUs now) {
     peer->hello_next = now + kHelloRetryUs;
     return;
   }
-  LOG_INFO("ofi peer %s: link broken, looking whether it is alive", peer->text.c_str());
+  LOG_INFO("ofi peer %s: link broken, checking whether the peer is alive", peer->text.c_str());
   active_.Remove(peer);
   CloseLink(peer);
   peer->reconnecting = true;
@@ -235,12 +234,12 @@ void OfiTransport::StepConnecting(Peer* peer, TimeUs now) {
   if (peer->heard || (!probed && !peer->reconnecting)) deadline = kHelloDeadlineUs;
   if (!probed && peer->reconnecting) deadline = kHelloDeadlineUnprobedUs;
   if (now - peer->connect_start <= deadline) return;
-  SetGone(peer, peer->met     ? "it grants this node no access: it has disconnected it"
+  SetGone(peer, peer->met     ? "it has disconnected this node and grants no access"
                 : peer->heard ? "it makes no progress"
                               : "no answer");
 }
 
-// What has been read of the peer. True: the connecting has come to an end.
+// Handles what was read from the peer. True: connecting has ended.
 bool OfiTransport::HelloSays(Peer* peer, TimeUs now) {
   const HelloRead& read = hellos_read_[peer->slot];
   peer->hello_answered = false;
@@ -311,7 +310,7 @@ void OfiTransport::PostHello(Peer* peer, TimeUs now) {
 }
 
 void OfiTransport::SetUp(Peer* peer) {
-  if (peer->reconnecting) LOG_WARNING("ofi peer %s: the link failed and stands again", peer->text.c_str());
+  if (peer->reconnecting) LOG_WARNING("ofi peer %s: link failed and was re-established", peer->text.c_str());
   peer->state = PeerState::kUp;
   peer->hello_answered = false;
   connecting_--;

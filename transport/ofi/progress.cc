@@ -20,8 +20,7 @@ constexpr TimeUs kConnectingSleepUs = 500;
 constexpr TimeUs kBlindBusySleepUs = 50;
 constexpr TimeUs kBlindIdleSleepUs = 2'000;
 
-// What the provider's error says about whose fault it was. The verdict on the peer comes first; see
-// internal.h.
+// What the provider's error says about whose fault it was. The peer is checked first; see internal.h.
 Code CodeOf(int error) {
   switch (error) {
     case FI_EACCES:
@@ -105,10 +104,10 @@ void OfiTransport::Progress() {
     if (peer->outstanding > 0 || peer->state == PeerState::kConnecting)
       completions += ReadCompletions(peer->link.queue, kReadsPerPoll);
   if (completions > 0) busy_at_ = Now();
-  if (watches_silence() && outstanding_ > 0) LookAtSilent(Now());
+  if (watches_silence() && outstanding_ > 0) CheckSilent(Now());
   if (connecting_ > 0 || !failed_.empty()) {
     const TimeUs now = Now();
-    LookAtFailed(now);
+    CheckFailed(now);
     StepPeers(now);
   }
   Pump();

@@ -294,7 +294,7 @@ void OfiRails::OnRail(size_t rail, const Completion& completion) {
   if (!Redo(piece, completion.code)) FailPiece(piece, lost ? Code::kLinkFailed : completion.code);
 }
 
-// Whether the piece gets another try, of which the verdict on the peer may yet make nothing.
+// Whether the piece gets another try. It is not made if the check finds the peer gone.
 bool OfiRails::Redo(Piece* piece, Code code) {
   Peer* peer = piece->link->peer;
   const bool lost = code == Code::kPeerGone;
@@ -346,7 +346,7 @@ void OfiRails::LoseLink(Link* link) {
   for (Link& other : peer->links) {
     if (other.down) continue;
     other.looks++;
-    rails_[other.rail]->Look(other.id);
+    rails_[other.rail]->Check(other.id);
   }
 }
 

@@ -7,9 +7,9 @@
 // A rail that loses a peer is left out for that peer until it is connected to anew, and the others are made
 // to look whether it lives. When it does not, everything ends with kPeerGone. When it does, the gets that the
 // lost rail had outstanding are done again over the others, and so are those that the look has cost them. A
-// piece of a get that comes back with kLinkFailed from a rail whose link stands again is done once more where
-// there is another: it was the connection's fault, or its own, and in that case it fails again. So nothing is
-// tried for ever, and each operation completes once: a piece is in one place.
+// piece of a get that comes back with kLinkFailed from a rail whose link is re-established is done once more
+// where there is another: it was the connection's fault, or its own, and in that case it fails again. So
+// nothing is tried for ever, and each operation completes once: a piece is in one place.
 //
 // A put that was at a rail ends with kLinkFailed. A provider fences departed peers at most
 // (TransportCapabilities::fences_peers), not this transport's own earlier tries. So the network may deliver
@@ -105,7 +105,7 @@ struct Peer {
   size_t disconnecting = 0;  // links
   front::Queue<Operation> queue;
   front::List<Piece> redo;
-  front::List<Operation> pending;  // failed, waiting for the verdict on the peer
+  front::List<Operation> pending;  // failed, waiting until the peer was checked
   bool listed = false;
 
   bool gone() const { return state == State::kGone; }

@@ -10,7 +10,7 @@
 //   kIdle        connected by name only, no endpoint                     first operation -> kConnecting
 //   kConnecting  reading the peer's hello (its instance number) over a   the hello names the right instance
 //                new endpoint; operations wait; those that a broken        -> kUp
-//                endpoint cut short wait for the verdict                 another one, the process is dead,
+//                endpoint cut short wait for the check                   another one, the process is dead,
 //                                                                          tries or time are over -> kGone
 //   kUp          fragments are posted                                    the endpoint fails -> kBroken
 //   kBroken      the endpoint is being closed by force; UCX gives back   the last request came back
@@ -136,7 +136,7 @@ struct Peer {
   front::Queue<Operation> queue;
   List<Operation> unflushed;  // puts wholly posted, to be confirmed by the next flush
   uint64_t unflushed_bytes = 0;
-  List<Operation> broken;  // failed, nothing at UCX, waiting for the verdict on the peer
+  List<Operation> broken;  // failed, nothing at UCX, waiting until the peer was checked
   // kConnecting
   Hello hello;  // read into; at UCX while a kHello request is, and for good when parked
   Request* hello_request = nullptr;

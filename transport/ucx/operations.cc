@@ -85,7 +85,7 @@ bool UcxTransport::PostNext(Peer* peer) {
   ucp_rkey_h key = peer->cma != nullptr ? nullptr : KeyOf(peer, operation->remote);
   if (key == nullptr && peer->cma == nullptr) {
     Settle(peer, operation, Code::kLinkFailed);
-    Suspect(peer);  // what stands in `broken` waits for a verdict
+    Suspect(peer);  // what stands in `broken` waits until the peer was checked
     return true;
   }
   PostFragment(peer, operation, key);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Who is at the other end: connecting, the verdict after a failure, giving a peer up. The states are in
-// internal.h.
+// Connecting to peers, checking them after a failure, disconnecting them. The states are in internal.h.
 
 #include <algorithm>
 
@@ -173,7 +172,7 @@ void UcxTransport::StepPeer(Peer* peer, TimeUs now) {
   const bool judged = peer->state == PeerState::kConnecting || peer->state == PeerState::kUp ||
                       peer->state == PeerState::kBroken;
   if (!judged) return;
-  // Nobody waits for the verdict on a peer without work: its watch is looked at with its next operation.
+  // Nothing waits for the check of a peer without work: its watch is looked at with its next operation.
   const bool working = peer->requests > 0 || !peer->queue.empty() || !peer->unflushed.empty() ||
                        !peer->broken.empty() || peer->failed || peer->draining;
   if (working && peer->watch.Dead()) return SetGone(peer, "its process has ended");
@@ -240,7 +239,7 @@ void UcxTransport::PostHello(Peer* peer, TimeUs /*now*/) {
 
 void UcxTransport::SetUp(Peer* peer) {
   if (peer->reconnecting)
-    LOG_WARNING("ucx peer %s: the link failed and stands again", peer->text.c_str());
+    LOG_WARNING("ucx peer %s: link failed and was re-established", peer->text.c_str());
   else
     LOG_INFO("ucx peer %s: lanes %s", peer->text.c_str(),
              peer->cma != nullptr ? "cma/memory" : LanesOf(peer->endpoint).c_str());
