@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // ropeteam-bench control: what the control plane costs as the cluster grows. The leader is the real engine and
-// every message is a real one; the other nodes are models that tell what a node with 8 ranks would.
+// every message is a real one; the other nodes are models that send what a node with 8 ranks would send.
 
 #include <CLI/CLI.hpp>
 #include <algorithm>

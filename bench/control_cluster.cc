@@ -22,11 +22,11 @@ namespace {
 
 constexpr NodeId kLeaderId = 1;
 constexpr NodeId kFirstId = 2;          // of the nodes with ranks, in their order
-constexpr TimeUs kTickUs = 1'000;       // a message's way from one node to another
+constexpr TimeUs kTickUs = 1'000;       // delivery time of a message
 constexpr TimeUs kReplicateUs = 5'000;  // from a shard's seal to its copy's
 constexpr TimeUs kSaveSpreadUs = 50'000;  // a node's ranks seal within this time
 constexpr TimeUs kForever = UINT64_MAX;
-constexpr TimeUs kPatienceUs = 60'000'000;
+constexpr TimeUs kHelloTimeoutUs = 60'000'000;
 
 double ThreadSeconds() {
   timespec time{};
@@ -42,7 +42,7 @@ Member MemberOf(NodeId id) {
   return member;
 }
 
-// Replication between two nodes is no matter of the leader, also where the leader's node takes part.
+// Replication between two nodes does not concern the leader, also where the leader's node takes part.
 bool IsControl(const std::string& bytes) {
   Envelope envelope;
   ROPETEAM_CHECK(Decode(bytes, envelope));
@@ -51,7 +51,7 @@ bool IsControl(const std::string& bytes) {
 
 uint64_t TokenOf(Rank rank) { return 0x5eed000000000000 + rank; }
 
-// ---- a node that only tells
+// ---- a node that only reports
 
 class ModelNode : public ControlNode {
  public:
@@ -208,7 +208,8 @@ class EngineNode : public ControlNode {
     for (uint32_t local = 0; local < kRanksPerNode && !open_; ++local) {
       engine.OnSessionOpened(now, local + 1);
       const Rank rank = first_rank_ + local;
-      engine.OnHello(now, local + 1, ++request_, {rank, world_size_, TokenOf(rank), "bench", kPatienceUs, 0});
+      engine.OnHello(now, local + 1, ++request_,
+                     {rank, world_size_, TokenOf(rank), "bench", kHelloTimeoutUs, 0});
     }
     open_ = true;
     Drain(now, out);
@@ -245,7 +246,7 @@ class EngineNode : public ControlNode {
   Step committed() const override { return committed_; }
 
  private:
-  // Puts and checks end at once and well: this is about the control plane.
+  // Puts and checks succeed at once: this is about the control plane.
   void Drain(TimeUs now, std::vector<SendMessage>* out) {
     while (!host_.engine().outbox().empty()) {
       const Outbox outbox = std::exchange(host_.engine().outbox(), Outbox());
@@ -416,21 +417,21 @@ void ControlCluster::DrainLeader(std::vector<SendMessage>* messages) {
 StepCost ControlCluster::RunUntil(TimeUs end) {
   std::vector<SendMessage> messages;
   while (now_ < end) {
-    const std::deque<Parcel> to_leader = std::exchange(to_leader_, {});
+    const std::deque<Delivery> to_leader = std::exchange(to_leader_, {});
     if (!to_leader.empty() || leader_due_ <= now_)
       cost_.leader_cpu_s += worker_.Run([&] {
-        for (const Parcel& parcel : to_leader) {
-          leader_->engine().OnMessage(now_, parcel.from, parcel.envelope);
+        for (const Delivery& delivery : to_leader) {
+          leader_->engine().OnMessage(now_, delivery.from, delivery.envelope);
           DrainLeader(&messages);
         }
         if (leader_due_ > now_) return;
         leader_->engine().OnTimer(now_);
         DrainLeader(&messages);
       });
-    for (const auto& [node, parcel] : std::exchange(to_nodes_, {})) {
+    for (const auto& [node, delivery] : std::exchange(to_nodes_, {})) {
       if (node >= members_) continue;
       std::vector<SendMessage> out;
-      nodes_[node]->OnMessage(now_, parcel.from, parcel.envelope, &out);
+      nodes_[node]->OnMessage(now_, delivery.from, delivery.envelope, &out);
       Take(kFirstId + node, &out);
       Arm(node);
     }

@@ -3,7 +3,7 @@
 // One leader and many nodes, for measuring what the leader costs: the leader is a real Engine, every message
 // to and from it is a real one, encoded. Time is simulated, so the size of the cluster costs memory only.
 //
-// A node is a model (ModelNode), which keeps no shards but tells of them with the real codec, or a real Engine
+// A node is a model (ModelNode), which keeps no shards but reports them with the real codec, or a real Engine
 // (EngineNode) that saves and replicates: the model is checked against it.
 
 #ifndef ROPETEAM_BENCH_CONTROL_CLUSTER_H_
@@ -111,7 +111,7 @@ class ControlCluster {
   StepCost ReturnNode();
 
  private:
-  struct Parcel {
+  struct Delivery {
     NodeId from;
     std::string envelope;
   };
@@ -136,8 +136,8 @@ class ControlCluster {
   std::multimap<TimeUs, uint32_t> timers_;
   std::multimap<TimeUs, std::pair<uint32_t, uint32_t>> saves_;     // node, local rank
   std::multimap<TimeUs, std::pair<uint32_t, uint32_t>> replicas_;  // holder, rank of the world
-  std::deque<Parcel> to_leader_;
-  std::deque<std::pair<uint32_t, Parcel>> to_nodes_;
+  std::deque<Delivery> to_leader_;
+  std::deque<std::pair<uint32_t, Delivery>> to_nodes_;
   StepCost cost_;
 };
 
