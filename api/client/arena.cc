@@ -105,7 +105,7 @@ Window::~Window() {
 Result<std::shared_ptr<Arena>> Arena::Map(UniqueFd fd, const local::HelloReply& hello) {
   ROPETEAM_RETURN_IF_ERROR(CheckGeometry(fd, hello));
   std::shared_ptr<Arena> arena(new Arena);
-  // From chunk 0 on. Its offset is a multiple of the file's pages, but for small chunks on huge ones.
+  // From chunk 0 on. Its offset is page-aligned, except when chunks are smaller than the file's huge pages.
   const uint64_t begin = hello.chunks_begin / FilePageBytes(fd) * FilePageBytes(fd);
   const uint64_t bytes = hello.arena_bytes - begin;
   void* mapped =

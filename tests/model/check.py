@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Checks a Promela model with spin, exhaustively, and prints the verdict with the number of states.
+"""Checks a Promela model with spin, exhaustively, and prints the result and the number of states.
 
     check.py [--expect-error] MODEL [NAME[=VALUE] ...]
 

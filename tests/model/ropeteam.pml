@@ -15,7 +15,7 @@
  * Step 0 is everything older. Both are of incarnation 1. Incarnation 2 begins when a leader chooses its pin: the
  * step that incarnation 2 restores.
  *
- * Time. There is none. A lease is a bit that the coordinator gives and that may drop at any moment while its node is
+ * The model has no time. A lease is a bit that the coordinator gives and that may drop at any moment while its node is
  * cut off. The coordinator may remove a node that is cut off at any moment: by evidence while the bit is still set,
  * by silence after it has dropped. Both are the same transition here. A new leader waits until no instance outside
  * its view has the bit: that is View.settle_us. lease.pml shows with clocks that the bit may be taken so, and that no
@@ -27,7 +27,7 @@
  *
  * The rules of the protocol that can be switched off, to see what they are for (each must make spin find an error):
  *
- *   -DNO_LEASE      nobody looks at leases
+ *   -DNO_LEASE      no node looks at its lease
  *   -DNO_SETTLE     a new leader does not wait for the leases of those outside its view
  *   -DCOUNT_CACHE   a copy that was only fetched to be read counts for COMMITTED
  *   -DNO_QUORUM     a pin is chosen although more than R nodes are missing from the view
@@ -83,7 +83,7 @@ byte released[N];      /* steps before this one were ordered released */
 /* ---- what the checks remember */
 byte told;             /* newest step that anybody was told is COMMITTED */
 byte told_pin = NO_PIN;/* what the ranks of incarnation 2 were told to restore */
-byte newest_act;       /* newest epoch in which a leader has decided something, 0 while nobody is in an older one */
+byte newest_act;       /* newest epoch in which a leader has decided something, 0 while no node is in an older one */
 
 #define ALIVE(n) HAS(alive, n)
 #define PRESENT(n) ((at[0] == at[n]) | ((at[1] == at[n]) << 1) | ((at[2] == at[n]) << 2))
@@ -117,7 +117,7 @@ byte newest_act;       /* newest epoch in which a leader has decided something, 
 #define LEAST(a, b) ((a) < (b) -> (a) : (b))
 #define PIN_AT(n, m) (at[m] == at[n] -> known_pin[m] : NO_PIN)
 #define SEEN_PIN(n) LEAST(PIN_AT(n, 0), LEAST(PIN_AT(n, 1), PIN_AT(n, 2)))
-/* The current incarnation restores an older step, or one that nobody remembers: s was given up. */
+/* The current incarnation restores an older step, or one that no node remembers: s is abandoned. */
 #ifdef LATE_COMMIT
 #define ABANDONED(n, s) (false)
 #else
@@ -140,7 +140,7 @@ byte newest_act;       /* newest epoch in which a leader has decided something, 
 #define KEPT (told == 0 || (told == 1 && COMPLETE(1)) || COMPLETE(2))
 #define WHOLE(s) (TWO(copies[SHARD(s, 0)] & members) && TWO(copies[SHARD(s, 1)] & members))
 
-/* Forgets the newest decision once nobody is in an older epoch. It only saves states. */
+/* Forgets the newest decision once no node is in an older epoch. It only saves states. */
 inline Calm() {
   if
   :: (at[0] == 0 || at[0] >= newest_act) && (at[1] == 0 || at[1] >= newest_act) &&
