@@ -10,6 +10,8 @@ namespace ropeteam::engine {
 
 void Redundancy::Clear() {
   orders_.clear();
+  avoid_until_.clear();
+  late_.clear();
   load_.clear();
   apart_.clear();
   orphans_.clear();
@@ -48,6 +50,8 @@ bool Redundancy::OnCopies(NodeId node, const std::vector<CopyReport>& copies) {
     std::erase_if(orders->second, [&](const Order& order) {
       if (order.target != node) return false;
       Uncount(order);
+      avoid_until_.erase(node);
+      late_.erase(copy.id);
       return done = true;
     });
     if (orders->second.empty()) orders_.erase(orders);
@@ -63,10 +67,32 @@ void Redundancy::ForgetLate() {
           context_.Contains(order.source) && context_.Contains(order.target))
         return false;
       Uncount(order);
+      if (order.until <= context_.now) {
+        avoid_until_[order.target] = context_.now + kOrderTimeoutUs;
+        late_.insert(shard);
+      }
       return true;
     });
   }
   std::erase_if(orders_, [](const auto& entry) { return entry.second.empty(); });
+  std::erase_if(avoid_until_, [this](const auto& avoid) { return avoid.second <= context_.now; });
+  std::erase_if(late_, [this](const ShardId& shard) {
+    const StepTable::StepState* step = table_.Find(StepOf(shard));
+    return step == nullptr || shard.rank >= step->world_size || !step->lacking.contains(shard.rank);
+  });
+}
+
+std::vector<std::pair<StepId, const StepTable::StepState*>> Redundancy::InOrder(
+    const std::vector<StepKey>& keep) const {
+  std::vector<std::pair<StepId, const StepTable::StepState*>> steps;
+  for (const StepKey& key : keep) {
+    const StepTable::StepState* step = table_.Find(key.id);
+    if (step != nullptr && !step->lacking.empty()) steps.emplace_back(key.id, step);
+  }
+  std::sort(steps.begin(), steps.end(), [](const auto& a, const auto& b) {
+    return a.second->committed != b.second->committed ? a.second->committed : b.first < a.first;
+  });
+  return steps;
 }
 
 const RankSet& Redundancy::ToRestore(const StepId& id, const StepTable::StepState& step,
@@ -86,22 +112,25 @@ void Redundancy::Restore(const std::vector<StepKey>& keep, Incarnation current) 
     return step == nullptr || step->committed || orphan.first.rank >= step->world_size ||
            !step->orphans.contains(orphan.first.rank);
   });
-  for (auto key = keep.rbegin(); key != keep.rend(); ++key) {
-    const StepTable::StepState* step = table_.Find(key->id);
-    if (step == nullptr) continue;
-    const RankSet& ranks = ToRestore(key->id, *step, current);
-    ranks.ForEach([&](Rank rank) {
-      const ShardId shard{key->id.incarnation, key->id.step, rank};
-      if (&ranks == &step->orphans && WaitsForOwner(shard)) return;
-      OrderCopies(shard, step->ranks[rank]);
-    });
+  const auto steps = InOrder(keep);
+  for (const bool late : {false, true}) {
+    if (late && late_.empty()) return;
+    for (const auto& [id, step] : steps) {
+      const RankSet& ranks = ToRestore(id, *step, current);
+      ranks.ForEach([&, id = id, step = step](Rank rank) {
+        const ShardId shard{id.incarnation, id.step, rank};
+        if (late_.contains(shard) != late) return;
+        if (&ranks == &step->orphans && WaitsForOwner(shard)) return;
+        OrderCopies(shard, step->ranks[rank]);
+      });
+    }
   }
 }
 
 bool Redundancy::MayTake(const StepTable::RankState& state, const std::vector<Order>& orders, NodeId source,
                          NodeId target) const {
   const auto apart = apart_.find(source);
-  if (target == source || LoadOf(target) >= kOrdersPerNodeMax ||
+  if (target == source || LoadOf(target) >= kOrdersPerNodeMax || avoid_until_.contains(target) ||
       (apart != apart_.end() && apart->second.contains(target)))
     return false;
   return std::none_of(state.copies.begin(), state.copies.end(),

@@ -27,8 +27,9 @@ class Redundancy {
   void SetLostLinks(NodeId node, const std::vector<LostLinkReport>& links);
   // Copies that a node has now. True when an order is done by one: its nodes have room for the next.
   bool OnCopies(NodeId node, const std::vector<CopyReport>& copies);
-  // Forgets orders that are late or pointless, and orders what is missing of the kept steps, oldest first.
-  // `current`: the world's incarnation. Looks at shards that lack copies only.
+  // Forgets orders that are late or pointless, and orders what is missing of the kept steps: committed ones first, newer
+  // ones first; but shards whose last order came to nothing after all others. `current`: the world's incarnation. Looks
+  // at shards that lack copies only.
   void Restore(const std::vector<StepKey>& keep, Incarnation current);
   // Has replicas become caches where a shard has more copies than 1 + R (a node came back after its copies were
   // made again, a rank restored on another node): memory is paid for 1 + R. Only of steps that every member has
@@ -59,6 +60,8 @@ class Redundancy {
   void Uncount(const Order& order);
   size_t LoadOf(NodeId node) const;  // orders outstanding at it
   const RankSet& ToRestore(const StepId& id, const StepTable::StepState& step, Incarnation current) const;
+  // The steps of `keep` that lack copies, in the order of Restore().
+  std::vector<std::pair<StepId, const StepTable::StepState*>> InOrder(const std::vector<StepKey>& keep) const;
   // An own copy that has not been reported yet is probably on its way: orphans wait for a while.
   bool WaitsForOwner(const ShardId& shard);
   void OrderCopies(const ShardId& shard, const StepTable::RankState& state);
@@ -69,6 +72,10 @@ class Redundancy {
   const StepTable& table_;
   std::map<NodeId, std::set<NodeId>> apart_;  // the first does not reach these
   std::map<ShardId, std::vector<Order>> orders_;
+  // Targets of orders that came to nothing, most likely for want of memory, until when they get no other; and the shards
+  // of those orders.
+  std::map<NodeId, TimeUs> avoid_until_;
+  std::set<ShardId> late_;
   // Replicas that are becoming caches, one a shard: until its node has said so it counts, and no other may go.
   std::map<ShardId, NodeId> demoting_;
   std::unordered_map<NodeId, size_t> load_;

@@ -168,7 +168,7 @@ class LeaderTest : public ::testing::Test {
       } else if (envelope.kind == Kind::kDropCopy) {
         ++drops_[message.to];
       } else if (envelope.kind == Kind::kCopyOrder) {
-        ++orders_;
+        ASSERT_TRUE(Decode(envelope.payload, orders_.emplace_back()));
       } else if (envelope.kind == Kind::kReply) {
         Reply reply;
         ASSERT_TRUE(Decode(envelope.payload, reply));
@@ -194,7 +194,7 @@ class LeaderTest : public ::testing::Test {
   uint64_t sequence_ = 0;
   uint64_t question_ = 0;
   std::map<uint64_t, Reply> replies_;
-  size_t orders_ = 0;               // to copy
+  std::vector<CopyOrder> orders_;
   std::map<NodeId, size_t> drops_;  // orders to drop a copy
   std::map<NodeId, std::optional<LeaderState>> announced_;
 };
@@ -647,14 +647,35 @@ TEST_F(LeaderTest, AHoldersCopyThatIsReportedFirstIsNoOrphan) {
   Tell(kSecond + 1, {});
   Tell(kSecond, {Own(step, 0)}, {Open(1)});
   PassTime(100'000);
-  EXPECT_EQ(orders_, 0u);
+  EXPECT_TRUE(orders_.empty());
   Tell(kSecond, {Own(step, 0), Own(step, 1)}, {Open(1)});
   PassTime(1'000'000);
-  EXPECT_EQ(orders_, 0u);
+  EXPECT_TRUE(orders_.empty());
   // An own copy that does not come is lost.
   Tell(kSecond, {Own(step, 0)}, {Open(1)});
   PassTime(1'000'000);
-  EXPECT_GT(orders_, 0u);
+  EXPECT_FALSE(orders_.empty());
+}
+
+// The target of the first orders has no room, and nobody tells the leader. The source carries out two orders at a time:
+// they must not be the same two for ever.
+TEST_F(LeaderTest, OrdersThatComeToNothingMakeWayForOthersAndGoElsewhere) {
+  const StepId older{kLife, 7};
+  const StepId newer{kLife, 8};
+  Members({kFirst, kSecond, kSecond + 1, kSecond + 2});
+  for (const NodeId node : {kSecond, kSecond + 1, kSecond + 2}) Tell(node, {});
+  Tell(kFirst, {Marked(Own(older, 0)), Marked(Own(older, 1)), Marked(Own(newer, 0)), Marked(Own(newer, 1))});
+  PassTime(1'000'000);
+  ASSERT_EQ(orders_.size(), 2u);
+  EXPECT_EQ(StepOf(orders_[0].shard.id), newer);
+  const NodeId full = orders_[0].target;
+  ASSERT_EQ(orders_[1].target, full);
+  PassTime(10'000'000);
+  ASSERT_EQ(orders_.size(), 4u);
+  for (const size_t later : {2, 3}) {
+    EXPECT_EQ(StepOf(orders_[later].shard.id), older);
+    EXPECT_NE(orders_[later].target, full);
+  }
 }
 
 }  // namespace
