@@ -11,7 +11,7 @@
 //   kIdle        nothing was asked of it                             the peer's first operation
 //                                                                      -> kConnecting
 //   kConnecting  a request is sent until it is answered; what the    accepted -> kUp
-//                last connection left undone is held                 its patience is over, or no such rail
+//                last connection left undone is held                 its time is over, or no such rail
 //                                                                      there -> kDown
 //   kUp          pieces are posted                                   a piece fails, the port goes down,
 //                                                                      nothing completes -> kDraining
@@ -81,9 +81,9 @@ inline constexpr uint32_t kRailPieces = 8192;
 inline constexpr uint32_t kRailProbes = 64;
 static_assert(kRailPieces > 2 * kRailProbes);
 // How long a link may take to be made while nothing speaks against its peer, whose program may be busy …
-inline constexpr TimeUs kPatienceAliveUs = 3'000'000;
+inline constexpr TimeUs kTimeoutAliveUs = 3'000'000;
 // … and after the device has found the peer silent for all its retries, at least.
-inline constexpr TimeUs kPatienceSilentMinUs = 300'000;
+inline constexpr TimeUs kTimeoutSilentMinUs = 300'000;
 // What those retries take at least: see kTimeout and kRetries in links.cc.
 inline constexpr TimeUs kDeviceSilenceUs = 470'000;
 // A link is broken when the device has completed none of its pieces for so long, although it has reported no failure.
@@ -169,8 +169,8 @@ struct Link {
   TimeUs oldest_since = 0;   // … and since when it has been the oldest
   List<Piece> held;          // handed back, waiting for the word on `superseded`
   bool timed = false;        // in timed_
-  TimeUs patience = 0;       // of the next connecting
-  TimeUs deadline = 0;       // kConnecting, kDraining: when patience ends; kDown: when to try again
+  TimeUs timeout = 0;        // of the next connecting
+  TimeUs deadline = 0;       // kConnecting, kDraining: when the timeout ends; kDown: when to try again
   TimeUs send_next = 0;      // kConnecting: when to repeat the request, …
   TimeUs send_interval = 0;  // … and how long after that the next
 };
@@ -246,12 +246,12 @@ class VerbsTransport final : public front::Front<VerbsTransport, Peer, Operation
   // links.cc
   Status DecodeKey(const Peer& peer, const std::string& bytes, RemoteRegion* remote) const;
   void SetTimer(Link* link);
-  void StartConnecting(Link* link, TimeUs patience, TimeUs now);
+  void StartConnecting(Link* link, TimeUs timeout, TimeUs now);
   void StepLinks(TimeUs now);
   void StepLink(Link* link, TimeUs now);
   void SendRequest(Link* link, TimeUs now);
   void SendClose(const Link& over, uint64_t connection);
-  void BreakLink(Link* link, TimeUs patience, TimeUs now);
+  void BreakLink(Link* link, TimeUs timeout, TimeUs now);
   void BreakStuckLinks(TimeUs now);
   void FinishDraining(Link* link, TimeUs now);
   void DropQueuePair(Link* link);
@@ -294,7 +294,7 @@ class VerbsTransport final : public front::Front<VerbsTransport, Peer, Operation
 
   uint64_t instance_ = 0;
   uint32_t datagram_key_ = 0;
-  TimeUs patience_silent_ = kPatienceSilentMinUs;  // how long a silent peer is asked for a new connection
+  TimeUs timeout_silent_ = kTimeoutSilentMinUs;  // how long a silent peer is asked for a new connection
 
   std::vector<std::unique_ptr<Rail>> rails_;  // destroyed last of the devices' objects
 

@@ -139,9 +139,9 @@ void VerbsTransport::SetTimer(Link* link) {
   timed_.push_back(link);
 }
 
-void VerbsTransport::StartConnecting(Link* link, TimeUs patience, TimeUs now) {
+void VerbsTransport::StartConnecting(Link* link, TimeUs timeout, TimeUs now) {
   link->state = LinkState::kConnecting;
-  link->deadline = now + patience;
+  link->deadline = now + timeout;
   link->send_next = now;
   link->send_interval = kRepeatUs;
   SetTimer(link);
@@ -222,17 +222,17 @@ void VerbsTransport::StepLink(Link* link, TimeUs now) {
     case LinkState::kDown:
       if (now < link->deadline) return;
       link->deadline = now + kRailRetryUs;
-      if (link->rail->up && !link->rail->dead) StartConnecting(link, patience_silent_, now);
+      if (link->rail->up && !link->rail->dead) StartConnecting(link, timeout_silent_, now);
       return;
   }
 }
 
 // The device gives back what it holds of this connection; then the peer is asked what is the matter.
-void VerbsTransport::BreakLink(Link* link, TimeUs patience, TimeUs now) {
+void VerbsTransport::BreakLink(Link* link, TimeUs timeout, TimeUs now) {
   ROPETEAM_CHECK(link->state == LinkState::kUp);
   Peer* peer = link->peer;
   link->state = LinkState::kDraining;
-  link->patience = patience;
+  link->timeout = timeout;
   ibv_qp_attr attributes{};
   attributes.qp_state = IBV_QPS_ERR;
   const int error = ibv_modify_qp(link->queue_pair.get(), &attributes, IBV_QP_STATE);
@@ -244,9 +244,9 @@ void VerbsTransport::BreakLink(Link* link, TimeUs patience, TimeUs now) {
   active_.Remove(peer);
   for (Link& other : peer->links) {
     if (other.state == LinkState::kDown) other.deadline = now;
-    // They were given their patience while this one vouched for the peer.
-    if (other.state == LinkState::kConnecting) other.deadline = std::min(other.deadline, now + patience);
-    if (other.state == LinkState::kDraining) other.patience = std::min(other.patience, patience);
+    // Their timeouts were set while this link showed that the peer is there.
+    if (other.state == LinkState::kConnecting) other.deadline = std::min(other.deadline, now + timeout);
+    if (other.state == LinkState::kDraining) other.timeout = std::min(other.timeout, timeout);
   }
 }
 
@@ -268,7 +268,7 @@ void VerbsTransport::BreakStuckLinks(TimeUs now) {
                   LinkText(link), link.piece_count, static_cast<unsigned long long>(kStuckUs / 1'000'000));
       const bool others = peer->links_up > 1;
       if (!others) FailOperation(peer.get(), link.pieces.head()->operation, Code::kLinkFailed);
-      BreakLink(&link, others ? kPatienceAliveUs : patience_silent_, now);
+      BreakLink(&link, others ? kTimeoutAliveUs : timeout_silent_, now);
     }
   }
 }
@@ -289,7 +289,7 @@ void VerbsTransport::FinishDraining(Link* link, TimeUs now) {
     link->state = LinkState::kIdle;
     return;
   }
-  StartConnecting(link, link->patience, now);
+  StartConnecting(link, link->timeout, now);
 }
 
 // The peer has no responder of the old connection any more: what it left undone may be done again.
@@ -338,7 +338,7 @@ void VerbsTransport::OnAccept(Rail* rail, const Message& message) {
     return;
   }
   if (link->superseded != 0)
-    LOG_WARNING("verbs peer %s: the link over %s failed and stands again", peer->text.c_str(),
+    LOG_WARNING("verbs peer %s: the link over %s failed and was re-established", peer->text.c_str(),
                 LinkText(*link));
   link->state = LinkState::kUp;
   peer->links_up++;
@@ -363,7 +363,7 @@ void VerbsTransport::OnRefuse(const Message& message) {
       if (link->state == LinkState::kConnecting) link->deadline = 0;
       return;
     default:
-      // It may yet have room; the requests go on until the patience is over.
+      // It may yet have room; the requests go on until the timeout.
       LOG_DEBUG("verbs peer %s: refused: %s", peer->text.c_str(), RefusalText(message.refusal));
       return;
   }

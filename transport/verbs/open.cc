@@ -45,7 +45,7 @@ Status VerbsTransport::Open(const VerbsConfig& config) {
   Result<std::vector<Port>> ports = ChoosePorts(config);
   if (!ports.ok()) return ports.status();
   const TimeUs silence = TimeUs{config.silence_ms} * 1'000;
-  patience_silent_ = std::max(silence, kDeviceSilenceUs + kPatienceSilentMinUs) - kDeviceSilenceUs;
+  timeout_silent_ = std::max(silence, kDeviceSilenceUs + kTimeoutSilentMinUs) - kDeviceSilenceUs;
   instance_ = RandomNumber();
   datagram_key_ = static_cast<uint32_t>(RandomNumber()) & kDatagramKeyMask;
   ROPETEAM_RETURN_IF_ERROR(wake_.Open());

@@ -28,7 +28,7 @@ void VerbsTransport::Start(Peer* peer) {
   if (peer->state == PeerState::kIdle) {
     const TimeUs now = Now();
     peer->state = PeerState::kConnecting;
-    for (Link& link : peer->links) StartConnecting(&link, kPatienceAliveUs, now);
+    for (Link& link : peer->links) StartConnecting(&link, kTimeoutAliveUs, now);
   }
   if (peer->state == PeerState::kUp) Activate(peer);
 }
@@ -133,7 +133,7 @@ void VerbsTransport::Post(Link* link, Piece** pieces, uint32_t count) {
   LOG_WARNING("verbs peer %s: %s would not take work: %s (%d)", link->peer->text.c_str(),
               link->rail->port.name.c_str(), std::strerror(error), error);
   for (uint32_t i = posted; i < count; i++) link->peer->redo.Push(pieces[i]);
-  BreakLink(link, kPatienceAliveUs, Now());
+  BreakLink(link, kTimeoutAliveUs, Now());
 }
 
 Piece* VerbsTransport::TakePiece(Link* link) {
@@ -189,7 +189,7 @@ void VerbsTransport::FailPiece(Link* link, Piece* piece, ibv_wc_status status) {
       FailOperation(peer, operation, refused ? Code::kInvalidArgument : Code::kIo);
     else if (!others)
       FailOperation(peer, operation, Code::kLinkFailed);
-    BreakLink(link, refused || local || others ? kPatienceAliveUs : patience_silent_, Now());
+    BreakLink(link, refused || local || others ? kTimeoutAliveUs : timeout_silent_, Now());
   }
   if (peer->state == PeerState::kGone || peer->state == PeerState::kClosing) {
     FailOperation(peer, operation, Code::kPeerGone);

@@ -109,7 +109,7 @@ void VerbsTransport::OnEvent(Rail* rail, const ibv_async_event& event, TimeUs no
         return entry.second->queue_pair.get() == event.element.qp;
       });
       if (found != tags_.end() && found->second->state == LinkState::kUp)
-        BreakLink(found->second, kPatienceAliveUs, now);
+        BreakLink(found->second, kTimeoutAliveUs, now);
       return;
     }
     case IBV_EVENT_GID_CHANGE:
@@ -131,7 +131,7 @@ void VerbsTransport::OnPort(Rail* rail, bool up, TimeUs now) {
       if (link.rail != rail) continue;
       if (up && link.state == LinkState::kDown) link.deadline = now;
       if (!up && link.state == LinkState::kUp && (peer->links_up > 1 || rail->dead))
-        BreakLink(&link, kPatienceAliveUs, now);
+        BreakLink(&link, kTimeoutAliveUs, now);
     }
   }
 }
