@@ -300,7 +300,7 @@ void Node::LogEvent(const LevelEvent& event) {
     const auto begun = begun_.find(step);
     const std::string after =
         begun == begun_.end() ? "" : " after_ms " + std::to_string((now - begun->second) / 1000);
-    LOG_INFO("step %" PRIu64 " committed incarnation %" PRIu64 "%s", step.step, LifeNumber(step.incarnation),
+    LOG_INFO("step %" PRIu64 " committed incarnation %llu%s", step.step, LifeNumber(step.incarnation),
              after.c_str());
     return;
   }

@@ -29,7 +29,8 @@ inline constexpr NodeId kNoNode = 0;
 // membership's epochs count milliseconds since 2025 at most; 44 bits of them last for five hundred years. A
 // million lives carry into the epoch and are counted from 0 again.
 inline constexpr int kLifeNumberBits = 20;
-constexpr uint64_t LifeNumber(Incarnation incarnation) {
+// As "%llu" takes it.
+constexpr unsigned long long LifeNumber(Incarnation incarnation) {
   return incarnation & ((uint64_t{1} << kLifeNumberBits) - 1);
 }
 // Of the life that begins in `epoch`; `newest` is the newest that its leader knows of.

@@ -9,12 +9,6 @@
 #include "core/engine/limits.h"
 
 namespace ropeteam::engine {
-namespace {
-
-// As people are shown it.
-unsigned long long Number(Incarnation incarnation) { return LifeNumber(incarnation); }
-
-}  // namespace
 
 const Incarnations::Seat* Incarnations::Find(Rank rank) const {
   return rank < seats_.size() && seats_[rank].taken() ? &seats_[rank] : nullptr;
@@ -25,14 +19,17 @@ void Incarnations::Put(Rank rank, const Seat& seat) {
   Free(rank);
   if (rank >= seats_.size()) seats_.resize(size_t{rank} + 1);
   seats_[rank] = seat;
-  ROPETEAM_CHECK(ranks_of_[seat.node].insert(rank).second);
+  const bool fresh = ranks_of_[seat.node].insert(rank).second;
+  ROPETEAM_CHECK(fresh);
   ranks_present_ += seat.left ? 0 : 1;
 }
 
 void Incarnations::Free(Rank rank) {
   if (Find(rank) == nullptr) return;
   const auto ranks = ranks_of_.find(seats_[rank].node);
-  ROPETEAM_CHECK(ranks != ranks_of_.end() && ranks->second.erase(rank) == 1);
+  ROPETEAM_CHECK(ranks != ranks_of_.end());
+  const size_t erased = ranks->second.erase(rank);
+  ROPETEAM_CHECK(erased == 1);
   if (ranks->second.empty()) ranks_of_.erase(ranks);
   ranks_present_ -= seats_[rank].left ? 0 : 1;
   seats_[rank] = Seat();
@@ -140,7 +137,7 @@ void Incarnations::Pin(const StepId& step) {
 Status Incarnations::CheckWorld(const JoinQuestion& join) const {
   if (join.world_size == life_.world_size) return OkStatus();
   return Error(Code::kInvalidArgument, "rank %u says the world has %u ranks, incarnation %llu has %u",
-               join.rank, join.world_size, Number(life_.incarnation), life_.world_size);
+               join.rank, join.world_size, LifeNumber(life_.incarnation), life_.world_size);
 }
 
 // A handle that names no incarnation and was in none before.
@@ -155,7 +152,7 @@ Status Incarnations::AdmitUnnamed(const JoinQuestion& join) {
     return Error(Code::kUnavailable,
                  "incarnation %llu (life '%s', %u ranks) has %u ranks open: a handle of %u ranks without a "
                  "life's name opens when they have left",
-                 Number(life_.incarnation), life_.token.c_str(), life_.world_size, ranks_present(),
+                 LifeNumber(life_.incarnation), life_.token.c_str(), life_.world_size, ranks_present(),
                  join.world_size);
   // The seat may have been given on a late repeat of a question whose asker is long gone: its node's next
   // inventory tells.
@@ -176,7 +173,7 @@ Status Incarnations::Admit(NodeId from, uint64_t question, const JoinQuestion& j
   const bool known = seat != nullptr && seat->token == join.token;
   if (join.incarnation != 0 && join.incarnation < life_.incarnation)
     return Error(Code::kStale, "rank %u belongs to incarnation %llu, the world is in incarnation %llu",
-                 join.rank, Number(join.incarnation), Number(life_.incarnation));
+                 join.rank, LifeNumber(join.incarnation), LifeNumber(life_.incarnation));
   const bool returns = join.incarnation != 0 && join.incarnation == life_.incarnation;
   if (returns && life_.world_size == 0) {
     // Every daemon was restarted: only the incarnation's number was left. The handles that come back know the
@@ -195,7 +192,7 @@ Status Incarnations::Admit(NodeId from, uint64_t question, const JoinQuestion& j
     const auto& past = life_.past_tokens;
     if (std::find(past.begin(), past.end(), join.life) != past.end())
       return Error(Code::kStale, "life '%s' of rank %u has been superseded by incarnation %llu",
-                   join.life.c_str(), join.rank, Number(life_.incarnation));
+                   join.life.c_str(), join.rank, LifeNumber(life_.incarnation));
     BeginNext(join);
   } else if (returns) {
     ROPETEAM_RETURN_IF_ERROR(CheckWorld(join));
@@ -221,7 +218,7 @@ void Incarnations::BeginNext(const JoinQuestion& join) {
   if (!life_.token.empty()) next.past_tokens.push_back(life_.token);
   while (next.past_tokens.size() > kPastTokensMax) next.past_tokens.erase(next.past_tokens.begin());
   ROPETEAM_CHECK(next.incarnation > life_.incarnation && next.past_tokens.size() <= kPastTokensMax);
-  LOG_INFO("incarnation %llu begins, world %u, opened by rank %u", Number(next.incarnation), next.world_size,
+  LOG_INFO("incarnation %llu begins, world %u, opened by rank %u", LifeNumber(next.incarnation), next.world_size,
            join.rank);
   Change(std::move(next));
 }

@@ -283,7 +283,7 @@ void InventorySender::OnView(NodeId leader) {
 
 void InventorySender::OnLease() {
   repeat_at_ = 0;
-  repeat_after_ = kRepeatUs / 2;
+  repeat_after_ = kRepeatUs;
 }
 
 void InventorySender::OnAck(NodeId from, const InventoryAck& ack) {
@@ -308,9 +308,13 @@ TimeUs InventorySender::Due(bool more_soon, bool counters) const {
 
 const InventorySender::Message& InventorySender::Repeat(TimeUs now) {
   ROPETEAM_CHECK(in_flight_ && repeat_at_ <= now);
-  repeat_after_ = std::min(2 * repeat_after_, kRepeatMaxUs);
-  repeat_at_ = now + repeat_after_;
+  AwaitAck(now);
   return message_;
+}
+
+void InventorySender::AwaitAck(TimeUs now) {
+  repeat_at_ = now + repeat_after_;
+  repeat_after_ = std::min(2 * repeat_after_, kRepeatMaxUs);
 }
 
 uint64_t InventorySender::FirstWith(const ShardId& shard, uint64_t content) const {
@@ -347,7 +351,7 @@ const InventorySender::Message& InventorySender::Send(TimeUs now, Inventory curr
   changed_ = due_now_ = false;
   sent_at_ = now;
   repeat_after_ = kRepeatUs;
-  repeat_at_ = now + repeat_after_;
+  AwaitAck(now);
   return message_;
 }
 

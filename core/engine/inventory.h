@@ -77,7 +77,6 @@ class InventorySender {
   // When a message is due. `more_soon`: copies are being made here, so what has changed waits for more within a
   // window; else it goes out at once. `counters`: they have changed.
   TimeUs Due(bool more_soon, bool counters) const;
-  // The message that is due: a repeat of the unanswered one, or one that makes `current` known.
   bool in_flight() const { return in_flight_; }
   uint64_t sequence() const { return sequence_; }  // of the newest that was sent
   // The first inventory that had this copy, of these bytes; UINT64_MAX: none has yet.
@@ -87,11 +86,13 @@ class InventorySender {
     std::string payload;
   };
   TimeUs counters_at() const { return counters_at_; }  // when they were sent last
+  // The message that is due: a repeat of the unanswered one, or one that makes `current` known.
   const Message& Repeat(TimeUs now);
   const Message& Send(TimeUs now, Inventory current);
 
  private:
   void NoteListed(const std::vector<CopyReport>& copies);
+  void AwaitAck(TimeUs now);
 
   NodeId leader_ = kNoNode;
   bool due_now_ = false;  // in this epoch nothing has been sent yet, or a whole one was asked for
@@ -111,7 +112,7 @@ class InventorySender {
   TimeUs sent_at_ = 0;
   TimeUs counters_at_ = 0;
   TimeUs repeat_at_ = kNever;
-  TimeUs repeat_after_ = 0;
+  TimeUs repeat_after_ = kRepeatUs;  // the pause before the next repeat
 };
 
 }  // namespace ropeteam::engine

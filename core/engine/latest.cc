@@ -7,11 +7,6 @@
 #include "core/base/log.h"
 
 namespace ropeteam::engine {
-namespace {
-
-unsigned long long Number(Incarnation incarnation) { return LifeNumber(incarnation); }
-
-}  // namespace
 
 bool Latest::Producible(const StepId& id) const {
   const StepTable::StepState* step = table_.Find(id);
@@ -35,7 +30,7 @@ Result<StepId> Latest::Resolve(Incarnation asking, size_t members, const JobSett
   if (life.forgotten)
     return Error(Code::kUnavailable,
                  "no node remembers what incarnation %llu restores; the next incarnation can restore",
-                 Number(life.incarnation));
+                 LifeNumber(life.incarnation));
   // It was chosen while a node with a newer committed step was away, and no rank has been told.
   const bool better = may_choose_again_ && Producible(NewestCommitted()) && life.pin < NewestCommitted();
   if (life.has_pin && !better) {
@@ -46,7 +41,7 @@ Result<StepId> Latest::Resolve(Incarnation asking, size_t members, const JobSett
     // Some rank of this incarnation may have gone on from it: another step for the others would mix the two.
     // Its holder may come back; if not, the next incarnation is offered an older step.
     LOG_WARNING("%s, which incarnation %llu restores, cannot be produced now", life.pin.ToString().c_str(),
-                Number(life.incarnation));
+                LifeNumber(life.incarnation));
     return Error(
         Code::kUnavailable,
         "%s, which this incarnation restores, cannot be produced now; the next one is offered an older step",
@@ -75,7 +70,7 @@ Result<StepId> Latest::Resolve(Incarnation asking, size_t members, const JobSett
   may_choose_again_ = true;
   if (!newest) return none;
   ROPETEAM_CHECK(table_.Find(*newest) != nullptr && table_.Find(*newest)->producible());
-  LOG_INFO("incarnation %llu restores %s", Number(life.incarnation), newest->ToString().c_str());
+  LOG_INFO("incarnation %llu restores %s", LifeNumber(life.incarnation), newest->ToString().c_str());
   return *newest;
 }
 

@@ -10,12 +10,6 @@
 #include "core/engine/leader.h"
 
 namespace ropeteam::engine {
-namespace {
-
-// As people are shown it.
-unsigned long long Number(Incarnation incarnation) { return LifeNumber(incarnation); }
-
-}  // namespace
 
 void Leader::Reply(NodeId to, uint64_t number, const Status& status, std::string payload) {
   context_.Send(to, ropeteam::Reply{number, status.code(), status.message(), std::move(payload)});
@@ -78,11 +72,11 @@ void Leader::AnswerLatest(NodeId from, uint64_t number, const LatestQuestion& la
     if (latest.incarnation < incarnations_.life().incarnation)
       return Reply(from, number,
                    Error(Code::kStale, "incarnation %llu asks, the world is in incarnation %llu",
-                         Number(latest.incarnation), Number(incarnations_.life().incarnation)));
+                         LifeNumber(latest.incarnation), LifeNumber(incarnations_.life().incarnation)));
     if (latest.incarnation > incarnations_.life().incarnation)
       return Reply(from, number,
                    Error(Code::kUnavailable, "incarnation %llu asks, of which the leader has not heard",
-                         Number(latest.incarnation)));
+                         LifeNumber(latest.incarnation)));
     // Some node may hold what nobody here does: wait for the nodes that were announced, or for the whole
     // world.
     const uint32_t ranks = incarnations_.ranks_present();

@@ -30,7 +30,10 @@ size_t Redundancy::LoadOf(NodeId node) const {
 
 void Redundancy::Count(const Order& order) {
   ROPETEAM_CHECK(order.source != order.target);
-  for (const NodeId node : {order.source, order.target}) ROPETEAM_CHECK(++load_[node] <= kOrdersPerNodeMax);
+  for (const NodeId node : {order.source, order.target}) {
+    const size_t load = ++load_[node];
+    ROPETEAM_CHECK(load <= kOrdersPerNodeMax);
+  }
 }
 
 void Redundancy::Uncount(const Order& order) {
@@ -139,6 +142,10 @@ bool Redundancy::MayTake(const StepTable::RankState& state, const std::vector<Or
                       [&](const Order& order) { return order.target == target; });
 }
 
+size_t Redundancy::Tried(const Placement::Holders& holders, uint32_t replicas) {
+  return std::min(holders.size(), kTargetsTriedMax + replicas);
+}
+
 void Redundancy::OrderCopies(const ShardId& shard, const StepTable::RankState& state) {
   ROPETEAM_CHECK(!state.replicated && state.good <= state.replicas);
   const StepTable::Copy* source = nullptr;
@@ -166,7 +173,7 @@ void Redundancy::OrderCopies(const ShardId& shard, const StepTable::RankState& s
   for (const StepTable::Copy& copy : state.copies)
     if (!Counts(copy.role) && copy.bad.empty() && copy.content == state.content) order_copy(copy.node);
   const Placement::Holders holders = context_.placement.HoldersOf(source->node, state.replicas);
-  const size_t tried = std::min(holders.size(), kTargetsTriedMax + state.replicas);
+  const size_t tried = Tried(holders, state.replicas);
   for (size_t i = 0; i < tried && missing > 0; ++i) order_copy(holders[i]);
   if (!orders.empty()) orders_[shard] = std::move(orders);
 }
@@ -185,14 +192,14 @@ NodeId Redundancy::LeastWanted(const StepTable::RankState& state) const {
   ROPETEAM_CHECK(!state.copies.empty());
   const NodeId base = own == state.copies.end() ? state.copies.front().node : own->node;
   const Placement::Holders holders = context_.placement.HoldersOf(base, state.replicas);
-  const size_t looked_at = std::min(holders.size(), kTargetsTriedMax + state.replicas);
+  const size_t tried = Tried(holders, state.replicas);
   NodeId least = kNoNode;
   size_t least_place = 0;
   for (const StepTable::Copy& copy : state.copies) {
     if (copy.role != Role::kReplica || !copy.bad.empty() || copy.content != state.content) continue;
-    size_t place = 0;  // of the base; beyond those looked at all are alike
+    size_t place = 0;  // of the base; beyond those that are tried all are alike
     if (copy.node != base)
-      for (place = 1; place <= looked_at && holders[place - 1] != copy.node;) ++place;
+      for (place = 1; place <= tried && holders[place - 1] != copy.node;) ++place;
     if (least != kNoNode && place <= least_place) continue;
     least = copy.node;
     least_place = place;

@@ -44,9 +44,10 @@ class Redundancy {
   // Orders outstanding at one source or target: restoring redundancy is paced by its slowest resource, a
   // node's link.
   static constexpr size_t kOrdersPerNodeMax = 2;
-  // Of the nodes that could take a copy so many are looked at; if all of them are busy, the next Restore()
-  // looks again. A large cluster is not searched for each shard.
+  // At most this many nodes beyond the designated holders are tried for a copy. If all of them are busy, the
+  // next Restore() tries again. A large cluster is not searched for each shard.
   static constexpr size_t kTargetsTriedMax = 64;
+  static size_t Tried(const Placement::Holders& holders, uint32_t replicas);
 
   struct Order {
     NodeId source = kNoNode;

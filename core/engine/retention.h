@@ -7,17 +7,17 @@
 //   a step is      when                                                            its copies
 //   ------------   -------------------------------------------------------------   ------------------------------------
 //   kept           committed, down to the K-th that is producible and marked by    stay; missing ones are made again
-//                  every member; or the newest
-//                  producible one; or the pin, until its incarnation has a
-//                  committed step; or in the place of an unknown committed one
+//                  every member; or the newest producible one; or the pin, until
+//                  its incarnation has a committed step; or a substitute for an
+//                  unknown committed step
 //   released       older than the newest step that is committed, marked by every   are released by every node; the step
 //                  member and producible, and not kept                             is never committed any more
 //   dead           it can never be complete (a rank has passed it), or was given   are released by every node
 //                  up for want of memory
-//   evictable      of a former incarnation, not committed and not kept, while the    may be evicted; the step is never
-//                  current incarnation has been told what it restores and at most  committed any more
-//                  R nodes of the job are missing
-//   none of them   otherwise                                                       stay
+//   evictable      of a former incarnation, not committed and not kept, while      may be evicted; the step is never
+//                  the current incarnation has been told what it restores and at   committed any more
+//                  most R nodes of the job are missing
+//   other          otherwise                                                       stay
 // clang-format on
 //
 // Why no rank was told that an evictable step is committed: before a rank is told, every member has marked its

@@ -47,8 +47,7 @@ Sessions::Session* Sessions::Admitted(SessionId session, RequestId request) {
     AnswerStatusTo(
         session, request,
         Error(Code::kStale, "rank %u belongs to incarnation %llu, the world is in incarnation %llu",
-              found->hello.rank, static_cast<unsigned long long>(LifeNumber(found->incarnation)),
-              static_cast<unsigned long long>(LifeNumber(context.life.incarnation))));
+              found->hello.rank, LifeNumber(found->incarnation), LifeNumber(context.life.incarnation)));
     return nullptr;
   }
   return found;
@@ -428,7 +427,7 @@ std::optional<Status> Sessions::Judge(const Waiter& waiter) const {
   if (waiter.shard.incarnation < parts_.context.life.incarnation)
     return Error(Code::kAborted, "%s never will be %s: the world is in incarnation %llu",
                  waiter.shard.ToString().c_str(), LevelName(waiter.level),
-                 static_cast<unsigned long long>(LifeNumber(parts_.context.life.incarnation)));
+                 LifeNumber(parts_.context.life.incarnation));
   if (progress == progress_.end())
     return Error(Code::kNotFound, "%s was not saved here", waiter.shard.ToString().c_str());
   if (waiter.deadline <= parts_.context.now)

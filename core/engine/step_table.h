@@ -33,8 +33,9 @@ class StepTable {
     bool producible = false;
     bool replicated = false;
     uint32_t good = 0;  // copies that count: not bad, no caches, of the content that counts
-    // Of copies with different bytes one content counts: that of a copy marked as committed; else of the copy
-    // on the node where the rank is open; else the one with most copies. It does not change after the commit, except to one that was marked before.
+    // If the copies differ, one content counts: that of a copy marked as committed; else that of the copy on the
+    // node where the rank is open; else the one with most copies. After the commit it changes only to one that
+    // was marked before.
     uint64_t content = 0;
   };
   struct StepState {

@@ -285,7 +285,8 @@ void Store::Remove(const ShardId& id) {
   shards_.erase(it);
   ++changes_;
   shard->removed = true;
-  ROPETEAM_CHECK(table_->begins.erase(shard->extents[0].first) == 1);
+  const size_t erased = table_->begins.erase(shard->extents[0].first);
+  ROPETEAM_CHECK(erased == 1);
   // Before a chunk is free: whoever gets it next may write into it at once.
   Publish(&slot(shard->extents[0].first)->state, arena::kSlotFree);
   CrashPoint("removed");
