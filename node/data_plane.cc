@@ -141,13 +141,12 @@ void DataPlane::Run() {
 uint64_t DataPlane::WaitUs() const {
   const TimeUs lease_until = lease_until_.load();
   const bool leased = puts_ != 0 && lease_until != UINT64_MAX && !transport_->capabilities().fences_peers;
-  if (lost_ == 0 && !leased) return kForeverUs;
+  if (lost_.empty() && !leased) return kForeverUs;
   const TimeUs now = EventLoop::Now();
   uint64_t wait = kForeverUs;
-  // Once it has run out, the connections are being given up.
+  // Once it has run out, the connections are being closed.
   if (leased) wait = lease_until > now ? lease_until - now : kGivingUpUs;
-  for (const auto& [node, peer] : peers_)
-    if (peer.state == LinkState::kLost) wait = std::min(wait, peer.retry_at > now ? peer.retry_at - now : 0);
+  for (const auto& [node, retry_at] : lost_) wait = std::min(wait, retry_at > now ? retry_at - now : 0);
   return wait;
 }
 
@@ -181,10 +180,7 @@ void DataPlane::ApplyMembers(const std::vector<Member>& members) {
 }
 
 void DataPlane::Leave(NodeId node, Peer& peer) {
-  if (peer.state == LinkState::kLost) {
-    ROPETEAM_CHECK(lost_ > 0);
-    lost_--;
-  }
+  lost_.erase(node);
   // Only a transport that fences can promise anything about a peer, and only once it has been connected and
   // disconnected.
   if (peer.peer == 0 && !stopping_ && transport_->capabilities().fences_peers) (void)Connect(node, peer);
@@ -230,17 +226,22 @@ void DataPlane::Lose(NodeId node, Peer& peer, const std::string& reason) {
     peer.pause = std::min(2 * peer.pause, kReconnectPauseMaxUs);
   }
   peer.state = LinkState::kLost;
-  peer.retry_at = EventLoop::Now() + peer.pause;
-  lost_++;
+  const bool fresh = lost_.emplace(node, EventLoop::Now() + peer.pause).second;
+  ROPETEAM_CHECK(fresh);
 }
 
 void DataPlane::StartReconnecting() {
-  if (lost_ == 0) return;
+  if (lost_.empty()) return;
   const TimeUs now = EventLoop::Now();
-  for (auto& [node, peer] : peers_) {
-    if (peer.state != LinkState::kLost || now < peer.retry_at) continue;
-    ROPETEAM_CHECK(lost_ > 0);
-    lost_--;
+  for (auto lost = lost_.begin(); lost != lost_.end();) {
+    if (now < lost->second) {
+      ++lost;
+      continue;
+    }
+    const NodeId node = lost->first;
+    lost = lost_.erase(lost);  // a refused attempt puts it back, before `lost`
+    Peer& peer = peers_.at(node);
+    ROPETEAM_CHECK(peer.state == LinkState::kLost);
     peer.state = LinkState::kClosing;
     if (peer.peer != 0)
       transport_->Disconnect(peer.peer);
@@ -290,7 +291,7 @@ void DataPlane::GiveUpPuts() {
   for (auto& [node, peer] : peers_) {
     if (peer.state != LinkState::kUp || peer.puts == 0) continue;
     LOG_WARNING("data link with node %016" PRIx64
-                " is given up with %zu puts under way: the lease has run out",
+                " is closed with %zu puts outstanding: the lease has run out",
                 node, peer.puts);
     peer.pause = kReconnectPauseUs;
     peer.state = LinkState::kClosing;

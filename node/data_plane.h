@@ -14,21 +14,21 @@
 //   kIdle        nothing was transferred yet                         a transfer -> kUp
 //   kUp          transfers pass                                      one ends with kPeerGone -> kLost,
 //                                                                      on_link(down)
-//   kLost        the fabric has called the peer gone; the pause      its end -> kClosing
+//   kLost        the fabric has called the peer gone; the pause      the pause is over -> kClosing
 //                before the next try
-//   kClosing     the old connection is being given up                it is: connected again -> kProbing;
-//                                                                      that is refused -> kLost
-//   kProbing     a few bytes of the peer's arena are being read,     they have come -> kUp, on_link(up);
-//                over the new connection                               they have not -> kLost
+//   kClosing     the old connection is being closed                  it is closed, connecting succeeds -> kProbing;
+//                                                                      connecting fails -> kLost
+//   kProbing     a few bytes of the peer's arena are being read,     the bytes arrive -> kUp, on_link(up);
+//                over the new connection                               the read fails -> kLost
 //
 // In kLost, kClosing and kProbing every transfer with the peer is answered at once with kPeerGone. The old
-// connection is given up only when the next is made, because a fabric that fences refuses the peer in
+// connection is closed only when the next is made, because a fabric that fences refuses the peer in
 // between, and two nodes that have lost each other would refuse each other in turn.
 //
 // Puts need a lease where the fabric does not fence (SetLease()): the others may have declared this node dead
 // and reused the memory that it writes to. The plane looks at the clock before each put and before each round of
-// progress. When the lease has run out, it gives up the connections that have puts outstanding, so that what a
-// transport has queued does not leave either; that is a link that is lost, and it is made again.
+// progress. When the lease has run out, it closes the connections that have puts outstanding, so that what a
+// transport has queued does not leave either. Such a link counts as lost, and is connected again.
 
 #ifndef ROPETEAM_NODE_DATA_PLANE_H_
 #define ROPETEAM_NODE_DATA_PLANE_H_
@@ -105,11 +105,11 @@ class DataPlane {
 
   // Any thread.
   void Submit(std::vector<StartTransfer> transfers);
-  // Until when this node holds a lease, on EventLoop::Now()'s clock; 0: it holds none. Any thread, effective at
+  // Until when this node holds a lease, on EventLoop::Now()'s clock; 0: no lease. Any thread, effective at
   // once. On a fabric that does not fence, a put that would leave later is answered with kStale and never
   // starts, and one under way with kPeerGone; gets are not refused. Before the first call there is no limit.
   void SetLease(TimeUs valid_until);
-  // The view's members other than this node. Who is no longer among them is disconnected, then fenced.
+  // The view's members other than this node. A node that is no longer among them is disconnected, then fenced.
   void SetMembers(std::vector<Member> members);
 
   DataPlane(const DataPlane&) = delete;
@@ -123,12 +123,12 @@ class DataPlane {
     LinkState state = LinkState::kIdle;
     PeerId peer = 0;  // all but kIdle; 0 in kLost where connecting was refused
     RemoteRegionId region = 0;
-    TimeUs pause = 0, retry_at = 0;  // kLost
-    size_t puts = 0;                 // outstanding
+    TimeUs pause = 0;  // kLost
+    size_t puts = 0;   // outstanding
   };
   struct Input {
     std::vector<StartTransfer> transfers;
-    std::vector<std::vector<Member>> views;  // all of them: who came and went between two looks is fenced too
+    std::vector<std::vector<Member>> views;  // all of them: a node that came and left in between is fenced too
     bool stop = false;
   };
 
@@ -170,7 +170,7 @@ class DataPlane {
   std::map<NodeId, Peer> peers_;                // of the newest view
   std::map<PeerId, NodeId> connected_;          // the members among them that have a connection
   std::map<PeerId, NodeId> leaving_;            // Disconnect() under way of one that has left the view
-  size_t lost_ = 0;                             // members in kLost
+  std::map<NodeId, TimeUs> lost_;               // members in kLost, and when each is tried again
   std::array<std::byte, kProbeBytes> probe_{};  // where probes are read into; nobody looks at it
   RegionId probe_region_ = 0;
   std::deque<StartTransfer> waiting_;               // accepted, not yet taken by the transport
