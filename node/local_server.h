@@ -52,7 +52,7 @@ class LocalServer {
                    // file
 
   Status Listen();
-  // What hellos and reports say of them from now on: the job's, once a view has told them.
+  // The job's settings, from the first view on; hellos and reports use them.
   void SetSettings(const JobSettings& settings);
   void OnAnswer(const Answer& answer);
   const std::string& socket_path() const { return config_.socket_path; }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Sends the log of every house, and gRPC's, to spdlog: one line an event, ISO time with milliseconds, level,
+// Sends the log of every component, and gRPC's, to spdlog: one line an event, ISO time with milliseconds, level,
 // message.
 
 #ifndef ROPETEAM_NODE_LOGGING_H_

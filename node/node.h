@@ -50,7 +50,7 @@ class Node {
   std::string Describe() const;  // "socket PATH control HOST:PORT data DESCRIPTION"
 
   void OnView(const View& view);
-  // Membership's lease lasts until then (EventLoop::Now()); 0: there is none.
+  // Membership's lease lasts until then (EventLoop::Now()); 0: no lease.
   void OnLease(TimeUs valid_until);
 
   Node(const Node&) = delete;

@@ -78,8 +78,7 @@ void Declare(CLI::App& app, Texts& t) {
   app.add_option("--heartbeat-ms", t.heartbeat_ms, "time between heartbeats [a fifth of --dead-after-ms]");
   app.add_option("--check-threads", t.check_threads, "threads that check what came from other nodes [2]");
   app.add_option("--scrub-rate", t.scrub_rate,
-                 "bytes per second of what is sealed that are read again, to find what has gone bad; 0: none "
-                 "[100M]");
+                 "bytes per second of sealed data that are checked in the background; 0: off [100M]");
   app.add_option("--ready-fd", t.ready_fd, "descriptor that gets the ready line too");
   app.add_option("--log-level", t.log_level, "trace, debug, info, warning, error, off [info]");
   app.add_option("--log-file", t.log_file, "log there, in up to 4 files of 64 MiB, and not to stderr");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The names of things, as values that every house and every message shares.
+// The names of things, as values that every component and every message shares.
 
 #ifndef ROPETEAM_CORE_BASE_IDS_H_
 #define ROPETEAM_CORE_BASE_IDS_H_
@@ -14,39 +14,39 @@ namespace ropeteam {
 
 using Rank = uint32_t;         // one training process, 0 … world_size - 1
 using Step = uint64_t;         // the training iteration a checkpoint belongs to
-using Incarnation = uint64_t;  // one life of the world of ranks; 0 means none
+using Incarnation = uint64_t;  // one run of the world of ranks; 0 means none
 using Epoch = uint64_t;        // the number of a membership view; 1 is the first, 0 means none
 using TimeUs = uint64_t;       // microseconds on a clock that never goes back; its zero is arbitrary
 
-// One life of one daemon: random, never 0, never used again. A node that restarts under its name has a new
-// one, so a message or a completion meant for its former life can never be taken for the new one's.
+// One run of one daemon: random, never 0, never used again. A node that restarts under its name has a new
+// one, so a message or a completion meant for its former run can never be taken for the new one's.
 using NodeId = uint64_t;
 inline constexpr NodeId kNoNode = 0;
 
-// An Incarnation's lower bits count the lives of the job, from 1: what people are shown. Its upper bits are
-// the epoch in which the life began: whoever leads gives out numbers that no leader before it can have given
-// out, and that are higher, also where it sees no node that knows of the lives before. Standalone
-// membership's epochs count milliseconds since 2025 at most; 44 bits of them last for five hundred years. A
-// million lives carry into the epoch and are counted from 0 again.
+// An Incarnation's lower bits count the incarnations of the job, from 1: what people are shown. Its upper bits are
+// the epoch in which it began. So a leader gives out numbers that no earlier leader can have given out, and that
+// are higher, even if it sees no node that knows of the earlier incarnations. Standalone membership's epochs
+// count milliseconds since 2025 at most; 44 bits of them last for five hundred years. A million incarnations
+// carry into the epoch and are counted from 0 again.
 inline constexpr int kLifeNumberBits = 20;
 // As "%llu" takes it.
 constexpr unsigned long long LifeNumber(Incarnation incarnation) {
   return incarnation & ((uint64_t{1} << kLifeNumberBits) - 1);
 }
-// Of the life that begins in `epoch`; `newest` is the newest that its leader knows of.
+// Of the incarnation that begins in `epoch`; `newest` is the newest that its leader knows of.
 constexpr Incarnation NextIncarnation(Incarnation newest, Epoch epoch) {
   const Incarnation counted = newest + 1;
   const Incarnation in_epoch = (epoch << kLifeNumberBits) | LifeNumber(counted);
   return counted > in_epoch ? counted : in_epoch;
 }
 
-// All that one rank saved at one step in one life of the world.
+// All that one rank saved at one step in one incarnation.
 struct ShardId {
   Incarnation incarnation = 0;
   Step step = 0;
   Rank rank = 0;
   friend auto operator<=>(const ShardId&, const ShardId&) = default;
-  std::string ToString() const;  // "step 12 rank 3 incarnation 1", the life by its LifeNumber()
+  std::string ToString() const;  // "step 12 rank 3 incarnation 1", by its LifeNumber()
 };
 
 // One checkpoint of the whole world. Ordered by lineage: a later incarnation's step is newer than any step of

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Logging for every house, without a dependency: messages go to a sink that the process installs (ropeteamd
+// Logging for every component, without a dependency: messages go to a sink that the process installs (ropeteamd
 // installs spdlog, the tests a recorder, the client library stderr at ROPETEAM_LOG). Lower case, "name value"
 // and not "name=value"; info per event, debug per shard or object, trace per chunk. Safe from any thread.
 

@@ -46,7 +46,7 @@ class Context {
   bool inventory_dirty = false;  // something the leader should know has changed
   bool counters_dirty = false;   // something it may learn with delay
 
-  // The view's members by their ids, and who holds whose copies.
+  // The view's members by their ids, and which nodes hold the copies of which.
   Placement placement;
   void SetView(const View& next) {
     view = next;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a sealed copy counts for, and who may take it away. docs/save-and-commit.md has the same
-// table.
+// What a sealed copy counts for, and when it may be removed. docs/save-and-commit.md has the same table.
 //
 // clang-format off
 //   role      made by                              counts towards   serves   may be evicted      is removed
@@ -60,7 +59,7 @@ enum class CopyFate : uint8_t { kStays, kEvictable, kReleased };
 // What becomes of a copy of `step` on a node that has heard `announced`.
 inline CopyFate FateOf(Role role, const StepId& step, const Announcement& announced) {
   const bool kept = announced.keep.contains(step);
-  ROPETEAM_CHECK(!kept || !announced.dead.contains(step));  // the leader keeps nothing that it gives up
+  ROPETEAM_CHECK(!kept || !announced.dead.contains(step));  // no step is both kept and dead
   if (announced.heard && !kept) {
     if (step < announced.release_before || announced.dead.contains(step)) return CopyFate::kReleased;
     if (announced.evictable.contains(step)) return CopyFate::kEvictable;

@@ -102,20 +102,20 @@ void Engine::Impl::ApplyView(const View& view) {
   const View before = std::move(context_.view);
   context_.SetView(view);
   context_.settle_until = std::max(context_.settle_until, context_.now + view.settle_us);
-  context_.to_self.clear();  // of the epoch before; whoever sent it asks again below
+  context_.to_self.clear();  // of the epoch before; its sender asks again below
   context_.inventory_dirty = true;
   inventory_.OnView(view.leader);
-  // Until the leader of this epoch has spoken nothing is known to be of no use: what the one before kept and
+  // Nothing is released or evicted before this epoch's leader has announced: what the previous one kept and
   // released rested on copies that may have gone since.
   context_.announced.heard = false;
   const bool lost = std::any_of(before.members.begin(), before.members.end(),
                                 [&](const Member& member) { return !context_.Contains(member.id); });
-  // The ranks of a lost node have left a life that has no name; who knew them may have been the lost node
-  // itself.
+  // The ranks of a lost node have left an unnamed incarnation. The lost node may have been the only one that knew
+  // them.
   if (lost && context_.life.incarnation != 0 && context_.life.token.empty()) context_.life.broken = true;
   parts_.leader.OnView(before);
   parts_.holder.OnView();
-  // Before the commit a shard's owner sees to its copies: who is lost may have held one.
+  // Before the commit a shard's owner makes its copies: a lost node may have held one.
   if (lost || !resumed_) {
     std::vector<ShardId> own;
     for (const auto& [id, shard] : context_.store.shards())
@@ -270,7 +270,7 @@ void Engine::Impl::Dispatch(const Envelope& envelope) {
 void Engine::Impl::ApplyLeaderState(NodeId from, const LeaderState& state) {
   // Without a lease this node may have been declared dead, and its leader with it. The leader repeats.
   if (from != context_.view.leader || !context_.has_lease()) return;
-  // Sent before the leader began a life that has been joined here: what it says of that life is still on its
+  // Sent before the leader began an incarnation that a rank here has joined: what it says of it is still on its
   // way.
   if (state.life.incarnation < context_.life.incarnation) return;
   context_.Send(from, LeaderStateAck{state.sequence});

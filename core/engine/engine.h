@@ -197,7 +197,7 @@ class Engine {
   // No byte of this (departed) instance's transfers can land any more.
   void OnPeerFenced(TimeUs now, NodeId peer);
   void OnTimer(TimeUs now);
-  // Membership's lease lasts until then, on the clock of `now`; 0: there is none. Without one this node starts
+  // Membership's lease lasts until then, on the clock of `now`; 0: no lease. Without one this node starts
   // no put, acknowledges no replica, believes no leader and, if it leads, decides nothing: the others may have
   // declared it dead. Saves stay LOCAL, reads go on. All of it resumes with the next lease.
   void OnLease(TimeUs now, TimeUs valid_until);

@@ -22,7 +22,7 @@ void Holder::CheckIncoming(const Incoming& incoming) {
   ROPETEAM_CHECK(incoming.checked_crcs.size() == incoming.chunks.size());
   ROPETEAM_CHECK(incoming.crcs.size() <= incoming.chunks.size());
   ROPETEAM_CHECK(incoming.sealing == !incoming.crcs.empty());
-  ROPETEAM_CHECK(incoming.sealing || (incoming.attempt == 0 && !incoming.attempt_judged));
+  ROPETEAM_CHECK(incoming.sealing || (incoming.attempt == 0 && !incoming.attempt_checked));
 }
 
 void Holder::OnReserve(NodeId from, const ReplicaReserve& reserve) {
@@ -131,7 +131,7 @@ void Holder::OnChecked(const CopyId& id, uint64_t serial, const std::vector<uint
     incoming.chunks[chunk] = Chunk::kUnknown;
   }
   if (incoming.sealing) {
-    Judge(&incoming);
+    CheckAttempt(&incoming);
   } else {
     parts_.context.counters.chunks_bad += bad.size();
   }
@@ -154,7 +154,7 @@ void Holder::OnSeal(NodeId from, const ReplicaSeal& seal) {
   if (incoming == nullptr || incoming->serial != seal.reservation) return AnswerUnknownSeal(from, seal);
   Context& context = parts_.context;
   if (incoming->sealing && seal.attempt == incoming->attempt) {
-    if (incoming->attempt_judged) Judge(incoming);  // our answer was lost
+    if (incoming->attempt_checked) CheckAttempt(incoming);  // our answer was lost
     return;
   }
   const uint64_t chunks = ChunksFor(seal.meta.stream_bytes, context.store.chunk_bytes());
@@ -170,7 +170,7 @@ void Holder::OnSeal(NodeId from, const ReplicaSeal& seal) {
     return;
   }
   incoming->sealing = true;
-  incoming->attempt_judged = false;
+  incoming->attempt_checked = false;
   incoming->attempt = seal.attempt;
   incoming->meta = seal.meta;
   incoming->crcs = seal.crcs;
@@ -186,13 +186,13 @@ void Holder::OnSeal(NodeId from, const ReplicaSeal& seal) {
   std::vector<uint32_t> crcs;
   for (const uint32_t chunk : wanted) crcs.push_back(seal.crcs[chunk]);
   if (wanted.empty()) {
-    Judge(incoming);
+    CheckAttempt(incoming);
   } else {
     StartChecks(incoming, wanted, crcs, seal.meta.stream_bytes);
   }
 }
 
-void Holder::Judge(Incoming* incoming) {
+void Holder::CheckAttempt(Incoming* incoming) {
   Context& context = parts_.context;
   CheckIncoming(*incoming);
   ROPETEAM_CHECK(incoming->sealing);
@@ -205,8 +205,8 @@ void Holder::Judge(Incoming* incoming) {
   ReplicaSealed answer{incoming->id, incoming->attempt, Code::kOk, {}, {}};
   const NodeId source = incoming->id.source;
   if (!bad.empty()) {
-    if (!incoming->attempt_judged) context.counters.chunks_bad += bad.size();
-    incoming->attempt_judged = true;
+    if (!incoming->attempt_checked) context.counters.chunks_bad += bad.size();
+    incoming->attempt_checked = true;
     for (const uint32_t chunk : bad) incoming->chunks[chunk] = Chunk::kUnknown;
     answer.code = Code::kCorrupt;
     answer.message = std::to_string(bad.size()) + " chunks do not match their checksums";
@@ -215,7 +215,7 @@ void Holder::Judge(Incoming* incoming) {
     return;
   }
   // Answered when the source asks again, if there is a lease by then.
-  incoming->attempt_judged = true;
+  incoming->attempt_checked = true;
   if (!context.has_lease()) return;
   const ShardMeta meta = incoming->meta;
   ROPETEAM_CHECK(meta.id == incoming->shard);

@@ -55,7 +55,7 @@ class Holder {
     std::vector<uint32_t> checked_crcs;  // what kChecking and kGood refer to
     bool sealing = false;
     uint32_t attempt = 0;
-    bool attempt_judged = false;
+    bool attempt_checked = false;
     ShardMeta meta;
     std::vector<uint32_t> crcs;
     bool committed = false;  // of the seal
@@ -68,7 +68,7 @@ class Holder {
   static void CheckIncoming(const Incoming& incoming);
   void StartChecks(Incoming* incoming, const std::vector<uint32_t>& chunks, const std::vector<uint32_t>& crcs,
                    uint64_t stream_bytes);
-  void Judge(Incoming* incoming);  // may erase it
+  void CheckAttempt(Incoming* incoming);  // may erase it
   void AnswerUnknownSeal(NodeId from, const ReplicaSeal& seal);
   // The sealed shard is acknowledged as a copy: it counts from now on, whatever it was made for.
   void Count(const ShardId& id, bool committed);

@@ -104,7 +104,7 @@ void Incarnations::LearnRanks(NodeId node, const std::vector<SessionReport>& ses
     const Seat* before = Find(session.rank);
     Put(session.rank, {session.token, node, before == nullptr ? 0 : before->question, true, false});
   }
-  // Admitted on a late repeat of a question whose asker has gone: nobody ever sat there.
+  // Admitted on a late repeat of a question from a process that has ended: no rank ever used this seat.
   for (const Rank rank : seated) {
     const Seat& seat = seats_[rank];
     if (seat.node == node && !seat.present && !seat.left && seat.question < asking_from) Free(rank);
@@ -146,7 +146,7 @@ Status Incarnations::AdmitUnnamed(const JoinQuestion& join) {
   const bool known = seat != nullptr && seat->token == join.token;
   const bool fits = life_.incarnation != 0 && life_.token.empty() && life_.world_size == join.world_size;
   const bool taken = seat != nullptr && !known;
-  // Somebody who only looks must not end the incarnation of a world that trains, and a launcher that starts
+  // A handle that only reads must not end the incarnation of a world that trains, and a launcher that starts
   // another world can wait for the processes of the one before.
   if (!fits && ranks_present() != 0)
     return Error(Code::kUnavailable,
@@ -154,8 +154,8 @@ Status Incarnations::AdmitUnnamed(const JoinQuestion& join) {
                  "life's name opens when they have left",
                  LifeNumber(life_.incarnation), life_.token.c_str(), life_.world_size, ranks_present(),
                  join.world_size);
-  // The seat may have been given on a late repeat of a question whose asker is long gone: its node's next
-  // inventory tells.
+  // The seat may have been given on a late repeat of a question from a process that has ended. The next inventory
+  // of its node shows it.
   if (fits && !life_.broken && taken && !seat->present && !seat->left)
     return Error(Code::kUnavailable, "rank %u was opened on %s, which has not said yet whether it is there",
                  join.rank, context_.NameOf(seat->node).c_str());
@@ -186,8 +186,8 @@ Status Incarnations::Admit(NodeId from, uint64_t question, const JoinQuestion& j
   if (!join.life.empty() && join.life == life_.token) {
     ROPETEAM_RETURN_IF_ERROR(CheckWorld(join));
     if (seat != nullptr && !known && seat->present)
-      return Error(Code::kAlreadyExists, "rank %u of this life is open already on %s", join.rank,
-                   context_.NameOf(seat->node).c_str());
+      return Error(Code::kAlreadyExists, "rank %u of life '%s' is open already on %s", join.rank,
+                   join.life.c_str(), context_.NameOf(seat->node).c_str());
   } else if (!join.life.empty()) {
     const auto& past = life_.past_tokens;
     if (std::find(past.begin(), past.end(), join.life) != past.end())

@@ -47,7 +47,7 @@ class Incarnations {
  private:
   struct Seat {
     uint64_t token = 0;
-    NodeId node = kNoNode;  // none: the seat is free
+    NodeId node = kNoNode;  // kNoNode: the seat is free
     uint64_t question = 0;  // of the node, by which it was admitted
     bool present = false;   // its session is in the node's inventory
     bool left = false;      // it was there, and is not any more

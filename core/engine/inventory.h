@@ -26,12 +26,12 @@
 
 namespace ropeteam::engine {
 
-// Orders copies and sessions by what they are of, each once. Both ends compare inventories in this form.
+// Sorts copies and sessions by their keys and removes duplicates. Both ends compare inventories in this form.
 void Normalize(Inventory* inventory);
 // Of a normalized inventory. Not of what changes all the time and decides nothing: counters, free chunks, and
 // for how long links have been lost.
 uint64_t DigestOf(const Inventory& inventory);
-// What makes `after` of `before`, both normalized. The node's report without its lists goes along if it has
+// The changes from `before` to `after`, both normalized. The node's report without its lists goes along if it has
 // changed beyond its counters, or `with_counters`.
 InventoryDelta Difference(const Inventory& before, const Inventory& after, bool with_counters);
 
@@ -49,7 +49,7 @@ struct InventoryChange {
 class HeldInventory {
  public:
   const Inventory& inventory() const { return inventory_; }
-  uint64_t sequence() const { return inventory_.sequence; }  // 0: there was none
+  uint64_t sequence() const { return inventory_.sequence; }  // 0: nothing received yet
   InventoryChange Replace(Inventory whole);
   // Nothing, and no change, if `delta` is not based on this inventory or its digest does not fit.
   std::optional<InventoryChange> Apply(const InventoryDelta& delta);
@@ -57,7 +57,7 @@ class HeldInventory {
  private:
   const CopyReport* Find(const ShardId& id) const;
   Inventory inventory_;
-  // Whose sum, with that of the scalars, is the digest.
+  // Their sum plus the digest of the scalars is the inventory's digest.
   uint64_t copies_digest_ = 0;
   uint64_t sessions_digest_ = 0;
   uint64_t life_digest_ = 0;
@@ -66,9 +66,10 @@ class HeldInventory {
 
 class InventorySender {
  public:
-  // A new epoch: its leader is told again, what it has from this node if it is the same instance, all if not.
+  // A new epoch: tells its leader again. Only the changes if the last acknowledgement came from that instance,
+  // else everything.
   void OnView(NodeId leader);
-  // Messages may pass again: what is unanswered is repeated at once, and then as after the first time.
+  // Messages may pass again: the unanswered one is repeated at once, and the pauses begin with kRepeatUs again.
   void OnLease();
   // Something that the leader should know has changed.
   void OnChange() { changed_ = true; }

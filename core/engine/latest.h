@@ -26,7 +26,7 @@ class Latest {
   // view, all of which have told what they hold. With more than R of the job's nodes missing no choice is made:
   // a step that was told COMMITTED might not be seen, and an older one look like the newest.
   Result<StepId> Resolve(Incarnation asking, size_t members, const JobSettings& settings);
-  // Nor has the leader before told one.
+  // The previous leader told no rank either.
   void NoRankWasTold() { may_choose_again_ = true; }
   // A rank is being told the pin: it stays.
   void OnTold() { may_choose_again_ = false; }

@@ -87,7 +87,7 @@ std::string Leader::Missing() const {
 
 void Leader::OnInventory(NodeId from, Inventory inventory) {
   MemberState* member = Find(from);
-  if (member == nullptr) return;  // it is sent again, to whoever leads then
+  if (member == nullptr) return;  // the node sends it again, to the leader of its view
   context_.Send(from, InventoryAck{inventory.sequence, false});
   if (inventory.sequence <= member->held.sequence()) return;
   const bool was_short = member->inventory().short_of_memory;
@@ -204,8 +204,8 @@ std::set<StepId> Leader::Hopeless() const {
   return hopeless;
 }
 
-// Decides what is kept and released, and makes the table keep to it: what members may be releasing or evicting
-// already is not committed by copies that come late.
+// Decides what is kept and released, and notes in the table what goes: a late copy must not commit a step that
+// members may already be releasing or evicting.
 RetentionPlan Leader::Retain(const std::set<StepId>& told) {
   const std::set<StepId> hopeless = Hopeless();
   RetentionPlan plan = PlanRetention({table_, incarnations_.life(), hopeless, told, context_.view.settings,
@@ -263,7 +263,8 @@ void Leader::Announce() {
   for (const StepId& id : table_.Commit()) LOG_DEBUG("%s has all its copies", id.ToString().c_str());
   const std::vector<StepId> committed =
       table_.CommittedNewestFirst(context_.view.settings.keep_steps + kCommittedListedMax);
-  // Nodes mark whatever copy they have of a step that is listed: first those go that do not count.
+  // Nodes mark any copy they have of a listed step, so copies with other bytes must be dropped before the step is
+  // listed.
   std::set<StepId> unsettled;
   for (const auto& [node, drop] : Losers()) unsettled.insert(StepOf(drop.shard.id));
   for (const StepId& id : committed) {
@@ -289,7 +290,7 @@ void Leader::Announce() {
   if (changed) {
     state.sequence = ++sequence_;
     if (new_pin) pin_sequence_ = sequence_;
-    // A step that was not listed meanwhile has to be marked anew: some member may know of no state that listed it.
+    // A step that was not listed meanwhile has to be marked again: some member may know of no state that listed it.
     std::map<StepId, uint64_t> listed;
     for (const StepKey& key : state.committed) {
       const auto before = listed_.find(key.id);

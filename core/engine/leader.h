@@ -17,7 +17,7 @@
 // their own: Incarnations (admission), Latest (the pin), PlanRetention(), Redundancy (orders to copy) and
 // Verifier.
 //
-// The leader decides nothing (admits nobody, pins, announces and orders nothing) while it has no lease, and not
+// The leader decides nothing (admits no rank, pins, announces and orders nothing) while it has no lease, and not
 // before every instance that has left the view has lost its own: the former leader may be among them.
 
 #ifndef ROPETEAM_CORE_ENGINE_LEADER_H_
@@ -88,7 +88,7 @@ class Leader {
   // `was_short`: before the change.
   void Learn(MemberState* member, bool was_short, const InventoryChange& change);
   void SetShortOfMemory(size_t members);
-  // The session has gone on from a step that is not committed, and whose shard of its rank no node has.
+  // The session has ended a later save, and no node has its rank's shard of an earlier, uncommitted step.
   bool PassesOpenStep(const SessionReport& session) const;
   void Announce();
   void Tell();  // every member that has not acknowledged the newest announcement
@@ -140,8 +140,7 @@ class Leader {
   bool told_ = false;          // the newest announcement was sent to all in this epoch
   TimeUs tell_again_at_ = kNever;
   TimeUs tell_again_after_ = 0;
-  // The highest step that a session of the incarnation has ended: without a step before it that is open, none
-  // is hopeless.
+  // The highest step that a session of the incarnation has ended. Only older uncommitted steps can be hopeless.
   Incarnation ended_incarnation_ = 0;
   Step ended_max_ = 0;
   uint64_t replications_ = 0;  // of the table, when last looked at

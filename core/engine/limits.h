@@ -18,7 +18,7 @@ inline constexpr TimeUs kNever = UINT64_MAX;
 inline constexpr uint32_t kWorldMax = 131072;  // ROPETEAM_WORLD_MAX: 16,384 nodes of 8 ranks
 static_assert(kWorldMax >= 8 * kNodesMax);
 
-// A message that is not answered is repeated after so long. A message takes well under a millisecond between
+// A message that is not answered is repeated after this time. A message takes well under a millisecond between
 // two hosts and the leader a few to judge a thousand inventories; ten times that, and a lost message is still
 // not felt.
 inline constexpr TimeUs kRepeatUs = 100'000;
@@ -38,15 +38,15 @@ inline constexpr TimeUs kCountersEveryUs = 1'000'000;
 
 // ---- copies
 
-// A holder that refused or failed is not asked again for so long.
+// A holder that refused or failed is not asked again within this time.
 inline constexpr TimeUs kAvoidUs = 500'000;
-// For so long after a refusal a holder assumes that the source still wants the copy.
+// For this time after a refusal a holder assumes that the source still wants the copy.
 inline constexpr TimeUs kRefusedForUs = 1'000'000;
 static_assert(kRefusedForUs >= 2 * kAvoidUs, "the source asks again in time, also if one message is lost");
-// For so long what a released step leaves free is kept for replicas.
+// For this time the chunks of a dead step, once released, are kept for replicas.
 inline constexpr TimeUs kKeptForReplicasUs = 1'000'000;
 static_assert(kKeptForReplicasUs >= 2 * kAvoidUs);
-// After so long without a message of it a holder asks the source whether the copy is still wanted. Longer than
+// A holder that has no message from the source for this time asks whether the copy is still wanted. Longer than
 // any pause of a working source.
 inline constexpr TimeUs kSilenceUs = 10'000'000;
 static_assert(kSilenceUs > 10 * kRepeatUs);
@@ -57,15 +57,15 @@ static_assert(kSilenceUs > 10 * kRepeatUs);
 // at 10 GB/s.
 inline constexpr TimeUs kOrderTimeoutUs = 10'000'000;
 inline constexpr TimeUs kRestoreEveryUs = 500'000;
-// After an order is done the next is given so soon: one look serves all that end meanwhile.
+// After an order is done the next is given within this time: one look serves all that end meanwhile.
 inline constexpr TimeUs kRestoreSoonUs = 20'000;
 static_assert(kRestoreSoonUs < kRestoreEveryUs);
 // A holder may report its copy before the owner reports the shard: both wait for a window, and a message may be
-// lost. Only after so long is the owner's copy taken for lost.
+// lost. Only after this time is the owner's copy assumed lost.
 inline constexpr TimeUs kOrphanAfterUs = 300'000;
 static_assert(kOrphanAfterUs >= kInventoryWindowUs + 2 * kRepeatUs);
 static_assert(kRestoreEveryUs < kOrderTimeoutUs);
-// No shard has got its copies for so long while a node has no room for a replica: waiting longer will not
+// If no shard gets its copies for this time while a node has no room for a replica, waiting longer will not
 // help. Time for 64 GiB at 10 GB/s, as above.
 inline constexpr TimeUs kStuckUs = 10'000'000;
 static_assert(kStuckUs >= kOrderTimeoutUs, "an order has had its time before a step is given up");
@@ -76,7 +76,7 @@ static_assert(kVerifyForgetUs > 2 * kVerifyRepeatUs);
 
 // ---- fetching
 
-// A holder that the data path has lost is waited for, for so long: a switch that converges again or a link that
+// A fetch waits this long for a holder that the data path has lost: a switch that converges again or a link that
 // is retrained is mostly back within a second. A caller's deadline may end earlier.
 inline constexpr TimeUs kLostHolderUs = 10'000'000;
 static_assert(kLostHolderUs > 10 * kRepeatUs);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Allocates chunks, making room where that is allowed, and keeps chunks out of use that a departed node may still
-// be writing.
+// Allocates chunks, and evicts copies where that is allowed. Quarantines chunks that a departed node may still be
+// writing.
 
 #ifndef ROPETEAM_CORE_ENGINE_MEMORY_H_
 #define ROPETEAM_CORE_ENGINE_MEMORY_H_
@@ -17,12 +17,12 @@ class Memory {
  public:
   explicit Memory(Context* context) : context_(*context) {}
 
-  // Store::Allocate(), after evicting, where that is needed and enough: caches that nobody reads, then what the
+  // Store::Allocate(), after evicting, where that is needed and enough: caches without readers, then what the
   // leader has announced as evictable (copy_rules.h). A refusal evicts nothing.
   Result<std::vector<Extent>> Allocate(uint64_t chunks);
   // For a new save: room that was made for replicas is left to them.
   Result<std::vector<Extent>> AllocateForSave(uint64_t chunks);
-  // A replica of a step of this incarnation, of so many chunks, was refused for want of memory. Its source asks
+  // A replica of `chunks` chunks, of a step of this incarnation, was refused for want of memory. Its source asks
   // again.
   void OnReplicaRefused(uint64_t chunks);
   bool refuses_replicas() const { return refused_until_ != 0; }

@@ -144,14 +144,14 @@ struct CopyQuery {
 
 // ---- what every node tells the leader, and the leader every node; the former as changes of what it had
 
-// A life of the world as the leader last announced it.
+// An incarnation as the leader last announced it.
 struct Life {
   Incarnation incarnation = 0;
   std::string token;  // the launcher's name for it, or empty
   uint32_t world_size = 0;
   bool broken = false;   // a rank has left: without a token, who opens next begins the next life
   bool has_pin = false;  // a rank has asked for the step to restore, and the answer was:
-  StepId pin;            // {0, 0} for none; while no rank has asked, what the life before restored
+  StepId pin;            // {0, 0} for none; while no rank has asked, what the one before restored
   // Its number is all that any node remembered: what it restores is not known, and what its ranks say of
   // themselves is.
   bool forgotten = false;
@@ -171,10 +171,10 @@ struct Inventory {
   NodeReport report;
   Life life;
   Incarnation incarnation_max = 0;
-  // Its node waits for no answer to a question with a lower number: a repeat of one is late, and whom it was
-  // to admit is among the sessions or has gone.
+  // The node waits for no answer to a question with a lower number. Ignore such a question, it is a late repeat:
+  // the rank that it was to admit is among the sessions or has gone.
   uint64_t asking_from = 0;
-  // A replica of a step of this life was refused here for want of memory, and the source still asks.
+  // A replica of a step of this incarnation was refused here for want of memory, and the source still asks.
   bool short_of_memory = false;
   auto Fields() { return std::tie(sequence, report, life, incarnation_max, asking_from, short_of_memory); }
 };
@@ -365,7 +365,7 @@ struct DemoteCopy {
   static constexpr Kind kKind = Kind::kDemoteCopy;
   ShardKey shard;
   uint64_t content = 0;
-  uint64_t inventory = 0;  // of the node, that this was judged by: a late order is ignored
+  uint64_t inventory = 0;  // of the node, that this order rests on: a late order is ignored
   auto Fields() { return std::tie(shard, content, inventory); }
 };
 struct VerifyOrder {

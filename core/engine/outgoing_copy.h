@@ -62,7 +62,7 @@ struct CopySource {
   std::map<uint32_t, SaveDirectInput> device;  // by first chunk; no two of the same chunk
   bool sealed = false;
 
-  // The chunk's place in device memory; null: it has none that may be used.
+  // The chunk's place in device memory; null: no usable device memory.
   const SaveDirectInput* FindDevice(uint32_t chunk) const;
 };
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The leader's orders to copy shards of kept steps that have fewer than 1 + R good copies. Until the commit a
-// shard's owner sees to its copies itself, if it lives.
+// The leader's orders to copy shards of kept steps that have fewer than 1 + R good copies. Until the commit
+// the node that saved a shard makes its copies, while it is a member.
 
 #ifndef ROPETEAM_CORE_ENGINE_REDUNDANCY_H_
 #define ROPETEAM_CORE_ENGINE_REDUNDANCY_H_
@@ -54,7 +54,7 @@ class Redundancy {
     NodeId target = kNoNode;
     TimeUs until = 0;
   };
-  // The replica that is wanted least; kNoNode: none can go.
+  // The replica that is wanted least; kNoNode: no replica can be demoted.
   NodeId LeastWanted(const StepTable::RankState& state) const;
   void ForgetLate();
   void Count(const Order& order);  // at its two nodes

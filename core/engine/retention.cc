@@ -13,7 +13,7 @@ using Steps = std::map<StepId, StepTable::StepState>;
 bool Usable(const StepTable::StepState& step) { return step.producible() && !step.given_up; }
 
 // The newest usable step, committed or not, and every committed step down to the K-th that is usable: a
-// committed step whose holder is away for a moment is not given up for an older one.
+// brief absence of a holder must not release a committed step.
 void KeepNewest(const RetentionFacts& facts, RetentionPlan* plan) {
   const Steps& steps = facts.table.steps();
   const uint32_t count = facts.settings.keep_steps;

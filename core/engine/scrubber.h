@@ -40,12 +40,12 @@ class Scrubber {
   static constexpr size_t kPieceRangesMax = 256;
   // From the beginning of a pass to that of the next, where there is little to read.
   static constexpr TimeUs kPassIntervalUs = 10'000'000;
-  // For the whole table, in steps of so many chunks: 140 KB, some 30 us of the engine's thread.
+  // For the whole table, in steps of kTableStepChunks: 140 KB, some 30 us of the engine's thread.
   static constexpr TimeUs kTablePassUs = 10'000'000;
   static constexpr uint32_t kTableStepChunks = 1024;
   static constexpr uint64_t kTableBytesPerChunk = 136;
   static constexpr TimeUs kRepairAgainUs = 60'000'000;
-  // The leader is told of a pass within this time; passes of a small arena are no news.
+  // The leader is told of a pass within this time; a small arena has many passes, not worth a report each.
   static constexpr TimeUs kToldEveryUs = 60'000'000;
   static_assert(kPieceIntervalUs * 10 <= kPassIntervalUs);
 

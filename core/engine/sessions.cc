@@ -420,7 +420,7 @@ void Sessions::OnLeaderState(const std::set<StepId>& told, const std::vector<Sha
   Settle();
 }
 
-std::optional<Status> Sessions::Judge(const Waiter& waiter) const {
+std::optional<Status> Sessions::Outcome(const Waiter& waiter) const {
   const auto progress = progress_.find(waiter.shard);
   if (progress != progress_.end() && progress->second.level >= waiter.level) return OkStatus();
   if (progress != progress_.end() && progress->second.given_up) return progress->second.given_up;
@@ -439,7 +439,7 @@ std::optional<Status> Sessions::Judge(const Waiter& waiter) const {
 void Sessions::Settle() {
   std::vector<std::pair<Waiter, Status>> settled;
   std::erase_if(waiters_, [&](const Waiter& waiter) {
-    std::optional<Status> status = Judge(waiter);
+    std::optional<Status> status = Outcome(waiter);
     if (status) settled.emplace_back(waiter, std::move(*status));
     return status.has_value();
   });

@@ -122,7 +122,7 @@ class Sessions {
   void Reached(const ShardId& shard, Level level);
   Progress& ProgressOf(const ShardId& shard);
   void Settle();  // answers the waits that can be answered
-  std::optional<Status> Judge(const Waiter& waiter) const;
+  std::optional<Status> Outcome(const Waiter& waiter) const;
   void OpenLocated(uint64_t pending, const ShardId& shard);
   void GrantView(SessionId session, RequestId request, const ShardId& shard);
   TimeUs Deadline(TimeUs timeout_us) const;

@@ -37,8 +37,8 @@ bool OneContent(const std::vector<StepTable::Copy>& copies) {
                      [&](const StepTable::Copy& copy) { return copy.content == copies.front().content; });
 }
 
-// Whether this content, which a committed step counted so far, still does: another may be marked, of which
-// nobody knew when this one was counted.
+// Whether this content, which counted for a committed step so far, still does: a marked copy with other bytes may
+// have returned since.
 bool StaysCounted(const std::vector<StepTable::Copy>& copies, uint64_t content) {
   const auto marked = [](const StepTable::Copy& copy) { return copy.committed; };
   const bool held = std::any_of(copies.begin(), copies.end(),
@@ -68,8 +68,8 @@ uint64_t ChooseContent(const std::vector<StepTable::Copy>& copies) {
   return std::get<3>(best);
 }
 
-// Inventories list a node's copies in the order of their shards, each once; another node's word for that is
-// not taken.
+// Inventories list a node's copies in the order of their shards, each once. They come from other nodes, so this is
+// checked here all the same.
 std::vector<const CopyReport*> Ordered(const std::vector<CopyReport>& copies) {
   std::vector<const CopyReport*> ordered;
   ordered.reserve(copies.size());
@@ -82,7 +82,7 @@ std::vector<const CopyReport*> Ordered(const std::vector<CopyReport>& copies) {
   return ordered;
 }
 
-// Calls `visit` for each copy of `of` that is not in `in` just so.
+// Calls `visit` for each copy of `of` that `in` does not contain unchanged.
 template <typename Visit>
 void ForEachMissing(const std::vector<const CopyReport*>& of, const std::vector<const CopyReport*>& in,
                     Visit visit) {

@@ -45,7 +45,7 @@ class StepTable {
     uint32_t ranks_replicated = 0;
     uint64_t copies = 0;  // of all ranks; the step is forgotten with the last
     RankSet lacking;      // ranks that have a copy, and fewer than they need
-    RankSet orphans;      // those of them without an own copy: no node sees to them of itself
+    RankSet orphans;      // those of them without an own copy: no node copies them without an order
     RankSet surplus;      // ranks that have more good copies than 1 + R
     bool committed = false;
     bool given_up = false;   // its copies are being released: it must not be committed any more

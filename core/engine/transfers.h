@@ -34,7 +34,7 @@ class Transfers {
   // Of a transfer whose `done` has not been called. True: it had not left the engine yet; it is cancelled, and its
   // `done` is never called.
   bool Withdraw(uint64_t tag);
-  // Puts wait while there is no lease; there is one again.
+  // Call when the lease is valid again: waiting puts start.
   void Resume() { Pump(); }
   void OnDone(uint64_t tag, Code code);
 

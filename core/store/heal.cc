@@ -10,7 +10,8 @@
 //     superblock       all words but the magic, then the magic. The checksum, and the check of each place of the
 //                      incarnation, cover what a kill leaves half done.
 //
-// Chunks are none of this: whatever the table said meanwhile, no chunk was granted because of it.
+// Chunks themselves are not touched. The Store grants no chunk because of the table in the memory, so a damaged table
+// corrupts no data.
 
 #include <algorithm>
 #include <atomic>

@@ -213,11 +213,11 @@ Status Store::Seal(const ShardMeta& meta, Role role, std::vector<Extent> extents
     chunk_use_[chunk] = ChunkUse::kSealed;
   }
 
-  // No shard of this process begins here. The table may say something else, by another hand than ours.
+  // No shard of this process begins here. The table in the memory may differ, if another process wrote to it.
   ROPETEAM_CHECK(!table_->begins.contains(chunks[0]));
   HealSlot(chunks[0]);
 
-  // Fill: none of these chunks is in a published slot, so nobody believes what is written here yet.
+  // Fill: none of these chunks is in a published slot, so no reader uses what is written here yet.
   for (size_t i = 0; i < chunks.size(); ++i) {
     arena::ChunkDescriptor& known = table_->descriptors[chunks[i]];
     known = {i + 1 < chunks.size() ? chunks[i + 1] : arena::kChainEnd, crcs[i]};

@@ -10,7 +10,7 @@
 // describes a whole shard, and Adopt() derives the free list from the published slots alone: nothing else is
 // believed.
 //
-// The table in the memory is for the next process; this one believes what it keeps of its own. The memory is
+// The table in the memory is for the next process; this process uses its own copy. The memory is
 // mapped by other processes and may lose a bit, so a word of the table may differ from what the Store wrote.
 // Such a word is rewritten from the Store's own memory: before a slot is used, and by HealTable().
 //
@@ -153,7 +153,7 @@ class Store {
   // Compares the slots of chunks [first, first + count) and the descriptors of those that are sealed with what
   // the Store wrote there, and with `first` 0 the superblock too. Rewrites what differs, each with a warning
   // that names the place, what was found and what was written (the first few of a call; the others are
-  // counted). Returns how many places differed. Chunks beyond the last are none; the cost is some 136 bytes
+  // counted). Returns how many places differed. Chunks beyond the last are skipped; the cost is some 136 bytes
   // read a chunk. A kill between any two stores of it leaves no shard that was not sealed.
   size_t HealTable(uint32_t first, uint32_t count);
   // Places of the table that were rewritten since this Store was made.
@@ -164,8 +164,8 @@ class Store {
   // Everything the class believes, recomputed and compared: no chunk in two places, counts right, table equal
   // to the index. For tests and the simulation; ROPETEAM_CHECKs.
   void CheckInvariants() const;
-  // Whoever changes bytes of the table behind the Store's back, to test it, says so here: until the table is
-  // found whole again CheckInvariants() does not compare it.
+  // Tests that damage the table call this first: CheckInvariants() does not compare the table until it finds it
+  // whole again.
   void ExpectTableDamage() { table_damage_expected_ = true; }
 
   // Called, with the name of the place, between the stores to the arena's tables: where a kill would leave

@@ -70,7 +70,7 @@ class TestNode {
   TestNode(const TestNode&) = delete;
   TestNode& operator=(const TestNode&) = delete;
 
-  // The copy's bytes; empty when there is none.
+  // The copy's bytes; empty without a copy.
   std::string Copy(const ShardId& shard) const {
     const SealedShard* copy = store->Find(shard);
     if (copy == nullptr) return "";

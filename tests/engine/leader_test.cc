@@ -548,7 +548,7 @@ CopyReport With(CopyReport copy, uint64_t content) {
 }
 
 // Rank 0 was opened again elsewhere while the nodes with its committed shard were away, and has saved other
-// bytes under the same name. They must not be marked: a marked copy is dropped by nobody.
+// bytes under the same name. They must not be marked: a marked copy is never dropped.
 TEST_F(LeaderTest, AStepWithAnotherShardOfItsNameIsMarkedWhenThatHasGone) {
   const StepId step{kLife, 7};
   const std::vector<CopyReport> committed = {Marked(With(Own(step, 0), 1)), Marked(Replica(step, 1))};

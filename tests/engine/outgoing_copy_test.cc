@@ -120,7 +120,7 @@ TEST_F(OutgoingCopyTest, GoesFromReservingToGone) {
   EXPECT_EQ(copy_.state(), State::kReserving);
   EXPECT_THAT(effects_.reserved, ElementsAre(6));
   Fill(0, 2);
-  EXPECT_THAT(effects_.puts, IsEmpty());  // nobody has said yet where they may lie
+  EXPECT_THAT(effects_.puts, IsEmpty());  // no holder has granted chunks yet
   Grant(6);
   EXPECT_EQ(copy_.state(), State::kSending);
   EXPECT_THAT(effects_.Chunks(), ElementsAre(0, 1));

@@ -226,7 +226,7 @@ TEST(DataPlane, TransfersWithALostMemberAreAnsweredAtOnceAndItCanLeave) {
   a.plane_->SetMembers({});
   EXPECT_THAT(a.WaitFenced(1), ::testing::ElementsAre(2));
   a.plane_->Stop();
-  EXPECT_EQ(a.WaitLinks(1).size(), 1u) << "who has left is not connected to any more";
+  EXPECT_EQ(a.WaitLinks(1).size(), 1u) << "a member that has left is not connected to again";
 }
 
 TEST(DataPlane, PutsNeedALeaseWhereTheFabricDoesNotFence) {
@@ -242,7 +242,7 @@ TEST(DataPlane, PutsNeedALeaseWhereTheFabricDoesNotFence) {
   a.plane_->SetLease(0);
   a.plane_->Submit({Transfer(2, 2, false, 0, 0, 1), Transfer(3, 2, true, 1, 5, 1)});
   EXPECT_EQ(a.WaitDone(3)[1].code, Code::kStale);
-  EXPECT_EQ(a.WaitDone(3)[2].code, Code::kOk) << "a get harms nobody";
+  EXPECT_EQ(a.WaitDone(3)[2].code, Code::kOk) << "a get does no harm";
   EXPECT_EQ(b.arena_[0], std::byte{0});
   EXPECT_EQ(a.arena_[1], std::byte{43});
   a.plane_->SetLease(EventLoop::Now() + 3'600'000'000);
@@ -262,7 +262,7 @@ TEST(DataPlane, PutsUnderWayAreGivenUpWhenTheLeaseRunsOut) {
   a.arena_[0] = std::byte{42};
   a.plane_->SetLease(EventLoop::Now() + 3'600'000'000);
   a.plane_->Submit({Transfer(1, 2, false, 0, 0, 1)});
-  a.plane_->SetLease(EventLoop::Now() + 20'000);  // nobody wakes the plane when it is over
+  a.plane_->SetLease(EventLoop::Now() + 20'000);  // nothing wakes the plane when it is over
   const TransferDone put = a.WaitDone(1)[0];
   EXPECT_THAT(put.code, ::testing::AnyOf(Code::kPeerGone, Code::kStale));
   fabric->Release("b");

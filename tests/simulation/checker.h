@@ -85,7 +85,7 @@ class Checker {
   // Whether what Observe() saw dropped was to be dropped; after the input's events, which may say why.
   void JudgeDrops(const Host& host);
   void OnFlip(const Host& host, const ShardId& shard, uint32_t chunk);
-  // Bytes of the host's chunk have changed, by nobody's right: whatever shard lies there now or is sealed there next
+  // Bytes of the host's chunk have changed unexpectedly: whatever shard lies there now or is sealed there next
   // may be wrong in it.
   void OnDamage(const Host& host, uint32_t chunk);
 

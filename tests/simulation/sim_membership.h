@@ -25,7 +25,7 @@ class SimMembership {
   struct Listener {
     std::function<void(size_t host, NodeId instance, const View&)> on_view;
     std::function<void(size_t host, NodeId instance, const Status&)> on_refused;
-    // True time until which the lease lasts; 0: there is none any more.
+    // True time until which the lease lasts; 0: no lease any more.
     std::function<void(size_t host, NodeId instance, TimeUs valid_until)> on_lease;
   };
   // What one daemon was started with, where that differs from the others.

@@ -95,8 +95,8 @@ TEST_F(GoesOn, RanksChangeNodesAndRestore) {
   EXPECT_TRUE(CommitsAgain(3, 200)) << Held();
 }
 
-// A node is given a copy by a rank of a life that it has not heard of, and the nodes that have are lost. A rank
-// of the life before asks what is latest: it is told that it is of a former life.
+// A node is given a copy by a rank of an incarnation that it has not heard of, and the nodes that have are lost. A
+// rank of the previous incarnation asks what is latest: it is told that its incarnation is a former one.
 TEST_F(GoesOn, AHolderThatHasNotHeardOfALifeHasAStepOfIt) {
   StartNodes(4);
   ASSERT_EQ(LeaderHost(), 0u);

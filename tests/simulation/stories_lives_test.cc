@@ -59,7 +59,7 @@ TEST_F(Story, LatestIsDerivedFromWhatIsThere) {
 }
 
 // One rank has asked for latest while the newest step could not be produced. Then the missing node returns
-// with its memory: all ranks of this life are given the step that the first was given.
+// with its memory: all ranks of this incarnation are given the step that the first was given.
 TEST_F(Story, AllRanksOfALifeRestoreTheSameStep) {
   StartNodes(4);
   StartWorld(1);
@@ -88,9 +88,9 @@ TEST_F(Story, AllRanksOfALifeRestoreTheSameStep) {
     }
 }
 
-// One rank of a life has been given a step to restore; then it turns out that nobody can produce it any more.
-// The others of this life must not be given an older one in its place: the life would train on from two
-// steps. They are told an error; the next life is given the older step.
+// One rank of an incarnation has been given a step to restore, which then can no longer be produced. The other ranks
+// must not be given an older one in its place: the incarnation would train on from two steps. They are told an
+// error; the next incarnation is given the older step.
 TEST_F(Story, NoRankOfALifeFallsBackAlone) {
   lengths_ = {4096};
   StartNodes(2);

@@ -133,7 +133,7 @@ TEST_F(Story, ALeaderThatIsCutOffCommitsNothing) {
 }
 
 // A world restarts while a node has died and is still in the view: it alone had a shard of the newest step, which
-// was chosen, told to nobody, and never chosen again: no rank of the incarnation was ever told what to restore.
+// was chosen, told to no rank, and never chosen again: no rank of the incarnation was ever told what to restore.
 TEST_F(Story, AStepThatNobodyWasToldIsChosenAgain) {
   StartNodes(4);
   ASSERT_EQ(LeaderHost(), 0u);

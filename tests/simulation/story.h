@@ -175,7 +175,7 @@ class Story : public ::testing::Test {
       if (cluster_->host(host).daemon_runs() && cluster_->host(host).engine->is_leader()) return host;
     return SIZE_MAX;
   }
-  // These hosts, and the coordinator where `coordinator`, hear nobody else and nobody else hears them.
+  // These hosts, and the coordinator where `coordinator`, hear no other host, and no other host hears them.
   void Isolate(const std::vector<size_t>& hosts, bool coordinator, TimeUs time) {
     const auto inside = [&](size_t host) {
       return host == kCoordinatorHost ? coordinator
