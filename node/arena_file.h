@@ -51,9 +51,9 @@ class ArenaFile {
   Result<std::unique_ptr<Store>> OpenStore();
 
   // Maps the file at another address; the former range is never memory again while this ArenaFile or the next
-  // Renew() lasts. Whoever still writes to it by address (another process, by the kernel's cross-memory
-  // copies, which ask for no key) fails instead of writing into what the next Node does with the arena.
-  // Nobody may use memory() or a Store over it meanwhile. Errors: kIo, kNoSpace; then the arena cannot be used
+  // Renew() lasts. Another process that still writes to it by address (by the kernel's cross-memory
+  // copies, which ask for no key) fails instead of writing into the arena that the next Node uses.
+  // memory(), and a Store over it, must not be in use meanwhile. Errors: kIo, kNoSpace; then the arena cannot be used
   // any more, and its file is as it was.
   Status Renew();
 

@@ -51,7 +51,7 @@ class Incoming : public grpc::ServerBidiReactor<control::Envelope, control::Noth
     bool finish = false;
     {
       const std::lock_guard lock(mutex_);
-      // Without a read on its way nobody else would finish; with one, its failure does.
+      // Without a read on its way nothing else would finish; with one, its failure does.
       finish = parked_;
       parked_ = false;
       cancelled_ = true;

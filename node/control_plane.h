@@ -53,7 +53,7 @@ class ControlPlane {
   ~ControlPlane();  // Stop()
 
   uint16_t port() const;
-  // Members of the view other than this node. Streams to those who left end.
+  // Members of the view other than this node. Streams to nodes that left end.
   void SetMembers(const std::vector<Member>& members);
   // Dropped when `to` is not among the members.
   void Send(NodeId to, std::string envelope);

@@ -234,7 +234,7 @@ void Daemon::OnRefused(const Status& status) {
 
 void Daemon::TellReady() {
   const std::string line = "ropeteamd ready " + node_->Describe() + "\n";
-  (void)!write(STDOUT_FILENO, line.data(), line.size());  // nobody may be listening
+  (void)!write(STDOUT_FILENO, line.data(), line.size());  // there may be no reader
   if (options_.ready_fd >= 0) {
     (void)!write(options_.ready_fd, line.data(), line.size());
     close(options_.ready_fd);

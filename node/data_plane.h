@@ -171,7 +171,7 @@ class DataPlane {
   std::map<PeerId, NodeId> connected_;          // the members among them that have a connection
   std::map<PeerId, NodeId> leaving_;            // Disconnect() under way of one that has left the view
   std::map<NodeId, TimeUs> lost_;               // members in kLost, and when each is tried again
-  std::array<std::byte, kProbeBytes> probe_{};  // where probes are read into; nobody looks at it
+  std::array<std::byte, kProbeBytes> probe_{};  // where probes are read into; never looked at
   RegionId probe_region_ = 0;
   std::deque<StartTransfer> waiting_;               // accepted, not yet taken by the transport
   std::vector<TransferDone> done_;                  // not yet told

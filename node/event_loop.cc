@@ -35,7 +35,7 @@ Status EventLoop::Init() {
   if (!wake_.valid()) return ErrnoError(errno, "eventfd");
   ROPETEAM_RETURN_IF_ERROR(Add(timer_.get(), EPOLLIN, [this](uint32_t) {
     uint64_t expirations = 0;
-    // Nothing to read means that the timer was set anew meanwhile; RunTimer() looks at the clock itself.
+    // Nothing to read means that the timer was set again meanwhile; RunTimer() looks at the clock itself.
     (void)!read(timer_.get(), &expirations, sizeof(expirations));
   }));
   return Add(wake_.get(), EPOLLIN, [this](uint32_t) {

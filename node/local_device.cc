@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// LocalServer's requests about device memory: who has handed over what, under which name.
+// LocalServer's requests about device memory: which session has handed over what, under which name.
 
 #include <cinttypes>
 

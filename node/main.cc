@@ -46,7 +46,7 @@ int main(int argc, char** argv) {
   const ropeteam::Status ended = daemon.Run();
   if (ended.ok()) return 0;
   LOG_ERROR("%s", ended.ToString().c_str());
-  // The log may go to a file: whoever started it sees why on stderr as well.
+  // The log may go to a file: the program that started it sees why on stderr as well.
   if (!options.log_file.empty()) std::fprintf(stderr, "ropeteamd: %s\n", ended.ToString().c_str());
   return daemon.refused() ? kExitRefused : 1;
 }

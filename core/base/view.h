@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A View is what membership tells core: who is alive, who leads, in which epoch. Views are values; a newer
-// one replaces the older whole.
+// A View is what membership tells core: which nodes are alive, which one leads, in which epoch. Views are values.
+// A newer one replaces the older whole.
 
 #ifndef ROPETEAM_CORE_BASE_VIEW_H_
 #define ROPETEAM_CORE_BASE_VIEW_H_
@@ -22,7 +22,7 @@ inline constexpr size_t kDomainBytesMax = 255;   // "rack=r7,zone=b"
 inline constexpr size_t kAddressBytesMax = 1024;
 
 struct Member {
-  NodeId id = kNoNode;          // this life of the node
+  NodeId id = kNoNode;          // this run of the node's daemon
   std::string name;             // stable over restarts; unique among the living
   uint32_t ordinal = 0;         // position given by the launcher (node rank); orders the members
   std::string domain;           // failure domain label, empty when unknown

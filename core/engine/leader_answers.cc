@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The leader's answers to questions: who may join which life, what the latest step is, who holds a shard, how
-// the cluster stands.
+// The leader's answers to questions: which ranks may join which incarnation, what the latest step is, which nodes
+// hold a shard, how the cluster stands.
 
 #include <algorithm>
 #include <optional>
@@ -77,7 +77,7 @@ void Leader::AnswerLatest(NodeId from, uint64_t number, const LatestQuestion& la
       return Reply(from, number,
                    Error(Code::kUnavailable, "incarnation %llu asks, of which the leader has not heard",
                          LifeNumber(latest.incarnation)));
-    // Some node may hold what nobody here does: wait for the nodes that were announced, or for the whole
+    // An absent node may hold what no member does: wait for the nodes that were announced, or for the whole
     // world.
     const uint32_t ranks = incarnations_.ranks_present();
     if (ranks < incarnations_.life().world_size && members_.size() < context_.view.settings.nodes)

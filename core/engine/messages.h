@@ -149,7 +149,7 @@ struct Life {
   Incarnation incarnation = 0;
   std::string token;  // the launcher's name for it, or empty
   uint32_t world_size = 0;
-  bool broken = false;   // a rank has left: without a token, who opens next begins the next life
+  bool broken = false;   // a rank has left: without a token, the next rank that opens begins the next one
   bool has_pin = false;  // a rank has asked for the step to restore, and the answer was:
   StepId pin;            // {0, 0} for none; while no rank has asked, what the one before restored
   // Its number is all that any node remembered: what it restores is not known, and what its ranks say of

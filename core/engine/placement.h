@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Which nodes hold the copies of a node's shards. A pure function of the view, so every node can compute it
-// and nobody has to be asked.
+// without asking another.
 //
 // Mixed placement after Gemini (SOSP'23, section 4): groups of m = R + 1 nodes whose members hold each
 // other's shards when m divides N, and a ring over the last m + N mod m nodes for the remainder. With groups

@@ -96,7 +96,7 @@ bool DecodeSlotState(uint64_t word, SlotState* state);
 
 struct Slot {
   uint64_t state;
-  // Counts up with every seal, from above the published ones: the same shard sealed anew in the same chunks
+  // Counts up with every seal, from above the published ones: the same shard sealed again in the same chunks
   // has another digest.
   uint64_t generation;
   uint32_t first_chunk;  // the slot's own number
@@ -154,8 +154,8 @@ uint32_t SlotDigest(const Slot& slot, std::span<const uint32_t> chunks, std::spa
 Slot SlotFor(const ShardMeta& meta, uint64_t generation, uint32_t first_chunk, uint32_t chunk_count);
 ShardMeta MetaOf(const Slot& slot);
 
-// What must hold of a shard in an arena of this chunk size, whoever says so: a caller of Seal() or a slot of
-// the table. kInvalidArgument with the value and the limit.
+// What must hold of a shard in an arena of this chunk size, whether a caller of Seal() or a slot of the
+// table describes it. kInvalidArgument with the value and the limit.
 Status CheckMeta(const ShardMeta& meta, uint64_t chunk_bytes);
 
 }  // namespace ropeteam::arena

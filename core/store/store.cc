@@ -287,7 +287,7 @@ void Store::Remove(const ShardId& id) {
   shard->removed = true;
   const size_t erased = table_->begins.erase(shard->extents[0].first);
   ROPETEAM_CHECK(erased == 1);
-  // Before a chunk is free: whoever gets it next may write into it at once.
+  // Before a chunk is free: its next owner may write into it at once.
   Publish(&slot(shard->extents[0].first)->state, arena::kSlotFree);
   CrashPoint("removed");
   if (shard->leases == 0) {

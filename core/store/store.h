@@ -93,7 +93,7 @@ class Store {
                                               const ArenaIdentity& identity, AdoptReport* report);
   ~Store();  // writes nothing: the arena stays as it is
 
-  // ---- geometry: for whoever maps the same memory
+  // ---- geometry: for processes that map the same memory
   uint64_t chunk_bytes() const { return chunk_bytes_; }
   uint64_t chunks_total() const { return chunk_count_; }
   uint64_t chunks_free() const { return free_runs_.free(); }
@@ -142,7 +142,7 @@ class Store {
 
   // ---- repair; no-ops for what is not there
   void MarkBad(const ShardId& id, uint32_t chunk_index);
-  // The chunk has been written anew, in place, and checked against its CRC by the caller.
+  // The chunk has been written again, in place, and checked against its CRC by the caller.
   void MarkRepaired(const ShardId& id, uint32_t chunk_index);
 
   // ---- the highest incarnation this node has heard of; survives the process, never falls
