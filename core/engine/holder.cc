@@ -316,6 +316,12 @@ void Holder::OnBadCopy(NodeId from, const BadCopy& bad) {
   if (shard == nullptr) return;
   for (const uint32_t chunk : bad.chunks)
     if (chunk >= shard->crcs.size()) return;
+  // What is known to be bad is being repaired, or could not be. Two nodes whose copies are bad in the same chunk would
+  // read it from each other, and complain, for ever; the next pass of the scrub tries again.
+  if (std::all_of(bad.chunks.begin(), bad.chunks.end(), [&](uint32_t chunk) {
+        return std::binary_search(shard->bad.begin(), shard->bad.end(), chunk);
+      }))
+    return;
   LOG_WARNING("%s read %zu bad chunks of %s here", parts_.context.NameOf(from).c_str(), bad.chunks.size(),
               bad.shard.id.ToString().c_str());
   parts_.fetcher.Repair(bad.shard.id, bad.chunks, [](const Status&) {});

@@ -91,6 +91,23 @@ TEST_F(BadBytes, AReadOutlivesALostConnectionToItsHolder) {
   EXPECT_TRUE(node(1).store->Find(Id(1, 0))->bad.empty());
 }
 
+// Two copies are bad in the same chunk. Each node reads it from the other, and complains: not for ever.
+TEST_F(BadBytes, TwoNodesWithBadCopiesDoNotComplainToEachOtherForEver) {
+  const TestShard shard(9, 'g');
+  Save(1, 1, shard);
+  Save(2, 1, shard);
+  node(1).Flip(Id(1, 0), 3);
+  node(2).Flip(Id(1, 0), 3);
+  size_t gets = 0;
+  on_wire_ = [&](TestNode&, std::string*) { ASSERT_LT(++gets, 100u); };
+  node(1).engine->OnVerify(now_, kSession, 1000, nullptr, 5'000'000);
+  Carry();
+  PassTime(5'000'000);
+  EXPECT_GE(gets, 1u);
+  EXPECT_EQ(node(1).store->Find(Id(1, 0))->bad, std::vector<uint32_t>{3});
+  EXPECT_EQ(node(2).store->Find(Id(1, 0))->bad, std::vector<uint32_t>{3});
+}
+
 // Nobody has the right bytes any more: the shard must never count as replicated.
 TEST_F(BadBytes, ABitThatFlipsInAnUnsealedChunkIsFoundByTheHolder) {
   const TestShard shard(9, 'c');
