@@ -210,6 +210,8 @@ void Cluster::StartDaemon(size_t index) {
   config.scrub_bytes_per_s = options_.scrub_bytes_per_s;
   host.engine = std::make_unique<Engine>(config, host.store.get());
   host.lease_until = 0;
+  host.transfers.clear();
+  host.lost_links.clear();
   Trace("host %zu daemon %" PRIx64 " starts, %" PRIu64 " shards adopted", index, host.id, report.shards);
   Give(&host, "start", [](Engine&, TimeUs) {});
   host.refused = OkStatus();
@@ -290,6 +292,7 @@ void Cluster::OnView(size_t index, NodeId instance, const View& view) {
         view.members.size());
   // The daemon hangs up on who has left before its engine decides anything on the new view.
   for (const NodeId peer : departed) {
+    host.lost_links.erase(peer);
     if (!network_.Disconnect(index, instance, peer)) continue;
     scheduler_.After(random_.Between(1, 20 * kMs), [this, index, instance, peer] {
       Host& fenced = *hosts_[index];

@@ -118,6 +118,8 @@ class Cluster : private NetworkEnds {
                       const std::shared_ptr<const std::string>& envelope);
   void CarryTransfer(Host* host, const StartTransfer& start);
   void PostTransfer(size_t index, NodeId instance, const StartTransfer& start);
+  void LoseLink(Host* host, NodeId peer);
+  void Reconnect(size_t index, NodeId instance, NodeId peer);
   void CarryCheck(Host* host, const StartCheck& check);
   void FinishCheck(size_t index, const StartCheck& check);
   void CarryAnswer(Host* host, const Answer& answer, uint64_t free_before, uint64_t dropped_before);

@@ -136,6 +136,13 @@ void Cluster::PostTransfer(size_t index, NodeId instance, const StartTransfer& s
     });
     return;
   }
+  if (host->lost_links.contains(start.peer)) {
+    scheduler_.After(random_.Between(1, kMs), [this, index, instance, tag = start.tag] {
+      OnTransferDone(index, instance, tag, Code::kPeerGone);
+    });
+    return;
+  }
+  host->transfers[start.tag] = start.peer;
   Transfer transfer;
   transfer.number = network_.next_number();
   transfer.tag = start.tag;
@@ -419,9 +426,37 @@ void Cluster::OnTransferDone(size_t index, NodeId instance, uint64_t tag, Code c
   if (host.paused)
     return WhenAwake(&host,
                      [this, index, instance, tag, code] { OnTransferDone(index, instance, tag, code); });
+  const auto posted = host.transfers.extract(tag);
+  const bool lost = code == Code::kLinkFailed && !posted.empty() && host.view.Contains(posted.mapped()) &&
+                    random_.Chance(network_.options().link_lost_ppm);
+  if (lost) code = Code::kPeerGone;
   Trace("host %zu transfer %" PRIu64 " done: %s", index, tag, CodeName(code));
   Give(&host, "transfer done",
        [&](Engine& engine, TimeUs local) { engine.OnTransferDone(local, tag, code); });
+  if (lost && host.id == instance) LoseLink(&host, posted.mapped());
+}
+
+// What the data plane does when its fabric calls a member gone.
+void Cluster::LoseLink(Host* host, NodeId peer) {
+  if (!host->daemon_runs() || !host->lost_links.insert(peer).second) return;
+  Trace("host %zu loses its connection to %" PRIx64, host->index, peer);
+  const NodeId instance = host->id;
+  Give(host, "link lost", [&](Engine& engine, TimeUs local) { engine.OnPeerLink(local, peer, false, "lost"); });
+  Reconnect(host->index, instance, peer);
+}
+
+void Cluster::Reconnect(size_t index, NodeId instance, NodeId peer) {
+  scheduler_.After(random_.Between(kMs, kSecond), [this, index, instance, peer] {
+    WhenAwake(hosts_[index].get(), [this, index, instance, peer] {
+      Host& host = *hosts_[index];
+      if (host.id != instance || !host.lost_links.contains(peer)) return;
+      const auto at = instances_.find(peer);
+      if (at == instances_.end() || network_.PathIsCut(index, at->second))
+        return Reconnect(index, instance, peer);
+      host.lost_links.erase(peer);
+      Give(&host, "link up", [&](Engine& engine, TimeUs local) { engine.OnPeerLink(local, peer, true, ""); });
+    });
+  });
 }
 
 }  // namespace ropeteam::simulation

@@ -143,6 +143,8 @@ void Faults::TroubleLink(Fault fault) {
   if (fault == Fault::kClog) {
     network.Clog(a, b, until);
     if (both) network.Clog(b, a, until);
+  } else if (random.Chance(kMillion / 3)) {
+    network.CutPath(a, b, until);
   } else {
     network.Cut(a, b, until);
     if (both) network.Cut(b, a, until);

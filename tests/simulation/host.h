@@ -13,6 +13,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <optional>
 #include <span>
 #include <string>
@@ -95,6 +96,8 @@ struct Host {
   TimeUs timer_at = kForever;  // true time
   HostClock clock;
   TimeUs lease_until = 0;  // membership's lease, on this host's clock
+  std::map<uint64_t, NodeId> transfers;  // peers of those that were posted, by their tags
+  std::set<NodeId> lost_links;           // members that its data path has lost
   std::optional<SimMembership::OwnSettings>
       own;              // what its daemon is started with, unless it is what all are
   Status refused;       // for good, by membership

@@ -47,6 +47,19 @@ void Network::Clog(size_t from, size_t to, TimeUs until) {
   link.clogged_until = std::max(link.clogged_until, until);
 }
 
+bool Network::PathIsCut(size_t a, size_t b) const {
+  for (const auto& [from, to] : {std::pair(a, b), std::pair(b, a)}) {
+    const Link* link = Find(from, to);
+    if (IsCut(from, to) || (link != nullptr && link->path_cut_until > scheduler_.now())) return true;
+  }
+  return false;
+}
+
+void Network::CutPath(size_t a, size_t b, TimeUs until) {
+  Link& link = links_[{a, b}];
+  link.path_cut_until = std::max(link.path_cut_until, until);
+}
+
 void Network::Cut(size_t from, size_t to, TimeUs until) {
   Link& link = links_[{from, to}];
   link.cut_until = std::max(link.cut_until, until);
@@ -112,7 +125,7 @@ void Network::Start(Transfer transfer) {
     Finish(&stored, Code::kPeerGone, random_.Between(1, kPeerGoneWithinUs));
     return;
   }
-  if (IsCut(stored.initiator, stored.target) || IsCut(stored.target, stored.initiator)) {
+  if (PathIsCut(stored.initiator, stored.target)) {
     Finish(&stored, Code::kLinkFailed, random_.Between(kLinkFailedWithinUs / 8, kLinkFailedWithinUs));
     return;
   }

@@ -103,8 +103,10 @@ class Network {
   // ---- trouble
   void Clog(size_t from, size_t to, TimeUs until);
   void Cut(size_t from, size_t to, TimeUs until);  // messages and transfers are lost
+  void CutPath(size_t a, size_t b, TimeUs until);  // transfers fail between them, both ways; messages arrive
   void Reset(size_t a, size_t b);                  // drops the messages under way between them
   bool IsCut(size_t from, size_t to) const;
+  bool PathIsCut(size_t a, size_t b) const;  // for transfers
   void HealLinks() { links_.clear(); }
   void SetOptions(const NetworkOptions& options) { options_ = options; }
   const NetworkOptions& options() const { return options_; }
@@ -135,6 +137,7 @@ class Network {
   struct Link {
     TimeUs clogged_until = 0;
     TimeUs cut_until = 0;
+    TimeUs path_cut_until = 0;
     uint64_t resets = 0;
   };
   using LinkKey = std::pair<size_t, size_t>;

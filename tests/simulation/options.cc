@@ -41,6 +41,8 @@ void DrawNetwork(Random* random, NetworkOptions* network) {
   network->transfer_max_us = random->Between(30, 20 * kMs);
   if (random->Chance(40 * kPercent))
     network->transfer_fail_ppm = static_cast<uint32_t>(random->Between(1, 5 * kPercent));
+  if (random->Chance(50 * kPercent))
+    network->link_lost_ppm = static_cast<uint32_t>(random->Between(1, kMillion));
   network->fences = random->Chance(50 * kPercent);
   network->check_max_us = random->Between(10, 5 * kMs);
   // Late packets must be there within what the misdelivery and the quarantine allow for.
@@ -196,11 +198,11 @@ std::string Describe(const Options& options) {
   std::snprintf(text, sizeof(text),
                 "nodes %u replicas %u keep %u chunks %" PRIu64
                 " ranks per node %u life tokens %d fences %d loss %u ppm "
-                "transfer failures %u ppm crashes in inputs %u ppm fault every %" PRIu64
+                "transfer failures %u ppm links lost %u ppm crashes in inputs %u ppm fault every %" PRIu64
                 " us starved %d pause %d drift %u ppm long saves %u ppm wire flips %u ppm",
                 options.nodes, options.replicas, options.keep_steps, options.chunks,
                 options.job.ranks_per_node, options.job.life_tokens, options.network.fences,
-                options.network.loss_ppm, options.network.transfer_fail_ppm,
+                options.network.loss_ppm, options.network.transfer_fail_ppm, options.network.link_lost_ppm,
                 options.faults.crash_in_input_ppm, options.faults.every_us, options.starved,
                 options.pause_to_heal, options.clock_drift_ppm, options.job.long_ppm,
                 options.network.wire_flip_ppm);

@@ -28,6 +28,7 @@ struct NetworkOptions {
   TimeUs transfer_min_us = 20;
   TimeUs transfer_max_us = 2 * kMs;
   uint32_t transfer_fail_ppm = 0;        // completes with kLinkFailed, some of its bytes landed
+  uint32_t link_lost_ppm = 0;            // of transfers that fail so: the peer is gone until it is connected again
   uint32_t device_refused_ppm = 50'000;  // of puts from device memory: the card cannot read it
   // A dead node's writes land for a while, and those of a put that has failed: each unlanded piece with
   // zombie_ppm, until zombie_max_us after the put was posted. Must stay below the engines' quarantine.

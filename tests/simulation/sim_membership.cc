@@ -94,10 +94,13 @@ class SimMembership::Impl {
     scheduler_.At(place.last_view_at,
                   [this, host = place.host, node, view] { listener_.on_view(host, node, view); });
   }
-  // Membership and engine are of one process: the end of a lease is known at once, a renewal somewhat later.
+  // Membership and engine are of one process: the end of a lease is known at once, a renewal somewhat later, and never
+  // before a view that was handed up before it: both go through the daemon's event loop.
   void OnLease(NodeId node, TimeUs valid_until) {
-    const TimeUs lag = valid_until == 0 ? 0 : random_.Between(1, kMs);
-    scheduler_.After(lag, [this, host = hosts_.at(node).host, node, valid_until] {
+    const Place& place = hosts_.at(node);
+    const TimeUs at =
+        valid_until == 0 ? scheduler_.now() : std::max(place.last_view_at, scheduler_.now() + random_.Between(1, kMs));
+    scheduler_.At(at, [this, host = place.host, node, valid_until] {
       listener_.on_lease(host, node, valid_until);
     });
   }

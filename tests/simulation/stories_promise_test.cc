@@ -282,5 +282,35 @@ TEST_F(Story, ACoordinatorThatReturnsAloneStartsNobodyOver) {
   SaveEverywhere(1, 2);
 }
 
+// Two members lost each other, and never met again: nothing was replicated between them for the rest of the job.
+TEST_F(Story, TwoNodesThatLostEachOtherMeetAgain) {
+  options_.network.link_lost_ppm = kMillion;
+  StartNodes(4);
+  ASSERT_EQ(LeaderHost(), 0u);
+  StartWorld(1);
+  SaveEverywhere(1, 1);
+  size_t owner = 0, holder = 0;
+  for (Rank rank = 1; rank < 4 && holder == 0; ++rank) {
+    owner = RankOf(1, rank).identity().host;
+    holder = HoldersBeside(owner, ShardOf(1, 1, rank)).front();
+  }
+  ASSERT_NE(owner, 0u);
+  ASSERT_NE(holder, 0u);
+  const TimeUs healed = cluster_->now() + 10 * kSecond;
+  cluster_->network().CutPath(owner, holder, healed);
+  SaveEverywhere(1, 2);  // its copies are placed elsewhere
+  EXPECT_LT(cluster_->now(), healed);
+  const std::vector<LostLinkReport> lost = cluster_->host(owner).engine->Report().lost_links;
+  ASSERT_EQ(lost.size(), 1u);
+  EXPECT_EQ(lost[0].peer, cluster_->host(holder).id);
+  cluster_->RunFor(healed + 2 * kSecond - cluster_->now());
+  EXPECT_TRUE(cluster_->host(owner).engine->Report().lost_links.empty());
+  SaveEverywhere(1, 3);
+  bool again = false;
+  for (Rank rank = 0; rank < 4; ++rank)
+    again = again || (RankOf(1, rank).identity().host == owner && Holds(holder, ShardOf(1, 3, rank)));
+  EXPECT_TRUE(again) << "the holder is the same as before the cut";
+}
+
 }  // namespace
 }  // namespace ropeteam::simulation
