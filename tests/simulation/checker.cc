@@ -248,9 +248,13 @@ void Checker::JudgeDrop(const Host& host, const ShardId& id, Role role) {
     if (Committed(step))
       return Fail("host %zu dropped its %s copy of %s, of the newest committed step", host.index,
                   RoleName(role), id.ToString().c_str());
-    // Once a later incarnation has been told what it restores, what was not committed before never is.
-    const bool barred =
-        !lives_.empty() && lives_.rbegin()->first > step.incarnation && lives_.rbegin()->second.answered;
+    // Once a later incarnation has been told what it restores, what was not committed before never is. The answer may
+    // still be on its way to the rank; then what was chosen is newer.
+    bool barred = false;
+    if (!lives_.empty() && lives_.rbegin()->first > step.incarnation) {
+      const Life& newest = lives_.rbegin()->second;
+      barred = newest.answered || (!newest.chosen.empty() && step < *newest.chosen.rbegin());
+    }
     if (!barred && FullyReplicated(step))
       return Fail(
           "host %zu dropped its %s copy of %s, of a step that has all its copies and is newer than all that "
@@ -660,7 +664,7 @@ void Checker::OnEvent(const Host& host, const LevelEvent& event) {
   // What the ranks of the newest incarnation were told to restore is older: to them this step is lost.
   if (!lives_.empty()) {
     const auto& [newest, life] = *lives_.rbegin();
-    if (newest > step.incarnation && life.answered && life.answer < step)
+    if (newest > step.incarnation && life.answered && life.answer < step && Remembered(host, life))
       Fail("host %zu said COMMITTED of %s, but incarnation %llu has restored %s", host.index,
            step.ToString().c_str(), static_cast<unsigned long long>(newest), life.answer.ToString().c_str());
   }
