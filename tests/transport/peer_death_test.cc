@@ -163,6 +163,9 @@ TEST_P(PeerTest, KilledInTheMiddleOfGetsGivesEveryBufferBackOnce) {
 
 TEST_P(PeerTest, ReturnsUnderItsAddressAsANewInstance) {
   if (!rig_->deaf().empty()) GTEST_SKIP() << rig_->deaf();
+  if (GetParam() == "ofi_verbs")
+    GTEST_SKIP() << "libfabric's verbs;ofi_rxm may crash in fi_close when connections were refused: "
+                    "transport/ofi/libfabric.md";
   auto peer = rig_->NewPeer(&target_);
   Meet(*peer);
   ASSERT_EQ(PutOne(0, 4096), Code::kOk);
