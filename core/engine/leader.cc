@@ -23,6 +23,7 @@ void Leader::Begin() {
   ended_incarnation_ = ended_max_ = 0;
   replications_ = losses_ = 0;
   progress_at_ = context_.now;
+  short_since_ = short_seen_ = 0;
   mark_again_ = false;
   state_ = LeaderState();
   sequence_ = 0;
@@ -106,7 +107,9 @@ void Leader::OnInventoryDelta(NodeId from, const InventoryDelta& delta) {
 }
 
 void Leader::SetShortOfMemory(size_t members) {
-  if (short_of_memory_ == 0 && members != 0) short_since_ = context_.now;
+  // Members forget a refusal after a second: a short gap does not end a shortage.
+  if (members != 0 && (short_since_ == 0 || short_seen_ + kStuckUs < context_.now)) short_since_ = context_.now;
+  if (members != 0 || short_of_memory_ != 0) short_seen_ = context_.now;
   short_of_memory_ = members;
 }
 

@@ -122,7 +122,8 @@ class Leader {
   // What complete(), acked_by_all() and the like are answered from, without looking at every member.
   size_t answered_ = 0;
   size_t short_of_memory_ = 0;
-  TimeUs short_since_ = 0;  // when the first of them was
+  TimeUs short_since_ = 0;  // since when some are, with no gap of kStuckUs; 0: none has been
+  TimeUs short_seen_ = 0;   // when the last was
   std::map<uint64_t, size_t> acked_;  // announcements, by how many members have acknowledged none newer
   StepTable table_;
   Incarnations incarnations_;

@@ -330,6 +330,20 @@ TEST_F(LeaderTest, OlderStepsAreGivenUpOnlyWhenMemoryHasBeenShortForLong) {
   EXPECT_THAT(Ids(Told(kFirst).dead), ElementsAre(older));
 }
 
+// A member says for a second after each refusal that it is short, and refusals may be further apart.
+TEST_F(LeaderTest, AShortageWithGapsIsOne) {
+  const StepId older{kLife, 7};
+  const StepId newer{kLife, 8};
+  Members({kFirst, kSecond});
+  Tell(kFirst, {Own(older, 0), Own(newer, 0)});
+  for (int second = 0; second < 12; ++second) {
+    short_of_memory_ = second % 2 == 0;
+    Tell(kSecond, {Own(older, 1), Own(newer, 1)});
+    PassTime(1'000'000);
+  }
+  EXPECT_THAT(Ids(Told(kFirst).dead), ElementsAre(older));
+}
+
 TEST_F(LeaderTest, DecidesNothingWithoutALease) {
   const StepId step{kLife, 7};
   engine_->OnLease(now_, now_);
