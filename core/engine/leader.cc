@@ -326,7 +326,7 @@ void Leader::Tell() {
 void Leader::Restore() { redundancy_.Restore(state_.keep, incarnations_.life().incarnation); }
 
 void Leader::RestoreAndTrim() {
-  GiveUpOlderSteps();
+  GiveUpSteps();
   SettleContested();
   if (redundancy_.NeedsTrim(marked_))
     redundancy_.Trim(marked_, [this](NodeId node) {
@@ -339,19 +339,38 @@ void Leader::RestoreAndTrim() {
 
 void Leader::RestoreSoon() { next_restore_ = std::min(next_restore_, context_.now + kRestoreSoonUs); }
 
+// Uncommitted steps that keep a committed one from getting its copies, though nobody is left who could complete them.
+// While at most R nodes are missing, no rank was told that one of them is committed (retention.h).
+std::vector<StepId> Leader::Abandoned() const {
+  std::vector<StepId> abandoned;
+  const Life& life = incarnations_.life();
+  const JobSettings& settings = context_.view.settings;
+  const bool committed_lacks = std::any_of(state_.keep.begin(), state_.keep.end(), [this](const StepKey& key) {
+    const StepTable::StepState* step = table_.Find(key.id);
+    return step != nullptr && step->committed && !step->lacking.empty();
+  });
+  if (!committed_lacks || members_.size() + settings.replicas < settings.nodes) return abandoned;
+  for (const auto& [id, step] : table_.steps()) {
+    const bool ended = id.incarnation < life.incarnation || incarnations_.ranks_present() == 0;
+    if (ended && !step.committed && !step.given_up && !step.producible() && id != life.pin) abandoned.push_back(id);
+  }
+  return abandoned;
+}
+
 // The arenas are full of steps that wait for copies there is no room for. The newest step that can be
 // produced is worth more than those before it.
-void Leader::GiveUpOlderSteps() {
+void Leader::GiveUpSteps() {
   if (short_of_memory_ == 0 || std::max(progress_at_, short_since_) + kStuckUs > context_.now) return;
   const Incarnation current = incarnations_.life().incarnation;
-  const std::optional<StepId> newest = table_.NewestProducible(current);
-  if (!newest) return;
-  std::vector<StepId> older;
-  for (auto step = table_.steps().lower_bound({current, 0}); step->first < *newest; ++step)
-    if (!step->second.committed && !step->second.given_up) older.push_back(step->first);
-  for (const StepId& id : older) {
-    LOG_WARNING("%s is given up: no node has room for its copies, and %s is newer", id.ToString().c_str(),
-                newest->ToString().c_str());
+  std::vector<StepId> waiting = Abandoned();
+  if (const std::optional<StepId> newest = table_.NewestProducible(current)) {
+    for (auto step = table_.steps().lower_bound({current, 0}); step->first < *newest; ++step)
+      if (!step->second.committed) waiting.push_back(step->first);
+  }
+  for (const StepId& id : waiting) {
+    if (table_.Find(id)->given_up) continue;
+    LOG_WARNING("%s is given up: no node has room for its copies, and a step that can be restored is worth more",
+                id.ToString().c_str());
     table_.GiveUp(id);
     dirty_ = true;
   }

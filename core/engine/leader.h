@@ -98,7 +98,8 @@ class Leader {
   // Copies with other bytes than the shard that counts, and where they are.
   std::vector<std::pair<NodeId, DropCopy>> Losers() const;
   void SettleContested();
-  void GiveUpOlderSteps();
+  std::vector<StepId> Abandoned() const;
+  void GiveUpSteps();  // for want of memory
   void Restore();
   void RestoreAndTrim();
   void RestoreSoon();

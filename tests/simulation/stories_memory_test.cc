@@ -102,6 +102,38 @@ TEST_F(Story, ArenasFullOfWaitingStepsRecover) {
   SaveEverywhere(1, step);
 }
 
+// Node 0 is lost with its memory, and the others, which cannot reach each other, save until their arenas are full.
+// Then the world ends, and an empty node 0 fills with copies of those steps. None of them can be complete without rank 0, and nobody is left who could
+// save its shard: they must not keep the committed step from getting its second copy.
+TEST_F(Story, StepsThatNobodyCanCompleteMakeRoomForTheCommittedOne) {
+  lengths_ = {2 * 4096};
+  StartNodes(3, 1, 24);
+  StartWorld(1);
+  SaveEverywhere(1, 1);
+  LoseHost(0);
+  cluster_->network().Cut(1, 2, kForever);
+  cluster_->network().Cut(2, 1, kForever);
+  for (Step step = 2; step < 12; ++step)
+    for (const Rank rank : {1, 2}) {
+      const Status status = Save(1, step, rank);
+      EXPECT_TRUE(status.ok() || status.code() == Code::kNoSpace) << status.ToString();
+    }
+  EXPECT_EQ(FreeChunks(1), 0u);
+  EXPECT_EQ(FreeChunks(2), 0u);
+  StopWorld(1);
+  cluster_->network().HealLinks();
+  cluster_->StartHost(0);
+  AwaitOneView();
+  EXPECT_TRUE(Until([&] { return FreeChunks(0) == 0; })) << Trouble();
+  const auto copies = [&](Rank rank) {
+    size_t count = 0;
+    for (size_t host = 0; host < 3; ++host) count += Holds(host, ShardOf(1, 1, rank)) ? 1 : 0;
+    return count;
+  };
+  EXPECT_LT(std::min({copies(0), copies(1), copies(2)}), 2u);
+  EXPECT_TRUE(Until([&] { return copies(0) >= 2 && copies(1) >= 2 && copies(2) >= 2; }, 30 * kSecond)) << Trouble();
+}
+
 // Ranks on nodes that do not begin at 0, and five nodes in pairs: one group of three.
 TEST_F(Story, GroupsThatDoNotStartAtNodeZero) {
   StartNodes(5);
