@@ -71,7 +71,7 @@ class ModelNode : public ControlNode {
     content_.life.world_size = world_size;
     content_.report.sessions.clear();
     for (Rank rank = first_rank_; rank < first_rank_ + kRanksPerNode; ++rank)
-      content_.report.sessions.push_back({rank, world_size, incarnation, TokenOf(rank), false, 0, {}});
+      content_.report.sessions.push_back({rank, world_size, incarnation, TokenOf(rank), false, 0, 0, {}});
   }
 
   void OnView(TimeUs now, const View& view, std::vector<SendMessage>* out) override {
@@ -106,6 +106,7 @@ class ModelNode : public ControlNode {
   }
   void Save(TimeUs now, Step step, uint32_t local_rank, std::vector<SendMessage>* out) override {
     SessionReport& session = content_.report.sessions.at(local_rank);
+    if (!session.has_ended) session.oldest_ended = step;
     session.has_ended = true;
     session.newest_ended = step;
     session.open_steps.clear();

@@ -312,7 +312,7 @@ void Coordinator::OnHeartbeat(Record* record, const Heartbeat& heartbeat) {
   record->beat = std::max(record->beat, heartbeat.beat);
   record->seen = std::max(record->seen, heartbeat.seen);
   Answer(record);
-  if (heartbeat.whole && record->ours != 0) {
+  if (heartbeat.whole && record->ours != 0 && !holding_) {
     SendView(record, /*whole=*/true);
   } else if (ViewDue(*record)) {
     SendView(record);
@@ -427,7 +427,7 @@ void Coordinator::Reply(ConnectionId connection, CoordinatorMessage message) {
 }
 
 bool Coordinator::ViewDue(const Record& record) const {
-  if (record.connection == kNoConnection || record.ours == 0 || record.seen >= view_->view.epoch)
+  if (holding_ || record.connection == kNoConnection || record.ours == 0 || record.seen >= view_->view.epoch)
     return false;
   // On a connection that works, the view before is merely not acknowledged yet.
   return record.view_sent <= record.seen || now_ >= record.view_sent_at + dead_after_ / kTicksPerDeath;

@@ -45,6 +45,10 @@
 // registrant has seen any view, and nodes_expected of them have come with the ordinals 0, 1, 2, … Then the whole job
 // starts. Daemons of an earlier run are gone, since their names are taken, and their views have no member of this run.
 //
+// All of this is for one coordinator at a time. Two that run at once grant leases on both sides; nodes may go from one to the
+// other, and each takes members of the other's views back as it does after its own return. What stays safe then is the
+// engine's matter (ARCHITECTURE.md).
+//
 // Not thread-safe: one caller at a time.
 
 #ifndef ROPETEAM_MEMBERSHIP_COORDINATOR_H_

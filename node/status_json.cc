@@ -69,6 +69,7 @@ Json ToJson(const SessionReport& s) {
           {"incarnation", LifeNumber(s.incarnation)},
           {"token", Hex(s.token)},
           {"has_ended", s.has_ended},
+          {"oldest_ended", s.oldest_ended},
           {"newest_ended", s.newest_ended},
           {"open_steps", s.open_steps}};
 }

@@ -61,7 +61,7 @@ void Incarnations::Learn(const Inventory& inventory) {
     Change(told);
   } else if (told.incarnation == life_.incarnation) {
     const bool broken = told.broken || (life_.broken && !life_.forgotten);
-    const bool knows_more = (life_.forgotten && !told.forgotten) || (told.has_pin && !life_.has_pin);
+    const bool knows_more = (life_.forgotten && !told.forgotten) || told.pinned_by > life_.pinned_by;
     Life merged = knows_more ? told : life_;
     merged.broken = merged.broken || broken;
     Change(std::move(merged));
@@ -129,7 +129,7 @@ void Incarnations::CheckInvariants() const {
 void Incarnations::Pin(const StepId& step) {
   ROPETEAM_CHECK(life_.incarnation != 0 && !life_.forgotten && step.incarnation < life_.incarnation);
   Life life = life_;
-  life.has_pin = true;
+  life.pinned_by = life.incarnation;
   life.pin = step;
   Change(std::move(life));
 }
@@ -213,6 +213,8 @@ void Incarnations::BeginNext(const JoinQuestion& join) {
   next.incarnation = NextIncarnation(life_.incarnation, context_.view.epoch);
   next.token = join.life;
   next.world_size = join.world_size;
+  // Until it has a pin of its own, what the world last went on from still tells which steps it has left behind.
+  next.pinned_by = life_.forgotten ? life_.incarnation : life_.pinned_by;
   next.pin = life_.pin;
   next.past_tokens = life_.past_tokens;
   if (!life_.token.empty()) next.past_tokens.push_back(life_.token);

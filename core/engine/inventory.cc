@@ -140,8 +140,12 @@ void Normalize(Inventory* inventory) {
       continue;
     }
     SessionReport& first = merged.back();
-    first.newest_ended = std::max(first.newest_ended, session.newest_ended);
-    first.has_ended = first.has_ended || session.has_ended;
+    if (session.has_ended) {
+      first.oldest_ended =
+          first.has_ended ? std::min(first.oldest_ended, session.oldest_ended) : session.oldest_ended;
+      first.newest_ended = std::max(first.newest_ended, session.newest_ended);
+      first.has_ended = true;
+    }
     first.open_steps.insert(first.open_steps.end(), session.open_steps.begin(), session.open_steps.end());
   }
   sessions = std::move(merged);

@@ -33,11 +33,11 @@ Result<StepId> Latest::Resolve(Incarnation asking, size_t members, const JobSett
                  LifeNumber(life.incarnation));
   // It was chosen while a node with a newer committed step was away, and no rank has been told.
   const bool better = may_choose_again_ && Producible(NewestCommitted()) && life.pin < NewestCommitted();
-  if (life.has_pin && !better) {
+  if (life.has_pin() && !better) {
     if (life.pin == StepId() && !may_choose_again_) return none;
     if (Producible(life.pin)) return life.pin;
   }
-  if (life.has_pin && !may_choose_again_) {
+  if (life.has_pin() && !may_choose_again_) {
     // Some rank of this incarnation may have gone on from it: another step for the others would mix the two.
     // Its holder may come back; if not, the next incarnation is offered an older step.
     LOG_WARNING("%s, which incarnation %llu restores, cannot be produced now", life.pin.ToString().c_str(),
@@ -63,7 +63,7 @@ Result<StepId> Latest::Resolve(Incarnation asking, size_t members, const JobSett
                 newest ? newest->ToString().c_str() : "nothing");
   }
   const StepId chosen = newest.value_or(StepId());
-  if (life.has_pin && life.pin != chosen)
+  if (life.has_pin() && life.pin != chosen)
     LOG_WARNING("%s, which no rank has been told of, %s: chosen again", life.pin.ToString().c_str(),
                 better ? "is older than a committed step that is there again" : "cannot be produced now");
   incarnations_.Pin(chosen);
@@ -79,7 +79,7 @@ Result<StepId> Latest::ResolveStep(const LocateQuestion& locate) const {
   const StepId own{locate.incarnation, locate.step};
   if (Producible(own)) return own;
   const Life& life = incarnations_.life();
-  if (life.has_pin && life.pin.step == locate.step && Producible(life.pin)) return life.pin;
+  if (life.has_pin() && life.pin.step == locate.step && Producible(life.pin)) return life.pin;
   const StepId* partial = nullptr;
   for (auto step = table_.steps().rbegin(); step != table_.steps().rend(); ++step) {
     if (step->first.step != locate.step) continue;

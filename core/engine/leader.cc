@@ -63,8 +63,10 @@ void Leader::OnView(const View& before) {
   answered_ = 0;  // each tells again in this epoch,
   told_ = false;  // and is told again
   acked_ = {{0, members_.size()}};
-  SetShortOfMemory(static_cast<size_t>(std::count_if(
-      members_.begin(), members_.end(), [](const auto& member) { return member.inventory().short_of_memory; })));
+  SetShortOfMemory(
+      static_cast<size_t>(std::count_if(members_.begin(), members_.end(), [](const auto& member) {
+        return member.inventory().short_of_memory;
+      })));
   verifier_.OnView();
   latest_.TakeWaiting();  // they ask again in this epoch
   dirty_ = true;
@@ -108,7 +110,8 @@ void Leader::OnInventoryDelta(NodeId from, const InventoryDelta& delta) {
 
 void Leader::SetShortOfMemory(size_t members) {
   // Members forget a refusal after a second: a short gap does not end a shortage.
-  if (members != 0 && (short_since_ == 0 || short_seen_ + kStuckUs < context_.now)) short_since_ = context_.now;
+  if (members != 0 && (short_since_ == 0 || short_seen_ + kStuckUs < context_.now))
+    short_since_ = context_.now;
   if (members != 0 || short_of_memory_ != 0) short_seen_ = context_.now;
   short_of_memory_ = members;
 }
@@ -149,15 +152,21 @@ void Leader::Learn(MemberState* member, bool was_short, const InventoryChange& c
   dirty_ = dirty_ || table_.version() != table_seen_ || incarnations_.version() != incarnation_seen_;
 }
 
+// A shard that was saved in an earlier session may lie on a node that is away. With all of the job's nodes here it would
+// be in the table.
+bool Leader::Passed(const SessionReport& session, Step step) const {
+  return session.has_ended && step < session.newest_ended &&
+         (session.oldest_ended <= step || members_.size() >= context_.view.settings.nodes) &&
+         std::find(session.open_steps.begin(), session.open_steps.end(), step) == session.open_steps.end();
+}
+
 bool Leader::PassesOpenStep(const SessionReport& session) const {
   const Incarnation current = incarnations_.life().incarnation;
   if (session.incarnation != current || !session.has_ended) return false;
   for (auto step = table_.steps().lower_bound({current, 0});
        step != table_.steps().end() && step->first.step < session.newest_ended; ++step) {
     if (step->second.committed || step->second.given_up || session.rank >= step->second.world_size) continue;
-    const bool open = std::find(session.open_steps.begin(), session.open_steps.end(), step->first.step) !=
-                      session.open_steps.end();
-    if (!open && step->second.ranks[session.rank].copies.empty()) return true;
+    if (step->second.ranks[session.rank].copies.empty() && Passed(session, step->first.step)) return true;
   }
   return false;
 }
@@ -175,10 +184,10 @@ void Leader::Flush() {
 // member knows of this incarnation and not of its pin, the leader before has told no rank.
 bool Leader::PinWasHeard() const {
   const Life& life = incarnations_.life();
-  return life.has_pin && std::all_of(members_.begin(), members_.end(), [&](const auto& member) {
+  return life.has_pin() && std::all_of(members_.begin(), members_.end(), [&](const auto& member) {
            const Life& known = member.inventory().life;
            return known.incarnation != life.incarnation || known.forgotten ||
-                  (known.has_pin && known.pin == life.pin);
+                  (known.has_pin() && known.pin == life.pin);
          });
 }
 
@@ -190,16 +199,16 @@ std::set<StepId> Leader::Hopeless() const {
   if (ended_incarnation_ != current) return hopeless;
   for (auto step = table_.steps().lower_bound({current, 0});
        step != table_.steps().end() && step->first.step < ended_max_; ++step)
-    if (!step->second.committed && !step->second.given_up) open_steps.emplace_back(step->first, &step->second);
+    if (!step->second.committed && !step->second.given_up)
+      open_steps.emplace_back(step->first, &step->second);
   if (open_steps.empty()) return hopeless;
   for (const MemberState& member : members_) {
     for (const SessionReport& session : member.inventory().report.sessions) {
       if (session.incarnation != current || !session.has_ended) continue;
       for (const auto& [id, step] : open_steps) {
         if (id.step >= session.newest_ended) break;
-        const bool open = std::find(session.open_steps.begin(), session.open_steps.end(), id.step) !=
-                          session.open_steps.end();
-        if (!open && session.rank < step->world_size && step->ranks[session.rank].copies.empty())
+        if (session.rank < step->world_size && step->ranks[session.rank].copies.empty() &&
+            Passed(session, id.step))
           hopeless.insert(id);
       }
     }
@@ -255,8 +264,11 @@ void Leader::Announce() {
   LeaderState state;
   state.life = incarnations_.life();
   // A forgotten incarnation has no known pin, so no step of a former one is committed any more.
-  if (state.life.has_pin || state.life.forgotten)
-    table_.Bar(state.life.incarnation, state.life.has_pin ? state.life.pin : StepId());
+  if (state.life.forgotten) {
+    table_.Bar(state.life.incarnation, StepId());
+  } else if (state.life.pinned_by != 0) {
+    table_.Bar(state.life.pinned_by, state.life.pin);
+  }
   // What has lost all its copies is not known any more; should copies return, it is listed again.
   const auto unknown = [this](const StepId& id) {
     const StepTable::StepState* step = table_.Find(id);
@@ -287,9 +299,9 @@ void Leader::Announce() {
   state.sequence = state_.sequence;
   const bool changed = sequence_ == 0 || mark_again_ || Encode(state) != Encode(state_);
   mark_again_ = false;
-  const bool new_pin = state.life.has_pin && (sequence_ == 0 || !state_.life.has_pin ||
-                                              state_.life.incarnation != state.life.incarnation ||
-                                              state_.life.pin != state.life.pin);
+  const bool new_pin = state.life.has_pin() && (sequence_ == 0 || !state_.life.has_pin() ||
+                                                state_.life.incarnation != state.life.incarnation ||
+                                                state_.life.pin != state.life.pin);
   if (changed) {
     state.sequence = ++sequence_;
     if (new_pin) pin_sequence_ = sequence_;
@@ -339,20 +351,21 @@ void Leader::RestoreAndTrim() {
 
 void Leader::RestoreSoon() { next_restore_ = std::min(next_restore_, context_.now + kRestoreSoonUs); }
 
-// Uncommitted steps that keep a committed one from getting its copies, though nobody is left who could complete them.
-// While at most R nodes are missing, no rank was told that one of them is committed (retention.h).
+// Uncommitted steps that keep a committed one from getting its copies, though nobody can complete them: no rank is left
+// that could save its shard, and no node is away that could have it.
 std::vector<StepId> Leader::Abandoned() const {
   std::vector<StepId> abandoned;
   const Life& life = incarnations_.life();
-  const JobSettings& settings = context_.view.settings;
-  const bool committed_lacks = std::any_of(state_.keep.begin(), state_.keep.end(), [this](const StepKey& key) {
-    const StepTable::StepState* step = table_.Find(key.id);
-    return step != nullptr && step->committed && !step->lacking.empty();
-  });
-  if (!committed_lacks || members_.size() + settings.replicas < settings.nodes) return abandoned;
+  const bool committed_lacks =
+      std::any_of(state_.keep.begin(), state_.keep.end(), [this](const StepKey& key) {
+        const StepTable::StepState* step = table_.Find(key.id);
+        return step != nullptr && step->committed && !step->lacking.empty();
+      });
+  if (!committed_lacks || members_.size() < context_.view.settings.nodes) return abandoned;
   for (const auto& [id, step] : table_.steps()) {
     const bool ended = id.incarnation < life.incarnation || incarnations_.ranks_present() == 0;
-    if (ended && !step.committed && !step.given_up && !step.producible() && id != life.pin) abandoned.push_back(id);
+    if (ended && !step.committed && !step.given_up && !step.producible() && id != life.pin)
+      abandoned.push_back(id);
   }
   return abandoned;
 }
@@ -369,8 +382,9 @@ void Leader::GiveUpSteps() {
   }
   for (const StepId& id : waiting) {
     if (table_.Find(id)->given_up) continue;
-    LOG_WARNING("%s is given up: no node has room for its copies, and a step that can be restored is worth more",
-                id.ToString().c_str());
+    LOG_WARNING(
+        "%s is given up: no node has room for its copies, and a step that can be restored is worth more",
+        id.ToString().c_str());
     table_.GiveUp(id);
     dirty_ = true;
   }

@@ -88,7 +88,9 @@ class Leader {
   // `was_short`: before the change.
   void Learn(MemberState* member, bool was_short, const InventoryChange& change);
   void SetShortOfMemory(size_t members);
-  // The session has ended a later save, and no node has its rank's shard of an earlier, uncommitted step.
+  // The session's rank will never save that step.
+  bool Passed(const SessionReport& session, Step step) const;
+  // It has passed an uncommitted step of which no node has its rank's shard.
   bool PassesOpenStep(const SessionReport& session) const;
   void Announce();
   void Tell();  // every member that has not acknowledged the newest announcement

@@ -62,7 +62,7 @@ void Leader::AnswerJoin(NodeId from, uint64_t number, const JoinQuestion& join) 
 }
 
 bool Leader::PinIsKnown() const {
-  return sequence_ != 0 && state_.life.has_pin &&
+  return sequence_ != 0 && state_.life.has_pin() &&
          state_.life.incarnation == incarnations_.life().incarnation &&
          state_.life.pin == incarnations_.life().pin && acked_by_all() >= pin_sequence_;
 }

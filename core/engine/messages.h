@@ -19,7 +19,7 @@
 
 namespace ropeteam {
 
-inline constexpr uint32_t kEngineProtocolVersion = 5;
+inline constexpr uint32_t kEngineProtocolVersion = 6;
 
 enum class Kind : uint16_t {
   kReplicaReserve = 1,
@@ -149,17 +149,19 @@ struct Life {
   Incarnation incarnation = 0;
   std::string token;  // the launcher's name for it, or empty
   uint32_t world_size = 0;
-  bool broken = false;   // a rank has left: without a token, the next rank that opens begins the next one
-  bool has_pin = false;  // a rank has asked for the step to restore, and the answer was:
-  StepId pin;            // {0, 0} for none; while no rank has asked, what the one before restored
+  bool broken = false;  // a rank has left: without a token, the next rank that opens begins the next one
+  // The newest incarnation of which a rank has asked for the step to restore, and the answer; {0, 0}: nothing.
+  Incarnation pinned_by = 0;
+  StepId pin;
   // Its number is all that any node remembered: what it restores is not known, and what its ranks say of
   // themselves is.
   bool forgotten = false;
   std::vector<std::string> past_tokens;  // of superseded lives, newest last, at most kPastTokensMax
   auto Fields() {
-    return std::tie(incarnation, token, world_size, broken, has_pin, pin.incarnation, pin.step, forgotten,
+    return std::tie(incarnation, token, world_size, broken, pinned_by, pin.incarnation, pin.step, forgotten,
                     past_tokens);
   }
+  bool has_pin() const { return pinned_by != 0 && pinned_by == incarnation; }
   friend bool operator==(const Life&, const Life&) = default;
 };
 // Zombies are of the last few lives; a token is 255 bytes at most

@@ -52,13 +52,15 @@ struct SessionReport {
   uint32_t world_size = 0;
   Incarnation incarnation = 0;
   uint64_t token = 0;
-  // Of this session's saves: the highest step whose save has ended in any way (sealed, refused, aborted), and
-  // those that are open. A step below the one and not among the other will never get this rank's shard.
+  // Of this session's saves: the lowest and the highest step whose save has ended in any way (sealed, refused,
+  // aborted), and those that are open. A step below the highest and not open will never get this rank's shard; one
+  // below the lowest may have got it in an earlier session.
   bool has_ended = false;
+  Step oldest_ended = 0;
   Step newest_ended = 0;
   std::vector<Step> open_steps;
   auto Fields() {
-    return std::tie(rank, world_size, incarnation, token, has_ended, newest_ended, open_steps);
+    return std::tie(rank, world_size, incarnation, token, has_ended, oldest_ended, newest_ended, open_steps);
   }
   friend bool operator==(const SessionReport&, const SessionReport&) = default;
 };

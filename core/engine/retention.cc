@@ -42,12 +42,12 @@ void KeepNewest(const RetentionFacts& facts, RetentionPlan* plan) {
 bool KeepsPin(const RetentionFacts& facts, const RetentionPlan& plan) {
   const Life& life = facts.life;
   if (life.pin == StepId() || facts.table.Find(life.pin) == nullptr) return false;
-  if (!life.has_pin) return !(life.pin < plan.release_before);
+  if (!life.has_pin()) return !(life.pin < plan.release_before);
   return facts.marked.empty() || facts.marked.rbegin()->incarnation != life.incarnation;
 }
 
 bool MayBeEvicted(const RetentionFacts& facts, const StepId& id, const StepTable::StepState& step) {
-  return facts.life.has_pin && facts.pin_told && id.incarnation < facts.life.incarnation && !step.committed &&
+  return facts.life.has_pin() && facts.pin_told && id.incarnation < facts.life.incarnation && !step.committed &&
          facts.members + facts.settings.replicas >= facts.settings.nodes;
 }
 

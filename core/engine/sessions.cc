@@ -363,9 +363,10 @@ void Sessions::EndSave(SaveId id, const char* why) {
 
 void Sessions::NoteEnded(SessionId id, Step step) {
   Session& session = SessionOf(id);
-  if (session.has_ended && session.newest_ended >= step) return;
+  if (session.has_ended && session.oldest_ended <= step && step <= session.newest_ended) return;
+  session.oldest_ended = session.has_ended ? std::min(session.oldest_ended, step) : step;
+  session.newest_ended = std::max(session.newest_ended, step);
   session.has_ended = true;
-  session.newest_ended = step;
   parts_.context.inventory_dirty = true;
 }
 
@@ -627,6 +628,7 @@ std::vector<SessionReport> Sessions::Report() const {
                          session.incarnation,
                          session.hello.token,
                          session.has_ended,
+                         session.oldest_ended,
                          session.newest_ended,
                          {}};
     for (const auto& [save_id, save] : saves_)

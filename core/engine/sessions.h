@@ -74,6 +74,7 @@ class Sessions {
     std::map<ViewId, OpenView> views;
     uint32_t saves = 0;
     bool has_ended = false;  // as in SessionReport
+    Step oldest_ended = 0;
     Step newest_ended = 0;
     uint32_t pending = 0;  // waits, latest, view_open, … not yet answered
   };

@@ -11,8 +11,8 @@ constexpr TimeUs kNever = std::numeric_limits<TimeUs>::max();
 
 }  // namespace
 
-SimulatedMembership::SimulatedMembership(const MembershipConfig& config, Send send, Listener listener)
-    : config_(config), send_(std::move(send)), listener_(std::move(listener)) {}
+SimulatedMembership::SimulatedMembership(const MembershipConfig& config, Send send, Listener listener, Route route)
+    : config_(config), send_(std::move(send)), listener_(std::move(listener)), route_(std::move(route)) {}
 
 TimeUs SimulatedMembership::Clock::Local(TimeUs now) const {
   return static_cast<TimeUs>(static_cast<int64_t>(now) + static_cast<int64_t>(now) / 1'000'000 * drift_ppm +
@@ -28,19 +28,28 @@ TimeUs SimulatedMembership::Clock::Global(TimeUs local) const {
   return global;
 }
 
-void SimulatedMembership::RestartCoordinator(TimeUs now, int drift_ppm) {
-  ROPETEAM_CHECK(coordinator_ == nullptr);
-  coordinator_clock_ = Clock{drift_ppm};
-  coordinator_ = std::make_unique<Coordinator>(config_, coordinator_clock_.Local(now), now / 1000 + 1);
+void SimulatedMembership::RestartCoordinator(TimeUs now, int drift_ppm, size_t which) {
+  Running& running = coordinators_.at(which);
+  ROPETEAM_CHECK(running.machine == nullptr);
+  running.clock = Clock{drift_ppm};
+  running.machine = std::make_unique<Coordinator>(config_, running.clock.Local(now), now / 1000 + 1);
 }
 
-void SimulatedMembership::CrashCoordinator(bool reset) {
-  coordinator_.reset();
-  endpoints_.clear();
-  const auto connections = std::exchange(connections_, {});
+void SimulatedMembership::CrashCoordinator(bool reset, size_t which) {
+  Running& running = coordinators_.at(which);
+  running.machine.reset();
+  running.endpoints.clear();
+  const auto connections = std::exchange(running.connections, {});
   if (!reset) return;
-  for (const auto& [endpoint, id] : connections)
-    send_({endpoint.first, endpoint.second, false, SimulatedPacket::Closed{}});
+  for (const auto& [endpoint, id] : connections) ToNode(which, endpoint, SimulatedPacket::Closed{});
+}
+
+void SimulatedMembership::ResetConnection(NodeId node, bool told) {
+  const auto open = open_.find(node);
+  if (open == open_.end()) return;
+  const Connection connection = open->second;
+  if (told) ToCoordinator(node, connection, SimulatedPacket::Closed{});
+  ToNode(connection.coordinator, {node, connection.attempt}, SimulatedPacket::Closed{});
 }
 
 void SimulatedMembership::AddNode(TimeUs now, const Member& member, int drift_ppm,
@@ -67,9 +76,9 @@ void SimulatedMembership::CrashNode(NodeId node, bool reset) {
   nodes_.erase(node);
   const auto open = open_.find(node);
   if (open == open_.end()) return;
-  const uint64_t attempt = open->second;
+  const Connection connection = open->second;
   open_.erase(open);
-  if (reset) ToCoordinator(node, attempt, SimulatedPacket::Closed{});
+  if (reset) ToCoordinator(node, connection, SimulatedPacket::Closed{});
 }
 
 void SimulatedMembership::LeaveNode(TimeUs now, NodeId node) {
@@ -82,9 +91,9 @@ void SimulatedMembership::RejoinNode(TimeUs now, NodeId node, const Member& memb
   const auto found = nodes_.find(node);
   if (found == nodes_.end() || found->second.stopped) return;
   if (const auto open = open_.find(node); open != open_.end()) {
-    const uint64_t attempt = open->second;
+    const Connection connection = open->second;
     open_.erase(open);
-    ToCoordinator(node, attempt, SimulatedPacket::Closed{});
+    ToCoordinator(node, connection, SimulatedPacket::Closed{});
   }
   Node process = std::move(found->second);
   nodes_.erase(found);
@@ -101,53 +110,60 @@ void SimulatedMembership::ReportSuspect(TimeUs now, NodeId reporter, NodeId susp
 }
 
 void SimulatedMembership::Arrive(TimeUs now, const SimulatedPacket& packet) {
-  if (!packet.to_coordinator) {
-    const auto found = nodes_.find(packet.node);
-    if (found == nodes_.end()) return;
-    if (found->second.stopped) return found->second.waiting.push_back(packet);
-    Agent& agent = *found->second.agent;
-    const TimeUs local = found->second.clock.Local(now);
-    if (const auto* message = std::get_if<CoordinatorMessage>(&packet.content))
-      return Perform(packet.node, agent.Received(local, packet.attempt, *message));
-    if (const auto open = open_.find(packet.node); open != open_.end() && open->second == packet.attempt)
-      open_.erase(open);
-    return Perform(packet.node, agent.Broken(local, packet.attempt, "connection reset"));
-  }
+  if (packet.to_coordinator) return ArriveAtCoordinator(now, packet);
+  const auto found = nodes_.find(packet.node);
+  if (found == nodes_.end()) return;
+  if (found->second.stopped) return found->second.waiting.push_back(packet);
+  Agent& agent = *found->second.agent;
+  const TimeUs local = found->second.clock.Local(now);
+  if (const auto* message = std::get_if<CoordinatorMessage>(&packet.content))
+    return Perform(packet.node, agent.Received(local, packet.attempt, *message));
+  if (const auto open = open_.find(packet.node); open != open_.end() && open->second.attempt == packet.attempt)
+    open_.erase(open);
+  Perform(packet.node, agent.Broken(local, packet.attempt, "connection reset"));
+}
+
+void SimulatedMembership::ArriveAtCoordinator(TimeUs now, const SimulatedPacket& packet) {
+  Running& running = coordinators_.at(packet.coordinator);
   const Endpoint endpoint{packet.node, packet.attempt};
-  if (coordinator_ == nullptr) {
+  if (running.machine == nullptr) {
     // Nobody listens: the host answers with a reset.
     if (std::holds_alternative<NodeMessage>(packet.content))
-      send_({packet.node, packet.attempt, false, SimulatedPacket::Closed{}});
+      ToNode(packet.coordinator, endpoint, SimulatedPacket::Closed{});
     return;
   }
-  const TimeUs at = coordinator_clock_.Local(now);
-  auto known = connections_.find(endpoint);
+  const TimeUs at = running.clock.Local(now);
+  auto known = running.connections.find(endpoint);
   const auto* message = std::get_if<NodeMessage>(&packet.content);
   if (message == nullptr) {
-    if (known == connections_.end()) return;
+    if (known == running.connections.end()) return;
     const ConnectionId id = known->second;
-    endpoints_.erase(id);
-    connections_.erase(known);
-    Perform(coordinator_->Closed(at, id));
+    running.endpoints.erase(id);
+    running.connections.erase(known);
+    Perform(packet.coordinator, running.machine->Closed(at, id));
     return;
   }
-  if (known == connections_.end()) {
-    known = connections_.emplace(endpoint, ++connections_made_).first;
-    endpoints_.emplace(known->second, endpoint);
-    Perform(coordinator_->Opened(at, known->second));
-    known = connections_.find(endpoint);
-    if (known == connections_.end()) return;
+  if (known == running.connections.end()) {
+    known = running.connections.emplace(endpoint, ++running.connections_made).first;
+    running.endpoints.emplace(known->second, endpoint);
+    Perform(packet.coordinator, running.machine->Opened(at, known->second));
+    known = running.connections.find(endpoint);
+    if (known == running.connections.end()) return;
   }
   // The wire lets no other view through.
   const auto* registration = std::get_if<Registration>(message);
   if (registration != nullptr && registration->seen != nullptr)
     ROPETEAM_CHECK(ValidateViewState(*registration->seen).ok());
-  Perform(coordinator_->Received(at, known->second, *message));
+  Perform(packet.coordinator, running.machine->Received(at, known->second, *message));
 }
 
 void SimulatedMembership::Tick(TimeUs now) {
-  const TimeUs at = coordinator_clock_.Local(now);
-  if (coordinator_ != nullptr && at >= coordinator_->NextDeadline()) Perform(coordinator_->Tick(at));
+  for (size_t which = 0; which < coordinators_.size(); ++which) {
+    Running& running = coordinators_[which];
+    if (running.machine == nullptr) continue;
+    const TimeUs at = running.clock.Local(now);
+    if (at >= running.machine->NextDeadline()) Perform(which, running.machine->Tick(at));
+  }
   std::vector<NodeId> due;
   for (const auto& [id, node] : nodes_)
     if (!node.stopped && node.clock.Local(now) >= node.agent->NextDeadline()) due.push_back(id);
@@ -157,7 +173,9 @@ void SimulatedMembership::Tick(TimeUs now) {
 }
 
 TimeUs SimulatedMembership::NextDeadline() const {
-  TimeUs next = coordinator_ != nullptr ? coordinator_clock_.Global(coordinator_->NextDeadline()) : kNever;
+  TimeUs next = kNever;
+  for (const Running& running : coordinators_)
+    if (running.machine != nullptr) next = std::min(next, running.clock.Global(running.machine->NextDeadline()));
   for (const auto& [id, node] : nodes_)
     if (!node.stopped) next = std::min(next, node.clock.Global(node.agent->NextDeadline()));
   return next;
@@ -168,10 +186,17 @@ const Agent* SimulatedMembership::agent(NodeId node) const {
   return found != nodes_.end() ? found->second.agent.get() : nullptr;
 }
 
-void SimulatedMembership::ToCoordinator(NodeId node, uint64_t attempt,
+void SimulatedMembership::ToCoordinator(NodeId node, const Connection& connection,
                                         std::variant<SimulatedPacket::Closed, NodeMessage> content) {
-  SimulatedPacket packet{node, attempt, true, SimulatedPacket::Closed{}};
+  SimulatedPacket packet{node, connection.attempt, true, SimulatedPacket::Closed{}, connection.coordinator};
   if (auto* message = std::get_if<NodeMessage>(&content)) packet.content = std::move(*message);
+  send_(packet);
+}
+
+void SimulatedMembership::ToNode(size_t which, const Endpoint& endpoint,
+                                 std::variant<SimulatedPacket::Closed, CoordinatorMessage> content) {
+  SimulatedPacket packet{endpoint.first, endpoint.second, false, SimulatedPacket::Closed{}, which};
+  if (auto* message = std::get_if<CoordinatorMessage>(&content)) packet.content = std::move(*message);
   send_(packet);
 }
 
@@ -180,13 +205,16 @@ void SimulatedMembership::Perform(NodeId node, Agent::Outputs outputs) {
     if (const auto* open = std::get_if<Agent::Open>(&output)) {
       if (const auto old = open_.find(node); old != open_.end())
         ToCoordinator(node, old->second, SimulatedPacket::Closed{});
-      open_[node] = open->attempt;
+      open_[node] = {open->attempt, route_(node)};
     } else if (auto* send = std::get_if<Agent::Send>(&output)) {
-      ToCoordinator(node, send->attempt, std::move(send->message));
+      const auto open_now = open_.find(node);
+      ROPETEAM_CHECK(open_now != open_.end() && open_now->second.attempt == send->attempt);
+      ToCoordinator(node, open_now->second, std::move(send->message));
     } else if (const auto* close = std::get_if<Agent::Close>(&output)) {
-      if (const auto old = open_.find(node); old != open_.end() && old->second == close->attempt) {
+      if (const auto old = open_.find(node); old != open_.end() && old->second.attempt == close->attempt) {
+        const Connection connection = old->second;
         open_.erase(old);
-        ToCoordinator(node, close->attempt, SimulatedPacket::Closed{});
+        ToCoordinator(node, connection, SimulatedPacket::Closed{});
       }
     } else if (const auto* view = std::get_if<View>(&output)) {
       listener_.on_view(node, *view);
@@ -200,21 +228,18 @@ void SimulatedMembership::Perform(NodeId node, Agent::Outputs outputs) {
   }
 }
 
-void SimulatedMembership::Perform(Coordinator::Outputs outputs) {
+void SimulatedMembership::Perform(size_t which, Coordinator::Outputs outputs) {
+  Running& running = coordinators_[which];
   for (Coordinator::Output& output : outputs) {
     if (auto* send = std::get_if<Coordinator::Send>(&output)) {
-      const auto endpoint = endpoints_.find(send->connection);
-      if (endpoint == endpoints_.end()) continue;
-      SimulatedPacket packet{endpoint->second.first, endpoint->second.second, false,
-                             SimulatedPacket::Closed{}};
-      packet.content = std::move(send->message);
-      send_(packet);
+      const auto endpoint = running.endpoints.find(send->connection);
+      if (endpoint != running.endpoints.end()) ToNode(which, endpoint->second, std::move(send->message));
     } else {
-      const auto endpoint = endpoints_.find(std::get<Coordinator::Close>(output).connection);
-      if (endpoint == endpoints_.end()) continue;
-      send_({endpoint->second.first, endpoint->second.second, false, SimulatedPacket::Closed{}});
-      connections_.erase(endpoint->second);
-      endpoints_.erase(endpoint);
+      const auto endpoint = running.endpoints.find(std::get<Coordinator::Close>(output).connection);
+      if (endpoint == running.endpoints.end()) continue;
+      ToNode(which, endpoint->second, SimulatedPacket::Closed{});
+      running.connections.erase(endpoint->second);
+      running.endpoints.erase(endpoint);
     }
   }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A whole cluster's membership in one thread, over a network and a clock that the caller makes up: one
-// Coordinator that can crash and restart, and an Agent per node. For tests; deterministic.
+// Coordinator that can crash and restart, or two at a time, and an Agent per node. For tests; deterministic.
 //
 // To drive it:
 //   1. Construct with a function that takes every Packet the moment it is sent. The caller's network holds it
@@ -14,10 +14,15 @@
 //      packets (which may be lost like others); without, the host is gone and nothing is sent.
 // A closed connection is told to the other side by a packet too, so that a partition also hides resets. To
 // cut a node off, drop its packets in one or both directions.
+//
+// Two coordinators at a time are what there is when another one is started while the first is merely out of reach. Which
+// of them a node's next connection goes to is the route's word; a connection that is open stays where it is.
 
 #ifndef ROPETEAM_MEMBERSHIP_SIMULATED_SIMULATED_H_
 #define ROPETEAM_MEMBERSHIP_SIMULATED_SIMULATED_H_
 
+#include <array>
+#include <cstddef>
 #include <deque>
 #include <functional>
 #include <map>
@@ -30,12 +35,15 @@
 
 namespace ropeteam {
 
+inline constexpr size_t kSimulatedCoordinators = 2;
+
 struct SimulatedPacket {
   struct Closed {};
   NodeId node = kNoNode;  // the node's side of the connection
   uint64_t attempt = 0;   // of that node's Agent
   bool to_coordinator = false;
   std::variant<Closed, NodeMessage, CoordinatorMessage> content;
+  size_t coordinator = 0;  // the connection's other side
 };
 
 class SimulatedMembership {
@@ -49,12 +57,18 @@ class SimulatedMembership {
     std::function<void(NodeId, TimeUs valid_until)> on_lease = {};  // on the caller's clock; may be empty
   };
 
-  SimulatedMembership(const MembershipConfig& config, Send send, Listener listener);
+  // Which coordinator the node's next connection goes to.
+  using Route = std::function<size_t(NodeId)>;
 
-  void RestartCoordinator(
-      TimeUs now,
-      int drift_ppm = 0);  // starts it, too; not while it runs. Epochs begin at `now` in milliseconds
-  void CrashCoordinator(bool reset);
+  SimulatedMembership(
+      const MembershipConfig& config, Send send, Listener listener, Route route = [](NodeId) { return 0; });
+
+  // Starts it, too; not while it runs. Epochs begin at `now` in milliseconds.
+  void RestartCoordinator(TimeUs now, int drift_ppm = 0, size_t which = 0);
+  void CrashCoordinator(bool reset, size_t which = 0);
+  // What is on the node's connection is lost and the node gets a reset, as when the coordinator's address has moved. The
+  // coordinator gets one too if it is `told`.
+  void ResetConnection(NodeId node, bool told);
   // Its clock is faster than the caller's by that much; over the life of the process, Rejoin included.
   // `config` null: as all others.
   void AddNode(TimeUs now, const Member& member, int drift_ppm = 0, const MembershipConfig* config = nullptr);
@@ -73,7 +87,7 @@ class SimulatedMembership {
   TimeUs NextDeadline() const;
 
   // Null while it is down, or for a node that is not there.
-  const Coordinator* coordinator() const { return coordinator_.get(); }
+  const Coordinator* coordinator(size_t which = 0) const { return coordinators_[which].machine.get(); }
   const Agent* agent(NodeId node) const;
 
  private:
@@ -91,22 +105,34 @@ class SimulatedMembership {
     std::deque<SimulatedPacket> waiting;  // while stopped
   };
 
+  // A coordinator's side: it numbers connections itself, in this life.
+  struct Running {
+    std::unique_ptr<Coordinator> machine;
+    Clock clock;
+    std::map<Endpoint, ConnectionId> connections;
+    std::map<ConnectionId, Endpoint> endpoints;
+    ConnectionId connections_made = 0;
+  };
+  struct Connection {
+    uint64_t attempt = 0;
+    size_t coordinator = 0;
+  };
+
   void Perform(NodeId node, Agent::Outputs outputs);
-  void Perform(Coordinator::Outputs outputs);
-  void ToCoordinator(NodeId node, uint64_t attempt,
+  void Perform(size_t which, Coordinator::Outputs outputs);
+  void ArriveAtCoordinator(TimeUs now, const SimulatedPacket& packet);
+  void ToCoordinator(NodeId node, const Connection& connection,
                      std::variant<SimulatedPacket::Closed, NodeMessage> content);
+  void ToNode(size_t which, const Endpoint& endpoint,
+              std::variant<SimulatedPacket::Closed, CoordinatorMessage> content);
 
   const MembershipConfig config_;
   const Send send_;
   const Listener listener_;
-  std::unique_ptr<Coordinator> coordinator_;
-  Clock coordinator_clock_;
+  const Route route_;
+  std::array<Running, kSimulatedCoordinators> coordinators_;
   std::map<NodeId, Node> nodes_;
-  std::map<NodeId, uint64_t> open_;  // the attempt that each node has open
-  // The coordinator's side: it numbers connections itself, in this life.
-  std::map<Endpoint, ConnectionId> connections_;
-  std::map<ConnectionId, Endpoint> endpoints_;
-  ConnectionId connections_made_ = 0;
+  std::map<NodeId, Connection> open_;  // that each node has open
 };
 
 }  // namespace ropeteam

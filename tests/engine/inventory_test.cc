@@ -32,7 +32,7 @@ SessionReport Session(Rank rank, Step ended) {
   session.incarnation = 1;
   session.token = 100 + rank;
   session.has_ended = true;
-  session.newest_ended = ended;
+  session.oldest_ended = session.newest_ended = ended;
   return session;
 }
 

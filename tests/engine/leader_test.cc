@@ -214,7 +214,7 @@ TEST_F(LeaderTest, WhatAllRanksHaveCopiesOfIsCommittedAndKept) {
 TEST_F(LeaderTest, AFormerStepThatMayGoIsCommittedByNoCopyThatComesLate) {
   const StepId restored{kLife - 1, 7};
   const StepId newer{kLife - 1, 8};
-  life_.has_pin = true;
+  life_.pinned_by = life_.incarnation;
   life_.pin = restored;
   Members({kFirst, kSecond});
   Tell(kFirst, {Own(restored, 0), Own(newer, 0)});
@@ -235,7 +235,7 @@ TEST_F(LeaderTest, AFormerStepNewerThanTheRestoredOneIsNotCommitted) {
   const StepId older{kLife - 1, 6};
   const StepId restored{kLife - 1, 7};
   const StepId newer{kLife - 1, 8};
-  life_.has_pin = true;
+  life_.pinned_by = life_.incarnation;
   life_.pin = restored;
   Members({kFirst, kSecond});
   std::vector<CopyReport> first, second;
@@ -344,6 +344,41 @@ TEST_F(LeaderTest, AShortageWithGapsIsOne) {
   EXPECT_THAT(Ids(Told(kFirst).dead), ElementsAre(older));
 }
 
+// The node that is away may have what the rank saved before its daemon was started again.
+TEST_F(LeaderTest, AStepThatARankMayHaveSavedInAnEarlierSessionIsHopelessOnlyWhenAllNodesAreHere) {
+  const StepId before{kLife, 7};
+  const StepId refused{kLife, 9};
+  SessionReport rank = Open(0);
+  rank.has_ended = true;
+  rank.oldest_ended = 8;
+  rank.newest_ended = 10;
+  settings_.nodes = 4;
+  Members({kFirst, kSecond});
+  Tell(kFirst, {}, {rank});
+  Tell(kSecond, {Own(before, 1), Own(refused, 1)});
+  EXPECT_THAT(Ids(Told(kSecond).dead), ElementsAre(refused));
+  settings_.nodes = 3;
+  Members({kFirst, kSecond});
+  Tell(kFirst, {}, {rank});
+  Tell(kSecond, {Own(before, 1), Own(refused, 1)});
+  EXPECT_THAT(Ids(Told(kSecond).dead), ElementsAre(before, refused));
+}
+
+// Nobody can complete the uncommitted step, and it takes the room of the committed one's copy; unless a node is away.
+TEST_F(LeaderTest, WhatNobodyCanCompleteIsGivenUpForTheCopiesOfACommittedStepWhenAllNodesAreHere) {
+  const StepId committed{kLife, 7};
+  const StepId incomplete{kLife, 8};
+  short_of_memory_ = true;
+  for (const uint32_t nodes : {4, 3}) {
+    settings_.nodes = nodes;
+    Members({kFirst, kSecond});
+    Tell(kFirst, {Marked(Own(committed, 0)), Marked(Own(committed, 1))});
+    Tell(kSecond, {Marked(Replica(committed, 0)), Own(incomplete, 1)});
+    PassTime(11'000'000);
+    EXPECT_EQ(Ids(Told(kFirst).dead).size(), nodes == 3 ? 1u : 0u);
+  }
+}
+
 TEST_F(LeaderTest, DecidesNothingWithoutALease) {
   const StepId step{kLife, 7};
   engine_->OnLease(now_, now_);
@@ -444,7 +479,7 @@ TEST_F(LeaderTest, AReturningMemberIsToldNothingThatWasJudgedWithoutIt) {
 TEST_F(LeaderTest, WhatALifeRestoredStaysWhileTheNextHasNotChosen) {
   const StepId restored{kLife - 1, 5};
   const StepId since{kLife, 6};
-  life_.has_pin = true;
+  life_.pinned_by = life_.incarnation;
   life_.pin = restored;
   const std::vector<CopyReport> first = {Own(restored, 0), Replica(restored, 1), Own(since, 0)};
   const std::vector<CopyReport> second = {Own(restored, 1), Own(since, 1)};
@@ -500,7 +535,7 @@ TEST_F(LeaderTest, AHandleOfAnotherWorldSizeEndsNoWorldWithoutANameThatIsOpen) {
 TEST_F(LeaderTest, WhatALifeRestoredMayGoWhenTheNextHasChosenAnother) {
   const StepId restored{kLife - 1, 5};
   const StepId since{kLife, 6};
-  life_.has_pin = true;
+  life_.pinned_by = life_.incarnation;
   life_.pin = restored;
   Members({kFirst, kSecond});
   Tell(kFirst, {Own(restored, 0), Replica(restored, 1), Own(since, 0)});
@@ -508,7 +543,7 @@ TEST_F(LeaderTest, WhatALifeRestoredMayGoWhenTheNextHasChosenAnother) {
   ASSERT_EQ(Join(kFirst, 0, "life6"), Code::kOk);
   ASSERT_EQ(Join(kSecond, 1, "life6"), Code::kOk);
   Ask(kFirst, Question::Topic::kLatest, Encode(LatestQuestion{Told(kFirst).life.incarnation}));
-  ASSERT_TRUE(Told(kFirst).life.has_pin);
+  ASSERT_TRUE(Told(kFirst).life.has_pin());
   EXPECT_EQ(Told(kFirst).life.pin, since);
   EXPECT_FALSE(MayGo(Told(kFirst), since));
   EXPECT_FALSE(MayGo(Told(kFirst), restored)) << "no rank has been told: it may be chosen again";
@@ -532,7 +567,7 @@ TEST_F(LeaderTest, APinThatAMemberNeverHeardOfIsChosenAgainByTheNextLeader) {
   const StepId newer{kLife - 1, 8};
   Members({kFirst, kSecond});
   Tell(kFirst, {Own(older, 0), Own(older, 1)});
-  life_.has_pin = true;
+  life_.pinned_by = life_.incarnation;
   life_.pin = newer;
   Tell(kSecond, {Own(newer, 1)});
   Ask(kFirst, Question::Topic::kLatest, Encode(LatestQuestion{kLife}));
@@ -547,7 +582,7 @@ TEST_F(LeaderTest, APinThatAMemberNeverHeardOfIsChosenAgainByTheNextLeader) {
 TEST_F(LeaderTest, APinThatEveryMemberHeardOfIsNotChosenAgainByTheNextLeader) {
   const StepId older{kLife - 1, 7};
   const StepId newer{kLife - 1, 8};
-  life_.has_pin = true;
+  life_.pinned_by = life_.incarnation;
   life_.pin = newer;
   Members({kFirst, kSecond});
   Tell(kFirst, {Own(older, 0), Own(older, 1)});

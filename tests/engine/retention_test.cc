@@ -18,7 +18,7 @@ class RetentionTest : public ::testing::Test {
  protected:
   RetentionTest() {
     life_.incarnation = kCurrent;
-    life_.has_pin = true;
+    life_.pinned_by = life_.incarnation;
   }
   static CopyReport Copy(const StepId& step, Rank rank, Role role, bool committed) {
     CopyReport copy;
@@ -107,9 +107,9 @@ TEST_F(RetentionTest, AFormerStepIsEvictableOnceTheIncarnationHasChosenUnlessItI
   OneCopyEach({kFormer, 5});
   OneCopyEach({kFormer, 6});
   held_[1].push_back(Copy({kFormer, 5}, 0, Role::kReplica, true));
-  life_.has_pin = false;
+  life_.pinned_by = 0;
   EXPECT_THAT(Plan().evictable, IsEmpty());
-  life_.has_pin = true;
+  life_.pinned_by = life_.incarnation;
   pin_told_ = false;
   EXPECT_THAT(PlanRetention({table_, life_, hopeless_, marked_, settings_, members_, pin_told_}).evictable,
               IsEmpty());

@@ -309,6 +309,30 @@ TEST_F(CoordinatorTest, DuringTheHoldEveryReportedViewTellsWhichInstancesHaveLef
   for (const NodeId out : {NodeId{7}, NodeId{8}}) EXPECT_EQ(Refused(From("x", out)).code(), Code::kStale);
 }
 
+// A member comes back from another coordinator, whose view it shares with c. The present view is without c, so it would
+// fence c, which may be taken back when the hold ends.
+TEST_F(CoordinatorTest, WhileItHoldsAgainItSendsNoView) {
+  coordinator_ = std::make_unique<Coordinator>(Config(), kStart, 1000);
+  StartTwo();
+  const auto views = [](const Coordinator::Outputs& outputs) {
+    return std::count_if(outputs.begin(), outputs.end(), [](const auto& output) {
+      const auto* send = std::get_if<Coordinator::Send>(&output);
+      return send != nullptr && (std::holds_alternative<ViewStatePtr>(send->message) ||
+                                 std::holds_alternative<ViewDeltaPtr>(send->message));
+    });
+  };
+  Registration back = From("a", 1);
+  Registration other = From("c", 3);
+  back.attempt = 2;
+  back.seen = other.seen = Reported(500, {back.member, other.member});
+  EXPECT_EQ(views(Register(back)), 0);
+  EXPECT_EQ(views(coordinator_->Received(now_, connection_, Heartbeat{500, 2, true})), 0);
+  Register(other);
+  Publish();
+  EXPECT_TRUE(coordinator_->view()->view.Contains(1));
+  EXPECT_TRUE(coordinator_->view()->view.Contains(3));
+}
+
 // After a pause of its network all nodes reconnect to the coordinator at once. It answers them within dead_after only if
 // a view that it knows already costs it nothing.
 TEST_F(CoordinatorTest, AllNodesReconnectWithTheCurrentViewAndNothingChanges) {

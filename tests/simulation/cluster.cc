@@ -10,6 +10,7 @@
 
 #include "core/base/check.h"
 #include "core/base/checksum.h"
+#include "membership/simulated/simulated.h"
 
 namespace ropeteam::simulation {
 namespace {
@@ -354,7 +355,8 @@ void Cluster::Heal() {
   calm.loss_ppm = calm.misdeliver_ppm = calm.slow_ppm = calm.transfer_fail_ppm = calm.wire_flip_ppm = 0;
   network_.SetOptions(calm);
   network_.HealLinks();
-  if (!membership_->coordinator_up()) StartCoordinator();
+  if (membership_->coordinators() == kSimulatedCoordinators) membership_->StopCoordinator();
+  if (membership_->coordinators() == 0) StartCoordinator();
   for (const auto& host : hosts_) {
     ResumeDaemon(host->index);
     StartHost(host->index);

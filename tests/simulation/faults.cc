@@ -2,9 +2,12 @@
 #include "tests/simulation/faults.h"
 
 #include <algorithm>
+#include <cinttypes>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "membership/simulated/simulated.h"
 
 namespace ropeteam::simulation {
 
@@ -62,6 +65,8 @@ void Faults::Strike(Fault fault) {
       return Partition();
     case Fault::kLeaderLost:
       return LoseLeader();
+    case Fault::kTwoCoordinators:
+      return StartSecondCoordinator();
     case Fault::kPause: {
       cluster_.PauseDaemon(host);
       return cluster_.scheduler().After(random.Between(1 * kMs, options_.pause_max_us),
@@ -73,14 +78,49 @@ void Faults::Strike(Fault fault) {
 }
 
 void Faults::StopCoordinator() {
-  if (!cluster_.membership().coordinator_up()) return;
+  SimMembership& membership = cluster_.membership();
+  if (membership.coordinators() == 0) return;
   cluster_.Trace("coordinator stops");
-  cluster_.membership().StopCoordinator();
+  membership.StopCoordinator();
+  if (membership.coordinators() != 0) return;
   cluster_.scheduler().After(cluster_.random().Between(10 * kMs, 3 * kSecond), [this] {
-    if (cluster_.membership().coordinator_up()) return;
+    if (cluster_.membership().coordinators() != 0) return;
     cluster_.Trace("coordinator starts");
     cluster_.StartCoordinator();
   });
+}
+
+// As when a node that holds the coordinator is taken for lost and replaced, and is merely out of reach.
+void Faults::StartSecondCoordinator() {
+  if (cluster_.membership().coordinators() != 1) return;
+  Random& random = cluster_.random();
+  cluster_.Trace("a second coordinator starts");
+  cluster_.StartCoordinator();
+  const TimeUs until = cluster_.now() + random.Between(200 * kMs, options_.two_coordinators_max_us);
+  if (random.Chance(kMillion / 2)) return MoveHosts(until);
+  // Two halves that do not hear each other, each with a coordinator of its own; then some hosts change sides.
+  std::vector<std::pair<size_t, uint64_t>> side = {{kCoordinatorHost, 0}, {kSecondCoordinatorHost, 1}};
+  std::string text;
+  for (size_t host = 0; host < cluster_.host_count(); ++host) {
+    side.emplace_back(host, random.Below(kSimulatedCoordinators));
+    cluster_.membership().Route(host, side.back().second, true);
+    text += static_cast<char>('a' + side.back().second);
+  }
+  cluster_.Trace("each with its hosts, %s", text.c_str());
+  const TimeUs apart = cluster_.now() + random.Between(100 * kMs, until - cluster_.now());
+  CutBetween(side, apart);
+  cluster_.scheduler().At(apart, [this, until] { MoveHosts(until); });
+}
+
+void Faults::MoveHosts(TimeUs until) {
+  Random& random = cluster_.random();
+  if (stopped_ || cluster_.membership().coordinators() != kSimulatedCoordinators) return;
+  if (until <= cluster_.now()) return StopCoordinator();
+  const size_t host = random.Below(cluster_.host_count());
+  const uint64_t which = random.Below(kSimulatedCoordinators);
+  cluster_.Trace("host %zu finds coordinator %" PRIu64, host, which);
+  cluster_.membership().Route(host, which, random.Chance(kMillion / 2));
+  cluster_.scheduler().After(random.Between(1 * kMs, 400 * kMs), [this, until] { MoveHosts(until); });
 }
 
 void Faults::LoseLeader() {
@@ -98,6 +138,8 @@ void Faults::Partition() {
   const uint64_t groups = random.Between(2, 3);
   const TimeUs until = cluster_.now() + random.Between(50 * kMs, options_.partition_max_us);
   std::vector<std::pair<size_t, uint64_t>> group = {{kCoordinatorHost, random.Below(groups)}};
+  if (cluster_.membership().coordinators() == kSimulatedCoordinators)
+    group.emplace_back(kSecondCoordinatorHost, random.Below(groups));
   std::string text;
   for (size_t host = 0; host < cluster_.host_count(); ++host) {
     group.emplace_back(host, random.Below(groups));
@@ -105,6 +147,10 @@ void Faults::Partition() {
   }
   cluster_.Trace("partition, hosts %s, the coordinator with %c", text.c_str(),
                  static_cast<char>('a' + group[0].second));
+  CutBetween(group, until);
+}
+
+void Faults::CutBetween(const std::vector<std::pair<size_t, uint64_t>>& group, TimeUs until) {
   for (const auto& [from, of_from] : group)
     for (const auto& [to, of_to] : group)
       if (of_from != of_to) cluster_.network().Cut(from, to, until);
@@ -131,8 +177,10 @@ void Faults::TroubleLink(Fault fault) {
     const uint64_t ways = random.Between(1, 3);
     // Long enough, sometimes, for it to be declared dead while it lives.
     const TimeUs longer = cluster_.now() + random.Between(100 * kMs, options_.isolate_max_us);
-    if (ways & 1) network.Cut(a, kCoordinatorHost, longer);
-    if (ways & 2) network.Cut(kCoordinatorHost, a, longer);
+    for (const size_t coordinator : {kCoordinatorHost, kSecondCoordinatorHost}) {
+      if (ways & 1) network.Cut(a, coordinator, longer);
+      if (ways & 2) network.Cut(coordinator, a, longer);
+    }
     return;
   }
   if (fault != Fault::kReset && random.Chance(kMillion / 5)) return TroubleHost(fault, until);
@@ -168,6 +216,7 @@ void Faults::TroubleHost(Fault fault, TimeUs until) {
   for (size_t other = 0; other < cluster_.host_count(); ++other)
     if (other != host) trouble(other);
   trouble(kCoordinatorHost);
+  trouble(kSecondCoordinatorHost);
 }
 
 // Whatever the answer is, it must come in time; what is in it is judged at the end of the run.

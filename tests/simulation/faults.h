@@ -8,6 +8,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "tests/simulation/cluster.h"
@@ -32,8 +33,12 @@ class Faults {
   void TroubleHost(Fault fault, TimeUs until);
   void Flip();
   void Partition();
+  // Of each place its group.
+  void CutBetween(const std::vector<std::pair<size_t, uint64_t>>& group, TimeUs until);
   void LoseLeader();
   void StopCoordinator();
+  void StartSecondCoordinator();
+  void MoveHosts(TimeUs until);
   void Ask();
 
   Cluster& cluster_;

@@ -11,7 +11,7 @@
 //    while. A fabric that fences refuses the puts of a peer that was disconnected; another lets them land for as long
 //    as the target's process lives, also puts that were started long after.
 //
-// Endpoints are the hosts' indices; kCoordinatorHost is the coordinator's.
+// Endpoints are the hosts' indices; kCoordinatorHost is the coordinator's, kSecondCoordinatorHost that of a second one.
 
 #ifndef ROPETEAM_TESTS_SIMULATION_NETWORK_H_
 #define ROPETEAM_TESTS_SIMULATION_NETWORK_H_
@@ -34,6 +34,7 @@
 namespace ropeteam::simulation {
 
 inline constexpr size_t kCoordinatorHost = SIZE_MAX;
+inline constexpr size_t kSecondCoordinatorHost = SIZE_MAX - 1;
 
 // A GPU's memory that one save's bytes lie in. Lives while a transfer reads it, as a dmabuf does.
 struct DeviceMemory {

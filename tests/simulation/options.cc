@@ -114,6 +114,10 @@ void DrawMoreTrouble(uint64_t seed, Options* options) {
     options->job.stray_max_us = random->Between(100, 20 * kMs);
   });
   draw(50, [&](Random* random) { options->network.post_max_us = random->Between(1, kMs); });
+  draw(20, [&](Random* random) {
+    weight(Fault::kTwoCoordinators, random);
+    faults.two_coordinators_max_us = random->Between(kSecond, beyond_quarantine);
+  });
 }
 
 void DrawJob(Random* random, JobOptions* job) {
@@ -148,7 +152,8 @@ uint64_t ChunksNeeded(const Options& options) {
 const char* FaultName(Fault fault) {
   constexpr const char* kNames[] = {"host lost", "host reboot", "daemon crash", "rank crash",  "clog",
                                     "cut",       "isolate",     "reset",        "coordinator", "flip",
-                                    "restart",   "person",      "partition",    "leader lost", "pause"};
+                                    "restart",   "person",      "partition",    "leader lost", "pause",
+                                    "two coordinators"};
   static_assert(sizeof(kNames) / sizeof(kNames[0]) == kFaultKinds);
   return kNames[static_cast<size_t>(fault)];
 }

@@ -61,6 +61,7 @@ enum class Fault : uint8_t {
   kPartition,    // the hosts fall into groups that do not hear each other, the coordinator into one of them
   kLeaderLost,   // the leader's host is lost together with the coordinator
   kPause,        // a daemon is stopped and goes on later; what is under way of its transfers lands meanwhile
+  kTwoCoordinators,  // a second one runs for a while, and each host finds now this one and now that
   kCount,
 };
 inline constexpr size_t kFaultKinds = static_cast<size_t>(Fault::kCount);
@@ -83,6 +84,7 @@ struct FaultOptions {
   TimeUs isolate_max_us = 2400 * kMs;
   TimeUs partition_max_us = 0;
   TimeUs pause_max_us = 0;
+  TimeUs two_coordinators_max_us = 0;
   // The daemon dies with an input handled and only some of its outputs carried out
   uint32_t crash_in_input_ppm = 0;
   Flips flips = Flips::kRepairable;

@@ -36,7 +36,8 @@ class SimMembership::Impl {
         machines_(MakeConfig(config), [this](const SimulatedPacket& packet) { Carry(packet); },
                   {[this](NodeId node, const View& view) { OnView(node, view); },
                    [this](NodeId node, const Status& status) { OnRefused(node, status); },
-                   [this](NodeId node, TimeUs valid_until) { OnLease(node, valid_until); }}) {}
+                   [this](NodeId node, TimeUs valid_until) { OnLease(node, valid_until); }},
+                  [this](NodeId node) { return RouteOf(hosts_.at(node).host); }) {}
 
   void Join(size_t host, const Member& member, int drift_ppm, const OwnSettings* own) {
     hosts_[member.id] = {host, 0};
@@ -62,12 +63,31 @@ class SimMembership::Impl {
       machines_.ReportSuspect(scheduler_.now(), reporter, suspect, reason);
     Arm();
   }
-  void StopCoordinator() { machines_.CrashCoordinator(random_.Chance(kMillion / 2)); }
+  void StopCoordinator() {
+    const size_t which = coordinators() == kSimulatedCoordinators ? random_.Below(kSimulatedCoordinators)
+                                                                  : (machines_.coordinator(0) != nullptr ? 0 : 1);
+    machines_.CrashCoordinator(random_.Chance(kMillion / 2), which);
+    found_ = 1 - which;
+    routes_.clear();
+  }
   void StartCoordinator(int drift_ppm) {
-    machines_.RestartCoordinator(scheduler_.now(), drift_ppm);
+    const size_t which = machines_.coordinator(0) == nullptr ? 0 : 1;
+    if (coordinators() == 0) found_ = which;
+    machines_.RestartCoordinator(scheduler_.now(), drift_ppm, which);
     Arm();
   }
-  const Coordinator* coordinator() const { return machines_.coordinator(); }
+  size_t coordinators() const {
+    return (machines_.coordinator(0) != nullptr ? 1 : 0) + (machines_.coordinator(1) != nullptr ? 1 : 0);
+  }
+  void Route(size_t host, size_t coordinator, bool reset) {
+    if (RouteOf(host) == coordinator) return;
+    routes_[host] = coordinator;
+    if (!reset) return;
+    const bool told = random_.Chance(kMillion / 2);
+    for (const auto& [node, place] : hosts_)
+      if (place.host == host) machines_.ResetConnection(node, told);
+    Arm();
+  }
 
  private:
   struct Place {
@@ -75,10 +95,15 @@ class SimMembership::Impl {
     TimeUs last_view_at = 0;
   };
 
+  size_t RouteOf(size_t host) const {
+    const auto route = routes_.find(host);
+    return route == routes_.end() ? found_ : route->second;
+  }
   void Carry(const SimulatedPacket& packet) {
     const size_t host = hosts_.at(packet.node).host;
-    const size_t from = packet.to_coordinator ? host : kCoordinatorHost;
-    const size_t to = packet.to_coordinator ? kCoordinatorHost : host;
+    const size_t coordinator = packet.coordinator == 0 ? kCoordinatorHost : kSecondCoordinatorHost;
+    const size_t from = packet.to_coordinator ? host : coordinator;
+    const size_t to = packet.to_coordinator ? coordinator : host;
     network_.PostPacket(from, to, {packet.node, packet.attempt}, [this, packet] {
       machines_.Arrive(scheduler_.now(), packet);
       Arm();
@@ -128,6 +153,8 @@ class SimMembership::Impl {
   Random& random_;
   const Listener listener_;
   std::map<NodeId, Place> hosts_;
+  size_t found_ = 0;  // the coordinator that hosts look for which have no route of their own
+  std::map<size_t, size_t> routes_;
   TimeUs armed_ = kForever;
   SimulatedMembership machines_;
 };
@@ -147,10 +174,7 @@ void SimMembership::Suspect(NodeId reporter, NodeId suspect, const std::string& 
 }
 void SimMembership::StopCoordinator() { impl_->StopCoordinator(); }
 void SimMembership::StartCoordinator(int drift_ppm) { impl_->StartCoordinator(drift_ppm); }
-bool SimMembership::coordinator_up() const { return impl_->coordinator() != nullptr; }
-const View* SimMembership::view() const {
-  const Coordinator* coordinator = impl_->coordinator();
-  return coordinator == nullptr || coordinator->view() == nullptr ? nullptr : &coordinator->view()->view;
-}
+size_t SimMembership::coordinators() const { return impl_->coordinators(); }
+void SimMembership::Route(size_t host, size_t coordinator, bool reset) { impl_->Route(host, coordinator, reset); }
 
 }  // namespace ropeteam::simulation

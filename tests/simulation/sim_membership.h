@@ -3,6 +3,9 @@
 // Membership's own state machines (membership/simulated) over the simulation's network and clock: a
 // coordinator on a host of its own, that can die and return, and an agent for every daemon. Views reach their
 // daemons some time after their agents, each at its own time.
+//
+// A second coordinator may be started on another host while the first one lives, as when an operator replaces a node that
+// is merely out of reach: some hosts find the one at the coordinator's address, some the other.
 
 #ifndef ROPETEAM_TESTS_SIMULATION_SIM_MEMBERSHIP_H_
 #define ROPETEAM_TESTS_SIMULATION_SIM_MEMBERSHIP_H_
@@ -52,11 +55,14 @@ class SimMembership {
   void Resume(NodeId instance);
   void Suspect(NodeId reporter, NodeId suspect, const std::string& reason);
 
+  // One of them, where there are two. All hosts look for the one that is left.
   void StopCoordinator();
+  // Where one runs, a second.
   void StartCoordinator(int drift_ppm = 0);
-  bool coordinator_up() const;
-  // The last view the coordinator gave out, or null.
-  const View* view() const;
+  size_t coordinators() const;
+  // From now on the host looks for that one, 0 or 1. Its daemon's connection is reset if `reset`, else it stays as long as
+  // it works.
+  void Route(size_t host, size_t coordinator, bool reset);
 
  private:
   class Impl;

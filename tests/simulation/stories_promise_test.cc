@@ -132,6 +132,67 @@ TEST_F(Story, ALeaderThatIsCutOffCommitsNothing) {
   RestoreEverywhere(3, 2);  // not committed, but whole
 }
 
+// Node 0 and its coordinator are merely out of reach when another coordinator is started for the other half. Each half has
+// leases, a leader and a world. The first half commits; the other must not go on from what was there before, whichever of
+// the two coordinators stays.
+TEST_F(Story, OfTwoCoordinatorsOneSideWaits) {
+  StartNodes(4);
+  ASSERT_EQ(LeaderHost(), 0u);
+  StartWorld(1, {0, 1});
+  SaveEverywhere(1, 1);
+  Isolate({0, 1}, true, 60 * kSecond);
+  cluster_->StartCoordinator();
+  for (const size_t host : {2, 3}) cluster_->membership().Route(host, 1, true);
+  ASSERT_TRUE(Until([&] {
+    return cluster_->host(0).view.members.size() == 2 && cluster_->host(2).view.members.size() == 2;
+  })) << Trouble();
+  SaveEverywhere(1, 2);
+  StartWorld(2, {2, 3});
+  const Status latest = Sync([&](Client::StatusDone done) {
+    RankOf(2, 0).Latest(kSecond, [done](const Status& status, const AnswerLatest&) { done(status); });
+  });
+  EXPECT_EQ(latest.code(), Code::kDeadlineExceeded) << latest.ToString();
+  EXPECT_NE(latest.message().find("2 of 4 nodes are here"), std::string::npos) << latest.message();
+  StopWorld(1);
+  StopWorld(2);
+  cluster_->membership().StopCoordinator();
+  cluster_->network().HealLinks();
+  AwaitOneView();
+  StartWorld(3, {0, 1});
+  RestoreEverywhere(3, 2);
+}
+
+// An incarnation restores step 1 while the node that has the missing shard of step 2 is away. The next incarnation begins,
+// and its leader is lost before any rank asks what it restores: the leader that followed knew of no choice, and committed
+// step 2 when that node was back.
+TEST_F(Story, WhatTheWorldHasLeftBehindIsNotCommittedUnderTheNextIncarnation) {
+  StartNodes(3);
+  ASSERT_EQ(LeaderHost(), 0u);
+  StartWorld(1);
+  SaveEverywhere(1, 1);
+  for (const size_t other : {0, 1}) cluster_->network().CutPath(2, other, kForever);
+  for (Rank rank = 0; rank < 3; ++rank) ASSERT_TRUE(Save(1, 2, rank).ok());
+  StopWorld(1);
+  cluster_->CrashDaemon(2);
+  ASSERT_TRUE(Until([&] { return cluster_->host(0).view.members.size() == 2; }));
+  StartWorld(2, {0, 1});
+  ASSERT_EQ(Latest(2, 0), StepIn(1, 1));
+  StopWorld(2);
+  AddRank(3, 0, 2, 0);
+  ASSERT_TRUE(Hello(3, 0).ok());
+  cluster_->RunFor(100 * kMs);  // node 1 knows of it
+  cluster_->CrashDaemon(0);
+  ASSERT_TRUE(Until([&] { return LeaderHost() == 1; }));
+  cluster_->network().HealLinks();
+  cluster_->StartDaemon(0);
+  cluster_->StartDaemon(2);
+  AwaitOneView();
+  ASSERT_EQ(LeaderHost(), 1u);
+  const auto copies = [&](Rank rank) { return HoldersBeside(SIZE_MAX, ShardOf(1, 2, rank)).size(); };
+  ASSERT_TRUE(Until([&] { return copies(0) >= 2 && copies(1) >= 2 && copies(2) >= 2; })) << Trouble();
+  cluster_->RunFor(1 * kSecond);  // the Checker sees what is committed
+}
+
 // A world restarts while a node has died and is still in the view: it alone had a shard of the newest step, which
 // was chosen, told to no rank, and never chosen again: no rank of the incarnation was ever told what to restore.
 TEST_F(Story, AStepThatNobodyWasToldIsChosenAgain) {
