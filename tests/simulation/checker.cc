@@ -218,7 +218,7 @@ void Checker::OnDropped(const Host& host, const ShardId& id, Role role) {
   copy.since = scheduler_.now();
   if (other) return;
   if (role != Role::kCache && Committed(StepOf(id))) promise_dirty_ = true;
-  if (role != Role::kCache && !Superseded(StepOf(id))) ++dropped_;
+  if (role != Role::kCache) dropped_.push_back(StepOf(id));
   to_judge_.emplace_back(id, role);
 }
 

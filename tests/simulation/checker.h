@@ -104,9 +104,7 @@ class Checker {
   // `free_before`: chunks free before the input that was answered; `dropped_before`: dropped() then.
   void OnRefusedForSpace(const Host& host, const Status& status, uint64_t free_before,
                          uint64_t dropped_before);
-  uint64_t dropped() const {
-    return dropped_;
-  }  // copies that might have been of use, ever dropped by anybody
+  uint64_t dropped() const { return dropped_.size(); }
   void OnEvent(const Host& host, const LevelEvent& event);
 
   // Without a lease a node acknowledges no copy and announces nothing. A leader announces what it chooses to restore.
@@ -251,7 +249,7 @@ class Checker {
   const std::vector<std::unique_ptr<Host>>& hosts_;
   std::string failure_;
   Statistics statistics_;
-  uint64_t dropped_ = 0;
+  std::vector<StepId> dropped_;  // of every copy that counted, by anybody
   std::vector<std::pair<ShardId, Role>> to_judge_;
   std::set<std::pair<Place, uint32_t>> damaged_;  // chunks that no shard was in
   bool promise_dirty_ = false;                    // a copy of a committed step has come or gone

@@ -182,7 +182,9 @@ void Checker::OnRefusedForSpace(const Host& host, const Status& status, uint64_t
     return Fail("host %zu refused a save for want of memory and has %" PRIu64 " chunks free, %" PRIu64
                 " before",
                 host.index, host.store->chunks_free(), free_before);
-  if (dropped_ != dropped_before)
+  // Judged now: the input may have told of the commit that superseded it, too.
+  if (std::any_of(dropped_.begin() + static_cast<std::ptrdiff_t>(dropped_before), dropped_.end(),
+                  [this](const StepId& step) { return !Superseded(step); }))
     return Fail("host %zu refused a save for want of memory and dropped a copy that might be of use",
                 host.index);
   const std::string& message = status.message();
