@@ -95,7 +95,8 @@ Coordinator::Outputs Coordinator::Tick(TimeUs now) {
 
 Coordinator::Outputs Coordinator::Flush(TimeUs now) {
   Begin(now);
-  if (changed_ && !holding_) Publish();
+  if (holding_) return End();
+  if (changed_) Publish();
   // No more acknowledgements are awaited: nodes with an unacknowledged view get the last view whole.
   for (auto& [id, record] : records_)
     if (record.connection != kNoConnection && record.ours != 0 &&

@@ -45,9 +45,9 @@
 // registrant has seen any view, and nodes_expected of them have come with the ordinals 0, 1, 2, … Then the whole job
 // starts. Daemons of an earlier run are gone, since their names are taken, and their views have no member of this run.
 //
-// All of this is for one coordinator at a time. Two that run at once grant leases on both sides; nodes may go from one to the
-// other, and each takes members of the other's views back as it does after its own return. What stays safe then is the
-// engine's matter (ARCHITECTURE.md).
+// All of this is for one coordinator at a time. Two that run at once grant leases on both sides, and nodes may go from one
+// to the other. Each takes members of the other's views back as after a restart of its own. Both may give out the same epoch
+// if one leaps (kEpochLeap) to where the other has counted to. ARCHITECTURE.md says what stays safe.
 //
 // Not thread-safe: one caller at a time.
 

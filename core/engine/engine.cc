@@ -269,7 +269,7 @@ void Engine::Impl::Dispatch(const Envelope& envelope) {
 
 void Engine::Impl::ApplyLeaderState(NodeId from, const LeaderState& state) {
   // Without a lease this node may have been declared dead, and its leader with it. The leader repeats.
-  if (from != context_.view.leader || !context_.has_lease()) return;
+  if (from != context_.view.leader || !context_.has_lease() || !state.life.possible()) return;
   // Sent before the leader began an incarnation that a rank here has joined: what it says of it is still on its
   // way.
   if (state.life.incarnation < context_.life.incarnation) return;

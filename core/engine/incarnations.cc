@@ -55,8 +55,23 @@ void Incarnations::Begin(const Life& known) {
   ++version_;
 }
 
+// The incarnation may have been begun by a leader that knew of no choice as new as this one.
+void Incarnations::KeepPin(const Life& known) {
+  if (life_.forgotten || known.pinned_by <= life_.pinned_by || known.pinned_by > life_.incarnation) return;
+  Life life = life_;
+  life.pinned_by = known.pinned_by;
+  life.pin = known.pin;
+  Change(std::move(life));
+}
+
 void Incarnations::Learn(const Inventory& inventory) {
   const Life& told = inventory.life;
+  const Life before = life_;
+  if (!told.possible()) {
+    LOG_WARNING("ignored: incarnation %llu is said to go on from %s, chosen by incarnation %llu",
+                LifeNumber(told.incarnation), told.pin.ToString().c_str(), LifeNumber(told.pinned_by));
+    return;
+  }
   if (told.incarnation > life_.incarnation) {
     Change(told);
   } else if (told.incarnation == life_.incarnation) {
@@ -66,6 +81,8 @@ void Incarnations::Learn(const Inventory& inventory) {
     merged.broken = merged.broken || broken;
     Change(std::move(merged));
   }
+  KeepPin(before);
+  KeepPin(told);
   // An incarnation of which only the number is remembered, or a copy that its node was given before it heard of
   // the incarnation: that number must never be used again.
   Incarnation heard = inventory.incarnation_max;

@@ -58,6 +58,7 @@ class Incarnations {
   void Free(Rank rank);
   void FreeAll();
   void Change(Life life);
+  void KeepPin(const Life& known);
   Status CheckWorld(const JoinQuestion& join) const;
   Status AdmitUnnamed(const JoinQuestion& join);
   void BeginNext(const JoinQuestion& join);

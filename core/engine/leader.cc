@@ -110,7 +110,7 @@ void Leader::OnInventoryDelta(NodeId from, const InventoryDelta& delta) {
 
 void Leader::SetShortOfMemory(size_t members) {
   // Members forget a refusal after a second: a short gap does not end a shortage.
-  if (members != 0 && (short_since_ == 0 || short_seen_ + kStuckUs < context_.now))
+  if (members != 0 && (short_since_ == 0 || short_seen_ + kShortageGapUs < context_.now))
     short_since_ = context_.now;
   if (members != 0 || short_of_memory_ != 0) short_seen_ = context_.now;
   short_of_memory_ = members;
@@ -351,20 +351,19 @@ void Leader::RestoreAndTrim() {
 
 void Leader::RestoreSoon() { next_restore_ = std::min(next_restore_, context_.now + kRestoreSoonUs); }
 
-// Uncommitted steps that keep a committed one from getting its copies, though nobody can complete them: no rank is left
-// that could save its shard, and no node is away that could have it.
+// Uncommitted steps that keep a committed one from getting its copies: no rank is open that could complete them, and no
+// node is away that could have what they lack.
 std::vector<StepId> Leader::Abandoned() const {
   std::vector<StepId> abandoned;
-  const Life& life = incarnations_.life();
   const bool committed_lacks =
       std::any_of(state_.keep.begin(), state_.keep.end(), [this](const StepKey& key) {
         const StepTable::StepState* step = table_.Find(key.id);
         return step != nullptr && step->committed && !step->lacking.empty();
       });
-  if (!committed_lacks || members_.size() < context_.view.settings.nodes) return abandoned;
+  if (!committed_lacks || incarnations_.ranks_present() != 0 || members_.size() < context_.view.settings.nodes)
+    return abandoned;
   for (const auto& [id, step] : table_.steps()) {
-    const bool ended = id.incarnation < life.incarnation || incarnations_.ranks_present() == 0;
-    if (ended && !step.committed && !step.given_up && !step.producible() && id != life.pin)
+    if (!step.committed && !step.given_up && !step.producible() && id != incarnations_.life().pin)
       abandoned.push_back(id);
   }
   return abandoned;

@@ -90,7 +90,7 @@ class Leader {
   void SetShortOfMemory(size_t members);
   // The session's rank will never save that step.
   bool Passed(const SessionReport& session, Step step) const;
-  // It has passed an uncommitted step of which no node has its rank's shard.
+  // The session's rank has passed an uncommitted step of which no node has its shard.
   bool PassesOpenStep(const SessionReport& session) const;
   void Announce();
   void Tell();  // every member that has not acknowledged the newest announcement
@@ -125,7 +125,7 @@ class Leader {
   // What complete(), acked_by_all() and the like are answered from, without looking at every member.
   size_t answered_ = 0;
   size_t short_of_memory_ = 0;
-  TimeUs short_since_ = 0;  // since when some are, with no gap of kStuckUs; 0: none has been
+  TimeUs short_since_ = 0;  // since when some are, with no gap of kShortageGapUs; 0: none has been
   TimeUs short_seen_ = 0;   // when the last was
   std::map<uint64_t, size_t> acked_;  // announcements, by how many members have acknowledged none newer
   StepTable table_;

@@ -150,7 +150,8 @@ struct Life {
   std::string token;  // the launcher's name for it, or empty
   uint32_t world_size = 0;
   bool broken = false;  // a rank has left: without a token, the next rank that opens begins the next one
-  // The newest incarnation of which a rank has asked for the step to restore, and the answer; {0, 0}: nothing.
+  // The newest incarnation that is known to have chosen what it restores, and the choice; {0, 0}: nothing. What a
+  // forgotten incarnation chose is taken for nothing.
   Incarnation pinned_by = 0;
   StepId pin;
   // Its number is all that any node remembered: what it restores is not known, and what its ranks say of
@@ -162,6 +163,8 @@ struct Life {
                     past_tokens);
   }
   bool has_pin() const { return pinned_by != 0 && pinned_by == incarnation; }
+  // What no leader says: checked where it comes in.
+  bool possible() const { return pinned_by <= incarnation && (pinned_by == 0 || pin.incarnation < pinned_by); }
   friend bool operator==(const Life&, const Life&) = default;
 };
 // Zombies are of the last few lives; a token is 255 bytes at most

@@ -119,7 +119,7 @@ void Sessions::Hello(SessionId id, RequestId request, const HelloInput& hello) {
         JoinReply admitted;
         parts_.context.inventory_dirty = true;  // whether it is there or not, the leader should know
         if (!reply.ok()) return AnswerStatusTo(id, request, reply.status());
-        if (!Decode(*reply, admitted))
+        if (!Decode(*reply, admitted) || !admitted.life.possible())
           return AnswerStatusTo(id, request, Error(Code::kInternal, "the leader's answer cannot be read"));
         joined->admitted = true;
         joined->incarnation = admitted.life.incarnation;
@@ -361,10 +361,20 @@ void Sessions::EndSave(SaveId id, const char* why) {
   });
 }
 
+Step Sessions::OldestUnsaved(const Session& session, Step ended) const {
+  const auto& shards = parts_.context.store.shards();
+  for (auto at = shards.lower_bound({session.incarnation, ended, 0}); at != shards.begin();) {
+    --at;
+    if (at->first.incarnation != session.incarnation) break;
+    if (at->first.rank == session.hello.rank && at->second->role == Role::kOwn) return at->first.step + 1;
+  }
+  return ended;
+}
+
 void Sessions::NoteEnded(SessionId id, Step step) {
   Session& session = SessionOf(id);
   if (session.has_ended && session.oldest_ended <= step && step <= session.newest_ended) return;
-  session.oldest_ended = session.has_ended ? std::min(session.oldest_ended, step) : step;
+  session.oldest_ended = session.has_ended ? std::min(session.oldest_ended, step) : OldestUnsaved(session, step);
   session.newest_ended = std::max(session.newest_ended, step);
   session.has_ended = true;
   parts_.context.inventory_dirty = true;

@@ -120,6 +120,8 @@ class Sessions {
   bool HasCommitted(const ShardId& shard) const;
   void EndSave(SaveId id, const char* why);
   void NoteEnded(SessionId session, Step step);
+  // The step after the newest one before `ended` of which the store has the rank's own shard; `ended` if it has none.
+  Step OldestUnsaved(const Session& session, Step ended) const;
   void Reached(const ShardId& shard, Level level);
   Progress& ProgressOf(const ShardId& shard);
   void Settle();  // answers the waits that can be answered

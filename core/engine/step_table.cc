@@ -151,9 +151,9 @@ bool StepTable::MayCommit(const StepId& id, const StepState& step) const {
   return !step.committed && !step.given_up && !step.evictable && !barred;
 }
 
-void StepTable::Bar(Incarnation current, const StepId& restored) {
-  ROPETEAM_CHECK(restored.incarnation < current);
-  barred_before_ = current;
+void StepTable::Bar(Incarnation chosen_by, const StepId& restored) {
+  ROPETEAM_CHECK(restored.incarnation < chosen_by);
+  barred_before_ = chosen_by;
   barred_after_ = restored;
 }
 

@@ -64,9 +64,9 @@ class StepTable {
   // Of this incarnation, or of all if `only` is 0.
   std::optional<StepId> NewestProducible(Incarnation only) const;
   std::vector<StepId> CommittedNewestFirst(size_t count) const;
-  // Steps of incarnations before `current` that are newer than what it restores are not committed any more:
-  // the world goes on without them.
-  void Bar(Incarnation current, const StepId& restored);
+  // Steps of incarnations before `chosen_by` that are newer than what it restored are not committed any more: the world
+  // has gone on without them.
+  void Bar(Incarnation chosen_by, const StepId& restored);
   // Shards of which there are copies with different contents.
   const std::set<ShardId>& contested() const { return contested_; }
   void GiveUp(const StepId& id);

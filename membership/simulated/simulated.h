@@ -15,8 +15,8 @@
 // A closed connection is told to the other side by a packet too, so that a partition also hides resets. To
 // cut a node off, drop its packets in one or both directions.
 //
-// Two coordinators at a time are what there is when another one is started while the first is merely out of reach. Which
-// of them a node's next connection goes to is the route's word; a connection that is open stays where it is.
+// There are two coordinators when another one is started while the first is merely out of reach. Route says which of them
+// a node connects to next; a connection that is open stays where it is.
 
 #ifndef ROPETEAM_MEMBERSHIP_SIMULATED_SIMULATED_H_
 #define ROPETEAM_MEMBERSHIP_SIMULATED_SIMULATED_H_

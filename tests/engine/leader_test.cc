@@ -379,6 +379,61 @@ TEST_F(LeaderTest, WhatNobodyCanCompleteIsGivenUpForTheCopiesOfACommittedStepWhe
   }
 }
 
+// A side that had not heard of the choice has begun the newer incarnation.
+TEST_F(LeaderTest, TheNewestChoiceBarsAlsoUnderAnIncarnationThatWasBegunWithoutIt) {
+  const StepId restored{kLife - 2, 7};
+  const StepId left_behind{kLife - 2, 8};
+  for (const bool choice_first : {true, false}) {
+    Members({kFirst, kSecond});
+    const auto tell_choice = [&] {
+      life_.incarnation = life_.pinned_by = kLife - 1;
+      life_.pin = restored;
+      Tell(kFirst, {Own(restored, 0), Own(left_behind, 0), Replica(left_behind, 1)});
+    };
+    const auto tell_newer = [&] {
+      life_.incarnation = kLife;
+      life_.pinned_by = kLife - 3;
+      life_.pin = {};
+      Tell(kSecond, {Own(restored, 1), Own(left_behind, 1), Replica(left_behind, 0)});
+    };
+    if (choice_first) tell_choice();
+    tell_newer();
+    if (!choice_first) tell_choice();
+    EXPECT_EQ(Told(kFirst).life.incarnation, kLife);
+    EXPECT_EQ(Told(kFirst).life.pin, restored);
+    EXPECT_THAT(Ids(Told(kFirst).committed), IsEmpty());
+  }
+}
+
+// What it chose is not known, so nothing uncommitted from before it is committed under the next one.
+TEST_F(LeaderTest, UnderTheIncarnationAfterAForgottenOneNoStepFromBeforeIsCommitted) {
+  const StepId before{kLife - 1, 7};
+  life_.forgotten = true;
+  life_.token.clear();
+  Members({kFirst, kSecond});
+  Tell(kFirst, {Own(before, 0)});
+  Tell(kSecond, {Own(before, 1)});
+  ASSERT_EQ(Join(kFirst, 0, "next"), Code::kOk);
+  Tell(kFirst, {Own(before, 0), Replica(before, 1)});
+  Tell(kSecond, {Own(before, 1), Replica(before, 0)});
+  EXPECT_GT(Told(kFirst).life.incarnation, kLife);
+  EXPECT_EQ(Told(kFirst).life.pinned_by, kLife);
+  EXPECT_THAT(Ids(Told(kFirst).committed), IsEmpty());
+}
+
+TEST_F(LeaderTest, ALifeThatCannotBeIsIgnored) {
+  Members({kFirst, kSecond});
+  Tell(kFirst, {});
+  life_.incarnation = kLife + 1;
+  life_.pinned_by = kLife;
+  life_.pin = {kLife, 3};
+  Tell(kSecond, {});
+  EXPECT_EQ(Told(kFirst).life.incarnation, kLife);
+  life_.pinned_by = kLife + 2;
+  Tell(kSecond, {});
+  EXPECT_EQ(Told(kFirst).life.incarnation, kLife);
+}
+
 TEST_F(LeaderTest, DecidesNothingWithoutALease) {
   const StepId step{kLife, 7};
   engine_->OnLease(now_, now_);

@@ -35,7 +35,7 @@
  *   -DLATE_COMMIT   a step is committed although a newer incarnation has pinned an older one
  *   -DEVICT_FORMER  a copy of a former incarnation may be evicted before a newer step is committed
  *
- * Not modelled: bytes, checksums and repair; a restart of the coordinator; more steps than two; replacements of lost
+ * Not modelled: bytes, checksums and repair; a restart of the coordinator, or a second one; a third incarnation; more steps than two; replacements of lost
  * nodes; admission by rank.
  */
 

@@ -102,6 +102,24 @@ TEST_F(Story, ArenasFullOfWaitingStepsRecover) {
   SaveEverywhere(1, step);
 }
 
+// A rank loses its daemon in the middle of a save, while another node is away. Its arena still has the step before, so
+// nothing was lost there: the step it did not save is known to be hopeless, and does not fill the others' arenas.
+TEST_F(Story, AStepThatADaemonsEndHasBrokenOffGoesWhileAnotherNodeIsAway) {
+  StartNodes(4);
+  LoseHost(3);
+  ASSERT_TRUE(Until([&] { return cluster_->host(0).view.members.size() == 3; }));
+  StartWorld(1, {0, 1, 2});
+  SaveEverywhere(1, 1);
+  cluster_->CrashDaemon(0);
+  for (const Rank rank : {1, 2}) ASSERT_TRUE(Save(1, 2, rank).ok());
+  cluster_->StartDaemon(0);
+  ASSERT_TRUE(Until([&] { return cluster_->host(0).view.members.size() == 3; }));
+  ASSERT_TRUE(Holds(1, ShardOf(1, 2, 1)));
+  ASSERT_TRUE(Hello(1, 0).ok());
+  ASSERT_TRUE(Save(1, 3, 0).ok());
+  EXPECT_TRUE(Until([&] { return !Holds(1, ShardOf(1, 2, 1)) && !Holds(2, ShardOf(1, 2, 2)); })) << Trouble();
+}
+
 // Node 0 is lost with its memory, and the others, which cannot reach each other, save until their arenas are full.
 // Then the world ends, and an empty node 0 fills with copies of those steps. None of them can be complete without rank 0, and nobody is left who could
 // save its shard: they must not keep the committed step from getting its second copy.
