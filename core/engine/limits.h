@@ -69,8 +69,8 @@ static_assert(kRestoreEveryUs < kOrderTimeoutUs);
 // help. Time for 64 GiB at 10 GB/s, as above.
 inline constexpr TimeUs kStuckUs = 10'000'000;
 static_assert(kStuckUs >= kOrderTimeoutUs, "an order has had its time before a step is given up");
-// Refusals that are no further apart than this are one shortage: an order that was refused is late after its time, and its
-// target is avoided for as long again.
+// Refusals that are no further apart than this are one shortage. A refused order ends after kOrderTimeoutUs, and its target
+// gets no other for as long again.
 inline constexpr TimeUs kShortageGapUs = 25'000'000;
 static_assert(kShortageGapUs > 2 * kOrderTimeoutUs + kRestoreEveryUs);
 // A node reads its copies in seconds, and answers when it has read all.

@@ -54,8 +54,8 @@ struct SessionReport {
   uint64_t token = 0;
   // Of this session's saves: the lowest and the highest step whose save has ended in any way (sealed, refused,
   // aborted), and those that are open. A step below the highest and not open will never get this rank's shard; one
-  // below the lowest may have got it in an earlier session. Of the steps after one whose shard the store here has, that
-  // is known: nothing was lost here since.
+  // below the lowest may have got it in an earlier session. If the store here still has an earlier shard of the rank,
+  // nothing was lost here since, and the lowest is the step after that.
   bool has_ended = false;
   Step oldest_ended = 0;
   Step newest_ended = 0;

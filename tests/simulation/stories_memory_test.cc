@@ -121,8 +121,9 @@ TEST_F(Story, AStepThatADaemonsEndHasBrokenOffGoesWhileAnotherNodeIsAway) {
 }
 
 // Node 0 is lost with its memory, and the others, which cannot reach each other, save until their arenas are full.
-// Then the world ends, and an empty node 0 fills with copies of those steps. None of them can be complete without rank 0, and nobody is left who could
-// save its shard: they must not keep the committed step from getting its second copy.
+// Then the world ends, and an empty node 0 fills with copies of those steps. None of them can be complete without
+// rank 0, and nobody is left who could save its shard: they must not keep the committed step from getting its
+// second copy.
 TEST_F(Story, StepsThatNobodyCanCompleteMakeRoomForTheCommittedOne) {
   lengths_ = {2 * 4096};
   StartNodes(3, 1, 24);
