@@ -76,8 +76,7 @@ void Incarnations::Learn(const Inventory& inventory) {
     Change(told);
   } else if (told.incarnation == life_.incarnation) {
     const bool broken = told.broken || (life_.broken && !life_.forgotten);
-    const bool knows_more = (life_.forgotten && !told.forgotten) || told.pinned_by > life_.pinned_by;
-    Life merged = knows_more ? told : life_;
+    Life merged = life_.forgotten && !told.forgotten ? told : life_;
     merged.broken = merged.broken || broken;
     Change(std::move(merged));
   }

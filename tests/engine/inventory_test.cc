@@ -88,6 +88,18 @@ class InventoryTest : public ::testing::Test {
   std::optional<InventoryChange> change_;
 };
 
+// A handle that reconnects has two sessions for a moment.
+TEST_F(InventoryTest, OfTwoSessionsOfARankTheOlderSaysFromWhereOnItIsKnown) {
+  SessionReport fresh = Session(0, 0);
+  fresh.has_ended = false;
+  content_.report.sessions = {fresh, Session(0, 5), Session(0, 3)};
+  Normalize(&content_);
+  ASSERT_EQ(content_.report.sessions.size(), 1u);
+  EXPECT_TRUE(content_.report.sessions[0].has_ended);
+  EXPECT_EQ(content_.report.sessions[0].oldest_ended, 3u);
+  EXPECT_EQ(content_.report.sessions[0].newest_ended, 5u);
+}
+
 TEST_F(InventoryTest, AfterTheFirstOnlyWhatHasChangedIsTold) {
   for (Rank rank = 0; rank < 8; ++rank) content_.report.copies.push_back(Copy(1, rank));
   content_.report.sessions = {Session(0, 1), Session(1, 1)};

@@ -344,6 +344,20 @@ TEST_F(LeaderTest, AShortageWithGapsIsOne) {
   EXPECT_THAT(Ids(Told(kFirst).dead), ElementsAre(older));
 }
 
+// A refused order ends after its time, and its target gets no other for as long again: so far apart are its refusals.
+TEST_F(LeaderTest, RefusalsOfRepeatedOrdersAreOneShortage) {
+  const StepId older{kLife, 7};
+  const StepId newer{kLife, 8};
+  Members({kFirst, kSecond});
+  Tell(kFirst, {Own(older, 0), Own(newer, 0)});
+  for (int second = 0; second <= 41; ++second) {
+    short_of_memory_ = second % 20 == 0;
+    Tell(kSecond, {Own(older, 1), Own(newer, 1)});
+    PassTime(1'000'000);
+  }
+  EXPECT_THAT(Ids(Told(kFirst).dead), ElementsAre(older));
+}
+
 // The node that is away may have what the rank saved before its daemon was started again.
 TEST_F(LeaderTest, AStepThatARankMayHaveSavedInAnEarlierSessionIsHopelessOnlyWhenAllNodesAreHere) {
   const StepId before{kLife, 7};

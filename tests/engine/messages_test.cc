@@ -174,6 +174,23 @@ TEST_F(LedEngine, BelievesNoLeaderWithoutALease) {
   EXPECT_TRUE(GrantsAReplicaOfTenChunks());
 }
 
+// It could not lead with it itself.
+TEST_F(LedEngine, BelievesNoLifeThatCannotBe) {
+  LeaderState state;
+  state.sequence = 1;
+  state.life.incarnation = state.life.pinned_by = kNew;
+  state.life.pin = {kNew, 1};
+  Hear(Kind::kLeaderState, Encode(state));
+  EXPECT_EQ(engine_->incarnation(), 0u);
+  engine_->OnSessionOpened(3, 1);
+  engine_->OnHello(3, 1, 1, HelloInput{0, 1, 77, "", 1'000'000, 0});
+  JoinReply joined;
+  joined.life = state.life;
+  joined.life.world_size = 1;
+  Hear(Kind::kReply, Encode(Reply{1, Code::kOk, "", Encode(joined)}));
+  EXPECT_EQ(engine_->incarnation(), 0u);
+}
+
 // The life has begun, and what the leader keeps for it is still on its way.
 TEST_F(LedEngine, EvictsNothingOnTheWordOfAFormerLife) {
   HearState(1, kOld);

@@ -327,6 +327,7 @@ TEST_F(CoordinatorTest, WhileItHoldsAgainItSendsNoView) {
   back.seen = other.seen = Reported(500, {back.member, other.member});
   EXPECT_EQ(views(Register(back)), 0);
   EXPECT_EQ(views(coordinator_->Received(now_, connection_, Heartbeat{500, 2, true})), 0);
+  EXPECT_EQ(views(coordinator_->Flush(now_)), 0);
   Register(other);
   Publish();
   EXPECT_TRUE(coordinator_->view()->view.Contains(1));

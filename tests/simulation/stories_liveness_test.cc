@@ -111,9 +111,7 @@ TEST_F(GoesOn, AHolderThatHasNotHeardOfALifeHasAStepOfIt) {
   LoseHost(2);
   cluster_->network().HealLinks();
   cluster_->RunFor(5 * kSecond);
-  const Status asked = Sync([&](Client::StatusDone done) {
-    RankOf(1, 0).Latest(5 * kSecond, [done](const Status& status, const AnswerLatest&) { done(status); });
-  });
+  const Status asked = AskLatest(1, 0, 5 * kSecond);
   EXPECT_EQ(asked.code(), Code::kStale) << asked.ToString();
   cluster_->StartHost(0);
   cluster_->StartHost(2);

@@ -333,9 +333,7 @@ TEST_F(Story, OfALifeThatNobodyRemembersNoRankIsToldAStep) {
   AwaitOneView();
   cluster_->RunFor(10 * kMs);
   for (const Rank rank : {0u, 1u}) ASSERT_TRUE(Hello(2, rank).ok()) << Trouble();
-  const Status asked = Sync([&](Client::StatusDone done) {
-    RankOf(2, 1).Latest(kSecond, [done](const Status& status, const AnswerLatest&) { done(status); });
-  });
+  const Status asked = AskLatest(2, 1, kSecond);
   EXPECT_EQ(asked.code(), Code::kDeadlineExceeded);
   EXPECT_NE(asked.message().find("no node remembers what incarnation 2 restores"), std::string::npos)
       << asked.message();

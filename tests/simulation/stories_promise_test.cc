@@ -119,9 +119,7 @@ TEST_F(Story, ALeaderThatIsCutOffCommitsNothing) {
   EXPECT_EQ(Wait(1, 2, 0, Level::kCommitted, kSecond).code(), Code::kDeadlineExceeded);
   StartWorld(2, {2, 3});
   // Nor does the coordinator's side go on from what it has: the other two may know of a commit.
-  const Status latest = Sync([&](Client::StatusDone done) {
-    RankOf(2, 0).Latest(kSecond, [done](const Status& status, const AnswerLatest&) { done(status); });
-  });
+  const Status latest = AskLatest(2, 0, kSecond);
   EXPECT_EQ(latest.code(), Code::kDeadlineExceeded) << latest.ToString();
   EXPECT_NE(latest.message().find("2 of 4 nodes are here"), std::string::npos) << latest.message();
   cluster_->network().HealLinks();
@@ -148,9 +146,7 @@ TEST_F(Story, OfTwoCoordinatorsOneSideWaits) {
   })) << Trouble();
   SaveEverywhere(1, 2);
   StartWorld(2, {2, 3});
-  const Status latest = Sync([&](Client::StatusDone done) {
-    RankOf(2, 0).Latest(kSecond, [done](const Status& status, const AnswerLatest&) { done(status); });
-  });
+  const Status latest = AskLatest(2, 0, kSecond);
   EXPECT_EQ(latest.code(), Code::kDeadlineExceeded) << latest.ToString();
   EXPECT_NE(latest.message().find("2 of 4 nodes are here"), std::string::npos) << latest.message();
   StopWorld(1);

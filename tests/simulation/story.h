@@ -125,6 +125,12 @@ class Story : public ::testing::Test {
     EXPECT_TRUE(status.ok() || status.code() == Code::kNotFound) << status.ToString();
     return latest;
   }
+  // How the call ends, for one that may be refused.
+  Status AskLatest(uint64_t launch, Rank rank, TimeUs timeout) {
+    return Sync([&](Client::StatusDone done) {
+      RankOf(launch, rank).Latest(timeout, [done](const Status& status, const AnswerLatest&) { done(status); });
+    });
+  }
   Step LatestStep(uint64_t launch, Rank rank) { return Latest(launch, rank).value_or(StepId()).step; }
   Status Read(uint64_t launch, Rank reader, Step step, Rank rank, TimeUs hold = 0) {
     return Sync([&](Client::StatusDone done) {
