@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A Sink is a place where committed steps rest: a directory, or a bucket of an object store. It knows files by
+// their names below its URL and nothing of steps, shards or checkpoints. What lies there and when it counts is
+// decided by its callers: a file that is not finished is never seen under its name, and nothing here is a
+// transaction over two files.
+//
+// Does not: cache, compress, hold back bytes to a rate, run threads of its own that touch a caller's memory, or
+// decide what is deleted.
+//
+// Calls block, until done or until their deadline. They may be made from any thread, many at a time; exceptions are
+// named. A sink retries by itself what may pass (a 503, a reset connection), with growing, jittered pauses, inside
+// the deadline; what it returns has therefore been tried, and the caller decides whether to try again later.
+// A posix call that the kernel does not return from (a dead NFS server) outlives its deadline: callers must not
+// wait for such a thread.
+//
+// Codes: kNotFound no such file; kAlreadyExists see PutMode; kNoSpace the disk or quota is full; kInvalidArgument
+// refused for good until a person changes something (no rights, no such bucket, a name outside the rules);
+// kCorrupt the bytes are not those of the checksum; kUnavailable, kLinkFailed, kDeadlineExceeded may pass;
+// kIo the operating system refused; kAborted Stop() was called; kUnsupported this store cannot do that. The
+// message names the file as the store knows it (a path, an s3:// URL), what was refused and by whom.
+
+#ifndef ROPETEAM_STORAGE_SINK_H_
+#define ROPETEAM_STORAGE_SINK_H_
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/base/status.h"
+
+namespace ropeteam::storage {
+
+using Deadline = std::chrono::steady_clock::time_point;
+
+// A file's bytes are gathered from memory and scattered to it, so that no copy of them is made on the way. The
+// memory belongs to the caller; the sink reads or writes it during the call only.
+struct Piece {
+  const std::byte* data = nullptr;
+  size_t bytes = 0;
+};
+struct Target {
+  std::byte* data = nullptr;
+  size_t bytes = 0;
+};
+
+inline constexpr size_t kFileNameBytesMax = 900;  // S3's keys have 1,024 bytes; the rest is for the prefix
+inline constexpr size_t kFileNamePartBytesMax = 255;   // between two slashes: NAME_MAX of Linux file systems
+inline constexpr uint64_t kPutBytesMax = 64ull << 20;  // of Put(): the rest goes in parts
+// An upload has so many parts at most: S3's limit.
+inline constexpr uint32_t kPartsMax = 10000;
+
+// kInvalidArgument: empty, absolute, a part that is empty, "." or "..", a zero byte or another control character, too
+// long. Every name that a sink is given passes here first.
+Status CheckFileName(std::string_view name);
+
+struct FileInfo {
+  std::string name;  // below the sink's URL, as it was put
+  uint64_t bytes = 0;
+  std::optional<uint32_t> crc32c;  // of the whole file, where the store keeps one
+};
+
+// One page of what lies directly in a folder, in no particular order.
+struct ListPage {
+  std::vector<FileInfo> files;       // without crc32c
+  std::vector<std::string> folders;  // names below the sink's URL, without a slash at the end
+  std::string next;                  // for the next page; empty: this is the last
+};
+
+enum class PutMode : uint8_t {
+  kReplace = 0,
+  kIfAbsent = 1,  // kAlreadyExists, and nothing is written, where a file of this name is
+};
+
+// A large file in the making. It is seen under its name by nobody before Finish() has returned kOk, or has failed with a
+// code after which that is not known (kDeadlineExceeded, kLinkFailed, kUnavailable): then Stat() tells.
+//
+// The file is cut into part_count() parts of part_bytes() each, the last one shorter. Parts may be put in any order and
+// in parallel, each from a thread of its own; Finish() and Abort() only when no PutPart() is running. Destroying an
+// Upload leaves what it has put where it is, for the next Begin() of the same name and size.
+class Upload {
+ public:
+  virtual ~Upload() = default;
+
+  uint64_t part_bytes() const { return part_bytes_; }
+  uint32_t part_count() const {
+    return bytes_ == 0 ? 1 : static_cast<uint32_t>((bytes_ + part_bytes_ - 1) / part_bytes_);
+  }
+  uint64_t PartLength(uint32_t index) const {
+    const uint64_t begin = index * part_bytes_;
+    return bytes_ - begin < part_bytes_ ? bytes_ - begin : part_bytes_;
+  }
+
+  // An earlier attempt, possibly of another process, has put this part with this checksum: PutPart() would send
+  // the same bytes again.
+  virtual bool Has(uint32_t index, uint32_t crc32c) const = 0;
+  // `pieces` are the part's bytes, `crc32c` their checksum as it was computed when they left the program that made them.
+  // The store checks it where it can, and the sink where the store cannot. kCorrupt: the bytes in memory, or those that
+  // arrived, are others. kNotFound: somebody has aborted this upload; begin again.
+  virtual Status PutPart(uint32_t index, std::span<const Piece> pieces, uint32_t crc32c,
+                         Deadline deadline) = 0;
+  // Every part has been put, or Has() was true for it. Durable when kOk: the file outlives the loss of power of the
+  // machine it lies on. `crc32c`: of the whole file, checked by the store where it can. Replaces a file of this name.
+  virtual Status Finish(uint32_t crc32c, Deadline deadline) = 0;
+  // Nothing of it is left.
+  virtual Status Abort(Deadline deadline) = 0;
+
+  Upload(const Upload&) = delete;
+  Upload& operator=(const Upload&) = delete;
+
+ protected:
+  Upload(uint64_t bytes, uint64_t part_bytes) : bytes_(bytes), part_bytes_(part_bytes) {}
+  const uint64_t bytes_;
+  const uint64_t part_bytes_;
+};
+
+class Sink {
+ public:
+  virtual ~Sink() = default;  // no call may be running
+
+  // One line for people: "s3://bucket/prefix at https://…, region …, credentials of …"; no secret in it.
+  virtual std::string Describe() const = 0;
+
+  // `part_bytes_wanted` is rounded to what the store takes (S3: 5 MiB to 5 GiB, and at most kPartsMax of them).
+  virtual Result<std::unique_ptr<Upload>> Begin(const std::string& name, uint64_t bytes,
+                                                uint64_t part_bytes_wanted, Deadline deadline) = 0;
+  // A small file in one piece; durable when kOk. With kIfAbsent at most one of many writers gets kOk; a writer that gets
+  // kDeadlineExceeded, kLinkFailed or kUnavailable may be the one: reading the file tells.
+  virtual Status Put(const std::string& name, std::string_view bytes, PutMode mode, Deadline deadline) = 0;
+  // Fills all targets from `offset` on. kCorrupt: the file ends before that.
+  virtual Status Read(const std::string& name, uint64_t offset, std::span<const Target> targets,
+                      Deadline deadline) = 0;
+  virtual Result<FileInfo> Stat(const std::string& name, Deadline deadline) = 0;
+  // A folder that is not there is an empty one. `folder` "": the URL itself. `page`: ListPage::next, or empty.
+  virtual Result<ListPage> List(const std::string& folder, const std::string& page, Deadline deadline) = 0;
+  // kOk also when it is not there.
+  virtual Status Delete(const std::string& name, Deadline deadline) = 0;
+  // Removes the folder and those in it where the store has such a thing and no file is left in them; else does nothing.
+  virtual Status DeleteFolder(const std::string& folder, Deadline deadline) = 0;
+  // Unfinished uploads of files in this folder and below that were begun more than `age` ago are aborted; returns how
+  // many there were.
+  virtual Result<uint64_t> AbortUploads(const std::string& folder, std::chrono::seconds age,
+                                        Deadline deadline) = 0;
+
+  // Calls that are under way, and later ones, return kAborted soon. For the end of the process.
+  virtual void Stop() = 0;
+
+  Sink(const Sink&) = delete;
+  Sink& operator=(const Sink&) = delete;
+
+ protected:
+  Sink() = default;
+};
+
+}  // namespace ropeteam::storage
+
+#endif  // ROPETEAM_STORAGE_SINK_H_

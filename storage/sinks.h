@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Which sinks there are, by the scheme of their URLs. A sink is added by one folder and one line of sinks.cc;
+// docs/storage.md says how.
+
+#ifndef ROPETEAM_STORAGE_SINKS_H_
+#define ROPETEAM_STORAGE_SINKS_H_
+
+#include <memory>
+#include <string>
+
+#include "storage/sink.h"
+
+namespace ropeteam::storage {
+
+// What a URL means:
+//
+//     /path, file:///path                     a directory, which must be there (posix)
+//     s3://bucket/prefix?endpoint=URL&…       an object store (s3); docs/storage.md has the parameters
+//     gs://bucket/prefix                      the same, of Google's XML API with HMAC keys
+//
+// Reads configuration and credentials from the environment and the files that it names; no connection is made and
+// nothing is written. kInvalidArgument: an unknown scheme, no bucket, a file where a directory should be, a parameter
+// that is not known; kUnsupported: this build has no such sink. The message names the URL and what is wrong.
+Result<std::unique_ptr<Sink>> OpenSink(const std::string& url);
+
+}  // namespace ropeteam::storage
+
+#endif  // ROPETEAM_STORAGE_SINKS_H_
