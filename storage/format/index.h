@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the index object of the Python package says of a shard's objects:
+//
+//     {"version": 1, "objects": {"w": {"kind": "tensor", "dtype": "bfloat16", "shape": [2, 3]}, "d": {"kind": "json"}}}
+//
+// Pure functions, internal to storage/format.
+
+#ifndef ROPETEAM_STORAGE_FORMAT_INDEX_H_
+#define ROPETEAM_STORAGE_FORMAT_INDEX_H_
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+namespace ropeteam::storage {
+
+struct IndexEntry {
+  bool json = false;  // else a tensor
+  std::string dtype;  // as torch names it
+  std::vector<uint64_t> shape;
+};
+using Index = std::unordered_map<std::string, IndexEntry>;
+
+// Entries of other kinds, and tensors without a usable dtype or shape, are left out: such an object is bytes. So is every
+// object of a shard whose index is not JSON, or of another version: a program may call an object as it likes.
+Index ParseIndex(std::string_view text);
+
+}  // namespace ropeteam::storage
+
+#endif  // ROPETEAM_STORAGE_FORMAT_INDEX_H_

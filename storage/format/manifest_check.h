@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What must hold of a step's manifest, whoever wrote it: for its writer and its reader. Internal to storage/format.
+
+#ifndef ROPETEAM_STORAGE_FORMAT_MANIFEST_CHECK_H_
+#define ROPETEAM_STORAGE_FORMAT_MANIFEST_CHECK_H_
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/base/status.h"
+#include "storage/format/manifest.h"
+
+namespace ropeteam::storage {
+
+// kCorrupt, naming the field.
+Status CheckHead(const StepHead& head);
+// kCorrupt, naming the field as it stands behind the rank's place: ".files[2].path …".
+Status CheckRank(const RankEntry& rank);
+
+// 1970-01-01T00:00:00Z to 9999-12-31T23:59:59Z.
+inline constexpr uint64_t kTimeMax = 253402300799;
+std::string PrintTime(uint64_t time_s);
+bool ParseTime(std::string_view text, uint64_t* time_s);
+
+// The files that are not a rank's own, of all ranks: those of one path must have one content, and a rank has a path once.
+// 32 bytes a file: hashes stand for the paths, so that a good step may be refused once in 2^64 pairs, and a bad one is not
+// accepted.
+class SharedFiles {
+ public:
+  void Add(const RankEntry& rank);
+  Status Check();
+
+ private:
+  struct File {
+    uint64_t path_hash = 0;
+    uint64_t bytes = 0;
+    uint32_t crc32c = 0;
+    uint32_t rank = 0;
+    uint32_t number = 0;
+  };
+  std::vector<File> files_;
+};
+
+}  // namespace ropeteam::storage
+
+#endif  // ROPETEAM_STORAGE_FORMAT_MANIFEST_CHECK_H_

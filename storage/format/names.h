@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The names of what lies on storage: a step's folder, its manifest, its ranks' files, and which of a program's
+// objects become files under their own names. docs/format-on-storage.md is the page for users. Pure functions.
+
+#ifndef ROPETEAM_STORAGE_FORMAT_NAMES_H_
+#define ROPETEAM_STORAGE_FORMAT_NAMES_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace ropeteam::storage {
+
+// The commit marker: written last, deleted first. A folder without it is not a step.
+inline constexpr std::string_view kManifestName = "ropeteam-manifest.json";
+
+struct StepName {
+  uint64_t step = 0;
+  uint64_t incarnation = 0;
+  friend bool operator==(const StepName&, const StepName&) = default;
+};
+// "step-0000000100-i00000003": 10 digits and 8, more where the number has more. Names sort as steps do within an
+// incarnation, up to step 9,999,999,999.
+std::string StepFolder(const StepName& name);
+// Nothing unless StepFolder() prints exactly this.
+std::optional<StepName> ParseStepFolder(std::string_view folder);
+
+// "rank-00003.safetensors": the objects of a rank that are not files. 5 digits, more where the rank has more.
+std::string RankFileName(uint32_t rank);
+// "rank-00003/NAME": where a rank's file goes when a lower rank has a file of that name with other bytes.
+std::string RankFolderPath(uint32_t rank, std::string_view name);
+// The name of the object that lies as this file of `rank`: RankFolderPath() undone.
+std::string_view ObjectNameOfPath(uint32_t rank, std::string_view path);
+
+// Whether an object of this name is a file by its name: the last part is ".metadata" or ends in .distcp, .safetensors,
+// .pt or .json, and the name is valid UTF-8, passes CheckFileName() and is none of ours. Ours are parts that begin with
+// "ropeteam-" or ".ropeteam", and names whose first part is "rank-" and five digits or more, with or without
+// ".safetensors".
+bool IsFileName(std::string_view name);
+// The second half of that: a name that a program's file can never have.
+bool IsReservedName(std::string_view name);
+
+// One of the two is a folder of the other, or they are the same: a directory cannot hold both.
+bool PathsClash(std::string_view a, std::string_view b);
+
+}  // namespace ropeteam::storage
+
+#endif  // ROPETEAM_STORAGE_FORMAT_NAMES_H_
