@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Where the keys of requests come from, in the order of AWS's own tools: variables, web identity, profiles of the shared
+// files, a container's endpoint, the instance's metadata. Where a profile is named in the URL, it alone is asked.
+//
+// Secrets are in Credentials and nowhere else: no message, log line or Describe() has one.
+
+#ifndef ROPETEAM_STORAGE_S3_CREDENTIALS_H_
+#define ROPETEAM_STORAGE_S3_CREDENTIALS_H_
+
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "core/base/status.h"
+#include "storage/s3/environment.h"
+#include "storage/s3/http.h"
+
+namespace ropeteam::storage::s3 {
+
+struct Credentials {
+  std::string key_id;
+  std::string secret;
+  std::string token;    // of a session; may be empty
+  int64_t expires = 0;  // seconds since 1970; 0: never
+};
+
+// Sections of a file like ~/.aws/config; "[profile x]" of it is "x". Names and values are trimmed, nested settings
+// (indented lines) are skipped. kInvalidArgument: a line that is neither, with file and line number, without its text:
+// it may be a secret.
+using Profiles = std::map<std::string, std::map<std::string, std::string>>;
+Result<Profiles> ParseProfiles(const std::string& text, const std::string& file);
+
+// The settings of one profile, of both shared files, those of the credentials file first.
+struct Profile {
+  std::string name;
+  bool named = false;  // by the URL or AWS_PROFILE, so that it must be there
+  std::string credentials_file, config_file;
+  std::map<std::string, std::string> settings;
+  const std::string& setting(const std::string& name) const;
+};
+// `wanted`: of the URL, or empty: AWS_PROFILE, then "default". A file that is not there is an empty one. kInvalidArgument:
+// the profile was named and is in neither file, or a file cannot be read.
+Result<Profile> LoadProfile(const Environment& environment, const std::string& wanted);
+
+// One request without retries; for credentials only. A test has its own.
+using Fetch = std::function<Result<HttpReply>(const HttpRequest& request)>;
+
+class CredentialSource {
+ public:
+  virtual ~CredentialSource() = default;
+  virtual std::string Describe() const = 0;  // "of AWS_ACCESS_KEY_ID", "of the instance's role"
+  // kInvalidArgument: not without a person; else it may pass.
+  virtual Result<Credentials> Load(Deadline deadline) = 0;
+};
+
+// Chooses a source by what is configured; asks nobody. kInvalidArgument: what is configured cannot work;
+// kUnsupported: what this build does not have (source_profile, credential_process, sso).
+// `region`: of STS.
+Result<std::unique_ptr<CredentialSource>> ChooseCredentialSource(const Environment& environment,
+                                                                 const Profile& profile, bool profile_in_url,
+                                                                 const std::string& region, Fetch fetch);
+
+// Keeps the credentials of one source fresh. Thread-safe.
+class CredentialCache {
+ public:
+  // Asked for again so long before they expire: two attempts of a minute apart, and a request that was signed just before
+  // that still arrives in time.
+  static constexpr int64_t kRefreshBeforeS = 300;
+  // Not used any more so long before they expire: a request takes its time to arrive.
+  static constexpr int64_t kUnusableBeforeS = 15;
+  // After a refresh that failed while the old ones are good.
+  static constexpr int64_t kRefreshPauseS = 60;
+
+  CredentialCache(std::unique_ptr<CredentialSource> source, std::function<int64_t()> now);
+
+  // One thread at a time asks the source; others go on with what there is while it is good, else they wait.
+  Result<std::shared_ptr<const Credentials>> Get(Deadline deadline);
+  // The store says that these have expired: the next Get() asks the source.
+  void Expire(const std::shared_ptr<const Credentials>& used);
+  std::string Describe() const { return source_->Describe(); }
+
+ private:
+  bool Usable() const;  // mutex_ is held
+  bool Fresh() const;   // mutex_ is held
+
+  const std::unique_ptr<CredentialSource> source_;
+  const std::function<int64_t()> now_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::shared_ptr<const Credentials> current_;
+  bool loading_ = false;
+  int64_t not_before_ = 0;  // the next refresh of credentials that are good
+};
+
+}  // namespace ropeteam::storage::s3
+
+#endif  // ROPETEAM_STORAGE_S3_CREDENTIALS_H_
