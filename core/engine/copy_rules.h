@@ -30,7 +30,9 @@
 #ifndef ROPETEAM_CORE_ENGINE_COPY_RULES_H_
 #define ROPETEAM_CORE_ENGINE_COPY_RULES_H_
 
+#include <map>
 #include <set>
+#include <string>
 
 #include "core/base/check.h"
 #include "core/base/ids.h"
@@ -49,6 +51,11 @@ struct Announcement {
   std::set<StepId> committed;  // copies of these are marked, …
   uint64_t judged = 0;         // … if this inventory of this node, or an earlier one, had them
   std::set<StepId> told;       // those of them that every member has marked: COMMITTED for ranks
+  // As in LeaderState.
+  std::set<StepId> persisting;
+  std::set<StepId> persisted;
+  std::map<StepId, std::string> not_persisted;
+  StepId persist_judged;
 };
 
 // Whether a copy of this role counts towards REPLICATED and COMMITTED.

@@ -59,6 +59,8 @@ class Engine::Impl {
   template <typename Message, typename Handler>
   void Handle(const Envelope& envelope, Handler handler);
   void ApplyLeaderState(NodeId from, const LeaderState& state);
+  // An event for each step that is not known to have reached the level.
+  void TellLevel(const std::set<StepId>& steps, Level level, std::set<StepId>* known);
   void Retain();
   void Drop(const DropCopy& drop);
   void Demote(const DemoteCopy& demote);
@@ -71,6 +73,7 @@ class Engine::Impl {
   bool lease_lost_ = false;  // and it has been logged
   uint64_t state_sequence_ = 0;
   std::set<StepId> announced_;
+  std::set<StepId> persisted_;
   engine::InventorySender inventory_;
 };
 
@@ -258,6 +261,12 @@ void Engine::Impl::Dispatch(const Envelope& envelope) {
       return Handle<DemoteCopy>(envelope, [&](auto& m) {
         if (from == context_.view.leader && context_.has_lease()) Demote(m);
       });
+    case Kind::kPersistOrder:
+      return Handle<PersistOrder>(envelope, [&](auto& m) { p.persister.OnOrder(from, m); });
+    case Kind::kPersistResult:
+      return Handle<PersistResult>(envelope, [&](auto& m) { p.leader.OnPersistResult(from, m); });
+    case Kind::kStoredBad:
+      return Handle<StoredBad>(envelope, [&](auto& m) { p.leader.OnStoredBad(from, m); });
     case Kind::kVerifyOrder:
       return Handle<VerifyOrder>(envelope, [&](auto& m) { p.holder.OnVerifyOrder(from, m); });
     case Kind::kVerifyResult:
@@ -293,15 +302,25 @@ void Engine::Impl::ApplyLeaderState(NodeId from, const LeaderState& state) {
   for (const StepKey& key : state.committed) announced.committed.insert(key.id);
   announced.judged = state.judged;
   for (const StepKey& key : state.marked) announced.told.insert(key.id);
+  for (const StepKey& key : state.persisting) announced.persisting.insert(key.id);
+  for (const StepKey& key : state.persisted) announced.persisted.insert(key.id);
+  for (const NotPersisted& step : state.not_persisted) announced.not_persisted[step.step.id] = step.why;
+  announced.persist_judged = state.persist_judged.id;
+  if (announced.persisting != context_.announced.persisting) context_.inventory_dirty = true;
   context_.announced = std::move(announced);
-  for (const StepKey& key : state.marked) {
-    if (!announced_.insert(key.id).second) continue;
-    context_.out.events.push_back(
-        {{key.id.incarnation, key.id.step, LevelEvent::kNoRank}, Level::kCommitted, 0, 0});
-    if (announced_.size() > kAnnouncedMax) announced_.erase(announced_.begin());
-  }
+  TellLevel(context_.announced.told, Level::kCommitted, &announced_);
+  TellLevel(context_.announced.persisted, Level::kPersisted, &persisted_);
+  parts_.persister.OnLeaderState(context_.announced.persisting);
   if (life_changed) context_.inventory_dirty = true;
   Retain();
+}
+
+void Engine::Impl::TellLevel(const std::set<StepId>& steps, Level level, std::set<StepId>* known) {
+  for (auto id = steps.rbegin(); id != steps.rend(); ++id) {  // the newest first: it retires the others
+    if (!known->insert(*id).second) continue;
+    context_.out.events.push_back({{id->incarnation, id->step, LevelEvent::kNoRank}, level, 0, 0});
+    if (known->size() > kAnnouncedMax) known->erase(known->begin());
+  }
 }
 
 // What is committed is marked so; what is older than the newest committed step and not kept goes, and what
@@ -374,6 +393,8 @@ void Engine::Impl::SendInventory() {
   inventory.incarnation_max = context_.store.incarnation_max();
   inventory.asking_from = parts_.asker.oldest();
   inventory.short_of_memory = parts_.memory.refuses_replicas();
+  for (const StepId& id : context_.announced.persisting) inventory.persisting.push_back({id});
+  inventory.loading = parts_.persister.loading();
   const auto& message = inventory_.Send(context_.now, std::move(inventory));
   if (inventory_.counters_at() == context_.now) context_.counters_dirty = false;
   context_.SendEncoded(context_.view.leader, message.kind, message.payload);
@@ -462,6 +483,11 @@ void Engine::OnCheckDone(TimeUs now, uint64_t tag, const std::vector<uint32_t>& 
   impl_->parts_.transfers.OnCheckDone(tag, bad);
   impl_->Finish();
 }
+void Engine::OnStorageDone(TimeUs now, uint64_t tag, const Status& status, const StorageDone& done) {
+  impl_->Begin(now);
+  impl_->parts_.storage.OnDone(tag, status, done);
+  impl_->Finish();
+}
 void Engine::OnPeerFenced(TimeUs now, NodeId peer) {
   impl_->Begin(now);
   impl_->parts_.memory.OnPeerFenced(peer);
@@ -539,6 +565,11 @@ void Engine::OnWait(TimeUs now, SessionId session, RequestId request, Step step,
                     TimeUs timeout_us) {
   impl_->Begin(now);
   impl_->parts_.sessions.Wait(session, request, step, level, timeout_us);
+  impl_->Finish();
+}
+void Engine::OnPersist(TimeUs now, SessionId session, RequestId request, Step step, TimeUs timeout_us) {
+  impl_->Begin(now);
+  impl_->parts_.sessions.Persist(session, request, step, timeout_us);
   impl_->Finish();
 }
 void Engine::OnLatest(TimeUs now, SessionId session, RequestId request, TimeUs timeout_us) {

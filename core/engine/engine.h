@@ -29,6 +29,7 @@
 #include "core/base/status.h"
 #include "core/base/view.h"
 #include "core/engine/report.h"
+#include "core/engine/storage_work.h"
 #include "core/shard/extent.h"
 #include "core/store/store.h"
 
@@ -87,6 +88,13 @@ struct StartCheck {
   std::vector<Range> ranges;
 };
 
+// Work on storage, off the engine's thread. Answered by OnStorageDone(tag) exactly once. Until then the chunks that it
+// names are neither freed nor reused.
+struct StartStorage {
+  uint64_t tag = 0;
+  StorageWork work;
+};
+
 struct AnswerStatus {
   Status status;
 };
@@ -140,12 +148,13 @@ struct Outbox {
   std::vector<SendMessage> messages;
   std::vector<StartTransfer> transfers;
   std::vector<StartCheck> checks;
+  std::vector<StartStorage> storage;
   std::vector<Answer> answers;
   std::vector<PeerSuspicion> suspicions;
   std::vector<LevelEvent> events;
   bool empty() const {
-    return messages.empty() && transfers.empty() && checks.empty() && answers.empty() && suspicions.empty() &&
-           events.empty();
+    return messages.empty() && transfers.empty() && checks.empty() && storage.empty() && answers.empty() &&
+           suspicions.empty() && events.empty();
   }
   void clear() { *this = Outbox(); }
 };
@@ -194,6 +203,8 @@ class Engine {
   void OnTransferDone(TimeUs now, uint64_t tag, Code code);
   // `bad`: indices into the ranges whose bytes do not match.
   void OnCheckDone(TimeUs now, uint64_t tag, const std::vector<uint32_t>& bad);
+  // `done` holds the result that the work names if `status` is OK; StorageDone::bad also if it is kCorrupt.
+  void OnStorageDone(TimeUs now, uint64_t tag, const Status& status, const StorageDone& done);
   // No byte of this (departed) instance's transfers can land any more.
   void OnPeerFenced(TimeUs now, NodeId peer);
   void OnTimer(TimeUs now);
@@ -221,6 +232,8 @@ class Engine {
   void OnSaveCommit(TimeUs now, SessionId session, RequestId request, const SaveCommitInput& commit);
   void OnSaveAbort(TimeUs now, SessionId session, RequestId request, SaveId save);
   void OnWait(TimeUs now, SessionId session, RequestId request, Step step, Level level, TimeUs timeout_us);
+  // Has the step persisted once it is committed, whether it is due or not. Answered when every node has heard of it.
+  void OnPersist(TimeUs now, SessionId session, RequestId request, Step step, TimeUs timeout_us);
   void OnLatest(TimeUs now, SessionId session, RequestId request, TimeUs timeout_us);
   void OnViewOpen(TimeUs now, SessionId session, RequestId request, Step step, Rank rank, TimeUs timeout_us);
   void OnViewRepair(TimeUs now, SessionId session, RequestId request, ViewId view,

@@ -133,15 +133,19 @@ void Fetcher::OnLooked(uint64_t id, const std::vector<uint32_t>& looked, const s
 }
 
 void Fetcher::Locate(Job* job) {
-  ROPETEAM_CHECK(!job->locating && !job->failing && job->locate_rounds < kLocateRoundsMax);
+  const bool from_storage = job->storage == Job::Storage::kAsked;
+  ROPETEAM_CHECK(!job->locating && !job->failing && (from_storage || job->locate_rounds < kLocateRoundsMax));
   job->locating = true;
-  ++job->locate_rounds;
+  job->locate_rounds += from_storage ? 0 : 1;
   LocateQuestion question;
   question.step = job->shard.step;
   question.rank = job->shard.rank;
   question.exact = job->shard.incarnation;
+  question.from_storage = from_storage;
   const uint64_t id = job->id;
-  parts_.asker.Ask(Question::Topic::kLocate, Encode(question), parts_.context.now + kLocateTimeoutUs,
+  const bool storage = !parts_.context.view.settings.storage.empty();
+  const TimeUs timeout = storage ? kStorageLocateTimeoutUs : kLocateTimeoutUs;
+  parts_.asker.Ask(Question::Topic::kLocate, Encode(question), parts_.context.now + timeout,
                    [this, id](const Result<std::string>& reply) {
                      Job* located = Find(id);
                      if (located == nullptr) return;
@@ -157,6 +161,10 @@ void Fetcher::Locate(Job* job) {
                      } else {
                        for (const NodeId holder : holders.holders)
                          if (holder != parts_.context.config.self) located->sources.try_emplace(holder);
+                       if (holders.stored && located->storage != Job::Storage::kTried) {
+                         located->storage = Job::Storage::kOffered;
+                         located->stored = holders;
+                       }
                      }
                      Pump(id);
                    });
@@ -194,10 +202,12 @@ void Fetcher::Pump(uint64_t id) {
     if (!GiveOut(job)) stuck = true;
   }
   if (!stuck || job->outstanding != 0 || job->locating) return;
+  if (job->storage == Job::Storage::kOffered) return LoadFromStorage(job);
   if (job->locate_rounds < kLocateRoundsMax) {
     Locate(job);  // redundancy may have been restored elsewhere meanwhile
     return;
   }
+  if (AskStorage(job)) return;
   // A get that is answered with an error may have brought its bytes: a chunk that they made right is not bad.
   if (job->repair && !job->looked_again) {
     job->looked_again = true;
@@ -374,6 +384,107 @@ void Fetcher::OnGrant(NodeId from, const FetchGrant& grant) {
   Pump(grant.fetch);
 }
 
+bool Fetcher::AskStorage(Job* job) {
+  if (job->storage != Job::Storage::kNotAsked || parts_.context.view.settings.storage.empty()) return false;
+  job->storage = Job::Storage::kAsked;
+  Locate(job);
+  return true;
+}
+
+void Fetcher::LoadFromStorage(Job* job) {
+  Context& context = parts_.context;
+  ROPETEAM_CHECK(job->storage == Job::Storage::kOffered && job->outstanding == 0 && !job->locating);
+  job->storage = Job::Storage::kTried;
+  if (!job->have_meta) {
+    const uint64_t chunks = ChunksFor(job->stored.stream_bytes, context.store.chunk_bytes());
+    if (chunks == 0 || chunks > kChunksPerShardMax) {
+      job->storage_trouble = "its manifest says " + std::to_string(job->stored.stream_bytes) + " bytes";
+      return Pump(job->id);
+    }
+    Result<std::vector<Extent>> extents = parts_.memory.Allocate(chunks);
+    if (!extents.ok()) {
+      job->failing = true;
+      job->failure = extents.status();
+      return Pump(job->id);
+    }
+    ROPETEAM_CHECK(!job->repair && job->extents.empty() && job->wanted.empty());
+    job->extents = std::move(*extents);
+    for (uint32_t chunk = 0; chunk < chunks; ++chunk) job->wanted.insert(chunk);
+  }
+  LoadChunks load;
+  load.shard = job->shard;
+  load.stream_bytes = job->have_meta ? job->meta.stream_bytes : job->stored.stream_bytes;
+  load.extents = job->extents;
+  load.chunks.assign(job->wanted.begin(), job->wanted.end());
+  job->busy.insert(job->wanted.begin(), job->wanted.end());
+  job->wanted.clear();
+  ++job->outstanding;
+  const uint64_t id = job->id;
+  std::vector<uint32_t> chunks = load.chunks;
+  const auto loaded = [this, id, chunks = std::move(chunks)](const Status& status,
+                                                             const LoadedChunks& result) {
+    OnLoaded(id, chunks, status, result);
+  };
+  parts_.persister.Load(std::move(load), loaded);
+}
+
+// Of a shard that is not here yet: whether it is what was persisted.
+bool Fetcher::AcceptLoaded(Job* job, const LoadedChunks& loaded) {
+  const ShardMeta& meta = loaded.meta;
+  if (meta.id != job->shard || meta.chunk_bytes != parts_.context.store.chunk_bytes() ||
+      meta.stream_bytes != job->stored.stream_bytes || loaded.crcs.size() != ChunkCount(job->extents))
+    return false;
+  if (job->stored.chunk_bytes == meta.chunk_bytes && ContentDigest(meta, loaded.crcs) != job->stored.content)
+    return false;
+  job->meta = meta;
+  job->meta.replicas = parts_.context.view.settings.replicas;  // of this job; not kept on storage
+  job->crcs = loaded.crcs;
+  job->have_meta = true;
+  return true;
+}
+
+void Fetcher::OnLoaded(uint64_t id, const std::vector<uint32_t>& chunks, const Status& status,
+                       const LoadedChunks& loaded) {
+  Job* job = &Outstanding(id);
+  Context& context = parts_.context;
+  --job->outstanding;
+  for (const uint32_t chunk : chunks) {
+    const size_t busy = job->busy.erase(chunk);
+    ROPETEAM_CHECK(busy == 1);
+  }
+  const bool fresh = !job->have_meta;
+  std::set<uint32_t> good;
+  if (status.ok() && fresh && AcceptLoaded(job, loaded)) {
+    good.insert(chunks.begin(), chunks.end());
+  } else if (status.ok() && !fresh && loaded.crcs.size() == chunks.size()) {
+    for (size_t i = 0; i < chunks.size(); ++i)
+      if (loaded.crcs[i] == job->crcs[chunks[i]]) good.insert(chunks[i]);
+  }
+  const bool other_bytes = status.ok() && good.size() != chunks.size();
+  job->storage_trouble = other_bytes ? "other bytes than were committed" : status.message();
+  if (!good.empty()) job->committed = true;  // only committed steps are persisted
+  for (const uint32_t chunk : good) {
+    context.counters.loaded_bytes += ChunkLength(job->meta.stream_bytes, context.store.chunk_bytes(), chunk);
+    if (!job->repair) continue;
+    if (StillHere(*job)) context.store.MarkRepaired(job->shard, chunk);
+    ++context.counters.chunks_repaired;
+    context.inventory_dirty = true;
+  }
+  context.counters_dirty = true;
+  if (other_bytes || status.code() == Code::kCorrupt || status.code() == Code::kNotFound) {
+    job->corrupt = true;
+    if (context.view.leader != kNoNode)
+      context.Send(context.view.leader, StoredBad{{job->shard}, job->storage_trouble});
+  }
+  if (fresh && !job->have_meta) {
+    context.store.Free(std::exchange(job->extents, {}));
+  } else {
+    for (const uint32_t chunk : chunks)
+      if (!good.contains(chunk)) job->wanted.insert(chunk);
+  }
+  Pump(id);
+}
+
 Status Fetcher::Explain(const Job& job) const {
   std::string tried = job.repair ? "this node (checksum mismatch)" : "";
   for (const auto& [node, source] : job.sources) {
@@ -381,6 +492,9 @@ Status Fetcher::Explain(const Job& job) const {
     tried +=
         parts_.context.NameOf(node) + " (" + (source.trouble.empty() ? "no bytes" : source.trouble) + ")";
   }
+  if (job.storage == Job::Storage::kTried)
+    tried += (tried.empty() ? "" : ", ") + std::string("storage (") +
+             (job.storage_trouble.empty() ? "no bytes" : job.storage_trouble) + ")";
   if (tried.empty()) tried = "no node holds a copy";
   return Error(job.corrupt ? Code::kCorrupt : Code::kNotFound, "%s cannot be produced; tried: %s",
                job.shard.ToString().c_str(), tried.c_str());

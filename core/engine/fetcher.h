@@ -3,8 +3,9 @@
 // Reads from other nodes what is wanted here: a whole shard into new chunks, or single bad chunks of a shard that
 // is here into their own place. All holders are read from at once, a few chunks outstanding at each, so that the
 // quicker one gives more. Each chunk is checked before it counts. A chunk that fails the check is read from the
-// next holder, and the one that sent it is told. Fails when some chunk has been tried at every holder, naming them
-// all.
+// next holder, and the one that sent is told. What no
+// holder can give is read from storage, by one node at a time, as the leader says. Fails when some chunk has been
+// tried everywhere, naming all sources.
 
 #ifndef ROPETEAM_CORE_ENGINE_FETCHER_H_
 #define ROPETEAM_CORE_ENGINE_FETCHER_H_
@@ -52,7 +53,7 @@ class Fetcher {
     uint32_t outstanding = 0;
     TimeUs next_send = 0;
     TimeUs lost_since = 0;  // the first get that the data path failed, since one has succeeded; 0: none
-    std::string trouble;  // why it failed, or what it sent
+    std::string trouble;    // why it failed, or what it sent
   };
   struct Job {
     uint64_t id = 0;
@@ -71,9 +72,12 @@ class Fetcher {
     std::map<uint32_t, std::set<NodeId>> tried;  // chunk → holders that sent bad bytes
     std::map<NodeId, Source> sources;
     uint32_t outstanding = 0;  // transfers and checks
+    enum class Storage : uint8_t { kNotAsked, kAsked, kOffered, kTried } storage = Storage::kNotAsked;
+    LocateReply stored;  // kOffered and kTried
+    std::string storage_trouble;
     bool corrupt = false;
     bool looked_again = false;  // repair: at the chunks that no holder could give
-    Status failure;  // set: ending, waiting for outstanding ones
+    Status failure;             // set: ending, waiting for outstanding ones
     bool failing = false;
     std::vector<Done> waiters;
   };
@@ -98,6 +102,11 @@ class Fetcher {
   void OnRead(uint64_t id, uint32_t chunk, NodeId holder, Code code);
   void OnChecked(uint64_t id, uint32_t chunk, NodeId holder, bool good);
   bool AcceptMeta(Job* job, const FetchGrant& grant);
+  bool AskStorage(Job* job);  // false: it has been tried, or there is none
+  void LoadFromStorage(Job* job);
+  void OnLoaded(uint64_t id, const std::vector<uint32_t>& chunks, const Status& status,
+                const LoadedChunks& loaded);
+  bool AcceptLoaded(Job* job, const LoadedChunks& loaded);
   Status Explain(const Job& job) const;
   void End(uint64_t id, const Status& status);
 

@@ -75,7 +75,8 @@ class Holder {
 
   Parts& parts_;
   std::map<CopyId, Incoming> incoming_;
-  std::set<std::pair<NodeId, uint64_t>> verifying_;  // orders being carried out: the asking node, and its number
+  std::set<std::pair<NodeId, uint64_t>>
+      verifying_;  // orders being carried out: the asking node, and its number
   uint64_t next_serial_ = 1;
   struct Reading {
     Store::LeaseToken lease = 0;

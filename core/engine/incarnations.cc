@@ -226,7 +226,7 @@ Status Incarnations::Admit(NodeId from, uint64_t question, const JoinQuestion& j
 
 void Incarnations::BeginNext(const JoinQuestion& join) {
   Life next;
-  next.incarnation = NextIncarnation(life_.incarnation, context_.view.epoch);
+  next.incarnation = NextIncarnation(std::max(life_.incarnation, floor_), context_.view.epoch);
   next.token = join.life;
   next.world_size = join.world_size;
   // Until it has a pin of its own, what the world last went on from still tells which steps it has left behind.
@@ -236,8 +236,8 @@ void Incarnations::BeginNext(const JoinQuestion& join) {
   if (!life_.token.empty()) next.past_tokens.push_back(life_.token);
   while (next.past_tokens.size() > kPastTokensMax) next.past_tokens.erase(next.past_tokens.begin());
   ROPETEAM_CHECK(next.incarnation > life_.incarnation && next.past_tokens.size() <= kPastTokensMax);
-  LOG_INFO("incarnation %llu begins, world %u, opened by rank %u", LifeNumber(next.incarnation), next.world_size,
-           join.rank);
+  LOG_INFO("incarnation %llu begins, world %u, opened by rank %u", LifeNumber(next.incarnation),
+           next.world_size, join.rank);
   Change(std::move(next));
 }
 

@@ -39,6 +39,9 @@ class Incarnations {
   // What this incarnation restores; {0, 0}: nothing. Chosen again only while no rank has been told (Latest).
   void Pin(const StepId& step);
 
+  // Incarnations up to this one were used before, as storage says: the next one has a higher number.
+  void SetFloor(Incarnation floor) { floor_ = floor; }
+
   const Life& life() const { return life_; }
   uint32_t ranks_present() const { return ranks_present_; }  // that have a seat and have not left it
   uint64_t version() const { return version_; }              // grows whenever life() changes
@@ -65,6 +68,7 @@ class Incarnations {
 
   const Context& context_;
   Life life_;
+  Incarnation floor_ = 0;
   uint64_t version_ = 0;
   std::vector<Seat> seats_;                              // by rank
   std::unordered_map<NodeId, std::set<Rank>> ranks_of_;  // that have a seat

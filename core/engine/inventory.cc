@@ -55,9 +55,16 @@ uint64_t DigestOfSessions(const std::vector<SessionReport>& sessions, Hasher* ha
   return digest;
 }
 
-uint64_t DigestOfScalars(Incarnation incarnation_max, uint64_t asking_from, bool short_of_memory,
-                         Hasher* hash) {
-  return (*hash)(std::vector<uint64_t>{incarnation_max, asking_from, short_of_memory ? 1u : 0u});
+// Of an Inventory or an InventoryDelta: what both have in whole.
+template <typename T>
+uint64_t DigestOfScalars(const T& inventory, Hasher* hash) {
+  std::vector<uint64_t> words = {inventory.incarnation_max, inventory.asking_from,
+                                 inventory.short_of_memory ? 1u : 0u, inventory.persisting.size()};
+  for (const StepKey& key : inventory.persisting)
+    words.insert(words.end(), {key.id.incarnation, key.id.step});
+  for (const ShardKey& key : inventory.loading)
+    words.insert(words.end(), {key.id.incarnation, key.id.step, key.id.rank});
+  return (*hash)(words);
 }
 
 template <typename T, typename Key>
@@ -153,10 +160,8 @@ void Normalize(Inventory* inventory) {
 
 uint64_t DigestOf(const Inventory& inventory) {
   Hasher hash;
-  uint64_t digest =
-      DigestOfSessions(inventory.report.sessions, &hash) + hash(inventory.life) +
-      hash(StandingOf(inventory.report)) +
-      DigestOfScalars(inventory.incarnation_max, inventory.asking_from, inventory.short_of_memory, &hash);
+  uint64_t digest = DigestOfSessions(inventory.report.sessions, &hash) + hash(inventory.life) +
+                    hash(StandingOf(inventory.report)) + DigestOfScalars(inventory, &hash);
   for (const CopyReport& copy : inventory.report.copies) digest += hash(copy);
   return digest;
 }
@@ -170,6 +175,8 @@ InventoryDelta Difference(const Inventory& before, const Inventory& after, bool 
   delta.incarnation_max = after.incarnation_max;
   delta.asking_from = after.asking_from;
   delta.short_of_memory = after.short_of_memory;
+  delta.persisting = after.persisting;
+  delta.loading = after.loading;
   if (!(before.life == after.life)) delta.life.push_back(after.life);
   if (with_counters || Encode(StandingOf(before.report)) != Encode(StandingOf(after.report))) {
     NodeReport report = after.report;
@@ -246,8 +253,7 @@ std::optional<InventoryChange> HeldInventory::Apply(const InventoryDelta& delta)
   const uint64_t life_digest = delta.life.empty() ? life_digest_ : hash(delta.life.front());
   const uint64_t standing_digest =
       delta.report.empty() ? standing_digest_ : hash(StandingOf(delta.report.front()));
-  if (copies_digest + sessions_digest + life_digest + standing_digest +
-          DigestOfScalars(delta.incarnation_max, delta.asking_from, delta.short_of_memory, &hash) !=
+  if (copies_digest + sessions_digest + life_digest + standing_digest + DigestOfScalars(delta, &hash) !=
       delta.digest)
     return std::nullopt;
 
@@ -265,6 +271,8 @@ std::optional<InventoryChange> HeldInventory::Apply(const InventoryDelta& delta)
   inventory_.incarnation_max = delta.incarnation_max;
   inventory_.asking_from = delta.asking_from;
   inventory_.short_of_memory = delta.short_of_memory;
+  inventory_.persisting = delta.persisting;
+  inventory_.loading = delta.loading;
   if (change.life && !delta.life.empty()) inventory_.life = delta.life.front();
   if (change.standing) {
     NodeReport report = delta.report.front();

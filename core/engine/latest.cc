@@ -18,12 +18,31 @@ StepId Latest::NewestCommitted() const {
   return newest.empty() ? StepId() : newest.front();
 }
 
+Result<std::optional<StepId>> Latest::NewestStored(const std::optional<StepId>& floor) {
+  if (!stored_.known()) {
+    if (floor && begun_at_ + kStorageWaitUs <= context_.now) return std::optional<StepId>();
+    return Error(Code::kUnavailable, "storage, which may have a newer step, has not been listed: %s",
+                 stored_.trouble().c_str());
+  }
+  while (const std::optional<StepId> newest = stored_.Newest()) {
+    if (floor && !(*floor < *newest)) break;
+    if (stored_.Manifest(*newest) != nullptr) return newest;
+    if (!stored_.Has(*newest)) continue;  // it is damaged: the next older one
+    return Error(Code::kUnavailable, "the manifest of %s on storage is being read%s%s",
+                 newest->ToString().c_str(), stored_.trouble().empty() ? "" : ": ",
+                 stored_.trouble().c_str());
+  }
+  return std::optional<StepId>();
+}
+
 Result<StepId> Latest::Resolve(Incarnation asking, size_t members, const JobSettings& settings) {
   const Status none = Error(Code::kNotFound, "there is no step of which every rank's shard can be produced");
   if (asking == 0) {
-    const std::optional<StepId> newest = table_.NewestProducible(0);
+    std::optional<StepId> newest = table_.NewestProducible(0);
+    const Result<std::optional<StepId>> stored = NewestStored(newest);
+    if (stored.ok() && *stored) newest = **stored;
     if (newest) return *newest;
-    return none;
+    return stored.ok() ? none : stored.status();
   }
   if (const std::optional<StepId> own = table_.NewestProducible(asking)) return *own;
   const Life& life = incarnations_.life();
@@ -35,7 +54,7 @@ Result<StepId> Latest::Resolve(Incarnation asking, size_t members, const JobSett
   const bool better = may_choose_again_ && Producible(NewestCommitted()) && life.pin < NewestCommitted();
   if (life.has_pin() && !better) {
     if (life.pin == StepId() && !may_choose_again_) return none;
-    if (Producible(life.pin)) return life.pin;
+    if (Available(life.pin)) return life.pin;
   }
   if (life.has_pin() && !may_choose_again_) {
     // Some rank of this incarnation may have gone on from it: another step for the others would mix the two.
@@ -53,7 +72,13 @@ Result<StepId> Latest::Resolve(Incarnation asking, size_t members, const JobSett
         "%zu of %u nodes are here, and with more than %u missing a committed step might not be seen: start "
         "the others, or all daemons again with --nodes %zu",
         members, settings.nodes, settings.replicas, members);
-  const std::optional<StepId> newest = table_.NewestProducible(0);
+  std::optional<StepId> newest = table_.NewestProducible(0);
+  const Result<std::optional<StepId>> stored = NewestStored(newest);
+  if (!stored.ok()) return stored.status();
+  if (!stored_.known())
+    LOG_WARNING("storage has not been listed, and %s is chosen from memory: %s", newest->ToString().c_str(),
+                stored_.trouble().c_str());
+  if (*stored) newest = **stored;
   if (const StepId id = NewestCommitted(); newest.value_or(StepId()) < id) {
     if (!newest && members < settings.nodes)
       return Error(Code::kUnavailable,
@@ -69,8 +94,9 @@ Result<StepId> Latest::Resolve(Incarnation asking, size_t members, const JobSett
   incarnations_.Pin(chosen);
   may_choose_again_ = true;
   if (!newest) return none;
-  ROPETEAM_CHECK(table_.Find(*newest) != nullptr && table_.Find(*newest)->producible());
-  LOG_INFO("incarnation %llu restores %s", LifeNumber(life.incarnation), newest->ToString().c_str());
+  ROPETEAM_CHECK(Available(*newest));
+  LOG_INFO("incarnation %llu restores %s%s", LifeNumber(life.incarnation), newest->ToString().c_str(),
+           Producible(*newest) ? "" : " from storage");
   return *newest;
 }
 
@@ -79,13 +105,14 @@ Result<StepId> Latest::ResolveStep(const LocateQuestion& locate) const {
   const StepId own{locate.incarnation, locate.step};
   if (Producible(own)) return own;
   const Life& life = incarnations_.life();
-  if (life.has_pin() && life.pin.step == locate.step && Producible(life.pin)) return life.pin;
+  if (life.has_pin() && life.pin.step == locate.step && Available(life.pin)) return life.pin;
   const StepId* partial = nullptr;
   for (auto step = table_.steps().rbegin(); step != table_.steps().rend(); ++step) {
     if (step->first.step != locate.step) continue;
     if (step->second.producible()) return step->first;
     if (partial == nullptr) partial = &step->first;
   }
+  if (const std::optional<StepId> stored = stored_.NewestOf(locate.step)) return *stored;
   if (partial == nullptr)
     return Error(Code::kNotFound, "no node holds a shard of step %llu",
                  static_cast<unsigned long long>(locate.step));

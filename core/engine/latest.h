@@ -7,19 +7,25 @@
 #define ROPETEAM_CORE_ENGINE_LATEST_H_
 
 #include <map>
+#include <optional>
 #include <utility>
 
 #include "core/engine/incarnations.h"
 #include "core/engine/step_table.h"
+#include "core/engine/stored_steps.h"
 
 namespace ropeteam::engine {
 
 class Latest {
  public:
-  Latest(const StepTable* table, Incarnations* incarnations) : table_(*table), incarnations_(*incarnations) {}
+  Latest(const Context* context, const StepTable* table, Incarnations* incarnations, StoredSteps* stored)
+      : context_(*context), table_(*table), incarnations_(*incarnations), stored_(*stored) {}
 
   // This node begins to lead: what another leader may have told a rank is not known.
-  void Begin() { may_choose_again_ = false; }
+  void Begin() {
+    may_choose_again_ = false;
+    begun_at_ = context_.now;
+  }
   // For a rank of incarnation `asking`, which is the current one; 0: for a person. The first rank that asks
   // makes the choice for its whole incarnation, unless the incarnation has a step of its own. While no rank has been
   // told it is made again when it cannot be produced, or when a newer committed step can be again. `members`: of the
@@ -42,11 +48,22 @@ class Latest {
   bool waiting() const { return !waiting_.empty(); }
 
  private:
-  bool Producible(const StepId& id) const;
-  StepId NewestCommitted() const;  // {0, 0}: none
+  // Where memory has something to restore, storage that does not answer is waited for so long: a listing takes a
+  // second, and a world that restarts must not hang on a store that is down.
+  static constexpr TimeUs kStorageWaitUs = 10'000'000;
 
+  bool Producible(const StepId& id) const;  // from memory
+  // From memory or storage.
+  bool Available(const StepId& id) const { return Producible(id) || stored_.Has(id); }
+  StepId NewestCommitted() const;  // {0, 0}: none
+  // The newest step that is newer than `floor` and lies on storage. kUnavailable: that is not known yet.
+  Result<std::optional<StepId>> NewestStored(const std::optional<StepId>& floor);
+
+  const Context& context_;
   const StepTable& table_;
   Incarnations& incarnations_;
+  StoredSteps& stored_;
+  TimeUs begun_at_ = 0;
   Waiting waiting_;
   bool may_choose_again_ = false;  // no rank has been told of the choice
 };

@@ -16,6 +16,9 @@ void Leader::Begin() {
   incarnations_.Begin(context_.life);
   latest_.Begin();
   redundancy_.Clear();
+  stored_.Begin();
+  persistence_.Begin();
+  loaders_.clear();
   listed_.clear();
   marked_.clear();
   decides_from_ = context_.settle_until;
@@ -68,6 +71,7 @@ void Leader::OnView(const View& before) {
         return member.inventory().short_of_memory;
       })));
   verifier_.OnView();
+  persistence_.OnView();
   latest_.TakeWaiting();  // they ask again in this epoch
   dirty_ = true;
 }
@@ -133,6 +137,7 @@ void Leader::Learn(MemberState* member, bool was_short, const InventoryChange& c
     return copy.id.incarnation > incarnations_.life().incarnation;
   });
   if (change.life || newer) incarnations_.Learn(inventory);
+  persistence_.Learn(inventory.persisting);
   if (change.life || change.seats)
     incarnations_.LearnRanks(member->id, inventory.report.sessions, inventory.asking_from);
   for (const SessionReport& session : change.sessions) {
@@ -150,6 +155,14 @@ void Leader::Learn(MemberState* member, bool was_short, const InventoryChange& c
   if (redundancy_.OnCopies(member->id, change.after) || table_.losses() != losses_) RestoreSoon();
   losses_ = table_.losses();
   dirty_ = dirty_ || table_.version() != table_seen_ || incarnations_.version() != incarnation_seen_;
+}
+
+void Leader::OnPersistResult(NodeId from, const PersistResult& result) {
+  if (Find(from) != nullptr && may_decide()) persistence_.OnResult(from, result);
+}
+
+void Leader::OnStoredBad(NodeId from, const StoredBad& bad) {
+  if (Find(from) != nullptr) stored_.MarkDamaged(StepOf(bad.shard.id), bad.why);
 }
 
 // A shard that was saved in an earlier session may lie on a node that is away. With all of the job's nodes here it would
@@ -172,6 +185,7 @@ bool Leader::PassesOpenStep(const SessionReport& session) const {
 }
 
 void Leader::Flush() {
+  dirty_ = dirty_ || persistence_.version() != persistence_seen_ || stored_.version() != stored_seen_;
   if (!leading_ || !dirty_ || !complete() || !may_decide()) return;
   dirty_ = false;
   if (sequence_ == 0 && !PinWasHeard()) latest_.NoRankWasTold();
@@ -220,8 +234,9 @@ std::set<StepId> Leader::Hopeless() const {
 // members may already be releasing or evicting.
 RetentionPlan Leader::Retain(const std::set<StepId>& told) {
   const std::set<StepId> hopeless = Hopeless();
-  RetentionPlan plan = PlanRetention({table_, incarnations_.life(), hopeless, told, context_.view.settings,
-                                      members_.size(), !latest_.may_choose_again()});
+  const std::vector<StepKey> persisting = persistence_.persisting();
+  RetentionPlan plan = PlanRetention({table_, incarnations_.life(), hopeless, told, persisting,
+                                      context_.view.settings, members_.size(), !latest_.may_choose_again()});
   for (const std::set<StepId>* gone : {&plan.released, &plan.dead})
     for (const StepId& id : *gone)
       if (!table_.Find(id)->committed) table_.GiveUp(id);
@@ -290,11 +305,16 @@ void Leader::Announce() {
   // A step that is too old to be listed releases nothing: no rank is told of it.
   std::set<StepId> told;
   for (const StepKey& key : state.marked) told.insert(key.id);
+  persistence_.Judge(told, incarnations_.life());
   const RetentionPlan plan = Retain(told);
   for (const StepId& id : plan.keep) state.keep.push_back({id});
   for (const StepId& id : plan.dead) state.dead.push_back({id});
   for (const StepId& id : plan.evictable) state.evictable.push_back({id});
   state.release_before.id = plan.release_before;
+  state.persisting = persistence_.persisting();
+  for (const StepId& id : stored_.NewestFirst(kPersistedListedMax)) state.persisted.push_back({id});
+  state.not_persisted.assign(persistence_.not_persisted().begin(), persistence_.not_persisted().end());
+  state.persist_judged.id = persistence_.judged();
 
   state.sequence = state_.sequence;
   const bool changed = sequence_ == 0 || mark_again_ || Encode(state) != Encode(state_);
@@ -316,6 +336,8 @@ void Leader::Announce() {
   }
   table_seen_ = table_.version();
   incarnation_seen_ = incarnations_.version();
+  persistence_seen_ = persistence_.version();
+  stored_seen_ = stored_.version();
   if (!changed && told_) return;
   told_ = true;
   tell_again_after_ = kRepeatUs;
@@ -360,7 +382,8 @@ std::vector<StepId> Leader::Abandoned() const {
         const StepTable::StepState* step = table_.Find(key.id);
         return step != nullptr && step->committed && !step->lacking.empty();
       });
-  if (!committed_lacks || incarnations_.ranks_present() != 0 || members_.size() < context_.view.settings.nodes)
+  if (!committed_lacks || incarnations_.ranks_present() != 0 ||
+      members_.size() < context_.view.settings.nodes)
     return abandoned;
   for (const auto& [id, step] : table_.steps()) {
     if (!step.committed && !step.given_up && !step.producible() && id != incarnations_.life().pin)
@@ -416,6 +439,8 @@ void Leader::OnTimer() {
     if (complete()) RestoreAndTrim();
   }
   verifier_.OnTimer();
+  stored_.OnTimer();
+  if (complete()) persistence_.OnTimer();
 }
 
 TimeUs Leader::NextTimer() const {
@@ -427,7 +452,8 @@ TimeUs Leader::NextTimer() const {
   if (complete() && (short_of_memory_ != 0 || !table_.contested().empty() || redundancy_.NeedsTrim(marked_) ||
                      redundancy_.NeedsWork(state_.keep, incarnations_.life().incarnation)))
     due = std::min(due, next_restore_);
-  return std::min(due, verifier_.NextTimer());
+  if (complete()) due = std::min(due, persistence_.NextTimer());
+  return std::min({due, verifier_.NextTimer(), stored_.NextTimer()});
 }
 
 void Leader::CheckInvariants() const {

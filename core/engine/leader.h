@@ -32,20 +32,24 @@
 #include "core/engine/incarnations.h"
 #include "core/engine/inventory.h"
 #include "core/engine/latest.h"
+#include "core/engine/persistence.h"
 #include "core/engine/redundancy.h"
 #include "core/engine/retention.h"
 #include "core/engine/step_table.h"
+#include "core/engine/stored_steps.h"
 #include "core/engine/verifier.h"
 
 namespace ropeteam::engine {
 
 class Leader {
  public:
-  explicit Leader(Context* context)
+  Leader(Context* context, StorageWorks* storage)
       : context_(*context),
         incarnations_(context),
-        latest_(&table_, &incarnations_),
+        stored_(context, storage),
+        latest_(context, &table_, &incarnations_, &stored_),
         redundancy_(context, &table_),
+        persistence_(context, storage, &table_, &stored_),
         verifier_(context) {}
 
   void OnView(const View& before);
@@ -54,6 +58,8 @@ class Leader {
   void OnStateAck(NodeId from, const LeaderStateAck& ack);
   void OnQuestion(NodeId from, const Question& question);
   void OnVerifyResult(NodeId from, const VerifyResult& result);
+  void OnPersistResult(NodeId from, const PersistResult& result);
+  void OnStoredBad(NodeId from, const StoredBad& bad);
   void Flush();  // at the end of an input: judge and announce what has changed
   void OnTimer();
   void OnLease();  // there is one again
@@ -65,6 +71,12 @@ class Leader {
   // Committed steps in an announcement, beyond K: for members that missed one while the next were committed. A
   // rank has at most 4 saves open.
   static constexpr size_t kCommittedListedMax = 16;
+  // Persisted steps in an announcement: what a rank may wait for. `ropeteam ls` lists all.
+  static constexpr size_t kPersistedListedMax = 16;
+  static constexpr size_t kStoredReportedMax = 1000;  // a report stays readable
+  // Between the permission to read a shard from storage and the inventory that says so: some messages, some of them lost.
+  static constexpr TimeUs kLoaderReportsUs = 2'000'000;
+  static_assert(kLoaderReportsUs > 4 * kRepeatMaxUs / 2);
 
   struct MemberState {
     NodeId id = kNoNode;
@@ -117,6 +129,11 @@ class Leader {
   void AnswerLocate(NodeId from, uint64_t number, const LocateQuestion& locate);
   void AnswerReport(NodeId from, uint64_t number);
   void AnswerVerify(NodeId from, uint64_t number, const VerifyQuestion& verify);
+  void AnswerPersist(NodeId from, uint64_t number, const PersistQuestion& persist);
+  // Fills in what a node needs to read the shard from storage. kUnavailable: another node reads it, or its manifest is
+  // being read; kNotFound: it does not lie there.
+  Status OfferStored(NodeId asker, LocateReply* reply);
+  uint32_t WorldSizeOf(const StepId& id);
   StepReport Describe(const StepId& id, const StepTable::StepState& step) const;
 
   Context& context_;
@@ -125,19 +142,23 @@ class Leader {
   // What complete(), acked_by_all() and the like are answered from, without looking at every member.
   size_t answered_ = 0;
   size_t short_of_memory_ = 0;
-  TimeUs short_since_ = 0;  // since when some are, with no gap of kShortageGapUs; 0: none has been
-  TimeUs short_seen_ = 0;   // when the last was
+  TimeUs short_since_ = 0;            // since when some are, with no gap of kShortageGapUs; 0: none has been
+  TimeUs short_seen_ = 0;             // when the last was
   std::map<uint64_t, size_t> acked_;  // announcements, by how many members have acknowledged none newer
   StepTable table_;
   Incarnations incarnations_;
+  StoredSteps stored_;
   Latest latest_;
   Redundancy redundancy_;
+  Persistence persistence_;
   Verifier verifier_;
   // Something that an announcement is made of may have changed.
   bool dirty_ = false;
   bool mark_again_ = false;  // announce also if nothing else has changed
   uint64_t table_seen_ = 0;  // versions that the last announcement was made from
   uint64_t incarnation_seen_ = 0;
+  uint64_t persistence_seen_ = 0;
+  uint64_t stored_seen_ = 0;
   LeaderState state_;
   uint64_t sequence_ = 0;
   uint64_t pin_sequence_ = 0;  // of the first state that told this incarnation's pin
@@ -154,7 +175,13 @@ class Leader {
   TimeUs decides_from_ = 0;
   // The committed steps that are listed, each with the state that has listed it first without a break.
   std::map<StepId, uint64_t> listed_;
-  std::set<StepId> marked_;            // those of them that every member has acknowledged
+  std::set<StepId> marked_;  // those of them that every member has acknowledged
+  // Shards that a node was told to read from storage, and until when that holds if the node does not say that it does.
+  struct Loader {
+    NodeId node = kNoNode;
+    TimeUs until = 0;
+  };
+  std::map<ShardId, Loader> loaders_;
 };
 
 }  // namespace ropeteam::engine

@@ -23,7 +23,9 @@ void Leader::OnQuestion(NodeId from, const Question& question) {
   }
   const MemberState* asker = Find(from);
   if (asker == nullptr || question.number < asker->inventory().asking_from) return;  // a late repeat
-  const bool decides = question.topic == Question::Topic::kJoin || question.topic == Question::Topic::kLatest;
+  const bool decides = question.topic == Question::Topic::kJoin ||
+                       question.topic == Question::Topic::kLatest ||
+                       question.topic == Question::Topic::kPersist;
   if (decides && !may_decide())
     return Reply(
         from, question.number,
@@ -35,6 +37,7 @@ void Leader::OnQuestion(NodeId from, const Question& question) {
   LatestQuestion latest;
   LocateQuestion locate;
   VerifyQuestion verify;
+  PersistQuestion persist;
   switch (question.topic) {
     case Question::Topic::kJoin:
       if (Decode(question.payload, join)) return AnswerJoin(from, question.number, join);
@@ -50,11 +53,20 @@ void Leader::OnQuestion(NodeId from, const Question& question) {
     case Question::Topic::kVerify:
       if (Decode(question.payload, verify)) return AnswerVerify(from, question.number, verify);
       break;
+    case Question::Topic::kPersist:
+      if (Decode(question.payload, persist)) return AnswerPersist(from, question.number, persist);
+      break;
   }
   Reply(from, question.number, Error(Code::kInvalidArgument, "a question that cannot be read"));
 }
 
 void Leader::AnswerJoin(NodeId from, uint64_t number, const JoinQuestion& join) {
+  if (!stored_.known() && incarnations_.life().incarnation == 0)
+    return Reply(
+        from, number,
+        Error(Code::kUnavailable, "storage, which may have steps of this job, has not been listed: %s",
+              stored_.trouble().c_str()));
+  incarnations_.SetFloor(stored_.incarnation_max());
   const Status admitted = incarnations_.Admit(from, number, join);
   if (!admitted.ok()) return Reply(from, number, admitted);
   dirty_ = dirty_ || incarnations_.version() != incarnation_seen_;
@@ -87,6 +99,11 @@ void Leader::AnswerLatest(NodeId from, uint64_t number, const LatestQuestion& la
   }
   Result<StepId> step = latest_.Resolve(latest.incarnation, members_.size(), context_.view.settings);
   dirty_ = dirty_ || incarnations_.version() != incarnation_seen_;  // the pin is to be announced
+  const uint32_t world_size = step.ok() ? WorldSizeOf(*step) : 0;
+  if (step.ok() && world_size == 0)
+    return Reply(from, number,
+                 Error(Code::kUnavailable, "the manifest of %s on storage is being read: %s",
+                       step->ToString().c_str(), stored_.trouble().c_str()));
   const bool pinned = latest.incarnation != 0 && (step.ok() ? step->incarnation != latest.incarnation
                                                             : step.status().code() == Code::kNotFound);
   if (pinned && !PinIsKnown()) {
@@ -98,27 +115,81 @@ void Leader::AnswerLatest(NodeId from, uint64_t number, const LatestQuestion& la
     dirty_ = true;  // other steps may go now
   }
   if (!step.ok()) return Reply(from, number, step.status());
-  Reply(from, number, OkStatus(), Encode(LatestReply{{*step}, table_.Find(*step)->world_size}));
+  Reply(from, number, OkStatus(), Encode(LatestReply{{*step}, world_size}));
+}
+
+uint32_t Leader::WorldSizeOf(const StepId& id) {
+  if (const StepTable::StepState* step = table_.Find(id)) return step->world_size;
+  const std::shared_ptr<const StoredStep> stored = stored_.Manifest(id);
+  return stored == nullptr ? 0 : stored->world_size;
+}
+
+Status Leader::OfferStored(NodeId asker, LocateReply* reply) {
+  const ShardId& shard = reply->shard.id;
+  const std::shared_ptr<const StoredStep> step = stored_.Manifest(StepOf(shard));
+  if (step == nullptr) {
+    if (stored_.Has(StepOf(shard)) || !stored_.known())
+      return Error(Code::kUnavailable, "no node holds %s, and storage has not answered yet%s%s",
+                   shard.ToString().c_str(), stored_.trouble().empty() ? "" : ": ",
+                   stored_.trouble().c_str());
+    return Error(Code::kNotFound, "no node holds %s%s", shard.ToString().c_str(),
+                 stored_.used() ? ", nor does storage" : "");
+  }
+  if (shard.rank >= step->world_size)
+    return Error(Code::kNotFound, "rank %u of %s: it was saved by a world of %u", shard.rank,
+                 StepOf(shard).ToString().c_str(), step->world_size);
+  std::erase_if(loaders_, [this](const auto& loader) {
+    const MemberState* member = Find(loader.second.node);
+    if (member == nullptr) return true;
+    const std::vector<ShardKey>& loading = member->inventory().loading;
+    const bool says_so = std::any_of(loading.begin(), loading.end(),
+                                     [&](const ShardKey& key) { return key.id == loader.first; });
+    return !says_so && loader.second.until <= context_.now;
+  });
+  const auto [loader, fresh] = loaders_.try_emplace(shard, Loader{asker, context_.now + kLoaderReportsUs});
+  if (!fresh && loader->second.node != asker)
+    return Error(Code::kUnavailable, "%s is being read from storage by %s", shard.ToString().c_str(),
+                 context_.NameOf(loader->second.node).c_str());
+  reply->stored = true;
+  reply->chunk_bytes = step->chunk_bytes;
+  reply->stream_bytes = step->ranks[shard.rank].stream_bytes;
+  reply->content = step->ranks[shard.rank].content;
+  return OkStatus();
 }
 
 void Leader::AnswerLocate(NodeId from, uint64_t number, const LocateQuestion& locate) {
   Result<StepId> id = latest_.ResolveStep(locate);
   if (!id.ok()) return Reply(from, number, id.status());
+  LocateReply reply;
+  reply.shard.id = {id->incarnation, id->step, locate.rank};
   const StepTable::StepState* step = table_.Find(*id);
-  if (step == nullptr)
-    return Reply(from, number, Error(Code::kNotFound, "no node holds a shard of %s", id->ToString().c_str()));
-  if (locate.rank >= step->world_size)
+  if (step != nullptr && locate.rank >= step->world_size)
     return Reply(from, number,
                  Error(Code::kNotFound, "rank %u of %s: it was saved by a world of %u", locate.rank,
                        id->ToString().c_str(), step->world_size));
-  LocateReply reply;
-  reply.shard.id = {id->incarnation, id->step, locate.rank};
-  for (const StepTable::Copy& copy : step->ranks[locate.rank].copies)
-    if (copy.bad.size() <= kBadListedMax && copy.content == step->ranks[locate.rank].content)
-      reply.holders.push_back(copy.node);
-  if (reply.holders.empty())
-    return Reply(from, number, Error(Code::kNotFound, "no node holds %s", reply.shard.id.ToString().c_str()));
+  if (step != nullptr)
+    for (const StepTable::Copy& copy : step->ranks[locate.rank].copies)
+      if (copy.bad.size() <= kBadListedMax && copy.content == step->ranks[locate.rank].content)
+        reply.holders.push_back(copy.node);
+  const bool from_storage = reply.holders.empty() || locate.from_storage;
+  const Status stored = from_storage ? OfferStored(from, &reply) : OkStatus();
+  // A holder may be tried again meanwhile.
+  if (!stored.ok() && (reply.holders.empty() || stored.code() == Code::kUnavailable))
+    return Reply(from, number, stored);
   Reply(from, number, OkStatus(), Encode(reply));
+}
+
+void Leader::AnswerPersist(NodeId from, uint64_t number, const PersistQuestion& persist) {
+  if (!stored_.used())
+    return Reply(from, number, Error(Code::kUnsupported, "this job has no storage to persist to"));
+  if (!stored_.known())
+    return Reply(from, number,
+                 Error(Code::kUnavailable, "storage has not been listed: %s", stored_.trouble().c_str()));
+  const Status status = persistence_.Request(persist.step.id, incarnations_.life());
+  if (!status.ok()) return Reply(from, number, status);
+  // Every node has to know, so that a leader that comes later does. Until then the question is repeated.
+  if (persistence_.version() == persistence_seen_ && !awaits_acks())
+    Reply(from, number, OkStatus(), Encode(Nothing{}));
 }
 
 StepReport Leader::Describe(const StepId& id, const StepTable::StepState& step) const {
@@ -135,6 +206,7 @@ StepReport Leader::Describe(const StepId& id, const StepTable::StepState& step) 
     report.copies_min = std::min(report.copies_min, rank.good);
     report.bytes += rank.copies.empty() ? 0 : rank.bytes;
   }
+  report.persisted = stored_.Has(id);
   return report;
 }
 
@@ -153,10 +225,19 @@ void Leader::AnswerReport(NodeId from, uint64_t number) {
   }
   for (auto step = table_.steps().rbegin(); step != table_.steps().rend(); ++step)
     report.steps.push_back(Describe(step->first, step->second));
-  if (const std::optional<StepId> newest = table_.NewestProducible(0)) {
-    report.has_latest = true;
-    report.latest = Describe(*newest, *table_.Find(*newest));
+  const std::optional<StepId> newest = table_.NewestProducible(0);
+  if (newest) report.latest = Describe(*newest, *table_.Find(*newest));
+  for (const StepId& id : stored_.NewestFirst(kStoredReportedMax)) {
+    if (table_.Find(id) != nullptr) continue;
+    StepReport stored;
+    stored.incarnation = id.incarnation;
+    stored.step = id.step;
+    stored.persisted = stored.committed = true;
+    report.steps.push_back(stored);
+    if (newest.value_or(StepId()) < id && report.latest.step == newest.value_or(StepId()).step)
+      report.latest = stored;
   }
+  report.has_latest = report.latest.incarnation != 0;
   Reply(from, number, OkStatus(), Encode(report));
 }
 

@@ -87,6 +87,9 @@ static_assert(kLostHolderUs > 10 * kRepeatUs);
 
 // A fetch that finds no leader fails after this. Its callers have earlier deadlines of their own.
 inline constexpr TimeUs kLocateTimeoutUs = 30'000'000;
+// Where there is storage, the answer may have to wait for another node that reads the shard from there: 256 GiB at
+// 0.5 GB/s.
+inline constexpr TimeUs kStorageLocateTimeoutUs = 600'000'000;
 
 }  // namespace ropeteam::engine
 

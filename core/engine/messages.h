@@ -15,11 +15,12 @@
 #include "core/base/ids.h"
 #include "core/base/status.h"
 #include "core/engine/report.h"
+#include "core/engine/storage_work.h"
 #include "core/shard/extent.h"
 
 namespace ropeteam {
 
-inline constexpr uint32_t kEngineProtocolVersion = 6;
+inline constexpr uint32_t kEngineProtocolVersion = 7;
 
 enum class Kind : uint16_t {
   kReplicaReserve = 1,
@@ -45,6 +46,9 @@ enum class Kind : uint16_t {
   kDropCopy = 21,
   kDemoteCopy = 22,
   kInventoryDelta = 23,
+  kPersistOrder = 24,
+  kPersistResult = 25,
+  kStoredBad = 26,
 };
 
 struct Envelope {
@@ -67,6 +71,10 @@ struct CopyId {
   friend auto operator<=>(const CopyId&, const CopyId&) = default;
 };
 
+struct StepKey {
+  StepId id;
+  auto Fields() { return std::tie(id.incarnation, id.step); }
+};
 struct ShardKey {  // ShardId with fields
   ShardId id;
   auto Fields() { return std::tie(id.incarnation, id.step, id.rank); }
@@ -164,7 +172,9 @@ struct Life {
   }
   bool has_pin() const { return pinned_by != 0 && pinned_by == incarnation; }
   // What no leader says: checked where it comes in.
-  bool possible() const { return pinned_by <= incarnation && (pinned_by == 0 || pin.incarnation < pinned_by); }
+  bool possible() const {
+    return pinned_by <= incarnation && (pinned_by == 0 || pin.incarnation < pinned_by);
+  }
   friend bool operator==(const Life&, const Life&) = default;
 };
 // Zombies are of the last few lives; a token is 255 bytes at most
@@ -181,7 +191,12 @@ struct Inventory {
   uint64_t asking_from = 0;
   // A replica of a step of this incarnation was refused here for want of memory, and the source still asks.
   bool short_of_memory = false;
-  auto Fields() { return std::tie(sequence, report, life, incarnation_max, asking_from, short_of_memory); }
+  std::vector<StepKey> persisting;  // as the leader announced it last
+  std::vector<ShardKey> loading;    // shards that are being read from storage here
+  auto Fields() {
+    return std::tie(sequence, report, life, incarnation_max, asking_from, short_of_memory, persisting,
+                    loading);
+  }
 };
 struct SessionKey {
   Rank rank = 0;
@@ -199,6 +214,8 @@ struct InventoryDelta {
   Incarnation incarnation_max = 0;
   uint64_t asking_from = 0;
   bool short_of_memory = false;
+  std::vector<StepKey> persisting;  // all of them, as of `loading`
+  std::vector<ShardKey> loading;
   std::vector<Life> life;          // one if it has changed
   std::vector<NodeReport> report;  // one if it has changed; without sessions and copies
   std::vector<SessionReport> sessions;
@@ -206,8 +223,8 @@ struct InventoryDelta {
   std::vector<CopyReport> copies;
   std::vector<ShardKey> copies_gone;
   auto Fields() {
-    return std::tie(sequence, base, digest, incarnation_max, asking_from, short_of_memory, life, report,
-                    sessions, sessions_gone, copies, copies_gone);
+    return std::tie(sequence, base, digest, incarnation_max, asking_from, short_of_memory, persisting,
+                    loading, life, report, sessions, sessions_gone, copies, copies_gone);
   }
 };
 // `want_whole`: the changes in this message could not be applied; send a whole inventory.
@@ -218,9 +235,11 @@ struct InventoryAck {
   auto Fields() { return std::tie(sequence, want_whole); }
 };
 
-struct StepKey {
-  StepId id;
-  auto Fields() { return std::tie(id.incarnation, id.step); }
+// Why a committed step will not be persisted.
+struct NotPersisted {
+  StepKey step;
+  std::string why;
+  auto Fields() { return std::tie(step, why); }
 };
 // Released are shards of steps before `release_before` that are not in `keep`, and of steps in `dead`, which
 // are never to be complete.
@@ -240,8 +259,14 @@ struct LeaderState {
   std::vector<StepKey> dead;
   // Of former incarnations, and never committed, neither before nor later: may be evicted.
   std::vector<StepKey> evictable;
+  // Steps that are being persisted or wait for it, and steps that a program has asked for. Their copies are kept.
+  std::vector<StepKey> persisting;
+  std::vector<StepKey> persisted;           // the newest of them
+  std::vector<NotPersisted> not_persisted;  // the last few that were due or asked for
+  StepKey persist_judged;  // of marked steps up to this one it is decided whether they are due
   auto Fields() {
-    return std::tie(sequence, life, committed, judged, marked, keep, release_before, dead, evictable);
+    return std::tie(sequence, life, committed, judged, marked, keep, release_before, dead, evictable,
+                    persisting, persisted, not_persisted, persist_judged);
   }
 };
 struct LeaderStateAck {
@@ -255,7 +280,7 @@ struct LeaderStateAck {
 
 struct Question {
   static constexpr Kind kKind = Kind::kQuestion;
-  enum class Topic : uint8_t { kJoin = 1, kLatest = 2, kLocate = 3, kReport = 4, kVerify = 5 };
+  enum class Topic : uint8_t { kJoin = 1, kLatest = 2, kLocate = 3, kReport = 4, kVerify = 5, kPersist = 6 };
   uint64_t number = 0;
   Topic topic = Topic::kLatest;
   std::string payload;
@@ -296,12 +321,22 @@ struct LocateQuestion {
   Rank rank = 0;
   Incarnation exact = 0;        // the shard's incarnation, or 0: the one this asker should see
   Incarnation incarnation = 0;  // of the asking rank; 0 for a person
-  auto Fields() { return std::tie(step, rank, exact, incarnation); }
+  bool from_storage = false;    // every holder has failed
+  auto Fields() { return std::tie(step, rank, exact, incarnation, from_storage); }
 };
+// `stored`: the asker may read the shard from storage, and no other node does at the same time.
 struct LocateReply {
   ShardKey shard;
   std::vector<NodeId> holders;
-  auto Fields() { return std::tie(shard, holders); }
+  bool stored = false;
+  uint64_t chunk_bytes = 0;   // if `stored`: of the content digest,
+  uint64_t stream_bytes = 0;  // of the shard,
+  uint64_t content = 0;       // and its digest
+  auto Fields() { return std::tie(shard, holders, stored, chunk_bytes, stream_bytes, content); }
+};
+struct PersistQuestion {
+  StepKey step;
+  auto Fields() { return std::tie(step); }
 };
 struct VerifyQuestion {
   bool has_step = false;
@@ -372,6 +407,32 @@ struct DemoteCopy {
   uint64_t content = 0;
   uint64_t inventory = 0;  // of the node, that this order rests on: a late order is ignored
   auto Fields() { return std::tie(shard, content, inventory); }
+};
+// Persist your copy of this shard: first name the files that it will have, then write them.
+struct PersistOrder {
+  static constexpr Kind kKind = Kind::kPersistOrder;
+  enum class Phase : uint8_t { kName = 1, kWrite = 2 };
+  ShardKey shard;
+  Phase phase = Phase::kName;
+  std::vector<std::string> taken;  // names that a lower rank's files have
+  auto Fields() { return std::tie(shard, phase, taken); }
+};
+struct PersistResult {
+  static constexpr Kind kKind = Kind::kPersistResult;
+  ShardKey shard;
+  PersistOrder::Phase phase = PersistOrder::Phase::kName;
+  Code code = Code::kOk;
+  std::string message;
+  std::vector<std::string> names;  // kName
+  StoredRank stored;               // kWrite
+  auto Fields() { return std::tie(shard, phase, code, message, names, stored); }
+};
+// What lies on storage of this step is damaged.
+struct StoredBad {
+  static constexpr Kind kKind = Kind::kStoredBad;
+  ShardKey shard;
+  std::string why;
+  auto Fields() { return std::tie(shard, why); }
 };
 struct VerifyOrder {
   static constexpr Kind kKind = Kind::kVerifyOrder;

@@ -11,9 +11,11 @@
 #include "core/engine/holder.h"
 #include "core/engine/leader.h"
 #include "core/engine/memory.h"
+#include "core/engine/persister.h"
 #include "core/engine/replicator.h"
 #include "core/engine/scrubber.h"
 #include "core/engine/sessions.h"
+#include "core/engine/storage_works.h"
 #include "core/engine/transfers.h"
 
 namespace ropeteam::engine {
@@ -23,22 +25,26 @@ struct Parts {
       : context(config, store),
         memory(&context),
         transfers(&context),
+        storage(&context),
         asker(&context),
         replicator(this),
         holder(this),
         fetcher(this),
         scrubber(this),
+        persister(this),
         sessions(this),
-        leader(&context) {}
+        leader(&context, &storage) {}
 
   Context context;
   Memory memory;
   Transfers transfers;
+  StorageWorks storage;
   Asker asker;
   Replicator replicator;
   Holder holder;
   Fetcher fetcher;
   Scrubber scrubber;
+  Persister persister;
   Sessions sessions;
   Leader leader;
 };

@@ -30,10 +30,12 @@ struct NodeCounters {
   uint64_t messages_stale = 0;      // refused: older epoch or another instance
   uint64_t last_replicated_us = 0;  // save_begin → REPLICATED of the newest shard that got there
   uint64_t table_repairs = 0;       // places of the arena's tables that had to be written again
+  uint64_t persisted_bytes = 0;     // written to storage by this node
+  uint64_t loaded_bytes = 0;        // read from storage by this node
   auto Fields() {
     return std::tie(saves_begun, saves_sealed, saves_aborted, saves_refused, replica_bytes_sent,
                     replica_bytes_held, fetch_bytes, chunks_bad, chunks_repaired, messages_stale,
-                    last_replicated_us, table_repairs);
+                    last_replicated_us, table_repairs, persisted_bytes, loaded_bytes);
   }
 };
 
@@ -122,9 +124,10 @@ struct StepReport {
   bool producible = false;  // every rank's shard can be produced now
   uint32_t copies_min = 0;  // good copies of the rank that has fewest
   uint64_t bytes = 0;       // of one copy of every shard
+  bool persisted = false;
   auto Fields() {
     return std::tie(incarnation, step, world_size, ranks_sealed, ranks_replicated, committed, producible,
-                    copies_min, bytes);
+                    copies_min, bytes, persisted);
   }
 };
 

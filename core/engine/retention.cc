@@ -47,8 +47,8 @@ bool KeepsPin(const RetentionFacts& facts, const RetentionPlan& plan) {
 }
 
 bool MayBeEvicted(const RetentionFacts& facts, const StepId& id, const StepTable::StepState& step) {
-  return facts.life.has_pin() && facts.pin_told && id.incarnation < facts.life.incarnation && !step.committed &&
-         facts.members + facts.settings.replicas >= facts.settings.nodes;
+  return facts.life.has_pin() && facts.pin_told && id.incarnation < facts.life.incarnation &&
+         !step.committed && facts.members + facts.settings.replicas >= facts.settings.nodes;
 }
 
 }  // namespace
@@ -57,6 +57,10 @@ RetentionPlan PlanRetention(const RetentionFacts& facts) {
   RetentionPlan plan;
   KeepNewest(facts, &plan);
   if (KeepsPin(facts, plan)) plan.keep.insert(facts.life.pin);
+  for (const StepKey& key : facts.persisting) {
+    const StepTable::StepState* step = facts.table.Find(key.id);
+    if (step != nullptr && step->committed) plan.keep.insert(key.id);
+  }
   for (const auto& [id, step] : facts.table.steps()) {
     if (plan.keep.contains(id)) continue;
     if (id < plan.release_before) {

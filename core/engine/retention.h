@@ -9,7 +9,7 @@
 //   kept           committed, down to the K-th that is producible and marked by    stay; missing ones are made again
 //                  every member; or the newest producible one; or the pin, until
 //                  its incarnation has a committed step; or a substitute for an
-//                  unknown committed step
+//                  unknown committed step; or committed and being persisted
 //   released       older than the newest step that is committed, marked by every   are released by every node; the step
 //                  member and producible, and not kept                             is never committed any more
 //   dead           it can never be complete (a rank has passed it), or was given   are released by every node
@@ -47,6 +47,7 @@ struct RetentionFacts {
   const Life& life;
   const std::set<StepId>& hopeless;  // uncommitted steps that some rank has passed without a shard of them
   const std::set<StepId>& marked;    // committed steps of which every member knows
+  const std::vector<StepKey>& persisting;
   JobSettings settings;
   size_t members = 0;     // of the view, all of which have told what they hold
   bool pin_told = false;  // some rank may know what this incarnation restores: that is not chosen again

@@ -310,9 +310,13 @@ void Sessions::SaveCommit(SessionId id, RequestId request, const SaveCommitInput
   }
   Context& context = parts_.context;
   Save save = std::move(found->second);
-  const ShardMeta meta{
-      save.shard,          save.world_size,        context.view.settings.replicas, context.store.chunk_bytes(),
-      commit.stream_bytes, commit.manifest_offset, commit.object_count};
+  const ShardMeta meta{save.shard,
+                       save.world_size,
+                       context.view.settings.replicas,
+                       context.store.chunk_bytes(),
+                       commit.stream_bytes,
+                       commit.manifest_offset,
+                       commit.object_count};
   const Status sealed = context.store.Seal(meta, Role::kOwn, save.extents, commit.crcs);
   if (!sealed.ok()) {
     found->second = std::move(save);
@@ -374,7 +378,8 @@ Step Sessions::OldestUnsaved(const Session& session, Step ended) const {
 void Sessions::NoteEnded(SessionId id, Step step) {
   Session& session = SessionOf(id);
   if (session.has_ended && session.oldest_ended <= step && step <= session.newest_ended) return;
-  session.oldest_ended = session.has_ended ? std::min(session.oldest_ended, step) : OldestUnsaved(session, step);
+  session.oldest_ended =
+      session.has_ended ? std::min(session.oldest_ended, step) : OldestUnsaved(session, step);
   session.newest_ended = std::max(session.newest_ended, step);
   session.has_ended = true;
   parts_.context.inventory_dirty = true;
@@ -387,7 +392,7 @@ Sessions::Progress& Sessions::ProgressOf(const ShardId& shard) {
 }
 
 void Sessions::Reached(const ShardId& shard, Level level) {
-  ROPETEAM_CHECK(level > Level::kNone && level <= Level::kCommitted);
+  ROPETEAM_CHECK(level > Level::kNone && level <= Level::kPersisted);
   Progress& progress = ProgressOf(shard);
   if (progress.level >= level) return;
   progress.level = level;
@@ -411,15 +416,21 @@ bool Sessions::HasCommitted(const ShardId& shard) const {
   return sealed == nullptr || sealed->committed;
 }
 
-void Sessions::OnLeaderState(const std::set<StepId>& told, const std::vector<ShardId>& released) {
+// What this node saved of these steps.
+void Sessions::ReachedBy(const std::set<StepId>& steps, Level level) {
   std::vector<ShardId> reached;
-  for (const StepId& step : told) {
+  for (const StepId& step : steps) {
     for (auto at = progress_.lower_bound({step.incarnation, step.step, 0});
          at != progress_.end() && StepOf(at->first) == step; ++at)
-      if (at->second.level >= Level::kLocal && at->second.level < Level::kCommitted && HasCommitted(at->first))
+      if (at->second.level >= Level::kLocal && at->second.level < level && HasCommitted(at->first))
         reached.push_back(at->first);
   }
-  for (const ShardId& shard : reached) Reached(shard, Level::kCommitted);
+  for (const ShardId& shard : reached) Reached(shard, level);
+}
+
+void Sessions::OnLeaderState(const std::set<StepId>& told, const std::vector<ShardId>& released) {
+  ReachedBy(told, Level::kCommitted);
+  ReachedBy(parts_.context.announced.persisted, Level::kPersisted);
   for (const ShardId& shard : released) {
     const auto progress = progress_.find(shard);
     if (progress != progress_.end() && progress->second.level < Level::kCommitted)
@@ -435,6 +446,9 @@ std::optional<Status> Sessions::Outcome(const Waiter& waiter) const {
   const auto progress = progress_.find(waiter.shard);
   if (progress != progress_.end() && progress->second.level >= waiter.level) return OkStatus();
   if (progress != progress_.end() && progress->second.given_up) return progress->second.given_up;
+  if (waiter.level == Level::kPersisted && progress != progress_.end() &&
+      progress->second.level == Level::kCommitted)
+    if (const std::optional<Status> why = NotPersisted(StepOf(waiter.shard))) return why;
   if (waiter.shard.incarnation < parts_.context.life.incarnation)
     return Error(Code::kAborted, "%s never will be %s: the world is in incarnation %llu",
                  waiter.shard.ToString().c_str(), LevelName(waiter.level),
@@ -445,6 +459,22 @@ std::optional<Status> Sessions::Outcome(const Waiter& waiter) const {
     return Error(Code::kDeadlineExceeded, "%s is %s, not %s yet", waiter.shard.ToString().c_str(),
                  LevelName(progress->second.level), LevelName(waiter.level));
   return std::nullopt;
+}
+
+std::optional<Status> Sessions::NotPersisted(const StepId& step) const {
+  const Announcement& announced = parts_.context.announced;
+  if (!announced.heard || announced.persisting.contains(step)) return std::nullopt;
+  const std::string name = step.ToString();
+  if (const auto why = announced.not_persisted.find(step); why != announced.not_persisted.end())
+    return Error(Code::kAborted, "%s is not persisted: %s", name.c_str(), why->second.c_str());
+  if (announced.persist_judged < step) return std::nullopt;
+  const JobSettings& settings = parts_.context.view.settings;
+  if (settings.persist_every == 0)
+    return Error(Code::kAborted, "%s is not persisted: nobody asked for it, and --persist-every is 0",
+                 name.c_str());
+  return Error(Code::kAborted, "%s is not persisted: it is not due (--persist-every %llu%s)", name.c_str(),
+               static_cast<unsigned long long>(settings.persist_every),
+               settings.persist_every_seconds ? "s" : "");
 }
 
 void Sessions::Settle() {
@@ -470,8 +500,8 @@ void Sessions::Wait(SessionId id, RequestId request, Step step, Level level, Tim
     return AnswerStatusTo(
         id, request,
         Error(Code::kInvalidArgument, "level %u, levels are 1 to 4", static_cast<unsigned>(level)));
-  if (level == Level::kPersisted)
-    return AnswerStatusTo(id, request, Error(Code::kUnsupported, "this daemon has no storage to persist to"));
+  if (level == Level::kPersisted && parts_.context.view.settings.storage.empty())
+    return AnswerStatusTo(id, request, Error(Code::kUnsupported, "this job has no storage to persist to"));
   if (session->pending >= kWaitsMax)
     return AnswerStatusTo(
         id, request,
@@ -481,9 +511,12 @@ void Sessions::Wait(SessionId id, RequestId request, Step step, Level level, Tim
   const SealedShard* sealed = parts_.context.store.Find(waiter.shard);
   if (!progress_.contains(waiter.shard) && sealed != nullptr && sealed->role == Role::kOwn) {
     // Sealed by a daemon before this one. Its mark alone does not say that every member has marked the step.
-    const bool told = parts_.context.announced.told.contains(StepOf(waiter.shard)) && HasCommitted(waiter.shard);
+    const bool told =
+        parts_.context.announced.told.contains(StepOf(waiter.shard)) && HasCommitted(waiter.shard);
+    const bool persisted =
+        parts_.context.announced.persisted.contains(StepOf(waiter.shard)) && HasCommitted(waiter.shard);
     Progress& progress = ProgressOf(waiter.shard);
-    progress.level = told ? Level::kCommitted : Level::kLocal;
+    progress.level = persisted ? Level::kPersisted : told ? Level::kCommitted : Level::kLocal;
     progress.bytes = sealed->meta.stream_bytes;
   }
   ++session->pending;
@@ -507,6 +540,14 @@ void Sessions::AskLeader(SessionId id, RequestId request, Question::Topic topic,
                                              Error(Code::kInternal, "the leader's answer cannot be read"));
                      AnswerTo(open->session, open->request, to_answer(std::move(payload)));
                    });
+}
+
+void Sessions::Persist(SessionId id, RequestId request, Step step, TimeUs timeout_us) {
+  const Session* session = Admitted(id, request);
+  if (session == nullptr) return;
+  const PersistQuestion question{{{session->incarnation, step}}};
+  AskLeader<Nothing>(id, request, Question::Topic::kPersist, Encode(question), timeout_us,
+                     [](const Nothing&) { return AnswerStatus{}; });
 }
 
 void Sessions::Latest(SessionId id, RequestId request, TimeUs timeout_us) {
@@ -633,14 +674,9 @@ std::vector<SessionReport> Sessions::Report() const {
   std::vector<SessionReport> reports;
   for (const auto& [id, session] : sessions_) {
     if (!session.admitted) continue;
-    SessionReport report{session.hello.rank,
-                         session.hello.world_size,
-                         session.incarnation,
-                         session.hello.token,
-                         session.has_ended,
-                         session.oldest_ended,
-                         session.newest_ended,
-                         {}};
+    SessionReport report{
+        session.hello.rank, session.hello.world_size, session.incarnation,  session.hello.token,
+        session.has_ended,  session.oldest_ended,     session.newest_ended, {}};
     for (const auto& [save_id, save] : saves_)
       if (save.session == id) report.open_steps.push_back(save.shard.step);
     reports.push_back(std::move(report));

@@ -35,6 +35,7 @@ class Sessions {
   void SaveCommit(SessionId session, RequestId request, const SaveCommitInput& commit);
   void SaveAbort(SessionId session, RequestId request, SaveId save);
   void Wait(SessionId session, RequestId request, Step step, Level level, TimeUs timeout_us);
+  void Persist(SessionId session, RequestId request, Step step, TimeUs timeout_us);
   void Latest(SessionId session, RequestId request, TimeUs timeout_us);
   void ViewOpen(SessionId session, RequestId request, Step step, Rank rank, TimeUs timeout_us);
   void ViewRepair(SessionId session, RequestId request, ViewId view, const std::vector<uint32_t>& chunks,
@@ -123,9 +124,12 @@ class Sessions {
   // The step after the newest one before `ended` of which the store has the rank's own shard; `ended` if it has none.
   Step OldestUnsaved(const Session& session, Step ended) const;
   void Reached(const ShardId& shard, Level level);
+  void ReachedBy(const std::set<StepId>& steps, Level level);
   Progress& ProgressOf(const ShardId& shard);
   void Settle();  // answers the waits that can be answered
   std::optional<Status> Outcome(const Waiter& waiter) const;
+  // Why this committed step will not be persisted; nothing while it may be.
+  std::optional<Status> NotPersisted(const StepId& step) const;
   void OpenLocated(uint64_t pending, const ShardId& shard);
   void GrantView(SessionId session, RequestId request, const ShardId& shard);
   TimeUs Deadline(TimeUs timeout_us) const;

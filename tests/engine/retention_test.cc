@@ -45,7 +45,7 @@ class RetentionTest : public ::testing::Test {
   RetentionPlan Plan() {
     for (NodeId node = 1; node <= 2; ++node) table_.Replace(node, {}, held_[node - 1]);
     table_.Commit();
-    return PlanRetention({table_, life_, hopeless_, marked_, settings_, members_, pin_told_});
+    return PlanRetention({table_, life_, hopeless_, marked_, persisting_, settings_, members_, pin_told_});
   }
 
   std::vector<CopyReport> held_[2];
@@ -53,7 +53,8 @@ class RetentionTest : public ::testing::Test {
   Life life_;
   std::set<StepId> hopeless_;
   std::set<StepId> marked_;
-  JobSettings settings_{1, 2, 2};
+  std::vector<StepKey> persisting_;
+  JobSettings settings_{1, 2, 2, "", 0, false};
   size_t members_ = 2;
   bool pin_told_ = true;
 };
@@ -86,6 +87,15 @@ TEST_F(RetentionTest, ACommitThatNotEveryMemberHasMarkedReleasesNothing) {
   EXPECT_THAT(plan.released, IsEmpty());
 }
 
+// Its copies are read on their way to storage, however many newer steps are committed meanwhile.
+TEST_F(RetentionTest, ACommittedStepThatIsBeingPersistedIsKept) {
+  for (Step step = 1; step <= 4; ++step) Whole({kCurrent, step});
+  persisting_ = {{{kCurrent, 1}}, {{kCurrent, 9}}};
+  const RetentionPlan plan = Plan();
+  EXPECT_THAT(plan.keep, ElementsAre(StepId{kCurrent, 1}, StepId{kCurrent, 3}, StepId{kCurrent, 4}));
+  EXPECT_THAT(plan.released, ElementsAre(StepId{kCurrent, 2}));
+}
+
 TEST_F(RetentionTest, ThePinStaysUntilItsIncarnationHasCommitted) {
   settings_.keep_steps = 1;
   life_.pin = {kFormer, 5};
@@ -111,11 +121,12 @@ TEST_F(RetentionTest, AFormerStepIsEvictableOnceTheIncarnationHasChosenUnlessItI
   EXPECT_THAT(Plan().evictable, IsEmpty());
   life_.pinned_by = life_.incarnation;
   pin_told_ = false;
-  EXPECT_THAT(PlanRetention({table_, life_, hopeless_, marked_, settings_, members_, pin_told_}).evictable,
+  EXPECT_THAT(PlanRetention({table_, life_, hopeless_, marked_, persisting_, settings_, members_, pin_told_})
+                  .evictable,
               IsEmpty());
   pin_told_ = true;
   const RetentionPlan plan =
-      PlanRetention({table_, life_, hopeless_, marked_, settings_, members_, pin_told_});
+      PlanRetention({table_, life_, hopeless_, marked_, persisting_, settings_, members_, pin_told_});
   EXPECT_THAT(plan.evictable, ElementsAre(StepId{kFormer, 4}));
   EXPECT_THAT(plan.keep, ElementsAre(StepId{kFormer, 5}, StepId{kFormer, 6}));
 }
@@ -134,8 +145,9 @@ TEST_F(RetentionTest, AStepThatARankHasPassedIsDeadUnlessItIsCommitted) {
   EXPECT_THAT(Plan().dead, ElementsAre(StepId{kCurrent, 5}));
   CopyReport marked = Copy({kCurrent, 5}, 1, Role::kReplica, true);
   table_.Replace(3, {}, {marked});
-  EXPECT_THAT(PlanRetention({table_, life_, hopeless_, marked_, settings_, members_, pin_told_}).dead,
-              IsEmpty());
+  EXPECT_THAT(
+      PlanRetention({table_, life_, hopeless_, marked_, persisting_, settings_, members_, pin_told_}).dead,
+      IsEmpty());
 }
 
 }  // namespace

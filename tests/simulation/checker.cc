@@ -436,6 +436,31 @@ bool Checker::ProducibleOnMembers(const StepId& step, const Host& asked) const {
   });
 }
 
+StepId Checker::NewestPersisted() const {
+  for (auto at = persisted_.rbegin(); at != persisted_.rend(); ++at)
+    if (storage_.Sound(*at)) return *at;
+  return {};
+}
+
+void Checker::OnStored(const StepId& id, const StoredStep& step) {
+  if (!Committed(id)) return Fail("%s is on storage and was never committed", id.ToString().c_str());
+  if (step.world_size != WorldOf(id) || step.ranks.size() != step.world_size)
+    return Fail("%s is on storage with %zu ranks, saved by %u", id.ToString().c_str(), step.ranks.size(),
+                WorldOf(id));
+  if (!storage_.Sound(id)) return;
+  for (Rank rank = 0; rank < step.world_size; ++rank) {
+    const ShardId shard_id{id.incarnation, id.step, rank};
+    const Shard* shard = Find(shard_id);
+    const std::string* stream = storage_.Stream(shard_id);
+    if (shard == nullptr || stream == nullptr || stream->size() != shard->stream_bytes)
+      return Fail("%s is on storage, not as it was saved", shard_id.ToString().c_str());
+    for (uint32_t chunk = 0; chunk < shard->crcs.size(); ++chunk)
+      if (Crc32c(stream->data() + chunk * shard->chunk_bytes,
+                 ChunkLength(shard->stream_bytes, shard->chunk_bytes, chunk)) != shard->crcs[chunk])
+        return Fail("chunk %u of %s is on storage with wrong bytes", chunk, shard_id.ToString().c_str());
+  }
+}
+
 StepId Checker::FloorOf(const Host& host) const {
   // Beyond the kept ones: where those are lost, an older one that nobody has dropped yet may serve.
   constexpr size_t kLookedAtMax = 8;
@@ -554,9 +579,8 @@ void Checker::CheckPromise() {
       size_t hurt = 0;
       const size_t right = CountedRight(shard, &hurt);
       // A surplus copy may be on its way out on the strength of one that has just been lost.
-      const bool news = std::any_of(shard.lost_at.begin(), shard.lost_at.end(), [this](TimeUs lost_at) {
-        return scheduler_.now() < lost_at + kNewsUs;
-      });
+      const bool news = std::any_of(shard.lost_at.begin(), shard.lost_at.end(),
+                                    [this](TimeUs lost_at) { return scheduler_.now() < lost_at + kNewsUs; });
       if (right > options_.replicas && !news) shard.full_at = scheduler_.now();
       const size_t losses = Losses(shard);
       if (right + hurt + losses <= options_.replicas)
@@ -655,8 +679,14 @@ void Checker::OnEvent(const Host& host, const LevelEvent& event) {
     ++statistics_.replicated;
     CheckReplicated(host, event.shard, "REPLICATED");
   }
-  if (event.level != Level::kCommitted || event.shard.rank != LevelEvent::kNoRank) return;
   const StepId step = StepOf(event.shard);
+  if (event.level == Level::kPersisted) {
+    statistics_.persisted += persisted_.insert(step).second ? 1 : 0;
+    if (!storage_.Has(step))
+      Fail("host %zu said PERSISTED of %s, which is not on storage", host.index, step.ToString().c_str());
+    return;
+  }
+  if (event.level != Level::kCommitted || event.shard.rank != LevelEvent::kNoRank) return;
   heard_[step].insert(host.id);
   if (Committed(step)) return;
   ++statistics_.committed;

@@ -12,6 +12,8 @@
 //      was ever told to be committed, unless more than R hosts of some shard are lost or away; the same for all ranks
 //      of an incarnation
 //   4  a view has the bytes that were saved, while it is open; chunks that were repaired are right
+//   +  a step on storage that has a manifest was committed, and each of its shards has the bytes that were saved; a step
+//      said to be PERSISTED has a manifest, and `latest` is not older than it, whatever memory is lost
 //   5  a request is answered within its time
 //   6  a refused save changes nothing
 //   +  memory has one user at a time: grants, sealed shards, open views, transfers; also of the dead
@@ -39,6 +41,7 @@
 #include "tests/simulation/host.h"
 #include "tests/simulation/network.h"
 #include "tests/simulation/options.h"
+#include "tests/simulation/storage.h"
 
 namespace ropeteam::simulation {
 
@@ -63,11 +66,13 @@ class Checker {
     uint64_t refused_as_stale = 0;
     uint64_t flips = 0;
     uint64_t memories_lost = 0;
+    uint64_t persisted = 0;
+    uint64_t restored_from_storage = 0;  // answers of `latest` that memory alone could not have given
   };
 
-  Checker(const Options& options, Scheduler* scheduler, Network* network,
+  Checker(const Options& options, Scheduler* scheduler, Network* network, const SimStorage* storage,
           const std::vector<std::unique_ptr<Host>>* hosts)
-      : options_(options), scheduler_(*scheduler), network_(*network), hosts_(*hosts) {}
+      : options_(options), scheduler_(*scheduler), network_(*network), storage_(*storage), hosts_(*hosts) {}
 
   void Fail(const char* format, ...) __attribute__((format(printf, 2, 3)));
   bool failed() const { return !failure_.empty(); }
@@ -106,6 +111,8 @@ class Checker {
                          uint64_t dropped_before);
   uint64_t dropped() const { return dropped_.size(); }
   void OnEvent(const Host& host, const LevelEvent& event);
+  // A manifest has become visible.
+  void OnStored(const StepId& id, const StoredStep& step);
 
   // Without a lease a node acknowledges no copy and announces nothing. A leader announces what it chooses to restore.
   void OnMessage(const Host& host, bool has_lease, const SendMessage& message);
@@ -178,9 +185,10 @@ class Checker {
     TimeUs asked_at = 0;  // the first `latest` of a rank of it
     Epoch asked_in = 0;
     StepId floor;
+    StepId stored_floor;
     bool answered = false;
-    StepId answer;           // {0, 0}: none
-    bool completed = false;  // has committed a step of its own
+    StepId answer;                    // {0, 0}: none
+    bool completed = false;           // has committed a step of its own
     std::set<StepId> chosen;          // by leaders, to restore
     std::set<StepId> rightly_chosen;  // with all newer committed steps lost or away beyond the promise
     // Daemons that were told of the answer: of the view it was given in, or beside one of those later.
@@ -235,6 +243,7 @@ class Checker {
   bool Covered(const StepId& step, Usable usable) const;
   bool ProducibleOnMembers(const StepId& step, const Host& host) const;
   StepId FloorOf(const Host& host) const;
+  StepId NewestPersisted() const;  // that was said to be so, and has not rotted since; {0, 0}: none
   void OnLatestAnswer(const Host& host, const Session& session, const StepId& step, uint32_t world_size);
   void OnViewAnswer(const Host& host, const Session& session, const Pending& request, const AnswerView& view);
   void OnGrant(const Host& host, const Session& session, const Pending& request, const AnswerGrant& grant);
@@ -246,6 +255,7 @@ class Checker {
   const Options options_;
   Scheduler& scheduler_;
   Network& network_;
+  const SimStorage& storage_;
   const std::vector<std::unique_ptr<Host>>& hosts_;
   std::string failure_;
   Statistics statistics_;
@@ -256,6 +266,7 @@ class Checker {
   std::map<ShardId, Shard> shards_;
   std::map<StepId, TimeUs> committed_;
   std::map<StepId, std::set<NodeId>> heard_;  // the daemons that have said that the step is committed
+  std::set<StepId> persisted_;                // said to be so, by any daemon
   std::set<StepId> offered_;                  // ever the answer of `latest`
   std::map<Incarnation, Life> lives_;
   std::map<std::pair<Incarnation, Rank>, Step> begun_;  // the highest step that the rank has begun to save

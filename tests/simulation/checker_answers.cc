@@ -41,6 +41,7 @@ void Checker::OnLatestInput(const Host& host, const Session& session) {
   life.asked_at = scheduler_.now();
   life.asked_in = host.view.epoch;
   life.floor = FloorOf(host);
+  life.stored_floor = NewestPersisted();
 }
 
 void Checker::OnLatestAnswer(const Host& host, const Session& session, const StepId& step,
@@ -62,7 +63,8 @@ void Checker::OnLatestAnswer(const Host& host, const Session& session, const Ste
           return shard.flips.contains({place, chunk}) ||
                  ChunkRight(*hosts_[place.host], copy.extents, shard, chunk);
         });
-    if (!there) return Fail("latest %s cannot be produced", step.ToString().c_str());
+    if (!Producible(step)) ++statistics_.restored_from_storage;
+    if (!there && !storage_.Has(step)) return Fail("latest %s cannot be produced", step.ToString().c_str());
   }
   if (session.incarnation == 0) return;  // a person's
   Life& life = lives_[session.incarnation];
@@ -74,11 +76,15 @@ void Checker::OnLatestAnswer(const Host& host, const Session& session, const Ste
       ProducibleOnMembers(life.floor, host))
     return Fail("latest is %s, but the members hold all of %s", step.ToString().c_str(),
                 life.floor.ToString().c_str());
+  if (!life.answered && step < life.stored_floor && storage_.Sound(life.stored_floor))
+    return Fail("latest is %s, but %s was said to be PERSISTED", step.ToString().c_str(),
+                life.stored_floor.ToString().c_str());
   if (!life.answered) {
     const StepId newer = NewestWithinThePromise(host.view);
     if (step < newer && !life.rightly_chosen.contains(step))
-      return Fail("latest is %s, but %s was committed, and of each of its shards at most %u copies are lost or away",
-                  step.ToString().c_str(), newer.ToString().c_str(), options_.replicas);
+      return Fail(
+          "latest is %s, but %s was committed, and of each of its shards at most %u copies are lost or away",
+          step.ToString().c_str(), newer.ToString().c_str(), options_.replicas);
     life.answered = true;
     life.answer = step;
     for (const Member& member : host.view.members) life.told.insert(member.id);
@@ -158,7 +164,11 @@ void Checker::OnAnswer(const Host& host, const Session& session, const Pending& 
   if (request.kind == RequestKind::kWait) {
     if (Find(id) == nullptr)
       return Fail("host %zu ended a wait for %s, which is not sealed", host.index, id.ToString().c_str());
-    if (request.level >= Level::kReplicated) CheckReplicated(host, id, "REPLICATED");
+    if (request.level == Level::kPersisted && !storage_.Has(StepOf(id)))
+      return Fail("host %zu ended a wait for PERSISTED of %s, which is not on storage", host.index,
+                  id.ToString().c_str());
+    if (request.level >= Level::kReplicated && request.level < Level::kPersisted)
+      CheckReplicated(host, id, "REPLICATED");
     if (request.level >= Level::kCommitted && !Committed(StepOf(id)))
       return Fail("host %zu ended a wait for COMMITTED of %s, which nobody has judged so", host.index,
                   id.ToString().c_str());

@@ -103,6 +103,18 @@ void Client::Latest(TimeUs timeout, LatestDone done) {
                });
 }
 
+void Client::Persist(Step step, TimeUs timeout, StatusDone done) {
+  Pending request;
+  request.kind = RequestKind::kPersist;
+  request.step = step;
+  request.timeout_us = timeout;
+  request.done = [this, done](const Answer* answer) { done(StatusOf(answer)); };
+  cluster_.Ask(session_, std::move(request),
+               [step, timeout](Engine& engine, TimeUs now, const Session& session, RequestId id) {
+                 engine.OnPersist(now, session.id, id, step, timeout);
+               });
+}
+
 void Client::Wait(Step step, Level level, TimeUs timeout, StatusDone done) {
   Pending request;
   request.kind = RequestKind::kWait;

@@ -30,10 +30,18 @@ Cluster::Cluster(const Options& options)
     : options_(options),
       random_(options.seed),
       network_(&scheduler_, &random_, options.network, this),
-      checker_(options, &scheduler_, &network_, &hosts_),
+      storage_(options.storage, &scheduler_, &random_),
+      checker_(options, &scheduler_, &network_, &storage_, &hosts_),
       crash_in_input_ppm_(options.faults.crash_in_input_ppm) {
   SimMembership::Config config;
-  config.settings = {options.replicas, options.keep_steps, options.nodes};
+  config.settings.replicas = options.replicas;
+  config.settings.keep_steps = options.keep_steps;
+  config.settings.nodes = options.nodes;
+  if (options.storage.used) {
+    config.settings.storage = "simulated";
+    config.settings.persist_every = options.storage.persist_every;
+  }
+  ConnectStorage();
   config.chunk_bytes = options.chunk_bytes;
   membership_ = std::make_unique<SimMembership>(
       config, &scheduler_, &network_, &random_,
@@ -355,6 +363,7 @@ void Cluster::Heal() {
   calm.loss_ppm = calm.misdeliver_ppm = calm.slow_ppm = calm.transfer_fail_ppm = calm.wire_flip_ppm = 0;
   network_.SetOptions(calm);
   network_.HealLinks();
+  storage_.Heal();
   if (membership_->coordinators() == kSimulatedCoordinators) membership_->StopCoordinator();
   if (membership_->coordinators() == 0) StartCoordinator();
   for (const auto& host : hosts_) {

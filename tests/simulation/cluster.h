@@ -21,6 +21,7 @@
 #include "tests/simulation/random.h"
 #include "tests/simulation/scheduler.h"
 #include "tests/simulation/sim_membership.h"
+#include "tests/simulation/storage.h"
 
 namespace ropeteam::simulation {
 
@@ -35,6 +36,7 @@ class Cluster : private NetworkEnds {
   Network& network() { return network_; }
   Checker& checker() { return checker_; }
   SimMembership& membership() { return *membership_; }
+  SimStorage& storage() { return storage_; }
   TimeUs now() const { return scheduler_.now(); }
 
   // ---- hosts
@@ -121,6 +123,7 @@ class Cluster : private NetworkEnds {
   void LoseLink(Host* host, NodeId peer);
   void Reconnect(size_t index, NodeId instance, NodeId peer);
   void CarryCheck(Host* host, const StartCheck& check);
+  void ConnectStorage();
   void FinishCheck(size_t index, const StartCheck& check);
   void CarryAnswer(Host* host, const Answer& answer, uint64_t free_before, uint64_t dropped_before);
   void ArmTimer(Host* host);
@@ -152,6 +155,7 @@ class Cluster : private NetworkEnds {
   Random random_;
   std::vector<std::unique_ptr<Host>> hosts_;
   Network network_;
+  SimStorage storage_;
   Checker checker_;
   std::unique_ptr<SimMembership> membership_;
   std::map<NodeId, size_t> instances_;  // of all times

@@ -23,9 +23,9 @@ const char* AnswerName(const Answer& answer) {
 }  // namespace
 
 const char* RequestName(RequestKind kind) {
-  constexpr const char* kNames[] = {"hello",       "save_begin", "save_extend", "save_commit",
-                                    "save_abort",  "wait",       "latest",      "view_open",
-                                    "view_repair", "report",     "verify",      "save_settle"};
+  constexpr const char* kNames[] = {"hello",  "save_begin",  "save_extend", "save_commit", "save_abort",
+                                    "wait",   "latest",      "view_open",   "view_repair", "report",
+                                    "verify", "save_settle", "persist"};
   return kNames[static_cast<size_t>(kind)];
 }
 
@@ -50,7 +50,8 @@ void Cluster::Give(Host* host, const char* what, const Drive& drive) {
   }
   checker_.JudgeDrops(*host);
   const bool crash = random_.Chance(crash_in_input_ppm_);
-  const size_t outputs = out.messages.size() + out.transfers.size() + out.checks.size() + out.answers.size();
+  const size_t outputs = out.messages.size() + out.transfers.size() + out.checks.size() + out.storage.size() +
+                         out.answers.size();
   CarryOut(host, out, crash ? random_.Below(outputs + 1) : SIZE_MAX, free_before, dropped_before);
   if (checker_.failed()) Trace("host %zu failed on input %s", host->index, what);
   if (crash && host->up) {
@@ -76,6 +77,11 @@ void Cluster::CarryOut(Host* host, const Outbox& out, size_t limit, uint64_t fre
     if (done++ < limit) CarryTransfer(host, start);
   for (const StartCheck& check : out.checks)
     if (done++ < limit) CarryCheck(host, check);
+  for (const StartStorage& start : out.storage)
+    if (done++ < limit) {
+      Digest(Mix(now(), host->id, start.tag, start.work.index()));
+      storage_.Start(*host, start);
+    }
   for (const Answer& answer : out.answers)
     if (done++ < limit) CarryAnswer(host, answer, free_before, dropped_before);
   for (const SendMessage& message : out.messages)
@@ -188,6 +194,26 @@ void Cluster::CarryCheck(Host* host, const StartCheck& check) {
                      if (at.id != instance) return;
                      WhenAwake(&at, [this, index, check] { FinishCheck(index, check); });
                    });
+}
+
+void Cluster::ConnectStorage() {
+  storage_.find_host = [this](size_t index, NodeId instance) {
+    Host* host = hosts_[index].get();
+    return host->id == instance && host->daemon_runs() ? host : nullptr;
+  };
+  storage_.answer = [this](size_t index, NodeId instance, uint64_t tag, const Status& status,
+                           const StorageDone& done) {
+    Host* host = hosts_[index].get();
+    if (host->id != instance) return;
+    Trace("host %zu storage work %" PRIu64 ": %s", index, tag, status.ToString().c_str());
+    Give(host, "storage done",
+         [&](Engine& engine, TimeUs local) { engine.OnStorageDone(local, tag, status, done); });
+  };
+  storage_.on_stored = [this](const StepId& id, const StoredStep& step) {
+    Trace("storage has %s", id.ToString().c_str());
+    checker_.OnStored(id, step);
+  };
+  storage_.on_violation = [this](const std::string& what) { checker_.Fail("%s", what.c_str()); };
 }
 
 void Cluster::FinishCheck(size_t index, const StartCheck& check) {
@@ -441,7 +467,8 @@ void Cluster::LoseLink(Host* host, NodeId peer) {
   if (!host->daemon_runs() || !host->lost_links.insert(peer).second) return;
   Trace("host %zu loses its connection to %" PRIx64, host->index, peer);
   const NodeId instance = host->id;
-  Give(host, "link lost", [&](Engine& engine, TimeUs local) { engine.OnPeerLink(local, peer, false, "lost"); });
+  Give(host, "link lost",
+       [&](Engine& engine, TimeUs local) { engine.OnPeerLink(local, peer, false, "lost"); });
   Reconnect(host->index, instance, peer);
 }
 

@@ -67,6 +67,16 @@ void Faults::Strike(Fault fault) {
       return LoseLeader();
     case Fault::kTwoCoordinators:
       return StartSecondCoordinator();
+    case Fault::kStorageAway:
+      cluster_.Trace("storage is away");
+      return cluster_.storage().TakeAway(cluster_.now() +
+                                         random.Between(1, cluster_.options().storage.away_max_us));
+    case Fault::kStorageRot:
+      cluster_.Trace("a file on storage rots");
+      cluster_.storage().Rot();
+      return;
+    case Fault::kEverythingLost:
+      return LoseEverything();
     case Fault::kPause: {
       cluster_.PauseDaemon(host);
       return cluster_.scheduler().After(random.Between(1 * kMs, options_.pause_max_us),
@@ -121,6 +131,17 @@ void Faults::MoveHosts(TimeUs until) {
   cluster_.Trace("host %zu finds coordinator %" PRIu64, host, which);
   cluster_.membership().Route(host, which, random.Chance(kMillion / 2));
   cluster_.scheduler().After(random.Between(1 * kMs, 400 * kMs), [this, until] { MoveHosts(until); });
+}
+
+void Faults::LoseEverything() {
+  Random& random = cluster_.random();
+  cluster_.Trace("everything is lost");
+  StopCoordinator();
+  for (size_t host = 0; host < cluster_.host_count(); ++host) {
+    cluster_.StopHost(host, false);
+    cluster_.scheduler().After(random.Between(options_.host_back_min_us, options_.host_back_max_us),
+                               [this, host] { cluster_.StartHost(host); });
+  }
 }
 
 void Faults::LoseLeader() {

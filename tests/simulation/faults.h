@@ -35,6 +35,7 @@ class Faults {
   void Partition();
   // Of each place its group.
   void CutBetween(const std::vector<std::pair<size_t, uint64_t>>& group, TimeUs until);
+  void LoseEverything();
   void LoseLeader();
   void StopCoordinator();
   void StartSecondCoordinator();

@@ -13,8 +13,8 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <set>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 
@@ -41,6 +41,7 @@ enum class RequestKind : uint8_t {
   kReport,
   kVerify,
   kSaveSettle,
+  kPersist,
 };
 const char* RequestName(RequestKind kind);
 
@@ -95,7 +96,7 @@ struct Host {
   std::unique_ptr<Engine> engine;
   TimeUs timer_at = kForever;  // true time
   HostClock clock;
-  TimeUs lease_until = 0;  // membership's lease, on this host's clock
+  TimeUs lease_until = 0;                // membership's lease, on this host's clock
   std::map<uint64_t, NodeId> transfers;  // peers of those that were posted, by their tags
   std::set<NodeId> lost_links;           // members that its data path has lost
   std::optional<SimMembership::OwnSettings>

@@ -118,6 +118,22 @@ void DrawMoreTrouble(uint64_t seed, Options* options) {
     weight(Fault::kTwoCoordinators, random);
     faults.two_coordinators_max_us = random->Between(kSecond, beyond_quarantine);
   });
+  draw(50, [&](Random* random) {
+    StorageOptions& storage = options->storage;
+    storage.used = options->nodes <= kSmallNodes;
+    storage.persist_every = random->Between(0, 5);
+    storage.ask_ppm = random->Chance(50 * kPercent) ? 10 * kPercent : 0;
+    storage.wait_ppm = random->Chance(50 * kPercent) ? 5 * kPercent : 0;
+    storage.request_max_us = random->Between(kMs, 100 * kMs);
+    if (random->Chance(50 * kPercent))
+      storage.fail_ppm = static_cast<uint32_t>(random->Between(1, 20 * kPercent));
+    if (random->Chance(50 * kPercent))
+      storage.lost_ack_ppm = static_cast<uint32_t>(random->Between(1, 20 * kPercent));
+    if (!storage.used) return;
+    if (random->Chance(50 * kPercent)) weight(Fault::kStorageAway, random);
+    if (random->Chance(20 * kPercent)) weight(Fault::kStorageRot, random);
+    if (random->Chance(30 * kPercent)) weight(Fault::kEverythingLost, random);
+  });
 }
 
 void DrawJob(Random* random, JobOptions* job) {
@@ -144,16 +160,18 @@ uint64_t ChunksNeeded(const Options& options) {
   // Resharding may put half as many ranks more on a node.
   const uint64_t ranks =
       options.job.ranks_per_node + (options.job.reshard_ppm == 0 ? 0 : (options.job.ranks_per_node + 1) / 2);
-  return (options.keep_steps + in_flight) * (1 + options.replicas) * ranks * chunks;
+  const uint64_t persisting = options.storage.used ? 2 : 0;  // one is begun, and one may wait
+  return (options.keep_steps + persisting + in_flight) * (1 + options.replicas) * ranks * chunks;
 }
 
 }  // namespace
 
 const char* FaultName(Fault fault) {
-  constexpr const char* kNames[] = {"host lost", "host reboot", "daemon crash", "rank crash",  "clog",
-                                    "cut",       "isolate",     "reset",        "coordinator", "flip",
-                                    "restart",   "person",      "partition",    "leader lost", "pause",
-                                    "two coordinators"};
+  constexpr const char* kNames[] = {"host lost",    "host reboot", "daemon crash",   "rank crash",
+                                    "clog",         "cut",         "isolate",        "reset",
+                                    "coordinator",  "flip",        "restart",        "person",
+                                    "partition",    "leader lost", "pause",          "two coordinators",
+                                    "storage away", "storage rot", "everything lost"};
   static_assert(sizeof(kNames) / sizeof(kNames[0]) == kFaultKinds);
   return kNames[static_cast<size_t>(fault)];
 }
@@ -212,6 +230,7 @@ std::string Describe(const Options& options) {
                 options.pause_to_heal, options.clock_drift_ppm, options.job.long_ppm,
                 options.network.wire_flip_ppm);
   std::string line = text;
+  if (options.storage.used) line += " persist every " + std::to_string(options.storage.persist_every);
   for (size_t kind = 0; kind < kFaultKinds; ++kind) {
     if (options.faults.every_us == 0 || options.faults.weight[kind] == 0) continue;
     line += ", ";

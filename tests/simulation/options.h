@@ -27,8 +27,8 @@ struct NetworkOptions {
   TimeUs slow_max_us = 200 * kMs;
   TimeUs transfer_min_us = 20;
   TimeUs transfer_max_us = 2 * kMs;
-  uint32_t transfer_fail_ppm = 0;        // completes with kLinkFailed, some of its bytes landed
-  uint32_t link_lost_ppm = 0;            // of transfers that fail so: the peer is gone until it is connected again
+  uint32_t transfer_fail_ppm = 0;  // completes with kLinkFailed, some of its bytes landed
+  uint32_t link_lost_ppm = 0;      // of transfers that fail so: the peer is gone until it is connected again
   uint32_t device_refused_ppm = 50'000;  // of puts from device memory: the card cannot read it
   // A dead node's writes land for a while, and those of a put that has failed: each unlanded piece with
   // zombie_ppm, until zombie_max_us after the put was posted. Must stay below the engines' quarantine.
@@ -62,6 +62,9 @@ enum class Fault : uint8_t {
   kLeaderLost,   // the leader's host is lost together with the coordinator
   kPause,        // a daemon is stopped and goes on later; what is under way of its transfers lands meanwhile
   kTwoCoordinators,  // a second one runs for a while, and each host finds now this one and now that
+  kStorageAway,      // storage answers nothing for a while
+  kStorageRot,       // a file on storage is damaged or missing
+  kEverythingLost,   // all hosts at once, and their memory
   kCount,
 };
 inline constexpr size_t kFaultKinds = static_cast<size_t>(Fault::kCount);
@@ -114,6 +117,19 @@ struct JobOptions {
   ContentShape content;
 };
 
+struct StorageOptions {
+  bool used = false;
+  uint64_t persist_every = 1;  // steps
+  uint32_t ask_ppm = 0;        // of saves: the rank asks for the step to be persisted
+  uint32_t wait_ppm = 0;       // of saves: the rank waits for PERSISTED
+  TimeUs request_min_us = 100;
+  TimeUs request_max_us = 20 * kMs;
+  uint32_t fail_ppm = 0;      // of requests: refused, some after a part of their effect
+  uint32_t lost_ack_ppm = 0;  // of requests: they take effect, and fail all the same
+  // Shorter than what `latest` waits for storage: what was persisted is never passed over for it.
+  TimeUs away_max_us = 2 * kSecond;
+};
+
 struct Options {
   uint64_t seed = 0;
   uint32_t nodes = 4;
@@ -134,6 +150,7 @@ struct Options {
   NetworkOptions network;
   FaultOptions faults;
   JobOptions job;
+  StorageOptions storage;
 };
 
 // `nodes` 0: drawn from the seed too.

@@ -184,15 +184,24 @@ void SimRank::Saved(const Status& status) {
 void SimRank::AfterSave() {
   const JobOptions& job = cluster_.options().job;
   Random& random = cluster_.random();
+  const StorageOptions& storage = cluster_.options().storage;
   if (random.Chance(job.read_other_ppm)) return ReadSomebody();
-  if (!random.Chance(job.wait_ppm)) return NextStep();
-  const Level level = static_cast<Level>(random.Between(1, 3));
-  client_.Wait(step_, level, random.Between(0, 2 * kSecond), [this](const Status& status) {
+  const auto go_on = [this](const Status& status) {
     if (!alive_) return;
     if (status.code() == Code::kStale) return End(status.ToString().c_str());
     if (!client_.connected()) return Reconnect();
     NextStep();
-  });
+  };
+  if (storage.used && random.Chance(storage.ask_ppm))
+    return client_.Persist(step_, random.Between(0, 2 * kSecond), [this, go_on](const Status& status) {
+      if (!alive_ || !status.ok() || cluster_.random().Chance(kMillion / 2)) return go_on(status);
+      client_.Wait(step_, Level::kPersisted, cluster_.random().Between(0, 2 * kSecond), go_on);
+    });
+  if (storage.used && random.Chance(storage.wait_ppm))
+    return client_.Wait(step_, Level::kPersisted, random.Between(0, 2 * kSecond), go_on);
+  if (!random.Chance(job.wait_ppm)) return NextStep();
+  const Level level = static_cast<Level>(random.Between(1, 3));
+  client_.Wait(step_, level, random.Between(0, 2 * kSecond), go_on);
 }
 
 void SimRank::ReadSomebody() {

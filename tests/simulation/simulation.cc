@@ -52,6 +52,7 @@ class Simulation {
     faults_.Start();
     cluster_.RunFor(options_.fault_phase_us);
     Heal();
+    LoseEverything();
     if (!cluster_.checker().failed()) Finish();
     Outcome outcome;
     outcome.failure = cluster_.checker().failure();
@@ -137,6 +138,15 @@ class Simulation {
     if (!done)
       checker().Fail("the cluster has healed, and in %" PRIu64 " s only %zu new steps were committed",
                      options_.heal_limit_us / kSecond, checker().CommittedAfter(before));
+  }
+
+  // What storage is for. That `latest` is then as new as what was persisted, the checker sees.
+  void LoseEverything() {
+    if (!options_.storage.used || options_.starved || checker().failed() || options_.seed % 3 != 0) return;
+    for (size_t host = 0; host < cluster_.host_count(); ++host) cluster_.StopHost(host, false);
+    cluster_.RunFor(300 * kMs);
+    for (size_t host = 0; host < cluster_.host_count(); ++host) cluster_.StartHost(host);
+    if (AwaitOneView()) Progress();
   }
 
   void Finish() {

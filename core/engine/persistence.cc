@@ -1,0 +1,384 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/engine/persistence.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/base/check.h"
+#include "core/base/log.h"
+
+namespace ropeteam::engine {
+
+void Persistence::Begin() {
+  ++generation_;
+  requested_.clear();
+  learned_.clear();
+  waiting_.reset();
+  run_.reset();
+  judged_ = last_due_ = StepId();
+  last_due_at_ = context_.now;
+  not_persisted_.clear();
+  look_at_ = 0;
+  ++version_;
+}
+
+void Persistence::Learn(const std::vector<StepKey>& persisting) {
+  for (const StepKey& key : persisting)
+    if (judged_ < key.id) learned_.insert(key.id);
+}
+
+std::vector<StepKey> Persistence::persisting() const {
+  std::set<StepId> steps = requested_;
+  steps.insert(learned_.begin(), learned_.end());
+  if (waiting_) steps.insert(waiting_->id);
+  if (run_) steps.insert(run_->step.id);
+  std::vector<StepKey> keys;
+  for (const StepId& id : steps) keys.push_back({id});
+  return keys;
+}
+
+void Persistence::Note(const StepId& id, std::string why) {
+  LOG_WARNING("%s is not persisted: %s", id.ToString().c_str(), why.c_str());
+  not_persisted_.push_back({{id}, std::move(why)});
+  if (not_persisted_.size() > kNotPersistedMax) not_persisted_.pop_front();
+  ++version_;
+}
+
+Status Persistence::Request(const StepId& id, const Life& life) {
+  if (id.incarnation != life.incarnation)
+    return Error(Code::kInvalidArgument, "%s: the world is in incarnation %llu", id.ToString().c_str(),
+                 LifeNumber(life.incarnation));
+  const bool under_way =
+      requested_.contains(id) || (waiting_ && waiting_->id == id) || (run_ && run_->step.id == id);
+  if (under_way || stored_.Has(id)) return OkStatus();
+  if (requested_.size() >= kRequestsMax)
+    return Error(Code::kNoSpace, "%zu steps that are not committed yet were asked to be persisted, limit %zu",
+                 requested_.size(), kRequestsMax);
+  const StepTable::StepState* step = table_.Find(id);
+  if (!(judged_ < id)) {
+    if (step == nullptr || !step->committed || step->given_up || step->evictable)
+      return Error(Code::kAborted, "%s: a newer step is committed, and not every copy of this one is kept",
+                   id.ToString().c_str());
+    Want({id, true});
+  } else {
+    requested_.insert(id);
+    ++version_;
+  }
+  return OkStatus();
+}
+
+// By steps: the multiples of the interval are counted, so that a program that saves at odd steps persists as often.
+bool Persistence::Due(const StepId& id, const Life& life) const {
+  const JobSettings& settings = context_.view.settings;
+  if (settings.persist_every == 0) return false;
+  if (settings.persist_every_seconds)
+    return context_.now >= last_due_at_ + settings.persist_every * 1'000'000;
+  StepId last = last_due_;
+  for (const StepId& stored : stored_.NewestFirst(1)) last = std::max(last, stored);
+  Step before = 0;
+  if (last.incarnation == id.incarnation) {
+    before = last.step;
+  } else if (life.has_pin() && life.incarnation == id.incarnation) {
+    before = life.pin.step;
+  }
+  return id.step / settings.persist_every > before / settings.persist_every;
+}
+
+void Persistence::Judge(const std::set<StepId>& told, const Life& life) {
+  // What was persisted before decides what is due.
+  if (!stored_.used() || !stored_.known()) return;
+  for (const StepId& id : told) {
+    const bool asked = requested_.erase(id) + learned_.erase(id) != 0;
+    if (!(judged_ < id) && !asked) continue;
+    judged_ = std::max(judged_, id);
+    ++version_;
+    if (stored_.Has(id)) continue;
+    if (stored_.incarnation_max() > life.incarnation) {
+      if (asked || Due(id, life))
+        Note(id, "storage has steps of incarnation " + std::to_string(stored_.incarnation_max()) +
+                     ", which began after this world's: restart the world");
+      continue;
+    }
+    const bool due = Due(id, life);
+    if (!asked && !due) continue;
+    if (due) {
+      last_due_ = id;
+      last_due_at_ = context_.now;
+    }
+    Want({id, asked});
+  }
+  // Steps that have been overtaken before they were committed, or belong to an incarnation that has ended.
+  for (std::set<StepId>* steps : {&requested_, &learned_}) {
+    std::erase_if(*steps, [this](const StepId& id) {
+      const StepTable::StepState* step = table_.Find(id);
+      const bool over = id < judged_ && (step == nullptr || !step->committed);
+      if (over) Note(id, "a newer step was committed, and this one is not");
+      return over;
+    });
+  }
+}
+
+void Persistence::Want(const Candidate& candidate) {
+  ++version_;
+  if (!run_) return BeginRun(candidate);
+  if (!waiting_) {
+    waiting_ = candidate;
+  } else if (waiting_->requested && !candidate.requested) {
+    Note(candidate.id, waiting_->id.ToString() + ", which was asked for, waits before it");
+  } else {
+    Note(waiting_->id, "it was overtaken by " + candidate.id.ToString() + " before it was begun");
+    waiting_ = candidate;
+  }
+}
+
+void Persistence::BeginRun(const Candidate& candidate) {
+  ROPETEAM_CHECK(!run_);
+  const StepTable::StepState* step = table_.Find(candidate.id);
+  if (step == nullptr) return Note(candidate.id, "its copies are gone");
+  run_.emplace();
+  run_->step = candidate;
+  run_->world_size = step->world_size;
+  run_->ranks.resize(step->world_size);
+  run_->progress_at = context_.now;
+  LOG_INFO("%s is being persisted", candidate.id.ToString().c_str());
+  ++version_;
+  BeginPhase(Run::Phase::kName);
+}
+
+void Persistence::BeginPhase(Run::Phase phase) {
+  ROPETEAM_CHECK(run_ && run_->orders.empty() && run_->homeless.empty());
+  run_->phase = phase;
+  run_->done = 0;
+  run_->progress_at = context_.now;
+  if (phase == Run::Phase::kManifest) return PutManifest();
+  run_->waiting.clear();
+  for (Rank rank = 0; rank < run_->world_size; ++rank) {
+    run_->ranks[rank].done = false;
+    Enqueue(rank);
+  }
+  GiveOrders();
+}
+
+void Persistence::EndRun() {
+  run_.reset();
+  ++version_;
+  while (!run_ && waiting_) BeginRun(*std::exchange(waiting_, std::nullopt));
+}
+
+void Persistence::GiveUp(const std::string& why) {
+  ROPETEAM_CHECK(run_);
+  Note(run_->step.id, why);
+  EndRun();
+}
+
+// The owner, unless it is gone or has failed; else the holder that has least to do.
+NodeId Persistence::WriterOf(Rank rank) const {
+  const StepTable::StepState* step = table_.Find(run_->step.id);
+  if (step == nullptr || step->world_size != run_->world_size) return kNoNode;
+  const StepTable::RankState& state = step->ranks[rank];
+  NodeId best = kNoNode;
+  size_t best_load = 0;
+  for (const StepTable::Copy& copy : state.copies) {
+    if (!copy.bad.empty() || copy.content != state.content || !context_.Contains(copy.node)) continue;
+    const auto avoid = run_->avoid_until.find(copy.node);
+    if (avoid != run_->avoid_until.end() && avoid->second > context_.now) continue;
+    if (copy.role == Role::kOwn) return copy.node;
+    const auto waiting = run_->waiting.find(copy.node);
+    const size_t load = waiting == run_->waiting.end() ? 0 : waiting->second.size();
+    if (best != kNoNode && load >= best_load) continue;
+    best = copy.node;
+    best_load = load;
+  }
+  return best;
+}
+
+void Persistence::Enqueue(Rank rank) {
+  const NodeId node = WriterOf(rank);
+  if (node == kNoNode) {
+    run_->homeless.insert(rank);
+  } else {
+    run_->waiting[node].push_back(rank);
+  }
+}
+
+void Persistence::GiveOrders() {
+  for (auto& [node, ranks] : run_->waiting) {
+    size_t& load = run_->load[node];
+    while (load < kOrdersPerNodeMax && !ranks.empty()) {
+      const Rank rank = ranks.front();
+      ranks.pop_front();
+      ++load;
+      Order& order = run_->orders[rank];
+      order.node = node;
+      SendOrder(rank, &order);
+    }
+  }
+}
+
+void Persistence::SendOrder(Rank rank, Order* order) {
+  PersistOrder message;
+  message.shard.id = {run_->step.id.incarnation, run_->step.id.step, rank};
+  message.phase = run_->phase == Run::Phase::kName ? PersistOrder::Phase::kName : PersistOrder::Phase::kWrite;
+  message.taken = run_->ranks[rank].taken;
+  order->again_at = context_.now + order->again_after;
+  order->again_after = std::min(2 * order->again_after, kOrderAgainMaxUs);
+  context_.Send(order->node, message);
+}
+
+void Persistence::TakeOrder(Rank rank) {
+  const auto order = run_->orders.find(rank);
+  ROPETEAM_CHECK(order != run_->orders.end());
+  size_t& load = run_->load[order->second.node];
+  ROPETEAM_CHECK(load > 0);
+  --load;
+  run_->orders.erase(order);
+}
+
+// What this node was to do, other nodes do.
+void Persistence::RequeueFrom(NodeId node) {
+  std::vector<Rank> ranks;
+  for (const auto& [rank, order] : run_->orders)
+    if (order.node == node) ranks.push_back(rank);
+  for (const Rank rank : ranks) TakeOrder(rank);
+  if (const auto waiting = run_->waiting.find(node); waiting != run_->waiting.end()) {
+    ranks.insert(ranks.end(), waiting->second.begin(), waiting->second.end());
+    run_->waiting.erase(waiting);
+  }
+  for (const Rank rank : ranks) Enqueue(rank);
+}
+
+void Persistence::OnView() {
+  if (!run_) return;
+  std::set<NodeId> gone;
+  for (const auto& [node, ranks] : run_->waiting)
+    if (!context_.Contains(node)) gone.insert(node);
+  for (const auto& [rank, order] : run_->orders)
+    if (!context_.Contains(order.node)) gone.insert(order.node);
+  for (const NodeId node : gone) RequeueFrom(node);
+  // Messages of the epoch before are lost.
+  for (auto& [rank, order] : run_->orders) order.again_at = context_.now;
+  GiveOrders();
+}
+
+// Where the trouble is the storage's all nodes have it. The longer it lasts, the longer the pauses.
+TimeUs Persistence::RetryAfter() const {
+  return std::clamp(context_.now - run_->progress_at, kRetryUs, kRetryMaxUs);
+}
+
+void Persistence::OnResult(NodeId from, const PersistResult& result) {
+  const StepId id = StepOf(result.shard.id);
+  const Rank rank = result.shard.id.rank;
+  if (!run_ || run_->step.id != id || run_->phase == Run::Phase::kManifest) return;
+  const bool naming = run_->phase == Run::Phase::kName;
+  const auto order = run_->orders.find(rank);
+  if (order == run_->orders.end() || order->second.node != from ||
+      naming != (result.phase == PersistOrder::Phase::kName))
+    return;
+  TakeOrder(rank);
+  if (result.code != Code::kOk) {
+    run_->trouble = context_.NameOf(from) + ": " + CodeName(result.code) + ": " + result.message;
+    LOG_WARNING("%s is not persisted yet, trying again: %s", result.shard.id.ToString().c_str(),
+                run_->trouble.c_str());
+    run_->avoid_until[from] = context_.now + RetryAfter();
+    Enqueue(rank);
+    RequeueFrom(from);
+    return GiveOrders();
+  }
+  RankWork& work = run_->ranks[rank];
+  if (naming) {
+    work.names = result.names;
+  } else {
+    work.stored = result.stored;
+  }
+  FinishRank(rank);
+}
+
+void Persistence::FinishRank(Rank rank) {
+  RankWork& work = run_->ranks[rank];
+  ROPETEAM_CHECK(!work.done);
+  work.done = true;
+  run_->progress_at = context_.now;
+  if (++run_->done < run_->world_size) return GiveOrders();
+  if (run_->phase == Run::Phase::kWrite) return BeginPhase(Run::Phase::kManifest);
+  AssignNames();
+  BeginPhase(Run::Phase::kWrite);
+}
+
+// The lowest rank that wants a name has it. All nodes that ever write this step must come to the same: the names depend on
+// what was saved alone.
+void Persistence::AssignNames() {
+  std::set<std::string> names;
+  for (RankWork& work : run_->ranks) {
+    work.taken.clear();
+    for (const std::string& name : work.names)
+      if (!names.insert(name).second) work.taken.push_back(name);
+    work.names.clear();
+  }
+}
+
+void Persistence::PutManifest() {
+  auto step = std::make_shared<StoredStep>();
+  step->id = run_->step.id;
+  step->world_size = run_->world_size;
+  step->chunk_bytes = context_.store.chunk_bytes();
+  for (const RankWork& work : run_->ranks) step->ranks.push_back(work.stored);
+  run_->writing_manifest = true;
+  works_.Start(WriteManifest{step},
+               [this, step, generation = generation_](const Status& status, const StorageDone&) {
+                 if (generation == generation_) OnManifest(step->id, step, status);
+               });
+}
+
+void Persistence::OnManifest(const StepId& id, const std::shared_ptr<const StoredStep>& step,
+                             const Status& status) {
+  if (!run_ || run_->step.id != id || !run_->writing_manifest) return;
+  run_->writing_manifest = false;
+  if (status.ok()) {
+    LOG_INFO("%s is persisted", id.ToString().c_str());
+    stored_.Add(step);
+    return EndRun();
+  }
+  if (status.code() == Code::kAlreadyExists)
+    return GiveUp("another step of this name is on storage: " + status.message());
+  run_->trouble = "its manifest: " + status.ToString();
+  LOG_WARNING("%s is not persisted yet, trying again: %s", id.ToString().c_str(), run_->trouble.c_str());
+  run_->manifest_at = context_.now + RetryAfter();
+}
+
+void Persistence::LookAtHomeless() {
+  for (const Rank rank : std::exchange(run_->homeless, {})) Enqueue(rank);
+  GiveOrders();
+  if (run_->homeless.empty()) return;
+  const StepTable::StepState* step = table_.Find(run_->step.id);
+  const bool all_here = context_.view.members.size() >= context_.view.settings.nodes;
+  for (const Rank rank : run_->homeless) {
+    if (step != nullptr && step->world_size == run_->world_size && step->ranks[rank].producible) continue;
+    // With a node away its copy may come back; not for ever.
+    if (all_here || run_->progress_at + kStuckUs <= context_.now)
+      return GiveUp("no node has a good copy of rank " + std::to_string(rank));
+  }
+}
+
+void Persistence::OnTimer() {
+  if (!run_) return;
+  if (run_->phase == Run::Phase::kManifest && !run_->writing_manifest && run_->manifest_at <= context_.now)
+    PutManifest();
+  for (auto& [rank, order] : run_->orders)
+    if (order.again_at <= context_.now) SendOrder(rank, &order);
+  if (look_at_ > context_.now) return;
+  look_at_ = context_.now + kRetryUs;
+  if (!run_->homeless.empty()) LookAtHomeless();
+  if (run_ && waiting_ && run_->progress_at + kStuckUs <= context_.now)
+    GiveUp("nothing of it could be written for a minute, and " + waiting_->id.ToString() +
+           " is newer: " + run_->trouble);
+}
+
+TimeUs Persistence::NextTimer() const {
+  if (!run_) return kNever;
+  TimeUs due = look_at_;
+  if (run_->phase == Run::Phase::kManifest && !run_->writing_manifest) due = std::min(due, run_->manifest_at);
+  for (const auto& [rank, order] : run_->orders) due = std::min(due, order.again_at);
+  return due;
+}
+
+}  // namespace ropeteam::engine

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The leader's part in persisting: which committed steps go to storage, which node writes which shard, and when a step
+// counts. One step is written at a time, so one more step than retention keeps is in memory at most.
+//
+// clang-format off
+//   a step is     when                                                          then
+//   -----------   -----------------------------------------------------------   ----------------------------------------
+//   asked for     a program has named it, and it is not committed yet           its copies count as usual
+//   waiting       it is committed, due or asked for, and another is written     its copies stay; a newer one that is due
+//                                                                               takes its place (not that of one asked for)
+//   begun         none was being written                                        its copies stay until it is persisted, or
+//                                                                               given up: it cannot be produced any more, or
+//                                                                               nothing of it was written for a minute and
+//                                                                               another one waits
+//   persisted     its manifest is on storage                                    ranks are told PERSISTED
+// clang-format on
+//
+// A begun step goes through three phases: every shard's files are named by a node that has a good copy of it, the owner
+// if it can; then they are written, each by one node; then this node writes the manifest. Names come first because two
+// ranks may want the same one: the lowest rank gets it. All of it is soft: a leader that comes later learns from the
+// inventories which steps were being persisted, and begins them again; files that are there are used.
+
+#ifndef ROPETEAM_CORE_ENGINE_PERSISTENCE_H_
+#define ROPETEAM_CORE_ENGINE_PERSISTENCE_H_
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "core/engine/context.h"
+#include "core/engine/step_table.h"
+#include "core/engine/storage_works.h"
+#include "core/engine/stored_steps.h"
+
+namespace ropeteam::engine {
+
+class Persistence {
+ public:
+  Persistence(Context* context, StorageWorks* works, const StepTable* table, StoredSteps* stored)
+      : context_(*context), works_(*works), table_(*table), stored_(*stored) {}
+
+  void Begin();  // to lead, or no longer: forgets everything
+  void OnView();
+  // The steps that a member heard are being persisted: by the leader before, or by this one.
+  void Learn(const std::vector<StepKey>& persisting);
+  // kInvalidArgument, kAborted: it will not be persisted. OK for one that is persisted already.
+  Status Request(const StepId& id, const Life& life);
+  // Decides which of these steps are to be persisted. `told`: what ranks are told is committed, all of it.
+  void Judge(const std::set<StepId>& told, const Life& life);
+  void OnResult(NodeId from, const PersistResult& result);
+  void OnTimer();  // gives orders; nothing is done before it is due
+  TimeUs NextTimer() const;
+
+  std::vector<StepKey> persisting() const;
+  const std::deque<NotPersisted>& not_persisted() const { return not_persisted_; }
+  const StepId& judged() const { return judged_; }
+  // Grows whenever one of the above has changed.
+  uint64_t version() const { return version_; }
+
+ private:
+  static constexpr size_t kRequestsMax = 16;  // of uncommitted steps: a rank has at most 4 saves open
+  static constexpr size_t kNotPersistedMax = 8;
+  // Of one node at a time. Each shard is written in parallel parts already; the second keeps the node busy while the first
+  // one's last part is on its way.
+  static constexpr size_t kOrdersPerNodeMax = 2;
+  // An order is repeated after this, then ever more seldom: writing a shard takes seconds to minutes.
+  static constexpr TimeUs kOrderAgainMaxUs = 5'000'000;
+  // A node that could not write is asked again after this.
+  static constexpr TimeUs kRetryUs = 1'000'000;
+  static constexpr TimeUs kRetryMaxUs = 30'000'000;
+  // Without a finished shard for so long, a begun step makes room for the one that waits.
+  static constexpr TimeUs kStuckUs = 60'000'000;
+
+  struct Candidate {
+    StepId id;
+    bool requested = false;
+  };
+  struct RankWork {
+    bool done = false;  // in this phase
+    std::vector<std::string> names;
+    std::vector<std::string> taken;
+    StoredRank stored;
+  };
+  struct Order {
+    NodeId node = kNoNode;
+    TimeUs again_at = 0;
+    TimeUs again_after = kRepeatUs;
+  };
+  struct Run {
+    Candidate step;
+    enum class Phase : uint8_t { kName, kWrite, kManifest } phase = Phase::kName;
+    uint32_t world_size = 0;
+    std::vector<RankWork> ranks;
+    size_t done = 0;                             // ranks, in this phase
+    std::map<NodeId, std::deque<Rank>> waiting;  // by the node that is to be asked
+    std::set<Rank> homeless;                     // no node can be asked now
+    std::map<Rank, Order> orders;
+    std::map<NodeId, size_t> load;  // orders at a node
+    std::map<NodeId, TimeUs> avoid_until;
+    TimeUs progress_at = 0;
+    std::string trouble;
+    bool writing_manifest = false;
+    TimeUs manifest_at = 0;
+  };
+
+  bool Due(const StepId& id, const Life& life) const;
+  void Want(const Candidate& candidate);
+  void BeginRun(const Candidate& candidate);
+  void BeginPhase(Run::Phase phase);
+  void EndRun();
+  void GiveUp(const std::string& why);
+  void Note(const StepId& id, std::string why);
+  NodeId WriterOf(Rank rank) const;  // kNoNode: no node can be asked now
+  void Enqueue(Rank rank);
+  void RequeueFrom(NodeId node);
+  void GiveOrders();
+  void SendOrder(Rank rank, Order* order);
+  void TakeOrder(Rank rank);  // it is answered or void
+  void FinishRank(Rank rank);
+  TimeUs RetryAfter() const;
+  void AssignNames();
+  void PutManifest();
+  void OnManifest(const StepId& id, const std::shared_ptr<const StoredStep>& step, const Status& status);
+  void LookAtHomeless();
+
+  Context& context_;
+  StorageWorks& works_;
+  const StepTable& table_;
+  StoredSteps& stored_;
+  uint64_t generation_ = 0;
+  std::set<StepId> requested_;
+  std::set<StepId> learned_;  // of a former leader, not judged yet
+  std::optional<Candidate> waiting_;
+  std::optional<Run> run_;
+  StepId judged_;
+  StepId last_due_;
+  TimeUs last_due_at_ = 0;
+  std::deque<NotPersisted> not_persisted_;
+  TimeUs look_at_ = 0;  // at homeless ranks and at whether the run is stuck
+  uint64_t version_ = 0;
+};
+
+}  // namespace ropeteam::engine
+
+#endif  // ROPETEAM_CORE_ENGINE_PERSISTENCE_H_

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/engine/persister.h"
+
+#include <utility>
+
+#include "core/base/check.h"
+#include "core/base/log.h"
+#include "core/engine/parts.h"
+
+namespace ropeteam::engine {
+
+void Persister::OnOrder(NodeId from, const PersistOrder& order) {
+  Context& context = parts_.context;
+  if (from != context.view.leader) return;
+  const Key key{order.shard.id, order.phase};
+  const auto known = jobs_.find(key);
+  if (known == jobs_.end() || (!known->second.running && known->second.taken != order.taken))
+    return Begin(order);
+  if (!known->second.running) {
+    context.Send(from, known->second.result);
+    if (known->second.result.code != Code::kOk) jobs_.erase(known);  // the next order is another attempt
+  }
+}
+
+void Persister::Begin(const PersistOrder& order) {
+  Context& context = parts_.context;
+  const ShardId& id = order.shard.id;
+  const SealedShard* sealed = context.store.Find(id);
+  if (sealed == nullptr || !sealed->bad.empty()) {
+    PersistResult result;
+    result.shard = order.shard;
+    result.phase = order.phase;
+    result.code = sealed == nullptr ? Code::kNotFound : Code::kCorrupt;
+    result.message = id.ToString() + (sealed == nullptr ? " is not here" : " has bad chunks here");
+    return context.Send(context.view.leader, result);
+  }
+  Result<Store::LeaseToken> lease = context.store.Lease(id);
+  ROPETEAM_CHECK(lease.ok());
+  const Key key{id, order.phase};
+  jobs_[key] = {order.taken, true, {}};
+  NameFiles shard{sealed->meta, sealed->extents, sealed->crcs};
+  auto done = [this, key, token = *lease](const Status& status, const StorageDone& result) {
+    OnDone(key, token, status, result);
+  };
+  if (order.phase == PersistOrder::Phase::kName) {
+    parts_.storage.Start(std::move(shard), std::move(done));
+  } else {
+    parts_.storage.Start(WriteShard{std::move(shard), order.taken}, std::move(done));
+  }
+}
+
+void Persister::OnDone(const Key& key, Store::LeaseToken lease, const Status& status,
+                       const StorageDone& done) {
+  Context& context = parts_.context;
+  const auto found = jobs_.find(key);
+  ROPETEAM_CHECK(found != jobs_.end() && found->second.running);
+  Job& job = found->second;
+  job.running = false;
+  PersistResult& result = job.result;
+  result.shard.id = key.first;
+  result.phase = key.second;
+  result.code = status.code();
+  result.message = status.message();
+  if (status.ok() && key.second == PersistOrder::Phase::kName) {
+    result.names = std::get<FileNames>(done.result).names;
+  } else if (status.ok()) {
+    result.stored = std::get<StoredRank>(done.result);
+    for (const StoredFile& file : result.stored.files) context.counters.persisted_bytes += file.bytes;
+    context.counters_dirty = true;
+  }
+  if (!done.bad.empty()) OnBadChunks(key.first, lease, done.bad);
+  context.store.EndLease(lease);
+  if (context.view.leader != kNoNode) context.Send(context.view.leader, result);
+  // A failure is not kept: whoever orders it again wants another attempt. Should this message be lost, the order comes
+  // again all the same.
+  if (!status.ok()) jobs_.erase(found);
+}
+
+// Read from memory on its way to storage, and found to be other bytes than were saved.
+void Persister::OnBadChunks(const ShardId& shard, Store::LeaseToken lease, const std::vector<uint32_t>& bad) {
+  Context& context = parts_.context;
+  if (context.store.Find(shard) != context.store.Leased(lease)) return;
+  LOG_WARNING("%zu chunks of %s are bad here, found when it was persisted", bad.size(),
+              shard.ToString().c_str());
+  context.counters.chunks_bad += bad.size();
+  parts_.fetcher.Repair(shard, bad, [](const Status&) {});
+}
+
+void Persister::OnLeaderState(const std::set<StepId>& persisting) {
+  std::erase_if(jobs_, [&](const auto& job) {
+    return !job.second.running && !persisting.contains(StepOf(job.first.first));
+  });
+}
+
+void Persister::Load(LoadChunks load, Loaded loaded) {
+  const ShardId shard = load.shard;
+  loading_.insert(shard);
+  parts_.context.inventory_dirty = true;
+  parts_.storage.Start(std::move(load), [this, shard, loaded = std::move(loaded)](const Status& status,
+                                                                                  const StorageDone& done) {
+    loading_.erase(loading_.find(shard));
+    parts_.context.inventory_dirty = true;
+    const auto* chunks = std::get_if<LoadedChunks>(&done.result);
+    ROPETEAM_CHECK(!status.ok() || chunks != nullptr);
+    loaded(status, status.ok() ? *chunks : LoadedChunks());
+  });
+}
+
+std::vector<ShardKey> Persister::loading() const {
+  std::vector<ShardKey> keys;
+  for (const ShardId& shard : loading_)
+    if (keys.empty() || keys.back().id != shard) keys.push_back({shard});
+  return keys;
+}
+
+}  // namespace ropeteam::engine

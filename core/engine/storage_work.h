@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the engine has done on storage, and what it learns from there: values only. How a step's files look and
+// where they lie is the driver's business (storage/format); here a persisted step is its ranks' shards and a
+// manifest, which is written last and makes the step count.
+
+#ifndef ROPETEAM_CORE_ENGINE_STORAGE_WORK_H_
+#define ROPETEAM_CORE_ENGINE_STORAGE_WORK_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <variant>
+#include <vector>
+
+#include "core/base/ids.h"
+#include "core/shard/extent.h"
+
+namespace ropeteam {
+
+struct StoredFile {
+  std::string path;  // in the step's folder
+  uint64_t bytes = 0;
+  uint32_t crc32c = 0;
+  auto Fields() { return std::tie(path, bytes, crc32c); }
+  friend bool operator==(const StoredFile&, const StoredFile&) = default;
+};
+struct StoredRank {
+  uint64_t stream_bytes = 0;
+  uint64_t content = 0;  // ContentDigest() of the shard in chunks of StoredStep::chunk_bytes
+  std::vector<StoredFile> files;
+  auto Fields() { return std::tie(stream_bytes, content, files); }
+  friend bool operator==(const StoredRank&, const StoredRank&) = default;
+};
+// What a manifest says.
+struct StoredStep {
+  StepId id;
+  uint32_t world_size = 0;
+  uint64_t chunk_bytes = 0;
+  std::vector<StoredRank> ranks;
+};
+
+// ---- work; each is answered by OnStorageDone() with the result that is named, or a failure
+
+// Which steps have a manifest, and the highest incarnation of any folder, also of those without. → StoredList
+struct ListStored {};
+// The manifest of a step, and whether the files that it names are there with their sizes; the ranks' files are left
+// out of the result. kCorrupt: not a manifest, or a file is missing or has another size. → StoredStep
+struct ReadStored {
+  StepId step;
+};
+// The names of the shard's objects that are to be files of their own. → FileNames
+struct NameFiles {
+  ShardMeta meta;
+  std::vector<Extent> extents;
+  std::vector<uint32_t> crcs;
+};
+// Writes the shard's files; all are durable when it is done. Those whose names are in `taken` go into a folder of the rank.
+// Files that are there already are used or replaced. kCorrupt: StorageDone::bad chunks do not match their checksum.
+// → StoredRank
+struct WriteShard {
+  NameFiles shard;
+  std::vector<std::string> taken;
+};
+// Makes the step count. kOk also if an equal manifest is there; kAlreadyExists if another one is. → nothing
+struct WriteManifest {
+  std::shared_ptr<const StoredStep> step;
+};
+// Reads these chunks of a rank's shard into their places in `extents`, in which the shard's chunk i is the i-th. The bytes
+// match the files' checksums when it is done. kCorrupt, kNotFound: what lies there is damaged. → LoadedChunks
+struct LoadChunks {
+  ShardId shard;
+  uint64_t stream_bytes = 0;
+  std::vector<Extent> extents;
+  std::vector<uint32_t> chunks;  // ascending
+};
+using StorageWork = std::variant<ListStored, ReadStored, NameFiles, WriteShard, WriteManifest, LoadChunks>;
+
+struct StoredList {
+  Incarnation incarnation_max = 0;
+  std::vector<StepId> steps;
+};
+struct FileNames {
+  std::vector<std::string> names;
+};
+struct LoadedChunks {
+  ShardMeta meta;
+  std::vector<uint32_t> crcs;  // of the chunks that were asked for, as they were read
+};
+struct StorageDone {
+  std::variant<std::monostate, StoredList, StoredStep, FileNames, StoredRank, LoadedChunks> result;
+  std::vector<uint32_t> bad;  // chunks of the arena
+};
+
+}  // namespace ropeteam
+
+#endif  // ROPETEAM_CORE_ENGINE_STORAGE_WORK_H_

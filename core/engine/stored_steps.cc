@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/engine/stored_steps.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/base/check.h"
+#include "core/base/log.h"
+
+namespace ropeteam::engine {
+
+void StoredSteps::Begin() {
+  ++generation_;
+  begun_ = true;
+  known_ = listing_ = false;
+  incarnation_max_ = 0;
+  steps_.clear();
+  trouble_ = "it is being listed";
+  again_at_ = 0;
+  again_after_ = kAgainUs;
+  ++version_;
+}
+
+void StoredSteps::List() {
+  listing_ = true;
+  works_.Start(ListStored{}, [this, generation = generation_](const Status& status, const StorageDone& done) {
+    if (generation == generation_) OnListed(status, done);
+  });
+}
+
+void StoredSteps::Fail(const Status& status) {
+  trouble_ = status.ToString();
+  again_at_ = context_.now + again_after_;
+  again_after_ = std::min(2 * again_after_, kAgainMaxUs);
+}
+
+void StoredSteps::OnListed(const Status& status, const StorageDone& done) {
+  listing_ = false;
+  const auto* list = std::get_if<StoredList>(&done.result);
+  if (!status.ok()) {
+    if (again_after_ == kAgainUs)
+      LOG_WARNING("storage cannot be listed, trying again: %s", status.ToString().c_str());
+    return Fail(status);
+  }
+  ROPETEAM_CHECK(list != nullptr);
+  known_ = true;
+  trouble_.clear();
+  again_after_ = kAgainUs;
+  incarnation_max_ = std::max(incarnation_max_, list->incarnation_max);
+  for (const StepId& id : list->steps) {
+    incarnation_max_ = std::max(incarnation_max_, id.incarnation);
+    steps_.try_emplace(id);
+  }
+  ++version_;
+  LOG_INFO("storage has %zu steps, newest %s", steps_.size(),
+           steps_.empty() ? "none" : Newest()->ToString().c_str());
+}
+
+bool StoredSteps::Has(const StepId& id) const {
+  const auto at = steps_.find(id);
+  return at != steps_.end() && !at->second.damaged;
+}
+
+std::optional<StepId> StoredSteps::Newest() const {
+  const std::vector<StepId> newest = NewestFirst(1);
+  return newest.empty() ? std::nullopt : std::optional(newest.front());
+}
+
+std::optional<StepId> StoredSteps::NewestOf(Step step) const {
+  for (auto at = steps_.rbegin(); at != steps_.rend(); ++at)
+    if (at->first.step == step && !at->second.damaged) return at->first;
+  return std::nullopt;
+}
+
+std::vector<StepId> StoredSteps::NewestFirst(size_t count) const {
+  std::vector<StepId> newest;
+  for (auto at = steps_.rbegin(); at != steps_.rend() && newest.size() < count; ++at)
+    if (!at->second.damaged) newest.push_back(at->first);
+  return newest;
+}
+
+std::shared_ptr<const StoredStep> StoredSteps::Manifest(const StepId& id) {
+  const auto at = steps_.find(id);
+  if (at == steps_.end() || at->second.damaged) return nullptr;
+  at->second.used_at = ++use_;
+  if (at->second.manifest == nullptr) ReadManifest(id);
+  return at->second.manifest;
+}
+
+void StoredSteps::ReadManifest(const StepId& id) {
+  Entry& entry = steps_.at(id);
+  if (entry.reading || again_at_ > context_.now) return;
+  entry.reading = true;
+  works_.Start(ReadStored{id},
+               [this, id, generation = generation_](const Status& status, const StorageDone& done) {
+                 if (generation == generation_) OnRead(id, status, done);
+               });
+}
+
+void StoredSteps::OnRead(const StepId& id, const Status& status, const StorageDone& done) {
+  const auto at = steps_.find(id);
+  if (at == steps_.end()) return;
+  at->second.reading = false;
+  ++version_;
+  const bool damaged = status.code() == Code::kCorrupt || status.code() == Code::kNotFound ||
+                       status.code() == Code::kUnsupported || status.code() == Code::kInvalidArgument;
+  if (damaged) return MarkDamaged(id, status.ToString());
+  if (!status.ok()) return Fail(status);
+  const auto* step = std::get_if<StoredStep>(&done.result);
+  ROPETEAM_CHECK(step != nullptr && step->id == id && step->ranks.size() == step->world_size);
+  again_after_ = kAgainUs;
+  at->second.manifest = std::make_shared<const StoredStep>(*step);
+  ForgetOldManifests();
+}
+
+void StoredSteps::ForgetOldManifests() {
+  std::vector<std::pair<uint64_t, StepId>> held;
+  for (const auto& [id, entry] : steps_)
+    if (entry.manifest != nullptr) held.emplace_back(entry.used_at, id);
+  if (held.size() <= kManifestsMax) return;
+  std::sort(held.begin(), held.end());
+  for (size_t i = 0; i + kManifestsMax < held.size(); ++i) steps_.at(held[i].second).manifest = nullptr;
+}
+
+void StoredSteps::Add(std::shared_ptr<const StoredStep> step) {
+  ROPETEAM_CHECK(known_);
+  incarnation_max_ = std::max(incarnation_max_, step->id.incarnation);
+  steps_[step->id] = Entry();
+  ++version_;
+}
+
+void StoredSteps::MarkDamaged(const StepId& id, const std::string& why) {
+  const auto at = steps_.find(id);
+  if (at == steps_.end() || at->second.damaged) return;
+  LOG_WARNING("%s on storage is passed over: %s", id.ToString().c_str(), why.c_str());
+  at->second.damaged = true;
+  at->second.manifest = nullptr;
+  ++version_;
+}
+
+void StoredSteps::OnTimer() {
+  if (begun_ && used() && !known_ && !listing_ && again_at_ <= context_.now) List();
+}
+
+TimeUs StoredSteps::NextTimer() const {
+  return begun_ && used() && !known_ && !listing_ ? again_at_ : kNever;
+}
+
+}  // namespace ropeteam::engine

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the leader knows of the steps on storage. It has them listed when it begins to lead, again after a failure, and
+// adds what it persists itself. A manifest is read when its step is wanted; a step whose manifest or files are damaged
+// is passed over from then on.
+
+#ifndef ROPETEAM_CORE_ENGINE_STORED_STEPS_H_
+#define ROPETEAM_CORE_ENGINE_STORED_STEPS_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/engine/context.h"
+#include "core/engine/storage_works.h"
+
+namespace ropeteam::engine {
+
+class StoredSteps {
+ public:
+  StoredSteps(Context* context, StorageWorks* works) : context_(*context), works_(*works) {}
+
+  void Begin();  // to lead, or no longer: forgets everything
+  bool used() const { return !context_.view.settings.storage.empty(); }
+  // There is no storage, or it has been listed.
+  bool known() const { return !used() || known_; }
+  // The highest incarnation of any folder. It must not be used again.
+  Incarnation incarnation_max() const { return incarnation_max_; }
+  // Why nothing is known yet, or a manifest is not there yet.
+  const std::string& trouble() const { return trouble_; }
+
+  // Listed, and not known to be damaged.
+  bool Has(const StepId& id) const;
+  std::optional<StepId> Newest() const;
+  std::optional<StepId> NewestOf(Step step) const;  // that has this number
+  std::vector<StepId> NewestFirst(size_t count) const;
+  // Null: it is not there or damaged, or is being read; see Has().
+  std::shared_ptr<const StoredStep> Manifest(const StepId& id);
+
+  void Add(std::shared_ptr<const StoredStep> step);  // it has just been persisted
+  void MarkDamaged(const StepId& id, const std::string& why);
+
+  void OnTimer();
+  TimeUs NextTimer() const;
+  // Grows with every change.
+  uint64_t version() const { return version_; }
+
+ private:
+  // After a failure; doubled with each.
+  static constexpr TimeUs kAgainUs = 1'000'000;
+  static constexpr TimeUs kAgainMaxUs = 30'000'000;
+  // One is restored from; others are looked at. A manifest of 131,072 ranks takes 3 MiB without its files.
+  static constexpr size_t kManifestsMax = 3;
+
+  struct Entry {
+    bool damaged = false;
+    bool reading = false;
+    std::shared_ptr<const StoredStep> manifest;
+    uint64_t used_at = 0;  // by use_
+  };
+  void List();
+  void OnListed(const Status& status, const StorageDone& done);
+  void ReadManifest(const StepId& id);
+  void OnRead(const StepId& id, const Status& status, const StorageDone& done);
+  void Fail(const Status& status);
+  void ForgetOldManifests();
+
+  Context& context_;
+  StorageWorks& works_;
+  uint64_t generation_ = 0;  // of leadership: results of an earlier one are dropped
+  bool begun_ = false;
+  bool known_ = false;
+  bool listing_ = false;
+  Incarnation incarnation_max_ = 0;
+  std::map<StepId, Entry> steps_;
+  std::string trouble_;
+  TimeUs again_at_ = 0;
+  TimeUs again_after_ = kAgainUs;
+  uint64_t use_ = 0;
+  uint64_t version_ = 0;
+};
+
+}  // namespace ropeteam::engine
+
+#endif  // ROPETEAM_CORE_ENGINE_STORED_STEPS_H_

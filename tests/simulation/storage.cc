@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/simulation/storage.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/base/checksum.h"
+
+namespace ropeteam::simulation {
+namespace {
+
+constexpr TimeUs kPausedUs = 5 * kMs;  // a stopped daemon is looked at again after this
+
+const Status kAway = Error(Code::kUnavailable, "storage is away");
+
+uint32_t CrcOf(const std::string& bytes) { return Crc32c(bytes.data(), bytes.size()); }
+
+std::string RankFile(Rank rank) { return "rank-" + std::to_string(rank); }
+
+}  // namespace
+
+// Some ranks name a file of their own, some share a name with others.
+std::vector<std::string> SimStorage::NamesOf(const ShardId& shard) {
+  std::vector<std::string> names;
+  if (shard.rank % 2 == 0) names.push_back("model.pt");
+  if (shard.rank % 3 == 0) names.push_back("own-" + std::to_string(shard.rank) + ".json");
+  return names;
+}
+
+const std::string* SimStorage::Stream(const ShardId& id) const {
+  const Step* step = At(StepOf(id));
+  if (step == nullptr) return nullptr;
+  const auto file = step->files.find(RankFile(id.rank));
+  return file == step->files.end() ? nullptr : &file->second.bytes;
+}
+
+size_t SimStorage::steps() const {
+  return static_cast<size_t>(std::count_if(
+      steps_.begin(), steps_.end(), [](const auto& step) { return step.second.manifest.has_value(); }));
+}
+
+void SimStorage::Heal() {
+  healed_ = true;
+  away_until_ = 0;
+}
+
+bool SimStorage::Rot() {
+  if (steps() == 0) return false;
+  uint64_t pick = random_.Below(steps());
+  for (auto& [id, step] : steps_) {
+    if (!step.manifest || pick-- != 0) continue;
+    auto file = step.files.begin();
+    std::advance(file, static_cast<ptrdiff_t>(random_.Below(step.files.size())));
+    step.rotten = true;
+    if (file->second.bytes.empty() || random_.Chance(kMillion / 3)) {
+      step.files.erase(file);
+    } else {
+      file->second.bytes[random_.Below(file->second.bytes.size())] ^= 0x10;
+    }
+    return true;
+  }
+  return false;
+}
+
+void SimStorage::Start(const Host& host, const StartStorage& start) {
+  const auto job = std::make_shared<Job>();
+  job->host = host.index;
+  job->instance = host.id;
+  job->start = start;
+  Later(job);
+}
+
+void SimStorage::Later(const JobPtr& job) {
+  scheduler_.After(random_.Between(options_.request_min_us, options_.request_max_us),
+                   [this, job] { Advance(job); });
+}
+
+void SimStorage::Advance(const JobPtr& job) {
+  Host* host = find_host(job->host, job->instance);
+  if (host != nullptr && host->paused) {
+    scheduler_.After(kPausedUs, [this, job] { Advance(job); });
+    return;
+  }
+  Status status;
+  // The last stage is a request to the store: it may have left before the daemon died.
+  if (host == nullptr) {
+    if (Stage(job, nullptr, &status) || !random_.Chance(kMillion / 2)) return;
+    if (!away()) status = Effect(job);
+    return;
+  }
+  if (away()) return End(job, kAway);
+  if (Stage(job, host, &status)) return Later(job);
+  if (!status.ok()) return End(job, status);
+  // A listing fails only while storage is away: how long `latest` waits for one is bounded, and chance is not.
+  const bool fails = !healed_ && std::get_if<ListStored>(&job->start.work) == nullptr &&
+                     std::get_if<ReadStored>(&job->start.work) == nullptr;
+  if (fails && random_.Chance(options_.fail_ppm))
+    return End(job, Error(Code::kUnavailable, "the request was refused"));
+  status = Effect(job);
+  // Done, and nobody is told.
+  if (fails && random_.Chance(options_.lost_ack_ppm))
+    status = Error(Code::kDeadlineExceeded, "no answer to the request");
+  End(job, status);
+}
+
+void SimStorage::End(const JobPtr& job, const Status& status) {
+  if (!status.ok()) job->done.result = std::monostate();
+  answer(job->host, job->instance, job->start.tag, status, job->done);
+}
+
+// With `host` null only whether there is another stage is asked.
+bool SimStorage::Stage(const JobPtr& job, Host* host, Status* status) {
+  if (const auto* name = std::get_if<NameFiles>(&job->start.work)) return ReadChunk(job, *name, host, status);
+  if (const auto* write = std::get_if<WriteShard>(&job->start.work))
+    return ReadChunk(job, write->shard, host, status);
+  if (const auto* load = std::get_if<LoadChunks>(&job->start.work))
+    return LoadChunk(job, *load, host, status);
+  return false;
+}
+
+bool SimStorage::ReadChunk(const JobPtr& job, const NameFiles& shard, Host* host, Status* status) {
+  if (job->stage >= shard.crcs.size()) return false;
+  if (host == nullptr) return true;
+  const auto index = static_cast<uint32_t>(job->stage++);
+  const uint64_t length = ChunkLength(shard.meta.stream_bytes, shard.meta.chunk_bytes, index);
+  const auto* bytes = reinterpret_cast<const char*>(host->chunk(ChunkAt(shard.extents, index)));
+  job->bytes.append(bytes, length);
+  if (Crc32c(bytes, length) != shard.crcs[index]) job->done.bad.push_back(index);
+  if (job->stage < shard.crcs.size()) return true;
+  if (!job->done.bad.empty())
+    *status = Error(Code::kCorrupt, "%zu chunks do not match", job->done.bad.size());
+  return false;
+}
+
+bool SimStorage::LoadChunk(const JobPtr& job, const LoadChunks& load, Host* host, Status* status) {
+  if (job->stage >= load.chunks.size()) return false;
+  if (host == nullptr) return true;
+  const Step* step = At(StepOf(load.shard));
+  const std::string* stream = Stream(load.shard);
+  if (step == nullptr || !step->manifest || stream == nullptr) {
+    *status = Error(Code::kNotFound, "%s is not there", load.shard.ToString().c_str());
+    return false;
+  }
+  // A file is checked as a whole: what is read of a damaged one is known to be damaged at its end.
+  const uint32_t chunk = load.chunks[job->stage++];
+  const uint64_t begin = chunk * host->chunk_bytes;
+  if (stream->size() != load.stream_bytes || begin >= stream->size()) {
+    *status = Error(Code::kCorrupt, "%s has %zu bytes", load.shard.ToString().c_str(), stream->size());
+    return false;
+  }
+  const uint64_t length = std::min<uint64_t>(host->chunk_bytes, stream->size() - begin);
+  std::copy_n(stream->data() + begin, length,
+              reinterpret_cast<char*>(host->chunk(ChunkAt(load.extents, chunk))));
+  if (job->stage < load.chunks.size()) return true;
+  const std::vector<StoredFile>& files = step->manifest->ranks[load.shard.rank].files;
+  const auto file = std::find_if(files.begin(), files.end(),
+                                 [&](const StoredFile& at) { return at.path == RankFile(load.shard.rank); });
+  if (file == files.end() || file->crc32c != CrcOf(*stream))
+    *status =
+        Error(Code::kCorrupt, "%s has other bytes than its manifest says", load.shard.ToString().c_str());
+  return false;
+}
+
+Status SimStorage::Effect(const JobPtr& job) {
+  const StorageWork& work = job->start.work;
+  if (std::get_if<ListStored>(&work) != nullptr) {
+    StoredList list;
+    for (const auto& [id, step] : steps_) {
+      list.incarnation_max = std::max(list.incarnation_max, id.incarnation);
+      if (step.manifest) list.steps.push_back(id);
+    }
+    job->done.result = list;
+  } else if (const auto* read = std::get_if<ReadStored>(&work)) {
+    StoredStep stored;
+    const Status status = Read(read->step, &stored);
+    if (!status.ok()) return status;
+    job->done.result = stored;
+  } else if (const auto* name = std::get_if<NameFiles>(&work)) {
+    job->done.result = FileNames{NamesOf(name->meta.id)};
+  } else if (const auto* write = std::get_if<WriteShard>(&work)) {
+    StoredRank stored;
+    const Status status = Write(*write, job->bytes, &stored);
+    if (!status.ok()) return status;
+    job->done.result = stored;
+  } else if (const auto* manifest = std::get_if<WriteManifest>(&work)) {
+    return WriteTheManifest(*manifest->step);
+  } else if (const auto* load = std::get_if<LoadChunks>(&work)) {
+    LoadedChunks loaded;
+    loaded.meta = steps_.at(StepOf(load->shard)).metas.at(load->shard.rank);
+    const std::string& stream = *Stream(load->shard);
+    for (const uint32_t chunk : load->chunks)
+      loaded.crcs.push_back(Crc32c(stream.data() + chunk * loaded.meta.chunk_bytes,
+                                   ChunkLength(loaded.meta.stream_bytes, loaded.meta.chunk_bytes, chunk)));
+    job->done.result = loaded;
+  }
+  return OkStatus();
+}
+
+Status SimStorage::Read(const StepId& id, StoredStep* stored) const {
+  const Step* step = At(id);
+  if (step == nullptr || !step->manifest)
+    return Error(Code::kNotFound, "%s has no manifest", id.ToString().c_str());
+  *stored = *step->manifest;
+  for (StoredRank& rank : stored->ranks) {
+    for (const StoredFile& file : rank.files) {
+      const auto at = step->files.find(file.path);
+      if (at == step->files.end() || at->second.bytes.size() != file.bytes)
+        return Error(Code::kCorrupt, "%s lacks %s", id.ToString().c_str(), file.path.c_str());
+    }
+    rank.files.clear();
+  }
+  return OkStatus();
+}
+
+// Whoever writes a path writes the same bytes: two nodes may do it at the same time, and one of them is long dead.
+Status SimStorage::Put(const StepId& id, const std::string& path, Rank rank, std::string bytes) {
+  Step& step = steps_[id];
+  const auto [at, fresh] = step.files.try_emplace(path, File{rank, bytes});
+  if (!fresh && !step.rotten && (at->second.rank != rank || at->second.bytes != bytes))
+    on_violation("rank " + std::to_string(rank) + " of " + id.ToString() + " writes " + path +
+                 ", which rank " + std::to_string(at->second.rank) + " has written with other bytes");
+  at->second = {rank, std::move(bytes)};
+  return OkStatus();
+}
+
+// Sometimes only the first files are there before it fails.
+Status SimStorage::Write(const WriteShard& write, const std::string& stream, StoredRank* stored) {
+  const ShardMeta& meta = write.shard.meta;
+  const StepId id = StepOf(meta.id);
+  std::vector<std::pair<std::string, std::string>> files;
+  for (const std::string& name : NamesOf(meta.id)) {
+    const bool taken = std::find(write.taken.begin(), write.taken.end(), name) != write.taken.end();
+    files.emplace_back(taken ? RankFile(meta.id.rank) + "/" + name : name, "file of " + meta.id.ToString());
+  }
+  files.emplace_back(RankFile(meta.id.rank), stream);
+  const size_t until =
+      !healed_ && random_.Chance(options_.fail_ppm) ? random_.Below(files.size()) : files.size();
+  for (size_t i = 0; i < until; ++i) Put(id, files[i].first, meta.id.rank, files[i].second).ok();
+  if (until < files.size()) return Error(Code::kIo, "the disk failed in the middle");
+  steps_[id].metas[meta.id.rank] = meta;
+  stored->stream_bytes = meta.stream_bytes;
+  stored->content = ContentDigest(meta, write.shard.crcs);
+  for (const auto& [path, bytes] : files) stored->files.push_back({path, bytes.size(), CrcOf(bytes)});
+  return OkStatus();
+}
+
+Status SimStorage::WriteTheManifest(const StoredStep& stored) {
+  Step& step = steps_[stored.id];
+  if (step.manifest) {
+    const StoredStep& there = *step.manifest;
+    if (there.world_size == stored.world_size && there.chunk_bytes == stored.chunk_bytes &&
+        there.ranks == stored.ranks)
+      return OkStatus();
+    return Error(Code::kAlreadyExists, "another manifest of %s is there", stored.id.ToString().c_str());
+  }
+  step.manifest = stored;
+  on_stored(stored.id, stored);
+  return OkStatus();
+}
+
+}  // namespace ropeteam::simulation

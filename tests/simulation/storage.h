@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Storage that is made up: it takes its time, fails, loses acknowledgements, is away for a while, and rots. The work of
+// a daemon that dies stops where it is; a request that had left by then may still take effect.
+
+#ifndef ROPETEAM_TESTS_SIMULATION_STORAGE_H_
+#define ROPETEAM_TESTS_SIMULATION_STORAGE_H_
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "core/engine/engine.h"
+#include "tests/simulation/host.h"
+#include "tests/simulation/options.h"
+#include "tests/simulation/random.h"
+#include "tests/simulation/scheduler.h"
+
+namespace ropeteam::simulation {
+
+class SimStorage {
+ public:
+  // Answers the work of a daemon, if that daemon still runs.
+  using Answer =
+      std::function<void(size_t host, NodeId instance, uint64_t tag, const Status&, const StorageDone&)>;
+  // The host, if that daemon still runs and is not stopped.
+  using FindHost = std::function<Host*(size_t host, NodeId instance)>;
+  // Told what becomes visible: a file, and the manifest that makes a step count. A non-empty return is a violation.
+  using OnStored = std::function<void(const StepId& id, const StoredStep& step)>;
+  using OnViolation = std::function<void(const std::string& what)>;
+
+  SimStorage(const StorageOptions& options, Scheduler* scheduler, Random* random)
+      : options_(options), scheduler_(*scheduler), random_(*random) {}
+
+  Answer answer;
+  FindHost find_host;
+  OnStored on_stored;
+  OnViolation on_violation;
+
+  void Start(const Host& host, const StartStorage& start);
+  // Everything fails for a while; not again within the time that `latest` waits for storage.
+  void TakeAway(TimeUs until) {
+    if (!healed_ && away_until_ + kBetweenAwayUs <= scheduler_.now()) away_until_ = until;
+  }
+  bool away() const { return scheduler_.now() < away_until_; }
+  // A file of the step is damaged, or missing. False: no step is there.
+  bool Rot();
+  // No more failures.
+  void Heal();
+
+  // What is true now.
+  bool Has(const StepId& id) const { return At(id) != nullptr && At(id)->manifest.has_value(); }
+  bool Sound(const StepId& id) const { return Has(id) && !At(id)->rotten; }
+  // The step that counts, and the bytes of a rank's shard.
+  const StoredStep* Manifest(const StepId& id) const { return Has(id) ? &*At(id)->manifest : nullptr; }
+  const std::string* Stream(const ShardId& id) const;
+  size_t steps() const;
+
+ private:
+  static constexpr TimeUs kBetweenAwayUs = 8 * kSecond;
+  struct File {
+    Rank rank = 0;
+    std::string bytes;
+  };
+  struct Step {
+    std::map<std::string, File> files;
+    std::map<Rank, ShardMeta> metas;
+    std::optional<StoredStep> manifest;
+    bool rotten = false;
+  };
+  // Work under way: what a thread of the daemon does, one stage after the other.
+  struct Job {
+    size_t host = 0;
+    NodeId instance = kNoNode;
+    StartStorage start;
+    size_t stage = 0;
+    std::string bytes;
+    StorageDone done;
+  };
+  using JobPtr = std::shared_ptr<Job>;
+
+  const Step* At(const StepId& id) const {
+    const auto at = steps_.find(id);
+    return at == steps_.end() ? nullptr : &at->second;
+  }
+  void Later(const JobPtr& job);
+  void Advance(const JobPtr& job);
+  void End(const JobPtr& job, const Status& status);
+  // True if the work goes on with another stage.
+  bool Stage(const JobPtr& job, Host* host, Status* status);
+  bool ReadChunk(const JobPtr& job, const NameFiles& shard, Host* host, Status* status);
+  bool LoadChunk(const JobPtr& job, const LoadChunks& load, Host* host, Status* status);
+  // Takes effect as a whole: a request that has left.
+  Status Effect(const JobPtr& job);
+  Status Write(const WriteShard& write, const std::string& stream, StoredRank* stored);
+  Status Put(const StepId& id, const std::string& path, Rank rank, std::string bytes);
+  Status WriteTheManifest(const StoredStep& step);
+  Status Read(const StepId& id, StoredStep* stored) const;
+  static std::vector<std::string> NamesOf(const ShardId& shard);
+
+  const StorageOptions options_;
+  Scheduler& scheduler_;
+  Random& random_;
+  std::map<StepId, Step> steps_;
+  TimeUs away_until_ = 0;  // the simulation's clock begins beyond kBetweenAwayUs
+  bool healed_ = false;
+};
+
+}  // namespace ropeteam::simulation
+
+#endif  // ROPETEAM_TESTS_SIMULATION_STORAGE_H_
