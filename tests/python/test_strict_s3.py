@@ -1,0 +1,912 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The strict S3 server of tests/storage/s3/server: what it accepts, what it refuses, and its faults."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import http.client
+import json
+import pathlib
+import re
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ElementTree
+import zlib
+from urllib.parse import quote
+
+import pytest
+
+SERVER = pathlib.Path(__file__).resolve().parents[1] / "storage" / "s3" / "server"
+sys.path.insert(0, str(SERVER))
+
+import checksums  # noqa: E402
+
+ACCESS, SECRET, REGION = "AKTEST", "se/cr+et", "eu-test-1"
+EMPTY = hashlib.sha256(b"").hexdigest()
+
+
+def crc(data: bytes) -> str:
+    """CRC32C in base64, bit by bit: apart from the server's."""
+    value = 0xFFFFFFFF
+    for byte in data:
+        value ^= byte
+        for _ in range(8):
+            value = (value >> 1) ^ (0x82F63B78 if value & 1 else 0)
+    return base64.b64encode((value ^ 0xFFFFFFFF).to_bytes(4, "big")).decode()
+
+
+def md5(data: bytes) -> str:
+    return base64.b64encode(hashlib.md5(data).digest()).decode()
+
+
+class Reply:
+    def __init__(self, status, headers, body):
+        self.status, self.headers, self.body = status, headers, body
+
+    @property
+    def xml(self):
+        root = ElementTree.fromstring(self.body)
+        for element in root.iter():
+            element.tag = element.tag.rpartition("}")[2]
+        return root
+
+    @property
+    def code(self):
+        return self.xml.findtext("Code")
+
+    def texts(self, path):
+        return [element.text for element in self.xml.findall(path)]
+
+
+class Client:
+    """Signs as the description of Signature Version 4 says. What a test wants wrong, it says by `change`."""
+
+    def __init__(self, port, access=ACCESS, secret=SECRET, token=None, region=REGION, context=None):
+        self.port, self.access, self.secret, self.token, self.region = port, access, secret, token, region
+        self.connection = (
+            http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+            if context is None
+            else http.client.HTTPSConnection("localhost", port, timeout=10, context=context)
+        )
+
+    def sign(self, method, path, query, headers, payload, **change):
+        at = change.get("at", time.time())
+        stamp = change.get("stamp", time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(at)))
+        date, service = change.get("date", stamp[:8]), change.get("service", "s3")
+        signed = {
+            "host": f"127.0.0.1:{self.port}",
+            **{name.lower(): value for name, value in headers.items()},
+        }
+        signed.update({"x-amz-date": stamp, "x-amz-content-sha256": payload})
+        if self.token is not None:
+            signed["x-amz-security-token"] = self.token
+        left_out = {name: signed.pop(name) for name in change.get("unsigned", ())}
+        pairs = sorted((quote(n, safe=""), quote(v, safe="")) for n, v in query.items())
+        names = ";".join(sorted(signed))
+        lines = [method, quote(path, safe="/~"), "&".join(f"{n}={v}" for n, v in pairs)]
+        lines += [f"{name}:{' '.join(signed[name].split())}" for name in sorted(signed)]
+        canonical = "\n".join([*lines, "", names, payload])
+        scope = f"{date}/{self.region}/{service}/aws4_request"
+        to_sign = f"AWS4-HMAC-SHA256\n{stamp}\n{scope}\n{hashlib.sha256(canonical.encode()).hexdigest()}"
+        key = b"AWS4" + self.secret.encode()
+        for part in scope.split("/"):
+            key = hmac.digest(key, part.encode(), "sha256")
+        signature = hmac.digest(key, to_sign.encode(), "sha256").hex()
+        signed.update(left_out)
+        signed["authorization"] = change.get("authorization") or (
+            f"AWS4-HMAC-SHA256 Credential={self.access}/{scope}, SignedHeaders={names}, Signature={signature}"
+        )
+        return signed
+
+    def __call__(
+        self, method, path, query=None, headers=None, body=None, payload="UNSIGNED-PAYLOAD", **change
+    ):
+        query = query or {}
+        signed = self.sign(method, path, query, headers or {}, payload, **change)
+        for name in change.get("without", ()):
+            del signed[name]
+        target = quote(path, safe="/~") + (
+            "?" + "&".join(f"{quote(n, safe='')}={quote(v, safe='')}" for n, v in query.items())
+            if query
+            else ""
+        )
+        self.connection.putrequest(
+            method, change.get("target", target), skip_host=True, skip_accept_encoding=True
+        )
+        if body is not None and "content-length" not in signed and not change.get("no_length"):
+            signed["content-length"] = str(len(body))
+        for name, value in signed.items():
+            self.connection.putheader(name, value)
+        self.connection.endheaders()
+        try:
+            if body:
+                self.connection.send(body)
+            answer = self.connection.getresponse()
+            return Reply(answer.status, {n.lower(): v for n, v in answer.getheaders()}, answer.read())
+        except Exception:
+            self.connection.close()
+            raise
+
+
+class Server:
+    def __init__(self, *options):
+        command = [sys.executable, str(SERVER / "strict_s3.py"), "--until-stdin-closes", "--region", REGION]
+        command += [
+            "--bucket",
+            "one",
+            "two",
+            "--read-only",
+            "ro",
+            "--access-key",
+            ACCESS,
+            "--secret-key",
+            SECRET,
+        ]
+        command += ["--part-min", "100", *options]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.port = json.loads(self.process.stdout.readline())["port"]
+
+    def control(self, name, document=None):
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        connection.request("GET" if document is None else "POST", f"/_control/{name}", json.dumps(document))
+        answer = connection.getresponse()
+        body = answer.read()
+        connection.close()
+        if name.startswith("object"):
+            return body
+        assert answer.status == 200, body
+        return json.loads(body)
+
+    def fault(self, kind, **members):
+        self.control("fault", {"kind": kind, **members})
+
+    @property
+    def last(self):
+        return self.control("state")["log"][-1]
+
+    def close(self):
+        self.process.stdin.close()
+        assert self.process.wait(10) == 0
+
+
+@pytest.fixture(scope="module")
+def running():
+    server = Server()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def server(running):
+    running.control("reset", {})
+    return running
+
+
+@pytest.fixture
+def s3(server):
+    client = Client(server.port)
+    yield client
+    client.connection.close()
+
+
+def fresh(server, **options):
+    return Client(server.port, **options)
+
+
+def begin(s3, key="/one/big", **headers):
+    reply = s3("POST", key, {"uploads": ""}, {n.replace("_", "-"): v for n, v in headers.items()}, b"")
+    assert reply.status == 200, reply.body
+    return reply.xml.findtext("UploadId")
+
+
+def put_part(s3, upload, number, data, key="/one/big", checksum=True):
+    headers = {"x-amz-checksum-crc32c": crc(data)} if checksum else {}
+    return s3("PUT", key, {"partNumber": str(number), "uploadId": upload}, headers, data)
+
+
+def finish(s3, upload, parts, key="/one/big", checksum=True, headers=None):
+    """`parts`: (number, data or a triple of them)."""
+    xml = "".join(
+        f'<Part><PartNumber>{number}</PartNumber><ETag>"{hashlib.md5(data).hexdigest()}"</ETag>'
+        + (f"<ChecksumCRC32C>{crc(data)}</ChecksumCRC32C>" if checksum else "")
+        + "</Part>"
+        for number, data in parts
+    )
+    body = f"<CompleteMultipartUpload>{xml}</CompleteMultipartUpload>".encode()
+    return s3("POST", key, {"uploadId": upload}, headers, body)
+
+
+# Signatures
+
+
+def test_a_signed_request_is_accepted_whatever_the_key(s3):
+    for key in ("plain", "a b/ü+%&=?;:@.txt", "x/~tilde*()'!$,", "dir//double", "nl\n\x01", "."):
+        assert s3("PUT", f"/one/{key}", headers={"x-amz-meta-a": "two  blanks "}, body=b"x").status == 200
+        assert s3("GET", f"/one/{key}").body == b"x"
+    assert s3("GET", "/one", {"list-type": "2", "prefix": "a b/ü+%&", "delimiter": "/"}).texts(
+        "Contents/Key"
+    ) == ["a b/ü+%&=?;:@.txt"]
+
+
+def test_the_published_example_has_the_published_signature():
+    """ "GET Object" of Amazon's examples for S3's Signature Version 4: by the server's own functions."""
+    import http1
+    import signature
+
+    head = (
+        "GET /test.txt HTTP/1.1\r\nHost: examplebucket.s3.amazonaws.com\r\nRange: bytes=0-9\r\n"
+        f"x-amz-content-sha256: {EMPTY}\r\nx-amz-date: 20130524T000000Z"
+    )
+    request = http1.parse_head(head)
+    http1.decode_target(request)
+    names = ["host", "range", "x-amz-content-sha256", "x-amz-date"]
+    canonical = signature.canonical_request(request, names, EMPTY)
+    to_sign = "AWS4-HMAC-SHA256\n20130524T000000Z\n20130524/us-east-1/s3/aws4_request\n"
+    to_sign += hashlib.sha256(canonical.encode()).hexdigest()
+    key = signature.signing_key("wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", "20130524", "us-east-1")
+    expected = "f0e8bdb87c964420e857bd35b5d6ed310bd44f0170aba48dd91039c6036bdb41"
+    assert hmac.digest(key, to_sign.encode(), "sha256").hex() == expected
+
+
+def test_a_wrong_signature_is_told_with_what_was_signed(server):
+    reply = fresh(server, secret="other")("GET", "/one/x", {"b": "2", "a": "1"})
+    assert (reply.status, reply.code) == (403, "SignatureDoesNotMatch")
+    assert reply.xml.findtext("CanonicalRequest").startswith("GET\n/one/x\na=1&b=2\nhost:127.0.0.1:")
+    assert f"/{REGION}/s3/aws4_request" in reply.xml.findtext("StringToSign")
+    assert reply.headers["x-amz-request-id"] == reply.xml.findtext("RequestId")
+    assert "date" in reply.headers and "x-amz-id-2" in reply.headers
+
+
+def test_a_changed_request_is_refused(server):
+    for change in ({"target": "/one/y"}, {"target": "/one/x?a=1"}, {"target": "/one/x?prefix=a+c"}):
+        assert fresh(server)("GET", "/one/x", **change).code == "SignatureDoesNotMatch"
+    # A plus sign in a query is a space, as S3 reads it.
+    query = {"list-type": "2", "prefix": "a b"}
+    assert fresh(server)("GET", "/one", query, target="/one?list-type=2&prefix=a+b").status == 200
+    assert fresh(server)("GET", "/one", query, target="/one?prefix=a%20b&list-type=2").status == 200
+    assert fresh(server)("GET", "/one/x", target="/one/%zz").code == "InvalidURI"
+
+
+def test_each_wrong_authorization_has_its_code(server):
+    def code(client=None, **change):
+        reply = (client or fresh(server))("GET", "/one/x", **change)
+        return reply.status, reply.code
+
+    now = time.time()
+    assert code(without=["authorization"]) == (403, "AccessDenied")
+    assert code(authorization="AWS AK:sig") == (400, "InvalidRequest")
+    assert code(authorization="AWS4-HMAC-SHA256 Credential=x") == (400, "AuthorizationHeaderMalformed")
+    assert code(fresh(server, access="nobody")) == (403, "InvalidAccessKeyId")
+    assert code(service="ec2") == (400, "AuthorizationHeaderMalformed")
+    assert code(date="20200101") == (400, "AuthorizationHeaderMalformed")
+    assert code(at=now - 1000) == (403, "RequestTimeTooSkewed")
+    assert code(at=now + 1000) == (403, "RequestTimeTooSkewed")
+    assert code(at=now - 800)[0] == 404
+    assert code(stamp="yesterday", date="20200101") == (403, "AccessDenied")
+    assert code(headers={"x-amz-meta-a": "1"}, unsigned=["x-amz-meta-a"]) == (403, "AccessDenied")
+    assert code(unsigned=["host"]) == (403, "AccessDenied")
+    assert code(without=["x-amz-content-sha256"]) == (400, "InvalidRequest")
+    assert code(payload="abc") == (400, "InvalidArgument")
+    assert code(payload="STREAMING-UNSIGNED-PAYLOAD-TRAILER") == (501, "NotImplemented")
+    assert code(payload="0" * 64) == (400, "XAmzContentSHA256Mismatch")
+    assert code(fresh(server, token="unasked")) == (400, "InvalidToken")
+    assert fresh(server)("GET", "/one/x", payload=EMPTY).status == 404
+
+
+def test_a_wrong_region_is_told_the_right_one(server):
+    reply = fresh(server, region="us-west-2")("GET", "/one/x")
+    assert (reply.status, reply.code) == (400, "AuthorizationHeaderMalformed")
+    assert reply.xml.findtext("Region") == reply.headers["x-amz-bucket-region"] == REGION
+    reply = fresh(server, region="us-west-2")("HEAD", "/one")
+    assert (reply.status, reply.headers["x-amz-bucket-region"], reply.body) == (400, REGION, b"")
+
+
+def test_session_tokens_are_asked_for_and_expire(server):
+    server.control(
+        "credentials", {"access_key": "T", "secret_key": "s", "session_token": "tok", "expires_in_s": 900}
+    )
+    assert fresh(server, access="T", secret="s", token="tok")("HEAD", "/one").status == 200
+    assert fresh(server, access="T", secret="s")("GET", "/one/x").code == "InvalidAccessKeyId"
+    assert fresh(server, access="T", secret="s", token="no")("GET", "/one/x").code == "InvalidToken"
+    server.control(
+        "credentials", {"access_key": "T", "secret_key": "s", "session_token": "tok", "expires_in_s": -1}
+    )
+    reply = fresh(server, access="T", secret="s", token="tok")("GET", "/one/x")
+    assert (reply.status, reply.code) == (400, "ExpiredToken")
+
+
+def test_a_signed_payload_is_verified(s3):
+    data = b"some bytes"
+    assert s3("PUT", "/one/a", body=data, payload=hashlib.sha256(data).hexdigest()).status == 200
+    reply = s3("PUT", "/one/b", body=b"other bytes", payload=hashlib.sha256(data).hexdigest())
+    assert (reply.status, reply.code) == (400, "XAmzContentSHA256Mismatch")
+    assert s3("GET", "/one/b").code == "NoSuchKey"
+
+
+# Objects
+
+
+def test_an_object_comes_back_with_all_that_was_put(server, s3):
+    data = bytes(range(256)) * 10
+    headers = {
+        "x-amz-checksum-crc32c": crc(data),
+        "x-amz-sdk-checksum-algorithm": "CRC32C",
+        "content-md5": md5(data),
+        "content-type": "text/x",
+        "x-amz-meta-step": "100",
+        "x-amz-storage-class": "STANDARD_IA",
+        "x-amz-server-side-encryption": "AES256",
+    }
+    reply = s3("PUT", "/one/dir/a", headers=headers, body=data)
+    assert reply.headers["etag"] == f'"{hashlib.md5(data).hexdigest()}"'
+    assert reply.headers["x-amz-checksum-crc32c"] == crc(data)
+    assert reply.headers["x-amz-checksum-type"] == "FULL_OBJECT"
+    assert reply.headers["x-amz-server-side-encryption"] == "AES256"
+    for method in ("GET", "HEAD"):
+        reply = s3(method, "/one/dir/a", headers={"x-amz-checksum-mode": "ENABLED"})
+        assert reply.body == (data if method == "GET" else b"")
+        assert reply.headers["content-length"] == str(len(data))
+        assert reply.headers["x-amz-checksum-crc32c"] == crc(data)
+        assert {name: reply.headers[name] for name in list(headers)[3:]} == {
+            n: headers[n] for n in list(headers)[3:]
+        }
+        assert "x-amz-checksum-crc32c" not in s3(method, "/one/dir/a").headers
+    state = server.control("state")
+    found = state["objects"]["one"]["dir/a"]
+    assert (found["size"], found["crc32c"], found["metadata"]) == (len(data), crc(data), {"step": "100"})
+    assert found["headers"]["x-amz-server-side-encryption"] == "AES256"
+    assert state["requests"] == {"PutObject": 1, "GetObject": 2, "HeadObject": 2}
+    assert server.control("object?bucket=one&key=dir/a") == data
+    assert s3("DELETE", "/one/dir/a").status == s3("DELETE", "/one/dir/a").status == 204
+    assert server.control("state")["objects"]["one"] == {}
+
+
+def test_ranges(s3):
+    s3("PUT", "/one/a", body=b"0123456789")
+    for given, expected in (
+        ("0-3", b"0123"),
+        ("8-", b"89"),
+        ("-3", b"789"),
+        ("5-99", b"56789"),
+        ("-99", b"0123456789"),
+    ):
+        reply = s3("GET", "/one/a", headers={"range": f"bytes={given}"})
+        assert (reply.status, reply.body) == (206, expected)
+    assert reply.headers["content-range"] == "bytes 0-9/10"
+    assert s3("GET", "/one/a", headers={"range": "bytes=5-2"}).status == 200
+    reply = s3("GET", "/one/a", headers={"range": "bytes=10-"})
+    assert (reply.status, reply.code, reply.xml.findtext("ActualObjectSize")) == (416, "InvalidRange", "10")
+    s3("PUT", "/one/empty", body=b"")
+    assert s3("GET", "/one/empty", headers={"range": "bytes=0-"}).code == "InvalidRange"
+    assert s3("GET", "/one/empty").body == b""
+
+
+def test_wrong_digests_are_refused_and_nothing_is_kept(server):
+    def code(**headers):
+        reply = fresh(server)(
+            "PUT", "/one/a", headers={n.replace("_", "-"): v for n, v in headers.items()}, body=b"abc"
+        )
+        return reply.status, reply.code
+
+    assert code(content_md5=md5(b"abd")) == (400, "BadDigest")
+    assert code(content_md5="short") == (400, "InvalidDigest")
+    assert code(x_amz_checksum_crc32c=crc(b"abd")) == (400, "BadDigest")
+    assert code(x_amz_checksum_crc32c="AAAA") == (400, "InvalidRequest")
+    assert code(x_amz_checksum_crc32c="!") == (400, "InvalidRequest")
+    assert code(x_amz_checksum_sha256=base64.b64encode(bytes(32)).decode()) == (400, "BadDigest")
+    assert code(x_amz_checksum_crc64nvme="AAAAAAAAAAA=") == (501, "NotImplemented")
+    assert code(x_amz_checksum_crc32c=crc(b"abc"), x_amz_checksum_crc32="AAAAAA==") == (400, "InvalidRequest")
+    assert code(x_amz_sdk_checksum_algorithm="CRC32C") == (400, "InvalidRequest")
+    assert code(x_amz_sdk_checksum_algorithm="CRC32", x_amz_checksum_crc32c=crc(b"abc")) == (
+        400,
+        "InvalidRequest",
+    )
+    assert code(x_goog_hash="crc32c=AAAAAA==") == (400, "BadDigest")
+    assert server.control("state")["objects"]["one"] == {}
+    good = base64.b64encode(zlib.crc32(b"abc").to_bytes(4, "big")).decode()
+    assert fresh(server)("PUT", "/one/a", headers={"x-amz-checksum-crc32": good}, body=b"abc").status == 200
+
+
+def test_wrong_headers_of_an_object_are_refused(server):
+    def code(**headers):
+        return fresh(server)(
+            "PUT", "/one/a", headers={n.replace("_", "-"): v for n, v in headers.items()}, body=b""
+        ).code
+
+    assert code(x_amz_server_side_encryption="rot13") == "InvalidArgument"
+    assert (
+        code(x_amz_server_side_encryption="AES256", x_amz_server_side_encryption_aws_kms_key_id="k")
+        == "InvalidArgument"
+    )
+    assert code(x_amz_server_side_encryption_customer_algorithm="AES256") == "NotImplemented"
+    assert code(x_amz_storage_class="CELLAR") == "InvalidStorageClass"
+    assert code(x_amz_meta_a="x" * 2049) == "MetadataTooLarge"
+    assert code(x_amz_acl="private") == "NotImplemented"
+    assert code(x_amz_copy_source="/one/b") == "NotImplemented"
+    assert fresh(server)("PUT", "/one/" + "k" * 1025, body=b"").code == "KeyTooLongError"
+    assert fresh(server)("PUT", "/one/" + "k" * 1024, body=b"").status == 200
+    assert (
+        fresh(server)("GET", "/one/a", headers={"x-amz-server-side-encryption": "AES256"}).code
+        == "InvalidArgument"
+    )
+
+
+def test_an_etag_with_kms_is_no_md5(s3):
+    reply = s3("PUT", "/one/a", headers={"x-amz-server-side-encryption": "aws:kms"}, body=b"abc")
+    assert re.fullmatch('"[0-9a-f]{32}"', reply.headers["etag"])
+    assert reply.headers["etag"] != f'"{hashlib.md5(b"abc").hexdigest()}"'
+
+
+def test_lengths(server):
+    reply = fresh(server)("PUT", "/one/a", body=b"x", no_length=True)
+    assert (reply.status, reply.code) == (411, "MissingContentLength")
+    reply = fresh(server)(
+        "PUT", "/one/a", headers={"transfer-encoding": "chunked"}, body=b"1\r\nx\r\n0\r\n\r\n", no_length=True
+    )
+    assert (reply.status, reply.code) == (411, "MissingContentLength")
+    reply = fresh(server)("PUT", "/one/a", headers={"content-length": str((5 << 30) + 1)})
+    assert (reply.status, reply.code) == (400, "EntityTooLarge")
+    assert server.control("state")["objects"]["one"] == {}
+
+
+def test_what_is_not_there_or_not_allowed(server, s3):
+    assert s3("GET", "/one/none").code == "NoSuchKey"
+    assert s3("HEAD", "/one/none").status == 404
+    assert s3("PUT", "/nowhere/a", body=b"").code == "NoSuchBucket"
+    assert s3("PATCH", "/one/a").code == "MethodNotAllowed"
+    assert s3("POST", "/one/a", body=b"").code == "MethodNotAllowed"
+    assert s3("GET", "/one/a", {"acl": ""}).code == "NotImplemented"
+    assert s3("GET", "/one/a", {"uploadId": "u"}).code == "NoSuchUpload"
+    assert s3("PUT", "/ro/a", body=b"").code == s3("DELETE", "/ro/a").code == "AccessDenied"
+    assert s3("POST", "/ro/a", {"uploads": ""}, body=b"").code == "AccessDenied"
+    server.control("put", {"bucket": "ro", "key": "a", "text": "planted", "metadata": {"X": "y"}})
+    reply = s3("GET", "/ro/a")
+    assert (reply.body, reply.headers["x-amz-meta-x"]) == (b"planted", "y")
+
+
+def test_conditions(server, s3):
+    for header in ({"if-none-match": "*"}, {"x-goog-if-generation-match": "0"}):
+        assert s3("PUT", "/one/a", headers=header, body=b"1").status == 200
+        reply = s3("PUT", "/one/a", headers=header, body=b"2")
+        assert (reply.status, reply.code) == (412, "PreconditionFailed")
+        assert s3("GET", "/one/a").body == b"1"
+        s3("DELETE", "/one/a")
+    assert s3("PUT", "/one/a", headers={"if-none-match": '"etag"'}, body=b"1").code == "NotImplemented"
+    assert s3("PUT", "/one/a", headers={"if-match": '"x"'}, body=b"1").code == "NoSuchKey"
+    etag = s3("PUT", "/one/a", body=b"1").headers["etag"]
+    assert s3("GET", "/one/a", headers={"if-match": etag}).status == 200
+    assert s3("GET", "/one/a", headers={"if-match": '"x"'}).code == "PreconditionFailed"
+    assert s3("GET", "/one/a", headers={"if-none-match": etag}).status == 304
+    assert s3("PUT", "/one/a", headers={"if-match": '"x"'}, body=b"2").code == "PreconditionFailed"
+    assert s3("PUT", "/one/a", headers={"if-match": etag}, body=b"2").status == 200
+    server.control("settings", {"conditional": False})
+    reply = s3("PUT", "/one/c", headers={"if-none-match": "*"}, body=b"1")
+    assert (reply.status, reply.code, reply.xml.findtext("Header")) == (
+        501,
+        "NotImplemented",
+        "If-None-Match",
+    )
+
+
+def test_a_store_without_checksums_ignores_them(server, s3):
+    server.control("settings", {"checksums": False})
+    reply = s3("PUT", "/one/a", headers={"x-amz-checksum-crc32c": "AAAAAA=="}, body=b"1")
+    assert reply.status == 200 and "x-amz-checksum-crc32c" not in reply.headers
+    assert (
+        "x-amz-checksum-crc32c"
+        not in s3("HEAD", "/one/a", headers={"x-amz-checksum-mode": "ENABLED"}).headers
+    )
+    upload = begin(s3, x_amz_checksum_algorithm="CRC32C")
+    assert put_part(s3, upload, 1, b"x").status == 200
+    assert "ChecksumType" not in finish(s3, upload, [(1, b"x")]).body.decode()
+
+
+# Listings
+
+
+def listed(s3, **query):
+    """Every key and common prefix, by pages."""
+    keys, folders, token = [], [], {}
+    while True:
+        named = {name.replace("_", "-"): value for name, value in query.items()}
+        reply = s3("GET", "/one", {"list-type": "2", **named, **token})
+        assert reply.status == 200, reply.body
+        keys += reply.texts("Contents/Key")
+        folders += reply.texts("CommonPrefixes/Prefix")
+        if reply.xml.findtext("IsTruncated") == "false":
+            assert reply.xml.find("NextContinuationToken") is None
+            return keys, folders
+        token = {"continuation-token": reply.xml.findtext("NextContinuationToken")}
+
+
+def test_listings(s3):
+    names = ["a", "a/1", "a/2", "a/b/3", "a0", "b/1", "é", "z z"]
+    for name in reversed(names):
+        s3("PUT", f"/one/{name}", body=b"xy")
+    for size in ({}, {"max_keys": "1"}, {"max_keys": "2"}, {"max_keys": "3"}):
+        assert listed(s3, **size) == (["a", "a/1", "a/2", "a/b/3", "a0", "b/1", "z z", "é"], [])
+        assert listed(s3, delimiter="/", **size) == (["a", "a0", "z z", "é"], ["a/", "b/"])
+        assert listed(s3, delimiter="/", prefix="a/", **size) == (["a/1", "a/2"], ["a/b/"])
+        assert listed(s3, start_after="a/2", **size) == (["a/b/3", "a0", "b/1", "z z", "é"], [])
+        assert listed(s3, encoding_type="url", prefix="z", **size) == (["z+z"], [])
+    reply = s3("GET", "/one", {"list-type": "2", "max-keys": "0"})
+    assert reply.xml.findtext("KeyCount") == "0" and reply.xml.findtext("IsTruncated") == "false"
+    entry = s3("GET", "/one", {"list-type": "2", "prefix": "b"}).xml.find("Contents")
+    assert entry.findtext("Size") == "2" and entry.findtext("ETag") == f'"{hashlib.md5(b"xy").hexdigest()}"'
+    assert s3("GET", "/one", {"list-type": "2", "max-keys": "-1"}).code == "InvalidArgument"
+    assert s3("GET", "/one", {"list-type": "2", "encoding-type": "hex"}).code == "InvalidArgument"
+    assert s3("GET", "/one").code == "NotImplemented"
+    token = s3("GET", "/one", {"list-type": "2", "max-keys": "1"}).xml.findtext("NextContinuationToken")
+    for query in ({"continuation-token": "x"}, {"continuation-token": token, "prefix": "a"}):
+        assert s3("GET", "/one", {"list-type": "2", **query}).code == "InvalidArgument"
+
+
+def test_buckets(server, s3):
+    assert s3("HEAD", "/one").headers["x-amz-bucket-region"] == REGION
+    assert s3("HEAD", "/nowhere").status == 404
+    assert s3("GET", "/one", {"location": ""}).xml.text == REGION
+    reply = s3("PUT", "/virtual", headers={"host": f"one.localhost:{server.port}"}, body=b"v")
+    assert reply.status == 200 and s3("GET", "/one/virtual").body == b"v"
+    reply = s3("GET", "/virtual", headers={"host": f"nowhere.localhost:{server.port}"})
+    assert reply.code == "NoSuchBucket"
+
+
+def test_several_are_deleted_at_once(server, s3):
+    for name in "abc":
+        s3("PUT", f"/one/{name}", body=b"")
+    body = b"<Delete><Object><Key>a</Key></Object><Object><Key>none</Key></Object></Delete>"
+    assert s3("POST", "/one", {"delete": ""}, body=body).code == "InvalidRequest"
+    assert s3("POST", "/one", {"delete": ""}, {"content-md5": md5(b"")}, body).code == "BadDigest"
+    reply = s3("POST", "/one", {"delete": ""}, {"content-md5": md5(body)}, body)
+    assert reply.texts("Deleted/Key") == ["a", "none"]
+    quiet = body.replace(b"<Delete>", b"<Delete><Quiet>true</Quiet>").replace(b"none", b"b")
+    reply = s3("POST", "/one", {"delete": ""}, {"x-amz-checksum-crc32c": crc(quiet)}, quiet)
+    assert reply.status == 200 and len(reply.xml) == 0
+    assert listed(s3) == (["c"], [])
+    for wrong in (
+        b"<Delete></Delete>",
+        b"<Delete>",
+        b"<Other/>",
+        b"<Delete>" + b"<Object><Key>k</Key></Object>" * 1001 + b"</Delete>",
+    ):
+        assert s3("POST", "/one", {"delete": ""}, {"content-md5": md5(wrong)}, wrong).code == "MalformedXML"
+    reply = s3("POST", "/ro", {"delete": ""}, {"content-md5": md5(body)}, body)
+    assert reply.texts("Error/Code") == ["AccessDenied", "AccessDenied"]
+
+
+# Multipart uploads
+
+PARTS = [(1, b"1" * 100), (2, b"2" * 150), (3, b"3")]
+WHOLE = b"".join(data for _, data in PARTS)
+
+
+@pytest.mark.parametrize("kind", ["COMPOSITE", "FULL_OBJECT"])
+def test_a_multipart_upload(server, s3, kind):
+    upload = begin(
+        s3,
+        x_amz_checksum_algorithm="CRC32C",
+        x_amz_checksum_type=kind,
+        x_amz_meta_a="b",
+        x_amz_server_side_encryption="AES256",
+    )
+    for number, data in reversed(PARTS):
+        reply = put_part(s3, upload, number, data)
+        assert (reply.headers["x-amz-checksum-crc32c"], reply.headers["etag"]) == (
+            crc(data),
+            f'"{hashlib.md5(data).hexdigest()}"',
+        )
+        assert reply.headers["x-amz-server-side-encryption"] == "AES256"
+    assert s3("GET", "/one/big").code == "NoSuchKey"
+    numbers, sums, marker = [], [], "0"
+    while marker is not None:
+        reply = s3("GET", "/one/big", {"uploadId": upload, "max-parts": "2", "part-number-marker": marker})
+        numbers += reply.texts("Part/PartNumber")
+        sums += reply.texts("Part/ChecksumCRC32C")
+        assert (reply.xml.findtext("ChecksumAlgorithm"), reply.xml.findtext("ChecksumType")) == (
+            "CRC32C",
+            kind,
+        )
+        marker = (
+            reply.xml.findtext("NextPartNumberMarker")
+            if reply.xml.findtext("IsTruncated") == "true"
+            else None
+        )
+    assert (numbers, sums) == (["1", "2", "3"], [crc(data) for _, data in PARTS])
+    composite = crc(b"".join(base64.b64decode(crc(data)) for _, data in PARTS)) + "-3"
+    value = composite if kind == "COMPOSITE" else crc(WHOLE)
+    said = {
+        "x-amz-checksum-crc32c": value,
+        "x-amz-checksum-type": kind,
+        "x-amz-mp-object-size": str(len(WHOLE)),
+    }
+    reply = finish(s3, upload, PARTS, headers=said)
+    etag = hashlib.md5(b"".join(hashlib.md5(data).digest() for _, data in PARTS)).hexdigest() + "-3"
+    assert reply.texts("ETag") == [f'"{etag}"'] and reply.texts("ChecksumCRC32C") == [value]
+    reply = s3("GET", "/one/big", headers={"x-amz-checksum-mode": "ENABLED"})
+    assert (reply.body, reply.headers["x-amz-checksum-crc32c"]) == (WHOLE, value)
+    assert (reply.headers["x-amz-checksum-type"], reply.headers["x-amz-meta-a"]) == (kind, "b")
+    assert s3("GET", "/one/big", headers={"range": "bytes=99-250"}).body == WHOLE[99:251]
+    reply = s3("HEAD", "/one/big", {"partNumber": "2"})
+    assert (reply.status, reply.headers["content-length"], reply.headers["x-amz-mp-parts-count"]) == (
+        206,
+        "150",
+        "3",
+    )
+    state = server.control("state")
+    assert state["objects"]["one"]["big"]["crc32c"] == crc(WHOLE) and state["uploads"]["one"] == []
+    assert finish(s3, upload, PARTS).code == "NoSuchUpload"
+
+
+def test_what_complete_refuses(s3):
+    upload = begin(s3, x_amz_checksum_algorithm="CRC32C", x_amz_checksum_type="FULL_OBJECT")
+    for number, data in [*PARTS, (4, b"4")]:
+        put_part(s3, upload, number, data)
+
+    def code(parts, **more):
+        return finish(s3, upload, parts, **more).code
+
+    assert code([PARTS[1], PARTS[0]]) == "InvalidPartOrder"
+    assert code([PARTS[0], PARTS[0]]) == "InvalidPartOrder"
+    assert code([(1, b"other")]) == "InvalidPart"
+    assert code([(9, b"1")]) == "InvalidPart"
+    assert code([]) == "MalformedXML"
+    assert code([PARTS[0], PARTS[2], (4, b"4")]) == "EntityTooSmall"
+    assert code(PARTS, checksum=False) == "InvalidRequest"
+    assert code(PARTS, headers={"x-amz-checksum-crc32c": crc(b"other")}) == "BadDigest"
+    assert code(PARTS, headers={"x-amz-checksum-crc32c": "x"}) == "InvalidRequest"
+    assert code(PARTS, headers={"x-amz-checksum-type": "COMPOSITE"}) == "InvalidRequest"
+    assert code(PARTS, headers={"x-amz-mp-object-size": "7"}) == "InvalidRequest"
+    wrong = f"<Part><PartNumber>1</PartNumber><ETag>{hashlib.md5(PARTS[0][1]).hexdigest()}</ETag><ChecksumCRC32C>AAAAAA==</ChecksumCRC32C></Part>"
+    for body, expected in ((wrong, "InvalidPart"), ("<Part/>", "MalformedXML"), ("<", "MalformedXML")):
+        body = f"<CompleteMultipartUpload>{body}</CompleteMultipartUpload>".encode()
+        assert s3("POST", "/one/big", {"uploadId": upload}, body=body).code == expected
+    s3("PUT", "/one/big", body=b"there")
+    assert code(PARTS, headers={"if-none-match": "*"}) == "PreconditionFailed"
+    assert s3("GET", "/one/big").body == b"there"
+    assert finish(s3, upload, PARTS).status == 200
+    assert s3("GET", "/one/big").body == WHOLE
+
+
+def test_a_composite_checksum_needs_parts_without_a_gap(s3):
+    upload = begin(s3, x_amz_checksum_algorithm="CRC32C")
+    for number, data in PARTS:
+        put_part(s3, upload, number, data)
+    reply = finish(s3, upload, [PARTS[0], PARTS[2]])
+    assert (reply.status, reply.code) == (500, "InternalError")
+    assert (
+        finish(fresh(s3), upload, PARTS, headers={"x-amz-checksum-crc32c": "AAAAAA==-3"}).code == "BadDigest"
+    )
+
+
+def test_what_a_part_is_refused_for(server):
+    upload = begin(fresh(server), x_amz_checksum_algorithm="CRC32C")
+    plain = begin(fresh(server))
+
+    def code(number="1", upload=upload, **headers):
+        query = {"partNumber": number, "uploadId": upload}
+        return fresh(server)(
+            "PUT", "/one/big", query, {n.replace("_", "-"): v for n, v in headers.items()}, b"x"
+        ).code
+
+    assert code("0") == code("10001") == code("one") == "InvalidArgument"
+    assert code(upload="none") == "NoSuchUpload"
+    assert code() == "InvalidRequest"  # without the checksum that the upload was begun with
+    assert code(x_amz_checksum_crc32="AAAAAA==") == "InvalidRequest"
+    assert code(upload=plain, x_amz_checksum_crc32c=crc(b"x")) == "InvalidRequest"
+    assert code(x_amz_checksum_crc32c=crc(b"y")) == "BadDigest"
+    assert code(content_md5=md5(b"y"), x_amz_checksum_crc32c=crc(b"x")) == "BadDigest"
+    assert code(x_amz_server_side_encryption="AES256", x_amz_checksum_crc32c=crc(b"x")) == "InvalidArgument"
+    assert fresh(server)("PUT", "/one/big", {"partNumber": "1"}, body=b"").code == "InvalidArgument"
+    assert put_part(fresh(server), upload, 10000, b"x").status == 200
+    assert put_part(fresh(server), upload, 1, b"x", key="/one/other").code == "NoSuchUpload"
+    for wrong in (
+        {"x-amz-checksum-algorithm": "ADLER"},
+        {"x-amz-checksum-type": "COMPOSITE"},
+        {"x-amz-checksum-algorithm": "SHA256", "x-amz-checksum-type": "FULL_OBJECT"},
+    ):
+        assert fresh(server)("POST", "/one/big", {"uploads": ""}, wrong, b"").code == "InvalidRequest"
+
+
+def test_uploads_are_listed_and_aborted(server, s3):
+    begun = [(key, begin(s3, f"/one/{key}")) for key in ("k", "k", "l/1", "l/2")]
+    planted = server.control("upload", {"bucket": "one", "key": "old", "age_s": 90000, "parts": {"1": "abc"}})
+    seen, marker = [], {}
+    while marker is not None:
+        reply = s3("GET", "/one", {"uploads": "", "max-uploads": "1", **marker})
+        seen += zip(reply.texts("Upload/Key"), reply.texts("Upload/UploadId"))
+        more = reply.xml.findtext("IsTruncated") == "true"
+        names = {"key-marker": "NextKeyMarker", "upload-id-marker": "NextUploadIdMarker"}
+        marker = {name: reply.xml.findtext(tag) for name, tag in names.items()} if more else None
+    assert seen == [*begun, ("old", planted["upload_id"])]
+    old = s3("GET", "/one", {"uploads": "", "prefix": "o"}).xml.findtext("Upload/Initiated")
+    assert old < time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(time.time() - 89000))
+    reply = s3("GET", "/one", {"uploads": "", "delimiter": "/"})
+    assert reply.texts("CommonPrefixes/Prefix") == ["l/"] and len(reply.texts("Upload/Key")) == 3
+    assert s3("DELETE", "/one/k", {"uploadId": begun[0][1]}).status == 204
+    assert s3("DELETE", "/one/k", {"uploadId": begun[0][1]}).code == "NoSuchUpload"
+    assert put_part(fresh(server), begun[0][1], 1, b"", key="/one/k").code == "NoSuchUpload"
+    assert s3("DELETE", "/one/l/1", {"uploadId": begun[3][1]}).code == "NoSuchUpload"
+
+
+# Connections
+
+
+def raw(server):
+    sock = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+    return sock, sock.makefile("rb")
+
+
+def head(s3, method, path, body=b"", **headers):
+    signed = s3.sign(
+        method, path, {}, {n.replace("_", "-"): v for n, v in headers.items()}, "UNSIGNED-PAYLOAD"
+    )
+    lines = [
+        f"{method} {path} HTTP/1.1",
+        *(f"{n}: {v}" for n, v in signed.items()),
+        f"content-length: {len(body)}",
+    ]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode()
+
+
+def answer(file):
+    status = int(file.readline().split()[1])
+    headers = {}
+    while line := file.readline().strip():
+        name, _, value = line.decode().partition(":")
+        headers[name.lower()] = value.strip()
+    return status, headers, file.read(int(headers.get("content-length", 0)))
+
+
+def test_pipelined_requests_are_answered_in_order(server, s3):
+    sock, file = raw(server)
+    text = b"".join(
+        head(s3, "PUT", f"/one/k{n}", b"abc") + b"abc" + head(s3, "GET", f"/one/k{n}") for n in range(20)
+    )
+    text += head(s3, "GET", "/one/none")
+    sock.sendall(text)
+    assert [answer(file)[0] for _ in range(41)] == [200] * 40 + [404]
+    assert {entry["connection"] for entry in server.control("state")["log"]} == {server.last["connection"]}
+    sock.close()
+
+
+def test_continue_is_said_when_the_head_is_good(server, s3):
+    sock, file = raw(server)
+    sock.sendall(head(s3, "PUT", "/one/a", b"abc", expect="100-continue"))
+    assert file.readline() == b"HTTP/1.1 100 Continue\r\n" and file.readline() == b"\r\n"
+    sock.sendall(b"abc")
+    assert answer(file)[0] == 200
+    sock.sendall(head(s3, "PUT", "/nowhere/a", b"abc", expect="100-continue"))
+    status, headers, _ = answer(file)
+    assert (status, headers["connection"]) == (404, "close")
+    sock.close()
+
+
+def test_an_early_refusal_reaches_a_client_that_goes_on_sending(server, s3):
+    body = bytes(8 << 20)
+    reply = s3("PUT", "/nowhere/a", body=body)
+    assert (reply.status, reply.code, reply.headers["connection"]) == (404, "NoSuchBucket", "close")
+
+
+def test_a_body_that_ends_early_leaves_nothing(server, s3):
+    sock, file = raw(server)
+    sock.sendall(head(s3, "PUT", "/one/a", bytes(100)) + bytes(50))
+    sock.shutdown(socket.SHUT_WR)
+    assert file.read() == b""
+    assert server.last["status"] is None and server.last["received"] == 50
+    assert server.control("state")["objects"]["one"] == {}
+
+
+def test_malformed_requests_end_the_connection(server):
+    for text in (
+        b"GET\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nhost: a\r\n b\r\n\r\n",
+        b"x" * 70000,
+    ):
+        sock, file = raw(server)
+        sock.sendall(text)
+        assert answer(file)[0] == 400 and file.read() == b""
+        sock.close()
+
+
+def test_a_body_of_many_megabytes(server, s3):
+    data = b"\x01\x02\x03\x04" * (3 << 20)
+    value = checksums.encode(checksums.crc32c(data).to_bytes(4, "big"))
+    upload = begin(s3, x_amz_checksum_algorithm="CRC32C", x_amz_checksum_type="FULL_OBJECT")
+    query = {"partNumber": "1", "uploadId": upload}
+    reply = s3("PUT", "/one/big", query, {"x-amz-checksum-crc32c": value, "content-md5": md5(data)}, data)
+    assert reply.status == 200
+    assert (
+        s3(
+            "PUT",
+            "/one/big",
+            {**query, "partNumber": "2"},
+            {"x-amz-checksum-crc32c": value},
+            data[:-1] + b"x",
+        ).code
+        == "BadDigest"
+    )
+    assert server.control("state")["uploads"]["one"][0]["parts"]["1"]["crc32c"] == value
+    assert server.control("state")["memory"] == len(data)
+    server.control("reset", {})
+    assert server.control("state")["memory"] == 0
+
+
+def test_crc32c_without_a_helper_is_the_same():
+    for data in (b"", b"123456789", bytes(range(256)) * 5 + b"end"):
+        assert checksums._crc32c_python(memoryview(data), 0) == checksums.crc32c(data)
+        assert checksums.encode(checksums.crc32c(data).to_bytes(4, "big")) == crc(data)
+    assert checksums.combine(checksums.crc32c(b"1234"), checksums.crc32c(b"56789"), 5) == 0xE3069283
+
+
+def test_options_for_benches_and_limits():
+    server = Server(
+        "--discard", "--no-md5-large", "--memory-limit", "1000000", "--gcs", "--log-requests", "3"
+    )
+    s3, data = Client(server.port), bytes(2 << 20)
+    value = checksums.encode(checksums.crc32c(data).to_bytes(4, "big"))
+    assert s3("PUT", "/one/a", headers={"x-amz-checksum-crc32c": "AAAAAA=="}, body=data).code == "BadDigest"
+    reply = s3("PUT", "/one/a", headers={"x-amz-checksum-crc32c": value}, body=data)
+    assert reply.status == 200 and reply.headers["etag"] != f'"{hashlib.md5(data).hexdigest()}"'
+    assert reply.headers["x-goog-hash"] == f"crc32c={value}" and reply.headers["x-goog-generation"] == "1"
+    assert s3("HEAD", "/one/a").headers["content-length"] == str(len(data))
+    assert s3("GET", "/one/a").status == 501
+    assert Client(server.port)("PUT", "/one/b", body=bytes(1000001)).status == 507
+    state = server.control("state")
+    assert state["memory"] == 0 and len(state["log"]) == 3
+    server.close()
+
+
+def test_over_tls(tmp_path):
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl's command is not there to make a certificate")
+    cert, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
+    make = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    make += [
+        "-days",
+        "2",
+        "-subj",
+        "/CN=localhost",
+        "-addext",
+        "subjectAltName=DNS:localhost",
+        "-keyout",
+        key,
+        "-out",
+        cert,
+    ]
+    subprocess.run(make, check=True, capture_output=True)
+    server = Server("--tls-cert", cert, "--tls-key", key)
+    s3 = Client(server.port, context=ssl.create_default_context(cafile=cert))
+    data = bytes(range(256)) * (12 << 10)
+    assert s3("PUT", "/one/a", headers={"content-md5": md5(data)}, body=data).status == 200
+    assert s3("GET", "/one/a").body == data
+    s3.connection.close()
+    server.close()
+
+
+def test_the_port_is_told_in_a_file_and_a_wrong_fault_is_refused(tmp_path):
+    server = Server("--ready-file", str(tmp_path / "ready"), "--fault", '{"kind": "status", "status": 500}')
+    assert json.loads((tmp_path / "ready").read_text()) == {"port": server.port}
+    assert Client(server.port)("GET", "/one/a").status == 500
+    assert Client(server.port)("GET", "/one/a").status == 404
+    server.process.terminate()
+    assert server.process.wait(10) == 0
+    command = [
+        sys.executable,
+        str(SERVER / "strict_s3.py"),
+        "--bucket",
+        "b",
+        "--access-key",
+        "a",
+        "--secret-key",
+        "s",
+    ]
+    for wrong in ("{", '{"kind": "flood"}', '{"kind": "reset", "seconds": 1}', '{"kind": "stall"}'):
+        done = subprocess.run([*command, "--fault", wrong], capture_output=True, text=True, timeout=10)
+        assert done.returncode == 2 and "--fault" in done.stderr
