@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Bytes between memory and one open file: straight from and into the caller's memory with O_DIRECT where addresses and
+// offsets fit, through a bounce buffer where they do not, through the page cache where the file system has no O_DIRECT.
+//
+// Plain pwritev() from the caller's threads, not io_uring. Measured on ext4 over virtio (two cores, 1 GiB of random
+// bytes into a new preallocated file, O_DIRECT, CRC32C of every byte, fsync at the end, medians of three):
+//
+//     pwritev of 4 MiB     1 thread  2.05 GB/s     2 threads  2.51 GB/s     4 threads  2.71 GB/s
+//     io_uring, 1 thread   2 x 4 MiB 2.47 GB/s     4 x 4 MiB  2.58 GB/s     8 x 1 MiB  2.24 GB/s
+//     reads                pread, 1 thread 1.82, 4 threads 1.68 GB/s; io_uring 4 x 4 MiB 1.17, 8 x 1 MiB 1.55 GB/s
+//
+// The checksum keeps the CPU busy beside the disk, and threads share that; a ring has one thread that computes it.
+
+#ifndef ROPETEAM_STORAGE_POSIX_FILE_IO_H_
+#define ROPETEAM_STORAGE_POSIX_FILE_IO_H_
+
+#include <atomic>
+#include <span>
+#include <string>
+
+#include "storage/posix/store.h"
+
+namespace ropeteam::storage::posix {
+
+struct OpenFile {
+  std::string path;  // for messages
+  Fd plain;
+  Fd direct;  // the same file with O_DIRECT; none: not there
+  DirectAlignment alignment;
+  // Writing back has failed. The page cache may have dropped the bytes and forgotten the error, so that a later fsync
+  // would say that all is well: the file must be thrown away.
+  std::atomic<bool> lost{false};
+};
+
+// Opens `base` in `folder` a second time with O_DIRECT, for `flags` O_RDONLY or O_WRONLY, if the file system takes it.
+void AddDirect(const Store& store, int folder, const char* base, int flags, OpenFile* file);
+
+// Writes all pieces from `at` on and returns their checksum. With `write_back` what goes through the page cache is
+// written and dropped while it goes, so that the cache does not grow. Any thread, ranges of several calls disjoint.
+Result<uint32_t> WritePieces(Store* store, OpenFile* file, std::span<const Piece> pieces, uint64_t at,
+                             bool write_back, Deadline deadline);
+
+// Fills all targets from `at` on. kCorrupt: the file ends before that.
+Status ReadTargets(Store* store, OpenFile* file, std::span<const Target> targets, uint64_t at,
+                   Deadline deadline);
+
+// The checksum of `bytes` bytes from `at` on, read through a bounce buffer, and given to `sink` piece by piece if it is
+// not empty.
+Result<uint32_t> ReadThrough(Store* store, OpenFile* file, uint64_t at, uint64_t bytes, Deadline deadline,
+                             const std::function<Status(const Piece&)>& sink);
+
+}  // namespace ropeteam::storage::posix
+
+#endif  // ROPETEAM_STORAGE_POSIX_FILE_IO_H_

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "storage/sinks.h"
+
+#include "storage/posix/posix_sink.h"
+#include "storage/url.h"
+#ifdef ROPETEAM_HAVE_S3
+#include "storage/s3/s3_sink.h"
+#endif
+
+namespace ropeteam::storage {
+namespace {
+
+using Open = Result<std::unique_ptr<Sink>> (*)(const Url& url);
+
+#ifndef ROPETEAM_HAVE_S3
+Result<std::unique_ptr<Sink>> OpenS3Sink(const Url& url) {
+  return Error(Code::kUnsupported, "%s:// needs a build with libcurl and OpenSSL", url.scheme.c_str());
+}
+#endif
+
+struct Scheme {
+  const char* name;
+  Open open;
+};
+constexpr Scheme kSchemes[] = {
+    {"file", OpenPosixSink},
+    {"s3", OpenS3Sink},
+    {"gs", OpenS3Sink},
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Sink>> OpenSink(const std::string& text) {
+  Result<Url> url = ParseUrl(text);
+  if (!url.ok()) return url.status();
+  std::string known;
+  for (const Scheme& scheme : kSchemes) {
+    if (url->scheme == scheme.name) return scheme.open(*url);
+    known += std::string(known.empty() ? "" : ", ") + scheme.name + "://";
+  }
+  return Error(Code::kInvalidArgument, "storage URL %s: unknown scheme, there are a path, %s", text.c_str(),
+               known.c_str());
+}
+
+}  // namespace ropeteam::storage
