@@ -269,12 +269,12 @@ class Fired:
                     piece[offset - sent] ^= 1
                 if end is not None:
                     piece = piece[: end - sent]
+                if rate is not None:
+                    await asyncio.sleep(len(piece) / rate)
                 await link.write(piece)
                 sent += len(piece)
                 if end is not None and sent >= end:
                     break
-                if rate is not None:
-                    await asyncio.sleep(len(piece) / rate)
         if reset is not None:
             self._reset(link)
         if cut is not None:
