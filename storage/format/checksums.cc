@@ -67,7 +67,8 @@ std::vector<PartChecksums::Slice> PartChecksums::Slices(uint64_t begin, uint64_t
   });
   for (; single != single_.end() && files_[*single].ranges[0].stream_offset < end; ++single)
     AddSlices(*single, begin, end, &slices);
-  std::sort(slices.begin(), slices.end(), [](const Slice& a, const Slice& b) { return a.begin < b.begin; });
+  const auto before = [](const Slice& a, const Slice& b) { return a.begin < b.begin; };
+  if (!std::is_sorted(slices.begin(), slices.end(), before)) std::sort(slices.begin(), slices.end(), before);
   return slices;
 }
 

@@ -225,7 +225,7 @@ class Planner {
     }
     Result<std::string> head = writer.Finish();
     if (!head.ok()) return named(head.status());
-    file->head = *std::move(head);
+    file->head = std::move(head).value();
     for (FileRange& range : file->ranges) range.file_offset += file->head.size();
     file->bytes += file->head.size();
     return OkStatus();

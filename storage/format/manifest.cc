@@ -329,61 +329,75 @@ class ManifestReader : public JsonEvents {
 
 }  // namespace
 
+StepManifestWriter::StepManifestWriter(const StepHead& head)
+    : world_size_(head.world_size), head_status_(CheckHead(head)) {
+  if (!head_status_.ok()) {
+    head_status_ = Error(Code::kInvalidArgument, "%s", head_status_.message().c_str());
+    return;
+  }
+  const Result<std::string> user = CompactObject(head.user);
+  if (!user.ok()) {
+    head_status_ = user.status();
+    return;
+  }
+  text_ = "{\n\"format\": ";
+  AppendJsonString(&text_, kFormatName);
+  text_ += ",\n\"version\": " + std::to_string(kStepManifestVersion) + ",\n\"job\": ";
+  AppendJsonString(&text_, head.job);
+  text_ += ",\n\"step\": " + std::to_string(head.step);
+  text_ += ",\n\"incarnation\": " + std::to_string(head.incarnation);
+  text_ += ",\n\"world_size\": " + std::to_string(head.world_size);
+  text_ += ",\n\"chunk_bytes\": " + std::to_string(head.chunk_bytes);
+  text_ += ",\n\"time\": \"" + PrintTime(head.time_s) + "\",\n\"user\": " + *user + ",\n\"ranks\": [";
+}
+
+Status StepManifestWriter::CheckSize() const {
+  if (text_.size() <= kStepManifestBytesMax) return OkStatus();
+  return Error(Code::kInvalidArgument,
+               "manifest of %zu bytes after %" PRIu32 " of %" PRIu32 " ranks, limit %" PRIu64
+               ": save fewer files",
+               text_.size(), count_, world_size_, kStepManifestBytesMax);
+}
+
 Status StepManifestWriter::Add(const RankEntry& rank) {
-  if (rank.rank != count_ || count_ >= head_.world_size) {
+  ROPETEAM_RETURN_IF_ERROR(head_status_);
+  if (rank.rank != count_ || count_ >= world_size_) {
     return Error(Code::kInvalidArgument, "rank %" PRIu32 " of %" PRIu32 ", expected rank %" PRIu32, rank.rank,
-                 head_.world_size, count_);
+                 world_size_, count_);
   }
   const Status status = CheckRank(rank);
   if (!status.ok()) {
     return Error(Code::kInvalidArgument, "rank %" PRIu32 ": %s", rank.rank, status.message().c_str());
   }
-  ranks_ += count_ == 0 ? "\n" : ",\n";
-  ranks_ += "{\"rank\": " + std::to_string(rank.rank) +
-            ", \"stream_bytes\": " + std::to_string(rank.stream_bytes) + ", \"digest\": \"" +
-            Hex(rank.digest, kDigestDigits) + "\", \"files\": [";
+  const size_t before = text_.size();
+  text_ += count_ == 0 ? "\n" : ",\n";
+  text_ += "{\"rank\": " + std::to_string(rank.rank) +
+           ", \"stream_bytes\": " + std::to_string(rank.stream_bytes) + ", \"digest\": \"" +
+           Hex(rank.digest, kDigestDigits) + "\", \"files\": [";
   for (size_t i = 0; i < rank.files.size(); ++i) {
-    if (i != 0) ranks_ += ',';
-    AppendFile(rank.files[i], &ranks_);
+    if (i != 0) text_ += ',';
+    AppendFile(rank.files[i], &text_);
   }
-  ranks_ += "]}";
-  if (ranks_.size() > kStepManifestBytesMax) {
-    return Error(Code::kInvalidArgument,
-                 "manifest of %zu bytes after rank %" PRIu32 " of %" PRIu32 ", limit %" PRIu64
-                 ": save fewer files",
-                 ranks_.size(), rank.rank, head_.world_size, kStepManifestBytesMax);
-  }
+  text_ += "]}";
   ++count_;
-  return OkStatus();
+  // Ranks are much alike. Room for all of them at once: a text that grows by doubling is in memory twice.
+  if (count_ == 1) {
+    const uint64_t all = (text_.size() - before) * world_size_;
+    text_.reserve(std::min(text_.size() + all + all / 4, kStepManifestBytesMax));
+  }
+  return CheckSize();
 }
 
 Result<std::string> StepManifestWriter::Finish() {
-  const Status status = CheckHead(head_);
-  if (!status.ok()) return Error(Code::kInvalidArgument, "%s", status.message().c_str());
-  if (count_ != head_.world_size) {
+  ROPETEAM_RETURN_IF_ERROR(head_status_);
+  if (count_ != world_size_) {
     return Error(Code::kInvalidArgument, "manifest of %" PRIu32 " ranks, world of %" PRIu32, count_,
-                 head_.world_size);
+                 world_size_);
   }
-  Result<std::string> user = CompactObject(head_.user);
-  if (!user.ok()) return user.status();
-  std::string text = "{\n\"format\": ";
-  AppendJsonString(&text, kFormatName);
-  text += ",\n\"version\": " + std::to_string(kStepManifestVersion) + ",\n\"job\": ";
-  AppendJsonString(&text, head_.job);
-  text += ",\n\"step\": " + std::to_string(head_.step);
-  text += ",\n\"incarnation\": " + std::to_string(head_.incarnation);
-  text += ",\n\"world_size\": " + std::to_string(head_.world_size);
-  text += ",\n\"chunk_bytes\": " + std::to_string(head_.chunk_bytes);
-  text += ",\n\"time\": \"" + PrintTime(head_.time_s) + "\",\n\"user\": " + *user + ",\n\"ranks\": [";
-  // Into the ranks' text, which may be most of the memory there is: one copy of it, not two.
-  ranks_.insert(0, text);
-  ranks_ += "\n],\n";
-  ranks_ += TailOf(ranks_);
-  if (ranks_.size() > kStepManifestBytesMax) {
-    return Error(Code::kInvalidArgument, "manifest of %zu bytes, limit %" PRIu64 ": save fewer files",
-                 ranks_.size(), kStepManifestBytesMax);
-  }
-  return std::move(ranks_);
+  text_ += "\n],\n";
+  text_ += TailOf(text_);
+  ROPETEAM_RETURN_IF_ERROR(CheckSize());
+  return std::move(text_);
 }
 
 Result<StepHead> ParseStepManifest(std::string_view text, const std::function<Status(RankEntry&&)>& each) {

@@ -59,7 +59,7 @@ class Restorer {
     }
     Result<SafetensorsHeader> header = ParseSafetensors(head);
     if (!header.ok()) return header.status();
-    header_ = *std::move(header);
+    header_ = std::move(header).value();
     if (header_.data_bytes != file.bytes - file.header_bytes) {
       return Error(Code::kCorrupt, "its tensors have %" PRIu64 " bytes, the file has %" PRIu64,
                    header_.data_bytes, file.bytes - file.header_bytes);
