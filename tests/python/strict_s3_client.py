@@ -62,7 +62,7 @@ class Client:
     def __init__(self, port, access=ACCESS, secret=SECRET, token=None, region=REGION, context=None):
         self.port, self.access, self.secret, self.token, self.region = port, access, secret, token, region
         self.connection = (
-            http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+            http.client.HTTPConnection("127.0.0.1", port, timeout=60)
             if context is None
             else http.client.HTTPSConnection("localhost", port, timeout=10, context=context)
         )
@@ -145,7 +145,7 @@ class Server:
         self.port = json.loads(self.process.stdout.readline())["port"]
 
     def control(self, name, document=None):
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         connection.request("GET" if document is None else "POST", f"/_control/{name}", json.dumps(document))
         answer = connection.getresponse()
         body = answer.read()
@@ -215,7 +215,7 @@ def finish(s3, upload, parts, key="/one/big", checksum=True, headers=None):
 
 
 def raw(server):
-    sock = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+    sock = socket.create_connection(("127.0.0.1", server.port), timeout=60)
     return sock, sock.makefile("rb")
 
 

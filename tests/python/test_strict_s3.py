@@ -469,7 +469,10 @@ def test_what_complete_refuses(s3):
     assert code(PARTS, headers={"x-amz-checksum-crc32c": "x"}) == "InvalidRequest"
     assert code(PARTS, headers={"x-amz-checksum-type": "COMPOSITE"}) == "InvalidRequest"
     assert code(PARTS, headers={"x-amz-mp-object-size": "7"}) == "InvalidRequest"
-    wrong = f"<Part><PartNumber>1</PartNumber><ETag>{hashlib.md5(PARTS[0][1]).hexdigest()}</ETag><ChecksumCRC32C>AAAAAA==</ChecksumCRC32C></Part>"
+    etag = hashlib.md5(PARTS[0][1]).hexdigest()
+    wrong = (
+        f"<Part><PartNumber>1</PartNumber><ETag>{etag}</ETag><ChecksumCRC32C>AAAAAA==</ChecksumCRC32C></Part>"
+    )
     for body, expected in ((wrong, "InvalidPart"), ("<Part/>", "MalformedXML"), ("<", "MalformedXML")):
         body = f"<CompleteMultipartUpload>{body}</CompleteMultipartUpload>".encode()
         assert s3("POST", "/one/big", {"uploadId": upload}, body=body).code == expected
@@ -638,9 +641,18 @@ def test_options_for_benches_and_limits():
     assert reply.headers["x-goog-hash"] == f"crc32c={value}" and reply.headers["x-goog-generation"] == "1"
     assert s3("HEAD", "/one/a").headers["content-length"] == str(len(data))
     assert s3("GET", "/one/a").status == 501
+    wrong = {"x-amz-checksum-crc32c": value, "content-md5": md5(b"")}  # one that is sent is verified
+    assert s3("PUT", "/one/a", headers=wrong, body=data).code == "BadDigest"
     assert Client(server.port)("PUT", "/one/b", body=bytes(1000001)).status == 507
     state = server.control("state")
     assert state["memory"] == 0 and len(state["log"]) == 3
+    server.close()
+    server = Server("--no-verify-large")
+    s3, wrong = Client(server.port), {"x-amz-checksum-crc32c": "AAAAAA=="}
+    assert s3("PUT", "/one/a", headers=wrong, body=data).status == 200
+    assert s3("GET", "/one/a").body == data
+    assert s3("PUT", "/one/b", headers=wrong, body=data[:1000]).code == "BadDigest"
+    s3.connection.close()
     server.close()
 
 

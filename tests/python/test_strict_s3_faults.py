@@ -209,7 +209,7 @@ def test_fault_refuse_continue(server, s3):
 
 
 def plain(server, method, path, headers=None, body=None):
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     connection.request(method, path, body, headers or {})
     reply = connection.getresponse()
     body = reply.read()
@@ -281,3 +281,21 @@ def test_sts(server):
     ):
         status, body = plain(server, "POST", "/_sts/", body=good.replace(old, new))
         assert status == 400 and b"<Code>" + code in body
+
+
+# Connections
+
+
+def test_connections_that_hang_or_are_dropped_touch_no_other(server):
+    server.control("settings", {"hang_connections": 1})
+    hanging, file = raw(server)
+    hanging.settimeout(None)
+    hanging.sendall(head(fresh(server), "GET", "/one/a"))
+    assert fresh(server)("GET", "/one/a").status == 404
+    server.control("reset", {})
+    # Its request was never read, so that the end is a reset.
+    with pytest.raises(ConnectionResetError):
+        file.read(1)
+    server.control("settings", {"drop_connections": 1})
+    assert isinstance(broken(fresh(server), "GET", "/one/a"), (ConnectionError, http.client.HTTPException))
+    assert fresh(server)("GET", "/one/a").status == 404

@@ -66,7 +66,7 @@ def crc32c_is_fast() -> bool:
 
 
 def crc32c(data: Any, crc: int = 0) -> int:
-    """Of `data` after bytes whose checksum was `crc`. The fallback does some 5 MB/s: for small bodies only."""
+    """Of `data` after bytes whose checksum was `crc`. Without ISA-L it is slow: 20 MB/s."""
     view = memoryview(data).cast("B")
     if _isal is None:
         return _crc32c_python(view, crc)

@@ -1,17 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/_control/: what tests look at and change. Unsigned; JSON in and out.
+"""/_control/: what tests look at and change. Requests are not signed. JSON in and out.
 
-GET  /_control/state?log=N      all there is; the last N (100) requests
-GET  /_control/object?bucket=B&key=K        the bytes of an object
-POST /_control/reset            no objects, uploads, faults, log, clock skew; the first region and keys again
-POST /_control/fault            one fault, or a list of them: faults.py; {"clear": true} forgets all
-POST /_control/put              {"bucket", "key", "text" | "base64" | "zeros": bytes, "metadata": {}, "headers": {},
-                                "flip": offset of a byte to spoil, after the checksums were taken; "checksum": true}
-POST /_control/upload           {"bucket", "key", "age_s", "parts": {"1": text}, "algorithm", "type"}: unfinished
-POST /_control/delete           {"bucket", "key"} or {"bucket", "upload_id"}
-POST /_control/credentials      {"access_key", "secret_key", "session_token", "expires_in_s", "serve"}, or
-                                {"mint": true}, or {"expire": true, "access_key"}; and {"lifetime_s", "renew"}
-POST /_control/settings         {"region", "skew_s", "read_only": {"bucket": true}, "conditional", "checksums"}
+GET /_control/state?log=N
+    All there is: objects, uploads, counts of requests, faults, and the last N (100) requests.
+GET /_control/object?bucket=B&key=K
+    The bytes of an object.
+POST /_control/reset
+    Removes objects, uploads, faults, log and clock skew. The region and the keys are those of the start again.
+POST /_control/fault
+    One fault, or a list of them (faults.py). {"clear": true} removes all.
+POST /_control/put
+    {"bucket", "key", "text" | "base64" | "zeros": bytes, "metadata": {}, "headers": {}, "checksum": true}. With
+    "flip": N, byte N is spoiled after the checksums were computed.
+POST /_control/upload
+    An unfinished upload: {"bucket", "key", "age_s", "parts": {"1": text}, "algorithm", "type"}.
+POST /_control/delete
+    {"bucket", "key"} or {"bucket", "upload_id"}.
+POST /_control/credentials
+    Adds a key: {"access_key", "secret_key", "session_token", "expires_in_s", "serve": true}; or makes one:
+    {"mint": true}. The fake endpoints serve the last one. {"expire": true, "access_key"}: it, or every key, has
+    expired. {"lifetime_s"}: of keys that are made. {"renew": false}: the endpoints serve expired keys too.
+POST /_control/settings
+    {"region", "skew_s", "read_only": {"bucket": true}, "conditional", "checksums"}. "hang_connections": N: the next
+    N connections are accepted and get no byte, not even of a TLS handshake. "drop_connections": N: they are closed.
 """
 
 from __future__ import annotations
@@ -218,12 +229,15 @@ def _credentials(service: Service, document: dict) -> dict:
 
 
 def _settings(service: Service, document: dict) -> None:
-    unknown = set(document) - {"region", "skew_s", "read_only", "conditional", "checksums"}
+    counts = {"hang_connections", "drop_connections"}
+    unknown = set(document) - {"region", "skew_s", "read_only", "conditional", "checksums"} - counts
     if unknown:
         raise ValueError(f"unknown {', '.join(sorted(unknown))}")
     service.region = document.get("region", service.region)
     service.skew_s = float(document.get("skew_s", service.skew_s))
     service.conditional = document.get("conditional", service.conditional)
     service.use_checksums = document.get("checksums", service.use_checksums)
+    service.hang_connections = int(document.get("hang_connections", service.hang_connections))
+    service.drop_connections = int(document.get("drop_connections", service.drop_connections))
     for name, value in document.get("read_only", {}).items():
         service.store.bucket(name).read_only = bool(value)

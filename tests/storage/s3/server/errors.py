@@ -14,6 +14,10 @@ CODES: dict[str, tuple[int, str]] = {
     "AuthorizationHeaderMalformed": (400, "The authorization header is malformed."),
     "BadDigest": (400, "The Content-MD5 you specified did not match what we received."),
     "BadRequest": (400, "Bad Request"),
+    "ConditionalRequestConflict": (
+        409,
+        "The conditional request cannot succeed due to a conflicting operation against this resource.",
+    ),
     "EntityTooLarge": (400, "Your proposed upload exceeds the maximum allowed size"),
     "EntityTooSmall": (400, "Your proposed upload is smaller than the minimum allowed size"),
     "ExpectationFailed": (417, "Expectation Failed"),

@@ -1,32 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults that are set from outside. Each fires for the requests that it matches, and tells in the log that it did.
+"""Faults that tests set. Each fires for the requests that it matches; the log says which faults a request met.
 
-A fault is a JSON object. "kind" says what happens; its members:
+A fault is a JSON object: "kind", "match", "nth", "count", and the members of its kind.
 
-    status              "status": 503, "code": "SlowDown", "message", "headers": {"Retry-After": "1"}, "when", "close"
-    stall               "seconds": no answer for so long, then on as usual; "when"
-    lost_ack            done, but the connection is closed (or, with "reset": true, reset) in place of the answer
-    reset               "after_bytes" of the body, "where": "request" or "reply" (by default where the data goes)
-    slow                "bytes_per_s" of the body, "where"
-    truncate            the reply's body ends after "after_bytes": its Content-Length says more
-    corrupt             the lowest bit of the reply's byte at "offset" is flipped
-    wrong_checksum      x-amz-checksum-* and x-goog-hash of the reply are others; so are those in its XML
-    error_in_200        CompleteMultipartUpload: 200 with an error for a body: "code", "effect": true if it was done,
-                        "spaces": how many of them come before it
-    abort_upload        somebody else aborts the upload that this request is about, just before it
-    expire_credentials  the request's key, and with "all": true every key, is expired from now on
-    redirect            "status": 301 or 307, "region", "location"; with "move": true the server is of that region then
-    clock_skew          "seconds" that the server's clock is ahead of the truth from now on
-    listing             "mode": "duplicate" every entry, "empty" page first, "short" pages of one entry,
-                        "same_token" for ever, "no_token" though the page says that there is more
-    close_idle          the connection is closed "after_s" (0) seconds after the answer, which says nothing of it; with
-                        "when": "next_request", it is reset when the next request arrives, unread
-    refuse_continue     417 to "Expect: 100-continue"; with "ignore": true, neither 100 nor 417: the body is awaited
+match   any of "method", "operation" (its name in /_control/state), "bucket", "key" (a part of it), "query" (a
+        parameter's name), "header" (a header's name), "part" (a part's number)
+nth     the first matching request that it fires for; 1
+count   for how many requests it fires; 1. 0: for all that follow
+when    "before_body" (the default: the body is not read), "after_body" (read, without effect), "after_effect"
 
-"when" is "before_body" (the default: the body is not read), "after_body" (read, without effect) or "after_effect".
-"match" holds any of "method", "operation" (as in /_control/state), "bucket", "key" (a part of it), "query" (a
-parameter's name), "header" (a header's name), "part" (a part's number). "nth" (1) is the first matching request it
-fires for, "count" (1) for how many from there on; 0 is for ever.
+status              an error: "status": 503, "code", "message", "headers": {"Retry-After": "1"}, "when", "close"
+stall               no answer for "seconds", then on as usual; "when"
+lost_ack            done, but the connection is closed, or with "reset": true reset, in place of the answer
+reset               the connection is reset after "after_bytes" of the body; "where": "request" or "reply". By
+                    default it is the request's body for PUT and POST, the reply's for all others
+slow                a body at "bytes_per_s"; "where"
+truncate            the reply's body ends after "after_bytes"; its Content-Length says more
+corrupt             the lowest bit of the reply's byte at "offset" is flipped
+wrong_checksum      x-amz-checksum-* and x-goog-hash of the reply are wrong, and so is ChecksumCRC32C in its XML
+error_in_200        CompleteMultipartUpload answers 200 with an error for a body: "code"; "effect": true: it was
+                    done all the same; "spaces": how many of them come before the error
+abort_upload        somebody else aborts the upload of this request, just before it
+expire_credentials  the request's key has expired from now on; with "all": true, every key has
+redirect            "status": 301 or 307, "region", "location"; "move": true: the server has that region then
+clock_skew          the server's clock is "seconds" ahead from now on
+listing             "mode": "duplicate": each entry comes twice; "empty": the first page has no entry; "short": pages
+                    of one entry; "same_token": the token does not change; "no_token": more, but no token
+close_idle          the connection is closed "after_s" (0) seconds after an answer that does not announce it; with
+                    "when": "next_request", it is reset when the next request arrives, which is not read
+refuse_continue     417 to "Expect: 100-continue"; with "ignore": true, no answer to it: the body is awaited
 """
 
 from __future__ import annotations
@@ -70,7 +72,13 @@ NEEDED = {
 }
 MATCHES = {"method", "operation", "bucket", "key", "query", "header", "part"}
 SLOW_PIECES_PER_S = 20  # a slow body comes in so many pieces a second
-CODE_OF_STATUS = {429: "TooManyRequests", 500: "InternalError", 503: "SlowDown", 403: "AccessDenied"}
+CODE_OF_STATUS = {
+    403: "AccessDenied",
+    409: "ConditionalRequestConflict",
+    429: "TooManyRequests",
+    500: "InternalError",
+    503: "SlowDown",
+}
 
 
 class Fault:

@@ -109,7 +109,9 @@ class Expected:
         wanted = {self.algorithm} if self.algorithm else set()
         if self.payload != UNSIGNED:
             wanted.add("SHA256")
-        return wanted
+        if self.md5 is not None:
+            wanted.add("MD5")
+        return wanted | set(self.goog)
 
     def check(self, intake: Intake) -> None:
         """The body that arrived against all of it."""

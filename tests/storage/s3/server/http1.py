@@ -23,7 +23,9 @@ CHUNK_BYTES = (
     1 << 20
 )  # of one receive call: as much as a socket holds; what is hashed is then still in the cache
 TURN_BYTES = 8 << 20  # received before other connections get their turn
-LINGER_S = 2.0  # how long an early answer's connection takes in what the client still sends, so that no reset eats it
+LINGER_S = (
+    30.0  # after an early answer, what the client still sends is read for so long: a reset would eat it
+)
 
 
 class Closed(Exception):

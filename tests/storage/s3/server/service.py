@@ -99,6 +99,7 @@ class Service:
         self.faults = Faults()
         self.connections_accepted = 0
         self._running: set[asyncio.Task] = set()
+        self._hanging: list[socket.socket] = []
         self._tls: ssl.SSLContext | None = None
         if options.tls_cert:
             self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -119,6 +120,10 @@ class Service:
         self.skew_s = 0.0
         self.conditional: bool = not options.no_conditional
         self.use_checksums: bool = not options.no_checksums
+        self.hang_connections = self.drop_connections = 0
+        for sock in self._hanging:
+            sock.close()
+        self._hanging.clear()
         self.faults.known.clear()
         self.counts: collections.Counter[str] = collections.Counter()
         self.log: collections.deque[dict[str, Any]] = collections.deque(maxlen=options.log_requests)
@@ -133,6 +138,14 @@ class Service:
         while True:
             sock, _ = await loop.sock_accept(listener)
             self.connections_accepted += 1
+            if self.drop_connections:
+                self.drop_connections -= 1
+                sock.close()
+                continue
+            if self.hang_connections:
+                self.hang_connections -= 1
+                self._hanging.append(sock)
+                continue
             task = loop.create_task(self._serve_connection(sock, self.connections_accepted))
             self._running.add(task)
             task.add_done_callback(self._running.discard)
@@ -251,6 +264,8 @@ class Service:
             request.faults = self.faults.take(request)
             request.faults.at_head(request)
             await request.faults.before_body(request)
+            if not request.remaining:
+                await request.faults.after_body(request)
             response = await self._serve_fake(request)
             await request.faults.after_effect(request)
             return response

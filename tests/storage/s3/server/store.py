@@ -61,7 +61,7 @@ class Intake:
         if size > LARGE_BYTES and store.verify_large == "nothing":
             wanted = set()
         elif size > LARGE_BYTES and store.verify_large == "crc":
-            wanted.discard("MD5")
+            wanted -= {"MD5"} - algorithms
         elif size > LARGE_BYTES and not checksums.crc32c_is_fast():
             wanted -= {"CRC32C"} - algorithms  # only for /_control/state then
         self._digests = {name: checksums.new(name) for name in sorted(wanted)}

@@ -1,29 +1,39 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A small strict S3 for tests and benches: what S3 refuses, it refuses, with S3's codes; and it fails on demand.
+"""A small strict S3 server for tests and benches. It refuses what S3 refuses, with S3's codes, and fails on demand.
 
     python3 strict_s3.py --port 0 --bucket b --access-key K --secret-key S [--until-stdin-closes]
 
-The first line on its standard output is {"port": N}: from then on it listens, and answers. It needs nothing but
-Python 3.11; with ISA-L (libisal2) there, CRC32C is fast.
+The first line of its standard output is {"port": N}. From then on it accepts connections. It needs Python 3.11 and
+nothing else. With ISA-L (Debian's libisal2) its CRC32C is fast.
 
-From a C++ test: give it a pipe for standard input, another for standard output, start it with fork() and execvp()
-(or posix_spawnp()) with --until-stdin-closes, and read one line of its output: the port. It ends when the write end of
-its standard input is closed, so also when the test dies; SIGTERM ends it too. Then, over any HTTP client:
+To start it from a C++ test:
 
-    http://127.0.0.1:PORT                   the endpoint, path style; BUCKET.localhost:PORT is virtual-host style
-    http://127.0.0.1:PORT/_control/…        what tests look at and change: control.py; the faults: faults.py
-    http://127.0.0.1:PORT/_imds/            for AWS_EC2_METADATA_SERVICE_ENDPOINT (version 2; /latest/… also at the root)
-    http://127.0.0.1:PORT/_container/x      for AWS_CONTAINER_CREDENTIALS_FULL_URI, with AWS_CONTAINER_AUTHORIZATION_TOKEN
-    http://127.0.0.1:PORT/_sts/             AssumeRoleWithWebIdentity
+1. Make two pipes, and give the server one as standard input, the other as standard output (posix_spawnp() with
+   file actions). Set O_CLOEXEC on the test's own ends, or a child that inherits them keeps the server alive.
+2. Pass --until-stdin-closes. The server then ends when the test closes its end, and also when the test dies.
+   SIGTERM ends it too.
+3. Read one line from its standard output, with a timeout. It is the port.
+4. Before each test case: POST /_control/reset. After it: GET /_control/state.
 
-Strict means, among others: every request's Signature Version 4, its region, date and token; Content-Length, Content-MD5,
-x-amz-content-sha256, x-amz-checksum-crc32c against the bytes that arrived; parts' numbers, sizes, order, ETags and
-checksums; encryption headers where they belong. Streaming signatures, chunked bodies, presigned URLs, ACLs, tags, copies,
-versions and CRC64NVME are refused.
+Under http://127.0.0.1:PORT (https:// with --tls-cert and --tls-key) there are:
 
-For benches: --no-md5-large (ETags of bodies over 1 MiB are no MD5s, as with KMS keys; CRC32C is verified still),
---no-verify-large (only their sizes are), --discard (of such bodies only sizes and checksums are kept; reading one is 501).
+    /BUCKET/KEY         S3, path style. Virtual-host style is BUCKET.localhost:PORT (--domain)
+    /_control/...       what tests look at and change (control.py), and the faults (faults.py)
+    /_imds/             for AWS_EC2_METADATA_SERVICE_ENDPOINT, version 2 only; /latest/... answers at the root too
+    /_container/...     for AWS_CONTAINER_CREDENTIALS_FULL_URI; the token is --container-token
+    /_sts/              AssumeRoleWithWebIdentity; the token is --web-identity-token
+
+It verifies, among others: Signature Version 4 of every request, its region, date and token; Content-Length,
+Content-MD5, x-amz-content-sha256, x-amz-checksum-crc32c against the bytes that arrived; the numbers, sizes, order,
+ETags and checksums of parts; encryption headers. It does not support: streaming signatures, chunked bodies, presigned
+URLs, ACLs, tags, copies, versions, CRC64NVME. It says NotImplemented to those.
+
+For benches:
+
+    --no-md5-large      ETags of bodies over 1 MiB are no MD5s, as with KMS keys. CRC32C is still verified.
+    --no-verify-large   Only the sizes of such bodies are checked.
+    --discard           Of such bodies only sizes and checksums are kept. To read one is 501.
 """
 
 from __future__ import annotations
