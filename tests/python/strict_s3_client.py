@@ -70,12 +70,15 @@ class Client:
     def sign(self, method, path, query, headers, payload, **change):
         at = change.get("at", time.time())
         stamp = change.get("stamp", time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(at)))
-        date, service = change.get("date", stamp[:8]), change.get("service", "s3")
+        google = change.get("google", False)
+        service = change.get("service", "storage" if google else "s3")
+        date, own = change.get("date", stamp[:8]), "x-goog-" if google else "x-amz-"
+        algorithm = "GOOG4-HMAC-SHA256" if google else "AWS4-HMAC-SHA256"
         signed = {
             "host": f"127.0.0.1:{self.port}",
             **{name.lower(): value for name, value in headers.items()},
         }
-        signed.update({"x-amz-date": stamp, "x-amz-content-sha256": payload})
+        signed.update({f"{own}date": stamp, f"{own}content-sha256": payload})
         if self.token is not None:
             signed["x-amz-security-token"] = self.token
         left_out = {name: signed.pop(name) for name in change.get("unsigned", ())}
@@ -84,15 +87,15 @@ class Client:
         lines = [method, quote(path, safe="/~"), "&".join(f"{n}={v}" for n, v in pairs)]
         lines += [f"{name}:{' '.join(signed[name].split())}" for name in sorted(signed)]
         canonical = "\n".join([*lines, "", names, payload])
-        scope = f"{date}/{self.region}/{service}/aws4_request"
-        to_sign = f"AWS4-HMAC-SHA256\n{stamp}\n{scope}\n{hashlib.sha256(canonical.encode()).hexdigest()}"
-        key = b"AWS4" + self.secret.encode()
+        scope = f"{date}/{self.region}/{service}/{'goog4' if google else 'aws4'}_request"
+        to_sign = f"{algorithm}\n{stamp}\n{scope}\n{hashlib.sha256(canonical.encode()).hexdigest()}"
+        key = algorithm.partition("-")[0].encode() + self.secret.encode()
         for part in scope.split("/"):
             key = hmac.digest(key, part.encode(), "sha256")
         signature = hmac.digest(key, to_sign.encode(), "sha256").hex()
         signed.update(left_out)
         signed["authorization"] = change.get("authorization") or (
-            f"AWS4-HMAC-SHA256 Credential={self.access}/{scope}, SignedHeaders={names}, Signature={signature}"
+            f"{algorithm} Credential={self.access}/{scope}, SignedHeaders={names}, Signature={signature}"
         )
         return signed
 

@@ -102,7 +102,7 @@ def test_each_wrong_authorization_has_its_code(server):
 
     now = time.time()
     assert code(without=["authorization"]) == (403, "AccessDenied")
-    assert code(authorization="AWS AK:sig") == (400, "InvalidRequest")
+    assert code(authorization="AWS AK:sig") == code(google=True) == (400, "InvalidRequest")
     assert code(authorization="AWS4-HMAC-SHA256 Credential=x") == (400, "AuthorizationHeaderMalformed")
     assert code(fresh(server, access="nobody")) == (403, "InvalidAccessKeyId")
     assert code(service="ec2") == (400, "AuthorizationHeaderMalformed")
@@ -630,15 +630,12 @@ def test_crc32c_without_a_helper_is_the_same():
 
 
 def test_options_for_benches_and_limits():
-    server = Server(
-        "--discard", "--no-md5-large", "--memory-limit", "1000000", "--gcs", "--log-requests", "3"
-    )
+    server = Server("--discard", "--no-md5-large", "--memory-limit", "1000000", "--log-requests", "3")
     s3, data = Client(server.port), bytes(2 << 20)
     value = checksums.encode(checksums.crc32c(data).to_bytes(4, "big"))
     assert s3("PUT", "/one/a", headers={"x-amz-checksum-crc32c": "AAAAAA=="}, body=data).code == "BadDigest"
     reply = s3("PUT", "/one/a", headers={"x-amz-checksum-crc32c": value}, body=data)
     assert reply.status == 200 and reply.headers["etag"] != f'"{hashlib.md5(data).hexdigest()}"'
-    assert reply.headers["x-goog-hash"] == f"crc32c={value}" and reply.headers["x-goog-generation"] == "1"
     assert s3("HEAD", "/one/a").headers["content-length"] == str(len(data))
     assert s3("GET", "/one/a").status == 501
     wrong = {"x-amz-checksum-crc32c": value, "content-md5": md5(b"")}  # one that is sent is verified
@@ -652,6 +649,36 @@ def test_options_for_benches_and_limits():
     assert s3("PUT", "/one/a", headers=wrong, body=data).status == 200
     assert s3("GET", "/one/a").body == data
     assert s3("PUT", "/one/b", headers=wrong, body=data[:1000]).code == "BadDigest"
+    s3.connection.close()
+    server.close()
+
+
+def test_google_s_dialect():
+    server = Server("--gcs", "--no-conditional")
+    s3 = Client(server.port, region="auto")
+    headers = {
+        "x-goog-if-generation-match": "0",
+        "x-goog-hash": f"crc32c={crc(b'abc')}",
+        "x-goog-meta-a": "b",
+    }
+    reply = s3("PUT", "/one/a", headers=headers, body=b"abc", google=True)
+    assert reply.status == 200, reply.body
+    assert s3("PUT", "/one/a", headers=headers, body=b"abc", google=True).code == "PreconditionFailed"
+    reply = s3("GET", "/one/a", google=True)
+    assert reply.headers["x-goog-hash"] == f"crc32c={crc(b'abc')},md5={md5(b'abc')}"
+    assert (reply.headers["x-goog-generation"], reply.headers["x-goog-meta-a"]) == ("1", "b")
+    upload = s3("POST", "/one/big", {"uploads": ""}, body=b"", google=True).xml.findtext("UploadId")
+    reply = s3("PUT", "/one/big", {"partNumber": "1", "uploadId": upload}, body=b"abc", google=True)
+    assert reply.headers["x-goog-hash"] == f"crc32c={crc(b'abc')},md5={md5(b'abc')}"
+    wrong = {"x-goog-hash": f"crc32c={crc(b'abd')}"}
+    assert s3("PUT", "/one/b", headers=wrong, body=b"abc", google=True).code == "BadDigest"
+    assert s3("PUT", "/one/b", headers={"x-amz-meta-a": "b"}, body=b"", google=True).code == "InvalidRequest"
+    reply = s3("PUT", "/one/b", headers=headers, body=b"", google=True, unsigned=["x-goog-hash"])
+    assert reply.code == "AccessDenied"
+    other = fresh(server, region="auto", secret="other")
+    assert other("GET", "/one/a", google=True).code == "SignatureDoesNotMatch"
+    assert s3("GET", "/one/a").status == 200  # S3's signatures are good there too
+    assert s3("PUT", "/one/c", headers={"if-none-match": "*"}, body=b"").code == "NotImplemented"
     s3.connection.close()
     server.close()
 

@@ -145,6 +145,7 @@ class Request:
     bucket: str = ""
     key: str = ""
     payload: str = ""  # what the signature says of the body: its SHA-256, or UNSIGNED-PAYLOAD
+    google: bool = False  # signed in Google's dialect: its headers are x-goog-
     faults: Any = None
 
     @property

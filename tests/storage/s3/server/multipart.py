@@ -11,7 +11,16 @@ import checksums
 import headers as request_headers
 from errors import S3Error, xml_document
 from http1 import Request, Response
-from objects import check_length, crc_of, etag_of, goog_headers, parse_document, receive_document, take_in
+from objects import (
+    check_length,
+    crc_of,
+    etag_of,
+    goog_hash,
+    goog_headers,
+    parse_document,
+    receive_document,
+    take_in,
+)
 from store import Bucket, Checksum, Object, Part, Upload, new_upload_id
 
 if TYPE_CHECKING:
@@ -104,6 +113,7 @@ async def upload_part(service: Service, request: Request, bucket: Bucket) -> Res
     )
     upload.parts[int(number)] = part
     answer = {"ETag": f'"{part.etag}"', **request_headers.encryption_of(upload.headers)}
+    answer.update(goog_hash(service, crc, intake.digest("MD5")))
     if part.checksum is not None:
         answer[request_headers.CHECKSUM + part.checksum.algorithm.lower()] = part.checksum.value
     return Response(headers=answer)

@@ -86,19 +86,22 @@ async def put_object(service: Service, request: Request, bucket: Bucket) -> Resp
     return Response(headers=answer)
 
 
+def goog_hash(service: Service, crc: int | None, md5: bytes | None) -> dict[str, str]:
+    """Google's, with --gcs."""
+    hashes = []
+    if crc is not None:
+        hashes.append("crc32c=" + checksums.encode(crc.to_bytes(4, "big")))
+    if md5 is not None:
+        hashes.append("md5=" + checksums.encode(md5))
+    return {"x-goog-hash": ",".join(hashes)} if hashes and service.gcs else {}
+
+
 def goog_headers(service: Service, found: Object) -> dict[str, str]:
     """Google's beside S3's, with --gcs."""
     if not service.gcs:
         return {}
-    hashes = []
-    if found.crc32c is not None:
-        hashes.append("crc32c=" + checksums.encode(found.crc32c.to_bytes(4, "big")))
-    if found.md5 is not None:
-        hashes.append("md5=" + checksums.encode(found.md5))
     answer = {"x-goog-generation": str(found.generation), "x-goog-stored-content-length": str(found.size)}
-    if hashes:
-        answer["x-goog-hash"] = ",".join(hashes)
-    return answer
+    return {**answer, **goog_hash(service, found.crc32c, found.md5)}
 
 
 def _part(request: Request, found: Object) -> tuple[int, int] | None:

@@ -119,7 +119,7 @@ class Service:
         self.region: str = options.region
         self.skew_s = 0.0
         self.conditional: bool = not options.no_conditional
-        self.use_checksums: bool = not options.no_checksums
+        self.use_checksums: bool = not (options.no_checksums or options.gcs)
         self.hang_connections = self.drop_connections = 0
         for sock in self._hanging:
             sock.close()
@@ -220,7 +220,15 @@ class Service:
         common = {"x-amz-id-2": secrets.token_urlsafe(24), "x-amz-request-id": request_id}
         common.update({"Date": http_date(self.now()), "Server": "AmazonS3"})
         response.headers = {**common, **response.headers}
+        if request.google:
+            self._rename(response.headers, "x-amz-", "x-goog-", ("meta-", "storage-class"))
         return await send_response(request, response, fired)
+
+    @staticmethod
+    def _rename(headers: dict[str, str], old: str, new: str, ends: tuple[str, ...]) -> None:
+        """Google's names for what is kept by S3's."""
+        for name in [name for name in headers if name.startswith(tuple(old + end for end in ends))]:
+            headers[new + name[len(old) :]] = headers.pop(name)
 
     def error_body(self, request: Request, error: S3Error, request_id: str = "0") -> bytes:
         return error.body(request.raw_path, request_id, secrets.token_urlsafe(24))
@@ -276,7 +284,10 @@ class Service:
         request.operation = operation_of(request.method, request.bucket, request.key, request.query)
         request.faults = self.faults.take(request)
         self._happen_before(request)
-        request.payload = signature.verify(request, self.credentials, self.region, self.now())
+        regions = [self.region, "auto"] if self.gcs else [self.region]
+        signature.verify(request, self.credentials, regions, self.now(), self.gcs)
+        if request.google:
+            self._rename(request.headers, "x-goog-", "x-amz-", ("meta-", "storage-class"))
         if len(request.key.encode()) > KEY_BYTES_MAX:
             raise S3Error("KeyTooLongError", Size=len(request.key.encode()), MaxSizeAllowed=KEY_BYTES_MAX)
         bucket = self.store.bucket(request.bucket)

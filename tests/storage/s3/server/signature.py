@@ -21,8 +21,24 @@ UNSIGNED = "UNSIGNED-PAYLOAD"
 EMPTY = hashlib.sha256(b"").hexdigest()
 
 
+@dataclass(frozen=True)
+class Dialect:
+    """The two spellings of one scheme."""
+
+    algorithm: str
+    key_prefix: str
+    service: str
+    terminal: str
+    headers: str  # what its own headers begin with
+
+
+AMAZON = Dialect("AWS4-HMAC-SHA256", "AWS4", "s3", "aws4_request", "x-amz-")
+GOOGLE = Dialect("GOOG4-HMAC-SHA256", "GOOG4", "storage", "goog4_request", "x-goog-")
+
+
 @dataclass
 class Authorization:
+    dialect: Dialect
     access_key: str
     date: str
     region: str
@@ -32,12 +48,13 @@ class Authorization:
     signature: str
 
 
-def parse_authorization(header: str) -> Authorization:
+def parse_authorization(header: str, gcs: bool = False) -> Authorization:
     def malformed(what: str) -> S3Error:
         return S3Error("AuthorizationHeaderMalformed", f"The authorization header is malformed; {what}")
 
     algorithm, _, rest = header.partition(" ")
-    if algorithm != "AWS4-HMAC-SHA256":
+    dialect = GOOGLE if gcs and algorithm == GOOGLE.algorithm else AMAZON
+    if algorithm != dialect.algorithm:
         raise S3Error(
             "InvalidRequest",
             "The authorization mechanism you have provided is not supported. Please use AWS4-HMAC-SHA256.",
@@ -59,21 +76,21 @@ def parse_authorization(header: str) -> Authorization:
         raise malformed(
             f'incorrect date format "{scope[1]}". This date in the credential must be in the format "yyyyMMdd".'
         )
-    if scope[3] != "s3":
-        raise malformed(f'incorrect service "{scope[3]}". This endpoint belongs to "s3".')
-    if scope[4] != "aws4_request":
-        raise malformed(f'incorrect terminal "{scope[4]}". This endpoint uses "aws4_request".')
+    if scope[3] != dialect.service:
+        raise malformed(f'incorrect service "{scope[3]}". This endpoint belongs to "{dialect.service}".')
+    if scope[4] != dialect.terminal:
+        raise malformed(f'incorrect terminal "{scope[4]}". This endpoint uses "{dialect.terminal}".')
     signed = fields["SignedHeaders"].split(";")
     if signed != sorted(set(signed)) or any(name != name.lower() or not name for name in signed):
         raise malformed("SignedHeaders must be in lower case and sorted, each once.")
     if not re.fullmatch("[0-9a-f]{64}", fields["Signature"]):
         raise malformed("the Signature must be 64 hexadecimal digits in lower case.")
-    return Authorization(*scope, signed, fields["Signature"])
+    return Authorization(dialect, *scope, signed, fields["Signature"])
 
 
-def request_time(headers: dict[str, str]) -> tuple[str, int]:
+def request_time(headers: dict[str, str], dialect: Dialect) -> tuple[str, int]:
     """The signature's time stamp, and the same as seconds."""
-    stamp = headers.get("x-amz-date")
+    stamp = headers.get(dialect.headers + "date")
     try:
         if stamp is None:
             parsed = email.utils.parsedate_to_datetime(headers["date"])
@@ -85,8 +102,10 @@ def request_time(headers: dict[str, str]) -> tuple[str, int]:
         ) from None
 
 
-def payload_hash(headers: dict[str, str]) -> str:
-    value = headers.get("x-amz-content-sha256")
+def payload_hash(headers: dict[str, str], dialect: Dialect) -> str:
+    value = headers.get(dialect.headers + "content-sha256")
+    if value is None and dialect is GOOGLE:
+        return UNSIGNED
     if value is None:
         raise S3Error("InvalidRequest", "Missing required header for this request: x-amz-content-sha256")
     if value.startswith("STREAMING-"):
@@ -112,21 +131,22 @@ def canonical_request(request: Request, signed_headers: list[str], payload: str)
     return "\n".join([*lines, "", ";".join(signed_headers), payload])
 
 
-def signing_key(secret: str, date: str, region: str) -> bytes:
-    key = ("AWS4" + secret).encode()
-    for part in (date, region, "s3", "aws4_request"):
+def signing_key(secret: str, date: str, region: str, dialect: Dialect = AMAZON) -> bytes:
+    key = (dialect.key_prefix + secret).encode()
+    for part in (date, region, dialect.service, dialect.terminal):
         key = hmac.digest(key, part.encode(), "sha256")
     return key
 
 
-def check_scope(authorization: Authorization, stamp: str, region: str) -> None:
+def check_scope(authorization: Authorization, stamp: str, regions: list[str]) -> None:
     if authorization.date != stamp[:8]:
         raise S3Error(
             "AuthorizationHeaderMalformed",
             f'The authorization header is malformed; Invalid credential date "{authorization.date}". This date is not '
             f'the same as X-Amz-Date: "{stamp[:8]}".',
         )
-    if authorization.region != region:
+    region = regions[0]
+    if authorization.region not in regions:
         raise S3Error(
             "AuthorizationHeaderMalformed",
             f"The authorization header is malformed; the region '{authorization.region}' is wrong; expecting "
@@ -155,23 +175,29 @@ def check_token(credential: Credential, token: str | None, now: float) -> None:
         raise S3Error("ExpiredToken", Token_0=token)
 
 
-def verify(request: Request, credentials: Credentials, region: str, now: float) -> str:
-    """Checks the request's head; returns the payload's hash as signed, for the body's check."""
+def verify(request: Request, credentials: Credentials, regions: list[str], now: float, gcs: bool) -> None:
+    """Checks the request's head; notes the payload's hash as signed, for the body's check.
+
+    `regions`: those that a scope may name, the true one first. `gcs`: Google's dialect is good too.
+    """
     headers = request.headers
     if "X-Amz-Signature" in request.query:
         raise S3Error("NotImplemented", "Presigned URLs are not implemented.")
     if "authorization" not in headers:
         raise S3Error("AccessDenied")
-    authorization = parse_authorization(headers["authorization"])
-    payload = payload_hash(headers)
-    stamp, at = request_time(headers)
+    authorization = parse_authorization(headers["authorization"], gcs)
+    dialect = authorization.dialect
+    if dialect is GOOGLE and any(name.startswith(AMAZON.headers) for name in headers):
+        raise S3Error("InvalidRequest", "A request cannot have both x-goog- and x-amz- headers.")
+    payload = payload_hash(headers, dialect)
+    stamp, at = request_time(headers, dialect)
     credential = credentials.find(authorization.access_key)
     if credential is None:
         raise S3Error("InvalidAccessKeyId", AWSAccessKeyId=authorization.access_key)
-    check_scope(authorization, stamp, region)
+    check_scope(authorization, stamp, regions)
     check_time(stamp, at, now)
-    check_token(credential, headers.get("x-amz-security-token"), now)
-    must = {name for name in headers if name.startswith("x-amz-")} | {"host"}
+    check_token(credential, headers.get(dialect.headers + "security-token"), now)
+    must = {name for name in headers if name.startswith(dialect.headers)} | {"host"}
     unsigned = sorted(must - set(authorization.signed_headers))
     if unsigned:
         raise S3Error(
@@ -182,9 +208,9 @@ def verify(request: Request, credentials: Credentials, region: str, now: float) 
     canonical = canonical_request(request, authorization.signed_headers, payload).encode(
         "utf-8", "surrogateescape"
     )
-    scope = f"{authorization.date}/{region}/s3/aws4_request"
-    to_sign = f"AWS4-HMAC-SHA256\n{stamp}\n{scope}\n{hashlib.sha256(canonical).hexdigest()}"
-    key = signing_key(credential.secret, authorization.date, region)
+    scope = f"{authorization.date}/{authorization.region}/{dialect.service}/{dialect.terminal}"
+    to_sign = f"{dialect.algorithm}\n{stamp}\n{scope}\n{hashlib.sha256(canonical).hexdigest()}"
+    key = signing_key(credential.secret, authorization.date, authorization.region, dialect)
     if not hmac.compare_digest(hmac.digest(key, to_sign.encode(), "sha256").hex(), authorization.signature):
         raise S3Error(
             "SignatureDoesNotMatch",
@@ -195,4 +221,4 @@ def verify(request: Request, credentials: Credentials, region: str, now: float) 
             CanonicalRequest=canonical.decode("utf-8", "replace"),
             CanonicalRequestBytes=canonical.hex(" "),
         )
-    return payload
+    request.payload, request.google = payload, dialect is GOOGLE

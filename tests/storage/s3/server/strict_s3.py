@@ -82,7 +82,12 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     add("--web-identity-token", default="web-identity-token", help="that /_sts/ asks for")
     add("--region", default="us-east-1")
     add("--domain", default="localhost", help="BUCKET.DOMAIN is virtual-host style")
-    add("--gcs", action="store_true", help="answers with x-goog-generation and x-goog-hash")
+    add(
+        "--gcs",
+        action="store_true",
+        help="as Google's XML API: GOOG4-HMAC-SHA256 beside S3's signatures, region auto, x-goog-hash, "
+        "x-goog-generation, no x-amz-checksum-*",
+    )
     add(
         "--no-conditional",
         action="store_true",
