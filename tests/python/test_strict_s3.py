@@ -230,6 +230,12 @@ def test_wrong_digests_are_refused_and_nothing_is_kept(server):
         "InvalidRequest",
     )
     assert code(x_goog_hash="crc32c=AAAAAA==") == (400, "BadDigest")
+    assert code(x_goog_hash="crc32c=AAAA") == (400, "InvalidArgument")
+    assert code(x_amz_sdk_checksum_algorithm="ADLER", x_amz_checksum_crc32c=crc(b"abc")) == (
+        400,
+        "InvalidRequest",
+    )
+    assert code(x_amz_trailer="x-amz-checksum-crc32c") == (501, "NotImplemented")
     assert server.control("state")["objects"]["one"] == {}
     good = base64.b64encode(zlib.crc32(b"abc").to_bytes(4, "big")).decode()
     assert fresh(server)("PUT", "/one/a", headers={"x-amz-checksum-crc32": good}, body=b"abc").status == 200
@@ -247,6 +253,11 @@ def test_wrong_headers_of_an_object_are_refused(server):
         == "InvalidArgument"
     )
     assert code(x_amz_server_side_encryption_customer_algorithm="AES256") == "NotImplemented"
+    assert code(x_amz_server_side_encryption_bucket_key_enabled="maybe") == "InvalidArgument"
+    assert (
+        code(x_amz_server_side_encryption="aws:kms", x_amz_server_side_encryption_context="!")
+        == "InvalidArgument"
+    )
     assert code(x_amz_storage_class="CELLAR") == "InvalidStorageClass"
     assert code(x_amz_meta_a="x" * 2049) == "MetadataTooLarge"
     assert code(x_amz_acl="private") == "NotImplemented"
@@ -301,6 +312,9 @@ def test_conditions(server, s3):
         s3("DELETE", "/one/a")
     assert s3("PUT", "/one/a", headers={"if-none-match": '"etag"'}, body=b"1").code == "NotImplemented"
     assert s3("PUT", "/one/a", headers={"if-match": '"x"'}, body=b"1").code == "NoSuchKey"
+    assert (
+        s3("PUT", "/one/a", headers={"x-goog-if-generation-match": "x"}, body=b"1").code == "InvalidArgument"
+    )
     etag = s3("PUT", "/one/a", body=b"1").headers["etag"]
     assert s3("GET", "/one/a", headers={"if-match": etag}).status == 200
     assert s3("GET", "/one/a", headers={"if-match": '"x"'}).code == "PreconditionFailed"
@@ -577,6 +591,18 @@ def test_an_early_refusal_reaches_a_client_that_goes_on_sending(server, s3):
     assert (reply.status, reply.code, reply.headers["connection"]) == (404, "NoSuchBucket", "close")
 
 
+def test_an_object_that_is_replaced_while_it_is_read_stays_as_it_was(server, s3):
+    size = 24 << 20  # more than the sockets hold
+    s3("PUT", "/one/a", body=b"a" * size)
+    sock, file = raw(server)
+    sock.sendall(head(s3, "GET", "/one/a"))
+    for filling in (b"b", b"c", b"d"):
+        assert s3("PUT", "/one/a", body=filling * size).status == 200
+    assert answer(file)[2] == b"a" * size
+    sock.close()
+    assert s3("GET", "/one/a").body == b"d" * size
+
+
 def test_a_body_that_ends_early_leaves_nothing(server, s3):
     sock, file = raw(server)
     sock.sendall(head(s3, "PUT", "/one/a", bytes(100)) + bytes(50))
@@ -727,6 +753,12 @@ def test_the_port_is_told_in_a_file_and_a_wrong_fault_is_refused(tmp_path):
         "--secret-key",
         "s",
     ]
-    for wrong in ("{", '{"kind": "flood"}', '{"kind": "reset", "seconds": 1}', '{"kind": "stall"}'):
+    for wrong in (
+        "{",
+        '{"kind": "flood"}',
+        '{"kind": "reset", "seconds": 1}',
+        '{"kind": "stall"}',
+        '{"kind": "reset", "where": "up"}',
+    ):
         done = subprocess.run([*command, "--fault", wrong], capture_output=True, text=True, timeout=10)
         assert done.returncode == 2 and "--fault" in done.stderr

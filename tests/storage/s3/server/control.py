@@ -55,7 +55,7 @@ async def handle(service: Service, request: Request) -> Response:
             return _json(state(service, int(request.query.get("log", LOG_SHOWN))))
         if request.method == "GET" and name == "object":
             found = service.store.bucket(request.query["bucket"]).objects[request.query["key"]]
-            return Response(segments=found.slices(0, found.size))
+            return Response(segments=found.slices(0, found.size), owner=found)
         changers = {
             "reset": _reset, "fault": _fault, "put": _put, "upload": _upload, "delete": _delete,
             "credentials": _credentials, "settings": _settings,

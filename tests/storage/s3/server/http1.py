@@ -191,6 +191,7 @@ class Response:
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes = b""
     segments: list[memoryview] | None = None  # in place of body
+    owner: Any = None  # keeps the segments' memory from being used again
     close: bool = False
     chunks: list[bytes] | None = None  # in place of body: sent with Transfer-Encoding: chunked
 

@@ -168,7 +168,7 @@ def get_object(service: Service, request: Request, bucket: Bucket) -> Response:
     if request.method == "HEAD":
         answer["Content-Length"] = str(end - begin)
         return Response(status, answer)
-    return Response(status, answer, segments=found.slices(begin, end))
+    return Response(status, answer, segments=found.slices(begin, end), owner=found)
 
 
 def delete_object(service: Service, request: Request, bucket: Bucket) -> Response:

@@ -20,7 +20,11 @@ MAPPED_BYTES = (
 
 
 class Blob:
-    """A body's memory, counted against the store's limit while it lives."""
+    """A body's memory, counted against the store's limit while it lives.
+
+    Large blobs give their memory back to the store, which uses it again: whoever holds `view` or a slice of it must
+    hold the blob too.
+    """
 
     __slots__ = ("_store", "size", "view")
 
@@ -32,18 +36,14 @@ class Blob:
             return
         if store.used + size > store.limit:
             raise S3Error("InsufficientStorage", Limit=store.limit, Used=store.used, Wanted=size)
-        if size > MAPPED_BYTES:
-            mapped = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            if hasattr(mmap, "MADV_HUGEPAGE"):
-                mapped.madvise(mmap.MADV_HUGEPAGE)
-            self.view = memoryview(mapped)
-        else:
-            self.view = memoryview(bytearray(size))
+        self.view = store.take(size) if size > LARGE_BYTES else memoryview(bytearray(size))
         self.size = size
         store.used += size
 
     def __del__(self) -> None:
         self._store.used -= self.size
+        if self.size > LARGE_BYTES and self.view is not None:
+            self._store.give_back(self.view)
 
 
 class Intake:
@@ -178,6 +178,25 @@ class Store:
         self.discard = discard
         self.verify_large = verify_large  # "all", "crc": no MD5, "nothing"
         self._generation = 0
+        self._spare: dict[int, list[memoryview]] = {}  # by size; parts mostly have one size
+        self._spare_bytes = 0
+
+    def take(self, size: int) -> memoryview:
+        """Memory for a large body. Used memory first: the first touch of new pages costs more than the receiving."""
+        if self._spare.get(size):
+            self._spare_bytes -= size
+            return self._spare[size].pop()
+        if self.used + self._spare_bytes + size > self.limit:
+            self._spare.clear()
+            self._spare_bytes = 0
+        mapped = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            mapped.madvise(mmap.MADV_HUGEPAGE)
+        return memoryview(mapped)
+
+    def give_back(self, view: memoryview) -> None:
+        self._spare.setdefault(len(view), []).append(view)
+        self._spare_bytes += len(view)
 
     def bucket(self, name: str) -> Bucket:
         found = self.buckets.get(name)
