@@ -74,7 +74,7 @@ bool IsReservedName(std::string_view name) {
   if (IsRankName(name.substr(0, name.find('/')))) return true;
   for (size_t begin = 0; begin <= name.size();) {
     const std::string_view part = name.substr(begin, name.find('/', begin) - begin);
-    if (part.starts_with("ropeteam-") || part.starts_with(".ropeteam")) return true;
+    if (part.starts_with("ropeteam-") || part.find(".ropeteam") != std::string_view::npos) return true;
     begin += part.size() + 1;
   }
   return false;

@@ -36,8 +36,8 @@ std::string_view ObjectNameOfPath(uint32_t rank, std::string_view path);
 
 // Whether an object of this name is a file by its name: the last part is ".metadata" or ends in .distcp, .safetensors,
 // .pt or .json, and the name is valid UTF-8, passes CheckFileName() and is none of ours. Ours are parts that begin with
-// "ropeteam-" or ".ropeteam", and names whose first part is "rank-" and five digits or more, with or without
-// ".safetensors".
+// "ropeteam-" or have ".ropeteam" in them (the posix sink's unfinished files do), and names whose first part is "rank-" and
+// five digits or more, with or without ".safetensors".
 bool IsFileName(std::string_view name);
 // The second half of that: a name that a program's file can never have.
 bool IsReservedName(std::string_view name);
