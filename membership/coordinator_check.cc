@@ -60,21 +60,26 @@ Status Coordinator::CheckSettings(const std::string& name, const JobSettings& se
   struct Setting {
     const char* option;
     bool named;
-    uint32_t theirs;
-    uint32_t ours;
+    std::string theirs;
+    std::string ours;
+  };
+  const auto every = [](const JobSettings& of) {
+    return std::to_string(of.persist_every) + (of.persist_every_seconds ? "s" : "");
   };
   const Setting table[] = {
-      {"--replicas", named.replicas, settings.replicas, job.replicas},
-      {"--keep-steps", named.keep_steps, settings.keep_steps, job.keep_steps},
-      {"--nodes", named.nodes, settings.nodes, job.nodes},
+      {"--replicas", named.replicas, std::to_string(settings.replicas), std::to_string(job.replicas)},
+      {"--keep-steps", named.keep_steps, std::to_string(settings.keep_steps), std::to_string(job.keep_steps)},
+      {"--nodes", named.nodes, std::to_string(settings.nodes), std::to_string(job.nodes)},
+      {"--storage", named.storage, settings.storage, job.storage.empty() ? "none" : job.storage},
+      {"--persist-every", named.persist_every, every(settings), every(job)},
   };
   for (const Setting& row : table)
     if (row.named && row.theirs != row.ours)
       return Error(
           Code::kInvalidArgument,
-          "node %s was given %s %u, the job runs with %s %u (from %s at %s): give the same, or leave the "
+          "node %s was given %s %s, the job runs with %s %s (from %s at %s): give the same, or leave the "
           "option out to take the job's",
-          name.c_str(), row.option, row.theirs, row.option, row.ours, settings_from_.c_str(),
+          name.c_str(), row.option, row.theirs.c_str(), row.option, row.ours.c_str(), settings_from_.c_str(),
           config_.coordinator_address.c_str());
   return OkStatus();
 }

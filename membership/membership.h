@@ -77,6 +77,8 @@ struct NamedSettings {
   bool replicas = false;
   bool keep_steps = false;
   bool nodes = false;
+  bool storage = false;
+  bool persist_every = false;
   friend bool operator==(const NamedSettings&, const NamedSettings&) = default;
 };
 

@@ -18,6 +18,7 @@
 
 #include "core/base/checksum.h"
 #include "core/base/log.h"
+#include "storage/sinks.h"
 #include "transport/ofi/ofi_transport.h"
 
 namespace ropeteam {
@@ -140,6 +141,10 @@ Status Daemon::Start() {
     LOG_WARNING("ordinal %u of a job of %u nodes: right for a spare, else --nodes or --ordinal is wrong",
                 options_.ordinal, options_.nodes);
   // What can be refused at once is refused before minutes go into faulting memory in.
+  if (!options_.storage.empty()) {
+    const Result<std::unique_ptr<storage::Sink>> sink = storage::OpenSink(options_.storage);
+    if (!sink.ok()) return sink.status();
+  }
   const Result<uint16_t> listens = TryPort(options_.listen, options_.control_port);
   if (!listens.ok()) return listens.status();
   Result<FabricChoice> fabric = CreateFabric(FabricConfigOf(options_));
@@ -189,7 +194,8 @@ Status Daemon::StartMembership() {
   config.dead_after_ms = options_.dead_after_ms;
   config.probe_ms = std::min(config.probe_ms, std::max(1u, options_.dead_after_ms / kHeartbeatsPerDeath));
   config.nodes_expected = options_.nodes;
-  config.settings = {options_.replicas, options_.keep_steps, options_.nodes};
+  config.settings = {options_.replicas, options_.keep_steps,    options_.nodes,
+                     options_.storage,  options_.persist_every, options_.persist_every_seconds};
   config.named = options_.named;
   membership_ = CreateStandaloneMembership(config);
   LOG_INFO("coordinator %s%s", options_.coordinator.c_str(),

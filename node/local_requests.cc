@@ -45,6 +45,14 @@ bool LocalServer::OnRequest(SessionId id, Client& client, local::Type type, Requ
     case local::Type::kSaveDirect:
     case local::Type::kSaveSettle:
       return OnDeviceRequest(id, client, type, request, payload);
+    case local::Type::kPersist: {
+      local::Persist persist;
+      if (!Decode(payload, persist)) return false;
+      drive_([&](Engine& engine, TimeUs now) {
+        engine.OnPersist(now, id, request, persist.step, TimeoutUs(persist.timeout_ms));
+      });
+      return true;
+    }
     case local::Type::kWait:
       return OnWait(id, client, request, payload);
     case local::Type::kLatest:

@@ -10,6 +10,7 @@
 #include "core/shard/manifest.h"
 #include "node/local_socket.h"
 #include "node/sizes.h"
+#include "storage/sinks.h"
 
 namespace ropeteam {
 namespace {
@@ -95,6 +96,7 @@ Node::~Node() {
   if (control_ != nullptr) control_->Stop();
   if (data_ != nullptr) data_->Stop();
   checks_.reset();
+  storage_.reset();
   engine_.reset();
 }
 
@@ -215,6 +217,34 @@ void Node::PostToSelf(std::function<void()> closure) {
   });
 }
 
+// The job's storage is known with the first view; the URL of this node's own option has been looked at before.
+void Node::OpenStorage(const std::string& url) {
+  Result<std::unique_ptr<storage::Sink>> sink = storage::OpenSink(url);
+  if (!sink.ok()) {
+    storage_trouble_ = sink.status();
+    LOG_ERROR("storage cannot be used by this node: %s", storage_trouble_.ToString().c_str());
+    return;
+  }
+  LOG_INFO("storage %s", (*sink)->Describe().c_str());
+  StorageWorkers::Config config;
+  config.sink = std::move(*sink);
+  config.job = options_.job;
+  config.memory = arena_->memory();
+  config.chunks_begin = store_->chunk_offset(0);
+  config.chunk_bytes = store_->chunk_bytes();
+  config.bytes_per_s = options_.persist_bytes_per_s;
+  storage_ = std::make_unique<StorageWorkers>(std::move(config),
+                                              [this](uint64_t tag, Status status, StorageDone done) {
+                                                OnStorageDone(tag, std::move(status), std::move(done));
+                                              });
+}
+
+void Node::OnStorageDone(uint64_t tag, Status status, StorageDone done) {
+  PostToSelf([this, tag, status = std::move(status), done = std::move(done)] {
+    Drive([&](Engine& engine, TimeUs now) { engine.OnStorageDone(now, tag, status, done); });
+  });
+}
+
 void Node::Drive(const std::function<void(Engine&, TimeUs)>& input) {
   input(*engine_, EventLoop::Now());
   if (carrying_) return;  // the caller up the stack carries this out too
@@ -230,6 +260,13 @@ void Node::Drive(const std::function<void(Engine&, TimeUs)>& input) {
 void Node::CarryOut(Outbox& outbox) {
   if (!outbox.transfers.empty()) data_->Submit(std::move(outbox.transfers));
   for (StartCheck& check : outbox.checks) checks_->Submit(std::move(check));
+  for (StartStorage& start : outbox.storage) {
+    if (storage_ != nullptr) {
+      storage_->Submit(std::move(start));
+    } else {
+      OnStorageDone(start.tag, storage_trouble_, {});
+    }
+  }
   for (SendMessage& message : outbox.messages) control_->Send(message.to, std::move(message.envelope));
   for (const Answer& answer : outbox.answers) local_->OnAnswer(answer);
   for (const PeerSuspicion& suspicion : outbox.suspicions) {
@@ -266,6 +303,8 @@ void Node::OnView(const View& view) {
              view.settings.keep_steps);
     local_->SetSettings(view.settings);
   }
+  if (!view.settings.storage.empty() && storage_ == nullptr && storage_trouble_.ok())
+    OpenStorage(view.settings.storage);
   view_ = view;
   members_ = std::move(members);
   std::vector<Member> others;
@@ -287,8 +326,7 @@ void Node::OnLease(TimeUs valid_until) {
 
 void Node::LogView(const View& view, const std::unordered_set<NodeId>& members) const {
   const Member* leader = view.Find(view.leader);
-  const std::string changes =
-      Missing(view_, members, " lost ") + Missing(view, members_, " joined ");
+  const std::string changes = Missing(view_, members, " lost ") + Missing(view, members_, " joined ");
   LOG_INFO("view epoch %" PRIu64 " members %zu leader %s%s", view.epoch, view.members.size(),
            leader != nullptr ? leader->name.c_str() : "none", changes.c_str());
 }
@@ -302,6 +340,10 @@ void Node::LogEvent(const LevelEvent& event) {
         begun == begun_.end() ? "" : " after_ms " + std::to_string((now - begun->second) / 1000);
     LOG_INFO("step %" PRIu64 " committed incarnation %llu%s", step.step, LifeNumber(step.incarnation),
              after.c_str());
+    return;
+  }
+  if (event.level == Level::kPersisted && event.shard.rank == LevelEvent::kNoRank) {
+    LOG_INFO("step %" PRIu64 " persisted incarnation %llu", step.step, LifeNumber(step.incarnation));
     return;
   }
   if (event.since_begin_us != 0) {

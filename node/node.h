@@ -25,6 +25,7 @@
 #include "node/event_loop.h"
 #include "node/local_server.h"
 #include "node/options.h"
+#include "node/storage_workers.h"
 #include "transport/fabrics.h"
 
 namespace ropeteam {
@@ -66,6 +67,8 @@ class Node {
   Status Init(const OpenFabric& open_fabric);
   Status InitPlanes(const OpenFabric& open_fabric);
   Status InitLocal();
+  void OpenStorage(const std::string& url);
+  void OnStorageDone(uint64_t tag, Status status, StorageDone done);
   // Wraps a callback for another thread: posts it to the loop, where it is dropped if this Node is gone.
   void PostToSelf(std::function<void()> closure);
   void Drive(const std::function<void(Engine&, TimeUs)>& input);
@@ -86,6 +89,8 @@ class Node {
   std::unique_ptr<Store> store_;
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<CheckWorkers> checks_;
+  std::unique_ptr<StorageWorkers> storage_;
+  Status storage_trouble_;  // why there is none though the job has storage
   std::unique_ptr<DataPlane> data_;
   std::string fallback_;  // why RDMA was passed over; empty when it was not
   std::unique_ptr<ControlPlane> control_;

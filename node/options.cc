@@ -13,6 +13,7 @@
 
 #include "membership/membership.h"
 #include "node/sizes.h"
+#include "storage/sink.h"
 
 namespace ropeteam {
 namespace {
@@ -27,6 +28,7 @@ struct Texts {
               keep_steps = "2";
   std::string domain, socket, transport = "auto", provider, device, gid_index, dead_after_ms = "1000";
   std::string heartbeat_ms, check_threads, scrub_rate = "100M", ready_fd = "-1", log_level = "info", log_file;
+  std::string storage, persist_every = "0", persist_rate = "0";
   bool embed = false, no_embed = false, arena_reset = false, version = false, require_rdma = false;
   bool list_devices = false, json = false;
 };
@@ -58,6 +60,16 @@ void Declare(CLI::App& app, Texts& t) {
   app.add_option("--replicas", t.replicas,
                  "verified copies on other nodes [1; 0 with --nodes 1; or the running job's]");
   app.add_option("--keep-steps", t.keep_steps, "committed steps that are kept [2, or the running job's]");
+  app.add_option(
+      "--storage", t.storage,
+      "where committed steps are persisted: a directory, s3://BUCKET/PREFIX, gs://… [nowhere, or the running "
+      "job's]");
+  app.add_option(
+      "--persist-every", t.persist_every,
+      "persist a committed step every so many steps (100) or seconds (600s); 0: only when asked [0, or the "
+      "running job's]");
+  app.add_option("--persist-rate", t.persist_rate,
+                 "bytes per second that this node writes to storage, such as 500M; 0: no bound [0]");
   app.add_option("--domain", t.domain, "failure domain of this node: rack, switch, zone, …");
   app.add_option("--socket", t.socket, "unix socket for ranks [$XDG_RUNTIME_DIR/ropeteam/JOB-NODE.sock]");
   app.add_option(
@@ -162,6 +174,36 @@ Status CheckRedundancy(const Texts& t, Options* o) {
                    o->replicas + 1, o->nodes);
   }
   return Count("--keep-steps", t.keep_steps, 1, kKeepStepsMax, &o->keep_steps);
+}
+
+Status CheckStorage(const Texts& t, Options* o) {
+  std::string every = t.persist_every;
+  o->persist_every_seconds = every.size() > 1 && every.back() == 's';
+  if (o->persist_every_seconds) every.pop_back();
+  const Status status = Count("--persist-every", every, 0, kPersistEveryMax, &o->persist_every);
+  if (!status.ok())
+    return Error(Code::kInvalidArgument,
+                 "--persist-every \"%.80s\" is neither steps (100) nor seconds (600s), up to %llu",
+                 t.persist_every.c_str(), static_cast<unsigned long long>(kPersistEveryMax));
+  if (!ParseSize(t.persist_rate, &o->persist_bytes_per_s) || o->persist_bytes_per_s > kPersistRateMax)
+    return Error(
+        Code::kInvalidArgument,
+        "--persist-rate \"%.80s\" is not a size such as 500M (bytes per second), at most %lluG, or 0 for no "
+        "bound",
+        t.persist_rate.c_str(), static_cast<unsigned long long>(kPersistRateMax >> 30));
+  o->storage = t.storage;
+  if (o->storage.empty()) {
+    if (o->named.persist_every && o->persist_every != 0 && o->embed_coordinator)
+      return Error(Code::kInvalidArgument, "--persist-every %s needs --storage", t.persist_every.c_str());
+    return OkStatus();
+  }
+  if (o->storage.size() > kStorageUrlBytesMax)
+    return Error(Code::kInvalidArgument, "--storage of %zu bytes, limit %zu", o->storage.size(),
+                 kStorageUrlBytesMax);
+  if (const Status name = storage::CheckFileName(o->job); !name.ok())
+    return Error(Code::kInvalidArgument, "--job \"%s\" names a folder on storage: %s", o->job.c_str(),
+                 name.message().c_str());
+  return OkStatus();
 }
 
 Status CheckFabric(const Texts& t, Options* o) {
@@ -331,12 +373,14 @@ Status ParseOptions(int argc, const char* const* argv, Options* options, std::st
   }
   ROPETEAM_RETURN_IF_ERROR(Count("--nodes", texts.nodes, 1, kNodesMax, &parsed.nodes));
   ROPETEAM_RETURN_IF_ERROR(Count("--ordinal", texts.ordinal, 0, kNodesMax - 1, &parsed.ordinal));
-  parsed.named = {app.count("--replicas") != 0, app.count("--keep-steps") != 0, app.count("--nodes") != 0};
+  parsed.named = {app.count("--replicas") != 0, app.count("--keep-steps") != 0, app.count("--nodes") != 0,
+                  app.count("--storage") != 0, app.count("--persist-every") != 0};
   ROPETEAM_RETURN_IF_ERROR(CheckNames(texts, &parsed));
   ROPETEAM_RETURN_IF_ERROR(CheckMemory(texts, &parsed));
   ROPETEAM_RETURN_IF_ERROR(CheckNetwork(texts, &parsed));
   ROPETEAM_RETURN_IF_ERROR(CheckRedundancy(texts, &parsed));
   ROPETEAM_RETURN_IF_ERROR(CheckTimes(texts, &parsed));
+  ROPETEAM_RETURN_IF_ERROR(CheckStorage(texts, &parsed));
   *options = std::move(parsed);
   return OkStatus();
 }

@@ -27,6 +27,8 @@ inline constexpr uint32_t kDeadAfterMsMax = 600000;  // ten minutes: above it no
 inline constexpr uint32_t kCheckThreadsMax = 64;
 inline constexpr size_t kDevicesMax = 16;  // rails of one node; the largest machines have eight
 inline constexpr int kGidIndexMax = 255;   // ports have tables of up to 256
+inline constexpr uint64_t kPersistEveryMax = 1'000'000'000;  // steps, or thirty years of seconds
+inline constexpr uint64_t kPersistRateMax = 1000ull << 30;   // above what a node's network gives
 inline constexpr uint64_t kScrubRateDefault = 100ull << 20;
 inline constexpr uint64_t kScrubRateMax = 100ull << 30;  // above what a machine's memory gives
 
@@ -50,6 +52,10 @@ struct Options {
   // Which of nodes, replicas and keep_steps were given, here or in the config file: those must be the job's. The
   // others are what a job gets whose coordinator runs here; elsewhere the job's are taken.
   NamedSettings named;
+  std::string storage;  // URL of where committed steps are persisted; empty: nowhere
+  uint64_t persist_every = 0;
+  bool persist_every_seconds = false;
+  uint64_t persist_bytes_per_s = 0;  // written by this node; 0: no bound
   std::string domain;
   std::string socket;                // empty: DefaultSocketPath()
   std::string transport = "auto";    // see transport/fabrics.h

@@ -52,7 +52,9 @@ Json ToJson(const NodeCounters& c) {
           {"chunks_repaired", c.chunks_repaired},
           {"messages_stale", c.messages_stale},
           {"last_replicated_us", c.last_replicated_us},
-          {"table_repairs", c.table_repairs}};
+          {"table_repairs", c.table_repairs},
+          {"persisted_bytes", c.persisted_bytes},
+          {"loaded_bytes", c.loaded_bytes}};
 }
 
 Json ToJson(const ScrubReport& s) {
@@ -112,6 +114,7 @@ Json ToJson(const StepReport& s) {
           {"ranks_sealed", s.ranks_sealed},
           {"ranks_replicated", s.ranks_replicated},
           {"committed", s.committed},
+          {"persisted", s.persisted},
           {"producible", s.producible},
           {"copies_min", s.copies_min},
           {"bytes", s.bytes}};

@@ -169,7 +169,8 @@ const std::vector<std::string>& ValueOptions() {
       "listen",       "control-port",  "data-port",  "memory",    "chunk-size",
       "arena-path",   "replicas",      "keep-steps", "domain",    "socket",
       "transport",    "provider",      "device",     "gid-index", "dead-after-ms",
-      "heartbeat-ms", "check-threads", "scrub-rate", "log-level", "log-file"};
+      "heartbeat-ms", "check-threads", "scrub-rate", "log-level", "log-file",
+      "storage",      "persist-every", "persist-rate"};
   return options;
 }
 

@@ -35,6 +35,7 @@ std::string Head(const Json& status) {
 
 // How far the step has come: the level all of its ranks have reached.
 std::string StepLevel(const Json& step) {
+  if (step.at("persisted").get<bool>()) return "persisted";
   if (step.at("committed").get<bool>()) return "committed";
   const uint64_t world = Number(step, "world_size");
   if (Number(step, "ranks_replicated") >= world) return "replicated";

@@ -113,6 +113,15 @@ Result<std::shared_ptr<Link>> Client::Connect(Deadline deadline, Retry retry) {
   }
 }
 
+Status Client::Persist(Step step, int64_t timeout_ms) {
+  const Deadline deadline = Deadline::In(timeout_ms);
+  Result<std::shared_ptr<Link>> link = GetLink(deadline, Retry::kYes);
+  if (!link.ok()) return link.status();
+  FrameBuffers buffers;
+  return (*link)->channel->Call(Type::kPersist, local::Persist{step, deadline.RemainingMs()},
+                                deadline.Plus(kAnswerGraceMs), &buffers);
+}
+
 Status Client::Wait(Step step, uint8_t level, int64_t timeout_ms) {
   const Deadline deadline = Deadline::In(timeout_ms);
   Result<std::shared_ptr<Link>> link = GetLink(deadline, Retry::kYes);

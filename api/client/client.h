@@ -78,6 +78,7 @@ class Client {
   Result<std::shared_ptr<Link>> GetLink(Deadline deadline, Retry retry);
 
   Status Wait(Step step, uint8_t level, int64_t timeout_ms);
+  Status Persist(Step step, int64_t timeout_ms);
   Result<local::LatestReply> Latest(int64_t timeout_ms);
   // What the daemon said last of itself.
   local::HelloReply hello() const;

@@ -37,7 +37,7 @@
 namespace ropeteam::local {
 
 inline constexpr uint32_t kLocalMagic = 0x45504f52;  // "ROPE", first in every frame: garbage is seen at once
-inline constexpr uint32_t kLocalProtocolVersion = 2;
+inline constexpr uint32_t kLocalProtocolVersion = 3;
 // The largest message is a grant or seal of kChunksPerShardMax chunks: 4 bytes of checksum and, in the worst
 // fragmentation, 8 of extent each.
 inline constexpr uint32_t kFrameBytesMax = 1u << 20;
@@ -73,6 +73,7 @@ enum class Type : uint16_t {
   kSaveDirect = 21,    // not answered
   kSaveSettle = 22,  // answered by kReply: the daemon reads no device memory for this save any more, and will
                      // not again; kDeadlineExceeded: a put that began is not over yet
+  kPersist = 23,     // answered by kReply: every node knows that the step is to be persisted
 };
 
 struct FrameHeader {
@@ -190,6 +191,11 @@ struct Wait {
   uint8_t level = 0;  // ropeteam_level_t
   uint64_t timeout_ms = 0;
   auto Fields() { return std::tie(step, level, timeout_ms); }
+};
+struct Persist {
+  Step step = 0;
+  uint64_t timeout_ms = 0;
+  auto Fields() { return std::tie(step, timeout_ms); }
 };
 struct Latest {
   uint64_t timeout_ms = 0;

@@ -37,7 +37,7 @@ struct JobSettings {
   uint32_t keep_steps = 2;  // K: committed steps that retention keeps
   uint32_t nodes = 1;  // that the launcher starts; `latest` need not wait for more ranks once they are there
   // URL of where committed steps are persisted; empty: nowhere.
-  std::string storage;
+  std::string storage = {};
   // A committed step is due to be persisted when so many steps, or seconds, have passed since the last one that was
   // due; 0: only those that a program names.
   uint64_t persist_every = 0;

@@ -37,8 +37,8 @@ std::vector<StepKey> Persistence::persisting() const {
   return keys;
 }
 
-void Persistence::Note(const StepId& id, std::string why) {
-  LOG_WARNING("%s is not persisted: %s", id.ToString().c_str(), why.c_str());
+void Persistence::Note(const StepId& id, std::string why, LogLevel level) {
+  ROPETEAM_LOG(level, "%s is not persisted: %s", id.ToString().c_str(), why.c_str());
   not_persisted_.push_back({{id}, std::move(why)});
   if (not_persisted_.size() > kNotPersistedMax) not_persisted_.pop_front();
   ++version_;
@@ -112,7 +112,7 @@ void Persistence::Judge(const std::set<StepId>& told, const Life& life) {
     std::erase_if(*steps, [this](const StepId& id) {
       const StepTable::StepState* step = table_.Find(id);
       const bool over = id < judged_ && (step == nullptr || !step->committed);
-      if (over) Note(id, "a newer step was committed, and this one is not");
+      if (over) Note(id, "a newer step was committed, and this one is not", LogLevel::kInfo);
       return over;
     });
   }
@@ -124,9 +124,9 @@ void Persistence::Want(const Candidate& candidate) {
   if (!waiting_) {
     waiting_ = candidate;
   } else if (waiting_->requested && !candidate.requested) {
-    Note(candidate.id, waiting_->id.ToString() + ", which was asked for, waits before it");
+    Note(candidate.id, waiting_->id.ToString() + ", which was asked for, waits before it", LogLevel::kInfo);
   } else {
-    Note(waiting_->id, "it was overtaken by " + candidate.id.ToString() + " before it was begun");
+    Note(waiting_->id, "it was overtaken by " + candidate.id.ToString() + " before it was begun", LogLevel::kInfo);
     waiting_ = candidate;
   }
 }

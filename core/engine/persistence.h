@@ -33,6 +33,7 @@
 #include <string>
 #include <vector>
 
+#include "core/base/log.h"
 #include "core/engine/context.h"
 #include "core/engine/step_table.h"
 #include "core/engine/storage_works.h"
@@ -115,7 +116,8 @@ class Persistence {
   void BeginPhase(Run::Phase phase);
   void EndRun();
   void GiveUp(const std::string& why);
-  void Note(const StepId& id, std::string why);
+  void Note(const StepId& id, std::string why, LogLevel level = LogLevel::kWarning);
+  void NoteOvertaken(const StepId& id, const StepId& by);
   NodeId WriterOf(Rank rank) const;  // kNoNode: no node can be asked now
   void Enqueue(Rank rank);
   void RequeueFrom(NodeId node);

@@ -23,7 +23,9 @@ struct StoredFile {
   std::string path;  // in the step's folder
   uint64_t bytes = 0;
   uint32_t crc32c = 0;
-  auto Fields() { return std::tie(path, bytes, crc32c); }
+  uint64_t header_bytes = 0;  // of a rank's own file; the driver's
+  uint32_t header_crc32c = 0;
+  auto Fields() { return std::tie(path, bytes, crc32c, header_bytes, header_crc32c); }
   friend bool operator==(const StoredFile&, const StoredFile&) = default;
 };
 struct StoredRank {

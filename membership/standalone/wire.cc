@@ -39,10 +39,14 @@ void EncodeSettings(const JobSettings& settings, SettingsInfo* info) {
   info->set_replicas(settings.replicas);
   info->set_keep_steps(settings.keep_steps);
   info->set_nodes(settings.nodes);
+  info->set_storage(settings.storage);
+  info->set_persist_every(settings.persist_every);
+  info->set_persist_every_seconds(settings.persist_every_seconds);
 }
 
 JobSettings DecodeSettings(const SettingsInfo& info) {
-  return {info.replicas(), info.keep_steps(), info.nodes()};
+  return {info.replicas(), info.keep_steps(),    info.nodes(),
+          info.storage(),  info.persist_every(), info.persist_every_seconds()};
 }
 
 void EncodeView(const ViewState& state, ViewInfo* info) {
@@ -106,7 +110,8 @@ Result<NodeMessage> DecodeRegistration(membership::v1::RegistrationInfo* info) {
   registration.attempt = info->attempt();
   registration.settings = DecodeSettings(info->settings());
   registration.named = {info->settings().replicas_named(), info->settings().keep_steps_named(),
-                        info->settings().nodes_named()};
+                        info->settings().nodes_named(), info->settings().storage_named(),
+                        info->settings().persist_every_named()};
   registration.beat = info->beat();
   registration.lease_us_max = info->lease_us_max();
   if (info->has_seen()) {
@@ -142,6 +147,8 @@ NodeFrame Encode(const NodeMessage& message) {
     settings->set_replicas_named(registration->named.replicas);
     settings->set_keep_steps_named(registration->named.keep_steps);
     settings->set_nodes_named(registration->named.nodes);
+    settings->set_storage_named(registration->named.storage);
+    settings->set_persist_every_named(registration->named.persist_every);
     info->set_beat(registration->beat);
     info->set_lease_us_max(registration->lease_us_max);
   } else if (const auto* heartbeat = std::get_if<Heartbeat>(&message)) {

@@ -186,7 +186,7 @@ class LeaderTest : public ::testing::Test {
   std::unique_ptr<Store> store_;
   std::unique_ptr<Engine> engine_;
   TimeUs now_ = 1'000'000;
-  JobSettings settings_{1, 2, 3, "", 0, false};
+  JobSettings settings_{1, 2, 3};
   TimeUs settle_us_ = 0;
   bool short_of_memory_ = false;
   Epoch epoch_ = 0;
@@ -505,7 +505,7 @@ TEST_F(LeaderTest, APinThatNoRankHasBeenToldIsChosenAgain) {
 TEST_F(LeaderTest, ANewerCommittedStepThatReturnsBeforeARankIsToldIsChosenInstead) {
   const StepId older{kLife - 1, 7};
   const StepId newer{kLife - 1, 8};
-  settings_ = {1, 2, 2, "", 0, false};
+  settings_ = {1, 2, 2};
   Members({kFirst});
   Tell(kFirst, {Marked(Own(older, 0)), Marked(Own(older, 1)), Marked(Own(newer, 0))});
   const LatestQuestion question{kLife};

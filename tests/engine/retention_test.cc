@@ -54,7 +54,7 @@ class RetentionTest : public ::testing::Test {
   std::set<StepId> hopeless_;
   std::set<StepId> marked_;
   std::vector<StepKey> persisting_;
-  JobSettings settings_{1, 2, 2, "", 0, false};
+  JobSettings settings_{1, 2, 2};
   size_t members_ = 2;
   bool pin_told_ = true;
 };

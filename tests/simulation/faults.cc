@@ -136,6 +136,7 @@ void Faults::MoveHosts(TimeUs until) {
 void Faults::LoseEverything() {
   Random& random = cluster_.random();
   cluster_.Trace("everything is lost");
+  while (cluster_.membership().coordinators() > 1) cluster_.membership().StopCoordinator();
   StopCoordinator();
   for (size_t host = 0; host < cluster_.host_count(); ++host) {
     cluster_.StopHost(host, false);

@@ -240,7 +240,7 @@ Status SimStorage::Write(const WriteShard& write, const std::string& stream, Sto
   steps_[id].metas[meta.id.rank] = meta;
   stored->stream_bytes = meta.stream_bytes;
   stored->content = ContentDigest(meta, write.shard.crcs);
-  for (const auto& [path, bytes] : files) stored->files.push_back({path, bytes.size(), CrcOf(bytes)});
+  for (const auto& [path, bytes] : files) stored->files.push_back({path, bytes.size(), CrcOf(bytes), 0, 0});
   return OkStatus();
 }
 

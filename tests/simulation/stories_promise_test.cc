@@ -213,7 +213,7 @@ TEST_F(Story, AStepThatNobodyWasToldIsChosenAgain) {
 TEST_F(Story, ANodeWithOtherSettingsIsRefused) {
   StartNodes(3);
   cluster_->CrashDaemon(2);
-  const JobSettings without_copies{0, options_.keep_steps, 3, "", 0, false};
+  const JobSettings without_copies{0, options_.keep_steps, 3};
   cluster_->SetOwnSettings(2, {without_copies, true});
   cluster_->StartDaemon(2);
   ASSERT_TRUE(Until([&] { return !cluster_->host(2).refused.ok(); }));

@@ -187,10 +187,18 @@ ROPETEAM_EXPORT ropeteam_status_t ropeteam_save_abort(ropeteam_save_t* save);
 ROPETEAM_EXPORT void ropeteam_save_close(ropeteam_save_t* save);
 
 /* Waits until this rank's shard of `step` has reached `level`. DEADLINE_EXCEEDED: it has not yet. ABORTED: it never will
- * (the world has restarted, or a newer step has replaced it before it got there). NOT_FOUND: this rank did not save it.
- * UNSUPPORTED: PERSISTED, while a daemon has no storage. */
+ * (the world has restarted, or a newer step has replaced it before it got there; PERSISTED: the step is not due, or was
+ * overtaken before it was begun; the message says which). NOT_FOUND: this rank did not save it.
+ * UNSUPPORTED: PERSISTED, while the job has no storage. */
 ROPETEAM_EXPORT ropeteam_status_t ropeteam_wait(ropeteam_t* handle, uint64_t step, ropeteam_level_t level,
                                                 int64_t timeout_ms);
+
+/* Has `step`, which this life of the world saves, written to storage once it is committed, whether it is due or not (the
+ * daemons' --persist-every). One rank's call is enough, before or after the commit; more change nothing. At OK every node
+ * knows of it, nothing has been written yet: ropeteam_wait() for PERSISTED tells when. A newer step that is asked for takes
+ * the place of one that has not been begun. ABORTED: it is too old. NO_SPACE: too many steps that are not committed were
+ * asked for. UNSUPPORTED: the job has no storage. */
+ROPETEAM_EXPORT ropeteam_status_t ropeteam_persist(ropeteam_t* handle, uint64_t step, int64_t timeout_ms);
 
 /* ---- load ---- */
 

@@ -157,6 +157,7 @@ class Client:
         step: int,
         objects: Mapping[str, Value],
         *,
+        persist: bool = False,
         wait: Level | None = None,
         timeout: float = DEFAULT_TIMEOUT,
     ) -> None:
@@ -170,6 +171,7 @@ class Client:
         before anything is saved. CUDA tensors are copied behind the work that torch's current stream has by
         now.
 
+        persist: have the step written to storage once it is committed, due or not; see persist().
         wait: go on to wait, up to `timeout` seconds, until the shard has reached this level.
         DeadlineExceeded then leaves the shard saved, on its way.
 
@@ -189,6 +191,8 @@ class Client:
         with self.begin(step, bytes=total, objects=len(sources) + (0 if index is None else 1)) as save:
             for name, source in sources.items():
                 save._put_source(name, source, background=True)
+        if persist:
+            self.persist(step, timeout)
         if wait is not None and wait > Level.LOCAL:
             self.wait(step, wait, timeout)
 
@@ -223,6 +227,17 @@ class Client:
         lib.check(
             lib.wait(handle.pointer, unsigned(step, 64, "step"), int(Level(level)), timeout_ms(timeout))
         )
+
+    def persist(self, step: int, timeout: float = DEFAULT_TIMEOUT) -> None:
+        """Has `step`, of this life of the world, written to storage once it is committed, due or not.
+
+        One rank's call is enough. When it returns every node knows of it and nothing has been written yet:
+        wait(step, Level.PERSISTED) tells when. Aborted: the step is too old. Unsupported: the job has no
+        storage.
+        """
+        lib = library()
+        handle = self._use()
+        lib.check(lib.persist(handle.pointer, unsigned(step, 64, "step"), timeout_ms(timeout)))
 
     def latest(self, timeout: float = DEFAULT_TIMEOUT) -> StepInfo | None:
         """The newest step that every one of its ranks' shards can be produced of, now; None when there is

@@ -81,6 +81,7 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "ropeteam_save_abort": (c_int, [c_void_p]),
     "ropeteam_save_close": (None, [c_void_p]),
     "ropeteam_wait": (c_int, [c_void_p, c_uint64, c_int, c_int64]),
+    "ropeteam_persist": (c_int, [c_void_p, c_uint64, c_int64]),
     "ropeteam_latest": (c_int, [c_void_p, ctypes.POINTER(StepStruct), c_int64]),
     "ropeteam_view_open": (c_int, [c_void_p, c_uint64, c_uint32, c_int64, ctypes.POINTER(c_void_p)]),
     "ropeteam_view_count": (c_uint64, [c_void_p]),

@@ -97,6 +97,7 @@ def save_state(
     *,
     data: JsonValue = None,
     rng: bool = True,
+    persist: bool = False,
     wait: Level | None = None,
     timeout: float = DEFAULT_TIMEOUT,
 ) -> None:
@@ -104,7 +105,7 @@ def save_state(
 
     data: a JSON value of the caller's, e.g. its position in the data. rng: the random generators too.
     """
-    client.save(step, training_state(model, optimizer, data=data, rng=rng), wait=wait, timeout=timeout)
+    client.save(step, training_state(model, optimizer, data=data, rng=rng), persist=persist, wait=wait, timeout=timeout)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Tasks of one work on storage that are waited for together. The first failure is the work's; tasks that have not begun
+// by then do nothing.
+
+#ifndef ROPETEAM_NODE_STORAGE_GROUP_H_
+#define ROPETEAM_NODE_STORAGE_GROUP_H_
+
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <utility>
+
+#include "node/storage_workers.h"
+
+namespace ropeteam {
+
+struct StorageWorkers::Group {
+ public:
+  explicit Group(TaskThreads* threads) : threads_(*threads) {}
+  ~Group() { (void)Wait(); }
+
+  void Add(std::function<Status()> task) {
+    {
+      const std::lock_guard lock(mutex_);
+      ++open_;
+    }
+    threads_.Submit([this, task = std::move(task)] {
+      bool failed = false;
+      {
+        const std::lock_guard lock(mutex_);
+        failed = !status_.ok();
+      }
+      Status status = failed ? OkStatus() : task();
+      const std::lock_guard lock(mutex_);
+      if (status_.ok() && !status.ok()) status_ = std::move(status);
+      if (--open_ == 0) done_.notify_all();
+    });
+  }
+  Status Wait() {
+    std::unique_lock lock(mutex_);
+    done_.wait(lock, [this] { return open_ == 0; });
+    return status_;
+  }
+
+ private:
+  TaskThreads& threads_;
+  std::mutex mutex_;
+  std::condition_variable done_;
+  size_t open_ = 0;  // guarded by mutex_
+  Status status_;    // guarded by mutex_
+};
+
+}  // namespace ropeteam
+
+#endif  // ROPETEAM_NODE_STORAGE_GROUP_H_

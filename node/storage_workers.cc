@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "node/storage_workers.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/base/log.h"
+#include "node/storage_group.h"
+#include "storage/format/names.h"
+
+namespace ropeteam {
+
+TaskThreads::TaskThreads(uint32_t threads) {
+  for (uint32_t i = 0; i < threads; ++i) threads_.emplace_back([this] { Run(); });
+}
+
+TaskThreads::~TaskThreads() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  wake_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void TaskThreads::Submit(std::function<void()> task) {
+  {
+    const std::lock_guard lock(mutex_);
+    tasks_.push_back(std::move(task));
+  }
+  wake_.notify_one();
+}
+
+void TaskThreads::Run() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    wake_.wait(lock, [this] { return stop_ || !tasks_.empty(); });
+    if (tasks_.empty()) return;
+    const std::function<void()> task = std::move(tasks_.front());
+    tasks_.pop_front();
+    lock.unlock();
+    task();
+    lock.lock();
+  }
+}
+
+StorageWorkers::StorageWorkers(Config config, Done done)
+    : config_(std::move(config)), done_(std::move(done)) {
+  parts_.emplace(kPartThreads);
+  works_.emplace(kWorkThreads);
+}
+
+StorageWorkers::~StorageWorkers() {
+  config_.sink->Stop();
+  works_.reset();
+  parts_.reset();
+}
+
+void StorageWorkers::Submit(StartStorage start) {
+  works_->Submit([this, start = std::move(start)] { Do(start); });
+}
+
+void StorageWorkers::Do(const StartStorage& start) {
+  StorageDone done;
+  Status status;
+  const auto take = [&](auto result) {
+    status = result.status();
+    if (result.ok()) done.result = std::move(*result);
+  };
+  if (std::holds_alternative<ListStored>(start.work)) take(List());
+  if (const auto* read = std::get_if<ReadStored>(&start.work)) take(ReadStep(read->step));
+  if (const auto* name = std::get_if<NameFiles>(&start.work)) take(Names(*name, &done.bad));
+  if (const auto* write = std::get_if<WriteShard>(&start.work)) take(Write(*write, &done.bad));
+  if (const auto* manifest = std::get_if<WriteManifest>(&start.work)) status = PutManifest(*manifest->step);
+  if (const auto* load = std::get_if<LoadChunks>(&start.work)) take(Load(*load));
+  done_(start.tag, std::move(status), std::move(done));
+}
+
+std::string StorageWorkers::FolderOf(const StepId& step) const {
+  return config_.job + "/" + storage::StepFolder({step.step, step.incarnation});
+}
+
+std::span<std::byte> StorageWorkers::ChunkAtPlace(const std::vector<Extent>& extents, uint64_t stream_bytes,
+                                                  uint64_t index) const {
+  return config_.memory.subspan(config_.chunks_begin + ChunkAt(extents, index) * config_.chunk_bytes,
+                                ChunkLength(stream_bytes, config_.chunk_bytes, index));
+}
+
+storage::ShardStream StorageWorkers::StreamOf(const NameFiles& shard) const {
+  return {shard.meta.stream_bytes, config_.chunk_bytes, shard.crcs, [this, &shard](uint64_t index) {
+            return std::span<const std::byte>(ChunkAtPlace(shard.extents, shard.meta.stream_bytes, index));
+          }};
+}
+
+// Each part takes its time at the rate from where the one before ended.
+void StorageWorkers::Pace(uint64_t bytes) {
+  if (config_.bytes_per_s == 0) return;
+  const auto takes = std::chrono::microseconds(bytes * 1'000'000 / config_.bytes_per_s);
+  std::chrono::steady_clock::time_point begin;
+  {
+    const std::lock_guard lock(pace_mutex_);
+    begin = std::max(pace_until_, std::chrono::steady_clock::now());
+    pace_until_ = begin + takes;
+  }
+  std::this_thread::sleep_until(begin);
+}
+
+}  // namespace ropeteam

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Carries out the Engine's work on storage, off its thread: lays shards out as files, writes and reads them through a Sink,
+// in parallel parts straight from and into the arena. Two pools: a few threads see to one work each, others move parts.
+// So a store that hangs holds up other work on storage and nothing else.
+//
+// What lies on storage, by job and step: docs/format-on-storage.md.
+
+#ifndef ROPETEAM_NODE_STORAGE_WORKERS_H_
+#define ROPETEAM_NODE_STORAGE_WORKERS_H_
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/engine/engine.h"
+#include "storage/format/layout.h"
+#include "storage/format/manifest.h"
+#include "storage/format/restore.h"
+#include "storage/sink.h"
+
+namespace ropeteam {
+
+// Threads that take tasks in the order they came.
+class TaskThreads {
+ public:
+  explicit TaskThreads(uint32_t threads);
+  ~TaskThreads();  // runs what was submitted, to its end
+  void Submit(std::function<void()> task);
+
+ private:
+  void Run();
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<std::function<void()>> tasks_;  // guarded by mutex_
+  bool stop_ = false;                        // guarded by mutex_
+  std::vector<std::thread> threads_;
+};
+
+class StorageWorkers {
+ public:
+  struct Config {
+    std::shared_ptr<storage::Sink> sink;
+    std::string job;
+    std::span<std::byte> memory;  // the arena; must outlive the workers
+    uint64_t chunks_begin = 0;    // in it
+    uint64_t chunk_bytes = 0;
+    uint64_t bytes_per_s = 0;  // written by this node; 0: no bound
+  };
+  // Called on a worker, once for every work.
+  using Done = std::function<void(uint64_t tag, Status status, StorageDone done)>;
+
+  StorageWorkers(Config config, Done done);
+  ~StorageWorkers();  // stops the sink and waits for its calls to return
+
+  void Submit(StartStorage start);  // from any thread
+
+  StorageWorkers(const StorageWorkers&) = delete;
+  StorageWorkers& operator=(const StorageWorkers&) = delete;
+
+ private:
+  // Of one work: two writes, as the leader orders, besides loads for ranks and a listing.
+  static constexpr uint32_t kWorkThreads = 4;
+  // A store's latency is hidden by parts that are under way at the same time.
+  static constexpr uint32_t kPartThreads = 8;
+  // A part of a file: large beside a request's overhead, small beside what a retry repeats.
+  static constexpr uint64_t kPartBytes = 16ull << 20;
+  // For one call of the sink, in which it retries by itself.
+  static constexpr std::chrono::seconds kCallTimeout{60};
+  // Manifests up to this size are kept between the shards of one restore; 30,000 ranks.
+  static constexpr size_t kManifestKeptBytesMax = 8u << 20;
+
+  struct Group;  // tasks that are waited for together
+  void Do(const StartStorage& start);
+  static storage::Deadline CallDeadline() { return std::chrono::steady_clock::now() + kCallTimeout; }
+  std::string FolderOf(const StepId& step) const;
+  std::span<std::byte> ChunkAtPlace(const std::vector<Extent>& extents, uint64_t stream_bytes,
+                                    uint64_t index) const;
+  // The shard as it lies in the arena; the extents and checksums of `shard` must outlive it.
+  storage::ShardStream StreamOf(const NameFiles& shard) const;
+  void Pace(uint64_t bytes);
+
+  // storage_read.cc
+  Result<StoredList> List();
+  Result<StoredStep> ReadStep(const StepId& step);
+  Result<LoadedChunks> Load(const LoadChunks& load);
+  Result<std::string> ReadManifest(const StepId& step);
+  Status ListSizes(const std::string& folder, std::vector<std::pair<std::string, uint64_t>>* sizes);
+  struct LoadRun;
+  Status ReadPieces(LoadRun* run);
+  void ReadFiles(LoadRun* run, Group* group);
+  void FillBetween(const LoadRun& run);
+
+  // storage_write.cc
+  Result<std::vector<storage::StreamObject>> ObjectsOf(const NameFiles& shard,
+                                                       std::vector<uint32_t>* bad) const;
+  Result<FileNames> Names(const NameFiles& shard, std::vector<uint32_t>* bad) const;
+  Result<StoredRank> Write(const WriteShard& write, std::vector<uint32_t>* bad);
+  struct WriteRun;
+  Status WriteFile(WriteRun* run, size_t file);
+  Status PutManifest(const StoredStep& step);
+
+  const Config config_;
+  const Done done_;
+  std::mutex pace_mutex_;
+  std::chrono::steady_clock::time_point pace_until_;  // guarded by pace_mutex_
+  std::mutex manifest_mutex_;
+  StepId manifest_step_;       // of manifest_text_; guarded by manifest_mutex_
+  std::string manifest_text_;  // guarded by manifest_mutex_
+  // Last, so that they end first; the works wait for parts.
+  std::optional<TaskThreads> parts_;
+  std::optional<TaskThreads> works_;
+};
+
+}  // namespace ropeteam
+
+#endif  // ROPETEAM_NODE_STORAGE_WORKERS_H_
