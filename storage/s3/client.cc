@@ -404,6 +404,7 @@ Outcome Client::Send(S3Request request, Deadline deadline) {
     const Next next = ranged ? DecideRange(request, &sent, &attempts)
                              : (sent.good() ? Next::kFail : Decide(request, sent, &attempts));
     const bool done = ranged ? next == Next::kFail && sent.refused.ok() : sent.good();
+    outcome.maybe_done |= sent.reply.resent;
     if (done) {
       NoteGood(request, attempts.made);
       outcome.status = OkStatus();

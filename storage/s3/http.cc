@@ -72,6 +72,7 @@ struct Transfer {
   HttpReply reply;
   bool too_long = false;
   bool body_begun = false;
+  bool resent = false;
 };
 
 size_t OnRead(char* buffer, size_t size, size_t count, void* context) {
@@ -90,7 +91,9 @@ size_t OnRead(char* buffer, size_t size, size_t count, void* context) {
 // libcurl rewinds a body when a connection that it kept open turned out to be closed.
 int OnSeek(void* context, curl_off_t offset, int origin) {
   if (origin != SEEK_SET || offset < 0) return CURL_SEEKFUNC_FAIL;
-  static_cast<Transfer*>(context)->body.Seek(static_cast<uint64_t>(offset));
+  auto* transfer = static_cast<Transfer*>(context);
+  transfer->body.Seek(static_cast<uint64_t>(offset));
+  transfer->resent = true;
   return CURL_SEEKFUNC_OK;
 }
 
@@ -341,6 +344,7 @@ bool Http::Send(const HttpRequest& request, HttpReply* reply, HttpFailure* failu
     failure->sent = connected > 0 || transfer.body_begun || transfer.reply.status != 0;
   }
   ReturnHandle(handle);
+  transfer.reply.resent = transfer.resent;
   (good ? *reply : failure->reply) = std::move(transfer.reply);
   return good;
 }

@@ -52,6 +52,8 @@ struct HttpReply {
   std::map<std::string, std::string> headers;  // names in lower case; of two of one name "a, b"
   std::string body;
   uint64_t into_targets = 0;  // bytes of `targets` filled by this reply
+  // libcurl sent it a second time because the connection that it had kept open was closed: the first may have been done.
+  bool resent = false;
 
   const std::string& header(const std::string& name) const {
     static const std::string kNone;

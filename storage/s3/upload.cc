@@ -280,7 +280,9 @@ std::string MultipartUpload::CompositeEtag() const {
 Status MultipartUpload::CheckCompleted(const CompletedReply& reply, uint32_t crc32c, Deadline deadline) {
   if (reply.checksum.empty() || reply.checksum == Crc32cText(crc32c) || reply.checksum == CompositeText())
     return OkStatus();
-  const Status deleted = client_->Send(Request("DELETE", "DELETE"), deadline).status;
+  S3Request request = Request("DELETE", "DELETE");
+  request.query.clear();
+  const Status deleted = client_->Send(std::move(request), deadline).status;
   return Error(Code::kCorrupt, "%s: the store made a file with the CRC32C %.20s, not %s; %s",
                client_->UrlOf(key_).c_str(), reply.checksum.c_str(), Crc32cText(crc32c).c_str(),
                deleted.ok() ? "deleted it" : deleted.message().c_str());
