@@ -92,7 +92,8 @@ def test_a_changed_request_is_refused(server):
     query = {"list-type": "2", "prefix": "a b"}
     assert fresh(server)("GET", "/one", query, target="/one?list-type=2&prefix=a+b").status == 200
     assert fresh(server)("GET", "/one", query, target="/one?prefix=a%20b&list-type=2").status == 200
-    assert fresh(server)("GET", "/one/x", target="/one/%zz").code == "InvalidURI"
+    for target in ("/one/%zz", "/one/%ff"):
+        assert fresh(server)("GET", "/one/x", target=target).code == "InvalidURI"
 
 
 def test_each_wrong_authorization_has_its_code(server):
@@ -481,6 +482,7 @@ def test_what_complete_refuses(s3):
     assert code(PARTS, checksum=False) == "InvalidRequest"
     assert code(PARTS, headers={"x-amz-checksum-crc32c": crc(b"other")}) == "BadDigest"
     assert code(PARTS, headers={"x-amz-checksum-crc32c": "x"}) == "InvalidRequest"
+    assert code(PARTS, headers={"x-amz-checksum-crc32": "AAAAAA=="}) == "InvalidRequest"
     assert code(PARTS, headers={"x-amz-checksum-type": "COMPOSITE"}) == "InvalidRequest"
     assert code(PARTS, headers={"x-amz-mp-object-size": "7"}) == "InvalidRequest"
     etag = hashlib.md5(PARTS[0][1]).hexdigest()
@@ -526,12 +528,16 @@ def test_what_a_part_is_refused_for(server):
     assert code(x_amz_checksum_crc32c=crc(b"y")) == "BadDigest"
     assert code(content_md5=md5(b"y"), x_amz_checksum_crc32c=crc(b"x")) == "BadDigest"
     assert code(x_amz_server_side_encryption="AES256", x_amz_checksum_crc32c=crc(b"x")) == "InvalidArgument"
+    assert code(x_amz_copy_source="/one/a", x_amz_checksum_crc32c=crc(b"x")) == "NotImplemented"
+    unknown = {"x-amz-checksum-algorithm": "CRC64NVME"}
+    assert fresh(server)("POST", "/one/big", {"uploads": ""}, unknown, b"").code == "NotImplemented"
     assert fresh(server)("PUT", "/one/big", {"partNumber": "1"}, body=b"").code == "InvalidArgument"
     assert put_part(fresh(server), upload, 10000, b"x").status == 200
     assert put_part(fresh(server), upload, 1, b"x", key="/one/other").code == "NoSuchUpload"
     for wrong in (
         {"x-amz-checksum-algorithm": "ADLER"},
         {"x-amz-checksum-type": "COMPOSITE"},
+        {"x-amz-checksum-algorithm": "CRC32C", "x-amz-checksum-type": "PARTLY"},
         {"x-amz-checksum-algorithm": "SHA256", "x-amz-checksum-type": "FULL_OBJECT"},
     ):
         assert fresh(server)("POST", "/one/big", {"uploads": ""}, wrong, b"").code == "InvalidRequest"
@@ -617,12 +623,25 @@ def test_malformed_requests_end_the_connection(server):
         b"GET\r\n\r\n",
         b"GET / HTTP/1.1\r\n\r\n",
         b"GET / HTTP/1.1\r\nhost: a\r\n b\r\n\r\n",
+        b"GET / HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n",
+        b"PUT /a HTTP/1.1\r\nhost: a\r\ncontent-length: -1\r\n\r\n",
         b"x" * 70000,
     ):
         sock, file = raw(server)
         sock.sendall(text)
         assert answer(file)[0] == 400 and file.read() == b""
         sock.close()
+    sock, file = raw(server)
+    sock.sendall(b"POST /_sts/ HTTP/1.1\r\nhost: a\r\n\r\n")
+    assert answer(file)[0] == 411
+    sock.close()
+    # A head that ends early is no request.
+    count = server.control("state")["requests"]
+    sock, file = raw(server)
+    sock.sendall(b"GET /one/a HTTP/1.1\r\nhost: a\r\n")
+    sock.shutdown(socket.SHUT_WR)
+    assert file.read() == b"" and server.control("state")["requests"] == count
+    sock.close()
 
 
 def test_a_body_of_many_megabytes(server, s3):
