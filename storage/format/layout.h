@@ -50,7 +50,7 @@ struct FilePlan {
 // that go to the rank's folder because a lower rank has other bytes under that name.
 //
 // Reads the chunks that hold the index and JSON values that go into the header, and checks them; no others. Takes about
-// 150 bytes of memory an object while it runs, besides the header. `objects` must be as StreamObject says.
+// 350 bytes of memory an object of the index while it runs, besides the header. `objects` must be as StreamObject says.
 // kInvalidArgument: they are not, or the header would be larger than its limit; kCorrupt: a chunk that was read does not
 // match its checksum, `bad_chunk` (may be null) is its index; kInternal as CopyChecked().
 Result<std::vector<FilePlan>> LayOut(uint32_t rank, const std::vector<StreamObject>& objects,

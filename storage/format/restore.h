@@ -39,7 +39,7 @@ struct RestorePlan {
 //
 // kCorrupt, with the place: `head` is not what the manifest says it is (size, checksum), is not a header as LayOut() writes
 // it, or does not fit the files in `entry`; two objects of one name; objects that are not all of the stream but its
-// manifest. kUnsupported: a newer version of the header. Takes about 150 bytes of memory an object.
+// manifest. kUnsupported: a newer version of the header. Takes about 250 bytes of memory an object.
 Result<RestorePlan> PlanRestore(const RankEntry& entry, std::string_view head);
 
 }  // namespace ropeteam::storage

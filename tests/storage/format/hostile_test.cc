@@ -268,6 +268,14 @@ TEST(Hostile, AnEntryThatDoesNotFitItsFilesIsRefused) {
   EXPECT_EQ(code([](RankEntry* e) { e->stream_bytes = 300; }, head), Code::kCorrupt);
   EXPECT_EQ(code([](RankEntry* e) { e->files.erase(e->files.begin()); }, head), Code::kCorrupt);
   EXPECT_EQ(code([](RankEntry* e) { e->rank = 3; }, head), Code::kCorrupt);
+  const uint64_t objects_end = good.shard.manifest_offset();
+  EXPECT_EQ(code([&](RankEntry* e) { e->stream_bytes = objects_end; }, head), Code::kCorrupt);
+  EXPECT_EQ(code([&](RankEntry* e) { e->stream_bytes = objects_end + 1; }, head), Code::kOk);
+  std::string longer = head;
+  ++longer[1];
+  EXPECT_EQ(
+      code([&](RankEntry* e) { e->files[0].header_crc32c = Crc32c(longer.data(), longer.size()); }, longer),
+      Code::kCorrupt);
 }
 
 TEST(Hostile, AManifestWrittenByAnotherIsCheckedInFull) {
@@ -325,6 +333,20 @@ TEST(Hostile, DeepAndEndlessJsonIsRefusedInBoundedTime) {
   const Status status = ParseStepManifest(text, {}).status();
   EXPECT_EQ(status.code(), Code::kCorrupt);
   EXPECT_THAT(status.message(), HasSubstr("nested deeper than 64"));
+}
+
+TEST(Hostile, AnOrderHasOneText) {
+  const auto kinds = [](std::string_view text) {
+    OrderReader reader(text);
+    std::string read;
+    for (char kind = reader.Next(); kind != 0; kind = reader.Next()) read += kind;
+    return reader.done() ? read : "refused";
+  };
+  EXPECT_EQ(kinds(""), "");
+  EXPECT_EQ(kinds("t2 f1 t1 j3"), "ttftjjj");
+  for (const char* bad : {"t1 t1", "t", "t0", "t01", "t-1", "t+1", "x1", " t1", "t1 ", "t1  f1", "t1,f1",
+                          "t1000001", "t18446744073709551616", "1t", "t1f1"})
+    EXPECT_EQ(kinds(bad), "refused") << bad;
 }
 
 TEST(Hostile, NamesEscapeInOneWay) {

@@ -121,23 +121,26 @@ TEST(LayOut, DtypesThatNotEveryReaderKnowsAreBytesWithADescription) {
   const TestShard shard(
       {{"c", std::string(16, 'c')},
        {"short", "1"},
-       {"neg", "1"},
+       {"neg", ""},
        {"wrap", ""},
+       {"long", ""},
        {"e", ""},
        {".ropeteam/index",
         Index(
             R"("c":{"kind":"tensor","dtype":"complex64","shape":[2]},)"
             R"("short":{"kind":"tensor","dtype":"float32","shape":[1]},)"
-            R"("neg":{"kind":"tensor","dtype":"uint8","shape":[-1]},)"
+            R"("neg":{"kind":"tensor","dtype":"float32","shape":[-1]},)"
             R"("wrap":{"kind":"tensor","dtype":"uint8","shape":[9223372036854775807,9223372036854775807,0]},)"
+            R"("long":{"kind":"tensor","dtype":"int8","shape":[0,9223372036854775808]},)"
             R"("e":{"kind":"tensor","dtype":"float32","shape":[0,9]})")}},
       kChunk);
   const std::string json = Json(Files(shard)[0]);
   EXPECT_THAT(json, HasSubstr(R"("c":{"dtype":"U8","shape":[16],"data_offsets":[0,16]})"));
   EXPECT_THAT(json, HasSubstr(R"("short":{"dtype":"U8","shape":[1],"data_offsets":[16,17]})"));
-  EXPECT_THAT(json, HasSubstr(R"("neg":{"dtype":"U8","shape":[1],"data_offsets":[17,18]})"));
-  EXPECT_THAT(json, HasSubstr(R"("wrap":{"dtype":"U8","shape":[0],"data_offsets":[18,18]})"));
-  EXPECT_THAT(json, HasSubstr(R"("e":{"dtype":"F32","shape":[0,9],"data_offsets":[18,18]})"));
+  EXPECT_THAT(json, HasSubstr(R"("neg":{"dtype":"U8","shape":[0],"data_offsets":[17,17]})"));
+  EXPECT_THAT(json, HasSubstr(R"("wrap":{"dtype":"U8","shape":[0],"data_offsets":[17,17]})"));
+  EXPECT_THAT(json, HasSubstr(R"("long":{"dtype":"U8","shape":[0],"data_offsets":[17,17]})"));
+  EXPECT_THAT(json, HasSubstr(R"("e":{"dtype":"F32","shape":[0,9],"data_offsets":[17,17]})"));
   EXPECT_THAT(json, HasSubstr(R"("ropeteam.dtypes":"{\"c\":{\"dtype\":\"complex64\",\"shape\":[2]},)"
                               R"(\"short\":{\"dtype\":\"float32\",\"shape\":[1]},)"));
 }
