@@ -20,6 +20,7 @@ import pytest
 
 import strict_s3_client
 from strict_s3_client import (
+    ACCESS,
     EMPTY,
     REGION,
     SERVER,
@@ -120,6 +121,30 @@ def test_each_wrong_authorization_has_its_code(server):
     assert code(payload="0" * 64) == (400, "XAmzContentSHA256Mismatch")
     assert code(fresh(server, token="unasked")) == (400, "InvalidToken")
     assert fresh(server)("GET", "/one/x", payload=EMPTY).status == 404
+
+
+def test_a_malformed_authorization_says_what_is_wrong(server):
+    good = {
+        "Credential": f"{ACCESS}/20200101/{REGION}/s3/aws4_request",
+        "SignedHeaders": "host;x-amz-content-sha256;x-amz-date",
+        "Signature": "0" * 64,
+    }
+    for name, value, message in (
+        ("Signature", None, "each once"),
+        ("Credential", ACCESS, "mal-formed"),
+        ("Credential", f"{ACCESS}/1 May/{REGION}/s3/aws4_request", "incorrect date format"),
+        ("Credential", f"{ACCESS}/20200101/{REGION}/s3/aws3_request", "incorrect terminal"),
+        ("SignedHeaders", "x-amz-date;host", "sorted"),
+        ("SignedHeaders", "Host;x-amz-date", "lower case"),
+        ("Signature", "F" * 64, "hexadecimal"),
+        ("Signature", "0" * 64 + ",Signature", "cannot parse"),
+        ("Signature", "0" * 64, "Invalid credential date"),
+    ):
+        parts = {**good, name: value}
+        text = ",".join(f"{part}={content}" for part, content in parts.items() if content is not None)
+        reply = fresh(server)("GET", "/one/x", authorization=f"AWS4-HMAC-SHA256 {text}")
+        assert reply.code == "AuthorizationHeaderMalformed"
+        assert message in reply.xml.findtext("Message")
 
 
 def test_a_wrong_region_is_told_the_right_one(server):
@@ -296,6 +321,9 @@ def test_what_is_not_there_or_not_allowed(server, s3):
     assert s3("PATCH", "/one/a").code == "MethodNotAllowed"
     assert s3("POST", "/one/a", body=b"").code == "MethodNotAllowed"
     assert s3("GET", "/one/a", {"acl": ""}).code == "NotImplemented"
+    assert s3("GET", "/one/a", {"X-Amz-Signature": "0"}).code == "NotImplemented"
+    assert s3("GET", "/").code == "NotImplemented"
+    assert s3("PUT", "/three", body=b"").code == "NotImplemented"
     assert s3("GET", "/one/a", {"uploadId": "u"}).code == "NoSuchUpload"
     assert s3("PUT", "/ro/a", body=b"").code == s3("DELETE", "/ro/a").code == "AccessDenied"
     assert s3("POST", "/ro/a", {"uploads": ""}, body=b"").code == "AccessDenied"

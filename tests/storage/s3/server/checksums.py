@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checksums of bodies. SHA, MD5 and CRC32 are the standard library's; CRC32C is ISA-L's, when it is there."""
+"""Checksums of bodies. ISA-L computes CRC32C where it is installed; the standard library has the others."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def crc32c_is_fast() -> bool:
 
 
 def crc32c(data: Any, crc: int = 0) -> int:
-    """Of `data` after bytes whose checksum was `crc`. Without ISA-L it is slow: 20 MB/s."""
+    """The CRC32C of `data`, which follows bytes that have the CRC32C `crc`. Without ISA-L: some 20 MB/s."""
     view = memoryview(data).cast("B")
     if _isal is None:
         return _crc32c_python(view, crc)
@@ -102,12 +102,11 @@ def _shift(bytes_count: int, polynomial: int) -> int:
 
 
 def combine(first: int, second: int, second_bytes: int, polynomial: int = CRC32C_POLYNOMIAL) -> int:
-    """The checksum of two texts, one after the other, from those of each."""
+    """The CRC of two texts, one behind the other, computed from the CRC of each."""
     return _multiply(_shift(second_bytes, polynomial), first, polynomial) ^ second
 
 
-# S3's name: (bytes of the digest, may an object's be the whole object's, may it be one of its parts'). CRC64NVME is
-# not here: nothing in the standard library computes it.
+# S3's name: (bytes of the digest, may it be FULL_OBJECT, may it be COMPOSITE). The standard library has no CRC64NVME.
 ALGORITHMS: dict[str, tuple[int, bool, bool]] = {
     "CRC32C": (4, True, True),
     "CRC32": (4, True, True),

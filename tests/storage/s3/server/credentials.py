@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The keys that are accepted, and the places that give temporary ones: instance metadata, a container's agent, STS."""
+"""The keys that the server accepts, and where temporary ones come from: IMDS, a container's agent, STS."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Credential:
 
 
 class Credentials:
-    """All keys that sign. The last one that was set or minted is what the endpoints serve."""
+    """All keys. The endpoints serve the one that was added or minted last."""
 
     def __init__(self, container_token: str, web_identity_token: str) -> None:
         self._known: dict[str, Credential] = {}
@@ -37,7 +37,7 @@ class Credentials:
         self._container_token = container_token
         self._web_identity_token = web_identity_token
         self.lifetime_s = 3600.0  # of minted ones
-        self.renew = True  # the endpoints mint new ones when those they serve have expired
+        self.renew = True  # the endpoints mint a key when the one they serve has expired
 
     def add(self, credential: Credential, serve: bool = False) -> None:
         self._known[credential.access_key] = credential
@@ -48,7 +48,7 @@ class Credentials:
         return self._known.get(access_key)
 
     def expire(self, access_key: str | None, now: float) -> None:
-        """One, or with None all that are known now. Those that are set later are good."""
+        """Expires one key, or with None all that exist. Keys that are added later are valid."""
         for credential in self._known.values():
             if access_key in (None, credential.access_key):
                 credential.expires = now

@@ -87,7 +87,7 @@ CODES: dict[str, tuple[int, str]] = {
 
 
 class S3Error(Exception):
-    """An answer that is an error. `fields` become elements of its XML body, `headers` are added to the answer."""
+    """An error answer. `fields` become elements of its XML, `headers` become headers of it."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f\ufffe\uffff\ud800-\udfff]")
 
 
 def xml_text(value: object) -> str:
-    """Escaped. Control characters become references, as S3 writes them: XML 1.0 readers refuse those."""
+    """Escapes. Control characters become references, as S3 writes them, though XML 1.0 does not allow them."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return CONTROL.sub(lambda match: f"&#x{ord(match.group()):x};", escape(str(value), {'"': "&quot;"}))

@@ -71,7 +71,7 @@ NEEDED = {
     "redirect": "region",
 }
 MATCHES = {"method", "operation", "bucket", "key", "query", "header", "part"}
-SLOW_PIECES_PER_S = 20  # a slow body comes in so many pieces a second
+SLOW_PIECES_PER_S = 20  # pieces of a slow body
 CODE_OF_STATUS = {
     403: "AccessDenied",
     409: "ConditionalRequestConflict",
@@ -150,12 +150,12 @@ class Fired:
         return self._specs.get(kind)
 
     def _at(self, kind: str, where: str) -> dict[str, Any] | None:
-        """The fault, if it is of this direction of the data."""
+        """The fault, if it concerns this direction."""
         spec = self._specs.get(kind)
         return spec if spec is not None and spec.get("where", self._data) == where else None
 
     async def _pass(self, stage: str) -> None:
-        """The faults of a stage happen once, whoever comes by it first."""
+        """Applies the faults of a stage, once."""
         if stage in self._passed or not self._specs:
             return
         self._passed.add(stage)
@@ -169,7 +169,7 @@ class Fired:
             raise S3Error(code, status.get("message"), number, status.get("headers"))
 
     def at_head(self, request: Request) -> None:
-        """Answers that need no more than the request's head."""
+        """Applies the faults that need only the request's head."""
         refuse = self._specs.get("refuse_continue")
         if refuse is not None and request.expects_continue and not refuse.get("ignore"):
             raise S3Error("ExpectationFailed")
@@ -231,7 +231,7 @@ class Fired:
         raise Closed("fault reset")
 
     def change_reply(self, request: Request, response: Response) -> None:
-        """Of an operation that was done."""
+        """Changes the reply of an operation that was done."""
         if "wrong_checksum" in self._specs:
             for name, value in response.headers.items():
                 if (
@@ -257,7 +257,7 @@ class Fired:
         )
 
     async def send_body(self, link: PlainLink, segments: list[memoryview]) -> int:
-        """A reply's body through truncate, corrupt, reset and slow."""
+        """Sends a reply's body with truncate, corrupt, reset and slow applied. Returns the bytes sent."""
         cut, reset = self._specs.get("truncate"), self._at("reset", "reply")
         ends = [int(spec.get("after_bytes", 0)) for spec in (cut, reset) if spec is not None]
         end = min(ends) if ends else None
@@ -291,7 +291,7 @@ class Fired:
 
 
 def _other_checksum(value: str) -> str:
-    """As long, and as well-formed: the first digit is another."""
+    """Well-formed and of the same length, with another first digit."""
     prefix = "crc32c=" if value.startswith("crc32c=") else ""
     digits = value[len(prefix) :]
     return prefix + ("B" if digits[:1] == "A" else "A") + digits[1:]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the headers of a request with data say, checked: checksums, encryption, metadata, conditions."""
+"""Checks the headers of requests with data: checksums, encryption, metadata, conditions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _argument(message: str, name: str, value: str) -> S3Error:
 
 
 def object_headers(request: Request) -> dict[str, str]:
-    """Of PutObject and CreateMultipartUpload: what is kept with the object and comes back with it."""
+    """The headers that are kept with the object: of PutObject and CreateMultipartUpload."""
     headers = request.headers
     kept = {name: value for name, value in headers.items() if name in KEPT or name.startswith("x-amz-meta-")}
     kept.setdefault("content-type", "binary/octet-stream")
@@ -77,7 +77,7 @@ def _encryption(headers: dict[str, str]) -> dict[str, str]:
 
 
 def refuse_encryption(request: Request) -> None:
-    """S3 takes these where an object begins, and nowhere else."""
+    """S3 accepts encryption headers only in the request that begins an object."""
     for name in (SSE, SSE_KEY, SSE_BUCKET_KEY, SSE_CONTEXT):
         if name in request.headers:
             raise _argument(
@@ -90,13 +90,13 @@ def encryption_of(kept: dict[str, str]) -> dict[str, str]:
 
 
 def etag_is_md5(kept: dict[str, str]) -> bool:
-    """Not with KMS's keys: S3 says so, and a client that relies on it is wrong."""
+    """With KMS keys it is not, says S3: a client must not rely on it."""
     return not kept.get(SSE, "").startswith("aws:kms")
 
 
 @dataclass
 class Expected:
-    """What the request says of its body."""
+    """The checksums that the request states for its body."""
 
     payload: str  # UNSIGNED-PAYLOAD, or its SHA-256 in hexadecimal
     md5: bytes | None
@@ -114,7 +114,7 @@ class Expected:
         return wanted | set(self.goog)
 
     def check(self, intake: Intake) -> None:
-        """The body that arrived against all of it."""
+        """Compares the body that arrived with all of them."""
         computed = intake.digest("SHA256")
         if self.payload != UNSIGNED and computed is not None and computed.hex() != self.payload:
             raise S3Error(
@@ -164,7 +164,7 @@ def checksum_header(headers: dict[str, str]) -> tuple[str, str] | None:
 
 
 def expected(request: Request, payload: str, use_checksums: bool) -> Expected:
-    """`use_checksums` false: a store that has never heard of x-amz-checksum-…."""
+    """`use_checksums` false: x-amz-checksum-* is ignored."""
     headers = request.headers
     md5 = None
     if "content-md5" in headers:
@@ -216,7 +216,7 @@ def checksum_headers(checksum: Checksum | None) -> dict[str, str]:
 
 
 def check_conditions(request: Request, present: Object | None, conditional: bool) -> None:
-    """Of a write: If-None-Match, If-Match, x-goog-if-generation-match."""
+    """A write's If-None-Match, If-Match and x-goog-if-generation-match."""
     headers = request.headers
     for name in ("if-none-match", "if-match"):
         if name in headers and not conditional:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HTTP/1.1 over asyncio's raw sockets: bodies are received into their final memory and sent from it."""
+"""HTTP/1.1 over asyncio's sockets. Bodies are received into their final memory, and sent from it."""
 
 from __future__ import annotations
 
@@ -16,20 +16,19 @@ from urllib.parse import unquote_to_bytes
 
 from errors import S3Error
 
-HEAD_BYTES_MAX = (
-    64 << 10
-)  # of a request's line and headers; S3 takes 8 KiB of headers, and a long query beside
-CHUNK_BYTES = (
-    1 << 20
-)  # of one receive call: as much as a socket holds; what is hashed is then still in the cache
-TURN_BYTES = 8 << 20  # received before other connections get their turn
-LINGER_S = (
-    30.0  # after an early answer, what the client still sends is read for so long: a reset would eat it
-)
+# The request line and the headers. S3 takes 8 KiB of headers; a query may be long too.
+HEAD_BYTES_MAX = 64 << 10
+# One receive call: no more, so that the bytes are still in the cache when they are hashed.
+CHUNK_BYTES = 1 << 20
+# A connection receives so much before the others get their turn.
+TURN_BYTES = 8 << 20
+# After an early answer the server reads on for so long. If it closed at once, the client would get a reset and
+# could lose the answer.
+LINGER_S = 30.0
 
 
 class Closed(Exception):
-    """The connection is at its end: by the peer, or by a fault."""
+    """The connection has ended: the peer closed it, or a fault did."""
 
 
 class PlainLink:
@@ -62,7 +61,7 @@ class PlainLink:
         self._socket.close()
 
     async def linger(self) -> None:
-        """Says that nothing more comes, and takes in what the peer still sends, for a while."""
+        """Ends the sending direction, then reads and drops what the peer still sends, for LINGER_S at most."""
         scratch = memoryview(bytearray(CHUNK_BYTES))
         try:
             self._socket.shutdown(socket.SHUT_WR)
@@ -70,7 +69,7 @@ class PlainLink:
                 while await self._loop.sock_recv_into(self._socket, scratch):
                     pass
         except (OSError, TimeoutError):
-            pass  # the connection is closed next, whatever it was
+            pass  # the connection is closed next in any case
 
     def close(self) -> None:
         self._socket.close()
@@ -108,11 +107,11 @@ class TlsLink(PlainLink):
 
     async def read_into(self, view: memoryview) -> int:
         count = await self._drive(lambda: self._tls.read(len(view), view))
-        while 0 < count < len(view):  # one record holds 16 KiB: take all that are here
+        while 0 < count < len(view):  # a record holds 16 KiB: read all that have arrived
             try:
                 more = self._tls.read(len(view) - count, view[count:])
             except ssl.SSLError:
-                break  # met again by the next call, if it was more than a want of bytes
+                break  # if it is more than a lack of bytes, the next call meets it again
             if not more:
                 break
             count += more
@@ -153,7 +152,7 @@ class Request:
         return (self.content_length or 0) - self.received
 
     async def receive(self, space: Callable[[int], memoryview], filled: Callable[[memoryview], None]) -> None:
-        """The whole body: `space` gives memory for up to so many bytes, `filled` is told what has arrived."""
+        """Receives the whole body. `space` returns memory for at most that many bytes; `filled` gets each piece."""
         if self.chunked or (self.content_length is None and self.method in ("PUT", "POST")):
             raise S3Error("MissingContentLength")
         await self.faults.before_body(self)
@@ -236,13 +235,13 @@ class Connection:
         self._scratch: memoryview | None = None
 
     def scratch(self) -> memoryview:
-        """For bytes that nobody keeps."""
+        """Memory for bytes that are dropped."""
         if self._scratch is None:
             self._scratch = memoryview(bytearray(CHUNK_BYTES))
         return self._scratch
 
     async def read_into(self, view: memoryview) -> int:
-        """Of a body. What came with the head goes first."""
+        """Receives bytes of a body. Those that came together with the head are first."""
         if not self._have:
             return await self.link.read_into(view)
         count = min(self._have, len(view))
@@ -255,13 +254,13 @@ class Connection:
         self._have -= count
 
     async def wait(self) -> bool:
-        """For the first bytes of the next request; False: the peer has closed."""
+        """Waits for the first bytes of the next request. False: the peer has closed."""
         if not self._have:
             self._have = await self.link.read_into(self._view)
         return self._have > 0
 
     async def read_request(self) -> Request | None:
-        """None: the peer has closed. A malformed request is an S3Error, after which the connection is of no use."""
+        """None: the peer has closed. After an S3Error the connection must be closed."""
         while True:
             while self._have >= 2 and self._buffer.startswith(b"\r\n"):
                 self._drop(2)
@@ -318,7 +317,7 @@ def parse_head(head: str) -> Request:
 
 
 def decode_target(request: Request) -> None:
-    """Fills in path and query. Apart from parse_head(), so that its errors keep the connection."""
+    """Fills in path and query. The connection survives its errors, other than those of parse_head()."""
     request.path = decode_percent(request.raw_path)
     for pair in filter(None, request.raw_query.split("&")):
         name, _, value = pair.partition("=")

@@ -58,7 +58,7 @@ def _seal(scope: str, body: bytes) -> bytes:
 
 
 def _make_token(scope: str, after: Position) -> str:
-    """Opaque, and good only for the listing that it continues."""
+    """Opaque. It is valid only for the listing that it continues."""
     body = ("/" if after[1] else ".").encode() + after[0].encode("utf-8", "surrogateescape")
     return base64.b64encode(_seal(scope, body) + body).decode()
 
@@ -77,7 +77,7 @@ def _read_token(scope: str, token: str) -> Position:
 def _walk(
     keys: list[str], prefix: str, delimiter: str, after: Position, limit: int
 ) -> tuple[list[Position], bool]:
-    """Up to `limit` keys and common prefixes behind `after`; and whether there are more."""
+    """At most `limit` keys and common prefixes after `after`, and whether more follow."""
     found: list[Position] = []
     at = bisect.bisect_left(keys, prefix)
     if after[0]:
@@ -132,7 +132,7 @@ class _Odd:
         return [entry for entry in entries for _ in range(2)] if self._mode == "duplicate" else entries
 
     def next(self, following: str | None, own: str | None) -> str | None:
-        """`own`: what this page was asked with."""
+        """`own`: the token of this page's request."""
         if self._mode == "no_token":
             return None
         return own if self._mode == "same_token" and own else following

@@ -98,9 +98,8 @@ async def upload_part(service: Service, request: Request, bucket: Bucket) -> Res
     if service.use_checksums and expected.algorithm != upload.algorithm:
         raise _type_mismatch(upload.algorithm, expected.algorithm)
     intake = await take_in(service, request, expected)
-    upload = bucket.upload(
-        request.query["uploadId"], request.key
-    )  # it may have been aborted while the body came
+    # Once more: it may have been aborted while the body arrived.
+    upload = bucket.upload(request.query["uploadId"], request.key)
     crc = crc_of(intake, expected)
     part = Part(
         blob=intake.blob,
@@ -176,7 +175,7 @@ def _chosen_parts(service: Service, upload: Upload, named: list[tuple[int, dict[
 
 
 def _whole_checksum(request: Request, upload: Upload, parts: list[Part]) -> Checksum | None:
-    """Computed, and compared with what Complete's headers say."""
+    """The whole object's checksum, compared with that in Complete's headers."""
     kind = request.headers.get("x-amz-checksum-type")
     given = request_headers.checksum_header(request.headers)
     if kind is not None and kind.upper() != upload.kind:
@@ -265,7 +264,7 @@ async def complete(service: Service, request: Request, bucket: Bucket) -> Respon
 
 
 def _error_in_200(service: Service, request: Request, fault: dict) -> Response:
-    """S3 begins its answer before it knows, keeps the connection busy with spaces, and then may say this."""
+    """S3 begins its answer early, sends spaces while it works, and may then end it with an error."""
     body = service.error_body(request, S3Error(fault.get("code", "InternalError")))
     first, _, rest = body.partition(b"\n")
     spaces = [b" "] * int(fault.get("spaces", 0))

@@ -22,7 +22,7 @@ DELETE_KEYS_MAX = 1000  # S3's, of one DeleteObjects
 
 
 def check_length(request: Request) -> int:
-    """Before the body is asked for. MissingContentLength is receive()'s."""
+    """Checks the length before the body is received."""
     size = request.content_length or 0
     if size > OBJECT_BYTES_MAX:
         raise S3Error("EntityTooLarge", ProposedSize=size, MaxSizeAllowed=OBJECT_BYTES_MAX)
@@ -34,7 +34,7 @@ def check_length(request: Request) -> int:
 async def take_in(
     service: Service, request: Request, expected: request_headers.Expected, keep: bool = False
 ) -> Intake:
-    """The whole body, checked against all that the request says of it. `keep`: also with --discard."""
+    """Receives the body and checks it against the request's headers. `keep`: also with --discard."""
     scratch = request.connection.scratch()
     intake = Intake(service.store, check_length(request), expected.algorithms(), scratch, keep)
     await request.receive(intake.space, intake.filled)
@@ -53,7 +53,7 @@ def etag_of(service: Service, intake: Intake, crc: int | None, md5_wanted: bool)
     md5 = intake.digest("MD5")
     if md5 is not None and md5_wanted:
         return md5.hex()
-    # As long as an MD5, and a function of the bytes where they were looked at.
+    # As long as an MD5. The same bytes have the same one, where they were looked at.
     other = checksums.new("SHA256")
     other.update(b"%d %d" % (intake.size, service.store.next_generation() if crc is None else crc))
     return other.digest().hex()[:32]
@@ -64,7 +64,7 @@ async def put_object(service: Service, request: Request, bucket: Bucket) -> Resp
     expected = request_headers.expected(request, request.payload, service.use_checksums)
     request_headers.check_conditions(request, bucket.objects.get(request.key), service.conditional)
     intake = await take_in(service, request, expected)
-    # Again: somebody else may have put it while the body came.
+    # Once more: another client may have put it while the body arrived.
     request_headers.check_conditions(request, bucket.objects.get(request.key), service.conditional)
     crc = crc_of(intake, expected)
     made = Object(
@@ -87,7 +87,7 @@ async def put_object(service: Service, request: Request, bucket: Bucket) -> Resp
 
 
 def goog_hash(service: Service, crc: int | None, md5: bytes | None) -> dict[str, str]:
-    """Google's, with --gcs."""
+    """Google's x-goog-hash, with --gcs."""
     hashes = []
     if crc is not None:
         hashes.append("crc32c=" + checksums.encode(crc.to_bytes(4, "big")))
@@ -97,7 +97,7 @@ def goog_hash(service: Service, crc: int | None, md5: bytes | None) -> dict[str,
 
 
 def goog_headers(service: Service, found: Object) -> dict[str, str]:
-    """Google's beside S3's, with --gcs."""
+    """Google's own headers, with --gcs."""
     if not service.gcs:
         return {}
     answer = {"x-goog-generation": str(found.generation), "x-goog-stored-content-length": str(found.size)}
@@ -105,7 +105,7 @@ def goog_headers(service: Service, found: Object) -> dict[str, str]:
 
 
 def _part(request: Request, found: Object) -> tuple[int, int] | None:
-    """The bytes of ?partNumber=N, which GET and HEAD take."""
+    """[begin, end) of ?partNumber=N."""
     text = request.query.get("partNumber")
     if text is None:
         return None
@@ -119,7 +119,7 @@ def _part(request: Request, found: Object) -> tuple[int, int] | None:
 
 
 def _range(request: Request, size: int) -> tuple[int, int] | None:
-    """The bytes of the Range header. One that S3 cannot read is passed over, as the RFC says."""
+    """[begin, end) of the Range header. A malformed one is ignored, as the RFC says."""
     header = request.headers.get("range", "")
     match = re.fullmatch(r"bytes=(\d*)-(\d*)", header.replace(" ", ""))
     if match is None or match.group() == "bytes=-":
@@ -134,7 +134,7 @@ def _range(request: Request, size: int) -> tuple[int, int] | None:
 
 
 def get_object(service: Service, request: Request, bucket: Bucket) -> Response:
-    """And HEAD: what is sent of it is http1's business."""
+    """HEAD too: send_response() leaves the body out."""
     request_headers.refuse_encryption(request)
     found = bucket.objects.get(request.key)
     if found is None:
@@ -195,7 +195,7 @@ def parse_document(body: bytes, name: str) -> ElementTree.Element:
 async def receive_document(
     service: Service, request: Request, use_checksums: bool, digest_needed: bool = False
 ) -> bytes:
-    """A small body, checked as an object's is. `use_checksums` false: x-amz-checksum-… is of something else."""
+    """A small body, checked. `use_checksums` false: x-amz-checksum-* is not of this body."""
     if (request.content_length or 0) > DOCUMENT_BYTES_MAX:
         raise S3Error("MalformedXML")
     expected = request_headers.expected(request, request.payload, use_checksums)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What becomes of a request: whose it is, its signature, its faults, its operation, its line in the log."""
+"""Serves requests: finds bucket and operation, verifies the signature, applies faults, logs the outcome."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ WRITES = {"PutObject", "DeleteObject", "CreateMultipartUpload", "UploadPart", "C
 
 
 def operation_of(method: str, bucket: str, key: str, query: dict[str, str]) -> str:
-    """S3's name. S3Error: it has none, or it is not here."""
+    """S3's name of the operation. S3Error: S3 has no such operation, or this server has not."""
     if not bucket:
         raise S3Error("NotImplemented", "ListBuckets is not implemented.")
     odd = (SUBRESOURCES_OF_OBJECTS if key else SUBRESOURCES_OF_BUCKETS) & set(query)
@@ -111,7 +111,7 @@ class Service:
             self.faults.add(spec)
 
     def reset(self) -> None:
-        """As at the start, but for the faults of the command line."""
+        """The state of the start, without the faults of the command line."""
         options = self._options
         self.store.reset()
         for bucket in self.store.buckets.values():
@@ -158,8 +158,8 @@ class Service:
             while await self._serve_request(connection):
                 pass
         except Closed:
-            pass  # by the client, or by a fault; the request's line in the log has it
-        except Exception:  # a bug of ours: the tests must see it
+            pass  # by the client or a fault; the log says which
+        except Exception:  # a bug of this server: the tests must see it
             traceback.print_exc(file=sys.stderr)
         finally:
             link.close()
@@ -226,7 +226,7 @@ class Service:
 
     @staticmethod
     def _rename(headers: dict[str, str], old: str, new: str, ends: tuple[str, ...]) -> None:
-        """Google's names for what is kept by S3's."""
+        """Objects keep their headers under S3's names; Google has its own."""
         for name in [name for name in headers if name.startswith(tuple(old + end for end in ends))]:
             headers[new + name[len(old) :]] = headers.pop(name)
 
@@ -301,7 +301,7 @@ class Service:
             await request.faults.after_body(request)
         response = await self._operate(request, bucket)
         if request.remaining:
-            # A body where none belongs: it is read, so that it is not taken for the next request.
+            # The operation has no use for this body. It is read, so that it is not taken for the next request.
             scratch = request.connection.scratch()
             await request.receive(lambda count: scratch[:count], lambda view: None)
         await request.faults.after_effect(request)
@@ -345,14 +345,13 @@ class Service:
 
     @staticmethod
     def _location(service: Service, request: Request, bucket: Bucket) -> Response:
-        region = (
-            "" if service.region == "us-east-1" else service.region
-        )  # S3's oldest region has no name here
+        # S3's oldest region has no name here.
+        region = "" if service.region == "us-east-1" else service.region
         document = xml_document("LocationConstraint", region)
         return Response(headers={"Content-Type": "application/xml"}, body=document)
 
     def _happen_before(self, request: Request) -> None:
-        """Faults that are events of the world, not answers."""
+        """Faults that change something before the request is served."""
         get = request.faults.get
         if (skew := get("clock_skew")) is not None:
             self.skew_s = float(skew["seconds"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AWS Signature Version 4 of S3, verified: written from its description, apart from the product's signer."""
+"""Verifies S3's Signature Version 4. Written from its description, independently of the product's signer."""
 
 from __future__ import annotations
 
@@ -176,9 +176,9 @@ def check_token(credential: Credential, token: str | None, now: float) -> None:
 
 
 def verify(request: Request, credentials: Credentials, regions: list[str], now: float, gcs: bool) -> None:
-    """Checks the request's head; notes the payload's hash as signed, for the body's check.
+    """Verifies the request's head, and sets its `payload` and `google`.
 
-    `regions`: those that a scope may name, the true one first. `gcs`: Google's dialect is good too.
+    `regions`: those that a scope may name, the server's own first. `gcs`: accept Google's dialect too.
     """
     headers = request.headers
     if "X-Amz-Signature" in request.query:

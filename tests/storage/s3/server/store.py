@@ -13,17 +13,15 @@ from typing import Any
 import checksums
 from errors import S3Error
 
-LARGE_BYTES = 1 << 20  # bodies beyond this are what --discard and the --no-… options for benches mean
-MAPPED_BYTES = (
-    1 << 20
-)  # larger bodies get memory of the kernel's own: no zeros are written before they arrive
+# Larger bodies are those that --discard, --no-md5-large and --no-verify-large mean. They get pages of their own.
+LARGE_BYTES = 1 << 20
 
 
 class Blob:
-    """A body's memory, counted against the store's limit while it lives.
+    """A body's memory. It counts against the store's limit.
 
-    Large blobs give their memory back to the store, which uses it again: whoever holds `view` or a slice of it must
-    hold the blob too.
+    A large blob gives its memory back to the store, which uses it again. Who holds `view` or a slice of it must hold
+    the blob too.
     """
 
     __slots__ = ("_store", "size", "view")
@@ -47,12 +45,12 @@ class Blob:
 
 
 class Intake:
-    """Takes in one body: into a blob, through the digests that somebody asked for."""
+    """Receives one body into a blob, and computes its digests."""
 
     def __init__(
         self, store: Store, size: int, algorithms: set[str], scratch: memoryview, keep: bool
     ) -> None:
-        """`scratch` takes what is discarded; it is the connection's own. `keep`: nothing is."""
+        """`scratch`: the connection's memory for bytes that are discarded. `keep`: discard nothing."""
         self.size = size
         self._at = 0
         self.blob = Blob(store, size, keep)
@@ -63,7 +61,7 @@ class Intake:
         elif size > LARGE_BYTES and store.verify_large == "crc":
             wanted -= {"MD5"} - algorithms
         elif size > LARGE_BYTES and not checksums.crc32c_is_fast():
-            wanted -= {"CRC32C"} - algorithms  # only for /_control/state then
+            wanted -= {"CRC32C"} - algorithms  # nobody but /_control/state would use it
         self._digests = {name: checksums.new(name) for name in sorted(wanted)}
 
     def space(self, count: int) -> memoryview:
@@ -76,7 +74,7 @@ class Intake:
             digest.update(view)
 
     def digest(self, algorithm: str) -> bytes | None:
-        """None: this large body was not looked at, by option."""
+        """None: not computed for a large body, because of an option."""
         made = self._digests.get(algorithm)
         return None if made is None else made.digest()
 
@@ -108,7 +106,7 @@ class Object:
     modified: float
     crc32c: int | None
     checksum: Checksum | None
-    headers: dict[str, str]  # what GET returns beside: type, metadata, encryption, storage class
+    headers: dict[str, str]  # that GET returns: type, metadata, encryption, storage class
     md5: bytes | None = None
     parts: list[Part] = field(default_factory=list)  # of a multipart upload
     generation: int = 0
@@ -182,7 +180,7 @@ class Store:
         self._spare_bytes = 0
 
     def take(self, size: int) -> memoryview:
-        """Memory for a large body. Used memory first: the first touch of new pages costs more than the receiving."""
+        """Memory for a large body. The first touch of new pages costs more than receiving, so old ones go first."""
         if self._spare.get(size):
             self._spare_bytes -= size
             return self._spare[size].pop()
@@ -219,7 +217,7 @@ _uploads_begun = itertools.count(1)
 
 
 def new_upload_id() -> str:
-    """They sort in the order of their making, as the pages of ListMultipartUploads need it."""
+    """Ids sort in the order in which they were made. The pages of ListMultipartUploads need that."""
     return f"{next(_uploads_begun):012x}.{secrets.token_urlsafe(32)}"
 
 
