@@ -488,6 +488,9 @@ def test_a_multipart_upload(server, s3, kind):
         "150",
         "3",
     )
+    assert s3("GET", "/one/big", {"partNumber": "4"}).code == "InvalidRange"
+    assert s3("GET", "/one/big", {"partNumber": "0"}).code == "InvalidArgument"
+    assert s3("GET", "/one/big", headers={"x-amz-checksum-mode": "ON"}).code == "InvalidArgument"
     state = server.control("state")
     assert state["objects"]["one"]["big"]["crc32c"] == crc(WHOLE) and state["uploads"]["one"] == []
     assert finish(s3, upload, PARTS).code == "NoSuchUpload"

