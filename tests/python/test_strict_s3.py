@@ -422,7 +422,8 @@ def test_several_are_deleted_at_once(server, s3):
     for wrong in (
         b"<Delete></Delete>",
         b"<Delete>",
-        b"<Other/>",
+        body.replace(b"Delete>", b"Other>"),
+        body.replace(b"<Delete>", b"<Delete><Loud/>"),
         b"<Delete>" + b"<Object><Key>k</Key></Object>" * 1001 + b"</Delete>",
     ):
         assert s3("POST", "/one", {"delete": ""}, {"content-md5": md5(wrong)}, wrong).code == "MalformedXML"
@@ -453,6 +454,7 @@ def test_a_multipart_upload(server, s3, kind):
         )
         assert reply.headers["x-amz-server-side-encryption"] == "AES256"
     assert s3("GET", "/one/big").code == "NoSuchKey"
+    assert s3("GET", "/one/big", {"uploadId": upload, "part-number-marker": "x"}).code == "InvalidArgument"
     numbers, sums, marker = [], [], "0"
     while marker is not None:
         reply = s3("GET", "/one/big", {"uploadId": upload, "max-parts": "2", "part-number-marker": marker})
