@@ -13,6 +13,7 @@
 #include "storage/format/checksums.h"
 #include "storage/format/json.h"
 #include "storage/format/names.h"
+#include "storage/format/safetensors.h"
 
 namespace ropeteam::storage {
 namespace {
@@ -187,6 +188,16 @@ TEST(RoundTrip, ManyObjectsStayOneRangeAndOneRun) {
   EXPECT_EQ((*files)[0].ranges.size(), 1u);
   EXPECT_EQ(plan->pieces.size(), 1u);
   EXPECT_NE((*files)[0].head.find(R"("ropeteam.order":"t50000")"), std::string::npos);
+}
+
+TEST(RoundTrip, AFileAndTheTensorBehindItAreTwoPieces) {
+  // The file ends at the offset at which the tensor begins in another one.
+  const TestShard shard({{"a.pt", std::string(kSafetensorsAlignmentBytes, 'a')}, {"w", "w"}}, 4096);
+  const auto files = LayOut(0, shard.objects(), shard.Stream(), {}, nullptr);
+  ASSERT_TRUE(files.ok());
+  const auto plan = PlanRestore(EntryOf(0, shard, *files), (*files)[0].head);
+  ASSERT_TRUE(plan.ok());
+  EXPECT_EQ(plan->pieces, (std::vector<RestorePiece>{{0, 4096, 1, 0}, {4096, 1, 0, 4096}}));
 }
 
 TEST(Checksums, AreThoseOfTheBytesInEveryCut) {
