@@ -219,8 +219,8 @@ void AddDirect(const Store& store, int folder, const char* base, int flags, Open
   Fd direct(store.calls().openat(folder, base, flags | O_DIRECT, 0));
   if (!direct.ok()) return;
   // Somebody may have put another file under this name since.
-  struct stat one {
-  }, two{};
+  struct stat one {};
+  struct stat two {};
   if (fstat(file->plain.get(), &one) == 0 && fstat(direct.get(), &two) == 0 && one.st_ino == two.st_ino &&
       one.st_dev == two.st_dev)
     file->direct = std::move(direct);

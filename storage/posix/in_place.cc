@@ -13,6 +13,14 @@ namespace {
 
 constexpr int kTriesMax = 100;  // of other writers or deleters that come in between
 
+// Not for FUSE, which makes up inode numbers as it likes.
+bool IsOpenAs(const Store& store, int folder, const std::string& base, int fd) {
+  struct stat held {};
+  struct stat here {};
+  return ::fstat(fd, &held) == 0 && store.calls().lstatat(folder, base.c_str(), &here) == 0 &&
+         held.st_ino == here.st_ino && held.st_dev == here.st_dev;
+}
+
 // A marker that we hold.
 Result<Fd> TakeMarker(const Store& store, int folder, const std::string& name) {
   const std::string marker = MarkerName(BaseOf(name));
@@ -31,11 +39,7 @@ Result<Fd> TakeMarker(const Store& store, int folder, const std::string& name) {
       return Error(Code::kUnavailable, "%s is being written by another process%s", store.PathOf(name).c_str(),
                    unsupported ? ", or was by one that is dead: then its upload must be aborted first" : "");
     }
-    struct stat held {
-    }, here{};
-    if (::fstat(fd.get(), &held) == 0 && store.calls().lstatat(folder, marker.c_str(), &here) == 0 &&
-        held.st_ino == here.st_ino)
-      return fd;
+    if (store.fuse() || IsOpenAs(store, folder, marker, fd.get())) return fd;
     // Its writer has removed it between our open and our lock.
   }
   return Error(Code::kUnavailable, "%s is being written by many others", store.PathOf(name).c_str());
@@ -81,11 +85,13 @@ Status WriteInPlace(Store* store, const std::string& name, Deadline deadline,
   const std::string base(BaseOf(name)), path = store->PathOf(name), marker = MarkerName(base);
   Result<Fd> held = TakeMarker(*store, at, name);
   if (!held.ok()) return held.status();
+  // Ours, unless AbortUploads() took it and the next writer came.
+  const auto ours = [&] { return store->fuse() || IsOpenAs(*store, at, marker, held->get()); };
   // The old file goes whole: who reads it reads on, and never into the new one.
   const auto clear = [&] { return calls.unlinkat(at, base.c_str(), 0) == 0 || errno == ENOENT; };
   const auto give_up = [&](Status status) {
     // If the file stays, so does its marker.
-    if (clear()) calls.unlinkat(at, marker.c_str(), 0);
+    if (ours() && clear()) calls.unlinkat(at, marker.c_str(), 0);
     return status;
   };
   // The marker must outlive what it hides.
@@ -107,6 +113,7 @@ Status WriteInPlace(Store* store, const std::string& name, Deadline deadline,
   if (status.ok()) status = store->SyncFolders(FolderOf(name));
   if (status.ok()) status = store->Check(deadline, "write", name);
   if (!status.ok()) return give_up(std::move(status));
+  if (!ours()) return Error(Code::kUnavailable, "%s: somebody has aborted this write", path.c_str());
   if (calls.unlinkat(at, marker.c_str(), 0) != 0) {
     const int error = errno;
     return give_up(store->Refused(error, "commit", path));

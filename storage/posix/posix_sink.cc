@@ -48,7 +48,7 @@ class PosixSink final : public Sink {
     if (bytes.size() > kPutBytesMax)
       return Error(Code::kInvalidArgument, "%s: %zu bytes in one piece, the limit is %llu",
                    store_->PathOf(name).c_str(), bytes.size(), static_cast<unsigned long long>(kPutBytesMax));
-    const Result<Abilities> abilities = store_->FindAbilities();
+    const Result<Abilities> abilities = store_->FindAbilities(deadline, name);
     if (!abilities.ok()) return abilities.status();
     if (mode == PutMode::kIfAbsent && !abilities->link && !abilities->rename_noreplace)
       return Error(
@@ -184,8 +184,8 @@ class PosixSink final : public Sink {
       result = calls.rename(folder, beside.c_str(), base.c_str(), RENAME_NOREPLACE);
     if (result == 0) return OkStatus();
     const int error = errno;
-    struct stat one {
-    }, two{};
+    struct stat one {};
+    struct stat two {};
     // NFS repeats a call whose answer was lost; that it has two names says that the first one came through.
     if (mode == PutMode::kIfAbsent && abilities.link && calls.lstatat(folder, beside.c_str(), &one) == 0 &&
         calls.lstatat(folder, base.c_str(), &two) == 0 && one.st_ino == two.st_ino &&

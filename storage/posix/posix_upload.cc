@@ -118,7 +118,19 @@ class PosixUpload : public Upload {
     return Error(Code::kNotFound, "%s: this upload was aborted, or failed for good; begin again",
                  path_.c_str());
   }
-  void Unlink(const std::string& base) const { store_->calls().unlinkat(folder_.get(), base.c_str(), 0); }
+  Status Unlink(const std::string& base) const {
+    if (store_->calls().unlinkat(folder_.get(), base.c_str(), 0) == 0 || errno == ENOENT || errno == ESTALE)
+      return OkStatus();
+    return store_->Refused(errno, "abort the upload of", path_);
+  }
+  // Whether the hidden file of this name is the one that `fd` has open. A name that follows from the file's may be
+  // another upload's by now.
+  bool Holds(int fd, const std::string& base) const {
+    struct stat here {};
+    struct stat held {};
+    return store_->calls().lstatat(folder_.get(), base.c_str(), &here) == 0 && ::fstat(fd, &held) == 0 &&
+           SameFile(here, held);
+  }
 
   const std::shared_ptr<Store> store_;
   const std::string name_, path_;
@@ -145,7 +157,7 @@ class WholeUpload final : public PosixUpload {
     found_ = found && ::fstat(file_.plain.get(), &info) == 0 && info.st_size == static_cast<off_t>(bytes_);
     const Status status = Reserve(*store_, file_.plain.get(), bytes_, path_);
     if (!status.ok()) {
-      Drop();
+      (void)Drop();
       return status;
     }
     AddDirect(*store_, folder_.get(), base_.c_str(), O_RDWR, &file_);
@@ -199,43 +211,38 @@ class WholeUpload final : public PosixUpload {
     return OkStatus();
   }
 
-  Status Abort(Deadline) override {
-    if (!finished_) Drop();
-    return OkStatus();
-  }
+  Status Abort(Deadline) override { return finished_ ? OkStatus() : Drop(); }
 
  private:
   // Its name has been taken away, or its bytes are not to be trusted any more.
   bool Lost() const {
     if (dropped_ || finished_) return true;
     if (file_.lost) {
-      Drop();
+      Spoil();
       return true;
     }
-    struct stat here {
-    }, held{};
-    if (store_->calls().lstatat(folder_.get(), base_.c_str(), &here) != 0)
-      return errno == ENOENT || errno == ESTALE;
-    return shared_ && ::fstat(file_.plain.get(), &held) == 0 && !SameFile(here, held);
+    if (shared_) return !Holds(file_.plain.get(), base_);
+    struct stat here {};
+    return store_->calls().lstatat(folder_.get(), base_.c_str(), &here) != 0 &&
+           (errno == ENOENT || errno == ESTALE);
   }
 
-  // Never takes another upload's file away: that of this name is ours, or we are not of a shared name.
-  void Drop() const {
-    if (dropped_.exchange(true)) return;
-    struct stat here {
-    }, held{};
-    if (shared_ && file_.plain.ok() &&
-        (store_->calls().lstatat(folder_.get(), base_.c_str(), &here) != 0 ||
-         ::fstat(file_.plain.get(), &held) != 0 || !SameFile(here, held)))
-      return;
-    Unlink(base_);
+  Status Drop() const {
+    dropped_ = true;
+    return shared_ && !Holds(file_.plain.get(), base_) ? OkStatus() : Unlink(base_);
+  }
+
+  // The kernel tells of a failed write once, and may have dropped the bytes: a second fsync would say that all is well,
+  // and the page cache still shows what is not on the disk. So nobody may find this file again.
+  void Spoil() const {
+    (void)store_->calls().ftruncate(file_.plain.get(), 0);
+    (void)Drop();
   }
 
   Status Sync() {
     if (store_->calls().fsync(file_.plain.get()) != 0 && !IsUnsupported(errno)) {
       const int error = errno;
-      // The kernel tells of a failed write once, and may have dropped the bytes: a second fsync would say that all is well.
-      Drop();
+      Spoil();
       if (error == ENOSPC || error == EDQUOT)
         return store_->NoSpace(folder_.get(), bytes_, error, path_ + ": fsync");
       return store_->Refused(error, "fsync", path_ + " (it is not finished, its parts are dropped)");
@@ -253,14 +260,10 @@ class WholeUpload final : public PosixUpload {
         if (errno == ENOENT) return Gone();
         return store_->Refused(errno, "rename", path_);
       }
-      struct stat here {
-      }, held{};
-      const bool ours = store_->calls().lstatat(folder_.get(), own.c_str(), &here) == 0 &&
-                        ::fstat(file_.plain.get(), &held) == 0 && SameFile(here, held);
-      if (!ours) {
+      if (!Holds(file_.plain.get(), own)) {
         // Ours was aborted, and this is the upload of somebody who began since. They begin again.
         dropped_ = true;
-        Unlink(own);
+        (void)Unlink(own);
         return Gone();
       }
       base_ = own;
@@ -272,7 +275,7 @@ class WholeUpload final : public PosixUpload {
     inode_ = info.st_ino;
     if (store_->calls().close(file_.plain.Release()) != 0 && errno != EINTR) {
       const int error = errno;
-      Drop();
+      (void)Drop();
       return store_->Refused(error, "close", path_ + " (it is not finished, its parts are dropped)");
     }
     synced_ = true;
@@ -309,6 +312,7 @@ class LooseUpload final : public PosixUpload {
       : PosixUpload(std::move(store), name, bytes, part_bytes, std::move(folder)),
         base_(std::move(unfinished.base)),
         held_(std::move(unfinished.fd)),
+        shared_(unfinished.shared),
         found_(unfinished.found) {}
 
   bool Has(uint32_t index, uint32_t crc32c) const override {
@@ -330,7 +334,7 @@ class LooseUpload final : public PosixUpload {
     const std::string part = PartName(base_, index);
     OpenFile file;
     file.path = path_;
-    Unlink(part);
+    (void)Unlink(part);
     file.plain = Fd(calls.openat(folder_.get(), part.c_str(), O_WRONLY | O_CREAT | O_EXCL, 0644));
     if (!file.plain.ok()) return store_->Refused(errno, "create a part of", path_);
     Result<uint32_t> crc = WritePieces(store_.get(), &file, pieces, 0, /*write_back=*/true, deadline);
@@ -341,7 +345,7 @@ class LooseUpload final : public PosixUpload {
     if (calls.close(file.plain.Release()) != 0 && status.ok())
       status = store_->Refused(errno, "close a part of", path_);
     if (!status.ok() || Lost()) {
-      Unlink(part);
+      (void)Unlink(part);
       return status.ok() ? Gone() : status;
     }
     SetPart(index, crc32c);
@@ -355,26 +359,25 @@ class LooseUpload final : public PosixUpload {
     const Status status =
         WriteInPlace(store_.get(), name_, deadline, [&](OpenFile* file) { return Join(file, deadline); });
     if (!status.ok()) return status;
-    Drop();
+    (void)Drop();
     return OkStatus();
   }
 
-  Status Abort(Deadline) override {
-    Drop();
-    return OkStatus();
-  }
+  Status Abort(Deadline) override { return Drop(); }
 
  private:
   bool Lost() const {
+    if (dropped_) return true;
+    if (shared_) return !Holds(held_.get(), base_);
     struct stat info {};
-    return dropped_ || (store_->calls().lstatat(folder_.get(), base_.c_str(), &info) != 0 && errno == ENOENT);
+    return store_->calls().lstatat(folder_.get(), base_.c_str(), &info) != 0 && errno == ENOENT;
   }
 
-  void Drop() {
-    if (dropped_) return;
+  Status Drop() {
     dropped_ = true;
-    for (uint32_t i = 0; i < part_count(); ++i) Unlink(PartName(base_, i));
-    Unlink(base_);
+    if (shared_ && !Holds(held_.get(), base_)) return OkStatus();
+    for (uint32_t i = 0; i < part_count(); ++i) ROPETEAM_RETURN_IF_ERROR(Unlink(PartName(base_, i)));
+    return Unlink(base_);
   }
 
   Result<uint32_t> ReadPart(uint32_t index, Deadline deadline,
@@ -411,7 +414,7 @@ class LooseUpload final : public PosixUpload {
 
   const std::string base_;
   const Fd held_;
-  const bool found_;
+  const bool shared_, found_;
   bool dropped_ = false;
 };
 
@@ -431,8 +434,8 @@ Result<Unfinished> OpenUnfinished(const Store& store, const Abilities& abilities
       if (!fd.ok()) return store.Refused(errno, "create", store.PathOf(name));
       if (calls.lock(fd.get()) != 0) break;  // somebody is uploading this name now
       // Its owner renames it away before unlocking it: what we hold may be a finished file by now.
-      struct stat held {
-      }, here{};
+      struct stat held {};
+      struct stat here {};
       if (::fstat(fd.get(), &held) == 0 && calls.lstatat(folder, shared.c_str(), &here) == 0 &&
           SameFile(held, here))
         return Unfinished{shared, std::move(fd), true, !made};
@@ -457,7 +460,7 @@ Result<std::unique_ptr<Upload>> BeginUpload(std::shared_ptr<Store> store, const 
     return Error(Code::kInvalidArgument, "%s: %llu bytes, a file has at most %lld",
                  store->PathOf(name).c_str(), static_cast<unsigned long long>(bytes),
                  static_cast<long long>(std::numeric_limits<off_t>::max()));
-  const Result<Abilities> abilities = store->FindAbilities();
+  const Result<Abilities> abilities = store->FindAbilities(deadline, name);
   if (!abilities.ok()) return abilities.status();
   Result<Fd> folder = store->OpenFolder(FolderOf(name), true);
   if (!folder.ok()) return folder.status();

@@ -29,8 +29,8 @@ constexpr long kRenaming[] = {EXT4_SUPER_MAGIC, XFS_SUPER_MAGIC,  BTRFS_SUPER_MA
                               F2FS_SUPER_MAGIC, CEPH_SUPER_MAGIC, 0x0bd00bd0 /* Lustre */,
                               0x2fc12fc1 /* ZFS */};
 
-// A wait for memory looks at Stop() and the deadline this often.
-constexpr std::chrono::milliseconds kBounceWait{50};
+// What waits for other calls looks at Stop() and the deadline this often.
+constexpr std::chrono::milliseconds kWait{50};
 
 }  // namespace
 
@@ -118,7 +118,7 @@ int Store::OpenBelow(int root, const std::string& folder) const {
       break;
     }
   }
-  Fd at(::dup(root));
+  Fd at(::fcntl(root, F_DUPFD_CLOEXEC, 0));
   for (size_t begin = 0; at.ok() && begin < folder.size();) {
     const std::string part = folder.substr(begin, folder.find('/', begin) - begin);
     const int fd = calls_.openat(at.get(), part.c_str(), kFolderFlags, 0);
@@ -145,7 +145,7 @@ Result<Fd> Store::MakeFolders(int root, const std::string& folder) const {
     if (!fd.ok() && errno != ENOENT) return Refused(errno, "open", PathOf(so_far));
     if (!fd.ok()) {
       const std::string above(FolderOf(so_far));
-      Fd parent(above.empty() ? ::dup(root) : OpenBelow(root, above));
+      Fd parent(above.empty() ? ::fcntl(root, F_DUPFD_CLOEXEC, 0) : OpenBelow(root, above));
       if (!parent.ok()) return Refused(errno, "open", PathOf(above));
       // Somebody else may be making it at the same time.
       if (calls_.mkdirat(parent.get(), std::string(BaseOf(so_far)).c_str(), kFolderMode) != 0 &&
@@ -236,6 +236,7 @@ Status Store::Refused(int error, const char* what, const std::string& path) cons
     case ECONNABORTED:
     case ECONNRESET:
     case EAGAIN:
+    case EINTR:
     case EBUSY:
     case EMFILE:
     case ENFILE:
@@ -269,14 +270,26 @@ Status Store::NoSpace(int fd, uint64_t bytes, int error, const std::string& path
                error == EDQUOT ? "; a quota is used up" : "");
 }
 
-Result<Abilities> Store::FindAbilities() {
-  std::lock_guard<std::mutex> lock(probe_mutex_);
-  if (abilities_) return *abilities_;
-  Result<Abilities> found = Probe();
-  if (!found.ok()) return found;
-  abilities_ = *found;
-  if (!found->rename || !found->random_writes) may_write_in_place_ = true;
-  return found;
+// By one thread, the others waiting until their deadlines: the file system may hang.
+Result<Abilities> Store::FindAbilities(Deadline deadline, std::string_view name) {
+  std::unique_lock<std::mutex> lock(probe_mutex_);
+  while (!abilities_) {
+    if (probing_) {
+      ROPETEAM_RETURN_IF_ERROR(Check(deadline, "write", name));
+      probed_.wait_until(lock, std::min(deadline, std::chrono::steady_clock::now() + kWait));
+      continue;
+    }
+    probing_ = true;
+    lock.unlock();
+    Result<Abilities> found = Probe();
+    lock.lock();
+    probing_ = false;
+    probed_.notify_all();
+    if (!found.ok()) return found;
+    if (!found->rename || !found->random_writes) may_write_in_place_ = true;
+    abilities_ = *found;
+  }
+  return *abilities_;
 }
 
 Result<Abilities> Store::Probe() const {
@@ -358,7 +371,7 @@ Result<Store::Bounce> Store::TakeBounce(Deadline deadline, const std::string& pa
     if (now > deadline)
       return Error(Code::kDeadlineExceeded, "%s: the deadline passed while %zu other calls had all buffers",
                    path.c_str(), kBouncesMax);
-    bounce_returned_.wait_until(lock, std::min(deadline, now + kBounceWait));
+    bounce_returned_.wait_until(lock, std::min(deadline, now + kWait));
   }
 }
 

@@ -87,7 +87,8 @@ class Store {
   // Folder and all above it up to the root are on the disk.
   Status SyncFolders(std::string_view folder) const;
 
-  Result<Abilities> FindAbilities();
+  // `name`: of the file that is to be written, for messages.
+  Result<Abilities> FindAbilities(Deadline deadline, std::string_view name);
   // A file that counts has no marker beside it: only asked where files may be written in place.
   bool may_write_in_place() const { return may_write_in_place_; }
   bool fuse() const { return fuse_; }
@@ -141,6 +142,8 @@ class Store {
   long type_ = 0;
 
   mutable std::mutex probe_mutex_;
+  std::condition_variable probed_;
+  bool probing_ = false;
   std::optional<Abilities> abilities_;
 
   std::mutex bounce_mutex_;

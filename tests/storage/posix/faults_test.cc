@@ -263,6 +263,22 @@ TEST(PosixFaults, AFailedFsyncLosesTheFileForGood) {
   }
 }
 
+TEST(PosixFaults, AFileWhoseFsyncFailedIsNotFoundAgainThoughItCannotBeDeleted) {
+  Rig rig;
+  const std::string file = Bytes(kPart, 17);
+  rig.faults.Fail(Call::kSyncFile, EIO, 0, 1);
+  rig.faults.Fail(Call::kUnlink, EIO);
+  EXPECT_EQ(rig.PutFile("file", file).code(), Code::kIo);
+  rig.faults.Heal();
+  EXPECT_EQ(rig.place.Everything().size(), 1u);
+  std::unique_ptr<Upload> upload = rig.Begin("file", file.size());
+  ASSERT_NE(upload, nullptr);
+  EXPECT_FALSE(upload->Has(0, Crc(file)));
+  upload.reset();
+  EXPECT_EQ(rig.PutFile("file", file).ToString(), "ok");
+  EXPECT_THAT(rig.place.Everything(), ElementsAre("file"));
+}
+
 TEST(PosixFaults, AFailedWriteBackLosesTheUpload) {
   Rig rig(PageCache());
   const std::string file = Bytes(2 * kPart, 7);
