@@ -153,8 +153,11 @@ void Fetcher::Locate(Job* job) {
                      located->locating = false;
                      LocateReply holders;
                      if (!reply.ok()) {
+                       // What was found out by trying says more.
+                       const bool tried = located->storage == Job::Storage::kTried &&
+                                          reply.status().code() == Code::kNotFound;
                        located->failing = true;
-                       located->failure = reply.status();
+                       located->failure = tried ? Explain(*located) : reply.status();
                      } else if (!Decode(*reply, holders)) {
                        located->failing = true;
                        located->failure = Error(Code::kInternal, "the leader's answer cannot be read");

@@ -234,13 +234,14 @@ std::set<StepId> Leader::Hopeless() const {
 // members may already be releasing or evicting.
 RetentionPlan Leader::Retain(const std::set<StepId>& told) {
   const std::set<StepId> hopeless = Hopeless();
-  const std::vector<StepKey> persisting = persistence_.persisting();
+  const std::vector<StepKey> persisting = persistence_.pinned();
   RetentionPlan plan = PlanRetention({table_, incarnations_.life(), hopeless, told, persisting,
                                       context_.view.settings, members_.size(), !latest_.may_choose_again()});
   for (const std::set<StepId>* gone : {&plan.released, &plan.dead})
     for (const StepId& id : *gone)
       if (!table_.Find(id)->committed) table_.GiveUp(id);
   for (const StepId& id : plan.evictable) table_.AllowEviction(id);
+  persistence_.SetKept(plan.keep);
   return plan;
 }
 

@@ -14,6 +14,7 @@ void Persistence::Begin() {
   requested_.clear();
   learned_.clear();
   waiting_.reset();
+  kept_.clear();
   run_.reset();
   judged_ = last_due_ = StepId();
   last_due_at_ = context_.now;
@@ -34,6 +35,13 @@ std::vector<StepKey> Persistence::persisting() const {
   if (run_) steps.insert(run_->step.id);
   std::vector<StepKey> keys;
   for (const StepId& id : steps) keys.push_back({id});
+  return keys;
+}
+
+std::vector<StepKey> Persistence::pinned() const {
+  std::vector<StepKey> keys = persisting();
+  if (waiting_ && !waiting_->requested)
+    std::erase_if(keys, [this](const StepKey& key) { return key.id == waiting_->id; });
   return keys;
 }
 
@@ -162,7 +170,18 @@ void Persistence::BeginPhase(Run::Phase phase) {
 void Persistence::EndRun() {
   run_.reset();
   ++version_;
-  while (!run_ && waiting_) BeginRun(*std::exchange(waiting_, std::nullopt));
+  while (!run_ && waiting_) BeginWaiting();
+}
+
+// A step that is only due is not kept while it waits: storage that is slow must not cost memory. The newest committed one
+// does as well.
+void Persistence::BeginWaiting() {
+  Candidate next = *std::exchange(waiting_, std::nullopt);
+  if (!next.requested && !kept_.contains(next.id) && next.id < judged_) {
+    Note(next.id, "it was overtaken by " + judged_.ToString() + " before it was begun", LogLevel::kInfo);
+    next.id = judged_;
+  }
+  BeginRun(next);
 }
 
 void Persistence::GiveUp(const std::string& why) {

@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The leader's part in persisting: which committed steps go to storage, which node writes which shard, and when a step
-// counts. One step is written at a time, so one more step than retention keeps is in memory at most.
+// counts. One step is written at a time, so retention keeps one step more for it, and another one while a step that was
+// asked for waits.
 //
 // clang-format off
 //   a step is     when                                                          then
 //   -----------   -----------------------------------------------------------   ----------------------------------------
 //   asked for     a program has named it, and it is not committed yet           its copies count as usual
-//   waiting       it is committed, due or asked for, and another is written     its copies stay; a newer one that is due
-//                                                                               takes its place (not that of one asked for)
+//   waiting       it is committed, due or asked for, and another is written     a newer one that is due takes its place (not
+//                                                                               that of one asked for, whose copies stay);
+//                                                                               so does the newest committed one where its
+//                                                                               copies have been released
 //   begun         none was being written                                        its copies stay until it is persisted, or
 //                                                                               given up: it cannot be produced any more, or
 //                                                                               nothing of it was written for a minute and
@@ -59,6 +62,10 @@ class Persistence {
   TimeUs NextTimer() const;
 
   std::vector<StepKey> persisting() const;
+  // Those of them whose copies must stay.
+  std::vector<StepKey> pinned() const;
+  // What retention keeps now.
+  void SetKept(const std::set<StepId>& kept) { kept_ = kept; }
   const std::deque<NotPersisted>& not_persisted() const { return not_persisted_; }
   const StepId& judged() const { return judged_; }
   // Grows whenever one of the above has changed.
@@ -115,6 +122,7 @@ class Persistence {
   void BeginRun(const Candidate& candidate);
   void BeginPhase(Run::Phase phase);
   void EndRun();
+  void BeginWaiting();
   void GiveUp(const std::string& why);
   void Note(const StepId& id, std::string why, LogLevel level = LogLevel::kWarning);
   void NoteOvertaken(const StepId& id, const StepId& by);
@@ -139,6 +147,7 @@ class Persistence {
   std::set<StepId> requested_;
   std::set<StepId> learned_;  // of a former leader, not judged yet
   std::optional<Candidate> waiting_;
+  std::set<StepId> kept_;
   std::optional<Run> run_;
   StepId judged_;
   StepId last_due_;

@@ -544,7 +544,7 @@ bool Checker::Shadowed(const StepId& step) const {
 
 size_t Checker::Losses(const Shard& shard) const {
   return static_cast<size_t>(std::count_if(shard.lost_at.begin(), shard.lost_at.end(), [&](TimeUs lost_at) {
-    return shard.full_at < lost_at || scheduler_.now() < lost_at + kNewsUs;
+    return shard.full_at <= lost_at || scheduler_.now() < lost_at + kNewsUs;
   }));
 }
 

@@ -160,7 +160,7 @@ uint64_t ChunksNeeded(const Options& options) {
   // Resharding may put half as many ranks more on a node.
   const uint64_t ranks =
       options.job.ranks_per_node + (options.job.reshard_ppm == 0 ? 0 : (options.job.ranks_per_node + 1) / 2);
-  const uint64_t persisting = options.storage.used ? 2 : 0;  // one is begun, and one may wait
+  const uint64_t persisting = options.storage.used ? 2 : 0;  // one is begun, and one that was asked for may wait
   return (options.keep_steps + persisting + in_flight) * (1 + options.replicas) * ranks * chunks;
 }
 

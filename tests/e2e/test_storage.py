@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Committed steps drift to storage and come back from it: a directory, and a strict S3 server."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import subprocess
+import sys
+import urllib.request
+
+import pytest
+from harness import ROOT, WAIT_S, Cluster, Daemon, environment, payload, wait_until
+
+import ropeteam
+from ropeteam import Level
+
+SERVER = ROOT / "tests" / "storage" / "s3" / "server" / "strict_s3.py"
+RANK_BYTES = 5_000_000
+
+
+class Directory:
+    def __init__(self, path: pathlib.Path) -> None:
+        self.path = path
+        self.url = str(path)
+        path.mkdir()
+
+    def files(self) -> dict[str, int]:
+        return {
+            str(file.relative_to(self.path)): file.stat().st_size
+            for file in self.path.rglob("*")
+            if file.is_file()
+        }
+
+    def damage(self, name: str) -> None:
+        with open(self.path / name, "r+b") as file:
+            file.seek(-1, 2)
+            last = file.read(1)[0]
+            file.seek(-1, 2)
+            file.write(bytes([last ^ 0x10]))
+
+    def go_away(self) -> None:
+        self.path.rename(self.path.with_suffix(".away"))
+
+    def come_back(self) -> None:
+        self.path.with_suffix(".away").rename(self.path)
+
+
+class Bucket:
+    def __init__(self, port: int) -> None:
+        self.control = f"http://127.0.0.1:{port}/_control"
+        self.url = f"s3://bucket/runs?endpoint=http://127.0.0.1:{port}&region=us-east-1"
+
+    def files(self) -> dict[str, int]:
+        with urllib.request.urlopen(f"{self.control}/state", timeout=WAIT_S) as answer:
+            objects = json.load(answer)["objects"]["bucket"]
+        return {key.removeprefix("runs/"): entry["size"] for key, entry in objects.items()}
+
+    def fault(self, **fault: object) -> None:
+        request = urllib.request.Request(f"{self.control}/fault", json.dumps(fault).encode(), method="POST")
+        urllib.request.urlopen(request, timeout=WAIT_S).close()
+
+
+@pytest.fixture
+def bucket(monkeypatch):
+    command = [sys.executable, str(SERVER), "--port", "0", "--bucket", "bucket", "--access-key", "key"]
+    command += ["--secret-key", "secret", "--until-stdin-closes"]
+    server = subprocess.Popen(
+        command, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    yield Bucket(json.loads(server.stdout.readline())["port"])
+    server.kill()
+    server.communicate()
+
+
+@pytest.fixture(params=["directory", "s3"])
+def store(request, tmp_path):
+    if request.param == "directory":
+        return Directory(tmp_path / "store")
+    return request.getfixturevalue("bucket")
+
+
+def bytes_of(rank: int, step: int) -> bytes:
+    return payload(1000 * step + rank, RANK_BYTES + rank)
+
+
+def save(ranks: list[ropeteam.Client], step: int, **options) -> None:
+    for rank, rope in enumerate(ranks):
+        rope.save(step, {"data": bytes_of(rank, step), "note": {"rank": rank}}, **options)
+    for rope in ranks:
+        rope.wait(step, Level.COMMITTED)
+
+
+def lose(nodes: Cluster) -> None:
+    """Every daemon, and the memory of every host."""
+    for node in nodes.nodes:
+        node.kill(drop_memory=True)
+
+
+def start_again(nodes: Cluster) -> None:
+    for node in nodes.nodes:
+        node.start(wait=False)
+    nodes.wait_members(nodes.size)
+
+
+def world(nodes: Cluster, life: str) -> list[ropeteam.Client]:
+    return [nodes[rank].open(rank, nodes.size, life) for rank in range(nodes.size)]
+
+
+def manifests(store) -> list[str]:
+    return [name for name in store.files() if name.endswith("/ropeteam-manifest.json")]
+
+
+def loaded_bytes(node: Daemon) -> int:
+    return int(node.local_status()["counters"]["loaded_bytes"])
+
+
+def test_a_persisted_step_outlives_all_memory_and_each_byte_is_read_once(cluster, store):
+    nodes = cluster(3, options=["--storage", store.url, "--persist-every", "2"])
+    ranks = world(nodes, "first")
+    for step in (1, 2, 3):
+        save(ranks, step)
+    for rope in ranks:
+        rope.wait(2, Level.PERSISTED)
+        with pytest.raises(ropeteam.Aborted, match="not due"):
+            rope.wait(3, Level.PERSISTED)
+        rope.close()
+    lose(nodes)
+    start_again(nodes)
+    ranks = world(nodes, "second")
+    for rank, rope in enumerate(ranks):
+        assert rope.latest().step == 2
+        for other in (rank, (rank + 1) % 3):
+            shard = rope.load(2, rank=other)
+            assert shard["data"] == bytes_of(other, 2)
+            assert shard["note"] == {"rank": other}
+    read = sum(loaded_bytes(node) for node in nodes.nodes)
+    data = sum(RANK_BYTES + rank for rank in range(3))
+    assert data <= read < data + 100_000, "each shard is read by one node, the others have it from there"
+    save(ranks, 3, persist=True)
+    for rope in ranks:
+        rope.wait(3, Level.PERSISTED)
+        rope.close()
+    assert len(manifests(store)) == 2
+
+
+def test_a_hole_in_memory_is_filled_from_storage(cluster, store):
+    nodes = cluster(3, options=["--storage", store.url])
+    ranks = world(nodes, "first")
+    save(ranks, 7, persist=True)
+    for rope in ranks:
+        rope.wait(7, Level.PERSISTED)
+        rope.close()
+    for node in nodes.nodes[1:]:  # two of three, with one replica: some shard has no copy left
+        node.kill(drop_memory=True)
+    for node in nodes.nodes[1:]:
+        node.start(wait=False)
+    nodes.wait_members(3)
+    for rank, rope in enumerate(world(nodes, "second")):
+        assert rope.latest().step == 7
+        assert rope.load(7)["data"] == bytes_of(rank, 7)
+        rope.close()
+
+
+def test_a_daemon_killed_while_it_writes_is_finished_by_others_or_itself(cluster, store):
+    size = 40_000_000  # three parts: the second begins a second after the first
+    nodes = cluster(2, memory="256M", options=["--storage", store.url, "--persist-rate", "16M"])
+    ranks = world(nodes, "first")
+    for rank, rope in enumerate(ranks):
+        rope.save(1, {"data": payload(rank, size)}, persist=True)
+    wait_until(lambda: "is being persisted" in "".join(node.log_text() for node in nodes.nodes), "a begin")
+    nodes[1].kill()
+    assert manifests(store) == [], "nothing counts before all of it is there"
+    nodes[1].start()
+    ranks[0].wait(1, Level.PERSISTED)
+    ranks[1].wait(1, Level.PERSISTED)
+    for rope in ranks:
+        rope.close()
+    lose(nodes)
+    start_again(nodes)
+    for rank, rope in enumerate(world(nodes, "second")):
+        assert rope.latest().step == 1
+        assert rope.load(1)["data"] == payload(rank, size)
+        rope.close()
+
+
+def test_a_damaged_step_is_passed_over_for_the_next_older_one(cluster, tmp_path):
+    store = Directory(tmp_path / "store")
+    nodes = cluster(2, options=["--storage", store.url, "--persist-every", "1"])
+    ranks = world(nodes, "first")
+    for step in (1, 2, 3):
+        save(ranks, step)
+        for rope in ranks:
+            rope.wait(step, Level.PERSISTED)
+    for rope in ranks:
+        rope.close()
+    lose(nodes)
+    newest = max(name for name in store.files() if name.endswith("rank-00001.safetensors"))
+    (store.path / newest).unlink()  # known when the step is chosen
+    second = max(name for name in store.files() if name.endswith("rank-00001.safetensors"))
+    store.damage(second)  # known when it is read
+    start_again(nodes)
+    ranks = world(nodes, "second")
+    assert ranks[0].latest().step == 2
+    with pytest.raises(ropeteam.Corrupt, match="storage"):
+        ranks[1].load(2)
+    for rope in ranks:
+        rope.close()
+    ranks = world(nodes, "third")
+    for rank, rope in enumerate(ranks):
+        assert rope.latest().step == 1
+        assert rope.load(1)["data"] == bytes_of(rank, 1)
+        rope.close()
+    log = "".join(node.log_text() for node in nodes.nodes)
+    assert "lacks rank-00001.safetensors" in log and "its manifest says" in log
+
+
+def test_training_does_not_notice_storage_that_is_away(cluster, tmp_path):
+    store = Directory(tmp_path / "store")
+    nodes = cluster(2, memory="96M", options=["--storage", store.url, "--persist-every", "1"])
+    ranks = world(nodes, "first")
+    store.go_away()
+    for step in (1, 2, 3, 4):
+        save(ranks, step)
+    wait_until(lambda: "trying again" in "".join(node.log_text() for node in nodes.nodes), "a line that says why")
+    store.come_back()
+    ranks[0].wait(1, Level.PERSISTED)  # begun before the others
+    ranks[0].wait(4, Level.PERSISTED)
+    for rope in ranks:
+        rope.close()
+
+
+def test_a_bucket_that_answers_500_and_loses_answers(cluster, bucket):
+    bucket.fault(kind="status", match={"method": "PUT"}, status=500, count=3)
+    bucket.fault(kind="lost_ack", match={"method": "PUT"}, nth=4, count=2)
+    nodes = cluster(2, options=["--storage", bucket.url, "--persist-every", "1"])
+    ranks = world(nodes, "first")
+    save(ranks, 1)
+    ranks[0].wait(1, Level.PERSISTED)
+    for rope in ranks:
+        rope.close()
+    lose(nodes)
+    start_again(nodes)
+    for rank, rope in enumerate(world(nodes, "second")):
+        assert rope.latest().step == 1
+        assert rope.load(1)["data"] == bytes_of(rank, 1)
+        rope.close()
+
+
+def test_without_storage_it_is_said_so(cluster):
+    nodes = cluster(1)
+    rope = nodes[0].open(0, 1, "life")
+    rope.save(1, {"data": b"x"}, wait=Level.COMMITTED)
+    for call in (lambda: rope.wait(1, Level.PERSISTED), lambda: rope.persist(1)):
+        with pytest.raises(ropeteam.Unsupported, match="no storage"):
+            call()
+    rope.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("ftp://somewhere/x", "unknown scheme"),
+        ("relative/path", "neither an absolute path"),
+        ("s3://", "bucket"),
+        ("/proc/self/exe", "directory"),
+        ("/no/such/directory", "/no/such/directory"),
+    ],
+)
+def test_a_url_that_cannot_be_is_refused_at_the_start(tmp_path, url, words):
+    from harness import ROPETEAMD
+
+    command = [str(ROPETEAMD), "--job", "test", "--memory", "64M", "--arena-path", str(tmp_path), "--storage", url]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=WAIT_S)
+    assert done.returncode != 0
+    assert words in done.stderr, done.stderr
