@@ -64,7 +64,7 @@ class Client:
         self.connection = (
             http.client.HTTPConnection("127.0.0.1", port, timeout=60)
             if context is None
-            else http.client.HTTPSConnection("localhost", port, timeout=10, context=context)
+            else http.client.HTTPSConnection("localhost", port, timeout=60, context=context)
         )
 
     def sign(self, method, path, query, headers, payload, **change):
@@ -167,7 +167,7 @@ class Server:
 
     def close(self):
         self.process.stdin.close()
-        assert self.process.wait(10) == 0
+        assert self.process.wait(60) == 0
 
 
 @pytest.fixture(scope="module")

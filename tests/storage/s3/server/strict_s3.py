@@ -121,7 +121,6 @@ def listen(host: str, port: int) -> socket.socket:
 
 def tell(options: argparse.Namespace, port: int) -> None:
     line = json.dumps({"port": port}) + "\n"
-    print(line, end="", flush=True)
     if options.ready_fd is not None:
         os.write(options.ready_fd, line.encode())
         os.close(options.ready_fd)
@@ -129,6 +128,7 @@ def tell(options: argparse.Namespace, port: int) -> None:
         with open(options.ready_file + ".part", "w") as file:
             file.write(line)
         os.rename(options.ready_file + ".part", options.ready_file)
+    print(line, end="", flush=True)  # last: who has read it finds the file
 
 
 async def serve(options: argparse.Namespace) -> None:
