@@ -8,6 +8,18 @@
 #include "core/base/log.h"
 
 namespace ropeteam::engine {
+namespace {
+
+// Whether the name is taken, or one is a folder of the other: a directory cannot hold both.
+bool Clashes(const std::set<std::string>& names, const std::string& name) {
+  if (names.contains(name)) return true;
+  for (size_t slash = name.find('/'); slash != std::string::npos; slash = name.find('/', slash + 1))
+    if (names.contains(name.substr(0, slash))) return true;
+  const auto inside = names.lower_bound(name + "/");
+  return inside != names.end() && inside->starts_with(name + "/");
+}
+
+}  // namespace
 
 void Persistence::Begin() {
   ++generation_;
@@ -134,7 +146,8 @@ void Persistence::Want(const Candidate& candidate) {
   } else if (waiting_->requested && !candidate.requested) {
     Note(candidate.id, waiting_->id.ToString() + ", which was asked for, waits before it", LogLevel::kInfo);
   } else {
-    Note(waiting_->id, "it was overtaken by " + candidate.id.ToString() + " before it was begun", LogLevel::kInfo);
+    Note(waiting_->id, "it was overtaken by " + candidate.id.ToString() + " before it was begun",
+         LogLevel::kInfo);
     waiting_ = candidate;
   }
 }
@@ -330,7 +343,11 @@ void Persistence::AssignNames() {
   for (RankWork& work : run_->ranks) {
     work.taken.clear();
     for (const std::string& name : work.names)
-      if (!names.insert(name).second) work.taken.push_back(name);
+      if (Clashes(names, name)) {
+        work.taken.push_back(name);
+      } else {
+        names.insert(name);
+      }
     work.names.clear();
   }
 }
