@@ -405,25 +405,33 @@ TEST(PosixFaults, AWriteThatHangsOutlivesItsDeadlineAndStallsNobodyElse) {
   const std::string file = Bytes(9 << 20, 13);  // three writes
   Result<std::unique_ptr<Upload>> upload = rig.sink->Begin("file", file.size(), file.size(), Soon());
   ASSERT_TRUE(upload.ok());
-  std::promise<void> hangs, goes_on;
-  std::shared_future<void> wait = goes_on.get_future().share();
-  std::atomic<bool> first{true};
-  rig.faults.ReplaceWrites([&, wait](int fd, const iovec* pieces, int n, off_t at) {
-    if (first.exchange(false)) {
-      hangs.set_value();
-      wait.wait();
-    }
-    return rig.healthy.pwritev(fd, pieces, n, at);
-  });
-  const Deadline deadline = In(std::chrono::milliseconds(20));
-  std::thread thread(
-      [&] { EXPECT_EQ(rig.PutPart(upload->get(), file, 0, deadline).code(), Code::kDeadlineExceeded); });
-  hangs.get_future().wait();
-  EXPECT_EQ(rig.sink->Put("other", "x", PutMode::kReplace, Soon()).ToString(), "ok");
-  EXPECT_EQ(rig.Seen("other"), "x");
-  while (std::chrono::steady_clock::now() <= deadline) std::this_thread::yield();
-  goes_on.set_value();
-  thread.join();
+  // Again with more time, should this machine be so slow that the deadline passes before the first write.
+  bool hung = false;
+  for (std::chrono::milliseconds time(20); !hung; time *= 4) {
+    std::promise<void> stopped, goes_on;
+    std::shared_future<void> wait = goes_on.get_future().share();
+    std::atomic<bool> first{true};
+    rig.faults.ReplaceWrites([&, wait](int fd, const iovec* pieces, int n, off_t at) {
+      if (first.exchange(false)) {
+        hung = true;
+        stopped.set_value();
+        wait.wait();
+      }
+      return rig.healthy.pwritev(fd, pieces, n, at);
+    });
+    const Deadline deadline = In(time);
+    std::thread thread([&] {
+      EXPECT_EQ(rig.PutPart(upload->get(), file, 0, deadline).code(), Code::kDeadlineExceeded);
+      if (first.exchange(false)) stopped.set_value();
+    });
+    stopped.get_future().wait();
+    EXPECT_EQ(rig.sink->Put("other", "x", PutMode::kReplace, Soon()).ToString(), "ok");
+    EXPECT_EQ(rig.Seen("other"), "x");
+    while (std::chrono::steady_clock::now() <= deadline) std::this_thread::yield();
+    goes_on.set_value();
+    thread.join();
+    rig.faults.Heal();
+  }
   EXPECT_FALSE((*upload)->Finish(Crc(file), Soon()).ok());
   EXPECT_EQ(rig.Seen("file"), kAbsent);
   EXPECT_EQ(rig.PutPart(upload->get(), file, 0).ToString(), "ok");
