@@ -144,7 +144,9 @@ class Simulation {
   void LoseEverything() {
     if (!options_.storage.used || options_.starved || checker().failed() || options_.seed % 3 != 0) return;
     for (size_t host = 0; host < cluster_.host_count(); ++host) cluster_.StopHost(host, false);
+    cluster_.membership().StopCoordinator();  // it was one of them
     cluster_.RunFor(300 * kMs);
+    cluster_.StartCoordinator();
     for (size_t host = 0; host < cluster_.host_count(); ++host) cluster_.StartHost(host);
     if (AwaitOneView()) Progress();
   }
