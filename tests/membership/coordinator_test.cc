@@ -131,7 +131,7 @@ TEST_F(CoordinatorTest, AnotherDataTransportIsRefusedWithBothNames) {
 TEST_F(CoordinatorTest, ANamedSettingThatDiffersIsRefusedWithBothNodesAndBothValues) {
   MembershipConfig config = Config();
   config.coordinator_node = "a";
-  config.settings = {.replicas = 1, .keep_steps = 2, .nodes = 4};
+  config.settings = {.replicas = 1, .keep_steps = 2, .nodes = 4, .storage = "/mnt/a", .persist_every = 10};
   coordinator_ = std::make_unique<Coordinator>(config, kStart, 1);
   const auto refused = [&](const JobSettings& settings, const NamedSettings& named) {
     Registration registration = From("b", 1);
@@ -148,8 +148,12 @@ TEST_F(CoordinatorTest, ANamedSettingThatDiffersIsRefusedWithBothNodesAndBothVal
               AllOf(HasSubstr("--keep-steps 3"), HasSubstr("--keep-steps 2")));
   EXPECT_THAT(refused({1, 2, 1}, {.nodes = true}).message(),
               AllOf(HasSubstr("--nodes 1"), HasSubstr("--nodes 4")));
+  EXPECT_THAT(refused({1, 2, 4, "/mnt/b"}, {.storage = true}).message(),
+              AllOf(HasSubstr("--storage /mnt/b"), HasSubstr("--storage /mnt/a")));
+  EXPECT_THAT(refused({1, 2, 4, "/mnt/a", 10, true}, {.persist_every = true}).message(),
+              AllOf(HasSubstr("--persist-every 10s"), HasSubstr("--persist-every 10 ")));
   EXPECT_EQ(coordinator_->registered(), 0u);
-  EXPECT_TRUE(refused({1, 2, 4}, {true, true, true}).ok());
+  EXPECT_TRUE(refused({1, 2, 4, "/mnt/a", 10}, {true, true, true, true, true}).ok());
 }
 
 TEST_F(CoordinatorTest, WhatANodeDidNotNameItTakesFromTheJob) {

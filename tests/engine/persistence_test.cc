@@ -1,0 +1,362 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The leader's part in persisting, against members and a storage that exist only in what the test says of them.
+#include "core/engine/persistence.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/base/bytes.h"
+#include "core/base/log.h"
+
+namespace ropeteam::engine {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+constexpr Incarnation kLife = 5;
+constexpr uint32_t kWorld = 2;
+
+// Nodes 1 (the leader) to 3; rank r is saved on node 2 + r, and copied to the other of these two.
+class PersistenceTest : public ::testing::Test {
+ protected:
+  PersistenceTest()
+      : memory_(static_cast<std::byte*>(mmap(nullptr, Store::MemoryFor(4, 4096), PROT_READ | PROT_WRITE,
+                                             MAP_PRIVATE | MAP_ANONYMOUS, -1, 0))),
+        store_(Store::Format({memory_, Store::MemoryFor(4, 4096)}, 4096, {"job", "a"}).value()),
+        context_(Config(), store_.get()),
+        works_(&context_),
+        stored_(&context_, &works_),
+        persistence_(&context_, &works_, &table_, &stored_) {
+    SetLogSink([](LogLevel, std::string_view) {}, LogLevel::kOff);
+    life_.incarnation = kLife;
+    settings_.nodes = 3;
+    settings_.storage = "somewhere";
+    settings_.persist_every = 10;
+    Members({1, 2, 3});
+    stored_.Begin();
+    persistence_.Begin();
+  }
+  ~PersistenceTest() override {
+    store_.reset();
+    munmap(memory_, Store::MemoryFor(4, 4096));
+    SetLogSink(nullptr, LogLevel::kWarning);
+  }
+  static EngineConfig Config() {
+    EngineConfig config;
+    config.self = 1;
+    config.node = "a";
+    return config;
+  }
+  void Members(const std::vector<NodeId>& nodes) {
+    View view;
+    view.epoch = ++epoch_;
+    view.leader = 1;
+    view.settings = settings_;
+    for (const NodeId node : nodes) {
+      Member member;
+      member.id = node;
+      member.name = "node";
+      member.name += std::to_string(node);
+      view.members.push_back(member);
+    }
+    context_.SetView(view);
+    for (NodeId node = 1; node <= 3; ++node)
+      if (!context_.Contains(node)) table_.Replace(node, std::exchange(held_[node], {}), {});
+  }
+  // Both ranks of the step are on nodes 2 and 3, and committed.
+  void Commit(Step step) {
+    for (const NodeId node : {2, 3}) {
+      std::vector<CopyReport> added;
+      for (Rank rank = 0; rank < kWorld; ++rank) {
+        CopyReport copy;
+        copy.id = {kLife, step, rank};
+        copy.world_size = kWorld;
+        copy.replicas = 1;
+        copy.stream_bytes = 100;
+        copy.role = node == 2 + rank ? Role::kOwn : Role::kReplica;
+        copy.committed = true;
+        added.push_back(copy);
+      }
+      table_.Replace(node, {}, added);
+      held_[node].insert(held_[node].end(), added.begin(), added.end());
+    }
+    told_.insert({kLife, step});
+    persistence_.SetKept(told_);
+    persistence_.Judge(told_, life_);
+  }
+  // What storage has to do for the leader: the one work that is out.
+  StartStorage TakeWork() {
+    EXPECT_EQ(context_.out.storage.size(), 1u);
+    StartStorage work = std::move(context_.out.storage.back());
+    context_.out.storage.clear();
+    return work;
+  }
+  void Listed(const std::vector<StepId>& steps = {}) {
+    stored_.OnTimer();
+    StorageDone done;
+    StoredList list;
+    list.steps = steps;
+    done.result = list;
+    works_.OnDone(TakeWork().tag, OkStatus(), done);
+  }
+  std::vector<std::pair<NodeId, PersistOrder>> TakeOrders() {
+    std::vector<std::pair<NodeId, PersistOrder>> orders;
+    for (const SendMessage& message : std::exchange(context_.out.messages, {})) {
+      Envelope envelope;
+      PersistOrder order;
+      EXPECT_TRUE(Decode(message.envelope, envelope) && Decode(envelope.payload, order));
+      orders.emplace_back(message.to, order);
+    }
+    return orders;
+  }
+  void Answer(NodeId from, const PersistOrder& order, Code code = Code::kOk,
+              std::vector<std::string> names = {}) {
+    PersistResult result;
+    result.shard = order.shard;
+    result.phase = order.phase;
+    result.code = code;
+    result.names = std::move(names);
+    result.stored.stream_bytes = 100;
+    persistence_.OnResult(from, result);
+  }
+  void AnswerAll() {
+    for (const auto& [node, order] : TakeOrders()) Answer(node, order);
+  }
+  // The step that is being written, from naming to its manifest.
+  void Finish(const Status& manifest = OkStatus()) {
+    AnswerAll();
+    AnswerAll();
+    works_.OnDone(TakeWork().tag, manifest, {});
+  }
+  void PassTime(TimeUs time) {
+    context_.now += time;
+    persistence_.OnTimer();
+  }
+  std::vector<Step> Persisting() const {
+    std::vector<Step> steps;
+    for (const StepKey& key : persistence_.persisting()) steps.push_back(key.id.step);
+    return steps;
+  }
+  std::string Why(Step step) const {
+    for (const NotPersisted& note : persistence_.not_persisted())
+      if (note.step.id == StepId{kLife, step}) return note.why;
+    return "";
+  }
+
+  std::byte* memory_;
+  std::unique_ptr<Store> store_;
+  Context context_;
+  StorageWorks works_;
+  StepTable table_;
+  StoredSteps stored_;
+  Persistence persistence_;
+  JobSettings settings_;
+  Life life_;
+  Epoch epoch_ = 0;
+  std::map<NodeId, std::vector<CopyReport>> held_;
+  std::set<StepId> told_;
+};
+
+TEST_F(PersistenceTest, AStepIsNamedThenWrittenByItsOwnersThenGetsItsManifest) {
+  Listed();
+  Commit(10);
+  auto orders = TakeOrders();
+  ASSERT_THAT(orders, SizeIs(2));
+  for (Rank rank = 0; rank < kWorld; ++rank) {
+    EXPECT_EQ(orders[rank].first, 2 + rank) << "the rank's own node";
+    EXPECT_EQ(orders[rank].second.phase, PersistOrder::Phase::kName);
+  }
+  Answer(2, orders[0].second);
+  EXPECT_THAT(TakeOrders(), IsEmpty()) << "nothing is written before all names are known";
+  Answer(3, orders[1].second);
+  orders = TakeOrders();
+  ASSERT_THAT(orders, SizeIs(2));
+  EXPECT_EQ(orders[0].second.phase, PersistOrder::Phase::kWrite);
+  Answer(3, orders[1].second);
+  EXPECT_THAT(context_.out.storage, IsEmpty()) << "no manifest before the last shard";
+  Answer(2, orders[0].second);
+  const StartStorage work = TakeWork();
+  const auto* manifest = std::get_if<WriteManifest>(&work.work);
+  ASSERT_NE(manifest, nullptr);
+  EXPECT_EQ(manifest->step->id, (StepId{kLife, 10}));
+  EXPECT_THAT(manifest->step->ranks, SizeIs(kWorld));
+  EXPECT_FALSE(stored_.Has({kLife, 10}));
+  works_.OnDone(work.tag, OkStatus(), {});
+  EXPECT_TRUE(stored_.Has({kLife, 10}));
+  EXPECT_THAT(Persisting(), IsEmpty());
+}
+
+TEST_F(PersistenceTest, StepsAreDueByTheMultiplesThatArePassed) {
+  Listed();
+  Commit(9);
+  EXPECT_THAT(Persisting(), IsEmpty());
+  Commit(13);  // 10 was never saved
+  EXPECT_THAT(Persisting(), ElementsAre(13));
+  Finish();
+  Commit(19);
+  EXPECT_THAT(Persisting(), IsEmpty());
+  Commit(20);
+  EXPECT_THAT(Persisting(), ElementsAre(20));
+}
+
+TEST_F(PersistenceTest, WhatWasPersistedBeforeDecidesWhatIsDue) {
+  Commit(12);
+  EXPECT_THAT(Persisting(), IsEmpty()) << "storage has not been listed";
+  EXPECT_EQ(persistence_.judged(), StepId());
+  Listed({{kLife, 11}});
+  persistence_.Judge(told_, life_);
+  EXPECT_THAT(Persisting(), IsEmpty());
+  EXPECT_EQ(persistence_.judged(), (StepId{kLife, 12}));
+}
+
+TEST_F(PersistenceTest, AStepThatWasAskedForNeedNotBeDue) {
+  Listed();
+  EXPECT_TRUE(persistence_.Request({kLife, 3}, life_).ok());
+  EXPECT_THAT(Persisting(), ElementsAre(3)) << "every node is told";
+  EXPECT_THAT(TakeOrders(), IsEmpty()) << "it is not committed";
+  Commit(3);
+  EXPECT_THAT(TakeOrders(), SizeIs(2));
+  Commit(4);
+  EXPECT_TRUE(persistence_.Request({kLife, 4}, life_).ok()) << "also after the commit";
+  EXPECT_THAT(Persisting(), ElementsAre(3, 4));
+  EXPECT_EQ(persistence_.Request({kLife - 1, 4}, life_).code(), Code::kInvalidArgument);
+}
+
+TEST_F(PersistenceTest, ADueStepIsOvertakenByANewerOneAndOneThatWasAskedForIsNot) {
+  Listed();
+  Commit(10);
+  Commit(20);
+  Commit(30);
+  EXPECT_THAT(Persisting(), ElementsAre(10, 30));
+  EXPECT_THAT(Why(20), HasSubstr("overtaken by step 30"));
+  EXPECT_TRUE(persistence_.Request({kLife, 31}, life_).ok());
+  Commit(31);
+  Commit(40);
+  EXPECT_THAT(Persisting(), ElementsAre(10, 31));
+  EXPECT_THAT(Why(40), HasSubstr("asked for"));
+}
+
+// Memory is not spent on waiting.
+TEST_F(PersistenceTest, WhereAWaitingStepWasReleasedTheNewestTakesItsPlace) {
+  Listed();
+  Commit(10);
+  Commit(20);
+  Commit(21);
+  EXPECT_EQ(persistence_.pinned().size(), 1u);
+  persistence_.SetKept({{kLife, 10}, {kLife, 21}});
+  Finish();
+  EXPECT_THAT(Persisting(), ElementsAre(21));
+  EXPECT_THAT(Why(20), HasSubstr("overtaken by step 21"));
+}
+
+TEST_F(PersistenceTest, TheLowestRankHasANameAndNoFileIsAFolderOfAnother) {
+  Listed();
+  Commit(10);
+  auto orders = TakeOrders();
+  ASSERT_THAT(orders, SizeIs(2));
+  Answer(2, orders[0].second, Code::kOk, {"model.pt", "a/b.json", "c.json"});
+  Answer(3, orders[1].second, Code::kOk, {"model.pt", "a/b.json/c.json", "c.json2/x.pt", "own.pt"});
+  orders = TakeOrders();
+  ASSERT_THAT(orders, SizeIs(2));
+  EXPECT_THAT(orders[0].second.taken, IsEmpty());
+  EXPECT_THAT(orders[1].second.taken, ElementsAre("model.pt", "a/b.json/c.json"));
+}
+
+TEST_F(PersistenceTest, AHolderWritesWhereTheOwnerIsGoneOrHasFailed) {
+  Listed();
+  Commit(10);
+  auto orders = TakeOrders();
+  ASSERT_THAT(orders, SizeIs(2));
+  Answer(2, orders[0].second, Code::kIo);
+  orders = TakeOrders();
+  ASSERT_THAT(orders, SizeIs(1));
+  EXPECT_EQ(orders[0].first, 3u) << "the replica's node";
+  EXPECT_EQ(orders[0].second.shard.id.rank, 0u);
+  Members({1, 2});
+  persistence_.OnView();
+  PassTime(2'000'000);  // the node that has failed is asked again
+  orders = TakeOrders();
+  ASSERT_THAT(orders, SizeIs(2));
+  for (const auto& [node, order] : orders) EXPECT_EQ(node, 2u);
+}
+
+TEST_F(PersistenceTest, AnOrderIsRepeatedUntilItIsAnswered) {
+  Listed();
+  Commit(10);
+  const auto orders = TakeOrders();
+  ASSERT_THAT(orders, SizeIs(2));
+  PassTime(kRepeatUs);
+  EXPECT_THAT(TakeOrders(), SizeIs(2));
+  Answer(2, orders[0].second);
+  Answer(2, orders[0].second);  // a repeat of it is answered, too
+  PassTime(kRepeatMaxUs);
+  EXPECT_THAT(TakeOrders(), SizeIs(1));
+}
+
+TEST_F(PersistenceTest, AManifestThatFailedIsWrittenAgainAndAnotherStepsIsNot) {
+  Listed();
+  Commit(10);
+  Finish(Error(Code::kUnavailable, "away"));
+  EXPECT_THAT(Persisting(), ElementsAre(10));
+  PassTime(2'000'000);
+  works_.OnDone(TakeWork().tag, Error(Code::kAlreadyExists, "another"), {});
+  EXPECT_THAT(Persisting(), IsEmpty());
+  EXPECT_THAT(Why(10), HasSubstr("another step of this name"));
+  EXPECT_FALSE(stored_.Has({kLife, 10}));
+}
+
+TEST_F(PersistenceTest, AStepWhoseCopiesAreGoneIsGivenUp) {
+  Listed();
+  Commit(10);
+  settings_.nodes = 1;  // nobody is away
+  Members({1});
+  persistence_.OnView();
+  PassTime(2'000'000);
+  EXPECT_THAT(Persisting(), IsEmpty());
+  EXPECT_THAT(Why(10), HasSubstr("no node has a good copy of rank"));
+}
+
+TEST_F(PersistenceTest, AStepThatMakesNoProgressMakesRoomForTheNext) {
+  Listed();
+  Commit(10);
+  Commit(20);
+  for (int second = 0; second < 59; ++second) {
+    for (const auto& [node, order] : TakeOrders()) Answer(node, order, Code::kUnavailable);
+    PassTime(1'000'000);
+  }
+  EXPECT_THAT(Persisting(), ElementsAre(10, 20));
+  PassTime(2'000'000);
+  EXPECT_THAT(Persisting(), ElementsAre(20));
+  EXPECT_THAT(Why(10), HasSubstr("nothing of it could be written"));
+}
+
+TEST_F(PersistenceTest, WhatTheFormerLeaderHadBegunIsBegunAgain) {
+  persistence_.Learn({{{kLife, 7}}});
+  EXPECT_THAT(Persisting(), ElementsAre(7)) << "its copies stay until storage has been listed";
+  Commit(7);
+  Listed();
+  persistence_.Judge(told_, life_);
+  Finish();
+  EXPECT_TRUE(stored_.Has({kLife, 7}));
+  persistence_.Learn({{{kLife, 7}}});
+  EXPECT_THAT(Persisting(), IsEmpty()) << "an older inventory";
+}
+
+TEST_F(PersistenceTest, AWorldOlderThanWhatStorageHasPersistsNothing) {
+  Listed({{kLife + 1, 3}});
+  Commit(10);
+  EXPECT_THAT(Persisting(), IsEmpty());
+  EXPECT_THAT(Why(10), HasSubstr("restart the world"));
+}
+
+}  // namespace
+}  // namespace ropeteam::engine
