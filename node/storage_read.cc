@@ -12,36 +12,19 @@
 #include "node/storage_group.h"
 #include "node/storage_workers.h"
 #include "storage/format/names.h"
+#include "storage/steps/steps.h"
 
 namespace ropeteam {
-namespace {
-
-// Without a bound a damaged or hostile folder would fill the daemon's memory: a step of the largest world with 4 files a
-// rank.
-constexpr size_t kFilesListedMax = 4 * storage::kStepRanksMax;
-// Folders within folders that a program's file names make.
-constexpr int kFolderDepthMax = 32;
-
-}  // namespace
 
 Result<StoredList> StorageWorkers::List() {
+  const Result<std::vector<storage::StepPlace>> places =
+      storage::ListSteps(config_.sink.get(), config_.job, kCallTimeout);
+  if (!places.ok()) return places.status();
   StoredList list;
-  std::string page;
-  do {
-    const Result<storage::ListPage> listed = config_.sink->List(config_.job, page, CallDeadline());
-    if (!listed.ok()) return listed.status();
-    for (const std::string& folder : listed->folders) {
-      const auto name = storage::ParseStepFolder(folder.substr(folder.rfind('/') + 1));
-      if (!name) continue;
-      list.incarnation_max = std::max(list.incarnation_max, name->incarnation);
-      const StepId step{name->incarnation, name->step};
-      const Result<storage::FileInfo> manifest =
-          config_.sink->Stat(FolderOf(step) + "/" + std::string(storage::kManifestName), CallDeadline());
-      if (manifest.ok()) list.steps.push_back(step);
-      if (!manifest.ok() && manifest.status().code() != Code::kNotFound) return manifest.status();
-    }
-    page = listed->next;
-  } while (!page.empty());
+  for (const storage::StepPlace& place : *places) {
+    list.incarnation_max = std::max(list.incarnation_max, place.name.incarnation);
+    if (place.has_manifest) list.steps.push_back({place.name.incarnation, place.name.step});
+  }
   return list;
 }
 
@@ -50,45 +33,14 @@ Result<std::string> StorageWorkers::ReadManifest(const StepId& step) {
     const std::lock_guard lock(manifest_mutex_);
     if (manifest_step_ == step && !manifest_text_.empty()) return manifest_text_;
   }
-  const std::string name = FolderOf(step) + "/" + std::string(storage::kManifestName);
-  const Result<storage::FileInfo> info = config_.sink->Stat(name, CallDeadline());
-  if (!info.ok()) return info.status();
-  if (info->bytes == 0 || info->bytes > storage::kStepManifestBytesMax)
-    return Error(Code::kCorrupt, "%s has %llu bytes, limit %llu", name.c_str(),
-                 static_cast<unsigned long long>(info->bytes),
-                 static_cast<unsigned long long>(storage::kStepManifestBytesMax));
-  std::string text(info->bytes, '\0');
-  const storage::Target target{reinterpret_cast<std::byte*>(text.data()), text.size()};
-  ROPETEAM_RETURN_IF_ERROR(config_.sink->Read(name, 0, {&target, 1}, CallDeadline()));
-  if (text.size() <= kManifestKeptBytesMax) {
+  Result<std::string> text =
+      storage::ReadManifestText(config_.sink.get(), config_.job, {step.step, step.incarnation}, kCallTimeout);
+  if (text.ok() && text->size() <= kManifestKeptBytesMax) {
     const std::lock_guard lock(manifest_mutex_);
     manifest_step_ = step;
-    manifest_text_ = text;
+    manifest_text_ = *text;
   }
   return text;
-}
-
-Status StorageWorkers::ListSizes(const std::string& folder,
-                                 std::vector<std::pair<std::string, uint64_t>>* sizes) {
-  std::vector<std::pair<std::string, int>> folders = {{folder, 0}};
-  while (!folders.empty()) {
-    const auto [next, depth] = std::move(folders.back());
-    folders.pop_back();
-    std::string page;
-    do {
-      const Result<storage::ListPage> listed = config_.sink->List(next, page, CallDeadline());
-      if (!listed.ok()) return listed.status();
-      for (const storage::FileInfo& file : listed->files)
-        sizes->emplace_back(file.name.substr(folder.size() + 1), file.bytes);
-      if (depth < kFolderDepthMax)
-        for (const std::string& inner : listed->folders) folders.emplace_back(inner, depth + 1);
-      if (sizes->size() > kFilesListedMax)
-        return Error(Code::kCorrupt, "%s has more than %zu files", folder.c_str(), kFilesListedMax);
-      page = listed->next;
-    } while (!page.empty());
-  }
-  std::sort(sizes->begin(), sizes->end());
-  return OkStatus();
 }
 
 Result<StoredStep> StorageWorkers::ReadStep(const StepId& id) {
@@ -98,29 +50,20 @@ Result<StoredStep> StorageWorkers::ReadStep(const StepId& id) {
   }
   const Result<std::string> text = ReadManifest(id);
   if (!text.ok()) return text.status();
-  std::vector<std::pair<std::string, uint64_t>> sizes;
-  ROPETEAM_RETURN_IF_ERROR(ListSizes(FolderOf(id), &sizes));
+  const storage::StepName name{id.step, id.incarnation};
+  const Result<storage::FileSizes> sizes =
+      storage::ListFileSizes(config_.sink.get(), config_.job, name, kCallTimeout);
+  if (!sizes.ok()) return sizes.status();
   StoredStep step;
   step.id = id;
-  const Result<storage::StepHead> head = storage::ParseStepManifest(*text, [&](storage::RankEntry&& entry) {
-    for (const storage::FileEntry& file : entry.files) {
-      const auto at =
-          std::lower_bound(sizes.begin(), sizes.end(), file.path,
-                           [](const auto& size, const std::string& path) { return size.first < path; });
-      if (at == sizes.end() || at->first != file.path)
-        return Error(Code::kCorrupt, "%s lacks %s", FolderOf(id).c_str(), file.path.c_str());
-      if (at->second != file.bytes)
-        return Error(Code::kCorrupt, "%s/%s has %llu bytes, its manifest says %llu", FolderOf(id).c_str(),
-                     file.path.c_str(), static_cast<unsigned long long>(at->second),
-                     static_cast<unsigned long long>(file.bytes));
-    }
-    step.ranks.push_back({entry.stream_bytes, entry.digest, {}});
-    return OkStatus();
-  });
+  const Result<storage::StepHead> head =
+      storage::ParseManifestOf(config_.job, name, *text, [&](storage::RankEntry&& entry) {
+        for (const storage::FileEntry& file : entry.files)
+          ROPETEAM_RETURN_IF_ERROR(storage::CheckFileSize(FolderOf(id), *sizes, file));
+        step.ranks.push_back({entry.stream_bytes, entry.digest, {}});
+        return OkStatus();
+      });
   if (!head.ok()) return head.status();
-  if (head->job != config_.job || head->step != id.step || head->incarnation != id.incarnation)
-    return Error(Code::kCorrupt, "the manifest in %s is of job %s, step %llu", FolderOf(id).c_str(),
-                 head->job.c_str(), static_cast<unsigned long long>(head->step));
   step.world_size = head->world_size;
   step.chunk_bytes = head->chunk_bytes;
   return step;

@@ -94,7 +94,6 @@ class StorageWorkers {
   Result<StoredStep> ReadStep(const StepId& step);
   Result<LoadedChunks> Load(const LoadChunks& load);
   Result<std::string> ReadManifest(const StepId& step);
-  Status ListSizes(const std::string& folder, std::vector<std::pair<std::string, uint64_t>>* sizes);
   struct LoadRun;
   Status ReadPieces(LoadRun* run);
   void ReadFiles(LoadRun* run, Group* group);

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "storage/steps/steps.h"
+
+#include <algorithm>
+#include <cinttypes>
+
+#include "core/base/log.h"
+
+namespace ropeteam::storage {
+namespace {
+
+Deadline After(std::chrono::seconds timeout) { return std::chrono::steady_clock::now() + timeout; }
+
+std::string ManifestPath(const std::string& job, const StepName& name) {
+  return StepPath(job, name) + "/" + std::string(kManifestName);
+}
+
+std::string LastPart(const std::string& folder) { return folder.substr(folder.rfind('/') + 1); }
+
+// Every page of what lies directly in `folder`.
+Status ForEachPage(Sink* sink, const std::string& folder, std::chrono::seconds call_timeout,
+                   const std::function<Status(const ListPage&)>& each) {
+  std::string page;
+  do {
+    const Result<ListPage> listed = sink->List(folder, page, After(call_timeout));
+    if (!listed.ok()) return listed.status();
+    ROPETEAM_RETURN_IF_ERROR(each(*listed));
+    page = listed->next;
+  } while (!page.empty());
+  return OkStatus();
+}
+
+}  // namespace
+
+std::string StepPath(const std::string& job, const StepName& name) { return job + "/" + StepFolder(name); }
+
+Result<std::vector<StepPlace>> ListSteps(Sink* sink, const std::string& job,
+                                         std::chrono::seconds call_timeout) {
+  std::vector<StepPlace> steps;
+  const Status status = ForEachPage(sink, job, call_timeout, [&](const ListPage& page) {
+    for (const std::string& folder : page.folders) {
+      const auto name = ParseStepFolder(LastPart(folder));
+      if (!name) continue;
+      if (steps.size() == kStepsListedMax)
+        return Error(Code::kCorrupt, "%s has more than %zu steps", job.c_str(), kStepsListedMax);
+      const Result<FileInfo> manifest = sink->Stat(ManifestPath(job, *name), After(call_timeout));
+      if (!manifest.ok() && manifest.status().code() != Code::kNotFound) return manifest.status();
+      steps.push_back({*name, manifest.ok()});
+    }
+    return OkStatus();
+  });
+  if (!status.ok()) return status;
+  return steps;
+}
+
+Result<std::vector<std::string>> FindJobs(Sink* sink, std::chrono::seconds call_timeout) {
+  std::vector<std::string> jobs;
+  std::vector<std::pair<std::string, int>> open = {{"", 0}};  // folders, and how many parts their names have
+  for (size_t searched = 0; !open.empty(); ++searched) {
+    const auto [folder, parts] = std::move(open.back());
+    open.pop_back();
+    if (searched == kFoldersSearchedMax)
+      return Error(Code::kInvalidArgument, "%s has more than %zu folders: say which job's steps are meant",
+                   sink->Describe().c_str(), kFoldersSearchedMax);
+    bool has_step = false;
+    const Status status = ForEachPage(sink, folder, call_timeout, [&](const ListPage& page) {
+      for (const std::string& inner : page.folders) {
+        if (ParseStepFolder(LastPart(inner)))
+          has_step = true;
+        else if (parts < kJobPartsMax && open.size() < kFoldersSearchedMax)
+          open.emplace_back(inner, parts + 1);
+      }
+      return OkStatus();
+    });
+    if (!status.ok() && (folder.empty() || status.code() != Code::kInvalidArgument)) return status;
+    if (!status.ok())
+      LOG_WARNING("%s is not searched for steps: %s", folder.c_str(), status.message().c_str());
+    if (has_step && folder.empty())
+      return Error(Code::kInvalidArgument,
+                   "%s has steps directly in it: it is the folder of a job, give the one above it",
+                   sink->Describe().c_str());
+    if (has_step) jobs.push_back(folder);
+  }
+  std::sort(jobs.begin(), jobs.end());
+  return jobs;
+}
+
+Result<std::string> ReadManifestText(Sink* sink, const std::string& job, const StepName& name,
+                                     std::chrono::seconds call_timeout) {
+  const std::string path = ManifestPath(job, name);
+  const Result<FileInfo> info = sink->Stat(path, After(call_timeout));
+  if (!info.ok()) return info.status();
+  if (info->bytes == 0 || info->bytes > kStepManifestBytesMax)
+    return Error(Code::kCorrupt, "%s has %" PRIu64 " bytes, limit %" PRIu64, path.c_str(), info->bytes,
+                 kStepManifestBytesMax);
+  std::string text(info->bytes, '\0');
+  const Target target{reinterpret_cast<std::byte*>(text.data()), text.size()};
+  ROPETEAM_RETURN_IF_ERROR(sink->Read(path, 0, {&target, 1}, After(call_timeout)));
+  return text;
+}
+
+Result<StepHead> ParseManifestOf(const std::string& job, const StepName& name, std::string_view text,
+                                 const std::function<Status(RankEntry&&)>& each) {
+  Result<StepHead> head = ParseStepManifest(text, each);
+  if (head.ok() && (head->job != job || head->step != name.step || head->incarnation != name.incarnation))
+    return Error(Code::kCorrupt, "the manifest in %s is of job %s, step %" PRIu64 ", incarnation %" PRIu64,
+                 StepPath(job, name).c_str(), head->job.c_str(), head->step, head->incarnation);
+  return head;
+}
+
+Result<FileSizes> ListFileSizes(Sink* sink, const std::string& job, const StepName& name,
+                                std::chrono::seconds call_timeout) {
+  FileSizes sizes;
+  const std::string root = StepPath(job, name);
+  std::vector<std::pair<std::string, int>> folders = {{root, 0}};
+  while (!folders.empty()) {
+    const auto [folder, depth] = std::move(folders.back());
+    folders.pop_back();
+    ROPETEAM_RETURN_IF_ERROR(ForEachPage(sink, folder, call_timeout, [&](const ListPage& page) {
+      for (const FileInfo& file : page.files)
+        sizes.emplace_back(file.name.substr(root.size() + 1), file.bytes);
+      if (depth < kFolderDepthMax)
+        for (const std::string& inner : page.folders) folders.emplace_back(inner, depth + 1);
+      return sizes.size() > kStepFilesListedMax || folders.size() > kStepFilesListedMax
+                 ? Error(Code::kCorrupt, "%s has more than %zu files", root.c_str(), kStepFilesListedMax)
+                 : OkStatus();
+    }));
+  }
+  std::sort(sizes.begin(), sizes.end());
+  return sizes;
+}
+
+Status CheckFileSize(const std::string& folder, const FileSizes& sizes, const FileEntry& file) {
+  const auto at =
+      std::lower_bound(sizes.begin(), sizes.end(), file.path,
+                       [](const auto& size, const std::string& path) { return size.first < path; });
+  if (at == sizes.end() || at->first != file.path)
+    return Error(Code::kCorrupt, "%s lacks %s", folder.c_str(), file.path.c_str());
+  if (at->second != file.bytes)
+    return Error(Code::kCorrupt, "%s/%s has %" PRIu64 " bytes, its manifest says %" PRIu64, folder.c_str(),
+                 file.path.c_str(), at->second, file.bytes);
+  return OkStatus();
+}
+
+}  // namespace ropeteam::storage
