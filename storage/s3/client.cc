@@ -15,7 +15,9 @@ namespace ropeteam::storage::s3 {
 namespace {
 
 constexpr size_t kExpectBytesMin = 1 << 20;  // a smaller body is sent before the answer to "Expect" were back
-constexpr int kRegionsMax = 2;               // a store that sends us in a circle
+// Troubles that pass are said at most so often: a store that is overloaded for an hour has one line a minute.
+constexpr std::chrono::minutes kTroubleInterval{1};
+constexpr int kRegionsMax = 2;  // a store that sends us in a circle
 
 template <typename T>
 uint64_t TotalBytes(std::span<const T> ranges) {
@@ -367,16 +369,17 @@ Status Client::Failure(const S3Request& request, const Sent& sent, int attempts)
 }
 
 void Client::NoteTrouble(const Status& status) {
-  retries_.fetch_add(1, std::memory_order_relaxed);
+  const auto count = static_cast<unsigned long long>(retries_.fetch_add(1, std::memory_order_relaxed) + 1);
   expect_continue_.store(true, std::memory_order_relaxed);
-  bool first = false;
+  const auto now = std::chrono::steady_clock::now();
+  bool say = false;
   {
     const std::lock_guard lock(mutex_);
-    first = !trouble_;
-    trouble_ = true;
+    say = !trouble_said_ || now - *trouble_said_ >= kTroubleInterval;
+    if (say) trouble_said_ = now;
   }
-  if (first) {
-    LOG_WARNING("%s; trying again", status.message().c_str());
+  if (say) {
+    LOG_WARNING("%s; trying again (%llu repeated since the start)", status.message().c_str(), count);
   } else {
     LOG_DEBUG("%s; trying again", status.message().c_str());
   }
@@ -385,12 +388,8 @@ void Client::NoteTrouble(const Status& status) {
 void Client::NoteGood(const S3Request& request, int attempts) {
   if (TotalBytes(request.body) > kExpectBytesMin && expect_continue_.load(std::memory_order_relaxed))
     expect_continue_.store(false, std::memory_order_relaxed);
-  if (attempts <= 1) return;
-  LOG_DEBUG("%s: %s succeeded at attempt %d, %llu repeated since the start", UrlOf(request.key).c_str(),
-            request.what.c_str(), attempts,
-            static_cast<unsigned long long>(retries_.load(std::memory_order_relaxed)));
-  const std::lock_guard lock(mutex_);
-  trouble_ = false;
+  if (attempts > 1)
+    LOG_DEBUG("%s: %s succeeded at attempt %d", UrlOf(request.key).c_str(), request.what.c_str(), attempts);
 }
 
 Outcome Client::Send(S3Request request, Deadline deadline) {
@@ -408,6 +407,9 @@ Outcome Client::Send(S3Request request, Deadline deadline) {
     if (done) {
       NoteGood(request, attempts.made);
       outcome.status = OkStatus();
+    } else if (attempts.made > 1 && !sent.answered && sent.failure.status.code() == Code::kDeadlineExceeded &&
+               !sent.failure.sent) {
+      // Too late to be sent: what failed before is the cause, and is in outcome.status.
     } else {
       outcome.status = http_.stopped() ? Error(Code::kAborted, "%s: stopped", UrlOf(request.key).c_str())
                                        : Failure(request, sent, attempts.made);
@@ -436,7 +438,7 @@ void Client::DisbelieveCrc32c(const std::string& why) {
   if (checks_.exchange(Checks::kNo, std::memory_order_relaxed) != Checks::kNo)
     LOG_WARNING(
         "%s: this store does not check CRC32C (%s); bytes are checked before they are sent, and guarded by "
-        "Content-MD5 on the way, which costs about 1.5 s of CPU a GiB",
+        "Content-MD5 on the way, which costs about 1.3 s of CPU a GiB",
         config_.url.c_str(), why.c_str());
 }
 

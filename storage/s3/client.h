@@ -129,9 +129,9 @@ class Client {
   std::atomic<uint64_t> retries_{0};
 
   mutable std::mutex mutex_;
-  std::condition_variable stopped_;  // for pauses
-  std::string region_;               // guarded by mutex_
-  bool trouble_ = false;             // guarded by mutex_; said once
+  std::condition_variable stopped_;                                    // for pauses
+  std::string region_;                                                 // guarded by mutex_
+  std::optional<std::chrono::steady_clock::time_point> trouble_said_;  // guarded by mutex_
 };
 
 }  // namespace ropeteam::storage::s3
