@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Which of a job's steps on storage stay and which may be deleted. Pure functions: what lies there, and the time, come in
+// as values. Used by `ropeteam prune` and by the daemon that deletes for a running job.
+//
+// A step stays when any rule keeps it. Whatever the rules say, these stay: all steps where no rule is given; the newest
+// good step; steps that are newer than it; a step that is being read. So a wrong rule never deletes the last step that
+// can be restored.
+//
+// Newest first means: by incarnation, then by step number, as everywhere in Ropeteam. The clock decides nothing but
+// keep_within.
+
+#ifndef ROPETEAM_STORAGE_RETENTION_RETENTION_H_
+#define ROPETEAM_STORAGE_RETENTION_RETENTION_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/base/status.h"
+#include "storage/format/names.h"
+
+namespace ropeteam::storage {
+
+inline constexpr uint64_t kKeepNewestMax = 1'000'000;  // as many steps as a job's listing has room for
+inline constexpr uint64_t kKeepWithinSecondsMax = 3'153'600'000;  // 100 years: beyond it is a typing error
+inline constexpr size_t kMetadataKeyBytesMax = 255;
+
+struct KeepBest {
+  std::string key;   // of a number at the top level of the user metadata
+  bool max = false;  // the largest value is the best; otherwise the smallest
+  friend bool operator==(const KeepBest&, const KeepBest&) = default;
+};
+
+struct RetentionRules {
+  uint64_t keep_newest = 0;           // so many of the newest good steps; 0: no such rule
+  uint64_t keep_every = 0;            // good steps whose number is a multiple of this; 0: no such rule
+  std::optional<KeepBest> keep_best;  // the good step with the best value; of equal ones the newest
+  uint64_t keep_within_s = 0;  // good steps written less than so long ago, or in the future; 0: no such rule
+  bool Any() const { return keep_newest != 0 || keep_every != 0 || keep_best || keep_within_s != 0; }
+};
+
+// "loss:min", "accuracy:max". The last colon counts: a key may have colons. kInvalidArgument: anything else.
+Result<KeepBest> ParseKeepBest(std::string_view text);
+// "90s", "30m", "12h", "7d", "2w", in seconds. kInvalidArgument: no unit, not a whole number from 1 on, over
+// kKeepWithinSecondsMax.
+Result<uint64_t> ParseDuration(std::string_view text);
+
+struct RetainedStep {
+  StepName name;
+  uint64_t time_s = 0;      // StepHead::time_s
+  std::string user = "{}";  // StepHead::user
+  bool good = true;         // its manifest is ours and every file is there in its size
+  bool being_read = false;
+};
+
+// Why a step stays; bits.
+enum : unsigned {
+  kKeptNot = 0,
+  kKeptNewest = 1,
+  kKeptEvery = 2,
+  kKeptBest = 4,
+  kKeptWithin = 8,
+  kKeptLastGood = 16,   // the newest good one, or newer than it: always
+  kKeptBeingRead = 32,  // always
+  kKeptNoRule = 64,     // no rule was given
+};
+// "newest, best"; "" of kKeptNot.
+std::string KeptText(unsigned kept);
+
+// For each of `steps`, which may be in any order but name each step once, why it stays; kKeptNot: it may be deleted.
+std::vector<unsigned> ChooseKept(const RetentionRules& rules, const std::vector<RetainedStep>& steps,
+                                 uint64_t now_s);
+
+// The number under `key` in the user metadata; nothing where it is missing, or not a number, or `user` is not JSON.
+std::optional<double> MetadataNumber(const std::string& user, const std::string& key);
+
+}  // namespace ropeteam::storage
+
+#endif  // ROPETEAM_STORAGE_RETENTION_RETENTION_H_
