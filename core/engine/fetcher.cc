@@ -389,6 +389,7 @@ void Fetcher::OnGrant(NodeId from, const FetchGrant& grant) {
 
 bool Fetcher::AskStorage(Job* job) {
   if (job->storage != Job::Storage::kNotAsked || parts_.context.view.settings.storage.empty()) return false;
+  if (job->storage_again_at > parts_.context.now) return true;
   job->storage = Job::Storage::kAsked;
   Locate(job);
   return true;
@@ -401,7 +402,8 @@ void Fetcher::LoadFromStorage(Job* job) {
   if (!job->have_meta) {
     const uint64_t chunks = ChunksFor(job->stored.stream_bytes, context.store.chunk_bytes());
     if (chunks == 0 || chunks > kChunksPerShardMax) {
-      job->storage_trouble = "its manifest says " + std::to_string(job->stored.stream_bytes) + " bytes";
+      job->storage_trouble = Error(Code::kCorrupt, "its manifest says %llu bytes",
+                                   static_cast<unsigned long long>(job->stored.stream_bytes));
       return Pump(job->id);
     }
     Result<std::vector<Extent>> extents = parts_.memory.Allocate(chunks);
@@ -464,7 +466,15 @@ void Fetcher::OnLoaded(uint64_t id, const std::vector<uint32_t>& chunks, const S
       if (loaded.crcs[i] == job->crcs[chunks[i]]) good.insert(chunks[i]);
   }
   const bool other_bytes = status.ok() && good.size() != chunks.size();
-  job->storage_trouble = other_bytes ? "other bytes than were committed" : status.message();
+  job->storage_trouble = other_bytes ? Error(Code::kCorrupt, "other bytes than were committed") : status;
+  const Code code = status.code();
+  const bool may_pass = code == Code::kUnavailable || code == Code::kDeadlineExceeded ||
+                        code == Code::kLinkFailed || code == Code::kIo;
+  const bool again = may_pass && ++job->storage_tries < kStorageTriesMax;
+  if (again) {
+    job->storage = Job::Storage::kNotAsked;
+    job->storage_again_at = context.now + kStorageAgainUs;
+  }
   if (!good.empty()) job->committed = true;  // only committed steps are persisted
   for (const uint32_t chunk : good) {
     context.counters.loaded_bytes += ChunkLength(job->meta.stream_bytes, context.store.chunk_bytes(), chunk);
@@ -474,11 +484,12 @@ void Fetcher::OnLoaded(uint64_t id, const std::vector<uint32_t>& chunks, const S
     context.inventory_dirty = true;
   }
   context.counters_dirty = true;
-  if (other_bytes || status.code() == Code::kCorrupt || status.code() == Code::kNotFound) {
-    job->corrupt = true;
-    if (context.view.leader != kNoNode)
-      context.Send(context.view.leader, StoredBad{{job->shard}, job->storage_trouble});
-  }
+  // A copy that is here may be the one that does not count, so what differs from it need not be damaged.
+  const bool damaged = (other_bytes && fresh) || code == Code::kCorrupt || code == Code::kNotFound ||
+                       (code == Code::kIo && !again);
+  job->corrupt = job->corrupt || other_bytes || damaged;
+  if (damaged && context.view.leader != kNoNode)
+    context.Send(context.view.leader, StoredBad{{job->shard}, job->storage_trouble.message()});
   if (fresh && !job->have_meta) {
     context.store.Free(std::exchange(job->extents, {}));
   } else {
@@ -495,12 +506,15 @@ Status Fetcher::Explain(const Job& job) const {
     tried +=
         parts_.context.NameOf(node) + " (" + (source.trouble.empty() ? "no bytes" : source.trouble) + ")";
   }
-  if (job.storage == Job::Storage::kTried)
+  const bool from_storage = job.storage == Job::Storage::kTried || job.storage_tries != 0;
+  if (from_storage)
     tried += (tried.empty() ? "" : ", ") + std::string("storage (") +
-             (job.storage_trouble.empty() ? "no bytes" : job.storage_trouble) + ")";
+             (job.storage_trouble.ok() ? "no bytes" : job.storage_trouble.message()) + ")";
   if (tried.empty()) tried = "no node holds a copy";
-  return Error(job.corrupt ? Code::kCorrupt : Code::kNotFound, "%s cannot be produced; tried: %s",
-               job.shard.ToString().c_str(), tried.c_str());
+  const Code code = job.corrupt              ? Code::kCorrupt
+                    : job.storage_tries != 0 ? Code::kUnavailable
+                                             : Code::kNotFound;
+  return Error(code, "%s cannot be produced; tried: %s", job.shard.ToString().c_str(), tried.c_str());
 }
 
 void Fetcher::End(uint64_t id, const Status& status) {
@@ -560,6 +574,7 @@ void Fetcher::PumpAll() {
 TimeUs Fetcher::NextTimer() const {
   TimeUs due = kNever;
   for (const auto& [id, job] : jobs_) {
+    if (job.storage_again_at > parts_.context.now) due = std::min(due, job.storage_again_at);
     for (const auto& [node, source] : job.sources) {
       if (source.state == Source::State::kOpening) due = std::min(due, source.next_send);
       const auto lost = parts_.context.unreachable.find(node);

@@ -45,6 +45,9 @@ class Fetcher {
   // At each holder; two would do for a quick link, four cover a slow completion.
   static constexpr uint32_t kOutstandingPerHolder = 4;
   static constexpr uint32_t kLocateRoundsMax = 3;
+  // Of reading from storage, this far apart. Each has been repeated for up to a minute by the sink.
+  static constexpr uint32_t kStorageTriesMax = 5;
+  static constexpr TimeUs kStorageAgainUs = 1'000'000;
 
   struct Source {
     enum class State : uint8_t { kOpening, kOpen, kFailed } state = State::kOpening;
@@ -74,7 +77,9 @@ class Fetcher {
     uint32_t outstanding = 0;  // transfers and checks
     enum class Storage : uint8_t { kNotAsked, kAsked, kOffered, kTried } storage = Storage::kNotAsked;
     LocateReply stored;  // kOffered and kTried
-    std::string storage_trouble;
+    Status storage_trouble;
+    uint32_t storage_tries = 0;
+    TimeUs storage_again_at = 0;  // after a failure that may pass
     bool corrupt = false;
     bool looked_again = false;  // repair: at the chunks that no holder could give
     Status failure;             // set: ending, waiting for outstanding ones

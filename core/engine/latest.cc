@@ -18,13 +18,15 @@ StepId Latest::NewestCommitted() const {
   return newest.empty() ? StepId() : newest.front();
 }
 
-Result<std::optional<StepId>> Latest::NewestStored(const std::optional<StepId>& floor) {
+Result<std::optional<StepId>> Latest::NewestStored(const std::optional<StepId>& floor, const StepId& end) {
   if (!stored_.known()) {
-    if (floor && begun_at_ + kStorageWaitUs <= context_.now) return std::optional<StepId>();
+    stored_.Hurry();
+    if (waits_since_ == 0) waits_since_ = context_.now;
+    if (floor && waits_since_ + kStorageWaitUs <= context_.now) return std::optional<StepId>();
     return Error(Code::kUnavailable, "storage, which may have a newer step, has not been listed: %s",
                  stored_.trouble().c_str());
   }
-  while (const std::optional<StepId> newest = stored_.Newest()) {
+  while (const std::optional<StepId> newest = stored_.NewestBefore(end)) {
     if (floor && !(*floor < *newest)) break;
     if (stored_.Manifest(*newest) != nullptr) return newest;
     if (!stored_.Has(*newest)) continue;  // it is damaged: the next older one
@@ -39,12 +41,18 @@ Result<StepId> Latest::Resolve(Incarnation asking, size_t members, const JobSett
   const Status none = Error(Code::kNotFound, "there is no step of which every rank's shard can be produced");
   if (asking == 0) {
     std::optional<StepId> newest = table_.NewestProducible(0);
-    const Result<std::optional<StepId>> stored = NewestStored(newest);
+    const Result<std::optional<StepId>> stored = NewestStored(newest, {UINT64_MAX, 0});
     if (stored.ok() && *stored) newest = **stored;
     if (newest) return *newest;
     return stored.ok() ? none : stored.status();
   }
-  if (const std::optional<StepId> own = table_.NewestProducible(asking)) return *own;
+  // What it has persisted itself may be on storage only.
+  const std::optional<StepId> own = table_.NewestProducible(asking);
+  const Result<std::optional<StepId>> own_stored =
+      NewestStored(own ? *own : StepId{asking, 0}, {asking + 1, 0});
+  if (!own_stored.ok()) return own_stored.status();
+  if (*own_stored) return **own_stored;
+  if (own) return *own;
   const Life& life = incarnations_.life();
   if (life.forgotten)
     return Error(Code::kUnavailable,
@@ -73,7 +81,10 @@ Result<StepId> Latest::Resolve(Incarnation asking, size_t members, const JobSett
         "the others, or all daemons again with --nodes %zu",
         members, settings.nodes, settings.replicas, members);
   std::optional<StepId> newest = table_.NewestProducible(0);
-  const Result<std::optional<StepId>> stored = NewestStored(newest);
+  if (const std::optional<StepId> later = stored_.Newest(); later && asking < later->incarnation)
+    return Error(Code::kStale, "storage has %s, of an incarnation after this one: restart the world",
+                 later->ToString().c_str());
+  const Result<std::optional<StepId>> stored = NewestStored(newest, {asking, 0});
   if (!stored.ok()) return stored.status();
   if (!stored_.known())
     LOG_WARNING("storage has not been listed, and %s is chosen from memory: %s", newest->ToString().c_str(),
@@ -103,9 +114,11 @@ Result<StepId> Latest::Resolve(Incarnation asking, size_t members, const JobSett
 Result<StepId> Latest::ResolveStep(const LocateQuestion& locate) const {
   if (locate.exact != 0) return StepId{locate.exact, locate.step};
   const StepId own{locate.incarnation, locate.step};
-  if (Producible(own)) return own;
+  if (Available(own)) return own;
   const Life& life = incarnations_.life();
-  if (life.has_pin() && life.pin.step == locate.step && Available(life.pin)) return life.pin;
+  // Whether it can be produced or not: another step of this number is not what the other ranks have restored.
+  if (life.has_pin() && life.pin.step == locate.step && locate.incarnation == life.incarnation)
+    return life.pin;
   const StepId* partial = nullptr;
   for (auto step = table_.steps().rbegin(); step != table_.steps().rend(); ++step) {
     if (step->first.step != locate.step) continue;

@@ -24,8 +24,10 @@ class Latest {
   // This node begins to lead: what another leader may have told a rank is not known.
   void Begin() {
     may_choose_again_ = false;
-    begun_at_ = context_.now;
+    waits_since_ = 0;
   }
+  // Storage is being listed again.
+  void OnListAgain() { waits_since_ = 0; }
   // For a rank of incarnation `asking`, which is the current one; 0: for a person. The first rank that asks
   // makes the choice for its whole incarnation, unless the incarnation has a step of its own. While no rank has been
   // told it is made again when it cannot be produced, or when a newer committed step can be again. `members`: of the
@@ -56,14 +58,14 @@ class Latest {
   // From memory or storage.
   bool Available(const StepId& id) const { return Producible(id) || stored_.Has(id); }
   StepId NewestCommitted() const;  // {0, 0}: none
-  // The newest step that is newer than `floor` and lies on storage. kUnavailable: that is not known yet.
-  Result<std::optional<StepId>> NewestStored(const std::optional<StepId>& floor);
+  // The newest step that is newer than `floor`, older than `end` and lies on storage. kUnavailable: that is not known yet.
+  Result<std::optional<StepId>> NewestStored(const std::optional<StepId>& floor, const StepId& end);
 
   const Context& context_;
   const StepTable& table_;
   Incarnations& incarnations_;
   StoredSteps& stored_;
-  TimeUs begun_at_ = 0;
+  TimeUs waits_since_ = 0;  // for the listing; 0: nobody has asked yet
   Waiting waiting_;
   bool may_choose_again_ = false;  // no rank has been told of the choice
 };

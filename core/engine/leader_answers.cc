@@ -67,7 +67,12 @@ void Leader::AnswerJoin(NodeId from, uint64_t number, const JoinQuestion& join) 
         Error(Code::kUnavailable, "storage, which may have steps of this job, has not been listed: %s",
               stored_.trouble().c_str()));
   incarnations_.SetFloor(stored_.incarnation_max());
+  const Incarnation before = incarnations_.life().incarnation;
   const Status admitted = incarnations_.Admit(from, number, join);
+  if (stored_.used() && incarnations_.life().incarnation != before) {
+    stored_.ListAgain();
+    latest_.OnListAgain();
+  }
   if (!admitted.ok()) return Reply(from, number, admitted);
   dirty_ = dirty_ || incarnations_.version() != incarnation_seen_;
   Reply(from, number, OkStatus(), Encode(JoinReply{incarnations_.life()}));
@@ -138,14 +143,16 @@ Status Leader::OfferStored(NodeId asker, LocateReply* reply) {
   if (shard.rank >= step->world_size)
     return Error(Code::kNotFound, "rank %u of %s: it was saved by a world of %u", shard.rank,
                  StepOf(shard).ToString().c_str(), step->world_size);
-  std::erase_if(loaders_, [this](const auto& loader) {
-    const MemberState* member = Find(loader.second.node);
-    if (member == nullptr) return true;
-    const std::vector<ShardKey>& loading = member->inventory().loading;
-    const bool says_so = std::any_of(loading.begin(), loading.end(),
-                                     [&](const ShardKey& key) { return key.id == loader.first; });
-    return !says_so && loader.second.until <= context_.now;
-  });
+  if (const auto known = loaders_.find(shard); known != loaders_.end()) {
+    const MemberState* member = Find(known->second.node);
+    bool over = member == nullptr;
+    if (!over && known->second.until <= context_.now) {
+      const std::vector<ShardKey>& loading = member->inventory().loading;
+      over =
+          std::none_of(loading.begin(), loading.end(), [&](const ShardKey& key) { return key.id == shard; });
+    }
+    if (over) loaders_.erase(known);
+  }
   const auto [loader, fresh] = loaders_.try_emplace(shard, Loader{asker, context_.now + kLoaderReportsUs});
   if (!fresh && loader->second.node != asker)
     return Error(Code::kUnavailable, "%s is being read from storage by %s", shard.ToString().c_str(),
@@ -234,8 +241,7 @@ void Leader::AnswerReport(NodeId from, uint64_t number) {
     stored.step = id.step;
     stored.persisted = stored.committed = true;
     report.steps.push_back(stored);
-    if (newest.value_or(StepId()) < id && report.latest.step == newest.value_or(StepId()).step)
-      report.latest = stored;
+    if (StepId{report.latest.incarnation, report.latest.step} < id) report.latest = stored;
   }
   report.has_latest = report.latest.incarnation != 0;
   Reply(from, number, OkStatus(), Encode(report));

@@ -79,6 +79,9 @@ Status Persistence::Request(const StepId& id, const Life& life) {
     if (step == nullptr || !step->committed || step->given_up || step->evictable)
       return Error(Code::kAborted, "%s: a newer step is committed, and not every copy of this one is kept",
                    id.ToString().c_str());
+    if (run_ && waiting_ && waiting_->requested)
+      return Error(Code::kAborted, "%s, which was asked for too, waits already",
+                   waiting_->id.ToString().c_str());
     Want({id, true});
   } else {
     requested_.insert(id);
@@ -234,16 +237,22 @@ void Persistence::Enqueue(Rank rank) {
 }
 
 void Persistence::GiveOrders() {
-  for (auto& [node, ranks] : run_->waiting) {
-    size_t& load = run_->load[node];
-    while (load < kOrdersPerNodeMax && !ranks.empty()) {
-      const Rank rank = ranks.front();
-      ranks.pop_front();
-      ++load;
-      Order& order = run_->orders[rank];
-      order.node = node;
-      SendOrder(rank, &order);
-    }
+  for (const auto& [node, ranks] : run_->waiting) GiveOrdersTo(node);
+}
+
+void Persistence::GiveOrdersTo(NodeId node) {
+  const auto waiting = run_->waiting.find(node);
+  if (waiting == run_->waiting.end()) return;
+  std::deque<Rank>& ranks = waiting->second;
+  size_t& load = run_->load[node];
+  while (load < kOrdersPerNodeMax && !ranks.empty()) {
+    const Rank rank = ranks.front();
+    ranks.pop_front();
+    ++load;
+    Order& order = run_->orders[rank];
+    order.node = node;
+    order.given_at = context_.now;
+    SendOrder(rank, &order);
   }
 }
 
@@ -254,6 +263,7 @@ void Persistence::SendOrder(Rank rank, Order* order) {
   message.taken = run_->ranks[rank].taken;
   order->again_at = context_.now + order->again_after;
   order->again_after = std::min(2 * order->again_after, kOrderAgainMaxUs);
+  run_->orders_due = std::min(run_->orders_due, order->again_at);
   context_.Send(order->node, message);
 }
 
@@ -289,6 +299,7 @@ void Persistence::OnView() {
   for (const NodeId node : gone) RequeueFrom(node);
   // Messages of the epoch before are lost.
   for (auto& [rank, order] : run_->orders) order.again_at = context_.now;
+  run_->orders_due = context_.now;
   GiveOrders();
 }
 
@@ -303,14 +314,23 @@ void Persistence::OnResult(NodeId from, const PersistResult& result) {
   if (!run_ || run_->step.id != id || run_->phase == Run::Phase::kManifest) return;
   const bool naming = run_->phase == Run::Phase::kName;
   const auto order = run_->orders.find(rank);
-  if (order == run_->orders.end() || order->second.node != from ||
+  // A node that was thought to hang has done it after all: as good as the one that was ordered since.
+  if (order == run_->orders.end() || (order->second.node != from && result.code != Code::kOk) ||
       naming != (result.phase == PersistOrder::Phase::kName))
     return;
+  const StepTable::StepState* step = table_.Find(id);
+  const bool others = !naming && result.code == Code::kOk && step != nullptr && rank < step->world_size &&
+                      step->ranks[rank].content != result.stored.content;
+  if (others && order->second.node != from) return;
   TakeOrder(rank);
-  if (result.code != Code::kOk) {
-    run_->trouble = context_.NameOf(from) + ": " + CodeName(result.code) + ": " + result.message;
-    LOG_WARNING("%s is not persisted yet, trying again: %s", result.shard.id.ToString().c_str(),
-                run_->trouble.c_str());
+  if (result.code != Code::kOk || others) {
+    run_->trouble = context_.NameOf(from) + ": " +
+                    (others ? "its copy has other bytes than the one that counts"
+                            : CodeName(result.code) + (": " + result.message));
+    const bool warn = run_->warned_at + kWarnEveryUs <= context_.now;
+    if (warn) run_->warned_at = context_.now;
+    ROPETEAM_LOG(warn ? LogLevel::kWarning : LogLevel::kDebug, "%s is not persisted yet, trying again: %s",
+                 result.shard.id.ToString().c_str(), run_->trouble.c_str());
     run_->avoid_until[from] = context_.now + RetryAfter();
     Enqueue(rank);
     RequeueFrom(from);
@@ -323,6 +343,7 @@ void Persistence::OnResult(NodeId from, const PersistResult& result) {
     work.stored = result.stored;
   }
   FinishRank(rank);
+  if (run_) GiveOrdersTo(from);
 }
 
 void Persistence::FinishRank(Rank rank) {
@@ -330,7 +351,8 @@ void Persistence::FinishRank(Rank rank) {
   ROPETEAM_CHECK(!work.done);
   work.done = true;
   run_->progress_at = context_.now;
-  if (++run_->done < run_->world_size) return GiveOrders();
+  run_->trouble.clear();
+  if (++run_->done < run_->world_size) return;
   if (run_->phase == Run::Phase::kWrite) return BeginPhase(Run::Phase::kManifest);
   AssignNames();
   BeginPhase(Run::Phase::kWrite);
@@ -395,16 +417,39 @@ void Persistence::LookAtHomeless() {
   }
 }
 
+void Persistence::RepeatOrders() {
+  run_->orders_due = kNever;
+  std::set<NodeId> stalled;
+  for (auto& [rank, order] : run_->orders) {
+    if (order.given_at + kOrderStalledUs <= context_.now) {
+      stalled.insert(order.node);
+    } else if (order.again_at <= context_.now) {
+      SendOrder(rank, &order);
+    } else {
+      run_->orders_due = std::min(run_->orders_due, order.again_at);
+    }
+  }
+  for (const NodeId node : stalled) {
+    LOG_WARNING("%s has not written its shards of %s for %llu s, others do", context_.NameOf(node).c_str(),
+                run_->step.id.ToString().c_str(),
+                static_cast<unsigned long long>(kOrderStalledUs / 1'000'000));
+    run_->avoid_until[node] = context_.now + kOrderStalledUs;
+    RequeueFrom(node);
+  }
+  if (!stalled.empty()) GiveOrders();
+}
+
 void Persistence::OnTimer() {
   if (!run_) return;
   if (run_->phase == Run::Phase::kManifest && !run_->writing_manifest && run_->manifest_at <= context_.now)
     PutManifest();
-  for (auto& [rank, order] : run_->orders)
-    if (order.again_at <= context_.now) SendOrder(rank, &order);
+  if (run_->orders_due <= context_.now) RepeatOrders();
   if (look_at_ > context_.now) return;
   look_at_ = context_.now + kRetryUs;
   if (!run_->homeless.empty()) LookAtHomeless();
-  if (run_ && waiting_ && run_->progress_at + kStuckUs <= context_.now)
+  // Without a failure it is slow, not stuck.
+  const bool stuck = run_ && !run_->trouble.empty() && run_->progress_at + kStuckUs <= context_.now;
+  if (stuck && waiting_)
     GiveUp("nothing of it could be written for a minute, and " + waiting_->id.ToString() +
            " is newer: " + run_->trouble);
 }
@@ -413,8 +458,7 @@ TimeUs Persistence::NextTimer() const {
   if (!run_) return kNever;
   TimeUs due = look_at_;
   if (run_->phase == Run::Phase::kManifest && !run_->writing_manifest) due = std::min(due, run_->manifest_at);
-  for (const auto& [rank, order] : run_->orders) due = std::min(due, order.again_at);
-  return due;
+  return std::min(due, run_->orders_due);
 }
 
 }  // namespace ropeteam::engine

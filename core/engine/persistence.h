@@ -82,7 +82,11 @@ class Persistence {
   // A node that could not write is asked again after this.
   static constexpr TimeUs kRetryUs = 1'000'000;
   static constexpr TimeUs kRetryMaxUs = 30'000'000;
-  // Without a finished shard for so long, a begun step makes room for the one that waits.
+  // A node that has not answered for so long may hang in its file system: another one writes the shard, too. Time for
+  // 256 GiB at 0.5 GB/s.
+  static constexpr TimeUs kOrderStalledUs = 600'000'000;
+  static constexpr TimeUs kWarnEveryUs = 10'000'000;
+  // Without a finished shard for so long, and with failures,, a begun step makes room for the one that waits.
   static constexpr TimeUs kStuckUs = 60'000'000;
 
   struct Candidate {
@@ -99,6 +103,7 @@ class Persistence {
     NodeId node = kNoNode;
     TimeUs again_at = 0;
     TimeUs again_after = kRepeatUs;
+    TimeUs given_at = 0;
   };
   struct Run {
     Candidate step;
@@ -109,10 +114,12 @@ class Persistence {
     std::map<NodeId, std::deque<Rank>> waiting;  // by the node that is to be asked
     std::set<Rank> homeless;                     // no node can be asked now
     std::map<Rank, Order> orders;
+    TimeUs orders_due = kNever;     // none of them is due before
     std::map<NodeId, size_t> load;  // orders at a node
     std::map<NodeId, TimeUs> avoid_until;
     TimeUs progress_at = 0;
-    std::string trouble;
+    std::string trouble;  // since progress_at
+    TimeUs warned_at = 0;
     bool writing_manifest = false;
     TimeUs manifest_at = 0;
   };
@@ -130,8 +137,10 @@ class Persistence {
   void Enqueue(Rank rank);
   void RequeueFrom(NodeId node);
   void GiveOrders();
+  void GiveOrdersTo(NodeId node);
   void SendOrder(Rank rank, Order* order);
   void TakeOrder(Rank rank);  // it is answered or void
+  void RepeatOrders();
   void FinishRank(Rank rank);
   TimeUs RetryAfter() const;
   void AssignNames();

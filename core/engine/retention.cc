@@ -41,7 +41,8 @@ void KeepNewest(const RetentionFacts& facts, RetentionPlan* plan) {
 // committed.
 bool KeepsPin(const RetentionFacts& facts, const RetentionPlan& plan) {
   const Life& life = facts.life;
-  if (life.pin == StepId() || facts.table.Find(life.pin) == nullptr) return false;
+  // Also one of which no node holds anything yet: what is read of it from storage must stay.
+  if (life.pin == StepId()) return false;
   if (!life.has_pin()) return !(life.pin < plan.release_before);
   return facts.marked.empty() || facts.marked.rbegin()->incarnation != life.incarnation;
 }

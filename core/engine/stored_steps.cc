@@ -21,6 +21,13 @@ void StoredSteps::Begin() {
   ++version_;
 }
 
+void StoredSteps::ListAgain() {
+  known_ = false;
+  trouble_ = "it is being listed again";
+  again_at_ = context_.now;
+  ++version_;
+}
+
 void StoredSteps::List() {
   listing_ = true;
   works_.Start(ListStored{}, [this, generation = generation_](const Status& status, const StorageDone& done) {
@@ -66,6 +73,14 @@ std::optional<StepId> StoredSteps::Newest() const {
   return newest.empty() ? std::nullopt : std::optional(newest.front());
 }
 
+std::optional<StepId> StoredSteps::NewestBefore(const StepId& end) const {
+  for (auto at = steps_.lower_bound(end); at != steps_.begin();) {
+    --at;
+    if (!at->second.damaged) return at->first;
+  }
+  return std::nullopt;
+}
+
 std::optional<StepId> StoredSteps::NewestOf(Step step) const {
   for (auto at = steps_.rbegin(); at != steps_.rend(); ++at)
     if (at->first.step == step && !at->second.damaged) return at->first;
@@ -105,9 +120,12 @@ void StoredSteps::OnRead(const StepId& id, const Status& status, const StorageDo
   const bool damaged = status.code() == Code::kCorrupt || status.code() == Code::kNotFound ||
                        status.code() == Code::kUnsupported || status.code() == Code::kInvalidArgument;
   if (damaged) return MarkDamaged(id, status.ToString());
+  if (status.code() == Code::kIo && ++at->second.failures >= kReadsMax)
+    return MarkDamaged(id, status.ToString());
   if (!status.ok()) return Fail(status);
   const auto* step = std::get_if<StoredStep>(&done.result);
-  ROPETEAM_CHECK(step != nullptr && step->id == id && step->ranks.size() == step->world_size);
+  if (step == nullptr || step->id != id || step->world_size == 0 || step->ranks.size() != step->world_size)
+    return MarkDamaged(id, "its manifest is of another step");
   again_after_ = kAgainUs;
   at->second.manifest = std::make_shared<const StoredStep>(*step);
   ForgetOldManifests();
@@ -123,7 +141,6 @@ void StoredSteps::ForgetOldManifests() {
 }
 
 void StoredSteps::Add(std::shared_ptr<const StoredStep> step) {
-  ROPETEAM_CHECK(known_);
   incarnation_max_ = std::max(incarnation_max_, step->id.incarnation);
   steps_[step->id] = Entry();
   ++version_;

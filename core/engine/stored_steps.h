@@ -7,6 +7,7 @@
 #ifndef ROPETEAM_CORE_ENGINE_STORED_STEPS_H_
 #define ROPETEAM_CORE_ENGINE_STORED_STEPS_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -35,10 +36,16 @@ class StoredSteps {
   // Listed, and not known to be damaged.
   bool Has(const StepId& id) const;
   std::optional<StepId> Newest() const;
+  std::optional<StepId> NewestBefore(const StepId& end) const;
   std::optional<StepId> NewestOf(Step step) const;  // that has this number
   std::vector<StepId> NewestFirst(size_t count) const;
   // Null: it is not there or damaged, or is being read; see Has().
   std::shared_ptr<const StoredStep> Manifest(const StepId& id);
+
+  // Another leader may have persisted since: another coordinator's, or one whose last request was late.
+  void ListAgain();
+  // Somebody waits for the listing.
+  void Hurry() { again_at_ = std::min(again_at_, context_.now + kAgainUs); }
 
   void Add(std::shared_ptr<const StoredStep> step);  // it has just been persisted
   void MarkDamaged(const StepId& id, const std::string& why);
@@ -55,9 +62,13 @@ class StoredSteps {
   // One is restored from; others are looked at. A manifest of 131,072 ranks takes 3 MiB without its files.
   static constexpr size_t kManifestsMax = 3;
 
+  // A manifest that the operating system refuses to read so often is damaged.
+  static constexpr uint32_t kReadsMax = 5;
+
   struct Entry {
     bool damaged = false;
     bool reading = false;
+    uint32_t failures = 0;
     std::shared_ptr<const StoredStep> manifest;
     uint64_t used_at = 0;  // by use_
   };

@@ -127,7 +127,7 @@ struct StorageOptions {
   uint32_t fail_ppm = 0;      // of requests: refused, some after a part of their effect
   uint32_t lost_ack_ppm = 0;  // of requests: they take effect, and fail all the same
   // Shorter than what `latest` waits for storage: what was persisted is never passed over for it.
-  TimeUs away_max_us = 2 * kSecond;
+  TimeUs away_max_us = 8 * kSecond;
 };
 
 struct Options {

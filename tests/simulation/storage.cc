@@ -39,6 +39,23 @@ size_t SimStorage::steps() const {
       steps_.begin(), steps_.end(), [](const auto& step) { return step.second.manifest.has_value(); }));
 }
 
+void SimStorage::Damage(const StepId& id, Rank rank) {
+  Step& step = steps_.at(id);
+  step.files.at(RankFile(rank)).bytes[0] ^= 0x10;
+  step.rotten = true;
+}
+
+// Meanwhile the checker expects nothing of it.
+void SimStorage::Hide(const StepId& id) {
+  hidden_.insert(id);
+  steps_.at(id).rotten = true;
+}
+
+void SimStorage::Show() {
+  for (const StepId& id : hidden_) steps_.at(id).rotten = false;
+  hidden_.clear();
+}
+
 void SimStorage::Heal() {
   healed_ = true;
   away_until_ = 0;
@@ -49,6 +66,7 @@ bool SimStorage::Rot() {
   uint64_t pick = random_.Below(steps());
   for (auto& [id, step] : steps_) {
     if (!step.manifest || pick-- != 0) continue;
+    if (step.files.empty()) return false;
     auto file = step.files.begin();
     std::advance(file, static_cast<ptrdiff_t>(random_.Below(step.files.size())));
     step.rotten = true;
@@ -88,7 +106,11 @@ void SimStorage::Advance(const JobPtr& job) {
     if (!away()) status = Effect(job);
     return;
   }
+  if (hung_.contains(job->host)) return;
   if (away()) return End(job, kAway);
+  if (const auto* load = std::get_if<LoadChunks>(&job->start.work);
+      load != nullptr && unloadable_.contains(StepOf(load->shard)))
+    return End(job, Error(Code::kIo, "the disk has failed"));
   if (Stage(job, host, &status)) return Later(job);
   if (!status.ok()) return End(job, status);
   // A listing fails only while storage is away: how long `latest` waits for one is bounded, and chance is not.
@@ -167,11 +189,12 @@ Status SimStorage::Effect(const JobPtr& job) {
     StoredList list;
     for (const auto& [id, step] : steps_) {
       list.incarnation_max = std::max(list.incarnation_max, id.incarnation);
-      if (step.manifest) list.steps.push_back(id);
+      if (step.manifest && !hidden_.contains(id)) list.steps.push_back(id);
     }
     job->done.result = list;
   } else if (const auto* read = std::get_if<ReadStored>(&work)) {
     StoredStep stored;
+    if (unreadable_.contains(read->step)) return Error(Code::kIo, "the disk has failed");
     const Status status = Read(read->step, &stored);
     if (!status.ok()) return status;
     job->done.result = stored;

@@ -52,6 +52,24 @@ class SimStorage {
   // No more failures.
   void Heal();
 
+  // ---- for the stories
+  // The rank's file has another byte from now on; its size stays.
+  void Damage(const StepId& id, Rank rank);
+  // Listings do not show it, until Show(): a cache of directories, a request that is late.
+  void Hide(const StepId& id);
+  void Show();
+  // Work of this host never ends: a hard mount.
+  void Hang(size_t host) { hung_.insert(host); }
+  // Its manifest cannot be read, or nothing of it can be loaded, for ever.
+  void FailReads(const StepId& id) {
+    unreadable_.insert(id);
+    steps_.at(id).rotten = true;
+  }
+  void FailLoads(const StepId& id) {
+    unloadable_.insert(id);
+    steps_.at(id).rotten = true;
+  }
+
   // What is true now.
   bool Has(const StepId& id) const { return At(id) != nullptr && At(id)->manifest.has_value(); }
   bool Sound(const StepId& id) const { return Has(id) && !At(id)->rotten; }
@@ -61,7 +79,7 @@ class SimStorage {
   size_t steps() const;
 
  private:
-  static constexpr TimeUs kBetweenAwayUs = 8 * kSecond;
+  static constexpr TimeUs kBetweenAwayUs = 12 * kSecond;
   struct File {
     Rank rank = 0;
     std::string bytes;
@@ -108,6 +126,10 @@ class SimStorage {
   std::map<StepId, Step> steps_;
   TimeUs away_until_ = 0;  // the simulation's clock begins beyond kBetweenAwayUs
   bool healed_ = false;
+  std::set<StepId> hidden_;
+  std::set<StepId> unreadable_;
+  std::set<StepId> unloadable_;
+  std::set<size_t> hung_;
 };
 
 }  // namespace ropeteam::simulation

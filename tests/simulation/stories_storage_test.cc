@@ -1,0 +1,370 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Failure stories of storage: what is persisted, by whom, and what comes back.
+#include "tests/simulation/story.h"
+
+namespace ropeteam::simulation {
+namespace {
+
+class StorageStory : public Story {
+ protected:
+  void StartStored(uint32_t nodes, uint64_t every = 1, uint64_t chunks = 128) {
+    options_.storage.used = true;
+    options_.storage.persist_every = every;
+    StartNodes(nodes, 1, chunks);
+  }
+  void AwaitPersisted(uint64_t launch, Step step) {
+    ASSERT_TRUE(Until([&] { return cluster_->storage().Has(StepIn(launch, step)); })) << Trouble();
+    for (const Rank rank : RanksOf(launch))
+      ASSERT_TRUE(Wait(launch, step, rank, Level::kPersisted).ok()) << Trouble();
+  }
+  void SavePersisted(uint64_t launch, Step step) {
+    SaveEverywhere(launch, step);
+    AwaitPersisted(launch, step);
+  }
+  void LoseAll() {
+    for (size_t host = 0; host < cluster_->host_count(); ++host) LoseHost(host);
+    cluster_->RunFor(2 * kSecond);
+    for (size_t host = 0; host < cluster_->host_count(); ++host) cluster_->StartHost(host);
+    AwaitOneView();
+  }
+  void LoseAndReplace(const std::vector<size_t>& hosts) {
+    for (const size_t host : hosts) LoseHost(host);
+    const size_t left = cluster_->host_count() - hosts.size();
+    ASSERT_TRUE(Until([&] {
+      return LeaderHost() != SIZE_MAX && cluster_->host(LeaderHost()).view.members.size() == left;
+    }));
+    for (const size_t host : hosts) cluster_->StartHost(host);
+    AwaitOneView();
+  }
+  // The incarnation of the shard that a reader of this step and rank is given; 0: it fails.
+  Incarnation Given(uint64_t launch, Rank reader, Step step, Rank rank) {
+    Incarnation given = 0;
+    const Status ignored = Sync([&](Client::StatusDone done) {
+      RankOf(launch, reader)
+          .Read(step, rank, 5 * kSecond, 0, [&given, done](const Status& status, const ShardMeta& meta) {
+            if (status.ok()) given = meta.id.incarnation;
+            done(status);
+          });
+    });
+    EXPECT_EQ(ignored.ok(), given != 0);
+    return given;
+  }
+};
+
+TEST_F(StorageStory, APersistedStepOutlivesAllMemory) {
+  StartStored(3);
+  StartWorld(1);
+  SavePersisted(1, 1);
+  SavePersisted(1, 2);
+  LoseAll();
+  StartWorld(2);
+  RestoreEverywhere(2, 2);
+}
+
+// A rank asks for the first time what its incarnation restores when more than R nodes have lost what it saved.
+TEST_F(StorageStory, AnOwnStepOnStorageIsNoPin) {
+  StartStored(3);
+  StartWorld(1);
+  SavePersisted(1, 1);
+  LoseAndReplace({0, 1});
+  EXPECT_EQ(Latest(1, 2), StepIn(1, 1));
+}
+
+// The same where the incarnation has a pin.
+TEST_F(StorageStory, AnOwnStepOnStorageIsNewerThanThePin) {
+  StartStored(3);
+  StartWorld(1);
+  SavePersisted(1, 1);
+  StopWorld(1);
+  StartWorld(2);
+  RestoreEverywhere(2, 1);
+  SavePersisted(2, 2);
+  const Incarnation life = LifeOf(2);
+  LoseAndReplace({0, 1});
+  for (const Rank rank : {0u, 1u}) {  // its launcher replaces the two lost ranks
+    AddRank(2, rank, 3, rank);
+    ASSERT_TRUE(Hello(2, rank).ok());
+  }
+  EXPECT_EQ(LifeOf(2), life);
+  EXPECT_EQ(Latest(2, 0), (StepId{life, 2}));
+}
+
+// Two steps of one number.
+TEST_F(StorageStory, AReaderIsGivenTheStepThatItsIncarnationRestores) {
+  StartStored(3);
+  StartWorld(1);
+  SavePersisted(1, 1);
+  SavePersisted(1, 2);
+  const StepId former = StepIn(1, 2);
+  cluster_->storage().Hide(former);
+  LoseAll();
+  StartWorld(2);
+  RestoreEverywhere(2, 1);
+  SavePersisted(2, 2);
+  const StepId newest = StepIn(2, 2);
+  cluster_->storage().Show();
+  LoseAll();
+  StartWorld(3);
+  for (Rank rank = 0; rank < 3; ++rank) EXPECT_EQ(Latest(3, rank), newest);
+  EXPECT_EQ(Given(3, 0, 2, 0), newest.incarnation);
+  cluster_->storage().Damage(newest, 1);
+  EXPECT_EQ(Given(3, 1, 2, 1), 0u);  // CORRUPT
+  cluster_->RunFor(100 * kMs);
+  const Incarnation again = Given(3, 1, 2, 1);
+  EXPECT_TRUE(again == 0 || again == newest.incarnation) << again << " former " << former.incarnation;
+  const Incarnation other = Given(3, 2, 2, 2);
+  EXPECT_TRUE(other == 0 || other == newest.incarnation) << other << " former " << former.incarnation;
+}
+
+// Shards that take longer than a minute.
+TEST_F(StorageStory, AStepThatIsWrittenSlowlyIsFinished) {
+  options_.storage.request_min_us = options_.storage.request_max_us = kSecond;  // a chunk
+  lengths_ = {70 * 4096};
+  StartStored(2, 1, 4000);
+  StartWorld(1);
+  for (Step step = 1; step <= 40; ++step) {
+    SaveEverywhere(1, step);
+    cluster_->RunFor(20 * kSecond);
+  }
+  EXPECT_GT(cluster_->storage().steps(), 0u);
+}
+
+// One node's mount hangs; the others could write.
+TEST_F(StorageStory, ANodeWhoseStorageHangsIsStoodInFor) {
+  StartStored(4);
+  cluster_->storage().Hang(2);
+  StartWorld(1);
+  for (Step step = 1; step <= 45; ++step) {
+    SaveEverywhere(1, step);
+    cluster_->RunFor(20 * kSecond);
+  }
+  EXPECT_GT(cluster_->storage().steps(), 0u);
+}
+
+// Two ranks ask for two steps while a third is being written.
+TEST_F(StorageStory, TwoStepsThatAreAskedForAtTheSameTime) {
+  StartStored(2, 0);
+  StartWorld(1);
+  cluster_->RunFor(kSecond);    // listed
+  cluster_->storage().Hang(0);  // nothing that is begun ends
+  cluster_->storage().Hang(1);
+  const auto persist = [&](Rank rank, Step step) {
+    return Sync(
+        [&](Client::StatusDone done) { RankOf(1, rank).Persist(step, 5 * kSecond, std::move(done)); });
+  };
+  SaveEverywhere(1, 1);
+  ASSERT_TRUE(persist(0, 1).ok());
+  SaveEverywhere(1, 2);
+  SaveEverywhere(1, 3);
+  std::optional<Status> first, second;
+  RankOf(1, 0).Persist(2, 5 * kSecond, [&](const Status& status) { first = status; });
+  RankOf(1, 1).Persist(3, 5 * kSecond, [&](const Status& status) { second = status; });
+  ASSERT_TRUE(Until([&] { return first && second; }));
+  EXPECT_NE(first->code(), Code::kDeadlineExceeded) << first->ToString();
+  EXPECT_NE(second->code(), Code::kDeadlineExceeded) << second->ToString();
+}
+
+TEST_F(StorageStory, OneStepMayWaitForAnother) {
+  StartStored(2, 0);
+  StartWorld(1);
+  cluster_->RunFor(kSecond);  // listed
+  cluster_->storage().Hang(0);
+  cluster_->storage().Hang(1);
+  const auto persist = [&](Rank rank, Step step) {
+    return Sync(
+        [&](Client::StatusDone done) { RankOf(1, rank).Persist(step, 5 * kSecond, std::move(done)); });
+  };
+  SaveEverywhere(1, 1);
+  ASSERT_TRUE(persist(0, 1).ok());
+  SaveEverywhere(1, 2);
+  SaveEverywhere(1, 3);
+  EXPECT_TRUE(persist(0, 2).ok());
+  EXPECT_NE(persist(0, 3).code(), Code::kDeadlineExceeded);
+}
+
+// Storage has a step of an incarnation that began after this world's, under another coordinator.
+TEST_F(StorageStory, AStepOfALaterIncarnationIsNoPin) {
+  StartStored(4);
+  ASSERT_EQ(LeaderHost(), 0u);
+  StartWorld(1, {0, 1});  // has not asked yet what to restore
+  Isolate({0, 1}, true, 60 * kSecond);
+  cluster_->StartCoordinator();
+  for (const size_t host : {2, 3}) cluster_->membership().Route(host, 1, true);
+  ASSERT_TRUE(Until([&] {
+    return cluster_->host(0).view.members.size() == 2 && cluster_->host(2).view.members.size() == 2;
+  })) << Trouble();
+  StartWorld(2, {2, 3});
+  SavePersisted(2, 1);
+  EXPECT_LT(LifeOf(1), LifeOf(2));
+  LoseHost(2);
+  LoseHost(3);
+  cluster_->network().HealLinks();
+  for (const size_t host : {2, 3}) cluster_->membership().Route(host, 0, true);
+  cluster_->RunFor(2 * kSecond);
+  for (const size_t host : {2, 3}) cluster_->StartHost(host);
+  AwaitOneView();
+  cluster_->CrashDaemon(0);  // the leader; the next one lists storage
+  cluster_->StartDaemon(0);
+  AwaitOneView();
+  const Status status = AskLatest(1, 1, 5 * kSecond);
+  EXPECT_EQ(status.code(), Code::kStale) << status.ToString();
+  StopWorld(1);
+  StartWorld(3, {0, 1});
+  EXPECT_EQ(LatestStep(3, 0), 1u);
+}
+
+// A newer step can be produced again after the choice fell on one that is on storage only.
+TEST_F(StorageStory, WhatIsRestoredFromStorageStays) {
+  options_.keep_steps = 1;
+  StartStored(4, 2);  // step 2 is persisted, step 3 is not
+  StartWorld(1, {2, 3});
+  for (Step step = 1; step <= 3; ++step) SaveEverywhere(1, step);
+  AwaitPersisted(1, 2);
+  StopWorld(1);
+  cluster_->StopHost(2, false);
+  cluster_->CrashDaemon(3);  // has all of step 3, and is away
+  ASSERT_TRUE(Until([&] { return cluster_->host(0).view.members.size() == 2; }));
+  cluster_->StartHost(2);
+  ASSERT_TRUE(Until([&] { return cluster_->host(0).view.members.size() == 3; }));
+  StartWorld(2, {0, 1});
+  EXPECT_EQ(LatestStep(2, 0), 2u);
+  cluster_->StartDaemon(3);
+  AwaitOneView();
+  cluster_->RunFor(2 * kSecond);
+  EXPECT_EQ(LatestStep(2, 1), 2u);
+  const StepId pin{LifeOf(1), 2};
+  for (Rank rank = 0; rank < 2; ++rank) EXPECT_TRUE(Read(2, rank, 2, rank).ok());
+  cluster_->RunFor(2 * kSecond);
+  EXPECT_TRUE(Holds(0, {pin.incarnation, 2, 0}));
+}
+
+// A load that fails for a moment.
+TEST_F(StorageStory, ALoadThatFailsForAMomentIsTriedAgain) {
+  StartStored(3);
+  StartWorld(1);
+  SavePersisted(1, 1);
+  LoseAll();
+  StartWorld(2);
+  EXPECT_EQ(LatestStep(2, 0), 1u);
+  cluster_->storage().TakeAway(cluster_->now() + kSecond);
+  const Status read = Read(2, 0, 1, 0);
+  EXPECT_TRUE(read.ok()) << read.ToString();
+}
+
+// A step that is read by its number from storage while newer ones are committed.
+TEST_F(StorageStory, AnOldStepIsReadByItsNumber) {
+  StartStored(3);
+  StartWorld(1);
+  for (Step step = 1; step <= 5; ++step) SavePersisted(1, step);
+  for (Rank rank = 0; rank < 3; ++rank) EXPECT_NE(Given(1, 0, 1, rank), 0u);
+  cluster_->RunFor(kSecond);
+  EXPECT_EQ(Latest(1, 0), StepIn(1, 5));
+  SavePersisted(1, 6);
+}
+
+// Another leader, under another coordinator, has persisted; its side is lost.
+TEST_F(StorageStory, WhatAnotherLeaderHasPersistedIsOffered) {
+  StartStored(4);
+  ASSERT_EQ(LeaderHost(), 0u);
+  StartWorld(1, {2, 3});
+  SavePersisted(1, 1);
+  Isolate({0, 1}, true, 60 * kSecond);
+  cluster_->StartCoordinator();
+  for (const size_t host : {2, 3}) cluster_->membership().Route(host, 1, true);
+  ASSERT_TRUE(Until([&] {
+    return cluster_->host(0).view.members.size() == 2 && cluster_->host(2).view.members.size() == 2;
+  })) << Trouble();
+  SavePersisted(1, 2);
+  const StepId persisted = StepIn(1, 2);
+  LoseHost(2);
+  LoseHost(3);
+  cluster_->network().HealLinks();
+  for (const size_t host : {2, 3}) cluster_->membership().Route(host, 0, true);
+  cluster_->RunFor(2 * kSecond);
+  for (const size_t host : {2, 3}) cluster_->StartHost(host);
+  AwaitOneView();
+  EXPECT_EQ(LeaderHost(), 0u);
+  StartWorld(2, {0, 1});
+  EXPECT_EQ(Latest(2, 0), persisted);
+}
+
+// A manifest that cannot be read, for ever.
+TEST_F(StorageStory, AManifestThatCannotBeReadIsPassedOver) {
+  StartStored(3);
+  StartWorld(1);
+  SavePersisted(1, 1);
+  SavePersisted(1, 2);
+  cluster_->storage().FailReads(StepIn(1, 2));
+  LoseAll();
+  StartWorld(2);
+  Status status;
+  for (int i = 0; i < 60; ++i) status = AskLatest(2, 0, 5 * kSecond);
+  EXPECT_TRUE(status.ok()) << status.ToString();
+}
+
+// A file that cannot be read, for ever: the world starts again and again.
+TEST_F(StorageStory, AFileThatCannotBeReadIsPassedOver) {
+  StartStored(3);
+  StartWorld(1);
+  SavePersisted(1, 1);
+  SavePersisted(1, 2);
+  cluster_->storage().FailLoads(StepIn(1, 2));
+  LoseAll();
+  Status status;
+  for (uint64_t launch = 2; launch < 10; ++launch) {
+    StartWorld(launch);
+    const Step step = LatestStep(launch, 0);
+    status = Read(launch, 0, step, 0);
+    if (status.ok()) break;
+    StopWorld(launch);
+  }
+  EXPECT_TRUE(status.ok()) << status.ToString();
+}
+
+// Storage is away for the first eight seconds of a leader.
+TEST_F(StorageStory, StorageThatIsBackInTimeIsLookedAt) {
+  StartStored(4);
+  StartWorld(1, {0, 1});
+  SavePersisted(1, 1);
+  StopWorld(1);
+  StartWorld(2, {2, 3});
+  RestoreEverywhere(2, 1);
+  SavePersisted(2, 2);
+  const StepId persisted = StepIn(2, 2);
+  StopWorld(2);
+  cluster_->RunFor(10 * kSecond);
+  LoseHost(2);
+  LoseHost(3);
+  ASSERT_TRUE(Until([&] { return cluster_->host(0).view.members.size() == 2; }));
+  cluster_->storage().TakeAway(cluster_->now() + 8 * kSecond);
+  cluster_->CrashDaemon(0);
+  cluster_->StartDaemon(0);
+  for (const size_t host : {2, 3}) cluster_->StartHost(host);
+  AwaitOneView();
+  StartWorld(3, {0, 1});
+  Status status = AskLatest(3, 0, 5 * kSecond);
+  for (int i = 0; i < 6 && !status.ok(); ++i) status = AskLatest(3, 0, 5 * kSecond);
+  EXPECT_EQ(Latest(3, 0), persisted) << status.ToString() << Trouble();
+}
+
+// An arena of the bill's size, and of one step more.
+TEST_F(StorageStory, TrainingGoesOnWhileStorageHangs) {
+  options_.keep_steps = 1;
+  lengths_ = {3 * 4096};                   // 4 chunks with the manifest
+  StartStored(2, 2, (1 + 1 + 1) * 2 * 4);  // K, one in flight, one more that is being persisted
+  StartWorld(1);
+  cluster_->RunFor(kSecond);  // listed
+  cluster_->storage().Hang(0);
+  cluster_->storage().Hang(1);
+  for (Step step = 1; step <= 8; ++step) {
+    for (const Rank rank : RanksOf(1)) {
+      const Status saved = Save(1, step, rank);
+      EXPECT_TRUE(saved.ok()) << "step " << step << ": " << saved.ToString();
+    }
+    cluster_->RunFor(2 * kSecond);
+  }
+}
+
+}  // namespace
+}  // namespace ropeteam::simulation
