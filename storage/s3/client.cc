@@ -467,6 +467,8 @@ Outcome Client::PutChecked(S3Request request, uint32_t crc32c, Deadline deadline
       request.headers.emplace_back("x-goog-hash", "crc32c=" + Crc32cText(crc32c));
     } else {
       request.headers.emplace_back("x-amz-checksum-crc32c", Crc32cText(crc32c));
+      // S3 does not need it; Ceph and others look for the checksum only where it names one, as AWS's clients do.
+      request.headers.emplace_back("x-amz-sdk-checksum-algorithm", "CRC32C");
     }
     const bool maybe_done = outcome.maybe_done || outcome.status.ok();
     outcome = Send(request, deadline);

@@ -176,7 +176,11 @@ Result<bool> MultipartUpload::Resume(const UploadsReply::Upload& upload, Deadlin
     if (outcome.status.code() == Code::kNotFound) return false;  // somebody has finished or aborted it
     if (!outcome.status.ok()) return outcome.status;
     const Result<PartsReply> parts = ParseParts(outcome.reply.body);
-    if (!parts.ok()) return parts.status();
+    if (!parts.ok()) {
+      // Some stores' lists cannot be read. That costs the parts that are there, and must not keep the file from being put.
+      LOG_DEBUG("%s: list parts: %s", client_->UrlOf(key_).c_str(), parts.status().message().c_str());
+      return false;
+    }
     for (const PartsReply::Part& part : parts->parts) {
       if (part.number < 1 || part.number > parts_.size() || part.bytes != PartLength(part.number - 1) ||
           !part.crc32c)
