@@ -2,11 +2,13 @@
 //
 // ropeteam: the command line.
 
+#include <algorithm>
 #include <cstdio>
 #include <string>
 #include <vector>
 
 #include "api/cli/commands.h"
+#include "api/cli/storage_options.h"
 #include "api/include/ropeteam/ropeteam.h"
 
 namespace {
@@ -17,22 +19,48 @@ constexpr char kHelp[] =
     "  run [options] -- COMMAND…   start ropeteamd beside COMMAND, and end with it\n"
     "  status                      nodes, ranks, steps, levels, copies, bytes\n"
     "  ls [STEP]                   the steps that are held; a step's copies and objects\n"
+    "  ls --storage URL            the steps that lie on storage\n"
     "  verify [STEP]               read every chunk of a step everywhere\n"
+    "  verify URL [STEP]           read every file of a step on storage\n"
+    "  export STEP DIR --storage URL    copy a step from storage\n"
+    "  prune URL --dry-run|--yes …      remove steps from storage, by rules\n"
     "  devices                     what each transport sees on this machine\n"
     "  bench …                     measure (ropeteam-bench)\n"
     "  version                     print the version\n"
     "\n"
     "ropeteam COMMAND --help tells more.\n";
 
+using Run = int (*)(const std::vector<std::string>& arguments);
+
+// `ls` and `verify` look at storage where a URL is given, and ask the daemon otherwise. Their help has both.
+int RunEither(const std::vector<std::string>& arguments, Run daemon, Run storage) {
+  if (ropeteam::cli::MeansStorage(arguments)) return storage(arguments);
+  const int code = daemon(arguments);
+  if (std::find(arguments.begin(), arguments.end(), "--help") == arguments.end()) return code;
+  std::printf("\n");
+  return storage(arguments);
+}
+int ListEither(const std::vector<std::string>& arguments) {
+  return RunEither(arguments, ropeteam::cli::ListCommand, ropeteam::cli::StorageListCommand);
+}
+int VerifyEither(const std::vector<std::string>& arguments) {
+  return RunEither(arguments, ropeteam::cli::VerifyCommand, ropeteam::cli::StorageVerifyCommand);
+}
+
 struct Command {
   const char* name;
-  int (*run)(const std::vector<std::string>& arguments);
+  Run run;
 };
 
 constexpr Command kCommands[] = {
-    {"run", ropeteam::cli::RunCommand},         {"status", ropeteam::cli::StatusCommand},
-    {"ls", ropeteam::cli::ListCommand},         {"verify", ropeteam::cli::VerifyCommand},
-    {"devices", ropeteam::cli::DevicesCommand}, {"bench", ropeteam::cli::BenchCommand},
+    {"run", ropeteam::cli::RunCommand},
+    {"status", ropeteam::cli::StatusCommand},
+    {"ls", ListEither},
+    {"verify", VerifyEither},
+    {"export", ropeteam::cli::StorageExportCommand},
+    {"prune", ropeteam::cli::StoragePruneCommand},
+    {"devices", ropeteam::cli::DevicesCommand},
+    {"bench", ropeteam::cli::BenchCommand},
 };
 
 }  // namespace

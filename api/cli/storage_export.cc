@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// ropeteam export STEP DIR|URL --storage URL: copies a step, file by file, and its manifest last.
+
+#include <algorithm>
+#include <cstdio>
+
+#include "api/cli/commands.h"
+#include "api/cli/storage_progress.h"
+#include "api/cli/storage_steps.h"
+#include "api/cli/text.h"
+#include "core/base/checksum.h"
+
+namespace ropeteam::cli {
+namespace {
+
+constexpr char kHelp[] =
+    "ropeteam export STEP DIR|URL --storage URL: copies a step from storage to a directory, which must be "
+    "there, or to\n"
+    "another URL. It then lies in DIR/JOB/step-…/, so that DIR is storage like any other. Every file is "
+    "compared with\n"
+    "its checksum on the way, and the manifest is written last; an export that was cut off can be given "
+    "again.\n"
+    "A step that is in the memory of a running job only cannot be exported yet: persist it first.\n"
+    "  --storage URL      where the step lies\n";
+
+// Memory for parts, where a store wants larger ones than kStorageRangeBytes (S3 takes 10,000 a file at most).
+constexpr uint64_t kPartsBytesMax = 256ull << 20;
+
+class StepExport {
+ public:
+  StepExport(const StoragePlace& from, const StoragePlace& to, std::string job, storage::StepName name)
+      : from_(from), to_(to), job_(std::move(job)), name_(name), folder_(storage::StepPath(job_, name_)) {}
+
+  Status Run() {
+    const Result<std::string> text = storage::ReadManifestText(from_.sink.get(), job_, name_, from_.timeout);
+    if (!text.ok()) return text.status();
+    Result<std::vector<storage::FileEntry>> files = FilesOf(job_, name_, *text);
+    if (!files.ok()) return files.status();
+    files_ = std::move(*files);
+    const Result<std::string> there = storage::ReadManifestText(to_.sink.get(), job_, name_, to_.timeout);
+    if (there.ok() && *there == *text) {
+      std::printf("%s is in %s already\n", StepText(job_, name_).c_str(), to_.url.c_str());
+      return OkStatus();
+    }
+    if (there.ok() || there.status().code() == Code::kCorrupt)
+      return Error(Code::kAlreadyExists, "%s has %s already, with another manifest; nothing was written",
+                   to_.url.c_str(), folder_.c_str());
+    if (there.status().code() != Code::kNotFound) return there.status();
+    ROPETEAM_RETURN_IF_ERROR(CheckSizes());
+    ROPETEAM_RETURN_IF_ERROR(CopyAll());
+    ROPETEAM_RETURN_IF_ERROR(to_.sink->Put(folder_ + "/" + std::string(storage::kManifestName), *text,
+                                           storage::PutMode::kIfAbsent, to_.CallDeadline()));
+    std::printf("%s: %zu files, %s, are in %s/%s\n", StepText(job_, name_).c_str(), files_.size(),
+                SizeText(static_cast<double>(bytes_)).c_str(), to_.url.c_str(), folder_.c_str());
+    return OkStatus();
+  }
+
+ private:
+  // Before anything is written.
+  Status CheckSizes() {
+    const Result<storage::FileSizes> sizes =
+        storage::ListFileSizes(from_.sink.get(), job_, name_, from_.timeout);
+    if (!sizes.ok()) return sizes.status();
+    for (const storage::FileEntry& file : files_) {
+      ROPETEAM_RETURN_IF_ERROR(storage::CheckFileSize(folder_, *sizes, file));
+      bytes_ += file.bytes;
+    }
+    return OkStatus();
+  }
+
+  // Small files side by side, then large ones one after the other, with their parts side by side.
+  Status CopyAll() {
+    Progress progress("export step " + std::to_string(name_.step), bytes_);
+    std::vector<const storage::FileEntry*> small;
+    for (const storage::FileEntry& file : files_)
+      if (file.bytes <= kStorageRangeBytes) small.push_back(&file);
+    ROPETEAM_RETURN_IF_ERROR(RunParallel(
+        small.size(), kStorageThreads, [&](size_t i, size_t) { return CopyFile(*small[i], 1, &progress); }));
+    for (const storage::FileEntry& file : files_)
+      if (file.bytes > kStorageRangeBytes)
+        ROPETEAM_RETURN_IF_ERROR(CopyFile(file, kStorageThreads, &progress));
+    return OkStatus();
+  }
+
+  Status CopyFile(const storage::FileEntry& file, size_t threads, Progress* progress) {
+    const std::string path = folder_ + "/" + file.path;
+    const Result<storage::FileInfo> there = to_.sink->Stat(path, to_.CallDeadline());
+    if (there.ok() && there->bytes == file.bytes && there->crc32c == file.crc32c) {
+      progress->Add(file.bytes);  // from an export that was cut off
+      return OkStatus();
+    }
+    if (!there.ok() && there.status().code() != Code::kNotFound) return there.status();
+    Result<std::unique_ptr<storage::Upload>> begun =
+        to_.sink->Begin(path, file.bytes, kStorageRangeBytes, to_.CallDeadline());
+    if (!begun.ok()) return begun.status();
+    storage::Upload* upload = begun->get();
+    threads = std::clamp<size_t>(kPartsBytesMax / upload->part_bytes(), 1,
+                                 std::min<size_t>(threads, upload->part_count()));
+    std::vector<RangeBuffer> buffers;
+    for (size_t i = 0; i < threads; ++i) buffers.emplace_back(upload->PartLength(0));
+    std::vector<uint32_t> crcs(upload->part_count());
+    ROPETEAM_RETURN_IF_ERROR(RunParallel(crcs.size(), threads, [&](size_t i, size_t thread) {
+      const auto part = static_cast<uint32_t>(i);
+      const size_t length = upload->PartLength(part);
+      const storage::Target target{buffers[thread].data(), length};
+      if (length != 0)
+        ROPETEAM_RETURN_IF_ERROR(
+            from_.sink->Read(path, part * upload->part_bytes(), {&target, 1}, from_.CallDeadline()));
+      crcs[i] = Crc32c(target.data, length);
+      const storage::Piece piece{target.data, length};
+      if (!upload->Has(part, crcs[i]))
+        ROPETEAM_RETURN_IF_ERROR(upload->PutPart(part, {&piece, 1}, crcs[i], to_.CallDeadline()));
+      progress->Add(length);
+      return OkStatus();
+    }));
+    uint32_t crc = 0;
+    for (uint32_t part = 0; part < crcs.size(); ++part)
+      crc = Crc32cCombine(crc, crcs[part], upload->PartLength(part));
+    if (crc == file.crc32c) return upload->Finish(crc, to_.CallDeadline());
+    const Status aborted = upload->Abort(to_.CallDeadline());
+    return Error(Code::kCorrupt,
+                 "%s in %s has the checksum %08x, its manifest says %08x; the step is not exported%s%s",
+                 path.c_str(), from_.url.c_str(), crc, file.crc32c, aborted.ok() ? "" : ", ",
+                 aborted.message().c_str());
+  }
+
+  const StoragePlace& from_;
+  const StoragePlace& to_;
+  const std::string job_;
+  const storage::StepName name_;
+  const std::string folder_;
+  std::vector<storage::FileEntry> files_;
+  uint64_t bytes_ = 0;
+};
+
+Status Export(const StorageOptions& options) {
+  const Result<StoragePlace> from = OpenStorage(options.url, options.timeout);
+  if (!from.ok()) return from.status();
+  const Result<StoragePlace> to = OpenStorage(options.destination, options.timeout);
+  if (!to.ok()) return to.status();
+  const Result<std::string> job = ChooseJob(*from, options.job);
+  if (!job.ok()) return job.status();
+  const Result<std::vector<storage::StepPlace>> steps = StepsOf(*from, *job);
+  if (!steps.ok()) return steps.status();
+  const Result<storage::StepName> name = ChooseStep(*steps, *job, options.step);
+  if (!name.ok()) return name.status();
+  return StepExport(*from, *to, *job, *name).Run();
+}
+
+}  // namespace
+
+int StorageExportCommand(const std::vector<std::string>& arguments) {
+  const Result<StorageOptions> options = ParseStorageOptions(arguments, StorageCommand::kExport);
+  int code = 0;
+  if (DoneWithOptions("export", options, kHelp, &code)) return code;
+  const Status status = Export(*options);
+  return status.ok() ? 0 : Fail("export", status);
+}
+
+}  // namespace ropeteam::cli

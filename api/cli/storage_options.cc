@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "api/cli/storage_options.h"
+
+#include <algorithm>
+#include <charconv>
+#include <filesystem>
+
+#include "storage/sink.h"
+
+namespace ropeteam::cli {
+namespace {
+
+Result<uint64_t> ParseCount(const std::string& option, const std::string& text, uint64_t limit) {
+  uint64_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end != text.data() + text.size() || number == 0 || number > limit)
+    return Error(Code::kInvalidArgument, "%s \"%.80s\" is not a whole number from 1 to %llu", option.c_str(),
+                 text.c_str(), static_cast<unsigned long long>(limit));
+  return number;
+}
+
+// A path may be relative on the command line; the sinks take absolute ones only.
+std::string AbsoluteUrl(const std::string& text) {
+  if (text.empty() || text.find("://") != std::string::npos) return text;
+  std::error_code error;
+  const std::filesystem::path path = std::filesystem::absolute(text, error);
+  return error ? text : path.lexically_normal().string();
+}
+
+bool IsNumber(const std::string& text) {
+  return !text.empty() && std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
+}
+
+// One option with its value. False: there is no such option that takes a value.
+Result<bool> TakeValue(const std::string& option, const std::string& value, StorageCommand command,
+                       StorageOptions* options) {
+  const bool prune = command == StorageCommand::kPrune;
+  const auto take = [&](const Result<uint64_t>& parsed, uint64_t* out) -> Result<bool> {
+    if (!parsed.ok())
+      return parsed.status().message().starts_with(option)
+                 ? parsed.status()
+                 : Error(Code::kInvalidArgument, "%s %s", option.c_str(), parsed.status().message().c_str());
+    *out = *parsed;
+    return true;
+  };
+  if (option == "--storage" && (command == StorageCommand::kList || command == StorageCommand::kExport)) {
+    options->url = value;
+    if (value.empty()) return Error(Code::kInvalidArgument, "--storage has no value");
+    return true;
+  }
+  if (option == "--job") {
+    const Status name = storage::CheckFileName(value);
+    if (!name.ok())
+      return Error(Code::kInvalidArgument, "--job names a folder on storage: %s", name.message().c_str());
+    options->job = value;
+    return true;
+  }
+  if (option == "--timeout") {
+    uint64_t seconds = 0;
+    const Result<bool> taken =
+        take(ParseCount(option, value, static_cast<uint64_t>(kStorageTimeoutMax.count())), &seconds);
+    options->timeout = std::chrono::seconds(seconds);
+    return taken;
+  }
+  if (option == "--keep-on-storage" && prune)
+    return take(ParseCount(option, value, storage::kKeepNewestMax), &options->rules.keep_newest);
+  if (option == "--keep-every" && prune)
+    return take(ParseCount(option, value, UINT64_MAX), &options->rules.keep_every);
+  if (option == "--keep-within" && prune)
+    return take(storage::ParseDuration(value), &options->rules.keep_within_s);
+  if (option == "--keep-best" && prune) {
+    Result<storage::KeepBest> best = storage::ParseKeepBest(value);
+    if (!best.ok())
+      return Error(Code::kInvalidArgument, "%s %s", option.c_str(), best.status().message().c_str());
+    options->rules.keep_best = std::move(*best);
+    return true;
+  }
+  return false;
+}
+
+bool TakesValue(const std::string& option) {
+  constexpr const char* kOptions[] = {"--storage",    "--job",         "--timeout",  "--keep-on-storage",
+                                      "--keep-every", "--keep-within", "--keep-best"};
+  return std::find(std::begin(kOptions), std::end(kOptions), option) != std::end(kOptions);
+}
+
+bool TakeFlag(const std::string& option, StorageCommand command, StorageOptions* options) {
+  const bool prune = command == StorageCommand::kPrune;
+  if (option == "--json" && (command == StorageCommand::kList || command == StorageCommand::kVerify))
+    return options->json = true;
+  if (option == "--dry-run" && prune) return options->dry_run = true;
+  if (option == "--yes" && prune) return options->yes = true;
+  if (option == "--unfinished" && prune) return options->unfinished = true;
+  return false;
+}
+
+Status CheckWhole(const std::vector<std::string>& words, StorageCommand command, StorageOptions* options) {
+  size_t least = 0;
+  size_t most = 0;
+  const char* what = "";
+  switch (command) {
+    case StorageCommand::kList:
+      what = "--storage URL";
+      break;
+    case StorageCommand::kVerify:
+      least = 1, most = 2, what = "URL [STEP]";
+      break;
+    case StorageCommand::kPrune:
+      least = most = 1, what = "one URL";
+      break;
+    case StorageCommand::kExport:
+      least = most = 2, what = "STEP, DIR or URL, and --storage URL";
+      break;
+  }
+  if (words.size() > most)
+    return Error(Code::kInvalidArgument, "%.80s was not expected, only %s", words[most].c_str(), what);
+  if (words.size() < least) return Error(Code::kInvalidArgument, "%s must be given", what);
+  if (command == StorageCommand::kExport) {
+    options->step = words[0];
+    options->destination = AbsoluteUrl(words[1]);
+  } else if (!words.empty()) {
+    options->url = words[0];
+    if (words.size() > 1) options->step = words[1];
+  }
+  if (options->url.empty()) return Error(Code::kInvalidArgument, "%s must be given", what);
+  options->url = AbsoluteUrl(options->url);
+  if (command != StorageCommand::kPrune) return OkStatus();
+  if (options->dry_run == options->yes)
+    return Error(Code::kInvalidArgument,
+                 "exactly one of --dry-run (say what would be removed) and --yes (remove it) must be given");
+  if (!options->rules.Any() && !options->unfinished)
+    return Error(Code::kInvalidArgument,
+                 "no rule says what stays: give --keep-on-storage, --keep-every, --keep-best, --keep-within, "
+                 "or --unfinished alone");
+  return OkStatus();
+}
+
+}  // namespace
+
+Result<StorageOptions> ParseStorageOptions(const std::vector<std::string>& arguments,
+                                           StorageCommand command) {
+  StorageOptions options;
+  std::vector<std::string> words;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    std::string argument = arguments[i];
+    if (!argument.starts_with("-")) {
+      words.push_back(argument);
+      continue;
+    }
+    if (argument == "--help" || argument == "-h") {
+      options.help = true;
+      return options;
+    }
+    if (TakeFlag(argument, command, &options)) continue;
+    std::string value;
+    const size_t equals = argument.find('=');
+    if (equals != std::string::npos) {
+      value = argument.substr(equals + 1);
+      argument.resize(equals);
+    } else if (TakesValue(argument)) {
+      if (i + 1 == arguments.size())
+        return Error(Code::kInvalidArgument, "%s has no value", argument.c_str());
+      value = arguments[++i];
+    }
+    const Result<bool> taken = TakeValue(argument, value, command, &options);
+    if (!taken.ok()) return taken.status();
+    if (!*taken) return Error(Code::kInvalidArgument, "%.80s was not expected", argument.c_str());
+  }
+  ROPETEAM_RETURN_IF_ERROR(CheckWhole(words, command, &options));
+  return options;
+}
+
+bool MeansStorage(const std::vector<std::string>& arguments) {
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const std::string& argument = arguments[i];
+    if (argument == "--storage" || argument.starts_with("--storage=")) return true;
+    if (argument == "--socket" || argument == "--timeout" || argument == "--job")
+      ++i;  // its value
+    else if (!argument.starts_with("-") && !IsNumber(argument))
+      return true;
+  }
+  return false;
+}
+
+}  // namespace ropeteam::cli

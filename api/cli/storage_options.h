@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the commands that work on storage, without a daemon, are told: `ls --storage`, `verify URL`, `prune`, `export`.
+
+#ifndef ROPETEAM_API_CLI_STORAGE_OPTIONS_H_
+#define ROPETEAM_API_CLI_STORAGE_OPTIONS_H_
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "core/base/status.h"
+#include "storage/retention/retention.h"
+
+namespace ropeteam::cli {
+
+// Of one call of the store, in which it retries by itself; as the daemon's.
+inline constexpr std::chrono::seconds kStorageTimeoutDefault{60};
+inline constexpr std::chrono::seconds kStorageTimeoutMax{86400};
+
+enum class StorageCommand { kList, kVerify, kPrune, kExport };
+
+struct StorageOptions {
+  std::string url;          // a bare path is made absolute
+  std::string job;          // empty: not given
+  std::string step;         // verify, export: as it was typed; empty: not given
+  std::string destination;  // export: a URL as `url` is
+  std::chrono::seconds timeout = kStorageTimeoutDefault;
+  storage::RetentionRules rules;  // prune
+  bool dry_run = false;           // prune: exactly one of these two
+  bool yes = false;
+  bool unfinished = false;  // prune
+  bool json = false;        // ls, verify
+  bool help = false;        // nothing else has been checked
+};
+
+// kInvalidArgument: an unknown option, a bad value, something missing or too much. Opens nothing.
+Result<StorageOptions> ParseStorageOptions(const std::vector<std::string>& arguments, StorageCommand command);
+
+// Whether `ls` or `verify` with these arguments means storage and not the daemon: `--storage` is there, or an argument
+// that is neither an option nor a number.
+bool MeansStorage(const std::vector<std::string>& arguments);
+
+}  // namespace ropeteam::cli
+
+#endif  // ROPETEAM_API_CLI_STORAGE_OPTIONS_H_

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// ropeteam prune URL: deletes steps that no rule keeps. A step's manifest goes first: from then on it is no step, so
+// that what is half deleted is never offered. Its files go next, and its folder last.
+
+#include <algorithm>
+#include <cinttypes>
+#include <cstdio>
+#include <ctime>
+#include <unordered_set>
+
+#include "api/cli/commands.h"
+#include "api/cli/storage_progress.h"
+#include "api/cli/storage_steps.h"
+#include "api/cli/text.h"
+#include "core/base/log.h"
+#include "storage/retention/retention.h"
+
+namespace ropeteam::cli {
+namespace {
+
+constexpr char kHelp[] =
+    "ropeteam prune URL --dry-run|--yes RULES: removes the steps of a job that no rule keeps. What no rule "
+    "can remove:\n"
+    "the newest complete step and what is newer, and folders whose manifest is not a good one of this job "
+    "and step.\n"
+    "Run it when no job is restoring from an older step.\n"
+    "  --dry-run          say what would be removed, and remove nothing\n"
+    "  --yes              remove it\n"
+    "  --keep-on-storage N     keep the N newest complete steps\n"
+    "  --keep-every M          keep complete steps whose number is a multiple of M\n"
+    "  --keep-best KEY:max|min keep the one whose user metadata have the largest or smallest number KEY\n"
+    "  --keep-within DURATION  keep complete steps written less than 90s, 30m, 12h, 7d, 2w ago\n"
+    "  --unfinished       remove also folders without a manifest that were left behind: those that a later "
+    "step\n"
+    "                     follows which was finished more than a day ago\n";
+
+// A step that is being written has no manifest yet. No upload of one takes a day, and a job that is cut off for longer
+// goes on with a new step.
+constexpr uint64_t kUnfinishedSeconds = 86400;
+
+struct Removal {
+  StepReport report;
+  uint64_t others = 0;  // files in the folder that are not the step's
+};
+
+bool HasManifest(const StepReport& step) {
+  return step.state == StepState::kComplete || step.state == StepState::kIncomplete;
+}
+
+// A finished step that was begun later, more than a day ago. Steps are written one after the other, so nobody writes
+// this one any more.
+bool IsLeftBehind(const StepReport& step, const std::vector<StepReport>& newest_first, uint64_t now_s) {
+  for (const StepReport& other : newest_first) {
+    if (other.name == step.name) return false;
+    if (HasManifest(other) && other.head.time_s + kUnfinishedSeconds < now_s) return true;
+  }
+  return false;
+}
+
+class Prune {
+ public:
+  Prune(const StoragePlace& place, const StorageOptions& options, std::string job)
+      : place_(place), options_(options), job_(std::move(job)) {}
+
+  Status Run() {
+    const Result<std::vector<storage::StepPlace>> steps = StepsOf(place_, job_);
+    if (!steps.ok()) return steps.status();
+    Result<std::vector<StepReport>> reports = ReportSteps(place_, job_, *steps);
+    if (!reports.ok()) return reports.status();
+    ROPETEAM_RETURN_IF_ERROR(MakePlan(&*reports));
+    if (options_.dry_run) {
+      Print("would be removed", removals_.size());
+      return OkStatus();
+    }
+    size_t removed = 0;
+    const Status status = RemoveAll(&removed);
+    Print("removed", removed);
+    return status;
+  }
+
+ private:
+  Status MakePlan(std::vector<StepReport>* newest_first) {
+    const auto now_s = static_cast<uint64_t>(std::time(nullptr));
+    std::vector<storage::RetainedStep> steps;
+    bool has_value = !options_.rules.keep_best.has_value();
+    for (const StepReport& report : *newest_first) {
+      if (!HasManifest(report)) continue;
+      steps.push_back({report.name, report.head.time_s, report.head.user,
+                       report.state == StepState::kComplete, /*being_read=*/false});
+      has_value =
+          has_value || storage::MetadataNumber(report.head.user, options_.rules.keep_best->key).has_value();
+    }
+    // Most likely a typing error, which would remove the very step that is to be kept.
+    if (!has_value)
+      return Error(Code::kInvalidArgument,
+                   "--keep-best: no step of job %s has a number \"%s\" in its user metadata; nothing was "
+                   "removed",
+                   job_.c_str(), options_.rules.keep_best->key.c_str());
+    const std::vector<unsigned> kept = storage::ChooseKept(options_.rules, steps, now_s);
+    size_t known = 0;
+    for (StepReport& report : *newest_first) {
+      const std::string why = WhyKept(report, HasManifest(report) ? kept[known++] : storage::kKeptNot,
+                                      IsLeftBehind(report, *newest_first, now_s));
+      if (why.empty()) {
+        removals_.push_back({std::move(report), 0});
+        continue;
+      }
+      std::printf("stays    %s  %s\n", storage::StepPath(job_, report.name).c_str(), why.c_str());
+      ++kept_;
+    }
+    std::reverse(removals_.begin(), removals_.end());
+    return OkStatus();
+  }
+
+  // Empty: the step goes.
+  std::string WhyKept(const StepReport& report, unsigned kept, bool left_behind) const {
+    if (HasManifest(report)) return storage::KeptText(kept);
+    if (report.state == StepState::kUnreadable) return report.problem;
+    if (!left_behind) return "unfinished, it may be being written";
+    return options_.unfinished ? "" : "unfinished for more than a day, --unfinished removes it";
+  }
+
+  Status RemoveAll(size_t* removed) {
+    uint64_t bytes = 0;
+    for (const Removal& removal : removals_) bytes += removal.report.bytes;
+    Progress progress("prune " + job_, bytes);
+    for (Removal& removal : removals_) {
+      ROPETEAM_RETURN_IF_ERROR(Remove(&removal));
+      progress.Add(removal.report.bytes);
+      ++*removed;
+    }
+    return OkStatus();
+  }
+
+  // What goes of a step's folder, besides the manifest: files that the manifest names, and those with names that only
+  // Ropeteam gives. Without a manifest also those named as a program's files are. Whatever else lies there is not ours.
+  Result<std::vector<std::string>> OwnFiles(Removal* removal) {
+    const StepReport& report = removal->report;
+    std::unordered_set<std::string> named;
+    if (HasManifest(report)) {
+      // Once more, right before it is deleted.
+      const Result<std::string> text =
+          storage::ReadManifestText(place_.sink.get(), job_, report.name, place_.timeout);
+      if (!text.ok()) return text.status();
+      const Result<std::vector<storage::FileEntry>> files = FilesOf(job_, report.name, *text);
+      if (!files.ok()) return files.status();
+      for (const storage::FileEntry& file : *files) named.insert(file.path);
+    }
+    const Result<storage::FileSizes> sizes =
+        storage::ListFileSizes(place_.sink.get(), job_, report.name, place_.timeout);
+    if (!sizes.ok()) return sizes.status();
+    std::vector<std::string> own;
+    for (const auto& [name, bytes] : *sizes) {
+      if (name == storage::kManifestName) continue;
+      if (named.contains(name) || storage::IsReservedName(name) ||
+          (!HasManifest(report) && storage::IsFileName(name)))
+        own.push_back(name);
+      else
+        ++removal->others;
+    }
+    return own;
+  }
+
+  Status Remove(Removal* removal) {
+    storage::Sink* sink = place_.sink.get();
+    const std::string folder = storage::StepPath(job_, removal->report.name);
+    const std::string manifest = folder + "/" + std::string(storage::kManifestName);
+    const Result<std::vector<std::string>> own = OwnFiles(removal);
+    if (!own.ok()) return own.status();
+    if (HasManifest(removal->report)) {
+      ROPETEAM_RETURN_IF_ERROR(sink->Delete(manifest, place_.CallDeadline()));
+    } else {
+      // It may have been finished since: it is a step then.
+      const Result<storage::FileInfo> there = sink->Stat(manifest, place_.CallDeadline());
+      if (there.ok())
+        return Error(Code::kAborted, "%s has got a manifest meanwhile and is not removed", folder.c_str());
+      if (there.status().code() != Code::kNotFound) return there.status();
+    }
+    ROPETEAM_RETURN_IF_ERROR(RunParallel(own->size(), kStorageThreads, [&](size_t i, size_t) {
+      return sink->Delete(folder + "/" + (*own)[i], place_.CallDeadline());
+    }));
+    const Result<uint64_t> aborted =
+        sink->AbortUploads(folder, std::chrono::seconds(0), place_.CallDeadline());
+    // Who may delete objects may not be allowed to list uploads.
+    if (!aborted.ok() && aborted.status().code() != Code::kInvalidArgument) return aborted.status();
+    if (!aborted.ok())
+      LOG_WARNING("unfinished uploads of %s are left: %s", folder.c_str(),
+                  aborted.status().message().c_str());
+    return sink->DeleteFolder(folder, place_.CallDeadline());
+  }
+
+  // The first `count` removals.
+  void Print(const char* what, size_t count) const {
+    uint64_t files = 0;
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < count; ++i) {
+      const Removal& removal = removals_[i];
+      std::printf("%s %s  %" PRIu64 " files, %s%s\n", options_.dry_run ? "would go" : "removed ",
+                  storage::StepPath(job_, removal.report.name).c_str(), removal.report.files,
+                  SizeText(static_cast<double>(removal.report.bytes)).c_str(),
+                  removal.report.state == StepState::kUnfinished ? ", unfinished" : "");
+      if (removal.others != 0)
+        std::printf("         %" PRIu64 " files in it are not the step's and stay\n", removal.others);
+      files += removal.report.files;
+      bytes += removal.report.bytes;
+    }
+    std::printf("job %s: %zu steps %s, %" PRIu64 " files, %s; %" PRIu64 " stay\n", job_.c_str(), count, what,
+                files, SizeText(static_cast<double>(bytes)).c_str(), kept_);
+  }
+
+  const StoragePlace& place_;
+  const StorageOptions& options_;
+  const std::string job_;
+  std::vector<Removal> removals_;  // oldest first
+  uint64_t kept_ = 0;
+};
+
+Status RunPrune(const StorageOptions& options) {
+  const Result<StoragePlace> place = OpenStorage(options.url, options.timeout);
+  if (!place.ok()) return place.status();
+  const Result<std::string> job = ChooseJob(*place, options.job);
+  if (!job.ok()) return job.status();
+  return Prune(*place, options, *job).Run();
+}
+
+}  // namespace
+
+int StoragePruneCommand(const std::vector<std::string>& arguments) {
+  const Result<StorageOptions> options = ParseStorageOptions(arguments, StorageCommand::kPrune);
+  int code = 0;
+  if (DoneWithOptions("prune", options, kHelp, &code)) return code;
+  const Status status = RunPrune(*options);
+  return status.ok() ? 0 : Fail("prune", status);
+}
+
+}  // namespace ropeteam::cli
