@@ -171,6 +171,13 @@ Status StorageWorkers::PutManifest(const StoredStep& step) {
   if (!text.ok()) return text.status();
   const std::string name = FolderOf(step.id) + "/" + std::string(storage::kManifestName);
   Status status = config_.sink->Put(name, *text, storage::PutMode::kIfAbsent, CallDeadline());
+  if (status.code() == Code::kUnsupported) {
+    // A store that cannot tell who came first: only leaders of one job write here, one at a time.
+    const Result<storage::FileInfo> found = config_.sink->Stat(name, CallDeadline());
+    if (!found.ok() && found.status().code() != Code::kNotFound) return found.status();
+    status = found.ok() ? Error(Code::kAlreadyExists, "%s is there", name.c_str())
+                        : config_.sink->Put(name, *text, storage::PutMode::kReplace, CallDeadline());
+  }
   if (status.code() != Code::kAlreadyExists) return status;
   // Written by this leader or by one before it, whose answer was lost; or by another cluster under this job's name.
   const Result<std::string> there = ReadManifest(step.id);

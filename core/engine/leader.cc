@@ -301,7 +301,9 @@ void Leader::Announce() {
   for (const StepId& id : committed) {
     if (unsettled.contains(id)) continue;
     state.committed.push_back({id});
-    if (marked_.contains(id)) state.marked.push_back({id});
+    // A marked step of which the world has gone on without was not told to any rank, or its promise was lost with more
+    // than R nodes; now it must not be.
+    if (marked_.contains(id) && !table_.Barred(id)) state.marked.push_back({id});
   }
   // A step that is too old to be listed releases nothing: no rank is told of it.
   std::set<StepId> told;

@@ -147,8 +147,7 @@ void StepTable::Recount(const StepId& id, StepState* step, Rank rank) {
 }
 
 bool StepTable::MayCommit(const StepId& id, const StepState& step) const {
-  const bool barred = id.incarnation < barred_before_ && barred_after_ < id;
-  return !step.committed && !step.given_up && !step.evictable && !barred;
+  return !step.committed && !step.given_up && !step.evictable && !Barred(id);
 }
 
 void StepTable::Bar(Incarnation chosen_by, const StepId& restored) {

@@ -67,6 +67,7 @@ class StepTable {
   // Steps of incarnations before `chosen_by` that are newer than what it restored are not committed any more: the world
   // has gone on without them.
   void Bar(Incarnation chosen_by, const StepId& restored);
+  bool Barred(const StepId& id) const { return id.incarnation < barred_before_ && barred_after_ < id; }
   // Shards of which there are copies with different contents.
   const std::set<ShardId>& contested() const { return contested_; }
   void GiveUp(const StepId& id);
