@@ -267,6 +267,26 @@ TEST_F(LeaderTest, ACommitIsToldAndReleasesOlderStepsWhenEveryMemberHasMarkedIt)
   EXPECT_EQ(Told(kSecond).release_before.id, newer);
 }
 
+// Its copies were marked by a leader that died before every member had done so. No rank was told, and now the world has
+// gone on from an older step.
+TEST_F(LeaderTest, AMarkedStepThatTheWorldHasLeftBehindIsKnownAndNotTold) {
+  const StepId restored{kLife - 1, 3};
+  const StepId left_behind{kLife - 1, 4};
+  life_.pinned_by = kLife;
+  life_.pin = restored;
+  Members({kFirst, kSecond});
+  std::vector<CopyReport> first, second;
+  for (const StepId& step : {restored, left_behind}) {
+    first.insert(first.end(), {Marked(Own(step, 0)), Marked(Replica(step, 1))});
+    second.insert(second.end(), {Marked(Own(step, 1)), Marked(Replica(step, 0))});
+  }
+  Tell(kFirst, first);
+  Tell(kSecond, second);
+  for (const NodeId node : {kFirst, kSecond}) Send(node, LeaderStateAck{Told(node).sequence});
+  EXPECT_THAT(Ids(Told(kFirst).committed), ElementsAre(left_behind, restored));
+  EXPECT_THAT(Ids(Told(kFirst).marked), ElementsAre(restored));
+}
+
 // More steps become committed at once than an announcement lists, behind one that has just been listed.
 TEST_F(LeaderTest, ACommitThatRanksAreNotToldOfReleasesNothing) {
   settings_.keep_steps = 1;
