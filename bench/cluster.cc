@@ -141,6 +141,7 @@ void Cluster::Start(uint32_t number) {
                                         "--ready-fd",
                                         "3"};
   if (!options_.provider.empty()) arguments.insert(arguments.end(), {"--provider", options_.provider});
+  arguments.insert(arguments.end(), options_.arguments.begin(), options_.arguments.end());
   std::vector<char*> argv;
   for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
   argv.push_back(nullptr);
@@ -235,6 +236,14 @@ void BenchRank::Save(uint64_t step, const void* data, uint64_t bytes, uint64_t o
 void BenchRank::Wait(uint64_t step, ropeteam_level_t level) {
   Check(ropeteam_wait(handle_, step, level, kTimeoutMs), "wait");
 }
+
+bool BenchRank::Reached(uint64_t step, ropeteam_level_t level) {
+  const ropeteam_status_t status = ropeteam_wait(handle_, step, level, 0);
+  if (status != ROPETEAM_DEADLINE_EXCEEDED) Check(status, "wait");
+  return status == ROPETEAM_OK;
+}
+
+void BenchRank::Persist(uint64_t step) { Check(ropeteam_persist(handle_, step, kTimeoutMs), "persist"); }
 
 uint64_t BenchRank::Latest() {
   ropeteam_step_t step{};

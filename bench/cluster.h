@@ -21,8 +21,9 @@ namespace ropeteam::bench {
 struct ClusterOptions {
   uint32_t nodes = 2;
   uint32_t replicas = 1;
-  uint64_t memory_bytes = 0;  // of each arena
-  std::string provider;       // of libfabric; empty: the daemons' own choice
+  uint64_t memory_bytes = 0;           // of each arena
+  std::string provider;                // of libfabric; empty: the daemons' own choice
+  std::vector<std::string> arguments;  // more of them, for every daemon
 };
 
 // What a process has used so far.
@@ -78,6 +79,9 @@ class BenchRank {
   // Saves [data, data + bytes) as `objects` objects of the same size; at return the shard is LOCAL.
   void Save(uint64_t step, const void* data, uint64_t bytes, uint64_t objects);
   void Wait(uint64_t step, ropeteam_level_t level);
+  // Now, without waiting.
+  bool Reached(uint64_t step, ropeteam_level_t level);
+  void Persist(uint64_t step);
   // The newest step; waits for it.
   uint64_t Latest();
   ropeteam_view_t* OpenView(uint64_t step, uint32_t rank);
