@@ -25,15 +25,15 @@ constexpr char kHelp[] =
     "the newest complete step and what is newer, and folders whose manifest is not a good one of this job "
     "and step.\n"
     "Run it when no job is restoring from an older step.\n"
-    "  --dry-run          say what would be removed, and remove nothing\n"
-    "  --yes              remove it\n"
-    "  --keep-on-storage N     keep the N newest complete steps\n"
-    "  --keep-every M          keep complete steps whose number is a multiple of M\n"
-    "  --keep-best KEY:max|min keep the one whose user metadata have the largest or smallest number KEY\n"
-    "  --keep-within DURATION  keep complete steps written less than 90s, 30m, 12h, 7d, 2w ago\n"
-    "  --unfinished       remove also folders without a manifest that were left behind: those that a later "
-    "step\n"
-    "                     follows which was finished more than a day ago\n";
+    "  --dry-run                say what would be removed, and remove nothing\n"
+    "  --yes                    remove it\n"
+    "  --keep-on-storage N      keep the N newest complete steps\n"
+    "  --keep-every M           keep complete steps whose number is a multiple of M\n"
+    "  --keep-best KEY:max|min  keep the one whose user metadata have the largest or smallest number KEY\n"
+    "  --keep-within DURATION   keep complete steps written less than so long ago: 90s, 30m, 12h, 7d, 2w\n"
+    "  --unfinished             remove also folders without a manifest that were left behind: a later step "
+    "was finished\n"
+    "                           more than a day ago\n";
 
 // A step that is being written has no manifest yet. No upload of one takes a day, and a job that is cut off for longer
 // goes on with a new step.

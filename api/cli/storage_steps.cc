@@ -25,7 +25,7 @@ constexpr size_t kReportThreads = 4;
 constexpr size_t kJobsNamedMax = 20;
 
 constexpr char kCommonHelp[] =
-    "  --job JOB          whose steps [the only job below the URL]\n"
+    "  --job JOB          whose steps [ls: of all jobs; else of the only one below the URL]\n"
     "  --timeout SECONDS  for one request to the store, with its retries [60]\n"
     "\n"
     "URL: a directory, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX, as ropeteamd's --storage has it.\n"
