@@ -19,6 +19,7 @@ void Leader::Begin() {
   stored_.Begin();
   persistence_.Begin();
   loaders_.clear();
+  persisting_since_.clear();
   listed_.clear();
   marked_.clear();
   decides_from_ = context_.settle_until;
@@ -335,6 +336,12 @@ void Leader::Announce() {
       listed.emplace(key.id, before == listed_.end() ? sequence_ : before->second);
     }
     listed_ = std::move(listed);
+    std::map<StepId, uint64_t> persisting;
+    for (const StepKey& key : state.persisting) {
+      const auto before = persisting_since_.find(key.id);
+      persisting.emplace(key.id, before == persisting_since_.end() ? sequence_ : before->second);
+    }
+    persisting_since_ = std::move(persisting);
     state_ = std::move(state);
   }
   table_seen_ = table_.version();

@@ -158,6 +158,7 @@ class Leader {
   uint64_t table_seen_ = 0;  // versions that the last announcement was made from
   uint64_t incarnation_seen_ = 0;
   uint64_t persistence_seen_ = 0;
+  std::map<StepId, uint64_t> persisting_since_;  // by the state that has listed them first without a break
   uint64_t stored_seen_ = 0;
   LeaderState state_;
   uint64_t sequence_ = 0;

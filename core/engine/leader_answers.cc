@@ -195,8 +195,10 @@ void Leader::AnswerPersist(NodeId from, uint64_t number, const PersistQuestion& 
   const Status status = persistence_.Request(persist.step.id, incarnations_.life());
   if (!status.ok()) return Reply(from, number, status);
   // Every node has to know, so that a leader that comes later does. Until then the question is repeated.
-  if (persistence_.version() == persistence_seen_ && !awaits_acks())
-    Reply(from, number, OkStatus(), Encode(Nothing{}));
+  const auto listed = persisting_since_.find(persist.step.id);
+  const bool known = listed != persisting_since_.end() ? listed->second <= acked_by_all()
+                                                       : persistence_.version() == persistence_seen_;
+  if (known) Reply(from, number, OkStatus(), Encode(Nothing{}));
 }
 
 StepReport Leader::Describe(const StepId& id, const StepTable::StepState& step) const {
