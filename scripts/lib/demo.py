@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo behind scripts/demo: a reference run, then the same run with a node killed and replaced; see
-there."""
+"""The demo behind scripts/demo: a reference run, then the same run with a node killed and replaced, or with all of
+them; see there."""
 
 from __future__ import annotations
 
@@ -18,13 +18,17 @@ from types import FrameType
 from typing import Any
 
 import demo_report
-from demo_nodes import MARK, DemoError, Job, Node, Paths, marked, signal_all, wait_until
+from demo_nodes import MARK, DemoError, Job, Node, Paths, kill_whole, marked, signal_all, wait_until
+from demo_storage import Bucket, read_persists
 
 NODES = 4
 # Long enough for a machine that is busy with other things: nothing waits longer than it has to.
 READY_TIMEOUT_S = 240.0  # until training takes its first step: four imports of torch on two cores and more
 RUN_TIMEOUT_S = 600.0  # of each of the two runs
 DETECT_TIMEOUT_S = 15.0
+PERSIST_TIMEOUT_S = 120.0  # until storage has a first step
+QUIET_TIMEOUT_S = 30.0  # until the S3 server is done with what killed daemons had sent
+PERSISTS = 12  # about so many in a run: several before the kill, which is in the middle third
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 DETECT_MS_MAX = 1500.0  # the promise: silence of 1 s is death, and half a second for the news
 
@@ -41,6 +45,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/demo", description=__doc__)
     parser.add_argument("--steps", type=int, default=60, help="training steps [60]")
     parser.add_argument("--seed", type=int, default=None, help="which node dies when; printed [random]")
+    parser.add_argument("--lose-everything", action="store_true", help="all nodes die; storage has it all")
     parser.add_argument("--transport", help="passed to every daemon")
     parser.add_argument("--provider", help="passed to every daemon")
     parser.add_argument("--keep", action="store_true", help="keep sockets and arenas for a look afterwards")
@@ -88,10 +93,15 @@ def reference_run(paths: Paths, out: pathlib.Path, training: list[str], screen: 
 
 
 class Run:
-    """The run that loses a node."""
+    """The run that loses a node, or everything: then it has a bucket."""
 
     def __init__(
-        self, paths: Paths, arguments: argparse.Namespace, training: list[str], screen: Screen
+        self,
+        paths: Paths,
+        arguments: argparse.Namespace,
+        training: list[str],
+        screen: Screen,
+        bucket: Bucket | None,
     ) -> None:
         self.out = paths.out / "run"
         self.steps, self.screen = arguments.steps, screen
@@ -100,7 +110,11 @@ class Run:
             if getattr(arguments, name):
                 options += [f"--{name}", getattr(arguments, name)]
         self.paths = paths
-        self.job = Job(paths, NODES, training, options)
+        self.bucket = bucket
+        self.persist_every = max(1, arguments.steps // PERSISTS)
+        if bucket is not None:
+            options += ["--storage", bucket.url, "--persist-every", str(self.persist_every)]
+        self.job = Job(paths, NODES, training, options, environment=bucket.environment() if bucket else {})
         self.nodes = [Node(self.job, ordinal, 0) for ordinal in range(NODES)]
         self.all_nodes = list(self.nodes)
 
@@ -118,8 +132,8 @@ class Run:
 
         wait_until(reached, timeout_s, f"step {step}", self.check_alive)
 
-    def status(self, when: str) -> None:
-        """Keeps what `ropeteam status` says, for people; the demo does not depend on it."""
+    def status(self, when: str) -> dict[str, Any] | None:
+        """Keeps what `ropeteam status` says, for people; the demo does not depend on it. None: no answer."""
         command = [str(self.paths.ropeteam), "status", "--socket", str(self.nodes[0].socket)]
         for suffix, more in (("txt", []), ("json", ["--json"])):
             try:
@@ -127,8 +141,11 @@ class Run:
             except subprocess.TimeoutExpired:
                 continue
             (self.paths.out / f"status-{when}.{suffix}").write_text(done.stdout + done.stderr)
+            if suffix == "json" and done.returncode == 0:
+                return dict(json.loads(done.stdout))
+        return None
 
-    def play(self, seed: int) -> demo_report.Kill:
+    def lose_node(self, seed: int) -> demo_report.Kill:
         draw = random.Random(seed)
         victim = draw.randint(1, NODES - 1)
         kill_step = draw.randint(self.steps // 3, 2 * self.steps // 3)
@@ -136,17 +153,11 @@ class Run:
         self.screen.say(
             f"starting {NODES} nodes; node {victim} dies within step {kill_step + 1} (--seed {seed})"
         )
-        for node in self.nodes:
-            node.start()
-        self.wait_for_step(1, READY_TIMEOUT_S, list(range(NODES)))
-        self.screen.say("all ranks train; every step is saved")
-        self.wait_for_step(kill_step // 2, RUN_TIMEOUT_S, [0])
-        self.status("before")
-        self.wait_for_step(kill_step, RUN_TIMEOUT_S, [victim])
+        self._train_until(kill_step, victim)
         time.sleep(fraction * self._step_seconds(victim))
         killed = self.nodes[victim]
         pids = killed.processes()
-        at = killed.kill_whole()
+        at = kill_whole([killed])
         step = demo_report.last_step(self.out, victim, before=at)
         self.screen.say(f"killed node {victim}: {len(pids)} processes and its memory; step {step} was done")
         views = self.wait_for_death(at, victim)
@@ -157,6 +168,60 @@ class Run:
         replacement.start()
         self.screen.say(f"a replacement for node {victim} is started")
         return demo_report.Kill(victim, at, step, views, replacement.started_at)
+
+    def _train_until(self, step: int, rank: int) -> None:
+        """Starts all nodes and waits until the rank has finished the step."""
+        for node in self.nodes:
+            node.start()
+        self.wait_for_step(1, READY_TIMEOUT_S, list(range(NODES)))
+        self.screen.say("all ranks train; every step is saved")
+        self.wait_for_step(step // 2, RUN_TIMEOUT_S, [0])
+        self.status("before")
+        self.wait_for_step(step, RUN_TIMEOUT_S, [rank])
+
+    def lose_everything(self, seed: int) -> demo_report.Kill:
+        assert self.bucket is not None
+        bucket, draw = self.bucket, random.Random(seed)
+        kill_step = draw.randint(self.steps // 3, 2 * self.steps // 3)
+        fraction = draw.random()
+        self.screen.say(
+            f"starting {NODES} nodes, which persist every {self.persist_every} steps to a bucket at "
+            f"{bucket.endpoint}; all die within step {kill_step + 1} (--seed {seed})"
+        )
+        self._train_until(kill_step, 0)
+        wait_until(
+            lambda: bool(bucket.steps()), PERSIST_TIMEOUT_S, "a first persisted step", self.check_alive
+        )
+        time.sleep(fraction * self._step_seconds(0))
+        count = sum(len(node.processes()) for node in self.nodes)
+        at = kill_whole(self.nodes)
+        self.job.remove_files()
+        step = max(demo_report.last_step(self.out, rank, before=at) for rank in range(NODES))
+        self.screen.say(
+            f"killed all {NODES} nodes: {count} processes and all their memory; step {step} was done"
+        )
+        wait_until(
+            lambda: bucket.connections() == 0, QUIET_TIMEOUT_S, "the end of requests to storage", lambda: None
+        )
+        stored = bucket.steps()
+        newest = stored[-1]
+        self.screen.say(
+            f"storage has {len(stored)} steps; the newest is step {newest.step}, {newest.size / 1e6:.1f} MB"
+        )
+        # Another allocation: only the job's name is the same.
+        old = self.job
+        self.job = Job(
+            self.paths, NODES, old.training, old.options, environment=old.environment, first=NODES, token=old.token
+        )
+        self.nodes = [Node(self.job, ordinal, 1) for ordinal in range(NODES)]
+        self.all_nodes += self.nodes
+        for node in self.nodes:
+            node.start()
+        started_at = self.nodes[0].started_at
+        self.screen.say(f"{NODES} new nodes are started, on other addresses")
+        return demo_report.Kill(
+            None, at, step, {}, started_at, demo_report.Storage(self.persist_every, newest)
+        )
 
     def _step_seconds(self, rank: int) -> float:
         events = demo_report.read_events(self.out, rank)
@@ -186,7 +251,10 @@ class Run:
         """Waits for the end of training on every node."""
         self.wait_for_step(kill.step + 1, READY_TIMEOUT_S, list(range(NODES)))
         self.screen.say("all ranks train again")
-        self.status("after")
+        status = self.status("after")
+        if kill.storage is not None and status is not None:
+            counters = [node["counters"] for node in status["nodes"]]
+            kill.storage.restored_bytes = sum(each.get("loaded_bytes", 0) for each in counters)
 
         def ended() -> bool:
             return all(node.returncode() is not None for node in self.nodes)
@@ -194,6 +262,8 @@ class Run:
         wait_until(ended, RUN_TIMEOUT_S, "the end of training", self.check_alive)
         self.check_alive()
         self.screen.say("training has ended on every node")
+        if kill.storage is not None:
+            kill.storage.persists = read_persists(node.daemon_log for node in self.all_nodes)
 
     def end(self, keep: bool) -> None:
         for node in self.all_nodes:
@@ -207,15 +277,22 @@ def play(arguments: argparse.Namespace, paths: Paths, screen: Screen) -> dict[st
     reference, run_dir = paths.out / "reference", paths.out / "run"
     training = ["--steps", str(arguments.steps), "--out"]
     reference_run(paths, reference, [*training, str(reference)], screen)
-    run = Run(paths, arguments, [*training, str(run_dir)], screen)
+    bucket = Bucket(paths, pathlib.Path(sys.executable)) if arguments.lose_everything else None
     try:
-        kill = run.play(seed)
-        run.finish(kill)
+        run = Run(paths, arguments, [*training, str(run_dir)], screen, bucket)
+        try:
+            kill = run.lose_everything(seed) if arguments.lose_everything else run.lose_node(seed)
+            run.finish(kill)
+        finally:
+            run.end(arguments.keep)
     finally:
-        run.end(arguments.keep)
+        if bucket is not None:
+            bucket.end()
     report = demo_report.make_report(run_dir, reference, NODES, arguments.steps, kill)
     report["seed"] = seed
-    print(demo_report.timeline_text(report, demo_report.milestones(run_dir, NODES, kill)), flush=True)
+    storage_lines = [] if kill.storage is None else demo_report.storage_text(kill, kill.storage)
+    marks = demo_report.milestones(run_dir, NODES, kill)
+    print(demo_report.timeline_text(report, marks, storage_lines), flush=True)
     demo_report.plot(paths.out / "timeline.png", run_dir, reference, NODES, kill)
     return report
 
@@ -250,8 +327,9 @@ def main() -> int:
     for failure in found:
         print(f"demo failed: {failure}", file=sys.stderr)
     if not found:
+        source = f"restored step {report['persisted_step']} from storage, " if arguments.lose_everything else ""
         screen.say(
-            f"done: steps lost {report['steps_lost']}, losses identical to the bit; build/demo/ has it all"
+            f"done: {source}steps lost {report['steps_lost']}, losses identical to the bit; build/demo/ has it all"
         )
     return 1 if found else 0
 

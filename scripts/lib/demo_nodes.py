@@ -117,7 +117,7 @@ class Paths:
         environment = {
             name: value
             for name, value in os.environ.items()
-            if not name.startswith(("ROPETEAM_", "TORCHELASTIC_", "SLURM_", "SKYPILOT_"))
+            if not name.startswith(("ROPETEAM_", "TORCHELASTIC_", "SLURM_", "SKYPILOT_", "AWS_"))
             and name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
         }
         tools = f"{self.build / 'node'}:{self.build / 'api' / 'cli'}:{self.root / '.venv' / 'bin'}"
@@ -144,6 +144,8 @@ class Job:
     training: list[str]  # arguments of the training program
     options: list[str]  # more options of `ropeteam run`
     memory: str = "256M"
+    environment: dict[str, str] = field(default_factory=dict)  # more of it, for every node
+    first: int = 0  # the number of the first node, which names and addresses count from
     token: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
 
     def __post_init__(self) -> None:
@@ -165,8 +167,8 @@ class Node:
 
     def __init__(self, job: Job, ordinal: int, life: int) -> None:
         self.job, self.ordinal, self.life = job, ordinal, life
-        self.name = f"node-{ordinal}"
-        self.address = f"127.0.0.{ordinal + 1}"
+        self.name = f"node-{job.first + ordinal}"
+        self.address = f"127.0.0.{job.first + ordinal + 1}"
         self.mark = f"{job.token}-{ordinal}-{life}"
         self.socket = job.sockets / f"{ordinal}.sock"
         self.arena = job.arenas / str(ordinal)
@@ -203,7 +205,7 @@ class Node:
         self.started_at = time.time()
         self._process = subprocess.Popen(
             self.command(),
-            env={**self.job.paths.environment(), MARK: self.mark},
+            env={**self.job.paths.environment(), **self.job.environment, MARK: self.mark},
             cwd=self.job.paths.out,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -247,19 +249,10 @@ class Node:
     def processes(self) -> list[int]:
         return marked(self.mark)
 
-    def kill_whole(self) -> float:
-        """kill -9 of everything of this node, then its memory. Gives the time of the kill.
-
-        The daemon first: it takes its leave politely when it sees `ropeteam run` die, and a host that is lost
-        does not."""
-        pids = sorted(self.processes(), key=lambda pid: program(pid) != "ropeteamd")
-        at = time.time()
-        signal_all(pids, signal.SIGKILL)
-        while pids := self.processes():  # what was being born meanwhile
-            signal_all(pids, signal.SIGKILL)
+    def lose_memory(self) -> None:
+        """After its processes were killed."""
         shutil.rmtree(self.arena)
         self._reap()
-        return at
 
     def end(self) -> None:
         """Asks what is left of the node to end, and insists after a while."""
@@ -282,3 +275,22 @@ class Node:
             return
         if self._reader is not None:
             self._reader.join(GRACE_S)
+
+
+def kill_whole(nodes: list[Node]) -> float:
+    """kill -9 of everything of these nodes at once, then their memory. Gives the time of the kill.
+
+    The daemons first: they take their leave politely when they see `ropeteam run` die, and a host that is lost
+    does not."""
+
+    def processes() -> list[int]:
+        return [pid for node in nodes for pid in node.processes()]
+
+    pids = sorted(processes(), key=lambda pid: program(pid) != "ropeteamd")
+    at = time.time()
+    signal_all(pids, signal.SIGKILL)
+    while pids := processes():  # what was being born meanwhile
+        signal_all(pids, signal.SIGKILL)
+    for node in nodes:
+        node.lose_memory()
+    return at

@@ -8,7 +8,7 @@ import json
 import pathlib
 import statistics
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -62,13 +62,49 @@ def compare_losses(reference: pathlib.Path, run: pathlib.Path, world: int, steps
     return differences
 
 
+@dataclass(frozen=True)
+class StoredStep:
+    """A step that is on storage, whole."""
+
+    step: int
+    incarnation: int
+    size: int  # bytes of its files, its manifest included
+
+
+@dataclass(frozen=True)
+class Persist:
+    """A step on its way to storage."""
+
+    step: int
+    incarnation: int
+    begun_at: float
+    ended_at: float | None  # None: it was cut off
+
+
+@dataclass
+class Storage:
+    every: int  # steps
+    newest: StoredStep  # when everything was lost
+    persists: list[Persist] = field(default_factory=list)  # of the whole run
+    restored_bytes: int | None = None  # that the new nodes read from storage; None: they were not asked
+
+    def announced(self, before: float) -> int:
+        """The newest step that a daemon had called persisted before a time; 0 for none."""
+        ended = (p.step for p in self.persists if p.ended_at is not None and p.ended_at < before)
+        return max(ended, default=0)
+
+
 @dataclass
 class Kill:
-    node: int
+    node: int | None  # None: every node
     at: float
-    step: int  # the newest step that the killed node's rank had finished
+    step: int  # the newest step that a killed node's rank had finished
     views: Mapping[int, float]  # survivor: when its daemon's view had lost the node
     replaced_at: float
+    storage: Storage | None = None  # only when every node was killed
+
+    def killed(self, rank: int) -> bool:
+        return self.node is None or rank == self.node
 
 
 def median_ms(directory: pathlib.Path, world: int, event: str) -> float | None:
@@ -86,13 +122,14 @@ def make_report(
     lives = [first(read_events(run, rank), "loaded", kill.at) for rank in range(world)]
     resumed = {None if loaded is None else loaded["step"] for loaded in lives}
     resumed_from = resumed.pop() if len(resumed) == 1 else None
-    restored = lives[kill.node]
+    restored = [loaded["ms"] for rank, loaded in enumerate(lives) if loaded and kill.killed(rank)]
     # A survivor may still finish a step right after the kill: what counts is the first one behind its
     # loading.
     again = [first(read_events(run, rank), "step", e["t"]) for rank, e in enumerate(lives) if e]
     after = [event["t"] for event in again if event]
     differences = compare_losses(reference, run, world, steps)
-    return {
+    detected = max(kill.views.values(), default=None)  # without survivors nobody can
+    report = {
         "nodes": world,
         "world_size": world,
         "steps": steps,
@@ -104,30 +141,72 @@ def make_report(
         "replicated_ms_median": median_ms(run, world, "replicated"),
         "committed_ms_median": median_ms(run, world, "committed"),
         "step_ms_median": median_ms(run, world, "step"),
-        "detect_ms": round((max(kill.views.values()) - kill.at) * 1e3, 1),
-        "restore_ms": None if restored is None else round(restored["ms"], 1),
+        "detect_ms": None if detected is None else round((detected - kill.at) * 1e3, 1),
+        "restore_ms": round(max(restored), 1) if restored else None,
         "first_step_after_ms": round((max(after) - kill.at) * 1e3, 1) if len(after) == world else None,
         "losses_identical": not differences,
         "loss_differences": differences[:5],
     }
+    if kill.storage is not None:
+        report.update(_storage_report(kill, kill.storage, [loaded for loaded in lives if loaded], world))
+    return report
+
+
+def _storage_report(
+    kill: Kill, storage: Storage, lives: list[dict[str, Any]], world: int
+) -> dict[str, Any]:
+    took = [p.ended_at - p.begun_at for p in storage.persists if p.ended_at is not None]
+    restored = None
+    if len(lives) == world:  # from the first rank that asks until the last that has its shard
+        restored = max(e["t"] for e in lives) - min(e["t"] - e["ms"] / 1e3 for e in lives)
+    return {
+        "persist_every": storage.every,
+        "persisted_step": storage.newest.step,
+        "persisted_bytes": storage.newest.size,
+        "announced_persisted_step": storage.announced(kill.at),
+        "persist_ms_median": round(statistics.median(took) * 1e3, 1) if took else None,
+        "restore_from_storage_ms": None if restored is None else round(restored * 1e3, 1),
+        "restored_from_storage_bytes": storage.restored_bytes,
+    }
+
+
+def _storage_failures(report: Mapping[str, Any]) -> list[str]:
+    found = []
+    if report["resumed_from_step"] != report["persisted_step"]:
+        found.append(
+            f"training went on from step {report['resumed_from_step']}, "
+            f"the newest persisted one was step {report['persisted_step']}"
+        )
+    if report["announced_persisted_step"] > report["persisted_step"]:
+        found.append(
+            f"step {report['announced_persisted_step']} had been called persisted, "
+            f"the newest on storage was step {report['persisted_step']}"
+        )
+    return found
 
 
 def failures(report: Mapping[str, Any], detect_ms_max: float) -> list[str]:
     """What of the promises does not hold."""
     found = []
+    from_storage = "persisted_step" in report
     if report["resumed_from_step"] is None:
         found.append("the ranks did not all go on from one step")
+    elif from_storage:
+        found += _storage_failures(report)
     elif not 0 <= report["steps_lost"] <= 1:
         found.append(f"{report['steps_lost']} steps were lost, at most 1 may be")
     if not report["losses_identical"]:
         found.append(
             "the losses differ from the uninterrupted run's: " + "; ".join(report["loss_differences"])
         )
-    if report["detect_ms"] > detect_ms_max:
+    if not from_storage and report["detect_ms"] > detect_ms_max:
         found.append(
             f"the death was seen after {report['detect_ms']} ms, at most {detect_ms_max:.0f} are promised"
         )
-    for key in ("save_stall_ms_median", "replicated_ms_median", "restore_ms", "first_step_after_ms"):
+    measured = ["save_stall_ms_median", "replicated_ms_median", "restore_ms", "first_step_after_ms"]
+    if from_storage:
+        measured += ["persist_ms_median", "restore_from_storage_ms"]
+    for key in measured:
         if report[key] is None:
             found.append(f"nothing was measured for {key}")
     return found
@@ -135,10 +214,13 @@ def failures(report: Mapping[str, Any], detect_ms_max: float) -> list[str]:
 
 def milestones(run: pathlib.Path, world: int, kill: Kill) -> list[tuple[float, str]]:
     """(seconds since the kill, what happened), in order."""
-    marks = [(0.0, f"node {kill.node} killed: ranks, launcher, daemon, memory (step {kill.step} was done)")]
-    marks.append((min(kill.views.values()) - kill.at, "the first survivor's view is without it"))
-    marks.append((max(kill.views.values()) - kill.at, "every survivor's view is without it"))
-    marks.append((kill.replaced_at - kill.at, f"a replacement for node {kill.node} is started"))
+    who = "every node" if kill.node is None else f"node {kill.node}"
+    marks = [(0.0, f"{who} killed: ranks, launcher, daemon, memory (step {kill.step} was done)")]
+    if kill.views:
+        marks.append((min(kill.views.values()) - kill.at, "the first survivor's view is without it"))
+        marks.append((max(kill.views.values()) - kill.at, "every survivor's view is without it"))
+    what = f"{world} new nodes are" if kill.node is None else f"a replacement for node {kill.node} is"
+    marks.append((kill.replaced_at - kill.at, f"{what} started"))
     for rank in range(world):
         who = "the replacement's rank" if rank == kill.node else f"rank {rank}"
         events = [event for event in read_events(run, rank) if event["t"] > kill.at]
@@ -156,7 +238,25 @@ def milestones(run: pathlib.Path, world: int, kill: Kill) -> list[tuple[float, s
     return sorted(marks)
 
 
-def timeline_text(report: Mapping[str, Any], marks: list[tuple[float, str]]) -> str:
+def storage_text(kill: Kill, storage: Storage) -> list[str]:
+    """What was written to storage when, a line a step."""
+    lines = ["", f"  storage, every {storage.every} steps, seconds since the kill"]
+    for persist in storage.persists:
+        begun = persist.begun_at - kill.at
+        if persist.ended_at is None:
+            ended = "cut off by the kill" if begun < 0 else "cut off by the end of training"
+        else:
+            ended = f"persisted within {(persist.ended_at - persist.begun_at) * 1e3:.0f} ms"
+        back = ""
+        if (persist.step, persist.incarnation) == (storage.newest.step, storage.newest.incarnation):
+            back = f"; the newest, {storage.newest.size / 1e6:.1f} MB: training goes on from it"
+        lines.append(f"    {begun:8.3f} s   step {persist.step} {ended}{back}")
+    return lines
+
+
+def timeline_text(
+    report: Mapping[str, Any], marks: list[tuple[float, str]], storage_lines: Iterable[str] = ()
+) -> str:
     def ms(key: str) -> str:
         return "     -" if report[key] is None else f"{report[key]:8.1f} ms"
 
@@ -165,6 +265,7 @@ def timeline_text(report: Mapping[str, Any], marks: list[tuple[float, str]]) -> 
     lines.append(f"    {ms('save_stall_ms_median')}  save: training stands still (median)")
     lines.append(f"    {ms('replicated_ms_median')}  until REPLICATED: verified on another node (median)")
     lines.append(f"    {ms('committed_ms_median')}  until COMMITTED: of every rank (median)")
+    lines += storage_lines
     lines += ["", "  the failure, seconds since the kill"]
     lines += [f"    {at:8.3f} s   {what}" for at, what in marks]
     return "\n".join(lines) + "\n"
@@ -180,10 +281,14 @@ def plot(path: pathlib.Path, run: pathlib.Path, reference: pathlib.Path, world: 
     mean = _mean_losses(reference, world)
     losses.plot(list(mean), list(mean.values()), color="0.75", linewidth=5, label="uninterrupted run")
     mean = _mean_losses(run, world)
+    lost, killed = ("everything", "every node") if kill.node is None else ("a node", f"node {kill.node}")
     losses.plot(
-        list(mean), list(mean.values()), color="tab:blue", linewidth=1.2, label="run that lost a node"
+        list(mean), list(mean.values()), color="tab:blue", linewidth=1.2, label=f"run that lost {lost}"
     )
-    losses.axvline(kill.step, color="tab:red", linestyle="--", label=f"node {kill.node} killed")
+    losses.axvline(kill.step, color="tab:red", linestyle="--", label=f"{killed} killed")
+    if kill.storage is not None:
+        newest = kill.storage.newest.step
+        losses.axvline(newest, color="tab:green", linestyle="--", label=f"step {newest}, newest on storage")
     losses.set_xlabel("step")
     losses.set_ylabel("loss, mean of the ranks")
     losses.legend()
@@ -195,20 +300,41 @@ def plot(path: pathlib.Path, run: pathlib.Path, reference: pathlib.Path, world: 
         for event in events:
             if event["event"] == "loaded":
                 lanes.plot(event["t"] - kill.at, rank, "^", color="tab:green", markersize=9)
-    lanes.plot(0, kill.node, "x", color="tab:red", markersize=14, markeredgewidth=3)
-    for mark, color, label in (
-        (0.0, "tab:red", "killed"),
-        (max(kill.views.values()) - kill.at, "tab:orange", "declared dead"),
-        (kill.replaced_at - kill.at, "tab:purple", "replacement started"),
-    ):
+    dead = [rank for rank in range(world) if kill.killed(rank)]
+    lanes.plot([0] * len(dead), dead, "x", color="tab:red", markersize=14, markeredgewidth=3)
+    vertical = [(0.0, "tab:red", "killed")]
+    if kill.views:
+        vertical.append((max(kill.views.values()) - kill.at, "tab:orange", "declared dead"))
+    started = "replacement started" if kill.views else "new nodes started"
+    vertical.append((kill.replaced_at - kill.at, "tab:purple", started))
+    for mark, color, label in vertical:
         lanes.axvline(mark, color=color, linestyle="--", label=label)
     lanes.plot([], [], "|", color="tab:blue", markersize=12, label="a step done")
     lanes.plot([], [], "^", color="tab:green", markersize=9, label="checkpoint read")
-    lanes.set_yticks(range(world), [f"rank {rank}" for rank in range(world)])
-    lanes.set_ylim(-0.6, world - 0.4)
+    names = [f"rank {rank}" for rank in range(world)]
+    if kill.storage is not None:
+        _plot_storage(lanes, world, kill, kill.storage)
+        names.append("storage")
+    lanes.set_yticks(range(len(names)), names)
+    lanes.set_ylim(-0.6, len(names) - 0.4)
     lanes.set_xlabel("seconds since the kill")
-    lanes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=5)
+    lanes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=4)
     figure.savefig(path, dpi=110)
+
+
+def _plot_storage(lanes: Any, lane: int, kill: Kill, storage: Storage) -> None:
+    """A bar for each step on its way to storage, with the step's number; red where the kill cut it off."""
+    for persist in storage.persists:
+        begun = persist.begun_at - kill.at
+        if persist.ended_at is None and begun > 0:
+            continue  # training ended meanwhile
+        ended = 0.0 if persist.ended_at is None else persist.ended_at - kill.at
+        color = "tab:red" if persist.ended_at is None else "tab:cyan"
+        lanes.barh(lane, ended - begun, left=begun, height=0.4, color=color, edgecolor="0.3", linewidth=0.5)
+        lanes.text(begun, lane + 0.24, str(persist.step), fontsize=7, va="bottom")
+    lanes.plot([], [], "s", color="tab:cyan", label="being persisted")
+    if any(persist.ended_at is None and persist.begun_at < kill.at for persist in storage.persists):
+        lanes.plot([], [], "s", color="tab:red", label="cut off")
 
 
 def _mean_losses(directory: pathlib.Path, world: int) -> dict[int, float]:

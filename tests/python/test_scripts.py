@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import json
 import pathlib
+import socket
 import subprocess
 import sys
+import urllib.request
 
 import pytest
 
@@ -15,6 +17,7 @@ sys.path.insert(0, str(LIB))
 
 import demo_nodes  # noqa: E402
 import demo_report  # noqa: E402
+import demo_storage  # noqa: E402
 import sum_results  # noqa: E402
 
 CTEST = """<?xml version="1.0"?>
@@ -192,6 +195,121 @@ def test_steps_that_are_missing_are_differences(tmp_path):
     assert found == ["rank 0: the run has no step 4", "rank 1: the run has no step 4"]
 
 
+# ---- the same when everything was lost
+
+
+@pytest.fixture
+def judged_from_storage(tmp_path):
+    """Steps 1 to 3, every node killed at 100.0, step 2 the newest on storage."""
+
+    def judge(newest=2, **run):
+        write_run(tmp_path / "reference", 2e9, first_life=4)
+        write_run(tmp_path / "run", 100.0, **run)
+        persists = [
+            demo_report.Persist(1, 1, 99.1, 99.2),
+            demo_report.Persist(2, 1, 99.3, 99.6),
+            demo_report.Persist(3, 1, 99.9, None),
+            demo_report.Persist(3, 2, 105.5, 105.6),
+        ]
+        storage = demo_report.Storage(1, demo_report.StoredStep(newest, 1, 5_000_000), persists)
+        kill = demo_report.Kill(None, 100.0, 3, {}, 100.5, storage)
+        report = demo_report.make_report(tmp_path / "run", tmp_path / "reference", 2, 4, kill)
+        return report, demo_report.failures(report, 1500.0), kill
+
+    return judge
+
+
+def test_a_run_that_came_back_from_storage_passes(judged_from_storage):
+    report, found, kill = judged_from_storage()
+    assert found == []
+    assert (report["persisted_step"], report["resumed_from_step"], report["steps_lost"]) == (2, 2, 1)
+    assert report["announced_persisted_step"] == 2, "step 3 was persisted only after the kill"
+    assert (report["restore_ms"], report["restore_from_storage_ms"]) == (33.0, 33.0)
+    assert report["persist_ms_median"] == 100.0
+    assert report["losses_identical"] is True and report["detect_ms"] is None
+    lines = demo_report.storage_text(kill, kill.storage)
+    assert [("cut off by the kill" in line, "goes on from it" in line) for line in lines[2:]] == [
+        (False, False), (False, True), (True, False), (False, False)]  # fmt: skip
+
+
+def test_a_run_that_lost_everything_may_lose_as_many_steps_as_storage_lacked(judged_from_storage):
+    report, found, _ = judged_from_storage(newest=1, resumed_from=1)
+    assert report["steps_lost"] == 2
+    assert found == ["step 2 had been called persisted, the newest on storage was step 1"]
+
+
+def test_an_older_step_than_the_newest_on_storage_fails(judged_from_storage):
+    _, found, _ = judged_from_storage(resumed_from=1)
+    assert found == ["training went on from step 1, the newest persisted one was step 2"]
+
+
+def test_one_bit_of_difference_after_a_restore_from_storage_fails(judged_from_storage):
+    _, found, _ = judged_from_storage(losses={**LOSSES, 4: 3.5000000000000004})
+    assert len(found) == 1 and "losses differ" in found[0]
+
+
+def test_the_plot_has_what_was_persisted(judged_from_storage, tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    _, _, kill = judged_from_storage()
+    demo_report.plot(tmp_path / "t.png", tmp_path / "run", tmp_path / "reference", 2, kill)
+    assert (tmp_path / "t.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_only_steps_with_a_manifest_count():
+    sizes = {
+        "runs/demo-1/step-0000000005-i00000001/ropeteam-manifest.json": 10,
+        "runs/demo-1/step-0000000005-i00000001/rank-00000.safetensors": 1000,
+        "runs/demo-1/step-0000000004-i00000002/ropeteam-manifest.json": 1,
+        "runs/demo-1/step-0000000009-i00000001/rank-00000.safetensors": 1000,
+    }
+    assert demo_storage.stored_steps(sizes) == [
+        demo_report.StoredStep(5, 1, 1010),
+        demo_report.StoredStep(4, 2, 1),
+    ], "the newest is the last incarnation's"
+
+
+def test_persists_are_read_from_daemons_logs(tmp_path):
+    (tmp_path / "a.log").write_text(
+        "2026-11-21T02:08:38.250+00:00 info step 5 incarnation 1 is being persisted\n"
+        "2026-11-21T02:08:38.300+00:00 info step 6 incarnation 1 is not persisted: it is overtaken\n"
+        "2026-11-21T02:08:38.500+00:00 info step 5 incarnation 1 is persisted\n"
+    )
+    (tmp_path / "b.log").write_text(
+        "2026-11-21T02:08:39.000+00:00 info step 10 incarnation 1 is being persisted\n"
+    )
+    seen = demo_storage.read_persists([tmp_path / "a.log", tmp_path / "b.log", tmp_path / "none.log"])
+    assert [(persist.step, persist.begun_at % 60, persist.ended_at and persist.ended_at % 60) for persist in seen] == [
+        (5, 38.25, 38.5),
+        (10, 39.0, None),
+    ]
+
+
+@pytest.fixture
+def bucket(tmp_path):
+    made = demo_storage.Bucket(demo_nodes.Paths(LIB.parents[1], tmp_path), pathlib.Path(sys.executable))
+    yield made
+    made.end()
+
+
+def test_the_bucket_says_what_is_there_and_when_it_is_quiet(bucket):
+    folder = "runs/demo-1/step-0000000005-i00000001"
+    for name in ("rank-00000.safetensors", "ropeteam-manifest.json"):
+        document = {"bucket": "demo", "key": f"{folder}/{name}", "text": "12345"}
+        request = urllib.request.Request(
+            f"{bucket.endpoint}/_control/put", json.dumps(document).encode(), method="POST"
+        )
+        urllib.request.urlopen(request, timeout=30).close()
+    assert bucket.steps() == [demo_report.StoredStep(5, 1, 10)]
+    with socket.create_connection(("127.0.0.1", bucket.port)):
+        assert bucket.connections() >= 1
+    demo_nodes.wait_until(lambda: bucket.connections() == 0, 30, "the end of the connection", lambda: None)
+
+
+def test_a_bucket_that_does_not_start_is_an_error(tmp_path):
+    with pytest.raises(demo_nodes.DemoError, match="bucket.log"):
+        demo_storage.Bucket(demo_nodes.Paths(tmp_path, tmp_path), pathlib.Path(sys.executable))
+
+
 def test_the_plot_is_drawn(tmp_path):
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     write_run(tmp_path / "reference", 2e9, first_life=4)
@@ -228,6 +346,8 @@ def bare_machine(tmp_path):
     [
         (["--help"], 0, "scripts/demo [--steps N]"),
         (["-h"], 0, "--transport X"),
+        (["--help"], 0, "which node dies when; printed [random]\n  --lose-everything\n"),
+        (["--lose-everything=yes"], 2, "--lose-everything=yes"),
         (["--bogus"], 2, "--bogus"),
         (["--steps", "3"], 2, '"3" is not a whole number of at least 12'),
         (["--steps=many"], 2, '"many" is not a whole number'),
@@ -249,10 +369,11 @@ def test_the_demo_looks_at_its_arguments_before_it_installs_or_builds(bare_machi
 def test_what_the_demo_s_script_takes_its_program_takes(monkeypatch):
     import demo
 
-    words = ["--steps=12", "--seed=3", "--transport=ucx", "--provider=x", "--keep"]
+    words = ["--steps=12", "--seed=3", "--transport=ucx", "--provider=x", "--keep", "--lose-everything"]
     monkeypatch.setattr(sys, "argv", ["demo", *words])
     taken = demo.parse()
     assert (taken.steps, taken.seed, taken.transport, taken.provider, taken.keep) == (12, 3, "ucx", "x", True)
+    assert taken.lose_everything is True
 
 
 # ---- the set-up
