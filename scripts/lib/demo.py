@@ -185,8 +185,8 @@ class Run:
         kill_step = draw.randint(self.steps // 3, 2 * self.steps // 3)
         fraction = draw.random()
         self.screen.say(
-            f"starting {NODES} nodes, which persist every {self.persist_every} steps to a bucket at "
-            f"{bucket.endpoint}; all die within step {kill_step + 1} (--seed {seed})"
+            f"starting {NODES} nodes with a bucket at {bucket.endpoint}, --persist-every {self.persist_every}; "
+            f"all die within step {kill_step + 1} (--seed {seed})"
         )
         self._train_until(kill_step, 0)
         wait_until(

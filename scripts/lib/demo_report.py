@@ -83,10 +83,13 @@ class Persist:
 
 @dataclass
 class Storage:
-    every: int  # steps
+    every: int  # a step is persisted every so many
     newest: StoredStep  # when everything was lost
     persists: list[Persist] = field(default_factory=list)  # of the whole run
     restored_bytes: int | None = None  # that the new nodes read from storage; None: they were not asked
+
+    def interval(self) -> str:
+        return "every step" if self.every == 1 else f"every {self.every} steps"
 
     def announced(self, before: float) -> int:
         """The newest step that a daemon had called persisted before a time; 0 for none."""
@@ -240,7 +243,7 @@ def milestones(run: pathlib.Path, world: int, kill: Kill) -> list[tuple[float, s
 
 def storage_text(kill: Kill, storage: Storage) -> list[str]:
     """What was written to storage when, a line a step."""
-    lines = ["", f"  storage, every {storage.every} steps, seconds since the kill"]
+    lines = ["", f"  storage, {storage.interval()}, seconds since the kill"]
     for persist in storage.persists:
         begun = persist.begun_at - kill.at
         if persist.ended_at is None:
@@ -318,7 +321,7 @@ def plot(path: pathlib.Path, run: pathlib.Path, reference: pathlib.Path, world: 
     lanes.set_yticks(range(len(names)), names)
     lanes.set_ylim(-0.6, len(names) - 0.4)
     lanes.set_xlabel("seconds since the kill")
-    lanes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=4)
+    lanes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=5)
     figure.savefig(path, dpi=110)
 
 
