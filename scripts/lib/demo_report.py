@@ -67,7 +67,7 @@ class StoredStep:
     """A step that is on storage, whole."""
 
     step: int
-    incarnation: int
+    incarnation: int  # the whole number, as in the folder's name
     size: int  # bytes of its files, its manifest included
 
 
@@ -76,7 +76,7 @@ class Persist:
     """A step on its way to storage."""
 
     step: int
-    incarnation: int
+    incarnation: int  # as logs show it: the lower bits of the number in the folder's name
     begun_at: float
     ended_at: float | None  # None: it was cut off
 
@@ -251,7 +251,7 @@ def storage_text(kill: Kill, storage: Storage) -> list[str]:
         else:
             ended = f"persisted within {(persist.ended_at - persist.begun_at) * 1e3:.0f} ms"
         back = ""
-        if (persist.step, persist.incarnation) == (storage.newest.step, storage.newest.incarnation):
+        if begun < 0 and persist.step == storage.newest.step:
             back = f"; the newest, {storage.newest.size / 1e6:.1f} MB: training goes on from it"
         lines.append(f"    {begun:8.3f} s   step {persist.step} {ended}{back}")
     return lines

@@ -211,7 +211,7 @@ def judged_from_storage(tmp_path):
             demo_report.Persist(3, 1, 99.9, None),
             demo_report.Persist(3, 2, 105.5, 105.6),
         ]
-        storage = demo_report.Storage(1, demo_report.StoredStep(newest, 1, 5_000_000), persists)
+        storage = demo_report.Storage(1, demo_report.StoredStep(newest, 1 << 32, 5_000_000), persists)
         kill = demo_report.Kill(None, 100.0, 3, {}, 100.5, storage)
         report = demo_report.make_report(tmp_path / "run", tmp_path / "reference", 2, 4, kill)
         return report, demo_report.failures(report, 1500.0), kill
