@@ -48,16 +48,6 @@ bool HasManifest(const StepReport& step) {
   return step.state == StepState::kComplete || step.state == StepState::kIncomplete;
 }
 
-// A finished step that was begun later, more than a day ago. Steps are written one after the other, so nobody writes
-// this one any more.
-bool IsLeftBehind(const StepReport& step, const std::vector<StepReport>& newest_first, uint64_t now_s) {
-  for (const StepReport& other : newest_first) {
-    if (other.name == step.name) return false;
-    if (HasManifest(other) && other.head.time_s + kUnfinishedSeconds < now_s) return true;
-  }
-  return false;
-}
-
 class Prune {
  public:
   Prune(const StoragePlace& place, const StorageOptions& options, std::string job)
@@ -88,20 +78,26 @@ class Prune {
       if (!HasManifest(report)) continue;
       steps.push_back({report.name, report.head.time_s, report.head.user,
                        report.state == StepState::kComplete, /*being_read=*/false});
-      has_value =
-          has_value || storage::MetadataNumber(report.head.user, options_.rules.keep_best->key).has_value();
+      has_value = has_value || (steps.back().good &&
+                                storage::MetadataNumber(report.head.user, options_.rules.keep_best->key));
     }
     // Most likely a typing error, which would remove the very step that is to be kept.
     if (!has_value)
-      return Error(Code::kInvalidArgument,
-                   "--keep-best: no step of job %s has a number \"%s\" in its user metadata; nothing was "
-                   "removed",
-                   job_.c_str(), options_.rules.keep_best->key.c_str());
+      return Error(
+          Code::kInvalidArgument,
+          "--keep-best: no complete step of job %s has a number \"%s\" in its user metadata; nothing was "
+          "removed",
+          job_.c_str(), options_.rules.keep_best->key.c_str());
     const std::vector<unsigned> kept = storage::ChooseKept(options_.rules, steps, now_s);
     size_t known = 0;
+    // A later step was finished more than a day ago. Steps are written one after the other, so nobody writes this one
+    // any more.
+    bool left_behind = false;
     for (StepReport& report : *newest_first) {
-      const std::string why = WhyKept(report, HasManifest(report) ? kept[known++] : storage::kKeptNot,
-                                      IsLeftBehind(report, *newest_first, now_s));
+      const bool finished = HasManifest(report);
+      const bool old = finished && report.head.time_s + kUnfinishedSeconds < now_s;
+      const std::string why = WhyKept(report, finished ? kept[known++] : storage::kKeptNot, left_behind);
+      left_behind = left_behind || old;
       if (why.empty()) {
         removals_.push_back({std::move(report), 0});
         continue;
@@ -167,6 +163,8 @@ class Prune {
     const std::string folder = storage::StepPath(job_, removal->report.name);
     const std::string manifest = folder + "/" + std::string(storage::kManifestName);
     const Result<std::vector<std::string>> own = OwnFiles(removal);
+    // Its manifest has gone meanwhile: somebody else removes it.
+    if (own.status().code() == Code::kNotFound) return OkStatus();
     if (!own.ok()) return own.status();
     if (HasManifest(removal->report)) {
       ROPETEAM_RETURN_IF_ERROR(sink->Delete(manifest, place_.CallDeadline()));

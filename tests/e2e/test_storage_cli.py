@@ -319,10 +319,11 @@ def test_unfinished_folders_go_when_a_later_step_is_a_day_old_and_only_when_aske
 
 
 def test_a_metadata_key_that_no_step_has_removes_nothing(tmp_path):
-    for step in (1, 2):
-        write_step(tmp_path, "train", step, user={"loss": 1})
+    for step in (1, 2, 3):
+        write_step(tmp_path, "train", step, user={"loss" if step != 2 else "los": 1})
+    (tmp_path / folder_of("train", 2) / "config.json").unlink()
     before = snapshot(tmp_path)
-    assert 'no step of job train has a number "los"' in refused(
+    assert 'no complete step of job train has a number "los"' in refused(
         "prune", str(tmp_path), "--yes", "--keep-best", "los:min"
     )
     assert snapshot(tmp_path) == before
