@@ -1,11 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "node/storage_workers.h"
 
-#include <sys/resource.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <utility>
 
 #include "core/base/log.h"
@@ -14,8 +10,8 @@
 
 namespace ropeteam {
 
-TaskThreads::TaskThreads(uint32_t threads, int nice) {
-  for (uint32_t i = 0; i < threads; ++i) threads_.emplace_back([this, nice] { Run(nice); });
+TaskThreads::TaskThreads(uint32_t threads) {
+  for (uint32_t i = 0; i < threads; ++i) threads_.emplace_back([this] { Run(); });
 }
 
 TaskThreads::~TaskThreads() {
@@ -35,14 +31,7 @@ void TaskThreads::Submit(std::function<void()> task) {
   wake_.notify_one();
 }
 
-void TaskThreads::Run(int nice) {
-  if (nice > 0) {
-    const auto thread = static_cast<id_t>(gettid());
-    errno = 0;  // -1 is a priority
-    const int own = getpriority(PRIO_PROCESS, thread);
-    if (errno == 0)
-      (void)setpriority(PRIO_PROCESS, thread, own + nice);  // refused: as fast as others, which is no harm
-  }
+void TaskThreads::Run() {
   std::unique_lock lock(mutex_);
   for (;;) {
     wake_.wait(lock, [this] { return stop_ || !tasks_.empty(); });
@@ -58,14 +47,12 @@ void TaskThreads::Run(int nice) {
 StorageWorkers::StorageWorkers(Config config, Done done)
     : config_(std::move(config)), done_(std::move(done)) {
   parts_.emplace(kPartThreads);
-  write_parts_.emplace(kPartThreads, kWriteNice);
   works_.emplace(kWorkThreads);
 }
 
 StorageWorkers::~StorageWorkers() {
   config_.sink->Stop();
   works_.reset();
-  write_parts_.reset();
   parts_.reset();
 }
 

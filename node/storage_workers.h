@@ -30,16 +30,15 @@
 
 namespace ropeteam {
 
-// Threads that take tasks in the order they came. `nice` is added to the process's own, so that they leave the processors
-// to others.
+// Threads that take tasks in the order they came.
 class TaskThreads {
  public:
-  explicit TaskThreads(uint32_t threads, int nice = 0);
+  explicit TaskThreads(uint32_t threads);
   ~TaskThreads();  // runs what was submitted, to its end
   void Submit(std::function<void()> task);
 
  private:
-  void Run(int nice);
+  void Run();
   std::mutex mutex_;
   std::condition_variable wake_;
   std::deque<std::function<void()>> tasks_;  // guarded by mutex_
@@ -73,9 +72,6 @@ class StorageWorkers {
   static constexpr uint32_t kWorkThreads = 4;
   // A store's latency is hidden by parts that are under way at the same time.
   static constexpr uint32_t kPartThreads = 8;
-  // Training and its saves do not wait for storage: where processors are short, a thread that writes gets a tenth of what
-  // one that computes gets. Reading is not held back, since somebody waits for it.
-  static constexpr int kWriteNice = 10;
   // A part of a file: large beside a request's overhead, small beside what a retry repeats.
   static constexpr uint64_t kPartBytes = 16ull << 20;
   // For one call of the sink, in which it retries by itself.
@@ -120,8 +116,7 @@ class StorageWorkers {
   StepId manifest_step_;       // of manifest_text_; guarded by manifest_mutex_
   std::string manifest_text_;  // guarded by manifest_mutex_
   // Last, so that they end first; the works wait for parts.
-  std::optional<TaskThreads> parts_;        // that are read
-  std::optional<TaskThreads> write_parts_;  // and written
+  std::optional<TaskThreads> parts_;
   std::optional<TaskThreads> works_;
 };
 
