@@ -233,6 +233,7 @@ void Node::OpenStorage(const std::string& url) {
   config.chunks_begin = store_->chunk_offset(0);
   config.chunk_bytes = store_->chunk_bytes();
   config.bytes_per_s = options_.persist_bytes_per_s;
+  config.rules = options_.retention;
   storage_ = std::make_unique<StorageWorkers>(std::move(config),
                                               [this](uint64_t tag, Status status, StorageDone done) {
                                                 OnStorageDone(tag, std::move(status), std::move(done));

@@ -28,7 +28,8 @@ struct Texts {
               keep_steps = "2";
   std::string domain, socket, transport = "auto", provider, device, gid_index, dead_after_ms = "1000";
   std::string heartbeat_ms, check_threads, scrub_rate = "100M", ready_fd = "-1", log_level = "info", log_file;
-  std::string storage, persist_every = "0", persist_rate = "0";
+  std::string storage, persist_every = "0", persist_rate = "0", keep_on_storage = "0", keep_every = "0";
+  std::string keep_best, keep_within;
   bool embed = false, no_embed = false, arena_reset = false, version = false, require_rdma = false;
   bool list_devices = false, json = false;
 };
@@ -70,6 +71,14 @@ void Declare(CLI::App& app, Texts& t) {
       "running job's]");
   app.add_option("--persist-rate", t.persist_rate,
                  "bytes per second that this node writes to storage, such as 500M; 0: no bound [0]");
+  app.add_option("--keep-on-storage", t.keep_on_storage,
+                 "keep the N newest steps on storage; 0: no such rule [0]");
+  app.add_option("--keep-every", t.keep_every,
+                 "keep steps that are a multiple of this on storage; 0: no such rule [0]");
+  app.add_option("--keep-best", t.keep_best,
+                 "keep the step whose user metadata are best: KEY:max or KEY:min");
+  app.add_option("--keep-within", t.keep_within,
+                 "keep steps written less than so long ago: 90s, 30m, 12h, 7d, 2w");
   app.add_option("--domain", t.domain, "failure domain of this node: rack, switch, zone, …");
   app.add_option("--socket", t.socket, "unix socket for ranks [$XDG_RUNTIME_DIR/ropeteam/JOB-NODE.sock]");
   app.add_option(
@@ -176,6 +185,23 @@ Status CheckRedundancy(const Texts& t, Options* o) {
   return Count("--keep-steps", t.keep_steps, 1, kKeepStepsMax, &o->keep_steps);
 }
 
+Status CheckRetention(const Texts& t, storage::RetentionRules* rules) {
+  ROPETEAM_RETURN_IF_ERROR(
+      Count("--keep-on-storage", t.keep_on_storage, 0, storage::kKeepNewestMax, &rules->keep_newest));
+  ROPETEAM_RETURN_IF_ERROR(Count("--keep-every", t.keep_every, 0, kPersistEveryMax, &rules->keep_every));
+  if (!t.keep_best.empty()) {
+    Result<storage::KeepBest> best = storage::ParseKeepBest(t.keep_best);
+    if (!best.ok()) return Error(Code::kInvalidArgument, "--keep-best: %s", best.status().message().c_str());
+    rules->keep_best = std::move(*best);
+  }
+  if (t.keep_within.empty()) return OkStatus();
+  const Result<uint64_t> within = storage::ParseDuration(t.keep_within);
+  if (!within.ok())
+    return Error(Code::kInvalidArgument, "--keep-within: %s", within.status().message().c_str());
+  rules->keep_within_s = *within;
+  return OkStatus();
+}
+
 Status CheckStorage(const Texts& t, Options* o) {
   std::string every = t.persist_every;
   o->persist_every_seconds = every.size() > 1 && every.back() == 's';
@@ -191,6 +217,7 @@ Status CheckStorage(const Texts& t, Options* o) {
         "--persist-rate \"%.80s\" is not a size such as 500M (bytes per second), at most %lluG, or 0 for no "
         "bound",
         t.persist_rate.c_str(), static_cast<unsigned long long>(kPersistRateMax >> 30));
+  ROPETEAM_RETURN_IF_ERROR(CheckRetention(t, &o->retention));
   o->storage = t.storage;
   if (o->storage.empty()) {
     if (o->named.persist_every && o->persist_every != 0 && o->embed_coordinator)

@@ -15,6 +15,7 @@
 #include "core/base/view.h"
 #include "core/shard/extent.h"
 #include "membership/membership.h"
+#include "storage/retention/retention.h"
 
 namespace ropeteam {
 
@@ -55,7 +56,8 @@ struct Options {
   std::string storage;  // URL of where committed steps are persisted; empty: nowhere
   uint64_t persist_every = 0;
   bool persist_every_seconds = false;
-  uint64_t persist_bytes_per_s = 0;  // written by this node; 0: no bound
+  uint64_t persist_bytes_per_s = 0;   // written by this node; 0: no bound
+  storage::RetentionRules retention;  // of steps on storage; the node that leads goes by its own
   std::string domain;
   std::string socket;                // empty: DefaultSocketPath()
   std::string transport = "auto";    // see transport/fabrics.h

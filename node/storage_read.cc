@@ -43,26 +43,30 @@ Result<std::string> StorageWorkers::ReadManifest(const StepId& step) {
   return text;
 }
 
+Result<storage::StepHead> StorageWorkers::CheckStep(const StepId& id, std::vector<StoredRank>* ranks) {
+  const storage::StepName name{id.step, id.incarnation};
+  const Result<std::string> text =
+      storage::ReadManifestText(config_.sink.get(), config_.job, name, kCallTimeout);
+  if (!text.ok()) return text.status();
+  const Result<storage::FileSizes> sizes =
+      storage::ListFileSizes(config_.sink.get(), config_.job, name, kCallTimeout);
+  if (!sizes.ok()) return sizes.status();
+  return storage::ParseManifestOf(config_.job, name, *text, [&](storage::RankEntry&& entry) {
+    for (const storage::FileEntry& file : entry.files)
+      ROPETEAM_RETURN_IF_ERROR(storage::CheckFileSize(FolderOf(id), *sizes, file));
+    if (ranks != nullptr) ranks->push_back({entry.stream_bytes, entry.digest, {}});
+    return OkStatus();
+  });
+}
+
 Result<StoredStep> StorageWorkers::ReadStep(const StepId& id) {
   {
     const std::lock_guard lock(manifest_mutex_);
     manifest_text_.clear();  // as it is now, not as it was
   }
-  const Result<std::string> text = ReadManifest(id);
-  if (!text.ok()) return text.status();
-  const storage::StepName name{id.step, id.incarnation};
-  const Result<storage::FileSizes> sizes =
-      storage::ListFileSizes(config_.sink.get(), config_.job, name, kCallTimeout);
-  if (!sizes.ok()) return sizes.status();
   StoredStep step;
   step.id = id;
-  const Result<storage::StepHead> head =
-      storage::ParseManifestOf(config_.job, name, *text, [&](storage::RankEntry&& entry) {
-        for (const storage::FileEntry& file : entry.files)
-          ROPETEAM_RETURN_IF_ERROR(storage::CheckFileSize(FolderOf(id), *sizes, file));
-        step.ranks.push_back({entry.stream_bytes, entry.digest, {}});
-        return OkStatus();
-      });
+  const Result<storage::StepHead> head = CheckStep(id, &step.ranks);
   if (!head.ok()) return head.status();
   step.world_size = head->world_size;
   step.chunk_bytes = head->chunk_bytes;

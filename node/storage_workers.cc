@@ -73,6 +73,7 @@ void StorageWorkers::Do(const StartStorage& start) {
   if (const auto* write = std::get_if<WriteShard>(&start.work)) take(Write(*write, &done.bad));
   if (const auto* manifest = std::get_if<WriteManifest>(&start.work)) status = PutManifest(*manifest->step);
   if (const auto* load = std::get_if<LoadChunks>(&start.work)) take(Load(*load));
+  if (const auto* prune = std::get_if<PruneStored>(&start.work)) take(Prune(*prune));
   done_(start.tag, std::move(status), std::move(done));
 }
 

@@ -26,6 +26,7 @@
 #include "storage/format/layout.h"
 #include "storage/format/manifest.h"
 #include "storage/format/restore.h"
+#include "storage/retention/retention.h"
 #include "storage/sink.h"
 
 namespace ropeteam {
@@ -55,6 +56,7 @@ class StorageWorkers {
     uint64_t chunks_begin = 0;    // in it
     uint64_t chunk_bytes = 0;
     uint64_t bytes_per_s = 0;  // written by this node; 0: no bound
+    storage::RetentionRules rules;
   };
   // Called on a worker, once for every work.
   using Done = std::function<void(uint64_t tag, Status status, StorageDone done)>;
@@ -91,6 +93,8 @@ class StorageWorkers {
 
   // storage_read.cc
   Result<StoredList> List();
+  // Its manifest, and that each file is there with its size. `ranks` may be null.
+  Result<storage::StepHead> CheckStep(const StepId& step, std::vector<StoredRank>* ranks);
   Result<StoredStep> ReadStep(const StepId& step);
   Result<LoadedChunks> Load(const LoadChunks& load);
   Result<std::string> ReadManifest(const StepId& step);
@@ -98,6 +102,9 @@ class StorageWorkers {
   Status ReadPieces(LoadRun* run);
   void ReadFiles(LoadRun* run, Group* group);
   void FillBetween(const LoadRun& run);
+
+  // storage_prune.cc
+  Result<StoredList> Prune(const PruneStored& prune);
 
   // storage_write.cc
   Result<std::vector<storage::StreamObject>> ObjectsOf(const NameFiles& shard,

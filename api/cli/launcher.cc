@@ -170,7 +170,7 @@ const std::vector<std::string>& ValueOptions() {
       "arena-path",   "replicas",      "keep-steps", "domain",    "socket",
       "transport",    "provider",      "device",     "gid-index", "dead-after-ms",
       "heartbeat-ms", "check-threads", "scrub-rate", "log-level", "log-file",
-      "storage",      "persist-every", "persist-rate"};
+      "storage",      "persist-every", "persist-rate", "keep-on-storage", "keep-every", "keep-best", "keep-within"};
   return options;
 }
 

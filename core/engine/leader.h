@@ -49,7 +49,7 @@ class Leader {
         stored_(context, storage),
         latest_(context, &table_, &incarnations_, &stored_),
         redundancy_(context, &table_),
-        persistence_(context, storage, &table_, &stored_),
+        persistence_(context, storage, &table_, &stored_, [this] { return ReadOnStorage(); }),
         verifier_(context) {}
 
   void OnView(const View& before);
@@ -134,6 +134,7 @@ class Leader {
   // being read; kNotFound: it does not lie there.
   Status OfferStored(NodeId asker, LocateReply* reply);
   uint32_t WorldSizeOf(const StepId& id);
+  std::vector<StepId> ReadOnStorage() const;  // steps that are being restored or read
   StepReport Describe(const StepId& id, const StepTable::StepState& step) const;
 
   Context& context_;

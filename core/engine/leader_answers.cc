@@ -129,6 +129,12 @@ uint32_t Leader::WorldSizeOf(const StepId& id) {
   return stored == nullptr ? 0 : stored->world_size;
 }
 
+std::vector<StepId> Leader::ReadOnStorage() const {
+  std::vector<StepId> steps = {incarnations_.life().pin};
+  for (const auto& [shard, loader] : loaders_) steps.push_back(StepOf(shard));
+  return steps;
+}
+
 Status Leader::OfferStored(NodeId asker, LocateReply* reply) {
   const ShardId& shard = reply->shard.id;
   const std::shared_ptr<const StoredStep> step = stored_.Manifest(StepOf(shard));

@@ -394,6 +394,7 @@ void Persistence::OnManifest(const StepId& id, const std::shared_ptr<const Store
   if (status.ok()) {
     LOG_INFO("%s is persisted", id.ToString().c_str());
     stored_.Add(step);
+    Prune();
     return EndRun();
   }
   if (status.code() == Code::kAlreadyExists)
@@ -401,6 +402,17 @@ void Persistence::OnManifest(const StepId& id, const std::shared_ptr<const Store
   run_->trouble = "its manifest: " + status.ToString();
   LOG_WARNING("%s is not persisted yet, trying again: %s", id.ToString().c_str(), run_->trouble.c_str());
   run_->manifest_at = context_.now + RetryAfter();
+}
+
+// What a failure leaves is deleted after the next step.
+void Persistence::Prune() {
+  works_.Start(PruneStored{in_use_()}, [this, generation = generation_](const Status& status,
+                                                                        const StorageDone& done) {
+    const auto* gone = std::get_if<StoredList>(&done.result);
+    if (generation == generation_ && gone != nullptr) stored_.Remove(gone->steps);
+    if (!status.ok())
+      LOG_WARNING("steps on storage that no rule keeps are not deleted: %s", status.ToString().c_str());
+  });
 }
 
 void Persistence::LookAtHomeless() {

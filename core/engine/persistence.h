@@ -29,6 +29,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -46,8 +47,11 @@ namespace ropeteam::engine {
 
 class Persistence {
  public:
-  Persistence(Context* context, StorageWorks* works, const StepTable* table, StoredSteps* stored)
-      : context_(*context), works_(*works), table_(*table), stored_(*stored) {}
+  // `in_use`: steps on storage that some node may be reading.
+  using InUse = std::function<std::vector<StepId>()>;
+  Persistence(Context* context, StorageWorks* works, const StepTable* table, StoredSteps* stored,
+              InUse in_use)
+      : context_(*context), works_(*works), table_(*table), stored_(*stored), in_use_(std::move(in_use)) {}
 
   void Begin();  // to lead, or no longer: forgets everything
   void OnView();
@@ -147,11 +151,13 @@ class Persistence {
   void PutManifest();
   void OnManifest(const StepId& id, const std::shared_ptr<const StoredStep>& step, const Status& status);
   void LookAtHomeless();
+  void Prune();  // after a step was persisted
 
   Context& context_;
   StorageWorks& works_;
   const StepTable& table_;
   StoredSteps& stored_;
+  const InUse in_use_;
   uint64_t generation_ = 0;
   std::set<StepId> requested_;
   std::set<StepId> learned_;  // of a former leader, not judged yet

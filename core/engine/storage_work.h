@@ -77,7 +77,13 @@ struct LoadChunks {
   std::vector<Extent> extents;
   std::vector<uint32_t> chunks;  // ascending
 };
-using StorageWork = std::variant<ListStored, ReadStored, NameFiles, WriteShard, WriteManifest, LoadChunks>;
+// Deletes the steps that none of the driver's rules keeps, never the newest one and none of `in_use`. The manifest goes
+// first, so a step that is half deleted is none. → StoredList, the steps that are gone
+struct PruneStored {
+  std::vector<StepId> in_use;
+};
+using StorageWork =
+    std::variant<ListStored, ReadStored, NameFiles, WriteShard, WriteManifest, LoadChunks, PruneStored>;
 
 struct StoredList {
   Incarnation incarnation_max = 0;

@@ -146,6 +146,10 @@ void StoredSteps::Add(std::shared_ptr<const StoredStep> step) {
   ++version_;
 }
 
+void StoredSteps::Remove(const std::vector<StepId>& steps) {
+  for (const StepId& id : steps) version_ += steps_.erase(id);
+}
+
 void StoredSteps::MarkDamaged(const StepId& id, const std::string& why) {
   const auto at = steps_.find(id);
   if (at == steps_.end() || at->second.damaged) return;

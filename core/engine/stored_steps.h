@@ -48,6 +48,7 @@ class StoredSteps {
   void Hurry() { again_at_ = std::min(again_at_, context_.now + kAgainUs); }
 
   void Add(std::shared_ptr<const StoredStep> step);  // it has just been persisted
+  void Remove(const std::vector<StepId>& steps);     // they have been deleted
   void MarkDamaged(const StepId& id, const std::string& why);
 
   void OnTimer();

@@ -218,6 +218,24 @@ def test_a_damaged_step_is_passed_over_for_the_next_older_one(cluster, tmp_path)
     assert "lacks rank-00001.safetensors" in log and "its manifest says" in log
 
 
+def test_only_the_steps_that_a_rule_keeps_stay(cluster, store):
+    rules = ["--keep-on-storage", "2", "--keep-every", "4"]
+    nodes = cluster(2, options=["--storage", store.url, "--persist-every", "1", *rules])
+    ranks = world(nodes, "first")
+    for step in range(1, 8):
+        save(ranks, step)
+        ranks[0].wait(step, Level.PERSISTED)
+    for rope in ranks:
+        rope.close()
+
+    def steps() -> list[int]:
+        return sorted(int(name.split("step-")[1][:10]) for name in manifests(store))
+
+    wait_until(lambda: steps() == [4, 6, 7], "the others to be deleted")
+    folders = {name.split("/")[1] for name in store.files()}
+    assert len(folders) == 3, "their files, too"
+
+
 def test_training_does_not_notice_storage_that_is_away(cluster, tmp_path):
     store = Directory(tmp_path / "store")
     nodes = cluster(2, memory="96M", options=["--storage", store.url, "--persist-every", "1"])

@@ -35,7 +35,9 @@ class PersistenceTest : public ::testing::Test {
         context_(Config(), store_.get()),
         works_(&context_),
         stored_(&context_, &works_),
-        persistence_(&context_, &works_, &table_, &stored_) {
+        persistence_(&context_, &works_, &table_, &stored_, [] {
+          return std::vector<StepId>{{kLife, 1}};
+        }) {
     SetLogSink([](LogLevel, std::string_view) {}, LogLevel::kOff);
     life_.incarnation = kLife;
     settings_.nodes = 3;
@@ -136,6 +138,7 @@ class PersistenceTest : public ::testing::Test {
     AnswerAll();
     AnswerAll();
     works_.OnDone(TakeWork().tag, manifest, {});
+    if (manifest.ok()) works_.OnDone(TakeWork().tag, OkStatus(), {});  // nothing is to be deleted
   }
   void PassTime(TimeUs time) {
     context_.now += time;
@@ -193,6 +196,25 @@ TEST_F(PersistenceTest, AStepIsNamedThenWrittenByItsOwnersThenGetsItsManifest) {
   works_.OnDone(work.tag, OkStatus(), {});
   EXPECT_TRUE(stored_.Has({kLife, 10}));
   EXPECT_THAT(Persisting(), IsEmpty());
+}
+
+TEST_F(PersistenceTest, WhatNoRuleKeepsIsDeletedAfterAStepWasPersistedAndNothingThatIsRead) {
+  Listed({{kLife, 1}, {kLife, 2}});
+  Commit(10);
+  AnswerAll();
+  AnswerAll();
+  works_.OnDone(TakeWork().tag, OkStatus(), {});
+  const StartStorage work = TakeWork();
+  const auto* prune = std::get_if<PruneStored>(&work.work);
+  ASSERT_NE(prune, nullptr);
+  EXPECT_THAT(prune->in_use, ElementsAre(StepId{kLife, 1}));
+  StorageDone done;
+  StoredList gone;
+  gone.steps = {{kLife, 2}};
+  done.result = gone;
+  works_.OnDone(work.tag, OkStatus(), done);
+  EXPECT_FALSE(stored_.Has({kLife, 2}));
+  EXPECT_TRUE(stored_.Has({kLife, 1}));
 }
 
 TEST_F(PersistenceTest, StepsAreDueByTheMultiplesThatArePassed) {

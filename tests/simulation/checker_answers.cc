@@ -164,7 +164,7 @@ void Checker::OnAnswer(const Host& host, const Session& session, const Pending& 
   if (request.kind == RequestKind::kWait) {
     if (Find(id) == nullptr)
       return Fail("host %zu ended a wait for %s, which is not sealed", host.index, id.ToString().c_str());
-    if (request.level == Level::kPersisted && !storage_.Has(StepOf(id)))
+    if (request.level == Level::kPersisted && !storage_.Has(StepOf(id)) && !storage_.Pruned(StepOf(id)))
       return Fail("host %zu ended a wait for PERSISTED of %s, which is not on storage", host.index,
                   id.ToString().c_str());
     if (request.level >= Level::kReplicated && request.level < Level::kPersisted)

@@ -122,6 +122,7 @@ void DrawMoreTrouble(uint64_t seed, Options* options) {
     StorageOptions& storage = options->storage;
     storage.used = options->nodes <= kSmallNodes;
     storage.persist_every = random->Between(0, 5);
+    if (random->Chance(50 * kPercent)) storage.keep = random->Between(1, 3);
     storage.ask_ppm = random->Chance(50 * kPercent) ? 10 * kPercent : 0;
     storage.wait_ppm = random->Chance(50 * kPercent) ? 5 * kPercent : 0;
     storage.request_max_us = random->Between(kMs, 100 * kMs);
@@ -160,7 +161,8 @@ uint64_t ChunksNeeded(const Options& options) {
   // Resharding may put half as many ranks more on a node.
   const uint64_t ranks =
       options.job.ranks_per_node + (options.job.reshard_ppm == 0 ? 0 : (options.job.ranks_per_node + 1) / 2);
-  const uint64_t persisting = options.storage.used ? 2 : 0;  // one is begun, and one that was asked for may wait
+  const uint64_t persisting =
+      options.storage.used ? 2 : 0;  // one is begun, and one that was asked for may wait
   return (options.keep_steps + persisting + in_flight) * (1 + options.replicas) * ranks * chunks;
 }
 

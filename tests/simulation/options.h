@@ -120,6 +120,7 @@ struct JobOptions {
 struct StorageOptions {
   bool used = false;
   uint64_t persist_every = 1;  // steps
+  size_t keep = 0;             // steps on storage; 0: all
   uint32_t ask_ppm = 0;        // of saves: the rank asks for the step to be persisted
   uint32_t wait_ppm = 0;       // of saves: the rank waits for PERSISTED
   TimeUs request_min_us = 100;

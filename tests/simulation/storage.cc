@@ -207,6 +207,8 @@ Status SimStorage::Effect(const JobPtr& job) {
     job->done.result = stored;
   } else if (const auto* manifest = std::get_if<WriteManifest>(&work)) {
     return WriteTheManifest(*manifest->step);
+  } else if (const auto* prune = std::get_if<PruneStored>(&work)) {
+    job->done.result = Prune(*prune);
   } else if (const auto* load = std::get_if<LoadChunks>(&work)) {
     LoadedChunks loaded;
     loaded.meta = steps_.at(StepOf(load->shard)).metas.at(load->shard.rank);
@@ -267,6 +269,21 @@ Status SimStorage::Write(const WriteShard& write, const std::string& stream, Sto
   return OkStatus();
 }
 
+// Sometimes a part of it: the rest is found the next time.
+StoredList SimStorage::Prune(const PruneStored& prune) {
+  StoredList gone;
+  size_t kept = 0;
+  for (auto step = steps_.rbegin(); step != steps_.rend() && options_.keep != 0; ++step) {
+    if (!step->second.manifest || ++kept <= options_.keep) continue;
+    if (std::find(prune.in_use.begin(), prune.in_use.end(), step->first) == prune.in_use.end())
+      gone.steps.push_back(step->first);
+  }
+  if (!healed_ && random_.Chance(options_.fail_ppm)) gone.steps.resize(random_.Below(gone.steps.size() + 1));
+  for (const StepId& id : gone.steps) steps_.erase(id);
+  pruned_.insert(gone.steps.begin(), gone.steps.end());
+  return gone;
+}
+
 Status SimStorage::WriteTheManifest(const StoredStep& stored) {
   Step& step = steps_[stored.id];
   if (step.manifest) {
@@ -277,6 +294,8 @@ Status SimStorage::WriteTheManifest(const StoredStep& stored) {
     return Error(Code::kAlreadyExists, "another manifest of %s is there", stored.id.ToString().c_str());
   }
   step.manifest = stored;
+  step.rotten =
+      step.rotten || Pruned(stored.id);  // a late request of a leader that is dead, and its files are gone
   on_stored(stored.id, stored);
   return OkStatus();
 }

@@ -72,6 +72,7 @@ class SimStorage {
 
   // What is true now.
   bool Has(const StepId& id) const { return At(id) != nullptr && At(id)->manifest.has_value(); }
+  bool Pruned(const StepId& id) const { return pruned_.contains(id); }
   bool Sound(const StepId& id) const { return Has(id) && !At(id)->rotten; }
   // The step that counts, and the bytes of a rank's shard.
   const StoredStep* Manifest(const StepId& id) const { return Has(id) ? &*At(id)->manifest : nullptr; }
@@ -117,6 +118,7 @@ class SimStorage {
   Status Write(const WriteShard& write, const std::string& stream, StoredRank* stored);
   Status Put(const StepId& id, const std::string& path, Rank rank, std::string bytes);
   Status WriteTheManifest(const StoredStep& step);
+  StoredList Prune(const PruneStored& prune);
   Status Read(const StepId& id, StoredStep* stored) const;
   static std::vector<std::string> NamesOf(const ShardId& shard);
 
@@ -126,6 +128,7 @@ class SimStorage {
   std::map<StepId, Step> steps_;
   TimeUs away_until_ = 0;  // the simulation's clock begins beyond kBetweenAwayUs
   bool healed_ = false;
+  std::set<StepId> pruned_;
   std::set<StepId> hidden_;
   std::set<StepId> unreadable_;
   std::set<StepId> unloadable_;

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Deletes steps on storage that no rule keeps.
+
+#include <algorithm>
+#include <ctime>
+
+#include "core/base/log.h"
+#include "node/storage_workers.h"
+#include "storage/steps/remove.h"
+#include "storage/steps/steps.h"
+
+namespace ropeteam {
+
+Result<StoredList> StorageWorkers::Prune(const PruneStored& prune) {
+  StoredList gone;
+  if (!config_.rules.Any()) return gone;
+  const Result<StoredList> listed = List();
+  if (!listed.ok()) return listed.status();
+  std::vector<storage::RetainedStep> steps;
+  for (const StepId& id : listed->steps) {
+    const storage::StepName name{id.step, id.incarnation};
+    const Result<storage::StepHead> head = CheckStep(id, nullptr);
+    const Code code = head.ok() ? Code::kOk : head.status().code();
+    // What cannot be read now is no reason to delete anything.
+    if (!head.ok() && code != Code::kCorrupt && code != Code::kUnsupported) return head.status();
+    const bool in_use = std::find(prune.in_use.begin(), prune.in_use.end(), id) != prune.in_use.end();
+    steps.push_back({name, head.ok() ? head->time_s : 0, head.ok() ? head->user : "{}", head.ok(), in_use});
+  }
+  const std::vector<unsigned> kept =
+      storage::ChooseKept(config_.rules, steps, static_cast<uint64_t>(std::time(nullptr)));
+  for (size_t i = 0; i < steps.size(); ++i) {
+    if (kept[i] != storage::kKeptNot || !steps[i].good) continue;
+    const Status removed = storage::RemoveStep(config_.sink.get(), config_.job, steps[i].name, kCallTimeout);
+    if (!removed.ok()) {
+      LOG_WARNING("%s on storage is not deleted: %s", FolderOf(listed->steps[i]).c_str(),
+                  removed.ToString().c_str());
+      continue;
+    }
+    LOG_INFO("storage deleted %s", FolderOf(listed->steps[i]).c_str());
+    gone.steps.push_back(listed->steps[i]);
+  }
+  return gone;
+}
+
+}  // namespace ropeteam
