@@ -163,6 +163,11 @@ ropeteam_status_t ropeteam_wait(ropeteam_t* handle, uint64_t step, ropeteam_leve
   nanosleep(&t, NULL);
   return error(ROPETEAM_DEADLINE_EXCEEDED, "not yet");
 }
+ropeteam_status_t ropeteam_persist(ropeteam_t* handle, uint64_t step, int64_t timeout_ms) {
+  (void)handle, (void)step, (void)timeout_ms;
+  FAILING("persist");
+  return error(ROPETEAM_UNSUPPORTED, "this job has no storage to persist to");
+}
 ropeteam_status_t ropeteam_latest(ropeteam_t* handle, ropeteam_step_t* step, int64_t timeout_ms) {
   (void)handle, (void)timeout_ms;
   FAILING("latest");

@@ -282,6 +282,16 @@ def test_wait_follows_a_save_when_asked(rope, fake):
     rope.wait(1, ropeteam.Level.LOCAL)
 
 
+def test_a_step_is_asked_for_when_its_save_says_so(rope, fake):
+    rope.save(1, {"a": b"1"})
+    with pytest.raises(ropeteam.Unsupported, match="no storage"):
+        rope.save(2, {"a": b"1"}, persist=True)
+    assert rope.latest().step == 2  # saved all the same
+    fake.fake_fail(b"persist", int(ropeteam.Code.ABORTED))
+    with pytest.raises(ropeteam.Aborted):
+        rope.persist(1)
+
+
 def test_other_threads_run_while_wait_waits(rope):
     # With the interpreter lock held in the call the counter would stand still until the wait is over.
     waiting, counted = threading.Event(), 0
