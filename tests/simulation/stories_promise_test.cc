@@ -138,12 +138,7 @@ TEST_F(Story, OfTwoCoordinatorsOneSideWaits) {
   ASSERT_EQ(LeaderHost(), 0u);
   StartWorld(1, {0, 1});
   SaveEverywhere(1, 1);
-  Isolate({0, 1}, true, 60 * kSecond);
-  cluster_->StartCoordinator();
-  for (const size_t host : {2, 3}) cluster_->membership().Route(host, 1, true);
-  ASSERT_TRUE(Until([&] {
-    return cluster_->host(0).view.members.size() == 2 && cluster_->host(2).view.members.size() == 2;
-  })) << Trouble();
+  SplitInTwo();
   SaveEverywhere(1, 2);
   StartWorld(2, {2, 3});
   const Status latest = AskLatest(2, 0, kSecond);

@@ -37,6 +37,31 @@ class StorageStory : public Story {
     for (const size_t host : hosts) cluster_->StartHost(host);
     AwaitOneView();
   }
+  // Hosts 2 and 3, which another coordinator had, come back empty to the first one.
+  void LoseTheOtherHalf() {
+    LoseHost(2);
+    LoseHost(3);
+    cluster_->network().HealLinks();
+    for (const size_t host : {2, 3}) cluster_->membership().Route(host, 0, true);
+    cluster_->RunFor(2 * kSecond);
+    for (const size_t host : {2, 3}) cluster_->StartHost(host);
+    AwaitOneView();
+  }
+  Status Persist(Rank rank, Step step) {
+    return Sync(
+        [&](Client::StatusDone done) { RankOf(1, rank).Persist(step, 5 * kSecond, std::move(done)); });
+  }
+  // Two nodes, three committed steps, and nothing that is begun ends.
+  void HangWhileTheFirstOfThreeIsWritten() {
+    StartStored(2, 0);
+    StartWorld(1);
+    cluster_->RunFor(kSecond);  // storage is listed
+    for (const size_t host : {0, 1}) cluster_->storage().Hang(host);
+    SaveEverywhere(1, 1);
+    ASSERT_TRUE(Persist(0, 1).ok());
+    SaveEverywhere(1, 2);
+    SaveEverywhere(1, 3);
+  }
   // The incarnation of the shard that a reader of this step and rank is given; 0: it fails.
   Incarnation Given(uint64_t launch, Rank reader, Step step, Rank rank) {
     Incarnation given = 0;
@@ -144,19 +169,7 @@ TEST_F(StorageStory, ANodeWhoseStorageHangsIsStoodInFor) {
 
 // Two ranks ask for two steps while a third is being written.
 TEST_F(StorageStory, TwoStepsThatAreAskedForAtTheSameTime) {
-  StartStored(2, 0);
-  StartWorld(1);
-  cluster_->RunFor(kSecond);    // listed
-  cluster_->storage().Hang(0);  // nothing that is begun ends
-  cluster_->storage().Hang(1);
-  const auto persist = [&](Rank rank, Step step) {
-    return Sync(
-        [&](Client::StatusDone done) { RankOf(1, rank).Persist(step, 5 * kSecond, std::move(done)); });
-  };
-  SaveEverywhere(1, 1);
-  ASSERT_TRUE(persist(0, 1).ok());
-  SaveEverywhere(1, 2);
-  SaveEverywhere(1, 3);
+  HangWhileTheFirstOfThreeIsWritten();
   std::optional<Status> first, second;
   RankOf(1, 0).Persist(2, 5 * kSecond, [&](const Status& status) { first = status; });
   RankOf(1, 1).Persist(3, 5 * kSecond, [&](const Status& status) { second = status; });
@@ -166,21 +179,9 @@ TEST_F(StorageStory, TwoStepsThatAreAskedForAtTheSameTime) {
 }
 
 TEST_F(StorageStory, OneStepMayWaitForAnother) {
-  StartStored(2, 0);
-  StartWorld(1);
-  cluster_->RunFor(kSecond);  // listed
-  cluster_->storage().Hang(0);
-  cluster_->storage().Hang(1);
-  const auto persist = [&](Rank rank, Step step) {
-    return Sync(
-        [&](Client::StatusDone done) { RankOf(1, rank).Persist(step, 5 * kSecond, std::move(done)); });
-  };
-  SaveEverywhere(1, 1);
-  ASSERT_TRUE(persist(0, 1).ok());
-  SaveEverywhere(1, 2);
-  SaveEverywhere(1, 3);
-  EXPECT_TRUE(persist(0, 2).ok());
-  EXPECT_NE(persist(0, 3).code(), Code::kDeadlineExceeded);
+  HangWhileTheFirstOfThreeIsWritten();
+  EXPECT_TRUE(Persist(0, 2).ok());
+  EXPECT_NE(Persist(0, 3).code(), Code::kDeadlineExceeded);
 }
 
 // Storage has a step of an incarnation that began after this world's, under another coordinator.
@@ -188,22 +189,11 @@ TEST_F(StorageStory, AStepOfALaterIncarnationIsNoPin) {
   StartStored(4);
   ASSERT_EQ(LeaderHost(), 0u);
   StartWorld(1, {0, 1});  // has not asked yet what to restore
-  Isolate({0, 1}, true, 60 * kSecond);
-  cluster_->StartCoordinator();
-  for (const size_t host : {2, 3}) cluster_->membership().Route(host, 1, true);
-  ASSERT_TRUE(Until([&] {
-    return cluster_->host(0).view.members.size() == 2 && cluster_->host(2).view.members.size() == 2;
-  })) << Trouble();
+  SplitInTwo();
   StartWorld(2, {2, 3});
   SavePersisted(2, 1);
   EXPECT_LT(LifeOf(1), LifeOf(2));
-  LoseHost(2);
-  LoseHost(3);
-  cluster_->network().HealLinks();
-  for (const size_t host : {2, 3}) cluster_->membership().Route(host, 0, true);
-  cluster_->RunFor(2 * kSecond);
-  for (const size_t host : {2, 3}) cluster_->StartHost(host);
-  AwaitOneView();
+  LoseTheOtherHalf();
   cluster_->CrashDaemon(0);  // the leader; the next one lists storage
   cluster_->StartDaemon(0);
   AwaitOneView();
@@ -269,21 +259,10 @@ TEST_F(StorageStory, WhatAnotherLeaderHasPersistedIsOffered) {
   ASSERT_EQ(LeaderHost(), 0u);
   StartWorld(1, {2, 3});
   SavePersisted(1, 1);
-  Isolate({0, 1}, true, 60 * kSecond);
-  cluster_->StartCoordinator();
-  for (const size_t host : {2, 3}) cluster_->membership().Route(host, 1, true);
-  ASSERT_TRUE(Until([&] {
-    return cluster_->host(0).view.members.size() == 2 && cluster_->host(2).view.members.size() == 2;
-  })) << Trouble();
+  SplitInTwo();
   SavePersisted(1, 2);
   const StepId persisted = StepIn(1, 2);
-  LoseHost(2);
-  LoseHost(3);
-  cluster_->network().HealLinks();
-  for (const size_t host : {2, 3}) cluster_->membership().Route(host, 0, true);
-  cluster_->RunFor(2 * kSecond);
-  for (const size_t host : {2, 3}) cluster_->StartHost(host);
-  AwaitOneView();
+  LoseTheOtherHalf();
   EXPECT_EQ(LeaderHost(), 0u);
   StartWorld(2, {0, 1});
   EXPECT_EQ(Latest(2, 0), persisted);

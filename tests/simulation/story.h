@@ -193,6 +193,15 @@ class Story : public ::testing::Test {
       for (const size_t to : all)
         if (inside(from) != inside(to)) cluster_->network().Cut(from, to, cluster_->now() + time);
   }
+  // Of four hosts 0 and 1 keep their coordinator, 2 and 3 find another one, and the halves do not hear each other.
+  void SplitInTwo() {
+    Isolate({0, 1}, true, 60 * kSecond);
+    cluster_->StartCoordinator();
+    for (const size_t host : {2, 3}) cluster_->membership().Route(host, 1, true);
+    ASSERT_TRUE(Until([&] {
+      return cluster_->host(0).view.members.size() == 2 && cluster_->host(2).view.members.size() == 2;
+    })) << Trouble();
+  }
   void LoseHost(size_t host) {
     CloseClientsOn(host);
     cluster_->StopHost(host, false);
