@@ -9,6 +9,20 @@
 #include "core/base/log.h"
 
 namespace ropeteam::engine {
+namespace {
+
+// For each of these steps the state that has listed it first without a break: the one in `before`, or `sequence`.
+std::map<StepId, uint64_t> SinceWhen(const std::vector<StepKey>& steps,
+                                     const std::map<StepId, uint64_t>& before, uint64_t sequence) {
+  std::map<StepId, uint64_t> since;
+  for (const StepKey& key : steps) {
+    const auto known = before.find(key.id);
+    since.emplace(key.id, known == before.end() ? sequence : known->second);
+  }
+  return since;
+}
+
+}  // namespace
 
 void Leader::Begin() {
   members_.clear();
@@ -330,18 +344,8 @@ void Leader::Announce() {
     state.sequence = ++sequence_;
     if (new_pin) pin_sequence_ = sequence_;
     // A step that was not listed meanwhile has to be marked again: some member may know of no state that listed it.
-    std::map<StepId, uint64_t> listed;
-    for (const StepKey& key : state.committed) {
-      const auto before = listed_.find(key.id);
-      listed.emplace(key.id, before == listed_.end() ? sequence_ : before->second);
-    }
-    listed_ = std::move(listed);
-    std::map<StepId, uint64_t> persisting;
-    for (const StepKey& key : state.persisting) {
-      const auto before = persisting_since_.find(key.id);
-      persisting.emplace(key.id, before == persisting_since_.end() ? sequence_ : before->second);
-    }
-    persisting_since_ = std::move(persisting);
+    listed_ = SinceWhen(state.committed, listed_, sequence_);
+    persisting_since_ = SinceWhen(state.persisting, persisting_since_, sequence_);
     state_ = std::move(state);
   }
   table_seen_ = table_.version();
