@@ -75,7 +75,7 @@ TEST(Hostile, AHeaderWithAnyByteChangedIsRefused) {
     EXPECT_EQ(PlanRestore(good.entry, bad).status().code(), Code::kCorrupt);
 }
 
-// Edits as a program would make that has computed the checksums anew.
+// Edits as by a program that computes the checksums again afterwards.
 std::string Mutate(std::string text, std::mt19937_64* random) {
   const std::string pieces[] = {"{",
                                 "}",
