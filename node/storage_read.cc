@@ -54,7 +54,7 @@ Result<storage::StepHead> StorageWorkers::CheckStep(const StepId& id, std::vecto
   return storage::ParseManifestOf(config_.job, name, *text, [&](storage::RankEntry&& entry) {
     for (const storage::FileEntry& file : entry.files)
       ROPETEAM_RETURN_IF_ERROR(storage::CheckFileSize(FolderOf(id), *sizes, file));
-    if (ranks != nullptr) ranks->push_back({entry.stream_bytes, entry.digest, {}});
+    if (ranks != nullptr) ranks->push_back({entry.stream_bytes, entry.digest, {}, {}});
     return OkStatus();
   });
 }

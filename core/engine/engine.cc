@@ -488,6 +488,11 @@ void Engine::OnStorageDone(TimeUs now, uint64_t tag, const Status& status, const
   impl_->parts_.storage.OnDone(tag, status, done);
   impl_->Finish();
 }
+void Engine::OnStorageStalled(TimeUs now, uint64_t tag) {
+  impl_->Begin(now);
+  impl_->parts_.storage.OnStalled(tag);
+  impl_->Finish();
+}
 void Engine::OnPeerFenced(TimeUs now, NodeId peer) {
   impl_->Begin(now);
   impl_->parts_.memory.OnPeerFenced(peer);

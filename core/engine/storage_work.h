@@ -32,7 +32,8 @@ struct StoredRank {
   uint64_t stream_bytes = 0;
   uint64_t content = 0;  // ContentDigest() of the shard in chunks of StoredStep::chunk_bytes
   std::vector<StoredFile> files;
-  auto Fields() { return std::tie(stream_bytes, content, files); }
+  std::string metadata;  // that the program gave with this shard: a JSON object, or empty
+  auto Fields() { return std::tie(stream_bytes, content, files, metadata); }
   friend bool operator==(const StoredRank&, const StoredRank&) = default;
 };
 // What a manifest says.
@@ -41,7 +42,10 @@ struct StoredStep {
   uint32_t world_size = 0;
   uint64_t chunk_bytes = 0;
   std::vector<StoredRank> ranks;
+  std::string metadata;  // of the lowest rank that gave any; a JSON object, or empty
 };
+// A rank's metadata; 4 KiB are 100 numbers with their names.
+inline constexpr size_t kStepMetadataBytesMax = 4096;
 
 // ---- work; each is answered by OnStorageDone() with the result that is named, or a failure
 
@@ -77,13 +81,25 @@ struct LoadChunks {
   std::vector<Extent> extents;
   std::vector<uint32_t> chunks;  // ascending
 };
+// Makes sure that of all clusters, under whatever coordinator, this node alone writes and deletes under the job's name, and
+// keeps it so until ReleaseStorage. Nothing may be written or deleted before it is answered with kOk. Repeating it is
+// cheap. kUnavailable: another one holds it, and whether that one lives is not known yet; ask again. kAlreadyExists: another
+// one holds it and lives, or has taken it over from this node; the message says who, and what to do. → nothing
+struct HoldStorage {};
+struct ReleaseStorage {};
+// Has the step passed over from now on by every reader, also by later clusters: a file in it is damaged. Nothing is
+// deleted. → nothing
+struct MarkStored {
+  StepId step;
+  std::string why;
+};
 // Deletes the steps that none of the driver's rules keeps, never the newest one and none of `in_use`. The manifest goes
 // first, so a step that is half deleted is none. → StoredList, the steps that are gone
 struct PruneStored {
   std::vector<StepId> in_use;
 };
-using StorageWork =
-    std::variant<ListStored, ReadStored, NameFiles, WriteShard, WriteManifest, LoadChunks, PruneStored>;
+using StorageWork = std::variant<ListStored, ReadStored, NameFiles, WriteShard, WriteManifest, LoadChunks,
+                                 HoldStorage, ReleaseStorage, MarkStored, PruneStored>;
 
 struct StoredList {
   Incarnation incarnation_max = 0;

@@ -19,22 +19,33 @@ class StorageWorks {
   explicit StorageWorks(Context* context) : context_(*context) {}
 
   using Done = std::function<void(const Status&, const StorageDone&)>;
-  void Start(StorageWork work, Done done) {
-    context_.out.storage.push_back({next_tag_, std::move(work)});
-    running_.emplace(next_tag_++, std::move(done));
+  // `stalled` is called when the work has made no progress for a minute, once or more; `done` still follows.
+  void Start(StorageWork work, Done done, std::function<void()> stalled = {}) {
+    StartStorage& start = context_.out.storage.emplace_back();
+    start.tag = next_tag_;
+    start.work = std::move(work);
+    running_.emplace(next_tag_++, Running{std::move(done), std::move(stalled)});
+  }
+  void OnStalled(uint64_t tag) {
+    const auto found = running_.find(tag);
+    if (found != running_.end() && found->second.stalled) found->second.stalled();
   }
   void OnDone(uint64_t tag, const Status& status, const StorageDone& result) {
     const auto found = running_.find(tag);
     ROPETEAM_CHECK(found != running_.end());
-    const Done done = std::move(found->second);
+    const Done done = std::move(found->second.done);
     running_.erase(found);
     done(status, result);
   }
 
  private:
+  struct Running {
+    Done done;
+    std::function<void()> stalled;
+  };
   Context& context_;
   uint64_t next_tag_ = 1;
-  std::map<uint64_t, Done> running_;
+  std::map<uint64_t, Running> running_;
 };
 
 }  // namespace ropeteam::engine
