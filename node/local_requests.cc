@@ -120,8 +120,9 @@ bool LocalServer::OnViewRequest(SessionId id, local::Type type, RequestId reques
   if (type == local::Type::kLatest) {
     local::Latest latest;
     if (!Decode(payload, latest)) return false;
-    drive_(
-        [&](Engine& engine, TimeUs now) { engine.OnLatest(now, id, request, TimeoutUs(latest.timeout_ms)); });
+    drive_([&](Engine& engine, TimeUs now) {
+      engine.OnLatest(now, id, request, Level::kNone, TimeoutUs(latest.timeout_ms));
+    });
   } else if (type == local::Type::kViewOpen) {
     local::ViewOpen open;
     if (!Decode(payload, open)) return false;

@@ -577,9 +577,9 @@ void Engine::OnPersist(TimeUs now, SessionId session, RequestId request, Step st
   impl_->parts_.sessions.Persist(session, request, step, timeout_us);
   impl_->Finish();
 }
-void Engine::OnLatest(TimeUs now, SessionId session, RequestId request, TimeUs timeout_us) {
+void Engine::OnLatest(TimeUs now, SessionId session, RequestId request, Level level, TimeUs timeout_us) {
   impl_->Begin(now);
-  impl_->parts_.sessions.Latest(session, request, timeout_us);
+  impl_->parts_.sessions.Latest(session, request, level, timeout_us);
   impl_->Finish();
 }
 void Engine::OnViewOpen(TimeUs now, SessionId session, RequestId request, Step step, Rank rank,

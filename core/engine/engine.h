@@ -237,7 +237,10 @@ class Engine {
   void OnWait(TimeUs now, SessionId session, RequestId request, Step step, Level level, TimeUs timeout_us);
   // Has the step persisted once it is committed, whether it is due or not. Answered when every node has heard of it.
   void OnPersist(TimeUs now, SessionId session, RequestId request, Step step, TimeUs timeout_us);
-  void OnLatest(TimeUs now, SessionId session, RequestId request, TimeUs timeout_us);
+  // kNone and kCommitted: the step to restore; the first rank that asks chooses it for its incarnation. kPersisted: the
+  // newest good step on storage, also where memory has newer ones; nothing is chosen. kUnsupported: there is no storage.
+  // Other levels: kInvalidArgument.
+  void OnLatest(TimeUs now, SessionId session, RequestId request, Level level, TimeUs timeout_us);
   void OnViewOpen(TimeUs now, SessionId session, RequestId request, Step step, Rank rank, TimeUs timeout_us);
   void OnViewRepair(TimeUs now, SessionId session, RequestId request, ViewId view,
                     const std::vector<uint32_t>& chunks, TimeUs timeout_us);

@@ -111,6 +111,14 @@ Result<StepId> Latest::Resolve(Incarnation asking, size_t members, const JobSett
   return *newest;
 }
 
+Result<StepId> Latest::NewestPersisted() {
+  if (!stored_.used()) return Error(Code::kUnsupported, "this job has no storage");
+  const Result<std::optional<StepId>> stored = NewestStored(std::nullopt, {UINT64_MAX, 0});
+  if (!stored.ok()) return stored.status();
+  if (!*stored) return Error(Code::kNotFound, "there is no good step on storage");
+  return **stored;
+}
+
 Result<StepId> Latest::ResolveStep(const LocateQuestion& locate) const {
   if (locate.exact != 0) return StepId{locate.exact, locate.step};
   const StepId own{locate.incarnation, locate.step};

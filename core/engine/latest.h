@@ -34,6 +34,8 @@ class Latest {
   // view, all of which have told what they hold. With more than R of the job's nodes missing no choice is made:
   // a step that was told COMMITTED might not be seen, and an older one look like the newest.
   Result<StepId> Resolve(Incarnation asking, size_t members, const JobSettings& settings);
+  // The newest step that lies on storage and whose files are there with their sizes. Chooses nothing.
+  Result<StepId> NewestPersisted();
   // The previous leader told no rank either.
   void NoRankWasTold() { may_choose_again_ = true; }
   // A rank is being told the pin: it stays.

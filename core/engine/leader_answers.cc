@@ -85,6 +85,12 @@ bool Leader::PinIsKnown() const {
 }
 
 void Leader::AnswerLatest(NodeId from, uint64_t number, const LatestQuestion& latest) {
+  if (latest.persisted) {
+    const Result<StepId> stored = latest_.NewestPersisted();
+    if (!stored.ok()) return Reply(from, number, stored.status());
+    return Reply(from, number, OkStatus(),
+                 Encode(LatestReply{{*stored}, stored_.Manifest(*stored)->world_size}));
+  }
   if (latest.incarnation != 0) {
     if (latest.incarnation < incarnations_.life().incarnation)
       return Reply(from, number,

@@ -20,7 +20,7 @@
 
 namespace ropeteam {
 
-inline constexpr uint32_t kEngineProtocolVersion = 7;
+inline constexpr uint32_t kEngineProtocolVersion = 8;
 
 enum class Kind : uint16_t {
   kReplicaReserve = 1,
@@ -309,7 +309,8 @@ struct JoinReply {
 };
 struct LatestQuestion {
   Incarnation incarnation = 0;  // of the asking rank; 0 for a person
-  auto Fields() { return std::tie(incarnation); }
+  bool persisted = false;       // the newest step on storage, whatever the incarnation restores
+  auto Fields() { return std::tie(incarnation, persisted); }
 };
 struct LatestReply {
   StepKey step;

@@ -550,15 +550,21 @@ void Sessions::Persist(SessionId id, RequestId request, Step step, TimeUs timeou
                      [](const Nothing&) { return AnswerStatus{}; });
 }
 
-void Sessions::Latest(SessionId id, RequestId request, TimeUs timeout_us) {
+void Sessions::Latest(SessionId id, RequestId request, Level level, TimeUs timeout_us) {
+  if (level != Level::kNone && level != Level::kCommitted && level != Level::kPersisted)
+    return AnswerStatusTo(
+        id, request,
+        Error(Code::kInvalidArgument, "level %d (%s): a step is looked for by committed or persisted",
+              static_cast<int>(level), LevelName(level)));
   const Session* session = &SessionOf(id);
   Incarnation incarnation = 0;
   if (session->question != 0 || session->admitted) {
     if (Admitted(id, request) == nullptr) return;
     incarnation = session->incarnation;
   }
-  AskLeader<LatestReply>(id, request, Question::Topic::kLatest, Encode(LatestQuestion{incarnation}),
-                         timeout_us, [](LatestReply latest) {
+  AskLeader<LatestReply>(id, request, Question::Topic::kLatest,
+                         Encode(LatestQuestion{incarnation, level == Level::kPersisted}), timeout_us,
+                         [](LatestReply latest) {
                            return AnswerLatest{latest.step.id, latest.world_size};
                          });
 }

@@ -141,6 +141,15 @@ void Checker::OnAnswer(const Host& host, const Session& session, const Pending& 
     return OnGrant(host, session, request, *grant);
   if (const auto* view = std::get_if<AnswerView>(&answer.body))
     return OnViewAnswer(host, session, request, *view);
+  if (const auto* latest = std::get_if<AnswerLatest>(&answer.body);
+      latest != nullptr && request.kind == RequestKind::kLatestPersisted) {
+    if (!storage_.Has(latest->step) && !storage_.Pruned(latest->step))
+      Fail("latest persisted %s is not on storage", latest->step.ToString().c_str());
+    if (WorldOf(latest->step) != latest->world_size)
+      Fail("latest persisted %s has a world of %u, not %u", latest->step.ToString().c_str(),
+           WorldOf(latest->step), latest->world_size);
+    return;
+  }
   if (const auto* latest = std::get_if<AnswerLatest>(&answer.body))
     return OnLatestAnswer(host, session, latest->step, latest->world_size);
   const auto* status = std::get_if<AnswerStatus>(&answer.body);

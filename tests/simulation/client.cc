@@ -89,17 +89,17 @@ void Client::Hello(TimeUs timeout, StatusDone done) {
                });
 }
 
-void Client::Latest(TimeUs timeout, LatestDone done) {
+void Client::Latest(Level level, TimeUs timeout, LatestDone done) {
   Pending request;
-  request.kind = RequestKind::kLatest;
+  request.kind = level == Level::kPersisted ? RequestKind::kLatestPersisted : RequestKind::kLatest;
   request.timeout_us = timeout;
   request.done = [this, done](const Answer* answer) {
     const auto* latest = answer == nullptr ? nullptr : std::get_if<AnswerLatest>(&answer->body);
     done(StatusOf(answer), latest == nullptr ? AnswerLatest() : *latest);
   };
   cluster_.Ask(session_, std::move(request),
-               [timeout](Engine& engine, TimeUs now, const Session& session, RequestId id) {
-                 engine.OnLatest(now, session.id, id, timeout);
+               [level, timeout](Engine& engine, TimeUs now, const Session& session, RequestId id) {
+                 engine.OnLatest(now, session.id, id, level, timeout);
                });
 }
 

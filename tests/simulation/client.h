@@ -54,7 +54,8 @@ class Client {
   void Close();
 
   using LatestDone = std::function<void(const Status&, const AnswerLatest&)>;
-  void Latest(TimeUs timeout, LatestDone done);
+  void Latest(TimeUs timeout, LatestDone done) { Latest(Level::kNone, timeout, std::move(done)); }
+  void Latest(Level level, TimeUs timeout, LatestDone done);
   void Save(Step step, const Content& content, const SaveScript& script, StatusDone done);
   void Wait(Step step, Level level, TimeUs timeout, StatusDone done);
   void Persist(Step step, TimeUs timeout, StatusDone done);

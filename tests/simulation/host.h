@@ -42,6 +42,7 @@ enum class RequestKind : uint8_t {
   kVerify,
   kSaveSettle,
   kPersist,
+  kLatestPersisted,
 };
 const char* RequestName(RequestKind kind);
 

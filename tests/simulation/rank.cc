@@ -197,6 +197,9 @@ void SimRank::AfterSave() {
       if (!alive_ || !status.ok() || cluster_.random().Chance(kMillion / 2)) return go_on(status);
       client_.Wait(step_, Level::kPersisted, cluster_.random().Between(0, 2 * kSecond), go_on);
     });
+  if (storage.used && random.Chance(kMillion / 20))
+    return client_.Latest(Level::kPersisted, random.Between(0, 2 * kSecond),
+                          [go_on](const Status& status, const AnswerLatest&) { go_on(status); });
   if (storage.used && random.Chance(storage.wait_ppm))
     return client_.Wait(step_, Level::kPersisted, random.Between(0, 2 * kSecond), go_on);
   if (!random.Chance(job.wait_ppm)) return NextStep();

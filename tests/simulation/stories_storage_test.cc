@@ -51,6 +51,15 @@ class StorageStory : public Story {
     return Sync(
         [&](Client::StatusDone done) { RankOf(1, rank).Persist(step, 5 * kSecond, std::move(done)); });
   }
+  Status LatestBy(uint64_t launch, Level level, StepId* step = nullptr) {
+    return Sync([&](Client::StatusDone done) {
+      RankOf(launch, 0).Latest(level, 5 * kSecond,
+                               [step, done](const Status& status, const AnswerLatest& latest) {
+                                 if (step != nullptr) *step = latest.step;
+                                 done(status);
+                               });
+    });
+  }
   // Two nodes, three committed steps, and nothing that is begun ends.
   void HangWhileTheFirstOfThreeIsWritten() {
     StartStored(2, 0);
@@ -113,6 +122,33 @@ TEST_F(StorageStory, AnOwnStepOnStorageIsNewerThanThePin) {
   }
   EXPECT_EQ(LifeOf(2), life);
   EXPECT_EQ(Latest(2, 0), (StepId{life, 2}));
+}
+
+// Memory has a newer step, and the question chooses nothing.
+TEST_F(StorageStory, LatestByLevel) {
+  StartStored(3, 2);
+  StartWorld(1);
+  EXPECT_EQ(LatestBy(1, Level::kPersisted).code(), Code::kNotFound);
+  SaveEverywhere(1, 1);
+  SavePersisted(1, 2);
+  SaveEverywhere(1, 3);
+  StepId persisted;
+  ASSERT_TRUE(LatestBy(1, Level::kPersisted, &persisted).ok());
+  EXPECT_EQ(persisted, StepIn(1, 2));
+  StopWorld(1);
+  StartWorld(2);
+  ASSERT_TRUE(LatestBy(2, Level::kPersisted, &persisted).ok());
+  EXPECT_EQ(persisted, StepIn(1, 2));
+  StepId committed;
+  ASSERT_TRUE(LatestBy(2, Level::kCommitted, &committed).ok());
+  EXPECT_EQ(committed, StepIn(1, 3));
+  EXPECT_EQ(LatestBy(2, Level::kLocal).code(), Code::kInvalidArgument);
+}
+
+TEST_F(StorageStory, WithoutStorageNothingIsPersisted) {
+  StartNodes(2);
+  StartWorld(1);
+  EXPECT_EQ(LatestBy(1, Level::kPersisted).code(), Code::kUnsupported);
 }
 
 // Two steps of one number.
