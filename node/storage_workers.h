@@ -111,6 +111,8 @@ class StorageWorkers {
                                                        std::vector<uint32_t>* bad) const;
   Result<FileNames> Names(const NameFiles& shard, std::vector<uint32_t>* bad) const;
   Result<StoredRank> Write(const WriteShard& write, std::vector<uint32_t>* bad);
+  Result<std::string> MetadataOf(const NameFiles& shard, const std::vector<storage::StreamObject>& objects,
+                                 std::vector<uint32_t>* bad) const;
   struct WriteRun;
   Status WriteFile(WriteRun* run, size_t file);
   Status PutManifest(const StoredStep& step);

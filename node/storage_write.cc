@@ -50,6 +50,29 @@ Result<FileNames> StorageWorkers::Names(const NameFiles& shard, std::vector<uint
   return names;
 }
 
+// The step's metadata that the rank gave, or nothing. What is not a JSON object never stops a step.
+Result<std::string> StorageWorkers::MetadataOf(const NameFiles& shard,
+                                               const std::vector<storage::StreamObject>& objects,
+                                               std::vector<uint32_t>* bad) const {
+  const auto object = std::find_if(objects.begin(), objects.end(),
+                                   [](const auto& each) { return each.name == kMetadataObjectName; });
+  if (object == objects.end()) return std::string();
+  Status status = Error(Code::kInvalidArgument, "metadata of %llu bytes, limit %zu",
+                        static_cast<unsigned long long>(object->length), kStepMetadataBytesMax);
+  if (object->length <= kStepMetadataBytesMax) {
+    const storage::StreamRange range{object->offset, object->length};
+    std::optional<uint64_t> bad_chunk;
+    Result<std::vector<std::string>> copy = storage::CopyChecked(StreamOf(shard), {&range, 1}, &bad_chunk);
+    NoteBad(bad_chunk, bad);
+    if (!copy.ok()) return copy.status();
+    status = storage::CompactMetadata(copy->front()).status();
+    if (status.ok()) return std::move(copy->front());
+  }
+  LOG_WARNING("the metadata of shard %s is left out on storage: %s", shard.meta.id.ToString().c_str(),
+              status.message().c_str());
+  return std::string();
+}
+
 struct StorageWorkers::WriteRun {
   const WriteShard& write;
   storage::ShardStream stream;
@@ -117,6 +140,9 @@ Result<StoredRank> StorageWorkers::Write(const WriteShard& write, std::vector<ui
       meta.id.rank, *objects, run.stream, {write.taken.begin(), write.taken.end()}, &run.bad_chunk);
   NoteBad(run.bad_chunk, bad);
   if (!files.ok()) return files.status();
+  Result<std::string> metadata = MetadataOf(write.shard, *objects, bad);
+  if (!metadata.ok()) return metadata.status();
+  run.stored.metadata = std::move(*metadata);
   objects->clear();
   objects->shrink_to_fit();
   run.files = std::move(*files);
@@ -157,6 +183,11 @@ Status StorageWorkers::PutManifest(const StoredStep& step) {
   head.world_size = step.world_size;
   head.chunk_bytes = step.chunk_bytes;
   head.time_s = static_cast<uint64_t>(std::time(nullptr));
+  if (!step.metadata.empty()) {
+    Result<std::string> user = storage::CompactMetadata(step.metadata);
+    if (!user.ok()) return user.status();  // the node that wrote the shard has looked at it
+    head.user = std::move(*user);
+  }
   const auto entry_of = [&step](uint32_t rank) {
     const StoredRank& stored = step.ranks[rank];
     storage::RankEntry entry{rank, stored.stream_bytes, stored.content, {}};

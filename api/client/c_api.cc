@@ -47,6 +47,7 @@ static_assert(static_cast<int>(Code::kIo) == ROPETEAM_IO);
 static_assert(static_cast<int>(Code::kAborted) == ROPETEAM_ABORTED);
 static_assert(static_cast<int>(Code::kInternal) == ROPETEAM_INTERNAL);
 static_assert(kNameBytesMax == ROPETEAM_NAME_MAX && kObjectsMax == ROPETEAM_OBJECTS_MAX);
+static_assert(kMetadataObjectName == ROPETEAM_METADATA && kStepMetadataBytesMax == ROPETEAM_METADATA_MAX);
 static_assert(kSavesOpenMax == ROPETEAM_SAVES_OPEN_MAX && kViewsOpenMax == ROPETEAM_VIEWS_OPEN_MAX);
 
 constexpr int64_t kOpenTimeoutDefaultMs = 30000;  // the header's

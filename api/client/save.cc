@@ -212,6 +212,10 @@ Result<uint64_t> Save::AddObject(std::string_view name, uint64_t length) {
   if (Status status = link_->channel->Check(); !status.ok()) return Fail(std::move(status));
   // A copy from a device that failed meanwhile ends the save here.
   if (Status status = buffers_->fill.failure(); !status.ok()) return Fail(std::move(status));
+  if (name == kMetadataObjectName && length > kStepMetadataBytesMax) {
+    return Error(Code::kInvalidArgument, "step %llu: metadata of %llu bytes, limit %zu", Ull(step_),
+                 Ull(length), kStepMetadataBytesMax);
+  }
   const uint64_t limit = kChunksPerShardMax * chunk_bytes_;
   if (length > limit) {
     return Error(Code::kInvalidArgument, "an object of %llu bytes, limit %llu (%llu chunks of %llu)",

@@ -16,6 +16,7 @@
 
 #include "core/base/ids.h"
 #include "core/shard/extent.h"
+#include "core/shard/manifest.h"
 
 namespace ropeteam {
 
@@ -32,7 +33,8 @@ struct StoredRank {
   uint64_t stream_bytes = 0;
   uint64_t content = 0;  // ContentDigest() of the shard in chunks of StoredStep::chunk_bytes
   std::vector<StoredFile> files;
-  std::string metadata;  // that the program gave with this shard: a JSON object, or empty
+  // That the program gave with this shard: a JSON object of at most kStepMetadataBytesMax, or empty.
+  std::string metadata;
   auto Fields() { return std::tie(stream_bytes, content, files, metadata); }
   friend bool operator==(const StoredRank&, const StoredRank&) = default;
 };
@@ -44,8 +46,6 @@ struct StoredStep {
   std::vector<StoredRank> ranks;
   std::string metadata;  // of the lowest rank that gave any; a JSON object, or empty
 };
-// A rank's metadata; 4 KiB are 100 numbers with their names.
-inline constexpr size_t kStepMetadataBytesMax = 4096;
 
 // ---- work; each is answered by OnStorageDone() with the result that is named, or a failure
 

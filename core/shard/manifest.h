@@ -28,6 +28,9 @@ inline constexpr uint32_t kManifestMagic = 0x464d5452;  // "RTMF"
 inline constexpr uint32_t kManifestVersion = 1;
 inline constexpr size_t kNameBytesMax = 255;      // ROPETEAM_NAME_MAX; a path's longest component
 inline constexpr uint64_t kObjectsMax = 1000000;  // ROPETEAM_OBJECTS_MAX: bounds a manifest to 279 MB
+// The object whose bytes are the step's metadata: a JSON object, for rules of retention and for people.
+inline constexpr std::string_view kMetadataObjectName = "ropeteam.metadata";  // ROPETEAM_METADATA
+inline constexpr size_t kStepMetadataBytesMax = 4096;  // of one rank: 100 numbers with their names
 inline constexpr uint64_t kManifestHeaderBytes = 24;
 inline constexpr uint64_t kManifestEntryBytes = 24;
 

@@ -135,7 +135,8 @@ class Planner {
     for (size_t i = 0; i < objects_.size(); ++i) {
       const StreamObject& object = objects_[i];
       const IndexEntry* entry = Entry(object.name);
-      const bool json = object.name == kIndexObjectName || (entry != nullptr && entry->json);
+      const bool json = object.name == kIndexObjectName || object.name == kMetadataObjectName ||
+                        (entry != nullptr && entry->json);
       if (kinds_[i] == kFileKind || !json || object.length > kTextBytesMax ||
           total + object.length > kTextsBytesMax)
         continue;

@@ -22,6 +22,8 @@ namespace ropeteam::storage {
 
 // The object in which the Python package says which objects are tensors or JSON values.
 inline constexpr std::string_view kIndexObjectName = ".ropeteam/index";
+// The object with the step's metadata, a JSON value also where no index says so.
+inline constexpr std::string_view kMetadataObjectName = "ropeteam.metadata";
 // A larger index is not read: its shard's tensors are then written as bytes. 100,000 tensors take about 8 MiB.
 inline constexpr uint64_t kIndexBytesMax = 16ull << 20;
 // A JSON value up to this size stands as text in the header; a larger one is written as bytes. Values are positions,

@@ -49,21 +49,6 @@ class IsObject : public JsonEvents {
   JsonCopy copy_;
 };
 
-// The program's metadata on one line.
-Result<std::string> CompactObject(std::string_view user) {
-  if (user.size() > kUserMetadataBytesMax) {
-    return Error(Code::kInvalidArgument, "user metadata of %zu bytes, limit %" PRIu64, user.size(),
-                 kUserMetadataBytesMax);
-  }
-  std::string compact;
-  IsObject events(&compact);
-  // One level less: in the manifest it stands one deeper.
-  const Status status = WalkJson(user, kDepthMax - 1, &events);
-  if (!status.ok())
-    return Error(Code::kInvalidArgument, "user metadata is not a JSON object: %s", status.message().c_str());
-  return compact;
-}
-
 void AppendFile(const FileEntry& file, std::string* out) {
   *out += "\n  {\"path\": ";
   AppendJsonString(out, file.path);
@@ -329,13 +314,27 @@ class ManifestReader : public JsonEvents {
 
 }  // namespace
 
+Result<std::string> CompactMetadata(std::string_view user) {
+  if (user.size() > kUserMetadataBytesMax) {
+    return Error(Code::kInvalidArgument, "user metadata of %zu bytes, limit %" PRIu64, user.size(),
+                 kUserMetadataBytesMax);
+  }
+  std::string compact;
+  IsObject events(&compact);
+  // One level less: in the manifest it stands one deeper.
+  const Status status = WalkJson(user, kDepthMax - 1, &events);
+  if (!status.ok())
+    return Error(Code::kInvalidArgument, "user metadata is not a JSON object: %s", status.message().c_str());
+  return compact;
+}
+
 StepManifestWriter::StepManifestWriter(const StepHead& head)
     : world_size_(head.world_size), head_status_(CheckHead(head)) {
   if (!head_status_.ok()) {
     head_status_ = Error(Code::kInvalidArgument, "%s", head_status_.message().c_str());
     return;
   }
-  const Result<std::string> user = CompactObject(head.user);
+  const Result<std::string> user = CompactMetadata(head.user);
   if (!user.ok()) {
     head_status_ = user.status();
     return;

@@ -56,6 +56,10 @@ struct RankEntry {
   bool HasRankFile() const { return !files.empty() && files[0].header_bytes != 0; }
 };
 
+// The program's metadata as a manifest has it: the same JSON object without spaces. kInvalidArgument: not a JSON object
+// (NaN and Infinity are not JSON), nested deeper than 63, over kUserMetadataBytesMax.
+Result<std::string> CompactMetadata(std::string_view user);
+
 // Writes a manifest, rank by rank, so that a large step's ranks need not be in memory all at once: 131,072 of one file each
 // are 27 MiB of text.
 class StepManifestWriter {

@@ -109,6 +109,22 @@ TEST_P(SaveTest, ASaveThatOutgrowsItsReservationAsksForMore) {
   ExpectNoProblems();
 }
 
+TEST_P(SaveTest, MetadataThatAreTooLongLeaveTheSaveAsItWas) {
+  SaveHandle save = Begin(handle_.get(), 5, 10000, 2);
+  const std::string longest = "{\"note\": \"" + std::string(ROPETEAM_METADATA_MAX - 12, 'x') + "\"}";
+  const std::string too_long = longest + " ";
+  const char* words = "step 5: metadata of 4097 bytes, limit 4096";
+  EXPECT_FAILS(ropeteam_save_put(save.get(), ROPETEAM_METADATA, too_long.data(), too_long.size()),
+               ROPETEAM_INVALID_ARGUMENT, words);
+  void* pointer = nullptr;
+  EXPECT_FAILS(ropeteam_save_reserve(save.get(), ROPETEAM_METADATA, too_long.size(), &pointer),
+               ROPETEAM_INVALID_ARGUMENT, words);
+  Put(save.get(), ROPETEAM_METADATA, longest);
+  ASSERT_OK(ropeteam_save_commit(save.get()));
+  EXPECT_EQ(daemon_.ObjectBytes(5, kRank, ROPETEAM_METADATA), longest);
+  ExpectNoProblems();
+}
+
 TEST_P(SaveTest, ARefusedExtensionLeavesTheSaveAsItWas) {
   SaveHandle save = Begin(handle_.get(), 5, 1000, 2);
   Put(save.get(), "a", RandomBytes(1000, 1));

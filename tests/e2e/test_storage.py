@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import re
 import subprocess
 import sys
 import urllib.request
@@ -216,6 +217,27 @@ def test_a_damaged_step_is_passed_over_for_the_next_older_one(cluster, tmp_path)
         rope.close()
     log = "".join(node.log_text() for node in nodes.nodes)
     assert "lacks rank-00001.safetensors" in log and "its manifest says" in log
+
+
+def test_a_step_s_metadata_come_back_and_bad_ones_stop_no_step(cluster, store):
+    nodes = cluster(2, options=["--storage", store.url, "--persist-every", "1"])
+    ranks = world(nodes, "first")
+    with ranks[0].begin(1) as bad:
+        bad._put("ropeteam.metadata", b"{'loss': 1}")  # as another program may
+    ranks[1].save(1, {"data": bytes_of(1, 1)}, metadata={"loss": 0.25, "revision": "é"})
+    for rope in ranks:
+        rope.wait(1, Level.PERSISTED)
+        rope.close()
+    log = "".join(node.log_text() for node in nodes.nodes)
+    assert re.search(r"metadata of shard .* is left out on storage: .*not a JSON object", log)
+    lose(nodes)
+    start_again(nodes)
+    for rope in world(nodes, "second"):
+        with rope.view(1, rank=0) as view, rope.view(1, rank=1) as other:
+            assert view.read("ropeteam.metadata") == b"{'loss': 1}"
+            assert other.metadata == {"loss": 0.25, "revision": "é"}
+            assert other.names() == ["data"]
+        rope.close()
 
 
 def test_only_the_steps_that_a_rule_keeps_stay(cluster, store):

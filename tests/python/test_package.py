@@ -188,6 +188,39 @@ def test_what_is_reserved_is_exactly_what_is_put(rope, fake):
     assert (fake.fake_begun_bytes(), fake.fake_begun_objects()) == (sum(lengths), len(lengths))
 
 
+def test_a_step_s_metadata_come_back_and_are_no_object_of_the_shard(rope, fake):
+    metadata = {"loss": float("nan"), "best": [0.25, float("-inf")], "revision": "é", "tokens": 2**63 + 1}
+    rope.save(1, {"a": b"12345"}, metadata=metadata)
+    with rope.view(1) as view:
+        assert view.names() == ["a"] and list(rope.load(1)) == ["a"]
+        read = {"loss": None, "best": [0.25, None], "revision": "é", "tokens": 2**63 + 1}
+        assert view.metadata == read
+        lengths = list(view._objects.values())
+    assert (fake.fake_begun_bytes(), fake.fake_begun_objects()) == (sum(lengths), len(lengths))
+    with rope.begin(2) as save:
+        save.put_metadata({"loss": 1})
+    rope.save(3, {"a": b"1"})
+    assert rope.view(2).metadata == {"loss": 1}
+    assert rope.view(3).metadata == {}
+
+
+@pytest.mark.parametrize("metadata", [[1], "loss", {1: 2}, {"loss": b"1"}, {"a": object()}])
+def test_metadata_that_are_not_json_are_a_type_error_before_anything_is_saved(rope, fake, metadata):
+    before = fake.fake_handles()
+    with pytest.raises(TypeError, match="metadata"):
+        rope.save(1, {"a": b"1"}, metadata=metadata)
+    assert fake.fake_handles() == before
+    assert rope.latest() is None
+
+
+@pytest.mark.parametrize("metadata", [b"", b"[1]", b"\xff", b"{"])
+def test_metadata_of_another_program_that_are_not_a_json_object_are_corrupt(rope, metadata):
+    with rope.begin(1) as save:
+        save._put(_values.METADATA_NAME, metadata)
+    with pytest.raises(ropeteam.Corrupt, match="not a JSON object"):
+        rope.view(1).metadata
+
+
 def test_a_shard_of_bytes_alone_has_no_index_object(rope):
     rope.save(1, {"a": b"1"})
     with rope.view(1) as view:
@@ -215,7 +248,7 @@ def test_a_buffer_with_gaps_is_refused(rope):
         rope.save(1, {"gaps": memoryview(b"abcdef")[::2]})
 
 
-@pytest.mark.parametrize("name", ["", "x" * 256, "a\0b", ".ropeteam/index", 5])
+@pytest.mark.parametrize("name", ["", "x" * 256, "a\0b", ".ropeteam/index", "ropeteam.metadata", 5])
 def test_bad_names_are_refused_and_the_save_is_aborted(rope, fake, name):
     before = fake.fake_handles()
     with pytest.raises(ropeteam.InvalidArgument):

@@ -157,7 +157,7 @@ def test_a_loaded_training_state_goes_on_to_the_bit(rope, kind):
     model = Net()
     optimizer = OPTIMIZERS[kind](model.parameters())
     train(model, optimizer, 3)
-    rt.save_state(rope, 3, model, optimizer, data={"position": 24})
+    rt.save_state(rope, 3, model, optimizer, data={"position": 24}, metadata={"loss": 0.5})
     expected = train(model, optimizer, 4)
 
     torch.manual_seed(99)
@@ -165,7 +165,7 @@ def test_a_loaded_training_state_goes_on_to_the_bit(rope, kind):
     fresh = Net()
     fresh_optimizer = OPTIMIZERS[kind](fresh.parameters())
     loaded = rt.load_state(rope, fresh, fresh_optimizer)
-    assert loaded == rt.Loaded(step=3, data={"position": 24})
+    assert loaded == rt.Loaded(step=3, data={"position": 24}, metadata={"loss": 0.5})
     assert train(fresh, fresh_optimizer, 4) == expected
 
 

@@ -56,6 +56,7 @@ extern "C" {
 /* Limits; each is checked and named in the error it causes. */
 #define ROPETEAM_NAME_MAX 255               /* bytes of an object's name */
 #define ROPETEAM_OBJECTS_MAX 1000000        /* objects of one shard */
+#define ROPETEAM_METADATA_MAX 4096          /* bytes of the object ROPETEAM_METADATA */
 #define ROPETEAM_SAVES_OPEN_MAX 4           /* saves of one handle begun and neither committed nor aborted */
 #define ROPETEAM_VIEWS_OPEN_MAX 1024        /* views of one handle */
 #define ROPETEAM_WORLD_MAX 131072           /* ranks of one job */
@@ -153,6 +154,12 @@ typedef struct {
  * has restarted without this process. */
 ROPETEAM_EXPORT ropeteam_status_t ropeteam_save_begin(ropeteam_t* handle, uint64_t step,
                                                       const ropeteam_save_options_t* options, ropeteam_save_t** save);
+/* The name of the object with the step's metadata: loss, accuracy, tokens, a revision. Its bytes are a JSON object, UTF-8, of
+ * at most ROPETEAM_METADATA_MAX bytes; a longer one is INVALID_ARGUMENT. One rank is enough: the metadata of the lowest rank
+ * that gives any are the step's. They stand in the manifest on storage, for the daemons' --keep-best and for people. Bytes
+ * that are not a JSON object are left out there, with a warning in the daemon's log. In every other way it is an object
+ * like any other: a view counts it, finds it by this name and reads it. */
+#define ROPETEAM_METADATA "ropeteam.metadata"
 /* Copies [data, data + length) into the shard as the object `name`, checksumming on the way; the source is the
  * caller's again at return. Replication of full chunks begins meanwhile. After INVALID_ARGUMENT and NO_SPACE the save is as
  * it was, without this object; any other error ends it, and every later call on it returns the same.

@@ -17,13 +17,17 @@ from ._errors import InvalidArgument, NotFound
 from ._native import Handle, decode_name, encode_name, library, timeout_ms, unsigned
 from ._values import (
     INDEX_NAME,
+    METADATA_NAME,
     RESERVED_PREFIX,
+    JsonValue,
     Memory,
     ObjectInfo,
     Source,
     Value,
     decode_index,
+    decode_metadata,
     encode_index,
+    encode_metadata,
     new_tensor,
     object_info,
     target_memory,
@@ -157,6 +161,7 @@ class Client:
         step: int,
         objects: Mapping[str, Value],
         *,
+        metadata: Mapping[str, JsonValue] | None = None,
         persist: bool = False,
         wait: Level | None = None,
         timeout: float = DEFAULT_TIMEOUT,
@@ -170,6 +175,11 @@ class Client:
         contiguous is copied into a contiguous one first. Nothing is pickled: anything else is a TypeError
         before anything is saved. CUDA tensors are copied behind the work that torch's current stream has by
         now.
+
+        metadata: what is to be known of the step, {"loss": 0.25, "tokens": 3200}: a mapping of names to
+        JSON values, 4096 bytes of JSON at most; NaN and infinities become None. One rank is enough: the
+        lowest that gives any counts. It stands in the manifest on storage, where the daemons' --keep-best
+        finds it, and View.metadata gives it back.
 
         persist: have the step written to storage once it is committed, due or not; see persist().
         wait: go on to wait, up to `timeout` seconds, until the shard has reached this level.
@@ -186,11 +196,13 @@ class Client:
             )
         sources = {name: Source(value, name) for name, value in objects.items()}
         infos = {name: source.info for name, source in sources.items()}
-        index = encode_index(infos)
-        total = sum(info.length for info in infos.values()) + (0 if index is None else len(index))
-        with self.begin(step, bytes=total, objects=len(sources) + (0 if index is None else 1)) as save:
+        own = [encode_index(infos), None if metadata is None else encode_metadata(metadata)]
+        lengths = [info.length for info in infos.values()] + [len(each) for each in own if each is not None]
+        with self.begin(step, bytes=sum(lengths), objects=len(lengths)) as save:
             for name, source in sources.items():
                 save._put_source(name, source, background=True)
+            if metadata is not None:
+                save.put_metadata(metadata)
         if persist:
             self.persist(step, timeout)
         if wait is not None and wait > Level.LOCAL:
@@ -370,6 +382,10 @@ class Save:
         self._reserved.append(view)
         return view
 
+    def put_metadata(self, metadata: Mapping[str, JsonValue]) -> None:
+        """What is to be known of the step, once; see Client.save()."""
+        self._put(METADATA_NAME, encode_metadata(metadata))
+
     def commit(self) -> None:
         """Seals the shard: on return it is LOCAL. After any error the save is aborted."""
         handle = self._use()
@@ -437,9 +453,10 @@ class Save:
         return handle
 
     def _check_name(self, name: str) -> None:
-        if isinstance(name, str) and name.startswith(RESERVED_PREFIX):
+        if isinstance(name, str) and _is_own(name):
             raise InvalidArgument(
-                f"name {name!r}: names that begin with {RESERVED_PREFIX!r} are the package's own"
+                f"name {name!r}: {METADATA_NAME!r}, and names that begin with {RESERVED_PREFIX!r}, are the "
+                "package's own"
             )
 
     def _put_source(self, name: str, source: Source, background: bool) -> None:
@@ -490,7 +507,12 @@ class View:
 
     def names(self) -> list[str]:
         """The objects, in the order they were saved; the package's own are left out."""
-        return [name for name in self._objects if not name.startswith(RESERVED_PREFIX)]
+        return [name for name in self._objects if not _is_own(name)]
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What this rank gave save() as the step's metadata; empty when it gave none. Read at each access."""
+        return decode_metadata(self.read(METADATA_NAME)) if METADATA_NAME in self._objects else {}
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.names())
@@ -620,6 +642,10 @@ class View:
             lib.check(lib.view_object(handle.pointer, index, ctypes.byref(entry)))
             objects[decode_name(entry.name)] = entry.length
         return objects
+
+
+def _is_own(name: str) -> bool:
+    return name == METADATA_NAME or name.startswith(RESERVED_PREFIX)
 
 
 def _check_fits(name: str, saved: ObjectInfo, target: ObjectInfo) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ Value = Union["torch.Tensor", bytes, bytearray, memoryview, JsonValue, Any]
 RESERVED_PREFIX = ".ropeteam/"
 INDEX_NAME = RESERVED_PREFIX + "index"
 INDEX_VERSION = 1
+#: The object with a step's metadata; the daemons know it too.
+METADATA_NAME = "ropeteam.metadata"
 
 
 @dataclass(frozen=True)
@@ -235,6 +238,36 @@ def encode_json(value: JsonValue) -> bytes:
     ValueError: keys that are not strings, which JSON would silently turn into strings."""
     _check_keys(value)
     return json.dumps(value, separators=(",", ":")).encode()
+
+
+def encode_metadata(metadata: Mapping[str, JsonValue]) -> bytes:
+    """A step's metadata as JSON that any reader takes: NaN and infinities are null. TypeError: not a mapping
+    of names to JSON values."""
+    if not isinstance(metadata, Mapping):
+        what_it_is = f"a {type(metadata).__name__}"
+        raise TypeError(f"metadata is {what_it_is}: a mapping of names to JSON values is needed")
+    try:
+        return encode_json(_finite(metadata))
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"metadata: {error}") from error
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {key: _finite(inner) for key, inner in value.items()}
+    return [_finite(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+
+
+def decode_metadata(encoded: bytes) -> dict[str, Any]:
+    try:
+        metadata = json.loads(encoded)
+        if isinstance(metadata, dict):
+            return metadata
+    except ValueError:
+        pass
+    raise Corrupt(f"the object {METADATA_NAME} is not a JSON object")
 
 
 def _check_keys(value: object) -> None:

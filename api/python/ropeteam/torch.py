@@ -31,6 +31,7 @@ from __future__ import annotations
 import random
 import sys
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,15 +98,18 @@ def save_state(
     *,
     data: JsonValue = None,
     rng: bool = True,
+    metadata: Mapping[str, JsonValue] | None = None,
     persist: bool = False,
     wait: Level | None = None,
     timeout: float = DEFAULT_TIMEOUT,
 ) -> None:
     """Saves this rank's part of a training state as the shard of `step`; see Client.save() for errors.
 
-    data: a JSON value of the caller's, e.g. its position in the data. rng: the random generators too.
+    data: a JSON value of the caller's, e.g. its position in the data. rng: the random generators too. metadata: the
+        step's, e.g. {"loss": loss.item()}.
     """
-    client.save(step, training_state(model, optimizer, data=data, rng=rng), persist=persist, wait=wait, timeout=timeout)
+    state = training_state(model, optimizer, data=data, rng=rng)
+    client.save(step, state, metadata=metadata, persist=persist, wait=wait, timeout=timeout)
 
 
 @dataclass(frozen=True)
@@ -114,6 +118,7 @@ class Loaded:
 
     step: int
     data: Any  # as it was given to save_state()
+    metadata: dict[str, Any]  # likewise, by the rank whose shard it is; empty when it gave none
 
 
 def load_state(
@@ -160,7 +165,7 @@ def load_state(
             plan.install(view)
         if rng:
             _restore_rng(view)
-        return Loaded(step, view.value(_DATA) if _DATA in view else None)
+        return Loaded(step, view.value(_DATA) if _DATA in view else None, view.metadata)
 
 
 # ---- the model

@@ -117,6 +117,18 @@ TEST(LayOut, TensorsAreNeverFilesAndJsonValuesOnlyAsJson) {
   EXPECT_THAT(Json(files[0]), HasSubstr(R"("j.pt":"{}")"));
 }
 
+TEST(LayOut, TheStepsMetadataAreAJsonValueWithoutAnIndex) {
+  const TestShard shard({{"x.pt", "1"}, {"ropeteam.metadata", R"({"loss": 0.25})"}}, kChunk);
+  const std::vector<FilePlan> files = Files(shard);
+  EXPECT_EQ(PathsOf(files), (std::vector<std::string>{"rank-00003.safetensors", "x.pt"}));
+  EXPECT_THAT(Json(files[0]), HasSubstr(R"("ropeteam.object.1":"{\"loss\": 0.25}")"));
+  const RankEntry entry = EntryOf(3, shard, files);
+  const Result<RestorePlan> plan = PlanRestore(entry, files[0].head);
+  ASSERT_TRUE(plan.ok()) << plan.status().ToString();
+  EXPECT_EQ(Rebuild(*plan, {FileBytes(files[0], shard.Stream()), FileBytes(files[1], shard.Stream())}),
+            shard.bytes());
+}
+
 TEST(LayOut, DtypesThatNotEveryReaderKnowsAreBytesWithADescription) {
   const TestShard shard(
       {{"c", std::string(16, 'c')},
@@ -314,6 +326,7 @@ TEST(Stream, LimitsAreCores) {
   EXPECT_EQ(kStreamSizeMax, kStreamBytesMax);
   EXPECT_EQ(kStreamObjectsMax, kObjectsMax);
   EXPECT_EQ(kStreamNameBytesMax, kNameBytesMax);
+  EXPECT_EQ(storage::kMetadataObjectName, ropeteam::kMetadataObjectName);
 }
 
 }  // namespace
