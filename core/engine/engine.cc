@@ -167,6 +167,7 @@ void Engine::Impl::NoteLease() {
   if (context_.has_lease() || context_.lease_until == 0 || lease_lost_) return;
   lease_lost_ = true;
   context_.inventory_dirty = true;
+  parts_.leader.OnLeaseLost();
   LOG_WARNING("lease ran out, membership has not renewed it: saves stay local, reads go on, until it does");
 }
 

@@ -31,6 +31,7 @@ void Leader::Begin() {
   latest_.Begin();
   redundancy_.Clear();
   stored_.Begin();
+  hold_.Release();
   persistence_.Begin();
   loaders_.clear();
   persisting_since_.clear();
@@ -443,6 +444,11 @@ void Leader::OnLease() {
   dirty_ = true;
   tell_again_at_ = context_.now;
   tell_again_after_ = kRepeatUs;
+}
+
+void Leader::OnLeaseLost() {
+  hold_.Release();
+  persistence_.OnHoldReleased();
 }
 
 void Leader::OnTimer() {

@@ -36,6 +36,7 @@
 #include "core/engine/redundancy.h"
 #include "core/engine/retention.h"
 #include "core/engine/step_table.h"
+#include "core/engine/storage_hold.h"
 #include "core/engine/stored_steps.h"
 #include "core/engine/verifier.h"
 
@@ -49,7 +50,8 @@ class Leader {
         stored_(context, storage),
         latest_(context, &table_, &incarnations_, &stored_),
         redundancy_(context, &table_),
-        persistence_(context, storage, &table_, &stored_, [this] { return ReadOnStorage(); }),
+        hold_(storage),
+        persistence_(context, storage, &hold_, &table_, &stored_, [this] { return ReadOnStorage(); }),
         verifier_(context) {}
 
   void OnView(const View& before);
@@ -63,6 +65,8 @@ class Leader {
   void Flush();  // at the end of an input: judge and announce what has changed
   void OnTimer();
   void OnLease();  // there is one again
+  // Storage is let go of: another node may lead by now, and this one reach storage and nothing else.
+  void OnLeaseLost();
   TimeUs NextTimer() const;
   bool leading() const { return leading_; }
   void CheckInvariants() const;
@@ -151,6 +155,7 @@ class Leader {
   StoredSteps stored_;
   Latest latest_;
   Redundancy redundancy_;
+  StorageHold hold_;
   Persistence persistence_;
   Verifier verifier_;
   // Something that an announcement is made of may have changed.

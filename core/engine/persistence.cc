@@ -28,6 +28,7 @@ void Persistence::Begin() {
   waiting_.reset();
   kept_.clear();
   run_.reset();
+  refused_.clear();
   judged_ = last_due_ = StepId();
   last_due_at_ = context_.now;
   not_persisted_.clear();
@@ -161,12 +162,60 @@ void Persistence::BeginRun(const Candidate& candidate) {
   if (step == nullptr) return Note(candidate.id, "its copies are gone");
   run_.emplace();
   run_->step = candidate;
+  run_->number = ++runs_;
   run_->world_size = step->world_size;
   run_->ranks.resize(step->world_size);
   run_->progress_at = context_.now;
-  LOG_INFO("%s is being persisted", candidate.id.ToString().c_str());
   ++version_;
-  BeginPhase(Run::Phase::kName);
+  Confirm();
+}
+
+void Persistence::Confirm() {
+  ROPETEAM_CHECK(run_ && !run_->confirming);
+  run_->confirm_at = context_.now;
+  if (!context_.has_lease()) return;  // OnTimer() comes back to it
+  run_->confirming = true;
+  hold_.Confirm([this, number = run_->number, generation = generation_](const Status& status) {
+    if (generation == generation_ && run_ && run_->number == number) OnConfirmed(status);
+  });
+}
+
+void Persistence::OnConfirmed(const Status& status) {
+  if (!context_.has_lease()) return OnHoldReleased();
+  run_->confirming = false;
+  const bool regained = status.ok() && !run_->held;
+  run_->held = status.ok();
+  if (status.code() == Code::kAlreadyExists) {
+    const LogLevel level = status.message() == refused_ ? LogLevel::kDebug : LogLevel::kWarning;
+    refused_ = status.message();
+    Note(run_->step.id, refused_, level);
+    return EndRun();
+  }
+  if (!status.ok()) {
+    run_->trouble = "this node does not hold storage: " + status.ToString();
+    run_->confirm_at = context_.now + run_->confirm_after;
+    run_->confirm_after = std::min(2 * run_->confirm_after, kHoldAgainUs);
+    return;
+  }
+  refused_.clear();
+  run_->confirm_at = context_.now + kHoldAgainUs;
+  run_->confirm_after = kHoldRetryUs;
+  if (run_->phase == Run::Phase::kHold) {
+    LOG_INFO("%s is being persisted", run_->step.id.ToString().c_str());
+    return BeginPhase(Run::Phase::kName);
+  }
+  if (run_->phase == Run::Phase::kManifest) return PutManifest();
+  if (!regained) return;
+  run_->trouble.clear();
+  run_->orders_due = context_.now;
+  GiveOrders();
+}
+
+void Persistence::OnHoldReleased() {
+  if (!run_) return;
+  run_->number = ++runs_;  // an answer that is on its way says nothing any more
+  run_->held = run_->confirming = false;
+  run_->confirm_at = context_.now;
 }
 
 void Persistence::BeginPhase(Run::Phase phase) {
@@ -174,7 +223,12 @@ void Persistence::BeginPhase(Run::Phase phase) {
   run_->phase = phase;
   run_->done = 0;
   run_->progress_at = context_.now;
-  if (phase == Run::Phase::kManifest) return PutManifest();
+  run_->trouble.clear();
+  if (phase == Run::Phase::kManifest) {
+    run_->manifest_at = context_.now;
+    if (!run_->confirming) Confirm();
+    return;
+  }
   run_->waiting.clear();
   for (Rank rank = 0; rank < run_->world_size; ++rank) {
     run_->ranks[rank].done = false;
@@ -227,13 +281,21 @@ NodeId Persistence::WriterOf(Rank rank) const {
   return best;
 }
 
-void Persistence::Enqueue(Rank rank) {
+NodeId Persistence::Enqueue(Rank rank) {
   const NodeId node = WriterOf(rank);
   if (node == kNoNode) {
     run_->homeless.insert(rank);
   } else {
     run_->waiting[node].push_back(rank);
   }
+  return node;
+}
+
+bool Persistence::Unqueue(Rank rank) {
+  if (run_->homeless.erase(rank) != 0) return true;
+  for (auto& [node, ranks] : run_->waiting)
+    if (std::erase(ranks, rank) != 0) return true;
+  return false;
 }
 
 void Persistence::GiveOrders() {
@@ -242,13 +304,13 @@ void Persistence::GiveOrders() {
 
 void Persistence::GiveOrdersTo(NodeId node) {
   const auto waiting = run_->waiting.find(node);
-  if (waiting == run_->waiting.end()) return;
+  if (waiting == run_->waiting.end() || !run_->held) return;
   std::deque<Rank>& ranks = waiting->second;
-  size_t& load = run_->load[node];
-  while (load < kOrdersPerNodeMax && !ranks.empty()) {
+  std::set<Rank>& ordered = run_->ordered[node];
+  while (ordered.size() < kOrdersPerNodeMax && !ranks.empty()) {
     const Rank rank = ranks.front();
     ranks.pop_front();
-    ++load;
+    ordered.insert(rank);
     Order& order = run_->orders[rank];
     order.node = node;
     order.given_at = context_.now;
@@ -270,23 +332,23 @@ void Persistence::SendOrder(Rank rank, Order* order) {
 void Persistence::TakeOrder(Rank rank) {
   const auto order = run_->orders.find(rank);
   ROPETEAM_CHECK(order != run_->orders.end());
-  size_t& load = run_->load[order->second.node];
-  ROPETEAM_CHECK(load > 0);
-  --load;
+  const size_t known = run_->ordered[order->second.node].erase(rank);
+  ROPETEAM_CHECK(known == 1);
   run_->orders.erase(order);
 }
 
 // What this node was to do, other nodes do.
 void Persistence::RequeueFrom(NodeId node) {
-  std::vector<Rank> ranks;
-  for (const auto& [rank, order] : run_->orders)
-    if (order.node == node) ranks.push_back(rank);
+  const std::set<Rank> ordered = run_->ordered[node];
+  std::vector<Rank> ranks(ordered.begin(), ordered.end());
   for (const Rank rank : ranks) TakeOrder(rank);
   if (const auto waiting = run_->waiting.find(node); waiting != run_->waiting.end()) {
     ranks.insert(ranks.end(), waiting->second.begin(), waiting->second.end());
     run_->waiting.erase(waiting);
   }
-  for (const Rank rank : ranks) Enqueue(rank);
+  std::set<NodeId> nodes;
+  for (const Rank rank : ranks) nodes.insert(Enqueue(rank));
+  for (const NodeId other : nodes) GiveOrdersTo(other);
 }
 
 void Persistence::OnView() {
@@ -311,39 +373,54 @@ TimeUs Persistence::RetryAfter() const {
 void Persistence::OnResult(NodeId from, const PersistResult& result) {
   const StepId id = StepOf(result.shard.id);
   const Rank rank = result.shard.id.rank;
-  if (!run_ || run_->step.id != id || run_->phase == Run::Phase::kManifest) return;
-  const bool naming = run_->phase == Run::Phase::kName;
-  const auto order = run_->orders.find(rank);
-  // A node that was thought to hang has done it after all: as good as the one that was ordered since.
-  if (order == run_->orders.end() || (order->second.node != from && result.code != Code::kOk) ||
-      naming != (result.phase == PersistOrder::Phase::kName))
+  const bool naming = result.phase == PersistOrder::Phase::kName;
+  if (!run_ || run_->step.id != id || rank >= run_->world_size || run_->ranks[rank].done ||
+      run_->phase != (naming ? Run::Phase::kName : Run::Phase::kWrite))
     return;
   const StepTable::StepState* step = table_.Find(id);
-  const bool others = !naming && result.code == Code::kOk && step != nullptr && rank < step->world_size &&
-                      step->ranks[rank].content != result.stored.content;
-  if (others && order->second.node != from) return;
-  TakeOrder(rank);
-  if (result.code != Code::kOk || others) {
-    run_->trouble = context_.NameOf(from) + ": " +
-                    (others ? "its copy has other bytes than the one that counts"
-                            : CodeName(result.code) + (": " + result.message));
+  std::string trouble;
+  if (result.code != Code::kOk) {
+    trouble = CodeName(result.code) + (": " + result.message);
+  } else if (!naming && step != nullptr && rank < step->world_size &&
+             step->ranks[rank].content != result.stored.content) {
+    trouble = "its copy has other bytes than the one that counts";
+  } else if (result.stored.metadata.size() > kStepMetadataBytesMax) {
+    trouble = "metadata of " + std::to_string(result.stored.metadata.size()) + " bytes, limit " +
+              std::to_string(kStepMetadataBytesMax);
+  }
+  const auto order = run_->orders.find(rank);
+  const bool ordered = order != run_->orders.end() && order->second.node == from;
+  // A node that was thought to hang has done it after all: as good as the one that was ordered since.
+  if (!ordered && !trouble.empty()) return;
+  const NodeId freed = order == run_->orders.end() ? from : order->second.node;
+  if (order != run_->orders.end()) {
+    TakeOrder(rank);
+  } else if (!Unqueue(rank)) {
+    return;
+  }
+  if (!trouble.empty()) {
+    run_->trouble = context_.NameOf(from) + ": " + trouble;
     const bool warn = run_->warned_at + kWarnEveryUs <= context_.now;
     if (warn) run_->warned_at = context_.now;
     ROPETEAM_LOG(warn ? LogLevel::kWarning : LogLevel::kDebug, "%s is not persisted yet, trying again: %s",
                  result.shard.id.ToString().c_str(), run_->trouble.c_str());
     run_->avoid_until[from] = context_.now + RetryAfter();
-    Enqueue(rank);
-    RequeueFrom(from);
-    return GiveOrders();
+    GiveOrdersTo(Enqueue(rank));
+    return RequeueFrom(from);
   }
   RankWork& work = run_->ranks[rank];
   if (naming) {
     work.names = result.names;
   } else {
     work.stored = result.stored;
+    const std::string metadata = std::exchange(work.stored.metadata, {});
+    if (!metadata.empty() && rank < run_->metadata_of) {
+      run_->metadata_of = rank;
+      run_->metadata = metadata;
+    }
   }
   FinishRank(rank);
-  if (run_) GiveOrdersTo(from);
+  if (run_) GiveOrdersTo(freed);
 }
 
 void Persistence::FinishRank(Rank rank) {
@@ -375,10 +452,12 @@ void Persistence::AssignNames() {
 }
 
 void Persistence::PutManifest() {
+  if (run_->writing_manifest || run_->manifest_at > context_.now) return;
   auto step = std::make_shared<StoredStep>();
   step->id = run_->step.id;
   step->world_size = run_->world_size;
   step->chunk_bytes = context_.store.chunk_bytes();
+  step->metadata = run_->metadata;
   for (const RankWork& work : run_->ranks) step->ranks.push_back(work.stored);
   run_->writing_manifest = true;
   works_.Start(WriteManifest{step},
@@ -397,21 +476,23 @@ void Persistence::OnManifest(const StepId& id, const std::shared_ptr<const Store
     Prune();
     return EndRun();
   }
-  if (status.code() == Code::kAlreadyExists)
-    return GiveUp("another step of this name is on storage: " + status.message());
+  if (status.code() == Code::kAlreadyExists) return GiveUp("its manifest was refused: " + status.message());
   run_->trouble = "its manifest: " + status.ToString();
   LOG_WARNING("%s is not persisted yet, trying again: %s", id.ToString().c_str(), run_->trouble.c_str());
-  run_->manifest_at = context_.now + RetryAfter();
+  run_->manifest_at = run_->confirm_at = context_.now + RetryAfter();
 }
 
 // What a failure leaves is deleted after the next step.
 void Persistence::Prune() {
-  works_.Start(PruneStored{in_use_()}, [this, generation = generation_](const Status& status,
-                                                                        const StorageDone& done) {
+  const auto on_pruned = [this, generation = generation_](const Status& status, const StorageDone& done) {
     const auto* gone = std::get_if<StoredList>(&done.result);
     if (generation == generation_ && gone != nullptr) stored_.Remove(gone->steps);
     if (!status.ok())
       LOG_WARNING("steps on storage that no rule keeps are not deleted: %s", status.ToString().c_str());
+  };
+  if (!context_.has_lease()) return;
+  hold_.Confirm([this, on_pruned](const Status& status) {
+    if (status.ok()) works_.Start(PruneStored{in_use_()}, on_pruned);
   });
 }
 
@@ -435,12 +516,14 @@ void Persistence::RepeatOrders() {
   for (auto& [rank, order] : run_->orders) {
     if (order.given_at + kOrderStalledUs <= context_.now) {
       stalled.insert(order.node);
-    } else if (order.again_at <= context_.now) {
+    } else if (order.again_at <= context_.now && run_->held) {
       SendOrder(rank, &order);
     } else {
       run_->orders_due = std::min(run_->orders_due, order.again_at);
     }
   }
+  // All of them are looked at each time: not once for each of ten thousand nodes.
+  run_->orders_due = std::max(run_->orders_due, context_.now + kRepeatUs / 2);
   for (const NodeId node : stalled) {
     LOG_WARNING("%s has not written its shards of %s for %llu s, others do", context_.NameOf(node).c_str(),
                 run_->step.id.ToString().c_str(),
@@ -448,13 +531,12 @@ void Persistence::RepeatOrders() {
     run_->avoid_until[node] = context_.now + kOrderStalledUs;
     RequeueFrom(node);
   }
-  if (!stalled.empty()) GiveOrders();
 }
 
 void Persistence::OnTimer() {
   if (!run_) return;
-  if (run_->phase == Run::Phase::kManifest && !run_->writing_manifest && run_->manifest_at <= context_.now)
-    PutManifest();
+  if (!run_->confirming && run_->confirm_at <= context_.now) Confirm();
+  if (run_->phase == Run::Phase::kHold && !hold_.trouble().empty()) run_->trouble = hold_.trouble();
   if (run_->orders_due <= context_.now) RepeatOrders();
   if (look_at_ > context_.now) return;
   look_at_ = context_.now + kRetryUs;
@@ -469,7 +551,7 @@ void Persistence::OnTimer() {
 TimeUs Persistence::NextTimer() const {
   if (!run_) return kNever;
   TimeUs due = look_at_;
-  if (run_->phase == Run::Phase::kManifest && !run_->writing_manifest) due = std::min(due, run_->manifest_at);
+  if (!run_->confirming) due = std::min(due, run_->confirm_at);
   return std::min(due, run_->orders_due);
 }
 

@@ -19,9 +19,10 @@
 //   persisted     its manifest is on storage                                    ranks are told PERSISTED
 // clang-format on
 //
-// A begun step goes through three phases: every shard's files are named by a node that has a good copy of it, the owner
-// if it can; then they are written, each by one node; then this node writes the manifest. Names come first because two
-// ranks may want the same one: the lowest rank gets it. All of it is soft: a leader that comes later learns from the
+// A begun step waits until this node holds storage (storage_hold.h). Then it goes through three phases: every shard's files
+// are named by a node that has a good copy of it, the owner if it can; then they are written, each by one node; then this
+// node writes the manifest. The hold is confirmed all the time, and before the manifest: without it nothing is ordered. Names
+// come first because two ranks may want the same one: the lowest rank gets it. All of it is soft: a leader that comes later learns from the
 // inventories which steps were being persisted, and begins them again; files that are there are used.
 
 #ifndef ROPETEAM_CORE_ENGINE_PERSISTENCE_H_
@@ -40,6 +41,7 @@
 #include "core/base/log.h"
 #include "core/engine/context.h"
 #include "core/engine/step_table.h"
+#include "core/engine/storage_hold.h"
 #include "core/engine/storage_works.h"
 #include "core/engine/stored_steps.h"
 
@@ -49,12 +51,18 @@ class Persistence {
  public:
   // `in_use`: steps on storage that some node may be reading.
   using InUse = std::function<std::vector<StepId>()>;
-  Persistence(Context* context, StorageWorks* works, const StepTable* table, StoredSteps* stored,
-              InUse in_use)
-      : context_(*context), works_(*works), table_(*table), stored_(*stored), in_use_(std::move(in_use)) {}
+  Persistence(Context* context, StorageWorks* works, StorageHold* hold, const StepTable* table,
+              StoredSteps* stored, InUse in_use)
+      : context_(*context),
+        works_(*works),
+        hold_(*hold),
+        table_(*table),
+        stored_(*stored),
+        in_use_(std::move(in_use)) {}
 
   void Begin();  // to lead, or no longer: forgets everything
   void OnView();
+  void OnHoldReleased();  // for want of a lease; what is begun goes on when there is one again
   // The steps that a member heard are being persisted: by the leader before, or by this one.
   void Learn(const std::vector<StepKey>& persisting);
   // kInvalidArgument, kAborted: it will not be persisted. OK for one that is persisted already.
@@ -89,8 +97,13 @@ class Persistence {
   // A node that has not answered for so long may hang in its file system: another one writes the shard, too. Time for
   // 256 GiB at 0.5 GB/s.
   static constexpr TimeUs kOrderStalledUs = 600'000'000;
+  // The hold is confirmed so often while a step is written, and before the manifest.
+  static constexpr TimeUs kHoldAgainUs = 5'000'000;
+  // Another cluster holds storage, or a leader that has just died: asked again after this, then after twice as long, up to
+  // kHoldAgainUs.
+  static constexpr TimeUs kHoldRetryUs = 1'000'000;
   static constexpr TimeUs kWarnEveryUs = 10'000'000;
-  // Without a finished shard for so long, and with failures,, a begun step makes room for the one that waits.
+  // Without a finished shard for so long, and with failures, a begun step makes room for the one that waits.
   static constexpr TimeUs kStuckUs = 60'000'000;
 
   struct Candidate {
@@ -111,15 +124,22 @@ class Persistence {
   };
   struct Run {
     Candidate step;
-    enum class Phase : uint8_t { kName, kWrite, kManifest } phase = Phase::kName;
+    uint64_t number = 0;  // of runs, by this node
+    enum class Phase : uint8_t { kHold, kName, kWrite, kManifest } phase = Phase::kHold;
+    bool held = false;  // when the driver was asked last
+    bool confirming = false;
+    TimeUs confirm_at = 0;
+    TimeUs confirm_after = kHoldRetryUs;  // the next refusal
     uint32_t world_size = 0;
     std::vector<RankWork> ranks;
+    Rank metadata_of = UINT32_MAX;  // the lowest rank that gave any, and what it gave
+    std::string metadata;
     size_t done = 0;                             // ranks, in this phase
     std::map<NodeId, std::deque<Rank>> waiting;  // by the node that is to be asked
     std::set<Rank> homeless;                     // no node can be asked now
     std::map<Rank, Order> orders;
-    TimeUs orders_due = kNever;     // none of them is due before
-    std::map<NodeId, size_t> load;  // orders at a node
+    TimeUs orders_due = kNever;                // none of them is due before
+    std::map<NodeId, std::set<Rank>> ordered;  // of each node
     std::map<NodeId, TimeUs> avoid_until;
     TimeUs progress_at = 0;
     std::string trouble;  // since progress_at
@@ -133,13 +153,16 @@ class Persistence {
   void BeginRun(const Candidate& candidate);
   void BeginPhase(Run::Phase phase);
   void EndRun();
+  void Confirm();
+  void OnConfirmed(const Status& status);
   void BeginWaiting();
   void GiveUp(const std::string& why);
   void Note(const StepId& id, std::string why, LogLevel level = LogLevel::kWarning);
   void NoteOvertaken(const StepId& id, const StepId& by);
   NodeId WriterOf(Rank rank) const;  // kNoNode: no node can be asked now
-  void Enqueue(Rank rank);
+  NodeId Enqueue(Rank rank);         // to be asked next; kNoNode: none can be
   void RequeueFrom(NodeId node);
+  bool Unqueue(Rank rank);  // false: it was in no queue
   void GiveOrders();
   void GiveOrdersTo(NodeId node);
   void SendOrder(Rank rank, Order* order);
@@ -155,6 +178,7 @@ class Persistence {
 
   Context& context_;
   StorageWorks& works_;
+  StorageHold& hold_;
   const StepTable& table_;
   StoredSteps& stored_;
   const InUse in_use_;
@@ -164,6 +188,8 @@ class Persistence {
   std::optional<Candidate> waiting_;
   std::set<StepId> kept_;
   std::optional<Run> run_;
+  uint64_t runs_ = 0;
+  std::string refused_;  // storage, when it was asked for last, and why
   StepId judged_;
   StepId last_due_;
   TimeUs last_due_at_ = 0;

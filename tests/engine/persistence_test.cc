@@ -17,7 +17,9 @@
 namespace ropeteam::engine {
 namespace {
 
+using ::testing::Each;
 using ::testing::ElementsAre;
+using ::testing::Field;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
@@ -34,8 +36,9 @@ class PersistenceTest : public ::testing::Test {
         store_(Store::Format({memory_, Store::MemoryFor(4, 4096)}, 4096, {"job", "a"}).value()),
         context_(Config(), store_.get()),
         works_(&context_),
+        hold_(&works_),
         stored_(&context_, &works_),
-        persistence_(&context_, &works_, &table_, &stored_, [] {
+        persistence_(&context_, &works_, &hold_, &table_, &stored_, [] {
           return std::vector<StepId>{{kLife, 1}};
         }) {
     SetLogSink([](LogLevel, std::string_view) {}, LogLevel::kOff);
@@ -43,6 +46,7 @@ class PersistenceTest : public ::testing::Test {
     settings_.nodes = 3;
     settings_.storage = "somewhere";
     settings_.persist_every = 10;
+    context_.lease_until = kNever;
     Members({1, 2, 3});
     stored_.Begin();
     persistence_.Begin();
@@ -95,8 +99,19 @@ class PersistenceTest : public ::testing::Test {
     persistence_.SetKept(told_);
     persistence_.Judge(told_, life_);
   }
-  // What storage has to do for the leader: the one work that is out.
+  // The driver is asked for the hold, and says this; null: nothing yet.
+  void AnswerHolds() {
+    while (hold_says_ && !context_.out.storage.empty() &&
+           std::get_if<HoldStorage>(&context_.out.storage.back().work) != nullptr) {
+      const uint64_t tag = context_.out.storage.back().tag;
+      context_.out.storage.pop_back();
+      ++holds_;
+      works_.OnDone(tag, *hold_says_, {});
+    }
+  }
+  // What else storage has to do for the leader: the one work that is out.
   StartStorage TakeWork() {
+    AnswerHolds();
     EXPECT_EQ(context_.out.storage.size(), 1u);
     StartStorage work = std::move(context_.out.storage.back());
     context_.out.storage.clear();
@@ -111,6 +126,7 @@ class PersistenceTest : public ::testing::Test {
     works_.OnDone(TakeWork().tag, OkStatus(), done);
   }
   std::vector<std::pair<NodeId, PersistOrder>> TakeOrders() {
+    AnswerHolds();
     std::vector<std::pair<NodeId, PersistOrder>> orders;
     for (const SendMessage& message : std::exchange(context_.out.messages, {})) {
       Envelope envelope;
@@ -121,13 +137,14 @@ class PersistenceTest : public ::testing::Test {
     return orders;
   }
   void Answer(NodeId from, const PersistOrder& order, Code code = Code::kOk,
-              std::vector<std::string> names = {}) {
+              std::vector<std::string> names = {}, std::string metadata = {}) {
     PersistResult result;
     result.shard = order.shard;
     result.phase = order.phase;
     result.code = code;
     result.names = std::move(names);
     result.stored.stream_bytes = 100;
+    result.stored.metadata = std::move(metadata);
     persistence_.OnResult(from, result);
   }
   void AnswerAll() {
@@ -143,6 +160,7 @@ class PersistenceTest : public ::testing::Test {
   void PassTime(TimeUs time) {
     context_.now += time;
     persistence_.OnTimer();
+    AnswerHolds();
   }
   std::vector<Step> Persisting() const {
     std::vector<Step> steps;
@@ -160,6 +178,7 @@ class PersistenceTest : public ::testing::Test {
   Context context_;
   StorageWorks works_;
   StepTable table_;
+  StorageHold hold_;
   StoredSteps stored_;
   Persistence persistence_;
   JobSettings settings_;
@@ -167,6 +186,8 @@ class PersistenceTest : public ::testing::Test {
   Epoch epoch_ = 0;
   std::map<NodeId, std::vector<CopyReport>> held_;
   std::set<StepId> told_;
+  std::optional<Status> hold_says_ = OkStatus();
+  int holds_ = 0;
 };
 
 TEST_F(PersistenceTest, AStepIsNamedThenWrittenByItsOwnersThenGetsItsManifest) {
@@ -186,8 +207,10 @@ TEST_F(PersistenceTest, AStepIsNamedThenWrittenByItsOwnersThenGetsItsManifest) {
   EXPECT_EQ(orders[0].second.phase, PersistOrder::Phase::kWrite);
   Answer(3, orders[1].second);
   EXPECT_THAT(context_.out.storage, IsEmpty()) << "no manifest before the last shard";
+  const int holds = holds_;
   Answer(2, orders[0].second);
   const StartStorage work = TakeWork();
+  EXPECT_EQ(holds_, holds + 1) << "asked again before the manifest";
   const auto* manifest = std::get_if<WriteManifest>(&work.work);
   ASSERT_NE(manifest, nullptr);
   EXPECT_EQ(manifest->step->id, (StepId{kLife, 10}));
@@ -332,13 +355,14 @@ TEST_F(PersistenceTest, AManifestThatFailedIsWrittenAgainAndAnotherStepsIsNot) {
   PassTime(2'000'000);
   works_.OnDone(TakeWork().tag, Error(Code::kAlreadyExists, "another"), {});
   EXPECT_THAT(Persisting(), IsEmpty());
-  EXPECT_THAT(Why(10), HasSubstr("another step of this name"));
+  EXPECT_THAT(Why(10), HasSubstr("its manifest was refused: another"));
   EXPECT_FALSE(stored_.Has({kLife, 10}));
 }
 
 TEST_F(PersistenceTest, AStepWhoseCopiesAreGoneIsGivenUp) {
   Listed();
   Commit(10);
+  TakeOrders();
   settings_.nodes = 1;  // nobody is away
   Members({1});
   persistence_.OnView();
@@ -378,6 +402,141 @@ TEST_F(PersistenceTest, AWorldOlderThanWhatStorageHasPersistsNothing) {
   Commit(10);
   EXPECT_THAT(Persisting(), IsEmpty());
   EXPECT_THAT(Why(10), HasSubstr("restart the world"));
+}
+
+TEST_F(PersistenceTest, NothingIsOrderedBeforeStorageIsHeld) {
+  Listed();
+  hold_says_ = Error(Code::kUnavailable, "node x had it");
+  Commit(10);
+  EXPECT_THAT(TakeOrders(), IsEmpty());
+  EXPECT_THAT(Persisting(), ElementsAre(10));
+  const int holds = holds_;
+  for (int second = 0; second < 60; ++second) PassTime(1'000'000);
+  EXPECT_THAT(TakeOrders(), IsEmpty());
+  EXPECT_GE(holds_, holds + 12);
+  EXPECT_LE(holds_, holds + 15) << "about every 5 s";
+  hold_says_ = OkStatus();
+  PassTime(5'000'000);
+  EXPECT_THAT(TakeOrders(), SizeIs(2));
+}
+
+TEST_F(PersistenceTest, AStepThatWaitsForTheHoldMakesRoomForTheNext) {
+  Listed();
+  hold_says_ = Error(Code::kUnavailable, "node x had it");
+  Commit(10);
+  Commit(20);
+  for (int second = 0; second < 62; ++second) PassTime(1'000'000);
+  EXPECT_THAT(Persisting(), ElementsAre(20));
+  EXPECT_THAT(Why(10), HasSubstr("node x had it"));
+}
+
+TEST_F(PersistenceTest, StorageOfAnotherClusterIsRefusedAndAskedForByTheNextStep) {
+  Listed();
+  hold_says_ = Error(Code::kAlreadyExists, "node x of another cluster");
+  Commit(10);
+  EXPECT_THAT(TakeOrders(), IsEmpty());
+  EXPECT_THAT(Persisting(), IsEmpty());
+  EXPECT_THAT(Why(10), HasSubstr("node x of another cluster"));
+  hold_says_ = OkStatus();
+  Commit(20);
+  EXPECT_THAT(TakeOrders(), SizeIs(2));
+}
+
+// Lost while shards are written: what is ordered may end, and nothing more is ordered, nor a manifest.
+TEST_F(PersistenceTest, AHoldThatIsLostStopsTheStep) {
+  Listed();
+  Commit(10);
+  auto orders = TakeOrders();
+  ASSERT_THAT(orders, SizeIs(2));
+  hold_says_ = Error(Code::kUnavailable, "not known");
+  PassTime(6'000'000);
+  context_.out.messages.clear();
+  for (const auto& [node, order] : orders) Answer(node, order);
+  EXPECT_THAT(TakeOrders(), IsEmpty()) << "named, and not written";
+  hold_says_ = OkStatus();
+  PassTime(6'000'000);
+  orders = TakeOrders();
+  ASSERT_THAT(orders, SizeIs(2));
+  hold_says_ = Error(Code::kAlreadyExists, "an operator has given it to node y");
+  for (const auto& [node, order] : orders) Answer(node, order);
+  AnswerHolds();
+  EXPECT_THAT(context_.out.storage, IsEmpty()) << "no manifest";
+  EXPECT_THAT(Persisting(), IsEmpty());
+  EXPECT_THAT(Why(10), HasSubstr("given it to node y"));
+}
+
+TEST_F(PersistenceTest, AReleaseNeverOvertakesTheRequestBeforeIt) {
+  hold_says_ = std::nullopt;
+  int answers = 0;
+  hold_.Confirm([&](const Status&) { ++answers; });
+  const uint64_t first = TakeWork().tag;
+  hold_.Release();                                       // it leads no longer,
+  hold_.Confirm([&](const Status&) { answers += 10; });  // and again
+  EXPECT_THAT(context_.out.storage, IsEmpty());
+  works_.OnDone(first, OkStatus(), {});
+  StartStorage work = TakeWork();
+  EXPECT_NE(std::get_if<ReleaseStorage>(&work.work), nullptr);
+  EXPECT_EQ(answers, 0);
+  works_.OnDone(work.tag, OkStatus(), {});
+  work = TakeWork();
+  EXPECT_NE(std::get_if<HoldStorage>(&work.work), nullptr);
+  works_.OnDone(work.tag, OkStatus(), {});
+  EXPECT_EQ(answers, 10);
+}
+
+TEST_F(PersistenceTest, WithoutALeaseStorageIsLetGoOfAndTheStepGoesOnLater) {
+  Listed();
+  Commit(10);
+  auto orders = TakeOrders();
+  ASSERT_THAT(orders, SizeIs(2));
+  context_.lease_until = 0;
+  hold_.Release();
+  persistence_.OnHoldReleased();
+  const StartStorage work = TakeWork();
+  EXPECT_NE(std::get_if<ReleaseStorage>(&work.work), nullptr);
+  works_.OnDone(work.tag, OkStatus(), {});
+  for (const auto& [node, order] : orders) Answer(node, order);
+  EXPECT_THAT(TakeOrders(), IsEmpty());
+  context_.lease_until = kNever;
+  PassTime(1);
+  EXPECT_THAT(TakeOrders(), SizeIs(2));
+}
+
+TEST_F(PersistenceTest, TheManifestHasTheMetadataOfTheLowestRankThatGaveAny) {
+  Listed();
+  Commit(10);
+  AnswerAll();
+  auto orders = TakeOrders();
+  ASSERT_THAT(orders, SizeIs(2));
+  Answer(3, orders[1].second, Code::kOk, {}, "{\"rank\": 1}");
+  Answer(2, orders[0].second, Code::kOk, {}, std::string(kStepMetadataBytesMax + 1, ' '));
+  orders = TakeOrders();
+  ASSERT_THAT(orders, SizeIs(1)) << "refused: it is too long";
+  Answer(orders[0].first, orders[0].second, Code::kOk, {}, "{\"rank\": 0}");
+  const StartStorage work = TakeWork();
+  const auto* manifest = std::get_if<WriteManifest>(&work.work);
+  ASSERT_NE(manifest, nullptr);
+  EXPECT_EQ(manifest->step->metadata, "{\"rank\": 0}");
+  for (const StoredRank& rank : manifest->step->ranks) EXPECT_EQ(rank.metadata, "");
+}
+
+// A node that hangs has handed its shard to nobody: no other node has a copy that can be asked.
+TEST_F(PersistenceTest, AResultThatNobodyWaitsForAnyMoreStillCounts) {
+  Listed();
+  Commit(10);
+  Members({1, 2});
+  persistence_.OnView();
+  auto orders = TakeOrders();
+  for (const auto& [node, order] : orders) EXPECT_EQ(node, 2u);
+  Answer(2, orders[0].second, Code::kUnavailable);
+  EXPECT_THAT(TakeOrders(), IsEmpty()) << "nobody else can";
+  for (const Rank rank : {0u, 1u}) {
+    orders[0].second.shard.id.rank = rank;
+    Answer(2, orders[0].second);
+  }
+  orders = TakeOrders();
+  EXPECT_THAT(orders, Each(Field(&std::pair<NodeId, PersistOrder>::second,
+                                 Field(&PersistOrder::phase, PersistOrder::Phase::kWrite))));
 }
 
 }  // namespace

@@ -15,6 +15,12 @@ const Status kAway = Error(Code::kUnavailable, "storage is away");
 
 uint32_t CrcOf(const std::string& bytes) { return Crc32c(bytes.data(), bytes.size()); }
 
+// Of some ranks; the manifest has the lowest one's.
+std::string MetadataOf(const StepId& id, Rank rank) {
+  if (rank % 3 != 1) return "";
+  return "{\"loss\": " + std::to_string(id.step * 1000 + rank) + "}";
+}
+
 std::string RankFile(Rank rank) { return "rank-" + std::to_string(rank); }
 
 }  // namespace
@@ -81,6 +87,12 @@ bool SimStorage::Rot() {
 }
 
 void SimStorage::Start(const Host& host, const StartStorage& start) {
+  const bool writes =
+      std::get_if<NameFiles>(&start.work) != nullptr || std::get_if<WriteShard>(&start.work) != nullptr;
+  const bool decides =
+      std::get_if<WriteManifest>(&start.work) != nullptr || std::get_if<PruneStored>(&start.work) != nullptr;
+  if ((writes && told_.empty()) || (decides && !told_.contains(host.id)))
+    on_violation("host " + std::to_string(host.index) + " has work on storage that nobody holds for it");
   const auto job = std::make_shared<Job>();
   job->host = host.index;
   job->instance = host.id;
@@ -107,6 +119,8 @@ void SimStorage::Advance(const JobPtr& job) {
     return;
   }
   if (hung_.contains(job->host)) return;
+  if (std::get_if<ReleaseStorage>(&job->start.work) != nullptr && hold_.instance == job->instance)
+    hold_.renews = false;  // also if the rest fails
   if (away()) return End(job, kAway);
   if (const auto* load = std::get_if<LoadChunks>(&job->start.work);
       load != nullptr && unloadable_.contains(StepOf(load->shard)))
@@ -122,6 +136,10 @@ void SimStorage::Advance(const JobPtr& job) {
   // Done, and nobody is told.
   if (fails && random_.Chance(options_.lost_ack_ppm))
     status = Error(Code::kDeadlineExceeded, "no answer to the request");
+  if (status.ok() && std::get_if<HoldStorage>(&job->start.work) != nullptr) {
+    told_.insert(job->instance);
+    hold_.renews = true;
+  }
   End(job, status);
 }
 
@@ -205,9 +223,16 @@ Status SimStorage::Effect(const JobPtr& job) {
     const Status status = Write(*write, job->bytes, &stored);
     if (!status.ok()) return status;
     job->done.result = stored;
+  } else if (std::get_if<HoldStorage>(&work) != nullptr) {
+    return TakeHold(*job);
+  } else if (std::get_if<ReleaseStorage>(&work) != nullptr) {
+    if (hold_.instance == job->instance) hold_ = Hold();
   } else if (const auto* manifest = std::get_if<WriteManifest>(&work)) {
-    return WriteTheManifest(*manifest->step);
+    const Status held = CheckHold(*job);
+    return held.ok() ? WriteTheManifest(*manifest->step) : held;
   } else if (const auto* prune = std::get_if<PruneStored>(&work)) {
+    const Status held = CheckHold(*job);
+    if (!held.ok()) return held;
     job->done.result = Prune(*prune);
   } else if (const auto* load = std::get_if<LoadChunks>(&work)) {
     LoadedChunks loaded;
@@ -219,6 +244,36 @@ Status SimStorage::Effect(const JobPtr& job) {
     job->done.result = loaded;
   }
   return OkStatus();
+}
+
+// The holder's renewals are looked at by whoever asks: a daemon that has died is known to be dead only when it was silent
+// for a while.
+Status SimStorage::TakeHold(const Job& job) {
+  const Host* holder = hold_.instance == kNoNode ? nullptr : find_host(hold_.host, hold_.instance);
+  if (holder != nullptr && !holder->paused && !hung_.contains(hold_.host) && hold_.renews)
+    hold_.renewal = scheduler_.now() / kRenewUs;
+  Watch& watch = watches_[job.instance];
+  const bool lost = watch.holder == job.instance && hold_.instance != job.instance;
+  const bool free = hold_.instance == kNoNode || hold_.instance == job.instance;
+  const bool same = watch.holder == hold_.instance;
+  const bool silent =
+      same && watch.renewal == hold_.renewal && watch.since + kHolderSilentUs <= scheduler_.now();
+  if (free || silent) {
+    if (hold_.instance != job.instance) hold_ = {job.host, job.instance, 0, false};
+    watch = {job.instance, 0, scheduler_.now()};
+    return OkStatus();
+  }
+  const bool lives = same && watch.renewal != hold_.renewal;
+  if (!same || lives) watch = {hold_.instance, hold_.renewal, scheduler_.now()};
+  const std::string who = "host " + std::to_string(hold_.host);
+  if (lost) return Error(Code::kAlreadyExists, "%s has taken storage over", who.c_str());
+  if (lives) return Error(Code::kAlreadyExists, "%s writes to this storage", who.c_str());
+  return Error(Code::kUnavailable, "%s wrote to this storage, and may be dead", who.c_str());
+}
+
+Status SimStorage::CheckHold(const Job& job) const {
+  if (hold_.instance == job.instance) return OkStatus();
+  return Error(Code::kUnavailable, "this node does not hold storage any more");
 }
 
 Status SimStorage::Read(const StepId& id, StoredStep* stored) const {
@@ -265,6 +320,7 @@ Status SimStorage::Write(const WriteShard& write, const std::string& stream, Sto
   steps_[id].metas[meta.id.rank] = meta;
   stored->stream_bytes = meta.stream_bytes;
   stored->content = ContentDigest(meta, write.shard.crcs);
+  stored->metadata = MetadataOf(id, meta.id.rank);
   for (const auto& [path, bytes] : files) stored->files.push_back({path, bytes.size(), CrcOf(bytes), 0, 0});
   return OkStatus();
 }
@@ -285,6 +341,10 @@ StoredList SimStorage::Prune(const PruneStored& prune) {
 }
 
 Status SimStorage::WriteTheManifest(const StoredStep& stored) {
+  const bool in_ranks = std::any_of(stored.ranks.begin(), stored.ranks.end(),
+                                    [](const StoredRank& rank) { return !rank.metadata.empty(); });
+  if (in_ranks || stored.metadata != (stored.world_size > 1 ? MetadataOf(stored.id, 1) : ""))
+    on_violation("the manifest of " + stored.id.ToString() + " has metadata '" + stored.metadata + "'");
   Step& step = steps_[stored.id];
   if (step.manifest) {
     const StoredStep& there = *step.manifest;

@@ -52,6 +52,10 @@ class SimStorage {
   // No more failures.
   void Heal();
 
+  // Storage is this daemon's from now on: an operator's wish.
+  void TakeOver(const Host& host) { hold_ = {host.index, host.id, 0, false}; }
+  NodeId holder() const { return hold_.instance; }
+
   // ---- for the stories
   // The rank's file has another byte from now on; its size stays.
   void Damage(const StepId& id, Rank rank);
@@ -81,6 +85,22 @@ class SimStorage {
 
  private:
   static constexpr TimeUs kBetweenAwayUs = 12 * kSecond;
+  static constexpr TimeUs kHolderSilentUs = 15 * kSecond;  // then another one takes storage
+  static constexpr TimeUs kRenewUs = kSecond;
+  // Who writes and deletes. A driver renews its hold until it has been told to release it; whether that took effect is
+  // another matter.
+  struct Hold {
+    size_t host = 0;
+    NodeId instance = kNoNode;
+    uint64_t renewal = 0;  // as somebody has seen it last
+    bool renews = false;
+  };
+  // What another one has seen of the holder.
+  struct Watch {
+    NodeId holder = kNoNode;
+    uint64_t renewal = 0;
+    TimeUs since = 0;
+  };
   struct File {
     Rank rank = 0;
     std::string bytes;
@@ -118,6 +138,9 @@ class SimStorage {
   Status Write(const WriteShard& write, const std::string& stream, StoredRank* stored);
   Status Put(const StepId& id, const std::string& path, Rank rank, std::string bytes);
   Status WriteTheManifest(const StoredStep& step);
+  Status TakeHold(const Job& job);
+  // Of a daemon that writes a manifest, or deletes.
+  Status CheckHold(const Job& job) const;
   StoredList Prune(const PruneStored& prune);
   Status Read(const StepId& id, StoredStep* stored) const;
   static std::vector<std::string> NamesOf(const ShardId& shard);
@@ -129,6 +152,9 @@ class SimStorage {
   TimeUs away_until_ = 0;  // the simulation's clock begins beyond kBetweenAwayUs
   bool healed_ = false;
   std::set<StepId> pruned_;
+  Hold hold_;
+  std::map<NodeId, Watch> watches_;
+  std::set<NodeId> told_;  // daemons that were ever told that they hold storage
   std::set<StepId> hidden_;
   std::set<StepId> unreadable_;
   std::set<StepId> unloadable_;

@@ -14,7 +14,9 @@ class StorageStory : public Story {
     StartNodes(nodes, 1, chunks);
   }
   void AwaitPersisted(uint64_t launch, Step step) {
-    ASSERT_TRUE(Until([&] { return cluster_->storage().Has(StepIn(launch, step)); })) << Trouble();
+    // A leader before may have died with storage held.
+    ASSERT_TRUE(Until([&] { return cluster_->storage().Has(StepIn(launch, step)); }, 60 * kSecond))
+        << Trouble();
     for (const Rank rank : RanksOf(launch))
       ASSERT_TRUE(Wait(launch, step, rank, Level::kPersisted).ok()) << Trouble();
   }
@@ -122,6 +124,77 @@ TEST_F(StorageStory, AnOwnStepOnStorageIsNewerThanThePin) {
   }
   EXPECT_EQ(LifeOf(2), life);
   EXPECT_EQ(Latest(2, 0), (StepId{life, 2}));
+}
+
+// The leader dies with storage held.
+TEST_F(StorageStory, TheNextLeaderTakesStorageOver) {
+  StartStored(4);
+  ASSERT_EQ(LeaderHost(), 0u);
+  StartWorld(1, {2, 3});
+  SavePersisted(1, 1);
+  EXPECT_EQ(cluster_->storage().holder(), cluster_->host(0).id);
+  LoseHost(0);
+  ASSERT_TRUE(Until([&] { return LeaderHost() != SIZE_MAX; }));
+  SaveEverywhere(1, 2);
+  cluster_->RunFor(10 * kSecond);
+  EXPECT_FALSE(cluster_->storage().Has(StepIn(1, 2))) << "whether the holder is dead is not known yet";
+  AwaitPersisted(1, 2);
+  EXPECT_EQ(cluster_->storage().holder(), cluster_->host(LeaderHost()).id);
+}
+
+// The leader lives, reaches storage and no other node. It lets go of storage when its lease has run out.
+TEST_F(StorageStory, ALeaderThatIsCutOffLetsGoOfStorage) {
+  StartStored(4);
+  ASSERT_EQ(LeaderHost(), 0u);
+  StartWorld(1, {2, 3});
+  SavePersisted(1, 1);
+  cluster_->network().Cut(kCoordinatorHost, 0, cluster_->now() + 60 * kSecond);
+  Isolate({0}, false, 60 * kSecond);
+  ASSERT_TRUE(Until([&] { return cluster_->host(2).view.members.size() == 3; }));
+  SaveEverywhere(1, 2);
+  ASSERT_TRUE(Until([&] { return cluster_->storage().Has(StepIn(1, 2)); }, 10 * kSecond)) << Trouble();
+  EXPECT_NE(cluster_->storage().holder(), cluster_->host(0).id);
+}
+
+// Two coordinators, each with a half.
+TEST_F(StorageStory, TheSecondOfTwoClustersIsRefusedInWords) {
+  StartStored(4);
+  ASSERT_EQ(LeaderHost(), 0u);
+  StartWorld(1, {0, 1});
+  SavePersisted(1, 1);
+  SplitInTwo();
+  StartWorld(2, {2, 3});
+  SaveEverywhere(2, 2);
+  const Status refused = Wait(2, 2, 0, Level::kPersisted, 20 * kSecond);
+  EXPECT_EQ(refused.code(), Code::kAborted) << refused.ToString();
+  EXPECT_NE(refused.message().find("host 0 writes to this storage"), std::string::npos) << refused.ToString();
+  EXPECT_FALSE(cluster_->storage().Has(StepIn(2, 2)));
+  SavePersisted(1, 2);
+  // The first one's end frees it.
+  LoseHost(0);
+  LoseHost(1);
+  SaveEverywhere(2, 3);
+  cluster_->RunFor(20 * kSecond);
+  SavePersisted(2, 4);
+}
+
+// The former leader is stopped, and goes on when another one has storage.
+TEST_F(StorageStory, AnOperatorTakesStorageOver) {
+  StartStored(4);
+  ASSERT_EQ(LeaderHost(), 0u);
+  StartWorld(1, {0, 1});
+  SavePersisted(1, 1);
+  SplitInTwo();
+  StartWorld(2, {2, 3});
+  SaveEverywhere(2, 2);
+  EXPECT_EQ(Wait(2, 2, 0, Level::kPersisted, 20 * kSecond).code(), Code::kAborted);
+  cluster_->storage().TakeOver(cluster_->host(2));
+  SaveEverywhere(1, 2);
+  const Status refused = Wait(1, 2, 0, Level::kPersisted, 20 * kSecond);
+  EXPECT_EQ(refused.code(), Code::kAborted) << refused.ToString();
+  EXPECT_NE(refused.message().find("has taken storage over"), std::string::npos) << refused.ToString();
+  EXPECT_FALSE(cluster_->storage().Has(StepIn(1, 2)));
+  SavePersisted(2, 3);
 }
 
 // Memory has a newer step, and the question chooses nothing.
@@ -296,6 +369,7 @@ TEST_F(StorageStory, WhatAnotherLeaderHasPersistedIsOffered) {
   StartWorld(1, {2, 3});
   SavePersisted(1, 1);
   SplitInTwo();
+  cluster_->storage().TakeOver(cluster_->host(2));
   SavePersisted(1, 2);
   const StepId persisted = StepIn(1, 2);
   LoseTheOtherHalf();

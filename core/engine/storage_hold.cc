@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/engine/storage_hold.h"
+
+#include "core/base/check.h"
+
+namespace ropeteam::engine {
+
+void StorageHold::Confirm(Then then) {
+  waiting_.push_back(std::move(then));
+  if (!busy_) Ask();
+}
+
+void StorageHold::Ask() {
+  ROPETEAM_CHECK(!busy_ && !release_);
+  busy_ = asked_ = true;
+  works_.Start(
+      HoldStorage{},
+      [this](const Status& status, const StorageDone&) {
+        busy_ = false;
+        trouble_.clear();
+        if (release_) return LetGo();
+        for (const Then& then : std::exchange(waiting_, {})) then(status);
+      },
+      [this] { trouble_ = "taking hold of storage has made no progress for a minute"; });
+}
+
+void StorageHold::Release() {
+  waiting_.clear();
+  release_ = asked_;
+  if (release_ && !busy_) LetGo();
+}
+
+void StorageHold::LetGo() {
+  busy_ = true;
+  release_ = asked_ = false;
+  works_.Start(ReleaseStorage{}, [this](const Status&, const StorageDone&) {
+    busy_ = false;
+    if (!waiting_.empty()) Ask();
+  });
+}
+
+}  // namespace ropeteam::engine
