@@ -227,6 +227,7 @@ void Daemon::OnRefused(const Status& status) {
   LOG_WARNING("this node was declared dead while alive, it begins anew: %s", status.message().c_str());
   node_.reset();
   end_ = arena_->Renew();  // peers that have not heard yet must not write into the next life's chunks
+  options_.take_over_storage = false;  // once, not whenever this node begins again
   if (end_.ok()) end_ = NewNode();
   if (end_.ok()) end_ = node_->Listen();
   if (end_.ok()) end_ = membership_->Rejoin(node_->self());

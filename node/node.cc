@@ -229,6 +229,8 @@ void Node::OpenStorage(const std::string& url) {
   StorageWorkers::Config config;
   config.sink = std::move(*sink);
   config.job = options_.job;
+  config.node = options_.node;
+  config.take_over = options_.take_over_storage;
   config.memory = arena_->memory();
   config.chunks_begin = store_->chunk_offset(0);
   config.chunk_bytes = store_->chunk_bytes();

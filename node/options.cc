@@ -31,7 +31,7 @@ struct Texts {
   std::string storage, persist_every = "0", persist_rate = "0", keep_on_storage = "0", keep_every = "0";
   std::string keep_best, keep_within;
   bool embed = false, no_embed = false, arena_reset = false, version = false, require_rdma = false;
-  bool list_devices = false, json = false;
+  bool list_devices = false, json = false, take_over_storage = false;
 };
 
 void Declare(CLI::App& app, Texts& t) {
@@ -71,6 +71,9 @@ void Declare(CLI::App& app, Texts& t) {
       "running job's]");
   app.add_option("--persist-rate", t.persist_rate,
                  "bytes per second that this node writes to storage, such as 500M; 0: no bound [0]");
+  app.add_flag(
+      "--take-over-storage", t.take_over_storage,
+      "take the right to write the job's steps on storage from another allocation that has it, once");
   app.add_option("--keep-on-storage", t.keep_on_storage,
                  "keep the N newest steps on storage; 0: no such rule [0]");
   app.add_option("--keep-every", t.keep_every,
@@ -219,6 +222,7 @@ Status CheckStorage(const Texts& t, Options* o) {
         t.persist_rate.c_str(), static_cast<unsigned long long>(kPersistRateMax >> 30));
   ROPETEAM_RETURN_IF_ERROR(CheckRetention(t, &o->retention));
   o->storage = t.storage;
+  o->take_over_storage = t.take_over_storage;
   if (o->storage.empty()) {
     if (o->named.persist_every && o->persist_every != 0 && o->embed_coordinator)
       return Error(Code::kInvalidArgument, "--persist-every %s needs --storage", t.persist_every.c_str());

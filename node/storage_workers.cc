@@ -45,12 +45,16 @@ void TaskThreads::Run() {
 }
 
 StorageWorkers::StorageWorkers(Config config, Done done)
-    : config_(std::move(config)), done_(std::move(done)) {
+    : config_(std::move(config)),
+      done_(std::move(done)),
+      lock_(
+          {.sink = config_.sink, .job = config_.job, .node = config_.node, .take_over = config_.take_over}) {
   parts_.emplace(kPartThreads);
   works_.emplace(kWorkThreads);
 }
 
 StorageWorkers::~StorageWorkers() {
+  lock_.Leave();
   config_.sink->Stop();
   works_.reset();
   parts_.reset();
@@ -71,8 +75,13 @@ void StorageWorkers::Do(const StartStorage& start) {
   if (const auto* read = std::get_if<ReadStored>(&start.work)) take(ReadStep(read->step));
   if (const auto* name = std::get_if<NameFiles>(&start.work)) take(Names(*name, &done.bad));
   if (const auto* write = std::get_if<WriteShard>(&start.work)) take(Write(*write, &done.bad));
-  if (const auto* manifest = std::get_if<WriteManifest>(&start.work)) status = PutManifest(*manifest->step);
+  if (const auto* manifest = std::get_if<WriteManifest>(&start.work)) {
+    status = lock_.Check();
+    if (status.ok()) status = PutManifest(*manifest->step);
+  }
   if (const auto* load = std::get_if<LoadChunks>(&start.work)) take(Load(*load));
+  if (std::holds_alternative<HoldStorage>(start.work)) status = lock_.Hold();
+  if (std::holds_alternative<ReleaseStorage>(start.work)) status = lock_.Release();
   if (const auto* prune = std::get_if<PruneStored>(&start.work)) take(Prune(*prune));
   done_(start.tag, std::move(status), std::move(done));
 }

@@ -26,6 +26,7 @@
 #include "storage/format/layout.h"
 #include "storage/format/manifest.h"
 #include "storage/format/restore.h"
+#include "storage/lock/job_lock.h"
 #include "storage/retention/retention.h"
 #include "storage/sink.h"
 
@@ -52,6 +53,8 @@ class StorageWorkers {
   struct Config {
     std::shared_ptr<storage::Sink> sink;
     std::string job;
+    std::string node;             // of this daemon, for the lock that others read
+    bool take_over = false;       // the lock, once
     std::span<std::byte> memory;  // the arena; must outlive the workers
     uint64_t chunks_begin = 0;    // in it
     uint64_t chunk_bytes = 0;
@@ -62,7 +65,7 @@ class StorageWorkers {
   using Done = std::function<void(uint64_t tag, Status status, StorageDone done)>;
 
   StorageWorkers(Config config, Done done);
-  ~StorageWorkers();  // stops the sink and waits for its calls to return
+  ~StorageWorkers();  // gives the lock back, stops the sink and waits for its calls to return
 
   void Submit(StartStorage start);  // from any thread
 
@@ -119,6 +122,7 @@ class StorageWorkers {
 
   const Config config_;
   const Done done_;
+  storage::JobLock lock_;
   std::mutex pace_mutex_;
   std::chrono::steady_clock::time_point pace_until_;  // guarded by pace_mutex_
   std::mutex manifest_mutex_;

@@ -176,7 +176,7 @@ const std::vector<std::string>& ValueOptions() {
 
 const std::vector<std::string>& FlagOptions() {
   static const std::vector<std::string> options = {"arena-reset", "embed-coordinator", "no-embed-coordinator",
-                                                   "require-rdma"};
+                                                   "require-rdma", "take-over-storage"};
   return options;
 }
 

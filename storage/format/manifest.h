@@ -25,6 +25,10 @@ inline constexpr uint32_t kStepRanksMax =
 inline constexpr size_t kJobNameBytesMax = 255;               // as the arena's
 inline constexpr uint64_t kUserMetadataBytesMax = 256 << 10;  // a few numbers and a configuration
 
+// 1970-01-01T00:00:00Z to 9999-12-31T23:59:59Z, of seconds since 1970.
+inline constexpr uint64_t kTimeMax = 253402300799;
+std::string PrintTime(uint64_t time_s);
+
 struct StepHead {
   std::string job;
   uint64_t step = 0;

@@ -20,9 +20,7 @@ Status CheckHead(const StepHead& head);
 // kCorrupt, naming the field as it stands behind the rank's place: ".files[2].path …".
 Status CheckRank(const RankEntry& rank);
 
-// 1970-01-01T00:00:00Z to 9999-12-31T23:59:59Z.
-inline constexpr uint64_t kTimeMax = 253402300799;
-std::string PrintTime(uint64_t time_s);
+// PrintTime() undone.
 bool ParseTime(std::string_view text, uint64_t* time_s);
 
 // The files that are not a rank's own, of all ranks: those of one path must have one content, and a rank has a path once.

@@ -1,0 +1,326 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "storage/lock/job_lock.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cinttypes>
+#include <cstdio>
+#include <ctime>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <utility>
+
+#include "core/base/log.h"
+#include "storage/format/manifest.h"
+#include "storage/format/names.h"
+
+namespace ropeteam::storage {
+namespace {
+
+// Every lock file has so many bytes, so that it can be read without asking for its size while it is being replaced.
+// Names of node and host take 130 at most.
+constexpr size_t kLockFileBytes = 1024;
+constexpr std::string_view kEnding = ".json";
+constexpr size_t kEpochDigits = 10;
+constexpr size_t kEpochDigitsMax = 18;  // below 2^63: the next one never wraps around
+constexpr size_t kHostBytesMax = 64;
+// Of files that are left by holders before: one page of work for a renewal.
+constexpr size_t kLowerDeletedMax = 16;
+// Claims in one call: the second for one that another node was quicker with.
+constexpr int kClaimsMax = 2;
+
+std::string RandomToken() {
+  std::random_device random;
+  char text[33];
+  std::snprintf(text, sizeof(text), "%08x%08x%08x%08x", random(), random(), random(), random());
+  return text;
+}
+
+std::string HostName() {
+  char name[kHostBytesMax + 1] = "";
+  return gethostname(name, kHostBytesMax) == 0 ? name : "unknown";
+}
+
+// Nothing unless PathOf() prints exactly this.
+std::optional<uint64_t> ParseEpoch(std::string_view file) {
+  if (!file.ends_with(kEnding)) return std::nullopt;
+  file.remove_suffix(kEnding.size());
+  uint64_t epoch = 0;
+  const auto [end, error] = std::from_chars(file.data(), file.data() + file.size(), epoch);
+  if (error != std::errc() || end != file.data() + file.size() || epoch == 0 || file.size() < kEpochDigits ||
+      file.size() > kEpochDigitsMax || (file.size() > kEpochDigits && file[0] == '0'))
+    return std::nullopt;
+  return epoch;
+}
+
+bool MayHaveLanded(Code code) {
+  return code == Code::kDeadlineExceeded || code == Code::kLinkFailed || code == Code::kUnavailable;
+}
+
+}  // namespace
+
+JobLock::JobLock(Config config)
+    : config_(std::move(config)), token_(RandomToken()), take_over_(config_.take_over) {}
+
+JobLock::~JobLock() {
+  {
+    const std::lock_guard lock(thread_mutex_);
+    stop_ = true;
+  }
+  wake_.notify_all();
+  if (thread_.joinable()) thread_.join();
+}
+
+void JobLock::Run() {
+  std::unique_lock lock(thread_mutex_);
+  while (!wake_.wait_for(lock, kRenewEvery, [this] { return stop_; })) {
+    lock.unlock();
+    Renew();
+    lock.lock();
+  }
+}
+
+std::string JobLock::PathOf(uint64_t epoch) const {
+  char name[32];
+  std::snprintf(name, sizeof(name), "%010" PRIu64 ".json", epoch);
+  return config_.job + "/" + std::string(kLockFolder) + "/" + name;
+}
+
+std::string JobLock::Content() const {
+  const ProcessMark& process = config_.process;
+  const nlohmann::ordered_json json = {{"format", "ropeteam-lock"},
+                                       {"version", 1},
+                                       {"node", config_.node},
+                                       {"host", HostName()},
+                                       {"since", since_},
+                                       {"renewed", renewed_},
+                                       {"token", token_},
+                                       {"boot", process.boot},
+                                       {"pid_namespace", process.pid_namespace},
+                                       {"pid", process.pid},
+                                       {"started", process.started}};
+  std::string text = json.dump(1, ' ', true, nlohmann::json::error_handler_t::replace);
+  text.resize(kLockFileBytes - 1, ' ');
+  return text + "\n";
+}
+
+std::string JobLock::Holder::Text() const {
+  if (token.empty()) return "somebody whose lock file cannot be read";
+  return "node " + node + " of host " + host + " since " + since;
+}
+
+Result<JobLock::Seen> JobLock::Look(Deadline deadline) {
+  Seen seen;
+  std::string page;
+  do {
+    const Result<ListPage> listed =
+        config_.sink->List(config_.job + "/" + std::string(kLockFolder), page, deadline);
+    if (!listed.ok()) return listed.status();
+    for (const FileInfo& file : listed->files) {
+      const std::optional<uint64_t> epoch = ParseEpoch(file.name.substr(file.name.rfind('/') + 1));
+      if (!epoch) continue;
+      const uint64_t lower = std::min(*epoch, seen.epoch);
+      seen.epoch = std::max(*epoch, seen.epoch);
+      if (lower != 0 && seen.lower.size() < kLowerDeletedMax) seen.lower.push_back(lower);
+    }
+    page = listed->next;
+  } while (!page.empty());
+  if (seen.epoch == 0) return seen;
+  seen.text.resize(kLockFileBytes);
+  const Target target{reinterpret_cast<std::byte*>(seen.text.data()), seen.text.size()};
+  const Status read = config_.sink->Read(PathOf(seen.epoch), 0, {&target, 1}, deadline);
+  if (read.code() == Code::kNotFound)
+    return Error(Code::kUnavailable, "%s vanished while it was looked at", PathOf(seen.epoch).c_str());
+  // A file that is too short was not written by a node: it has no name and never changes.
+  if (read.code() == Code::kCorrupt)
+    seen.text.clear();
+  else if (!read.ok())
+    return read;
+  const nlohmann::json json = nlohmann::json::parse(seen.text, nullptr, false);
+  if (!json.is_object()) return seen;
+  const auto text = [&json](const char* key) {
+    const auto found = json.find(key);
+    return found != json.end() && found->is_string() ? found->get<std::string>() : std::string();
+  };
+  const auto number = [&json](const char* key) -> uint64_t {
+    const auto found = json.find(key);
+    return found != json.end() && found->is_number_unsigned() ? found->get<uint64_t>() : 0;
+  };
+  seen.holder = {
+      text("token"),
+      text("host"),
+      text("node"),
+      text("since"),
+      {text("boot"), text("pid_namespace"), static_cast<int64_t>(number("pid")), number("started")}};
+  return seen;
+}
+
+Status JobLock::Hold() {
+  const std::lock_guard lock(mutex_);
+  used_ = true;
+  if (!lost_.ok()) return lost_;
+  asked_ = true;
+  if (config_.renew_by_itself && !thread_.joinable()) thread_ = std::thread([this] { Run(); });
+  return HoldLocked();
+}
+
+Status JobLock::Check() {
+  const std::lock_guard lock(mutex_);
+  if (!used_) return OkStatus();
+  if (held_) return HoldLocked();
+  if (!lost_.ok()) return lost_;
+  return Error(Code::kUnavailable, "this node does not hold the storage of job %s", config_.job.c_str());
+}
+
+Status JobLock::HoldLocked() {
+  Status claimed;
+  for (int claims = 0;; ++claims) {
+    const Result<Seen> seen = Look(In(kCallTimeout));
+    if (!seen.ok()) {
+      watched_epoch_ = 0;
+      return claimed.ok() ? seen.status() : claimed;
+    }
+    if (IsOurs(*seen)) return Keep(*seen);
+    if (held_ && seen->epoch >= epoch_) return Lose(*seen);
+    held_ = false;  // or a person has deleted our file
+    if (!claimed.ok()) return claimed;
+    ROPETEAM_RETURN_IF_ERROR(Judge(*seen));
+    if (claims == kClaimsMax)
+      return Error(Code::kUnavailable, "storage of job %s: others claim it at the same moment",
+                   config_.job.c_str());
+    claimed = Claim(seen->epoch + 1);
+    if (!claimed.ok() && !MayHaveLanded(claimed.code())) return claimed;
+  }
+}
+
+Status JobLock::Claim(uint64_t epoch) {
+  since_ = PrintTime(static_cast<uint64_t>(std::time(nullptr)));
+  sure_at_.reset();
+  Status put = config_.sink->Put(PathOf(epoch), Content(), PutMode::kIfAbsent, In(kCallTimeout));
+  if (put.code() == Code::kUnsupported) {
+    if (!std::exchange(weak_told_, true))
+      LOG_WARNING(
+          "storage of job %s: protection from a second allocation is weak, two that start together may both "
+          "write: "
+          "%s",
+          config_.job.c_str(), put.message().c_str());
+    put = config_.sink->Put(PathOf(epoch), Content(), PutMode::kReplace, In(kCallTimeout));
+    sure_at_ = config_.now() + kDeadAfter;
+  }
+  return put.code() == Code::kAlreadyExists ? OkStatus() : put;  // the next look says whose it is
+}
+
+Status JobLock::Keep(const Seen& seen) {
+  if (sure_at_ && config_.now() < *sure_at_)
+    return Error(
+        Code::kUnavailable,
+        "storage of job %s: waiting for %lld s whether another allocation claims it, as this store has no "
+        "conditional writes",
+        config_.job.c_str(), static_cast<long long>(kDeadAfter.count()));
+  if (!held_)
+    LOG_INFO("storage of job %s is held by this node, epoch %" PRIu64, config_.job.c_str(), seen.epoch);
+  held_ = true;
+  take_over_ = false;
+  epoch_ = seen.epoch;
+  watched_epoch_ = 0;
+  for (const uint64_t lower : seen.lower) {
+    const Status deleted = config_.sink->Delete(PathOf(lower), In(kCallTimeout));
+    if (!deleted.ok()) LOG_DEBUG("%s stays: %s", PathOf(lower).c_str(), deleted.message().c_str());
+  }
+  return OkStatus();
+}
+
+Status JobLock::Lose(const Seen& seen) {
+  held_ = asked_ = false;
+  lost_ = Error(
+      Code::kAlreadyExists,
+      "the storage of job %s was taken over by %s: this allocation writes and deletes nothing there any more",
+      config_.job.c_str(), seen.holder.Text().c_str());
+  LOG_WARNING("%s", lost_.message().c_str());
+  return lost_;
+}
+
+Status JobLock::Judge(const Seen& seen) {
+  if (seen.epoch == 0) return OkStatus();
+  const std::string holder = seen.holder.Text();
+  if (IsGone(seen.holder.process, config_.process)) {
+    LOG_INFO("storage of job %s was held by %s, whose process is gone", config_.job.c_str(), holder.c_str());
+    return OkStatus();
+  }
+  const Time now = config_.now();
+  const bool watched = watched_epoch_ != 0 && now - seen_at_ <= kDeadAfter;
+  const bool changed = watched_epoch_ != 0 && (watched_epoch_ != seen.epoch || watched_text_ != seen.text);
+  // Who has not looked for as long, or could not, may have been away together with the holder.
+  if (!watched || changed) unchanged_since_ = now;
+  alive_ = changed || (watched && alive_);
+  watched_epoch_ = seen.epoch;
+  watched_text_ = seen.text;
+  seen_at_ = now;
+  if (now - unchanged_since_ >= kDeadAfter) {
+    LOG_WARNING("storage of job %s was held by %s, which has been silent for %lld s", config_.job.c_str(),
+                holder.c_str(), static_cast<long long>(kDeadAfter.count()));
+    return OkStatus();
+  }
+  if (take_over_) {
+    LOG_WARNING("storage of job %s is taken over from %s, as --take-over-storage says", config_.job.c_str(),
+                holder.c_str());
+    return OkStatus();
+  }
+  if (!alive_)
+    return Error(Code::kUnavailable,
+                 "the storage of job %s is held by %s; whether it lives is known after %lld s",
+                 config_.job.c_str(), holder.c_str(), static_cast<long long>(kDeadAfter.count()));
+  return Error(Code::kAlreadyExists,
+               "the storage of job %s is held by %s, which lives: stop that allocation, give this one "
+               "another --job or "
+               "--storage, or start it with --take-over-storage",
+               config_.job.c_str(), holder.c_str());
+}
+
+void JobLock::Renew() {
+  const std::lock_guard lock(mutex_);
+  if (!asked_) return;
+  const Result<Seen> seen = Look(In(kCallTimeout));
+  Status status = seen.status();
+  if (!seen.ok()) {
+    watched_epoch_ = 0;
+  } else if (IsOurs(*seen)) {
+    (void)Keep(*seen);
+    ++renewed_;
+    status = config_.sink->Put(PathOf(seen->epoch), Content(), PutMode::kReplace, In(kCallTimeout));
+  } else if (held_ && seen->epoch >= epoch_) {
+    (void)Lose(*seen);
+    return;
+  } else {
+    (void)Judge(*seen);
+  }
+  if (held_ && !status.ok() && !std::exchange(failure_told_, true))
+    LOG_WARNING("storage of job %s: the lock is not renewed, after %lld s another allocation may take it: %s",
+                config_.job.c_str(), static_cast<long long>(kDeadAfter.count()), status.ToString().c_str());
+  if (status.ok()) failure_told_ = false;
+}
+
+Status JobLock::Release() {
+  const std::lock_guard lock(mutex_);
+  return ReleaseLocked(kCallTimeout);
+}
+
+void JobLock::Leave() {
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (lock.owns_lock()) (void)ReleaseLocked(kLeaveTimeout);  // others find out after kDeadAfter
+}
+
+Status JobLock::ReleaseLocked(std::chrono::seconds timeout) {
+  lost_ = OkStatus();
+  held_ = false;
+  watched_epoch_ = 0;
+  if (!std::exchange(asked_, false)) return OkStatus();
+  const Deadline deadline = In(timeout);
+  const Result<Seen> seen = Look(deadline);
+  if (!seen.ok()) return seen.status();
+  return IsOurs(*seen) ? config_.sink->Delete(PathOf(seen->epoch), deadline) : OkStatus();
+}
+
+}  // namespace ropeteam::storage

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Of all clusters that were given one job's name and one URL, lets one node write and delete there: without it two
+// allocations of one job would prune each other's steps. Steps need no lock to be read.
+//
+//     JOB/ropeteam-lock/0000000007.json    epoch 7: who holds the lock, and a counter
+//
+// The holder is who created the file of the highest epoch. An epoch is created by Put(kIfAbsent) alone, so one of many
+// gets it; its creator alone rewrites it, with a higher counter every kRenewEvery. No clock is compared with another
+// machine's, and no time of a file is used: others watch by their own clock whether the file changes.
+//
+//     the file of the highest epoch       a node that wants to hold
+//     none                                creates epoch 1
+//     of a process of this machine that   creates the next epoch at once
+//       is gone
+//     did not change for kDeadAfter       creates the next epoch
+//     changed                             kAlreadyExists: the holder lives
+//     neither is known yet                kUnavailable: ask again
+//
+// A holder that finds a higher epoch has lost the lock. There is a moment between a check and the write after it that no
+// lock on a store can close; what is written then is a manifest of an incarnation of its own, which replaces nothing.
+//
+// A store without conditional puts gets the file by a plain one, is left alone for kDeadAfter, and then read: who wrote last
+// holds. That protects from allocations that start minutes apart, not from all that start together.
+
+#ifndef ROPETEAM_STORAGE_LOCK_JOB_LOCK_H_
+#define ROPETEAM_STORAGE_LOCK_JOB_LOCK_H_
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/base/status.h"
+#include "storage/lock/process_mark.h"
+#include "storage/sink.h"
+
+namespace ropeteam::storage {
+
+// Thread-safe; calls wait for one another. Every call of the sink has kCallTimeout.
+class JobLock {
+ public:
+  using Time = std::chrono::steady_clock::time_point;
+  // Three requests to the store each time.
+  static constexpr std::chrono::seconds kRenewEvery{5};
+  // Three renewals missed: a store that is slow for once is not a dead holder.
+  static constexpr std::chrono::seconds kDeadAfter{15};
+  static constexpr std::chrono::seconds kCallTimeout{10};
+  // Of Leave(), at the end of a process.
+  static constexpr std::chrono::seconds kLeaveTimeout{2};
+
+  struct Config {
+    std::shared_ptr<Sink> sink;
+    std::string job;
+    std::string node;  // of this process, for the words that others read
+    bool take_over =
+        false;  // once, from a holder that lives: until this lock has been held for the first time
+    // Tests have their own.
+    std::function<Time()> now = [] { return std::chrono::steady_clock::now(); };
+    ProcessMark process = OwnProcess();
+    bool renew_by_itself =
+        true;  // on a thread, from the first Hold() on; otherwise who owns this calls Renew()
+  };
+
+  explicit JobLock(Config config);
+  ~JobLock();  // waits for the thread: stop the sink before
+
+  // kOk: this process holds the lock, as the store says now. kAlreadyExists: another one holds it and lives, or has taken
+  // it over from this one, which never holds again before Release(); the message has its name and what to do.
+  // kUnavailable: whether the other one lives is not known yet. Else the sink's own: a store that cannot be written
+  // cannot be held.
+  Status Hold();
+  // As Hold(), but kUnavailable where the lock is not held. kOk before the first Hold(): nobody wants the protection.
+  Status Check();
+  // Deletes this process's own file, so that others need not wait. kOk also if another one holds.
+  Status Release();
+  // Release() within kLeaveTimeout, and not at all while another call runs.
+  void Leave();
+  // One renewal of a holder, or one look of who would like to be.
+  void Renew();
+
+  JobLock(const JobLock&) = delete;
+  JobLock& operator=(const JobLock&) = delete;
+
+ private:
+  struct Holder {  // what a lock file says; empty where it is not one
+    std::string token, host, node, since;
+    ProcessMark process;
+    std::string Text() const;
+  };
+  struct Seen {
+    uint64_t epoch = 0;  // the highest; 0: none
+    std::string text;
+    Holder holder;
+    std::vector<uint64_t> lower;
+  };
+  Result<Seen> Look(Deadline deadline);
+  Status HoldLocked();
+  Status Keep(const Seen& seen);
+  Status Lose(const Seen& seen);
+  // kOk: the next epoch may be created.
+  Status Judge(const Seen& seen);
+  Status Claim(uint64_t epoch);
+  Status ReleaseLocked(std::chrono::seconds timeout);
+  std::string PathOf(uint64_t epoch) const;
+  std::string Content() const;
+  bool IsOurs(const Seen& seen) const { return seen.holder.token == token_; }
+  static Deadline In(std::chrono::seconds timeout) { return std::chrono::steady_clock::now() + timeout; }
+  void Run();
+
+  const Config config_;
+  const std::string token_;  // random: tells this process's files from all others
+
+  std::mutex mutex_;    // held over calls of the sink; guards all that follows but the thread's own
+  bool used_ = false;   // Hold() was called
+  bool asked_ = false;  // it is wanted: not released, not lost
+  bool held_ = false;
+  uint64_t epoch_ = 0;  // held
+  Status lost_;         // why it is not held any more; kOk: it was not lost
+  bool take_over_;
+  std::string since_;
+  uint64_t renewed_ = 0;
+  bool weak_told_ = false;
+  bool failure_told_ = false;    // of a renewal, since the last one that succeeded
+  std::optional<Time> sure_at_;  // a plain put has not been replaced until then
+  // Of another holder's file, while it is watched.
+  uint64_t watched_epoch_ = 0;  // 0: nothing has been seen, or the last look failed
+  std::string watched_text_;
+  Time seen_at_, unchanged_since_;
+  bool alive_ = false;  // it has changed under our eyes
+
+  std::mutex thread_mutex_;
+  std::condition_variable wake_;
+  bool stop_ = false;  // guarded by thread_mutex_
+  std::thread thread_;
+};
+
+}  // namespace ropeteam::storage
+
+#endif  // ROPETEAM_STORAGE_LOCK_JOB_LOCK_H_

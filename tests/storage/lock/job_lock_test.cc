@@ -1,0 +1,378 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Two allocations of one job under one URL, over a directory and over the strict S3 server. The clock is the test's.
+
+#include "storage/lock/job_lock.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <future>
+#include <mutex>
+#include <thread>
+
+#include "core/base/log.h"
+#include "storage/forwarding_sink.h"
+#include "storage/steps/steps.h"
+#include "tests/storage/conformance.h"
+
+namespace ropeteam::storage::test {
+namespace {
+
+using std::chrono::seconds;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+// Fails or delays what it is told to.
+class FlakySink final : public ForwardingSink {
+ public:
+  using ForwardingSink::ForwardingSink;
+  Status Put(const std::string& name, std::string_view bytes, PutMode mode, Deadline deadline) override {
+    if (block_puts) {
+      blocked.set_value();
+      unblock.get_future().wait();
+    }
+    if (read_only) return Error(Code::kInvalidArgument, "this bucket is read-only");
+    if (lose_puts > 0 && lose_puts-- > 0) return Error(Code::kDeadlineExceeded, "lost on the way there");
+    const Status status = below().Put(name, bytes, mode, deadline);
+    if (lose_answers > 0 && lose_answers-- > 0) return Error(Code::kDeadlineExceeded, "lost on the way back");
+    return status;
+  }
+  Result<ListPage> List(const std::string& folder, const std::string& page, Deadline deadline) override {
+    if (away) return Error(Code::kUnavailable, "the store is away");
+    return below().List(folder, page, deadline);
+  }
+  bool away = false, read_only = false;
+  int lose_puts = 0, lose_answers = 0;
+  std::atomic<bool> block_puts{false};
+  std::promise<void> blocked, unblock;
+};
+
+// A process of another machine.
+ProcessMark Elsewhere(const std::string& node) {
+  return {"boot of " + node, "pid:[4026531836]", getpid(), 1};
+}
+
+class JobLockTest : public testing::TestWithParam<SinkKind> {
+ protected:
+  void SetUp() override {
+    if (const std::string absent = GetParam().absent(); !absent.empty()) GTEST_SKIP() << absent;
+    place_ = GetParam().make();
+    SetLogSink(
+        [this](LogLevel, std::string_view message) {
+          const std::lock_guard lock(log_mutex_);
+          log_ += std::string(message) + "\n";
+        },
+        LogLevel::kInfo);
+  }
+  void TearDown() override {
+    SetLogSink([](LogLevel, std::string_view) {}, LogLevel::kOff);
+  }
+
+  struct Node {
+    std::shared_ptr<FlakySink> sink;
+    std::unique_ptr<JobLock> lock;
+    JobLock* operator->() const { return lock.get(); }
+  };
+  Node Start(const std::string& name, bool take_over = false) {
+    return Start(name, take_over, Elsewhere(name));
+  }
+  Node Start(const std::string& name, bool take_over, ProcessMark process) {
+    Result<std::unique_ptr<Sink>> sink = place_->Open();
+    EXPECT_TRUE(sink.ok()) << sink.status().ToString();
+    Node node;
+    node.sink = std::make_shared<FlakySink>(std::move(sink.value()));
+    node.lock = std::make_unique<JobLock>(JobLock::Config{.sink = node.sink,
+                                                          .job = "team/train",
+                                                          .node = name,
+                                                          .take_over = take_over,
+                                                          .now = [this] { return now_; },
+                                                          .process = std::move(process),
+                                                          .renew_by_itself = false});
+    return node;
+  }
+  // Time passes, and these nodes do what their threads would.
+  void Pass(seconds time, std::initializer_list<const Node*> awake) {
+    for (seconds passed{0}; passed < time; passed += JobLock::kRenewEvery) {
+      now_ += JobLock::kRenewEvery;
+      for (const Node* node : awake) node->lock->Renew();
+    }
+  }
+  std::vector<std::string> Files() { return place_->Everything(); }
+  bool Logged(const std::string& words) {
+    const std::lock_guard lock(log_mutex_);
+    return log_.find(words) != std::string::npos;
+  }
+  static std::string Epoch(int epoch) {
+    return "team/train/ropeteam-lock/000000000" + std::to_string(epoch) + ".json";
+  }
+
+  std::unique_ptr<SinkPlace> place_;
+  JobLock::Time now_{};
+  std::mutex log_mutex_;
+  std::string log_;
+};
+class WeakJobLockTest : public JobLockTest {};
+
+TEST_P(JobLockTest, TheSecondIsRefusedWithTheFirstsNameOnceTheFirstIsSeenToLive) {
+  const Node one = Start("node-a"), two = Start("node-b");
+  ASSERT_TRUE(one->Hold().ok());
+  EXPECT_TRUE(one->Hold().ok()) << "repeating it is allowed";
+  const Status unknown = two->Hold();
+  EXPECT_EQ(unknown.code(), Code::kUnavailable);
+  EXPECT_THAT(unknown.message(), HasSubstr("held by node node-a of host "));
+  Pass(JobLock::kRenewEvery, {&one, &two});
+  const Status refused = two->Hold();
+  EXPECT_EQ(refused.code(), Code::kAlreadyExists);
+  EXPECT_THAT(refused.message(), HasSubstr("node node-a of host "));
+  EXPECT_THAT(refused.message(), testing::ContainsRegex("since 20[0-9-]*T[0-9:]*Z"));
+  EXPECT_THAT(refused.message(), HasSubstr("--take-over-storage"));
+  Pass(seconds(60), {&one, &two});
+  EXPECT_EQ(two->Hold().code(), Code::kAlreadyExists);
+  EXPECT_TRUE(one->Check().ok());
+  EXPECT_EQ(two->Check().code(), Code::kUnavailable);
+  EXPECT_THAT(Files(), ElementsAre(Epoch(1)));
+}
+
+TEST_P(JobLockTest, OfManyThatStartAtOnceOneHolds) {
+  constexpr int kNodes = 6;
+  std::vector<Node> nodes;
+  for (int i = 0; i < kNodes; ++i) nodes.push_back(Start("node-" + std::to_string(i)));
+  std::atomic<int> ready{0};
+  std::vector<std::future<Status>> held;
+  for (const Node& node : nodes)
+    held.push_back(std::async(std::launch::async, [&ready, &node] {
+      for (++ready; ready < kNodes;) std::this_thread::yield();
+      return node->Hold();
+    }));
+  int holders = 0;
+  for (auto& each : held) {
+    const Status status = each.get();
+    holders += status.ok();
+    EXPECT_TRUE(status.ok() || status.code() == Code::kUnavailable) << status.ToString();
+  }
+  EXPECT_EQ(holders, 1);
+  EXPECT_THAT(Files(), ElementsAre(Epoch(1)));
+}
+
+TEST_P(JobLockTest, AHolderThatIsSilentForFifteenSecondsLosesItAndSaysSoOnceWhenItWakes) {
+  const Node one = Start("node-a"), two = Start("node-b");
+  ASSERT_TRUE(one->Hold().ok());
+  ASSERT_EQ(two->Hold().code(), Code::kUnavailable);
+  Pass(seconds(10), {&two});
+  EXPECT_EQ(two->Hold().code(), Code::kUnavailable) << "not yet";
+  Pass(seconds(5), {&two});
+  ASSERT_TRUE(two->Hold().ok());
+  EXPECT_TRUE(Logged("node-a of host"));
+  EXPECT_THAT(Files(), ElementsAre(Epoch(2))) << "the epoch below is deleted";
+  const Status lost = one->Check();  // as before a manifest or a deletion
+  EXPECT_EQ(lost.code(), Code::kAlreadyExists);
+  EXPECT_THAT(lost.message(), HasSubstr("taken over by node node-b"));
+  EXPECT_TRUE(Logged("writes and deletes nothing there any more"));
+  log_.clear();
+  Pass(seconds(30), {&one});
+  EXPECT_EQ(one->Hold().code(), Code::kAlreadyExists);
+  EXPECT_EQ(log_, "") << "once";
+  EXPECT_TRUE(two->Check().ok());
+  EXPECT_THAT(Files(), ElementsAre(Epoch(2)));
+}
+
+TEST_P(JobLockTest, AHolderThatWakesInARenewalLosesItToo) {
+  const Node one = Start("node-a"), two = Start("node-b");
+  ASSERT_TRUE(one->Hold().ok());
+  ASSERT_FALSE(two->Hold().ok());
+  Pass(seconds(15), {&two});
+  ASSERT_TRUE(two->Hold().ok());
+  one->Renew();
+  EXPECT_TRUE(Logged("taken over by node node-b"));
+  EXPECT_THAT(Files(), ElementsAre(Epoch(2))) << "it writes nothing";
+  EXPECT_EQ(one->Hold().code(), Code::kAlreadyExists);
+}
+
+TEST_P(JobLockTest, WhoWasAwayItselfOrCouldNotLookJudgesNobodyDead) {
+  const Node one = Start("node-a"), two = Start("node-b");
+  ASSERT_TRUE(one->Hold().ok());
+  ASSERT_FALSE(two->Hold().ok());
+  now_ += seconds(100);  // the machine was suspended, and the holder's perhaps with it
+  EXPECT_EQ(two->Hold().code(), Code::kUnavailable);
+  Pass(seconds(10), {&two});
+  two.sink->away = true;
+  two->Renew();
+  EXPECT_EQ(two->Hold().message(), "the store is away");
+  two.sink->away = false;
+  Pass(seconds(15), {&two});
+  EXPECT_EQ(two->Hold().code(), Code::kUnavailable)
+      << "the first look after the failure began the time again";
+  Pass(seconds(5), {&two});
+  EXPECT_TRUE(two->Hold().ok());
+}
+
+TEST_P(JobLockTest, AProcessOfThisMachineThatIsGoneNeedsNoWaiting) {
+  const ProcessMark own = OwnProcess();
+  ASSERT_NE(own.boot, "");
+  EXPECT_FALSE(IsGone(own, own));
+  const pid_t child = fork();
+  if (child == 0) _exit(0);
+  ASSERT_EQ(waitpid(child, nullptr, 0), child);
+  ProcessMark gone = own;
+  gone.pid = child;
+  EXPECT_TRUE(IsGone(gone, own));
+  ProcessMark reused = own;
+  ++reused.started;
+  EXPECT_TRUE(IsGone(reused, own)) << "another process has the pid now";
+  for (std::string ProcessMark::*part : {&ProcessMark::boot, &ProcessMark::pid_namespace}) {
+    ProcessMark other = gone;
+    other.*part += "x";
+    EXPECT_FALSE(IsGone(other, own));
+  }
+  ASSERT_TRUE(Start("node-a", false, gone)->Hold().ok());
+  const Node two = Start("node-b", false, own);
+  EXPECT_TRUE(two->Hold().ok());
+  EXPECT_TRUE(Logged("whose process is gone"));
+  EXPECT_THAT(Files(), ElementsAre(Epoch(2)));
+}
+
+TEST_P(JobLockTest, AnAnswerThatIsLostIsFoundByReading) {
+  const Node one = Start("node-a");
+  one.sink->lose_answers = 1;
+  EXPECT_TRUE(one->Hold().ok());
+  const Node two = Start("node-b");
+  EXPECT_EQ(two->Hold().code(), Code::kUnavailable);
+  Pass(seconds(15), {&two});
+  two.sink->lose_puts = 1;
+  EXPECT_EQ(two->Hold().code(), Code::kDeadlineExceeded) << "it did not arrive";
+  EXPECT_TRUE(two->Hold().ok());
+  EXPECT_THAT(Files(), ElementsAre(Epoch(2)));
+}
+
+TEST_P(JobLockTest, ItIsTakenOverOnceAndNeverAgainByItself) {
+  const Node one = Start("node-a"), two = Start("node-b", /*take_over=*/true);
+  ASSERT_TRUE(one->Hold().ok());
+  ASSERT_TRUE(two->Hold().ok());
+  EXPECT_TRUE(Logged("taken over from node node-a"));
+  EXPECT_EQ(one->Hold().code(), Code::kAlreadyExists);
+  const Node three = Start("node-c", /*take_over=*/true);
+  ASSERT_TRUE(three->Hold().ok());
+  EXPECT_EQ(two->Hold().code(), Code::kAlreadyExists);
+  ASSERT_TRUE(two->Release().ok());
+  EXPECT_EQ(two->Hold().code(), Code::kUnavailable) << "the flag is used up";
+  EXPECT_TRUE(three->Check().ok());
+}
+
+TEST_P(JobLockTest, WhatIsReleasedIsFreeAtOnceAndNotWritten) {
+  const Node one = Start("node-a"), two = Start("node-b");
+  EXPECT_TRUE(one->Check().ok()) << "nobody has asked for protection";
+  ASSERT_TRUE(one->Hold().ok());
+  ASSERT_TRUE(one->Release().ok());
+  EXPECT_EQ(one->Check().code(), Code::kUnavailable);
+  EXPECT_THAT(Files(), IsEmpty());
+  Pass(seconds(15), {&one});
+  EXPECT_THAT(Files(), IsEmpty()) << "it is not renewed";
+  ASSERT_TRUE(two->Hold().ok());
+  two->Leave();
+  EXPECT_THAT(Files(), IsEmpty());
+  EXPECT_TRUE(one->Hold().ok());
+  EXPECT_TRUE(two->Release().ok());
+  EXPECT_TRUE(one->Check().ok()) << "another's file is not deleted";
+}
+
+TEST_P(JobLockTest, AFileThatAPersonDeletedIsCreatedAgain) {
+  const Node one = Start("node-a");
+  ASSERT_TRUE(one->Hold().ok());
+  ASSERT_TRUE(one.sink->Delete(Epoch(1), std::chrono::steady_clock::now() + seconds(60)).ok());
+  EXPECT_TRUE(one->Check().ok());
+  EXPECT_THAT(Files(), ElementsAre(Epoch(1)));
+}
+
+TEST_P(JobLockTest, AFileThatNoNodeWroteIsWatchedLikeAnyOther) {
+  const Node one = Start("node-a");
+  for (const char* name : {"0000000003.json", "3.json", "notes.txt", "00000000004.json"})
+    ASSERT_TRUE(one.sink
+                    ->Put(std::string("team/train/ropeteam-lock/") + name, "[]", PutMode::kReplace,
+                          std::chrono::steady_clock::now() + seconds(60))
+                    .ok());
+  EXPECT_THAT(one->Hold().message(), HasSubstr("somebody whose lock file cannot be read"));
+  Pass(seconds(15), {&one});
+  EXPECT_TRUE(one->Hold().ok());
+  EXPECT_THAT(Files(), testing::Contains(Epoch(4)));
+  EXPECT_THAT(Files(), testing::Not(testing::Contains(Epoch(3))));
+  EXPECT_THAT(Files(), testing::Contains("team/train/ropeteam-lock/notes.txt"));
+}
+
+TEST_P(JobLockTest, AStoreThatCannotBeWrittenCannotBeHeld) {
+  const Node one = Start("node-a");
+  one.sink->read_only = true;
+  const Status status = one->Hold();
+  EXPECT_EQ(status, Error(Code::kInvalidArgument, "this bucket is read-only"));
+}
+
+TEST_P(JobLockTest, ARenewalThatFailsIsToldOnce) {
+  const Node one = Start("node-a");
+  ASSERT_TRUE(one->Hold().ok());
+  one.sink->away = true;
+  Pass(seconds(5), {&one});
+  EXPECT_TRUE(
+      Logged("is not renewed, after 15 s another allocation may take it: unavailable: the store is away"));
+  log_.clear();
+  Pass(seconds(10), {&one});
+  EXPECT_EQ(log_, "");
+  one.sink->away = false;
+  EXPECT_TRUE(one->Check().ok()) << "nobody took it";
+}
+
+TEST_P(JobLockTest, AStoreThatHangsHoldsUpNeitherTheEndOfTheProcessNorOthers) {
+  const Node one = Start("node-a"), two = Start("node-b");
+  ASSERT_TRUE(one->Hold().ok());
+  one.sink->block_puts = true;
+  std::thread renewal([&] { one->Renew(); });
+  one.sink->blocked.get_future().wait();
+  one->Leave();
+  EXPECT_EQ(two->Hold().code(), Code::kUnavailable);
+  one.sink->unblock.set_value();
+  renewal.join();
+}
+
+TEST_P(JobLockTest, TheFolderIsNeitherAStepNorAJob) {
+  const Node one = Start("node-a");
+  ASSERT_TRUE(one->Hold().ok());
+  const auto steps = ListSteps(one.sink.get(), "team/train", seconds(60));
+  ASSERT_TRUE(steps.ok());
+  EXPECT_TRUE(steps->empty());
+  const auto jobs = FindJobs(one.sink.get(), seconds(60));
+  ASSERT_TRUE(jobs.ok()) << jobs.status().ToString();
+  EXPECT_THAT(*jobs, IsEmpty());
+}
+
+TEST_P(WeakJobLockTest, AStoreWithoutConditionalPutsIsReadAgainAfterAWhile) {
+  const Node one = Start("node-a"), two = Start("node-b");
+  EXPECT_THAT(one->Hold().message(), HasSubstr("waiting for 15 s"));
+  EXPECT_TRUE(Logged("protection from a second allocation is weak"));
+  EXPECT_EQ(two->Hold().code(), Code::kUnavailable);
+  Pass(seconds(10), {&one, &two});
+  EXPECT_FALSE(one->Hold().ok());
+  Pass(seconds(5), {&one, &two});
+  EXPECT_TRUE(one->Hold().ok());
+  EXPECT_EQ(two->Hold().code(), Code::kAlreadyExists);
+  log_.clear();
+  ASSERT_TRUE(one->Release().ok());
+  EXPECT_FALSE(one->Hold().ok());
+  EXPECT_FALSE(Logged("weak")) << "once";
+}
+
+std::vector<SinkKind> Kinds(bool put_if_absent) {
+  std::vector<SinkKind> kinds;
+  for (const SinkKind& kind : SinkKinds())
+    if (put_if_absent ? kind.name == "posix" || kind.name == "s3" : !kind.put_if_absent)
+      kinds.push_back(kind);
+  return kinds;
+}
+const auto kNameOf = [](const auto& info) { return info.param.name; };
+INSTANTIATE_TEST_SUITE_P(Sinks, JobLockTest, testing::ValuesIn(Kinds(true)), kNameOf);
+INSTANTIATE_TEST_SUITE_P(Sinks, WeakJobLockTest, testing::ValuesIn(Kinds(false)), kNameOf);
+
+}  // namespace
+}  // namespace ropeteam::storage::test
