@@ -268,6 +268,10 @@ void Engine::Impl::Dispatch(const Envelope& envelope) {
       return Handle<PersistResult>(envelope, [&](auto& m) { p.leader.OnPersistResult(from, m); });
     case Kind::kStoredBad:
       return Handle<StoredBad>(envelope, [&](auto& m) { p.leader.OnStoredBad(from, m); });
+    case Kind::kFetchOrder:
+      return Handle<FetchOrder>(envelope, [&](auto& m) {
+        if (from == context_.view.leader) p.fetcher.Fetch(m.shard.id, [](const Status&) {});
+      });
     case Kind::kVerifyOrder:
       return Handle<VerifyOrder>(envelope, [&](auto& m) { p.holder.OnVerifyOrder(from, m); });
     case Kind::kVerifyResult:

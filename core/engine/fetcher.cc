@@ -133,7 +133,7 @@ void Fetcher::OnLooked(uint64_t id, const std::vector<uint32_t>& looked, const s
 }
 
 void Fetcher::Locate(Job* job) {
-  const bool from_storage = job->storage == Job::Storage::kAsked;
+  const bool from_storage = job->storage == Job::Storage::kAsked || job->load_stalled;
   ROPETEAM_CHECK(!job->locating && !job->failing && (from_storage || job->locate_rounds < kLocateRoundsMax));
   job->locating = true;
   job->locate_rounds += from_storage ? 0 : 1;
@@ -142,35 +142,42 @@ void Fetcher::Locate(Job* job) {
   question.rank = job->shard.rank;
   question.exact = job->shard.incarnation;
   question.from_storage = from_storage;
+  question.stalled = job->load_stalled;
   const uint64_t id = job->id;
   const bool storage = !parts_.context.view.settings.storage.empty();
   const TimeUs timeout = storage ? kStorageLocateTimeoutUs : kLocateTimeoutUs;
-  parts_.asker.Ask(Question::Topic::kLocate, Encode(question), parts_.context.now + timeout,
-                   [this, id](const Result<std::string>& reply) {
-                     Job* located = Find(id);
-                     if (located == nullptr) return;
-                     ROPETEAM_CHECK(located->locating && located->id == id);
-                     located->locating = false;
-                     LocateReply holders;
-                     if (!reply.ok()) {
-                       // What was found out by trying says more.
-                       const bool tried = located->storage == Job::Storage::kTried &&
-                                          reply.status().code() == Code::kNotFound;
-                       located->failing = true;
-                       located->failure = tried ? Explain(*located) : reply.status();
-                     } else if (!Decode(*reply, holders)) {
-                       located->failing = true;
-                       located->failure = Error(Code::kInternal, "the leader's answer cannot be read");
-                     } else {
-                       for (const NodeId holder : holders.holders)
-                         if (holder != parts_.context.config.self) located->sources.try_emplace(holder);
-                       if (holders.stored && located->storage != Job::Storage::kTried) {
-                         located->storage = Job::Storage::kOffered;
-                         located->stored = holders;
-                       }
-                     }
-                     Pump(id);
-                   });
+  job->question = parts_.asker.Ask(Question::Topic::kLocate, Encode(question), parts_.context.now + timeout,
+                                   [this, id](const Result<std::string>& reply) { OnLocated(id, reply); });
+}
+
+void Fetcher::OnLocated(uint64_t id, const Result<std::string>& reply) {
+  Job* job = Find(id);
+  if (job == nullptr) return;
+  ROPETEAM_CHECK(job->locating && job->id == id);
+  job->locating = false;
+  LocateReply located;
+  if (!reply.ok()) {
+    // What was found out by trying says more.
+    const bool tried = job->storage == Job::Storage::kTried && reply.status().code() == Code::kNotFound;
+    job->failing = true;
+    job->failure = tried ? Explain(*job) : reply.status();
+  } else if (!Decode(*reply, located)) {
+    job->failing = true;
+    job->failure = Error(Code::kInternal, "the leader's answer cannot be read");
+  }
+  bool fresh = false;
+  for (const NodeId holder : located.holders)
+    if (holder != parts_.context.config.self) fresh = job->sources.try_emplace(holder).second || fresh;
+  if (job->load_stalled && (fresh || job->failing)) {
+    AbandonLoad(job);
+  } else if (job->load_stalled) {
+    job->storage_again_at = parts_.context.now + kStorageAgainUs;
+  }
+  if (located.stored && job->storage != Job::Storage::kTried) {
+    job->storage = Job::Storage::kOffered;
+    job->stored = located;
+  }
+  Pump(id);
 }
 
 void Fetcher::Pump(uint64_t id) {
@@ -204,6 +211,7 @@ void Fetcher::Pump(uint64_t id) {
     if (job->wanted.empty() && job->outstanding == 0) return End(id, OkStatus());
     if (!GiveOut(job)) stuck = true;
   }
+  if (job->load_stalled && !job->locating && job->storage_again_at <= context.now) return Locate(job);
   if (!stuck || job->outstanding != 0 || job->locating) return;
   if (job->storage == Job::Storage::kOffered) return LoadFromStorage(job);
   if (job->locate_rounds < kLocateRoundsMax) {
@@ -425,12 +433,39 @@ void Fetcher::LoadFromStorage(Job* job) {
   job->wanted.clear();
   ++job->outstanding;
   const uint64_t id = job->id;
+  const uint64_t number = job->load = next_load_++;
   std::vector<uint32_t> chunks = load.chunks;
-  const auto loaded = [this, id, chunks = std::move(chunks)](const Status& status,
-                                                             const LoadedChunks& result) {
-    OnLoaded(id, chunks, status, result);
+  const auto loaded = [this, id, number, chunks = std::move(chunks)](const Status& status,
+                                                                     const LoadedChunks& result) {
+    const auto abandoned = abandoned_.find(number);
+    if (abandoned == abandoned_.end()) return OnLoaded(id, chunks, status, result);
+    parts_.context.store.Free(abandoned->second);
+    abandoned_.erase(abandoned);
   };
-  parts_.persister.Load(std::move(load), loaded);
+  parts_.persister.Load(std::move(load), loaded, [this, id, number] { OnLoadStalled(id, number); });
+}
+
+// It goes on, and counts if it ends before another node has the shard.
+void Fetcher::OnLoadStalled(uint64_t id, uint64_t load) {
+  Job* job = Find(id);
+  if (job == nullptr || job->load != load) return;
+  LOG_WARNING("reading %s from storage has made no progress for a minute", job->shard.ToString().c_str());
+  // What is here of it already lies between the chunks that the load may write: there is no other place to read to.
+  if (job->have_meta) return;
+  ROPETEAM_CHECK(!job->locating && !job->failing);
+  job->load_stalled = true;
+  Locate(job);
+}
+
+void Fetcher::AbandonLoad(Job* job) {
+  ROPETEAM_CHECK(job->load != 0 && job->outstanding == 1 && !job->have_meta && job->wanted.empty());
+  abandoned_[job->load] = std::exchange(job->extents, {});
+  job->busy.clear();
+  job->outstanding = 0;
+  job->load = 0;
+  job->load_stalled = false;
+  ++job->storage_tries;
+  job->storage_trouble = Error(Code::kUnavailable, "reading it made no progress for a minute");
 }
 
 // Of a shard that is not here yet: whether it is what was persisted.
@@ -453,6 +488,8 @@ void Fetcher::OnLoaded(uint64_t id, const std::vector<uint32_t>& chunks, const S
   Job* job = &Outstanding(id);
   Context& context = parts_.context;
   --job->outstanding;
+  job->load = 0;
+  job->load_stalled = false;
   for (const uint32_t chunk : chunks) {
     const size_t busy = job->busy.erase(chunk);
     ROPETEAM_CHECK(busy == 1);
@@ -523,6 +560,7 @@ void Fetcher::End(uint64_t id, const Status& status) {
   ROPETEAM_CHECK(found != jobs_.end());
   Job job = std::move(found->second);
   jobs_.erase(found);
+  if (job.locating) parts_.asker.Forget(job.question);  // a load that stalled has ended after all
   // Nothing writes into its chunks any more, and a success has every chunk.
   ROPETEAM_CHECK(job.outstanding == 0 && job.busy.empty() && !job.waiters.empty());
   ROPETEAM_CHECK(!status.ok() || (job.have_meta && job.wanted.empty()));
@@ -589,6 +627,7 @@ uint64_t Fetcher::allocated_chunks() const {
   uint64_t chunks = 0;
   for (const auto& [id, job] : jobs_)
     if (!job.repair) chunks += ChunkCount(job.extents);
+  for (const auto& [load, extents] : abandoned_) chunks += ChunkCount(extents);
   return chunks;
 }
 

@@ -4,7 +4,8 @@
 // is here into their own place. All holders are read from at once, a few chunks outstanding at each, so that the
 // quicker one gives more. Each chunk is checked before it counts. A chunk that fails the check is read from the
 // next holder, and the one that sent is told. What no
-// holder can give is read from storage, by one node at a time, as the leader says. Fails when some chunk has been
+// holder can give is read from storage, by one node at a time, as the leader says. Where that stalls another node does it,
+// and the shard is read from there; the chunks that the first load may still write stay as they are until it ends. Fails when some chunk has been
 // tried everywhere, naming all sources.
 
 #ifndef ROPETEAM_CORE_ENGINE_FETCHER_H_
@@ -63,6 +64,7 @@ class Fetcher {
     ShardId shard;
     bool repair = false;
     bool locating = false;
+    uint64_t question = 0;  // if locating
     uint32_t locate_rounds = 0;
     Store::LeaseToken lease = 0;  // repair: of the shard here
     std::vector<Extent> extents;  // here
@@ -80,6 +82,8 @@ class Fetcher {
     Status storage_trouble;
     uint32_t storage_tries = 0;
     TimeUs storage_again_at = 0;  // after a failure that may pass
+    uint64_t load = 0;            // from storage, that runs; 0: none does
+    bool load_stalled = false;    // and another node is to load it
     bool corrupt = false;
     bool looked_again = false;  // repair: at the chunks that no holder could give
     Status failure;             // set: ending, waiting for outstanding ones
@@ -97,6 +101,7 @@ class Fetcher {
   // Of a repair: the shard that it leases is still the one sealed here; it was not released meanwhile.
   bool StillHere(const Job& job) const;
   void Locate(Job* job);
+  void OnLocated(uint64_t id, const Result<std::string>& reply);
   void Pump(uint64_t id);  // may end the job
   void PumpAll();
   // The data path has lost the holder, which is waited for.
@@ -109,6 +114,8 @@ class Fetcher {
   bool AcceptMeta(Job* job, const FetchGrant& grant);
   bool AskStorage(Job* job);  // false: it has been tried, or there is none
   void LoadFromStorage(Job* job);
+  void OnLoadStalled(uint64_t id, uint64_t load);
+  void AbandonLoad(Job* job);
   void OnLoaded(uint64_t id, const std::vector<uint32_t>& chunks, const Status& status,
                 const LoadedChunks& loaded);
   bool AcceptLoaded(Job* job, const LoadedChunks& loaded);
@@ -119,6 +126,8 @@ class Fetcher {
   uint64_t next_job_ = 1;
   std::map<uint64_t, Job> jobs_;
   std::map<ShardId, uint64_t> by_shard_;
+  uint64_t next_load_ = 1;
+  std::map<uint64_t, std::vector<Extent>> abandoned_;  // what loads that stall may still write into
 };
 
 }  // namespace ropeteam::engine

@@ -154,6 +154,8 @@ void Leader::Learn(MemberState* member, bool was_short, const InventoryChange& c
   });
   if (change.life || newer) incarnations_.Learn(inventory);
   persistence_.Learn(inventory.persisting);
+  // A leader before this one let it read them.
+  for (const ShardKey& key : inventory.loading) loaders_.try_emplace(key.id, Loader{member->id, 0, {}});
   if (change.life || change.seats)
     incarnations_.LearnRanks(member->id, inventory.report.sessions, inventory.asking_from);
   for (const SessionReport& session : change.sessions) {

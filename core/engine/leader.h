@@ -135,10 +135,10 @@ class Leader {
   void AnswerVerify(NodeId from, uint64_t number, const VerifyQuestion& verify);
   void AnswerPersist(NodeId from, uint64_t number, const PersistQuestion& persist);
   // Fills in what a node needs to read the shard from storage. kUnavailable: another node reads it, or its manifest is
-  // being read; kNotFound: it does not lie there.
-  Status OfferStored(NodeId asker, LocateReply* reply);
+  // being read; kNotFound: it does not lie there. `stalled`: the asker's reading makes no progress, another node is to.
+  Status OfferStored(NodeId asker, bool stalled, LocateReply* reply);
   uint32_t WorldSizeOf(const StepId& id);
-  std::vector<StepId> ReadOnStorage() const;  // steps that are being restored or read
+  std::vector<StepId> ReadOnStorage();  // steps that are being restored or read
   StepReport Describe(const StepId& id, const StepTable::StepState& step) const;
 
   Context& context_;
@@ -187,7 +187,10 @@ class Leader {
   struct Loader {
     NodeId node = kNoNode;
     TimeUs until = 0;
+    std::set<NodeId> stalled;  // nodes where reading it makes no progress
   };
+  bool IsOver(const ShardId& shard, const Loader& loader);
+  NodeId StandIn(const ShardId& shard, const Loader& loader) const;
   std::map<ShardId, Loader> loaders_;
 };
 

@@ -135,13 +135,32 @@ uint32_t Leader::WorldSizeOf(const StepId& id) {
   return stored == nullptr ? 0 : stored->world_size;
 }
 
-std::vector<StepId> Leader::ReadOnStorage() const {
+std::vector<StepId> Leader::ReadOnStorage() {
   std::vector<StepId> steps = {incarnations_.life().pin};
+  std::erase_if(loaders_, [this](const auto& known) { return IsOver(known.first, known.second); });
   for (const auto& [shard, loader] : loaders_) steps.push_back(StepOf(shard));
   return steps;
 }
 
-Status Leader::OfferStored(NodeId asker, LocateReply* reply) {
+// The node has left, or does not read the shard (any more).
+bool Leader::IsOver(const ShardId& shard, const Loader& loader) {
+  const MemberState* member = Find(loader.node);
+  if (member == nullptr) return true;
+  const std::vector<ShardKey>& loading = member->inventory().loading;
+  return loader.until <= context_.now &&
+         std::none_of(loading.begin(), loading.end(), [&](const ShardKey& key) { return key.id == shard; });
+}
+
+// Another one for each shard, so that many do the work of one that stalls.
+NodeId Leader::StandIn(const ShardId& shard, const Loader& loader) const {
+  for (size_t i = 0; i < members_.size(); ++i) {
+    const NodeId node = members_[(shard.rank + i) % members_.size()].id;
+    if (!loader.stalled.contains(node)) return node;
+  }
+  return kNoNode;
+}
+
+Status Leader::OfferStored(NodeId asker, bool stalled, LocateReply* reply) {
   const ShardId& shard = reply->shard.id;
   const std::shared_ptr<const StoredStep> step = stored_.Manifest(StepOf(shard));
   if (step == nullptr) {
@@ -155,20 +174,27 @@ Status Leader::OfferStored(NodeId asker, LocateReply* reply) {
   if (shard.rank >= step->world_size)
     return Error(Code::kNotFound, "rank %u of %s: it was saved by a world of %u", shard.rank,
                  StepOf(shard).ToString().c_str(), step->world_size);
-  if (const auto known = loaders_.find(shard); known != loaders_.end()) {
-    const MemberState* member = Find(known->second.node);
-    bool over = member == nullptr;
-    if (!over && known->second.until <= context_.now) {
-      const std::vector<ShardKey>& loading = member->inventory().loading;
-      over =
-          std::none_of(loading.begin(), loading.end(), [&](const ShardKey& key) { return key.id == shard; });
-    }
-    if (over) loaders_.erase(known);
+  Loader& loader = loaders_[shard];
+  if (stalled) {
+    loader.stalled.insert(asker);
+  } else {
+    loader.stalled.erase(asker);
   }
-  const auto [loader, fresh] = loaders_.try_emplace(shard, Loader{asker, context_.now + kLoaderReportsUs});
-  if (!fresh && loader->second.node != asker)
+  if (loader.stalled.contains(loader.node) || IsOver(shard, loader)) {
+    // One that was to stand in and does not read it either is passed over.
+    if (stalled && loader.node != kNoNode) loader.stalled.insert(loader.node);
+    loader.node = stalled ? StandIn(shard, loader) : asker;
+    loader.until = context_.now + kLoaderReportsUs;
+    if (loader.node != asker && loader.node != kNoNode) context_.Send(loader.node, FetchOrder{{shard}});
+  }
+  if (loader.node == kNoNode) {
+    loader.stalled = {asker};  // the others are asked again
+    return Error(Code::kUnavailable, "%s: reading from storage makes no progress on any node",
+                 shard.ToString().c_str());
+  }
+  if (loader.node != asker)
     return Error(Code::kUnavailable, "%s is being read from storage by %s", shard.ToString().c_str(),
-                 context_.NameOf(loader->second.node).c_str());
+                 context_.NameOf(loader.node).c_str());
   reply->stored = true;
   reply->chunk_bytes = step->chunk_bytes;
   reply->stream_bytes = step->ranks[shard.rank].stream_bytes;
@@ -186,12 +212,17 @@ void Leader::AnswerLocate(NodeId from, uint64_t number, const LocateQuestion& lo
     return Reply(from, number,
                  Error(Code::kNotFound, "rank %u of %s: it was saved by a world of %u", locate.rank,
                        id->ToString().c_str(), step->world_size));
-  if (step != nullptr)
-    for (const StepTable::Copy& copy : step->ranks[locate.rank].copies)
-      if (copy.bad.size() <= kBadListedMax && copy.content == step->ranks[locate.rank].content)
-        reply.holders.push_back(copy.node);
-  const bool from_storage = reply.holders.empty() || locate.from_storage;
-  const Status stored = from_storage ? OfferStored(from, &reply) : OkStatus();
+  bool good = false;
+  if (step != nullptr) {
+    for (const StepTable::Copy& copy : step->ranks[locate.rank].copies) {
+      if (copy.bad.size() > kBadListedMax || copy.content != step->ranks[locate.rank].content) continue;
+      reply.holders.push_back(copy.node);
+      good = good || copy.bad.empty();
+    }
+  }
+  // One whose reading stalls waits for a good copy that another node has made.
+  const bool from_storage = reply.holders.empty() || (locate.from_storage && !(locate.stalled && good));
+  const Status stored = from_storage ? OfferStored(from, locate.stalled, &reply) : OkStatus();
   // A holder may be tried again meanwhile.
   if (!stored.ok() && (reply.holders.empty() || stored.code() == Code::kUnavailable))
     return Reply(from, number, stored);

@@ -49,6 +49,7 @@ enum class Kind : uint16_t {
   kPersistOrder = 24,
   kPersistResult = 25,
   kStoredBad = 26,
+  kFetchOrder = 27,
 };
 
 struct Envelope {
@@ -323,7 +324,8 @@ struct LocateQuestion {
   Incarnation exact = 0;        // the shard's incarnation, or 0: the one this asker should see
   Incarnation incarnation = 0;  // of the asking rank; 0 for a person
   bool from_storage = false;    // every holder has failed
-  auto Fields() { return std::tie(step, rank, exact, incarnation, from_storage); }
+  bool stalled = false;         // reading it from storage makes no progress here
+  auto Fields() { return std::tie(step, rank, exact, incarnation, from_storage, stalled); }
 };
 // `stored`: the asker may read the shard from storage, and no other node does at the same time.
 struct LocateReply {
@@ -434,6 +436,12 @@ struct StoredBad {
   ShardKey shard;
   std::string why;
   auto Fields() { return std::tie(shard, why); }
+};
+// Make a copy of the shard here: a node that reads it from storage stalls.
+struct FetchOrder {
+  static constexpr Kind kKind = Kind::kFetchOrder;
+  ShardKey shard;
+  auto Fields() { return std::tie(shard); }
 };
 struct VerifyOrder {
   static constexpr Kind kKind = Kind::kVerifyOrder;

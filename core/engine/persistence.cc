@@ -460,10 +460,15 @@ void Persistence::PutManifest() {
   step->metadata = run_->metadata;
   for (const RankWork& work : run_->ranks) step->ranks.push_back(work.stored);
   run_->writing_manifest = true;
-  works_.Start(WriteManifest{step},
-               [this, step, generation = generation_](const Status& status, const StorageDone&) {
-                 if (generation == generation_) OnManifest(step->id, step, status);
-               });
+  works_.Start(
+      WriteManifest{step},
+      [this, step, generation = generation_](const Status& status, const StorageDone&) {
+        if (generation == generation_) OnManifest(step->id, step, status);
+      },
+      [this, number = run_->number] {
+        if (run_ && run_->number == number)
+          run_->trouble = "writing its manifest has made no progress for a minute";
+      });
 }
 
 void Persistence::OnManifest(const StepId& id, const std::shared_ptr<const StoredStep>& step,

@@ -94,8 +94,8 @@ class Persistence {
   // A node that could not write is asked again after this.
   static constexpr TimeUs kRetryUs = 1'000'000;
   static constexpr TimeUs kRetryMaxUs = 30'000'000;
-  // A node that has not answered for so long may hang in its file system: another one writes the shard, too. Time for
-  // 256 GiB at 0.5 GB/s.
+  // A node that has not answered for so long is itself stopped, or its driver does not see that it hangs: another one
+  // writes the shard, too. Time for 256 GiB at 0.5 GB/s.
   static constexpr TimeUs kOrderStalledUs = 600'000'000;
   // The hold is confirmed so often while a step is written, and before the manifest.
   static constexpr TimeUs kHoldAgainUs = 5'000'000;

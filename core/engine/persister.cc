@@ -16,10 +16,26 @@ void Persister::OnOrder(NodeId from, const PersistOrder& order) {
   const auto known = jobs_.find(key);
   if (known == jobs_.end() || (!known->second.running && known->second.taken != order.taken))
     return Begin(order);
-  if (!known->second.running) {
-    context.Send(from, known->second.result);
-    if (known->second.result.code != Code::kOk) jobs_.erase(known);  // the next order is another attempt
-  }
+  if (known->second.running && !known->second.stalled) return;
+  context.Send(from, known->second.result);
+  // The next order is another attempt.
+  if (!known->second.running && known->second.result.code != Code::kOk) jobs_.erase(known);
+}
+
+void Persister::OnStalled(const Key& key) {
+  Context& context = parts_.context;
+  const auto found = jobs_.find(key);
+  ROPETEAM_CHECK(found != jobs_.end() && found->second.running);
+  Job& job = found->second;
+  if (job.stalled) return;
+  job.stalled = true;
+  job.result.shard.id = key.first;
+  job.result.phase = key.second;
+  job.result.code = Code::kUnavailable;
+  job.result.message = "writing to storage has made no progress for a minute";
+  LOG_WARNING("%s: %s, another node is to write it", key.first.ToString().c_str(),
+              job.result.message.c_str());
+  if (context.view.leader != kNoNode) context.Send(context.view.leader, job.result);
 }
 
 void Persister::Begin(const PersistOrder& order) {
@@ -37,16 +53,15 @@ void Persister::Begin(const PersistOrder& order) {
   Result<Store::LeaseToken> lease = context.store.Lease(id);
   ROPETEAM_CHECK(lease.ok());
   const Key key{id, order.phase};
-  jobs_[key] = {order.taken, true, {}};
+  jobs_[key] = {order.taken, true, false, {}};
   NameFiles shard{sealed->meta, sealed->extents, sealed->crcs};
   auto done = [this, key, token = *lease](const Status& status, const StorageDone& result) {
     OnDone(key, token, status, result);
   };
-  if (order.phase == PersistOrder::Phase::kName) {
-    parts_.storage.Start(std::move(shard), std::move(done));
-  } else {
-    parts_.storage.Start(WriteShard{std::move(shard), order.taken}, std::move(done));
-  }
+  StorageWork work = order.phase == PersistOrder::Phase::kName
+                         ? StorageWork(std::move(shard))
+                         : StorageWork(WriteShard{std::move(shard), order.taken});
+  parts_.storage.Start(std::move(work), std::move(done), [this, key] { OnStalled(key); });
 }
 
 void Persister::OnDone(const Key& key, Store::LeaseToken lease, const Status& status,
@@ -92,24 +107,30 @@ void Persister::OnLeaderState(const std::set<StepId>& persisting) {
   });
 }
 
-void Persister::Load(LoadChunks load, Loaded loaded) {
-  const ShardId shard = load.shard;
-  loading_.insert(shard);
+void Persister::Load(LoadChunks load, Loaded loaded, std::function<void()> stalled) {
+  const uint64_t number = next_load_++;
+  loading_.emplace(number, load.shard);
   parts_.context.inventory_dirty = true;
-  parts_.storage.Start(std::move(load), [this, shard, loaded = std::move(loaded)](const Status& status,
-                                                                                  const StorageDone& done) {
-    loading_.erase(loading_.find(shard));
+  const auto done = [this, number, loaded = std::move(loaded)](const Status& status,
+                                                               const StorageDone& result) {
+    loading_.erase(number);
     parts_.context.inventory_dirty = true;
-    const auto* chunks = std::get_if<LoadedChunks>(&done.result);
+    const auto* chunks = std::get_if<LoadedChunks>(&result.result);
     ROPETEAM_CHECK(!status.ok() || chunks != nullptr);
     loaded(status, status.ok() ? *chunks : LoadedChunks());
+  };
+  parts_.storage.Start(std::move(load), done, [this, number, stalled = std::move(stalled)] {
+    if (loading_.erase(number) == 0) return;
+    parts_.context.inventory_dirty = true;
+    stalled();
   });
 }
 
 std::vector<ShardKey> Persister::loading() const {
+  std::set<ShardId> shards;
+  for (const auto& [number, shard] : loading_) shards.insert(shard);
   std::vector<ShardKey> keys;
-  for (const ShardId& shard : loading_)
-    if (keys.empty() || keys.back().id != shard) keys.push_back({shard});
+  for (const ShardId& shard : shards) keys.push_back({shard});
   return keys;
 }
 

@@ -23,29 +23,34 @@ class Persister {
  public:
   explicit Persister(Parts* parts) : parts_(*parts) {}
 
-  // A repeated order is answered with the result of the first, or not yet.
+  // A repeated order is answered with the result of the first, or not yet. Work that stalls has failed for the leader, who
+  // has another node do it; when it ends well after all, the leader is told so.
   void OnOrder(NodeId from, const PersistOrder& order);
   // The leader has announced what is being persisted: results of other steps are not asked for again.
   void OnLeaderState(const std::set<StepId>& persisting);
 
   using Loaded = std::function<void(const Status&, const LoadedChunks&)>;
-  void Load(LoadChunks load, Loaded loaded);
-  std::vector<ShardKey> loading() const;
+  // `stalled`: called when it has made no progress for a minute; `loaded` still follows.
+  void Load(LoadChunks load, Loaded loaded, std::function<void()> stalled);
+  std::vector<ShardKey> loading() const;  // and do not stall
 
  private:
   using Key = std::pair<ShardId, PersistOrder::Phase>;
   struct Job {
     std::vector<std::string> taken;
     bool running = false;
-    PersistResult result;  // when it is not running
+    bool stalled = false;
+    PersistResult result;  // when it is not running, or stalls
   };
   void Begin(const PersistOrder& order);
+  void OnStalled(const Key& key);
   void OnDone(const Key& key, Store::LeaseToken lease, const Status& status, const StorageDone& done);
   void OnBadChunks(const ShardId& shard, Store::LeaseToken lease, const std::vector<uint32_t>& bad);
 
   Parts& parts_;
   std::map<Key, Job> jobs_;
-  std::multiset<ShardId> loading_;
+  uint64_t next_load_ = 1;
+  std::map<uint64_t, ShardId> loading_;
 };
 
 }  // namespace ropeteam::engine

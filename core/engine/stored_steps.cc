@@ -8,31 +8,46 @@
 #include "core/base/log.h"
 
 namespace ropeteam::engine {
+namespace {
+
+constexpr const char* kListingStalls = "listing it has made no progress for a minute";
+
+}  // namespace
 
 void StoredSteps::Begin() {
   ++generation_;
+  ++wanted_;
   begun_ = true;
-  known_ = listing_ = false;
+  known_ = false;
   incarnation_max_ = 0;
   steps_.clear();
-  trouble_ = "it is being listed";
+  trouble_ = listing_stalls_ ? kListingStalls : "it is being listed";
   again_at_ = 0;
   again_after_ = kAgainUs;
   ++version_;
 }
 
 void StoredSteps::ListAgain() {
+  ++wanted_;
   known_ = false;
-  trouble_ = "it is being listed again";
+  trouble_ = listing_stalls_ ? kListingStalls : "it is being listed again";
   again_at_ = context_.now;
   ++version_;
 }
 
 void StoredSteps::List() {
   listing_ = true;
-  works_.Start(ListStored{}, [this, generation = generation_](const Status& status, const StorageDone& done) {
-    if (generation == generation_) OnListed(status, done);
-  });
+  works_.Start(
+      ListStored{},
+      [this, wanted = wanted_](const Status& status, const StorageDone& done) {
+        listing_ = listing_stalls_ = false;
+        if (wanted == wanted_) OnListed(status, done);
+      },
+      [this] {
+        listing_stalls_ = true;
+        trouble_ = kListingStalls;
+        LOG_WARNING("storage hangs: %s", kListingStalls);
+      });
 }
 
 void StoredSteps::Fail(const Status& status) {
@@ -42,7 +57,6 @@ void StoredSteps::Fail(const Status& status) {
 }
 
 void StoredSteps::OnListed(const Status& status, const StorageDone& done) {
-  listing_ = false;
   const auto* list = std::get_if<StoredList>(&done.result);
   if (!status.ok()) {
     if (again_after_ == kAgainUs)
@@ -103,19 +117,22 @@ std::shared_ptr<const StoredStep> StoredSteps::Manifest(const StepId& id) {
 }
 
 void StoredSteps::ReadManifest(const StepId& id) {
-  Entry& entry = steps_.at(id);
-  if (entry.reading || again_at_ > context_.now) return;
-  entry.reading = true;
-  works_.Start(ReadStored{id},
-               [this, id, generation = generation_](const Status& status, const StorageDone& done) {
-                 if (generation == generation_) OnRead(id, status, done);
-               });
+  if (again_at_ > context_.now || !reading_.insert(id).second) return;
+  works_.Start(
+      ReadStored{id},
+      [this, id, generation = generation_](const Status& status, const StorageDone& done) {
+        reading_.erase(id);
+        if (generation == generation_) OnRead(id, status, done);
+      },
+      [this, id] {
+        trouble_ = "it has made no progress for a minute";
+        LOG_WARNING("reading the manifest of %s: %s", id.ToString().c_str(), trouble_.c_str());
+      });
 }
 
 void StoredSteps::OnRead(const StepId& id, const Status& status, const StorageDone& done) {
   const auto at = steps_.find(id);
   if (at == steps_.end()) return;
-  at->second.reading = false;
   ++version_;
   const bool damaged = status.code() == Code::kCorrupt || status.code() == Code::kNotFound ||
                        status.code() == Code::kUnsupported || status.code() == Code::kInvalidArgument;
@@ -127,6 +144,7 @@ void StoredSteps::OnRead(const StepId& id, const Status& status, const StorageDo
   if (step == nullptr || step->id != id || step->world_size == 0 || step->ranks.size() != step->world_size)
     return MarkDamaged(id, "its manifest is of another step");
   again_after_ = kAgainUs;
+  trouble_.clear();
   at->second.manifest = std::make_shared<const StoredStep>(*step);
   ForgetOldManifests();
 }

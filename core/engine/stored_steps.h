@@ -2,7 +2,8 @@
 //
 // What the leader knows of the steps on storage. It has them listed when it begins to lead, again after a failure, and
 // adds what it persists itself. A manifest is read when its step is wanted; a step whose manifest or files are damaged
-// is passed over from then on.
+// is passed over from then on. While a listing or a reading hangs no second one of its kind is started, by a later leadership
+// neither: each would take a thread.
 
 #ifndef ROPETEAM_CORE_ENGINE_STORED_STEPS_H_
 #define ROPETEAM_CORE_ENGINE_STORED_STEPS_H_
@@ -12,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -68,7 +70,6 @@ class StoredSteps {
 
   struct Entry {
     bool damaged = false;
-    bool reading = false;
     uint32_t failures = 0;
     std::shared_ptr<const StoredStep> manifest;
     uint64_t used_at = 0;  // by use_
@@ -86,6 +87,9 @@ class StoredSteps {
   bool begun_ = false;
   bool known_ = false;
   bool listing_ = false;
+  bool listing_stalls_ = false;
+  uint64_t wanted_ = 0;       // grows when what a listing that runs will say is too old
+  std::set<StepId> reading_;  // manifests
   Incarnation incarnation_max_ = 0;
   std::map<StepId, Entry> steps_;
   std::string trouble_;

@@ -209,6 +209,12 @@ void Cluster::ConnectStorage() {
     Give(host, "storage done",
          [&](Engine& engine, TimeUs local) { engine.OnStorageDone(local, tag, status, done); });
   };
+  storage_.stalled = [this](size_t index, NodeId instance, uint64_t tag) {
+    Host* host = hosts_[index].get();
+    if (host->id != instance) return;
+    Trace("host %zu storage work %" PRIu64 " stalls", index, tag);
+    Give(host, "storage stalled", [&](Engine& engine, TimeUs local) { engine.OnStorageStalled(local, tag); });
+  };
   storage_.on_stored = [this](const StepId& id, const StoredStep& step) {
     Trace("storage has %s", id.ToString().c_str());
     checker_.OnStored(id, step);

@@ -71,6 +71,10 @@ void Faults::Strike(Fault fault) {
       cluster_.Trace("storage is away");
       return cluster_.storage().TakeAway(cluster_.now() +
                                          random.Between(1, cluster_.options().storage.away_max_us));
+    case Fault::kStorageHangs:
+      cluster_.Trace("storage hangs for host %zu", host);
+      return cluster_.storage().HangUntil(
+          host, cluster_.now() + random.Between(kMs, cluster_.options().storage.away_max_us));
     case Fault::kStorageRot:
       cluster_.Trace("a file on storage rots");
       cluster_.storage().Rot();

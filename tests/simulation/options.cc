@@ -134,6 +134,8 @@ void DrawMoreTrouble(uint64_t seed, Options* options) {
     if (random->Chance(50 * kPercent)) weight(Fault::kStorageAway, random);
     if (random->Chance(20 * kPercent)) weight(Fault::kStorageRot, random);
     if (random->Chance(30 * kPercent)) weight(Fault::kEverythingLost, random);
+    if (random->Chance(40 * kPercent)) weight(Fault::kStorageHangs, random);
+    storage.stalled_us = random->Between(100 * kMs, 4 * kSecond);
   });
 }
 
@@ -169,11 +171,11 @@ uint64_t ChunksNeeded(const Options& options) {
 }  // namespace
 
 const char* FaultName(Fault fault) {
-  constexpr const char* kNames[] = {"host lost",    "host reboot", "daemon crash",   "rank crash",
-                                    "clog",         "cut",         "isolate",        "reset",
-                                    "coordinator",  "flip",        "restart",        "person",
-                                    "partition",    "leader lost", "pause",          "two coordinators",
-                                    "storage away", "storage rot", "everything lost"};
+  constexpr const char* kNames[] = {"host lost",    "host reboot", "daemon crash",    "rank crash",
+                                    "clog",         "cut",         "isolate",         "reset",
+                                    "coordinator",  "flip",        "restart",         "person",
+                                    "partition",    "leader lost", "pause",           "two coordinators",
+                                    "storage away", "storage rot", "everything lost", "storage hangs"};
   static_assert(sizeof(kNames) / sizeof(kNames[0]) == kFaultKinds);
   return kNames[static_cast<size_t>(fault)];
 }

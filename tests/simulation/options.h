@@ -65,6 +65,7 @@ enum class Fault : uint8_t {
   kStorageAway,      // storage answers nothing for a while
   kStorageRot,       // a file on storage is damaged or missing
   kEverythingLost,   // all hosts at once, and their memory
+  kStorageHangs,     // what a host has under way on storage makes no progress for a while
   kCount,
 };
 inline constexpr size_t kFaultKinds = static_cast<size_t>(Fault::kCount);
@@ -129,6 +130,7 @@ struct StorageOptions {
   uint32_t lost_ack_ppm = 0;  // of requests: they take effect, and fail all the same
   // Shorter than what `latest` waits for storage: what was persisted is never passed over for it.
   TimeUs away_max_us = 8 * kSecond;
+  TimeUs stalled_us = 60 * kSecond;  // without progress: the daemon is told
 };
 
 struct Options {

@@ -65,6 +65,7 @@ void SimStorage::Show() {
 void SimStorage::Heal() {
   healed_ = true;
   away_until_ = 0;
+  while (!hung_.empty()) GoOn(*hung_.begin());
 }
 
 bool SimStorage::Rot() {
@@ -93,11 +94,40 @@ void SimStorage::Start(const Host& host, const StartStorage& start) {
       std::get_if<WriteManifest>(&start.work) != nullptr || std::get_if<PruneStored>(&start.work) != nullptr;
   if ((writes && told_.empty()) || (decides && !told_.contains(host.id)))
     on_violation("host " + std::to_string(host.index) + " has work on storage that nobody holds for it");
+  listings_ += std::get_if<ListStored>(&start.work) != nullptr ? 1 : 0;
   const auto job = std::make_shared<Job>();
   job->host = host.index;
   job->instance = host.id;
   job->start = start;
   Later(job);
+}
+
+void SimStorage::HangUntil(size_t host, TimeUs until) {
+  if (!MayTrouble(until)) return;
+  Hang(host);
+  scheduler_.At(until, [this, host] { GoOn(host); });
+}
+
+void SimStorage::GoOn(size_t host) {
+  hung_.erase(host);
+  for (const JobPtr& job : std::exchange(hanging_, {})) {
+    if (job->host != host) {
+      hanging_.push_back(job);
+      continue;
+    }
+    job->hangs = false;
+    Later(job);
+  }
+}
+
+void SimStorage::Stall(const JobPtr& job) {
+  const Host* host = find_host(job->host, job->instance);
+  if (!job->hangs || host == nullptr) return;
+  if (host->paused) {
+    scheduler_.After(kPausedUs, [this, job] { Stall(job); });
+    return;
+  }
+  stalled(job->host, job->instance, job->start.tag);
 }
 
 void SimStorage::Later(const JobPtr& job) {
@@ -118,7 +148,12 @@ void SimStorage::Advance(const JobPtr& job) {
     if (!away()) status = Effect(job);
     return;
   }
-  if (hung_.contains(job->host)) return;
+  if (hung_.contains(job->host)) {
+    job->hangs = true;
+    hanging_.push_back(job);
+    scheduler_.After(options_.stalled_us, [this, job] { Stall(job); });
+    return;
+  }
   if (std::get_if<ReleaseStorage>(&job->start.work) != nullptr && hold_.instance == job->instance)
     hold_.renews = false;  // also if the rest fails
   if (away()) return End(job, kAway);

@@ -27,6 +27,7 @@ class SimStorage {
   // Answers the work of a daemon, if that daemon still runs.
   using Answer =
       std::function<void(size_t host, NodeId instance, uint64_t tag, const Status&, const StorageDone&)>;
+  using Stalled = std::function<void(size_t host, NodeId instance, uint64_t tag)>;
   // The host, if that daemon still runs and is not stopped.
   using FindHost = std::function<Host*(size_t host, NodeId instance)>;
   // Told what becomes visible: a file, and the manifest that makes a step count. A non-empty return is a violation.
@@ -37,6 +38,7 @@ class SimStorage {
       : options_(options), scheduler_(*scheduler), random_(*random) {}
 
   Answer answer;
+  Stalled stalled;
   FindHost find_host;
   OnStored on_stored;
   OnViolation on_violation;
@@ -44,8 +46,10 @@ class SimStorage {
   void Start(const Host& host, const StartStorage& start);
   // Everything fails for a while; not again within the time that `latest` waits for storage.
   void TakeAway(TimeUs until) {
-    if (!healed_ && away_until_ + kBetweenAwayUs <= scheduler_.now()) away_until_ = until;
+    if (MayTrouble(until)) away_until_ = until;
   }
+  // Work of this host makes no progress until then. Its daemon is told after a while.
+  void HangUntil(size_t host, TimeUs until);
   bool away() const { return scheduler_.now() < away_until_; }
   // A file of the step is damaged, or missing. False: no step is there.
   bool Rot();
@@ -64,6 +68,8 @@ class SimStorage {
   void Show();
   // Work of this host never ends: a hard mount.
   void Hang(size_t host) { hung_.insert(host); }
+  void GoOn(size_t host);
+  uint64_t listings() const { return listings_; }  // that were ever begun
   // Its manifest cannot be read, or nothing of it can be loaded, for ever.
   void FailReads(const StepId& id) {
     unreadable_.insert(id);
@@ -84,7 +90,8 @@ class SimStorage {
   size_t steps() const;
 
  private:
-  static constexpr TimeUs kBetweenAwayUs = 12 * kSecond;
+  // Between two times that `latest` has to wait for storage.
+  static constexpr TimeUs kBetweenAwayUs = 9 * kSecond;
   static constexpr TimeUs kHolderSilentUs = 15 * kSecond;  // then another one takes storage
   static constexpr TimeUs kRenewUs = kSecond;
   // Who writes and deletes. A driver renews its hold until it has been told to release it; whether that took effect is
@@ -117,6 +124,7 @@ class SimStorage {
     NodeId instance = kNoNode;
     StartStorage start;
     size_t stage = 0;
+    bool hangs = false;
     std::string bytes;
     StorageDone done;
   };
@@ -126,7 +134,13 @@ class SimStorage {
     const auto at = steps_.find(id);
     return at == steps_.end() ? nullptr : &at->second;
   }
+  bool MayTrouble(TimeUs until) {
+    if (healed_ || trouble_until_ + kBetweenAwayUs > scheduler_.now()) return false;
+    trouble_until_ = until;
+    return true;
+  }
   void Later(const JobPtr& job);
+  void Stall(const JobPtr& job);
   void Advance(const JobPtr& job);
   void End(const JobPtr& job, const Status& status);
   // True if the work goes on with another stage.
@@ -149,7 +163,8 @@ class SimStorage {
   Scheduler& scheduler_;
   Random& random_;
   std::map<StepId, Step> steps_;
-  TimeUs away_until_ = 0;  // the simulation's clock begins beyond kBetweenAwayUs
+  TimeUs away_until_ = 0;
+  TimeUs trouble_until_ = 0;
   bool healed_ = false;
   std::set<StepId> pruned_;
   Hold hold_;
@@ -159,6 +174,8 @@ class SimStorage {
   std::set<StepId> unreadable_;
   std::set<StepId> unloadable_;
   std::set<size_t> hung_;
+  std::vector<JobPtr> hanging_;
+  uint64_t listings_ = 0;
 };
 
 }  // namespace ropeteam::simulation
