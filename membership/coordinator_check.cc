@@ -66,12 +66,14 @@ Status Coordinator::CheckSettings(const std::string& name, const JobSettings& se
   const auto every = [](const JobSettings& of) {
     return std::to_string(of.persist_every) + (of.persist_every_seconds ? "s" : "");
   };
+  const auto url = [](const std::string& of) { return of.empty() ? "none" : of; };
   const Setting table[] = {
       {"--replicas", named.replicas, std::to_string(settings.replicas), std::to_string(job.replicas)},
       {"--keep-steps", named.keep_steps, std::to_string(settings.keep_steps), std::to_string(job.keep_steps)},
       {"--nodes", named.nodes, std::to_string(settings.nodes), std::to_string(job.nodes)},
-      {"--storage", named.storage, settings.storage, job.storage.empty() ? "none" : job.storage},
+      {"--storage", named.storage, settings.storage, url(job.storage)},
       {"--persist-every", named.persist_every, every(settings), every(job)},
+      {"--restore-from", named.restore_from, settings.restore_from, url(job.restore_from)},
   };
   for (const Setting& row : table)
     if (row.named && row.theirs != row.ours)

@@ -79,6 +79,7 @@ struct NamedSettings {
   bool nodes = false;
   bool storage = false;
   bool persist_every = false;
+  bool restore_from = false;
   friend bool operator==(const NamedSettings&, const NamedSettings&) = default;
 };
 

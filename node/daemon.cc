@@ -19,6 +19,7 @@
 #include "core/base/checksum.h"
 #include "core/base/log.h"
 #include "storage/sinks.h"
+#include "storage/steps/steps.h"
 #include "transport/ofi/ofi_transport.h"
 
 namespace ropeteam {
@@ -145,6 +146,12 @@ Status Daemon::Start() {
     const Result<std::unique_ptr<storage::Sink>> sink = storage::OpenSink(options_.storage);
     if (!sink.ok()) return sink.status();
   }
+  if (!options_.restore_from.empty()) {
+    // Its place may be gone once the job has steps of its own.
+    const Result<storage::StepSource> source = storage::ParseStepSource(options_.restore_from);
+    if (!source.ok())
+      return Error(Code::kInvalidArgument, "--restore-from: %s", source.status().message().c_str());
+  }
   const Result<uint16_t> listens = TryPort(options_.listen, options_.control_port);
   if (!listens.ok()) return listens.status();
   Result<FabricChoice> fabric = CreateFabric(FabricConfigOf(options_));
@@ -194,8 +201,9 @@ Status Daemon::StartMembership() {
   config.dead_after_ms = options_.dead_after_ms;
   config.probe_ms = std::min(config.probe_ms, std::max(1u, options_.dead_after_ms / kHeartbeatsPerDeath));
   config.nodes_expected = options_.nodes;
-  config.settings = {options_.replicas, options_.keep_steps,    options_.nodes,
-                     options_.storage,  options_.persist_every, options_.persist_every_seconds};
+  config.settings = {options_.replicas,    options_.keep_steps,    options_.nodes,
+                     options_.storage,     options_.persist_every, options_.persist_every_seconds,
+                     options_.restore_from};
   config.named = options_.named;
   membership_ = CreateStandaloneMembership(config);
   LOG_INFO("coordinator %s%s", options_.coordinator.c_str(),

@@ -218,16 +218,19 @@ void Node::PostToSelf(std::function<void()> closure) {
 }
 
 // The job's storage is known with the first view; the URL of this node's own option has been looked at before.
-void Node::OpenStorage(const std::string& url) {
-  Result<std::unique_ptr<storage::Sink>> sink = storage::OpenSink(url);
-  if (!sink.ok()) {
-    storage_trouble_ = sink.status();
-    LOG_ERROR("storage cannot be used by this node: %s", storage_trouble_.ToString().c_str());
-    return;
-  }
-  LOG_INFO("storage %s", (*sink)->Describe().c_str());
+void Node::OpenStorage(const JobSettings& settings) {
   StorageWorkers::Config config;
-  config.sink = std::move(*sink);
+  if (!settings.storage.empty()) {
+    Result<std::unique_ptr<storage::Sink>> sink = storage::OpenSink(settings.storage);
+    if (!sink.ok()) {
+      storage_trouble_ = sink.status();
+      LOG_ERROR("storage cannot be used by this node: %s", storage_trouble_.ToString().c_str());
+      return;
+    }
+    LOG_INFO("storage %s", (*sink)->Describe().c_str());
+    config.sink = std::move(*sink);
+  }
+  config.restore_from = settings.restore_from;
   config.job = options_.job;
   config.node = options_.node;
   config.take_over = options_.take_over_storage;
@@ -306,8 +309,8 @@ void Node::OnView(const View& view) {
              view.settings.keep_steps);
     local_->SetSettings(view.settings);
   }
-  if (!view.settings.storage.empty() && storage_ == nullptr && storage_trouble_.ok())
-    OpenStorage(view.settings.storage);
+  if (view.settings.reads_storage() && storage_ == nullptr && storage_trouble_.ok())
+    OpenStorage(view.settings);
   view_ = view;
   members_ = std::move(members);
   std::vector<Member> others;

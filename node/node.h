@@ -67,7 +67,7 @@ class Node {
   Status Init(const OpenFabric& open_fabric);
   Status InitPlanes(const OpenFabric& open_fabric);
   Status InitLocal();
-  void OpenStorage(const std::string& url);
+  void OpenStorage(const JobSettings& settings);
   void OnStorageDone(uint64_t tag, Status status, StorageDone done);
   // Wraps a callback for another thread: posts it to the loop, where it is dropped if this Node is gone.
   void PostToSelf(std::function<void()> closure);

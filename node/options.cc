@@ -29,7 +29,7 @@ struct Texts {
   std::string domain, socket, transport = "auto", provider, device, gid_index, dead_after_ms = "1000";
   std::string heartbeat_ms, check_threads, scrub_rate = "100M", ready_fd = "-1", log_level = "info", log_file;
   std::string storage, persist_every = "0", persist_rate = "0", keep_on_storage = "0", keep_every = "0";
-  std::string keep_best, keep_within;
+  std::string keep_best, keep_within, restore_from;
   bool embed = false, no_embed = false, arena_reset = false, version = false, require_rdma = false;
   bool list_devices = false, json = false, take_over_storage = false;
 };
@@ -65,6 +65,10 @@ void Declare(CLI::App& app, Texts& t) {
       "--storage", t.storage,
       "where committed steps are persisted: a directory, s3://BUCKET/PREFIX, gs://… [nowhere, or the running "
       "job's]");
+  app.add_option(
+      "--restore-from", t.restore_from,
+      "URL[@STEP]: where neither memory nor --storage has a step, begin from the newest, or this one, "
+      "of another job: URL/…/JOB [none, or the running job's]");
   app.add_option(
       "--persist-every", t.persist_every,
       "persist a committed step every so many steps (100) or seconds (600s); 0: only when asked [0, or the "
@@ -221,6 +225,10 @@ Status CheckStorage(const Texts& t, Options* o) {
         "bound",
         t.persist_rate.c_str(), static_cast<unsigned long long>(kPersistRateMax >> 30));
   ROPETEAM_RETURN_IF_ERROR(CheckRetention(t, &o->retention));
+  o->restore_from = t.restore_from;
+  if (o->restore_from.size() > kStorageUrlBytesMax)
+    return Error(Code::kInvalidArgument, "--restore-from of %zu bytes, limit %zu", o->restore_from.size(),
+                 kStorageUrlBytesMax);
   o->storage = t.storage;
   o->take_over_storage = t.take_over_storage;
   if (o->storage.empty()) {
@@ -404,8 +412,9 @@ Status ParseOptions(int argc, const char* const* argv, Options* options, std::st
   }
   ROPETEAM_RETURN_IF_ERROR(Count("--nodes", texts.nodes, 1, kNodesMax, &parsed.nodes));
   ROPETEAM_RETURN_IF_ERROR(Count("--ordinal", texts.ordinal, 0, kNodesMax - 1, &parsed.ordinal));
-  parsed.named = {app.count("--replicas") != 0, app.count("--keep-steps") != 0, app.count("--nodes") != 0,
-                  app.count("--storage") != 0, app.count("--persist-every") != 0};
+  parsed.named = {app.count("--replicas") != 0,      app.count("--keep-steps") != 0,
+                  app.count("--nodes") != 0,         app.count("--storage") != 0,
+                  app.count("--persist-every") != 0, app.count("--restore-from") != 0};
   ROPETEAM_RETURN_IF_ERROR(CheckNames(texts, &parsed));
   ROPETEAM_RETURN_IF_ERROR(CheckMemory(texts, &parsed));
   ROPETEAM_RETURN_IF_ERROR(CheckNetwork(texts, &parsed));

@@ -54,6 +54,7 @@ struct Options {
   // others are what a job gets whose coordinator runs here; elsewhere the job's are taken.
   NamedSettings named;
   std::string storage;  // URL of where committed steps are persisted; empty: nowhere
+  std::string restore_from;  // URL[@STEP] of another job's steps, to begin from; empty: there is none
   uint64_t persist_every = 0;
   bool persist_every_seconds = false;
   uint64_t persist_bytes_per_s = 0;   // written by this node; 0: no bound

@@ -17,27 +17,34 @@
 namespace ropeteam {
 
 Result<StoredList> StorageWorkers::List() {
-  const Result<std::vector<storage::StepPlace>> places =
-      storage::ListSteps(config_.sink.get(), config_.job, kCallTimeout);
-  if (!places.ok()) return places.status();
   StoredList list;
-  for (const storage::StepPlace& place : *places) {
-    list.incarnation_max = std::max(list.incarnation_max, place.name.incarnation);
-    if (place.has_manifest) list.steps.push_back({place.name.incarnation, place.name.step});
+  if (own_.sink != nullptr) {
+    const Result<std::vector<storage::StepPlace>> places =
+        storage::ListSteps(own_.sink.get(), own_.job, kCallTimeout);
+    if (!places.ok()) return places.status();
+    for (const storage::StepPlace& place : *places) {
+      list.incarnation_max = std::max(list.incarnation_max, place.name.incarnation);
+      if (place.has_manifest) list.steps.push_back({place.name.incarnation, place.name.step});
+    }
   }
+  if (!list.steps.empty() || config_.restore_from.empty()) return list;
+  Result<std::vector<StepId>> source = ListSource();
+  if (!source.ok()) return source.status();
+  list.source_steps = std::move(*source);
   return list;
 }
 
-Result<std::string> StorageWorkers::ReadManifest(const StepId& step) {
+Result<std::string> StorageWorkers::ReadManifest(const StepId& step, const Place** place) {
   {
     const std::lock_guard lock(manifest_mutex_);
+    *place = manifest_place_;
     if (manifest_step_ == step && !manifest_text_.empty()) return manifest_text_;
   }
-  Result<std::string> text =
-      storage::ReadManifestText(config_.sink.get(), config_.job, {step.step, step.incarnation}, kCallTimeout);
+  Result<std::string> text = ReadManifestText(step, place);
   if (text.ok() && text->size() <= kManifestKeptBytesMax) {
     const std::lock_guard lock(manifest_mutex_);
     manifest_step_ = step;
+    manifest_place_ = *place;
     manifest_text_ = *text;
   }
   return text;
@@ -45,15 +52,15 @@ Result<std::string> StorageWorkers::ReadManifest(const StepId& step) {
 
 Result<storage::StepHead> StorageWorkers::CheckStep(const StepId& id, std::vector<StoredRank>* ranks) {
   const storage::StepName name{id.step, id.incarnation};
-  const Result<std::string> text =
-      storage::ReadManifestText(config_.sink.get(), config_.job, name, kCallTimeout);
+  const Place* place = nullptr;
+  const Result<std::string> text = ReadManifestText(id, &place);
   if (!text.ok()) return text.status();
   const Result<storage::FileSizes> sizes =
-      storage::ListFileSizes(config_.sink.get(), config_.job, name, kCallTimeout);
+      storage::ListFileSizes(place->sink.get(), place->job, name, kCallTimeout);
   if (!sizes.ok()) return sizes.status();
-  return storage::ParseManifestOf(config_.job, name, *text, [&](storage::RankEntry&& entry) {
+  return storage::ParseManifestOf(place->job, name, *text, [&](storage::RankEntry&& entry) {
     for (const storage::FileEntry& file : entry.files)
-      ROPETEAM_RETURN_IF_ERROR(storage::CheckFileSize(FolderOf(id), *sizes, file));
+      ROPETEAM_RETURN_IF_ERROR(storage::CheckFileSize(storage::StepPath(place->job, name), *sizes, file));
     if (ranks != nullptr) ranks->push_back({entry.stream_bytes, entry.digest, {}, {}});
     return OkStatus();
   });
@@ -76,6 +83,7 @@ Result<StoredStep> StorageWorkers::ReadStep(const StepId& id) {
 // A shard that is being read.
 struct StorageWorkers::LoadRun {
   const LoadChunks& load;
+  storage::Sink* sink = nullptr;
   std::string folder;
   storage::StepHead head;
   storage::RankEntry entry;
@@ -131,8 +139,8 @@ void StorageWorkers::ReadFiles(LoadRun* run, Group* group) {
   for (Task& task : tasks) {
     LoadRun::Stretch* stretch = &run->stretches[task.file][count[task.file]++];
     const std::string name = run->folder + "/" + run->entry.files[task.file].path;
-    group->Add([this, name, stretch, targets = std::move(task.targets)] {
-      ROPETEAM_RETURN_IF_ERROR(config_.sink->Read(name, stretch->begin, targets, CallDeadline()));
+    group->Add([sink = run->sink, name, stretch, targets = std::move(task.targets)] {
+      ROPETEAM_RETURN_IF_ERROR(sink->Read(name, stretch->begin, targets, CallDeadline()));
       for (const storage::Target& target : targets)
         stretch->crc = Crc32c(target.data, target.bytes, stretch->crc);
       return OkStatus();
@@ -193,9 +201,19 @@ Status StorageWorkers::ReadPieces(LoadRun* loading) {
 }
 
 Result<LoadedChunks> StorageWorkers::Load(const LoadChunks& load) {
-  LoadRun run{load, FolderOf(StepOf(load.shard)), {}, {}, {}, {}, {}, false, {}};
-  const Result<std::string> text = ReadManifest(StepOf(load.shard));
+  const Place* place = nullptr;
+  const Result<std::string> text = ReadManifest(StepOf(load.shard), &place);
   if (!text.ok()) return text.status();
+  LoadRun run{load,
+              place->sink.get(),
+              storage::StepPath(place->job, {load.shard.step, load.shard.incarnation}),
+              {},
+              {},
+              {},
+              {},
+              {},
+              false,
+              {}};
   Result<storage::StepHead> head = storage::ParseStepManifest(*text, [&](storage::RankEntry&& entry) {
     if (entry.rank == load.shard.rank) run.entry = std::move(entry);
     return OkStatus();
@@ -211,7 +229,7 @@ Result<LoadedChunks> StorageWorkers::Load(const LoadChunks& load) {
     first.resize(run.entry.files[0].header_bytes);
     const storage::Target target{reinterpret_cast<std::byte*>(first.data()), first.size()};
     ROPETEAM_RETURN_IF_ERROR(
-        config_.sink->Read(run.folder + "/" + run.entry.files[0].path, 0, {&target, 1}, CallDeadline()));
+        run.sink->Read(run.folder + "/" + run.entry.files[0].path, 0, {&target, 1}, CallDeadline()));
   }
   Result<storage::RestorePlan> plan = storage::PlanRestore(run.entry, first);
   if (!plan.ok()) return plan.status();

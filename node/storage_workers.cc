@@ -47,6 +47,7 @@ void TaskThreads::Run() {
 StorageWorkers::StorageWorkers(Config config, Done done)
     : config_(std::move(config)),
       done_(std::move(done)),
+      own_{config_.sink, config_.job},
       lock_(
           {.sink = config_.sink, .job = config_.job, .node = config_.node, .take_over = config_.take_over}) {
   parts_.emplace(kPartThreads);
@@ -55,7 +56,11 @@ StorageWorkers::StorageWorkers(Config config, Done done)
 
 StorageWorkers::~StorageWorkers() {
   lock_.Leave();
-  config_.sink->Stop();
+  if (own_.sink != nullptr) own_.sink->Stop();
+  {
+    const std::lock_guard lock(source_mutex_);
+    if (source_.sink != nullptr) source_.sink->Stop();
+  }
   works_.reset();
   parts_.reset();
 }
@@ -66,6 +71,11 @@ void StorageWorkers::Submit(StartStorage start) {
 
 void StorageWorkers::Do(const StartStorage& start) {
   StorageDone done;
+  const bool reads = std::holds_alternative<ListStored>(start.work) ||
+                     std::holds_alternative<ReadStored>(start.work) ||
+                     std::holds_alternative<LoadChunks>(start.work);
+  if (own_.sink == nullptr && !reads)
+    return done_(start.tag, Error(Code::kUnsupported, "this job has no storage"), std::move(done));
   Status status;
   const auto take = [&](auto result) {
     status = result.status();

@@ -51,10 +51,12 @@ class TaskThreads {
 class StorageWorkers {
  public:
   struct Config {
-    std::shared_ptr<storage::Sink> sink;
+    std::shared_ptr<storage::Sink> sink;  // null: the job has no storage, so nothing is written
     std::string job;
     std::string node;             // of this daemon, for the lock that others read
     bool take_over = false;       // the lock, once
+    // URL[@STEP] of another job's steps: read where this job has none, never written to. Opened when it is wanted first.
+    std::string restore_from;
     std::span<std::byte> memory;  // the arena; must outlive the workers
     uint64_t chunks_begin = 0;    // in it
     uint64_t chunk_bytes = 0;
@@ -85,6 +87,10 @@ class StorageWorkers {
   static constexpr size_t kManifestKeptBytesMax = 8u << 20;
 
   struct Group;  // tasks that are waited for together
+  struct Place {
+    std::shared_ptr<storage::Sink> sink;
+    std::string job;  // empty: the sink's URL is the job's folder
+  };
   void Do(const StartStorage& start);
   static storage::Deadline CallDeadline() { return std::chrono::steady_clock::now() + kCallTimeout; }
   std::string FolderOf(const StepId& step) const;
@@ -100,11 +106,17 @@ class StorageWorkers {
   Result<storage::StepHead> CheckStep(const StepId& step, std::vector<StoredRank>* ranks);
   Result<StoredStep> ReadStep(const StepId& step);
   Result<LoadedChunks> Load(const LoadChunks& load);
-  Result<std::string> ReadManifest(const StepId& step);
+  Result<std::string> ReadManifest(const StepId& step, const Place** place);
   struct LoadRun;
   Status ReadPieces(LoadRun* run);
   void ReadFiles(LoadRun* run, Group* group);
   void FillBetween(const LoadRun& run);
+
+  // storage_source.cc
+  Result<const Place*> Source();
+  Result<std::vector<StepId>> ListSource();
+  // From where the step lies: this job's storage, or else the other job's.
+  Result<std::string> ReadManifestText(const StepId& step, const Place** place);
 
   // storage_prune.cc
   Result<StoredList> Prune(const PruneStored& prune);
@@ -122,12 +134,16 @@ class StorageWorkers {
 
   const Config config_;
   const Done done_;
+  const Place own_;
+  std::mutex source_mutex_;
+  Place source_;  // without a sink until it is wanted, then as it is; guarded by source_mutex_ until then
   storage::JobLock lock_;
   std::mutex pace_mutex_;
   std::chrono::steady_clock::time_point pace_until_;  // guarded by pace_mutex_
   std::mutex manifest_mutex_;
-  StepId manifest_step_;       // of manifest_text_; guarded by manifest_mutex_
-  std::string manifest_text_;  // guarded by manifest_mutex_
+  StepId manifest_step_;                   // of manifest_text_; guarded by manifest_mutex_
+  const Place* manifest_place_ = nullptr;  // likewise
+  std::string manifest_text_;              // guarded by manifest_mutex_
   // Last, so that they end first; the works wait for parts.
   std::optional<TaskThreads> parts_;
   std::optional<TaskThreads> works_;

@@ -211,7 +211,8 @@ Status StorageWorkers::PutManifest(const StoredStep& step) {
   }
   if (status.code() != Code::kAlreadyExists) return status;
   // Written by this leader or by one before it, whose answer was lost; or by another cluster under this job's name.
-  const Result<std::string> there = ReadManifest(step.id);
+  const Place* place = nullptr;
+  const Result<std::string> there = ReadManifest(step.id, &place);
   if (!there.ok()) return there.status();
   const Result<storage::StepHead> other = storage::ParseStepManifest(*there, [&](storage::RankEntry&& entry) {
     return entry.rank < step.world_size && entry == entry_of(entry.rank) ? OkStatus() : status;

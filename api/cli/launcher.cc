@@ -165,12 +165,12 @@ Status ChooseListen(Chooser& chooser, uint32_t ordinal, uint32_t nodes,
 
 const std::vector<std::string>& ValueOptions() {
   static const std::vector<std::string> options = {
-      "job",          "node",          "ordinal",    "nodes",     "coordinator",
-      "listen",       "control-port",  "data-port",  "memory",    "chunk-size",
-      "arena-path",   "replicas",      "keep-steps", "domain",    "socket",
-      "transport",    "provider",      "device",     "gid-index", "dead-after-ms",
-      "heartbeat-ms", "check-threads", "scrub-rate", "log-level", "log-file",
-      "storage",      "persist-every", "persist-rate", "keep-on-storage", "keep-every", "keep-best", "keep-within"};
+      "job",          "node",          "ordinal",      "nodes",         "coordinator",  "listen",
+      "control-port", "data-port",     "memory",       "chunk-size",    "arena-path",   "replicas",
+      "keep-steps",   "domain",        "socket",       "transport",     "provider",     "device",
+      "gid-index",    "dead-after-ms", "heartbeat-ms", "check-threads", "scrub-rate",   "log-level",
+      "log-file",     "storage",       "restore-from", "persist-every", "persist-rate", "keep-on-storage",
+      "keep-every",   "keep-best",     "keep-within"};
   return options;
 }
 

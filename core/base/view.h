@@ -42,6 +42,11 @@ struct JobSettings {
   // due; 0: only those that a program names.
   uint64_t persist_every = 0;
   bool persist_every_seconds = false;
+  // URL[@STEP] of another job's folder on storage: where neither memory nor `storage` has a step, ranks restore from
+  // there. It is never written to. Empty: there is none.
+  std::string restore_from = {};
+  // Whether steps may lie on storage. Only `storage` says whether any are written.
+  bool reads_storage() const { return !storage.empty() || !restore_from.empty(); }
   friend bool operator==(const JobSettings&, const JobSettings&) = default;
 };
 inline constexpr size_t kStorageUrlBytesMax = 1024;

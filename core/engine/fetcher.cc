@@ -144,7 +144,7 @@ void Fetcher::Locate(Job* job) {
   question.from_storage = from_storage;
   question.stalled = job->load_stalled;
   const uint64_t id = job->id;
-  const bool storage = !parts_.context.view.settings.storage.empty();
+  const bool storage = parts_.context.view.settings.reads_storage();
   const TimeUs timeout = storage ? kStorageLocateTimeoutUs : kLocateTimeoutUs;
   job->question = parts_.asker.Ask(Question::Topic::kLocate, Encode(question), parts_.context.now + timeout,
                                    [this, id](const Result<std::string>& reply) { OnLocated(id, reply); });
@@ -396,7 +396,7 @@ void Fetcher::OnGrant(NodeId from, const FetchGrant& grant) {
 }
 
 bool Fetcher::AskStorage(Job* job) {
-  if (job->storage != Job::Storage::kNotAsked || parts_.context.view.settings.storage.empty()) return false;
+  if (job->storage != Job::Storage::kNotAsked || !parts_.context.view.settings.reads_storage()) return false;
   if (job->storage_again_at > parts_.context.now) return true;
   job->storage = Job::Storage::kAsked;
   Locate(job);

@@ -27,7 +27,8 @@ Result<std::optional<StepId>> Latest::NewestStored(const std::optional<StepId>& 
                  stored_.trouble().c_str());
   }
   while (const std::optional<StepId> newest = stored_.NewestBefore(end)) {
-    if (floor && !(*floor < *newest)) break;
+    // What the job has in memory is its own, and has gone on from there.
+    if (floor && (!(*floor < *newest) || stored_.IsOfSource(*newest))) break;
     if (stored_.Manifest(*newest) != nullptr) return newest;
     if (!stored_.Has(*newest)) continue;  // it is damaged: the next older one
     return Error(Code::kUnavailable, "the manifest of %s on storage is being read%s%s",
@@ -98,6 +99,9 @@ Result<StepId> Latest::Resolve(Incarnation asking, size_t members, const JobSett
     LOG_WARNING("committed %s cannot be produced, offering %s", id.ToString().c_str(),
                 newest ? newest->ToString().c_str() : "nothing");
   }
+  if (!newest && !stored_.source_damage().empty())
+    return Error(Code::kCorrupt, "no step of %s is good: %s", settings.restore_from.c_str(),
+                 stored_.source_damage().c_str());
   const StepId chosen = newest.value_or(StepId());
   if (life.has_pin() && life.pin != chosen)
     LOG_WARNING("%s, which no rank has been told of, %s: chosen again", life.pin.ToString().c_str(),

@@ -47,7 +47,7 @@ class Leader {
   Leader(Context* context, StorageWorks* storage)
       : context_(*context),
         incarnations_(context),
-        stored_(context, storage),
+        stored_(context, storage, &incarnations_.life()),
         latest_(context, &table_, &incarnations_, &stored_),
         redundancy_(context, &table_),
         hold_(storage),

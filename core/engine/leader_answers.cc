@@ -66,7 +66,7 @@ void Leader::AnswerJoin(NodeId from, uint64_t number, const JoinQuestion& join) 
         from, number,
         Error(Code::kUnavailable, "storage, which may have steps of this job, has not been listed: %s",
               stored_.trouble().c_str()));
-  incarnations_.SetFloor(stored_.incarnation_max());
+  incarnations_.SetFloor(stored_.incarnation_floor());
   const Incarnation before = incarnations_.life().incarnation;
   const Status admitted = incarnations_.Admit(from, number, join);
   if (stored_.used() && incarnations_.life().incarnation != before) {
@@ -230,7 +230,7 @@ void Leader::AnswerLocate(NodeId from, uint64_t number, const LocateQuestion& lo
 }
 
 void Leader::AnswerPersist(NodeId from, uint64_t number, const PersistQuestion& persist) {
-  if (!stored_.used())
+  if (context_.view.settings.storage.empty())
     return Reply(from, number, Error(Code::kUnsupported, "this job has no storage to persist to"));
   if (!stored_.known())
     return Reply(from, number,

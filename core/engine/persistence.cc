@@ -110,7 +110,7 @@ bool Persistence::Due(const StepId& id, const Life& life) const {
 
 void Persistence::Judge(const std::set<StepId>& told, const Life& life) {
   // What was persisted before decides what is due.
-  if (!stored_.used() || !stored_.known()) return;
+  if (context_.view.settings.storage.empty() || !stored_.known()) return;
   for (const StepId& id : told) {
     const bool asked = requested_.erase(id) + learned_.erase(id) != 0;
     if (!(judged_ < id) && !asked) continue;

@@ -49,7 +49,8 @@ struct StoredStep {
 
 // ---- work; each is answered by OnStorageDone() with the result that is named, or a failure
 
-// Which steps have a manifest, and the highest incarnation of any folder, also of those without. → StoredList
+// Which steps have a manifest, and the highest incarnation of any folder, also of those without. Where there is none, also
+// the steps of restore_from; that it has none is a failure. → StoredList
 struct ListStored {};
 // The manifest of a step, and whether the files that it names are there with their sizes; the ranks' files are left
 // out of the result. kCorrupt: not a manifest, or a file is missing or has another size. → StoredStep
@@ -104,6 +105,7 @@ using StorageWork = std::variant<ListStored, ReadStored, NameFiles, WriteShard, 
 struct StoredList {
   Incarnation incarnation_max = 0;
   std::vector<StepId> steps;
+  std::vector<StepId> source_steps;  // of the job that JobSettings::restore_from names
 };
 struct FileNames {
   std::vector<std::string> names;

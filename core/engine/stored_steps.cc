@@ -19,7 +19,8 @@ void StoredSteps::Begin() {
   ++wanted_;
   begun_ = true;
   known_ = false;
-  incarnation_max_ = 0;
+  incarnation_max_ = source_incarnation_max_ = 0;
+  source_damage_.clear();
   steps_.clear();
   trouble_ = listing_stalls_ ? kListingStalls : "it is being listed";
   again_at_ = 0;
@@ -72,14 +73,30 @@ void StoredSteps::OnListed(const Status& status, const StorageDone& done) {
     incarnation_max_ = std::max(incarnation_max_, id.incarnation);
     steps_.try_emplace(id);
   }
+  for (const StepId& id : list->source_steps) {
+    source_incarnation_max_ = std::max(source_incarnation_max_, id.incarnation);
+    const auto [at, fresh] = steps_.try_emplace(id);
+    if (fresh) at->second.of_source = true;
+  }
   ++version_;
-  LOG_INFO("storage has %zu steps, newest %s", steps_.size(),
-           steps_.empty() ? "none" : Newest()->ToString().c_str());
+  const std::optional<StepId> newest = Newest();
+  LOG_INFO("storage has %zu steps, newest %s%s", steps_.size(), newest ? newest->ToString().c_str() : "none",
+           list->source_steps.empty() ? "" : (", of " + context_.view.settings.restore_from).c_str());
+}
+
+bool StoredSteps::Offers(const StepId& id, const Entry& entry) const {
+  return !entry.damaged &&
+         !(entry.of_source && life_.incarnation != 0 && life_.incarnation <= id.incarnation);
+}
+
+bool StoredSteps::IsOfSource(const StepId& id) const {
+  const auto at = steps_.find(id);
+  return at != steps_.end() && at->second.of_source;
 }
 
 bool StoredSteps::Has(const StepId& id) const {
   const auto at = steps_.find(id);
-  return at != steps_.end() && !at->second.damaged;
+  return at != steps_.end() && Offers(id, at->second);
 }
 
 std::optional<StepId> StoredSteps::Newest() const {
@@ -90,27 +107,27 @@ std::optional<StepId> StoredSteps::Newest() const {
 std::optional<StepId> StoredSteps::NewestBefore(const StepId& end) const {
   for (auto at = steps_.lower_bound(end); at != steps_.begin();) {
     --at;
-    if (!at->second.damaged) return at->first;
+    if (Offers(at->first, at->second)) return at->first;
   }
   return std::nullopt;
 }
 
 std::optional<StepId> StoredSteps::NewestOf(Step step) const {
   for (auto at = steps_.rbegin(); at != steps_.rend(); ++at)
-    if (at->first.step == step && !at->second.damaged) return at->first;
+    if (at->first.step == step && Offers(at->first, at->second)) return at->first;
   return std::nullopt;
 }
 
 std::vector<StepId> StoredSteps::NewestFirst(size_t count) const {
   std::vector<StepId> newest;
   for (auto at = steps_.rbegin(); at != steps_.rend() && newest.size() < count; ++at)
-    if (!at->second.damaged) newest.push_back(at->first);
+    if (Offers(at->first, at->second)) newest.push_back(at->first);
   return newest;
 }
 
 std::shared_ptr<const StoredStep> StoredSteps::Manifest(const StepId& id) {
   const auto at = steps_.find(id);
-  if (at == steps_.end() || at->second.damaged) return nullptr;
+  if (at == steps_.end() || !Offers(id, at->second)) return nullptr;
   at->second.used_at = ++use_;
   if (at->second.manifest == nullptr) ReadManifest(id);
   return at->second.manifest;
@@ -174,6 +191,7 @@ void StoredSteps::MarkDamaged(const StepId& id, const std::string& why) {
   LOG_WARNING("%s on storage is passed over: %s", id.ToString().c_str(), why.c_str());
   at->second.damaged = true;
   at->second.manifest = nullptr;
+  if (at->second.of_source) source_damage_ = id.ToString() + ": " + why;
   ++version_;
 }
 

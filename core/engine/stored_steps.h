@@ -4,6 +4,10 @@
 // adds what it persists itself. A manifest is read when its step is wanted; a step whose manifest or files are damaged
 // is passed over from then on. While a listing or a reading hangs no second one of its kind is started, by a later leadership
 // neither: each would take a thread.
+//
+// A job that is to begin from another job's steps (JobSettings::restore_from) has those listed too, while it has none of
+// its own there. They are of the other job's incarnations, which may go on counting: those of the world's incarnation
+// and later ones are not offered, or they could be taken for steps of this job.
 
 #ifndef ROPETEAM_CORE_ENGINE_STORED_STEPS_H_
 #define ROPETEAM_CORE_ENGINE_STORED_STEPS_H_
@@ -24,17 +28,25 @@ namespace ropeteam::engine {
 
 class StoredSteps {
  public:
-  StoredSteps(Context* context, StorageWorks* works) : context_(*context), works_(*works) {}
+  // `life`: of the world; must outlive this.
+  StoredSteps(Context* context, StorageWorks* works, const Life* life)
+      : context_(*context), works_(*works), life_(*life) {}
 
   void Begin();  // to lead, or no longer: forgets everything
-  bool used() const { return !context_.view.settings.storage.empty(); }
+  bool used() const { return context_.view.settings.reads_storage(); }
   // There is no storage, or it has been listed.
   bool known() const { return !used() || known_; }
-  // The highest incarnation of any folder. It must not be used again.
+  // The highest incarnation of any folder of this job.
   Incarnation incarnation_max() const { return incarnation_max_; }
+  // The highest of any step, another job's included. It must not be used again.
+  Incarnation incarnation_floor() const { return std::max(incarnation_max_, source_incarnation_max_); }
   // Why nothing is known yet, or a manifest is not there yet.
   const std::string& trouble() const { return trouble_; }
 
+  // It is another job's.
+  bool IsOfSource(const StepId& id) const;
+  // What is wrong with the step of the other job that was looked at last; empty: nothing was found.
+  const std::string& source_damage() const { return source_damage_; }
   // Listed, and not known to be damaged.
   bool Has(const StepId& id) const;
   std::optional<StepId> Newest() const;
@@ -70,10 +82,12 @@ class StoredSteps {
 
   struct Entry {
     bool damaged = false;
+    bool of_source = false;
     uint32_t failures = 0;
     std::shared_ptr<const StoredStep> manifest;
     uint64_t used_at = 0;  // by use_
   };
+  bool Offers(const StepId& id, const Entry& entry) const;
   void List();
   void OnListed(const Status& status, const StorageDone& done);
   void ReadManifest(const StepId& id);
@@ -83,6 +97,7 @@ class StoredSteps {
 
   Context& context_;
   StorageWorks& works_;
+  const Life& life_;
   uint64_t generation_ = 0;  // of leadership: results of an earlier one are dropped
   bool begun_ = false;
   bool known_ = false;
@@ -91,6 +106,8 @@ class StoredSteps {
   uint64_t wanted_ = 0;       // grows when what a listing that runs will say is too old
   std::set<StepId> reading_;  // manifests
   Incarnation incarnation_max_ = 0;
+  Incarnation source_incarnation_max_ = 0;
+  std::string source_damage_;
   std::map<StepId, Entry> steps_;
   std::string trouble_;
   TimeUs again_at_ = 0;

@@ -2,9 +2,11 @@
 #include "storage/steps/steps.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cinttypes>
 
 #include "core/base/log.h"
+#include "storage/url.h"
 
 namespace ropeteam::storage {
 namespace {
@@ -32,7 +34,25 @@ Status ForEachPage(Sink* sink, const std::string& folder, std::chrono::seconds c
 
 }  // namespace
 
-std::string StepPath(const std::string& job, const StepName& name) { return job + "/" + StepFolder(name); }
+Result<StepSource> ParseStepSource(const std::string& text) {
+  StepSource source{text, std::nullopt};
+  const size_t at = text.rfind('@');
+  const std::string number = at == std::string::npos ? "" : text.substr(at + 1);
+  if (!number.empty() && number.find_first_not_of("0123456789") == std::string::npos) {
+    source.url.resize(at);
+    const auto [end, error] =
+        std::from_chars(number.data(), number.data() + number.size(), source.step.emplace());
+    if (error != std::errc())
+      return Error(Code::kInvalidArgument, "%s: step %.80s is over 2^64 - 1", text.c_str(), number.c_str());
+  }
+  const Result<Url> url = ParseUrl(source.url);
+  if (!url.ok()) return url.status();
+  return source;
+}
+
+std::string StepPath(const std::string& job, const StepName& name) {
+  return job.empty() ? StepFolder(name) : job + "/" + StepFolder(name);
+}
 
 Result<std::vector<StepPlace>> ListSteps(Sink* sink, const std::string& job,
                                          std::chrono::seconds call_timeout) {
@@ -102,7 +122,8 @@ Result<std::string> ReadManifestText(Sink* sink, const std::string& job, const S
 Result<StepHead> ParseManifestOf(const std::string& job, const StepName& name, std::string_view text,
                                  const std::function<Status(RankEntry&&)>& each) {
   Result<StepHead> head = ParseStepManifest(text, each);
-  if (head.ok() && (head->job != job || head->step != name.step || head->incarnation != name.incarnation))
+  if (head.ok() && ((!job.empty() && head->job != job) || head->step != name.step ||
+                    head->incarnation != name.incarnation))
     return Error(Code::kCorrupt, "the manifest in %s is of job %s, step %" PRIu64 ", incarnation %" PRIu64,
                  StepPath(job, name).c_str(), head->job.c_str(), head->step, head->incarnation);
   return head;

@@ -5,7 +5,7 @@
 //
 // All calls block; each call of the sink has `call_timeout`, and what these calls return is the sink's status unless
 // said otherwise. They keep no state: any thread, many at a time. `job` must pass CheckFileName(); the sink refuses it
-// otherwise.
+// otherwise. Or it is empty: the sink's URL is a job's folder, and its steps are taken as they are, whatever the job's name.
 
 #ifndef ROPETEAM_STORAGE_STEPS_STEPS_H_
 #define ROPETEAM_STORAGE_STEPS_STEPS_H_
@@ -13,6 +13,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -37,6 +38,15 @@ inline constexpr int kJobPartsMax = 4;
 // Folders that FindJobs() looks into. A URL with more of them holds something else.
 inline constexpr size_t kFoldersSearchedMax = 10'000;
 
+// "URL[@STEP]": a job's folder and one of its steps, for those who begin from another job's.
+struct StepSource {
+  std::string url;
+  std::optional<uint64_t> step;  // by its number; nothing: the newest
+};
+// What is behind the last "@" is a step where it is a whole number, else part of the URL. kInvalidArgument: ParseUrl() refuses
+// the URL, or the number is over 2^64 - 1.
+Result<StepSource> ParseStepSource(const std::string& text);
+
 // "JOB/step-0000000100-i00000003".
 std::string StepPath(const std::string& job, const StepName& name);
 
@@ -57,7 +67,8 @@ Result<std::vector<std::string>> FindJobs(Sink* sink, std::chrono::seconds call_
 Result<std::string> ReadManifestText(Sink* sink, const std::string& job, const StepName& name,
                                      std::chrono::seconds call_timeout);
 
-// ParseStepManifest(), and kCorrupt where the manifest is of another job or step than the folder that it lies in.
+// ParseStepManifest(), and kCorrupt where the manifest is of another job (unless `job` is empty) or step than the folder
+// that it lies in.
 Result<StepHead> ParseManifestOf(const std::string& job, const StepName& name, std::string_view text,
                                  const std::function<Status(RankEntry&&)>& each);
 

@@ -35,11 +35,12 @@ def cluster(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Iterator[
         memory: str = "64M",
         options: list[str] | None = None,
         node_options: list[list[str]] | None = None,
+        job: str = "test",
     ) -> Cluster:
         # Short paths: a unix socket's has at most 107 bytes.
         directory = pathlib.Path(tempfile.mkdtemp(prefix="ropeteam-", dir="/tmp"))
         arenas = pathlib.Path(tempfile.mkdtemp(prefix="ropeteam-", dir="/dev/shm"))
-        made = Cluster(nodes, memory, directory, arenas, tmp_path)
+        made = Cluster(nodes, memory, directory, arenas, tmp_path, job)
         made.coordinator = f"127.0.0.1:{free_port()}"
         clusters.append(made)
         own = node_options or [[]] * nodes

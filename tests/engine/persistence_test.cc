@@ -37,7 +37,7 @@ class PersistenceTest : public ::testing::Test {
         context_(Config(), store_.get()),
         works_(&context_),
         hold_(&works_),
-        stored_(&context_, &works_),
+        stored_(&context_, &works_, &life_),
         persistence_(&context_, &works_, &hold_, &table_, &stored_, [] {
           return std::vector<StepId>{{kLife, 1}};
         }) {
@@ -117,11 +117,12 @@ class PersistenceTest : public ::testing::Test {
     context_.out.storage.clear();
     return work;
   }
-  void Listed(const std::vector<StepId>& steps = {}) {
+  void Listed(const std::vector<StepId>& steps = {}, const std::vector<StepId>& source_steps = {}) {
     stored_.OnTimer();
     StorageDone done;
     StoredList list;
     list.steps = steps;
+    list.source_steps = source_steps;
     done.result = list;
     works_.OnDone(TakeWork().tag, OkStatus(), done);
   }
@@ -261,6 +262,39 @@ TEST_F(PersistenceTest, WhatWasPersistedBeforeDecidesWhatIsDue) {
   persistence_.Judge(told_, life_);
   EXPECT_THAT(Persisting(), IsEmpty());
   EXPECT_EQ(persistence_.judged(), (StepId{kLife, 12}));
+}
+
+TEST_F(PersistenceTest, StepsOfAnotherJobAreOfferedButForThoseOfThisIncarnationAndLaterOnes) {
+  Listed({}, {{kLife - 1, 7}, {kLife, 10}, {kLife + 1, 1}});
+  EXPECT_EQ(stored_.Newest(), (StepId{kLife - 1, 7}));
+  EXPECT_TRUE(stored_.IsOfSource({kLife - 1, 7}));
+  EXPECT_FALSE(stored_.Has({kLife, 10}));
+  EXPECT_EQ(stored_.Manifest({kLife, 10}), nullptr);
+  EXPECT_EQ(stored_.incarnation_floor(), kLife + 1) << "the next incarnation is above all of them";
+  Commit(10);
+  EXPECT_THAT(Persisting(), ElementsAre(10)) << "the other job's step of this number is not this one";
+  Finish();
+  EXPECT_TRUE(stored_.Has({kLife, 10}));
+  EXPECT_FALSE(stored_.IsOfSource({kLife, 10}));
+}
+
+TEST_F(PersistenceTest, AJobThatOnlyRestoresFromAnotherPersistsNothing) {
+  settings_.storage = "";
+  settings_.restore_from = "elsewhere";
+  Members({1, 2, 3});
+  Listed({}, {{kLife - 1, 7}});
+  EXPECT_TRUE(stored_.Has({kLife - 1, 7}));
+  Commit(10);
+  EXPECT_THAT(Persisting(), IsEmpty());
+  EXPECT_THAT(TakeOrders(), IsEmpty());
+}
+
+TEST_F(PersistenceTest, WhatIsWrongWithAnotherJobsStepIsRemembered) {
+  Listed({{kLife - 1, 8}}, {{kLife - 1, 7}});
+  stored_.MarkDamaged({kLife - 1, 8}, "a file is missing");
+  EXPECT_EQ(stored_.source_damage(), "");
+  stored_.MarkDamaged({kLife - 1, 7}, "a newer version");
+  EXPECT_THAT(stored_.source_damage(), HasSubstr("a newer version"));
 }
 
 TEST_F(PersistenceTest, AStepThatWasAskedForNeedNotBeDue) {

@@ -132,6 +132,7 @@ TEST_F(CoordinatorTest, ANamedSettingThatDiffersIsRefusedWithBothNodesAndBothVal
   MembershipConfig config = Config();
   config.coordinator_node = "a";
   config.settings = {.replicas = 1, .keep_steps = 2, .nodes = 4, .storage = "/mnt/a", .persist_every = 10};
+  config.settings.restore_from = "/mnt/a/j@7";
   coordinator_ = std::make_unique<Coordinator>(config, kStart, 1);
   const auto refused = [&](const JobSettings& settings, const NamedSettings& named) {
     Registration registration = From("b", 1);
@@ -152,8 +153,11 @@ TEST_F(CoordinatorTest, ANamedSettingThatDiffersIsRefusedWithBothNodesAndBothVal
               AllOf(HasSubstr("--storage /mnt/b"), HasSubstr("--storage /mnt/a")));
   EXPECT_THAT(refused({1, 2, 4, "/mnt/a", 10, true}, {.persist_every = true}).message(),
               AllOf(HasSubstr("--persist-every 10s"), HasSubstr("--persist-every 10 ")));
+  EXPECT_THAT(refused({1, 2, 4, "/mnt/a", 10, false, "/mnt/a/j"}, {.restore_from = true}).message(),
+              AllOf(HasSubstr("--restore-from /mnt/a/j,"), HasSubstr("--restore-from /mnt/a/j@7 ")));
   EXPECT_EQ(coordinator_->registered(), 0u);
-  EXPECT_TRUE(refused({1, 2, 4, "/mnt/a", 10}, {true, true, true, true, true}).ok());
+  EXPECT_TRUE(
+      refused({1, 2, 4, "/mnt/a", 10, false, "/mnt/a/j@7"}, {true, true, true, true, true, true}).ok());
 }
 
 TEST_F(CoordinatorTest, WhatANodeDidNotNameItTakesFromTheJob) {
