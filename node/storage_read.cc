@@ -12,6 +12,7 @@
 #include "node/storage_group.h"
 #include "node/storage_workers.h"
 #include "storage/format/names.h"
+#include "storage/steps/damaged.h"
 #include "storage/steps/steps.h"
 
 namespace ropeteam {
@@ -58,6 +59,12 @@ Result<storage::StepHead> StorageWorkers::CheckStep(const StepId& id, std::vecto
   const Result<storage::FileSizes> sizes =
       storage::ListFileSizes(place->sink.get(), place->job, name, kCallTimeout);
   if (!sizes.ok()) return sizes.status();
+  const Result<std::string> damage =
+      storage::DamageOf(place->sink.get(), place->job, name, *sizes, kCallTimeout);
+  if (!damage.ok()) return damage.status();
+  if (!damage->empty())
+    return Error(Code::kCorrupt, "%s is marked as damaged: %s", storage::StepPath(place->job, name).c_str(),
+                 damage->c_str());
   return storage::ParseManifestOf(place->job, name, *text, [&](storage::RankEntry&& entry) {
     for (const storage::FileEntry& file : entry.files)
       ROPETEAM_RETURN_IF_ERROR(storage::CheckFileSize(storage::StepPath(place->job, name), *sizes, file));

@@ -7,6 +7,7 @@
 #include "core/base/log.h"
 #include "node/storage_group.h"
 #include "storage/format/names.h"
+#include "storage/steps/damaged.h"
 
 namespace ropeteam {
 
@@ -90,6 +91,12 @@ void StorageWorkers::Do(const StartStorage& start) {
     if (status.ok()) status = PutManifest(*manifest->step);
   }
   if (const auto* load = std::get_if<LoadChunks>(&start.work)) take(Load(*load));
+  if (const auto* mark = std::get_if<MarkStored>(&start.work)) {
+    status = lock_.Check();
+    if (status.ok())
+      status = storage::MarkDamaged(config_.sink.get(), config_.job,
+                                    {mark->step.step, mark->step.incarnation}, mark->why, kCallTimeout);
+  }
   if (std::holds_alternative<HoldStorage>(start.work)) status = lock_.Hold();
   if (std::holds_alternative<ReleaseStorage>(start.work)) status = lock_.Release();
   if (const auto* prune = std::get_if<PruneStored>(&start.work)) take(Prune(*prune));

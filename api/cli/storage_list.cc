@@ -32,10 +32,6 @@ std::string TimeText(uint64_t time_s) {
   return text;
 }
 
-bool HasManifest(const StepReport& step) {
-  return step.state == StepState::kComplete || step.state == StepState::kIncomplete;
-}
-
 nlohmann::json ToJson(const std::string& url, const std::vector<JobReport>& jobs) {
   nlohmann::json json = {{"storage", url}, {"jobs", nlohmann::json::array()}};
   for (const JobReport& job : jobs) {

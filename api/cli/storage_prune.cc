@@ -44,10 +44,6 @@ struct Removal {
   uint64_t others = 0;  // files in the folder that are not the step's
 };
 
-bool HasManifest(const StepReport& step) {
-  return step.state == StepState::kComplete || step.state == StepState::kIncomplete;
-}
-
 class Prune {
  public:
   Prune(const StoragePlace& place, const StorageOptions& options, std::string job)

@@ -15,6 +15,7 @@
 #include "api/cli/storage_progress.h"
 #include "core/base/check.h"
 #include "storage/sinks.h"
+#include "storage/steps/damaged.h"
 
 namespace ropeteam::cli {
 namespace {
@@ -113,6 +114,8 @@ const char* StateText(StepState state) {
   switch (state) {
     case StepState::kComplete:
       return "complete";
+    case StepState::kDamaged:
+      return "damaged";
     case StepState::kIncomplete:
       return "incomplete";
     case StepState::kUnreadable:
@@ -167,6 +170,13 @@ Result<StepReport> ReportStep(const StoragePlace& place, const std::string& job,
   }
   report.state = bad == 0 ? StepState::kComplete : StepState::kIncomplete;
   if (bad > 1) report.problem += ", and " + std::to_string(bad - 1) + " more files are wrong";
+  const Result<std::string> damage =
+      storage::DamageOf(place.sink.get(), job, step.name, *sizes, place.timeout);
+  if (!damage.ok()) return damage.status();
+  if (!damage->empty()) {
+    report.state = StepState::kDamaged;
+    report.problem = "marked as damaged: " + *damage;
+  }
   report.head = std::move(*head);
   return report;
 }

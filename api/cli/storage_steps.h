@@ -62,6 +62,7 @@ Result<storage::StepName> ChooseStep(const std::vector<storage::StepPlace>& step
 
 enum class StepState {
   kComplete,    // the manifest is good, and each of its files is there in its size
+  kDamaged,     // the manifest is good, and the step is marked: a reader found damage in it
   kIncomplete,  // the manifest is good, a file is missing or has another size
   kUnreadable,  // the manifest is damaged, of another job or step, or of a newer version
   kUnfinished,  // there is no manifest: a step being written, one that was given up, or what a deletion left
@@ -72,12 +73,15 @@ struct StepReport {
   storage::StepName name;
   StepState state = StepState::kUnfinished;
   std::string problem;     // one line; empty where there is none
-  storage::StepHead head;  // of kComplete and kIncomplete
-  // What the manifest says of kComplete and kIncomplete, what lies there of kUnfinished. Without the manifest itself.
+  storage::StepHead head;  // where the manifest is good
+  // What a good manifest says, what lies there of kUnfinished. Without the manifest itself.
   uint64_t files = 0;
   uint64_t bytes = 0;
 };
 // Reads manifest and file sizes. Only a store that cannot be asked is an error.
+inline bool HasManifest(const StepReport& step) {
+  return step.state != StepState::kUnreadable && step.state != StepState::kUnfinished;
+}
 Result<StepReport> ReportStep(const StoragePlace& place, const std::string& job,
                               const storage::StepPlace& step);
 // Of all `steps`, in parallel, with progress.

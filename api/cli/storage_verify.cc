@@ -13,6 +13,7 @@
 #include "api/cli/storage_steps.h"
 #include "api/cli/text.h"
 #include "core/base/checksum.h"
+#include "storage/steps/damaged.h"
 
 namespace ropeteam::cli {
 namespace {
@@ -60,7 +61,7 @@ class StepCheck {
                                  {"bytes", Bytes()},
                                  {"problems", nlohmann::json::array()}};
       for (const auto& [file, problem] : problems_)
-        document["problems"].push_back({{"file", files_[file].path}, {"problem", problem}});
+        document["problems"].push_back({{"file", PathOf(file)}, {"problem", problem}});
       std::printf("%s\n", document.dump(2, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
     } else {
       for (const auto& [file, problem] : problems_) std::printf("bad: %s\n", problem.c_str());
@@ -78,7 +79,11 @@ class StepCheck {
     return bytes;
   }
 
-  // Of the file's problems the first one is told.
+  std::string PathOf(size_t file) const {
+    return file < files_.size() ? files_[file].path : std::string(storage::kDamagedName);
+  }
+
+  // Of the file's problems the first one is told. Behind the last file comes the mark of a damaged step.
   void Problem(size_t file, std::string text) {
     const std::lock_guard lock(mutex_);
     problems_.emplace(file, std::move(text));
@@ -92,6 +97,10 @@ class StepCheck {
       const Status status = storage::CheckFileSize(folder_, *sizes, files_[i]);
       if (!status.ok()) Problem(i, status.message());
     }
+    const Result<std::string> damage =
+        storage::DamageOf(place_.sink.get(), job_, name_, *sizes, place_.timeout);
+    if (!damage.ok()) return damage.status();
+    if (!damage->empty()) Problem(files_.size(), folder_ + " is marked as damaged: " + *damage);
     return OkStatus();
   }
 

@@ -15,6 +15,8 @@ namespace ropeteam::storage {
 
 // The commit marker: written last, deleted first. A folder without it is not a step.
 inline constexpr std::string_view kManifestName = "ropeteam-manifest.json";
+// In a step's folder: it is damaged, and why.
+inline constexpr std::string_view kDamagedName = "ropeteam-damaged.txt";
 // Beside a job's steps: which allocation writes there (storage/lock).
 inline constexpr std::string_view kLockFolder = "ropeteam-lock";
 

@@ -271,6 +271,25 @@ def test_prune_never_removes_the_last_good_step(tmp_path):
     assert steps_in(tmp_path) == [2, 3, 4]
 
 
+def test_a_step_that_is_marked_as_damaged_is_not_good_and_may_be_pruned(tmp_path):
+    for step in (1, 2, 3, 4):
+        place = write_step(tmp_path, "train", step)
+        if step in (1, 3):
+            (place / "ropeteam-damaged.txt").write_bytes(b"rank-00000.safetensors has the checksum 1\x1b, not 2\n")
+    [job] = json.loads(well("ls", "--storage", str(tmp_path), "--json"))["jobs"]
+    states = {step["step"]: (step["state"], step["problem"]) for step in job["steps"]}
+    reason = "marked as damaged: rank-00000.safetensors has the checksum 1 , not 2"
+    assert states == {1: ("damaged", reason), 2: ("complete", ""), 3: ("damaged", reason), 4: ("complete", "")}
+    done = ask("verify", str(tmp_path), "3")
+    assert done.returncode == 1
+    assert f"bad: {folder_of('train', 3)} is {reason}" in done.stdout and "4 files" in done.stdout and "1 bad" in done.stdout
+    document = json.loads(ask("verify", str(tmp_path), "3", "--json").stdout)
+    assert [problem["file"] for problem in document["problems"]] == ["ropeteam-damaged.txt"]
+    well("prune", str(tmp_path), "--yes", "--keep-on-storage", "2")
+    assert steps_in(tmp_path) == [2, 4], "those that are damaged do not count"
+    assert not (tmp_path / folder_of("train", 3)).exists()
+
+
 def test_prune_touches_nothing_that_is_not_a_step_of_this_job(tmp_path):
     write_step(tmp_path, "train", 9)
     flip(write_step(tmp_path, "train", 1) / MANIFEST, 100)
