@@ -268,6 +268,10 @@ void Engine::Impl::Dispatch(const Envelope& envelope) {
       return Handle<PersistResult>(envelope, [&](auto& m) { p.leader.OnPersistResult(from, m); });
     case Kind::kStoredBad:
       return Handle<StoredBad>(envelope, [&](auto& m) { p.leader.OnStoredBad(from, m); });
+    case Kind::kCheckStored:
+      return Handle<CheckStored>(envelope, [&](auto& m) { p.persister.OnCheck(from, m); });
+    case Kind::kStoredChecked:
+      return Handle<StoredChecked>(envelope, [&](auto& m) { p.leader.OnStoredChecked(from, m); });
     case Kind::kFetchOrder:
       return Handle<FetchOrder>(envelope, [&](auto& m) {
         if (from == context_.view.leader) p.fetcher.Fetch(m.shard.id, [](const Status&) {});
@@ -457,7 +461,8 @@ void Engine::Impl::CheckInvariants() const {
   uint64_t sealed = 0;
   for (const auto& [id, shard] : context_.store.shards()) sealed += ChunkCount(shard->extents);
   const uint64_t unsealed = parts_.sessions.filling_chunks() + parts_.holder.granted_chunks() +
-                            parts_.fetcher.allocated_chunks() + parts_.memory.quarantined_chunks();
+                            parts_.fetcher.allocated_chunks() + parts_.persister.allocated_chunks() +
+                            parts_.memory.quarantined_chunks();
   ROPETEAM_CHECK(context_.store.chunks_free() + sealed + context_.store.removed_chunks() + unsealed ==
                  context_.store.chunks_total());
 }

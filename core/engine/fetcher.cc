@@ -526,7 +526,8 @@ void Fetcher::OnLoaded(uint64_t id, const std::vector<uint32_t>& chunks, const S
                        (code == Code::kIo && !again);
   job->corrupt = job->corrupt || other_bytes || damaged;
   if (damaged && context.view.leader != kNoNode)
-    context.Send(context.view.leader, StoredBad{{job->shard}, job->storage_trouble.message()});
+    context.Send(context.view.leader,
+                 StoredBad{{job->shard}, job->stored.stream_bytes, code, job->storage_trouble.message()});
   if (fresh && !job->have_meta) {
     context.store.Free(std::exchange(job->extents, {}));
   } else {

@@ -32,6 +32,7 @@ void Leader::Begin() {
   redundancy_.Clear();
   stored_.Begin();
   hold_.Release();
+  damage_.Begin();
   persistence_.Begin();
   loaders_.clear();
   persisting_since_.clear();
@@ -180,7 +181,13 @@ void Leader::OnPersistResult(NodeId from, const PersistResult& result) {
 }
 
 void Leader::OnStoredBad(NodeId from, const StoredBad& bad) {
-  if (Find(from) != nullptr) stored_.MarkDamaged(StepOf(bad.shard.id), bad.why);
+  if (Find(from) == nullptr) return;
+  stored_.MarkDamaged(StepOf(bad.shard.id), bad.why);
+  damage_.OnBad(from, bad);
+}
+
+void Leader::OnStoredChecked(NodeId from, const StoredChecked& checked) {
+  if (Find(from) != nullptr) damage_.OnChecked(from, checked);
 }
 
 // A shard that was saved in an earlier session may lie on a node that is away. With all of the job's nodes here it would
@@ -450,6 +457,7 @@ void Leader::OnLease() {
 
 void Leader::OnLeaseLost() {
   hold_.Release();
+  damage_.OnHoldReleased();
   persistence_.OnHoldReleased();
 }
 
@@ -462,6 +470,7 @@ void Leader::OnTimer() {
   }
   verifier_.OnTimer();
   stored_.OnTimer();
+  damage_.OnTimer();
   if (complete()) persistence_.OnTimer();
 }
 
@@ -475,7 +484,7 @@ TimeUs Leader::NextTimer() const {
                      redundancy_.NeedsWork(state_.keep, incarnations_.life().incarnation)))
     due = std::min(due, next_restore_);
   if (complete()) due = std::min(due, persistence_.NextTimer());
-  return std::min({due, verifier_.NextTimer(), stored_.NextTimer()});
+  return std::min({due, verifier_.NextTimer(), stored_.NextTimer(), damage_.NextTimer()});
 }
 
 void Leader::CheckInvariants() const {

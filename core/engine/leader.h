@@ -37,6 +37,7 @@
 #include "core/engine/retention.h"
 #include "core/engine/step_table.h"
 #include "core/engine/storage_hold.h"
+#include "core/engine/stored_damage.h"
 #include "core/engine/stored_steps.h"
 #include "core/engine/verifier.h"
 
@@ -51,6 +52,7 @@ class Leader {
         latest_(context, &table_, &incarnations_, &stored_),
         redundancy_(context, &table_),
         hold_(storage),
+        damage_(context, storage, &hold_),
         persistence_(context, storage, &hold_, &table_, &stored_, [this] { return ReadOnStorage(); }),
         verifier_(context) {}
 
@@ -62,6 +64,7 @@ class Leader {
   void OnVerifyResult(NodeId from, const VerifyResult& result);
   void OnPersistResult(NodeId from, const PersistResult& result);
   void OnStoredBad(NodeId from, const StoredBad& bad);
+  void OnStoredChecked(NodeId from, const StoredChecked& checked);
   void Flush();  // at the end of an input: judge and announce what has changed
   void OnTimer();
   void OnLease();  // there is one again
@@ -156,6 +159,7 @@ class Leader {
   Latest latest_;
   Redundancy redundancy_;
   StorageHold hold_;
+  StoredDamage damage_;
   Persistence persistence_;
   Verifier verifier_;
   // Something that an announcement is made of may have changed.

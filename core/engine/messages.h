@@ -50,6 +50,8 @@ enum class Kind : uint16_t {
   kPersistResult = 25,
   kStoredBad = 26,
   kFetchOrder = 27,
+  kCheckStored = 28,
+  kStoredChecked = 29,
 };
 
 struct Envelope {
@@ -434,8 +436,24 @@ struct PersistResult {
 struct StoredBad {
   static constexpr Kind kKind = Kind::kStoredBad;
   ShardKey shard;
+  uint64_t stream_bytes = 0;
+  Code code = Code::kOk;  // of the load; kOk: its bytes are not those that were committed
   std::string why;
-  auto Fields() { return std::tie(shard, why); }
+  auto Fields() { return std::tie(shard, stream_bytes, code, why); }
+};
+// Read the shard from storage, and tell whether it is good. What was read is not kept.
+struct CheckStored {
+  static constexpr Kind kKind = Kind::kCheckStored;
+  ShardKey shard;
+  uint64_t stream_bytes = 0;
+  auto Fields() { return std::tie(shard, stream_bytes); }
+};
+struct StoredChecked {
+  static constexpr Kind kKind = Kind::kStoredChecked;
+  ShardKey shard;
+  Code code = Code::kOk;  // of the load; another one of memory that there is not
+  std::string message;
+  auto Fields() { return std::tie(shard, code, message); }
 };
 // Make a copy of the shard here: a node that reads it from storage stalls.
 struct FetchOrder {

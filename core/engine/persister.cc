@@ -126,6 +126,41 @@ void Persister::Load(LoadChunks load, Loaded loaded, std::function<void()> stall
   });
 }
 
+void Persister::OnCheck(NodeId from, const CheckStored& check) {
+  Context& context = parts_.context;
+  const ShardId& shard = check.shard.id;
+  if (from != context.view.leader || checking_.contains(shard)) return;
+  const uint64_t chunks = ChunksFor(check.stream_bytes, context.store.chunk_bytes());
+  const bool possible = chunks != 0 && chunks <= kChunksPerShardMax;
+  Result<std::vector<Extent>> extents =
+      possible ? parts_.memory.Allocate(chunks)
+               : Result<std::vector<Extent>>(Error(Code::kInvalidArgument, "%s of %llu bytes",
+                                                   shard.ToString().c_str(),
+                                                   static_cast<unsigned long long>(check.stream_bytes)));
+  if (!extents.ok())
+    return context.Send(from,
+                        StoredChecked{check.shard, extents.status().code(), extents.status().message()});
+  checking_[shard] = *extents;
+  LoadChunks load;
+  load.shard = shard;
+  load.stream_bytes = check.stream_bytes;
+  load.extents = *extents;
+  for (uint32_t chunk = 0; chunk < chunks; ++chunk) load.chunks.push_back(chunk);
+  parts_.storage.Start(std::move(load), [this, shard](const Status& status, const StorageDone&) {
+    Context& now = parts_.context;
+    now.store.Free(checking_.at(shard));
+    checking_.erase(shard);
+    if (now.view.leader != kNoNode)
+      now.Send(now.view.leader, StoredChecked{{shard}, status.code(), status.message()});
+  });
+}
+
+uint64_t Persister::allocated_chunks() const {
+  uint64_t chunks = 0;
+  for (const auto& [shard, extents] : checking_) chunks += ChunkCount(extents);
+  return chunks;
+}
+
 std::vector<ShardKey> Persister::loading() const {
   std::set<ShardId> shards;
   for (const auto& [number, shard] : loading_) shards.insert(shard);

@@ -33,6 +33,9 @@ class Persister {
   // `stalled`: called when it has made no progress for a minute; `loaded` still follows.
   void Load(LoadChunks load, Loaded loaded, std::function<void()> stalled);
   std::vector<ShardKey> loading() const;  // and do not stall
+  // Another node has found the shard to be damaged on storage: this one reads it, too.
+  void OnCheck(NodeId from, const CheckStored& check);
+  uint64_t allocated_chunks() const;
 
  private:
   using Key = std::pair<ShardId, PersistOrder::Phase>;
@@ -51,6 +54,7 @@ class Persister {
   std::map<Key, Job> jobs_;
   uint64_t next_load_ = 1;
   std::map<uint64_t, ShardId> loading_;
+  std::map<ShardId, std::vector<Extent>> checking_;
 };
 
 }  // namespace ropeteam::engine

@@ -90,10 +90,12 @@ bool SimStorage::Rot() {
 void SimStorage::Start(const Host& host, const StartStorage& start) {
   const bool writes =
       std::get_if<NameFiles>(&start.work) != nullptr || std::get_if<WriteShard>(&start.work) != nullptr;
-  const bool decides =
-      std::get_if<WriteManifest>(&start.work) != nullptr || std::get_if<PruneStored>(&start.work) != nullptr;
+  const bool decides = std::get_if<WriteManifest>(&start.work) != nullptr ||
+                       std::get_if<PruneStored>(&start.work) != nullptr ||
+                       std::get_if<MarkStored>(&start.work) != nullptr;
   if ((writes && told_.empty()) || (decides && !told_.contains(host.id)))
     on_violation("host " + std::to_string(host.index) + " has work on storage that nobody holds for it");
+  loads_ += std::get_if<LoadChunks>(&start.work) != nullptr ? 1 : 0;
   listings_ += std::get_if<ListStored>(&start.work) != nullptr ? 1 : 0;
   const auto job = std::make_shared<Job>();
   job->host = host.index;
@@ -242,7 +244,7 @@ Status SimStorage::Effect(const JobPtr& job) {
     StoredList list;
     for (const auto& [id, step] : steps_) {
       list.incarnation_max = std::max(list.incarnation_max, id.incarnation);
-      if (step.manifest && !hidden_.contains(id)) list.steps.push_back(id);
+      if (step.manifest && !step.marked && !hidden_.contains(id)) list.steps.push_back(id);
     }
     job->done.result = list;
   } else if (const auto* read = std::get_if<ReadStored>(&work)) {
@@ -269,7 +271,15 @@ Status SimStorage::Effect(const JobPtr& job) {
     const Status held = CheckHold(*job);
     if (!held.ok()) return held;
     job->done.result = Prune(*prune);
+  } else if (const auto* mark = std::get_if<MarkStored>(&work)) {
+    const Status held = CheckHold(*job);
+    if (!held.ok()) return held;
+    const auto step = steps_.find(mark->step);
+    if (step == steps_.end()) return OkStatus();
+    if (!step->second.rotten) on_violation(mark->step.ToString() + " is marked as damaged, and is good");
+    step->second.marked = true;
   } else if (const auto* load = std::get_if<LoadChunks>(&work)) {
+    if (spoilt_.contains(job->host)) return Error(Code::kCorrupt, "other bytes than the manifest says");
     LoadedChunks loaded;
     loaded.meta = steps_.at(StepOf(load->shard)).metas.at(load->shard.rank);
     const std::string& stream = *Stream(load->shard);

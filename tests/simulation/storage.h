@@ -70,6 +70,10 @@ class SimStorage {
   void Hang(size_t host) { hung_.insert(host); }
   void GoOn(size_t host);
   uint64_t listings() const { return listings_; }  // that were ever begun
+  uint64_t loads() const { return loads_; }
+  // The host's memory spoils what it loads.
+  void Spoil(size_t host) { spoilt_.insert(host); }
+  bool Marked(const StepId& id) const { return At(id) != nullptr && At(id)->marked; }
   // Its manifest cannot be read, or nothing of it can be loaded, for ever.
   void FailReads(const StepId& id) {
     unreadable_.insert(id);
@@ -117,6 +121,7 @@ class SimStorage {
     std::map<Rank, ShardMeta> metas;
     std::optional<StoredStep> manifest;
     bool rotten = false;
+    bool marked = false;  // as damaged
   };
   // Work under way: what a thread of the daemon does, one stage after the other.
   struct Job {
@@ -176,6 +181,8 @@ class SimStorage {
   std::set<size_t> hung_;
   std::vector<JobPtr> hanging_;
   uint64_t listings_ = 0;
+  uint64_t loads_ = 0;
+  std::set<size_t> spoilt_;
 };
 
 }  // namespace ropeteam::simulation

@@ -484,6 +484,87 @@ TEST_F(StorageStory, AFileThatCannotBeReadIsPassedOver) {
   EXPECT_TRUE(status.ok()) << status.ToString();
 }
 
+// A file rots, and all memory and all daemons are lost after it was read.
+TEST_F(StorageStory, DamageIsRememberedByLaterClusters) {
+  StartStored(3);
+  StartWorld(1);
+  SavePersisted(1, 1);
+  SavePersisted(1, 2);
+  const StepId damaged = StepIn(1, 2);
+  cluster_->storage().Damage(damaged, 1);
+  LoseAll();
+  StartWorld(2);
+  EXPECT_EQ(LatestStep(2, 1), 2u);
+  EXPECT_EQ(Read(2, 1, 2, 1).code(), Code::kCorrupt);
+  ASSERT_TRUE(Until([&] { return cluster_->storage().Marked(damaged); }, 40 * kSecond)) << Trouble();
+  LoseAll();
+  StartWorld(3);
+  RestoreEverywhere(3, 1);
+}
+
+// The only node there is reads a second time itself.
+TEST_F(StorageStory, DamageIsRememberedByALonelyNode) {
+  options_.replicas = 0;
+  options_.storage.used = true;
+  StartNodes(1, 0);
+  StartWorld(1);
+  SavePersisted(1, 1);
+  const StepId damaged = StepIn(1, 1);
+  cluster_->storage().Damage(damaged, 0);
+  LoseAll();
+  StartWorld(2);
+  EXPECT_EQ(LatestStep(2, 0), 1u);
+  EXPECT_EQ(Read(2, 0, 1, 0).code(), Code::kCorrupt);
+  EXPECT_TRUE(Until([&] { return cluster_->storage().Marked(damaged); }, 40 * kSecond)) << Trouble();
+}
+
+// Nothing is wrong with the file: the memory of one node is bad.
+TEST_F(StorageStory, BadMemoryOfOneNodeMarksNothing) {
+  StartStored(3);
+  StartWorld(1);
+  SavePersisted(1, 1);
+  SavePersisted(1, 2);
+  const StepId good = StepIn(1, 2);
+  LoseAll();
+  StartWorld(2);
+  EXPECT_EQ(LatestStep(2, 1), 2u);
+  cluster_->storage().Spoil(1);
+  EXPECT_EQ(Read(2, 1, 2, 1).code(), Code::kCorrupt);
+  cluster_->RunFor(60 * kSecond);
+  EXPECT_FALSE(cluster_->storage().Marked(good));
+  LoseAll();
+  StartWorld(3);
+  EXPECT_EQ(LatestStep(3, 0), 2u);
+}
+
+// The leader dies while a node reads a shard, and another node wants it.
+TEST_F(StorageStory, TheNextLeaderKnowsWhoReadsFromStorage) {
+  options_.storage.request_min_us = options_.storage.request_max_us = kSecond;  // a chunk
+  lengths_ = {8 * 4096};
+  StartStored(4);
+  ASSERT_EQ(LeaderHost(), 0u);
+  StartWorld(1, {1, 2});
+  SaveEverywhere(1, 1);
+  ASSERT_TRUE(Until([&] { return cluster_->storage().Has(StepIn(1, 1)); }, 90 * kSecond)) << Trouble();
+  LoseAll();
+  StartWorld(2, {1, 2});
+  EXPECT_EQ(LatestStep(2, 0), 1u);
+  const uint64_t loads = cluster_->storage().loads();
+  size_t good = 0;
+  const auto read = [&](Rank reader) {
+    RankOf(2, reader).Read(1, 0, 60 * kSecond, 0,
+                           [&good](const Status& status, const ShardMeta&) { good += status.ok() ? 1 : 0; });
+  };
+  read(0);
+  ASSERT_TRUE(Until([&] { return cluster_->storage().loads() == loads + 1; }));
+  cluster_->RunFor(kSecond);
+  cluster_->CrashDaemon(0);
+  ASSERT_TRUE(Until([&] { return cluster_->host(2).view.members.size() == 3; }));
+  read(1);
+  ASSERT_TRUE(Until([&] { return good == 2; }, 60 * kSecond)) << Trouble();
+  EXPECT_EQ(cluster_->storage().loads(), loads + 1);
+}
+
 // Storage is away for the first eight seconds of a leader.
 TEST_F(StorageStory, StorageThatIsBackInTimeIsLookedAt) {
   StartStored(4);

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Damage inside a file on storage is found when the file is read. The leader passes the step over from then on
+// (StoredSteps); here it has the step marked on storage, so that a later cluster passes it over at once. What one node
+// says may come from bad memory of its own, so another node loads the shard a second time first.
+//
+// A step that is not marked in the end is found damaged again when it is read again.
+
+#ifndef ROPETEAM_CORE_ENGINE_STORED_DAMAGE_H_
+#define ROPETEAM_CORE_ENGINE_STORED_DAMAGE_H_
+
+#include <map>
+#include <set>
+#include <string>
+
+#include "core/engine/context.h"
+#include "core/engine/storage_hold.h"
+#include "core/engine/storage_works.h"
+
+namespace ropeteam::engine {
+
+class StoredDamage {
+ public:
+  StoredDamage(Context* context, StorageWorks* works, StorageHold* hold)
+      : context_(*context), works_(*works), hold_(*hold) {}
+
+  void Begin();           // to lead, or no longer
+  void OnHoldReleased();  // for want of a lease
+  void OnBad(NodeId from, const StoredBad& bad);
+  void OnChecked(NodeId from, const StoredChecked& checked);
+  void OnTimer();
+  TimeUs NextTimer() const;
+
+ private:
+  // Steps at a time; another one waits until it is read again.
+  static constexpr size_t kCasesMax = 16;
+  // An order is repeated after this, and a failed mark. A dead holder of storage is known to be dead after 15 s.
+  static constexpr TimeUs kAgainUs = 5'000'000;
+  // Of orders and of marks each. A shard of 256 GiB takes 10 minutes at 0.5 GB/s; every order may be lost.
+  static constexpr uint32_t kTriesMax = 120;
+
+  struct Case {
+    ShardId shard;
+    uint64_t stream_bytes = 0;
+    std::string why;
+    NodeId accuser = kNoNode;
+    NodeId checker = kNoNode;
+    std::set<NodeId> could_not;  // check it
+    bool confirmed = false;
+    uint32_t tries = 0;
+    TimeUs again_at = 0;  // kNever: an answer of storage is awaited
+  };
+  NodeId CheckerOf(const Case& found) const;
+  void Confirm(Case* found);
+  void Mark(const StepId& id, Case* found);
+  void OnMarked(const StepId& id, const Status& status);
+
+  Context& context_;
+  StorageWorks& works_;
+  StorageHold& hold_;
+  uint64_t generation_ = 0;
+  std::map<StepId, Case> cases_;
+  std::set<StepId> closed_;
+};
+
+}  // namespace ropeteam::engine
+
+#endif  // ROPETEAM_CORE_ENGINE_STORED_DAMAGE_H_
