@@ -60,6 +60,8 @@ bool LocalServer::OnRequest(SessionId id, Client& client, local::Type type, Requ
     case local::Type::kViewRepair:
     case local::Type::kViewClose:
       return OnViewRequest(id, type, request, payload);
+    case local::Type::kStorageList:
+      return OnStorageList(id, request, payload);
     case local::Type::kAdmin:
       return OnAdmin(id, client, request, payload);
     default:
@@ -121,7 +123,7 @@ bool LocalServer::OnViewRequest(SessionId id, local::Type type, RequestId reques
     local::Latest latest;
     if (!Decode(payload, latest)) return false;
     drive_([&](Engine& engine, TimeUs now) {
-      engine.OnLatest(now, id, request, Level::kNone, TimeoutUs(latest.timeout_ms));
+      engine.OnLatest(now, id, request, static_cast<Level>(latest.level), TimeoutUs(latest.timeout_ms));
     });
   } else if (type == local::Type::kViewOpen) {
     local::ViewOpen open;
@@ -141,6 +143,43 @@ bool LocalServer::OnViewRequest(SessionId id, local::Type type, RequestId reques
     drive_([&](Engine& engine, TimeUs now) { engine.OnViewClose(now, id, close.view); });
   }
   return true;
+}
+
+bool LocalServer::OnStorageList(SessionId id, RequestId request, std::string_view payload) {
+  local::StorageList list;
+  if (!Decode(payload, list) || list.steps_max == 0 || list.steps_max > local::kListedStepsMax) return false;
+  const TimeUs timeout_us = TimeoutUs(list.timeout_ms);
+  drive_([&](Engine&, TimeUs now) { lists_[{id, request}] = now + timeout_us; });  // has the timer set, too
+  config_.list_storage(list.steps_max, timeout_us,
+                       [this, id, request](const Status& status, local::StorageListReply reply) {
+                         if (lists_.erase({id, request}) == 0) return;
+                         Client& client = clients_.at(id);
+                         --client.outstanding;
+                         if (!status.ok()) return Reply(client, request, status.code(), status.message());
+                         client.session->Send(local::Type::kStorageListReply, request, Encode(reply));
+                       });
+  return true;
+}
+
+TimeUs LocalServer::NextTimer() const {
+  TimeUs next = EventLoop::kNever;
+  for (const auto& [list, deadline] : lists_) next = std::min(next, deadline);
+  return next;
+}
+
+void LocalServer::OnTimer(TimeUs now) {
+  // From the beginning each time: an answer that nobody reads may close its session, and end its other requests.
+  for (;;) {
+    const auto late =
+        std::find_if(lists_.begin(), lists_.end(), [now](const auto& list) { return list.second <= now; });
+    if (late == lists_.end()) return;
+    const auto [id, request] = late->first;
+    lists_.erase(late);
+    Client& client = clients_.at(id);
+    --client.outstanding;
+    Reply(client, request, Code::kDeadlineExceeded,
+          "storage was not listed within the timeout: it is slow or away");
+  }
 }
 
 bool LocalServer::OnAdmin(SessionId id, Client& client, RequestId request, std::string_view payload) {

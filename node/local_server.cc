@@ -70,6 +70,7 @@ void LocalServer::OnAcceptable() {
 
 void LocalServer::OnClosed(SessionId id, const std::string& reason) {
   const Client& client = clients_.at(id);
+  std::erase_if(lists_, [id](const auto& list) { return list.first.first == id; });
   const int pid = static_cast<int>(client.session->peer_pid());
   if (client.opened) {
     LOG_INFO("session %" PRIu64 " pid %d closed: %s", id, pid, reason.c_str());

@@ -32,12 +32,16 @@ inline constexpr uint32_t kRequestsOutstandingMax = 1024;
 
 class LocalServer {
  public:
+  // On the loop's thread, once; also within the call that asked.
+  using StorageListDone = std::function<void(const Status& status, local::StorageListReply reply)>;
   struct Config {
     std::string socket_path;
     local::HelloReply hello;                         // everything but the incarnation
     int arena_fd = -1;                               // given to every client; must outlive the server
     DaemonFacts facts;                               // for reports
     std::function<Transport::Counters()> transport;  // likewise
+    // What lies on storage, read off the loop's thread. The answer may come after the timeout, or never.
+    std::function<void(uint32_t steps_max, TimeUs timeout_us, StorageListDone done)> list_storage;
     // Where ranks' device memory goes; null: the transport reads none. Must outlive the server, and be
     // stopped before the loop is gone.
     DeviceBuffers* device_buffers = nullptr;
@@ -55,6 +59,9 @@ class LocalServer {
   // The job's settings, from the first view on; hellos and reports use them.
   void SetSettings(const JobSettings& settings);
   void OnAnswer(const Answer& answer);
+  // Requests that this server answers by itself have deadlines, too.
+  TimeUs NextTimer() const;  // EventLoop::kNever: there are none
+  void OnTimer(TimeUs now);
   const std::string& socket_path() const { return config_.socket_path; }
 
   LocalServer(const LocalServer&) = delete;
@@ -95,6 +102,7 @@ class LocalServer {
   void OnGpuBufferAdded(SessionId id, RequestId request, uint64_t name, const Status& status);
   void OnSaveDirect(SessionId id, Client& client, const local::SaveDirect& message);
   bool OnWait(SessionId id, Client& client, RequestId request, std::string_view payload);
+  bool OnStorageList(SessionId id, RequestId request, std::string_view payload);
   bool OnAdmin(SessionId id, Client& client, RequestId request, std::string_view payload);
   static TimeUs TimeoutUs(uint64_t timeout_ms);  // as the protocol has it, clamped to a day
   void AnswerAdmin(Client& client, const Answer& answer);
@@ -110,6 +118,8 @@ class LocalServer {
   UniqueFd reserve_;
   SessionId last_session_ = 0;
   std::map<SessionId, Client> clients_;
+  // Listings of storage that are awaited, and their deadlines.
+  std::map<std::pair<SessionId, RequestId>, TimeUs> lists_;
   // Alive while this server is: what was posted to the loop looks at it first.
   std::shared_ptr<int> alive_ = std::make_shared<int>(0);
 };

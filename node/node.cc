@@ -198,6 +198,9 @@ Status Node::InitLocal() {
   facts.replicas = options_.replicas;
   facts.keep_steps = options_.keep_steps;
   config.transport = [data = data_.get()] { return data->counters(); };
+  config.list_storage = [this](uint32_t steps_max, TimeUs timeout_us, LocalServer::StorageListDone done) {
+    ListStorage(steps_max, timeout_us, std::move(done));
+  };
   local_ = std::make_unique<LocalServer>(
       loop_, std::move(config), [this](const auto& input) { Drive(input); },
       [this](Step step) { return ListObjects(step); });
@@ -245,6 +248,17 @@ void Node::OpenStorage(const JobSettings& settings) {
                                               });
 }
 
+void Node::ListStorage(uint32_t steps_max, TimeUs timeout_us, LocalServer::StorageListDone done) {
+  if (view_.settings.storage.empty()) return done(Error(Code::kUnsupported, "this job has no storage"), {});
+  if (storage_ == nullptr) return done(storage_trouble_, {});
+  storage_->ListNewest(steps_max, std::chrono::microseconds(timeout_us),
+                       [this, done = std::move(done)](Status status, local::StorageListReply reply) {
+                         PostToSelf([done, status = std::move(status), reply = std::move(reply)]() mutable {
+                           done(status, std::move(reply));
+                         });
+                       });
+}
+
 void Node::OnStorageDone(uint64_t tag, Status status, StorageDone done) {
   PostToSelf([this, tag, status = std::move(status), done = std::move(done)] {
     Drive([&](Engine& engine, TimeUs now) { engine.OnStorageDone(now, tag, status, done); });
@@ -283,8 +297,12 @@ void Node::CarryOut(Outbox& outbox) {
 }
 
 void Node::ArmTimer() {
-  loop_->SetTimer(engine_->NextTimer(),
-                  [this] { Drive([](Engine& engine, TimeUs now) { engine.OnTimer(now); }); });
+  loop_->SetTimer(std::min(engine_->NextTimer(), local_->NextTimer()), [this] {
+    Drive([this](Engine& engine, TimeUs now) {
+      engine.OnTimer(now);
+      local_->OnTimer(now);
+    });
+  });
 }
 
 void Node::OnControlMessage(NodeId from, std::string envelope) {

@@ -68,6 +68,7 @@ class Node {
   Status InitPlanes(const OpenFabric& open_fabric);
   Status InitLocal();
   void OpenStorage(const JobSettings& settings);
+  void ListStorage(uint32_t steps_max, TimeUs timeout_us, LocalServer::StorageListDone done);
   void OnStorageDone(uint64_t tag, Status status, StorageDone done);
   // Wraps a callback for another thread: posts it to the loop, where it is dropped if this Node is gone.
   void PostToSelf(std::function<void()> closure);

@@ -53,6 +53,7 @@ StorageWorkers::StorageWorkers(Config config, Done done)
           {.sink = config_.sink, .job = config_.job, .node = config_.node, .take_over = config_.take_over}) {
   parts_.emplace(kPartThreads);
   works_.emplace(kWorkThreads);
+  lists_.emplace(1);
 }
 
 StorageWorkers::~StorageWorkers() {
@@ -62,6 +63,7 @@ StorageWorkers::~StorageWorkers() {
     const std::lock_guard lock(source_mutex_);
     if (source_.sink != nullptr) source_.sink->Stop();
   }
+  lists_.reset();
   works_.reset();
   parts_.reset();
 }

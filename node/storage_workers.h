@@ -22,6 +22,7 @@
 #include <thread>
 #include <vector>
 
+#include "api/client/local_protocol.h"
 #include "core/engine/engine.h"
 #include "storage/format/layout.h"
 #include "storage/format/manifest.h"
@@ -70,6 +71,10 @@ class StorageWorkers {
   ~StorageWorkers();  // gives the lock back, stops the sink and waits for its calls to return
 
   void Submit(StartStorage start);  // from any thread
+  // The newest steps that have a manifest; see local::StorageList. Listings are made one after the other, on a thread
+  // of their own. `done` is called there once; one that has not begun in time does nothing more.
+  using ListDone = std::function<void(Status status, local::StorageListReply reply)>;
+  void ListNewest(uint32_t steps_max, std::chrono::microseconds timeout, ListDone done);
 
   StorageWorkers(const StorageWorkers&) = delete;
   StorageWorkers& operator=(const StorageWorkers&) = delete;
@@ -112,6 +117,9 @@ class StorageWorkers {
   void ReadFiles(LoadRun* run, Group* group);
   void FillBetween(const LoadRun& run);
 
+  // storage_list.cc
+  Result<local::StorageListReply> Newest(uint32_t steps_max, storage::Deadline deadline);
+
   // storage_source.cc
   Result<const Place*> Source();
   Result<std::vector<StepId>> ListSource();
@@ -147,6 +155,7 @@ class StorageWorkers {
   // Last, so that they end first; the works wait for parts.
   std::optional<TaskThreads> parts_;
   std::optional<TaskThreads> works_;
+  std::optional<TaskThreads> lists_;
 };
 
 }  // namespace ropeteam

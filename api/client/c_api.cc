@@ -12,6 +12,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "api/client/client.h"
 #include "api/client/environment.h"
@@ -25,6 +26,9 @@ struct ropeteam_handle {
 };
 struct ropeteam_view {
   std::unique_ptr<ropeteam::client::View> view;
+};
+struct ropeteam_storage_list {
+  std::vector<ropeteam::local::ListedStep> steps;
 };
 
 namespace ropeteam::client {
@@ -50,7 +54,10 @@ static_assert(kNameBytesMax == ROPETEAM_NAME_MAX && kObjectsMax == ROPETEAM_OBJE
 static_assert(kMetadataObjectName == ROPETEAM_METADATA && kStepMetadataBytesMax == ROPETEAM_METADATA_MAX);
 static_assert(kSavesOpenMax == ROPETEAM_SAVES_OPEN_MAX && kViewsOpenMax == ROPETEAM_VIEWS_OPEN_MAX);
 
+static_assert(local::kListedStepsMax == ROPETEAM_STORAGE_STEPS_MAX);
+
 constexpr int64_t kOpenTimeoutDefaultMs = 30000;  // the header's
+constexpr uint32_t kListedStepsDefault = 100;     // the header's
 
 // The structs' sizes in version 0.1, the first: what a caller has to bring at least.
 constexpr size_t kOpenOptionsBytes = sizeof(ropeteam_open_options_t);
@@ -58,6 +65,7 @@ constexpr size_t kInfoBytes = sizeof(ropeteam_info_t);
 constexpr size_t kSaveOptionsBytes = sizeof(ropeteam_save_options_t);
 constexpr size_t kStepBytes = sizeof(ropeteam_step_t);
 constexpr size_t kObjectBytes = sizeof(ropeteam_object_t);
+constexpr size_t kStorageStepBytes = sizeof(ropeteam_storage_step_t);
 // More than any struct of ours will grow to: a `size` above it is a value that was never set.
 constexpr size_t kStructBytesMax = 4096;
 
@@ -109,6 +117,19 @@ Status CheckTimeout(int64_t timeout_ms) {
   if (timeout_ms >= 0 && timeout_ms <= ROPETEAM_TIMEOUT_MAX_MS) return OkStatus();
   return Error(Code::kInvalidArgument, "timeout of %lld ms, limits 0 and %d",
                static_cast<long long>(timeout_ms), ROPETEAM_TIMEOUT_MAX_MS);
+}
+
+// A C caller may pass any number; as an enum it must not even be loaded.
+Status CheckLevel(const ropeteam_level_t& level, uint8_t* checked) {
+  int number = 0;
+  static_assert(sizeof number == sizeof level);
+  std::memcpy(&number, &level, sizeof number);
+  if (number < ROPETEAM_LOCAL || number > ROPETEAM_PERSISTED) {
+    return Error(Code::kInvalidArgument, "level %d, limits %d and %d", number, ROPETEAM_LOCAL,
+                 ROPETEAM_PERSISTED);
+  }
+  *checked = static_cast<uint8_t>(number);
+  return OkStatus();
 }
 
 Status CheckName(const char* name, std::string_view* checked) {
@@ -374,15 +395,9 @@ ropeteam_status_t ropeteam_wait(ropeteam_t* handle, uint64_t step, ropeteam_leve
   return Guard([&]() -> Status {
     ROPETEAM_RETURN_IF_ERROR(CheckHandle(handle));
     ROPETEAM_RETURN_IF_ERROR(ropeteam::client::CheckTimeout(timeout_ms));
-    // A C caller may pass any number; as an enum it must not even be loaded.
-    int number = 0;
-    static_assert(sizeof number == sizeof level);
-    std::memcpy(&number, &level, sizeof number);
-    if (number < ROPETEAM_LOCAL || number > ROPETEAM_PERSISTED) {
-      return Error(Code::kInvalidArgument, "level %d, limits %d and %d", number, ROPETEAM_LOCAL,
-                   ROPETEAM_PERSISTED);
-    }
-    return handle->client->Wait(step, static_cast<uint8_t>(number), timeout_ms);
+    uint8_t checked = 0;
+    ROPETEAM_RETURN_IF_ERROR(ropeteam::client::CheckLevel(level, &checked));
+    return handle->client->Wait(step, checked, timeout_ms);
   });
 }
 
@@ -395,12 +410,19 @@ ropeteam_status_t ropeteam_persist(ropeteam_t* handle, uint64_t step, int64_t ti
 }
 
 ropeteam_status_t ropeteam_latest(ropeteam_t* handle, ropeteam_step_t* step, int64_t timeout_ms) {
+  return ropeteam_latest_at(handle, ROPETEAM_COMMITTED, step, timeout_ms);
+}
+
+ropeteam_status_t ropeteam_latest_at(ropeteam_t* handle, ropeteam_level_t level, ropeteam_step_t* step,
+                                     int64_t timeout_ms) {
   return Guard([&]() -> Status {
+    uint8_t checked = 0;
     ROPETEAM_RETURN_IF_ERROR(CheckHandle(handle));
+    ROPETEAM_RETURN_IF_ERROR(ropeteam::client::CheckLevel(level, &checked));
     ROPETEAM_RETURN_IF_ERROR(
         ropeteam::client::CheckOutput(step, ropeteam::client::kStepBytes, "ropeteam_step_t"));
     ROPETEAM_RETURN_IF_ERROR(ropeteam::client::CheckTimeout(timeout_ms));
-    const Result<ropeteam::local::LatestReply> latest = handle->client->Latest(timeout_ms);
+    const Result<ropeteam::local::LatestReply> latest = handle->client->Latest(checked, timeout_ms);
     if (!latest.ok()) return latest.status();
     ropeteam::client::FillOutput({ropeteam::client::kStepBytes, latest->step,
                                   ropeteam::LifeNumber(latest->incarnation), latest->world_size},
@@ -512,3 +534,48 @@ void ropeteam_view_close(ropeteam_view_t* view) {
   if (view == nullptr || view->view->client().InForkedChild()) return;
   delete view;
 }
+
+ropeteam_status_t ropeteam_storage_list(ropeteam_t* handle, uint32_t steps_max, int64_t timeout_ms,
+                                        ropeteam_storage_list_t** list) {
+  return Guard([&]() -> Status {
+    ROPETEAM_RETURN_IF_ERROR(CheckHandle(handle));
+    ROPETEAM_RETURN_IF_ERROR(ropeteam::client::CheckTimeout(timeout_ms));
+    ROPETEAM_RETURN_IF_ERROR(CheckNotNull(list, "where to put the list"));
+    if (steps_max > ROPETEAM_STORAGE_STEPS_MAX)
+      return Error(Code::kInvalidArgument, "a listing of %u steps, limit %d", steps_max,
+                   ROPETEAM_STORAGE_STEPS_MAX);
+    auto listed = std::make_unique<ropeteam_storage_list_t>();
+    Result<ropeteam::local::StorageListReply> reply = handle->client->ListStorage(
+        steps_max != 0 ? steps_max : ropeteam::client::kListedStepsDefault, timeout_ms);
+    if (!reply.ok()) return reply.status();
+    listed->steps = std::move(reply->steps);
+    *list = listed.release();
+    return OkStatus();
+  });
+}
+
+uint64_t ropeteam_storage_list_count(const ropeteam_storage_list_t* list) {
+  return list != nullptr ? list->steps.size() : 0;
+}
+
+ropeteam_status_t ropeteam_storage_list_step(const ropeteam_storage_list_t* list, uint64_t index,
+                                             ropeteam_storage_step_t* step) {
+  return Guard([&]() -> Status {
+    ROPETEAM_RETURN_IF_ERROR(CheckNotNull(list, "the list"));
+    ROPETEAM_RETURN_IF_ERROR(
+        ropeteam::client::CheckOutput(step, ropeteam::client::kStorageStepBytes, "ropeteam_storage_step_t"));
+    if (index >= list->steps.size()) {
+      return Error(Code::kInvalidArgument, "step %llu of a list of %zu",
+                   static_cast<unsigned long long>(index), list->steps.size());
+    }
+    const ropeteam::local::ListedStep& listed = list->steps[index];
+    ropeteam::client::FillOutput(
+        {ropeteam::client::kStorageStepBytes, listed.step, ropeteam::LifeNumber(listed.incarnation),
+         listed.folder.c_str(), listed.problem.c_str(), listed.metadata.c_str(), listed.time_s, listed.bytes,
+         listed.world_size},
+        step);
+    return OkStatus();
+  });
+}
+
+void ropeteam_storage_list_close(ropeteam_storage_list_t* list) { delete list; }

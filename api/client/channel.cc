@@ -30,6 +30,7 @@ bool IsAnswer(Type type) {
     case Type::kLatestReply:
     case Type::kViewGrant:
     case Type::kAdminReply:
+    case Type::kStorageListReply:
     case Type::kReply:
       return true;
     default:

@@ -131,15 +131,27 @@ Status Client::Wait(Step step, uint8_t level, int64_t timeout_ms) {
                                 deadline.Plus(kAnswerGraceMs), &buffers);
 }
 
-Result<local::LatestReply> Client::Latest(int64_t timeout_ms) {
+Result<local::LatestReply> Client::Latest(uint8_t level, int64_t timeout_ms) {
   const Deadline deadline = Deadline::In(timeout_ms);
   Result<std::shared_ptr<Link>> link = GetLink(deadline, Retry::kYes);
   if (!link.ok()) return link.status();
   FrameBuffers buffers;
   local::LatestReply reply;
-  ROPETEAM_RETURN_IF_ERROR((*link)->channel->Call(Type::kLatest, local::Latest{deadline.RemainingMs()},
+  ROPETEAM_RETURN_IF_ERROR((*link)->channel->Call(Type::kLatest, local::Latest{level, deadline.RemainingMs()},
                                                   Type::kLatestReply, &reply, deadline.Plus(kAnswerGraceMs),
                                                   &buffers));
+  return reply;
+}
+
+Result<local::StorageListReply> Client::ListStorage(uint32_t steps_max, int64_t timeout_ms) {
+  const Deadline deadline = Deadline::In(timeout_ms);
+  Result<std::shared_ptr<Link>> link = GetLink(deadline, Retry::kYes);
+  if (!link.ok()) return link.status();
+  FrameBuffers buffers;
+  local::StorageListReply reply;
+  ROPETEAM_RETURN_IF_ERROR(
+      (*link)->channel->Call(Type::kStorageList, local::StorageList{steps_max, deadline.RemainingMs()},
+                             Type::kStorageListReply, &reply, deadline.Plus(kAnswerGraceMs), &buffers));
   return reply;
 }
 

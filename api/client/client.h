@@ -79,7 +79,8 @@ class Client {
 
   Status Wait(Step step, uint8_t level, int64_t timeout_ms);
   Status Persist(Step step, int64_t timeout_ms);
-  Result<local::LatestReply> Latest(int64_t timeout_ms);
+  Result<local::LatestReply> Latest(uint8_t level, int64_t timeout_ms);
+  Result<local::StorageListReply> ListStorage(uint32_t steps_max, int64_t timeout_ms);
   // What the daemon said last of itself.
   local::HelloReply hello() const;
   const OpenOptions& options() const { return options_; }

@@ -11,7 +11,7 @@
 // Order: the first request is Hello. The answer's ancillary data (SCM_RIGHTS) carries one descriptor, of the
 // arena, opened for reading and writing; the client maps its chunks, once, and not the tables before them.
 // Requests of one connection are handled in order; answers that have to wait for the world (kWait, kLatest,
-// kViewOpen, kViewRepair, kAdmin) come when they can, out of order.
+// kViewOpen, kViewRepair, kStorageList, kAdmin) come when they can, out of order.
 //
 // Device memory: a rank may hand over a descriptor of its GPU's memory (kGpuBuffer, with SCM_RIGHTS beside
 // its frame) and then say that chunks of a save are to be found there as well (kSaveDirect), before they have
@@ -33,11 +33,12 @@
 
 #include "core/base/status.h"
 #include "core/shard/extent.h"
+#include "core/shard/manifest.h"
 
 namespace ropeteam::local {
 
 inline constexpr uint32_t kLocalMagic = 0x45504f52;  // "ROPE", first in every frame: garbage is seen at once
-inline constexpr uint32_t kLocalProtocolVersion = 3;
+inline constexpr uint32_t kLocalProtocolVersion = 4;
 // The largest message is a grant or seal of kChunksPerShardMax chunks: 4 bytes of checksum and, in the worst
 // fragmentation, 8 of extent each.
 inline constexpr uint32_t kFrameBytesMax = 1u << 20;
@@ -48,6 +49,11 @@ inline constexpr uint32_t kLifeBytesMax = 255;
 inline constexpr size_t kGpuBuffersMax = 32;
 // An allocation's size: above any device's memory, and far from where offsets in it could overflow.
 inline constexpr uint64_t kGpuBufferBytesMax = 1ull << 48;
+// A listing of storage is one frame: so many steps at most, each with so much text. A folder's name has 48 bytes, the
+// numbers 48.
+inline constexpr uint32_t kListedStepsMax = 200;
+inline constexpr size_t kListedProblemBytesMax = 512;
+static_assert(kListedStepsMax * (kStepMetadataBytesMax + kListedProblemBytesMax + 100) + 4 <= kFrameBytesMax);
 
 enum class Type : uint16_t {
   kHello = 1,
@@ -74,6 +80,8 @@ enum class Type : uint16_t {
   kSaveSettle = 22,  // answered by kReply: the daemon reads no device memory for this save any more, and will
                      // not again; kDeadlineExceeded: a put that began is not over yet
   kPersist = 23,     // answered by kReply: every node knows that the step is to be persisted
+  kStorageList = 24,
+  kStorageListReply = 25,
 };
 
 struct FrameHeader {
@@ -198,14 +206,38 @@ struct Persist {
   auto Fields() { return std::tie(step, timeout_ms); }
 };
 struct Latest {
+  uint8_t level = 0;  // ropeteam_level_t
   uint64_t timeout_ms = 0;
-  auto Fields() { return std::tie(timeout_ms); }
+  auto Fields() { return std::tie(level, timeout_ms); }
 };
 struct LatestReply {
   Step step = 0;
   Incarnation incarnation = 0;
   uint32_t world_size = 0;
   auto Fields() { return std::tie(step, incarnation, world_size); }
+};
+
+// The newest steps that have a manifest on the job's storage, as this node sees it now.
+struct StorageList {
+  uint32_t steps_max = 0;  // 1 to kListedStepsMax
+  uint64_t timeout_ms = 0;
+  auto Fields() { return std::tie(steps_max, timeout_ms); }
+};
+struct ListedStep {
+  Step step = 0;
+  Incarnation incarnation = 0;
+  std::string folder;   // below the job's
+  std::string problem;  // what is wrong with it; empty: its files are there with their sizes
+  // Without a good manifest the rest is not known, 0 and empty.
+  uint32_t world_size = 0;
+  uint64_t time_s = 0;   // when the manifest was written, since 1970
+  uint64_t bytes = 0;    // of all ranks' shards
+  std::string metadata;  // a JSON object; one over kStepMetadataBytesMax is left out
+  auto Fields() { return std::tie(step, incarnation, folder, problem, world_size, time_s, bytes, metadata); }
+};
+struct StorageListReply {
+  std::vector<ListedStep> steps;  // newest first
+  auto Fields() { return std::tie(steps); }
 };
 
 struct ViewOpen {

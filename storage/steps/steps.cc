@@ -54,22 +54,32 @@ std::string StepPath(const std::string& job, const StepName& name) {
   return job.empty() ? StepFolder(name) : job + "/" + StepFolder(name);
 }
 
-Result<std::vector<StepPlace>> ListSteps(Sink* sink, const std::string& job,
-                                         std::chrono::seconds call_timeout) {
-  std::vector<StepPlace> steps;
+Result<std::vector<StepName>> ListStepNames(Sink* sink, const std::string& job,
+                                            std::chrono::seconds call_timeout) {
+  std::vector<StepName> names;
   const Status status = ForEachPage(sink, job, call_timeout, [&](const ListPage& page) {
     for (const std::string& folder : page.folders) {
       const auto name = ParseStepFolder(LastPart(folder));
-      if (!name) continue;
-      if (steps.size() == kStepsListedMax)
+      if (name && names.size() == kStepsListedMax)
         return Error(Code::kCorrupt, "%s has more than %zu steps", job.c_str(), kStepsListedMax);
-      const Result<FileInfo> manifest = sink->Stat(ManifestPath(job, *name), After(call_timeout));
-      if (!manifest.ok() && manifest.status().code() != Code::kNotFound) return manifest.status();
-      steps.push_back({*name, manifest.ok()});
+      if (name) names.push_back(*name);
     }
     return OkStatus();
   });
   if (!status.ok()) return status;
+  return names;
+}
+
+Result<std::vector<StepPlace>> ListSteps(Sink* sink, const std::string& job,
+                                         std::chrono::seconds call_timeout) {
+  const Result<std::vector<StepName>> names = ListStepNames(sink, job, call_timeout);
+  if (!names.ok()) return names.status();
+  std::vector<StepPlace> steps;
+  for (const StepName& name : *names) {
+    const Result<FileInfo> manifest = sink->Stat(ManifestPath(job, name), After(call_timeout));
+    if (!manifest.ok() && manifest.status().code() != Code::kNotFound) return manifest.status();
+    steps.push_back({name, manifest.ok()});
+  }
   return steps;
 }
 

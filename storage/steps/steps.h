@@ -50,11 +50,14 @@ Result<StepSource> ParseStepSource(const std::string& text);
 // "JOB/step-0000000100-i00000003".
 std::string StepPath(const std::string& job, const StepName& name);
 
+// The folders of this job that are named as steps are, in no particular order. kCorrupt: more than kStepsListedMax.
+Result<std::vector<StepName>> ListStepNames(Sink* sink, const std::string& job,
+                                            std::chrono::seconds call_timeout);
 struct StepPlace {
   StepName name;
   bool has_manifest = false;  // without one this is not a step (yet, or any more)
 };
-// The folders of this job that are named as steps are, in no particular order. kCorrupt: more than kStepsListedMax.
+// The same, with a look into each.
 Result<std::vector<StepPlace>> ListSteps(Sink* sink, const std::string& job,
                                          std::chrono::seconds call_timeout);
 

@@ -40,6 +40,8 @@ static void check_null_handles(void) {
   ropeteam_save_options_t options = {sizeof options, 0, 0};
   ropeteam_step_t step = {sizeof step, 0, 0, 0};
   ropeteam_object_t object = {sizeof object, NULL, 0};
+  ropeteam_storage_step_t stored = {sizeof stored, 0, 0, NULL, NULL, NULL, 0, 0, 0};
+  ropeteam_storage_list_t *list = NULL;
   ropeteam_save_t *save = NULL;
   ropeteam_view_t *view = NULL;
   void *pointer = NULL;
@@ -55,13 +57,18 @@ static void check_null_handles(void) {
   CHECK_INVALID(ropeteam_wait(NULL, 1, ROPETEAM_LOCAL, 0));
   CHECK_INVALID(ropeteam_persist(NULL, 1, 0));
   CHECK_INVALID(ropeteam_latest(NULL, &step, 0));
+  CHECK_INVALID(ropeteam_latest_at(NULL, ROPETEAM_PERSISTED, &step, 0));
+  CHECK_INVALID(ropeteam_storage_list(NULL, 0, 0, &list));
+  CHECK_INVALID(ropeteam_storage_list_step(NULL, 0, &stored));
+  CHECK(ropeteam_storage_list_count(NULL) == 0);
+  ropeteam_storage_list_close(NULL);
   CHECK_INVALID(ropeteam_view_open(NULL, 1, 0, 0, &view));
   CHECK_INVALID(ropeteam_view_object(NULL, 0, &object));
   CHECK_INVALID(ropeteam_view_find(NULL, "a", &object));
   CHECK_INVALID(ropeteam_view_read(NULL, "a", 0, &byte, 1, 0));
   CHECK_INVALID(ropeteam_view_map(NULL, "a", &data, &length, 0));
   CHECK(ropeteam_view_count(NULL) == 0);
-  CHECK(save == NULL && view == NULL && pointer == NULL && data == NULL);
+  CHECK(save == NULL && view == NULL && pointer == NULL && data == NULL && list == NULL);
   ropeteam_close(NULL);
   ropeteam_save_close(NULL);
   ropeteam_view_close(NULL);

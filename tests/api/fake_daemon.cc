@@ -113,6 +113,10 @@ local::Wait FakeDaemon::last_wait() {
   const std::lock_guard lock(mutex_);
   return last_wait_;
 }
+local::Latest FakeDaemon::last_latest() {
+  const std::lock_guard lock(mutex_);
+  return last_latest_;
+}
 uint64_t FakeDaemon::chunks_free() {
   const std::lock_guard lock(mutex_);
   return free_.size();
@@ -309,10 +313,18 @@ void FakeDaemon::Answer(Connection& connection, const FrameHeader& header, const
       return Reply(connection, id, Code::kNotFound, "this rank did not save the step");
     }
     case Type::kLatest:
+      if (!Decode(payload, last_latest_)) Problem("latest that cannot be decoded");
       if (shards_.empty()) return Reply(connection, id, Code::kNotFound, "no step is complete");
       return Send(connection, id, Type::kLatestReply,
                   local::LatestReply{shards_.rbegin()->first.first, config_.incarnation,
                                      connection.hello.world_size});
+    case Type::kStorageList: {
+      local::StorageList message;
+      if (!Decode(payload, message)) Problem("storage list that cannot be decoded");
+      local::StorageListReply reply{config_.stored};
+      if (reply.steps.size() > message.steps_max) reply.steps.resize(message.steps_max);
+      return Send(connection, id, Type::kStorageListReply, reply);
+    }
     case Type::kViewOpen:
       return OnViewOpen(connection, id, payload);
     case Type::kViewRepair:

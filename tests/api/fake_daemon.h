@@ -39,6 +39,7 @@ struct FakeConfig {
   bool ignore_repairs = false;           // answers ok and mends nothing
   bool dmabuf = false;                   // says that it reads device memory, and does
   Incarnation incarnation = 1;
+  std::vector<local::ListedStep> stored;       // on storage
   std::map<local::Type, local::Reply> refuse;  // answered with this, until taken out
   std::set<local::Type> hold;                  // not answered until Release()
   std::map<local::Type, int>
@@ -95,6 +96,7 @@ class FakeDaemon {
   int Received(local::Type type);
   local::Hello last_hello();
   local::Wait last_wait();
+  local::Latest last_latest();
   uint64_t chunks_free();
   // Chunks that no save has written to yet.
   uint64_t ChunksUntouched();
@@ -183,6 +185,7 @@ class FakeDaemon {
   std::map<local::Type, int> received_;
   local::Hello last_hello_;
   local::Wait last_wait_;
+  local::Latest last_latest_;
   std::set<uint32_t> free_;
   std::map<std::pair<Step, Rank>, FakeShard> shards_;
   std::vector<std::unique_ptr<Connection>> connections_;

@@ -180,6 +180,55 @@ TEST_F(ViewCallsTest, WhatNobodyHoldsIsNotFound) {
   EXPECT_EQ(step.step, 42u);
 }
 
+TEST_F(ViewCallsTest, TheNewestStepIsAskedForByLevel) {
+  const Handle handle = Open();
+  SaveOne(handle.get(), 1, "bytes");
+  ropeteam_step_t step{sizeof(step), 0, 0, 0};
+  EXPECT_OK(ropeteam_latest(handle.get(), &step, kTimeoutMs));
+  EXPECT_EQ(daemon_.last_latest().level, ROPETEAM_COMMITTED);
+  EXPECT_OK(ropeteam_latest_at(handle.get(), ROPETEAM_PERSISTED, &step, kTimeoutMs));
+  EXPECT_EQ(daemon_.last_latest().level, ROPETEAM_PERSISTED);
+  EXPECT_EQ(step.step, 1u);
+  EXPECT_FAILS(ropeteam_latest_at(handle.get(), static_cast<ropeteam_level_t>(0), &step, kTimeoutMs),
+               ROPETEAM_INVALID_ARGUMENT, "level 0, limits 1 and 4");
+}
+
+TEST_F(ViewCallsTest, StepsOnStorageAreListedAndOutliveTheHandle) {
+  Handle handle = Open();
+  const Incarnation life = (uint64_t{77} << kLifeNumberBits) + 3;
+  daemon_.Configure([&](FakeConfig& config) {
+    config.stored = {{20, life, "step-20", "", 8, 1'800'000'000, 12345, R"({"loss":0.25})"},
+                     {10, life, "step-10", "it lacks a file", 0, 0, 0, ""}};
+  });
+  ropeteam_storage_list_t* list = nullptr;
+  EXPECT_FAILS(ropeteam_storage_list(handle.get(), ROPETEAM_STORAGE_STEPS_MAX + 1, kTimeoutMs, &list),
+               ROPETEAM_INVALID_ARGUMENT, "201 steps, limit 200");
+  EXPECT_EQ(list, nullptr);
+  ASSERT_OK(ropeteam_storage_list(handle.get(), 1, kTimeoutMs, &list));
+  EXPECT_EQ(ropeteam_storage_list_count(list), 1u);
+  ropeteam_storage_list_close(list);
+  ASSERT_OK(ropeteam_storage_list(handle.get(), 0, kTimeoutMs, &list));
+  handle.reset();
+  ASSERT_EQ(ropeteam_storage_list_count(list), 2u);
+  ropeteam_storage_step_t step{};
+  EXPECT_FAILS(ropeteam_storage_list_step(list, 0, &step), ROPETEAM_INVALID_ARGUMENT, "size is 0");
+  step.size = sizeof(step);
+  EXPECT_FAILS(ropeteam_storage_list_step(list, 2, &step), ROPETEAM_INVALID_ARGUMENT,
+               "step 2 of a list of 2");
+  ASSERT_OK(ropeteam_storage_list_step(list, 0, &step));
+  EXPECT_EQ(step.step, 20u);
+  EXPECT_EQ(step.incarnation, 3u);
+  EXPECT_STREQ(step.folder, "step-20");
+  EXPECT_STREQ(step.problem, "");
+  EXPECT_STREQ(step.metadata, R"({"loss":0.25})");
+  EXPECT_EQ(step.time_s, 1'800'000'000u);
+  EXPECT_EQ(step.bytes, 12345u);
+  EXPECT_EQ(step.world_size, 8u);
+  ASSERT_OK(ropeteam_storage_list_step(list, 1, &step));
+  EXPECT_STREQ(step.problem, "it lacks a file");
+  ropeteam_storage_list_close(list);
+}
+
 TEST_F(ViewCallsTest, ObjectsAndRangesThatAreNotThereAreRefused) {
   const Handle handle = Open();
   SaveOne(handle.get(), 1, "bytes");

@@ -8,6 +8,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import time
 import urllib.request
 
 import pytest
@@ -290,11 +291,45 @@ def test_a_bucket_that_answers_500_and_loses_answers(cluster, bucket):
         rope.close()
 
 
+def test_what_lies_on_storage_is_listed_and_the_newest_of_it_is_asked_for(cluster, store):
+    nodes = cluster(2, options=["--storage", store.url, "--persist-every", "1"])
+    ranks = world(nodes, "first")
+    assert ranks[1].storage_steps() == []
+    assert ranks[0].latest(level=Level.PERSISTED) is None
+    for step in (1, 2):
+        save(ranks, step)
+        ranks[0].wait(step, Level.PERSISTED)
+    newest = ranks[1].latest(level=Level.PERSISTED)
+    assert newest.step == 2
+    listed = ranks[1].storage_steps()
+    folders = sorted({name.split("/")[1] for name in manifests(store)}, reverse=True)
+    assert [step.folder for step in listed] == folders
+    for step, number in zip(listed, (2, 1)):
+        assert (step.step, step.incarnation, step.world_size) == (number, newest.incarnation, 2)
+        assert step.bytes > 2 * RANK_BYTES and abs(step.time - time.time()) < 3600 and step.problem == ""
+    assert ranks[1].storage_steps(limit=1) == listed[:1]
+    if isinstance(store, Directory):
+        next((store.path / "test" / folders[0]).glob("*.safetensors")).unlink()
+        damaged, good = ranks[1].storage_steps()
+        assert "lacks" in damaged.problem and (damaged.step, damaged.world_size) == (2, 0)
+        assert good == listed[1]
+        store.go_away()
+        with pytest.raises(ropeteam.RopeteamError, match=str(store.path)):
+            ranks[1].storage_steps()
+    for rope in ranks:
+        rope.close()
+
+
 def test_without_storage_it_is_said_so(cluster):
     nodes = cluster(1)
     rope = nodes[0].open(0, 1, "life")
     rope.save(1, {"data": b"x"}, wait=Level.COMMITTED)
-    for call in (lambda: rope.wait(1, Level.PERSISTED), lambda: rope.persist(1)):
+    for call in (
+        lambda: rope.wait(1, Level.PERSISTED),
+        lambda: rope.persist(1),
+        lambda: rope.latest(level=Level.PERSISTED),
+        rope.storage_steps,
+    ):
         with pytest.raises(ropeteam.Unsupported, match="no storage"):
             call()
     rope.close()

@@ -69,6 +69,9 @@ class LocalServerTest : public ::testing::Test {
     server.transport = [] { return Transport::Counters(); };
     server.device_buffers = device_buffers_;
     server.hello.transport = "test";
+    server.list_storage = [this](uint32_t steps_max, TimeUs, LocalServer::StorageListDone done) {
+      listings_.emplace_back(steps_max, std::move(done));
+    };
     server_ = std::make_unique<LocalServer>(
         &loop_, server, [this](const auto& input) { Drive(input); },
         [](Step) { return std::vector<ShardObjects>(); });
@@ -177,11 +180,13 @@ class LocalServerTest : public ::testing::Test {
   void Turn() {
     loop_.SetTimer(EventLoop::Now() + 1000, [this] { loop_.Stop(); });
     loop_.Run();
+    if (server_->NextTimer() <= EventLoop::Now()) server_->OnTimer(EventLoop::Now());
     if (engine_->NextTimer() <= EventLoop::Now())
       Drive([](Engine& engine, TimeUs now) { engine.OnTimer(now); });
   }
 
-  DeviceBuffers* device_buffers_ = nullptr;  // before SetUp()
+  DeviceBuffers* device_buffers_ = nullptr;                                  // before SetUp()
+  std::vector<std::pair<uint32_t, LocalServer::StorageListDone>> listings_;  // that were asked for
   std::string directory_;
   EventLoop loop_;
   std::vector<std::byte> memory_;

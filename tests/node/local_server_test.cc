@@ -56,7 +56,7 @@ TEST_F(LocalServerTest, AnotherProtocolVersionIsRefusedWithBothNamed) {
 
 TEST_F(LocalServerTest, ARequestBeforeHelloEndsTheConnection) {
   const UniqueFd client = Connect();
-  Send(client, Type::kLatest, 1, Encode(local::Latest{1000}));
+  Send(client, Type::kLatest, 1, Encode(local::Latest{3, 1000}));
   EXPECT_EQ(Receive(client).type, Type{});
 }
 
@@ -70,7 +70,9 @@ TEST_F(LocalServerTest, FramesThatAreNotAsDeclaredEndTheConnectionAndHarmNobodyE
   };
   for (const Bad& bad :
        {Bad{Type::kSaveBegin, "short"}, Bad{Type::kHello, RankHello()}, Bad{Type::kHelloReply, ""},
-        Bad{static_cast<Type>(77), ""}, Bad{Type::kSaveFilled, std::string(20, '\xff')},
+        Bad{static_cast<Type>(77), ""}, Bad{Type::kStorageList, Encode(local::StorageList{0, 1})},
+        Bad{Type::kStorageList, Encode(local::StorageList{local::kListedStepsMax + 1, 1})},
+        Bad{Type::kSaveFilled, std::string(20, '\xff')},
         Bad{Type::kAdmin, Encode(local::Admin{static_cast<local::AdminCommand>(9), false, 0, 0})}}) {
     const UniqueFd client = Connect();
     Send(client, Type::kHello, 1, RankHello());
@@ -200,6 +202,48 @@ TEST_F(LocalServerTest, AnAdminAsksAndHasNoRank) {
   }
   Send(client, Type::kAdmin, 4, Encode(local::Admin{local::AdminCommand::kVerify, true, 77, 5000}));
   EXPECT_EQ(ReceiveReply(client).code, Code::kNotFound);
+}
+
+TEST_F(LocalServerTest, ListingsOfStorageAreAnsweredOnceAndInTime) {
+  const UniqueFd client = Connect();
+  Send(client, Type::kHello, 1, RankHello());
+  ASSERT_EQ(Receive(client).type, Type::kHelloReply);
+  Send(client, Type::kStorageList, 2, Encode(local::StorageList{7, 60'000}));
+  Send(client, Type::kStorageList, 3, Encode(local::StorageList{7, 60'000}));
+  Send(client, Type::kStorageList, 4, Encode(local::StorageList{local::kListedStepsMax, 1}));
+  const Received late = Receive(client);
+  EXPECT_EQ(late.request, 4u) << "the loop's own clock answers for a storage that does not";
+  local::Reply reply;
+  ASSERT_TRUE(Decode(late.payload, reply));
+  EXPECT_EQ(reply.code, Code::kDeadlineExceeded);
+  ASSERT_EQ(listings_.size(), 3u);
+  EXPECT_EQ(listings_[0].first, 7u);
+  local::StorageListReply stored;
+  stored.steps.push_back({5, 1, "step-5", "", 1, 2, 3, "{}"});
+  listings_[2].second(OkStatus(), stored);  // too late: dropped
+  listings_[1].second(Status(Code::kIo, "the disk is gone"), {});
+  EXPECT_EQ(ReceiveReply(client).message, "the disk is gone");
+  listings_[0].second(OkStatus(), stored);
+  const Received received = Receive(client);
+  EXPECT_EQ(received.type, Type::kStorageListReply);
+  EXPECT_EQ(received.request, 2u);
+  ASSERT_TRUE(Decode(received.payload, stored));
+  EXPECT_EQ(stored.steps.at(0).folder, "step-5");
+  EXPECT_EQ(server_->NextTimer(), EventLoop::kNever);
+}
+
+TEST_F(LocalServerTest, AListingForAClientThatIsGoneIsDropped) {
+  {
+    const UniqueFd client = Connect();
+    Send(client, Type::kHello, 1, RankHello());
+    ASSERT_EQ(Receive(client).type, Type::kHelloReply);
+    Send(client, Type::kStorageList, 2, Encode(local::StorageList{7, 60'000}));
+    for (int i = 0; i < 10000 && listings_.empty(); ++i) Turn();
+  }
+  for (int i = 0; i < 10000 && server_->NextTimer() != EventLoop::kNever; ++i) Turn();
+  ASSERT_EQ(listings_.size(), 1u);
+  EXPECT_EQ(server_->NextTimer(), EventLoop::kNever);
+  listings_[0].second(OkStatus(), {});
 }
 
 TEST_F(LocalServerTest, ASecondServerDoesNotTakeALiveSocketAway) {

@@ -169,8 +169,13 @@ ropeteam_status_t ropeteam_persist(ropeteam_t* handle, uint64_t step, int64_t ti
   return error(ROPETEAM_UNSUPPORTED, "this job has no storage to persist to");
 }
 ropeteam_status_t ropeteam_latest(ropeteam_t* handle, ropeteam_step_t* step, int64_t timeout_ms) {
+  return ropeteam_latest_at(handle, ROPETEAM_COMMITTED, step, timeout_ms);
+}
+ropeteam_status_t ropeteam_latest_at(ropeteam_t* handle, ropeteam_level_t level, ropeteam_step_t* step,
+                                     int64_t timeout_ms) {
   (void)handle, (void)timeout_ms;
   FAILING("latest");
+  if (level != ROPETEAM_COMMITTED) return error(ROPETEAM_UNSUPPORTED, "this job has no storage");
   if (!shard_count) return error(ROPETEAM_NOT_FOUND, "nothing yet");
   step->step = shards[shard_count - 1]->step;
   step->incarnation = 3;
@@ -238,4 +243,32 @@ ropeteam_status_t ropeteam_view_map(ropeteam_view_t* view, const char* name, con
 void ropeteam_view_close(ropeteam_view_t* view) {
   if (view) handles--;
   free(view);
+}
+
+/* Two steps on storage, whatever was saved: a good one and a damaged one. */
+struct ropeteam_storage_list {
+  uint64_t count;
+};
+ropeteam_status_t ropeteam_storage_list(ropeteam_t* handle, uint32_t steps_max, int64_t timeout_ms,
+                                        ropeteam_storage_list_t** list) {
+  (void)handle, (void)timeout_ms;
+  FAILING("storage_list");
+  *list = calloc(1, sizeof **list);
+  (*list)->count = steps_max < 2 ? steps_max : 2;
+  handles++;
+  return ROPETEAM_OK;
+}
+uint64_t ropeteam_storage_list_count(const ropeteam_storage_list_t* list) { return list->count; }
+ropeteam_status_t ropeteam_storage_list_step(const ropeteam_storage_list_t* list, uint64_t index,
+                                             ropeteam_storage_step_t* step) {
+  (void)list;
+  ropeteam_storage_step_t good = {sizeof *step, 20, 3, "step-20", "", "{\"loss\":0.25}", 1800000000, 12345, 4};
+  ropeteam_storage_step_t bad = {sizeof *step, 10, 3, "step-10", "it lacks a file", "", 0, 0, 0};
+  if (step->size != sizeof *step) return error(ROPETEAM_INVALID_ARGUMENT, "size");
+  *step = index == 0 ? good : bad;
+  return ROPETEAM_OK;
+}
+void ropeteam_storage_list_close(ropeteam_storage_list_t* list) {
+  if (list) handles--;
+  free(list);
 }

@@ -57,6 +57,7 @@ def test_structs_are_as_large_as_in_c(tmp_path):
         "ropeteam_save_options_t": _native.SaveOptions,
         "ropeteam_step_t": _native.StepStruct,
         "ropeteam_object_t": _native.ObjectStruct,
+        "ropeteam_storage_step_t": _native.StorageStepStruct,
     }
     lines = ["#include <ropeteam/ropeteam.h>", "#include <stdio.h>", "int main(void) {"]
     for name, struct in structs.items():
@@ -323,6 +324,31 @@ def test_a_step_is_asked_for_when_its_save_says_so(rope, fake):
     fake.fake_fail(b"persist", int(ropeteam.Code.ABORTED))
     with pytest.raises(ropeteam.Aborted):
         rope.persist(1)
+
+
+def test_steps_on_storage_are_listed(rope, fake):
+    before = fake.fake_handles()
+    good = ropeteam.StoredStep(20, 3, "step-20", "", {"loss": 0.25}, 1800000000, 12345, 4)
+    bad = ropeteam.StoredStep(10, 3, "step-10", "it lacks a file", {}, 0, 0, 0)
+    assert rope.storage_steps() == [good, bad]
+    assert rope.storage_steps(limit=1) == [good]
+    gc.collect()
+    assert fake.fake_handles() == before
+    for limit in (0, -1, 1 << 32, None):
+        with pytest.raises(ropeteam.InvalidArgument, match="limit"):
+            rope.storage_steps(limit)
+    fake.fake_fail(b"storage_list", int(ropeteam.Code.UNSUPPORTED))
+    with pytest.raises(ropeteam.Unsupported):
+        rope.storage_steps()
+
+
+def test_latest_takes_a_level(rope):
+    rope.save(1, {"a": b"1"})
+    assert rope.latest(level=ropeteam.Level.COMMITTED) == rope.latest()
+    with pytest.raises(ropeteam.Unsupported, match="no storage"):
+        rope.latest(level=ropeteam.Level.PERSISTED)
+    with pytest.raises(ValueError):
+        rope.latest(level=7)
 
 
 def test_other_threads_run_while_wait_waits(rope):

@@ -57,6 +57,7 @@ extern "C" {
 #define ROPETEAM_NAME_MAX 255               /* bytes of an object's name */
 #define ROPETEAM_OBJECTS_MAX 1000000        /* objects of one shard */
 #define ROPETEAM_METADATA_MAX 4096          /* bytes of the object ROPETEAM_METADATA */
+#define ROPETEAM_STORAGE_STEPS_MAX 200      /* steps of one listing of storage */
 #define ROPETEAM_SAVES_OPEN_MAX 4           /* saves of one handle begun and neither committed nor aborted */
 #define ROPETEAM_VIEWS_OPEN_MAX 1024        /* views of one handle */
 #define ROPETEAM_WORLD_MAX 131072           /* ranks of one job */
@@ -66,6 +67,7 @@ extern "C" {
 typedef struct ropeteam_handle ropeteam_t;    /* a rank's tie to its node's daemon */
 typedef struct ropeteam_save ropeteam_save_t; /* one shard while it is being saved */
 typedef struct ropeteam_view ropeteam_view_t; /* one saved shard, open for reading */
+typedef struct ropeteam_storage_list ropeteam_storage_list_t; /* what lay on storage when it was asked */
 
 typedef enum {
   ROPETEAM_OK = 0,
@@ -219,6 +221,11 @@ typedef struct {
 /* The newest step that every one of its ranks' shards can be produced of, now; the same answer for every rank of one life
  * until that life has itself completed a step. NOT_FOUND when there is none. */
 ROPETEAM_EXPORT ropeteam_status_t ropeteam_latest(ropeteam_t* handle, ropeteam_step_t* step, int64_t timeout_ms);
+/* The same by level. ROPETEAM_COMMITTED: as ropeteam_latest(). ROPETEAM_PERSISTED: the newest good step on storage, also where
+ * memory has a newer one; this chooses nothing for the life. INVALID_ARGUMENT: another level. UNSUPPORTED: PERSISTED, while
+ * the job has no storage. */
+ROPETEAM_EXPORT ropeteam_status_t ropeteam_latest_at(ropeteam_t* handle, ropeteam_level_t level, ropeteam_step_t* step,
+                                                     int64_t timeout_ms);
 
 typedef struct {
   size_t size;
@@ -252,6 +259,35 @@ ROPETEAM_EXPORT ropeteam_status_t ropeteam_view_read_cuda(ropeteam_view_t* view,
 ROPETEAM_EXPORT ropeteam_status_t ropeteam_view_map(ropeteam_view_t* view, const char* name, const void** data,
                                                     uint64_t* length, int64_t timeout_ms);
 ROPETEAM_EXPORT void ropeteam_view_close(ropeteam_view_t* view);
+
+/* ---- storage ---- */
+
+/* Lists the newest `steps_max` steps that have a manifest on the job's storage (0: 100; at most ROPETEAM_STORAGE_STEPS_MAX), newest
+ * first: a later life's step is newer than any of an earlier one. This node's daemon looks by itself: at the manifests and at
+ * the files' sizes, at no data. INVALID_ARGUMENT: steps_max is over the limit. UNSUPPORTED: the job has no storage.
+ * UNAVAILABLE, IO and others: it cannot be read; the message says why. The list is the caller's until its close, whatever
+ * becomes of the handle; any thread may read it. */
+ROPETEAM_EXPORT ropeteam_status_t ropeteam_storage_list(ropeteam_t* handle, uint32_t steps_max, int64_t timeout_ms,
+                                                        ropeteam_storage_list_t** list);
+
+typedef struct {
+  size_t size;
+  uint64_t step;
+  uint64_t incarnation; /* the life that saved it */
+  /* The name of its folder below the job's, "step-0000000100-i…": unique, and what `ropeteam export` and `verify` take. Texts
+   * are never NULL, and valid until the list is closed. */
+  const char* folder;
+  const char* problem;  /* why it cannot be restored, in words; "": its manifest is good, its files are there with their sizes */
+  const char* metadata; /* see ROPETEAM_METADATA: a JSON object; "" where not known, or over ROPETEAM_METADATA_MAX */
+  uint64_t time_s;      /* when its manifest was written: seconds since 1970, by the writer's clock; 0 where not known */
+  uint64_t bytes;       /* of its ranks' shards; 0 where not known */
+  uint32_t world_size;  /* the number of ranks that saved it; 0 where not known */
+} ropeteam_storage_step_t;
+/* Steps in the list. 0 for NULL. */
+ROPETEAM_EXPORT uint64_t ropeteam_storage_list_count(const ropeteam_storage_list_t* list);
+ROPETEAM_EXPORT ropeteam_status_t ropeteam_storage_list_step(const ropeteam_storage_list_t* list, uint64_t index,
+                                                             ropeteam_storage_step_t* step);
+ROPETEAM_EXPORT void ropeteam_storage_list_close(ropeteam_storage_list_t* list);
 
 #ifdef __cplusplus
 } /* extern "C" */

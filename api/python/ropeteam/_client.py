@@ -66,6 +66,20 @@ class StepInfo:
     world_size: int  # the number of ranks that saved it: their views can be opened
 
 
+@dataclass(frozen=True)
+class StoredStep:
+    """A step on storage."""
+
+    step: int
+    incarnation: int  # the life that saved it
+    folder: str  # below the job's: "step-0000000100-i…", what `ropeteam export` and `verify` take
+    problem: str  # why it cannot be restored; empty: its manifest is good, its files are there
+    metadata: dict[str, Any]  # what save() was given; empty where there is none, or it is not known
+    time: int  # when it was written: seconds since 1970, by the writer's clock; 0 where not known
+    bytes: int  # of its ranks' shards; 0 where not known
+    world_size: int  # the number of ranks that saved it; 0 where not known
+
+
 class Shard(dict[str, Any]):
     """What one rank saved at one step, by name: tensors as tensors, JSON as values, anything else as
     bytes."""
@@ -251,19 +265,54 @@ class Client:
         handle = self._use()
         lib.check(lib.persist(handle.pointer, unsigned(step, 64, "step"), timeout_ms(timeout)))
 
-    def latest(self, timeout: float = DEFAULT_TIMEOUT) -> StepInfo | None:
+    def latest(self, timeout: float = DEFAULT_TIMEOUT, *, level: Level = Level.COMMITTED) -> StepInfo | None:
         """The newest step that every one of its ranks' shards can be produced of, now; None when there is
         none.
 
-        The same answer for every rank of one life, until that life has itself completed a step."""
+        The same answer for every rank of one life, until that life has itself completed a step.
+
+        level: with Level.PERSISTED the newest good step on storage, also where memory has a newer one.
+        Unsupported then: the job has no storage. InvalidArgument: neither this nor Level.COMMITTED."""
         lib = library()
         handle = self._use()
         step = _native.StepStruct(size=ctypes.sizeof(_native.StepStruct))
         try:
-            lib.check(lib.latest(handle.pointer, ctypes.byref(step), timeout_ms(timeout)))
+            lib.check(
+                lib.latest_at(handle.pointer, int(Level(level)), ctypes.byref(step), timeout_ms(timeout))
+            )
         except NotFound:
             return None
         return StepInfo(step.step, step.incarnation, step.world_size)
+
+    def storage_steps(self, limit: int = 100, timeout: float = DEFAULT_TIMEOUT) -> list[StoredStep]:
+        """The newest steps on the job's storage, newest first: at most `limit` of them, from 1 to 200. This
+        node's daemon looks there, at manifests and files' sizes. Unsupported: the job has no storage."""
+        lib = library()
+        handle = self._use()
+        if limit == 0:
+            raise InvalidArgument("limit 0: at least 1 is needed")  # it would be the library's default
+        pointer = ctypes.c_void_p()
+        number = unsigned(limit, 32, "limit")
+        lib.check(lib.storage_list(handle.pointer, number, timeout_ms(timeout), ctypes.byref(pointer)))
+        assert pointer.value is not None
+        steps = Handle(pointer.value, lib.storage_list_close)
+        entry = _native.StorageStepStruct(size=ctypes.sizeof(_native.StorageStepStruct))
+        result = []
+        for index in range(lib.storage_list_count(steps.pointer)):
+            lib.check(lib.storage_list_step(steps.pointer, index, ctypes.byref(entry)))
+            result.append(
+                StoredStep(
+                    step=entry.step,
+                    incarnation=entry.incarnation,
+                    folder=entry.folder.decode(),
+                    problem=entry.problem.decode("utf-8", "replace"),
+                    metadata=decode_metadata(entry.metadata or b"{}"),
+                    time=entry.time_s,
+                    bytes=entry.bytes,
+                    world_size=entry.world_size,
+                )
+            )
+        return result
 
     def view(self, step: int, rank: int | None = None, timeout: float = DEFAULT_TIMEOUT) -> View:
         """Opens what `rank` (this one when not given) saved at `step`, fetching it from its holders if this

@@ -62,6 +62,20 @@ class ObjectStruct(ctypes.Structure):
     _fields_ = [("size", c_size_t), ("name", c_char_p), ("length", c_uint64)]
 
 
+class StorageStepStruct(ctypes.Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("step", c_uint64),
+        ("incarnation", c_uint64),
+        ("folder", c_char_p),
+        ("problem", c_char_p),
+        ("metadata", c_char_p),
+        ("time_s", c_uint64),
+        ("bytes", c_uint64),
+        ("world_size", c_uint32),
+    ]
+
+
 # name: (result, arguments); the order of ropeteam.h.
 _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "ropeteam_version": (c_char_p, []),
@@ -83,6 +97,7 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "ropeteam_wait": (c_int, [c_void_p, c_uint64, c_int, c_int64]),
     "ropeteam_persist": (c_int, [c_void_p, c_uint64, c_int64]),
     "ropeteam_latest": (c_int, [c_void_p, ctypes.POINTER(StepStruct), c_int64]),
+    "ropeteam_latest_at": (c_int, [c_void_p, c_int, ctypes.POINTER(StepStruct), c_int64]),
     "ropeteam_view_open": (c_int, [c_void_p, c_uint64, c_uint32, c_int64, ctypes.POINTER(c_void_p)]),
     "ropeteam_view_count": (c_uint64, [c_void_p]),
     "ropeteam_view_object": (c_int, [c_void_p, c_uint64, ctypes.POINTER(ObjectStruct)]),
@@ -97,6 +112,10 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
         [c_void_p, c_char_p, ctypes.POINTER(c_void_p), ctypes.POINTER(c_uint64), c_int64],
     ),
     "ropeteam_view_close": (None, [c_void_p]),
+    "ropeteam_storage_list": (c_int, [c_void_p, c_uint32, c_int64, ctypes.POINTER(c_void_p)]),
+    "ropeteam_storage_list_count": (c_uint64, [c_void_p]),
+    "ropeteam_storage_list_step": (c_int, [c_void_p, c_uint64, ctypes.POINTER(StorageStepStruct)]),
+    "ropeteam_storage_list_close": (None, [c_void_p]),
 }
 
 
