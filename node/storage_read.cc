@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <deque>
 #include <utility>
 
 #include "core/base/checksum.h"
@@ -87,6 +88,13 @@ Result<StoredStep> StorageWorkers::ReadStep(const StepId& id) {
   return step;
 }
 
+namespace {
+
+// Below this, reading bytes a second time is cheaper than the multiplications of a combination.
+constexpr size_t kCombineBytesMin = 16 << 10;
+
+}  // namespace
+
 // A shard that is being read.
 struct StorageWorkers::LoadRun {
   const LoadChunks& load;
@@ -98,113 +106,110 @@ struct StorageWorkers::LoadRun {
   std::string tail;          // the shard's manifest
   std::vector<bool> wanted;  // by chunk
   bool whole = false;        // every chunk is wanted
-  // Of a whole shard, by file: checksums of its stretches, as they were read.
-  struct Stretch {
-    uint64_t begin = 0;
-    uint64_t length = 0;
-    uint32_t crc = 0;
-  };
-  std::vector<std::vector<Stretch>> stretches;
+  // Of the cuts that come from files, in the stream's order, as they were read.
+  std::deque<uint32_t> checksums;
 };
 
-// Bytes of the plan's pieces that lie in wanted chunks, file by file in stretches of at most a part.
-void StorageWorkers::ReadFiles(LoadRun* run, Group* group) {
-  struct Task {
-    uint32_t file = 0;
-    LoadRun::Stretch stretch;
-    std::vector<storage::Target> targets;
-  };
-  std::vector<Task> tasks;
-  std::vector<size_t> open(run->entry.files.size(), SIZE_MAX);  // the file's last task
-  for (const storage::RestorePiece& piece : run->plan.pieces) {
-    for (uint64_t at = piece.stream_offset; at < piece.stream_offset + piece.length;) {
-      const uint64_t chunk = at / config_.chunk_bytes;
-      const uint64_t in_chunk = at % config_.chunk_bytes;
-      uint64_t length = std::min(config_.chunk_bytes - in_chunk, piece.stream_offset + piece.length - at);
-      const uint64_t source = piece.source_offset + (at - piece.stream_offset);
-      at += length;
-      if (!run->wanted[chunk]) continue;
-      std::byte* place = ChunkAtPlace(run->load.extents, run->load.stream_bytes, chunk).data() + in_chunk;
-      if (piece.file == storage::RestorePiece::kTexts) {
-        std::memcpy(place, run->plan.texts.data() + source, length);
-        continue;
-      }
-      Task* task = open[piece.file] == SIZE_MAX ? nullptr : &tasks[open[piece.file]];
-      if (task == nullptr || task->stretch.begin + task->stretch.length != source ||
-          task->stretch.length >= kPartBytes) {
-        open[piece.file] = tasks.size();
-        tasks.push_back({piece.file, {source, 0, 0}, {}});
-        task = &tasks.back();
-      }
-      task->targets.push_back({place, length});
-      task->stretch.length += length;
-    }
-  }
-  run->stretches.resize(run->entry.files.size());
-  std::vector<size_t> count(run->entry.files.size(), 0);
-  for (const Task& task : tasks) run->stretches[task.file].push_back(task.stretch);
-  for (Task& task : tasks) {
-    LoadRun::Stretch* stretch = &run->stretches[task.file][count[task.file]++];
-    const std::string name = run->folder + "/" + run->entry.files[task.file].path;
-    group->Add([sink = run->sink, name, stretch, targets = std::move(task.targets)] {
-      ROPETEAM_RETURN_IF_ERROR(sink->Read(name, stretch->begin, targets, CallDeadline()));
-      for (const storage::Target& target : targets)
-        stretch->crc = Crc32c(target.data, target.bytes, stretch->crc);
-      return OkStatus();
-    });
-  }
-}
+// Bytes of a wanted chunk that come from one place.
+struct StorageWorkers::Cut {
+  // Instead of a file's index. Between objects lie zeros.
+  static constexpr uint32_t kTexts = storage::RestorePiece::kTexts, kTail = kTexts - 1, kZeros = kTexts - 2;
+  bool InFile() const { return file < kZeros; }
+  uint32_t file = 0;
+  uint64_t source = 0;  // where in it
+  uint64_t chunk = 0;
+  std::byte* place = nullptr;
+  uint64_t length = 0;
+};
 
-// Zeros between objects, and the shard's manifest at its end.
-void StorageWorkers::FillBetween(const LoadRun& run) {
-  const auto put = [&](uint64_t begin, uint64_t end, const char* bytes) {
+// In the stream's order.
+template <typename Visit>
+void StorageWorkers::ForEachCut(const LoadRun& run, const Visit& visit) const {
+  const auto cut = [&](uint64_t begin, uint64_t end, uint32_t file, uint64_t source) {
     for (uint64_t at = begin; at < end;) {
       const uint64_t chunk = at / config_.chunk_bytes;
       const uint64_t length = std::min((chunk + 1) * config_.chunk_bytes, end) - at;
       if (run.wanted[chunk]) {
-        std::byte* place =
-            ChunkAtPlace(run.load.extents, run.load.stream_bytes, chunk).data() + at % config_.chunk_bytes;
-        if (bytes == nullptr) {
-          std::memset(place, 0, length);
-        } else {
-          std::memcpy(place, bytes + (at - begin), length);
-        }
+        std::byte* place = ChunkAtPlace(run.load.extents, run.load.stream_bytes, chunk).data();
+        visit(Cut{file, source + (at - begin), chunk, place + at % config_.chunk_bytes, length});
       }
       at += length;
     }
   };
   uint64_t end = 0;
   for (const storage::RestorePiece& piece : run.plan.pieces) {
-    put(end, piece.stream_offset, nullptr);
+    cut(end, piece.stream_offset, Cut::kZeros, 0);
     end = piece.stream_offset + piece.length;
+    cut(piece.stream_offset, end, piece.file, piece.source_offset);
   }
-  put(end, run.plan.manifest_offset, nullptr);
-  put(run.plan.manifest_offset, run.load.stream_bytes, run.tail.data());
+  cut(end, run.plan.manifest_offset, Cut::kZeros, 0);
+  cut(run.plan.manifest_offset, run.load.stream_bytes, Cut::kTail, 0);
 }
 
-// Reads what is wanted, and checks whole files against their checksums.
-Status StorageWorkers::ReadPieces(LoadRun* loading) {
-  const LoadRun& run = *loading;
-  {
-    Group group(&*parts_);
-    ReadFiles(loading, &group);
-    FillBetween(run);
-    ROPETEAM_RETURN_IF_ERROR(group.Wait());
-  }
-  for (size_t i = 0; run.whole && i < run.entry.files.size(); ++i) {
-    const storage::FileEntry& file = run.entry.files[i];
-    uint32_t crc = file.header_crc32c;
-    uint64_t at = file.header_bytes;
-    for (const LoadRun::Stretch& stretch : run.stretches[i]) {
-      if (stretch.begin != at) break;
-      crc = Crc32cCombine(crc, stretch.crc, stretch.length);
-      at += stretch.length;
+// Puts every cut's bytes into its place: those of files in stretches of at most a part, in parallel.
+Status StorageWorkers::ReadCuts(LoadRun* run) {
+  struct Task {
+    uint32_t file = 0;
+    uint64_t begin = 0, length = 0;
+    std::vector<storage::Target> targets;
+  };
+  std::vector<Task> tasks;
+  std::vector<size_t> open(run->entry.files.size(), SIZE_MAX);  // the file's last task
+  ForEachCut(*run, [&](const Cut& cut) {
+    if (cut.file == Cut::kZeros) std::memset(cut.place, 0, cut.length);
+    if (cut.file == Cut::kTexts) std::memcpy(cut.place, run->plan.texts.data() + cut.source, cut.length);
+    if (cut.file == Cut::kTail) std::memcpy(cut.place, run->tail.data() + cut.source, cut.length);
+    if (!cut.InFile()) return;
+    Task* task = open[cut.file] == SIZE_MAX ? nullptr : &tasks[open[cut.file]];
+    if (task == nullptr || task->begin + task->length != cut.source || task->length >= kPartBytes) {
+      open[cut.file] = tasks.size();
+      task = &tasks.emplace_back(Task{cut.file, cut.source, 0, {}});
     }
-    if (at != file.bytes || crc != file.crc32c)
-      return Error(Code::kCorrupt, "%s/%s has the checksum %08x, its manifest says %08x", run.folder.c_str(),
-                   file.path.c_str(), crc, file.crc32c);
+    task->targets.push_back({cut.place, cut.length, &run->checksums.emplace_back()});
+    task->length += cut.length;
+  });
+  Group group(&*parts_);
+  for (Task& task : tasks) {
+    const std::string name = run->folder + "/" + run->entry.files[task.file].path;
+    group.Add([sink = run->sink, name, begin = task.begin, targets = std::move(task.targets)] {
+      return sink->Read(name, begin, targets, CallDeadline());
+    });
   }
-  return OkStatus();
+  return group.Wait();
+}
+
+// The checksums of the chunks, combined from those of their cuts. Whole files are compared with their manifest's.
+Result<std::vector<uint32_t>> StorageWorkers::CheckCuts(const LoadRun& run) const {
+  struct Seen {
+    uint64_t bytes = 0;
+    uint32_t crc = 0;
+  };
+  std::vector<Seen> files;
+  for (const storage::FileEntry& file : run.entry.files)
+    files.push_back({file.header_bytes, file.header_crc32c});
+  std::vector<uint32_t> crcs;
+  uint64_t chunk = UINT64_MAX;
+  auto checksum = run.checksums.begin();
+  ForEachCut(run, [&](const Cut& cut) {
+    const bool combine = cut.InFile() && cut.length >= kCombineBytesMin;
+    const auto append = [&](uint32_t crc) {
+      return combine ? Crc32cCombine(crc, *checksum, cut.length) : Crc32c(cut.place, cut.length, crc);
+    };
+    if (cut.chunk != chunk) crcs.push_back(0);
+    chunk = cut.chunk;
+    crcs.back() = append(crcs.back());
+    if (!cut.InFile()) return;
+    Seen& file = files[cut.file];
+    if (run.whole && cut.source == file.bytes) file = {file.bytes + cut.length, append(file.crc)};
+    ++checksum;
+  });
+  for (size_t i = 0; run.whole && i < files.size(); ++i) {
+    const storage::FileEntry& file = run.entry.files[i];
+    if (files[i].bytes != file.bytes || files[i].crc != file.crc32c)
+      return Error(Code::kCorrupt, "%s/%s has the checksum %08x, its manifest says %08x", run.folder.c_str(),
+                   file.path.c_str(), files[i].crc, file.crc32c);
+  }
+  return crcs;
 }
 
 Result<LoadedChunks> StorageWorkers::Load(const LoadChunks& load) {
@@ -256,7 +261,9 @@ Result<LoadedChunks> StorageWorkers::Load(const LoadChunks& load) {
   run.wanted.resize(chunks);
   for (const uint32_t chunk : load.chunks) run.wanted[chunk] = true;
   run.whole = load.chunks.size() == chunks;
-  ROPETEAM_RETURN_IF_ERROR(ReadPieces(&run));
+  ROPETEAM_RETURN_IF_ERROR(ReadCuts(&run));
+  Result<std::vector<uint32_t>> crcs = CheckCuts(run);
+  if (!crcs.ok()) return crcs.status();
   LoadedChunks loaded;
   loaded.meta.id = load.shard;
   loaded.meta.world_size = head->world_size;
@@ -264,15 +271,7 @@ Result<LoadedChunks> StorageWorkers::Load(const LoadChunks& load) {
   loaded.meta.stream_bytes = load.stream_bytes;
   loaded.meta.manifest_offset = run.plan.manifest_offset;
   loaded.meta.object_count = static_cast<uint32_t>(run.plan.objects.size());
-  loaded.crcs.resize(load.chunks.size());
-  Group group(&*parts_);
-  for (size_t i = 0; i < load.chunks.size(); ++i)
-    group.Add([this, &load, &loaded, i] {
-      const std::span<std::byte> bytes = ChunkAtPlace(load.extents, load.stream_bytes, load.chunks[i]);
-      loaded.crcs[i] = Crc32c(bytes.data(), bytes.size());
-      return OkStatus();
-    });
-  ROPETEAM_RETURN_IF_ERROR(group.Wait());
+  loaded.crcs = std::move(*crcs);
   return loaded;
 }
 

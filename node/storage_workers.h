@@ -113,9 +113,11 @@ class StorageWorkers {
   Result<LoadedChunks> Load(const LoadChunks& load);
   Result<std::string> ReadManifest(const StepId& step, const Place** place);
   struct LoadRun;
-  Status ReadPieces(LoadRun* run);
-  void ReadFiles(LoadRun* run, Group* group);
-  void FillBetween(const LoadRun& run);
+  struct Cut;
+  template <typename Visit>
+  void ForEachCut(const LoadRun& run, const Visit& visit) const;
+  Status ReadCuts(LoadRun* run);
+  Result<std::vector<uint32_t>> CheckCuts(const LoadRun& run) const;
 
   // storage_list.cc
   Result<local::StorageListReply> Newest(uint32_t steps_max, storage::Deadline deadline);

@@ -48,6 +48,9 @@ struct Piece {
 struct Target {
   std::byte* data = nullptr;
   size_t bytes = 0;
+  // Where it is not null, the CRC32C of the bytes goes here when the call returns kOk. The sink computes it while it
+  // copies them to `data`, so that they are not read from memory a second time.
+  uint32_t* crc32c = nullptr;
 };
 
 inline constexpr size_t kFileNameBytesMax = 900;  // S3's keys have 1,024 bytes; the rest is for the prefix

@@ -27,6 +27,7 @@ class Walk {
  public:
   explicit Walk(std::span<const P> all) : all_(all) { Skip(); }
   bool done() const { return index_ == all_.size(); }
+  const P& current() const { return all_[index_]; }
   auto data() const { return all_[index_].data + used_; }
   size_t run() const { return all_[index_].bytes - used_; }
   void Take(size_t bytes) {
@@ -277,6 +278,23 @@ Status Short(const OpenFile& file, uint64_t at) {
                static_cast<unsigned long long>(at));
 }
 
+// So many bytes of the walk are there: those at `from`, or, where that is null, those that lie in the targets already.
+void Take(Walk<Target>* walk, const std::byte* from, size_t bytes) {
+  while (bytes > 0) {
+    const size_t step = std::min(walk->run(), bytes);
+    uint32_t* crc = walk->current().crc32c;
+    if (from == nullptr) {
+      if (crc != nullptr) *crc = Crc32c(walk->data(), step, *crc);
+    } else {
+      if (crc != nullptr) *crc = CopyCrc32c(walk->data(), from, step, *crc);
+      if (crc == nullptr) std::memcpy(walk->data(), from, step);
+      from += step;
+    }
+    walk->Take(step);
+    bytes -= step;
+  }
+}
+
 // One aligned buffer full, scattered.
 Status ReadBounced(Mover* mover, const OpenFile& file, std::byte* buffer, Walk<Target>* walk, uint64_t* at,
                    uint64_t left) {
@@ -288,16 +306,8 @@ Status ReadBounced(Mover* mover, const OpenFile& file, std::byte* buffer, Walk<T
   Result<size_t> got = mover->ReadAll(true, &vector, 1, bytes, skip + wanted, *at - skip);
   if (!got.ok()) return got.status();
   if (*got < skip + wanted) return Short(file, *at - skip + *got);
-  size_t given = 0;
-  // Not further than to a run that can be read to where it belongs.
-  while (given < wanted && !(given > 0 && (*at + given) % file.alignment.offset == 0 &&
-                             FitsDirect(walk->data(), walk->run(), file.alignment))) {
-    const size_t step = std::min(walk->run(), wanted - given);
-    std::memcpy(walk->data(), buffer + skip + given, step);
-    walk->Take(step);
-    given += step;
-  }
-  *at += given;
+  Take(walk, buffer + skip, wanted);
+  *at += wanted;
   return OkStatus();
 }
 
@@ -309,45 +319,36 @@ Status ReadTargets(Store* store, OpenFile* file, std::span<const Target> targets
   Walk<Target> walk(targets);
   Store::Bounce bounce;
   uint64_t left = 0;
-  for (const Target& target : targets) left += target.bytes;
+  for (const Target& target : targets) {
+    left += target.bytes;
+    if (target.crc32c != nullptr) *target.crc32c = 0;
+  }
   const bool drop = left >= kDirectRunMin;  // small files are read again and may stay in the page cache
   const uint64_t end = at + left;
   if (drop && !mover.direct())
     posix_fadvise(file->plain.get(), static_cast<off_t>(at), static_cast<off_t>(left), POSIX_FADV_SEQUENTIAL);
   while (!walk.done()) {
     ROPETEAM_RETURN_IF_ERROR(mover.Check("read"));
-    if (!mover.direct()) {
-      iovec vector[kVectorMax];
-      int count = 0;
-      const size_t bytes = walk.Gather(vector, &count, kIoBytesMax);
-      Result<size_t> got = mover.ReadAll(false, vector, count, bytes, bytes, at);
-      if (!got.ok()) return got.status();
-      if (*got < bytes) return Short(*file, at + *got);
-      if (drop)
-        posix_fadvise(file->plain.get(), static_cast<off_t>(at), static_cast<off_t>(bytes),
-                      POSIX_FADV_DONTNEED);
-      for (size_t taken = 0; taken < bytes;) {
-        const size_t step = std::min(walk.run(), bytes - taken);
-        walk.Take(step);
-        taken += step;
-      }
-      at += bytes;
-    } else if (at % file->alignment.offset == 0 && FitsDirect(walk.data(), walk.run(), file->alignment)) {
-      const size_t bytes = std::min(Down(walk.run(), file->alignment.offset), kIoBytesMax);
-      iovec vector = {walk.data(), bytes};
-      Result<size_t> got = mover.ReadAll(true, &vector, 1, bytes, bytes, at);
-      if (!got.ok()) return got.status();
-      if (*got < bytes) return Short(*file, at + *got);
-      walk.Take(bytes);
-      at += bytes;
-    } else {
+    if (mover.direct()) {
       if (bounce.data() == nullptr) {
         Result<Store::Bounce> taken = store->TakeBounce(deadline, file->path);
         if (!taken.ok()) return taken.status();
         bounce = std::move(*taken);
       }
       ROPETEAM_RETURN_IF_ERROR(ReadBounced(&mover, *file, bounce.data(), &walk, &at, end - at));
+      continue;
     }
+    iovec vector[kVectorMax];
+    int count = 0;
+    const size_t bytes = walk.Gather(vector, &count, kIoBytesMax);
+    Result<size_t> got = mover.ReadAll(false, vector, count, bytes, bytes, at);
+    if (!got.ok()) return got.status();
+    if (*got < bytes) return Short(*file, at + *got);
+    if (drop)
+      posix_fadvise(file->plain.get(), static_cast<off_t>(at), static_cast<off_t>(bytes),
+                    POSIX_FADV_DONTNEED);
+    Take(&walk, nullptr, bytes);
+    at += bytes;
   }
   return OkStatus();
 }

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <linux/fs.h>
 #include <linux/magic.h>
+#include <sys/mman.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -359,10 +360,12 @@ Result<Store::Bounce> Store::TakeBounce(Deadline deadline, const std::string& pa
       return Bounce(this, data);
     }
     if (bounces_made_ < kBouncesMax) {
-      void* data = ::operator new[](kBounceBytes, std::align_val_t{kPartAlignment}, std::nothrow);
+      void* data = ::operator new[](kBounceBytes, std::align_val_t{kBounceBytes}, std::nothrow);
       if (data == nullptr)
         return Error(Code::kUnavailable, "%s: no memory for a buffer of %zu bytes", path.c_str(),
                      kBounceBytes);
+      // Ignored: without huge pages it works, slower.
+      (void)::madvise(data, kBounceBytes, MADV_HUGEPAGE);
       ++bounces_made_;
       return Bounce(this, static_cast<std::byte*>(data));
     }

@@ -205,6 +205,8 @@ void Client::SendOnce(const S3Request& request, const Attempts& attempts, Deadli
                    expect_continue_.load(std::memory_order_relaxed);
   http.expect_continue = sent->expected;
   http.targets = request.targets;
+  for (const Target& target : request.targets)
+    if (attempts.received == 0 && target.crc32c != nullptr) *target.crc32c = 0;
   http.targets_offset = attempts.received;
   http.reply_bytes_max = request.reply_bytes_max;
   http.deadline = deadline;

@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "core/base/check.h"
+#include "core/base/checksum.h"
 
 namespace ropeteam::storage::s3 {
 namespace {
@@ -48,7 +49,9 @@ class Cursor {
       within_ = 0;
     }
     if (index_ == ranges_.size()) return {};
-    T next{ranges_[index_].data + within_, std::min(bytes, ranges_[index_].bytes - within_)};
+    T next = ranges_[index_];
+    next.data += within_;
+    next.bytes = std::min(bytes, next.bytes - within_);
     within_ += next.bytes;
     return next;
   }
@@ -138,7 +141,10 @@ size_t OnWrite(char* buffer, size_t size, size_t count, void* context) {
   while (taken < bytes) {
     const Target target = transfer->targets.Next(bytes - taken);
     if (target.bytes == 0) break;
-    std::memcpy(target.data, buffer + taken, target.bytes);
+    if (target.crc32c != nullptr)
+      *target.crc32c = CopyCrc32c(target.data, buffer + taken, target.bytes, *target.crc32c);
+    else
+      std::memcpy(target.data, buffer + taken, target.bytes);
     taken += target.bytes;
   }
   reply.into_targets += taken;

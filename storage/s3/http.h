@@ -34,7 +34,7 @@ struct HttpRequest {
   bool expect_continue = false;  // ask before the body is sent; a store that says no saves its transfer
 
   // The body of a 206 (of a 200 where `whole_file_is_fine`) goes here, from byte `targets_offset` of them on; other
-  // bodies go into HttpReply::body.
+  // bodies go into HttpReply::body. The checksums that targets have already are continued.
   std::span<const Target> targets;
   uint64_t targets_offset = 0;
   bool whole_file_is_fine = false;

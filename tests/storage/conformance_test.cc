@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <deque>
 #include <map>
 #include <random>
 #include <set>
@@ -303,10 +304,12 @@ TEST_P(SinkTest, ReadFillsAllTargetsFromAnyOffset) {
       // One buffer with a byte between any two targets, so that a byte beside a target is seen too.
       std::string memory(file.size() + 4096, '#');
       std::vector<Target> targets;
+      std::deque<uint32_t> checksums;
       uint64_t left = file.size() - offset, at = 0;
       for (size_t k = 0; left > 0 && (whole || k < lengths.size()); ++k) {
         const uint64_t length = std::min<uint64_t>(left, lengths[k % lengths.size()]);
         targets.push_back({reinterpret_cast<std::byte*>(memory.data()) + at, length});
+        if (k % 2 == 0) targets.back().crc32c = &checksums.emplace_back(~0u);
         at += length + 1;
         left -= length;
       }
@@ -318,6 +321,9 @@ TEST_P(SinkTest, ReadFillsAllTargetsFromAnyOffset) {
         ASSERT_TRUE(std::string_view(data, target.bytes) == std::string_view(file).substr(from, target.bytes))
             << "offset " << offset << " at " << from;
         ASSERT_EQ(data[target.bytes], '#');
+        if (target.crc32c != nullptr) {
+          ASSERT_EQ(*target.crc32c, Crc32c(data, target.bytes)) << "offset " << offset << " at " << from;
+        }
         from += target.bytes;
       }
     }

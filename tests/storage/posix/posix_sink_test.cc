@@ -197,8 +197,9 @@ TEST(PosixSink, AlignedMemoryGoesToTheDiskAsItLies) {
   faults.ReplaceReads(watch(real.preadv));
   EXPECT_EQ(sink->Read("file", 0, {&target, 1}, Soon()).ToString(), "ok");
   EXPECT_TRUE(pages.view() == written);
-  EXPECT_GE(in_place, size_t{8} << 20);
-  EXPECT_LE(copied, size_t{4096});
+  if (direct) {
+    EXPECT_EQ(in_place, 0u) << "what comes back passes through a buffer, where its checksum is taken";
+  }
   if (!direct) GTEST_SKIP() << "no O_DIRECT in " << place.path() << ": the page cache was used";
 }
 

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "node/storage_workers.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <cstring>
+#include <filesystem>
+#include <future>
+#include <map>
+#include <random>
+
+#include "core/base/checksum.h"
+#include "core/shard/manifest.h"
+#include "storage/sinks.h"
+
+namespace ropeteam {
+namespace {
+
+constexpr uint64_t kChunkBytes = 64 << 10;
+constexpr uint64_t kChunks = 1200;
+
+// An arena, a directory, and workers between the two.
+class StorageWorkersTest : public ::testing::Test {
+ protected:
+  struct Answer {
+    Status status;
+    StorageDone done;
+  };
+
+  void SetUp() override {
+    std::string pattern = ::testing::TempDir() + "/storage-workers.XXXXXX";
+    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
+    directory_ = pattern;
+  }
+  void TearDown() override {
+    workers_.reset();
+    std::filesystem::remove_all(directory_);
+  }
+
+  StorageWorkers::Config ConfigOf(std::shared_ptr<storage::Sink> sink) {
+    StorageWorkers::Config config;
+    config.sink = std::move(sink);
+    config.job = "job";
+    config.memory = memory_;
+    config.chunk_bytes = kChunkBytes;
+    return config;
+  }
+  void Open() {
+    Result<std::unique_ptr<storage::Sink>> sink = storage::OpenSink(directory_);
+    ASSERT_TRUE(sink.ok()) << sink.status().ToString();
+    workers_ = std::make_unique<StorageWorkers>(
+        ConfigOf(std::move(*sink)), [this](uint64_t tag, Status status, StorageDone done) {
+          const std::lock_guard lock(mutex_);
+          asked_.at(tag).set_value({std::move(status), std::move(done)});
+        });
+  }
+  Answer Do(StorageWork work) {
+    std::future<Answer> answer;
+    {
+      const std::lock_guard lock(mutex_);
+      answer = asked_[++tag_].get_future();
+    }
+    workers_->Submit({tag_, std::move(work)});
+    return answer.get();
+  }
+
+  // A rank's shard at the beginning of the arena, as libropeteam packs it.
+  NameFiles Save(const std::vector<std::pair<std::string, uint64_t>>& objects) {
+    std::mt19937 random(1);
+    Manifest manifest;
+    NameFiles shard;
+    for (const auto& [name, length] : objects) {
+      const Result<uint64_t> offset = manifest.Add(name, length);
+      EXPECT_TRUE(offset.ok());
+      for (uint64_t i = 0; i < length; ++i) memory_[*offset + i] = static_cast<std::byte>(random());
+    }
+    const std::string tail = manifest.Encode();
+    std::memcpy(memory_.data() + manifest.manifest_offset(), tail.data(), tail.size());
+    shard.meta.id = {1, 7, 0};
+    shard.meta.world_size = 1;
+    shard.meta.chunk_bytes = kChunkBytes;
+    shard.meta.stream_bytes = manifest.manifest_offset() + tail.size();
+    shard.meta.manifest_offset = manifest.manifest_offset();
+    shard.meta.object_count = static_cast<uint32_t>(objects.size());
+    const uint64_t chunks = ChunksFor(shard.meta.stream_bytes, kChunkBytes);
+    shard.extents = {{0, static_cast<uint32_t>(chunks)}};
+    for (uint64_t i = 0; i < chunks; ++i)
+      shard.crcs.push_back(
+          Crc32c(memory_.data() + i * kChunkBytes, ChunkLength(shard.meta.stream_bytes, kChunkBytes, i)));
+    return shard;
+  }
+  void Persist(const NameFiles& shard) {
+    Answer written = Do(WriteShard{shard, {}});
+    ASSERT_TRUE(written.status.ok()) << written.status.ToString();
+    auto step = std::make_shared<StoredStep>();
+    step->id = StepOf(shard.meta.id);
+    step->world_size = 1;
+    step->chunk_bytes = kChunkBytes;
+    step->ranks = {std::get<StoredRank>(written.done.result)};
+    const Answer manifest = Do(WriteManifest{step});
+    ASSERT_TRUE(manifest.status.ok()) << manifest.status.ToString();
+  }
+
+  std::string directory_;
+  std::vector<std::byte> memory_ = std::vector<std::byte>(kChunks * kChunkBytes);
+  std::mutex mutex_;
+  std::map<uint64_t, std::promise<Answer>> asked_;
+  uint64_t tag_ = 0;
+  std::unique_ptr<StorageWorkers> workers_;
+};
+
+// Small objects, whose checksums are read again, beside large ones, whose checksums are combined; files of their own;
+// gaps between objects; a rank's file of several parts.
+TEST_F(StorageWorkersTest, AShardComesBackWithItsChunksChecksums) {
+  ASSERT_NO_FATAL_FAILURE(Open());
+  std::vector<std::pair<std::string, uint64_t>> objects = {
+      {"a", 1},          {"b.json", 100}, {"c", 20000},        {"empty", 0},
+      {"d/e.pt", 70001}, {"f", 3},        {"large", 20 << 20}, {"g", 17}};
+  const NameFiles shard = Save(objects);
+  ASSERT_NO_FATAL_FAILURE(Persist(shard));
+  const auto chunks = static_cast<uint32_t>(shard.crcs.size());
+  const std::vector<std::byte> saved(memory_.begin(), memory_.begin() + chunks * kChunkBytes);
+
+  // Into another place, which is not in one piece.
+  LoadChunks load;
+  load.shard = shard.meta.id;
+  load.stream_bytes = shard.meta.stream_bytes;
+  load.extents = {{chunks + 5, 3}, {2 * chunks, chunks - 3}};
+  for (uint32_t i = 0; i < chunks; ++i) load.chunks.push_back(i);
+  std::fill(memory_.begin(), memory_.end(), std::byte{0xaa});
+  const Answer whole = Do(load);
+  ASSERT_TRUE(whole.status.ok()) << whole.status.ToString();
+  const auto& loaded = std::get<LoadedChunks>(whole.done.result);
+  EXPECT_EQ(loaded.crcs, shard.crcs);
+  EXPECT_EQ(loaded.meta, [&] {
+    ShardMeta meta = shard.meta;
+    meta.replicas = loaded.meta.replicas;  // the store's, not the file's
+    return meta;
+  }());
+  for (uint32_t i = 0; i < chunks; ++i)
+    ASSERT_EQ(std::memcmp(memory_.data() + ChunkAt(load.extents, i) * kChunkBytes,
+                          saved.data() + i * kChunkBytes, ChunkLength(load.stream_bytes, kChunkBytes, i)),
+              0)
+        << i;
+
+  // Some chunks only; the others keep what they have.
+  load.chunks = {0, 2, 3, 200, chunks - 1};
+  std::fill(memory_.begin(), memory_.end(), std::byte{0xaa});
+  const Answer some = Do(load);
+  ASSERT_TRUE(some.status.ok()) << some.status.ToString();
+  std::vector<uint32_t> expected;
+  for (const uint32_t chunk : load.chunks) expected.push_back(shard.crcs[chunk]);
+  EXPECT_EQ(std::get<LoadedChunks>(some.done.result).crcs, expected);
+  for (uint32_t i = 0; i < chunks; ++i) {
+    const bool wanted = std::find(load.chunks.begin(), load.chunks.end(), i) != load.chunks.end();
+    const std::byte first = memory_[ChunkAt(load.extents, i) * kChunkBytes];
+    ASSERT_EQ(first, wanted ? saved[i * kChunkBytes] : std::byte{0xaa}) << i;
+  }
+}
+
+TEST_F(StorageWorkersTest, AWholeShardWithADamagedFileIsCorrupt) {
+  ASSERT_NO_FATAL_FAILURE(Open());
+  const NameFiles shard = Save({{"a", 100000}, {"b.pt", 30000}});
+  ASSERT_NO_FATAL_FAILURE(Persist(shard));
+  LoadChunks load;
+  load.shard = shard.meta.id;
+  load.stream_bytes = shard.meta.stream_bytes;
+  load.extents = shard.extents;
+  for (uint32_t i = 0; i < shard.crcs.size(); ++i) load.chunks.push_back(i);
+  for (const char* name : {"b.pt", "rank-00000.safetensors"}) {
+    const std::string path = directory_ + "/job/step-0000000007-i00000001/" + name;
+    const auto flip = [&] {
+      FILE* file = std::fopen(path.c_str(), "r+");
+      ASSERT_NE(file, nullptr);
+      std::fseek(file, -1, SEEK_END);
+      const int last = std::fgetc(file);
+      std::fseek(file, -1, SEEK_END);
+      std::fputc(last ^ 1, file);
+      std::fclose(file);
+    };
+    flip();
+    const Answer damaged = Do(load);
+    EXPECT_EQ(damaged.status.code(), Code::kCorrupt);
+    EXPECT_THAT(damaged.status.message(), ::testing::HasSubstr(std::string(name) + " has the checksum"));
+    flip();
+    EXPECT_EQ(Do(load).status.ToString(), "ok");
+  }
+}
+
+}  // namespace
+}  // namespace ropeteam
