@@ -192,7 +192,7 @@ void Persistence::OnConfirmed(const Status& status) {
     return EndRun();
   }
   if (!status.ok()) {
-    run_->trouble = "this node does not hold storage: " + status.ToString();
+    HaveTrouble("this node does not hold storage: " + status.ToString());
     run_->confirm_at = context_.now + run_->confirm_after;
     run_->confirm_after = std::min(2 * run_->confirm_after, kHoldAgainUs);
     return;
@@ -235,6 +235,14 @@ void Persistence::BeginPhase(Run::Phase phase) {
     Enqueue(rank);
   }
   GiveOrders();
+}
+
+void Persistence::HaveTrouble(std::string trouble) {
+  run_->trouble = std::move(trouble);
+  const bool warn = run_->warned_at + kWarnEveryUs <= context_.now;
+  if (warn) run_->warned_at = context_.now;
+  ROPETEAM_LOG(warn ? LogLevel::kWarning : LogLevel::kDebug, "%s is not persisted yet, trying again: %s",
+               run_->step.id.ToString().c_str(), run_->trouble.c_str());
 }
 
 void Persistence::EndRun() {
@@ -399,11 +407,7 @@ void Persistence::OnResult(NodeId from, const PersistResult& result) {
     return;
   }
   if (!trouble.empty()) {
-    run_->trouble = context_.NameOf(from) + ": " + trouble;
-    const bool warn = run_->warned_at + kWarnEveryUs <= context_.now;
-    if (warn) run_->warned_at = context_.now;
-    ROPETEAM_LOG(warn ? LogLevel::kWarning : LogLevel::kDebug, "%s is not persisted yet, trying again: %s",
-                 result.shard.id.ToString().c_str(), run_->trouble.c_str());
+    HaveTrouble(context_.NameOf(from) + ": " + trouble);
     run_->avoid_until[from] = context_.now + RetryAfter();
     GiveOrdersTo(Enqueue(rank));
     return RequeueFrom(from);

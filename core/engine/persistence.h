@@ -152,6 +152,7 @@ class Persistence {
   void Want(const Candidate& candidate);
   void BeginRun(const Candidate& candidate);
   void BeginPhase(Run::Phase phase);
+  void HaveTrouble(std::string trouble);  // notes why the run does not go on, and warns now and then
   void EndRun();
   void Confirm();
   void OnConfirmed(const Status& status);
