@@ -11,6 +11,7 @@ uint64_t Asker::Ask(Question::Topic topic, std::string payload, TimeUs deadline,
   ROPETEAM_CHECK(questions_.empty() || questions_.rbegin()->first < number);
   Open& open = questions_[number];
   open.question = {number, topic, std::move(payload)};
+  open.asked_at = context_.now;
   open.deadline = deadline;
   open.done = std::move(done);
   Send(&open);
@@ -23,7 +24,10 @@ void Asker::Forget(uint64_t number) {
 }
 
 void Asker::Send(Open* open) {
-  open->next_send = context_.now + kRepeatUs;
+  const bool patient = open->waits && open->question.topic == Question::Topic::kLocate;
+  open->next_send =
+      context_.now +
+      (patient ? std::clamp((context_.now - open->asked_at) / kWaitShare, kRepeatUs, kWaitMaxUs) : kRepeatUs);
   if (context_.view.leader != kNoNode) context_.Send(context_.view.leader, open->question);
 }
 
@@ -32,6 +36,7 @@ void Asker::OnReply(NodeId from, const Reply& reply) {
   if (open == questions_.end() || from != context_.view.leader) return;
   if (reply.code == Code::kUnavailable) {
     open->second.reason = reply.message;
+    open->second.waits = true;
     return;
   }
   ROPETEAM_CHECK(open->second.question.number == reply.number && open->second.done != nullptr);
@@ -45,7 +50,10 @@ void Asker::OnReply(NodeId from, const Reply& reply) {
 }
 
 void Asker::OnView() {
-  for (auto& [number, open] : questions_) Send(&open);
+  for (auto& [number, open] : questions_) {
+    open.waits = false;
+    Send(&open);
+  }
 }
 
 void Asker::OnTimer() {

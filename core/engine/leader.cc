@@ -183,7 +183,8 @@ void Leader::OnPersistResult(NodeId from, const PersistResult& result) {
 void Leader::OnStoredBad(NodeId from, const StoredBad& bad) {
   if (Find(from) == nullptr) return;
   stored_.MarkDamaged(StepOf(bad.shard.id), bad.why);
-  damage_.OnBad(from, bad);
+  // Another job's steps (restore_from) are not ours to mark.
+  if (!stored_.IsOfSource(StepOf(bad.shard.id))) damage_.OnBad(from, bad);
 }
 
 void Leader::OnStoredChecked(NodeId from, const StoredChecked& checked) {

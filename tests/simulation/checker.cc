@@ -438,7 +438,7 @@ bool Checker::ProducibleOnMembers(const StepId& step, const Host& asked) const {
 
 StepId Checker::NewestPersisted() const {
   for (auto at = persisted_.rbegin(); at != persisted_.rend(); ++at)
-    if (storage_.Sound(*at)) return *at;
+    if (storage_.Sound(*at) && storage_.Listed(*at)) return *at;
   return {};
 }
 

@@ -215,6 +215,8 @@ void Cluster::ConnectStorage() {
     Trace("host %zu storage work %" PRIu64 " stalls", index, tag);
     Give(host, "storage stalled", [&](Engine& engine, TimeUs local) { engine.OnStorageStalled(local, tag); });
   };
+  storage_.stray = [this](size_t index, uint64_t memory_generation, uint32_t chunk,
+                          const std::string& bytes) { StrayWrite(index, memory_generation, chunk, bytes); };
   storage_.on_stored = [this](const StepId& id, const StoredStep& step) {
     Trace("storage has %s", id.ToString().c_str());
     checker_.OnStored(id, step);

@@ -135,6 +135,8 @@ void DrawMoreTrouble(uint64_t seed, Options* options) {
     if (random->Chance(20 * kPercent)) weight(Fault::kStorageRot, random);
     if (random->Chance(30 * kPercent)) weight(Fault::kEverythingLost, random);
     if (random->Chance(40 * kPercent)) weight(Fault::kStorageHangs, random);
+    storage.atomic = random->Chance(50 * kPercent);
+    if (random->Chance(20 * kPercent)) storage.listing_lag_us = random->Between(kMs, 3 * kSecond);
     storage.stalled_us = random->Between(100 * kMs, 4 * kSecond);
   });
 }

@@ -130,6 +130,8 @@ struct StorageOptions {
   uint32_t lost_ack_ppm = 0;  // of requests: they take effect, and fail all the same
   // Shorter than what `latest` waits for storage: what was persisted is never passed over for it.
   TimeUs away_max_us = 8 * kSecond;
+  bool atomic = true;                // a file that is written again is never seen half written
+  TimeUs listing_lag_us = 0;         // a step is listed so late
   TimeUs stalled_us = 60 * kSecond;  // without progress: the daemon is told
 };
 

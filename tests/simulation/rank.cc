@@ -105,21 +105,24 @@ void SimRank::RestoreNext(const AnswerLatest& latest, size_t index, uint32_t att
     return NextStep();
   }
   const TimeUs hold = cluster_.random().Below(cluster_.options().job.read_hold_max_us + 1);
-  client_.Read(latest.step.step, to_restore_[index], kReadTimeoutUs, hold,
-               [this, latest, index, attempt](const Status& status, const ShardMeta& meta) {
-                 if (!alive_) return;
-                 if (status.ok()) {
-                   if (meta.id.incarnation != latest.step.incarnation)
-                     return cluster_.checker().Fail("rank %u restored %s, and latest was %s",
-                                                    client_.identity().rank, meta.id.ToString().c_str(),
-                                                    latest.step.ToString().c_str());
-                   return RestoreNext(latest, index + 1, 0);
-                 }
-                 if (!client_.connected()) return Reconnect();
-                 if (!Passing(status) || attempt >= 3) return End(status.ToString().c_str());
-                 After(cluster_.random().Between(10 * kMs, 100 * kMs),
-                       [this, latest, index, attempt] { RestoreNext(latest, index, attempt + 1); });
-               });
+  client_.Read(
+      latest.step.step, to_restore_[index], kReadTimeoutUs, hold,
+      [this, latest, index, attempt](const Status& status, const ShardMeta& meta) {
+        if (!alive_) return;
+        if (status.ok()) {
+          if (meta.id.incarnation != latest.step.incarnation)
+            return cluster_.checker().Fail("rank %u restored %s, and latest was %s", client_.identity().rank,
+                                           meta.id.ToString().c_str(), latest.step.ToString().c_str());
+          return RestoreNext(latest, index + 1, 0);
+        }
+        if (!client_.connected()) return Reconnect();
+        // Some programs try again what was found damaged.
+        const bool again =
+            Passing(status) || (status.code() == Code::kCorrupt && cluster_.random().Chance(kMillion / 3));
+        if (!again || attempt >= 3) return End(status.ToString().c_str());
+        After(cluster_.random().Between(10 * kMs, 100 * kMs),
+              [this, latest, index, attempt] { RestoreNext(latest, index, attempt + 1); });
+      });
 }
 
 // The collective of the next step: waits for the slower ones.

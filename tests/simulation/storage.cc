@@ -100,6 +100,8 @@ void SimStorage::Start(const Host& host, const StartStorage& start) {
   const auto job = std::make_shared<Job>();
   job->host = host.index;
   job->instance = host.id;
+  job->memory_generation = host.memory_generation;
+  job->chunk_bytes = host.chunk_bytes;
   job->start = start;
   Later(job);
 }
@@ -146,6 +148,7 @@ void SimStorage::Advance(const JobPtr& job) {
   Status status;
   // The last stage is a request to the store: it may have left before the daemon died.
   if (host == nullptr) {
+    if (const auto* load = std::get_if<LoadChunks>(&job->start.work)) return LandLate(*job, *load);
     if (Stage(job, nullptr, &status) || !random_.Chance(kMillion / 2)) return;
     if (!away()) status = Effect(job);
     return;
@@ -178,6 +181,16 @@ void SimStorage::Advance(const JobPtr& job) {
     hold_.renews = true;
   }
   End(job, status);
+}
+
+void SimStorage::LandLate(const Job& job, const LoadChunks& load) {
+  const std::string* stream = Stream(load.shard);
+  if (stream == nullptr || job.stage >= load.chunks.size() || !random_.Chance(kMillion / 2)) return;
+  const uint32_t chunk = load.chunks[job.stage];
+  const uint64_t begin = chunk * job.chunk_bytes;
+  if (begin < stream->size())
+    stray(job.host, job.memory_generation, ChunkAt(load.extents, chunk),
+          stream->substr(begin, job.chunk_bytes));
 }
 
 void SimStorage::End(const JobPtr& job, const Status& status) {
@@ -232,7 +245,8 @@ bool SimStorage::LoadChunk(const JobPtr& job, const LoadChunks& load, Host* host
   const std::vector<StoredFile>& files = step->manifest->ranks[load.shard.rank].files;
   const auto file = std::find_if(files.begin(), files.end(),
                                  [&](const StoredFile& at) { return at.path == RankFile(load.shard.rank); });
-  if (file == files.end() || file->crc32c != CrcOf(*stream))
+  if (file == files.end() || file->crc32c != CrcOf(*stream) ||
+      IsTorn(StepOf(load.shard), RankFile(load.shard.rank)))
     *status =
         Error(Code::kCorrupt, "%s has other bytes than its manifest says", load.shard.ToString().c_str());
   return false;
@@ -244,7 +258,8 @@ Status SimStorage::Effect(const JobPtr& job) {
     StoredList list;
     for (const auto& [id, step] : steps_) {
       list.incarnation_max = std::max(list.incarnation_max, id.incarnation);
-      if (step.manifest && !step.marked && !hidden_.contains(id)) list.steps.push_back(id);
+      const bool late = step.stored_at + options_.listing_lag_us > scheduler_.now();
+      if (step.manifest && !step.marked && !late && !hidden_.contains(id)) list.steps.push_back(id);
     }
     job->done.result = list;
   } else if (const auto* read = std::get_if<ReadStored>(&work)) {
@@ -321,7 +336,15 @@ Status SimStorage::CheckHold(const Job& job) const {
   return Error(Code::kUnavailable, "this node does not hold storage any more");
 }
 
-Status SimStorage::Read(const StepId& id, StoredStep* stored) const {
+bool SimStorage::IsTorn(const StepId& id, const std::string& path) {
+  Step& step = steps_.at(id);
+  const auto file = step.files.find(path);
+  const bool torn = file != step.files.end() && scheduler_.now() < file->second.torn_until;
+  step.rotten = step.rotten || torn;
+  return torn;
+}
+
+Status SimStorage::Read(const StepId& id, StoredStep* stored) {
   const Step* step = At(id);
   if (step == nullptr || !step->manifest)
     return Error(Code::kNotFound, "%s has no manifest", id.ToString().c_str());
@@ -329,7 +352,7 @@ Status SimStorage::Read(const StepId& id, StoredStep* stored) const {
   for (StoredRank& rank : stored->ranks) {
     for (const StoredFile& file : rank.files) {
       const auto at = step->files.find(file.path);
-      if (at == step->files.end() || at->second.bytes.size() != file.bytes)
+      if (at == step->files.end() || at->second.bytes.size() != file.bytes || IsTorn(id, file.path))
         return Error(Code::kCorrupt, "%s lacks %s", id.ToString().c_str(), file.path.c_str());
     }
     rank.files.clear();
@@ -340,11 +363,13 @@ Status SimStorage::Read(const StepId& id, StoredStep* stored) const {
 // Whoever writes a path writes the same bytes: two nodes may do it at the same time, and one of them is long dead.
 Status SimStorage::Put(const StepId& id, const std::string& path, Rank rank, std::string bytes) {
   Step& step = steps_[id];
-  const auto [at, fresh] = step.files.try_emplace(path, File{rank, bytes});
+  const auto [at, fresh] = step.files.try_emplace(path, File{rank, bytes, 0});
   if (!fresh && !step.rotten && (at->second.rank != rank || at->second.bytes != bytes))
     on_violation("rank " + std::to_string(rank) + " of " + id.ToString() + " writes " + path +
                  ", which rank " + std::to_string(at->second.rank) + " has written with other bytes");
-  at->second = {rank, std::move(bytes)};
+  const bool torn = !fresh && !options_.atomic;
+  at->second = {rank, std::move(bytes),
+                torn ? scheduler_.now() + random_.Between(1, options_.request_max_us) : 0};
   return OkStatus();
 }
 
@@ -399,6 +424,7 @@ Status SimStorage::WriteTheManifest(const StoredStep& stored) {
     return Error(Code::kAlreadyExists, "another manifest of %s is there", stored.id.ToString().c_str());
   }
   step.manifest = stored;
+  step.stored_at = scheduler_.now();
   step.rotten =
       step.rotten || Pruned(stored.id);  // a late request of a leader that is dead, and its files are gone
   on_stored(stored.id, stored);

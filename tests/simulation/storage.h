@@ -39,6 +39,10 @@ class SimStorage {
 
   Answer answer;
   Stalled stalled;
+  // What a daemon that has died was reading lands in its memory, if that is still there.
+  using Stray =
+      std::function<void(size_t host, uint64_t memory_generation, uint32_t chunk, const std::string&)>;
+  Stray stray;
   FindHost find_host;
   OnStored on_stored;
   OnViolation on_violation;
@@ -86,6 +90,11 @@ class SimStorage {
 
   // What is true now.
   bool Has(const StepId& id) const { return At(id) != nullptr && At(id)->manifest.has_value(); }
+  // Every listing that has begun within the last while has it.
+  bool Listed(const StepId& id) const {
+    if (options_.listing_lag_us == 0) return Has(id);
+    return Has(id) && At(id)->stored_at + options_.listing_lag_us + kListingAgeUs <= scheduler_.now();
+  }
   bool Pruned(const StepId& id) const { return pruned_.contains(id); }
   bool Sound(const StepId& id) const { return Has(id) && !At(id)->rotten; }
   // The step that counts, and the bytes of a rank's shard.
@@ -96,6 +105,7 @@ class SimStorage {
  private:
   // Between two times that `latest` has to wait for storage.
   static constexpr TimeUs kBetweenAwayUs = 9 * kSecond;
+  static constexpr TimeUs kListingAgeUs = 10 * kSecond;
   static constexpr TimeUs kHolderSilentUs = 15 * kSecond;  // then another one takes storage
   static constexpr TimeUs kRenewUs = kSecond;
   // Who writes and deletes. A driver renews its hold until it has been told to release it; whether that took effect is
@@ -115,11 +125,13 @@ class SimStorage {
   struct File {
     Rank rank = 0;
     std::string bytes;
+    TimeUs torn_until = 0;  // half written
   };
   struct Step {
     std::map<std::string, File> files;
     std::map<Rank, ShardMeta> metas;
     std::optional<StoredStep> manifest;
+    TimeUs stored_at = 0;  // the manifest
     bool rotten = false;
     bool marked = false;  // as damaged
   };
@@ -128,6 +140,8 @@ class SimStorage {
     size_t host = 0;
     NodeId instance = kNoNode;
     StartStorage start;
+    uint64_t memory_generation = 0;
+    uint64_t chunk_bytes = 0;
     size_t stage = 0;
     bool hangs = false;
     std::string bytes;
@@ -152,6 +166,7 @@ class SimStorage {
   bool Stage(const JobPtr& job, Host* host, Status* status);
   bool ReadChunk(const JobPtr& job, const NameFiles& shard, Host* host, Status* status);
   bool LoadChunk(const JobPtr& job, const LoadChunks& load, Host* host, Status* status);
+  void LandLate(const Job& job, const LoadChunks& load);
   // Takes effect as a whole: a request that has left.
   Status Effect(const JobPtr& job);
   Status Write(const WriteShard& write, const std::string& stream, StoredRank* stored);
@@ -161,7 +176,9 @@ class SimStorage {
   // Of a daemon that writes a manifest, or deletes.
   Status CheckHold(const Job& job) const;
   StoredList Prune(const PruneStored& prune);
-  Status Read(const StepId& id, StoredStep* stored) const;
+  Status Read(const StepId& id, StoredStep* stored);
+  // Then the checker expects nothing of the step: it may be taken for damaged.
+  bool IsTorn(const StepId& id, const std::string& path);
   static std::vector<std::string> NamesOf(const ShardId& shard);
 
   const StorageOptions options_;
