@@ -32,6 +32,13 @@ std::string TimeText(uint64_t time_s) {
   return text;
 }
 
+// On one line with the step; the whole of a longer one is in --json.
+std::string MetadataText(const std::string& user) {
+  constexpr size_t kShownBytes = 80;
+  if (user == "{}") return "";
+  return user.size() <= kShownBytes ? user : std::to_string(user.size()) + " bytes";
+}
+
 nlohmann::json ToJson(const std::string& url, const std::vector<JobReport>& jobs) {
   nlohmann::json json = {{"storage", url}, {"jobs", nlohmann::json::array()}};
   for (const JobReport& job : jobs) {
@@ -62,7 +69,7 @@ void Print(const std::string& url, const std::vector<JobReport>& jobs) {
   for (const JobReport& job : jobs) {
     std::printf("%sjob %s   storage %s\n\n", first ? "" : "\n", job.job.c_str(), url.c_str());
     first = false;
-    Table table({"STEP", "INCARNATION", "<WRITTEN", "RANKS", "FILES", "BYTES", "<STATE"});
+    Table table({"STEP", "INCARNATION", "<WRITTEN", "RANKS", "FILES", "BYTES", "<STATE", "<METADATA"});
     std::string problems;
     for (const StepReport& step : job.steps) {
       const bool known = HasManifest(step);
@@ -70,7 +77,8 @@ void Print(const std::string& url, const std::vector<JobReport>& jobs) {
       table.Add({std::to_string(step.name.step), std::to_string(step.name.incarnation),
                  known ? TimeText(step.head.time_s) : "-", known ? std::to_string(step.head.world_size) : "-",
                  counted ? std::to_string(step.files) : "-",
-                 counted ? SizeText(static_cast<double>(step.bytes)) : "-", StateText(step.state)});
+                 counted ? SizeText(static_cast<double>(step.bytes)) : "-", StateText(step.state),
+                 known ? MetadataText(step.head.user) : ""});
       if (!step.problem.empty()) problems += storage::StepFolder(step.name) + ": " + step.problem + "\n";
     }
     std::printf("%s%s%s", table.Render().c_str(), problems.empty() ? "" : "\n", problems.c_str());

@@ -259,6 +259,22 @@ def test_only_the_steps_that_a_rule_keeps_stay(cluster, store):
     assert len(folders) == 3, "their files, too"
 
 
+def test_the_step_with_the_best_metadata_stays(cluster, store):
+    rules = ["--keep-on-storage", "1", "--keep-best", "loss:min"]
+    nodes = cluster(2, options=["--storage", store.url, "--persist-every", "1", *rules])
+    ranks = world(nodes, "first")
+    losses = {1: 0.5, 2: 0.25, 3: 0.75, 4: float("nan"), 5: 0.3}
+    for step, loss in losses.items():
+        ranks[0].save(step, {"data": bytes_of(0, step)})
+        ranks[1].save(step, {"data": bytes_of(1, step)}, metadata={"loss": loss, "step": step})
+        ranks[0].wait(step, Level.PERSISTED)
+    wait_until(lambda: len(manifests(store)) == 2, "the others to be deleted")
+    kept = {step.step: step.metadata for step in ranks[0].storage_steps()}
+    assert kept == {2: {"loss": 0.25, "step": 2}, 5: {"loss": 0.3, "step": 5}}
+    for rope in ranks:
+        rope.close()
+
+
 def test_training_does_not_notice_storage_that_is_away(cluster, tmp_path):
     store = Directory(tmp_path / "store")
     nodes = cluster(2, memory="96M", options=["--storage", store.url, "--persist-every", "1"])
@@ -291,7 +307,7 @@ def test_a_bucket_that_answers_500_and_loses_answers(cluster, bucket):
         rope.close()
 
 
-def test_what_lies_on_storage_is_listed_and_the_newest_of_it_is_asked_for(cluster, store):
+def test_what_lies_on_storage_is_listed_and_the_newest_of_it_is_asked_for(cluster, store, tmp_path):
     nodes = cluster(2, options=["--storage", store.url, "--persist-every", "1"])
     ranks = world(nodes, "first")
     assert ranks[1].storage_steps() == []
@@ -308,6 +324,11 @@ def test_what_lies_on_storage_is_listed_and_the_newest_of_it_is_asked_for(cluste
         assert (step.step, step.incarnation, step.world_size) == (number, newest.incarnation, 2)
         assert step.bytes > 2 * RANK_BYTES and abs(step.time - time.time()) < 3600 and step.problem == ""
     assert ranks[1].storage_steps(limit=1) == listed[:1]
+    (tmp_path / "copy").mkdir()
+    ropeteam.export(listed[0].folder, tmp_path / "copy", storage=store.url)
+    assert (tmp_path / "copy" / "test" / folders[0] / "ropeteam-manifest.json").exists()
+    with pytest.raises(ropeteam.NotFound):
+        ropeteam.export(3, tmp_path / "copy", storage=store.url)
     if isinstance(store, Directory):
         next((store.path / "test" / folders[0]).glob("*.safetensors")).unlink()
         damaged, good = ranks[1].storage_steps()

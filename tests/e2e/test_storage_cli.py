@@ -10,6 +10,7 @@ import json
 import os
 import pathlib
 import pty
+import re
 import subprocess
 import sys
 import termios
@@ -136,6 +137,7 @@ def test_ls_lists_every_job_by_name_with_its_steps_newest_first(tmp_path):
     text = well("ls", "--storage", str(tmp_path))
     assert "job team/eval" in text and "job train" in text
     assert "STEP  INCARNATION" in text
+    assert re.search(r'complete +\{"loss":0.5\}$', text, re.MULTILINE)
     only = json.loads(well("ls", f"--storage={tmp_path}", "--job", "team/eval", "--json"))
     assert [job["job"] for job in only["jobs"]] == ["team/eval"]
 

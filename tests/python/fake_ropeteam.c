@@ -68,7 +68,9 @@ static ropeteam_status_t failing(const char* call) {
   } while (0)
 
 const char* ropeteam_version(void) { return "0.1.0"; }
-const char* ropeteam_status_name(ropeteam_status_t status) { return status == ROPETEAM_OK ? "ok" : "trouble"; }
+const char* ropeteam_status_name(ropeteam_status_t status) {
+  return status == ROPETEAM_OK ? "ok" : status == ROPETEAM_NOT_FOUND ? "not found" : "trouble";
+}
 const char* ropeteam_last_error(void) { return last_error; }
 
 ropeteam_status_t ropeteam_open(const ropeteam_open_options_t* options, ropeteam_t** handle) {

@@ -342,6 +342,60 @@ def test_steps_on_storage_are_listed(rope, fake):
         rope.storage_steps()
 
 
+@pytest.fixture
+def program(fake, tmp_path, monkeypatch):
+    """A `ropeteam` on PATH that notes its arguments, says what it is told to and ends as it is told."""
+
+    def write(status: int, said: str) -> pathlib.Path:
+        path = tmp_path / "bin" / "ropeteam"
+        path.parent.mkdir(exist_ok=True)
+        noted = tmp_path / "arguments"
+        path.write_text(f"""#!/bin/sh\nprintf '%s\\n' "$@" > {noted}\necho '{said}' >&2\nexit {status}\n""")
+        path.chmod(0o755)
+        return noted
+
+    monkeypatch.setattr("sys.executable", str(tmp_path / "no" / "python"))
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    return write
+
+
+def test_export_runs_the_program(program, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    noted = program(0, "")
+    ropeteam.export(7, "-out", storage="s3://bucket/runs", job="train")
+    expected = ["export", "7", str(tmp_path / "-out"), "--storage", "s3://bucket/runs", "--job", "train"]
+    assert noted.read_text().splitlines() == expected
+    ropeteam.export("step-0000000007-i00000001", tmp_path, storage=tmp_path / "store")
+    expected = ["export", "step-0000000007-i00000001", str(tmp_path), "--storage", str(tmp_path / "store")]
+    assert noted.read_text().splitlines() == expected
+
+
+def test_what_the_program_says_is_raised(program):
+    program(1, "plain progress\nropeteam export: not found: there is no step 7")
+    with pytest.raises(ropeteam.NotFound, match="^there is no step 7$"):
+        ropeteam.export(7, "/tmp", storage="/store")
+    program(2, "ropeteam export: unknown option --frob (ropeteam export --help)")
+    with pytest.raises(ropeteam.InvalidArgument, match="unknown option"):
+        ropeteam.export(7, "/tmp")
+    program(139, "")
+    with pytest.raises(ropeteam.InternalError, match="ended with 139"):
+        ropeteam.export(7, "/tmp")
+
+
+def test_an_export_that_takes_too_long_is_stopped(program, tmp_path):
+    program(0, "")
+    (tmp_path / "bin" / "ropeteam").write_text("#!/bin/sh\nexec sleep 60\n")
+    with pytest.raises(ropeteam.DeadlineExceeded, match="step 7 was not exported"):
+        ropeteam.export(7, "/tmp", timeout=0.1)
+
+
+def test_without_the_program_it_is_said_so(fake, monkeypatch, tmp_path):
+    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ropeteam.Unsupported, match="ropeteam is not found"):
+        ropeteam.export(7, "/tmp")
+
+
 def test_latest_takes_a_level(rope):
     rope.save(1, {"a": b"1"})
     assert rope.latest(level=ropeteam.Level.COMMITTED) == rope.latest()

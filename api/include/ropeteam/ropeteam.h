@@ -7,6 +7,7 @@
  * . coordinate ranks: no call is a collective, and none waits for another rank unless it is asked to wait for a level
  * . interpret bytes: a tensor's type and shape are for the caller (the Python package keeps them in an object)
  * . keep a save that was not committed: a save that is closed, aborted or cut off by death leaves nothing behind
+ * . copy steps to other places or from there: the programs `ropeteam export` and `ropeteam import` do
  * . work across fork(): a child must open its own handle
  *
  * Conventions

@@ -51,6 +51,7 @@ from ._errors import (
     Unavailable,
     Unsupported,
 )
+from ._export import export
 from ._values import JsonValue, ObjectInfo, Value
 
 __version__ = "0.1.0"
@@ -84,6 +85,7 @@ __all__ = [
     "Unsupported",
     "Value",
     "View",
+    "export",
     "library_version",
     "open",
 ]

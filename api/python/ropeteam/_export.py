@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""export(): the installed `ropeteam export`, run from here. The library copies no steps to other places."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+from ._errors import (
+    Code,
+    DeadlineExceeded,
+    InternalError,
+    InvalidArgument,
+    RopeteamError,
+    Unsupported,
+    error_for,
+)
+from ._native import library
+
+
+def export(
+    step: int | str,
+    destination: str | os.PathLike[str],
+    *,
+    storage: str | os.PathLike[str] | None = None,
+    job: str | None = None,
+    timeout: float | None = None,
+) -> None:
+    """Copies a step to a directory, which must be there, or to a URL: `ropeteam export` without its
+    progress.
+
+    step: its number, of which the latest incarnation is taken, or StoredStep.folder.
+    destination: the step then lies below it as on storage, in JOB/step-….
+    storage: the URL on which the step lies.
+    job: whose step; needed where storage has several jobs.
+    timeout: seconds; none when not given.
+
+    Every byte is compared with its checksum, and the manifest is written last. NotFound: no such step or job.
+    AlreadyExists: another step lies there under its name. Corrupt: what lies on storage is damaged.
+    DeadlineExceeded: the copy was stopped; the same call goes on with what is there. Unsupported: the program
+    `ropeteam` is not found beside the library or this Python, or on PATH, or cannot be run.
+    """
+    program = _program()
+    arguments = [program, "export", str(step), _place(destination)]
+    if storage is not None:
+        arguments += ["--storage", _place(storage)]
+    if job is not None:
+        arguments += ["--job", job]
+    try:
+        done = subprocess.run(
+            arguments,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise DeadlineExceeded(f"step {step} was not exported to {destination} within {timeout} s") from error
+    except OSError as error:
+        raise Unsupported(f"cannot run {program}: {error}") from error
+    if done.returncode != 0:
+        raise _error(program, done)
+
+
+def _program() -> str:
+    root = pathlib.Path(library().path).parent.parent  # of DIR/lib and DIR/bin, or of client and cli in a build
+    own = pathlib.Path(sys.executable).with_name("ropeteam")
+    for path in (root / "cli" / "ropeteam", root / "bin" / "ropeteam", own):
+        if path.is_absolute() and os.access(path, os.X_OK):
+            return str(path)
+    found = shutil.which("ropeteam")
+    if found is None:
+        raise Unsupported("the program ropeteam is not found beside the library or this Python, or on PATH")
+    return found
+
+
+def _place(place: str | os.PathLike[str]) -> str:
+    """Paths made absolute, so that none is taken for an option."""
+    text = os.fspath(place)
+    return text if "://" in text else os.path.abspath(text)
+
+
+def _error(program: str, done: subprocess.CompletedProcess[str]) -> RopeteamError:
+    begin = "ropeteam export: "
+    said = [line[len(begin) :] for line in done.stderr.splitlines() if line.startswith(begin)]
+    if not said:
+        return InternalError(f"{program} ended with {done.returncode}: {done.stderr[-500:]}")
+    for code in Code:
+        name = library().status_name(int(code)).decode() + ": "
+        if said[-1].startswith(name):
+            return error_for(code, said[-1][len(name) :])
+    return InvalidArgument(said[-1])  # of the arguments
