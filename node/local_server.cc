@@ -96,7 +96,9 @@ void LocalServer::OnFrame(SessionId id, const local::FrameHeader& header, std::s
   if (header.type == local::Type::kHello) return OnHello(id, client, header.request, payload);
   if (client.state != State::kRank && client.state != State::kAdmin)
     return client.session->Close("a request before its hello was answered");
-  if (client.state == State::kAdmin && header.type != local::Type::kAdmin)
+  const bool reads = header.type == local::Type::kLatest || header.type == local::Type::kViewOpen ||
+                     header.type == local::Type::kViewRepair || header.type == local::Type::kViewClose;
+  if (client.state == State::kAdmin && header.type != local::Type::kAdmin && !reads)
     return Reply(client, header.request, Code::kInvalidArgument,
                  "a session of kind admin has no rank to do that for");
   if (OnRequest(id, client, header.type, header.request, payload)) return;

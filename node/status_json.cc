@@ -148,6 +148,7 @@ Json Head(const ClusterReport& r) {
                {"incarnation", LifeNumber(r.incarnation)},
                {"world_size", r.world_size},
                {"ranks_open", r.ranks_open},
+               {"life", r.life},
                {"has_latest", r.has_latest}};
   json["latest"] = r.has_latest ? ToJson(r.latest) : Json(nullptr);
   return json;

@@ -23,6 +23,7 @@ Result<local::StorageListReply> StorageWorkers::Newest(uint32_t steps_max, stora
   const auto late = [&] { return std::chrono::steady_clock::now() >= deadline; };
   const Status too_late = Error(Code::kDeadlineExceeded, "storage was not listed within the timeout");
   if (late()) return too_late;
+  if (own_.sink == nullptr) return Error(Code::kUnsupported, "this job has no storage");
   Result<std::vector<storage::StepName>> names =
       storage::ListStepNames(own_.sink.get(), own_.job, kCallTimeout);
   if (!names.ok()) return names.status();

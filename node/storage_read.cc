@@ -171,8 +171,10 @@ Status StorageWorkers::ReadCuts(LoadRun* run) {
   Group group(&*parts_);
   for (Task& task : tasks) {
     const std::string name = run->folder + "/" + run->entry.files[task.file].path;
-    group.Add([sink = run->sink, name, begin = task.begin, targets = std::move(task.targets)] {
-      return sink->Read(name, begin, targets, CallDeadline());
+    group.Add([this, run, name, begin = task.begin, length = task.length, targets = std::move(task.targets)] {
+      ROPETEAM_RETURN_IF_ERROR(run->sink->Read(name, begin, targets, CallDeadline()));
+      if (config_.moved) config_.moved(length);
+      return OkStatus();
     });
   }
   return group.Wait();

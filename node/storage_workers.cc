@@ -123,6 +123,7 @@ storage::ShardStream StorageWorkers::StreamOf(const NameFiles& shard) const {
 
 // Each part takes its time at the rate from where the one before ended.
 void StorageWorkers::Pace(uint64_t bytes) {
+  if (config_.moved) config_.moved(bytes);
   if (config_.bytes_per_s == 0) return;
   const auto takes = std::chrono::microseconds(bytes * 1'000'000 / config_.bytes_per_s);
   std::chrono::steady_clock::time_point begin;

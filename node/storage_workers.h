@@ -63,6 +63,8 @@ class StorageWorkers {
     uint64_t chunk_bytes = 0;
     uint64_t bytes_per_s = 0;  // written by this node; 0: no bound
     storage::RetentionRules rules;
+    // Told of bytes that go to storage or have come from there; on any worker. May be empty.
+    std::function<void(uint64_t bytes)> moved;
   };
   // Called on a worker, once for every work.
   using Done = std::function<void(uint64_t tag, Status status, StorageDone done)>;

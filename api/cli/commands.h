@@ -21,11 +21,12 @@ int VerifyCommand(const std::vector<std::string>& arguments);   // verify
 int DevicesCommand(const std::vector<std::string>& arguments);  // devices
 int BenchCommand(const std::vector<std::string>& arguments);    // bench: becomes ropeteam-bench
 
-// On storage, without a daemon.
+// On storage; the last two also with a daemon.
 int StorageListCommand(const std::vector<std::string>& arguments);    // ls --storage
 int StorageVerifyCommand(const std::vector<std::string>& arguments);  // verify URL
 int StoragePruneCommand(const std::vector<std::string>& arguments);   // prune
 int StorageExportCommand(const std::vector<std::string>& arguments);  // export
+int StorageImportCommand(const std::vector<std::string>& arguments);  // import
 
 }  // namespace ropeteam::cli
 

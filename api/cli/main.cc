@@ -22,7 +22,8 @@ constexpr char kHelp[] =
     "  ls --storage URL            the steps that lie on storage\n"
     "  verify [STEP]               read every chunk of a step everywhere\n"
     "  verify URL [STEP]           read every file of a step on storage\n"
-    "  export STEP DIR --storage URL    copy a step from storage\n"
+    "  export STEP DIR [--storage URL]  copy a step from memory, or from storage\n"
+    "  import DIR                       save a step from storage into a running job\n"
     "  prune URL --dry-run|--yes …      remove steps from storage, by rules\n"
     "  devices                     what each transport sees on this machine\n"
     "  bench …                     measure (ropeteam-bench)\n"
@@ -58,6 +59,7 @@ constexpr Command kCommands[] = {
     {"ls", ListEither},
     {"verify", VerifyEither},
     {"export", ropeteam::cli::StorageExportCommand},
+    {"import", ropeteam::cli::StorageImportCommand},
     {"prune", ropeteam::cli::StoragePruneCommand},
     {"devices", ropeteam::cli::DevicesCommand},
     {"bench", ropeteam::cli::BenchCommand},

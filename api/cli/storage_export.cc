@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ropeteam export STEP DIR|URL --storage URL: copies a step, file by file, and its manifest last.
+// ropeteam export STEP DIR|URL --storage URL: copies a step, file by file, and its manifest last. Without --storage it comes
+// from memory: memory_export.cc.
 
 #include <algorithm>
 #include <cstdio>
 
 #include "api/cli/commands.h"
+#include "api/cli/daemon_arena.h"
 #include "api/cli/storage_progress.h"
 #include "api/cli/storage_steps.h"
 #include "api/cli/text.h"
@@ -15,14 +17,20 @@ namespace ropeteam::cli {
 namespace {
 
 constexpr char kHelp[] =
-    "ropeteam export STEP DIR|URL --storage URL: copies a step from storage to a directory, which must be "
-    "there, or to\n"
-    "another URL. It then lies in DIR/JOB/step-…/, so that DIR is storage like any other. Every file is "
-    "compared with\n"
-    "its checksum on the way, and the manifest is written last; an export that was cut off can be given "
-    "again.\n"
-    "A step that is in the memory of a running job only cannot be exported yet: persist it first.\n"
-    "  --storage URL      where the step lies\n";
+    "ropeteam export STEP|latest DIR|URL [--storage URL]: copies a step, from the memory of a running job or "
+    "from storage,\n"
+    "to a directory, which must be there, or to another URL. It then lies in DIR/JOB/step-…/, as if the job "
+    "had "
+    "persisted it\n"
+    "there, so that DIR is storage like any other. Every byte is checked on the way, and the manifest is "
+    "written "
+    "last; an\n"
+    "export that was cut off can be given again. From memory it takes the room of one shard at a time in "
+    "this "
+    "node's arena.\n"
+    "  --storage URL      where the step lies; without it the job's daemon is asked\n"
+    "  --socket PATH      the daemon's socket [ROPETEAM_SOCKET, else the only one of yours on this "
+    "machine]\n";
 
 // Memory for parts, where a store wants larger ones than kStorageRangeBytes (S3 takes 10,000 a file at most).
 constexpr uint64_t kPartsBytesMax = 256ull << 20;
@@ -154,7 +162,7 @@ int StorageExportCommand(const std::vector<std::string>& arguments) {
   const Result<StorageOptions> options = ParseStorageOptions(arguments, StorageCommand::kExport);
   int code = 0;
   if (DoneWithOptions("export", options, kHelp, &code)) return code;
-  const Status status = Export(*options);
+  const Status status = options->url.empty() ? ExportFromMemory(*options) : Export(*options);
   return status.ok() ? 0 : Fail("export", status);
 }
 

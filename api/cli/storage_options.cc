@@ -5,7 +5,9 @@
 #include <charconv>
 #include <filesystem>
 
+#include "api/client/local_protocol.h"
 #include "storage/sink.h"
+#include "storage/steps/steps.h"
 
 namespace ropeteam::cli {
 namespace {
@@ -31,6 +33,22 @@ bool IsNumber(const std::string& text) {
   return !text.empty() && std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
 }
 
+Result<bool> TakeRanks(const std::string& value, StorageOptions* options) {
+  const size_t dash = value.find('-');
+  uint32_t ends[2] = {};
+  bool good = dash != std::string::npos;
+  for (int i = 0; good && i < 2; ++i) {
+    const std::string text = i == 0 ? value.substr(0, dash) : value.substr(dash + 1);
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), ends[i]);
+    good = !text.empty() && error == std::errc() && end == text.data() + text.size();
+  }
+  if (!good || ends[0] > ends[1])
+    return Error(Code::kInvalidArgument, "--ranks \"%.80s\" is not A-B, such as 0-7", value.c_str());
+  options->rank_first = ends[0];
+  options->rank_last = ends[1];
+  return true;
+}
+
 // One option with its value. False: there is no such option that takes a value.
 Result<bool> TakeValue(const std::string& option, const std::string& value, StorageCommand command,
                        StorageOptions* options) {
@@ -48,6 +66,18 @@ Result<bool> TakeValue(const std::string& option, const std::string& value, Stor
     if (value.empty()) return Error(Code::kInvalidArgument, "--storage has no value");
     return true;
   }
+  if (option == "--socket" && (command == StorageCommand::kExport || command == StorageCommand::kImport)) {
+    options->socket = value;
+    return true;
+  }
+  if (option == "--life" && command == StorageCommand::kImport) {
+    options->life = value;
+    if (value.empty() || value.size() > local::kLifeBytesMax)
+      return Error(Code::kInvalidArgument, "--life of %zu bytes, limits 1 and %u", value.size(),
+                   local::kLifeBytesMax);
+    return true;
+  }
+  if (option == "--ranks" && command == StorageCommand::kImport) return TakeRanks(value, options);
   if (option == "--job") {
     const Status name = storage::CheckFileName(value);
     if (!name.ok())
@@ -79,8 +109,9 @@ Result<bool> TakeValue(const std::string& option, const std::string& value, Stor
 }
 
 bool TakesValue(const std::string& option) {
-  constexpr const char* kOptions[] = {"--storage",    "--job",         "--timeout",  "--keep-on-storage",
-                                      "--keep-every", "--keep-within", "--keep-best"};
+  constexpr const char* kOptions[] = {"--storage",    "--job",         "--timeout",   "--keep-on-storage",
+                                      "--keep-every", "--keep-within", "--keep-best", "--socket",
+                                      "--life",       "--ranks"};
   return std::find(std::begin(kOptions), std::end(kOptions), option) != std::end(kOptions);
 }
 
@@ -109,7 +140,10 @@ Status CheckWhole(const std::vector<std::string>& words, StorageCommand command,
       least = most = 1, what = "one URL";
       break;
     case StorageCommand::kExport:
-      least = most = 2, what = "STEP, DIR or URL, and --storage URL";
+      least = most = 2, what = "STEP, and DIR or URL";
+      break;
+    case StorageCommand::kImport:
+      least = most = 1, what = "DIR or URL";
       break;
   }
   if (words.size() > most)
@@ -118,6 +152,21 @@ Status CheckWhole(const std::vector<std::string>& words, StorageCommand command,
   if (command == StorageCommand::kExport) {
     options->step = words[0];
     options->destination = AbsoluteUrl(words[1]);
+    options->url = AbsoluteUrl(options->url);
+    if (!options->url.empty() && !options->socket.empty())
+      return Error(Code::kInvalidArgument, "--socket is for a step in memory, --storage for one on storage");
+    if (options->url.empty() && !options->job.empty())
+      return Error(Code::kInvalidArgument, "--job goes with --storage: in memory there is one job");
+    return OkStatus();
+  } else if (command == StorageCommand::kImport) {
+    const Result<storage::StepSource> source = storage::ParseStepSource(AbsoluteUrl(words[0]));
+    if (!source.ok()) return source.status();
+    options->url = source->url;
+    if (source->step) options->step = std::to_string(*source->step);
+    if (options->rank_first && options->life.empty())
+      return Error(Code::kInvalidArgument,
+                   "--ranks needs --life, which all who import a part of the step share");
+    return OkStatus();
   } else if (!words.empty()) {
     options->url = words[0];
     if (words.size() > 1) options->step = words[1];

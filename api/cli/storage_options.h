@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the commands that work on storage, without a daemon, are told: `ls --storage`, `verify URL`, `prune`, `export`.
+// What the commands that work on storage are told: `ls --storage`, `verify URL`, `prune`, `export`, `import`.
 
 #ifndef ROPETEAM_API_CLI_STORAGE_OPTIONS_H_
 #define ROPETEAM_API_CLI_STORAGE_OPTIONS_H_
 
 #include <chrono>
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,13 +20,20 @@ namespace ropeteam::cli {
 inline constexpr std::chrono::seconds kStorageTimeoutDefault{60};
 inline constexpr std::chrono::seconds kStorageTimeoutMax{86400};
 
-enum class StorageCommand { kList, kVerify, kPrune, kExport };
+enum class StorageCommand { kList, kVerify, kPrune, kExport, kImport };
+
+// What `export` takes in place of a step's number.
+inline constexpr char kLatestStep[] = "latest";
 
 struct StorageOptions {
-  std::string url;          // a bare path is made absolute
-  std::string job;          // empty: not given
-  std::string step;         // verify, export: as it was typed; empty: not given
-  std::string destination;  // export: a URL as `url` is
+  std::string url;                     // a bare path is made absolute; empty: `export` from memory
+  std::string job;                     // empty: not given
+  std::string step;                    // verify, export, import: as it was typed; empty: not given
+  std::string destination;             // export: a URL as `url` is
+  std::string socket;                  // export, import: the daemon's
+  std::string life;                    // import
+  std::optional<uint32_t> rank_first;  // import: both or neither
+  std::optional<uint32_t> rank_last;
   std::chrono::seconds timeout = kStorageTimeoutDefault;
   storage::RetentionRules rules;  // prune
   bool dry_run = false;           // prune: exactly one of these two

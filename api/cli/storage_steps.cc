@@ -96,13 +96,14 @@ Result<storage::StepName> ChooseStep(const std::vector<storage::StepPlace>& step
   const std::optional<storage::StepName> folder = storage::ParseStepFolder(text);
   uint64_t number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (!text.empty() && !folder && (error != std::errc() || end != text.data() + text.size()))
+  const bool newest = text.empty() || text == kLatestStep;
+  if (!newest && !folder && (error != std::errc() || end != text.data() + text.size()))
     return Error(Code::kInvalidArgument,
                  "step \"%.80s\" is neither a whole number nor a folder's name such as %s", text.c_str(),
                  storage::StepFolder({100, 3}).c_str());
   bool unfinished = false;
   for (const storage::StepPlace& step : steps) {
-    if (!text.empty() && !(folder ? step.name == *folder : step.name.step == number)) continue;
+    if (!newest && !(folder ? step.name == *folder : step.name.step == number)) continue;
     if (step.has_manifest) return step.name;
     unfinished = true;
   }

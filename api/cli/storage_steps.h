@@ -44,7 +44,7 @@ class RangeBuffer {
 
 // A URL that is open, and how its steps are looked for.
 struct StoragePlace {
-  std::unique_ptr<storage::Sink> sink;
+  std::shared_ptr<storage::Sink> sink;
   std::string url;
   std::chrono::seconds timeout{0};
   storage::Deadline CallDeadline() const { return std::chrono::steady_clock::now() + timeout; }
@@ -55,7 +55,7 @@ Result<StoragePlace> OpenStorage(const std::string& url, std::chrono::seconds ti
 Result<std::string> ChooseJob(const StoragePlace& place, const std::string& given);
 // Of this job, newest first. kNotFound: nothing lies there.
 Result<std::vector<storage::StepPlace>> StepsOf(const StoragePlace& place, const std::string& job);
-// `text`: a number, of which the latest incarnation is taken; a folder's name; empty for the newest. Folders without a
+// `text`: a number, of which the latest incarnation is taken; a folder's name; empty or "latest" for the newest. Folders without a
 // manifest are not steps. kNotFound: there is no such step; kInvalidArgument: `text` is neither.
 Result<storage::StepName> ChooseStep(const std::vector<storage::StepPlace>& steps, const std::string& job,
                                      const std::string& text);

@@ -271,6 +271,7 @@ void Leader::AnswerReport(NodeId from, uint64_t number) {
   report.incarnation = incarnations_.life().incarnation;
   report.world_size = incarnations_.life().world_size;
   report.ranks_open = incarnations_.ranks_present();
+  report.life = incarnations_.life().token;
   for (const MemberState& member : members_) {
     report.nodes.push_back(member.inventory().report);
     report.nodes.back().scrub.pass_ended_us_ago += context_.now - member.heard_at;

@@ -6,20 +6,10 @@
 
 #include "core/base/check.h"
 #include "core/base/log.h"
+#include "core/shard/file_names.h"
 
 namespace ropeteam::engine {
-namespace {
-
-// Whether the name is taken, or one is a folder of the other: a directory cannot hold both.
-bool Clashes(const std::set<std::string>& names, const std::string& name) {
-  if (names.contains(name)) return true;
-  for (size_t slash = name.find('/'); slash != std::string::npos; slash = name.find('/', slash + 1))
-    if (names.contains(name.substr(0, slash))) return true;
-  const auto inside = names.lower_bound(name + "/");
-  return inside != names.end() && inside->starts_with(name + "/");
-}
-
-}  // namespace
+namespace {}  // namespace
 
 void Persistence::Begin() {
   ++generation_;
@@ -439,20 +429,10 @@ void Persistence::FinishRank(Rank rank) {
   BeginPhase(Run::Phase::kWrite);
 }
 
-// The lowest rank that wants a name has it. All nodes that ever write this step must come to the same: the names depend on
-// what was saved alone.
+// All nodes that ever write this step must come to the same: the names depend on what was saved alone.
 void Persistence::AssignNames() {
   std::set<std::string> names;
-  for (RankWork& work : run_->ranks) {
-    work.taken.clear();
-    for (const std::string& name : work.names)
-      if (Clashes(names, name)) {
-        work.taken.push_back(name);
-      } else {
-        names.insert(name);
-      }
-    work.names.clear();
-  }
+  for (RankWork& work : run_->ranks) work.taken = TakeFileNames(std::exchange(work.names, {}), &names);
 }
 
 void Persistence::PutManifest() {

@@ -139,13 +139,14 @@ struct ClusterReport {
   Incarnation incarnation = 0;  // the current life
   uint32_t world_size = 0;
   uint32_t ranks_open = 0;
+  std::string life;  // its name; empty where the launcher gives none
   bool has_latest = false;
   StepReport latest;  // when has_latest
   std::vector<NodeReport> nodes;
   std::vector<StepReport> steps;  // newest first
   auto Fields() {
-    return std::tie(job, epoch, leader, nodes_expected, incarnation, world_size, ranks_open, has_latest,
-                    latest, nodes, steps);
+    return std::tie(job, epoch, leader, nodes_expected, incarnation, world_size, ranks_open, life,
+                    has_latest, latest, nodes, steps);
   }
 };
 

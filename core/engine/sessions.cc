@@ -570,8 +570,9 @@ void Sessions::Latest(SessionId id, RequestId request, Level level, TimeUs timeo
 }
 
 void Sessions::ViewOpen(SessionId id, RequestId request, Step step, Rank rank, TimeUs timeout_us) {
-  const Session* session = Admitted(id, request);
-  if (session == nullptr) return;
+  const Session* session = &SessionOf(id);
+  // A person's session has no incarnation.
+  if ((session->question != 0 || session->admitted) && Admitted(id, request) == nullptr) return;
   if (session->views.size() >= kViewsOpenMax)
     return AnswerStatusTo(
         id, request,

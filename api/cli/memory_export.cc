@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// ropeteam export STEP DIR|URL, without --storage: from the memory of a running job. The node's daemon makes every rank's
+// shard readable here, one at a time, and this process writes it as the daemon would; training goes on.
+
+#include <algorithm>
+#include <charconv>
+#include <cinttypes>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+
+#include "api/cli/ask.h"
+#include "api/cli/commands.h"
+#include "api/cli/daemon_arena.h"
+#include "api/cli/storage_progress.h"
+#include "api/cli/storage_steps.h"
+#include "api/cli/text.h"
+#include "core/shard/file_names.h"
+
+namespace ropeteam::cli {
+namespace {
+
+using local::Type;
+
+// Each time the daemon fetches the chunks from another node. A fourth would not end what three did not.
+constexpr int kRepairsMax = 3;
+
+class MemoryExport {
+ public:
+  MemoryExport(const StorageOptions& options, DaemonArena daemon, StoragePlace to)
+      : options_(options), daemon_(std::move(daemon)), to_(std::move(to)), job_(daemon_.link->hello.job) {}
+
+  Status Run() {
+    ROPETEAM_RETURN_IF_ERROR(FindStep());
+    Result<local::ViewGrant> view = OpenView(0);
+    if (!view.ok()) return view.status();
+    step_.id = StepOf(view->meta.id);
+    step_.world_size = view->meta.world_size;
+    step_.chunk_bytes = view->meta.chunk_bytes;
+    name_ = {step_.id.step, step_.id.incarnation};
+    ROPETEAM_RETURN_IF_ERROR(ReadThere());
+    Progress progress("export step " + std::to_string(name_.step), there_.empty() ? BytesOf(step_.id) : 0);
+    ArenaStorage storage(*daemon_.arena, to_.sink, job_, [&](uint64_t bytes) { progress.Add(bytes); });
+    for (Rank rank = 0; rank < step_.world_size; ++rank) {
+      if (rank != 0) view = OpenView(rank);
+      if (!view.ok()) return view.status();
+      const Status status = there_.empty() ? Write(*view, &storage) : Compare(*view);
+      Close(*view);
+      ROPETEAM_RETURN_IF_ERROR(status);
+    }
+    const std::string text = StepText(job_, name_);
+    if (!there_.empty()) {
+      std::printf("%s is in %s already\n", text.c_str(), to_.url.c_str());
+      return OkStatus();
+    }
+    const auto written = storage.Do(WriteManifest{std::make_shared<StoredStep>(step_)});
+    if (!written.ok()) return written.status();
+    progress.Finish();
+    std::printf("%s: %zu files, %s, are in %s/%s\n", text.c_str(), files_.size(),
+                SizeText(static_cast<double>(bytes_)).c_str(), to_.url.c_str(),
+                storage::StepPath(job_, name_).c_str());
+    return OkStatus();
+  }
+
+ private:
+  template <typename Request, typename Answer>
+  Status Call(Type type, const Request& request, Type answer_type, Answer* answer) {
+    const auto deadline = client::Deadline::In(std::chrono::milliseconds(options_.timeout).count());
+    return daemon_.link->channel->Call(type, request, answer_type, answer,
+                                       deadline.Plus(client::kAnswerGraceMs), &frames_);
+  }
+  uint64_t timeout_ms() const {
+    return static_cast<uint64_t>(std::chrono::milliseconds(options_.timeout).count());
+  }
+
+  Status FindStep() {
+    const std::string& text = options_.step;
+    if (text == kLatestStep) {
+      local::Latest latest;
+      latest.timeout_ms = timeout_ms();
+      local::LatestReply reply;
+      ROPETEAM_RETURN_IF_ERROR(Call(Type::kLatest, latest, Type::kLatestReply, &reply));
+      step_.id.step = reply.step;
+      return OkStatus();
+    }
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), step_.id.step);
+    if (error != std::errc() || end != text.data() + text.size())
+      return Error(Code::kInvalidArgument, "step \"%.80s\" is neither a whole number nor latest",
+                   text.c_str());
+    return OkStatus();
+  }
+
+  // Of all ranks, as the leader knows it; for the bar only.
+  uint64_t BytesOf(const StepId& id) const {
+    AskOptions options;
+    options.socket = daemon_.link->channel->socket();
+    const Result<std::string> answer = Ask(options, local::AdminCommand::kStatus);
+    const nlohmann::json status =
+        answer.ok() ? nlohmann::json::parse(*answer, nullptr, false) : nlohmann::json();
+    if (!status.is_object() || !status.contains("steps")) return 0;
+    for (const nlohmann::json& step : status["steps"])
+      if (step.value("step", uint64_t{0}) == id.step &&
+          step.value("incarnation", uint64_t{0}) == LifeNumber(id.incarnation))
+        return step.value("bytes", uint64_t{0});
+    return 0;
+  }
+
+  Result<local::ViewGrant> OpenView(Rank rank) {
+    local::ViewGrant view;
+    ROPETEAM_RETURN_IF_ERROR(
+        Call(Type::kViewOpen, local::ViewOpen{step_.id.step, rank, timeout_ms()}, Type::kViewGrant, &view));
+    const ShardMeta& meta = view.meta;
+    ROPETEAM_RETURN_IF_ERROR(CheckGrantedChunks(*daemon_.arena, view.extents, meta.stream_bytes, "a view"));
+    if (meta.chunk_bytes != daemon_.arena->chunk_bytes() || view.crcs.size() != ChunkCount(view.extents) ||
+        meta.id.rank != rank || meta.world_size == 0)
+      return Error(Code::kInternal, "the daemon granted a view of %s", meta.id.ToString().c_str());
+    if (rank != 0 && (StepOf(meta.id) != step_.id || meta.world_size != step_.world_size))
+      return Error(Code::kAborted, "%s has been saved again meanwhile: export it again",
+                   step_.id.ToString().c_str());
+    return view;
+  }
+  void Close(const local::ViewGrant& view) {
+    // A view that is not closed here goes with the connection.
+    (void)daemon_.link->channel->Post(Type::kViewClose, local::ViewClose{view.view},
+                                      client::Deadline::In(client::kLocalAnswerMs), &frames_);
+  }
+
+  // A step that is finished there is compared and never written.
+  Status ReadThere() {
+    const Result<std::string> text = storage::ReadManifestText(to_.sink.get(), job_, name_, options_.timeout);
+    if (text.status().code() == Code::kNotFound) return OkStatus();
+    if (!text.ok()) return text.status();
+    return storage::ParseManifestOf(job_, name_, *text,
+                                    [this](storage::RankEntry&& rank) {
+                                      there_.push_back(std::move(rank));
+                                      return OkStatus();
+                                    })
+        .status();
+  }
+  Status Compare(const local::ViewGrant& view) {
+    const Rank rank = view.meta.id.rank;
+    if (there_.size() == step_.world_size && there_[rank].stream_bytes == view.meta.stream_bytes &&
+        there_[rank].digest == ContentDigest(view.meta, view.crcs))
+      return OkStatus();
+    return Error(Code::kAlreadyExists, "%s has %s already, with other contents; nothing was written",
+                 to_.url.c_str(), storage::StepPath(job_, name_).c_str());
+  }
+
+  Status Write(const local::ViewGrant& view, ArenaStorage* storage) {
+    WriteShard write;
+    write.shard = {view.meta, view.extents, view.crcs};
+    for (int repairs = 0;; ++repairs) {
+      std::vector<uint32_t> bad;
+      const Status status = TryWrite(&write, storage, &bad);
+      // Without the daemon the chunks may be anybody's.
+      ROPETEAM_RETURN_IF_ERROR(daemon_.link->channel->Check());
+      if (bad.empty() || repairs == kRepairsMax) return status;
+      const local::ViewRepair repair{view.view, bad, timeout_ms()};
+      ROPETEAM_RETURN_IF_ERROR(daemon_.link->channel->Call(
+          Type::kViewRepair, repair,
+          client::Deadline::In(std::chrono::milliseconds(options_.timeout).count())
+              .Plus(client::kAnswerGraceMs),
+          &frames_));
+    }
+  }
+  Status TryWrite(WriteShard* write, ArenaStorage* storage, std::vector<uint32_t>* bad) {
+    const Rank rank = write->shard.meta.id.rank;
+    if (step_.ranks.size() == rank) {
+      const Result<FileNames> names = storage->Do<FileNames>(write->shard, bad);
+      if (!names.ok()) return names.status();
+      write->taken = TakeFileNames(names->names, &names_);
+      step_.ranks.emplace_back();
+    }
+    Result<StoredRank> stored = storage->Do<StoredRank>(*write, bad);
+    if (!stored.ok()) return stored.status();
+    for (const StoredFile& file : stored->files) {
+      files_.insert(file.path);
+      bytes_ += file.bytes;
+    }
+    if (step_.metadata.empty()) step_.metadata = stored->metadata;
+    step_.ranks.back() = std::move(*stored);
+    return OkStatus();
+  }
+
+  const StorageOptions& options_;
+  const DaemonArena daemon_;
+  const StoragePlace to_;
+  const std::string job_;
+  storage::StepName name_;
+  StoredStep step_;
+  std::vector<storage::RankEntry> there_;  // of the manifest there, if there is one
+  std::set<std::string> names_;            // of files, of all ranks so far
+  std::set<std::string> files_;
+  uint64_t bytes_ = 0;
+  client::FrameBuffers frames_;
+};
+
+}  // namespace
+
+Status ExportFromMemory(const StorageOptions& options) {
+  Result<StoragePlace> to = OpenStorage(options.destination, options.timeout);
+  if (!to.ok()) return to.status();
+  Result<DaemonArena> daemon = OpenDaemonArena(options);
+  if (!daemon.ok()) return daemon.status();
+  return MemoryExport(options, std::move(*daemon), std::move(*to)).Run();
+}
+
+}  // namespace ropeteam::cli
