@@ -113,8 +113,10 @@ static void check_open_arguments(void) {
 
 static unsigned char pattern(uint64_t i) { return (unsigned char)(i * 31 + (i >> 8) + (i >> 16)); }
 
+static const char kMetadata[] = "{\"loss\": 0.25}";
+
 static void save_step(ropeteam_t *handle, uint64_t step, const unsigned char *big) {
-  ropeteam_save_options_t options = {sizeof options, 2 * kBigBytes + 1, 4};
+  ropeteam_save_options_t options = {sizeof options, 2 * kBigBytes + 1 + sizeof kMetadata, 5};
   ropeteam_save_t *save = NULL;
   void *pointer = NULL;
   CHECK(ropeteam_save_begin(handle, step, &options, &save) == ROPETEAM_OK);
@@ -124,6 +126,8 @@ static void save_step(ropeteam_t *handle, uint64_t step, const unsigned char *bi
   CHECK(ropeteam_save_put(save, "big", big, kBigBytes) == ROPETEAM_OK);
   CHECK_INVALID(ropeteam_save_put(save, "big", big, 1)); /* twice */
   CHECK_INVALID(ropeteam_save_put(save, "null", NULL, 1));
+  CHECK_INVALID(ropeteam_save_put(save, ROPETEAM_METADATA, big, ROPETEAM_METADATA_MAX + 1));
+  CHECK(ropeteam_save_put(save, ROPETEAM_METADATA, kMetadata, sizeof kMetadata - 1) == ROPETEAM_OK);
   CHECK(ropeteam_save_reserve(save, "in place", kBigBytes, &pointer) == ROPETEAM_OK);
   if (pointer != NULL) memcpy(pointer, big, kBigBytes);
   CHECK(ropeteam_save_commit(save) == ROPETEAM_OK);
@@ -144,7 +148,9 @@ static void read_step(ropeteam_t *handle, uint64_t step, uint32_t rank, const un
     free(target);
     return;
   }
-  CHECK(ropeteam_view_count(view) == 4);
+  CHECK(ropeteam_view_count(view) == 5);
+  CHECK(ropeteam_view_find(view, ROPETEAM_METADATA, &object) == ROPETEAM_OK);
+  CHECK(object.length == sizeof kMetadata - 1);
   CHECK(ropeteam_view_object(view, 1, &object) == ROPETEAM_OK);
   CHECK(strcmp(object.name, "byte") == 0 && object.length == 1);
   CHECK(ropeteam_view_find(view, "big", &object) == ROPETEAM_OK && object.length == kBigBytes);
@@ -177,6 +183,7 @@ static void check_cycle(void) {
   ropeteam_open_options_t options;
   ropeteam_info_t info = {sizeof info, 0, 0, 0, 0, 0};
   ropeteam_step_t latest = {sizeof latest, 0, 0, 0};
+  ropeteam_storage_list_t *list = NULL;
   ropeteam_t *handle = NULL;
   unsigned char *big = malloc(kBigBytes);
   uint64_t step = 1;
@@ -203,7 +210,12 @@ static void check_cycle(void) {
   CHECK(ropeteam_wait(handle, step + 1000, ROPETEAM_LOCAL, 0) == ROPETEAM_NOT_FOUND);
   CHECK(ropeteam_latest(handle, &latest, kTimeoutMs) == ROPETEAM_OK);
   CHECK(latest.step == step && latest.world_size == info.world_size);
+  CHECK(ropeteam_latest_at(handle, ROPETEAM_COMMITTED, &latest, kTimeoutMs) == ROPETEAM_OK && latest.step == step);
   read_step(handle, step, info.rank, big);
+  CHECK_INVALID(ropeteam_storage_list(handle, ROPETEAM_STORAGE_STEPS_MAX + 1, kTimeoutMs, &list));
+  status = ropeteam_storage_list(handle, 0, kTimeoutMs, &list);
+  CHECK(status == ROPETEAM_UNSUPPORTED || (status == ROPETEAM_OK && list != NULL));
+  ropeteam_storage_list_close(list);
   ropeteam_close(handle);
   free(big);
 }

@@ -157,9 +157,9 @@ typedef struct {
  * has restarted without this process. */
 ROPETEAM_EXPORT ropeteam_status_t ropeteam_save_begin(ropeteam_t* handle, uint64_t step,
                                                       const ropeteam_save_options_t* options, ropeteam_save_t** save);
-/* The name of the object with the step's metadata: loss, accuracy, tokens, a revision. Its bytes are a JSON object, UTF-8, of
- * at most ROPETEAM_METADATA_MAX bytes; a longer one is INVALID_ARGUMENT. One rank is enough: the metadata of the lowest rank
- * that gives any are the step's. They stand in the manifest on storage, for the daemons' --keep-best and for people. Bytes
+/* The name of the object with the step's metadata: loss, accuracy, tokens, a revision. Its bytes are a JSON object,
+ * UTF-8, of at most ROPETEAM_METADATA_MAX bytes; a longer one is INVALID_ARGUMENT. One rank is enough: the lowest that
+ * gives any counts. The metadata stand in the manifest on storage, for the daemons' --keep-best and for people. Bytes
  * that are not a JSON object are left out there, with a warning in the daemon's log. In every other way it is an object
  * like any other: a view counts it, finds it by this name and reads it. */
 #define ROPETEAM_METADATA "ropeteam.metadata"
@@ -222,9 +222,9 @@ typedef struct {
 /* The newest step that every one of its ranks' shards can be produced of, now; the same answer for every rank of one life
  * until that life has itself completed a step. NOT_FOUND when there is none. */
 ROPETEAM_EXPORT ropeteam_status_t ropeteam_latest(ropeteam_t* handle, ropeteam_step_t* step, int64_t timeout_ms);
-/* The same by level. ROPETEAM_COMMITTED: as ropeteam_latest(). ROPETEAM_PERSISTED: the newest good step on storage, also where
- * memory has a newer one; this chooses nothing for the life. INVALID_ARGUMENT: another level. UNSUPPORTED: PERSISTED, while
- * the job has no storage. */
+/* The same by level. ROPETEAM_COMMITTED: as ropeteam_latest(). ROPETEAM_PERSISTED: the newest good step on storage, also
+ * where memory has a newer one; this chooses nothing for the life. INVALID_ARGUMENT: another level. UNSUPPORTED:
+ * PERSISTED, while the job has no storage. */
 ROPETEAM_EXPORT ropeteam_status_t ropeteam_latest_at(ropeteam_t* handle, ropeteam_level_t level, ropeteam_step_t* step,
                                                      int64_t timeout_ms);
 
@@ -263,11 +263,11 @@ ROPETEAM_EXPORT void ropeteam_view_close(ropeteam_view_t* view);
 
 /* ---- storage ---- */
 
-/* Lists the newest `steps_max` steps that have a manifest on the job's storage (0: 100; at most ROPETEAM_STORAGE_STEPS_MAX), newest
- * first: a later life's step is newer than any of an earlier one. This node's daemon looks by itself: at the manifests and at
- * the files' sizes, at no data. INVALID_ARGUMENT: steps_max is over the limit. UNSUPPORTED: the job has no storage.
- * UNAVAILABLE, IO and others: it cannot be read; the message says why. The list is the caller's until its close, whatever
- * becomes of the handle; any thread may read it. */
+/* Lists the newest steps that have a manifest on the job's storage: `steps_max` of them, at most
+ * ROPETEAM_STORAGE_STEPS_MAX; 0: 100. Newest first: a later life's step is newer than any of an earlier one. This node's
+ * daemon looks by itself, at manifests and files' sizes, at no data. INVALID_ARGUMENT: steps_max is over the limit.
+ * UNSUPPORTED: the job has no storage. UNAVAILABLE, IO and others: it cannot be read; the message says why. The list is
+ * the caller's until its close, whatever becomes of the handle; any thread may read it. */
 ROPETEAM_EXPORT ropeteam_status_t ropeteam_storage_list(ropeteam_t* handle, uint32_t steps_max, int64_t timeout_ms,
                                                         ropeteam_storage_list_t** list);
 
@@ -275,10 +275,10 @@ typedef struct {
   size_t size;
   uint64_t step;
   uint64_t incarnation; /* the life that saved it */
-  /* The name of its folder below the job's, "step-0000000100-i…": unique, and what `ropeteam export` and `verify` take. Texts
-   * are never NULL, and valid until the list is closed. */
+  /* The name of its folder below the job's, "step-0000000100-i…": unique, and what `ropeteam export` and `verify` take.
+   * Texts are never NULL, and valid until the list is closed. */
   const char* folder;
-  const char* problem;  /* why it cannot be restored, in words; "": its manifest is good, its files are there with their sizes */
+  const char* problem;  /* why it cannot be restored; "": its manifest is good, its files are there with their sizes */
   const char* metadata; /* see ROPETEAM_METADATA: a JSON object; "" where not known, or over ROPETEAM_METADATA_MAX */
   uint64_t time_s;      /* when its manifest was written: seconds since 1970, by the writer's clock; 0 where not known */
   uint64_t bytes;       /* of its ranks' shards; 0 where not known */
