@@ -329,6 +329,9 @@ def test_what_lies_on_storage_is_listed_and_the_newest_of_it_is_asked_for(cluste
     assert (tmp_path / "copy" / "test" / folders[0] / "ropeteam-manifest.json").exists()
     with pytest.raises(ropeteam.NotFound):
         ropeteam.export(3, tmp_path / "copy", storage=store.url)
+    (tmp_path / "memory").mkdir()
+    ropeteam.export(2, tmp_path / "memory", socket=nodes[0].socket)
+    assert (tmp_path / "memory" / "test" / folders[0] / "ropeteam-manifest.json").exists()
     if isinstance(store, Directory):
         next((store.path / "test" / folders[0]).glob("*.safetensors")).unlink()
         damaged, good = ranks[1].storage_steps()

@@ -365,6 +365,9 @@ def test_export_runs_the_program(program, tmp_path, monkeypatch):
     ropeteam.export(7, "-out", storage="s3://bucket/runs", job="train")
     expected = ["export", "7", str(tmp_path / "-out"), "--storage", "s3://bucket/runs", "--job", "train"]
     assert noted.read_text().splitlines() == expected
+    ropeteam.export(7, tmp_path, socket="r.sock")
+    expected = ["export", "7", str(tmp_path), "--socket", str(tmp_path / "r.sock")]
+    assert noted.read_text().splitlines() == expected
     ropeteam.export("step-0000000007-i00000001", tmp_path, storage=tmp_path / "store")
     expected = ["export", "step-0000000007-i00000001", str(tmp_path), "--storage", str(tmp_path / "store")]
     assert noted.read_text().splitlines() == expected

@@ -26,6 +26,7 @@ def export(
     destination: str | os.PathLike[str],
     *,
     storage: str | os.PathLike[str] | None = None,
+    socket: str | os.PathLike[str] | None = None,
     job: str | None = None,
     timeout: float | None = None,
 ) -> None:
@@ -34,7 +35,8 @@ def export(
 
     step: its number, of which the latest incarnation is taken, or StoredStep.folder.
     destination: the step then lies below it as on storage, in JOB/step-….
-    storage: the URL on which the step lies.
+    storage: the URL on which the step lies. Without it the step comes out of the running job's memory.
+    socket: of that job's daemon; without it ROPETEAM_SOCKET, which `ropeteam run` sets.
     job: whose step; needed where storage has several jobs.
     timeout: seconds; none when not given.
 
@@ -47,6 +49,8 @@ def export(
     arguments = [program, "export", str(step), _place(destination)]
     if storage is not None:
         arguments += ["--storage", _place(storage)]
+    if socket is not None:
+        arguments += ["--socket", _place(socket)]
     if job is not None:
         arguments += ["--job", job]
     try:
