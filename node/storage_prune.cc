@@ -32,10 +32,11 @@ Result<StoredList> StorageWorkers::Prune(const PruneStored& prune) {
   for (size_t i = 0; i < steps.size(); ++i) {
     if (kept[i] != storage::kKeptNot || !steps[i].good) continue;
     if (const Status held = lock_.Check(); !held.ok()) return gone.steps.empty() ? held : Result(gone);
-    const Status removed = storage::RemoveStep(config_.sink.get(), config_.job, steps[i].name, kCallTimeout);
+    const Result<uint64_t> removed = storage::RemoveStep(config_.sink.get(), config_.job, steps[i].name,
+                                                         /*finished=*/true, kCallTimeout);
     if (!removed.ok()) {
       LOG_WARNING("%s on storage is not deleted: %s", FolderOf(listed->steps[i]).c_str(),
-                  removed.ToString().c_str());
+                  removed.status().ToString().c_str());
       continue;
     }
     LOG_INFO("storage deleted %s", FolderOf(listed->steps[i]).c_str());

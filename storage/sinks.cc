@@ -14,7 +14,8 @@ using Open = Result<std::unique_ptr<Sink>> (*)(const Url& url);
 
 #ifndef ROPETEAM_HAVE_S3
 Result<std::unique_ptr<Sink>> OpenS3Sink(const Url& url) {
-  return Error(Code::kUnsupported, "%s:// needs a build with libcurl and OpenSSL", url.scheme.c_str());
+  return Error(Code::kUnsupported, "%s://: this build has no %s, which S3 needs", url.scheme.c_str(),
+               ROPETEAM_S3_MISSING);
 }
 #endif
 

@@ -1,20 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ropeteam prune URL: deletes steps that no rule keeps. A step's manifest goes first: from then on it is no step, so
-// that what is half deleted is never offered. Its files go next, and its folder last.
+// ropeteam prune URL: deletes steps that no rule keeps (storage/steps/remove.h says how).
 
 #include <algorithm>
 #include <cinttypes>
 #include <cstdio>
 #include <ctime>
-#include <unordered_set>
 
 #include "api/cli/commands.h"
 #include "api/cli/storage_progress.h"
 #include "api/cli/storage_steps.h"
 #include "api/cli/text.h"
-#include "core/base/log.h"
 #include "storage/retention/retention.h"
+#include "storage/steps/remove.h"
 
 namespace ropeteam::cli {
 namespace {
@@ -125,63 +123,13 @@ class Prune {
     return OkStatus();
   }
 
-  // What goes of a step's folder, besides the manifest: files that the manifest names, and those with names that only
-  // Ropeteam gives. Without a manifest also those named as a program's files are. Whatever else lies there is not ours.
-  Result<std::vector<std::string>> OwnFiles(Removal* removal) {
-    const StepReport& report = removal->report;
-    std::unordered_set<std::string> named;
-    if (HasManifest(report)) {
-      // Once more, right before it is deleted.
-      const Result<std::string> text =
-          storage::ReadManifestText(place_.sink.get(), job_, report.name, place_.timeout);
-      if (!text.ok()) return text.status();
-      const Result<std::vector<storage::FileEntry>> files = FilesOf(job_, report.name, *text);
-      if (!files.ok()) return files.status();
-      for (const storage::FileEntry& file : *files) named.insert(file.path);
-    }
-    const Result<storage::FileSizes> sizes =
-        storage::ListFileSizes(place_.sink.get(), job_, report.name, place_.timeout);
-    if (!sizes.ok()) return sizes.status();
-    std::vector<std::string> own;
-    for (const auto& [name, bytes] : *sizes) {
-      if (name == storage::kManifestName) continue;
-      if (named.contains(name) || storage::IsReservedName(name) ||
-          (!HasManifest(report) && storage::IsFileName(name)))
-        own.push_back(name);
-      else
-        ++removal->others;
-    }
-    return own;
-  }
-
   Status Remove(Removal* removal) {
-    storage::Sink* sink = place_.sink.get();
-    const std::string folder = storage::StepPath(job_, removal->report.name);
-    const std::string manifest = folder + "/" + std::string(storage::kManifestName);
-    const Result<std::vector<std::string>> own = OwnFiles(removal);
+    const Result<uint64_t> others = storage::RemoveStep(place_.sink.get(), job_, removal->report.name,
+                                                        HasManifest(removal->report), place_.timeout);
     // Its manifest has gone meanwhile: somebody else removes it.
-    if (own.status().code() == Code::kNotFound) return OkStatus();
-    if (!own.ok()) return own.status();
-    if (HasManifest(removal->report)) {
-      ROPETEAM_RETURN_IF_ERROR(sink->Delete(manifest, place_.CallDeadline()));
-    } else {
-      // It may have been finished since: it is a step then.
-      const Result<storage::FileInfo> there = sink->Stat(manifest, place_.CallDeadline());
-      if (there.ok())
-        return Error(Code::kAborted, "%s has got a manifest meanwhile and is not removed", folder.c_str());
-      if (there.status().code() != Code::kNotFound) return there.status();
-    }
-    ROPETEAM_RETURN_IF_ERROR(RunParallel(own->size(), kStorageThreads, [&](size_t i, size_t) {
-      return sink->Delete(folder + "/" + (*own)[i], place_.CallDeadline());
-    }));
-    const Result<uint64_t> aborted =
-        sink->AbortUploads(folder, std::chrono::seconds(0), place_.CallDeadline());
-    // Who may delete objects may not be allowed to list uploads.
-    if (!aborted.ok() && aborted.status().code() != Code::kInvalidArgument) return aborted.status();
-    if (!aborted.ok())
-      LOG_WARNING("unfinished uploads of %s are left: %s", folder.c_str(),
-                  aborted.status().message().c_str());
-    return sink->DeleteFolder(folder, place_.CallDeadline());
+    if (others.status().code() == Code::kNotFound) return OkStatus();
+    if (others.ok()) removal->others = *others;
+    return others.status();
   }
 
   // The first `count` removals.

@@ -2,12 +2,9 @@
 #include "api/cli/storage_steps.h"
 
 #include <algorithm>
-#include <atomic>
 #include <charconv>
 #include <cinttypes>
 #include <cstdio>
-#include <mutex>
-#include <thread>
 #include <tuple>
 #include <unordered_set>
 
@@ -34,26 +31,6 @@ constexpr char kCommonHelp[] =
     "(step-0000000100-i00000003).\n";
 
 }  // namespace
-
-Status RunParallel(size_t count, size_t threads, const std::function<Status(size_t, size_t)>& task) {
-  std::atomic<size_t> next{0};
-  std::mutex mutex;
-  Status first;
-  const auto work = [&](size_t thread) {
-    for (size_t index = next++; index < count; index = next++) {
-      Status status = task(index, thread);
-      if (status.ok()) continue;
-      next = count;
-      const std::lock_guard lock(mutex);
-      if (first.ok()) first = std::move(status);
-    }
-  };
-  std::vector<std::thread> started;
-  for (size_t i = 1; i < std::min(count, threads); ++i) started.emplace_back(work, i);
-  work(0);
-  for (std::thread& thread : started) thread.join();
-  return first;
-}
 
 RangeBuffer::RangeBuffer(uint64_t bytes)
     : data_(static_cast<std::byte*>(std::aligned_alloc(

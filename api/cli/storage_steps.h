@@ -8,26 +8,22 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "api/cli/storage_options.h"
 #include "core/base/status.h"
+#include "storage/parallel.h"
 #include "storage/sink.h"
 #include "storage/steps/steps.h"
 
 namespace ropeteam::cli {
 
-// Requests that are under way at a time: they hide a store's latency, as the daemon's do.
-inline constexpr size_t kStorageThreads = 8;
+using storage::kStorageThreads;
+using storage::RunParallel;
 // A file is read in ranges of this size. With kStorageThreads of them 64 MiB are in memory.
 inline constexpr uint64_t kStorageRangeBytes = 8ull << 20;
-
-// Runs task(index, thread) for every index below `count` on at most `threads` threads, which are numbered from 0. The
-// first status that is not OK ends it; what has begun by then is waited for.
-Status RunParallel(size_t count, size_t threads, const std::function<Status(size_t, size_t)>& task);
 
 // Memory for one range of a file, aligned as O_DIRECT wants it.
 class RangeBuffer {

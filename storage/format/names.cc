@@ -89,9 +89,4 @@ bool IsFileName(std::string_view name) {
   return named && CheckFileName(name).ok() && IsUtf8(name) && !IsReservedName(name);
 }
 
-bool PathsClash(std::string_view a, std::string_view b) {
-  if (a.size() > b.size()) std::swap(a, b);
-  return b.starts_with(a) && (a.size() == b.size() || b[a.size()] == '/');
-}
-
 }  // namespace ropeteam::storage

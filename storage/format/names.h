@@ -46,9 +46,6 @@ bool IsFileName(std::string_view name);
 // The second half of that: a name that a program's file can never have.
 bool IsReservedName(std::string_view name);
 
-// One of the two is a folder of the other, or they are the same: a directory cannot hold both.
-bool PathsClash(std::string_view a, std::string_view b);
-
 }  // namespace ropeteam::storage
 
 #endif  // ROPETEAM_STORAGE_FORMAT_NAMES_H_

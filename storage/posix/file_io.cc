@@ -91,6 +91,21 @@ class Mover {
     return OkStatus();
   }
 
+  // After a call that failed with `error`. kOk: it is to be made again, with O_DIRECT or without it as `direct` says then.
+  Status Again(int error, const char* what, bool* direct) {
+    if (error == EINTR) return OkStatus();
+    if (error == EAGAIN) {
+      ROPETEAM_RETURN_IF_ERROR(Check(what));
+      std::this_thread::sleep_for(kAgainPause);
+      return OkStatus();
+    }
+    if (!*direct || (error != EINVAL && error != EOPNOTSUPP)) return store_.Refused(error, what, file_.path);
+    // The file system takes O_DIRECT at open and not here: it is not tried again in this sink.
+    store_.RefuseDirect();
+    *direct = false;
+    return OkStatus();
+  }
+
   // All of it, whatever the kernel takes at a time.
   Status WriteAll(bool direct, iovec* vector, int count, size_t bytes, uint64_t at) {
     for (int short_writes = 0; bytes > 0;) {
@@ -98,21 +113,10 @@ class Mover {
                                                static_cast<off_t>(at));
       if (written < 0) {
         const int error = errno;
-        if (error == EINTR) continue;
-        if (error == EAGAIN) {
-          ROPETEAM_RETURN_IF_ERROR(Check("write"));
-          std::this_thread::sleep_for(kAgainPause);
-          continue;
-        }
-        if (direct && (error == EINVAL || error == EOPNOTSUPP)) {
-          // The file system takes O_DIRECT at open and not here: it is not tried again in this sink.
-          store_.RefuseDirect();
-          direct = false;
-          continue;
-        }
         if (error == ENOSPC || error == EDQUOT)
           return store_.NoSpace(file_.plain.get(), bytes, error, file_.path);
-        return store_.Refused(error, "write", file_.path);
+        ROPETEAM_RETURN_IF_ERROR(Again(error, "write", &direct));
+        continue;
       }
       if (direct && static_cast<size_t>(written) < bytes) {
         // A short direct write may end inside a block, where the next cannot begin.
@@ -140,19 +144,8 @@ class Mover {
       ssize_t got = store_.calls().preadv((direct ? file_.direct : file_.plain).get(), vector, count,
                                           static_cast<off_t>(at + done));
       if (got < 0) {
-        const int error = errno;
-        if (error == EINTR) continue;
-        if (error == EAGAIN) {
-          ROPETEAM_RETURN_IF_ERROR(Check("read"));
-          std::this_thread::sleep_for(kAgainPause);
-          continue;
-        }
-        if (direct && (error == EINVAL || error == EOPNOTSUPP)) {
-          store_.RefuseDirect();
-          direct = false;
-          continue;
-        }
-        return store_.Refused(error, "read", file_.path);
+        ROPETEAM_RETURN_IF_ERROR(Again(errno, "read", &direct));
+        continue;
       }
       if (got == 0) break;
       // After a short direct read at an odd end the rest comes through the page cache.

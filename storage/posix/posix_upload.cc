@@ -75,7 +75,21 @@ class PosixUpload : public Upload {
         folder_(std::move(folder)),
         parts_(part_count()) {}
 
+  bool Has(uint32_t index, uint32_t crc32c) const final {
+    if (index >= part_count() || Lost()) return false;
+    if (const std::optional<uint32_t> part = PartCrc(index)) return *part == crc32c;
+    if (!found_) return false;
+    const Result<uint32_t> crc = ReadFound(index);
+    if (!crc.ok() || *crc != crc32c) return false;
+    SetPart(index, crc32c);
+    return true;
+  }
+
  protected:
+  // Its name has been taken away, or its bytes are not to be trusted any more.
+  virtual bool Lost() const = 0;
+  // The checksum of a part as an earlier attempt may have left it.
+  virtual Result<uint32_t> ReadFound(uint32_t index) const = 0;
   Status CheckPart(uint32_t index, std::span<const Piece> pieces) const {
     if (index >= part_count())
       return Error(Code::kInvalidArgument, "%s: part %u, it has %u", path_.c_str(), index, part_count());
@@ -135,6 +149,7 @@ class PosixUpload : public Upload {
   const std::shared_ptr<Store> store_;
   const std::string name_, path_;
   const Fd folder_;
+  bool found_ = false;  // it was begun by an earlier attempt
 
  private:
   mutable std::mutex mutex_;
@@ -162,17 +177,6 @@ class WholeUpload final : public PosixUpload {
     }
     AddDirect(*store_, folder_.get(), base_.c_str(), O_RDWR, &file_);
     return OkStatus();
-  }
-
-  bool Has(uint32_t index, uint32_t crc32c) const override {
-    if (index >= part_count() || Lost()) return false;
-    if (const std::optional<uint32_t> part = PartCrc(index)) return *part == crc32c;
-    if (!found_) return false;
-    const Result<uint32_t> crc =
-        ReadThrough(store_.get(), &file_, index * part_bytes_, PartLength(index), Deadline::max(), nullptr);
-    if (!crc.ok() || *crc != crc32c) return false;
-    SetPart(index, crc32c);
-    return true;
   }
 
   Status PutPart(uint32_t index, std::span<const Piece> pieces, uint32_t crc32c, Deadline deadline) override {
@@ -214,8 +218,11 @@ class WholeUpload final : public PosixUpload {
   Status Abort(Deadline) override { return finished_ ? OkStatus() : Drop(); }
 
  private:
-  // Its name has been taken away, or its bytes are not to be trusted any more.
-  bool Lost() const {
+  Result<uint32_t> ReadFound(uint32_t index) const override {
+    return ReadThrough(store_.get(), &file_, index * part_bytes_, PartLength(index), Deadline::max(),
+                       nullptr);
+  }
+  bool Lost() const override {
     if (dropped_ || finished_) return true;
     if (file_.lost) {
       Spoil();
@@ -298,7 +305,6 @@ class WholeUpload final : public PosixUpload {
   std::string base_;
   bool shared_;
   mutable OpenFile file_;
-  bool found_ = false;
   bool synced_ = false;
   bool finished_ = false;
   ino_t inode_ = 0;
@@ -312,17 +318,8 @@ class LooseUpload final : public PosixUpload {
       : PosixUpload(std::move(store), name, bytes, part_bytes, std::move(folder)),
         base_(std::move(unfinished.base)),
         held_(std::move(unfinished.fd)),
-        shared_(unfinished.shared),
-        found_(unfinished.found) {}
-
-  bool Has(uint32_t index, uint32_t crc32c) const override {
-    if (index >= part_count() || Lost()) return false;
-    if (const std::optional<uint32_t> part = PartCrc(index)) return *part == crc32c;
-    if (!found_) return false;
-    const Result<uint32_t> crc = ReadPart(index, Deadline::max(), nullptr);
-    if (!crc.ok() || *crc != crc32c) return false;
-    SetPart(index, crc32c);
-    return true;
+        shared_(unfinished.shared) {
+    found_ = unfinished.found;
   }
 
   Status PutPart(uint32_t index, std::span<const Piece> pieces, uint32_t crc32c, Deadline deadline) override {
@@ -366,7 +363,10 @@ class LooseUpload final : public PosixUpload {
   Status Abort(Deadline) override { return Drop(); }
 
  private:
-  bool Lost() const {
+  Result<uint32_t> ReadFound(uint32_t index) const override {
+    return ReadPart(index, Deadline::max(), nullptr);
+  }
+  bool Lost() const override {
     if (dropped_) return true;
     if (shared_) return !Holds(held_.get(), base_);
     struct stat info {};
@@ -414,7 +414,7 @@ class LooseUpload final : public PosixUpload {
 
   const std::string base_;
   const Fd held_;
-  const bool shared_, found_;
+  const bool shared_;
   bool dropped_ = false;
 };
 

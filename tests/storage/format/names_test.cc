@@ -3,8 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <set>
 #include <string>
+#include <vector>
 
+#include "core/shard/file_names.h"
 #include "storage/format/json.h"
 
 namespace ropeteam::storage {
@@ -72,12 +75,13 @@ TEST(FileNames, ARankHasAFileAndAFolder) {
   EXPECT_EQ(ObjectNameOfPath(7, "a.pt"), "a.pt");
 }
 
-TEST(FileNames, AFileAndAFolderOfOneNameClash) {
-  EXPECT_TRUE(PathsClash("a.json", "a.json"));
-  EXPECT_TRUE(PathsClash("a.json", "a.json/b.pt"));
-  EXPECT_TRUE(PathsClash("x/a.json/b.pt", "x/a.json"));
-  EXPECT_FALSE(PathsClash("a.json", "a.json2"));
-  EXPECT_FALSE(PathsClash("a/b.pt", "a/c.pt"));
+TEST(FileNames, AFileAndAFolderOfOneNameClashAndTheFirstHasTheName) {
+  using Names = std::vector<std::string>;
+  std::set<std::string> names;
+  EXPECT_EQ(TakeFileNames({"a.json", "x/a.json/b.pt", "a/b.pt"}, &names), Names());
+  EXPECT_EQ(TakeFileNames({"a.json", "a.json/b.pt", "x/a.json", "a.json2", "a/c.pt", "a"}, &names),
+            Names({"a.json", "a.json/b.pt", "x/a.json", "a"}));
+  EXPECT_EQ(TakeFileNames({"a.json2", "a/c.pt"}, &names), Names({"a.json2", "a/c.pt"}));
 }
 
 TEST(Utf8, AsTheStandardSays) {

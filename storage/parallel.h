@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Calls of a sink side by side, for who has no threads of its own.
+
+#ifndef ROPETEAM_STORAGE_PARALLEL_H_
+#define ROPETEAM_STORAGE_PARALLEL_H_
+
+#include <cstddef>
+#include <functional>
+
+#include "core/base/status.h"
+
+namespace ropeteam::storage {
+
+// Requests that are under way at a time: they hide a store's latency.
+inline constexpr size_t kStorageThreads = 8;
+
+// Runs task(index, thread) for every index below `count` on at most `threads` threads, which are numbered from 0. The
+// first status that is not OK ends it; what has begun by then is waited for.
+Status RunParallel(size_t count, size_t threads, const std::function<Status(size_t, size_t)>& task);
+
+}  // namespace ropeteam::storage
+
+#endif  // ROPETEAM_STORAGE_PARALLEL_H_
