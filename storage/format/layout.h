@@ -49,7 +49,7 @@ struct FilePlan {
 
 // The rank's file first, if there is one, then the program's files in the order of the stream. A rank whose objects are
 // all files has no file of its own: their paths are their names, and their order is the list's. `taken` are names of files
-// that go to the rank's folder because a lower rank has other bytes under that name.
+// that go to the rank's folder because a lower rank has the name (TakeFileNames() in core/shard).
 //
 // Reads the chunks that hold the index and JSON values that go into the header, and checks them; no others. Takes about
 // 350 bytes of memory an object of the index while it runs, besides the header. `objects` must be as StreamObject says.
