@@ -540,7 +540,7 @@ TEST_F(StorageStory, BadMemoryOfOneNodeMarksNothing) {
 // The leader dies while a node reads a shard, and another node wants it.
 TEST_F(StorageStory, TheNextLeaderKnowsWhoReadsFromStorage) {
   options_.storage.request_min_us = options_.storage.request_max_us = kSecond;  // a chunk
-  lengths_ = {8 * 4096};
+  lengths_ = {24 * 4096};
   StartStored(4);
   ASSERT_EQ(LeaderHost(), 0u);
   StartWorld(1, {1, 2});
