@@ -38,6 +38,8 @@ struct PersistOptions {
 constexpr int kRestoreRunsMax = 7;
 // Until a step that is asked for is being written.
 constexpr int kBeginMs = 20;
+// The shard that is being written while saves are measured is as many times as large as theirs.
+constexpr uint64_t kStallShare = 4;
 constexpr int kMemoryEveryMs = 10;
 
 double Bandwidth(uint64_t bytes, double seconds) { return static_cast<double>(bytes) / seconds / 1e9; }
@@ -88,20 +90,36 @@ class Job {
     rank_->Wait(step, ROPETEAM_PERSISTED);
     return SecondsNow() - begin;
   }
-  // A save right behind a step that is being written (`persisting`), or that is not.
-  double SaveMilliseconds(bool persisting, Samples* overlapped) {
-    const uint64_t before = SaveCommitted();
-    if (persisting) rank_->Persist(before);
+  // Saves of a part of the bytes, one after the other: while a step is being written, and as many while nothing is. Ends
+  // with the step. Medians, in ms; of `on` only the `saves` that ended before the step was persisted, or
+  // one where none did.
+  struct Stall {
+    double on = 0, off = 0, saves = 0;
+  };
+  Stall MeasureStall() {
+    const auto milliseconds = [&] {
+      const double begin = SecondsNow();
+      rank_->Save(++step_, source_.data(), source_.size() / kStallShare, objects_);
+      const double taken = (SecondsNow() - begin) * 1e3;
+      rank_->Wait(step_, ROPETEAM_COMMITTED);
+      return taken;
+    };
+    Samples on, off;
+    double saves = 0;
+    const uint64_t persisted = SaveCommitted();
+    milliseconds();  // the memory that its chunks come from
+    std::thread asks([&] { rank_->Persist(persisted); });
     poll(nullptr, 0, kBeginMs);
-    const double begin = SecondsNow();
-    Save();
-    const double seconds = SecondsNow() - begin;
-    if (persisting) {
-      overlapped->push_back(rank_->Reached(before, ROPETEAM_PERSISTED) ? 0 : 1);
-      rank_->Wait(before, ROPETEAM_PERSISTED);
+    while (true) {
+      const double taken = milliseconds();
+      const bool written = rank_->Reached(persisted, ROPETEAM_PERSISTED);
+      if (!written) ++saves;
+      if (!written || on.empty()) on.push_back(taken);
+      if (written) break;
     }
-    rank_->Wait(step_, ROPETEAM_COMMITTED);
-    return seconds * 1e3;
+    asks.join();
+    while (off.size() < on.size()) off.push_back(milliseconds());
+    return {Median(on), Median(off), saves};
   }
   // Of the newest step, into the memory of a new daemon.
   double RestoreSeconds(Buffer* target) {
@@ -174,17 +192,17 @@ void MeasureWrites(Report& report, const Bench& bench, const std::string& row, J
 }
 
 void MeasureStall(Report& report, const Bench& bench, Job& job, const Yardstick& yardstick) {
-  Samples overlapped;
-  const auto figures = MeasureInTurns({{"on",
-                                        [&] {
-                                          yardstick.before_write();
-                                          return job.SaveMilliseconds(true, &overlapped);
-                                        }},
-                                       {"off", [&] { return job.SaveMilliseconds(false, nullptr); }}},
-                                      bench.runs);
-  report.Add({"persist/save_stall_ratio", "ms", figures.at("on"), "persisting_off", figures.at("off")});
-  overlapped.erase(overlapped.begin());  // of the round that is discarded
-  report.Add({"persist/save_overlapped", "of 1", overlapped, "", {}});
+  Samples on, off, saves;
+  for (int round = 0; round <= bench.runs; ++round) {
+    yardstick.before_write();
+    const Job::Stall stall = job.MeasureStall();
+    if (round == 0) continue;
+    on.push_back(stall.on);
+    off.push_back(stall.off);
+    saves.push_back(stall.saves);
+  }
+  report.Add({"persist/save_stall_ratio", "ms", on, "persisting_off", off});
+  report.Add({"persist/saves_while_writing", "count", saves, "", {}});
 }
 
 void MeasureRestores(Report& report, const Bench& bench, const std::string& row, Job& job, uint64_t bytes,

@@ -152,6 +152,7 @@ Status Node::InitPlanes(const OpenFabric& open_fabric) {
   DataPlane::Callbacks callbacks;
   callbacks.on_done = [this](std::vector<TransferDone> done) {
     PostToSelf([this, done = std::move(done)] {
+      transfers_ -= done.size();
       for (const TransferDone& each : done)
         Drive([&](Engine& engine, TimeUs now) { engine.OnTransferDone(now, each.tag, each.code); });
     });
@@ -274,10 +275,12 @@ void Node::Drive(const std::function<void(Engine&, TimeUs)>& input) {
     CarryOut(outbox);
   }
   carrying_ = false;
+  if (storage_ != nullptr) storage_->SetUrgent(transfers_ != 0 || engine_->saving());
   ArmTimer();
 }
 
 void Node::CarryOut(Outbox& outbox) {
+  transfers_ += outbox.transfers.size();
   if (!outbox.transfers.empty()) data_->Submit(std::move(outbox.transfers));
   for (StartCheck& check : outbox.checks) checks_->Submit(std::move(check));
   for (StartStorage& start : outbox.storage) {

@@ -91,6 +91,7 @@ class Node {
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<CheckWorkers> checks_;
   std::unique_ptr<StorageWorkers> storage_;
+  uint64_t transfers_ = 0;                   // under way
   Status storage_trouble_;  // why there is none though the job has storage
   std::unique_ptr<DataPlane> data_;
   std::string fallback_;  // why RDMA was passed over; empty when it was not

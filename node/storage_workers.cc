@@ -51,6 +51,7 @@ StorageWorkers::StorageWorkers(Config config, Done done)
       own_{config_.sink, config_.job},
       lock_(
           {.sink = config_.sink, .job = config_.job, .node = config_.node, .take_over = config_.take_over}) {
+  if (own_.sink != nullptr) own_.sink->SetYield([this](size_t bytes) { Yield(bytes); });
   parts_.emplace(kPartThreads);
   works_.emplace(kWorkThreads);
   lists_.emplace(1);
@@ -119,6 +120,22 @@ storage::ShardStream StorageWorkers::StreamOf(const NameFiles& shard) const {
   return {shard.meta.stream_bytes, config_.chunk_bytes, shard.crcs, [this, &shard](uint64_t index) {
             return std::span<const std::byte>(ChunkAtPlace(shard.extents, shard.meta.stream_bytes, index));
           }};
+}
+
+void StorageWorkers::SetUrgent(bool urgent) {
+  if (urgent_.load(std::memory_order_relaxed) == urgent) return;
+  {
+    const std::lock_guard lock(urgent_mutex_);
+    urgent_ = urgent;
+  }
+  if (!urgent) not_urgent_.notify_all();
+}
+
+void StorageWorkers::Yield(uint64_t bytes) {
+  if (!urgent_.load(std::memory_order_relaxed)) return;
+  std::unique_lock lock(urgent_mutex_);
+  not_urgent_.wait_for(lock, std::chrono::microseconds(bytes * 1'000'000 / kYieldingBytesPerS),
+                       [this] { return !urgent_; });
 }
 
 // Each part takes its time at the rate from where the one before ended.

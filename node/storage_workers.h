@@ -9,6 +9,7 @@
 #ifndef ROPETEAM_NODE_STORAGE_WORKERS_H_
 #define ROPETEAM_NODE_STORAGE_WORKERS_H_
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -78,6 +79,10 @@ class StorageWorkers {
   using ListDone = std::function<void(Status status, local::StorageListReply reply)>;
   void ListNewest(uint32_t steps_max, std::chrono::microseconds timeout, ListDone done);
 
+  // While this node has transfers or saves that are more urgent (`urgent`), bytes are taken from the arena at
+  // kYieldingBytesPerS per part under way. From any thread.
+  void SetUrgent(bool urgent);
+
   StorageWorkers(const StorageWorkers&) = delete;
   StorageWorkers& operator=(const StorageWorkers&) = delete;
 
@@ -88,6 +93,9 @@ class StorageWorkers {
   static constexpr uint32_t kPartThreads = 8;
   // A part of a file: large beside a request's overhead, small beside what a retry repeats.
   static constexpr uint64_t kPartBytes = 16ull << 20;
+  // Saves and fetches go first, but persisting always gets on: with 8 parts at half of a GB/s. The few MiB that a disk takes
+  // at a time are held for longer than a save of some GB/s needs.
+  static constexpr uint64_t kYieldingBytesPerS = 64ull << 20;
   // For one call of the sink, in which it retries by itself.
   static constexpr std::chrono::seconds kCallTimeout{60};
   // Manifests up to this size are kept between the shards of one restore; 30,000 ranks.
@@ -106,6 +114,7 @@ class StorageWorkers {
   // The shard as it lies in the arena; the extents and checksums of `shard` must outlive it.
   storage::ShardStream StreamOf(const NameFiles& shard) const;
   void Pace(uint64_t bytes);
+  void Yield(uint64_t bytes);
 
   // storage_read.cc
   Result<StoredList> List();
@@ -152,6 +161,9 @@ class StorageWorkers {
   storage::JobLock lock_;
   std::mutex pace_mutex_;
   std::chrono::steady_clock::time_point pace_until_;  // guarded by pace_mutex_
+  std::atomic<bool> urgent_{false};  // written under urgent_mutex_
+  std::mutex urgent_mutex_;
+  std::condition_variable not_urgent_;
   std::mutex manifest_mutex_;
   StepId manifest_step_;                   // of manifest_text_; guarded by manifest_mutex_
   const Place* manifest_place_ = nullptr;  // likewise

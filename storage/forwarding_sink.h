@@ -45,6 +45,7 @@ class ForwardingSink : public Sink {
                                 Deadline deadline) override {
     return below_->AbortUploads(folder, age, deadline);
   }
+  void SetYield(Yield yield) override { below_->SetYield(std::move(yield)); }
   void Stop() override { below_->Stop(); }
 
  protected:

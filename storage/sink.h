@@ -26,6 +26,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -150,6 +151,12 @@ class Sink {
   // many there were.
   virtual Result<uint64_t> AbortUploads(const std::string& folder, std::chrono::seconds age,
                                         Deadline deadline) = 0;
+
+  // Has `yield` called before a few more bytes of an upload are taken from the caller's memory, on the thread that takes
+  // them, with their number. It may block for a while, which counts against the call's deadline: so the caller lets more
+  // urgent work go first. Set once, before the first upload; a sink without large uploads may ignore it.
+  using Yield = std::function<void(size_t bytes)>;
+  virtual void SetYield(Yield yield) { (void)yield; }
 
   // Calls that are under way, and later ones, return kAborted soon. For the end of the process.
   virtual void Stop() = 0;

@@ -623,6 +623,7 @@ void Engine::OnVerify(TimeUs now, SessionId session, RequestId request, const St
 NodeReport Engine::Report() const { return impl_->Report(); }
 bool Engine::is_leader() const { return impl_->parts_.leader.leading(); }
 const View& Engine::view() const { return impl_->context_.view; }
+bool Engine::saving() const { return impl_->parts_.sessions.saving(); }
 Incarnation Engine::incarnation() const { return impl_->context_.life.incarnation; }
 void Engine::CheckInvariants() const { impl_->CheckInvariants(); }
 

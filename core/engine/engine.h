@@ -253,6 +253,7 @@ class Engine {
   // ---- looking in
   NodeReport Report() const;  // this node alone, at once
   bool is_leader() const;
+  bool saving() const;  // a save of this node's ranks has begun and has not ended
   const View& view() const;
   Incarnation incarnation() const;  // the current life as far as this node knows
   // Ours, recomputed and compared; ROPETEAM_CHECKs. For tests and the simulation.

@@ -54,6 +54,7 @@ class Sessions {
   std::vector<SessionReport> Report() const;
   bool HasRank(Rank rank) const;
   uint64_t filling_chunks() const;  // allocated to saves that are not sealed
+  bool saving() const { return !saves_.empty(); }
 
  private:
   // Levels remembered of so many of the newest shards of a node: a rank waits for its last few steps, never

@@ -228,6 +228,7 @@ Result<uint32_t> WritePieces(Store* store, OpenFile* file, std::span<const Piece
   uint32_t crc = 0;
   while (!walk.done()) {
     ROPETEAM_RETURN_IF_ERROR(mover.Check("write"));
+    store->Yield(std::min(walk.run(), kIoBytesMax));
     const DirectAlignment& alignment = file->alignment;
     if (!mover.direct() || at % alignment.offset != 0) {
       iovec vector[kVectorMax];

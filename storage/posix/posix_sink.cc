@@ -136,6 +136,8 @@ class PosixSink final : public Sink {
     return AbortOldUploads(*store_, folder, age, deadline);
   }
 
+  void SetYield(Yield yield) override { store_->SetYield(std::move(yield)); }
+
   void Stop() override { store_->Stop(); }
 
  private:

@@ -13,6 +13,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "storage/posix/syscalls.h"
@@ -20,9 +21,9 @@
 
 namespace ropeteam::storage::posix {
 
-// Bytes between two looks at the deadline and Stop(), and of one system call: enough for any disk or network to run
-// at full speed, and some milliseconds of one.
-inline constexpr size_t kIoBytesMax = 4 << 20;
+// Bytes between two looks at the deadline and Stop(), and of one system call. Several calls under way keep a disk or a
+// network at full speed, and what they have under way keeps a save waiting for 2 or 3 ms only.
+inline constexpr size_t kIoBytesMax = 1 << 20;
 // A buffer for bytes that O_DIRECT cannot take where they lie, one a call. So many exist in one sink; a call that needs
 // one more waits. 16 MiB: two sinks of one process stay below 32 MiB.
 inline constexpr size_t kBounceBytes = 2 << 20;
@@ -79,6 +80,10 @@ class Store {
   // kAborted after Stop(), kDeadlineExceeded; `what` names the operation and the file.
   Status Check(Deadline deadline, const char* what, std::string_view name) const;
   void Stop();
+  void SetYield(Sink::Yield yield) { yield_ = std::move(yield); }
+  void Yield(size_t bytes) const {
+    if (yield_) yield_(bytes);
+  }
   bool stopped() const { return stopped_; }
 
   // The folder, and with `make` all that is missing on the way to it. kNotFound: it or one above is not there, or is
@@ -134,6 +139,7 @@ class Store {
   const std::string root_;
   const Syscalls calls_;
   const size_t list_page_entries_;
+  Sink::Yield yield_;
   std::atomic<bool> stopped_{false};
   std::atomic<bool> direct_refused_{false};
   std::atomic<bool> may_write_in_place_{false};

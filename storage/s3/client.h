@@ -88,6 +88,7 @@ class Client {
   // Seconds since 1970 as the store counts them.
   int64_t Now() const { return environment_.now() + clock_offset_.load(std::memory_order_relaxed); }
   void Stop();
+  void SetYield(Sink::Yield yield) { http_.SetYield(std::move(yield)); }
   // kAborted after Stop(), kDeadlineExceeded after `deadline`: for calls that send nothing.
   Status CheckLive(Deadline deadline) const;
 

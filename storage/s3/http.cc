@@ -64,12 +64,13 @@ class Cursor {
 
 // One transfer, as libcurl's callbacks see it.
 struct Transfer {
-  Transfer(const HttpRequest& r, const std::atomic<bool>& s)
-      : request(r), stopped(s), body(r.body), targets(r.targets) {
+  Transfer(const HttpRequest& r, const std::atomic<bool>& s, const Sink::Yield& y)
+      : request(r), stopped(s), yield(y), body(r.body), targets(r.targets) {
     targets.Seek(r.targets_offset);
   }
   const HttpRequest& request;
   const std::atomic<bool>& stopped;
+  const Sink::Yield& yield;
   Cursor<Piece> body;
   Cursor<Target> targets;
   HttpReply reply;
@@ -81,6 +82,7 @@ struct Transfer {
 size_t OnRead(char* buffer, size_t size, size_t count, void* context) {
   auto* transfer = static_cast<Transfer*>(context);
   transfer->body_begun = true;
+  if (transfer->yield) transfer->yield(size * count);
   size_t filled = 0;
   while (filled < size * count) {
     const Piece piece = transfer->body.Next(size * count - filled);
@@ -314,7 +316,7 @@ bool Http::Send(const HttpRequest& request, HttpReply* reply, HttpFailure* failu
   CURL* handle = TakeHandle();
   SetOptions(handle);
   SetDeadlines(handle, request);
-  Transfer transfer(request, stopped_);
+  Transfer transfer(request, stopped_, yield_);
   char detail[CURL_ERROR_SIZE] = "";
   Set(handle, CURLOPT_ERRORBUFFER, static_cast<char*>(detail));
   Set(handle, CURLOPT_URL, request.url.c_str());

@@ -83,6 +83,9 @@ class Http {
   // Fills `reply` and returns true, or `failure` and returns false. From any thread.
   bool Send(const HttpRequest& request, HttpReply* reply, HttpFailure* failure);
 
+  // Called before bytes of a body are taken from its pieces; see Sink::SetYield().
+  void SetYield(Sink::Yield yield) { yield_ = std::move(yield); }
+
   // Requests under way end with kAborted within about a second, later ones at once.
   void Stop() { stopped_.store(true, std::memory_order_relaxed); }
   bool stopped() const { return stopped_.load(std::memory_order_relaxed); }
@@ -97,6 +100,7 @@ class Http {
   void SetOptions(void* handle) const;
 
   const Options options_;
+  Sink::Yield yield_;
   std::atomic<bool> stopped_{false};
   std::unique_ptr<Shared> shared_;
   std::mutex mutex_;

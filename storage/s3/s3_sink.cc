@@ -58,6 +58,8 @@ class S3Sink : public Sink {
   Result<uint64_t> AbortUploads(const std::string& folder, std::chrono::seconds age,
                                 Deadline deadline) override;
 
+  void SetYield(Yield yield) override { client_->SetYield(std::move(yield)); }
+
   void Stop() override { client_->Stop(); }
 
  private:

@@ -25,7 +25,7 @@ def rows_beside(sink, yardstick):
         f"restore/{sink}": ("GB/s", yardstick),
         "persist/memory_beyond_arena_mib": ("MiB", None),
         "persist/save_stall_ratio": ("ms", "persisting_off"),
-        "persist/save_overlapped": ("of 1", None),
+        "persist/saves_while_writing": ("count", None),
     }
 
 
@@ -41,7 +41,7 @@ class BenchPersist(unittest.TestCase):
         self.assertEqual({row["name"]: (row["unit"], row["baseline_name"]) for row in rows}, expected)
         for row in rows:
             self.assertTrue(0 <= row["min"] <= row["median"] <= row["max"] < math.inf, row)
-            if row["unit"] != "of 1":
+            if row["unit"] != "count":
                 self.assertGreater(row["median"], 0, row)
             if row["baseline_name"] is not None:
                 self.assertTrue(0 < row["baseline_median"] < math.inf and 0 < row["ratio"] < math.inf, row)

@@ -160,6 +160,13 @@ TEST_F(StorageWorkersTest, AShardComesBackWithItsChunksChecksums) {
   }
 }
 
+// While saves go first, for as long as it likes.
+TEST_F(StorageWorkersTest, AShardIsWrittenThoughMoreUrgentWorkNeverEnds) {
+  ASSERT_NO_FATAL_FAILURE(Open());
+  workers_->SetUrgent(true);
+  ASSERT_NO_FATAL_FAILURE(Persist(Save({{"a", 100000}, {"b.pt", 30000}})));
+}
+
 TEST_F(StorageWorkersTest, AWholeShardWithADamagedFileIsCorrupt) {
   ASSERT_NO_FATAL_FAILURE(Open());
   const NameFiles shard = Save({{"a", 100000}, {"b.pt", 30000}});

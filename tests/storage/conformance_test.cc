@@ -679,6 +679,16 @@ TEST_P(SinkTest, ACallWhoseDeadlineHasPassedDoesNothing) {
   EXPECT_TRUE(Seen("parts") == file);
 }
 
+TEST_P(SinkTest, AnUploadAsksBeforeItTakesBytes) {
+  std::atomic<size_t> asked{0};
+  sink_->SetYield([&](size_t bytes) { asked += bytes; });
+  const std::string file = Bytes(GetParam().part_bytes * 2 + 12345, 22);
+  std::unique_ptr<Upload> upload = BeginOf("file", file.size());
+  ASSERT_NE(upload, nullptr);
+  ASSERT_TRUE(PutOnePart(upload.get(), file, 0).ok());
+  EXPECT_GE(asked, upload->PartLength(0));
+}
+
 TEST_P(SinkTest, StopAbortsWhatRunsAndWhatComes) {
   PutOk("file", "x");
   const std::string file = Bytes(2 * GetParam().part_bytes, 21);
