@@ -4,6 +4,7 @@
 // shard readable here, one at a time, and this process writes it as the daemon would; training goes on.
 
 #include <algorithm>
+#include <atomic>
 #include <charconv>
 #include <cinttypes>
 #include <cstdio>
@@ -42,13 +43,20 @@ class MemoryExport {
     name_ = {step_.id.step, step_.id.incarnation};
     ROPETEAM_RETURN_IF_ERROR(ReadThere());
     Progress progress("export step " + std::to_string(name_.step), there_.empty() ? BytesOf(step_.id) : 0);
-    ArenaStorage storage(*daemon_.arena, to_.sink, job_, [&](uint64_t bytes) { progress.Add(bytes); });
+    std::atomic<uint64_t> moved{0};  // of the rank that is being written
+    ArenaStorage storage(*daemon_.arena, to_.sink, job_, [&](uint64_t bytes) {
+      moved += bytes;
+      progress.Add(bytes);
+    });
     for (Rank rank = 0; rank < step_.world_size; ++rank) {
       if (rank != 0) view = OpenView(rank);
       if (!view.ok()) return view.status();
+      moved = 0;
       const Status status = there_.empty() ? Write(*view, &storage) : Compare(*view);
       Close(*view);
       ROPETEAM_RETURN_IF_ERROR(status);
+      // Files of an export that was cut off are not sent again.
+      progress.Add(view->meta.stream_bytes - std::min<uint64_t>(moved, view->meta.stream_bytes));
     }
     const std::string text = StepText(job_, name_);
     if (!there_.empty()) {

@@ -6,6 +6,7 @@
 #include <sys/random.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cinttypes>
 #include <cstdio>
 #include <nlohmann/json.hpp>
@@ -72,8 +73,11 @@ class Import {
 
   Status Run() {
     Progress* bar = nullptr;
-    ArenaStorage storage(*daemon_.arena, from_.place.sink, from_.job,
-                         [&](uint64_t bytes) { bar->Add(bytes); });
+    std::atomic<uint64_t> moved{0};  // of the rank that is being saved
+    ArenaStorage storage(*daemon_.arena, from_.place.sink, from_.job, [&](uint64_t bytes) {
+      moved += bytes;
+      bar->Add(bytes);
+    });
     const StepId id{from_.name.incarnation, from_.name.step};
     Result<StoredStep> step = storage.Do<StoredStep>(ReadStored{id});
     if (!step.ok())
@@ -89,7 +93,13 @@ class Import {
     for (Rank rank = first; rank <= last; ++rank) bytes += step_.ranks[rank].stream_bytes;
     Progress progress("import step " + std::to_string(id.step), bytes);
     bar = &progress;
-    for (Rank rank = first; rank <= last; ++rank) ROPETEAM_RETURN_IF_ERROR(Save(rank, &storage));
+    for (Rank rank = first; rank <= last; ++rank) {
+      moved = 0;
+      ROPETEAM_RETURN_IF_ERROR(Save(rank, &storage));
+      // What of a shard does not come from its files as it is: headers, padding, its manifest.
+      progress.Add(step_.ranks[rank].stream_bytes -
+                   std::min<uint64_t>(moved, step_.ranks[rank].stream_bytes));
+    }
     progress.Finish();
     ROPETEAM_RETURN_IF_ERROR(WaitCommitted());
     std::printf("step %" PRIu64 ": ranks %u to %u of %u, %s, are in the memory of job %s, incarnation %llu\n",

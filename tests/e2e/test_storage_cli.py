@@ -590,7 +590,8 @@ def test_an_import_is_restored_by_the_ranks_that_start_next(cluster, tmp_path, f
     done = ask("import", f"{tmp_path}/from{folder}", "--socket", nodes[0].socket)
     assert done.returncode == 0, done.stderr
     assert "step 7: ranks 0 to 1 of 2, 28.6 MiB, are in the memory of job b" in done.stdout
-    assert done.stderr.splitlines()[-1].startswith("import step 7: ")
+    assert done.stderr.splitlines()[-1].startswith("import step 7: 28.6 MiB of 28.6 MiB, ")
+    assert "left" not in done.stderr.splitlines()[-1]
     assert snapshot(tmp_path / "from") == before
     check_two_ranks(nodes)
 
