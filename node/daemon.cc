@@ -18,6 +18,7 @@
 
 #include "core/base/checksum.h"
 #include "core/base/log.h"
+#include "storage/audit/audit.h"
 #include "storage/sinks.h"
 #include "storage/steps/steps.h"
 #include "transport/ofi/ofi_transport.h"
@@ -145,6 +146,11 @@ Status Daemon::Start() {
   if (!options_.storage.empty()) {
     const Result<std::unique_ptr<storage::Sink>> sink = storage::OpenSink(options_.storage);
     if (!sink.ok()) return sink.status();
+  }
+  if (!options_.audit_log.empty()) {
+    const Result<std::shared_ptr<storage::AuditLog>> log =
+        storage::AuditLog::Open(options_.audit_log, options_.job, options_.node);
+    if (!log.ok()) return log.status();
   }
   if (!options_.restore_from.empty()) {
     // Its place may be gone once the job has steps of its own.

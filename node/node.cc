@@ -10,6 +10,7 @@
 #include "core/shard/manifest.h"
 #include "node/local_socket.h"
 #include "node/sizes.h"
+#include "storage/audit/audit.h"
 #include "storage/sinks.h"
 
 namespace ropeteam {
@@ -232,7 +233,17 @@ void Node::OpenStorage(const JobSettings& settings) {
       return;
     }
     LOG_INFO("storage %s", (*sink)->Describe().c_str());
-    config.sink = std::move(*sink);
+    config.sink = config.lock_sink = std::move(*sink);
+    if (!options_.audit_log.empty()) {
+      Result<std::shared_ptr<storage::AuditLog>> log =
+          storage::AuditLog::Open(options_.audit_log, options_.job, options_.node);
+      if (!log.ok()) {
+        storage_trouble_ = log.status();
+        LOG_ERROR("storage cannot be used by this node: %s", storage_trouble_.ToString().c_str());
+        return;
+      }
+      config.sink = storage::AuditedSink(config.lock_sink, std::move(*log), "retention");
+    }
   }
   config.restore_from = settings.restore_from;
   config.job = options_.job;

@@ -29,7 +29,7 @@ struct Texts {
   std::string domain, socket, transport = "auto", provider, device, gid_index, dead_after_ms = "1000";
   std::string heartbeat_ms, check_threads, scrub_rate = "100M", ready_fd = "-1", log_level = "info", log_file;
   std::string storage, persist_every = "0", persist_rate = "0", keep_on_storage = "0", keep_every = "0";
-  std::string keep_best, keep_within, restore_from;
+  std::string keep_best, keep_within, audit_log, restore_from;
   bool embed = false, no_embed = false, arena_reset = false, version = false, require_rdma = false;
   bool list_devices = false, json = false, take_over_storage = false;
 };
@@ -75,6 +75,8 @@ void Declare(CLI::App& app, Texts& t) {
       "running job's]");
   app.add_option("--persist-rate", t.persist_rate,
                  "bytes per second that this node writes to storage, such as 500M; 0: no bound [0]");
+  app.add_option("--audit-log", t.audit_log,
+                 "append a JSON line there for each file written to storage and deleted from it");
   app.add_flag(
       "--take-over-storage", t.take_over_storage,
       "take the right to write the job's steps on storage from another allocation that has it, once");
@@ -231,6 +233,7 @@ Status CheckStorage(const Texts& t, Options* o) {
                  kStorageUrlBytesMax);
   o->storage = t.storage;
   o->take_over_storage = t.take_over_storage;
+  o->audit_log = t.audit_log;
   if (o->storage.empty()) {
     if (o->named.persist_every && o->persist_every != 0 && o->embed_coordinator)
       return Error(Code::kInvalidArgument, "--persist-every %s needs --storage", t.persist_every.c_str());

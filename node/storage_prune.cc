@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Deletes steps on storage that no rule keeps.
+// Deletes steps on storage that no rule keeps, and what daemons that were killed left of uploads.
 
 #include <algorithm>
 #include <ctime>
@@ -43,6 +43,15 @@ Result<StoredList> StorageWorkers::Prune(const PruneStored& prune) {
     gone.steps.push_back(listed->steps[i]);
   }
   return gone;
+}
+
+void StorageWorkers::AbortLeftovers() {
+  const Result<uint64_t> aborted = config_.sink->AbortUploads(config_.job, kLeftoverAge, CallDeadline());
+  if (!aborted.ok())
+    LOG_INFO("unfinished uploads on storage are left: %s", aborted.status().ToString().c_str());
+  else if (*aborted != 0)
+    LOG_INFO("storage: aborted %llu unfinished uploads that were begun more than a day ago",
+             static_cast<unsigned long long>(*aborted));
 }
 
 }  // namespace ropeteam

@@ -49,8 +49,10 @@ StorageWorkers::StorageWorkers(Config config, Done done)
     : config_(std::move(config)),
       done_(std::move(done)),
       own_{config_.sink, config_.job},
-      lock_(
-          {.sink = config_.sink, .job = config_.job, .node = config_.node, .take_over = config_.take_over}) {
+      lock_({.sink = config_.lock_sink,
+             .job = config_.job,
+             .node = config_.node,
+             .take_over = config_.take_over}) {
   if (own_.sink != nullptr) own_.sink->SetYield([this](size_t bytes) { Yield(bytes); });
   parts_.emplace(kPartThreads);
   works_.emplace(kWorkThreads);
@@ -100,7 +102,10 @@ void StorageWorkers::Do(const StartStorage& start) {
       status = storage::MarkDamaged(config_.sink.get(), config_.job,
                                     {mark->step.step, mark->step.incarnation}, mark->why, kCallTimeout);
   }
-  if (std::holds_alternative<HoldStorage>(start.work)) status = lock_.Hold();
+  if (std::holds_alternative<HoldStorage>(start.work)) {
+    status = lock_.Hold();
+    if (status.ok() && !leftovers_aborted_.exchange(true)) parts_->Submit([this] { AbortLeftovers(); });
+  }
   if (std::holds_alternative<ReleaseStorage>(start.work)) status = lock_.Release();
   if (const auto* prune = std::get_if<PruneStored>(&start.work)) take(Prune(*prune));
   done_(start.tag, std::move(status), std::move(done));

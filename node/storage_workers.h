@@ -54,9 +54,11 @@ class StorageWorkers {
  public:
   struct Config {
     std::shared_ptr<storage::Sink> sink;  // null: the job has no storage, so nothing is written
+    std::shared_ptr<storage::Sink>
+        lock_sink;  // the same place for the job's lock, which no audit log is to fill
     std::string job;
-    std::string node;             // of this daemon, for the lock that others read
-    bool take_over = false;       // the lock, once
+    std::string node;        // of this daemon, for the lock that others read
+    bool take_over = false;  // the lock, once
     // URL[@STEP] of another job's steps: read where this job has none, never written to. Opened when it is wanted first.
     std::string restore_from;
     std::span<std::byte> memory;  // the arena; must outlive the workers
@@ -98,6 +100,8 @@ class StorageWorkers {
   static constexpr uint64_t kYieldingBytesPerS = 64ull << 20;
   // For one call of the sink, in which it retries by itself.
   static constexpr std::chrono::seconds kCallTimeout{60};
+  // No upload of a step takes a day, and one that is younger may be gone on with.
+  static constexpr std::chrono::hours kLeftoverAge{24};
   // Manifests up to this size are kept between the shards of one restore; 30,000 ranks.
   static constexpr size_t kManifestKeptBytesMax = 8u << 20;
 
@@ -141,6 +145,7 @@ class StorageWorkers {
 
   // storage_prune.cc
   Result<StoredList> Prune(const PruneStored& prune);
+  void AbortLeftovers();
 
   // storage_write.cc
   Result<std::vector<storage::StreamObject>> ObjectsOf(const NameFiles& shard,
@@ -159,6 +164,7 @@ class StorageWorkers {
   std::mutex source_mutex_;
   Place source_;  // without a sink until it is wanted, then as it is; guarded by source_mutex_ until then
   storage::JobLock lock_;
+  std::atomic<bool> leftovers_aborted_{false};
   std::mutex pace_mutex_;
   std::chrono::steady_clock::time_point pace_until_;  // guarded by pace_mutex_
   std::atomic<bool> urgent_{false};  // written under urgent_mutex_

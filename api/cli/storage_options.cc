@@ -94,6 +94,10 @@ Result<bool> TakeValue(const std::string& option, const std::string& value, Stor
   }
   if (option == "--keep-on-storage" && prune)
     return take(ParseCount(option, value, storage::kKeepNewestMax), &options->rules.keep_newest);
+  if (option == "--audit-log" && prune) {
+    options->audit_log = value;
+    return true;
+  }
   if (option == "--keep-every" && prune)
     return take(ParseCount(option, value, UINT64_MAX), &options->rules.keep_every);
   if (option == "--keep-within" && prune)
@@ -111,7 +115,7 @@ Result<bool> TakeValue(const std::string& option, const std::string& value, Stor
 bool TakesValue(const std::string& option) {
   constexpr const char* kOptions[] = {"--storage",    "--job",         "--timeout",   "--keep-on-storage",
                                       "--keep-every", "--keep-within", "--keep-best", "--socket",
-                                      "--life",       "--ranks"};
+                                      "--life",       "--ranks",       "--audit-log"};
   return std::find(std::begin(kOptions), std::end(kOptions), option) != std::end(kOptions);
 }
 

@@ -36,6 +36,7 @@ struct StorageOptions {
   std::optional<uint32_t> rank_last;
   std::chrono::seconds timeout = kStorageTimeoutDefault;
   storage::RetentionRules rules;  // prune
+  std::string audit_log;          // prune: a path; empty: none
   bool dry_run = false;           // prune: exactly one of these two
   bool yes = false;
   bool unfinished = false;  // prune

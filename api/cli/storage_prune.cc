@@ -11,6 +11,7 @@
 #include "api/cli/storage_progress.h"
 #include "api/cli/storage_steps.h"
 #include "api/cli/text.h"
+#include "storage/audit/audit.h"
 #include "storage/retention/retention.h"
 #include "storage/steps/remove.h"
 
@@ -29,6 +30,7 @@ constexpr char kHelp[] =
     "  --keep-every M           keep complete steps whose number is a multiple of M\n"
     "  --keep-best KEY:max|min  keep the one whose user metadata have the largest or smallest number KEY\n"
     "  --keep-within DURATION   keep complete steps written less than so long ago: 90s, 30m, 12h, 7d, 2w\n"
+    "  --audit-log FILE         append a JSON line there for each file that is removed\n"
     "  --unfinished             remove also folders without a manifest that were left behind: a later step "
     "was finished\n"
     "                           more than a day ago\n";
@@ -159,10 +161,16 @@ class Prune {
 };
 
 Status RunPrune(const StorageOptions& options) {
-  const Result<StoragePlace> place = OpenStorage(options.url, options.timeout);
+  Result<StoragePlace> place = OpenStorage(options.url, options.timeout);
   if (!place.ok()) return place.status();
   const Result<std::string> job = ChooseJob(*place, options.job);
   if (!job.ok()) return job.status();
+  if (!options.audit_log.empty() && options.yes) {
+    Result<std::shared_ptr<storage::AuditLog>> log =
+        storage::AuditLog::Open(options.audit_log, *job, "prune");
+    if (!log.ok()) return log.status();
+    place->sink = storage::AuditedSink(std::move(place->sink), std::move(*log), "retention");
+  }
   return Prune(*place, options, *job).Run();
 }
 

@@ -292,6 +292,22 @@ def test_a_step_that_is_marked_as_damaged_is_not_good_and_may_be_pruned(tmp_path
     assert not (tmp_path / folder_of("train", 3)).exists()
 
 
+def test_prune_writes_an_audit_log(tmp_path):
+    for step in (1, 2):
+        write_step(tmp_path / "store", "train", step)
+    prune = ["prune", str(tmp_path / "store"), "--yes", "--keep-on-storage", "1", "--audit-log"]
+    assert "/no/such/place: No such file" in refused(*prune, "/no/such/place")
+    well(*prune, str(tmp_path / "audit.jsonl"))
+    lines = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
+    assert lines[0]["name"] == f"{folder_of('train', 1)}/{MANIFEST}"
+    assert {line["name"].rsplit("/", 1)[1] for line in lines[1:]} == {
+        "rank-00000.safetensors", "config.json", "part.pt", "empty.pt"
+    }  # fmt: skip
+    assert {(line["event"], line["cause"], line["job"], line["node"]) for line in lines} == {
+        ("delete", "retention", "train", "prune")
+    }
+
+
 def test_prune_touches_nothing_that_is_not_a_step_of_this_job(tmp_path):
     write_step(tmp_path, "train", 9)
     flip(write_step(tmp_path, "train", 1) / MANIFEST, 100)
