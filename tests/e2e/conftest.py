@@ -40,7 +40,9 @@ def cluster(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Iterator[
         # Short paths: a unix socket's has at most 107 bytes.
         directory = pathlib.Path(tempfile.mkdtemp(prefix="ropeteam-", dir="/tmp"))
         arenas = pathlib.Path(tempfile.mkdtemp(prefix="ropeteam-", dir="/dev/shm"))
-        made = Cluster(nodes, memory, directory, arenas, tmp_path, job)
+        logs = tmp_path / f"logs-{len(clusters)}"
+        logs.mkdir()
+        made = Cluster(nodes, memory, directory, arenas, logs, job)
         made.coordinator = f"127.0.0.1:{free_port()}"
         clusters.append(made)
         own = node_options or [[]] * nodes
