@@ -36,8 +36,6 @@ struct PersistOptions {
 
 // A restore costs the start of a daemon with its arena: some seconds a pass.
 constexpr int kRestoreRunsMax = 7;
-// Until a step that is asked for is being written.
-constexpr int kBeginMs = 20;
 // The shard that is being written while saves are measured is as many times as large as theirs.
 constexpr uint64_t kStallShare = 4;
 constexpr int kMemoryEveryMs = 10;
@@ -106,10 +104,10 @@ class Job {
     };
     Samples on, off;
     double saves = 0;
-    const uint64_t persisted = SaveCommitted();
     milliseconds();  // the memory that its chunks come from
-    std::thread asks([&] { rank_->Persist(persisted); });
-    poll(nullptr, 0, kBeginMs);
+    // Answered when it is being written; before that, a newer save might have its copies released.
+    const uint64_t persisted = SaveCommitted();
+    rank_->Persist(persisted);
     while (true) {
       const double taken = milliseconds();
       const bool written = rank_->Reached(persisted, ROPETEAM_PERSISTED);
@@ -117,7 +115,6 @@ class Job {
       if (!written || on.empty()) on.push_back(taken);
       if (written) break;
     }
-    asks.join();
     while (off.size() < on.size()) off.push_back(milliseconds());
     return {Median(on), Median(off), saves};
   }
