@@ -53,6 +53,7 @@ void Agent::Connect(TimeUs now) {
   registration.data_transport = config_.data_transport;
   registration.member = self_;
   registration.seen = seen_;
+  registration.epoch_known = config_.epoch_known;
   registration.settings = config_.settings;
   registration.named = config_.named;
   registration.attempt = attempt_;

@@ -251,12 +251,15 @@ void Coordinator::Answer(Record* record) {
 }
 
 bool Coordinator::IsOurs(Epoch epoch) const {
-  return first_own_ != 0 && epoch >= first_own_ && epoch <= view_->view.epoch;
+  const auto after = own_.upper_bound(epoch);
+  return after != own_.begin() && epoch <= std::prev(after)->second;
 }
 
 void Coordinator::Learn(const Registration& registration) {
   predecessor_until_ = std::max(predecessor_until_, started_at_ + WithDrift(registration.lease_us_max));
   out_lease_until_ = std::max(out_lease_until_, predecessor_until_);
+  reported_ = std::max(reported_, registration.epoch_known);
+  if (view_ != nullptr && registration.epoch_known > view_->view.epoch) changed_ = true;
   const ViewStatePtr& seen = registration.seen;
   if (seen == nullptr) return;
   const Epoch epoch = seen->view.epoch;
@@ -478,7 +481,7 @@ TimeUs Coordinator::ViewPause() const {
 }
 
 Epoch Coordinator::NextEpoch() const {
-  const Epoch next = first_own_ == 0 ? first_epoch_ : view_->view.epoch + 1;
+  const Epoch next = own_.empty() ? first_epoch_ : own_.rbegin()->second + 1;
   if (reported_ < next) return next;
   return (reported_ / kEpochLeap + 1) * kEpochLeap + 1;
 }
@@ -501,7 +504,11 @@ void Coordinator::Publish() {
     }
     members.push_back(&record);
   }
-  if (first_own_ == 0) first_own_ = view.epoch;
+  if (!own_.empty() && own_.rbegin()->second + 1 == view.epoch)
+    own_.rbegin()->second = view.epoch;
+  else
+    own_[view.epoch] = view.epoch;
+  if (own_.size() > kOwnRunsMax) own_.erase(own_.begin());
   std::sort(members.begin(), members.end(), [](const Record* a, const Record* b) {
     return std::tie(a->member.ordinal, a->member.name) < std::tie(b->member.ordinal, b->member.name);
   });

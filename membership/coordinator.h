@@ -237,7 +237,11 @@ class Coordinator {
   ViewStatePtr view_;
   std::deque<ViewStatePtr> given_;  // the last kDeltaBasesMax views, view_ among them: what deltas are from
   std::map<Epoch, ViewDeltaPtr> deltas_;  // from each of them that was needed, to view_
-  Epoch first_own_ = 0;   // the epochs from here to view_'s are this coordinator's own; 0: none yet
+  // The first and last of each run of epochs that this coordinator has given out. A run ends where the next epoch leaps
+  // over some that another coordinator may have given out.
+  static constexpr size_t kOwnRunsMax =
+      64;  // the oldest are forgotten: no node reports a view as old as that
+  std::map<Epoch, Epoch> own_;
   bool changed_ = false;  // the members differ from view_
   const TimeUs started_at_;
   // All leases of predecessors have run out by then. leases_open_ follows; no lease is granted here before.

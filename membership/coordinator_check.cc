@@ -47,6 +47,10 @@ Status Coordinator::Check(const Registration& registration) const {
     return Error(Code::kInvalidArgument, "node %s had a lease of %llu us, limit %llu", member.name.c_str(),
                  static_cast<unsigned long long>(registration.lease_us_max),
                  static_cast<unsigned long long>(kLeaseUsMax));
+  if (registration.epoch_known > kEpochKnownMax)
+    return Error(Code::kInvalidArgument, "node %s knows of epoch %llu, limit %llu", member.name.c_str(),
+                 static_cast<unsigned long long>(registration.epoch_known),
+                 static_cast<unsigned long long>(kEpochKnownMax));
   const ViewStatePtr& seen = registration.seen;
   // The settings that this registration is about to make the job's; see Learn().
   const bool brings =

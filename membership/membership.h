@@ -102,6 +102,9 @@ struct MembershipConfig {
   // View::settings.
   JobSettings settings;
   NamedSettings named;
+  // The highest epoch that this node's memory knows of from former runs (EpochOf() of its newest incarnation); 0: none. The
+  // coordinator's views go on above it, so that their leaders give out incarnations that nobody else does.
+  Epoch epoch_known = 0;
   // The node that embeds the coordinator, for messages. Start() sets it.
   std::string coordinator_node;
 };

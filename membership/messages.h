@@ -35,6 +35,8 @@ inline constexpr size_t kRemovedCarriedMax = 64;
 // No coordinator comes near it by counting; a registrant that reports more is broken, and adopting its number
 // could overflow everybody's epochs.
 inline constexpr Epoch kEpochMax = Epoch{1} << 62;
+// Half of what an Incarnation has room for: 278 years of milliseconds.
+inline constexpr Epoch kEpochKnownMax = Epoch{1} << 43;
 
 // No lease is longer, and no view says that one may last longer.
 inline constexpr TimeUs kLeaseUsMax = kQuarantineMsMin * TimeUs{1000};
@@ -74,6 +76,7 @@ struct Registration {
   NamedSettings named;
   Member member;
   ViewStatePtr seen;  // the last view that reached this process
+  Epoch epoch_known = 0;  // MembershipConfig's
   // Grows with every connection this instance opens; orders registrations that overtake
   uint64_t attempt = 0;
   uint64_t beat = 0;  // as a heartbeat's

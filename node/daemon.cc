@@ -211,6 +211,7 @@ Status Daemon::StartMembership() {
                      options_.storage,     options_.persist_every, options_.persist_every_seconds,
                      options_.restore_from};
   config.named = options_.named;
+  config.epoch_known = node_->epoch_known();
   membership_ = CreateStandaloneMembership(config);
   LOG_INFO("coordinator %s%s", options_.coordinator.c_str(),
            options_.embed_coordinator ? " embedded here" : "");

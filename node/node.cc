@@ -209,6 +209,8 @@ Status Node::InitLocal() {
   return OkStatus();
 }
 
+Epoch Node::epoch_known() const { return EpochOf(store_->incarnation_max()); }
+
 Status Node::Listen() { return local_->Listen(); }
 
 std::string Node::Describe() const {

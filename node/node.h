@@ -47,6 +47,8 @@ class Node {
   // Listens for ranks.
   Status Listen();
   const Member& self() const { return self_; }
+  // The highest epoch that the arena knows of; MembershipConfig's.
+  Epoch epoch_known() const;
   std::string transport_name() const { return data_->transport_name(); }
   std::string Describe() const;  // "socket PATH control HOST:PORT data DESCRIPTION"
 

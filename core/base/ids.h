@@ -33,6 +33,8 @@ inline constexpr int kLifeNumberBits = 20;
 constexpr unsigned long long LifeNumber(Incarnation incarnation) {
   return incarnation & ((uint64_t{1} << kLifeNumberBits) - 1);
 }
+// In which it began, at the latest.
+constexpr Epoch EpochOf(Incarnation incarnation) { return incarnation >> kLifeNumberBits; }
 // Of the incarnation that begins in `epoch`; `newest` is the newest that its leader knows of.
 constexpr Incarnation NextIncarnation(Incarnation newest, Epoch epoch) {
   const Incarnation counted = newest + 1;

@@ -116,6 +116,7 @@ Result<NodeMessage> DecodeRegistration(membership::v1::RegistrationInfo* info) {
                         info->settings().persist_every_named(), info->settings().restore_from_named()};
   registration.beat = info->beat();
   registration.lease_us_max = info->lease_us_max();
+  registration.epoch_known = info->epoch_known();
   if (info->has_seen()) {
     Result<ViewStatePtr> seen = DecodeView(info->mutable_seen());
     if (!seen.ok()) return seen.status();
@@ -154,6 +155,7 @@ NodeFrame Encode(const NodeMessage& message) {
     settings->set_restore_from_named(registration->named.restore_from);
     info->set_beat(registration->beat);
     info->set_lease_us_max(registration->lease_us_max);
+    info->set_epoch_known(registration->epoch_known);
   } else if (const auto* heartbeat = std::get_if<Heartbeat>(&message)) {
     frame.mutable_heartbeat()->set_seen(heartbeat->seen);
     frame.mutable_heartbeat()->set_beat(heartbeat->beat);

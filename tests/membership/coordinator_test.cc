@@ -444,6 +444,25 @@ TEST_F(CoordinatorTest, AnEpochThatNobodyHasSeenIsNotGivenOutAgain) {
   EXPECT_EQ(epoch(100, 3700), 4001u) << "the clock was set back";
 }
 
+// The memory of a restarted daemon knows of an incarnation that began under another coordinator, in a later epoch. A leader of an
+// earlier epoch would give out the number after it, as the other coordinator's leader does.
+TEST_F(CoordinatorTest, EpochsGoOnAboveWhatANodesMemoryKnows) {
+  ASSERT_TRUE(Refused(From("a", 1)).ok());
+  now_ += 100'000;
+  coordinator_->Tick(now_);
+  const Epoch before = coordinator_->view()->view.epoch;
+  Registration knows = From("b", 2);
+  knows.epoch_known = before + 500;
+  ASSERT_TRUE(Refused(knows).ok());
+  now_ += 100'000;
+  coordinator_->Tick(now_);
+  const Epoch after = coordinator_->view()->view.epoch;
+  EXPECT_GT(after, before + 500);
+  Registration broken = From("c", 3);
+  broken.epoch_known = kEpochKnownMax + 1;
+  EXPECT_EQ(Refused(broken).code(), Code::kInvalidArgument);
+}
+
 TEST_F(CoordinatorTest, ANodeThatSaidWhatItHasSeenIsSentWhatChangedSince) {
   for (NodeId id = 1; id <= 5; ++id) ASSERT_TRUE(Refused(From(Numbered("n", id), id)).ok());
   now_ += 100'000;

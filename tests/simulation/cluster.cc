@@ -224,7 +224,8 @@ void Cluster::StartDaemon(size_t index) {
   Trace("host %zu daemon %" PRIx64 " starts, %" PRIu64 " shards adopted", index, host.id, report.shards);
   Give(&host, "start", [](Engine&, TimeUs) {});
   host.refused = OkStatus();
-  membership_->Join(index, host.member, host.clock.drift_ppm(), host.own.has_value() ? &*host.own : nullptr);
+  membership_->Join(index, host.member, host.clock.drift_ppm(), EpochOf(host.store->incarnation_max()),
+                    host.own.has_value() ? &*host.own : nullptr);
 }
 
 void Cluster::MarkBadChunks(Host* host) {

@@ -39,9 +39,10 @@ class SimMembership::Impl {
                    [this](NodeId node, TimeUs valid_until) { OnLease(node, valid_until); }},
                   [this](NodeId node) { return RouteOf(hosts_.at(node).host); }) {}
 
-  void Join(size_t host, const Member& member, int drift_ppm, const OwnSettings* own) {
+  void Join(size_t host, const Member& member, int drift_ppm, Epoch epoch_known, const OwnSettings* own) {
     hosts_[member.id] = {host, 0};
     MembershipConfig config = MakeConfig(config_);
+    config.epoch_known = epoch_known;
     if (own != nullptr) {
       config.settings = own->settings;
       config.named = {own->named, own->named, own->named};
@@ -163,8 +164,9 @@ SimMembership::SimMembership(const Config& config, Scheduler* scheduler, Network
                              Listener listener)
     : impl_(std::make_unique<Impl>(config, scheduler, network, random, std::move(listener))) {}
 SimMembership::~SimMembership() = default;
-void SimMembership::Join(size_t host, const Member& member, int drift_ppm, const OwnSettings* own) {
-  impl_->Join(host, member, drift_ppm, own);
+void SimMembership::Join(size_t host, const Member& member, int drift_ppm, Epoch epoch_known,
+                         const OwnSettings* own) {
+  impl_->Join(host, member, drift_ppm, epoch_known, own);
 }
 void SimMembership::Gone(NodeId instance, bool reset) { impl_->Gone(instance, reset); }
 void SimMembership::Pause(NodeId instance) { impl_->Pause(instance); }

@@ -46,8 +46,8 @@ class SimMembership {
                 Listener listener);
   ~SimMembership();
 
-  // The host's clock is faster than true time by that much. `own` may be null.
-  void Join(size_t host, const Member& member, int drift_ppm, const OwnSettings* own);
+  // The host's clock is faster than true time by that much. `epoch_known`: by its memory. `own` may be null.
+  void Join(size_t host, const Member& member, int drift_ppm, Epoch epoch_known, const OwnSettings* own);
   // The daemon's process has ended. `reset`: its host lives and closes its connections.
   void Gone(NodeId instance, bool reset);
   // The daemon's process is stopped (SIGSTOP), and goes on.
