@@ -70,6 +70,9 @@ Status Persistence::Request(const StepId& id, const Life& life) {
     if (step == nullptr || !step->committed || step->given_up || step->evictable)
       return Error(Code::kAborted, "%s: a newer step is committed, and not every copy of this one is kept",
                    id.ToString().c_str());
+    // The question is repeated until it is answered: it must not begin anew each time, for ever.
+    if (!refused_.empty() && context_.now < refused_at_ + kHoldAgainUs)
+      return Error(Code::kAborted, "%s: %s", id.ToString().c_str(), refused_.c_str());
     if (run_ && waiting_ && waiting_->requested)
       return Error(Code::kAborted, "%s, which was asked for too, waits already",
                    waiting_->id.ToString().c_str());
@@ -178,6 +181,7 @@ void Persistence::OnConfirmed(const Status& status) {
   if (status.code() == Code::kAlreadyExists) {
     const LogLevel level = status.message() == refused_ ? LogLevel::kDebug : LogLevel::kWarning;
     refused_ = status.message();
+    refused_at_ = context_.now;
     Note(run_->step.id, refused_, level);
     return EndRun();
   }

@@ -190,7 +190,8 @@ class Persistence {
   std::set<StepId> kept_;
   std::optional<Run> run_;
   uint64_t runs_ = 0;
-  std::string refused_;  // storage, when it was asked for last, and why
+  std::string refused_;    // storage, when it was asked for last, and why
+  TimeUs refused_at_ = 0;  // then
   StepId judged_;
   StepId last_due_;
   TimeUs last_due_at_ = 0;

@@ -381,6 +381,8 @@ def test_a_second_allocation_is_refused_and_may_take_over(cluster, tmp_path):
     one.save()
     wait_until(lambda: "was taken over by node node-0" in logs(first), "the first to say that it has lost the lock")
     assert "writes and deletes nothing there any more" in logs(first)
+    with pytest.raises(ropeteam.Aborted, match="was taken over by node node-0"):
+        one.rope.persist(one.step)
     rope.close()
     one.rope.close()
     assert steps_in(store) == [9]

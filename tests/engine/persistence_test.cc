@@ -471,7 +471,15 @@ TEST_F(PersistenceTest, StorageOfAnotherClusterIsRefusedAndAskedForByTheNextStep
   EXPECT_THAT(TakeOrders(), IsEmpty());
   EXPECT_THAT(Persisting(), IsEmpty());
   EXPECT_THAT(Why(10), HasSubstr("node x of another cluster"));
+  // Who asks for it is told, and is not kept waiting by a step that begins and ends with each question.
+  const Status asked = persistence_.Request({kLife, 10}, life_);
+  EXPECT_EQ(asked.code(), Code::kAborted);
+  EXPECT_THAT(asked.message(), HasSubstr("node x of another cluster"));
+  EXPECT_THAT(Persisting(), IsEmpty());
   hold_says_ = OkStatus();
+  PassTime(6'000'000);
+  EXPECT_TRUE(persistence_.Request({kLife, 10}, life_).ok()) << "the other one may have gone";
+  EXPECT_THAT(Persisting(), ElementsAre(10));
   Commit(20);
   EXPECT_THAT(TakeOrders(), SizeIs(2));
 }
