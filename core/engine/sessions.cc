@@ -386,8 +386,14 @@ void Sessions::NoteEnded(SessionId id, Step step) {
 }
 
 Sessions::Progress& Sessions::ProgressOf(const ShardId& shard) {
-  while (progress_.size() >= kProgressMax && progress_.begin()->first < shard)
-    progress_.erase(progress_.begin());
+  while (progress_.size() >= kProgressMax) {
+    // Of a step that is being persisted a rank may ask an hour later.
+    auto oldest = progress_.begin();
+    while (oldest != progress_.end() && parts_.context.announced.persisting.contains(StepOf(oldest->first)))
+      ++oldest;
+    if (oldest == progress_.end() || !(oldest->first < shard)) break;
+    progress_.erase(oldest);
+  }
   return progress_[shard];
 }
 
@@ -453,6 +459,9 @@ std::optional<Status> Sessions::Outcome(const Waiter& waiter) const {
     return Error(Code::kAborted, "%s never will be %s: the world is in incarnation %llu",
                  waiter.shard.ToString().c_str(), LevelName(waiter.level),
                  LifeNumber(parts_.context.life.incarnation));
+  // Its copies may have been released since.
+  if (progress == progress_.end() && parts_.context.announced.persisted.contains(StepOf(waiter.shard)))
+    return OkStatus();
   if (progress == progress_.end())
     return Error(Code::kNotFound, "%s was not saved here", waiter.shard.ToString().c_str());
   if (waiter.deadline <= parts_.context.now)

@@ -565,6 +565,24 @@ TEST_F(StorageStory, TheNextLeaderKnowsWhoReadsFromStorage) {
   EXPECT_EQ(cluster_->storage().loads(), loads + 1);
 }
 
+// A rank saves every few milliseconds while storage is away, and asks now and then for the step that is being written.
+TEST_F(StorageStory, AStepIsAskedForAfterThousandsOfNewerOnes) {
+  StartStored(2, 10'000);
+  StartWorld(1, {0});
+  SaveEverywhere(1, 1);
+  cluster_->RunFor(kSecond);  // storage is listed
+  const TimeUs back = cluster_->now() + 300 * kSecond;
+  cluster_->storage().TakeAway(back);
+  ASSERT_EQ(Persist(0, 1).ToString(), "ok");
+  for (Step step = 2; step < 4300; ++step) SaveEverywhere(1, step);
+  EXPECT_EQ(Wait(1, 1, 0, Level::kPersisted).code(), Code::kDeadlineExceeded);
+  cluster_->RunFor(back - cluster_->now());
+  AwaitPersisted(1, 1);
+  for (Step step = 4300; step < 8600; ++step) SaveEverywhere(1, step);
+  EXPECT_EQ(Wait(1, 1, 0, Level::kPersisted).ToString(), "ok");
+  EXPECT_EQ(Wait(1, 2, 0, Level::kCommitted).code(), Code::kNotFound);
+}
+
 // Storage is away for the first eight seconds of a leader.
 TEST_F(StorageStory, StorageThatIsBackInTimeIsLookedAt) {
   StartStored(4);
