@@ -24,8 +24,7 @@ class Asker {
   uint64_t Ask(Question::Topic topic, std::string payload, TimeUs deadline, Done done);
   // Of a question that is open: its `done` is never called.
   void Forget(uint64_t number);
-  // The lowest number of a question that is open or still to come.
-  uint64_t oldest() const { return questions_.empty() ? next_number_ : questions_.begin()->first; }
+  uint64_t next_number() const { return next_number_; }
 
   void OnReply(NodeId from, const Reply& reply);
   void OnView();  // the leader may be another: ask at once

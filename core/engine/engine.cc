@@ -400,7 +400,7 @@ void Engine::Impl::SendInventory() {
   inventory.report = Report();
   inventory.life = context_.life;
   inventory.incarnation_max = context_.store.incarnation_max();
-  inventory.asking_from = parts_.asker.oldest();
+  inventory.asking_from = parts_.sessions.asking_from();
   inventory.short_of_memory = parts_.memory.refuses_replicas();
   for (const StepId& id : context_.announced.persisting) inventory.persisting.push_back({id});
   inventory.loading = parts_.persister.loading();

@@ -22,7 +22,9 @@ void Leader::OnQuestion(NodeId from, const Question& question) {
                  Error(Code::kUnavailable, "the leader waits for the inventory of %s", Missing().c_str()));
   }
   const MemberState* asker = Find(from);
-  if (asker == nullptr || question.number < asker->inventory().asking_from) return;  // a late repeat
+  if (asker == nullptr) return;
+  if (question.topic == Question::Topic::kJoin && question.number < asker->inventory().asking_from)
+    return;  // a late repeat
   const bool decides = question.topic == Question::Topic::kJoin ||
                        question.topic == Question::Topic::kLatest ||
                        question.topic == Question::Topic::kPersist;

@@ -189,8 +189,8 @@ struct Inventory {
   NodeReport report;
   Life life;
   Incarnation incarnation_max = 0;
-  // The node waits for no answer to a question with a lower number. Ignore such a question, it is a late repeat:
-  // the rank that it was to admit is among the sessions or has gone.
+  // The node waits for no answer to a question to join with a lower number. Ignore such a question, it is a late
+  // repeat: the rank that it was to admit is among the sessions or has gone.
   uint64_t asking_from = 0;
   // A replica of a step of this incarnation was refused here for want of memory, and the source still asks.
   bool short_of_memory = false;

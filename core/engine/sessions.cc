@@ -707,6 +707,15 @@ bool Sessions::HasRank(Rank rank) const {
   });
 }
 
+// Of questions to join alone. Another one may wait for as long as a rank likes, and be answered when nothing else changes
+// that would send an inventory.
+uint64_t Sessions::asking_from() const {
+  uint64_t oldest = parts_.asker.next_number();
+  for (const auto& [id, session] : sessions_)
+    if (session.question != 0) oldest = std::min(oldest, session.question);
+  return oldest;
+}
+
 uint64_t Sessions::filling_chunks() const {
   uint64_t chunks = quiescing_chunks_;
   for (const auto& [id, save] : saves_) {

@@ -53,6 +53,7 @@ class Sessions {
 
   std::vector<SessionReport> Report() const;
   bool HasRank(Rank rank) const;
+  uint64_t asking_from() const;     // as in Inventory
   uint64_t filling_chunks() const;  // allocated to saves that are not sealed
   bool saving() const { return !saves_.empty(); }
 

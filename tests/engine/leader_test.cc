@@ -620,6 +620,16 @@ TEST_F(LeaderTest, AHandleOfAnotherWorldSizeEndsNoWorldWithoutANameThatIsOpen) {
   EXPECT_GT(Told(kFirst).life.incarnation, kLife);
 }
 
+// Another question may be older than any to join that the node still asks.
+TEST_F(LeaderTest, OfQuestionsThatComeLateOnlyThoseToJoinAreIgnored) {
+  Members({kFirst});
+  question_ = 9;
+  Tell(kFirst, {});
+  question_ = 0;
+  EXPECT_EQ(Join(kFirst, 0, "life6"), Code::kDeadlineExceeded);
+  EXPECT_EQ(Ask(kFirst, Question::Topic::kReport, ""), Code::kOk);
+}
+
 // Once the next incarnation has chosen another step, what the one before restored is as any other.
 TEST_F(LeaderTest, WhatALifeRestoredMayGoWhenTheNextHasChosenAnother) {
   const StepId restored{kLife - 1, 5};

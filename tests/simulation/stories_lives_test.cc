@@ -293,6 +293,26 @@ TEST_F(Story, ALateHelloOfTheDeadKeepsNobodyOut) {
   SaveEverywhere(2, 1);
 }
 
+// Without names for lives: a rank is admitted and dies before it hears so, while another one on its node, which has died
+// too, had asked for a step to restore that may take a minute. The next world, of another size, need not wait for that.
+TEST_F(Story, AQuestionOfTheDeadKeepsNoSeatTaken) {
+  named_lives_ = false;
+  StartNodes(3);
+  ASSERT_EQ(LeaderHost(), 0u);
+  LoseHost(2);  // whose shards the first rank waits for
+  ASSERT_TRUE(Until([&] { return cluster_->host(1).view.members.size() == 2; })) << Trouble();
+  for (const Rank rank : {0u, 1u}) AddRank(1, rank, 3, 1);
+  ASSERT_TRUE(Hello(1, 0).ok()) << Trouble();
+  RankOf(1, 0).Latest(60 * kSecond, [](const Status&, const AnswerLatest&) {});
+  cluster_->RunFor(10 * kMs);
+  cluster_->network().Cut(0, 1, cluster_->now() + 100 * kMs);
+  RankOf(1, 1).Hello(5 * kSecond, [](const Status&) {});
+  cluster_->RunFor(50 * kMs);
+  StopWorld(1);
+  StartWorld(2, {0});
+  EXPECT_NE(LifeOf(2), LifeOf(1));
+}
+
 // The leader is lost with the only word of which step the life restores, just when the first rank has been
 // told. The ranks that ask later are told the same step, or none.
 TEST_F(Story, TheStepToRestoreOutlivesItsLeader) {
