@@ -137,6 +137,26 @@ TEST_F(Story, NoTwoLivesHaveOneNumber) {
   }
 }
 
+// A node comes from another coordinator, which had counted further, and only its memory says so. Later incarnations have
+// higher numbers, also when that memory is lost.
+TEST_F(Story, NumbersOfLivesGoOnAboveWhatAnyMemoryKnew) {
+  StartNodes(2);
+  cluster_->StartCoordinator();
+  cluster_->membership().Route(1, 1, true);
+  ASSERT_TRUE(Until([&] { return cluster_->host(1).view.members.size() == 1; })) << Trouble();
+  StartWorld(1, {1});
+  StopWorld(1);
+  cluster_->CrashDaemon(1);
+  cluster_->membership().Route(1, 0, false);
+  cluster_->StartDaemon(1);
+  ASSERT_TRUE(Until([&] { return cluster_->host(0).view.Contains(cluster_->host(1).id); })) << Trouble();
+  for (const size_t host : {size_t{0}, size_t{1}}) LoseHost(host);
+  for (const size_t host : {size_t{0}, size_t{1}}) cluster_->StartHost(host);
+  AwaitOneView();
+  StartWorld(2);
+  EXPECT_GT(LifeOf(2), LifeOf(1));
+}
+
 // A node that died comes back under its name at once, as another instance, and is used again.
 TEST_F(Story, NodeComesBackUnderItsName) {
   StartNodes(2);
