@@ -223,6 +223,7 @@ void Cluster::StartDaemon(size_t index) {
   host.lost_links.clear();
   Trace("host %zu daemon %" PRIx64 " starts, %" PRIu64 " shards adopted", index, host.id, report.shards);
   Give(&host, "start", [](Engine&, TimeUs) {});
+  if (!host.daemon_runs()) return;  // it crashed in its first input
   host.refused = OkStatus();
   membership_->Join(index, host.member, host.clock.drift_ppm(), EpochOf(host.store->incarnation_max()),
                     host.own.has_value() ? &*host.own : nullptr);
