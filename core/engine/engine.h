@@ -205,8 +205,9 @@ class Engine {
   void OnCheckDone(TimeUs now, uint64_t tag, const std::vector<uint32_t>& bad);
   // `done` holds the result that the work names if `status` is OK; StorageDone::bad also if it is kCorrupt.
   void OnStorageDone(TimeUs now, uint64_t tag, const Status& status, const StorageDone& done);
-  // The work has made no progress for a minute: a file system hangs, say. It is still answered by OnStorageDone() when
-  // it ends, and until then its chunks stay as they are; whoever waits for it looks elsewhere.
+  // The work has made no progress for over a minute, which is longer than a call that keeps its deadline: a file system
+  // hangs, say. Called once or more. It is still answered by OnStorageDone() when it ends, and until then its chunks stay as
+  // they are; whoever waits for it looks elsewhere.
   void OnStorageStalled(TimeUs now, uint64_t tag);
   // No byte of this (departed) instance's transfers can land any more.
   void OnPeerFenced(TimeUs now, NodeId peer);

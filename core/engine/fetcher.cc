@@ -448,7 +448,7 @@ void Fetcher::LoadFromStorage(Job* job) {
 // It goes on, and counts if it ends before another node has the shard.
 void Fetcher::OnLoadStalled(uint64_t id, uint64_t load) {
   Job* job = Find(id);
-  if (job == nullptr || job->load != load) return;
+  if (job == nullptr || job->load != load || job->load_stalled) return;
   LOG_WARNING("reading %s from storage has made no progress for a minute", job->shard.ToString().c_str());
   // What is here of it already lies between the chunks that the load may write: there is no other place to read to.
   if (job->have_meta) return;

@@ -30,7 +30,7 @@ class Persister {
   void OnLeaderState(const std::set<StepId>& persisting);
 
   using Loaded = std::function<void(const Status&, const LoadedChunks&)>;
-  // `stalled`: called when it has made no progress for a minute; `loaded` still follows.
+  // `stalled`: called when it has made no progress for over a minute, once or more; `loaded` still follows.
   void Load(LoadChunks load, Loaded loaded, std::function<void()> stalled);
   std::vector<ShardKey> loading() const;  // and do not stall
   // Another node has found the shard to be damaged on storage: this one reads it, too.

@@ -19,7 +19,7 @@ class StorageWorks {
   explicit StorageWorks(Context* context) : context_(*context) {}
 
   using Done = std::function<void(const Status&, const StorageDone&)>;
-  // `stalled` is called when the work has made no progress for a minute, once or more; `done` still follows.
+  // `stalled` is called when the work has made no progress for over a minute, once or more; `done` still follows.
   void Start(StorageWork work, Done done, std::function<void()> stalled = {}) {
     StartStorage& start = context_.out.storage.emplace_back();
     start.tag = next_tag_;

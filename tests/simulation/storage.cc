@@ -131,7 +131,10 @@ void SimStorage::Stall(const JobPtr& job) {
     scheduler_.After(kPausedUs, [this, job] { Stall(job); });
     return;
   }
+  const bool again = std::exchange(job->stalled, true);
   stalled(job->host, job->instance, job->start.tag);
+  // Also while what the first call began is under way.
+  scheduler_.After(again ? options_.stalled_us : 1, [this, job] { Stall(job); });
 }
 
 void SimStorage::Later(const JobPtr& job) {

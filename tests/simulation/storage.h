@@ -144,6 +144,7 @@ class SimStorage {
     uint64_t chunk_bytes = 0;
     size_t stage = 0;
     bool hangs = false;
+    bool stalled = false;  // the daemon was told
     std::string bytes;
     StorageDone done;
   };
