@@ -128,7 +128,7 @@ Status Daemon::Run() {
   // The lease goes back with the leave message: nothing may be started under it after that.
   if (node_ != nullptr) node_->OnLease(0);
   if (membership_ != nullptr) membership_->Stop();
-  node_.reset();
+  EndNode();
   if (!started.ok()) return started;
   if (end_.ok()) LOG_INFO("stopped, arena %s stays", arena_->path().c_str());
   return end_;
@@ -195,6 +195,14 @@ Status Daemon::NewNode() {
   return OkStatus();
 }
 
+void Daemon::EndNode() {
+  if (node_ != nullptr && !node_->Stop()) {
+    hangs_ = true;
+    (void)node_.release();
+  }
+  node_.reset();
+}
+
 Status Daemon::StartMembership() {
   MembershipConfig config;
   config.job = options_.job;
@@ -240,8 +248,11 @@ void Daemon::OnRefused(const Status& status) {
     return loop_.Stop();
   }
   LOG_WARNING("this node was declared dead while alive, it begins anew: %s", status.message().c_str());
-  node_.reset();
-  end_ = arena_->Renew();  // peers that have not heard yet must not write into the next life's chunks
+  EndNode();
+  if (hangs_)  // in a thread that still uses the arena
+    end_ = Error(Code::kUnavailable, "a call of storage has not returned, this daemon must be started again");
+  else
+    end_ = arena_->Renew();  // peers that have not heard yet must not write into the next life's chunks
   options_.take_over_storage = false;  // once, not whenever this node begins again
   if (end_.ok()) end_ = NewNode();
   if (end_.ok()) end_ = node_->Listen();

@@ -29,12 +29,15 @@ class Daemon {
   // Run() returned because the job will not have this node: coming back at once would not help, or harm
   // another.
   bool refused() const { return refused_; }
+  // Run() returned though a thread hangs in storage and still uses parts of this Daemon: end the process by _exit().
+  bool hangs() const { return hangs_; }
 
  private:
   Status Start();
   Status StartMembership();
   Status ChooseCoordinator();
   Status NewNode();
+  void EndNode();
   void OnRefused(const Status& status);
   void TellReady();
 
@@ -46,6 +49,7 @@ class Daemon {
   std::unique_ptr<Node> node_;
   Status end_;  // why Run() returns
   bool refused_ = false;
+  bool hangs_ = false;
 };
 
 }  // namespace ropeteam

@@ -5,6 +5,7 @@
 // it was ready, or by a second one a second or more after the first.
 
 #include <malloc.h>
+#include <unistd.h>
 
 #include <cstdio>
 
@@ -44,9 +45,13 @@ int main(int argc, char** argv) {
   }
   ropeteam::Daemon daemon(options);
   const ropeteam::Status ended = daemon.Run();
-  if (ended.ok()) return 0;
-  LOG_ERROR("%s", ended.ToString().c_str());
-  // The log may go to a file: the program that started it sees why on stderr as well.
-  if (!options.log_file.empty()) std::fprintf(stderr, "ropeteamd: %s\n", ended.ToString().c_str());
-  return daemon.refused() ? kExitRefused : 1;
+  int code = 0;
+  if (!ended.ok()) {
+    LOG_ERROR("%s", ended.ToString().c_str());
+    // The log may go to a file: the program that started it sees why on stderr as well.
+    if (!options.log_file.empty()) std::fprintf(stderr, "ropeteamd: %s\n", ended.ToString().c_str());
+    code = daemon.refused() ? kExitRefused : 1;
+  }
+  if (daemon.hangs()) _exit(code);  // the log is written line by line
+  return code;
 }

@@ -24,6 +24,8 @@ constexpr uint64_t kListedManifestBytesMax = 4ull << 20;
 constexpr size_t kListedObjectsMax = 8192;
 constexpr size_t kBegunStepsMax = 64;  // steps in flight are a handful
 constexpr size_t kNamedMax = 16;       // nodes in one line of the log
+// Between looks for work on storage that stalls: little beside the minute after which it does.
+constexpr TimeUs kStorageLookUs = 5'000'000;
 
 std::string ReadStream(const Store& store, const SealedShard& shard, uint64_t offset, uint64_t length) {
   std::string bytes;
@@ -90,6 +92,12 @@ Node::Node(const Options& options, EventLoop* loop, ArenaFile* arena, OnSuspect 
     : options_(options), loop_(loop), arena_(arena), on_suspect_(std::move(on_suspect)) {}
 
 Node::~Node() {
+  if (alive_ != nullptr) (void)Stop();
+  storage_.reset();
+  engine_.reset();
+}
+
+bool Node::Stop() {
   alive_.reset();
   loop_->SetTimer(EventLoop::kNever, nullptr);
   // Who feeds the Engine goes before it, and the fabric lets go of the arena before the store does.
@@ -97,8 +105,7 @@ Node::~Node() {
   if (control_ != nullptr) control_->Stop();
   if (data_ != nullptr) data_->Stop();
   checks_.reset();
-  storage_.reset();
-  engine_.reset();
+  return storage_ == nullptr || storage_->Stop();
 }
 
 Status Node::Init(const OpenFabric& open_fabric) {
@@ -313,12 +320,22 @@ void Node::CarryOut(Outbox& outbox) {
 }
 
 void Node::ArmTimer() {
-  loop_->SetTimer(std::min(engine_->NextTimer(), local_->NextTimer()), [this] {
+  TimeUs next = std::min(engine_->NextTimer(), local_->NextTimer());
+  if (storage_ != nullptr) next = std::min(next, storage_look_at_);
+  loop_->SetTimer(next, [this] {
     Drive([this](Engine& engine, TimeUs now) {
       engine.OnTimer(now);
       local_->OnTimer(now);
+      LookAtStorage(engine, now);
     });
   });
+}
+
+void Node::LookAtStorage(Engine& engine, TimeUs now) {
+  if (storage_ == nullptr || now < storage_look_at_) return;
+  storage_look_at_ = now + kStorageLookUs;
+  for (const uint64_t tag : storage_->Stalled(std::chrono::steady_clock::now()))
+    engine.OnStorageStalled(now, tag);
 }
 
 void Node::OnControlMessage(NodeId from, std::string envelope) {

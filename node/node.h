@@ -42,7 +42,11 @@ class Node {
   // the Node, and `arena` must serve no other Node meanwhile.
   static Result<std::unique_ptr<Node>> Create(const Options& options, EventLoop* loop, ArenaFile* arena,
                                               OnSuspect on_suspect, OpenFabric open_fabric = CreateFabric);
-  ~Node();  // closes every session, stops the threads; the arena keeps what is sealed
+  ~Node();  // as Stop(), then waits for storage for as long as it hangs; the arena keeps what is sealed
+
+  // Closes every session and stops the threads, once; nothing may be called after it. False: a thread hangs in storage and
+  // uses this Node and the arena. They must not be destroyed then: the process must end by _exit().
+  bool Stop();
 
   // Listens for ranks.
   Status Listen();
@@ -77,6 +81,7 @@ class Node {
   void Drive(const std::function<void(Engine&, TimeUs)>& input);
   void CarryOut(Outbox& outbox);
   void ArmTimer();
+  void LookAtStorage(Engine& engine, TimeUs now);
   void OnControlMessage(NodeId from, std::string envelope);
   void LogView(const View& view, const std::unordered_set<NodeId>& members) const;
   void LogEvent(const LevelEvent& event);
@@ -93,8 +98,9 @@ class Node {
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<CheckWorkers> checks_;
   std::unique_ptr<StorageWorkers> storage_;
-  uint64_t transfers_ = 0;                   // under way
-  Status storage_trouble_;  // why there is none though the job has storage
+  TimeUs storage_look_at_ = 0;  // next, for work that stalls
+  uint64_t transfers_ = 0;      // under way
+  Status storage_trouble_;      // why there is none though the job has storage
   std::unique_ptr<DataPlane> data_;
   std::string fallback_;  // why RDMA was passed over; empty when it was not
   std::unique_ptr<ControlPlane> control_;

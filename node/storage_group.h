@@ -17,7 +17,7 @@ namespace ropeteam {
 
 struct StorageWorkers::Group {
  public:
-  explicit Group(TaskThreads* threads) : threads_(*threads) {}
+  explicit Group(StorageWorkers* workers) : threads_(*workers->parts_), watch_(workers->watch_) {}
   ~Group() { (void)Wait(); }
 
   void Add(std::function<Status()> task) {
@@ -25,13 +25,17 @@ struct StorageWorkers::Group {
       const std::lock_guard lock(mutex_);
       ++open_;
     }
-    threads_.Submit([this, task = std::move(task)] {
+    StorageWatch::Work* const work = StorageWatch::Current();
+    watch_.AddPart(work);
+    threads_.Submit([this, work, task = std::move(task)] {
+      watch_.TakePart(work);
       bool failed = false;
       {
         const std::lock_guard lock(mutex_);
         failed = !status_.ok();
       }
       Status status = failed ? OkStatus() : task();
+      watch_.EndPart();
       const std::lock_guard lock(mutex_);
       if (status_.ok() && !status.ok()) status_ = std::move(status);
       if (--open_ == 0) done_.notify_all();
@@ -45,6 +49,7 @@ struct StorageWorkers::Group {
 
  private:
   TaskThreads& threads_;
+  StorageWatch& watch_;
   std::mutex mutex_;
   std::condition_variable done_;
   size_t open_ = 0;  // guarded by mutex_

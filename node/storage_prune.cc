@@ -31,7 +31,7 @@ Result<StoredList> StorageWorkers::Prune(const PruneStored& prune) {
       storage::ChooseKept(config_.rules, steps, static_cast<uint64_t>(std::time(nullptr)));
   for (size_t i = 0; i < steps.size(); ++i) {
     if (kept[i] != storage::kKeptNot || !steps[i].good) continue;
-    if (const Status held = lock_.Check(); !held.ok()) return gone.steps.empty() ? held : Result(gone);
+    if (const Status held = lock_->Check(); !held.ok()) return gone.steps.empty() ? held : Result(gone);
     const Result<uint64_t> removed = storage::RemoveStep(config_.sink.get(), config_.job, steps[i].name,
                                                          /*finished=*/true, kCallTimeout);
     if (!removed.ok()) {

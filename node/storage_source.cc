@@ -21,7 +21,7 @@ Result<const StorageWorkers::Place*> StorageWorkers::Source() {
   Result<std::unique_ptr<storage::Sink>> sink = storage::OpenSink(parsed->url);
   if (!sink.ok()) return sink.status();
   LOG_INFO("restores from %s", (*sink)->Describe().c_str());
-  source_.sink = std::move(*sink);
+  source_.sink = watch_.Watched(std::move(*sink));
   return &source_;
 }
 

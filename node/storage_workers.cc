@@ -46,13 +46,15 @@ void TaskThreads::Run() {
 }
 
 StorageWorkers::StorageWorkers(Config config, Done done)
-    : config_(std::move(config)),
+    : config_([this, &config] {
+        config.sink = watch_.Watched(std::move(config.sink));
+        config.lock_sink = watch_.Watched(std::move(config.lock_sink));
+        return std::move(config);
+      }()),
       done_(std::move(done)),
-      own_{config_.sink, config_.job},
-      lock_({.sink = config_.lock_sink,
-             .job = config_.job,
-             .node = config_.node,
-             .take_over = config_.take_over}) {
+      own_{config_.sink, config_.job} {
+  lock_.emplace(storage::JobLock::Config{
+      .sink = config_.lock_sink, .job = config_.job, .node = config_.node, .take_over = config_.take_over});
   if (own_.sink != nullptr) own_.sink->SetYield([this](size_t bytes) { Yield(bytes); });
   parts_.emplace(kPartThreads);
   works_.emplace(kWorkThreads);
@@ -60,55 +62,81 @@ StorageWorkers::StorageWorkers(Config config, Done done)
 }
 
 StorageWorkers::~StorageWorkers() {
-  lock_.Leave();
-  if (own_.sink != nullptr) own_.sink->Stop();
+  if (!ender_.joinable()) (void)Stop();
+  ender_.join();
+}
+
+bool StorageWorkers::Stop(std::chrono::milliseconds timeout) {
+  const std::future<void> left = left_.get_future(), ended = ended_.get_future();
+  ender_ = std::thread([this] {
+    lock_->Leave();
+    left_.set_value();
+    lists_.reset();
+    works_.reset();
+    parts_.reset();
+    lock_.reset();
+    ended_.set_value();
+  });
+  (void)left.wait_for(timeout);
   {
-    const std::lock_guard lock(source_mutex_);
-    if (source_.sink != nullptr) source_.sink->Stop();
+    const std::lock_guard lock(pace_mutex_);
+    stopping_ = true;
   }
-  lists_.reset();
-  works_.reset();
-  parts_.reset();
+  stops_.notify_all();
+  if (own_.sink != nullptr) own_.sink->Stop();
+  // Not while it is being opened: that, too, may hang.
+  if (const std::unique_lock lock(source_mutex_, std::try_to_lock);
+      lock.owns_lock() && source_.sink != nullptr)
+    source_.sink->Stop();
+  if (ended.wait_for(timeout) == std::future_status::ready) return true;
+  LOG_ERROR("storage hangs: a call has not returned from %s, works that are not done %zu",
+            own_.sink != nullptr ? own_.sink->Describe().c_str() : config_.restore_from.c_str(),
+            watch_.works());
+  return false;
 }
 
 void StorageWorkers::Submit(StartStorage start) {
-  works_->Submit([this, start = std::move(start)] { Do(start); });
+  StorageWatch::Work* const work = watch_.Add(start.tag);
+  works_->Submit([this, work, start = std::move(start)] {
+    watch_.Take(work);
+    StorageDone done;
+    Status status = Do(start.work, &done);
+    watch_.Remove(work);
+    done_(start.tag, std::move(status), std::move(done));
+  });
 }
 
-void StorageWorkers::Do(const StartStorage& start) {
-  StorageDone done;
-  const bool reads = std::holds_alternative<ListStored>(start.work) ||
-                     std::holds_alternative<ReadStored>(start.work) ||
-                     std::holds_alternative<LoadChunks>(start.work);
-  if (own_.sink == nullptr && !reads)
-    return done_(start.tag, Error(Code::kUnsupported, "this job has no storage"), std::move(done));
+Status StorageWorkers::Do(const StorageWork& work, StorageDone* done) {
+  const bool reads = std::holds_alternative<ListStored>(work) || std::holds_alternative<ReadStored>(work) ||
+                     std::holds_alternative<LoadChunks>(work);
+  if (own_.sink == nullptr && !reads) return Error(Code::kUnsupported, "this job has no storage");
   Status status;
   const auto take = [&](auto result) {
     status = result.status();
-    if (result.ok()) done.result = std::move(*result);
+    if (result.ok()) done->result = std::move(*result);
   };
-  if (std::holds_alternative<ListStored>(start.work)) take(List());
-  if (const auto* read = std::get_if<ReadStored>(&start.work)) take(ReadStep(read->step));
-  if (const auto* name = std::get_if<NameFiles>(&start.work)) take(Names(*name, &done.bad));
-  if (const auto* write = std::get_if<WriteShard>(&start.work)) take(Write(*write, &done.bad));
-  if (const auto* manifest = std::get_if<WriteManifest>(&start.work)) {
-    status = lock_.Check();
+  if (std::holds_alternative<ListStored>(work)) take(List());
+  if (const auto* read = std::get_if<ReadStored>(&work)) take(ReadStep(read->step));
+  if (const auto* name = std::get_if<NameFiles>(&work)) take(Names(*name, &done->bad));
+  if (const auto* write = std::get_if<WriteShard>(&work)) take(Write(*write, &done->bad));
+  if (const auto* manifest = std::get_if<WriteManifest>(&work)) {
+    status = lock_->Check();
     if (status.ok()) status = PutManifest(*manifest->step);
   }
-  if (const auto* load = std::get_if<LoadChunks>(&start.work)) take(Load(*load));
-  if (const auto* mark = std::get_if<MarkStored>(&start.work)) {
-    status = lock_.Check();
+  if (const auto* load = std::get_if<LoadChunks>(&work)) take(Load(*load));
+  if (const auto* mark = std::get_if<MarkStored>(&work)) {
+    status = lock_->Check();
     if (status.ok())
       status = storage::MarkDamaged(config_.sink.get(), config_.job,
                                     {mark->step.step, mark->step.incarnation}, mark->why, kCallTimeout);
   }
-  if (std::holds_alternative<HoldStorage>(start.work)) {
-    status = lock_.Hold();
+  if (std::holds_alternative<HoldStorage>(work)) {
+    status = lock_->Hold();
     if (status.ok() && !leftovers_aborted_.exchange(true)) parts_->Submit([this] { AbortLeftovers(); });
   }
-  if (std::holds_alternative<ReleaseStorage>(start.work)) status = lock_.Release();
-  if (const auto* prune = std::get_if<PruneStored>(&start.work)) take(Prune(*prune));
-  done_(start.tag, std::move(status), std::move(done));
+  if (std::holds_alternative<ReleaseStorage>(work)) status = lock_->Release();
+  if (const auto* prune = std::get_if<PruneStored>(&work)) take(Prune(*prune));
+  return status;
 }
 
 std::string StorageWorkers::FolderOf(const StepId& step) const {
@@ -137,6 +165,7 @@ void StorageWorkers::SetUrgent(bool urgent) {
 }
 
 void StorageWorkers::Yield(uint64_t bytes) {
+  watch_.Moved();
   if (!urgent_.load(std::memory_order_relaxed)) return;
   std::unique_lock lock(urgent_mutex_);
   not_urgent_.wait_for(lock, std::chrono::microseconds(bytes * 1'000'000 / kYieldingBytesPerS),
@@ -148,13 +177,14 @@ void StorageWorkers::Pace(uint64_t bytes) {
   if (config_.moved) config_.moved(bytes);
   if (config_.bytes_per_s == 0) return;
   const auto takes = std::chrono::microseconds(bytes * 1'000'000 / config_.bytes_per_s);
-  std::chrono::steady_clock::time_point begin;
-  {
-    const std::lock_guard lock(pace_mutex_);
-    begin = std::max(pace_until_, std::chrono::steady_clock::now());
-    pace_until_ = begin + takes;
+  std::unique_lock lock(pace_mutex_);
+  auto now = std::chrono::steady_clock::now();
+  const auto begin = std::max(pace_until_, now);
+  pace_until_ = begin + takes;
+  for (; now < begin && !stopping_; now = std::chrono::steady_clock::now()) {
+    stops_.wait_until(lock, std::min(begin, now + kPaceTold));
+    watch_.Moved();
   }
-  std::this_thread::sleep_until(begin);
 }
 
 }  // namespace ropeteam

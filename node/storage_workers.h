@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -25,6 +26,7 @@
 
 #include "api/client/local_protocol.h"
 #include "core/engine/engine.h"
+#include "node/storage_watch.h"
 #include "storage/format/layout.h"
 #include "storage/format/manifest.h"
 #include "storage/format/restore.h"
@@ -73,9 +75,16 @@ class StorageWorkers {
   using Done = std::function<void(uint64_t tag, Status status, StorageDone done)>;
 
   StorageWorkers(Config config, Done done);
-  ~StorageWorkers();  // gives the lock back, stops the sink and waits for its calls to return
+  ~StorageWorkers();  // as Stop(), then waits for as long as a call of the sink takes to return
+
+  // Gives the lock back, stops the sink and waits for the threads to end. False: a thread is still inside the sink after
+  // twice kStopTimeout, because a file system hangs, say. It still uses this object, which must not be destroyed then: the
+  // process must end by _exit(). Once, by the thread that made the workers; no call may follow.
+  bool Stop(std::chrono::milliseconds timeout = kStopTimeout);
 
   void Submit(StartStorage start);  // from any thread
+  // Tags of works that have made no progress for kStalledAfter; told again every minute. From any thread.
+  std::vector<uint64_t> Stalled(StorageWatch::Time now) { return watch_.Stalled(now); }
   // The newest steps that have a manifest; see local::StorageList. Listings are made one after the other, on a thread
   // of their own. `done` is called there once; one that has not begun in time does nothing more.
   using ListDone = std::function<void(Status status, local::StorageListReply reply)>;
@@ -84,6 +93,15 @@ class StorageWorkers {
   // While this node has transfers or saves that are more urgent (`urgent`), bytes are taken from the arena at
   // kYieldingBytesPerS per part under way. From any thread.
   void SetUrgent(bool urgent);
+
+  // For one call of the sink, in which it retries by itself.
+  static constexpr std::chrono::seconds kCallTimeout{60};
+  // A sink that keeps its deadlines has failed by then, and the work is answered.
+  static constexpr std::chrono::seconds kStalledAfter = kCallTimeout + std::chrono::seconds{5};
+  // Of giving the lock back, and then of the threads' end: more than the lock's own timeout, and both together less than the
+  // 10 s after which `ropeteam run` kills its daemon.
+  static constexpr std::chrono::seconds kStopTimeout{3};
+  static_assert(storage::JobLock::kLeaveTimeout < kStopTimeout);
 
   StorageWorkers(const StorageWorkers&) = delete;
   StorageWorkers& operator=(const StorageWorkers&) = delete;
@@ -98,8 +116,8 @@ class StorageWorkers {
   // Saves and fetches go first, but persisting always gets on: with 8 parts at half of a GB/s. The few MiB that a disk takes
   // at a time are held for longer than a save of some GB/s needs.
   static constexpr uint64_t kYieldingBytesPerS = 64ull << 20;
-  // For one call of the sink, in which it retries by itself.
-  static constexpr std::chrono::seconds kCallTimeout{60};
+  // Of those that wait for their turn at `bytes_per_s`: how often they say that they wait on purpose.
+  static constexpr std::chrono::seconds kPaceTold{1};
   // No upload of a step takes a day, and one that is younger may be gone on with.
   static constexpr std::chrono::hours kLeftoverAge{24};
   // Manifests up to this size are kept between the shards of one restore; 30,000 ranks.
@@ -110,7 +128,7 @@ class StorageWorkers {
     std::shared_ptr<storage::Sink> sink;
     std::string job;  // empty: the sink's URL is the job's folder
   };
-  void Do(const StartStorage& start);
+  Status Do(const StorageWork& work, StorageDone* done);
   static storage::Deadline CallDeadline() { return std::chrono::steady_clock::now() + kCallTimeout; }
   std::string FolderOf(const StepId& step) const;
   std::span<std::byte> ChunkAtPlace(const std::vector<Extent>& extents, uint64_t stream_bytes,
@@ -158,15 +176,18 @@ class StorageWorkers {
   Status WriteFile(WriteRun* run, size_t file);
   Status PutManifest(const StoredStep& step);
 
+  StorageWatch watch_{kStalledAfter};  // first: the sinks below tell it
   const Config config_;
   const Done done_;
   const Place own_;
   std::mutex source_mutex_;
   Place source_;  // without a sink until it is wanted, then as it is; guarded by source_mutex_ until then
-  storage::JobLock lock_;
+  std::optional<storage::JobLock> lock_;
   std::atomic<bool> leftovers_aborted_{false};
   std::mutex pace_mutex_;
   std::chrono::steady_clock::time_point pace_until_;  // guarded by pace_mutex_
+  bool stopping_ = false;                             // guarded by pace_mutex_
+  std::condition_variable stops_;
   std::atomic<bool> urgent_{false};  // written under urgent_mutex_
   std::mutex urgent_mutex_;
   std::condition_variable not_urgent_;
@@ -178,6 +199,9 @@ class StorageWorkers {
   std::optional<TaskThreads> parts_;
   std::optional<TaskThreads> works_;
   std::optional<TaskThreads> lists_;
+  // Gives the lock back and ends the threads, so that Stop() can wait for a bounded time.
+  std::thread ender_;
+  std::promise<void> left_, ended_;
 };
 
 }  // namespace ropeteam

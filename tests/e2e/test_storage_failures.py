@@ -12,6 +12,7 @@ import os
 import pathlib
 import shutil
 import subprocess
+import time
 import urllib.request
 from collections.abc import Callable
 
@@ -25,6 +26,7 @@ from ropeteam import Level
 TWO_PARTS = 20_000_000  # a part has 16 MiB
 STORE_BYTES = 8 << 20  # of a small disk; a step of one node with SMALL bytes fits, one of LARGE does not
 SMALL, LARGE = 1_000_000, 12_000_000
+RUN_KILLS_AFTER_S = 10  # `ropeteam run` its daemon, after SIGTERM
 
 # Spoils writes of files below SHIM_DIR, as the file SHIM_CONTROL says: "write ERRNO", "fsync ERRNO", "short", "hang".
 SHIM = r"""
@@ -56,7 +58,10 @@ ssize_t pwritev(int fd, const struct iovec* pieces, int count, off_t at) {
   static ssize_t (*real)(int, const struct iovec*, int, off_t);
   if (!real) *(void**)&real = dlsym(RTLD_NEXT, "pwritev");
   int number = 0;
-  while (told(fd, "hang", &number)) usleep(1000);
+  while (told(fd, "hang", &number)) {
+    close(open(getenv("SHIM_HANGS"), O_CREAT | O_WRONLY | O_CLOEXEC, 0644));
+    usleep(1000);
+  }
   if (told(fd, "write", &number)) return errno = number, -1;
   if (told(fd, "short", &number) && pieces[0].iov_len > 8192) {
     struct iovec half = {pieces[0].iov_base, pieces[0].iov_len / 2 / 4096 * 4096};
@@ -145,6 +150,7 @@ def shim(tmp_path, monkeypatch) -> Callable[[str], None]:
     monkeypatch.setenv("LD_PRELOAD", str(tmp_path / "shim.so"))
     monkeypatch.setenv("SHIM_DIR", str(tmp_path / "store"))
     monkeypatch.setenv("SHIM_CONTROL", str(tmp_path / "control"))
+    monkeypatch.setenv("SHIM_HANGS", str(tmp_path / "hangs"))
     monkeypatch.setenv("ASAN_OPTIONS", os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0")
 
     def say(text: str) -> None:
@@ -182,6 +188,29 @@ def test_a_disk_that_fails_writes_half_or_hangs(cluster, tmp_path, shim):
     story.rope.close()
     story.all_good()
     assert not [name for name in store.files() if ".ropeteam" in name], "nothing unfinished is left"
+
+
+def test_a_disk_that_hangs_does_not_hold_up_the_end_of_a_daemon(cluster, tmp_path, shim):
+    store = Directory(tmp_path / "store")
+    nodes = cluster(1, memory="256M", options=["--storage", store.url])
+    story = Story(nodes, store, SMALL)
+    shim("hang")
+    story.save(persist=True)
+    wait_until((tmp_path / "hangs").exists, "a write that hangs")
+    begun = time.monotonic()
+    assert nodes[0].stop() == 0
+    assert time.monotonic() - begun < RUN_KILLS_AFTER_S
+    assert "storage hangs: a call has not returned from" in nodes[0].log_text()
+    assert not pathlib.Path(nodes[0].socket).exists()
+    assert steps_in(store) == [1]
+    shim("")
+    nodes[0].start()
+    nodes.wait_members()
+    assert story.rope.load(2)["data"] == payload(2, SMALL)
+    story.rope.persist(2)
+    story.rope.wait(2, Level.PERSISTED)
+    story.rope.close()
+    story.all_good()
 
 
 def test_a_disk_that_is_really_full_or_read_only(cluster, tmp_path):

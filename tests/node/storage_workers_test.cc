@@ -13,6 +13,7 @@
 
 #include "core/base/checksum.h"
 #include "core/shard/manifest.h"
+#include "storage/forwarding_sink.h"
 #include "storage/sinks.h"
 
 namespace ropeteam {
@@ -20,6 +21,56 @@ namespace {
 
 constexpr uint64_t kChunkBytes = 64 << 10;
 constexpr uint64_t kChunks = 1200;
+
+// Its calls of Stat() and List() do not return while the gate is closed, whatever their deadline and Stop().
+class HangingSink final : public storage::ForwardingSink {
+ public:
+  using ForwardingSink::ForwardingSink;
+
+  void Close() {
+    const std::lock_guard lock(mutex_);
+    let_through_ = 0;
+  }
+  void LetThrough(uint64_t calls) {
+    const std::lock_guard lock(mutex_);
+    let_through_ = calls;
+    changed_.notify_all();
+  }
+  void AwaitHanging() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return hanging_ != 0 && let_through_ == 0; });
+  }
+  bool stopped() const { return stopped_; }
+
+  Result<storage::FileInfo> Stat(const std::string& name, storage::Deadline deadline) override {
+    Pass();
+    return below().Stat(name, deadline);
+  }
+  Result<storage::ListPage> List(const std::string& folder, const std::string& page,
+                                 storage::Deadline deadline) override {
+    Pass();
+    return below().List(folder, page, deadline);
+  }
+  void Stop() override {
+    stopped_ = true;
+    below().Stop();
+  }
+
+ private:
+  void Pass() {
+    std::unique_lock lock(mutex_);
+    ++hanging_;
+    changed_.notify_all();
+    changed_.wait(lock, [this] { return let_through_ != 0; });
+    --let_through_;
+    --hanging_;
+  }
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  uint64_t let_through_ = UINT64_MAX;  // guarded by mutex_
+  uint64_t hanging_ = 0;               // guarded by mutex_
+  std::atomic<bool> stopped_{false};
+};
 
 // An arena, a directory, and workers between the two.
 class StorageWorkersTest : public ::testing::Test {
@@ -47,24 +98,29 @@ class StorageWorkersTest : public ::testing::Test {
     config.chunk_bytes = kChunkBytes;
     return config;
   }
-  void Open() {
+  void Open(uint64_t bytes_per_s = 0) {
     Result<std::unique_ptr<storage::Sink>> sink = storage::OpenSink(directory_);
     ASSERT_TRUE(sink.ok()) << sink.status().ToString();
+    sink_ = std::make_shared<HangingSink>(std::move(*sink));
+    StorageWorkers::Config config = ConfigOf(sink_);
+    config.lock_sink = sink_;
+    config.bytes_per_s = bytes_per_s;
     workers_ = std::make_unique<StorageWorkers>(
-        ConfigOf(std::move(*sink)), [this](uint64_t tag, Status status, StorageDone done) {
+        std::move(config), [this](uint64_t tag, Status status, StorageDone done) {
           const std::lock_guard lock(mutex_);
           asked_.at(tag).set_value({std::move(status), std::move(done)});
         });
   }
-  Answer Do(StorageWork work) {
+  std::future<Answer> Begin(StorageWork work) {
     std::future<Answer> answer;
     {
       const std::lock_guard lock(mutex_);
       answer = asked_[++tag_].get_future();
     }
     workers_->Submit({tag_, std::move(work)});
-    return answer.get();
+    return answer;
   }
+  Answer Do(StorageWork work) { return Begin(std::move(work)).get(); }
 
   // A rank's shard at the beginning of the arena, as libropeteam packs it.
   NameFiles Save(const std::vector<std::pair<std::string, uint64_t>>& objects) {
@@ -108,6 +164,7 @@ class StorageWorkersTest : public ::testing::Test {
   std::mutex mutex_;
   std::map<uint64_t, std::promise<Answer>> asked_;
   uint64_t tag_ = 0;
+  std::shared_ptr<HangingSink> sink_;
   std::unique_ptr<StorageWorkers> workers_;
 };
 
@@ -165,6 +222,102 @@ TEST_F(StorageWorkersTest, AShardIsWrittenThoughMoreUrgentWorkNeverEnds) {
   ASSERT_NO_FATAL_FAILURE(Open());
   workers_->SetUrgent(true);
   ASSERT_NO_FATAL_FAILURE(Persist(Save({{"a", 100000}, {"b.pt", 30000}})));
+}
+
+constexpr auto kStalledAfter = StorageWorkers::kStalledAfter;
+using Clock = std::chrono::steady_clock;
+using Tags = std::vector<uint64_t>;
+
+TEST_F(StorageWorkersTest, AWorkThatHangsIsToldAndToldAgain) {
+  ASSERT_NO_FATAL_FAILURE(Open());
+  sink_->Close();
+  const auto before = Clock::now();
+  std::future<Answer> answer = Begin(WriteShard{Save({{"a", 100000}}), {}});
+  sink_->AwaitHanging();
+  EXPECT_EQ(workers_->Stalled(before + kStalledAfter), Tags{});
+  const auto told = Clock::now() + kStalledAfter;
+  EXPECT_EQ(workers_->Stalled(told), Tags{1});
+  EXPECT_EQ(workers_->Stalled(told + StorageWatch::kToldAgain / 2), Tags{});
+  EXPECT_EQ(workers_->Stalled(told + StorageWatch::kToldAgain), Tags{1});
+  sink_->LetThrough(UINT64_MAX);
+  EXPECT_TRUE(answer.get().status.ok());
+  EXPECT_EQ(workers_->Stalled(told + 2 * StorageWatch::kToldAgain), Tags{});
+}
+
+TEST_F(StorageWorkersTest, AWorkThatIsSlowIsNotTold) {
+  ASSERT_NO_FATAL_FAILURE(Open());
+  sink_->Close();
+  std::future<Answer> answer = Begin(WriteShard{Save({{"a.pt", 100}, {"b.pt", 100}, {"c.pt", 100}}), {}});
+  sink_->AwaitHanging();
+  for (int i = 1; i < 3; ++i) {
+    const auto hung = Clock::now();
+    sink_->LetThrough(1);
+    sink_->AwaitHanging();
+    EXPECT_EQ(workers_->Stalled(hung + kStalledAfter), Tags{}) << i;
+  }
+  sink_->LetThrough(UINT64_MAX);
+  EXPECT_TRUE(answer.get().status.ok());
+}
+
+TEST_F(StorageWorkersTest, AnEndDoesNotWaitForACallThatHangs) {
+  ASSERT_NO_FATAL_FAILURE(Open());
+  sink_->Close();
+  std::future<Answer> answer = Begin(WriteShard{Save({{"a", 100000}}), {}});
+  sink_->AwaitHanging();
+  EXPECT_FALSE(workers_->Stop(std::chrono::milliseconds(1)));
+  EXPECT_TRUE(sink_->stopped());
+  sink_->LetThrough(UINT64_MAX);
+  workers_.reset();
+  EXPECT_EQ(answer.get().status.code(), Code::kAborted);
+}
+
+TEST_F(StorageWorkersTest, AnEndDoesNotWaitForALockThatHangs) {
+  ASSERT_NO_FATAL_FAILURE(Open());
+  ASSERT_EQ(Do(HoldStorage{}).status.ToString(), "ok");
+  sink_->Close();
+  EXPECT_FALSE(workers_->Stop(std::chrono::milliseconds(1)));
+  EXPECT_TRUE(sink_->stopped());
+  sink_->LetThrough(UINT64_MAX);
+}
+
+// The second file's turn comes in a day.
+TEST_F(StorageWorkersTest, AnEndDoesNotWaitForTheRate) {
+  ASSERT_NO_FATAL_FAILURE(Open(/*bytes_per_s=*/1));
+  std::future<Answer> answer = Begin(WriteShard{Save({{"a.pt", 100000}, {"b.pt", 100}}), {}});
+  EXPECT_TRUE(workers_->Stop(std::chrono::minutes(1)));
+  EXPECT_EQ(answer.get().status.code(), Code::kAborted);
+}
+
+// What waits in a queue is not told while the queue moves.
+TEST(StorageWatchTest, WhatWaitsBehindOthersTakesTheirProgress) {
+  constexpr std::chrono::seconds kAfter{10};
+  StorageWatch watch(kAfter);
+  StorageWatch::Work* const waits = watch.Add(1);
+  StorageWatch::Work* const moves = watch.Add(2);
+  (void)watch.Add(3);  // no thread takes it
+  const auto on_thread = [](const std::function<void()>& task) { std::thread(task).join(); };
+  on_thread([&] {
+    watch.Take(waits);
+    watch.AddPart(waits);
+  });
+  on_thread([&] { watch.Take(moves); });
+  const auto before = Clock::now();
+  on_thread([&] {
+    watch.AddPart(moves);
+    watch.TakePart(moves);
+    watch.EndPart();
+  });
+  EXPECT_EQ(watch.Stalled(before + kAfter), Tags{});
+  // A part that a thread has taken does not move because others do.
+  on_thread([&] { watch.TakePart(waits); });
+  const auto after = Clock::now();
+  on_thread([&] {
+    watch.AddPart(moves);
+    watch.TakePart(moves);
+    watch.EndPart();
+  });
+  EXPECT_EQ(watch.Stalled(after + kAfter), Tags{1});
+  EXPECT_EQ(watch.Stalled(Clock::now() + kAfter), (Tags{2, 3})) << "the queues hang, too";
 }
 
 TEST_F(StorageWorkersTest, AWholeShardWithADamagedFileIsCorrupt) {
