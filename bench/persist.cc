@@ -94,7 +94,8 @@ class Job {
   struct Stall {
     double on = 0, off = 0, saves = 0;
   };
-  Stall MeasureStall() {
+  // `off_first`: the saves beside nothing come before the others, `off_count` of them.
+  Stall MeasureStall(bool off_first, size_t off_count) {
     const auto milliseconds = [&] {
       const double begin = SecondsNow();
       rank_->Save(++step_, source_.data(), source_.size() / kStallShare, objects_);
@@ -105,6 +106,7 @@ class Job {
     Samples on, off;
     double saves = 0;
     milliseconds();  // the memory that its chunks come from
+    while (off_first && off.size() < off_count) off.push_back(milliseconds());
     // Answered when it is being written; before that, a newer save might have its copies released.
     const uint64_t persisted = SaveCommitted();
     rank_->Persist(persisted);
@@ -115,7 +117,7 @@ class Job {
       if (!written || on.empty()) on.push_back(taken);
       if (written) break;
     }
-    while (off.size() < on.size()) off.push_back(milliseconds());
+    while (!off_first && off.size() < on.size()) off.push_back(milliseconds());
     return {Median(on), Median(off), saves};
   }
   // Of the newest step, into the memory of a new daemon.
@@ -190,9 +192,12 @@ void MeasureWrites(Report& report, const Bench& bench, const std::string& row, J
 
 void MeasureStall(Report& report, const Bench& bench, Job& job, const Yardstick& yardstick) {
   Samples on, off, saves;
+  size_t count = 1;
   for (int round = 0; round <= bench.runs; ++round) {
     yardstick.before_write();
-    const Job::Stall stall = job.MeasureStall();
+    // In turns, so that what one leaves behind does not always meet the other.
+    const Job::Stall stall = job.MeasureStall(round % 2 == 1, count);
+    count = std::max<size_t>(1, static_cast<size_t>(stall.saves));
     if (round == 0) continue;
     on.push_back(stall.on);
     off.push_back(stall.off);
