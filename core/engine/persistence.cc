@@ -70,7 +70,7 @@ Status Persistence::Request(const StepId& id, const Life& life) {
     if (step == nullptr || !step->committed || step->given_up || step->evictable)
       return Error(Code::kAborted, "%s: a newer step is committed, and not every copy of this one is kept",
                    id.ToString().c_str());
-    // The question is repeated until it is answered: it must not begin anew each time, for ever.
+    // The question is repeated until it is answered: a repeat must not begin the step again each time.
     if (!refused_.empty() && context_.now < refused_at_ + kHoldAgainUs)
       return Error(Code::kAborted, "%s: %s", id.ToString().c_str(), refused_.c_str());
     if (run_ && waiting_ && waiting_->requested)

@@ -95,7 +95,7 @@ struct MarkStored {
   std::string why;
 };
 // Deletes the steps that none of the driver's rules keeps, never the newest one and none of `in_use`. The manifest goes
-// first, so a step that is half deleted is none. → StoredList, the steps that are gone
+// first, so a half-deleted step does not count. → StoredList, the steps that are gone
 struct PruneStored {
   std::vector<StepId> in_use;
 };

@@ -323,7 +323,7 @@ def test_a_daemon_killed_at_a_stage_of_an_upload(cluster, bucket, operation, nth
         wait_until(lambda: len(parts_there(bucket)) == 2, "both parts")
     there = parts_there(bucket)
     nodes[0].kill()  # its memory stays
-    assert steps_in(bucket) == [1], "half a step is none"
+    assert steps_in(bucket) == [1], "half a step does not count"
     bucket.fault(clear=True)
     sent = state(bucket)["requests"].get("UploadPart", 0)
     nodes[0].start()

@@ -718,7 +718,7 @@ TEST_F(LeaderTest, AStepWithAnotherShardOfItsNameIsMarkedWhenThatHasGone) {
 
 // The state that listed the step first is lost on its way to the second member, and the step is not listed for a
 // while. Acknowledging what came between says nothing of its mark.
-TEST_F(LeaderTest, AStepThatIsListedAnewIsToldWhenThatListIsAcknowledged) {
+TEST_F(LeaderTest, AStepThatIsListedAgainIsToldWhenThatListIsAcknowledged) {
   const StepId step{kLife, 7};
   const std::vector<CopyReport> first = {With(Own(step, 0), 1), Replica(step, 1)};
   const std::vector<CopyReport> second = {Own(step, 1), With(Replica(step, 0), 1)};
