@@ -18,6 +18,10 @@
 namespace ropeteam {
 namespace {
 
+// storage/ depends on core/base alone, so both say it.
+static_assert(storage::kMetadataObjectName == kMetadataObjectName);
+static_assert(kStepMetadataBytesMax <= storage::kUserMetadataBytesMax);
+
 void NoteBad(const std::optional<uint64_t>& chunk, std::vector<uint32_t>* bad) {
   if (chunk) bad->push_back(static_cast<uint32_t>(*chunk));
 }
