@@ -103,7 +103,7 @@ S3Server::S3Server(const S3Tools& tools, Kind kind) {
   setenv("AWS_EC2_METADATA_DISABLED", "true", 1);
   unsetenv("AWS_SESSION_TOKEN");
   std::vector<std::string> command;
-  if (kind == Kind::kElsewhere) command = {"nice", "-n", "19"};
+  if (kind == Kind::kElsewhere) command = {"chrt", "--idle", "0"};
   for (const std::string& word : {tools.python(), tools.server(), std::string("--port"), std::string("0")})
     command.push_back(word);
   for (const char* word : {"--bucket", "bench", "--access-key", "bench", "--secret-key", "bench-secret",

@@ -17,7 +17,11 @@ namespace ropeteam {
 
 struct StorageWorkers::Group {
  public:
-  explicit Group(StorageWorkers* workers) : threads_(*workers->parts_), watch_(workers->watch_) {}
+  using Parts = StorageWatch::Parts;
+  Group(StorageWorkers* workers, Parts parts)
+      : parts_(parts),
+        threads_(parts == Parts::kWritten ? *workers->write_parts_ : *workers->read_parts_),
+        watch_(workers->watch_) {}
   ~Group() { (void)Wait(); }
 
   void Add(std::function<Status()> task) {
@@ -26,9 +30,9 @@ struct StorageWorkers::Group {
       ++open_;
     }
     StorageWatch::Work* const work = StorageWatch::Current();
-    watch_.AddPart(work);
+    watch_.AddPart(work, parts_);
     threads_.Submit([this, work, task = std::move(task)] {
-      watch_.TakePart(work);
+      watch_.TakePart(work, parts_);
       bool failed = false;
       {
         const std::lock_guard lock(mutex_);
@@ -48,6 +52,7 @@ struct StorageWorkers::Group {
   }
 
  private:
+  const Parts parts_;
   TaskThreads& threads_;
   StorageWatch& watch_;
   std::mutex mutex_;

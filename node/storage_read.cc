@@ -168,7 +168,7 @@ Status StorageWorkers::ReadCuts(LoadRun* run) {
     task->targets.push_back({cut.place, cut.length, &run->checksums.emplace_back()});
     task->length += cut.length;
   });
-  Group group(this);
+  Group group(this, StorageWatch::Parts::kRead);
   for (Task& task : tasks) {
     const std::string name = run->folder + "/" + run->entry.files[task.file].path;
     group.Add([this, run, name, begin = task.begin, length = task.length, targets = std::move(task.targets)] {

@@ -12,7 +12,8 @@ namespace ropeteam {
 namespace {
 
 thread_local StorageWatch::Work* t_work = nullptr;
-thread_local bool t_part = false;  // this thread moves a part of it
+thread_local std::atomic<StorageWatch::Time>* t_parts_moved =
+    nullptr;  // null: this thread moves no part of it
 
 // A call of a sink begins and returns.
 struct Call {
@@ -101,7 +102,10 @@ class WatchedSink final : public storage::ForwardingSink {
 
 StorageWatch::Work* StorageWatch::Add(uint64_t tag) {
   const std::lock_guard lock(mutex_);
-  return &works_.emplace_back(Work{tag, std::chrono::steady_clock::now(), false, 0, {}});
+  Work& work = works_.emplace_back();
+  work.tag = tag;
+  work.moved = std::chrono::steady_clock::now();
+  return &work;
 }
 
 void StorageWatch::Take(Work* work) {
@@ -120,14 +124,15 @@ void StorageWatch::Remove(Work* work) {
 
 StorageWatch::Work* StorageWatch::Current() { return t_work; }
 
-void StorageWatch::AddPart(Work* work) {
+void StorageWatch::AddPart(Work* work, Parts parts) {
   const std::lock_guard lock(mutex_);
+  work->parts = parts;
   ++work->parts_waiting;
 }
 
-void StorageWatch::TakePart(Work* work) {
+void StorageWatch::TakePart(Work* work, Parts parts) {
   t_work = work;
-  t_part = true;
+  t_parts_moved = &parts_moved_[static_cast<size_t>(parts)];
   {
     const std::lock_guard lock(mutex_);
     --work->parts_waiting;
@@ -138,14 +143,14 @@ void StorageWatch::TakePart(Work* work) {
 void StorageWatch::EndPart() {
   Moved();
   t_work = nullptr;
-  t_part = false;
+  t_parts_moved = nullptr;
 }
 
 void StorageWatch::Moved() {
   if (t_work == nullptr) return;
-  const std::lock_guard lock(mutex_);
-  t_work->moved = std::chrono::steady_clock::now();
-  if (t_part) parts_moved_ = t_work->moved;
+  const Time now = std::chrono::steady_clock::now();
+  t_work->moved = now;
+  if (t_parts_moved != nullptr) *t_parts_moved = now;
 }
 
 std::shared_ptr<storage::Sink> StorageWatch::Watched(std::shared_ptr<storage::Sink> below) {
@@ -154,7 +159,9 @@ std::shared_ptr<storage::Sink> StorageWatch::Watched(std::shared_ptr<storage::Si
 }
 
 StorageWatch::Time StorageWatch::LastMoved(const Work& work) const {
-  return work.parts_waiting == 0 ? work.moved : std::max(work.moved, parts_moved_);
+  const Time moved = work.moved;
+  return work.parts_waiting == 0 ? moved
+                                 : std::max(moved, parts_moved_[static_cast<size_t>(work.parts)].load());
 }
 
 std::vector<uint64_t> StorageWatch::Stalled(Time now) {
@@ -164,7 +171,7 @@ std::vector<uint64_t> StorageWatch::Stalled(Time now) {
     if (work.taken) taken_moved = std::max(taken_moved, LastMoved(work));
   std::vector<uint64_t> tags;
   for (Work& work : works_) {
-    const Time moved = work.taken ? LastMoved(work) : std::max(work.moved, taken_moved);
+    const Time moved = work.taken ? LastMoved(work) : std::max(work.moved.load(), taken_moved);
     if (now - moved < stalled_after_) {
       work.told.reset();
     } else if (!work.told || now - *work.told >= kToldAgain) {

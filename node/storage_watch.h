@@ -5,11 +5,13 @@
 // returned, and when it went on after it had waited on purpose (Moved()).
 //
 // Waiting in a queue is not a work's own fault, so what waits there hangs only when the queue does: a part takes the last
-// progress of all threads that move parts, a whole work takes that of the works that threads have taken.
+// progress of all threads that move such parts, a whole work takes that of the works that threads have taken.
 
 #ifndef ROPETEAM_NODE_STORAGE_WATCH_H_
 #define ROPETEAM_NODE_STORAGE_WATCH_H_
 
+#include <array>
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -30,10 +32,14 @@ class StorageWatch {
   // A work that still stalls is told again after this time.
   static constexpr std::chrono::seconds kToldAgain{60};
 
+  // Each kind has a queue and threads of its own; a work has parts of one kind.
+  enum class Parts { kRead, kWritten };
+
   struct Work {
     uint64_t tag = 0;
-    Time moved;
-    bool taken = false;          // by a thread
+    std::atomic<Time> moved;
+    bool taken = false;  // by a thread
+    Parts parts = Parts::kRead;
     uint32_t parts_waiting = 0;  // for a thread
     std::optional<Time> told;    // in this stall
   };
@@ -49,10 +55,11 @@ class StorageWatch {
   static Work* Current();
   // A part of the work waits for a thread; it runs on the calling thread between the other
   // two.
-  void AddPart(Work* work);
-  void TakePart(Work* work);
+  void AddPart(Work* work, Parts parts);
+  void TakePart(Work* work, Parts parts);
   void EndPart();
-  // The calling thread's work makes progress.
+  // The calling thread's work makes progress. Without a lock: the thread may have the lowest priority, and would have who
+  // asks for Stalled() wait with it for a processor.
   void Moved();
 
   // Does what `below` does; each call is progress of the calling thread's work. Null for null.
@@ -69,8 +76,8 @@ class StorageWatch {
   Time LastMoved(const Work& work) const;
   const std::chrono::seconds stalled_after_;
   mutable std::mutex mutex_;
-  std::list<Work> works_;  // guarded by mutex_
-  Time parts_moved_;       // any thread's that moves parts; guarded by mutex_
+  std::list<Work> works_;                           // guarded by mutex_, but for `moved`
+  std::array<std::atomic<Time>, 2> parts_moved_{};  // by Parts: any thread's that moves such parts
 };
 
 }  // namespace ropeteam

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "node/storage_workers.h"
 
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -10,9 +12,14 @@
 #include "storage/steps/damaged.h"
 
 namespace ropeteam {
+namespace {
 
-TaskThreads::TaskThreads(uint32_t threads) {
-  for (uint32_t i = 0; i < threads; ++i) threads_.emplace_back([this] { Run(); });
+constexpr int kNicest = 19;
+
+}  // namespace
+
+TaskThreads::TaskThreads(uint32_t threads, Priority priority) {
+  for (uint32_t i = 0; i < threads; ++i) threads_.emplace_back([this, priority] { Run(priority); });
 }
 
 TaskThreads::~TaskThreads() {
@@ -32,7 +39,9 @@ void TaskThreads::Submit(std::function<void()> task) {
   wake_.notify_one();
 }
 
-void TaskThreads::Run() {
+void TaskThreads::Run(Priority priority) {
+  // Of this thread alone (setpriority(2), "C library/kernel differences"); a lower priority needs no right.
+  if (priority == Priority::kLowest) setpriority(PRIO_PROCESS, 0, kNicest);
   std::unique_lock lock(mutex_);
   for (;;) {
     wake_.wait(lock, [this] { return stop_ || !tasks_.empty(); });
@@ -56,7 +65,8 @@ StorageWorkers::StorageWorkers(Config config, Done done)
   lock_.emplace(storage::JobLock::Config{
       .sink = config_.lock_sink, .job = config_.job, .node = config_.node, .take_over = config_.take_over});
   if (own_.sink != nullptr) own_.sink->SetYield([this](size_t bytes) { Yield(bytes); });
-  parts_.emplace(kPartThreads);
+  write_parts_.emplace(kPartThreads, TaskThreads::Priority::kLowest);
+  read_parts_.emplace(kPartThreads);
   works_.emplace(kWorkThreads);
   lists_.emplace(1);
 }
@@ -73,7 +83,8 @@ bool StorageWorkers::Stop(std::chrono::milliseconds timeout) {
     left_.set_value();
     lists_.reset();
     works_.reset();
-    parts_.reset();
+    write_parts_.reset();
+    read_parts_.reset();
     lock_.reset();
     ended_.set_value();
   });
@@ -132,7 +143,7 @@ Status StorageWorkers::Do(const StorageWork& work, StorageDone* done) {
   }
   if (std::holds_alternative<HoldStorage>(work)) {
     status = lock_->Hold();
-    if (status.ok() && !leftovers_aborted_.exchange(true)) parts_->Submit([this] { AbortLeftovers(); });
+    if (status.ok() && !leftovers_aborted_.exchange(true)) write_parts_->Submit([this] { AbortLeftovers(); });
   }
   if (std::holds_alternative<ReleaseStorage>(work)) status = lock_->Release();
   if (const auto* prune = std::get_if<PruneStored>(&work)) take(Prune(*prune));
@@ -156,12 +167,9 @@ storage::ShardStream StorageWorkers::StreamOf(const NameFiles& shard) const {
 }
 
 void StorageWorkers::SetUrgent(bool urgent) {
-  if (urgent_.load(std::memory_order_relaxed) == urgent) return;
-  {
-    const std::lock_guard lock(urgent_mutex_);
-    urgent_ = urgent;
-  }
-  if (!urgent) not_urgent_.notify_all();
+  // Without the mutex, which a thread of the lowest priority may hold while it waits for a processor. A part that misses the
+  // notice waits for its time at kYieldingBytesPerS, which is some milliseconds.
+  if (urgent_.exchange(urgent, std::memory_order_relaxed) && !urgent) not_urgent_.notify_all();
 }
 
 void StorageWorkers::Yield(uint64_t bytes) {

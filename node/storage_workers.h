@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Carries out the Engine's work on storage, off its thread: lays shards out as files, writes and reads them through a Sink,
-// in parallel parts straight from and into the arena. Two pools: a few threads see to one work each, others move parts.
-// So a store that hangs holds up other work on storage and nothing else.
+// in parallel parts straight from and into the arena. Three pools: a few threads see to one work each, others write
+// parts, others read them. So a store that hangs holds up other work on storage and nothing else, and a restore does not
+// wait behind a step that is being written.
 //
 // What lies on storage, by job and step: docs/format-on-storage.md.
 
@@ -39,12 +40,16 @@ namespace ropeteam {
 // Threads that take tasks in the order they came.
 class TaskThreads {
  public:
-  explicit TaskThreads(uint32_t threads);
+  enum class Priority {
+    kNormal,
+    kLowest  // nice 19: what else is to run goes first
+  };
+  explicit TaskThreads(uint32_t threads, Priority priority = Priority::kNormal);
   ~TaskThreads();  // runs what was submitted, to its end
   void Submit(std::function<void()> task);
 
  private:
-  void Run();
+  void Run(Priority priority);
   std::mutex mutex_;
   std::condition_variable wake_;
   std::deque<std::function<void()>> tasks_;  // guarded by mutex_
@@ -110,6 +115,7 @@ class StorageWorkers {
   // Of one work: two writes, as the leader orders, besides loads for ranks and a listing.
   static constexpr uint32_t kWorkThreads = 4;
   // A store's latency is hidden by parts that are under way at the same time.
+  // So many write, and so many read.
   static constexpr uint32_t kPartThreads = 8;
   // A part of a file: large beside a request's overhead, small beside what a retry repeats.
   static constexpr uint64_t kPartBytes = 16ull << 20;
@@ -188,15 +194,17 @@ class StorageWorkers {
   std::chrono::steady_clock::time_point pace_until_;  // guarded by pace_mutex_
   bool stopping_ = false;                             // guarded by pace_mutex_
   std::condition_variable stops_;
-  std::atomic<bool> urgent_{false};  // written under urgent_mutex_
-  std::mutex urgent_mutex_;
+  std::atomic<bool> urgent_{false};
+  std::mutex urgent_mutex_;  // for not_urgent_ alone
   std::condition_variable not_urgent_;
   std::mutex manifest_mutex_;
   StepId manifest_step_;                   // of manifest_text_; guarded by manifest_mutex_
   const Place* manifest_place_ = nullptr;  // likewise
   std::string manifest_text_;              // guarded by manifest_mutex_
-  // Last, so that they end first; the works wait for parts.
-  std::optional<TaskThreads> parts_;
+  // Last, so that they end first; the works wait for parts. What writes has the lowest priority: while one of its threads is
+  // inside a send(), a save's thread or the daemon's own would wait for a processor behind it.
+  std::optional<TaskThreads> write_parts_;
+  std::optional<TaskThreads> read_parts_;
   std::optional<TaskThreads> works_;
   std::optional<TaskThreads> lists_;
   // Gives the lock back and ends the threads, so that Stop() can wait for a bounded time.

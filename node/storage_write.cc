@@ -115,7 +115,7 @@ Status StorageWorkers::WriteFile(WriteRun* run, size_t index) {
     ROPETEAM_CHECK(run->uploads[index]->part_count() == 1);
   }
   storage::Upload* upload = run->uploads[index].get();
-  Group group(this);
+  Group group(this, StorageWatch::Parts::kWritten);
   for (uint32_t part = 0; part < upload->part_count(); ++part) {
     const Result<uint32_t> crc = run->checksums->Part(index, part, &run->bad_chunk);
     if (!crc.ok()) return crc.status();

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 
 #include <cstring>
 #include <filesystem>
@@ -22,7 +23,10 @@ namespace {
 constexpr uint64_t kChunkBytes = 64 << 10;
 constexpr uint64_t kChunks = 1200;
 
-// Its calls of Stat() and List() do not return while the gate is closed, whatever their deadline and Stop().
+int Nice() { return getpriority(PRIO_PROCESS, 0); }  // of this thread
+
+// Its calls of Stat() and List() do not return while the gate is closed, whatever their deadline and Stop(). It knows the
+// nice values of the threads that called it last.
 class HangingSink final : public storage::ForwardingSink {
  public:
   using ForwardingSink::ForwardingSink;
@@ -41,6 +45,20 @@ class HangingSink final : public storage::ForwardingSink {
     changed_.wait(lock, [this] { return hanging_ != 0 && let_through_ == 0; });
   }
   bool stopped() const { return stopped_; }
+  int nice_of_writer() const { return nice_of_writer_; }
+  int nice_of_reader() const { return nice_of_reader_; }
+
+  void SetYield(Yield yield) override {
+    below().SetYield([this, yield = std::move(yield)](size_t bytes) {
+      nice_of_writer_ = Nice();
+      yield(bytes);
+    });
+  }
+  Status Read(const std::string& name, uint64_t offset, std::span<const storage::Target> targets,
+              storage::Deadline deadline) override {
+    nice_of_reader_ = Nice();
+    return below().Read(name, offset, targets, deadline);
+  }
 
   Result<storage::FileInfo> Stat(const std::string& name, storage::Deadline deadline) override {
     Pass();
@@ -70,6 +88,7 @@ class HangingSink final : public storage::ForwardingSink {
   uint64_t let_through_ = UINT64_MAX;  // guarded by mutex_
   uint64_t hanging_ = 0;               // guarded by mutex_
   std::atomic<bool> stopped_{false};
+  std::atomic<int> nice_of_writer_{0}, nice_of_reader_{0};
 };
 
 // An arena, a directory, and workers between the two.
@@ -224,6 +243,21 @@ TEST_F(StorageWorkersTest, AShardIsWrittenThoughMoreUrgentWorkNeverEnds) {
   ASSERT_NO_FATAL_FAILURE(Persist(Save({{"a", 100000}, {"b.pt", 30000}})));
 }
 
+// Neither training's threads nor the daemon's wait for a processor behind a step that is being written.
+TEST_F(StorageWorkersTest, PartsAreWrittenAtTheLowestPriorityAndReadAtTheDaemons) {
+  ASSERT_NO_FATAL_FAILURE(Open());
+  const NameFiles shard = Save({{"a", 100000}});
+  ASSERT_TRUE(Do(WriteShard{shard, {}}).status.ok());
+  EXPECT_EQ(sink_->nice_of_writer(), 19);
+  ASSERT_NO_FATAL_FAILURE(Persist(shard));
+  LoadChunks load;
+  load.shard = shard.meta.id;
+  load.stream_bytes = shard.meta.stream_bytes;
+  load.extents = shard.extents;
+  ASSERT_TRUE(Do(load).status.ok());
+  EXPECT_EQ(sink_->nice_of_reader(), Nice());
+}
+
 constexpr auto kStalledAfter = StorageWorkers::kStalledAfter;
 using Clock = std::chrono::steady_clock;
 using Tags = std::vector<uint64_t>;
@@ -288,6 +322,8 @@ TEST_F(StorageWorkersTest, AnEndDoesNotWaitForTheRate) {
   EXPECT_EQ(answer.get().status.code(), Code::kAborted);
 }
 
+constexpr auto kWritten = StorageWatch::Parts::kWritten;
+
 // What waits in a queue is not told while the queue moves.
 TEST(StorageWatchTest, WhatWaitsBehindOthersTakesTheirProgress) {
   constexpr std::chrono::seconds kAfter{10};
@@ -298,22 +334,34 @@ TEST(StorageWatchTest, WhatWaitsBehindOthersTakesTheirProgress) {
   const auto on_thread = [](const std::function<void()>& task) { std::thread(task).join(); };
   on_thread([&] {
     watch.Take(waits);
-    watch.AddPart(waits);
+    watch.AddPart(waits, kWritten);
   });
   on_thread([&] { watch.Take(moves); });
   const auto before = Clock::now();
   on_thread([&] {
-    watch.AddPart(moves);
-    watch.TakePart(moves);
+    watch.AddPart(moves, kWritten);
+    watch.TakePart(moves, kWritten);
     watch.EndPart();
   });
   EXPECT_EQ(watch.Stalled(before + kAfter), Tags{});
+  // Another queue's progress is none of theirs.
+  const auto written = Clock::now();
+  StorageWatch::Work* const reads = watch.Add(4);
+  on_thread([&] {
+    watch.Take(reads);
+    watch.AddPart(reads, StorageWatch::Parts::kRead);
+    watch.TakePart(reads, StorageWatch::Parts::kRead);
+    watch.EndPart();
+    watch.Remove(reads);
+  });
+  EXPECT_EQ(watch.Stalled(written + kAfter), (Tags{1, 2, 3}));
+  EXPECT_EQ(watch.Stalled(before + kAfter), Tags{}) << "so they are told anew";
   // A part that a thread has taken does not move because others do.
-  on_thread([&] { watch.TakePart(waits); });
+  on_thread([&] { watch.TakePart(waits, kWritten); });
   const auto after = Clock::now();
   on_thread([&] {
-    watch.AddPart(moves);
-    watch.TakePart(moves);
+    watch.AddPart(moves, kWritten);
+    watch.TakePart(moves, kWritten);
     watch.EndPart();
   });
   EXPECT_EQ(watch.Stalled(after + kAfter), Tags{1});
