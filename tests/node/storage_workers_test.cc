@@ -243,6 +243,28 @@ TEST_F(StorageWorkersTest, AShardIsWrittenThoughMoreUrgentWorkNeverEnds) {
   ASSERT_NO_FATAL_FAILURE(Persist(Save({{"a", 100000}, {"b.pt", 30000}})));
 }
 
+TEST_F(StorageWorkersTest, TheManifestOfTheLargestJobComesBack) {
+  ASSERT_NO_FATAL_FAILURE(Open());
+  auto step = std::make_shared<StoredStep>();
+  step->id = {1, 7};
+  step->world_size = storage::kStepRanksMax;
+  step->chunk_bytes = kChunkBytes;
+  for (uint32_t rank = 0; rank < step->world_size; ++rank) {
+    StoredRank& stored = step->ranks.emplace_back();
+    stored.stream_bytes = 1000ull << 20;
+    stored.content = rank;
+    for (const char* name : {"model", "optimizer", "random", "loader"})
+      stored.files.push_back({"rank" + std::to_string(rank) + "/" + name + ".pt", 200ull << 20, rank, 0, 0});
+  }
+  const Answer written = Do(WriteManifest{step});
+  ASSERT_TRUE(written.status.ok()) << written.status.ToString();
+  const Answer again = Do(WriteManifest{step});
+  EXPECT_TRUE(again.status.ok()) << "compared with the one that lies there: " << again.status.ToString();
+  auto other = std::make_shared<StoredStep>(*step);
+  other->ranks.back().files.back().crc32c ^= 1;
+  EXPECT_EQ(Do(WriteManifest{other}).status.code(), Code::kAlreadyExists);
+}
+
 // Neither training's threads nor the daemon's wait for a processor behind a step that is being written.
 TEST_F(StorageWorkersTest, PartsAreWrittenAtTheLowestPriorityAndReadAtTheDaemons) {
   ASSERT_NO_FATAL_FAILURE(Open());
