@@ -160,12 +160,7 @@ void Cluster::Start(uint32_t number) {
   close(ready[0]);
   if (!up) throw BenchError(arguments[0] + " did not get ready: " + EndOfFile(node.log));
   // The arena's name is the daemon's choice; it says so itself.
-  Result<std::unique_ptr<AdminClient>> admin = AdminClient::Connect(node.socket, kTimeoutMs);
-  if (!admin.ok()) throw BenchError(admin.status().ToString());
-  local::Admin request;
-  request.command = local::AdminCommand::kNode;
-  request.timeout_ms = kTimeoutMs;
-  Result<std::string> json = (*admin)->Request(request);
+  const Result<std::string> json = Ask(number, local::AdminCommand::kNode);
   if (!json.ok()) throw BenchError(json.status().ToString());
   node.arena = nlohmann::json::parse(*json).at("daemon").at("arena").get<std::string>();
 }
@@ -188,15 +183,19 @@ void Cluster::Stop(uint32_t number, int signal) {
 void Cluster::Lose(uint32_t node) { Stop(node, SIGKILL); }
 void Cluster::Replace(uint32_t node) { Start(node); }
 
+Result<std::string> Cluster::Ask(uint32_t node, local::AdminCommand command) const {
+  Result<std::unique_ptr<AdminClient>> admin = AdminClient::Connect(nodes_[node].socket, kTimeoutMs);
+  if (!admin.ok()) return admin.status();
+  local::Admin request;
+  request.command = command;
+  request.timeout_ms = kTimeoutMs;
+  return (*admin)->Request(request);
+}
+
 uint64_t Cluster::Registrations() const {
   uint64_t registrations = 0;
-  for (const Node& node : nodes_) {
-    Result<std::unique_ptr<AdminClient>> admin = AdminClient::Connect(node.socket, kTimeoutMs);
-    if (!admin.ok()) throw BenchError(admin.status().ToString());
-    local::Admin request;
-    request.command = local::AdminCommand::kNode;
-    request.timeout_ms = kTimeoutMs;
-    Result<std::string> json = (*admin)->Request(request);
+  for (uint32_t node = 0; node < nodes_.size(); ++node) {
+    const Result<std::string> json = Ask(node, local::AdminCommand::kNode);
     if (!json.ok()) throw BenchError(json.status().ToString());
     registrations += nlohmann::json::parse(*json).at("transport").at("registrations").get<uint64_t>();
   }

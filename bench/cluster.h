@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "api/client/local_protocol.h"
 #include "api/include/ropeteam/ropeteam.h"
 
 namespace ropeteam::bench {
@@ -48,6 +49,8 @@ class Cluster {
   void Lose(uint32_t node);
   // A new instance under the old name, with an empty arena; returns when it is ready.
   void Replace(uint32_t node);
+  // What its daemon answers, in JSON. From any thread.
+  Result<std::string> Ask(uint32_t node, local::AdminCommand command) const;
   // Memory regions that the daemons' transports have registered since their start, in all.
   uint64_t Registrations() const;
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`ropeteam-bench save`, `read`, `recover` and `idle` run over real daemons and print each row that the documents
+"""`ropeteam-bench save`, `read`, `recover`, `failover` and `idle` run over real daemons and print each row that the documents
 name. Figures are not judged.
 
     bench_store_test.py PATH_OF_ROPETEAM_BENCH
@@ -34,6 +34,12 @@ ROWS = {
         "recover/pull_ms": ("ms", None),
         "recover/pull_two_holders_vs_fi_read": ("GB/s", "fi_read"),
     },
+    "failover": {
+        "failover/first_read_ms": ("ms", None),
+        "failover/view_ms": ("ms", None),
+        "failover/latest_ms": ("ms", None),
+        "failover/full_redundancy_ms": ("ms", None),
+    },
     "idle": {
         "idle/cpu_percent": ("% of a core", None),
         "idle/memory_beyond_arena_mib": ("MiB", None),
@@ -43,6 +49,7 @@ SMALL = {
     "save": ["--size", "2", "--objects", "3", "--runs", "1"],
     "read": ["--size", "2", "--objects", "3", "--runs", "1"],
     "recover": ["--size", "2", "--objects", "3", "--runs", "1"],
+    "failover": ["--size", "2", "--objects", "3", "--runs", "1"],
     "idle": ["--size", "1", "--seconds", "1"],
 }
 
@@ -74,6 +81,10 @@ class BenchStore(unittest.TestCase):
 
     def test_recover(self):
         self.check("recover")
+
+    def test_failover(self):
+        rows = self.check("failover")
+        self.assertLessEqual(rows["failover/view_ms"]["min"], rows["failover/full_redundancy_ms"]["max"])
 
     def test_idle(self):
         self.check("idle")
