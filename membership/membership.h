@@ -49,6 +49,8 @@
 
 namespace ropeteam {
 
+class Credentials;
+
 // The quarantine of memory that a departed node may still write to (EngineConfig::quarantine_us) is no shorter. No
 // lease is longer than kLeasePercent of it, however long dead_after_ms is.
 inline constexpr uint32_t kQuarantineMsMin = 5000;
@@ -84,7 +86,9 @@ struct NamedSettings {
 };
 
 struct MembershipConfig {
-  std::string job;                  // nodes of another job are refused, with both names in the message
+  std::string job;  // nodes of another job are refused, with both names in the message
+  // What connections show and believe; null: they are in clear, and whoever connects may register.
+  std::shared_ptr<const Credentials> credentials = nullptr;
   std::string coordinator_address;  // host:port to register with
   bool embed_coordinator = false;   // run the coordinator in this process, listening on coordinator_address
   uint32_t protocol_version = 0;    // of the control plane; a mismatch is refused with both numbers

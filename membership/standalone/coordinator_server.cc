@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/base/log.h"
+#include "membership/credentials/credentials.h"
 #include "membership/standalone/address.h"
 #include "membership/standalone/loop.h"
 #include "membership/standalone/membership.grpc.pb.h"
@@ -193,7 +194,8 @@ Status CoordinatorServer::Start() {
   grpc::ServerBuilder builder;
   int port = 0;
   SetServerOptions(&builder);
-  builder.AddListeningPort(config_.coordinator_address, ServerCredentials(), &port);
+  builder.AddListeningPort(config_.coordinator_address, ServerCredentialsOf(config_.credentials.get()),
+                           &port);
   builder.RegisterService(&server->service);
   server->grpc = builder.BuildAndStart();
   if (server->grpc == nullptr || port == 0)

@@ -9,8 +9,9 @@
 
 namespace ropeteam {
 
-std::shared_ptr<NodeStream> NodeStream::Open(const std::string& address, uint64_t attempt, Handler handler) {
-  std::shared_ptr<NodeStream> stream(new NodeStream(address, attempt, std::move(handler)));
+std::shared_ptr<NodeStream> NodeStream::Open(const std::string& address, const Credentials* credentials,
+                                             uint64_t attempt, Handler handler) {
+  std::shared_ptr<NodeStream> stream(new NodeStream(address, credentials, attempt, std::move(handler)));
   stream->self_ = stream;
   stream->stub_->async()->Session(&stream->context_, stream.get());
   stream->AddHold();
@@ -19,11 +20,12 @@ std::shared_ptr<NodeStream> NodeStream::Open(const std::string& address, uint64_
   return stream;
 }
 
-NodeStream::NodeStream(const std::string& address, uint64_t attempt, Handler handler)
+NodeStream::NodeStream(const std::string& address, const Credentials* credentials, uint64_t attempt,
+                       Handler handler)
     : attempt_(attempt),
       handler_(std::move(handler)),
       stub_(membership::v1::Coordinator::NewStub(
-          grpc::CreateCustomChannel(address, ChannelCredentials(), ChannelOptions()))) {}
+          grpc::CreateCustomChannel(address, ChannelCredentialsOf(credentials), ChannelOptions()))) {}
 
 void NodeStream::Send(const NodeMessage& message) {
   const std::lock_guard lock(mutex_);

@@ -15,6 +15,7 @@
 #include <optional>
 #include <string>
 
+#include "membership/credentials/credentials.h"
 #include "membership/messages.h"
 #include "membership/standalone/membership.grpc.pb.h"
 
@@ -32,7 +33,9 @@ class NodeStream final
     std::function<void(std::shared_ptr<NodeStream>, const std::string& reason)> on_done;
   };
 
-  static std::shared_ptr<NodeStream> Open(const std::string& address, uint64_t attempt, Handler handler);
+  // `credentials` may be null: in clear.
+  static std::shared_ptr<NodeStream> Open(const std::string& address, const Credentials* credentials,
+                                          uint64_t attempt, Handler handler);
 
   // Any thread. What is sent after the end is dropped.
   void Send(const NodeMessage& message);
@@ -42,7 +45,7 @@ class NodeStream final
   uint64_t attempt() const { return attempt_; }
 
  private:
-  NodeStream(const std::string& address, uint64_t attempt, Handler handler);
+  NodeStream(const std::string& address, const Credentials* credentials, uint64_t attempt, Handler handler);
   void OnReadDone(bool ok) override;
   void OnWriteDone(bool ok) override;
   void OnDone(const grpc::Status& status) override;

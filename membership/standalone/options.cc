@@ -10,7 +10,7 @@ namespace {
 // a stream that cannot even be closed because its peer takes nothing any more.
 constexpr int kReapPingMs = 10'000;
 constexpr int kReapTimeoutMs = 5'000;
-// Whoever connects and does not speak HTTP/2 within this is cut off.
+// Whoever connects and has not shown a certificate and spoken HTTP/2 within this is cut off.
 constexpr int kHandshakeMaxMs = 5'000;
 // A node has one stream on a connection; one more for its successor.
 constexpr int kStreamsPerConnectionMax = 2;
@@ -22,9 +22,6 @@ constexpr int kConnectMaxMs = 500;
 static_assert(kFrameBytesMax < (1u << 30), "gRPC's limits are ints");
 
 }  // namespace
-
-std::shared_ptr<grpc::ServerCredentials> ServerCredentials() { return grpc::InsecureServerCredentials(); }
-std::shared_ptr<grpc::ChannelCredentials> ChannelCredentials() { return grpc::InsecureChannelCredentials(); }
 
 void SetServerOptions(grpc::ServerBuilder* builder) {
   // Otherwise a second coordinator on the same port would be started without complaint and get half of the

@@ -9,6 +9,7 @@
 
 #include "core/base/log.h"
 #include "membership/agent.h"
+#include "membership/credentials/credentials.h"
 #include "membership/membership.h"
 #include "membership/standalone/coordinator_server.h"
 #include "membership/standalone/loop.h"
@@ -20,6 +21,8 @@ namespace {
 // For the coordinator to take note of a farewell. If it does not, the broken connection tells it the same a
 // probe later.
 constexpr auto kFarewellMax = std::chrono::milliseconds(200);
+// Attempts in a row that end because the two ends have different keys: one may be a coordinator that is just ending.
+constexpr uint32_t kKeptOutMax = 3;
 
 class StandaloneMembership final : public Membership {
  public:
@@ -37,6 +40,7 @@ class StandaloneMembership final : public Membership {
   // On the loop.
   void Perform(Agent::Outputs outputs);
   void OpenStream(uint64_t attempt);
+  std::string JudgeEnd(TimeUs now, uint64_t attempt, const std::string& reason);
   // On gRPC's threads.
   void OnMessage(uint64_t attempt, CoordinatorMessage message);
   void OnDone(std::shared_ptr<NodeStream> stream, const std::string& reason);
@@ -46,6 +50,7 @@ class StandaloneMembership final : public Membership {
   std::unique_ptr<CoordinatorServer> server_;
   std::unique_ptr<Agent> agent_;        // the loop's
   std::shared_ptr<NodeStream> stream_;  // the loop's; null when no connection is open
+  uint32_t kept_out_ = 0;               // the loop's; attempts in a row that ended over keys
   Loop loop_;
 
   std::mutex mutex_;
@@ -154,7 +159,7 @@ void StandaloneMembership::OpenStream(uint64_t attempt) {
     ended.swap(ended_);
   }
   stream_ = NodeStream::Open(
-      config_.coordinator_address, attempt,
+      config_.coordinator_address, config_.credentials.get(), attempt,
       {[this](uint64_t at, CoordinatorMessage message) { OnMessage(at, std::move(message)); },
        [this](std::shared_ptr<NodeStream> done, const std::string& reason) {
          OnDone(std::move(done), reason);
@@ -173,12 +178,22 @@ void StandaloneMembership::OnDone(std::shared_ptr<NodeStream> stream, const std:
   const uint64_t attempt = stream->attempt();
   loop_.Post([this, attempt, reason](TimeUs now) {
     if (stream_ != nullptr && stream_->attempt() == attempt) stream_.reset();
-    Perform(agent_->Broken(now, attempt, reason));
+    Perform(agent_->Broken(now, attempt, JudgeEnd(now, attempt, reason)));
   });
   const std::lock_guard lock(mutex_);
   ended_.push_back(std::move(stream));
   --live_;
   changed_.notify_all();
+}
+
+// In our words, where the end is about keys. A node that was never in a view is then refused for good: it would try for
+// ever. One that was in a view goes on, because the coordinator may be started again with the right key.
+std::string StandaloneMembership::JudgeEnd(TimeUs now, uint64_t attempt, const std::string& reason) {
+  const std::string why = ExplainEnd(reason, config_.coordinator_address, config_.credentials.get());
+  kept_out_ = why.empty() ? 0 : kept_out_ + 1;
+  if (kept_out_ >= kKeptOutMax && agent_->seen() == nullptr)
+    Perform(agent_->Received(now, attempt, Refusal{Error(Code::kInvalidArgument, "%s", why.c_str())}));
+  return why.empty() ? reason : why;
 }
 
 void StandaloneMembership::Perform(Agent::Outputs outputs) {

@@ -376,8 +376,8 @@ TEST_F(StandaloneTest, NonsenseInWellFormedFramesEndsItsOwnStreamOnly) {
   config_.nodes_expected = 1;
   TestMember& a = Start("a", 0, 1);
   ASSERT_TRUE(a.WaitForNames({"a"}));
-  const auto stub =
-      wire::Coordinator::NewStub(grpc::CreateCustomChannel(address_, ChannelCredentials(), ChannelOptions()));
+  const auto stub = wire::Coordinator::NewStub(
+      grpc::CreateCustomChannel(address_, grpc::InsecureChannelCredentials(), ChannelOptions()));
   const auto ends = [&](const wire::NodeFrame& frame) {
     grpc::ClientContext context;
     context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));

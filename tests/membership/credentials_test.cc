@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "membership/credentials/credentials.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "tests/membership/intruder.h"
+#include "tests/membership/standalone_cluster.h"
+
+namespace ropeteam {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+std::string Unhex(const std::string& text) {
+  std::string bytes;
+  for (size_t i = 0; i + 1 < text.size(); i += 2)
+    bytes += static_cast<char>(std::stoi(text.substr(i, 2), nullptr, 16));
+  return bytes;
+}
+
+class Directory {
+ public:
+  Directory() {
+    char name[] = "/tmp/ropeteam-key-XXXXXX";
+    path_ = mkdtemp(name);
+  }
+  ~Directory() { std::filesystem::remove_all(path_); }
+  std::string Write(const std::string& name, const std::string& text, mode_t mode = 0600) const {
+    const std::string path = path_ + "/" + name;
+    std::ofstream(path) << text;
+    chmod(path.c_str(), mode);
+    return path;
+  }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+TEST(JobKey, DerivesAsRfc5869Says) {
+  // Appendix A.1.
+  EXPECT_EQ(HkdfSha256(Unhex("000102030405060708090a0b0c"), std::string(22, '\x0b'),
+                       Unhex("f0f1f2f3f4f5f6f7f8f9"), 42),
+            Unhex("3cb25f25faacd57a90434f64d0362f2a2d2d0a90cf1a5a4c5db02d56ecc4c5bf34007208d5b887185865"));
+}
+
+TEST(JobKey, NodesOfTwoBuildsDeriveTheSameAuthority) {
+  const JobKey key = KeyForTest('7').front();
+  // Computed by other programs: Python's hmac and openssl pkey.
+  EXPECT_EQ(JobAuthority(key, "train"),
+            Unhex("c7e9932fab7fcffc496db0fd888936e879b693319702ae8628778befa8638d14"));
+  EXPECT_NE(JobAuthority(key, "train"), JobAuthority(key, "train2"))
+      << "a key in two jobs makes two authorities";
+  EXPECT_NE(JobAuthority(key, "train"), JobAuthority(KeyForTest('8').front(), "train"));
+  EXPECT_EQ(JobKeyId(key, "train").size(), 8u);
+}
+
+TEST(JobKey, AFileMayHoldTwo) {
+  const Directory directory;
+  const std::string one(64, 'a');
+  const std::string two(64, 'B');
+  Result<std::vector<JobKey>> keys =
+      ReadJobKeyFile(directory.Write("k", " " + one + "\r\n\n" + two + "\n"), "k");
+  ASSERT_TRUE(keys.ok()) << keys.status().ToString();
+  ASSERT_EQ(keys->size(), 2u);
+  EXPECT_EQ((*keys)[0].bytes[0], 0xaa);
+  EXPECT_EQ((*keys)[1].bytes[31], 0xbb);
+  EXPECT_TRUE(ReadJobKeyFile(directory.Write("group", one, 0640), "group").ok());
+}
+
+TEST(JobKey, WhatIsNoKeyIsRefusedInWordsWithoutItsDigits) {
+  const Directory directory;
+  const std::string good(64, 'c');
+  struct Case {
+    std::string path;
+    std::string message;
+  };
+  std::string letter = good;
+  letter[5] = 'x';
+  const Case cases[] = {
+      {directory.Write("short", good.substr(1)), "holds 63 characters, a job key has 64 hexadecimal digits"},
+      {directory.Write("long", good + "c"), "holds 65 characters"},
+      {directory.Write("letter", letter), "holds a character that is not a hexadecimal digit"},
+      {directory.Write("three", good + " " + good + " " + good), "holds more than 2 keys"},
+      {directory.Write("empty", "\n"), "is empty"},
+      {directory.Write("big", std::string(2000, 'c')), "has more than 1024 bytes"},
+      {directory.Write("others", good, 0604), "may be read by others (mode 0604): chmod 600"},
+      {directory.Write("group", good, 0620), "(mode 0620): chmod 600"},
+      {directory.path(), "is not a file"},
+      {directory.path() + "/none", "no such file"},
+  };
+  for (const Case& each : cases) {
+    const Result<std::vector<JobKey>> keys = ReadJobKeyFile(each.path, "--job-key-file " + each.path);
+    ASSERT_FALSE(keys.ok()) << each.path;
+    EXPECT_THAT(keys.status().message(), HasSubstr("--job-key-file " + each.path));
+    EXPECT_THAT(keys.status().message(), HasSubstr(each.message));
+    EXPECT_THAT(keys.status().message(), Not(HasSubstr("ccc")));
+  }
+}
+
+TEST(JobKey, ThoseWhoMakeTheLocalKeyAtOnceReadTheSame) {
+  const Directory directory;
+  const std::string path = directory.path() + "/job.key";
+  constexpr size_t kRacers = 8;
+  std::vector<std::string> ids(kRacers);
+  {
+    std::vector<std::jthread> racers;
+    for (size_t i = 0; i < kRacers; ++i)
+      racers.emplace_back([&, i] {
+        const Result<std::vector<JobKey>> keys = ReadOrMakeJobKeyFile(path);
+        if (keys.ok()) ids[i] = JobKeyId(keys->front(), "job");
+      });
+  }
+  for (const std::string& id : ids) {
+    EXPECT_EQ(id.size(), 8u);
+    EXPECT_EQ(id, ids[0]);
+  }
+  struct stat info {};
+  ASSERT_EQ(stat(path.c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 07777, 0600u);
+  size_t files = 0;
+  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(directory.path())) ++files;
+  EXPECT_EQ(files, 1u) << "nothing temporary stays";
+}
+
+TEST(JobKey, ALocalKeyThatOthersMayReadOrLinkedFromElsewhereIsRefused) {
+  const Directory directory;
+  const std::string shared = directory.Write("shared", std::string(64, 'd'), 0640);
+  EXPECT_THAT(ReadOrMakeJobKeyFile(shared).status().message(), HasSubstr("0640"));
+  const std::string mine = directory.Write("mine", std::string(64, 'd'));
+  std::filesystem::create_symlink(mine, directory.path() + "/link");
+  EXPECT_FALSE(ReadOrMakeJobKeyFile(directory.path() + "/link").ok());
+}
+
+TEST(JobKey, TheVariableIsTakenOutOfTheEnvironment) {
+  const std::string key(64, 'e');
+  setenv("ROPETEAM_JOB_KEY", key.c_str(), 1);
+  const char* where = getenv("ROPETEAM_JOB_KEY");
+  EXPECT_EQ(TakeJobKeyVariable(), key);
+  EXPECT_EQ(getenv("ROPETEAM_JOB_KEY"), nullptr);
+  EXPECT_EQ(std::string(where, 1)[0], '\0') << "overwritten in place, where /proc shows it";
+}
+
+class CoordinatorWithKey : public ::testing::Test {
+ protected:
+  CoordinatorWithKey() : config_(StandaloneConfig(FreeAddress())) { config_.nodes_expected = 1; }
+
+  std::unique_ptr<TestMember> Start(const std::string& name, NodeId id,
+                                    std::shared_ptr<const Credentials> credentials, bool embed = false) {
+    MembershipConfig config = config_;
+    config.credentials = std::move(credentials);
+    config.embed_coordinator = embed;
+    auto member = std::make_unique<TestMember>(config, StandaloneMember(name, static_cast<uint32_t>(id), id));
+    const Status status = member->Start();
+    EXPECT_TRUE(status.ok()) << status.ToString();
+    return member;
+  }
+
+  MembershipConfig config_;
+};
+
+TEST_F(CoordinatorWithKey, LetsInWhoeverHasIt) {
+  const auto first = Start("a", 1, CredentialsForTest('1'), true);
+  ASSERT_TRUE(first->WaitForNames({"a"}));
+  const auto second = Start("b", 2, CredentialsForTest('1'));
+  ASSERT_TRUE(first->WaitForNames({"a", "b"}));
+  EXPECT_TRUE(second->WaitForNames({"a", "b"}));
+}
+
+TEST_F(CoordinatorWithKey, WhileItIsReplacedBelievesBoth) {
+  std::vector<JobKey> both = KeyForTest('2');
+  both.push_back(KeyForTest('1').front());
+  const auto first = Start("a", 1, Credentials::FromJobKey(both, "test-job", "a", "test").value(), true);
+  std::swap(both[0], both[1]);
+  const auto old_first = Start("b", 2, Credentials::FromJobKey(both, "test-job", "b", "test").value());
+  ASSERT_TRUE(first->WaitForNames({"a", "b"}));
+}
+
+TEST_F(CoordinatorWithKey, KeepsEverybodyElseOut) {
+  const auto first = Start("a", 1, CredentialsForTest('1'), true);
+  ASSERT_TRUE(first->WaitForNames({"a"}));
+  EXPECT_EQ(Knock(config_.coordinator_address, CredentialsForTest('1')->channel()).error_code(),
+            grpc::StatusCode::UNIMPLEMENTED)
+      << "with the key one gets in";
+  for (const Intruder& intruder : Intruders('1')) {
+    const grpc::Status status = Knock(config_.coordinator_address, intruder.credentials);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE)
+        << intruder.what << ": " << status.error_message();
+  }
+}
+
+// The intruder has the name of a live node, which it would evict.
+TEST_F(CoordinatorWithKey, TellsAMemberWithoutItWhyAndDisturbsNobody) {
+  const auto first = Start("a", 1, CredentialsForTest('1'), true);
+  const auto second = Start("b", 2, CredentialsForTest('1'));
+  ASSERT_TRUE(first->WaitForNames({"a", "b"}));
+  const Epoch epoch = first->LastView().epoch;
+  Status status;
+  const auto other_key = Start("b", 3, CredentialsForTest('9'));
+  ASSERT_TRUE(other_key->WaitForRefusal(&status));
+  EXPECT_EQ(status.code(), Code::kInvalidArgument);
+  EXPECT_THAT(status.message(), HasSubstr("has another job key than this node"));
+  const auto in_clear = Start("b", 4, nullptr);
+  ASSERT_TRUE(in_clear->WaitForRefusal(&status));
+  EXPECT_THAT(status.message(), HasSubstr("it may want the job's key (--job-key-file)"));
+  EXPECT_EQ(other_key->ViewCount(), 0u) << "a view holds the addresses and region keys of all nodes";
+  EXPECT_EQ(in_clear->ViewCount(), 0u);
+  EXPECT_EQ(first->LastView().epoch, epoch);
+  EXPECT_EQ(second->LastView().epoch, epoch);
+}
+
+TEST_F(CoordinatorWithKey, OneWithoutAKeyIsNotJoinedByNodesThatHaveOne) {
+  const auto first = Start("a", 1, nullptr, true);
+  ASSERT_TRUE(first->WaitForNames({"a"}));
+  Status status;
+  const auto second = Start("b", 2, CredentialsForTest('1'));
+  ASSERT_TRUE(second->WaitForRefusal(&status));
+  EXPECT_THAT(status.message(), HasSubstr("speaks without TLS: it was started with --insecure"));
+}
+
+TEST(ExplainEnd, SaysNothingOfOtherEnds) {
+  EXPECT_EQ(ExplainEnd("failed to connect to all addresses: Connection refused", "h:1", nullptr), "");
+  EXPECT_EQ(ExplainEnd("Socket closed", "h:1", CredentialsForTest('1').get()), "");
+}
+
+}  // namespace
+}  // namespace ropeteam
