@@ -52,8 +52,13 @@ void StreamCount::WaitForZero() {
   zero_.wait(lock, [this] { return count_ == 0; });
 }
 
-ControlLink::ControlLink(NodeId self, const Member& peer, StreamCount* count)
-    : self_(self), peer_(peer.id), name_(peer.name), address_(peer.control_address), count_(count) {}
+ControlLink::ControlLink(NodeId self, const Member& peer, const Credentials* credentials, StreamCount* count)
+    : self_(self),
+      peer_(peer.id),
+      name_(peer.name),
+      address_(peer.control_address),
+      credentials_(credentials),
+      count_(count) {}
 
 bool ControlLink::TakeNext(control::Envelope* message) {
   if (stopped_ || stream_ == nullptr || stream_->writing_ || stream_->broken_ || queue_.empty()) return false;
@@ -113,7 +118,7 @@ void ControlLink::Connect() {
     const std::lock_guard lock(mutex_);
     if (stopped_ || stream_ != nullptr) return;
     if (channel_ == nullptr) {
-      channel_ = grpc::CreateCustomChannel(Target(address_), grpc::InsecureChannelCredentials(), Arguments());
+      channel_ = grpc::CreateCustomChannel(Target(address_), ChannelCredentialsOf(credentials_), Arguments());
       stub_ = control::Control::NewStub(channel_);
     }
     stream = stream_ = std::make_shared<Stream>(this, stub_.get());

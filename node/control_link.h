@@ -21,6 +21,7 @@
 #include <string>
 
 #include "core/base/view.h"
+#include "membership/credentials/credentials.h"
 #include "node/control.grpc.pb.h"
 
 namespace ropeteam {
@@ -40,7 +41,8 @@ class StreamCount {
 
 class ControlLink {
  public:
-  ControlLink(NodeId self, const Member& peer, StreamCount* count);
+  // `credentials` may be null: in clear. It must outlive the link.
+  ControlLink(NodeId self, const Member& peer, const Credentials* credentials, StreamCount* count);
 
   void Send(std::string envelope);
   void Stop();  // cancels; `count` falls when gRPC has let go
@@ -83,6 +85,7 @@ class ControlLink {
   const NodeId peer_;
   const std::string name_;
   const std::string address_;
+  const Credentials* const credentials_;
   StreamCount* const count_;
   std::atomic<uint32_t> pending_{0};
   std::shared_ptr<grpc::Channel> channel_;

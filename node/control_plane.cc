@@ -14,6 +14,11 @@
 namespace ropeteam {
 namespace {
 
+// Whoever connects and has not shown a certificate and spoken HTTP/2 within this is cut off.
+constexpr int kHandshakeMaxMs = 5'000;
+// A peer has one stream on a connection; one more for its successor.
+constexpr int kStreamsPerConnectionMax = 2;
+
 // One incoming stream. Owned by gRPC until OnDone() and by the messages that are being handled.
 class Incoming : public grpc::ServerBidiReactor<control::Envelope, control::Nothing> {
  public:
@@ -120,9 +125,11 @@ class ControlPlane::Impl {
     int port = 0;
     builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // a port that is taken must be an error
     builder.AddChannelArgument(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+    builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeMaxMs);
+    builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kStreamsPerConnectionMax);
     builder.SetMaxReceiveMessageSize(static_cast<int>(kControlMessageBytesMax));
-    builder.AddListeningPort(JoinHostPort(config_.listen, config_.port), grpc::InsecureServerCredentials(),
-                             &port);
+    builder.AddListeningPort(JoinHostPort(config_.listen, config_.port),
+                             ServerCredentialsOf(config_.credentials.get()), &port);
     builder.RegisterService(&service_);
     server_ = builder.BuildAndStart();
     if (server_ == nullptr || port == 0)
@@ -139,7 +146,8 @@ class ControlPlane::Impl {
     for (const Member& member : members) {
       const auto found = links_.find(member.id);
       if (found == links_.end()) {
-        next[member.id] = std::make_unique<ControlLink>(config_.self, member, &count_);
+        next[member.id] =
+            std::make_unique<ControlLink>(config_.self, member, config_.credentials.get(), &count_);
       } else {
         next[member.id] = std::move(found->second);
         links_.erase(found);

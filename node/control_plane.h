@@ -18,6 +18,7 @@
 
 #include "core/base/status.h"
 #include "core/base/view.h"
+#include "membership/credentials/credentials.h"
 
 namespace ropeteam {
 
@@ -41,8 +42,9 @@ class ControlPlane {
  public:
   struct Config {
     NodeId self = kNoNode;
-    std::string listen;  // numeric address
-    uint16_t port = 0;   // 0: any
+    std::string listen;                                        // numeric address
+    uint16_t port = 0;                                         // 0: any
+    std::shared_ptr<const Credentials> credentials = nullptr;  // null: in clear, open to everybody
   };
   // A message arrived. `handled` must be called once it has been dealt with, from any thread, also after
   // Stop().

@@ -18,6 +18,8 @@
 
 #include "core/base/checksum.h"
 #include "core/base/log.h"
+#include "membership/credentials/credentials.h"
+#include "node/local_socket.h"
 #include "storage/audit/audit.h"
 #include "storage/sinks.h"
 #include "storage/steps/steps.h"
@@ -160,6 +162,7 @@ Status Daemon::Start() {
   }
   const Result<uint16_t> listens = TryPort(options_.listen, options_.control_port);
   if (!listens.ok()) return listens.status();
+  ROPETEAM_RETURN_IF_ERROR(MakeCredentials());
   Result<FabricChoice> fabric = CreateFabric(FabricConfigOf(options_));
   if (!fabric.ok()) return fabric.status();
   first_fabric_ = std::move(*fabric);
@@ -174,6 +177,31 @@ Status Daemon::Start() {
   return StartMembership();
 }
 
+Status Daemon::MakeCredentials() {
+  std::vector<JobKey> keys = std::exchange(options_.job_keys, {});
+  if (keys.empty() && options_.insecure) {
+    LOG_WARNING("insecure: whoever reaches %s or %s can join job %s, and read and delete its checkpoints",
+                options_.listen.c_str(), options_.coordinator.c_str(), options_.job.c_str());
+    return OkStatus();
+  }
+  if (keys.empty()) {
+    const Result<std::string> directory = MakeDefaultDirectory();
+    if (!directory.ok()) return directory.status();
+    // One for all jobs: the job's name is part of what is derived from it.
+    const std::string path = *directory + "/job.key";
+    Result<std::vector<JobKey>> local = ReadOrMakeJobKeyFile(path);
+    if (!local.ok()) return local.status();
+    keys = std::move(*local);
+    options_.job_key_from = "of this machine and user, " + path;
+  }
+  Result<std::shared_ptr<const Credentials>> credentials =
+      Credentials::FromJobKey(keys, options_.job, options_.node, options_.job_key_from);
+  if (!credentials.ok()) return credentials.status();
+  credentials_ = std::move(*credentials);
+  LOG_INFO("control connections mutual TLS, %s", credentials_->description().c_str());
+  return OkStatus();
+}
+
 Status Daemon::ChooseCoordinator() {
   if (!options_.coordinator.empty()) return OkStatus();
   Result<uint16_t> port = TryPort(options_.listen, 0);
@@ -184,7 +212,7 @@ Status Daemon::ChooseCoordinator() {
 
 Status Daemon::NewNode() {
   Result<std::unique_ptr<Node>> node = Node::Create(
-      options_, &loop_, arena_.get(),
+      options_, credentials_, &loop_, arena_.get(),
       [this](NodeId member, const std::string& reason) { membership_->ReportSuspect(member, reason); },
       [this](const FabricConfig& config) -> Result<FabricChoice> {
         if (first_fabric_.transport == nullptr) return CreateFabric(config);
@@ -206,6 +234,7 @@ void Daemon::EndNode() {
 Status Daemon::StartMembership() {
   MembershipConfig config;
   config.job = options_.job;
+  config.credentials = credentials_;
   config.coordinator_address = options_.coordinator;
   config.embed_coordinator = options_.embed_coordinator;
   config.protocol_version = kControlProtocolVersion;

@@ -34,6 +34,7 @@ class Daemon {
 
  private:
   Status Start();
+  Status MakeCredentials();
   Status StartMembership();
   Status ChooseCoordinator();
   Status NewNode();
@@ -42,6 +43,8 @@ class Daemon {
   void TellReady();
 
   Options options_;
+  // The first member: what shows them goes before they do.
+  std::shared_ptr<const Credentials> credentials_;
   EventLoop loop_;
   std::unique_ptr<ArenaFile> arena_;
   std::unique_ptr<Membership> membership_;

@@ -86,6 +86,12 @@ std::string DefaultSocketPath(const std::string& job, const std::string& node) {
   return directory + "/" + name + ".sock";
 }
 
+Result<std::string> MakeDefaultDirectory() {
+  std::string directory = DefaultDirectory();
+  ROPETEAM_RETURN_IF_ERROR(MakeDirectory(directory));
+  return directory;
+}
+
 Result<UniqueFd> ListenLocal(const std::string& path) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;

@@ -20,6 +20,10 @@ namespace ropeteam {
 // make the path too long are cut and end in a checksum.
 std::string DefaultSocketPath(const std::string& job, const std::string& node);
 
+// The directory of the default sockets, made (0700) where there is none; this user's alone. kInvalidArgument: it is another
+// user's, or others may look into it. kIo.
+Result<std::string> MakeDefaultDirectory();
+
 // Listens at `path`, making its directory (0700) when there is none. A socket there that nobody listens on is
 // replaced. kAlreadyExists: somebody listens there. kInvalidArgument: something else is there, or the default
 // directory is not this user's alone. kIo.

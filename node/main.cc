@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <utility>
 
 #include "core/base/log.h"
 #include "node/daemon.h"
@@ -25,7 +26,8 @@ int main(int argc, char** argv) {
   mallopt(M_ARENA_MAX, kMallocArenas);
   ropeteam::Options options;
   std::string print;
-  const ropeteam::Status parsed = ropeteam::ParseOptions(argc, argv, &options, &print);
+  const ropeteam::Status parsed =
+      ropeteam::ParseOptions(argc, argv, ropeteam::TakeJobKeyVariable(), &options, &print);
   if (!parsed.ok()) {
     std::fprintf(stderr, "ropeteamd: %s\n", parsed.message().c_str());
     return 2;
@@ -43,7 +45,7 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "ropeteamd: %s\n", logging.message().c_str());
     return 2;
   }
-  ropeteam::Daemon daemon(options);
+  ropeteam::Daemon daemon(std::move(options));
   const ropeteam::Status ended = daemon.Run();
   int code = 0;
   if (!ended.ok()) {

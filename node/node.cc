@@ -81,15 +81,21 @@ NodeId NewNodeId() {
   return id;
 }
 
-Result<std::unique_ptr<Node>> Node::Create(const Options& options, EventLoop* loop, ArenaFile* arena,
-                                           OnSuspect on_suspect, OpenFabric open_fabric) {
-  std::unique_ptr<Node> node(new Node(options, loop, arena, std::move(on_suspect)));
+Result<std::unique_ptr<Node>> Node::Create(const Options& options,
+                                           std::shared_ptr<const Credentials> credentials, EventLoop* loop,
+                                           ArenaFile* arena, OnSuspect on_suspect, OpenFabric open_fabric) {
+  std::unique_ptr<Node> node(new Node(options, std::move(credentials), loop, arena, std::move(on_suspect)));
   ROPETEAM_RETURN_IF_ERROR(node->Init(open_fabric));
   return node;
 }
 
-Node::Node(const Options& options, EventLoop* loop, ArenaFile* arena, OnSuspect on_suspect)
-    : options_(options), loop_(loop), arena_(arena), on_suspect_(std::move(on_suspect)) {}
+Node::Node(const Options& options, std::shared_ptr<const Credentials> credentials, EventLoop* loop,
+           ArenaFile* arena, OnSuspect on_suspect)
+    : options_(options),
+      credentials_(std::move(credentials)),
+      loop_(loop),
+      arena_(arena),
+      on_suspect_(std::move(on_suspect)) {}
 
 Node::~Node() {
   if (alive_ != nullptr) (void)Stop();
@@ -144,7 +150,7 @@ Status Node::InitPlanes(const OpenFabric& open_fabric) {
            has.address.c_str(), static_cast<unsigned long long>(has.link_mbps), has.rdma ? "yes" : "no",
            has.dmabuf ? "yes" : "no");
 
-  const ControlPlane::Config control{self_.id, options_.listen, options_.control_port};
+  const ControlPlane::Config control{self_.id, options_.listen, options_.control_port, credentials_};
   Result<std::unique_ptr<ControlPlane>> plane =
       ControlPlane::Create(control, [this](NodeId from, std::string envelope, std::function<void()> handled) {
         PostToSelf([this, from, envelope = std::move(envelope), handled = std::move(handled)]() mutable {
@@ -199,6 +205,8 @@ Status Node::InitLocal() {
   facts.socket = config.socket_path;
   facts.control = self_.control_address;
   facts.data = data_->Describe();
+  facts.security =
+      credentials_ == nullptr ? "OPEN (--insecure)" : "mutual TLS, " + credentials_->description();
   facts.transport = data_->transport_name();
   facts.fallback = fallback_;
   facts.capabilities = data_->capabilities();

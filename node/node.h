@@ -39,9 +39,11 @@ class Node {
   using OpenFabric = std::function<Result<FabricChoice>(const FabricConfig& config)>;
 
   // Takes the arena over, listens for control and data, not yet for ranks. `loop` and `arena` must outlive
-  // the Node, and `arena` must serve no other Node meanwhile.
-  static Result<std::unique_ptr<Node>> Create(const Options& options, EventLoop* loop, ArenaFile* arena,
-                                              OnSuspect on_suspect, OpenFabric open_fabric = CreateFabric);
+  // the Node, and `arena` must serve no other Node meanwhile. `credentials` may be null: control connections in clear.
+  static Result<std::unique_ptr<Node>> Create(const Options& options,
+                                              std::shared_ptr<const Credentials> credentials, EventLoop* loop,
+                                              ArenaFile* arena, OnSuspect on_suspect,
+                                              OpenFabric open_fabric = CreateFabric);
   ~Node();  // as Stop(), then waits for storage for as long as it hangs; the arena keeps what is sealed
 
   // Closes every session and stops the threads, once; nothing may be called after it. False: a thread hangs in storage and
@@ -69,7 +71,8 @@ class Node {
     std::string envelope;
   };
 
-  Node(const Options& options, EventLoop* loop, ArenaFile* arena, OnSuspect on_suspect);
+  Node(const Options& options, std::shared_ptr<const Credentials> credentials, EventLoop* loop,
+       ArenaFile* arena, OnSuspect on_suspect);
   Status Init(const OpenFabric& open_fabric);
   Status InitPlanes(const OpenFabric& open_fabric);
   Status InitLocal();
@@ -88,6 +91,7 @@ class Node {
   std::vector<ShardObjects> ListObjects(Step step) const;
 
   const Options options_;
+  const std::shared_ptr<const Credentials> credentials_;
   EventLoop* const loop_;
   ArenaFile* const arena_;
   const OnSuspect on_suspect_;

@@ -3,6 +3,9 @@
 
 #include <arpa/inet.h>
 #include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 #include <sys/un.h>
 
 #include <CLI/CLI.hpp>
@@ -31,7 +34,8 @@ struct Texts {
   std::string storage, persist_every = "0", persist_rate = "0", keep_on_storage = "0", keep_every = "0";
   std::string keep_best, keep_within, audit_log, restore_from;
   bool embed = false, no_embed = false, arena_reset = false, version = false, require_rdma = false;
-  bool list_devices = false, json = false, take_over_storage = false;
+  std::string job_key_file;
+  bool list_devices = false, json = false, take_over_storage = false, insecure = false;
 };
 
 void Declare(CLI::App& app, Texts& t) {
@@ -50,6 +54,11 @@ void Declare(CLI::App& app, Texts& t) {
                  "numeric address for control and data, and for nothing else [127.0.0.1]");
   app.add_option("--control-port", t.control_port, "TCP port of the control plane, 0: any free one [0]");
   app.add_option("--data-port", t.data_port, "port of the data plane, 0: any free one [0]");
+  app.add_option("--job-key-file", t.job_key_file,
+                 "file with the job key, the same on all nodes: openssl rand -hex 32 makes one "
+                 "[ROPETEAM_JOB_KEY, or on loopback a key of this machine and user]");
+  app.add_flag("--insecure", t.insecure,
+               "without a key, let everybody in who reaches the ports, also from other hosts");
   app.add_option("--memory", t.memory,
                  "the arena's size: 512M, 24G; auto: as it was, else a quarter of what is free [auto]");
   app.add_option("--chunk-size", t.chunk_size,
@@ -301,6 +310,47 @@ Status CheckNetwork(const Texts& t, Options* o) {
   return OkStatus();
 }
 
+// Of a number or of a name all of whose addresses are loopback.
+bool IsLoopback(const std::string& host) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  if (getaddrinfo(host.c_str(), nullptr, &hints, &found) != 0) return false;
+  bool loopback = true;
+  for (const addrinfo* each = found; each != nullptr; each = each->ai_next) {
+    if (each->ai_family == AF_INET) {
+      const auto* v4 = reinterpret_cast<const sockaddr_in*>(each->ai_addr);
+      loopback = loopback && ntohl(v4->sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
+    } else {
+      const auto* v6 = reinterpret_cast<const sockaddr_in6*>(each->ai_addr);
+      loopback = loopback && each->ai_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&v6->sin6_addr);
+    }
+  }
+  freeaddrinfo(found);
+  return loopback;
+}
+
+Status CheckIdentity(const Texts& t, const std::string& job_key, Options* o) {
+  o->insecure = t.insecure;
+  if (!t.job_key_file.empty() && !job_key.empty())
+    return Error(Code::kInvalidArgument, "--job-key-file and ROPETEAM_JOB_KEY are both set: leave one out");
+  if (!t.job_key_file.empty() || !job_key.empty()) {
+    o->job_key_from = job_key.empty() ? "--job-key-file " + t.job_key_file : "ROPETEAM_JOB_KEY";
+    Result<std::vector<JobKey>> keys = job_key.empty() ? ReadJobKeyFile(t.job_key_file, o->job_key_from)
+                                                       : ParseJobKeys(job_key, o->job_key_from);
+    if (!keys.ok()) return Error(Code::kInvalidArgument, "%s", keys.status().message().c_str());
+    o->job_keys = std::move(*keys);
+    return OkStatus();
+  }
+  if (o->insecure || !ReachableFromElsewhere(*o)) return OkStatus();
+  return Error(
+      Code::kInvalidArgument,
+      "--listen %s or --coordinator %s can be reached from other hosts, and this daemon has no job key: give "
+      "--job-key-file FILE (openssl rand -hex 32 > FILE, the same file on every node), or say "
+      "--insecure (docs/security.md)",
+      o->listen.c_str(), o->coordinator.c_str());
+}
+
 Status CheckTimes(const Texts& t, Options* o) {
   ROPETEAM_RETURN_IF_ERROR(
       Count("--dead-after-ms", t.dead_after_ms, kDeadAfterMsMin, kDeadAfterMsMax, &o->dead_after_ms));
@@ -346,6 +396,14 @@ std::string Printable(std::string text) {
 
 }  // namespace
 
+bool ReachableFromElsewhere(const Options& options) {
+  if (!IsLoopback(options.listen)) return true;
+  std::string host;
+  uint16_t port = 0;
+  return !options.coordinator.empty() &&
+         (!SplitHostPort("--coordinator", options.coordinator, &host, &port).ok() || !IsLoopback(host));
+}
+
 Status CheckListenAddress(const std::string& flag, const std::string& address) {
   in_addr v4;
   in6_addr v6;
@@ -380,7 +438,8 @@ std::string JoinHostPort(const std::string& host, uint16_t port) {
   return (v6 ? "[" + host + "]" : host) + ":" + std::to_string(port);
 }
 
-Status ParseOptions(int argc, const char* const* argv, Options* options, std::string* print) {
+Status ParseOptions(int argc, const char* const* argv, const std::string& job_key, Options* options,
+                    std::string* print) {
   Texts texts;
   CLI::App app(
       "ropeteamd: keeps the checkpoints of one job's ranks on this node in memory, and copies of its peers'.",
@@ -424,6 +483,7 @@ Status ParseOptions(int argc, const char* const* argv, Options* options, std::st
   ROPETEAM_RETURN_IF_ERROR(CheckRedundancy(texts, &parsed));
   ROPETEAM_RETURN_IF_ERROR(CheckTimes(texts, &parsed));
   ROPETEAM_RETURN_IF_ERROR(CheckStorage(texts, &parsed));
+  ROPETEAM_RETURN_IF_ERROR(CheckIdentity(texts, job_key, &parsed));
   *options = std::move(parsed);
   return OkStatus();
 }

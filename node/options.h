@@ -14,6 +14,7 @@
 #include "core/base/status.h"
 #include "core/base/view.h"
 #include "core/shard/extent.h"
+#include "membership/credentials/job_key.h"
 #include "membership/membership.h"
 #include "storage/retention/retention.h"
 
@@ -44,6 +45,11 @@ struct Options {
   std::string listen = "127.0.0.1";  // numeric, never a wildcard
   uint16_t control_port = 0;         // 0: the system chooses
   uint16_t data_port = 0;
+  // Who may enter the job: whoever has the first of these keys. Empty: a key of this machine and user, made where there is
+  // none; with `insecure`, everybody who reaches the ports.
+  std::vector<JobKey> job_keys;
+  std::string job_key_from;  // "--job-key-file FILE"
+  bool insecure = false;
   uint64_t memory_bytes = 0;  // of the arena's file; 0: as the file there has, else a quarter of what is free
   uint64_t chunk_bytes = kChunkBytesDefault;
   std::string arena_path = "/dev/shm";
@@ -53,7 +59,7 @@ struct Options {
   // Which of nodes, replicas and keep_steps were given, here or in the config file: those must be the job's. The
   // others are what a job gets whose coordinator runs here; elsewhere the job's are taken.
   NamedSettings named;
-  std::string storage;  // URL of where committed steps are persisted; empty: nowhere
+  std::string storage;       // URL of where committed steps are persisted; empty: nowhere
   std::string restore_from;  // URL[@STEP] of another job's steps, to begin from; empty: there is none
   uint64_t persist_every = 0;
   bool persist_every_seconds = false;
@@ -79,10 +85,15 @@ struct Options {
   std::string log_file;  // empty: stderr
 };
 
-// Parses and checks. When `print` is not empty after kOk, the caller prints it and exits 0 (--help,
+// Parses and checks, and reads the job key. `job_key` is the text of ROPETEAM_JOB_KEY, empty where it is not set. When
+// `print` is not empty after kOk, the caller prints it and exits 0 (--help,
 // --version). kInvalidArgument: one line that names the flag, the value and the limit.
-Status ParseOptions(int argc, const char* const* argv, Options* options, std::string* print);
+Status ParseOptions(int argc, const char* const* argv, const std::string& job_key, Options* options,
+                    std::string* print);
 
+// Whether other hosts may reach what these options listen on: --listen or the coordinator's host is not loopback. Asks the
+// resolver where the coordinator has a name.
+bool ReachableFromElsewhere(const Options& options);
 // A numeric IPv4 or IPv6 address that names one interface; the message says what is wrong with `flag`'s
 // value.
 Status CheckListenAddress(const std::string& flag, const std::string& address);

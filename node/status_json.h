@@ -30,6 +30,7 @@ struct DaemonFacts {
   pid_t pid = 0;
   std::string socket;
   std::string control;    // host:port
+  std::string security;   // of the control connections: "mutual TLS, job key …"
   std::string data;       // Transport::Describe()
   std::string transport;  // DataPlane::transport_name()
   std::string fallback;   // why RDMA was passed over; empty when it was not

@@ -170,13 +170,14 @@ const std::vector<std::string>& ValueOptions() {
       "keep-steps",   "domain",        "socket",       "transport",     "provider",     "device",
       "gid-index",    "dead-after-ms", "heartbeat-ms", "check-threads", "scrub-rate",   "log-level",
       "log-file",     "storage",       "restore-from", "persist-every", "persist-rate", "keep-on-storage",
-      "keep-every",   "keep-best",     "keep-within",  "audit-log"};
+      "keep-every",   "keep-best",     "keep-within",  "audit-log",     "job-key-file"};
   return options;
 }
 
 const std::vector<std::string>& FlagOptions() {
-  static const std::vector<std::string> options = {"arena-reset", "embed-coordinator", "no-embed-coordinator",
-                                                   "require-rdma", "take-over-storage"};
+  static const std::vector<std::string> options = {"arena-reset",          "embed-coordinator",
+                                                   "no-embed-coordinator", "require-rdma",
+                                                   "take-over-storage",    "insecure"};
   return options;
 }
 

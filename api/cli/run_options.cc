@@ -72,7 +72,7 @@ const char kRunHelp[] =
     "\n"
     "and the options of ropeteamd (ropeteamd --help), which may also be given as ROPETEAM_… in the "
     "environment:\n"
-    "  --job --node --ordinal --nodes --coordinator --listen --memory --replicas --socket …\n";
+    "  --job --node --ordinal --nodes --coordinator --listen --job-key-file --memory --replicas --socket …\n";
 
 Result<RunOptions> ParseRunOptions(const std::vector<std::string>& arguments) {
   RunOptions options;

@@ -174,6 +174,12 @@ std::string TransportLine(const Json& daemon) {
          "   link " + link + (daemon.value("rdma", false) ? "   RDMA" : "   no RDMA") + "\n";
 }
 
+// Who may enter. A daemon of another build does not say.
+std::string SecurityLine(const Json& daemon) {
+  if (!daemon.contains("security")) return "";
+  return "security control " + daemon.at("security").value("control", "") + "\n";
+}
+
 std::string FallbackLine(const Json& daemon) {
   const std::string reason = daemon.value("rdma_fallback", "");
   return reason.empty() ? "" : "without RDMA: " + reason + "\n";
@@ -187,7 +193,7 @@ std::string RenderStatus(const Json& status, const Json* before, double seconds)
   const Json& daemon = status.at("daemon");
   return text + "\nasked " + daemon.at("node").get<std::string>() + "   socket " +
          daemon.at("socket").get<std::string>() + "   data " + daemon.at("data").get<std::string>() + "\n" +
-         TransportLine(daemon) + FallbackLine(daemon);
+         TransportLine(daemon) + FallbackLine(daemon) + SecurityLine(daemon);
 }
 
 std::string RenderNode(const Json& node) {
@@ -195,7 +201,7 @@ std::string RenderNode(const Json& node) {
   const Json& daemon = node.at("daemon");
   for (const char* key : {"version", "socket", "control", "data", "arena"})
     text += std::string(key) + " " + daemon.at(key).get<std::string>() + "\n";
-  return text + TransportLine(daemon) + FallbackLine(daemon);
+  return text + TransportLine(daemon) + FallbackLine(daemon) + SecurityLine(daemon);
 }
 
 std::string RenderList(const Json& list) {

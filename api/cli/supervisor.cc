@@ -208,6 +208,7 @@ int Supervisor::RunCommand(const std::map<std::string, std::string>& environment
   if (child == 0) {
     DieWithParent(self);
     sigprocmask(SIG_SETMASK, &original_, nullptr);
+    unsetenv("ROPETEAM_JOB_KEY");  // the daemon's: programs that track experiments upload their environment
     execvp(argv[0], argv.data());
     const int error = errno;
     std::fprintf(stderr, "ropeteam run: %s: %s\n", argv[0], std::strerror(error));

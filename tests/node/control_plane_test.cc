@@ -14,6 +14,7 @@
 
 #include "node/control.grpc.pb.h"
 #include "node/options.h"
+#include "tests/membership/intruder.h"
 
 namespace ropeteam {
 namespace {
@@ -62,9 +63,10 @@ class Inbox {
   std::vector<std::function<void()>> unhandled_;
 };
 
-std::unique_ptr<ControlPlane> Plane(NodeId self, ControlPlane::OnMessage receiver, uint16_t port = 0) {
+std::unique_ptr<ControlPlane> Plane(NodeId self, ControlPlane::OnMessage receiver, uint16_t port = 0,
+                                    std::shared_ptr<const Credentials> credentials = nullptr) {
   Result<std::unique_ptr<ControlPlane>> plane =
-      ControlPlane::Create({self, "127.0.0.1", port}, std::move(receiver));
+      ControlPlane::Create({self, "127.0.0.1", port, std::move(credentials)}, std::move(receiver));
   EXPECT_TRUE(plane.ok()) << plane.status().ToString();
   return std::move(*plane);
 }
@@ -209,6 +211,33 @@ TEST(ControlPlane, AnotherProtocolVersionIsRefusedWithBothNamed) {
   EXPECT_THAT(status.error_message(), HasSubstr(std::to_string(kControlProtocolVersion + 41)));
   EXPECT_THAT(status.error_message(), HasSubstr(std::to_string(kControlProtocolVersion) + " here"));
   EXPECT_EQ(inbox.size(), 0u);
+}
+
+TEST(ControlPlane, WithAKeyHearsWhoeverHasItAndNobodyElse) {
+  Inbox inbox;
+  const auto credentials = CredentialsForTest('1');
+  const auto a = Plane(
+      1, [](NodeId, std::string, const std::function<void()>& handled) { handled(); }, 0, credentials);
+  const auto b = Plane(2, inbox.Receiver(), 0, credentials);
+  for (const Intruder& intruder : Intruders('1')) {
+    // It knows both ids, as one that has seen a view of former times does.
+    const auto stub = control::Control::NewStub(
+        grpc::CreateChannel("ipv4:" + JoinHostPort("127.0.0.1", b->port()), intruder.credentials));
+    grpc::ClientContext context;
+    const auto stream = stub->Exchange(&context);
+    control::Envelope envelope;
+    envelope.set_from(1);
+    envelope.set_to(2);
+    envelope.set_protocol_version(kControlProtocolVersion);
+    envelope.set_engine_envelope("forged");
+    stream->Write(envelope);
+    stream->WritesDone();
+    EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::UNAVAILABLE) << intruder.what;
+  }
+  EXPECT_EQ(inbox.size(), 0u);
+  a->SetMembers({At(2, b->port())});
+  a->Send(2, "from a member");
+  EXPECT_EQ(inbox.WaitFor(1)[0].second, "from a member");
 }
 
 TEST(ControlPlane, GarbageOnItsPortHarmsNobody) {

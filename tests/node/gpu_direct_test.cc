@@ -75,7 +75,7 @@ class Host {
       return choice;
     };
     Result<std::unique_ptr<Node>> node = Node::Create(
-        options, &loop_, arena_.get(), [](NodeId, const std::string&) {}, open);
+        options, nullptr, &loop_, arena_.get(), [](NodeId, const std::string&) {}, open);
     EXPECT_TRUE(node.ok()) << node.status().ToString();
     node_ = std::move(*node);
     EXPECT_TRUE(node_->Listen().ok());

@@ -21,11 +21,11 @@ struct Parsed {
   std::string print;
 };
 
-Parsed Parse(std::vector<const char*> arguments) {
+Parsed Parse(std::vector<const char*> arguments, const std::string& job_key = "") {
   arguments.insert(arguments.begin(), "ropeteamd");
   Parsed parsed;
-  parsed.status =
-      ParseOptions(static_cast<int>(arguments.size()), arguments.data(), &parsed.options, &parsed.print);
+  parsed.status = ParseOptions(static_cast<int>(arguments.size()), arguments.data(), job_key, &parsed.options,
+                               &parsed.print);
   return parsed;
 }
 
@@ -41,6 +41,45 @@ TEST(Options, TheDefaultsOfASingleNode) {
   EXPECT_EQ(options.memory_bytes, 0u) << "auto";
   EXPECT_EQ(options.chunk_bytes, 4u << 20);
   EXPECT_EQ(options.heartbeat_ms, 200u);
+}
+
+TEST(Options, WhereOtherHostsReachItItNeedsAKeyOrIsToldNotTo) {
+  const std::string key(64, 'a');
+  struct Case {
+    std::vector<const char*> arguments;
+    bool reachable;
+  };
+  for (const Case& each :
+       {Case{{"--job=j"}, false},
+        Case{{"--job=j", "--listen=127.9.9.9", "--coordinator=127.0.0.1:70"}, false},
+        Case{{"--job=j", "--listen=::1", "--coordinator=[::1]:70"}, false},
+        Case{{"--job=j", "--coordinator=localhost:70"}, false}, Case{{"--job=j", "--listen=192.0.2.1"}, true},
+        Case{{"--job=j", "--listen=2001:db8::1"}, true},
+        Case{{"--job=j", "--coordinator=192.0.2.1:70"}, true},
+        Case{{"--job=j", "--listen=::ffff:192.0.2.1"}, true}}) {
+    const Status status = Parse(each.arguments).status;
+    EXPECT_EQ(status.ok(), !each.reachable) << each.arguments.back() << " " << status.ToString();
+    if (each.reachable) {
+      EXPECT_THAT(status.message(),
+                  HasSubstr("can be reached from other hosts, and this daemon has no job key"));
+    }
+    EXPECT_TRUE(Parse(each.arguments, key).status.ok()) << each.arguments.back();
+    std::vector<const char*> insecure = each.arguments;
+    insecure.push_back("--insecure");
+    EXPECT_TRUE(Parse(insecure).status.ok()) << each.arguments.back();
+  }
+}
+
+TEST(Options, AKeyComesFromOnePlace) {
+  const std::string key(64, 'a');
+  const Parsed both = Parse({"--job=j", "--job-key-file=/etc/none"}, key);
+  EXPECT_THAT(both.status.message(), HasSubstr("--job-key-file and ROPETEAM_JOB_KEY are both set"));
+  EXPECT_THAT(Parse({"--job=j", "--job-key-file=/etc/none"}).status.message(), HasSubstr("/etc/none"));
+  EXPECT_THAT(Parse({"--job=j"}, "abc").status.message(), HasSubstr("ROPETEAM_JOB_KEY holds 3 characters"));
+  const Parsed good = Parse({"--job=j"}, key);
+  ASSERT_TRUE(good.status.ok());
+  EXPECT_EQ(good.options.job_keys.size(), 1u);
+  EXPECT_EQ(good.options.job_key_from, "ROPETEAM_JOB_KEY");
 }
 
 TEST(Options, ASecondNodeOfFour) {

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who may enter a job: one that knows its name, its nodes and its addresses, and has no key of it."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+
+import pytest
+from harness import ROPETEAM, ROPETEAMD, VIEW, WAIT_S, Cluster, environment, wait_until
+
+KEY = "5a" * 32
+OTHER_KEY = "a5" * 32
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+TLS_ALERT = 0x15
+
+
+@pytest.fixture
+def place() -> Iterator[pathlib.Path]:
+    """A directory for an intruder's socket and arena, whoever it is."""
+    directory = pathlib.Path(tempfile.mkdtemp(prefix="ropeteam-", dir="/dev/shm"))
+    directory.chmod(0o777)
+    yield directory
+    shutil.rmtree(directory)
+
+
+def daemon(place: pathlib.Path, *options: str) -> list[str]:
+    return [str(ROPETEAMD), "--job", "test", "--memory", "16M", "--arena-path", str(place)] + [
+        *("--socket", str(place / "i.sock")),
+        *options,
+    ]
+
+
+def intrude(nodes: Cluster, place: pathlib.Path, *options: str, before: tuple[str, ...] = (), **env: str) -> str:
+    """Comes as node 1, which lives, and must be refused with exit code 3; what it said."""
+    own = daemon(place, "--node", "node-1", "--ordinal", "1", "--nodes", "2", "--no-embed-coordinator")
+    own += ["--coordinator", nodes.coordinator, "--listen", "127.0.0.9", "--log-level", "debug", *options]
+    done = subprocess.run(
+        [*before, *own], env=environment(**env), capture_output=True, text=True, timeout=WAIT_S, check=False
+    )
+    assert done.returncode == 3, done.stderr
+    return done.stderr
+
+
+def views(nodes: Cluster) -> list[list[tuple[str, ...]]]:
+    return [VIEW.findall(node.log_text()) for node in nodes.nodes]
+
+
+def check_undisturbed(nodes: Cluster, before: list, said: str) -> None:
+    assert views(nodes) == before, "no view came or went"
+    for node in nodes.nodes:
+        status = node.status()
+        assert status["daemon"]["control"] not in said
+        assert status["daemon"]["data"] not in said
+
+
+def test_an_intruder_is_refused_in_words_and_disturbs_nobody(cluster, place):
+    nodes = cluster(2)
+    before = views(nodes)
+    said = intrude(nodes, place, ROPETEAM_JOB_KEY=OTHER_KEY)
+    assert f"the coordinator at {nodes.coordinator} has another job key than this node" in said
+    assert OTHER_KEY not in said
+    check_undisturbed(nodes, before, said)
+    said = intrude(nodes, place, "--insecure")
+    assert "it may want the job's key (--job-key-file)" in said
+    check_undisturbed(nodes, before, said)
+
+
+def test_another_user_of_the_host_is_an_intruder_without_any_option(cluster, place):
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("becoming another user takes root and setpriv (Debian: util-linux)")
+    nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+    if subprocess.run([*nobody, "test", "-x", ROPETEAMD], check=False).returncode != 0:
+        pytest.skip(f"another user may not run {ROPETEAMD}")
+    nodes = cluster(2)
+    before = views(nodes)
+    own = place / "runtime"
+    own.mkdir()
+    os.chown(own, 65534, 65534)
+    said = intrude(nodes, place, before=nobody, XDG_RUNTIME_DIR=str(own))
+    assert "has another job key than this node" in said
+    check_undisturbed(nodes, before, said)
+
+
+def test_no_port_speaks_to_who_comes_in_clear(cluster):
+    nodes = cluster(2)
+    for node in nodes.nodes:
+        assert len(node.listening()) >= 2
+        for address in node.listening():
+            with socket.create_connection(address, timeout=WAIT_S) as stranger:
+                stranger.sendall(PREFACE)
+                # An HTTP/2 server says its settings at once. The data port waits for more of its own protocol.
+                stranger.settimeout(0.5)
+                try:
+                    said = stranger.recv(100)
+                except (TimeoutError, ConnectionResetError):
+                    said = b""
+            assert not said or said[0] == TLS_ALERT, (address, said)
+
+
+def test_the_key_is_shown_to_nobody(run_ropeteam):
+    # COMMAND looks at itself and at the daemon that it has.
+    script = """
+import os, pathlib, sys
+assert "ROPETEAM_JOB_KEY" not in os.environ
+for child in pathlib.Path(f"/proc/{os.getppid()}/task/{os.getppid()}/children").read_text().split():
+    for file in ("cmdline", "environ"):
+        assert b"5a" * 3 not in pathlib.Path(f"/proc/{child}/{file}").read_bytes(), file
+print("children", len(pathlib.Path(f"/proc/{os.getppid()}/task/{os.getppid()}/children").read_text().split()))
+"""
+    done = run_ropeteam(sys.executable, "-c", script, ROPETEAM_JOB_KEY=KEY)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "children 2\n"
+    assert "5a5a5a" not in done.stderr
+
+
+def test_an_address_that_others_reach_takes_a_key(place):
+    said = subprocess.run(
+        daemon(place, "--listen", "10.1.2.3"), env=environment(), capture_output=True, text=True, timeout=WAIT_S
+    )
+    assert said.returncode == 2
+    assert "can be reached from other hosts, and this daemon has no job key: give --job-key-file FILE" in said.stderr
+    assert list(place.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "key", "shown"),
+    [
+        (["--insecure"], "", "security control OPEN (--insecure)"),
+        ([], KEY, "security control mutual TLS, job key "),
+        (["--insecure"], KEY, "security control mutual TLS, job key "),
+    ],
+)
+def test_with_a_key_or_told_to_be_open_it_starts_there(place, options, key, shown):
+    if os.geteuid() != 0 or shutil.which("unshare") is None or shutil.which("ip") is None:
+        pytest.skip("a network of its own takes root, unshare (Debian: util-linux) and ip (iproute2)")
+    if subprocess.run(["unshare", "-n", "ip", "link", "set", "lo", "up"], check=False).returncode != 0:
+        pytest.skip("no network namespace can be made here")
+    setup = 'ip link set lo up && ip address add 10.9.9.1/24 dev lo && exec "$@"'
+    command = ["unshare", "-n", "sh", "-c", setup, "sh", *daemon(place, "--listen", "10.9.9.1", *options)]
+    more = {"ROPETEAM_JOB_KEY": key} if key else {}
+    with open(place / "log", "w+") as log:
+        process = subprocess.Popen(command, env=environment(**more), stdout=log, stderr=log)
+        try:
+            text = wait_until(lambda: "members 1" in (place / "log").read_text() and (place / "log").read_text(), "it")
+            told = subprocess.run(
+                [str(ROPETEAM), "status", "--socket", str(place / "i.sock")],
+                env=environment(),
+                capture_output=True,
+                text=True,
+                timeout=WAIT_S,
+            )
+        finally:
+            process.terminate()
+            process.wait(WAIT_S)
+    assert shown in told.stdout, told.stderr
+    assert KEY not in text + told.stdout
+    assert ("insecure: whoever reaches 10.9.9.1" in text) == (not key)
