@@ -62,6 +62,7 @@ void Asker::OnTimer() {
     if (open.deadline <= context_.now) {
       expired.push_back(number);
     } else if (open.next_send <= context_.now) {
+      ++context_.local.messages_repeated;
       Send(&open);
     }
   }

@@ -25,6 +25,7 @@ class Asker {
   // Of a question that is open: its `done` is never called.
   void Forget(uint64_t number);
   uint64_t next_number() const { return next_number_; }
+  size_t open() const { return questions_.size(); }
 
   void OnReply(NodeId from, const Reply& reply);
   void OnView();  // the leader may be another: ask at once

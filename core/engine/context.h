@@ -17,6 +17,7 @@
 #include "core/engine/engine.h"
 #include "core/engine/limits.h"
 #include "core/engine/messages.h"
+#include "core/engine/metrics.h"
 #include "core/engine/placement.h"
 
 namespace ropeteam::engine {
@@ -41,6 +42,7 @@ class Context {
   TimeUs lease_until = 0;                  // membership's lease; 0: no lease
   std::map<NodeId, LostLink> unreachable;  // members that the data path has lost
   NodeCounters counters;
+  LocalCounters local;
   Life life;  // as the leader announced or granted it last
   Announcement announced;
   bool inventory_dirty = false;  // something the leader should know has changed
@@ -83,6 +85,15 @@ class Context {
     }  // a node outside the view could not answer: callers check the view themselves
   }
   std::deque<Envelope> to_self;
+
+  // One chunk or more that went to or came from a member.
+  void CountTraffic(NodeId node, Flow PeerTraffic::*flow, uint64_t bytes, uint64_t chunks) {
+    const Member* member = Find(node);
+    if (member == nullptr) return;
+    PeerTraffic& peer = local.peers.try_emplace(node, PeerTraffic{.name = member->name}).first->second;
+    (peer.*flow).bytes += bytes;
+    (peer.*flow).chunks += chunks;
+  }
 
   std::string NameOf(NodeId node) const {
     const Member* member = Find(node);

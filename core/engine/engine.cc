@@ -44,6 +44,7 @@ class Engine::Impl {
   void RunTimers();
   TimeUs NextTimer() const;
   NodeReport Report() const;
+  EngineMetrics Metrics() const;
   void CheckInvariants() const;
 
   engine::Parts parts_;
@@ -135,6 +136,7 @@ void Engine::Impl::ApplyView(const View& view) {
     for (const ShardId& id : bad) parts_.fetcher.Repair(id, {}, [](const Status&) {});
   }
   std::erase_if(context_.unreachable, [&](const auto& link) { return !context_.Contains(link.first); });
+  std::erase_if(context_.local.peers, [&](const auto& peer) { return !context_.Contains(peer.first); });
   parts_.replicator.OnView();
   parts_.fetcher.OnView();
   parts_.asker.OnView();
@@ -166,6 +168,7 @@ void Engine::Impl::ApplyLease(TimeUs valid_until) {
 void Engine::Impl::NoteLease() {
   if (context_.has_lease() || context_.lease_until == 0 || lease_lost_) return;
   lease_lost_ = true;
+  ++context_.local.leases_lost;
   context_.inventory_dirty = true;
   parts_.leader.OnLeaseLost();
   LOG_WARNING("lease ran out, membership has not renewed it: saves stay local, reads go on, until it does");
@@ -176,6 +179,7 @@ void Engine::Impl::ApplyPeerLink(NodeId peer, bool up, const std::string& reason
   const bool changed = up ? context_.unreachable.erase(peer) != 0
                           : context_.unreachable.try_emplace(peer, LostLink{context_.now, reason}).second;
   if (!changed) return;
+  context_.local.links_lost += up ? 0 : 1;
   context_.inventory_dirty = true;
   parts_.replicator.OnPeerLink(peer, up);
   parts_.fetcher.OnPeerLink();
@@ -393,6 +397,7 @@ TimeUs Engine::Impl::InventoryDue() const {
 
 void Engine::Impl::SendInventory() {
   if (inventory_.in_flight()) {
+    ++context_.local.messages_repeated;
     const auto& repeat = inventory_.Repeat(context_.now);
     return context_.SendEncoded(context_.view.leader, repeat.kind, repeat.payload);
   }
@@ -452,6 +457,39 @@ NodeReport Engine::Impl::Report() const {
     report.lost_links.push_back({peer, context_.NameOf(peer), link.reason, context_.now - link.since});
   report.scrub = parts_.scrubber.Report();
   return report;
+}
+
+EngineMetrics Engine::Impl::Metrics() const {
+  const Store& store = context_.store;
+  EngineMetrics metrics;
+  metrics.counters = context_.counters;
+  metrics.counters.table_repairs = store.table_repairs();
+  metrics.local = context_.local;
+  metrics.chunk_bytes = store.chunk_bytes();
+  metrics.chunks_total = store.chunks_total();
+  metrics.chunks_free = store.chunks_free();
+  metrics.own = store.use(Role::kOwn);
+  metrics.replica = store.use(Role::kReplica);
+  metrics.cache = store.use(Role::kCache);
+  using Priority = engine::Transfers::Priority;
+  metrics.gets_waiting = parts_.transfers.waiting(Priority::kFetch);
+  metrics.puts_waiting = parts_.transfers.waiting(Priority::kSave);
+  metrics.background_waiting = parts_.transfers.waiting(Priority::kBackground);
+  metrics.transfers_running = parts_.transfers.running();
+  metrics.checks_running = parts_.transfers.checking();
+  metrics.storage_running = parts_.storage.running();
+  metrics.questions_open = parts_.asker.open();
+  metrics.saves_open = parts_.sessions.saves_open();
+  metrics.sessions = parts_.sessions.sessions_open();
+  metrics.leader = parts_.leader.leading();
+  metrics.redundant = parts_.leader.redundant();
+  const std::set<StepId>& told = context_.announced.told;
+  const std::set<StepId>& persisted = context_.announced.persisted;
+  metrics.has_committed = !told.empty();
+  metrics.has_persisted = !persisted.empty();
+  if (metrics.has_committed) metrics.newest_committed = told.rbegin()->step;
+  if (metrics.has_persisted) metrics.newest_persisted = persisted.rbegin()->step;
+  return metrics;
 }
 
 void Engine::Impl::CheckInvariants() const {
@@ -621,6 +659,8 @@ void Engine::OnVerify(TimeUs now, SessionId session, RequestId request, const St
 }
 
 NodeReport Engine::Report() const { return impl_->Report(); }
+EngineMetrics Engine::Metrics() const { return impl_->Metrics(); }
+bool Engine::redundant() const { return impl_->parts_.leader.redundant(); }
 bool Engine::is_leader() const { return impl_->parts_.leader.leading(); }
 const View& Engine::view() const { return impl_->context_.view; }
 bool Engine::saving() const { return impl_->parts_.sessions.saving(); }

@@ -28,6 +28,7 @@
 #include "core/base/ids.h"
 #include "core/base/status.h"
 #include "core/base/view.h"
+#include "core/engine/metrics.h"
 #include "core/engine/report.h"
 #include "core/engine/storage_work.h"
 #include "core/shard/extent.h"
@@ -252,9 +253,11 @@ class Engine {
   void OnVerify(TimeUs now, SessionId session, RequestId request, const Step* step, TimeUs timeout_us);
 
   // ---- looking in
-  NodeReport Report() const;  // this node alone, at once
+  NodeReport Report() const;      // this node alone, at once
+  EngineMetrics Metrics() const;  // likewise, without lists that grow with steps
   bool is_leader() const;
-  bool saving() const;  // a save of this node's ranks has begun and has not ended
+  bool redundant() const;  // as in EngineMetrics
+  bool saving() const;     // a save of this node's ranks has begun and has not ended
   const View& view() const;
   Incarnation incarnation() const;  // the current life as far as this node knows
   // Ours, recomputed and compared; ROPETEAM_CHECKs. For tests and the simulation.

@@ -45,6 +45,7 @@ void Fetcher::Fetch(const ShardId& shard, Done done) {
   ROPETEAM_CHECK(!jobs_.contains(next_job_));
   Job& job = jobs_[next_job_];
   job.id = next_job_++;
+  job.begun = parts_.context.now;
   job.shard = shard;
   job.waiters.push_back(std::move(done));
   by_shard_[shard] = job.id;
@@ -310,6 +311,7 @@ void Fetcher::OnRead(uint64_t id, uint32_t chunk, NodeId holder, Code code) {
 // A member whose connection has failed is connected to again: it is asked again, after a pause.
 void Fetcher::FailRead(Source* source, NodeId holder, Code code) {
   Context& context = parts_.context;
+  ++context.local.reads_retried;
   if (source->lost_since == 0) {
     source->lost_since = context.now;
     context.out.suspicions.push_back({holder, std::string("a get failed: ") + CodeName(code)});
@@ -328,7 +330,9 @@ void Fetcher::OnChecked(uint64_t id, uint32_t chunk, NodeId holder, bool good) {
   ROPETEAM_CHECK(busy == 1 && !job->wanted.contains(chunk));
   Context& context = parts_.context;
   if (good) {
-    context.counters.fetch_bytes += ChunkLength(job->meta.stream_bytes, context.store.chunk_bytes(), chunk);
+    const uint64_t bytes = ChunkLength(job->meta.stream_bytes, context.store.chunk_bytes(), chunk);
+    context.counters.fetch_bytes += bytes;
+    context.CountTraffic(holder, &PeerTraffic::fetched, bytes, 1);
     context.counters_dirty = true;
     if (job->repair) {
       if (StillHere(*job)) context.store.MarkRepaired(job->shard, chunk);
@@ -341,6 +345,7 @@ void Fetcher::OnChecked(uint64_t id, uint32_t chunk, NodeId holder, bool good) {
     SourceOf(job, holder).trouble = "checksum mismatch";
     job->corrupt = true;
     ++context.counters.chunks_bad;
+    ++context.local.reads_retried;
     LOG_WARNING("chunk %u of %s from %s does not match its checksum", chunk, job->shard.ToString().c_str(),
                 context.NameOf(holder).c_str());
     context.Send(holder, BadCopy{{job->shard}, {chunk}});
@@ -584,6 +589,7 @@ void Fetcher::End(uint64_t id, const Status& status) {
       }
       ROPETEAM_CHECK(!result.ok() || context.store.Find(job.shard) != nullptr);
       if (result.ok() && job.committed) context.store.SetCommitted(job.shard);
+      if (result.ok()) context.local.fetches.Add(context.now - job.begun);
       context.inventory_dirty = true;
     } else {
       // No get can still land in these chunks: each has completed (outstanding 0).

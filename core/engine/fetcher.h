@@ -61,6 +61,7 @@ class Fetcher {
   };
   struct Job {
     uint64_t id = 0;
+    TimeUs begun = 0;
     ShardId shard;
     bool repair = false;
     bool locating = false;

@@ -230,6 +230,7 @@ void Holder::CheckAttempt(Incoming* incoming) {
     }
   } else {
     context.counters.replica_bytes_held += meta.stream_bytes;
+    context.CountTraffic(source, &PeerTraffic::held, meta.stream_bytes, incoming->crcs.size());
   }
   if (answer.code == Code::kOk) Count(meta.id, incoming->committed);
   const size_t known = incoming_.erase(answer.copy);

@@ -72,6 +72,11 @@ class Leader {
   void OnLeaseLost();
   TimeUs NextTimer() const;
   bool leading() const { return leading_; }
+  // Every member has told what it has, and no kept step lacks a copy.
+  bool redundant() const {
+    return leading_ && complete() && may_decide() &&
+           !redundancy_.NeedsWork(state_.keep, incarnations_.life().incarnation);
+  }
   void CheckInvariants() const;
 
  private:

@@ -354,9 +354,11 @@ void Replicator::OnPut(SourceId id, CopyId copy_id, uint32_t chunk, Code code) {
   const bool from_device = copy.chunk(chunk) == OutgoingCopy::Chunk::kFromDevice;
   if (code == Code::kOk) {
     copy.PutArrived(chunk, source.chunks.ready[chunk]);
-    context.counters.replica_bytes_sent +=
-        source.chunks.sealed ? ChunkLength(source.meta.stream_bytes, context.store.chunk_bytes(), chunk)
-                             : context.store.chunk_bytes();
+    const uint64_t bytes = source.chunks.sealed
+                               ? ChunkLength(source.meta.stream_bytes, context.store.chunk_bytes(), chunk)
+                               : context.store.chunk_bytes();
+    context.counters.replica_bytes_sent += bytes;
+    context.CountTraffic(copy.target(), &PeerTraffic::sent, bytes, 1);
     context.counters_dirty = true;
   } else if (code == Code::kStale || (from_device && code == Code::kNotFound)) {
     copy.PutNotSent(chunk);  // no byte has left this node: the same place at the holder will do
@@ -397,9 +399,11 @@ void Replicator::SendSeal(const Source& source, const OutgoingCopy& copy, uint32
 }
 
 void Replicator::Drop(SourceId id, Source* source, OutgoingCopy* copy, const std::string& why) {
-  if (!source->ending)
+  if (!source->ending) {
+    ++parts_.context.local.copies_retried;
     LOG_INFO("copy of %s on %s dropped: %s", source->shard.ToString().c_str(),
              parts_.context.NameOf(copy->target()).c_str(), why.c_str());
+  }
   Effects effects(this, id, source, copy);
   copy->Drop(&effects);
   source->avoid_until[copy->target()] = parts_.context.now + kAvoidUs;
@@ -457,6 +461,7 @@ bool Replicator::PutBadAgain(const Source& source, OutgoingCopy* copy, const std
   if (again == 0) return false;
   ROPETEAM_CHECK(from_arena.size() <= again);
   parts_.context.counters.chunks_bad += again;
+  parts_.context.local.chunks_put_again += again;
   LOG_WARNING("%zu chunks of %s did not match on %s, %zu of them put from device memory, putting them again",
               again, source.shard.ToString().c_str(), parts_.context.NameOf(copy->target()).c_str(),
               again - from_arena.size());

@@ -56,6 +56,8 @@ class Sessions {
   uint64_t asking_from() const;     // as in Inventory
   uint64_t filling_chunks() const;  // allocated to saves that are not sealed
   bool saving() const { return !saves_.empty(); }
+  size_t saves_open() const { return saves_.size(); }
+  size_t sessions_open() const { return sessions_.size(); }
 
  private:
   // Levels remembered of so many of the newest shards of a node: a rank waits for its last few steps, never

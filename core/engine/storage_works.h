@@ -24,22 +24,28 @@ class StorageWorks {
     StartStorage& start = context_.out.storage.emplace_back();
     start.tag = next_tag_;
     start.work = std::move(work);
-    running_.emplace(next_tag_++, Running{std::move(done), std::move(stalled)});
+    running_.emplace(next_tag_++, Running{start.work.index(), std::move(done), std::move(stalled)});
   }
   void OnStalled(uint64_t tag) {
     const auto found = running_.find(tag);
-    if (found != running_.end() && found->second.stalled) found->second.stalled();
+    if (found == running_.end()) return;
+    ++context_.local.storage_stalls;
+    if (found->second.stalled) found->second.stalled();
   }
   void OnDone(uint64_t tag, const Status& status, const StorageDone& result) {
     const auto found = running_.find(tag);
     ROPETEAM_CHECK(found != running_.end());
+    LocalCounters::Works& works = context_.local.works[found->second.kind];
+    ++(status.ok() ? works.done : works.failed);
     const Done done = std::move(found->second.done);
     running_.erase(found);
     done(status, result);
   }
+  size_t running() const { return running_.size(); }
 
  private:
   struct Running {
+    size_t kind;  // StorageWork's index
     Done done;
     std::function<void()> stalled;
   };

@@ -38,6 +38,10 @@ class Transfers {
   void Resume() { Pump(); }
   void OnDone(uint64_t tag, Code code);
 
+  size_t waiting(Priority priority) const { return waiting_[static_cast<size_t>(priority)].size(); }
+  size_t running() const { return running_.size(); }
+  size_t checking() const { return checking_.size(); }
+
   using Checked = std::function<void(const std::vector<uint32_t>& bad)>;
   void Check(std::vector<StartCheck::Range> ranges, Checked checked);
   void OnCheckDone(uint64_t tag, const std::vector<uint32_t>& bad);

@@ -243,6 +243,7 @@ Status Store::Seal(const ShardMeta& meta, Role role, std::vector<Extent> extents
   LOG_DEBUG("shard sealed %s bytes %" PRIu64 " chunks %" PRIu64 " role %u", meta.id.ToString().c_str(),
             meta.stream_bytes, count, static_cast<unsigned>(role));
   table_->begins.emplace(chunks[0], shard.get());
+  CountIn(*shard);
   shards_.emplace(meta.id, std::move(shard));
   ++changes_;
   return OkStatus();
@@ -268,11 +269,26 @@ void Store::SetCommitted(const ShardId& id) {
   CrashPoint("committed");
 }
 
+void Store::CountIn(const SealedShard& shard) {
+  Use& use = use_[static_cast<size_t>(shard.role)];
+  ++use.shards;
+  use.chunks += shard.crcs.size();
+}
+
+void Store::CountOut(const SealedShard& shard) {
+  Use& use = use_[static_cast<size_t>(shard.role)];
+  ROPETEAM_CHECK(use.shards > 0 && use.chunks >= shard.crcs.size());
+  --use.shards;
+  use.chunks -= shard.crcs.size();
+}
+
 void Store::SetRole(const ShardId& id, Role role) {
   const auto it = shards_.find(id);
   if (it == shards_.end() || it->second->role == role) return;
   HealSlot(it->second->extents[0].first);
+  CountOut(*it->second);
   it->second->role = role;
+  CountIn(*it->second);
   ++changes_;
   StoreState(*it->second);
   CrashPoint("role changed");
@@ -283,6 +299,7 @@ void Store::Remove(const ShardId& id) {
   if (it == shards_.end()) return;
   std::unique_ptr<SealedShard> shard = std::move(it->second);
   shards_.erase(it);
+  CountOut(*shard);
   ++changes_;
   shard->removed = true;
   const size_t erased = table_->begins.erase(shard->extents[0].first);
@@ -384,10 +401,15 @@ void Store::CheckShard(const SealedShard& shard, std::vector<bool>* seen) const 
 
 void Store::CheckInvariants() const {
   std::vector<bool> seen(chunk_count_, false);
+  std::array<Use, std::tuple_size_v<decltype(use_)>> uses{};
   for (const auto& [id, shard] : shards_) {
     ROPETEAM_CHECK(shard != nullptr && shard->meta.id == id && !shard->removed);
     CheckShard(*shard, &seen);
+    Use& use = uses[static_cast<size_t>(shard->role)];
+    ++use.shards;
+    use.chunks += shard->crcs.size();
   }
+  ROPETEAM_CHECK(uses == use_);
   for (const auto& shard : removed_) {
     ROPETEAM_CHECK(shard->removed);
     CheckShard(*shard, &seen);

@@ -19,6 +19,7 @@
 #ifndef ROPETEAM_CORE_STORE_STORE_H_
 #define ROPETEAM_CORE_STORE_STORE_H_
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -120,6 +121,13 @@ class Store {
   const SealedShard* Find(const ShardId& id) const;
   // All published shards, ordered by id. Removed ones that are still leased are not among them.
   const std::map<ShardId, std::unique_ptr<SealedShard>>& shards() const { return shards_; }
+  // What the published shards of a role take; counted as they come and go.
+  struct Use {
+    uint64_t shards = 0;
+    uint64_t chunks = 0;
+    friend bool operator==(const Use&, const Use&) = default;
+  };
+  Use use(Role role) const { return use_[static_cast<size_t>(role)]; }
   // Grows whenever shards() changes in any way but by leases: what has been looked at need not be looked at
   // again.
   uint64_t changes() const { return changes_; }
@@ -206,6 +214,8 @@ class Store {
   void StoreIncarnation(Incarnation incarnation);
   void StoreState(const SealedShard& shard);
   void ReleaseChunks(const SealedShard& shard);
+  void CountIn(const SealedShard& shard);
+  void CountOut(const SealedShard& shard);
   void CheckShard(const SealedShard& shard, std::vector<bool>* seen) const;
 
   std::span<std::byte> memory_;
@@ -219,6 +229,7 @@ class Store {
   FreeRuns free_runs_;
   std::vector<ChunkUse> chunk_use_;  // by chunk
   std::map<ShardId, std::unique_ptr<SealedShard>> shards_;
+  std::array<Use, static_cast<size_t>(Role::kCache) + 1> use_{};  // by role
   // Withdrawn but still read. Their chunks are in use here and free in the table.
   std::vector<std::unique_ptr<SealedShard>> removed_;
   std::unordered_map<LeaseToken, SealedShard*> leases_;
