@@ -131,6 +131,7 @@ Status Daemon::Run() {
   if (node_ != nullptr) node_->OnLease(0);
   if (membership_ != nullptr) membership_->Stop();
   EndNode();
+  metrics_.reset();  // after the job has heard that this node leaves: a slow reader may take a moment
   if (!started.ok()) return started;
   if (end_.ok()) LOG_INFO("stopped, arena %s stays", arena_->path().c_str());
   return end_;
@@ -163,6 +164,13 @@ Status Daemon::Start() {
   const Result<uint16_t> listens = TryPort(options_.listen, options_.control_port);
   if (!listens.ok()) return listens.status();
   ROPETEAM_RETURN_IF_ERROR(MakeCredentials());
+  if (!options_.metrics.empty()) {
+    Result<std::unique_ptr<MetricsServer>> metrics = MetricsServer::Start(
+        options_.metrics, &loop_, [this] { return node_ != nullptr ? node_->Metrics() : MetricsSnapshot(); });
+    if (!metrics.ok()) return metrics.status();
+    metrics_ = std::move(*metrics);
+    LOG_INFO("metrics http://%s/metrics", options_.metrics.c_str());
+  }
   Result<FabricChoice> fabric = CreateFabric(FabricConfigOf(options_));
   if (!fabric.ok()) return fabric.status();
   first_fabric_ = std::move(*fabric);

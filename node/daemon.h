@@ -13,6 +13,7 @@
 #include "membership/membership.h"
 #include "node/arena_file.h"
 #include "node/event_loop.h"
+#include "node/metrics.h"
 #include "node/node.h"
 #include "node/options.h"
 
@@ -50,6 +51,7 @@ class Daemon {
   std::unique_ptr<Membership> membership_;
   FabricChoice first_fabric_;  // opened before the arena, for the first Node
   std::unique_ptr<Node> node_;
+  std::unique_ptr<MetricsServer> metrics_;
   Status end_;  // why Run() returns
   bool refused_ = false;
   bool hangs_ = false;

@@ -176,6 +176,8 @@ Status Node::InitPlanes(const OpenFabric& open_fabric) {
   };
   callbacks.on_link = [this](NodeId peer, bool up, std::string reason) {
     PostToSelf([this, peer, up, reason = std::move(reason)] {
+      if (up) stats_.OnLinkUp(peer);
+      if (!up && members_.contains(peer)) stats_.OnSign(EventLoop::Now(), peer);
       Drive([&](Engine& engine, TimeUs now) { engine.OnPeerLink(now, peer, up, reason); });
     });
   };
@@ -304,6 +306,7 @@ void Node::Drive(const std::function<void(Engine&, TimeUs)>& input) {
   }
   carrying_ = false;
   if (storage_ != nullptr) storage_->SetUrgent(transfers_ != 0 || engine_->saving());
+  stats_.AfterInput(EventLoop::Now(), *engine_);
   ArmTimer();
 }
 
@@ -322,6 +325,7 @@ void Node::CarryOut(Outbox& outbox) {
   for (const Answer& answer : outbox.answers) local_->OnAnswer(answer);
   for (const PeerSuspicion& suspicion : outbox.suspicions) {
     LOG_INFO("suspect node %016" PRIx64 " reason %s", suspicion.peer, suspicion.reason.c_str());
+    if (members_.contains(suspicion.peer)) stats_.OnSign(EventLoop::Now(), suspicion.peer);
     on_suspect_(suspicion.peer, suspicion.reason);
   }
   for (const LevelEvent& event : outbox.events) LogEvent(event);
@@ -370,6 +374,7 @@ void Node::OnView(const View& view) {
   }
   if (view.settings.reads_storage() && storage_ == nullptr && storage_trouble_.ok())
     OpenStorage(view.settings);
+  stats_.OnView(EventLoop::Now(), view_, members);
   view_ = view;
   members_ = std::move(members);
   std::vector<Member> others;
@@ -386,6 +391,7 @@ void Node::OnView(const View& view) {
 
 void Node::OnLease(TimeUs valid_until) {
   data_->SetLease(valid_until);
+  stats_.OnLease(EventLoop::Now(), valid_until);
   Drive([&](Engine& engine, TimeUs now) { engine.OnLease(now, valid_until); });
 }
 
@@ -397,6 +403,7 @@ void Node::LogView(const View& view, const std::unordered_set<NodeId>& members) 
 }
 
 void Node::LogEvent(const LevelEvent& event) {
+  stats_.OnLevel(event);
   const TimeUs now = EventLoop::Now();
   const StepId step = StepOf(event.shard);
   if (event.level == Level::kCommitted && event.shard.rank == LevelEvent::kNoRank) {
@@ -418,6 +425,23 @@ void Node::LogEvent(const LevelEvent& event) {
   }
   LOG_DEBUG("shard %s level %s bytes %" PRIu64 " after_us %" PRIu64, event.shard.ToString().c_str(),
             LevelName(event.level), event.bytes, event.since_begin_us);
+}
+
+MetricsSnapshot Node::Metrics() const {
+  MetricsSnapshot snapshot;
+  snapshot.version = ROPETEAM_VERSION_TEXT;
+  snapshot.job = options_.job;
+  snapshot.node = options_.node;
+  snapshot.fabric = data_->transport_name();
+  snapshot.now = EventLoop::Now();
+  snapshot.engine = engine_->Metrics();
+  snapshot.stats = stats_;
+  snapshot.transport = data_->counters();
+  snapshot.epoch = view_.epoch;
+  snapshot.members = view_.members.size();
+  snapshot.nodes_expected = view_.settings.nodes;
+  snapshot.early_messages = early_.size();
+  return snapshot;
 }
 
 std::vector<ShardObjects> Node::ListObjects(Step step) const {

@@ -24,6 +24,8 @@
 #include "node/data_plane.h"
 #include "node/event_loop.h"
 #include "node/local_server.h"
+#include "node/metrics.h"
+#include "node/node_stats.h"
 #include "node/options.h"
 #include "node/storage_workers.h"
 #include "transport/fabrics.h"
@@ -61,6 +63,7 @@ class Node {
   void OnView(const View& view);
   // Membership's lease lasts until then (EventLoop::Now()); 0: no lease.
   void OnLease(TimeUs valid_until);
+  MetricsSnapshot Metrics() const;
 
   Node(const Node&) = delete;
   Node& operator=(const Node&) = delete;
@@ -113,6 +116,7 @@ class Node {
   std::deque<Early> early_;
   size_t early_bytes_ = 0;
   bool carrying_ = false;
+  NodeStats stats_;
   // When this node's first save of a step began, for the log's `after_ms`; the newest steps only.
   std::map<StepId, TimeUs> begun_;
   // What was posted to the loop looks first whether this Node is still there. Other threads copy the constant

@@ -32,7 +32,7 @@ struct Texts {
   std::string domain, socket, transport = "auto", provider, device, gid_index, dead_after_ms = "1000";
   std::string heartbeat_ms, check_threads, scrub_rate = "100M", ready_fd = "-1", log_level = "info", log_file;
   std::string storage, persist_every = "0", persist_rate = "0", keep_on_storage = "0", keep_every = "0";
-  std::string keep_best, keep_within, audit_log, restore_from;
+  std::string keep_best, keep_within, audit_log, restore_from, metrics;
   bool embed = false, no_embed = false, arena_reset = false, version = false, require_rdma = false;
   std::string job_key_file;
   bool list_devices = false, json = false, take_over_storage = false, insecure = false;
@@ -118,6 +118,8 @@ void Declare(CLI::App& app, Texts& t) {
   app.add_option("--check-threads", t.check_threads, "threads that check what came from other nodes [2]");
   app.add_option("--scrub-rate", t.scrub_rate,
                  "bytes per second of sealed data that are checked in the background; 0: off [100M]");
+  app.add_option("--metrics", t.metrics,
+                 "[ADDRESS:]PORT where Prometheus may ask for metrics; a port alone: on 127.0.0.1 [nowhere]");
   app.add_option("--ready-fd", t.ready_fd, "descriptor that gets the ready line too");
   app.add_option("--log-level", t.log_level, "trace, debug, info, warning, error, off [info]");
   app.add_option("--log-file", t.log_file, "log there, in up to 4 files of 64 MiB, and not to stderr");
@@ -286,12 +288,27 @@ Status CheckFabric(const Texts& t, Options* o) {
   return OkStatus();
 }
 
+Status CheckMetrics(const Texts& t, Options* o) {
+  if (t.metrics.empty()) return OkStatus();
+  std::string host = "127.0.0.1";
+  uint16_t port = 0;
+  if (t.metrics.find_first_not_of("0123456789") == std::string::npos) {
+    ROPETEAM_RETURN_IF_ERROR(Count("--metrics's port", t.metrics, 1, UINT16_MAX, &port));
+  } else {
+    ROPETEAM_RETURN_IF_ERROR(SplitHostPort("--metrics", t.metrics, &host, &port));
+    ROPETEAM_RETURN_IF_ERROR(CheckListenAddress("--metrics", host));
+  }
+  o->metrics = JoinHostPort(host, port);
+  return OkStatus();
+}
+
 Status CheckNetwork(const Texts& t, Options* o) {
   ROPETEAM_RETURN_IF_ERROR(CheckListenAddress("--listen", t.listen));
   o->listen = t.listen;
   ROPETEAM_RETURN_IF_ERROR(Count("--control-port", t.control_port, 0, UINT16_MAX, &o->control_port));
   ROPETEAM_RETURN_IF_ERROR(Count("--data-port", t.data_port, 0, UINT16_MAX, &o->data_port));
   ROPETEAM_RETURN_IF_ERROR(CheckFabric(t, o));
+  ROPETEAM_RETURN_IF_ERROR(CheckMetrics(t, o));
   if (t.embed && t.no_embed)
     return Error(Code::kInvalidArgument, "--embed-coordinator and --no-embed-coordinator exclude each other");
   o->embed_coordinator = t.embed || (!t.no_embed && o->ordinal == 0);
@@ -414,8 +431,8 @@ Status CheckListenAddress(const std::string& flag, const std::string& address) {
                  flag.c_str(), address.c_str());
   if ((is_v4 && v4.s_addr == INADDR_ANY) || (is_v6 && IN6_IS_ADDR_UNSPECIFIED(&v6)))
     return Error(Code::kInvalidArgument,
-                 "%s %s is every address of this machine: name the one that the job's nodes are to use",
-                 flag.c_str(), address.c_str());
+                 "%s %s is every address of this machine: name the one that is to be used", flag.c_str(),
+                 address.c_str());
   return OkStatus();
 }
 

@@ -65,6 +65,7 @@ struct Options {
   bool persist_every_seconds = false;
   uint64_t persist_bytes_per_s = 0;   // written by this node; 0: no bound
   storage::RetentionRules retention;  // of steps on storage; the node that leads goes by its own
+  std::string metrics;                // ADDRESS:PORT where Prometheus may ask; empty: nowhere
   std::string audit_log;              // path of the log of files written and deleted; empty: none
   bool take_over_storage = false;     // from a live holder of the job's lock on storage, once
   std::string domain;

@@ -170,7 +170,7 @@ const std::vector<std::string>& ValueOptions() {
       "keep-steps",   "domain",        "socket",       "transport",     "provider",     "device",
       "gid-index",    "dead-after-ms", "heartbeat-ms", "check-threads", "scrub-rate",   "log-level",
       "log-file",     "storage",       "restore-from", "persist-every", "persist-rate", "keep-on-storage",
-      "keep-every",   "keep-best",     "keep-within",  "audit-log",     "job-key-file"};
+      "keep-every",   "keep-best",     "keep-within",  "audit-log",     "job-key-file", "metrics"};
   return options;
 }
 

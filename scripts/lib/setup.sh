@@ -51,6 +51,20 @@ check_release() {
   fi
 }
 
+# fetch_prometheus: prometheus and promtool for the tests, unpacked into build/prometheus: installing the package would
+# start its service. Without them the tests that need them are skipped.
+fetch_prometheus() {
+  local folder="$ROOT/build/prometheus"
+  if command -v promtool >/dev/null || [ -x "$folder/usr/bin/promtool" ]; then return; fi
+  say "fetching prometheus"
+  mkdir -p "$folder" "$ROOT/build/setup"
+  (
+    cd "$folder"
+    apt-get download prometheus || { as_root apt-get update && apt-get download prometheus; }
+    dpkg-deb -x prometheus_*.deb . && rm prometheus_*.deb
+  ) >"$ROOT/build/setup/prometheus.log" 2>&1 || say "no prometheus (build/setup/prometheus.log says why): its tests are skipped"
+}
+
 # The compilers: g++ 12 or newer. Where the default is older gcc-12 is installed beside it and used.
 choose_compiler() {
   if [ -n "${CXX:-}" ]; then return; fi

@@ -112,6 +112,13 @@ TEST(Options, WhatWasGivenIsKnownFromWhatIsDefault) {
   EXPECT_EQ(joining.named, NamedSettings{.replicas = true});
 }
 
+TEST(Options, MetricsAreOffAndOnLoopbackUnlessTold) {
+  EXPECT_EQ(Parse({"--job=j"}).options.metrics, "");
+  EXPECT_EQ(Parse({"--job=j", "--metrics=9464"}).options.metrics, "127.0.0.1:9464");
+  EXPECT_EQ(Parse({"--job=j", "--metrics=10.0.0.7:9464"}).options.metrics, "10.0.0.7:9464");
+  EXPECT_EQ(Parse({"--job=j", "--metrics=[fd00::2]:9464"}).options.metrics, "[fd00::2]:9464");
+}
+
 TEST(Options, EmbeddingFollowsTheOrdinalUnlessTold) {
   const char* const coordinator = "--coordinator=127.0.0.1:7000";
   EXPECT_TRUE(Parse({"--job=j", "--nodes=2", "--ordinal=0", coordinator}).options.embed_coordinator);
@@ -210,6 +217,12 @@ INSTANTIATE_TEST_SUITE_P(
         BadCase{{"--job=j", "--check-threads", "0"}, "--check-threads", "from 1"},
         BadCase{{"--job=j", "--scrub-rate", "quick"}, "--scrub-rate", "quick"},
         BadCase{{"--job=j", "--scrub-rate", "101G"}, "--scrub-rate", "at most 100G"},
+        BadCase{{"--job=j", "--metrics", "0"}, "--metrics's port", "from 1"},
+        BadCase{{"--job=j", "--metrics", "65536"}, "--metrics's port", "65535"},
+        BadCase{{"--job=j", "--metrics", "127.0.0.1"}, "--metrics", "HOST:PORT"},
+        BadCase{{"--job=j", "--metrics", "localhost:9464"}, "--metrics", "localhost"},
+        BadCase{{"--job=j", "--metrics", "0.0.0.0:9464"}, "--metrics", "every address"},
+        BadCase{{"--job=j", "--metrics", "[::]:9464"}, "--metrics", "every address"},
         BadCase{{"--job=j", "--log-level", "loud"}, "--log-level", "loud"},
         BadCase{{"--job=j", "--ready-fd", "x"}, "--ready-fd", "x"},
         BadCase{{"--job=j", "--ready-fd", "1000000"}, "--ready-fd", "1000000"},

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a Node measures for `--metrics` beside what its Engine counts: how long shards take to climb, how long the loss of
+// a node takes to be noticed and to be made good.
+//
+// Loop thread only.
+
+#ifndef ROPETEAM_NODE_NODE_STATS_H_
+#define ROPETEAM_NODE_NODE_STATS_H_
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <unordered_set>
+
+#include "core/base/histogram.h"
+#include "core/engine/engine.h"
+
+namespace ropeteam {
+
+class NodeStats {
+ public:
+  void OnLevel(const LevelEvent& event);
+  // The first sign that this member may be lost: a transfer that failed, or its link.
+  void OnSign(TimeUs now, NodeId peer) { signs_.try_emplace(peer, now); }
+  // It was none.
+  void OnLinkUp(NodeId peer) { signs_.erase(peer); }
+  // `members`: of the view that comes after `before`.
+  void OnView(TimeUs now, const View& before, const std::unordered_set<NodeId>& members);
+  void OnLease(TimeUs now, TimeUs valid_until);
+  void AfterInput(TimeUs now, const Engine& engine);
+
+  // From save_begin here to a level, of this node's own shards; by Level, [kNone] stays empty.
+  const std::array<Histogram, 5>& levels() const { return levels_; }
+  // Steps that this node was told of as COMMITTED and PERSISTED.
+  uint64_t steps_committed() const { return steps_committed_; }
+  uint64_t steps_persisted() const { return steps_persisted_; }
+  // From the first sign here to the view without the node. A loss without a sign here is not measured: nothing was under
+  // way to that node.
+  const Histogram& detection() const { return detection_; }
+  // From the view without the node to every kept step having all its copies again. Measured by the leader.
+  const Histogram& recovery() const { return recovery_; }
+  bool recovering() const { return lost_at_ != 0; }
+  uint64_t views() const { return views_; }
+  uint64_t members_lost() const { return members_lost_; }
+  TimeUs lease_renewed_at() const { return lease_renewed_at_; }  // 0: it has none
+  TimeUs lease_until() const { return lease_until_; }
+
+ private:
+  std::array<Histogram, 5> levels_;
+  uint64_t steps_committed_ = 0;
+  uint64_t steps_persisted_ = 0;
+  std::map<NodeId, TimeUs> signs_;  // members of the view only
+  Histogram detection_;
+  Histogram recovery_;
+  TimeUs lost_at_ =
+      0;  // the first of the losses that are not made good; 0: there is none, or another node leads
+  uint64_t views_ = 0;
+  uint64_t members_lost_ = 0;
+  TimeUs lease_renewed_at_ = 0;
+  TimeUs lease_until_ = 0;
+};
+
+}  // namespace ropeteam
+
+#endif  // ROPETEAM_NODE_NODE_STATS_H_
