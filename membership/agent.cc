@@ -21,11 +21,91 @@ Agent::Agent(const MembershipConfig& config, const Member& self)
       heartbeat_(config.heartbeat_ms * kUsPerMs),
       dead_after_(config.dead_after_ms * kUsPerMs),
       probe_(config.probe_ms * kUsPerMs),
-      self_(self) {}
+      self_(self) {
+  for (const std::string& address : config.coordinator_addresses) Learn(address);
+  for (Known& known : addresses_) known.told = false;
+  if (config.coordinator_listen.empty()) return;
+  own_ = Learn(config.coordinator_listen);
+  addresses_[own_].told = false;
+  AskOthersFirst(static_cast<uint32_t>(own_) + 1);
+}
 
 Agent::Outputs Agent::Start(TimeUs now) {
-  if (phase_ == Phase::kIdle) Connect(now);
+  if (phase_ != Phase::kIdle) return Take();
+  contact_since_ = now;
+  Connect(now);
   return Take();
+}
+
+void Agent::AskOthersFirst(uint32_t rounds) {
+  rounds_ = addresses_.size() == 1 ? 0 : rounds;
+  current_ = rounds_ != 0 && own_ == 0 ? 1 : 0;
+}
+
+size_t Agent::Learn(const std::string& address) {
+  for (size_t i = 0; i < addresses_.size(); ++i)
+    if (addresses_[i].address == address) return i;
+  // The oldest that it was told of makes room.
+  const auto told =
+      std::count_if(addresses_.begin(), addresses_.end(), [](const Known& k) { return k.told; });
+  if (static_cast<size_t>(told) >= kCoordinatorsMax)
+    for (size_t i = 0; i < addresses_.size(); ++i) {
+      if (!addresses_[i].told || i == current_) continue;
+      addresses_.erase(addresses_.begin() + static_cast<ptrdiff_t>(i));
+      if (current_ > i) --current_;
+      break;
+    }
+  addresses_.push_back({address, true, {}});
+  return addresses_.size() - 1;
+}
+
+Agent::Outputs Agent::Relocate(TimeUs now, const Place& place, bool move) {
+  if (phase_ == Phase::kLeft || place.order < order_ || !ValidateCoordinatorAddress(place.address).ok())
+    return Take();
+  const bool elsewhere = addresses_.empty() || addresses_[current_].address != place.address;
+  const bool newer = place.order > order_;
+  if (elsewhere && contact_ && (move || newer)) Tell(false, now, "left for " + place.address);
+  if (newer) {  // the only place; no address of before is one any more
+    addresses_.clear();
+    current_ = 0;
+    rounds_ = kNoOwn;
+  }
+  order_ = place.order;
+  const size_t index = Learn(place.address);
+  if (phase_ == Phase::kRegistered && !(elsewhere && (move || newer))) return Take();
+  if (phase_ == Phase::kConnecting && open_ && !elsewhere) return Take();
+  if (elsewhere && order_ == 0 && !config_.coordinator_listen.empty())
+    AskOthersFirst(static_cast<uint32_t>(own_) + 1);
+  current_ = index;
+  if (phase_ != Phase::kConnecting && phase_ != Phase::kRegistered) return Take();
+  LOG_INFO("membership goes to the coordinator at %s, as it was told", place.address.c_str());
+  pause_ = kReconnectPauseMinUs;
+  Connect(now);
+  return Take();
+}
+
+void Agent::Tell(bool registered, TimeUs now, const std::string& reason) {
+  Known& known = addresses_[current_];
+  if (contact_ == registered && (registered || known.reason == reason)) return;
+  if (contact_ != registered) contact_since_ = now;
+  contact_ = registered;
+  if (registered)
+    for (Known& each : addresses_) each.reason.clear();
+  known.reason = reason;
+  outputs_.push_back(Contact{{known.address, order_}, registered, contact_since_, reason});
+}
+
+bool Agent::Advance() {
+  if (rounds_ == 0 && IsOwn(current_)) return true;
+  bool around = false;
+  do {
+    if (++current_ < addresses_.size()) continue;
+    current_ = 0;
+    around = true;
+  } while (IsOwn(current_) && addresses_.size() > 1);
+  if (!around || rounds_ == kNoOwn || --rounds_ != 0) return around;
+  current_ = own_;
+  return false;
 }
 
 Agent::Outputs Agent::Rejoin(TimeUs now, const Member& self) {
@@ -40,12 +120,16 @@ Agent::Outputs Agent::Rejoin(TimeUs now, const Member& self) {
 
 void Agent::Connect(TimeUs now) {
   phase_ = Phase::kConnecting;
+  if (addresses_.empty()) {
+    retry_at_ = kNever;
+    return;
+  }
   ++attempt_;
   open_ = true;
   opened_at_ = now;
   unanswered_.clear();  // answers come on the connection that was asked
   whole_wanted_ = false;
-  outputs_.push_back(Open{attempt_});
+  outputs_.push_back(Open{attempt_, addresses_[current_].address});
   Registration registration;
   registration.job = config_.job;
   registration.protocol_version = config_.protocol_version;
@@ -100,17 +184,27 @@ void Agent::Lose(TimeUs now, const std::string& reason) {
   const bool was_registered = phase_ == Phase::kRegistered;
   phase_ = Phase::kConnecting;
   if (!lost_logged_) {
-    LOG_WARNING("membership coordinator %s %s, reason %s", config_.coordinator_address.c_str(),
+    LOG_WARNING("membership coordinator %s %s, reason %s", addresses_[current_].address.c_str(),
                 was_registered ? "lost" : "not reached yet", reason.c_str());
     lost_logged_ = true;
   }
+  Tell(false, now, reason);
   if (open_) outputs_.push_back(Close{attempt_});
   open_ = false;
+  for (auto& [id, suspect] : suspects_) suspect.sent = false;
   // A coordinator that had answered is worth another try at once: a mere reset heals with it. Never faster
   // than the least pause, though, or one that accepts and resets would be called without end.
-  retry_at_ = was_registered ? std::max(now, opened_at_ + kReconnectPauseMinUs) : now + pause_;
-  pause_ = was_registered ? kReconnectPauseMinUs : std::min(pause_ * 2, kReconnectPauseMaxUs);
-  for (auto& [id, suspect] : suspects_) suspect.sent = false;
+  if (was_registered) {
+    retry_at_ = std::max(now, opened_at_ + kReconnectPauseMinUs);
+    pause_ = kReconnectPauseMinUs;
+  } else if (!Advance()) {
+    retry_at_ = now;
+  } else if (rounds_ != 0 && rounds_ != kNoOwn) {
+    retry_at_ = now + dead_after_;
+  } else {
+    retry_at_ = now + pause_;
+    pause_ = std::min(pause_ * 2, kReconnectPauseMaxUs);
+  }
 }
 
 Agent::Outputs Agent::Broken(TimeUs now, uint64_t attempt, const std::string& reason) {
@@ -140,7 +234,16 @@ Agent::Outputs Agent::Received(TimeUs now, uint64_t attempt, const CoordinatorMe
     phase_ = Phase::kRegistered;
     pause_ = kReconnectPauseMinUs;
     lost_logged_ = false;
-    LOG_INFO("membership registered with %s", config_.coordinator_address.c_str());
+    LOG_INFO("membership registered with %s", addresses_[current_].address.c_str());
+    Tell(true, now, {});
+    if (!IsOwn(current_)) {
+      rounds_ = kNoOwn;
+    } else if (own_ != 0 && addresses_.size() > 1 && !looked_again_) {
+      // Before the coordinator's hold ends, so that two that missed each other never give out two views of one epoch;
+      // each at its own time, or they would miss each other again.
+      look_again_at_ =
+          now + dead_after_ / 4 + dead_after_ / 4 * std::min(own_, kCoordinatorsMax) / kCoordinatorsMax;
+    }
   }
   if (const auto* view = std::get_if<ViewStatePtr>(&message)) {
     OnView(now, *view);
@@ -222,11 +325,19 @@ Agent::Outputs Agent::Tick(TimeUs now) {
   }
   const bool registered = phase_ == Phase::kRegistered;
   const TimeUs silent_since = registered ? heard_at_ : opened_at_;
-  const TimeUs timeout = registered ? dead_after_ / 2 : dead_after_;
+  const TimeUs timeout = registered ? dead_after_ / 2 : ConnectTimeout();
   if (now >= silent_since + timeout) {
     Lose(now, "it does not answer");
     if (now >= retry_at_) Connect(now);
     return Take();
+  }
+  if (registered && !looked_again_ && look_again_at_ != 0 && now >= look_again_at_) {
+    looked_again_ = true;
+    if (Alone() && IsOwn(current_)) {
+      AskOthersFirst(1);
+      Connect(now);
+      return Take();
+    }
   }
   if (now >= heartbeat_at_) SendHeartbeat(now);
   return Take();
@@ -236,7 +347,9 @@ TimeUs Agent::NextDeadline() const {
   if (phase_ != Phase::kConnecting && phase_ != Phase::kRegistered) return kNever;
   if (!open_) return retry_at_;
   const bool registered = phase_ == Phase::kRegistered;
-  return std::min(heartbeat_at_, registered ? heard_at_ + dead_after_ / 2 : opened_at_ + dead_after_);
+  const TimeUs next =
+      std::min(heartbeat_at_, registered ? heard_at_ + dead_after_ / 2 : opened_at_ + ConnectTimeout());
+  return registered && !looked_again_ && look_again_at_ != 0 ? std::min(next, look_again_at_) : next;
 }
 
 }  // namespace ropeteam

@@ -11,7 +11,8 @@
 //   idle         before Start()                        connecting
 //   connecting   a connection is open and the          registered: anything is heard on it
 //                registration sent, or a pause         connecting: it broke, or nothing was heard for dead_after
-//                before the next attempt runs          refused
+//                before the next attempt runs, or      refused
+//                no address is known yet
 //   registered   the coordinator answers               connecting: the connection broke, or nothing was heard on it
 //                                                      for half of dead_after (a path that is dead in one direction)
 //                                                      refused
@@ -26,6 +27,21 @@
 //
 // Losing the coordinator takes no view back: the last one stays in force. Not thread-safe: one caller at a
 // time.
+//
+// Several addresses. After a loss the agent tries the same address once more, and then goes round its list: the configured
+// addresses in their order, and behind them those that it was told of by Relocate(). A registered agent stays where it is.
+//
+// A coordinator in this process (coordinator_listen). A round over the other addresses comes first, so that an old coordinator's
+// host that returns joins the job where it is now. The driver starts the coordinator when the agent opens its own address:
+//   * at once, if the list has no other address;
+//   * else after rounds in vain over the others, dead_after apart: one more than its own index in the list. Of several that
+//     start together, the later in the list so find the earlier one;
+//   * never, once the agent was registered elsewhere. Nobody becomes coordinator because the present one is out of reach:
+//     without a quorum outside nobody can tell a dead coordinator from one that is cut off.
+// At its own address the agent stays. One whose index is not 0 looks at the others once more, while its coordinator still
+// waits with the first view: two that started within the same few milliseconds may have missed each other. Relocate() takes it
+// away (an operator, or the daemon that learned of another coordinator); if nobody answers there either, it returns after the
+// same rounds.
 
 #ifndef ROPETEAM_MEMBERSHIP_AGENT_H_
 #define ROPETEAM_MEMBERSHIP_AGENT_H_
@@ -57,9 +73,11 @@ inline constexpr size_t kBeatsMax = 64;
 class Agent {
  public:
   // Drop the present connection, if there is one, and open another. Its first message follows. What arrives
-  // on it, and its end, is to be given back with this `attempt`.
+  // on it, and its end, is to be given back with this `attempt`. If the address is coordinator_listen, the coordinator is
+  // started first, unless it runs; otherwise it is ended, if it runs.
   struct Open {
     uint64_t attempt;
+    std::string address;
   };
   struct Send {
     uint64_t attempt;
@@ -71,8 +89,8 @@ class Agent {
   struct Lease {
     TimeUs valid_until;  // 0: no lease
   };
-  // View, Status, Lease: for Membership::Callbacks. Lease{0} comes before the Status or the message that ends it.
-  using Output = std::variant<Open, Send, Close, View, Status, Lease>;
+  // View, Status, Lease, Contact: for Membership::Callbacks. Lease{0} comes before the Status or the message that ends it.
+  using Output = std::variant<Open, Send, Close, View, Status, Lease, Contact>;
   using Outputs = std::vector<Output>;
 
   // `config` and `self` are valid (ValidateConfig, ValidateMember).
@@ -82,6 +100,8 @@ class Agent {
   Outputs Rejoin(TimeUs now, const Member& self);
   // Repeated suspicions of a member within probe_ms are one.
   Outputs Suspect(TimeUs now, NodeId member, const std::string& reason);
+  // Membership::Relocate().
+  Outputs Relocate(TimeUs now, const Place& place, bool move);
   // The coordinator answers by closing the connection.
   Outputs Leave(TimeUs now);
   Outputs Received(TimeUs now, uint64_t attempt, const CoordinatorMessage& message);
@@ -98,6 +118,7 @@ class Agent {
   const ViewStatePtr& seen() const { return seen_; }
 
  private:
+  static constexpr uint32_t kNoOwn = UINT32_MAX;  // of rounds_: the own address is not opened
   enum class Phase { kIdle, kConnecting, kRegistered, kRefused, kLeft };
   struct Beat {
     uint64_t number = 0;
@@ -109,7 +130,21 @@ class Agent {
     bool sent = false;
   };
 
+  struct Known {
+    std::string address;
+    bool told = false;   // by Relocate(), not configured
+    std::string reason;  // why it does not answer, as last passed up
+  };
+
   void Connect(TimeUs now);
+  bool IsOwn(size_t index) const { return addresses_[index].address == config_.coordinator_listen; }
+  // When an address is not answered any more: whereto next, and when. True: after a pause.
+  bool Advance();
+  TimeUs ConnectTimeout() const { return addresses_.size() > 1 ? dead_after_ / 2 : dead_after_; }
+  bool Alone() const { return seen_ == nullptr || seen_->view.members.size() == 1; }
+  void AskOthersFirst(uint32_t rounds);
+  size_t Learn(const std::string& address);
+  void Tell(bool registered, TimeUs now, const std::string& reason);
   void Lose(TimeUs now, const std::string& reason);
   uint64_t NextBeat(TimeUs now);
   void SendHeartbeat(TimeUs now);
@@ -126,6 +161,16 @@ class Agent {
   const TimeUs dead_after_;
   const TimeUs probe_;
   Member self_;
+
+  std::vector<Known> addresses_;  // configured, own, told
+  size_t current_ = 0;
+  size_t own_ = 0;            // index of coordinator_listen, if there is one
+  uint32_t rounds_ = kNoOwn;  // over the others, before the own address is opened
+  uint64_t order_ = 0;        // the highest of Relocate()
+  TimeUs look_again_at_ = 0;  // at the others, from the own address; 0: not
+  bool looked_again_ = false;
+  bool contact_ = false;  // as last passed up
+  TimeUs contact_since_ = 0;
 
   Phase phase_ = Phase::kIdle;
   Outputs outputs_;

@@ -42,7 +42,7 @@ Status Coordinator::Check(const Registration& registration) const {
                    "node %s has %s %s, the coordinator%s%s at %s has %s: all nodes of a job need the same",
                    member.name.c_str(), row.what, row.theirs.c_str(),
                    config_.coordinator_node.empty() ? "" : " on node ", config_.coordinator_node.c_str(),
-                   config_.coordinator_address.c_str(), row.ours.c_str());
+                   config_.coordinator_listen.c_str(), row.ours.c_str());
   if (registration.lease_us_max > kLeaseUsMax)
     return Error(Code::kInvalidArgument, "node %s had a lease of %llu us, limit %llu", member.name.c_str(),
                  static_cast<unsigned long long>(registration.lease_us_max),
@@ -86,7 +86,7 @@ Status Coordinator::CheckSettings(const std::string& name, const JobSettings& se
           "node %s was given %s %s, the job runs with %s %s (from %s at %s): give the same, or leave the "
           "option out to take the job's",
           name.c_str(), row.option, row.theirs.c_str(), row.option, row.ours.c_str(), settings_from_.c_str(),
-          config_.coordinator_address.c_str());
+          config_.coordinator_listen.c_str());
   return OkStatus();
 }
 

@@ -43,6 +43,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "core/base/status.h"
 #include "core/base/view.h"
@@ -89,9 +90,13 @@ struct MembershipConfig {
   std::string job;  // nodes of another job are refused, with both names in the message
   // What connections show and believe; null: they are in clear, and whoever connects may register.
   std::shared_ptr<const Credentials> credentials = nullptr;
-  std::string coordinator_address;  // host:port to register with
-  bool embed_coordinator = false;   // run the coordinator in this process, listening on coordinator_address
-  uint32_t protocol_version = 0;    // of the control plane; a mismatch is refused with both numbers
+  // host:port where a coordinator may be, in the order in which they are tried; at most kCoordinatorsMax. Empty: the node
+  // waits for Relocate().
+  std::vector<std::string> coordinator_addresses;
+  // host:port where this process runs a coordinator, and nowhere else; empty: it never does. If other addresses are given,
+  // they are asked first: see Agent.
+  std::string coordinator_listen;
+  uint32_t protocol_version = 0;  // of the control plane; a mismatch is refused with both numbers
   uint64_t chunk_bytes = 0;    // of the arena; all nodes of a job must agree, a mismatch is refused likewise
   std::string data_transport;  // how bytes move, "verbs", "ofi/efa"; must agree likewise
   uint32_t heartbeat_ms = 200;
@@ -112,7 +117,24 @@ struct MembershipConfig {
   // The node that embeds the coordinator, for messages. Start() sets it.
   std::string coordinator_node;
 };
+// Addresses of one list, so that a round over them stays short: each costs up to half of dead_after_ms.
+inline constexpr size_t kCoordinatorsMax = 8;
 inline constexpr uint32_t kHeartbeatsPerDeath = 4;  // dead_after_ms / heartbeat_ms at least
+
+// Where a coordinator is. `order` tells which of two places is the newer one: etcd's mod_revision of the office's key; 0 where
+// nothing orders them (standalone).
+struct Place {
+  std::string address;
+  uint64_t order = 0;
+};
+
+// A connection to a coordinator that was made or lost, for people and for whoever looks for another coordinator.
+struct Contact {
+  Place place;
+  bool registered = false;  // the coordinator there answers this node
+  TimeUs since = 0;         // `registered` is as it is since then, at whatever address
+  std::string reason;       // why the address does not answer; empty if it does
+};
 
 class Membership {
  public:
@@ -136,11 +158,13 @@ class Membership {
     // replaces the one before, several times per lease_ms. There is no call when a lease runs out. Before on_refused()
     // there is a call with 0.
     std::function<void(TimeUs valid_until)> on_lease = {};
+    // A coordinator answers now, or does not any more, or another address was tried in vain. Each change once.
+    std::function<void(const Contact&)> on_contact = {};
   };
 
   // Registers `self` and keeps it registered: it reconnects for as long as it runs, and says so in the log
   // once per loss. Returns once the first attempt is under way. kInvalidArgument for a bad config, kIo when
-  // the embedded coordinator cannot listen.
+  // coordinator_listen cannot be listened on.
   virtual Status Start(const Member& self, Callbacks callbacks) = 0;
 
   // Registers as a new instance: `self` has a NodeId that was never used before. For after
@@ -152,8 +176,14 @@ class Membership {
   // The data path saw trouble with this member: look now. Cheap, any thread, at any time.
   virtual void ReportSuspect(NodeId member, const std::string& reason) = 0;
 
+  // A coordinator is said to be at `place`. The address joins the list. A node that is not registered tries it at once. A
+  // registered one goes there only if `now` is set (an operator says so), or if `place` has a higher order than any
+  // before; a place of a lower order is ignored. If a coordinator runs in this process, it ends when its node goes elsewhere.
+  // Any thread, also from a callback; does not block. An address that is not host:port is ignored.
+  virtual void Relocate(const Place& place, bool now) = 0;
+
   // Leaves: the others see a view without this member at once. Idempotent. No callback runs after the return.
-  // With an embedded coordinator the others keep that view until a coordinator listens there again.
+  // With an embedded coordinator the others keep that view until they find another one.
   virtual void Stop() = 0;
 };
 

@@ -36,12 +36,22 @@ Status ValidateMember(const Member& member) {
   return CheckLength("data address", member.data_address, kAddressBytesMax);
 }
 
+Status ValidateCoordinatorAddress(const std::string& address) {
+  ROPETEAM_RETURN_IF_ERROR(CheckLength("coordinator address", address, kAddressBytesMax));
+  if (address.find(':') != std::string::npos && !HasControlOrSpace(address)) return OkStatus();
+  return Error(Code::kInvalidArgument, "coordinator address \"%.80s\" is not host:port", address.c_str());
+}
+
 Status ValidateConfig(const MembershipConfig& config) {
   if (config.job.empty()) return Error(Code::kInvalidArgument, "job name is empty");
   ROPETEAM_RETURN_IF_ERROR(CheckLength("job name", config.job, kJobBytesMax));
-  if (config.coordinator_address.find(':') == std::string::npos)
-    return Error(Code::kInvalidArgument, "coordinator address \"%.80s\" is not host:port",
-                 config.coordinator_address.c_str());
+  if (config.coordinator_addresses.size() > kCoordinatorsMax)
+    return Error(Code::kInvalidArgument, "%zu coordinator addresses, limit %zu",
+                 config.coordinator_addresses.size(), kCoordinatorsMax);
+  for (const std::string& address : config.coordinator_addresses)
+    ROPETEAM_RETURN_IF_ERROR(ValidateCoordinatorAddress(address));
+  if (!config.coordinator_listen.empty())
+    ROPETEAM_RETURN_IF_ERROR(ValidateCoordinatorAddress(config.coordinator_listen));
   if (config.heartbeat_ms == 0 || config.probe_ms == 0)
     return Error(Code::kInvalidArgument, "heartbeat of %u ms, probe of %u ms: neither may be 0",
                  config.heartbeat_ms, config.probe_ms);

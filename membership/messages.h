@@ -75,7 +75,7 @@ struct Registration {
   JobSettings settings;  // only the named ones count
   NamedSettings named;
   Member member;
-  ViewStatePtr seen;  // the last view that reached this process
+  ViewStatePtr seen;      // the last view that reached this process
   Epoch epoch_known = 0;  // MembershipConfig's
   // Grows with every connection this instance opens; orders registrations that overtake
   uint64_t attempt = 0;
@@ -119,6 +119,7 @@ using CoordinatorMessage = std::variant<HeartbeatAnswer, ViewStatePtr, Probe, Re
 // kInvalidArgument naming the value and the limit.
 Status ValidateMember(const Member& member);
 Status ValidateConfig(const MembershipConfig& config);
+Status ValidateCoordinatorAddress(const std::string& address);
 // For views off the wire, before any use: limits, order, unique ids, a leader among the members, epochs in range.
 Status ValidateViewState(const ViewState& state);
 

@@ -243,8 +243,8 @@ Status Daemon::StartMembership() {
   MembershipConfig config;
   config.job = options_.job;
   config.credentials = credentials_;
-  config.coordinator_address = options_.coordinator;
-  config.embed_coordinator = options_.embed_coordinator;
+  config.coordinator_addresses = {options_.coordinator};
+  if (options_.embed_coordinator) config.coordinator_listen = options_.coordinator;
   config.protocol_version = kControlProtocolVersion;
   config.chunk_bytes = options_.chunk_bytes;
   config.data_transport = node_->transport_name();

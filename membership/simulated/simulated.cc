@@ -11,7 +11,8 @@ constexpr TimeUs kNever = std::numeric_limits<TimeUs>::max();
 
 }  // namespace
 
-SimulatedMembership::SimulatedMembership(const MembershipConfig& config, Send send, Listener listener, Route route)
+SimulatedMembership::SimulatedMembership(const MembershipConfig& config, Send send, Listener listener,
+                                         Route route)
     : config_(config), send_(std::move(send)), listener_(std::move(listener)), route_(std::move(route)) {}
 
 TimeUs SimulatedMembership::Clock::Local(TimeUs now) const {
@@ -56,8 +57,10 @@ void SimulatedMembership::AddNode(TimeUs now, const Member& member, int drift_pp
                                   const MembershipConfig* config) {
   const auto [added, fresh] = nodes_.emplace(member.id, Node{});
   ROPETEAM_CHECK(fresh);
+  now_ = now;
   added->second.agent = std::make_unique<Agent>(config == nullptr ? config_ : *config, member);
   added->second.clock = Clock{drift_ppm};
+  added->second.listen = (config == nullptr ? config_ : *config).coordinator_listen;
   Perform(member.id, added->second.agent->Start(added->second.clock.Local(now)));
 }
 
@@ -99,7 +102,15 @@ void SimulatedMembership::RejoinNode(TimeUs now, NodeId node, const Member& memb
   nodes_.erase(found);
   const auto [moved, fresh] = nodes_.emplace(member.id, std::move(process));
   ROPETEAM_CHECK(fresh);
+  now_ = now;
   Perform(member.id, moved->second.agent->Rejoin(moved->second.clock.Local(now), member));
+}
+
+void SimulatedMembership::Relocate(TimeUs now, NodeId node, const Place& place, bool move) {
+  const auto found = nodes_.find(node);
+  if (found == nodes_.end() || found->second.stopped) return;
+  now_ = now;
+  Perform(node, found->second.agent->Relocate(found->second.clock.Local(now), place, move));
 }
 
 void SimulatedMembership::ReportSuspect(TimeUs now, NodeId reporter, NodeId suspect,
@@ -110,6 +121,7 @@ void SimulatedMembership::ReportSuspect(TimeUs now, NodeId reporter, NodeId susp
 }
 
 void SimulatedMembership::Arrive(TimeUs now, const SimulatedPacket& packet) {
+  now_ = now;
   if (packet.to_coordinator) return ArriveAtCoordinator(now, packet);
   const auto found = nodes_.find(packet.node);
   if (found == nodes_.end()) return;
@@ -118,7 +130,8 @@ void SimulatedMembership::Arrive(TimeUs now, const SimulatedPacket& packet) {
   const TimeUs local = found->second.clock.Local(now);
   if (const auto* message = std::get_if<CoordinatorMessage>(&packet.content))
     return Perform(packet.node, agent.Received(local, packet.attempt, *message));
-  if (const auto open = open_.find(packet.node); open != open_.end() && open->second.attempt == packet.attempt)
+  if (const auto open = open_.find(packet.node);
+      open != open_.end() && open->second.attempt == packet.attempt)
     open_.erase(open);
   Perform(packet.node, agent.Broken(local, packet.attempt, "connection reset"));
 }
@@ -158,6 +171,7 @@ void SimulatedMembership::ArriveAtCoordinator(TimeUs now, const SimulatedPacket&
 }
 
 void SimulatedMembership::Tick(TimeUs now) {
+  now_ = now;
   for (size_t which = 0; which < coordinators_.size(); ++which) {
     Running& running = coordinators_[which];
     if (running.machine == nullptr) continue;
@@ -175,7 +189,8 @@ void SimulatedMembership::Tick(TimeUs now) {
 TimeUs SimulatedMembership::NextDeadline() const {
   TimeUs next = kNever;
   for (const Running& running : coordinators_)
-    if (running.machine != nullptr) next = std::min(next, running.clock.Global(running.machine->NextDeadline()));
+    if (running.machine != nullptr)
+      next = std::min(next, running.clock.Global(running.machine->NextDeadline()));
   for (const auto& [id, node] : nodes_)
     if (!node.stopped) next = std::min(next, node.clock.Global(node.agent->NextDeadline()));
   return next;
@@ -200,12 +215,25 @@ void SimulatedMembership::ToNode(size_t which, const Endpoint& endpoint,
   send_(packet);
 }
 
+void SimulatedMembership::OpenConnection(NodeId node, const Agent::Open& open) {
+  if (const auto old = open_.find(node); old != open_.end())
+    ToCoordinator(node, old->second, SimulatedPacket::Closed{});
+  const Node& process = nodes_.at(node);
+  if (!process.listen.empty()) {
+    const size_t own = route_(node, process.listen);
+    if (open.address != process.listen) {
+      CrashCoordinator(true, own);
+    } else if (coordinators_.at(own).machine == nullptr) {
+      RestartCoordinator(now_, process.clock.drift_ppm, own);
+    }
+  }
+  open_[node] = {open.attempt, route_(node, open.address)};
+}
+
 void SimulatedMembership::Perform(NodeId node, Agent::Outputs outputs) {
   for (Agent::Output& output : outputs) {
     if (const auto* open = std::get_if<Agent::Open>(&output)) {
-      if (const auto old = open_.find(node); old != open_.end())
-        ToCoordinator(node, old->second, SimulatedPacket::Closed{});
-      open_[node] = {open->attempt, route_(node)};
+      OpenConnection(node, *open);
     } else if (auto* send = std::get_if<Agent::Send>(&output)) {
       const auto open_now = open_.find(node);
       ROPETEAM_CHECK(open_now != open_.end() && open_now->second.attempt == send->attempt);
@@ -222,6 +250,8 @@ void SimulatedMembership::Perform(NodeId node, Agent::Outputs outputs) {
       if (listener_.on_lease)
         listener_.on_lease(node,
                            lease->valid_until == 0 ? 0 : nodes_.at(node).clock.Global(lease->valid_until));
+    } else if (const auto* contact = std::get_if<Contact>(&output)) {
+      if (listener_.on_contact) listener_.on_contact(node, *contact);
     } else {
       listener_.on_refused(node, std::get<Status>(output));
     }

@@ -16,7 +16,8 @@
 // cut a node off, drop its packets in one or both directions.
 //
 // There are two coordinators when another one is started while the first is merely out of reach. Route says which of them
-// a node connects to next; a connection that is open stays where it is.
+// a node connects to next; a connection that is open stays where it is. A node whose config has coordinator_listen starts and
+// ends the coordinator there as its Agent says; whoever crashes the node crashes its coordinator.
 
 #ifndef ROPETEAM_MEMBERSHIP_SIMULATED_SIMULATED_H_
 #define ROPETEAM_MEMBERSHIP_SIMULATED_SIMULATED_H_
@@ -27,6 +28,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <string>
 #include <utility>
 #include <variant>
 
@@ -55,13 +57,15 @@ class SimulatedMembership {
     std::function<void(NodeId, const View&)> on_view;
     std::function<void(NodeId, const Status&)> on_refused;
     std::function<void(NodeId, TimeUs valid_until)> on_lease = {};  // on the caller's clock; may be empty
+    std::function<void(NodeId, const Contact&)> on_contact = {};    // may be empty
   };
 
-  // Which coordinator the node's next connection goes to.
-  using Route = std::function<size_t(NodeId)>;
+  // Which coordinator the node finds at an address.
+  using Route = std::function<size_t(NodeId, const std::string& address)>;
 
   SimulatedMembership(
-      const MembershipConfig& config, Send send, Listener listener, Route route = [](NodeId) { return 0; });
+      const MembershipConfig& config, Send send, Listener listener,
+      Route route = [](NodeId, const std::string&) { return 0; });
 
   // Starts it, too; not while it runs. Epochs begin at `now` in milliseconds.
   void RestartCoordinator(TimeUs now, int drift_ppm = 0, size_t which = 0);
@@ -80,6 +84,7 @@ class SimulatedMembership {
   void LeaveNode(TimeUs now, NodeId node);
   // What ropeteamd does on kStale: the same process goes on as another instance.
   void RejoinNode(TimeUs now, NodeId node, const Member& member);
+  void Relocate(TimeUs now, NodeId node, const Place& place, bool move);
   void ReportSuspect(TimeUs now, NodeId reporter, NodeId suspect, const std::string& reason);
 
   void Arrive(TimeUs now, const SimulatedPacket& packet);
@@ -101,6 +106,7 @@ class SimulatedMembership {
   struct Node {
     std::unique_ptr<Agent> agent;
     Clock clock;
+    std::string listen;  // where it runs a coordinator; empty: it never does
     bool stopped = false;
     std::deque<SimulatedPacket> waiting;  // while stopped
   };
@@ -120,12 +126,14 @@ class SimulatedMembership {
 
   void Perform(NodeId node, Agent::Outputs outputs);
   void Perform(size_t which, Coordinator::Outputs outputs);
+  void OpenConnection(NodeId node, const Agent::Open& open);
   void ArriveAtCoordinator(TimeUs now, const SimulatedPacket& packet);
   void ToCoordinator(NodeId node, const Connection& connection,
                      std::variant<SimulatedPacket::Closed, NodeMessage> content);
   void ToNode(size_t which, const Endpoint& endpoint,
               std::variant<SimulatedPacket::Closed, CoordinatorMessage> content);
 
+  TimeUs now_ = 0;  // of the last call that tells the time
   const MembershipConfig config_;
   const Send send_;
   const Listener listener_;

@@ -188,20 +188,19 @@ CoordinatorServer::~CoordinatorServer() { Stop(); }
 Status CoordinatorServer::Start() {
   ROPETEAM_CHECK(server_ == nullptr);
   // gRPC tells only whether it could listen; the reason is asked for first, from the system itself.
-  ROPETEAM_RETURN_IF_ERROR(CheckListen(config_.coordinator_address));
+  ROPETEAM_RETURN_IF_ERROR(CheckListen(config_.coordinator_listen));
   coordinator_ = std::make_unique<Coordinator>(config_, Loop::Now(), FirstEpoch());
   auto server = std::make_unique<Server>(this);
   grpc::ServerBuilder builder;
   int port = 0;
   SetServerOptions(&builder);
-  builder.AddListeningPort(config_.coordinator_address, ServerCredentialsOf(config_.credentials.get()),
-                           &port);
+  builder.AddListeningPort(config_.coordinator_listen, ServerCredentialsOf(config_.credentials.get()), &port);
   builder.RegisterService(&server->service);
   server->grpc = builder.BuildAndStart();
   if (server->grpc == nullptr || port == 0)
-    return Error(Code::kIo, "cannot listen on %s", config_.coordinator_address.c_str());
+    return Error(Code::kIo, "cannot listen on %s", config_.coordinator_listen.c_str());
   server_ = std::move(server);
-  LOG_INFO("membership coordinator listens on %s, job %s", config_.coordinator_address.c_str(),
+  LOG_INFO("membership coordinator listens on %s, job %s", config_.coordinator_listen.c_str(),
            config_.job.c_str());
   thread_ = std::thread([this] { KeepDeadlines(); });
   return OkStatus();

@@ -30,7 +30,7 @@ class CoordinatorServer {
   explicit CoordinatorServer(const MembershipConfig& config);
   ~CoordinatorServer();  // Stop()
 
-  // Listens on config.coordinator_address and nowhere else. kIo with the address when that cannot be.
+  // Listens on config.coordinator_listen and nowhere else. kIo with the address when that cannot be.
   Status Start();
   // Gives out the last view, for a moment at most, and ends. Idempotent.
   void Stop();

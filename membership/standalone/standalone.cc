@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <memory>
@@ -11,6 +12,7 @@
 #include "membership/agent.h"
 #include "membership/credentials/credentials.h"
 #include "membership/membership.h"
+#include "membership/standalone/address.h"
 #include "membership/standalone/coordinator_server.h"
 #include "membership/standalone/loop.h"
 #include "membership/standalone/node_stream.h"
@@ -32,6 +34,7 @@ class StandaloneMembership final : public Membership {
   Status Start(const Member& self, Callbacks callbacks) override;
   Status Rejoin(const Member& self) override;
   void ReportSuspect(NodeId member, const std::string& reason) override;
+  void Relocate(const Place& place, bool now) override;
   void Stop() override;
 
  private:
@@ -39,7 +42,8 @@ class StandaloneMembership final : public Membership {
 
   // On the loop.
   void Perform(Agent::Outputs outputs);
-  void OpenStream(uint64_t attempt);
+  void OpenStream(const Agent::Open& open);
+  Status StartCoordinator();
   std::string JudgeEnd(TimeUs now, uint64_t attempt, const std::string& reason);
   // On gRPC's threads.
   void OnMessage(uint64_t attempt, CoordinatorMessage message);
@@ -47,10 +51,12 @@ class StandaloneMembership final : public Membership {
 
   const MembershipConfig config_;
   Callbacks callbacks_;
-  std::unique_ptr<CoordinatorServer> server_;
-  std::unique_ptr<Agent> agent_;        // the loop's
-  std::shared_ptr<NodeStream> stream_;  // the loop's; null when no connection is open
-  uint32_t kept_out_ = 0;               // the loop's; attempts in a row that ended over keys
+  std::string name_;                           // of this node
+  std::unique_ptr<CoordinatorServer> server_;  // the loop's; null while no coordinator runs here
+  std::unique_ptr<Agent> agent_;               // the loop's
+  std::shared_ptr<NodeStream> stream_;         // the loop's; null when no connection is open
+  std::string opened_;                         // the loop's; where the last attempt went
+  uint32_t kept_out_ = 0;                      // the loop's; attempts in a row that ended over keys
   Loop loop_;
 
   std::mutex mutex_;
@@ -69,12 +75,13 @@ Status StandaloneMembership::Start(const Member& self, Callbacks callbacks) {
     const std::lock_guard lock(mutex_);
     if (phase_ != Phase::kNew) return Error(Code::kInvalidArgument, "membership was started before");
   }
-  if (config_.embed_coordinator) {
-    MembershipConfig config = config_;
-    config.coordinator_node = self.name;
-    auto server = std::make_unique<CoordinatorServer>(config);
-    ROPETEAM_RETURN_IF_ERROR(server->Start());
-    server_ = std::move(server);
+  name_ = self.name;
+  if (const std::string& own = config_.coordinator_listen; !own.empty()) {
+    const auto& list = config_.coordinator_addresses;
+    const bool first =
+        std::all_of(list.begin(), list.end(), [&own](const auto& address) { return address == own; });
+    // Otherwise the others are asked first; what can be refused is refused now.
+    ROPETEAM_RETURN_IF_ERROR(first ? StartCoordinator() : CheckListen(own));
   }
   callbacks_ = std::move(callbacks);
   agent_ = std::make_unique<Agent>(config_, self);
@@ -108,6 +115,21 @@ void StandaloneMembership::ReportSuspect(NodeId member, const std::string& reaso
     }
     Perform(agent_->Suspect(now, member, reason));
   });
+}
+
+void StandaloneMembership::Relocate(const Place& place, bool now) {
+  const std::lock_guard lock(mutex_);
+  if (phase_ != Phase::kRunning) return;
+  loop_.Post([this, place, now](TimeUs at) { Perform(agent_->Relocate(at, place, now)); });
+}
+
+Status StandaloneMembership::StartCoordinator() {
+  MembershipConfig config = config_;
+  config.coordinator_node = name_;
+  auto server = std::make_unique<CoordinatorServer>(config);
+  ROPETEAM_RETURN_IF_ERROR(server->Start());
+  server_ = std::move(server);
+  return OkStatus();
 }
 
 void StandaloneMembership::Stop() {
@@ -150,8 +172,17 @@ void StandaloneMembership::Stop() {
   changed_.notify_all();
 }
 
-void StandaloneMembership::OpenStream(uint64_t attempt) {
+void StandaloneMembership::OpenStream(const Agent::Open& open) {
+  opened_ = open.address;
   if (stream_ != nullptr) stream_->Cancel();
+  if (open.address != config_.coordinator_listen) {
+    if (server_ != nullptr) LOG_INFO("membership coordinator at %s ends", config_.coordinator_listen.c_str());
+    server_.reset();
+  } else if (server_ == nullptr) {
+    // Failed: somebody listens there since Start(), and is asked.
+    if (const Status status = StartCoordinator(); !status.ok())
+      LOG_ERROR("membership coordinator does not start: %s", status.ToString().c_str());
+  }
   std::vector<std::shared_ptr<NodeStream>> ended;
   {
     const std::lock_guard lock(mutex_);
@@ -159,7 +190,7 @@ void StandaloneMembership::OpenStream(uint64_t attempt) {
     ended.swap(ended_);
   }
   stream_ = NodeStream::Open(
-      config_.coordinator_address, config_.credentials.get(), attempt,
+      open.address, config_.credentials.get(), open.attempt,
       {[this](uint64_t at, CoordinatorMessage message) { OnMessage(at, std::move(message)); },
        [this](std::shared_ptr<NodeStream> done, const std::string& reason) {
          OnDone(std::move(done), reason);
@@ -189,7 +220,7 @@ void StandaloneMembership::OnDone(std::shared_ptr<NodeStream> stream, const std:
 // In our words, where the end is about keys. A node that was never in a view is then refused for good: it would try for
 // ever. One that was in a view goes on, because the coordinator may be started again with the right key.
 std::string StandaloneMembership::JudgeEnd(TimeUs now, uint64_t attempt, const std::string& reason) {
-  const std::string why = ExplainEnd(reason, config_.coordinator_address, config_.credentials.get());
+  const std::string why = ExplainEnd(reason, opened_, config_.credentials.get());
   kept_out_ = why.empty() ? 0 : kept_out_ + 1;
   if (kept_out_ >= kKeptOutMax && agent_->seen() == nullptr)
     Perform(agent_->Received(now, attempt, Refusal{Error(Code::kInvalidArgument, "%s", why.c_str())}));
@@ -199,7 +230,7 @@ std::string StandaloneMembership::JudgeEnd(TimeUs now, uint64_t attempt, const s
 void StandaloneMembership::Perform(Agent::Outputs outputs) {
   for (Agent::Output& output : outputs) {
     if (const auto* open = std::get_if<Agent::Open>(&output)) {
-      OpenStream(open->attempt);
+      OpenStream(*open);
     } else if (const auto* send = std::get_if<Agent::Send>(&output)) {
       if (stream_ != nullptr && stream_->attempt() == send->attempt) stream_->Send(send->message);
     } else if (const auto* close = std::get_if<Agent::Close>(&output)) {
@@ -211,6 +242,8 @@ void StandaloneMembership::Perform(Agent::Outputs outputs) {
       if (callbacks_.on_view) callbacks_.on_view(*view);
     } else if (const auto* lease = std::get_if<Agent::Lease>(&output)) {
       if (callbacks_.on_lease) callbacks_.on_lease(lease->valid_until);
+    } else if (const auto* contact = std::get_if<Contact>(&output)) {
+      if (callbacks_.on_contact) callbacks_.on_contact(*contact);
     } else if (callbacks_.on_refused) {
       callbacks_.on_refused(std::get<Status>(output));
     }

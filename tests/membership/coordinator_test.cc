@@ -25,6 +25,7 @@ class CoordinatorTest : public ::testing::Test {
   static constexpr TimeUs kStart = 5'000'000;
   static MembershipConfig Config() {
     MembershipConfig config = DefaultConfig();
+    config.coordinator_listen = kFirstAddress;
     config.nodes_expected = 1;
     return config;
   }
@@ -579,7 +580,7 @@ TEST(MembershipConfigTest, BadConfigsAreNamed) {
   EXPECT_EQ(with([](auto*) {}), "");
   EXPECT_THAT(with([](auto* c) { c->job = ""; }), HasSubstr("job"));
   EXPECT_THAT(with([](auto* c) { c->job = std::string(256, 'j'); }), HasSubstr("256 bytes, limit 255"));
-  EXPECT_THAT(with([](auto* c) { c->coordinator_address = "localhost"; }), HasSubstr("localhost"));
+  EXPECT_THAT(with([](auto* c) { c->coordinator_addresses = {"localhost"}; }), HasSubstr("localhost"));
   EXPECT_THAT(with([](auto* c) { c->heartbeat_ms = 0; }), HasSubstr("0 ms"));
   EXPECT_THAT(with([](auto* c) { c->dead_after_ms = 799; }), AllOf(HasSubstr("799"), HasSubstr("800")));
   EXPECT_EQ(with([](auto* c) { c->dead_after_ms = 600'000; }), "") << "the lease stays below the quarantine";

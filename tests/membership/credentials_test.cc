@@ -157,7 +157,7 @@ class CoordinatorWithKey : public ::testing::Test {
                                     std::shared_ptr<const Credentials> credentials, bool embed = false) {
     MembershipConfig config = config_;
     config.credentials = std::move(credentials);
-    config.embed_coordinator = embed;
+    if (embed) config.coordinator_listen = config.coordinator_addresses.at(0);
     auto member = std::make_unique<TestMember>(config, StandaloneMember(name, static_cast<uint32_t>(id), id));
     const Status status = member->Start();
     EXPECT_TRUE(status.ok()) << status.ToString();
@@ -187,11 +187,11 @@ TEST_F(CoordinatorWithKey, WhileItIsReplacedBelievesBoth) {
 TEST_F(CoordinatorWithKey, KeepsEverybodyElseOut) {
   const auto first = Start("a", 1, CredentialsForTest('1'), true);
   ASSERT_TRUE(first->WaitForNames({"a"}));
-  EXPECT_EQ(Knock(config_.coordinator_address, CredentialsForTest('1')->channel()).error_code(),
+  EXPECT_EQ(Knock(config_.coordinator_addresses.at(0), CredentialsForTest('1')->channel()).error_code(),
             grpc::StatusCode::UNIMPLEMENTED)
       << "with the key one gets in";
   for (const Intruder& intruder : Intruders('1')) {
-    const grpc::Status status = Knock(config_.coordinator_address, intruder.credentials);
+    const grpc::Status status = Knock(config_.coordinator_addresses.at(0), intruder.credentials);
     EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE)
         << intruder.what << ": " << status.error_message();
   }

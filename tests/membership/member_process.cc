@@ -31,7 +31,7 @@ int Run(int argc, char** argv) {
   if (argc < 6) return 2;
   MembershipConfig config = StandaloneConfig(argv[1]);
   config.nodes_expected = static_cast<uint32_t>(std::atoi(argv[5]));
-  config.embed_coordinator = argc > 6 && std::strcmp(argv[6], "embed") == 0;
+  if (argc > 6 && std::strcmp(argv[6], "embed") == 0) config.coordinator_listen = argv[1];
   Member self = StandaloneMember(argv[2], static_cast<uint32_t>(std::atoi(argv[3])),
                                  std::strtoull(argv[4], nullptr, 10));
   std::atomic<long> cpu_at_first_view{-1};

@@ -8,10 +8,13 @@ namespace ropeteam {
 
 SimulatedCluster::SimulatedCluster(uint64_t seed, const MembershipConfig& config)
     : random_(seed),
-      membership_(config, [this](const SimulatedPacket& packet) { OnSend(packet); },
-                  {[this](NodeId node, const View& view) { OnView(node, view); },
-                   [this](NodeId node, const Status& status) { refusals_[node].push_back(status); },
-                   [this](NodeId node, TimeUs valid_until) { leases_[node] = valid_until; }}) {}
+      membership_(
+          config, [this](const SimulatedPacket& packet) { OnSend(packet); },
+          {[this](NodeId node, const View& view) { OnView(node, view); },
+           [this](NodeId node, const Status& status) { refusals_[node].push_back(status); },
+           [this](NodeId node, TimeUs valid_until) { leases_[node] = valid_until; },
+           [this](NodeId node, const Contact& contact) { contacts_[node] = contact; }},
+          [](NodeId, const std::string& address) { return address == kSecondAddress ? 1 : 0; }) {}
 
 int SimulatedCluster::Drift() {
   return std::uniform_int_distribution<int>(-network_.drift_ppm_max, network_.drift_ppm_max)(random_);
@@ -31,9 +34,9 @@ NodeId SimulatedCluster::Add(const std::string& name, uint32_t ordinal) {
   return Add(MakeMember(name, ordinal));
 }
 
-NodeId SimulatedCluster::Add(const Member& member) {
+NodeId SimulatedCluster::Add(const Member& member, const MembershipConfig* config) {
   alive_[member.id] = member;
-  membership_.AddNode(now_, member, network_.drift_ppm_max == 0 ? 0 : Drift());
+  membership_.AddNode(now_, member, network_.drift_ppm_max == 0 ? 0 : Drift(), config);
   return member.id;
 }
 
@@ -89,8 +92,10 @@ bool SimulatedCluster::RunUntil(const std::function<bool()>& condition, uint64_t
     } else {
       membership_.Tick(now_);
     }
-    if (membership_.coordinator() != nullptr && membership_.coordinator()->view() != nullptr) {
-      const View& given = membership_.coordinator()->view()->view;
+    for (size_t which = 0; which < kSimulatedCoordinators; ++which) {
+      if (membership_.coordinator(which) == nullptr || membership_.coordinator(which)->view() == nullptr)
+        continue;
+      const View& given = membership_.coordinator(which)->view()->view;
       if (given_.empty() || given_.back().epoch != given.epoch) given_.push_back(given);
     }
   }

@@ -37,10 +37,13 @@ inline std::string Numbered(const char* prefix, uint64_t number) {
   return name;
 }
 
+inline constexpr char kFirstAddress[] = "10.0.0.1:7400";
+inline constexpr char kSecondAddress[] = "10.0.0.2:7400";
+
 inline MembershipConfig DefaultConfig() {
   MembershipConfig config;
   config.job = "run-7";
-  config.coordinator_address = "10.0.0.1:7400";
+  config.coordinator_addresses = {kFirstAddress};
   config.protocol_version = 3;
   config.chunk_bytes = 4u << 20;
   config.data_transport = "verbs";
@@ -54,12 +57,17 @@ class SimulatedCluster {
   Member MakeMember(const std::string& name, uint32_t ordinal);
   // Each returns the new instance's id.
   NodeId Add(const std::string& name, uint32_t ordinal);
-  NodeId Add(const Member& member);
+  // `config` null: as the cluster's.
+  NodeId Add(const Member& member, const MembershipConfig* config = nullptr);
   void Crash(NodeId node, bool reset);
   void Leave(NodeId node);
   NodeId Rejoin(NodeId node);
-  void CrashCoordinator(bool reset = true) { membership_.CrashCoordinator(reset); }
-  void RestartCoordinator() { membership_.RestartCoordinator(now_, Drift()); }
+  // The first is at kFirstAddress, the other one at kSecondAddress.
+  void CrashCoordinator(bool reset = true, size_t which = 0) { membership_.CrashCoordinator(reset, which); }
+  void RestartCoordinator(size_t which = 0) { membership_.RestartCoordinator(now_, Drift(), which); }
+  void Relocate(NodeId node, const std::string& address, bool move) {
+    membership_.Relocate(now_, node, {address}, move);
+  }
   void Suspect(NodeId reporter, NodeId suspect) {
     membership_.ReportSuspect(now_, reporter, suspect, "put failed");
   }
@@ -109,6 +117,8 @@ class SimulatedCluster {
     const auto found = leases_.find(node);
     return found != leases_.end() ? found->second : 0;
   }
+  // As it was last told of.
+  const Contact& ContactOf(NodeId node) { return contacts_[node]; }
   bool HasLease(NodeId node) const { return LeaseUntil(node) > now_; }
   const std::vector<Status>& Refusals(NodeId node) { return refusals_[node]; }
   // Every living node has the same view, of the living nodes and nobody else.
@@ -147,6 +157,7 @@ class SimulatedCluster {
   std::map<NodeId, Member> alive_;
   std::map<NodeId, std::vector<View>> views_;
   std::map<NodeId, std::vector<Status>> refusals_;
+  std::map<NodeId, Contact> contacts_;
   std::map<Epoch, View> by_epoch_;
   std::vector<View> given_;  // by all coordinators, in the order of time
   // Per process: the ids that left a view it saw, and from when on it acts on that.

@@ -45,7 +45,7 @@ std::string FreeAddress() {
 MembershipConfig StandaloneConfig(const std::string& address) {
   MembershipConfig config;
   config.job = "test-job";
-  config.coordinator_address = address;
+  config.coordinator_addresses = {address};
   config.protocol_version = 1;
   config.chunk_bytes = 4u << 20;
   config.data_transport = "verbs";

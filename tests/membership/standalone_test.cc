@@ -50,7 +50,7 @@ class StandaloneTest : public ::testing::Test {
   // The first embeds the coordinator.
   TestMember& Start(const std::string& name, uint32_t ordinal, NodeId id) {
     MembershipConfig config = config_;
-    config.embed_coordinator = members_.empty();
+    if (members_.empty()) config.coordinator_listen = address_;
     TestMember& member = Add(name, ordinal, id, config);
     const Status status = member.Start();
     EXPECT_TRUE(status.ok()) << status.ToString();
@@ -190,7 +190,7 @@ TEST_F(StandaloneTest, MembersMayStartBeforeTheCoordinator) {
   ASSERT_TRUE(b.Start().ok());
   EXPECT_FALSE(b.WaitFor([](const View& view) { return view.epoch != 0; }, 300));
   MembershipConfig embedding = config_;
-  embedding.embed_coordinator = true;
+  embedding.coordinator_listen = address_;
   TestMember& a = Add("a", 0, 1, embedding);
   ASSERT_TRUE(a.Start().ok());
   EXPECT_TRUE(b.WaitForNames({"a", "b"}));
@@ -211,7 +211,7 @@ TEST_F(StandaloneTest, APathThatDiesSilentlyIsLeftForANewConnection) {
   TestMember& a = Start("a", 0, 1);
   TcpRelay relay(OwnHost(3), address_);
   MembershipConfig through = config_;
-  through.coordinator_address = relay.address();
+  through.coordinator_addresses = {relay.address()};
   TestMember& b = Add("b", 1, 2, through);
   ASSERT_TRUE(b.Start().ok());
   ASSERT_TRUE(a.WaitForNames({"a", "b"}));
@@ -300,7 +300,7 @@ TEST_F(StandaloneTest, AReplacedInstanceIsToldSo) {
 TEST_F(StandaloneTest, APortInUseIsAnErrorThatNamesTheAddress) {
   Start("a", 0, 1);
   MembershipConfig second = config_;
-  second.embed_coordinator = true;
+  second.coordinator_listen = address_;
   TestMember member(second, StandaloneMember("b", 1, 2));
   const Status status = member.Start();
   EXPECT_EQ(status.code(), Code::kIo);
@@ -310,16 +310,16 @@ TEST_F(StandaloneTest, APortInUseIsAnErrorThatNamesTheAddress) {
 
 TEST_F(StandaloneTest, BadArgumentsAreRefusedAtStart) {
   const auto start = [](MembershipConfig config, Member member) {
-    config.embed_coordinator = true;
+    config.coordinator_listen = config.coordinator_addresses.at(0);
     return TestMember(config, member).Start();
   };
   const Member good = StandaloneMember("a", 0, 1);
   MembershipConfig config = config_;
-  config.coordinator_address = "no.such.host.invalid:7000";
+  config.coordinator_addresses = {"no.such.host.invalid:7000"};
   EXPECT_THAT(start(config, good).message(), HasSubstr("no.such.host.invalid"));
-  config.coordinator_address = "192.0.2.1:7000";  // a documentation address: not one of this host
+  config.coordinator_addresses = {"192.0.2.1:7000"};  // a documentation address: not one of this host
   EXPECT_EQ(start(config, good).code(), Code::kIo);
-  config.coordinator_address = "7000";
+  config.coordinator_addresses = {"7000"};
   EXPECT_EQ(start(config, good).code(), Code::kInvalidArgument);
   EXPECT_EQ(start(config_, StandaloneMember(std::string(64, 'x'), 0, 1)).code(), Code::kInvalidArgument);
   EXPECT_EQ(start(config_, StandaloneMember("a", 0, kNoNode)).code(), Code::kInvalidArgument);

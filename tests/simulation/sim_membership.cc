@@ -15,7 +15,7 @@ namespace {
 MembershipConfig MakeConfig(const SimMembership::Config& from) {
   MembershipConfig config;
   config.job = "simulated";
-  config.coordinator_address = "coordinator:1";
+  config.coordinator_addresses = {"coordinator:1"};
   config.protocol_version = 1;
   config.chunk_bytes = from.chunk_bytes;
   config.nodes_expected = from.settings.nodes;
@@ -37,7 +37,7 @@ class SimMembership::Impl {
                   {[this](NodeId node, const View& view) { OnView(node, view); },
                    [this](NodeId node, const Status& status) { OnRefused(node, status); },
                    [this](NodeId node, TimeUs valid_until) { OnLease(node, valid_until); }},
-                  [this](NodeId node) { return RouteOf(hosts_.at(node).host); }) {}
+                  [this](NodeId node, const std::string&) { return RouteOf(hosts_.at(node).host); }) {}
 
   void Join(size_t host, const Member& member, int drift_ppm, Epoch epoch_known, const OwnSettings* own) {
     hosts_[member.id] = {host, 0};
