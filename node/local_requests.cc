@@ -62,6 +62,14 @@ bool LocalServer::OnRequest(SessionId id, Client& client, local::Type type, Requ
       return OnViewRequest(id, type, request, payload);
     case local::Type::kStorageList:
       return OnStorageList(id, request, payload);
+    case local::Type::kTrace: {
+      local::Trace trace;
+      if (!Decode(payload, trace)) return false;
+      drive_([&](Engine& engine, TimeUs now) {
+        engine.OnTrace(now, id, request, trace.node, trace.events, trace.step, TimeoutUs(trace.timeout_ms));
+      });
+      return true;
+    }
     case local::Type::kAdmin:
       return OnAdmin(id, client, request, payload);
     default:

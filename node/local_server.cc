@@ -98,7 +98,8 @@ void LocalServer::OnFrame(SessionId id, const local::FrameHeader& header, std::s
     return client.session->Close("a request before its hello was answered");
   const bool reads = header.type == local::Type::kLatest || header.type == local::Type::kViewOpen ||
                      header.type == local::Type::kViewRepair || header.type == local::Type::kViewClose;
-  if (client.state == State::kAdmin && header.type != local::Type::kAdmin && !reads)
+  const bool looks = header.type == local::Type::kAdmin || header.type == local::Type::kTrace;
+  if (client.state == State::kAdmin && !looks && !reads)
     return Reply(client, header.request, Code::kInvalidArgument,
                  "a session of kind admin has no rank to do that for");
   if (OnRequest(id, client, header.type, header.request, payload)) return;
@@ -171,6 +172,9 @@ void LocalServer::OnAnswer(const Answer& answer) {
   } else if (const auto* latest = std::get_if<AnswerLatest>(&answer.body)) {
     const local::LatestReply reply{latest->step.step, latest->step.incarnation, latest->world_size};
     session.Send(local::Type::kLatestReply, answer.request, Encode(reply));
+  } else if (const auto* trace = std::get_if<AnswerTrace>(&answer.body)) {
+    const local::TraceReply reply{trace->asked_at, trace->node_at, trace->answered_at, trace->events};
+    session.Send(local::Type::kTraceReply, answer.request, Encode(reply));
   } else if (const auto* view = std::get_if<AnswerView>(&answer.body)) {
     const local::ViewGrant reply{view->view, view->meta, view->extents, view->crcs};
     session.Send(local::Type::kViewGrant, answer.request, Encode(reply));

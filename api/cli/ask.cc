@@ -59,7 +59,8 @@ Result<AskOptions> ParseAskOptions(const std::vector<std::string>& arguments, Ta
       value = argument.substr(equals + 1);
       argument.resize(equals);
     }
-    const bool wants_value = argument == "--socket" || argument == "--timeout" || argument == "--count";
+    const bool wants_value =
+        argument == "--socket" || argument == "--timeout" || argument == "--count" || argument == "--output";
     if (wants_value && !has_value) {
       if (i + 1 == arguments.size())
         return Error(Code::kInvalidArgument, "%s has no value", argument.c_str());
@@ -77,13 +78,15 @@ Result<AskOptions> ParseAskOptions(const std::vector<std::string>& arguments, Ta
         value = arguments[++i];
       if (!value.empty() || has_value)
         ROPETEAM_RETURN_IF_ERROR(ParseSeconds("--watch", value, &options.watch_s));
-    } else if (argument == "--json" && !has_value) {
+    } else if (argument == "--output" && takes == Takes::kStepAndOutput && !value.empty()) {
+      options.output = value;
+    } else if (argument == "--json" && !has_value && takes != Takes::kStepAndOutput) {
       options.json = true;
     } else if (argument == "--local" && !has_value && takes == Takes::kWatch) {
       options.local = true;
     } else if ((argument == "--help" || argument == "-h") && !has_value) {
       options.help = true;
-    } else if (takes == Takes::kStep && !argument.starts_with("-") && !options.has_step) {
+    } else if (takes != Takes::kWatch && !argument.starts_with("-") && !options.has_step) {
       ROPETEAM_RETURN_IF_ERROR(ParseNumber("step", argument, &options.step));
       options.has_step = true;
     } else {

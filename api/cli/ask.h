@@ -25,12 +25,13 @@ struct AskOptions {
   bool local = false;        // status: this node alone, without the leader
   double watch_s = 0;        // status: repeat; 0: once
   uint64_t watch_count = 0;  // status: stop after so many; 0: never
-  bool has_step = false;     // ls, verify
+  bool has_step = false;     // ls, verify, trace
   Step step = 0;
+  std::string output;  // trace
   bool help = false;
 };
 
-enum class Takes { kStep, kWatch };
+enum class Takes { kStep, kWatch, kStepAndOutput };
 
 // kInvalidArgument: an unknown option, a bad value.
 Result<AskOptions> ParseAskOptions(const std::vector<std::string>& arguments, Takes takes);

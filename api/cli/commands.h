@@ -18,6 +18,7 @@ int RunCommand(const std::vector<std::string>& arguments);      // run
 int StatusCommand(const std::vector<std::string>& arguments);   // status
 int ListCommand(const std::vector<std::string>& arguments);     // ls
 int VerifyCommand(const std::vector<std::string>& arguments);   // verify
+int TraceCommand(const std::vector<std::string>& arguments);    // trace
 int DevicesCommand(const std::vector<std::string>& arguments);  // devices
 int BenchCommand(const std::vector<std::string>& arguments);    // bench: becomes ropeteam-bench
 

@@ -25,6 +25,7 @@ constexpr char kHelp[] =
     "  export STEP DIR [--storage URL]  copy a step from memory, or from storage\n"
     "  import DIR                       save a step from storage into a running job\n"
     "  prune URL --dry-run|--yes …      remove steps from storage, by rules\n"
+    "  trace [STEP]                write a step's life on all nodes to a file for ui.perfetto.dev\n"
     "  devices                     what each transport sees on this machine\n"
     "  bench …                     measure (ropeteam-bench)\n"
     "  version                     print the version\n"
@@ -61,6 +62,7 @@ constexpr Command kCommands[] = {
     {"export", ropeteam::cli::StorageExportCommand},
     {"import", ropeteam::cli::StorageImportCommand},
     {"prune", ropeteam::cli::StoragePruneCommand},
+    {"trace", ropeteam::cli::TraceCommand},
     {"devices", ropeteam::cli::DevicesCommand},
     {"bench", ropeteam::cli::BenchCommand},
 };

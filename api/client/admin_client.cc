@@ -31,4 +31,13 @@ Result<std::string> AdminClient::Request(const local::Admin& request) {
   return std::move(reply.json);
 }
 
+Result<local::TraceReply> AdminClient::Trace(const local::Trace& request) {
+  FrameBuffers buffers;
+  local::TraceReply reply;
+  const auto bounded = static_cast<int64_t>(std::min(request.timeout_ms, kAdminTimeoutMaxMs));
+  ROPETEAM_RETURN_IF_ERROR(link_->channel->Call(Type::kTrace, request, Type::kTraceReply, &reply,
+                                                Deadline::In(bounded).Plus(kAnswerGraceMs), &buffers));
+  return reply;
+}
+
 }  // namespace ropeteam::client

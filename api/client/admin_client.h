@@ -28,6 +28,9 @@ class AdminClient {
   // The answer's JSON text. Waits at most request.timeout_ms and a second. After kUnavailable: connect anew.
   Result<std::string> Request(const local::Admin& request);
 
+  // What one node has noted. kNotFound: it is not in the view. kDeadlineExceeded: it did not answer.
+  Result<local::TraceReply> Trace(const local::Trace& request);
+
   // What the daemon said of itself; `incarnation` is 0.
   const local::HelloReply& hello() const { return link_->hello; }
 

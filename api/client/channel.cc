@@ -31,6 +31,7 @@ bool IsAnswer(Type type) {
     case Type::kViewGrant:
     case Type::kAdminReply:
     case Type::kStorageListReply:
+    case Type::kTraceReply:
     case Type::kReply:
       return true;
     default:

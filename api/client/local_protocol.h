@@ -11,7 +11,7 @@
 // Order: the first request is Hello. The answer's ancillary data (SCM_RIGHTS) carries one descriptor, of the
 // arena, opened for reading and writing; the client maps its chunks, once, and not the tables before them.
 // Requests of one connection are handled in order; answers that have to wait for the world (kWait, kLatest,
-// kViewOpen, kViewRepair, kStorageList, kAdmin) come when they can, out of order.
+// kViewOpen, kViewRepair, kStorageList, kTrace, kAdmin) come when they can, out of order.
 //
 // Device memory: a rank may hand over a descriptor of its GPU's memory (kGpuBuffer, with SCM_RIGHTS beside
 // its frame) and then say that chunks of a save are to be found there as well (kSaveDirect), before they have
@@ -32,6 +32,7 @@
 #include <vector>
 
 #include "core/base/status.h"
+#include "core/base/trace_event.h"
 #include "core/shard/extent.h"
 #include "core/shard/manifest.h"
 
@@ -82,6 +83,8 @@ enum class Type : uint16_t {
   kPersist = 23,     // answered by kReply: every node knows that the step is to be persisted
   kStorageList = 24,
   kStorageListReply = 25,
+  kTrace = 26,
+  kTraceReply = 27,
 };
 
 struct FrameHeader {
@@ -281,6 +284,23 @@ struct AdminReply {
   std::string json;
   auto Fields() { return std::tie(json); }
 };
+
+// What a member of the view has noted of a step, and its clock beside this daemon's.
+struct Trace {
+  NodeId node = kNoNode;
+  bool events = false;  // false: the clock alone
+  Step step = 0;
+  uint64_t timeout_ms = 0;
+  auto Fields() { return std::tie(node, events, step, timeout_ms); }
+};
+struct TraceReply {
+  TimeUs asked_at = 0;     // when the daemon asked the node, on the daemon's clock
+  TimeUs node_at = 0;      // when the node answered, on the node's clock
+  TimeUs answered_at = 0;  // when the answer was there, on the daemon's clock
+  std::vector<TraceEvent> events;
+  auto Fields() { return std::tie(asked_at, node_at, answered_at, events); }
+};
+static_assert(kTraceEventsMax * kTraceEventBytes + 64 <= kFrameBytesMax);
 
 struct Reply {
   Code code = Code::kOk;

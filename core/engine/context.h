@@ -19,6 +19,7 @@
 #include "core/engine/messages.h"
 #include "core/engine/metrics.h"
 #include "core/engine/placement.h"
+#include "core/engine/trace.h"
 
 namespace ropeteam::engine {
 
@@ -43,6 +44,7 @@ class Context {
   std::map<NodeId, LostLink> unreachable;  // members that the data path has lost
   NodeCounters counters;
   LocalCounters local;
+  Trace trace;
   Life life;  // as the leader announced or granted it last
   Announcement announced;
   bool inventory_dirty = false;  // something the leader should know has changed
@@ -85,6 +87,13 @@ class Context {
     }  // a node outside the view could not answer: callers check the view themselves
   }
   std::deque<Envelope> to_self;
+
+  // Notes what has ended now and began at `begun`, or happens now (0).
+  void Note(TraceEvent event, TimeUs begun = 0) {
+    event.at = begun == 0 ? now : begun;
+    event.duration_us = static_cast<uint32_t>(std::min<TimeUs>(now - event.at, UINT32_MAX));
+    trace.Add(event);
+  }
 
   // One chunk or more that went to or came from a member.
   void CountTraffic(NodeId node, Flow PeerTraffic::*flow, uint64_t bytes, uint64_t chunks) {

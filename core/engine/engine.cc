@@ -284,6 +284,13 @@ void Engine::Impl::Dispatch(const Envelope& envelope) {
       return Handle<VerifyOrder>(envelope, [&](auto& m) { p.holder.OnVerifyOrder(from, m); });
     case Kind::kVerifyResult:
       return Handle<VerifyResult>(envelope, [&](auto& m) { p.leader.OnVerifyResult(from, m); });
+    case Kind::kTraceQuestion:
+      return Handle<TraceQuestion>(envelope, [&](auto& m) {
+        context_.Send(from, TraceAnswer{m.number, m.asked_at, context_.now,
+                                        m.events ? context_.trace.Of(m.step) : std::vector<TraceEvent>()});
+      });
+    case Kind::kTraceAnswer:
+      return Handle<TraceAnswer>(envelope, [&](auto& m) { p.sessions.OnTraceAnswer(from, std::move(m)); });
   }
   LOG_WARNING("a message of unknown kind %u from %s", static_cast<unsigned>(envelope.kind),
               context_.NameOf(from).c_str());
@@ -331,7 +338,9 @@ void Engine::Impl::ApplyLeaderState(NodeId from, const LeaderState& state) {
 void Engine::Impl::TellLevel(const std::set<StepId>& steps, Level level, std::set<StepId>* known) {
   for (auto id = steps.rbegin(); id != steps.rend(); ++id) {  // the newest first: it retires the others
     if (!known->insert(*id).second) continue;
-    context_.out.events.push_back({{id->incarnation, id->step, LevelEvent::kNoRank}, level, 0, 0});
+    const ShardId step{id->incarnation, id->step, LevelEvent::kNoRank};
+    context_.out.events.push_back({step, level, 0, 0});
+    context_.Note({.what = TraceEvent::What::kLevel, .shard = step, .first = static_cast<uint32_t>(level)});
     if (known->size() > kAnnouncedMax) known->erase(known->begin());
   }
 }
@@ -655,6 +664,12 @@ void Engine::OnReport(TimeUs now, SessionId session, RequestId request, TimeUs t
 void Engine::OnVerify(TimeUs now, SessionId session, RequestId request, const Step* step, TimeUs timeout_us) {
   impl_->Begin(now);
   impl_->parts_.sessions.Verify(session, request, step, timeout_us);
+  impl_->Finish();
+}
+void Engine::OnTrace(TimeUs now, SessionId session, RequestId request, NodeId node, bool events, Step step,
+                     TimeUs timeout_us) {
+  impl_->Begin(now);
+  impl_->parts_.sessions.Trace(session, request, node, events, step, timeout_us);
   impl_->Finish();
 }
 

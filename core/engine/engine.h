@@ -27,6 +27,7 @@
 
 #include "core/base/ids.h"
 #include "core/base/status.h"
+#include "core/base/trace_event.h"
 #include "core/base/view.h"
 #include "core/engine/metrics.h"
 #include "core/engine/report.h"
@@ -122,11 +123,19 @@ struct AnswerReport {
 struct AnswerVerify {
   VerifyReport report;
 };
+// When it was asked for and arrived, on this node's clock, and when the other node answered, on its own.
+struct AnswerTrace {
+  TimeUs asked_at = 0;
+  TimeUs node_at = 0;
+  TimeUs answered_at = 0;
+  std::vector<TraceEvent> events;
+};
 // To a session's request. A session that has closed gets none.
 struct Answer {
   SessionId session = 0;
   RequestId request = 0;
-  std::variant<AnswerStatus, AnswerHello, AnswerGrant, AnswerLatest, AnswerView, AnswerReport, AnswerVerify>
+  std::variant<AnswerStatus, AnswerHello, AnswerGrant, AnswerLatest, AnswerView, AnswerReport, AnswerVerify,
+               AnswerTrace>
       body;
 };
 
@@ -251,6 +260,9 @@ class Engine {
   // if `step` is null) on every node that holds any (AnswerVerify).
   void OnReport(TimeUs now, SessionId session, RequestId request, TimeUs timeout_us);
   void OnVerify(TimeUs now, SessionId session, RequestId request, const Step* step, TimeUs timeout_us);
+  // What a member has noted of the step, if `events`, and its clock. kNotFound: it is not in the view.
+  void OnTrace(TimeUs now, SessionId session, RequestId request, NodeId node, bool events, Step step,
+               TimeUs timeout_us);
 
   // ---- looking in
   NodeReport Report() const;      // this node alone, at once

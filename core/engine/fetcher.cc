@@ -333,6 +333,8 @@ void Fetcher::OnChecked(uint64_t id, uint32_t chunk, NodeId holder, bool good) {
     const uint64_t bytes = ChunkLength(job->meta.stream_bytes, context.store.chunk_bytes(), chunk);
     context.counters.fetch_bytes += bytes;
     context.CountTraffic(holder, &PeerTraffic::fetched, bytes, 1);
+    context.Note(
+        {.what = TraceEvent::What::kFetch, .shard = job->shard, .first = chunk, .count = 1, .peer = holder});
     context.counters_dirty = true;
     if (job->repair) {
       if (StillHere(*job)) context.store.MarkRepaired(job->shard, chunk);

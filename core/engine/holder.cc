@@ -108,15 +108,16 @@ void Holder::StartChecks(Incoming* incoming, const std::vector<uint32_t>& chunks
     ranges.push_back(RangeOf(parts_.context.store, incoming->extents, stream_bytes, chunk, crcs[i]));
   }
   if (ranges.empty()) return;
-  parts_.transfers.Check(std::move(ranges), [this, id = CopyId(incoming->id), serial = incoming->serial,
-                                             started](const std::vector<uint32_t>& bad) {
-    std::vector<uint32_t> bad_chunks;
-    for (const uint32_t index : bad) bad_chunks.push_back(started[index]);
-    OnChecked(id, serial, started, bad_chunks);
-  });
+  parts_.transfers.Check(std::move(ranges),
+                         [this, id = CopyId(incoming->id), serial = incoming->serial, started,
+                          begun = parts_.context.now](const std::vector<uint32_t>& bad) {
+                           std::vector<uint32_t> bad_chunks;
+                           for (const uint32_t index : bad) bad_chunks.push_back(started[index]);
+                           OnChecked(id, serial, started, begun, bad_chunks);
+                         });
 }
 
-void Holder::OnChecked(const CopyId& id, uint64_t serial, const std::vector<uint32_t>& chunks,
+void Holder::OnChecked(const CopyId& id, uint64_t serial, const std::vector<uint32_t>& chunks, TimeUs begun,
                        const std::vector<uint32_t>& bad) {
   const auto found = incoming_.find(id);
   if (found == incoming_.end() || found->second.serial != serial) return;  // aborted meanwhile
@@ -125,6 +126,13 @@ void Holder::OnChecked(const CopyId& id, uint64_t serial, const std::vector<uint
   for (const uint32_t chunk : chunks) {
     ROPETEAM_CHECK(chunk < incoming.chunks.size() && incoming.chunks[chunk] == Chunk::kChecking);
     incoming.chunks[chunk] = Chunk::kGood;
+    parts_.context.Note({.what = TraceEvent::What::kCheck,
+                         .shard = incoming.shard,
+                         .first = chunk,
+                         .count = 1,
+                         .peer = id.source,
+                         .failed = std::find(bad.begin(), bad.end(), chunk) != bad.end()},
+                        begun);
   }
   for (const uint32_t chunk : bad) {
     ROPETEAM_CHECK(chunk < incoming.chunks.size() && incoming.chunks[chunk] == Chunk::kGood);
@@ -231,6 +239,7 @@ void Holder::CheckAttempt(Incoming* incoming) {
   } else {
     context.counters.replica_bytes_held += meta.stream_bytes;
     context.CountTraffic(source, &PeerTraffic::held, meta.stream_bytes, incoming->crcs.size());
+    context.Note({.what = TraceEvent::What::kHeld, .shard = meta.id, .peer = source});
   }
   if (answer.code == Code::kOk) Count(meta.id, incoming->committed);
   const size_t known = incoming_.erase(answer.copy);

@@ -62,7 +62,7 @@ class Holder {
     TimeUs heard = 0;
   };
   Incoming* Find(NodeId from, const CopyId& id);
-  void OnChecked(const CopyId& id, uint64_t serial, const std::vector<uint32_t>& chunks,
+  void OnChecked(const CopyId& id, uint64_t serial, const std::vector<uint32_t>& chunks, TimeUs begun,
                  const std::vector<uint32_t>& bad);
   void Release(Incoming* incoming, bool quarantine);  // its chunks; erases it
   static void CheckIncoming(const Incoming& incoming);

@@ -14,6 +14,7 @@
 
 #include "core/base/ids.h"
 #include "core/base/status.h"
+#include "core/base/trace_event.h"
 #include "core/engine/report.h"
 #include "core/engine/storage_work.h"
 #include "core/shard/extent.h"
@@ -52,6 +53,8 @@ enum class Kind : uint16_t {
   kFetchOrder = 27,
   kCheckStored = 28,
   kStoredChecked = 29,
+  kTraceQuestion = 30,
+  kTraceAnswer = 31,
 };
 
 struct Envelope {
@@ -472,6 +475,26 @@ struct VerifyResult {
   uint64_t number = 0;
   std::vector<VerifiedCopy> copies;
   auto Fields() { return std::tie(number, copies); }
+};
+
+// ---- looking in, between any two nodes
+
+// What have you noted of this step, and what is the time? Asked once: whoever wants the answer asks again.
+struct TraceQuestion {
+  static constexpr Kind kKind = Kind::kTraceQuestion;
+  uint64_t number = 0;  // the asker's own count
+  TimeUs asked_at = 0;  // on the asker's clock
+  bool events = false;  // false: the time alone
+  Step step = 0;
+  auto Fields() { return std::tie(number, asked_at, events, step); }
+};
+struct TraceAnswer {
+  static constexpr Kind kKind = Kind::kTraceAnswer;
+  uint64_t number = 0;
+  TimeUs asked_at = 0;  // as in the question
+  TimeUs node_at = 0;   // on the answering node's clock, then
+  std::vector<TraceEvent> events;
+  auto Fields() { return std::tie(number, asked_at, node_at, events); }
 };
 
 }  // namespace ropeteam

@@ -343,15 +343,23 @@ uint64_t Replicator::StartPut(SourceId id, const Source& source, const OutgoingC
       source.chunks.sealed ? ChunkLength(source.meta.stream_bytes, chunk_bytes, chunk) : chunk_bytes;
   return parts_.transfers.Start(
       source.ordered_target == kNoNode ? Transfers::Priority::kSave : Transfers::Priority::kBackground,
-      transfer,
-      [this, id, copy_id = CopyId(copy.id()), chunk](Code code) { OnPut(id, copy_id, chunk, code); });
+      transfer, [this, id, copy_id = CopyId(copy.id()), chunk, begun = parts_.context.now](Code code) {
+        OnPut(id, copy_id, chunk, begun, code);
+      });
 }
 
-void Replicator::OnPut(SourceId id, CopyId copy_id, uint32_t chunk, Code code) {
+void Replicator::OnPut(SourceId id, CopyId copy_id, uint32_t chunk, TimeUs begun, Code code) {
   Source& source = SourceOf(id);  // a source and its copies outlive their outstanding puts
   OutgoingCopy& copy = CopyOf(&source, copy_id);
   Context& context = parts_.context;
   const bool from_device = copy.chunk(chunk) == OutgoingCopy::Chunk::kFromDevice;
+  context.Note({.what = TraceEvent::What::kPut,
+                .shard = source.shard,
+                .first = chunk,
+                .count = 1,
+                .peer = copy.target(),
+                .failed = code != Code::kOk},
+               begun);
   if (code == Code::kOk) {
     copy.PutArrived(chunk, source.chunks.ready[chunk]);
     const uint64_t bytes = source.chunks.sealed
@@ -443,6 +451,10 @@ void Replicator::OnSealed(NodeId from, const ReplicaSealed& sealed) {
   if (copy.target() != from || copy.state() != OutgoingCopy::State::kSealing ||
       sealed.attempt != copy.attempt())
     return;
+  parts_.context.Note({.what = TraceEvent::What::kAck,
+                       .shard = source->shard,
+                       .peer = from,
+                       .failed = sealed.code != Code::kOk});
   if (sealed.code == Code::kOk) {
     copy.Matched();
     Forget(source, CopyId(sealed.copy));

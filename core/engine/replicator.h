@@ -95,7 +95,7 @@ class Replicator {
   void AdvanceCopies(SourceId id, Source* source);
   uint64_t StartPut(SourceId id, const Source& source, const OutgoingCopy& copy, uint32_t chunk,
                     const SaveDirectInput* device);
-  void OnPut(SourceId id, CopyId copy_id, uint32_t chunk, Code code);
+  void OnPut(SourceId id, CopyId copy_id, uint32_t chunk, TimeUs begun, Code code);
   void SendArrived(const Source& source, const OutgoingCopy& copy, const std::vector<uint32_t>& chunks);
   void SendSeal(const Source& source, const OutgoingCopy& copy, uint32_t attempt);
   void CloseDevice(SourceId id, Source* source);

@@ -188,6 +188,7 @@ void Sessions::SaveBegin(SessionId id, RequestId request, Step step, uint64_t st
   save.crcs.resize(chunks);
   save.ready.resize(chunks);
   ProgressOf(shard).begun = context.now;
+  context.Note({.what = TraceEvent::What::kBegin, .shard = shard, .count = static_cast<uint32_t>(chunks)});
   save.source = parts_.replicator.Begin(shard, context.view.settings.replicas, save.extents);
   ROPETEAM_CHECK(save.source != 0);
   AnswerTo(id, request, AnswerGrant{save_id, std::move(*extents)});
@@ -231,6 +232,10 @@ void Sessions::SaveFilled(SessionId id, SaveId save_id, uint32_t first, const st
     save.ready[first + i] = true;
     save.crcs[first + i] = crcs[i];
   }
+  parts_.context.Note({.what = TraceEvent::What::kFilled,
+                       .shard = save.shard,
+                       .first = first,
+                       .count = static_cast<uint32_t>(crcs.size())});
   parts_.replicator.Ready(save.source, first, crcs);
 }
 
@@ -354,6 +359,7 @@ void Sessions::EndSave(SaveId id, const char* why) {
   NoteEnded(save.session, save.shard.step);
   LOG_INFO("save of %s aborted: %s", save.shard.ToString().c_str(), why);
   ++parts_.context.counters.saves_aborted;
+  parts_.context.Note({.what = TraceEvent::What::kAbort, .shard = save.shard});
   parts_.context.counters_dirty = true;
   progress_.erase(save.shard);
   const uint64_t chunks = ChunkCount(save.extents);
@@ -408,6 +414,8 @@ void Sessions::Reached(const ShardId& shard, Level level) {
     parts_.context.counters_dirty = true;
   }
   parts_.context.out.events.push_back({shard, level, progress.bytes, since});
+  parts_.context.Note(
+      {.what = TraceEvent::What::kLevel, .shard = shard, .first = static_cast<uint32_t>(level)});
   Settle();
 }
 
@@ -664,6 +672,25 @@ void Sessions::Verify(SessionId id, RequestId request, const Step* step, TimeUs 
   const VerifyQuestion question{step != nullptr, step != nullptr ? *step : 0};
   AskLeader<VerifyReport>(id, request, Question::Topic::kVerify, Encode(question), timeout_us,
                           [](VerifyReport report) { return AnswerVerify{std::move(report)}; });
+}
+
+void Sessions::Trace(SessionId id, RequestId request, NodeId node, bool events, Step step,
+                     TimeUs timeout_us) {
+  Context& context = parts_.context;
+  if (!context.Contains(node))
+    return AnswerStatusTo(id, request, Error(Code::kNotFound, "no such node is in the view"));
+  const uint64_t pending = AddPending(id, request, Deadline(timeout_us), "the node was asked for its trace");
+  if (pending == 0) return;
+  pending_.at(pending).asked = node;
+  context.Send(node, TraceQuestion{pending, context.now, events, step});
+}
+
+void Sessions::OnTraceAnswer(NodeId from, TraceAnswer answer) {
+  const auto found = pending_.find(answer.number);
+  if (found == pending_.end() || found->second.asked != from) return;
+  const std::optional<Pending> open = TakePending(answer.number);
+  AnswerTo(open->session, open->request,
+           AnswerTrace{answer.asked_at, answer.node_at, parts_.context.now, std::move(answer.events)});
 }
 
 void Sessions::OnTimer() {

@@ -43,6 +43,8 @@ class Sessions {
   void ViewClose(SessionId session, ViewId view);
   void Report(SessionId session, RequestId request, TimeUs timeout_us);
   void Verify(SessionId session, RequestId request, const Step* step, TimeUs timeout_us);
+  void Trace(SessionId session, RequestId request, NodeId node, bool events, Step step, TimeUs timeout_us);
+  void OnTraceAnswer(NodeId from, TraceAnswer answer);
 
   // A shard of this node has so many copies now as REPLICATED means.
   void OnReplicated(const ShardId& shard);
@@ -148,7 +150,8 @@ class Sessions {
     SessionId session;
     RequestId request;
     TimeUs deadline;
-    const char* doing;  // for the error when the deadline has passed
+    const char* doing;       // for the error when the deadline has passed
+    NodeId asked = kNoNode;  // of Trace() alone
   };
   std::map<uint64_t, Pending> pending_;
   uint64_t AddPending(SessionId session, RequestId request, TimeUs deadline,

@@ -10,6 +10,7 @@
 #include "core/base/bytes.h"
 #include "core/base/log.h"
 #include "core/engine/engine.h"
+#include "core/engine/trace.h"
 
 namespace ropeteam {
 namespace {
@@ -90,6 +91,58 @@ TEST_F(LoneEngine, DropsWhatCannotBeRead) {
     engine_->OnMessage(2, 2, Encode(Envelope{5, 2, 1, static_cast<Kind>(kind), "garbage"}));
   EXPECT_EQ(store_->chunks_free(), 16u);
   engine_->CheckInvariants();
+}
+
+TEST_F(LoneEngine, ATraceIsTakenFromTheNodeThatWasAskedAndOnce) {
+  engine_->OnSessionOpened(2, 7);
+  engine_->OnTrace(2, 7, 1, 99, true, 12, 1'000'000);
+  ASSERT_EQ(engine_->outbox().answers.size(), 1u);
+  EXPECT_EQ(std::get<AnswerStatus>(engine_->outbox().answers[0].body).status.code(), Code::kNotFound);
+  engine_->outbox().clear();
+
+  engine_->OnTrace(1'000, 7, 2, 2, true, 12, 1'000'000);
+  ASSERT_EQ(engine_->outbox().messages.size(), 1u);
+  Envelope sent;
+  TraceQuestion question;
+  ASSERT_TRUE(Decode(engine_->outbox().messages[0].envelope, sent) && Decode(sent.payload, question));
+  EXPECT_EQ(question.step, 12u);
+  engine_->outbox().clear();
+
+  TraceEvent event;
+  event.shard.step = 12;
+  const auto answer = [&](uint64_t number, NodeId from) {
+    const TraceAnswer said{number, question.asked_at, 50, {event}};
+    engine_->OnMessage(3'000, from, Encode(Envelope{5, from, 1, Kind::kTraceAnswer, Encode(said)}));
+  };
+  answer(question.number + 1, 2);
+  answer(question.number, 1);  // it was not asked
+  EXPECT_TRUE(engine_->outbox().answers.empty());
+  answer(question.number, 2);
+  answer(question.number, 2);
+  ASSERT_EQ(engine_->outbox().answers.size(), 1u);
+  const auto& trace = std::get<AnswerTrace>(engine_->outbox().answers[0].body);
+  EXPECT_EQ(trace.asked_at, 1'000u);
+  EXPECT_EQ(trace.node_at, 50u);
+  EXPECT_EQ(trace.answered_at, 3'000u);
+  EXPECT_EQ(trace.events.size(), 1u);
+}
+
+TEST(Trace, KeepsTheNewestEvents) {
+  engine::Trace trace;
+  TraceEvent event;
+  for (uint32_t i = 0; i < kTraceEventsMax + 10; ++i) {
+    event.shard.step = i < 12 ? 1 : 2;
+    event.first = i;
+    trace.Add(event);
+  }
+  ASSERT_EQ(trace.Of(1).size(), 2u);
+  EXPECT_EQ(trace.Of(1)[0].first, 10u);
+  EXPECT_EQ(trace.Of(2).size(), kTraceEventsMax - 2);
+  EXPECT_EQ(trace.Of(2).back().first, kTraceEventsMax + 9);
+  EXPECT_TRUE(trace.Of(3).empty());
+  std::string encoded;
+  Encoder(&encoded).Put(event);
+  EXPECT_EQ(encoded.size(), kTraceEventBytes);
 }
 
 TEST_F(LoneEngine, TheChunksOfADepartedSourceAreNotUsedBeforeTheQuarantineEnds) {
