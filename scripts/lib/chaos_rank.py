@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank of scripts/chaos: obeys one JSON object a line on its standard input, answers one a line.
+
+Bytes are a function of seed, step, rank and life, so whoever reads a shard knows what must be in it.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from typing import Any
+
+import ropeteam
+from ropeteam import Level
+
+LARGEST = 2_000_000  # of both objects of a shard
+
+
+def content(seed: int, step: int, rank: int, life: str) -> dict[str, bytes]:
+    """Two objects of random sizes and bytes."""
+    source = random.Random(f"{seed}/{step}/{rank}/{life}")
+    return {name: source.randbytes(source.randint(1, LARGEST // 2)) for name in ("model", "optimizer")}
+
+
+class RankProcess:
+    def __init__(self, seed: int, rank: int, world_size: int) -> None:
+        self.seed, self.rank, self.world_size = seed, rank, world_size
+        self.client: ropeteam.Client | None = None
+
+    def open(self, socket: str, life: str, timeout: float) -> None:
+        self.close()
+        self.client = ropeteam.open(
+            socket, rank=self.rank, world_size=self.world_size, life=life, timeout=timeout
+        )
+
+    def close(self) -> None:
+        if self.client is not None:
+            self.client.close()
+        self.client = None
+
+    def save(self, step: int, life: str) -> None:
+        """LOCAL at the return."""
+        objects = content(self.seed, step, self.rank, life)
+        self.client.save(step, {"life": life, **objects})
+
+    def wait(self, step: int, timeout: float) -> None:
+        self.client.wait(step, Level.COMMITTED, timeout=timeout)
+
+    def latest(self, timeout: float) -> int | None:
+        found = self.client.latest(timeout)
+        return None if found is None else found.step
+
+    def read(self, step: int, timeout: float) -> list[str]:
+        """Every rank's shard: the life in which each was saved. Raises when a byte is another."""
+        lives = []
+        for rank in range(self.world_size):
+            shard = self.client.load(step, rank, timeout=timeout)
+            wanted = content(self.seed, step, rank, shard["life"])
+            for name, value in wanted.items():
+                if bytes(shard[name]) != value:
+                    raise ValueError(f"WRONG BYTES: step {step} rank {rank} object {name}")
+            lives.append(shard["life"])
+        return lives
+
+
+def main() -> None:
+    process = RankProcess(*(int(word) for word in sys.argv[1:4]))
+    for line in sys.stdin:
+        order: dict[str, Any] = json.loads(line)
+        try:
+            answer = {"value": getattr(process, order.pop("do"))(**order)}
+        except (ropeteam.RopeteamError, ValueError) as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()
