@@ -58,6 +58,7 @@ Result<std::unique_ptr<DataPlane>> DataPlane::Create(std::unique_ptr<Transport> 
                                                      std::span<std::byte> arena) {
   Result<RegionId> region = transport->RegisterRegion(arena.data(), arena.size());
   if (!region.ok()) return region.status();
+  transport->SetPeers({});  // nobody, until a view names them: it listens from now on
   const std::string endpoint = transport->LocalAddress();
   const std::string key = transport->ExportRegion(*region);
   std::unique_ptr<DataPlane> plane(new DataPlane(std::move(transport), *region));
@@ -165,6 +166,12 @@ bool DataPlane::TakeInput() {
 }
 
 void DataPlane::ApplyMembers(const std::vector<Member>& members) {
+  std::vector<std::string> addresses;
+  for (const Member& member : members) {
+    std::string endpoint, key;
+    if (UnpackDataAddress(member.data_address, &endpoint, &key)) addresses.push_back(std::move(endpoint));
+  }
+  transport_->SetPeers(addresses);
   std::map<NodeId, Peer> next;
   for (const Member& member : members) {
     const auto found = peers_.find(member.id);

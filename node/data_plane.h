@@ -109,7 +109,8 @@ class DataPlane {
   // once. On a fabric that does not fence, a put that would leave later is answered with kStale and never
   // starts, and one under way with kPeerGone; gets are not refused. Before the first call there is no limit.
   void SetLease(TimeUs valid_until);
-  // The view's members other than this node. A node that is no longer among them is disconnected, then fenced.
+  // The view's members other than this node: they and nobody else may reach the arena, where the transport can tell
+  // (TransportCapabilities::admits_peers). A node that is no longer among them is disconnected, then fenced.
   void SetMembers(std::vector<Member> members);
 
   DataPlane(const DataPlane&) = delete;
@@ -128,7 +129,8 @@ class DataPlane {
   };
   struct Input {
     std::vector<StartTransfer> transfers;
-    std::vector<std::vector<Member>> views;  // all of them: a node that came and left in between is fenced too
+    std::vector<std::vector<Member>>
+        views;  // all of them: a node that came and left in between is fenced too
     bool stop = false;
   };
 

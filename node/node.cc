@@ -51,6 +51,12 @@ std::string Missing(const View& view, const std::unordered_set<NodeId>& known, c
   return names;
 }
 
+// Whom the data ports let reach the arena.
+std::string DataSecurity(const TransportCapabilities& has) {
+  if (has.admits_peers) return "members only";
+  return has.name == "ucx" && !has.rdma ? "OPEN (ucx)" : "one key for all peers";
+}
+
 EngineConfig EngineConfigOf(const Options& options, NodeId self) {
   EngineConfig config;
   config.self = self;
@@ -70,6 +76,7 @@ FabricConfig FabricConfigOf(const Options& options) {
   fabric.devices = options.devices;
   fabric.gid_index = options.gid_index;
   fabric.require_rdma = options.require_rdma;
+  fabric.insecure = options.insecure;
   return fabric;
 }
 
@@ -207,6 +214,7 @@ Status Node::InitLocal() {
   facts.socket = config.socket_path;
   facts.control = self_.control_address;
   facts.data = data_->Describe();
+  facts.data_security = DataSecurity(data_->capabilities());
   facts.security =
       credentials_ == nullptr ? "OPEN (--insecure)" : "mutual TLS, " + credentials_->description();
   facts.transport = data_->transport_name();

@@ -29,11 +29,12 @@ struct DaemonFacts {
   std::string node;
   pid_t pid = 0;
   std::string socket;
-  std::string control;    // host:port
-  std::string security;   // of the control connections: "mutual TLS, job key …"
-  std::string data;       // Transport::Describe()
-  std::string transport;  // DataPlane::transport_name()
-  std::string fallback;   // why RDMA was passed over; empty when it was not
+  std::string control;        // host:port
+  std::string security;       // of the control connections: "mutual TLS, job key …"
+  std::string data_security;  // of the data ports: "members only"
+  std::string data;           // Transport::Describe()
+  std::string transport;      // DataPlane::transport_name()
+  std::string fallback;       // why RDMA was passed over; empty when it was not
   TransportCapabilities capabilities;
   std::string arena;  // path
   uint64_t arena_bytes = 0;

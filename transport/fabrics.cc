@@ -69,8 +69,10 @@ Result<std::unique_ptr<Transport>> Create(const FabricConfig& config, const Fabr
   if (plan.transport == "verbs") return CreateVerbsTransport({config.devices, config.gid_index});
   if (plan.transport == "ucx") {
     UcxConfig ucx;
-    Result<std::vector<std::string>> devices = UcxDevices(config, ListUcxDevices());
+    const FabricListing listing = ListUcxDevices();
+    Result<std::vector<std::string>> devices = UcxDevices(config, listing);
     if (!devices.ok()) return devices.status();
+    ROPETEAM_RETURN_IF_ERROR(CheckUcxListens(config, *devices, listing));
     ucx.devices = std::move(devices).value();
     ucx.gid_index = config.gid_index;
     return CreateUcxTransport(ucx);
@@ -96,6 +98,29 @@ Result<std::vector<std::string>> UcxDevices(const FabricConfig& config, const Fa
   for (const FabricDevice& device : ucx.devices)
     if (device.rdma && device.unusable.empty()) devices.push_back(device.name);
   return devices;
+}
+
+Status CheckUcxListens(const FabricConfig& config, const std::vector<std::string>& devices,
+                       const FabricListing& ucx) {
+  for (const FabricDevice& device : ucx.devices) {
+    const bool used = std::find(devices.begin(), devices.end(), device.name) != devices.end();
+    // Its transports with commas between them.
+    if (!used || ("," + device.provider + ",").find(",tcp,") == std::string::npos) continue;
+    if (device.name == "lo" || config.insecure) {
+      LOG_WARNING(
+          "transport ucx listens by tcp on %s, and UCX checks no key there: whoever reaches it can write to "
+          "this process's memory",
+          device.name.c_str());
+      continue;
+    }
+    return Error(
+        Code::kInvalidArgument,
+        "transport ucx listens by tcp on %s, and UCX checks no key there: whoever reaches it can write to "
+        "this process's memory. Name the RDMA devices alone (--device mlx5_0:1), take --transport ofi or "
+        "verbs, or say --insecure",
+        device.name.c_str());
+  }
+  return OkStatus();
 }
 
 Result<FabricPlan> PlanFabric(const FabricConfig& config, const std::vector<FabricListing>& listings) {

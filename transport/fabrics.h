@@ -55,6 +55,8 @@ struct FabricConfig {
   std::string listen_address =
       "127.0.0.1";     // numeric IP with an optional port, for transports that have IP addresses
   int gid_index = -1;  // verbs, ucx: which entry of the port's GID table; -1: RoCE v2 preferred
+  // A transport that checks no keys may listen where other hosts reach it.
+  bool insecure = false;
   bool require_rdma = false;  // what does not end at a card that moves the bytes is kUnsupported
 };
 
@@ -71,6 +73,11 @@ Result<FabricPlan> PlanFabric(const FabricConfig& config, const std::vector<Fabr
 // What UCX is held to when no device was named: left alone it listens on every interface of the machine. The
 // interface that has the listen address, and the RDMA devices unless that is loopback.
 Result<std::vector<std::string>> UcxDevices(const FabricConfig& config, const FabricListing& ucx);
+
+// UCX's tcp transport writes to whatever address a packet names. kInvalidArgument where `devices`, of those that UCX shows,
+// has an interface with it that other hosts reach: the message says what to do. config.insecure lets it pass.
+Status CheckUcxListens(const FabricConfig& config, const std::vector<std::string>& devices,
+                       const FabricListing& ucx);
 
 struct FabricChoice {
   std::unique_ptr<Transport> transport;

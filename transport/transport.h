@@ -65,6 +65,7 @@ struct TransportCapabilities {
   std::string address;           // of this end, for people: an IP address with port, or a GID
   uint64_t link_mbps = 0;        // of all devices together, megabits per second; 0: unknown
   bool dmabuf = false;           // RegisterDmabuf() works on at least one device
+  bool admits_peers = false;     // SetPeers() keeps everybody else out
 };
 
 enum class OperationKind : uint8_t { kPut, kGet, kDisconnect };
@@ -105,6 +106,10 @@ class Transport {
   // Opaque bytes from which a peer can import the region. At most kAddressBytesMax / 2.
   virtual std::string ExportRegion(RegionId region) const = 0;
 
+  // [loop] Only the transports that have these LocalAddress()es may reach our memory from now on; each call replaces the one
+  // before. A peer that is not named any more loses its access; Disconnect() promises what has become of its last bytes.
+  // Before the first call everybody may who has a region's key. Where admits_peers is false nothing happens.
+  virtual void SetPeers(const std::vector<std::string>& /*addresses*/) {}
   // [loop] Starts to talk to the peer whose LocalAddress() this is; returns without waiting for it. A peer
   // that cannot be reached shows as kPeerGone on the first operation. Connecting again after Disconnect()
   // gives another PeerId.

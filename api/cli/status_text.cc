@@ -177,7 +177,8 @@ std::string TransportLine(const Json& daemon) {
 // Who may enter. A daemon of another build does not say.
 std::string SecurityLine(const Json& daemon) {
   if (!daemon.contains("security")) return "";
-  return "security control " + daemon.at("security").value("control", "") + "\n";
+  const Json& security = daemon.at("security");
+  return "security control " + security.value("control", "") + "   data " + security.value("data", "") + "\n";
 }
 
 std::string FallbackLine(const Json& daemon) {

@@ -7,6 +7,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "transport/transport.h"
 
@@ -24,6 +25,7 @@ class ForwardingTransport : public Transport {
   }
   Status DeregisterRegion(RegionId region) override { return inner_->DeregisterRegion(region); }
   std::string ExportRegion(RegionId region) const override { return inner_->ExportRegion(region); }
+  void SetPeers(const std::vector<std::string>& addresses) override { inner_->SetPeers(addresses); }
   Result<PeerId> Connect(const std::string& address) override { return inner_->Connect(address); }
   void Disconnect(PeerId peer) override { inner_->Disconnect(peer); }
   Result<RemoteRegionId> ImportRegion(PeerId peer, const std::string& key) override {

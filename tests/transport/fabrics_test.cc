@@ -164,6 +164,19 @@ TEST(UcxDevices, OnLoopbackNothingListensToTheOutside) {
   EXPECT_EQ(*UcxDevices(config, Ucx()), (std::vector<std::string>{"lo", "mlx5_0:1"}));
 }
 
+TEST(UcxListens, WhereOthersReachItOnlyWhenToldTo) {
+  const FabricListing ucx{
+      "ucx", "UCX 1.13", "", {Card("eth0", "tcp"), Card("lo", "tcp"), Card("mlx5_0:1", "rc_mlx5,ud_mlx5")}};
+  FabricConfig config;
+  const Status refused = CheckUcxListens(config, {"eth0", "mlx5_0:1"}, ucx);
+  EXPECT_EQ(refused.code(), Code::kInvalidArgument);
+  EXPECT_THAT(refused.message(), HasSubstr("listens by tcp on eth0"));
+  EXPECT_TRUE(CheckUcxListens(config, {"mlx5_0:1"}, ucx).ok());
+  EXPECT_TRUE(CheckUcxListens(config, {"lo"}, ucx).ok());
+  config.insecure = true;
+  EXPECT_TRUE(CheckUcxListens(config, {"eth0", "mlx5_0:1"}, ucx).ok());
+}
+
 TEST(UcxDevices, WhatWasNamedIsLeftAsItIs) {
   FabricConfig config;
   config.devices = {"mlx5_1:1"};

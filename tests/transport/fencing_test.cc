@@ -15,6 +15,8 @@ constexpr uint64_t kLength = 8 << 20;
 // A departed peer is watched for this long: longer than any timeout after which one connects again, and than
 // the engine's quarantine of 5 s.
 constexpr uint64_t kWatchedMs = 6'000;
+// Many times what a peer takes from its first request to its first put, over loopback.
+constexpr uint64_t kStrangerWatchedMs = 1'000;
 
 class FencingTest : public testing::TestWithParam<std::string> {
  protected:
@@ -155,6 +157,30 @@ TEST_P(FencingTest, OtherPeersAreNotDisturbed) {
   target_->Disconnect(departing_peer);
   ASSERT_TRUE(PollUntil(rig_.get(), all, &done_, [&] { return done_[other.get()].size() == kPuts + 1; }));
   for (const Completion& completion : done_[other.get()]) EXPECT_EQ(completion.code, Code::kOk);
+}
+
+// It has all that a view tells: the address and the region's key.
+TEST_P(FencingTest, AStrangerReachesNothing) {
+  if (!target_->capabilities().admits_peers) GTEST_SKIP() << GetParam() << " does not tell peers apart";
+  if (!rig_->has_processes()) GTEST_SKIP() << "peers live in this process";
+  Memory source(kLength);
+  source.Fill(kSource);
+  auto stranger = rig_->NewPeer(&source);
+  const auto member = rig_->NewTransport();
+  target_->SetPeers({member->LocalAddress()});
+  stranger->Bombard(target_->LocalAddress(), target_->ExportRegion(region_));
+  Poll([&] { return false; }, kStrangerWatchedMs);
+  EXPECT_TRUE(Untouched());
+  target_->SetPeers({member->LocalAddress(), stranger->address});
+  ASSERT_TRUE(Poll([&] { return memory_.Holds(kSource, 0, kLength, 0); })) << "named, it has access";
+  // As a node does with a member that has left.
+  const PeerId peer = target_->Connect(stranger->address).value();
+  target_->SetPeers({member->LocalAddress()});
+  DisconnectAndWait(peer);
+  memory_.Fill(kTarget);
+  target_->Connect(stranger->address).value();  // which is not to let it in
+  Poll([&] { return false; }, kStrangerWatchedMs);
+  EXPECT_TRUE(Untouched());
 }
 
 INSTANTIATE_TEST_SUITE_P(Every, FencingTest, testing::ValuesIn(TransportKinds()),

@@ -61,6 +61,26 @@ TEST_F(OfiGrants, EachPeerHasKeysOfItsOwnAsLongAsItHasAccess) {
   EXPECT_EQ(keys_.size(), 2u);
 }
 
+TEST_F(OfiGrants, WhoIsNotNamedGetsNothingAndLeavesNoTrace) {
+  ASSERT_TRUE(grants_.AddRegion(kRegion, memory_, sizeof memory_).ok());
+  EXPECT_TRUE(Knocks(1)) << "before anybody was named";
+  grants_.Admit({2});
+  EXPECT_TRUE(keys_.empty()) << "it lost its access";
+  EXPECT_FALSE(Answers(1));
+  for (uint64_t instance = 3; instance < 100'000; ++instance)
+    ASSERT_FALSE(Knocks(instance, "127.0.0.1:" + std::to_string(instance)));
+  EXPECT_EQ(grants_.peers(), 0u);
+  EXPECT_TRUE(Knocks(2));
+  grants_.Admit({1, 2});
+  EXPECT_TRUE(Knocks(1)) << "named again";
+  EXPECT_THAT(keys_, UnorderedElementsAre(KeyOf(kRegion, 1), KeyOf(kRegion, 2)));
+}
+
+// Appendix A of the paper: its key and the first eight bytes of its message. Checked with `openssl mac SIPHASH`.
+TEST(OfiKeys, AreMadeBySipHash) {
+  EXPECT_EQ(SipHash24(0x0706050403020100, 0x0f0e0d0c0b0a0908, 0x0706050403020100), 0x93f5f5799a932462u);
+}
+
 TEST_F(OfiGrants, OneThatIsShutOutBeforeItEverAskedStaysOut) {
   grants_.Revoke(9);
   EXPECT_FALSE(Knocks(9));

@@ -13,7 +13,7 @@ constexpr uint32_t kAddressMagic = 0x61745452;       // "RTta"
 constexpr uint32_t kKeyMagic = 0x6b745452;           // "RTtk"
 constexpr uint32_t kRailsAddressMagic = 0x61725452;  // "RTra"
 constexpr uint32_t kRailsKeyMagic = 0x6b725452;      // "RTrk"
-constexpr uint32_t kVersion = 2;
+constexpr uint32_t kVersion = 3;                     // 3: peers' keys are made by SipHash
 
 }  // namespace
 

@@ -350,6 +350,7 @@ void OfiTransport::NameSelf() {
   // Without keys of its own, a peer can reconnect and go on writing. Without /proc, a fragment that is arriving
   // cannot be cut short.
   capabilities_.fences_peers = grants_keys_ && listener_.queue.fd >= 0 && CanFindConnections();
+  capabilities_.admits_peers = grants_keys_;
   capabilities_.operation_bytes = std::min<uint64_t>(config_.operation_bytes, info_->ep_attr->max_msg_size);
 }
 

@@ -3,6 +3,7 @@
 #include "transport/ofi/grants.h"
 
 #include <algorithm>
+#include <bit>
 #include <cinttypes>
 #include <cstring>
 
@@ -21,7 +22,28 @@ uint64_t Mix(uint64_t x) {
 
 }  // namespace
 
-uint64_t KeyOf(uint64_t key, uint64_t instance) { return Mix(key ^ Mix(instance)); }
+uint64_t SipHash24(uint64_t key_low, uint64_t key_high, uint64_t message) {
+  uint64_t v0 = key_low ^ 0x736f6d6570736575, v1 = key_high ^ 0x646f72616e646f6d;
+  uint64_t v2 = key_low ^ 0x6c7967656e657261, v3 = key_high ^ 0x7465646279746573;
+  const auto rounds = [&](int count) {
+    for (int i = 0; i < count; ++i) {
+      v0 += v1, v1 = std::rotl(v1, 13) ^ v0, v0 = std::rotl(v0, 32);
+      v2 += v3, v3 = std::rotl(v3, 16) ^ v2;
+      v0 += v3, v3 = std::rotl(v3, 21) ^ v0;
+      v2 += v1, v1 = std::rotl(v1, 17) ^ v2, v2 = std::rotl(v2, 32);
+    }
+  };
+  for (const uint64_t word : {message, uint64_t{8} << 56}) {  // the second one holds the length
+    v3 ^= word;
+    rounds(2);
+    v0 ^= word;
+  }
+  v2 ^= 0xff;
+  rounds(4);
+  return v0 ^ v1 ^ v2 ^ v3;
+}
+
+uint64_t KeyOf(uint64_t key, uint64_t instance) { return SipHash24(key, 0, instance); }
 
 size_t AnswerPlace(uint64_t instance) { return Mix(instance) % kAnswers; }
 
@@ -52,6 +74,7 @@ void Grants::RemoveRegion(uint64_t key) {
 
 bool Grants::OnKnock(const Knock& knock) {
   if (knock.magic != kKnockMagic || knock.instance == 0 || revoked_.contains(knock.instance)) return false;
+  if (admitted_ && !admitted_->contains(knock.instance)) return false;
   const std::string source(knock.source, strnlen(knock.source, sizeof knock.source));
   const std::lock_guard lock(mutex_);
   if (const auto known = peers_.find(knock.instance); known != peers_.end()) {
@@ -86,6 +109,18 @@ void Grants::Revoke(uint64_t instance) {
     revoked_.erase(revoked_order_.front());
     revoked_order_.pop_front();
   }
+  Drop(instance);
+}
+
+void Grants::Admit(std::unordered_set<uint64_t> instances) {
+  std::vector<uint64_t> gone;
+  for (const auto& [instance, peer] : peers_)
+    if (!instances.contains(instance)) gone.push_back(instance);
+  for (const uint64_t instance : gone) Drop(instance);
+  admitted_ = std::move(instances);
+}
+
+void Grants::Drop(uint64_t instance) {
   const std::lock_guard lock(mutex_);
   const auto found = peers_.find(instance);
   if (found == peers_.end()) return;

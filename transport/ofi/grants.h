@@ -7,11 +7,12 @@
 //
 // A peer asks for its keys with a knock: a key request, sent over the connection that it is going to use. The
 // answer, the reply, is the peer's instance number in a table that the peer reads. A revoked peer gets no
-// answer until Connect() names it again.
+// answer until Connect() names it again. One that SetPeers() did not name gets none either, and leaves no trace here: anybody
+// who reaches the port can knock.
 //
 //   state      means                                  knock     leaves when
-//   (unknown)  has never asked                        granted   knock -> granted; Disconnect() -> revoked
-//   granted    its keys are registered                renewed   Disconnect() -> revoked
+//   (unknown)  has never asked, or was not named      granted   knock of one that is named -> granted; Disconnect() -> revoked
+//   granted    its keys are registered                renewed   Disconnect() -> revoked; SetPeers() without it -> (unknown)
 //   revoked    none of its keys is registered         ignored   Connect() -> (unknown)
 //
 // A fragment whose key was checked before the revocation may still be arriving. Its connection must be ended,
@@ -28,6 +29,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <unordered_map>
@@ -57,7 +59,10 @@ struct Knock {
 };
 static_assert(sizeof(Knock) == 64);  // what tcp;ofi_rxm sends without a completion
 
-// The key by which `instance` reaches the region that is exported under `key`.
+// SipHash-2-4 of eight bytes, little-endian (Aumasson and Bernstein, "SipHash: a fast short-input PRF", 2012).
+uint64_t SipHash24(uint64_t key_low, uint64_t key_high, uint64_t message);
+// The key by which `instance` reaches the region that is exported under `key`. Keys travel in clear over tcp: from one that
+// was seen, neither `key` nor another instance's follows.
 uint64_t KeyOf(uint64_t key, uint64_t instance);
 // Where the answers to `instance` begin; kAnswerWindow of them follow.
 size_t AnswerPlace(uint64_t instance);
@@ -83,11 +88,14 @@ class Grants {
 
   // A knock has arrived. False: it is not answered, because the peer is revoked or a key cannot be registered.
   bool OnKnock(const Knock& knock);
+  // Only these instances have keys from now on, or get them.
+  void Admit(std::unordered_set<uint64_t> instances);
   // No key of the peer's is valid afterwards, and none will be until Readmit().
   void Revoke(uint64_t instance);
   void Readmit(uint64_t instance);
   // Whether the connection from `source` belongs to a peer that may reach our memory.
   bool Owns(const std::string& source) const;
+  size_t peers() const { return peers_.size(); }  // that have keys
 
   Grants(const Grants&) = delete;
   Grants& operator=(const Grants&) = delete;
@@ -104,11 +112,13 @@ class Grants {
   };
 
   uint64_t* FreeAnswer(uint64_t instance);
+  void Drop(uint64_t instance);
   void Attribute(uint64_t instance, Peer* peer, const std::string& source);
 
   const Register register_;
   std::vector<uint64_t> answers_;
-  std::unordered_map<std::string, uint64_t> owners_;  // of connections, by source
+  std::unordered_map<std::string, uint64_t> owners_;      // of connections, by source
+  std::optional<std::unordered_set<uint64_t>> admitted_;  // no value: everybody
   std::unordered_set<uint64_t> revoked_;
   std::deque<uint64_t> revoked_order_;
 

@@ -38,6 +38,7 @@
 #include <memory>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "core/base/ids.h"
@@ -197,6 +198,7 @@ class OfiTransport final : public front::Front<OfiTransport, Peer, Operation> {
   ~OfiTransport() override;
 
   Result<RegionId> RegisterDmabuf(int fd, uint64_t offset, uint64_t length) override;
+  void SetPeers(const std::vector<std::string>& addresses) override;
   Result<PeerId> Connect(const std::string& address) override;
   void Disconnect(PeerId peer) override;
 
@@ -243,6 +245,7 @@ class OfiTransport final : public front::Front<OfiTransport, Peer, Operation> {
   bool watches_silence() const { return probes_ && !shared_; }
 
   // peers.cc
+  void Admit(const std::unordered_set<uint64_t>& instances);
   Status DecodeKey(const Peer& peer, const std::string& bytes, RemoteRegion* remote) const;
   fid_ep* EndpointOf(Peer* peer) { return (shared_ ? listener_ : peer->link).endpoint.get(); }
   void StartConnecting(Peer* peer, TimeUs now);

@@ -55,6 +55,18 @@ IpAddress IpAddressOf(const EndpointAddress& remote) {
 
 }  // namespace
 
+// An address that cannot be decoded is nobody's.
+void OfiTransport::SetPeers(const std::vector<std::string>& addresses) {
+  std::unordered_set<uint64_t> instances;
+  for (const std::string& bytes : addresses)
+    if (EndpointAddress address; Decode(bytes, &address).ok()) instances.insert(address.instance);
+  Admit(instances);
+}
+
+void OfiTransport::Admit(const std::unordered_set<uint64_t>& instances) {
+  if (grants_ != nullptr) grants_->Admit(instances);
+}
+
 Result<PeerId> OfiTransport::Connect(const std::string& bytes) {
   EndpointAddress remote;
   ROPETEAM_RETURN_IF_ERROR(Decode(bytes, &remote));

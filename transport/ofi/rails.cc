@@ -173,6 +173,13 @@ std::string OfiRails::EncodeKey(const rails::Region& region) const {
   return Encode(key);
 }
 
+void OfiRails::SetPeers(const std::vector<std::string>& addresses) {
+  std::unordered_set<uint64_t> instances;
+  for (const std::string& bytes : addresses)
+    if (RailsAddress address; Decode(bytes, &address).ok()) instances.insert(address.instance);
+  for (const auto& rail : rails_) rail->Admit(instances);
+}
+
 Result<PeerId> OfiRails::Connect(const std::string& bytes) {
   RailsAddress remote;
   ROPETEAM_RETURN_IF_ERROR(Decode(bytes, &remote));

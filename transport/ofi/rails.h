@@ -23,6 +23,7 @@
 #include <memory>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "transport/front/front.h"
@@ -120,6 +121,7 @@ class OfiRails final : public front::Front<OfiRails, rails::Peer, rails::Operati
   ~OfiRails() override;
 
   Result<RegionId> RegisterDmabuf(int fd, uint64_t offset, uint64_t length) override;
+  void SetPeers(const std::vector<std::string>& addresses) override;
   Result<PeerId> Connect(const std::string& address) override;
   void Disconnect(PeerId peer) override;
 

@@ -117,6 +117,8 @@ void VerbsTransport::OnMessage(Rail* rail, std::string_view bytes) {
 void VerbsTransport::OnRequest(Rail* rail, const Message& message) {
   if (std::find(fenced_.begin(), fenced_.end(), message.sender) != fenced_.end())
     return SendRefuse(rail, message, Refusal::kFenced);
+  // Not answered: a member that this node has not heard of yet asks again, and a stranger learns nothing.
+  if (admitted_ && !admitted_->contains(message.sender)) return;
   if (message.receiver_rail != rail->index) return SendRefuse(rail, message, Refusal::kNoRail);
   const auto found = inbound_.find(message.connection);
   if (found != inbound_.end()) {
@@ -175,8 +177,19 @@ void VerbsTransport::DestroyInbound(uint64_t connection, uint64_t instance) {
   inbound_.erase(found);
 }
 
-// Nothing of the instance's reaches our memory any more, and it cannot come back unless it is connected to.
-void VerbsTransport::FenceInstance(uint64_t instance) {
+// An address that cannot be decoded is nobody's.
+void VerbsTransport::SetPeers(const std::vector<std::string>& addresses) {
+  admitted_.emplace();
+  for (const std::string& bytes : addresses)
+    if (TransportAddress address; Decode(bytes, &address).ok()) admitted_->insert(address.instance);
+  std::unordered_set<uint64_t> gone;
+  for (const auto& [connection, inbound] : inbound_)
+    if (!admitted_->contains(inbound->instance)) gone.insert(inbound->instance);
+  for (const uint64_t instance : gone) CutInstance(instance);
+}
+
+// Ends the instance's connections, and tells it so.
+void VerbsTransport::CutInstance(uint64_t instance) {
   std::vector<uint64_t> connections;
   for (const auto& [connection, inbound] : inbound_)
     if (inbound->instance == instance) connections.push_back(connection);
@@ -184,6 +197,11 @@ void VerbsTransport::FenceInstance(uint64_t instance) {
     SendRefuse(inbound_.at(connection)->rail, inbound_.at(connection)->request, Refusal::kFenced);
     DestroyInbound(connection, instance);
   }
+}
+
+// Nothing of the instance's reaches our memory any more, and it cannot come back unless it is connected to.
+void VerbsTransport::FenceInstance(uint64_t instance) {
+  CutInstance(instance);
   fenced_.push_back(instance);
   if (fenced_.size() > kFencedMax) fenced_.pop_front();
 }

@@ -41,8 +41,10 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "core/base/ids.h"
@@ -209,6 +211,7 @@ class VerbsTransport final : public front::Front<VerbsTransport, Peer, Operation
   ~VerbsTransport() override;
 
   Result<RegionId> RegisterDmabuf(int fd, uint64_t offset, uint64_t length) override;
+  void SetPeers(const std::vector<std::string>& addresses) override;
   Result<PeerId> Connect(const std::string& address) override;
   void Disconnect(PeerId peer) override;
 
@@ -275,6 +278,7 @@ class VerbsTransport final : public front::Front<VerbsTransport, Peer, Operation
   void Send(Rail* rail, const RailAddress& to, uint32_t key, Message message);
   std::shared_ptr<ibv_ah> PathFor(Rail* rail, const PortAddress& to);
   void DestroyInbound(uint64_t connection, uint64_t instance);
+  void CutInstance(uint64_t instance);
   void FenceInstance(uint64_t instance);
   void ProbeInbound();
 
@@ -301,7 +305,8 @@ class VerbsTransport final : public front::Front<VerbsTransport, Peer, Operation
   std::unordered_map<uint64_t, std::unique_ptr<Inbound>> inbound_;  // by connection
   std::unordered_map<uint32_t, Inbound*> inbound_tags_;
   std::deque<uint64_t> probe_order_;
-  std::deque<uint64_t> fenced_;  // instances
+  std::deque<uint64_t> fenced_;                           // instances
+  std::optional<std::unordered_set<uint64_t>> admitted_;  // instances; no value: everybody
 
   std::unordered_map<uint32_t, Link*> tags_;         // of the queue pairs there are
   std::unordered_map<uint64_t, Link*> connections_;  // the same

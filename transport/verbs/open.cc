@@ -111,6 +111,7 @@ void VerbsTransport::NameSelf() {
   // A peer writes only through a queue pair of ours, made when it asked. Disconnect() destroys it, after
   // which the device drops what still arrives for it, and refuses the instance another.
   capabilities_.fences_peers = true;
+  capabilities_.admits_peers = true;
   capabilities_.operation_bytes = kOperationBytes;
   capabilities_.address = rails_.front()->port.address;
 }
