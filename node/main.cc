@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include <cstdio>
-#include <utility>
 
 #include "core/base/log.h"
 #include "node/daemon.h"
@@ -45,7 +44,8 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "ropeteamd: %s\n", logging.message().c_str());
     return 2;
   }
-  ropeteam::Daemon daemon(std::move(options));
+  ropeteam::Daemon daemon(options);
+  options.job_keys.clear();
   const ropeteam::Status ended = daemon.Run();
   int code = 0;
   if (!ended.ok()) {
