@@ -186,6 +186,12 @@ Status Daemon::Start() {
 }
 
 Status Daemon::MakeCredentials() {
+  if (!options_.tls_files.certificate.empty()) {
+    Result<std::shared_ptr<const Credentials>> credentials =
+        Credentials::FromFiles(options_.tls_files, options_.tls_name);
+    if (!credentials.ok()) return credentials.status();
+    return UseCredentials(std::move(*credentials));
+  }
   std::vector<JobKey> keys = std::exchange(options_.job_keys, {});
   if (keys.empty() && options_.insecure) {
     LOG_WARNING("insecure: whoever reaches %s or %s can join job %s, and read and delete its checkpoints",
@@ -205,7 +211,11 @@ Status Daemon::MakeCredentials() {
   Result<std::shared_ptr<const Credentials>> credentials =
       Credentials::FromJobKey(keys, options_.job, options_.node, options_.job_key_from);
   if (!credentials.ok()) return credentials.status();
-  credentials_ = std::move(*credentials);
+  return UseCredentials(std::move(*credentials));
+}
+
+Status Daemon::UseCredentials(std::shared_ptr<const Credentials> credentials) {
+  credentials_ = std::move(credentials);
   LOG_INFO("control connections mutual TLS, %s", credentials_->description().c_str());
   return OkStatus();
 }

@@ -36,6 +36,7 @@ class Daemon {
  private:
   Status Start();
   Status MakeCredentials();
+  Status UseCredentials(std::shared_ptr<const Credentials> credentials);
   Status StartMembership();
   Status ChooseCoordinator();
   Status NewNode();

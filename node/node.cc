@@ -215,8 +215,9 @@ Status Node::InitLocal() {
   facts.control = self_.control_address;
   facts.data = data_->Describe();
   facts.data_security = DataSecurity(data_->capabilities());
-  facts.security =
-      credentials_ == nullptr ? "OPEN (--insecure)" : "mutual TLS, " + credentials_->description();
+  facts.security = [credentials = credentials_] {
+    return credentials == nullptr ? "OPEN (--insecure)" : "mutual TLS, " + credentials->description();
+  };
   facts.transport = data_->transport_name();
   facts.fallback = fallback_;
   facts.capabilities = data_->capabilities();

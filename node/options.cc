@@ -34,7 +34,7 @@ struct Texts {
   std::string storage, persist_every = "0", persist_rate = "0", keep_on_storage = "0", keep_every = "0";
   std::string keep_best, keep_within, audit_log, restore_from, metrics;
   bool embed = false, no_embed = false, arena_reset = false, version = false, require_rdma = false;
-  std::string job_key_file;
+  std::string job_key_file, tls_cert, tls_key, tls_ca, tls_name;
   bool list_devices = false, json = false, take_over_storage = false, insecure = false;
 };
 
@@ -57,6 +57,12 @@ void Declare(CLI::App& app, Texts& t) {
   app.add_option("--job-key-file", t.job_key_file,
                  "file with the job key, the same on all nodes: openssl rand -hex 32 makes one "
                  "[ROPETEAM_JOB_KEY, or on loopback a key of this machine and user]");
+  app.add_option("--tls-cert", t.tls_cert,
+                 "this node's certificate in PEM, in place of a job key; replaced files are used at once");
+  app.add_option("--tls-key", t.tls_key, "its private key");
+  app.add_option("--tls-ca", t.tls_ca, "the certificates of those that sign the job's nodes");
+  app.add_option("--tls-name", t.tls_name,
+                 "DNS name or CN that every node's certificate has, where --tls-ca signs others too [any]");
   app.add_flag("--insecure", t.insecure,
                "without a key, let everybody in who reaches the ports, also from other hosts");
   app.add_option("--memory", t.memory,
@@ -349,6 +355,19 @@ bool IsLoopback(const std::string& host) {
 
 Status CheckIdentity(const Texts& t, const std::string& job_key, Options* o) {
   o->insecure = t.insecure;
+  o->tls_files = {t.tls_cert, t.tls_key, t.tls_ca};
+  o->tls_name = t.tls_name;
+  const bool has_files =
+      !t.tls_cert.empty() || !t.tls_key.empty() || !t.tls_ca.empty() || !t.tls_name.empty();
+  for (const auto& [option, value] : {std::pair("--tls-cert", &t.tls_cert),
+                                      std::pair("--tls-key", &t.tls_key), std::pair("--tls-ca", &t.tls_ca)})
+    if (has_files && value->empty())
+      return Error(Code::kInvalidArgument, "%s is missing: --tls-cert, --tls-key and --tls-ca go together",
+                   option);
+  if (has_files && (!t.job_key_file.empty() || !job_key.empty()))
+    return Error(Code::kInvalidArgument, "--tls-cert and %s are both given: leave one out",
+                 job_key.empty() ? "--job-key-file" : "ROPETEAM_JOB_KEY");
+  if (has_files) return OkStatus();
   if (!t.job_key_file.empty() && !job_key.empty())
     return Error(Code::kInvalidArgument, "--job-key-file and ROPETEAM_JOB_KEY are both set: leave one out");
   if (!t.job_key_file.empty() || !job_key.empty()) {
@@ -362,9 +381,10 @@ Status CheckIdentity(const Texts& t, const std::string& job_key, Options* o) {
   if (o->insecure || !ReachableFromElsewhere(*o)) return OkStatus();
   return Error(
       Code::kInvalidArgument,
-      "--listen %s or --coordinator %s can be reached from other hosts, and this daemon has no job key: give "
-      "--job-key-file FILE (openssl rand -hex 32 > FILE, the same file on every node), or say "
-      "--insecure (docs/security.md)",
+      "--listen %s or --coordinator %s can be reached from other hosts, and this daemon has no job key and "
+      "no "
+      "certificate: give --job-key-file FILE (openssl rand -hex 32 > FILE, the same file on every node), or "
+      "--tls-cert, --tls-key and --tls-ca, or say --insecure (docs/security.md)",
       o->listen.c_str(), o->coordinator.c_str());
 }
 

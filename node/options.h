@@ -14,7 +14,7 @@
 #include "core/base/status.h"
 #include "core/base/view.h"
 #include "core/shard/extent.h"
-#include "membership/credentials/job_key.h"
+#include "membership/credentials/tls_files.h"
 #include "membership/membership.h"
 #include "storage/retention/retention.h"
 
@@ -45,10 +45,12 @@ struct Options {
   std::string listen = "127.0.0.1";  // numeric, never a wildcard
   uint16_t control_port = 0;         // 0: the system chooses
   uint16_t data_port = 0;
-  // Who may enter the job: whoever has the first of these keys. Empty: a key of this machine and user, made where there is
-  // none; with `insecure`, everybody who reaches the ports.
+  // Who may enter the job: whoever has one of these keys, or a certificate of tls_files.roots (and of tls_name). Without
+  // either a key of this machine and user, made where there is none; with `insecure`, everybody who reaches the ports.
   std::vector<JobKey> job_keys;
   std::string job_key_from;  // "--job-key-file FILE"
+  TlsFiles tls_files;        // all paths empty: none
+  std::string tls_name;      // that peers' certificates must have; empty: any
   bool insecure = false;
   uint64_t memory_bytes = 0;  // of the arena's file; 0: as the file there has, else a quarter of what is free
   uint64_t chunk_bytes = kChunkBytesDefault;

@@ -126,7 +126,7 @@ Json ToJson(const DaemonFacts& f) {
           {"pid", f.pid},
           {"socket", f.socket},
           {"control", f.control},
-          {"security", {{"control", f.security}, {"data", f.data_security}}},
+          {"security", {{"control", f.security ? f.security() : ""}, {"data", f.data_security}}},
           {"data", f.data},
           {"arena", f.arena},
           {"arena_bytes", f.arena_bytes},

@@ -14,6 +14,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -29,8 +30,9 @@ struct DaemonFacts {
   std::string node;
   pid_t pid = 0;
   std::string socket;
-  std::string control;        // host:port
-  std::string security;       // of the control connections: "mutual TLS, job key …"
+  std::string control;  // host:port
+  // Of the control connections, as it is when it is asked: "mutual TLS, job key …". May be empty.
+  std::function<std::string()> security;
   std::string data_security;  // of the data ports: "members only"
   std::string data;           // Transport::Describe()
   std::string transport;      // DataPlane::transport_name()

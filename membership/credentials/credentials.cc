@@ -11,15 +11,19 @@ namespace ropeteam {
 namespace {
 
 using grpc::experimental::CertificateProviderInterface;
+// How often gRPC reads the memory files; it takes whole seconds.
+constexpr unsigned kProviderIntervalSeconds = 1;
+
 using grpc::experimental::TlsCustomVerificationCheckRequest;
 
-// Runs after the chain was verified, never in its place. gRPC's own would compare the name of the host.
+// Runs after the chain was verified, never in its place. gRPC's own would compare the name of the host. An empty name lets
+// every certificate of the roots pass.
 class NameVerifier final : public grpc::experimental::ExternalCertificateVerifier {
  public:
   explicit NameVerifier(std::string name) : name_(std::move(name)) {}
   bool Verify(TlsCustomVerificationCheckRequest* request, std::function<void(grpc::Status)>,
               grpc::Status* status) override {
-    bool has_name = false;
+    bool has_name = name_.empty() || request->common_name() == name_;
     for (const grpc::string_ref& name : request->dns_names()) has_name = has_name || name == name_;
     if (!has_name)
       *status = grpc::Status(grpc::StatusCode::UNAUTHENTICATED, "the certificate is not one for " + name_);
@@ -84,6 +88,21 @@ Result<std::shared_ptr<const Credentials>> Credentials::FromJobKey(const std::ve
   return std::shared_ptr<const Credentials>(std::move(credentials));
 }
 
+Result<std::shared_ptr<const Credentials>> Credentials::FromFiles(const TlsFiles& files,
+                                                                  const std::string& peer_name,
+                                                                  std::chrono::milliseconds interval) {
+  Result<std::unique_ptr<WatchedFiles>> watched = WatchedFiles::Open(files, interval);
+  if (!watched.ok()) return watched.status();
+  const std::string identity = (*watched)->identity_path();
+  const auto provider = std::make_shared<grpc::experimental::FileWatcherCertificateProvider>(
+      identity, identity, (*watched)->roots_path(), kProviderIntervalSeconds);
+  std::shared_ptr<Credentials> credentials(new Credentials());
+  credentials->files_ = std::move(*watched);
+  credentials->server_ = MakeServer(provider, peer_name);
+  credentials->channel_ = MakeChannel(provider, peer_name);
+  return std::shared_ptr<const Credentials>(std::move(credentials));
+}
+
 std::shared_ptr<grpc::ServerCredentials> ServerCredentialsOf(const Credentials* credentials) {
   return credentials != nullptr ? credentials->server() : grpc::InsecureServerCredentials();
 }
@@ -99,8 +118,11 @@ std::string ExplainEnd(const std::string& message, const std::string& address,
     if (HasAny(message, {"WRONG_VERSION_NUMBER", "wrong version number", "HTTP_REQUEST", "http request"}))
       return at + " speaks without TLS: it was started with --insecure";
     if (HasAny(message, {"CERTIFICATE_VERIFY_FAILED", "certificate verify failed", "alert"}))
-      return at + " has another job key than this node: give the job's --job-key-file (here: " +
-             credentials->description() + ")";
+      return credentials->is_of_files()
+                 ? at + " has no certificate that --tls-ca vouches for, or does not accept this node's " +
+                       credentials->description()
+                 : at + " has another job key than this node: give the job's --job-key-file (here: " +
+                       credentials->description() + ")";
     return "";
   }
   if (HasAny(message,

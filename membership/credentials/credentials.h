@@ -13,12 +13,15 @@
 #ifndef ROPETEAM_MEMBERSHIP_CREDENTIALS_CREDENTIALS_H_
 #define ROPETEAM_MEMBERSHIP_CREDENTIALS_CREDENTIALS_H_
 
+#include <chrono>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "core/base/status.h"
 #include "membership/credentials/job_key.h"
+#include "membership/credentials/tls_files.h"
+#include "membership/credentials/watched_files.h"
 
 namespace grpc {
 class ChannelCredentials;
@@ -27,6 +30,9 @@ class ServerCredentials;
 
 namespace ropeteam {
 
+// Renewed certificates need not be in use at once, and a look is three calls of stat().
+inline constexpr std::chrono::milliseconds kTlsFilesLookedAtEvery{5000};
+
 class Credentials {
  public:
   // `from` says where the key is from, for people: "--job-key-file FILE". kInternal.
@@ -34,12 +40,20 @@ class Credentials {
                                                                const std::string& job,
                                                                const std::string& node,
                                                                const std::string& from);
+  // Of certificates that an operator made. The files are looked at every `interval`: good ones replace those in use for new
+  // connections, others are told in the log. With `peer_name` every peer's certificate must have it as a DNS name or as its
+  // CN. Errors as ReadTlsFiles().
+  static Result<std::shared_ptr<const Credentials>> FromFiles(
+      const TlsFiles& files, const std::string& peer_name,
+      std::chrono::milliseconds interval = kTlsFilesLookedAtEvery);
   ~Credentials();
 
   const std::shared_ptr<grpc::ServerCredentials>& server() const { return server_; }
   const std::shared_ptr<grpc::ChannelCredentials>& channel() const { return channel_; }
-  // "job key 3f2a9c01 of --job-key-file FILE": what may be shown.
-  const std::string& description() const { return description_; }
+  // "job key 3f2a9c01 (--job-key-file FILE)", "certificate of node-3 expires 2027-01-31": what may be shown. It changes with
+  // the files.
+  std::string description() const { return files_ != nullptr ? files_->Describe() : description_; }
+  bool is_of_files() const { return files_ != nullptr; }
 
   Credentials(const Credentials&) = delete;
   Credentials& operator=(const Credentials&) = delete;
@@ -47,6 +61,7 @@ class Credentials {
  private:
   Credentials() = default;
 
+  std::unique_ptr<WatchedFiles> files_;  // null with a job key; what gRPC reads is there as long as gRPC
   std::shared_ptr<grpc::ServerCredentials> server_;
   std::shared_ptr<grpc::ChannelCredentials> channel_;
   std::string description_;

@@ -20,6 +20,8 @@
 #include <cstring>
 #include <memory>
 
+#include "membership/credentials/openssl.h"
+
 namespace ropeteam {
 namespace {
 
@@ -30,17 +32,6 @@ constexpr mode_t kOthersReadGroupWrites = 0027;
 // No clock of a node can be outside of them: the key decides who is in, not the date.
 constexpr char kNotBefore[] = "20250101000000Z";
 constexpr char kNotAfter[] = "99991231235959Z";
-
-template <auto Free>
-struct Freer {
-  template <typename T>
-  void operator()(T* object) const {
-    Free(object);
-  }
-};
-using KeyPair = std::unique_ptr<EVP_PKEY, Freer<EVP_PKEY_free>>;
-using Certificate = std::unique_ptr<X509, Freer<X509_free>>;
-using Memory = std::unique_ptr<BIO, Freer<BIO_free>>;
 
 const unsigned char* Bytes(std::string_view text) {
   return reinterpret_cast<const unsigned char*>(text.data());
@@ -269,8 +260,8 @@ std::string TakeJobKeyVariable() {
 }
 
 std::string HkdfSha256(std::string_view salt, std::string_view key, std::string_view info, size_t bytes) {
-  const std::unique_ptr<EVP_KDF, Freer<EVP_KDF_free>> kdf(EVP_KDF_fetch(nullptr, "HKDF", nullptr));
-  const std::unique_ptr<EVP_KDF_CTX, Freer<EVP_KDF_CTX_free>> context(EVP_KDF_CTX_new(kdf.get()));
+  const OpensslOwner<EVP_KDF, EVP_KDF_free> kdf(EVP_KDF_fetch(nullptr, "HKDF", nullptr));
+  const OpensslOwner<EVP_KDF_CTX, EVP_KDF_CTX_free> context(EVP_KDF_CTX_new(kdf.get()));
   char digest[] = "SHA256";
   const auto octets = [](const char* name, std::string_view text) {
     return OSSL_PARAM_construct_octet_string(name, const_cast<char*>(text.data()), text.size());

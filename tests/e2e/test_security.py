@@ -125,7 +125,7 @@ def test_an_address_that_others_reach_takes_a_key(place):
         daemon(place, "--listen", "10.1.2.3"), env=environment(), capture_output=True, text=True, timeout=WAIT_S
     )
     assert said.returncode == 2
-    assert "can be reached from other hosts, and this daemon has no job key: give --job-key-file FILE" in said.stderr
+    assert "can be reached from other hosts, and this daemon has no job key and no certificate: give --job-key-file FILE" in said.stderr
     assert list(place.iterdir()) == []
 
 
@@ -162,3 +162,24 @@ def test_with_a_key_or_told_to_be_open_it_starts_there(place, options, key, show
     assert shown in told.stdout, told.stderr
     assert KEY not in text + told.stdout
     assert ("insecure: whoever reaches 10.9.9.1" in text) == (not key)
+
+
+def test_certificates_in_place_of_a_key(cluster, place, tmp_path):
+    if shutil.which("openssl") is None:
+        pytest.skip("making certificates takes the program openssl")
+
+    def openssl(*words: str) -> None:
+        subprocess.run(["openssl", *words], cwd=tmp_path, check=True, capture_output=True, timeout=WAIT_S)
+
+    key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
+    openssl("req", "-x509", *key, "-keyout", "ca.key", "-out", "ca.crt", "-subj", "/CN=our ca", "-days", "30")
+    openssl("req", *key, "-keyout", "n.key", "-out", "n.csr", "-subj", "/CN=train")
+    openssl("x509", "-req", "-in", "n.csr", "-CA", "ca.crt", "-CAkey", "ca.key", "-out", "n.crt", "-days", "30")
+    files = ["--tls-cert", f"{tmp_path}/n.crt", "--tls-key", f"{tmp_path}/n.key", "--tls-ca", f"{tmp_path}/ca.crt"]
+    nodes = cluster(2, options=[*files, "--tls-name", "train"])
+    shown = nodes[1].status()["daemon"]["security"]["control"]
+    assert shown.startswith("mutual TLS, certificate of train expires 20")
+    before = views(nodes)
+    said = intrude(nodes, place)  # with the key of this machine and user
+    assert f"the coordinator at {nodes.coordinator} has another job key than this node" in said
+    check_undisturbed(nodes, before, said)

@@ -3,13 +3,18 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <openssl/pem.h>
+#include <openssl/x509v3.h>
 #include <stdlib.h>
 #include <sys/stat.h>
 
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <thread>
 
+#include "core/base/log.h"
+#include "membership/credentials/openssl.h"
 #include "tests/membership/intruder.h"
 #include "tests/membership/standalone_cluster.h"
 
@@ -224,6 +229,190 @@ TEST_F(CoordinatorWithKey, OneWithoutAKeyIsNotJoinedByNodesThatHaveOne) {
   const auto second = Start("b", 2, CredentialsForTest('1'));
   ASSERT_TRUE(second->WaitForRefusal(&status));
   EXPECT_THAT(status.message(), HasSubstr("speaks without TLS: it was started with --insecure"));
+}
+
+// An operator's authority and what it signs.
+class Authority {
+ public:
+  explicit Authority(const std::string& name) : pair_(EVP_PKEY_Q_keygen(nullptr, nullptr, "EC", "P-256")) {
+    certificate_ = Sign(pair_.get(), name, pair_.get(), name, 3600, "", "critical,CA:TRUE");
+  }
+  std::string pem() const { return PemOf(certificate_.get()); }
+
+  struct Leaf {
+    std::string certificate, private_key;
+  };
+  Leaf Issue(const std::string& name, long valid_seconds = 3600,
+             const std::string& usage = "serverAuth,clientAuth") const {
+    const KeyPair pair(EVP_PKEY_Q_keygen(nullptr, nullptr, "EC", "P-256"));
+    const std::string issuer = NameOf();
+    const Certificate leaf =
+        Sign(pair.get(), name, pair_.get(), issuer, valid_seconds, usage, "critical,CA:FALSE");
+    const Memory memory(BIO_new(BIO_s_mem()));
+    PEM_write_bio_PKCS8PrivateKey(memory.get(), pair.get(), nullptr, nullptr, 0, nullptr, nullptr);
+    return {PemOf(leaf.get()), TextOf(memory.get())};
+  }
+
+ private:
+  static std::string TextOf(BIO* memory) {
+    char* data = nullptr;
+    const long length = BIO_get_mem_data(memory, &data);
+    return {data, static_cast<size_t>(length)};
+  }
+  static std::string PemOf(X509* certificate) {
+    const Memory memory(BIO_new(BIO_s_mem()));
+    PEM_write_bio_X509(memory.get(), certificate);
+    return TextOf(memory.get());
+  }
+  std::string NameOf() const {
+    char text[64] = "";
+    X509_NAME_get_text_by_NID(X509_get_subject_name(certificate_.get()), NID_commonName, text, sizeof(text));
+    return text;
+  }
+  static void Name(X509_NAME* name, const std::string& text) {
+    X509_NAME_add_entry_by_NID(name, NID_commonName, MBSTRING_UTF8,
+                               reinterpret_cast<const unsigned char*>(text.c_str()), -1, -1, 0);
+  }
+  static Certificate Sign(EVP_PKEY* pair, const std::string& name, EVP_PKEY* by, const std::string& issuer,
+                          long valid_seconds, const std::string& usage, const char* constraints) {
+    static long serial = 0;
+    Certificate certificate(X509_new());
+    X509* const x = certificate.get();
+    X509_set_version(x, X509_VERSION_3);
+    ASN1_INTEGER_set(X509_get_serialNumber(x), ++serial);
+    X509_gmtime_adj(X509_getm_notBefore(x), -7200);
+    X509_gmtime_adj(X509_getm_notAfter(x), valid_seconds);
+    X509_set_pubkey(x, pair);
+    Name(X509_get_subject_name(x), name);
+    X509_NAME* const issuer_name = X509_NAME_new();
+    Name(issuer_name, issuer);
+    X509_set_issuer_name(x, issuer_name);
+    X509_NAME_free(issuer_name);
+    for (const auto& [nid, value] :
+         {std::pair(NID_basic_constraints, std::string(constraints)), std::pair(NID_ext_key_usage, usage)}) {
+      if (value.empty()) continue;
+      X509_EXTENSION* const extension = X509V3_EXT_conf_nid(nullptr, nullptr, nid, value.c_str());
+      X509_add_ext(x, extension, -1);
+      X509_EXTENSION_free(extension);
+    }
+    EXPECT_NE(X509_sign(x, by, EVP_sha256()), 0);
+    return certificate;
+  }
+
+  KeyPair pair_;
+  Certificate certificate_;
+};
+
+class TlsFilesTest : public CoordinatorWithKey {
+ protected:
+  // As an operator's tool replaces a file: under another name, then renamed.
+  void Replace(const std::string& path, const std::string& text) {
+    directory_.Write("new", text);
+    std::filesystem::rename(directory_.path() + "/new", path);
+  }
+  TlsFiles Write(const Authority::Leaf& leaf, const std::string& roots, const std::string& prefix) {
+    return {directory_.Write(prefix + ".crt", leaf.certificate),
+            directory_.Write(prefix + ".key", leaf.private_key), directory_.Write(prefix + ".ca", roots)};
+  }
+  std::shared_ptr<const Credentials> Make(const TlsFiles& files, const std::string& peer_name = "") {
+    Result<std::shared_ptr<const Credentials>> made =
+        Credentials::FromFiles(files, peer_name, std::chrono::milliseconds(50));
+    EXPECT_TRUE(made.ok()) << made.status().ToString();
+    return *made;
+  }
+  // Whether a client with these credentials is let in, now or within the time that gRPC takes to notice new files.
+  bool GetsIn(const Credentials& credentials, bool expected) {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    for (;;) {
+      const bool in = Knock(config_.coordinator_addresses[0], credentials.channel()).error_code() ==
+                      grpc::StatusCode::UNIMPLEMENTED;
+      if (in == expected || std::chrono::steady_clock::now() > deadline) return in;
+    }
+  }
+
+  const Directory directory_;
+  const Authority authority_{"our ca"};
+};
+
+TEST_F(TlsFilesTest, WhatCannotServeIsRefusedByName) {
+  const Authority other("other ca");
+  const Authority::Leaf good = authority_.Issue("node-0");
+  const auto message = [&](const Authority::Leaf& leaf, const std::string& roots) {
+    const Result<CheckedTls> checked = ReadTlsFiles(Write(leaf, roots, "n"));
+    return checked.ok() ? "good" : checked.status().message();
+  };
+  EXPECT_EQ(message(good, authority_.pem()), "good");
+  EXPECT_EQ(message(good, other.pem() + authority_.pem()), "good");
+  EXPECT_THAT(message({good.certificate, authority_.Issue("x").private_key}, authority_.pem()),
+              HasSubstr("do not belong together"));
+  EXPECT_THAT(message(good, other.pem()), HasSubstr("is not signed by --tls-ca"));
+  EXPECT_THAT(message(authority_.Issue("node-0", -3600), authority_.pem()), HasSubstr("expired on 20"));
+  EXPECT_THAT(message(authority_.Issue("node-0", 3600, "serverAuth"), authority_.pem()),
+              HasSubstr("may not be used by a client (extended key usage)"));
+  EXPECT_THAT(message(authority_.Issue("node-0", 3600, "clientAuth"), authority_.pem()),
+              HasSubstr("may not be used by a server"));
+  EXPECT_THAT(message({"nothing", good.private_key}, authority_.pem()),
+              HasSubstr("holds no certificate in PEM"));
+  EXPECT_THAT(message({good.certificate, "nothing"}, authority_.pem()),
+              HasSubstr("holds no private key in PEM"));
+  EXPECT_THAT(message(good, ""), HasSubstr("--tls-ca"));
+  EXPECT_THAT(ReadTlsFiles({"/none", "/none", "/none"}).status().message(),
+              HasSubstr("--tls-cert /none: No such file"));
+}
+
+TEST_F(TlsFilesTest, NodesOfOneAuthorityMeetAndOthersStayOut) {
+  const Authority other("other ca");
+  const auto ours = Make(Write(authority_.Issue("node-0"), authority_.pem(), "a"), "node-0");
+  const auto first = Start("a", 1, ours, true);
+  ASSERT_TRUE(first->WaitForNames({"a"}));
+  EXPECT_THAT(ours->description(), HasSubstr("certificate of node-0 expires 20"));
+  EXPECT_TRUE(GetsIn(*ours, true));
+  const auto foreign = Make(Write(other.Issue("node-0"), other.pem() + authority_.pem(), "b"));
+  EXPECT_FALSE(GetsIn(*foreign, false)) << "signed by another authority";
+  const auto named = Make(Write(authority_.Issue("node-9"), authority_.pem(), "c"));
+  EXPECT_FALSE(GetsIn(*named, false)) << "not the name of --tls-name";
+  EXPECT_FALSE(GetsIn(*CredentialsForTest('1'), false));
+}
+
+TEST_F(TlsFilesTest, ReplacedFilesAreTakenWhenTheyAreGoodAndWhole) {
+  const TlsFiles files = Write(authority_.Issue("old"), authority_.pem(), "a");
+  const auto server = Make(files);
+  const auto first = Start("a", 1, server, true);
+  const auto old_client = Make(Write(authority_.Issue("client"), authority_.pem(), "b"));
+  const auto standing = Start("b", 2, old_client);
+  ASSERT_TRUE(first->WaitForNames({"a", "b"}));
+
+  const Authority next("next ca");
+  const Authority::Leaf leaf = next.Issue("new");
+  const auto new_client = Make(Write(next.Issue("client"), next.pem(), "c"));
+  const auto uses = [&](const std::string& name) {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (server->description().find("certificate of " + name) == std::string::npos)
+      if (std::chrono::steady_clock::now() > deadline) return false;
+    return true;
+  };
+  // A new certificate with the old key, and no key at all: what was good before stays.
+  std::atomic<int> warnings{0};
+  SetLogSink(
+      [&warnings](LogLevel, std::string_view text) {
+        if (text.find("cannot be used, those from before stay") != std::string_view::npos) ++warnings;
+      },
+      LogLevel::kWarning);
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  Replace(files.certificate, leaf.certificate);
+  while (warnings == 0) ASSERT_LT(std::chrono::steady_clock::now(), deadline);
+  std::filesystem::remove(files.private_key);
+  while (warnings == 1) ASSERT_LT(std::chrono::steady_clock::now(), deadline);
+  SetLogSink(nullptr, LogLevel::kWarning);
+  EXPECT_TRUE(GetsIn(*old_client, true));
+  EXPECT_FALSE(GetsIn(*new_client, false));
+  EXPECT_TRUE(uses("old"));
+  Replace(files.roots, next.pem());
+  Replace(files.private_key, leaf.private_key);
+  EXPECT_TRUE(uses("new"));
+  EXPECT_TRUE(GetsIn(*new_client, true));
+  EXPECT_FALSE(GetsIn(*old_client, false));
+  EXPECT_EQ(first->LastView().members.size(), 2u) << "connections that stand are kept";
 }
 
 TEST(ExplainEnd, SaysNothingOfOtherEnds) {

@@ -60,8 +60,9 @@ TEST(Options, WhereOtherHostsReachItItNeedsAKeyOrIsToldNotTo) {
     const Status status = Parse(each.arguments).status;
     EXPECT_EQ(status.ok(), !each.reachable) << each.arguments.back() << " " << status.ToString();
     if (each.reachable) {
-      EXPECT_THAT(status.message(),
-                  HasSubstr("can be reached from other hosts, and this daemon has no job key"));
+      EXPECT_THAT(
+          status.message(),
+          HasSubstr("can be reached from other hosts, and this daemon has no job key and no certificate"));
     }
     EXPECT_TRUE(Parse(each.arguments, key).status.ok()) << each.arguments.back();
     std::vector<const char*> insecure = each.arguments;
@@ -80,6 +81,20 @@ TEST(Options, AKeyComesFromOnePlace) {
   ASSERT_TRUE(good.status.ok());
   EXPECT_EQ(good.options.job_keys.size(), 1u);
   EXPECT_EQ(good.options.job_key_from, "ROPETEAM_JOB_KEY");
+}
+
+TEST(Options, CertificatesGoTogetherAndWithoutAKey) {
+  const Parsed good =
+      Parse({"--job=j", "--listen=192.0.2.1", "--tls-cert=c", "--tls-key=k", "--tls-ca=a", "--tls-name=n"});
+  ASSERT_TRUE(good.status.ok()) << good.status.ToString();
+  EXPECT_EQ(good.options.tls_files.private_key, "k");
+  EXPECT_EQ(good.options.tls_name, "n");
+  EXPECT_THAT(Parse({"--job=j", "--tls-cert=c", "--tls-ca=a"}).status.message(),
+              HasSubstr("--tls-key is missing: --tls-cert, --tls-key and --tls-ca go together"));
+  EXPECT_THAT(Parse({"--job=j", "--tls-name=n"}).status.message(), HasSubstr("--tls-cert is missing"));
+  EXPECT_THAT(
+      Parse({"--job=j", "--tls-cert=c", "--tls-key=k", "--tls-ca=a"}, std::string(64, 'a')).status.message(),
+      HasSubstr("--tls-cert and ROPETEAM_JOB_KEY are both given"));
 }
 
 TEST(Options, ASecondNodeOfFour) {
@@ -249,7 +264,7 @@ class ConfigFile : public ::testing::Test {
 
 TEST_F(ConfigFile, GivesWhatFlagsDoNot) {
   const std::string config =
-      Write("job = \"from-file\"\nmemory = \"512M\"\nnodes = 4\ncoordinator = \"h:1\"\n");
+      Write("job = \"from-file\"\nmemory = \"512M\"\nnodes = 4\ncoordinator = \"127.0.0.1:7000\"\n");
   const Parsed parsed = Parse({config.c_str(), "--memory=1G"});
   ASSERT_TRUE(parsed.status.ok()) << parsed.status.ToString();
   EXPECT_EQ(parsed.options.job, "from-file");
