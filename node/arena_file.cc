@@ -27,8 +27,34 @@
 namespace ropeteam {
 namespace {
 
-constexpr size_t kEscapedBytesMax = 100;  // two of them and the frame stay below the 255 of a file name
-constexpr uint64_t kDefaultShare = 4;     // of the memory at hand, one part is the default arena
+constexpr uint64_t kDefaultShare = 4;  // of the memory at hand, one part is the default arena
+
+// A disk's file system would write the arena back all the time, and every save at the disk's speed.
+Status CheckFileSystem(const std::string& directory) {
+  struct statfs system {};
+  if (statfs(directory.c_str(), &system) != 0) return ErrnoError(errno, "--arena-path %s", directory.c_str());
+  if (system.f_type == TMPFS_MAGIC || system.f_type == HUGETLBFS_MAGIC) return OkStatus();
+  return Error(Code::kInvalidArgument,
+               "--arena-path %s is on neither tmpfs nor hugetlbfs (file system type 0x%lx): an arena is "
+               "memory; give /dev/shm or another such mount",
+               directory.c_str(), static_cast<unsigned long>(system.f_type));
+}
+
+// What lies in `directory` though nobody uses it: bytes, and a sentence about them, empty where there are none.
+uint64_t LeftBehind(const std::string& directory, std::string* sentence) {
+  uint64_t bytes = 0;
+  size_t count = 0;
+  for (const ArenaListing& arena : ListArenas(directory)) {
+    if (arena.in_use) continue;
+    bytes += arena.bytes;
+    ++count;
+  }
+  if (count != 0)
+    *sentence = "arenas that nobody uses hold " + FormatSize(bytes) + " in " + directory + " (" +
+                std::to_string(count) + "): ropeteam clean --all-ended --arena-path " + directory +
+                " frees it";
+  return bytes;
+}
 
 // The process that holds a flock() on this inode, from /proc/locks; 0 when it is not listed (another pid
 // namespace).
@@ -87,31 +113,10 @@ void VerifyStore(Store* store) {
 
 }  // namespace
 
-std::string EscapeForFileName(std::string_view text) {
-  static constexpr char kHex[] = "0123456789ABCDEF";
-  std::string escaped;
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (std::isalnum(byte) || c == '.' || c == '_' || c == '-') {
-      escaped += c;
-    } else {
-      escaped += {'%', kHex[byte >> 4], kHex[byte & 15]};
-    }
-  }
-  if (escaped.size() <= kEscapedBytesMax) return escaped;
-  char checksum[16];
-  std::snprintf(checksum, sizeof(checksum), "%%%08x", Crc32c(text.data(), text.size()));
-  escaped.resize(kEscapedBytesMax - 9);
-  return escaped + checksum;
-}
-
-std::string ArenaFileName(const std::string& job, const std::string& node) {
-  return "ropeteam-" + EscapeForFileName(job) + "-" + EscapeForFileName(node) + ".arena";
-}
-
 Result<std::unique_ptr<ArenaFile>> ArenaFile::Open(const ArenaFileConfig& config) {
   std::unique_ptr<ArenaFile> file(new ArenaFile(config));
   file->path_ = config.directory + "/" + ArenaFileName(config.job, config.node);
+  ROPETEAM_RETURN_IF_ERROR(CheckFileSystem(config.directory));
   ROPETEAM_RETURN_IF_ERROR(file->Lock());
   Status status = file->Size();
   if (status.ok()) status = file->Map();
@@ -140,6 +145,7 @@ Status ArenaFile::Lock() {
     if (info.st_uid != geteuid())
       return Error(Code::kInvalidArgument, "arena %s belongs to uid %u, this daemon is uid %u", path_.c_str(),
                    info.st_uid, geteuid());
+    ROPETEAM_RETURN_IF_ERROR(ShareArenaLock(fd_.get()));
     if (flock(fd_.get(), LOCK_EX | LOCK_NB) != 0) {
       if (errno != EWOULDBLOCK) return ErrnoError(errno, "lock arena %s", path_.c_str());
       const long holder = LockHolder(info);
@@ -160,6 +166,9 @@ Status ArenaFile::Lock() {
 
 Status ArenaFile::CheckRoom(uint64_t bytes, uint64_t allocated) const {
   const uint64_t needed = bytes > allocated ? bytes - allocated : 0;
+  std::string left;
+  (void)LeftBehind(config_.directory, &left);
+  if (!left.empty()) left = "; " + left;
   struct statfs system {};
   if (fstatfs(fd_.get(), &system) != 0) return ErrnoError(errno, "statfs %s", path_.c_str());
   if (system.f_blocks != 0) {  // 0: a tmpfs without a limit
@@ -167,16 +176,16 @@ Status ArenaFile::CheckRoom(uint64_t bytes, uint64_t allocated) const {
     if (needed > available)
       return Error(
           Code::kNoSpace,
-          "arena %s needs %s, available in %s are %s: give a smaller --memory or another --arena-path",
-          path_.c_str(), FormatSize(needed).c_str(), config_.directory.c_str(),
-          FormatSize(available).c_str());
+          "arena %s needs %s, available in %s are %s: give a smaller --memory or another --arena-path%s",
+          path_.c_str(), FormatSize(needed).c_str(), config_.directory.c_str(), FormatSize(available).c_str(),
+          left.c_str());
   }
   if (system.f_type == HUGETLBFS_MAGIC) return OkStatus();  // set aside already, outside what is available
   std::string limited_by;
   const uint64_t available = AvailableMemory(&limited_by);
   if (needed <= available) return OkStatus();
-  return Error(Code::kNoSpace, "arena %s needs %s, %s is %s: give a smaller --memory", path_.c_str(),
-               FormatSize(needed).c_str(), limited_by.c_str(), FormatSize(available).c_str());
+  return Error(Code::kNoSpace, "arena %s needs %s, %s is %s: give a smaller --memory%s", path_.c_str(),
+               FormatSize(needed).c_str(), limited_by.c_str(), FormatSize(available).c_str(), left.c_str());
 }
 
 Result<uint64_t> ArenaFile::DefaultBytes() const {
@@ -190,7 +199,15 @@ Result<uint64_t> ArenaFile::DefaultBytes() const {
   if (system.f_blocks != 0) available = std::min(available, in_directory);
   if (available == UINT64_MAX)
     return Error(Code::kInvalidArgument, "--memory auto: this machine does not tell what is free");
-  return available / kDefaultShare;
+  std::string left;
+  const uint64_t held = LeftBehind(config_.directory, &left);
+  if (held != 0) {
+    LOG_WARNING("%s", left.c_str());
+    if (config_.note) config_.note(left);
+  }
+  // Counted as free, or every arena that is left behind would make the next one smaller. At most half of what really
+  // is free, so that the job finds the rest.
+  return std::min((available + held) / kDefaultShare, available / 2);
 }
 
 Status ArenaFile::Size() {
@@ -265,7 +282,7 @@ Status ArenaFile::Map() {
 }
 
 Status ArenaFile::Populate() {
-  Status populated = PopulateMemory(fd_.get(), memory_);
+  Status populated = PopulateMemory(fd_.get(), memory_, config_.progress);
   if (populated.ok()) return populated;
   return Error(populated.code(), "%s: %s", path_.c_str(), populated.message().c_str());
 }

@@ -11,13 +11,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
-#include <string_view>
 
 #include "core/base/status.h"
 #include "core/store/store.h"
+#include "node/arena_list.h"
 #include "node/unique_fd.h"
 
 namespace ropeteam {
@@ -30,18 +31,17 @@ struct ArenaFileConfig {
   uint64_t memory_bytes = 0;
   uint64_t chunk_bytes = 0;
   bool reset = false;  // begin anew where the file there does not fit
+  // For whoever waits for the start; either may be empty. A line to be shown, and how much of the memory has been
+  // faulted in; this one is called by several threads at a time.
+  std::function<void(const std::string& line)> note = {};
+  std::function<void(uint64_t done, uint64_t total)> progress = {};
 };
-
-// `text` with every byte outside A-Z a-z 0-9 . _ - as %XX; over 100 bytes cut, with a checksum in place of
-// the rest.
-std::string EscapeForFileName(std::string_view text);
-std::string ArenaFileName(const std::string& job, const std::string& node);
 
 class ArenaFile {
  public:
   // Locks, sizes, maps and faults in. kAlreadyExists: another daemon has it; its pid is in the message.
-  // kNoSpace: needed and available are. kInvalidArgument: a file of another size is there, or no chunk fits.
-  // kIo.
+  // kNoSpace: needed and available are. kInvalidArgument: the directory is neither on tmpfs nor on hugetlbfs, a file of
+  // another size is there, or no chunk fits. kIo.
   static Result<std::unique_ptr<ArenaFile>> Open(const ArenaFileConfig& config);
   ~ArenaFile();  // unmaps and unlocks; the file stays
 

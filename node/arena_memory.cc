@@ -156,11 +156,13 @@ void AdviseMemory(std::span<std::byte> memory) {
 #endif
 }
 
-Status PopulateMemory(int fd, std::span<std::byte> memory) {
+Status PopulateMemory(int fd, std::span<std::byte> memory,
+                      const std::function<void(uint64_t done, uint64_t total)>& progress) {
   const TimeUs begin = EventLoop::Now();
   std::atomic<uint64_t> done{0};
   std::atomic<int> error{0};
   std::atomic<TimeUs> next_progress{begin + kProgressIntervalUs};
+  if (progress) progress(0, memory.size());
   const uint64_t slabs = (memory.size() + kSlabBytes - 1) / kSlabBytes;
   ParallelFor(slabs, [&](uint64_t slab) {
     if (error.load() != 0) return;
@@ -172,6 +174,7 @@ Status PopulateMemory(int fd, std::span<std::byte> memory) {
       return;
     }
     const uint64_t so_far = done.fetch_add(length) + length;
+    if (progress) progress(so_far, memory.size());
     TimeUs due = next_progress.load();
     const TimeUs now = EventLoop::Now();
     if (now >= due && next_progress.compare_exchange_strong(due, now + kProgressIntervalUs))

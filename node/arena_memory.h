@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <istream>
 #include <span>
 #include <string>
@@ -33,8 +34,9 @@ void AdviseMemory(std::span<std::byte> memory);
 
 // Faults all of `memory` (a shared mapping of `fd` from offset 0) in, in parallel, for writing; bytes that
 // are there stay. Logs progress and rate. kNoSpace: the file system or the host has no more; how far it came
-// is in the message.
-Status PopulateMemory(int fd, std::span<std::byte> memory);
+// is in the message. `progress` (may be empty) is called by the threads that do it.
+Status PopulateMemory(int fd, std::span<std::byte> memory,
+                      const std::function<void(uint64_t done, uint64_t total)>& progress = {});
 
 }  // namespace ropeteam
 

@@ -11,6 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "core/base/checksum.h"
@@ -278,6 +279,100 @@ TEST_F(ArenaFileTest, AFullFileSystemIsAnErrorAndNotASignal) {
   EXPECT_THAT(file.status().message(), HasSubstr("1.0 MiB"));
   EXPECT_EQ(umount(mount_point.c_str()), 0);
   EXPECT_EQ(rmdir(mount_point.c_str()), 0);
+}
+
+TEST_F(ArenaFileTest, ADirectoryOnADiskIsRefusedWithWhatToDo) {
+  ArenaFileConfig config = Config();
+  config.directory = "/proc/self";  // neither tmpfs nor hugetlbfs on any machine
+  const Result<std::unique_ptr<ArenaFile>> file = ArenaFile::Open(config);
+  ASSERT_FALSE(file.ok());
+  EXPECT_EQ(file.status().code(), Code::kInvalidArgument);
+  EXPECT_THAT(file.status().message(),
+              HasSubstr("--arena-path /proc/self is on neither tmpfs nor hugetlbfs"));
+}
+
+TEST_F(ArenaFileTest, FaultingInTellsHowFarItIs) {
+  ArenaFileConfig config = Config();
+  uint64_t told = 0;
+  config.progress = [&](uint64_t done, uint64_t total) {
+    EXPECT_EQ(total, kMemory);
+    told = std::max(told, done);
+  };
+  ASSERT_TRUE(ArenaFile::Open(config).ok());
+  EXPECT_EQ(told, kMemory);
+}
+
+TEST_F(ArenaFileTest, AutoCountsWhatNobodyUsesAsFreeAndSaysSo) {
+  const std::string mount_point = directory_ + "/fixed";
+  ASSERT_EQ(mkdir(mount_point.c_str(), 0700), 0);
+  if (mount("ropeteam-test", mount_point.c_str(), "tmpfs", 0, "size=64m") != 0) {
+    (void)rmdir(mount_point.c_str());
+    GTEST_SKIP() << "mounting a tmpfs needs privileges: " << std::strerror(errno);
+  }
+  const auto open = [&](const std::string& job, std::string* note) {
+    ArenaFileConfig config{mount_point, job, "node", 0, kChunk, false};
+    config.note = [note](const std::string& line) { *note += line; };
+    return ArenaFile::Open(config);
+  };
+  std::string note;
+  {
+    const Result<std::unique_ptr<ArenaFile>> first = open("first", &note);
+    ASSERT_TRUE(first.ok()) << first.status().ToString();
+    EXPECT_EQ((*first)->memory().size(), 16u << 20) << "a quarter of what is free";
+    const Result<std::unique_ptr<ArenaFile>> beside = open("beside", &note);
+    ASSERT_TRUE(beside.ok()) << beside.status().ToString();
+    EXPECT_EQ((*beside)->memory().size(), 12u << 20) << "what is in use is not free";
+    EXPECT_EQ(note, "");
+    ASSERT_TRUE(RemoveArena(mount_point + "/" + ArenaFileName("beside", "node")).code() ==
+                Code::kAlreadyExists);
+  }
+  ASSERT_TRUE(RemoveArena(mount_point + "/" + ArenaFileName("beside", "node")).ok());
+  {
+    const Result<std::unique_ptr<ArenaFile>> next = open("next", &note);
+    ASSERT_TRUE(next.ok()) << next.status().ToString();
+    EXPECT_EQ((*next)->memory().size(), 16u << 20) << "a quarter of what is free and of what is left behind";
+    EXPECT_THAT(note, HasSubstr("nobody uses hold 16.0 MiB"));
+    EXPECT_THAT(note, HasSubstr("ropeteam clean --all-ended"));
+  }
+  EXPECT_EQ(umount(mount_point.c_str()), 0);
+  EXPECT_EQ(rmdir(mount_point.c_str()), 0);
+}
+
+TEST_F(ArenaFileTest, AnArenaIsInUseWhileADaemonHasItOrSomebodyHoldsIt) {
+  const auto listed = [this] {
+    const std::vector<ArenaListing> arenas = ListArenas(directory_);
+    EXPECT_EQ(arenas.size(), 1u);
+    return arenas.empty() ? ArenaListing() : arenas.front();
+  };
+  {
+    Result<std::unique_ptr<ArenaFile>> file = ArenaFile::Open(Config());
+    ASSERT_TRUE(file.ok());
+    EXPECT_EQ(listed().job, "") << "it is not formatted yet";
+    ASSERT_TRUE((*file)->OpenStore().ok());
+    EXPECT_TRUE(listed().in_use);
+    EXPECT_EQ(listed().bytes, kMemory);
+    EXPECT_EQ(listed().job, "job");
+    EXPECT_EQ(listed().node, "node-1");
+    EXPECT_EQ(RemoveArena(Path()).code(), Code::kAlreadyExists);
+  }
+  EXPECT_FALSE(listed().in_use);
+  {
+    const UniqueFd held = HoldArena(Path());
+    EXPECT_TRUE(held.valid());
+    EXPECT_TRUE(listed().in_use);
+    EXPECT_EQ(RemoveArena(Path()).code(), Code::kAlreadyExists);
+    EXPECT_TRUE(ArenaFile::Open(Config()).ok()) << "a daemon that comes back is not kept out";
+  }
+  EXPECT_TRUE(RemoveArena(Path()).ok());
+  EXPECT_TRUE(ListArenas(directory_).empty());
+}
+
+TEST_F(ArenaFileTest, AnotherUsersArenaIsNeitherListedNorRemoved) {
+  ASSERT_TRUE(ArenaFile::Open(Config()).ok());
+  if (chown(Path().c_str(), 12345, 12345) != 0) GTEST_SKIP() << "giving a file away needs privileges";
+  EXPECT_TRUE(ListArenas(directory_).empty());
+  EXPECT_EQ(RemoveArena(Path()).code(), Code::kInvalidArgument);
+  EXPECT_EQ(FileBytes(), static_cast<off_t>(kMemory));
 }
 
 TEST(ArenaFileName, EscapesWhatAFileNameCannotHold) {

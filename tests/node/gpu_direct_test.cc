@@ -117,7 +117,7 @@ class GpuDirect : public ::testing::Test {
           log_.emplace_back(line);
         },
         LogLevel::kInfo);
-    char path[] = "/tmp/ropeteam-test-XXXXXX";
+    char path[] = "/dev/shm/ropeteam-test-XXXXXX";  // for the arenas too
     ASSERT_NE(mkdtemp(path), nullptr);
     directory_ = path;
   }
