@@ -7,6 +7,7 @@
 #include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/timerfd.h>
 #include <unistd.h>
 
 #include <arpa/inet.h>
@@ -37,6 +38,8 @@ std::atomic<int64_t> g_signalled_at{0};  // nanoseconds of the monotonic clock; 
 // Launchers signal the process and then its group, or a parent passes on what its child got as well: that is
 // one wish to stop, not impatience.
 constexpr int64_t kSameSignalNs = 1'000'000'000;
+// In units of --dead-after-ms: nodes of a job start that far apart without anything being wrong.
+constexpr TimeUs kTroubleNotedDeaths = 5;
 
 void OnSignal(int number) {
   timespec time{};
@@ -124,8 +127,9 @@ Status Daemon::Run() {
   Status started = Start();
   if (started.ok()) {
     g_signal_fd = signals.get();
-    TellReady();
-    loop_.Run();
+    if (options_.join_timeout_s == 0) TellReady();
+    end_ = StartTicking();
+    if (end_.ok()) loop_.Run();
   }
   // The lease goes back with the leave message: nothing may be started under it after that.
   if (node_ != nullptr) node_->OnLease(0);
@@ -176,6 +180,8 @@ Status Daemon::Start() {
   first_fabric_ = std::move(*fabric);
   ArenaFileConfig config{options_.arena_path,   options_.job,         options_.node,
                          options_.memory_bytes, options_.chunk_bytes, options_.arena_reset};
+  config.note = [this](const std::string& line) { supervisor_.Note(line); };
+  config.progress = [this](uint64_t done, uint64_t total) { supervisor_.Progress("prefault", done, total); };
   Result<std::unique_ptr<ArenaFile>> arena = ArenaFile::Open(config);
   if (!arena.ok()) return arena.status();
   arena_ = std::move(*arena);
@@ -274,7 +280,9 @@ Status Daemon::StartMembership() {
   callbacks.on_view = [this](const View& view) {
     loop_.Post([this, view] {
       // One of a former life of this node may still be on its way when the next has begun.
-      if (node_ != nullptr && view.Contains(node_->self().id)) node_->OnView(view);
+      if (node_ == nullptr || !view.Contains(node_->self().id)) return;
+      node_->OnView(view);
+      OnJoined();
     });
   };
   callbacks.on_lease = [this](TimeUs valid_until) {
@@ -284,6 +292,10 @@ Status Daemon::StartMembership() {
     });
   };
   callbacks.on_refused = [this](const Status& status) { loop_.Post([this, status] { OnRefused(status); }); };
+  callbacks.on_contact = [this](const Contact& contact) {
+    loop_.Post([this, reason = contact.reason] { trouble_ = reason; });
+  };
+  joining_since_ = EventLoop::Now();
   return membership_->Start(node_->self(), std::move(callbacks));
 }
 
@@ -295,6 +307,7 @@ void Daemon::OnRefused(const Status& status) {
     return loop_.Stop();
   }
   LOG_WARNING("this node was declared dead while alive, it begins anew: %s", status.message().c_str());
+  supervisor_.Starting();
   EndNode();
   if (hangs_)  // in a thread that still uses the arena
     end_ = Error(Code::kUnavailable, "a call of storage has not returned, this daemon must be started again");
@@ -312,13 +325,49 @@ void Daemon::OnRefused(const Status& status) {
   loop_.Stop();
 }
 
+Status Daemon::StartTicking() {
+  tick_.reset(timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC));
+  constexpr timespec kInterval{kAliveIntervalUs / 1'000'000, kAliveIntervalUs % 1'000'000 * 1000};
+  const itimerspec often{kInterval, kInterval};
+  if (!tick_.valid() || timerfd_settime(tick_.get(), 0, &often, nullptr) != 0)
+    return ErrnoError(errno, "timer of a second");
+  supervisor_.Alive();
+  return loop_.Add(tick_.get(), EPOLLIN, [this](uint32_t) {
+    uint64_t expirations = 0;
+    (void)!read(tick_.get(), &expirations, sizeof(expirations));
+    OnTick();
+  });
+}
+
+void Daemon::OnTick() {
+  supervisor_.Alive();
+  if (joined_ || refused_) return;
+  const TimeUs waited = EventLoop::Now() - joining_since_;
+  const Status status = Error(Code::kUnavailable, "no coordinator has answered at %s for %" PRIu64 " s: %s",
+                              options_.coordinator.c_str(), waited / 1'000'000,
+                              trouble_.empty() ? "it has said nothing" : trouble_.c_str());
+  if (options_.join_timeout_s != 0 && waited >= options_.join_timeout_s * TimeUs{1'000'000}) {
+    end_ = status;
+    alone_ = true;
+    return loop_.Stop();
+  }
+  if (trouble_noted_ || waited < kTroubleNotedDeaths * options_.dead_after_ms * TimeUs{1000}) return;
+  trouble_noted_ = true;
+  supervisor_.Note(status.message() +
+                   "; saves stay on this node until one does: check --coordinator, the node " +
+                   "that runs it, and the network between");
+}
+
+void Daemon::OnJoined() {
+  if (std::exchange(joined_, true)) return;
+  if (options_.join_timeout_s != 0) TellReady();
+  if (trouble_noted_) supervisor_.Note("the coordinator at " + options_.coordinator + " has answered");
+}
+
 void Daemon::TellReady() {
   const std::string line = "ropeteamd ready " + node_->Describe() + "\n";
   (void)!write(STDOUT_FILENO, line.data(), line.size());  // there may be no reader
-  if (options_.ready_fd >= 0) {
-    (void)!write(options_.ready_fd, line.data(), line.size());
-    close(options_.ready_fd);
-  }
+  supervisor_.Ready(line);
   LOG_INFO("ready %s", node_->Describe().c_str());
 }
 

@@ -16,12 +16,14 @@
 #include "node/metrics.h"
 #include "node/node.h"
 #include "node/options.h"
+#include "node/supervisor_link.h"
 
 namespace ropeteam {
 
 class Daemon {
  public:
-  explicit Daemon(Options options) : options_(std::move(options)) {}
+  explicit Daemon(Options options)
+      : options_(std::move(options)), supervisor_(options_.ready_fd, options_.supervised) {}
 
   // Runs until SIGTERM or SIGINT (ok), or until it cannot go on: start-up failed, the job refused this node,
   // or an own restart failed. A signal a second or more after the first ends the process at once, as does one
@@ -30,6 +32,8 @@ class Daemon {
   // Run() returned because the job will not have this node: coming back at once would not help, or harm
   // another.
   bool refused() const { return refused_; }
+  // Run() returned because no coordinator had answered within --join-timeout.
+  bool alone() const { return alone_; }
   // Run() returned though a thread hangs in storage and still uses parts of this Daemon: end the process by _exit().
   bool hangs() const { return hangs_; }
 
@@ -42,12 +46,17 @@ class Daemon {
   Status NewNode();
   void EndNode();
   void OnRefused(const Status& status);
+  Status StartTicking();
+  void OnTick();
+  void OnJoined();
   void TellReady();
 
   Options options_;
   // The first member: what shows them goes before they do.
   std::shared_ptr<const Credentials> credentials_;
+  SupervisorLink supervisor_;
   EventLoop loop_;
+  UniqueFd tick_;
   std::unique_ptr<ArenaFile> arena_;
   std::unique_ptr<Membership> membership_;
   FabricChoice first_fabric_;  // opened before the arena, for the first Node
@@ -55,6 +64,11 @@ class Daemon {
   std::unique_ptr<MetricsServer> metrics_;
   Status end_;  // why Run() returns
   bool refused_ = false;
+  bool alone_ = false;
+  bool joined_ = false;  // there was a view with this node in it
+  bool trouble_noted_ = false;
+  TimeUs joining_since_ = 0;
+  std::string trouble_;  // why the coordinator is not reached; empty when it is, or nothing was heard yet
   bool hangs_ = false;
 };
 

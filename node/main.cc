@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // ropeteamd. Exit codes: 0 ended by a signal, or --help, --version and --list-devices; 1 it could not start
-// or go on; 2 a wrong or missing option; 3 the job will not have this node; 128 + n ended by signal n before
-// it was ready, or by a second one a second or more after the first.
+// or go on; 2 a wrong or missing option; 3 the job will not have this node; 4 no coordinator has answered within
+// --join-timeout; 128 + n ended by signal n before it was ready, or by a second one a second or more after the first.
 
 #include <malloc.h>
 #include <unistd.h>
@@ -19,6 +19,7 @@ namespace {
 // A malloc arena for each of gRPC's threads would hold megabytes that nobody uses again.
 constexpr int kMallocArenas = 2;
 constexpr int kExitRefused = 3;  // `ropeteam run` does not start it again then
+constexpr int kExitAlone = 4;
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -52,7 +53,7 @@ int main(int argc, char** argv) {
     LOG_ERROR("%s", ended.ToString().c_str());
     // The log may go to a file: the program that started it sees why on stderr as well.
     if (!options.log_file.empty()) std::fprintf(stderr, "ropeteamd: %s\n", ended.ToString().c_str());
-    code = daemon.refused() ? kExitRefused : 1;
+    code = daemon.refused() ? kExitRefused : daemon.alone() ? kExitAlone : 1;
   }
   if (daemon.hangs()) _exit(code);  // the log is written line by line
   return code;

@@ -32,10 +32,10 @@ struct Texts {
   std::string domain, socket, transport = "auto", provider, device, gid_index, dead_after_ms = "1000";
   std::string heartbeat_ms, check_threads, scrub_rate = "100M", ready_fd = "-1", log_level = "info", log_file;
   std::string storage, persist_every = "0", persist_rate = "0", keep_on_storage = "0", keep_every = "0";
-  std::string keep_best, keep_within, audit_log, restore_from, metrics;
+  std::string keep_best, keep_within, audit_log, restore_from, metrics, join_timeout = "0";
   bool embed = false, no_embed = false, arena_reset = false, version = false, require_rdma = false;
   std::string job_key_file, tls_cert, tls_key, tls_ca, tls_name;
-  bool list_devices = false, json = false, take_over_storage = false, insecure = false;
+  bool list_devices = false, json = false, take_over_storage = false, insecure = false, supervised = false;
 };
 
 void Declare(CLI::App& app, Texts& t) {
@@ -127,6 +127,10 @@ void Declare(CLI::App& app, Texts& t) {
   app.add_option("--metrics", t.metrics,
                  "[ADDRESS:]PORT where Prometheus may ask for metrics; a port alone: on 127.0.0.1 [nowhere]");
   app.add_option("--ready-fd", t.ready_fd, "descriptor that gets the ready line too");
+  app.add_flag("--supervised", t.supervised, "keep that descriptor, and say there how the daemon does");
+  app.add_option("--join-timeout", t.join_timeout,
+                 "be ready only as a member of the job, and end with 4 after so many seconds without a "
+                 "coordinator; 0: be ready without [0]");
   app.add_option("--log-level", t.log_level, "trace, debug, info, warning, error, off [info]");
   app.add_option("--log-file", t.log_file, "log there, in up to 4 files of 64 MiB, and not to stderr");
   app.add_flag("--version", t.version, "print the version and exit");
@@ -414,6 +418,9 @@ Status CheckTimes(const Texts& t, Options* o) {
     if (fcntl(o->ready_fd, F_GETFD) < 0)
       return Error(Code::kInvalidArgument, "--ready-fd %d is not an open descriptor", o->ready_fd);
   }
+  o->supervised = t.supervised;
+  ROPETEAM_RETURN_IF_ERROR(
+      Count("--join-timeout", t.join_timeout, 0, kJoinTimeoutSecondsMax, &o->join_timeout_s));
   if (!ParseLogLevel(t.log_level, &o->log_level))
     return Error(Code::kInvalidArgument,
                  "--log-level \"%.80s\" is not trace, debug, info, warning, error or off",

@@ -27,6 +27,7 @@ inline constexpr uint32_t kKeepStepsMax = 1000;      // a listing of steps stays
 inline constexpr uint32_t kDeadAfterMsMin = 40;      // below it the scheduler's hiccups are deaths
 inline constexpr uint32_t kDeadAfterMsMax = 600000;  // ten minutes: above it nobody is watching
 inline constexpr uint32_t kCheckThreadsMax = 64;
+inline constexpr uint32_t kJoinTimeoutSecondsMax = 86400;  // a day: nobody waits longer for a first node
 inline constexpr size_t kDevicesMax = 16;  // rails of one node; the largest machines have eight
 inline constexpr int kGidIndexMax = 255;   // ports have tables of up to 256
 inline constexpr uint64_t kPersistEveryMax = 1'000'000'000;  // steps, or thirty years of seconds
@@ -83,7 +84,10 @@ struct Options {
   uint32_t heartbeat_ms = 200;
   uint32_t check_threads = 2;
   uint64_t scrub_bytes_per_s = kScrubRateDefault;  // 0: off
-  int ready_fd = -1;  // the ready line goes there too, and the descriptor is closed behind it
+  int ready_fd = -1;        // the ready line goes there too, and the descriptor is closed behind it
+  bool supervised = false;  // that descriptor stays open, for what node/supervisor_link.h lists
+  uint32_t join_timeout_s =
+      0;  // the ready line waits for the first view, at most this long; 0: it does not wait
   LogLevel log_level = LogLevel::kInfo;
   std::string log_file;  // empty: stderr
 };

@@ -170,8 +170,8 @@ const std::vector<std::string>& ValueOptions() {
       "keep-steps",   "domain",        "socket",       "transport",     "provider",     "device",
       "gid-index",    "dead-after-ms", "heartbeat-ms", "check-threads", "scrub-rate",   "log-level",
       "log-file",     "storage",       "restore-from", "persist-every", "persist-rate", "keep-on-storage",
-      "keep-every",   "keep-best",     "keep-within",  "audit-log",     "job-key-file", "tls-cert",
-      "tls-key",      "tls-ca",        "tls-name",     "metrics"};
+      "keep-every",   "keep-best",     "keep-within",  "audit-log",     "job-key-file", "metrics",
+      "join-timeout", "tls-cert",      "tls-key",      "tls-ca",        "tls-name"};
   return options;
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "api/cli/programs.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <climits>
@@ -40,6 +41,27 @@ std::string FindProgram(const std::string& name, const std::string& build_direct
   for (std::string directory; std::getline(directories, directory, ':');)
     candidates.push_back((directory.empty() ? "." : directory) + "/" + name);
   return FirstThatIs(candidates, X_OK);
+}
+
+int CheckCommand(const std::string& name) {
+  constexpr int kNotFound = 127;
+  constexpr int kNotExecutable = 126;
+  std::vector<std::string> candidates;
+  const char* path = std::getenv("PATH");
+  std::istringstream directories(path != nullptr ? path : "/bin:/usr/bin");
+  if (name.find('/') != std::string::npos)
+    candidates.push_back(name);
+  else
+    for (std::string directory; std::getline(directories, directory, ':');)
+      candidates.push_back((directory.empty() ? "." : directory) + "/" + name);
+  int code = kNotFound;
+  for (const std::string& candidate : candidates) {
+    struct stat info {};
+    if (name.empty() || stat(candidate.c_str(), &info) != 0) continue;
+    if (S_ISREG(info.st_mode) && access(candidate.c_str(), X_OK) == 0) return 0;
+    code = kNotExecutable;
+  }
+  return code;
 }
 
 std::string FindLibrary() {

@@ -14,6 +14,10 @@ namespace ropeteam::cli {
 std::string FindProgram(const std::string& name, const std::string& build_directory,
                         const std::string& variable);
 
+// 0 where execvp() would find a program under this name; else what shells end with: 127 when there is none, 126 when
+// it cannot be executed.
+int CheckCommand(const std::string& name);
+
 // libropeteam.so beside this program or in the build tree around it; empty when there is none.
 std::string FindLibrary();
 

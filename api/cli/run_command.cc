@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "api/cli/arenas.h"
 #include "api/cli/commands.h"
 #include "api/cli/config_file.h"
 #include "api/cli/launcher.h"
@@ -24,6 +25,8 @@ namespace ropeteam::cli {
 namespace {
 
 constexpr int64_t kAskTimeoutMs = 5000;
+// With --required: nodes of a job start minutes apart, and nobody waits longer for a wrong address.
+constexpr char kJoinTimeoutSeconds[] = "120";
 
 // Where the daemon logs unless told: not among COMMAND's output. A directory of this user's alone, or none
 // (stderr).
@@ -87,11 +90,17 @@ Supervisor::Config MakeConfig(const RunOptions& options, const Settings& setting
   Supervisor::Config config;
   config.command = options.command;
   config.ready_timeout_s = options.ready_timeout_s;
+  config.hang_timeout_s = options.watchdog_s;
+  config.quiet = options.quiet;
   config.daemon = {daemon};
   if (!options.config.empty()) config.daemon.push_back("--config=" + options.config);
-  for (const auto& [option, setting] : settings)
-    if (!LeftToTheJob(option, setting)) config.daemon.push_back("--" + option + "=" + setting.value);
   config.restart = config.daemon;
+  for (const auto& [option, setting] : settings) {
+    if (LeftToTheJob(option, setting)) continue;
+    config.daemon.push_back("--" + option + "=" + setting.value);
+    // COMMAND runs by then: a daemon that comes back serves it, with or without a coordinator.
+    if (option != "join-timeout") config.restart.push_back(config.daemon.back());
+  }
   for (const std::string& flag : flags) {
     config.daemon.push_back("--" + flag);
     // A daemon that comes back must take over what its predecessor held.
@@ -185,6 +194,17 @@ int Become(const char* command, const std::string& program, const std::vector<st
   return kExitFailed;
 }
 
+std::string FindDaemon(const RunOptions& options) {
+  return options.daemon.empty() ? FindProgram("ropeteamd", "node", "ROPETEAMD") : options.daemon;
+}
+
+// ropeteamd explains its own options.
+int PrintHelp(const RunOptions& options) {
+  std::fputs(kRunHelp, stdout);
+  std::fflush(stdout);
+  return Become("run", FindDaemon(options), {"--help"});
+}
+
 }  // namespace
 
 int RunCommand(const std::vector<std::string>& arguments) {
@@ -194,22 +214,26 @@ int RunCommand(const std::vector<std::string>& arguments) {
     return kExitUsage;
   }
   if (options->help) {
-    std::fputs(kRunHelp, stdout);
-    return 0;
+    return PrintHelp(*options);
   }
-  const Result<Settings> settings = Choose(*options);
+  if (const int code = CheckCommand(options->command.front()); code != 0) {
+    std::fprintf(stderr, "ropeteam run: %s: %s\n", options->command.front().c_str(),
+                 code == 127 ? "no such command" : "cannot be executed");
+    return code;
+  }
+  Result<Settings> settings = Choose(*options);
   if (!settings.ok()) {
     std::fprintf(stderr, "ropeteam run: %s\n", settings.status().message().c_str());
     return kExitUsage;
   }
+  if (options->required) settings->try_emplace("join-timeout", Setting{kJoinTimeoutSeconds, "--required"});
   const Result<std::vector<std::string>> flags =
       options->config.empty() ? ChooseFlags(options->daemon_flags, Variable) : options->daemon_flags;
   if (!flags.ok()) {
     std::fprintf(stderr, "ropeteam run: %s\n", flags.status().message().c_str());
     return kExitUsage;
   }
-  const std::string daemon =
-      options->daemon.empty() ? FindProgram("ropeteamd", "node", "ROPETEAMD") : options->daemon;
+  const std::string daemon = FindDaemon(*options);
   if (daemon.empty()) {
     std::fprintf(stderr,
                  "ropeteam run: no ropeteamd beside this program or on PATH: give --daemon or ROPETEAMD\n");
@@ -222,10 +246,12 @@ int RunCommand(const std::vector<std::string>& arguments) {
   if (!started.ok()) {
     std::fprintf(stderr, "ropeteam run: %s\n", started.message().c_str());
     if (supervisor.ending_signal() != 0) return 128 + supervisor.ending_signal();
-    return started.code() == Code::kUnavailable && supervisor.daemon_exit_code() == kExitUsage ? kExitUsage
-                                                                                               : kExitFailed;
+    return started.code() == Code::kUnavailable ? std::max(supervisor.daemon_exit_code(), kExitFailed)
+                                                : kExitFailed;
   }
   const DaemonFacts facts = AskDaemon(supervisor.socket());
+  // Between the end of a daemon and its restart the arena is in use all the same.
+  const UniqueFd held = HoldArena(facts.arena);
   if (!options->quiet) PrintWarnings(facts, *settings);
   const auto told = settings->find("job");
   const std::string job = told != settings->end() ? told->second.value : facts.job;

@@ -10,9 +10,16 @@ namespace ropeteam::cli {
 namespace {
 
 constexpr uint32_t kReadyTimeoutSecondsMax = 86400;
+constexpr uint32_t kWatchdogSecondsMin = 2;  // the daemon gives a sign of life once a second
+constexpr uint32_t kWatchdogSecondsMax = 86400;
 
 bool IsOneOf(const std::string& name, const std::vector<std::string>& names) {
   return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+bool Seconds(const std::string& text, uint32_t low, uint32_t high, uint32_t* seconds) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *seconds);
+  return error == std::errc() && end == text.data() + text.size() && *seconds >= low && *seconds <= high;
 }
 
 Status SetValue(const std::string& name, const std::string& value, RunOptions* options) {
@@ -23,13 +30,17 @@ Status SetValue(const std::string& name, const std::string& value, RunOptions* o
   } else if (name == "python-path") {
     options->python_path = value;
   } else if (name == "ready-timeout") {
-    const auto [end, error] =
-        std::from_chars(value.data(), value.data() + value.size(), options->ready_timeout_s);
-    if (error != std::errc() || end != value.data() + value.size() || options->ready_timeout_s == 0 ||
-        options->ready_timeout_s > kReadyTimeoutSecondsMax)
+    if (!Seconds(value, 1, kReadyTimeoutSecondsMax, &options->ready_timeout_s))
       return Error(Code::kInvalidArgument,
                    "--ready-timeout \"%.80s\" is not a number of seconds from 1 to %u", value.c_str(),
                    kReadyTimeoutSecondsMax);
+  } else if (name == "watchdog") {
+    if (value == "0")
+      options->watchdog_s = 0;
+    else if (!Seconds(value, kWatchdogSecondsMin, kWatchdogSecondsMax, &options->watchdog_s))
+      return Error(Code::kInvalidArgument,
+                   "--watchdog \"%.80s\" is not a number of seconds from %u to %u, or 0 for none",
+                   value.c_str(), kWatchdogSecondsMin, kWatchdogSecondsMax);
   } else {
     options->daemon_values[name] = value;
   }
@@ -39,6 +50,8 @@ Status SetValue(const std::string& name, const std::string& value, RunOptions* o
 bool SetFlag(const std::string& name, RunOptions* options) {
   if (name == "remove-arena-at-exit") {
     options->remove_arena_at_exit = true;
+  } else if (name == "required") {
+    options->required = true;
   } else if (name == "quiet") {
     options->quiet = true;
   } else if (name == "help") {
@@ -57,22 +70,28 @@ const char kRunHelp[] =
     "ropeteam run [options] -- COMMAND [ARGUMENT...]\n"
     "\n"
     "Starts ropeteamd, waits until it is ready, runs COMMAND with ROPETEAM_SOCKET and ROPETEAM_JOB set, "
-    "passes signals on\n"
-    "to it, restarts the daemon should it die, and ends with COMMAND's exit code. The arena stays for the "
-    "next run.\n"
+    "passes\n"
+    "signals on to it, restarts the daemon should it die or hang, and ends with COMMAND's exit code. The "
+    "arena\n"
+    "stays for the next run.\n"
     "\n"
     "Job, node, counts, coordinator and address come from the launcher's variables unless told otherwise.\n"
     "\n"
     "  --daemon PATH            the ropeteamd to start [ROPETEAMD, beside this program, PATH]\n"
     "  --ready-timeout SECONDS  how long it may take to be ready [600]\n"
+    "  --required               no COMMAND without it: where the job refuses the daemon, or no coordinator "
+    "answers\n"
+    "                           within --join-timeout [120 then], end with the daemon's exit code\n"
+    "  --watchdog SECONDS       kill and restart a daemon that has hung for so long; 0: never [30]\n"
     "  --python-path DIR        put DIR before COMMAND's PYTHONPATH\n"
     "  --remove-arena-at-exit   leave nothing in memory when COMMAND has ended\n"
-    "  --quiet                  print neither what was chosen nor warnings\n"
+    "  --quiet                  print neither what was chosen nor warnings nor how far the start is\n"
     "  --config FILE            a file for ropeteamd; nothing is then taken from launchers' variables\n"
     "\n"
-    "and the options of ropeteamd (ropeteamd --help), which may also be given as ROPETEAM_… in the "
-    "environment:\n"
-    "  --job --node --ordinal --nodes --coordinator --listen --job-key-file --memory --replicas --socket …\n";
+    "and ropeteamd's own options, which may also be given as ROPETEAM_... in the environment (--chunk-size "
+    "is\n"
+    "ROPETEAM_CHUNK_SIZE). These are ropeteamd's:\n"
+    "\n";
 
 Result<RunOptions> ParseRunOptions(const std::vector<std::string>& arguments) {
   RunOptions options;
@@ -90,7 +109,7 @@ Result<RunOptions> ParseRunOptions(const std::vector<std::string>& arguments) {
     const size_t equals = argument.find('=');
     const std::string name = argument.substr(2, equals == std::string::npos ? equals : equals - 2);
     if (IsOneOf(name, ValueOptions()) ||
-        IsOneOf(name, {"config", "daemon", "python-path", "ready-timeout"})) {
+        IsOneOf(name, {"config", "daemon", "python-path", "ready-timeout", "watchdog"})) {
       std::string value;
       if (equals != std::string::npos) {
         value = argument.substr(equals + 1);

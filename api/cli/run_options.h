@@ -22,6 +22,8 @@ struct RunOptions {
   std::string daemon;                     // --daemon PATH
   std::string python_path;                // --python-path DIR, prepended to PYTHONPATH
   uint32_t ready_timeout_s = 600;         // pre-faulting a terabyte takes minutes
+  uint32_t watchdog_s = 30;               // far above what a busy daemon keeps a rank waiting; 0: none
+  bool required = false;                  // no COMMAND without a daemon that is a member of the job
   bool remove_arena_at_exit = false;
   bool quiet = false;
   bool help = false;

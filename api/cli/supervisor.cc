@@ -15,6 +15,7 @@
 #include <ctime>
 #include <deque>
 #include <fstream>
+#include <sstream>
 
 namespace ropeteam::cli {
 namespace {
@@ -25,6 +26,8 @@ constexpr uint64_t kHealthyUs = 30'000'000;      // one that lived so long start
 constexpr uint64_t kStopTimeoutUs = 10'000'000;  // a clean end takes milliseconds
 constexpr uint64_t kReadyPollUs = 20'000;  // how soon a daemon's end is seen while its ready line is awaited
 constexpr size_t kLogTailLines = 20;
+constexpr size_t kLineBytesMax =
+    8192;  // twice what a pipe takes at once: none of the daemon's lines is longer
 // ropeteamd's: a wrong option, and the job's refusal, as when another daemon has taken over this node's name.
 // Starting it again would fail in the same way, or throw that one out in turn.
 constexpr int kExitUsage = 2;
@@ -59,7 +62,8 @@ void DieWithParent(pid_t parent) {
 
 }  // namespace
 
-Supervisor::Supervisor(Config config) : config_(std::move(config)) {
+Supervisor::Supervisor(Config config)
+    : config_(std::move(config)), hang_watch_(config_.hang_timeout_s, config_.ready_timeout_s) {
   sigemptyset(&handled_);
   for (const int number : kPassedOn) sigaddset(&handled_, number);
   sigaddset(&handled_, SIGCHLD);
@@ -71,9 +75,15 @@ Supervisor::~Supervisor() {
   sigprocmask(SIG_SETMASK, &original_, nullptr);
 }
 
-Status Supervisor::Spawn(const std::vector<std::string>& program, int ready_fd) {
+Status Supervisor::SpawnDaemon(const std::vector<std::string>& program) {
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) return ErrnoError(errno, "pipe");
+  said_ = client::UniqueFd(ends[0]);
+  const client::UniqueFd writer(ends[1]);
+  unfinished_.clear();
   std::vector<std::string> arguments = program;
-  if (ready_fd >= 0) arguments.push_back("--ready-fd=" + std::to_string(ready_fd));
+  arguments.push_back("--ready-fd=" + std::to_string(writer.get()));
+  arguments.emplace_back("--supervised");
   const std::vector<char*> argv = Pointers(arguments);
   const pid_t self = getpid();
   const pid_t child = fork();
@@ -88,39 +98,32 @@ Status Supervisor::Spawn(const std::vector<std::string>& program, int ready_fd) 
     const int null = open("/dev/null", O_RDWR);
     dup2(null, STDIN_FILENO);
     dup2(null, STDOUT_FILENO);
-    if (ready_fd >= 0) fcntl(ready_fd, F_SETFD, 0);
+    fcntl(writer.get(), F_SETFD, 0);
     execv(argv[0], argv.data());
     std::fprintf(stderr, "ropeteam run: %s: %s\n", argv[0], std::strerror(errno));
     _exit(127);
   }
   daemon_ = child;
   daemon_started_us_ = NowUs();
+  hang_watch_.Starting();
   return OkStatus();
 }
 
 Status Supervisor::StartDaemon() {
-  int ends[2];
-  if (pipe2(ends, O_CLOEXEC) != 0) return ErrnoError(errno, "pipe");
-  Status status = Spawn(config_.daemon, ends[1]);
-  close(ends[1]);
-  if (status.ok()) status = WaitReady(ends[0]);
-  close(ends[0]);
+  Status status = SpawnDaemon(config_.daemon);
+  if (status.ok()) status = WaitReady();
+  progress_.reset();
   if (status.code() == Code::kDeadlineExceeded ||
       (status.code() == Code::kUnavailable && daemon_exit_code_ > 128))
     PrintLogTail();
   return status;
 }
 
-Status Supervisor::WaitReady(int ready_fd) {
+Status Supervisor::WaitReady() {
   const uint64_t deadline = NowUs() + config_.ready_timeout_s * 1'000'000ull;
-  std::string line;
-  for (;;) {
-    pollfd poll_fd{ready_fd, POLLIN, 0};
-    const int ready = poll(&poll_fd, 1, static_cast<int>(kReadyPollUs / 1000));
-    char buffer[4096];
-    const ssize_t count = ready > 0 ? read(ready_fd, buffer, sizeof(buffer)) : 0;
-    if (count > 0) line.append(buffer, static_cast<size_t>(count));
-    if (line.ends_with('\n')) break;
+  while (ready_line_.empty()) {
+    pollfd poll_fd{said_.get(), POLLIN, 0};
+    if (poll(&poll_fd, 1, static_cast<int>(kReadyPollUs / 1000)) > 0) ReadDaemon();
     for (siginfo_t info; NextSignal(0, &info);) OnSignal(info);
     if (ending_signal_ != 0)
       return Error(Code::kAborted, "signal %d before ropeteamd was ready", ending_signal_);
@@ -132,12 +135,57 @@ Status Supervisor::WaitReady(int ready_fd) {
                    config_.ready_timeout_s);
   }
   // "ropeteamd ready socket PATH control …": a path holds no " control ".
-  const size_t begin = line.find(" socket ");
-  const size_t end = line.find(" control ");
+  const size_t begin = ready_line_.find(" socket ");
+  const size_t end = ready_line_.find(" control ");
   if (begin == std::string::npos || end == std::string::npos || end < begin)
-    return Error(Code::kIo, "ropeteamd said \"%.200s\", not where its socket is", line.c_str());
-  socket_ = line.substr(begin + 8, end - begin - 8);
+    return Error(Code::kIo, "ropeteamd said \"%.200s\", not where its socket is", ready_line_.c_str());
+  socket_ = ready_line_.substr(begin + 8, end - begin - 8);
   return OkStatus();
+}
+
+void Supervisor::ReadDaemon() {
+  char buffer[4096];
+  for (ssize_t count = 0; (count = read(said_.get(), buffer, sizeof(buffer))) > 0;) {
+    unfinished_.append(buffer, static_cast<size_t>(count));
+    for (size_t end = 0; (end = unfinished_.find('\n')) != std::string::npos; unfinished_.erase(0, end + 1))
+      OnLine(unfinished_.substr(0, end));
+    if (unfinished_.size() > kLineBytesMax) unfinished_.clear();
+  }
+}
+
+void Supervisor::OnLine(const std::string& line) {
+  if (line == "starting") return hang_watch_.Starting();
+  if (line == "alive") return hang_watch_.Alive();
+  if (line.starts_with("progress ")) return OnProgress(line);
+  if (line.starts_with("note "))
+    std::fprintf(stderr, "ropeteam run: %s\n", line.c_str() + 5);
+  else if (ready_line_.empty())
+    ready_line_ = line;
+}
+
+void Supervisor::OnProgress(const std::string& line) {
+  std::istringstream words(line);
+  std::string progress, what;
+  uint64_t done = 0;
+  uint64_t total = 0;
+  // Later starts belong to a time when the terminal is COMMAND's.
+  if (!(words >> progress >> what >> done >> total) || command_ != 0 || config_.quiet) return;
+  if (progress_ == nullptr) progress_ = std::make_unique<Progress>("arena " + what, total);
+  if (done <= progressed_) return;
+  progress_->Add(done - progressed_);
+  progressed_ = done;
+  if (done >= total) progress_->Finish();
+}
+
+void Supervisor::WatchDaemon() {
+  const uint64_t now = NowUs();
+  watch_at_us_ = now + kHangTickUs;
+  ReadDaemon();
+  if (daemon_ == 0 || !hang_watch_.Tick(now, SampleMainThread(daemon_))) return;
+  std::fprintf(stderr, "ropeteam run: ropeteamd has hung for %u s (--watchdog), killing it\n",
+               hang_watch_.limit_s());
+  hang_watch_.Starting();
+  kill(daemon_, SIGKILL);
 }
 
 bool Supervisor::NextSignal(uint64_t deadline_us, siginfo_t* info) const {
@@ -216,15 +264,17 @@ int Supervisor::RunCommand(const std::map<std::string, std::string>& environment
   }
   command_ = child;
   Reap();  // a daemon that ended between its ready line and now
+  watch_at_us_ = NowUs();
   while (!command_ended_) {
     siginfo_t info{};
-    if (NextSignal(restart_at_us_, &info)) {
+    if (NextSignal(std::min(restart_at_us_, watch_at_us_), &info)) {
       OnSignal(info);
       continue;
     }
-    if (restart_at_us_ == UINT64_MAX || NowUs() < restart_at_us_) continue;
+    if (NowUs() >= watch_at_us_) WatchDaemon();
+    if (NowUs() < restart_at_us_) continue;
     restart_at_us_ = UINT64_MAX;
-    const Status spawned = Spawn(config_.restart, -1);
+    const Status spawned = SpawnDaemon(config_.restart);
     if (!spawned.ok()) {
       std::fprintf(stderr, "ropeteam run: ropeteamd: %s\n", spawned.ToString().c_str());
       restart_at_us_ = NowUs() + kBackoffMaxUs;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Two children: ropeteamd, kept alive for as long as the command lives, and the command, whose end is the
-// end. Signals go to the command. Should this process be killed, both children get SIGTERM from the kernel.
+// Two children: ropeteamd, kept alive for as long as the command lives, and killed when it hangs; and the command, whose
+// end is the end. Signals go to the command. Should this process be killed, both children get SIGTERM from the kernel.
 //
 // One thread; Linux only (pdeathsig, signal information).
 
@@ -13,9 +13,13 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "api/cli/hang_watch.h"
+#include "api/cli/storage_progress.h"
+#include "api/client/unique_fd.h"
 #include "core/base/status.h"
 
 namespace ropeteam::cli {
@@ -27,7 +31,9 @@ class Supervisor {
     std::vector<std::string> restart;  // the same for restarts of the daemon
     std::vector<std::string> command;
     uint32_t ready_timeout_s = 0;
-    std::string log_file;  // the daemon's, for its last lines when it fails
+    uint32_t hang_timeout_s = 0;  // a daemon that has hung for so long is killed, and started again; 0: never
+    bool quiet = false;           // no progress of the start
+    std::string log_file;         // the daemon's, for its last lines when it fails
   };
 
   explicit Supervisor(Config config);
@@ -52,9 +58,13 @@ class Supervisor {
   Supervisor& operator=(const Supervisor&) = delete;
 
  private:
-  Status Spawn(const std::vector<std::string>& program, int ready_fd);
-  Status WaitReady(int ready_fd);
-  void Reap();  // takes the ended children in
+  Status SpawnDaemon(const std::vector<std::string>& program);
+  Status WaitReady();
+  void ReadDaemon();                     // what it has said meanwhile
+  void OnLine(const std::string& line);  // one line of it: node/supervisor_link.h lists them
+  void OnProgress(const std::string& line);
+  void WatchDaemon();  // once a tick of HangWatch
+  void Reap();         // takes the ended children in
   void OnDaemonEnded(int status);
   void OnSignal(const siginfo_t& info);
   // Waits for the next signal, at most until `deadline_us` of the monotonic clock (UINT64_MAX: for ever).
@@ -71,6 +81,13 @@ class Supervisor {
   int daemon_exit_code_ = 0;
   int ending_signal_ = 0;
   std::string socket_;
+  client::UniqueFd said_;  // the daemon's lines come from here
+  std::string unfinished_;
+  std::string ready_line_;
+  std::unique_ptr<Progress> progress_;
+  uint64_t progressed_ = 0;
+  HangWatch hang_watch_;
+  uint64_t watch_at_us_ = UINT64_MAX;
   uint64_t daemon_started_us_ = 0;
   uint64_t restart_at_us_ = UINT64_MAX;
   uint64_t backoff_us_ = 0;

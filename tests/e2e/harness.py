@@ -11,6 +11,7 @@ import ipaddress
 import json
 import os
 import pathlib
+import pty
 import random
 import re
 import select
@@ -19,6 +20,7 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
 import textwrap
 import time
 from collections.abc import Callable
@@ -91,6 +93,21 @@ def ask(*command: str) -> subprocess.CompletedProcess[str]:
         timeout=WAIT_S,
         check=False,
     )
+
+
+def on_a_terminal(command: list[str], stream: str, env: dict[str, str]) -> tuple[int, str]:
+    """The exit code of a command whose `stream` ("stdout" or "stderr") is a terminal, and what that shows."""
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 120))
+    try:
+        done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, timeout=WAIT_S, **{stream: theirs})
+        shown = b""
+        while select.select([ours], [], [], 0)[0]:
+            shown += os.read(ours, 65536)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    return done.returncode, shown.decode()
 
 
 def payload(seed: int, size: int) -> bytes:

@@ -11,7 +11,7 @@ import sys
 import tempfile
 
 import pytest
-from harness import ROPETEAM, WAIT_S, environment
+from harness import ROPETEAM, WAIT_S, environment, free_port, on_a_terminal
 
 
 def told(done: subprocess.CompletedProcess[str]) -> list[str]:
@@ -136,3 +136,129 @@ def test_one_node_is_told_that_no_copy_survives_it_and_that_a_former_run_is_ther
     assert anew.stdout == "0\n" and len(told(anew)) == 2, anew.stderr
     quiet = run_ropeteam(sys.executable, "-c", SAVE_ONE, options=["--job", "test", "--quiet"])
     assert (quiet.stdout, quiet.stderr) == ("5\n", "")
+
+
+SECOND_NODE = ["--ordinal", "1", "--nodes", "2", "--listen", "127.0.0.2", "--dead-after-ms", "200"]
+
+
+def says_on_the_terminal(options: list[str], wanted: str) -> None:
+    """`ropeteam run` with a COMMAND that goes on until the terminal has shown `wanted`."""
+    arena = tempfile.TemporaryDirectory(prefix="ropeteam-", dir="/dev/shm")
+    with (
+        arena,
+        subprocess.Popen(
+            [str(ROPETEAM), "run", *options, "--memory", "16M", "--arena-path", arena.name,
+             "--socket", f"{arena.name}/r.sock", "--", "cat"],
+            env=environment(), stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        ) as job,
+    ):  # fmt: skip
+        seen = []
+        while not seen or (seen[-1] and wanted not in seen[-1]):
+            seen.append(job.stderr.readline())
+        job.stdin.close()
+        rest = job.stderr.read()
+        assert seen[-1], "".join(seen)
+        assert job.wait(WAIT_S) == 0, rest  # COMMAND's
+
+
+def test_a_daemon_that_the_job_refuses_ends_a_run_that_requires_it(cluster, run_ropeteam, tmp_path):
+    options = ["--job", "another", *SECOND_NODE, "--coordinator", cluster(1).coordinator]
+    done = run_ropeteam("touch", "started", options=[*options, "--required"])
+    assert done.returncode == 3, done.stderr
+    why = 'node node-1 has --job "another", the coordinator on node node-0 '
+    assert why in done.stderr
+    assert not (tmp_path / "started").exists()
+    says_on_the_terminal(options, why)
+
+
+def test_a_daemon_without_a_coordinator_ends_a_run_that_requires_it(run_ropeteam, tmp_path):
+    coordinator = f"127.0.0.1:{free_port()}"
+    options = ["--job", "test", *SECOND_NODE, "--coordinator", coordinator]
+    done = run_ropeteam("touch", "started", options=[*options, "--required", "--join-timeout", "1"])
+    assert done.returncode == 4, done.stderr
+    assert f"no coordinator has answered at {coordinator} for " in done.stderr
+    assert not (tmp_path / "started").exists()
+    says_on_the_terminal(options, f"ropeteam run: no coordinator has answered at {coordinator} for ")
+
+
+def test_a_required_daemon_that_joins_is_no_hindrance(run_ropeteam):
+    done = run_ropeteam(sys.executable, "-c", SAVE_ONE, options=["--job", "test", "--required"])
+    assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
+
+
+def test_the_command_is_looked_up_before_the_daemon_starts(tmp_path):
+    (tmp_path / "file").write_text("not a program")
+    for command, code in (("no-such-command", 127), (str(tmp_path / "file"), 126), (str(tmp_path), 126)):
+        done = subprocess.run(
+            [str(ROPETEAM), "run", "--daemon", "/bin/false", "--", command],
+            env=environment(), capture_output=True, text=True, timeout=WAIT_S,
+        )  # fmt: skip
+        assert done.returncode == code, done.stderr
+        assert done.stderr.startswith(f"ropeteam run: {command}: ")
+
+
+# Ready and alive at once; the first one says nothing after that, the second one goes on.
+HANGING_DAEMON = """#!/usr/bin/env python3
+import os, pathlib, sys, time
+options = dict(word[2:].split("=", 1) for word in sys.argv[1:] if "=" in word)
+os.write(int(options["ready-fd"]), b"ropeteamd ready socket /nowhere control x data y\\nalive\\n")
+begun = pathlib.Path(os.environ["FAKE_BEGUN"])
+if not begun.exists():
+    begun.write_text("")
+    time.sleep(1000)
+begun.with_name("again").write_text("")
+while True:
+    time.sleep(0.5)
+    os.write(int(options["ready-fd"]), b"alive\\n")
+"""
+
+
+STOP_THE_DAEMON = """
+import json, os, signal, subprocess, sys, time
+def pid():
+    done = subprocess.run([sys.argv[1], "status", "--local", "--json"], capture_output=True, text=True)
+    return json.loads(done.stdout)["daemon"]["pid"]
+before = pid()
+os.kill(before, signal.SIGSTOP)
+time.sleep(4)
+os.kill(before, signal.SIGCONT)
+print(pid() == before)
+"""
+
+
+def test_a_daemon_that_hangs_is_started_again_and_one_that_was_stopped_is_not(run_ropeteam, tmp_path):
+    daemon = tmp_path / "daemon"
+    daemon.write_text(HANGING_DAEMON)
+    daemon.chmod(0o755)
+    hanging = subprocess.Popen(
+        [str(ROPETEAM), "run", "--daemon", str(daemon), "--watchdog", "2", "--",
+         "sh", "-c", f"until [ -e {tmp_path}/again ]; do sleep 0.05; done"],
+        env=environment(FAKE_BEGUN=str(tmp_path / "begun")), stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    # Stopped for longer than it may hang. And this real one is alive whenever it is not stopped.
+    stopped = run_ropeteam(
+        sys.executable, "-c", STOP_THE_DAEMON, str(ROPETEAM), options=["--job", "test", "--watchdog", "2"]
+    )
+    said = hanging.communicate(timeout=WAIT_S)[1]
+    assert hanging.returncode == 0, said
+    assert "ropeteamd has hung for 2 s (--watchdog), killing it" in said
+    assert "was ended by signal 9 (Killed), starting it again" in said
+    assert (stopped.returncode, stopped.stdout) == (0, "True\n"), stopped.stderr
+
+
+def test_faulting_memory_in_shows_how_far_it_is(run_ropeteam):
+    plain = run_ropeteam("true")
+    assert any(line.startswith("arena prefault: 64.0 MiB of 64.0 MiB, ") for line in plain.stderr.splitlines()), plain.stderr
+    with tempfile.TemporaryDirectory(prefix="ropeteam-", dir="/dev/shm") as arena:
+        code, shown = on_a_terminal(
+            [str(ROPETEAM), "run", "--memory", "16M", "--arena-path", arena, "--socket", f"{arena}/r.sock", "--", "true"],
+            "stderr", environment(),
+        )  # fmt: skip
+        assert code == 0 and "arena prefault [####" in shown
+
+
+def test_help_says_what_every_option_means():
+    done = subprocess.run([str(ROPETEAM), "run", "--help"], env=environment(), capture_output=True, text=True, timeout=WAIT_S)
+    assert done.returncode == 0
+    for option, words in {"--required": "exit code", "--chunk-size": "unit of allocation", "--listen": "numeric address"}.items():
+        assert option in done.stdout and words in done.stdout

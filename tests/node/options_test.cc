@@ -209,6 +209,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadCase{{"--job=j", "--chunk-size", "2G"}, "--chunk-size", "2G"},
         BadCase{{"--job=j", "--chunk-size", "1K"}, "--chunk-size", "1K"},
         BadCase{{"--job=j", "--arena-path", "shm"}, "--arena-path", "shm"},
+        BadCase{{"--job=j", "--join-timeout", "soon"}, "--join-timeout", "from 0 to 86400"},
         BadCase{{"--job=j", "--replicas", "1"}, "--replicas", "--nodes is 1"},
         BadCase{{"--job=j", "--nodes=4", "--coordinator=h:1", "--replicas", "4"},
                 "--replicas 4",
