@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "api/cli/ask.h"
 
-#include <dirent.h>
-#include <unistd.h>
-
-#include <algorithm>
 #include <charconv>
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
 
 #include "api/cli/commands.h"
 #include "api/client/admin_client.h"
@@ -36,16 +33,6 @@ Status ParseNumber(const char* what, const std::string& text, uint64_t* number) 
 
 bool LooksLikeSeconds(const std::string& text) { return !text.empty() && text[0] >= '0' && text[0] <= '9'; }
 
-void ListSockets(const std::string& directory, std::vector<std::string>* sockets) {
-  DIR* open_directory = opendir(directory.c_str());
-  if (open_directory == nullptr) return;
-  while (const dirent* entry = readdir(open_directory)) {
-    const std::string name = entry->d_name;
-    if (name.ends_with(".sock")) sockets->push_back(directory + "/" + name);
-  }
-  closedir(open_directory);
-}
-
 }  // namespace
 
 Result<AskOptions> ParseAskOptions(const std::vector<std::string>& arguments, Takes takes) {
@@ -59,15 +46,19 @@ Result<AskOptions> ParseAskOptions(const std::vector<std::string>& arguments, Ta
       value = argument.substr(equals + 1);
       argument.resize(equals);
     }
-    const bool wants_value =
-        argument == "--socket" || argument == "--timeout" || argument == "--count" || argument == "--output";
+    const bool wants_value = argument == "--socket" || argument == "--job" || argument == "--node" ||
+                             argument == "--timeout" || argument == "--count" || argument == "--output";
     if (wants_value && !has_value) {
       if (i + 1 == arguments.size())
         return Error(Code::kInvalidArgument, "%s has no value", argument.c_str());
       value = arguments[++i];
     }
     if (argument == "--socket") {
-      options.socket = value;
+      options.socket.path = value;
+    } else if (argument == "--job") {
+      options.socket.job = value;
+    } else if (argument == "--node") {
+      options.socket.node = value;
     } else if (argument == "--timeout") {
       ROPETEAM_RETURN_IF_ERROR(ParseSeconds("--timeout", value, &options.timeout_s));
     } else if (argument == "--count" && takes == Takes::kWatch) {
@@ -93,33 +84,14 @@ Result<AskOptions> ParseAskOptions(const std::vector<std::string>& arguments, Ta
       return Error(Code::kInvalidArgument, "%.80s was not expected", arguments[i].c_str());
     }
   }
+  if (options.watch_count != 0 && options.watch_s == 0) options.watch_s = kWatchSecondsDefault;
   return options;
 }
 
-Result<std::string> ChooseSocket(const std::string& given) {
-  if (!given.empty()) return given;
-  if (const char* told = std::getenv("ROPETEAM_SOCKET"); told != nullptr && told[0] != '\0')
-    return std::string(told);
-  std::vector<std::string> sockets;
-  const char* runtime = std::getenv("XDG_RUNTIME_DIR");
-  if (runtime != nullptr && runtime[0] == '/') ListSockets(std::string(runtime) + "/ropeteam", &sockets);
-  ListSockets("/tmp/ropeteam-" + std::to_string(geteuid()), &sockets);
-  if (sockets.size() == 1) return sockets.front();
-  if (sockets.empty())
-    return Error(
-        Code::kUnavailable,
-        "no ropeteamd of yours was found on this machine: start one with `ropeteam run -- COMMAND`, or give "
-        "--socket PATH (or ROPETEAM_SOCKET)");
-  std::sort(sockets.begin(), sockets.end());
-  std::string list;
-  for (const std::string& socket : sockets) list += "\n  --socket " + socket;
-  return Error(Code::kUnavailable, "%zu daemons are here, say which:%s", sockets.size(), list.c_str());
-}
-
 Result<std::string> Ask(const AskOptions& options, local::AdminCommand command) {
-  const Result<std::string> socket = ChooseSocket(options.socket);
-  if (!socket.ok()) return socket.status();
   const auto timeout_ms = static_cast<int64_t>(options.timeout_s * 1000);
+  const Result<std::string> socket = ChooseSocket(options.socket, timeout_ms);
+  if (!socket.ok()) return socket.status();
   Result<std::unique_ptr<AdminClient>> client = AdminClient::Connect(*socket, timeout_ms);
   if (!client.ok()) return client.status();
   local::Admin admin;
@@ -130,9 +102,8 @@ Result<std::string> Ask(const AskOptions& options, local::AdminCommand command) 
   return (*client)->Request(admin);
 }
 
-int AskAndPrint(const char* name, const AskOptions& options, local::AdminCommand command,
+int PrintAnswer(const char* name, const AskOptions& options, const Result<std::string>& answer,
                 std::string (*render)(const nlohmann::json&), Result<int> (*judge)(const nlohmann::json&)) {
-  const Result<std::string> answer = Ask(options, command);
   if (!answer.ok()) {
     std::fprintf(stderr, "ropeteam %s: %s\n", name, answer.status().ToString().c_str());
     return kExitFailed;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What `status`, `ls` and `verify` share: their common options, finding the daemon, asking it.
+// What `status`, `ls` and `verify` share: their common options, asking the daemon.
 
 #ifndef ROPETEAM_API_CLI_ASK_H_
 #define ROPETEAM_API_CLI_ASK_H_
@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "api/cli/sockets.h"
 #include "api/client/local_protocol.h"
 #include "core/base/status.h"
 
@@ -19,7 +20,7 @@ inline constexpr double kTimeoutSecondsDefault = 10;
 inline constexpr double kTimeoutSecondsMax = 86400;
 
 struct AskOptions {
-  std::string socket;
+  SocketChoice socket;
   double timeout_s = kTimeoutSecondsDefault;
   bool json = false;
   bool local = false;        // status: this node alone, without the leader
@@ -36,16 +37,12 @@ enum class Takes { kStep, kWatch, kStepAndOutput };
 // kInvalidArgument: an unknown option, a bad value.
 Result<AskOptions> ParseAskOptions(const std::vector<std::string>& arguments, Takes takes);
 
-// The socket to use: the one given, ROPETEAM_SOCKET, else the only one in the directories where daemons put
-// theirs. kUnavailable: there is none, or more than one; they are named.
-Result<std::string> ChooseSocket(const std::string& given);
-
 // One connection, one question; the answer's text.
 Result<std::string> Ask(const AskOptions& options, local::AdminCommand command);
 
-// Asks, prints the answer as it is (--json) or as `render` has it, and returns the exit code that `judge` has
-// for it. An error, of `judge` too, is printed in place of the answer.
-int AskAndPrint(const char* name, const AskOptions& options, local::AdminCommand command,
+// Prints an answer as it is (--json) or as `render` has it, and returns the exit code that `judge` has for it. An error,
+// of `judge` too, is printed in place of the answer.
+int PrintAnswer(const char* name, const AskOptions& options, const Result<std::string>& answer,
                 std::string (*render)(const nlohmann::json&), Result<int> (*judge)(const nlohmann::json&));
 
 }  // namespace ropeteam::cli

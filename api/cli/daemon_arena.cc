@@ -3,7 +3,7 @@
 
 #include <utility>
 
-#include "api/cli/ask.h"
+#include "api/cli/sockets.h"
 
 namespace ropeteam::cli {
 namespace {
@@ -22,7 +22,8 @@ StorageWorkers::Config ConfigOf(const client::Arena& arena, std::shared_ptr<stor
 }  // namespace
 
 Result<DaemonArena> OpenDaemonArena(const StorageOptions& options) {
-  const Result<std::string> socket = ChooseSocket(options.socket);
+  const Result<std::string> socket =
+      ChooseSocket({options.socket, "", ""}, std::chrono::milliseconds(options.timeout).count());
   if (!socket.ok()) return socket.status();
   local::Hello hello;
   hello.kind = local::ClientKind::kAdmin;

@@ -26,6 +26,7 @@ constexpr char kHelp[] =
     "  import DIR                       save a step from storage into a running job\n"
     "  prune URL --dry-run|--yes …      remove steps from storage, by rules\n"
     "  trace [STEP]                write a step's life on all nodes to a file for ui.perfetto.dev\n"
+    "  clean [--job JOB|--all-ended]    free the memory of jobs that nobody runs any more\n"
     "  devices                     what each transport sees on this machine\n"
     "  bench …                     measure (ropeteam-bench)\n"
     "  version                     print the version\n"
@@ -63,6 +64,7 @@ constexpr Command kCommands[] = {
     {"import", ropeteam::cli::StorageImportCommand},
     {"prune", ropeteam::cli::StoragePruneCommand},
     {"trace", ropeteam::cli::TraceCommand},
+    {"clean", ropeteam::cli::CleanCommand},
     {"devices", ropeteam::cli::DevicesCommand},
     {"bench", ropeteam::cli::BenchCommand},
 };

@@ -103,7 +103,7 @@ class MemoryExport {
   // Of all ranks, as the leader knows it; for the bar only.
   uint64_t BytesOf(const StepId& id) const {
     AskOptions options;
-    options.socket = daemon_.link->channel->socket();
+    options.socket.path = daemon_.link->channel->socket();
     const Result<std::string> answer = Ask(options, local::AdminCommand::kStatus);
     const nlohmann::json status =
         answer.ok() ? nlohmann::json::parse(*answer, nullptr, false) : nlohmann::json();

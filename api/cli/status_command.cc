@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -12,7 +13,12 @@
 namespace ropeteam::cli {
 namespace {
 
+// Of a terminal that does not tell its size.
+constexpr size_t kRowsDefault = 24;
+constexpr size_t kColumnsDefault = 80;
+
 constexpr char kCommonHelp[] =
+    "  --job JOB, --node NODE  the daemon of this job and node, where several run on this machine\n"
     "  --socket PATH      the daemon's socket [ROPETEAM_SOCKET, else the only one of yours on this machine]\n"
     "  --timeout SECONDS  how long an answer may take [10]\n"
     "  --json             the answer as it came\n";
@@ -41,37 +47,60 @@ Result<int> JudgeListOfStep(const nlohmann::json& list) {
 }
 
 Result<int> JudgeVerify(const nlohmann::json& verify) {
-  return verify.at("chunks_bad").get<uint64_t>() == 0 ? 0 : kExitFailed;
+  return verify.at("chunks_bad") == 0 && verify.value("ranks_short", 0) == 0 ? 0 : kExitFailed;
+}
+
+// What every node has read, and which ranks lack copies.
+Result<std::string> AskVerify(AskOptions options) {
+  const Result<std::string> answer = Ask(options, local::AdminCommand::kVerify);
+  if (!answer.ok()) return answer;
+  try {
+    nlohmann::json verify = nlohmann::json::parse(*answer);
+    options.has_step = true;
+    options.step = verify.at("step");
+    const Result<std::string> listed = Ask(options, local::AdminCommand::kList);
+    if (!listed.ok()) return listed;
+    AddMissingCopies(nlohmann::json::parse(*listed), &verify);
+    return verify.dump();
+  } catch (const nlohmann::json::exception& error) {
+    return Error(Code::kUnsupported, "the daemon's answer is not as expected: %s", error.what());
+  }
 }
 
 std::string RenderOnce(const nlohmann::json& status) { return RenderStatus(status, nullptr, 0); }
 
 int Watch(const AskOptions& options) {
   const bool screen = isatty(STDOUT_FILENO) != 0 && !options.json;
+  if (screen) std::fputs("\x1b[2J", stdout);
   nlohmann::json before;
   auto before_at = std::chrono::steady_clock::now();
+  int code = 0;
   for (uint64_t i = 0; options.watch_count == 0 || i < options.watch_count; ++i) {
     if (i != 0) std::this_thread::sleep_for(std::chrono::duration<double>(options.watch_s));
     const Result<std::string> answer = Ask(options, local::AdminCommand::kStatus);
     const auto now = std::chrono::steady_clock::now();
-    if (screen) std::fputs("\x1b[H\x1b[J", stdout);
-    if (!answer.ok()) {
-      // A daemon that restarts is there again soon: watching goes on.
-      std::fprintf(stderr, "ropeteam status: %s\n", answer.status().ToString().c_str());
-      continue;
+    // A daemon that restarts is there again soon: watching goes on, and the exit code is that of the last answer.
+    code = answer.ok() ? 0 : kExitFailed;
+    std::string text = "ropeteam status: " + answer.status().ToString() + "\n";
+    if (answer.ok()) {
+      const nlohmann::json json = nlohmann::json::parse(*answer);
+      const std::chrono::duration<double> since = now - before_at;
+      text = options.json ? *answer + "\n"
+                          : RenderStatus(json, before.is_null() ? nullptr : &before, since.count());
+      before = json;
+      before_at = now;
     }
-    const nlohmann::json json = nlohmann::json::parse(*answer);
-    const std::chrono::duration<double> since = now - before_at;
-    const std::string text = options.json
-                                 ? *answer + "\n"
-                                 : RenderStatus(json, before.is_null() ? nullptr : &before, since.count());
-    std::fputs(text.c_str(), stdout);
-    std::fputs(options.json || screen ? "" : "\n", stdout);
+    winsize size{};
+    if (screen) {
+      const bool known = ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_row > 0 && size.ws_col > 0;
+      text = known ? Redraw(text, size.ws_row, size.ws_col) : Redraw(text, kRowsDefault, kColumnsDefault);
+    } else if (answer.ok() && !options.json) {
+      text += "\n";
+    }
+    std::fputs(text.c_str(), answer.ok() || screen ? stdout : stderr);
     std::fflush(stdout);
-    before = json;
-    before_at = now;
   }
-  return 0;
+  return code;
 }
 
 }  // namespace
@@ -82,14 +111,15 @@ int StatusCommand(const std::vector<std::string>& arguments) {
   if (DoneWith("status", options,
                "ropeteam status: nodes, ranks, steps, levels, copies, bytes, as the leader sees them\n"
                "  --watch [SECONDS]  again and again, with rates [2]\n"
-               "  --count N          with --watch: stop after N times\n"
+               "  --count N          stop after N times; exit code 1 when the last had no answer\n"
                "  --local            this node alone, without asking the leader\n",
                &code))
     return code;
   if (options->local)
-    return AskAndPrint("status", *options, local::AdminCommand::kNode, RenderNode, AlwaysGood);
+    return PrintAnswer("status", *options, Ask(*options, local::AdminCommand::kNode), RenderNode, AlwaysGood);
   if (options->watch_s == 0)
-    return AskAndPrint("status", *options, local::AdminCommand::kStatus, RenderOnce, AlwaysGood);
+    return PrintAnswer("status", *options, Ask(*options, local::AdminCommand::kStatus), RenderOnce,
+                       AlwaysGood);
   try {
     return Watch(*options);
   } catch (const nlohmann::json::exception& error) {
@@ -104,7 +134,7 @@ int ListCommand(const std::vector<std::string>& arguments) {
   if (DoneWith("ls", options,
                "ropeteam ls [STEP]: the steps that are held; with STEP, its copies and objects\n", &code))
     return code;
-  return AskAndPrint("ls", *options, local::AdminCommand::kList, RenderList,
+  return PrintAnswer("ls", *options, Ask(*options, local::AdminCommand::kList), RenderList,
                      options->has_step ? JudgeListOfStep : AlwaysGood);
 }
 
@@ -113,11 +143,10 @@ int VerifyCommand(const std::vector<std::string>& arguments) {
   int code = 0;
   if (DoneWith("verify", options,
                "ropeteam verify [STEP]: reads every chunk of a step [the newest] on every node; exit code 1 "
-               "when one is "
-               "bad\n",
+               "when one is bad, or a copy is missing\n",
                &code))
     return code;
-  return AskAndPrint("verify", *options, local::AdminCommand::kVerify, RenderVerify, JudgeVerify);
+  return PrintAnswer("verify", *options, AskVerify(*options), RenderVerify, JudgeVerify);
 }
 
 }  // namespace ropeteam::cli

@@ -4,6 +4,10 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
+#include <map>
+#include <set>
+#include <sstream>
+#include <vector>
 
 #include "api/cli/text.h"
 
@@ -235,11 +239,53 @@ std::string RenderVerify(const Json& verify) {
             Join(copy.at("bad")) + " of " + NumberText(copy, "chunks") + " (" +
             copy.at("role").get<std::string>() + ")\n";
   }
+  for (const Json& rank : verify.value("missing", Json::array()))
+    text += "missing: step " + NumberText(verify, "step") + " rank " + NumberText(rank, "rank") + " has " +
+            NumberText(rank, "copies") + " of " + NumberText(rank, "wanted") + " copies\n";
+  const uint64_t ranks_short = verify.value("ranks_short", uint64_t{0});
   text += "step " + NumberText(verify, "step") + " incarnation " + NumberText(verify, "incarnation") +
           ": nodes " + std::to_string(verify.at("nodes_asked").size()) + ", copies " +
           std::to_string(verify.at("copies").size()) + ", chunks " + NumberText(verify, "chunks") +
-          ", bad chunks " + NumberText(verify, "chunks_bad") + (bad_copies == 0 ? ", all good\n" : "\n");
-  return text;
+          ", bad chunks " + NumberText(verify, "chunks_bad");
+  if (ranks_short != 0) text += ", ranks that lack copies " + std::to_string(ranks_short);
+  return text + (bad_copies == 0 && ranks_short == 0 ? ", all good\n" : "\n");
+}
+
+void AddMissingCopies(const Json& list, Json* verify) {
+  (*verify)["missing"] = Json::array();
+  const auto of_step = [&](const Json& id) { return id.at("incarnation") == verify->at("incarnation"); };
+  uint64_t world_size = 0;
+  uint64_t wanted = 0;
+  for (const Json& step : list.at("steps")) {
+    if (!of_step(step)) continue;
+    world_size = Number(step, "world_size");
+    (*verify)["ranks_short"] = world_size - std::min(world_size, Number(step, "ranks_replicated"));
+  }
+  for (const Json& copy : list.at("copies"))
+    if (of_step(copy.at("id"))) wanted = 1 + Number(copy, "replicas");
+  if (wanted == 0 || verify->value("truncated", false)) return;
+  // What the nodes have just read is newer than what the leader knew.
+  std::map<uint64_t, std::set<std::string>> nodes_of;
+  for (const Json& copy : verify->at("copies"))
+    if (copy.at("role") != "cache") nodes_of[Number(copy.at("id"), "rank")].insert(copy.at("node"));
+  for (uint64_t rank = 0; rank < world_size; ++rank)
+    if (const size_t copies = nodes_of[rank].size(); copies < wanted)
+      (*verify)["missing"].push_back({{"rank", rank}, {"copies", copies}, {"wanted", wanted}});
+  (*verify)["ranks_short"] = (*verify)["missing"].size();
+}
+
+std::string Redraw(const std::string& text, size_t rows, size_t columns) {
+  std::vector<std::string> lines;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) lines.push_back(line.substr(0, columns));
+  if (lines.size() >= rows && rows > 1) {  // the cursor's own line stays free
+    const size_t left_out = lines.size() - (rows - 2);
+    lines.resize(rows - 2);
+    lines.push_back(("… " + std::to_string(left_out) + " more lines").substr(0, columns));
+  }
+  std::string screen = "\x1b[H";
+  for (const std::string& line : lines) screen += line + "\x1b[K\n";
+  return screen + "\x1b[J";
 }
 
 }  // namespace ropeteam::cli

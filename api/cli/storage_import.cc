@@ -114,7 +114,7 @@ class Import {
   // A world that is open would end when another one begins.
   Status ChooseLife() {
     AskOptions ask;
-    ask.socket = daemon_.link->channel->socket();
+    ask.socket.path = daemon_.link->channel->socket();
     const Result<std::string> answer = Ask(ask, local::AdminCommand::kStatus);
     if (!answer.ok()) return answer.status();
     const nlohmann::json status = nlohmann::json::parse(*answer, nullptr, false);

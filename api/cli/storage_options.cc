@@ -227,7 +227,7 @@ bool MeansStorage(const std::vector<std::string>& arguments) {
   for (size_t i = 0; i < arguments.size(); ++i) {
     const std::string& argument = arguments[i];
     if (argument == "--storage" || argument.starts_with("--storage=")) return true;
-    if (argument == "--socket" || argument == "--timeout" || argument == "--job")
+    if (argument == "--socket" || argument == "--timeout" || argument == "--job" || argument == "--node")
       ++i;  // its value
     else if (!argument.starts_with("-") && !IsNumber(argument))
       return true;

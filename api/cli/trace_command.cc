@@ -245,7 +245,8 @@ Status WriteTrace(const std::vector<NodeTrace>& nodes, const AskOptions& options
 }
 
 Status Run(AskOptions options) {
-  const Result<std::string> socket = ChooseSocket(options.socket);
+  const Result<std::string> socket =
+      ChooseSocket(options.socket, static_cast<int64_t>(options.timeout_s * 1000));
   if (!socket.ok()) return socket.status();
   Result<std::unique_ptr<AdminClient>> client =
       AdminClient::Connect(*socket, static_cast<int64_t>(options.timeout_s * 1000));

@@ -102,5 +102,48 @@ TEST(StatusText, AScrubThatIsOffOrHasNotEndedYetSaysSo) {
   EXPECT_THAT(ShownScrub(nullptr), ::testing::MatchesRegex(" +- *"));
 }
 
+Json Copy(const char* node, uint64_t incarnation, uint64_t rank, const char* role = "own") {
+  return {{"node", node},  {"id", {{"incarnation", incarnation}, {"step", 7}, {"rank", rank}}},
+          {"replicas", 1}, {"role", role},
+          {"chunks", 1},   {"bad", Json::array()}};
+}
+
+// Two ranks of step 7, saved with one copy on another node; `copies` are what the nodes have read.
+Json Verified(const Json& copies, bool truncated = false) {
+  Json verify = {{"incarnation", 2}, {"step", 7},       {"nodes_asked", {"a", "b"}},
+                 {"chunks", 3},      {"chunks_bad", 0}, {"copies", copies}};
+  if (truncated) verify["truncated"] = true;
+  const Json former = {{"incarnation", 1}, {"world_size", 9}, {"ranks_replicated", 0}};
+  const Json step = {{"incarnation", 2}, {"world_size", 2}, {"ranks_replicated", 1}};
+  const Json list = {{"steps", {step, former}}, {"copies", {Copy("a", 2, 0)}}};
+  AddMissingCopies(list, &verify);
+  return verify;
+}
+
+TEST(StatusText, VerifyNamesTheRanksThatLackCopies) {
+  const Json verify =
+      Verified({Copy("a", 2, 0), Copy("b", 2, 0, "replica"), Copy("b", 2, 1), Copy("a", 2, 1, "cache")});
+  EXPECT_EQ(verify["ranks_short"], 1);
+  EXPECT_THAT(RenderVerify(verify), HasSubstr("missing: step 7 rank 1 has 1 of 2 copies\n"));
+  EXPECT_THAT(RenderVerify(verify), HasSubstr("ranks that lack copies 1\n"));
+}
+
+TEST(StatusText, VerifyIsAllGoodWithEveryCopy) {
+  const Json verify =
+      Verified({Copy("a", 2, 0), Copy("b", 2, 0, "replica"), Copy("b", 2, 1), Copy("a", 2, 1, "replica")});
+  EXPECT_EQ(verify["ranks_short"], 0);
+  EXPECT_THAT(RenderVerify(verify), HasSubstr(", all good\n"));
+}
+
+TEST(StatusText, WhereCopiesWereCutOffTheLeadersCountDecides) {
+  EXPECT_EQ(Verified({Copy("a", 2, 0)}, true)["ranks_short"], 1);
+}
+
+TEST(StatusText, AScreenIsDrawnOverWhatWasThere) {
+  EXPECT_EQ(Redraw("one\ntwo and more\n", 10, 5), "\x1b[Hone\x1b[K\ntwo a\x1b[K\n\x1b[J");
+  EXPECT_EQ(Redraw("1\n2\n3\n4\n", 4, 80), "\x1b[H1\x1b[K\n2\x1b[K\n\xe2\x80\xa6 2 more lines\x1b[K\n\x1b[J");
+  EXPECT_EQ(Redraw("1\n2\n3\n", 4, 80), "\x1b[H1\x1b[K\n2\x1b[K\n3\x1b[K\n\x1b[J");
+}
+
 }  // namespace
 }  // namespace ropeteam::cli

@@ -118,6 +118,18 @@ def test_a_flipped_bit_in_a_replica_is_found_and_repaired(cluster):
         wait_until(lambda: verify(nodes[0]).returncode == 0, "the replica's repair")
 
 
+def test_verify_misses_the_copy_of_a_node_that_is_gone(cluster):
+    nodes = cluster(2)
+    with nodes[0].open(0, 1, "life") as rope:
+        rope.save(1, {"data": payload(5, 1_000_000)}, wait=Level.COMMITTED)
+        assert verify(nodes[0]).returncode == 0
+        nodes[1].kill(drop_memory=True)
+        nodes.wait_members(1)
+        found = verify(nodes[0])
+        assert found.returncode == 1
+        assert "missing: step 1 rank 0 has 1 of 2 copies\n" in found.stdout
+
+
 def test_a_flipped_bit_that_nobody_reads_is_found_and_repaired_by_the_scrub(cluster):
     nodes = cluster(2, options=["--scrub-rate", "1G"])
     data = payload(14, 6_000_000)
