@@ -123,11 +123,10 @@ def test_the_installed_bench_finds_library_and_daemon(prefix, tmp_path):
     assert '"save/local"' in done.stdout
 
 
-def test_readme_s_compiler_line_builds_the_c_example(prefix, own_store, tmp_path):
+def test_readme_s_lines_build_and_run_the_c_example(prefix, own_store, tmp_path):
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    line = line_of_readme("cc ").replace("DIR", str(prefix))
-    built = run("bash", "-c", line, cwd=tmp_path)
+    build, start = (line_of_readme(begin).replace("DIR", str(prefix)) for begin in ("cc ", "RANK=0 WORLD_SIZE=1 "))
+    built = run("bash", "-c", build, cwd=tmp_path)
     assert built.returncode == 0, built.stderr
-    program = str(prefix / "bin" / "ropeteam")
-    done = run(program, "run", "--job", "c", "--", "./quickstart", cwd=tmp_path, RANK="0", WORLD_SIZE="1", **own_store)
+    done = run("bash", "-c", start, cwd=tmp_path, ROPETEAM_JOB="c", **own_store)
     assert (done.returncode, done.stdout) == (0, "went on from step 0, weights[0] is now 1.5\n"), done.stderr

@@ -162,10 +162,10 @@ def says_on_the_terminal(options: list[str], wanted: str) -> None:
 
 
 def test_a_daemon_that_the_job_refuses_ends_a_run_that_requires_it(cluster, run_ropeteam, tmp_path):
-    options = ["--job", "another", *SECOND_NODE, "--coordinator", cluster(1).coordinator]
+    options = ["--job", "test", "--chunk-size", "1M", *SECOND_NODE, "--coordinator", cluster(1).coordinator]
     done = run_ropeteam("touch", "started", options=[*options, "--required"])
     assert done.returncode == 3, done.stderr
-    why = 'node node-1 has --job "another", the coordinator on node node-0 '
+    why = "node node-1 has --chunk-size 1048576, the coordinator on node node-0 "
     assert why in done.stderr
     assert not (tmp_path / "started").exists()
     says_on_the_terminal(options, why)
