@@ -265,7 +265,7 @@ class ConfigFile : public ::testing::Test {
 
 TEST_F(ConfigFile, GivesWhatFlagsDoNot) {
   const std::string config =
-      Write("job = \"from-file\"\nmemory = \"512M\"\nnodes = 4\ncoordinator = \"127.0.0.1:7000\"\n");
+      Write("job = \"from-file\"\nmemory = \"512M\"\nnodes = 4\ncoordinator = \"127.0.0.1:1\"\n");
   const Parsed parsed = Parse({config.c_str(), "--memory=1G"});
   ASSERT_TRUE(parsed.status.ok()) << parsed.status.ToString();
   EXPECT_EQ(parsed.options.job, "from-file");
