@@ -19,10 +19,10 @@
 
 #include "core/base/checksum.h"
 #include "core/base/log.h"
+#include "core/base/sizes.h"
 #include "node/arena_memory.h"
 #include "node/event_loop.h"
 #include "node/parallel.h"
-#include "node/sizes.h"
 
 namespace ropeteam {
 namespace {

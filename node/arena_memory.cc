@@ -13,9 +13,9 @@
 #include <fstream>
 
 #include "core/base/log.h"
+#include "core/base/sizes.h"
 #include "node/event_loop.h"
 #include "node/parallel.h"
-#include "node/sizes.h"
 
 #ifdef ROPETEAM_HAVE_NUMA
 #include <numa.h>

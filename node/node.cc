@@ -7,9 +7,9 @@
 #include <cinttypes>
 
 #include "core/base/log.h"
+#include "core/base/sizes.h"
 #include "core/shard/manifest.h"
 #include "node/local_socket.h"
-#include "node/sizes.h"
 #include "storage/audit/audit.h"
 #include "storage/sinks.h"
 

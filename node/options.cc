@@ -15,8 +15,8 @@
 #include <charconv>
 #include <thread>
 
+#include "core/base/sizes.h"
 #include "membership/membership.h"
-#include "node/sizes.h"
 #include "storage/sink.h"
 
 namespace ropeteam {

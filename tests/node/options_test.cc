@@ -8,7 +8,7 @@
 #include <fstream>
 #include <vector>
 
-#include "node/sizes.h"
+#include "core/base/sizes.h"
 
 namespace ropeteam {
 namespace {

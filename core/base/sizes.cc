@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "node/sizes.h"
+#include "core/base/sizes.h"
 
 #include <cctype>
 #include <charconv>

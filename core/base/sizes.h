@@ -2,8 +2,8 @@
 //
 // Sizes in bytes as people write and read them. Pure functions.
 
-#ifndef ROPETEAM_NODE_SIZES_H_
-#define ROPETEAM_NODE_SIZES_H_
+#ifndef ROPETEAM_CORE_BASE_SIZES_H_
+#define ROPETEAM_CORE_BASE_SIZES_H_
 
 #include <cstdint>
 #include <string>
@@ -20,4 +20,4 @@ std::string FormatSize(uint64_t bytes);
 
 }  // namespace ropeteam
 
-#endif  // ROPETEAM_NODE_SIZES_H_
+#endif  // ROPETEAM_CORE_BASE_SIZES_H_
