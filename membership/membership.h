@@ -62,10 +62,19 @@ inline constexpr uint32_t kClockDriftPpm = 5000;
 // from looking at the clock to the last byte of the transfer that it started then.
 inline constexpr uint32_t kLeasePercent = 60;
 inline constexpr uint32_t kDeadAfterMsDefault = 1000;
+inline constexpr uint32_t kDeadAfterMsMin = 40;      // below it the scheduler's hiccups are deaths
+inline constexpr uint32_t kDeadAfterMsMax = 600000;  // ten minutes: above it nobody is watching
+inline constexpr uint32_t kHeartbeatsPerDeath = 4;   // dead_after_ms / heartbeat_ms at least
+inline constexpr uint32_t kProbeMsDefault = 250;     // far above a round trip on a busy host
 
 constexpr uint32_t LeaseMs(uint32_t dead_after_ms) {
   const uint32_t bound = dead_after_ms < kQuarantineMsMin ? dead_after_ms : kQuarantineMsMin;
   return bound * kLeasePercent / 100;
+}
+// A daemon's probe_ms: the default, or less where a node is declared dead sooner.
+constexpr uint32_t ProbeMs(uint32_t dead_after_ms) {
+  const uint32_t bound = dead_after_ms / kHeartbeatsPerDeath;
+  return bound < kProbeMsDefault ? bound : kProbeMsDefault;
 }
 // How much a fast clock may show while a slow one shows `duration`.
 constexpr TimeUs WithDrift(TimeUs duration) {
@@ -74,6 +83,7 @@ constexpr TimeUs WithDrift(TimeUs duration) {
 
 static_assert(WithDrift(LeaseMs(kDeadAfterMsDefault) * TimeUs{1000}) < kDeadAfterMsDefault * TimeUs{1000});
 static_assert(kDeadAfterMsDefault < kQuarantineMsMin);
+static_assert(ProbeMs(kDeadAfterMsMin) > 0);
 
 // Which of JobSettings the user named, by a flag, a variable or a config file. The others are defaults.
 struct NamedSettings {
@@ -101,7 +111,7 @@ struct MembershipConfig {
   std::string data_transport;  // how bytes move, "verbs", "ofi/efa"; must agree likewise
   uint32_t heartbeat_ms = 200;
   uint32_t dead_after_ms = kDeadAfterMsDefault;
-  uint32_t probe_ms = 250;
+  uint32_t probe_ms = kProbeMsDefault;
   // How many nodes the launcher starts, 0 when unknown. The embedded coordinator gives its first view out as
   // soon as that many have registered, and after dead_after_ms at the latest. Any number may come and go
   // later.
@@ -119,7 +129,6 @@ struct MembershipConfig {
 };
 // Addresses of one list, so that a round over them stays short: each costs up to half of dead_after_ms.
 inline constexpr size_t kCoordinatorsMax = 8;
-inline constexpr uint32_t kHeartbeatsPerDeath = 4;  // dead_after_ms / heartbeat_ms at least
 
 // Where a coordinator is. `order` tells which of two places is the newer one: etcd's mod_revision of the office's key; 0 where
 // nothing orders them (standalone).

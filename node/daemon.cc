@@ -289,7 +289,7 @@ Status Daemon::StartMembership() {
   config.data_transport = node_->transport_name();
   config.heartbeat_ms = options_.heartbeat_ms;
   config.dead_after_ms = options_.dead_after_ms;
-  config.probe_ms = std::min(config.probe_ms, std::max(1u, options_.dead_after_ms / kHeartbeatsPerDeath));
+  config.probe_ms = ProbeMs(options_.dead_after_ms);
   config.nodes_expected = options_.nodes;
   config.settings = {options_.replicas,    options_.keep_steps,    options_.nodes,
                      options_.storage,     options_.persist_every, options_.persist_every_seconds,

@@ -21,11 +21,6 @@
 namespace ropeteam {
 
 inline constexpr size_t kJobBytesMax = 255;  // what the arena's superblock holds
-// More copies than that cost more memory than any failure is worth
-inline constexpr uint32_t kReplicasMax = 8;
-inline constexpr uint32_t kKeepStepsMax = 1000;      // a listing of steps stays readable
-inline constexpr uint32_t kDeadAfterMsMin = 40;      // below it the scheduler's hiccups are deaths
-inline constexpr uint32_t kDeadAfterMsMax = 600000;  // ten minutes: above it nobody is watching
 inline constexpr uint32_t kCheckThreadsMax = 64;
 inline constexpr uint32_t kJoinTimeoutSecondsMax = 86400;  // a day: nobody waits longer for a first node
 inline constexpr size_t kDevicesMax = 16;  // rails of one node; the largest machines have eight

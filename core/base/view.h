@@ -31,6 +31,9 @@ struct Member {
   friend bool operator==(const Member&, const Member&) = default;
 };
 
+inline constexpr uint32_t kReplicasMax = 8;      // more copies cost more memory than any failure is worth
+inline constexpr uint32_t kKeepStepsMax = 1000;  // a listing of steps stays readable
+
 // The settings of a job that its promises rest on. All members of a view have the same.
 struct JobSettings {
   uint32_t replicas = 1;    // R: verified copies on other nodes that REPLICATED means
