@@ -22,6 +22,7 @@ int TraceCommand(const std::vector<std::string>& arguments);    // trace
 int RejoinCommand(const std::vector<std::string>& arguments);   // rejoin
 int CleanCommand(const std::vector<std::string>& arguments);    // clean
 int DevicesCommand(const std::vector<std::string>& arguments);  // devices
+int PlanCommand(const std::vector<std::string>& arguments);     // plan
 int BenchCommand(const std::vector<std::string>& arguments);    // bench: becomes ropeteam-bench
 
 // On storage; the last two also with a daemon.

@@ -28,6 +28,7 @@ constexpr char kHelp[] =
     "  prune URL --dry-run|--yes …      remove steps from storage, by rules\n"
     "  trace [STEP]                write a step's life on all nodes to a file for ui.perfetto.dev\n"
     "  clean [--job JOB|--all-ended]    free the memory of jobs that nobody runs any more\n"
+    "  plan --nodes N …            what a job survives from memory alone, needs and waits for\n"
     "  devices                     what each transport sees on this machine\n"
     "  bench …                     measure (ropeteam-bench)\n"
     "  version                     print the version\n"
@@ -67,6 +68,7 @@ constexpr Command kCommands[] = {
     {"prune", ropeteam::cli::StoragePruneCommand},
     {"trace", ropeteam::cli::TraceCommand},
     {"clean", ropeteam::cli::CleanCommand},
+    {"plan", ropeteam::cli::PlanCommand},
     {"devices", ropeteam::cli::DevicesCommand},
     {"bench", ropeteam::cli::BenchCommand},
 };
