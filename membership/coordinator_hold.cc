@@ -144,7 +144,7 @@ void Coordinator::ResolveNames() {
   std::vector<const Record*> successors;
   for (const auto& [id, record] : records_) {
     const auto [begin, end] = names_.equal_range(record.member.name);
-    const bool beaten = std::any_of(begin, end, [this, &record](const auto& entry) {
+    const bool beaten = std::any_of(begin, end, [this, &record = record](const auto& entry) {
       const Record& other = records_.at(entry.second);
       if (other.member.id == record.member.id) return false;
       if (other.veteran != record.veteran) return record.veteran;

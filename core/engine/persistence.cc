@@ -153,7 +153,7 @@ void Persistence::BeginRun(const Candidate& candidate) {
   ROPETEAM_CHECK(!run_);
   const StepTable::StepState* step = table_.Find(candidate.id);
   if (step == nullptr) return Note(candidate.id, "its copies are gone");
-  run_.emplace();
+  run_ = Run();
   run_->step = candidate;
   run_->number = ++runs_;
   run_->world_size = step->world_size;

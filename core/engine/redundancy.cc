@@ -65,7 +65,7 @@ bool Redundancy::OnCopies(NodeId node, const std::vector<CopyReport>& copies) {
 void Redundancy::ForgetLate() {
   for (auto& [shard, orders] : orders_) {
     const StepTable::StepState* step = table_.Find(StepOf(shard));
-    std::erase_if(orders, [&](const Order& order) {
+    std::erase_if(orders, [&, &shard = shard](const Order& order) {
       if (step != nullptr && shard.rank < step->world_size && order.until > context_.now &&
           context_.Contains(order.source) && context_.Contains(order.target))
         return false;

@@ -97,7 +97,7 @@ Result<std::vector<std::string>> FindJobs(Sink* sink, std::chrono::seconds call_
       return Error(Code::kInvalidArgument, "%s has more than %zu folders: say which job's steps are meant",
                    sink->Describe().c_str(), kFoldersSearchedMax);
     bool has_step = false;
-    const Status status = ForEachPage(sink, folder, call_timeout, [&](const ListPage& page) {
+    const Status status = ForEachPage(sink, folder, call_timeout, [&, parts = parts](const ListPage& page) {
       for (const std::string& inner : page.folders) {
         if (ParseStepFolder(LastPart(inner)))
           has_step = true;
@@ -151,15 +151,16 @@ Result<FileSizes> ListFileSizes(Sink* sink, const std::string& job, const StepNa
   while (!folders.empty()) {
     const auto [folder, depth] = std::move(folders.back());
     folders.pop_back();
-    ROPETEAM_RETURN_IF_ERROR(ForEachPage(sink, folder, call_timeout, [&](const ListPage& page) {
-      for (const FileInfo& file : page.files)
-        sizes.emplace_back(file.name.substr(root.size() + 1), file.bytes);
-      if (depth < kFolderDepthMax)
-        for (const std::string& inner : page.folders) folders.emplace_back(inner, depth + 1);
-      return sizes.size() > kStepFilesListedMax || folders.size() > kStepFilesListedMax
-                 ? Error(Code::kCorrupt, "%s has more than %zu files", root.c_str(), kStepFilesListedMax)
-                 : OkStatus();
-    }));
+    ROPETEAM_RETURN_IF_ERROR(
+        ForEachPage(sink, folder, call_timeout, [&, depth = depth](const ListPage& page) {
+          for (const FileInfo& file : page.files)
+            sizes.emplace_back(file.name.substr(root.size() + 1), file.bytes);
+          if (depth < kFolderDepthMax)
+            for (const std::string& inner : page.folders) folders.emplace_back(inner, depth + 1);
+          return sizes.size() > kStepFilesListedMax || folders.size() > kStepFilesListedMax
+                     ? Error(Code::kCorrupt, "%s has more than %zu files", root.c_str(), kStepFilesListedMax)
+                     : OkStatus();
+        }));
   }
   std::sort(sizes.begin(), sizes.end());
   return sizes;
