@@ -114,6 +114,11 @@ Status Store::ReadSlot(uint32_t index, Found* found) const {
     return Error(Code::kCorrupt, "%u chunks of an arena of %" PRIu64 " for %" PRIu64 " bytes",
                  slot.chunk_count, chunk_count_, slot.stream_bytes);
   }
+  // The table is put right from what the Store knows of a shard, and the digest covers every byte of the slot.
+  arena::Slot known = arena::SlotFor(arena::MetaOf(slot), slot.generation, index, slot.chunk_count);
+  known.state = slot.state;
+  if (std::memcmp(&known, &slot, sizeof(slot)) != 0)
+    return Error(Code::kCorrupt, "has bytes that format version %u does not use", arena::kArenaVersion);
   uint32_t chunk = index;
   for (uint32_t i = 0; i < slot.chunk_count; ++i) {
     if (chunk >= chunk_count_) {

@@ -61,6 +61,14 @@ void ExpectOneRejected(ArenaMemory memory, const char* why) {
   EXPECT_EQ(report.shards, 2u);
 }
 
+// Healing the table would have taken the byte away and left a digest that does not match.
+TEST(StoreAdopt, ASlotWithAByteThatNothingUsesIsRejected) {
+  ArenaMemory memory = ThreeShards();
+  memory.slot(3)->reserved[7] = 1;
+  ForgeDigest(&memory, 3);
+  ExpectOneRejected(memory, "bytes that format version 1 does not use");
+}
+
 TEST(StoreAdopt, EveryShardIsBackAsItWas) {
   ArenaMemory memory = ThreeShards();
   Store::AdoptReport report;
