@@ -8,6 +8,7 @@
 
 #include "transport/ip_address.h"
 #include "transport/ofi/codec.h"
+#include "transport/parcel.h"
 
 namespace ropeteam::ofi {
 namespace {
@@ -58,6 +59,20 @@ TEST(OfiCodecTest, EveryFlippedBitAndEveryCutIsNoticed) {
   }
   EXPECT_EQ(decoded_address.instance, 0u) << "a failed call leaves its output untouched";
   EXPECT_EQ(decoded_key.instance, 0u);
+}
+
+// The number of keys is a byte, and what it says beyond the most rails there may be was not looked at.
+TEST(OfiCodecTest, AKeyThatSaysItHasMoreRailsThanThereMayBeIsRefused) {
+  RailsKey key{1, 2, 3, std::vector<uint64_t>(kRailsMax, 7)};
+  std::string bytes = Encode(key);
+  RailsKey decoded;
+  ASSERT_TRUE(Decode(bytes, &decoded).ok());
+  EXPECT_EQ(decoded.keys, key.keys);
+  bytes.resize(bytes.size() - sizeof(uint64_t));
+  bytes[bytes.size() - kRailsMax * sizeof(uint64_t) - 1] = 100;
+  const uint64_t checksum = ParcelChecksum(bytes);
+  bytes.append(reinterpret_cast<const char*>(&checksum), sizeof(checksum));
+  EXPECT_EQ(Decode(bytes, &decoded).code(), Code::kInvalidArgument);
 }
 
 TEST(OfiAddressTest, ReadsNumericAddresses) {

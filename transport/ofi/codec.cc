@@ -47,11 +47,12 @@ Status Decode(std::string_view bytes, EndpointAddress* address) {
   decoded.hello_address = reader.Number<uint64_t>();
   decoded.hello_key = reader.Number<uint64_t>();
   decoded.address_format = reader.Number<uint32_t>();
-  decoded.grants = reader.Number<uint8_t>() != 0;
+  const uint8_t grants = reader.Number<uint8_t>();
+  decoded.grants = grants != 0;
   decoded.provider = reader.Text();
   decoded.name = reader.Text();
   ROPETEAM_RETURN_IF_ERROR(reader.Finish());
-  if (decoded.instance == 0 || decoded.name.empty())
+  if (decoded.instance == 0 || decoded.name.empty() || grants > 1)
     return Error(Code::kInvalidArgument, "ofi address of %zu bytes is malformed", bytes.size());
   *address = std::move(decoded);
   return OkStatus();
@@ -100,10 +101,11 @@ Status Decode(std::string_view bytes, RailsAddress* address) {
   RailsAddress decoded;
   decoded.instance = reader.Number<uint64_t>();
   decoded.address_format = reader.Number<uint32_t>();
-  decoded.grants = reader.Number<uint8_t>() != 0;
+  const uint8_t grants = reader.Number<uint8_t>();
+  decoded.grants = grants != 0;
   decoded.provider = reader.Text();
   const size_t count = reader.Number<uint8_t>();
-  bool whole = count > 0 && count <= kRailsMax && decoded.instance != 0;
+  bool whole = count > 0 && count <= kRailsMax && decoded.instance != 0 && grants <= 1;
   for (size_t i = 0; i < count && whole; i++) {
     RailsAddress::Rail rail;
     rail.hello_address = reader.Number<uint64_t>();
@@ -130,7 +132,7 @@ Status Decode(std::string_view bytes, RailsKey* key) {
   const size_t count = reader.Number<uint8_t>();
   for (size_t i = 0; i < count && i < kRailsMax; i++) decoded.keys.push_back(reader.Number<uint64_t>());
   ROPETEAM_RETURN_IF_ERROR(reader.Finish());
-  if (decoded.keys.empty())
+  if (decoded.keys.empty() || count > kRailsMax)
     return Error(Code::kInvalidArgument, "ofi region key of several devices, %zu bytes, is malformed",
                  bytes.size());
   *key = std::move(decoded);
