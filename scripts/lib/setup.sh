@@ -144,6 +144,19 @@ setup_machine() {
   setup_venv
 }
 
+# What the fuzz targets need beyond the packages: clang, and its own version of the runtime libraries.
+setup_fuzzer() {
+  install_packages clang
+  if command -v clang++ >/dev/null; then
+    install_packages "libclang-rt-$(clang++ -dumpversion | cut -d. -f1)-dev"
+  fi
+}
+
+fuzzer_works() {
+  command -v clang++ >/dev/null && printf 'extern "C" int LLVMFuzzerTestOneInput(const char*, unsigned long) { return 0; }' |
+    clang++ -x c++ -fsanitize=fuzzer,address -o /dev/null - 2>/dev/null
+}
+
 # What a script may add to every preset: a suffix of its build tree, and options for CMake.
 BUILD_SUFFIX=""
 BUILD_OPTIONS=()

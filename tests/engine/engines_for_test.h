@@ -138,6 +138,7 @@ class Engines {
   }
 
   TestNode& node(NodeId id) { return *nodes_.at(id - 1); }
+  TestNode* Find(NodeId id) { return id != 0 && id <= nodes_.size() ? nodes_[id - 1].get() : nullptr; }
   ShardId Id(Step step, Rank rank) { return {node(1).engine->incarnation(), step, rank}; }
 
   void Carry() {
@@ -152,7 +153,7 @@ class Engines {
           if (on_check_) on_check_(*node, check);
         }
         for (const SendMessage& message : out.messages)
-          this->node(message.to).engine->OnMessage(now_, node->id, message.envelope);
+          if (TestNode* to = Find(message.to)) to->engine->OnMessage(now_, node->id, message.envelope);
         for (const Answer& answer : out.answers) answers_.emplace(answer.request, answer);
         for (const LevelEvent& event : out.events)
           if (event.level == Level::kReplicated) replicated_.push_back(event.shard);
@@ -222,12 +223,22 @@ class Engines {
   // Before the bytes land in `to`: may change them.
   std::function<void(TestNode& to, std::string* bytes)> on_wire_;
   Code get_code_ = Code::kOk;  // that gets are answered with, when their bytes have landed
+  RequestId request_ = 0;
+  std::map<RequestId, Answer> answers_;
 
  private:
+  // Of the chunks, which are all that a transfer may touch.
+  static bool InChunks(const TestNode& node, uint64_t offset, uint64_t length) {
+    return offset >= node.store->chunk_offset(0) && offset <= node.bytes && length <= node.bytes - offset;
+  }
   void Transfer(TestNode* here, const StartTransfer& transfer) {
-    TestNode& peer = node(transfer.peer);
-    TestNode& from = transfer.get ? peer : *here;
-    TestNode& to = transfer.get ? *here : peer;
+    ROPETEAM_CHECK(InChunks(*here, transfer.local_offset, transfer.length));
+    TestNode* const peer = Find(transfer.peer);
+    // Where the bytes are at the peer is its word, and a fabric refuses what is not there.
+    if (peer == nullptr || !InChunks(*peer, transfer.remote_offset, transfer.length))
+      return here->engine->OnTransferDone(now_, transfer.tag, Code::kLinkFailed);
+    TestNode& from = transfer.get ? *peer : *here;
+    TestNode& to = transfer.get ? *here : *peer;
     const uint64_t source = transfer.get ? transfer.remote_offset : transfer.local_offset;
     const uint64_t target = transfer.get ? transfer.local_offset : transfer.remote_offset;
     std::string bytes(reinterpret_cast<const char*>(from.memory + source), transfer.length);
@@ -236,8 +247,6 @@ class Engines {
     here->engine->OnTransferDone(now_, transfer.tag, transfer.get ? get_code_ : Code::kOk);
   }
 
-  RequestId request_ = 0;
-  std::map<RequestId, Answer> answers_;
   std::vector<ShardId> replicated_;
 };
 

@@ -39,7 +39,7 @@ struct Received {
 class LocalServerTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    char path[] = "/tmp/ropeteam-test-XXXXXX";
+    char path[] = "/dev/shm/ropeteam-test-XXXXXX";
     ASSERT_NE(mkdtemp(path), nullptr);
     directory_ = path;
     ASSERT_TRUE(loop_.Init().ok());

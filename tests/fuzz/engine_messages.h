@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// All messages between engines, as a list of types.
+
+#ifndef ROPETEAM_TESTS_FUZZ_ENGINE_MESSAGES_H_
+#define ROPETEAM_TESTS_FUZZ_ENGINE_MESSAGES_H_
+
+#include <tuple>
+
+#include "core/engine/messages.h"
+
+namespace ropeteam::fuzz {
+
+using EngineMessages =
+    std::tuple<ReplicaReserve, ReplicaGrant, ReplicaArrived, ReplicaSeal, ReplicaSealed, ReplicaAbort,
+               CopyQuery, Inventory, InventoryAck, LeaderState, LeaderStateAck, Question, Reply, FetchOpen,
+               FetchGrant, FetchClose, BadCopy, CopyOrder, VerifyOrder, VerifyResult, DropCopy, DemoteCopy,
+               InventoryDelta, PersistOrder, PersistResult, StoredBad, FetchOrder, CheckStored,
+               StoredChecked>;
+// What a Question's payload is.
+using EngineQuestions =
+    std::tuple<JoinQuestion, LatestQuestion, LocateQuestion, Nothing, VerifyQuestion, PersistQuestion>;
+// What a Reply's payload is.
+using EngineReplies = std::tuple<JoinReply, LatestReply, LocateReply, ClusterReport, VerifyReport>;
+
+}  // namespace ropeteam::fuzz
+
+#endif  // ROPETEAM_TESTS_FUZZ_ENGINE_MESSAGES_H_

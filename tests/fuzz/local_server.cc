@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The daemon's end of the local protocol over real sockets, with a real engine behind it: frames of clients that keep
+// to no order, and bytes that are no frames.
+
+#include "tests/fuzz/fuzz.h"
+#include "tests/fuzz/values.h"
+#include "tests/node/local_server_fixture.h"
+
+namespace ropeteam::fuzz {
+namespace {
+
+using Requests =
+    std::tuple<local::Hello, local::SaveBegin, local::SaveExtend, local::SaveFilled, local::SaveCommit,
+               local::SaveAbort, local::Wait, local::Latest, local::ViewOpen, local::ViewRepair,
+               local::ViewClose, local::Admin, local::GpuBuffer, local::GpuBufferEnd, local::SaveDirect,
+               local::SaveSettle, local::Persist, local::StorageList>;
+constexpr Type kTypes[] = {Type::kHello,      Type::kSaveBegin,    Type::kSaveExtend, Type::kSaveFilled,
+                           Type::kSaveCommit, Type::kSaveAbort,    Type::kWait,       Type::kLatest,
+                           Type::kViewOpen,   Type::kViewRepair,   Type::kViewClose,  Type::kAdmin,
+                           Type::kGpuBuffer,  Type::kGpuBufferEnd, Type::kSaveDirect, Type::kSaveSettle,
+                           Type::kPersist,    Type::kStorageList};
+static_assert(std::size(kTypes) == std::tuple_size_v<Requests>);
+
+enum Op : uint8_t { kRequest, kBytes, kConnect, kDescriptor, kTime, kOps };
+
+class World : LocalServerTest {
+ public:
+  World() { SetUp(); }
+  ~World() override { TearDown(); }
+
+  void Run(std::string_view input) {
+    for (UniqueFd& client : clients_) client = Connect();
+    FromBytes in(input);
+    while (!in.done()) {
+      Step(&in);
+      OneTurn();
+    }
+    for (UniqueFd& client : clients_) client.reset();
+    OneTurn();
+    OneTurn();
+    engine_->CheckInvariants();
+    ROPETEAM_CHECK(!engine_->saving());  // saves end with their connections
+  }
+
+ private:
+  void TestBody() override {}
+
+  void Step(FromBytes* in) {
+    const uint8_t op = in->Byte() % kOps;
+    UniqueFd& client = clients_[in->Byte() % std::size(clients_)];
+    if (op == kRequest || op == kDescriptor) {
+      const size_t type = in->Byte() % std::size(kTypes);
+      WithType<Requests>(type, [&](auto message) {
+        in->Get(message);
+        // The version is of no interest after the first try.
+        if constexpr (std::is_same_v<decltype(message), local::Hello>)
+          if (message.version == 1) message.version = local::kLocalProtocolVersion;
+        SendFrame(client, kTypes[type], Encode(message), op == kDescriptor ? STDIN_FILENO : -1);
+      });
+    } else if (op == kBytes) {
+      SendBytes(client, in->Text(), -1);
+    } else if (op == kConnect) {
+      client = Connect();
+    } else if (engine_->NextTimer() != UINT64_MAX) {
+      const TimeUs due = engine_->NextTimer();
+      Drive([&](Engine& engine, TimeUs) { engine.OnTimer(due); });
+    }
+  }
+
+  void SendFrame(const UniqueFd& client, Type type, const std::string& payload, int descriptor) {
+    local::FrameHeader header;
+    header.type = type;
+    header.request = ++request_;
+    header.length = static_cast<uint32_t>(payload.size());
+    SendBytes(client, std::string(reinterpret_cast<const char*>(&header), sizeof(header)) + payload,
+              descriptor);
+  }
+
+  // What a socket does not take is lost: the daemon has closed it, or a client that reads nothing has filled it.
+  static void SendBytes(const UniqueFd& client, std::string bytes, int descriptor) {
+    iovec part{bytes.data(), bytes.size()};
+    msghdr message{};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+    if (descriptor >= 0) {
+      message.msg_control = control;
+      message.msg_controllen = sizeof(control);
+      cmsghdr* rights = CMSG_FIRSTHDR(&message);
+      rights->cmsg_level = SOL_SOCKET;
+      rights->cmsg_type = SCM_RIGHTS;
+      rights->cmsg_len = CMSG_LEN(sizeof(int));
+      std::memcpy(CMSG_DATA(rights), &descriptor, sizeof(int));
+    }
+    (void)sendmsg(client.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+  }
+
+  // Everything that is readable now, without waiting for more.
+  void OneTurn() {
+    loop_.Post([this] { loop_.Post([this] { loop_.Stop(); }); });
+    loop_.Run();
+  }
+
+  UniqueFd clients_[2];
+  uint64_t request_ = 0;
+};
+
+void RunLocalServer(std::string_view input) { World().Run(input); }
+
+std::vector<std::string> LocalServerSeeds() {
+  const auto request = [](size_t client, size_t type, const auto& message) {
+    return ToBytes().Byte(kRequest).Byte(client).Byte(type).Put(message).bytes();
+  };
+  local::Hello hello;
+  hello.world_size = 1;
+  hello.token = 42;
+  local::SaveBegin begin{1, 5000};
+  local::SaveCommit commit{1, 4096 + 100, 4096, 1, {1, 2}};
+  const std::string saved = request(0, 0, hello) + request(0, 1, begin) + request(0, 4, commit);
+  local::Hello admin;
+  admin.kind = local::ClientKind::kAdmin;
+  std::vector<std::string> seeds = {
+      saved + request(0, 6, local::Wait{1, 3, 0}) + request(0, 7, local::Latest{3, 0}),
+      saved + request(0, 8, local::ViewOpen{1, 0, 0}) + request(0, 9, local::ViewRepair{1, {0}, 0}) +
+          request(0, 10, local::ViewClose{1}),
+      request(0, 0, hello) + request(0, 1, begin) + request(0, 2, local::SaveExtend{1, 3}) +
+          request(0, 3, local::SaveFilled{1, 0, {7}}) + request(0, 5, local::SaveAbort{1}),
+      request(0, 0, hello) + request(0, 1, begin) + request(0, 14, local::SaveDirect{1, 1, 0, 0, 1}) +
+          request(0, 15, local::SaveSettle{1, 0}),
+      saved + request(0, 16, local::Persist{1, 0}) + request(0, 17, local::StorageList{1, 0}),
+      ToBytes().Byte(kBytes).Byte(0).Put(std::string("GET / HTTP/1.0")).bytes(),
+      ToBytes().Byte(kConnect).Byte(1).bytes() + request(1, 0, hello),
+      ToBytes().Byte(kDescriptor).Byte(0).Byte(12).Put(local::GpuBuffer{1, 4096}).bytes(),
+  };
+  for (uint8_t command = 1; command <= 4; ++command) {
+    local::Admin ask;
+    ask.command = static_cast<local::AdminCommand>(command);
+    seeds.push_back(saved + request(1, 0, admin) + request(1, 11, ask));
+  }
+  return seeds;
+}
+
+const Target kLocalServer("local_server", RunLocalServer, LocalServerSeeds);
+
+}  // namespace
+}  // namespace ropeteam::fuzz
