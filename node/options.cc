@@ -412,9 +412,9 @@ Status CheckIdentity(const Texts& t, const std::string& job_key, Options* o) {
   if (o->insecure || !ReachableFromElsewhere(*o)) return OkStatus();
   return Error(
       Code::kInvalidArgument,
-      "--listen %s or --coordinator %s can be reached from other hosts, and this daemon has no job key: give "
-      "--job-key-file FILE (openssl rand -hex 32 > FILE, the same file on every node), or say "
-      "--insecure (docs/security.md)",
+      "--listen %s or --coordinator %s can be reached from other hosts, and this daemon has no job key and "
+      "no certificate: give --job-key-file FILE (openssl rand -hex 32 > FILE, the same file on every node), or "
+      "--tls-cert, --tls-key and --tls-ca, or say --insecure (docs/security.md)",
       o->listen.c_str(), t.coordinator.c_str());
 }
 

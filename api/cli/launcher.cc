@@ -165,25 +165,14 @@ Status ChooseListen(Chooser& chooser, uint32_t ordinal, uint32_t nodes,
 }  // namespace
 
 const std::vector<std::string>& ValueOptions() {
-  static const std::vector<std::string> options = {"job",          "node",
-                                                   "ordinal",      "nodes",
-                                                   "coordinator",  "listen",
-                                                   "control-port", "data-port",
-                                                   "memory",       "chunk-size",
-                                                   "arena-path",   "replicas",
-                                                   "keep-steps",   "domain",
-                                                   "socket",       "transport",
-                                                   "provider",     "device",
-                                                   "gid-index",    "dead-after-ms",
-                                                   "heartbeat-ms", "check-threads",
-                                                   "scrub-rate",   "log-level",
-                                                   "log-file",     "storage",
-                                                   "restore-from", "persist-every",
-                                                   "persist-rate", "keep-on-storage",
-                                                   "keep-every",   "keep-best",
-                                                   "keep-within",  "audit-log",
-                                                   "job-key-file", "metrics",
-                                                   "join-timeout", "coordinator-listen"};
+  static const std::vector<std::string> options = {
+      "job",          "node",          "ordinal",      "nodes",         "coordinator",  "listen",
+      "control-port", "data-port",     "memory",       "chunk-size",    "arena-path",   "replicas",
+      "keep-steps",   "domain",        "socket",       "transport",     "provider",     "device",
+      "gid-index",    "dead-after-ms", "heartbeat-ms", "check-threads", "scrub-rate",   "log-level",
+      "log-file",     "storage",       "restore-from", "persist-every", "persist-rate", "keep-on-storage",
+      "keep-every",   "keep-best",     "keep-within",  "audit-log",     "job-key-file", "tls-cert",
+      "tls-key",      "tls-ca",        "tls-name",     "metrics",       "join-timeout", "coordinator-listen"};
   return options;
 }
 

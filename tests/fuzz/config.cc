@@ -5,7 +5,7 @@
 #include <sstream>
 
 #include "api/cli/config_file.h"
-#include "node/sizes.h"
+#include "core/base/sizes.h"
 #include "storage/retention/retention.h"
 #include "storage/steps/steps.h"
 #include "storage/url.h"

@@ -42,7 +42,7 @@ void RunWire(std::string_view input) {
 MembershipConfig Config() {
   MembershipConfig config;
   config.job = "job";
-  config.coordinator_address = "127.0.0.1:1";
+  config.coordinator_addresses = {"127.0.0.1:1"};
   config.protocol_version = 1;
   config.chunk_bytes = 4096;
   config.data_transport = "ofi";

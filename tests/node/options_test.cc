@@ -99,6 +99,20 @@ TEST(Options, TheCoordinatorMayBeAtSeveralAddresses) {
               HasSubstr("9 addresses, limit 8"));
 }
 
+TEST(Options, CertificatesGoTogetherAndWithoutAKey) {
+  const Parsed good =
+      Parse({"--job=j", "--listen=192.0.2.1", "--tls-cert=c", "--tls-key=k", "--tls-ca=a", "--tls-name=n"});
+  ASSERT_TRUE(good.status.ok()) << good.status.ToString();
+  EXPECT_EQ(good.options.tls_files.private_key, "k");
+  EXPECT_EQ(good.options.tls_name, "n");
+  EXPECT_THAT(Parse({"--job=j", "--tls-cert=c", "--tls-ca=a"}).status.message(),
+              HasSubstr("--tls-key is missing: --tls-cert, --tls-key and --tls-ca go together"));
+  EXPECT_THAT(Parse({"--job=j", "--tls-name=n"}).status.message(), HasSubstr("--tls-cert is missing"));
+  EXPECT_THAT(
+      Parse({"--job=j", "--tls-cert=c", "--tls-key=k", "--tls-ca=a"}, std::string(64, 'a')).status.message(),
+      HasSubstr("--tls-cert and ROPETEAM_JOB_KEY are both given"));
+}
+
 TEST(Options, ASecondNodeOfFour) {
   const Parsed parsed =
       Parse({"--job=train", "--nodes=4", "--ordinal=1", "--coordinator=127.0.0.1:7000", "--memory=24GiB",
@@ -267,7 +281,7 @@ class ConfigFile : public ::testing::Test {
 
 TEST_F(ConfigFile, GivesWhatFlagsDoNot) {
   const std::string config =
-      Write("job = \"from-file\"\nmemory = \"512M\"\nnodes = 4\ncoordinator = \"127.0.0.1:1\"\n");
+      Write("job = \"from-file\"\nmemory = \"512M\"\nnodes = 4\ncoordinator = \"127.0.0.1:7000\"\n");
   const Parsed parsed = Parse({config.c_str(), "--memory=1G"});
   ASSERT_TRUE(parsed.status.ok()) << parsed.status.ToString();
   EXPECT_EQ(parsed.options.job, "from-file");
