@@ -6,6 +6,7 @@
 
 #include "core/base/check.h"
 #include "core/base/log.h"
+#include "core/engine/incarnation_limit.h"
 #include "core/engine/limits.h"
 
 namespace ropeteam::engine {
@@ -84,8 +85,12 @@ void Incarnations::Learn(const Inventory& inventory) {
   KeepPin(told);
   // An incarnation of which only the number is remembered, or a copy that its node was given before it heard of
   // the incarnation: that number must never be used again.
-  Incarnation heard = inventory.incarnation_max;
-  for (const CopyReport& copy : inventory.report.copies) heard = std::max(heard, copy.id.incarnation);
+  Incarnation heard = 0;
+  const auto hear = [&heard](Incarnation incarnation) {
+    if (incarnation < kIncarnationMax) heard = std::max(heard, incarnation);
+  };
+  hear(inventory.incarnation_max);
+  for (const CopyReport& copy : inventory.report.copies) hear(copy.id.incarnation);
   if (heard > life_.incarnation) {
     Life unknown;
     unknown.incarnation = heard;

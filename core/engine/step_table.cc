@@ -7,6 +7,7 @@
 #include "core/base/check.h"
 #include "core/base/log.h"
 #include "core/engine/copy_rules.h"
+#include "core/engine/incarnation_limit.h"
 #include "core/engine/limits.h"
 
 namespace ropeteam::engine {
@@ -178,7 +179,9 @@ void StepTable::Remove(NodeId node, const CopyReport& copy) {
 
 bool StepTable::Add(NodeId node, const CopyReport& copy) {
   // No store seals such a shard.
-  if (copy.id.rank >= copy.world_size || copy.world_size > kWorldMax) return false;
+  if (copy.id.rank >= copy.world_size || copy.world_size > kWorldMax ||
+      copy.id.incarnation >= kIncarnationMax)
+    return false;
   StepState& step = steps_[StepOf(copy.id)];
   if (step.world_size == 0) {
     step.world_size = copy.world_size;

@@ -21,6 +21,17 @@ TEST_F(LeaderTest, WhatAllRanksHaveCopiesOfIsCommittedAndKept) {
   EXPECT_THAT(Ids(Told(kSecond).keep), ElementsAre(step));
 }
 
+// The next incarnation has a higher number than any that was heard of: from the highest there is none.
+TEST_F(LeaderTest, AnIncarnationThatCannotBeIsNotCountedOnFrom) {
+  const StepId step{kLife, 7};
+  Members({kFirst, kSecond});
+  const StepId damaged{UINT64_MAX, 9};
+  Tell(kFirst, {Own(step, 0), Own(step, 1), Own(damaged, 0), Own(damaged, 1)});
+  Tell(kSecond, {Replica(step, 0), Replica(step, 1), Replica(damaged, 0), Replica(damaged, 1)});
+  EXPECT_EQ(Told(kFirst).life.incarnation, kLife);
+  EXPECT_THAT(Ids(Told(kFirst).committed), ElementsAre(step));
+}
+
 // What members may evict from the moment it is announced must not be judged committed by a copy that is
 // heard of afterwards: some member may have evicted its own meanwhile.
 TEST_F(LeaderTest, AFormerStepThatMayGoIsCommittedByNoCopyThatComesLate) {
