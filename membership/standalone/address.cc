@@ -10,10 +10,7 @@
 
 namespace ropeteam {
 
-namespace {
-
-// `error`: what the last of the addresses that the name stands for said; 0: it stands for none.
-Status Listen(const std::string& address, int* error) {
+Status CheckListen(const std::string& address) {
   const size_t colon = address.rfind(':');
   if (colon == std::string::npos || colon == 0 || colon + 1 == address.size())
     return Error(Code::kInvalidArgument, "coordinator address \"%s\" is not host:port", address.c_str());
@@ -24,8 +21,8 @@ Status Listen(const std::string& address, int* error) {
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
   addrinfo* found = nullptr;
-  if (const int failed = getaddrinfo(host.c_str(), address.c_str() + colon + 1, &hints, &found); failed != 0)
-    return Error(Code::kInvalidArgument, "coordinator address %s: %s", address.c_str(), gai_strerror(failed));
+  if (const int error = getaddrinfo(host.c_str(), address.c_str() + colon + 1, &hints, &found); error != 0)
+    return Error(Code::kInvalidArgument, "coordinator address %s: %s", address.c_str(), gai_strerror(error));
   const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(found, &freeaddrinfo);
 
   Status status;
@@ -39,24 +36,12 @@ Status Listen(const std::string& address, int* error) {
     const int on = 1;
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
     const bool listens = bind(fd, entry->ai_addr, entry->ai_addrlen) == 0 && listen(fd, 1) == 0;
-    *error = errno;
+    const int error = errno;
     close(fd);
     if (listens) return OkStatus();
-    status = ErrnoError(*error, "listen on %s", address.c_str());
+    status = ErrnoError(error, "listen on %s", address.c_str());
   }
   return status;
-}
-
-}  // namespace
-
-Status CheckListen(const std::string& address) {
-  int error = 0;
-  return Listen(address, &error);
-}
-
-bool IsOwnAddress(const std::string& address) {
-  int error = 0;
-  return Listen(address, &error).ok() || (error != 0 && error != EADDRNOTAVAIL);
 }
 
 }  // namespace ropeteam
