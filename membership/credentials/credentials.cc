@@ -119,7 +119,7 @@ std::string ExplainEnd(const std::string& message, const std::string& address,
       return at + " speaks without TLS: it was started with --insecure";
     if (HasAny(message, {"CERTIFICATE_VERIFY_FAILED", "certificate verify failed", "alert"}))
       return credentials->is_of_files()
-                 ? at + " has no certificate that --tls-ca vouches for, or does not accept this node's " +
+                 ? at + " has no certificate that --tls-ca signed, or does not accept this node's " +
                        credentials->description()
                  : at + " has another job key than this node: give the job's --job-key-file (here: " +
                        credentials->description() + ")";

@@ -169,9 +169,9 @@ class Chaos:
         for _ in range(self.random.randint(1, 2)):
             self.save()
         fault(self)
-        mended = time.monotonic()
+        repaired = time.monotonic()
         wait_until(self.redundant, "all copies are there again", ROUND_S)
-        self.tally.redundancy_s.append(time.monotonic() - mended)
+        self.tally.redundancy_s.append(time.monotonic() - repaired)
         self.open_world()
         self.compare()
 

@@ -106,7 +106,7 @@ TEST_F(LeaderTest, WhatALifeRestoredStaysWhileTheNextHasNotChosen) {
 }
 
 // Who looks at a job that trains (a notebook, a script of another size) must not end its life; what the
-// launcher starts anew gets its life as soon as the former world has left.
+// launcher starts again gets its incarnation as soon as the former world has left.
 TEST_F(LeaderTest, AHandleWithoutALifesNameEndsNoOtherWorldThatIsOpen) {
   Members({kFirst, kSecond});
   Tell(kFirst, {}, {Open(0)});

@@ -377,7 +377,7 @@ TEST(StorageWatchTest, WhatWaitsBehindOthersTakesTheirProgress) {
     watch.Remove(reads);
   });
   EXPECT_EQ(watch.Stalled(written + kAfter), (Tags{1, 2, 3}));
-  EXPECT_EQ(watch.Stalled(before + kAfter), Tags{}) << "so they are told anew";
+  EXPECT_EQ(watch.Stalled(before + kAfter), Tags{}) << "so they are told again";
   // A part that a thread has taken does not move because others do.
   on_thread([&] { watch.TakePart(waits, kWritten); });
   const auto after = Clock::now();
