@@ -74,8 +74,10 @@ Agent::Outputs Agent::Relocate(TimeUs now, const Place& place, bool move) {
   const size_t index = Learn(place.address);
   if (phase_ == Phase::kRegistered && !(elsewhere && (move || newer))) return Take();
   if (phase_ == Phase::kConnecting && open_ && !elsewhere) return Take();
-  if (elsewhere && order_ == 0 && !config_.coordinator_listen.empty())
-    AskOthersFirst(static_cast<uint32_t>(own_) + 1);
+  // A whole view may say it at once, and be wrong.
+  if (phase_ == Phase::kConnecting && !move && !newer && now < opened_at_ + kReconnectPauseMinUs)
+    return Take();
+  if (elsewhere && rounds_ == 0) AskOthersFirst(static_cast<uint32_t>(own_) + 1);  // it leaves its own
   current_ = index;
   if (phase_ != Phase::kConnecting && phase_ != Phase::kRegistered) return Take();
   LOG_INFO("membership goes to the coordinator at %s, as it was told", place.address.c_str());
