@@ -7,7 +7,7 @@
 #include <chrono>
 
 #include "core/base/log.h"
-#include "node/control_plane.h"
+#include "node/event_loop.h"
 
 namespace ropeteam {
 namespace {
@@ -52,20 +52,26 @@ void StreamCount::WaitForZero() {
   zero_.wait(lock, [this] { return count_ == 0; });
 }
 
-ControlLink::ControlLink(NodeId self, const Member& peer, const Credentials* credentials, StreamCount* count)
+ControlLink::ControlLink(NodeId self, const Member& peer, const Credentials* credentials, StreamCount* count,
+                         const ControlPlane::OnAnswer* on_answer)
     : self_(self),
       peer_(peer.id),
       name_(peer.name),
       address_(peer.control_address),
       credentials_(credentials),
-      count_(count) {}
+      count_(count),
+      on_answer_(on_answer) {}
 
 bool ControlLink::TakeNext(control::Envelope* message) {
-  if (stopped_ || stream_ == nullptr || stream_->writing_ || stream_->broken_ || queue_.empty()) return false;
+  if (stopped_ || stream_ == nullptr || stream_->writing_ || stream_->broken_) return false;
+  if (queue_.empty() && !ask_) return false;
   stream_->writing_ = true;
   message->set_from(self_);
   message->set_to(peer_);
   message->set_protocol_version(kControlProtocolVersion);
+  message->set_where_is_coordinator(ask_);
+  message->clear_engine_envelope();
+  if (std::exchange(ask_, false)) return true;
   queue_bytes_ -= queue_.front().size();
   message->set_engine_envelope(std::move(queue_.front()));
   queue_.pop_front();
@@ -78,9 +84,6 @@ void ControlLink::Send(std::string envelope) {
               kControlMessageBytesMax - 1024);
     return;
   }
-  control::Envelope message;
-  std::shared_ptr<Stream> writer;
-  bool connect = false;
   {
     const std::lock_guard lock(mutex_);
     if (stopped_) return;
@@ -91,6 +94,25 @@ void ControlLink::Send(std::string envelope) {
       queue_.pop_front();
       ++dropped_;
     }
+  }
+  Wake();
+}
+
+void ControlLink::Ask() {
+  {
+    const std::lock_guard lock(mutex_);
+    ask_ = true;
+  }
+  Wake();
+}
+
+void ControlLink::Wake() {
+  control::Envelope message;
+  std::shared_ptr<Stream> writer;
+  bool connect = false;
+  {
+    const std::lock_guard lock(mutex_);
+    if (stopped_) return;
     connect = channel_ == nullptr;
     if (!connect && TakeNext(&message)) writer = stream_;
   }
@@ -117,6 +139,7 @@ void ControlLink::Connect() {
   {
     const std::lock_guard lock(mutex_);
     if (stopped_ || stream_ != nullptr) return;
+    if (unreached_since_ == 0) unreached_since_ = EventLoop::Now();
     if (channel_ == nullptr) {
       channel_ = grpc::CreateCustomChannel(Target(address_), ChannelCredentialsOf(credentials_), Arguments());
       stub_ = control::Control::NewStub(channel_);
@@ -127,6 +150,11 @@ void ControlLink::Connect() {
   }
   stream->Begin(stream);
   if (write) stream->Write(std::move(message));
+}
+
+TimeUs ControlLink::unreached_since() {
+  const std::lock_guard lock(mutex_);
+  return unreached_since_;
 }
 
 void ControlLink::Stop() {
@@ -147,6 +175,7 @@ void ControlLink::OnStreamDone(Stream* stream, const grpc::Status& status) {
     const std::lock_guard lock(mutex_);
     if (stream_.get() == stream) stream_.reset();
     if (stopped_) return;
+    if (unreached_since_ == 0) unreached_since_ = EventLoop::Now();
     // A stream that carried something has set this to 0: it begins again at the shortest wait.
     backoff_ms_ = backoff_ms_ == 0 ? kControlBackoffMsMin : std::min(backoff_ms_ * 2, kControlBackoffMsMax);
     wait_ms = backoff_ms_;
@@ -172,7 +201,7 @@ ControlLink::Stream::Stream(ControlLink* link, control::Control::Stub* stub) : l
 void ControlLink::Stream::Begin(std::shared_ptr<Stream> self) {
   self_ = std::move(self);
   AddHold();  // until broken_: writes are started from other threads than gRPC's
-  StartRead(&nothing_);
+  StartRead(&answer_);
   StartCall();
 }
 
@@ -181,8 +210,18 @@ void ControlLink::Stream::Write(control::Envelope message) {
   StartWrite(&message_);
 }
 
+void ControlLink::Stream::OnReadInitialMetadataDone(bool ok) {
+  if (!ok) return;
+  const std::lock_guard lock(link_->mutex_);
+  link_->unreached_since_ = 0;
+}
+
 void ControlLink::Stream::OnReadDone(bool ok) {
-  if (ok) return StartRead(&nothing_);  // a newer peer may say something; it is not for us
+  if (ok) {
+    if (*link_->on_answer_ && !answer_.coordinator().empty())
+      (*link_->on_answer_)({answer_.coordinator(), answer_.place_order()});
+    return StartRead(&answer_);
+  }
   bool release = false;
   {
     const std::lock_guard lock(link_->mutex_);

@@ -23,6 +23,7 @@
 #include "core/base/view.h"
 #include "membership/credentials/credentials.h"
 #include "node/control.grpc.pb.h"
+#include "node/control_plane.h"
 
 namespace ropeteam {
 
@@ -41,22 +42,27 @@ class StreamCount {
 
 class ControlLink {
  public:
-  // `credentials` may be null: in clear. It must outlive the link.
-  ControlLink(NodeId self, const Member& peer, const Credentials* credentials, StreamCount* count);
+  // `credentials` may be null: in clear. It must outlive the link, as must `on_answer`, which may be empty.
+  ControlLink(NodeId self, const Member& peer, const Credentials* credentials, StreamCount* count,
+              const ControlPlane::OnAnswer* on_answer);
 
   void Send(std::string envelope);
+  void Ask();  // where the peer's coordinator is
+  // There is no stream though one is wanted, since then (EventLoop::Now()); 0: there is one, or none is wanted.
+  TimeUs unreached_since();
   void Stop();  // cancels; `count` falls when gRPC has let go
   // After Stop(): no callback will come any more.
   bool idle() const { return pending_.load() == 0; }
 
  private:
   // One life of the stream.
-  class Stream : public grpc::ClientBidiReactor<control::Envelope, control::Nothing> {
+  class Stream : public grpc::ClientBidiReactor<control::Envelope, control::Answer> {
    public:
     Stream(ControlLink* link, control::Control::Stub* stub);
     void Begin(std::shared_ptr<Stream> self);
     void Write(control::Envelope message);
     void Cancel() { context_.TryCancel(); }
+    void OnReadInitialMetadataDone(bool ok) override;
     void OnReadDone(bool ok) override;
     void OnWriteDone(bool ok) override;
     void OnDone(const grpc::Status& status) override;
@@ -67,13 +73,15 @@ class ControlLink {
     std::shared_ptr<Stream> self_;  // from Begin() to OnDone(): gRPC's share
     grpc::ClientContext context_;
     control::Envelope message_;  // gRPC's from Write() to OnWriteDone()
-    control::Nothing nothing_;
+    control::Answer answer_;
     // Guarded by link_->mutex_.
     bool writing_ = false;
     bool broken_ = false;  // no more writes; the hold goes with the last one
   };
 
   void Connect();
+  // What has been put in goes out, or when there is a stream.
+  void Wake();
   // Around everything that gRPC will call back. Nothing of the link may be touched behind Release().
   void Hold();
   void Release();
@@ -87,6 +95,7 @@ class ControlLink {
   const std::string address_;
   const Credentials* const credentials_;
   StreamCount* const count_;
+  const ControlPlane::OnAnswer* const on_answer_;
   std::atomic<uint32_t> pending_{0};
   std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<control::Control::Stub> stub_;
@@ -95,6 +104,8 @@ class ControlLink {
   std::deque<std::string> queue_;
   size_t queue_bytes_ = 0;
   uint64_t dropped_ = 0;
+  bool ask_ = false;  // to be sent
+  TimeUs unreached_since_ = 0;
   std::shared_ptr<Stream> stream_;
   bool stopped_ = false;
   uint32_t backoff_ms_ = 0;

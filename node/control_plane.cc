@@ -19,12 +19,29 @@ constexpr int kHandshakeMaxMs = 5'000;
 // A peer has one stream on a connection; one more for its successor.
 constexpr int kStreamsPerConnectionMax = 2;
 
-// One incoming stream. Owned by gRPC until OnDone() and by the messages that are being handled.
-class Incoming : public grpc::ServerBidiReactor<control::Envelope, control::Nothing> {
+class PlaceBox {
  public:
-  static Incoming* Begin(NodeId self, const ControlPlane::OnMessage* on_message) {
-    std::shared_ptr<Incoming> incoming(new Incoming(self, on_message));
+  void Set(const Place& place) {
+    const std::lock_guard lock(mutex_);
+    place_ = place;
+  }
+  Place Get() {
+    const std::lock_guard lock(mutex_);
+    return place_;
+  }
+
+ private:
+  std::mutex mutex_;
+  Place place_;
+};
+
+// One incoming stream. Owned by gRPC until OnDone() and by the messages that are being handled.
+class Incoming : public grpc::ServerBidiReactor<control::Envelope, control::Answer> {
+ public:
+  static Incoming* Begin(NodeId self, const ControlPlane::OnMessage* on_message, PlaceBox* place) {
+    std::shared_ptr<Incoming> incoming(new Incoming(self, on_message, place));
     incoming->self_reference_ = incoming;
+    incoming->StartSendInitialMetadata();  // tells the sender that there is a stream
     incoming->StartRead(&incoming->message_);
     return incoming.get();
   }
@@ -37,7 +54,9 @@ class Incoming : public grpc::ServerBidiReactor<control::Envelope, control::Noth
                                          std::to_string(message_.protocol_version()) + " there, " +
                                          std::to_string(kControlProtocolVersion) + " here"));
     bool read_on = true;
-    if (message_.to() == self_ && message_.from() != kNoNode) {
+    if (message_.where_is_coordinator()) {
+      AnswerWhere();
+    } else if (message_.to() == self_ && message_.from() != kNoNode) {
       {
         const std::lock_guard lock(mutex_);
         parked_ = ++unhandled_ >= kControlUnhandledMessagesMax;
@@ -50,6 +69,11 @@ class Incoming : public grpc::ServerBidiReactor<control::Envelope, control::Noth
     }
     // parked_ may have been taken back by Handled() meanwhile, which then reads itself.
     if (read_on) StartRead(&message_);
+  }
+
+  void OnWriteDone(bool) override {
+    const std::lock_guard lock(mutex_);
+    answering_ = false;
   }
 
   void OnCancel() override {
@@ -67,7 +91,20 @@ class Incoming : public grpc::ServerBidiReactor<control::Envelope, control::Noth
   void OnDone() override { self_reference_.reset(); }
 
  private:
-  Incoming(NodeId self, const ControlPlane::OnMessage* on_message) : self_(self), on_message_(on_message) {}
+  Incoming(NodeId self, const ControlPlane::OnMessage* on_message, PlaceBox* place)
+      : self_(self), on_message_(on_message), place_(place) {}
+
+  // One answer at a time: whoever asks again is answered again.
+  void AnswerWhere() {
+    const Place place = place_->Get();
+    if (place.address.empty()) return;
+    const std::lock_guard lock(mutex_);
+    if (answering_ || cancelled_ || finished_) return;
+    answering_ = true;
+    answer_.set_coordinator(place.address);
+    answer_.set_place_order(place.order);
+    StartWrite(&answer_);
+  }
 
   void Handled() {
     {
@@ -90,9 +127,12 @@ class Incoming : public grpc::ServerBidiReactor<control::Envelope, control::Noth
 
   const NodeId self_;
   const ControlPlane::OnMessage* const on_message_;
+  PlaceBox* const place_;
   std::shared_ptr<Incoming> self_reference_;
   control::Envelope message_;
+  control::Answer answer_;  // gRPC's while answering_
   std::mutex mutex_;
+  bool answering_ = false;
   size_t unhandled_ = 0;
   bool parked_ = false;  // no read on its way: too much is unhandled
   bool cancelled_ = false;
@@ -103,12 +143,14 @@ class Service : public control::Control::CallbackService {
  public:
   Service(NodeId self, ControlPlane::OnMessage on_message)
       : self_(self), on_message_(std::move(on_message)) {}
-  grpc::ServerBidiReactor<control::Envelope, control::Nothing>* Exchange(
+  grpc::ServerBidiReactor<control::Envelope, control::Answer>* Exchange(
       grpc::CallbackServerContext*) override {
-    return Incoming::Begin(self_, &on_message_);
+    return Incoming::Begin(self_, &on_message_, &place_);
   }
+  PlaceBox& place() { return place_; }
 
  private:
+  PlaceBox place_;
   const NodeId self_;
   const ControlPlane::OnMessage on_message_;
 };
@@ -117,8 +159,8 @@ class Service : public control::Control::CallbackService {
 
 class ControlPlane::Impl {
  public:
-  Impl(const Config& config, OnMessage on_message)
-      : config_(config), service_(config.self, std::move(on_message)) {}
+  Impl(const Config& config, OnMessage on_message, OnAnswer on_answer)
+      : config_(config), on_answer_(std::move(on_answer)), service_(config.self, std::move(on_message)) {}
 
   Status Listen() {
     grpc::ServerBuilder builder;
@@ -146,8 +188,8 @@ class ControlPlane::Impl {
     for (const Member& member : members) {
       const auto found = links_.find(member.id);
       if (found == links_.end()) {
-        next[member.id] =
-            std::make_unique<ControlLink>(config_.self, member, config_.credentials.get(), &count_);
+        next[member.id] = std::make_unique<ControlLink>(config_.self, member, config_.credentials.get(),
+                                                        &count_, &on_answer_);
       } else {
         next[member.id] = std::move(found->second);
         links_.erase(found);
@@ -166,6 +208,19 @@ class ControlPlane::Impl {
     if (found != links_.end()) found->second->Send(std::move(envelope));
   }
 
+  void Ask(NodeId to) {
+    if (const auto found = links_.find(to); found != links_.end()) found->second->Ask();
+  }
+
+  void SetPlace(const Place& place) { service_.place().Set(place); }
+
+  std::map<NodeId, TimeUs> Unreached() {
+    std::map<NodeId, TimeUs> unreached;
+    for (const auto& [id, link] : links_)
+      if (const TimeUs since = link->unreached_since(); since != 0) unreached[id] = since;
+    return unreached;
+  }
+
   void Stop() {
     SetMembers({});
     if (server_ != nullptr) {
@@ -180,6 +235,7 @@ class ControlPlane::Impl {
 
  private:
   const Config config_;
+  const OnAnswer on_answer_;
   Service service_;
   std::unique_ptr<grpc::Server> server_;
   uint16_t port_ = 0;
@@ -188,8 +244,9 @@ class ControlPlane::Impl {
   std::vector<std::unique_ptr<ControlLink>> retired_;  // stopped; until gRPC has let go of them
 };
 
-Result<std::unique_ptr<ControlPlane>> ControlPlane::Create(const Config& config, OnMessage on_message) {
-  auto impl = std::make_unique<Impl>(config, std::move(on_message));
+Result<std::unique_ptr<ControlPlane>> ControlPlane::Create(const Config& config, OnMessage on_message,
+                                                           OnAnswer on_answer) {
+  auto impl = std::make_unique<Impl>(config, std::move(on_message), std::move(on_answer));
   ROPETEAM_RETURN_IF_ERROR(impl->Listen());
   return std::unique_ptr<ControlPlane>(new ControlPlane(std::move(impl)));
 }
@@ -199,6 +256,9 @@ ControlPlane::~ControlPlane() { Stop(); }
 uint16_t ControlPlane::port() const { return impl_->port(); }
 void ControlPlane::SetMembers(const std::vector<Member>& members) { impl_->SetMembers(members); }
 void ControlPlane::Send(NodeId to, std::string envelope) { impl_->Send(to, std::move(envelope)); }
+void ControlPlane::Ask(NodeId to) { impl_->Ask(to); }
+void ControlPlane::SetPlace(const Place& place) { impl_->SetPlace(place); }
+std::map<NodeId, TimeUs> ControlPlane::Unreached() const { return impl_->Unreached(); }
 void ControlPlane::Stop() { impl_->Stop(); }
 
 }  // namespace ropeteam

@@ -4,7 +4,9 @@
 // and again whenever it broke. Messages may be lost: a queue that is full drops its oldest, a broken stream
 // what was in it; the Engine repeats what is unanswered. Nothing is held for a peer that has left.
 //
-// SetMembers(), Send() and Stop() from one thread (the loop's); callbacks come on gRPC's threads.
+// Beside them, a node can ask another one where its coordinator is (CoordinatorWatch).
+//
+// All but Create() from one thread (the loop's); callbacks come on gRPC's threads.
 
 #ifndef ROPETEAM_NODE_CONTROL_PLANE_H_
 #define ROPETEAM_NODE_CONTROL_PLANE_H_
@@ -19,6 +21,7 @@
 #include "core/base/status.h"
 #include "core/base/view.h"
 #include "membership/credentials/credentials.h"
+#include "membership/membership.h"
 
 namespace ropeteam {
 
@@ -46,12 +49,15 @@ class ControlPlane {
     uint16_t port = 0;                                         // 0: any
     std::shared_ptr<const Credentials> credentials = nullptr;  // null: in clear, open to everybody
   };
+  // A member that was asked says where it is registered.
+  using OnAnswer = std::function<void(const Place& place)>;
   // A message arrived. `handled` must be called once it has been dealt with, from any thread, also after
   // Stop().
   using OnMessage = std::function<void(NodeId from, std::string envelope, std::function<void()> handled)>;
 
   // Listens when it returns. kIo: the port is taken, or the address is not this machine's.
-  static Result<std::unique_ptr<ControlPlane>> Create(const Config& config, OnMessage on_message);
+  static Result<std::unique_ptr<ControlPlane>> Create(const Config& config, OnMessage on_message,
+                                                      OnAnswer on_answer = nullptr);
   ~ControlPlane();  // Stop()
 
   uint16_t port() const;
@@ -59,6 +65,12 @@ class ControlPlane {
   void SetMembers(const std::vector<Member>& members);
   // Dropped when `to` is not among the members.
   void Send(NodeId to, std::string envelope);
+  // Asks the member where its coordinator is, now or when there is a stream to it.
+  void Ask(NodeId to);
+  // What a node that asks this one is told from now on; no address: nothing.
+  void SetPlace(const Place& place);
+  // Members to which something was to be sent and to which there is no stream, and since when.
+  std::map<NodeId, TimeUs> Unreached() const;
   // No callback after the return. Idempotent.
   void Stop();
 

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include <arpa/inet.h>
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cinttypes>
@@ -20,6 +21,7 @@
 #include "core/base/checksum.h"
 #include "core/base/log.h"
 #include "membership/credentials/credentials.h"
+#include "membership/standalone/address.h"
 #include "node/local_socket.h"
 #include "storage/audit/audit.h"
 #include "storage/sinks.h"
@@ -200,8 +202,11 @@ Status Daemon::MakeCredentials() {
   }
   std::vector<JobKey> keys = std::exchange(options_.job_keys, {});
   if (keys.empty() && options_.insecure) {
-    LOG_WARNING("insecure: whoever reaches %s or %s can join job %s, and read and delete its checkpoints",
-                options_.listen.c_str(), options_.coordinator.c_str(), options_.job.c_str());
+    LOG_WARNING(
+        "insecure: whoever reaches %s or %s can join job %s, and read and delete its checkpoints",
+        options_.listen.c_str(),
+        options_.coordinator_listen.empty() ? options_.listen.c_str() : options_.coordinator_listen.c_str(),
+        options_.job.c_str());
     return OkStatus();
   }
   if (keys.empty()) {
@@ -227,10 +232,25 @@ Status Daemon::UseCredentials(std::shared_ptr<const Credentials> credentials) {
 }
 
 Status Daemon::ChooseCoordinator() {
-  if (!options_.coordinator.empty()) return OkStatus();
-  Result<uint16_t> port = TryPort(options_.listen, 0);
-  if (!port.ok()) return port.status();
-  options_.coordinator = JoinHostPort(options_.listen, *port);
+  std::vector<std::string>& list = options_.coordinators;
+  if (list.empty()) {
+    Result<uint16_t> port = TryPort(options_.listen, 0);
+    if (!port.ok()) return port.status();
+    list = {JoinHostPort(options_.listen, *port)};
+  }
+  if (!options_.embed_coordinator) {
+    options_.coordinator_listen.clear();
+  } else if (options_.coordinator_listen.empty()) {
+    // One address is meant for this node. Where there are several, the first that this machine has is its own.
+    const auto own = list.size() == 1 ? list.begin() : std::find_if(list.begin(), list.end(), IsOwnAddress);
+    if (own == list.end()) {
+      LOG_WARNING(
+          "no coordinator runs here: none of the addresses of --coordinator is one of this machine's "
+          "(--coordinator-listen HOST:PORT names one)");
+    } else {
+      options_.coordinator_listen = *own;
+    }
+  }
   return OkStatus();
 }
 
@@ -244,6 +264,9 @@ Status Daemon::NewNode() {
       });
   if (!node.ok()) return node.status();
   node_ = std::move(*node);
+  if (watch_ == nullptr)
+    watch_ = std::make_unique<CoordinatorWatch>(options_.coordinator_listen, EventLoop::Now());
+  node_->UseWatch(watch_.get(), [this](const Place& place, bool now) { membership_->Relocate(place, now); });
   return OkStatus();
 }
 
@@ -259,8 +282,8 @@ Status Daemon::StartMembership() {
   MembershipConfig config;
   config.job = options_.job;
   config.credentials = credentials_;
-  config.coordinator_addresses = {options_.coordinator};
-  if (options_.embed_coordinator) config.coordinator_listen = options_.coordinator;
+  config.coordinator_addresses = options_.coordinators;
+  config.coordinator_listen = options_.coordinator_listen;
   config.protocol_version = kControlProtocolVersion;
   config.chunk_bytes = options_.chunk_bytes;
   config.data_transport = node_->transport_name();
@@ -274,8 +297,11 @@ Status Daemon::StartMembership() {
   config.named = options_.named;
   config.epoch_known = node_->epoch_known();
   membership_ = CreateStandaloneMembership(config);
-  LOG_INFO("coordinator %s%s", options_.coordinator.c_str(),
-           options_.embed_coordinator ? " embedded here" : "");
+  std::string list;
+  for (const std::string& address : options_.coordinators) list += " " + address;
+  LOG_INFO("coordinator%s%s%s", list.c_str(),
+           options_.coordinator_listen.empty() ? "" : ", may be embedded here at ",
+           options_.coordinator_listen.c_str());
   Membership::Callbacks callbacks;
   callbacks.on_view = [this](const View& view) {
     loop_.Post([this, view] {
@@ -291,10 +317,14 @@ Status Daemon::StartMembership() {
       if (node_ != nullptr) node_->OnLease(valid_until);
     });
   };
-  callbacks.on_refused = [this](const Status& status) { loop_.Post([this, status] { OnRefused(status); }); };
   callbacks.on_contact = [this](const Contact& contact) {
-    loop_.Post([this, reason = contact.reason] { trouble_ = reason; });
+    loop_.Post([this, contact] {
+      contact_ = contact;
+      watch_->OnContact(contact);
+      if (node_ != nullptr) node_->OnContact();
+    });
   };
+  callbacks.on_refused = [this](const Status& status) { loop_.Post([this, status] { OnRefused(status); }); };
   joining_since_ = EventLoop::Now();
   return membership_->Start(node_->self(), std::move(callbacks));
 }
@@ -343,9 +373,10 @@ void Daemon::OnTick() {
   supervisor_.Alive();
   if (joined_ || refused_) return;
   const TimeUs waited = EventLoop::Now() - joining_since_;
-  const Status status = Error(Code::kUnavailable, "no coordinator has answered at %s for %" PRIu64 " s: %s",
-                              options_.coordinator.c_str(), waited / 1'000'000,
-                              trouble_.empty() ? "it has said nothing" : trouble_.c_str());
+  const Status status = Error(
+      Code::kUnavailable, "no coordinator has answered at %s for %" PRIu64 " s: %s",
+      contact_.place.address.empty() ? options_.coordinators.front().c_str() : contact_.place.address.c_str(),
+      waited / 1'000'000, contact_.reason.empty() ? "it has said nothing" : contact_.reason.c_str());
   if (options_.join_timeout_s != 0 && waited >= options_.join_timeout_s * TimeUs{1'000'000}) {
     end_ = status;
     alone_ = true;
@@ -361,7 +392,7 @@ void Daemon::OnTick() {
 void Daemon::OnJoined() {
   if (std::exchange(joined_, true)) return;
   if (options_.join_timeout_s != 0) TellReady();
-  if (trouble_noted_) supervisor_.Note("the coordinator at " + options_.coordinator + " has answered");
+  if (trouble_noted_) supervisor_.Note("the coordinator at " + contact_.place.address + " has answered");
 }
 
 void Daemon::TellReady() {

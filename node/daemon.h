@@ -59,6 +59,7 @@ class Daemon {
   UniqueFd tick_;
   std::unique_ptr<ArenaFile> arena_;
   std::unique_ptr<Membership> membership_;
+  std::unique_ptr<CoordinatorWatch> watch_;
   FabricChoice first_fabric_;  // opened before the arena, for the first Node
   std::unique_ptr<Node> node_;
   std::unique_ptr<MetricsServer> metrics_;
@@ -68,7 +69,7 @@ class Daemon {
   bool joined_ = false;  // there was a view with this node in it
   bool trouble_noted_ = false;
   TimeUs joining_since_ = 0;
-  std::string trouble_;  // why the coordinator is not reached; empty when it is, or nothing was heard yet
+  Contact contact_;  // the last one
   bool hangs_ = false;
 };
 

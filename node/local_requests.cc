@@ -70,6 +70,8 @@ bool LocalServer::OnRequest(SessionId id, Client& client, local::Type type, Requ
       });
       return true;
     }
+    case local::Type::kRejoin:
+      return OnRejoin(client, request, payload);
     case local::Type::kAdmin:
       return OnAdmin(id, client, request, payload);
     default:
@@ -190,6 +192,16 @@ void LocalServer::OnTimer(TimeUs now) {
   }
 }
 
+bool LocalServer::OnRejoin(Client& client, RequestId request, std::string_view payload) {
+  local::Rejoin rejoin;
+  if (client.state != State::kAdmin || !Decode(payload, rejoin)) return false;
+  --client.outstanding;
+  const Status status = config_.rejoin ? config_.rejoin(rejoin.coordinator, rejoin.force)
+                                       : Error(Code::kUnsupported, "this daemon has no membership");
+  Reply(client, request, status.code(), status.message());
+  return true;
+}
+
 bool LocalServer::OnAdmin(SessionId id, Client& client, RequestId request, std::string_view payload) {
   local::Admin admin;
   if (!Decode(payload, admin)) return false;
@@ -197,9 +209,7 @@ bool LocalServer::OnAdmin(SessionId id, Client& client, RequestId request, std::
     case local::AdminCommand::kNode: {
       --client.outstanding;
       std::string json;
-      drive_([&](Engine& engine, TimeUs) {
-        json = NodeJson(engine.Report(), config_.facts, config_.transport());
-      });
+      drive_([&](Engine& engine, TimeUs) { json = NodeJson(engine.Report(), Facts(), config_.transport()); });
       client.session->Send(local::Type::kAdminReply, request, Encode(local::AdminReply{std::move(json)}));
       return true;
     }

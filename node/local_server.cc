@@ -98,7 +98,8 @@ void LocalServer::OnFrame(SessionId id, const local::FrameHeader& header, std::s
     return client.session->Close("a request before its hello was answered");
   const bool reads = header.type == local::Type::kLatest || header.type == local::Type::kViewOpen ||
                      header.type == local::Type::kViewRepair || header.type == local::Type::kViewClose;
-  const bool looks = header.type == local::Type::kAdmin || header.type == local::Type::kTrace;
+  const bool looks = header.type == local::Type::kAdmin || header.type == local::Type::kTrace ||
+                     header.type == local::Type::kRejoin;
   if (client.state == State::kAdmin && !looks && !reads)
     return Reply(client, header.request, Code::kInvalidArgument,
                  "a session of kind admin has no rank to do that for");
@@ -142,6 +143,12 @@ void LocalServer::OnHello(SessionId id, Client& client, RequestId request, std::
   const HelloInput input{
       hello.rank, hello.world_size, hello.token, hello.life, TimeoutUs(hello.timeout_ms), hello.incarnation};
   drive_([&](Engine& engine, TimeUs now) { engine.OnHello(now, id, request, input); });
+}
+
+DaemonFacts LocalServer::Facts() const {
+  DaemonFacts facts = config_.facts;
+  if (config_.membership) facts.membership = config_.membership();
+  return facts;
 }
 
 void LocalServer::SetSettings(const JobSettings& settings) {
@@ -197,7 +204,7 @@ void LocalServer::AnswerAdmin(Client& client, const Answer& answer) {
       const Step* step = admin.has_step ? &admin.step : nullptr;
       reply.json = ListJson(report, step, step != nullptr ? objects_(*step) : std::vector<ShardObjects>());
     } else {
-      reply.json = StatusJson(report, config_.facts);
+      reply.json = StatusJson(report, Facts());
     }
   }
   client.session->Send(local::Type::kAdminReply, answer.request, Encode(reply));

@@ -40,6 +40,9 @@ class LocalServer {
     int arena_fd = -1;                               // given to every client; must outlive the server
     DaemonFacts facts;                               // for reports
     std::function<Transport::Counters()> transport;  // likewise
+    std::function<MembershipReport()> membership;    // likewise
+    // `ropeteam rejoin`.
+    std::function<Status(const std::string& coordinator, bool force)> rejoin;
     // What lies on storage, read off the loop's thread. The answer may come after the timeout, or never.
     std::function<void(uint32_t steps_max, TimeUs timeout_us, StorageListDone done)> list_storage;
     // Where ranks' device memory goes; null: the transport reads none. Must outlive the server, and be
@@ -104,6 +107,8 @@ class LocalServer {
   bool OnWait(SessionId id, Client& client, RequestId request, std::string_view payload);
   bool OnStorageList(SessionId id, RequestId request, std::string_view payload);
   bool OnAdmin(SessionId id, Client& client, RequestId request, std::string_view payload);
+  bool OnRejoin(Client& client, RequestId request, std::string_view payload);
+  DaemonFacts Facts() const;                     // of now
   static TimeUs TimeoutUs(uint64_t timeout_ms);  // as the protocol has it, clamped to a day
   void AnswerAdmin(Client& client, const Answer& answer);
   void Reply(Client& client, RequestId request, Code code, std::string message);

@@ -158,13 +158,15 @@ Status Node::InitPlanes(const OpenFabric& open_fabric) {
            has.dmabuf ? "yes" : "no");
 
   const ControlPlane::Config control{self_.id, options_.listen, options_.control_port, credentials_};
-  Result<std::unique_ptr<ControlPlane>> plane =
-      ControlPlane::Create(control, [this](NodeId from, std::string envelope, std::function<void()> handled) {
+  Result<std::unique_ptr<ControlPlane>> plane = ControlPlane::Create(
+      control,
+      [this](NodeId from, std::string envelope, std::function<void()> handled) {
         PostToSelf([this, from, envelope = std::move(envelope), handled = std::move(handled)]() mutable {
           OnControlMessage(from, std::move(envelope));
           handled();
         });
-      });
+      },
+      [this](const Place& place) { PostToSelf([this, place] { OnPlace(place); }); });
   if (!plane.ok()) return plane.status();
   control_ = std::move(*plane);
   self_.control_address = JoinHostPort(options_.listen, control_->port());
@@ -229,6 +231,10 @@ Status Node::InitLocal() {
   config.list_storage = [this](uint32_t steps_max, TimeUs timeout_us, LocalServer::StorageListDone done) {
     ListStorage(steps_max, timeout_us, std::move(done));
   };
+  config.membership = [this] {
+    return watch_ == nullptr ? MembershipReport{} : watch_->Report(EventLoop::Now(), control_->Unreached());
+  };
+  config.rejoin = [this](const std::string& coordinator, bool force) { return Rejoin(coordinator, force); };
   local_ = std::make_unique<LocalServer>(
       loop_, std::move(config), [this](const auto& input) { Drive(input); },
       [this](Step step) { return ListObjects(step); });
@@ -238,6 +244,50 @@ Status Node::InitLocal() {
 Epoch Node::epoch_known() const { return EpochOf(store_->incarnation_max()); }
 
 Status Node::Listen() { return local_->Listen(); }
+
+void Node::UseWatch(CoordinatorWatch* watch, Relocate relocate) {
+  watch_ = watch;
+  relocate_ = std::move(relocate);
+  OnContact();
+}
+
+void Node::OnContact() {
+  control_->SetPlace(watch_->Answer());
+  ask_at_ = watch_->ToAsk().empty() ? EventLoop::kNever : EventLoop::Now();
+  LookForCoordinator(EventLoop::Now());
+  ArmTimer();
+}
+
+void Node::LookForCoordinator(TimeUs now) {
+  if (now < ask_at_) return;
+  for (const Member& member : watch_->ToAsk()) control_->Ask(member.id);
+  ask_at_ = now + watch_->AskPause();
+}
+
+void Node::OnPlace(const Place& place) {
+  bool now = false;
+  if (watch_ == nullptr || !watch_->Follows(place, &now)) return;
+  if (std::exchange(told_, place.address) != place.address)
+    LOG_INFO("coordinator is at %s, a member of the last view says", place.address.c_str());
+  relocate_(place, now);
+}
+
+Status Node::Rejoin(const std::string& coordinator, bool force) {
+  std::string host;
+  uint16_t port = 0;
+  ROPETEAM_RETURN_IF_ERROR(SplitHostPort("--coordinator", coordinator, &host, &port));
+  if (watch_ == nullptr) return Error(Code::kUnavailable, "this node has no membership yet");
+  if (const Place place = watch_->Registered();
+      !place.address.empty() && place.address != coordinator && !force)
+    return Error(Code::kAlreadyExists,
+                 "node %s is registered with the coordinator at %s, which answers: to leave it for %s all "
+                 "the same, say "
+                 "--force, on every node that is to go there",
+                 options_.node.c_str(), place.address.c_str(), coordinator.c_str());
+  LOG_INFO("coordinator is at %s, `ropeteam rejoin` says%s", coordinator.c_str(), force ? ", by force" : "");
+  relocate_({coordinator}, force);
+  return OkStatus();
+}
 
 std::string Node::Describe() const {
   return "socket " + local_->socket_path() + " control " + self_.control_address + " data " +
@@ -343,11 +393,13 @@ void Node::CarryOut(Outbox& outbox) {
 void Node::ArmTimer() {
   TimeUs next = std::min(engine_->NextTimer(), local_->NextTimer());
   if (storage_ != nullptr) next = std::min(next, storage_look_at_);
+  next = std::min(next, ask_at_);
   loop_->SetTimer(next, [this] {
     Drive([this](Engine& engine, TimeUs now) {
       engine.OnTimer(now);
       local_->OnTimer(now);
       LookAtStorage(engine, now);
+      LookForCoordinator(now);
     });
   });
 }
@@ -389,8 +441,15 @@ void Node::OnView(const View& view) {
   std::vector<Member> others;
   for (const Member& member : view.members)
     if (member.id != self_.id) others.push_back(member);
-  control_->SetMembers(others);
+  std::vector<Member> talked_to = others;
+  if (watch_ != nullptr) {
+    watch_->OnView(EventLoop::Now(), self_.id, view);
+    for (Member& lost : watch_->ToAsk())
+      if (!members_.contains(lost.id)) talked_to.push_back(std::move(lost));
+  }
+  control_->SetMembers(talked_to);
   data_->SetMembers(std::move(others));
+  if (watch_ != nullptr) OnContact();
   Drive([&](Engine& engine, TimeUs now) { engine.OnView(now, view); });
   std::deque<Early> early = std::exchange(early_, {});
   early_bytes_ = 0;

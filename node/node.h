@@ -21,6 +21,7 @@
 #include "node/arena_file.h"
 #include "node/check_workers.h"
 #include "node/control_plane.h"
+#include "node/coordinator_watch.h"
 #include "node/data_plane.h"
 #include "node/event_loop.h"
 #include "node/local_server.h"
@@ -37,6 +38,9 @@ class Node {
   // The data path saw this member fail: for Membership::ReportSuspect().
   using OnSuspect = std::function<void(NodeId member, const std::string& reason)>;
 
+  // Membership::Relocate().
+  using Relocate = std::function<void(const Place& place, bool now)>;
+
   // Opens the data path: CreateFabric(), or what a test has in its place.
   using OpenFabric = std::function<Result<FabricChoice>(const FabricConfig& config)>;
 
@@ -52,6 +56,8 @@ class Node {
   // uses this Node and the arena. They must not be destroyed then: the process must end by _exit().
   bool Stop();
 
+  // Before Listen(): what this node knows of its coordinator, over its lives. Both must outlive the Node.
+  void UseWatch(CoordinatorWatch* watch, Relocate relocate);
   // Listens for ranks.
   Status Listen();
   const Member& self() const { return self_; }
@@ -61,6 +67,8 @@ class Node {
   std::string Describe() const;  // "socket PATH control HOST:PORT data DESCRIPTION"
 
   void OnView(const View& view);
+  // The watch has been told of a contact.
+  void OnContact();
   // Membership's lease lasts until then (EventLoop::Now()); 0: no lease.
   void OnLease(TimeUs valid_until);
   MetricsSnapshot Metrics() const;
@@ -88,6 +96,9 @@ class Node {
   void CarryOut(Outbox& outbox);
   void ArmTimer();
   void LookAtStorage(Engine& engine, TimeUs now);
+  void LookForCoordinator(TimeUs now);
+  void OnPlace(const Place& place);
+  Status Rejoin(const std::string& coordinator, bool force);
   void OnControlMessage(NodeId from, std::string envelope);
   void LogView(const View& view, const std::unordered_set<NodeId>& members) const;
   void LogEvent(const LevelEvent& event);
@@ -106,8 +117,12 @@ class Node {
   std::unique_ptr<CheckWorkers> checks_;
   std::unique_ptr<StorageWorkers> storage_;
   TimeUs storage_look_at_ = 0;  // next, for work that stalls
-  uint64_t transfers_ = 0;      // under way
-  Status storage_trouble_;      // why there is none though the job has storage
+  CoordinatorWatch* watch_ = nullptr;
+  Relocate relocate_;
+  TimeUs ask_at_ = EventLoop::kNever;  // where the coordinator is
+  std::string told_;                   // by a member, last; for the log
+  uint64_t transfers_ = 0;             // under way
+  Status storage_trouble_;             // why there is none though the job has storage
   std::unique_ptr<DataPlane> data_;
   std::string fallback_;  // why RDMA was passed over; empty when it was not
   std::unique_ptr<ControlPlane> control_;

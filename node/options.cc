@@ -9,6 +9,7 @@
 #include <sys/un.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <bit>
 #include <cctype>
 #include <charconv>
@@ -26,7 +27,8 @@ constexpr size_t kSocketPathBytesMax = sizeof(sockaddr_un::sun_path) - 1;
 // All values as text: they are converted here, so that every refusal is a sentence of ours with the limit in
 // it.
 struct Texts {
-  std::string job, node, ordinal = "0", nodes = "1", coordinator, listen = "127.0.0.1", control_port = "0";
+  std::string job, node, ordinal = "0", nodes = "1", coordinator, coordinator_listen, listen = "127.0.0.1",
+                         control_port = "0";
   std::string data_port = "0", memory = "auto", chunk_size = "4M", arena_path = "/dev/shm", replicas,
               keep_steps = "2";
   std::string domain, socket, transport = "auto", provider, device, gid_index, dead_after_ms = "1000";
@@ -46,10 +48,15 @@ void Declare(CLI::App& app, Texts& t) {
   app.add_option("--node", t.node, "this node's name, unique in the job [node-<ordinal>]");
   app.add_option("--ordinal", t.ordinal, "this node's position among the job's nodes, from 0 [0]");
   app.add_option("--nodes", t.nodes, "number of nodes that the job has [1, or the running job's]");
-  app.add_option("--coordinator", t.coordinator,
-                 "HOST:PORT where the job's nodes register; needed with --nodes over 1");
+  app.add_option(
+      "--coordinator", t.coordinator,
+      "HOST:PORT[,HOST:PORT…] where the job's nodes register, in the order in which they are tried; needed "
+      "with --nodes over 1");
   app.add_flag("--embed-coordinator", t.embed, "run the coordinator here [where --ordinal is 0]");
   app.add_flag("--no-embed-coordinator", t.no_embed, "do not run the coordinator here");
+  app.add_option("--coordinator-listen", t.coordinator_listen,
+                 "HOST:PORT of a coordinator that runs here [the first of --coordinator that is an address "
+                 "of this machine]");
   app.add_option("--listen", t.listen,
                  "numeric address for control and data, and for nothing else [127.0.0.1]");
   app.add_option("--control-port", t.control_port, "TCP port of the control plane, 0: any free one [0]");
@@ -269,6 +276,16 @@ Status CheckStorage(const Texts& t, Options* o) {
   return OkStatus();
 }
 
+std::vector<std::string> SplitAtCommas(const std::string& text) {
+  std::vector<std::string> parts;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    parts.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return parts;
+}
+
 Status CheckFabric(const Texts& t, Options* o) {
   if (t.transport != "auto" && t.transport != "verbs" && t.transport != "ucx" && t.transport != "ofi")
     return Error(Code::kInvalidArgument, "--transport \"%.80s\" is not auto, verbs, ucx or ofi",
@@ -279,15 +296,10 @@ Status CheckFabric(const Texts& t, Options* o) {
     return Error(Code::kInvalidArgument,
                  "--provider \"%.80s\" is libfabric's and goes with --transport ofi, not %s",
                  t.provider.c_str(), t.transport.c_str());
-  for (size_t begin = 0; begin < t.device.size();) {
-    const size_t end = std::min(t.device.find(',', begin), t.device.size());
-    o->devices.push_back(t.device.substr(begin, end - begin));
-    if (o->devices.back().empty() || o->devices.size() > kDevicesMax || end + 1 == t.device.size())
-      return Error(Code::kInvalidArgument,
-                   "--device \"%.80s\" is not 1 to %zu names with commas between them", t.device.c_str(),
-                   kDevicesMax);
-    begin = end + 1;
-  }
+  if (!t.device.empty()) o->devices = SplitAtCommas(t.device);
+  if (o->devices.size() > kDevicesMax || std::count(o->devices.begin(), o->devices.end(), "") != 0)
+    return Error(Code::kInvalidArgument, "--device \"%.80s\" is not 1 to %zu names with commas between them",
+                 t.device.c_str(), kDevicesMax);
   if (!t.gid_index.empty()) {
     ROPETEAM_RETURN_IF_ERROR(Count("--gid-index", t.gid_index, 0, kGidIndexMax, &o->gid_index));
     if (o->transport == "ofi")
@@ -312,6 +324,16 @@ Status CheckMetrics(const Texts& t, Options* o) {
   return OkStatus();
 }
 
+Status CheckCoordinator(const char* flag, const std::string& address) {
+  std::string host;
+  uint16_t port = 0;
+  ROPETEAM_RETURN_IF_ERROR(SplitHostPort(flag, address, &host, &port));
+  in6_addr any;
+  if (inet_pton(AF_INET, host.c_str(), &any) == 1 || inet_pton(AF_INET6, host.c_str(), &any) == 1)
+    return CheckListenAddress(flag, host);
+  return OkStatus();
+}
+
 Status CheckNetwork(const Texts& t, Options* o) {
   ROPETEAM_RETURN_IF_ERROR(CheckListenAddress("--listen", t.listen));
   o->listen = t.listen;
@@ -322,18 +344,23 @@ Status CheckNetwork(const Texts& t, Options* o) {
   if (t.embed && t.no_embed)
     return Error(Code::kInvalidArgument, "--embed-coordinator and --no-embed-coordinator exclude each other");
   o->embed_coordinator = t.embed || (!t.no_embed && o->ordinal == 0);
-  o->coordinator = t.coordinator;
-  if (o->coordinator.empty()) {
-    if (o->nodes == 1 && o->embed_coordinator) return OkStatus();
+  o->coordinator_listen = t.coordinator_listen;
+  if (!o->coordinator_listen.empty())
+    ROPETEAM_RETURN_IF_ERROR(CheckCoordinator("--coordinator-listen", o->coordinator_listen));
+  if (t.coordinator.empty()) {
+    if (o->nodes == 1 && o->embed_coordinator) {
+      if (!o->coordinator_listen.empty()) o->coordinators = {o->coordinator_listen};
+      return OkStatus();
+    }
     return Error(Code::kInvalidArgument,
                  "--coordinator is missing: with --nodes %u every node needs the same HOST:PORT", o->nodes);
   }
-  std::string host;
-  uint16_t port = 0;
-  ROPETEAM_RETURN_IF_ERROR(SplitHostPort("--coordinator", o->coordinator, &host, &port));
-  in6_addr any;
-  if (inet_pton(AF_INET, host.c_str(), &any) == 1 || inet_pton(AF_INET6, host.c_str(), &any) == 1)
-    return CheckListenAddress("--coordinator", host);
+  o->coordinators = SplitAtCommas(t.coordinator);
+  if (o->coordinators.size() > kCoordinatorsMax)
+    return Error(Code::kInvalidArgument, "--coordinator has %zu addresses, limit %zu", o->coordinators.size(),
+                 kCoordinatorsMax);
+  for (const std::string& address : o->coordinators)
+    ROPETEAM_RETURN_IF_ERROR(CheckCoordinator("--coordinator", address));
   return OkStatus();
 }
 
@@ -388,7 +415,7 @@ Status CheckIdentity(const Texts& t, const std::string& job_key, Options* o) {
       "--listen %s or --coordinator %s can be reached from other hosts, and this daemon has no job key and "
       "no certificate: give --job-key-file FILE (openssl rand -hex 32 > FILE, the same file on every node), or "
       "--tls-cert, --tls-key and --tls-ca, or say --insecure (docs/security.md)",
-      o->listen.c_str(), o->coordinator.c_str());
+      o->listen.c_str(), t.coordinator.c_str());
 }
 
 Status CheckTimes(const Texts& t, Options* o) {
@@ -441,10 +468,13 @@ std::string Printable(std::string text) {
 
 bool ReachableFromElsewhere(const Options& options) {
   if (!IsLoopback(options.listen)) return true;
-  std::string host;
-  uint16_t port = 0;
-  return !options.coordinator.empty() &&
-         (!SplitHostPort("--coordinator", options.coordinator, &host, &port).ok() || !IsLoopback(host));
+  std::vector<std::string> addresses = options.coordinators;
+  if (!options.coordinator_listen.empty()) addresses.push_back(options.coordinator_listen);
+  return std::any_of(addresses.begin(), addresses.end(), [](const std::string& address) {
+    std::string host;
+    uint16_t port = 0;
+    return !SplitHostPort("--coordinator", address, &host, &port).ok() || !IsLoopback(host);
+  });
 }
 
 Status CheckListenAddress(const std::string& flag, const std::string& address) {

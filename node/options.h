@@ -35,9 +35,12 @@ struct Options {
   std::string node;      // default "node-<ordinal>"
   uint32_t ordinal = 0;  // position among the job's nodes; the launcher's node rank
   uint32_t nodes = 1;    // expected
-  std::string
-      coordinator;  // host:port; empty only with nodes == 1: embedded on a port of the system's choice
+  // host:port each, in the order in which they are tried; empty only with nodes == 1: embedded on a port of the system's
+  // choice
+  std::vector<std::string> coordinators;
   bool embed_coordinator = false;
+  std::string
+      coordinator_listen;  // which of them an embedded one listens on; empty: the first that is this machine's
   std::string listen = "127.0.0.1";  // numeric, never a wildcard
   uint16_t control_port = 0;         // 0: the system chooses
   uint16_t data_port = 0;

@@ -120,6 +120,24 @@ Json ToJson(const StepReport& s) {
           {"bytes", s.bytes}};
 }
 
+Json ToJson(const MembershipReport& r) {
+  const auto seconds = [](TimeUs us) { return us / 1'000'000; };
+  Json tried = Json::array();
+  for (const auto& each : r.tried) tried.push_back({{"address", each.address}, {"reason", each.reason}});
+  Json missing = Json::array();
+  for (const auto& each : r.missing)
+    missing.push_back({{"node", each.node}, {"for_s", seconds(each.for_us)}, {"in_view", each.in_view}});
+  return {{"kind", "standalone"},
+          {"coordinator", r.coordinator},
+          {"registered", r.registered},
+          {"for_s", seconds(r.for_us)},
+          {"tried", std::move(tried)},
+          {"missing", std::move(missing)},
+          {"missing_total", r.missing_total},
+          {"blocked", r.blocked},
+          {"do", r.advice}};
+}
+
 Json ToJson(const DaemonFacts& f) {
   return {{"version", f.version},
           {"node", f.node},
@@ -138,7 +156,8 @@ Json ToJson(const DaemonFacts& f) {
           {"link_mbps", f.capabilities.link_mbps},
           {"rdma", f.capabilities.rdma},
           {"dmabuf", f.capabilities.dmabuf},
-          {"rdma_fallback", f.fallback}};
+          {"rdma_fallback", f.fallback},
+          {"membership", ToJson(f.membership)}};
 }
 
 Json Head(const ClusterReport& r) {

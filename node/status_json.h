@@ -20,6 +20,7 @@
 
 #include "core/engine/report.h"
 #include "core/shard/manifest.h"
+#include "node/coordinator_watch.h"
 #include "transport/transport.h"
 
 namespace ropeteam {
@@ -42,6 +43,7 @@ struct DaemonFacts {
   uint64_t arena_bytes = 0;
   uint32_t replicas = 0;
   uint32_t keep_steps = 0;
+  MembershipReport membership;
 };
 
 // The objects of a shard whose manifest lies on this node.

@@ -47,7 +47,8 @@ Result<AskOptions> ParseAskOptions(const std::vector<std::string>& arguments, Ta
       argument.resize(equals);
     }
     const bool wants_value = argument == "--socket" || argument == "--job" || argument == "--node" ||
-                             argument == "--timeout" || argument == "--count" || argument == "--output";
+                             argument == "--timeout" || argument == "--count" || argument == "--output" ||
+                             argument == "--coordinator";
     if (wants_value && !has_value) {
       if (i + 1 == arguments.size())
         return Error(Code::kInvalidArgument, "%s has no value", argument.c_str());
@@ -61,6 +62,10 @@ Result<AskOptions> ParseAskOptions(const std::vector<std::string>& arguments, Ta
       options.socket.node = value;
     } else if (argument == "--timeout") {
       ROPETEAM_RETURN_IF_ERROR(ParseSeconds("--timeout", value, &options.timeout_s));
+    } else if (argument == "--coordinator" && takes == Takes::kCoordinator) {
+      options.coordinator = value;
+    } else if (argument == "--force" && !has_value && takes == Takes::kCoordinator) {
+      options.force = true;
     } else if (argument == "--count" && takes == Takes::kWatch) {
       ROPETEAM_RETURN_IF_ERROR(ParseNumber("--count", value, &options.watch_count));
     } else if (argument == "--watch" && takes == Takes::kWatch) {
@@ -88,11 +93,20 @@ Result<AskOptions> ParseAskOptions(const std::vector<std::string>& arguments, Ta
   return options;
 }
 
-Result<std::string> Ask(const AskOptions& options, local::AdminCommand command) {
-  const auto timeout_ms = static_cast<int64_t>(options.timeout_s * 1000);
-  const Result<std::string> socket = ChooseSocket(options.socket, timeout_ms);
+namespace {
+
+Result<std::unique_ptr<AdminClient>> Connect(const AskOptions& options, int64_t* timeout_ms) {
+  *timeout_ms = static_cast<int64_t>(options.timeout_s * 1000);
+  const Result<std::string> socket = ChooseSocket(options.socket, *timeout_ms);
   if (!socket.ok()) return socket.status();
-  Result<std::unique_ptr<AdminClient>> client = AdminClient::Connect(*socket, timeout_ms);
+  return AdminClient::Connect(*socket, *timeout_ms);
+}
+
+}  // namespace
+
+Result<std::string> Ask(const AskOptions& options, local::AdminCommand command) {
+  int64_t timeout_ms = 0;
+  Result<std::unique_ptr<AdminClient>> client = Connect(options, &timeout_ms);
   if (!client.ok()) return client.status();
   local::Admin admin;
   admin.command = command;
@@ -100,6 +114,13 @@ Result<std::string> Ask(const AskOptions& options, local::AdminCommand command) 
   admin.step = options.step;
   admin.timeout_ms = static_cast<uint64_t>(timeout_ms);
   return (*client)->Request(admin);
+}
+
+Status AskToRejoin(const AskOptions& options) {
+  int64_t timeout_ms = 0;
+  Result<std::unique_ptr<AdminClient>> client = Connect(options, &timeout_ms);
+  if (!client.ok()) return client.status();
+  return (*client)->Rejoin({options.coordinator, options.force}, timeout_ms);
 }
 
 int PrintAnswer(const char* name, const AskOptions& options, const Result<std::string>& answer,

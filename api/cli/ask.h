@@ -26,19 +26,23 @@ struct AskOptions {
   bool local = false;        // status: this node alone, without the leader
   double watch_s = 0;        // status: repeat; 0: once
   uint64_t watch_count = 0;  // status: stop after so many; 0: never
+  std::string coordinator;   // rejoin
+  bool force = false;        // rejoin
   bool has_step = false;     // ls, verify, trace
   Step step = 0;
   std::string output;  // trace
   bool help = false;
 };
 
-enum class Takes { kStep, kWatch, kStepAndOutput };
+enum class Takes { kStep, kWatch, kStepAndOutput, kCoordinator };
 
 // kInvalidArgument: an unknown option, a bad value.
 Result<AskOptions> ParseAskOptions(const std::vector<std::string>& arguments, Takes takes);
 
 // One connection, one question; the answer's text.
 Result<std::string> Ask(const AskOptions& options, local::AdminCommand command);
+// Tells the daemon that its coordinator is at options.coordinator. It looks there; that it is registered is not awaited.
+Status AskToRejoin(const AskOptions& options);
 
 // Prints an answer as it is (--json) or as `render` has it, and returns the exit code that `judge` has for it. An error,
 // of `judge` too, is printed in place of the answer.

@@ -19,6 +19,7 @@ int StatusCommand(const std::vector<std::string>& arguments);   // status
 int ListCommand(const std::vector<std::string>& arguments);     // ls
 int VerifyCommand(const std::vector<std::string>& arguments);   // verify
 int TraceCommand(const std::vector<std::string>& arguments);    // trace
+int RejoinCommand(const std::vector<std::string>& arguments);   // rejoin
 int CleanCommand(const std::vector<std::string>& arguments);    // clean
 int DevicesCommand(const std::vector<std::string>& arguments);  // devices
 int PlanCommand(const std::vector<std::string>& arguments);     // plan

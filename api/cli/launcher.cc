@@ -145,7 +145,8 @@ Status ChooseListen(Chooser& chooser, uint32_t ordinal, uint32_t nodes,
     return OkStatus();
   }
   const Setting& coordinator = chooser.settings["coordinator"];
-  std::string host = coordinator.value.substr(0, coordinator.value.rfind(':'));
+  const std::string first = coordinator.value.substr(0, coordinator.value.find(','));
+  std::string host = first.substr(0, first.rfind(':'));
   if (host.size() > 2 && host.front() == '[') host = host.substr(1, host.size() - 2);
   const std::string address = local_address_for(host);
   if (address.empty())
@@ -171,7 +172,7 @@ const std::vector<std::string>& ValueOptions() {
       "gid-index",    "dead-after-ms", "heartbeat-ms", "check-threads", "scrub-rate",   "log-level",
       "log-file",     "storage",       "restore-from", "persist-every", "persist-rate", "keep-on-storage",
       "keep-every",   "keep-best",     "keep-within",  "audit-log",     "job-key-file", "tls-cert",
-      "tls-key",      "tls-ca",        "tls-name",     "metrics",       "join-timeout"};
+      "tls-key",      "tls-ca",        "tls-name",     "metrics",       "join-timeout", "coordinator-listen"};
   return options;
 }
 

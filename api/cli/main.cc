@@ -22,6 +22,7 @@ constexpr char kHelp[] =
     "  ls --storage URL            the steps that lie on storage\n"
     "  verify [STEP]               read every chunk of a step everywhere\n"
     "  verify URL [STEP]           read every file of a step on storage\n"
+    "  rejoin --coordinator HOST:PORT   tell a node where the coordinator runs now\n"
     "  export STEP DIR [--storage URL]  copy a step from memory, or from storage\n"
     "  import DIR                       save a step from storage into a running job\n"
     "  prune URL --dry-run|--yes …      remove steps from storage, by rules\n"
@@ -61,6 +62,7 @@ constexpr Command kCommands[] = {
     {"status", ropeteam::cli::StatusCommand},
     {"ls", ListEither},
     {"verify", VerifyEither},
+    {"rejoin", ropeteam::cli::RejoinCommand},
     {"export", ropeteam::cli::StorageExportCommand},
     {"import", ropeteam::cli::StorageImportCommand},
     {"prune", ropeteam::cli::StoragePruneCommand},

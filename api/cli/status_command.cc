@@ -2,6 +2,7 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <thread>
@@ -16,6 +17,9 @@ namespace {
 // Of a terminal that does not tell its size.
 constexpr size_t kRowsDefault = 24;
 constexpr size_t kColumnsDefault = 80;
+
+// Of the wait for a leader, where the coordinator does not answer.
+constexpr double kLostLeaderSeconds = 2;
 
 constexpr char kCommonHelp[] =
     "  --job JOB, --node NODE  the daemon of this job and node, where several run on this machine\n"
@@ -67,7 +71,35 @@ Result<std::string> AskVerify(AskOptions options) {
   }
 }
 
-std::string RenderOnce(const nlohmann::json& status) { return RenderStatus(status, nullptr, 0); }
+// The cluster as its leader sees it. If no leader answers: this node's own report, and why in `leader_error`.
+Result<std::string> AskStatus(AskOptions options) {
+  Result<std::string> node = Ask(options, local::AdminCommand::kNode);
+  if (!node.ok()) return node;
+  try {
+    nlohmann::json json = nlohmann::json::parse(*node);
+    // Without a coordinator the leader may be the node that is lost. Nobody replaces it meanwhile.
+    if (!json.at("daemon").at("membership").at("registered").get<bool>())
+      options.timeout_s = std::min(options.timeout_s, kLostLeaderSeconds);
+    Result<std::string> answer = Ask(options, local::AdminCommand::kStatus);
+    if (answer.ok()) return answer;
+    json["leader_error"] = answer.status().ToString();
+    return json.dump();
+  } catch (const nlohmann::json::exception& error) {
+    return Error(Code::kUnsupported, "the daemon's answer is not as expected: %s", error.what());
+  }
+}
+
+Result<int> JudgeStatus(const nlohmann::json& status) {
+  return status.contains("leader_error") ? kExitFailed : 0;
+}
+
+std::string Render(const nlohmann::json& status, const nlohmann::json* before, double seconds) {
+  if (status.contains("leader_error")) return RenderNode(status);
+  return RenderStatus(status, before != nullptr && before->contains("leader_error") ? nullptr : before,
+                      seconds);
+}
+
+std::string RenderOnce(const nlohmann::json& status) { return Render(status, nullptr, 0); }
 
 int Watch(const AskOptions& options) {
   const bool screen = isatty(STDOUT_FILENO) != 0 && !options.json;
@@ -77,7 +109,7 @@ int Watch(const AskOptions& options) {
   int code = 0;
   for (uint64_t i = 0; options.watch_count == 0 || i < options.watch_count; ++i) {
     if (i != 0) std::this_thread::sleep_for(std::chrono::duration<double>(options.watch_s));
-    const Result<std::string> answer = Ask(options, local::AdminCommand::kStatus);
+    const Result<std::string> answer = AskStatus(options);
     const auto now = std::chrono::steady_clock::now();
     // A daemon that restarts is there again soon: watching goes on, and the exit code is that of the last answer.
     code = answer.ok() ? 0 : kExitFailed;
@@ -85,8 +117,8 @@ int Watch(const AskOptions& options) {
     if (answer.ok()) {
       const nlohmann::json json = nlohmann::json::parse(*answer);
       const std::chrono::duration<double> since = now - before_at;
-      text = options.json ? *answer + "\n"
-                          : RenderStatus(json, before.is_null() ? nullptr : &before, since.count());
+      text =
+          options.json ? *answer + "\n" : Render(json, before.is_null() ? nullptr : &before, since.count());
       before = json;
       before_at = now;
     }
@@ -118,8 +150,7 @@ int StatusCommand(const std::vector<std::string>& arguments) {
   if (options->local)
     return PrintAnswer("status", *options, Ask(*options, local::AdminCommand::kNode), RenderNode, AlwaysGood);
   if (options->watch_s == 0)
-    return PrintAnswer("status", *options, Ask(*options, local::AdminCommand::kStatus), RenderOnce,
-                       AlwaysGood);
+    return PrintAnswer("status", *options, AskStatus(*options), RenderOnce, JudgeStatus);
   try {
     return Watch(*options);
   } catch (const nlohmann::json::exception& error) {

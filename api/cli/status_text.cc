@@ -190,6 +190,28 @@ std::string FallbackLine(const Json& daemon) {
   return reason.empty() ? "" : "without RDMA: " + reason + "\n";
 }
 
+// The coordinator, who is missing, what stands still because of that and what to do. A daemon of another build says nothing.
+std::string MembershipLines(const Json& daemon) {
+  const auto found = daemon.find("membership");
+  if (found == daemon.end() || found->is_null()) return "";
+  const Json& membership = *found;
+  std::string text = "coordinator " + membership.at("coordinator").get<std::string>();
+  if (!membership.at("registered").get<bool>())
+    text += "   NO ANSWER for " + NumberText(membership, "for_s") + " s";
+  text += "\n";
+  for (const Json& tried : membership.at("tried"))
+    text +=
+        "  " + tried.at("address").get<std::string>() + ": " + tried.at("reason").get<std::string>() + "\n";
+  for (const Json& missing : membership.at("missing"))
+    text += "missing " + missing.at("node").get<std::string>() + " for " + NumberText(missing, "for_s") +
+            " s" + (missing.at("in_view").get<bool>() ? " (still in the view)" : "") + "\n";
+  if (const uint64_t all = Number(membership, "missing_total"); all > membership.at("missing").size())
+    text += "missing " + std::to_string(all) + " in all\n";
+  for (const auto& [key, word] : {std::pair{"blocked", "so "}, {"do", "do "}})
+    if (const std::string line = membership.at(key); !line.empty()) text += word + line + "\n";
+  return text;
+}
+
 }  // namespace
 
 std::string RenderStatus(const Json& status, const Json* before, double seconds) {
@@ -198,7 +220,7 @@ std::string RenderStatus(const Json& status, const Json* before, double seconds)
   const Json& daemon = status.at("daemon");
   return text + "\nasked " + daemon.at("node").get<std::string>() + "   socket " +
          daemon.at("socket").get<std::string>() + "   data " + daemon.at("data").get<std::string>() + "\n" +
-         TransportLine(daemon) + FallbackLine(daemon) + SecurityLine(daemon);
+         TransportLine(daemon) + FallbackLine(daemon) + SecurityLine(daemon) + MembershipLines(daemon);
 }
 
 std::string RenderNode(const Json& node) {
@@ -206,7 +228,9 @@ std::string RenderNode(const Json& node) {
   const Json& daemon = node.at("daemon");
   for (const char* key : {"version", "socket", "control", "data", "arena"})
     text += std::string(key) + " " + daemon.at(key).get<std::string>() + "\n";
-  return text + TransportLine(daemon) + FallbackLine(daemon) + SecurityLine(daemon);
+  text += TransportLine(daemon) + FallbackLine(daemon) + SecurityLine(daemon) + MembershipLines(daemon);
+  const std::string trouble = node.value("leader_error", "");
+  return trouble.empty() ? text : text + "the leader does not answer: " + trouble + "\n";
 }
 
 std::string RenderList(const Json& list) {

@@ -40,4 +40,11 @@ Result<local::TraceReply> AdminClient::Trace(const local::Trace& request) {
   return reply;
 }
 
+Status AdminClient::Rejoin(const local::Rejoin& request, int64_t timeout_ms) {
+  FrameBuffers buffers;
+  local::Reply reply;
+  const int64_t bounded = std::clamp<int64_t>(timeout_ms, 0, kAdminTimeoutMaxMs);
+  return link_->channel->Call(Type::kRejoin, request, Type::kReply, &reply, Deadline::In(bounded), &buffers);
+}
+
 }  // namespace ropeteam::client

@@ -31,6 +31,9 @@ class AdminClient {
   // What one node has noted. kNotFound: it is not in the view. kDeadlineExceeded: it did not answer.
   Result<local::TraceReply> Trace(const local::Trace& request);
 
+  // The daemon looks for its coordinator there. kAlreadyExists: its present one answers, and `force` is not set.
+  Status Rejoin(const local::Rejoin& request, int64_t timeout_ms);
+
   // What the daemon said of itself; `incarnation` is 0.
   const local::HelloReply& hello() const { return link_->hello; }
 

@@ -85,6 +85,7 @@ enum class Type : uint16_t {
   kStorageListReply = 25,
   kTrace = 26,
   kTraceReply = 27,
+  kRejoin = 28,  // of kind kAdmin; answered by kReply: at kOk the daemon looks for the coordinator there
 };
 
 struct FrameHeader {
@@ -301,6 +302,12 @@ struct TraceReply {
   auto Fields() { return std::tie(asked_at, node_at, answered_at, events); }
 };
 static_assert(kTraceEventsMax * kTraceEventBytes + 64 <= kFrameBytesMax);
+
+struct Rejoin {
+  std::string coordinator;  // host:port
+  bool force = false;       // also if this node's coordinator answers
+  auto Fields() { return std::tie(coordinator, force); }
+};
 
 struct Reply {
   Code code = Code::kOk;

@@ -10,7 +10,10 @@
 
 namespace ropeteam {
 
-Status CheckListen(const std::string& address) {
+namespace {
+
+// `error`: what the last of the addresses that the name stands for said; 0: it stands for none.
+Status Listen(const std::string& address, int* error) {
   const size_t colon = address.rfind(':');
   if (colon == std::string::npos || colon == 0 || colon + 1 == address.size())
     return Error(Code::kInvalidArgument, "coordinator address \"%s\" is not host:port", address.c_str());
@@ -21,8 +24,8 @@ Status CheckListen(const std::string& address) {
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
   addrinfo* found = nullptr;
-  if (const int error = getaddrinfo(host.c_str(), address.c_str() + colon + 1, &hints, &found); error != 0)
-    return Error(Code::kInvalidArgument, "coordinator address %s: %s", address.c_str(), gai_strerror(error));
+  if (const int failed = getaddrinfo(host.c_str(), address.c_str() + colon + 1, &hints, &found); failed != 0)
+    return Error(Code::kInvalidArgument, "coordinator address %s: %s", address.c_str(), gai_strerror(failed));
   const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(found, &freeaddrinfo);
 
   Status status;
@@ -36,12 +39,24 @@ Status CheckListen(const std::string& address) {
     const int on = 1;
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
     const bool listens = bind(fd, entry->ai_addr, entry->ai_addrlen) == 0 && listen(fd, 1) == 0;
-    const int error = errno;
+    *error = errno;
     close(fd);
     if (listens) return OkStatus();
-    status = ErrnoError(error, "listen on %s", address.c_str());
+    status = ErrnoError(*error, "listen on %s", address.c_str());
   }
   return status;
+}
+
+}  // namespace
+
+Status CheckListen(const std::string& address) {
+  int error = 0;
+  return Listen(address, &error);
+}
+
+bool IsOwnAddress(const std::string& address) {
+  int error = 0;
+  return Listen(address, &error).ok() || (error != 0 && error != EADDRNOTAVAIL);
 }
 
 }  // namespace ropeteam

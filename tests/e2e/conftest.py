@@ -25,7 +25,7 @@ from harness import ROPETEAM, ROPETEAMD, WAIT_S, Cluster, Daemon, environment, f
 def cluster(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Iterator[Callable[..., Cluster]]:
     """cluster(nodes, memory="64M", options=[...]) starts daemons and waits until all see all.
 
-    node_options are for each node its own, behind those of all."""
+    node_options are for each node its own, behind those of all. coordinator: default a free port of node 0's."""
     if not ROPETEAMD.exists():
         pytest.skip(f"{ROPETEAMD} is not built")
     clusters: list[Cluster] = []
@@ -36,6 +36,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Iterator[
         options: list[str] | None = None,
         node_options: list[list[str]] | None = None,
         job: str = "test",
+        coordinator: str = "",
     ) -> Cluster:
         # Short paths: a unix socket's has at most 107 bytes.
         directory = pathlib.Path(tempfile.mkdtemp(prefix="ropeteam-", dir="/tmp"))
@@ -43,7 +44,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Iterator[
         logs = tmp_path / f"logs-{len(clusters)}"
         logs.mkdir()
         made = Cluster(nodes, memory, directory, arenas, logs, job)
-        made.coordinator = f"127.0.0.1:{free_port()}"
+        made.coordinator = coordinator or f"127.0.0.1:{free_port()}"
         clusters.append(made)
         own = node_options or [[]] * nodes
         made.nodes = [Daemon(made, ordinal, [*(options or []), *own[ordinal]]) for ordinal in range(nodes)]

@@ -168,6 +168,7 @@ class Daemon:
     starts: int = 0
     expected_end: bool = True
     members_seen: list[int] = field(default_factory=list)
+    moved_to: str = ""  # the address that it listens on in place of its own
 
     @property
     def name(self) -> str:
@@ -175,7 +176,7 @@ class Daemon:
 
     @property
     def address(self) -> str:
-        return f"127.0.0.{self.ordinal + 1}"
+        return self.moved_to or f"127.0.0.{self.ordinal + 1}"
 
     @property
     def socket(self) -> str:

@@ -240,6 +240,40 @@ TEST(ControlPlane, WithAKeyHearsWhoeverHasItAndNobodyElse) {
   EXPECT_EQ(inbox.WaitFor(1)[0].second, "from a member");
 }
 
+TEST(ControlPlane, AMemberThatIsAskedSaysWhereItsCoordinatorIs) {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::vector<Place> places;
+  const auto ignore = [](NodeId, std::string, const std::function<void()>& handled) { handled(); };
+  Result<std::unique_ptr<ControlPlane>> a =
+      ControlPlane::Create({1, "127.0.0.1", 0}, ignore, [&](const Place& place) {
+        const std::lock_guard lock(mutex);
+        places.push_back(place);
+        changed.notify_all();
+      });
+  ASSERT_TRUE(a.ok());
+  Inbox inbox;
+  const auto b = Plane(2, inbox.Receiver());
+  (*a)->SetMembers({At(2, b->port())});
+  (*a)->Ask(2);  // not answered: it does not know
+  (*a)->Send(2, "a message behind it");
+  EXPECT_EQ(inbox.WaitFor(1)[0].second, "a message behind it");
+  EXPECT_TRUE((*a)->Unreached().empty());
+  b->SetPlace({"10.0.0.9:29600", 7});
+  (*a)->Ask(2);
+  {
+    std::unique_lock lock(mutex);
+    ASSERT_TRUE(changed.wait_for(lock, std::chrono::seconds(30), [&] { return !places.empty(); }));
+    EXPECT_EQ(places[0].address, "10.0.0.9:29600");
+    EXPECT_EQ(places[0].order, 7u);
+  }
+  EXPECT_EQ(inbox.WaitFor(1).size(), 1u) << "a question is no message of the Engine";
+
+  (*a)->SetMembers({At(3, 1)});
+  (*a)->Ask(3);
+  EXPECT_TRUE((*a)->Unreached().contains(3)) << "nobody listens there";
+}
+
 TEST(ControlPlane, GarbageOnItsPortHarmsNobody) {
   Inbox inbox;
   const auto a = Plane(1, [](NodeId, std::string, const std::function<void()>& handled) { handled(); });

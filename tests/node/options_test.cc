@@ -37,7 +37,7 @@ TEST(Options, TheDefaultsOfASingleNode) {
   EXPECT_EQ(options.listen, "127.0.0.1");
   EXPECT_EQ(options.replicas, 0u) << "a single node has nobody to copy to";
   EXPECT_TRUE(options.embed_coordinator);
-  EXPECT_TRUE(options.coordinator.empty());
+  EXPECT_TRUE(options.coordinators.empty());
   EXPECT_EQ(options.memory_bytes, 0u) << "auto";
   EXPECT_EQ(options.chunk_bytes, 4u << 20);
   EXPECT_EQ(options.heartbeat_ms, 200u);
@@ -81,6 +81,22 @@ TEST(Options, AKeyComesFromOnePlace) {
   ASSERT_TRUE(good.status.ok());
   EXPECT_EQ(good.options.job_keys.size(), 1u);
   EXPECT_EQ(good.options.job_key_from, "ROPETEAM_JOB_KEY");
+}
+
+TEST(Options, TheCoordinatorMayBeAtSeveralAddresses) {
+  const Parsed parsed =
+      Parse({"--job=j", "--nodes=2", "--ordinal=0", "--coordinator=127.0.0.1:70,127.0.0.2:71",
+             "--coordinator-listen=127.0.0.2:71"});
+  ASSERT_TRUE(parsed.status.ok()) << parsed.status.ToString();
+  EXPECT_EQ(parsed.options.coordinators, (std::vector<std::string>{"127.0.0.1:70", "127.0.0.2:71"}));
+  EXPECT_EQ(parsed.options.coordinator_listen, "127.0.0.2:71");
+  const auto refused = [](const char* coordinators) {
+    return Parse({"--job=j", "--nodes=2", coordinators}).status.message();
+  };
+  EXPECT_THAT(refused("--coordinator=127.0.0.1:70,127.0.0.2"), HasSubstr("\"127.0.0.2\" is not HOST:PORT"));
+  EXPECT_THAT(refused("--coordinator=127.0.0.1:70,"), HasSubstr("is not HOST:PORT"));
+  EXPECT_THAT(refused("--coordinator=h:1,h:2,h:3,h:4,h:5,h:6,h:7,h:8,h:9"),
+              HasSubstr("9 addresses, limit 8"));
 }
 
 TEST(Options, CertificatesGoTogetherAndWithoutAKey) {

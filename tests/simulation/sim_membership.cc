@@ -11,6 +11,8 @@
 namespace ropeteam::simulation {
 namespace {
 
+constexpr char kMovedAddress[] = "moved:1";
+
 // The detection times of membership.h's defaults.
 MembershipConfig MakeConfig(const SimMembership::Config& from) {
   MembershipConfig config;
@@ -37,7 +39,9 @@ class SimMembership::Impl {
                   {[this](NodeId node, const View& view) { OnView(node, view); },
                    [this](NodeId node, const Status& status) { OnRefused(node, status); },
                    [this](NodeId node, TimeUs valid_until) { OnLease(node, valid_until); }},
-                  [this](NodeId node, const std::string&) { return RouteOf(hosts_.at(node).host); }) {}
+                  [this](NodeId node, const std::string& address) {
+                    return address == kMovedAddress ? 1 : RouteOf(hosts_.at(node).host);
+                  }) {}
 
   void Join(size_t host, const Member& member, int drift_ppm, Epoch epoch_known, const OwnSettings* own) {
     hosts_[member.id] = {host, 0};
@@ -75,6 +79,19 @@ class SimMembership::Impl {
     const size_t which = machines_.coordinator(0) == nullptr ? 0 : 1;
     if (coordinators() == 0) found_ = which;
     machines_.RestartCoordinator(scheduler_.now(), drift_ppm, which);
+    Arm();
+  }
+  void MoveCoordinator() {
+    machines_.CrashCoordinator(random_.Chance(kMillion / 2), 0);
+    machines_.RestartCoordinator(scheduler_.now(), 0, 1);
+    Arm();
+  }
+  void ReturnCoordinator() {
+    machines_.RestartCoordinator(scheduler_.now(), 0, 0);
+    Arm();
+  }
+  void TellMoved(NodeId instance, bool now) {
+    machines_.Relocate(scheduler_.now(), instance, {kMovedAddress}, now);
     Arm();
   }
   size_t coordinators() const {
@@ -176,6 +193,9 @@ void SimMembership::Suspect(NodeId reporter, NodeId suspect, const std::string& 
 }
 void SimMembership::StopCoordinator() { impl_->StopCoordinator(); }
 void SimMembership::StartCoordinator(int drift_ppm) { impl_->StartCoordinator(drift_ppm); }
+void SimMembership::MoveCoordinator() { impl_->MoveCoordinator(); }
+void SimMembership::ReturnCoordinator() { impl_->ReturnCoordinator(); }
+void SimMembership::TellMoved(NodeId instance, bool now) { impl_->TellMoved(instance, now); }
 size_t SimMembership::coordinators() const { return impl_->coordinators(); }
 void SimMembership::Route(size_t host, size_t coordinator, bool reset) { impl_->Route(host, coordinator, reset); }
 

@@ -29,6 +29,15 @@ class GoesOn : public Story {
     }
     return false;
   }
+  // These hosts hear neither the others nor a coordinator, and are not heard; with `first`, the first coordinator is on
+  // their side.
+  void CutOff(const std::vector<size_t>& hosts, bool first = false) {
+    Isolate(hosts, first, 60 * kSecond);
+    for (const size_t host : hosts) {
+      cluster_->network().Cut(host, kSecondCoordinatorHost, cluster_->now() + 60 * kSecond);
+      cluster_->network().Cut(kSecondCoordinatorHost, host, cluster_->now() + 60 * kSecond);
+    }
+  }
   std::string Held() const {
     std::string text = last_;
     for (size_t host = 0; host < cluster_->host_count(); ++host) {
@@ -115,6 +124,57 @@ TEST_F(GoesOn, AHolderThatHasNotHeardOfALifeHasAStepOfIt) {
   EXPECT_EQ(asked.code(), Code::kStale) << asked.ToString();
   cluster_->StartHost(0);
   cluster_->StartHost(2);
+}
+
+// The coordinator moves while half of the hosts hear nobody. The others find it; the cut ones come later, are refused, and
+// join again with what they hold.
+TEST_F(GoesOn, TheCoordinatorMovesWhileMembersAreCutOff) {
+  StartNodes(4);
+  StartWorld(1);
+  SaveEverywhere(1, 10);
+  CutOff({2, 3});
+  cluster_->membership().MoveCoordinator();
+  for (const size_t host : {0, 1}) cluster_->membership().TellMoved(cluster_->host(host).id, false);
+  ASSERT_TRUE(Until([&] {
+    return cluster_->host(0).view.members.size() == 2 && cluster_->host(1).view.members.size() == 2;
+  })) << Trouble();
+  StopWorld(1);
+  cluster_->network().HealLinks();
+  cluster_->RunFor(2 * kSecond);
+  for (const size_t host : {2, 3}) cluster_->membership().TellMoved(cluster_->host(host).id, false);
+  AwaitOneView();
+  StartWorld(2);
+  RestoreEverywhere(2, 10);
+  EXPECT_TRUE(CommitsAgain(2, 20)) << Held();
+}
+
+// All hosts but one have followed the coordinator to another address. The old one returns, and the last host finds it: it is
+// alone there, and commits nothing, until it hears of the others.
+TEST_F(GoesOn, TheOldCoordinatorReturnsToOneThatHasMoved) {
+  StartNodes(4);
+  StartWorld(1);
+  SaveEverywhere(1, 10);
+  StopWorld(1);
+  cluster_->membership().MoveCoordinator();
+  CutOff({3});
+  for (const size_t host : {0, 1, 2}) cluster_->membership().TellMoved(cluster_->host(host).id, false);
+  ASSERT_TRUE(Until([&] { return cluster_->host(0).view.members.size() == 3; })) << Trouble();
+  StartWorld(2, {0, 1, 2});
+  EXPECT_EQ(LatestStep(2, 0), 10u);
+  SaveEverywhere(2, 20);
+  cluster_->membership().ReturnCoordinator();
+  cluster_->network().HealLinks();
+  CutOff({3}, true);
+  ASSERT_TRUE(Until([&] { return cluster_->host(3).view.members.size() == 1; })) << Trouble();
+  AddRank(3, 0, 1, 3);
+  EXPECT_TRUE(Hello(3, 0).ok());
+  EXPECT_FALSE(AskLatest(3, 0, 2 * kSecond).ok()) << "it cannot know what was committed";
+  RankOf(3, 0).Close();
+  cluster_->network().HealLinks();
+  for (const size_t host : {0, 1, 2}) cluster_->membership().TellMoved(cluster_->host(host).id, false);
+  cluster_->membership().TellMoved(cluster_->host(3).id, true);
+  AwaitOneView();
+  EXPECT_TRUE(CommitsAgain(2, 30)) << Held();
 }
 
 }  // namespace

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "node/coordinator_watch.h"
+
+#include <algorithm>
+#include <set>
+
+namespace ropeteam {
+
+void CoordinatorWatch::OnView(TimeUs now, NodeId self, const View& view) {
+  self_ = self;
+  if (first_view_at_ == 0) first_view_at_ = now;
+  for (const Member& member : view_.members)
+    if (!view.Contains(member.id)) lost_.emplace(member.id, Lost{member, now});
+  view_ = view;
+  std::set<std::string> names;
+  std::set<uint32_t> ordinals;
+  for (const Member& member : view.members) {
+    names.insert(member.name);
+    ordinals.insert(member.ordinal);
+  }
+  std::erase_if(lost_, [&](const auto& entry) {
+    const Member& member = entry.second.member;
+    return names.contains(member.name) || ordinals.contains(member.ordinal);
+  });
+  while (lost_.size() > kAskedMax)
+    lost_.erase(std::min_element(lost_.begin(), lost_.end(), [](const auto& a, const auto& b) {
+      return a.second.since < b.second.since;
+    }));
+}
+
+void CoordinatorWatch::OnContact(const Contact& contact) {
+  if (contact.registered || tried_.size() >= 2 * kCoordinatorsMax) tried_.clear();
+  if (!contact.registered) tried_[contact.place.address] = contact.reason;
+  // The last one that answered, and not the one that was tried last, is the job's coordinator for people.
+  if (contact.registered || place_.address.empty()) place_ = contact.place;
+  registered_ = contact.registered;
+  since_ = contact.since;
+}
+
+std::vector<Member> CoordinatorWatch::ToAsk() const {
+  std::vector<Member> members;
+  if (registered_) {
+    if (AloneWithOwn())
+      for (const auto& [id, lost] : lost_) members.push_back(lost.member);
+    return members;
+  }
+  const size_t count = view_.members.size();
+  size_t at = 0;
+  while (at < count && view_.members[at].id != self_) ++at;
+  for (size_t distance = 1; distance < count; distance = count <= kAskedMax ? distance + 1 : distance * 2)
+    members.push_back(view_.members[(at + distance) % count]);
+  return members;
+}
+
+bool CoordinatorWatch::Follows(const Place& place, bool* now) const {
+  *now = AloneWithOwn();
+  return place.address != place_.address || !registered_;
+}
+
+MembershipReport CoordinatorWatch::Report(TimeUs now, const std::map<NodeId, TimeUs>& unreached) const {
+  MembershipReport report;
+  report.coordinator = place_.address;
+  report.registered = registered_;
+  report.for_us = now - since_;
+  for (const auto& [address, reason] : tried_) report.tried.push_back({address, reason});
+  const auto add = [&](const std::string& name, TimeUs since, bool in_view) {
+    if (++report.missing_total <= kMissingShownMax) report.missing.push_back({name, now - since, in_view});
+  };
+  std::set<uint32_t> present;
+  for (const Member& member : view_.members) {
+    present.insert(member.ordinal);
+    // While there is a coordinator, it decides who is missing.
+    if (const auto found = unreached.find(member.id); !registered_ && found != unreached.end())
+      add(member.name, found->second, true);
+  }
+  for (const auto& [id, lost] : lost_) {
+    present.insert(lost.member.ordinal);
+    add(lost.member.name, lost.since, false);
+  }
+  if (view_.epoch != 0)
+    for (uint32_t ordinal = 0; ordinal < view_.settings.nodes; ++ordinal)
+      if (!present.contains(ordinal)) add("ordinal " + std::to_string(ordinal), first_view_at_, false);
+  Explain(&report);
+  return report;
+}
+
+void CoordinatorWatch::Explain(MembershipReport* report) const {
+  if (!registered_) {
+    report->blocked = view_.epoch == 0
+                          ? "this node has not joined the job: nothing can be saved or read here"
+                          : "new saves stay local, nothing is committed, and no node can join; reads go on";
+    report->advice = "start the coordinator's node again at " +
+                     (place_.address.empty() ? "its address" : place_.address) +
+                     "; or start a replacement for it anywhere (its --ordinal, --embed-coordinator, "
+                     "--coordinator HOST:PORT) and "
+                     "run `ropeteam rejoin --coordinator HOST:PORT` on one of the nodes that are left";
+  } else if (!report->missing.empty()) {
+    report->blocked =
+        "a step needs all ranks: those of the missing nodes must run again somewhere before a new one "
+        "commits";
+    report->advice =
+        "start a replacement for each missing node: its --ordinal, --coordinator " + place_.address;
+  }
+}
+
+}  // namespace ropeteam

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What this node knows of its coordinator and of nodes that are missing: for `status`, and to find a coordinator that has
+// moved.
+//
+// A node that is not registered asks members of its last view where their coordinator is (ControlPlane::Ask), every
+// kAskPauseUs, and goes where one of them is registered. So one survivor that finds the coordinator is enough.
+//
+// The node in whose process a coordinator runs asks too, if it is alone under it: it asks the members that it has lost. A host
+// that was stopped or cut off, and whose members have moved to another coordinator meanwhile, ends its own one and follows
+// them. Only an alone one does that, and an alone one answers nobody: of two coordinators that hear of each other, never
+// both end.
+//
+// One thread.
+
+#ifndef ROPETEAM_NODE_COORDINATOR_WATCH_H_
+#define ROPETEAM_NODE_COORDINATOR_WATCH_H_
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "membership/membership.h"
+
+namespace ropeteam {
+
+// A coordinator that moved waits for the others for dead_after, a second by default: they are to come in that time.
+inline constexpr TimeUs kAskPauseUs = 250'000;
+// An alone coordinator's node is in no hurry.
+inline constexpr TimeUs kAskPauseAloneUs = 2'000'000;
+// Nodes that are asked at a time, and lost ones that are remembered. In a larger view those at distances of 1, 2, 4, … are
+// asked: what one knows reaches all in as many steps as the number of nodes has bits.
+inline constexpr size_t kAskedMax = 64;
+inline constexpr size_t kMissingShownMax = 16;
+
+// For `status`.
+struct MembershipReport {
+  struct Tried {
+    std::string address;
+    std::string reason;
+  };
+  struct Missing {
+    std::string node;  // "ordinal 3" for one that was never seen
+    TimeUs for_us = 0;
+    bool in_view = false;  // not reached, but nobody can take it out of the view
+  };
+  std::string coordinator;  // the address of the present or the last contact; empty: none yet
+  bool registered = false;
+  TimeUs for_us = 0;  // `registered` is as it is for so long
+  std::vector<Tried> tried;
+  std::vector<Missing> missing;  // at most kMissingShownMax
+  size_t missing_total = 0;
+  std::string blocked;  // what stands still because of all this; empty: nothing
+  std::string advice;   // what to do about it; empty: nothing
+};
+
+class CoordinatorWatch {
+ public:
+  // `own`: where this process may run a coordinator; empty: nowhere.
+  CoordinatorWatch(std::string own, TimeUs now) : own_(std::move(own)), since_(now) {}
+
+  void OnView(TimeUs now, NodeId self, const View& view);
+  void OnContact(const Contact& contact);
+
+  // The coordinator that answers this node; no address: none does.
+  Place Registered() const { return registered_ ? place_ : Place{}; }
+  // What a node that asks is told; no address: nothing.
+  Place Answer() const { return AloneWithOwn() ? Place{} : Registered(); }
+  std::vector<Member> ToAsk() const;
+  TimeUs AskPause() const { return registered_ ? kAskPauseAloneUs : kAskPauseUs; }
+  // A node that was asked has answered. Whether to go there; `now` is then Membership::Relocate()'s.
+  bool Follows(const Place& place, bool* now) const;
+
+  // `unreached`: members of the view to which there is no control stream, and since when.
+  MembershipReport Report(TimeUs now, const std::map<NodeId, TimeUs>& unreached) const;
+
+ private:
+  struct Lost {
+    Member member;
+    TimeUs since = 0;
+  };
+  bool AloneWithOwn() const { return registered_ && place_.address == own_ && view_.members.size() <= 1; }
+  void Explain(MembershipReport* report) const;
+
+  const std::string own_;
+  NodeId self_ = kNoNode;
+  View view_;
+  TimeUs first_view_at_ = 0;
+  std::map<NodeId, Lost> lost_;  // members of earlier views that nobody has replaced
+  bool registered_ = false;
+  Place place_;
+  TimeUs since_;
+  std::map<std::string, std::string> tried_;  // address -> reason, since the last contact
+};
+
+}  // namespace ropeteam
+
+#endif  // ROPETEAM_NODE_COORDINATOR_WATCH_H_
