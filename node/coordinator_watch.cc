@@ -80,15 +80,16 @@ MembershipReport CoordinatorWatch::Report(TimeUs now, const std::map<NodeId, Tim
   if (view_.epoch != 0)
     for (uint32_t ordinal = 0; ordinal < view_.settings.nodes; ++ordinal)
       if (!present.contains(ordinal)) add("ordinal " + std::to_string(ordinal), first_view_at_, false);
-  Explain(&report);
+  Explain(unreached.contains(view_.leader), &report);
   return report;
 }
 
-void CoordinatorWatch::Explain(MembershipReport* report) const {
+void CoordinatorWatch::Explain(bool leader_lost, MembershipReport* report) const {
   if (!registered_) {
-    report->blocked = view_.epoch == 0
-                          ? "this node has not joined the job: nothing can be saved or read here"
-                          : "new saves stay local, nothing is committed, and no node can join; reads go on";
+    report->blocked = view_.epoch == 0 ? "this node has not joined the job: nothing can be saved or read here"
+                                       : "new saves stay local, nothing is committed, and no node can join; ";
+    if (view_.epoch != 0)
+      report->blocked += leader_lost ? "the leader is lost, too: reads and loads wait" : "reads go on";
     report->advice = "start the coordinator's node again at " +
                      (place_.address.empty() ? "its address" : place_.address) +
                      "; or start a replacement for it anywhere (its --ordinal, --embed-coordinator, "

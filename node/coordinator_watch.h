@@ -80,7 +80,7 @@ class CoordinatorWatch {
     TimeUs since = 0;
   };
   bool AloneWithOwn() const { return registered_ && place_.address == own_ && view_.members.size() <= 1; }
-  void Explain(MembershipReport* report) const;
+  void Explain(bool leader_lost, MembershipReport* report) const;
 
   const std::string own_;
   NodeId self_ = kNoNode;

@@ -77,8 +77,10 @@ Result<std::string> AskStatus(AskOptions options) {
   if (!node.ok()) return node;
   try {
     nlohmann::json json = nlohmann::json::parse(*node);
-    // Without a coordinator the leader may be the node that is lost. Nobody replaces it meanwhile.
-    if (!json.at("daemon").at("membership").at("registered").get<bool>())
+    // Without a coordinator the leader may be the node that is lost. Nobody replaces it meanwhile. A daemon of another
+    // build does not say.
+    const nlohmann::json none = nlohmann::json::object();
+    if (!json.value("daemon", none).value("membership", none).value("registered", true))
       options.timeout_s = std::min(options.timeout_s, kLostLeaderSeconds);
     Result<std::string> answer = Ask(options, local::AdminCommand::kStatus);
     if (answer.ok()) return answer;

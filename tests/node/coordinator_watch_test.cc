@@ -9,6 +9,7 @@
 namespace ropeteam {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
@@ -52,7 +53,9 @@ TEST(CoordinatorWatch, ARegisteredNodeAsksNobodyAndTellsWhereItIs) {
 TEST(CoordinatorWatch, ANodeWithoutACoordinatorAsksTheOthersAndFollows) {
   CoordinatorWatch watch("", 0);
   watch.OnContact(Registered(kOwn, kSecond));
-  watch.OnView(kSecond, 2, ViewOf(1, {0, 1, 2}, 3));
+  View view = ViewOf(1, {0, 1, 2}, 3);
+  view.leader = 1;
+  watch.OnView(kSecond, 2, view);
   watch.OnContact(Lost(kOwn, 5 * kSecond));
   EXPECT_EQ(watch.Answer().address, "") << "what it had is of no use to others";
   EXPECT_EQ(watch.ToAsk().size(), 2u);
@@ -69,7 +72,8 @@ TEST(CoordinatorWatch, ANodeWithoutACoordinatorAsksTheOthersAndFollows) {
   EXPECT_TRUE(report.missing[0].in_view);
   ASSERT_EQ(report.tried.size(), 1u);
   EXPECT_EQ(report.tried[0].reason, "connection refused");
-  EXPECT_THAT(report.blocked, HasSubstr("nothing is committed"));
+  EXPECT_THAT(report.blocked, AllOf(HasSubstr("nothing is committed"), HasSubstr("the leader is lost, too")));
+  EXPECT_THAT(watch.Report(47 * kSecond, {{3, 5 * kSecond}}).blocked, HasSubstr("reads go on"));
   EXPECT_THAT(report.advice, HasSubstr("ropeteam rejoin"));
 }
 
