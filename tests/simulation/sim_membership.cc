@@ -86,12 +86,8 @@ class SimMembership::Impl {
     machines_.RestartCoordinator(scheduler_.now(), 0, 1);
     Arm();
   }
-  void ReturnCoordinator() {
-    machines_.RestartCoordinator(scheduler_.now(), 0, 0);
-    Arm();
-  }
-  void TellMoved(NodeId instance, bool now) {
-    machines_.Relocate(scheduler_.now(), instance, {kMovedAddress}, now);
+  void TellMoved(NodeId instance) {
+    machines_.Relocate(scheduler_.now(), instance, {kMovedAddress}, false);
     Arm();
   }
   size_t coordinators() const {
@@ -194,8 +190,7 @@ void SimMembership::Suspect(NodeId reporter, NodeId suspect, const std::string& 
 void SimMembership::StopCoordinator() { impl_->StopCoordinator(); }
 void SimMembership::StartCoordinator(int drift_ppm) { impl_->StartCoordinator(drift_ppm); }
 void SimMembership::MoveCoordinator() { impl_->MoveCoordinator(); }
-void SimMembership::ReturnCoordinator() { impl_->ReturnCoordinator(); }
-void SimMembership::TellMoved(NodeId instance, bool now) { impl_->TellMoved(instance, now); }
+void SimMembership::TellMoved(NodeId instance) { impl_->TellMoved(instance); }
 size_t SimMembership::coordinators() const { return impl_->coordinators(); }
 void SimMembership::Route(size_t host, size_t coordinator, bool reset) { impl_->Route(host, coordinator, reset); }
 

@@ -62,10 +62,8 @@ class SimMembership {
   size_t coordinators() const;
   // The coordinator at its address dies, and one starts at another address, which no host knows.
   void MoveCoordinator();
-  // And the first one is there again, too.
-  void ReturnCoordinator();
   // What the instance's daemon is told (Membership::Relocate): the coordinator is where it has moved to.
-  void TellMoved(NodeId instance, bool now);
+  void TellMoved(NodeId instance);
   // From now on the host looks for that one, 0 or 1. Its daemon's connection is reset if `reset`, else it stays as long as
   // it works.
   void Route(size_t host, size_t coordinator, bool reset);
