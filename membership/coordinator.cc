@@ -16,21 +16,32 @@ unsigned long long Ull(uint64_t value) { return value; }
 
 }  // namespace
 
-Coordinator::Coordinator(const MembershipConfig& config, TimeUs now, Epoch first_epoch)
+Coordinator::Coordinator(const MembershipConfig& config, TimeUs now, Epoch first_epoch,
+                         const Inheritance& inheritance)
     : config_(config),
       dead_after_(config.dead_after_ms * kUsPerMs),
       probe_(config.probe_ms * kUsPerMs),
       lease_(LeaseMs(config.dead_after_ms) * kUsPerMs),
       first_epoch_(first_epoch),
+      term_us_(inheritance.term_us),
+      deposed_(inheritance.deposed),
       now_(now),
+      confirmed_until_(term_us_ == 0 ? kNever : inheritance.confirmed_until),
       started_at_(now),
-      predecessor_until_(now + WithDrift(lease_)),
+      predecessor_until_(now + WithDrift(std::max(lease_, term_us_))),
       out_lease_until_(predecessor_until_),
       settings_(config.settings),
+      named_(config.named),
       settings_from_(config.coordinator_node.empty() ? "the coordinator"
                                                      : "the coordinator's node " + config.coordinator_node),
       scan_at_(now + dead_after_ / kTicksPerDeath) {
   ROPETEAM_CHECK(WithDrift(lease_) < dead_after_);
+  if (inheritance.newest == nullptr) return;
+  // An instance that is missing in it has left, whatever older view it reports.
+  newest_ = inheritance.newest;
+  foreign_ = reported_ = newest_->view.epoch;
+  for (const NodeId id : newest_->removed) Remember(id);
+  for (const Member& member : newest_->view.members) hold_ids_.insert(member.id);
 }
 
 Coordinator::Outputs Coordinator::Opened(TimeUs now, ConnectionId connection) {
@@ -96,7 +107,8 @@ Coordinator::Outputs Coordinator::Tick(TimeUs now) {
 Coordinator::Outputs Coordinator::Flush(TimeUs now) {
   Begin(now);
   if (holding_) return End();
-  if (changed_) Publish();
+  if (changed_ && storing_ == nullptr) Publish();
+  if (view_ == nullptr) return End();
   // No more acknowledgements are awaited: nodes with an unacknowledged view get the last view whole.
   for (auto& [id, record] : records_)
     if (record.connection != kNoConnection && record.ours != 0 &&
@@ -105,11 +117,41 @@ Coordinator::Outputs Coordinator::Flush(TimeUs now) {
   return End();
 }
 
+Coordinator::Outputs Coordinator::Stored(TimeUs now, Epoch epoch) {
+  Begin(now);
+  if (storing_ != nullptr && storing_->view.epoch == epoch) {
+    const ViewStatePtr view = std::exchange(storing_, nullptr);
+    if (holding_) {
+      changed_ = true;  // the next view, after the hold, takes its place
+    } else {
+      GiveOut(view);
+    }
+  }
+  return End();
+}
+
+Coordinator::Outputs Coordinator::Confirmed(TimeUs now, TimeUs until) {
+  Begin(now);
+  const TimeUs lapsed = now_ > confirmed_until_ ? now_ - confirmed_until_ : 0;
+  confirmed_until_ = std::max(confirmed_until_, until);
+  if (lapsed != 0) {
+    LOG_INFO("membership coordinator was not confirmed for %llu ms, deadlines move by as much",
+             Ull(lapsed / kUsPerMs));
+    MoveDeadlines(lapsed, now_);
+    for (auto& [id, record] : records_)
+      if (record.connection != kNoConnection && MayHaveLease(record)) Answer(&record);
+  }
+  return End();
+}
+
 TimeUs Coordinator::NextDeadline() const {
   TimeUs next = scan_at_;
-  if (holding_) next = std::min(next, hold_until_);
+  if (holding_ && IsConfirmed()) {
+    next = std::min(next, hold_until_);
+    if (deposed_ != kNoNode && now_ < started_at_ + probe_) next = std::min(next, started_at_ + probe_);
+  }
   if (!leases_open_ && !holding_) next = std::min(next, predecessor_until_);
-  if (changed_ && !holding_) next = std::min(next, published_at_ + ViewPause());
+  if (changed_ && !holding_ && storing_ == nullptr) next = std::min(next, published_at_ + ViewPause());
   return next;
 }
 
@@ -126,21 +168,28 @@ void Coordinator::Begin(TimeUs now) {
   if (const TimeUs late = LateBy(now); late != 0) {
     LOG_WARNING("membership coordinator was held up for %llu ms, deadlines move by as much",
                 Ull(late / kUsPerMs));
-    if (hold_until_ != kNever) hold_until_ += late;
-    for (auto& [id, record] : records_) {
-      record.heard_at += late;
-      if (record.probe_until != 0) record.probe_until += late;
-    }
-    for (auto& [id, connection] : connections_) connection.opened_at += late;
+    MoveDeadlines(late, now);
   }
   now_ = now;
 }
 
+void Coordinator::MoveDeadlines(TimeUs by, TimeUs now) {
+  const auto move = [by](TimeUs* when, TimeUs latest) {
+    *when = std::max(*when, std::min(*when + by, latest));
+  };
+  if (hold_until_ != kNever) move(&hold_until_, now + dead_after_);
+  for (auto& [id, record] : records_) {
+    move(&record.heard_at, now);
+    if (record.probe_until != 0) move(&record.probe_until, now + probe_);
+  }
+  for (auto& [id, connection] : connections_) move(&connection.opened_at, now);
+}
+
 Coordinator::Outputs Coordinator::End() {
   if (now_ >= scan_at_) Scan();
-  if (holding_ && (now_ >= hold_until_ || HoldMayEnd())) EndHold();
+  if (holding_ && IsConfirmed() && (now_ >= hold_until_ || HoldMayEnd())) EndHold();
   if (!leases_open_ && !holding_ && now_ >= predecessor_until_) OpenLeases();
-  if (changed_ && !holding_ && now_ >= published_at_ + ViewPause()) Publish();
+  if (changed_ && !holding_ && storing_ == nullptr && now_ >= published_at_ + ViewPause()) Publish();
   return std::exchange(outputs_, {});
 }
 
@@ -174,6 +223,7 @@ void Coordinator::Register(ConnectionId connection, const Registration& registra
   } else if (known->second.node != kNoNode && known->second.node != member.id) {
     return Refuse(connection, Error(Code::kInvalidArgument, "two nodes on one connection"));
   }
+  TakeNamedSettings(registration);
   if (Status status = Check(registration); !status.ok()) return Refuse(connection, status);
   if (const auto found = records_.find(member.id); found != records_.end())
     return RegisterAgain(&found->second, connection, registration);
@@ -242,12 +292,19 @@ void Coordinator::OpenLeases() {
 
 void Coordinator::Answer(Record* record) {
   HeartbeatAnswer answer{record->beat, 0};
-  if (MayHaveLease(*record)) {
-    // The node sent what is answered before it came here, and its lease counts from then.
-    record->lease_until = now_ + WithDrift(lease_);
-    answer.lease_us = lease_;
+  if (const TimeUs lease = LeaseNow(); lease != 0 && MayHaveLease(*record)) {
+    // The node sent what is answered before it came here, and its lease counts from then. A shorter one than the last
+    // does not take that back.
+    record->lease_until = std::max(record->lease_until, now_ + WithDrift(lease));
+    answer.lease_us = lease;
   }
   Reply(record->connection, answer);
+}
+
+TimeUs Coordinator::LeaseNow() const {
+  if (!IsConfirmed()) return 0;
+  const TimeUs lease = std::min(lease_, confirmed_until_ - now_);
+  return lease < lease_ / kLeaseFractionMin ? 0 : lease;
 }
 
 bool Coordinator::IsOurs(Epoch epoch) const {
@@ -269,13 +326,20 @@ void Coordinator::Learn(const Registration& registration) {
   if (newer) foreign_ = epoch;
   if (holding_) {
     if (!foreign) return;
-    if (newest_ != nullptr && epoch == newest_->view.epoch) return;  // equal epochs are equal views
+    if (view_ == nullptr && epoch > settings_epoch_) {
+      settings_epoch_ = epoch;
+      LearnSettings(seen->view.settings, registration.member);
+    }
+    // Equal epochs are equal views; but one from the store has no names.
+    if (newest_ != nullptr && epoch == newest_->view.epoch) {
+      if (newest_->view.members.empty() || newest_->view.members.front().name.empty()) newest_ = seen;
+      return;
+    }
     for (const NodeId id : seen->removed) Remember(id);
     for (const Member& member : seen->view.members) hold_ids_.insert(member.id);
     if (newest_ != nullptr && epoch < newest_->view.epoch) return;
     newest_ = seen;
     hold_accounted_ = 0;
-    if (view_ == nullptr) LearnSettings(seen->view.settings, registration.member);
     return;
   }
   // A view that this node gave out is no news: every instance that left it, or an earlier one, was removed here.
@@ -349,6 +413,10 @@ void Coordinator::SendProbe(Record* record) {
 }
 
 void Coordinator::Scan() {
+  if (!IsConfirmed()) {
+    scan_at_ = now_ + dead_after_ / kTicksPerDeath;
+    return;
+  }
   std::vector<std::pair<NodeId, const char*>> dead;
   TimeUs next = now_ + dead_after_ / kTicksPerDeath;
   for (auto& [id, record] : records_) {
@@ -495,13 +563,6 @@ void Coordinator::Publish() {
   std::vector<const Record*> members;
   for (auto& [id, record] : records_) {
     if (record.joined == 0) record.joined = view.epoch;
-    if (record.ours == 0) {
-      record.ours = view.epoch;
-      // It may have seen an instance leave in another coordinator's view that was a member here until it came. The
-      // lease of that instance has run out by then.
-      if (view_ != nullptr && record.reported != 0 && !IsOurs(record.reported))
-        record.lease_from = out_lease_until_;
-    }
     members.push_back(&record);
   }
   if (!own_.empty() && own_.rbegin()->second + 1 == view.epoch)
@@ -523,9 +584,25 @@ void Coordinator::Publish() {
   }
   const size_t carried = std::min(removed_order_.size(), kRemovedCarriedMax);
   state->removed.assign(removed_order_.end() - static_cast<std::ptrdiff_t>(carried), removed_order_.end());
-  view_ = std::move(state);
-  KeepView();
   changed_ = false;
+  if (term_us_ == 0) return GiveOut(state);
+  storing_ = std::move(state);
+  outputs_.push_back(Store{storing_});
+}
+
+void Coordinator::GiveOut(const ViewStatePtr& view) {
+  for (const Member& member : view->view.members) {
+    const auto found = records_.find(member.id);
+    if (found == records_.end() || found->second.ours != 0) continue;
+    Record& record = found->second;
+    record.ours = view->view.epoch;
+    // It may have seen an instance leave in another coordinator's view that was a member here until it came. The
+    // lease of that instance has run out by then.
+    if (view_ != nullptr && record.reported != 0 && !IsOurs(record.reported))
+      record.lease_from = out_lease_until_;
+  }
+  view_ = view;
+  KeepView();
   published_at_ = now_;
   LOG_INFO("membership view %llu, members %zu, leader %016llx, settles in %llu ms", Ull(view_->view.epoch),
            view_->view.members.size(), Ull(view_->view.leader), Ull(view_->view.settle_us / kUsPerMs));

@@ -49,6 +49,14 @@
 // to the other. Each takes members of the other's views back as after a restart of its own. Both may give out the same epoch
 // if one leaps (kEpochLeap) to where the other has counted to. ARCHITECTURE.md says what stays safe.
 //
+// With a store (Inheritance::term_us is not 0) the coordinator has an office that an outside store gives to one process
+// at a time (etcd/). Then there are no two that act at once:
+//   * A view is written to the store before it is given out: Store, then Stored(). So the successor knows every view
+//     that any node may have seen, and every instance that has left.
+//   * The office must be confirmed again and again: Confirmed(). No lease lasts beyond the confirmation. A successor
+//     grants none for one term after its start.
+//   * Without a confirmation nobody is declared dead, no hold ends and no view is given out.
+//
 // Not thread-safe: one caller at a time.
 
 #ifndef ROPETEAM_MEMBERSHIP_COORDINATOR_H_
@@ -86,6 +94,9 @@ inline constexpr uint32_t kProbesPerDeath = 4;
 // The coordinator looks at its clock at least this often per dead_after, also when nothing is due: see
 // LateBy().
 inline constexpr uint32_t kTicksPerDeath = 4;
+// Where a store's confirmation cuts a lease to less than this part of it, none is granted: it would have run out before
+// a transfer that is started under it has ended.
+inline constexpr uint32_t kLeaseFractionMin = 4;
 
 class Coordinator {
  public:
@@ -96,14 +107,31 @@ class Coordinator {
   struct Close {  // after what was sent on it before has gone out
     ConnectionId connection;
   };
-  using Output = std::variant<Send, Close>;
+  struct Store {  // write it to the store; it is given out after Stored(). One at a time.
+    ViewStatePtr view;
+  };
+  using Output = std::variant<Send, Close, Store>;
   using Outputs = std::vector<Output>;
+
+  // What the holder of an office starts with. The default is a coordinator without a store.
+  struct Inheritance {
+    // The last view in the store; of its members the ids and nothing else. Null: there is none. Its settings do not
+    // count: a job that starts again may have others.
+    ViewStatePtr newest = nullptr;
+    // The former holder, if its members took the office from it because none of them reached it. That counts as the
+    // beginning of its probe. kNoNode: the office was empty.
+    NodeId deposed = kNoNode;
+    TimeUs term_us = 0;          // TermMs(); 0: no store
+    TimeUs confirmed_until = 0;  // see Confirmed()
+  };
 
   // `config` is valid (ValidateConfig). `now` never goes back from call to call. `first_epoch` is the epoch
   // of the first view unless a registrant reports a higher one. It must be above all epochs that any predecessor gave
   // out, whether or not a node has seen them. A driver takes it from a clock that also goes on while no coordinator
   // runs, in milliseconds: a coordinator gives out at most one view in each (kViewPauseUs).
-  Coordinator(const MembershipConfig& config, TimeUs now, Epoch first_epoch);
+  Coordinator(const MembershipConfig& config, TimeUs now, Epoch first_epoch)
+      : Coordinator(config, now, first_epoch, Inheritance()) {}
+  Coordinator(const MembershipConfig& config, TimeUs now, Epoch first_epoch, const Inheritance& inheritance);
 
   // A connection that does not register within dead_after is closed. Optional: a Registration on an unknown
   // connection opens it.
@@ -115,6 +143,10 @@ class Coordinator {
   // Gives out now what waits for the pause between views, for a coordinator that is about to end. Not during
   // the hold.
   Outputs Flush(TimeUs now);
+  // The view of that epoch is in the store.
+  Outputs Stored(TimeUs now, Epoch epoch);
+  // The office was this coordinator's at `until` - term_us, and nobody else acts on it before `until`.
+  Outputs Confirmed(TimeUs now, TimeUs until);
 
   // When Tick() is next needed; never more than dead_after / kTicksPerDeath away. Calling it earlier does no
   // harm.
@@ -123,6 +155,8 @@ class Coordinator {
   // Null before the first view.
   const ViewStatePtr& view() const { return view_; }
   size_t registered() const { return records_.size(); }
+  // Nothing waits to be given out.
+  bool settled() const { return !changed_ && storing_ == nullptr; }
 
  private:
   struct Record {
@@ -166,11 +200,17 @@ class Coordinator {
   Status CheckInstance(const Registration& registration) const;
   // During the first hold: the settings of the newest reported view are the job's. Removes nodes that named others.
   void LearnSettings(const JobSettings& settings, const Member& reporter);
+  // The holder of an office may be any node, so its defaults do not beat what another node was given.
+  void TakeNamedSettings(const Registration& registration);
   bool IsOurs(Epoch epoch) const;
   void OnHeartbeat(Record* record, const Heartbeat& heartbeat);
   // Answers its last registration or heartbeat, with a lease where rules 1 and 2 allow one.
   void Answer(Record* record);
   bool MayHaveLease(const Record& record) const;
+  TimeUs LeaseNow() const;  // how long a lease that is granted now may be; 0: none
+  bool IsConfirmed() const { return now_ < confirmed_until_; }
+  // Nobody could be heard for so long: deadlines move by as much, but not beyond what they would be if set now.
+  void MoveDeadlines(TimeUs by, TimeUs now);
   void OpenLeases();
   bool WholeJobStarts();
   void OnSuspicion(const Record& reporter, const Suspicion& suspicion);
@@ -204,6 +244,7 @@ class Coordinator {
   void ResolveNames();
 
   void Publish();
+  void GiveOut(const ViewStatePtr& view);
   Epoch NextEpoch() const;
   TimeUs ViewPause() const;
   // By how much Tick() came too late. A process that was stopped or starved has heard nobody, and must not
@@ -215,6 +256,8 @@ class Coordinator {
   const TimeUs probe_;
   const TimeUs lease_;
   const Epoch first_epoch_;
+  const TimeUs term_us_;
+  const NodeId deposed_;
 
   TimeUs now_ = 0;
   Outputs outputs_;
@@ -227,13 +270,15 @@ class Coordinator {
   bool holding_ = true;
   static constexpr TimeUs kNever = ~TimeUs{0};
   TimeUs hold_until_ = kNever;  // set by the first registration
-  ViewStatePtr newest_;         // of the views reported during the hold
+  ViewStatePtr newest_;         // of the views reported during the hold, and the inherited one
   size_t hold_accounted_ = 0;   // so many of newest_'s first members are accounted for
   std::set<NodeId> hold_ids_;   // ids in any view reported during the hold
   Epoch reported_ = 0;          // highest epoch that anybody reported
   // The highest epoch of a reported view that is not this coordinator's own.
   Epoch foreign_ = 0;
 
+  TimeUs confirmed_until_;  // kNever without a store
+  ViewStatePtr storing_;    // the view that waits for Stored()
   ViewStatePtr view_;
   std::deque<ViewStatePtr> given_;  // the last kDeltaBasesMax views, view_ among them: what deltas are from
   std::map<Epoch, ViewDeltaPtr> deltas_;  // from each of them that was needed, to view_
@@ -250,6 +295,8 @@ class Coordinator {
   // All leases that removed instances may hold have run out by then.
   TimeUs out_lease_until_;
   JobSettings settings_;       // the job's
+  NamedSettings named_;        // those of them that a node named
+  Epoch settings_epoch_ = 0;   // of the reported view that they were learned from
   std::string settings_from_;  // which node they come from, for messages
   TimeUs published_at_ = 0;
   TimeUs scan_at_;

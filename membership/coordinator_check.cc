@@ -54,7 +54,7 @@ Status Coordinator::Check(const Registration& registration) const {
   const ViewStatePtr& seen = registration.seen;
   // The settings that this registration is about to make the job's; see Learn().
   const bool brings =
-      view_ == nullptr && seen != nullptr && (newest_ == nullptr || seen->view.epoch > newest_->view.epoch);
+      holding_ && view_ == nullptr && seen != nullptr && seen->view.epoch > settings_epoch_;
   return CheckSettings(member.name, registration.settings, registration.named,
                        brings ? seen->view.settings : settings_);
 }
@@ -88,6 +88,30 @@ Status Coordinator::CheckSettings(const std::string& name, const JobSettings& se
           name.c_str(), row.option, row.theirs.c_str(), row.option, row.ours.c_str(), settings_from_.c_str(),
           config_.coordinator_listen.c_str());
   return OkStatus();
+}
+
+void Coordinator::TakeNamedSettings(const Registration& registration) {
+  if (term_us_ == 0 || !holding_ || view_ != nullptr || settings_epoch_ != 0) return;
+  if (registration.seen != nullptr || registration.job != config_.job ||
+      registration.protocol_version != config_.protocol_version)
+    return;
+  const auto take = [&](bool theirs, bool* ours, const auto& copy) {
+    if (!theirs || *ours) return;
+    *ours = true;
+    copy();
+    settings_from_ = "node " + registration.member.name;
+  };
+  const JobSettings& from = registration.settings;
+  const NamedSettings& named = registration.named;
+  take(named.replicas, &named_.replicas, [&] { settings_.replicas = from.replicas; });
+  take(named.keep_steps, &named_.keep_steps, [&] { settings_.keep_steps = from.keep_steps; });
+  take(named.nodes, &named_.nodes, [&] { settings_.nodes = from.nodes; });
+  take(named.storage, &named_.storage, [&] { settings_.storage = from.storage; });
+  take(named.persist_every, &named_.persist_every, [&] {
+    settings_.persist_every = from.persist_every;
+    settings_.persist_every_seconds = from.persist_every_seconds;
+  });
+  take(named.restore_from, &named_.restore_from, [&] { settings_.restore_from = from.restore_from; });
 }
 
 void Coordinator::LearnSettings(const JobSettings& settings, const Member& reporter) {

@@ -57,6 +57,8 @@ bool Coordinator::WholeJobStarts() {
 bool Coordinator::AccountedFor(const Member& member) const {
   // It registered, or is known to have left, or its node has registered as a new instance.
   if (records_.contains(member.id) || removed_.contains(member.id)) return true;
+  // None of the members reached it before this coordinator started: it is probed since then.
+  if (member.id == deposed_ && now_ >= started_at_ + probe_) return true;
   const auto [begin, end] = names_.equal_range(member.name);
   return std::any_of(begin, end, [this](const auto& entry) { return !records_.at(entry.second).veteran; });
 }
@@ -124,7 +126,8 @@ void Coordinator::ContinueNewest() {
   }
   LOG_INFO("membership coordinator goes on from view %llu, %zu of %zu members are back",
            static_cast<unsigned long long>(newest_->view.epoch), present, newest_->view.members.size());
-  if (view_ != nullptr || present != newest_->view.members.size()) return;
+  // A view that was taken from the store may have reached nobody: then it has no names. There is always a next one.
+  if (term_us_ != 0 || view_ != nullptr || present != newest_->view.members.size()) return;
   // All are back: the newest view stays in force as it is. Nodes with an older one get it; newcomers join with the
   // next view.
   view_ = newest_;

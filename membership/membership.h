@@ -76,6 +76,13 @@ constexpr uint32_t ProbeMs(uint32_t dead_after_ms) {
   const uint32_t bound = dead_after_ms / kHeartbeatsPerDeath;
   return bound < kProbeMsDefault ? bound : kProbeMsDefault;
 }
+// How long one confirmation of the coordinator's office lasts where an outside store says who has it (etcd/): no lease
+// of this coordinator lasts longer than that after the confirmation was asked for, so its successor waits as long. No
+// shorter than a lease, or every lease would be cut.
+constexpr uint32_t TermMs(uint32_t dead_after_ms) {
+  const uint32_t longest = kQuarantineMsMin * kLeasePercent / 100;
+  return dead_after_ms < longest ? dead_after_ms : longest;
+}
 // How much a fast clock may show while a slow one shows `duration`.
 constexpr TimeUs WithDrift(TimeUs duration) {
   return duration * (1'000'000 + kClockDriftPpm) / (1'000'000 - kClockDriftPpm) + 1;
@@ -84,6 +91,7 @@ constexpr TimeUs WithDrift(TimeUs duration) {
 static_assert(WithDrift(LeaseMs(kDeadAfterMsDefault) * TimeUs{1000}) < kDeadAfterMsDefault * TimeUs{1000});
 static_assert(kDeadAfterMsDefault < kQuarantineMsMin);
 static_assert(ProbeMs(kDeadAfterMsMin) > 0);
+static_assert(LeaseMs(kDeadAfterMsDefault) <= TermMs(kDeadAfterMsDefault));
 
 // Which of JobSettings the user named, by a flag, a variable or a config file. The others are defaults.
 struct NamedSettings {

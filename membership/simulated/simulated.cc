@@ -264,8 +264,8 @@ void SimulatedMembership::Perform(size_t which, Coordinator::Outputs outputs) {
     if (auto* send = std::get_if<Coordinator::Send>(&output)) {
       const auto endpoint = running.endpoints.find(send->connection);
       if (endpoint != running.endpoints.end()) ToNode(which, endpoint->second, std::move(send->message));
-    } else {
-      const auto endpoint = running.endpoints.find(std::get<Coordinator::Close>(output).connection);
+    } else if (const auto* close = std::get_if<Coordinator::Close>(&output)) {
+      const auto endpoint = running.endpoints.find(close->connection);
       if (endpoint == running.endpoints.end()) continue;
       ToNode(which, endpoint->second, SimulatedPacket::Closed{});
       running.connections.erase(endpoint->second);

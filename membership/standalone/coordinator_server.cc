@@ -181,7 +181,8 @@ struct CoordinatorServer::Server {
   std::unique_ptr<grpc::Server> grpc;
 };
 
-CoordinatorServer::CoordinatorServer(const MembershipConfig& config) : config_(config) {}
+CoordinatorServer::CoordinatorServer(const MembershipConfig& config, OnStore on_store)
+    : config_(config), on_store_(std::move(on_store)) {}
 
 CoordinatorServer::~CoordinatorServer() { Stop(); }
 
@@ -189,7 +190,7 @@ Status CoordinatorServer::Start() {
   ROPETEAM_CHECK(server_ == nullptr);
   // gRPC tells only whether it could listen; the reason is asked for first, from the system itself.
   ROPETEAM_RETURN_IF_ERROR(CheckListen(config_.coordinator_listen));
-  coordinator_ = std::make_unique<Coordinator>(config_, Loop::Now(), FirstEpoch());
+  if (!on_store_) coordinator_ = std::make_unique<Coordinator>(config_, Loop::Now(), FirstEpoch());
   auto server = std::make_unique<Server>(this);
   grpc::ServerBuilder builder;
   int port = 0;
@@ -200,8 +201,9 @@ Status CoordinatorServer::Start() {
   if (server->grpc == nullptr || port == 0)
     return Error(Code::kIo, "cannot listen on %s", config_.coordinator_listen.c_str());
   server_ = std::move(server);
-  LOG_INFO("membership coordinator listens on %s, job %s", config_.coordinator_listen.c_str(),
-           config_.job.c_str());
+  address_ =
+      config_.coordinator_listen.substr(0, config_.coordinator_listen.rfind(':') + 1) + std::to_string(port);
+  LOG_INFO("membership coordinator listens on %s, job %s", address_.c_str(), config_.job.c_str());
   thread_ = std::thread([this] { KeepDeadlines(); });
   return OkStatus();
 }
@@ -212,7 +214,7 @@ void CoordinatorServer::Stop() {
   {
     std::unique_lock lock(mutex_);
     stopping_ = true;
-    Perform(coordinator_->Flush(Loop::Now()));
+    if (coordinator_ != nullptr) Perform(coordinator_->Flush(Loop::Now()));
     changed_.wait_until(lock, deadline, [this] { return AllIdle(); });
   }
   server_->grpc->Shutdown(std::chrono::system_clock::now());
@@ -230,6 +232,10 @@ void CoordinatorServer::Stop() {
 void CoordinatorServer::KeepDeadlines() {
   std::unique_lock lock(mutex_);
   while (!ending_) {
+    if (coordinator_ == nullptr) {
+      timer_.wait(lock);
+      continue;
+    }
     armed_ = coordinator_->NextDeadline();
     if (const TimeUs now = Loop::Now(); now >= armed_) {
       Perform(coordinator_->Tick(now));
@@ -237,6 +243,41 @@ void CoordinatorServer::KeepDeadlines() {
       Loop::WaitUntil(timer_, lock, armed_);
     }
   }
+}
+
+void CoordinatorServer::Elect(const Coordinator::Inheritance& inheritance) {
+  const std::lock_guard lock(mutex_);
+  if (stopping_ || coordinator_ != nullptr) return;
+  MembershipConfig config = config_;
+  config.coordinator_listen = address_;
+  LOG_INFO("membership coordinator begins on %s, job %s", address_.c_str(), config_.job.c_str());
+  coordinator_ = std::make_unique<Coordinator>(config, Loop::Now(), FirstEpoch(), inheritance);
+  timer_.notify_one();
+}
+
+void CoordinatorServer::Depose() {
+  const std::lock_guard lock(mutex_);
+  if (coordinator_ == nullptr) return;
+  LOG_INFO("membership coordinator on %s ends", address_.c_str());
+  coordinator_.reset();
+  for (const auto& [id, stream] : streams_) stream->Close();
+  changed_.notify_all();
+}
+
+void CoordinatorServer::Stored(Epoch epoch) {
+  const std::lock_guard lock(mutex_);
+  if (coordinator_ != nullptr) Perform(coordinator_->Stored(Loop::Now(), epoch));
+  changed_.notify_all();
+}
+
+void CoordinatorServer::Confirmed(TimeUs until) {
+  const std::lock_guard lock(mutex_);
+  if (coordinator_ != nullptr) Perform(coordinator_->Confirmed(Loop::Now(), until));
+}
+
+void CoordinatorServer::Settle() {
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, kFlushMax, [this] { return coordinator_ == nullptr || coordinator_->settled(); });
 }
 
 bool CoordinatorServer::AllIdle() {
@@ -249,19 +290,23 @@ ConnectionId CoordinatorServer::Adopt(Stream* stream) {
   const std::lock_guard lock(mutex_);
   const ConnectionId id = ++connections_made_;
   streams_.emplace(id, stream);
-  Perform(coordinator_->Opened(Loop::Now(), id));
+  if (coordinator_ != nullptr) {
+    Perform(coordinator_->Opened(Loop::Now(), id));
+  } else {
+    stream->Close();
+  }
   return id;
 }
 
 void CoordinatorServer::OnMessage(ConnectionId connection, NodeMessage message) {
   const std::lock_guard lock(mutex_);
-  Perform(coordinator_->Received(Loop::Now(), connection, message));
+  if (coordinator_ != nullptr) Perform(coordinator_->Received(Loop::Now(), connection, message));
 }
 
 void CoordinatorServer::OnEnd(ConnectionId connection) {
   // More than once for a stream that is both cancelled and at its end: the second finds nothing to close.
   const std::lock_guard lock(mutex_);
-  Perform(coordinator_->Closed(Loop::Now(), connection));
+  if (coordinator_ != nullptr) Perform(coordinator_->Closed(Loop::Now(), connection));
 }
 
 void CoordinatorServer::Forget(ConnectionId connection) {
@@ -277,6 +322,10 @@ void CoordinatorServer::OnIdle() {
 
 void CoordinatorServer::Perform(Coordinator::Outputs outputs) {
   for (const Coordinator::Output& output : outputs) {
+    if (const auto* store = std::get_if<Coordinator::Store>(&output)) {
+      on_store_(store->view);
+      continue;
+    }
     const auto* send = std::get_if<Coordinator::Send>(&output);
     const auto* close = std::get_if<Coordinator::Close>(&output);
     const auto found = streams_.find(send != nullptr ? send->connection : close->connection);

@@ -4,14 +4,19 @@
 // only bring it messages and take its answers away. What a client can make it hold is bounded: one unread
 // message per stream, a fixed number of streams, and an outbox in which a newer view replaces one that has
 // not gone out yet.
+//
+// With a store (see Coordinator) the server is there before its coordinator is: it listens, and closes every stream while
+// this process does not have the office.
 
 #ifndef ROPETEAM_MEMBERSHIP_STANDALONE_COORDINATOR_SERVER_H_
 #define ROPETEAM_MEMBERSHIP_STANDALONE_COORDINATOR_SERVER_H_
 
 #include <condition_variable>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <unordered_map>
 
@@ -26,14 +31,27 @@ namespace ropeteam {
 
 class CoordinatorServer {
  public:
-  // `config` is valid (ValidateConfig).
-  explicit CoordinatorServer(const MembershipConfig& config);
+  // For Coordinator::Store. Must not block, nor call back.
+  using OnStore = std::function<void(const ViewStatePtr&)>;
+
+  // `config` is valid (ValidateConfig). With `on_store` no coordinator runs before Elect().
+  explicit CoordinatorServer(const MembershipConfig& config, OnStore on_store = {});
   ~CoordinatorServer();  // Stop()
 
   // Listens on config.coordinator_listen and nowhere else. kIo with the address when that cannot be.
   Status Start();
   // Gives out the last view, for a moment at most, and ends. Idempotent.
   void Stop();
+
+  // The rest is for a server with a store. Any thread.
+  // host:port, with the port that was chosen where the config has 0. After Start().
+  const std::string& address() const { return address_; }
+  void Elect(const Coordinator::Inheritance& inheritance);
+  void Depose();  // ends the coordinator and all its streams; nothing without one
+  void Stored(Epoch epoch);
+  void Confirmed(TimeUs until);
+  // Until nothing waits to be given out; for a moment at most.
+  void Settle();
 
  private:
   class Service;
@@ -57,12 +75,14 @@ class CoordinatorServer {
   void KeepDeadlines();  // the thread
 
   const MembershipConfig config_;
+  const OnStore on_store_;
+  std::string address_;
   std::unique_ptr<Server> server_;
 
   // Taken before a stream's own lock, never after it. Guards all that follows.
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::unique_ptr<Coordinator> coordinator_;
+  std::unique_ptr<Coordinator> coordinator_;  // null while this process does not have the office
   std::unordered_map<ConnectionId, Stream*> streams_;  // each owns itself until its OnDone()
   ConnectionId connections_made_ = 0;
   // The encoded frames of the view of epoch encoded_, shared by all streams. The key is the epoch of the view that a

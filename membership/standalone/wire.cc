@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "membership/standalone/wire.h"
 
+#include <algorithm>
+#include <set>
 #include <utility>
 
 namespace ropeteam {
@@ -232,6 +234,37 @@ Result<CoordinatorMessage> Decode(CoordinatorFrame&& frame) {
       break;
   }
   return Error(Code::kInvalidArgument, "frame of a kind unknown here");
+}
+
+std::string EncodeStoredView(const ViewState& state) {
+  ViewInfo info;
+  info.set_epoch(state.view.epoch);
+  info.set_leader(state.view.leader);
+  for (size_t i = 0; i < state.view.members.size(); ++i) {
+    MemberInfo* member = info.add_members();
+    member->set_id(state.view.members[i].id);
+    member->set_joined(state.joined[i]);
+  }
+  for (const NodeId id : state.removed) info.add_removed(id);
+  EncodeSettings(state.view.settings, info.mutable_settings());
+  return info.SerializeAsString();
+}
+
+Result<ViewStatePtr> DecodeStoredView(const std::string& bytes) {
+  ViewInfo info;
+  if (!info.ParseFromString(bytes))
+    return Error(Code::kInvalidArgument, "stored view of %zu bytes cannot be read", bytes.size());
+  Result<std::shared_ptr<ViewState>> state = DecodeUnchecked(&info);
+  if (!state.ok()) return state.status();
+  const View& view = (*state)->view;
+  const std::set<NodeId> ids = IdsOf(view);
+  const bool joined = std::all_of((*state)->joined.begin(), (*state)->joined.end(),
+                                  [&view](Epoch at) { return at != 0 && at <= view.epoch; });
+  if (view.epoch == 0 || view.epoch > kEpochMax || (*state)->removed.size() > kRemovedCarriedMax || !joined ||
+      ids.size() != view.members.size() || ids.contains(kNoNode))
+    return Error(Code::kInvalidArgument, "stored view of epoch %llu with %zu members is not valid",
+                 static_cast<unsigned long long>(view.epoch), view.members.size());
+  return ViewStatePtr(std::move(*state));
 }
 
 }  // namespace ropeteam

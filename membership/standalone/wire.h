@@ -6,6 +6,8 @@
 #ifndef ROPETEAM_MEMBERSHIP_STANDALONE_WIRE_H_
 #define ROPETEAM_MEMBERSHIP_STANDALONE_WIRE_H_
 
+#include <string>
+
 #include "core/base/status.h"
 #include "membership/messages.h"
 #include "membership/standalone/membership.pb.h"
@@ -21,6 +23,11 @@ membership::v1::NodeFrame Encode(const NodeMessage& message);
 membership::v1::CoordinatorFrame Encode(const CoordinatorMessage& message);
 Result<NodeMessage> Decode(membership::v1::NodeFrame&& frame);
 Result<CoordinatorMessage> Decode(membership::v1::CoordinatorFrame&& frame);
+
+// A view as it is kept in a store: of the members the id and when each joined. 20 bytes a member: 330 KB for the largest
+// job.
+std::string EncodeStoredView(const ViewState& state);
+Result<ViewStatePtr> DecodeStoredView(const std::string& bytes);
 
 }  // namespace ropeteam
 
