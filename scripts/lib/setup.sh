@@ -90,8 +90,18 @@ install_packages() {
   fi
   say "installing ${missing[*]}"
   run_quietly "$ROOT/build/setup/apt.log" as_root env DEBIAN_FRONTEND=noninteractive apt-get update
+  # etcd-server is for the tests' own members: its system service is neither started now nor at the next boot.
+  local policy=/usr/sbin/policy-rc.d own_policy=
+  if [[ " ${missing[*]} " == *" etcd-server "* ]] && [ ! -e "$policy" ]; then
+    own_policy=1
+    printf '#!/bin/sh\nexit 101\n' | as_root sh -c "cat >$policy && chmod +x $policy"
+  fi
   run_quietly "$ROOT/build/setup/apt.log" as_root env DEBIAN_FRONTEND=noninteractive \
     apt-get install -y --no-install-recommends "${missing[@]}"
+  if [ -n "$own_policy" ]; then
+    as_root rm -f "$policy"
+    if [ -d /run/systemd/system ]; then as_root systemctl disable etcd >/dev/null 2>&1 || true; fi
+  fi
 }
 
 # A Python that the pinned torch has wheels for, with venv in it.

@@ -3,7 +3,9 @@
 // One member as a process of its own, to be killed, stopped and restarted by standalone_test and
 // standalone_bench:
 //   member_process ADDRESS NAME ORDINAL ID EXPECTED [embed]
-// Says on standard output, a line each: "listening" once started, "view EPOCH MEMBERS", "refused CODE". On
+// ADDRESS is the coordinator's, or etcd's URL.
+// Says on standard output, a line each: "listening" once started, "registered", "view EPOCH MEMBERS" and "members
+// MEMBERS", "refused CODE". On
 // "refused stale" it rejoins under its id + 1. Ends in order when its standard input ends; then says "cpu
 // MICROSECONDS", which is what the process used between its first view and the end.
 #include <sys/resource.h>
@@ -14,6 +16,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "membership/etcd/etcd.h"
 #include "membership/membership.h"
 #include "tests/membership/standalone_cluster.h"
 
@@ -35,11 +38,23 @@ int Run(int argc, char** argv) {
   Member self = StandaloneMember(argv[2], static_cast<uint32_t>(std::atoi(argv[3])),
                                  std::strtoull(argv[4], nullptr, 10));
   std::atomic<long> cpu_at_first_view{-1};
-  const auto membership = CreateStandaloneMembership(config);
+  std::unique_ptr<Membership> membership;
+  if (const Result<EtcdConfig> etcd = ParseEtcdUrl(argv[1]); etcd.ok()) {
+    config.coordinator_addresses.clear();
+    config.coordinator_listen = OwnHost() + ":0";
+    membership = CreateEtcdMembership(config, *etcd);
+  } else {
+    membership = CreateStandaloneMembership(config);
+  }
   Membership::Callbacks callbacks;
   callbacks.on_view = [&](const View& view) {
     if (cpu_at_first_view == -1) cpu_at_first_view = CpuUs();
     std::printf("view %llu %zu\n", static_cast<unsigned long long>(view.epoch), view.members.size());
+    std::printf("members %zu\n", view.members.size());
+    std::fflush(stdout);
+  };
+  callbacks.on_contact = [&](const Contact& contact) {
+    if (contact.registered) std::printf("registered\n");
     std::fflush(stdout);
   };
   callbacks.on_refused = [&](const Status& status) {

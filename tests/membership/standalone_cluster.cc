@@ -12,6 +12,8 @@
 #include <csignal>
 #include <cstdlib>
 
+#include "membership/standalone/loop.h"
+
 extern char** environ;
 
 namespace ropeteam {
@@ -62,9 +64,6 @@ Member StandaloneMember(const std::string& name, uint32_t ordinal, NodeId id) {
   return member;
 }
 
-TestMember::TestMember(const MembershipConfig& config, const Member& self)
-    : self_(self), membership_(CreateStandaloneMembership(config)) {}
-
 Status TestMember::Start() {
   Membership::Callbacks callbacks;
   callbacks.on_view = [this](const View& view) {
@@ -113,6 +112,11 @@ bool TestMember::WaitForRefusal(Status* status, int ms) {
 bool TestMember::WaitForLease(const std::function<bool(TimeUs)>& condition, int ms) {
   std::unique_lock lock(mutex_);
   return changed_.wait_for(lock, std::chrono::milliseconds(ms), [&] { return condition(lease_until_); });
+}
+
+bool TestMember::HasLease() {
+  const std::lock_guard lock(mutex_);
+  return lease_until_ > Loop::Now();
 }
 
 View TestMember::LastView() {

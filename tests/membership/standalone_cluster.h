@@ -15,6 +15,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "membership/membership.h"
@@ -31,7 +32,10 @@ Member StandaloneMember(const std::string& name, uint32_t ordinal, NodeId id);
 // A member in this process that remembers what it was told.
 class TestMember {
  public:
-  TestMember(const MembershipConfig& config, const Member& self);
+  TestMember(const MembershipConfig& config, const Member& self)
+      : TestMember(CreateStandaloneMembership(config), self) {}
+  TestMember(std::unique_ptr<Membership> membership, const Member& self)
+      : self_(self), membership_(std::move(membership)) {}
   ~TestMember() { Stop(); }
 
   Status Start();
@@ -44,6 +48,7 @@ class TestMember {
   bool WaitForNames(const std::vector<std::string>& names, int ms = kPatienceMs);
   bool WaitForRefusal(Status* status, int ms = kPatienceMs);
   bool WaitForLease(const std::function<bool(TimeUs valid_until)>& condition, int ms = kPatienceMs);
+  bool HasLease();
   View LastView();
   size_t ViewCount();
   // Of the views, as they came: whether epochs grew and every view had this member.

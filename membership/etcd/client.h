@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A client of etcd's version 3 API over gRPC: calls, one keep-alive stream and one watch, all on one connection to one
+// endpoint at a time. When that endpoint fails the next one is taken, and both streams end: whoever uses this client
+// asks again. So every call is tried once, and a call that failed may have taken effect.
+//
+// With a user the client gets a token before its first call, and another one when etcd says that the token is not valid
+// any more. Certificates are read anew with every new connection.
+//
+// The answers' cluster id is that of the first answer. An endpoint of another cluster is passed over while any endpoint
+// has answered for the first one in the last kOtherClusterMs; after that the store is taken for a new one.
+//
+// Functions: one caller at a time, the thread of the loop that the callbacks are posted to.
+
+#ifndef ROPETEAM_MEMBERSHIP_ETCD_CLIENT_H_
+#define ROPETEAM_MEMBERSHIP_ETCD_CLIENT_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/base/status.h"
+#include "membership/etcd/etcd.h"
+#include "membership/etcd/store.h"
+
+namespace ropeteam {
+
+// An endpoint of another cluster is passed over for so long: more than an election of etcd's takes.
+inline constexpr int kOtherClusterMs = 10'000;
+// Of one answer: a view of the largest job is 330 KB, and etcd's own limit of a request is 1.5 MB.
+inline constexpr int kEtcdMessageBytesMax = 4 << 20;
+
+class EtcdClient {
+ public:
+  // They run on gRPC's threads, one at a time for each stream and call. None runs after Stop() has returned.
+  struct Handler {
+    // kInvalidArgument: etcd refuses the request, the user, or the password. kNotFound: the lease is gone. kNoSpace:
+    // etcd takes no writes, its space is used up. kUnavailable: no answer; the outcome is unknown.
+    std::function<void(uint64_t id, Result<StoreAnswer>)> on_answer;
+    std::function<void(StoreLease lease, int64_t ttl_s)> on_kept_alive;  // 0: the lease is gone
+    // `value` null: the key was deleted. `revision` is that of the change.
+    std::function<void(uint64_t watch, int64_t revision, const std::string* value)> on_changed;
+    // Also when changes from the wanted revision on have been compacted away.
+    std::function<void(uint64_t watch, const std::string& why)> on_watch_ended;
+  };
+
+  // `config` is valid (ValidateEtcdConfig).
+  EtcdClient(const EtcdConfig& config, Handler handler);
+  ~EtcdClient();  // Stop()
+  EtcdClient(const EtcdClient&) = delete;
+  EtcdClient& operator=(const EtcdClient&) = delete;
+
+  // Answered once, by `deadline_ms` from now at the latest.
+  void Call(uint64_t id, const StoreRequest& request, int deadline_ms);
+  // An answer may never come; the lease then runs out.
+  void KeepAlive(StoreLease lease);
+  // Replaces the watch before, whose number is not heard of again. `from`: the first revision of interest.
+  void Watch(uint64_t watch, const std::string& key, int64_t from);
+  // Any failed call does this by itself.
+  void NextEndpoint();
+  // Cancels everything and waits for gRPC to be done. Not from a callback. Idempotent.
+  void Stop();
+
+  // The endpoint in use.
+  std::string endpoint() const;
+
+ private:
+  struct Impl;
+  std::shared_ptr<Impl> impl_;
+};
+
+}  // namespace ropeteam
+
+#endif  // ROPETEAM_MEMBERSHIP_ETCD_CLIENT_H_

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Membership over etcd (version 3.4 or newer). One daemon holds the job's office in etcd and runs the Coordinator; all
+// nodes register with it as they do standalone, and it finds the dead as standalone does. etcd says who has the office,
+// proves to the holder again and again that it still has it, and keeps the last view (seat.h). So detection takes no
+// longer than standalone, the coordinator may be on any node, and losing any node does not stop the job.
+//
+// While etcd does not answer nobody is declared dead and no view changes. The leases run out within TermMs(): saves stay
+// local, reads go on. All of it resumes when etcd answers again. If etcd has lost its data, that is as the restart of a
+// standalone coordinator: epochs go on above any that a node has seen.
+
+#ifndef ROPETEAM_MEMBERSHIP_ETCD_ETCD_H_
+#define ROPETEAM_MEMBERSHIP_ETCD_ETCD_H_
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/base/status.h"
+#include "membership/membership.h"
+
+namespace ropeteam {
+
+inline constexpr size_t kEtcdEndpointsMax = 16;     // etcd's documentation advises seven members at most
+inline constexpr size_t kEtcdPrefixBytesMax = 255;  // it stands in every key
+
+struct EtcdConfig {
+  std::vector<std::string> endpoints;  // host:port of etcd's members, at least one
+  std::string prefix;                  // of all keys, without slashes at its ends
+  std::string user;                    // empty: none
+  std::string password;
+  bool tls = false;
+  // Paths of PEM files: who signed etcd's certificates (empty: whom the system trusts), and this client's own.
+  std::string ca;
+  std::string cert;
+  std::string key;
+};
+
+// etcd://[USER@]HOST:PORT[,HOST:PORT…]/PREFIX; etcds:// asks for TLS. kInvalidArgument names what is wrong. A password in
+// it is refused: it would be shown wherever the URL is.
+Result<EtcdConfig> ParseEtcdUrl(const std::string& url);
+// "etcd at h1:2379,h2:2379", for messages.
+std::string EtcdName(const EtcdConfig& config);
+
+// `config.coordinator_listen` is where this node listens in case it gets the office; port 0: the system's choice.
+// `config`'s coordinator addresses and embed_coordinator are not used.
+std::unique_ptr<Membership> CreateEtcdMembership(const MembershipConfig& config, const EtcdConfig& etcd);
+
+}  // namespace ropeteam
+
+#endif  // ROPETEAM_MEMBERSHIP_ETCD_ETCD_H_

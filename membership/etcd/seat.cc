@@ -1,0 +1,534 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "membership/etcd/seat.h"
+
+#include <algorithm>
+#include <cinttypes>
+#include <cstdio>
+#include <cstdlib>
+#include <sstream>
+#include <utility>
+
+#include "core/base/log.h"
+#include "membership/standalone/wire.h"
+
+namespace ropeteam {
+namespace {
+
+constexpr TimeUs kUsPerMs = 1000;
+constexpr const char* kFormat = "1";
+constexpr int kCallMs = 500;       // more than a healthy etcd's slowest write; a dead endpoint costs no more
+constexpr int kCallLongMs = 1000;  // of those that nothing waits for within a term
+// While there is no contact the office is read that often, whatever the watch says.
+constexpr TimeUs kFindUs = 500'000;
+constexpr TimeUs kFindJitterUs = 100'000;
+// An empty office is taken after so long for each member before this one in the last view, up to the second, and up to
+// the third at random.
+constexpr TimeUs kClaimStepUs = 10'000;
+constexpr TimeUs kClaimStepsMaxUs = 250'000;
+constexpr TimeUs kClaimJitterUs = 50'000;
+// An answer to a keep-alive that is later than the keep-alive after it by this much will not come.
+constexpr TimeUs kKeptLateUs = 500'000;
+
+std::string Hex(uint64_t value) {
+  char text[17];
+  std::snprintf(text, sizeof text, "%016" PRIx64, value);
+  return text;
+}
+
+}  // namespace
+
+std::string EncodeKeyPart(const std::string& text) {
+  std::string out;
+  for (const char c : text) {
+    const bool plain = (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') ||
+                       c == '.' || c == '_' || c == '-';
+    if (plain) {
+      out += c;
+      continue;
+    }
+    char code[4];
+    std::snprintf(code, sizeof code, "%%%02X", static_cast<unsigned>(static_cast<unsigned char>(c)));
+    out += code;
+  }
+  return out;
+}
+
+Seat::Seat(const Config& config, const Member& self)
+    : config_(config),
+      root_("/" + EncodeKeyPart(config.prefix) + "/" + EncodeKeyPart(config.job) + "/"),
+      dead_after_(config.dead_after_ms * kUsPerMs),
+      probe_(config.probe_ms * kUsPerMs),
+      term_(TermMs(config.dead_after_ms) * kUsPerMs),
+      self_(self),
+      random_(config.seed) {}
+
+Seat::Outputs Seat::Start(TimeUs now) {
+  started_ = true;
+  contact_since_ = now;
+  find_at_ = now + kFindUs;
+  Proceed(now);
+  return Take();
+}
+
+Seat::Outputs Seat::Tick(TimeUs now) {
+  Proceed(now);
+  return Take();
+}
+
+Seat::Outputs Seat::OnContact(TimeUs now, bool registered) {
+  if (contact_ == registered) return Take();
+  contact_ = registered;
+  contact_since_ = now;
+  find_at_ = registered ? kNever : now + kFindUs - kFindJitterUs + random_() % (2 * kFindJitterUs);
+  Proceed(now);
+  return Take();
+}
+
+Seat::Outputs Seat::OnView(TimeUs now, const View& view) {
+  if (view.Contains(self_.id)) view_ = view;
+  Proceed(now);
+  return Take();
+}
+
+Seat::Outputs Seat::OnRefused(TimeUs now) {
+  refused_ = true;
+  Proceed(now);
+  return Take();
+}
+
+Seat::Outputs Seat::StoreView(TimeUs now, const ViewStatePtr& view) {
+  if (!holds()) return Take();
+  storing_ = view;
+  storing_bytes_ = EncodeStoredView(*view);
+  store_at_ = now;
+  Proceed(now);
+  return Take();
+}
+
+Seat::Outputs Seat::Rejoin(TimeUs now, const Member& self) {
+  former_ = self_.id;
+  self_ = self;
+  joined_ = refused_ = doubted_ = removed_ = false;
+  view_ = View();
+  Proceed(now);
+  return Take();
+}
+
+Seat::Outputs Seat::Resign(TimeUs now) {
+  resigning_ = true;
+  retry_at_ = now;
+  Proceed(now);
+  return Take();
+}
+
+TimeUs Seat::DoubtDue() const {
+  if (view_.epoch == 0 || refused_ || removed_ || contact_ || !office_ || office_->id == self_.id || holds())
+    return kNever;
+  // A new holder must have the time to end its hold.
+  return std::max({contact_since_ + probe_, office_since_ + 2 * dead_after_, doubt_at_});
+}
+
+TimeUs Seat::NextDeadline() const {
+  if (!started_ || resigned_) return kNever;
+  TimeUs next = kNever;
+  if (main_.id == 0) {
+    TimeUs due = kNever;
+    if (lease_ == 0 || !joined_ || resigning_ || find_wanted_ || WantsUndoubt() || WantsClaim(kNever))
+      due = 0;
+    if (!office_ && !refused_) due = std::min(due, claim_at_);
+    due = std::min({due, find_at_, DoubtDue()});
+    if (due != kNever) next = std::max(due, retry_at_);
+  }
+  if (holds() && confirm_.id == 0) next = std::min(next, confirm_at_);
+  if (storing_ != nullptr && store_.id == 0) next = std::min(next, store_at_);
+  if (lease_ != 0) next = std::min(next, keep_alive_at_);
+  if (failing_since_ != 0 && !outage_said_) next = std::min(next, failing_since_ + kOutageSaidUs);
+  return next;
+}
+
+bool Seat::WantsClaim(TimeUs now) const {
+  if (!joined_ || refused_ || resigning_ || holds()) return false;
+  if (!office_) return now != kNever && now >= claim_at_;
+  if (office_->id == self_.id) return true;  // taken by this process, which does not act on it
+  // A name has one living daemon, so this is the successor of the holder. One that has seen a view is not new: it may be
+  // the former one, which was stopped for a while.
+  if (office_->name == self_.name && view_.epoch == 0) return true;
+  return !lost_.empty() && lost_ == office_->value;
+}
+
+Seat::Kind Seat::NextKind(TimeUs now) const {
+  if (resigning_) return holds() ? Kind::kResign : lease_ != 0 ? Kind::kRevoke : Kind::kNone;
+  if (lease_ == 0) return Kind::kGrant;
+  if (!joined_) return format_missing_ ? Kind::kFormat : Kind::kJoin;
+  if (find_wanted_ || now >= find_at_) return Kind::kFind;
+  if (WantsClaim(now)) return Kind::kClaim;
+  if (WantsUndoubt()) return Kind::kUndoubt;
+  if (now >= DoubtDue()) return Kind::kDoubt;
+  return Kind::kNone;
+}
+
+Seat::Pending Seat::Begin(TimeUs now, StoreRequest request, int deadline_ms) {
+  outputs_.push_back(Call{++calls_, std::move(request), deadline_ms});
+  return {calls_, now};
+}
+
+void Seat::Proceed(TimeUs now) {
+  if (!started_ || resigned_) return;
+  if (main_.id == 0 && now >= retry_at_) {
+    main_kind_ = NextKind(now);
+    if (main_kind_ == Kind::kGrant) {
+      ttl_s_ = self_.ordinal < kSeatOrdinals ? kSeatTtlS : kSeatTtlLongS;
+      main_ = Begin(now, StoreGrant{ttl_s_}, kCallLongMs);
+    } else if (main_kind_ == Kind::kRevoke) {
+      main_ = Begin(now, StoreRevoke{lease_}, kCallMs);
+    } else if (main_kind_ != Kind::kNone) {
+      const bool is_long = main_kind_ == Kind::kJoin || main_kind_ == Kind::kClaim;
+      main_ = Begin(now, TxnOf(main_kind_), is_long ? kCallLongMs : kCallMs);
+    } else if (resigning_) {
+      resigned_ = true;
+      outputs_.push_back(Resigned{});
+      return;
+    }
+  }
+  if (holds() && confirm_.id == 0 && now >= confirm_at_) StartConfirm(now);
+  if (storing_ != nullptr && store_.id == 0 && now >= store_at_) StartStore(now);
+  if (lease_ != 0 && now >= keep_alive_at_) {
+    const TimeUs third = static_cast<TimeUs>(ttl_s_) * 1'000'000 / 3;
+    if (now >= kept_at_ + third + kKeptLateUs) {
+      kept_at_ = now;
+      find_wanted_ = true;  // its failure says that etcd is away
+      outputs_.push_back(NextEndpoint{});
+    }
+    outputs_.push_back(KeepAlive{lease_});
+    keep_alive_at_ = now + third;
+  }
+  if (failing_since_ != 0 && !outage_said_ && now >= failing_since_ + kOutageSaidUs) {
+    outage_said_ = true;
+    outputs_.push_back(Outage{failing_since_, failing_why_});
+  }
+}
+
+StoreTxn Seat::TxnOf(Kind kind) {
+  const StoreOp get_office{StoreOp::kGet, root_ + "coordinator"};
+  const StoreOp get_view{StoreOp::kGet, root_ + "view"};
+  const StoreOp get_format{StoreOp::kGet, root_ + "format"};
+  const auto office_is = [this](const std::string& value) {
+    return StoreCompare{root_ + "coordinator", StoreCompare::kValue, value};
+  };
+  switch (kind) {
+    case Kind::kJoin: {
+      StoreTxn txn{{{root_ + "format", StoreCompare::kValue, kFormat}},
+                   {get_office,
+                    get_view,
+                    {StoreOp::kPut, root_ + "nodes/" + Hex(self_.id), config_.describe(self_), lease_}},
+                   {get_format}};
+      if (former_ != kNoNode) txn.success.push_back({StoreOp::kDelete, root_ + "nodes/" + Hex(former_)});
+      return txn;
+    }
+    case Kind::kFormat:
+      return {{{root_ + "format", StoreCompare::kAbsent}},
+              {{StoreOp::kPut, root_ + "format", kFormat}},
+              {get_format}};
+    case Kind::kClaim: {
+      claim_deposes_ = office_ && lost_ == office_->value ? office_->id : kNoNode;
+      claim_ = config_.address + " " + Hex(self_.id) + " " + Hex(random_()) + " " + self_.name;
+      StoreTxn txn{{}, {get_view, {StoreOp::kDeletePrefix, root_ + "doubt/"}, {}}, {get_office}};
+      txn.compare.push_back(office_ ? office_is(office_->value)
+                                    : StoreCompare{root_ + "coordinator", StoreCompare::kAbsent});
+      txn.success.back() = {StoreOp::kPut, root_ + "coordinator", claim_, lease_};
+      return txn;
+    }
+    case Kind::kDoubt: {
+      const std::string doubts = root_ + "doubt/" + office_->nonce + "/";
+      return {{office_is(office_->value)},
+              {{StoreOp::kPut, doubts + Hex(self_.id), "no contact", lease_},
+               {StoreOp::kCountPrefix, doubts},
+               get_view},
+              {get_office}};
+    }
+    case Kind::kUndoubt:
+      return {{},
+              {{StoreOp::kDelete, root_ + "doubt/" + (office_ ? office_->nonce : "") + "/" + Hex(self_.id)}},
+              {}};
+    case Kind::kResign:
+      return {{office_is(mine_)}, {{StoreOp::kDelete, root_ + "coordinator"}}, {}};
+    default:
+      return {{}, {get_office}, {}};
+  }
+}
+
+void Seat::StartConfirm(TimeUs now) {
+  const StoreOp get{StoreOp::kGet, root_ + "coordinator"};
+  confirm_at_ = now + term_ / 4;
+  confirm_ = Begin(now, StoreTxn{{{root_ + "coordinator", StoreCompare::kValue, mine_}}, {get}, {get}},
+                   static_cast<int>(term_ / 2 / kUsPerMs));
+}
+
+void Seat::StartStore(TimeUs now) {
+  const std::string key = root_ + "view";
+  store_ = Begin(now,
+                 StoreTxn{{{root_ + "coordinator", StoreCompare::kValue, mine_},
+                           {key, StoreCompare::kRevision, {}, view_revision_}},
+                          {{StoreOp::kPut, key, storing_bytes_}},
+                          {{StoreOp::kGet, root_ + "coordinator"}, {StoreOp::kGet, key}}},
+                 kCallMs);
+}
+
+void Seat::Well() {
+  pause_ = kSeatPauseMinUs;
+  failing_since_ = 0;
+  if (std::exchange(outage_said_, false)) outputs_.push_back(Outage{0, {}});
+}
+
+void Seat::Fail(TimeUs now, TimeUs sent_at, const Status& status) {
+  if (failing_since_ == 0) failing_since_ = sent_at;
+  failing_why_ = status.message();
+  if (status.code() == Code::kNoSpace)
+    failing_why_ += " (etcd takes no writes: etcdctl compact, defrag, alarm disarm)";
+  retry_at_ = now + pause_;
+  confirm_at_ = std::min(std::max(confirm_at_, now + kSeatPauseMinUs), retry_at_);
+  store_at_ = retry_at_;
+  pause_ = std::min(pause_ * 2, kSeatPauseMaxUs);
+  if (status.code() == Code::kNotFound) LoseLease(now);
+  // Before this node ever got in, that is what the user has to put right.
+  if (status.code() == Code::kInvalidArgument && !joined_ && view_.epoch == 0 &&
+      !std::exchange(refused_, true))
+    outputs_.push_back(Refused{status});
+}
+
+void Seat::LoseLease(TimeUs now) {
+  if (lease_ == 0) return;
+  LOG_WARNING("membership etcd has ended this node's lease, it takes another one");
+  lease_ = 0;
+  joined_ = false;
+  retry_at_ = std::min(retry_at_, now);
+}
+
+Seat::Outputs Seat::Answered(TimeUs now, uint64_t call, const Result<StoreAnswer>& answer) {
+  Pending* pending = call == main_.id      ? &main_
+                     : call == confirm_.id ? &confirm_
+                     : call == store_.id   ? &store_
+                                           : nullptr;
+  if (pending == nullptr || call == 0) return Take();
+  const TimeUs sent_at = std::exchange(*pending, Pending()).sent_at;
+  if (!answer.ok()) {
+    if (pending == &main_ && resigning_) {  // nothing depends on it: the lease runs out
+      Depose("it leaves");
+      lease_ = 0;
+    }
+    Fail(now, sent_at, answer.status());
+  } else {
+    Well();
+    if (pending == &main_) {
+      OnMain(now, main_kind_, sent_at, *answer);
+    } else if (pending == &store_) {
+      OnStored(now, *answer);
+    } else if (answer->succeeded) {
+      outputs_.push_back(Confirmed{sent_at + term_});
+    } else {
+      Depose("another node has the office, or etcd has lost it");
+      SetOffice(now, answer->revision, answer->found.at(0));
+    }
+  }
+  Proceed(now);
+  return Take();
+}
+
+void Seat::OnMain(TimeUs now, Kind kind, TimeUs sent_at, const StoreAnswer& answer) {
+  switch (kind) {
+    case Kind::kGrant:
+      lease_ = answer.lease;
+      keep_alive_at_ = kept_at_ = now;
+      return;
+    case Kind::kJoin:
+      return OnJoined(now, answer);
+    case Kind::kFormat:
+      format_missing_ = false;
+      return;
+    case Kind::kClaim:
+      if (answer.succeeded) return OnClaimed(now, sent_at, answer);
+      return SetOffice(now, answer.revision, answer.found.at(0));
+    case Kind::kDoubt:
+      if (answer.succeeded) return OnDoubted(now, answer);
+      return SetOffice(now, answer.revision, answer.found.at(0));
+    case Kind::kUndoubt:
+      doubted_ = false;
+      return;
+    case Kind::kResign:
+      return Depose("it leaves");
+    case Kind::kRevoke:
+      lease_ = 0;
+      return;
+    default:
+      find_wanted_ = false;
+      if (find_at_ != kNever) find_at_ = now + kFindUs - kFindJitterUs + random_() % (2 * kFindJitterUs);
+      SetOffice(now, answer.revision, answer.found.at(0));
+  }
+}
+
+void Seat::OnJoined(TimeUs now, const StoreAnswer& answer) {
+  if (!answer.succeeded) {
+    const StoreFound& format = answer.found.at(0);
+    format_missing_ = !format.present;
+    if (format_missing_) return;
+    retry_at_ = now + kSeatPauseMaxUs;
+    if (!std::exchange(refused_, true))
+      outputs_.push_back(Refused{Error(Code::kUnsupported,
+                                       "etcd has keys of format %.20s below %s, this node writes format %s",
+                                       format.value.c_str(), root_.c_str(), kFormat)});
+    return;
+  }
+  joined_ = true;
+  former_ = kNoNode;
+  SetOffice(now, answer.revision, answer.found.at(0));
+}
+
+void Seat::SetOffice(TimeUs now, int64_t revision, const StoreFound& found) {
+  if (revision < known_at_ && !std::exchange(behind_, true)) {
+    find_wanted_ =
+        true;  // either this answer was overtaken by an event, or the store begins again: the next one tells
+    return;
+  }
+  const bool again = revision < known_at_;
+  behind_ = false;
+  known_at_ = revision;
+  if (again) {
+    LOG_WARNING("membership etcd has lost its data, or has been restored from an older copy");
+    watching_ = false;
+  }
+  TakeOffice(now, found.present ? std::optional<std::string>(found.value) : std::nullopt);
+  if (watching_ || find_wanted_) return;
+  watching_ = true;
+  outputs_.push_back(Watch{++watch_, root_ + "coordinator", known_at_ + 1});
+}
+
+void Seat::TakeOffice(TimeUs now, const std::optional<std::string>& value) {
+  if (office_ && value && office_->value == *value) return;
+  if (!office_ && !value && office_since_ != 0) return;
+  office_since_ = now;
+  doubted_ = removed_ = false;
+  if (holds() && value != mine_)
+    Depose(resigning_ ? "it leaves" : "another node has the office, or etcd has lost it");
+  if (!value) {
+    office_.reset();
+    size_t before = self_.ordinal;
+    for (size_t i = 0; i < view_.members.size(); ++i)
+      if (view_.members[i].id == self_.id) before = i;
+    claim_at_ = now + std::min<TimeUs>(before * kClaimStepUs, kClaimStepsMaxUs) + random_() % kClaimJitterUs;
+    return;
+  }
+  Office office{*value, {}, kNoNode, {}, {}};
+  std::string id;
+  std::istringstream words(*value);
+  words >> office.address >> id >> office.nonce >> office.name;
+  office.id = std::strtoull(id.c_str(), nullptr, 16);
+  office_ = std::move(office);
+  LOG_INFO("membership node %s at %s has the office of coordinator", office_->name.c_str(),
+           office_->address.c_str());
+  // Of an office of this process that it does not act on nobody is there.
+  if (office_->id != self_.id || holds()) outputs_.push_back(Moved{office_->address});
+}
+
+void Seat::OnClaimed(TimeUs now, TimeUs sent_at, const StoreAnswer& answer) {
+  Coordinator::Inheritance inheritance;
+  inheritance.term_us = term_;
+  inheritance.confirmed_until = sent_at + term_;
+  inheritance.deposed = claim_deposes_;
+  const StoreFound& view = answer.found.at(0);
+  view_revision_ = view.present ? view.revision : 0;
+  if (view.present) {
+    Result<ViewStatePtr> stored = DecodeStoredView(view.value);
+    if (stored.ok()) {
+      inheritance.newest = *stored;
+    } else {
+      LOG_ERROR("membership the view in etcd below %s is not used: %s", root_.c_str(),
+                stored.status().ToString().c_str());
+    }
+  }
+  mine_ = claim_;
+  known_at_ = std::max(known_at_, answer.revision);
+  confirm_at_ = now;
+  storing_ = nullptr;
+  lost_.clear();
+  outputs_.push_back(Elected{std::move(inheritance)});
+  office_.reset();  // the watch may have told of it before this answer came
+  TakeOffice(now, mine_);
+}
+
+void Seat::OnDoubted(TimeUs now, const StoreAnswer& answer) {
+  doubted_ = true;
+  doubt_at_ = now + probe_;
+  size_t members = view_.members.size();
+  if (answer.found.at(2).present) {
+    const Result<ViewStatePtr> stored = DecodeStoredView(answer.found.at(2).value);
+    if (stored.ok() && (*stored)->view.epoch >= view_.epoch) {
+      members = (*stored)->view.members.size();
+      // It was declared dead. The coordinator tells it so when it reaches it again.
+      removed_ = !(*stored)->view.Contains(self_.id);
+      if (removed_) return;
+    }
+  }
+  // More than half of the members other than the holder.
+  const size_t quorum = (members - 1) / 2 + 1;
+  if (static_cast<size_t>(answer.found.at(1).count) < quorum) return;
+  LOG_WARNING("membership %lld of %zu members do not reach the coordinator on node %s: its office is taken",
+              static_cast<long long>(answer.found.at(1).count), members, office_->name.c_str());
+  lost_ = office_->value;
+}
+
+void Seat::OnStored(TimeUs now, const StoreAnswer& answer) {
+  if (storing_ == nullptr || !holds()) return;
+  if (answer.succeeded) {
+    view_revision_ = answer.revision;
+  } else {
+    const StoreFound& office = answer.found.at(0);
+    const StoreFound& view = answer.found.at(1);
+    // The answer to the same Store was lost.
+    const bool done = office.present && office.value == mine_ && view.present && view.value == storing_bytes_;
+    if (!done) {
+      Depose("the view in etcd is not the one that this coordinator wrote last");
+      SetOffice(now, answer.revision, office);
+      return;
+    }
+    view_revision_ = view.revision;
+  }
+  const Epoch epoch = std::exchange(storing_, nullptr)->view.epoch;
+  outputs_.push_back(Stored{epoch});
+}
+
+void Seat::Depose(const std::string& why) {
+  if (!holds()) return;
+  mine_.clear();
+  storing_ = nullptr;
+  confirm_ = store_ = Pending();
+  outputs_.push_back(Deposed{why});
+}
+
+Seat::Outputs Seat::KeptAlive(TimeUs now, StoreLease lease, int64_t ttl_s) {
+  if (lease != lease_ || lease_ == 0) return Take();
+  kept_at_ = now;
+  if (ttl_s <= 0) LoseLease(now);
+  Proceed(now);
+  return Take();
+}
+
+Seat::Outputs Seat::Changed(TimeUs now, uint64_t watch, int64_t revision,
+                            const std::optional<std::string>& value) {
+  if (watch != watch_ || !watching_ || revision <= known_at_) return Take();
+  known_at_ = revision;
+  TakeOffice(now, value);
+  Proceed(now);
+  return Take();
+}
+
+Seat::Outputs Seat::WatchEnded(TimeUs now, uint64_t watch) {
+  if (watch != watch_ || !watching_) return Take();
+  // What happened meanwhile does not matter, only what is: the office is read, and watched from there on.
+  watching_ = false;
+  find_wanted_ = true;
+  retry_at_ = std::max(retry_at_, now + kSeatPauseMinUs);
+  Proceed(now);
+  return Take();
+}
+
+}  // namespace ropeteam
