@@ -29,6 +29,7 @@ void CoordinatorWatch::OnView(TimeUs now, NodeId self, const View& view) {
 }
 
 void CoordinatorWatch::OnContact(const Contact& contact) {
+  trouble_ = contact.registered ? contact.reason : "";
   if (contact.registered || tried_.size() >= 2 * kCoordinatorsMax) tried_.clear();
   if (!contact.registered) tried_[contact.place.address] = contact.reason;
   // The last one that answered, and not the one that was tried last, is the job's coordinator for people.
@@ -90,17 +91,21 @@ void CoordinatorWatch::Explain(bool leader_lost, MembershipReport* report) const
                                        : "new saves stay local, nothing is committed, and no node can join; ";
     if (view_.epoch != 0)
       report->blocked += leader_lost ? "the leader is lost, too: reads and loads wait" : "reads go on";
-    report->advice = "start the coordinator's node again at " +
+    report->advice =
+        moves_ ? "wait some seconds: another node takes the coordinator's place, unless etcd does not answer"
+               : "start the coordinator's node again at " +
                      (place_.address.empty() ? "its address" : place_.address) +
                      "; or start a replacement for it anywhere (its --ordinal, --embed-coordinator, "
                      "--coordinator HOST:PORT) and "
                      "run `ropeteam rejoin --coordinator HOST:PORT` on one of the nodes that are left";
+  } else if (!trouble_.empty()) {
+    report->blocked = trouble_;
   } else if (!report->missing.empty()) {
     report->blocked =
         "a step needs all ranks: those of the missing nodes must run again somewhere before a new one "
         "commits";
-    report->advice =
-        "start a replacement for each missing node: its --ordinal, --coordinator " + place_.address;
+    report->advice = "start a replacement for each missing node: its --ordinal, " +
+                     (moves_ ? "and --membership as on the others" : "--coordinator " + place_.address);
   }
 }
 

@@ -56,8 +56,10 @@ struct MembershipReport {
 
 class CoordinatorWatch {
  public:
-  // `own`: where this process may run a coordinator; empty: nowhere.
-  CoordinatorWatch(std::string own, TimeUs now) : own_(std::move(own)), since_(now) {}
+  // `own`: where this process may run a coordinator; empty: nowhere. `moves`: another node takes a lost coordinator's place
+  // by itself (membership over etcd).
+  CoordinatorWatch(std::string own, TimeUs now, bool moves = false)
+      : own_(std::move(own)), moves_(moves), since_(now) {}
 
   void OnView(TimeUs now, NodeId self, const View& view);
   void OnContact(const Contact& contact);
@@ -83,6 +85,8 @@ class CoordinatorWatch {
   void Explain(bool leader_lost, MembershipReport* report) const;
 
   const std::string own_;
+  const bool moves_;
+  std::string trouble_;  // of a coordinator that answers: etcd does not
   NodeId self_ = kNoNode;
   View view_;
   TimeUs first_view_at_ = 0;

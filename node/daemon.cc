@@ -232,6 +232,7 @@ Status Daemon::UseCredentials(std::shared_ptr<const Credentials> credentials) {
 }
 
 Status Daemon::ChooseCoordinator() {
+  if (options_.etcd) return OkStatus();
   std::vector<std::string>& list = options_.coordinators;
   if (list.empty()) {
     Result<uint16_t> port = TryPort(options_.listen, 0);
@@ -265,7 +266,8 @@ Status Daemon::NewNode() {
   if (!node.ok()) return node.status();
   node_ = std::move(*node);
   if (watch_ == nullptr)
-    watch_ = std::make_unique<CoordinatorWatch>(options_.coordinator_listen, EventLoop::Now());
+    watch_ = std::make_unique<CoordinatorWatch>(options_.coordinator_listen, EventLoop::Now(),
+                                                options_.etcd.has_value());
   node_->UseWatch(watch_.get(), [this](const Place& place, bool now) { membership_->Relocate(place, now); });
   return OkStatus();
 }
@@ -296,12 +298,20 @@ Status Daemon::StartMembership() {
                      options_.restore_from};
   config.named = options_.named;
   config.epoch_known = node_->epoch_known();
-  membership_ = CreateStandaloneMembership(config);
-  std::string list;
-  for (const std::string& address : options_.coordinators) list += " " + address;
-  LOG_INFO("coordinator%s%s%s", list.c_str(),
-           options_.coordinator_listen.empty() ? "" : ", may be embedded here at ",
-           options_.coordinator_listen.c_str());
+  if (options_.etcd) {
+    config.coordinator_addresses.clear();
+    config.coordinator_listen = JoinHostPort(options_.listen, 0);
+    membership_ = CreateEtcdMembership(config, *options_.etcd);
+    LOG_INFO("coordinator where %s says, keys below %s", EtcdName(*options_.etcd).c_str(),
+             options_.etcd->prefix.c_str());
+  } else {
+    membership_ = CreateStandaloneMembership(config);
+    std::string list;
+    for (const std::string& address : options_.coordinators) list += " " + address;
+    LOG_INFO("coordinator%s%s%s", list.c_str(),
+             options_.coordinator_listen.empty() ? "" : ", may be embedded here at ",
+             options_.coordinator_listen.c_str());
+  }
   Membership::Callbacks callbacks;
   callbacks.on_view = [this](const View& view) {
     loop_.Post([this, view] {

@@ -7,12 +7,16 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <bit>
 #include <cctype>
+#include <cerrno>
 #include <charconv>
+#include <cstdlib>
+#include <fstream>
 #include <thread>
 
 #include "core/base/sizes.h"
@@ -35,6 +39,7 @@ struct Texts {
   std::string heartbeat_ms, check_threads, scrub_rate = "100M", ready_fd = "-1", log_level = "info", log_file;
   std::string storage, persist_every = "0", persist_rate = "0", keep_on_storage = "0", keep_every = "0";
   std::string keep_best, keep_within, audit_log, restore_from, metrics, join_timeout = "0";
+  std::string membership = "standalone", etcd_ca, etcd_cert, etcd_key, etcd_password_file;
   bool embed = false, no_embed = false, arena_reset = false, version = false, require_rdma = false;
   std::string job_key_file, tls_cert, tls_key, tls_ca, tls_name;
   bool list_devices = false, json = false, take_over_storage = false, insecure = false, supervised = false;
@@ -57,6 +62,15 @@ void Declare(CLI::App& app, Texts& t) {
   app.add_option("--coordinator-listen", t.coordinator_listen,
                  "HOST:PORT of a coordinator that runs here [the first of --coordinator that is an address "
                  "of this machine]");
+  app.add_option(
+      "--membership", t.membership,
+      "standalone, or etcd://[USER@]HOST:PORT,…/PREFIX: any node may run the coordinator, and etcd says "
+      "which one does; etcds:// for TLS [standalone]");
+  app.add_option("--etcd-ca", t.etcd_ca, "file with the certificates of who signed etcd's [the system's]");
+  app.add_option("--etcd-cert", t.etcd_cert, "file with this client's certificate for etcd");
+  app.add_option("--etcd-key", t.etcd_key, "file with the private key of --etcd-cert");
+  app.add_option("--etcd-password-file", t.etcd_password_file,
+                 "file with the password of etcd's USER [$ROPETEAM_ETCD_PASSWORD]");
   app.add_option("--listen", t.listen,
                  "numeric address for control and data, and for nothing else [127.0.0.1]");
   app.add_option("--control-port", t.control_port, "TCP port of the control plane, 0: any free one [0]");
@@ -334,6 +348,46 @@ Status CheckCoordinator(const char* flag, const std::string& address) {
   return OkStatus();
 }
 
+Status CheckEtcd(const Texts& t, Options* o) {
+  const bool files = !(t.etcd_ca + t.etcd_cert + t.etcd_key).empty();
+  if (t.membership == "standalone") {
+    if (!files && t.etcd_password_file.empty()) return OkStatus();
+    return Error(Code::kInvalidArgument, "--etcd-… goes with --membership etcd://HOST:PORT/PREFIX");
+  }
+  Result<EtcdConfig> etcd = ParseEtcdUrl(t.membership);
+  if (!etcd.ok())
+    return Error(Code::kInvalidArgument, "--membership is not standalone, and %s",
+                 etcd.status().message().c_str());
+  if (!(t.coordinator + t.coordinator_listen).empty() || t.embed || t.no_embed)
+    return Error(Code::kInvalidArgument,
+                 "--coordinator and --embed-coordinator go with --membership standalone: with etcd any node "
+                 "may run the "
+                 "coordinator");
+  etcd->tls |= files;
+  etcd->ca = t.etcd_ca;
+  etcd->cert = t.etcd_cert;
+  etcd->key = t.etcd_key;
+  if (etcd->cert.empty() != etcd->key.empty())
+    return Error(Code::kInvalidArgument, "--etcd-cert and --etcd-key go together");
+  for (const std::string& path : {etcd->ca, etcd->cert, etcd->key, t.etcd_password_file})
+    if (!path.empty() && access(path.c_str(), R_OK) != 0)
+      return ErrnoError(errno, "cannot read %s", path.c_str());
+  if (!t.etcd_password_file.empty()) {
+    std::ifstream file(t.etcd_password_file);
+    std::getline(file, etcd->password);
+  } else if (const char* variable = std::getenv("ROPETEAM_ETCD_PASSWORD"); variable != nullptr) {
+    etcd->password = variable;
+  }
+  if (etcd->user.empty() && !t.etcd_password_file.empty())
+    return Error(Code::kInvalidArgument, "--etcd-password-file without a user: --membership etcd://USER@…");
+  if (!etcd->user.empty() && etcd->password.empty())
+    return Error(Code::kInvalidArgument,
+                 "etcd's user %s needs a password: --etcd-password-file FILE or ROPETEAM_ETCD_PASSWORD",
+                 etcd->user.c_str());
+  o->etcd = std::move(*etcd);
+  return OkStatus();
+}
+
 Status CheckNetwork(const Texts& t, Options* o) {
   ROPETEAM_RETURN_IF_ERROR(CheckListenAddress("--listen", t.listen));
   o->listen = t.listen;
@@ -341,6 +395,8 @@ Status CheckNetwork(const Texts& t, Options* o) {
   ROPETEAM_RETURN_IF_ERROR(Count("--data-port", t.data_port, 0, UINT16_MAX, &o->data_port));
   ROPETEAM_RETURN_IF_ERROR(CheckFabric(t, o));
   ROPETEAM_RETURN_IF_ERROR(CheckMetrics(t, o));
+  ROPETEAM_RETURN_IF_ERROR(CheckEtcd(t, o));
+  if (o->etcd) return OkStatus();
   if (t.embed && t.no_embed)
     return Error(Code::kInvalidArgument, "--embed-coordinator and --no-embed-coordinator exclude each other");
   o->embed_coordinator = t.embed || (!t.no_embed && o->ordinal == 0);

@@ -7,6 +7,7 @@
 #define ROPETEAM_NODE_OPTIONS_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,7 @@
 #include "core/base/view.h"
 #include "core/shard/extent.h"
 #include "membership/credentials/tls_files.h"
+#include "membership/etcd/etcd.h"
 #include "membership/membership.h"
 #include "storage/retention/retention.h"
 
@@ -41,6 +43,8 @@ struct Options {
   bool embed_coordinator = false;
   std::string
       coordinator_listen;  // which of them an embedded one listens on; empty: the first that is this machine's
+  // Where membership's state is, if not with a coordinator at a fixed address: then those above are not used.
+  std::optional<EtcdConfig> etcd;
   std::string listen = "127.0.0.1";  // numeric, never a wildcard
   uint16_t control_port = 0;         // 0: the system chooses
   uint16_t data_port = 0;

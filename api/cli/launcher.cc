@@ -119,8 +119,12 @@ bool CoordinatorHost(const Chooser& chooser, Setting* host) {
   return true;
 }
 
+bool OverEtcd(Chooser& chooser) {
+  return chooser.Told("membership") && chooser.settings["membership"].value.starts_with("etcd");
+}
+
 Status ChooseCoordinator(Chooser& chooser, uint32_t nodes) {
-  if (chooser.Told("coordinator") || nodes == 1) return OkStatus();
+  if (OverEtcd(chooser) || chooser.Told("coordinator") || nodes == 1) return OkStatus();
   Setting host;
   if (!CoordinatorHost(chooser, &host))
     return Error(
@@ -144,8 +148,14 @@ Status ChooseListen(Chooser& chooser, uint32_t ordinal, uint32_t nodes,
     chooser.settings["listen"] = {ips[ordinal], "SKYPILOT_NODE_IPS"};
     return OkStatus();
   }
-  const Setting& coordinator = chooser.settings["coordinator"];
-  const std::string first = coordinator.value.substr(0, coordinator.value.find(','));
+  const bool over_etcd = OverEtcd(chooser);
+  Setting coordinator = chooser.settings[over_etcd ? "membership" : "coordinator"];
+  if (over_etcd) {  // the way to its first endpoint does as well
+    const size_t slashes = coordinator.value.find("//") + 2;
+    const size_t user = coordinator.value.find('@', slashes);
+    coordinator.value.erase(0, user == std::string::npos ? slashes : user + 1);
+  }
+  const std::string first = coordinator.value.substr(0, coordinator.value.find_first_of(",/"));
   std::string host = first.substr(0, first.rfind(':'));
   if (host.size() > 2 && host.front() == '[') host = host.substr(1, host.size() - 2);
   const std::string address = local_address_for(host);
@@ -172,7 +182,8 @@ const std::vector<std::string>& ValueOptions() {
       "gid-index",    "dead-after-ms", "heartbeat-ms", "check-threads", "scrub-rate",   "log-level",
       "log-file",     "storage",       "restore-from", "persist-every", "persist-rate", "keep-on-storage",
       "keep-every",   "keep-best",     "keep-within",  "audit-log",     "job-key-file", "tls-cert",
-      "tls-key",      "tls-ca",        "tls-name",     "metrics",       "join-timeout", "coordinator-listen"};
+      "tls-key",      "tls-ca",        "tls-name",     "metrics",       "join-timeout", "coordinator-listen",
+      "membership",   "etcd-ca",       "etcd-cert",    "etcd-key",      "etcd-password-file"};
   return options;
 }
 

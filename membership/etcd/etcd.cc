@@ -164,6 +164,7 @@ Membership::Callbacks EtcdMembership::Inner() {
 void EtcdMembership::PassContact(const Contact& contact) {
   if (!callbacks_.on_contact) return;
   Contact with = contact;
+  with.place.order = 0;  // this process's own count
   if (!outage_.empty()) with.reason = outage_ + (with.reason.empty() ? "" : "; " + with.reason);
   callbacks_.on_contact(with);
 }

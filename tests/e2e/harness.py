@@ -197,14 +197,9 @@ class Daemon:
     def command(self, ready_fd: int) -> list[str]:
         cluster = self.cluster
         command = [str(ROPETEAMD), "--job", cluster.job, "--node", self.name, "--ordinal", str(self.ordinal)]
-        command += [
-            "--nodes",
-            str(cluster.size),
-            "--coordinator",
-            cluster.coordinator,
-            "--listen",
-            self.address,
-        ]
+        command += ["--nodes", str(cluster.size), "--listen", self.address]
+        if "--membership" not in self.options:
+            command += ["--coordinator", cluster.coordinator]
         command += ["--socket", self.socket, "--arena-path", str(self.arena), "--memory", cluster.memory]
         # Off unless asked for: tests that corrupt bytes expect a certain component to find them.
         if "--scrub-rate" not in self.options:

@@ -43,6 +43,36 @@ TEST(Options, TheDefaultsOfASingleNode) {
   EXPECT_EQ(options.heartbeat_ms, 200u);
 }
 
+TEST(Options, MembershipOverEtcdNeedsNoCoordinatorAndTakesItsFiles) {
+  const std::string path = ::testing::TempDir() + "etcd-password-" + std::to_string(getpid());
+  std::ofstream(path) << "secret\n";
+  const std::string password = "--etcd-password-file=" + path;
+  const std::string ca = "--etcd-ca=" + path;
+  const char* url = "--membership=etcd://ada@h1:2379,h2:2379/jobs";
+  const Parsed parsed = Parse({"--job=j", "--nodes=3", "--ordinal=2", url, password.c_str(), ca.c_str()});
+  ASSERT_TRUE(parsed.status.ok()) << parsed.status.ToString();
+  ASSERT_TRUE(parsed.options.etcd.has_value());
+  EXPECT_EQ(parsed.options.etcd->endpoints, (std::vector<std::string>{"h1:2379", "h2:2379"}));
+  EXPECT_EQ(parsed.options.etcd->password, "secret");
+  EXPECT_TRUE(parsed.options.etcd->tls) << "a file of certificates asks for it";
+  EXPECT_FALSE(parsed.options.embed_coordinator);
+  EXPECT_FALSE(Parse({"--job=j"}).options.etcd.has_value());
+  const auto refused = [](std::vector<const char*> arguments) {
+    arguments.insert(arguments.begin(), "--job=j");
+    return Parse(arguments).status.message();
+  };
+  EXPECT_THAT(refused({"--membership=zookeeper://h:1/p"}), HasSubstr("--membership is not standalone"));
+  EXPECT_THAT(refused({"--membership=etcd://h:1/p", "--coordinator=127.0.0.1:7"}),
+              HasSubstr("any node may run"));
+  EXPECT_THAT(refused({"--membership=etcd://ada@h:1/p"}), HasSubstr("etcd's user ada needs a password"));
+  EXPECT_THAT(refused({"--membership=etcd://h:1/p", password.c_str()}), HasSubstr("without a user"));
+  EXPECT_THAT(refused({"--membership=etcd://h:1/p", "--etcd-cert=/dev/null"}), HasSubstr("go together"));
+  EXPECT_THAT(refused({"--membership=etcd://h:1/p", "--etcd-ca=/no/such"}),
+              HasSubstr("cannot read /no/such"));
+  EXPECT_THAT(refused({"--etcd-ca=/dev/null"}), HasSubstr("goes with --membership etcd://"));
+  unlink(path.c_str());
+}
+
 TEST(Options, WhereOtherHostsReachItItNeedsAKeyOrIsToldNotTo) {
   const std::string key(64, 'a');
   struct Case {

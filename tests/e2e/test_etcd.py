@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Daemons over the distribution's etcd with three members, of which any may be killed or stopped."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+
+import pytest
+from harness import Cluster, Daemon, free_port, payload, wait_until
+
+from ropeteam import DeadlineExceeded, Level
+
+
+class Etcd:
+    """Three members on loopback addresses of their own; their data lies in memory."""
+
+    def __init__(self) -> None:
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="ropeteam-etcd-", dir="/dev/shm"))
+        self.hosts = [f"127.0.0.{41 + i}" for i in range(3)]
+        self.client = [f"{host}:{free_port(host)}" for host in self.hosts]
+        self.peer = [f"{host}:{free_port(host)}" for host in self.hosts]
+        self.processes: list[subprocess.Popen[bytes] | None] = [None] * 3
+        for member in range(3):
+            self.start(member)
+        wait_until(lambda: self.control("get", "none") == 0, "an answer of etcd's")
+
+    def start(self, member: int) -> None:
+        cluster = ",".join(f"m{i}=http://{peer}" for i, peer in enumerate(self.peer))
+        with open(self.folder / f"{member}.log", "ab") as log:
+            self.processes[member] = subprocess.Popen(
+                [
+                    "etcd",
+                    f"--name=m{member}",
+                    f"--data-dir={self.folder}/{member}",
+                    f"--listen-client-urls=http://{self.client[member]}",
+                    f"--advertise-client-urls=http://{self.client[member]}",
+                    f"--listen-peer-urls=http://{self.peer[member]}",
+                    f"--initial-advertise-peer-urls=http://{self.peer[member]}",
+                    f"--initial-cluster={cluster}",
+                ],
+                stdout=log,
+                stderr=log,
+            )
+
+    def control(self, *words: str) -> int:
+        command = ["etcdctl", "--command-timeout=1s", "--endpoints", ",".join(self.client), *words]
+        environment = {**os.environ, "ETCDCTL_API": "3"}
+        return subprocess.run(command, env=environment, capture_output=True, timeout=30, check=False).returncode
+
+    def leader(self) -> int:
+        """etcdctl's line of an endpoint: address, id, version, size, whether it leads, …"""
+        command = ["etcdctl", "--endpoints", ",".join(self.client), "endpoint", "status"]
+        environment = {**os.environ, "ETCDCTL_API": "3"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, check=False)
+        lines = [line.split(", ") for line in done.stdout.splitlines()]
+        return next(self.client.index(line[0]) for line in lines if line[4] == "true")
+
+    def kill(self, member: int) -> None:
+        process = self.processes[member]
+        if process is not None:
+            process.kill()
+            process.wait()
+        self.processes[member] = None
+
+    def signal(self, number: int) -> None:
+        for process in self.processes:
+            if process is not None:
+                process.send_signal(number)
+
+    def url(self, prefix: str) -> str:
+        return f"etcd://{','.join(self.client)}/{prefix}"
+
+
+@pytest.fixture(scope="module")
+def etcd() -> Iterator[Etcd]:
+    if shutil.which("etcd") is None or shutil.which("etcdctl") is None:
+        pytest.skip("no etcd and etcdctl (Debian: etcd-server, etcd-client)")
+    made = Etcd()
+    yield made
+    for member in range(3):
+        made.kill(member)
+    shutil.rmtree(made.folder, ignore_errors=True)
+
+
+class Elsewhere(Daemon):
+    """The replacement of a node, at another address."""
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.{self.ordinal + 71}"
+
+
+def coordinators(nodes: Cluster) -> list[int]:
+    """The nodes, of those that run, whose coordinator has begun and not ended."""
+    found = []
+    for node in nodes.nodes:
+        text = node.log_text() if node.process is not None else ""
+        if text.rfind("membership coordinator begins on ") > text.rfind("membership coordinator on "):
+            found.append(node.ordinal)
+    return found
+
+
+def test_node_0_and_the_coordinator_are_lost_and_the_job_goes_on(cluster, etcd):
+    nodes = cluster(3, options=["--membership", etcd.url("lost")])
+    ranks = [nodes[rank].open(rank, 3, "life") for rank in range(3)]
+    for rank, rope in enumerate(ranks):
+        rope.save(1, {"data": payload(rank, 3_000_000)})
+    for rope in ranks:
+        rope.wait(1, Level.COMMITTED)
+    first = wait_until(lambda: coordinators(nodes), "a coordinator")[0]
+    # Node 0 with its memory; and the coordinator, if that is another node, in a second round.
+    for lost in [0] if first == 0 else [first, 0]:
+        others = [rank for rank in range(3) if rank != lost]
+        ranks[lost].close()
+        nodes[lost].kill(drop_memory=True)
+        killed = time.monotonic()
+        wait_until(lambda: all(nodes[rank].members() == 2 for rank in others), "a view without it")
+        print(f"node {lost} killed: view after {time.monotonic() - killed:.2f} s")
+        nodes.nodes[lost] = Elsewhere(nodes, lost, nodes[lost].options, starts=nodes[lost].starts)
+        nodes[lost].start()
+        nodes.wait_members(3)
+        ranks[lost] = nodes[lost].open(lost, 3, "life")
+        assert ranks[lost].load(1)["data"] == payload(lost, 3_000_000)
+    assert all(nodes[rank].starts == 1 for rank in (1, 2) if rank != first), "no survivor was started again"
+    for rank, rope in enumerate(ranks):
+        rope.save(2, {"data": payload(10 + rank, 3_000_000)})
+    for rope in ranks:
+        rope.wait(2, Level.COMMITTED)
+        rope.close()
+
+
+def test_with_etcd_away_saves_stay_local_and_nobody_is_declared_dead(cluster, etcd):
+    nodes = cluster(2, options=["--membership", etcd.url("away")])
+    ranks = [nodes[rank].open(rank, 2, "life") for rank in range(2)]
+    for rank, rope in enumerate(ranks):
+        rope.save(1, {"data": payload(rank, 3_000_000)})
+    for rope in ranks:
+        rope.wait(1, Level.COMMITTED)
+    etcd.signal(signal.SIGSTOP)
+    try:
+        wait_until(lambda: "saves stay local, nobody is declared dead" in nodes[0].log_text() + nodes[1].log_text(), "a word")
+        for rank, rope in enumerate(ranks):
+            rope.save(2, {"data": payload(10 + rank, 3_000_000)}, wait=Level.LOCAL)
+        with pytest.raises(DeadlineExceeded):
+            ranks[0].wait(2, Level.COMMITTED, timeout=3)
+        assert ranks[0].load(1)["data"] == payload(0, 3_000_000)
+        assert [node.members() for node in nodes.nodes] == [2, 2]
+    finally:
+        etcd.signal(signal.SIGCONT)
+    for rope in ranks:
+        rope.wait(2, Level.COMMITTED)
+    assert [node.members() for node in nodes.nodes] == [2, 2]
+    assert all("declared dead while alive" not in node.log_text() for node in nodes.nodes)
+    for rope in ranks:
+        rope.close()
+
+
+def test_the_leader_of_etcd_is_killed_and_the_others_are_asked(cluster, etcd):
+    nodes = cluster(2, options=["--membership", etcd.url("leader")])
+    ranks = [nodes[rank].open(rank, 2, "life") for rank in range(2)]
+    for step, member in enumerate([None, etcd.leader(), None], start=1):
+        if member is not None:
+            etcd.kill(member)
+        for rank, rope in enumerate(ranks):
+            rope.save(step, {"data": payload(10 * step + rank, 1_000_000)})
+        for rope in ranks:
+            rope.wait(step, Level.COMMITTED)
+        if member is not None:
+            etcd.start(member)
+    assert [node.members() for node in nodes.nodes] == [2, 2]
+    assert all("declared dead while alive" not in node.log_text() for node in nodes.nodes)
+    for rope in ranks:
+        rope.close()
