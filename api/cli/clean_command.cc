@@ -12,7 +12,7 @@
 #include "api/cli/arenas.h"
 #include "api/cli/commands.h"
 #include "api/cli/sockets.h"
-#include "api/cli/text.h"
+#include "core/base/sizes.h"
 
 namespace ropeteam::cli {
 namespace {
@@ -79,7 +79,7 @@ bool IsMeant(const CleanOptions& options, const ArenaListing& arena) {
 std::string Describe(const ArenaListing& arena) {
   const std::string names =
       arena.job.empty() ? "no intact arena" : "job " + arena.job + " node " + arena.node;
-  return SizeText(static_cast<double>(arena.bytes)) + "  " + names + "  " + arena.path;
+  return FormatSize(arena.bytes) + "  " + names + "  " + arena.path;
 }
 
 // Returns the exit code.
@@ -105,8 +105,7 @@ int CleanArenas(const CleanOptions& options) {
       code = kExitFailed;
     }
   }
-  std::printf("%s of memory %s\n", SizeText(static_cast<double>(freed)).c_str(),
-              options.dry_run ? "would be freed" : "freed");
+  std::printf("%s of memory %s\n", FormatSize(freed).c_str(), options.dry_run ? "would be freed" : "freed");
   return code;
 }
 

@@ -17,7 +17,7 @@
 #include "api/cli/daemon_arena.h"
 #include "api/cli/storage_progress.h"
 #include "api/cli/storage_steps.h"
-#include "api/cli/text.h"
+#include "core/base/sizes.h"
 #include "core/shard/file_names.h"
 
 namespace ropeteam::cli {
@@ -66,9 +66,8 @@ class MemoryExport {
     const auto written = storage.Do(WriteManifest{std::make_shared<StoredStep>(step_)});
     if (!written.ok()) return written.status();
     progress.Finish();
-    std::printf("%s: %zu files, %s, are in %s/%s\n", text.c_str(), files_.size(),
-                SizeText(static_cast<double>(bytes_)).c_str(), to_.url.c_str(),
-                storage::StepPath(job_, name_).c_str());
+    std::printf("%s: %zu files, %s, are in %s/%s\n", text.c_str(), files_.size(), FormatSize(bytes_).c_str(),
+                to_.url.c_str(), storage::StepPath(job_, name_).c_str());
     return OkStatus();
   }
 

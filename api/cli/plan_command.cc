@@ -172,11 +172,10 @@ std::string Render(const PlanInput& input, const Plan& plan, bool plot) {
   }
   text += "\n" + table.Render() + "\n" + (plot ? Plot(input) : "");
   if (plan.memory_bytes != 0)
-    text += "memory       " + SizeText(plan.memory_bytes) +
+    text += "memory       " + FormatSize(plan.memory_bytes) +
             " a node: " + std::to_string(input.keep_steps + 1) + " steps x " +
-            std::to_string(1 + plan.held_max) + " copies x " +
-            SizeText(static_cast<double>(input.shard_bytes)) + "; while a node is missing " +
-            SizeText(plan.memory_spare_bytes) + "\n";
+            std::to_string(1 + plan.held_max) + " copies x " + FormatSize(input.shard_bytes) +
+            "; while a node is missing " + FormatSize(plan.memory_spare_bytes) + "\n";
   text += "detection    " + TimeText(plan.detect_reset_s) + " at most where the host resets connections, " +
           TimeText(plan.detect_silence_s) + " where it is silent\n";
   if (plan.restore_s != 0)

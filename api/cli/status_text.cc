@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "api/cli/text.h"
+#include "core/base/sizes.h"
 
 namespace ropeteam::cli {
 namespace {
@@ -18,9 +19,7 @@ using Json = nlohmann::json;
 
 uint64_t Number(const Json& json, const char* key) { return json.at(key).get<uint64_t>(); }
 std::string NumberText(const Json& json, const char* key) { return std::to_string(Number(json, key)); }
-std::string Bytes(const Json& json, const char* key) {
-  return SizeText(static_cast<double>(Number(json, key)));
-}
+std::string Bytes(const Json& json, const char* key) { return FormatSize(Number(json, key)); }
 
 std::string Head(const Json& status) {
   std::string text = "job " + status.at("job").get<std::string>();
@@ -81,7 +80,7 @@ std::string Rate(const Json& node, const Json* before, double seconds, const cha
     if (other.at("id") != node.at("id")) continue;
     const uint64_t now = Number(node.at("counters"), counter);
     const uint64_t then = Number(other.at("counters"), counter);
-    return SizeText(now > then ? static_cast<double>(now - then) / seconds : 0) + "/s";
+    return FormatSize(now > then ? static_cast<double>(now - then) / seconds : 0) + "/s";
   }
   return "-";
 }
@@ -97,7 +96,7 @@ std::string Scrubbed(const Json& node) {
                      : seconds < 7200 ? std::to_string(seconds / 60) + " min ago"
                                       : std::to_string(seconds / 3600) + " h ago";
   const double pass_us = scrub.at("pass_us").get<double>();
-  if (pass_us > 0) text += ", " + SizeText(scrub.at("pass_bytes").get<double>() * 1e6 / pass_us) + "/s";
+  if (pass_us > 0) text += ", " + FormatSize(scrub.at("pass_bytes").get<double>() * 1e6 / pass_us) + "/s";
   return text;
 }
 
@@ -115,8 +114,8 @@ std::vector<std::string> NodeCells(const Json& node, const std::string& sending)
   const Json& counters = node.at("counters");
   return {node.at("name").get<std::string>(),
           RankList(node),
-          SizeText(static_cast<double>(total * chunk)),
-          SizeText(static_cast<double>((total - free) * chunk)),
+          FormatSize(total * chunk),
+          FormatSize((total - free) * chunk),
           std::to_string(own) + "/" + std::to_string(replicas) + "/" + std::to_string(cached),
           Bytes(counters, "replica_bytes_sent"),
           Bytes(counters, "replica_bytes_held"),

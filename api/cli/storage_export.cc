@@ -10,8 +10,8 @@
 #include "api/cli/daemon_arena.h"
 #include "api/cli/storage_progress.h"
 #include "api/cli/storage_steps.h"
-#include "api/cli/text.h"
 #include "core/base/checksum.h"
+#include "core/base/sizes.h"
 
 namespace ropeteam::cli {
 namespace {
@@ -60,7 +60,7 @@ class StepExport {
     ROPETEAM_RETURN_IF_ERROR(to_.sink->Put(folder_ + "/" + std::string(storage::kManifestName), *text,
                                            storage::PutMode::kIfAbsent, to_.CallDeadline()));
     std::printf("%s: %zu files, %s, are in %s/%s\n", StepText(job_, name_).c_str(), files_.size(),
-                SizeText(static_cast<double>(bytes_)).c_str(), to_.url.c_str(), folder_.c_str());
+                FormatSize(bytes_).c_str(), to_.url.c_str(), folder_.c_str());
     return OkStatus();
   }
 

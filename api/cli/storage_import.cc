@@ -16,7 +16,7 @@
 #include "api/cli/daemon_arena.h"
 #include "api/cli/storage_progress.h"
 #include "api/cli/storage_steps.h"
-#include "api/cli/text.h"
+#include "core/base/sizes.h"
 
 namespace ropeteam::cli {
 namespace {
@@ -103,7 +103,7 @@ class Import {
     progress.Finish();
     ROPETEAM_RETURN_IF_ERROR(WaitCommitted());
     std::printf("step %" PRIu64 ": ranks %u to %u of %u, %s, are in the memory of job %s, incarnation %llu\n",
-                id.step, first, last, step_.world_size, SizeText(static_cast<double>(bytes)).c_str(),
+                id.step, first, last, step_.world_size, FormatSize(bytes).c_str(),
                 daemon_.link->hello.job.c_str(), LifeNumber(ranks_[0]->hello.incarnation));
     return OkStatus();
   }

@@ -9,6 +9,7 @@
 #include "api/cli/commands.h"
 #include "api/cli/storage_steps.h"
 #include "api/cli/text.h"
+#include "core/base/sizes.h"
 
 namespace ropeteam::cli {
 namespace {
@@ -76,9 +77,8 @@ void Print(const std::string& url, const std::vector<JobReport>& jobs) {
       const bool counted = step.state != StepState::kUnreadable;
       table.Add({std::to_string(step.name.step), std::to_string(step.name.incarnation),
                  known ? TimeText(step.head.time_s) : "-", known ? std::to_string(step.head.world_size) : "-",
-                 counted ? std::to_string(step.files) : "-",
-                 counted ? SizeText(static_cast<double>(step.bytes)) : "-", StateText(step.state),
-                 known ? MetadataText(step.head.user) : ""});
+                 counted ? std::to_string(step.files) : "-", counted ? FormatSize(step.bytes) : "-",
+                 StateText(step.state), known ? MetadataText(step.head.user) : ""});
       if (!step.problem.empty()) problems += storage::StepFolder(step.name) + ": " + step.problem + "\n";
     }
     std::printf("%s%s%s", table.Render().c_str(), problems.empty() ? "" : "\n", problems.c_str());

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "api/cli/storage_progress.h"
+#include "core/base/sizes.h"
 
 #include <sys/ioctl.h>
 #include <unistd.h>
@@ -8,7 +9,6 @@
 #include <cstdio>
 #include <utility>
 
-#include "api/cli/text.h"
 
 namespace ropeteam::cli {
 namespace {
@@ -54,13 +54,13 @@ Progress::Progress(std::string what, uint64_t total, std::string unit)
 Progress::~Progress() { Finish(); }
 
 std::string Progress::Amount(uint64_t amount) const {
-  return unit_.empty() ? SizeText(static_cast<double>(amount)) : std::to_string(amount);
+  return unit_.empty() ? FormatSize(amount) : std::to_string(amount);
 }
 
 std::string Progress::Line(double seconds, size_t columns) const {
   const double rate = seconds > 0 ? static_cast<double>(done_) / seconds : 0;
   std::string text = Amount(done_) + " of " + Amount(total_) + (unit_.empty() ? "" : " " + unit_);
-  if (unit_.empty()) text += ", " + SizeText(rate) + "/s";
+  if (unit_.empty()) text += ", " + FormatSize(rate) + "/s";
   if (done_ < total_ && rate > 0)
     text += ", " + DurationText(static_cast<double>(total_ - done_) / rate) + " left";
   if (done_ >= total_) text += ", " + DurationText(seconds);

@@ -10,7 +10,7 @@
 #include "api/cli/commands.h"
 #include "api/cli/storage_progress.h"
 #include "api/cli/storage_steps.h"
-#include "api/cli/text.h"
+#include "core/base/sizes.h"
 #include "storage/audit/audit.h"
 #include "storage/retention/retention.h"
 #include "storage/steps/remove.h"
@@ -142,7 +142,7 @@ class Prune {
       const Removal& removal = removals_[i];
       std::printf("%s %s  %" PRIu64 " files, %s%s\n", options_.dry_run ? "would go" : "removed ",
                   storage::StepPath(job_, removal.report.name).c_str(), removal.report.files,
-                  SizeText(static_cast<double>(removal.report.bytes)).c_str(),
+                  FormatSize(removal.report.bytes).c_str(),
                   removal.report.state == StepState::kUnfinished ? ", unfinished" : "");
       if (removal.others != 0)
         std::printf("         %" PRIu64 " files in it are not the step's and stay\n", removal.others);
@@ -150,7 +150,7 @@ class Prune {
       bytes += removal.report.bytes;
     }
     std::printf("job %s: %zu steps %s, %" PRIu64 " files, %s; %" PRIu64 " stay\n", job_.c_str(), count, what,
-                files, SizeText(static_cast<double>(bytes)).c_str(), kept_);
+                files, FormatSize(bytes).c_str(), kept_);
   }
 
   const StoragePlace& place_;

@@ -11,8 +11,8 @@
 #include "api/cli/commands.h"
 #include "api/cli/storage_progress.h"
 #include "api/cli/storage_steps.h"
-#include "api/cli/text.h"
 #include "core/base/checksum.h"
+#include "core/base/sizes.h"
 #include "storage/steps/damaged.h"
 
 namespace ropeteam::cli {
@@ -66,7 +66,7 @@ class StepCheck {
     } else {
       for (const auto& [file, problem] : problems_) std::printf("bad: %s\n", problem.c_str());
       std::printf("%s: %zu files, %s, %s\n", StepText(job_, name_).c_str(), files_.size(),
-                  SizeText(static_cast<double>(Bytes())).c_str(),
+                  FormatSize(Bytes()).c_str(),
                   problems_.empty() ? "all good" : (std::to_string(problems_.size()) + " bad").c_str());
     }
     return problems_.empty() ? 0 : kExitFailed;

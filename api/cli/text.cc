@@ -8,18 +8,6 @@
 
 namespace ropeteam::cli {
 
-std::string SizeText(double bytes) {
-  static constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
-  size_t unit = 0;
-  while (bytes >= 1024 && unit + 1 < std::size(kUnits)) {
-    bytes /= 1024;
-    ++unit;
-  }
-  char text[32];
-  std::snprintf(text, sizeof(text), unit == 0 ? "%.0f %s" : "%.1f %s", bytes, kUnits[unit]);
-  return text;
-}
-
 Table::Table(std::vector<std::string> headers) {
   for (std::string& header : headers) {
     left_.push_back(header.starts_with('<'));

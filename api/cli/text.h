@@ -1,18 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the command line writes: sizes, and tables whose columns fit what is in them. Pure.
+// What the command line writes: tables whose columns fit what is in them. Pure.
 
 #ifndef ROPETEAM_API_CLI_TEXT_H_
 #define ROPETEAM_API_CLI_TEXT_H_
 
-#include <cstdint>
 #include <string>
 #include <vector>
 
 namespace ropeteam::cli {
-
-// "24.0 GiB", "512 B".
-std::string SizeText(double bytes);
 
 class Table {
  public:

@@ -4,6 +4,7 @@
 #include <cctype>
 #include <charconv>
 #include <cstdio>
+#include <iterator>
 
 namespace ropeteam {
 
@@ -31,17 +32,15 @@ bool ParseSize(std::string_view text, uint64_t* bytes) {
   return true;
 }
 
-std::string FormatSize(uint64_t bytes) {
-  static constexpr const char* kUnits[] = {"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
-  if (bytes < 10240) return std::to_string(bytes) + " B";
-  double value = static_cast<double>(bytes) / 1024;
+std::string FormatSize(double bytes) {
+  static constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
   size_t unit = 0;
-  while (value >= 1024 && unit + 1 < std::size(kUnits)) {
-    value /= 1024;
+  while (bytes >= 1024 && unit + 1 < std::size(kUnits)) {
+    bytes /= 1024;
     ++unit;
   }
   char text[32];
-  std::snprintf(text, sizeof(text), "%.1f %s", value, kUnits[unit]);
+  std::snprintf(text, sizeof(text), unit == 0 ? "%.0f %s" : "%.1f %s", bytes, kUnits[unit]);
   return text;
 }
 

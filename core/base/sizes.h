@@ -15,8 +15,9 @@ namespace ropeteam {
 // among it: whether it means 10^9 or 2^30 is anyone's guess) and for what 64 bits do not hold.
 bool ParseSize(std::string_view text, uint64_t* bytes);
 
-// "24.0 GiB", "4096 B": three digits or so, for people.
-std::string FormatSize(uint64_t bytes);
+// "24.0 GiB", "512 B", for people.
+std::string FormatSize(double bytes);
+inline std::string FormatSize(uint64_t bytes) { return FormatSize(static_cast<double>(bytes)); }
 
 }  // namespace ropeteam
 
