@@ -197,6 +197,14 @@ Status CheckHandle(const ropeteam_view_t* view) {
   return view->view->client().CheckProcess();
 }
 
+// The object of that name. The view owns it.
+Result<const Object*> FindObject(const ropeteam_view_t* view, const char* name) {
+  std::string_view checked;
+  ROPETEAM_RETURN_IF_ERROR(CheckHandle(view));
+  ROPETEAM_RETURN_IF_ERROR(CheckName(name, &checked));
+  return view->view->Find(checked);
+}
+
 // Our log is silent unless ROPETEAM_LOG asks for it: no call of a library prints.
 void SetUpLogOnce() {
   static const bool done = [] {
@@ -259,6 +267,7 @@ using ropeteam::Result;
 using ropeteam::Status;
 using ropeteam::client::CheckHandle;
 using ropeteam::client::CheckNotNull;
+using ropeteam::client::FindObject;
 using ropeteam::client::Guard;
 
 #define ROPETEAM_TEXT_OF(x) #x
@@ -470,13 +479,10 @@ ropeteam_status_t ropeteam_view_object(const ropeteam_view_t* view, uint64_t ind
 ropeteam_status_t ropeteam_view_find(const ropeteam_view_t* view, const char* name,
                                      ropeteam_object_t* object) {
   return Guard([&]() -> Status {
-    std::string_view checked;
-    ROPETEAM_RETURN_IF_ERROR(CheckHandle(view));
-    ROPETEAM_RETURN_IF_ERROR(ropeteam::client::CheckName(name, &checked));
+    const Result<const ropeteam::Object*> found = FindObject(view, name);
+    if (!found.ok()) return found.status();
     ROPETEAM_RETURN_IF_ERROR(
         ropeteam::client::CheckOutput(object, ropeteam::client::kObjectBytes, "ropeteam_object_t"));
-    const Result<const ropeteam::Object*> found = view->view->Find(checked);
-    if (!found.ok()) return found.status();
     ropeteam::client::FillOutput(ropeteam::client::ToC(**found), object);
     return OkStatus();
   });
@@ -485,13 +491,10 @@ ropeteam_status_t ropeteam_view_find(const ropeteam_view_t* view, const char* na
 ropeteam_status_t ropeteam_view_read(ropeteam_view_t* view, const char* name, uint64_t offset, void* data,
                                      uint64_t length, int64_t timeout_ms) {
   return Guard([&]() -> Status {
-    std::string_view checked;
-    ROPETEAM_RETURN_IF_ERROR(CheckHandle(view));
-    ROPETEAM_RETURN_IF_ERROR(ropeteam::client::CheckName(name, &checked));
+    const Result<const ropeteam::Object*> found = FindObject(view, name);
+    if (!found.ok()) return found.status();
     ROPETEAM_RETURN_IF_ERROR(ropeteam::client::CheckTimeout(timeout_ms));
     if (length != 0) ROPETEAM_RETURN_IF_ERROR(CheckNotNull(data, "where to put the bytes"));
-    const Result<const ropeteam::Object*> found = view->view->Find(checked);
-    if (!found.ok()) return found.status();
     return view->view->Read(**found, offset, data, length, timeout_ms);
   });
 }
@@ -499,13 +502,10 @@ ropeteam_status_t ropeteam_view_read(ropeteam_view_t* view, const char* name, ui
 ropeteam_status_t ropeteam_view_read_cuda(ropeteam_view_t* view, const char* name, uint64_t offset,
                                           void* data, uint64_t length, void* stream, int64_t timeout_ms) {
   return Guard([&]() -> Status {
-    std::string_view checked;
-    ROPETEAM_RETURN_IF_ERROR(CheckHandle(view));
-    ROPETEAM_RETURN_IF_ERROR(ropeteam::client::CheckName(name, &checked));
+    const Result<const ropeteam::Object*> found = FindObject(view, name);
+    if (!found.ok()) return found.status();
     ROPETEAM_RETURN_IF_ERROR(ropeteam::client::CheckTimeout(timeout_ms));
     if (length != 0) ROPETEAM_RETURN_IF_ERROR(CheckNotNull(data, "where to put the bytes"));
-    const Result<const ropeteam::Object*> found = view->view->Find(checked);
-    if (!found.ok()) return found.status();
     return view->view->ReadCuda(**found, offset, data, length,
                                 static_cast<ropeteam::client::CuStream>(stream), timeout_ms);
   });
@@ -514,14 +514,11 @@ ropeteam_status_t ropeteam_view_read_cuda(ropeteam_view_t* view, const char* nam
 ropeteam_status_t ropeteam_view_map(ropeteam_view_t* view, const char* name, const void** data,
                                     uint64_t* length, int64_t timeout_ms) {
   return Guard([&]() -> Status {
-    std::string_view checked;
-    ROPETEAM_RETURN_IF_ERROR(CheckHandle(view));
-    ROPETEAM_RETURN_IF_ERROR(ropeteam::client::CheckName(name, &checked));
+    const Result<const ropeteam::Object*> found = FindObject(view, name);
+    if (!found.ok()) return found.status();
     ROPETEAM_RETURN_IF_ERROR(ropeteam::client::CheckTimeout(timeout_ms));
     ROPETEAM_RETURN_IF_ERROR(CheckNotNull(data, "where to put the pointer"));
     ROPETEAM_RETURN_IF_ERROR(CheckNotNull(length, "where to put the length"));
-    const Result<const ropeteam::Object*> found = view->view->Find(checked);
-    if (!found.ok()) return found.status();
     const Result<const void*> mapped = view->view->Map(**found, timeout_ms);
     if (!mapped.ok()) return mapped.status();
     *data = *mapped;
