@@ -10,6 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -71,6 +72,15 @@ double StatusMib(pid_t pid, const std::string& key) {
 }
 
 }  // namespace
+
+void AddShardOptions(CLI::App* command, ShardOptions* options) {
+  command->add_option("--size", options->size_mib, "of the shard, MiB")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  command->add_option("--objects", options->objects, "of the shard")
+      ->check(CLI::Range(1, 100'000))
+      ->capture_default_str();
+}
 
 ProcessUse UseOf(pid_t pid) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/stat");

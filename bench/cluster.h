@@ -17,7 +17,19 @@
 #include "api/client/local_protocol.h"
 #include "api/include/ropeteam/ropeteam.h"
 
+namespace CLI {
+class App;
+}
+
 namespace ropeteam::bench {
+
+// What a rank saves in one step.
+struct ShardOptions {
+  uint64_t size_mib = 256;
+  uint64_t objects = 16;
+};
+// --size and --objects of a subcommand. `options` outlives it.
+void AddShardOptions(CLI::App* command, ShardOptions* options);
 
 struct ClusterOptions {
   uint32_t nodes = 2;

@@ -23,9 +23,7 @@
 namespace ropeteam::bench {
 namespace {
 
-struct FailoverOptions {
-  uint64_t size_mib = 64;
-  uint64_t objects = 16;
+struct FailoverOptions : ShardOptions {
   std::string provider = "tcp;ofi_rxm";
 };
 
@@ -179,14 +177,10 @@ void RunFailover(Bench& bench, const FailoverOptions& options) {
 
 void AddFailoverCommand(CLI::App& app, Bench& bench) {
   const auto options = std::make_shared<FailoverOptions>();
+  options->size_mib = 64;
   CLI::App* command = app.add_subcommand(
       "failover", "from a node's kill to the first read, the view, latest, full redundancy");
-  command->add_option("--size", options->size_mib, "of each rank's shard, MiB")
-      ->check(CLI::Range(1, 1 << 20))
-      ->capture_default_str();
-  command->add_option("--objects", options->objects, "of a shard")
-      ->check(CLI::Range(1, 100'000))
-      ->capture_default_str();
+  AddShardOptions(command, options.get());
   command->add_option("--provider", options->provider, "of libfabric")->capture_default_str();
   command->callback([&bench, options] { RunFailover(bench, *options); });
 }

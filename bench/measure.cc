@@ -51,7 +51,7 @@ Candidate BandwidthOf(std::string name, size_t bytes, std::function<void()> work
   return {std::move(name), [bytes, work = std::move(work)] {
             const double begin = SecondsNow();
             work();
-            return static_cast<double>(bytes) / (SecondsNow() - begin) / 1e9;
+            return Bandwidth(bytes, SecondsNow() - begin);
           }};
 }
 

@@ -49,7 +49,10 @@ std::map<std::string, Samples> MeasureInTurns(const std::vector<Candidate>& cand
 // Seconds on a clock that never goes back.
 double SecondsNow();
 
-// A candidate whose figure is the bandwidth of `work` over `bytes`, in GB/s of 10^9 bytes.
+// In GB/s of 10^9 bytes.
+inline double Bandwidth(uint64_t bytes, double seconds) { return static_cast<double>(bytes) / seconds / 1e9; }
+
+// A candidate whose figure is the bandwidth of `work` over `bytes`.
 Candidate BandwidthOf(std::string name, size_t bytes, std::function<void()> work);
 
 }  // namespace ropeteam::bench

@@ -25,13 +25,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
-struct PersistOptions {
+struct PersistOptions : ShardOptions {
   std::string sink = "posix";
   std::string directory;
   std::string source_tree;
   std::string client_checksum = "crc32c";
-  uint64_t size_mib = 512;
-  uint64_t objects = 16;
 };
 
 // A restore costs the start of a daemon with its arena: some seconds a pass.
@@ -39,8 +37,6 @@ constexpr int kRestoreRunsMax = 7;
 // The shard that is being written while saves are measured is as many times as large as theirs.
 constexpr uint64_t kStallShare = 4;
 constexpr int kMemoryEveryMs = 10;
-
-double Bandwidth(uint64_t bytes, double seconds) { return static_cast<double>(bytes) / seconds / 1e9; }
 
 // The most that the daemon has besides its arena, from now to the end.
 class MemoryWatch {
@@ -327,6 +323,7 @@ void AddPersistCommand(CLI::App& app, Bench& bench) {
   CLI::App* command =
       app.add_subcommand("persist", "a shard to storage and back, beside dd or a client of S3");
   const auto options = std::make_shared<PersistOptions>();
+  options->size_mib = 512;
   command->add_option("--sink", options->sink, "posix or s3")
       ->check(CLI::IsMember({"posix", "s3"}))
       ->capture_default_str();
@@ -341,12 +338,7 @@ void AddPersistCommand(CLI::App& app, Bench& bench) {
                    "s3: what the yardstick sends with each part")
       ->check(CLI::IsMember({"crc32c", "none"}))
       ->capture_default_str();
-  command->add_option("--size", options->size_mib, "of the shard, MiB")
-      ->check(CLI::Range(1, 1 << 20))
-      ->capture_default_str();
-  command->add_option("--objects", options->objects, "of the shard")
-      ->check(CLI::Range(1, 100'000))
-      ->capture_default_str();
+  AddShardOptions(command, options.get());
   command->callback([&bench, options] { Run(bench, *options); });
 }
 

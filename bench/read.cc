@@ -17,16 +17,12 @@
 namespace ropeteam::bench {
 namespace {
 
-struct ReadOptions {
-  uint64_t size_mib = 256;
-  uint64_t objects = 16;
+struct ReadOptions : ShardOptions {
   std::string provider = "tcp;ofi_rxm";
 };
 
 // A recovery costs the start of a daemon with its arena: some seconds a pass.
 constexpr int kRecoverRunsMax = 5;
-
-double Bandwidth(uint64_t bytes, double seconds) { return static_cast<double>(bytes) / seconds / 1e9; }
 
 class ReadLoop {
  public:
@@ -150,12 +146,7 @@ void RunRecover(Bench& bench, const ReadOptions& options) {
 }
 
 void AddOptions(CLI::App* command, const std::shared_ptr<ReadOptions>& options) {
-  command->add_option("--size", options->size_mib, "of the shard, MiB")
-      ->check(CLI::Range(1, 1 << 20))
-      ->capture_default_str();
-  command->add_option("--objects", options->objects, "of the shard")
-      ->check(CLI::Range(1, 100'000))
-      ->capture_default_str();
+  AddShardOptions(command, options.get());
   command->add_option("--provider", options->provider, "of libfabric")->capture_default_str();
 }
 

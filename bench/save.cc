@@ -19,15 +19,11 @@
 namespace ropeteam::bench {
 namespace {
 
-struct SaveOptions {
-  uint64_t size_mib = 256;
-  uint64_t objects = 16;
+struct SaveOptions : ShardOptions {
   std::string provider = "tcp;ofi_rxm";
 };
 
 constexpr int kSteadySaves = 10;
-
-double Bandwidth(uint64_t bytes, double seconds) { return static_cast<double>(bytes) / seconds / 1e9; }
 
 void MeasureSteadyState(Report& report, Cluster& cluster, BenchRank& rank, const Buffer& source,
                         uint64_t objects, uint64_t step) {
@@ -108,12 +104,7 @@ void AddSaveCommand(CLI::App& app, Bench& bench) {
   CLI::App* command =
       app.add_subcommand("save", "rank to LOCAL and to REPLICATED, beside a bare fi_write loop");
   const auto options = std::make_shared<SaveOptions>();
-  command->add_option("--size", options->size_mib, "of the shard, MiB")
-      ->check(CLI::Range(1, 1 << 20))
-      ->capture_default_str();
-  command->add_option("--objects", options->objects, "of the shard")
-      ->check(CLI::Range(1, 100'000))
-      ->capture_default_str();
+  AddShardOptions(command, options.get());
   command->add_option("--provider", options->provider, "of libfabric")->capture_default_str();
   command->callback([&bench, options] { Run(bench, *options); });
 }
