@@ -59,7 +59,7 @@ class World : LocalServerTest {
         SendFrame(client, kTypes[type], Encode(message), op == kDescriptor ? STDIN_FILENO : -1);
       });
     } else if (op == kBytes) {
-      SendBytes(client, in->Text(), -1);
+      SendBytes(client.get(), in->Text());
     } else if (op == kConnect) {
       client = Connect();
     } else if (engine_->NextTimer() != UINT64_MAX) {
@@ -69,31 +69,7 @@ class World : LocalServerTest {
   }
 
   void SendFrame(const UniqueFd& client, Type type, const std::string& payload, int descriptor) {
-    local::FrameHeader header;
-    header.type = type;
-    header.request = ++request_;
-    header.length = static_cast<uint32_t>(payload.size());
-    SendBytes(client, std::string(reinterpret_cast<const char*>(&header), sizeof(header)) + payload,
-              descriptor);
-  }
-
-  // What a socket does not take is lost: the daemon has closed it, or a client that reads nothing has filled it.
-  static void SendBytes(const UniqueFd& client, std::string bytes, int descriptor) {
-    iovec part{bytes.data(), bytes.size()};
-    msghdr message{};
-    message.msg_iov = &part;
-    message.msg_iovlen = 1;
-    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-    if (descriptor >= 0) {
-      message.msg_control = control;
-      message.msg_controllen = sizeof(control);
-      cmsghdr* rights = CMSG_FIRSTHDR(&message);
-      rights->cmsg_level = SOL_SOCKET;
-      rights->cmsg_type = SCM_RIGHTS;
-      rights->cmsg_len = CMSG_LEN(sizeof(int));
-      std::memcpy(CMSG_DATA(rights), &descriptor, sizeof(int));
-    }
-    (void)sendmsg(client.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    SendBytes(client.get(), FrameBytes(type, ++request_, payload), descriptor);
   }
 
   // Everything that is readable now, without waiting for more.

@@ -36,6 +36,34 @@ struct Received {
   std::string payload;
 };
 
+inline std::string FrameBytes(local::Type type, uint64_t request, const std::string& payload) {
+  local::FrameHeader header;
+  header.type = type;
+  header.request = request;
+  header.length = static_cast<uint32_t>(payload.size());
+  return std::string(reinterpret_cast<const char*>(&header), sizeof(header)) + payload;
+}
+
+// Without waiting: what the socket does not take is lost. `descriptor` goes along when it is not negative.
+// How many bytes were sent, or -1 with errno.
+inline ssize_t SendBytes(int socket, std::string bytes, int descriptor = -1) {
+  iovec part{bytes.data(), bytes.size()};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  if (descriptor >= 0) {
+    message.msg_control = control;
+    message.msg_controllen = sizeof(control);
+    cmsghdr* rights = CMSG_FIRSTHDR(&message);
+    rights->cmsg_level = SOL_SOCKET;
+    rights->cmsg_type = SCM_RIGHTS;
+    rights->cmsg_len = CMSG_LEN(sizeof(int));
+    std::memcpy(CMSG_DATA(rights), &descriptor, sizeof(int));
+  }
+  return sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
 class LocalServerTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -110,26 +138,8 @@ class LocalServerTest : public ::testing::Test {
   // `descriptor` goes along when it is not negative.
   static void Send(const UniqueFd& client, Type type, uint64_t request, const std::string& payload,
                    int descriptor = -1) {
-    local::FrameHeader header;
-    header.type = type;
-    header.request = request;
-    header.length = static_cast<uint32_t>(payload.size());
-    std::string bytes = std::string(reinterpret_cast<const char*>(&header), sizeof(header)) + payload;
-    iovec part{bytes.data(), bytes.size()};
-    msghdr message{};
-    message.msg_iov = &part;
-    message.msg_iovlen = 1;
-    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-    if (descriptor >= 0) {
-      message.msg_control = control;
-      message.msg_controllen = sizeof(control);
-      cmsghdr* rights = CMSG_FIRSTHDR(&message);
-      rights->cmsg_level = SOL_SOCKET;
-      rights->cmsg_type = SCM_RIGHTS;
-      rights->cmsg_len = CMSG_LEN(sizeof(int));
-      std::memcpy(CMSG_DATA(rights), &descriptor, sizeof(int));
-    }
-    ASSERT_EQ(sendmsg(client.get(), &message, MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
+    const std::string bytes = FrameBytes(type, request, payload);
+    ASSERT_EQ(SendBytes(client.get(), bytes, descriptor), static_cast<ssize_t>(bytes.size()));
   }
   static std::string RankHello(uint32_t rank = 0, uint32_t world = 1) {
     local::Hello hello;
