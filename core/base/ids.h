@@ -29,6 +29,10 @@ inline constexpr NodeId kNoNode = 0;
 // count milliseconds since 2025 at most; 44 bits of them last for five hundred years. A million incarnations
 // carry into the epoch and are counted from 0 again.
 inline constexpr int kLifeNumberBits = 20;
+// Numbers from here on are no incarnation's. Epochs that count milliseconds get there after 278 years, so what names one
+// is damaged; counting on from it would overflow. Checked wherever an incarnation comes in: in messages, in the arena, in
+// names and manifests on storage.
+inline constexpr Incarnation kIncarnationMax = Incarnation{1} << 63;
 // As "%llu" takes it.
 constexpr unsigned long long LifeNumber(Incarnation incarnation) {
   return incarnation & ((uint64_t{1} << kLifeNumberBits) - 1);

@@ -6,7 +6,6 @@
 
 #include "core/base/check.h"
 #include "core/base/log.h"
-#include "core/engine/incarnation_limit.h"
 #include "core/engine/limits.h"
 
 namespace ropeteam::engine {
@@ -70,7 +69,8 @@ void Incarnations::Learn(const Inventory& inventory) {
   const Life before = life_;
   if (!told.possible()) {
     LOG_WARNING("ignored: incarnation %llu is said to go on from %s, chosen by incarnation %llu",
-                LifeNumber(told.incarnation), told.pin.ToString().c_str(), LifeNumber(told.pinned_by));
+                static_cast<unsigned long long>(told.incarnation), told.pin.ToString().c_str(),
+                static_cast<unsigned long long>(told.pinned_by));
     return;
   }
   if (told.incarnation > life_.incarnation) {

@@ -160,7 +160,9 @@ void Leader::Learn(MemberState* member, bool was_short, const InventoryChange& c
   if (change.life || change.seats)
     incarnations_.LearnRanks(member->id, inventory.report.sessions, inventory.asking_from);
   for (const SessionReport& session : change.sessions) {
-    if (!session.has_ended || session.incarnation < ended_incarnation_) continue;
+    if (!session.has_ended || session.incarnation < ended_incarnation_ ||
+        session.incarnation >= kIncarnationMax)
+      continue;
     if (session.incarnation > ended_incarnation_) ended_max_ = 0;
     ended_incarnation_ = session.incarnation;
     ended_max_ = std::max(ended_max_, session.newest_ended);

@@ -179,7 +179,8 @@ struct Life {
   bool has_pin() const { return pinned_by != 0 && pinned_by == incarnation; }
   // What no leader says: checked where it comes in.
   bool possible() const {
-    return pinned_by <= incarnation && (pinned_by == 0 || pin.incarnation < pinned_by);
+    return incarnation < kIncarnationMax && pinned_by <= incarnation &&
+           (pinned_by == 0 ? pin == StepId() : pin.incarnation < pinned_by);
   }
   friend bool operator==(const Life&, const Life&) = default;
 };

@@ -7,7 +7,6 @@
 #include "core/base/check.h"
 #include "core/base/log.h"
 #include "core/engine/copy_rules.h"
-#include "core/engine/incarnation_limit.h"
 #include "core/engine/limits.h"
 
 namespace ropeteam::engine {

@@ -196,7 +196,7 @@ Status Store::AdoptIncarnation() {
   bool whole = false;
   Incarnation incarnation = 0;
   for (const arena::CheckedIncarnation& place : superblock()->incarnations) {
-    if (place.check != arena::IncarnationCheck(place.value)) continue;
+    if (place.check != arena::IncarnationCheck(place.value) || place.value >= kIncarnationMax) continue;
     whole = true;
     incarnation = std::max(incarnation, place.value);
   }

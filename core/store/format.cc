@@ -140,6 +140,10 @@ Status CheckMeta(const ShardMeta& meta, uint64_t chunk_bytes) {
     return Error(Code::kInvalidArgument, "shard of chunks of %" PRIu64 " bytes, the arena's have %" PRIu64,
                  meta.chunk_bytes, chunk_bytes);
   }
+  if (meta.id.incarnation >= kIncarnationMax) {
+    return Error(Code::kInvalidArgument, "shard of incarnation %" PRIu64 ", limit %" PRIu64,
+                 meta.id.incarnation, kIncarnationMax - 1);
+  }
   const uint64_t stream_bytes_max = kChunksPerShardMax * chunk_bytes;
   if (meta.stream_bytes < kManifestHeaderBytes || meta.stream_bytes > stream_bytes_max) {
     return Error(Code::kInvalidArgument,

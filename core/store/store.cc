@@ -353,6 +353,7 @@ void Store::MarkRepaired(const ShardId& id, uint32_t chunk_index) {
 }
 
 void Store::SetIncarnationMax(Incarnation incarnation) {
+  ROPETEAM_CHECK(incarnation < kIncarnationMax);
   if (incarnation > incarnation_max_) StoreIncarnation(incarnation);
 }
 

@@ -153,7 +153,8 @@ class Store {
   // The chunk has been written again, in place, and checked against its CRC by the caller.
   void MarkRepaired(const ShardId& id, uint32_t chunk_index);
 
-  // ---- the highest incarnation this node has heard of; survives the process, never falls
+  // ---- the highest incarnation this node has heard of; survives the process, never falls. Below kIncarnationMax: what
+  // comes from outside is checked before.
   Incarnation incarnation_max() const { return incarnation_max_; }
   void SetIncarnationMax(Incarnation incarnation);
 

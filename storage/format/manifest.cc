@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "core/base/checksum.h"
+#include "core/base/ids.h"
 #include "storage/format/json.h"
 #include "storage/format/manifest_check.h"
 #include "storage/format/names.h"
@@ -216,7 +217,7 @@ class ManifestReader : public JsonEvents {
     }
     if (key == "incarnation") {
       ROPETEAM_RETURN_IF_ERROR(Once(path, &seen_, kIncarnation));
-      return Number(path, value, UINT64_MAX, &head_.incarnation);
+      return Number(path, value, kIncarnationMax - 1, &head_.incarnation);
     }
     if (key == "world_size") {
       ROPETEAM_RETURN_IF_ERROR(Once(path, &seen_, kWorld));

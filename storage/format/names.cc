@@ -7,6 +7,7 @@
 #include <cinttypes>
 #include <cstdio>
 
+#include "core/base/ids.h"
 #include "storage/format/json.h"
 #include "storage/sink.h"
 
@@ -46,7 +47,7 @@ std::optional<StepName> ParseStepFolder(std::string_view folder) {
   if (dash == std::string_view::npos) return std::nullopt;
   const std::optional<uint64_t> step = ParseNumber(folder.substr(5, dash - 5));
   const std::optional<uint64_t> incarnation = ParseNumber(folder.substr(dash + 2));
-  if (!step || !incarnation) return std::nullopt;
+  if (!step || !incarnation || *incarnation >= kIncarnationMax) return std::nullopt;
   const StepName name{*step, *incarnation};
   if (StepFolder(name) != folder) return std::nullopt;
   return name;

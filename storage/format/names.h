@@ -28,7 +28,7 @@ struct StepName {
 // "step-0000000100-i00000003": 10 digits and 8, more where the number has more. Names sort as steps do within an
 // incarnation, up to step 9,999,999,999.
 std::string StepFolder(const StepName& name);
-// Nothing unless StepFolder() prints exactly this.
+// Nothing unless StepFolder() prints exactly this, of an incarnation below kIncarnationMax.
 std::optional<StepName> ParseStepFolder(std::string_view folder);
 
 // "rank-00003.safetensors": the objects of a rank that are not files. 5 digits, more where the rank has more.

@@ -299,6 +299,7 @@ TEST(StoreAdoptSlot, AbsurdSizesAreRejectedEvenWithAFittingDigest) {
   };
   ExpectOneRejected(forged([](arena::Slot* s) { s->stream_bytes = 0; }), "shard of 0 bytes");
   ExpectOneRejected(forged([](arena::Slot* s) { s->stream_bytes = UINT64_MAX; }), "18446744073709551615");
+  ExpectOneRejected(forged([](arena::Slot* s) { s->incarnation = UINT64_MAX; }), "18446744073709551615");
   ExpectOneRejected(forged([](arena::Slot* s) { s->chunk_count = 0; }), "0 chunks");
   ExpectOneRejected(forged([](arena::Slot* s) { s->chunk_count = UINT32_MAX; }), "4294967295 chunks");
   ExpectOneRejected(forged([](arena::Slot* s) {

@@ -289,6 +289,15 @@ TEST_F(LeaderTest, ALifeThatCannotBeIsIgnored) {
   life_.pinned_by = kLife + 2;
   Tell(kSecond, {});
   EXPECT_EQ(Told(kFirst).life.incarnation, kLife);
+  // The next incarnation could not be counted on from these.
+  for (const Incarnation beyond : {kIncarnationMax, ~Incarnation{0}}) {
+    life_ = Life();
+    life_.incarnation = beyond;
+    Tell(kSecond, {Own({beyond, 1}, 0)}, {});
+    EXPECT_EQ(Told(kFirst).life.incarnation, kLife);
+  }
+  ASSERT_EQ(Join(kFirst, 0, "next"), Code::kOk);
+  EXPECT_EQ(Told(kFirst).life.incarnation, NextIncarnation(kLife, epoch_));
 }
 
 TEST_F(LeaderTest, DecidesNothingWithoutALease) {

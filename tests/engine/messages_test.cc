@@ -244,6 +244,17 @@ TEST_F(LedEngine, BelievesNoLifeThatCannotBe) {
   EXPECT_EQ(engine_->incarnation(), 0u);
 }
 
+// The next one could not be counted on from it.
+TEST_F(LedEngine, BelievesNoIncarnationBeyondTheLimit) {
+  for (const Incarnation beyond : {kIncarnationMax, ~Incarnation{0}}) {
+    HearState(1, beyond);
+    EXPECT_EQ(engine_->incarnation(), 0u);
+    EXPECT_EQ(store_->incarnation_max(), 0u);
+  }
+  HearState(1, kIncarnationMax - 1);
+  EXPECT_EQ(engine_->incarnation(), kIncarnationMax - 1);
+}
+
 // The life has begun, and what the leader keeps for it is still on its way.
 TEST_F(LedEngine, EvictsNothingOnTheWordOfAFormerLife) {
   HearState(1, kOld);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/base/checksum.h"
+#include "core/base/ids.h"
 #include "storage/format/json.h"
 #include "storage/format/names.h"
 
@@ -88,7 +89,7 @@ TEST(StepManifest, ComesBack) {
   StepHead head = Head(20);
   head.job = "a/b \"c\"\n";
   head.step = UINT64_MAX;
-  head.incarnation = UINT64_MAX - 1;
+  head.incarnation = kIncarnationMax - 1;
   const Result<std::string> text = Write(head, ranks);
   ASSERT_TRUE(text.ok()) << text.status().ToString();
   const Result<Parsed> parsed = Parse(*text);

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "core/base/ids.h"
 #include "core/shard/file_names.h"
 #include "storage/format/json.h"
 
@@ -15,9 +16,9 @@ namespace {
 
 TEST(StepFolder, PrintsAndParses) {
   EXPECT_EQ(StepFolder({100, 3}), "step-0000000100-i00000003");
-  EXPECT_EQ(StepFolder({UINT64_MAX, UINT64_MAX}), "step-18446744073709551615-i18446744073709551615");
+  EXPECT_EQ(StepFolder({UINT64_MAX, kIncarnationMax - 1}), "step-18446744073709551615-i9223372036854775807");
   for (const StepName& name : {StepName{0, 0}, StepName{100, 3}, StepName{9999999999, 99999999},
-                               StepName{10000000000, 100000000}, StepName{UINT64_MAX, UINT64_MAX}})
+                               StepName{10000000000, 100000000}, StepName{UINT64_MAX, kIncarnationMax - 1}})
     EXPECT_EQ(ParseStepFolder(StepFolder(name)), name);
   EXPECT_LT(StepFolder({9, 3}), StepFolder({10, 3}));
   EXPECT_LT(StepFolder({999999, 3}), StepFolder({9999999999, 3}));
@@ -29,7 +30,8 @@ TEST(StepFolder, WhatItDoesNotPrintIsNotOne) {
         "step-00000000100-i00000003", "step-0000000100-i00000003/", "step-0000000100-i00000003.tmp",
         "Step-0000000100-i00000003", "step-+000000100-i00000003", "step-000000010x-i00000003",
         "step--000000100-i00000003", "step-18446744073709551616-i00000003", "step- 000000100-i00000003",
-        "step-0000000100-i-0000003"})
+        "step-0000000100-i-0000003", "step-0000000100-i9223372036854775808",
+        "step-0000000100-i18446744073709551615"})
     EXPECT_FALSE(ParseStepFolder(folder)) << folder;
 }
 
