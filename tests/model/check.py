@@ -23,7 +23,7 @@ SECONDS_MAX = 280
 SKIPPED = 77
 # What the assertions of the models say, by a part of the expression that spin prints.
 MEANINGS = {
-    "!(decided)": "the former leader announces after its successor has decided",
+    "!(decided)": "a node acts by a former lease after the successor has decided",
     "!(reused)": "a put lands in memory that has been used again",
     "newest_act<=": "a leader decides after a leader of a newer epoch has",
     "told==0": "a step told COMMITTED is lost",
