@@ -14,12 +14,12 @@
 
 #include "core/base/log.h"
 #include "membership/etcd/etcd.grpc.pb.h"
+#include "membership/standalone/loop.h"
 
 namespace ropeteam {
 namespace {
 
 namespace pb = etcdserverpb;
-using Clock = std::chrono::steady_clock;
 
 // etcd ends connections that ping more often than every 5 s (its --grpc-keepalive-min-time). Deadlines of calls find a
 // dead path sooner; pings only end streams on it.
@@ -126,8 +126,9 @@ bool TokenIsBad(const grpc::Status& status) {
 
 // One TCP connection.
 struct Connection {
-  explicit Connection(std::shared_ptr<grpc::Channel> to)
-      : channel(std::move(to)), kv(channel), lease(channel), watch(channel), auth(channel) {}
+  Connection(size_t of, std::shared_ptr<grpc::Channel> to)
+      : endpoint(of), channel(std::move(to)), kv(channel), lease(channel), watch(channel), auth(channel) {}
+  const size_t endpoint;  // its index
   std::shared_ptr<grpc::Channel> channel;
   pb::KV::Stub kv;
   pb::Lease::Stub lease;
@@ -212,7 +213,8 @@ using WatchWork = StreamWork<pb::WatchRequest, pb::WatchResponse>;
 }  // namespace
 
 struct EtcdClient::Impl {
-  Impl(const EtcdConfig& of, Handler to) : config(of), handler(std::move(to)) {
+  Impl(const EtcdConfig& of, Handler to)
+      : config(of), handler(std::move(to)), cluster(config.endpoints.size()) {
     at = std::random_device()() % config.endpoints.size();
     connection = Connect();
   }
@@ -228,7 +230,6 @@ struct EtcdClient::Impl {
   Result<StoreAnswer> AnswerOf(CallWork* call, const grpc::Status& status);
   void Ended(Work* work);
   void Leave(const Connection* failed);
-  bool Belongs(uint64_t cluster_id);
   void OnWatch(uint64_t number, const pb::WatchResponse& response);
 
   const EtcdConfig config;
@@ -245,8 +246,7 @@ struct EtcdClient::Impl {
   std::vector<std::unique_ptr<Work>> ended;
   KeepAliveWork* keep_alive = nullptr;  // of `live`
   WatchWork* watch = nullptr;
-  uint64_t cluster = 0;  // 0: no answer yet
-  Clock::time_point cluster_at;
+  OneCluster cluster;
   bool stopping = false;
 };
 
@@ -270,7 +270,7 @@ std::shared_ptr<Connection> EtcdClient::Impl::Connect() const {
     credentials = grpc::SslCredentials(options);
   }
   return std::make_shared<Connection>(
-      grpc::CreateCustomChannel(config.endpoints[at], credentials, arguments));
+      at, grpc::CreateCustomChannel(config.endpoints[at], credentials, arguments));
 }
 
 // Under mutex, as all that follows up to Done().
@@ -334,18 +334,6 @@ void EtcdClient::Impl::Leave(const Connection* failed) {
   if (watch != nullptr) watch->Cancel();
 }
 
-bool EtcdClient::Impl::Belongs(uint64_t cluster_id) {
-  const auto now = Clock::now();
-  if (cluster_id != cluster && cluster != 0 && now < cluster_at + std::chrono::milliseconds(kOtherClusterMs))
-    return false;
-  if (cluster_id != cluster && cluster != 0)
-    LOG_WARNING("membership etcd at %s is another cluster than before: it is taken for a new one",
-                config.endpoints[at].c_str());
-  cluster = cluster_id;
-  cluster_at = now;
-  return true;
-}
-
 Result<StoreAnswer> EtcdClient::Impl::AnswerOf(CallWork* call, const grpc::Status& status) {
   if (!status.ok()) {
     const Code code = TokenIsBad(status) ? Code::kUnavailable : CodeOf(status);
@@ -369,7 +357,13 @@ Result<StoreAnswer> EtcdClient::Impl::AnswerOf(CallWork* call, const grpc::Statu
     answer.revision = call->revoke_answer.header().revision();
     cluster_id = call->revoke_answer.header().cluster_id();
   }
-  if (Belongs(cluster_id)) return answer;
+  const uint64_t before = cluster.id();
+  if (cluster.Counts(Loop::Now(), cluster_id, call->connection->endpoint)) {
+    if (before != cluster_id && before != 0)
+      LOG_WARNING("membership etcd at %s is another cluster than before: it is taken for a new one",
+                  config.endpoints[at].c_str());
+    return answer;
+  }
   Leave(call->connection.get());
   return Error(Code::kUnavailable, "%s is of another etcd cluster than the endpoints before",
                config.endpoints[at].c_str());

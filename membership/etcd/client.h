@@ -7,30 +7,67 @@
 // With a user the client gets a token before its first call, and another one when etcd says that the token is not valid
 // any more. Certificates are read anew with every new connection.
 //
-// The answers' cluster id is that of the first answer. An endpoint of another cluster is passed over while any endpoint
-// has answered for the first one in the last kOtherClusterMs; after that the store is taken for a new one.
+// The answers' cluster id is that of the first answer. An endpoint of another cluster is passed over (OneCluster).
 //
 // Functions: one caller at a time, the thread of the loop that the callbacks are posted to.
 
 #ifndef ROPETEAM_MEMBERSHIP_ETCD_CLIENT_H_
 #define ROPETEAM_MEMBERSHIP_ETCD_CLIENT_H_
 
+#include <bitset>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "core/base/ids.h"
 #include "core/base/status.h"
 #include "membership/etcd/etcd.h"
 #include "membership/etcd/store.h"
 
 namespace ropeteam {
 
-// An endpoint of another cluster is passed over for so long: more than an election of etcd's takes.
-inline constexpr int kOtherClusterMs = 10'000;
+// Longer than an election of etcd's, in which the first cluster does not answer and one that was named by mistake does.
+inline constexpr TimeUs kOtherClusterUs = 3'000'000;
 // Of one answer: a view of the largest job is 330 KB, and etcd's own limit of a request is 1.5 MB.
 inline constexpr int kEtcdMessageBytesMax = 4 << 20;
+
+// Which cluster's answers count: the first one's. Another one's count once all endpoints have answered for it in a row, or some
+// of them for kOtherClusterUs: etcd has lost its data. All nodes find that at about the same time, well within the second for
+// which a new coordinator waits for them.
+class OneCluster {
+ public:
+  explicit OneCluster(size_t endpoints) : endpoints_(endpoints) {}
+
+  // `endpoint`: the index of the one that answered.
+  bool Counts(TimeUs now, uint64_t cluster, size_t endpoint) {
+    if (cluster_ == 0) cluster_ = cluster;
+    if (cluster == cluster_) {
+      other_ = 0;
+      return true;
+    }
+    if (other_ != cluster) {
+      other_ = cluster;
+      since_ = now;
+      answered_.reset();
+    }
+    answered_.set(endpoint);
+    if (answered_.count() < endpoints_ && now < since_ + kOtherClusterUs) return false;
+    cluster_ = cluster;
+    other_ = 0;
+    return true;
+  }
+  uint64_t id() const { return cluster_; }
+
+ private:
+  const size_t endpoints_;
+  uint64_t cluster_ = 0;                     // 0: no answer yet
+  uint64_t other_ = 0;                       // that has answered since the last answer that counted; 0: none
+  TimeUs since_ = 0;                         // its first answer
+  std::bitset<kEtcdEndpointsMax> answered_;  // endpoints
+};
 
 class EtcdClient {
  public:
