@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -12,7 +13,8 @@ import pytest
 from harness import BUILD, ROOT, clean_environment
 
 LIMIT_S = 240
-FAULTS = ["kill-rank", "kill-daemon", "kill-all-daemons", "lose-two-nodes", "partition", "throttle", "full-memory", "flip-bit"]
+STANDALONE = ["kill-daemon", "kill-all-daemons", "lose-two-nodes", "full-memory", "throttle"]
+ETCD = ["kill-rank", "lose-coordinator", "partition", "flip-bit", "etcd-cut-leader", "etcd-away", "etcd-wipe"]
 
 
 def chaos(*words: str) -> subprocess.CompletedProcess[str]:
@@ -36,22 +38,27 @@ def namespaces_work() -> str:
     return "" if made.returncode == 0 else f"no network namespace: {made.stderr.strip()}"
 
 
-def test_a_round_of_each_fault_loses_nothing(tmp_path):
+@pytest.mark.parametrize(("membership", "faults"), [("standalone", STANDALONE), ("etcd", ETCD)])
+def test_a_round_of_each_fault_loses_nothing(tmp_path, membership, faults):
     if why := namespaces_work():
         pytest.skip(why)
-    done = chaos("--in-turn", "--only", ",".join(FAULTS), "--seed", "1", "--out", str(tmp_path))
+    if membership == "etcd" and not (shutil.which("etcd") and shutil.which("etcdctl")):
+        pytest.skip("no etcd and etcdctl (Debian: etcd-server, etcd-client)")
+    words = ["--membership", membership, "--in-turn", "--only", ",".join(faults), "--seed", "1"]
+    done = chaos(*words, "--out", str(tmp_path))
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     report = json.loads((tmp_path / "report.json").read_text())
-    assert sorted(report["faults"]) == sorted(FAULTS)
+    assert report["membership"] == membership
+    assert sorted(report["faults"]) == sorted(faults)
     for name, tally in report["faults"].items():
         assert (tally["rounds"], tally["lost"], tally["wrong"], tally["stuck"]) == (1, 0, 0, 0), name
-    assert report["committed"] >= len(FAULTS), "a step before each fault"
+    assert report["committed"] >= len(faults), "a step before each fault"
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--only", "kill-rank,earthquake"], "--only earthquake: the faults are kill-rank, "),
+        (["--membership", "standalone", "--only", "kill-rank,etcd-wipe"], "--only etcd-wipe: the faults over standalone are kill-"),
         (["--rounds", "0"], "--rounds 0: at least 1"),
         (["--rounds", "many"], "invalid int value: 'many'"),
     ],

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A round of scripts/chaos: what the ranks save, what is compared after a fault, and what is counted."""
+
+from __future__ import annotations
+
+import collections
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from chaos_host import Stuck, wait_until
+from chaos_nodes import Cluster, Node, Rank
+from demo_nodes import Paths
+
+NODES = 6
+ROUND_S = 90.0  # a round that has not recovered by then is stuck
+CALL_S = 20.0  # of one call of a rank
+
+
+@dataclass
+class Tally:
+    rounds: int = 0
+    stuck: int = 0
+    lost: int = 0
+    wrong: int = 0
+    disturbed: int = 0
+    detection_s: list[float] = field(default_factory=list)
+    latest_s: list[float] = field(default_factory=list)
+    redundancy_s: list[float] = field(default_factory=list)
+
+
+class Chaos:
+    def __init__(self, cluster: Cluster, paths: Paths, seed: int) -> None:
+        self.cluster, self.paths, self.seed = cluster, paths, seed
+        self.random = random.Random(seed)
+        self.ranks: list[Rank] = []
+        self.life = ""
+        self.lives = 0
+        self.next = 1  # the step that is saved next
+        self.safe = 0  # the newest step that a rank was told is committed, …
+        self.safe_life = ""  # … and the life that saved it
+        self.latest = 0  # what this life restores: as new as that, or newer
+        self.committed = 0  # how many
+        self.attempts: dict[int, set[str]] = collections.defaultdict(set)  # lives that saved a step
+        self.tallies: dict[str, Tally] = collections.defaultdict(Tally)
+        self.tally = Tally()
+        self.struck = 0.0  # wall clock, as the logs have it
+        self.notes: list[str] = []
+
+    def start(self) -> None:
+        for node in self.cluster.nodes:
+            node.start(wait=False)
+        self.ranks = [Rank(self.paths, self.seed, number, NODES) for number in range(NODES)]
+        wait_until(lambda: len(self.cluster.running()) == NODES and self.redundant(), "all nodes are members", 60)
+
+    def redundant(self) -> bool:
+        return self.cluster.redundant()
+
+    # ---- what ranks do
+
+    def ask(self, do: str, ranks: list[Rank] | None = None, each: Callable[[Rank], dict] | None = None) -> list[dict]:
+        """The answers of all; they work at the same time."""
+        asked = self.ranks if ranks is None else ranks
+        for rank in asked:
+            rank.order(do, **(each(rank) if each else {}))
+        return [rank.answer() for rank in asked]
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+        print(f"    {text}", flush=True)
+
+    def open_world(self) -> None:
+        """All ranks in a new life, those of nodes that do not run on others; checks what is the newest step then."""
+        deadline = time.monotonic() + ROUND_S
+        errors: list[str] = []
+        while time.monotonic() < deadline:
+            self.lives += 1
+            self.life = f"life-{self.lives}"
+            homes = self.cluster.running()
+            home = {rank.number: homes[rank.number % len(homes)] for rank in self.ranks}
+            for node in homes:
+                home[node.ordinal] = node
+            arguments = {"life": self.life, "timeout": CALL_S}
+            answers = self.ask("open", each=lambda rank: {"socket": home[rank.number].socket, **arguments})
+            if not any("error" in answer for answer in answers):
+                answers = self.ask("latest", each=lambda rank: {"timeout": CALL_S})
+            errors = [answer["error"] for answer in answers if "error" in answer]
+            if not errors:
+                break
+        else:
+            raise Stuck(f"no world opens: {errors[:2]}")
+        steps = {answer["value"] for answer in answers}
+        if len(steps) != 1:
+            raise Stuck(f"the ranks of one life have different newest steps: {steps}")
+        self.latest = steps.pop() or 0
+        if self.latest < self.safe:
+            self.tally.lost += 1
+            self.note(f"LOST: step {self.safe} was committed, the newest is {self.latest}")
+        self.next = self.latest + 1
+
+    def begin_save(self) -> None:
+        self.attempts[self.next].add(self.life)
+        for rank in self.ranks:
+            rank.order("save", step=self.next, life=self.life)
+
+    def end_save(self, timeout_s: float) -> bool:
+        """Whether the step is committed; some rank was told so."""
+        saved = [rank.answer() for rank in self.ranks]
+        waiting = [rank for rank, answer in zip(self.ranks, saved) if "error" not in answer]
+        step = self.next
+        told = self.ask("wait", waiting, lambda rank: {"step": step, "timeout": timeout_s})
+        if any("error" not in answer for answer in told):
+            self.safe, self.safe_life = step, self.life
+            self.committed += 1
+        self.next += 1
+        return len(waiting) == NODES and all("error" not in answer for answer in told)
+
+    def save(self) -> None:
+        self.begin_save()
+        if not self.end_save(CALL_S):
+            raise Stuck(f"step {self.next - 1} is not committed in a cluster without a fault")
+
+    def compare(self) -> None:
+        """Every committed step that the cluster keeps, and the one to restore: every rank's shard, read by every rank."""
+        steps = self.cluster.committed()
+        if self.safe and self.safe not in steps:
+            self.tally.lost += 1
+            self.note(f"LOST: step {self.safe} is not among the committed ones: {steps}")
+        for step in sorted({*steps, self.latest} - {0}):
+            answers = self.ask("read", each=lambda rank: {"step": step, "timeout": CALL_S})
+            lives = {life for answer in answers for life in answer.get("value", [])}
+            for rank, answer in zip(self.ranks, answers):
+                if "error" in answer:
+                    wrong = "WRONG" in answer["error"]
+                    self.tally.wrong += wrong
+                    self.tally.lost += not wrong
+                    self.note(f"rank {rank.number} reads step {step}: {answer['error']}")
+            if len(lives) > 1 or not lives <= self.attempts[step]:
+                self.tally.wrong += 1
+                self.note(f"WRONG: step {step} is of {sorted(lives)}, saved by {sorted(self.attempts[step])}")
+
+    # ---- a round
+
+    def strike(self) -> None:
+        self.struck = time.time()
+
+    def saves_meet(self, act: Callable[[], None], waits_s: float = 0.5) -> None:
+        """A fault in the middle of a save."""
+        self.begin_save()
+        time.sleep(self.random.uniform(0, 0.06))  # where in the save it strikes
+        self.strike()
+        act()
+        self.end_save(waits_s)
+
+    def round(self, name: str, fault: Callable[[Chaos], None]) -> None:
+        self.tally = self.tallies[name]
+        self.tally.rounds += 1
+        counts = [len(each) for each in (self.tally.detection_s, self.tally.latest_s, self.tally.redundancy_s)]
+        for _ in range(self.random.randint(1, 2)):
+            self.save()
+        fault(self)
+        repaired = time.monotonic()
+        if self.cluster.etcd:
+            self.cluster.etcd.wait()
+        wait_until(self.redundant, "all copies are there again", ROUND_S)
+        self.tally.redundancy_s.append(time.monotonic() - repaired)
+        self.open_world()
+        self.compare()
+        print(f"    {self.times(counts)}", flush=True)
+
+    def times(self, counts: list[int]) -> str:
+        """What the round added to each list of times."""
+        names = ("detected", "latest", "redundant")
+        new = zip(names, counts, (self.tally.detection_s, self.tally.latest_s, self.tally.redundancy_s))
+        return ", ".join(f"{name} {values[-1]:.2f} s" for name, count, values in new if len(values) > count)
+
+    def failed_over(self) -> None:
+        """After a kill: ranks go on elsewhere at once; notes how long the view and the newest step took."""
+        self.open_world()
+        self.tally.latest_s.append(time.time() - self.struck)
+        survivors = self.cluster.running()
+
+        def noticed() -> list[float]:
+            first = self.smaller_views(survivors, len(survivors))
+            return first if all(first) else []
+
+        self.tally.detection_s.append(max(wait_until(noticed, "the view without it", ROUND_S)) - self.struck)
+
+    def smaller_views(self, nodes: list[Node], members_max: int) -> list[float]:
+        """When each of the nodes first had a view of so many members after the fault; 0: it has not."""
+        return [
+            min((at for at, members in node.views_since(self.struck) if members <= members_max), default=0.0)
+            for node in nodes
+        ]
+
+    def noticed_silence(self, others: list[Node]) -> None:
+        """How long these took to a view without the silent ones, if it lasted long enough for one."""
+        seen = [at for at in self.smaller_views(others, NODES - 1) if at]
+        if seen:
+            self.tally.detection_s.append(max(seen) - self.struck)
+
+    def undisturbed(self) -> None:
+        """No fault of etcd's is a reason to declare a node dead."""
+        if any(self.smaller_views(self.cluster.nodes, NODES - 1)):
+            self.tally.disturbed += 1
+            self.note("DISTURBED: a node was declared dead in a fault of etcd's")
+
+    def pick(self, count: int = 1) -> list[Node]:
+        return self.random.sample(self.cluster.nodes, count)
