@@ -328,6 +328,29 @@ class Cluster:
         wait_until(lambda: all(node.members() == wanted for node in running), f"a view of {wanted} members")
 
 
+def saved(step: int, rank: int) -> bytes:
+    return payload(100 * step + rank, 3_000_000)
+
+
+def save_everywhere(ranks: list[Any], step: int) -> None:
+    """saved() as "data" of every rank, committed."""
+    from ropeteam import Level
+
+    for rank, rope in enumerate(ranks):
+        rope.save(step, {"data": saved(step, rank)})
+    for rope in ranks:
+        rope.wait(step, Level.COMMITTED)
+
+
+def undisturbed(nodes: list[Daemon], processes: list[subprocess.Popen[bytes]]) -> None:
+    """The survivors are the same processes, and the same instances."""
+    for node, process in zip(nodes, processes, strict=True):
+        assert node.process is process
+        assert process.poll() is None
+        assert "begins anew" not in node.log_text()
+        assert "declared dead while alive" not in node.log_text()
+
+
 # How long the path of the data is cut, and the limit for a save to commit again afterwards. Reconnecting takes at most
 # 2.5 s and the requirement is 5 s; the limit leaves room for a machine that runs other tests at the same time.
 CUT_S = 10.0

@@ -9,11 +9,10 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 
 import pytest
-from harness import Cluster, Daemon, free_port, payload, wait_until
+from harness import Cluster, free_port, save_everywhere, saved, undisturbed, wait_until
 
 from ropeteam import DeadlineExceeded, Level
 
@@ -89,14 +88,6 @@ def etcd() -> Iterator[Etcd]:
     shutil.rmtree(made.folder, ignore_errors=True)
 
 
-class Elsewhere(Daemon):
-    """The replacement of a node, at another address."""
-
-    @property
-    def address(self) -> str:
-        return f"127.0.0.{self.ordinal + 71}"
-
-
 def coordinators(nodes: Cluster) -> list[int]:
     """The nodes, of those that run, whose coordinator has begun and not ended."""
     found = []
@@ -110,71 +101,61 @@ def coordinators(nodes: Cluster) -> list[int]:
 def test_node_0_and_the_coordinator_are_lost_and_the_job_goes_on(cluster, etcd):
     nodes = cluster(3, options=["--membership", etcd.url("lost")])
     ranks = [nodes[rank].open(rank, 3, "life") for rank in range(3)]
-    for rank, rope in enumerate(ranks):
-        rope.save(1, {"data": payload(rank, 3_000_000)})
-    for rope in ranks:
-        rope.wait(1, Level.COMMITTED)
+    save_everywhere(ranks, 1)
     first = wait_until(lambda: coordinators(nodes), "a coordinator")[0]
-    # Node 0 with its memory; and the coordinator, if that is another node, in a second round.
+    # Node 0 with its memory; and the coordinator, if that is another node, in a round before.
     for lost in [0] if first == 0 else [first, 0]:
-        others = [rank for rank in range(3) if rank != lost]
+        others = [nodes[rank] for rank in range(3) if rank != lost]
+        processes = [node.process for node in others]
         ranks[lost].close()
         nodes[lost].kill(drop_memory=True)
-        killed = time.monotonic()
-        wait_until(lambda: all(nodes[rank].members() == 2 for rank in others), "a view without it")
-        print(f"node {lost} killed: view after {time.monotonic() - killed:.2f} s")
-        nodes.nodes[lost] = Elsewhere(nodes, lost, nodes[lost].options, starts=nodes[lost].starts)
+        wait_until(lambda: all(node.members() == 2 for node in others), "a view without it")
+        nodes[lost].moved_to = f"127.0.0.{lost + 71}"
         nodes[lost].start()
         nodes.wait_members(3)
         ranks[lost] = nodes[lost].open(lost, 3, "life")
-        assert ranks[lost].load(1)["data"] == payload(lost, 3_000_000)
-    assert all(nodes[rank].starts == 1 for rank in (1, 2) if rank != first), "no survivor was started again"
-    for rank, rope in enumerate(ranks):
-        rope.save(2, {"data": payload(10 + rank, 3_000_000)})
+        for rank, rope in enumerate(ranks):
+            assert rope.latest().step == 1
+            assert rope.load(1)["data"] == saved(1, rank)
+        undisturbed(others, processes)
+    save_everywhere(ranks, 2)
     for rope in ranks:
-        rope.wait(2, Level.COMMITTED)
         rope.close()
 
 
 def test_with_etcd_away_saves_stay_local_and_nobody_is_declared_dead(cluster, etcd):
     nodes = cluster(2, options=["--membership", etcd.url("away")])
     ranks = [nodes[rank].open(rank, 2, "life") for rank in range(2)]
-    for rank, rope in enumerate(ranks):
-        rope.save(1, {"data": payload(rank, 3_000_000)})
-    for rope in ranks:
-        rope.wait(1, Level.COMMITTED)
+    save_everywhere(ranks, 1)
     etcd.signal(signal.SIGSTOP)
     try:
         wait_until(lambda: "saves stay local, nobody is declared dead" in nodes[0].log_text() + nodes[1].log_text(), "a word")
+        wait_until(lambda: all("lease ran out" in node.log_text() for node in nodes.nodes), "leases to end")
         for rank, rope in enumerate(ranks):
-            rope.save(2, {"data": payload(10 + rank, 3_000_000)}, wait=Level.LOCAL)
+            rope.save(2, {"data": saved(2, rank)}, wait=Level.LOCAL)
         with pytest.raises(DeadlineExceeded):
-            ranks[0].wait(2, Level.COMMITTED, timeout=3)
-        assert ranks[0].load(1)["data"] == payload(0, 3_000_000)
+            ranks[0].wait(2, Level.COMMITTED, timeout=0.5)
+        assert ranks[0].load(1)["data"] == saved(1, 0)
         assert [node.members() for node in nodes.nodes] == [2, 2]
     finally:
         etcd.signal(signal.SIGCONT)
     for rope in ranks:
         rope.wait(2, Level.COMMITTED)
-    assert [node.members() for node in nodes.nodes] == [2, 2]
-    assert all("declared dead while alive" not in node.log_text() for node in nodes.nodes)
-    for rope in ranks:
         rope.close()
+    assert [node.members() for node in nodes.nodes] == [2, 2]
+    undisturbed(nodes.nodes, [node.process for node in nodes.nodes])
 
 
 def test_the_leader_of_etcd_is_killed_and_the_others_are_asked(cluster, etcd):
     nodes = cluster(2, options=["--membership", etcd.url("leader")])
     ranks = [nodes[rank].open(rank, 2, "life") for rank in range(2)]
-    for step, member in enumerate([None, etcd.leader(), None], start=1):
-        if member is not None:
-            etcd.kill(member)
-        for rank, rope in enumerate(ranks):
-            rope.save(step, {"data": payload(10 * step + rank, 1_000_000)})
-        for rope in ranks:
-            rope.wait(step, Level.COMMITTED)
-        if member is not None:
-            etcd.start(member)
-    assert [node.members() for node in nodes.nodes] == [2, 2]
-    assert all("declared dead while alive" not in node.log_text() for node in nodes.nodes)
+    save_everywhere(ranks, 1)
+    member = etcd.leader()
+    etcd.kill(member)
+    save_everywhere(ranks, 2)
+    etcd.start(member)
+    save_everywhere(ranks, 3)
     for rope in ranks:
         rope.close()
+    assert [node.members() for node in nodes.nodes] == [2, 2]
+    undisturbed(nodes.nodes, [node.process for node in nodes.nodes])

@@ -5,19 +5,11 @@ from __future__ import annotations
 
 import signal
 
-from harness import Daemon, ask, free_port, payload, wait_until
+from harness import Daemon, ask, free_port, save_everywhere, saved, undisturbed, wait_until
 
 from ropeteam import Level
 
-SIZE = 3_000_000
 ELSEWHERE = "127.0.0.9"
-
-
-def save_everywhere(ranks, step: int) -> None:
-    for rank, rope in enumerate(ranks):
-        rope.save(step, {"data": payload(100 * step + rank, SIZE)})
-    for rope in ranks:
-        rope.wait(step, Level.COMMITTED)
 
 
 def goes_on(nodes, ranks) -> None:
@@ -25,7 +17,7 @@ def goes_on(nodes, ranks) -> None:
     ranks[0] = nodes[0].open(0, 3, "life")
     for rank, rope in enumerate(ranks):
         assert rope.latest().step == 1
-        assert rope.load(1)["data"] == payload(100 + rank, SIZE)
+        assert rope.load(1)["data"] == saved(1, rank)
     save_everywhere(ranks, 2)
     for rope in ranks:
         rope.close()
@@ -33,14 +25,6 @@ def goes_on(nodes, ranks) -> None:
 
 def membership(node: Daemon) -> dict:
     return node.local_status()["daemon"]["membership"]
-
-
-def undisturbed(nodes, processes) -> None:
-    """The survivors are the same processes, and the same instances."""
-    for node, process in zip(nodes[1:], processes, strict=True):
-        assert node.process is process
-        assert process.poll() is None
-        assert "begins anew" not in node.log_text()
 
 
 def test_node_0_is_lost_with_its_memory_and_replaced_where_nobody_expects_it(cluster):
@@ -72,7 +56,7 @@ def test_node_0_is_lost_with_its_memory_and_replaced_where_nobody_expects_it(clu
     assert f"node-1 is registered with the coordinator at {nodes.coordinator}" in told.stdout
     nodes.wait_members(3)  # node 2 has it from node 1
     goes_on(nodes, ranks)
-    undisturbed(nodes.nodes, processes)
+    undisturbed(nodes.nodes[1:], processes)
     assert "a member of the last view says" in nodes[2].log_text()
     report = nodes[2].status()["daemon"]["membership"]
     assert (report["registered"], report["coordinator"], report["missing"]) == (True, nodes.coordinator, [])
@@ -97,7 +81,7 @@ def test_the_list_leads_to_the_replacement_and_the_old_host_to_the_job(cluster):
     nodes[0].start()
     nodes.wait_members(3)
     goes_on(nodes, ranks)
-    undisturbed(nodes.nodes, processes)
+    undisturbed(nodes.nodes[1:], processes)
 
     # The old host returns: it asks the list first.
     old = Daemon(nodes, 3, ["--embed-coordinator", "--coordinator-listen", first])
