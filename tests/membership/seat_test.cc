@@ -280,6 +280,25 @@ TEST_F(SeatTest, NeitherANewcomerNorADeclaredDeadInstanceDoubts) {
   EXPECT_EQ(doubts, 0u) << "it has taken its doubt back";
 }
 
+TEST_F(SeatTest, TheDoubtOfAMemberThatTheNextViewLeavesOutDoesNotCount) {
+  for (const NodeId id : {1, 2, 3, 4, 5}) Add(id, static_cast<uint32_t>(id) - 1);
+  RunFor(100);
+  ASSERT_TRUE(nodes_[1].seat->holds());
+  GiveView(&nodes_[1], 5, {1, 2, 3, 4, 5});
+  for (const NodeId id : {1, 2, 3, 4, 5}) Contact(&nodes_[id], true);
+  RunFor(3000);
+  Contact(&nodes_[2], false);
+  RunFor(100);
+  Contact(&nodes_[3], false);
+  RunFor(160);  // 2 doubts, 3 not yet
+  GiveView(&nodes_[1], 6, {1, 3, 4, 5});
+  RunFor(2000);
+  EXPECT_TRUE(nodes_[1].seat->holds()) << "one of three others doubts";
+  Contact(&nodes_[4], false);
+  RunFor(600);
+  EXPECT_FALSE(nodes_[1].seat->holds()) << "two do";
+}
+
 TEST_F(SeatTest, ANewHolderIsSparedForItsHold) {
   StartThree();
   for (const NodeId id : {2, 3}) Contact(&nodes_[id], false);
