@@ -266,14 +266,14 @@ void Seat::StartConfirm(TimeUs now) {
 
 void Seat::StartStore(TimeUs now) {
   const std::string key = root_ + "view";
-  store_ = Begin(
-      now,
-      StoreTxn{{{root_ + "coordinator", StoreCompare::kValue, mine_},
-                {key, StoreCompare::kRevision, {}, view_revision_}},
-               // The doubts of whom this view leaves out must not depose its holder; others doubt again.
-               {{StoreOp::kPut, key, storing_bytes_}, {StoreOp::kDeletePrefix, root_ + "doubt/"}},
-               {{StoreOp::kGet, root_ + "coordinator"}, {StoreOp::kGet, key}}},
-      kCallMs);
+  // The doubts of whom this view leaves out must not depose its holder; others doubt again.
+  const StoreOp clear{StoreOp::kDeletePrefix, root_ + "doubt/"};
+  store_ = Begin(now,
+                 StoreTxn{{{root_ + "coordinator", StoreCompare::kValue, mine_},
+                           {key, StoreCompare::kRevision, {}, view_revision_}},
+                          {{StoreOp::kPut, key, storing_bytes_}, clear},
+                          {{StoreOp::kGet, root_ + "coordinator"}, {StoreOp::kGet, key}}},
+                 kCallMs);
 }
 
 void Seat::Well() {
