@@ -17,6 +17,7 @@
 #include <charconv>
 #include <cstdlib>
 #include <fstream>
+#include <iterator>
 #include <thread>
 
 #include "core/base/sizes.h"
@@ -369,12 +370,19 @@ Status CheckEtcd(const Texts& t, Options* o) {
   etcd->key = t.etcd_key;
   if (etcd->cert.empty() != etcd->key.empty())
     return Error(Code::kInvalidArgument, "--etcd-cert and --etcd-key go together");
-  for (const std::string& path : {etcd->ca, etcd->cert, etcd->key, t.etcd_password_file})
-    if (!path.empty() && access(path.c_str(), R_OK) != 0)
-      return ErrnoError(errno, "cannot read %s", path.c_str());
+  for (const std::string& path : {etcd->ca, etcd->cert, etcd->key}) {
+    if (path.empty()) continue;
+    std::ifstream file(path);
+    if (!file) return ErrnoError(errno, "cannot read %s", path.c_str());
+    const std::string text{std::istreambuf_iterator<char>(file), {}};
+    if (text.find("-----BEGIN ") == std::string::npos)
+      return Error(Code::kInvalidArgument, "%s is not in PEM", path.c_str());
+  }
   if (!t.etcd_password_file.empty()) {
-    std::ifstream file(t.etcd_password_file);
-    std::getline(file, etcd->password);
+    const Result<std::string> text =
+        ReadSecretFile(t.etcd_password_file, "--etcd-password-file " + t.etcd_password_file);
+    if (!text.ok()) return Error(Code::kInvalidArgument, "%s", text.status().message().c_str());
+    etcd->password = text->substr(0, text->find_first_of("\r\n"));
   } else if (const char* variable = std::getenv("ROPETEAM_ETCD_PASSWORD"); variable != nullptr) {
     etcd->password = variable;
   }
@@ -466,12 +474,12 @@ Status CheckIdentity(const Texts& t, const std::string& job_key, Options* o) {
     return OkStatus();
   }
   if (o->insecure || !ReachableFromElsewhere(*o)) return OkStatus();
-  return Error(
-      Code::kInvalidArgument,
-      "--listen %s or --coordinator %s can be reached from other hosts, and this daemon has no job key and "
-      "no certificate: give --job-key-file FILE (openssl rand -hex 32 > FILE, the same file on every node), or "
-      "--tls-cert, --tls-key and --tls-ca, or say --insecure (docs/security.md)",
-      o->listen.c_str(), t.coordinator.c_str());
+  return Error(Code::kInvalidArgument,
+               "--listen %s%s%s can be reached from other hosts, and this daemon has no job key and "
+               "no certificate: give --job-key-file FILE (openssl rand -hex 32 > FILE, the same file on "
+               "every node), or "
+               "--tls-cert, --tls-key and --tls-ca, or say --insecure (docs/security.md)",
+               o->listen.c_str(), t.coordinator.empty() ? "" : " or --coordinator ", t.coordinator.c_str());
 }
 
 Status CheckTimes(const Texts& t, Options* o) {

@@ -17,12 +17,11 @@
 #include "core/shard/extent.h"
 #include "membership/credentials/tls_files.h"
 #include "membership/etcd/etcd.h"
-#include "membership/membership.h"
+#include "membership/messages.h"
 #include "storage/retention/retention.h"
 
 namespace ropeteam {
 
-inline constexpr size_t kJobBytesMax = 255;  // what the arena's superblock holds
 inline constexpr uint32_t kCheckThreadsMax = 64;
 inline constexpr uint32_t kJoinTimeoutSecondsMax = 86400;  // a day: nobody waits longer for a first node
 inline constexpr size_t kDevicesMax = 16;  // rails of one node; the largest machines have eight

@@ -152,8 +152,9 @@ Status ChooseListen(Chooser& chooser, uint32_t ordinal, uint32_t nodes,
   Setting coordinator = chooser.settings[over_etcd ? "membership" : "coordinator"];
   if (over_etcd) {  // the way to its first endpoint does as well
     const size_t slashes = coordinator.value.find("//") + 2;
-    const size_t user = coordinator.value.find('@', slashes);
-    coordinator.value.erase(0, user == std::string::npos ? slashes : user + 1);
+    coordinator.value.erase(0, slashes);
+    const size_t user = coordinator.value.substr(0, coordinator.value.find('/')).rfind('@');
+    if (user != std::string::npos) coordinator.value.erase(0, user + 1);
   }
   const std::string first = coordinator.value.substr(0, coordinator.value.find_first_of(",/"));
   std::string host = first.substr(0, first.rfind(':'));
@@ -175,15 +176,53 @@ Status ChooseListen(Chooser& chooser, uint32_t ordinal, uint32_t nodes,
 }  // namespace
 
 const std::vector<std::string>& ValueOptions() {
-  static const std::vector<std::string> options = {
-      "job",          "node",          "ordinal",      "nodes",         "coordinator",  "listen",
-      "control-port", "data-port",     "memory",       "chunk-size",    "arena-path",   "replicas",
-      "keep-steps",   "domain",        "socket",       "transport",     "provider",     "device",
-      "gid-index",    "dead-after-ms", "heartbeat-ms", "check-threads", "scrub-rate",   "log-level",
-      "log-file",     "storage",       "restore-from", "persist-every", "persist-rate", "keep-on-storage",
-      "keep-every",   "keep-best",     "keep-within",  "audit-log",     "job-key-file", "tls-cert",
-      "tls-key",      "tls-ca",        "tls-name",     "metrics",       "join-timeout", "coordinator-listen",
-      "membership",   "etcd-ca",       "etcd-cert",    "etcd-key",      "etcd-password-file"};
+  static const std::vector<std::string> options = {"job",
+                                                   "node",
+                                                   "ordinal",
+                                                   "nodes",
+                                                   "coordinator",
+                                                   "listen",
+                                                   "control-port",
+                                                   "data-port",
+                                                   "memory",
+                                                   "chunk-size",
+                                                   "arena-path",
+                                                   "replicas",
+                                                   "keep-steps",
+                                                   "domain",
+                                                   "socket",
+                                                   "transport",
+                                                   "provider",
+                                                   "device",
+                                                   "gid-index",
+                                                   "dead-after-ms",
+                                                   "heartbeat-ms",
+                                                   "check-threads",
+                                                   "scrub-rate",
+                                                   "log-level",
+                                                   "log-file",
+                                                   "storage",
+                                                   "restore-from",
+                                                   "persist-every",
+                                                   "persist-rate",
+                                                   "keep-on-storage",
+                                                   "keep-every",
+                                                   "keep-best",
+                                                   "keep-within",
+                                                   "audit-log",
+                                                   "job-key-file",
+                                                   "tls-cert",
+                                                   "tls-key",
+                                                   "tls-ca",
+                                                   "tls-name",
+                                                   "metrics",
+                                                   "join-timeout",
+                                                   "coordinator-listen",
+                                                   "membership",
+                                                   "etcd-ca",
+                                                   "etcd-cert",
+                                                   "etcd-key",
+                                                   "etcd-password-file"};
   return options;
 }
 

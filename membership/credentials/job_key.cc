@@ -62,7 +62,7 @@ Status CryptoError(const char* what) {
 
 // The whole of an open file that is small. Closes nothing.
 Result<std::string> ReadSmall(int fd, const std::string& source) {
-  std::string text(kJobKeyFileBytesMax + 1, '\0');
+  std::string text(kSecretFileBytesMax + 1, '\0');
   size_t length = 0;
   while (length < text.size()) {
     const ssize_t count = read(fd, text.data() + length, text.size() - length);
@@ -71,15 +71,14 @@ Result<std::string> ReadSmall(int fd, const std::string& source) {
     if (count == 0) break;
     length += static_cast<size_t>(count);
   }
-  if (length > kJobKeyFileBytesMax)
-    return Error(Code::kInvalidArgument, "%s has more than %zu bytes, and a job key has %zu", source.c_str(),
-                 kJobKeyFileBytesMax, kDigits);
+  if (length > kSecretFileBytesMax)
+    return Error(Code::kInvalidArgument, "%s has more than %zu bytes", source.c_str(), kSecretFileBytesMax);
   text.resize(length);
   return text;
 }
 
-Result<std::vector<JobKey>> ReadKeys(const std::string& path, const std::string& source, int flags,
-                                     mode_t forbidden) {
+Result<std::string> ReadSecret(const std::string& path, const std::string& source, int flags,
+                               mode_t forbidden) {
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | flags);
   if (fd < 0)
     return errno == ENOENT ? Error(Code::kNotFound, "%s: no such file", source.c_str())
@@ -100,6 +99,12 @@ Result<std::vector<JobKey>> ReadKeys(const std::string& path, const std::string&
     }
   }
   close(fd);
+  return text;
+}
+
+Result<std::vector<JobKey>> ReadKeys(const std::string& path, const std::string& source, int flags,
+                                     mode_t forbidden) {
+  Result<std::string> text = ReadSecret(path, source, flags, forbidden);
   if (!text.ok()) return text.status();
   Result<std::vector<JobKey>> keys = ParseJobKeys(*text, source);
   OPENSSL_cleanse(text->data(), text->size());
@@ -222,6 +227,10 @@ Result<std::vector<JobKey>> ParseJobKeys(std::string_view text, const std::strin
     return Error(Code::kInvalidArgument, "%s is empty: openssl rand -hex %zu makes a job key", source.c_str(),
                  kJobKeyBytes);
   return keys;
+}
+
+Result<std::string> ReadSecretFile(const std::string& path, const std::string& source) {
+  return ReadSecret(path, source, 0, kOthersReadGroupWrites);
 }
 
 Result<std::vector<JobKey>> ReadJobKeyFile(const std::string& path, const std::string& source) {

@@ -29,7 +29,7 @@ inline constexpr size_t kJobKeyBytes = 32;
 // The job's, and while it is being replaced the next or the former one.
 inline constexpr size_t kJobKeysMax = 2;
 // Two lines with room for white space: more is another file.
-inline constexpr size_t kJobKeyFileBytesMax = 1024;
+inline constexpr size_t kSecretFileBytesMax = 1024;
 // The subject alternative name of every certificate that a job key makes.
 inline constexpr char kJobKeyTlsName[] = "node.ropeteam.internal";
 
@@ -44,7 +44,9 @@ struct JobKey {
 // One or two keys of 64 hexadecimal digits, separated by white space; the first one is this node's identity, all are believed.
 // `source` names where the text is from in messages. kInvalidArgument.
 Result<std::vector<JobKey>> ParseJobKeys(std::string_view text, const std::string& source);
-// The same of a file that only its owner may write and only owner and group may read. kInvalidArgument, kIo, kNotFound.
+// The text of a file that only its owner may write and only owner and group may read. kInvalidArgument, kIo, kNotFound.
+Result<std::string> ReadSecretFile(const std::string& path, const std::string& source);
+// ParseJobKeys() of such a file.
 Result<std::vector<JobKey>> ReadJobKeyFile(const std::string& path, const std::string& source);
 // For the nodes of one user on one machine: reads `path`, a file of this user alone, and makes it (mode 0600) where it is
 // missing. Of two processes that make it at once one wins, and both read the same key. The directory must exist and be

@@ -126,7 +126,7 @@ INSTANTIATE_TEST_SUITE_P(
                      {{"ROPETEAM_JOB", "mine"}, {"SLURM_JOB_ID", "1"}, {"ROPETEAM_MEMORY", "2G"}},
                      {{"job", {"flag", "--job"}}, {"memory", {"1G", "--memory"}}}},
         LauncherCase{"over_etcd_no_node_is_the_coordinator",
-                     {{"membership", "etcd://ada@e1:2379,e2:2379/p"}},
+                     {{"membership", "etcd://ada@e1:2379,e2:2379/p@q"}},
                      {{"MASTER_ADDR", "10.0.0.1"}, {"NNODES", "3"}, {"NODE_RANK", "0"}},
                      {{"coordinator", {}}, {"listen", {"10.0.0.9", "the way to e1"}}}},
         LauncherCase{"an_empty_variable_is_not_set",

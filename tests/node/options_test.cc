@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <fstream>
@@ -13,6 +14,7 @@
 namespace ropeteam {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 struct Parsed {
@@ -45,10 +47,15 @@ TEST(Options, TheDefaultsOfASingleNode) {
 
 TEST(Options, MembershipOverEtcdNeedsNoCoordinatorAndTakesItsFiles) {
   const std::string path = ::testing::TempDir() + "etcd-password-" + std::to_string(getpid());
-  std::ofstream(path) << "secret\n";
+  std::ofstream(path) << "secret\r\n-----BEGIN CERTIFICATE-----\n";
+  chmod(path.c_str(), 0644);
   const std::string password = "--etcd-password-file=" + path;
   const std::string ca = "--etcd-ca=" + path;
   const char* url = "--membership=etcd://ada@h1:2379,h2:2379/jobs";
+  EXPECT_THAT(Parse({"--job=j", url, password.c_str()}).status.message(),
+              AllOf(HasSubstr("--etcd-password-file " + path),
+                    HasSubstr("may be read by others (mode 0644): chmod 600")));
+  chmod(path.c_str(), 0600);
   const Parsed parsed = Parse({"--job=j", "--nodes=3", "--ordinal=2", url, password.c_str(), ca.c_str()});
   ASSERT_TRUE(parsed.status.ok()) << parsed.status.ToString();
   ASSERT_TRUE(parsed.options.etcd.has_value());
@@ -69,7 +76,11 @@ TEST(Options, MembershipOverEtcdNeedsNoCoordinatorAndTakesItsFiles) {
   EXPECT_THAT(refused({"--membership=etcd://h:1/p", "--etcd-cert=/dev/null"}), HasSubstr("go together"));
   EXPECT_THAT(refused({"--membership=etcd://h:1/p", "--etcd-ca=/no/such"}),
               HasSubstr("cannot read /no/such"));
+  EXPECT_THAT(refused({"--membership=etcd://h:1/p", "--etcd-ca=/dev/null"}),
+              HasSubstr("/dev/null is not in PEM"));
   EXPECT_THAT(refused({"--etcd-ca=/dev/null"}), HasSubstr("goes with --membership etcd://"));
+  EXPECT_THAT(refused({"--membership=etcd://h:1/p", "--listen=10.0.0.1"}),
+              HasSubstr("--listen 10.0.0.1 can be reached"));
   unlink(path.c_str());
 }
 
