@@ -223,7 +223,6 @@ void Coordinator::Register(ConnectionId connection, const Registration& registra
   } else if (known->second.node != kNoNode && known->second.node != member.id) {
     return Refuse(connection, Error(Code::kInvalidArgument, "two nodes on one connection"));
   }
-  TakeNamedSettings(registration);
   if (Status status = Check(registration); !status.ok()) return Refuse(connection, status);
   if (const auto found = records_.find(member.id); found != records_.end())
     return RegisterAgain(&found->second, connection, registration);

@@ -121,7 +121,7 @@ class Coordinator {
     // The former holder, if its members took the office from it because none of them reached it. That counts as the
     // beginning of its probe. kNoNode: the office was empty.
     NodeId deposed = kNoNode;
-    TimeUs term_us = 0;          // TermMs(); 0: no store
+    TimeUs term_us = 0;          // the longest TermMs() of this and any former holder; 0: no store
     TimeUs confirmed_until = 0;  // see Confirmed()
   };
 
@@ -192,7 +192,8 @@ class Coordinator {
 
   void Register(ConnectionId connection, const Registration& registration);
   void RegisterAgain(Record* record, ConnectionId connection, const Registration& registration);
-  Status Check(const Registration& registration) const;
+  // May take the job's settings from it.
+  Status Check(const Registration& registration);
   // What the registrant named differs from the job's settings: kInvalidArgument.
   Status CheckSettings(const std::string& name, const JobSettings& settings, const NamedSettings& named,
                        const JobSettings& job) const;

@@ -24,7 +24,7 @@ std::string Quoted(const std::string& text, size_t limit) { return '"' + text.su
 
 }  // namespace
 
-Status Coordinator::Check(const Registration& registration) const {
+Status Coordinator::Check(const Registration& registration) {
   const Member& member = registration.member;
   ROPETEAM_RETURN_IF_ERROR(ValidateMember(member));
   const Compared table[] = {
@@ -51,10 +51,10 @@ Status Coordinator::Check(const Registration& registration) const {
     return Error(Code::kInvalidArgument, "node %s knows of epoch %llu, limit %llu", member.name.c_str(),
                  static_cast<unsigned long long>(registration.epoch_known),
                  static_cast<unsigned long long>(kEpochKnownMax));
+  TakeNamedSettings(registration);
   const ViewStatePtr& seen = registration.seen;
   // The settings that this registration is about to make the job's; see Learn().
-  const bool brings =
-      holding_ && view_ == nullptr && seen != nullptr && seen->view.epoch > settings_epoch_;
+  const bool brings = holding_ && view_ == nullptr && seen != nullptr && seen->view.epoch > settings_epoch_;
   return CheckSettings(member.name, registration.settings, registration.named,
                        brings ? seen->view.settings : settings_);
 }
@@ -91,27 +91,32 @@ Status Coordinator::CheckSettings(const std::string& name, const JobSettings& se
 }
 
 void Coordinator::TakeNamedSettings(const Registration& registration) {
-  if (term_us_ == 0 || !holding_ || view_ != nullptr || settings_epoch_ != 0) return;
-  if (registration.seen != nullptr || registration.job != config_.job ||
-      registration.protocol_version != config_.protocol_version)
+  if (term_us_ == 0 || !holding_ || view_ != nullptr || settings_epoch_ != 0 || registration.seen != nullptr)
     return;
-  const auto take = [&](bool theirs, bool* ours, const auto& copy) {
+  JobSettings settings = settings_;
+  NamedSettings named = named_;
+  const JobSettings& from = registration.settings;
+  const auto take = [](bool theirs, bool* ours, const auto& copy) {
     if (!theirs || *ours) return;
     *ours = true;
     copy();
-    settings_from_ = "node " + registration.member.name;
   };
-  const JobSettings& from = registration.settings;
-  const NamedSettings& named = registration.named;
-  take(named.replicas, &named_.replicas, [&] { settings_.replicas = from.replicas; });
-  take(named.keep_steps, &named_.keep_steps, [&] { settings_.keep_steps = from.keep_steps; });
-  take(named.nodes, &named_.nodes, [&] { settings_.nodes = from.nodes; });
-  take(named.storage, &named_.storage, [&] { settings_.storage = from.storage; });
-  take(named.persist_every, &named_.persist_every, [&] {
-    settings_.persist_every = from.persist_every;
-    settings_.persist_every_seconds = from.persist_every_seconds;
+  take(registration.named.replicas, &named.replicas, [&] { settings.replicas = from.replicas; });
+  take(registration.named.keep_steps, &named.keep_steps, [&] { settings.keep_steps = from.keep_steps; });
+  take(registration.named.nodes, &named.nodes, [&] { settings.nodes = from.nodes; });
+  take(registration.named.storage, &named.storage, [&] { settings.storage = from.storage; });
+  take(registration.named.persist_every, &named.persist_every, [&] {
+    settings.persist_every = from.persist_every;
+    settings.persist_every_seconds = from.persist_every_seconds;
   });
-  take(named.restore_from, &named_.restore_from, [&] { settings_.restore_from = from.restore_from; });
+  take(registration.named.restore_from, &named.restore_from,
+       [&] { settings.restore_from = from.restore_from; });
+  // One that is refused for one of them decides about none.
+  if (named == named_ || !CheckSettings(registration.member.name, from, registration.named, settings).ok())
+    return;
+  settings_ = settings;
+  named_ = named;
+  settings_from_ = "node " + registration.member.name;
 }
 
 void Coordinator::LearnSettings(const JobSettings& settings, const Member& reporter) {

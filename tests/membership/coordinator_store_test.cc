@@ -272,6 +272,11 @@ TEST_F(CoordinatorStoreTest, SettingsComeFromAReportedViewAndNotFromTheStore) {
 
 TEST_F(CoordinatorStoreTest, WhatAnyNodeWasGivenBeatsTheHoldersDefaults) {
   Elect({.newest = View(7, {8, 9}, false, 3)}, 3);  // of the run before
+  Registration wrong = From(3);                     // refused for another reason: it decides nothing
+  wrong.settings.replicas = 9;
+  wrong.named.replicas = true;
+  wrong.chunk_bytes += 1;
+  EXPECT_TRUE(RefusalIn(Register(wrong), 3).has_value());
   Registration first = From(1);
   first.settings.replicas = 2;
   first.named.replicas = true;
@@ -279,12 +284,15 @@ TEST_F(CoordinatorStoreTest, WhatAnyNodeWasGivenBeatsTheHoldersDefaults) {
   Registration second = From(2);
   second.settings.replicas = 4;
   second.named.replicas = true;
+  second.settings.keep_steps = 9;
+  second.named.keep_steps = true;
   const auto refused = RefusalIn(Register(second), 2);
   ASSERT_TRUE(refused.has_value());
   EXPECT_THAT(refused->message(), HasSubstr("the job runs with --replicas 2 (from node n1"));
   Pass((kDeadAfterMsDefault + 300) * kMs, true, {1});
   ASSERT_NE(stored_, nullptr);
   EXPECT_EQ(stored_->view.settings.replicas, 2u);
+  EXPECT_NE(stored_->view.settings.keep_steps, 9u);
 }
 
 }  // namespace
