@@ -94,7 +94,7 @@ void Agent::Tell(bool registered, TimeUs now, const std::string& reason) {
   if (registered)
     for (Known& each : addresses_) each.reason.clear();
   known.reason = reason;
-  outputs_.push_back(Contact{{known.address, order_}, registered, contact_since_, reason});
+  outputs_.push_back(Contact{known.address, registered, contact_since_, reason});
 }
 
 bool Agent::Advance() {

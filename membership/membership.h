@@ -138,8 +138,7 @@ struct MembershipConfig {
 // Addresses of one list, so that a round over them stays short: each costs up to half of dead_after_ms.
 inline constexpr size_t kCoordinatorsMax = 8;
 
-// Where a coordinator is. `order` tells which of two places is the newer one: etcd's mod_revision of the office's key; 0 where
-// nothing orders them (standalone).
+// Where a coordinator is. `order` tells which of two places is the newer one; 0 where nothing orders them (standalone).
 struct Place {
   std::string address;
   uint64_t order = 0;
@@ -147,10 +146,11 @@ struct Place {
 
 // A connection to a coordinator that was made or lost, for people and for whoever looks for another coordinator.
 struct Contact {
-  Place place;
-  bool registered = false;  // the coordinator there answers this node
-  TimeUs since = 0;         // `registered` is as it is since then, at whatever address
-  std::string reason;       // why the address does not answer; empty if it does
+  std::string address;       // empty: none is known yet
+  bool registered = false;   // the coordinator there answers this node
+  TimeUs since = 0;          // `registered` is as it is since then, at whatever address
+  std::string reason;        // why the address does not answer; empty if it does
+  std::string trouble = {};  // what keeps the coordinator from its work, in a sentence (etcd); empty: nothing
 };
 
 class Membership {

@@ -71,7 +71,11 @@ bool ControlLink::TakeNext(control::Envelope* message) {
   message->set_protocol_version(kControlProtocolVersion);
   message->set_where_is_coordinator(ask_);
   message->clear_engine_envelope();
-  if (std::exchange(ask_, false)) return true;
+  if (ask_) {
+    ask_ = false;
+    asked_ = true;
+    return true;
+  }
   queue_bytes_ -= queue_.front().size();
   message->set_engine_envelope(std::move(queue_.front()));
   queue_.pop_front();
@@ -218,8 +222,12 @@ void ControlLink::Stream::OnReadInitialMetadataDone(bool ok) {
 
 void ControlLink::Stream::OnReadDone(bool ok) {
   if (ok) {
-    if (*link_->on_answer_ && !answer_.coordinator().empty())
-      (*link_->on_answer_)({answer_.coordinator(), answer_.place_order()});
+    bool asked = false;
+    {
+      const std::lock_guard lock(link_->mutex_);
+      asked = std::exchange(link_->asked_, false);
+    }
+    if (asked && *link_->on_answer_) (*link_->on_answer_)(answer_.coordinator());
     return StartRead(&answer_);
   }
   bool release = false;

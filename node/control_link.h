@@ -104,7 +104,8 @@ class ControlLink {
   std::deque<std::string> queue_;
   size_t queue_bytes_ = 0;
   uint64_t dropped_ = 0;
-  bool ask_ = false;  // to be sent
+  bool ask_ = false;    // to be sent
+  bool asked_ = false;  // was sent: one answer is listened to
   TimeUs unreached_since_ = 0;
   std::shared_ptr<Stream> stream_;
   bool stopped_ = false;

@@ -19,27 +19,27 @@ constexpr int kHandshakeMaxMs = 5'000;
 // A peer has one stream on a connection; one more for its successor.
 constexpr int kStreamsPerConnectionMax = 2;
 
-class PlaceBox {
+class AddressBox {
  public:
-  void Set(const Place& place) {
+  void Set(const std::string& address) {
     const std::lock_guard lock(mutex_);
-    place_ = place;
+    address_ = address;
   }
-  Place Get() {
+  std::string Get() {
     const std::lock_guard lock(mutex_);
-    return place_;
+    return address_;
   }
 
  private:
   std::mutex mutex_;
-  Place place_;
+  std::string address_;
 };
 
 // One incoming stream. Owned by gRPC until OnDone() and by the messages that are being handled.
 class Incoming : public grpc::ServerBidiReactor<control::Envelope, control::Answer> {
  public:
-  static Incoming* Begin(NodeId self, const ControlPlane::OnMessage* on_message, PlaceBox* place) {
-    std::shared_ptr<Incoming> incoming(new Incoming(self, on_message, place));
+  static Incoming* Begin(NodeId self, const ControlPlane::OnMessage* on_message, AddressBox* coordinator) {
+    std::shared_ptr<Incoming> incoming(new Incoming(self, on_message, coordinator));
     incoming->self_reference_ = incoming;
     incoming->StartSendInitialMetadata();  // tells the sender that there is a stream
     incoming->StartRead(&incoming->message_);
@@ -91,18 +91,17 @@ class Incoming : public grpc::ServerBidiReactor<control::Envelope, control::Answ
   void OnDone() override { self_reference_.reset(); }
 
  private:
-  Incoming(NodeId self, const ControlPlane::OnMessage* on_message, PlaceBox* place)
-      : self_(self), on_message_(on_message), place_(place) {}
+  Incoming(NodeId self, const ControlPlane::OnMessage* on_message, AddressBox* coordinator)
+      : self_(self), on_message_(on_message), coordinator_(coordinator) {}
 
   // One answer at a time: whoever asks again is answered again.
   void AnswerWhere() {
-    const Place place = place_->Get();
-    if (place.address.empty()) return;
+    const std::string coordinator = coordinator_->Get();
+    if (coordinator.empty()) return;
     const std::lock_guard lock(mutex_);
     if (answering_ || cancelled_ || finished_) return;
     answering_ = true;
-    answer_.set_coordinator(place.address);
-    answer_.set_place_order(place.order);
+    answer_.set_coordinator(coordinator);
     StartWrite(&answer_);
   }
 
@@ -127,7 +126,7 @@ class Incoming : public grpc::ServerBidiReactor<control::Envelope, control::Answ
 
   const NodeId self_;
   const ControlPlane::OnMessage* const on_message_;
-  PlaceBox* const place_;
+  AddressBox* const coordinator_;
   std::shared_ptr<Incoming> self_reference_;
   control::Envelope message_;
   control::Answer answer_;  // gRPC's while answering_
@@ -145,12 +144,12 @@ class Service : public control::Control::CallbackService {
       : self_(self), on_message_(std::move(on_message)) {}
   grpc::ServerBidiReactor<control::Envelope, control::Answer>* Exchange(
       grpc::CallbackServerContext*) override {
-    return Incoming::Begin(self_, &on_message_, &place_);
+    return Incoming::Begin(self_, &on_message_, &coordinator_);
   }
-  PlaceBox& place() { return place_; }
+  AddressBox& coordinator() { return coordinator_; }
 
  private:
-  PlaceBox place_;
+  AddressBox coordinator_;
   const NodeId self_;
   const ControlPlane::OnMessage on_message_;
 };
@@ -212,7 +211,7 @@ class ControlPlane::Impl {
     if (const auto found = links_.find(to); found != links_.end()) found->second->Ask();
   }
 
-  void SetPlace(const Place& place) { service_.place().Set(place); }
+  void SetCoordinator(const std::string& address) { service_.coordinator().Set(address); }
 
   std::map<NodeId, TimeUs> Unreached() {
     std::map<NodeId, TimeUs> unreached;
@@ -257,7 +256,7 @@ uint16_t ControlPlane::port() const { return impl_->port(); }
 void ControlPlane::SetMembers(const std::vector<Member>& members) { impl_->SetMembers(members); }
 void ControlPlane::Send(NodeId to, std::string envelope) { impl_->Send(to, std::move(envelope)); }
 void ControlPlane::Ask(NodeId to) { impl_->Ask(to); }
-void ControlPlane::SetPlace(const Place& place) { impl_->SetPlace(place); }
+void ControlPlane::SetCoordinator(const std::string& address) { impl_->SetCoordinator(address); }
 std::map<NodeId, TimeUs> ControlPlane::Unreached() const { return impl_->Unreached(); }
 void ControlPlane::Stop() { impl_->Stop(); }
 

@@ -21,7 +21,6 @@
 #include "core/base/status.h"
 #include "core/base/view.h"
 #include "membership/credentials/credentials.h"
-#include "membership/membership.h"
 
 namespace ropeteam {
 
@@ -49,8 +48,8 @@ class ControlPlane {
     uint16_t port = 0;                                         // 0: any
     std::shared_ptr<const Credentials> credentials = nullptr;  // null: in clear, open to everybody
   };
-  // A member that was asked says where it is registered.
-  using OnAnswer = std::function<void(const Place& place)>;
+  // A member that was asked says where it is registered. It may say anything.
+  using OnAnswer = std::function<void(const std::string& coordinator)>;
   // A message arrived. `handled` must be called once it has been dealt with, from any thread, also after
   // Stop().
   using OnMessage = std::function<void(NodeId from, std::string envelope, std::function<void()> handled)>;
@@ -68,7 +67,7 @@ class ControlPlane {
   // Asks the member where its coordinator is, now or when there is a stream to it.
   void Ask(NodeId to);
   // What a node that asks this one is told from now on; no address: nothing.
-  void SetPlace(const Place& place);
+  void SetCoordinator(const std::string& address);
   // Members to which something was to be sent and to which there is no stream, and since when.
   std::map<NodeId, TimeUs> Unreached() const;
   // No callback after the return. Idempotent.

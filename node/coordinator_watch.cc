@@ -29,11 +29,11 @@ void CoordinatorWatch::OnView(TimeUs now, NodeId self, const View& view) {
 }
 
 void CoordinatorWatch::OnContact(const Contact& contact) {
-  trouble_ = contact.registered ? contact.reason : "";
+  trouble_ = contact.trouble;
   if (contact.registered || tried_.size() >= 2 * kCoordinatorsMax) tried_.clear();
-  if (!contact.registered) tried_[contact.place.address] = contact.reason;
+  if (!contact.registered && !contact.address.empty()) tried_[contact.address] = contact.reason;
   // The last one that answered, and not the one that was tried last, is the job's coordinator for people.
-  if (contact.registered || place_.address.empty()) place_ = contact.place;
+  if (contact.registered || coordinator_.empty()) coordinator_ = contact.address;
   registered_ = contact.registered;
   since_ = contact.since;
 }
@@ -53,14 +53,15 @@ std::vector<Member> CoordinatorWatch::ToAsk() const {
   return members;
 }
 
-bool CoordinatorWatch::Follows(const Place& place, bool* now) const {
+bool CoordinatorWatch::Follows(const std::string& coordinator, bool* now) const {
   *now = AloneWithOwn();
-  return place.address != place_.address || !registered_;
+  return coordinator != coordinator_ || !registered_;
 }
 
 MembershipReport CoordinatorWatch::Report(TimeUs now, const std::map<NodeId, TimeUs>& unreached) const {
   MembershipReport report;
-  report.coordinator = place_.address;
+  if (moves_) report.kind = "etcd";
+  report.coordinator = coordinator_;
   report.registered = registered_;
   report.for_us = now - since_;
   for (const auto& [address, reason] : tried_) report.tried.push_back({address, reason});
@@ -91,21 +92,24 @@ void CoordinatorWatch::Explain(bool leader_lost, MembershipReport* report) const
                                        : "new saves stay local, nothing is committed, and no node can join; ";
     if (view_.epoch != 0)
       report->blocked += leader_lost ? "the leader is lost, too: reads and loads wait" : "reads go on";
+    if (!trouble_.empty()) report->blocked = trouble_ + "; " + report->blocked;
     report->advice =
-        moves_ ? "wait some seconds: another node takes the coordinator's place, unless etcd does not answer"
-               : "start the coordinator's node again at " +
-                     (place_.address.empty() ? "its address" : place_.address) +
-                     "; or start a replacement for it anywhere (its --ordinal, --embed-coordinator, "
-                     "--coordinator HOST:PORT) and "
-                     "run `ropeteam rejoin --coordinator HOST:PORT` on one of the nodes that are left";
+        !trouble_.empty() ? "put etcd right: then all goes on by itself"
+        : moves_          ? "wait some seconds: another node takes the coordinator's place"
+                          : "start the coordinator's node again at " +
+                       (coordinator_.empty() ? "its address" : coordinator_) +
+                       "; or start a replacement for it anywhere (its --ordinal, --embed-coordinator, "
+                       "--coordinator HOST:PORT) and "
+                       "run `ropeteam rejoin --coordinator HOST:PORT` on one of the nodes that are left";
   } else if (!trouble_.empty()) {
     report->blocked = trouble_;
+    report->advice = "put etcd right: then all goes on by itself";
   } else if (!report->missing.empty()) {
     report->blocked =
         "a step needs all ranks: those of the missing nodes must run again somewhere before a new one "
         "commits";
     report->advice = "start a replacement for each missing node: its --ordinal, " +
-                     (moves_ ? "and --membership as on the others" : "--coordinator " + place_.address);
+                     (moves_ ? "and --membership as on the others" : "--coordinator " + coordinator_);
   }
 }
 

@@ -44,7 +44,8 @@ struct MembershipReport {
     TimeUs for_us = 0;
     bool in_view = false;  // not reached, but nobody can take it out of the view
   };
-  std::string coordinator;  // the address of the present or the last contact; empty: none yet
+  const char* kind = "standalone";  // or "etcd"
+  std::string coordinator;          // the address of the present or the last contact; empty: none yet
   bool registered = false;
   TimeUs for_us = 0;  // `registered` is as it is for so long
   std::vector<Tried> tried;
@@ -64,14 +65,15 @@ class CoordinatorWatch {
   void OnView(TimeUs now, NodeId self, const View& view);
   void OnContact(const Contact& contact);
 
-  // The coordinator that answers this node; no address: none does.
-  Place Registered() const { return registered_ ? place_ : Place{}; }
-  // What a node that asks is told; no address: nothing.
-  Place Answer() const { return AloneWithOwn() ? Place{} : Registered(); }
+  bool moves() const { return moves_; }
+  // The address of the coordinator that answers this node; empty: none does.
+  std::string Registered() const { return registered_ ? coordinator_ : ""; }
+  // What a node that asks is told; empty: nothing.
+  std::string Answer() const { return AloneWithOwn() ? "" : Registered(); }
   std::vector<Member> ToAsk() const;
   TimeUs AskPause() const { return registered_ ? kAskPauseAloneUs : kAskPauseUs; }
   // A node that was asked has answered. Whether to go there; `now` is then Membership::Relocate()'s.
-  bool Follows(const Place& place, bool* now) const;
+  bool Follows(const std::string& coordinator, bool* now) const;
 
   // `unreached`: members of the view to which there is no control stream, and since when.
   MembershipReport Report(TimeUs now, const std::map<NodeId, TimeUs>& unreached) const;
@@ -81,18 +83,18 @@ class CoordinatorWatch {
     Member member;
     TimeUs since = 0;
   };
-  bool AloneWithOwn() const { return registered_ && place_.address == own_ && view_.members.size() <= 1; }
+  bool AloneWithOwn() const { return registered_ && coordinator_ == own_ && view_.members.size() <= 1; }
   void Explain(bool leader_lost, MembershipReport* report) const;
 
   const std::string own_;
   const bool moves_;
-  std::string trouble_;  // of a coordinator that answers: etcd does not
+  std::string trouble_;  // Contact::trouble
   NodeId self_ = kNoNode;
   View view_;
   TimeUs first_view_at_ = 0;
   std::map<NodeId, Lost> lost_;  // members of earlier views that nobody has replaced
   bool registered_ = false;
-  Place place_;
+  std::string coordinator_;
   TimeUs since_;
   std::map<std::string, std::string> tried_;  // address -> reason, since the last contact
 };

@@ -268,7 +268,9 @@ Status Daemon::NewNode() {
   if (watch_ == nullptr)
     watch_ = std::make_unique<CoordinatorWatch>(options_.coordinator_listen, EventLoop::Now(),
                                                 options_.etcd.has_value());
-  node_->UseWatch(watch_.get(), [this](const Place& place, bool now) { membership_->Relocate(place, now); });
+  node_->UseWatch(watch_.get(), [this](const std::string& coordinator, bool now) {
+    membership_->Relocate({coordinator}, now);
+  });
   return OkStatus();
 }
 
@@ -383,10 +385,14 @@ void Daemon::OnTick() {
   supervisor_.Alive();
   if (joined_ || refused_) return;
   const TimeUs waited = EventLoop::Now() - joining_since_;
-  const Status status = Error(
-      Code::kUnavailable, "no coordinator has answered at %s for %" PRIu64 " s: %s",
-      contact_.place.address.empty() ? options_.coordinators.front().c_str() : contact_.place.address.c_str(),
-      waited / 1'000'000, contact_.reason.empty() ? "it has said nothing" : contact_.reason.c_str());
+  std::string at = contact_.address;
+  if (at.empty() && !options_.coordinators.empty()) at = options_.coordinators.front();
+  const std::string& why = contact_.trouble.empty() ? contact_.reason : contact_.trouble;
+  const Status status = Error(Code::kUnavailable, "no coordinator has answered%s%s for %" PRIu64 " s: %s",
+                              at.empty() ? "" : " at ", at.c_str(), waited / 1'000'000,
+                              !why.empty() ? why.c_str()
+                              : at.empty() ? "no node has the office yet"
+                                           : "it has said nothing");
   if (options_.join_timeout_s != 0 && waited >= options_.join_timeout_s * TimeUs{1'000'000}) {
     end_ = status;
     alone_ = true;
@@ -395,14 +401,15 @@ void Daemon::OnTick() {
   if (trouble_noted_ || waited < kTroubleNotedDeaths * options_.dead_after_ms * TimeUs{1000}) return;
   trouble_noted_ = true;
   supervisor_.Note(status.message() +
-                   "; saves stay on this node until one does: check --coordinator, the node " +
-                   "that runs it, and the network between");
+                   (options_.etcd ? "; check --membership, etcd and the network between"
+                                  : "; saves stay on this node until one does: check --coordinator, the node "
+                                    "that runs it, and the network between"));
 }
 
 void Daemon::OnJoined() {
   if (std::exchange(joined_, true)) return;
   if (options_.join_timeout_s != 0) TellReady();
-  if (trouble_noted_) supervisor_.Note("the coordinator at " + contact_.place.address + " has answered");
+  if (trouble_noted_) supervisor_.Note("the coordinator at " + contact_.address + " has answered");
 }
 
 void Daemon::TellReady() {

@@ -166,7 +166,7 @@ Status Node::InitPlanes(const OpenFabric& open_fabric) {
           handled();
         });
       },
-      [this](const Place& place) { PostToSelf([this, place] { OnPlace(place); }); });
+      [this](const std::string& coordinator) { PostToSelf([this, coordinator] { OnTold(coordinator); }); });
   if (!plane.ok()) return plane.status();
   control_ = std::move(*plane);
   self_.control_address = JoinHostPort(options_.listen, control_->port());
@@ -252,7 +252,7 @@ void Node::UseWatch(CoordinatorWatch* watch, Relocate relocate) {
 }
 
 void Node::OnContact() {
-  control_->SetPlace(watch_->Answer());
+  control_->SetCoordinator(watch_->Answer());
   ask_at_ = watch_->ToAsk().empty() ? EventLoop::kNever : EventLoop::Now();
   LookForCoordinator(EventLoop::Now());
   ArmTimer();
@@ -264,12 +264,14 @@ void Node::LookForCoordinator(TimeUs now) {
   ask_at_ = now + watch_->AskPause();
 }
 
-void Node::OnPlace(const Place& place) {
+void Node::OnTold(const std::string& coordinator) {
   bool now = false;
-  if (watch_ == nullptr || !watch_->Follows(place, &now)) return;
-  if (std::exchange(told_, place.address) != place.address)
-    LOG_INFO("coordinator is at %s, a member of the last view says", place.address.c_str());
-  relocate_(place, now);
+  if (watch_ == nullptr || !ValidateCoordinatorAddress(coordinator).ok() ||
+      !watch_->Follows(coordinator, &now))
+    return;
+  if (std::exchange(told_, coordinator) != coordinator)
+    LOG_INFO("coordinator is at %s, a member of the last view says", coordinator.c_str());
+  relocate_(coordinator, now);
 }
 
 Status Node::Rejoin(const std::string& coordinator, bool force) {
@@ -277,15 +279,19 @@ Status Node::Rejoin(const std::string& coordinator, bool force) {
   uint16_t port = 0;
   ROPETEAM_RETURN_IF_ERROR(SplitHostPort("--coordinator", coordinator, &host, &port));
   if (watch_ == nullptr) return Error(Code::kUnavailable, "this node has no membership yet");
-  if (const Place place = watch_->Registered();
-      !place.address.empty() && place.address != coordinator && !force)
+  if (watch_->moves())
+    return Error(Code::kUnsupported,
+                 "node %s runs with --membership etcd://…: it finds the coordinator by itself, and nobody "
+                 "else says where it is",
+                 options_.node.c_str());
+  if (const std::string& present = watch_->Registered(); !present.empty() && present != coordinator && !force)
     return Error(Code::kAlreadyExists,
                  "node %s is registered with the coordinator at %s, which answers: to leave it for %s all "
                  "the same, say "
                  "--force, on every node that is to go there",
-                 options_.node.c_str(), place.address.c_str(), coordinator.c_str());
+                 options_.node.c_str(), present.c_str(), coordinator.c_str());
   LOG_INFO("coordinator is at %s, `ropeteam rejoin` says%s", coordinator.c_str(), force ? ", by force" : "");
-  relocate_({coordinator}, force);
+  relocate_(coordinator, force);
   return OkStatus();
 }
 

@@ -39,7 +39,7 @@ class Node {
   using OnSuspect = std::function<void(NodeId member, const std::string& reason)>;
 
   // Membership::Relocate().
-  using Relocate = std::function<void(const Place& place, bool now)>;
+  using Relocate = std::function<void(const std::string& coordinator, bool now)>;
 
   // Opens the data path: CreateFabric(), or what a test has in its place.
   using OpenFabric = std::function<Result<FabricChoice>(const FabricConfig& config)>;
@@ -97,7 +97,7 @@ class Node {
   void ArmTimer();
   void LookAtStorage(Engine& engine, TimeUs now);
   void LookForCoordinator(TimeUs now);
-  void OnPlace(const Place& place);
+  void OnTold(const std::string& coordinator);
   Status Rejoin(const std::string& coordinator, bool force);
   void OnControlMessage(NodeId from, std::string envelope);
   void LogView(const View& view, const std::unordered_set<NodeId>& members) const;

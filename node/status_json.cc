@@ -127,7 +127,7 @@ Json ToJson(const MembershipReport& r) {
   Json missing = Json::array();
   for (const auto& each : r.missing)
     missing.push_back({{"node", each.node}, {"for_s", seconds(each.for_us)}, {"in_view", each.in_view}});
-  return {{"kind", "standalone"},
+  return {{"kind", r.kind},
           {"coordinator", r.coordinator},
           {"registered", r.registered},
           {"for_s", seconds(r.for_us)},

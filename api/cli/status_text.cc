@@ -142,9 +142,9 @@ std::string Troubles(const Json& nodes) {
     const std::string name = node.at("name").get<std::string>();
     if (!node.value("has_lease", true))
       text += name +
-              " has no lease: it does not reach the coordinator, and its saves stay local; check the network "
-              "to the "
-              "coordinator\n";
+              " has no lease: it does not reach the coordinator, or the coordinator has just begun or does "
+              "not reach "
+              "etcd; its saves stay local\n";
     for (const Json& link : node.value("lost_links", Json::array()))
       text += name + " has not reached " + link.at("peer").get<std::string>() + " for " +
               std::to_string(Number(link, "lost_for_us") / 1'000'000) + " s (" +
@@ -194,7 +194,8 @@ std::string MembershipLines(const Json& daemon) {
   const auto found = daemon.find("membership");
   if (found == daemon.end() || found->is_null()) return "";
   const Json& membership = *found;
-  std::string text = "coordinator " + membership.at("coordinator").get<std::string>();
+  const std::string address = membership.at("coordinator");
+  std::string text = "coordinator " + (address.empty() ? "not known yet" : address);
   if (!membership.at("registered").get<bool>())
     text += "   NO ANSWER for " + NumberText(membership, "for_s") + " s";
   text += "\n";

@@ -27,9 +27,11 @@ constexpr int kPingMs = 10'000;
 constexpr int kPingTimeoutMs = 2'000;
 constexpr int kConnectMs = 500;  // a call's usual deadline
 
-std::string ReadWhole(const std::string& path) {
+// What was read before stays if there is nothing now: the file may be about to be replaced.
+void ReadAgain(const std::string& path, std::string* text) {
   std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
+  std::string now{std::istreambuf_iterator<char>(file), {}};
+  if (!now.empty()) *text = std::move(now);
 }
 
 // The first key that does not begin with `prefix`. Ours end in '/', so the last byte never is the highest.
@@ -112,6 +114,7 @@ Code CodeOf(const grpc::Status& status) {
     case grpc::StatusCode::PERMISSION_DENIED:
     case grpc::StatusCode::FAILED_PRECONDITION:
     case grpc::StatusCode::UNIMPLEMENTED:
+    case grpc::StatusCode::UNAUTHENTICATED:
       return Code::kInvalidArgument;
     default:
       return Code::kUnavailable;
@@ -219,7 +222,7 @@ struct EtcdClient::Impl {
     connection = Connect();
   }
 
-  std::shared_ptr<Connection> Connect() const;
+  std::shared_ptr<Connection> Connect();
   void Prepare(Work* work, int deadline_ms);
   template <typename W>
   W* Keep(std::unique_ptr<W> work);
@@ -237,7 +240,8 @@ struct EtcdClient::Impl {
 
   std::mutex mutex;  // not held while a handler runs
   std::condition_variable changed;
-  size_t at = 0;  // the endpoint in use
+  size_t at = 0;                    // the endpoint in use
+  grpc::SslCredentialsOptions tls;  // as last read
   std::shared_ptr<Connection> connection;
   std::string token;
   bool authenticating = false;
@@ -250,7 +254,7 @@ struct EtcdClient::Impl {
   bool stopping = false;
 };
 
-std::shared_ptr<Connection> EtcdClient::Impl::Connect() const {
+std::shared_ptr<Connection> EtcdClient::Impl::Connect() {
   grpc::ChannelArguments arguments;
   // A new attempt must be a new TCP connection: the old one may be a path that is silently dead.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
@@ -263,11 +267,14 @@ std::shared_ptr<Connection> EtcdClient::Impl::Connect() const {
   arguments.SetMaxReceiveMessageSize(kEtcdMessageBytesMax);
   std::shared_ptr<grpc::ChannelCredentials> credentials = grpc::InsecureChannelCredentials();
   if (config.tls) {
-    grpc::SslCredentialsOptions options;
-    if (!config.ca.empty()) options.pem_root_certs = ReadWhole(config.ca);
-    if (!config.cert.empty()) options.pem_cert_chain = ReadWhole(config.cert);
-    if (!config.key.empty()) options.pem_private_key = ReadWhole(config.key);
-    credentials = grpc::SslCredentials(options);
+    if (!config.ca.empty()) {
+      ReadAgain(config.ca, &tls.pem_root_certs);
+      if (tls.pem_root_certs.empty())
+        tls.pem_root_certs = "nobody";  // empty would be: whom the system trusts
+    }
+    if (!config.cert.empty()) ReadAgain(config.cert, &tls.pem_cert_chain);
+    if (!config.key.empty()) ReadAgain(config.key, &tls.pem_private_key);
+    credentials = grpc::SslCredentials(tls);
   }
   return std::make_shared<Connection>(
       at, grpc::CreateCustomChannel(config.endpoints[at], credentials, arguments));
@@ -335,24 +342,38 @@ void EtcdClient::Impl::Leave(const Connection* failed) {
 }
 
 Result<StoreAnswer> EtcdClient::Impl::AnswerOf(CallWork* call, const grpc::Status& status) {
+  const std::string& endpoint = config.endpoints[call->connection->endpoint];
   if (!status.ok()) {
-    const Code code = TokenIsBad(status) ? Code::kUnavailable : CodeOf(status);
-    if (TokenIsBad(status)) {
+    const bool renew = !config.user.empty() && TokenIsBad(status);
+    const Code code = renew ? Code::kUnavailable : CodeOf(status);
+    if (renew) {
       token.clear();
     } else if (code == Code::kUnavailable) {
       Leave(call->connection.get());
     }
-    return Error(code, "%s: %s", config.endpoints[at].c_str(), status.error_message().substr(0, 300).c_str());
+    return Error(code, "%s: %s%s", endpoint.c_str(), status.error_message().substr(0, 300).c_str(),
+                 !renew && TokenIsBad(status) ? " (it wants a user: etcd://USER@HOST:PORT/PREFIX)" : "");
   }
   StoreAnswer answer;
   uint64_t cluster_id = 0;
-  if (std::holds_alternative<StoreTxn>(call->request)) {
+  if (const auto* txn = std::get_if<StoreTxn>(&call->request)) {
     answer = Decode(&call->txn_answer);
+    if (const size_t asked = (answer.succeeded ? txn->success : txn->failure).size();
+        answer.found.size() != asked) {
+      Leave(call->connection.get());
+      return Error(Code::kUnavailable,
+                   "%s: an answer of %zu parts to a request of %zu, as etcd never gives it", endpoint.c_str(),
+                   answer.found.size(), asked);
+    }
     cluster_id = call->txn_answer.header().cluster_id();
   } else if (std::holds_alternative<StoreGrant>(call->request)) {
     answer.lease = call->grant_answer.id();
     answer.revision = call->grant_answer.header().revision();
     cluster_id = call->grant_answer.header().cluster_id();
+    if (answer.lease == 0) {
+      Leave(call->connection.get());
+      return Error(Code::kUnavailable, "%s: a lease without an id", endpoint.c_str());
+    }
   } else {
     answer.revision = call->revoke_answer.header().revision();
     cluster_id = call->revoke_answer.header().cluster_id();
@@ -361,12 +382,12 @@ Result<StoreAnswer> EtcdClient::Impl::AnswerOf(CallWork* call, const grpc::Statu
   if (cluster.Counts(Loop::Now(), cluster_id, call->connection->endpoint)) {
     if (before != cluster_id && before != 0)
       LOG_WARNING("membership etcd at %s is another cluster than before: it is taken for a new one",
-                  config.endpoints[at].c_str());
+                  endpoint.c_str());
     return answer;
   }
   Leave(call->connection.get());
   return Error(Code::kUnavailable, "%s is of another etcd cluster than the endpoints before",
-               config.endpoints[at].c_str());
+               endpoint.c_str());
 }
 
 void EtcdClient::Impl::Done(CallWork* call, const grpc::Status& status) {
@@ -389,7 +410,7 @@ void EtcdClient::Impl::Done(CallWork* call, const grpc::Status& status) {
         }
         answers.emplace_back(of->id,
                              Error(code == Code::kNotFound ? Code::kUnavailable : code, "%s, user %s: %s",
-                                   config.endpoints[at].c_str(), config.user.c_str(),
+                                   config.endpoints[call->connection->endpoint].c_str(), config.user.c_str(),
                                    status.error_message().substr(0, 300).c_str()));
         Ended(of);
       }
@@ -409,7 +430,7 @@ void EtcdClient::Impl::OnWatch(uint64_t number, const pb::WatchResponse& respons
 }
 
 EtcdClient::EtcdClient(const EtcdConfig& config, Handler handler)
-    : impl_(std::make_shared<Impl>(config, std::move(handler))) {}
+    : impl_(std::make_unique<Impl>(config, std::move(handler))) {}
 
 EtcdClient::~EtcdClient() { Stop(); }
 
@@ -504,11 +525,6 @@ void EtcdClient::Stop() {
   impl_->changed.wait(lock, [this] { return impl_->live.empty(); });
   ended = impl_->TakeEnded();
   lock.unlock();
-}
-
-std::string EtcdClient::endpoint() const {
-  const std::lock_guard lock(impl_->mutex);
-  return impl_->config.endpoints[impl_->at];
 }
 
 }  // namespace ropeteam

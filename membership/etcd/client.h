@@ -5,7 +5,7 @@
 // asks again. So every call is tried once, and a call that failed may have taken effect.
 //
 // With a user the client gets a token before its first call, and another one when etcd says that the token is not valid
-// any more. Certificates are read anew with every new connection.
+// any more. Certificates are read again with every new connection; a file that cannot be read then is as it was before.
 //
 // The answers' cluster id is that of the first answer. An endpoint of another cluster is passed over (OneCluster).
 //
@@ -100,12 +100,9 @@ class EtcdClient {
   // Cancels everything and waits for gRPC to be done. Not from a callback. Idempotent.
   void Stop();
 
-  // The endpoint in use.
-  std::string endpoint() const;
-
  private:
   struct Impl;
-  std::shared_ptr<Impl> impl_;
+  std::unique_ptr<Impl> impl_;
 };
 
 }  // namespace ropeteam

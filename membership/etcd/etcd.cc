@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
+#include <ctime>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -56,6 +57,7 @@ class EtcdMembership final : public Membership {
   std::mutex calling_;  // one callback at a time: some come from the agent's thread, some from the loop
   Contact contact_;     // under calling_; as the agent said last
   std::string outage_;  // under calling_; what is said of etcd while it does not answer
+  bool away_ = false;   // under calling_; with outage_: it does not answer at all
 
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -87,6 +89,7 @@ Status EtcdMembership::Start(const Member& self, Callbacks callbacks) {
                     server_->address(),
                     std::random_device()() | uint64_t{std::random_device()()} << 32,
                     [this](const Member& member) { return Describe(member); }};
+  contact_.since = Loop::Now();
   seat_ = std::make_unique<Seat>(seat, self);
   client_ = std::make_unique<EtcdClient>(etcd_, FromEtcd());
   {
@@ -164,19 +167,27 @@ Membership::Callbacks EtcdMembership::Inner() {
 void EtcdMembership::PassContact(const Contact& contact) {
   if (!callbacks_.on_contact) return;
   Contact with = contact;
-  with.place.order = 0;  // this process's own count
-  if (!outage_.empty()) with.reason = outage_ + (with.reason.empty() ? "" : "; " + with.reason);
+  with.trouble = outage_;
   callbacks_.on_contact(with);
 }
 
 void EtcdMembership::SayOutage(const Seat::Outage& outage) {
   const std::lock_guard lock(calling_);
   if (outage.since == 0) {
-    LOG_INFO("membership %s answers again", EtcdName(etcd_).c_str());
+    LOG_INFO("membership %s is well again", EtcdName(etcd_).c_str());
     outage_.clear();
   } else {
-    outage_ = EtcdName(etcd_) + " does not answer (" + outage.why +
-              "): saves stay local, nobody is declared dead, reads go on";
+    const TimeUs ago = Loop::Now() - outage.since;
+    const time_t since = std::time(nullptr) - static_cast<time_t>(ago / 1'000'000);
+    tm parts{};
+    char text[32];
+    std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&since, &parts));
+    away_ = !outage.refuses;
+    outage_ = EtcdName(etcd_) +
+              (away_ ? " does not answer since " : " refuses what is to be written since ") + text + " (" +
+              outage.why + "): " +
+              (away_ ? "saves stay local, nobody is declared dead, reads go on"
+                     : "no node can join or leave the view");
     LOG_WARNING("membership %s", outage_.c_str());
   }
   PassContact(contact_);
@@ -232,7 +243,7 @@ void EtcdMembership::Relocate(const Place& place, bool) {
     bool away = false;
     {
       const std::lock_guard inner(calling_);
-      away = !outage_.empty() && !contact_.registered;
+      away = away_ && !outage_.empty() && !contact_.registered;
     }
     if (away) inner_->Relocate({address, moves_}, true);
   });
@@ -255,7 +266,9 @@ void EtcdMembership::Stop() {
   server_->Stop();
 }
 
-Status Wrong(const std::string& url, const char* what) {
+// The user's password may stand before the last '@', though it must not.
+Status Wrong(std::string url, const char* what) {
+  if (const size_t at = url.rfind('@'); at != std::string::npos) url.replace(0, at, "…");
   return Error(Code::kInvalidArgument, "\"%.200s\" is not etcd://[USER@]HOST:PORT[,HOST:PORT...]/PREFIX: %s",
                url.c_str(), what);
 }
@@ -287,10 +300,14 @@ Result<EtcdConfig> ParseEtcdUrl(const std::string& url) {
   for (size_t begin = 0; begin <= rest.size();) {
     const size_t end = std::min(rest.find(',', begin), rest.size());
     const std::string endpoint = rest.substr(begin, end - begin);
-    const size_t colon = endpoint.rfind(':');
-    if (colon == std::string::npos || colon == 0 || colon + 1 == endpoint.size() ||
-        endpoint.find_first_not_of("0123456789", colon + 1) != std::string::npos)
-      return Wrong(url, "an endpoint is not HOST:PORT");
+    const size_t colon = std::min(endpoint.rfind(':'), endpoint.size());
+    const std::string host = endpoint.substr(0, colon);
+    const bool v6 = host.size() > 2 && host.front() == '[' && host.back() == ']';
+    const std::string port = endpoint.substr(std::min(colon + 1, endpoint.size()));
+    if (host.empty() || (!v6 && host.find_first_of("[:]") != std::string::npos) || port.empty() ||
+        port.size() > 5 || port.find_first_not_of("0123456789") != std::string::npos || std::stoi(port) < 1 ||
+        std::stoi(port) > UINT16_MAX)
+      return Wrong(url, "an endpoint is not HOST:PORT or [IPV6]:PORT");
     config.endpoints.push_back(endpoint);
     begin = end + 1;
   }

@@ -16,6 +16,7 @@ namespace {
 
 constexpr TimeUs kUsPerMs = 1000;
 constexpr const char* kFormat = "1";
+constexpr TimeUs kTermMax = TermMs(kDeadAfterMsMax) * kUsPerMs;
 constexpr int kCallMs = 500;       // more than a healthy etcd's slowest write; a dead endpoint costs no more
 constexpr int kCallLongMs = 1000;  // of those that nothing waits for within a term
 // While there is no contact the office is read that often, whatever the watch says.
@@ -59,6 +60,7 @@ Seat::Seat(const Config& config, const Member& self)
       dead_after_(config.dead_after_ms * kUsPerMs),
       probe_(config.probe_ms * kUsPerMs),
       term_(TermMs(config.dead_after_ms) * kUsPerMs),
+      longest_term_(term_),
       self_(self),
       random_(config.seed) {}
 
@@ -99,7 +101,7 @@ Seat::Outputs Seat::OnRefused(TimeUs now) {
 Seat::Outputs Seat::StoreView(TimeUs now, const ViewStatePtr& view) {
   if (!holds()) return Take();
   storing_ = view;
-  storing_bytes_ = EncodeStoredView(*view);
+  storing_bytes_ = EncodeStoredView(*view, longest_term_);
   store_at_ = now;
   Proceed(now);
   return Take();
@@ -110,6 +112,8 @@ Seat::Outputs Seat::Rejoin(TimeUs now, const Member& self) {
   self_ = self;
   joined_ = refused_ = doubted_ = removed_ = false;
   view_ = View();
+  // The answer would be taken for the new instance's.
+  if (main_kind_ == Kind::kJoin || main_kind_ == Kind::kDoubt) main_ = Pending();
   Proceed(now);
   return Take();
 }
@@ -122,7 +126,7 @@ Seat::Outputs Seat::Resign(TimeUs now) {
 }
 
 TimeUs Seat::DoubtDue() const {
-  if (view_.epoch == 0 || refused_ || removed_ || contact_ || !office_ || office_->id == self_.id || holds())
+  if (view_.epoch == 0 || refused_ || removed_ || contact_ || vacant() || office_->id == self_.id || holds())
     return kNever;
   // A new holder must have the time to end its hold.
   return std::max({contact_since_ + probe_, office_since_ + 2 * dead_after_, doubt_at_});
@@ -135,20 +139,21 @@ TimeUs Seat::NextDeadline() const {
     TimeUs due = kNever;
     if (lease_ == 0 || !joined_ || resigning_ || find_wanted_ || WantsUndoubt() || WantsClaim(kNever))
       due = 0;
-    if (!office_ && !refused_) due = std::min(due, claim_at_);
-    due = std::min({due, find_at_, DoubtDue()});
+    if (vacant() && !refused_) due = std::min(due, claim_at_);
+    due = std::min({due, find_at_, watch_at_, DoubtDue()});
     if (due != kNever) next = std::max(due, retry_at_);
   }
   if (holds() && confirm_.id == 0) next = std::min(next, confirm_at_);
   if (storing_ != nullptr && store_.id == 0) next = std::min(next, store_at_);
   if (lease_ != 0) next = std::min(next, keep_alive_at_);
-  if (failing_since_ != 0 && !outage_said_) next = std::min(next, failing_since_ + kOutageSaidUs);
+  if (failing_since_ != 0 && (said_.since == 0 || said_.refuses))
+    next = std::min(next, failing_since_ + kOutageSaidUs);
   return next;
 }
 
 bool Seat::WantsClaim(TimeUs now) const {
   if (!joined_ || refused_ || resigning_ || holds()) return false;
-  if (!office_) return now != kNever && now >= claim_at_;
+  if (vacant()) return now != kNever && now >= claim_at_;
   if (office_->id == self_.id) return true;  // taken by this process, which does not act on it
   // A name has one living daemon, so this is the successor of the holder. One that has seen a view is not new: it may be
   // the former one, which was stopped for a while.
@@ -160,8 +165,9 @@ Seat::Kind Seat::NextKind(TimeUs now) const {
   if (resigning_) return holds() ? Kind::kResign : lease_ != 0 ? Kind::kRevoke : Kind::kNone;
   if (lease_ == 0) return Kind::kGrant;
   if (!joined_) return format_missing_ ? Kind::kFormat : Kind::kJoin;
-  if (find_wanted_ || now >= find_at_) return Kind::kFind;
-  if (WantsClaim(now)) return Kind::kClaim;
+  if (find_wanted_ || now >= find_at_ || now >= watch_at_) return Kind::kFind;
+  // The office must not outlast its holder by a long lease.
+  if (WantsClaim(now)) return ttl_s_ > kSeatTtlS ? Kind::kGrant : Kind::kClaim;
   if (WantsUndoubt()) return Kind::kUndoubt;
   if (now >= DoubtDue()) return Kind::kDoubt;
   return Kind::kNone;
@@ -177,7 +183,7 @@ void Seat::Proceed(TimeUs now) {
   if (main_.id == 0 && now >= retry_at_) {
     main_kind_ = NextKind(now);
     if (main_kind_ == Kind::kGrant) {
-      ttl_s_ = self_.ordinal < kSeatOrdinals ? kSeatTtlS : kSeatTtlLongS;
+      ttl_s_ = self_.ordinal < kSeatOrdinals || joined_ ? kSeatTtlS : kSeatTtlLongS;
       main_ = Begin(now, StoreGrant{ttl_s_}, kCallLongMs);
     } else if (main_kind_ == Kind::kRevoke) {
       main_ = Begin(now, StoreRevoke{lease_}, kCallMs);
@@ -202,10 +208,24 @@ void Seat::Proceed(TimeUs now) {
     outputs_.push_back(KeepAlive{lease_});
     keep_alive_at_ = now + third;
   }
-  if (failing_since_ != 0 && !outage_said_ && now >= failing_since_ + kOutageSaidUs) {
-    outage_said_ = true;
-    outputs_.push_back(Outage{failing_since_, failing_why_});
+  if (refusing_since_ != 0 && WritesNothing(now)) refusing_since_ = 0;
+  SayOutage(now);
+}
+
+bool Seat::WritesNothing(TimeUs now) const {
+  return contact_ && main_.id == 0 && NextKind(now) == Kind::kNone && storing_ == nullptr;
+}
+
+void Seat::SayOutage(TimeUs now) {
+  Outage outage{0, {}, false};
+  if (failing_since_ != 0 && now >= failing_since_ + kOutageSaidUs) {
+    outage = {failing_since_, failing_why_, false};
+  } else if (refusing_since_ != 0) {
+    outage = {refusing_since_, refusing_why_, true};
   }
+  if (outage.since == said_.since && outage.refuses == said_.refuses) return;
+  said_ = outage;
+  outputs_.push_back(std::move(outage));
 }
 
 StoreTxn Seat::TxnOf(Kind kind) {
@@ -223,6 +243,8 @@ StoreTxn Seat::TxnOf(Kind kind) {
                     {StoreOp::kPut, root_ + "nodes/" + Hex(self_.id), config_.describe(self_), lease_}},
                    {get_format}};
       if (former_ != kNoNode) txn.success.push_back({StoreOp::kDelete, root_ + "nodes/" + Hex(former_)});
+      if (former_ != kNoNode && !vacant())
+        txn.success.push_back({StoreOp::kDelete, root_ + "doubt/" + office_->nonce + "/" + Hex(former_)});
       return txn;
     }
     case Kind::kFormat:
@@ -276,26 +298,35 @@ void Seat::StartStore(TimeUs now) {
                  kCallMs);
 }
 
-void Seat::Well() {
+void Seat::Answers() {
   pause_ = kSeatPauseMinUs;
   failing_since_ = 0;
-  if (std::exchange(outage_said_, false)) outputs_.push_back(Outage{0, {}});
 }
 
-void Seat::Fail(TimeUs now, TimeUs sent_at, const Status& status) {
-  if (failing_since_ == 0) failing_since_ = sent_at;
+void Seat::Fail(TimeUs now, const Pending& of, const Status& status) {
+  if (failing_since_ == 0) failing_since_ = of.sent_at;
   failing_why_ = status.message();
-  if (status.code() == Code::kNoSpace)
-    failing_why_ += " (etcd takes no writes: etcdctl compact, defrag, alarm disarm)";
   retry_at_ = now + pause_;
   confirm_at_ = std::min(std::max(confirm_at_, now + kSeatPauseMinUs), retry_at_);
   store_at_ = retry_at_;
   pause_ = std::min(pause_ * 2, kSeatPauseMaxUs);
-  if (status.code() == Code::kNotFound) LoseLease(now);
+  // What failed may not be wanted any more. Then this call is how it is noticed that etcd answers again.
+  find_wanted_ |= joined_;
+}
+
+// etcd has answered: no.
+void Seat::Refuse(TimeUs now, const Status& status) {
+  Answers();
+  retry_at_ = store_at_ = now + kSeatPauseMaxUs;
+  if (status.code() == Code::kNotFound) return LoseLease(now);
+  if (refusing_since_ == 0) refusing_since_ = now;
+  refusing_why_ = status.message();
+  if (status.code() == Code::kNoSpace) refusing_why_ += ": etcdctl compact, defrag, alarm disarm";
   // Before this node ever got in, that is what the user has to put right.
   if (status.code() == Code::kInvalidArgument && !joined_ && view_.epoch == 0 &&
       !std::exchange(refused_, true))
-    outputs_.push_back(Refused{status});
+    outputs_.push_back(Refused{
+        Error(status.code(), "etcd refuses the keys below %s: %s", root_.c_str(), status.message().c_str())});
 }
 
 void Seat::LoseLease(TimeUs now) {
@@ -312,21 +343,24 @@ Seat::Outputs Seat::Answered(TimeUs now, uint64_t call, const Result<StoreAnswer
                      : call == store_.id   ? &store_
                                            : nullptr;
   if (pending == nullptr || call == 0) return Take();
-  const TimeUs sent_at = std::exchange(*pending, Pending()).sent_at;
+  const Pending of = std::exchange(*pending, Pending());
   if (!answer.ok()) {
     if (pending == &main_ && resigning_) {  // nothing depends on it: the lease runs out
       Depose("it leaves");
       lease_ = 0;
     }
-    Fail(now, sent_at, answer.status());
+    answer.status().code() == Code::kUnavailable ? Fail(now, of, answer.status())
+                                                 : Refuse(now, answer.status());
   } else {
-    Well();
+    Answers();
+    const bool writes = pending == &store_ || (pending == &main_ && main_kind_ != Kind::kFind);
+    if (writes) refusing_since_ = 0;
     if (pending == &main_) {
-      OnMain(now, main_kind_, sent_at, *answer);
+      OnMain(now, main_kind_, of.sent_at, *answer);
     } else if (pending == &store_) {
       OnStored(now, *answer);
     } else if (answer->succeeded) {
-      outputs_.push_back(Confirmed{sent_at + term_});
+      outputs_.push_back(Confirmed{of.sent_at + term_});
     } else {
       Depose("another node has the office, or etcd has lost it");
       SetOffice(now, answer->revision, answer->found.at(0));
@@ -340,6 +374,7 @@ void Seat::OnMain(TimeUs now, Kind kind, TimeUs sent_at, const StoreAnswer& answ
   switch (kind) {
     case Kind::kGrant:
       lease_ = answer.lease;
+      joined_ = false;
       keep_alive_at_ = kept_at_ = now;
       return;
     case Kind::kJoin:
@@ -363,6 +398,7 @@ void Seat::OnMain(TimeUs now, Kind kind, TimeUs sent_at, const StoreAnswer& answ
       return;
     default:
       find_wanted_ = false;
+      watch_at_ = kNever;
       if (find_at_ != kNever) find_at_ = now + kFindUs - kFindJitterUs + random_() % (2 * kFindJitterUs);
       SetOffice(now, answer.revision, answer.found.at(0));
   }
@@ -401,6 +437,7 @@ void Seat::SetOffice(TimeUs now, int64_t revision, const StoreFound& found) {
   TakeOffice(now, found.present ? std::optional<std::string>(found.value) : std::nullopt);
   if (watching_ || find_wanted_) return;
   watching_ = true;
+  watched_at_ = now;
   outputs_.push_back(Watch{++watch_, root_ + "coordinator", known_at_ + 1});
 }
 
@@ -411,29 +448,45 @@ void Seat::TakeOffice(TimeUs now, const std::optional<std::string>& value) {
   doubted_ = removed_ = false;
   if (holds() && value != mine_)
     Depose(resigning_ ? "it leaves" : "another node has the office, or etcd has lost it");
-  if (!value) {
-    office_.reset();
+  office_ = value ? std::optional(Parse(*value)) : std::nullopt;
+  if (vacant()) {
+    if (office_)
+      LOG_ERROR(
+          "membership etcd's key %scoordinator holds %zu bytes that no node of this job writes, it is taken "
+          "over",
+          root_.c_str(), value->size());
     size_t before = self_.ordinal;
     for (size_t i = 0; i < view_.members.size(); ++i)
       if (view_.members[i].id == self_.id) before = i;
     claim_at_ = now + std::min<TimeUs>(before * kClaimStepUs, kClaimStepsMaxUs) + random_() % kClaimJitterUs;
     return;
   }
-  Office office{*value, {}, kNoNode, {}, {}};
-  std::string id;
-  std::istringstream words(*value);
-  words >> office.address >> id >> office.nonce >> office.name;
-  office.id = std::strtoull(id.c_str(), nullptr, 16);
-  office_ = std::move(office);
+  // Of an office of this process that it does not act on nobody is there.
+  if (office_->id == self_.id && !holds()) return;
   LOG_INFO("membership node %s at %s has the office of coordinator", office_->name.c_str(),
            office_->address.c_str());
-  // Of an office of this process that it does not act on nobody is there.
-  if (office_->id != self_.id || holds()) outputs_.push_back(Moved{office_->address});
+  outputs_.push_back(Moved{office_->address});
+}
+
+// As TxnOf() writes it for a Claim, byte for byte; anything else is not an office.
+Seat::Office Seat::Parse(const std::string& value) {
+  Office office{value, {}, kNoNode, {}, {}};
+  std::string id;
+  std::istringstream words(value);
+  words >> office.address >> id >> office.nonce >> office.name;
+  office.id = std::strtoull(id.c_str(), nullptr, 16);
+  Member holder;
+  holder.id = office.id;
+  holder.name = office.name;
+  const uint64_t nonce = std::strtoull(office.nonce.c_str(), nullptr, 16);
+  if (ValidateMember(holder).ok() && ValidateCoordinatorAddress(office.address).ok() &&
+      office.address + " " + Hex(office.id) + " " + Hex(nonce) + " " + office.name == value)
+    return office;
+  return {value, {}, kNoNode, {}, {}};
 }
 
 void Seat::OnClaimed(TimeUs now, TimeUs sent_at, const StoreAnswer& answer) {
   Coordinator::Inheritance inheritance;
-  inheritance.term_us = term_;
   inheritance.confirmed_until = sent_at + term_;
   inheritance.deposed = claim_deposes_;
   const StoreFound& view = answer.found.at(0);
@@ -442,11 +495,13 @@ void Seat::OnClaimed(TimeUs now, TimeUs sent_at, const StoreAnswer& answer) {
     Result<ViewStatePtr> stored = DecodeStoredView(view.value);
     if (stored.ok()) {
       inheritance.newest = *stored;
+      longest_term_ = std::max(longest_term_, std::min((*stored)->view.settle_us, kTermMax));
     } else {
       LOG_ERROR("membership the view in etcd below %s is not used: %s", root_.c_str(),
                 stored.status().ToString().c_str());
     }
   }
+  inheritance.term_us = longest_term_;
   mine_ = claim_;
   known_at_ = std::max(known_at_, answer.revision);
   confirm_at_ = now;
@@ -525,10 +580,10 @@ Seat::Outputs Seat::Changed(TimeUs now, uint64_t watch, int64_t revision,
 
 Seat::Outputs Seat::WatchEnded(TimeUs now, uint64_t watch) {
   if (watch != watch_ || !watching_) return Take();
-  // What happened meanwhile does not matter, only what is: the office is read, and watched from there on.
+  // What happened meanwhile does not matter, only what is: the office is read, and watched from there on. A watch that
+  // ends as soon as it has begun is not begun over and over.
   watching_ = false;
-  find_wanted_ = true;
-  retry_at_ = std::max(retry_at_, now + kSeatPauseMinUs);
+  watch_at_ = std::max(now + kSeatPauseMinUs, watched_at_ + kFindUs);
   Proceed(now);
   return Take();
 }

@@ -23,7 +23,8 @@
 //
 //   the office is  it is taken (Claim) when
 //   ------------   -----------------------------------------------------------------------------------------------------
-//   empty          after a pause that is longer for later ordinals, so that not all nodes try at once
+//   empty          after a pause that is longer for later ordinals, so that not all nodes try at once; also if its key holds
+//                  what no node of this job writes
 //   another's      more than half of the other members of the last view doubt the holder
 //   of my name     the holder is a former process of this node, or this process took it and missed the answer: at once
 // clang-format on
@@ -61,8 +62,8 @@ namespace ropeteam {
 
 // etcd raises a shorter time to live to this. The office is empty so long after its holder is gone without a doubter.
 inline constexpr int64_t kSeatTtlS = 2;
-// Of nodes with an ordinal from kSeatOrdinals on: 16,384 nodes that renew three times in 2 s would be 25,000 messages a
-// second for etcd.
+// Of nodes with an ordinal from kSeatOrdinals on, until they take the office: 16,384 nodes that renew three times in 2 s
+// would be 25,000 messages a second for etcd.
 inline constexpr int64_t kSeatTtlLongS = 10;
 inline constexpr uint32_t kSeatOrdinals = 64;
 // Between attempts while etcd does not answer: the first is what the next endpoint takes, the longest well under a term.
@@ -121,9 +122,11 @@ class Seat {
   struct Refused {
     Status status;
   };
+  // etcd does not answer, or (`refuses`) takes no writes.
   struct Outage {
     TimeUs since;  // 0: it is over
     std::string why;
+    bool refuses;
   };
   struct Resigned {};
   using Output = std::variant<Call, KeepAlive, Watch, NextEndpoint, Moved, Elected, Confirmed, Stored,
@@ -159,7 +162,7 @@ class Seat {
   struct Office {
     std::string value;
     std::string address;
-    NodeId id = kNoNode;
+    NodeId id = kNoNode;  // kNoNode: `value` is not a node's, and the others are empty
     std::string nonce;
     std::string name;
   };
@@ -169,6 +172,8 @@ class Seat {
     TimeUs sent_at = 0;
   };
 
+  static Office Parse(const std::string& value);
+  bool vacant() const { return !office_ || office_->id == kNoNode; }
   void Proceed(TimeUs now);
   Kind NextKind(TimeUs now) const;
   bool WantsClaim(TimeUs now) const;
@@ -184,8 +189,11 @@ class Seat {
   void OnClaimed(TimeUs now, TimeUs sent_at, const StoreAnswer& answer);
   void OnDoubted(TimeUs now, const StoreAnswer& answer);
   void OnStored(TimeUs now, const StoreAnswer& answer);
-  void Fail(TimeUs now, TimeUs sent_at, const Status& status);
-  void Well();
+  void Fail(TimeUs now, const Pending& of, const Status& status);
+  void Refuse(TimeUs now, const Status& status);
+  void Answers();
+  void SayOutage(TimeUs now);
+  bool WritesNothing(TimeUs now) const;
   void SetOffice(TimeUs now, int64_t revision, const StoreFound& found);
   void TakeOffice(TimeUs now, const std::optional<std::string>& value);
   void Depose(const std::string& why);
@@ -197,6 +205,9 @@ class Seat {
   const TimeUs dead_after_;
   const TimeUs probe_;
   const TimeUs term_;
+  // Of this node and of former holders: nodes may have been given different dead_after_ms, and a successor must wait for the
+  // leases of its predecessors.
+  TimeUs longest_term_;
   Member self_;
   NodeId former_ = kNoNode;  // before Rejoin(): its key is to be deleted
   std::mt19937_64 random_;
@@ -212,7 +223,9 @@ class Seat {
   TimeUs pause_ = kSeatPauseMinUs;
   TimeUs failing_since_ = 0;  // 0: the last call was answered
   std::string failing_why_;
-  bool outage_said_ = false;
+  TimeUs refusing_since_ = 0;  // what is to be written; 0: it is not refused
+  std::string refusing_why_;
+  Outage said_{0, {}, false};
 
   StoreLease lease_ = 0;
   int64_t ttl_s_ = 0;
@@ -226,7 +239,9 @@ class Seat {
   int64_t known_at_ = 0;  // the revision of the store at which office_ was as it is here
   bool behind_ = false;   // an answer came from before known_at_: late, or the store has lost its data
   bool find_wanted_ = false;
-  TimeUs find_at_ = kNever;  // while there is no contact: a watch may hang
+  TimeUs find_at_ = kNever;   // while there is no contact: a watch may hang
+  TimeUs watched_at_ = 0;     // the watch was begun
+  TimeUs watch_at_ = kNever;  // it ended, the office is read and watched again
   std::optional<Office> office_;
   TimeUs office_since_ = 0;
   TimeUs claim_at_ = 0;   // while it is empty

@@ -252,6 +252,7 @@ void CoordinatorServer::Elect(const Coordinator::Inheritance& inheritance) {
   config.coordinator_listen = address_;
   LOG_INFO("membership coordinator begins on %s, job %s", address_.c_str(), config_.job.c_str());
   coordinator_ = std::make_unique<Coordinator>(config, Loop::Now(), FirstEpoch(), inheritance);
+  encoded_ = 0;  // its epochs may be those of the one before, if the store has lost its data
   timer_.notify_one();
 }
 

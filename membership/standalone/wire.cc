@@ -236,7 +236,7 @@ Result<CoordinatorMessage> Decode(CoordinatorFrame&& frame) {
   return Error(Code::kInvalidArgument, "frame of a kind unknown here");
 }
 
-std::string EncodeStoredView(const ViewState& state) {
+std::string EncodeStoredView(const ViewState& state, TimeUs settle_us) {
   ViewInfo info;
   info.set_epoch(state.view.epoch);
   info.set_leader(state.view.leader);
@@ -247,6 +247,7 @@ std::string EncodeStoredView(const ViewState& state) {
   }
   for (const NodeId id : state.removed) info.add_removed(id);
   EncodeSettings(state.view.settings, info.mutable_settings());
+  info.set_settle_us(settle_us);
   return info.SerializeAsString();
 }
 
@@ -260,8 +261,9 @@ Result<ViewStatePtr> DecodeStoredView(const std::string& bytes) {
   const std::set<NodeId> ids = IdsOf(view);
   const bool joined = std::all_of((*state)->joined.begin(), (*state)->joined.end(),
                                   [&view](Epoch at) { return at != 0 && at <= view.epoch; });
-  if (view.epoch == 0 || view.epoch > kEpochMax || (*state)->removed.size() > kRemovedCarriedMax || !joined ||
-      ids.size() != view.members.size() || ids.contains(kNoNode))
+  // Its successors' epochs must be below kEpochMax, too.
+  if (view.epoch == 0 || view.epoch > kEpochKnownMax || (*state)->removed.size() > kRemovedCarriedMax ||
+      !joined || ids.size() != view.members.size() || ids.contains(kNoNode))
     return Error(Code::kInvalidArgument, "stored view of epoch %llu with %zu members is not valid",
                  static_cast<unsigned long long>(view.epoch), view.members.size());
   return ViewStatePtr(std::move(*state));

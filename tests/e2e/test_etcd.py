@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -159,3 +160,24 @@ def test_the_leader_of_etcd_is_killed_and_the_others_are_asked(cluster, etcd):
         rope.close()
     assert [node.members() for node in nodes.nodes] == [2, 2]
     undisturbed(nodes.nodes, [node.process for node in nodes.nodes])
+
+
+def test_a_daemon_that_starts_while_etcd_is_away_says_so_and_ends_when_told(cluster, etcd):
+    nodes = cluster(1, options=["--membership", etcd.url("start")])
+    nodes[0].stop()
+    etcd.signal(signal.SIGSTOP)
+    try:
+        nodes[0].start()
+
+        def membership() -> dict[str, object]:
+            return dict(nodes[0].local_status()["daemon"]["membership"])
+
+        wait_until(lambda: "does not answer" in str(membership()["blocked"]) and membership()["for_s"] >= 2, "a word")
+        said = membership()
+        assert (said["kind"], said["coordinator"], said["registered"]) == ("etcd", "", False)
+        assert said["for_s"] < 60, "since its start, not since the machine's"
+        began = time.monotonic()
+        assert nodes[0].stop() == 0
+        assert time.monotonic() - began < 3
+    finally:
+        etcd.signal(signal.SIGCONT)

@@ -112,20 +112,23 @@ StoreTxn Put(const std::string& key, const std::string& value, StoreLease lease 
 StoreTxn Get(const std::string& key) { return {{}, {{StoreOp::kGet, key}}, {}}; }
 
 TEST(EtcdUrlTest, AUrlSaysWhereEtcdIs) {
-  const Result<EtcdConfig> config = ParseEtcdUrl("etcd://ada@h1:2379,[::1]:2380/a/b/");
+  const Result<EtcdConfig> config = ParseEtcdUrl("etcd://ada@h1:2379,[::1]:2380/a/b@c/");
   ASSERT_TRUE(config.ok()) << config.status().ToString();
   EXPECT_EQ(config.value().endpoints, (std::vector<std::string>{"h1:2379", "[::1]:2380"}));
-  EXPECT_EQ(config.value().prefix, "a/b");
+  EXPECT_EQ(config.value().prefix, "a/b@c");
   EXPECT_EQ(config.value().user, "ada");
   EXPECT_FALSE(config.value().tls);
   EXPECT_TRUE(ParseEtcdUrl("etcds://h:1/p").value().tls);
   EXPECT_EQ(EtcdName(config.value()), "etcd at h1:2379,[::1]:2380");
-  for (const char* bad : {"http://h:1/p", "etcd://h:1", "etcd://h:1/", "etcd://h/p", "etcd://h:/p",
-                          "etcd://h:1,/p", "etcd://:1/p", "etcd://h:x/p"})
+  for (const char* bad :
+       {"http://h:1/p", "etcd://h:1", "etcd://h:1/", "etcd://h/p", "etcd://h:/p", "etcd://h:1,/p",
+        "etcd://:1/p", "etcd://h:x/p", "etcd://::1:2379/p", "etcd://[::1:2379/p", "etcd://h:0/p",
+        "etcd://h:65536/p", "etcd://h:99999999999999999999/p"})
     EXPECT_THAT(ParseEtcdUrl(bad).status().message(), HasSubstr(bad));
-  const std::string secret = ParseEtcdUrl("etcd://ada:pass@h:1/p").status().message();
-  EXPECT_THAT(secret, HasSubstr("--etcd-password-file"));
-  EXPECT_EQ(secret.find("pass@"), std::string::npos);
+  EXPECT_THAT(ParseEtcdUrl("etcd://ada:pass@h:1/p").status().message(), HasSubstr("--etcd-password-file"));
+  for (const char* secret : {"etcd://ada:pass@h:1/p", "etcd://ada:pass@h:1", "etcd://ada:pa/pass@h:1/p",
+                             "x://a:pass@h:1/p", "etcd://a:pass@h/p"})
+    EXPECT_EQ(ParseEtcdUrl(secret).status().message().find("pass@"), std::string::npos) << secret;
   std::string many = "etcd://h:1";
   for (int i = 0; i < 16; ++i) many += ",h:1";
   EXPECT_THAT(ParseEtcdUrl(many + "/p").status().message(), HasSubstr("17 endpoints of etcd, limit 16"));
@@ -226,7 +229,9 @@ TEST_F(EtcdTest, TheUsersTokenIsRenewedAndAWrongPasswordSaidSo) {
   EXPECT_EQ(wrong.code(), Code::kInvalidArgument);
   EXPECT_THAT(wrong.message(), HasSubstr("user ada"));
   config.user.clear();
-  EXPECT_FALSE(Waiting(config).Ask(Put("/p/k", "3")).ok()) << "without a user";
+  const Status nobody = Waiting(config).Ask(Put("/p/k", "3")).status();
+  EXPECT_EQ(nobody.code(), Code::kInvalidArgument) << "to try again is of no use";
+  EXPECT_THAT(nobody.message(), HasSubstr("it wants a user: etcd://USER@"));
 }
 
 TEST_F(EtcdTest, OverTlsBothSidesShowACertificate) {
@@ -246,6 +251,9 @@ TEST_F(EtcdTest, OverTlsBothSidesShowACertificate) {
   EtcdConfig other = config;
   other.ca.clear();  // the system does not trust who signed etcd's
   EXPECT_EQ(Waiting(other).Ask(Put("k", "1")).status().code(), Code::kUnavailable);
+  other.ca = "/dev/null";
+  EXPECT_EQ(Waiting(other).Ask(Put("k", "1")).status().code(), Code::kUnavailable)
+      << "nobody is trusted then";
   other = config;
   other.tls = false;
   EXPECT_EQ(Waiting(other).Ask(Put("k", "1")).status().code(), Code::kUnavailable);

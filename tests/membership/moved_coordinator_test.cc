@@ -181,9 +181,9 @@ TEST(AgentListTest, ContactIsToldOncePerChangeWithTheReason) {
   }
   ASSERT_EQ(told.size(), 2u) << "one per address";
   EXPECT_FALSE(told[0].registered);
-  EXPECT_EQ(told[0].place.address, kFirstAddress);
+  EXPECT_EQ(told[0].address, kFirstAddress);
   EXPECT_EQ(told[0].reason, "connection refused");
-  EXPECT_EQ(told[1].place.address, kSecondAddress);
+  EXPECT_EQ(told[1].address, kSecondAddress);
   EXPECT_EQ(told[1].since, 1000u);
   note(agent.Received(60'000, attempt, HeartbeatAnswer{}));
   ASSERT_EQ(told.size(), 3u);
@@ -237,7 +237,7 @@ TEST_F(MovedCoordinator, TheListLeadsToAReplacementAtAnotherAddress) {
     EXPECT_THAT(cluster_.Names(b_), ElementsAre("a", "b", "c"));
     EXPECT_TRUE(cluster_.Sees(a2, b_)) << "the same instance";
     EXPECT_TRUE(cluster_.RunUntil([&] { return cluster_.HasLease(b_) && cluster_.HasLease(a2); }, 2000));
-    EXPECT_EQ(cluster_.ContactOf(c_).place.address, kSecondAddress);
+    EXPECT_EQ(cluster_.ContactOf(c_).address, kSecondAddress);
     for (const NodeId node : {a2, b_, c_}) cluster_.Crash(node, true);
     cluster_.CrashCoordinator(true, 1);
     cluster_.RunFor(10);

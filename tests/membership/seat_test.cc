@@ -7,6 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <optional>
@@ -20,6 +21,7 @@
 namespace ropeteam {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
@@ -32,14 +34,16 @@ class SeatTest : public ::testing::Test {
   struct Node {
     std::unique_ptr<Seat> seat;
     Member self;
-    bool cut = false;           // from the store: calls fail, after 100 ms
-    bool lose_answers = false;  // calls take effect and their answers are lost
-    bool slow_answers = false;  // they come 2 ms later, and the watch tells first
+    bool cut = false;                   // from the store: calls fail, after 100 ms
+    bool lose_answers = false;          // calls take effect and their answers are lost
+    std::optional<Code> refuse_writes;  // calls that write are answered so, for ever
+    bool slow_answers = false;          // they come 2 ms later, and the watch tells first
     std::multimap<TimeUs, std::pair<uint64_t, Result<StoreAnswer>>> slow;
     bool hold_calls = false;  // calls wait in `held`
     std::vector<std::pair<uint64_t, StoreRequest>> held;
     std::multimap<TimeUs, uint64_t> failing;
     std::pair<uint64_t, int64_t> watch = {0, 0};  // number, next revision
+    size_t calls = 0;
     std::vector<std::string> moved;
     std::vector<Coordinator::Inheritance> elected;
     std::vector<TimeUs> confirmed;
@@ -50,27 +54,34 @@ class SeatTest : public ::testing::Test {
     bool resigned = false;
   };
 
-  Node& Add(NodeId id, uint32_t ordinal, const std::string& name = "") {
+  Node& Add(NodeId id, uint32_t ordinal, const std::string& name = "",
+            uint32_t dead_after_ms = kDeadAfterMsDefault) {
     Node& node = nodes_[id];
     node.self.id = id;
     node.self.name = name.empty() ? Numbered("n", id) : name;
     node.self.ordinal = ordinal;
-    Seat::Config config{"run-7",
-                        "p/q",
-                        kDeadAfterMsDefault,
-                        250,
-                        Numbered("10.0.0.", id) + ":7",
-                        id,
-                        [](const Member& member) { return member.name; }};
+    Seat::Config config{
+        "run-7", "p/q", dead_after_ms, 250, Numbered("10.0.0.", id) + ":7", id, [](const Member& member) {
+          return member.name;
+        }};
     node.seat = std::make_unique<Seat>(config, node.self);
     Perform(&node, node.seat->Start(now_));
     return node;
   }
+  static bool Writes(const StoreRequest& request) {
+    const auto* txn = std::get_if<StoreTxn>(&request);
+    return txn == nullptr || std::any_of(txn->success.begin(), txn->success.end(), [](const StoreOp& op) {
+             return op.kind != StoreOp::kGet && op.kind != StoreOp::kCountPrefix;
+           });
+  }
   void Perform(Node* node, Seat::Outputs outputs) {
     for (Seat::Output& output : outputs) {
       if (auto* call = std::get_if<Seat::Call>(&output)) {
+        ++node->calls;
         if (node->cut) {
           node->failing.emplace(now_ + 100 * kMs, call->id);
+        } else if (node->refuse_writes && Writes(call->request)) {
+          Answer(node, call->id, Error(*node->refuse_writes, "h1:2379: database space exceeded"));
         } else if (node->hold_calls) {
           node->held.emplace_back(call->id, call->request);
         } else if (node->slow_answers) {
@@ -101,7 +112,8 @@ class SeatTest : public ::testing::Test {
       } else if (auto* refused = std::get_if<Seat::Refused>(&output)) {
         node->refused.push_back(refused->status);
       } else if (auto* outage = std::get_if<Seat::Outage>(&output)) {
-        node->outages.push_back(outage->why);
+        node->outages.push_back(outage->since == 0 ? ""
+                                                   : (outage->refuses ? "refuses " : "away ") + outage->why);
       } else if (std::holds_alternative<Seat::Resigned>(output)) {
         node->resigned = true;
       }
@@ -417,6 +429,137 @@ TEST_F(SeatTest, WhileTheStoreIsAwayTheOfficeStaysAndItIsSaid) {
   EXPECT_EQ(nodes_[1].outages.back(), "");
 }
 
+// Its confirmations, which only read, are answered meanwhile.
+TEST_F(SeatTest, AHolderWhoseViewIsRefusedSaysSoAndTriesSeldom) {
+  StartThree();
+  Node& holder = nodes_[1];
+  holder.refuse_writes = Code::kNoSpace;
+  GiveView(&holder, 6, {1, 2});
+  const size_t calls = holder.calls;
+  RunFor(3000);
+  ASSERT_EQ(holder.outages.size(), 1u);
+  EXPECT_THAT(holder.outages[0],
+              AllOf(StartsWith("refuses "), HasSubstr("space exceeded"), HasSubstr("alarm disarm")));
+  EXPECT_TRUE(holder.seat->holds());
+  EXPECT_GT(holder.confirmed.back(), now_);
+  EXPECT_LE(holder.calls - calls, 12u + 7u) << "confirmations, and a Store every half second";
+  holder.refuse_writes.reset();
+  RunFor(600);
+  EXPECT_EQ(holder.stored.back(), 6u);
+  EXPECT_EQ(holder.outages.back(), "");
+}
+
+// A call that failed may not be wanted any more: the outage ends all the same when the store answers.
+TEST_F(SeatTest, AnOutageEndsThoughWhatFailedIsNotWantedAnyMore) {
+  StartThree();
+  Node& node = nodes_[2];
+  Contact(&node, false);
+  node.cut = true;
+  RunFor(500);  // a Doubt has failed
+  node.cut = false;
+  Contact(&node, true);
+  RunFor(2000);
+  EXPECT_THAT(node.outages, ::testing::IsEmpty());
+}
+
+TEST_F(SeatTest, AWatchThatEndsAsSoonAsItBeginsIsBegunTwiceASecond) {
+  StartThree();
+  Node& node = nodes_[2];
+  const uint64_t first = node.watch.first;
+  for (int i = 0; i < 3000; ++i) {
+    Perform(&node, node.seat->WatchEnded(now_, node.watch.first));
+    RunFor(1);
+  }
+  EXPECT_GE(node.watch.first - first, 5u);
+  EXPECT_LE(node.watch.first - first, 7u);
+  RunFor(1000);
+  const uint64_t number = node.watch.first;
+  Perform(&node, node.seat->WatchEnded(now_, number));
+  RunFor(30);
+  EXPECT_GT(node.watch.first, number) << "one that lasted is begun again at once";
+}
+
+TEST_F(SeatTest, AnOfficeThatNoNodeWroteIsTakenOver) {
+  for (const std::string& garbage :
+       {std::string(), std::string("x"), std::string(100'000, 'A'), std::string("a:1 b c d"),
+        std::string("\0\n\xff", 3), std::string("10.0.0.9:7 0000000000000000 0000000000000001 n"),
+        std::string("10.0.0.9 0000000000000009 0000000000000001 n"),
+        std::string("10.0.0.9:7 0000000000000009 0000000000000001 n "),
+        std::string("10.0.0.9:7 0000000000000009 00000000000001 n")}) {
+    nodes_.clear();
+    store_ = FakeStore();
+    (void)store_.Apply(now_,
+                       StoreTxn{{}, {{StoreOp::kPut, std::string(kRoot) + "coordinator", garbage}}, {}});
+    StartThree();
+    EXPECT_EQ(Holders(), 1u) << garbage.substr(0, 80);
+    for (const auto& [id, node] : nodes_) EXPECT_EQ(node.moved, std::vector<std::string>{"10.0.0.1:7"});
+    // And while the job runs.
+    (void)store_.Apply(now_,
+                       StoreTxn{{}, {{StoreOp::kPut, std::string(kRoot) + "coordinator", garbage}}, {}});
+    RunFor(1000);
+    EXPECT_EQ(Holders(), 1u);
+    EXPECT_NE(*Key("coordinator"), garbage);
+  }
+}
+
+TEST_F(SeatTest, AViewThatNoNodeWroteIsReplaced) {
+  auto far = std::make_shared<ViewState>();
+  far->view.epoch = kEpochKnownMax + 1;
+  for (const std::string& garbage :
+       {std::string("x"), std::string(1000, '\xff'), EncodeStoredView(*far, 0)}) {
+    nodes_.clear();
+    store_ = FakeStore();
+    (void)store_.Apply(now_, StoreTxn{{}, {{StoreOp::kPut, std::string(kRoot) + "view", garbage}}, {}});
+    StartThree();
+    EXPECT_EQ(nodes_[1].elected.at(0).newest, nullptr);
+    EXPECT_EQ((*DecodeStoredView(*Key("view")))->view.epoch, 5u);
+  }
+}
+
+TEST_F(SeatTest, ASuccessorWaitsAsLongAsTheLeasesOfAnyFormerHolder) {
+  Add(1, 0, "", 10'000);
+  RunFor(100);
+  ASSERT_TRUE(nodes_[1].seat->holds());
+  GiveView(&nodes_[1], 5, {1});
+  Add(2, 1);
+  Add(3, 2);
+  RunFor(100);
+  nodes_.erase(1);
+  RunFor(static_cast<uint64_t>(kSeatTtlS) * 1000 + 400);
+  ASSERT_TRUE(nodes_[2].seat->holds());
+  EXPECT_EQ(nodes_[2].elected[0].term_us, TermMs(10'000) * kMs);
+  GiveView(&nodes_[2], 6, {2, 3});
+  nodes_.erase(2);
+  RunFor(static_cast<uint64_t>(kSeatTtlS) * 1000 + 400);
+  ASSERT_TRUE(nodes_[3].seat->holds());
+  EXPECT_EQ(nodes_[3].elected[0].term_us, TermMs(10'000) * kMs) << "the first one's may not have run out";
+}
+
+TEST_F(SeatTest, ARejoinedInstanceIsNotTakenForTheFormerOne) {
+  StartThree();
+  Node& node = nodes_[2];
+  Contact(&node, false);
+  node.hold_calls = true;
+  RunFor(300);  // its doubt is on its way
+  ASSERT_EQ(node.held.size(), 1u);
+  (void)Perform(&node, node.seat->OnRefused(now_));
+  Member again = node.self;
+  again.id = 22;
+  Perform(&node, node.seat->Rejoin(now_, again));
+  Release(&node);
+  RunFor(100);
+  EXPECT_TRUE(Key("nodes/0000000000000016"));
+  EXPECT_FALSE(Key("nodes/0000000000000002"));
+  node.self = again;
+  nodes_.emplace(22, std::move(node));
+  nodes_.erase(2);
+  GiveView(&nodes_[1], 6, {1, 22, 3});
+  nodes_.erase(1);
+  for (const NodeId id : {22, 3}) Contact(&nodes_[id], false);
+  RunFor(300);
+  EXPECT_EQ(Holders(), 1u) << "the doubts of both count";
+}
+
 TEST_F(SeatTest, ANodeThatKeepsALeaseButHearsNoEventFindsTheNewHolderByReading) {
   StartThree();
   Node& deaf = nodes_[3];
@@ -431,7 +574,7 @@ TEST_F(SeatTest, ANodeThatKeepsALeaseButHearsNoEventFindsTheNewHolderByReading) 
 TEST_F(SeatTest, TheWatchGoesOnWhereTheOfficeWasRead) {
   Node& node = Add(1, 0);
   Node& other = Add(2, 1);
-  RunFor(100);
+  RunFor(1000);
   ASSERT_TRUE(node.seat->holds());
   const uint64_t number = other.watch.first;
   Perform(&other, other.seat->WatchEnded(now_, number));  // compacted, or its endpoint failed
@@ -439,6 +582,16 @@ TEST_F(SeatTest, TheWatchGoesOnWhereTheOfficeWasRead) {
   RunFor(30);
   EXPECT_GT(other.watch.first, number);
   EXPECT_EQ(other.watch.second, store_.revision() + 1);
+}
+
+TEST_F(SeatTest, AnOfficeNeverHangsOnALongLease) {
+  Add(1, kSeatOrdinals);
+  RunFor(500);
+  ASSERT_TRUE(nodes_[1].seat->holds());
+  EXPECT_TRUE(Key("nodes/0000000000000001"));
+  nodes_.erase(1);
+  RunFor(static_cast<uint64_t>(kSeatTtlS) * 1000 + 10);
+  EXPECT_FALSE(Key("coordinator"));
 }
 
 TEST_F(SeatTest, ARestartedHolderTakesItsOfficeBackAtOnce) {
@@ -476,6 +629,16 @@ TEST_F(SeatTest, WhoLeavesGivesTheOfficeAndTheLeaseBack) {
   EXPECT_FALSE(Key("nodes/0000000000000001"));
   RunFor(150);
   EXPECT_TRUE(nodes_[2].seat->holds() || nodes_[3].seat->holds());
+}
+
+TEST_F(SeatTest, ANodeThatMayNotWriteIsRefusedOnceAndSaysWhere) {
+  Node& node = Add(1, 0);
+  nodes_[2].refuse_writes = Code::kInvalidArgument;
+  Node& other = Add(2, 1);
+  RunFor(2000);
+  EXPECT_THAT(node.refused, ::testing::IsEmpty());
+  ASSERT_EQ(other.refused.size(), 1u);
+  EXPECT_THAT(other.refused[0].message(), HasSubstr("keys below /p%2Fq/run-7/: h1:2379: "));
 }
 
 TEST_F(SeatTest, KeysOfAnotherFormatAreRefusedWithBothNamed) {

@@ -243,10 +243,10 @@ TEST(ControlPlane, WithAKeyHearsWhoeverHasItAndNobodyElse) {
 TEST(ControlPlane, AMemberThatIsAskedSaysWhereItsCoordinatorIs) {
   std::mutex mutex;
   std::condition_variable changed;
-  std::vector<Place> places;
+  std::vector<std::string> places;
   const auto ignore = [](NodeId, std::string, const std::function<void()>& handled) { handled(); };
   Result<std::unique_ptr<ControlPlane>> a =
-      ControlPlane::Create({1, "127.0.0.1", 0}, ignore, [&](const Place& place) {
+      ControlPlane::Create({1, "127.0.0.1", 0}, ignore, [&](const std::string& place) {
         const std::lock_guard lock(mutex);
         places.push_back(place);
         changed.notify_all();
@@ -259,19 +259,68 @@ TEST(ControlPlane, AMemberThatIsAskedSaysWhereItsCoordinatorIs) {
   (*a)->Send(2, "a message behind it");
   EXPECT_EQ(inbox.WaitFor(1)[0].second, "a message behind it");
   EXPECT_TRUE((*a)->Unreached().empty());
-  b->SetPlace({"10.0.0.9:29600", 7});
+  b->SetCoordinator("10.0.0.9:29600");
   (*a)->Ask(2);
   {
     std::unique_lock lock(mutex);
     ASSERT_TRUE(changed.wait_for(lock, std::chrono::seconds(30), [&] { return !places.empty(); }));
-    EXPECT_EQ(places[0].address, "10.0.0.9:29600");
-    EXPECT_EQ(places[0].order, 7u);
+    EXPECT_EQ(places[0], "10.0.0.9:29600");
   }
   EXPECT_EQ(inbox.WaitFor(1).size(), 1u) << "a question is no message of the Engine";
 
   (*a)->SetMembers({At(3, 1)});
   (*a)->Ask(3);
   EXPECT_TRUE((*a)->Unreached().contains(3)) << "nobody listens there";
+}
+
+// A member that answers a question a hundred times.
+class Talker final : public control::Control::Service {
+ public:
+  Talker() {
+    grpc::ServerBuilder builder;
+    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port_);
+    builder.RegisterService(this);
+    server_ = builder.BuildAndStart();
+  }
+  ~Talker() override { server_->Shutdown(std::chrono::system_clock::now()); }
+  uint16_t port() const { return static_cast<uint16_t>(port_); }
+  grpc::Status Exchange(grpc::ServerContext*,
+                        grpc::ServerReaderWriter<control::Answer, control::Envelope>* stream) override {
+    control::Answer answer;
+    for (control::Envelope question; stream->Read(&question);)
+      for (int i = 0; i < 100; ++i) {
+        answer.set_coordinator("10.0.0.9:" + std::to_string(i));
+        stream->Write(answer);
+      }
+    return grpc::Status::OK;
+  }
+
+ private:
+  int port_ = 0;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+TEST(ControlPlane, ToOneQuestionOneAnswerIsListenedTo) {
+  Talker talker;
+  std::mutex mutex;
+  std::condition_variable changed;
+  size_t answers = 0;
+  const auto ignore = [](NodeId, std::string, const std::function<void()>& handled) { handled(); };
+  Result<std::unique_ptr<ControlPlane>> a =
+      ControlPlane::Create({1, "127.0.0.1", 0}, ignore, [&](const std::string&) {
+        const std::lock_guard lock(mutex);
+        ++answers;
+        changed.notify_all();
+      });
+  ASSERT_TRUE(a.ok());
+  (*a)->SetMembers({At(2, talker.port())});
+  for (size_t asked = 1; asked <= 3; ++asked) {
+    (*a)->Ask(2);
+    std::unique_lock lock(mutex);
+    ASSERT_TRUE(changed.wait_for(lock, std::chrono::seconds(30), [&] { return answers >= asked; }));
+  }
+  (*a)->Stop();
+  EXPECT_EQ(answers, 3u);
 }
 
 TEST(ControlPlane, GarbageOnItsPortHarmsNobody) {

@@ -32,18 +32,18 @@ View ViewOf(Epoch epoch, const std::vector<uint32_t>& ordinals, uint32_t nodes) 
   return view;
 }
 
-Contact Registered(const std::string& address, TimeUs since) { return {{address}, true, since, ""}; }
+Contact Registered(const std::string& address, TimeUs since) { return {address, true, since, ""}; }
 Contact Lost(const std::string& address, TimeUs since) {
-  return {{address}, false, since, "connection refused"};
+  return {address, false, since, "connection refused"};
 }
 
 TEST(CoordinatorWatch, ARegisteredNodeAsksNobodyAndTellsWhereItIs) {
   CoordinatorWatch watch("", 0);
-  EXPECT_EQ(watch.Answer().address, "");
+  EXPECT_EQ(watch.Answer(), "");
   watch.OnContact(Registered(kOther, kSecond));
   watch.OnView(kSecond, 2, ViewOf(1, {0, 1, 2}, 3));
   EXPECT_THAT(watch.ToAsk(), IsEmpty());
-  EXPECT_EQ(watch.Answer().address, kOther);
+  EXPECT_EQ(watch.Answer(), kOther);
   const MembershipReport report = watch.Report(2 * kSecond, {});
   EXPECT_TRUE(report.registered);
   EXPECT_EQ(report.missing_total, 0u);
@@ -57,10 +57,10 @@ TEST(CoordinatorWatch, ANodeWithoutACoordinatorAsksTheOthersAndFollows) {
   view.leader = 1;
   watch.OnView(kSecond, 2, view);
   watch.OnContact(Lost(kOwn, 5 * kSecond));
-  EXPECT_EQ(watch.Answer().address, "") << "what it had is of no use to others";
+  EXPECT_EQ(watch.Answer(), "") << "what it had is of no use to others";
   EXPECT_EQ(watch.ToAsk().size(), 2u);
   bool now = true;
-  EXPECT_TRUE(watch.Follows({kOther}, &now));
+  EXPECT_TRUE(watch.Follows(kOther, &now));
   EXPECT_FALSE(now);
 
   const MembershipReport report = watch.Report(47 * kSecond, {{1, 5 * kSecond}});
@@ -75,6 +75,24 @@ TEST(CoordinatorWatch, ANodeWithoutACoordinatorAsksTheOthersAndFollows) {
   EXPECT_THAT(report.blocked, AllOf(HasSubstr("nothing is committed"), HasSubstr("the leader is lost, too")));
   EXPECT_THAT(watch.Report(47 * kSecond, {{3, 5 * kSecond}}).blocked, HasSubstr("reads go on"));
   EXPECT_THAT(report.advice, HasSubstr("ropeteam rejoin"));
+}
+
+// etcd does not answer from the start: no address is known, and there was no contact.
+TEST(CoordinatorWatch, OverEtcdTheReportSaysWhatEtcdDoes) {
+  CoordinatorWatch watch("", 0, /*moves=*/true);
+  watch.OnContact({"", false, 2 * kSecond, "", "etcd at h:1 does not answer"});
+  MembershipReport report = watch.Report(5 * kSecond, {});
+  EXPECT_STREQ(report.kind, "etcd");
+  EXPECT_EQ(report.coordinator, "");
+  EXPECT_EQ(report.for_us, 3 * kSecond);
+  EXPECT_THAT(report.tried, IsEmpty()) << "an address of no letters is none";
+  EXPECT_THAT(report.blocked, AllOf(HasSubstr("etcd at h:1 does not answer"), HasSubstr("has not joined")));
+  EXPECT_THAT(report.advice, HasSubstr("etcd"));
+  watch.OnContact({kOther, true, 6 * kSecond, "", ""});
+  watch.OnView(6 * kSecond, 1, ViewOf(1, {0}, 1));
+  EXPECT_EQ(watch.Report(7 * kSecond, {}).blocked, "");
+  watch.OnContact({kOther, true, 6 * kSecond, "", "etcd at h:1 does not answer"});
+  EXPECT_EQ(watch.Report(8 * kSecond, {}).blocked, "etcd at h:1 does not answer");
 }
 
 TEST(CoordinatorWatch, InALargeViewFewAreAskedAndAllAreReached) {
@@ -104,16 +122,16 @@ TEST(CoordinatorWatch, TheNodeOfACoordinatorLeavesItOnlyIfItIsAloneUnderIt) {
   watch.OnContact(Registered(kOwn, kSecond));
   watch.OnView(kSecond, 1, ViewOf(1, {0, 1, 2}, 3));
   bool now = false;
-  (void)watch.Follows({kOther}, &now);
+  (void)watch.Follows(kOther, &now);
   EXPECT_FALSE(now) << "others depend on it";
   EXPECT_THAT(watch.ToAsk(), IsEmpty());
-  EXPECT_EQ(watch.Answer().address, kOwn);
+  EXPECT_EQ(watch.Answer(), kOwn);
   watch.OnView(9 * kSecond, 1, ViewOf(2, {0}, 3));
   EXPECT_EQ(watch.ToAsk().size(), 2u) << "those that it has lost";
-  EXPECT_EQ(watch.Answer().address, "") << "or two that are alone would go to each other";
-  EXPECT_TRUE(watch.Follows({kOther}, &now));
+  EXPECT_EQ(watch.Answer(), "") << "or two that are alone would go to each other";
+  EXPECT_TRUE(watch.Follows(kOther, &now));
   EXPECT_TRUE(now);
-  EXPECT_FALSE(watch.Follows({kOwn}, &now));
+  EXPECT_FALSE(watch.Follows(kOwn, &now));
 }
 
 TEST(CoordinatorWatch, MissingAreThoseThatNobodyHasReplaced) {
