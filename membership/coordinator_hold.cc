@@ -33,7 +33,8 @@
 namespace ropeteam {
 
 bool Coordinator::HoldMayEnd() {
-  if (newest_ == nullptr) {
+  // The one in the store has no members if all have left in good order.
+  if (newest_ == nullptr || newest_->view.members.empty()) {
     if (config_.nodes_expected == 0) return false;
     if (records_.size() < config_.nodes_expected) return false;
     std::set<std::string> names;

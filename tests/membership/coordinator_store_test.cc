@@ -93,7 +93,7 @@ class CoordinatorStoreTest : public ::testing::Test {
   static ViewStatePtr View(Epoch epoch, const std::vector<NodeId>& ids, bool names, uint32_t replicas = 1) {
     auto state = std::make_shared<ViewState>();
     state->view.epoch = epoch;
-    state->view.leader = ids.front();
+    state->view.leader = ids.empty() ? kNoNode : ids.front();
     state->view.settings.replicas = replicas;
     for (const NodeId id : ids) {
       Member member = From(id).member;
@@ -268,6 +268,19 @@ TEST_F(CoordinatorStoreTest, SettingsComeFromAReportedViewAndNotFromTheStore) {
   Pass((kDeadAfterMsDefault + 300) * kMs, true);
   ASSERT_NE(stored_, nullptr);
   EXPECT_EQ(stored_->view.settings.replicas, 2u);
+}
+
+// All nodes of the run before have left in good order, the last one stored a view without members.
+TEST_F(CoordinatorStoreTest, AfterAnEmptyStoredViewTheFirstViewWaitsForAllNodes) {
+  Elect({.newest = View(7, {}, false)});
+  Note(coordinator_->Tick(now_));
+  Register(From(1));
+  Pass(500 * kMs, true, {1});
+  EXPECT_EQ(stored_, nullptr);
+  Register(From(2));
+  ASSERT_NE(stored_, nullptr);
+  EXPECT_EQ(IdsOf(stored_->view), (std::set<NodeId>{1, 2}));
+  EXPECT_GT(stored_->view.epoch, 7u);
 }
 
 TEST_F(CoordinatorStoreTest, WhatAnyNodeWasGivenBeatsTheHoldersDefaults) {
