@@ -70,6 +70,15 @@ bool LocalServer::OnRequest(SessionId id, Client& client, local::Type type, Requ
       });
       return true;
     }
+    case local::Type::kQuarantine: {
+      local::Quarantine quarantine;
+      if (client.state != State::kAdmin || !Decode(payload, quarantine)) return false;
+      drive_([&](Engine& engine, TimeUs now) {
+        engine.OnQuarantine(now, id, request, quarantine.step, quarantine.undo,
+                            TimeoutUs(quarantine.timeout_ms));
+      });
+      return true;
+    }
     case local::Type::kRejoin:
       return OnRejoin(client, request, payload);
     case local::Type::kAdmin:

@@ -99,7 +99,7 @@ void LocalServer::OnFrame(SessionId id, const local::FrameHeader& header, std::s
   const bool reads = header.type == local::Type::kLatest || header.type == local::Type::kViewOpen ||
                      header.type == local::Type::kViewRepair || header.type == local::Type::kViewClose;
   const bool looks = header.type == local::Type::kAdmin || header.type == local::Type::kTrace ||
-                     header.type == local::Type::kRejoin;
+                     header.type == local::Type::kRejoin || header.type == local::Type::kQuarantine;
   if (client.state == State::kAdmin && !looks && !reads)
     return Reply(client, header.request, Code::kInvalidArgument,
                  "a session of kind admin has no rank to do that for");
@@ -177,7 +177,8 @@ void LocalServer::OnAnswer(const Answer& answer) {
     session.Send(local::Type::kSaveGrant, answer.request,
                  Encode(local::SaveGrant{grant->save, grant->extents}));
   } else if (const auto* latest = std::get_if<AnswerLatest>(&answer.body)) {
-    const local::LatestReply reply{latest->step.step, latest->step.incarnation, latest->world_size};
+    const local::LatestReply reply{latest->step.step, latest->step.incarnation, latest->world_size,
+                                   latest->passed_over.step, latest->passed_over.incarnation};
     session.Send(local::Type::kLatestReply, answer.request, Encode(reply));
   } else if (const auto* trace = std::get_if<AnswerTrace>(&answer.body)) {
     const local::TraceReply reply{trace->asked_at, trace->node_at, trace->answered_at, trace->events};

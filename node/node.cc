@@ -63,6 +63,7 @@ EngineConfig EngineConfigOf(const Options& options, NodeId self) {
   config.job = options.job;
   config.node = options.node;
   config.scrub_bytes_per_s = options.scrub_bytes_per_s;
+  config.restores_max = options.quarantine_after;
   return config;
 }
 

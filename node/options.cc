@@ -37,7 +37,8 @@ struct Texts {
   std::string data_port = "0", memory = "auto", chunk_size = "4M", arena_path = "/dev/shm", replicas,
               keep_steps = "2";
   std::string domain, socket, transport = "auto", provider, device, gid_index, dead_after_ms = "1000";
-  std::string heartbeat_ms, check_threads, scrub_rate = "100M", ready_fd = "-1", log_level = "info", log_file;
+  std::string heartbeat_ms, check_threads, scrub_rate = "100M", quarantine_after, ready_fd = "-1",
+                                           log_level = "info", log_file;
   std::string storage, persist_every = "0", persist_rate = "0", keep_on_storage = "0", keep_every = "0";
   std::string keep_best, keep_within, audit_log, restore_from, metrics, join_timeout = "0";
   std::string membership = "standalone", etcd_ca, etcd_cert, etcd_key, etcd_password_file;
@@ -146,6 +147,10 @@ void Declare(CLI::App& app, Texts& t) {
   app.add_option("--check-threads", t.check_threads, "threads that check what came from other nodes [2]");
   app.add_option("--scrub-rate", t.scrub_rate,
                  "bytes per second of sealed data that are checked in the background; 0: off [100M]");
+  app.add_option(
+      "--quarantine-after", t.quarantine_after,
+      "restores of a step in a row, without a newer commit, after which an older one is offered; 0: never "
+      "[3]");
   app.add_option("--metrics", t.metrics,
                  "[ADDRESS:]PORT where Prometheus may ask for metrics; a port alone: on 127.0.0.1 [nowhere]");
   app.add_option("--ready-fd", t.ready_fd, "descriptor that gets the ready line too");
@@ -503,6 +508,9 @@ Status CheckTimes(const Texts& t, Options* o) {
         "--scrub-rate \"%.80s\" is not a size such as 100M (bytes per second), at most %lluG, or 0 for "
         "no scrub",
         t.scrub_rate.c_str(), static_cast<unsigned long long>(kScrubRateMax >> 30));
+  if (!t.quarantine_after.empty())
+    ROPETEAM_RETURN_IF_ERROR(
+        Count("--quarantine-after", t.quarantine_after, 0, kQuarantineAfterMax, &o->quarantine_after));
   if (t.ready_fd != "-1") {
     ROPETEAM_RETURN_IF_ERROR(Count("--ready-fd", t.ready_fd, 0, 1 << 20, &o->ready_fd));
     if (fcntl(o->ready_fd, F_GETFD) < 0)

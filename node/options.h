@@ -30,6 +30,9 @@ inline constexpr uint64_t kPersistEveryMax = 1'000'000'000;  // steps, or thirty
 inline constexpr uint64_t kPersistRateMax = 1000ull << 30;   // above what a node's network gives
 inline constexpr uint64_t kScrubRateDefault = 100ull << 20;
 inline constexpr uint64_t kScrubRateMax = 100ull << 30;  // above what a machine's memory gives
+// A loss of a node restarts the world as well: three in a row, none of which came as far as a commit, are rarely that.
+inline constexpr uint32_t kQuarantineAfterDefault = 3;
+inline constexpr uint32_t kQuarantineAfterMax = 1000;
 
 struct Options {
   std::string job;
@@ -84,7 +87,8 @@ struct Options {
   uint32_t dead_after_ms = 1000;
   uint32_t heartbeat_ms = 200;
   uint32_t check_threads = 2;
-  uint64_t scrub_bytes_per_s = kScrubRateDefault;  // 0: off
+  uint64_t scrub_bytes_per_s = kScrubRateDefault;       // 0: off
+  uint32_t quarantine_after = kQuarantineAfterDefault;  // restores of a step in a row; 0: never
   int ready_fd = -1;        // the ready line goes there too, and the descriptor is closed behind it
   bool supervised = false;  // that descriptor stays open, for what node/supervisor_link.h lists
   uint32_t join_timeout_s =

@@ -117,7 +117,9 @@ Json ToJson(const StepReport& s) {
           {"persisted", s.persisted},
           {"producible", s.producible},
           {"copies_min", s.copies_min},
-          {"bytes", s.bytes}};
+          {"bytes", s.bytes},
+          {"restores", s.restores},
+          {"quarantined", s.quarantined}};
 }
 
 Json ToJson(const MembershipReport& r) {

@@ -20,12 +20,14 @@ Result<StoredList> StorageWorkers::Prune(const PruneStored& prune) {
   std::vector<storage::RetainedStep> steps;
   for (const StepId& id : listed->steps) {
     const storage::StepName name{id.step, id.incarnation};
-    const Result<storage::StepHead> head = CheckStep(id, nullptr);
+    storage::StepRestores restores;
+    const Result<storage::StepHead> head = CheckStep(id, nullptr, &restores);
     const Code code = head.ok() ? Code::kOk : head.status().code();
     // What cannot be read now is no reason to delete anything.
     if (!head.ok() && code != Code::kCorrupt && code != Code::kUnsupported) return head.status();
     const bool in_use = std::find(prune.in_use.begin(), prune.in_use.end(), id) != prune.in_use.end();
-    steps.push_back({name, head.ok() ? head->time_s : 0, head.ok() ? head->user : "{}", head.ok(), in_use});
+    steps.push_back({name, head.ok() ? head->time_s : 0, head.ok() ? head->user : "{}",
+                     head.ok() && !restores.quarantined, in_use});
   }
   const std::vector<unsigned> kept =
       storage::ChooseKept(config_.rules, steps, static_cast<uint64_t>(std::time(nullptr)));

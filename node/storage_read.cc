@@ -52,7 +52,8 @@ Result<std::string> StorageWorkers::ReadManifest(const StepId& step, const Place
   return text;
 }
 
-Result<storage::StepHead> StorageWorkers::CheckStep(const StepId& id, std::vector<StoredRank>* ranks) {
+Result<storage::StepHead> StorageWorkers::CheckStep(const StepId& id, std::vector<StoredRank>* ranks,
+                                                    storage::StepRestores* restores) {
   const storage::StepName name{id.step, id.incarnation};
   const Place* place = nullptr;
   const Result<std::string> text = ReadManifestText(id, &place);
@@ -66,6 +67,12 @@ Result<storage::StepHead> StorageWorkers::CheckStep(const StepId& id, std::vecto
   if (!damage->empty())
     return Error(Code::kCorrupt, "%s is marked as damaged: %s", storage::StepPath(place->job, name).c_str(),
                  damage->c_str());
+  if (restores != nullptr) {
+    const Result<storage::StepRestores> noted =
+        storage::RestoresOf(place->sink.get(), place->job, name, *sizes, kCallTimeout);
+    if (!noted.ok()) return noted.status();
+    *restores = *noted;
+  }
   return storage::ParseManifestOf(place->job, name, *text, [&](storage::RankEntry&& entry) {
     for (const storage::FileEntry& file : entry.files)
       ROPETEAM_RETURN_IF_ERROR(storage::CheckFileSize(storage::StepPath(place->job, name), *sizes, file));
@@ -81,8 +88,10 @@ Result<StoredStep> StorageWorkers::ReadStep(const StepId& id) {
   }
   StoredStep step;
   step.id = id;
-  const Result<storage::StepHead> head = CheckStep(id, &step.ranks);
+  storage::StepRestores noted;
+  const Result<storage::StepHead> head = CheckStep(id, &step.ranks, &noted);
   if (!head.ok()) return head.status();
+  step.restored = {id, noted.revision, noted.restores, noted.counted, noted.quarantined, noted.by_hand};
   step.world_size = head->world_size;
   step.chunk_bytes = head->chunk_bytes;
   return step;

@@ -141,6 +141,14 @@ Status StorageWorkers::Do(const StorageWork& work, StorageDone* done) {
       status = storage::MarkDamaged(config_.sink.get(), config_.job,
                                     {mark->step.step, mark->step.incarnation}, mark->why, kCallTimeout);
   }
+  if (const auto* noted = std::get_if<NoteStored>(&work)) {
+    const RestoreNote& note = noted->note;
+    status = lock_->Check();
+    if (status.ok())
+      status = storage::NoteRestores(
+          config_.sink.get(), config_.job, {note.step.step, note.step.incarnation},
+          {note.revision, note.restores, note.counted, note.quarantined, note.by_hand}, kCallTimeout);
+  }
   if (std::holds_alternative<HoldStorage>(work)) {
     status = lock_->Hold();
     if (status.ok() && !leftovers_aborted_.exchange(true)) write_parts_->Submit([this] { AbortLeftovers(); });

@@ -34,6 +34,7 @@
 #include "storage/lock/job_lock.h"
 #include "storage/retention/retention.h"
 #include "storage/sink.h"
+#include "storage/steps/damaged.h"
 
 namespace ropeteam {
 
@@ -147,7 +148,8 @@ class StorageWorkers {
   // storage_read.cc
   Result<StoredList> List();
   // Its manifest, and that each file is there with its size. `ranks` may be null.
-  Result<storage::StepHead> CheckStep(const StepId& step, std::vector<StoredRank>* ranks);
+  Result<storage::StepHead> CheckStep(const StepId& step, std::vector<StoredRank>* ranks,
+                                      storage::StepRestores* restores = nullptr);
   Result<StoredStep> ReadStep(const StepId& step);
   Result<LoadedChunks> Load(const LoadChunks& load);
   Result<std::string> ReadManifest(const StepId& step, const Place** place);

@@ -66,6 +66,8 @@ Result<AskOptions> ParseAskOptions(const std::vector<std::string>& arguments, Ta
       options.coordinator = value;
     } else if (argument == "--force" && !has_value && takes == Takes::kCoordinator) {
       options.force = true;
+    } else if (argument == "--undo" && !has_value && takes == Takes::kStepAndUndo) {
+      options.undo = true;
     } else if (argument == "--count" && takes == Takes::kWatch) {
       ROPETEAM_RETURN_IF_ERROR(ParseNumber("--count", value, &options.watch_count));
     } else if (argument == "--watch" && takes == Takes::kWatch) {
@@ -121,6 +123,13 @@ Status AskToRejoin(const AskOptions& options) {
   Result<std::unique_ptr<AdminClient>> client = Connect(options, &timeout_ms);
   if (!client.ok()) return client.status();
   return (*client)->Rejoin({options.coordinator, options.force}, timeout_ms);
+}
+
+Status AskToQuarantine(const AskOptions& options) {
+  int64_t timeout_ms = 0;
+  Result<std::unique_ptr<AdminClient>> client = Connect(options, &timeout_ms);
+  if (!client.ok()) return client.status();
+  return (*client)->Quarantine({options.step, options.undo, static_cast<uint64_t>(timeout_ms)});
 }
 
 int PrintAnswer(const char* name, const AskOptions& options, const Result<std::string>& answer,

@@ -28,13 +28,14 @@ struct AskOptions {
   uint64_t watch_count = 0;  // status: stop after so many; 0: never
   std::string coordinator;   // rejoin
   bool force = false;        // rejoin
+  bool undo = false;         // quarantine
   bool has_step = false;     // ls, verify, trace
   Step step = 0;
   std::string output;  // trace
   bool help = false;
 };
 
-enum class Takes { kStep, kWatch, kStepAndOutput, kCoordinator };
+enum class Takes { kStep, kWatch, kStepAndOutput, kCoordinator, kStepAndUndo };
 
 // kInvalidArgument: an unknown option, a bad value.
 Result<AskOptions> ParseAskOptions(const std::vector<std::string>& arguments, Takes takes);
@@ -43,6 +44,9 @@ Result<AskOptions> ParseAskOptions(const std::vector<std::string>& arguments, Ta
 Result<std::string> Ask(const AskOptions& options, local::AdminCommand command);
 // Tells the daemon that its coordinator is at options.coordinator. It looks there; that it is registered is not awaited.
 Status AskToRejoin(const AskOptions& options);
+
+// Has options.step quarantined, or not any more. At kOk every node knows.
+Status AskToQuarantine(const AskOptions& options);
 
 // Prints an answer as it is (--json) or as `render` has it, and returns the exit code that `judge` has for it. An error,
 // of `judge` too, is printed in place of the answer.

@@ -14,16 +14,17 @@ namespace ropeteam::cli {
 inline constexpr int kExitFailed = 1;
 inline constexpr int kExitUsage = 2;
 
-int RunCommand(const std::vector<std::string>& arguments);      // run
-int StatusCommand(const std::vector<std::string>& arguments);   // status
-int ListCommand(const std::vector<std::string>& arguments);     // ls
-int VerifyCommand(const std::vector<std::string>& arguments);   // verify
-int TraceCommand(const std::vector<std::string>& arguments);    // trace
-int RejoinCommand(const std::vector<std::string>& arguments);   // rejoin
-int CleanCommand(const std::vector<std::string>& arguments);    // clean
-int DevicesCommand(const std::vector<std::string>& arguments);  // devices
-int PlanCommand(const std::vector<std::string>& arguments);     // plan
-int BenchCommand(const std::vector<std::string>& arguments);    // bench: becomes ropeteam-bench
+int RunCommand(const std::vector<std::string>& arguments);         // run
+int StatusCommand(const std::vector<std::string>& arguments);      // status
+int ListCommand(const std::vector<std::string>& arguments);        // ls
+int VerifyCommand(const std::vector<std::string>& arguments);      // verify
+int TraceCommand(const std::vector<std::string>& arguments);       // trace
+int RejoinCommand(const std::vector<std::string>& arguments);      // rejoin
+int QuarantineCommand(const std::vector<std::string>& arguments);  // quarantine
+int CleanCommand(const std::vector<std::string>& arguments);       // clean
+int DevicesCommand(const std::vector<std::string>& arguments);     // devices
+int PlanCommand(const std::vector<std::string>& arguments);        // plan
+int BenchCommand(const std::vector<std::string>& arguments);       // bench: becomes ropeteam-bench
 
 // On storage; the last two also with a daemon.
 int StorageListCommand(const std::vector<std::string>& arguments);    // ls --storage

@@ -199,6 +199,7 @@ const std::vector<std::string>& ValueOptions() {
                                                    "heartbeat-ms",
                                                    "check-threads",
                                                    "scrub-rate",
+                                                   "quarantine-after",
                                                    "log-level",
                                                    "log-file",
                                                    "storage",

@@ -23,6 +23,7 @@ constexpr char kHelp[] =
     "  verify [STEP]               read every chunk of a step everywhere\n"
     "  verify URL [STEP]           read every file of a step on storage\n"
     "  rejoin --coordinator HOST:PORT   tell a node where the coordinator runs now\n"
+    "  quarantine STEP [--undo]    have latest offer an older step than this one\n"
     "  export STEP DIR [--storage URL]  copy a step from memory, or from storage\n"
     "  import DIR                       save a step from storage into a running job\n"
     "  prune URL --dry-run|--yes …      remove steps from storage, by rules\n"
@@ -63,6 +64,7 @@ constexpr Command kCommands[] = {
     {"ls", ListEither},
     {"verify", VerifyEither},
     {"rejoin", ropeteam::cli::RejoinCommand},
+    {"quarantine", ropeteam::cli::QuarantineCommand},
     {"export", ropeteam::cli::StorageExportCommand},
     {"import", ropeteam::cli::StorageImportCommand},
     {"prune", ropeteam::cli::StoragePruneCommand},

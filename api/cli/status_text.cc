@@ -31,13 +31,21 @@ std::string Head(const Json& status) {
   text += "   ranks " + NumberText(status, "ranks_open") + "/" + NumberText(status, "world_size") + "\n";
   if (!status.at("has_latest").get<bool>()) return text + "latest none\n";
   const Json& latest = status.at("latest");
-  return text + "latest step " + NumberText(latest, "step") + "   incarnation " +
-         NumberText(latest, "incarnation") + "   bytes " + Bytes(latest, "bytes") + "   copies " +
-         NumberText(latest, "copies_min") + "\n";
+  text += "latest step " + NumberText(latest, "step") + "   incarnation " +
+          NumberText(latest, "incarnation") + "   bytes " + Bytes(latest, "bytes") + "   copies " +
+          NumberText(latest, "copies_min") + "\n";
+  for (const Json& step : status.at("steps"))
+    if (step.value("quarantined", false))
+      text += "quarantined step " + NumberText(step, "step") + "   restored " +
+              std::to_string(step.value("restores", uint64_t{0})) +
+              " times without a newer commit   offer it again: ropeteam quarantine --undo " +
+              NumberText(step, "step") + "\n";
+  return text;
 }
 
 // How far the step has come: the level all of its ranks have reached.
 std::string StepLevel(const Json& step) {
+  if (step.value("quarantined", false)) return "quarantined";
   if (step.at("persisted").get<bool>()) return "persisted";
   if (step.at("committed").get<bool>()) return "committed";
   const uint64_t world = Number(step, "world_size");

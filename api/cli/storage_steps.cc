@@ -92,6 +92,8 @@ const char* StateText(StepState state) {
   switch (state) {
     case StepState::kComplete:
       return "complete";
+    case StepState::kQuarantined:
+      return "quarantined";
     case StepState::kDamaged:
       return "damaged";
     case StepState::kIncomplete:
@@ -155,6 +157,10 @@ Result<StepReport> ReportStep(const StoragePlace& place, const std::string& job,
     report.state = StepState::kDamaged;
     report.problem = "marked as damaged: " + *damage;
   }
+  const Result<storage::StepRestores> noted =
+      storage::RestoresOf(place.sink.get(), job, step.name, *sizes, place.timeout);
+  if (!noted.ok()) return noted.status();
+  if (noted->quarantined && report.state == StepState::kComplete) report.state = StepState::kQuarantined;
   report.head = std::move(*head);
   return report;
 }

@@ -57,11 +57,12 @@ Result<storage::StepName> ChooseStep(const std::vector<storage::StepPlace>& step
                                      const std::string& text);
 
 enum class StepState {
-  kComplete,    // the manifest is good, and each of its files is there in its size
-  kDamaged,     // the manifest is good, and the step is marked: a reader found damage in it
-  kIncomplete,  // the manifest is good, a file is missing or has another size
-  kUnreadable,  // the manifest is damaged, of another job or step, or of a newer version
-  kUnfinished,  // there is no manifest: a step being written, one that was given up, or what a deletion left
+  kComplete,     // the manifest is good, and each of its files is there in its size
+  kQuarantined,  // the same, and daemons offer an older one
+  kDamaged,      // the manifest is good, and the step is marked: a reader found damage in it
+  kIncomplete,   // the manifest is good, a file is missing or has another size
+  kUnreadable,   // the manifest is damaged, of another job or step, or of a newer version
+  kUnfinished,   // there is no manifest: a step being written, one that was given up, or what a deletion left
 };
 const char* StateText(StepState state);
 

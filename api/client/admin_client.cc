@@ -47,4 +47,12 @@ Status AdminClient::Rejoin(const local::Rejoin& request, int64_t timeout_ms) {
   return link_->channel->Call(Type::kRejoin, request, Type::kReply, &reply, Deadline::In(bounded), &buffers);
 }
 
+Status AdminClient::Quarantine(const local::Quarantine& request) {
+  FrameBuffers buffers;
+  local::Reply reply;
+  const auto bounded = static_cast<int64_t>(std::min(request.timeout_ms, kAdminTimeoutMaxMs));
+  return link_->channel->Call(Type::kQuarantine, request, Type::kReply, &reply,
+                              Deadline::In(bounded).Plus(kAnswerGraceMs), &buffers);
+}
+
 }  // namespace ropeteam::client

@@ -34,6 +34,9 @@ class AdminClient {
   // The daemon looks for its coordinator there. kAlreadyExists: its present one answers, and `force` is not set.
   Status Rejoin(const local::Rejoin& request, int64_t timeout_ms);
 
+  // The step is not offered by latest any more, or, if `undo`, is again. kNotFound: there is no such step.
+  Status Quarantine(const local::Quarantine& request);
+
   // What the daemon said of itself; `incarnation` is 0.
   const local::HelloReply& hello() const { return link_->hello; }
 

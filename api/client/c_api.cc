@@ -433,9 +433,10 @@ ropeteam_status_t ropeteam_latest_at(ropeteam_t* handle, ropeteam_level_t level,
     ROPETEAM_RETURN_IF_ERROR(ropeteam::client::CheckTimeout(timeout_ms));
     const Result<ropeteam::local::LatestReply> latest = handle->client->Latest(checked, timeout_ms);
     if (!latest.ok()) return latest.status();
-    ropeteam::client::FillOutput({ropeteam::client::kStepBytes, latest->step,
-                                  ropeteam::LifeNumber(latest->incarnation), latest->world_size},
-                                 step);
+    ropeteam::client::FillOutput(
+        {ropeteam::client::kStepBytes, latest->step, ropeteam::LifeNumber(latest->incarnation),
+         latest->world_size, latest->passed_over_incarnation != 0 ? 1u : 0u, latest->passed_over},
+        step);
     return OkStatus();
   });
 }

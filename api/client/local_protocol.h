@@ -39,7 +39,7 @@
 namespace ropeteam::local {
 
 inline constexpr uint32_t kLocalMagic = 0x45504f52;  // "ROPE", first in every frame: garbage is seen at once
-inline constexpr uint32_t kLocalProtocolVersion = 4;
+inline constexpr uint32_t kLocalProtocolVersion = 5;
 // The largest message is a grant or seal of kChunksPerShardMax chunks: 4 bytes of checksum and, in the worst
 // fragmentation, 8 of extent each.
 inline constexpr uint32_t kFrameBytesMax = 1u << 20;
@@ -85,7 +85,8 @@ enum class Type : uint16_t {
   kStorageListReply = 25,
   kTrace = 26,
   kTraceReply = 27,
-  kRejoin = 28,  // of kind kAdmin; answered by kReply: at kOk the daemon looks for the coordinator there
+  kRejoin = 28,      // of kind kAdmin; answered by kReply: at kOk the daemon looks for the coordinator there
+  kQuarantine = 29,  // of kind kAdmin; answered by kReply: at kOk every node knows
 };
 
 struct FrameHeader {
@@ -218,7 +219,10 @@ struct LatestReply {
   Step step = 0;
   Incarnation incarnation = 0;
   uint32_t world_size = 0;
-  auto Fields() { return std::tie(step, incarnation, world_size); }
+  // The newest quarantined step that would have been offered otherwise; of incarnation 0: there is none.
+  Step passed_over = 0;
+  Incarnation passed_over_incarnation = 0;
+  auto Fields() { return std::tie(step, incarnation, world_size, passed_over, passed_over_incarnation); }
 };
 
 // The newest steps that have a manifest on the job's storage, as this node sees it now.
@@ -307,6 +311,13 @@ struct Rejoin {
   std::string coordinator;  // host:port
   bool force = false;       // also if this node's coordinator answers
   auto Fields() { return std::tie(coordinator, force); }
+};
+
+struct Quarantine {
+  Step step = 0;  // the newest of this number
+  bool undo = false;
+  uint64_t timeout_ms = 0;
+  auto Fields() { return std::tie(step, undo, timeout_ms); }
 };
 
 struct Reply {

@@ -47,8 +47,9 @@ class Context {
   Trace trace;
   Life life;  // as the leader announced or granted it last
   Announcement announced;
-  bool inventory_dirty = false;  // something the leader should know has changed
-  bool counters_dirty = false;   // something it may learn with delay
+  std::vector<RestoreNote> restores;  // as the leader announced them last
+  bool inventory_dirty = false;       // something the leader should know has changed
+  bool counters_dirty = false;        // something it may learn with delay
 
   // The view's members by their ids, and which nodes hold the copies of which.
   Placement placement;

@@ -326,7 +326,9 @@ void Engine::Impl::ApplyLeaderState(NodeId from, const LeaderState& state) {
   for (const StepKey& key : state.persisted) announced.persisted.insert(key.id);
   for (const NotPersisted& step : state.not_persisted) announced.not_persisted[step.step.id] = step.why;
   announced.persist_judged = state.persist_judged.id;
-  if (announced.persisting != context_.announced.persisting) context_.inventory_dirty = true;
+  if (announced.persisting != context_.announced.persisting || state.restores != context_.restores)
+    context_.inventory_dirty = true;
+  context_.restores = state.restores;
   context_.announced = std::move(announced);
   TellLevel(context_.announced.told, Level::kCommitted, &announced_);
   TellLevel(context_.announced.persisted, Level::kPersisted, &persisted_);
@@ -418,6 +420,7 @@ void Engine::Impl::SendInventory() {
   inventory.short_of_memory = parts_.memory.refuses_replicas();
   for (const StepId& id : context_.announced.persisting) inventory.persisting.push_back({id});
   inventory.loading = parts_.persister.loading();
+  inventory.restores = context_.restores;
   const auto& message = inventory_.Send(context_.now, std::move(inventory));
   if (inventory_.counters_at() == context_.now) context_.counters_dirty = false;
   context_.SendEncoded(context_.view.leader, message.kind, message.payload);
@@ -654,6 +657,12 @@ void Engine::OnViewRepair(TimeUs now, SessionId session, RequestId request, View
 void Engine::OnViewClose(TimeUs now, SessionId session, ViewId view) {
   impl_->Begin(now);
   impl_->parts_.sessions.ViewClose(session, view);
+  impl_->Finish();
+}
+void Engine::OnQuarantine(TimeUs now, SessionId session, RequestId request, Step step, bool undo,
+                          TimeUs timeout_us) {
+  impl_->Begin(now);
+  impl_->parts_.sessions.Quarantine(session, request, step, undo, timeout_us);
   impl_->Finish();
 }
 void Engine::OnReport(TimeUs now, SessionId session, RequestId request, TimeUs timeout_us) {

@@ -46,6 +46,9 @@ struct EngineConfig {
   TimeUs quarantine_us = 5'000'000;
   // How much of what is sealed here is read again, to find what has gone bad; 0: none.
   uint64_t scrub_bytes_per_s = 0;
+  // A step that so many incarnations have restored, one after the other and without a newer commit, is not offered any
+  // more: the next older one is. 0: every step is offered for ever. The leader's value counts.
+  uint32_t restores_max = 0;
 };
 
 using SessionId = uint64_t;  // one rank's or admin's connection; never used again
@@ -110,6 +113,7 @@ struct AnswerGrant {
 struct AnswerLatest {
   StepId step;
   uint32_t world_size = 0;
+  StepId passed_over;  // the newest quarantined step that would have been offered otherwise; {0, 0}: none
 };
 struct AnswerView {
   ViewId view = 0;
@@ -256,6 +260,10 @@ class Engine {
   void OnViewRepair(TimeUs now, SessionId session, RequestId request, ViewId view,
                     const std::vector<uint32_t>& chunks, TimeUs timeout_us);
   void OnViewClose(TimeUs now, SessionId session, ViewId view);
+  // By hand: the newest step of this number is not offered by latest any more, or, if `undo`, is again. It stays readable
+  // by its number. Answered with a status, when every node has heard of it.
+  void OnQuarantine(TimeUs now, SessionId session, RequestId request, Step step, bool undo,
+                    TimeUs timeout_us);
   // The cluster as the leader sees it (AnswerReport); with `verify`, reads every chunk of a step (the newest
   // if `step` is null) on every node that holds any (AnswerVerify).
   void OnReport(TimeUs now, SessionId session, RequestId request, TimeUs timeout_us);

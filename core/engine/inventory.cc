@@ -64,7 +64,9 @@ uint64_t DigestOfScalars(const T& inventory, Hasher* hash) {
     words.insert(words.end(), {key.id.incarnation, key.id.step});
   for (const ShardKey& key : inventory.loading)
     words.insert(words.end(), {key.id.incarnation, key.id.step, key.id.rank});
-  return (*hash)(words);
+  uint64_t digest = (*hash)(words);
+  for (const RestoreNote& note : inventory.restores) digest += (*hash)(note);
+  return digest;
 }
 
 template <typename T, typename Key>
@@ -177,6 +179,7 @@ InventoryDelta Difference(const Inventory& before, const Inventory& after, bool 
   delta.short_of_memory = after.short_of_memory;
   delta.persisting = after.persisting;
   delta.loading = after.loading;
+  delta.restores = after.restores;
   if (!(before.life == after.life)) delta.life.push_back(after.life);
   if (with_counters || Encode(StandingOf(before.report)) != Encode(StandingOf(after.report))) {
     NodeReport report = after.report;
@@ -273,6 +276,7 @@ std::optional<InventoryChange> HeldInventory::Apply(const InventoryDelta& delta)
   inventory_.short_of_memory = delta.short_of_memory;
   inventory_.persisting = delta.persisting;
   inventory_.loading = delta.loading;
+  inventory_.restores = delta.restores;
   if (change.life && !delta.life.empty()) inventory_.life = delta.life.front();
   if (change.standing) {
     NodeReport report = delta.report.front();

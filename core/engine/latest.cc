@@ -14,22 +14,58 @@ bool Latest::Producible(const StepId& id) const {
 }
 
 StepId Latest::NewestCommitted() const {
-  const std::vector<StepId> newest = table_.CommittedNewestFirst(1);
-  return newest.empty() ? StepId() : newest.front();
+  for (auto step = table_.steps().rbegin(); step != table_.steps().rend(); ++step)
+    if (step->second.committed && !restores_.Holds(step->first)) return step->first;
+  return {};
 }
 
-Result<std::optional<StepId>> Latest::NewestStored(const std::optional<StepId>& floor, const StepId& end) {
+std::optional<StepId> Latest::NewestInMemory(Of of) const {
+  for (auto step = table_.steps().rbegin(); step != table_.steps().rend(); ++step)
+    if (step->second.producible() && !step->second.given_up &&
+        (of == Of::kAll || !restores_.Holds(step->first)))
+      return step->first;
+  return std::nullopt;
+}
+
+StepId Latest::PassedOver(const StepId& offered) const {
+  const std::vector<RestoreNote> notes = restores_.notes();
+  for (auto note = notes.rbegin(); note != notes.rend() && offered < note->step; ++note)
+    if (restores_.Holds(note->step) && Available(note->step)) return note->step;
+  return {};
+}
+
+// Memory comes first where storage is away.
+bool Latest::KnowsRestores(const StepId& id) {
+  if (!stored_.Has(id) || stored_.IsOfSource(id)) return true;
+  if (const std::shared_ptr<const StoredStep> manifest = stored_.Manifest(id)) {
+    restores_.LearnStored(manifest->restored);
+    return true;
+  }
+  if (!stored_.Has(id)) return true;  // it is damaged
+  if (note_waits_since_ == 0) note_waits_since_ = context_.now;
+  return note_waits_since_ + kStorageWaitUs <= context_.now;
+}
+
+Result<std::optional<StepId>> Latest::NewestStored(const std::optional<StepId>& floor, const StepId& before,
+                                                   Of of) {
+  StepId end = before;
   if (!stored_.known()) {
     stored_.Hurry();
     if (waits_since_ == 0) waits_since_ = context_.now;
-    if (floor && waits_since_ + kStorageWaitUs <= context_.now) return std::optional<StepId>();
+    const bool other = floor || NewestInMemory(Of::kAll);
+    if (other && waits_since_ + kStorageWaitUs <= context_.now) return std::optional<StepId>();
     return Error(Code::kUnavailable, "storage, which may have a newer step, has not been listed: %s",
                  stored_.trouble().c_str());
   }
   while (const std::optional<StepId> newest = stored_.NewestBefore(end)) {
     // What the job has in memory is its own, and has gone on from there.
     if (floor && (!(*floor < *newest) || stored_.IsOfSource(*newest))) break;
-    if (stored_.Manifest(*newest) != nullptr) return newest;
+    if (const std::shared_ptr<const StoredStep> manifest = stored_.Manifest(*newest)) {
+      if (!stored_.IsOfSource(*newest)) restores_.LearnStored(manifest->restored);
+      if (of == Of::kAll || !restores_.Holds(*newest)) return newest;
+      end = *newest;
+      continue;
+    }
     if (!stored_.Has(*newest)) continue;  // it is damaged: the next older one
     return Error(Code::kUnavailable, "the manifest of %s on storage is being read%s%s",
                  newest->ToString().c_str(), stored_.trouble().empty() ? "" : ": ",
@@ -38,19 +74,35 @@ Result<std::optional<StepId>> Latest::NewestStored(const std::optional<StepId>& 
   return std::optional<StepId>();
 }
 
+Result<std::optional<StepId>> Latest::NewestBefore(const StepId& end, Of of) {
+  std::optional<StepId> newest = NewestInMemory(of);
+  while (newest && of == Of::kOffered) {
+    if (!KnowsRestores(*newest))
+      return Error(Code::kUnavailable, "what storage says of the restores of %s is being read%s%s",
+                   newest->ToString().c_str(), stored_.trouble().empty() ? "" : ": ",
+                   stored_.trouble().c_str());
+    if (!restores_.Holds(*newest)) break;
+    newest = NewestInMemory(of);
+  }
+  const Result<std::optional<StepId>> stored = NewestStored(newest, end, of);
+  if (!stored.ok()) return stored.status();
+  return *stored ? *stored : newest;
+}
+
 Result<StepId> Latest::Resolve(Incarnation asking, size_t members, const JobSettings& settings) {
   const Status none = Error(Code::kNotFound, "there is no step of which every rank's shard can be produced");
   if (asking == 0) {
-    std::optional<StepId> newest = table_.NewestProducible(0);
-    const Result<std::optional<StepId>> stored = NewestStored(newest, {UINT64_MAX, 0});
-    if (stored.ok() && *stored) newest = **stored;
-    if (newest) return *newest;
-    return stored.ok() ? none : stored.status();
+    for (const Of of : {Of::kOffered, Of::kAll}) {
+      const Result<std::optional<StepId>> found = NewestBefore({UINT64_MAX, 0}, of);
+      if (const std::optional<StepId> newest = found.ok() ? *found : NewestInMemory(of)) return *newest;
+      if (of == Of::kAll && !found.ok()) return found.status();
+    }
+    return none;
   }
   // What it has persisted itself may be on storage only.
   const std::optional<StepId> own = table_.NewestProducible(asking);
   const Result<std::optional<StepId>> own_stored =
-      NewestStored(own ? *own : StepId{asking, 0}, {asking + 1, 0});
+      NewestStored(own ? *own : StepId{asking, 0}, {asking + 1, 0}, Of::kAll);
   if (!own_stored.ok()) return own_stored.status();
   if (*own_stored) return **own_stored;
   if (own) return *own;
@@ -81,16 +133,18 @@ Result<StepId> Latest::Resolve(Incarnation asking, size_t members, const JobSett
         "%zu of %u nodes are here, and with more than %u missing a committed step might not be seen: start "
         "the others, or all daemons again with --nodes %zu",
         members, settings.nodes, settings.replicas, members);
-  std::optional<StepId> newest = table_.NewestProducible(0);
   if (const std::optional<StepId> later = stored_.Newest(); later && asking < later->incarnation)
     return Error(Code::kStale, "storage has %s, of an incarnation after this one: restart the world",
                  later->ToString().c_str());
-  const Result<std::optional<StepId>> stored = NewestStored(newest, {asking, 0});
-  if (!stored.ok()) return stored.status();
-  if (!stored_.known())
+  Result<std::optional<StepId>> offered = NewestBefore({asking, 0}, Of::kOffered);
+  // Better one that was quarantined than nothing.
+  const bool has_other = !offered.ok() || *offered;
+  if (!has_other) offered = NewestBefore({asking, 0}, Of::kAll);
+  if (!offered.ok()) return offered.status();
+  const std::optional<StepId> newest = *offered;
+  if (!stored_.known() && newest)
     LOG_WARNING("storage has not been listed, and %s is chosen from memory: %s", newest->ToString().c_str(),
                 stored_.trouble().c_str());
-  if (*stored) newest = **stored;
   if (const StepId id = NewestCommitted(); newest.value_or(StepId()) < id) {
     if (!newest && members < settings.nodes)
       return Error(Code::kUnavailable,
@@ -103,6 +157,12 @@ Result<StepId> Latest::Resolve(Incarnation asking, size_t members, const JobSett
     return Error(Code::kCorrupt, "no step of %s is good: %s", settings.restore_from.c_str(),
                  stored_.source_damage().c_str());
   const StepId chosen = newest.value_or(StepId());
+  if (!has_other && newest)
+    LOG_WARNING("every step that there is is quarantined: %s, the newest, is offered all the same",
+                newest->ToString().c_str());
+  for (const RestoreNote& note : restores_.notes())
+    if (chosen < note.step && restores_.Holds(note.step) && Available(note.step))
+      restores_.PassOver(note.step, chosen);
   if (life.has_pin() && life.pin != chosen)
     LOG_WARNING("%s, which no rank has been told of, %s: chosen again", life.pin.ToString().c_str(),
                 better ? "is older than a committed step that is there again" : "cannot be produced now");
@@ -117,7 +177,8 @@ Result<StepId> Latest::Resolve(Incarnation asking, size_t members, const JobSett
 
 Result<StepId> Latest::NewestPersisted() {
   if (!stored_.used()) return Error(Code::kUnsupported, "this job has no storage");
-  const Result<std::optional<StepId>> stored = NewestStored(std::nullopt, {UINT64_MAX, 0});
+  Result<std::optional<StepId>> stored = NewestStored(std::nullopt, {UINT64_MAX, 0}, Of::kOffered);
+  if (stored.ok() && !*stored) stored = NewestStored(std::nullopt, {UINT64_MAX, 0}, Of::kAll);
   if (!stored.ok()) return stored.status();
   if (!*stored) return Error(Code::kNotFound, "there is no good step on storage");
   return **stored;

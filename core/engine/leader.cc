@@ -32,6 +32,7 @@ void Leader::Begin() {
   redundancy_.Clear();
   stored_.Begin();
   hold_.Release();
+  restores_.Begin();
   damage_.Begin();
   persistence_.Begin();
   loaders_.clear();
@@ -46,7 +47,7 @@ void Leader::Begin() {
   short_since_ = short_seen_ = 0;
   mark_again_ = false;
   state_ = LeaderState();
-  sequence_ = 0;
+  sequence_ = restores_sequence_ = 0;
   next_restore_ = context_.now + kRestoreEveryUs;
 }
 
@@ -155,6 +156,7 @@ void Leader::Learn(MemberState* member, bool was_short, const InventoryChange& c
   });
   if (change.life || newer) incarnations_.Learn(inventory);
   persistence_.Learn(inventory.persisting);
+  restores_.Learn(inventory.restores);
   // A leader before this one let it read them.
   for (const ShardKey& key : inventory.loading) loaders_.try_emplace(key.id, Loader{member->id, 0, {}});
   if (change.life || change.seats)
@@ -213,7 +215,8 @@ bool Leader::PassesOpenStep(const SessionReport& session) const {
 }
 
 void Leader::Flush() {
-  dirty_ = dirty_ || persistence_.version() != persistence_seen_ || stored_.version() != stored_seen_;
+  dirty_ = dirty_ || persistence_.version() != persistence_seen_ || stored_.version() != stored_seen_ ||
+           restores_.version() != restores_seen_;
   if (!leading_ || !dirty_ || !complete() || !may_decide()) return;
   dirty_ = false;
   if (sequence_ == 0 && !PinWasHeard()) latest_.NoRankWasTold();
@@ -263,8 +266,12 @@ std::set<StepId> Leader::Hopeless() const {
 RetentionPlan Leader::Retain(const std::set<StepId>& told) {
   const std::set<StepId> hopeless = Hopeless();
   const std::vector<StepKey> persisting = persistence_.pinned();
-  RetentionPlan plan = PlanRetention({table_, incarnations_.life(), hopeless, told, persisting,
-                                      context_.view.settings, members_.size(), !latest_.may_choose_again()});
+  std::set<StepId> quarantined;
+  for (const RestoreNote& note : restores_.notes())
+    if (restores_.Holds(note.step)) quarantined.insert(note.step);
+  RetentionPlan plan =
+      PlanRetention({table_, incarnations_.life(), hopeless, told, persisting, context_.view.settings,
+                     members_.size(), !latest_.may_choose_again(), quarantined});
   for (const std::set<StepId>* gone : {&plan.released, &plan.dead})
     for (const StepId& id : *gone)
       if (!table_.Find(id)->committed) table_.GiveUp(id);
@@ -337,6 +344,7 @@ void Leader::Announce() {
   std::set<StepId> told;
   for (const StepKey& key : state.marked) told.insert(key.id);
   persistence_.Judge(told, incarnations_.life());
+  if (!told.empty()) restores_.OnCommitted(*told.rbegin());
   const RetentionPlan plan = Retain(told);
   for (const StepId& id : plan.keep) state.keep.push_back({id});
   for (const StepId& id : plan.dead) state.dead.push_back({id});
@@ -346,6 +354,7 @@ void Leader::Announce() {
   for (const StepId& id : stored_.NewestFirst(kPersistedListedMax)) state.persisted.push_back({id});
   state.not_persisted.assign(persistence_.not_persisted().begin(), persistence_.not_persisted().end());
   state.persist_judged.id = persistence_.judged();
+  state.restores = restores_.notes();
 
   state.sequence = state_.sequence;
   const bool changed = sequence_ == 0 || mark_again_ || Encode(state) != Encode(state_);
@@ -356,6 +365,7 @@ void Leader::Announce() {
   if (changed) {
     state.sequence = ++sequence_;
     if (new_pin) pin_sequence_ = sequence_;
+    if (restores_.version() != restores_seen_) restores_sequence_ = sequence_;
     // A step that was not listed meanwhile has to be marked again: some member may know of no state that listed it.
     listed_ = SinceWhen(state.committed, listed_, sequence_);
     persisting_since_ = SinceWhen(state.persisting, persisting_since_, sequence_);
@@ -365,6 +375,7 @@ void Leader::Announce() {
   incarnation_seen_ = incarnations_.version();
   persistence_seen_ = persistence_.version();
   stored_seen_ = stored_.version();
+  restores_seen_ = restores_.version();
   if (!changed && told_) return;
   told_ = true;
   tell_again_after_ = kRepeatUs;
@@ -461,6 +472,7 @@ void Leader::OnLease() {
 void Leader::OnLeaseLost() {
   hold_.Release();
   damage_.OnHoldReleased();
+  restores_.OnHoldReleased();
   persistence_.OnHoldReleased();
 }
 
@@ -474,6 +486,7 @@ void Leader::OnTimer() {
   verifier_.OnTimer();
   stored_.OnTimer();
   damage_.OnTimer();
+  restores_.OnTimer();
   if (complete()) persistence_.OnTimer();
 }
 
@@ -487,7 +500,8 @@ TimeUs Leader::NextTimer() const {
                      redundancy_.NeedsWork(state_.keep, incarnations_.life().incarnation)))
     due = std::min(due, next_restore_);
   if (complete()) due = std::min(due, persistence_.NextTimer());
-  return std::min({due, verifier_.NextTimer(), stored_.NextTimer(), damage_.NextTimer()});
+  return std::min(
+      {due, verifier_.NextTimer(), stored_.NextTimer(), damage_.NextTimer(), restores_.NextTimer()});
 }
 
 void Leader::CheckInvariants() const {

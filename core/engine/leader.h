@@ -34,6 +34,7 @@
 #include "core/engine/latest.h"
 #include "core/engine/persistence.h"
 #include "core/engine/redundancy.h"
+#include "core/engine/restores.h"
 #include "core/engine/retention.h"
 #include "core/engine/step_table.h"
 #include "core/engine/storage_hold.h"
@@ -49,7 +50,8 @@ class Leader {
       : context_(*context),
         incarnations_(context),
         stored_(context, storage, &incarnations_.life()),
-        latest_(context, &table_, &incarnations_, &stored_),
+        restores_(context, storage, &hold_, &stored_),
+        latest_(context, &table_, &incarnations_, &stored_, &restores_),
         redundancy_(context, &table_),
         hold_(storage),
         damage_(context, storage, &hold_),
@@ -142,12 +144,14 @@ class Leader {
   void AnswerReport(NodeId from, uint64_t number);
   void AnswerVerify(NodeId from, uint64_t number, const VerifyQuestion& verify);
   void AnswerPersist(NodeId from, uint64_t number, const PersistQuestion& persist);
+  void AnswerQuarantine(NodeId from, uint64_t number, const QuarantineQuestion& quarantine);
   // Fills in what a node needs to read the shard from storage. kUnavailable: another node reads it, or its manifest is
   // being read; kNotFound: it does not lie there. `stalled`: the asker's reading makes no progress, another node is to.
   Status OfferStored(NodeId asker, bool stalled, LocateReply* reply);
   uint32_t WorldSizeOf(const StepId& id);
   std::vector<StepId> ReadOnStorage();  // steps that are being restored or read
   StepReport Describe(const StepId& id, const StepTable::StepState& step) const;
+  void NoteRestores(const StepId& id, StepReport* report) const;
 
   Context& context_;
   bool leading_ = false;
@@ -161,6 +165,7 @@ class Leader {
   StepTable table_;
   Incarnations incarnations_;
   StoredSteps stored_;
+  Restores restores_;
   Latest latest_;
   Redundancy redundancy_;
   StorageHold hold_;
@@ -175,6 +180,8 @@ class Leader {
   uint64_t persistence_seen_ = 0;
   std::map<StepId, uint64_t> persisting_since_;  // by the state that has listed them first without a break
   uint64_t stored_seen_ = 0;
+  uint64_t restores_seen_ = 0;
+  uint64_t restores_sequence_ = 0;  // of the first state that told these restores
   LeaderState state_;
   uint64_t sequence_ = 0;
   uint64_t pin_sequence_ = 0;  // of the first state that told this incarnation's pin

@@ -25,9 +25,9 @@ void Leader::OnQuestion(NodeId from, const Question& question) {
   if (asker == nullptr) return;
   if (question.topic == Question::Topic::kJoin && question.number < asker->inventory().asking_from)
     return;  // a late repeat
-  const bool decides = question.topic == Question::Topic::kJoin ||
-                       question.topic == Question::Topic::kLatest ||
-                       question.topic == Question::Topic::kPersist;
+  const bool decides =
+      question.topic == Question::Topic::kJoin || question.topic == Question::Topic::kLatest ||
+      question.topic == Question::Topic::kPersist || question.topic == Question::Topic::kQuarantine;
   if (decides && !may_decide())
     return Reply(
         from, question.number,
@@ -40,6 +40,7 @@ void Leader::OnQuestion(NodeId from, const Question& question) {
   LocateQuestion locate;
   VerifyQuestion verify;
   PersistQuestion persist;
+  QuarantineQuestion quarantine;
   switch (question.topic) {
     case Question::Topic::kJoin:
       if (Decode(question.payload, join)) return AnswerJoin(from, question.number, join);
@@ -57,6 +58,9 @@ void Leader::OnQuestion(NodeId from, const Question& question) {
       break;
     case Question::Topic::kPersist:
       if (Decode(question.payload, persist)) return AnswerPersist(from, question.number, persist);
+      break;
+    case Question::Topic::kQuarantine:
+      if (Decode(question.payload, quarantine)) return AnswerQuarantine(from, question.number, quarantine);
       break;
   }
   Reply(from, question.number, Error(Code::kInvalidArgument, "a question that cannot be read"));
@@ -91,7 +95,7 @@ void Leader::AnswerLatest(NodeId from, uint64_t number, const LatestQuestion& la
     const Result<StepId> stored = latest_.NewestPersisted();
     if (!stored.ok()) return Reply(from, number, stored.status());
     return Reply(from, number, OkStatus(),
-                 Encode(LatestReply{{*stored}, stored_.Manifest(*stored)->world_size}));
+                 Encode(LatestReply{{*stored}, stored_.Manifest(*stored)->world_size, {}}));
   }
   if (latest.incarnation != 0) {
     if (latest.incarnation < incarnations_.life().incarnation)
@@ -128,7 +132,7 @@ void Leader::AnswerLatest(NodeId from, uint64_t number, const LatestQuestion& la
     dirty_ = true;  // other steps may go now
   }
   if (!step.ok()) return Reply(from, number, step.status());
-  Reply(from, number, OkStatus(), Encode(LatestReply{{*step}, world_size}));
+  Reply(from, number, OkStatus(), Encode(LatestReply{{*step}, world_size, {latest_.PassedOver(*step)}}));
 }
 
 uint32_t Leader::WorldSizeOf(const StepId& id) {
@@ -207,6 +211,11 @@ Status Leader::OfferStored(NodeId asker, bool stalled, LocateReply* reply) {
 void Leader::AnswerLocate(NodeId from, uint64_t number, const LocateQuestion& locate) {
   Result<StepId> id = latest_.ResolveStep(locate);
   if (!id.ok()) return Reply(from, number, id.status());
+  // A rank opens it; a node that fetches names the incarnation of the shard, and a person is of none.
+  const Life& life = incarnations_.life();
+  if (locate.exact == 0 && locate.incarnation != 0 && locate.incarnation == life.incarnation &&
+      life.has_pin() && *id == life.pin && may_decide())
+    restores_.OnRestored(*id, life.incarnation);
   LocateReply reply;
   reply.shard.id = {id->incarnation, id->step, locate.rank};
   const StepTable::StepState* step = table_.Find(*id);
@@ -246,6 +255,15 @@ void Leader::AnswerPersist(NodeId from, uint64_t number, const PersistQuestion& 
   if (known) Reply(from, number, OkStatus(), Encode(Nothing{}));
 }
 
+void Leader::AnswerQuarantine(NodeId from, uint64_t number, const QuarantineQuestion& quarantine) {
+  const Result<StepId> step = latest_.ResolveStep({quarantine.step, 0, 0, 0, false, false});
+  if (!step.ok()) return Reply(from, number, step.status());
+  restores_.Set(*step, !quarantine.undo);
+  // Every node has to know, so that a leader that comes later does. Until then the question is repeated.
+  if (restores_.version() == restores_seen_ && restores_sequence_ <= acked_by_all())
+    Reply(from, number, OkStatus(), Encode(Nothing{}));
+}
+
 StepReport Leader::Describe(const StepId& id, const StepTable::StepState& step) const {
   StepReport report;
   report.incarnation = id.incarnation;
@@ -261,7 +279,13 @@ StepReport Leader::Describe(const StepId& id, const StepTable::StepState& step) 
     report.bytes += rank.copies.empty() ? 0 : rank.bytes;
   }
   report.persisted = stored_.Has(id);
+  NoteRestores(id, &report);
   return report;
+}
+
+void Leader::NoteRestores(const StepId& id, StepReport* report) const {
+  if (const RestoreNote* note = restores_.Find(id)) report->restores = note->restores;
+  report->quarantined = restores_.Holds(id);
 }
 
 void Leader::AnswerReport(NodeId from, uint64_t number) {
@@ -280,18 +304,25 @@ void Leader::AnswerReport(NodeId from, uint64_t number) {
   }
   for (auto step = table_.steps().rbegin(); step != table_.steps().rend(); ++step)
     report.steps.push_back(Describe(step->first, step->second));
-  const std::optional<StepId> newest = table_.NewestProducible(0);
-  if (newest) report.latest = Describe(*newest, *table_.Find(*newest));
   for (const StepId& id : stored_.NewestFirst(kStoredReportedMax)) {
     if (table_.Find(id) != nullptr) continue;
     StepReport stored;
     stored.incarnation = id.incarnation;
     stored.step = id.step;
     stored.persisted = stored.committed = true;
+    NoteRestores(id, &stored);
     report.steps.push_back(stored);
-    if (StepId{report.latest.incarnation, report.latest.step} < id) report.latest = stored;
   }
-  report.has_latest = report.latest.incarnation != 0;
+  // Quarantined ones only where there are no others.
+  for (const StepReport& step : report.steps) {
+    const auto rank = [](const StepReport& of) {
+      return std::tuple(!of.quarantined, of.incarnation, of.step);
+    };
+    const StepTable::StepState* held = table_.Find({step.incarnation, step.step});
+    if (held != nullptr ? !held->producible() || held->given_up : !step.persisted) continue;
+    if (!report.has_latest || rank(report.latest) < rank(step)) report.latest = step;
+    report.has_latest = true;
+  }
   Reply(from, number, OkStatus(), Encode(report));
 }
 

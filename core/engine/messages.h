@@ -21,7 +21,7 @@
 
 namespace ropeteam {
 
-inline constexpr uint32_t kEngineProtocolVersion = 8;
+inline constexpr uint32_t kEngineProtocolVersion = 9;
 
 enum class Kind : uint16_t {
   kReplicaReserve = 1,
@@ -198,11 +198,12 @@ struct Inventory {
   uint64_t asking_from = 0;
   // A replica of a step of this incarnation was refused here for want of memory, and the source still asks.
   bool short_of_memory = false;
-  std::vector<StepKey> persisting;  // as the leader announced it last
-  std::vector<ShardKey> loading;    // shards that are being read from storage here
+  std::vector<StepKey> persisting;    // as the leader announced it last
+  std::vector<ShardKey> loading;      // shards that are being read from storage here
+  std::vector<RestoreNote> restores;  // as the leader announced them last
   auto Fields() {
     return std::tie(sequence, report, life, incarnation_max, asking_from, short_of_memory, persisting,
-                    loading);
+                    loading, restores);
   }
 };
 struct SessionKey {
@@ -223,6 +224,7 @@ struct InventoryDelta {
   bool short_of_memory = false;
   std::vector<StepKey> persisting;  // all of them, as of `loading`
   std::vector<ShardKey> loading;
+  std::vector<RestoreNote> restores;
   std::vector<Life> life;          // one if it has changed
   std::vector<NodeReport> report;  // one if it has changed; without sessions and copies
   std::vector<SessionReport> sessions;
@@ -231,7 +233,7 @@ struct InventoryDelta {
   std::vector<ShardKey> copies_gone;
   auto Fields() {
     return std::tie(sequence, base, digest, incarnation_max, asking_from, short_of_memory, persisting,
-                    loading, life, report, sessions, sessions_gone, copies, copies_gone);
+                    loading, restores, life, report, sessions, sessions_gone, copies, copies_gone);
   }
 };
 // `want_whole`: the changes in this message could not be applied; send a whole inventory.
@@ -270,10 +272,11 @@ struct LeaderState {
   std::vector<StepKey> persisting;
   std::vector<StepKey> persisted;           // the newest of them
   std::vector<NotPersisted> not_persisted;  // the last few that were due or asked for
-  StepKey persist_judged;  // of marked steps up to this one it is decided whether they are due
+  StepKey persist_judged;             // of marked steps up to this one it is decided whether they are due
+  std::vector<RestoreNote> restores;  // by step, at most kRestoreNotesMax
   auto Fields() {
     return std::tie(sequence, life, committed, judged, marked, keep, release_before, dead, evictable,
-                    persisting, persisted, not_persisted, persist_judged);
+                    persisting, persisted, not_persisted, persist_judged, restores);
   }
 };
 struct LeaderStateAck {
@@ -287,7 +290,15 @@ struct LeaderStateAck {
 
 struct Question {
   static constexpr Kind kKind = Kind::kQuestion;
-  enum class Topic : uint8_t { kJoin = 1, kLatest = 2, kLocate = 3, kReport = 4, kVerify = 5, kPersist = 6 };
+  enum class Topic : uint8_t {
+    kJoin = 1,
+    kLatest = 2,
+    kLocate = 3,
+    kReport = 4,
+    kVerify = 5,
+    kPersist = 6,
+    kQuarantine = 7
+  };
   uint64_t number = 0;
   Topic topic = Topic::kLatest;
   std::string payload;
@@ -322,7 +333,13 @@ struct LatestQuestion {
 struct LatestReply {
   StepKey step;
   uint32_t world_size = 0;
-  auto Fields() { return std::tie(step, world_size); }
+  StepKey passed_over;  // as in AnswerLatest
+  auto Fields() { return std::tie(step, world_size, passed_over); }
+};
+struct QuarantineQuestion {
+  Step step = 0;
+  bool undo = false;
+  auto Fields() { return std::tie(step, undo); }
 };
 struct LocateQuestion {
   Step step = 0;

@@ -125,9 +125,11 @@ struct StepReport {
   uint32_t copies_min = 0;  // good copies of the rank that has fewest
   uint64_t bytes = 0;       // of one copy of every shard
   bool persisted = false;
+  uint32_t restores = 0;     // by one incarnation after the other, without a newer commit
+  bool quarantined = false;  // an older step is offered to the next incarnation instead
   auto Fields() {
     return std::tie(incarnation, step, world_size, ranks_sealed, ranks_replicated, committed, producible,
-                    copies_min, bytes, persisted);
+                    copies_min, bytes, persisted, restores, quarantined);
   }
 };
 
@@ -145,8 +147,8 @@ struct ClusterReport {
   std::vector<NodeReport> nodes;
   std::vector<StepReport> steps;  // newest first
   auto Fields() {
-    return std::tie(job, epoch, leader, nodes_expected, incarnation, world_size, ranks_open, life,
-                    has_latest, latest, nodes, steps);
+    return std::tie(job, epoch, leader, nodes_expected, incarnation, world_size, ranks_open, life, has_latest,
+                    latest, nodes, steps);
   }
 };
 

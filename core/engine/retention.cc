@@ -21,7 +21,12 @@ void KeepNewest(const RetentionFacts& facts, RetentionPlan* plan) {
   bool newest = true;
   for (auto step = steps.rbegin(); step != steps.rend() && found < count; ++step) {
     const bool usable = Usable(step->second);
+    // What is offered instead of it must stay. When the world has committed something newer it makes room: the arena
+    // is planned for K steps.
+    const bool quarantined = facts.quarantined.contains(step->first);
+    if (quarantined && found != 0) continue;
     if (step->second.committed || (usable && newest)) plan->keep.insert(step->first);
+    if (quarantined) continue;
     newest = newest && !usable;
     if (!usable || !facts.marked.contains(step->first)) continue;
     ROPETEAM_CHECK(step->second.committed);

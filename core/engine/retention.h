@@ -9,7 +9,9 @@
 //   kept           committed, down to the K-th that is producible and marked by    stay; missing ones are made again
 //                  every member; or the newest producible one; or the pin, until
 //                  its incarnation has a committed step; or a substitute for an
-//                  unknown committed step; or committed and being persisted
+//                  unknown committed step; or committed and being persisted.
+//                  A quarantined step counts for none of the K, and is kept
+//                  only until a newer one is marked by every member
 //   released       older than the newest step that is committed, marked by every   are released by every node; the step
 //                  member and producible, and not kept                             is never committed any more
 //   dead           it can never be complete (a rank has passed it), or was given   are released by every node
@@ -51,6 +53,7 @@ struct RetentionFacts {
   JobSettings settings;
   size_t members = 0;     // of the view, all of which have told what they hold
   bool pin_told = false;  // some rank may know what this incarnation restores: that is not chosen again
+  std::set<StepId> quarantined = {};  // passed over by the next choice (restores.h)
 };
 
 RetentionPlan PlanRetention(const RetentionFacts& facts);

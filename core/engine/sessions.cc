@@ -582,8 +582,13 @@ void Sessions::Latest(SessionId id, RequestId request, Level level, TimeUs timeo
   AskLeader<LatestReply>(id, request, Question::Topic::kLatest,
                          Encode(LatestQuestion{incarnation, level == Level::kPersisted}), timeout_us,
                          [](LatestReply latest) {
-                           return AnswerLatest{latest.step.id, latest.world_size};
+                           return AnswerLatest{latest.step.id, latest.world_size, latest.passed_over.id};
                          });
+}
+
+void Sessions::Quarantine(SessionId id, RequestId request, Step step, bool undo, TimeUs timeout_us) {
+  AskLeader<Nothing>(id, request, Question::Topic::kQuarantine, Encode(QuarantineQuestion{step, undo}),
+                     timeout_us, [](const Nothing&) { return AnswerStatus{}; });
 }
 
 void Sessions::ViewOpen(SessionId id, RequestId request, Step step, Rank rank, TimeUs timeout_us) {

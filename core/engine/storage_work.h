@@ -20,6 +20,22 @@
 
 namespace ropeteam {
 
+// How often a step was restored, and whether `latest` passes it over (core/engine/restores.h).
+struct RestoreNote {
+  StepId step;
+  uint32_t revision = 0;    // counts up with every change, from 1
+  uint32_t restores = 0;    // by one incarnation after the other, without a newer commit
+  Incarnation counted = 0;  // the last of them
+  bool quarantined = false;
+  bool by_hand = false;
+  auto Fields() {
+    return std::tie(step.incarnation, step.step, revision, restores, counted, quarantined, by_hand);
+  }
+  friend bool operator==(const RestoreNote&, const RestoreNote&) = default;
+};
+// Steps with a note: some that were restored since the last commit, and those that a person has quarantined.
+inline constexpr size_t kRestoreNotesMax = 16;
+
 struct StoredFile {
   std::string path;  // in the step's folder
   uint64_t bytes = 0;
@@ -45,6 +61,7 @@ struct StoredStep {
   uint64_t chunk_bytes = 0;
   std::vector<StoredRank> ranks;
   std::string metadata;  // of the lowest rank that gave any; a JSON object, or empty
+  RestoreNote restored;  // as NoteStored left it; of revision 0: there is none
 };
 
 // ---- work; each is answered by OnStorageDone() with the result that is named, or a failure
@@ -94,13 +111,17 @@ struct MarkStored {
   StepId step;
   std::string why;
 };
+// Replaces the note in the step's folder. kOk also if there is no such step. → nothing
+struct NoteStored {
+  RestoreNote note;
+};
 // Deletes the steps that none of the driver's rules keeps, never the newest one and none of `in_use`. The manifest goes
 // first, so a half-deleted step does not count. → StoredList, the steps that are gone
 struct PruneStored {
   std::vector<StepId> in_use;
 };
 using StorageWork = std::variant<ListStored, ReadStored, NameFiles, WriteShard, WriteManifest, LoadChunks,
-                                 HoldStorage, ReleaseStorage, MarkStored, PruneStored>;
+                                 HoldStorage, ReleaseStorage, MarkStored, PruneStored, NoteStored>;
 
 struct StoredList {
   Incarnation incarnation_max = 0;

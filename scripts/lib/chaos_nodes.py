@@ -86,6 +86,8 @@ class Node(Host):
         command += ["--listen", self.address]
         command += ["--socket", self.socket, "--arena-path", str(self.arena), "--memory", f"{ARENA_MIB}M"]
         command += ["--chunk-size", CHUNK, "--transport", "ofi", "--ready-fd", str(writer)]
+        # Worlds end for the faults alone, and every committed step is expected back.
+        command += ["--quarantine-after", "0"]
         command += ["--job-key-file", str(cluster.key)]
         with open(self.log, "ab") as log:
             self.spawn(command, log, env={**cluster.paths.environment(), **(preload or {})}, pass_fds=[writer])

@@ -32,6 +32,7 @@ bool MayHaveHappened(const Status& status) {
 const char* CauseOf(const std::string& name) {
   const std::string_view base = std::string_view(name).substr(name.rfind('/') + 1);
   if (base == kManifestName) return "manifest";
+  if (base == kRestoredName) return "restored";
   return base == kDamagedName ? "damaged" : "persist";
 }
 

@@ -17,6 +17,8 @@ namespace ropeteam::storage {
 inline constexpr std::string_view kManifestName = "ropeteam-manifest.json";
 // In a step's folder: it is damaged, and why.
 inline constexpr std::string_view kDamagedName = "ropeteam-damaged.txt";
+// In a step's folder: how often it was restored, and whether it is quarantined.
+inline constexpr std::string_view kRestoredName = "ropeteam-restored.txt";
 // Beside a job's steps: which allocation writes there (storage/lock).
 inline constexpr std::string_view kLockFolder = "ropeteam-lock";
 

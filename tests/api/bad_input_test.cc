@@ -63,7 +63,7 @@ TEST_F(BadInputTest, LengthsOverTheFormatsLimit) {
 }
 
 TEST_F(BadInputTest, TimeoutsOutsideTheirLimits) {
-  ropeteam_step_t step{sizeof(step), 0, 0, 0};
+  ropeteam_step_t step{sizeof(step), 0, 0, 0, 0, 0};
   ropeteam_view_t* view = nullptr;
   for (const int64_t timeout_ms : {int64_t{-1}, int64_t{ROPETEAM_TIMEOUT_MAX_MS} + 1, INT64_MIN, INT64_MAX}) {
     EXPECT_FAILS(ropeteam_wait(handle_.get(), 1, ROPETEAM_LOCAL, timeout_ms), ROPETEAM_INVALID_ARGUMENT,

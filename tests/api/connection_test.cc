@@ -167,7 +167,7 @@ TEST_F(ConnectionTest, DeathWakesEveryCallThatWaits) {
   }
   EXPECT_TRUE(daemon_.WaitFor([&](const FakeCounts&) { return true; }));
   while (daemon_.Received(local::Type::kWait) < 4) std::this_thread::yield();
-  ropeteam_step_t step{sizeof(step), 0, 0, 0};
+  ropeteam_step_t step{sizeof(step), 0, 0, 0, 0, 0};
   EXPECT_FAILS(ropeteam_latest(handle.get(), &step, 60000), ROPETEAM_UNAVAILABLE, "daemon");
   for (std::thread& thread : threads) thread.join();
   EXPECT_LT(MsSince(begin), 30000);

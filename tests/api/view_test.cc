@@ -175,7 +175,7 @@ TEST_F(ViewCallsTest, WhatNobodyHoldsIsNotFound) {
   ropeteam_view_t* view = nullptr;
   EXPECT_FAILS(ropeteam_view_open(handle.get(), 5, kRank, kTimeoutMs, &view), ROPETEAM_NOT_FOUND,
                "no holder");
-  ropeteam_step_t step{sizeof(step), 42, 0, 0};
+  ropeteam_step_t step{sizeof(step), 42, 0, 0, 0, 0};
   EXPECT_FAILS(ropeteam_latest(handle.get(), &step, kTimeoutMs), ROPETEAM_NOT_FOUND, "no step");
   EXPECT_EQ(step.step, 42u);
 }
@@ -183,7 +183,7 @@ TEST_F(ViewCallsTest, WhatNobodyHoldsIsNotFound) {
 TEST_F(ViewCallsTest, TheNewestStepIsAskedForByLevel) {
   const Handle handle = Open();
   SaveOne(handle.get(), 1, "bytes");
-  ropeteam_step_t step{sizeof(step), 0, 0, 0};
+  ropeteam_step_t step{sizeof(step), 0, 0, 0, 0, 0};
   EXPECT_OK(ropeteam_latest(handle.get(), &step, kTimeoutMs));
   EXPECT_EQ(daemon_.last_latest().level, ROPETEAM_COMMITTED);
   EXPECT_OK(ropeteam_latest_at(handle.get(), ROPETEAM_PERSISTED, &step, kTimeoutMs));

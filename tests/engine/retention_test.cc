@@ -45,7 +45,8 @@ class RetentionTest : public ::testing::Test {
   RetentionPlan Plan() {
     for (NodeId node = 1; node <= 2; ++node) table_.Replace(node, {}, held_[node - 1]);
     table_.Commit();
-    return PlanRetention({table_, life_, hopeless_, marked_, persisting_, settings_, members_, pin_told_});
+    return PlanRetention(
+        {table_, life_, hopeless_, marked_, persisting_, settings_, members_, pin_told_, quarantined_});
   }
 
   std::vector<CopyReport> held_[2];
@@ -57,6 +58,7 @@ class RetentionTest : public ::testing::Test {
   JobSettings settings_{1, 2, 2};
   size_t members_ = 2;
   bool pin_told_ = true;
+  std::set<StepId> quarantined_;
 };
 
 TEST_F(RetentionTest, TheNewestCommittedStepsAreKeptAndOlderOnesReleased) {
@@ -148,6 +150,18 @@ TEST_F(RetentionTest, AStepThatARankHasPassedIsDeadUnlessItIsCommitted) {
   EXPECT_THAT(
       PlanRetention({table_, life_, hopeless_, marked_, persisting_, settings_, members_, pin_told_}).dead,
       IsEmpty());
+}
+
+// What is offered in its place stays; with a newer step it makes room itself.
+TEST_F(RetentionTest, AQuarantinedStepCountsForNoneOfTheK) {
+  const std::vector<StepId> steps = {{kCurrent, 1}, {kCurrent, 2}, {kCurrent, 3}, {kCurrent, 4}};
+  for (const StepId& step : {steps[0], steps[1], steps[2]}) Whole(step);
+  quarantined_ = {steps[2]};
+  EXPECT_EQ(Plan().keep, std::set<StepId>(steps.begin(), steps.begin() + 3));
+  Whole(steps[3]);
+  const RetentionPlan plan = Plan();
+  EXPECT_EQ(plan.keep, (std::set<StepId>{steps[1], steps[3]}));
+  EXPECT_TRUE(plan.released.contains(steps[2]));
 }
 
 }  // namespace

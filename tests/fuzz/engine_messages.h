@@ -18,8 +18,8 @@ using EngineMessages =
                InventoryDelta, PersistOrder, PersistResult, StoredBad, FetchOrder, CheckStored,
                StoredChecked>;
 // What a Question's payload is.
-using EngineQuestions =
-    std::tuple<JoinQuestion, LatestQuestion, LocateQuestion, Nothing, VerifyQuestion, PersistQuestion>;
+using EngineQuestions = std::tuple<JoinQuestion, LatestQuestion, LocateQuestion, Nothing, VerifyQuestion,
+                                   PersistQuestion, QuarantineQuestion>;
 // What a Reply's payload is.
 using EngineReplies = std::tuple<JoinReply, LatestReply, LocateReply, ClusterReport, VerifyReport>;
 

@@ -388,7 +388,8 @@ bool Checker::SaidToBeCommittedBeyond(const Host& host, const StepId& step) cons
 bool Checker::Retired(const StepId& step) const {
   size_t newer = 0;
   for (auto at = committed_.upper_bound(step); at != committed_.end(); ++at)
-    if (++newer >= options_.keep_steps) return true;
+    if (!quarantined_.contains(at->first) && (++newer >= options_.keep_steps || quarantined_.contains(step)))
+      return true;
   return false;
 }
 
@@ -438,7 +439,7 @@ bool Checker::ProducibleOnMembers(const StepId& step, const Host& asked) const {
 
 StepId Checker::NewestPersisted() const {
   for (auto at = persisted_.rbegin(); at != persisted_.rend(); ++at)
-    if (storage_.Sound(*at) && storage_.Listed(*at)) return *at;
+    if (storage_.Sound(*at) && storage_.Listed(*at) && !quarantined_.contains(*at)) return *at;
   return {};
 }
 
@@ -466,7 +467,7 @@ StepId Checker::FloorOf(const Host& host) const {
   constexpr size_t kLookedAtMax = 8;
   size_t looked_at = 0;
   for (auto at = committed_.rbegin(); at != committed_.rend() && looked_at < kLookedAtMax; ++at, ++looked_at)
-    if (ProducibleOnMembers(at->first, host)) return at->first;
+    if (!quarantined_.contains(at->first) && ProducibleOnMembers(at->first, host)) return at->first;
   return {};
 }
 

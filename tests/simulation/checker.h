@@ -111,6 +111,10 @@ class Checker {
                          uint64_t dropped_before);
   uint64_t dropped() const { return dropped_.size(); }
   void OnEvent(const Host& host, const LevelEvent& event);
+  // The engines pass it over from now on, or not any more: an older step is rightly offered.
+  void SetQuarantined(const StepId& step, bool quarantined) {
+    quarantined ? (void)quarantined_.insert(step) : (void)quarantined_.erase(step);
+  }
   // A manifest has become visible.
   void OnStored(const StepId& id, const StoredStep& step);
 
@@ -265,6 +269,7 @@ class Checker {
   bool promise_dirty_ = false;                    // a copy of a committed step has come or gone
   std::map<ShardId, Shard> shards_;
   std::map<StepId, TimeUs> committed_;
+  std::set<StepId> quarantined_;
   std::map<StepId, std::set<NodeId>> heard_;  // the daemons that have said that the step is committed
   std::set<StepId> persisted_;                // said to be so, by any daemon
   std::set<StepId> offered_;                  // ever the answer of `latest`

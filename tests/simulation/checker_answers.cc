@@ -93,7 +93,8 @@ void Checker::OnLatestAnswer(const Host& host, const Session& session, const Ste
 
 StepId Checker::NewestWithinThePromise(const View& view) const {
   for (auto at = committed_.rbegin(); at != committed_.rend(); ++at)
-    if (!Retired(at->first) && WithinThePromise(at->first, view)) return at->first;
+    if (!Retired(at->first) && !quarantined_.contains(at->first) && WithinThePromise(at->first, view))
+      return at->first;
   return {};
 }
 

@@ -397,6 +397,19 @@ void Client::FinishRead(const std::shared_ptr<ReadRun>& run, const Status& statu
 
 // ---- people
 
+void Client::Quarantine(Step step, bool undo, TimeUs timeout, StatusDone done) {
+  Connect();
+  Pending request;
+  request.kind = RequestKind::kQuarantine;
+  request.step = step;
+  request.timeout_us = timeout;
+  request.done = [this, done](const Answer* answer) { done(StatusOf(answer)); };
+  cluster_.Ask(session_, std::move(request),
+               [step, undo, timeout](Engine& engine, TimeUs now, const Session& session, RequestId id) {
+                 engine.OnQuarantine(now, session.id, id, step, undo, timeout);
+               });
+}
+
 void Client::Report(TimeUs timeout, ReportDone done) {
   Connect();
   Pending request;

@@ -58,6 +58,7 @@ class Client {
   void Latest(Level level, TimeUs timeout, LatestDone done);
   void Save(Step step, const Content& content, const SaveScript& script, StatusDone done);
   void Wait(Step step, Level level, TimeUs timeout, StatusDone done);
+  void Quarantine(Step step, bool undo, TimeUs timeout, StatusDone done);  // a person's
   void Persist(Step step, TimeUs timeout, StatusDone done);
   // Opens the shard, checks every chunk, has bad ones repaired, holds it for a while, checks again, closes.
   // kCorrupt when bytes stay wrong.

@@ -217,6 +217,7 @@ void Cluster::StartDaemon(size_t index) {
   config.node = host.member.name;
   config.quarantine_us = options_.quarantine_us;
   config.scrub_bytes_per_s = options_.scrub_bytes_per_s;
+  config.restores_max = options_.restores_max;
   host.engine = std::make_unique<Engine>(config, host.store.get());
   host.lease_until = 0;
   host.transfers.clear();

@@ -23,9 +23,9 @@ const char* AnswerName(const Answer& answer) {
 }  // namespace
 
 const char* RequestName(RequestKind kind) {
-  constexpr const char* kNames[] = {"hello",  "save_begin",  "save_extend", "save_commit",     "save_abort",
-                                    "wait",   "latest",      "view_open",   "view_repair",     "report",
-                                    "verify", "save_settle", "persist",     "latest_persisted"};
+  constexpr const char* kNames[] = {"hello",  "save_begin",  "save_extend", "save_commit",      "save_abort",
+                                    "wait",   "latest",      "view_open",   "view_repair",      "report",
+                                    "verify", "save_settle", "persist",     "latest_persisted", "quarantine"};
   return kNames[static_cast<size_t>(kind)];
 }
 

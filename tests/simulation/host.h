@@ -43,6 +43,7 @@ enum class RequestKind : uint8_t {
   kSaveSettle,
   kPersist,
   kLatestPersisted,
+  kQuarantine,
 };
 const char* RequestName(RequestKind kind);
 

@@ -146,6 +146,8 @@ struct Options {
   TimeUs quarantine_us = 3 * kSecond;
   TimeUs timer_late_max_us = 0;  // how late OnTimer() may come
   uint64_t scrub_bytes_per_s = 0;
+  uint32_t restores_max =
+      0;  // EngineConfig's; the stories that set it tell the checker which steps are passed over
   uint32_t clock_drift_ppm = 0;  // each host's clock runs by up to so much too fast or too slow
   TimeUs fault_phase_us = 10 * kSecond;
   TimeUs heal_limit_us = 120 * kSecond;  // by then a healed cluster must have made progress

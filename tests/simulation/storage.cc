@@ -92,7 +92,8 @@ void SimStorage::Start(const Host& host, const StartStorage& start) {
       std::get_if<NameFiles>(&start.work) != nullptr || std::get_if<WriteShard>(&start.work) != nullptr;
   const bool decides = std::get_if<WriteManifest>(&start.work) != nullptr ||
                        std::get_if<PruneStored>(&start.work) != nullptr ||
-                       std::get_if<MarkStored>(&start.work) != nullptr;
+                       std::get_if<MarkStored>(&start.work) != nullptr ||
+                       std::get_if<NoteStored>(&start.work) != nullptr;
   if ((writes && told_.empty()) || (decides && !told_.contains(host.id)))
     on_violation("host " + std::to_string(host.index) + " has work on storage that nobody holds for it");
   loads_ += std::get_if<LoadChunks>(&start.work) != nullptr ? 1 : 0;
@@ -296,6 +297,11 @@ Status SimStorage::Effect(const JobPtr& job) {
     if (step == steps_.end()) return OkStatus();
     if (!step->second.rotten) on_violation(mark->step.ToString() + " is marked as damaged, and is good");
     step->second.marked = true;
+  } else if (const auto* note = std::get_if<NoteStored>(&work)) {
+    const Status held = CheckHold(*job);
+    if (!held.ok()) return held;
+    const auto step = steps_.find(note->note.step);
+    if (step != steps_.end()) step->second.restored = note->note;
   } else if (const auto* load = std::get_if<LoadChunks>(&work)) {
     if (spoilt_.contains(job->host)) return Error(Code::kCorrupt, "other bytes than the manifest says");
     LoadedChunks loaded;
@@ -352,6 +358,7 @@ Status SimStorage::Read(const StepId& id, StoredStep* stored) {
   if (step == nullptr || !step->manifest)
     return Error(Code::kNotFound, "%s has no manifest", id.ToString().c_str());
   *stored = *step->manifest;
+  stored->restored = step->restored;
   for (StoredRank& rank : stored->ranks) {
     for (const StoredFile& file : rank.files) {
       const auto at = step->files.find(file.path);

@@ -78,6 +78,9 @@ class SimStorage {
   // The host's memory spoils what it loads.
   void Spoil(size_t host) { spoilt_.insert(host); }
   bool Marked(const StepId& id) const { return At(id) != nullptr && At(id)->marked; }
+  RestoreNote Restored(const StepId& id) const {
+    return At(id) == nullptr ? RestoreNote() : At(id)->restored;
+  }
   // Its manifest cannot be read, or nothing of it can be loaded, for ever.
   void FailReads(const StepId& id) {
     unreadable_.insert(id);
@@ -134,6 +137,7 @@ class SimStorage {
     TimeUs stored_at = 0;  // the manifest
     bool rotten = false;
     bool marked = false;  // as damaged
+    RestoreNote restored;
   };
   // Work under way: what a thread of the daemon does, one stage after the other.
   struct Job {

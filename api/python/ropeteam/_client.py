@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import enum
+import logging
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
@@ -64,6 +65,9 @@ class StepInfo:
     step: int
     incarnation: int  # the life that saved it
     world_size: int  # the number of ranks that saved it: their views can be opened
+    # A newer step that could be produced and is quarantined: the world kept ending after it had restored it, or a
+    # person said so. None: there is none. It can be opened by its number.
+    passed_over: int | None = None
 
 
 @dataclass(frozen=True)
@@ -269,7 +273,8 @@ class Client:
         """The newest step that every one of its ranks' shards can be produced of, now; None when there is
         none.
 
-        The same answer for every rank of one life, until that life has itself completed a step.
+        The same answer for every rank of one life, until that life has itself completed a step. A quarantined step
+        is passed over, with a warning in the log "ropeteam" (StepInfo.passed_over).
 
         level: with Level.PERSISTED the newest good step on storage, also where memory has a newer one.
         Unsupported then: the job has no storage. InvalidArgument: neither this nor Level.COMMITTED."""
@@ -282,7 +287,16 @@ class Client:
             )
         except NotFound:
             return None
-        return StepInfo(step.step, step.incarnation, step.world_size)
+        if not step.passed_over:
+            return StepInfo(step.step, step.incarnation, step.world_size)
+        logging.getLogger("ropeteam").warning(
+            "step %d is quarantined, step %d is offered instead: the world kept ending after it had restored it, or a "
+            "person said so (ropeteam quarantine --undo %d offers it again)",
+            step.passed_over_step,
+            step.step,
+            step.passed_over_step,
+        )
+        return StepInfo(step.step, step.incarnation, step.world_size, step.passed_over_step)
 
     def storage_steps(self, limit: int = 100, timeout: float = DEFAULT_TIMEOUT) -> list[StoredStep]:
         """The newest steps on the job's storage, newest first: at most `limit` of them, from 1 to 200. This

@@ -55,6 +55,8 @@ class StepStruct(ctypes.Structure):
         ("step", c_uint64),
         ("incarnation", c_uint64),
         ("world_size", c_uint32),
+        ("passed_over", c_uint32),
+        ("passed_over_step", c_uint64),
     ]
 
 

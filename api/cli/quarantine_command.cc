@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cstdio>
+
+#include "api/cli/ask.h"
+#include "api/cli/commands.h"
+
+namespace ropeteam::cli {
+namespace {
+
+constexpr char kHelp[] =
+    "ropeteam quarantine STEP [--undo]: the next incarnation is offered an older step than this one. The "
+    "step stays, "
+    "and is\n"
+    "                    read by its number. Of several steps of this number the newest is meant.\n"
+    "  --undo             offer it again, and count its restores from 0\n"
+    "  --job JOB, --node NODE  the daemon of this job and node, where several run on this machine\n"
+    "  --socket PATH      the daemon's socket [ROPETEAM_SOCKET, else the only one of yours on this machine]\n"
+    "  --timeout SECONDS  how long to wait until every node knows [10]\n";
+
+}  // namespace
+
+int QuarantineCommand(const std::vector<std::string>& arguments) {
+  const Result<AskOptions> options = ParseAskOptions(arguments, Takes::kStepAndUndo);
+  if (options.ok() && options->help) {
+    std::fputs(kHelp, stdout);
+    return 0;
+  }
+  Status status = options.status();
+  if (status.ok() && !options->has_step) status = Error(Code::kInvalidArgument, "STEP is missing");
+  if (!status.ok()) {
+    std::fprintf(stderr, "ropeteam quarantine: %s (ropeteam quarantine --help)\n", status.message().c_str());
+    return kExitUsage;
+  }
+  status = AskToQuarantine(*options);
+  if (!status.ok()) {
+    std::fprintf(stderr, "ropeteam quarantine: %s\n", status.ToString().c_str());
+    return kExitFailed;
+  }
+  const auto step = static_cast<unsigned long long>(options->step);
+  if (options->undo) {
+    std::printf("step %llu is offered again\n", step);
+  } else {
+    std::printf("step %llu is quarantined: the next incarnation is offered an older one\n", step);
+  }
+  return 0;
+}
+
+}  // namespace ropeteam::cli

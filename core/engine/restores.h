@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How often each step was restored, and which steps are quarantined: `latest` offers the next older one instead. A step
+// that ends every world that restores it would otherwise be offered for ever.
+//
+// An incarnation's restore of its pin counts when the first of its ranks opens a shard of it, once. After k of them in a row
+// (EngineConfig::restores_max) without a newer commit, the next incarnation is offered an older step. `ropeteam quarantine`
+// does the same at once, and undoes it.
+//
+//     counted ──restored k times, and an incarnation chooses──> quarantined ──undone by a person──> counted from 0
+//        └── a newer step is committed: from 0                        (by hand: at once)
+//
+// The leader writes the notes. It announces them, and every node repeats them in its inventory to the next leader. Where
+// the step is on storage its note is written there, into the step's folder, so that it outlives all memory. A note with
+// a higher revision replaces another one of the same step.
+
+#ifndef ROPETEAM_CORE_ENGINE_RESTORES_H_
+#define ROPETEAM_CORE_ENGINE_RESTORES_H_
+
+#include <map>
+#include <set>
+#include <vector>
+
+#include "core/engine/context.h"
+#include "core/engine/storage_hold.h"
+#include "core/engine/storage_works.h"
+#include "core/engine/stored_steps.h"
+
+namespace ropeteam::engine {
+
+class Restores {
+ public:
+  Restores(Context* context, StorageWorks* works, StorageHold* hold, const StoredSteps* stored)
+      : context_(*context), works_(*works), hold_(*hold), stored_(*stored) {}
+
+  void Begin();  // to lead, or no longer: with what this node was told last
+  void Learn(const std::vector<RestoreNote>& notes);
+  // A note that was read on storage.
+  void LearnStored(const RestoreNote& note);
+
+  // A rank of this incarnation opens a shard of what the incarnation restores.
+  void OnRestored(const StepId& step, Incarnation by);
+  // Every member knows that this step is committed.
+  void OnCommitted(const StepId& step);
+  // By hand. Undone, the step is counted from 0.
+  void Set(const StepId& step, bool quarantined);
+  // An incarnation has chosen `chosen` instead of this newer step.
+  void PassOver(const StepId& step, const StepId& chosen);
+
+  // It is quarantined, or was restored as often as it may be.
+  bool Holds(const StepId& step) const;
+  const RestoreNote* Find(const StepId& step) const;
+  std::vector<RestoreNote> notes() const;  // by step, at most kRestoreNotesMax
+  uint64_t version() const { return version_; }
+
+  void OnHoldReleased();  // for want of a lease
+  void OnTimer();         // writes what has changed to storage
+  TimeUs NextTimer() const;
+
+ private:
+  // After a note could not be written. A dead holder of storage is known to be dead after 15 s.
+  static constexpr TimeUs kAgainUs = 5'000'000;
+
+  RestoreNote& NoteOf(const StepId& step);
+  void Changed(RestoreNote* note);
+  void Merge(const RestoreNote& note);
+  const RestoreNote* NextToStore() const;
+  void Store(const RestoreNote& note);
+
+  Context& context_;
+  StorageWorks& works_;
+  StorageHold& hold_;
+  const StoredSteps& stored_;
+  std::map<StepId, RestoreNote> notes_;
+  std::map<StepId, uint32_t> written_;  // the revisions on storage
+  uint64_t generation_ = 0;
+  bool storing_ = false;
+  TimeUs store_at_ = 0;
+  uint64_t version_ = 1;
+};
+
+}  // namespace ropeteam::engine
+
+#endif  // ROPETEAM_CORE_ENGINE_RESTORES_H_
