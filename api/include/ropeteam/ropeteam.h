@@ -55,19 +55,19 @@ extern "C" {
 #define ROPETEAM_VERSION_PATCH 0
 
 /* Limits; each is checked and named in the error it causes. */
-#define ROPETEAM_NAME_MAX 255             /* bytes of an object's name */
-#define ROPETEAM_OBJECTS_MAX 1000000      /* objects of one shard */
-#define ROPETEAM_METADATA_MAX 4096        /* bytes of the object ROPETEAM_METADATA */
-#define ROPETEAM_STORAGE_STEPS_MAX 200    /* steps of one listing of storage */
-#define ROPETEAM_SAVES_OPEN_MAX 4         /* saves of one handle begun and neither committed nor aborted */
-#define ROPETEAM_VIEWS_OPEN_MAX 1024      /* views of one handle */
-#define ROPETEAM_WORLD_MAX 131072         /* ranks of one job */
-#define ROPETEAM_TIMEOUT_MAX_MS 86400000  /* one day */
-#define ROPETEAM_RANK_FROM_ENV UINT32_MAX /* ropeteam_open_options_t.rank: take RANK from the environment */
+#define ROPETEAM_NAME_MAX 255               /* bytes of an object's name */
+#define ROPETEAM_OBJECTS_MAX 1000000        /* objects of one shard */
+#define ROPETEAM_METADATA_MAX 4096          /* bytes of the object ROPETEAM_METADATA */
+#define ROPETEAM_STORAGE_STEPS_MAX 200      /* steps of one listing of storage */
+#define ROPETEAM_SAVES_OPEN_MAX 4           /* saves of one handle begun and neither committed nor aborted */
+#define ROPETEAM_VIEWS_OPEN_MAX 1024        /* views of one handle */
+#define ROPETEAM_WORLD_MAX 131072           /* ranks of one job */
+#define ROPETEAM_TIMEOUT_MAX_MS 86400000    /* one day */
+#define ROPETEAM_RANK_FROM_ENV UINT32_MAX   /* ropeteam_open_options_t.rank: take RANK from the environment */
 
-typedef struct ropeteam_handle ropeteam_t;                    /* a rank's tie to its node's daemon */
-typedef struct ropeteam_save ropeteam_save_t;                 /* one shard while it is being saved */
-typedef struct ropeteam_view ropeteam_view_t;                 /* one saved shard, open for reading */
+typedef struct ropeteam_handle ropeteam_t;    /* a rank's tie to its node's daemon */
+typedef struct ropeteam_save ropeteam_save_t; /* one shard while it is being saved */
+typedef struct ropeteam_view ropeteam_view_t; /* one saved shard, open for reading */
 typedef struct ropeteam_storage_list ropeteam_storage_list_t; /* what lay on storage when it was asked */
 
 typedef enum {
@@ -80,8 +80,7 @@ typedef enum {
   ROPETEAM_PEER_GONE = 6,
   ROPETEAM_LINK_FAILED = 7,
   ROPETEAM_CORRUPT = 8,
-  ROPETEAM_STALE =
-      9, /* this rank belongs to an older life of the world: stop saving, the job has restarted */
+  ROPETEAM_STALE = 9, /* this rank belongs to an older life of the world: stop saving, the job has restarted */
   ROPETEAM_UNAVAILABLE = 10, /* the daemon is not there; the next call tries to reach it again */
   ROPETEAM_UNSUPPORTED = 11,
   ROPETEAM_IO = 12,
@@ -157,8 +156,7 @@ typedef struct {
  * older committed steps stay. ALREADY_EXISTS: this rank has saved or is saving this step in this life. STALE: the world
  * has restarted without this process. */
 ROPETEAM_EXPORT ropeteam_status_t ropeteam_save_begin(ropeteam_t* handle, uint64_t step,
-                                                      const ropeteam_save_options_t* options,
-                                                      ropeteam_save_t** save);
+                                                      const ropeteam_save_options_t* options, ropeteam_save_t** save);
 /* The name of the object with the step's metadata: loss, accuracy, tokens, a revision. Its bytes are a JSON object,
  * UTF-8, of at most ROPETEAM_METADATA_MAX bytes; a longer one is INVALID_ARGUMENT. One rank is enough: the lowest that
  * gives any counts. The metadata stand in the manifest on storage, for the daemons' --keep-best and for people. Bytes
@@ -183,13 +181,13 @@ ROPETEAM_EXPORT ropeteam_status_t ropeteam_save_put(ropeteam_save_t* save, const
  * INVALID_ARGUMENT: not a pointer into device memory, or its context is gone. UNSUPPORTED: libcuda.so.1 cannot be loaded
  * or is too old. After these and NO_SPACE the save is as it was; a copy that the device fails ends it, IO, at the next
  * call on it, at the latest in the commit. */
-ROPETEAM_EXPORT ropeteam_status_t ropeteam_save_put_cuda(ropeteam_save_t* save, const char* name,
-                                                         const void* data, uint64_t length, void* stream);
+ROPETEAM_EXPORT ropeteam_status_t ropeteam_save_put_cuda(ropeteam_save_t* save, const char* name, const void* data,
+                                                         uint64_t length, void* stream);
 /* Hands out `length` bytes of the arena, 64-byte aligned and contiguous, to be filled in place before
  * ropeteam_save_commit(), which checksums them. *pointer is valid until the save is committed, aborted or closed.
  * INVALID_ARGUMENT: a length of 0; an empty object is put. Otherwise as ropeteam_save_put(). */
-ROPETEAM_EXPORT ropeteam_status_t ropeteam_save_reserve(ropeteam_save_t* save, const char* name,
-                                                        uint64_t length, void** pointer);
+ROPETEAM_EXPORT ropeteam_status_t ropeteam_save_reserve(ropeteam_save_t* save, const char* name, uint64_t length,
+                                                        void** pointer);
 /* Seals the shard: at OK it is LOCAL. Waits for copies from device memory, if there are any, and for the daemon's answer on
  * this machine only, never for the network. After any error the save is aborted. */
 ROPETEAM_EXPORT ropeteam_status_t ropeteam_save_commit(ropeteam_save_t* save);
@@ -227,18 +225,17 @@ typedef struct {
 
 /* The newest step that every one of its ranks' shards can be produced of, now; the same answer for every rank of one life
  * until that life has itself completed a step. NOT_FOUND when there is none. */
-ROPETEAM_EXPORT ropeteam_status_t ropeteam_latest(ropeteam_t* handle, ropeteam_step_t* step,
-                                                  int64_t timeout_ms);
+ROPETEAM_EXPORT ropeteam_status_t ropeteam_latest(ropeteam_t* handle, ropeteam_step_t* step, int64_t timeout_ms);
 /* The same by level. ROPETEAM_COMMITTED: as ropeteam_latest(). ROPETEAM_PERSISTED: the newest good step on storage, also
  * where memory has a newer one; this chooses nothing for the life. INVALID_ARGUMENT: another level. UNSUPPORTED:
  * PERSISTED, while the job has no storage. */
-ROPETEAM_EXPORT ropeteam_status_t ropeteam_latest_at(ropeteam_t* handle, ropeteam_level_t level,
-                                                     ropeteam_step_t* step, int64_t timeout_ms);
+ROPETEAM_EXPORT ropeteam_status_t ropeteam_latest_at(ropeteam_t* handle, ropeteam_level_t level, ropeteam_step_t* step,
+                                                     int64_t timeout_ms);
 
 typedef struct {
   size_t size;
-  const char* name; /* valid until the view is closed */
-  uint64_t length;  /* bytes */
+  const char* name;  /* valid until the view is closed */
+  uint64_t length;   /* bytes */
 } ropeteam_object_t;
 
 /* Opens what `rank` saved at `step`, any rank, fetching it from its holders if this node has no copy. The shard stays
@@ -260,12 +257,12 @@ ROPETEAM_EXPORT ropeteam_status_t ropeteam_view_read(ropeteam_view_t* view, cons
 /* The same into device memory, behind the work given to `stream` (as ropeteam_save_put_cuda()) before this call. At return
  * the bytes are there for any work given to the device from then on. DEADLINE_EXCEEDED: `stream` did not come to this call
  * in time; `data` is as it was. ropeteam_view_read() with device memory does the same for the legacy default stream. */
-ROPETEAM_EXPORT ropeteam_status_t ropeteam_view_read_cuda(ropeteam_view_t* view, const char* name,
-                                                          uint64_t offset, void* data, uint64_t length,
-                                                          void* stream, int64_t timeout_ms);
+ROPETEAM_EXPORT ropeteam_status_t ropeteam_view_read_cuda(ropeteam_view_t* view, const char* name, uint64_t offset,
+                                                          void* data, uint64_t length, void* stream,
+                                                          int64_t timeout_ms);
 /* Gives the object's bytes in place, read-only, checked (and repaired) once, now; valid until the view is closed. */
-ROPETEAM_EXPORT ropeteam_status_t ropeteam_view_map(ropeteam_view_t* view, const char* name,
-                                                    const void** data, uint64_t* length, int64_t timeout_ms);
+ROPETEAM_EXPORT ropeteam_status_t ropeteam_view_map(ropeteam_view_t* view, const char* name, const void** data,
+                                                    uint64_t* length, int64_t timeout_ms);
 ROPETEAM_EXPORT void ropeteam_view_close(ropeteam_view_t* view);
 
 /* ---- storage ---- */
@@ -275,8 +272,8 @@ ROPETEAM_EXPORT void ropeteam_view_close(ropeteam_view_t* view);
  * daemon looks by itself, at manifests and files' sizes, at no data. INVALID_ARGUMENT: steps_max is over the limit.
  * UNSUPPORTED: the job has no storage. UNAVAILABLE, IO and others: it cannot be read; the message says why. The list is
  * the caller's until its close, whatever becomes of the handle; any thread may read it. */
-ROPETEAM_EXPORT ropeteam_status_t ropeteam_storage_list(ropeteam_t* handle, uint32_t steps_max,
-                                                        int64_t timeout_ms, ropeteam_storage_list_t** list);
+ROPETEAM_EXPORT ropeteam_status_t ropeteam_storage_list(ropeteam_t* handle, uint32_t steps_max, int64_t timeout_ms,
+                                                        ropeteam_storage_list_t** list);
 
 typedef struct {
   size_t size;
@@ -285,19 +282,16 @@ typedef struct {
   /* The name of its folder below the job's, "step-0000000100-i…": unique, and what `ropeteam export` and `verify` take.
    * Texts are never NULL, and valid until the list is closed. */
   const char* folder;
-  const char*
-      problem; /* why it cannot be restored; "": its manifest is good, its files are there with their sizes */
-  const char*
-      metadata; /* see ROPETEAM_METADATA: a JSON object; "" where not known, or over ROPETEAM_METADATA_MAX */
-  uint64_t
-      time_s; /* when its manifest was written: seconds since 1970, by the writer's clock; 0 where not known */
-  uint64_t bytes;      /* of its ranks' shards; 0 where not known */
-  uint32_t world_size; /* the number of ranks that saved it; 0 where not known */
+  const char* problem;  /* why it cannot be restored; "": its manifest is good, its files are there with their sizes */
+  const char* metadata; /* see ROPETEAM_METADATA: a JSON object; "" where not known, or over ROPETEAM_METADATA_MAX */
+  uint64_t time_s;      /* when its manifest was written: seconds since 1970, by the writer's clock; 0 where not known */
+  uint64_t bytes;       /* of its ranks' shards; 0 where not known */
+  uint32_t world_size;  /* the number of ranks that saved it; 0 where not known */
 } ropeteam_storage_step_t;
 /* Steps in the list. 0 for NULL. */
 ROPETEAM_EXPORT uint64_t ropeteam_storage_list_count(const ropeteam_storage_list_t* list);
-ROPETEAM_EXPORT ropeteam_status_t ropeteam_storage_list_step(const ropeteam_storage_list_t* list,
-                                                             uint64_t index, ropeteam_storage_step_t* step);
+ROPETEAM_EXPORT ropeteam_status_t ropeteam_storage_list_step(const ropeteam_storage_list_t* list, uint64_t index,
+                                                             ropeteam_storage_step_t* step);
 ROPETEAM_EXPORT void ropeteam_storage_list_close(ropeteam_storage_list_t* list);
 
 #ifdef __cplusplus
