@@ -4,13 +4,17 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <system_error>
 
 #include "api/cli/arenas.h"
 #include "api/cli/commands.h"
+#include "api/cli/etcd_member.h"
 #include "api/cli/sockets.h"
 #include "core/base/sizes.h"
 
@@ -18,7 +22,8 @@ namespace ropeteam::cli {
 namespace {
 
 constexpr char kHelp[] =
-    "ropeteam clean [--job JOB | --all-ended] [--dry-run]: removes arenas and sockets that nobody uses\n"
+    "ropeteam clean [--job JOB | --all-ended] [--dry-run]: removes arenas, sockets and data of etcd that "
+    "nobody uses\n"
     "\n"
     "An arena is in use while its daemon runs, or a `ropeteam run` that would start the daemon again. What "
     "another\n"
@@ -126,6 +131,33 @@ int CleanSockets(const CleanOptions& options) {
   return code;
 }
 
+// Data of --start-etcd whose `ropeteam run` was killed.
+int CleanEtcd(const CleanOptions& options) {
+  int code = 0;
+  for (const std::string& directory : ListEtcdDirectories()) {
+    const std::string of = EtcdDirectory(options.job, 0);
+    const bool meant =
+        options.job.empty() ||
+        (directory.size() == of.size() && directory.compare(0, of.size() - 1, of, 0, of.size() - 1) == 0);
+    if (!meant) continue;
+    const client::UniqueFd lock = LockEtcdDirectory(directory);
+    if (!lock.valid()) {
+      std::printf("in use, stays  etcd  %s\n", directory.c_str());
+      if (!options.job.empty()) code = kExitFailed;
+      continue;
+    }
+    std::error_code error;
+    if (!options.dry_run) std::filesystem::remove_all(directory, error);
+    if (error) {
+      std::fprintf(stderr, "ropeteam clean: %s: %s\n", directory.c_str(), error.message().c_str());
+      code = kExitFailed;
+      continue;
+    }
+    std::printf("%s  etcd  %s\n", options.dry_run ? "would remove" : "removed", directory.c_str());
+  }
+  return code;
+}
+
 }  // namespace
 
 int CleanCommand(const std::vector<std::string>& arguments) {
@@ -139,10 +171,11 @@ int CleanCommand(const std::vector<std::string>& arguments) {
     return 0;
   }
   const int sockets = CleanSockets(*options);
+  const int etcd = CleanEtcd(*options);
   const int arenas = CleanArenas(*options);
   if (options->job.empty() && !options->all_ended)
     std::printf("to remove them: ropeteam clean --all-ended, or --job JOB\n");
-  return sockets != 0 ? sockets : arenas;
+  return std::max({sockets, etcd, arenas});
 }
 
 }  // namespace ropeteam::cli

@@ -9,12 +9,16 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <sstream>
+#include <utility>
 
 #include "api/cli/arenas.h"
 #include "api/cli/commands.h"
 #include "api/cli/config_file.h"
+#include "api/cli/etcd_member.h"
 #include "api/cli/launcher.h"
 #include "api/cli/programs.h"
 #include "api/cli/run_options.h"
@@ -51,7 +55,7 @@ bool LeftToTheJob(const std::string& option, const Setting& setting) {
 void PrintSettings(const RunOptions& options, const Settings& settings) {
   std::string line = options.config.empty() ? "" : "the daemon's settings " + options.config + " (--config)";
   for (const char* option :
-       {"job", "node", "ordinal", "nodes", "coordinator", "listen", "memory", "log-file"}) {
+       {"job", "node", "ordinal", "nodes", "coordinator", "membership", "listen", "memory", "log-file"}) {
     const auto found = settings.find(option);
     if (found == settings.end()) continue;
     const std::string from =
@@ -194,6 +198,69 @@ int Become(const char* command, const std::string& program, const std::vector<st
   return kExitFailed;
 }
 
+// The hosts of --start-etcd, and the daemon's --membership that goes with them. Empty: it was not asked for.
+Result<std::vector<EtcdHost>> ChooseEtcdHosts(RunOptions* options) {
+  const char* variable = std::getenv("ROPETEAM_START_ETCD");
+  std::string text = !options->start_etcd.empty() ? options->start_etcd : variable != nullptr ? variable : "";
+  if (text.empty()) return std::vector<EtcdHost>();
+  const char* membership = std::getenv("ROPETEAM_MEMBERSHIP");
+  if (options->daemon_values.contains("membership") || (membership != nullptr && *membership != '\0') ||
+      !options->config.empty())
+    return Error(
+        Code::kInvalidArgument,
+        "--start-etcd goes with neither --membership, an etcd that is there is left alone, nor --config");
+  if (text == "auto") {
+    const char* ips = std::getenv("SKYPILOT_NODE_IPS");
+    std::istringstream words(ips != nullptr ? ips : "");
+    std::vector<std::string> hosts{std::istream_iterator<std::string>(words), {}};
+    const auto listen = options->daemon_values.find("listen");
+    if (hosts.empty()) hosts = {listen != options->daemon_values.end() ? listen->second : "127.0.0.1"};
+    hosts.resize(hosts.size() < kEtcdMembers ? 1 : kEtcdMembers);
+    text.clear();
+    for (const std::string& host : hosts)
+      text += (text.empty() ? "" : ",") + (host.find(':') != std::string::npos ? "[" + host + "]" : host);
+  }
+  Result<std::vector<EtcdHost>> hosts = ParseEtcdHosts(text);
+  if (hosts.ok()) options->daemon_values["membership"] = EtcdUrlOf(*hosts);
+  return hosts;
+}
+
+// This node's member, if it has one.
+Result<std::optional<EtcdMember>> StartEtcd(const RunOptions& options, const std::vector<EtcdHost>& hosts,
+                                            const std::vector<std::string>& flags, Settings* settings) {
+  if (hosts.empty()) return std::optional<EtcdMember>();
+  const auto value = [settings](const char* name) {
+    const auto found = settings->find(name);
+    return found != settings->end() ? found->second.value : std::string();
+  };
+  EtcdMemberConfig config{hosts,           std::strtoull(value("ordinal").c_str(), nullptr, 10),
+                          value("listen"), value("job"),
+                          value("tls-ca"), value("tls-cert"),
+                          value("tls-key")};
+  if (config.listen.empty()) config.listen = "127.0.0.1";
+  if (options.start_etcd == "auto" && hosts.size() == 1 && value("nodes") != "1" &&
+      std::getenv("SKYPILOT_NODE_IPS") == nullptr)
+    return Error(Code::kInvalidArgument,
+                 "--start-etcd auto does not know the first three of %s nodes: name them",
+                 value("nodes").c_str());
+  const bool loopback = config.listen.starts_with("127.") || config.listen == "::1";
+  if (config.cert.empty() && !loopback && std::find(flags.begin(), flags.end(), "insecure") == flags.end())
+    return Error(
+        Code::kInvalidArgument,
+        "--start-etcd would let whoever reaches %s change who is a member of the job, also with a job key: "
+        "give "
+        "--tls-cert, --tls-key and --tls-ca with certificates that name each host, or say --insecure",
+        config.listen.c_str());
+  if (!config.cert.empty())
+    for (const auto& [option, file] : {std::pair("etcd-ca", &config.ca), std::pair("etcd-cert", &config.cert),
+                                       std::pair("etcd-key", &config.key)})
+      settings->try_emplace(option, Setting{*file, "--start-etcd"});
+  if (config.own >= hosts.size()) return std::optional<EtcdMember>();
+  Result<EtcdMember> member = EtcdMember::Start(config);
+  if (!member.ok()) return member.status();
+  return std::optional<EtcdMember>(std::move(*member));
+}
+
 std::string FindDaemon(const RunOptions& options) {
   return options.daemon.empty() ? FindProgram("ropeteamd", "node", "ROPETEAMD") : options.daemon;
 }
@@ -208,7 +275,7 @@ int PrintHelp(const RunOptions& options) {
 }  // namespace
 
 int RunCommand(const std::vector<std::string>& arguments) {
-  const Result<RunOptions> options = ParseRunOptions(arguments);
+  Result<RunOptions> options = ParseRunOptions(arguments);
   if (!options.ok()) {
     std::fprintf(stderr, "ropeteam run: %s\n", options.status().message().c_str());
     return kExitUsage;
@@ -220,6 +287,11 @@ int RunCommand(const std::vector<std::string>& arguments) {
     std::fprintf(stderr, "ropeteam run: %s: %s\n", options->command.front().c_str(),
                  code == 127 ? "no such command" : "cannot be executed");
     return code;
+  }
+  const Result<std::vector<EtcdHost>> hosts = ChooseEtcdHosts(&*options);
+  if (!hosts.ok()) {
+    std::fprintf(stderr, "ropeteam run: %s\n", hosts.status().message().c_str());
+    return kExitUsage;
   }
   Result<Settings> settings = Choose(*options);
   if (!settings.ok()) {
@@ -238,6 +310,12 @@ int RunCommand(const std::vector<std::string>& arguments) {
     std::fprintf(stderr,
                  "ropeteam run: no ropeteamd beside this program or on PATH: give --daemon or ROPETEAMD\n");
     return kExitFailed;
+  }
+  // Ends after the daemon, which gives its lease back.
+  Result<std::optional<EtcdMember>> etcd = StartEtcd(*options, *hosts, *flags, &*settings);
+  if (!etcd.ok()) {
+    std::fprintf(stderr, "ropeteam run: %s\n", etcd.status().message().c_str());
+    return etcd.status().code() == Code::kInvalidArgument ? kExitUsage : kExitFailed;
   }
   if (!options->quiet) PrintSettings(*options, *settings);
 

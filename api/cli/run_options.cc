@@ -27,6 +27,8 @@ Status SetValue(const std::string& name, const std::string& value, RunOptions* o
     options->config = value;
   } else if (name == "daemon") {
     options->daemon = value;
+  } else if (name == "start-etcd") {
+    options->start_etcd = value;
   } else if (name == "python-path") {
     options->python_path = value;
   } else if (name == "ready-timeout") {
@@ -83,6 +85,13 @@ const char kRunHelp[] =
     "answers\n"
     "                           within --join-timeout [120 then], end with the daemon's exit code\n"
     "  --watchdog SECONDS       kill and restart a daemon that has hung for so long; 0: never [30]\n"
+    "  --start-etcd HOSTS       keep the membership in an etcd of the job's own, with members on these three "
+    "nodes, "
+    "the\n"
+    "                           first ones: HOST[:PORT],HOST[:PORT],HOST[:PORT], the same on every node. One "
+    "host: "
+    "lost\n"
+    "                           with it. auto: SkyPilot's nodes, or a single node [ROPETEAM_START_ETCD]\n"
     "  --python-path DIR        put DIR before COMMAND's PYTHONPATH\n"
     "  --remove-arena-at-exit   leave nothing in memory when COMMAND has ended\n"
     "  --quiet                  print neither what was chosen nor warnings nor how far the start is\n"
@@ -109,7 +118,7 @@ Result<RunOptions> ParseRunOptions(const std::vector<std::string>& arguments) {
     const size_t equals = argument.find('=');
     const std::string name = argument.substr(2, equals == std::string::npos ? equals : equals - 2);
     if (IsOneOf(name, ValueOptions()) ||
-        IsOneOf(name, {"config", "daemon", "python-path", "ready-timeout", "watchdog"})) {
+        IsOneOf(name, {"config", "daemon", "python-path", "ready-timeout", "start-etcd", "watchdog"})) {
       std::string value;
       if (equals != std::string::npos) {
         value = argument.substr(equals + 1);

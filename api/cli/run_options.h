@@ -20,6 +20,7 @@ struct RunOptions {
   std::vector<std::string> daemon_flags;  // and those without one; names as above
   std::string config;                     // --config: ropeteamd reads it; launchers' defaults stay out
   std::string daemon;                     // --daemon PATH
+  std::string start_etcd;                 // --start-etcd: its hosts, or "auto"
   std::string python_path;                // --python-path DIR, prepended to PYTHONPATH
   uint32_t ready_timeout_s = 600;         // pre-faulting a terabyte takes minutes
   uint32_t watchdog_s = 30;               // far above what a busy daemon keeps a rank waiting; 0: none

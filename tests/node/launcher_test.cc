@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "api/cli/etcd_member.h"
 #include "api/cli/run_options.h"
 
 namespace ropeteam::cli {
@@ -223,6 +224,43 @@ TEST(RunOptions, RefusesWhatItDoesNotKnow) {
   EXPECT_THAT(ParseRunOptions({"--quiet=yes", "--", "x"}).status().message(), HasSubstr("--quiet"));
   EXPECT_THAT(ParseRunOptions({"--ready-timeout=0", "--", "x"}).status().message(),
               HasSubstr("--ready-timeout"));
+}
+
+TEST(EtcdMember, HostsAreOneOrThreeWithAPortEach) {
+  const auto hosts = ParseEtcdHosts("a,b:7,[fe80::1]:8");
+  ASSERT_TRUE(hosts.ok()) << hosts.status().ToString();
+  EXPECT_EQ(EtcdUrlOf(*hosts), "etcd://a:29610,b:7,[fe80::1]:8/ropeteam");
+  EXPECT_EQ(EtcdUrlOf(*ParseEtcdHosts("fe80::1")), "etcd://[fe80::1]:29610/ropeteam");
+  for (const char* bad : {"", "a,b", "a,b,c,d", "a,,c", "a:0", "a:x", "a:65535", "http://a"})
+    EXPECT_EQ(ParseEtcdHosts(bad).status().code(), Code::kInvalidArgument) << bad;
+}
+
+TEST(EtcdMember, AMemberThatHasRunBeforeIsReplacedAndANewClusterIsBegunTogether) {
+  const std::string others =
+      R"({"ID":1,"name":"ropeteam-1","peerURLs":["http://b:2"],"clientURLs":["http://b:1"]},)"
+      R"({"ID":2,"name":"ropeteam-2","peerURLs":["http://c:2"],"clientURLs":["http://c:1"]})";
+  const auto decide = [&](const std::string& own) {
+    const auto entry = DecideEntry(R"({"members":[)" + own + others + "]}", "ropeteam-0", "http://a:2");
+    EXPECT_TRUE(entry.ok()) << entry.status().ToString();
+    return *entry;
+  };
+  EtcdEntry entry =
+      decide(R"({"ID":255,"name":"ropeteam-0","peerURLs":["http://a:2"],"clientURLs":["http://a:1"]},)");
+  EXPECT_FALSE(entry.begin);
+  EXPECT_EQ(entry.remove, "ff");
+  EXPECT_EQ(entry.members, "ropeteam-1=http://b:2,ropeteam-2=http://c:2");
+  entry =
+      decide(R"({"ID":255,"name":"ropeteam-0","peerURLs":["http://old:2"],"clientURLs":["http://old:1"]},)");
+  EXPECT_EQ(entry.remove, "ff") << "it was at another address";
+  entry = decide(R"({"ID":255,"peerURLs":["http://a:2"]},)");
+  EXPECT_EQ(entry.remove, "ff") << "added, and lost before it started";
+  EXPECT_FALSE(entry.begin);
+  entry = decide(R"({"ID":255,"name":"ropeteam-0","peerURLs":["http://a:2"]},)");
+  EXPECT_TRUE(entry.begin) << "it has not started yet";
+  entry = decide("");
+  EXPECT_FALSE(entry.begin);
+  EXPECT_EQ(entry.remove, "");
+  EXPECT_FALSE(DecideEntry("Error: x", "ropeteam-0", "http://a:2").ok());
 }
 
 }  // namespace
