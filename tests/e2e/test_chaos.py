@@ -44,7 +44,7 @@ def test_a_round_of_each_fault_loses_nothing(tmp_path, membership, faults):
         pytest.skip(why)
     if membership == "etcd" and not (shutil.which("etcd") and shutil.which("etcdctl")):
         pytest.skip("no etcd and etcdctl (Debian: etcd-server, etcd-client)")
-    words = ["--membership", membership, "--in-turn", "--only", ",".join(faults), "--seed", "1"]
+    words = ["--membership", membership, "--in-turn", "--only", ",".join(faults), "--seed", "3"]
     done = chaos(*words, "--out", str(tmp_path))
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     report = json.loads((tmp_path / "report.json").read_text())
