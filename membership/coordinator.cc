@@ -24,6 +24,7 @@ Coordinator::Coordinator(const MembershipConfig& config, TimeUs now, Epoch first
       lease_(LeaseMs(config.dead_after_ms) * kUsPerMs),
       first_epoch_(first_epoch),
       term_us_(inheritance.term_us),
+      lost_store_(term_us_ != 0 && inheritance.newest == nullptr),
       deposed_(inheritance.deposed),
       now_(now),
       confirmed_until_(term_us_ == 0 ? kNever : inheritance.confirmed_until),
@@ -312,7 +313,10 @@ bool Coordinator::IsOurs(Epoch epoch) const {
 }
 
 void Coordinator::Learn(const Registration& registration) {
-  predecessor_until_ = std::max(predecessor_until_, started_at_ + WithDrift(registration.lease_us_max));
+  // Nodes may have been given different dead_after_ms, and a store that has lost its data does not say the former holders'.
+  const bool term_unknown = lost_store_ && registration.seen != nullptr;
+  const TimeUs longest = term_unknown ? TermMs(kDeadAfterMsMax) * kUsPerMs : registration.lease_us_max;
+  predecessor_until_ = std::max(predecessor_until_, started_at_ + WithDrift(longest));
   out_lease_until_ = std::max(out_lease_until_, predecessor_until_);
   reported_ = std::max(reported_, registration.epoch_known);
   if (view_ != nullptr && registration.epoch_known > view_->view.epoch) changed_ = true;

@@ -258,6 +258,7 @@ class Coordinator {
   const TimeUs lease_;
   const Epoch first_epoch_;
   const TimeUs term_us_;
+  const bool lost_store_;  // there is a store with no view in it: the job is new, or its data is lost
   const NodeId deposed_;
 
   TimeUs now_ = 0;

@@ -83,7 +83,7 @@ class EtcdClient {
     std::function<void(uint64_t watch, const std::string& why)> on_watch_ended;
   };
 
-  // `config` is valid (ValidateEtcdConfig).
+  // `config` is as ParseEtcdUrl() makes it.
   EtcdClient(const EtcdConfig& config, Handler handler);
   ~EtcdClient();  // Stop()
   EtcdClient(const EtcdClient&) = delete;

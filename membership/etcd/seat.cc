@@ -183,8 +183,8 @@ void Seat::Proceed(TimeUs now) {
   if (main_.id == 0 && now >= retry_at_) {
     main_kind_ = NextKind(now);
     if (main_kind_ == Kind::kGrant) {
-      ttl_s_ = self_.ordinal < kSeatOrdinals || joined_ ? kSeatTtlS : kSeatTtlLongS;
-      main_ = Begin(now, StoreGrant{ttl_s_}, kCallLongMs);
+      asked_ttl_s_ = self_.ordinal < kSeatOrdinals || joined_ ? kSeatTtlS : kSeatTtlLongS;
+      main_ = Begin(now, StoreGrant{asked_ttl_s_}, kCallLongMs);
     } else if (main_kind_ == Kind::kRevoke) {
       main_ = Begin(now, StoreRevoke{lease_}, kCallMs);
     } else if (main_kind_ != Kind::kNone) {
@@ -374,6 +374,7 @@ void Seat::OnMain(TimeUs now, Kind kind, TimeUs sent_at, const StoreAnswer& answ
   switch (kind) {
     case Kind::kGrant:
       lease_ = answer.lease;
+      ttl_s_ = asked_ttl_s_;
       joined_ = false;
       keep_alive_at_ = kept_at_ = now;
       return;

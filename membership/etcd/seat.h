@@ -228,7 +228,8 @@ class Seat {
   Outage said_{0, {}, false};
 
   StoreLease lease_ = 0;
-  int64_t ttl_s_ = 0;
+  int64_t ttl_s_ = 0;        // of lease_
+  int64_t asked_ttl_s_ = 0;  // of the Grant under way
   TimeUs keep_alive_at_ = 0;
   TimeUs kept_at_ = 0;  // last answered, or told to take the next endpoint
   bool joined_ = false;

@@ -2,12 +2,14 @@
 //
 // Agents, seats and coordinators over a store, from a seed: messages are late and lost, nodes and the store are cut off from
 // each other, processes are killed, stopped and restarted, calls to the store are lost or take effect twice, keep-alives are
-// answered by a member of the store that may not, and the store loses its data. Checked at every view and every instant:
+// answered by a member of the store that may not, nodes leave in good order, and the store loses its data, takes no writes, or
+// is restored from an older copy, and strangers write its keys. Checked at every view and every instant:
 // what membership.h promises. Then all heals, and all living nodes must meet in one view.
 //
 //   ROPETEAM_SEED=17 replays one seed, ROPETEAM_SEEDS=100000 runs that many.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <deque>
 #include <functional>
@@ -29,6 +31,7 @@ namespace {
 
 constexpr uint64_t kSeedsDefault = 300;
 constexpr int kEvents = 40;
+constexpr uint64_t kLeaveMs = 700;
 constexpr const char* kOfficeKey = "/p/run-7/coordinator";
 
 class SeededCluster {
@@ -40,6 +43,8 @@ class SeededCluster {
     delay_max_ = Pick(1, 40) * kMs;
     loss_ = Pick(0, 1) != 0 ? 0 : Draw() * 0.1;
     drift_max_ = Pick(0, 1) != 0 ? 0 : static_cast<int>(kClockDriftPpm);
+    mixed_ = Pick(0, 3) == 0;
+    ordinals_from_ = Pick(0, 3) == 0 ? kSeatOrdinals - 2 : 0;
   }
 
   std::string Go() {
@@ -51,11 +56,12 @@ class SeededCluster {
     }
     loss_ = 0;
     cuts_.clear();
-    away_ = false;
+    away_ = full_ = false;
     for (auto& [pid, process] : processes_) {
       process.cut = false;
       Continue(&process);
     }
+    RunFor(kLeaveMs);
     for (int i = 0; i < 100 && broken_.empty() && !Converged(); ++i) RunFor(100);
     if (broken_.empty() && !Converged()) return "not all living nodes are in one view 10 s after healing";
     RunFor(4000);
@@ -67,6 +73,7 @@ class SeededCluster {
   struct Process {
     uint64_t pid = 0;
     Member self;
+    MembershipConfig config;
     int drift_ppm = 0;
     bool cut = false;  // from the store
     bool stopped = false;
@@ -136,13 +143,15 @@ class SeededCluster {
     process.pid = pid;
     process.self.id = ++ids_;
     process.self.name = name;
-    process.self.ordinal = static_cast<uint32_t>(std::atoi(name.c_str() + 1)) - 1;
+    process.self.ordinal = static_cast<uint32_t>(std::atoi(name.c_str() + 1)) - 1 + ordinals_from_;
+    process.config = config_;
+    if (mixed_ && Pick(0, 1) == 0) process.config.dead_after_ms *= 3;
     process.self.control_address = Numbered("10.0.1.", pid) + ":1";
     process.drift_ppm = drift_max_ == 0 ? 0 : static_cast<int>(Pick(0, 2 * kClockDriftPpm)) - drift_max_;
-    process.agent = std::make_unique<Agent>(config_, process.self);
+    process.agent = std::make_unique<Agent>(process.config, process.self);
     Seat::Config seat{config_.job,
                       "p",
-                      config_.dead_after_ms,
+                      process.config.dead_after_ms,
                       config_.probe_ms,
                       AddressOf(pid),
                       random_(),
@@ -156,6 +165,30 @@ class SeededCluster {
     processes_.erase(pid);
     for (const auto& [id, peer] : dead.peers) CloseNode(pid, peer.first, peer.second);
     if (dead.open.first != 0) CloseCoordinator(pid, dead.open.first, dead.open.second);
+  }
+  // As a daemon does at SIGTERM.
+  void Leave(Process* process) {
+    const uint64_t pid = process->pid;
+    if (process->stopped) return;
+    Perform(process, process->agent->Leave(Local(*process)));
+    On(now_ + 100 * kMs, pid, [this](Process* p) { Perform(p, p->seat->Resign(Local(*p))); });
+    At(now_ + kLeaveMs * kMs, [this, pid] {
+      if (processes_.contains(pid)) Kill(pid);
+    });
+  }
+  // The store has lost its data or got other data: nobody is told of changes before he asks again.
+  void EndWatches() {
+    for (auto& [pid, each] : processes_) {
+      if (each.watch.first == 0) continue;
+      const uint64_t number = std::exchange(each.watch, {}).first;
+      On(now_ + Delay(), pid, [=, this](Process* q) { Perform(q, q->seat->WatchEnded(Local(*q), number)); });
+    }
+  }
+  static bool Writes(const StoreRequest& request) {
+    const auto* txn = std::get_if<StoreTxn>(&request);
+    return std::holds_alternative<StoreGrant>(request) ||
+           (txn != nullptr && std::any_of(txn->success.begin(), txn->success.end(),
+                                          [](const StoreOp& op) { return op.kind == StoreOp::kPut; }));
   }
   void Continue(Process* process) {
     if (!std::exchange(process->stopped, false)) return;
@@ -284,7 +317,9 @@ class SeededCluster {
     At(now_ + Delay(), [=, this] {
       if (request_lost || away_ || !processes_.contains(pid) || processes_.at(pid).cut)
         return On(deadline, pid, fail);
-      const Result<StoreAnswer> answer = store_.Apply(now_, request);
+      const Result<StoreAnswer> answer = full_ && Writes(request)
+                                             ? Result<StoreAnswer>(Error(Code::kNoSpace, "space exceeded"))
+                                             : store_.Apply(now_, request);
       if (Draw() < loss_ && std::holds_alternative<StoreTxn>(request))  // a copy that comes late
         At(now_ + Pick(0, 3000) * kMs, [=, this] { (void)store_.Apply(now_, request); });
       if (answer_lost) return On(deadline, pid, fail);
@@ -310,7 +345,7 @@ class SeededCluster {
         Perform(p, p->agent->Relocate(Local(*p), {moved->address, ++p->moves}, true));
       } else if (const auto* elected = std::get_if<Seat::Elected>(&output)) {
         p->coordinator =
-            std::make_unique<Coordinator>(config_, Local(*p), now_ / 1000 + 1, elected->inheritance);
+            std::make_unique<Coordinator>(p->config, Local(*p), now_ / 1000 + 1, elected->inheritance);
       } else if (const auto* confirmed = std::get_if<Seat::Confirmed>(&output)) {
         if (p->coordinator) Perform(p, p->coordinator->Confirmed(Local(*p), confirmed->until));
       } else if (const auto* stored = std::get_if<Seat::Stored>(&output)) {
@@ -424,7 +459,7 @@ class SeededCluster {
     return &at->second;
   }
   void OneEvent() {
-    const uint64_t event = Pick(0, 15);
+    const uint64_t event = Pick(0, 18);
     if (processes_.empty() || (event == 0 && processes_.size() < 7)) return Start(Numbered("n", ++names_));
     Process* p = Any();
     if (event <= 3) {
@@ -452,19 +487,31 @@ class SeededCluster {
     } else if (event == 13) {
       if (Pick(0, 2) != 0) return;
       store_.Wipe();
-      for (auto& [pid, each] : processes_) {
-        if (each.watch.first == 0) continue;
-        const uint64_t number = std::exchange(each.watch, {}).first;
-        On(now_ + Delay(), pid,
-           [=, this](Process* q) { Perform(q, q->seat->WatchEnded(Local(*q), number)); });
+      EndWatches();
+    } else if (event == 14) {
+      Leave(p);
+    } else if (event == 15) {
+      full_ = !full_;
+    } else if (event == 16) {
+      const char* key = Pick(0, 1) == 0 ? kOfficeKey : "/p/run-7/view";
+      (void)store_.Apply(now_, StoreTxn{{}, {{StoreOp::kPut, key, "10.0.0.1:7 of a stranger"}}, {}});
+    } else if (event == 17) {
+      if (Pick(0, 1) == 0) {
+        copy_ = store_;
+        return;
       }
+      away_ = true;  // it takes longer than leases last
+      RunFor(4000);
+      store_.Restore(copy_);
+      away_ = false;
+      EndWatches();
     } else {
       for (auto& [pid, each] : processes_) {
         each.cut = false;
         Continue(&each);
         if (!broken_.empty()) return;
       }
-      away_ = false;
+      away_ = full_ = false;
       cuts_.clear();
     }
   }
@@ -479,7 +526,11 @@ class SeededCluster {
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
   std::map<std::tuple<uint64_t, uint64_t, bool>, TimeUs> last_at_;
   FakeStore store_;
+  FakeStore copy_;  // an older one
   bool away_ = false;
+  bool full_ = false;           // it takes no writes
+  bool mixed_ = false;          // nodes were given different dead_after_ms
+  uint32_t ordinals_from_ = 0;  // so that some take the long lease
   std::map<uint64_t, Process> processes_;
   std::set<std::pair<uint64_t, uint64_t>> cuts_;
   std::map<Epoch, View> by_epoch_;

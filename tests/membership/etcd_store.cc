@@ -110,6 +110,12 @@ void FakeStore::Wipe() {
   revision_ = 1;
 }
 
+void FakeStore::Restore(const FakeStore& copy) {
+  const StoreLease made = leases_made_;
+  *this = copy;
+  leases_made_ = made;
+}
+
 std::optional<std::string> FakeStore::Get(const std::string& key) const {
   const auto found = keys_.find(key);
   return found == keys_.end() ? std::nullopt : std::optional<std::string>(found->second.value);

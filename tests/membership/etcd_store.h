@@ -33,6 +33,8 @@ class FakeStore {
   void EndLease(StoreLease lease);
   // As after the loss of all of etcd's data: empty, and revisions begin again.
   void Wipe();
+  // As after a restore from a backup. Ids of leases never repeat.
+  void Restore(const FakeStore& copy);
 
   std::optional<std::string> Get(const std::string& key) const;
   const std::vector<Change>& changes() const { return changes_; }  // since the last Wipe(), oldest first

@@ -594,6 +594,23 @@ TEST_F(SeatTest, AnOfficeNeverHangsOnALongLease) {
   EXPECT_FALSE(Key("coordinator"));
 }
 
+TEST_F(SeatTest, AnOfficeDoesNotHangOnALongLeaseWhenTheAnswerToAShortOneIsLost) {
+  Add(1, 0);
+  RunFor(100);
+  Node& node = Add(2, kSeatOrdinals);
+  RunFor(100);
+  nodes_.erase(1);
+  RunFor(static_cast<uint64_t>(kSeatTtlS) * 1000 - 200);
+  node.lose_answers = true;
+  RunFor(800);
+  node.lose_answers = false;
+  RunFor(1000);
+  ASSERT_TRUE(node.seat->holds());
+  nodes_.erase(2);
+  RunFor(static_cast<uint64_t>(kSeatTtlS) * 1000 + 10);
+  EXPECT_FALSE(Key("coordinator"));
+}
+
 TEST_F(SeatTest, ARestartedHolderTakesItsOfficeBackAtOnce) {
   Add(1, 0, "host");
   RunFor(100);
