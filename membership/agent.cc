@@ -137,7 +137,9 @@ void Agent::Connect(TimeUs now) {
   registration.protocol_version = config_.protocol_version;
   registration.chunk_bytes = config_.chunk_bytes;
   registration.data_transport = config_.data_transport;
+  registration.protocol_oldest = config_.protocol_oldest;
   registration.member = self_;
+  registration.member.protocol = config_.protocol_version;
   registration.seen = seen_;
   registration.epoch_known = config_.epoch_known;
   registration.settings = config_.settings;

@@ -242,6 +242,7 @@ void Coordinator::Register(ConnectionId connection, const Registration& registra
   record.beat = registration.beat;
   record.settings = registration.settings;
   record.named = registration.named;
+  record.protocols = ProtocolsOf(registration.protocol_version, registration.protocol_oldest);
   // During the hold it is not yet known which of two instances is the older one; ResolveNames() decides then.
   if (!holding_) RemoveName(member.name, record);
   Record* placed = &records_.emplace(member.id, std::move(record)).first->second;

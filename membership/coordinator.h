@@ -98,6 +98,14 @@ inline constexpr uint32_t kTicksPerDeath = 4;
 // a transfer that is started under it has ended.
 inline constexpr uint32_t kLeaseFractionMin = 4;
 
+// Versions of the engines' protocol, both ends included.
+struct Protocols {
+  uint32_t oldest = 0;
+  uint32_t newest = 0;
+  bool Meets(const Protocols& other) const { return newest >= other.oldest && oldest <= other.newest; }
+  friend bool operator==(const Protocols&, const Protocols&) = default;
+};
+
 class Coordinator {
  public:
   struct Send {
@@ -180,6 +188,7 @@ class Coordinator {
     TimeUs lease_until = 0;  // all granted leases have run out; 0: no lease was granted
     JobSettings settings;    // of its registration
     NamedSettings named;
+    Protocols protocols;
   };
   struct Connection {
     NodeId node = kNoNode;  // kNoNode: has not registered yet
@@ -194,6 +203,9 @@ class Coordinator {
   void RegisterAgain(Record* record, ConnectionId connection, const Registration& registration);
   // May take the job's settings from it.
   Status Check(const Registration& registration);
+  static Protocols ProtocolsOf(uint32_t version, uint32_t oldest);
+  // What this node and all registered ones speak, less one of this name: the registrant takes its place.
+  Protocols CommonProtocols(const std::string& except) const;
   // What the registrant named differs from the job's settings: kInvalidArgument.
   Status CheckSettings(const std::string& name, const JobSettings& settings, const NamedSettings& named,
                        const JobSettings& job) const;

@@ -19,19 +19,40 @@ struct Compared {
   Code code;
 };
 
+std::string Range(const Protocols& of) {
+  return of.oldest == of.newest ? std::to_string(of.newest)
+                                : std::to_string(of.oldest) + " to " + std::to_string(of.newest);
+}
 std::string Number(uint64_t value) { return std::to_string(value); }
 std::string Quoted(const std::string& text, size_t limit) { return '"' + text.substr(0, limit) + '"'; }
 
 }  // namespace
 
+Protocols Coordinator::ProtocolsOf(uint32_t version, uint32_t oldest) {
+  return {oldest == 0 ? version : oldest, version};
+}
+
+Protocols Coordinator::CommonProtocols(const std::string& except) const {
+  Protocols common = ProtocolsOf(config_.protocol_version, config_.protocol_oldest);
+  for (const auto& [id, record] : records_) {
+    if (record.member.name == except) continue;
+    common.oldest = std::max(common.oldest, record.protocols.oldest);
+    common.newest = std::min(common.newest, record.protocols.newest);
+  }
+  return common;
+}
+
 Status Coordinator::Check(const Registration& registration) {
   const Member& member = registration.member;
   ROPETEAM_RETURN_IF_ERROR(ValidateMember(member));
+  const Protocols theirs = ProtocolsOf(registration.protocol_version, registration.protocol_oldest);
+  // Who speaks what this node speaks meets whatever the others have in common.
+  Protocols common = ProtocolsOf(config_.protocol_version, config_.protocol_oldest);
+  if (theirs != common) common = CommonProtocols(member.name);
   const Compared table[] = {
       {"--job", Quoted(registration.job, kJobBytesMax), Quoted(config_.job, kJobBytesMax),
        Code::kInvalidArgument},
-      {"protocol version", Number(registration.protocol_version), Number(config_.protocol_version),
-       Code::kUnsupported},
+      {"protocol version", Range(theirs), Range(theirs.Meets(common) ? theirs : common), Code::kUnsupported},
       {"--chunk-size", Number(registration.chunk_bytes), Number(config_.chunk_bytes), Code::kInvalidArgument},
       {"--transport", registration.data_transport.substr(0, kDataTransportBytesMax), config_.data_transport,
        Code::kInvalidArgument},

@@ -114,7 +114,10 @@ struct MembershipConfig {
   // host:port where this process runs a coordinator, and nowhere else; empty: it never does. If other addresses are given,
   // they are asked first: see Agent.
   std::string coordinator_listen;
-  uint32_t protocol_version = 0;  // of the control plane; a mismatch is refused with both numbers
+  // The newest version of the engines' protocol that this node speaks, and the oldest; 0: the newest alone. A node that
+  // has none in common with all others is refused, with both ranges.
+  uint32_t protocol_version = 0;
+  uint32_t protocol_oldest = 0;
   uint64_t chunk_bytes = 0;    // of the arena; all nodes of a job must agree, a mismatch is refused likewise
   std::string data_transport;  // how bytes move, "verbs", "ofi/efa"; must agree likewise
   uint32_t heartbeat_ms = 200;
@@ -168,7 +171,7 @@ class Membership {
     //  kAlreadyExists    another instance with this node's name has taken its place: end, or the two would go on
     //                    replacing each other.
     //  kInvalidArgument  another job, chunk size, data transport or setting, or a name or address over its limit.
-    //  kUnsupported      another protocol version.
+    //  kUnsupported      no protocol version in common with the others.
     //  kNoSpace          the job has kNodesMax nodes.
     std::function<void(const Status&)> on_refused;
     // This instance has a lease until then, on CLOCK_BOOTTIME in microseconds; 0: no lease (refused, left). Each call

@@ -69,7 +69,8 @@ ViewStatePtr ApplyViewDelta(const ViewState& base, const ViewDelta& delta);
 // From node to coordinator. The first message on a connection is a Registration.
 struct Registration {
   std::string job;
-  uint32_t protocol_version = 0;
+  uint32_t protocol_version = 0;  // MembershipConfig's
+  uint32_t protocol_oldest = 0;
   uint64_t chunk_bytes = 0;
   std::string data_transport;
   JobSettings settings;  // only the named ones count

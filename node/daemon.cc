@@ -288,7 +288,8 @@ Status Daemon::StartMembership() {
   config.credentials = credentials_;
   config.coordinator_addresses = options_.coordinators;
   config.coordinator_listen = options_.coordinator_listen;
-  config.protocol_version = kControlProtocolVersion;
+  config.protocol_version = kProtocolVersion;
+  config.protocol_oldest = kProtocolOldest;
   config.chunk_bytes = options_.chunk_bytes;
   config.data_transport = node_->transport_name();
   config.heartbeat_ms = options_.heartbeat_ms;

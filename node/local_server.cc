@@ -114,12 +114,14 @@ void LocalServer::OnHello(SessionId id, Client& client, RequestId request, std::
   uint32_t version = 0;
   if (payload.size() < sizeof(version)) return client.session->Close("a hello without a version");
   std::memcpy(&version, payload.data(), sizeof(version));
-  if (version != local::kLocalProtocolVersion) {
+  if (version < local::kLocalProtocolOldest || version > local::kLocalProtocolVersion) {
     Reply(client, request, Code::kUnsupported,
           "the client speaks local protocol version " + std::to_string(version) + ", this daemon (" +
-              config_.facts.version + ") speaks " + std::to_string(local::kLocalProtocolVersion));
+              config_.facts.version + ") speaks " + std::to_string(local::kLocalProtocolOldest) + " to " +
+              std::to_string(local::kLocalProtocolVersion));
     return client.session->CloseAfterSend("local protocol version " + std::to_string(version));
   }
+  client.version = version;
   local::Hello hello;
   if (!Decode(payload, hello)) return client.session->Close("a hello that is not as the protocol says");
   if (hello.life.size() > local::kLifeBytesMax)
@@ -134,7 +136,9 @@ void LocalServer::OnHello(SessionId id, Client& client, RequestId request, std::
   }
   if (hello.kind == local::ClientKind::kAdmin) {
     client.state = State::kAdmin;
-    return client.session->Send(local::Type::kHelloReply, request, Encode(config_.hello), config_.arena_fd);
+    local::HelloReply reply = config_.hello;
+    reply.version = client.version;
+    return client.session->Send(local::Type::kHelloReply, request, Encode(reply), config_.arena_fd);
   }
   LOG_INFO("session %" PRIu64 " pid %d rank %u world_size %u says hello", id,
            static_cast<int>(client.session->peer_pid()), hello.rank, hello.world_size);
@@ -167,6 +171,7 @@ void LocalServer::OnAnswer(const Answer& answer) {
   if (const auto* hello = std::get_if<AnswerHello>(&answer.body)) {
     client.state = State::kRank;
     local::HelloReply reply = config_.hello;
+    reply.version = client.version;
     reply.incarnation = hello->incarnation;
     session.Send(local::Type::kHelloReply, answer.request, Encode(reply), config_.arena_fd);
   } else if (const auto* status = std::get_if<AnswerStatus>(&answer.body)) {
@@ -179,7 +184,7 @@ void LocalServer::OnAnswer(const Answer& answer) {
   } else if (const auto* latest = std::get_if<AnswerLatest>(&answer.body)) {
     const local::LatestReply reply{latest->step.step, latest->step.incarnation, latest->world_size,
                                    latest->passed_over.step, latest->passed_over.incarnation};
-    session.Send(local::Type::kLatestReply, answer.request, Encode(reply));
+    session.Send(local::Type::kLatestReply, answer.request, Encode(reply, client.version));
   } else if (const auto* trace = std::get_if<AnswerTrace>(&answer.body)) {
     const local::TraceReply reply{trace->asked_at, trace->node_at, trace->answered_at, trace->events};
     session.Send(local::Type::kTraceReply, answer.request, Encode(reply));

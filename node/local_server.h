@@ -80,7 +80,8 @@ class LocalServer {
   struct Client {
     std::unique_ptr<LocalSession> session;
     State state = State::kNew;
-    bool opened = false;  // the Engine knows it
+    bool opened = false;   // the Engine knows it
+    uint32_t version = 0;  // of the local protocol, as its hello says
     RequestId hello_request = 0;
     uint32_t outstanding = 0;
     std::map<RequestId, local::Admin> admin;    // reports on their way, and in which shape they are wanted

@@ -21,7 +21,7 @@
 // A client writes only into chunks of a grant that it has not committed or aborted. When the connection ends,
 // for any reason, its uncommitted saves are aborted, its views closed, its waits forgotten.
 //
-// Enums are append-only. Any other change raises kLocalProtocolVersion.
+// Enums are append-only, and so are fields: a new one is marked Since<kLocalProtocolVersion>() (core/base/bytes.h).
 
 #ifndef ROPETEAM_API_CLIENT_LOCAL_PROTOCOL_H_
 #define ROPETEAM_API_CLIENT_LOCAL_PROTOCOL_H_
@@ -31,6 +31,7 @@
 #include <tuple>
 #include <vector>
 
+#include "core/base/bytes.h"
 #include "core/base/status.h"
 #include "core/base/trace_event.h"
 #include "core/shard/extent.h"
@@ -40,6 +41,8 @@ namespace ropeteam::local {
 
 inline constexpr uint32_t kLocalMagic = 0x45504f52;  // "ROPE", first in every frame: garbage is seen at once
 inline constexpr uint32_t kLocalProtocolVersion = 5;
+// A daemon answers clients of these in their version: a rank that runs keeps its library when the daemon is replaced.
+inline constexpr uint32_t kLocalProtocolOldest = 4;
 // The largest message is a grant or seal of kChunksPerShardMax chunks: 4 bytes of checksum and, in the worst
 // fragmentation, 8 of extent each.
 inline constexpr uint32_t kFrameBytesMax = 1u << 20;
@@ -222,7 +225,9 @@ struct LatestReply {
   // The newest quarantined step that would have been offered otherwise; of incarnation 0: there is none.
   Step passed_over = 0;
   Incarnation passed_over_incarnation = 0;
-  auto Fields() { return std::tie(step, incarnation, world_size, passed_over, passed_over_incarnation); }
+  auto Fields() {
+    return Tie(step, incarnation, world_size, Since<5>(passed_over), Since<5>(passed_over_incarnation));
+  }
 };
 
 // The newest steps that have a manifest on the job's storage, as this node sees it now.

@@ -5,9 +5,12 @@
 //     auto Fields() { return std::tie(step, name, extents); }
 //
 // and is written field after field: integers and enums little-endian at their own width, bool as one byte,
-// strings and vectors as a 32-bit count and their elements, structs as their fields. There are no tags and no
-// optional fields: both ends of a connection agree on the protocol version first (Hello), and a change of any
-// struct raises that version.
+// strings and vectors as a 32-bit count and their elements, structs as their fields. There are no tags: both ends know
+// the protocol version that they speak, before the message. A field that a later version has is marked with it,
+//
+//     auto Fields() { return Tie(step, name, Since<9>(extents)); }
+//
+// and older ones neither write nor read it. All else of a struct stays as it is: HACKING.md has the rule.
 //
 // Decode() trusts nothing: it answers false for bytes that end early, are left over, or announce more
 // elements than bytes remain for, and never allocates more than the input's own size times the element's.
@@ -24,6 +27,7 @@
 #include <string_view>
 #include <tuple>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace ropeteam {
@@ -35,9 +39,33 @@ concept HasFields = requires(T& value) {
   value.Fields();
 };
 
+// A field of the versions from kFirst on.
+template <uint32_t kFirst, typename T>
+struct SinceField {
+  T& value;
+  static constexpr uint32_t kSince = kFirst;
+  auto Fields() { return std::tie(value); }
+};
+template <uint32_t kFirst, typename T>
+SinceField<kFirst, T> Since(T& value) {
+  return {value};
+}
+// std::tie(), also of fields that are marked.
+template <typename... T>
+std::tuple<T...> Tie(T&&... fields) {
+  return {std::forward<T>(fields)...};
+}
+template <typename T>
+concept IsSince = requires {
+  T::kSince;
+};
+
+// Everything that this build knows.
+inline constexpr uint32_t kEveryVersion = UINT32_MAX;
+
 class Encoder {
  public:
-  explicit Encoder(std::string* out) : out_(out) {}
+  explicit Encoder(std::string* out, uint32_t version = kEveryVersion) : out_(out), version_(version) {}
 
   template <typename T>
   void Put(const T& value) {
@@ -48,6 +76,8 @@ class Encoder {
     } else if constexpr (std::is_same_v<T, std::string>) {
       Raw(static_cast<uint32_t>(value.size()));
       out_->append(value);
+    } else if constexpr (IsSince<T>) {
+      if (version_ >= T::kSince) Put(value.value);
     } else {
       // Fields() is not const because Decode() shares it; encoding only reads.
       std::apply([this](const auto&... field) { (Put(field), ...); }, const_cast<T&>(value).Fields());
@@ -72,11 +102,12 @@ class Encoder {
     out_->append(bytes, sizeof(T));
   }
   std::string* out_;
+  uint32_t version_;
 };
 
 class Decoder {
  public:
-  explicit Decoder(std::string_view in) : in_(in) {}
+  explicit Decoder(std::string_view in, uint32_t version = kEveryVersion) : in_(in), version_(version) {}
 
   bool done() const { return ok_ && in_.empty(); }
   bool ok() const { return ok_; }
@@ -94,8 +125,10 @@ class Decoder {
       const uint32_t size = Count(1);
       value.assign(in_.substr(0, size));
       in_.remove_prefix(size);
+    } else if constexpr (IsSince<T>) {
+      if (version_ >= T::kSince) Get(value.value);
     } else {
-      std::apply([this](auto&... field) { (Get(field), ...); }, value.Fields());
+      std::apply([this](auto&&... field) { (Get(field), ...); }, value.Fields());
     }
   }
 
@@ -135,20 +168,22 @@ class Decoder {
   }
 
   std::string_view in_;
+  uint32_t version_;
   bool ok_ = true;
 };
 
 template <HasFields T>
-std::string Encode(const T& message) {
+std::string Encode(const T& message, uint32_t version = kEveryVersion) {
   std::string bytes;
-  Encoder(&bytes).Put(message);
+  Encoder(&bytes, version).Put(message);
   return bytes;
 }
 
-// False, with `message` unspecified, unless `bytes` are exactly one T.
+// False, with `message` unspecified, unless `bytes` are exactly one T of this version. Fields that it lacks stay as they
+// are in `message`.
 template <HasFields T>
-bool Decode(std::string_view bytes, T& message) {
-  Decoder decoder(bytes);
+bool Decode(std::string_view bytes, T& message, uint32_t version = kEveryVersion) {
+  Decoder decoder(bytes, version);
   decoder.Get(message);
   return decoder.done();
 }

@@ -21,6 +21,12 @@ inline constexpr size_t kDomainBytesMax = 255;   // "rack=r7,zone=b"
 // A transport's endpoint name; the longest known is UCX's, ~500
 inline constexpr size_t kAddressBytesMax = 1024;
 
+// The version of what nodes tell each other, and the oldest that this build still speaks: a job goes on while its daemons
+// are replaced one after the other. HACKING.md says how a message is changed.
+inline constexpr uint32_t kProtocolVersion = 9;
+inline constexpr uint32_t kProtocolOldest = 8;
+static_assert(kProtocolOldest < kProtocolVersion);
+
 struct Member {
   NodeId id = kNoNode;          // this run of the node's daemon
   std::string name;             // stable over restarts; unique among the living
@@ -28,6 +34,7 @@ struct Member {
   std::string domain;           // failure domain label, empty when unknown
   std::string control_address;  // host:port of the node's gRPC service
   std::string data_address;     // opaque bytes of the transport's endpoint (Transport::LocalAddress)
+  uint32_t protocol = 0;        // the newest version that it speaks; membership sets it. 0: kProtocolVersion
   friend bool operator==(const Member&, const Member&) = default;
 };
 
@@ -70,6 +77,13 @@ struct View {
     return nullptr;
   }
   bool Contains(NodeId id) const { return Find(id) != nullptr; }
+  // What its members tell each other in this epoch: the newest version that all of them speak.
+  uint32_t protocol() const {
+    uint32_t lowest = kProtocolVersion;
+    for (const Member& member : members)
+      if (member.protocol != 0) lowest = std::min(lowest, member.protocol);
+    return lowest;
+  }
 };
 
 }  // namespace ropeteam

@@ -39,6 +39,7 @@ class Context {
   Outbox out;
   TimeUs now = 0;
   View view;
+  uint32_t protocol = kProtocolVersion;    // of the view: what all its members speak
   TimeUs settle_until = 0;                 // until then an instance outside the view may hold a lease
   TimeUs lease_until = 0;                  // membership's lease; 0: no lease
   std::map<NodeId, LostLink> unreachable;  // members that the data path has lost
@@ -55,6 +56,7 @@ class Context {
   Placement placement;
   void SetView(const View& next) {
     view = next;
+    protocol = std::min(view.protocol(), config.protocol);
     placement = Placement(view);
     positions_.clear();
     for (size_t i = 0; i < view.members.size(); ++i) positions_.emplace(view.members[i].id, i);
@@ -77,7 +79,7 @@ class Context {
   // To oneself too: delivered after the input that is being handled.
   template <typename Message>
   void Send(NodeId to, const Message& message) {
-    SendEncoded(to, Message::kKind, Encode(message));
+    SendEncoded(to, Message::kKind, Encode(message, protocol));
   }
   void SendEncoded(NodeId to, Kind kind, std::string payload) {
     Envelope envelope{view.epoch, config.self, to, kind, std::move(payload)};

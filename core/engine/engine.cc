@@ -206,7 +206,7 @@ void Engine::Impl::Receive(NodeId from, std::string_view bytes) {
 template <typename Message, typename Handler>
 void Engine::Impl::Handle(const Envelope& envelope, Handler handler) {
   Message message;
-  if (Decode(envelope.payload, message)) {
+  if (Decode(envelope.payload, message, context_.protocol)) {
     handler(message);
   } else {
     LOG_WARNING("a message of kind %u from %s cannot be read", static_cast<unsigned>(envelope.kind),
@@ -326,9 +326,12 @@ void Engine::Impl::ApplyLeaderState(NodeId from, const LeaderState& state) {
   for (const StepKey& key : state.persisted) announced.persisted.insert(key.id);
   for (const NotPersisted& step : state.not_persisted) announced.not_persisted[step.step.id] = step.why;
   announced.persist_judged = state.persist_judged.id;
-  if (announced.persisting != context_.announced.persisting || state.restores != context_.restores)
+  if (announced.persisting != context_.announced.persisting) context_.inventory_dirty = true;
+  // A leader of version 8 counts none, and the notes wait for the next one.
+  if (context_.protocol >= 9 && state.restores != context_.restores) {
     context_.inventory_dirty = true;
-  context_.restores = state.restores;
+    context_.restores = state.restores;
+  }
   context_.announced = std::move(announced);
   TellLevel(context_.announced.told, Level::kCommitted, &announced_);
   TellLevel(context_.announced.persisted, Level::kPersisted, &persisted_);
@@ -421,7 +424,7 @@ void Engine::Impl::SendInventory() {
   for (const StepId& id : context_.announced.persisting) inventory.persisting.push_back({id});
   inventory.loading = parts_.persister.loading();
   inventory.restores = context_.restores;
-  const auto& message = inventory_.Send(context_.now, std::move(inventory));
+  const auto& message = inventory_.Send(context_.now, std::move(inventory), context_.protocol);
   if (inventory_.counters_at() == context_.now) context_.counters_dirty = false;
   context_.SendEncoded(context_.view.leader, message.kind, message.payload);
 }

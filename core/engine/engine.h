@@ -49,6 +49,8 @@ struct EngineConfig {
   // A step that so many incarnations have restored, one after the other and without a newer commit, is not offered any
   // more: the next older one is. 0: every step is offered for ever. The leader's value counts.
   uint32_t restores_max = 0;
+  // The newest version of the protocol that this node speaks; the simulation has nodes of older ones.
+  uint32_t protocol = kProtocolVersion;
 };
 
 using SessionId = uint64_t;  // one rank's or admin's connection; never used again

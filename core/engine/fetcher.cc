@@ -162,7 +162,7 @@ void Fetcher::OnLocated(uint64_t id, const Result<std::string>& reply) {
     const bool tried = job->storage == Job::Storage::kTried && reply.status().code() == Code::kNotFound;
     job->failing = true;
     job->failure = tried ? Explain(*job) : reply.status();
-  } else if (!Decode(*reply, located)) {
+  } else if (!Decode(*reply, located, parts_.context.protocol)) {
     job->failing = true;
     job->failure = Error(Code::kInternal, "the leader's answer cannot be read");
   }

@@ -29,10 +29,11 @@ NodeReport StandingOf(const NodeReport& report) {
 // A 64-bit hash of a value's encoding. Against accidents, not against malice.
 class Hasher {
  public:
+  explicit Hasher(uint32_t protocol) : protocol_(protocol) {}
   template <typename T>
   uint64_t operator()(const T& value) {
     bytes_.clear();
-    Encoder(&bytes_).Put(value);
+    Encoder(&bytes_, protocol_).Put(value);
     uint64_t hash = 0x9e3779b97f4a7c15 ^ bytes_.size();
     size_t at = 0;
     for (; at < bytes_.size(); at += sizeof(uint64_t)) {
@@ -45,7 +46,10 @@ class Hasher {
     return hash ^ (hash >> 29);
   }
 
+  uint32_t protocol() const { return protocol_; }
+
  private:
+  const uint32_t protocol_;
   std::string bytes_;
 };
 
@@ -65,7 +69,8 @@ uint64_t DigestOfScalars(const T& inventory, Hasher* hash) {
   for (const ShardKey& key : inventory.loading)
     words.insert(words.end(), {key.id.incarnation, key.id.step, key.id.rank});
   uint64_t digest = (*hash)(words);
-  for (const RestoreNote& note : inventory.restores) digest += (*hash)(note);
+  if (hash->protocol() >= 9)
+    for (const RestoreNote& note : inventory.restores) digest += (*hash)(note);
   return digest;
 }
 
@@ -160,20 +165,21 @@ void Normalize(Inventory* inventory) {
   sessions = std::move(merged);
 }
 
-uint64_t DigestOf(const Inventory& inventory) {
-  Hasher hash;
+uint64_t DigestOf(const Inventory& inventory, uint32_t protocol) {
+  Hasher hash(protocol);
   uint64_t digest = DigestOfSessions(inventory.report.sessions, &hash) + hash(inventory.life) +
                     hash(StandingOf(inventory.report)) + DigestOfScalars(inventory, &hash);
   for (const CopyReport& copy : inventory.report.copies) digest += hash(copy);
   return digest;
 }
 
-InventoryDelta Difference(const Inventory& before, const Inventory& after, bool with_counters) {
+InventoryDelta Difference(const Inventory& before, const Inventory& after, bool with_counters,
+                          uint32_t protocol) {
   ROPETEAM_CHECK(before.sequence < after.sequence);
   InventoryDelta delta;
   delta.sequence = after.sequence;
   delta.base = before.sequence;
-  delta.digest = DigestOf(after);
+  delta.digest = DigestOf(after, protocol);
   delta.incarnation_max = after.incarnation_max;
   delta.asking_from = after.asking_from;
   delta.short_of_memory = after.short_of_memory;
@@ -197,7 +203,7 @@ InventoryDelta Difference(const Inventory& before, const Inventory& after, bool 
 
 // ---- the leader's end
 
-InventoryChange HeldInventory::Replace(Inventory whole) {
+InventoryChange HeldInventory::Replace(Inventory whole, uint32_t protocol) {
   ROPETEAM_CHECK(whole.sequence > inventory_.sequence);
   Normalize(&whole);
   InventoryChange change;
@@ -206,7 +212,7 @@ InventoryChange HeldInventory::Replace(Inventory whole) {
   change.after = whole.report.copies;
   change.before = std::move(inventory_.report.copies);
   inventory_ = std::move(whole);
-  Hasher hash;
+  Hasher hash(protocol);
   copies_digest_ = 0;
   for (const CopyReport& copy : inventory_.report.copies) copies_digest_ += hash(copy);
   sessions_digest_ = DigestOfSessions(inventory_.report.sessions, &hash);
@@ -223,13 +229,13 @@ const CopyReport* HeldInventory::Find(const ShardId& id) const {
   return at != copies.end() && at->id == id ? &*at : nullptr;
 }
 
-std::optional<InventoryChange> HeldInventory::Apply(const InventoryDelta& delta) {
+std::optional<InventoryChange> HeldInventory::Apply(const InventoryDelta& delta, uint32_t protocol) {
   if (delta.base == 0 || delta.base != inventory_.sequence || delta.sequence <= delta.base ||
       delta.life.size() > 1 || delta.report.size() > 1 || !Ascending(delta.copies, kCopyKey) ||
       !Ascending(delta.copies_gone, kShardKey) || !Ascending(delta.sessions, kSessionKey) ||
       !Ascending(delta.sessions_gone, kSelf))
     return std::nullopt;
-  Hasher hash;
+  Hasher hash(protocol);
   InventoryChange change;
   uint64_t copies_digest = copies_digest_;
   for (const CopyReport& copy : delta.copies) {
@@ -350,15 +356,16 @@ void InventorySender::NoteListed(const std::vector<CopyReport>& copies) {
   listed_.erase(listed, listed_.end());
 }
 
-const InventorySender::Message& InventorySender::Send(TimeUs now, Inventory current) {
+const InventorySender::Message& InventorySender::Send(TimeUs now, Inventory current, uint32_t protocol) {
   ROPETEAM_CHECK(!in_flight_ && leader_ != kNoNode);
   current.sequence = ++sequence_;
   Normalize(&current);
   const bool with_counters = counters_at_ + kCountersEveryUs <= now;
   if (known_by_ == leader_) {
-    message_ = {Kind::kInventoryDelta, Encode(Difference(known_, current, with_counters))};
+    message_ = {Kind::kInventoryDelta,
+                Encode(Difference(known_, current, with_counters, protocol), protocol)};
   } else {
-    message_ = {Kind::kInventory, Encode(current)};
+    message_ = {Kind::kInventory, Encode(current, protocol)};
   }
   if (with_counters || known_by_ != leader_) counters_at_ = now;
   NoteListed(current.report.copies);

@@ -28,12 +28,13 @@ namespace ropeteam::engine {
 
 // Sorts copies and sessions by their keys and removes duplicates. Both ends compare inventories in this form.
 void Normalize(Inventory* inventory);
-// Of a normalized inventory. Not of what changes all the time and decides nothing: counters, free chunks, and
+// Of a normalized inventory, as this version of the protocol has it. Not of what changes all the time and decides nothing: counters, free chunks, and
 // for how long links have been lost.
-uint64_t DigestOf(const Inventory& inventory);
+uint64_t DigestOf(const Inventory& inventory, uint32_t protocol = kProtocolVersion);
 // The changes from `before` to `after`, both normalized. The node's report without its lists goes along if it has
 // changed beyond its counters, or `with_counters`.
-InventoryDelta Difference(const Inventory& before, const Inventory& after, bool with_counters);
+InventoryDelta Difference(const Inventory& before, const Inventory& after, bool with_counters,
+                          uint32_t protocol = kProtocolVersion);
 
 // What a member's inventory changed, as the leader sees it.
 struct InventoryChange {
@@ -50,9 +51,10 @@ class HeldInventory {
  public:
   const Inventory& inventory() const { return inventory_; }
   uint64_t sequence() const { return inventory_.sequence; }  // 0: nothing received yet
-  InventoryChange Replace(Inventory whole);
+  // `protocol`: of the epoch. In an epoch of another one the first changes do not fit, and a whole one is asked for.
+  InventoryChange Replace(Inventory whole, uint32_t protocol = kProtocolVersion);
   // Nothing, and no change, if `delta` is not based on this inventory or its digest does not fit.
-  std::optional<InventoryChange> Apply(const InventoryDelta& delta);
+  std::optional<InventoryChange> Apply(const InventoryDelta& delta, uint32_t protocol = kProtocolVersion);
 
  private:
   const CopyReport* Find(const ShardId& id) const;
@@ -89,7 +91,7 @@ class InventorySender {
   TimeUs counters_at() const { return counters_at_; }  // when they were sent last
   // The message that is due: a repeat of the unanswered one, or one that makes `current` known.
   const Message& Repeat(TimeUs now);
-  const Message& Send(TimeUs now, Inventory current);
+  const Message& Send(TimeUs now, Inventory current, uint32_t protocol = kProtocolVersion);
 
  private:
   void NoteListed(const std::vector<CopyReport>& copies);

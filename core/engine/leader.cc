@@ -116,7 +116,7 @@ void Leader::OnInventory(NodeId from, Inventory inventory) {
   context_.Send(from, InventoryAck{inventory.sequence, false});
   if (inventory.sequence <= member->held.sequence()) return;
   const bool was_short = member->inventory().short_of_memory;
-  Learn(member, was_short, member->held.Replace(std::move(inventory)));
+  Learn(member, was_short, member->held.Replace(std::move(inventory), context_.protocol));
 }
 
 void Leader::OnInventoryDelta(NodeId from, const InventoryDelta& delta) {
@@ -125,7 +125,7 @@ void Leader::OnInventoryDelta(NodeId from, const InventoryDelta& delta) {
   const bool repeated = delta.sequence <= member->held.sequence();
   const bool was_short = member->inventory().short_of_memory;
   std::optional<InventoryChange> change;
-  if (!repeated) change = member->held.Apply(delta);
+  if (!repeated) change = member->held.Apply(delta, context_.protocol);
   context_.Send(from, InventoryAck{delta.sequence, !repeated && !change});
   if (change) Learn(member, was_short, *change);
 }

@@ -81,7 +81,7 @@ void Leader::AnswerJoin(NodeId from, uint64_t number, const JoinQuestion& join) 
   }
   if (!admitted.ok()) return Reply(from, number, admitted);
   dirty_ = dirty_ || incarnations_.version() != incarnation_seen_;
-  Reply(from, number, OkStatus(), Encode(JoinReply{incarnations_.life()}));
+  Reply(from, number, OkStatus(), Encode(JoinReply{incarnations_.life()}, context_.protocol));
 }
 
 bool Leader::PinIsKnown() const {
@@ -94,8 +94,9 @@ void Leader::AnswerLatest(NodeId from, uint64_t number, const LatestQuestion& la
   if (latest.persisted) {
     const Result<StepId> stored = latest_.NewestPersisted();
     if (!stored.ok()) return Reply(from, number, stored.status());
-    return Reply(from, number, OkStatus(),
-                 Encode(LatestReply{{*stored}, stored_.Manifest(*stored)->world_size, {}}));
+    return Reply(
+        from, number, OkStatus(),
+        Encode(LatestReply{{*stored}, stored_.Manifest(*stored)->world_size, {}}, context_.protocol));
   }
   if (latest.incarnation != 0) {
     if (latest.incarnation < incarnations_.life().incarnation)
@@ -132,7 +133,8 @@ void Leader::AnswerLatest(NodeId from, uint64_t number, const LatestQuestion& la
     dirty_ = true;  // other steps may go now
   }
   if (!step.ok()) return Reply(from, number, step.status());
-  Reply(from, number, OkStatus(), Encode(LatestReply{{*step}, world_size, {latest_.PassedOver(*step)}}));
+  Reply(from, number, OkStatus(),
+        Encode(LatestReply{{*step}, world_size, {latest_.PassedOver(*step)}}, context_.protocol));
 }
 
 uint32_t Leader::WorldSizeOf(const StepId& id) {
@@ -237,7 +239,7 @@ void Leader::AnswerLocate(NodeId from, uint64_t number, const LocateQuestion& lo
   // A holder may be tried again meanwhile.
   if (!stored.ok() && (reply.holders.empty() || stored.code() == Code::kUnavailable))
     return Reply(from, number, stored);
-  Reply(from, number, OkStatus(), Encode(reply));
+  Reply(from, number, OkStatus(), Encode(reply, context_.protocol));
 }
 
 void Leader::AnswerPersist(NodeId from, uint64_t number, const PersistQuestion& persist) {
@@ -323,7 +325,7 @@ void Leader::AnswerReport(NodeId from, uint64_t number) {
     if (!report.has_latest || rank(report.latest) < rank(step)) report.latest = step;
     report.has_latest = true;
   }
-  Reply(from, number, OkStatus(), Encode(report));
+  Reply(from, number, OkStatus(), Encode(report, context_.protocol));
 }
 
 void Leader::AnswerVerify(NodeId from, uint64_t number, const VerifyQuestion& verify) {
@@ -340,7 +342,7 @@ void Leader::AnswerVerify(NodeId from, uint64_t number, const VerifyQuestion& ve
   }
   const Result<VerifyReport> report = verifier_.Look(asker);
   if (!report.ok()) return Reply(from, number, report.status());
-  Reply(from, number, OkStatus(), Encode(*report));
+  Reply(from, number, OkStatus(), Encode(*report, context_.protocol));
 }
 
 void Leader::OnVerifyResult(NodeId from, const VerifyResult& result) { verifier_.OnResult(from, result); }

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Messages between the engines of two nodes. Each is repeated by its sender until it is answered or
-// pointless, so every receiver takes a repeat as the same message. Written by core/base/bytes.h; the kinds
-// are append-only, and any other change raises kEngineProtocolVersion.
+// pointless, so every receiver takes a repeat as the same message. Written by core/base/bytes.h, in the version
+// that the view's members have in common (View::protocol()): a message belongs to one epoch, so both ends agree. Kinds
+// and topics are append-only, and so are fields: a new one is marked Since<kProtocolVersion>(). The envelope and the
+// questions' payloads never change: a question may be asked in one epoch and repeated in the next. HACKING.md has the rule.
 
 #ifndef ROPETEAM_CORE_ENGINE_MESSAGES_H_
 #define ROPETEAM_CORE_ENGINE_MESSAGES_H_
@@ -12,6 +14,7 @@
 #include <tuple>
 #include <vector>
 
+#include "core/base/bytes.h"
 #include "core/base/ids.h"
 #include "core/base/status.h"
 #include "core/base/trace_event.h"
@@ -20,8 +23,6 @@
 #include "core/shard/extent.h"
 
 namespace ropeteam {
-
-inline constexpr uint32_t kEngineProtocolVersion = 9;
 
 enum class Kind : uint16_t {
   kReplicaReserve = 1,
@@ -202,8 +203,8 @@ struct Inventory {
   std::vector<ShardKey> loading;      // shards that are being read from storage here
   std::vector<RestoreNote> restores;  // as the leader announced them last
   auto Fields() {
-    return std::tie(sequence, report, life, incarnation_max, asking_from, short_of_memory, persisting,
-                    loading, restores);
+    return Tie(sequence, report, life, incarnation_max, asking_from, short_of_memory, persisting, loading,
+               Since<9>(restores));
   }
 };
 struct SessionKey {
@@ -232,8 +233,8 @@ struct InventoryDelta {
   std::vector<CopyReport> copies;
   std::vector<ShardKey> copies_gone;
   auto Fields() {
-    return std::tie(sequence, base, digest, incarnation_max, asking_from, short_of_memory, persisting,
-                    loading, restores, life, report, sessions, sessions_gone, copies, copies_gone);
+    return Tie(sequence, base, digest, incarnation_max, asking_from, short_of_memory, persisting, loading,
+               Since<9>(restores), life, report, sessions, sessions_gone, copies, copies_gone);
   }
 };
 // `want_whole`: the changes in this message could not be applied; send a whole inventory.
@@ -275,8 +276,8 @@ struct LeaderState {
   StepKey persist_judged;             // of marked steps up to this one it is decided whether they are due
   std::vector<RestoreNote> restores;  // by step, at most kRestoreNotesMax
   auto Fields() {
-    return std::tie(sequence, life, committed, judged, marked, keep, release_before, dead, evictable,
-                    persisting, persisted, not_persisted, persist_judged, restores);
+    return Tie(sequence, life, committed, judged, marked, keep, release_before, dead, evictable, persisting,
+               persisted, not_persisted, persist_judged, Since<9>(restores));
   }
 };
 struct LeaderStateAck {
@@ -334,7 +335,7 @@ struct LatestReply {
   StepKey step;
   uint32_t world_size = 0;
   StepKey passed_over;  // as in AnswerLatest
-  auto Fields() { return std::tie(step, world_size, passed_over); }
+  auto Fields() { return Tie(step, world_size, Since<9>(passed_over)); }
 };
 struct QuarantineQuestion {
   Step step = 0;

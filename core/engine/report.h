@@ -11,6 +11,7 @@
 #include <tuple>
 #include <vector>
 
+#include "core/base/bytes.h"
 #include "core/base/ids.h"
 #include "core/store/store.h"
 
@@ -128,8 +129,8 @@ struct StepReport {
   uint32_t restores = 0;     // by one incarnation after the other, without a newer commit
   bool quarantined = false;  // an older step is offered to the next incarnation instead
   auto Fields() {
-    return std::tie(incarnation, step, world_size, ranks_sealed, ranks_replicated, committed, producible,
-                    copies_min, bytes, persisted, restores, quarantined);
+    return Tie(incarnation, step, world_size, ranks_sealed, ranks_replicated, committed, producible,
+               copies_min, bytes, persisted, Since<9>(restores), Since<9>(quarantined));
   }
 };
 

@@ -119,7 +119,7 @@ void Sessions::Hello(SessionId id, RequestId request, const HelloInput& hello) {
         JoinReply admitted;
         parts_.context.inventory_dirty = true;  // whether it is there or not, the leader should know
         if (!reply.ok()) return AnswerStatusTo(id, request, reply.status());
-        if (!Decode(*reply, admitted) || !admitted.life.possible())
+        if (!Decode(*reply, admitted, parts_.context.protocol) || !admitted.life.possible())
           return AnswerStatusTo(id, request, Error(Code::kInternal, "the leader's answer cannot be read"));
         joined->admitted = true;
         joined->incarnation = admitted.life.incarnation;
@@ -552,7 +552,7 @@ void Sessions::AskLeader(SessionId id, RequestId request, Question::Topic topic,
                      Payload payload;
                      if (!open) return;
                      if (!reply.ok()) return AnswerStatusTo(open->session, open->request, reply.status());
-                     if (!Decode(*reply, payload))
+                     if (!Decode(*reply, payload, parts_.context.protocol))
                        return AnswerStatusTo(open->session, open->request,
                                              Error(Code::kInternal, "the leader's answer cannot be read"));
                      AnswerTo(open->session, open->request, to_answer(std::move(payload)));
@@ -605,7 +605,8 @@ void Sessions::ViewOpen(SessionId id, RequestId request, Step step, Rank rank, T
   parts_.asker.Ask(Question::Topic::kLocate, Encode(question), Deadline(timeout_us),
                    [this, pending](const Result<std::string>& reply) {
                      LocateReply located;
-                     if (reply.ok() && Decode(*reply, located)) return OpenLocated(pending, located.shard.id);
+                     if (reply.ok() && Decode(*reply, located, parts_.context.protocol))
+                       return OpenLocated(pending, located.shard.id);
                      const std::optional<Pending> open = TakePending(pending);
                      if (!open) return;
                      AnswerStatusTo(open->session, open->request,

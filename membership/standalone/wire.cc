@@ -24,6 +24,7 @@ void EncodeMember(const Member& member, MemberInfo* info) {
   info->set_domain(member.domain);
   info->set_control_address(member.control_address);
   info->set_data_address(member.data_address);
+  info->set_protocol(member.protocol);
 }
 
 Member DecodeMember(MemberInfo* info) {
@@ -34,6 +35,7 @@ Member DecodeMember(MemberInfo* info) {
   member.domain = std::move(*info->mutable_domain());
   member.control_address = std::move(*info->mutable_control_address());
   member.data_address = std::move(*info->mutable_data_address());
+  member.protocol = info->protocol();
   return member;
 }
 
@@ -108,6 +110,7 @@ Result<NodeMessage> DecodeRegistration(membership::v1::RegistrationInfo* info) {
   Registration registration;
   registration.job = std::move(*info->mutable_job());
   registration.protocol_version = info->protocol_version();
+  registration.protocol_oldest = info->protocol_oldest();
   registration.chunk_bytes = info->chunk_bytes();
   registration.data_transport = std::move(*info->mutable_data_transport());
   registration.member = DecodeMember(info->mutable_member());
@@ -142,6 +145,7 @@ NodeFrame Encode(const NodeMessage& message) {
     auto* info = frame.mutable_registration();
     info->set_job(registration->job);
     info->set_protocol_version(registration->protocol_version);
+    info->set_protocol_oldest(registration->protocol_oldest);
     info->set_chunk_bytes(registration->chunk_bytes);
     info->set_data_transport(registration->data_transport);
     EncodeMember(registration->member, info->mutable_member());

@@ -67,7 +67,7 @@ class FromBytes {
     } else if constexpr (std::is_enum_v<T> || std::integral<T>) {
       value = static_cast<T>(Number());
     } else {
-      std::apply([this](auto&... field) { (Get(field), ...); }, value.Fields());
+      std::apply([this](auto&&... field) { (Get(field), ...); }, value.Fields());
     }
   }
   template <typename T>

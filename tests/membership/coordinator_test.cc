@@ -111,6 +111,24 @@ TEST_F(CoordinatorTest, AnotherProtocolVersionIsRefusedWithBothNumbers) {
   EXPECT_THAT(status.message(), AllOf(HasSubstr("protocol version 4"), HasSubstr("has 3")));
 }
 
+// During a rolling restart. The job speaks what all have in common, so each newcomer must have a part in it.
+TEST_F(CoordinatorTest, NodesOfTwoProtocolVersionsMeetInWhatBothSpeak) {
+  Registration newer = From("b", 2);
+  newer.protocol_version = 4;
+  newer.protocol_oldest = 3;
+  ASSERT_TRUE(Refused(newer).ok());
+  EXPECT_EQ(coordinator_->registered(), 1u);
+  Registration newest = From("c", 3);
+  newest.protocol_version = 5;
+  newest.protocol_oldest = 4;
+  const Status status = Refused(newest);
+  EXPECT_EQ(status.code(), Code::kUnsupported);
+  EXPECT_THAT(status.message(), AllOf(HasSubstr("protocol version 4 to 5"), HasSubstr("has 3")));
+  Registration older = From("d", 4);
+  older.protocol_version = 2;
+  EXPECT_THAT(Refused(older).message(), AllOf(HasSubstr("protocol version 2"), HasSubstr("has 3")));
+}
+
 TEST_F(CoordinatorTest, AnotherChunkSizeIsRefusedWithBothSizes) {
   Registration registration = From("a", 1);
   registration.chunk_bytes = 1u << 20;

@@ -61,6 +61,7 @@ Member StandaloneMember(const std::string& name, uint32_t ordinal, NodeId id) {
   member.ordinal = ordinal;
   member.control_address = "127.0.0.1:1";
   member.data_address = std::string("\x00\xff\x80 endpoint", 12);
+  member.protocol = 1;  // as in StandaloneConfig()
   return member;
 }
 

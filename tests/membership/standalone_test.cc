@@ -297,6 +297,21 @@ TEST_F(StandaloneTest, AReplacedInstanceIsToldSo) {
   EXPECT_TRUE(fresh.WaitForNames({"a", "b"}));
 }
 
+TEST_F(StandaloneTest, TheViewHasTheProtocolVersionOfEachMember) {
+  Start("a", 0, 1);
+  MembershipConfig newer = config_;
+  newer.protocol_version = 2;
+  newer.protocol_oldest = 1;
+  ASSERT_TRUE(Add("b", 1, 2, newer).Start().ok());
+  for (const auto& member : members_) {
+    ASSERT_TRUE(member->WaitForNames({"a", "b"}));
+    const View view = member->LastView();
+    EXPECT_EQ(view.Find(1)->protocol, 1u);
+    EXPECT_EQ(view.Find(2)->protocol, 2u);
+    EXPECT_EQ(view.protocol(), 1u) << "what they speak";
+  }
+}
+
 TEST_F(StandaloneTest, APortInUseIsAnErrorThatNamesTheAddress) {
   Start("a", 0, 1);
   MembershipConfig second = config_;

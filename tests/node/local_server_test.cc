@@ -54,6 +54,22 @@ TEST_F(LocalServerTest, AnotherProtocolVersionIsRefusedWithBothNamed) {
   EXPECT_EQ(Receive(client).type, Type{}) << "and the connection ends";
 }
 
+// Its rank runs on when the daemon is replaced.
+TEST_F(LocalServerTest, AnOlderLibraryIsAnsweredInItsVersion) {
+  const UniqueFd client = Connect();
+  local::Hello hello;
+  hello.version = local::kLocalProtocolOldest;
+  hello.kind = local::ClientKind::kAdmin;
+  Send(client, Type::kHello, 1, Encode(hello));
+  const Received received = Receive(client);
+  ASSERT_EQ(received.type, Type::kHelloReply);
+  local::HelloReply reply;
+  ASSERT_TRUE(Decode(received.payload, reply, local::kLocalProtocolOldest));
+  EXPECT_EQ(reply.version, local::kLocalProtocolOldest);
+  const std::string latest = Encode(local::LatestReply{7, 3, 2, 8, 3}, 4);
+  EXPECT_EQ(latest.size(), 8u + 8u + 4u) << "step, incarnation, world_size";
+}
+
 TEST_F(LocalServerTest, ARequestBeforeHelloEndsTheConnection) {
   const UniqueFd client = Connect();
   Send(client, Type::kLatest, 1, Encode(local::Latest{3, 1000}));

@@ -218,7 +218,8 @@ void Checker::OnMessage(const Host& host, bool has_lease, const SendMessage& mes
   if (!Decode(message.envelope, envelope)) return Fail("host %zu sends what cannot be read", host.index);
   LeaderState state;
   if (has_lease) {
-    if (envelope.kind == Kind::kLeaderState && Decode(envelope.payload, state) && state.life.has_pin())
+    if (envelope.kind == Kind::kLeaderState &&
+        Decode(envelope.payload, state, host.engine->view().protocol()) && state.life.has_pin())
       OnChosen(host, state.life.incarnation, state.life.pin);
     return;
   }

@@ -218,6 +218,7 @@ void Cluster::StartDaemon(size_t index) {
   config.quarantine_us = options_.quarantine_us;
   config.scrub_bytes_per_s = options_.scrub_bytes_per_s;
   config.restores_max = options_.restores_max;
+  config.protocol = host.protocol;
   host.engine = std::make_unique<Engine>(config, host.store.get());
   host.lease_until = 0;
   host.transfers.clear();
@@ -227,7 +228,7 @@ void Cluster::StartDaemon(size_t index) {
   if (!host.daemon_runs()) return;  // it crashed in its first input
   host.refused = OkStatus();
   membership_->Join(index, host.member, host.clock.drift_ppm(), EpochOf(host.store->incarnation_max()),
-                    host.own.has_value() ? &*host.own : nullptr);
+                    host.protocol, host.own.has_value() ? &*host.own : nullptr);
 }
 
 void Cluster::MarkBadChunks(Host* host) {

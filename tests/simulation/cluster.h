@@ -48,6 +48,8 @@ class Cluster : private NetworkEnds {
   void StartHost(size_t index);
   // Kills every process on it. `keep_memory`: a reboot of containers, not of the machine.
   void StopHost(size_t index, bool keep_memory);
+  // Of the host's next daemon: the newest version that it speaks.
+  void SetProtocol(size_t index, uint32_t protocol) { hosts_[index]->protocol = protocol; }
   // kill -9; the memory stays.
   void CrashDaemon(size_t index);
   void StartDaemon(size_t index);

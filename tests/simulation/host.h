@@ -101,6 +101,7 @@ struct Host {
   TimeUs lease_until = 0;                // membership's lease, on this host's clock
   std::map<uint64_t, NodeId> transfers;  // peers of those that were posted, by their tags
   std::set<NodeId> lost_links;           // members that its data path has lost
+  uint32_t protocol = kProtocolVersion;  // that its next daemon speaks at most
   std::optional<SimMembership::OwnSettings>
       own;              // what its daemon is started with, unless it is what all are
   Status refused;       // for good, by membership

@@ -18,7 +18,8 @@ MembershipConfig MakeConfig(const SimMembership::Config& from) {
   MembershipConfig config;
   config.job = "simulated";
   config.coordinator_addresses = {"coordinator:1"};
-  config.protocol_version = 1;
+  config.protocol_version = kProtocolVersion;
+  config.protocol_oldest = kProtocolOldest;
   config.chunk_bytes = from.chunk_bytes;
   config.nodes_expected = from.settings.nodes;
   config.settings = from.settings;
@@ -35,18 +36,21 @@ class SimMembership::Impl {
         network_(*network),
         random_(*random),
         listener_(std::move(listener)),
-        machines_(MakeConfig(config), [this](const SimulatedPacket& packet) { Carry(packet); },
-                  {[this](NodeId node, const View& view) { OnView(node, view); },
-                   [this](NodeId node, const Status& status) { OnRefused(node, status); },
-                   [this](NodeId node, TimeUs valid_until) { OnLease(node, valid_until); }},
-                  [this](NodeId node, const std::string& address) {
-                    return address == kMovedAddress ? 1 : RouteOf(hosts_.at(node).host);
-                  }) {}
+        machines_(
+            MakeConfig(config), [this](const SimulatedPacket& packet) { Carry(packet); },
+            {[this](NodeId node, const View& view) { OnView(node, view); },
+             [this](NodeId node, const Status& status) { OnRefused(node, status); },
+             [this](NodeId node, TimeUs valid_until) { OnLease(node, valid_until); }},
+            [this](NodeId node, const std::string& address) {
+              return address == kMovedAddress ? 1 : RouteOf(hosts_.at(node).host);
+            }) {}
 
-  void Join(size_t host, const Member& member, int drift_ppm, Epoch epoch_known, const OwnSettings* own) {
+  void Join(size_t host, const Member& member, int drift_ppm, Epoch epoch_known, uint32_t protocol,
+            const OwnSettings* own) {
     hosts_[member.id] = {host, 0};
     MembershipConfig config = MakeConfig(config_);
     config.epoch_known = epoch_known;
+    config.protocol_version = protocol;
     if (own != nullptr) {
       config.settings = own->settings;
       config.named = {own->named, own->named, own->named};
@@ -69,8 +73,9 @@ class SimMembership::Impl {
     Arm();
   }
   void StopCoordinator() {
-    const size_t which = coordinators() == kSimulatedCoordinators ? random_.Below(kSimulatedCoordinators)
-                                                                  : (machines_.coordinator(0) != nullptr ? 0 : 1);
+    const size_t which = coordinators() == kSimulatedCoordinators
+                             ? random_.Below(kSimulatedCoordinators)
+                             : (machines_.coordinator(0) != nullptr ? 0 : 1);
     machines_.CrashCoordinator(random_.Chance(kMillion / 2), which);
     found_ = 1 - which;
     routes_.clear();
@@ -137,11 +142,11 @@ class SimMembership::Impl {
   // before a view that was handed up before it: both go through the daemon's event loop.
   void OnLease(NodeId node, TimeUs valid_until) {
     const Place& place = hosts_.at(node);
-    const TimeUs at =
-        valid_until == 0 ? scheduler_.now() : std::max(place.last_view_at, scheduler_.now() + random_.Between(1, kMs));
-    scheduler_.At(at, [this, host = place.host, node, valid_until] {
-      listener_.on_lease(host, node, valid_until);
-    });
+    const TimeUs at = valid_until == 0
+                          ? scheduler_.now()
+                          : std::max(place.last_view_at, scheduler_.now() + random_.Between(1, kMs));
+    scheduler_.At(
+        at, [this, host = place.host, node, valid_until] { listener_.on_lease(host, node, valid_until); });
   }
   void OnRefused(NodeId node, const Status& status) {
     scheduler_.After(random_.Between(1, 1000), [this, host = hosts_.at(node).host, node, status] {
@@ -178,8 +183,8 @@ SimMembership::SimMembership(const Config& config, Scheduler* scheduler, Network
     : impl_(std::make_unique<Impl>(config, scheduler, network, random, std::move(listener))) {}
 SimMembership::~SimMembership() = default;
 void SimMembership::Join(size_t host, const Member& member, int drift_ppm, Epoch epoch_known,
-                         const OwnSettings* own) {
-  impl_->Join(host, member, drift_ppm, epoch_known, own);
+                         uint32_t protocol, const OwnSettings* own) {
+  impl_->Join(host, member, drift_ppm, epoch_known, protocol, own);
 }
 void SimMembership::Gone(NodeId instance, bool reset) { impl_->Gone(instance, reset); }
 void SimMembership::Pause(NodeId instance) { impl_->Pause(instance); }
@@ -192,6 +197,8 @@ void SimMembership::StartCoordinator(int drift_ppm) { impl_->StartCoordinator(dr
 void SimMembership::MoveCoordinator() { impl_->MoveCoordinator(); }
 void SimMembership::TellMoved(NodeId instance) { impl_->TellMoved(instance); }
 size_t SimMembership::coordinators() const { return impl_->coordinators(); }
-void SimMembership::Route(size_t host, size_t coordinator, bool reset) { impl_->Route(host, coordinator, reset); }
+void SimMembership::Route(size_t host, size_t coordinator, bool reset) {
+  impl_->Route(host, coordinator, reset);
+}
 
 }  // namespace ropeteam::simulation

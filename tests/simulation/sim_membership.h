@@ -47,7 +47,9 @@ class SimMembership {
   ~SimMembership();
 
   // The host's clock is faster than true time by that much. `epoch_known`: by its memory. `own` may be null.
-  void Join(size_t host, const Member& member, int drift_ppm, Epoch epoch_known, const OwnSettings* own);
+  // `protocol`: the newest version that it speaks.
+  void Join(size_t host, const Member& member, int drift_ppm, Epoch epoch_known, uint32_t protocol,
+            const OwnSettings* own);
   // The daemon's process has ended. `reset`: its host lives and closes its connections.
   void Gone(NodeId instance, bool reset);
   // The daemon's process is stopped (SIGSTOP), and goes on.
