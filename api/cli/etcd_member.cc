@@ -48,6 +48,11 @@ std::string WithPort(const std::string& host, uint16_t port) {
 
 std::string UserDirectory() { return "/tmp/ropeteam-" + std::to_string(geteuid()); }
 
+bool IsOwnDirectory(const std::string& path) {
+  struct stat info {};
+  return lstat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode) && info.st_uid == geteuid();
+}
+
 void Say(const std::string& text) { std::fprintf(stderr, "ropeteam run: etcd: %s\n", text.c_str()); }
 
 // The keeper's work, all in its own process.
@@ -363,9 +368,10 @@ std::string EtcdDirectory(const std::string& job, size_t own) {
 
 std::vector<std::string> ListEtcdDirectories() {
   std::vector<std::string> found;
+  if (!IsOwnDirectory(UserDirectory())) return found;
   std::error_code error;
   for (const auto& entry : fs::directory_iterator(UserDirectory(), error))
-    if (entry.is_directory() && entry.path().filename().string().starts_with("etcd-"))
+    if (IsOwnDirectory(entry.path()) && entry.path().filename().string().starts_with("etcd-"))
       found.push_back(entry.path());
   std::sort(found.begin(), found.end());
   return found;
@@ -383,11 +389,10 @@ Result<EtcdMember> EtcdMember::Start(const EtcdMemberConfig& config) {
       return Error(Code::kNotFound, "--start-etcd: no %s on PATH (Debian: etcd-server, etcd-client)",
                    program);
   const std::string directory = EtcdDirectory(config.job, config.own);
-  struct stat info {};
   for (const std::string& made : {UserDirectory(), directory}) {
     if (mkdir(made.c_str(), 0700) != 0 && errno != EEXIST)
       return ErrnoError(errno, "cannot make %s", made.c_str());
-    if (lstat(made.c_str(), &info) != 0 || !S_ISDIR(info.st_mode) || info.st_uid != geteuid())
+    if (!IsOwnDirectory(made))
       return Error(Code::kIo, "--start-etcd: %s is not a directory of this user", made.c_str());
   }
   client::UniqueFd lock = LockEtcdDirectory(directory);
