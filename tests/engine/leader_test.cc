@@ -300,6 +300,26 @@ TEST_F(LeaderTest, ALifeThatCannotBeIsIgnored) {
   EXPECT_EQ(Told(kFirst).life.incarnation, NextIncarnation(kLife, epoch_));
 }
 
+// The leader that counted them is gone. Of two notes of a step the one of the higher revision is the newer.
+TEST_F(LeaderTest, WhatAMemberKnowsOfRestoresIsToldToAll) {
+  Members({kFirst, kSecond});
+  const StepId step{kLife - 1, 7};
+  const RestoreNote newer{step, 3, 2, kLife, true, true};
+  const auto tell = [&](NodeId from, const RestoreNote& note) {
+    Inventory inventory;
+    inventory.sequence = ++sequence_;
+    inventory.report.id = from;
+    inventory.life = life_;
+    inventory.restores = {note};
+    Send(from, inventory);
+  };
+  tell(kFirst, newer);
+  tell(kSecond, {step, 2, 1, kLife - 1, false, false});
+  for (const NodeId node : {kFirst, kSecond}) EXPECT_THAT(Told(node).restores, ElementsAre(newer));
+  tell(kSecond, {{kIncarnationMax, 1}, 9, 1, kLife, true, true});
+  EXPECT_THAT(Told(kFirst).restores, ElementsAre(newer)) << "it cannot be";
+}
+
 TEST_F(LeaderTest, DecidesNothingWithoutALease) {
   const StepId step{kLife, 7};
   engine_->OnLease(now_, now_);
