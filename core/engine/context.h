@@ -49,6 +49,7 @@ class Context {
   Life life;  // as the leader announced or granted it last
   Announcement announced;
   std::vector<RestoreNote> restores;  // as the leader announced them last
+  bool leaving = false;               // this node is drained: drainer.h
   bool inventory_dirty = false;       // something the leader should know has changed
   bool counters_dirty = false;        // something it may learn with delay
 

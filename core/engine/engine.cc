@@ -438,13 +438,14 @@ void Engine::Impl::RunTimers() {
   parts_.holder.OnTimer();
   parts_.fetcher.OnTimer();
   parts_.scrubber.OnTimer();
+  parts_.drainer.OnTimer(inventory_.known() && !context_.inventory_dirty);
   parts_.leader.OnTimer();
 }
 
 TimeUs Engine::Impl::NextTimer() const {
   TimeUs due = std::min({parts_.memory.NextTimer(), parts_.asker.NextTimer(), parts_.sessions.NextTimer(),
                          parts_.replicator.NextTimer(), parts_.holder.NextTimer(), parts_.fetcher.NextTimer(),
-                         parts_.scrubber.NextTimer(), parts_.leader.NextTimer()});
+                         parts_.scrubber.NextTimer(), parts_.drainer.NextTimer(), parts_.leader.NextTimer()});
   if (context_.has_lease()) due = std::min(due, context_.lease_until);
   return std::min(due, InventoryDue());
 }
@@ -468,6 +469,7 @@ NodeReport Engine::Impl::Report() const {
   report.counters = context_.counters;
   report.counters.table_repairs = context_.store.table_repairs();
   report.has_lease = context_.has_lease();
+  report.leaving = context_.leaving;
   for (const auto& [peer, link] : context_.unreachable)
     report.lost_links.push_back({peer, context_.NameOf(peer), link.reason, context_.now - link.since});
   report.scrub = parts_.scrubber.Report();
@@ -685,6 +687,13 @@ void Engine::OnTrace(TimeUs now, SessionId session, RequestId request, NodeId no
   impl_->Finish();
 }
 
+void Engine::OnDrain(TimeUs now) {
+  impl_->Begin(now);
+  impl_->parts_.drainer.Begin();
+  impl_->Finish();
+}
+
+DrainReport Engine::drain() const { return impl_->parts_.drainer.report(); }
 NodeReport Engine::Report() const { return impl_->Report(); }
 EngineMetrics Engine::Metrics() const { return impl_->Metrics(); }
 bool Engine::redundant() const { return impl_->parts_.leader.redundant(); }

@@ -274,7 +274,12 @@ class Engine {
   void OnTrace(TimeUs now, SessionId session, RequestId request, NodeId node, bool events, Step step,
                TimeUs timeout_us);
 
+  // This node is to leave the job: it takes on nothing new, and what it holds gets its copies elsewhere. It leaves when
+  // drain().done says so, or earlier. Nothing takes it back but another instance.
+  void OnDrain(TimeUs now);
+
   // ---- looking in
+  DrainReport drain() const;
   NodeReport Report() const;      // this node alone, at once
   EngineMetrics Metrics() const;  // likewise, without lists that grow with steps
   bool is_leader() const;

@@ -58,6 +58,8 @@ void Holder::OnReserve(NodeId from, const ReplicaReserve& reserve) {
       if (other.shard == reserve.shard.id)
         return refuse(Error(Code::kAlreadyExists, "another copy of this shard is on its way here"));
   }
+  if (incoming == nullptr && context.leaving)
+    return refuse(Error(Code::kUnavailable, "this node leaves the job"));
   const uint64_t have = incoming == nullptr ? 0 : ChunkCount(incoming->extents);
   if (reserve.chunks > have) {
     Result<std::vector<Extent>> extents = parts_.memory.Allocate(reserve.chunks - have);

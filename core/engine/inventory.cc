@@ -21,6 +21,7 @@ NodeReport StandingOf(const NodeReport& report) {
   standing.chunk_bytes = report.chunk_bytes;
   standing.chunks_total = report.chunks_total;
   standing.has_lease = report.has_lease;
+  standing.leaving = report.leaving;
   standing.lost_links = report.lost_links;
   for (LostLinkReport& link : standing.lost_links) link.lost_for_us = 0;
   return standing;

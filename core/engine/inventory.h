@@ -81,6 +81,8 @@ class InventorySender {
   // window; else it goes out at once. `counters`: they have changed.
   TimeUs Due(bool more_soon, bool counters) const;
   bool in_flight() const { return in_flight_; }
+  // The leader has acknowledged what there is now.
+  bool known() const { return !changed_ && !in_flight_ && !due_now_; }
   uint64_t sequence() const { return sequence_; }  // of the newest that was sent
   // The first inventory that had this copy, of these bytes; UINT64_MAX: none has yet.
   uint64_t FirstWith(const ShardId& shard, uint64_t content) const;

@@ -77,6 +77,7 @@ void Leader::OnView(const View& before) {
       continue;
     }
     table_.Replace(member.id, member.inventory().report.copies, {});
+    table_.SetLeaving(member.id, false);
     incarnations_.Forget(member.id);
     redundancy_.SetLostLinks(member.id, {});
   }
@@ -175,7 +176,8 @@ void Leader::Learn(MemberState* member, bool was_short, const InventoryChange& c
     if (!copy.committed && listed_.contains(StepOf(copy.id))) mark_again_ = dirty_ = true;
   if (table_.replications() != replications_) progress_at_ = context_.now;
   replications_ = table_.replications();
-  if (redundancy_.OnCopies(member->id, change.after) || table_.losses() != losses_) RestoreSoon();
+  const bool leaves = table_.SetLeaving(member->id, inventory.report.leaving);
+  if (redundancy_.OnCopies(member->id, change.after) || table_.losses() != losses_ || leaves) RestoreSoon();
   losses_ = table_.losses();
   dirty_ = dirty_ || table_.version() != table_seen_ || incarnations_.version() != incarnation_seen_;
 }
@@ -511,6 +513,7 @@ void Leader::CheckInvariants() const {
   size_t acked = 0;
   for (const MemberState& member : members_) {
     recomputed.Replace(member.id, {}, member.inventory().report.copies);
+    ROPETEAM_CHECK(table_.leaving().contains(member.id) == member.inventory().report.leaving);
     answered += member.answered ? 1 : 0;
     ROPETEAM_CHECK(acked_.contains(member.acked));
   }
@@ -525,8 +528,8 @@ void Leader::CheckInvariants() const {
     ROPETEAM_CHECK(again->copies == step.copies);
     for (Rank rank = 0; rank < step.world_size; ++rank) {
       ROPETEAM_CHECK(again->ranks[rank].copies.size() == step.ranks[rank].copies.size());
-      ROPETEAM_CHECK(step.lacking.contains(rank) ==
-                     (!step.ranks[rank].replicated && !step.ranks[rank].copies.empty()));
+      ROPETEAM_CHECK(step.lacking.contains(rank) == (step.ranks[rank].staying <= step.ranks[rank].replicas &&
+                                                     !step.ranks[rank].copies.empty()));
     }
   }
 }

@@ -145,6 +145,8 @@ class Leader {
   void AnswerVerify(NodeId from, uint64_t number, const VerifyQuestion& verify);
   void AnswerPersist(NodeId from, uint64_t number, const PersistQuestion& persist);
   void AnswerQuarantine(NodeId from, uint64_t number, const QuarantineQuestion& quarantine);
+  void AnswerDrain(NodeId from, uint64_t number, const DrainQuestion& drain);
+  bool LatestIsSafe() const;  // the newest committed step, without the nodes that leave
   // Fills in what a node needs to read the shard from storage. kUnavailable: another node reads it, or its manifest is
   // being read; kNotFound: it does not lie there. `stalled`: the asker's reading makes no progress, another node is to.
   Status OfferStored(NodeId asker, bool stalled, LocateReply* reply);

@@ -27,7 +27,8 @@ void Leader::OnQuestion(NodeId from, const Question& question) {
     return;  // a late repeat
   const bool decides =
       question.topic == Question::Topic::kJoin || question.topic == Question::Topic::kLatest ||
-      question.topic == Question::Topic::kPersist || question.topic == Question::Topic::kQuarantine;
+      question.topic == Question::Topic::kPersist || question.topic == Question::Topic::kQuarantine ||
+      question.topic == Question::Topic::kDrain;
   if (decides && !may_decide())
     return Reply(
         from, question.number,
@@ -41,6 +42,7 @@ void Leader::OnQuestion(NodeId from, const Question& question) {
   VerifyQuestion verify;
   PersistQuestion persist;
   QuarantineQuestion quarantine;
+  DrainQuestion drain;
   switch (question.topic) {
     case Question::Topic::kJoin:
       if (Decode(question.payload, join)) return AnswerJoin(from, question.number, join);
@@ -61,6 +63,9 @@ void Leader::OnQuestion(NodeId from, const Question& question) {
       break;
     case Question::Topic::kQuarantine:
       if (Decode(question.payload, quarantine)) return AnswerQuarantine(from, question.number, quarantine);
+      break;
+    case Question::Topic::kDrain:
+      if (Decode(question.payload, drain)) return AnswerDrain(from, question.number, drain);
       break;
   }
   Reply(from, question.number, Error(Code::kInvalidArgument, "a question that cannot be read"));
@@ -264,6 +269,37 @@ void Leader::AnswerQuarantine(NodeId from, uint64_t number, const QuarantineQues
   // Every node has to know, so that a leader that comes later does. Until then the question is repeated.
   if (restores_.version() == restores_seen_ && restores_sequence_ <= acked_by_all())
     Reply(from, number, OkStatus(), Encode(Nothing{}));
+}
+
+bool Leader::LatestIsSafe() const {
+  for (const StepId& id : table_.CommittedNewestFirst(1)) {
+    if (stored_.Has(id)) continue;
+    for (const StepTable::RankState& rank : table_.Find(id)->ranks)
+      if (std::none_of(rank.copies.begin(), rank.copies.end(), [&](const StepTable::Copy& copy) {
+            return copy.bad.empty() && copy.content == rank.content && !table_.leaving().contains(copy.node);
+          }))
+        return false;
+  }
+  return true;
+}
+
+void Leader::AnswerDrain(NodeId from, uint64_t number, const DrainQuestion& drain) {
+  // What is kept must have been judged with all that the members have told.
+  if (!table_.leaving().contains(from) || sequence_ == 0 || dirty_)
+    return Reply(from, number,
+                 Error(Code::kUnavailable, "the leader has not heard yet that %s leaves",
+                       context_.NameOf(from).c_str()));
+  DrainReply reply;
+  redundancy_.CountLeft(from, state_.keep, incarnations_.life().incarnation, &reply);
+  reply.latest_safe = LatestIsSafe();
+  reply.no_room = short_of_memory_ != 0;
+  reply.others_leave = table_.leaving().size() > 1;
+  for (const StepKey& key : persistence_.persisting())
+    if (const auto* step = table_.Find(key.id); step != nullptr && step->committed)
+      reply.persisting.push_back(key);
+  for (const StepKey& key : drain.awaited)
+    if (stored_.Has(key.id)) reply.persisted.push_back(key);
+  Reply(from, number, OkStatus(), Encode(reply));
 }
 
 StepReport Leader::Describe(const StepId& id, const StepTable::StepState& step) const {

@@ -298,7 +298,8 @@ struct Question {
     kReport = 4,
     kVerify = 5,
     kPersist = 6,
-    kQuarantine = 7
+    kQuarantine = 7,
+    kDrain = 8
   };
   uint64_t number = 0;
   Topic topic = Topic::kLatest;
@@ -364,6 +365,25 @@ struct LocateReply {
 struct PersistQuestion {
   StepKey step;
   auto Fields() { return std::tie(step); }
+};
+// From a node that has said in its inventory that it leaves.
+struct DrainQuestion {
+  std::vector<StepKey> awaited;  // steps that were being persisted when the drain began
+  auto Fields() { return std::tie(awaited); }
+};
+struct DrainReply {
+  uint64_t shards_left = 0;  // as in DrainReport
+  uint64_t bytes_left = 0;
+  uint64_t shards_short = 0;
+  bool latest_safe = false;
+  bool no_room = false;
+  bool others_leave = false;
+  std::vector<StepKey> persisting;  // committed steps that are being persisted
+  std::vector<StepKey> persisted;   // of those that are awaited
+  auto Fields() {
+    return std::tie(shards_left, bytes_left, shards_short, latest_safe, no_room, others_leave, persisting,
+                    persisted);
+  }
 };
 struct VerifyQuestion {
   bool has_step = false;

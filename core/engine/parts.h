@@ -7,6 +7,7 @@
 
 #include "core/engine/asker.h"
 #include "core/engine/context.h"
+#include "core/engine/drainer.h"
 #include "core/engine/fetcher.h"
 #include "core/engine/holder.h"
 #include "core/engine/leader.h"
@@ -33,6 +34,7 @@ struct Parts {
         scrubber(this),
         persister(this),
         sessions(this),
+        drainer(this),
         leader(&context, &storage) {}
 
   Context context;
@@ -46,6 +48,7 @@ struct Parts {
   Scrubber scrubber;
   Persister persister;
   Sessions sessions;
+  Drainer drainer;
   Leader leader;
 };
 

@@ -134,7 +134,7 @@ bool Redundancy::MayTake(const StepTable::RankState& state, const std::vector<Or
                          NodeId target) const {
   const auto apart = apart_.find(source);
   if (target == source || LoadOf(target) >= kOrdersPerNodeMax || avoid_until_.contains(target) ||
-      (apart != apart_.end() && apart->second.contains(target)))
+      table_.leaving().contains(target) || (apart != apart_.end() && apart->second.contains(target)))
     return false;
   return std::none_of(state.copies.begin(), state.copies.end(),
                       [&](const auto& copy) { return copy.node == target && Counts(copy.role); }) &&
@@ -147,7 +147,7 @@ size_t Redundancy::Tried(const Placement::Holders& holders, uint32_t replicas) {
 }
 
 void Redundancy::OrderCopies(const ShardId& shard, const StepTable::RankState& state) {
-  ROPETEAM_CHECK(!state.replicated && state.good <= state.replicas);
+  ROPETEAM_CHECK(state.staying <= state.replicas);
   const StepTable::Copy* source = nullptr;
   for (const StepTable::Copy& copy : state.copies) {
     if (!copy.bad.empty() || copy.content != state.content) continue;
@@ -156,7 +156,7 @@ void Redundancy::OrderCopies(const ShardId& shard, const StepTable::RankState& s
   if (source == nullptr || LoadOf(source->node) >= kOrdersPerNodeMax) return;
   const auto known = orders_.find(shard);
   std::vector<Order> orders = known == orders_.end() ? std::vector<Order>() : known->second;
-  size_t missing = size_t{state.replicas} + 1 - state.good;
+  size_t missing = size_t{state.replicas} + 1 - state.staying;
   missing -= std::min(missing, orders.size());
   const auto order_copy = [&](NodeId target) {
     if (missing == 0 || LoadOf(source->node) >= kOrdersPerNodeMax ||
@@ -183,6 +183,28 @@ bool Redundancy::NeedsWork(const std::vector<StepKey>& keep, Incarnation current
     const StepTable::StepState* step = table_.Find(key.id);
     return step != nullptr && !ToRestore(key.id, *step, current).empty();
   });
+}
+
+void Redundancy::CountLeft(NodeId node, const std::vector<StepKey>& keep, Incarnation current,
+                           DrainReply* reply) const {
+  const size_t staying = context_.view.members.size() - table_.leaving().size();
+  for (const StepKey& key : keep) {
+    const StepTable::StepState* step = table_.Find(key.id);
+    if (step == nullptr) continue;
+    ToRestore(key.id, *step, current).ForEach([&](Rank rank) {
+      const StepTable::RankState& state = step->ranks[rank];
+      if (std::none_of(state.copies.begin(), state.copies.end(),
+                       [&](const auto& copy) { return copy.node == node; }))
+        return;
+      const size_t possible = std::min<size_t>(state.replicas + 1, staying);
+      if (state.staying >= possible) {
+        ++reply->shards_short;
+      } else {
+        ++reply->shards_left;
+        reply->bytes_left += (possible - state.staying) * state.bytes;
+      }
+    });
+  }
 }
 
 // Where the shard's owner places its copies is where they stay.

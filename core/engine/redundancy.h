@@ -2,6 +2,8 @@
 //
 // The leader's orders to copy shards of kept steps that have fewer than 1 + R good copies. Until the commit
 // the node that saved a shard makes its copies, while it is a member.
+//
+// Copies on nodes that leave (drainer.h) are not counted, and such nodes get no copies.
 
 #ifndef ROPETEAM_CORE_ENGINE_REDUNDANCY_H_
 #define ROPETEAM_CORE_ENGINE_REDUNDANCY_H_
@@ -36,6 +38,8 @@ class Redundancy {
   // marked: what is counted for those has been counted.
   // `inventories`: the number of each member's newest.
   void Trim(const std::set<StepId>& marked, const std::function<uint64_t(NodeId)>& inventory_of);
+  // What the shards that this (leaving) node has lack without it. Fills in the reply's numbers of shards and bytes.
+  void CountLeft(NodeId node, const std::vector<StepKey>& keep, Incarnation current, DrainReply* reply) const;
   bool NeedsTrim(const std::set<StepId>& marked) const;
   // Some kept step lacks copies that this class sees to: Restore() is due now and then.
   bool NeedsWork(const std::vector<StepKey>& keep, Incarnation current) const;

@@ -107,12 +107,30 @@ struct NodeReport {
   std::vector<CopyReport> copies;
   NodeCounters counters;
   bool has_lease = false;  // without one its saves stay LOCAL
+  bool leaving = false;    // it is drained: drainer.h
   std::vector<LostLinkReport> lost_links;
   ScrubReport scrub;
   auto Fields() {
-    return std::tie(id, name, chunk_bytes, chunks_total, chunks_free, sessions, copies, counters, has_lease,
-                    lost_links, scrub);
+    return Tie(id, name, chunk_bytes, chunks_total, chunks_free, sessions, copies, counters, has_lease,
+               lost_links, scrub, Since<9>(leaving));
   }
+};
+
+// How far a drain is (drainer.h). Numbers are the leader's last answer.
+struct DrainReport {
+  bool begun = false;
+  bool heard = false;        // the leader has answered
+  bool done = false;         // nothing is left that can be done while this node stays
+  uint64_t shards_left = 0;  // kept shards with a copy here that are to get more copies elsewhere
+  uint64_t bytes_left = 0;   // of those copies
+  uint64_t bytes_most = 0;   // the most that were left since the drain began
+  uint64_t shards_short =
+      0;  // shards that have a copy on every other node that stays, and are still short of one
+  uint64_t steps_left = 0;      // that are being written to storage
+  bool persist_failed = false;  // a step that was being written will not be
+  bool latest_safe = false;     // the newest committed step can be produced without this node
+  bool others_leave = false;    // other members are drained, too
+  bool no_room = false;         // some node has refused copies for want of memory
 };
 
 struct StepReport {

@@ -160,6 +160,13 @@ void Sessions::SaveBegin(SessionId id, RequestId request, Step step, uint64_t st
     if (save.shard == shard)
       return AnswerStatusTo(
           id, request, Error(Code::kAlreadyExists, "%s is being saved already", shard.ToString().c_str()));
+  if (context.leaving) {
+    NoteEnded(id, step);  // the others need not wait for this rank's shard
+    return AnswerStatusTo(
+        id, request,
+        Error(Code::kUnavailable, "node %s leaves the job (it is drained): no save begins here",
+              context.config.node.c_str()));
+  }
   const uint64_t chunks = ChunksFor(std::max<uint64_t>(stream_bytes, 1), context.store.chunk_bytes());
   if (chunks > kChunksPerShardMax)
     return AnswerStatusTo(

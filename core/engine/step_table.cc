@@ -125,10 +125,12 @@ void StepTable::Recount(const StepId& id, StepState* step, Rank rank) {
   const ShardId shard{id.incarnation, id.step, rank};
   const bool changed = one_content ? contested_.erase(shard) != 0 : contested_.insert(shard).second;
   if (changed) ++version_;
-  state.good =
-      static_cast<uint32_t>(std::count_if(state.copies.begin(), state.copies.end(), [&](const Copy& copy) {
-        return copy.bad.empty() && Counts(copy.role) && copy.content == state.content;
-      }));
+  state.good = state.staying = 0;
+  for (const Copy& copy : state.copies) {
+    if (!copy.bad.empty() || !Counts(copy.role) || copy.content != state.content) continue;
+    ++state.good;
+    state.staying += leaving_.contains(copy.node) ? 0 : 1;
+  }
   state.producible = Producible(state.copies, state.content);
   state.replicated = state.good > state.replicas;
   step->ranks_producible += state.producible ? 1 : 0;
@@ -137,13 +139,24 @@ void StepTable::Recount(const StepId& id, StepState* step, Rank rank) {
   ROPETEAM_CHECK(step->ranks_producible <= step->world_size && step->ranks_replicated <= step->world_size);
   replications_ += state.replicated && !was_replicated ? 1 : 0;
   losses_ += was_replicated && !state.replicated ? 1 : 0;
-  const bool lacking = !state.replicated && !state.copies.empty();
+  const bool lacking = state.staying <= state.replicas && !state.copies.empty();
   const bool owned = std::any_of(state.copies.begin(), state.copies.end(),
                                  [](const Copy& copy) { return copy.role == Role::kOwn; });
-  step->surplus.Set(rank, state.good > uint64_t{state.replicas} + 1);
+  step->surplus.Set(rank, state.staying > uint64_t{state.replicas} + 1);
   step->lacking.Set(rank, lacking);
   step->orphans.Set(rank, lacking && !owned);
   if (state.copies.empty() && !step->committed) ++version_;
+}
+
+bool StepTable::SetLeaving(NodeId node, bool leaving) {
+  if (leaving ? !leaving_.insert(node).second : leaving_.erase(node) == 0) return false;
+  for (auto& [id, step] : steps_)
+    for (Rank rank = 0; rank < step.world_size; ++rank) {
+      const std::vector<Copy>& copies = step.ranks[rank].copies;
+      if (std::any_of(copies.begin(), copies.end(), [&](const Copy& copy) { return copy.node == node; }))
+        Recount(id, &step, rank);
+    }
+  return true;
 }
 
 bool StepTable::MayCommit(const StepId& id, const StepState& step) const {

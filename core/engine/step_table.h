@@ -32,7 +32,8 @@ class StepTable {
     uint32_t replicas = 0;
     bool producible = false;
     bool replicated = false;
-    uint32_t good = 0;  // copies that count: not bad, no caches, of the content that counts
+    uint32_t good = 0;     // copies that count: not bad, no caches, of the content that counts
+    uint32_t staying = 0;  // those of them on nodes that stay: redundancy
     // If the copies differ, one content counts: that of a copy marked as committed; else that of the copy on the
     // node where the rank is open; else the one with most copies. After the commit it changes only to one that
     // was marked before.
@@ -44,9 +45,9 @@ class StepTable {
     uint32_t ranks_producible = 0;
     uint32_t ranks_replicated = 0;
     uint64_t copies = 0;  // of all ranks; the step is forgotten with the last
-    RankSet lacking;      // ranks that have a copy, and fewer than they need
+    RankSet lacking;      // ranks that have a copy, and on nodes that stay fewer than they need
     RankSet orphans;      // those of them without an own copy: no node copies them without an order
-    RankSet surplus;      // ranks that have more good copies than 1 + R
+    RankSet surplus;      // ranks that have more good copies on nodes that stay than 1 + R
     bool committed = false;
     bool given_up = false;   // its copies are being released: it must not be committed any more
     bool evictable = false;  // its copies may go where memory is wanted: likewise
@@ -56,6 +57,9 @@ class StepTable {
   // Replaces what is known of the node's copies. A step is committed by a mark on one of them, and else only by
   // Commit().
   void Replace(NodeId node, const std::vector<CopyReport>& before, const std::vector<CopyReport>& after);
+  // Copies on a node that leaves count for what is promised now, and not for redundancy. False: it was so already.
+  bool SetLeaving(NodeId node, bool leaving);
+  const std::set<NodeId>& leaving() const { return leaving_; }
   // Commits the steps of which every rank has its copies now, and returns them. For a leader that may decide and
   // has heard every member.
   std::vector<StepId> Commit();
@@ -97,6 +101,7 @@ class StepTable {
   bool MayCommit(const StepId& id, const StepState& step) const;
   std::map<StepId, StepState> steps_;
   std::set<ShardId> contested_;
+  std::set<NodeId> leaving_;
   Incarnation barred_before_ = 0;
   StepId barred_after_;
   uint64_t replications_ = 0;

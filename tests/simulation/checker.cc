@@ -324,6 +324,38 @@ void Checker::OnMemoryLost(const Host& host) {
   known_.erase(host.index);
 }
 
+void Checker::OnDrained(const Host& host) {
+  // Later it does not wait for what is not settled.
+  constexpr TimeUs kSettleUs = 5 * kSecond;
+  if (host.drains_since + kSettleUs <= scheduler_.now() || options_.faults.two_coordinators_max_us != 0)
+    return;
+  ++statistics_.drains;
+  size_t stay = 0;
+  for (const auto& other : hosts_) stay += other->drains_since == 0 && host.view.Contains(other->id) ? 1 : 0;
+  const size_t wanted = std::min<size_t>(options_.replicas + 1, stay);
+  for (const StepId& step : KeptSteps()) {
+    if (Retired(step)) continue;
+    for (auto at = shards_.lower_bound({step.incarnation, step.step, 0});
+         at != shards_.end() && StepOf(at->first) == step; ++at) {
+      const auto own = at->second.copies.find(PlaceOf(host));
+      if (own == at->second.copies.end() || !own->second.counted()) continue;
+      const auto copies =
+          std::count_if(at->second.copies.begin(), at->second.copies.end(), [&](const auto& entry) {
+            const Host& other = *hosts_[entry.first.host];
+            const Copy& copy = entry.second;
+            // What has just changed the leader did not know.
+            if (other.drains_since != 0)
+              return other.drains_since != kForever && scheduler_.now() < other.drains_since + kNewsUs;
+            return copy.counted() || scheduler_.now() < copy.since + kNewsUs;
+          });
+      if (static_cast<size_t>(copies) < wanted)
+        return Fail("host %zu leaves, and of %s there are only %zu copies on hosts that stay, of %zu%s",
+                    host.index, at->first.ToString().c_str(), static_cast<size_t>(copies), wanted,
+                    DescribeCopies(step, wanted + 1).c_str());
+    }
+  }
+}
+
 void Checker::OnFlip(const Host& host, const ShardId& id, uint32_t chunk) {
   ++statistics_.flips;
   shards_[id].flips.insert({PlaceOf(host), chunk});

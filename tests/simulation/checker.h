@@ -66,6 +66,7 @@ class Checker {
     uint64_t refused_as_stale = 0;
     uint64_t flips = 0;
     uint64_t memories_lost = 0;
+    uint64_t drains = 0;  // that ended because all was done
     uint64_t persisted = 0;
     uint64_t restored_from_storage = 0;  // answers of `latest` that memory alone could not have given
   };
@@ -85,6 +86,8 @@ class Checker {
   void OnAdopted(const Host& host, bool table_damaged);
   // Before the memory is wiped.
   void OnMemoryLost(const Host& host);
+  // The daemon says that it may leave: what it has of a kept step is redundant on hosts that stay.
+  void OnDrained(const Host& host);
   // After every input: what has been sealed, dropped or marked in this store.
   void Observe(const Host& host);
   // Whether what Observe() saw dropped was to be dropped; after the input's events, which may say why.

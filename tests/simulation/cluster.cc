@@ -157,6 +157,32 @@ void Cluster::EndDaemon(Host* host, bool reset) {
   }
 }
 
+void Cluster::Drain(size_t index, TimeUs within) {
+  Host& host = *hosts_[index];
+  if (!host.daemon_runs() || host.drains_since != 0) return;
+  Trace("host %zu is drained", index);
+  host.drains_since = now();
+  scheduler_.After(within, [this, index, instance = host.id] { LeaveJob(index, instance); });
+  WhenAwake(&host, [this, &host] {
+    Give(&host, "drain", [](Engine& engine, TimeUs local) { engine.OnDrain(local); });
+  });
+}
+
+void Cluster::LeaveJob(size_t index, NodeId instance) {
+  Host& host = *hosts_[index];
+  if (host.id != instance || host.drains_since == kForever) return;
+  if (host.paused) return WhenAwake(&host, [this, index, instance] { LeaveJob(index, instance); });
+  const DrainReport report = host.engine->drain();
+  Trace("host %zu leaves, %s, %" PRIu64 " shards left, %" PRIu64 " short", index,
+        report.done ? "done" : "in time", report.shards_left, report.shards_short);
+  if (report.done) checker_.OnDrained(host);
+  host.drains_since = kForever;
+  OnLease(index, instance, 0);
+  if (host.id != instance) return;
+  membership_->Leave(instance);
+  if (on_drained) on_drained(index, report);
+}
+
 void Cluster::PauseDaemon(size_t index) {
   Host& host = *hosts_[index];
   if (!host.daemon_runs() || host.paused) return;
@@ -221,6 +247,7 @@ void Cluster::StartDaemon(size_t index) {
   config.protocol = host.protocol;
   host.engine = std::make_unique<Engine>(config, host.store.get());
   host.lease_until = 0;
+  host.drains_since = 0;
   host.transfers.clear();
   host.lost_links.clear();
   Trace("host %zu daemon %" PRIx64 " starts, %" PRIu64 " shards adopted", index, host.id, report.shards);
@@ -372,6 +399,7 @@ void Cluster::Heal() {
   if (membership_->coordinators() == 0) StartCoordinator();
   for (const auto& host : hosts_) {
     ResumeDaemon(host->index);
+    if (host->drains_since != 0) CrashDaemon(host->index);
     StartHost(host->index);
     StartDaemon(host->index);
   }

@@ -59,6 +59,10 @@ class Cluster : private NetworkEnds {
   // the process waits.
   void PauseDaemon(size_t index);
   void ResumeDaemon(size_t index);
+  // `ropeteam drain`: the daemon leaves when its engine says so, or when the time has passed. on_drained() is told then, while
+  // the daemon still runs; its end is the callee's.
+  void Drain(size_t index, TimeUs within);
+  std::function<void(size_t host, const DrainReport&)> on_drained;
   // Flips one bit of a chunk that belongs to no sealed shard. False when it does, or no daemon runs.
   bool FlipUnsealed(size_t index, uint32_t chunk);
   // Flips one bit of the arena's tables, which a running daemon rewrites and a starting one may not believe.
@@ -132,6 +136,7 @@ class Cluster : private NetworkEnds {
   // Now, or when the daemon goes on; never when it dies before.
   void WhenAwake(Host* host, std::function<void()> action);
   void EndDaemon(Host* host, bool reset);
+  void LeaveJob(size_t index, NodeId instance);
   void OnView(size_t index, NodeId instance, const View& view);
   int DrawDrift(Random* random) const;
   void OnLease(size_t index, NodeId instance, TimeUs valid_until);

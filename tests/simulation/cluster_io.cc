@@ -67,6 +67,8 @@ void Cluster::Give(Host* host, const char* what, const Drive& drive) {
     host->store->CheckInvariants();
   }
   ArmTimer(host);
+  if (host->drains_since != 0 && host->drains_since != kForever && host->engine->drain().done)
+    scheduler_.After(0, [this, index = host->index, instance = host->id] { LeaveJob(index, instance); });
 }
 
 // Carries the first `limit` outputs out; the daemon dies before the others.

@@ -12,6 +12,19 @@
 namespace ropeteam::simulation {
 
 void Faults::Start() {
+  // The machine is taken away, or its daemon starts again.
+  cluster_.on_drained = [this](size_t host, const DrainReport&) {
+    Random& random = cluster_.random();
+    const NodeId instance = cluster_.host(host).id;
+    const bool keep_memory = random.Chance(kMillion / 2);
+    cluster_.scheduler().After(random.Between(1, 300 * kMs), [this, host, instance, keep_memory] {
+      if (cluster_.host(host).id != instance) return;
+      if (!stopped_ && cluster_.random().Chance(kMillion / 2)) StopHost(host, keep_memory);
+      if (!cluster_.host(host).daemon_runs()) return;
+      cluster_.CrashDaemon(host);
+      cluster_.StartDaemon(host);
+    });
+  };
   if (options_.every_us != 0) Next();
 }
 
@@ -81,6 +94,8 @@ void Faults::Strike(Fault fault) {
       return;
     case Fault::kEverythingLost:
       return LoseEverything();
+    case Fault::kDrain:
+      return cluster_.Drain(host, random.Between(100 * kMs, 7 * kSecond));
     case Fault::kPause: {
       cluster_.PauseDaemon(host);
       return cluster_.scheduler().After(random.Between(1 * kMs, options_.pause_max_us),

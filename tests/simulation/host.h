@@ -108,8 +108,9 @@ struct Host {
   bool paused = false;  // the daemon is stopped (SIGSTOP); what is meant for it waits in `backlog`
   std::deque<std::function<void()>> backlog;
   TimeUs resumed_at = 0;
-  View view;           // the last one given to the running engine
-  uint64_t lives = 0;  // daemons that ever ran here
+  View view;                // the last one given to the running engine
+  uint64_t lives = 0;       // daemons that ever ran here
+  TimeUs drains_since = 0;  // true time; 0: the daemon stays
 
   bool has_lease(TimeUs now) const { return clock.Local(now) < lease_until; }
   bool daemon_runs() const { return engine != nullptr; }

@@ -139,6 +139,7 @@ void DrawMoreTrouble(uint64_t seed, Options* options) {
     if (random->Chance(20 * kPercent)) storage.listing_lag_us = random->Between(kMs, 3 * kSecond);
     storage.stalled_us = random->Between(100 * kMs, 4 * kSecond);
   });
+  draw(30, [&](Random* random) { weight(Fault::kDrain, random); });
 }
 
 void DrawJob(Random* random, JobOptions* job) {
@@ -177,7 +178,8 @@ const char* FaultName(Fault fault) {
                                     "clog",         "cut",         "isolate",         "reset",
                                     "coordinator",  "flip",        "restart",         "person",
                                     "partition",    "leader lost", "pause",           "two coordinators",
-                                    "storage away", "storage rot", "everything lost", "storage hangs"};
+                                    "storage away", "storage rot", "everything lost", "storage hangs",
+                                    "drain"};
   static_assert(sizeof(kNames) / sizeof(kNames[0]) == kFaultKinds);
   return kNames[static_cast<size_t>(fault)];
 }

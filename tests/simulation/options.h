@@ -66,6 +66,7 @@ enum class Fault : uint8_t {
   kStorageRot,       // a file on storage is damaged or missing
   kEverythingLost,   // all hosts at once, and their memory
   kStorageHangs,     // what a host has under way on storage makes no progress for a while
+  kDrain,            // a host is drained, and leaves
   kCount,
 };
 inline constexpr size_t kFaultKinds = static_cast<size_t>(Fault::kCount);

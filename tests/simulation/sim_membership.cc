@@ -62,6 +62,10 @@ class SimMembership::Impl {
     if (machines_.agent(instance) != nullptr) machines_.CrashNode(instance, reset);
     Arm();
   }
+  void Leave(NodeId instance) {
+    machines_.LeaveNode(scheduler_.now(), instance);
+    Arm();
+  }
   void Pause(NodeId instance) { machines_.StopNode(instance); }
   void Resume(NodeId instance) {
     machines_.ContinueNode(scheduler_.now(), instance);
@@ -187,6 +191,7 @@ void SimMembership::Join(size_t host, const Member& member, int drift_ppm, Epoch
   impl_->Join(host, member, drift_ppm, epoch_known, protocol, own);
 }
 void SimMembership::Gone(NodeId instance, bool reset) { impl_->Gone(instance, reset); }
+void SimMembership::Leave(NodeId instance) { impl_->Leave(instance); }
 void SimMembership::Pause(NodeId instance) { impl_->Pause(instance); }
 void SimMembership::Resume(NodeId instance) { impl_->Resume(instance); }
 void SimMembership::Suspect(NodeId reporter, NodeId suspect, const std::string& reason) {

@@ -52,6 +52,8 @@ class SimMembership {
             const OwnSettings* own);
   // The daemon's process has ended. `reset`: its host lives and closes its connections.
   void Gone(NodeId instance, bool reset);
+  // The daemon says that it leaves; Gone() follows.
+  void Leave(NodeId instance);
   // The daemon's process is stopped (SIGSTOP), and goes on.
   void Pause(NodeId instance);
   void Resume(NodeId instance);
