@@ -22,6 +22,7 @@
 #include "core/base/log.h"
 #include "membership/credentials/credentials.h"
 #include "membership/standalone/address.h"
+#include "node/drain.h"
 #include "node/local_socket.h"
 #include "storage/audit/audit.h"
 #include "storage/sinks.h"
@@ -37,6 +38,7 @@ static_assert(EngineConfig{}.quarantine_us >= kQuarantineMsMin * TimeUs{1000},
 // What the handler may touch: it runs on any thread, between any two instructions.
 std::atomic<int> g_signal_fd{-1};        // -1: not ready yet, a signal ends the process
 std::atomic<int64_t> g_signalled_at{0};  // nanoseconds of the monotonic clock; 0: not yet
+std::atomic<int> g_signal{0};            // the first one
 // Launchers signal the process and then its group, or a parent passes on what its child got as well: that is
 // one wish to stop, not impatience.
 constexpr int64_t kSameSignalNs = 1'000'000'000;
@@ -54,6 +56,7 @@ void OnSignal(int number) {
     if (now - first < kSameSignalNs) return;
     _exit(128 + number);
   }
+  g_signal.store(number);
   const int saved = errno;
   const uint64_t one = 1;
   (void)!write(fd, &one, sizeof(one));
@@ -122,17 +125,23 @@ Status Daemon::Run() {
   const UniqueFd signals(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
   if (!signals.valid()) return ErrnoError(errno, "eventfd");
   ROPETEAM_RETURN_IF_ERROR(loop_.Init());
-  ROPETEAM_RETURN_IF_ERROR(loop_.Add(signals.get(), EPOLLIN, [this](uint32_t) {
-    LOG_INFO("stopping, as a signal asked");
-    loop_.Stop();
+  ROPETEAM_RETURN_IF_ERROR(loop_.Add(signals.get(), EPOLLIN, [this, &signals](uint32_t) {
+    uint64_t count = 0;
+    (void)!read(signals.get(), &count, sizeof(count));
+    OnTermination();
   }));
   Status started = Start();
   if (started.ok()) {
     g_signal_fd = signals.get();
     if (options_.join_timeout_s == 0) TellReady();
     end_ = StartTicking();
+    if (options_.notice.kind != NoticeSource::Kind::kNone)
+      notices_ = std::make_unique<NoticeWatch>(options_.notice, [this](const std::string& why) {
+        loop_.Post([this, why] { BeginDrain(0, why); });
+      });
     if (end_.ok()) loop_.Run();
   }
+  notices_.reset();
   // The lease goes back with the leave message: nothing may be started under it after that.
   if (node_ != nullptr) node_->OnLease(0);
   if (membership_ != nullptr) membership_->Stop();
@@ -141,6 +150,34 @@ Status Daemon::Run() {
   if (!started.ok()) return started;
   if (end_.ok()) LOG_INFO("stopped, arena %s stays", arena_->path().c_str());
   return end_;
+}
+
+void Daemon::OnTermination() {
+  if (g_signal.load() == SIGTERM && options_.drain_on_term) return BeginDrain(0, "SIGTERM");
+  LOG_INFO("stopping, as a signal asked");
+  if (drain_until_ != EventLoop::kNever && node_ != nullptr) return OnDrained(node_->EndDrain());
+  loop_.Stop();
+}
+
+void Daemon::BeginDrain(TimeUs within_us, const std::string& why) {
+  const TimeUs within = within_us != 0 ? within_us : options_.notice_seconds * TimeUs{1'000'000};
+  const TimeUs until = EventLoop::Now() + within;
+  if (until >= drain_until_ || node_ == nullptr) return;
+  const uint64_t seconds = (within + 999'999) / 1'000'000;
+  LOG_INFO("draining within %" PRIu64 " s: %s", seconds, why.c_str());
+  if (drain_until_ == EventLoop::kNever) supervisor_.Note("this node leaves the job (" + why + ")");
+  drain_until_ = until;
+  supervisor_.Draining(seconds);
+  node_->Drain(until);
+}
+
+void Daemon::OnDrained(const DrainReport& report) {
+  drained_ = DrainExitCode(report);
+  const std::string text = DrainText(report);
+  ROPETEAM_LOG(drained_ == 0 ? LogLevel::kInfo : LogLevel::kWarning, "drained, exit code %d: %s", drained_,
+               text.c_str());
+  supervisor_.Note("this node has left the job: " + text);
+  loop_.Stop();
 }
 
 Status Daemon::Start() {
@@ -268,6 +305,10 @@ Status Daemon::NewNode() {
   if (watch_ == nullptr)
     watch_ = std::make_unique<CoordinatorWatch>(options_.coordinator_listen, EventLoop::Now(),
                                                 options_.etcd.has_value());
+  node_->UseDrain([this](TimeUs within_us) { BeginDrain(within_us, "ropeteam drain"); },
+                  [this](const DrainReport&) { OnDrained(node_->EndDrain()); });
+  // Declared dead in the middle of a drain: what is held here is to be copied all the same.
+  if (drain_until_ != EventLoop::kNever) node_->Drain(drain_until_);
   node_->UseWatch(watch_.get(), [this](const std::string& coordinator, bool now) {
     membership_->Relocate({coordinator}, now);
   });

@@ -32,6 +32,8 @@ class Daemon {
   // Run() returned because the job will not have this node: coming back at once would not help, or harm
   // another.
   bool refused() const { return refused_; }
+  // Run() returned because this node was drained: DrainExitCode(). Else 0.
+  int drained() const { return drained_; }
   // Run() returned because no coordinator had answered within --join-timeout.
   bool alone() const { return alone_; }
   // Run() returned though a thread hangs in storage and still uses parts of this Daemon: end the process by _exit().
@@ -45,6 +47,10 @@ class Daemon {
   Status ChooseCoordinator();
   Status NewNode();
   void EndNode();
+  void OnTermination();
+  // `within_us` 0: --notice-seconds.
+  void BeginDrain(TimeUs within_us, const std::string& why);
+  void OnDrained(const DrainReport& report);
   void OnRefused(const Status& status);
   Status StartTicking();
   void OnTick();
@@ -71,6 +77,9 @@ class Daemon {
   TimeUs joining_since_ = 0;
   Contact contact_;  // the last one
   bool hangs_ = false;
+  std::unique_ptr<NoticeWatch> notices_;
+  TimeUs drain_until_ = EventLoop::kNever;  // kNever: no drain has begun
+  int drained_ = 0;
 };
 
 }  // namespace ropeteam

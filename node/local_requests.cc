@@ -81,6 +81,8 @@ bool LocalServer::OnRequest(SessionId id, Client& client, local::Type type, Requ
     }
     case local::Type::kRejoin:
       return OnRejoin(client, request, payload);
+    case local::Type::kDrain:
+      return OnDrain(id, client, request, payload);
     case local::Type::kAdmin:
       return OnAdmin(id, client, request, payload);
     default:
@@ -211,6 +213,27 @@ bool LocalServer::OnRejoin(Client& client, RequestId request, std::string_view p
   return true;
 }
 
+bool LocalServer::OnDrain(SessionId id, Client& client, RequestId request, std::string_view payload) {
+  local::Drain drain;
+  if (client.state != State::kAdmin || !Decode(payload, drain)) return false;
+  if (!config_.drain) {
+    --client.outstanding;
+    Reply(client, request, Code::kUnsupported, "this daemon has no membership");
+    return true;
+  }
+  drains_.emplace(id, request);
+  config_.drain(TimeoutUs(drain.within_ms));
+  return true;
+}
+
+void LocalServer::OnDrained(const std::string& json) {
+  for (const auto& [id, request] : std::exchange(drains_, {})) {
+    Client& client = clients_.at(id);
+    --client.outstanding;
+    client.session->Send(local::Type::kAdminReply, request, Encode(local::AdminReply{json}));
+  }
+}
+
 bool LocalServer::OnAdmin(SessionId id, Client& client, RequestId request, std::string_view payload) {
   local::Admin admin;
   if (!Decode(payload, admin)) return false;
@@ -218,7 +241,11 @@ bool LocalServer::OnAdmin(SessionId id, Client& client, RequestId request, std::
     case local::AdminCommand::kNode: {
       --client.outstanding;
       std::string json;
-      drive_([&](Engine& engine, TimeUs) { json = NodeJson(engine.Report(), Facts(), config_.transport()); });
+      drive_([&](Engine& engine, TimeUs) {
+        DaemonFacts facts = Facts();
+        facts.drain = engine.drain();
+        json = NodeJson(engine.Report(), facts, config_.transport());
+      });
       client.session->Send(local::Type::kAdminReply, request, Encode(local::AdminReply{std::move(json)}));
       return true;
     }

@@ -71,6 +71,7 @@ void LocalServer::OnAcceptable() {
 void LocalServer::OnClosed(SessionId id, const std::string& reason) {
   const Client& client = clients_.at(id);
   std::erase_if(lists_, [id](const auto& list) { return list.first.first == id; });
+  std::erase_if(drains_, [id](const auto& drain) { return drain.first == id; });
   const int pid = static_cast<int>(client.session->peer_pid());
   if (client.opened) {
     LOG_INFO("session %" PRIu64 " pid %d closed: %s", id, pid, reason.c_str());
@@ -99,7 +100,8 @@ void LocalServer::OnFrame(SessionId id, const local::FrameHeader& header, std::s
   const bool reads = header.type == local::Type::kLatest || header.type == local::Type::kViewOpen ||
                      header.type == local::Type::kViewRepair || header.type == local::Type::kViewClose;
   const bool looks = header.type == local::Type::kAdmin || header.type == local::Type::kTrace ||
-                     header.type == local::Type::kRejoin || header.type == local::Type::kQuarantine;
+                     header.type == local::Type::kRejoin || header.type == local::Type::kQuarantine ||
+                     header.type == local::Type::kDrain;
   if (client.state == State::kAdmin && !looks && !reads)
     return Reply(client, header.request, Code::kInvalidArgument,
                  "a session of kind admin has no rank to do that for");

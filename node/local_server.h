@@ -11,6 +11,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <string_view>
 
@@ -43,6 +44,8 @@ class LocalServer {
     std::function<MembershipReport()> membership;    // likewise
     // `ropeteam rejoin`.
     std::function<Status(const std::string& coordinator, bool force)> rejoin;
+    // `ropeteam drain`; OnDrained() follows. 0: the daemon's own time.
+    std::function<void(TimeUs within_us)> drain;
     // What lies on storage, read off the loop's thread. The answer may come after the timeout, or never.
     std::function<void(uint32_t steps_max, TimeUs timeout_us, StorageListDone done)> list_storage;
     // Where ranks' device memory goes; null: the transport reads none. Must outlive the server, and be
@@ -62,6 +65,8 @@ class LocalServer {
   // The job's settings, from the first view on; hellos and reports use them.
   void SetSettings(const JobSettings& settings);
   void OnAnswer(const Answer& answer);
+  // Answers those that have drained this node, or wait for it.
+  void OnDrained(const std::string& json);
   // Requests that this server answers by itself have deadlines, too.
   TimeUs NextTimer() const;  // EventLoop::kNever: there are none
   void OnTimer(TimeUs now);
@@ -109,6 +114,7 @@ class LocalServer {
   bool OnStorageList(SessionId id, RequestId request, std::string_view payload);
   bool OnAdmin(SessionId id, Client& client, RequestId request, std::string_view payload);
   bool OnRejoin(Client& client, RequestId request, std::string_view payload);
+  bool OnDrain(SessionId id, Client& client, RequestId request, std::string_view payload);
   DaemonFacts Facts() const;                     // of now
   static TimeUs TimeoutUs(uint64_t timeout_ms);  // as the protocol has it, clamped to a day
   void AnswerAdmin(Client& client, const Answer& answer);
@@ -126,6 +132,7 @@ class LocalServer {
   std::map<SessionId, Client> clients_;
   // Listings of storage that are awaited, and their deadlines.
   std::map<std::pair<SessionId, RequestId>, TimeUs> lists_;
+  std::set<std::pair<SessionId, RequestId>> drains_;  // to be answered when this node leaves
   // Alive while this server is: what was posted to the loop looks at it first.
   std::shared_ptr<int> alive_ = std::make_shared<int>(0);
 };

@@ -2,7 +2,7 @@
 //
 // ropeteamd. Exit codes: 0 ended by a signal, or --help, --version and --list-devices; 1 it could not start
 // or go on; 2 a wrong or missing option; 3 the job will not have this node; 4 no coordinator has answered within
-// --join-timeout; 128 + n ended by signal n before it was ready, or by a second one a second or more after the first.
+// --join-timeout; 5 and 6 it was drained (node/drain.h); 128 + n ended by signal n before it was ready, or by a second one a second or more after the first.
 
 #include <malloc.h>
 #include <unistd.h>
@@ -48,7 +48,7 @@ int main(int argc, char** argv) {
   ropeteam::Daemon daemon(options);
   options.job_keys.clear();
   const ropeteam::Status ended = daemon.Run();
-  int code = 0;
+  int code = daemon.drained();
   if (!ended.ok()) {
     LOG_ERROR("%s", ended.ToString().c_str());
     // The log may go to a file: the program that started it sees why on stderr as well.

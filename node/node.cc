@@ -9,6 +9,7 @@
 #include "core/base/log.h"
 #include "core/base/sizes.h"
 #include "core/shard/manifest.h"
+#include "node/drain.h"
 #include "node/local_socket.h"
 #include "storage/audit/audit.h"
 #include "storage/sinks.h"
@@ -235,6 +236,9 @@ Status Node::InitLocal() {
   config.membership = [this] {
     return watch_ == nullptr ? MembershipReport{} : watch_->Report(EventLoop::Now(), control_->Unreached());
   };
+  config.drain = [this](TimeUs within_us) {
+    if (drain_asked_) drain_asked_(within_us);
+  };
   config.rejoin = [this](const std::string& coordinator, bool force) { return Rejoin(coordinator, force); };
   local_ = std::make_unique<LocalServer>(
       loop_, std::move(config), [this](const auto& input) { Drive(input); },
@@ -250,6 +254,32 @@ void Node::UseWatch(CoordinatorWatch* watch, Relocate relocate) {
   watch_ = watch;
   relocate_ = std::move(relocate);
   OnContact();
+}
+
+void Node::UseDrain(DrainAsked asked, OnDrained drained) {
+  drain_asked_ = std::move(asked);
+  on_drained_ = std::move(drained);
+}
+
+void Node::Drain(TimeUs until) {
+  drain_until_ = std::min(drain_until_, until);
+  Drive([](Engine& engine, TimeUs now) { engine.OnDrain(now); });
+}
+
+DrainReport Node::EndDrain() {
+  const DrainReport report = engine_->drain();
+  local_->OnDrained(DrainJson(report, true));
+  return report;
+}
+
+void Node::LookAtDrain(TimeUs now) {
+  if (drain_until_ == EventLoop::kNever || !on_drained_) return;
+  const DrainReport report = engine_->drain();
+  // The others need a leader and a coordinator until they have left.
+  const bool last = engine_->is_leader() || (watch_ != nullptr && !options_.coordinator_listen.empty() &&
+                                             watch_->Registered() == options_.coordinator_listen);
+  if ((report.done && !(last && report.others_leave)) || drain_until_ <= now)
+    std::exchange(on_drained_, nullptr)(report);
 }
 
 void Node::OnContact() {
@@ -373,6 +403,7 @@ void Node::Drive(const std::function<void(Engine&, TimeUs)>& input) {
   carrying_ = false;
   if (storage_ != nullptr) storage_->SetUrgent(transfers_ != 0 || engine_->saving());
   stats_.AfterInput(EventLoop::Now(), *engine_);
+  LookAtDrain(EventLoop::Now());
   ArmTimer();
 }
 
@@ -401,6 +432,7 @@ void Node::ArmTimer() {
   TimeUs next = std::min(engine_->NextTimer(), local_->NextTimer());
   if (storage_ != nullptr) next = std::min(next, storage_look_at_);
   next = std::min(next, ask_at_);
+  if (on_drained_) next = std::min(next, drain_until_);
   loop_->SetTimer(next, [this] {
     Drive([this](Engine& engine, TimeUs now) {
       engine.OnTimer(now);

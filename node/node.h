@@ -41,6 +41,11 @@ class Node {
   // Membership::Relocate().
   using Relocate = std::function<void(const std::string& coordinator, bool now)>;
 
+  // `ropeteam drain` asks for a drain within that time, 0: the daemon's own.
+  using DrainAsked = std::function<void(TimeUs within_us)>;
+  // This node is to leave now. Once.
+  using OnDrained = std::function<void(const DrainReport& report)>;
+
   // Opens the data path: CreateFabric(), or what a test has in its place.
   using OpenFabric = std::function<Result<FabricChoice>(const FabricConfig& config)>;
 
@@ -58,6 +63,13 @@ class Node {
 
   // Before Listen(): what this node knows of its coordinator, over its lives. Both must outlive the Node.
   void UseWatch(CoordinatorWatch* watch, Relocate relocate);
+  // Before Listen(). The callbacks must not destroy the Node.
+  void UseDrain(DrainAsked asked, OnDrained drained);
+  // Has what this node holds copied to others. OnDrained comes when that is done, or then (EventLoop::Now()); a later call may make
+  // it earlier.
+  void Drain(TimeUs until);
+  // Tells who waits for the end of a drain, and returns what was reached.
+  DrainReport EndDrain();
   // Listens for ranks.
   Status Listen();
   const Member& self() const { return self_; }
@@ -97,6 +109,7 @@ class Node {
   void ArmTimer();
   void LookAtStorage(Engine& engine, TimeUs now);
   void LookForCoordinator(TimeUs now);
+  void LookAtDrain(TimeUs now);
   void OnTold(const std::string& coordinator);
   Status Rejoin(const std::string& coordinator, bool force);
   void OnControlMessage(NodeId from, std::string envelope);
@@ -122,7 +135,10 @@ class Node {
   TimeUs ask_at_ = EventLoop::kNever;  // where the coordinator is
   std::string told_;                   // by a member, last; for the log
   uint64_t transfers_ = 0;             // under way
-  Status storage_trouble_;             // why there is none though the job has storage
+  DrainAsked drain_asked_;
+  OnDrained on_drained_;
+  TimeUs drain_until_ = EventLoop::kNever;
+  Status storage_trouble_;  // why there is none though the job has storage
   std::unique_ptr<DataPlane> data_;
   std::string fallback_;  // why RDMA was passed over; empty when it was not
   std::unique_ptr<ControlPlane> control_;

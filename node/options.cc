@@ -41,10 +41,12 @@ struct Texts {
                                            log_level = "info", log_file;
   std::string storage, persist_every = "0", persist_rate = "0", keep_on_storage = "0", keep_every = "0";
   std::string keep_best, keep_within, audit_log, restore_from, metrics, join_timeout = "0";
+  std::string notice, notice_endpoint, notice_seconds = "30";
   std::string membership = "standalone", etcd_ca, etcd_cert, etcd_key, etcd_password_file;
   bool embed = false, no_embed = false, arena_reset = false, version = false, require_rdma = false;
   std::string job_key_file, tls_cert, tls_key, tls_ca, tls_name;
   bool list_devices = false, json = false, take_over_storage = false, insecure = false, supervised = false;
+  bool drain_on_term = false;
 };
 
 void Declare(CLI::App& app, Texts& t) {
@@ -158,6 +160,16 @@ void Declare(CLI::App& app, Texts& t) {
   app.add_option("--join-timeout", t.join_timeout,
                  "be ready only as a member of the job, and end with 4 after so many seconds without a "
                  "coordinator; 0: be ready without [0]");
+  app.add_flag("--drain-on-term", t.drain_on_term,
+               "on SIGTERM, copy what is held here to other nodes before leaving (ropeteam drain)");
+  app.add_option("--notice-seconds", t.notice_seconds,
+                 "how long a drain may take; then the node leaves with what was reached [30]");
+  app.add_option(
+      "--notice", t.notice,
+      "drain when this says that the machine is to be taken away: file:PATH (it exists), cmd:COMMAND "
+      "(it ends with 0), aws, gcp or azure (the instance's metadata) [nothing]");
+  app.add_option("--notice-endpoint", t.notice_endpoint,
+                 "http://HOST[:PORT] of the instance's metadata [the cloud's own]");
   app.add_option("--log-level", t.log_level, "trace, debug, info, warning, error, off [info]");
   app.add_option("--log-file", t.log_file, "log there, in up to 4 files of 64 MiB, and not to stderr");
   app.add_flag("--version", t.version, "print the version and exit");
@@ -519,6 +531,10 @@ Status CheckTimes(const Texts& t, Options* o) {
   o->supervised = t.supervised;
   ROPETEAM_RETURN_IF_ERROR(
       Count("--join-timeout", t.join_timeout, 0, kJoinTimeoutSecondsMax, &o->join_timeout_s));
+  o->drain_on_term = t.drain_on_term;
+  ROPETEAM_RETURN_IF_ERROR(
+      Count("--notice-seconds", t.notice_seconds, 1, kNoticeSecondsMax, &o->notice_seconds));
+  ROPETEAM_RETURN_IF_ERROR(ParseNotice(t.notice, t.notice_endpoint, &o->notice));
   if (!ParseLogLevel(t.log_level, &o->log_level))
     return Error(Code::kInvalidArgument,
                  "--log-level \"%.80s\" is not trace, debug, info, warning, error or off",

@@ -18,12 +18,14 @@
 #include "membership/credentials/tls_files.h"
 #include "membership/etcd/etcd.h"
 #include "membership/messages.h"
+#include "node/notice_watch.h"
 #include "storage/retention/retention.h"
 
 namespace ropeteam {
 
 inline constexpr uint32_t kCheckThreadsMax = 64;
 inline constexpr uint32_t kJoinTimeoutSecondsMax = 86400;  // a day: nobody waits longer for a first node
+inline constexpr uint32_t kNoticeSecondsMax = 86400;
 inline constexpr size_t kDevicesMax = 16;  // rails of one node; the largest machines have eight
 inline constexpr int kGidIndexMax = 255;   // ports have tables of up to 256
 inline constexpr uint64_t kPersistEveryMax = 1'000'000'000;  // steps, or thirty years of seconds
@@ -93,6 +95,9 @@ struct Options {
   bool supervised = false;  // that descriptor stays open, for what node/supervisor_link.h lists
   uint32_t join_timeout_s =
       0;  // the ready line waits for the first view, at most this long; 0: it does not wait
+  bool drain_on_term = false;    // SIGTERM drains this node
+  uint32_t notice_seconds = 30;  // a drain takes no longer
+  NoticeSource notice;           // what says that this machine is to be taken away
   LogLevel log_level = LogLevel::kInfo;
   std::string log_file;  // empty: stderr
 };

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "api/client/local_protocol.h"
+#include "node/drain.h"
 
 namespace ropeteam {
 namespace {
@@ -104,6 +105,7 @@ Json ToJson(const NodeReport& n) {
           {"counters", ToJson(n.counters)},
           {"scrub", ToJson(n.scrub)},
           {"has_lease", n.has_lease},
+          {"leaving", n.leaving},
           {"lost_links", std::move(lost_links)}};
 }
 
@@ -159,6 +161,7 @@ Json ToJson(const DaemonFacts& f) {
           {"rdma", f.capabilities.rdma},
           {"dmabuf", f.capabilities.dmabuf},
           {"rdma_fallback", f.fallback},
+          {"drain", f.drain.begun ? Json::parse(DrainJson(f.drain, false)) : Json()},
           {"membership", ToJson(f.membership)}};
 }
 

@@ -44,6 +44,7 @@ struct DaemonFacts {
   uint32_t replicas = 0;
   uint32_t keep_steps = 0;
   MembershipReport membership;
+  DrainReport drain;
 };
 
 // The objects of a shard whose manifest lies on this node.

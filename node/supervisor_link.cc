@@ -38,6 +38,10 @@ void SupervisorLink::Alive() {
   if (supervised_) Write("alive\n");
 }
 
+void SupervisorLink::Draining(uint64_t seconds) {
+  if (supervised_) Write("draining " + std::to_string(seconds) + "\n");
+}
+
 void SupervisorLink::Ready(const std::string& line) {
   Write(line);
   if (!supervised_) fd_.reset();

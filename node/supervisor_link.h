@@ -6,6 +6,7 @@
 //   note TEXT                   for the terminal
 //   ropeteamd ready …           ranks may connect
 //   starting                    the daemon begins again over the same arena: minutes may pass before the next line
+//   draining SECONDS            the daemon leaves the job within that time, and is not to be started again
 //   alive                       once a second from the thread that serves ranks, so one that hangs is noticed
 //
 // Without --supervised there is the ready line alone, and the descriptor is closed behind it. Lines are written whole or
@@ -35,6 +36,7 @@ class SupervisorLink {
   void Note(const std::string& text);
   void Starting();
   void Alive();
+  void Draining(uint64_t seconds);
   void Ready(const std::string& line);  // `line` ends in a newline
 
  private:

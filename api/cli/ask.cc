@@ -48,7 +48,7 @@ Result<AskOptions> ParseAskOptions(const std::vector<std::string>& arguments, Ta
     }
     const bool wants_value = argument == "--socket" || argument == "--job" || argument == "--node" ||
                              argument == "--timeout" || argument == "--count" || argument == "--output" ||
-                             argument == "--coordinator";
+                             argument == "--coordinator" || argument == "--notice-seconds";
     if (wants_value && !has_value) {
       if (i + 1 == arguments.size())
         return Error(Code::kInvalidArgument, "%s has no value", argument.c_str());
@@ -62,6 +62,8 @@ Result<AskOptions> ParseAskOptions(const std::vector<std::string>& arguments, Ta
       options.socket.node = value;
     } else if (argument == "--timeout") {
       ROPETEAM_RETURN_IF_ERROR(ParseSeconds("--timeout", value, &options.timeout_s));
+    } else if (argument == "--notice-seconds" && takes == Takes::kNotice) {
+      ROPETEAM_RETURN_IF_ERROR(ParseSeconds("--notice-seconds", value, &options.notice_s));
     } else if (argument == "--coordinator" && takes == Takes::kCoordinator) {
       options.coordinator = value;
     } else if (argument == "--force" && !has_value && takes == Takes::kCoordinator) {
@@ -84,7 +86,8 @@ Result<AskOptions> ParseAskOptions(const std::vector<std::string>& arguments, Ta
       options.local = true;
     } else if ((argument == "--help" || argument == "-h") && !has_value) {
       options.help = true;
-    } else if (takes != Takes::kWatch && !argument.starts_with("-") && !options.has_step) {
+    } else if (takes != Takes::kWatch && takes != Takes::kNotice && !argument.starts_with("-") &&
+               !options.has_step) {
       ROPETEAM_RETURN_IF_ERROR(ParseNumber("step", argument, &options.step));
       options.has_step = true;
     } else {
@@ -95,16 +98,12 @@ Result<AskOptions> ParseAskOptions(const std::vector<std::string>& arguments, Ta
   return options;
 }
 
-namespace {
-
 Result<std::unique_ptr<AdminClient>> Connect(const AskOptions& options, int64_t* timeout_ms) {
   *timeout_ms = static_cast<int64_t>(options.timeout_s * 1000);
   const Result<std::string> socket = ChooseSocket(options.socket, *timeout_ms);
   if (!socket.ok()) return socket.status();
   return AdminClient::Connect(*socket, *timeout_ms);
 }
-
-}  // namespace
 
 Result<std::string> Ask(const AskOptions& options, local::AdminCommand command) {
   int64_t timeout_ms = 0;

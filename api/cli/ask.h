@@ -6,11 +6,13 @@
 #define ROPETEAM_API_CLI_ASK_H_
 
 #include <cstdint>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "api/cli/sockets.h"
+#include "api/client/admin_client.h"
 #include "api/client/local_protocol.h"
 #include "core/base/status.h"
 
@@ -31,11 +33,12 @@ struct AskOptions {
   bool undo = false;         // quarantine
   bool has_step = false;     // ls, verify, trace
   Step step = 0;
-  std::string output;  // trace
+  std::string output;   // trace
+  double notice_s = 0;  // drain; 0: the daemon's own
   bool help = false;
 };
 
-enum class Takes { kStep, kWatch, kStepAndOutput, kCoordinator, kStepAndUndo };
+enum class Takes { kStep, kWatch, kStepAndOutput, kCoordinator, kStepAndUndo, kNotice };
 
 // kInvalidArgument: an unknown option, a bad value.
 Result<AskOptions> ParseAskOptions(const std::vector<std::string>& arguments, Takes takes);
@@ -47,6 +50,9 @@ Status AskToRejoin(const AskOptions& options);
 
 // Has options.step quarantined, or not any more. At kOk every node knows.
 Status AskToQuarantine(const AskOptions& options);
+
+// A connection to the daemon that the options name.
+Result<std::unique_ptr<AdminClient>> Connect(const AskOptions& options, int64_t* timeout_ms);
 
 // Prints an answer as it is (--json) or as `render` has it, and returns the exit code that `judge` has for it. An error,
 // of `judge` too, is printed in place of the answer.

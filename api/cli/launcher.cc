@@ -219,6 +219,9 @@ const std::vector<std::string>& ValueOptions() {
                                                    "metrics",
                                                    "join-timeout",
                                                    "coordinator-listen",
+                                                   "notice",
+                                                   "notice-seconds",
+                                                   "notice-endpoint",
                                                    "membership",
                                                    "etcd-ca",
                                                    "etcd-cert",
@@ -228,9 +231,9 @@ const std::vector<std::string>& ValueOptions() {
 }
 
 const std::vector<std::string>& FlagOptions() {
-  static const std::vector<std::string> options = {"arena-reset",          "embed-coordinator",
-                                                   "no-embed-coordinator", "require-rdma",
-                                                   "take-over-storage",    "insecure"};
+  static const std::vector<std::string> options = {
+      "arena-reset",       "embed-coordinator", "no-embed-coordinator", "require-rdma",
+      "take-over-storage", "insecure",          "drain-on-term"};
   return options;
 }
 

@@ -24,6 +24,7 @@ constexpr char kHelp[] =
     "  verify URL [STEP]           read every file of a step on storage\n"
     "  rejoin --coordinator HOST:PORT   tell a node where the coordinator runs now\n"
     "  quarantine STEP [--undo]    have latest offer an older step than this one\n"
+    "  drain                       copy what this node holds to the others, and leave the job\n"
     "  export STEP DIR [--storage URL]  copy a step from memory, or from storage\n"
     "  import DIR                       save a step from storage into a running job\n"
     "  prune URL --dry-run|--yes …      remove steps from storage, by rules\n"
@@ -65,6 +66,7 @@ constexpr Command kCommands[] = {
     {"verify", VerifyEither},
     {"rejoin", ropeteam::cli::RejoinCommand},
     {"quarantine", ropeteam::cli::QuarantineCommand},
+    {"drain", ropeteam::cli::DrainCommand},
     {"export", ropeteam::cli::StorageExportCommand},
     {"import", ropeteam::cli::StorageImportCommand},
     {"prune", ropeteam::cli::StoragePruneCommand},

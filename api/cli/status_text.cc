@@ -148,6 +148,8 @@ std::string Troubles(const Json& nodes) {
   std::string text;
   for (const Json& node : nodes) {
     const std::string name = node.at("name").get<std::string>();
+    if (node.value("leaving", false))
+      text += name + " is drained: no save begins there, and it leaves the job\n";
     if (!node.value("has_lease", true))
       text += name +
               " has no lease: it does not reach the coordinator, or the coordinator has just begun or does "

@@ -32,6 +32,8 @@ constexpr size_t kLineBytesMax =
 // Starting it again would fail in the same way, or throw that one out in turn.
 constexpr int kExitUsage = 2;
 constexpr int kExitRefused = 3;
+// A daemon that was drained: node/drain.h.
+constexpr int kExitsDrained[] = {0, 5, 6};
 constexpr int kPassedOn[] = {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
 
 uint64_t NowUs() {
@@ -105,6 +107,7 @@ Status Supervisor::SpawnDaemon(const std::vector<std::string>& program) {
   }
   daemon_ = child;
   daemon_started_us_ = NowUs();
+  draining_until_us_ = 0;
   hang_watch_.Starting();
   return OkStatus();
 }
@@ -157,6 +160,11 @@ void Supervisor::OnLine(const std::string& line) {
   if (line == "starting") return hang_watch_.Starting();
   if (line == "alive") return hang_watch_.Alive();
   if (line.starts_with("progress ")) return OnProgress(line);
+  constexpr std::string_view kDraining = "draining ";
+  if (line.starts_with(kDraining)) {
+    draining_until_us_ = NowUs() + std::strtoull(line.c_str() + kDraining.size(), nullptr, 10) * 1'000'000;
+    return;
+  }
   if (line.starts_with("note "))
     std::fprintf(stderr, "ropeteam run: %s\n", line.c_str() + 5);
   else if (ready_line_.empty())
@@ -228,8 +236,12 @@ void Supervisor::Reap() {
 void Supervisor::OnDaemonEnded(int status) {
   daemon_ = 0;
   daemon_exit_code_ = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+  ReadDaemon();
   if (command_ == 0 || command_ended_) return;
-  if (daemon_exit_code_ == kExitUsage || daemon_exit_code_ == kExitRefused) {
+  const bool drained = draining_until_us_ != 0 &&
+                       std::find(std::begin(kExitsDrained), std::end(kExitsDrained), daemon_exit_code_) !=
+                           std::end(kExitsDrained);
+  if (drained || daemon_exit_code_ == kExitUsage || daemon_exit_code_ == kExitRefused) {
     std::fprintf(stderr,
                  "ropeteam run: ropeteamd %s and is not started again; the command goes on without it\n",
                  Describe(status).c_str());
@@ -285,19 +297,22 @@ int Supervisor::RunCommand(const std::map<std::string, std::string>& environment
 
 void Supervisor::StopDaemon() {
   if (daemon_ == 0) return;
+  // A job that is done has nothing to save: SIGINT never drains.
+  const bool job_is_done = command_ != 0 && command_ended_ && command_status_ == 0;
   command_ended_ = true;  // no restart from here on
-  kill(daemon_, SIGTERM);
-  const uint64_t deadline = NowUs() + kStopTimeoutUs;
+  kill(daemon_, job_is_done ? SIGINT : SIGTERM);
+  const uint64_t begun = NowUs();
   while (daemon_ != 0) {
     siginfo_t info{};
-    if (NextSignal(deadline, &info)) {
+    if (NextSignal(NowUs() + kReadyPollUs, &info)) {
       if (info.si_signo == SIGCHLD) Reap();
       continue;
     }
-    if (NowUs() < deadline) continue;
+    ReadDaemon();  // it may drain first (--drain-on-term)
+    if (NowUs() < std::max(begun, draining_until_us_) + kStopTimeoutUs) continue;
     std::fprintf(stderr,
                  "ropeteam run: ropeteamd did not end within %.0f s, killing it; what was sealed stays\n",
-                 static_cast<double>(kStopTimeoutUs) / 1e6);
+                 static_cast<double>(NowUs() - begun) / 1e6);
     kill(daemon_, SIGKILL);
     waitpid(daemon_, nullptr, 0);
     daemon_ = 0;

@@ -91,6 +91,7 @@ class Supervisor {
   uint64_t daemon_started_us_ = 0;
   uint64_t restart_at_us_ = UINT64_MAX;
   uint64_t backoff_us_ = 0;
+  uint64_t draining_until_us_ = 0;  // the daemon leaves the job until then; 0: it stays
 };
 
 }  // namespace ropeteam::cli

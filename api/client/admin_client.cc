@@ -40,6 +40,15 @@ Result<local::TraceReply> AdminClient::Trace(const local::Trace& request) {
   return reply;
 }
 
+Result<std::string> AdminClient::Drain(const local::Drain& request, int64_t timeout_ms) {
+  FrameBuffers buffers;
+  local::AdminReply reply;
+  const int64_t bounded = std::clamp<int64_t>(timeout_ms, 0, kAdminTimeoutMaxMs);
+  ROPETEAM_RETURN_IF_ERROR(link_->channel->Call(Type::kDrain, request, Type::kAdminReply, &reply,
+                                                Deadline::In(bounded), &buffers));
+  return std::move(reply.json);
+}
+
 Status AdminClient::Rejoin(const local::Rejoin& request, int64_t timeout_ms) {
   FrameBuffers buffers;
   local::Reply reply;

@@ -37,6 +37,9 @@ class AdminClient {
   // The step is not offered by latest any more, or, if `undo`, is again. kNotFound: there is no such step.
   Status Quarantine(const local::Quarantine& request);
 
+  // Has the node leave the job, and waits until it does: the answer's JSON text says what was saved. Waits at most `timeout_ms`.
+  Result<std::string> Drain(const local::Drain& request, int64_t timeout_ms);
+
   // What the daemon said of itself; `incarnation` is 0.
   const local::HelloReply& hello() const { return link_->hello; }
 

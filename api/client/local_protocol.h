@@ -11,7 +11,7 @@
 // Order: the first request is Hello. The answer's ancillary data (SCM_RIGHTS) carries one descriptor, of the
 // arena, opened for reading and writing; the client maps its chunks, once, and not the tables before them.
 // Requests of one connection are handled in order; answers that have to wait for the world (kWait, kLatest,
-// kViewOpen, kViewRepair, kStorageList, kTrace, kAdmin) come when they can, out of order.
+// kViewOpen, kViewRepair, kStorageList, kTrace, kAdmin, kDrain) come when they can, out of order.
 //
 // Device memory: a rank may hand over a descriptor of its GPU's memory (kGpuBuffer, with SCM_RIGHTS beside
 // its frame) and then say that chunks of a save are to be found there as well (kSaveDirect), before they have
@@ -90,6 +90,8 @@ enum class Type : uint16_t {
   kTraceReply = 27,
   kRejoin = 28,      // of kind kAdmin; answered by kReply: at kOk the daemon looks for the coordinator there
   kQuarantine = 29,  // of kind kAdmin; answered by kReply: at kOk every node knows
+  // Of kind kAdmin; answered by kAdminReply when the node leaves, and the connection ends behind it.
+  kDrain = 30,
 };
 
 struct FrameHeader {
@@ -289,6 +291,11 @@ struct Admin {
   Step step = 0;
   uint64_t timeout_ms = 0;
   auto Fields() { return std::tie(command, has_step, step, timeout_ms); }
+};
+// The node is to leave the job: what it holds is copied to others first. kNode tells how far that is.
+struct Drain {
+  uint64_t within_ms = 0;  // it leaves then at the latest; 0: as the daemon was told (--notice-seconds)
+  auto Fields() { return std::tie(within_ms); }
 };
 struct AdminReply {
   std::string json;

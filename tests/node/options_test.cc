@@ -350,6 +350,33 @@ TEST_F(ConfigFile, OfAnyBytesIsAnErrorThatATerminalCanShow) {
     EXPECT_TRUE(std::isprint(static_cast<unsigned char>(c))) << int{c};
 }
 
+TEST(Options, NoticesAreReadAndNamedWhenTheyAreWrong) {
+  const Parsed file =
+      Parse({"--job=j", "--notice=file:/run/notice", "--notice-seconds=110", "--drain-on-term"});
+  ASSERT_TRUE(file.status.ok()) << file.status.ToString();
+  EXPECT_EQ(file.options.notice.kind, NoticeSource::Kind::kFile);
+  EXPECT_EQ(file.options.notice.what, "/run/notice");
+  EXPECT_EQ(file.options.notice_seconds, 110u);
+  EXPECT_TRUE(file.options.drain_on_term);
+  EXPECT_EQ(Parse({"--job=j", "--notice=cmd:test -e x"}).options.notice.what, "test -e x");
+  const Parsed none = Parse({"--job=j"});
+  EXPECT_EQ(none.options.notice.kind, NoticeSource::Kind::kNone);
+  EXPECT_EQ(none.options.notice_seconds, 30u);
+  EXPECT_FALSE(none.options.drain_on_term);
+  const auto refused = [](std::vector<const char*> arguments) {
+    arguments.push_back("--job=j");
+    return Parse(arguments).status.message();
+  };
+  for (const char* bad : {"--notice=oracle", "--notice=file:", "--notice=file:relative", "--notice=cmd:"})
+    EXPECT_THAT(refused({bad}), HasSubstr("is not file:/PATH, cmd:COMMAND, aws, gcp or azure")) << bad;
+  EXPECT_THAT(refused({"--notice-seconds=0"}), HasSubstr("from 1 to 86400"));
+  for (const std::vector<const char*>& bad :
+       {std::vector<const char*>{"--notice=cmd:x", "--notice-endpoint=http://127.0.0.1:1"},
+        {"--notice=aws", "--notice-endpoint=https://127.0.0.1:1"},
+        {"--notice=aws", "--notice-endpoint=http://127.0.0.1:1/"}})
+    EXPECT_THAT(refused(bad), HasSubstr("is not http://HOST[:PORT]")) << bad.back();
+}
+
 TEST(Sizes, AreReadAsPeopleWriteThem) {
   const auto parse = [](const char* text) {
     uint64_t bytes = 0;

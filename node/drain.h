@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a drain has come to (core/engine/drainer.h), for people, scripts and exit codes. Pure functions.
+
+#ifndef ROPETEAM_NODE_DRAIN_H_
+#define ROPETEAM_NODE_DRAIN_H_
+
+#include <string>
+
+#include "core/engine/report.h"
+
+namespace ropeteam {
+
+// Exit codes of a daemon that has left in a drain, and of `ropeteam drain`; docs/operations.md has them. 0: all is safe.
+inline constexpr int kExitDrainedPartly = 5;  // the newest committed step is, and something is missing
+inline constexpr int kExitDrainedUnsafe =
+    6;  // that step cannot be restored without this node, or nobody can tell
+
+// As it would be if the node left now.
+int DrainExitCode(const DrainReport& report);
+// One sentence of the same.
+std::string DrainText(const DrainReport& report);
+// Both, and the report's numbers. `left`: the node leaves now.
+std::string DrainJson(const DrainReport& report, bool left);
+
+}  // namespace ropeteam
+
+#endif  // ROPETEAM_NODE_DRAIN_H_
