@@ -17,6 +17,13 @@ uint32_t ChunkAt(const std::vector<Extent>& extents, uint64_t index) {
   return 0;
 }
 
+std::vector<uint32_t> PlainCrcs(const Encryption& encryption, const std::vector<uint32_t>& crcs) {
+  if (encryption.tags.empty()) return crcs;
+  std::vector<uint32_t> plain;
+  for (const ChunkTag& tag : encryption.tags) plain.push_back(tag.crc);
+  return plain;
+}
+
 uint64_t ContentDigest(const ShardMeta& meta, const std::vector<uint32_t>& crcs) {
   const std::array<uint64_t, 4> shape = {meta.stream_bytes, meta.manifest_offset, meta.object_count,
                                          meta.world_size};

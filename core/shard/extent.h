@@ -7,6 +7,7 @@
 #ifndef ROPETEAM_CORE_SHARD_EXTENT_H_
 #define ROPETEAM_CORE_SHARD_EXTENT_H_
 
+#include <array>
 #include <cstdint>
 #include <tuple>
 #include <vector>
@@ -66,7 +67,34 @@ struct ShardMeta {
   friend bool operator==(const ShardMeta&, const ShardMeta&) = default;
 };
 
-// What tells two shards of one name apart: the size, the manifest's place and every chunk's checksum. Two copies
+// What lies in an arena of a job that encrypts its replicas (docs/security.md). One key and nonce encrypt one plaintext only:
+// the key is derived from the salt, which is drawn once for each shard that is saved or read from storage, and the nonce is
+// the chunk's number. So every encrypted copy of a shard has the same bytes.
+struct EncryptionSalt {
+  std::array<uint64_t, 2> instance{};  // random, of the engine that drew it
+  uint64_t count = 0;                  // of those that it drew; 0: none
+  auto Fields() { return std::tie(instance[0], instance[1], count); }
+  friend bool operator==(const EncryptionSalt&, const EncryptionSalt&) = default;
+};
+// Of one encrypted chunk; stored in the arena.
+struct ChunkTag {
+  std::array<uint64_t, 2> tag{};  // GCM's
+  uint32_t crc = 0;               // CRC32C of the plaintext
+  uint32_t zero = 0;
+  auto Fields() { return std::tie(tag[0], tag[1], crc); }
+  friend bool operator==(const ChunkTag&, const ChunkTag&) = default;
+};
+static_assert(sizeof(ChunkTag) == 24);
+struct Encryption {
+  EncryptionSalt salt;         // none where the job does not encrypt
+  std::vector<ChunkTag> tags;  // one a chunk; empty: the bytes are plaintext
+  auto Fields() { return std::tie(salt, tags); }
+  friend bool operator==(const Encryption&, const Encryption&) = default;
+};
+// The checksums of the plaintext, where `crcs` are those of the bytes as they lie.
+std::vector<uint32_t> PlainCrcs(const Encryption& encryption, const std::vector<uint32_t>& crcs);
+
+// What tells two shards of one name apart: the size, the manifest's place and every chunk's checksum (of the plaintext). Two copies
 // of one shard have the same; two shards have the same once in 2^64 by chance (not if somebody wants them to).
 uint64_t ContentDigest(const ShardMeta& meta, const std::vector<uint32_t>& crcs);
 

@@ -21,6 +21,8 @@ struct Store::Found {
   arena::SlotState state;
   std::vector<uint32_t> chunks;
   std::vector<uint32_t> crcs;
+  Encryption encryption;
+  uint64_t content() const { return ContentDigest(arena::MetaOf(slot), PlainCrcs(encryption, crcs)); }
   ShardId id() const { return {slot.incarnation, slot.step, slot.rank}; }
 };
 
@@ -64,9 +66,14 @@ Result<arena::Layout> Store::CheckSuperblock(std::span<const std::byte> memory, 
                  crc);
   }
   // Behind the checksum, so that a flipped bit is not taken for another version, job or size.
-  if (superblock.version != arena::kArenaVersion) {
+  const uint32_t version = identity.encrypted ? arena::kEncryptedArenaVersion : arena::kArenaVersion;
+  if (superblock.version == (identity.encrypted ? arena::kArenaVersion : arena::kEncryptedArenaVersion)) {
+    return Error(Code::kInvalidArgument, "arena was made %s --encrypt-replicas, this daemon was started %s",
+                 identity.encrypted ? "without" : "with", identity.encrypted ? "with" : "without");
+  }
+  if (superblock.version != version) {
     return Error(Code::kUnsupported, "arena of format version %u, this build reads %u", superblock.version,
-                 arena::kArenaVersion);
+                 version);
   }
   const std::string job(superblock.job, std::min<size_t>(superblock.job_length, arena::kJobBytesMax));
   const std::string node(superblock.node, std::min<size_t>(superblock.node_length, kNodeNameBytesMax));
@@ -88,7 +95,7 @@ Result<arena::Layout> Store::CheckSuperblock(std::span<const std::byte> memory, 
                  superblock.memory_bytes, memory.size());
   }
   arena::Layout layout;
-  if (arena::IsChunkBytes(chunk_bytes)) layout = arena::LayoutFor(memory.size(), chunk_bytes);
+  if (arena::IsChunkBytes(chunk_bytes)) layout = arena::LayoutFor(memory.size(), chunk_bytes, identity.encrypted);
   if (layout.chunk_count == 0 || layout.chunk_count > arena::kChunksMax ||
       layout.chunk_count != superblock.chunk_count || layout.slots_begin != superblock.slots_begin ||
       layout.descriptors_begin != superblock.descriptors_begin ||
@@ -115,10 +122,14 @@ Status Store::ReadSlot(uint32_t index, Found* found) const {
                  slot.chunk_count, chunk_count_, slot.stream_bytes);
   }
   // The table is put right from what the Store knows of a shard, and the digest covers every byte of the slot.
-  arena::Slot known = arena::SlotFor(arena::MetaOf(slot), slot.generation, index, slot.chunk_count);
+  arena::Slot known = arena::SlotFor(arena::MetaOf(slot), slot.generation, index, slot.chunk_count,
+                                    tags_begin_ != 0 ? slot.salt : EncryptionSalt(),
+                                    tags_begin_ != 0 && slot.encrypted == 1);
   known.state = slot.state;
   if (std::memcmp(&known, &slot, sizeof(slot)) != 0)
-    return Error(Code::kCorrupt, "has bytes that format version %u does not use", arena::kArenaVersion);
+    return Error(Code::kCorrupt, "has bytes that format version %u does not use",
+                 tags_begin_ != 0 ? arena::kEncryptedArenaVersion : arena::kArenaVersion);
+  found->encryption.salt = slot.salt;
   uint32_t chunk = index;
   for (uint32_t i = 0; i < slot.chunk_count; ++i) {
     if (chunk >= chunk_count_) {
@@ -128,12 +139,13 @@ Status Store::ReadSlot(uint32_t index, Found* found) const {
     const arena::ChunkDescriptor link = *descriptor(chunk);
     found->chunks.push_back(chunk);
     found->crcs.push_back(link.crc);
+    if (slot.encrypted == 1) found->encryption.tags.push_back(*tag(chunk));
     chunk = link.next;
   }
   if (chunk != arena::kChainEnd) {
     return Error(Code::kCorrupt, "chain does not end after %u chunks", slot.chunk_count);
   }
-  const uint32_t digest = arena::SlotDigest(slot, found->chunks, found->crcs);
+  const uint32_t digest = arena::SlotDigest(slot, found->chunks, found->crcs, found->encryption.tags);
   if (digest != found->state.digest) {
     return Error(Code::kCorrupt, "digest is 0x%08x, its bytes have 0x%08x", found->state.digest, digest);
   }
@@ -146,9 +158,10 @@ void Store::RejectOverlaps(const std::vector<Found>& found, std::vector<std::str
   constexpr uint32_t kNobody = UINT32_MAX;
   std::vector<uint32_t> owner(chunk_count_, kNobody);
   std::map<ShardId, uint32_t> by_id;
+  const auto name = [&](uint32_t i) { return "slot " + std::to_string(found[i].slot.first_chunk); };
   const auto reject = [&](uint32_t a, uint32_t b, const std::string& why) {
-    if ((*reasons)[a].empty()) (*reasons)[a] = why + " slot " + std::to_string(found[b].slot.first_chunk);
-    if ((*reasons)[b].empty()) (*reasons)[b] = why + " slot " + std::to_string(found[a].slot.first_chunk);
+    if ((*reasons)[a].empty()) (*reasons)[a] = why + " " + name(b);
+    if ((*reasons)[b].empty()) (*reasons)[b] = why + " " + name(a);
   };
   for (uint32_t i = 0; i < found.size(); ++i) {
     for (const uint32_t chunk : found[i].chunks) {
@@ -159,7 +172,15 @@ void Store::RejectOverlaps(const std::vector<Found>& found, std::vector<std::str
       }
     }
     const auto [it, inserted] = by_id.emplace(found[i].id(), i);
-    if (!inserted) reject(i, it->second, "is the same shard as");
+    if (inserted) continue;
+    // What a kill in Replace() leaves: both are whole.
+    if (found[i].content() == found[it->second].content() && tags_begin_ != 0) {
+      const bool later = found[i].slot.generation > found[it->second].slot.generation;
+      (*reasons)[later ? it->second : i] = "was replaced by " + (later ? name(i) : name(it->second));
+      if (later) it->second = i;
+    } else {
+      reject(i, it->second, "is the same shard as");
+    }
   }
 }
 
@@ -173,10 +194,12 @@ void Store::Install(Found found) {
   for (size_t i = 0; i < found.chunks.size(); ++i) {
     const uint32_t next = i + 1 < found.chunks.size() ? found.chunks[i + 1] : arena::kChainEnd;
     table_->descriptors[found.chunks[i]] = {next, found.crcs[i]};
+    if (!found.encryption.tags.empty()) table_->tags[found.chunks[i]] = found.encryption.tags[i];
   }
   table_->begins.emplace(found.chunks[0], shard.get());
+  shard->content = found.content();
   shard->crcs = std::move(found.crcs);
-  shard->content = ContentDigest(shard->meta, shard->crcs);
+  shard->encryption = std::move(found.encryption);
   for (const uint32_t chunk : found.chunks) {
     chunk_use_[chunk] = ChunkUse::kSealed;
     std::vector<Extent>& extents = shard->extents;

@@ -46,24 +46,28 @@ bool IsChunkBytes(uint64_t chunk_bytes) {
   return std::has_single_bit(chunk_bytes) && chunk_bytes >= kChunkBytesMin && chunk_bytes <= kChunkBytesMax;
 }
 
-Layout LayoutOf(uint64_t chunk_count, uint64_t chunk_bytes) {
+Layout LayoutOf(uint64_t chunk_count, uint64_t chunk_bytes, bool encrypted) {
   Layout layout;
   layout.chunk_count = chunk_count;
   layout.slots_begin = sizeof(Superblock);
   layout.descriptors_begin = layout.slots_begin + chunk_count * sizeof(Slot);
-  const uint64_t tables_end = layout.descriptors_begin + chunk_count * sizeof(ChunkDescriptor);
+  uint64_t tables_end = layout.descriptors_begin + chunk_count * sizeof(ChunkDescriptor);
+  if (encrypted) {
+    layout.tags_begin = tables_end;
+    tables_end += chunk_count * sizeof(ChunkTag);
+  }
   layout.chunks_begin = AlignUp(tables_end, std::min(chunk_bytes, kHugePageBytes));
   layout.end = layout.chunks_begin + chunk_count * chunk_bytes;
   return layout;
 }
 
-Layout LayoutFor(uint64_t memory_bytes, uint64_t chunk_bytes) {
+Layout LayoutFor(uint64_t memory_bytes, uint64_t chunk_bytes, bool encrypted) {
   if (memory_bytes < sizeof(Superblock)) return {};
   // Alignment costs less than a chunk, so the quotient is one too many at most.
-  uint64_t count =
-      (memory_bytes - sizeof(Superblock)) / (chunk_bytes + sizeof(Slot) + sizeof(ChunkDescriptor));
-  while (count > 0 && LayoutOf(count, chunk_bytes).end > memory_bytes) --count;
-  return count == 0 ? Layout{} : LayoutOf(count, chunk_bytes);
+  const uint64_t table = sizeof(Slot) + sizeof(ChunkDescriptor) + (encrypted ? sizeof(ChunkTag) : 0);
+  uint64_t count = (memory_bytes - sizeof(Superblock)) / (chunk_bytes + table);
+  while (count > 0 && LayoutOf(count, chunk_bytes, encrypted).end > memory_bytes) --count;
+  return count == 0 ? Layout{} : LayoutOf(count, chunk_bytes, encrypted);
 }
 
 Superblock NewSuperblock(uint64_t memory_bytes, uint64_t chunk_bytes, const Layout& layout,
@@ -71,7 +75,7 @@ Superblock NewSuperblock(uint64_t memory_bytes, uint64_t chunk_bytes, const Layo
   ROPETEAM_CHECK(identity.job.size() <= kJobBytesMax && identity.node.size() <= kNodeNameBytesMax);
   Superblock superblock{};
   superblock.magic = kArenaMagic;
-  superblock.version = kArenaVersion;
+  superblock.version = layout.tags_begin != 0 ? kEncryptedArenaVersion : kArenaVersion;
   for (CheckedIncarnation& place : superblock.incarnations) place = {0, IncarnationCheck(0)};
   superblock.memory_bytes = memory_bytes;
   superblock.chunk_bytes = chunk_bytes;
@@ -95,7 +99,8 @@ uint32_t SuperblockCrc(const Superblock& superblock) {
   return Crc32c(&copy, sizeof(copy));
 }
 
-uint32_t SlotDigest(const Slot& slot, std::span<const uint32_t> chunks, std::span<const uint32_t> crcs) {
+uint32_t SlotDigest(const Slot& slot, std::span<const uint32_t> chunks, std::span<const uint32_t> crcs,
+                    std::span<const ChunkTag> tags) {
   ROPETEAM_CHECK(chunks.size() == crcs.size());
   constexpr size_t kFieldsBegin = sizeof(slot.state);
   uint32_t digest = Crc32c(reinterpret_cast<const char*>(&slot) + kFieldsBegin, sizeof(Slot) - kFieldsBegin);
@@ -103,10 +108,11 @@ uint32_t SlotDigest(const Slot& slot, std::span<const uint32_t> chunks, std::spa
     const uint32_t link[2] = {chunks[i], crcs[i]};
     digest = Crc32c(link, sizeof(link), digest);
   }
-  return digest;
+  return Crc32c(tags.data(), tags.size_bytes(), digest);
 }
 
-Slot SlotFor(const ShardMeta& meta, uint64_t generation, uint32_t first_chunk, uint32_t chunk_count) {
+Slot SlotFor(const ShardMeta& meta, uint64_t generation, uint32_t first_chunk, uint32_t chunk_count,
+             const EncryptionSalt& salt, bool encrypted) {
   Slot slot{};
   slot.generation = generation;
   slot.first_chunk = first_chunk;
@@ -120,6 +126,8 @@ Slot SlotFor(const ShardMeta& meta, uint64_t generation, uint32_t first_chunk, u
   slot.chunk_bytes = meta.chunk_bytes;
   slot.stream_bytes = meta.stream_bytes;
   slot.manifest_offset = meta.manifest_offset;
+  slot.salt = salt;
+  slot.encrypted = encrypted ? 1 : 0;
   return slot;
 }
 

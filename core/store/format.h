@@ -7,6 +7,7 @@
 //     slots         chunk_count × Slot: slot i describes the sealed shard whose stream begins in chunk i, if any does.
 //                   A chunk begins one shard at most, so slots need no allocator of their own.
 //     descriptors   chunk_count × ChunkDescriptor: the next chunk of the same shard, and the chunk's checksum
+//     tags          chunk_count × ChunkTag, only in the arena of a job that encrypts replicas: all zero for plaintext
 //     chunks        chunk_count × chunk_bytes, from a multiple of min(chunk_bytes, 2 MiB), so that no chunk straddles
 //                   a huge page that it could have avoided
 //
@@ -36,9 +37,10 @@ inline constexpr uint64_t kArenaMagic = 0x314e455241504f52;  // "ROPAREN1"
 inline constexpr uint64_t kFormattingMagic = 0x30474e494d524f46;
 static_assert(std::popcount(kArenaMagic ^ kFormattingMagic) >= 8);
 inline constexpr uint32_t kArenaVersion = 1;
+inline constexpr uint32_t kEncryptedArenaVersion = 2;  // with tags
 inline constexpr uint64_t kPageBytes = 4096;
 inline constexpr uint64_t kHugePageBytes = 2ull << 20;
-// 4 Mi × 4 MiB is 16 TiB; bounds the Store's own memory (core/store/free_runs.h and table.h) to 160 MiB.
+// 4 Mi × 4 MiB is 16 TiB; bounds the Store's own memory (core/store/free_runs.h and table.h) to 160 MiB, with tags to 256.
 inline constexpr uint64_t kChunksMax = 4ull << 20;
 inline constexpr size_t kJobBytesMax = 255;
 
@@ -110,7 +112,10 @@ struct Slot {
   uint64_t chunk_bytes;
   uint64_t stream_bytes;
   uint64_t manifest_offset;
-  uint8_t reserved[48];  // zero
+  // Zero in an arena without tags.
+  EncryptionSalt salt;
+  uint32_t encrypted;    // 1: the chunks are ciphertext, and have tags
+  uint8_t reserved[20];  // zero
 };
 static_assert(sizeof(Slot) == 128, "two cache lines; never shared with a neighbour");
 static_assert(offsetof(Slot, state) == 0);
@@ -131,13 +136,14 @@ struct Layout {
   uint64_t chunk_count = 0;
   uint64_t slots_begin = 0;
   uint64_t descriptors_begin = 0;
+  uint64_t tags_begin = 0;  // 0: there are none
   uint64_t chunks_begin = 0;
   uint64_t end = 0;  // bytes of memory that it takes
 };
 // `chunk_bytes` must be IsChunkBytes() and chunk_count at most kChunksMax.
-Layout LayoutOf(uint64_t chunk_count, uint64_t chunk_bytes);
+Layout LayoutOf(uint64_t chunk_count, uint64_t chunk_bytes, bool encrypted = false);
 // The layout with the most chunks that fit; chunk_count is 0 when none does and may exceed kChunksMax.
-Layout LayoutFor(uint64_t memory_bytes, uint64_t chunk_bytes);
+Layout LayoutFor(uint64_t memory_bytes, uint64_t chunk_bytes, bool encrypted = false);
 bool IsChunkBytes(uint64_t chunk_bytes);
 
 // A finished superblock with its checksum, of an arena that knows of no incarnation. The names must be within
@@ -148,10 +154,13 @@ Superblock NewSuperblock(uint64_t memory_bytes, uint64_t chunk_bytes, const Layo
 // CRC32C of the superblock with magic, crc and incarnations as zero.
 uint32_t SuperblockCrc(const Superblock& superblock);
 
-// CRC32C of the slot from behind its state word on, then of every chunk's {number, checksum} in stream order.
-uint32_t SlotDigest(const Slot& slot, std::span<const uint32_t> chunks, std::span<const uint32_t> crcs);
+// CRC32C of the slot from behind its state word on, then of every chunk's {number, checksum} in stream order, then of the
+// tags.
+uint32_t SlotDigest(const Slot& slot, std::span<const uint32_t> chunks, std::span<const uint32_t> crcs,
+                    std::span<const ChunkTag> tags = {});
 
-Slot SlotFor(const ShardMeta& meta, uint64_t generation, uint32_t first_chunk, uint32_t chunk_count);
+Slot SlotFor(const ShardMeta& meta, uint64_t generation, uint32_t first_chunk, uint32_t chunk_count,
+             const EncryptionSalt& salt = {}, bool encrypted = false);
 ShardMeta MetaOf(const Slot& slot);
 
 // What must hold of a shard in an arena of this chunk size, whether a caller of Seal() or a slot of the

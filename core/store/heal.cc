@@ -7,6 +7,7 @@
 //                      the descriptors, so what a kill leaves is the shard or a slot that Adopt() rejects.
 //     free slot        the state word := 0; the other words of a free slot mean nothing
 //     descriptor       one store
+//     tag              three stores; the slot's digest covers it
 //     superblock       all words but the magic, then the magic. The checksum, and the check of each place of the
 //                      incarnation, cover what a kill leaves half done.
 //
@@ -108,6 +109,7 @@ size_t Store::HealTable(uint32_t first, uint32_t count) {
     if (chunk_use_[chunk] == ChunkUse::kSealed) {
       heal("descriptor", chunk, descriptor(chunk), &table_->descriptors[chunk],
            sizeof(arena::ChunkDescriptor));
+      if (tags_begin_ != 0) heal("tag", chunk, tag(chunk), &table_->tags[chunk], sizeof(ChunkTag));
     }
   }
   if (healed > kReportedMax) LOG_WARNING("arena table %zu more places repaired", healed - kReportedMax);
@@ -128,8 +130,9 @@ size_t Store::CountTableDamage() const {
       const arena::Slot known = Table::SlotOf(*begins->second);
       damage += differs(slot(chunk), &known, sizeof(known));
     }
-    if (chunk_use_[chunk] == ChunkUse::kSealed)
-      damage += differs(descriptor(chunk), &table_->descriptors[chunk], sizeof(arena::ChunkDescriptor));
+    if (chunk_use_[chunk] != ChunkUse::kSealed) continue;
+    damage += differs(descriptor(chunk), &table_->descriptors[chunk], sizeof(arena::ChunkDescriptor));
+    if (tags_begin_ != 0) damage += differs(tag(chunk), &table_->tags[chunk], sizeof(ChunkTag));
   }
   return damage;
 }

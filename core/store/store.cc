@@ -81,11 +81,13 @@ Store::Store(std::span<std::byte> memory, uint64_t chunk_bytes, const arena::Lay
       chunk_count_(layout.chunk_count),
       slots_begin_(layout.slots_begin),
       descriptors_begin_(layout.descriptors_begin),
+      tags_begin_(layout.tags_begin),
       chunks_begin_(layout.chunks_begin),
       free_runs_(static_cast<uint32_t>(layout.chunk_count)),
       chunk_use_(layout.chunk_count, ChunkUse::kFree),
       table_(std::make_unique<Table>()) {
   table_->descriptors.resize(layout.chunk_count);
+  if (tags_begin_ != 0) table_->tags.resize(layout.chunk_count);
 }
 
 Store::~Store() = default;
@@ -100,18 +102,22 @@ arena::ChunkDescriptor* Store::descriptor(uint32_t chunk) {
   return reinterpret_cast<arena::ChunkDescriptor*>(memory_.data() + descriptors_begin_) + chunk;
 }
 
-uint64_t Store::MemoryFor(uint64_t chunk_count, uint64_t chunk_bytes) {
-  return arena::LayoutOf(chunk_count, chunk_bytes).end;
+ChunkTag* Store::tag(uint32_t chunk) {
+  return reinterpret_cast<ChunkTag*>(memory_.data() + tags_begin_) + chunk;
+}
+
+uint64_t Store::MemoryFor(uint64_t chunk_count, uint64_t chunk_bytes, bool encrypted) {
+  return arena::LayoutOf(chunk_count, chunk_bytes, encrypted).end;
 }
 
 Result<std::unique_ptr<Store>> Store::Format(std::span<std::byte> memory, uint64_t chunk_bytes,
                                              const ArenaIdentity& identity) {
   ROPETEAM_RETURN_IF_ERROR(CheckGeometry(memory, chunk_bytes, identity));
-  const arena::Layout layout = arena::LayoutFor(memory.size(), chunk_bytes);
+  const arena::Layout layout = arena::LayoutFor(memory.size(), chunk_bytes, identity.encrypted);
   if (layout.chunk_count == 0) {
     return Error(Code::kInvalidArgument,
                  "arena memory of %zu bytes, one chunk of %" PRIu64 " bytes takes %" PRIu64, memory.size(),
-                 chunk_bytes, MemoryFor(1, chunk_bytes));
+                 chunk_bytes, MemoryFor(1, chunk_bytes, identity.encrypted));
   }
   if (layout.chunk_count > arena::kChunksMax) {
     return Error(Code::kInvalidArgument,
@@ -192,8 +198,8 @@ void Store::ReleaseChunks(const SealedShard& shard) {
 
 // ---- sealed shards
 
-Status Store::Seal(const ShardMeta& meta, Role role, std::vector<Extent> extents,
-                   std::vector<uint32_t> crcs) {
+Status Store::Seal(const ShardMeta& meta, Role role, std::vector<Extent> extents, std::vector<uint32_t> crcs,
+                   Encryption encryption) {
   ROPETEAM_RETURN_IF_ERROR(arena::CheckMeta(meta, chunk_bytes_));
   if (!arena::IsRole(role))
     return Error(Code::kInvalidArgument, "role %u is none", static_cast<unsigned>(role));
@@ -207,7 +213,42 @@ Status Store::Seal(const ShardMeta& meta, Role role, std::vector<Extent> extents
     return Error(Code::kAlreadyExists, "%s is sealed here already", meta.id.ToString().c_str());
   }
   Free(SplitAfter(&extents, count));
-  const std::vector<uint32_t> chunks = ChunksOf(extents);
+  auto shard = std::make_unique<SealedShard>();
+  shard->meta = meta;
+  shard->role = role;
+  shard->extents = std::move(extents);
+  shard->crcs = std::move(crcs);
+  shard->encryption = std::move(encryption);
+  PublishShard(std::move(shard));
+  return OkStatus();
+}
+
+void Store::Replace(const ShardId& id, std::vector<Extent> extents, std::vector<uint32_t> crcs,
+                    Encryption encryption) {
+  const auto it = shards_.find(id);
+  ROPETEAM_CHECK(it != shards_.end());
+  std::unique_ptr<SealedShard> before = std::move(it->second);
+  shards_.erase(it);
+  ROPETEAM_CHECK(crcs.size() == before->crcs.size() && ChunkCount(extents) == crcs.size());
+  auto shard = std::make_unique<SealedShard>();
+  shard->meta = before->meta;
+  shard->role = before->role;
+  shard->committed = before->committed;
+  shard->extents = std::move(extents);
+  shard->crcs = std::move(crcs);
+  shard->encryption = std::move(encryption);
+  const uint64_t content = before->content;
+  PublishShard(std::move(shard));
+  ROPETEAM_CHECK(Find(id)->content == content);
+  Withdraw(std::move(before));
+}
+
+void Store::PublishShard(std::unique_ptr<SealedShard> shard) {
+  const std::vector<uint32_t> chunks = ChunksOf(shard->extents);
+  const std::vector<ChunkTag>& tags = shard->encryption.tags;
+  // Without tags there is no place for a salt either: the arena is one of the format that older builds read.
+  ROPETEAM_CHECK(tags_begin_ != 0 || shard->encryption == Encryption());
+  ROPETEAM_CHECK(tags.empty() || tags.size() == chunks.size());
   for (const uint32_t chunk : chunks) {
     ROPETEAM_CHECK(chunk < chunk_count_ && chunk_use_[chunk] == ChunkUse::kAllocated);
     chunk_use_[chunk] = ChunkUse::kSealed;
@@ -220,33 +261,30 @@ Status Store::Seal(const ShardMeta& meta, Role role, std::vector<Extent> extents
   // Fill: none of these chunks is in a published slot, so no reader uses what is written here yet.
   for (size_t i = 0; i < chunks.size(); ++i) {
     arena::ChunkDescriptor& known = table_->descriptors[chunks[i]];
-    known = {i + 1 < chunks.size() ? chunks[i + 1] : arena::kChainEnd, crcs[i]};
+    known = {i + 1 < chunks.size() ? chunks[i + 1] : arena::kChainEnd, shard->crcs[i]};
     *descriptor(chunks[i]) = known;
+    if (tags_begin_ != 0) *tag(chunks[i]) = table_->tags[chunks[i]] = tags.empty() ? ChunkTag() : tags[i];
     CrashPoint("seal: descriptor written");
   }
-  arena::Slot fresh = arena::SlotFor(meta, ++generation_, chunks[0], static_cast<uint32_t>(count));
+  arena::Slot fresh =
+      arena::SlotFor(shard->meta, ++generation_, chunks[0], static_cast<uint32_t>(chunks.size()),
+                     shard->encryption.salt, shard->encrypted());
   arena::Slot* place = slot(chunks[0]);
   fresh.state = arena::kSlotFree;
   std::memcpy(place, &fresh, sizeof(fresh));
   CrashPoint("seal: slot filled");
 
-  auto shard = std::make_unique<SealedShard>();
-  shard->meta = meta;
-  shard->role = role;
-  shard->digest = arena::SlotDigest(fresh, chunks, crcs);
-  shard->content = ContentDigest(meta, crcs);
+  shard->digest = arena::SlotDigest(fresh, chunks, shard->crcs, tags);
+  shard->content = ContentDigest(shard->meta, PlainCrcs(shard->encryption, shard->crcs));
   shard->generation = fresh.generation;
-  shard->extents = std::move(extents);
-  shard->crcs = std::move(crcs);
   StoreState(*shard);
   CrashPoint("seal: published");
-  LOG_DEBUG("shard sealed %s bytes %" PRIu64 " chunks %" PRIu64 " role %u", meta.id.ToString().c_str(),
-            meta.stream_bytes, count, static_cast<unsigned>(role));
+  LOG_DEBUG("shard sealed %s bytes %" PRIu64 " chunks %zu role %u", shard->meta.id.ToString().c_str(),
+            shard->meta.stream_bytes, chunks.size(), static_cast<unsigned>(shard->role));
   table_->begins.emplace(chunks[0], shard.get());
   CountIn(*shard);
-  shards_.emplace(meta.id, std::move(shard));
+  shards_.emplace(ShardId(shard->meta.id), std::move(shard));
   ++changes_;
-  return OkStatus();
 }
 
 void Store::StoreState(const SealedShard& shard) {
@@ -299,6 +337,10 @@ void Store::Remove(const ShardId& id) {
   if (it == shards_.end()) return;
   std::unique_ptr<SealedShard> shard = std::move(it->second);
   shards_.erase(it);
+  Withdraw(std::move(shard));
+}
+
+void Store::Withdraw(std::unique_ptr<SealedShard> shard) {
   CountOut(*shard);
   ++changes_;
   shard->removed = true;
@@ -392,11 +434,13 @@ void Store::CheckShard(const SealedShard& shard, std::vector<bool>* seen) const 
   ROPETEAM_CHECK(shard.generation <= generation_);
   const arena::Slot known = Table::SlotOf(shard);
   ROPETEAM_CHECK(arena::MetaOf(known) == shard.meta);
-  ROPETEAM_CHECK(arena::SlotDigest(known, chunks, shard.crcs) == shard.digest);
+  ROPETEAM_CHECK(arena::SlotDigest(known, chunks, shard.crcs, shard.encryption.tags) == shard.digest);
   for (size_t i = 0; i < chunks.size(); ++i) {
     const arena::ChunkDescriptor& link = table_->descriptors[chunks[i]];
     ROPETEAM_CHECK(link.crc == shard.crcs[i]);
     ROPETEAM_CHECK(link.next == (i + 1 < chunks.size() ? chunks[i + 1] : arena::kChainEnd));
+    if (tags_begin_ == 0) continue;
+    ROPETEAM_CHECK(table_->tags[chunks[i]] == (shard.encrypted() ? shard.encryption.tags[i] : ChunkTag()));
   }
 }
 

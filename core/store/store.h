@@ -55,7 +55,8 @@ struct SealedShard {
   Role role = Role::kOwn;
   bool committed = false;  // the leader announced its step as committed
   std::vector<Extent> extents;
-  std::vector<uint32_t> crcs;  // CRC32C of each chunk's bytes, ChunkLength() of them
+  std::vector<uint32_t> crcs;  // CRC32C of each chunk's bytes as they lie here, ChunkLength() of them
+  Encryption encryption;
   std::vector<uint32_t> bad;   // chunk indices known not to match, sorted; not stored
   uint32_t leases = 0;         // readers; not stored
   bool removed = false;        // withdrawn; its chunks are free once the last lease ends
@@ -63,11 +64,13 @@ struct SealedShard {
   uint64_t content = 0;        // ContentDigest()
   // Of its seal: a shard that is sealed again under the same id has a higher one.
   uint64_t generation = 0;
+  bool encrypted() const { return !encryption.tags.empty(); }
 };
 
 struct ArenaIdentity {
   std::string job;
   std::string node;
+  bool encrypted = false;  // of a job that encrypts replicas: has tags
 };
 
 class Store {
@@ -78,7 +81,7 @@ class Store {
   };
 
   // Bytes of memory that an arena with `chunk_count` chunks takes, tables included.
-  static uint64_t MemoryFor(uint64_t chunk_count, uint64_t chunk_bytes);
+  static uint64_t MemoryFor(uint64_t chunk_count, uint64_t chunk_bytes, bool encrypted = false);
 
   // Lays a fresh, empty arena over `memory` (page-aligned, must outlive the Store). kInvalidArgument: chunk
   // size not a power of two in [kChunkBytesMin, kChunkBytesMax], memory too small for one chunk or larger
@@ -88,7 +91,7 @@ class Store {
                                                const ArenaIdentity& identity);
   // Takes over what a former process left. kNotFound: no arena here (all zero, or a Format() that did not
   // finish); kCorrupt: the superblock does not match its checksum; kUnsupported: another format version;
-  // kInvalidArgument: another job, node, chunk size or memory size, both named. Single bad slots are rejected
+  // kInvalidArgument: another job, node, chunk size or memory size, both named, or with tags where none are wanted or without. Single bad slots are rejected
   // and reported, not fatal. Chunk contents are not read: the caller checks them (crcs) and calls MarkBad().
   static Result<std::unique_ptr<Store>> Adopt(std::span<std::byte> memory, uint64_t chunk_bytes,
                                               const ArenaIdentity& identity, AdoptReport* report);
@@ -117,7 +120,14 @@ class Store {
   // sealed here already (in any role). kInvalidArgument: a meta that cannot be of this arena, another number
   // of crcs than chunks, fewer chunks than the stream needs. After an error the chunks are still the
   // caller's. The extents must come from Allocate(): anything else is our bug and checked.
-  Status Seal(const ShardMeta& meta, Role role, std::vector<Extent> extents, std::vector<uint32_t> crcs);
+  Status Seal(const ShardMeta& meta, Role role, std::vector<Extent> extents, std::vector<uint32_t> crcs,
+              Encryption encryption = {});
+  // The same shard in other chunks from now on: encrypted where it was plaintext, or the other way round. Role and mark
+  // stay. The chunks of before are free at once, or when their last lease ends. The shard must be here, the extents of
+  // Allocate() as many as it has, and the content equal: anything else is our bug and checked. A kill in between leaves
+  // the one or the other, or both, of which Adopt() takes the later.
+  void Replace(const ShardId& id, std::vector<Extent> extents, std::vector<uint32_t> crcs,
+               Encryption encryption);
   const SealedShard* Find(const ShardId& id) const;
   // All published shards, ordered by id. Removed ones that are still leased are not among them.
   const std::map<ShardId, std::unique_ptr<SealedShard>>& shards() const { return shards_; }
@@ -199,6 +209,12 @@ class Store {
     return const_cast<Store*>(this)->descriptor(chunk);
   }
 
+  ChunkTag* tag(uint32_t chunk);
+  const ChunkTag* tag(uint32_t chunk) const { return const_cast<Store*>(this)->tag(chunk); }
+  // Fills the tables, publishes the slot and enters the shard; its meta, role, mark, extents, crcs and encryption are set.
+  void PublishShard(std::unique_ptr<SealedShard> shard);
+  void Withdraw(std::unique_ptr<SealedShard> shard);
+
   // adopt.cc
   static Result<arena::Layout> CheckSuperblock(std::span<const std::byte> memory, uint64_t chunk_bytes,
                                                const ArenaIdentity& identity);
@@ -224,6 +240,7 @@ class Store {
   uint64_t chunk_count_ = 0;
   uint64_t slots_begin_ = 0;
   uint64_t descriptors_begin_ = 0;
+  uint64_t tags_begin_ = 0;  // 0: there are none
   uint64_t chunks_begin_ = 0;
   uint64_t generation_ = 0;  // of the last seal
   Incarnation incarnation_max_ = 0;
