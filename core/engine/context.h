@@ -99,6 +99,13 @@ class Context {
     trace.Add(event);
   }
 
+  // For a shard that has not been on another node; none where the job does not encrypt.
+  EncryptionSalt NewSalt() {
+    EncryptionSalt salt = config.salt;
+    salt.count = config.encrypts ? ++salts_ : 0;
+    return config.encrypts ? salt : EncryptionSalt();
+  }
+
   // One chunk or more that went to or came from a member.
   void CountTraffic(NodeId node, Flow PeerTraffic::*flow, uint64_t bytes, uint64_t chunks) {
     const Member* member = Find(node);
@@ -115,6 +122,7 @@ class Context {
 
  private:
   std::unordered_map<NodeId, size_t> positions_;
+  uint64_t salts_ = 0;
 };
 
 }  // namespace ropeteam::engine

@@ -217,6 +217,13 @@ void Engine::Impl::Handle(const Envelope& envelope, Handler handler) {
 void Engine::Impl::Dispatch(const Envelope& envelope) {
   const NodeId from = envelope.from;
   engine::Parts& p = parts_;
+  const bool encrypted = envelope.kind == Kind::kEncryptedSeal || envelope.kind == Kind::kEncryptedGrant ||
+                         envelope.kind == Kind::kEncryptCopy;
+  if (encrypted && !context_.config.encrypts) {
+    LOG_WARNING("a message of kind %u from %s: nothing is encrypted here",
+                static_cast<unsigned>(envelope.kind), context_.NameOf(from).c_str());
+    return;
+  }
   switch (envelope.kind) {
     case Kind::kReplicaReserve:
       return Handle<ReplicaReserve>(envelope, [&](auto& m) { p.holder.OnReserve(from, m); });
@@ -225,7 +232,9 @@ void Engine::Impl::Dispatch(const Envelope& envelope) {
     case Kind::kReplicaArrived:
       return Handle<ReplicaArrived>(envelope, [&](auto& m) { p.holder.OnArrived(from, m); });
     case Kind::kReplicaSeal:
-      return Handle<ReplicaSeal>(envelope, [&](auto& m) { p.holder.OnSeal(from, m); });
+      return Handle<ReplicaSeal>(envelope, [&](auto& m) { p.holder.OnSeal(from, m, {}); });
+    case Kind::kEncryptedSeal:
+      return Handle<EncryptedSeal>(envelope, [&](auto& m) { p.holder.OnSeal(from, m.seal, m.encryption); });
     case Kind::kReplicaSealed:
       return Handle<ReplicaSealed>(envelope, [&](auto& m) { p.replicator.OnSealed(from, m); });
     case Kind::kReplicaAbort:
@@ -249,7 +258,12 @@ void Engine::Impl::Dispatch(const Envelope& envelope) {
     case Kind::kFetchOpen:
       return Handle<FetchOpen>(envelope, [&](auto& m) { p.holder.OnFetchOpen(from, m); });
     case Kind::kFetchGrant:
-      return Handle<FetchGrant>(envelope, [&](auto& m) { p.fetcher.OnGrant(from, m); });
+      return Handle<FetchGrant>(envelope, [&](auto& m) { p.fetcher.OnGrant(from, m, {}); });
+    case Kind::kEncryptedGrant:
+      return Handle<EncryptedGrant>(envelope,
+                                    [&](auto& m) { p.fetcher.OnGrant(from, m.grant, m.encryption); });
+    case Kind::kEncryptCopy:
+      return Handle<EncryptCopy>(envelope, [&](auto& m) { p.holder.OnEncryptCopy(from, m.open); });
     case Kind::kFetchClose:
       return Handle<FetchClose>(envelope, [&](auto& m) { p.holder.OnFetchClose(from, m); });
     case Kind::kBadCopy:
@@ -485,6 +499,7 @@ EngineMetrics Engine::Impl::Metrics() const {
   metrics.chunk_bytes = store.chunk_bytes();
   metrics.chunks_total = store.chunks_total();
   metrics.chunks_free = store.chunks_free();
+  metrics.bounce_chunks = parts_.transfers.bounce_chunks();
   metrics.own = store.use(Role::kOwn);
   metrics.replica = store.use(Role::kReplica);
   metrics.cache = store.use(Role::kCache);
@@ -517,7 +532,8 @@ void Engine::Impl::CheckInvariants() const {
   for (const auto& [id, shard] : context_.store.shards()) sealed += ChunkCount(shard->extents);
   const uint64_t unsealed = parts_.sessions.filling_chunks() + parts_.holder.granted_chunks() +
                             parts_.fetcher.allocated_chunks() + parts_.persister.allocated_chunks() +
-                            parts_.memory.quarantined_chunks();
+                            parts_.memory.quarantined_chunks() + parts_.transfers.bounce_chunks() +
+                            parts_.converter.allocated_chunks();
   ROPETEAM_CHECK(context_.store.chunks_free() + sealed + context_.store.removed_chunks() + unsealed ==
                  context_.store.chunks_total());
 }
@@ -543,9 +559,10 @@ void Engine::OnTransferDone(TimeUs now, uint64_t tag, Code code) {
   impl_->parts_.transfers.OnDone(tag, code);
   impl_->Finish();
 }
-void Engine::OnCheckDone(TimeUs now, uint64_t tag, const std::vector<uint32_t>& bad) {
+void Engine::OnCheckDone(TimeUs now, uint64_t tag, const std::vector<uint32_t>& bad,
+                         const std::vector<EncryptedChunk>& encrypted) {
   impl_->Begin(now);
-  impl_->parts_.transfers.OnCheckDone(tag, bad);
+  impl_->parts_.transfers.OnCheckDone(tag, bad, encrypted);
   impl_->Finish();
 }
 void Engine::OnStorageDone(TimeUs now, uint64_t tag, const Status& status, const StorageDone& done) {

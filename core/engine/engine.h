@@ -20,6 +20,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -51,6 +52,10 @@ struct EngineConfig {
   uint32_t restores_max = 0;
   // The newest version of the protocol that this node speaks; the simulation has nodes of older ones.
   uint32_t protocol = kProtocolVersion;
+  // The job encrypts what leaves a node (docs/security.md). The salt's `instance` is random and drawn for each engine; the
+  // store has tags.
+  bool encrypts = false;
+  EncryptionSalt salt = {};
 };
 
 using SessionId = uint64_t;  // one rank's or admin's connection; never used again
@@ -84,12 +89,29 @@ struct StartTransfer {
   // answers one whose memory is gone or cannot be read: then no byte has left this node.
   DeviceBufferId buffer = 0;
 };
+// AES-256-GCM of one chunk from one place in the arena's memory to another (docs/security.md): key and nonce follow from
+// the salt and the chunk's number, and the shard is authenticated with it.
+struct ChunkCipher {
+  bool encrypt = false;
+  uint64_t to = 0;  // from the beginning of the arena's memory; to decrypt, it may be where the ciphertext is
+  ShardId shard;
+  uint32_t chunk = 0;
+  EncryptionSalt salt;
+  ChunkTag tag;  // to decrypt
+};
+struct EncryptedChunk {
+  uint32_t crc = 0;  // of the ciphertext
+  ChunkTag tag;
+};
 // Computes CRC32Cs of arena memory off the engine's thread. Answered by OnCheckDone(tag) exactly once.
 struct StartCheck {
   struct Range {
     uint64_t offset = 0;  // from the beginning of the arena's memory
     uint64_t length = 0;
-    uint32_t crc = 0;  // expected
+    uint32_t crc = 0;  // expected; with a cipher, of the plaintext
+    // The range is encrypted or decrypted as well. It is bad if checksum or tag do not match; what lies at `to` is then
+    // neither the plaintext nor the ciphertext. What is encrypted is what was checked, whatever others write to it meanwhile.
+    std::optional<ChunkCipher> cipher = {};
   };
   uint64_t tag = 0;
   std::vector<Range> ranges;
@@ -217,8 +239,9 @@ class Engine {
   void OnView(TimeUs now, const View& view);  // epochs must grow; an older one is ignored
   void OnMessage(TimeUs now, NodeId from, std::string_view envelope);  // `from` as the link authenticated it
   void OnTransferDone(TimeUs now, uint64_t tag, Code code);
-  // `bad`: indices into the ranges whose bytes do not match.
-  void OnCheckDone(TimeUs now, uint64_t tag, const std::vector<uint32_t>& bad);
+  // `bad`: indices into the ranges whose bytes do not match. `encrypted`: one for each range, where they were encrypted.
+  void OnCheckDone(TimeUs now, uint64_t tag, const std::vector<uint32_t>& bad,
+                   const std::vector<EncryptedChunk>& encrypted = {});
   // `done` holds the result that the work names if `status` is OK; StorageDone::bad also if it is kCorrupt.
   void OnStorageDone(TimeUs now, uint64_t tag, const Status& status, const StorageDone& done);
   // The work has made no progress for over a minute, which is longer than a call that keeps its deadline: a file system

@@ -73,6 +73,7 @@ void Fetcher::Repair(const ShardId& shard, const std::vector<uint32_t>& chunks, 
   job->extents = here->extents;
   job->meta = here->meta;
   job->crcs = here->crcs;
+  job->encryption = here->encryption;
   job->have_meta = true;
   job->waiters.push_back(std::move(done));
   by_shard_[shard] = job->id;
@@ -205,7 +206,7 @@ void Fetcher::Pump(uint64_t id) {
       source.next_send = context.now + kRepeatUs;
       context.Send(node, FetchOpen{job->id, {job->shard}});
     }
-    if (source.state != Source::State::kFailed) ++usable;
+    if (source.state == Source::State::kOpening || source.state == Source::State::kOpen) ++usable;
   }
   bool stuck = usable == 0;
   if (job->have_meta) {
@@ -214,7 +215,9 @@ void Fetcher::Pump(uint64_t id) {
   }
   if (job->load_stalled && !job->locating && job->storage_again_at <= context.now) return Locate(job);
   if (!stuck || job->outstanding != 0 || job->locating) return;
-  if (job->storage == Job::Storage::kOffered) return LoadFromStorage(job);
+  if (AskToEncrypt(job)) return;
+  const bool plaintext_helps = !job->repair || !KeepsCiphertext(*job);
+  if (job->storage == Job::Storage::kOffered && plaintext_helps) return LoadFromStorage(job);
   if (job->locate_rounds < kLocateRoundsMax) {
     Locate(job);  // redundancy may have been restored elsewhere meanwhile
     return;
@@ -246,7 +249,7 @@ bool Fetcher::GiveOut(Job* job) {
     NodeId best = kNoNode;
     uint32_t best_outstanding = kOutstandingPerHolder;
     for (const auto& [node, source] : job->sources) {
-      if (source.state == Source::State::kFailed) continue;
+      if (source.state == Source::State::kFailed || source.state == Source::State::kPlaintext) continue;
       if (tried != job->tried.end() && tried->second.contains(node)) continue;
       hope = true;
       if (source.state != Source::State::kOpen || source.outstanding >= best_outstanding || IsLost(node))
@@ -276,15 +279,40 @@ void Fetcher::Start(Job* job, uint32_t chunk, NodeId holder) {
   StartTransfer transfer;
   transfer.peer = holder;
   transfer.get = true;
-  const StartCheck::Range range =
-      RangeOf(parts_.context.store, job->extents, job->meta.stream_bytes, chunk, job->crcs[chunk]);
+  const StartCheck::Range range = RangeFor(*job, chunk, source);
   transfer.local_offset = range.offset;
   transfer.remote_offset =
       source.chunks_begin + ChunkAt(source.extents, chunk) * parts_.context.store.chunk_bytes();
   transfer.length = range.length;
   const uint64_t id = job->id;
-  parts_.transfers.Start(Transfers::Priority::kFetch, transfer,
-                         [this, id, chunk, holder](Code code) { OnRead(id, chunk, holder, code); });
+  parts_.transfers.Start(
+      Transfers::Priority::kFetch, transfer,
+      [this, id, chunk, holder](Code code, const EncryptedChunk*) { OnRead(id, chunk, holder, code); });
+}
+
+// What a chunk that was read must match here.
+StartCheck::Range Fetcher::RangeFor(const Job& job, uint32_t chunk, const Source& from) const {
+  StartCheck::Range range =
+      RangeOf(parts_.context.store, job.extents, job.meta.stream_bytes, chunk, job.crcs[chunk]);
+  if (parts_.context.config.encrypts && !KeepsCiphertext(job))
+    range.cipher =
+        ChunkCipher{false, range.offset, job.shard, chunk, from.encryption.salt, from.encryption.tags[chunk]};
+  return range;
+}
+
+bool Fetcher::KeepsCiphertext(const Job& job) const {
+  return parts_.context.config.encrypts && (!job.repair || !job.encryption.tags.empty());
+}
+
+bool Fetcher::AskToEncrypt(Job* job) {
+  for (auto& [node, source] : job->sources) {
+    if (source.state != Source::State::kPlaintext) continue;
+    source.state = Source::State::kOpening;
+    source.next_send = parts_.context.now + kRepeatUs;
+    parts_.context.Send(node, EncryptCopy{{job->id, {job->shard}}});
+    return true;
+  }
+  return false;
 }
 
 void Fetcher::OnRead(uint64_t id, uint32_t chunk, NodeId holder, Code code) {
@@ -300,8 +328,7 @@ void Fetcher::OnRead(uint64_t id, uint32_t chunk, NodeId holder, Code code) {
     return Pump(id);
   }
   source.lost_since = 0;
-  const StartCheck::Range range =
-      RangeOf(parts_.context.store, job->extents, job->meta.stream_bytes, chunk, job->crcs[chunk]);
+  const StartCheck::Range range = RangeFor(*job, chunk, source);
   parts_.transfers.Check({range}, [this, id, chunk, holder](const std::vector<uint32_t>& bad) {
     OnChecked(id, chunk, holder, bad.empty());
   });
@@ -355,13 +382,17 @@ void Fetcher::OnChecked(uint64_t id, uint32_t chunk, NodeId holder, bool good) {
   Pump(id);
 }
 
-bool Fetcher::AcceptMeta(Job* job, const FetchGrant& grant) {
+bool Fetcher::AcceptMeta(Job* job, const FetchGrant& grant, const Encryption& encryption) {
   const Context& context = parts_.context;
   const uint64_t chunks = ChunksFor(grant.meta.stream_bytes, context.store.chunk_bytes());
   if (grant.meta.id != job->shard || grant.meta.chunk_bytes != context.store.chunk_bytes() || chunks == 0 ||
-      chunks != grant.crcs.size() || ChunkCount(grant.extents) != chunks)
+      chunks != grant.crcs.size() || ChunkCount(grant.extents) != chunks ||
+      encryption.tags.size() != (context.config.encrypts ? chunks : 0))
     return false;
-  if (job->have_meta) return job->crcs == grant.crcs && job->meta == grant.meta;
+  if (job->have_meta && context.config.encrypts && !KeepsCiphertext(*job))
+    return job->crcs == PlainCrcs(encryption, grant.crcs) && job->meta == grant.meta;
+  if (job->have_meta)
+    return job->crcs == grant.crcs && job->meta == grant.meta && job->encryption == encryption;
   Result<std::vector<Extent>> extents = parts_.memory.Allocate(chunks);
   if (!extents.ok()) {
     job->failing = true;
@@ -373,12 +404,13 @@ bool Fetcher::AcceptMeta(Job* job, const FetchGrant& grant) {
   job->extents = std::move(*extents);
   job->meta = grant.meta;
   job->crcs = grant.crcs;
+  job->encryption = encryption;
   job->have_meta = true;
   for (uint32_t chunk = 0; chunk < chunks; ++chunk) job->wanted.insert(chunk);
   return true;
 }
 
-void Fetcher::OnGrant(NodeId from, const FetchGrant& grant) {
+void Fetcher::OnGrant(NodeId from, const FetchGrant& grant, const Encryption& encryption) {
   Job* job = Find(grant.fetch);
   if (job == nullptr) {
     if (grant.code == Code::kOk) parts_.context.Send(from, FetchClose{grant.fetch});
@@ -390,7 +422,10 @@ void Fetcher::OnGrant(NodeId from, const FetchGrant& grant) {
   if (grant.code != Code::kOk) {
     source.state = Source::State::kFailed;
     source.trouble = grant.message;
-  } else if (!AcceptMeta(job, grant)) {
+  } else if (parts_.context.config.encrypts && encryption.tags.empty()) {
+    source.state = Source::State::kPlaintext;
+    source.trouble = "its copy is plaintext";
+  } else if (!AcceptMeta(job, grant, encryption)) {
     source.state = Source::State::kFailed;
     source.trouble = "its copy is of another shard";
   } else {
@@ -398,12 +433,14 @@ void Fetcher::OnGrant(NodeId from, const FetchGrant& grant) {
     job->committed = job->committed || grant.committed;
     source.chunks_begin = grant.chunks_begin;
     source.extents = grant.extents;
+    source.encryption = encryption;
   }
   Pump(grant.fetch);
 }
 
 bool Fetcher::AskStorage(Job* job) {
   if (job->storage != Job::Storage::kNotAsked || !parts_.context.view.settings.reads_storage()) return false;
+  if (job->repair && KeepsCiphertext(*job)) return false;
   if (job->storage_again_at > parts_.context.now) return true;
   job->storage = Job::Storage::kAsked;
   Locate(job);
@@ -414,6 +451,7 @@ void Fetcher::LoadFromStorage(Job* job) {
   Context& context = parts_.context;
   ROPETEAM_CHECK(job->storage == Job::Storage::kOffered && job->outstanding == 0 && !job->locating);
   job->storage = Job::Storage::kTried;
+  if (job->have_meta && KeepsCiphertext(*job)) DropCiphertext(job);
   if (!job->have_meta) {
     const uint64_t chunks = ChunksFor(job->stored.stream_bytes, context.store.chunk_bytes());
     if (chunks == 0 || chunks > kChunksPerShardMax) {
@@ -452,6 +490,16 @@ void Fetcher::LoadFromStorage(Job* job) {
   parts_.persister.Load(std::move(load), loaded, [this, id, number] { OnLoadStalled(id, number); });
 }
 
+// What holders gave of it is of no use beside plaintext.
+void Fetcher::DropCiphertext(Job* job) {
+  ROPETEAM_CHECK(!job->repair && job->outstanding == 0 && job->busy.empty());
+  parts_.context.store.Free(std::exchange(job->extents, {}));
+  job->have_meta = false;
+  job->wanted.clear();
+  job->tried.clear();
+  for (auto& [node, source] : job->sources) source.state = Source::State::kFailed;
+}
+
 // It goes on, and counts if it ends before another node has the shard.
 void Fetcher::OnLoadStalled(uint64_t id, uint64_t load) {
   Job* job = Find(id);
@@ -486,6 +534,7 @@ bool Fetcher::AcceptLoaded(Job* job, const LoadedChunks& loaded) {
   job->meta = meta;
   job->meta.replicas = parts_.context.view.settings.replicas;  // of this job; not kept on storage
   job->crcs = loaded.crcs;
+  job->encryption = {parts_.context.NewSalt(), {}};
   job->have_meta = true;
   return true;
 }
@@ -583,7 +632,7 @@ void Fetcher::End(uint64_t id, const Status& status) {
   } else if (!job.extents.empty()) {
     if (result.ok()) {
       const Role role = parts_.sessions.HasRank(job.shard.rank) ? Role::kReplica : Role::kCache;
-      const Status sealed = context.store.Seal(job.meta, role, job.extents, job.crcs);
+      const Status sealed = context.store.Seal(job.meta, role, job.extents, job.crcs, job.encryption);
       // A copy that was pushed here meanwhile serves as well.
       if (!sealed.ok()) {
         context.store.Free(job.extents);

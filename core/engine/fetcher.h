@@ -7,6 +7,10 @@
 // holder can give is read from storage, by one node at a time, as the leader says. Where that stalls another node does it,
 // and the shard is read from there; the chunks that the first load may still write stay as they are until it ends. Fails when some chunk has been
 // tried everywhere, naming all sources.
+//
+// Where the job encrypts, ciphertext is read and kept; into a plaintext copy it is decrypted chunk by chunk, in place. Plaintext
+// is never read: where holders have nothing else, one of them is asked to encrypt its copy. Storage gives plaintext: a whole
+// shard becomes a plaintext copy, and a ciphertext copy is not repaired from there.
 
 #ifndef ROPETEAM_CORE_ENGINE_FETCHER_H_
 #define ROPETEAM_CORE_ENGINE_FETCHER_H_
@@ -35,7 +39,8 @@ class Fetcher {
   // it runs adds its chunks to it.
   void Repair(const ShardId& shard, const std::vector<uint32_t>& chunks, Done done);
 
-  void OnGrant(NodeId from, const FetchGrant& grant);
+  // `encryption` without tags in a job that encrypts: the holder's copy is plaintext.
+  void OnGrant(NodeId from, const FetchGrant& grant, const Encryption& encryption);
   void OnView();
   void OnPeerLink() { PumpAll(); }
   void OnTimer() { PumpAll(); }
@@ -51,9 +56,11 @@ class Fetcher {
   static constexpr TimeUs kStorageAgainUs = 1'000'000;
 
   struct Source {
-    enum class State : uint8_t { kOpening, kOpen, kFailed } state = State::kOpening;
+    // kPlaintext: its copy, and it has not been asked to encrypt that since.
+    enum class State : uint8_t { kOpening, kOpen, kPlaintext, kFailed } state = State::kOpening;
     uint64_t chunks_begin = 0;  // of the holder's arena
     std::vector<Extent> extents;
+    Encryption encryption;
     uint32_t outstanding = 0;
     TimeUs next_send = 0;
     TimeUs lost_since = 0;  // the first get that the data path failed, since one has succeeded; 0: none
@@ -72,6 +79,7 @@ class Fetcher {
     bool have_meta = false;
     ShardMeta meta;
     std::vector<uint32_t> crcs;
+    Encryption encryption;                       // of what is here
     bool committed = false;                      // as a holder's copy is marked
     std::set<uint32_t> wanted;                   // chunks neither being read nor good
     std::set<uint32_t> busy;                     // repair: being looked at or read
@@ -112,7 +120,12 @@ class Fetcher {
   void FailRead(Source* source, NodeId holder, Code code);
   void OnRead(uint64_t id, uint32_t chunk, NodeId holder, Code code);
   void OnChecked(uint64_t id, uint32_t chunk, NodeId holder, bool good);
-  bool AcceptMeta(Job* job, const FetchGrant& grant);
+  bool AcceptMeta(Job* job, const FetchGrant& grant, const Encryption& encryption);
+  // Ciphertext is here, or arrives, in a job that encrypts.
+  bool KeepsCiphertext(const Job& job) const;
+  bool AskToEncrypt(Job* job);  // false: no holder of plaintext is left
+  void DropCiphertext(Job* job);
+  StartCheck::Range RangeFor(const Job& job, uint32_t chunk, const Source& from) const;
   bool AskStorage(Job* job);  // false: it has been tried, or there is none
   void LoadFromStorage(Job* job);
   void OnLoadStalled(uint64_t id, uint64_t load);

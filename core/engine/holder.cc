@@ -159,9 +159,10 @@ void Holder::Release(Incoming* incoming, bool quarantine) {
   ROPETEAM_CHECK(known == 1);
 }
 
-void Holder::OnSeal(NodeId from, const ReplicaSeal& seal) {
+void Holder::OnSeal(NodeId from, const ReplicaSeal& seal, const Encryption& encryption) {
   Incoming* incoming = Find(from, seal.copy);
-  if (incoming == nullptr || incoming->serial != seal.reservation) return AnswerUnknownSeal(from, seal);
+  if (incoming == nullptr || incoming->serial != seal.reservation)
+    return AnswerUnknownSeal(from, seal, encryption);
   Context& context = parts_.context;
   if (incoming->sealing && seal.attempt == incoming->attempt) {
     if (incoming->attempt_checked) CheckAttempt(incoming);  // our answer was lost
@@ -171,6 +172,7 @@ void Holder::OnSeal(NodeId from, const ReplicaSeal& seal) {
   if (seal.attempt < incoming->attempt) return;
   if (seal.meta.id != incoming->shard || seal.meta.chunk_bytes != context.store.chunk_bytes() ||
       chunks != seal.crcs.size() || chunks == 0 || chunks > incoming->chunks.size() ||
+      encryption.tags.size() != (context.config.encrypts ? chunks : 0) ||
       seal.meta.manifest_offset > seal.meta.stream_bytes) {
     context.Send(from, ReplicaSealed{seal.copy,
                                      seal.attempt,
@@ -184,6 +186,7 @@ void Holder::OnSeal(NodeId from, const ReplicaSeal& seal) {
   incoming->attempt = seal.attempt;
   incoming->meta = seal.meta;
   incoming->crcs = seal.crcs;
+  incoming->encryption = encryption;
   incoming->committed = seal.committed;
   CheckIncoming(*incoming);
   std::vector<uint32_t> wanted;
@@ -229,12 +232,14 @@ void Holder::CheckAttempt(Incoming* incoming) {
   if (!context.has_lease()) return;
   const ShardMeta meta = incoming->meta;
   ROPETEAM_CHECK(meta.id == incoming->shard);
-  const Status sealed = context.store.Seal(meta, Role::kReplica, incoming->extents, incoming->crcs);
+  const Status sealed =
+      context.store.Seal(meta, Role::kReplica, incoming->extents, incoming->crcs, incoming->encryption);
   if (!sealed.ok()) {
     // Sealed by another way meanwhile (a fetch): that one counts, these chunks are not wanted.
     context.store.Free(incoming->extents);
     const SealedShard* other = context.store.Find(meta.id);
-    if (other == nullptr || other->crcs != incoming->crcs || other->meta != meta || !other->bad.empty()) {
+    if (other == nullptr || other->meta != meta || !other->bad.empty() ||
+        PlainCrcs(other->encryption, other->crcs) != PlainCrcs(incoming->encryption, incoming->crcs)) {
       answer.code = sealed.code();
       answer.message = sealed.message();
     }
@@ -262,7 +267,7 @@ void Holder::Count(const ShardId& id, bool committed) {
   parts_.context.inventory_dirty = true;
 }
 
-void Holder::AnswerUnknownSeal(NodeId from, const ReplicaSeal& seal) {
+void Holder::AnswerUnknownSeal(NodeId from, const ReplicaSeal& seal, const Encryption& encryption) {
   if (!parts_.context.has_lease()) return;  // it is asked again
   // It was sealed before, and our answer was lost; or this shard was here already; or this instance is new and knows
   // nothing of it.
@@ -271,7 +276,8 @@ void Holder::AnswerUnknownSeal(NodeId from, const ReplicaSeal& seal) {
   if (sealed == nullptr) {
     answer.code = Code::kNotFound;
     answer.message = "no such copy here";
-  } else if (sealed->crcs != seal.crcs || sealed->meta != seal.meta) {
+  } else if (PlainCrcs(sealed->encryption, sealed->crcs) != PlainCrcs(encryption, seal.crcs) ||
+             sealed->meta != seal.meta) {
     answer.code = Code::kAlreadyExists;
     answer.message = "another shard of the same name is sealed here";
   } else if (!sealed->bad.empty()) {
@@ -294,6 +300,10 @@ void Holder::OnFetchOpen(NodeId from, const FetchOpen& open) {
   grant.fetch = open.fetch;
   const auto key = std::make_pair(from, open.fetch);
   auto reading = reading_.find(key);
+  if (reading == reading_.end() && context.config.encrypts) {
+    const SealedShard* here = context.store.Find(open.shard.id);
+    if (here != nullptr && !here->encrypted()) return context.Send(from, EncryptedGrant{grant, {}});
+  }
   if (reading == reading_.end()) {
     Result<Store::LeaseToken> lease = context.store.Lease(open.shard.id);
     if (lease.ok()) {
@@ -312,8 +322,21 @@ void Holder::OnFetchOpen(NodeId from, const FetchOpen& open) {
     grant.committed = shard->committed;
     grant.chunks_begin = context.store.chunk_offset(0);
     grant.extents = shard->extents;
+    if (context.config.encrypts) return context.Send(from, EncryptedGrant{grant, shard->encryption});
   }
   context.Send(from, grant);
+}
+
+void Holder::OnEncryptCopy(NodeId from, const FetchOpen& open) {
+  if (parts_.converter.running(open.shard.id)) return;  // asked again
+  parts_.converter.Convert(open.shard.id, true, [this, from, open](const Status& status) {
+    if (status.ok()) return OnFetchOpen(from, open);
+    FetchGrant refused;
+    refused.fetch = open.fetch;
+    refused.code = status.code();
+    refused.message = status.message();
+    parts_.context.Send(from, refused);
+  });
 }
 
 void Holder::OnFetchClose(NodeId from, const FetchClose& close) {

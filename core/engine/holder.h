@@ -28,10 +28,12 @@ class Holder {
 
   void OnReserve(NodeId from, const ReplicaReserve& reserve);
   void OnArrived(NodeId from, const ReplicaArrived& arrived);
-  void OnSeal(NodeId from, const ReplicaSeal& seal);
+  // `encryption`: of the ciphertext that was put, or none.
+  void OnSeal(NodeId from, const ReplicaSeal& seal, const Encryption& encryption);
   void OnAbort(NodeId from, const ReplicaAbort& abort);
 
   void OnFetchOpen(NodeId from, const FetchOpen& open);
+  void OnEncryptCopy(NodeId from, const FetchOpen& open);
   void OnFetchClose(NodeId from, const FetchClose& close);
   // A node read bad bytes here: checks those chunks, and repairs them.
   void OnBadCopy(NodeId from, const BadCopy& bad);
@@ -58,6 +60,7 @@ class Holder {
     bool attempt_checked = false;
     ShardMeta meta;
     std::vector<uint32_t> crcs;
+    Encryption encryption;
     bool committed = false;  // of the seal
     TimeUs heard = 0;
   };
@@ -69,7 +72,7 @@ class Holder {
   void StartChecks(Incoming* incoming, const std::vector<uint32_t>& chunks, const std::vector<uint32_t>& crcs,
                    uint64_t stream_bytes);
   void CheckAttempt(Incoming* incoming);  // may erase it
-  void AnswerUnknownSeal(NodeId from, const ReplicaSeal& seal);
+  void AnswerUnknownSeal(NodeId from, const ReplicaSeal& seal, const Encryption& encryption);
   // The sealed shard is acknowledged as a copy: it counts from now on, whatever it was made for.
   void Count(const ShardId& id, bool committed);
 

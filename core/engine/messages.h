@@ -56,6 +56,9 @@ enum class Kind : uint16_t {
   kStoredChecked = 29,
   kTraceQuestion = 30,
   kTraceAnswer = 31,
+  kEncryptedSeal = 32,
+  kEncryptedGrant = 33,
+  kEncryptCopy = 34,
 };
 
 struct Envelope {
@@ -129,6 +132,14 @@ struct ReplicaSeal {
   bool committed = false;    // as the source's copy is marked: the mark goes where the bytes go
   uint64_t reservation = 0;  // that the bytes were put into; 0: into none, the holder had the shard
   auto Fields() { return std::tie(copy, attempt, meta, crcs, committed, reservation); }
+};
+// In a job that encrypts, in place of ReplicaSeal. With tags `seal.crcs` are those of the ciphertext. Without, they are the
+// plaintext's: only where nothing was put.
+struct EncryptedSeal {
+  static constexpr Kind kKind = Kind::kEncryptedSeal;
+  ReplicaSeal seal;
+  Encryption encryption;
+  auto Fields() { return std::tie(seal, encryption); }
 };
 // kOk: every chunk has been checked by the holder and the copy is sealed. kCorrupt: `bad` chunks do not
 // match.
@@ -415,6 +426,20 @@ struct FetchGrant {
   uint64_t chunks_begin = 0;  // as in ReplicaGrant
   std::vector<Extent> extents;
   auto Fields() { return std::tie(fetch, code, message, meta, crcs, committed, chunks_begin, extents); }
+};
+// In a job that encrypts, in place of FetchGrant. Without tags: the copy is plaintext, and nothing is granted.
+struct EncryptedGrant {
+  static constexpr Kind kKind = Kind::kEncryptedGrant;
+  FetchGrant grant;
+  Encryption encryption;
+  auto Fields() { return std::tie(grant, encryption); }
+};
+// Only plaintext copies are left to this fetch: make yours ciphertext, and grant it. Answered by EncryptedGrant or, where it
+// cannot be done, by FetchGrant.
+struct EncryptCopy {
+  static constexpr Kind kKind = Kind::kEncryptCopy;
+  FetchOpen open;
+  auto Fields() { return std::tie(open); }
 };
 struct FetchClose {
   static constexpr Kind kKind = Kind::kFetchClose;

@@ -57,6 +57,7 @@ struct EngineMetrics {
   uint64_t chunk_bytes = 0;
   uint64_t chunks_total = 0;
   uint64_t chunks_free = 0;
+  uint64_t bounce_chunks = 0;  // that what leaves is encrypted into
   Store::Use own, replica, cache;
   // Queues: what waits or runs now.
   uint64_t puts_waiting = 0;  // of saves

@@ -7,6 +7,7 @@
 
 #include "core/engine/asker.h"
 #include "core/engine/context.h"
+#include "core/engine/converter.h"
 #include "core/engine/drainer.h"
 #include "core/engine/fetcher.h"
 #include "core/engine/holder.h"
@@ -31,6 +32,7 @@ struct Parts {
         replicator(this),
         holder(this),
         fetcher(this),
+        converter(this),
         scrubber(this),
         persister(this),
         sessions(this),
@@ -45,6 +47,7 @@ struct Parts {
   Replicator replicator;
   Holder holder;
   Fetcher fetcher;
+  Converter converter;
   Scrubber scrubber;
   Persister persister;
   Sessions sessions;

@@ -40,27 +40,43 @@ void Persister::OnStalled(const Key& key) {
 
 void Persister::Begin(const PersistOrder& order) {
   Context& context = parts_.context;
-  const ShardId& id = order.shard.id;
+  const Key key{order.shard.id, order.phase};
+  jobs_[key] = {order.taken, true, false, {}};
+  const SealedShard* sealed = context.store.Find(key.first);
+  if (sealed == nullptr || !sealed->encrypted()) return Write(key);
+  // Storage gets plaintext, as every reader.
+  parts_.converter.Convert(key.first, false, [this, key](const Status& status) {
+    if (status.ok()) return Write(key);
+    Refuse(key, status.code(), status.message());
+  });
+}
+
+void Persister::Refuse(const Key& key, Code code, const std::string& why) {
+  Context& context = parts_.context;
+  jobs_.erase(key);
+  PersistResult result;
+  result.shard.id = key.first;
+  result.phase = key.second;
+  result.code = code;
+  result.message = why;
+  if (context.view.leader != kNoNode) context.Send(context.view.leader, result);
+}
+
+void Persister::Write(const Key& key) {
+  Context& context = parts_.context;
+  const ShardId& id = key.first;
   const SealedShard* sealed = context.store.Find(id);
-  if (sealed == nullptr || !sealed->bad.empty()) {
-    PersistResult result;
-    result.shard = order.shard;
-    result.phase = order.phase;
-    result.code = sealed == nullptr ? Code::kNotFound : Code::kCorrupt;
-    result.message = id.ToString() + (sealed == nullptr ? " is not here" : " has bad chunks here");
-    return context.Send(context.view.leader, result);
-  }
+  if (sealed == nullptr) return Refuse(key, Code::kNotFound, id.ToString() + " is not here");
+  if (!sealed->bad.empty()) return Refuse(key, Code::kCorrupt, id.ToString() + " has bad chunks here");
   Result<Store::LeaseToken> lease = context.store.Lease(id);
   ROPETEAM_CHECK(lease.ok());
-  const Key key{id, order.phase};
-  jobs_[key] = {order.taken, true, false, {}};
   NameFiles shard{sealed->meta, sealed->extents, sealed->crcs};
   auto done = [this, key, token = *lease](const Status& status, const StorageDone& result) {
     OnDone(key, token, status, result);
   };
-  StorageWork work = order.phase == PersistOrder::Phase::kName
+  StorageWork work = key.second == PersistOrder::Phase::kName
                          ? StorageWork(std::move(shard))
-                         : StorageWork(WriteShard{std::move(shard), order.taken});
+                         : StorageWork(WriteShard{std::move(shard), jobs_.at(key).taken});
   parts_.storage.Start(std::move(work), std::move(done), [this, key] { OnStalled(key); });
 }
 

@@ -46,6 +46,8 @@ class Persister {
     PersistResult result;  // when it is not running, or stalls
   };
   void Begin(const PersistOrder& order);
+  void Write(const Key& key);
+  void Refuse(const Key& key, Code code, const std::string& why);
   void OnStalled(const Key& key);
   void OnDone(const Key& key, Store::LeaseToken lease, const Status& status, const StorageDone& done);
   void OnBadChunks(const ShardId& shard, Store::LeaseToken lease, const std::vector<uint32_t>& bad);

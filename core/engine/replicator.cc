@@ -48,10 +48,12 @@ Replicator::SourceId Replicator::Add(Source source) {
   return id;
 }
 
-Replicator::SourceId Replicator::Begin(const ShardId& shard, uint32_t replicas, std::vector<Extent> extents) {
+Replicator::SourceId Replicator::Begin(const ShardId& shard, uint32_t replicas, std::vector<Extent> extents,
+                                       const EncryptionSalt& salt) {
   Source source;
   source.shard = shard;
   source.wanted = replicas;
+  source.encryption.salt = salt;
   const uint64_t chunks = ChunkCount(extents);
   ROPETEAM_CHECK(chunks != 0);
   source.extents = std::move(extents);
@@ -102,7 +104,7 @@ void Replicator::Ready(SourceId id, uint32_t first, const std::vector<uint32_t>&
 
 bool Replicator::AddDevice(SourceId id, const SaveDirectInput& chunks) {
   Source& source = SourceOf(id);
-  if (source.device_ended || chunks.count == 0) return false;
+  if (source.device_ended || chunks.count == 0 || parts_.context.config.encrypts) return false;
   std::map<uint32_t, SaveDirectInput>& device = source.chunks.device;
   const auto next = device.lower_bound(chunks.first);
   if (next != device.end() && next->first - chunks.first < chunks.count) return false;
@@ -154,6 +156,7 @@ bool Replicator::AddSealed(Source* source) {
   source->meta = sealed->meta;
   source->extents = sealed->extents;
   source->crcs = sealed->crcs;
+  source->encryption = sealed->encryption;
   source->chunks.ready.assign(sealed->crcs.size(), true);
   Result<Store::LeaseToken> lease = parts_.context.store.Lease(source->shard);
   ROPETEAM_CHECK(lease.ok());
@@ -341,14 +344,25 @@ uint64_t Replicator::StartPut(SourceId id, const Source& source, const OutgoingC
   transfer.remote_offset = copy.chunks_begin() + ChunkAt(copy.extents(), chunk) * chunk_bytes;
   transfer.length =
       source.chunks.sealed ? ChunkLength(source.meta.stream_bytes, chunk_bytes, chunk) : chunk_bytes;
+  std::optional<Transfers::Plaintext> plaintext;
+  if (Encrypts(source))
+    plaintext = Transfers::Plaintext{source.shard, chunk, source.encryption.salt, source.crcs[chunk]};
   return parts_.transfers.Start(
       source.ordered_target == kNoNode ? Transfers::Priority::kSave : Transfers::Priority::kBackground,
-      transfer, [this, id, copy_id = CopyId(copy.id()), chunk, begun = parts_.context.now](Code code) {
-        OnPut(id, copy_id, chunk, begun, code);
-      });
+      transfer,
+      [this, id, copy_id = CopyId(copy.id()), chunk, begun = parts_.context.now,
+       whole = !source.chunks.sealed](Code code, const EncryptedChunk* encrypted) {
+        OnPut(id, copy_id, chunk, begun, whole, code, encrypted);
+      },
+      plaintext);
 }
 
-void Replicator::OnPut(SourceId id, CopyId copy_id, uint32_t chunk, TimeUs begun, Code code) {
+bool Replicator::Encrypts(const Source& source) const {
+  return parts_.context.config.encrypts && source.encryption.tags.empty();
+}
+
+void Replicator::OnPut(SourceId id, CopyId copy_id, uint32_t chunk, TimeUs begun, bool whole, Code code,
+                       const EncryptedChunk* encrypted) {
   Source& source = SourceOf(id);  // a source and its copies outlive their outstanding puts
   OutgoingCopy& copy = CopyOf(&source, copy_id);
   Context& context = parts_.context;
@@ -360,8 +374,22 @@ void Replicator::OnPut(SourceId id, CopyId copy_id, uint32_t chunk, TimeUs begun
                 .peer = copy.target(),
                 .failed = code != Code::kOk},
                begun);
-  if (code == Code::kOk) {
-    copy.PutArrived(chunk, source.chunks.ready[chunk]);
+  // Every holder's copy has the same bytes: equal plaintext under one key and nonce.
+  bool differs = false;
+  if (code == Code::kOk && encrypted != nullptr) {
+    const auto [known, fresh] = source.encrypted.try_emplace(chunk, *encrypted);
+    differs = !fresh && (known->second.crc != encrypted->crc || known->second.tag != encrypted->tag);
+  }
+  if (code == Code::kCorrupt && whole) {
+    // Perhaps the last one, whose checksum is of less than the whole chunk. Once it is sealed that is known.
+    copy.PutNotSent(chunk);
+    source.chunks.ready[chunk] = source.chunks.sealed;
+  } else if (code == Code::kCorrupt || differs) {
+    copy.PutNotSent(chunk);
+    if (copy.active()) Drop(id, &source, &copy, "a chunk here does not match its checksum");
+    if (source.chunks.sealed) parts_.fetcher.Repair(source.shard, {chunk}, [](const Status&) {});
+  } else if (code == Code::kOk) {
+    copy.PutArrived(chunk, source.chunks.ready[chunk] || encrypted != nullptr);
     const uint64_t bytes = source.chunks.sealed
                                ? ChunkLength(source.meta.stream_bytes, context.store.chunk_bytes(), chunk)
                                : context.store.chunk_bytes();
@@ -389,12 +417,12 @@ void Replicator::SendArrived(const Source& source, const OutgoingCopy& copy,
   const uint64_t chunk_bytes = parts_.context.store.chunk_bytes();
   ReplicaArrived arrived{copy.id(), {}, {}};
   for (const uint32_t chunk : chunks) {
-    ROPETEAM_CHECK(source.chunks.ready[chunk]);
+    ROPETEAM_CHECK(source.chunks.ready[chunk] || Encrypts(source));
     // The last chunk of a sealed stream may be short; the holder knows its length only from the seal.
     if (source.chunks.sealed && ChunkLength(source.meta.stream_bytes, chunk_bytes, chunk) != chunk_bytes)
       continue;
     arrived.chunks.push_back(chunk);
-    arrived.crcs.push_back(source.crcs[chunk]);
+    arrived.crcs.push_back(Encrypts(source) ? source.encrypted.at(chunk).crc : source.crcs[chunk]);
   }
   if (!arrived.chunks.empty()) parts_.context.Send(copy.target(), arrived);
 }
@@ -402,8 +430,16 @@ void Replicator::SendArrived(const Source& source, const OutgoingCopy& copy,
 void Replicator::SendSeal(const Source& source, const OutgoingCopy& copy, uint32_t attempt) {
   const SealedShard* sealed = parts_.context.store.Leased(source.lease);
   ROPETEAM_CHECK(source.chunks.sealed && sealed != nullptr && sealed->meta == source.meta);
-  parts_.context.Send(copy.target(), ReplicaSeal{copy.id(), attempt, source.meta, source.crcs,
-                                                 sealed->committed, copy.reservation()});
+  EncryptedSeal seal{{copy.id(), attempt, source.meta, source.crcs, sealed->committed, copy.reservation()},
+                     source.encryption};
+  if (!parts_.context.config.encrypts) return parts_.context.Send(copy.target(), seal.seal);
+  // Where the holder has it, chunks need not have been encrypted here: the plaintext's checksums say which shard it is.
+  if (Encrypts(source) && source.encrypted.size() == source.crcs.size())
+    for (const auto& [chunk, encrypted] : source.encrypted) {
+      seal.seal.crcs[chunk] = encrypted.crc;
+      seal.encryption.tags.push_back(encrypted.tag);
+    }
+  parts_.context.Send(copy.target(), seal);
 }
 
 void Replicator::Drop(SourceId id, Source* source, OutgoingCopy* copy, const std::string& why) {

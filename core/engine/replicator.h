@@ -34,11 +34,13 @@ class Replicator {
   using SourceId = uint64_t;
 
   // A save has begun; the extents are the caller's until Sealed() or the end of Cancel().
-  SourceId Begin(const ShardId& shard, uint32_t replicas, std::vector<Extent> extents);
+  SourceId Begin(const ShardId& shard, uint32_t replicas, std::vector<Extent> extents,
+                 const EncryptionSalt& salt);
   void Extend(SourceId source, std::vector<Extent> all_extents);
   void Ready(SourceId source, uint32_t first, const std::vector<uint32_t>& crcs);
   // Chunks that may be put from device memory until EndDevice(), Sealed() or Cancel(). False, and nothing is
-  // done: one of those has been, or some of the chunks have a place in device memory already.
+  // done: one of those has been, or some of the chunks have a place in device memory already. So where the job encrypts: what
+  // is encrypted is checked first, and what is in device memory has no checksum yet.
   bool AddDevice(SourceId source, const SaveDirectInput& chunks);
   // Starts no put from device memory any more. `settled` is called, at once or later, when no put reads it.
   void EndDevice(SourceId source, std::function<void()> settled);
@@ -72,6 +74,8 @@ class Replicator {
     uint32_t wanted = 0;  // copies on other nodes
     std::vector<Extent> extents;
     std::vector<uint32_t> crcs;
+    Encryption encryption;                         // of the bytes here
+    std::map<uint32_t, EncryptedChunk> encrypted;  // where they are plaintext: as they arrived at a holder
     CopySource chunks;
     bool device_ended = false;
     std::vector<std::function<void()>> settling;  // called when no put reads device memory any more
@@ -95,7 +99,11 @@ class Replicator {
   void AdvanceCopies(SourceId id, Source* source);
   uint64_t StartPut(SourceId id, const Source& source, const OutgoingCopy& copy, uint32_t chunk,
                     const SaveDirectInput* device);
-  void OnPut(SourceId id, CopyId copy_id, uint32_t chunk, TimeUs begun, Code code);
+  // `whole`: it was put before the stream's length was known.
+  void OnPut(SourceId id, CopyId copy_id, uint32_t chunk, TimeUs begun, bool whole, Code code,
+             const EncryptedChunk* encrypted);
+  // Whether a put of the source's bytes must encrypt them.
+  bool Encrypts(const Source& source) const;
   void SendArrived(const Source& source, const OutgoingCopy& copy, const std::vector<uint32_t>& chunks);
   void SendSeal(const Source& source, const OutgoingCopy& copy, uint32_t attempt);
   void CloseDevice(SourceId id, Source* source);

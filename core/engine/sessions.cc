@@ -196,7 +196,8 @@ void Sessions::SaveBegin(SessionId id, RequestId request, Step step, uint64_t st
   save.ready.resize(chunks);
   ProgressOf(shard).begun = context.now;
   context.Note({.what = TraceEvent::What::kBegin, .shard = shard, .count = static_cast<uint32_t>(chunks)});
-  save.source = parts_.replicator.Begin(shard, context.view.settings.replicas, save.extents);
+  save.salt = context.NewSalt();
+  save.source = parts_.replicator.Begin(shard, context.view.settings.replicas, save.extents, save.salt);
   ROPETEAM_CHECK(save.source != 0);
   AnswerTo(id, request, AnswerGrant{save_id, std::move(*extents)});
 }
@@ -329,7 +330,8 @@ void Sessions::SaveCommit(SessionId id, RequestId request, const SaveCommitInput
                        commit.stream_bytes,
                        commit.manifest_offset,
                        commit.object_count};
-  const Status sealed = context.store.Seal(meta, Role::kOwn, save.extents, commit.crcs);
+  const Status sealed =
+      context.store.Seal(meta, Role::kOwn, save.extents, commit.crcs, Encryption{save.salt, {}});
   if (!sealed.ok()) {
     found->second = std::move(save);
     EndSave(commit.save, sealed.message().c_str());
@@ -623,11 +625,15 @@ void Sessions::ViewOpen(SessionId id, RequestId request, Step step, Rank rank, T
 }
 
 void Sessions::OpenLocated(uint64_t pending, const ShardId& shard) {
-  parts_.fetcher.Fetch(shard, [this, pending, shard](const Status& status) {
+  const auto here = [this, pending, shard](const Status& status) {
     const std::optional<Pending> open = TakePending(pending);
     if (!open) return;
     if (!status.ok()) return AnswerStatusTo(open->session, open->request, status);
     GrantView(open->session, open->request, shard);
+  };
+  parts_.fetcher.Fetch(shard, [this, shard, here](const Status& status) {
+    if (!status.ok() || !parts_.context.config.encrypts) return here(status);
+    parts_.converter.Convert(shard, false, here);
   });
 }
 
@@ -656,7 +662,8 @@ void Sessions::ViewRepair(SessionId id, RequestId request, ViewId view, const st
       return AnswerStatusTo(
           id, request,
           Error(Code::kInvalidArgument, "chunk %u of a shard of %zu", chunk, sealed->crcs.size()));
-  if (parts_.context.store.Find(shard) == nullptr)
+  // Released, or it is in other chunks now (converter.h).
+  if (parts_.context.store.Find(shard) != sealed)
     return AnswerStatusTo(id, request,
                           Error(Code::kCorrupt, "%s is bad here and was released: nothing to repair it from",
                                 shard.ToString().c_str()));

@@ -93,6 +93,7 @@ class Sessions {
     std::vector<Extent> extents;
     std::vector<uint32_t> crcs;
     std::vector<bool> ready;
+    EncryptionSalt salt;
     Replicator::SourceId source = 0;
     uint64_t device_chunks_end = 0;  // behind the last chunk announced in device memory
   };

@@ -2,6 +2,10 @@
 //
 // The one place where transfers and checks leave the engine, so that they can be held back: what is wanted
 // first goes first, and no more is outstanding than keeps a link busy.
+//
+// Where the job encrypts, a put of plaintext does not leave: the chunk is encrypted into a bounce chunk of the arena, and
+// that is put. Bounce chunks are the engine's for as long as it lives. What is in one stays until another chunk needs
+// the place, so a second holder's put of the same chunk finds it encrypted.
 
 #ifndef ROPETEAM_CORE_ENGINE_TRANSFERS_H_
 #define ROPETEAM_CORE_ENGINE_TRANSFERS_H_
@@ -10,6 +14,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <optional>
 #include <vector>
 
 #include "core/engine/context.h"
@@ -18,7 +23,7 @@ namespace ropeteam::engine {
 
 class Transfers {
  public:
-  explicit Transfers(Context* context) : context_(*context) {}
+  explicit Transfers(Context* context);
 
   enum class Priority : uint8_t { kFetch = 0, kSave = 1, kBackground = 2 };
   static constexpr size_t kPriorities = 3;
@@ -27,10 +32,23 @@ class Transfers {
   static constexpr size_t kOutstandingMax = 32;
   // Restoring redundancy may take its time; saves and fetches should not notice it.
   static constexpr size_t kBackgroundOutstandingMax = 4;
+  // Of bounce chunks: some are filled while others are on their way. At least two chunks, and a small part of the arena.
+  static constexpr uint64_t kBounceBytes = 32ull << 20;
+  static constexpr uint64_t kBouncePartMax = 16;
 
-  using Done = std::function<void(Code)>;
+  // What must be encrypted before it leaves.
+  struct Plaintext {
+    ShardId shard;
+    uint32_t chunk = 0;
+    EncryptionSalt salt;
+    uint32_t crc = 0;
+  };
+  // `encrypted` is null unless plaintext was put. kCorrupt, only of plaintext: it did not match its checksum, and no byte of it
+  // has left this node.
+  using Done = std::function<void(Code, const EncryptedChunk* encrypted)>;
   // Returns the transfer's tag, which is filled in here.
-  uint64_t Start(Priority priority, StartTransfer transfer, Done done);
+  uint64_t Start(Priority priority, StartTransfer transfer, Done done,
+                 std::optional<Plaintext> plaintext = {});
   // Of a transfer whose `done` has not been called. True: it had not left the engine yet; it is cancelled, and its
   // `done` is never called.
   bool Withdraw(uint64_t tag);
@@ -41,31 +59,53 @@ class Transfers {
   size_t waiting(Priority priority) const { return waiting_[static_cast<size_t>(priority)].size(); }
   size_t running() const { return running_.size(); }
   size_t checking() const { return checking_.size(); }
+  uint64_t bounce_chunks() const { return bounces_.size(); }
 
   using Checked = std::function<void(const std::vector<uint32_t>& bad)>;
+  using Encrypted =
+      std::function<void(const std::vector<uint32_t>& bad, const std::vector<EncryptedChunk>& encrypted)>;
   void Check(std::vector<StartCheck::Range> ranges, Checked checked);
-  void OnCheckDone(uint64_t tag, const std::vector<uint32_t>& bad);
+  void Encrypt(std::vector<StartCheck::Range> ranges, Encrypted encrypted);
+  void OnCheckDone(uint64_t tag, const std::vector<uint32_t>& bad,
+                   const std::vector<EncryptedChunk>& encrypted);
 
  private:
+  struct Bounce {
+    uint32_t place = 0;              // chunk of the arena
+    std::optional<Plaintext> holds;  // or is to hold
+    bool encrypting = false;
+    EncryptedChunk encrypted;
+    uint32_t users = 0;   // transfers that wait for it or run from it
+    uint64_t wanted = 0;  // last, by the count of all
+  };
   struct Waiting {
     StartTransfer transfer;
     Done done;
+    std::optional<Plaintext> plaintext;
+    Bounce* bounce = nullptr;
   };
   struct Running {
     Priority priority;
     Done done;
+    Bounce* bounce = nullptr;
   };
   struct Checking {
     size_t ranges;
-    Checked checked;
+    Encrypted checked;
   };
   void Pump();
+  void AddBounces(size_t count);
+  void Prepare(Priority priority);
+  Bounce* BounceFor(const Plaintext& plaintext);
+  void OnBounced(Bounce* bounce, bool good, const EncryptedChunk& encrypted);
   Context& context_;
   uint64_t next_tag_ = 1;
   std::deque<Waiting> waiting_[kPriorities];
   size_t running_background_ = 0;
   std::map<uint64_t, Running> running_;
   std::map<uint64_t, Checking> checking_;
+  std::deque<Bounce> bounces_;  // pointers into it stay valid
+  uint64_t wanted_ = 0;
 };
 
 // The range of the arena's memory in which the stream's chunk `index` lies.

@@ -24,6 +24,7 @@
 #include "core/base/log.h"
 #include "core/engine/engine.h"
 #include "core/shard/manifest.h"
+#include "tests/toy_cipher.h"
 
 namespace ropeteam {
 
@@ -49,17 +50,19 @@ struct TestShard {
 
 class TestNode {
  public:
-  TestNode(NodeId node_id, uint64_t chunks, uint64_t scrub_bytes_per_s)
-      : id(node_id), bytes(Store::MemoryFor(chunks, kTestChunk)) {
+  TestNode(NodeId node_id, uint64_t chunks, uint64_t scrub_bytes_per_s, bool encrypts)
+      : id(node_id), bytes(Store::MemoryFor(chunks, kTestChunk, encrypts)) {
     memory = static_cast<std::byte*>(
         mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
     const std::string name = "node-" + std::to_string(id);
-    store = Store::Format({memory, bytes}, kTestChunk, {"job", name}).value();
+    store = Store::Format({memory, bytes}, kTestChunk, {"job", name, encrypts}).value();
     EngineConfig config;
     config.self = id;
     config.job = "job";
     config.node = name;
     config.scrub_bytes_per_s = scrub_bytes_per_s;
+    config.encrypts = encrypts;
+    config.salt.instance = {7, id};
     engine = std::make_unique<Engine>(config, store.get());
   }
   ~TestNode() {
@@ -98,27 +101,12 @@ class TestNode {
 class Engines {
  protected:
   // Nodes 1, 2, …; the first leads, and rank i is on node i + 1.
-  explicit Engines(uint32_t nodes, uint64_t chunks, uint64_t scrub_bytes_per_s) {
+  explicit Engines(uint32_t nodes, uint64_t chunks, uint64_t scrub_bytes_per_s, bool encrypts = false) {
     SetLogSink([](LogLevel, std::string_view) {}, LogLevel::kOff);
     for (uint32_t i = 0; i < nodes; ++i)
-      nodes_.push_back(std::make_unique<TestNode>(i + 1, chunks, scrub_bytes_per_s));
-    View view;
-    view.epoch = 1;
-    view.leader = 1;
-    view.settings.replicas = nodes > 1 ? 1 : 0;
-    view.settings.nodes = nodes;
-    for (const auto& node : nodes_) {
-      Member member;
-      member.id = node->id;
-      member.name = "node-" + std::to_string(node->id);
-      member.ordinal = static_cast<uint32_t>(node->id);
-      view.members.push_back(member);
-    }
-    for (const auto& node : nodes_) {
-      node->engine->OnLease(now_, UINT64_MAX);
-      node->engine->OnView(now_, view);
-    }
-    Carry();
+      nodes_.push_back(std::make_unique<TestNode>(i + 1, chunks, scrub_bytes_per_s, encrypts));
+    for (const auto& node : nodes_) node->engine->OnLease(now_, UINT64_MAX);
+    ShowView(1, nullptr);
     for (const auto& node : nodes_) {
       HelloInput hello;
       hello.rank = static_cast<Rank>(node->id - 1);
@@ -137,6 +125,26 @@ class Engines {
     SetLogSink(nullptr, LogLevel::kWarning);
   }
 
+  // All nodes but `lost`, which stays as it is and hears nothing.
+  void ShowView(Epoch epoch, const TestNode* lost) {
+    lost_ = lost;
+    View view;
+    view.epoch = epoch;
+    view.leader = lost == nodes_[0].get() ? 2 : 1;
+    view.settings.replicas = nodes_.size() > 1 ? 1 : 0;
+    view.settings.nodes = static_cast<uint32_t>(nodes_.size());
+    for (const auto& node : nodes_) {
+      if (node.get() == lost) continue;
+      Member member;
+      member.id = node->id;
+      member.name = "node-" + std::to_string(node->id);
+      member.ordinal = static_cast<uint32_t>(node->id);
+      view.members.push_back(member);
+    }
+    for (const auto& node : nodes_)
+      if (node.get() != lost) node->engine->OnView(now_, view);
+    Carry();
+  }
   TestNode& node(NodeId id) { return *nodes_.at(id - 1); }
   TestNode* Find(NodeId id) { return id != 0 && id <= nodes_.size() ? nodes_[id - 1].get() : nullptr; }
   ShardId Id(Step step, Rank rank) { return {node(1).engine->incarnation(), step, rank}; }
@@ -146,6 +154,7 @@ class Engines {
       quiet = true;
       for (const auto& node : nodes_) {
         const Outbox out = std::exchange(node->engine->outbox(), Outbox());
+        if (node.get() == lost_) continue;
         quiet = quiet && out.empty();
         for (const StartTransfer& transfer : out.transfers) Transfer(node.get(), transfer);
         for (const StartCheck& check : out.checks) {
@@ -153,7 +162,8 @@ class Engines {
           if (on_check_) on_check_(*node, check);
         }
         for (const SendMessage& message : out.messages)
-          if (TestNode* to = Find(message.to)) to->engine->OnMessage(now_, node->id, message.envelope);
+          if (TestNode* to = Find(message.to); to != nullptr && to != lost_)
+            to->engine->OnMessage(now_, node->id, message.envelope);
         for (const Answer& answer : out.answers) answers_.emplace(answer.request, answer);
         for (const LevelEvent& event : out.events)
           if (event.level == Level::kReplicated) replicated_.push_back(event.shard);
@@ -165,12 +175,8 @@ class Engines {
   void EndChecks() {
     for (; !checks_.empty(); checks_.pop_front()) {
       const auto& [node, check] = checks_.front();
-      std::vector<uint32_t> bad;
-      for (uint32_t i = 0; i < check.ranges.size(); ++i) {
-        const StartCheck::Range& range = check.ranges[i];
-        if (Crc32c(node->memory + range.offset, range.length) != range.crc) bad.push_back(i);
-      }
-      node->engine->OnCheckDone(now_, check.tag, bad);
+      const ToyChecked checked = ToyCheckAll(node->memory, check);
+      node->engine->OnCheckDone(now_, check.tag, checked.bad, checked.encrypted);
     }
   }
   void PassTime(TimeUs time) {
@@ -226,6 +232,8 @@ class Engines {
   RequestId request_ = 0;
   std::map<RequestId, Answer> answers_;
 
+  const TestNode* lost_ = nullptr;
+
  private:
   // Of the chunks, which are all that a transfer may touch.
   static bool InChunks(const TestNode& node, uint64_t offset, uint64_t length) {
@@ -235,7 +243,7 @@ class Engines {
     ROPETEAM_CHECK(InChunks(*here, transfer.local_offset, transfer.length));
     TestNode* const peer = Find(transfer.peer);
     // Where the bytes are at the peer is its word, and a fabric refuses what is not there.
-    if (peer == nullptr || !InChunks(*peer, transfer.remote_offset, transfer.length))
+    if (peer == nullptr || peer == lost_ || !InChunks(*peer, transfer.remote_offset, transfer.length))
       return here->engine->OnTransferDone(now_, transfer.tag, Code::kLinkFailed);
     TestNode& from = transfer.get ? *peer : *here;
     TestNode& to = transfer.get ? *here : *peer;

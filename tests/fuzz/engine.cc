@@ -17,7 +17,7 @@ enum Op : uint8_t { kMessage, kPayload, kQuestion, kReply, kSave, kTime, kReques
 
 class World : Engines {
  public:
-  World() : Engines(kNodes, kChunks, 0) {
+  explicit World(bool encrypts) : Engines(kNodes, kChunks, 0, encrypts) {
     for (NodeId id = 1; id <= kNodes; ++id) ROPETEAM_CHECK(Find(id) != nullptr);
   }
   void Run(std::string_view input) {
@@ -180,7 +180,7 @@ class World : Engines {
   }
 };
 
-void RunEngine(std::string_view input) { World().Run(input); }
+void RunEngine(std::string_view input) { World(input.size() % 2 != 0).Run(input); }
 
 std::string At(Op op, NodeId to) { return ToBytes().Byte(op).Byte(to - 1).bytes(); }
 

@@ -16,7 +16,7 @@ using EngineMessages =
                CopyQuery, Inventory, InventoryAck, LeaderState, LeaderStateAck, Question, Reply, FetchOpen,
                FetchGrant, FetchClose, BadCopy, CopyOrder, VerifyOrder, VerifyResult, DropCopy, DemoteCopy,
                InventoryDelta, PersistOrder, PersistResult, StoredBad, FetchOrder, CheckStored,
-               StoredChecked>;
+               StoredChecked, EncryptedSeal, EncryptedGrant, EncryptCopy>;
 // What a Question's payload is.
 using EngineQuestions = std::tuple<JoinQuestion, LatestQuestion, LocateQuestion, Nothing, VerifyQuestion,
                                    PersistQuestion, QuarantineQuestion>;

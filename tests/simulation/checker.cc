@@ -6,9 +6,11 @@
 #include <algorithm>
 #include <cstdarg>
 #include <cstdio>
+#include <cstring>
 #include <utility>
 
 #include "core/base/checksum.h"
+#include "tests/toy_cipher.h"
 
 namespace ropeteam::simulation {
 namespace {
@@ -16,6 +18,20 @@ namespace {
 // A death is not known at once: within this, what was decided may rest on a copy that has just been lost.
 // Silence is death after 1 s; a view and an inventory take their time.
 constexpr TimeUs kNewsUs = 5 * kSecond;
+
+std::vector<uint32_t> PlainCrcsOf(const SealedShard& shard) {
+  return PlainCrcs(shard.encryption, shard.crcs);
+}
+
+uint64_t Fingerprint(const char* bytes, size_t length) {
+  uint64_t print = length;
+  for (size_t at = 0; at < length; at += sizeof(uint64_t)) {
+    uint64_t word = 0;
+    std::memcpy(&word, bytes + at, std::min(sizeof(word), length - at));
+    print = ToyMix(print, word);
+  }
+  return print;
+}
 
 const char* RoleName(Role role) {
   return role == Role::kOwn ? "own" : role == Role::kReplica ? "replica" : "cache";
@@ -51,22 +67,55 @@ uint32_t Checker::WorldOf(const StepId& step) const {
   return 0;
 }
 
-bool Checker::ChunkRight(const Host& host, const std::vector<Extent>& extents, const Shard& shard,
-                         size_t chunk) const {
+bool Checker::ChunkRight(const Host& host, const std::vector<Extent>& extents, const Encryption& encryption,
+                         const Shard& shard, size_t chunk) const {
   const uint64_t length = ChunkLength(shard.stream_bytes, shard.chunk_bytes, chunk);
-  return Crc32c(host.chunk(ChunkAt(extents, chunk)), length) == shard.crcs[chunk];
+  const std::byte* bytes = host.chunk(ChunkAt(extents, chunk));
+  if (encryption.tags.empty()) return Crc32c(bytes, length) == shard.crcs[chunk];
+  return Crc32c(ToyCrypt(bytes, length, ToyKey(encryption.salt, chunk)).data(), length) == shard.crcs[chunk];
 }
 
 bool Checker::CopyRight(const Host& host, const Copy& copy, const Shard& shard, std::string* why) const {
   const Place place = PlaceOf(host);
   for (uint32_t i = 0; i < shard.crcs.size(); ++i) {
     if (std::binary_search(copy.bad.begin(), copy.bad.end(), i) || shard.flips.contains({place, i})) continue;
-    if (ChunkRight(host, copy.extents, shard, i)) continue;
+    if (ChunkRight(host, copy.extents, copy.encryption, shard, i)) continue;
     *why = "chunk ";
     *why += std::to_string(i);
     return false;
   }
   return true;
+}
+
+// ---- encryption
+
+void Checker::OnContent(const Content& content) {
+  if (!options_.encrypts) return;
+  const uint64_t chunk_bytes = options_.chunk_bytes;
+  for (uint64_t at = 0; at < content.stream.size(); at += chunk_bytes)
+    plaintext_.insert(
+        Fingerprint(content.stream.data() + at, std::min<uint64_t>(chunk_bytes, content.stream.size() - at)));
+}
+
+void Checker::OnWire(const Transfer& transfer, const std::byte* bytes) {
+  if (!options_.encrypts || network_.Refuses(transfer)) return;
+  if (transfer.device != nullptr)
+    return Fail("%s takes plaintext from device memory", transfer.ToString().c_str());
+  if (bytes != nullptr &&
+      plaintext_.contains(Fingerprint(reinterpret_cast<const char*>(bytes), transfer.length)))
+    Fail("%s moves a chunk in clear", transfer.ToString().c_str());
+}
+
+void Checker::OnCipher(const Host& host, const StartCheck::Range& range) {
+  const ChunkCipher& cipher = *range.cipher;
+  if (!cipher.encrypt) return;
+  const EncryptionSalt& salt = cipher.salt;
+  if (salt.count == 0) return Fail("host %zu encrypts without a salt", host.index);
+  const auto nonce = std::make_tuple(salt.instance[0], salt.instance[1], salt.count, cipher.chunk);
+  const std::pair<uint32_t, uint64_t> plaintext{range.crc, range.length};
+  if (nonces_.try_emplace(nonce, plaintext).first->second != plaintext)
+    Fail("host %zu encrypts chunk %u of %s under a nonce that another plaintext had", host.index,
+         cipher.chunk, cipher.shard.ToString().c_str());
 }
 
 // ---- copies
@@ -114,10 +163,17 @@ void Checker::Observe(const Host& host) {
     } else {
       const auto at = shards_.find(now->first);
       if (at != shards_.end() && at->second.copies[PlaceOf(host)].fate == Fate::kOther &&
-          now->second->crcs == at->second.crcs) {
+          PlainCrcsOf(*now->second) == at->second.crcs) {
         OnSealed(host, *now->second);  // the right bytes have taken the place of the others in one input
       } else if (at != shards_.end()) {
         Copy& copy = at->second.copies[PlaceOf(host)];
+        if (copy.encryption != now->second->encryption) {  // in other chunks now, and plaintext or ciphertext
+          const bool committed = copy.committed;
+          if (copy.fate == Fate::kPresent) OnSealed(host, *now->second);
+          copy.extents = now->second->extents;
+          copy.encryption = now->second->encryption;
+          copy.committed = committed;
+        }
         if (copy.role != now->second->role || copy.bad != now->second->bad) promise_dirty_ = true;
         copy.role = before->second = now->second->role;
         if (copy.bad != now->second->bad) copy.bad = now->second->bad;
@@ -133,7 +189,7 @@ void Checker::Observe(const Host& host) {
 // From the first mark on its bytes are the shard, whatever the rank has saved under this name elsewhere.
 void Checker::OnMarked(const Host& host, const SealedShard& sealed, Shard* shard) {
   const auto current = [&](const SealedShard& copy) {
-    return copy.meta.stream_bytes == shard->stream_bytes && copy.crcs == shard->crcs;
+    return copy.meta.stream_bytes == shard->stream_bytes && PlainCrcsOf(copy) == shard->crcs;
   };
   const bool right = current(sealed);
   for (const auto& [place, copy] : shard->copies)
@@ -141,10 +197,11 @@ void Checker::OnMarked(const Host& host, const SealedShard& sealed, Shard* shard
       return Fail("host %zu marked other bytes of %s as committed than host %zu has", host.index,
                   sealed.meta.id.ToString().c_str(), place.host);
   if (right) return;
-  std::erase_if(shard->superseded, [&](const Variant& variant) { return variant.crcs == sealed.crcs; });
+  std::erase_if(shard->superseded,
+                [&](const Variant& variant) { return variant.crcs == PlainCrcsOf(sealed); });
   shard->superseded.push_back({shard->stream_bytes, shard->crcs});
   shard->stream_bytes = sealed.meta.stream_bytes;
-  shard->crcs = sealed.crcs;
+  shard->crcs = PlainCrcsOf(sealed);
   shard->lost_at.clear();
   promise_dirty_ = true;
   for (auto& [place, copy] : shard->copies) {
@@ -163,12 +220,13 @@ void Checker::OnSealed(const Host& host, const SealedShard& sealed) {
   if (at == shards_.end())
     return Fail("host %zu sealed %s, which no rank has saved", host.index, id.ToString().c_str());
   Shard& shard = at->second;
-  const Variant variant{sealed.meta.stream_bytes, sealed.crcs};
+  const Variant variant{sealed.meta.stream_bytes, PlainCrcsOf(sealed)};
   const auto same = [&](const Variant& other) {
     return other.stream_bytes == variant.stream_bytes && other.crcs == variant.crcs;
   };
   if (std::any_of(shard.superseded.begin(), shard.superseded.end(), same)) {
-    shard.copies[PlaceOf(host)] = {Fate::kOther, scheduler_.now(), sealed.role, sealed.extents, {}, false};
+    shard.copies[PlaceOf(host)] = {Fate::kOther, scheduler_.now(), sealed.role, sealed.extents, {},
+                                   false,        sealed.encryption};
     return;
   }
   if (const auto candidate = shard.candidates.find(host.index);
@@ -183,7 +241,7 @@ void Checker::OnSealed(const Host& host, const SealedShard& sealed) {
       if (copy.fate == Fate::kPresent) copy.fate = Fate::kOther;
     shard.candidates.erase(candidate);
   }
-  if (sealed.meta.stream_bytes != shard.stream_bytes || sealed.crcs != shard.crcs)
+  if (sealed.meta.stream_bytes != shard.stream_bytes || variant.crcs != shard.crcs)
     return Fail("host %zu sealed %s with another size or other checksums than it was saved with", host.index,
                 id.ToString().c_str());
   if (sealed.meta.world_size != shard.world_size)
@@ -194,12 +252,13 @@ void Checker::OnSealed(const Host& host, const SealedShard& sealed) {
   shard.sealed = true;
   ++statistics_.sealed;
   Copy& copy = shard.copies[PlaceOf(host)];
-  copy = {Fate::kPresent, scheduler_.now(), sealed.role, sealed.extents, sealed.bad, sealed.committed};
+  copy = {Fate::kPresent, scheduler_.now(), sealed.role,      sealed.extents,
+          sealed.bad,     sealed.committed, sealed.encryption};
   std::erase_if(shard.flips, [&](const auto& flip) { return flip.first == PlaceOf(host); });
   if (Committed(StepOf(id))) promise_dirty_ = true;
   for (uint32_t i = 0; !damaged_.empty() && i < shard.crcs.size(); ++i)
     if (damaged_.erase({PlaceOf(host), ChunkAt(sealed.extents, i)}) != 0 &&
-        !ChunkRight(host, sealed.extents, shard, i))
+        !ChunkRight(host, sealed.extents, sealed.encryption, shard, i))
       shard.flips.insert({PlaceOf(host), i});
   std::string why;
   if (!CopyRight(host, copy, shard, &why))
@@ -286,7 +345,7 @@ void Checker::JudgeDrop(const Host& host, const ShardId& id, Role role) {
       Covered(step, [&](const Place& at, const Shard& of, const Copy& copy, uint32_t chunk) {
         const bool there =
             copy.fate == Fate::kPresent || (copy.fate == Fate::kDropped && copy.since == scheduler_.now());
-        return there && ChunkRight(*hosts_[at.host], copy.extents, of, chunk);
+        return there && ChunkRight(*hosts_[at.host], copy.extents, copy.encryption, of, chunk);
       });
   if (!worth_keeping) return;
   Fail("host %zu dropped its %s copy of %s, of a step that is to be kept, with %zu others left", host.index,
@@ -456,7 +515,8 @@ std::vector<StepId> Checker::KeptSteps() const {
 
 bool Checker::Producible(const StepId& step) const {
   return Covered(step, [this](const Place& place, const Shard& shard, const Copy& copy, uint32_t chunk) {
-    return copy.fate == Fate::kPresent && ChunkRight(*hosts_[place.host], copy.extents, shard, chunk);
+    return copy.fate == Fate::kPresent &&
+           ChunkRight(*hosts_[place.host], copy.extents, copy.encryption, shard, chunk);
   });
 }
 
@@ -465,7 +525,7 @@ bool Checker::ProducibleOnMembers(const StepId& step, const Host& asked) const {
     const Host& host = *hosts_[place.host];
     return copy.fate == Fate::kPresent && host.daemon_runs() && asked.view.Contains(host.id) &&
            !std::binary_search(copy.bad.begin(), copy.bad.end(), chunk) &&
-           ChunkRight(host, copy.extents, shard, chunk);
+           ChunkRight(host, copy.extents, copy.encryption, shard, chunk);
   });
 }
 
@@ -510,7 +570,7 @@ size_t Checker::GoodCopies(const Shard& shard) const {
     if (copy.fate != Fate::kPresent || !host.daemon_runs() || !copy.bad.empty()) continue;
     bool right = true;
     for (uint32_t i = 0; i < shard.crcs.size(); ++i)
-      right = right && ChunkRight(host, copy.extents, shard, i);
+      right = right && ChunkRight(host, copy.extents, copy.encryption, shard, i);
     good += right ? 1 : 0;
   }
   return good;
@@ -539,7 +599,7 @@ std::string Checker::DescribeCopies(const StepId& step, size_t wanted) const {
     for (const auto& [place, copy] : shard->copies) {
       size_t wrong = 0;
       for (uint32_t i = 0; copy.fate == Fate::kPresent && i < shard->crcs.size(); ++i)
-        wrong += ChunkRight(*hosts_[place.host], copy.extents, *shard, i) ? 0 : 1;
+        wrong += ChunkRight(*hosts_[place.host], copy.extents, copy.encryption, *shard, i) ? 0 : 1;
       std::snprintf(line, sizeof(line), " host %zu %s %s, chunks marked bad %zu, wrong %zu;", place.host,
                     RoleName(copy.role), kFates[static_cast<size_t>(copy.fate)], copy.bad.size(), wrong);
       text += line;
@@ -553,7 +613,7 @@ bool Checker::HasAnother(const Host& host, const ShardId& id, uint32_t chunk) co
   if (shard == nullptr || chunk >= shard->crcs.size()) return false;
   for (const auto& [place, copy] : shard->copies)
     if (place.host != host.index && copy.fate == Fate::kPresent && hosts_[place.host]->daemon_runs() &&
-        ChunkRight(*hosts_[place.host], copy.extents, *shard, chunk))
+        ChunkRight(*hosts_[place.host], copy.extents, copy.encryption, *shard, chunk))
       return true;
   return false;
 }
@@ -586,7 +646,9 @@ size_t Checker::CountedRight(const Shard& shard, size_t* hurt) const {
   for (const auto& [place, copy] : shard.copies) {
     if (!copy.counted()) continue;
     const Host& host = *hosts_[place.host];
-    const auto wrong = [&](uint32_t chunk) { return !ChunkRight(host, copy.extents, shard, chunk); };
+    const auto wrong = [&](uint32_t chunk) {
+      return !ChunkRight(host, copy.extents, copy.encryption, shard, chunk);
+    };
     bool bad = std::any_of(copy.bad.begin(), copy.bad.end(), wrong);
     for (auto flip = shard.flips.lower_bound({place, 0}); flip != shard.flips.end() && flip->first == place;
          ++flip)
@@ -741,7 +803,8 @@ void Checker::OnEvent(const Host& host, const LevelEvent& event) {
 bool Checker::AtRest(const Host& host) {
   uint64_t sealed = 0;
   for (const auto& [id, shard] : host.store->shards()) sealed += ChunkCount(shard->extents);
-  return host.store->chunks_free() + sealed == host.store->chunks_total();
+  const uint64_t kept = sealed + host.engine->Metrics().bounce_chunks;
+  return host.store->chunks_free() + kept == host.store->chunks_total();
 }
 
 void Checker::CheckNoLeak(const Host& host) {

@@ -32,6 +32,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -125,6 +126,11 @@ class Checker {
   void OnMessage(const Host& host, bool has_lease, const SendMessage& message);
 
   // ---- memory
+  // In a cluster that encrypts: what ranks save, what transfers carry (null: the other end is gone) and what is encrypted.
+  // No chunk leaves as it was saved, and no nonce serves twice.
+  void OnContent(const Content& content);
+  void OnWire(const Transfer& transfer, const std::byte* bytes);
+  void OnCipher(const Host& host, const StartCheck::Range& range);
   void OnTransferStart(const Transfer& transfer);
   void OnLanding(const Transfer& transfer, uint64_t offset, const std::string& bytes);
 
@@ -163,8 +169,9 @@ class Checker {
     TimeUs since = 0;  // of the fate
     Role role = Role::kOwn;
     std::vector<Extent> extents;
-    std::vector<uint32_t> bad;  // as marked in the store
-    bool committed = false;     // likewise
+    std::vector<uint32_t> bad;   // as marked in the store
+    bool committed = false;      // likewise
+    Encryption encryption = {};  // of its bytes
     bool counted() const { return fate == Fate::kPresent && role != Role::kCache; }
   };
   struct Variant {
@@ -217,8 +224,8 @@ class Checker {
   void OnMarked(const Host& host, const SealedShard& sealed, Shard* shard);
   void OnDropped(const Host& host, const ShardId& id, Role role);
   void JudgeDrop(const Host& host, const ShardId& id, Role role);
-  bool ChunkRight(const Host& host, const std::vector<Extent>& extents, const Shard& shard,
-                  size_t chunk) const;
+  bool ChunkRight(const Host& host, const std::vector<Extent>& extents, const Encryption& encryption,
+                  const Shard& shard, size_t chunk) const;
   bool CopyRight(const Host& host, const Copy& copy, const Shard& shard, std::string* why) const;
   // Copies that were lost since R + 1 were there, or so lately that not everybody knows.
   size_t Losses(const Shard& shard) const;
@@ -280,6 +287,8 @@ class Checker {
   std::map<std::pair<Incarnation, Rank>, Step> begun_;  // the highest step that the rank has begun to save
   std::map<size_t, std::map<uint32_t, std::pair<SessionId, SaveId>>> grants_;  // by host and chunk
   std::map<std::pair<SessionId, ViewId>, ViewHeld> views_;
+  std::set<uint64_t> plaintext_;  // fingerprints of chunks
+  std::map<std::tuple<uint64_t, uint64_t, uint64_t, uint32_t>, std::pair<uint32_t, uint64_t>> nonces_;
   std::map<size_t, std::map<ShardId, Role>> known_;  // by host: what its store held when last looked at
   std::map<size_t, std::pair<NodeId, uint64_t>> observed_;  // by host: that store's daemon and changes() then
 };

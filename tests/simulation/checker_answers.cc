@@ -61,7 +61,7 @@ void Checker::OnLatestAnswer(const Host& host, const Session& session, const Ste
           if (copy.fate != Fate::kPresent) return copy.since + kNewsUs >= now;
           // What flipped and has not been read since is not known to be bad.
           return shard.flips.contains({place, chunk}) ||
-                 ChunkRight(*hosts_[place.host], copy.extents, shard, chunk);
+                 ChunkRight(*hosts_[place.host], copy.extents, copy.encryption, shard, chunk);
         });
     if (!Producible(step)) ++statistics_.restored_from_storage;
     if (!there && !storage_.Has(step)) return Fail("latest %s cannot be produced", step.ToString().c_str());
@@ -189,7 +189,7 @@ void Checker::OnAnswer(const Host& host, const Session& session, const Pending& 
     if (at == views_.end()) return;
     const Shard* shard = Find(at->second.shard);
     for (uint32_t i = 0; i < shard->crcs.size(); ++i)
-      if (!ChunkRight(host, at->second.extents, *shard, i) && !shard->flips.contains({PlaceOf(host), i}))
+      if (!ChunkRight(host, at->second.extents, {}, *shard, i) && !shard->flips.contains({PlaceOf(host), i}))
         return Fail("host %zu said that %s is repaired, but chunk %u is wrong", host.index,
                     at->second.shard.ToString().c_str(), i);
   }
@@ -345,7 +345,8 @@ void Checker::OnLanding(const Transfer& transfer, uint64_t offset, const std::st
   for (uint32_t chunk = first; chunk <= last; ++chunk) {
     if (const auto at = grants_[host.index].find(chunk); at != grants_[host.index].end())
       return Fail("%s lands in chunk %u, which is granted to a rank", transfer.ToString().c_str(), chunk);
-    const auto right = [&](const ShardId& id, const std::vector<Extent>& extents) {
+    const auto right = [&](const ShardId& id, const std::vector<Extent>& extents,
+                           const Encryption& encryption) {
       const Shard* shard = Find(id);
       uint32_t index = 0;
       for (const Extent& extent : extents) {
@@ -354,18 +355,18 @@ void Checker::OnLanding(const Transfer& transfer, uint64_t offset, const std::st
           if (shard == nullptr || at >= shard->crcs.size()) return false;
           // Being mended, in pieces, perhaps from a copy that is bad elsewhere.
           if (transfer.get && shard->flips.contains({PlaceOf(host), at})) return false;
-          return ChunkRight(host, extents, *shard, at);
+          return ChunkRight(host, extents, encryption, *shard, at);
         }
         index += extent.count;
       }
       return false;
     };
     for (const auto& [id, sealed] : host.store->shards())
-      if (right(id, sealed->extents))
+      if (right(id, sealed->extents, sealed->encryption))
         return Fail("%s lands in chunk %u of sealed %s", transfer.ToString().c_str(), chunk,
                     id.ToString().c_str());
     for (const auto& [key, held] : views_)
-      if (held.host == host.index && right(held.shard, held.extents))
+      if (held.host == host.index && right(held.shard, held.extents, {}))
         return Fail("%s lands in chunk %u of an open view of %s", transfer.ToString().c_str(), chunk,
                     held.shard.ToString().c_str());
   }

@@ -131,6 +131,7 @@ void Client::Wait(Step step, Level level, TimeUs timeout, StatusDone done) {
 // ---- saving
 
 void Client::Save(Step step, const Content& content, const SaveScript& script, StatusDone done) {
+  cluster_.checker().OnContent(content);
   auto run = std::make_shared<SaveRun>();
   run->step = step;
   run->content = content;

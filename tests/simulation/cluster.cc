@@ -83,7 +83,7 @@ size_t Cluster::AddHost() {
   host->member.ordinal = static_cast<uint32_t>(host->index);
   if (options_.domains > 1) host->member.domain = Numbered("rack=", host->index % options_.domains);
   host->member.control_address = Numbered("10.0.0.1:", host->index);
-  const uint64_t needed = Store::MemoryFor(options_.chunks, options_.chunk_bytes);
+  const uint64_t needed = Store::MemoryFor(options_.chunks, options_.chunk_bytes, options_.encrypts);
   host->memory_bytes = (needed + kPageBytes - 1) / kPageBytes * kPageBytes;
   host->memory.reset(static_cast<std::byte*>(std::aligned_alloc(kPageBytes, host->memory_bytes)));
   ROPETEAM_CHECK(host->memory != nullptr);
@@ -213,7 +213,7 @@ void Cluster::WhenAwake(Host* host, std::function<void()> action) {
 void Cluster::StartDaemon(size_t index) {
   Host& host = *hosts_[index];
   if (!host.up || host.daemon_runs()) return;
-  const ArenaIdentity identity{kJob, host.member.name};
+  const ArenaIdentity identity{kJob, host.member.name, options_.encrypts};
   Store::AdoptReport report;
   auto adopted = Store::Adopt(host.bytes(), options_.chunk_bytes, identity, &report);
   if (!adopted.ok() && host.table_damaged) {
@@ -245,6 +245,8 @@ void Cluster::StartDaemon(size_t index) {
   config.scrub_bytes_per_s = options_.scrub_bytes_per_s;
   config.restores_max = options_.restores_max;
   config.protocol = host.protocol;
+  config.encrypts = options_.encrypts;
+  config.salt.instance = {Mix(options_.seed, host.id, 0x5a17), host.id};
   host.engine = std::make_unique<Engine>(config, host.store.get());
   host.lease_until = 0;
   host.drains_since = 0;

@@ -6,6 +6,7 @@
 
 #include "core/base/checksum.h"
 #include "tests/simulation/cluster.h"
+#include "tests/toy_cipher.h"
 
 namespace ropeteam::simulation {
 namespace {
@@ -184,6 +185,11 @@ void Cluster::PostTransfer(size_t index, NodeId instance, const StartTransfer& s
                          transfer.ToString().c_str());
   }
   checker_.OnTransferStart(transfer);
+  if (!start.get) {
+    checker_.OnWire(transfer, Memory(host->index, start.local_offset, start.length));
+  } else if (at != instances_.end() && hosts_[at->second]->id == start.peer) {
+    checker_.OnWire(transfer, Memory(at->second, start.remote_offset, start.length));
+  }
   if (on_transfer) on_transfer(transfer);
   network_.Start(std::move(transfer));
 }
@@ -228,14 +234,18 @@ void Cluster::ConnectStorage() {
 
 void Cluster::FinishCheck(size_t index, const StartCheck& check) {
   Host& at = *hosts_[index];
-  std::vector<uint32_t> bad;
-  for (uint32_t i = 0; i < check.ranges.size(); ++i) {
-    const StartCheck::Range& range = check.ranges[i];
-    const std::byte* bytes = Memory(index, range.offset, range.length);
-    if (bytes == nullptr) return checker_.Fail("host %zu checks bytes outside of its arena", index);
-    if (Crc32c(bytes, range.length) != range.crc) bad.push_back(i);
+  for (const StartCheck::Range& range : check.ranges) {
+    if (Memory(index, range.offset, range.length) == nullptr ||
+        (range.cipher && Memory(index, range.cipher->to, range.length) == nullptr))
+      return checker_.Fail("host %zu checks bytes outside of its arena", index);
   }
-  Give(&at, "check done", [&](Engine& engine, TimeUs local) { engine.OnCheckDone(local, check.tag, bad); });
+  const ToyChecked checked = ToyCheckAll(at.memory.get(), check);
+  for (uint32_t i = 0; i < check.ranges.size(); ++i)
+    if (check.ranges[i].cipher && !std::binary_search(checked.bad.begin(), checked.bad.end(), i))
+      checker_.OnCipher(at, check.ranges[i]);
+  Give(&at, "check done", [&](Engine& engine, TimeUs local) {
+    engine.OnCheckDone(local, check.tag, checked.bad, checked.encrypted);
+  });
 }
 
 void Cluster::CarryAnswer(Host* host, const Answer& answer, uint64_t free_before, uint64_t dropped_before) {

@@ -13,7 +13,8 @@ namespace {
 
 constexpr uint32_t kPercent = kMillion / 100;
 constexpr uint32_t kSmallNodes = 12;  // a bigger cluster gets a shorter run: its seconds cost more
-constexpr uint64_t kDeviceSalt = 0x6465766963650001;   // "device"
+constexpr uint64_t kDeviceSalt = 0x6465766963650001;  // "device"
+constexpr uint64_t kEncryptSalt = 0xe9c;
 constexpr uint64_t kTroubleSalt = 0x74726f75626c6501;  // "trouble"
 constexpr size_t kFirstDrawn = static_cast<size_t>(Fault::kPartition);
 constexpr uint32_t kBigNodes = 200;  // and fewer, smaller steps
@@ -217,7 +218,9 @@ Options DrawOptions(uint64_t seed, uint32_t nodes) {
   Random device(Mix(seed, kDeviceSalt));
   if (device.Chance(25 * kPercent)) options.job.device_ppm = 50 * kPercent;
   DrawMoreTrouble(seed, &options);
-  const uint64_t needed = ChunksNeeded(options);
+  // Likewise. Encrypted copies take their chunks twice while they are turned into plaintext.
+  options.encrypts = Random(Mix(seed, kEncryptSalt)).Chance(25 * kPercent);
+  const uint64_t needed = ChunksNeeded(options) + (options.encrypts ? 16 : 0);
   options.starved = !big && random.Chance(6 * kPercent);
   options.chunks = options.starved ? std::max<uint64_t>(8, needed / random.Between(2, 5))
                                    : needed * random.Between(15, 30) / 10 + 16;
@@ -238,6 +241,7 @@ std::string Describe(const Options& options) {
                 options.pause_to_heal, options.clock_drift_ppm, options.job.long_ppm,
                 options.network.wire_flip_ppm);
   std::string line = text;
+  if (options.encrypts) line += " encrypts";
   if (options.storage.used) line += " persist every " + std::to_string(options.storage.persist_every);
   for (size_t kind = 0; kind < kFaultKinds; ++kind) {
     if (options.faults.every_us == 0 || options.faults.weight[kind] == 0) continue;

@@ -152,6 +152,7 @@ struct Options {
   uint32_t clock_drift_ppm = 0;  // each host's clock runs by up to so much too fast or too slow
   TimeUs fault_phase_us = 10 * kSecond;
   TimeUs heal_limit_us = 120 * kSecond;  // by then a healed cluster must have made progress
+  bool encrypts = false;
   bool starved = false;  // the arena cannot hold what retention keeps: refusals are expected, progress is not
   bool pause_to_heal = false;        // no world runs while redundancy is restored
   uint32_t invariants_ppm = 20'000;  // of inputs after which the engine recomputes everything it believes

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/engine/converter.h"
+
+#include <utility>
+
+#include "core/base/log.h"
+#include "core/engine/parts.h"
+
+namespace ropeteam::engine {
+
+void Converter::Start(const ShardId& shard, bool encrypt, bool repaired, Done done) {
+  Store& store = parts_.context.store;
+  const auto running = jobs_.find(shard);
+  if (running != jobs_.end() && running->second.encrypt == encrypt)
+    return running->second.waiters.push_back(std::move(done));
+  if (running != jobs_.end())  // the other way: then back
+    return running->second.waiters.push_back([this, shard, encrypt, done = std::move(done)](const Status&) {
+      Start(shard, encrypt, false, done);
+    });
+  const SealedShard* here = store.Find(shard);
+  if (here == nullptr) return done(Error(Code::kNotFound, "%s is not here", shard.ToString().c_str()));
+  if (here->encrypted() == encrypt) return done(OkStatus());
+  if (!here->bad.empty())
+    return parts_.fetcher.Repair(shard, {},
+                                 [this, shard, encrypt, done = std::move(done)](const Status& status) {
+                                   if (!status.ok()) return done(status);
+                                   Start(shard, encrypt, true, done);
+                                 });
+  // Before memory is looked for: what is leased is not evicted for it.
+  const Result<Store::LeaseToken> lease = store.Lease(shard);
+  ROPETEAM_CHECK(lease.ok());
+  Result<std::vector<Extent>> extents = parts_.memory.Allocate(here->crcs.size());
+  if (!extents.ok()) {
+    store.EndLease(*lease);
+    return done(extents.status());
+  }
+  std::vector<StartCheck::Range> ranges;
+  const std::vector<uint32_t> plain = PlainCrcs(here->encryption, here->crcs);
+  for (uint32_t chunk = 0; chunk < plain.size(); ++chunk) {
+    StartCheck::Range range = RangeOf(store, here->extents, here->meta.stream_bytes, chunk, plain[chunk]);
+    range.cipher = ChunkCipher{encrypt,
+                               store.chunk_offset(ChunkAt(*extents, chunk)),
+                               shard,
+                               chunk,
+                               here->encryption.salt,
+                               encrypt ? ChunkTag() : here->encryption.tags[chunk]};
+    ranges.push_back(range);
+  }
+  Job job{encrypt, repaired, *lease, std::move(*extents), {}};
+  job.waiters.push_back(std::move(done));
+  jobs_.emplace(shard, std::move(job));
+  parts_.transfers.Encrypt(std::move(ranges), [this, shard](const std::vector<uint32_t>& bad,
+                                                            const std::vector<EncryptedChunk>& encrypted) {
+    OnDone(shard, bad, encrypted);
+  });
+}
+
+void Converter::OnDone(const ShardId& shard, const std::vector<uint32_t>& bad,
+                       const std::vector<EncryptedChunk>& encrypted) {
+  Store& store = parts_.context.store;
+  const auto found = jobs_.find(shard);
+  ROPETEAM_CHECK(found != jobs_.end());
+  const Job job = std::move(found->second);
+  jobs_.erase(found);
+  const SealedShard* leased = store.Leased(job.lease);
+  ROPETEAM_CHECK(leased != nullptr && leased->encrypted() != job.encrypt);
+  const bool here = store.Find(shard) == leased;
+  Status status = OkStatus();
+  if (here && bad.empty()) {
+    std::vector<uint32_t> crcs = PlainCrcs(leased->encryption, leased->crcs);
+    Encryption encryption{leased->encryption.salt, {}};
+    for (size_t chunk = 0; job.encrypt && chunk < encrypted.size(); ++chunk) {
+      crcs[chunk] = encrypted[chunk].crc;
+      encryption.tags.push_back(encrypted[chunk].tag);
+    }
+    store.Replace(shard, job.extents, std::move(crcs), std::move(encryption));
+    LOG_DEBUG("%s is %s here from now on", shard.ToString().c_str(),
+              job.encrypt ? "ciphertext" : "plaintext");
+  } else {
+    store.Free(job.extents);
+    status = here ? Error(Code::kCorrupt, "chunk %u of %s %s", bad.front(), shard.ToString().c_str(),
+                          job.encrypt ? "does not match its checksum"
+                                      : "is not what its source encrypted: another key, or altered since")
+                  : Error(Code::kNotFound, "%s was released here", shard.ToString().c_str());
+  }
+  store.EndLease(job.lease);
+  if (here && !bad.empty() && !job.repaired) {
+    for (const Done& done : job.waiters)
+      parts_.fetcher.Repair(shard, bad, [this, shard, encrypt = job.encrypt, done](const Status& repaired) {
+        if (!repaired.ok()) return done(repaired);
+        Start(shard, encrypt, true, done);
+      });
+    return;
+  }
+  if (!status.ok()) LOG_WARNING("%s", status.ToString().c_str());
+  for (const Done& done : job.waiters) done(status);
+}
+
+uint64_t Converter::allocated_chunks() const {
+  uint64_t chunks = 0;
+  for (const auto& [shard, job] : jobs_) chunks += ChunkCount(job.extents);
+  return chunks;
+}
+
+}  // namespace ropeteam::engine
