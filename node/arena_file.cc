@@ -219,7 +219,7 @@ Status ArenaFile::Size() {
   const auto there = static_cast<uint64_t>(info.st_size);
   fresh_ = there == 0;
   uint64_t bytes = config_.memory_bytes;
-  const uint64_t least = Store::MemoryFor(1, config_.chunk_bytes);
+  const uint64_t least = Store::MemoryFor(1, config_.chunk_bytes, config_.encrypted);
   // With a reset too, unless it has no room for a chunk: what fits is kept.
   if (bytes == 0 && there >= (config_.reset ? least : 1)) bytes = there;
   if (bytes == 0) {
@@ -288,7 +288,7 @@ Status ArenaFile::Populate() {
 }
 
 Result<std::unique_ptr<Store>> ArenaFile::OpenStore() {
-  const ArenaIdentity identity{config_.job, config_.node};
+  const ArenaIdentity identity{config_.job, config_.node, config_.encrypted};
   Store::AdoptReport report;
   Result<std::unique_ptr<Store>> store = Store::Adopt(memory_, config_.chunk_bytes, identity, &report);
   if (store.ok()) {

@@ -7,8 +7,9 @@
 
 namespace ropeteam {
 
-CheckWorkers::CheckWorkers(std::span<const std::byte> memory, uint32_t threads, Done done)
-    : memory_(memory), done_(std::move(done)) {
+CheckWorkers::CheckWorkers(std::span<std::byte> memory, std::shared_ptr<const ReplicaCipher> cipher,
+                           uint32_t threads, Done done)
+    : memory_(memory), cipher_(std::move(cipher)), done_(std::move(done)) {
   for (uint32_t i = 0; i < threads; ++i) threads_.emplace_back([this] { Run(); });
 }
 
@@ -23,11 +24,12 @@ CheckWorkers::~CheckWorkers() {
 
 void CheckWorkers::Submit(StartCheck check) {
   if (check.ranges.empty()) {
-    done_(check.tag, {});
+    done_(check.tag, {}, {});
     return;
   }
   auto job = std::make_shared<Job>();
   job->remaining = check.ranges.size();
+  if (check.ranges[0].cipher && check.ranges[0].cipher->encrypt) job->encrypted.resize(check.ranges.size());
   job->check = std::move(check);
   const bool many = job->remaining > 1;
   {
@@ -41,8 +43,14 @@ void CheckWorkers::Submit(StartCheck check) {
   }
 }
 
-bool CheckWorkers::Matches(const StartCheck::Range& range) const {
-  if (range.offset > memory_.size() || range.length > memory_.size() - range.offset) return false;
+bool CheckWorkers::Matches(const StartCheck::Range& range, EncryptedChunk* encrypted) const {
+  const auto in_memory = [&](uint64_t offset) {
+    return offset <= memory_.size() && range.length <= memory_.size() - offset;
+  };
+  if (!in_memory(range.offset)) return false;
+  if (range.cipher)
+    return cipher_ != nullptr && in_memory(range.cipher->to) &&
+           cipher_->CarryOut(memory_.data(), range, encrypted);
   return Crc32c(memory_.data() + range.offset, range.length) == range.crc;
 }
 
@@ -55,13 +63,15 @@ void CheckWorkers::Run() {
     const auto index = static_cast<uint32_t>(job->next++);
     if (job->next == job->check.ranges.size()) jobs_.pop_front();
     lock.unlock();
-    const bool good = Matches(job->check.ranges[index]);
+    EncryptedChunk encrypted;
+    const bool good = Matches(job->check.ranges[index], &encrypted);
     lock.lock();
+    if (!job->encrypted.empty()) job->encrypted[index] = encrypted;
     if (!good) job->bad.push_back(index);
     if (--job->remaining != 0 || stop_) continue;
     lock.unlock();
     std::sort(job->bad.begin(), job->bad.end());
-    done_(job->check.tag, std::move(job->bad));
+    done_(job->check.tag, std::move(job->bad), std::move(job->encrypted));
     lock.lock();
   }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Threads that compute checksums of arena memory for the Engine, off its thread. Ranges of one check are
+// Threads that compute checksums of arena memory for the Engine, and encrypt and decrypt it, off its thread. Ranges of one check are
 // spread over all threads; checks are begun in the order they came. Submit() is safe from any thread.
 
 #ifndef ROPETEAM_NODE_CHECK_WORKERS_H_
@@ -17,17 +17,19 @@
 #include <vector>
 
 #include "core/engine/engine.h"
+#include "node/replica_cipher.h"
 
 namespace ropeteam {
 
 class CheckWorkers {
  public:
-  // `bad`: indices into the ranges that do not match, sorted; a range outside the memory is one. Called on a
-  // worker.
-  using Done = std::function<void(uint64_t tag, std::vector<uint32_t> bad)>;
+  // As Engine::OnCheckDone(). `bad` is sorted; a range outside the memory is in it. Called on a worker.
+  using Done =
+      std::function<void(uint64_t tag, std::vector<uint32_t> bad, std::vector<EncryptedChunk> encrypted)>;
 
-  // `memory` must outlive the workers.
-  CheckWorkers(std::span<const std::byte> memory, uint32_t threads, Done done);
+  // `memory` must outlive the workers. `cipher` may be null: then nothing is encrypted.
+  CheckWorkers(std::span<std::byte> memory, std::shared_ptr<const ReplicaCipher> cipher, uint32_t threads,
+               Done done);
   ~CheckWorkers();  // drops what has not begun; no Done after the return
 
   void Submit(StartCheck check);
@@ -41,11 +43,13 @@ class CheckWorkers {
     size_t next = 0;       // range not yet taken
     size_t remaining = 0;  // ranges not yet done
     std::vector<uint32_t> bad;
+    std::vector<EncryptedChunk> encrypted;
   };
   void Run();
-  bool Matches(const StartCheck::Range& range) const;
+  bool Matches(const StartCheck::Range& range, EncryptedChunk* encrypted) const;
 
-  const std::span<const std::byte> memory_;
+  const std::span<std::byte> memory_;
+  const std::shared_ptr<const ReplicaCipher> cipher_;
   const Done done_;
   std::mutex mutex_;
   std::condition_variable wake_;

@@ -24,6 +24,7 @@
 #include "membership/standalone/address.h"
 #include "node/drain.h"
 #include "node/local_socket.h"
+#include "node/replica_cipher.h"
 #include "storage/audit/audit.h"
 #include "storage/sinks.h"
 #include "storage/steps/steps.h"
@@ -217,8 +218,9 @@ Status Daemon::Start() {
   Result<FabricChoice> fabric = CreateFabric(FabricConfigOf(options_));
   if (!fabric.ok()) return fabric.status();
   first_fabric_ = std::move(*fabric);
-  ArenaFileConfig config{options_.arena_path,   options_.job,         options_.node,
-                         options_.memory_bytes, options_.chunk_bytes, options_.arena_reset};
+  ArenaFileConfig config{options_.arena_path,      options_.job,         options_.node,
+                         options_.memory_bytes,    options_.chunk_bytes, options_.arena_reset,
+                         options_.encrypt_replicas};
   config.note = [this](const std::string& line) { supervisor_.Note(line); };
   config.progress = [this](uint64_t done, uint64_t total) { supervisor_.Progress("prefault", done, total); };
   Result<std::unique_ptr<ArenaFile>> arena = ArenaFile::Open(config);
@@ -256,6 +258,8 @@ Status Daemon::MakeCredentials() {
     keys = std::move(*local);
     options_.job_key_from = "of this machine and user, " + path;
   }
+  if (options_.encrypt_replicas)
+    options_.replica_cipher = std::make_shared<const ReplicaCipher>(keys, options_.job);
   Result<std::shared_ptr<const Credentials>> credentials =
       Credentials::FromJobKey(keys, options_.job, options_.node, options_.job_key_from);
   if (!credentials.ok()) return credentials.status();
@@ -332,7 +336,8 @@ Status Daemon::StartMembership() {
   config.protocol_version = kProtocolVersion;
   config.protocol_oldest = kProtocolOldest;
   config.chunk_bytes = options_.chunk_bytes;
-  config.data_transport = node_->transport_name();
+  // Nodes that differ in it could not read each other's copies.
+  config.data_transport = node_->transport_name() + (options_.encrypt_replicas ? " --encrypt-replicas" : "");
   config.heartbeat_ms = options_.heartbeat_ms;
   config.dead_after_ms = options_.dead_after_ms;
   config.probe_ms = ProbeMs(options_.dead_after_ms);

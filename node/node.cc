@@ -65,6 +65,8 @@ EngineConfig EngineConfigOf(const Options& options, NodeId self) {
   config.node = options.node;
   config.scrub_bytes_per_s = options.scrub_bytes_per_s;
   config.restores_max = options.quarantine_after;
+  config.encrypts = options.replica_cipher != nullptr;
+  if (config.encrypts) config.salt = NewEncryptionSalt();
   return config;
 }
 
@@ -133,9 +135,10 @@ Status Node::Init(const OpenFabric& open_fabric) {
   self_.domain = options_.domain;
   engine_ = std::make_unique<Engine>(EngineConfigOf(options_, self_.id), store_.get());
   checks_ = std::make_unique<CheckWorkers>(
-      arena_->memory(), options_.check_threads, [this](uint64_t tag, std::vector<uint32_t> bad) {
-        PostToSelf([this, tag, bad = std::move(bad)] {
-          Drive([&](Engine& engine, TimeUs now) { engine.OnCheckDone(now, tag, bad); });
+      arena_->memory(), options_.replica_cipher, options_.check_threads,
+      [this](uint64_t tag, std::vector<uint32_t> bad, std::vector<EncryptedChunk> encrypted) {
+        PostToSelf([this, tag, bad = std::move(bad), encrypted = std::move(encrypted)] {
+          Drive([&](Engine& engine, TimeUs now) { engine.OnCheckDone(now, tag, bad, encrypted); });
         });
       });
   ROPETEAM_RETURN_IF_ERROR(InitPlanes(open_fabric));
@@ -209,7 +212,8 @@ Status Node::InitLocal() {
   config.hello.chunks_begin = store_->chunk_offset(0);
   config.hello.chunks_total = store_->chunks_total();
   config.hello.transport = data_->transport_name();
-  config.hello.dmabuf = data_->capabilities().dmabuf;
+  // What is in device memory cannot be encrypted on its way.
+  config.hello.dmabuf = data_->capabilities().dmabuf && options_.replica_cipher == nullptr;
   if (config.hello.dmabuf) config.device_buffers = &data_->device_buffers();
   DaemonFacts& facts = config.facts;
   facts.version = ROPETEAM_VERSION_TEXT;
@@ -218,7 +222,8 @@ Status Node::InitLocal() {
   facts.socket = config.socket_path;
   facts.control = self_.control_address;
   facts.data = data_->Describe();
-  facts.data_security = DataSecurity(data_->capabilities());
+  facts.data_security = DataSecurity(data_->capabilities()) +
+                        (options_.replica_cipher != nullptr ? ", replicas encrypted" : "");
   facts.security = [credentials = credentials_] {
     return credentials == nullptr ? "OPEN (--insecure)" : "mutual TLS, " + credentials->description();
   };
@@ -555,7 +560,7 @@ std::vector<ShardObjects> Node::ListObjects(Step step) const {
   std::vector<ShardObjects> listed;
   size_t count = 0;
   for (const auto& [id, shard] : store_->shards()) {
-    if (id.step != step) continue;
+    if (id.step != step || shard->encrypted()) continue;  // a reader's node has it as plaintext
     const uint64_t bytes = shard->meta.stream_bytes - shard->meta.manifest_offset;
     if (bytes > kListedManifestBytesMax || count > kListedObjectsMax) continue;
     const std::string encoded = ReadStream(*store_, *shard, shard->meta.manifest_offset, bytes);

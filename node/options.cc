@@ -46,7 +46,7 @@ struct Texts {
   bool embed = false, no_embed = false, arena_reset = false, version = false, require_rdma = false;
   std::string job_key_file, tls_cert, tls_key, tls_ca, tls_name;
   bool list_devices = false, json = false, take_over_storage = false, insecure = false, supervised = false;
-  bool drain_on_term = false;
+  bool drain_on_term = false, encrypt_replicas = false;
 };
 
 void Declare(CLI::App& app, Texts& t) {
@@ -90,6 +90,8 @@ void Declare(CLI::App& app, Texts& t) {
                  "DNS name or CN that every node's certificate has, where --tls-ca signs others too [any]");
   app.add_flag("--insecure", t.insecure,
                "without a key, let everybody in who reaches the ports, also from other hosts");
+  app.add_flag("--encrypt-replicas", t.encrypt_replicas,
+               "encrypt what other nodes hold and what is sent to them; on all nodes of a job or on none");
   app.add_option("--memory", t.memory,
                  "the arena's size: 512M, 24G; auto: as it was, else a quarter of what is free [auto]");
   app.add_option("--chunk-size", t.chunk_size,
@@ -467,6 +469,7 @@ bool IsLoopback(const std::string& host) {
 
 Status CheckIdentity(const Texts& t, const std::string& job_key, Options* o) {
   o->insecure = t.insecure;
+  o->encrypt_replicas = t.encrypt_replicas;
   o->tls_files = {t.tls_cert, t.tls_key, t.tls_ca};
   o->tls_name = t.tls_name;
   const bool has_files =
@@ -479,6 +482,11 @@ Status CheckIdentity(const Texts& t, const std::string& job_key, Options* o) {
   if (has_files && (!t.job_key_file.empty() || !job_key.empty()))
     return Error(Code::kInvalidArgument, "--tls-cert and %s are both given: leave one out",
                  job_key.empty() ? "--job-key-file" : "ROPETEAM_JOB_KEY");
+  if (t.encrypt_replicas && (has_files || (t.insecure && t.job_key_file.empty() && job_key.empty())))
+    return Error(
+        Code::kInvalidArgument,
+        "--encrypt-replicas needs a job key, --job-key-file or ROPETEAM_JOB_KEY: every node derives the "
+        "replicas' keys from it");
   if (has_files) return OkStatus();
   if (!t.job_key_file.empty() && !job_key.empty())
     return Error(Code::kInvalidArgument, "--job-key-file and ROPETEAM_JOB_KEY are both set: leave one out");

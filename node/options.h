@@ -7,6 +7,7 @@
 #define ROPETEAM_NODE_OPTIONS_H_
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -22,6 +23,8 @@
 #include "storage/retention/retention.h"
 
 namespace ropeteam {
+
+class ReplicaCipher;
 
 inline constexpr uint32_t kCheckThreadsMax = 64;
 inline constexpr uint32_t kJoinTimeoutSecondsMax = 86400;  // a day: nobody waits longer for a first node
@@ -59,6 +62,9 @@ struct Options {
   TlsFiles tls_files;        // all paths empty: none
   std::string tls_name;      // that peers' certificates must have; empty: any
   bool insecure = false;
+  // What leaves for other nodes is encrypted. The daemon makes the cipher of the job keys.
+  bool encrypt_replicas = false;
+  std::shared_ptr<const ReplicaCipher> replica_cipher = nullptr;
   uint64_t memory_bytes = 0;  // of the arena's file; 0: as the file there has, else a quarter of what is free
   uint64_t chunk_bytes = kChunkBytesDefault;
   std::string arena_path = "/dev/shm";

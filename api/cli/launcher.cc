@@ -233,7 +233,8 @@ const std::vector<std::string>& ValueOptions() {
 const std::vector<std::string>& FlagOptions() {
   static const std::vector<std::string> options = {
       "arena-reset",       "embed-coordinator", "no-embed-coordinator", "require-rdma",
-      "take-over-storage", "insecure",          "drain-on-term"};
+      "take-over-storage", "insecure",          "drain-on-term",
+      "encrypt-replicas"};
   return options;
 }
 

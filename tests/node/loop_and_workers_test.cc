@@ -101,7 +101,7 @@ class CheckWorkersTest : public ::testing::Test {
     return {offset, length, Crc32c(memory_.data() + offset, length)};
   }
   CheckWorkers::Done Collect() {
-    return [this](uint64_t tag, std::vector<uint32_t> bad) {
+    return [this](uint64_t tag, std::vector<uint32_t> bad, const std::vector<EncryptedChunk>&) {
       const std::lock_guard lock(mutex_);
       EXPECT_TRUE(done_.emplace(tag, std::move(bad)).second) << "answered twice";
       changed_.notify_all();
@@ -120,7 +120,7 @@ class CheckWorkersTest : public ::testing::Test {
 };
 
 TEST_F(CheckWorkersTest, FindsExactlyTheRangesThatDoNotMatch) {
-  CheckWorkers workers(memory_, 3, Collect());
+  CheckWorkers workers(memory_, nullptr, 3, Collect());
   StartCheck check{1, {}};
   for (uint64_t i = 0; i < 100; ++i) check.ranges.push_back(Good(i * 1000, i));
   check.ranges[17].crc ^= 1;
@@ -135,7 +135,7 @@ TEST_F(CheckWorkersTest, FindsExactlyTheRangesThatDoNotMatch) {
 }
 
 TEST_F(CheckWorkersTest, ARangeOutsideTheMemoryIsBadAndNotRead) {
-  CheckWorkers workers(memory_, 1, Collect());
+  CheckWorkers workers(memory_, nullptr, 1, Collect());
   workers.Submit(
       {1, {{memory_.size(), 1, 0}, {UINT64_MAX, 1, 0}, {0, UINT64_MAX, 0}, {memory_.size(), 0, 0}}});
   EXPECT_THAT(Wait(1).at(1), ::testing::ElementsAre(0, 1, 2));

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// AES-256-GCM (NIST SP 800-38D) of the chunks that leave a node, under keys that follow from the job's (docs/security.md):
+//
+//   PRK    = derive("replicas")                                       membership/credentials/job_key.h
+//   key    = HKDF-Expand-SHA256(PRK, "ropeteam shard" || salt)        RFC 5869; one a shard
+//   nonce  = the chunk's number, 96 bits little-endian
+//   AAD    = "ropeteam chunk 1" || incarnation || step || rank || chunk, little-endian
+//
+// A salt is never drawn twice, and one of its plaintexts never changes, so no nonce meets two plaintexts under one key.
+//
+// Thread-safe.
+
+#ifndef ROPETEAM_NODE_REPLICA_CIPHER_H_
+#define ROPETEAM_NODE_REPLICA_CIPHER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/engine/engine.h"
+#include "membership/credentials/job_key.h"
+
+namespace ropeteam {
+
+class ReplicaCipher {
+ public:
+  // The first key encrypts, all decrypt. `keys` is not empty.
+  ReplicaCipher(const std::vector<JobKey>& keys, const std::string& job);
+  ~ReplicaCipher();  // wipes the keys
+
+  // Does what the range asks for, in `memory`. False: checksum or tag do not match. Both ends must lie in the memory. The bytes
+  // are read once, a little at a time, into memory of this thread's own: what is checked is what is encrypted.
+  bool CarryOut(std::byte* memory, const StartCheck::Range& range, EncryptedChunk* encrypted) const;
+
+  ReplicaCipher(const ReplicaCipher&) = delete;
+  ReplicaCipher& operator=(const ReplicaCipher&) = delete;
+
+ private:
+  std::vector<std::string> keys_;  // PRKs
+};
+
+// Random, for EngineConfig::salt.
+EncryptionSalt NewEncryptionSalt();
+
+}  // namespace ropeteam
+
+#endif  // ROPETEAM_NODE_REPLICA_CIPHER_H_
