@@ -2,7 +2,8 @@
 //
 // ropeteam-bench save: a rank's shard to LOCAL and to REPLICATED over two real daemons, beside a bare
 // fi_write loop over the same provider, and what a save costs in the steady state beside its copy: page
-// faults, allocations, registrations.
+// faults, allocations, registrations. With --encrypt-replicas the same over daemons that encrypt, in turns with those that do
+// not, and the first read at the holder, which decrypts.
 
 #include <unistd.h>
 
@@ -21,6 +22,7 @@ namespace {
 
 struct SaveOptions : ShardOptions {
   std::string provider = "tcp;ofi_rxm";
+  bool encrypt = false;
 };
 
 constexpr int kSteadySaves = 10;
@@ -64,6 +66,15 @@ void Run(Bench& bench, const SaveOptions& options) {
   cluster_options.memory_bytes = 5 * bytes + (64ull << 20);  // two kept, two on their way, and their tables
   Cluster cluster(cluster_options);
   BenchRank rank(cluster.socket(0), 0, 1, "bench-save");
+  std::unique_ptr<Cluster> encrypted;
+  std::unique_ptr<BenchRank> encrypting, reading;  // the other rank is at the node that holds the copy
+  if (options.encrypt) {
+    cluster_options.memory_bytes += bytes;  // a shard's chunks twice while it is decrypted
+    cluster_options.arguments = {"--encrypt-replicas"};
+    encrypted = std::make_unique<Cluster>(cluster_options);
+    encrypting = std::make_unique<BenchRank>(encrypted->socket(0), 0, 2, "bench-save");
+    reading = std::make_unique<BenchRank>(encrypted->socket(1), 1, 2, "bench-save");
+  }
 
   BareFiLoop loop;
   BareFiOptions bare;
@@ -72,29 +83,49 @@ void Run(Bench& bench, const SaveOptions& options) {
   if (const Status started = loop.Start(bare); !started.ok()) throw BenchError(started.ToString());
 
   uint64_t step = 0;
-  const auto save = [&](ropeteam_level_t level) {
+  const auto save = [&](BenchRank& by, ropeteam_level_t level) {
+    if (&by == encrypting.get()) reading->Save(step + 1, source.data(), 64, 1);
     const double begin = SecondsNow();
-    rank.Save(++step, source.data(), bytes, options.objects);
-    if (level != ROPETEAM_LOCAL) rank.Wait(step, level);
+    by.Save(++step, source.data(), bytes, options.objects);
+    if (level != ROPETEAM_LOCAL) by.Wait(step, level);
     const double seconds = SecondsNow() - begin;
-    rank.Wait(step, ROPETEAM_COMMITTED);  // off the clock: the next pass finds a quiet cluster
+    by.Wait(step, ROPETEAM_COMMITTED);  // off the clock: the next pass finds a quiet cluster
     return Bandwidth(bytes, seconds);
   };
-  const auto figures = MeasureInTurns(
-      {{"local", [&] { return save(ROPETEAM_LOCAL); }},
-       {"replicated", [&] { return save(ROPETEAM_REPLICATED); }},
-       {"fi_write",
-        [&] {
-          Result<double> pass = loop.Pass();
-          if (!pass.ok()) throw BenchError(pass.status().ToString());
-          return *pass / 1e9;
-        }},
-       BandwidthOf("fused_copy", bytes, [&] { CopyCrc32c(target.data(), source.data(), bytes); })},
-      bench.runs);
+  // By the first who reads the copy where it lies.
+  const auto open = [&] {
+    save(*encrypting, ROPETEAM_REPLICATED);
+    const double begin = SecondsNow();
+    ropeteam_view_t* view = reading->OpenView(step, 0);
+    const double seconds = SecondsNow() - begin;
+    ropeteam_view_close(view);
+    return Bandwidth(bytes, seconds);
+  };
+  std::vector<Candidate> measured = {
+      {"local", [&] { return save(rank, ROPETEAM_LOCAL); }},
+      {"replicated", [&] { return save(rank, ROPETEAM_REPLICATED); }},
+      {"fi_write",
+       [&] {
+         Result<double> pass = loop.Pass();
+         if (!pass.ok()) throw BenchError(pass.status().ToString());
+         return *pass / 1e9;
+       }},
+      BandwidthOf("fused_copy", bytes, [&] { CopyCrc32c(target.data(), source.data(), bytes); })};
+  if (options.encrypt) {
+    measured.push_back({"encrypted", [&] { return save(*encrypting, ROPETEAM_REPLICATED); }});
+    measured.push_back({"decrypted", [&] { return open(); }});
+  }
+  const auto figures = MeasureInTurns(measured, bench.runs);
   loop.Stop();
   report.Add({"save/local", "GB/s", figures.at("local"), "fused_copy", figures.at("fused_copy")});
   report.Add(
       {"save/replicated_vs_fi_write", "GB/s", figures.at("replicated"), "fi_write", figures.at("fi_write")});
+  if (options.encrypt) {
+    report.Add({"save/replicated_encrypted_vs_in_clear", "GB/s", figures.at("encrypted"), "in_clear",
+                figures.at("replicated")});
+    report.Add({"save/first_open_at_holder_encrypted", "GB/s", figures.at("decrypted"), "fused_copy",
+                figures.at("fused_copy")});
+  }
   MeasureSteadyState(report, cluster, rank, source, options.objects, step + 1);
 }
 
@@ -106,6 +137,7 @@ void AddSaveCommand(CLI::App& app, Bench& bench) {
   const auto options = std::make_shared<SaveOptions>();
   AddShardOptions(command, options.get());
   command->add_option("--provider", options->provider, "of libfabric")->capture_default_str();
+  command->add_flag("--encrypt-replicas", options->encrypt, "over daemons that encrypt, too");
   command->callback([&bench, options] { Run(bench, *options); });
 }
 
