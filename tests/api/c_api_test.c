@@ -38,7 +38,7 @@ static void check_constants(void) {
 static void check_null_handles(void) {
   ropeteam_info_t info = {sizeof info, 0, 0, 0, 0, 0};
   ropeteam_save_options_t options = {sizeof options, 0, 0};
-  ropeteam_step_t step = {sizeof step, 0, 0, 0};
+  ropeteam_step_t step = {.size = sizeof step};
   ropeteam_object_t object = {sizeof object, NULL, 0};
   ropeteam_storage_step_t stored = {sizeof stored, 0, 0, NULL, NULL, NULL, 0, 0, 0};
   ropeteam_storage_list_t *list = NULL;
@@ -182,7 +182,7 @@ static uint64_t check_abort(ropeteam_t *handle, uint64_t step) {
 static void check_cycle(void) {
   ropeteam_open_options_t options;
   ropeteam_info_t info = {sizeof info, 0, 0, 0, 0, 0};
-  ropeteam_step_t latest = {sizeof latest, 0, 0, 0};
+  ropeteam_step_t latest = {.size = sizeof latest};
   ropeteam_storage_list_t *list = NULL;
   ropeteam_t *handle = NULL;
   unsigned char *big = malloc(kBigBytes);
