@@ -225,6 +225,7 @@ void ControlLink::Stream::OnReadDone(bool ok) {
     bool asked = false;
     {
       const std::lock_guard lock(link_->mutex_);
+      link_->unreached_since_ = 0;  // gRPC may tell of the answer before it tells of the metadata
       asked = std::exchange(link_->asked_, false);
     }
     if (asked && *link_->on_answer_) (*link_->on_answer_)(answer_.coordinator());
