@@ -30,7 +30,7 @@ struct ArenaFileConfig {
   // Of the file, rounded down to whole (huge) pages; 0: what is there, else a default
   uint64_t memory_bytes = 0;
   uint64_t chunk_bytes = 0;
-  bool reset = false;      // begin anew where the file there does not fit
+  bool reset = false;      // start empty where the file there does not fit
   bool encrypted = false;  // as ArenaIdentity's
   // For whoever waits for the start; either may be empty. A line to be shown, and how much of the memory has been
   // faulted in; this one is called by several threads at a time.

@@ -120,7 +120,7 @@ def test_bad_chunks_of_both_kinds_are_found_and_mended(cluster):
     data = payload(7, 5_000_000)
     save(nodes, 1, data)
     assert verify(nodes[0]).returncode == 0
-    # The saver's own: mended from the holder's ciphertext inside the read.
+    # The saver's own: repaired from the holder's ciphertext inside the read.
     (own,) = [at for at, begin in chunks(nodes[0]).items() if begin == data[CHUNK : CHUNK + 64]]
     flip(nodes[0], own)
     assert load(nodes[0], 1) == data

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Engines of a job that encrypts: no transfer carries a chunk as it was saved, and every copy can be read and mended.
+// Engines of a job that encrypts: no transfer carries a chunk as it was saved, and every copy can be read and repaired.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -43,7 +43,7 @@ class Encrypted : public ::testing::Test, protected Engines {
     stream.resize(view->meta.stream_bytes);
     return stream;
   }
-  void Mend(NodeId id) {
+  void RepairOne(NodeId id) {
     node(id).engine->OnVerify(now_, kSession, ++request_, nullptr, 5'000'000);
     Carry();
     PassTime(3'000'000);
@@ -93,7 +93,7 @@ TEST_F(Encrypted, WhereOnlyPlaintextIsLeftItIsEncryptedFirst) {
 
 TEST_F(Encrypted, ABadChunkOfTheSaverIsMendedFromCiphertext) {
   node(1).Flip(Id(1, 0), 3);
-  Mend(1);
+  RepairOne(1);
   EXPECT_GE(transfers_, 1);
   EXPECT_TRUE(node(1).Copy(Id(1, 0)) == shard_.stream);
   EXPECT_TRUE(At(1)->bad.empty());
@@ -107,7 +107,7 @@ TEST_F(Encrypted, ABadChunkOfAHolderIsFoundWithoutTheKeyAndMended) {
       decrypted += at.id == 2 && range.cipher && !range.cipher->encrypt ? 1 : 0;
   };
   node(2).Flip(Id(1, 0), 3);
-  Mend(2);
+  RepairOne(2);
   // The saver's copy was the only other one.
   EXPECT_TRUE(At(1)->encrypted());
   EXPECT_EQ(decrypted, 0);
