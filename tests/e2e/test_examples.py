@@ -104,8 +104,8 @@ def test_the_pytorch_quick_start_trains_to_its_end_when_no_save_finds_room(clust
         node,
         tmp_path,
         """
-        small = ropeteam.torch.training_state
-        ropeteam.torch.training_state = lambda *a, **k: {**small(*a, **k), "large": bytes(100_000_000)}
+        small = ropeteam.torch._state.training_state
+        ropeteam.torch._state.training_state = lambda *a, **k: {**small(*a, **k), "large": bytes(100_000_000)}
         """,
     )
     check_trained_to_the_end(done, range(1, 11), ".*?needed")

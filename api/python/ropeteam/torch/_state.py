@@ -1,30 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For torch.distributed programs: one call to open, one to save a training state, one to load it.
-
-    rope = ropeteam.torch.open_distributed()
-    loaded = ropeteam.torch.load_state(rope, model, optimizer)
-    step, position = (loaded.step, loaded.data["position"]) if loaded else (0, 0)
-    while step < steps:
-        ...
-        step += 1
-        try:
-            ropeteam.torch.save_state(rope, step, model, optimizer, data={"position": position})
-        except ropeteam.RopeteamError as error:
-            print(error)                  # training goes on; the older committed steps are still there
-
-Each rank saves what it owns: of sharded tensors (FSDP2's DTensors) its own part, of replicated ones the
-whole. Saving and loading are no collectives: nothing here waits for another rank, except open_distributed(),
-once.
-
-What a training state becomes, by name:
-
-    model/<name>             each tensor of model.state_dict()
-    optimizer/<name>/<key>   each tensor of the optimizer's state of the parameter <name>
-    optimizer                JSON: parameter groups, and which keys there are
-    rng/cpu, rng/cuda/<i>    torch's generators
-    rng/python, rng/numpy    JSON: random's and numpy.random's, the latter when numpy is in use
-    data                     JSON: what the caller gives, e.g. its position in the data
-"""
+"""A training state's objects: made, saved, loaded. See the package's documentation for their names."""
 
 from __future__ import annotations
 
@@ -38,9 +13,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ._client import DEFAULT_TIMEOUT, Client, Level, View
-from ._errors import InvalidArgument, NotFound
-from ._values import JsonValue, Value, is_tensor
+from .._client import DEFAULT_TIMEOUT, Client, Level, View
+from .._errors import InvalidArgument, NotFound
+from .._values import JsonValue, Value, is_tensor
 
 _OPTIMIZER = "optimizer"
 _DATA = "data"
