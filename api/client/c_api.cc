@@ -512,6 +512,29 @@ ropeteam_status_t ropeteam_view_read_cuda(ropeteam_view_t* view, const char* nam
   });
 }
 
+ropeteam_status_t ropeteam_view_read_ranges(ropeteam_view_t* view, const ropeteam_range_t* ranges,
+                                            uint64_t count, int64_t timeout_ms) {
+  return Guard([&]() -> Status {
+    ROPETEAM_RETURN_IF_ERROR(CheckHandle(view));
+    ROPETEAM_RETURN_IF_ERROR(ropeteam::client::CheckTimeout(timeout_ms));
+    if (count > ROPETEAM_RANGES_MAX)
+      return Error(Code::kInvalidArgument, "%llu ranges, limit %d", static_cast<unsigned long long>(count),
+                   ROPETEAM_RANGES_MAX);
+    if (count != 0) ROPETEAM_RETURN_IF_ERROR(CheckNotNull(ranges, "the ranges"));
+    std::vector<ropeteam::client::View::Runs> all(count);
+    for (uint64_t i = 0; i < count; ++i) {
+      const Result<const ropeteam::Object*> found = FindObject(view, ranges[i].name);
+      if (!found.ok()) return found.status();
+      if (ranges[i].length != 0)
+        ROPETEAM_RETURN_IF_ERROR(CheckNotNull(ranges[i].data, "where to put the bytes"));
+      const Result<ropeteam::client::View::Runs> runs = view->view->RunsOf(ranges[i], **found);
+      if (!runs.ok()) return runs.status();
+      all[i] = *runs;
+    }
+    return view->view->ReadRanges(all, timeout_ms);
+  });
+}
+
 ropeteam_status_t ropeteam_view_map(ropeteam_view_t* view, const char* name, const void** data,
                                     uint64_t* length, int64_t timeout_ms) {
   return Guard([&]() -> Status {

@@ -23,6 +23,7 @@ constexpr int kRepairAttemptsMax = 3;
 alignas(kObjectAlignmentBytes) constexpr std::byte kNoBytes[kObjectAlignmentBytes] = {};
 
 unsigned long long Ull(uint64_t value) { return value; }
+std::byte* AsBytes(void* data) { return static_cast<std::byte*>(data); }
 
 }  // namespace
 
@@ -82,10 +83,11 @@ Status View::LoadManifest(Deadline deadline) {
   for (const Extent& extent : grant_.extents) {
     for (uint32_t i = 0; i < extent.count && chunks_.size() < count; ++i) chunks_.push_back(extent.first + i);
   }
-  verified_.assign(count, 0);
+  checked_.assign(count, Chunk::kUnknown);
   const uint64_t offset = grant_.meta.manifest_offset;
   std::string bytes(grant_.meta.stream_bytes - offset, '\0');
-  ROPETEAM_RETURN_IF_ERROR(ReadRange(offset, bytes.data(), bytes.size(), deadline));
+  const Runs runs{.offset = offset, .length = bytes.size(), .target = AsBytes(bytes.data())};
+  ROPETEAM_RETURN_IF_ERROR(ReadRuns({&runs, 1}, deadline));
   Result<Manifest> manifest = Manifest::Parse(bytes, offset);
   if (!manifest.ok()) {
     return Error(manifest.status().code(), "step %llu rank %u: %s", Ull(step_), rank_,
@@ -105,13 +107,18 @@ Result<const Object*> View::Find(std::string_view name) const {
 
 // Whether the chunk matches; remembers that it does, and notes it as bad if it does not.
 bool View::Verify(uint64_t index) {
-  if (verified_[index] != 0) return true;
-  if (Crc32c(ChunkData(index), ChunkSize(index)) == grant_.crcs[index]) {
-    verified_[index] = 1;
-    return true;
+  if (checked_[index] != Chunk::kUnknown) return checked_[index] == Chunk::kGood;
+  if (Crc32c(ChunkData(index), ChunkSize(index)) != grant_.crcs[index]) {
+    MarkBad(index);
+    return false;
   }
-  bad_.push_back(static_cast<uint32_t>(index));
-  return false;
+  checked_[index] = Chunk::kGood;
+  return true;
+}
+
+void View::MarkBad(uint64_t index) {
+  if (checked_[index] != Chunk::kBad) bad_.push_back(static_cast<uint32_t>(index));
+  checked_[index] = Chunk::kBad;
 }
 
 bool View::CopyChunkPart(uint64_t index, uint64_t within, std::byte* target, uint64_t length) {
@@ -124,14 +131,18 @@ bool View::CopyChunkPart(uint64_t index, uint64_t within, std::byte* target, uin
   }
   // Checked in this pass, whatever an earlier one found: the checksum hides in the copy.
   const bool good = CopyCrc32c(target, source, length) == grant_.crcs[index];
-  verified_[index] = good ? 1 : 0;
-  if (!good) bad_.push_back(static_cast<uint32_t>(index));
+  if (good) {
+    checked_[index] = Chunk::kGood;
+  } else {
+    MarkBad(index);
+  }
   return good;
 }
 
 bool View::CopyToDevice(uint64_t index, uint64_t within, std::byte* target, uint64_t length) {
-  // As in memory: whoever reads a whole chunk has it checked, whatever an earlier read found.
-  if (within == 0 && length == ChunkSize(index)) verified_[index] = 0;
+  // As in memory: a read of a whole chunk checks it, whatever an earlier read found.
+  if (within == 0 && length == ChunkSize(index) && checked_[index] == Chunk::kGood)
+    checked_[index] = Chunk::kUnknown;
   if (!Verify(index)) return false;
   if (device_status_.ok()) {
     const auto address = static_cast<CuDevicePtr>(reinterpret_cast<uintptr_t>(target));
@@ -140,42 +151,51 @@ bool View::CopyToDevice(uint64_t index, uint64_t within, std::byte* target, uint
   return true;
 }
 
-// One pass over the range; bad_ then has the chunks that must be mended and copied again.
-void View::CopyRange(uint64_t offset, std::byte* target, uint64_t length) {
+// One pass over the range, or over its part in these chunks, which are in order; bad_ then has the chunks that must be
+// mended and copied again.
+void View::CopyRange(uint64_t offset, std::byte* target, uint64_t length, const std::vector<uint32_t>* only) {
   while (length > 0) {
     const uint64_t index = offset / chunk_bytes_;
     const uint64_t within = offset % chunk_bytes_;
     const uint64_t part = std::min(length, chunk_bytes_ - within);
-    CopyChunkPart(index, within, target, part);
+    if (only == nullptr || std::binary_search(only->begin(), only->end(), index))
+      CopyChunkPart(index, within, target, part);
     offset += part;
     target += part;
     length -= part;
   }
 }
 
-Status View::ReadRange(uint64_t offset, void* data, uint64_t length, Deadline deadline) {
-  auto* target = static_cast<std::byte*>(data);
-  bad_.clear();
-  CopyRange(offset, target, length);
+Status View::ReadRuns(std::span<const Runs> all, Deadline deadline) {
+  const auto pass = [&](const std::vector<uint32_t>* only) {
+    for (const Runs& runs : all)
+      for (uint64_t i = 0; i < runs.count; ++i)
+        CopyRange(runs.offset + i * runs.stride, runs.target + i * runs.target_stride, runs.length, only);
+  };
+  ForgetBad();
+  pass(nullptr);
   for (int attempt = 1; !bad_.empty(); ++attempt) {
     ROPETEAM_RETURN_IF_ERROR(Repair(attempt, deadline));
-    const std::vector<uint32_t> mended = std::exchange(bad_, {});
-    for (const uint64_t index : mended) {
-      const uint64_t begin = std::max(offset, index * chunk_bytes_);
-      const uint64_t end = std::min(offset + length, (index + 1) * chunk_bytes_);
-      CopyRange(begin, target + (begin - offset), end - begin);
-    }
+    const std::vector<uint32_t> mended = ForgetBad();
+    pass(&mended);
   }
   return link_->channel->Check();
 }
 
+// What the pass found bad, in order, and begins the next one.
+std::vector<uint32_t> View::ForgetBad() {
+  std::vector<uint32_t> bad = std::exchange(bad_, {});
+  for (const uint32_t index : bad) checked_[index] = Chunk::kUnknown;
+  std::sort(bad.begin(), bad.end());
+  return bad;
+}
+
 Status View::VerifyRange(uint64_t offset, uint64_t length, Deadline deadline) {
-  bad_.clear();
+  ForgetBad();
   for (uint64_t i = offset / chunk_bytes_; i <= (offset + length - 1) / chunk_bytes_; ++i) Verify(i);
   for (int attempt = 1; !bad_.empty(); ++attempt) {
     ROPETEAM_RETURN_IF_ERROR(Repair(attempt, deadline));
-    const std::vector<uint32_t> mended = std::exchange(bad_, {});
-    for (const uint64_t index : mended) Verify(index);
+    for (const uint64_t index : ForgetBad()) Verify(index);
   }
   return link_->channel->Check();
 }
@@ -210,11 +230,11 @@ Status View::ReadCuda(const Object& object, uint64_t offset, void* data, uint64_
   if (length == 0) return Read(object, offset, nullptr, 0, timeout_ms);
   const Result<CudaTicket> ticket = client_->cuda().Claimed(data, stream, link_->arena.get());
   if (!ticket.ok()) return ticket.status();
-  return ReadTicket(object, offset, *ticket, length, Deadline::In(timeout_ms));
+  return ReadTicket({.offset = object.offset + offset, .length = length}, *ticket, Deadline::In(timeout_ms));
 }
 
-Status View::ReadTicket(const Object& object, uint64_t offset, const CudaTicket& ticket, uint64_t length,
-                        Deadline deadline) {
+// The runs' target is the ticket's.
+Status View::ReadTicket(const Runs& runs, const CudaTicket& ticket, Deadline deadline) {
   const std::lock_guard lock(mutex_);
   Status status = link_->channel->Check();
   if (status.ok()) status = ticket.ready_lane->WaitFor(ticket.ready, deadline);
@@ -223,8 +243,9 @@ Status View::ReadTicket(const Object& object, uint64_t offset, const CudaTicket&
   const std::lock_guard device_lock(ticket.lane->reads());
   device_ = ticket.lane.get();
   device_status_ = OkStatus();
-  status = ReadRange(object.offset + offset, reinterpret_cast<void*>(uintptr_t{ticket.pointer.address}),
-                     length, deadline);
+  Runs there = runs;
+  there.target = reinterpret_cast<std::byte*>(uintptr_t{ticket.pointer.address});
+  status = ReadRuns({&there, 1}, deadline);
   device_ = nullptr;
   // Also after a failure: the lease and the target are given up when this returns. Then once more whether the
   // daemon is there, now behind the last copy.
@@ -237,14 +258,51 @@ Status View::ReadTicket(const Object& object, uint64_t offset, const CudaTicket&
 
 Status View::Read(const Object& object, uint64_t offset, void* data, uint64_t length, int64_t timeout_ms) {
   ROPETEAM_RETURN_IF_ERROR(CheckRange(object, offset, length));
-  if (length > 0) {
-    const Result<std::optional<CudaTicket>> ticket = client_->cuda().Unclaimed(data, link_->arena.get());
-    if (!ticket.ok()) return ticket.status();
-    if (ticket->has_value()) return ReadTicket(object, offset, **ticket, length, Deadline::In(timeout_ms));
-  }
+  Runs runs{.offset = object.offset + offset, .length = length, .target = AsBytes(data)};
+  return ReadRanges({&runs, 1}, timeout_ms);
+}
+
+Result<View::Runs> View::RunsOf(const ropeteam_range_t& range, const Object& object) const {
+  Runs runs{.offset = object.offset + range.offset,
+            .length = range.length,
+            .count = std::max<uint64_t>(range.count, 1),
+            .stride = range.stride,
+            .target = AsBytes(range.data),
+            .target_stride = range.data_stride};
+  ROPETEAM_RETURN_IF_ERROR(CheckRange(object, range.offset, range.length));
+  if (runs.count == 1 || runs.length == 0) return Runs{runs.offset, runs.length, 1, 0, runs.target, 0};
+  if (runs.stride < runs.length || runs.target_stride < runs.length)
+    return Error(Code::kInvalidArgument,
+                 "%llu runs of %llu bytes of object %s, %llu apart, to places %llu apart: they overlap",
+                 Ull(runs.count), Ull(runs.length), object.name.c_str(), Ull(runs.stride),
+                 Ull(runs.target_stride));
+  if (runs.count - 1 > (object.length - range.offset - runs.length) / runs.stride)
+    return Error(Code::kInvalidArgument,
+                 "%llu runs of %llu bytes from byte %llu on, %llu apart, of object %s, which has %llu",
+                 Ull(runs.count), Ull(runs.length), Ull(range.offset), Ull(runs.stride), object.name.c_str(),
+                 Ull(object.length));
+  if (runs.stride == runs.length && runs.target_stride == runs.length)
+    return Runs{runs.offset, runs.length * runs.count, 1, 0, runs.target, 0};
+  return runs;
+}
+
+Status View::ReadRanges(std::span<Runs> all, int64_t timeout_ms) {
+  const Deadline deadline = Deadline::In(timeout_ms);
+  Status status;
+  const auto in_device_memory = [&](const Runs& runs) {
+    if (!status.ok() || runs.length == 0) return runs.length == 0;
+    const Result<std::optional<CudaTicket>> ticket =
+        client_->cuda().Unclaimed(runs.target, link_->arena.get());
+    if (!ticket.ok()) status = ticket.status();
+    if (!ticket.ok() || !ticket->has_value()) return false;
+    status = ReadTicket(runs, **ticket, deadline);
+    return true;
+  };
+  const auto here = std::remove_if(all.begin(), all.end(), in_device_memory);
+  ROPETEAM_RETURN_IF_ERROR(status);
   const std::lock_guard lock(mutex_);
   ROPETEAM_RETURN_IF_ERROR(link_->channel->Check());
-  return ReadRange(object.offset + offset, data, length, Deadline::In(timeout_ms));
+  return ReadRuns({all.begin(), here}, deadline);
 }
 
 Result<const void*> View::Map(const Object& object, int64_t timeout_ms) {

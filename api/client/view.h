@@ -19,6 +19,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -27,6 +28,7 @@
 #include "api/client/cuda_lanes.h"
 #include "api/client/deadline.h"
 #include "api/client/link.h"
+#include "api/include/ropeteam/ropeteam.h"
 #include "core/base/ids.h"
 #include "core/base/status.h"
 #include "core/shard/manifest.h"
@@ -51,6 +53,19 @@ class View {
   // See ropeteam_view_read_cuda().
   Status ReadCuda(const Object& object, uint64_t offset, void* data, uint64_t length, CuStream stream,
                   int64_t timeout_ms);
+  // See ropeteam_view_read_ranges(). `offset` counts from the stream's beginning, and `count` is at least 1.
+  struct Runs {
+    uint64_t offset = 0;
+    uint64_t length = 0;
+    uint64_t count = 1;
+    uint64_t stride = 0;
+    std::byte* target = nullptr;
+    uint64_t target_stride = 0;
+  };
+  // kInvalidArgument: the range leaves the object, or its runs overlap.
+  Result<Runs> RunsOf(const ropeteam_range_t& range, const Object& object) const;
+  // Changes the order of `all`.
+  Status ReadRanges(std::span<Runs> all, int64_t timeout_ms);
   Result<const void*> Map(const Object& object, int64_t timeout_ms);
 
   const Client& client() const { return *client_; }
@@ -65,13 +80,14 @@ class View {
     return ChunkLength(grant_.meta.stream_bytes, chunk_bytes_, index);
   }
   Status CheckRange(const Object& object, uint64_t offset, uint64_t length) const;
-  Status ReadTicket(const Object& object, uint64_t offset, const CudaTicket& ticket, uint64_t length,
-                    Deadline deadline);
+  Status ReadTicket(const Runs& runs, const CudaTicket& ticket, Deadline deadline);
   bool Verify(uint64_t index);
+  void MarkBad(uint64_t index);
+  std::vector<uint32_t> ForgetBad();
   bool CopyChunkPart(uint64_t index, uint64_t within, std::byte* target, uint64_t length);
   bool CopyToDevice(uint64_t index, uint64_t within, std::byte* target, uint64_t length);
-  void CopyRange(uint64_t offset, std::byte* target, uint64_t length);
-  Status ReadRange(uint64_t offset, void* data, uint64_t length, Deadline deadline);
+  void CopyRange(uint64_t offset, std::byte* target, uint64_t length, const std::vector<uint32_t>* only);
+  Status ReadRuns(std::span<const Runs> all, Deadline deadline);
   Status VerifyRange(uint64_t offset, uint64_t length, Deadline deadline);
   Status Repair(int attempt, Deadline deadline);
 
@@ -87,10 +103,11 @@ class View {
 
   std::mutex mutex_;
   // Guarded by mutex_:
-  std::vector<uint8_t> verified_;       // by chunk of the stream: matched its checksum, under this lease
-  std::vector<uint32_t> bad_;           // chunks that did not match in the pass under way
-  CudaLane* device_ = nullptr;          // where targets are, in a read into device memory
-  Status device_status_;                // of that read's copies
+  enum class Chunk : uint8_t { kUnknown, kGood, kBad };
+  std::vector<Chunk> checked_;  // by chunk of the stream, under this lease; kBad: in the pass under way
+  std::vector<uint32_t> bad_;   // chunks that did not match in the pass under way
+  CudaLane* device_ = nullptr;  // where targets are, in a read into device memory
+  Status device_status_;        // of that read's copies
   std::map<uint64_t, Window> windows_;  // by the object's offset
   FrameBuffers frames_;
 };

@@ -221,6 +221,14 @@ TEST_F(CudaSuite, ReadsFillDeviceMemory) {
   EXPECT_EQ(rig_->Read(device, length),
             "111" + bytes.substr(77, 2 * kChunk) + std::string(length - 2 * kChunk - 3, '1'));
   rig_->DestroyStream(stream);
+  std::string here(100 * 10, '#');
+  const ropeteam_range_t ranges[] = {{"x", 5, 10, 100, 1000, device, 64},
+                                     {"x", 5, 10, 100, 1000, here.data(), 10}};
+  ASSERT_OK(ropeteam_view_read_ranges(view.get(), ranges, 2, kTimeoutMs));
+  for (uint64_t i = 0; i < 100; ++i) {
+    EXPECT_EQ(rig_->Read(device + i * 64, 10), bytes.substr(5 + i * 1000, 10));
+    EXPECT_EQ(here.substr(i * 10, 10), bytes.substr(5 + i * 1000, 10));
+  }
   EXPECT_FAILS(ropeteam_view_read_cuda(view.get(), "x", 1, device, length, nullptr, kTimeoutMs),
                ROPETEAM_INVALID_ARGUMENT, "of object x");
   EXPECT_OK(ropeteam_view_read_cuda(view.get(), "x", length, nullptr, 0, nullptr, kTimeoutMs));

@@ -64,6 +64,73 @@ TEST_P(ViewTest, ReadsAnyRange) {
   }
 }
 
+// Runs of `length` bytes, `stride` apart, of an object's bytes.
+std::string RunsOf(const std::string& bytes, const ropeteam_range_t& range) {
+  std::string runs;
+  for (uint64_t i = 0; i < std::max<uint64_t>(range.count, 1); ++i)
+    runs.append(bytes, range.offset + i * range.stride, range.length);
+  return runs;
+}
+
+TEST_P(ViewTest, ReadsRangesOfManyObjectsInOneCall) {
+  const ViewHandle view = OpenView(handle_.get(), 12);
+  const uint64_t half = kChunk / 2;
+  std::string rows(2 * kChunk, '#'), columns(1000 * 100, '#'), gaps(3 * half, '#'), small(100, '#');
+  const ropeteam_range_t ranges[] = {
+      {"o3", kChunk / 4, half, 4, half, rows.data(), half},  // one run behind the other
+      {"o3", 7, 100, 1000, 190, columns.data(), 100},        // columns
+      {"o4", 0, 10, 3, 1000, gaps.data(), half},             // to places apart
+      {"o2", 0, 100, 0, 0, small.data(), 0},                 // a whole object
+      {"o0", 0, 0, 5, 0, nullptr, 0},
+      {"o5", 5, 0, 1, 0, nullptr, 0},  // nothing
+  };
+  ASSERT_OK(ropeteam_view_read_ranges(view.get(), ranges, std::size(ranges), kTimeoutMs));
+  EXPECT_EQ(rows, RunsOf(bytes_[3], ranges[0]));
+  EXPECT_EQ(columns, RunsOf(bytes_[3], ranges[1]));
+  std::string expected(gaps.size(), '#');
+  for (uint64_t i = 0; i < 3; ++i) expected.replace(i * half, 10, bytes_[4], i * 1000, 10);
+  EXPECT_EQ(gaps, expected);
+  EXPECT_EQ(small, bytes_[2]);
+  ASSERT_OK(ropeteam_view_read_ranges(view.get(), nullptr, 0, kTimeoutMs));
+  EXPECT_EQ(daemon_.counts().repairs, 0);
+}
+
+TEST_P(ViewTest, BadChunksUnderManyRunsAreRepairedByOneRequestWithEachOnce) {
+  const ViewHandle view = OpenView(handle_.get(), 12);
+  daemon_.Flip(12, kRank, OffsetOf("o3") + 5000);
+  daemon_.Flip(12, kRank, OffsetOf("o3") + 2 * kChunk);
+  std::string columns(1000 * 100, '#');
+  const ropeteam_range_t range = {"o3", 7, 100, 1000, 190, columns.data(), 100};
+  ASSERT_OK(ropeteam_view_read_ranges(view.get(), &range, 1, kTimeoutMs));
+  EXPECT_EQ(columns, RunsOf(bytes_[3], range));
+  EXPECT_EQ(daemon_.counts().repairs, 1);
+  ExpectNoProblems();  // the fake daemon complains of a chunk that is named twice: it is good the second time
+}
+
+TEST_P(ViewTest, ARangeThatIsInvalidReadsNothing) {
+  const ViewHandle view = OpenView(handle_.get(), 12);
+  std::string target(400, '#');
+  const auto fails = [&](ropeteam_range_t range, ropeteam_status_t status, const char* words) {
+    const ropeteam_range_t ranges[] = {{"o2", 0, 100, 0, 0, target.data(), 0}, range};
+    EXPECT_FAILS(ropeteam_view_read_ranges(view.get(), ranges, 2, kTimeoutMs), status, words);
+  };
+  char* const data = target.data();
+  fails({"o9", 0, 1, 1, 0, data, 0}, ROPETEAM_NOT_FOUND, "'o9'");
+  fails({"o2", 0, 101, 1, 0, data, 0}, ROPETEAM_INVALID_ARGUMENT, "which has 100");
+  fails({"o2", 0, 10, 4, 31, data, 10}, ROPETEAM_INVALID_ARGUMENT,
+        "4 runs of 10 bytes from byte 0 on, 31 apart");
+  fails({"o2", 0, 10, UINT64_MAX, UINT64_MAX, data, 10}, ROPETEAM_INVALID_ARGUMENT, "which has 100");
+  fails({"o2", 0, 10, 4, 9, data, 10}, ROPETEAM_INVALID_ARGUMENT, "overlap");
+  fails({"o2", 0, 10, 4, 10, data, 9}, ROPETEAM_INVALID_ARGUMENT, "overlap");
+  fails({"o2", 0, 1, 1, 0, nullptr, 0}, ROPETEAM_INVALID_ARGUMENT, "NULL");
+  EXPECT_FAILS(ropeteam_view_read_ranges(view.get(), nullptr, 1, kTimeoutMs), ROPETEAM_INVALID_ARGUMENT,
+               "NULL");
+  const ropeteam_range_t one = {"o2", 0, 1, 1, 0, data, 0};
+  EXPECT_FAILS(ropeteam_view_read_ranges(view.get(), &one, ROPETEAM_RANGES_MAX + 1, kTimeoutMs),
+               ROPETEAM_INVALID_ARGUMENT, "1000001 ranges, limit 1000000");
+  EXPECT_EQ(target, std::string(400, '#'));
+}
+
 TEST_P(ViewTest, MapsObjectsInPlaceAndContiguous) {
   const ViewHandle view = OpenView(handle_.get(), 12);
   for (size_t i = 0; i < bytes_.size(); ++i) {

@@ -233,6 +233,27 @@ ropeteam_status_t ropeteam_view_read_cuda(ropeteam_view_t* view, const char* nam
   cuda_calls++;
   return ropeteam_view_read(view, name, offset, data, length, timeout_ms);
 }
+static int leaves(const object_t* object, const ropeteam_range_t* range) {
+  uint64_t runs = range->count ? range->count : 1;
+  return range->offset + (runs - 1) * range->stride + range->length > object->length;
+}
+ropeteam_status_t ropeteam_view_read_ranges(ropeteam_view_t* view, const ropeteam_range_t* ranges, uint64_t count,
+                                            int64_t timeout_ms) {
+  (void)timeout_ms;
+  FAILING("view_read_ranges");
+  for (uint64_t i = 0; i < count; i++) {
+    const object_t* object = find(view, ranges[i].name);
+    if (!object) return error(ROPETEAM_NOT_FOUND, "no such name");
+    if (leaves(object, &ranges[i])) return error(ROPETEAM_INVALID_ARGUMENT, "range outside the object");
+  }
+  for (uint64_t i = 0; i < count; i++) {
+    const unsigned char* from = find(view, ranges[i].name)->data + ranges[i].offset;
+    uint64_t runs = ranges[i].count ? ranges[i].count : 1;
+    for (uint64_t run = 0; ranges[i].length && run < runs; run++)
+      memcpy((char*)ranges[i].data + run * ranges[i].data_stride, from + run * ranges[i].stride, ranges[i].length);
+  }
+  return ROPETEAM_OK;
+}
 ropeteam_status_t ropeteam_view_map(ropeteam_view_t* view, const char* name, const void** data, uint64_t* length,
                                     int64_t timeout_ms) {
   (void)timeout_ms;

@@ -112,3 +112,13 @@ def test_a_load_fills_device_tensors_in_place(fake, client, stream):
 def test_other_devices_are_refused(client):
     with pytest.raises(ropeteam.Unsupported, match="only CPU and CUDA memory"):
         client.save(1, {"w": torch.ones(3, device="meta")})
+
+
+def test_ranges_wait_for_a_device_targets_stream_once(client, stream):
+    client.save(1, {"w": torch.arange(10, dtype=torch.uint8)})
+    target = OnDevice(torch.zeros(4, dtype=torch.uint8))
+    with client.view(1) as view:
+        end = ropeteam.Range("w", target, 8, 2, target_offset=2)
+        view.read_ranges([ropeteam.Range("w", target, 0, 2), end])
+    assert stream.waits == 1
+    assert target.as_subclass(torch.Tensor).tolist() == [0, 1, 8, 9]

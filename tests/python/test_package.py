@@ -13,7 +13,7 @@ import time
 import pytest
 
 import ropeteam
-from ropeteam import _native, _values
+from ropeteam import Range, _native, _values
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HEADER = (ROOT / "api" / "include" / "ropeteam" / "ropeteam.h").read_text()
@@ -58,6 +58,7 @@ def test_structs_are_as_large_as_in_c(tmp_path):
         "ropeteam_step_t": _native.StepStruct,
         "ropeteam_object_t": _native.ObjectStruct,
         "ropeteam_storage_step_t": _native.StorageStepStruct,
+        "ropeteam_range_t": _native.RangeStruct,
     }
     lines = ["#include <ropeteam/ropeteam.h>", "#include <stdio.h>", "int main(void) {"]
     for name, struct in structs.items():
@@ -467,6 +468,30 @@ def test_a_view_reads_parts_and_refuses_ranges_outside(rope):
             view.read("c")
     with pytest.raises(ropeteam.InvalidArgument, match="closed"):
         view.read("a")
+
+
+def test_ranges_are_read_in_one_call_and_checked_against_their_targets(rope):
+    rope.save(1, {"a": bytes(range(100)), "b": b"xyz"}, wait=None)
+    with rope.view(1) as view:
+        columns, rest = bytearray(b"#" * 12), array.array("i", [-1, -1])
+        view.read_ranges(
+            [
+                Range("a", columns, offset=3, length=2, count=4, stride=10, target_offset=1, target_stride=3),
+                Range("b", rest, 1, 2, target_offset=4),
+                Range("a", rest, 0, 1, count=0),
+            ]
+        )
+        assert columns == b"#\x03\x04#\x0d\x0e#\x17\x18#\x21\x22"
+        assert rest.tobytes() == b"\xff\xff\xff\xffyz\xff\xff"
+        view.read_ranges([])
+        too_far = Range("a", columns, 0, 2, count=5, stride=10, target_offset=0, target_stride=3)
+        with pytest.raises(ropeteam.InvalidArgument, match="ends at byte 14 of its target, which has 12"):
+            view.read_ranges([Range("b", rest, 0, 3), too_far])
+        with pytest.raises(ropeteam.InvalidArgument, match="offset -1"):
+            view.read_ranges([Range("a", columns, -1, 2)])
+        with pytest.raises(ropeteam.NotFound):
+            view.read_ranges([Range("b", rest, 0, 3), Range("c", rest, 0, 3)])
+        assert rest.tobytes() == b"\xff\xff\xff\xffyz\xff\xff"  # nothing was read
 
 
 def test_a_map_is_read_only_and_outlives_its_view_and_client(fake):

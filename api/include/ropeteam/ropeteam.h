@@ -27,7 +27,8 @@
  *     was given, however long their stream takes.
  * (5) Names are bytes, 1 to ROPETEAM_NAME_MAX of them, ended by a zero; unique within a shard.
  * (6) Structs that the caller fills begin with `size` = sizeof(the struct): a library that is newer than the caller
- *     takes the fields it knows of. A zeroed field means the default. Enums and structs only ever grow at the end.
+ *     takes the fields it knows of. A zeroed field means the default. Enums and structs only ever grow at the end. Structs
+ *     that come in arrays (ropeteam_range_t) have no `size` and never grow.
  * (7) `const void* data` may be NULL only when its length is 0.
  * (8) Device memory: where the bytes of an object are given or wanted, a pointer into memory of a CUDA device will do as
  *     well (also managed memory), in a process that has NVIDIA's driver loaded; nothing is needed to say so. Calls that
@@ -57,6 +58,7 @@ extern "C" {
 /* Limits; each is checked and named in the error it causes. */
 #define ROPETEAM_NAME_MAX 255               /* bytes of an object's name */
 #define ROPETEAM_OBJECTS_MAX 1000000        /* objects of one shard */
+#define ROPETEAM_RANGES_MAX 1000000         /* ranges of one ropeteam_view_read_ranges() */
 #define ROPETEAM_METADATA_MAX 4096          /* bytes of the object ROPETEAM_METADATA */
 #define ROPETEAM_STORAGE_STEPS_MAX 200      /* steps of one listing of storage */
 #define ROPETEAM_SAVES_OPEN_MAX 4           /* saves of one handle begun and neither committed nor aborted */
@@ -260,6 +262,22 @@ ROPETEAM_EXPORT ropeteam_status_t ropeteam_view_read(ropeteam_view_t* view, cons
 ROPETEAM_EXPORT ropeteam_status_t ropeteam_view_read_cuda(ropeteam_view_t* view, const char* name, uint64_t offset,
                                                           void* data, uint64_t length, void* stream,
                                                           int64_t timeout_ms);
+/* `count` runs of `length` bytes each: run i goes from byte `offset + i * stride` of the object `name` to
+ * `data + i * data_stride`. A count of 0 is 1. With more than one run both strides are at least `length`. */
+typedef struct {
+  const char* name;
+  uint64_t offset;
+  uint64_t length;
+  uint64_t count;
+  uint64_t stride;
+  void* data; /* also device memory, as in ropeteam_view_read() */
+  uint64_t data_stride;
+} ropeteam_range_t;
+/* Reads many ranges, of one object or of many, in one call: slices of rows are one run, slices of columns are one run a row.
+ * Each chunk that a run touches is checked once, however many runs touch it, and repaired as in ropeteam_view_read().
+ * Nothing is read if any range is invalid. After any other error all targets are unspecified. */
+ROPETEAM_EXPORT ropeteam_status_t ropeteam_view_read_ranges(ropeteam_view_t* view, const ropeteam_range_t* ranges,
+                                                            uint64_t count, int64_t timeout_ms);
 /* Gives the object's bytes in place, read-only, checked (and repaired) once, now; valid until the view is closed. */
 ROPETEAM_EXPORT ropeteam_status_t ropeteam_view_map(ropeteam_view_t* view, const char* name, const void** data,
                                                     uint64_t* length, int64_t timeout_ms);

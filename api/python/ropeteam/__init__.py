@@ -52,6 +52,7 @@ from ._errors import (
     Unsupported,
 )
 from ._export import export
+from ._ranges import Range
 from ._values import JsonValue, ObjectInfo, Value
 
 __version__ = "0.1.0"
@@ -75,6 +76,7 @@ __all__ = [
     "NotFound",
     "ObjectInfo",
     "PeerGone",
+    "Range",
     "RopeteamError",
     "Save",
     "Shard",

@@ -8,7 +8,7 @@ import enum
 import logging
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 from . import _native
 from ._errors import InvalidArgument, NotFound
 from ._native import Handle, decode_name, encode_name, library, timeout_ms, unsigned
+from ._ranges import Range, RangeArray
 from ._values import (
     INDEX_NAME,
     METADATA_NAME,
@@ -624,6 +625,18 @@ class View:
             lib.check(lib.view_read_cuda(*arguments, memory.stream.cuda_stream, milliseconds))
         else:
             lib.check(lib.view_read(*arguments, milliseconds))
+
+    def read_ranges(self, ranges: Sequence[Range], timeout: float | None = None) -> None:
+        """Fills the ranges' targets, of one object or of many, in one call. Each chunk that a run touches is
+        checked once, however many runs touch it.
+
+        Nothing is read if any range is invalid: NotFound for an object, InvalidArgument for a range outside
+        its object or target. After any other error the targets are unspecified."""
+        array = RangeArray(ranges)
+        lib = library()
+        milliseconds = timeout_ms(self._timeout if timeout is None else timeout)
+        array.synchronize()
+        lib.check(lib.view_read_ranges(self._use().pointer, array.structs, len(array), milliseconds))
 
     def map(self, name: str, timeout: float | None = None) -> memoryview:
         """The object's bytes in place in the arena, read-only, checked once, now.

@@ -64,6 +64,18 @@ class ObjectStruct(ctypes.Structure):
     _fields_ = [("size", c_size_t), ("name", c_char_p), ("length", c_uint64)]
 
 
+class RangeStruct(ctypes.Structure):
+    _fields_ = [
+        ("name", c_char_p),
+        ("offset", c_uint64),
+        ("length", c_uint64),
+        ("count", c_uint64),
+        ("stride", c_uint64),
+        ("data", c_void_p),
+        ("data_stride", c_uint64),
+    ]
+
+
 class StorageStepStruct(ctypes.Structure):
     _fields_ = [
         ("size", c_size_t),
@@ -109,6 +121,7 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
         c_int,
         [c_void_p, c_char_p, c_uint64, c_void_p, c_uint64, c_void_p, c_int64],
     ),
+    "ropeteam_view_read_ranges": (c_int, [c_void_p, ctypes.POINTER(RangeStruct), c_uint64, c_int64]),
     "ropeteam_view_map": (
         c_int,
         [c_void_p, c_char_p, ctypes.POINTER(c_void_p), ctypes.POINTER(c_uint64), c_int64],
