@@ -169,6 +169,35 @@ def test_a_loaded_training_state_goes_on_to_the_bit(rope, kind):
     assert train(fresh, fresh_optimizer, 4) == expected
 
 
+def test_two_models_and_their_optimizers_do_not_collide(rope):
+    def make():
+        models = {"generator": torch.nn.Linear(6, 6), "critic": torch.nn.Linear(6, 6)}
+        optimizers = {
+            name: torch.optim.Adam(model.parameters(), lr=0.1 * (index + 1))
+            for index, (name, model) in enumerate(models.items())
+        }
+        return models, optimizers
+
+    def run(models, optimizers):
+        for _ in range(3):
+            models["critic"](models["generator"](torch.randn(4, 6))).square().mean().backward()
+            for optimizer in optimizers.values():
+                optimizer.step()
+                optimizer.zero_grad()
+        return [model.weight.detach().clone() for model in models.values()]
+
+    models, optimizers = make()
+    run(models, optimizers)
+    data = {"seen": {(1, 2): torch.arange(3)}, "epoch": 3}
+    rt.save_state(rope, 1, models, optimizers, data=data)
+    expected = run(models, optimizers)
+    fresh, fresh_optimizers = make()
+    loaded = rt.load_state(rope, fresh, fresh_optimizers)
+    assert loaded.data["epoch"] == 3 and loaded.data["seen"][1, 2].tolist() == [0, 1, 2]
+    for left, right in zip(run(fresh, fresh_optimizers), expected):
+        assert torch.equal(left, right)
+
+
 def test_loading_fills_an_optimizer_that_has_state_in_place(rope):
     model = Net()
     optimizer = OPTIMIZERS["adamw"](model.parameters())

@@ -23,7 +23,10 @@ What a training state becomes, by name:
     optimizer                JSON: parameter groups, and which keys there are
     rng/cpu, rng/cuda/<i>    torch's generators
     rng/python, rng/numpy    JSON: random's and numpy.random's, the latter when numpy is in use
-    data                     JSON: what the caller gives, e.g. its position in the data
+    data, data/<place>       what the caller gives, e.g. its position in the data: JSON, and the tensors in it
+
+Of several models, {"generator": g, "critic": c}, <name> begins with the model's ("generator.0.weight"). Of
+several optimizers by name the objects are optimizers/<optimizer> and optimizers/<optimizer>/<name>/<key>.
 """
 
 from __future__ import annotations

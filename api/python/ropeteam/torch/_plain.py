@@ -95,8 +95,8 @@ def unflatten(skeleton: JsonValue, tensors: Mapping[str, torch.Tensor]) -> Any:
     """What flatten() was given. Tensors are those of `tensors`, which the result shares.
 
     NotFound: a tensor is missing. Unsupported: the skeleton has a kind of value that this package does not
-    know, a pickle that torch does not load here, or numpy's values where numpy is not installed. Corrupt: it is
-    not what flatten() makes.
+    know, a pickle that torch does not load here, or numpy's values where numpy is not installed. Corrupt: it
+    is not what flatten() makes.
     """
     try:
         return _Unflattener(tensors).decode(skeleton)
@@ -256,9 +256,9 @@ class _Flattener:
         except Exception as error:  # pickle and the types' own code raise anything
             kind, why = type(value), (str(error) or type(error).__name__).splitlines()[0]
             raise TypeError(
-                f"{_place(path)} is a {kind.__module__}.{kind.__qualname__}, which cannot be saved: only plain "
-                "Python values, tensors, numpy's values, and what torch.load() takes with weights_only=True can "
-                f"({why})"
+                f"{_place(path)} is a {kind.__module__}.{kind.__qualname__}, which cannot be saved: only "
+                "plain Python values, tensors, numpy's values, and what torch.load() takes with "
+                f"weights_only=True can ({why})"
             ) from error
         return {_TAG: "pickle", "data": self._bytes(buffer.getvalue(), path)}
 

@@ -8,7 +8,7 @@ import sys
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Union
 
 import torch
 import torch.distributed as dist
@@ -16,9 +16,14 @@ import torch.distributed as dist
 from .._client import DEFAULT_TIMEOUT, Client, Level, View
 from .._errors import InvalidArgument, NotFound
 from .._values import JsonValue, Value, is_tensor
+from ._plain import flatten, unflatten
 
 _OPTIMIZER = "optimizer"
 _DATA = "data"
+
+#: One, or several by names of the caller's.
+Models = Union[torch.nn.Module, Mapping[str, torch.nn.Module]]
+Optimizers = Union[torch.optim.Optimizer, Mapping[str, torch.optim.Optimizer]]
 
 
 def open_distributed(
@@ -45,33 +50,35 @@ def open_distributed(
 
 
 def training_state(
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer | None = None,
+    model: Models,
+    optimizer: Optimizers | None = None,
     *,
-    data: JsonValue = None,
+    data: Any = None,
     rng: bool = True,
 ) -> dict[str, Value]:
     """The objects of a training state, for Client.save(); tensors are the live ones, not copies.
 
     TypeError: the model's extra state, or an optimizer's state or option, is neither a tensor nor a JSON
-    value.
+    value, or `data` is not plain state.
     """
+    model = as_one(model)
     objects: dict[str, Value] = {f"model/{name}": value for name, value in model.state_dict().items()}
-    if optimizer is not None:
-        objects.update(_optimizer_objects(model, optimizer))
+    for root, each in _by_root(optimizer).items():
+        objects.update(_optimizer_objects(model, each, root))
     if rng:
         objects.update(_rng_objects())
-    objects[_DATA] = data
+    tensors, objects[_DATA] = flatten(data)
+    objects.update({f"{_DATA}/{name}": tensor for name, tensor in tensors.items()})
     return objects
 
 
 def save_state(
     client: Client,
     step: int,
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer | None = None,
+    model: Models,
+    optimizer: Optimizers | None = None,
     *,
-    data: JsonValue = None,
+    data: Any = None,
     rng: bool = True,
     metadata: Mapping[str, JsonValue] | None = None,
     persist: bool = False,
@@ -80,8 +87,9 @@ def save_state(
 ) -> None:
     """Saves this rank's part of a training state as the shard of `step`; see Client.save() for errors.
 
-    data: a JSON value of the caller's, e.g. its position in the data. rng: the random generators too. metadata: the
-        step's, e.g. {"loss": loss.item()}.
+    model, optimizer: one, or several by name, {"generator": g, "critic": c}.
+    data: plain state of the caller's, e.g. its position in the data: what flatten() takes.
+    rng: the random generators too. metadata: the step's, e.g. {"loss": loss.item()}.
     """
     state = training_state(model, optimizer, data=data, rng=rng)
     client.save(step, state, metadata=metadata, persist=persist, wait=wait, timeout=timeout)
@@ -98,8 +106,8 @@ class Loaded:
 
 def load_state(
     client: Client,
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer | None = None,
+    model: Models,
+    optimizer: Optimizers | None = None,
     *,
     step: int | None = None,
     rank: int | None = None,
@@ -128,19 +136,39 @@ def load_state(
                 f"step {found.step} was saved by {found.world_size} ranks, this world has {world_size}"
             )
         step = found.step
+    model = as_one(model)
     with client.view(step, rank, timeout) as view:
         targets, values = _model_targets(model, view)
-        plan = None if optimizer is None else _OptimizerPlan(model, optimizer, view)
-        if plan is not None:
+        plans = [_OptimizerPlan(model, each, view, root) for root, each in _by_root(optimizer).items()]
+        for plan in plans:
             targets.update(plan.targets)
         view.load(into=targets, names=[])
         if values:
             model.load_state_dict({name: view.value(f"model/{name}") for name in values}, strict=False)
-        if plan is not None:
+        for plan in plans:
             plan.install(view)
         if rng:
             _restore_rng(view)
-        return Loaded(step, view.value(_DATA) if _DATA in view else None, view.metadata)
+        return Loaded(step, _saved_data(view), view.metadata)
+
+
+def as_one(model: Models) -> torch.nn.Module:
+    """Several models as one, whose tensors' names begin with the name of the model that has them, and a dot."""
+    return torch.nn.ModuleDict(dict(model)) if isinstance(model, Mapping) else model
+
+
+def _by_root(optimizer: Optimizers | None) -> dict[str, torch.optim.Optimizer]:
+    """Optimizers by the object that has their groups; what begins with its name and a slash is theirs."""
+    if isinstance(optimizer, Mapping):
+        return {f"{_OPTIMIZER}s/{name}": each for name, each in optimizer.items()}
+    return {} if optimizer is None else {_OPTIMIZER: optimizer}
+
+
+def _saved_data(view: View) -> Any:
+    if _DATA not in view:
+        return None
+    names = [name for name in view if name.startswith(f"{_DATA}/")]
+    return unflatten(view.value(_DATA), {name[len(_DATA) + 1 :]: view.value(name) for name in names})
 
 
 # ---- the model
@@ -178,7 +206,9 @@ def _parameter_names(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -
     return names
 
 
-def _optimizer_objects(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Value]:
+def _optimizer_objects(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, root: str
+) -> dict[str, Value]:
     names = _parameter_names(model, optimizer)
     objects: dict[str, Value] = {}
     state: dict[str, dict[str, Any]] = {}
@@ -187,7 +217,7 @@ def _optimizer_objects(model: torch.nn.Module, optimizer: torch.optim.Optimizer)
         state[name] = {}
         for key, value in entries.items():
             if is_tensor(value):
-                objects[f"{_OPTIMIZER}/{name}/{key}"] = value
+                objects[f"{root}/{name}/{key}"] = value
                 state[name][key] = {"sharded": hasattr(value, "to_local"), "device": value.device.type}
             else:
                 state[name][key] = {"value": value}
@@ -195,7 +225,7 @@ def _optimizer_objects(model: torch.nn.Module, optimizer: torch.optim.Optimizer)
     for group in optimizer.param_groups:
         plain = {key: _plain(value) for key, value in group.items() if key != "params"}
         groups.append({**plain, "params": [names[parameter] for parameter in group["params"]]})
-    objects[_OPTIMIZER] = {"groups": groups, "state": state}
+    objects[root] = {"groups": groups, "state": state}
     return objects
 
 
@@ -207,10 +237,12 @@ def _plain(option: Any) -> Any:
 class _OptimizerPlan:
     """What loading an optimizer will do: made, and checked, before anything is changed."""
 
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, view: View) -> None:
-        self._optimizer = optimizer
+    def __init__(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, view: View, root: str
+    ) -> None:
+        self._optimizer, self._root = optimizer, root
         self._parameters = {name: parameter for parameter, name in _parameter_names(model, optimizer).items()}
-        self._saved = view.value(_OPTIMIZER)
+        self._saved = view.value(root)
         self.targets: dict[str, Any] = {}
         saved_params = [group["params"] for group in self._saved["groups"]]
         own_names = _parameter_names(model, optimizer)
@@ -221,7 +253,7 @@ class _OptimizerPlan:
             present = optimizer.state.get(self._parameters[name], {})
             for key in entries:
                 if is_tensor(present.get(key)):
-                    self.targets[f"{_OPTIMIZER}/{name}/{key}"] = present[key]
+                    self.targets[f"{root}/{name}/{key}"] = present[key]
 
     def install(self, view: View) -> None:
         for name, entries in self._saved["state"].items():
@@ -230,8 +262,8 @@ class _OptimizerPlan:
             for key, entry in entries.items():
                 if "value" in entry:
                     state[key] = entry["value"]
-                elif f"{_OPTIMIZER}/{name}/{key}" not in self.targets:
-                    local = view.value(f"{_OPTIMIZER}/{name}/{key}")
+                elif f"{self._root}/{name}/{key}" not in self.targets:
+                    local = view.value(f"{self._root}/{name}/{key}")
                     # On the device only what was: a step counter is not.
                     if entry.get("device", "cpu") != "cpu":
                         local = local.to(parameter.device)
