@@ -9,6 +9,8 @@ namespace {
 
 // A later index may say more of an object; deeper than this nobody does.
 constexpr size_t kDepthMax = 16;
+// Version 2 says more of tensors that are parts of larger ones, nothing else of kind, dtype and shape.
+constexpr uint64_t kIndexVersionMax = 2;
 
 // Fields that it does not know are passed over.
 class IndexReader : public JsonEvents {
@@ -29,7 +31,8 @@ class IndexReader : public JsonEvents {
   }
   Status Scalar(const JsonPath& path, const JsonScalar& value) override {
     if (path.size() == 1 && path[0].key == "version")
-      version_ok_ = value.kind == JsonKind::kUnsigned && value.number == 1;
+      version_ok_ =
+          value.kind == JsonKind::kUnsigned && value.number >= 1 && value.number <= kIndexVersionMax;
     if (path.size() == 3 && path[0].key == "objects" && value.kind == JsonKind::kString) {
       if (path[2].key == "kind") kind_ = value.text;
       if (path[2].key == "dtype") {

@@ -2,8 +2,9 @@
 //
 // What the index object of the Python package says of a shard's objects:
 //
-//     {"version": 1, "objects": {"w": {"kind": "tensor", "dtype": "bfloat16", "shape": [2, 3]}, "d": {"kind": "json"}}}
+//     {"version": 2, "objects": {"w": {"kind": "tensor", "dtype": "bfloat16", "shape": [2, 3]}, "d": {"kind": "json"}}}
 //
+// An entry without an object is of a tensor that another rank saved; see api/python/ropeteam/_values.py for all fields.
 // Pure functions, internal to storage/format.
 
 #ifndef ROPETEAM_STORAGE_FORMAT_INDEX_H_

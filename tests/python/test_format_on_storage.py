@@ -54,7 +54,7 @@ def rank_objects(values):
             data = _values.encode_json(value)
             infos[name] = _values.ObjectInfo(kind="json", length=len(data))
         objects.append((name.encode(), data))
-    index = _values.encode_index(infos)
+    index = _values.encode_index(infos, 1)
     if index is not None:
         objects.append((_values.INDEX_NAME.encode(), index))
     return objects
@@ -143,7 +143,7 @@ def test_json_values_stand_in_the_metadata(tmp_path):
     assert to_bytes(tensors["raw"]) == b"\xff\x00"
     assert set(tensors) == {"big", "raw"}
     assert metadata["ropeteam.order"] == "j1 t2 j1"
-    assert _values.decode_index(metadata[".ropeteam/index"].encode())["data"] == {"kind": "json"}
+    assert _values.decode_index(metadata[".ropeteam/index"].encode()).objects["data"] == {"kind": "json"}
 
 
 def test_odd_names_are_mapped_and_told(tmp_path):

@@ -21,6 +21,7 @@ from ._values import (
     INDEX_NAME,
     METADATA_NAME,
     RESERVED_PREFIX,
+    Index,
     JsonValue,
     Memory,
     ObjectInfo,
@@ -158,7 +159,10 @@ class Client:
         self._handle: Handle | None = Handle(pointer.value, lib.close)
         self._children: weakref.WeakSet[Save | View] = weakref.WeakSet()
         self._children_lock = threading.Lock()
-        self._rank = self.info().rank
+        info = self.info()
+        self._rank, self._world_size = info.rank, info.world_size
+        #: The global ranks of the process group that this world is, in its order; None: opened without one.
+        self._group_ranks: Sequence[int] | None = None
 
     @property
     def closed(self) -> bool:
@@ -215,8 +219,9 @@ class Client:
             )
         sources = {name: Source(value, name) for name, value in objects.items()}
         infos = {name: source.info for name, source in sources.items()}
-        own = [encode_index(infos), None if metadata is None else encode_metadata(metadata)]
-        lengths = [info.length for info in infos.values()] + [len(each) for each in own if each is not None]
+        own = [encode_index(infos, self._world_size), None if metadata is None else encode_metadata(metadata)]
+        lengths = [info.length for info in infos.values() if info.at is None]
+        lengths += [len(each) for each in own if each is not None]
         with self.begin(step, bytes=sum(lengths), objects=len(lengths)) as save:
             for name, source in sources.items():
                 save._put_source(name, source, background=True)
@@ -242,7 +247,7 @@ class Client:
         number = unsigned(step, 64, "step")
         lib.check(lib.save_begin(handle.pointer, number, ctypes.byref(options), ctypes.byref(pointer)))
         assert pointer.value is not None
-        save = Save(step, Handle(pointer.value, lib.save_close, handle))
+        save = Save(step, self._world_size, Handle(pointer.value, lib.save_close, handle))
         self._adopt(save)
         return save
 
@@ -408,8 +413,9 @@ class Save:
     Not to be used by two threads at once.
     """
 
-    def __init__(self, step: int, handle: Handle) -> None:
+    def __init__(self, step: int, world_size: int, handle: Handle) -> None:
         self.step = step
+        self._world_size = world_size
         self._handle: Handle | None = handle
         self._settled = False  # committed or aborted, or tried to be: the C handle only needs its close
         self._infos: dict[str, ObjectInfo] = {}
@@ -454,7 +460,7 @@ class Save:
         """Seals the shard: on return it is LOCAL. After any error the save is aborted."""
         handle = self._use()
         try:
-            index = encode_index(self._infos)
+            index = encode_index(self._infos, self._world_size)
             if index is not None:
                 self._put(INDEX_NAME, index)
             self._release()
@@ -527,6 +533,9 @@ class Save:
         self._check_name(name)
         lib = library()
         handle = self._use()
+        if source.info.at is not None:
+            self._infos[name] = source.info
+            return
         memory = source.memory()  # held until the library has read it
         encoded = encode_name(name)
         # A copy made for this goes at return: many of them at once could fill the device.
@@ -567,7 +576,7 @@ class View:
         self._timeout = timeout
         self._handle: Handle | None = handle
         self._objects = self._list(handle)
-        self._index: dict[str, dict[str, Any]] | None = None
+        self._index: Index | None = None
 
     def names(self) -> list[str]:
         """The objects, in the order they were saved; the package's own are left out."""
@@ -596,10 +605,13 @@ class View:
 
     def info(self, name: str) -> ObjectInfo:
         """Kind, and a tensor's dtype and shape, of an object."""
-        length = self.length(name)
+        return object_info(name, self.length(name), self.index().objects)
+
+    def index(self) -> Index:
+        """What the package noted of the objects; raw."""
         if self._index is None:
-            self._index = decode_index(self.read(INDEX_NAME)) if INDEX_NAME in self._objects else {}
-        return object_info(name, length, self._index)
+            self._index = decode_index(self.read(INDEX_NAME)) if INDEX_NAME in self._objects else Index({})
+        return self._index
 
     def read(
         self, name: str, offset: int = 0, length: int | None = None, timeout: float | None = None

@@ -5,16 +5,21 @@ An object is bytes; the library does not interpret them. What Python needs to gi
 tensor's dtype and shape, that a value was JSON) stands in one small JSON object a shard, named
 ".ropeteam/index":
 
-    {"version": 1,
+    {"version": 2, "world_size": 4,
      "objects": {"w": {"kind": "tensor", "dtype": "bfloat16", "shape": [2, 3]}, "data": {"kind": "json"}}}
 
 Objects that are not in it are plain bytes, so a shard saved from C loads as bytes and a shard saved here
 reads in C. Nothing is pickled: a checkpoint cannot run code.
+
+Of a tensor that is a part of a larger one, "global" is the shape of the whole, and "runs" says which part: for each
+dimension the indexes as start, length, start, length, …. An entry with "at": [rank, name] has no object here: that rank
+saved the same bytes under that name. Version 1 had none of the three, and no "world_size".
 """
 
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import json
 import math
 import sys
@@ -33,7 +38,7 @@ Value = Union["torch.Tensor", bytes, bytearray, memoryview, JsonValue, Any]
 
 RESERVED_PREFIX = ".ropeteam/"
 INDEX_NAME = RESERVED_PREFIX + "index"
-INDEX_VERSION = 1
+INDEX_VERSION = 2  # version 1 is still read
 #: The object with a step's metadata; the daemons know it too.
 METADATA_NAME = "ropeteam.metadata"
 
@@ -46,6 +51,21 @@ class ObjectInfo:
     length: int  # bytes
     dtype: str | None = None  # of a tensor: "float32", "bfloat16", …
     shape: tuple[int, ...] | None = None
+    global_shape: tuple[int, ...] | None = None  # of the tensor that this is a part of; None: it is a whole one
+    #: Which part: the indexes in each dimension, as (start, length) of runs of neighbours.
+    layout: tuple[tuple[tuple[int, int], ...], ...] | None = None
+    at: tuple[int, str] | None = None  # the rank and object that have the bytes; None: here, under its own name
+
+
+@dataclass(frozen=True)
+class Part:
+    """A tensor with what the index is to say of it beside its dtype and shape; see ObjectInfo. With `at` the bytes are
+    not saved here."""
+
+    tensor: Any
+    global_shape: tuple[int, ...] | None = None
+    layout: tuple[tuple[tuple[int, int], ...], ...] | None = None
+    at: tuple[int, str] | None = None
 
 
 @dataclass
@@ -170,9 +190,15 @@ class Source:
     def __init__(self, value: Value, what: str) -> None:
         self._tensor: Any = None
         self._export: _BufferExport | None = None
+        part = value if isinstance(value, Part) else None
+        value = part.tensor if part else value
         if is_tensor(value):
             self._tensor = _plain_tensor(value, what)
             self.info = tensor_info(self._tensor)
+            if part:
+                length = self.info.length if part.at is None else 0
+                more = {"global_shape": part.global_shape, "layout": part.layout, "at": part.at}
+                self.info = dataclasses.replace(self.info, length=length, **more)
             return
         kind = "bytes"
         if not is_buffer(value):
@@ -283,38 +309,56 @@ def _check_keys(value: object) -> None:
             _check_keys(inner)
 
 
-def encode_index(infos: Mapping[str, ObjectInfo]) -> bytes | None:
+def encode_index(infos: Mapping[str, ObjectInfo], world_size: int) -> bytes | None:
     """The index object, or None when every object is plain bytes."""
     objects: dict[str, dict[str, Any]] = {}
     for name, info in infos.items():
         if info.kind == "tensor":
-            objects[name] = {"kind": "tensor", "dtype": info.dtype, "shape": list(info.shape or ())}
+            entry = objects[name] = {"kind": "tensor", "dtype": info.dtype, "shape": list(info.shape or ())}
+            if info.global_shape is not None:
+                entry["global"] = list(info.global_shape)
+            if info.layout is not None:
+                entry["runs"] = [[number for run in runs for number in run] for runs in info.layout]
+            if info.at is not None:
+                entry["at"] = list(info.at)
         elif info.kind != "bytes":
             objects[name] = {"kind": info.kind}
     if not objects:
         return None
-    return json.dumps({"version": INDEX_VERSION, "objects": objects}, separators=(",", ":")).encode()
+    index = {"version": INDEX_VERSION, "world_size": world_size, "objects": objects}
+    return json.dumps(index, separators=(",", ":")).encode()
 
 
-def decode_index(encoded: bytes) -> dict[str, dict[str, Any]]:
+@dataclass(frozen=True)
+class Index:
+    """A shard's index object, decoded."""
+
+    objects: Mapping[str, Mapping[str, Any]]
+    world_size: int | None = None  # the number of ranks that saved; None: version 1 does not say
+
+
+def decode_index(encoded: bytes) -> Index:
     try:
         index = json.loads(encoded)
         version, objects = index["version"], index["objects"]
-        if version == INDEX_VERSION and all(isinstance(entry, dict) for entry in objects.values()):
-            return dict(objects)
+        if version in (1, INDEX_VERSION) and all(isinstance(entry, dict) for entry in objects.values()):
+            return Index(objects, index["world_size"] if version > 1 else None)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise Corrupt(f"the object {INDEX_NAME} is not a shard's index: {error}") from error
-    raise Unsupported(f"the shard's index has version {version}, this package reads {INDEX_VERSION}")
+    raise Unsupported(f"the shard's index has version {version}, this package reads 1 to {INDEX_VERSION}")
 
 
 def object_info(name: str, length: int, index: Mapping[str, Mapping[str, Any]]) -> ObjectInfo:
     entry = index.get(name)
     if entry is None:
         return ObjectInfo(kind="bytes", length=length)
-    shape = entry.get("shape")
+    shape, whole, runs, at = (entry.get(key) for key in ("shape", "global", "runs", "at"))
     return ObjectInfo(
         kind=str(entry.get("kind", "bytes")),
         length=length,
         dtype=entry.get("dtype"),
         shape=None if shape is None else tuple(shape),
+        global_shape=None if whole is None else tuple(whole),
+        layout=None if runs is None else tuple(tuple(zip(each[::2], each[1::2])) for each in runs),
+        at=None if at is None else (int(at[0]), str(at[1])),
     )

@@ -218,7 +218,7 @@ TEST(LayOut, JsonValuesTogetherAreBounded) {
 
 TEST(LayOut, AnIndexThatIsNotOneLeavesEverythingBytes) {
   for (const char* index :
-       {"", "not json", "[]", R"({"version":2,"objects":{"w":{"kind":"tensor","dtype":"int8","shape":[1]}}})",
+       {"", "not json", "[]", R"({"version":3,"objects":{"w":{"kind":"tensor","dtype":"int8","shape":[1]}}})",
         R"({"objects":{"w":{"kind":"tensor","dtype":"int8","shape":[1]}}})", "\xff",
         R"({"version":1,"objects":{"w":{"kind":"tensor","dtype":"int8","shape":[1]}})"}) {
     const TestShard shard({{"w", "w"}, {".ropeteam/index", index}}, kChunk);
@@ -235,6 +235,20 @@ TEST(LayOut, AnIndexMayPutItsVersionLastAndSayMore) {
         R"({"objects":{"w":{"kind":"tensor","dtype":"int8","shape":[1],"device":{"a":[1]}}},"x":[{}],"version":1})"}},
       kChunk);
   EXPECT_THAT(Json(Files(shard)[0]), HasSubstr(R"("w":{"dtype":"I8","shape":[1])"));
+}
+
+TEST(LayOut, AnIndexOfVersion2SaysAlsoWhatIsElsewhere) {
+  const TestShard shard(
+      {{"w", "w"},
+       {".ropeteam/index",
+        R"({"version":2,"world_size":4,"objects":{)"
+        R"("w":{"kind":"tensor","dtype":"int8","shape":[1],"global":[4],"runs":[[3,1]]},)"
+        R"("v":{"kind":"tensor","dtype":"int8","shape":[9],"global":[9],"runs":[[0,9]],"at":[2,"u"]}}})"}},
+      kChunk);
+  const std::string json = Json(Files(shard)[0]);
+  EXPECT_THAT(json, HasSubstr(R"("w":{"dtype":"I8","shape":[1],"data_offsets":[0,1]})"));
+  EXPECT_THAT(json, Not(HasSubstr(R"("v":{)")));
+  EXPECT_THAT(json, HasSubstr(R"("ropeteam.order":"t1 j1")"));
 }
 
 TEST(LayOut, AHeaderOverTheLimitIsRefusedWithTheNumbers) {
