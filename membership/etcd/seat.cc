@@ -27,6 +27,10 @@ constexpr TimeUs kFindJitterUs = 100'000;
 constexpr TimeUs kClaimStepUs = 10'000;
 constexpr TimeUs kClaimStepsMaxUs = 250'000;
 constexpr TimeUs kClaimJitterUs = 50'000;
+// Nobody doubts a new holder before its hold has ended and its first view is in the store: then a node that is not in it
+// does not count. The hold lasts dead_after from the first registration. This is for that registration and the store,
+// some round trips, and is short enough for what is lost with a new holder to be out within 3 s.
+constexpr TimeUs kSpareUs = 500'000;
 // An answer to a keep-alive that is later than the keep-alive after it by this much will not come.
 constexpr TimeUs kKeptLateUs = 500'000;
 
@@ -128,8 +132,7 @@ Seat::Outputs Seat::Resign(TimeUs now) {
 TimeUs Seat::DoubtDue() const {
   if (view_.epoch == 0 || refused_ || removed_ || contact_ || vacant() || office_->id == self_.id || holds())
     return kNever;
-  // A new holder must have the time to end its hold.
-  return std::max({contact_since_ + probe_, office_since_ + 2 * dead_after_, doubt_at_});
+  return std::max({contact_since_ + probe_, office_since_ + WithDrift(dead_after_) + kSpareUs, doubt_at_});
 }
 
 TimeUs Seat::NextDeadline() const {

@@ -25,7 +25,8 @@
 //   ------------   -----------------------------------------------------------------------------------------------------
 //   empty          after a pause that is longer for later ordinals, so that not all nodes try at once; also if its key holds
 //                  what no node of this job writes
-//   another's      more than half of the other members of the last view doubt the holder
+//   another's      more than half of the other members of the last view doubt the holder: they have not reached it for a
+//                  probe, and it has had the office for longer than its hold lasts
 //   of my name     the holder is a former process of this node, or this process took it and missed the answer: at once
 // clang-format on
 //

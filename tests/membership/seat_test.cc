@@ -318,8 +318,10 @@ TEST_F(SeatTest, ANewHolderIsSparedForItsHold) {
   ASSERT_EQ(Holders(), 1u);
   const NodeId second = nodes_[2].seat->holds() ? 2 : 3;
   Contact(&nodes_[1], false);
-  RunFor(1300);  // nobody reaches it: two of two others would depose it, but not within 2 * dead_after
+  RunFor(1100);  // nobody reaches it: two of two others would depose it, but not before its hold has ended
   EXPECT_TRUE(nodes_[second].seat->holds());
+  RunFor(400);
+  EXPECT_FALSE(nodes_[second].seat->holds());
 }
 
 TEST_F(SeatTest, ALostAnswerToAClaimIsClaimedAgainWithAnotherNonce) {
