@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from chaos_etcd import Member
 from chaos_host import Host, Stuck, wait_until
@@ -18,11 +19,16 @@ PAUSES_S = (0.3, 1.0, 3.0, 10.0, 30.0)
 CUTS_S = (0.5, 2.0, 5.0)
 
 
-def kill_ranks(chaos: Chaos, numbers: list[int], act: Callable[[], None] = lambda: None) -> None:
+def kill_at_once(chaos: Chaos, numbers: list[int], hosts: Sequence[Host] = ()) -> None:
+    """kill -9 of these ranks and of what runs on the hosts. All have their signal before the first is waited for: on a busy
+    machine a process takes a second to end, and what is killed after that would live on in the time that is measured."""
+    dying = [*hosts, *(chaos.ranks[number] for number in numbers)]
+
     def kill() -> None:
-        for number in numbers:
-            chaos.ranks[number].kill()
-        act()
+        for each in dying:
+            each.process.kill()
+        for each in dying:
+            each.kill()
 
     chaos.saves_meet(kill)
     for number in numbers:
@@ -30,16 +36,21 @@ def kill_ranks(chaos: Chaos, numbers: list[int], act: Callable[[], None] = lambd
 
 
 def kill_rank(chaos: Chaos) -> None:
-    kill_ranks(chaos, [chaos.random.randrange(NODES)])
+    kill_at_once(chaos, [chaos.random.randrange(NODES)])
+
+
+def lose(chaos: Chaos, nodes: list[Node]) -> None:
+    """As when hosts are lost: their ranks and arenas go with them."""
+    kill_at_once(chaos, [node.ordinal for node in nodes], nodes)
+    for node in nodes:
+        shutil.rmtree(node.arena)
 
 
 def kill_nodes(chaos: Chaos, nodes: list[Node], drop_memory: bool) -> None:
-    """With drop_memory as when hosts are lost: their ranks and arenas go with them."""
-    kill_ranks(
-        chaos,
-        [node.ordinal for node in nodes] if drop_memory else [],
-        lambda: [node.kill(drop_memory) for node in nodes],
-    )
+    if drop_memory:
+        lose(chaos, nodes)
+    else:
+        kill_at_once(chaos, [], nodes)
     # Standalone nobody stands in for the coordinator; and with all lost there is nobody to go on.
     if (chaos.cluster.nodes[0] in nodes and not chaos.cluster.etcd) or len(nodes) == NODES:
         for node in nodes:
@@ -121,7 +132,7 @@ def throttle(chaos: Chaos) -> None:
 def full_memory(chaos: Chaos) -> None:
     """The host has no memory for the arena of a node that comes back: it says so, and comes when there is."""
     (node,) = chaos.pick()
-    kill_ranks(chaos, [node.ordinal], lambda: node.kill(drop_memory=True))
+    lose(chaos, [node])
     ballast = chaos.cluster.arenas / "ballast"
     room = os.statvfs(chaos.cluster.arenas)
     with open(ballast, "wb") as file:
@@ -179,7 +190,7 @@ def lose_coordinator(chaos: Chaos) -> None:
 def kill_coordinator_and_etcd_leader(chaos: Chaos) -> None:
     """The office cannot be taken before etcd has elected."""
     coordinator, leader = chaos.cluster.coordinator(), chaos.cluster.etcd.leader()
-    kill_ranks(chaos, [], lambda: [leader.kill(), coordinator.kill()])
+    kill_at_once(chaos, [], [leader, coordinator])
     chaos.failed_over()
     leader.start()
     coordinator.start()

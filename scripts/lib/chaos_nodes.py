@@ -104,12 +104,6 @@ class Node(Host):
     def last_words(self) -> str:
         return self.log_text()[-600:]
 
-    def kill(self, drop_memory: bool = False) -> None:
-        """kill -9; with drop_memory as when the host is lost."""
-        super().kill()
-        if drop_memory:
-            shutil.rmtree(self.arena)
-
     def status(self, *options: str) -> dict[str, Any] | None:
         """None: no answer."""
         done = subprocess.run(
