@@ -1,16 +1,22 @@
 # cmake --install BUILD --prefix DIR: the programs, the library with its header, and the Python package, laid out so that
 # each finds the others wherever DIR is: programs by their own place (api/cli/programs.cc), the bench its library by a
 # relative run path, the package its library two folders up (api/python/ropeteam/_native.py).
+# Component "wheel": what pyproject.toml puts into ropeteam/ of a wheel. A wheel has no symbolic links, so the library is one file there.
 include(GNUInstallDirs)
 
 foreach(program ropeteamd ropeteam-cli ropeteam-bench)
   if(TARGET ${program})
     set_target_properties(${program} PROPERTIES INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}")
-    install(TARGETS ${program} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+    set(component wheel)
+    if(program STREQUAL ropeteam-bench)
+      set(component bench)
+    endif()
+    install(TARGETS ${program} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT ${component})
   endif()
 endforeach()
 if(TARGET ropeteam)
   install(TARGETS ropeteam LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+  install(FILES $<TARGET_FILE:ropeteam> RENAME libropeteam.so DESTINATION lib COMPONENT wheel EXCLUDE_FROM_ALL)
   install(FILES ${PROJECT_SOURCE_DIR}/api/include/ropeteam/ropeteam.h
           DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/ropeteam)
   install(DIRECTORY ${PROJECT_SOURCE_DIR}/api/python/ropeteam

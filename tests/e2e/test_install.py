@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What README tells a stranger to type: the lines in .venv, and an installation of its own.
+"""What README tells a stranger to type: the lines in .venv, an installation of its own, and a wheel.
 
 Nothing of the harness is in the environment of what runs here: no PYTHONPATH, no ROPETEAM_LIBRARY.
 """
@@ -11,7 +11,9 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
+import zipfile
 from collections.abc import Iterator
 
 import pytest
@@ -51,17 +53,50 @@ def own_store() -> Iterator[dict[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def prefix(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+def finished_build() -> None:
     if not LIBRARY.is_relative_to(BUILD):
         pytest.skip(f"the library of {BUILD.name} is not for this Python: it loads {LIBRARY}")
     if shutil.which("cmake") is None or not (BUILD / "bench" / "ropeteam-bench").exists():
         pytest.skip(f"no cmake here, or {BUILD} is not built")
+
+
+@pytest.fixture(scope="module")
+def prefix(finished_build: None, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     prefix = tmp_path_factory.mktemp("prefix")
     done = subprocess.run(
         ["cmake", "--install", str(BUILD), "--prefix", str(prefix)], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     return prefix
+
+
+@pytest.fixture(scope="module")
+def wheel(finished_build: None, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A wheel of the programs that are built: nothing is compiled."""
+    pytest.importorskip("scikit_build_core", reason="scikit-build-core is not installed")
+    directory = tmp_path_factory.mktemp("wheel")
+    built = run(
+        sys.executable, "-m", "pip", "wheel", str(ROOT), "--no-deps", "--no-index", "--no-build-isolation",
+        "-w", str(directory), "-C", f"build-dir={directory / 'build'}",
+        "-C", f"cmake.define.ROPETEAM_PREBUILT={BUILD.resolve()}",
+    )  # fmt: skip
+    assert built.returncode == 0, built.stdout + built.stderr
+    (wheel,) = directory.glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def wheel_python(wheel: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """The Python of a fresh virtual environment, in which the wheel is and nothing else."""
+    venv = tmp_path_factory.mktemp("fresh") / "venv"
+    made = run(sys.executable, "-m", "venv", "--without-pip", str(venv))
+    assert made.returncode == 0, made.stderr
+    python = venv / "bin" / "python"
+    installed = run(
+        sys.executable, "-m", "pip", "--python", str(python), "install", "--no-index", str(wheel)
+    )
+    assert installed.returncode == 0, installed.stdout + installed.stderr
+    return python
 
 
 def run(
@@ -130,3 +165,47 @@ def test_readme_s_lines_build_and_run_the_c_example(prefix, own_store, tmp_path)
     assert built.returncode == 0, built.stderr
     done = run("bash", "-c", start, cwd=tmp_path, ROPETEAM_JOB="c", **own_store)
     assert (done.returncode, done.stdout) == (0, "went on from step 0, weights[0] is now 1.5\n"), done.stderr
+
+
+def test_the_header_has_the_version_of_everything(wheel, wheel_python, tmp_path):
+    header = (ROOT / "api" / "include" / "ropeteam" / "ropeteam.h").read_text()
+    version = ".".join(re.findall(r"#define ROPETEAM_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)", header))
+    asked = """if True:
+        import importlib.metadata, ropeteam
+        print(importlib.metadata.version("ropeteam"), ropeteam.__version__, ropeteam.library_version())"""
+    done = run(str(wheel_python), "-c", asked, cwd=tmp_path)
+    assert done.stdout.split() == [version] * 3, done.stderr
+    for program in ("ropeteam", "ropeteamd"):
+        said = run(str(wheel_python.with_name(program)), "--version", cwd=tmp_path)
+        assert said.stdout == f"{program} {version}\n", said.stderr
+    assert wheel.name.startswith(f"ropeteam-{version}-")
+
+
+def test_a_wheel_is_for_one_platform_and_any_python(wheel):
+    tag = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+    assert wheel.name.endswith(f"-py3-none-{tag}.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+    package = ROOT / "api" / "python"
+    python = {str(path.relative_to(package)) for path in package.glob("ropeteam/**/*.py")}
+    programs = {"ropeteam/bin/ropeteam", "ropeteam/bin/ropeteamd", "ropeteam/lib/libropeteam.so"}
+    assert names == python | programs | {"ropeteam/py.typed"}
+
+
+def test_readme_s_example_runs_from_a_wheel(wheel_python, own_store, tmp_path):
+    alone = run(str(wheel_python), "-c", "import ropeteam, sys; print('torch' in sys.modules)", cwd=tmp_path)
+    assert (alone.returncode, alone.stdout) == (0, "False\n"), alone.stderr
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    # torch is only looked at where it is: a copy of its own would be a gigabyte.
+    here = pathlib.Path(torch.__file__).parents[1]
+    site = run(str(wheel_python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").stdout.strip()
+    pathlib.Path(site, "torch.pth").write_text(f"{here}\n")
+    done = run(
+        str(wheel_python.with_name("ropeteam")), "run", "--", str(wheel_python), "-m", "torch.distributed.run",
+        "--nproc-per-node", "2", str(ROOT / "examples" / "quickstart.py"),
+        cwd=tmp_path, PET_MASTER_PORT=str(free_port()), GLOO_SOCKET_IFNAME="lo", ROPETEAM_JOB="wheel",
+        **own_store,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert sorted(re.findall(r"rank (\d): steps 1 to 10", done.stdout)) == ["0", "1"], done.stdout
+    assert "not safe" not in done.stdout

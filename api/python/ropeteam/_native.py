@@ -138,9 +138,9 @@ def _candidates() -> list[str]:
     """Where the library may be, in order; the first that exists is loaded and no other is tried."""
     found: list[str] = []
     package = pathlib.Path(__file__).resolve().parent
-    beside = package / "libropeteam.so"
-    if beside.exists():
-        found.append(str(beside))
+    wheel = package / "lib" / "libropeteam.so"
+    if wheel.exists():
+        found.append(str(wheel))
     # As `cmake --install` lays it out: the package is in lib/ropeteam/python, the library in lib.
     installed = package.parents[2] / "libropeteam.so"
     if package.parts[-3:-1] == ("ropeteam", "python") and installed.exists():
@@ -196,7 +196,7 @@ _loaded: Library | None = None
 def library() -> Library:
     """The one library of this process, loaded at the first call.
 
-    ROPETEAM_LIBRARY, when set, is the only place looked at. Otherwise: beside the package, in the
+    ROPETEAM_LIBRARY, when set, is the only place looked at. Otherwise: in the package, where a wheel has it, in the
     installation that the package is part of, in the build tree of a source checkout (release first), then
     where the system's loader looks.
     """
@@ -207,8 +207,8 @@ def library() -> Library:
             candidates = [pinned] if pinned else _candidates()
             if not candidates:
                 raise Unsupported(
-                    "libropeteam.so not found: set ROPETEAM_LIBRARY to its path, put it beside the package "
-                    f"({pathlib.Path(__file__).resolve().parent}), or install it where ldconfig finds it"
+                    "libropeteam.so not found: install the package from a wheel, set ROPETEAM_LIBRARY to the "
+                    "library's path, or install it where ldconfig finds it"
                 )
             _loaded = Library(candidates[0])
         return _loaded
