@@ -63,13 +63,8 @@ def test_a_contiguous_tensor_is_read_where_it_lies(fake, rope, monkeypatch):
 
     seen = []
     lib = _native.library()
-    put = lib.save_put_parts
-
-    def spy(handle, name, parts, count):
-        seen.append((parts[0].data, parts[0].length))
-        return put(handle, name, parts, count)
-
-    monkeypatch.setattr(lib, "save_put_parts", spy)
+    put = lib.save_put
+    monkeypatch.setattr(lib, "save_put", lambda *arguments: seen.append(arguments[2:]) or put(*arguments))
     tensor = torch.arange(12.0)
     rope.save(1, {"whole": tensor, "part": tensor[4:6], "flipped": tensor.view(3, 4).t()})
     assert seen[0] == (tensor.data_ptr(), 48)
@@ -229,13 +224,6 @@ def test_another_model_is_refused_before_anything_changes(rope):
     with pytest.raises(ropeteam.NotFound, match="only saved"):
         rt.load_state(rope, other, step=1)
     assert torch.equal(other.weight, before)
-
-
-def test_another_world_size_is_refused(fake, rope):
-    with ropeteam.open(rank=0, world_size=8) as of_eight:
-        rt.save_state(of_eight, 1, Net())
-    with pytest.raises(ropeteam.InvalidArgument, match="saved by 8 ranks, this world has 1"):
-        rt.load_state(rope, Net())
 
 
 def test_open_distributed_needs_a_process_group(fake):

@@ -141,7 +141,7 @@ def is_buffer(value: object) -> bool:
     return True
 
 
-def _plain_tensor(tensor: Any, what: str) -> Any:
+def plain_tensor(tensor: Any, what: str) -> Any:
     """The strided tensor in CPU or CUDA memory that is meant: of a DTensor, this rank's own part."""
     torch = sys.modules["torch"]
     if hasattr(tensor, "to_local"):
@@ -193,12 +193,16 @@ class Source:
         part = value if isinstance(value, Part) else None
         value = part.tensor if part else value
         if is_tensor(value):
-            self._tensor = _plain_tensor(value, what)
+            self._tensor = plain_tensor(value, what)
             self.info = tensor_info(self._tensor)
             if part:
-                length = self.info.length if part.at is None else 0
-                more = {"global_shape": part.global_shape, "layout": part.layout, "at": part.at}
-                self.info = dataclasses.replace(self.info, length=length, **more)
+                self.info = dataclasses.replace(
+                    self.info,
+                    length=self.info.length if part.at is None else 0,
+                    global_shape=part.global_shape,
+                    layout=part.layout,
+                    at=part.at,
+                )
             return
         kind = "bytes"
         if not is_buffer(value):
@@ -228,7 +232,7 @@ class Source:
 def target_memory(target: Any, what: str) -> tuple[Memory, ObjectInfo]:
     """Where to write to fill `target`, a contiguous tensor or a writable buffer, in place."""
     if is_tensor(target):
-        tensor = _plain_tensor(target, what)
+        tensor = plain_tensor(target, what)
         if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
             raise InvalidArgument(f"{what}: a tensor that is filled in place must be contiguous")
         info = tensor_info(tensor)

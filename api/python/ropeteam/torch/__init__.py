@@ -12,9 +12,9 @@
         except ropeteam.RopeteamError as error:
             print(error)                  # training goes on; the older committed steps are still there
 
-Each rank saves what it owns: of sharded tensors (FSDP2's DTensors) its own part, of replicated ones the
-whole. Saving and loading are no collectives: nothing here waits for another rank, except open_distributed(),
-once.
+Each rank saves what it owns: of sharded tensors (DTensors) its own part, of replicated ones the whole. A
+step loads on any number of ranks, in any layout; docs/pytorch.md has the rules. Saving and loading are no
+collectives: nothing here waits for another rank, except open_distributed(), once.
 
 What a training state becomes, by name:
 
@@ -31,6 +31,17 @@ several optimizers by name the objects are optimizers/<optimizer> and optimizers
 
 from __future__ import annotations
 
+from ._replicas import Piece, save_tensors
+from ._reshard import load_tensors
 from ._state import Loaded, load_state, open_distributed, save_state, training_state
 
-__all__ = ["Loaded", "load_state", "open_distributed", "save_state", "training_state"]
+__all__ = [
+    "Loaded",
+    "Piece",
+    "load_state",
+    "load_tensors",
+    "open_distributed",
+    "save_state",
+    "save_tensors",
+    "training_state",
+]

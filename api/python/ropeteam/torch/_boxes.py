@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which part of a tensor a rank has, and how one part is copied out of another. Integers only, no torch.
-
-A part is a product of one set of indexes for each dimension: `Layout`. A set is written as runs of neighbours,
-[(start, length), …], in the order in which the part has them. Nearly always it is one run. A _StridedShard of an uneven
-dimension can be several.
+ A part is a product of one set of indexes for each dimension: `Layout`. A set is written as runs of
+neighbours, [(start, length), …], in the order in which the part has them. Nearly always it is one run. A
+_StridedShard of an uneven dimension can be several.
 """
 
 from __future__ import annotations
@@ -26,12 +25,13 @@ class Box(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """`count` runs of `length` elements; run i goes from `source + i * stride` to `target + i * target_stride`."""
+    """`runs` runs of `length` elements; run i goes from `source + i * stride` to `target + i *
+    target_stride`."""
 
     source: int
     target: int
     length: int
-    count: int
+    runs: int
     stride: int
     target_stride: int
 
@@ -49,8 +49,8 @@ def layout_shape(layout: Layout) -> tuple[int, ...]:
 
 
 def shard(runs: Runs, parts: int, index: int, split_factor: int = 1) -> Runs:
-    """What torch.distributed.tensor gives place `index` of `parts` of a dimension: of Shard, torch.chunk's part; of
-    _StridedShard the same of each of `split_factor` chunks, one behind the other."""
+    """What torch.distributed.tensor gives place `index` of `parts` of a dimension: of Shard, torch.chunk's
+    part; of _StridedShard the same of each of `split_factor` chunks, one behind the other."""
     taken: list[tuple[int, int]] = []
     count = sum(length for _, length in runs)
     outer = -(-count // split_factor)
@@ -81,7 +81,9 @@ def boxes(layout: Layout) -> list[Box]:
     dimensions = []
     for runs in layout:
         ends = itertools.accumulate(length for _, length in runs)
-        dimensions.append([(start, length, end - length) for (start, length), end in zip(runs, ends) if length])
+        dimensions.append(
+            [(start, length, end - length) for (start, length), end in zip(runs, ends) if length]
+        )
     return [
         Box(tuple(each[0] for each in one), tuple(each[1] for each in one), tuple(each[2] for each in one))
         for one in itertools.product(*dimensions)
@@ -113,7 +115,8 @@ def cover(
 def _intersection(want: Box, have: Box) -> Box | None:
     start = tuple(map(max, want.start, have.start))
     size = tuple(
-        min(w + ws, h + hs) - s for w, ws, h, hs, s in zip(want.start, want.size, have.start, have.size, start)
+        min(w + ws, h + hs) - s
+        for w, ws, h, hs, s in zip(want.start, want.size, have.start, have.size, start)
     )
     if any(each <= 0 for each in size):
         return None
@@ -121,8 +124,8 @@ def _intersection(want: Box, have: Box) -> Box | None:
 
 
 def _without(box: Box, hole: Box) -> Iterator[Box]:
-    """The rest of a box around a hole in it, as boxes that do not overlap: dimension by dimension what lies before and
-    behind the hole, at the hole's place in the dimensions that are done."""
+    """The rest of a box around a hole in it, as boxes that do not overlap: dimension by dimension what lies
+    before and behind the hole, at the hole's place in the dimensions that are done."""
     start, size, at = list(box.start), list(box.size), list(box.at)
     for d in range(len(start)):
         before = hole.start[d] - start[d]
@@ -134,9 +137,13 @@ def _without(box: Box, hole: Box) -> Iterator[Box]:
         start[d], size[d], at[d] = hole.start[d], hole.size[d], at[d] + before
 
 
-def _copies(box: Box, target_shape: Sequence[int], at: Sequence[int], source_shape: Sequence[int]) -> Iterator[Copy]:
+def _copies(
+    box: Box, target_shape: Sequence[int], at: Sequence[int], source_shape: Sequence[int]
+) -> Iterator[Copy]:
     """A box that lies at `box.at` of the target and at `at` of the source, both row-major."""
-    inner = len(box.size)  # from here on every dimension is whole on both sides, so that rows follow each other
+    inner = len(
+        box.size
+    )  # from here on every dimension is whole on both sides, so that rows follow each other
     while inner and box.size[inner - 1] == target_shape[inner - 1] == source_shape[inner - 1]:
         inner -= 1
     inner = max(inner - 1, 0)  # and of this one a part

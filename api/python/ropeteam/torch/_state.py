@@ -16,7 +16,10 @@ import torch.distributed as dist
 from .._client import DEFAULT_TIMEOUT, Client, Level, View
 from .._errors import InvalidArgument, NotFound
 from .._values import JsonValue, Value, is_tensor
-from ._plain import flatten, unflatten
+from ._optimizer import OptimizerPlan, optimizer_objects
+from ._plain import flatten
+from ._replicas import parts
+from ._reshard import Filling, SavedStep
 
 _OPTIMIZER = "optimizer"
 _DATA = "data"
@@ -46,7 +49,9 @@ def open_distributed(
     first = dist.get_global_rank(group, 0) if group is not None else 0
     dist.broadcast_object_list(token, src=first, group=group)
     world_size = dist.get_world_size(group)
-    return Client(socket, rank=rank, world_size=world_size, life=token[0], timeout=timeout)
+    client = Client(socket, rank=rank, world_size=world_size, life=token[0], timeout=timeout)
+    client._group_ranks = dist.get_process_group_ranks(group) if group is not None else range(world_size)
+    return client
 
 
 def training_state(
@@ -58,18 +63,28 @@ def training_state(
 ) -> dict[str, Value]:
     """The objects of a training state, for Client.save(); tensors are the live ones, not copies.
 
-    TypeError: the model's extra state, or an optimizer's state or option, is neither a tensor nor a JSON
-    value, or `data` is not plain state.
+    TypeError: the model's extra state, an optimizer's state or option, or `data` is not plain state: what
+    flatten() takes.
     """
     model = as_one(model)
-    objects: dict[str, Value] = {f"model/{name}": value for name, value in model.state_dict().items()}
+    objects: dict[str, Value] = {}
+    for name, value in model.state_dict().items():
+        _add(objects, f"model/{name}", value)
     for root, each in _by_root(optimizer).items():
-        objects.update(_optimizer_objects(model, each, root))
+        objects.update(optimizer_objects(model, each, root))
     if rng:
         objects.update(_rng_objects())
-    tensors, objects[_DATA] = flatten(data)
-    objects.update({f"{_DATA}/{name}": tensor for name, tensor in tensors.items()})
+    _add(objects, _DATA, data, plain=True)
     return objects
+
+
+def _add(objects: dict[str, Value], name: str, value: Any, plain: bool = False) -> None:
+    """A tensor as itself, and anything else as plain state: JSON, and its tensors below its name."""
+    if is_tensor(value) and not plain:
+        objects[name] = value
+        return
+    tensors, objects[name] = flatten(value)
+    objects.update({f"{name}/{inner}": tensor for inner, tensor in tensors.items()})
 
 
 def save_state(
@@ -91,7 +106,7 @@ def save_state(
     data: plain state of the caller's, e.g. its position in the data: what flatten() takes.
     rng: the random generators too. metadata: the step's, e.g. {"loss": loss.item()}.
     """
-    state = training_state(model, optimizer, data=data, rng=rng)
+    state = parts(training_state(model, optimizer, data=data, rng=rng), client.rank)
     client.save(step, state, metadata=metadata, persist=persist, wait=wait, timeout=timeout)
 
 
@@ -102,6 +117,8 @@ class Loaded:
     step: int
     data: Any  # as it was given to save_state()
     metadata: dict[str, Any]  # likewise, by the rank whose shard it is; empty when it gave none
+    missing: tuple[str, ...] = ()  # with strict=False: what was not saved, and is as it was
+    unexpected: tuple[str, ...] = ()  # likewise: what was saved and has no place here
 
 
 def load_state(
@@ -112,49 +129,76 @@ def load_state(
     step: int | None = None,
     rank: int | None = None,
     rng: bool = True,
+    strict: bool | str = True,
     timeout: float = DEFAULT_TIMEOUT,
 ) -> Loaded | None:
-    """Loads what save_state() saved into a model and optimizer of the same making; None when there is no
-    step to load.
+    """Loads what save_state() saved into a model and optimizer; None when there is no step to load.
 
-    step: the latest when not given. rank: whose shard; this rank's when not given. The model's tensors, and
-    those that the optimizer has already, are filled in place; state that it lacks (a fresh one has none) is
-    made.
+    The number of ranks, the meshes and the placements may be others than when it was saved: each rank finds
+    its part of every tensor by name, and reads the bytes that it needs. The model's tensors, and those that
+    the optimizer has already, are filled in place; state that it lacks (a fresh one has none) is made. Data,
+    random generators and plain state are those of the rank of this number; where fewer ranks saved, data and
+    plain state are those of another one, and the generators stay as they are.
 
-    InvalidArgument: the latest step was saved by a world of another size (of a `step` that is given this is not
-    looked at), or dtypes or shapes differ; NotFound: the
-    model has a tensor that the shard has not, or the other way round. Both are found before anything is
-    changed. After Corrupt or another error on the way the model is partly loaded.
+    step: the latest when not given. rank: as whose rank to load; this one's when not given. strict: whether
+    what is missing, or was saved and has no place here, is an error. "missing": only the former, for ranks
+    with a part of the model each (pipeline stages) of a step that was saved whole.
+
+    InvalidArgument: dtypes or shapes differ, or the optimizer's groups. NotFound: the model has a tensor that
+    nobody saved, or the other way round. Both are found before anything is changed. After Corrupt or another
+    error on the way the model is partly loaded.
     """
+    world_size = None
     if step is None:
         found = client.latest(timeout)
         if found is None:
             return None
-        world_size = client.info().world_size
-        if found.world_size != world_size:
-            raise InvalidArgument(
-                f"step {found.step} was saved by {found.world_size} ranks, this world has {world_size}"
-            )
-        step = found.step
+        step, world_size = found.step, found.world_size
     model = as_one(model)
-    with client.view(step, rank, timeout) as view:
-        targets, values = _model_targets(model, view)
-        plans = [_OptimizerPlan(model, each, view, root) for root, each in _by_root(optimizer).items()]
-        for plan in plans:
-            targets.update(plan.targets)
-        view.load(into=targets, names=[])
+    with SavedStep(client, step, client.rank if rank is None else rank, timeout, world_size) as saved:
+        filling = Filling(saved)
+        missing, unexpected, values = _plan_model(model, saved, filling)
+        plans = [
+            OptimizerPlan(model, each, saved, filling, root, missing)
+            for root, each in _by_root(optimizer).items()
+        ]
+        if (missing and strict) or (unexpected and strict is True):
+            raise NotFound(
+                f"step {step} and the model differ: only saved {unexpected[:5]}, "
+                f"only in the model {missing[:5]}"
+            )
+        filling.read()
         if values:
-            model.load_state_dict({name: view.value(f"model/{name}") for name in values}, strict=False)
+            model.load_state_dict(
+                {name: saved.plain(f"model/{name}", owner) for name, owner in values.items()}, strict=False
+            )
         for plan in plans:
-            plan.install(view)
-        if rng:
-            _restore_rng(view)
-        return Loaded(step, _saved_data(view), view.metadata)
+            plan.install()
+        if rng and saved.own is not None:
+            _restore_rng(saved.view(saved.own))
+        owner = saved.find(_DATA)
+        first = saved.view(next(saved.ranks()))
+        data = None if owner is None else saved.plain(_DATA, owner)
+        return Loaded(step, data, first.metadata, tuple(missing), tuple(unexpected))
 
 
 def as_one(model: Models) -> torch.nn.Module:
-    """Several models as one, whose tensors' names begin with the name of the model that has them, and a dot."""
-    return torch.nn.ModuleDict(dict(model)) if isinstance(model, Mapping) else model
+    """Several models as one, whose tensors' names begin with the name of the model that has them, and a
+    dot."""
+    if isinstance(model, Mapping):
+        return torch.nn.ModuleDict({name: _unwrapped(each) for name, each in model.items()})
+    return _unwrapped(model)
+
+
+def _unwrapped(model: torch.nn.Module) -> torch.nn.Module:
+    """Without DistributedDataParallel's and torch.compile's wrappers, so that names do not tell of them."""
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+            inner = model.module
+        if not isinstance(inner, torch.nn.Module):
+            return model
+        model = inner
 
 
 def _by_root(optimizer: Optimizers | None) -> dict[str, torch.optim.Optimizer]:
@@ -164,132 +208,44 @@ def _by_root(optimizer: Optimizers | None) -> dict[str, torch.optim.Optimizer]:
     return {} if optimizer is None else {_OPTIMIZER: optimizer}
 
 
-def _saved_data(view: View) -> Any:
-    if _DATA not in view:
-        return None
-    names = [name for name in view if name.startswith(f"{_DATA}/")]
-    return unflatten(view.value(_DATA), {name[len(_DATA) + 1 :]: view.value(name) for name in names})
-
-
 # ---- the model
 
 
-def _model_targets(model: torch.nn.Module, view: View) -> tuple[dict[str, Any], list[str]]:
-    """Tensors to fill in place, and the names of extra state that is no tensor."""
-    targets: dict[str, Any] = {}
-    values: list[str] = []
-    for name, value in model.state_dict().items():
-        if is_tensor(value):
-            targets[f"model/{name}"] = value
-        else:
-            values.append(name)
-    saved = {name for name in view if name.startswith("model/")}
-    wanted = set(targets) | {f"model/{name}" for name in values}
-    if saved != wanted:
-        raise NotFound(
-            f"the shard and the model differ: only saved {sorted(saved - wanted)[:5]}, "
-            f"only in the model {sorted(wanted - saved)[:5]}"
-        )
-    return targets, values
+def _plan_model(
+    model: torch.nn.Module, saved: SavedStep, filling: Filling
+) -> tuple[list[str], list[str], dict[str, int]]:
+    """What nobody saved, what was saved and has no place in the model, and which rank has what is no
+    tensor."""
+    missing: list[str] = []
+    values: dict[str, int] = {}
+    state = model.state_dict()
+    for name, value in state.items():
+        owner = None if is_tensor(value) else saved.find(f"model/{name}")
+        if owner is not None:
+            values[name] = owner
+        elif not is_tensor(value) or not filling.add(f"model/{name}", value):
+            missing.append(f"model/{name}")
+    return missing, _unexpected(state, saved), values
 
 
-# ---- the optimizer
+def _unexpected(state: Mapping[str, Any], saved: SavedStep) -> list[str]:
+    """What is saved of a model and has no place in this one.
 
+    Another number of ranks may have a part of the model each (pipeline stages): where not all ranks that
+    saved have the same names, nothing is unexpected.
+    """
+    plain = tuple(f"model/{name}/" for name, value in state.items() if not is_tensor(value))
 
-def _parameter_names(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[Any, str]:
-    """A stable name for every parameter of the optimizer: the model's, else by its place in the groups."""
-    known = {parameter: name for name, parameter in model.named_parameters()}
-    names: dict[Any, str] = {}
-    for group_index, group in enumerate(optimizer.param_groups):
-        for index, parameter in enumerate(group["params"]):
-            names[parameter] = known.get(parameter, f"group{group_index}.{index}")
-    return names
+    def names(rank: int) -> set[str]:
+        return {
+            name for name in saved.infos(rank) if name.startswith("model/") and not name.startswith(plain)
+        }
 
-
-def _optimizer_objects(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, root: str
-) -> dict[str, Value]:
-    names = _parameter_names(model, optimizer)
-    objects: dict[str, Value] = {}
-    state: dict[str, dict[str, Any]] = {}
-    for parameter, entries in optimizer.state.items():
-        name = names[parameter]
-        state[name] = {}
-        for key, value in entries.items():
-            if is_tensor(value):
-                objects[f"{root}/{name}/{key}"] = value
-                state[name][key] = {"sharded": hasattr(value, "to_local"), "device": value.device.type}
-            else:
-                state[name][key] = {"value": value}
-    groups = []
-    for group in optimizer.param_groups:
-        plain = {key: _plain(value) for key, value in group.items() if key != "params"}
-        groups.append({**plain, "params": [names[parameter] for parameter in group["params"]]})
-    objects[root] = {"groups": groups, "state": state}
-    return objects
-
-
-def _plain(option: Any) -> Any:
-    """An option of a parameter group as JSON; a tensor (a learning rate may be one) as its number."""
-    return option.item() if is_tensor(option) else option
-
-
-class _OptimizerPlan:
-    """What loading an optimizer will do: made, and checked, before anything is changed."""
-
-    def __init__(
-        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, view: View, root: str
-    ) -> None:
-        self._optimizer, self._root = optimizer, root
-        self._parameters = {name: parameter for parameter, name in _parameter_names(model, optimizer).items()}
-        self._saved = view.value(root)
-        self.targets: dict[str, Any] = {}
-        saved_params = [group["params"] for group in self._saved["groups"]]
-        own_names = _parameter_names(model, optimizer)
-        own_params = [[own_names[p] for p in group["params"]] for group in optimizer.param_groups]
-        if saved_params != own_params:
-            raise InvalidArgument("the optimizer's parameter groups are not those that were saved")
-        for name, entries in self._saved["state"].items():
-            present = optimizer.state.get(self._parameters[name], {})
-            for key in entries:
-                if is_tensor(present.get(key)):
-                    self.targets[f"{root}/{name}/{key}"] = present[key]
-
-    def install(self, view: View) -> None:
-        for name, entries in self._saved["state"].items():
-            parameter = self._parameters[name]
-            state = self._optimizer.state[parameter]
-            for key, entry in entries.items():
-                if "value" in entry:
-                    state[key] = entry["value"]
-                elif f"{self._root}/{name}/{key}" not in self.targets:
-                    local = view.value(f"{self._root}/{name}/{key}")
-                    # On the device only what was: a step counter is not.
-                    if entry.get("device", "cpu") != "cpu":
-                        local = local.to(parameter.device)
-                    state[key] = _like(parameter, local) if entry["sharded"] else local
-        for group, saved in zip(self._optimizer.param_groups, self._saved["groups"]):
-            for key, value in saved.items():
-                if key == "params":
-                    continue
-                if is_tensor(group.get(key)):
-                    group[key].fill_(value)
-                else:
-                    group[key] = tuple(value) if isinstance(value, list) else value
-
-
-def _like(parameter: Any, local: torch.Tensor) -> Any:
-    """A sharded tensor laid out as the parameter is, of which `local` is this rank's part."""
-    from torch.distributed.tensor import DTensor
-
-    return DTensor.from_local(
-        local,
-        parameter.device_mesh,
-        parameter.placements,
-        run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
-    )
+    first, *others = saved.ranks()
+    extra = names(first) - {f"model/{name}" for name in state}
+    if extra and not saved.same_world and any(names(rank) != names(first) for rank in others):
+        return []
+    return sorted(extra)
 
 
 # ---- random generators

@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading a step that another number of ranks saved, or the same number with other parts of the tensors.
+ A rank looks into the shard of its own number first. Only what it does not find there makes it look at what
+the other ranks saved, one index after the other, until it has found everything. Nobody waits for another
+rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from .._client import DEFAULT_TIMEOUT, Client, View
+from .._errors import InvalidArgument, NotFound
+from .._ranges import Range
+from .._values import ObjectInfo, object_info
+from ._boxes import Copy, boxes, cover, whole
+from ._plain import unflatten
+from ._replicas import Held, held
+
+
+class SavedStep:
+    """A step as one rank reads it. A context manager: leaving it closes the views.
+
+    NotFound: there is no such step, or rank."""
+
+    def __init__(
+        self, client: Client, step: int, rank: int, timeout: float, world_size: int | None = None
+    ) -> None:
+        """world_size: of the ranks that saved it, where that is known; else the index tells it."""
+        self.step = step
+        self._client = client
+        self._timeout = timeout
+        self._views: dict[int, View] = {}
+        self._infos: dict[int, dict[str, ObjectInfo]] = {}
+        self._open = contextlib.ExitStack()
+        if world_size is None:
+            try:
+                world_size = self.view(rank).index().world_size
+            except NotFound:
+                if rank == 0:
+                    raise
+                world_size = self.view(0).index().world_size
+                if world_size is None or rank < world_size:
+                    raise
+        #: Version 1 of the index does not tell it; then the program must be as many ranks as saved.
+        self.world_size = world_size if world_size is not None else client.info().world_size
+        self.own = rank if rank < self.world_size else None
+        self.same_world = self.own is not None and self.world_size == client.info().world_size
+        near = rank * self.world_size // max(client.info().world_size, rank + 1)
+        others = sorted((r for r in range(self.world_size) if r != rank), key=lambda other: abs(other - near))
+        self._ranks = others if self.own is None else [rank, *others]
+
+    def ranks(self) -> Iterator[int]:
+        """This one's number first, then those that have most likely what this rank needs."""
+        return iter(self._ranks)
+
+    def view(self, rank: int) -> View:
+        if rank not in self._views:
+            view = self._client.view(self.step, rank, self._timeout)
+            self._views[rank] = self._open.enter_context(view)
+        return self._views[rank]
+
+    def infos(self, rank: int) -> Mapping[str, ObjectInfo]:
+        """What a rank saved, and what it had and another rank saved."""
+        if rank not in self._infos:
+            view = self.view(rank)
+            index = view.index().objects
+            infos = {name: view.info(name) for name in view}
+            infos.update({name: object_info(name, 0, index) for name in index if name not in infos})
+            self._infos[rank] = infos
+        return self._infos[rank]
+
+    def find(self, name: str) -> int | None:
+        """The rank that has an object, this one's number if it does."""
+        return next((rank for rank in self._ranks if name in self.infos(rank)), None)
+
+    def tensor(self, name: str, rank: int) -> torch.Tensor:
+        """A new tensor with what that rank had."""
+        at = self.infos(rank)[name].at
+        value = self.view(at[0]).value(at[1]) if at else self.view(rank).value(name)
+        assert isinstance(value, torch.Tensor)
+        return value
+
+    def tensors(self, prefix: str, rank: int) -> dict[str, torch.Tensor]:
+        """The tensors whose names begin with this, by the rest of their names."""
+        infos = self.infos(rank)
+        return {name[len(prefix) :]: self.tensor(name, rank) for name in infos if name.startswith(prefix)}
+
+    def plain(self, name: str, rank: int) -> Any:
+        """Plain state that was saved as JSON and the tensors below its name."""
+        return unflatten(json.loads(self.view(rank).read(name)), self.tensors(f"{name}/", rank))
+
+    def __enter__(self) -> SavedStep:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.close()
+
+
+class Filling:
+    """Tensors to be filled out of a saved step: planned and checked first, then read."""
+
+    def __init__(self, saved: SavedStep) -> None:
+        self._saved = saved
+        self._ranges: dict[int, list[Range]] = {}
+        self._after: list[Callable[[], object]] = []
+
+    def add(self, name: str, target: Any) -> bool:
+        """Plans that `target`, a tensor, DTensor or Piece, gets this rank's part of the tensor `name`. False:
+        nobody saved one of that name.
+
+        InvalidArgument: another dtype or shape was saved. NotFound: the parts that were saved are not all of it.
+        """
+        want = held(target, name)
+        if not want.tensor.is_contiguous() or want.tensor.is_conj() or want.tensor.is_neg():
+            fresh = torch.empty(want.tensor.shape, dtype=want.tensor.dtype, device=want.tensor.device)
+            self._after.append(functools.partial(want.tensor.copy_, fresh))
+            want = dataclasses.replace(want, tensor=fresh)
+        left = boxes(want.layout)
+        found = False
+        for rank in self._saved.ranks():
+            info = self._saved.infos(rank).get(name)
+            if info is None:
+                continue
+            found = True
+            info = self._check(name, info, want, rank)
+            shape = info.shape or ()
+            copies, left = cover(left, want.tensor.shape, boxes(info.layout or whole(shape)), shape)
+            source, source_name = info.at or (rank, name)
+            self._plan(want.tensor, source, source_name, copies)
+            if not left:
+                return True
+        if found and left:
+            raise NotFound(
+                f"{name}: no rank of step {self._saved.step} saved what begins at {left[0].start}, "
+                f"of size {left[0].size}"
+            )
+        return found
+
+    def _check(self, name: str, info: ObjectInfo, want: Held, rank: int) -> ObjectInfo:
+        target = want.tensor
+        dtype = str(target.dtype).split(".", 1)[-1]
+        if self._saved.view(rank).index().world_size is None and rank == self._saved.own:
+            # Version 1 of the index knows no parts: what lies there is this rank's, as it was.
+            if info.kind == "tensor" and info.shape == tuple(target.shape):
+                info = ObjectInfo(
+                    "tensor", info.length, info.dtype, info.shape, want.global_shape, want.layout
+                )
+        saved_shape = info.global_shape or info.shape
+        if info.kind != "tensor" or (info.dtype, saved_shape) != (dtype, want.global_shape):
+            what = f"{info.dtype} of shape {saved_shape}" if info.kind == "tensor" else f"a {info.kind} value"
+            raise InvalidArgument(
+                f"{name}: saved as {what}, the target is {dtype} of shape {want.global_shape}"
+            )
+        return info
+
+    def _plan(self, target: torch.Tensor, rank: int, name: str, copies: list[Copy]) -> None:
+        if not copies:
+            return
+        size = target.element_size()
+        ranges = self._ranges.setdefault(rank, [])
+        for each in copies:
+            numbers = (each.source, each.length, each.runs, each.stride, each.target, each.target_stride)
+            offset, length, count, stride, to, to_stride = numbers
+            ranges.append(
+                Range(
+                    name,
+                    target,
+                    offset * size,
+                    length * size,
+                    count,
+                    stride * size,
+                    to * size,
+                    to_stride * size,
+                )
+            )
+
+    def read(self) -> None:
+        """Corrupt, or another error: the targets are unspecified."""
+        for rank, ranges in self._ranges.items():
+            self._saved.view(rank).read_ranges(ranges)
+        for each in self._after:
+            each()
+
+
+def load_tensors(
+    client: Client,
+    into: Mapping[str, Any],
+    *,
+    step: int | None = None,
+    rank: int | None = None,
+    strict: bool = True,
+    timeout: float = DEFAULT_TIMEOUT,
+) -> int | None:
+    """Fills tensors, DTensors or Pieces by name with what save_tensors() saved, on however many ranks it was;
+    gives the step, or None when there is none to load. Only the bytes that are needed are read.
+
+    step: the latest when not given. rank: as whose rank to look first. strict: a tensor that nobody saved is
+    an error; else it stays as it is. InvalidArgument, NotFound: as load_state(), before anything is changed.
+    """
+    world_size = None
+    if step is None:
+        found = client.latest(timeout)
+        if found is None:
+            return None
+        step, world_size = found.step, found.world_size
+    with SavedStep(client, step, client.rank if rank is None else rank, timeout, world_size) as saved:
+        filling = Filling(saved)
+        missing = [name for name, target in into.items() if not filling.add(name, target)]
+        if missing and strict:
+            raise NotFound(f"no rank of step {step} saved {missing[:5]}")
+        filling.read()
+    return step

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank of six for test_torch_state.py. It saves and loads as a rank of worlds of other sizes and layouts.
+ torchrun torch_worlds.py CASE SOCKET… runs a case; rank r is on the node of socket r modulo their number.
+Each world is a process group of the first ranks. Ranks that are not in it go through its mesh's making
+alone."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import traceback
+
+import ropeteam.torch as rt
+import torch
+import torch.distributed as dist
+from ropeteam import Level
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+SOCKETS = sys.argv[2:]
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = torch.nn.Embedding(13, 8)
+        self.up = torch.nn.Linear(8, 12)
+        self.down = torch.nn.Linear(12, 8)
+        self.head = torch.nn.Linear(8, 13, bias=False)
+        self.register_buffer("scale", torch.rand(3))
+
+    def forward(self, x):
+        return self.head(self.down(torch.relu(self.up(self.embed(x)))))
+
+
+def mesh_of(*shape: int, names: tuple[str, ...] = ()) -> DeviceMesh:
+    """Over the first ranks; every process must call."""
+    count = torch.Size(shape).numel()
+    return DeviceMesh("cpu", torch.arange(count).reshape(shape), mesh_dim_names=names or None)
+
+
+def tensor_parallel(model: torch.nn.Module, mesh: DeviceMesh) -> None:
+    parallelize_module(model, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+
+
+LAYOUTS = {
+    "fsdp": lambda model, mesh: fully_shard(model, mesh=mesh),
+    "hsdp": lambda model, mesh: fully_shard(model, mesh=mesh),
+    "tp": tensor_parallel,
+    "2d": lambda model, mesh: (tensor_parallel(model, mesh["tp"]), fully_shard(model, mesh=mesh["dp"])),
+    "ddp": lambda model, mesh: torch.nn.parallel.DistributedDataParallel(
+        model, process_group=mesh.get_group(), broadcast_buffers=False
+    ),
+}
+
+
+def make(layout: str, mesh: DeviceMesh, seed: int):
+    torch.manual_seed(seed)
+    model = Net()
+    made = LAYOUTS[layout](model, mesh)
+    model = made if layout == "ddp" else model
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.8, 0.9))
+
+
+def train(model, optimizer, steps: int) -> None:
+    for step in range(steps):
+        x = torch.arange(26).reshape(2, 13) % (11 + step)
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def full(value):
+    return value.full_tensor() if isinstance(value, DTensor) else value.detach().clone()
+
+
+def everything(model, optimizer) -> dict[str, torch.Tensor]:
+    """The whole state, by name; a collective of the model's mesh."""
+    inner = rt._state.as_one(model)
+    found = {name: full(value) for name, value in inner.state_dict().items()}
+    names = {parameter: name for name, parameter in inner.named_parameters()}
+    for parameter, entries in optimizer.state.items():
+        found.update({f"{names[parameter]}/{key}": full(value) for key, value in entries.items()})
+    return found
+
+
+def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == other.keys(), (sorted(one), sorted(other))
+    for name in one:
+        assert torch.equal(one[name], other[name]), name
+
+
+@contextlib.contextmanager
+def opened(group):
+    with rt.open_distributed(SOCKETS[dist.get_rank() % len(SOCKETS)], group=group, timeout=60) as client:
+        yield client
+    dist.barrier(group)  # the world is closed
+
+
+def saves(client, step, model, optimizer, **more) -> None:
+    rt.save_state(client, step, model, optimizer, data={"rank": client.rank}, **more)
+    client.wait(step, Level.COMMITTED, 60)
+
+
+def reshard() -> None:
+    worlds = [
+        ("fsdp", (4,)), ("fsdp", (1,)), ("fsdp", (2,)), ("fsdp", (3,)), ("fsdp", (6,)),
+        ("tp", (4,)), ("ddp", (2,)), ("hsdp", (2, 2)), ("2d", (2, 2)), ("fsdp", (3,)), ("2d", (3, 2)),
+        ("ddp", (1,)),
+    ]  # fmt: skip
+    reference = [None]
+    for number, (layout, shape) in enumerate(worlds):
+        mesh = mesh_of(*shape, names=("dp", "tp")[: len(shape)])
+        group = dist.new_group(list(range(mesh.size())))
+        if mesh.get_coordinate() is not None:
+            model, optimizer = make(layout, mesh, seed=number)
+            with opened(group) as client:
+                loaded = rt.load_state(client, model, optimizer)
+                if number:
+                    last_world = torch.Size(worlds[number - 1][1]).numel()
+                    own = client.rank if client.rank < last_world else client.rank * last_world // mesh.size()
+                    assert (loaded.step, loaded.data) == (number, {"rank": own}), loaded
+                    equal(everything(model, optimizer), reference[0])
+                else:
+                    assert loaded is None
+                train(model, optimizer, 2)
+                reference = [everything(model, optimizer)]
+                saves(client, number + 1, model, optimizer)
+        dist.broadcast_object_list(reference, src=0)
+        if dist.get_rank() == 0:
+            print("good", layout, *shape, flush=True)
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+    try:
+        globals()[sys.argv[1]]()
+    except BaseException:  # in one piece: the other ranks' texts come between the lines otherwise
+        sys.stdout.write(f"rank {dist.get_rank()}: {traceback.format_exc()}")
+        raise
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
