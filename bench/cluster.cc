@@ -223,23 +223,45 @@ BenchRank::BenchRank(const std::string& socket, uint32_t rank, uint32_t world_si
   Check(ropeteam_open(&options, &handle_), "open");
 }
 
-void BenchRank::Save(uint64_t step, const void* data, uint64_t bytes, uint64_t objects) {
-  while (names_.size() < objects) names_.push_back("object." + std::to_string(names_.size()));
+// Begins the save, has `put` fill it, commits it.
+template <typename Put>
+void BenchRank::Save(uint64_t step, uint64_t bytes, uint64_t objects, Put&& put) {
   const ropeteam_save_options_t options{sizeof(options), bytes, objects};
   ropeteam_save_t* save = nullptr;
   Check(ropeteam_save_begin(handle_, step, &options, &save), "save_begin");
-  uint64_t at = 0;
-  for (uint64_t i = 0; i < objects; ++i) {
-    const uint64_t length = i + 1 == objects ? bytes - at : bytes / objects;
-    const ropeteam_status_t put =
-        ropeteam_save_put(save, names_[i].c_str(), static_cast<const uint8_t*>(data) + at, length);
-    if (put != ROPETEAM_OK) ropeteam_save_close(save);
-    Check(put, "save_put");
-    at += length;
-  }
+  const ropeteam_status_t filled = put(save);
+  if (filled != ROPETEAM_OK) ropeteam_save_close(save);
+  Check(filled, "save_put");
   const ropeteam_status_t committed = ropeteam_save_commit(save);
   ropeteam_save_close(save);
   Check(committed, "save_commit");
+}
+
+void BenchRank::Save(uint64_t step, const void* data, uint64_t bytes, uint64_t objects) {
+  while (names_.size() < objects) names_.push_back("object." + std::to_string(names_.size()));
+  Save(step, bytes, objects, [&](ropeteam_save_t* save) {
+    ropeteam_status_t status = ROPETEAM_OK;
+    uint64_t at = 0;
+    for (uint64_t i = 0; i < objects && status == ROPETEAM_OK; ++i) {
+      const uint64_t length = i + 1 == objects ? bytes - at : bytes / objects;
+      status = ropeteam_save_put(save, names_[i].c_str(), static_cast<const uint8_t*>(data) + at, length);
+      at += length;
+    }
+    return status;
+  });
+}
+
+void BenchRank::SaveInParts(uint64_t step, const void* data, uint64_t bytes, uint64_t parts) {
+  parts_.clear();
+  uint64_t at = 0;
+  for (uint64_t i = 0; i < parts; ++i) {
+    const uint64_t length = i + 1 == parts ? bytes - at : bytes / parts;
+    parts_.push_back({static_cast<const uint8_t*>(data) + at, length, nullptr, 0});
+    at += length;
+  }
+  Save(step, bytes, 1, [&](ropeteam_save_t* save) {
+    return ropeteam_save_put_parts(save, "parts", parts_.data(), parts_.size());
+  });
 }
 
 void BenchRank::Wait(uint64_t step, ropeteam_level_t level) {

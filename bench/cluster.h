@@ -93,6 +93,8 @@ class BenchRank {
 
   // Saves [data, data + bytes) as `objects` objects of the same size; at return the shard is LOCAL.
   void Save(uint64_t step, const void* data, uint64_t bytes, uint64_t objects);
+  // The same bytes as one object of `parts` parts.
+  void SaveInParts(uint64_t step, const void* data, uint64_t bytes, uint64_t parts);
   void Wait(uint64_t step, ropeteam_level_t level);
   // Now, without waiting.
   bool Reached(uint64_t step, ropeteam_level_t level);
@@ -104,8 +106,12 @@ class BenchRank {
   void ReadAll(ropeteam_view_t* view, void* data);
 
  private:
+  template <typename Put>
+  void Save(uint64_t step, uint64_t bytes, uint64_t objects, Put&& put);
+
   ropeteam_t* handle_ = nullptr;
   std::vector<std::string> names_;
+  std::vector<ropeteam_part_t> parts_;
 };
 
 // Counted from now on, in this thread: calls of operator new, by the library too.

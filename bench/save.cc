@@ -83,10 +83,14 @@ void Run(Bench& bench, const SaveOptions& options) {
   if (const Status started = loop.Start(bare); !started.ok()) throw BenchError(started.ToString());
 
   uint64_t step = 0;
-  const auto save = [&](BenchRank& by, ropeteam_level_t level) {
+  const auto save = [&](BenchRank& by, ropeteam_level_t level, bool in_parts = false) {
     if (&by == encrypting.get()) reading->Save(step + 1, source.data(), 64, 1);
     const double begin = SecondsNow();
-    by.Save(++step, source.data(), bytes, options.objects);
+    if (in_parts) {
+      by.SaveInParts(++step, source.data(), bytes, options.objects);
+    } else {
+      by.Save(++step, source.data(), bytes, options.objects);
+    }
     if (level != ROPETEAM_LOCAL) by.Wait(step, level);
     const double seconds = SecondsNow() - begin;
     by.Wait(step, ROPETEAM_COMMITTED);  // off the clock: the next pass finds a quiet cluster
@@ -103,6 +107,7 @@ void Run(Bench& bench, const SaveOptions& options) {
   };
   std::vector<Candidate> measured = {
       {"local", [&] { return save(rank, ROPETEAM_LOCAL); }},
+      {"local_parts", [&] { return save(rank, ROPETEAM_LOCAL, true); }},
       {"replicated", [&] { return save(rank, ROPETEAM_REPLICATED); }},
       {"fi_write",
        [&] {
@@ -118,6 +123,8 @@ void Run(Bench& bench, const SaveOptions& options) {
   const auto figures = MeasureInTurns(measured, bench.runs);
   loop.Stop();
   report.Add({"save/local", "GB/s", figures.at("local"), "fused_copy", figures.at("fused_copy")});
+  report.Add(
+      {"save/local_in_parts", "GB/s", figures.at("local_parts"), "fused_copy", figures.at("fused_copy")});
   report.Add(
       {"save/replicated_vs_fi_write", "GB/s", figures.at("replicated"), "fi_write", figures.at("fi_write")});
   if (options.encrypt) {

@@ -132,6 +132,25 @@ Status CheckLevel(const ropeteam_level_t& level, uint8_t* checked) {
   return OkStatus();
 }
 
+Status CheckParts(const ropeteam_part_t* parts, uint64_t count) {
+  if (count > ROPETEAM_PARTS_MAX) {
+    return Error(Code::kInvalidArgument, "an object of %llu parts, limit %d",
+                 static_cast<unsigned long long>(count), ROPETEAM_PARTS_MAX);
+  }
+  if (count != 0) ROPETEAM_RETURN_IF_ERROR(CheckNotNull(parts, "the array of an object's parts"));
+  for (uint64_t i = 0; i < count; ++i) {
+    if (parts[i].length != 0)
+      ROPETEAM_RETURN_IF_ERROR(CheckNotNull(parts[i].data, "the data of an object that is not empty"));
+    if ((parts[i].flags & ~ROPETEAM_PART_BACKGROUND) != 0) {
+      return Error(Code::kInvalidArgument,
+                   "part %llu of %llu has flags %#llx; ROPETEAM_PART_BACKGROUND is known",
+                   static_cast<unsigned long long>(i), static_cast<unsigned long long>(count),
+                   static_cast<unsigned long long>(parts[i].flags));
+    }
+  }
+  return OkStatus();
+}
+
 Status CheckName(const char* name, std::string_view* checked) {
   ROPETEAM_RETURN_IF_ERROR(CheckNotNull(name, "the object's name"));
   const size_t length = ::strnlen(name, ROPETEAM_NAME_MAX + 1);
@@ -345,24 +364,24 @@ ropeteam_status_t ropeteam_save_begin(ropeteam_t* handle, uint64_t step,
 
 ropeteam_status_t ropeteam_save_put(ropeteam_save_t* save, const char* name, const void* data,
                                     uint64_t length) {
-  return Guard([&]() -> Status {
-    std::string_view checked;
-    ROPETEAM_RETURN_IF_ERROR(CheckHandle(save));
-    ROPETEAM_RETURN_IF_ERROR(ropeteam::client::CheckName(name, &checked));
-    if (length != 0) ROPETEAM_RETURN_IF_ERROR(CheckNotNull(data, "the data of an object that is not empty"));
-    return ropeteam::client::Of(save)->Put(checked, data, length);
-  });
+  const ropeteam_part_t part{data, length, nullptr, 0};
+  return ropeteam_save_put_parts(save, name, &part, 1);
 }
 
 ropeteam_status_t ropeteam_save_put_cuda(ropeteam_save_t* save, const char* name, const void* data,
                                          uint64_t length, void* stream) {
+  const ropeteam_part_t part{data, length, stream, ROPETEAM_PART_BACKGROUND};
+  return ropeteam_save_put_parts(save, name, &part, 1);
+}
+
+ropeteam_status_t ropeteam_save_put_parts(ropeteam_save_t* save, const char* name,
+                                          const ropeteam_part_t* parts, uint64_t count) {
   return Guard([&]() -> Status {
     std::string_view checked;
     ROPETEAM_RETURN_IF_ERROR(CheckHandle(save));
     ROPETEAM_RETURN_IF_ERROR(ropeteam::client::CheckName(name, &checked));
-    if (length != 0) ROPETEAM_RETURN_IF_ERROR(CheckNotNull(data, "the data of an object that is not empty"));
-    return ropeteam::client::Of(save)->PutCuda(checked, data, length,
-                                               static_cast<ropeteam::client::CuStream>(stream));
+    ROPETEAM_RETURN_IF_ERROR(ropeteam::client::CheckParts(parts, count));
+    return ropeteam::client::Of(save)->Put(checked, {parts, count});
   });
 }
 

@@ -41,6 +41,12 @@ enum ChecksumBy : uint8_t {
   kByCommit = 2,  // touched by a reserved object, whose bytes change until then
 };
 
+// Device memory among the parts of one put.
+struct PartTicket {
+  size_t part = 0;
+  CudaTicket ticket;
+};
+
 // What a save works with, kept by the client between saves: a save like the one before allocates none of it
 // again.
 struct SaveBuffers {
@@ -52,7 +58,8 @@ struct SaveBuffers {
   CudaFill fill;
   std::vector<std::shared_ptr<CudaLane>> lanes;  // that the fill has pieces in
   std::vector<CudaPiece> pieces;
-  std::vector<uint64_t> exports;  // buffers of device memory that this save uses (cuda_exports.h)
+  std::vector<PartTicket> tickets;  // of the parts that one put takes from devices; empty between puts
+  std::vector<uint64_t> exports;    // buffers of device memory that this save uses (cuda_exports.h)
   FrameBuffers frames;
   local::SaveGrant grant;
   local::SaveFilled filled;

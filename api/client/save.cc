@@ -232,19 +232,63 @@ Result<uint64_t> Save::AddObject(std::string_view name, uint64_t length) {
   return offset;
 }
 
-Status Save::Put(std::string_view name, const void* data, uint64_t length) {
-  if (length > 0) {
-    Result<std::optional<CudaTicket>> ticket = client_->cuda().Unclaimed(data, link_->arena.get());
-    if (!ticket.ok()) return ticket.status();
-    if (ticket->has_value()) return PutTicket(name, std::move(**ticket), length, /*wait=*/true);
-  }
+Status Save::Put(std::string_view name, std::span<const ropeteam_part_t> parts) {
   const std::lock_guard lock(mutex_);
-  const Result<uint64_t> offset = AddObject(name, length);
-  if (!offset.ok()) return offset.status();
-  Status status = Append(data, length);
+  uint64_t length = 0;  // stops at its largest value, which is over the limit
+  for (const ropeteam_part_t& part : parts) length += std::min(part.length, UINT64_MAX - length);
+  // Every pointer is looked at before the object is entered: a bad one leaves the save as it was.
+  Status status = TakeTickets(parts);
+  if (status.ok()) status = AddObject(name, length).status();
+  if (status.ok()) {
+    status = CopyParts(parts);
+    if (!status.ok()) status = Fail(std::move(status));
+  }
+  ReturnTickets();
+  return status;
+}
+
+Status Save::TakeTickets(std::span<const ropeteam_part_t> parts) {
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const ropeteam_part_t& part = parts[i];
+    if (part.length == 0) continue;
+    if ((part.flags & ROPETEAM_PART_BACKGROUND) != 0) {
+      Result<CudaTicket> ticket =
+          client_->cuda().Claimed(part.data, static_cast<CuStream>(part.stream), link_->arena.get());
+      if (!ticket.ok()) return ticket.status();
+      buffers_->tickets.push_back({i, std::move(ticket).value()});
+    } else {
+      Result<std::optional<CudaTicket>> ticket = client_->cuda().Unclaimed(part.data, link_->arena.get());
+      if (!ticket.ok()) return ticket.status();
+      if (ticket->has_value()) buffers_->tickets.push_back({i, std::move(**ticket)});
+    }
+  }
+  return OkStatus();
+}
+
+void Save::ReturnTickets() {
+  for (const PartTicket& each : buffers_->tickets) {
+    if (each.ticket.ready != nullptr) each.ticket.ready_lane->ReturnEvent(each.ticket.ready);
+  }
+  buffers_->tickets.clear();
+}
+
+Status Save::CopyParts(std::span<const ropeteam_part_t> parts) {
+  auto device = buffers_->tickets.begin();
+  bool wait = false;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (device == buffers_->tickets.end() || device->part != i) {
+      ROPETEAM_RETURN_IF_ERROR(Append(parts[i].data, parts[i].length));
+      continue;
+    }
+    // Memory that is given back at return is not read by the network: the put would have to wait for it.
+    const bool background = (parts[i].flags & ROPETEAM_PART_BACKGROUND) != 0;
+    wait = wait || !background;
+    QueueCopies(&device->ticket, parts[i].length, /*direct=*/background);
+    ++device;
+  }
   // What is full is told now: the next call may be long in coming.
-  if (status.ok()) status = Announce();
-  return status.ok() ? status : Fail(std::move(status));
+  ROPETEAM_RETURN_IF_ERROR(Announce());
+  return wait ? buffers_->fill.Wait() : OkStatus();
 }
 
 Result<void*> Save::Reserve(std::string_view name, uint64_t length) {
@@ -361,27 +405,7 @@ Status Save::Seal() {
   return link_->LocalCall(Type::kSaveCommit, commit, &buffers_->frames);
 }
 
-Status Save::PutCuda(std::string_view name, const void* data, uint64_t length, CuStream stream) {
-  if (length == 0) return Put(name, data, length);
-  Result<CudaTicket> ticket = client_->cuda().Claimed(data, stream, link_->arena.get());
-  if (!ticket.ok()) return ticket.status();
-  return PutTicket(name, std::move(ticket).value(), length, /*wait=*/false);
-}
-
-Status Save::PutTicket(std::string_view name, CudaTicket ticket, uint64_t length, bool wait) {
-  const std::lock_guard lock(mutex_);
-  if (const Result<uint64_t> offset = AddObject(name, length); !offset.ok()) {
-    ticket.ready_lane->ReturnEvent(ticket.ready);
-    return offset.status();
-  }
-  // A put that gives the memory back at once would have to wait for the network, too.
-  QueueCopies(ticket, length, /*direct=*/!wait);
-  Status status = Announce();
-  if (status.ok() && wait) status = buffers_->fill.Wait();
-  return status.ok() ? status : Fail(std::move(status));
-}
-
-// The whole chunks of the object that begins at the cursor, if the daemon can read them where they are.
+// The whole chunks of the part that begins at the cursor, if the daemon can read them where they are.
 CudaDirect Save::FindDirect(const CudaTicket& ticket, uint64_t length) {
   const uint64_t first = ChunksFor(cursor_, chunk_bytes_);
   const uint64_t end = (cursor_ + length) / chunk_bytes_;
@@ -395,8 +419,9 @@ CudaDirect Save::FindDirect(const CudaTicket& ticket, uint64_t length) {
   return {place.buffer, place.offset, static_cast<uint32_t>(first), static_cast<uint32_t>(end - first)};
 }
 
-// Hands [ticket's pointer, + length) to the lane, a piece for each chunk.
-void Save::QueueCopies(const CudaTicket& ticket, uint64_t length, bool direct) {
+// Hands [ticket's pointer, + length), and the ticket's event, to the lane, a piece for each chunk.
+void Save::QueueCopies(CudaTicket* device, uint64_t length, bool direct) {
+  const CudaTicket& ticket = *device;
   const CudaDirect place = direct ? FindDirect(ticket, length) : CudaDirect();
   std::vector<CudaPiece>& pieces = buffers_->pieces;
   pieces.clear();
@@ -420,7 +445,8 @@ void Save::QueueCopies(const CudaTicket& ticket, uint64_t length, bool direct) {
   }
   link_->arena->PreferPinned(buffers_->chunks[first]);
   buffers_->fill.Add(pieces, chunk_bytes_);
-  ticket.lane->Queue(&buffers_->fill, pieces, ticket.ready_lane.get(), ticket.ready, place);
+  ticket.lane->Queue(&buffers_->fill, pieces, ticket.ready_lane.get(), std::exchange(device->ready, nullptr),
+                     place);
 }
 
 // Has the daemon read no device memory of this save any more: it is about to be the caller's again. Chunks

@@ -5,8 +5,8 @@
 //
 // Bytes come three ways: Put() copies them, in one pass with the checksum; Reserve() hands out the memory and
 // the checksum is taken at the commit, for every chunk that such an object touches (also of the bytes that
-// Put() laid beside it); and a device copies them (PutCuda(), or Put() of a device pointer), with the
-// checksum of the chunks that it touches behind the copy, in the lanes' threads (cuda_lane.h).
+// Put() laid beside it); and a device copies them (Put() of device memory), with the checksum of the chunks
+// that it touches behind the copy, in the lanes' threads (cuda_lane.h).
 //
 // Safe from any thread: calls are serialised. A save that is like one before it (the same objects, in the
 // same order) allocates nothing; another one allocates its manifest, and nothing for a chunk or a byte.
@@ -18,12 +18,14 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string_view>
 #include <vector>
 
 #include "api/client/client.h"
 #include "api/client/cuda_lanes.h"
 #include "api/client/link.h"
+#include "api/include/ropeteam/ropeteam.h"
 #include "core/base/ids.h"
 #include "core/base/status.h"
 
@@ -39,11 +41,10 @@ class Save final {
   Save(const Save&) = delete;
   Save& operator=(const Save&) = delete;
 
-  // See ropeteam_save_put(), …_reserve(), …_commit(), …_abort(). After kInvalidArgument or kNoSpace of the
-  // first two the save is as it was; any other error ends it, and is the answer to every later call.
-  Status Put(std::string_view name, const void* data, uint64_t length);
-  // See ropeteam_save_put_cuda().
-  Status PutCuda(std::string_view name, const void* data, uint64_t length, CuStream stream);
+  // See ropeteam_save_put_parts(), …_reserve(), …_commit(), …_abort(). After kInvalidArgument or kNoSpace of
+  // the first two the save is as it was; any other error ends it, and is the answer to every later call.
+  // The parts have been checked: no null pointer with a length, no unknown flag.
+  Status Put(std::string_view name, std::span<const ropeteam_part_t> parts);
   Result<void*> Reserve(std::string_view name, uint64_t length);
   Status Commit();
   Status Abort();
@@ -70,8 +71,10 @@ class Save final {
   Result<uint64_t> AddObject(std::string_view name, uint64_t length);
 
   std::byte* ChunkData(uint64_t index) const { return link_->arena->chunk(buffers_->chunks[index]); }
-  Status PutTicket(std::string_view name, CudaTicket ticket, uint64_t length, bool wait);
-  void QueueCopies(const CudaTicket& ticket, uint64_t length, bool direct);
+  Status TakeTickets(std::span<const ropeteam_part_t> parts);
+  void ReturnTickets();
+  Status CopyParts(std::span<const ropeteam_part_t> parts);
+  void QueueCopies(CudaTicket* device, uint64_t length, bool direct);
   CudaDirect FindDirect(const CudaTicket& ticket, uint64_t length);
   Status Settle();
   void EndCopies();

@@ -131,6 +131,24 @@ setup_venv() {
   cp "$LIB/requirements.txt" "$stamp"
 }
 
+# setup_frameworks_venv: sets FRAMEWORKS_VENV, the virtual environment of tests/frameworks, made from scratch when its
+# requirements have changed.
+setup_frameworks_venv() {
+  local requirements="$ROOT/tests/frameworks/requirements.txt" python
+  FRAMEWORKS_VENV="${ROPETEAM_FRAMEWORKS_VENV:-$ROOT/build/frameworks-venv}"
+  if [ -n "${ROPETEAM_FRAMEWORKS_VENV:-}" ]; then return; fi
+  if [ -x "$FRAMEWORKS_VENV/bin/python" ] && cmp -s "$requirements" "$FRAMEWORKS_VENV/.requirements"; then return; fi
+  python="$(find_python)"
+  say "making build/frameworks-venv with $("$python" --version), 1.5 GB; log: build/setup/frameworks-pip.log"
+  rm -rf "$FRAMEWORKS_VENV"
+  run_quietly "$ROOT/build/setup/frameworks-venv.log" "$python" -m venv "$FRAMEWORKS_VENV"
+  run_quietly "$ROOT/build/setup/frameworks-pip.log" "$FRAMEWORKS_VENV/bin/pip" install --disable-pip-version-check \
+    -r "$requirements"
+  run_quietly "$ROOT/build/setup/frameworks-torchtitan.log" "$FRAMEWORKS_VENV/bin/pip" install \
+    --disable-pip-version-check --no-deps torchtitan==0.3.0
+  cp "$requirements" "$FRAMEWORKS_VENV/.requirements"
+}
+
 # link_venv: after `. .venv/bin/activate` Python knows the package in api/python, and the programs of build/release
 # that are built so far are on PATH. They find what belongs to them from where they really are.
 link_venv() {

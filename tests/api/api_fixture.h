@@ -91,6 +91,12 @@ class ApiTest : public ::testing::Test {
   void Put(ropeteam_save_t* save, const std::string& name, const std::string& bytes) {
     EXPECT_OK(ropeteam_save_put(save, name.c_str(), bytes.data(), bytes.size()));
   }
+  // Parts of host memory, which must stay.
+  static std::vector<ropeteam_part_t> PartsOf(const std::vector<std::string>& pieces) {
+    std::vector<ropeteam_part_t> parts;
+    for (const std::string& piece : pieces) parts.push_back({piece.data(), piece.size(), nullptr, 0});
+    return parts;
+  }
   std::string ReadAll(ropeteam_view_t* view, const std::string& name) {
     ropeteam_object_t object{sizeof(object), nullptr, 0};
     EXPECT_OK(ropeteam_view_find(view, name.c_str(), &object));

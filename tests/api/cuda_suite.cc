@@ -124,6 +124,50 @@ TEST_F(CudaSuite, ReservedHostAndDeviceObjectsShareChunks) {
   EXPECT_EQ(daemon_.ObjectBytes(1, kRank, "d3"), bytes.substr(2, 10));
 }
 
+TEST_F(CudaSuite, PartsOfHostsAndDevicesShareChunks) {
+  const std::string bytes = RandomBytes(5 * kChunk / 2, 3);
+  const std::string header = RandomBytes(64, 4);
+  const std::string tail = RandomBytes(kChunk + 1, 5);
+  char* device = Upload(bytes);
+  void* stream = rig_->MakeStream(0, /*non_blocking=*/true);
+  char* late = Upload(std::string(3 * kChunk, 'x'));
+  for (uint64_t step = 1; step <= 2; ++step) {
+    const uint64_t flags = step == 1 ? ROPETEAM_PART_BACKGROUND : 0;
+    std::vector<ropeteam_part_t> parts = {{header.data(), header.size(), nullptr, 0},
+                                          {device + 1, 1000, nullptr, flags},
+                                          {device, 0, stream, flags},
+                                          {header.data(), header.size(), nullptr, 0},
+                                          {device, bytes.size(), nullptr, flags},
+                                          {tail.data(), tail.size(), nullptr, 0},
+                                          {late, 3 * kChunk, stream, flags}};
+    rig_->FillLater(stream, late, static_cast<uint8_t>('a' + step), 3 * kChunk);
+    if (flags == 0) rig_->Synchronize(stream);
+    SaveHandle save = Begin(handle_.get(), step, 16 * kChunk, 2);
+    EXPECT_OK(ropeteam_save_put_parts(save.get(), "parts", parts.data(), parts.size()));
+    Put(save.get(), "after", tail);
+    ASSERT_OK(ropeteam_save_commit(save.get()));
+    const std::string filled(3 * kChunk, static_cast<char>('a' + step));
+    EXPECT_EQ(daemon_.ObjectBytes(step, kRank, "parts"),
+              header + bytes.substr(1, 1000) + header + bytes + tail + filled);
+    EXPECT_EQ(daemon_.ObjectBytes(step, kRank, "after"), tail);
+  }
+  rig_->DestroyStream(stream);
+}
+
+TEST_F(CudaSuite, ABadPartLeavesTheSaveAsItWas) {
+  const std::string bytes = RandomBytes(1000, 6);
+  char* device = Upload(bytes);
+  SaveHandle save = Begin(handle_.get(), 1, 4 * kChunk, 2);
+  const std::vector<ropeteam_part_t> parts = {
+      {device, bytes.size(), nullptr, ROPETEAM_PART_BACKGROUND},
+      {bytes.data(), bytes.size(), nullptr, ROPETEAM_PART_BACKGROUND}};
+  EXPECT_FAILS(ropeteam_save_put_parts(save.get(), "x", parts.data(), parts.size()),
+               ROPETEAM_INVALID_ARGUMENT, "is no device memory");
+  EXPECT_OK(ropeteam_save_put_parts(save.get(), "x", parts.data(), 1));
+  ASSERT_OK(ropeteam_save_commit(save.get()));
+  EXPECT_EQ(daemon_.ObjectBytes(1, kRank, "x"), bytes);
+}
+
 TEST_F(CudaSuite, EveryKindOfMemory) {
   const std::string bytes = RandomBytes(100000, 5);
   const std::vector<std::pair<std::string, CudaRig::Kind>> kinds = {{"device", CudaRig::Kind::kDevice},

@@ -109,6 +109,56 @@ TEST_P(SaveTest, ASaveThatOutgrowsItsReservationAsksForMore) {
   ExpectNoProblems();
 }
 
+TEST_P(SaveTest, PartsLieOneBehindTheOtherAsOneObject) {
+  // Headers of 64 bytes, empty parts, parts of many chunks, and lengths that leave no part aligned.
+  std::vector<std::string> pieces = {"", RandomBytes(64, 1), RandomBytes(5 * 65536 + 77, 2), "",
+                                     RandomBytes(1, 3)};
+  for (uint64_t i = 0; i < 400; ++i) pieces.push_back(RandomBytes(i % 7 == 0 ? 64 : i * 13 % 999, i));
+  std::string all;
+  for (const std::string& piece : pieces) all += piece;
+  std::vector<ropeteam_part_t> parts = PartsOf(pieces);
+  parts[0].data = nullptr;
+  SaveHandle save = Begin(handle_.get(), 6, all.size() + 1000, 4);
+  Put(save.get(), "before", "b");
+  EXPECT_OK(ropeteam_save_put_parts(save.get(), "parts", parts.data(), parts.size()));
+  // By the call itself, as for any put.
+  EXPECT_TRUE(daemon_.WaitFor([](const FakeCounts& counts) { return counts.filled_chunks >= 5; }));
+  EXPECT_OK(ropeteam_save_put_parts(save.get(), "nothing", nullptr, 0));
+  Put(save.get(), "after", "a");
+  ASSERT_OK(ropeteam_save_commit(save.get()));
+  EXPECT_EQ(daemon_.shard(6, kRank).manifest.objects().size(), 4u);
+  EXPECT_EQ(daemon_.ObjectBytes(6, kRank, "parts"), all);
+  EXPECT_EQ(daemon_.ObjectBytes(6, kRank, "nothing"), "");
+  EXPECT_EQ(daemon_.ObjectBytes(6, kRank, "before") + daemon_.ObjectBytes(6, kRank, "after"), "ba");
+  ExpectNoProblems();
+}
+
+TEST_P(SaveTest, PartsThatAreRefusedLeaveTheSaveAsItWas) {
+  SaveHandle save = Begin(handle_.get(), 6, 1000, 1);
+  const std::vector<std::string> pieces = {"one", "two", "three"};
+  std::vector<ropeteam_part_t> parts = PartsOf(pieces);
+  const auto put = [&](const char* name) {
+    return ropeteam_save_put_parts(save.get(), name, parts.data(), parts.size());
+  };
+  parts[1].data = nullptr;
+  EXPECT_FAILS(put("x"), ROPETEAM_INVALID_ARGUMENT, "is NULL");
+  parts[1] = {pieces[1].data(), 3, nullptr, 6};
+  EXPECT_FAILS(put("x"), ROPETEAM_INVALID_ARGUMENT, "part 1 of 3 has flags 0x6");
+  parts[1] = {pieces[1].data(), UINT64_MAX - 4, nullptr, 0};
+  EXPECT_FAILS(put("x"), ROPETEAM_INVALID_ARGUMENT, "an object of 18446744073709551615 bytes, limit");
+  parts[1] = {pieces[1].data(), 64 * 65536, nullptr, 0};
+  EXPECT_FAILS(put("x"), ROPETEAM_NO_SPACE, "");
+  parts[1] = {pieces[1].data(), 3, nullptr, 0};
+  EXPECT_FAILS(ropeteam_save_put_parts(save.get(), "x", nullptr, 1), ROPETEAM_INVALID_ARGUMENT, "is NULL");
+  EXPECT_FAILS(ropeteam_save_put_parts(save.get(), "x", parts.data(), ROPETEAM_PARTS_MAX + 1),
+               ROPETEAM_INVALID_ARGUMENT, "an object of 1000001 parts, limit 1000000");
+  EXPECT_OK(put("x"));
+  EXPECT_FAILS(put("x"), ROPETEAM_INVALID_ARGUMENT, "x");
+  ASSERT_OK(ropeteam_save_commit(save.get()));
+  EXPECT_EQ(daemon_.ObjectBytes(6, kRank, "x"), "onetwothree");
+  ExpectNoProblems();
+}
+
 TEST_P(SaveTest, MetadataThatAreTooLongLeaveTheSaveAsItWas) {
   SaveHandle save = Begin(handle_.get(), 5, 10000, 2);
   const std::string longest = "{\"note\": \"" + std::string(ROPETEAM_METADATA_MAX - 12, 'x') + "\"}";

@@ -134,6 +134,25 @@ ropeteam_status_t ropeteam_save_put_cuda(ropeteam_save_t* save, const char* name
   cuda_calls++;
   return ropeteam_save_put(save, name, data, length);
 }
+ropeteam_status_t ropeteam_save_put_parts(ropeteam_save_t* save, const char* name, const ropeteam_part_t* parts,
+                                          uint64_t count) {
+  FAILING("save_put_parts");
+  uint64_t length = 0;
+  for (uint64_t i = 0; i < count; i++) {
+    if (!parts[i].data && parts[i].length) return error(ROPETEAM_INVALID_ARGUMENT, "a null pointer with a length");
+    if (parts[i].flags & ROPETEAM_PART_BACKGROUND) {
+      if (!parts[i].stream) return error(ROPETEAM_INVALID_ARGUMENT, "no stream");
+      cuda_calls++;
+    }
+    length += parts[i].length;
+  }
+  object_t* object;
+  ropeteam_status_t status = add(save, name, length, &object);
+  for (uint64_t i = 0, at = 0; status == ROPETEAM_OK && i < count; at += parts[i++].length) {
+    if (parts[i].length) memcpy(object->data + at, parts[i].data, parts[i].length);
+  }
+  return status;
+}
 ropeteam_status_t ropeteam_save_reserve(ropeteam_save_t* save, const char* name, uint64_t length, void** pointer) {
   object_t* object;
   ropeteam_status_t status = add(save, name, length, &object);

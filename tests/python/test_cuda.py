@@ -94,6 +94,24 @@ def test_a_tensor_in_the_background_lives_until_the_commit(client, stream):
     assert seen() is None
 
 
+def test_parts_on_devices_and_in_the_background(fake, client, stream):
+    with client.begin(1) as save:
+        turned = OnDevice(torch.arange(6, dtype=torch.int32).reshape(2, 3).t())
+        device = OnDevice(torch.arange(4, dtype=torch.uint8))
+        seen = weakref.ref(device)
+        save.put_parts("x", [b"head", device, turned], background=True)
+        assert (fake.fake_cuda_calls(), stream.waits) == (1, 1)
+        save.put_parts("y", [b"head", device])
+        assert (fake.fake_cuda_calls(), stream.waits) == (1, 2)
+        del device
+        gc.collect()
+        assert seen() is not None
+    gc.collect()
+    assert seen() is None
+    turned_bytes = torch.arange(6, dtype=torch.int32).reshape(2, 3).t().contiguous().numpy().tobytes()
+    assert client.load(1) == {"x": b"head" + bytes(range(4)) + turned_bytes, "y": b"head" + bytes(range(4))}
+
+
 def test_a_copy_made_for_the_save_does_not_stay_on_the_device(fake, client, stream):
     tensor = OnDevice(torch.arange(6, dtype=torch.int32).reshape(2, 3).t())
     client.save(1, {"w": tensor})

@@ -55,6 +55,7 @@ def test_structs_are_as_large_as_in_c(tmp_path):
         "ropeteam_open_options_t": _native.OpenOptions,
         "ropeteam_info_t": _native.InfoStruct,
         "ropeteam_save_options_t": _native.SaveOptions,
+        "ropeteam_part_t": _native.Part,
         "ropeteam_step_t": _native.StepStruct,
         "ropeteam_object_t": _native.ObjectStruct,
         "ropeteam_storage_step_t": _native.StorageStepStruct,
@@ -190,6 +191,27 @@ def test_what_is_reserved_is_exactly_what_is_put(rope, fake):
     assert (fake.fake_begun_bytes(), fake.fake_begun_objects()) == (sum(lengths), len(lengths))
 
 
+def test_parts_become_one_object_of_bytes(rope):
+    with rope.begin(1) as save:
+        save.put_parts("file.distcp", [b"head", bytearray(), memoryview(b"0123")[1:3], b""])
+        save.put_parts("nothing", [])
+    with rope.view(1) as view:
+        assert view.info("file.distcp") == ropeteam.ObjectInfo(kind="bytes", length=6)
+        assert view.value("file.distcp") == b"head12"
+        assert view.value("nothing") == b""
+        assert view.names() == ["file.distcp", "nothing"]
+
+
+def test_a_part_that_is_no_memory_leaves_the_save_as_it_was(rope):
+    with rope.begin(1) as save:
+        with pytest.raises(TypeError, match="part 1 of x is a str: a tensor or a buffer is needed"):
+            save.put_parts("x", [b"a", "b"])
+        with pytest.raises(TypeError, match="part 1 of x: a set"):
+            save.put_parts("x", [b"a", {1}])
+        save.put_parts("x", [b"a"])
+    assert rope.load(1) == {"x": b"a"}
+
+
 def test_a_step_s_metadata_come_back_and_are_no_object_of_the_shard(rope, fake):
     metadata = {"loss": float("nan"), "best": [0.25, float("-inf")], "revision": "é", "tokens": 2**63 + 1}
     rope.save(1, {"a": b"12345"}, metadata=metadata)
@@ -267,7 +289,7 @@ def test_bad_steps_are_refused(rope, step):
 
 def test_a_failed_put_aborts_the_save_and_keeps_the_error(rope, fake):
     before = fake.fake_handles()
-    fake.fake_fail(b"save_put", int(ropeteam.Code.NO_SPACE))
+    fake.fake_fail(b"save_put_parts", int(ropeteam.Code.NO_SPACE))
     with pytest.raises(ropeteam.NoSpace, match="limit 64"):
         rope.save(1, {"a": b"1"})
     assert fake.fake_handles() == before

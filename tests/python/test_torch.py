@@ -63,8 +63,13 @@ def test_a_contiguous_tensor_is_read_where_it_lies(fake, rope, monkeypatch):
 
     seen = []
     lib = _native.library()
-    put = lib.save_put
-    monkeypatch.setattr(lib, "save_put", lambda *arguments: seen.append(arguments[2:]) or put(*arguments))
+    put = lib.save_put_parts
+
+    def spy(handle, name, parts, count):
+        seen.append((parts[0].data, parts[0].length))
+        return put(handle, name, parts, count)
+
+    monkeypatch.setattr(lib, "save_put_parts", spy)
     tensor = torch.arange(12.0)
     rope.save(1, {"whole": tensor, "part": tensor[4:6], "flipped": tensor.view(3, 4).t()})
     assert seen[0] == (tensor.data_ptr(), 48)

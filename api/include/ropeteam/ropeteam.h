@@ -59,6 +59,7 @@ extern "C" {
 #define ROPETEAM_NAME_MAX 255               /* bytes of an object's name */
 #define ROPETEAM_OBJECTS_MAX 1000000        /* objects of one shard */
 #define ROPETEAM_RANGES_MAX 1000000         /* ranges of one ropeteam_view_read_ranges() */
+#define ROPETEAM_PARTS_MAX 1000000          /* parts of one ropeteam_save_put_parts() */
 #define ROPETEAM_METADATA_MAX 4096          /* bytes of the object ROPETEAM_METADATA */
 #define ROPETEAM_STORAGE_STEPS_MAX 200      /* steps of one listing of storage */
 #define ROPETEAM_SAVES_OPEN_MAX 4           /* saves of one handle begun and neither committed nor aborted */
@@ -185,6 +186,23 @@ ROPETEAM_EXPORT ropeteam_status_t ropeteam_save_put(ropeteam_save_t* save, const
  * call on it, at the latest in the commit. */
 ROPETEAM_EXPORT ropeteam_status_t ropeteam_save_put_cuda(ropeteam_save_t* save, const char* name, const void* data,
                                                          uint64_t length, void* stream);
+/* With it, the part's `data` is device memory and is copied as by ropeteam_save_put_cuda(), behind the work given to its
+ * `stream`. Without it, the part is copied as by ropeteam_save_put(), and `stream` is not looked at. */
+#define ROPETEAM_PART_BACKGROUND UINT64_C(1)
+/* A piece of an object. It stands in arrays, so it has no `size` and does not grow. */
+typedef struct {
+  const void* data; /* NULL only where length is 0 */
+  uint64_t length;  /* bytes; 0 is a piece without bytes */
+  void* stream;
+  uint64_t flags; /* 0 or ROPETEAM_PART_BACKGROUND; anything else is INVALID_ARGUMENT */
+} ropeteam_part_t;
+/* Copies `count` parts, 0 to ROPETEAM_PARTS_MAX of them, into the shard as one object `name`: their bytes one behind the
+ * other, without gaps. Each part is copied once, straight into the arena, with the checksum in the same pass. Host and
+ * device memory may be mixed. The array is the caller's at return; the parts are the caller's again when they would be
+ * after ropeteam_save_put() or ropeteam_save_put_cuda(). Errors as of these two: after INVALID_ARGUMENT, NO_SPACE and
+ * UNSUPPORTED the save is as it was, without any of the parts. */
+ROPETEAM_EXPORT ropeteam_status_t ropeteam_save_put_parts(ropeteam_save_t* save, const char* name,
+                                                          const ropeteam_part_t* parts, uint64_t count);
 /* Hands out `length` bytes of the arena, 64-byte aligned and contiguous, to be filled in place before
  * ropeteam_save_commit(), which checksums them. *pointer is valid until the save is committed, aborted or closed.
  * INVALID_ARGUMENT: a length of 0; an empty object is put. Otherwise as ropeteam_save_put(). */

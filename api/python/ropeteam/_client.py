@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import array
 import ctypes
 import enum
 import logging
@@ -224,7 +225,7 @@ class Client:
         lengths += [len(each) for each in own if each is not None]
         with self.begin(step, bytes=sum(lengths), objects=len(lengths)) as save:
             for name, source in sources.items():
-                save._put_source(name, source, background=True)
+                save._put_sources(name, [source], source.info, background=True)
             if metadata is not None:
                 save.put_metadata(metadata)
         if persist:
@@ -428,7 +429,26 @@ class Save:
 
         background: a CUDA tensor is copied while the program goes on, as it is when torch's current stream
             has come to this call, and must not be changed before commit() has returned."""
-        self._put_source(name, Source(value, name), background)
+        source = Source(value, name)
+        self._put_sources(name, [source], source.info, background)
+
+    def put_parts(self, name: str, parts: Sequence[Value], *, background: bool = False) -> None:
+        """Copies tensors and buffers into the shard as one object of plain bytes, one behind the other
+        without gaps: a file that a program lays out by itself, from its pieces where they are.
+
+        A part is copied once, straight into the arena; it may be empty. Of a tensor its elements' bytes are
+        taken, in row order. A tensor that is not contiguous is copied into a contiguous one first, which
+        lives until this call returns. TypeError: a part is a JSON value; encode it first. InvalidArgument,
+        NoSpace: as put(), and the save is as it was.
+
+        background: for the CUDA tensors among the parts, as put()."""
+        sources = [Source(part, f"part {index} of {name}") for index, part in enumerate(parts)]
+        for index, source in enumerate(sources):
+            if source.info.kind == "json":
+                kind = type(parts[index]).__name__
+                raise TypeError(f"part {index} of {name} is a {kind}: a tensor or a buffer is needed")
+        length = sum(source.info.length for source in sources)
+        self._put_sources(name, sources, ObjectInfo(kind="bytes", length=length), background)
 
     def reserve(self, name: str, length: int) -> memoryview:
         """`length` bytes of the arena, 64-byte aligned, to be filled in place before the commit, which
@@ -529,25 +549,29 @@ class Save:
                 "package's own"
             )
 
-    def _put_source(self, name: str, source: Source, background: bool) -> None:
+    def _put_sources(self, name: str, sources: Sequence[Source], info: ObjectInfo, background: bool) -> None:
         self._check_name(name)
         lib = library()
         handle = self._use()
-        if source.info.at is not None:
-            self._infos[name] = source.info
+        if info.at is not None:
+            self._infos[name] = info
             return
-        memory = source.memory()  # held until the library has read it
-        encoded = encode_name(name)
-        # A copy made for this goes at return: many of them at once could fill the device.
-        if memory.stream is not None and background and not memory.temporary:
-            stream = memory.stream.cuda_stream
-            lib.check(lib.save_put_cuda(handle.pointer, encoded, memory.address, memory.length, stream))
-            self._lent.append(memory)
-        else:
-            if memory.stream is not None:
+        memories = [source.memory() for source in sources]  # held until the library has read them
+        fields = array.array("Q")
+        lent = []
+        for memory in memories:
+            stream, flags = 0, 0
+            # A copy made for this goes at return: many of them at once could fill the device.
+            if memory.stream is not None and background and not memory.temporary:
+                stream, flags = memory.stream.cuda_stream, _native.PART_BACKGROUND
+                lent.append(memory)
+            elif memory.stream is not None:
                 memory.stream.synchronize()  # the library waits for torch's default stream, not for others
-            lib.check(lib.save_put(handle.pointer, encoded, memory.address, memory.length))
-        self._infos[name] = source.info
+            fields.extend((memory.address or 0, memory.length, stream, flags))
+        parts = (_native.Part * len(memories)).from_buffer(fields)
+        lib.check(lib.save_put_parts(handle.pointer, encode_name(name), parts, len(memories)))
+        self._lent += lent
+        self._infos[name] = info
 
     def _put(self, name: str, value: bytes) -> None:
         lib = library()

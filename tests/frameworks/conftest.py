@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training programs over real libraries, real ranks and real daemons: what `scripts/test --frameworks` runs.
+
+A test starts daemons with `cluster` (tests/e2e), and a program of tests/frameworks/programs or examples with `train`.
+A program says what it has to say by `REPORT` (report.py), a file of JSON lines for each rank.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+E2E = pathlib.Path(__file__).resolve().parents[1] / "e2e"
+PROGRAMS = pathlib.Path(__file__).resolve().parent / "programs"
+sys.path.insert(0, str(E2E))
+
+from harness import WAIT_S, Cluster, environment  # noqa: E402
+
+
+def _of_e2e(name: str) -> Any:
+    """A fixture of tests/e2e/conftest.py, whose module has this one's name."""
+    spec = importlib.util.spec_from_file_location("e2e_conftest", E2E / "conftest.py")
+    assert spec is not None and spec.loader is not None
+    module = sys.modules.get("e2e_conftest") or importlib.util.module_from_spec(spec)
+    if "e2e_conftest" not in sys.modules:
+        sys.modules["e2e_conftest"] = module
+        spec.loader.exec_module(module)
+    return getattr(module, name)
+
+
+cluster = _of_e2e("cluster")
+
+
+@dataclass
+class Run:
+    """What a program did."""
+
+    status: int  # its exit status, torchrun's where there are several ranks; negative: the signal that ended it
+    output: str
+    reports: list[list[dict[str, Any]]]  # by rank, in the order of report()
+
+    def ok(self) -> Run:
+        assert self.status == 0, self.output[-8000:]
+        return self
+
+    def killed(self) -> Run:
+        """A rank was killed: nothing in the program ran to its end."""
+        assert self.status in (-9, 1) and "SIGKILL" in self.output + "SIGKILL" * (self.status == -9), self.output
+        return self
+
+    def losses(self, rank: int = 0) -> dict[int, str]:
+        """What each step computed, to the bit; a step that was computed twice is what it was the last time."""
+        return {each["step"]: each["loss"] for each in self.reports[rank] if "loss" in each}
+
+    def one(self, key: str, rank: int = 0) -> Any:
+        """The last value that was reported of this name."""
+        return [each[key] for each in self.reports[rank] if key in each][-1]
+
+
+@pytest.fixture
+def train(tmp_path: pathlib.Path) -> Callable[..., Run]:
+    """train(nodes, "hf.py", "--option", ranks=2, MY_VARIABLE="1") runs a program to its end: rank r on node r, and
+    again from the first.
+
+    The working directory is the test's, the same for all runs of the test, so that what a library leaves on disk is
+    found again; without=True: no daemons, what a library does alone."""
+    runs = 0
+
+    def run(
+        nodes: Cluster | None, program: str | pathlib.Path, *options: str, ranks: int = 1, **env: str
+    ) -> Run:
+        nonlocal runs
+        runs += 1
+        reports = tmp_path / f"report-{runs}"
+        reports.mkdir()
+        more = {"REPORT": str(reports), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        more.update(TOKENIZERS_PARALLELISM="false", PYTHONUNBUFFERED="1", CUDA_VISIBLE_DEVICES="")
+        if nodes is not None:
+            more["SOCKETS"] = ",".join(node.socket for node in nodes.nodes)
+        command = [sys.executable]
+        if ranks > 1:
+            command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+        made = environment(**{**more, **env})
+        made["PYTHONPATH"] += os.pathsep + str(PROGRAMS)
+        done = subprocess.run(
+            [*command, str(PROGRAMS / program), *options],
+            env=made,
+            cwd=tmp_path,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=3 * WAIT_S,
+        )
+        lines = []
+        for rank in range(ranks):
+            path = reports / f"{rank}.jsonl"
+            text = path.read_text() if path.exists() else ""
+            lines.append([json.loads(line) for line in text.splitlines()])
+        return Run(done.returncode, done.stdout, lines)
+
+    return run

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""For the programs in this folder: import it first. It chooses this rank's daemon, and report() tells the test."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+from typing import Any
+
+RANK = int(os.environ.get("RANK", "0"))
+WORLD_SIZE = int(os.environ.get("WORLD_SIZE", "1"))
+
+_sockets = [each for each in os.environ.get("SOCKETS", "").split(",") if each]
+if _sockets:
+    os.environ["ROPETEAM_SOCKET"] = _sockets[RANK % len(_sockets)]
+
+
+def report(**values: Any) -> None:
+    """A line for the test, of this rank; it is kept when the process is killed."""
+    if "loss" in values:
+        values["loss"] = float(values["loss"]).hex()
+    with open(os.path.join(os.environ["REPORT"], f"{RANK}.jsonl"), "a") as file:
+        file.write(json.dumps(values) + "\n")
+
+
+def die() -> None:
+    """As kill -9 of this rank: nothing is closed, nothing is waited for."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def digest(state: Any) -> str:
+    """Of tensors and plain values, nested; the same bits give the same digest."""
+    import torch
+
+    found = hashlib.sha256()
+
+    def add(value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            value = value.to_local() if hasattr(value, "to_local") else value
+            found.update(f"{value.dtype} {tuple(value.shape)}".encode())
+            found.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        elif isinstance(value, dict):
+            for key in value:
+                found.update(repr(key).encode())
+                add(value[key])
+        elif isinstance(value, (list, tuple)):
+            for each in value:
+                add(each)
+        else:
+            found.update(repr(value).encode())
+
+    add(state)
+    return found.hexdigest()
