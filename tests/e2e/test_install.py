@@ -37,6 +37,18 @@ def line_of_readme(begin: str) -> str:
     return str(line)
 
 
+# Nothing of it names a client or tells fsspec of the package.
+SAVE_A_FILE = """
+import fsspec
+with fsspec.open("ropeteam://1/data", "wb") as file:
+    file.write(b"x" * 100_000)
+fs = fsspec.filesystem("ropeteam")
+fs.client.wait(1)
+assert fs.cat("ropeteam://latest/data") == b"x" * 100_000
+print(fs.ls("ropeteam://", detail=False))
+"""
+
+
 @pytest.fixture
 def own_store() -> Iterator[dict[str, str]]:
     """What keeps a line as README has it away from other jobs of this machine, and small."""
@@ -192,7 +204,7 @@ def test_a_wheel_is_for_one_platform_and_any_python(wheel):
     assert names == python | programs | {"ropeteam/py.typed"}
 
 
-def test_readme_s_example_runs_from_a_wheel(wheel_python, own_store, tmp_path):
+def test_readme_s_example_and_fsspec_work_from_a_wheel(wheel_python, own_store, tmp_path):
     alone = run(str(wheel_python), "-c", "import ropeteam, sys; print('torch' in sys.modules)", cwd=tmp_path)
     assert (alone.returncode, alone.stdout) == (0, "False\n"), alone.stderr
     torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -209,3 +221,9 @@ def test_readme_s_example_runs_from_a_wheel(wheel_python, own_store, tmp_path):
     assert done.returncode == 0, done.stderr
     assert sorted(re.findall(r"rank (\d): steps 1 to 10", done.stdout)) == ["0", "1"], done.stdout
     assert "not safe" not in done.stdout
+    # fsspec comes with torch.
+    done = run(
+        str(wheel_python.with_name("ropeteam")), "run", "--job", "files", "--", str(wheel_python), "-c", SAVE_A_FILE,
+        cwd=tmp_path, RANK="0", WORLD_SIZE="1", **own_store,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "['1']\n"), done.stderr

@@ -55,6 +55,18 @@ from ._export import export
 from ._ranges import Range
 from ._values import JsonValue, ObjectInfo, Value
 
+
+
+def register_fsspec() -> None:
+    """Makes ``ropeteam://`` known to fsspec, which must be installed. An installed package is known without;
+    this is for a source tree. See ropeteam._fsspec.RopeteamFileSystem."""
+    import fsspec
+
+    from ._fsspec import RopeteamFileSystem
+
+    fsspec.register_implementation("ropeteam", RopeteamFileSystem, clobber=True)
+
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -90,4 +102,5 @@ __all__ = [
     "export",
     "library_version",
     "open",
+    "register_fsspec",
 ]

@@ -7,6 +7,7 @@ import array
 import ctypes
 import enum
 import logging
+import os
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -114,6 +115,14 @@ def open(
     return Client(socket, rank=rank, world_size=world_size, life=life, timeout=timeout)
 
 
+_open_clients: weakref.WeakSet[Client] = weakref.WeakSet()
+
+
+def opened_here() -> list[Client]:
+    """This process's open clients; a parent's from before fork() are not among them."""
+    return [client for client in list(_open_clients) if client._handle is not None and client._handle.own]
+
+
 class Client:
     """A rank's tie to its node's ropeteamd. A context manager: leaving it closes it.
 
@@ -158,8 +167,11 @@ class Client:
         lib.check(lib.open(ctypes.byref(options), ctypes.byref(pointer)))
         assert pointer.value is not None
         self._handle: Handle | None = Handle(pointer.value, lib.close)
+        #: The daemon's.
+        self.socket = os.environ.get("ROPETEAM_SOCKET", "") if socket is None else socket
         self._children: weakref.WeakSet[Save | View] = weakref.WeakSet()
         self._children_lock = threading.Lock()
+        _open_clients.add(self)
         info = self.info()
         self._rank, self._world_size = info.rank, info.world_size
         #: The global ranks of the process group that this world is, in its order; None: opened without one.
@@ -189,9 +201,9 @@ class Client:
         persist: bool = False,
         wait: Level | None = None,
         timeout: float = DEFAULT_TIMEOUT,
-    ) -> int:
+    ) -> None:
         """Saves this rank's shard of `step`: when it returns the shard is LOCAL and the sources are the
-        caller's again. The number of bytes that were saved.
+        caller's again.
 
         Values are tensors (CPU or CUDA, any dtype and shape; of a DTensor, this rank's part), buffers (bytes,
         bytearray, memoryview, numpy arrays: their bytes alone), or JSON values (dict with str keys, list,
@@ -232,7 +244,6 @@ class Client:
             self.persist(step, timeout)
         if wait is not None and wait > Level.LOCAL:
             self.wait(step, wait, timeout)
-        return sum(lengths)
 
     def begin(self, step: int, *, bytes: int = 0, objects: int = 0) -> Save:
         """Begins a save to be filled piece by piece; see Save. `bytes` and `objects` are what is reserved

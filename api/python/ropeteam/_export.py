@@ -45,7 +45,7 @@ def export(
     DeadlineExceeded: the copy was stopped; the same call goes on with what is there. Unsupported: the program
     `ropeteam` is not found beside the library or this Python, or on PATH, or cannot be run.
     """
-    program = _program()
+    program = find_program()
     arguments = [program, "export", str(step), _place(destination)]
     if storage is not None:
         arguments += ["--storage", _place(storage)]
@@ -70,7 +70,8 @@ def export(
         raise _error(program, done)
 
 
-def _program() -> str:
+def find_program() -> str:
+    """The command line that belongs to the library in use."""
     root = pathlib.Path(library().path).parent.parent  # of DIR/lib and DIR/bin, or of client and cli in a build
     own = pathlib.Path(sys.executable).with_name("ropeteam")
     for path in (root / "cli" / "ropeteam", root / "bin" / "ropeteam", own):

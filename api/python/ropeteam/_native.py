@@ -240,13 +240,18 @@ class Handle:
         self._pid = os.getpid()
 
     @property
+    def own(self) -> bool:
+        """Whether this process opened it, and not its parent."""
+        return self._getpid() == self._pid
+
+    @property
     def pointer(self) -> int:
-        if os.getpid() != self._pid:
+        if not self.own:
             raise InvalidArgument("this handle was opened before fork(): a child process must open its own")
         return self._pointer
 
     def __del__(self) -> None:
-        if self._getpid() == self._pid:
+        if self.own:
             self._close(self._pointer)
 
 

@@ -99,16 +99,15 @@ def save_state(
     persist: bool = False,
     wait: Level | None = None,
     timeout: float = DEFAULT_TIMEOUT,
-) -> int:
-    """Saves this rank's part of a training state as the shard of `step`; see Client.save() for errors and for what
-    it gives back.
+) -> None:
+    """Saves this rank's part of a training state as the shard of `step`; see Client.save() for errors.
 
     model, optimizer: one, or several by name, {"generator": g, "critic": c}.
     data: plain state of the caller's, e.g. its position in the data: what flatten() takes.
     rng: the random generators too. metadata: the step's, e.g. {"loss": loss.item()}.
     """
     state = parts(training_state(model, optimizer, data=data, rng=rng), client.rank)
-    return client.save(step, state, metadata=metadata, persist=persist, wait=wait, timeout=timeout)
+    client.save(step, state, metadata=metadata, persist=persist, wait=wait, timeout=timeout)
 
 
 @dataclass(frozen=True)

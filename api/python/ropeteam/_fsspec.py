@@ -1,0 +1,501 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``ropeteam://`` for fsspec: what the job's ranks saved, as files.
+
+    ropeteam://                          steps that can be read
+    ropeteam://100/                      the files of step 100: each rank's objects, as raw bytes
+    ropeteam://100/model.pt              this rank's, else that of the lowest rank that has one
+    ropeteam://100/rank-00003/model.pt   rank 3's
+    ropeteam://latest/model.pt           of the newest committed step
+
+What is written becomes this rank's shard of the step. Installed packages are found by fsspec itself; in a
+source tree ``ropeteam.register_fsspec()`` tells it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import json
+import mmap
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from fsspec import AbstractFileSystem
+from fsspec.transaction import Transaction
+
+from ._client import DEFAULT_TIMEOUT, Client, View, opened_here
+from ._client import open as open_client
+from ._errors import AlreadyExists, InternalError, InvalidArgument, NotFound, Unsupported
+from ._export import find_program
+from ._ranges import Range
+
+# What a read asks for at least, and small writes are collected to: many times what a call costs.
+_BLOCK_BYTES = 1 << 20
+# Steps whose files' owners are remembered.
+_STEPS_REMEMBERED = 8
+_RANK_FOLDER = re.compile(r"rank-(\d{5,})(?:/|$)")
+
+
+class RopeteamFileSystem(AbstractFileSystem):  # type: ignore[misc]
+    """fsspec's file system of a job's checkpoints.
+
+    Outside a transaction a file is a whole shard: opening it to write begins this rank's save of its step,
+    closing it commits. Within ``with fs.transaction:`` all files of a step are one shard, which is committed
+    at the end. An exception aborts: in a transaction all of it, and a file that is closed while an exception
+    passes. A step that this rank has saved does not change: AlreadyExists, at the opening. Bytes are
+    appended only.
+
+    A file is LOCAL when it is committed; ``fs.client.wait(step)`` waits for more. ``latest`` and the listing
+    of steps know it once it is COMMITTED. A file that is open for reading keeps its shard in memory.
+
+    Missing files are FileNotFoundError; other trouble is a RopeteamError. Threads may share it; a transaction
+    is one thread's to begin and end.
+    """
+
+    protocol = "ropeteam"
+
+    def __init__(
+        self, client: Client | None = None, timeout: float = DEFAULT_TIMEOUT, **options: Any
+    ) -> None:
+        """client: without it the one that this process has open, and where it has none ropeteam.open(), by
+        the environment. timeout: seconds for each call that may wait."""
+        super().__init__(**options)
+        self._given = client
+        self._own: Client | None = None
+        self._timeout = timeout
+        self._owners: dict[int, dict[str, int]] = {}
+        self._lock = threading.Lock()
+        self._shards: dict[int, _Shard] = {}  # of the transaction
+
+    @property
+    def client(self) -> Client:
+        if self._given is not None:
+            return self._given
+        if self._own is None or self._own.closed:
+            here = opened_here()
+            if len(here) > 1:
+                raise InvalidArgument(
+                    f"{len(here)} clients are open in this process: give one, storage_options={{'client': …}}"
+                )
+            self._own = here[0] if here else open_client(timeout=self._timeout)
+        return self._own
+
+    # ---- reading ----
+
+    def info(self, path: str, **kwargs: Any) -> dict[str, Any]:
+        path = self._strip_protocol(path)
+        step, rest = self._split(path)
+        if step is None:
+            return _folder("")
+        if rest:
+            pending = self._pending(step, rest)
+            if pending is not None:
+                return _file(path, pending.tell(), step, self.client.rank)
+            with contextlib.suppress(FileNotFoundError):
+                view, name = self._find(path)
+                with view:
+                    return _file(path, view.length(name), step, view.rank)
+        self.ls(path)  # FileNotFoundError unless there is something below it
+        return {**_folder(path), "step": step}
+
+    def exists(self, path: str, **kwargs: Any) -> bool:
+        try:
+            self.info(path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def ls(self, path: str, detail: bool = True, **kwargs: Any) -> list[Any]:
+        path = self._strip_protocol(path)
+        step, rest = self._split(path)
+        if step is None:
+            entries = {str(number): {**_folder(str(number)), "step": number} for number in self._steps()}
+        else:
+            entries = self._children(path, step, rest)
+        if not entries and path:
+            raise FileNotFoundError(f"ropeteam://{path}")
+        return [entries[name] for name in sorted(entries)] if detail else sorted(entries)
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any) -> bytes:
+        view, name = self._find(path)
+        with view:
+            begin, stop = _bounds(start, end, view.length(name))
+            return view.read(name, begin, stop - begin)
+
+    def cat_ranges(
+        self,
+        paths: list[str],
+        starts: Any,
+        ends: Any,
+        max_gap: int | None = None,
+        on_error: str = "return",
+        **kwargs: Any,
+    ) -> list[Any]:
+        """As fsspec's: bytes, or with on_error="return" the exception. The ranges of one shard are one
+        read."""
+        starts = starts if isinstance(starts, list) else [starts] * len(paths)
+        ends = ends if isinstance(ends, list) else [ends] * len(paths)
+        if not len(paths) == len(starts) == len(ends):
+            raise ValueError(f"{len(paths)} paths, {len(starts)} starts, {len(ends)} ends")
+        results: list[Any] = [b""] * len(paths)
+        with contextlib.ExitStack() as views:
+            wanted: dict[tuple[int, int], tuple[View, list[tuple[int, Range]]]] = {}
+            for index, (path, start, end) in enumerate(zip(paths, starts, ends)):
+                try:
+                    view, name = self._find(path)
+                    views.enter_context(view)
+                    begin, stop = _bounds(start, end, view.length(name))
+                except Exception as error:
+                    if on_error != "return":
+                        raise
+                    results[index] = error
+                    continue
+                entry = Range(name, bytearray(stop - begin), begin, stop - begin)
+                wanted.setdefault((view.step, view.rank), (view, []))[1].append((index, entry))
+            for view, entries in wanted.values():
+                try:
+                    view.read_ranges([entry for _, entry in entries])
+                except Exception as error:
+                    if on_error != "return":
+                        raise
+                    results = [error if i in dict(entries) else result for i, result in enumerate(results)]
+                    continue
+                for index, entry in entries:
+                    results[index] = bytes(entry.target)
+        return results
+
+    @contextlib.contextmanager
+    def local_path(self, path: str) -> Iterator[str]:
+        """A path on this machine with the file's bytes, for what takes no open file:
+        ``torch.load(…, mmap=True)``, ``safetensors.safe_open``.
+
+        The bytes are copied once, out of the arena into anonymous memory. That is free again when the block
+        is over and nothing maps it. The path is of this process alone."""
+        fd = os.memfd_create("ropeteam", os.MFD_CLOEXEC)
+        try:
+            view, name = self._find(path)
+            with view:
+                length = view.length(name)
+                os.ftruncate(fd, length)
+                if length > 0:
+                    view.read_into(name, mmap.mmap(fd, length))
+            yield f"/proc/self/fd/{fd}"
+        finally:
+            os.close(fd)
+
+    # ---- writing ----
+
+    def pipe_file(self, path: str, value: Any, mode: str = "overwrite", **kwargs: Any) -> None:
+        with self.open(path, "wb") as file:
+            file.write(value)
+
+    def mv(self, path1: str, path2: str, **kwargs: Any) -> None:
+        """Renames a file of the transaction. NotImplementedError: the file is committed."""
+        source = self._writable(path1)
+        step, name = self._writable(path2)
+        file = self._pending(*source)
+        if file is None or step != source[0]:
+            raise NotImplementedError(f"{path1} to {path2}: only files of one step within a transaction move")
+        del file.shard.files[source[1]]
+        file.shard.files[name] = file
+
+    def rm_file(self, path: str) -> None:
+        """Removes a file of the transaction. NotImplementedError: the file is committed; the job's retention
+        releases whole steps."""
+        path = self._strip_protocol(path)
+        step, rest = self._split(path)
+        file = None if step is None else self._pending(step, rest)
+        if file is not None:
+            file.discard()
+        elif not self.exists(path):
+            raise FileNotFoundError(f"ropeteam://{path}")
+        else:
+            raise NotImplementedError(
+                f"ropeteam://{path}: a committed step does not change; retention releases steps as a whole"
+            )
+
+    def _open(self, path: str, mode: str = "rb", autocommit: bool = True, **kwargs: Any) -> Any:
+        if mode == "rb":
+            return io.BufferedReader(_Reader(*self._find(path)), _BLOCK_BYTES)
+        if mode not in ("wb", "xb"):
+            raise Unsupported(f"mode {mode!r} of ropeteam://{path}: only 'rb', 'wb' and 'xb' are possible")
+        step, name = self._writable(path)
+        with self._lock:  # several threads may write files of one transaction
+            shard = None if autocommit else self._shards.get(step)
+            if shard is None:
+                shard = _Shard(self.client, step, autocommit)
+            if not autocommit:
+                self._shards[step] = shard
+        self._owners.pop(step, None)
+        file = _Writer(shard, name)
+        if not autocommit:
+            shard.files[name] = file
+        return file
+
+    def _end(self, commit: bool) -> None:
+        """Of the transaction."""
+        shards, self._shards = self._shards, {}
+        with contextlib.ExitStack() as rest:
+            for shard in shards.values():
+                rest.callback(shard.save.close)  # aborts, where an earlier one fails
+            if commit:
+                for shard in shards.values():
+                    shard.commit()
+
+    # ---- paths ----
+
+    def _split(self, path: str) -> tuple[int | None, str]:
+        """Step and the path below it; None: of the root."""
+        first, _, rest = self._strip_protocol(path).strip("/").partition("/")
+        if not first:
+            return None, ""
+        if first == "latest":
+            found = self.client.latest(self._timeout)
+            if found is None:
+                raise FileNotFoundError(f"ropeteam://{path}: no step is committed")
+            return found.step, rest
+        if not re.fullmatch("[0-9]{1,20}", first):
+            raise FileNotFoundError(f"ropeteam://{path}: {first!r} is neither a step's number nor 'latest'")
+        return int(first), rest
+
+    def _writable(self, path: str) -> tuple[int, str]:
+        """Step and the object's name, of a path of this rank's."""
+        first, _, name = self._strip_protocol(path).strip("/").partition("/")
+        folder = _RANK_FOLDER.match(name)
+        if folder is not None and int(folder[1]) == self.client.rank:
+            name = name[folder.end() :]
+        elif folder is not None:
+            raise InvalidArgument(f"ropeteam://{path}: rank {self.client.rank} writes its own files alone")
+        if not re.fullmatch("[0-9]{1,20}", first) or not name:
+            raise InvalidArgument(f"ropeteam://{path}: ropeteam://STEP/NAME with a step's number is needed")
+        return int(first), name
+
+    def _pending(self, step: int, rest: str) -> _Writer | None:
+        shard = self._shards.get(step)
+        return None if shard is None else shard.files.get(rest)
+
+    def _view(self, step: int, rank: int) -> View:
+        return self.client.view(step, rank, self._timeout)
+
+    def _find(self, path: str) -> tuple[View, str]:
+        """The view that has the file, open, and the object's name."""
+        step, rest = self._split(path)
+        folder = _RANK_FOLDER.match(rest)
+        try:
+            if step is not None and folder is not None:
+                view, rest = self._view(step, int(folder[1])), rest[folder.end() :]
+                if rest in view:
+                    return view, rest
+                view.close()
+            elif step is not None and rest:
+                for view in self._views(step, rest):
+                    if rest in view:
+                        return view, rest
+                    view.close()
+        except NotFound as error:
+            raise FileNotFoundError(f"ropeteam://{path}: {error}") from error
+        raise FileNotFoundError(f"ropeteam://{path}")
+
+    def _views(self, step: int, name: str = "") -> Iterator[View]:
+        """The shards in which a file is looked for, in order: whose it was before, this rank's, all. The
+        caller closes them."""
+        known = self._owners.setdefault(step, {})
+        while len(self._owners) > _STEPS_REMEMBERED:
+            del self._owners[next(iter(self._owners))]
+        own = self.client.rank
+        with contextlib.suppress(NotFound):
+            if name in known:
+                yield self._view(step, known[name])
+        with contextlib.suppress(NotFound):
+            view = self._view(step, own)
+            known.update(dict.fromkeys(view, own))
+            yield view
+        with contextlib.suppress(NotFound):  # behind the last rank that saved it
+            for rank in itertools.count():
+                if rank != own:
+                    view = self._view(step, rank)
+                    for each in view:
+                        known.setdefault(each, rank)
+                    yield view
+
+    def _children(self, path: str, step: int, rest: str) -> dict[str, dict[str, Any]]:
+        """What lies in a folder of a step, or the file of this path, by path. Where several ranks have a file
+        of one name, the others' are listed in their ranks' folders."""
+        files: dict[str, dict[str, Any]] = {}
+        top = path.partition("/")[0]
+        for view in self._views(step):
+            for name in view:
+                where = f"rank-{view.rank:05}/{name}" if name in files else name
+                files[where] = _file(f"{top}/{where}", view.length(name), step, view.rank)
+            view.close()
+        if step in self._shards:
+            for name, file in self._shards[step].files.items():
+                files[name] = _file(f"{top}/{name}", file.tell(), step, self.client.rank)
+        below = rest.rstrip("/") + "/" if rest else ""
+        entries = {f"{top}/{rest}": files[rest]} if rest in files else {}
+        for name, info in files.items():
+            if name.startswith(below):
+                child, slash, _ = name[len(below) :].partition("/")
+                where = f"{top}/{below}{child}"
+                entries.setdefault(where, {**_folder(where), "step": step} if slash else info)
+        return entries
+
+    def _steps(self) -> set[int]:
+        """The steps that every rank's shard can be produced of."""
+        program = find_program()
+        command = [program, "ls", "--json", "--socket", self.client.socket]
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=self._timeout)
+        if done.returncode != 0:
+            raise InternalError(f"{program} ls: {done.stderr.decode(errors='replace')[-500:]}")
+        steps = {int(each["step"]) for each in json.loads(done.stdout)["steps"] if each["producible"]}
+        found = self.client.latest(self._timeout)
+        return steps if found is None else steps | {found.step}
+
+
+class _Transaction(Transaction):  # type: ignore[misc]
+    fs: Any
+
+    def complete(self, commit: bool = True) -> None:
+        fs, self.fs = self.fs, None
+        self.files.clear()
+        fs._intrans, fs._transaction = False, None
+        fs._end(commit)
+
+
+RopeteamFileSystem.transaction_type = _Transaction
+
+
+class _Shard:
+    """What this rank writes to one step: its save, and the files by name."""
+
+    def __init__(self, client: Client, step: int, autocommit: bool) -> None:
+        try:
+            self.save = client.begin(step)
+        except AlreadyExists as error:
+            raise AlreadyExists(
+                f"{error}; several files of one step are written within one `with fs.transaction:`"
+            ) from error
+        self.autocommit = autocommit
+        self.files: dict[str, _Writer] = {}
+
+    def commit(self) -> None:
+        with self.save:
+            for name, file in self.files.items():
+                if not file.closed:
+                    raise InvalidArgument(f"{name} is still open at the transaction's end: nothing is saved")
+                self.save.put_parts(name, file.pieces)
+
+
+class _Writer(io.RawIOBase):
+    """A file of a shard while it is written. Bytes are kept here until the shard's commit."""
+
+    def __init__(self, shard: _Shard, name: str) -> None:
+        self.shard = shard
+        self._name = name
+        self._length = 0
+        self.pieces: list[bytearray] = []
+        self._opened_under = sys.exc_info()[1]
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._length
+
+    def write(self, data: Any) -> int:
+        if self.closed:
+            raise ValueError("write to a closed file")
+        with memoryview(data) as view, view.cast("B") as some:
+            count = len(some)
+            last = self.pieces[-1] if self.pieces else None
+            if last is not None and len(last) + count <= _BLOCK_BYTES:
+                last += some
+            else:
+                self.pieces.append(bytearray(some))
+        self._length += count
+        return count
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        # Whatever a with statement has around this file (fsspec's OpenFile, a TextIOWrapper) only calls
+        # close(), also for a block that is left by an exception: half a file must not become a shard.
+        error = sys.exc_info()[1]
+        if error is not None and error is not self._opened_under:
+            self.discard()
+            return
+        super().close()
+        if self.shard.autocommit:
+            self.shard.files[self._name] = self
+            self.shard.commit()
+
+    def discard(self) -> None:
+        """Gives the file up, and outside a transaction its shard."""
+        super().close()
+        self.pieces.clear()
+        self.shard.files = {name: file for name, file in self.shard.files.items() if file is not self}
+        if self.shard.autocommit:
+            self.shard.save.close()
+
+    def __del__(self) -> None:
+        if not self.closed:  # nobody closed it
+            self.discard()
+
+
+class _Reader(io.RawIOBase):
+    """An object that is read; the view is its own."""
+
+    def __init__(self, view: View, name: str) -> None:
+        self._view = view
+        self._name = name
+        self._position = 0
+        self.size = view.length(name)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.size}[whence]
+        if position < 0:
+            raise ValueError(f"seek to byte {position}")
+        self._position = position
+        return position
+
+    def readinto(self, buffer: Any) -> int:
+        with memoryview(buffer) as view, view.cast("B") as target:
+            count = max(min(len(target), self.size - self._position), 0)
+            if count > 0:
+                with target[:count] as part:
+                    self._view.read_into(self._name, part, self._position)
+        self._position += count
+        return count
+
+    def close(self) -> None:
+        super().close()
+        self._view.close()
+
+
+def _folder(path: str) -> dict[str, Any]:
+    return {"name": path, "size": 0, "type": "directory"}
+
+
+def _file(path: str, length: int, step: int, rank: int) -> dict[str, Any]:
+    return {"name": path, "size": length, "type": "file", "step": step, "rank": rank}
+
+
+def _bounds(start: int | None, end: int | None, length: int) -> tuple[int, int]:
+    """A range as a slice's: from the end where negative, cut at the file's ends."""
+    begin, stop, _ = slice(start, end).indices(length)
+    return begin, max(begin, stop)

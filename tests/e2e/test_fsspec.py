@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ropeteam:// for fsspec, and what people put on top of it, against real daemons."""
+
+from __future__ import annotations
+
+import io
+import warnings
+
+import pytest
+from harness import WAIT_S, payload
+
+import ropeteam
+from ropeteam import Level
+
+fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed")
+ropeteam.register_fsspec()
+
+
+def filesystem(rope):
+    return fsspec.filesystem("ropeteam", client=rope, timeout=WAIT_S)
+
+
+@pytest.fixture
+def rope(cluster):
+    with cluster(1).nodes[0].open(0, 1) as rope:
+        yield rope
+
+
+@pytest.fixture
+def two(cluster):
+    """Two ranks on two nodes, with step 5 saved."""
+    nodes = cluster(2)
+    ranks = [nodes[rank].open(rank, 2, "life") for rank in range(2)]
+    for rank, each in enumerate(ranks):
+        objects = {"model.pt": payload(rank, 5_000_001), f"only/of-{rank}.json": b"{}", "empty": b""}
+        each.save(5, objects)
+    for each in ranks:
+        each.wait(5, Level.COMMITTED)
+    yield ranks
+    for each in ranks:
+        each.close()
+
+
+def test_steps_and_files_are_listed_with_their_owners(two):
+    fs = filesystem(two[1])
+    assert fs.ls("ropeteam://", detail=False) == ["5"]
+    assert [entry["type"] for entry in fs.ls("")] == ["directory"]
+    listed = {entry["name"]: (entry["type"], entry.get("rank"), entry["size"]) for entry in fs.ls("5")}
+    assert listed == {
+        "5/empty": ("file", 1, 0),
+        "5/model.pt": ("file", 1, 5_000_001),
+        "5/only": ("directory", None, 0),
+        "5/rank-00000": ("directory", None, 0),
+    }
+    assert fs.find("ropeteam://5") == [
+        "5/empty", "5/model.pt", "5/only/of-0.json", "5/only/of-1.json", "5/rank-00000/empty", "5/rank-00000/model.pt",
+    ]  # fmt: skip
+    assert fs.glob("ropeteam://5/only/*.json") == ["5/only/of-0.json", "5/only/of-1.json"]
+    assert fs.ls("5/rank-00000", detail=False) == ["5/rank-00000/empty", "5/rank-00000/model.pt"]
+    assert fs.ls("latest/only", detail=False) == ["latest/only/of-0.json", "latest/only/of-1.json"]
+    assert fs.ls("5/model.pt") == [fs.info("5/model.pt")]
+    assert [where for where, _, _ in fs.walk("5/only")] == ["5/only"]
+    assert fs.isdir("5") and fs.isdir("5/only") and fs.isfile("5/model.pt")
+
+
+def test_a_name_is_this_rank_s_then_the_lowest_s_unless_a_rank_is_named(two):
+    ours, theirs = (filesystem(each) for each in two)
+    for fs, rank in ((ours, 0), (theirs, 1)):
+        assert fs.cat("ropeteam://5/model.pt") == payload(rank, 5_000_001)
+        assert fs.cat("ropeteam://latest/rank-00000/model.pt") == payload(0, 5_000_001)
+        assert fs.cat("5/rank-00001/model.pt") == payload(1, 5_000_001)
+        for _ in range(2):  # the second time by what the first has found
+            assert fs.info("5/only/of-0.json")["rank"] == 0
+            assert fs.info("5/only/of-1.json")["rank"] == 1
+
+
+def test_what_is_not_there_is_a_file_that_is_not_found(two):
+    fs = filesystem(two[0])
+    for path in ("5/none", "6", "6/model.pt", "5/rank-00001/only/of-0.json", "5/rank-00002/empty", "x/y"):
+        assert not fs.exists(path)
+        for call in (fs.info, fs.ls, fs.cat_file, fs.open, fs.rm):
+            with pytest.raises(FileNotFoundError):
+                call(path)
+
+
+def test_reads_seek_and_take_ranges(two):
+    fs = filesystem(two[0])
+    ours, theirs = payload(0, 5_000_001), payload(1, 5_000_001)
+    with fs.open("5/model.pt") as file:
+        assert (file.read(7), file.tell()) == (ours[:7], 7)
+        assert file.seek(4_194_300) == 4_194_300 and file.read(9) == ours[4_194_300:4_194_309]  # two chunks
+        assert file.seek(-3, io.SEEK_END) == 4_999_998 and file.read() == ours[-3:]
+        assert file.seek(6_000_000) == 6_000_000 and file.read() == b""
+        file.seek(0)
+        assert file.read() == ours
+    assert fs.cat_file("5/model.pt", -5, None) == ours[-5:]
+    assert fs.cat_file("5/model.pt", 10, 9) == b""
+    paths = ["5/model.pt", "5/rank-00001/model.pt", "5/none", "5/model.pt", "5/empty"]
+    ranges = fs.cat_ranges(paths, [0, 4_000_000, 0, 4_999_990, 0], [3, 4_500_000, 1, None, None])
+    assert isinstance(ranges.pop(2), FileNotFoundError)
+    assert ranges == [ours[:3], theirs[4_000_000:4_500_000], ours[-11:], b""]
+    with pytest.raises(FileNotFoundError):
+        fs.cat_ranges(paths, 0, 1, on_error="raise")
+    assert fs.cat_ranges(paths[:2], 1, 2) == [ours[1:2], theirs[1:2]]
+
+
+def test_a_file_is_a_shard_once_it_is_closed(rope):
+    fs = filesystem(rope)
+    data = payload(3, 3_000_000)
+    with fs.open("ropeteam://1/sub/data.bin", "wb") as file:
+        assert [file.write(data[:10]), file.write(data[10:2_000_000]), file.write(data[2_000_000:])][0] == 10
+        assert file.tell() == len(data) and not fs.exists("1/sub/data.bin")
+    rope.wait(1, Level.COMMITTED)
+    assert fs.cat("latest/sub/data.bin") == data and fs.ls("", detail=False) == ["1"]
+    assert dict(rope.load(1)) == {"sub/data.bin": data}
+    with pytest.raises(ropeteam.AlreadyExists, match="within one `with fs.transaction:`"):
+        fs.open("1/second", "wb")
+    fs.pipe("2/rank-00000/empty", b"")
+    assert rope.load(2)["empty"] == b""
+    with pytest.raises(ropeteam.InvalidArgument, match="rank 0"):
+        fs.open("3/rank-00001/x", "wb")
+    with pytest.raises(ropeteam.InvalidArgument, match="step's number"):
+        fs.open("latest/x", "wb")
+    with pytest.raises(ropeteam.Unsupported, match="'ab'"):
+        fs.open("3/x", "ab")
+    with pytest.raises(NotImplementedError, match="retention"):
+        fs.rm("1/sub/data.bin")
+
+
+@pytest.mark.parametrize("mode", ["wb", "w"])
+def test_a_file_that_an_exception_closes_is_not_saved(rope, mode):
+    fs = filesystem(rope)
+    for opened in (fs.open("1/a", mode), fsspec.open("ropeteam://1/a", mode, client=rope, timeout=WAIT_S)):
+        with pytest.raises(ZeroDivisionError), opened as file:
+            file.write(b"half" if mode == "wb" else "half")
+            1 / 0  # noqa: B018
+    file = fs.open("1/a", "wb")
+    file.write(b"half")
+    del file  # nobody closed it
+    try:
+        raise ZeroDivisionError
+    except ZeroDivisionError:
+        with fs.open("1/a", mode) as file:  # a save because of an exception is one
+            file.write(b"whole" if mode == "wb" else "whole")
+    assert dict(rope.load(1)) == {"a": b"whole"}
+
+
+def test_the_files_of_a_transaction_are_one_shard(rope):
+    fs = filesystem(rope)
+    with pytest.raises(ZeroDivisionError), fs.transaction:
+        fs.pipe("1/a", b"a")
+        1 / 0  # noqa: B018
+    assert not fs.exists("1")
+    with pytest.raises(ropeteam.InvalidArgument, match="b is still open"), fs.transaction:
+        fs.pipe("1/a", b"a")
+        still = fs.open("1/b", "wb")
+    still.close()
+    assert not fs.exists("1/a")
+    with fs.transaction:
+        fs.pipe({"1/a": b"a", "2/x": b"x"})
+        with fs.open("1/.tmp", "wb") as file:
+            file.write(b"metadata")
+        fs.pipe("1/gone", b"gone")
+        assert fs.info("1/.tmp")["size"] == 8 and fs.find("1") == ["1/.tmp", "1/a", "1/gone"]
+        fs.mv("1/.tmp", "1/.metadata")
+        fs.rm("1/gone")
+        assert fs.find("1") == ["1/.metadata", "1/a"]
+    assert dict(rope.load(1)) == {"a": b"a", ".metadata": b"metadata"}
+    assert dict(rope.load(2)) == {"x": b"x"}
+    with pytest.raises(NotImplementedError):
+        fs.mv("1/a", "1/b")
+
+
+def test_without_a_client_the_process_s_own_is_taken(two):
+    with pytest.raises(ropeteam.InvalidArgument, match="2 clients are open"):
+        fsspec.filesystem("ropeteam", skip_instance_cache=True).ls("")
+    two[0].close()
+    fs = fsspec.filesystem("ropeteam", skip_instance_cache=True)
+    assert fs.client is two[1] and fs.cat("5/model.pt") == payload(1, 5_000_001)
+
+
+def test_torch_saves_and_loads(rope):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    fs = filesystem(rope)
+    state = {"w": torch.arange(300_000, dtype=torch.float32), "step": 3}
+    with fs.open("ropeteam://3/state.pt", "wb") as file:
+        torch.save(state, file)
+    with fs.open("ropeteam://3/state.pt") as file:
+        loaded = torch.load(file)
+    with fs.local_path("ropeteam://3/state.pt") as path:
+        mapped = torch.load(path, mmap=True)
+    for each in (loaded, mapped):
+        assert torch.equal(each["w"], state["w"]) and each["step"] == 3
+    with pytest.raises(FileNotFoundError), fs.local_path("3/none"):
+        pass
+
+
+def test_safetensors_saves_and_loads(rope):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    safetensors = pytest.importorskip("safetensors", reason="safetensors is not installed")
+    safetensors_torch = pytest.importorskip("safetensors.torch")
+    fs = filesystem(rope)
+    weight = torch.randn(100, 7)
+    fs.pipe("1/model.safetensors", safetensors_torch.save({"w": weight}))
+    assert torch.equal(safetensors_torch.load(fs.cat("1/model.safetensors"))["w"], weight)
+    with fs.local_path("1/model.safetensors") as path, safetensors.safe_open(path, "pt") as file:
+        assert torch.equal(file.get_tensor("w"), weight)
+
+
+def test_pandas_saves_and_loads(rope):
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    frame = pandas.DataFrame({"loss": [0.5, 0.25], "step": [1, 2]})
+    options = {"client": rope}
+    frame.to_csv("ropeteam://1/log.csv", index=False, storage_options=options)
+    assert pandas.read_csv("ropeteam://1/log.csv", storage_options=options).equals(frame)
+    frame.to_pickle("ropeteam://2/log.pkl.gz", storage_options=options)
+    assert pandas.read_pickle("ropeteam://2/log.pkl.gz", storage_options=options).equals(frame)
+
+
+def test_dcp_s_own_fsspec_writer_and_reader(rope, tmp_path):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    from torch.distributed import checkpoint as dcp
+    from torch.distributed.checkpoint import FileSystemReader
+    from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
+
+    fs = filesystem(rope)
+    state = {"w": torch.randn(1000, 70), "nested": {"step": 4, "b": torch.arange(5)}}
+
+    def fresh():
+        return {"w": torch.zeros(1000, 70), "nested": {"step": 0, "b": torch.zeros(5, dtype=torch.int64)}}
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of no process group
+        with fs.transaction:
+            writer = FsspecWriter("ropeteam://4", sync_files=False, thread_count=2, client=rope, timeout=WAIT_S)
+            dcp.save(state, storage_writer=writer, no_dist=True)
+        assert fs.ls("4", detail=False) == ["4/.metadata", "4/__0_0.distcp", "4/__0_1.distcp"]
+        rope.wait(4, Level.COMMITTED)
+        ropeteam.export(4, tmp_path, socket=rope.socket)
+        (exported,) = tmp_path.glob("*/step-*")
+        readers = [FsspecReader("ropeteam://4", client=rope, timeout=WAIT_S), FileSystemReader(exported)]
+        for reader in readers:
+            loaded = fresh()
+            dcp.load(loaded, storage_reader=reader, no_dist=True)
+            assert torch.equal(loaded["w"], state["w"]) and loaded["nested"]["step"] == 4
+            assert torch.equal(loaded["nested"]["b"], state["nested"]["b"])
