@@ -201,9 +201,9 @@ class Client:
         persist: bool = False,
         wait: Level | None = None,
         timeout: float = DEFAULT_TIMEOUT,
-    ) -> None:
+    ) -> int:
         """Saves this rank's shard of `step`: when it returns the shard is LOCAL and the sources are the
-        caller's again.
+        caller's again. The number of bytes that were saved.
 
         Values are tensors (CPU or CUDA, any dtype and shape; of a DTensor, this rank's part), buffers (bytes,
         bytearray, memoryview, numpy arrays: their bytes alone), or JSON values (dict with str keys, list,
@@ -244,6 +244,7 @@ class Client:
             self.persist(step, timeout)
         if wait is not None and wait > Level.LOCAL:
             self.wait(step, wait, timeout)
+        return sum(lengths)
 
     def begin(self, step: int, *, bytes: int = 0, objects: int = 0) -> Save:
         """Begins a save to be filled piece by piece; see Save. `bytes` and `objects` are what is reserved

@@ -31,11 +31,14 @@ several optimizers by name the objects are optimizers/<optimizer> and optimizers
 
 from __future__ import annotations
 
+from ._checkpointer import Checkpointer, CheckpointStats
 from ._replicas import Piece, save_tensors
 from ._reshard import load_tensors
 from ._state import Loaded, load_state, open_distributed, save_state, training_state
 
 __all__ = [
+    "CheckpointStats",
+    "Checkpointer",
     "Loaded",
     "Piece",
     "load_state",

@@ -99,15 +99,16 @@ def save_state(
     persist: bool = False,
     wait: Level | None = None,
     timeout: float = DEFAULT_TIMEOUT,
-) -> None:
-    """Saves this rank's part of a training state as the shard of `step`; see Client.save() for errors.
+) -> int:
+    """Saves this rank's part of a training state as the shard of `step`; see Client.save() for errors and for what
+    it gives back.
 
     model, optimizer: one, or several by name, {"generator": g, "critic": c}.
     data: plain state of the caller's, e.g. its position in the data: what flatten() takes.
     rng: the random generators too. metadata: the step's, e.g. {"loss": loss.item()}.
     """
     state = parts(training_state(model, optimizer, data=data, rng=rng), client.rank)
-    client.save(step, state, metadata=metadata, persist=persist, wait=wait, timeout=timeout)
+    return client.save(step, state, metadata=metadata, persist=persist, wait=wait, timeout=timeout)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,556 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpointer: a training loop's checkpoints in three lines, and no error of theirs in the loop."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .._client import DEFAULT_TIMEOUT, Client, Level
+from .._errors import (
+    Aborted,
+    Code,
+    Corrupt,
+    DeadlineExceeded,
+    InvalidArgument,
+    NoSpace,
+    NotFound,
+    RopeteamError,
+    Stale,
+    Unsupported,
+    error_for,
+)
+from .._values import JsonValue
+from ._plain import flatten
+from ._state import Loaded, load_state, open_distributed, save_state
+
+_log = logging.getLogger("ropeteam")
+
+#: "skip" waits so long all the same: the room of a step that another rank has skipped is free by then.
+_SKIP_WAIT_S = 0.1
+#: A full arena without a save of this rank under way is not waited for longer.
+_IDLE_WAIT_S = 1.0
+#: "skip": after so many commits in a row twice as many steps are saved again.
+_COMMITS_BEFORE_FASTER = 4
+_STRIDE_MAX = 64
+#: So many steps below the newest are tried when it cannot be loaded, beside those on storage.
+_OLDER_TRIED = 8
+#: The same call would fail with an older step, too.
+_CALLERS_MISTAKE = (InvalidArgument, Unsupported, TypeError)
+
+
+@dataclass
+class CheckpointStats:
+    """What a Checkpointer has done so far, on this rank."""
+
+    saved: int = 0  # saves that are in this node's memory at least
+    skipped: int = 0  # "skip", "raise": there was no room; or there is no daemon
+    failed: int = 0  # saves that went wrong, and saved ones that will never be committed
+    blocked_s: float = 0.0  # seconds that the loop spent in step() and save()
+    bytes: int = 0  # of this rank's shards
+    committed: int | None = None  # the newest step known to be committed
+    last_error: str = ""
+
+
+class Checkpointer:
+    """Saves and restores what a training loop needs to go on as if it had not been interrupted.
+
+        ckpt = ropeteam.torch.Checkpointer(model=model, optimizer=optimizer, scheduler=scheduler)
+        for step in range(ckpt.load_latest(), steps):
+            ...
+            ckpt.step(step)
+        ckpt.finish()
+
+    A save that fails does not raise: it is logged as a warning (log "ropeteam"), counted in `stats`, and the
+    older committed steps are still there. The constructor and load_latest() do raise; under torch.distributed
+    they are collectives of the group, saving is not. A context manager: leaving it finishes; leaving it by an
+    exception closes without waiting. Not for two threads at once.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: Any,
+        optimizer: Any = None,
+        scheduler: Any = None,
+        dataloader: Any = None,
+        extra: Any = None,
+        memory_every: int = 1,
+        log_file: str | os.PathLike[str] | None = None,
+        when_full: str = "wait",
+        rng: bool = True,
+        required: bool = True,
+        client: Client | None = None,
+        group: Any = None,
+        timeout: float = DEFAULT_TIMEOUT,
+    ) -> None:
+        """Opens the store as this process's rank of torch.distributed; where that is not initialised as the
+        rank that RANK and WORLD_SIZE say, or as the only one.
+
+        model, optimizer, scheduler, dataloader: each one, or several by name, {"generator": g, "critic": c}.
+            Models are modules; all others have state_dict() and load_state_dict().
+        extra: one of those, or a dict whose values are such, or plain values: the dict's values of now are
+            saved, and set in the same dict by a load. {"epoch": 0, "ema": averaged_model}
+        memory_every: step(n) saves where n is a multiple of it.
+        log_file: gets a line of JSON for each save; "{rank}" in it is the rank.
+        when_full: what a save does that finds no room, because saves come faster than they are committed.
+            "wait": waits up to `timeout` seconds. "skip": the step is not saved, and from then on only every
+            second step (fourth, …) is, the same ones on every rank, until these are committed in time again.
+            "raise": NoSpace, the only error that step() raises.
+        rng: torch's, Python's and numpy's random generators, too.
+        required: without a daemon on every rank: True: Unavailable. False: one warning, and every rank trains
+            without checkpoints.
+        client: an open one to use, which stays open. group: whose ranks these are; the default group without
+            it. timeout: seconds that opening, a wait for room, and each read of a load may take.
+
+        Unavailable: no daemon. InvalidArgument: a value makes no sense. TypeError: a part of the state cannot
+        be saved. Others: see Client.
+        """
+        if memory_every < 1:
+            raise InvalidArgument(f"memory_every {memory_every}: at least 1 is needed")
+        if when_full not in ("wait", "skip", "raise"):
+            raise InvalidArgument(f'when_full {when_full!r}: "wait", "skip" or "raise" is needed')
+        self.stats = CheckpointStats()
+        self.loaded: Loaded | None = None  # what load_latest() found
+        self._model = _checked_models(model)
+        self._optimizer, others = _split_optimizers(optimizer)
+        self._others = {"optimizer": others, "scheduler": scheduler, "dataloader": dataloader, "extra": extra}
+        self._memory_every, self._when_full, self._rng = memory_every, when_full, rng
+        self._group, self._timeout = group, timeout
+        self._pending: list[int] = []  # saved and not known to be committed, oldest first
+        self._stride, self._commits_in_a_row = 1, 0
+        self._failures_in_a_row, self._gave_up_waiting = 0, False
+        self._stale = self._finished = False
+        flatten(self._plain_state())  # TypeError now, not at every save
+        self._own = client is None
+        self._client = client
+        if client is None:
+            self._client = self._open(required)
+        self._rank = 0 if self._client is None else self._client.rank
+        self._incarnation = 0 if self._client is None else self._client.info().incarnation
+        self._log_path = None if log_file is None else os.fspath(log_file).replace("{rank}", str(self._rank))
+
+    # ---- loading
+
+    def load_latest(self) -> int:
+        """Restores the newest step that can be loaded, and gives the first step to run: the one after it, or
+        0 when nothing has been saved.
+
+        When a rank cannot load the newest step (its bytes are lost or damaged), all go back to the next older
+        one that all can load, with a warning. That needs torch.distributed where there is more than one rank.
+        What was loaded is in `loaded`; its data are `extra`.
+
+        Raises what Client.latest() and load_state() raise, of the newest step, when no step can be loaded.
+        The model's state is then undefined. A mistake of the caller's (another model) is raised at once.
+        """
+        if self._client is None:
+            return 0
+        candidates: list[int] = self._from_first(self._candidates)
+        errors: dict[int, RopeteamError] = {}
+        for step in candidates:
+            error = self._try_load(step)
+            if error is None:
+                if errors:
+                    _log.warning("step %d was loaded in place of step %d", step, candidates[0])
+                return step + 1
+            if isinstance(error, _CALLERS_MISTAKE) or (self._world() > 1 and not self._grouped()):
+                raise error
+            if not errors or not isinstance(
+                error, NotFound
+            ):  # most older numbers were never saved, or are gone
+                errors[step] = error
+                _log.warning("step %d cannot be loaded, an older one is tried: %s", step, error)
+        if not errors:
+            return 0
+        text = "; ".join(f"step {step}: {error}" for step, error in errors.items())
+        raise error_for(int(errors[candidates[0]].code), f"no step can be loaded: {text}")
+
+    def _candidates(self) -> list[int]:
+        """Steps to try, newest first. Empty: nothing was saved."""
+        assert self._client is not None
+        found = self._client.latest(self._timeout)
+        if found is None:
+            return []
+        older = {found.step - self._memory_every * (index + 1) for index in range(_OLDER_TRIED)}
+        try:
+            older.update(each.step for each in self._client.storage_steps() if not each.problem)
+        except RopeteamError:
+            pass  # most often the job has no storage; memory is tried all the same
+        return [found.step, *sorted((step for step in older if 0 <= step < found.step), reverse=True)]
+
+    def _try_load(self, step: int) -> RopeteamError | None:
+        """Loads `step` on every rank of the group; the first rank's error, when one cannot."""
+        assert self._client is not None
+        outcome: tuple[int, int, str] = (
+            0,
+            0,
+            "",
+        )  # what failed, and the life of the world that saved the shard
+        try:
+            options: dict[str, Any] = {"step": step, "rng": self._rng, "timeout": self._timeout}
+            loaded = load_state(self._client, self._model, self._optimizer, **options)
+            assert loaded is not None
+            saved = loaded.data
+            if not isinstance(saved, dict) or "incarnation" not in saved:
+                raise InvalidArgument(f"step {step} was not saved by a Checkpointer: use load_state()")
+            self._restore(saved)
+            outcome = (0, saved["incarnation"], "")
+            self.loaded = replace(loaded, data=saved.get("extra"))
+        except RopeteamError as error:
+            outcome = (int(error.code), 0, str(error))
+        except Exception as error:  # the program's own load_state_dict() raises anything
+            outcome = (int(Code.INVALID_ARGUMENT), 0, f"{type(error).__name__}: {error}")
+        outcomes = self._gather(outcome)
+        for rank, (code, _, text) in enumerate(outcomes):
+            if code != 0:
+                return error_for(code, f"rank {rank}: {text}" if len(outcomes) > 1 else text)
+        if len({incarnation for _, incarnation, _ in outcomes}) > 1:
+            return Corrupt(f"the ranks' shards of step {step} are of different lives of the world")
+        return None
+
+    def _restore(self, saved: Mapping[str, Any]) -> None:
+        for kind, target in self._others.items():
+            if target is None:
+                continue
+            if kind not in saved:
+                raise InvalidArgument(f"the step was saved without a {kind}")
+            if kind == "extra" and not _is_stateful(target):
+                _restore_extra(target, saved[kind])
+                continue
+            for name, each in _by_name(target).items():
+                state = saved[kind] if not isinstance(target, Mapping) else saved[kind].get(name)
+                if state is None:
+                    raise InvalidArgument(f"the step was saved without the {kind} {name!r}")
+                each.load_state_dict(state)
+
+    # ---- saving
+
+    def step(
+        self, step: int, *, metadata: Mapping[str, JsonValue] | None = None, persist: bool = False
+    ) -> bool:
+        """Says that training step `step` is done: saves it if it is due. Numbers must grow.
+
+        metadata, persist: as of Client.save(); a step that is to be persisted is due. True: it is saved, and
+        on its way to the other nodes. The tensors are the loop's again at return.
+        """
+        due = step % self._memory_every == 0
+        return (due or persist) and self._checked_save(step, metadata, persist, due=False)
+
+    def save(
+        self, step: int, *, metadata: Mapping[str, JsonValue] | None = None, persist: bool = False
+    ) -> bool:
+        """Saves `step` also where it is not due. All ranks must call it with the same step."""
+        return self._checked_save(step, metadata, persist, due=True)
+
+    def _checked_save(
+        self, step: int, metadata: Mapping[str, JsonValue] | None, persist: bool, due: bool
+    ) -> bool:
+        if self._finished:
+            raise InvalidArgument("this Checkpointer is finished")
+        begun = time.perf_counter()
+        bytes_before, refused = self.stats.bytes, None
+        try:
+            result = self._save(step, metadata, persist, due or persist)
+        except NoSpace as error:  # when_full="raise"
+            result, refused = "skipped", error
+        self.stats.skipped += result == "skipped"
+        seconds = time.perf_counter() - begun
+        self.stats.blocked_s += seconds
+        self._write_log(step, result, seconds, self.stats.bytes - bytes_before)
+        if refused is not None:
+            raise refused
+        return result == "saved"
+
+    def _save(self, step: int, metadata: Mapping[str, JsonValue] | None, persist: bool, due: bool) -> str:
+        """What became of it: "saved", "skipped" or "failed". due: "skip" does not thin it out."""
+        if self._client is None:
+            return "skipped"
+        try:
+            if self._stale:
+                raise Stale("the world has restarted without this process")
+            self._look()
+            if not due and step % (self._memory_every * self._stride) != 0:
+                return "skipped"
+            self.stats.bytes += self._when_there_is_room(lambda: self._put(step, metadata))
+            self.stats.saved += 1
+            self._pending.append(step)
+            if persist:
+                self._client.persist(step, self._timeout)
+        except NoSpace as error:
+            if self._when_full == "wait":
+                return self._failed(step, error)
+            self.stats.last_error = str(error)
+            if self._when_full == "raise":
+                raise
+            self._slower()
+            return "skipped"
+        except Exception as error:  # also the program's own state_dict(), which raises anything
+            return self._failed(step, error)
+        self._failures_in_a_row, self._gave_up_waiting = 0, False
+        return "saved"
+
+    def _put(self, step: int, metadata: Mapping[str, JsonValue] | None) -> int:
+        assert self._client is not None
+        data = self._plain_state()
+        return save_state(
+            self._client, step, self._model, self._optimizer, data=data, rng=self._rng, metadata=metadata
+        )
+
+    def _plain_state(self) -> dict[str, Any]:
+        """All but the models, the optimizers that torch knows, and the random generators."""
+        state: dict[str, Any] = {"incarnation": getattr(self, "_incarnation", 0)}
+        for kind, each in self._others.items():
+            if each is None:
+                continue
+            if _is_stateful(each):
+                state[kind] = each.state_dict()
+            elif isinstance(each, Mapping):
+                state[kind] = {name: _state_of(value, kind, name) for name, value in each.items()}
+            else:
+                what = f"a {type(each).__name__}"
+                raise TypeError(
+                    f"{kind} is {what}: it has no state_dict() and load_state_dict(), and is no dict"
+                )
+        return state
+
+    def _when_there_is_room(self, put: Callable[[], int]) -> int:
+        """put(), again and again while the arena is full, for as long as `when_full` allows."""
+        begun = time.monotonic()
+        limit = {"wait": self._timeout, "skip": _SKIP_WAIT_S, "raise": 0.0}[self._when_full]
+        if self._gave_up_waiting:
+            limit = 0.0  # a save has waited in vain: the next ones do not stop training as well
+        while True:
+            try:
+                return put()
+            except NoSpace:
+                waited = time.monotonic() - begun
+                left = (limit if self._pending else min(limit, _IDLE_WAIT_S)) - waited
+                if left <= 0:
+                    self._gave_up_waiting = self._when_full == "wait"
+                    raise
+                # A commit of an older save makes room. What other ranks and nodes do may as well.
+                self._look(min(left, 0.05))
+                if not self._pending:
+                    time.sleep(min(left, 0.01))
+
+    def _look(self, timeout: float = 0.0) -> None:
+        """Which saves are committed by now; waits for the oldest up to `timeout` seconds."""
+        assert self._client is not None
+        while self._pending:
+            step = self._pending[0]
+            try:
+                self._client.wait(step, Level.COMMITTED, timeout)
+            except DeadlineExceeded:
+                return
+            except (Aborted, NotFound) as error:  # a newer step has replaced it, or a rank lacks it
+                self._pending.pop(0)
+                self._never_committed(step, error)
+                continue
+            self._pending.pop(0)
+            self.stats.committed = step
+            self._faster()
+
+    def _never_committed(self, step: int, error: RopeteamError) -> None:
+        if self._when_full == "skip":
+            self._slower()
+        if not self._pending:  # else a newer one may still be, and this one is not missed
+            self._failed(step, error)
+
+    def _slower(self) -> None:
+        self._stride, self._commits_in_a_row = min(2 * self._stride, _STRIDE_MAX), 0
+
+    def _faster(self) -> None:
+        self._commits_in_a_row += 1
+        if self._commits_in_a_row >= _COMMITS_BEFORE_FASTER and self._stride > 1:
+            self._stride, self._commits_in_a_row = self._stride // 2, 0
+
+    def _failed(self, step: int, error: Exception) -> str:
+        self.stats.failed += 1
+        self.stats.last_error = str(error)
+        self._stale = self._stale or isinstance(error, Stale)
+        self._failures_in_a_row += 1
+        count = self._failures_in_a_row
+        if count & (count - 1) == 0:  # the 1st, 2nd, 4th, … in a row: not a line for each step
+            in_a_row = f" ({count} in a row)" if count > 1 else ""
+            _log.warning("step %d is not safe, training goes on%s: %s", step, in_a_row, error)
+        return "failed"
+
+    def _write_log(self, step: int, result: str, seconds: float, size: int) -> None:
+        if self._log_path is None:
+            return
+        line: dict[str, Any] = {"time": time.time(), "rank": self._rank, "step": step, "result": result}
+        line.update(blocked_s=round(seconds, 6), bytes=size, committed=self.stats.committed)
+        if result != "saved" and self.stats.last_error:
+            line["error"] = self.stats.last_error
+        try:
+            with open(self._log_path, "a") as file:
+                file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            self._log_path = None
+            _log.warning("the log file of checkpoints is not written any more: %s", error)
+
+    # ---- the end
+
+    def maybe_finalize(self, blocking: bool = False, timeout: float | None = None) -> bool:
+        """Looks at the saves that are under way: True when all have been committed, or never will be.
+
+        blocking: waits for that, up to `timeout` seconds (the constructor's when not given).
+        """
+        if self._client is None or self._client.closed:
+            return True
+        deadline = time.monotonic() + (self._timeout if timeout is None else timeout)
+        try:
+            self._look()
+            while blocking and self._pending and time.monotonic() < deadline:
+                self._look(deadline - time.monotonic())
+        except RopeteamError as error:  # the daemon is gone
+            self._failed(self._pending[-1], error)
+            self._pending.clear()
+        return not self._pending
+
+    def finish(self, timeout: float | None = None) -> int | None:
+        """Waits until the last save is committed, and closes. The newest committed step; None: there is none.
+
+        A save that is not committed in time is a warning. Finishing twice is fine.
+        """
+        if not self._finished and not self.maybe_finalize(blocking=True, timeout=timeout):
+            self._failed(
+                self._pending[-1], DeadlineExceeded("it is saved, and was not committed before the end")
+            )
+        self.close()
+        return self.stats.committed
+
+    def close(self) -> None:
+        """Closes without waiting. A client that was given stays open."""
+        self._finished = True
+        if self._own and self._client is not None:
+            self._client.close()
+
+    def __enter__(self) -> Checkpointer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.finish()
+        else:
+            self.close()
+
+    def __repr__(self) -> str:
+        return f"Checkpointer(rank={self._rank}, {asdict(self.stats)})"
+
+    # ---- the group
+
+    def _grouped(self) -> bool:
+        return bool(dist.is_available() and dist.is_initialized())
+
+    def _world(self) -> int:
+        return 1 if self._client is None else self._client.info().world_size
+
+    def _gather(self, value: Any) -> list[Any]:
+        """What each rank gives, on every rank. A collective."""
+        if not self._grouped():
+            return [value]
+        values: list[Any] = [None] * dist.get_world_size(self._group)
+        dist.all_gather_object(values, value, group=self._group)
+        return values
+
+    def _from_first(self, make: Callable[[], Any]) -> Any:
+        """What make() gives on rank 0, or raises there, on every rank. A collective."""
+        made: tuple[Any, int, str] = (None, 0, "")
+        if not self._grouped() or dist.get_rank(self._group) == 0:
+            try:
+                made = (make(), 0, "")
+            except RopeteamError as error:
+                made = (None, int(error.code), str(error))
+        value, code, text = self._gather(made)[0]
+        if code != 0:
+            raise error_for(code, text)
+        return value
+
+    def _open(self, required: bool) -> Client | None:
+        """The client of every rank, or of none."""
+        client: Client | None = None
+        failed: tuple[int, str] | None = None
+        try:
+            client = self._open_here()
+        except RopeteamError as error:
+            missing = "ROPETEAM_SOCKET" not in os.environ
+            failed = (int(Code.UNAVAILABLE if missing else error.code), str(error))
+        outcomes = self._gather(failed)
+        for rank, each in enumerate(outcomes):
+            if each is None:
+                continue
+            if client is not None:
+                client.close()
+            code, text = each
+            where = f"rank {rank}: " if len(outcomes) > 1 else ""
+            if not required:
+                _log.warning("training goes on without checkpoints: %s%s", where, text)
+                return None
+            if code == Code.UNAVAILABLE:
+                text += "; start the program with `ropeteam run -- …`, or give required=False"
+            raise error_for(code, f"{where}{text}")
+        return client
+
+    def _open_here(self) -> Client:
+        if self._grouped():
+            return open_distributed(group=self._group, timeout=self._timeout)
+        if "WORLD_SIZE" in os.environ:
+            return Client(timeout=self._timeout)
+        return Client(rank=0, world_size=1, timeout=self._timeout)
+
+
+def _is_stateful(value: Any) -> bool:
+    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
+
+
+def _by_name(value: Any) -> dict[str, Any]:
+    return dict(value) if isinstance(value, Mapping) else {"": value}
+
+
+def _checked_models(model: Any) -> Any:
+    for name, each in _by_name(model).items():
+        if not isinstance(each, torch.nn.Module):
+            raise TypeError(
+                f"model {name!r} is a {type(each).__name__}, not a torch.nn.Module: give it as extra"
+            )
+    return model
+
+
+def _split_optimizers(optimizer: Any) -> tuple[Any, Any]:
+    """Those whose state is saved by the names of the model's parameters, and those of other libraries."""
+    if optimizer is None or isinstance(optimizer, torch.optim.Optimizer):
+        return optimizer, None
+    if not isinstance(optimizer, Mapping):
+        return None, optimizer
+    known = {name: each for name, each in optimizer.items() if isinstance(each, torch.optim.Optimizer)}
+    others = {name: each for name, each in optimizer.items() if name not in known}
+    return known or None, others or None
+
+
+def _state_of(value: Any, kind: str, name: str) -> Any:
+    if _is_stateful(value):
+        return value.state_dict()
+    if kind == "extra":
+        return value
+    what = f"a {type(value).__name__}"
+    raise TypeError(f"{kind} {name!r} is {what}: it has no state_dict() and load_state_dict()")
+
+
+def _restore_extra(target: Any, saved: Mapping[str, Any]) -> None:
+    for name, value in saved.items():
+        if name in target and _is_stateful(target[name]):
+            target[name].load_state_dict(value)
+        else:
+            target[name] = value

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpointer against real daemons: killed training goes on to the bit; a full arena stops none."""
+
+from __future__ import annotations
+
+import mmap
+import re
+import struct
+import subprocess
+
+import pytest
+from harness import WAIT_S, environment, wait_until
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+STANDALONE = ["torchrun", "--standalone", "--nproc-per-node", "2"]
+
+# Two models at once, with dropout, schedulers, a reader with a position, and random numbers of Python and numpy:
+# whatever is not restored shows in the losses.
+TRAIN = """
+import os, pathlib, random, signal, sys
+import numpy, torch
+from torch.nn.parallel import DistributedDataParallel
+import ropeteam.torch
+
+out, steps, kill_at = pathlib.Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+torch.set_num_threads(1)
+torch.distributed.init_process_group("gloo")
+rank = torch.distributed.get_rank()
+for seed in (torch.manual_seed, random.seed, numpy.random.seed):
+    seed(5 + rank)
+
+class Reader:
+    position = 0
+    def next(self):
+        self.position += 1
+        return torch.sin(torch.arange(24.0) * self.position + rank).view(3, 8)
+    def state_dict(self):
+        return {"position": self.position}
+    def load_state_dict(self, state):
+        self.position = state["position"]
+
+models = {
+    "encoder": DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.4))),
+    "decoder": DistributedDataParallel(torch.nn.Linear(8, 8)),
+}
+optimizers = {
+    "encoder": torch.optim.AdamW(models["encoder"].parameters(), lr=0.05),
+    "decoder": torch.optim.SGD(models["decoder"].parameters(), lr=0.05, momentum=0.9),
+}
+schedulers = {name: torch.optim.lr_scheduler.MultiStepLR(each, [3, 6]) for name, each in optimizers.items()}
+reader = Reader()
+with ropeteam.torch.Checkpointer(
+    model=models, optimizer=optimizers, scheduler=schedulers, dataloader=reader, log_file=out / "log.{rank}"
+) as ckpt:
+    start = ckpt.load_latest()
+    print(f"rank {rank} begins with step {start}", flush=True)
+    for step in range(start, steps):
+        noise = random.random() + numpy.random.rand()
+        loss = (models["decoder"](models["encoder"](reader.next())) - noise).square().mean()
+        loss.backward()
+        if step == kill_at and rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        for name in models:
+            optimizers[name].step()
+            optimizers[name].zero_grad()
+            schedulers[name].step()
+        with open(out / f"loss.{rank}", "a") as file:
+            file.write(f"{step} {loss.item().hex()}\\n")
+        assert ckpt.step(step), ckpt
+    assert ckpt.finish() == steps - 1 and ckpt.stats.failed == 0, ckpt
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_a_killed_rank_changes_no_loss(run_ropeteam, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN)
+    losses = {}
+    for name, kills in (("whole", [-1]), ("killed", [4, -1])):
+        out = tmp_path / name
+        out.mkdir()
+        begins = []
+        for kill in kills:
+            done = run_ropeteam(
+                *STANDALONE, str(script), str(out), "8", str(kill),
+                options=["--job", name, "--node", name], GLOO_SOCKET_IFNAME="lo",
+            )  # fmt: skip
+            assert (done.returncode == 0) == (kill < 0), done.stderr[-4000:]
+            begins += re.findall(r"rank 0 begins with step (\d+)", done.stdout)
+        assert begins == ["0", "4"][: len(kills)]
+        # Rank 0 may have finished the step in which rank 1 died, and compute it again: the same loss.
+        losses[name] = [sorted(set((out / f"loss.{rank}").read_text().splitlines())) for rank in range(2)]
+        assert [len(each) for each in losses[name]] == [8, 8]
+    assert losses["killed"] == losses["whole"]
+
+
+def test_a_full_arena_does_not_stop_training(cluster, caplog):
+    """Saves wait for a second copy, and the node that takes them is away."""
+    import ropeteam
+    import torch
+    from ropeteam.torch import Checkpointer
+
+    nodes = cluster(2, memory="64M")
+    model = torch.nn.Linear(1024, 2048)  # 8 MiB
+    with nodes[0].open(0, 1, "life") as rope:
+        strict = Checkpointer(model=model, client=rope, when_full="raise")
+        assert strict.step(0) and strict.maybe_finalize(blocking=True, timeout=60)
+        nodes[1].kill()
+        step = 1
+        with pytest.raises(ropeteam.NoSpace, match="needed"):
+            while strict.step(step):
+                step += 1
+        assert step > 3 and strict.stats.skipped == 1
+
+        skipping = Checkpointer(model=model, client=rope, when_full="skip")
+        assert not any(skipping.step(step) for step in range(step, step + 20))
+        assert (skipping.stats.saved, skipping.stats.skipped, skipping.stats.failed) == (0, 20, 0)
+
+        waiting = Checkpointer(model=model, client=rope, timeout=0.3)
+        assert not any(waiting.step(step) for step in range(step + 20, step + 40))
+        assert waiting.stats.failed == 20 and waiting.stats.blocked_s < 10
+        assert "is not safe, training goes on" in caplog.text
+
+        nodes[1].start()  # the same loop saves again by itself
+        with torch.no_grad():
+            model.weight.add_(1)
+        steps = iter(range(step + 40, 10**9))
+        wait_until(lambda: waiting.step(next(steps)), "room")
+        newest = waiting.finish(60)
+        assert newest == next(steps) - 1
+        other = torch.nn.Linear(1024, 2048)
+        assert Checkpointer(model=other, client=rope).load_latest() == newest + 1
+        assert torch.equal(other.weight, model.weight)
+
+
+RESUME = """
+import logging, sys
+import torch
+import ropeteam.torch
+
+logging.basicConfig(format="%(message)s", stream=sys.stdout)
+torch.distributed.init_process_group("gloo")
+rank = torch.distributed.get_rank()
+weights = torch.nn.Linear(1000, 250, bias=False)
+ckpt = ropeteam.torch.Checkpointer(model=weights)
+start = ckpt.load_latest()
+value = weights.weight[0, 0].item() if start else 0
+print(f"rank {rank} begins with step {start}, value {value}", flush=True)
+for step in range(start, start + 2):
+    torch.nn.init.constant_(weights.weight, 100 * rank + step)
+    assert ckpt.step(step)
+assert ckpt.finish() == start + 1
+"""
+
+
+def test_ranks_agree_on_the_step_that_all_can_load(cluster, tmp_path):
+    """Rank 1's bytes of the newest step are damaged where they are: both ranks load the one before."""
+    (node,) = cluster(1).nodes
+    script = tmp_path / "resume.py"
+    script.write_text(RESUME)
+
+    def run() -> str:
+        done = subprocess.run(
+            [*STANDALONE, str(script)], env=environment(ROPETEAM_SOCKET=node.socket, GLOO_SOCKET_IFNAME="lo"),
+            capture_output=True, text=True, timeout=3 * WAIT_S,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-4000:]
+        return done.stdout
+
+    assert "rank 0 begins with step 0" in run()
+    of_rank_1 = struct.pack("<f", 101.0) * 200_000
+    with open(next(node.arena.glob("*.arena")), "r+b") as file, mmap.mmap(file.fileno(), 0) as arena:
+        begin = arena.find(of_rank_1)
+        assert begin >= 0 and arena.find(of_rank_1, begin + len(of_rank_1)) == -1
+        arena[begin + 1000] ^= 1
+    told = run()
+    for rank in range(2):
+        assert f"rank {rank} begins with step 1, value {100.0 * rank}" in told
+    assert "step 1 cannot be loaded, an older one is tried: rank 1: " in told
+    assert "step 0 was loaded in place of step 1" in told
