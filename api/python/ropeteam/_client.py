@@ -564,8 +564,7 @@ class Save:
 
     def _put_sources(self, name: str, sources: Sequence[Source], info: ObjectInfo, background: bool) -> None:
         self._check_name(name)
-        lib = library()
-        handle = self._use()
+        self._use()
         if info.at is not None:
             self._infos[name] = info
             return
@@ -581,9 +580,16 @@ class Save:
             elif memory.stream is not None:
                 memory.stream.synchronize()  # the library waits for torch's default stream, not for others
             fields.extend((memory.address or 0, memory.length, stream, flags))
-        parts = (_native.Part * len(memories)).from_buffer(fields)
-        lib.check(lib.save_put_parts(handle.pointer, encode_name(name), parts, len(memories)))
+        self._put_fields(name, fields, info)
         self._lent += lent
+
+    def _put_fields(self, name: str, fields: array.array[int], info: ObjectInfo) -> None:
+        """The object's parts as the library takes them, four numbers each. The caller holds the memory."""
+        lib = library()
+        handle = self._use()
+        count = len(fields) // 4
+        parts = (_native.Part * count).from_buffer(fields)
+        lib.check(lib.save_put_parts(handle.pointer, encode_name(name), parts, count))
         self._infos[name] = info
 
     def _put(self, name: str, value: bytes) -> None:
