@@ -141,7 +141,7 @@ def test_readme_s_lines_run_as_typed_in_the_virtual_environment(own_store):
     )
     assert done.returncode == 0, done.stderr
     assert sorted(re.findall(r"rank (\d): steps 1 to 10", done.stdout)) == ["0", "1"], done.stdout
-    assert "not safe" not in done.stdout
+    assert "not safe" not in done.stdout + done.stderr
 
 
 def test_an_installation_saves_with_nothing_in_the_environment(prefix, own_store, tmp_path):
@@ -220,7 +220,7 @@ def test_readme_s_example_and_fsspec_work_from_a_wheel(wheel_python, own_store, 
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert sorted(re.findall(r"rank (\d): steps 1 to 10", done.stdout)) == ["0", "1"], done.stdout
-    assert "not safe" not in done.stdout
+    assert "not safe" not in done.stdout + done.stderr
     # fsspec comes with torch.
     done = run(
         str(wheel_python.with_name("ropeteam")), "run", "--job", "files", "--", str(wheel_python), "-c", SAVE_A_FILE,

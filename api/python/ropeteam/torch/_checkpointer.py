@@ -26,6 +26,7 @@ from .._errors import (
     NotFound,
     RopeteamError,
     Stale,
+    Unavailable,
     Unsupported,
     error_for,
 )
@@ -343,18 +344,21 @@ class Checkpointer:
                     time.sleep(min(left, 0.01))
 
     def _look(self, timeout: float = 0.0) -> None:
-        """Which saves are committed by now; waits for the oldest up to `timeout` seconds."""
+        """Which saves are committed by now, waiting for it up to `timeout` seconds."""
         assert self._client is not None
+        deadline = time.monotonic() + timeout
         while self._pending:
             step = self._pending[0]
             try:
-                self._client.wait(step, Level.COMMITTED, timeout)
+                self._client.wait(step, Level.COMMITTED, max(0.0, deadline - time.monotonic()))
             except DeadlineExceeded:
                 return
             except (Aborted, NotFound) as error:  # a newer step has replaced it, or a rank lacks it
                 self._pending.pop(0)
                 self._never_committed(step, error)
                 continue
+            except Unavailable:  # the daemon is gone, or was; the next save tries to reach it
+                return
             self._pending.pop(0)
             self.stats.committed = step
             self._faster()
@@ -403,16 +407,17 @@ class Checkpointer:
     def maybe_finalize(self, blocking: bool = False, timeout: float | None = None) -> bool:
         """Looks at the saves that are under way: True when all have been committed, or never will be.
 
-        blocking: waits for that, up to `timeout` seconds (the constructor's when not given).
+        blocking: waits for that, up to `timeout` seconds (the constructor's when not given); where the newest
+            save has failed, a second at most.
         """
         if self._client is None or self._client.closed:
             return True
-        deadline = time.monotonic() + (self._timeout if timeout is None else timeout)
+        limit = self._timeout if timeout is None else timeout
+        if self._failures_in_a_row:
+            limit = min(limit, _IDLE_WAIT_S)
         try:
-            self._look()
-            while blocking and self._pending and time.monotonic() < deadline:
-                self._look(deadline - time.monotonic())
-        except RopeteamError as error:  # the daemon is gone
+            self._look(limit if blocking else 0.0)
+        except RopeteamError as error:
             self._failed(self._pending[-1], error)
             self._pending.clear()
         return not self._pending

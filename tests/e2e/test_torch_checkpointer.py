@@ -134,6 +134,24 @@ def test_a_full_arena_does_not_stop_training(cluster, caplog):
         assert torch.equal(other.weight, model.weight)
 
 
+def test_a_daemon_that_is_gone_and_comes_back_is_used_again(cluster, caplog):
+    import torch
+    from ropeteam.torch import Checkpointer
+
+    (node,) = cluster(1).nodes
+    with node.open(0, 1, "life") as rope:
+        ckpt = Checkpointer(model=torch.nn.Linear(2, 2), client=rope)
+        assert ckpt.step(0)  # of which it does not hear whether it was committed
+        node.kill()
+        assert not ckpt.step(1) and not ckpt.step(2)
+        node.start()
+        steps = iter(range(3, 10**9))
+        wait_until(lambda: ckpt.step(next(steps)), "a save")
+        newest = ckpt.finish()
+        assert newest == next(steps) - 1 and ckpt.stats.saved == 2
+        assert caplog.text.count("daemon") >= 2
+
+
 RESUME = """
 import logging, sys
 import torch
