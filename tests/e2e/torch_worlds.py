@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank of six for test_torch_state.py. It saves and loads as a rank of worlds of other sizes and layouts.
- torchrun torch_worlds.py CASE SOCKET… runs a case; rank r is on the node of socket r modulo their number.
+
+torchrun torch_worlds.py CASE,CASE… SOCKET… runs cases; rank r is on the node of socket r modulo their number.
 Each world is a process group of the first ranks. Ranks that are not in it go through its mesh's making
 alone."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 import traceback
 
 import ropeteam.torch as rt
 import torch
 import torch.distributed as dist
-from ropeteam import Level
+from ropeteam import Aborted, Level
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -133,11 +135,81 @@ def reshard() -> None:
             print("good", layout, *shape, flush=True)
 
 
+def stored(client, step: int) -> int:
+    """Bytes of model and optimizer that this rank saved."""
+    with client.view(step) as view:
+        return sum(view.length(name) for name in view if name.startswith(("model/", "optimizer/")))
+
+
+def replicas() -> None:
+    """Prints for each layout what the ranks stored together, and what the whole state is."""
+    reference: list = [None]
+    for number, (layout, shape) in enumerate([("ddp", (4,)), ("hsdp", (2, 2)), ("tp", (4,)), ("ddp", (4,))]):
+        mesh = mesh_of(*shape, names=("dp", "tp")[: len(shape)])
+        model, optimizer = make(layout, mesh, seed=7)
+        with opened(mesh_group := dist.new_group(range(4))) as client:
+            if rt.load_state(client, model, optimizer) is not None:
+                equal(everything(model, optimizer), reference[0])
+            train(model, optimizer, 1)
+            saves(client, 2 * number + 1, model, optimizer)
+            reference = [everything(model, optimizer)]
+            saves(client, 2 * number + 2, model, optimizer)  # which looks at what became of the first
+            sizes = [None] * 4
+            dist.all_gather_object(sizes, stored(client, 2 * number + 2), group=mesh_group)
+            once = sum(each.numel() * each.element_size() for each in reference[0].values())
+            buffers = 3 * 12  # each rank's own
+            if dist.get_rank() == 0:
+                print("stored", layout, *sizes, "whole", once + buffers, flush=True)
+
+
+def differ() -> None:
+    """Of rank 2 one number differs from its replica's. Prints the committed steps, and the warnings."""
+    for number, (layout, shape) in enumerate([("hsdp", (2, 2))]):
+        mesh = mesh_of(*shape, names=("dp", "tp")[: len(shape)])
+        model, optimizer = make(layout, mesh, seed=7)
+        with torch.no_grad():
+            first = next(model.parameters())
+            (first.to_local() if isinstance(first, DTensor) else first).view(-1)[:1] += dist.get_rank() == 2
+        with opened(dist.new_group(range(4))) as client, warnings_of("ropeteam") as warned:
+            committed = []
+            for step in range(101 + 10 * number, 104 + 10 * number):
+                rt.save_state(client, step, model, optimizer)
+                try:
+                    client.wait(step, Level.COMMITTED, 60)
+                    committed.append(step)
+                except Aborted as error:
+                    assert "do not agree" in str(error), error
+                dist.barrier()
+            before = [each.clone() for each in model.state_dict().values()]
+            rt.load_state(client, model, optimizer, step=step)
+            for one, other in zip(before, model.state_dict().values()):
+                assert (
+                    torch.equal(one.to_local(), other.to_local())
+                    if isinstance(one, DTensor)
+                    else one.equal(other)
+                )
+            said = [None] * 4
+            dist.all_gather_object(said, (committed, len(warned)))
+            if dist.get_rank() == 0:
+                print("differ", layout, said, flush=True)
+
+
+@contextlib.contextmanager
+def warnings_of(name: str):
+    warned: list[logging.LogRecord] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = warned.append
+    logging.getLogger(name).addHandler(handler)
+    yield warned
+    logging.getLogger(name).removeHandler(handler)
+
+
 def main() -> None:
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     try:
-        globals()[sys.argv[1]]()
+        for case in sys.argv[1].split(","):
+            globals()[case]()
     except BaseException:  # in one piece: the other ranks' texts come between the lines otherwise
         sys.stdout.write(f"rank {dist.get_rank()}: {traceback.format_exc()}")
         raise

@@ -71,8 +71,17 @@ def test_parts_of_any_layout_are_copied_out_of_any_other(seed):
 # ---- over the fake library
 
 
-def ranks(count):
-    return [ropeteam.open(rank=rank, world_size=count) for rank in range(count)]
+@pytest.fixture
+def ranks(fake):
+    clients = []
+
+    def opened(count):
+        clients.extend(ropeteam.open(rank=rank, world_size=count) for rank in range(count))
+        return clients[-count:]
+
+    yield opened
+    for client in clients:
+        client.close()
 
 
 def pieces(whole, count, rank, dimension=0):
@@ -83,7 +92,7 @@ def pieces(whole, count, rank, dimension=0):
 
 
 @pytest.fixture
-def saved_by_four(fake):
+def saved_by_four(ranks):
     whole = torch.randn(10, 6)
     for client in ranks(4):
         rt.save_tensors(
@@ -94,7 +103,7 @@ def saved_by_four(fake):
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 6])
 @pytest.mark.parametrize("dimension", [0, 1])
-def test_pieces_load_on_any_number_of_ranks(saved_by_four, count, dimension):
+def test_pieces_load_on_any_number_of_ranks(ranks, saved_by_four, count, dimension):
     for client in ranks(count):
         into = pieces(torch.zeros(10, 6), count, client.rank, dimension)
         into["same"] = torch.zeros(2)
@@ -103,7 +112,7 @@ def test_pieces_load_on_any_number_of_ranks(saved_by_four, count, dimension):
         assert torch.equal(into["same"], torch.ones(2))
 
 
-def test_the_same_layout_looks_at_no_other_shard(saved_by_four, monkeypatch):
+def test_the_same_layout_looks_at_no_other_shard(ranks, saved_by_four, monkeypatch):
     seen = []
     view = ropeteam.Client.view
     monkeypatch.setattr(
@@ -114,7 +123,7 @@ def test_the_same_layout_looks_at_no_other_shard(saved_by_four, monkeypatch):
     assert [each[:2] for each in seen] == [(1, 2)]
 
 
-def test_a_target_that_is_not_contiguous_is_filled(saved_by_four):
+def test_a_target_that_is_not_contiguous_is_filled(ranks, saved_by_four):
     target = torch.zeros(6, 10).t()
     rt.load_tensors(ranks(1)[0], {"w": target})
     assert torch.equal(target, saved_by_four)
@@ -131,14 +140,14 @@ def test_a_target_that_is_not_contiguous_is_filled(saved_by_four):
         (torch.zeros(10, 6).int(), ropeteam.InvalidArgument, "the target is int32"),
     ],
 )
-def test_targets_that_do_not_fit_change_nothing(saved_by_four, target, error, says):
+def test_targets_that_do_not_fit_change_nothing(ranks, saved_by_four, target, error, says):
     other = torch.zeros(2)
     with pytest.raises(error, match=says):
         rt.load_tensors(ranks(1)[0], {"same": other, "w": target})
     assert not other.any()
 
 
-def test_what_nobody_saved_is_missing(saved_by_four):
+def test_what_nobody_saved_is_missing(ranks, saved_by_four):
     client, other = ranks(1)[0], torch.zeros(2)
     with pytest.raises(ropeteam.NotFound, match="no rank of step 1 saved .'new'.") as raised:
         rt.load_tensors(client, {"same": other, "new": torch.zeros(1)})
@@ -147,7 +156,7 @@ def test_what_nobody_saved_is_missing(saved_by_four):
     assert other.all()
 
 
-def test_a_part_that_nobody_saved_is_named(fake):
+def test_a_part_that_nobody_saved_is_named(ranks):
     client = ranks(1)[0]
     rt.save_tensors(client, 1, {"w": rt.Piece(torch.ones(4), [10], [3])})
     with pytest.raises(ropeteam.NotFound, match=r"begins at \(0,\), of size \(3,\)"):
@@ -155,12 +164,12 @@ def test_a_part_that_nobody_saved_is_named(fake):
 
 
 @pytest.mark.parametrize(("shape", "offsets"), [([4], [1]), ([4], [0, 0]), ([4], [-1])])
-def test_a_piece_outside_its_tensor_is_refused(fake, shape, offsets):
+def test_a_piece_outside_its_tensor_is_refused(ranks, shape, offsets):
     with pytest.raises(ropeteam.InvalidArgument, match="lies outside"):
         rt.save_tensors(ranks(1)[0], 1, {"w": rt.Piece(torch.ones(4), shape, offsets)})
 
 
-def test_tied_tensors_are_saved_once_and_load_untied(fake):
+def test_tied_tensors_are_saved_once_and_load_untied(ranks):
     client = ranks(1)[0]
     weight = torch.randn(8, 4)
     rt.save_tensors(client, 1, {"head": weight, "embed": weight, "row": weight[0]})
@@ -192,7 +201,7 @@ def stage(first, last):
     return model, optimizer
 
 
-def test_pipeline_stages_load_as_fewer_more_and_none(fake):
+def test_pipeline_stages_load_as_fewer_more_and_none(ranks):
     before = [stage(first, first + 2) for first in (0, 2, 4)]
     for client, (model, optimizer) in zip(ranks(3), before):
         rt.save_state(client, 1, model, optimizer)
@@ -212,7 +221,7 @@ def test_pipeline_stages_load_as_fewer_more_and_none(fake):
                 assert optimizer.state[parameter]["step"] == 1
 
 
-def test_a_whole_model_loads_as_stages_only_when_told(fake):
+def test_a_whole_model_loads_as_stages_only_when_told(ranks):
     model, optimizer = stage(0, 4)
     rt.save_state(ranks(1)[0], 1, model, optimizer)
     part = Stage(2, 4)
@@ -224,7 +233,7 @@ def test_a_whole_model_loads_as_stages_only_when_told(fake):
     assert torch.equal(part.layers["3"].weight, model.layers["3"].weight)
 
 
-def test_keys_that_differ_are_ignored_when_told(fake):
+def test_keys_that_differ_are_ignored_when_told(ranks):
     model, optimizer = stage(0, 2)
     client = ranks(1)[0]
     rt.save_state(client, 1, model, optimizer)
@@ -237,7 +246,7 @@ def test_keys_that_differ_are_ignored_when_told(fake):
     assert torch.equal(other.layers["2"].weight, kept)
 
 
-def test_version_1_of_the_index_still_loads(fake, monkeypatch):
+def test_version_1_of_the_index_still_loads(ranks, monkeypatch):
     from ropeteam import _values
 
     model, optimizer = stage(0, 2)
@@ -267,7 +276,7 @@ def test_version_1_of_the_index_still_loads(fake, monkeypatch):
     )
 
 
-def test_lbfgs_counters_and_numpy_integers_are_saved(fake):
+def test_lbfgs_counters_and_numpy_integers_are_saved(ranks):
     numpy = pytest.importorskip("numpy")
     client = ranks(1)[0]
     model = Stage(0, 1)
@@ -306,7 +315,7 @@ class Counting(torch.nn.Module):
         self.seen = state
 
 
-def test_a_models_extra_state_comes_back(fake):
+def test_a_models_extra_state_comes_back(ranks):
     client = ranks(1)[0]
     model = torch.nn.Sequential(Counting(), torch.nn.Linear(2, 2))
     model[0].seen = {"rows": (3, 4), "last": torch.ones(2)}

@@ -11,9 +11,10 @@ tensor's dtype and shape, that a value was JSON) stands in one small JSON object
 Objects that are not in it are plain bytes, so a shard saved from C loads as bytes and a shard saved here
 reads in C. Nothing is pickled: a checkpoint cannot run code.
 
-Of a tensor that is a part of a larger one, "global" is the shape of the whole, and "runs" says which part: for each
-dimension the indexes as start, length, start, length, …. An entry with "at": [rank, name] has no object here: that rank
-saved the same bytes under that name. Version 1 had none of the three, and no "world_size".
+Of a tensor that is a part of a larger one, "global" is the shape of the whole, and "runs" says which part:
+for each dimension the indexes as start, length, start, length, …. An entry with "at": [rank, name] has no
+object here: that rank saved the same bytes under that name. "sum" is of bytes that several ranks have: they
+compare it. Version 1 had none of the four, and no "world_size".
 """
 
 from __future__ import annotations
@@ -51,21 +52,25 @@ class ObjectInfo:
     length: int  # bytes
     dtype: str | None = None  # of a tensor: "float32", "bfloat16", …
     shape: tuple[int, ...] | None = None
-    global_shape: tuple[int, ...] | None = None  # of the tensor that this is a part of; None: it is a whole one
+    #: Of the tensor that this is a part of. None: it is a whole one.
+    global_shape: tuple[int, ...] | None = None
     #: Which part: the indexes in each dimension, as (start, length) of runs of neighbours.
     layout: tuple[tuple[tuple[int, int], ...], ...] | None = None
-    at: tuple[int, str] | None = None  # the rank and object that have the bytes; None: here, under its own name
+    #: The rank and the object that have the bytes. None: they are here, under this name.
+    at: tuple[int, str] | None = None
+    sum: int | None = None  # of its bytes, eight at a time, where ranks compare what they share
 
 
 @dataclass(frozen=True)
 class Part:
-    """A tensor with what the index is to say of it beside its dtype and shape; see ObjectInfo. With `at` the bytes are
-    not saved here."""
+    """A tensor with what the index is to say of it beside its dtype and shape; see ObjectInfo. With `at` the
+    bytes are not saved here."""
 
     tensor: Any
     global_shape: tuple[int, ...] | None = None
     layout: tuple[tuple[tuple[int, int], ...], ...] | None = None
     at: tuple[int, str] | None = None
+    sum: int | None = None
 
 
 @dataclass
@@ -202,6 +207,7 @@ class Source:
                     global_shape=part.global_shape,
                     layout=part.layout,
                     at=part.at,
+                    sum=part.sum,
                 )
             return
         kind = "bytes"
@@ -325,6 +331,8 @@ def encode_index(infos: Mapping[str, ObjectInfo], world_size: int) -> bytes | No
                 entry["runs"] = [[number for run in runs for number in run] for runs in info.layout]
             if info.at is not None:
                 entry["at"] = list(info.at)
+            if info.sum is not None:
+                entry["sum"] = info.sum
         elif info.kind != "bytes":
             objects[name] = {"kind": info.kind}
     if not objects:

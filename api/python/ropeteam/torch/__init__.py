@@ -12,7 +12,7 @@
         except ropeteam.RopeteamError as error:
             print(error)                  # training goes on; the older committed steps are still there
 
-Each rank saves what it owns: of sharded tensors (DTensors) its own part, of replicated ones the whole. A
+Each rank saves its own part of sharded tensors (DTensors); of what several ranks have, each saves a share. A
 step loads on any number of ranks, in any layout; docs/pytorch.md has the rules. Saving and loading are no
 collectives: nothing here waits for another rank, except open_distributed(), once.
 
@@ -32,7 +32,8 @@ several optimizers by name the objects are optimizers/<optimizer> and optimizers
 from __future__ import annotations
 
 from ._checkpointer import Checkpointer, CheckpointStats
-from ._replicas import Piece, save_tensors
+from ._pieces import Piece
+from ._replicas import save_tensors
 from ._reshard import load_tensors
 from ._state import Loaded, load_state, open_distributed, save_state, training_state
 

@@ -1,135 +1,241 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which part of a tensor this rank has, and which other ranks have the same: read off placements, without
-asking anybody."""
+"""Tensors that several ranks have are saved by one of them.
+
+Which ranks have the same is read off placements and process groups, and who saves what is computed from that:
+each rank comes to the same result without asking. That the bytes are the same as well is checked when a
+decision is new, by sums over them: each rank compares its own with those in the index of the rank that saved,
+once the step is committed. A rank that finds a difference saves everything itself from then on.
+"""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import logging
+import weakref
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from .._client import Client
-from .._errors import InvalidArgument, Unsupported
-from .._values import Part, Value, is_tensor, plain_tensor
-from ._boxes import Layout, box_layout, layout_shape, shard, whole
+from .._client import DEFAULT_TIMEOUT, Client, Level
+from .._errors import DeadlineExceeded, InvalidArgument, RopeteamError
+from .._values import Part, Value, is_tensor
+from ._pieces import Held, Piece, held
+
+_LOG = logging.getLogger("ropeteam")
+_VERIFY = ("first", "every", "never")
 
 
-@dataclass(frozen=True)
-class Piece:
-    """A rank's part of a tensor whose sharding is not a DTensor's: save_tensors() takes it, load_tensors()
-    fills it.
+def save_tensors(
+    client: Client,
+    step: int,
+    objects: Mapping[str, Value | Piece],
+    *,
+    replicas: Any = "auto",
+    verify: str = "first",
+    replicated: Mapping[str, Sequence[int]] | None = None,
+    **options: Any,
+) -> int:
+    """Client.save() that takes Pieces too, and notes of Pieces and DTensors which part of the whole they are,
+    so that load_tensors() finds them on any number of ranks. What several ranks have is saved by one of them.
 
-    tensor: this rank's part, which begins at `offsets` of a tensor of `global_shape`. replicas: the ranks
-    that have the same bytes, as the Client counts ranks, this one among them. Empty: none is known,
-        and every rank saves its own.
+    replicas: "all" has each rank save all of its own. verify: when to compare replicas; see save_state().
+    replicated: of tensors that do not tell it themselves, the ranks of torch.distributed that have the same.
+    options: Client.save()'s.
     """
-
-    tensor: torch.Tensor
-    global_shape: Sequence[int]
-    offsets: Sequence[int]
-    replicas: Sequence[int] = ()
-
-
-@dataclass(frozen=True)
-class Held:
-    """What this rank has of a tensor."""
-
-    tensor: torch.Tensor  # its own memory; of a DTensor the local tensor
-    global_shape: tuple[int, ...]
-    layout: Layout
-    replicas: tuple[
-        int, ...
-    ] = ()  # ranks that have the same: torch.distributed's of a DTensor, a Client's of a Piece
-
-    @property
-    def is_whole(self) -> bool:
-        return self.layout == whole(self.global_shape)
+    if verify not in _VERIFY:
+        raise InvalidArgument(f"verify {verify!r}: one of {', '.join(_VERIFY)}")
+    if replicas is None or (isinstance(replicas, str) and replicas not in ("auto", "all")):
+        raise InvalidArgument(f'replicas {replicas!r}: "auto", "all" or a process group')
+    remembered = _REMEMBERED.get(client)
+    if remembered is None:
+        remembered = _REMEMBERED[client] = _Remembered(client)
+    remembered.look()
+    alone = remembered.alone or (isinstance(replicas, str) and replicas == "all")
+    return remembered.save(step, objects, replicated or {}, alone, verify, options)
 
 
-def held(value: Any, name: str) -> Held:
-    """Unsupported: a tensor without bytes here, or a DTensor that is laid out in a way that is not known
-    here."""
-    if isinstance(value, Piece):
-        local = plain_tensor(value.tensor, name)
-        outside = any(
-            not 0 <= offset <= offset + size <= total
-            for offset, size, total in zip(value.offsets, local.shape, value.global_shape)
+class _Remembered:
+    """What is known between the saves of a Client."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = weakref.ref(client)  # which has this
+        self._ranks = _client_ranks(client)
+        self.alone = False  # replicas differed: all is saved by all
+        self._owners: dict[Any, dict[str, int]] = {}  # by what was to be decided
+        self._verified: Any = None  # the decision whose replicas were compared
+        self._attempted: Any = None  # the last decision that a save was made with
+        #: A save whose replicas are to be compared, with the sums of what other ranks saved of it.
+        self._pending: tuple[int, Any, dict[int, dict[str, int]]] | None = None
+
+    def save(
+        self,
+        step: int,
+        objects: Mapping[str, Any],
+        replicated: Mapping[str, Sequence[int]],
+        alone: bool,
+        verify: str,
+        options: Mapping[str, Any],
+    ) -> int:
+        client = self._client()
+        assert client is not None
+        made: dict[str, Any] = dict(objects)
+        tensors = {
+            name: held(each, name)
+            for name, each in objects.items()
+            if is_tensor(each) or isinstance(each, Piece)
+        }
+        tied = _tied(tensors)
+        shared = {} if alone else self._shared(client.rank, objects, tensors, replicated)
+        shared = {name: who for name, who in shared.items() if tied[name] == name}
+        decision = tuple(
+            (name, _bytes(tensors[name]), str(tensors[name].tensor.dtype), who)
+            for name, who in shared.items()
         )
-        if not local.dim() == len(value.global_shape) == len(value.offsets) or outside:
-            raise InvalidArgument(
-                f"{name}: a piece of shape {tuple(local.shape)} at {tuple(value.offsets)} lies outside a "
-                f"tensor of shape {tuple(value.global_shape)}"
-            )
-        layout = box_layout(value.offsets, local.shape)
-        return Held(local, tuple(value.global_shape), layout, tuple(sorted(value.replicas)))
-    local = plain_tensor(value, name)
-    if not hasattr(value, "placements"):
-        return Held(local, tuple(local.shape), whole(local.shape))
-    shape, placements = tuple(value.shape), tuple(value.placements)
-    found, replicas = _of_dtensor(shape, value.device_mesh, placements, dist.get_rank())
-    if found is None:  # this rank is not of the mesh, and has nothing
-        return Held(local, tuple(local.shape), whole(local.shape))
-    if layout_shape(found) != tuple(local.shape):
-        raise Unsupported(
-            f"{name}: a DTensor of {shape} and {placements} has {tuple(local.shape)} here, "
-            f"not {layout_shape(found)}"
+        owners = self._decide(client.rank, decision, sum(map(_bytes, tensors.values())))
+        first, self._attempted = decision != self._attempted, decision
+        wanted = verify == "every" or (verify == "first" and (first or decision != self._verified))
+        sums = _sums({name: tensors[name].tensor for name in shared}) if wanted else {}
+        for name, has in tensors.items():
+            at = (owners.get(tied[name], client.rank), tied[name])
+            shape = None if has.part is None else has.global_shape
+            other = None if at == (client.rank, name) else at
+            made[name] = Part(has.tensor, shape, has.part, other, sums.get(name))
+        if shared and (sums or first) and self._pending is None:
+            elsewhere: dict[int, dict[str, int]] = defaultdict(dict)
+            for name, value in sums.items():
+                if owners[name] != client.rank:
+                    elsewhere[owners[name]][name] = value
+            self._pending = (step, decision, elsewhere)
+        return client.save(step, made, **options)
+
+    def _shared(
+        self,
+        rank: int,
+        objects: Mapping[str, Any],
+        tensors: Mapping[str, Held],
+        replicated: Mapping[str, Sequence[int]],
+    ) -> dict[str, tuple[int, ...]]:
+        """The ranks that have the same, of each tensor that several have."""
+        shared = {}
+        for name, has in tensors.items():
+            who: Sequence[int] = replicated.get(name, has.replicas)
+            if len(who) < 2:
+                continue
+            if not isinstance(objects[name], Piece):
+                who = _mapped(who, self._ranks)
+            if len(who) > 1 and rank in who and has.tensor.numel():
+                shared[name] = tuple(who)
+        return shared
+
+    def _decide(self, rank: int, decision: Any, total: int) -> dict[str, int]:
+        """Who saves what: of the ranks that have a tensor the one with the fewest bytes so far, the largest
+        tensors first (Graham, Bounds on Multiprocessing Timing Anomalies, 1969: longest processing time
+        first). Each set of ranks is decided by itself: others do not know of it."""
+        owners = self._owners.get(decision)
+        if owners is None:
+            owners = {}
+            load: dict[tuple[int, ...], dict[int, int]] = {}
+            for name, size, _, who in sorted(decision, key=lambda each: (-each[1], each[0])):
+                loads = load.setdefault(who, dict.fromkeys(who, 0))
+                owners[name] = min(who, key=lambda each: (loads[each], each))
+                loads[owners[name]] += size
+            self._owners = {decision: owners}
+            if decision and rank == 0:
+                size = sum(each[1] for each in decision)
+                copies = max(len(each[3]) for each in decision)
+                _LOG.info(
+                    "%.2f of %.2f GiB saved once instead of %d times", size / 2**30, total / 2**30, copies
+                )
+        return owners
+
+    def look(self) -> None:
+        """Whether the ranks that were to have the same had it, as far as that is known by now. Never waits,
+        and raises nothing: the next save tries again."""
+        client = self._client()
+        if self._pending is None or client is None:
+            return
+        step, decision, elsewhere = self._pending
+        try:
+            client.wait(step, Level.COMMITTED, 0)
+        except DeadlineExceeded:
+            return
+        except RopeteamError:
+            self._pending = None
+            return
+        self._pending = None
+        try:
+            for owner, sums in elsewhere.items():
+                with client.view(step, owner, DEFAULT_TIMEOUT) as view:
+                    index = view.index().objects
+                differing = [
+                    name for name, value in sums.items() if index.get(name, {}).get("sum", value) != value
+                ]
+                absent = [name for name in sums if name not in index or "at" in index[name]]
+                if differing or absent:
+                    return self._fall_back(
+                        f"rank {owner} has other bytes in {sorted({*differing, *absent})[:5]}"
+                    )
+        except RopeteamError:
+            return
+        self._verified = decision
+
+    def _fall_back(self, why: str) -> None:
+        self.alone = True
+        _LOG.warning(
+            "tensors that were taken for the same on several ranks differ, each rank saves all of its own "
+            "from now on: %s",
+            why,
         )
-    return Held(local, shape, found, replicas)
 
 
-@functools.lru_cache(maxsize=65536)
-def _of_dtensor(
-    shape: tuple[int, ...], mesh: Any, placements: tuple[Any, ...], rank: int
-) -> tuple[Layout | None, tuple[int, ...]]:
-    """This rank's part, and the ranks that have the same. The order of splitting is DTensor's own, mesh
-    dimension by mesh dimension (torch.distributed.tensor._utils.compute_local_shape_and_global_offset)."""
-    coordinate = mesh.get_coordinate()
-    if coordinate is None:
-        return None, ()
-    layout = list(whole(shape))
-    same: list[Any] = []
-    for size, place, placement in zip(mesh.shape, coordinate, placements):
-        if placement.is_partial():
-            raise Unsupported(
-                f"a DTensor with {placement}: its value is not reduced yet; redistribute it first"
-            )
-        if placement.is_replicate():
-            same.append(slice(None))
-        else:
-            layout[placement.dim] = shard(
-                layout[placement.dim], size, place, int(getattr(placement, "split_factor", 1))
-            )
-            same.append(place)
-    return tuple(layout), tuple(sorted(mesh.mesh[tuple(same)].flatten().tolist()))
+_REMEMBERED: weakref.WeakKeyDictionary[Client, _Remembered] = weakref.WeakKeyDictionary()
 
 
-def parts(objects: Mapping[str, Value | Piece], rank: int) -> dict[str, Value]:
-    """Objects with what the index is to say of their tensors. Of tied tensors, which are the same memory, the
-    first has the bytes."""
-    made: dict[str, Value] = {}
+def _client_ranks(client: Client) -> Mapping[int, int]:
+    """The Client's ranks by torch.distributed's; empty when they have nothing to do with each other."""
+    if not dist.is_initialized():
+        return {}
+    ranks = client._group_ranks
+    if ranks is None:  # opened by hand
+        world = client.info().world_size
+        same = (dist.get_world_size(), dist.get_rank()) == (world, client.rank)
+        ranks = range(world) if same else ()
+    return {rank: index for index, rank in enumerate(ranks)}
+
+
+def _mapped(who: Iterable[int], ranks: Mapping[int, int]) -> tuple[int, ...]:
+    """Ranks of torch.distributed as the Client's; none where one is outside its world."""
+    mapped = [ranks.get(rank, -1) for rank in who]
+    return () if -1 in mapped else tuple(sorted(mapped))
+
+
+def _tied(tensors: Mapping[str, Held]) -> dict[str, str]:
+    """For each name the first name of the same memory."""
     names: dict[Any, str] = {}
-    for name, value in objects.items():
-        if not is_tensor(value) and not isinstance(value, Piece):
-            made[name] = value
-            continue
-        has = held(value, name)
+    tied: dict[str, str] = {}
+    for name, has in tensors.items():
         tensor = has.tensor
         same: Any = name
         if tensor.numel():
             bits = (tensor.is_conj(), tensor.is_neg())
             same = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), bits)
-        first = names.setdefault(same, name)
-        layout = None if has.is_whole else has.layout
-        shape = None if has.is_whole else has.global_shape
-        made[name] = Part(tensor, shape, layout, None if first == name else (rank, first))
-    return made
+        tied[name] = names.setdefault(same, name)
+    return tied
 
 
-def save_tensors(client: Client, step: int, objects: Mapping[str, Value | Piece], **options: Any) -> None:
-    """Client.save() that takes Pieces too, and notes of Pieces and DTensors which part of the whole they are,
-    so that load_tensors() finds them on any number of ranks. options: Client.save()'s."""
-    client.save(step, parts(objects, client.rank), **options)
+def _bytes(has: Held) -> int:
+    return int(has.tensor.numel() * has.tensor.element_size())
+
+
+def _sums(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    """For each tensor the sum of its bytes, eight at a time: a pass over the memory where it lies."""
+    sums = []
+    for tensor in tensors.values():
+        raw = tensor.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+        if raw.storage_offset() % 8:
+            raw = raw.clone()
+        whole = raw.numel() // 8 * 8
+        sums.append(raw[:whole].view(torch.int64).sum() + raw[whole:].sum(dtype=torch.int64))
+    return dict(zip(tensors, torch.stack([each.cpu() for each in sums]).tolist())) if sums else {}

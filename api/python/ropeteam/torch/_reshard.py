@@ -22,8 +22,8 @@ from .._errors import InvalidArgument, NotFound
 from .._ranges import Range
 from .._values import ObjectInfo, object_info
 from ._boxes import Copy, boxes, cover, whole
+from ._pieces import Held, held
 from ._plain import unflatten
-from ._replicas import Held, held
 
 
 class SavedStep:
@@ -119,7 +119,8 @@ class Filling:
         """Plans that `target`, a tensor, DTensor or Piece, gets this rank's part of the tensor `name`. False:
         nobody saved one of that name.
 
-        InvalidArgument: another dtype or shape was saved. NotFound: the parts that were saved are not all of it.
+        InvalidArgument: another dtype or shape was saved. NotFound: the parts that were saved are not all of
+        it.
         """
         want = held(target, name)
         if not want.tensor.is_contiguous() or want.tensor.is_conj() or want.tensor.is_neg():

@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 import sys
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Union
 
@@ -16,9 +16,10 @@ import torch.distributed as dist
 from .._client import DEFAULT_TIMEOUT, Client, Level, View
 from .._errors import InvalidArgument, NotFound
 from .._values import JsonValue, Value, is_tensor
-from ._optimizer import OptimizerPlan, optimizer_objects
+from ._optimizer import OptimizerPlan, optimizer_objects, parameter_names
+from ._pieces import held
 from ._plain import flatten
-from ._replicas import parts
+from ._replicas import save_tensors
 from ._reshard import Filling, SavedStep
 
 _OPTIMIZER = "optimizer"
@@ -98,17 +99,73 @@ def save_state(
     metadata: Mapping[str, JsonValue] | None = None,
     persist: bool = False,
     wait: Level | None = None,
+    replicas: Any = "auto",
+    verify: str = "first",
     timeout: float = DEFAULT_TIMEOUT,
 ) -> int:
-    """Saves this rank's part of a training state as the shard of `step`; see Client.save() for errors and for what
-    it gives back.
+    """Saves this rank's part of a training state as the shard of `step`; see Client.save() for errors and for
+    what it gives back.
 
     model, optimizer: one, or several by name, {"generator": g, "critic": c}.
     data: plain state of the caller's, e.g. its position in the data: what flatten() takes.
     rng: the random generators too. metadata: the step's, e.g. {"loss": loss.item()}.
+    replicas: parameters, and their state in the optimizer, that several ranks have are saved by one of them.
+        "auto" knows those of DistributedDataParallel and of DTensors; a process group says that its ranks
+        have the same parameters; "all" has each rank save all of its own. Buffers are always each rank's own.
+    verify: when to compare what the ranks have. "first": at the first save, and whenever what there is to
+        save has changed. "every": at each save, a pass over the memory. "never". Where they differ, a warning
+        is logged, and each rank saves all of its own from then on; docs/pytorch.md has the rest.
     """
-    state = parts(training_state(model, optimizer, data=data, rng=rng), client.rank)
-    return client.save(step, state, metadata=metadata, persist=persist, wait=wait, timeout=timeout)
+    state = training_state(model, optimizer, data=data, rng=rng)
+    options = {"metadata": metadata, "persist": persist, "wait": wait, "timeout": timeout}
+    known = _replicated(model, optimizer, None if isinstance(replicas, str) else replicas)
+    return save_tensors(client, step, state, replicas=replicas, verify=verify, replicated=known, **options)
+
+
+def _replicated(model: Models, optimizer: Optimizers | None, group: Any) -> dict[str, Sequence[int]]:
+    """For each tensor of a training state that does not tell it itself: the ranks that have the same.
+
+    Those of DistributedDataParallel's group; of the group that the caller gives; and of parameters without a
+    placement, beside others that all have one on the same mesh, that mesh's: so tensor parallelism leaves
+    what it does not split. A parameter's state in the optimizer is where the parameter is. Buffers are not
+    among them: BatchNorm's differ.
+    """
+    if not dist.is_initialized():
+        return {}
+    who: dict[Any, Sequence[int]] = {}
+    told: set[Any] = set()  # parameters that are replicated as a whole, also those with a placement
+    for each in model.values() if isinstance(model, Mapping) else [model]:
+        parameters = list(_unwrapped(each).parameters())
+        ranks = _group_ranks(each, group)
+        meshes = {parameter.device_mesh for parameter in parameters if hasattr(parameter, "placements")}
+        leftover = meshes.pop().mesh.flatten().tolist() if len(meshes) == 1 else ()
+        for parameter in parameters:
+            sharded = hasattr(parameter, "placements")
+            who[parameter] = ranks or (held(parameter, "parameter").replicas if sharded else leftover)
+        told.update(parameters if ranks else ())
+
+    def known_of(parameter: Any, value: Any) -> Sequence[int]:
+        """Nothing of what tells it itself."""
+        itself = not is_tensor(value) or (hasattr(value, "placements") and parameter not in told)
+        return () if itself else who.get(parameter, ())
+
+    whole = as_one(model)
+    named = whole.named_parameters(remove_duplicate=False)
+    known = {f"model/{name}": known_of(parameter, parameter) for name, parameter in named}
+    for root, one in _by_root(optimizer).items():
+        for parameter, name in parameter_names(whole, one).items():
+            entries = one.state.get(parameter, {})
+            known.update({f"{root}/{name}/{key}": known_of(parameter, v) for key, v in entries.items()})
+    return {name: ranks for name, ranks in known.items() if ranks}
+
+
+def _group_ranks(model: Any, group: Any) -> Sequence[int]:
+    """The ranks of DistributedDataParallel's group, or of the one that was given."""
+    while group is None and isinstance(model, torch.nn.Module):
+        if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+            group = model.process_group
+        model = getattr(model, "_orig_mod", None)
+    return () if group is None else dist.get_process_group_ranks(group)
 
 
 @dataclass(frozen=True)
