@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Saving from inside a training library, which must not be stopped by it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from .._client import Client, Level
+from .._errors import Aborted, AlreadyExists, NoSpace, NotFound, RopeteamError
+
+_log = logging.getLogger("ropeteam")
+
+
+class Saver:
+    """Saves that do not raise: an exception on one rank would leave the others waiting in the library's own
+    collectives. A save that failed is a warning in the log "ropeteam", and its step is never committed."""
+
+    def __init__(self, client: Client, timeout: float) -> None:
+        self.client = client
+        self.failed = 0
+        self._timeout = timeout
+        self._last: int | None = None
+
+    def save(self, step: int, put: Callable[[], None]) -> bool:
+        """put() saves `step`; it is called again after a NoSpace, when the step before is committed."""
+        try:
+            try:
+                put()
+            except NoSpace:
+                if not self.settle():
+                    raise
+                put()
+            self._last = step
+        except AlreadyExists:
+            _log.warning("step %d is saved already, and stays as it is", step)
+        except RopeteamError as error:
+            self.failed += 1
+            _log.warning("step %d is not safe, training goes on: %s", step, error)
+            return False
+        return True
+
+    def settle(self, timeout: float | None = None) -> bool:
+        """Waits until the last save is committed, or never will be, for `timeout` seconds. False: there is
+        none, or it is still under way."""
+        if self._last is None:
+            return False
+        try:
+            self.client.wait(self._last, Level.COMMITTED, self._timeout if timeout is None else timeout)
+        except (Aborted, NotFound):
+            return True
+        except RopeteamError:
+            return False
+        return True
