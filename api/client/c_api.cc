@@ -385,6 +385,15 @@ ropeteam_status_t ropeteam_save_put_parts(ropeteam_save_t* save, const char* nam
   });
 }
 
+ropeteam_status_t ropeteam_save_append(ropeteam_save_t* save, const void* data, uint64_t length) {
+  return Guard([&]() -> Status {
+    const ropeteam_part_t part{data, length, nullptr, 0};
+    ROPETEAM_RETURN_IF_ERROR(CheckHandle(save));
+    ROPETEAM_RETURN_IF_ERROR(ropeteam::client::CheckParts(&part, 1));
+    return ropeteam::client::Of(save)->Extend({&part, 1});
+  });
+}
+
 ropeteam_status_t ropeteam_save_reserve(ropeteam_save_t* save, const char* name, uint64_t length,
                                         void** pointer) {
   return Guard([&]() -> Status {

@@ -27,9 +27,13 @@ class Layout {
 
   // See Manifest::Add().
   Result<uint64_t> Add(std::string_view name, uint64_t length);
+  // Makes the last object longer. kInvalidArgument: there is none, or it would end behind kStreamBytesMax.
+  Status Extend(uint64_t length);
+  // The name of what was added last; "" when nothing was.
+  std::string_view last_name() const;
   size_t object_count() const { return repeating_ ? matched_ : manifest_.objects().size(); }
   uint64_t manifest_offset() const {
-    return repeating_ ? AlignObject(data_end_) : manifest_.manifest_offset();
+    return AlignObject((repeating_ ? data_end_ : manifest_.data_end()) + grown_);
   }
   uint64_t encoded_bytes() const;
 
@@ -37,12 +41,13 @@ class Layout {
   const std::string& Encode();
 
  private:
-  // Gives up the likeness: from here on the manifest is this save's own.
+  // Gives up the likeness, and enters what Extend() has added: from here on the manifest is this save's own.
   void Diverge();
 
   Manifest manifest_;    // this save's; while repeating_, the save's before
   std::string encoded_;  // manifest_'s; empty when it has not been encoded
   bool repeating_ = false;
+  uint64_t grown_ = 0;  // bytes of the last object that manifest_ does not know of
   // While repeating_, of this save:
   size_t matched_ = 0;  // objects, the first of manifest_'s
   uint64_t data_end_ = 0;

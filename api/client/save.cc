@@ -205,8 +205,8 @@ Status Save::EnsureSpace(uint64_t stream_bytes) {
                     buffers_->chunks.size(), Ull(need)));
 }
 
-// Checks, makes room, enters the object into the manifest and pads up to it. Returns its offset.
-Result<uint64_t> Save::AddObject(std::string_view name, uint64_t length) {
+// Whether `length` bytes more may be taken, with `name` in the manifest, and room for both.
+Status Save::CheckEntry(std::string_view name, uint64_t length) {
   ROPETEAM_RETURN_IF_ERROR(CheckOpen());
   // Before every object, however small: its chunk may be another's since the daemon died (see ChunkFilled()).
   if (Status status = link_->channel->Check(); !status.ok()) return Fail(std::move(status));
@@ -224,21 +224,41 @@ Result<uint64_t> Save::AddObject(std::string_view name, uint64_t length) {
   // With the manifest as it would be now: a save that would not have room for it is refused here, where one
   // object can be left out, and not at the commit.
   const uint64_t end = AlignObject(buffers_->layout.manifest_offset() + length);
-  ROPETEAM_RETURN_IF_ERROR(
-      EnsureSpace(end + buffers_->layout.encoded_bytes() + kManifestEntryBytes + name.size()));
+  return EnsureSpace(end + buffers_->layout.encoded_bytes() + kManifestEntryBytes + name.size());
+}
+
+// Checks, makes room, enters the object into the manifest and pads up to it. Returns its offset.
+Result<uint64_t> Save::AddObject(std::string_view name, uint64_t length) {
+  ROPETEAM_RETURN_IF_ERROR(CheckEntry(name, length));
   Result<uint64_t> offset = buffers_->layout.Add(name, length);
   if (!offset.ok()) return offset.status();
   if (Status status = PadTo(*offset); !status.ok()) return Fail(std::move(status));
   return offset;
 }
 
-Status Save::Put(std::string_view name, std::span<const ropeteam_part_t> parts) {
+// The same for an object that is there and gets longer: the cursor is at its end.
+Status Save::ExtendObject(uint64_t length) {
+  ROPETEAM_RETURN_IF_ERROR(CheckEntry("", length));
+  if (buffers_->layout.last_name() == kMetadataObjectName) {
+    return Error(Code::kInvalidArgument,
+                 "step %llu: an append of %llu bytes to the metadata, which are put whole", Ull(step_),
+                 Ull(length));
+  }
+  return buffers_->layout.Extend(length);
+}
+
+Status Save::Put(std::string_view name, std::span<const ropeteam_part_t> parts) { return Take(&name, parts); }
+
+Status Save::Extend(std::span<const ropeteam_part_t> parts) { return Take(nullptr, parts); }
+
+// The parts as the object `name`; null: as more of the last object.
+Status Save::Take(const std::string_view* name, std::span<const ropeteam_part_t> parts) {
   const std::lock_guard lock(mutex_);
   uint64_t length = 0;  // stops at its largest value, which is over the limit
   for (const ropeteam_part_t& part : parts) length += std::min(part.length, UINT64_MAX - length);
   // Every pointer is looked at before the object is entered: a bad one leaves the save as it was.
   Status status = TakeTickets(parts);
-  if (status.ok()) status = AddObject(name, length).status();
+  if (status.ok()) status = name == nullptr ? ExtendObject(length) : AddObject(*name, length).status();
   if (status.ok()) {
     status = CopyParts(parts);
     if (!status.ok()) status = Fail(std::move(status));

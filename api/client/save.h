@@ -45,6 +45,8 @@ class Save final {
   // the first two the save is as it was; any other error ends it, and is the answer to every later call.
   // The parts have been checked: no null pointer with a length, no unknown flag.
   Status Put(std::string_view name, std::span<const ropeteam_part_t> parts);
+  // See ropeteam_save_append(); otherwise as Put().
+  Status Extend(std::span<const ropeteam_part_t> parts);
   Result<void*> Reserve(std::string_view name, uint64_t length);
   Status Commit();
   Status Abort();
@@ -68,7 +70,10 @@ class Save final {
 
   Status TakeGrant(uint64_t chunks_before);
   Status EnsureSpace(uint64_t stream_bytes);
+  Status CheckEntry(std::string_view name, uint64_t length);
   Result<uint64_t> AddObject(std::string_view name, uint64_t length);
+  Status ExtendObject(uint64_t length);
+  Status Take(const std::string_view* name, std::span<const ropeteam_part_t> parts);
 
   std::byte* ChunkData(uint64_t index) const { return link_->arena->chunk(buffers_->chunks[index]); }
   Status TakeTickets(std::span<const ropeteam_part_t> parts);

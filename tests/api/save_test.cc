@@ -133,6 +133,44 @@ TEST_P(SaveTest, PartsLieOneBehindTheOtherAsOneObject) {
   ExpectNoProblems();
 }
 
+TEST_P(SaveTest, AnObjectGrowsByWhatIsAppended) {
+  const auto append = [](const SaveHandle& save, const std::string& bytes) {
+    return ropeteam_save_append(save.get(), bytes.data(), bytes.size());
+  };
+  // The second save begins like the first, whose manifest it goes on with as far as they are alike.
+  for (uint64_t step : {7, 8}) {
+    SaveHandle save = Begin(handle_.get(), step, 10, 1);
+    EXPECT_FAILS(append(save, "x"), ROPETEAM_INVALID_ARGUMENT, "without objects");
+    Put(save.get(), "before", "b");
+    Put(save.get(), "grows", "");
+    std::string all;
+    for (uint64_t i = 0; i < 300; ++i) {
+      const std::string piece = RandomBytes(i * 37 % 999, step * 1000 + i);
+      EXPECT_OK(append(save, piece));
+      all += piece;
+    }
+    // As for a put, full chunks are told of at once.
+    EXPECT_TRUE(daemon_.WaitFor([](const FakeCounts& counts) { return counts.filled_chunks >= 2; }));
+    EXPECT_FAILS(ropeteam_save_append(save.get(), all.data(), 64 * 65536), ROPETEAM_NO_SPACE, "");
+    EXPECT_FAILS(ropeteam_save_append(save.get(), all.data(), UINT64_MAX), ROPETEAM_INVALID_ARGUMENT,
+                 "limit");
+    EXPECT_FAILS(ropeteam_save_append(save.get(), nullptr, 1), ROPETEAM_INVALID_ARGUMENT, "is NULL");
+    Put(save.get(), "after", "a");
+    Put(save.get(), ROPETEAM_METADATA, "{}");
+    EXPECT_FAILS(append(save, " "), ROPETEAM_INVALID_ARGUMENT, "metadata");
+    void* pointer = nullptr;
+    ASSERT_OK(ropeteam_save_reserve(save.get(), "reserved", 70000, &pointer));
+    EXPECT_OK(append(save, "more"));
+    std::memset(pointer, 'r', 70000);
+    ASSERT_OK(ropeteam_save_commit(save.get()));
+    EXPECT_FAILS(append(save, "x"), ROPETEAM_INVALID_ARGUMENT, "committed");
+    EXPECT_EQ(daemon_.ObjectBytes(step, kRank, "grows"), all);
+    EXPECT_EQ(daemon_.ObjectBytes(step, kRank, "reserved"), std::string(70000, 'r') + "more");
+    EXPECT_EQ(daemon_.ObjectBytes(step, kRank, "before") + daemon_.ObjectBytes(step, kRank, "after"), "ba");
+  }
+  ExpectNoProblems();
+}
+
 TEST_P(SaveTest, PartsThatAreRefusedLeaveTheSaveAsItWas) {
   SaveHandle save = Begin(handle_.get(), 6, 1000, 1);
   const std::vector<std::string> pieces = {"one", "two", "three"};

@@ -153,6 +153,15 @@ ropeteam_status_t ropeteam_save_put_parts(ropeteam_save_t* save, const char* nam
   }
   return status;
 }
+ropeteam_status_t ropeteam_save_append(ropeteam_save_t* save, const void* data, uint64_t length) {
+  FAILING("save_append");
+  if (save->over || !save->count) return error(ROPETEAM_INVALID_ARGUMENT, "append to nothing");
+  object_t* object = &save->objects[save->count - 1];
+  object->data = realloc(object->data, object->length + length + 1);
+  if (length) memcpy(object->data + object->length, data, length);
+  object->length += length;
+  return ROPETEAM_OK;
+}
 ropeteam_status_t ropeteam_save_reserve(ropeteam_save_t* save, const char* name, uint64_t length, void** pointer) {
   object_t* object;
   ropeteam_status_t status = add(save, name, length, &object);

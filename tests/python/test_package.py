@@ -202,6 +202,21 @@ def test_parts_become_one_object_of_bytes(rope):
         assert view.names() == ["file.distcp", "nothing"]
 
 
+def test_bytes_are_appended_to_what_was_put_last(rope):
+    with rope.begin(1) as save:
+        with pytest.raises(ropeteam.InvalidArgument, match="None"):
+            save.append(b"x")
+        save.put("grows", b"a")
+        save.append(memoryview(b"0bc")[1:])
+        with pytest.raises(ropeteam.InvalidArgument, match="a dict to 'grows'"):
+            save.append({"no": "buffer"})
+        save.append(b"")
+        save.put("value", 1)
+        with pytest.raises(ropeteam.InvalidArgument, match="'value'"):
+            save.append(b"2")
+    assert rope.load(1) == {"grows": b"abc", "value": 1}
+
+
 def test_a_part_that_is_no_memory_leaves_the_save_as_it_was(rope):
     with rope.begin(1) as save:
         with pytest.raises(TypeError, match="part 1 of x is a str: a tensor or a buffer is needed"):

@@ -203,6 +203,10 @@ typedef struct {
  * UNSUPPORTED the save is as it was, without any of the parts. */
 ROPETEAM_EXPORT ropeteam_status_t ropeteam_save_put_parts(ropeteam_save_t* save, const char* name,
                                                           const ropeteam_part_t* parts, uint64_t count);
+/* Makes the object that was put last longer: copies [data, data + length) behind its bytes, as ropeteam_save_put() does. For
+ * an object whose length is not known before its last byte. INVALID_ARGUMENT: nothing was put yet, or ROPETEAM_METADATA was.
+ * Errors otherwise as of ropeteam_save_put(): after INVALID_ARGUMENT and NO_SPACE the object is as it was. */
+ROPETEAM_EXPORT ropeteam_status_t ropeteam_save_append(ropeteam_save_t* save, const void* data, uint64_t length);
 /* Hands out `length` bytes of the arena, 64-byte aligned and contiguous, to be filled in place before
  * ropeteam_save_commit(), which checksums them. *pointer is valid until the save is committed, aborted or closed.
  * INVALID_ARGUMENT: a length of 0; an empty object is put. Otherwise as ropeteam_save_put(). */

@@ -463,6 +463,20 @@ class Save:
         length = sum(source.info.length for source in sources)
         self._put_sources(name, sources, ObjectInfo(kind="bytes", length=length), background)
 
+    def append(self, value: Value) -> None:
+        """Makes the object that was put last, by put() with a buffer or by put_parts(), longer by a tensor's
+        or buffer's bytes: for what is written before its length is known. NoSpace: the object is as it was."""
+        source = Source(value, "what is appended")
+        name = next(reversed(self._infos), None)
+        if source.info.kind == "json" or name is None or self._infos[name].kind != "bytes":
+            raise InvalidArgument(f"append of a {type(value).__name__} to {name!r}: both must be plain bytes")
+        lib = library()
+        memory = source.memory()
+        if memory.stream is not None:
+            memory.stream.synchronize()
+        lib.check(lib.save_append(self._use().pointer, memory.address, memory.length))
+        self._infos[name] = ObjectInfo(kind="bytes", length=self._infos[name].length + memory.length)
+
     def reserve(self, name: str, length: int) -> memoryview:
         """`length` bytes of the arena, 64-byte aligned, to be filled in place before the commit, which
         checksums them.

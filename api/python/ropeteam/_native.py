@@ -112,6 +112,7 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "ropeteam_save_put": (c_int, [c_void_p, c_char_p, c_void_p, c_uint64]),
     "ropeteam_save_put_cuda": (c_int, [c_void_p, c_char_p, c_void_p, c_uint64, c_void_p]),
     "ropeteam_save_put_parts": (c_int, [c_void_p, c_char_p, ctypes.POINTER(Part), c_uint64]),
+    "ropeteam_save_append": (c_int, [c_void_p, c_void_p, c_uint64]),
     "ropeteam_save_reserve": (c_int, [c_void_p, c_char_p, c_uint64, ctypes.POINTER(c_void_p)]),
     "ropeteam_save_commit": (c_int, [c_void_p]),
     "ropeteam_save_abort": (c_int, [c_void_p]),
