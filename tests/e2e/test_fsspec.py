@@ -171,6 +171,47 @@ def test_the_files_of_a_transaction_are_one_shard(rope):
         fs.mv("1/a", "1/b")
 
 
+def test_bytes_go_into_the_arena_while_they_are_written(rope):
+    fs = filesystem(rope)
+    blocks = [payload(seed, 1 << 20) for seed in range(3)]
+    tmp = payload(9, 3 << 20)
+    with fs.transaction:
+        small, large, beside, held = (fs.open(f"1/{name}", "wb") for name in ("small", "large", "beside", "held.tmp"))
+        for file in (small, large, beside):
+            for block in blocks:
+                file.write(block[:10])
+        large.write(blocks[0])  # from here on it streams, and the others must wait
+        beside.write(blocks[1])
+        for at in range(0, 1 << 20, 4096):
+            large.write(blocks[2][at : at + 4096])
+        assert [len(file.pieces) for file in (small, beside)] == [1, 2] and len(large.pieces) == 1
+        large.close()
+        beside.write(blocks[0])  # now it is its turn
+        assert (beside.streamed, beside.pieces) == (True, [])
+        held.write(tmp)
+        for file in (small, beside, held):
+            file.close()
+        for path in ("1/large", "1/beside"):
+            with pytest.raises(NotImplementedError):
+                fs.rm(path)
+            with pytest.raises(NotImplementedError):
+                fs.mv(path, "1/other")
+        fs.mv("1/held.tmp", "1/held")
+    heads = b"".join(block[:10] for block in blocks)
+    assert dict(rope.load(1)) == {
+        "small": heads, "large": heads + blocks[0] + blocks[2], "beside": heads + blocks[1] + blocks[0], "held": tmp,
+    }  # fmt: skip
+    with pytest.raises(ropeteam.Aborted, match="step 2"), fs.transaction:
+        with pytest.raises(ZeroDivisionError), fs.open("2/large", "wb") as file:
+            file.write(blocks[0])
+            1 / 0  # noqa: B018
+    with pytest.raises(ropeteam.NoSpace), fs.open("2/large", "wb") as file:
+        while True:
+            file.write(blocks[0])
+    fs.pipe("2/large", b"fits")
+    assert dict(rope.load(2)) == {"large": b"fits"}
+
+
 def test_without_a_client_the_process_s_own_is_taken(two):
     with pytest.raises(ropeteam.InvalidArgument, match="2 clients are open"):
         fsspec.filesystem("ropeteam", skip_instance_cache=True).ls("")

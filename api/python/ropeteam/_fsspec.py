@@ -31,7 +31,7 @@ from fsspec.transaction import Transaction
 
 from ._client import DEFAULT_TIMEOUT, Client, View, opened_here
 from ._client import open as open_client
-from ._errors import AlreadyExists, InternalError, InvalidArgument, NotFound, Unsupported
+from ._errors import Aborted, AlreadyExists, InternalError, InvalidArgument, NotFound, Unsupported
 from ._export import find_program
 from ._ranges import Range
 
@@ -196,28 +196,31 @@ class RopeteamFileSystem(AbstractFileSystem):  # type: ignore[misc]
             file.write(value)
 
     def mv(self, path1: str, path2: str, **kwargs: Any) -> None:
-        """Renames a file of the transaction. NotImplementedError: the file is committed."""
+        """Renames a file of the transaction whose bytes are still here; a NAME.tmp's are.
+        NotImplementedError: any other."""
         source = self._writable(path1)
         step, name = self._writable(path2)
         file = self._pending(*source)
-        if file is None or step != source[0]:
-            raise NotImplementedError(f"{path1} to {path2}: only files of one step within a transaction move")
+        if file is None or file.streamed or step != source[0]:
+            raise NotImplementedError(
+                f"ropeteam://{path1}: only a file of a transaction that is small or a .tmp gets another name"
+            )
         del file.shard.files[source[1]]
         file.shard.files[name] = file
 
     def rm_file(self, path: str) -> None:
-        """Removes a file of the transaction. NotImplementedError: the file is committed; the job's retention
-        releases whole steps."""
+        """As mv(): of a file whose bytes are still here. NotImplementedError: any other; the job's retention
+        releases steps as a whole."""
         path = self._strip_protocol(path)
         step, rest = self._split(path)
         file = None if step is None else self._pending(step, rest)
-        if file is not None:
+        if file is not None and not file.streamed:
             file.discard()
-        elif not self.exists(path):
+        elif file is None and not self.exists(path):
             raise FileNotFoundError(f"ropeteam://{path}")
         else:
             raise NotImplementedError(
-                f"ropeteam://{path}: a committed step does not change; retention releases steps as a whole"
+                f"ropeteam://{path}: what is in a shard stays there; retention releases steps as a whole"
             )
 
     def _open(self, path: str, mode: str = "rb", autocommit: bool = True, **kwargs: Any) -> Any:
@@ -372,7 +375,11 @@ RopeteamFileSystem.transaction_type = _Transaction
 
 
 class _Shard:
-    """What this rank writes to one step: its save, and the files by name."""
+    """What this rank writes to one step: its save, and the files by name.
+
+    One file at a time streams: its bytes go into the arena while it is written. Its name stands from then on.
+    Others wait in memory for the commit, and may get another name: small files, those that are written
+    beside one that streams, and NAME.tmp, which is to be renamed."""
 
     def __init__(self, client: Client, step: int, autocommit: bool) -> None:
         try:
@@ -383,23 +390,29 @@ class _Shard:
             ) from error
         self.autocommit = autocommit
         self.files: dict[str, _Writer] = {}
+        self.streaming: _Writer | None = None
+        self.lock = threading.Lock()
 
     def commit(self) -> None:
-        with self.save:
+        with self.save as save:
+            if save.closed:
+                raise Aborted(f"step {save.step}: a file that was being saved was given up: nothing is saved")
             for name, file in self.files.items():
                 if not file.closed:
                     raise InvalidArgument(f"{name} is still open at the transaction's end: nothing is saved")
-                self.save.put_parts(name, file.pieces)
+                if not file.streamed:
+                    save.put_parts(name, file.pieces)
 
 
 class _Writer(io.RawIOBase):
-    """A file of a shard while it is written. Bytes are kept here until the shard's commit."""
+    """A file of a shard while it is written."""
 
     def __init__(self, shard: _Shard, name: str) -> None:
         self.shard = shard
+        self.streamed = False  # it has an object in the shard
+        self.pieces: list[bytearray] = []
         self._name = name
         self._length = 0
-        self.pieces: list[bytearray] = []
         self._opened_under = sys.exc_info()[1]
 
     def writable(self) -> bool:
@@ -411,15 +424,38 @@ class _Writer(io.RawIOBase):
     def write(self, data: Any) -> int:
         if self.closed:
             raise ValueError("write to a closed file")
-        with memoryview(data) as view, view.cast("B") as some:
-            count = len(some)
-            last = self.pieces[-1] if self.pieces else None
-            if last is not None and len(last) + count <= _BLOCK_BYTES:
-                last += some
-            else:
-                self.pieces.append(bytearray(some))
+        some = memoryview(data).cast("B")  # not released here: an exception's traceback may hold it
+        count = len(some)
+        if count >= _BLOCK_BYTES and self._may_stream():
+            self._stream(some)
+        elif self.pieces and len(self.pieces[-1]) + count <= _BLOCK_BYTES:
+            self.pieces[-1] += some
+        else:
+            if self.pieces and self._may_stream():
+                self._stream()
+            self.pieces.append(bytearray(some))
         self._length += count
         return count
+
+    def _may_stream(self) -> bool:
+        with self.shard.lock:
+            if self.shard.streaming is None and not self._name.endswith(".tmp"):
+                self.shard.streaming = self
+            return self.shard.streaming is self
+
+    def _stream(self, *last: memoryview) -> None:
+        """Hands what has been collected, and `last`, to the shard."""
+        pieces, self.pieces = self.pieces, []
+        try:
+            for piece in (*pieces, *last):
+                if self.streamed:
+                    self.shard.save.append(piece)
+                else:
+                    self.shard.save.put(self._name, piece)
+                self.streamed = True
+        except BaseException:
+            self.shard.save.close()  # a piece is missing
+            raise
 
     def close(self) -> None:
         if self.closed:
@@ -431,17 +467,26 @@ class _Writer(io.RawIOBase):
             self.discard()
             return
         super().close()
+        if self.streamed:
+            self._stream()
+        self._rest()
         if self.shard.autocommit:
             self.shard.files[self._name] = self
             self.shard.commit()
 
     def discard(self) -> None:
-        """Gives the file up, and outside a transaction its shard."""
+        """Gives the file up, and its shard where that is the file's alone or has bytes of it."""
         super().close()
         self.pieces.clear()
+        self._rest()
         self.shard.files = {name: file for name, file in self.shard.files.items() if file is not self}
-        if self.shard.autocommit:
+        if self.shard.autocommit or self.streamed:
             self.shard.save.close()
+
+    def _rest(self) -> None:
+        with self.shard.lock:
+            if self.shard.streaming is self:
+                self.shard.streaming = None
 
     def __del__(self) -> None:
         if not self.closed:  # nobody closed it
@@ -474,11 +519,10 @@ class _Reader(io.RawIOBase):
         return position
 
     def readinto(self, buffer: Any) -> int:
-        with memoryview(buffer) as view, view.cast("B") as target:
-            count = max(min(len(target), self.size - self._position), 0)
-            if count > 0:
-                with target[:count] as part:
-                    self._view.read_into(self._name, part, self._position)
+        target = memoryview(buffer).cast("B")
+        count = max(min(len(target), self.size - self._position), 0)
+        if count > 0:
+            self._view.read_into(self._name, target[:count], self._position)
         self._position += count
         return count
 
