@@ -79,8 +79,9 @@ def _work(pipe: Any) -> None:
         dist.init_process_group("gloo", store=dist.FileStore(store, size), rank=rank, world_size=size)
         try:
             with ropeteam.torch.open_distributed(socket) as rope:
-                pipe.send((True, getattr(importlib.import_module(module), name)(rope, *arguments)))
-                dist.barrier()
+                answer = (True, getattr(importlib.import_module(module), name)(rope, *arguments))
+                dist.barrier()  # no rank leaves the world while others work
         except BaseException:
-            pipe.send((False, traceback.format_exc()))
+            answer = (False, traceback.format_exc())
         dist.destroy_process_group()
+        pipe.send(answer)

@@ -4,6 +4,10 @@ failures, and steps on storage that torch opens alone."""
 
 from __future__ import annotations
 
+import pathlib
+import subprocess
+import sys
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -11,10 +15,9 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 import torch.distributed.checkpoint as dcp  # noqa: E402
 from dcp_ranks import Ranks  # noqa: E402
-from harness import WAIT_S, environment  # noqa: E402
+from harness import WAIT_S, ask, clean_environment, environment  # noqa: E402
 from ropeteam import Level  # noqa: E402
 from ropeteam.dcp import StorageReader, StorageWriter, latest  # noqa: E402
-
 
 # Several worlds load a step and commit none: it is not to blame.
 KEEP = ["--quarantine-after", "99"]
@@ -117,6 +120,68 @@ def load(rope, step):
     return found.step, value
 
 
+def fails_at_one(rope):
+    """A step of which rank 1 cannot save its shard, more often than a Client may have saves open."""
+    state = sharded(whole())
+    for step in range(1, 7):
+        if rope.rank == 1:
+            rope.save(step, {"taken": b"x"})
+        try:
+            if step % 2:
+                dcp.save(state, storage_writer=StorageWriter(rope, step))
+            else:
+                dcp.async_save(state, storage_writer=StorageWriter(rope, step)).result()
+        except dcp.api.CheckpointException as error:
+            assert "RANK 1" in str(error) and "AlreadyExists" in str(error), error
+        else:
+            raise AssertionError(f"step {step} was saved")
+    save_by(rope, 10, "save")
+
+
+def changes_at_one(rope):
+    """What both ranks have one of them writes. Rank 1 alone has another state, and rank 0 has to write
+    more."""
+    state = sharded(whole())
+    answers = []
+    for step in range(1, 6):
+        if rope.rank == 1 and step == 3:
+            del state["replicated"]
+        try:
+            dcp.async_save(state, storage_writer=StorageWriter(rope, step)).result()
+            rope.wait(step, Level.COMMITTED, WAIT_S)
+            answers.append("good")
+        except dcp.api.CheckpointException as error:
+            answers.append("This save is given up" in str(error) and "Aborted" in str(error))
+    assert_same(loaded(rope, 5), sharded(whole()))
+    return answers
+
+
+def two_groups(rope):
+    """Each half of the world has a checkpoint of its own, as pipeline stages may; and every rank one
+    alone."""
+    halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    half = rope.rank // 2
+    state = {"stage": torch.full((4,), float(half)), f"only {half}": numbers(half, 7, 3)}
+    dcp.save(state, storage_writer=StorageWriter(rope, 1), process_group=halves[half])
+    dcp.save({"own": torch.full((3,), float(rope.rank))}, storage_writer=StorageWriter(rope, 2), no_dist=True)
+    for step in (1, 2):
+        rope.wait(step, Level.COMMITTED, WAIT_S)
+    into = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+    dcp.load(into, storage_reader=StorageReader(rope, 1), process_group=halves[half])
+    assert_same(into, state)
+    into = {"own": torch.zeros(3)}
+    dcp.load(into, storage_reader=StorageReader(rope, 2), no_dist=True)
+    assert into["own"].tolist() == [float(rope.rank)] * 3
+
+
+def save_to_storage(rope, step):
+    dcp.save(
+        {**sharded(whole(step)), "value": {"step": step}},
+        storage_writer=StorageWriter(rope, step, persist=True, metadata={"loss": 0.5}),
+    )
+    rope.wait(step, Level.PERSISTED, WAIT_S)
+
+
 # ---- tests
 
 
@@ -133,3 +198,61 @@ def test_the_checkpoint_process_saves_through_its_parent(cluster, ranks):
     socket = cluster(1, options=KEEP)[0].socket
     ranks.run(2, socket, save_by, 10, "process")
     assert ranks.run(3, socket, load, 10) == [(11, {"step": 10})] * 3
+
+
+def test_a_rank_that_fails_fails_the_save_of_all_and_nothing_else(cluster, ranks):
+    socket = cluster(1, options=KEEP)[0].socket
+    ranks.run(2, socket, fails_at_one)
+    assert ranks.run(2, socket, load, 10) == [(10, {"step": 10})] * 2
+
+
+def test_a_plan_that_changed_with_another_ranks_state_fails_one_save(cluster, ranks):
+    answers = ranks.run(2, cluster(1)[0].socket, changes_at_one)
+    assert answers == [["good", "good", True, "good", "good"]] * 2
+
+
+def test_groups_of_ranks_have_checkpoints_of_their_own(cluster, ranks):
+    ranks.run(4, cluster(1)[0].socket, two_groups)
+
+
+WITHOUT_ROPETEAM = """
+import sys, warnings
+sys.modules["ropeteam"] = None  # cannot be imported
+warnings.simplefilter("ignore")
+import torch, torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+dcp_to_torch_save(sys.argv[1], sys.argv[2])
+"""
+
+
+def opened_by_torch_alone(step: pathlib.Path, out: pathlib.Path) -> dict:
+    """What FileSystemReader makes of a directory, where Ropeteam cannot be imported."""
+    command = [sys.executable, "-c", WITHOUT_ROPETEAM, str(step), str(out)]
+    done = subprocess.run(
+        command, env=clean_environment(), cwd="/", capture_output=True, text=True, timeout=WAIT_S
+    )
+    assert done.returncode == 0, done.stderr
+    return torch.load(out, weights_only=True)
+
+
+def test_a_step_on_storage_opens_with_torch_alone_and_loads_when_all_memory_is_lost(cluster, ranks, tmp_path):
+    store = tmp_path / "store"
+    store.mkdir()
+    nodes = cluster(1, options=["--storage", str(store), *KEEP])
+    ranks.run(4, nodes[0].socket, save_to_storage, 10)
+    (folder,) = (store / "test").glob("step-*")
+    assert {file.name for file in folder.iterdir()} >= {
+        ".metadata",
+        *(f"__{rank}_0.distcp" for rank in range(4)),
+    }
+    (tmp_path / "to").mkdir()
+    exported = ask("export", "10", str(tmp_path / "to"), "--storage", str(store))
+    assert exported.returncode == 0, exported.stderr
+    copied = tmp_path / "to" / "test" / folder.name
+    for number, place in enumerate((folder, copied)):
+        found = opened_by_torch_alone(place, tmp_path / f"{number}.pt")
+        assert found.pop("value") == {"step": 10}
+        assert_same(found, whole(10))
+    nodes[0].kill(drop_memory=True)
+    nodes[0].start()
+    assert ranks.run(3, nodes[0].socket, load, None) == [(10, {"step": 10})] * 3

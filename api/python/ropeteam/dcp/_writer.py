@@ -403,8 +403,8 @@ class StorageWriter(dcp_storage.StorageWriter, AsyncStager):  # type: ignore[mis
             difference = f"it has {len(plan.items)} items, not {len(staged.plan.items)}, and differs at {at}"
         raise Aborted(
             f"step {self._step}: rank {self._rope_rank} staged its state by the plan of its last save, and "
-            f"the ranks' plan is another one now: {difference}. This save is given up; the next one is staged "
-            "without a plan."
+            f"the ranks' plan is another one now: {difference}. This save is given up; the next one is "
+            "staged without a plan."
         )
 
     def _report(self, results: list[WriteResult], coordinator: int) -> list[Any]:
