@@ -89,6 +89,8 @@ class Checkpointer:
         log_file: str | os.PathLike[str] | None = None,
         when_full: str = "wait",
         rng: bool = True,
+        replicas: Any = "auto",
+        verify: str = "first",
         required: bool = True,
         client: Client | None = None,
         group: Any = None,
@@ -107,7 +109,7 @@ class Checkpointer:
             "wait": waits up to `timeout` seconds. "skip": the step is not saved, and from then on only every
             second step (fourth, …) is, the same ones on every rank, until these are committed in time again.
             "raise": NoSpace, the only error that step() raises.
-        rng: torch's, Python's and numpy's random generators, too.
+        rng: torch's, Python's and numpy's random generators, too. replicas, verify: see save_state().
         required: without a daemon on every rank: True: Unavailable. False: one warning, and every rank trains
             without checkpoints.
         client: an open one to use, which stays open. group: whose ranks these are; the default group without
@@ -126,6 +128,7 @@ class Checkpointer:
         self._optimizer, others = _split_optimizers(optimizer)
         self._others = {"optimizer": others, "scheduler": scheduler, "dataloader": dataloader, "extra": extra}
         self._memory_every, self._when_full, self._rng = memory_every, when_full, rng
+        self._options = {"rng": rng, "replicas": replicas, "verify": verify}
         self._group, self._timeout = group, timeout
         self._pending: list[int] = []  # saved and not known to be committed, oldest first
         self._stride, self._commits_in_a_row = 1, 0
@@ -301,10 +304,8 @@ class Checkpointer:
 
     def _put(self, step: int, metadata: Mapping[str, JsonValue] | None) -> int:
         assert self._client is not None
-        data = self._plain_state()
-        return save_state(
-            self._client, step, self._model, self._optimizer, data=data, rng=self._rng, metadata=metadata
-        )
+        options = {"data": self._plain_state(), "metadata": metadata, **self._options}
+        return save_state(self._client, step, self._model, self._optimizer, **options)
 
     def _plain_state(self) -> dict[str, Any]:
         """All but the models, the optimizers that torch knows, and the random generators."""
