@@ -193,6 +193,7 @@ def test_random_generators_are_left_alone_when_asked(rope):
     "options, error, says",
     [
         ({"memory_every": 0}, ropeteam.InvalidArgument, "memory_every 0"),
+        ({"storage_every": -1}, ropeteam.InvalidArgument, "storage_every -1"),
         ({"when_full": "drop"}, ropeteam.InvalidArgument, "when_full 'drop'"),
         ({"model": Reader()}, TypeError, "is a Reader, not a torch.nn.Module"),
         ({"scheduler": [1]}, TypeError, "scheduler is a list: it has no state_dict"),
@@ -263,13 +264,12 @@ class Store:
     def __init__(self, room=1, commits=True):
         self.room, self.commits, self.steps, self.open, self.persisted = room, commits, [], [], []
         self.dead = set()
-        self.policies = []
 
     def info(self):
         return ropeteam.Info(0, 1, 1, 4096, 1 << 30)
 
-    def set_policy(self, persist_every=None, keep_persisted=None):
-        self.policies.append((persist_every, keep_persisted))
+    def persist(self, step, timeout):
+        self.persisted.append(step)
 
     def save(self, step, objects, **options):
         if len(self.open) >= self.room:
@@ -364,6 +364,36 @@ def test_the_newest_save_that_is_never_committed_counts_as_failed(caplog):
     ckpt.step(1)
     assert ckpt.finish() is None
     assert ckpt.stats.failed >= 1 and "another rank has passed it" in caplog.text
+
+
+def test_every_so_many_steps_one_is_written_to_storage():
+    store = Store(room=100)
+    ckpt = checkpointer(store, memory_every=4, storage_every=10)
+    for step in range(45):
+        ckpt.step(step, persist=step == 25)
+    assert store.persisted == [12, 20, 25, 32, 40]
+    store.rank, store.persisted = 1, []
+    ckpt = checkpointer(store, storage_every=10)
+    assert all(ckpt.step(step) for step in range(50, 80))
+    assert store.persisted == []  # rank 0 says it
+    store.rank = 0
+    assert all(checkpointer(store, storage_every=0).step(step) for step in (99, 1000))
+    assert store.persisted == []
+
+
+def test_a_job_without_storage_is_a_warning_where_storage_was_asked_for(rope, caplog):
+    ckpt = Training().checkpointer(rope)
+    assert ckpt.step(0) and ckpt.step(500) and caplog.text == ""
+    ckpt = Training().checkpointer(rope, storage_every=10)
+    assert ckpt.step(510) and ckpt.step(520)
+    assert caplog.text.count("stays in memory alone: this job has no storage") == 1
+    assert ckpt.stats.failed == 0
+
+
+def test_storage_that_does_not_answer_fails_no_save(fake, rope, caplog):
+    ckpt = Training().checkpointer(rope, storage_every=1)
+    fake.fake_fail(b"persist", Code.DEADLINE_EXCEEDED)
+    assert ckpt.step(1) and "step 1 is saved, and not written to storage" in caplog.text
 
 
 def test_finalizing_looks_or_waits():

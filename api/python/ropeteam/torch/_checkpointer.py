@@ -43,6 +43,10 @@ _IDLE_WAIT_S = 1.0
 #: "skip": after so many commits in a row twice as many steps are saved again.
 _COMMITS_BEFORE_FASTER = 4
 _STRIDE_MAX = 64
+#: What storage_every is when it is left out.
+STORAGE_EVERY = 500
+#: The leader answers within milliseconds, or is being replaced; the loop is not held up for that.
+_PERSIST_TIMEOUT_S = 5.0
 #: So many steps below the newest are tried when it cannot be loaded, beside those on storage.
 _OLDER_TRIED = 8
 #: The same call would fail with an older step, too.
@@ -86,6 +90,7 @@ class Checkpointer:
         dataloader: Any = None,
         extra: Any = None,
         memory_every: int = 1,
+        storage_every: int | None = None,
         log_file: str | os.PathLike[str] | None = None,
         when_full: str = "wait",
         rng: bool = True,
@@ -104,6 +109,8 @@ class Checkpointer:
         extra: one of those, or a dict whose values are such, or plain values: the dict's values of now are
             saved, and set in the same dict by a load. {"epoch": 0, "ema": averaged_model}
         memory_every: step(n) saves where n is a multiple of it.
+        storage_every: where the job has storage, a saved step is written there when a multiple of so many has
+            been passed, beside those that the daemons' --persist-every asks for. Left out: 500; 0: none.
         log_file: gets a line of JSON for each save; "{rank}" in it is the rank.
         when_full: what a save does that finds no room, because saves come faster than they are committed.
             "wait": waits up to `timeout` seconds. "skip": the step is not saved, and from then on only every
@@ -120,6 +127,8 @@ class Checkpointer:
         """
         if memory_every < 1:
             raise InvalidArgument(f"memory_every {memory_every}: at least 1 is needed")
+        if storage_every is not None and storage_every < 0:
+            raise InvalidArgument(f"storage_every {storage_every}: at least 0 is needed")
         if when_full not in ("wait", "skip", "raise"):
             raise InvalidArgument(f'when_full {when_full!r}: "wait", "skip" or "raise" is needed')
         self.stats = CheckpointStats()
@@ -128,6 +137,9 @@ class Checkpointer:
         self._optimizer, others = _split_optimizers(optimizer)
         self._others = {"optimizer": others, "scheduler": scheduler, "dataloader": dataloader, "extra": extra}
         self._memory_every, self._when_full, self._rng = memory_every, when_full, rng
+        self._storage_every = STORAGE_EVERY if storage_every is None else storage_every
+        self._storage_asked_for = bool(storage_every)
+        self._before = 0  # the step that was saved or loaded last
         self._options = {"rng": rng, "replicas": replicas, "verify": verify}
         self._group, self._timeout = group, timeout
         self._pending: list[int] = []  # saved and not known to be committed, oldest first
@@ -163,6 +175,7 @@ class Checkpointer:
         for step in candidates:
             error = self._try_load(step)
             if error is None:
+                self._before = step
                 if errors:
                     _log.warning("step %d was loaded in place of step %d", step, candidates[0])
                 return step + 1
@@ -287,8 +300,10 @@ class Checkpointer:
             self.stats.bytes += self._when_there_is_room(lambda: self._put(step, metadata))
             self.stats.saved += 1
             self._pending.append(step)
-            if persist:
-                self._client.persist(step, self._timeout)
+            passed = self._storage_every and step // self._storage_every > self._before // self._storage_every
+            self._before = step
+            if persist or (passed and self._rank == 0):  # one rank's word is enough
+                self._persist(step, persist)
         except NoSpace as error:
             if self._when_full == "wait":
                 return self._failed(step, error)
@@ -301,6 +316,18 @@ class Checkpointer:
             return self._failed(step, error)
         self._failures_in_a_row, self._gave_up_waiting = 0, False
         return "saved"
+
+    def _persist(self, step: int, asked_for: bool) -> None:
+        assert self._client is not None
+        try:
+            self._client.persist(step, min(self._timeout, _PERSIST_TIMEOUT_S))
+        except Unsupported as error:  # the job has no storage, which is news to who has asked for it
+            if asked_for or self._storage_asked_for:
+                _log.warning("step %d stays in memory alone: %s", step, error)
+            self._storage_every = 0
+        except RopeteamError as error:
+            self.stats.last_error = str(error)
+            _log.warning("step %d is saved, and not written to storage: %s", step, error)
 
     def _put(self, step: int, metadata: Mapping[str, JsonValue] | None) -> int:
         assert self._client is not None
