@@ -214,12 +214,12 @@ def test_readme_s_example_and_fsspec_work_from_a_wheel(wheel_python, own_store, 
     pathlib.Path(site, "torch.pth").write_text(f"{here}\n")
     done = run(
         str(wheel_python.with_name("ropeteam")), "run", "--", str(wheel_python), "-m", "torch.distributed.run",
-        "--nproc-per-node", "2", str(ROOT / "examples" / "quickstart.py"),
+        "--nproc-per-node", "1", str(ROOT / "examples" / "quickstart.py"),
         cwd=tmp_path, PET_MASTER_PORT=str(free_port()), GLOO_SOCKET_IFNAME="lo", ROPETEAM_JOB="wheel",
         **own_store,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert sorted(re.findall(r"rank (\d): steps 1 to 10", done.stdout)) == ["0", "1"], done.stdout
+    assert "rank 0: steps 1 to 10" in done.stdout, done.stdout
     assert "not safe" not in done.stdout + done.stderr
     # fsspec comes with torch.
     done = run(
