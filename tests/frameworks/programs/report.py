@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For the programs in this folder: import it first. It chooses this rank's daemon, and report() tells the test."""
+"""For the programs in this folder: import it first. It chooses this rank's daemon, and report() tells the
+test."""
 
 from __future__ import annotations
 

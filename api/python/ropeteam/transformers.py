@@ -1,0 +1,381 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hugging Face's Trainer: its checkpoints in Ropeteam in place of directories.
+
+    trainer = Trainer(model=model, args=args, callbacks=[RopeteamCallback()], …)
+    trainer.train(resume_from_checkpoint=True)
+
+or, for a trainer that is made elsewhere:
+
+    trainer = TrainerWrapper(trainer, save_mem_interval=10)
+    trainer.train(resume_from_checkpoint=True)
+
+The trainer saves when its own arguments say so (save_strategy, save_steps), and with memory_every more often.
+docs/frameworks.md has what is saved and what does not work.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import logging
+import numbers
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import transformers
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_callback import ExportableState
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
+
+from ._client import DEFAULT_TIMEOUT, Client
+from ._errors import InvalidArgument, NotFound, Unsupported
+from .torch import Checkpointer, load_state
+from .torch._frameworks import has_storage, open_rank, restore_rng
+
+_log = logging.getLogger("ropeteam")
+
+#: The methods of a trainer that save and load, which RopeteamCallback replaces.
+_METHODS = (
+    "train",
+    "_maybe_log_save_evaluate",
+    "_save_checkpoint",
+    "_load_from_checkpoint",
+    "_load_optimizer_and_scheduler",
+    "_load_scaler",
+    "_load_rng_state",
+    "_load_best_model",
+)
+
+
+class RopeteamCallback(transformers.TrainerCallback):  # type: ignore[misc]
+    """Has the trainer that it is given to save to Ropeteam and resume from it.
+
+    Give it as Trainer(callbacks=[…]): a trainer's add_callback() is too late. For one trainer.
+
+    `train(resume_from_checkpoint=True)` goes on from the latest step. Where there is none it goes on from the
+    newest checkpoint in output_dir, as without Ropeteam, and where that is missing too it begins from the
+    start. "…/checkpoint-300", where there is no such directory, is step 300.
+
+    A save that fails is a warning, and training goes on; see Checkpointer.
+    """
+
+    def __init__(
+        self,
+        *,
+        memory_every: int | None = None,
+        storage_every: int | None = None,
+        log_file: str | os.PathLike[str] | None = None,
+        when_full: str = "wait",
+        timeout: float = DEFAULT_TIMEOUT,
+    ) -> None:
+        """memory_every: saves so often beside what save_strategy says, to memory alone.
+
+        storage_every: saves so often, and has those steps written to storage. Left out: those that
+            save_strategy asks for are, where the job has storage.
+        log_file, when_full, timeout: as of Checkpointer.
+        """
+        for name, every in (("memory_every", memory_every), ("storage_every", storage_every)):
+            if every is not None and every < 1:
+                raise InvalidArgument(f"{name} {every}: at least 1 is needed")
+        self._memory_every, self._storage_every = memory_every, storage_every
+        self._options: dict[str, Any] = {"log_file": log_file, "when_full": when_full, "timeout": timeout}
+        self._timeout = timeout
+        self._trainer: Any = None
+        self._client: Client | None = None
+        self._checkpointer: Checkpointer | None = None
+        self._has_storage = False
+        self._saved_step: int | None = None
+        self._checkpoint: str | None = None  # the directory that stands for _step while the trainer resumes
+        self._step, self._world_size = 0, 0
+        self._best: dict[str, torch.Tensor] | None = None  # the best step's weights, on one rank
+        self._best_step: int | None = None
+        self._best_path: str | None = None
+
+    @property
+    def stats(self) -> Any:
+        """CheckpointStats of the training that runs or ran last; None before its first save."""
+        return None if self._checkpointer is None else self._checkpointer.stats
+
+    def attach(self, trainer: transformers.Trainer) -> None:
+        """Replaces, on this one trainer, the methods that save and load.
+
+        Unsupported: this version of the library has other methods, or the trainer trains with DeepSpeed or
+        FSDP.
+        """
+        missing = [name for name in _METHODS if not callable(getattr(trainer, name, None))]
+        if missing:
+            raise Unsupported(
+                f"transformers {transformers.__version__}: its Trainer has no {', '.join(missing)}"
+            )
+        if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
+            raise Unsupported("a Trainer with DeepSpeed or FSDP saves by those: see docs/frameworks.md")
+        if trainer.args.push_to_hub:
+            _log.warning("push_to_hub: checkpoints are in Ropeteam, and none is pushed")
+        self._trainer = trainer
+        for name in _METHODS:
+            own = getattr(trainer, name)
+            replaced = functools.partial(getattr(self, f"_own_{name}"), own)
+            setattr(trainer, name, functools.wraps(own)(replaced))
+
+    def maybe_finalize(self, blocking: bool = False) -> bool:
+        """As Checkpointer.maybe_finalize(), of the training that runs."""
+        return self._checkpointer is None or self._checkpointer.maybe_finalize(blocking)
+
+    # ---- the trainer's events
+
+    def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._trainer is None:
+            self.attach(_trainer_that_calls())
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._trainer is None:
+            raise InvalidArgument("add_callback() is too late: Trainer(callbacks=[RopeteamCallback()])")
+        self._checkpointer = None  # model and optimizer are other ones in every training
+        if self._best_path is not None:
+            state.best_model_checkpoint = self._best_path
+
+    # ---- what replaces the trainer's methods; the first argument is the replaced one
+
+    def _own_train(
+        self, own: Callable[..., Any], resume_from_checkpoint: Any = None, *arguments: Any, **options: Any
+    ) -> Any:
+        self._client = open_rank(self._timeout)
+        self._checkpointer = self._saved_step = self._best = self._best_step = self._best_path = None
+        try:
+            self._has_storage = has_storage(self._client)
+            found = self._find(resume_from_checkpoint)
+            if found is None:
+                output = self._trainer.args.output_dir
+                if resume_from_checkpoint is True:
+                    resume_from_checkpoint = get_last_checkpoint(output) if os.path.isdir(output) else None
+                result = own(resume_from_checkpoint, *arguments, **options)
+            else:
+                result = self._resume(found, functools.partial(own, **options), *arguments)
+            if self._checkpointer is not None:
+                self._checkpointer.finish()
+            return result
+        finally:
+            if self._checkpointer is not None:
+                self._checkpointer.close()
+            self._client.close()
+
+    def _own__maybe_log_save_evaluate(self, own: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        result = own(*arguments, **options)
+        step = self._trainer.state.global_step
+        due = [every for every in (self._memory_every, self._storage_every) if every and step % every == 0]
+        if due and step != self._saved_step:
+            self._save(step, wanted=False)
+        return result
+
+    def _own__save_checkpoint(self, own: Callable[..., Any], model: Any, trial: Any, *_: Any) -> None:
+        trainer = self._trainer
+        state, step = trainer.state, trainer.state.global_step
+        trainer.store_flos()
+        if state.best_global_step == step:
+            state.best_model_checkpoint = os.path.join(
+                trainer._get_output_dir(trial=trial), f"{PREFIX_CHECKPOINT_DIR}-{step}"
+            )
+            self._best_step, self._best_path = step, state.best_model_checkpoint
+            self._keep_best()
+        self._save(step, wanted=True)
+
+    def _own__load_from_checkpoint(self, own: Callable[..., Any], checkpoint: Any, *arguments: Any) -> None:
+        if checkpoint != self._checkpoint:  # else it comes with the optimizer
+            own(checkpoint, *arguments)
+
+    def _own__load_optimizer_and_scheduler(self, own: Callable[..., Any], checkpoint: Any) -> None:
+        if checkpoint is None or checkpoint != self._checkpoint:
+            own(checkpoint)
+            return
+        assert self._client is not None
+        trainer, extra = self._trainer, self._extra()
+        optimizer = None if extra["only_model"] else _plain_optimizer(trainer)
+        loaded = load_state(
+            self._client, trainer.model_wrapped, optimizer, step=self._step, rng=False, timeout=self._timeout
+        )
+        assert loaded is not None
+        saved = loaded.data["extra"]
+        if not extra["only_model"]:
+            trainer.lr_scheduler.load_state_dict(loaded.data["scheduler"])
+            if saved["scaler"] is not None and trainer.accelerator.scaler is not None:
+                trainer.accelerator.scaler.load_state_dict(saved["scaler"])
+        self._best_path = json.loads(saved["trainer_state"])["best_model_checkpoint"]
+        self._best_step, self._best = saved["best_step"], saved["best"]
+        if self._best_step == self._step:
+            self._keep_best()
+        self._saved_step = self._step
+
+    def _own__load_scaler(self, own: Callable[..., Any], checkpoint: Any) -> None:
+        if checkpoint is None or checkpoint != self._checkpoint:
+            own(checkpoint)
+
+    def _own__load_rng_state(self, own: Callable[..., Any], checkpoint: Any) -> None:
+        if checkpoint is None or checkpoint != self._checkpoint:
+            own(checkpoint)
+            return
+        assert self._client is not None
+        restore_rng(self._client, self._step, self._world_size, self._timeout)
+
+    def _own__load_best_model(self, own: Callable[..., Any]) -> None:
+        trainer = self._trainer
+        path = trainer.state.best_model_checkpoint
+        if path != self._best_path:  # a directory, from before
+            own()
+            return
+        if self._best is None and trainer.args.process_index == 0:
+            _log.warning("the best model's weights were not kept: the last step's stay")
+        for name, tensor in trainer.model.state_dict().items():
+            if self._best is not None:
+                tensor.copy_(self._best[name])
+            if dist.is_initialized() and trainer.args.world_size > 1:
+                dist.broadcast(tensor, 0)
+        trainer.save_model(path, _internal_call=True)  # the trainer's user is told this path
+
+    # ---- saving
+
+    def _save(self, step: int, wanted: bool) -> None:
+        """wanted: save_strategy asks for it."""
+        if self._checkpointer is None:
+            self._checkpointer = self._make_checkpointer()
+        self._saved_step = step
+        to_storage = wanted if self._storage_every is None else step % self._storage_every == 0
+        persist = to_storage and self._has_storage
+        self._checkpointer.save(step, metadata=self._metadata(step), persist=persist)
+
+    def _make_checkpointer(self) -> Checkpointer:
+        trainer = self._trainer
+        only_model = trainer.args.save_only_model
+        return Checkpointer(
+            model=trainer.model_wrapped,
+            optimizer=None if only_model else _plain_optimizer(trainer),
+            scheduler=None if only_model else trainer.lr_scheduler,
+            extra=_Extra(self),
+            client=self._client,
+            **self._options,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a step holds beside model, optimizer, scheduler and random generators."""
+        trainer = self._trainer
+        scaler = getattr(trainer.accelerator, "scaler", None)
+        stateful = trainer.state.stateful_callbacks
+        for each in [*trainer.callback_handler.callbacks, trainer.control]:
+            if isinstance(each, ExportableState):
+                name, value = type(each).__name__, each.state()
+                stateful[name] = [*stateful[name], value] if isinstance(stateful.get(name), list) else value
+        return {
+            "only_model": bool(trainer.args.save_only_model),
+            "trainer_state": json.dumps(dataclasses.asdict(trainer.state)),
+            "scaler": None if scaler is None else scaler.state_dict(),
+            "best_step": self._best_step,
+            "best": None if self._best_step == trainer.state.global_step else self._best,
+        }
+
+    def _metadata(self, step: int) -> dict[str, Any]:
+        """The numbers that the trainer logged at this step, {"eval_loss": …}."""
+        logged: dict[str, Any] = {}
+        for entry in self._trainer.state.log_history[-4:]:
+            if entry.get("step") == step:
+                logged.update({key: each for key, each in entry.items() if isinstance(each, numbers.Real)})
+        return logged
+
+    def _keep_best(self) -> None:
+        """Keeps the weights as they are now, on one rank, for load_best_model_at_end."""
+        if self._trainer.args.load_best_model_at_end and self._trainer.args.process_index == 0:
+            state = self._trainer.model.state_dict()
+            self._best = {name: tensor.detach().to("cpu", copy=True) for name, tensor in state.items()}
+
+    # ---- resuming
+
+    def _find(self, resume: Any) -> int | None:
+        """The step to resume from; None: it is not in Ropeteam."""
+        assert self._client is not None
+        if resume is True:
+            found = self._client.latest(self._timeout)
+            return None if found is None else found.step
+        if not isinstance(resume, (str, os.PathLike)) or os.path.isdir(resume):
+            return None
+        match = re.fullmatch(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)", os.path.basename(os.path.normpath(resume)))
+        return int(match[1]) if match else None
+
+    def _resume(self, step: int, own: Callable[..., Any], *arguments: Any) -> Any:
+        """The library wants a directory, and reads one file in it before it asks for anything else."""
+        self._step = step
+        state = json.loads(self._extra()["trainer_state"])
+        with tempfile.TemporaryDirectory(prefix="ropeteam-") as folder:
+            self._checkpoint = os.path.join(folder, f"{PREFIX_CHECKPOINT_DIR}-{step}")
+            os.mkdir(self._checkpoint)
+            if state["best_model_checkpoint"] is not None:
+                state["best_model_checkpoint"] = self._checkpoint  # must exist; on_train_begin() corrects it
+            with open(os.path.join(self._checkpoint, TRAINER_STATE_NAME), "w") as file:
+                json.dump(state, file)
+            try:
+                return own(self._checkpoint, *arguments)
+            finally:
+                self._checkpoint = None
+
+    def _extra(self) -> Any:
+        """What state_dict() gave at the step to resume from, as JSON."""
+        assert self._client is not None
+        found = self._client.latest(self._timeout)
+        world_size = self._client.info().world_size
+        self._world_size = found.world_size if found is not None and found.step == self._step else world_size
+        whose = self._client.rank if self._client.rank < self._world_size else 0
+        with self._client.view(self._step, whose, self._timeout) as view:
+            extra = view.value("data").get("extra") if "data" in view else None
+        if not isinstance(extra, dict) or "trainer_state" not in extra:
+            raise NotFound(f"step {self._step} was not saved by a Trainer")
+        return extra
+
+
+class _Extra:
+    """For Checkpointer; a part of a trainer is loaded where the trainer loads it."""
+
+    def __init__(self, callback: RopeteamCallback) -> None:
+        self.state_dict = callback.state_dict
+
+    def load_state_dict(self, state: Any) -> None:
+        raise InvalidArgument("a step of a Trainer is loaded by trainer.train(resume_from_checkpoint=…)")
+
+
+def TrainerWrapper(
+    trainer: transformers.Trainer,
+    save_mem_interval: int | None = None,
+    save_storage_interval: int | None = None,
+    log_file_path: str | os.PathLike[str] | None = None,
+) -> transformers.Trainer:
+    """The trainer that it is given, which saves to Ropeteam and resumes from it from now on.
+
+    save_mem_interval, save_storage_interval, log_file_path: RopeteamCallback's memory_every, storage_every
+    and log_file.
+    """
+    callback = RopeteamCallback(
+        memory_every=save_mem_interval, storage_every=save_storage_interval, log_file=log_file_path
+    )
+    callback.attach(trainer)
+    trainer.add_callback(callback)
+    return trainer
+
+
+def _trainer_that_calls() -> transformers.Trainer:
+    """The trainer whose constructor calls on_init_end(), which is not told: the event has only its
+    arguments."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, transformers.Trainer):
+            return caller
+        frame = frame.f_back  # type: ignore[assignment]
+    raise InvalidArgument("RopeteamCallback.on_init_end() was not called by a Trainer: use attach(trainer)")
+
+
+def _plain_optimizer(trainer: transformers.Trainer) -> Any:
+    """Without Accelerate's wrapper."""
+    return getattr(trainer.optimizer, "optimizer", trainer.optimizer)
