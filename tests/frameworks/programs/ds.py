@@ -11,11 +11,10 @@ from report import RANK, WORLD_SIZE, die, digest, report
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 import deepspeed  # noqa: E402
+import ropeteam.deepspeed  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state  # noqa: E402
-
-import ropeteam.deepspeed  # noqa: E402
 
 stage, steps = int(os.environ["STAGE"]), int(os.environ["STEPS"])
 die_at = int(os.environ.get("DIE_AT", "0"))

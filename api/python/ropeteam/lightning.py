@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PyTorch Lightning: a CheckpointIO whose files are Ropeteam's steps.
+
+    rope = RopeteamCheckpointIO()
+    trainer = Trainer(plugins=[rope], callbacks=[rope.callback, ModelCheckpoint(every_n_train_steps=10)])
+    trainer.fit(model, loader, ckpt_path=rope.latest())  # None: nothing was saved
+
+A save copies the checkpoint into the arena once and returns; it is replicated while training goes on, so
+there is nothing left that AsyncCheckpointIO(rope) could hide, which works all the same. docs/frameworks.md
+has what is saved and what does not work.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.plugins.io import TorchCheckpointIO
+
+from ._client import DEFAULT_TIMEOUT, Client
+from ._errors import InvalidArgument, NotFound, Unsupported
+from .torch import Checkpointer, CheckpointStats, load_state
+from .torch._frameworks import has_storage, open_rank, rng_state, set_rng_state
+
+_RNG = "ropeteam_rng"
+
+
+class RopeteamCheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
+    """Saves checkpoints as steps, whose number is the checkpoint's global_step, and loads them by a path with
+    the number in it ("…/epoch=0-step=40.ckpt") or by one that it has saved itself. A file that is there is
+    loaded as without this.
+
+    callback: what the trainer needs beside the plugin: it saves the part of the ranks that Lightning does not
+    ask, and the random generators.
+
+    A save that fails is a warning, and training goes on; see ropeteam.torch.Checkpointer.
+    """
+
+    def __init__(
+        self,
+        *,
+        persist: bool = True,
+        log_file: str | os.PathLike[str] | None = None,
+        when_full: str = "wait",
+        timeout: float = DEFAULT_TIMEOUT,
+    ) -> None:
+        """persist: have each of these steps written to storage, where the job has one. Others: see
+        Checkpointer."""
+        super().__init__()
+        self.callback = _EveryRank(self)
+        self._persist, self._timeout = persist, timeout
+        self._options: dict[str, Any] = {"log_file": log_file, "when_full": when_full, "timeout": timeout}
+        self._client: Client | None = None
+        self._saves: Checkpointer | None = None
+        self._now: Mapping[str, Any] = {}  # what state_dict() gives while a step is saved
+        self._steps: dict[str, int] = {}  # of paths that were saved
+        self._last: int | None = None
+        self._metadata: dict[str, float] = {}
+        self._pending_rng: tuple[int, Mapping[str, Any]] | None = None  # for the first batch after this step
+
+    @property
+    def stats(self) -> CheckpointStats:
+        """Of this rank."""
+        return CheckpointStats() if self._saves is None else self._saves.stats
+
+    def latest(self) -> str | None:
+        """A path for Trainer.fit(ckpt_path=…): the newest step, the same on every rank. None: there is none.
+
+        With several ranks torch.distributed is initialised, or a launcher such as torchrun has set RANK and
+        WORLD_SIZE: Lightning's own launcher starts the other ranks later than this.
+        """
+        found = self._opened().latest(self._timeout)
+        return None if found is None else f"ropeteam-step={found.step}.ckpt"
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        """Lightning calls this on rank 0. InvalidArgument: there are several ranks and the trainer has no
+        `callback`."""
+        if self._opened().info().world_size > 1 and not self.callback.attached:
+            raise InvalidArgument("with several ranks it needs Trainer(callbacks=[rope.callback, …])")
+        self._steps[os.fspath(path)] = checkpoint["global_step"]
+        self._save(checkpoint["global_step"], checkpoint)
+
+    def load_checkpoint(
+        self, path: Any, map_location: Any = None, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """FileNotFoundError: no such step."""
+        if os.path.exists(path):
+            loaded: dict[str, Any] = super().load_checkpoint(path, map_location, weights_only)
+            return loaded
+        step, client = self._step(os.fspath(path)), self._opened()
+        try:
+            checkpoint = self._read(step, 0)
+            own = checkpoint if client.rank == 0 else self._read(step, client.rank)
+        except NotFound as error:
+            raise FileNotFoundError(f"{path}: {error}") from error
+        if own.get(_RNG) is not None:
+            self._pending_rng = (step, own[_RNG])
+        return {name: value for name, value in checkpoint.items() if name != _RNG}
+
+    def remove_checkpoint(self, path: Any) -> None:
+        """Forgets the path: which steps stay is the daemons' to say (--keep-steps, --keep-on-storage)."""
+        if self._steps.pop(os.fspath(path), None) is None and os.path.exists(path):
+            super().remove_checkpoint(path)
+
+    def teardown(self) -> None:
+        """Waits until the last save is committed."""
+        self.maybe_finalize(blocking=True)
+
+    def maybe_finalize(self, blocking: bool = False) -> bool:
+        """As Checkpointer.maybe_finalize()."""
+        return self._saves is None or self._saves.maybe_finalize(blocking)
+
+    def state_dict(self) -> dict[str, Any]:
+        """For Checkpointer."""
+        return dict(self._now)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        raise InvalidArgument("a checkpoint is loaded by Trainer.fit(ckpt_path=…)")
+
+    # ---- the store
+
+    def _opened(self) -> Client:
+        if self._client is None:
+            self._client = open_rank(self._timeout)
+            self._persist = self._persist and has_storage(self._client)
+        return self._client
+
+    def _save(self, step: int, checkpoint: Mapping[str, Any]) -> None:
+        if step == self._last:
+            return  # by another name: "last.ckpt"
+        client = self._opened()
+        if self._saves is None:
+            self._saves = Checkpointer(
+                model=torch.nn.Module(), extra=self, client=client, rng=False, **self._options
+            )
+        self._now, self._last = checkpoint, step
+        self._saves.save(step, metadata=self._metadata, persist=self._persist)
+        self._now = {}
+
+    def _read(self, step: int, rank: int) -> dict[str, Any]:
+        """What a rank saved; of one that was not there, nothing."""
+        client = self._opened()
+        try:
+            loaded = load_state(
+                client, torch.nn.Module(), step=step, rank=rank, rng=False, timeout=self._timeout
+            )
+        except NotFound:
+            if rank == 0:
+                raise
+            return {}
+        assert loaded is not None
+        extra = loaded.data.get("extra") if isinstance(loaded.data, dict) else None
+        if not isinstance(extra, dict) or (rank == 0 and "global_step" not in extra):
+            raise NotFound(f"step {step} is not a checkpoint of Lightning's")
+        return extra
+
+    def _step(self, path: str) -> int:
+        if path in self._steps:
+            return self._steps[path]
+        match = re.search(r"step=(\d+)", os.path.basename(path))
+        if match is not None:
+            return int(match[1])
+        found = self._opened().latest(self._timeout) if os.path.basename(path).startswith("last") else None
+        if found is None:
+            raise FileNotFoundError(f"{path}: there is no such file, and no step= with a number in its name")
+        return found.step
+
+
+class _EveryRank(Callback):  # type: ignore[misc]
+    """Lightning hands a checkpoint to rank 0's plugin alone. A step is committed when every rank has saved
+    its part of it, which is, of the others, the random generators."""
+
+    def __init__(self, io: RopeteamCheckpointIO) -> None:
+        self._io = io
+        self.attached = False
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        strategy = trainer.strategy
+        if type(strategy).__name__ in ("FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy"):
+            raise Unsupported(f"{type(strategy).__name__} saves by no CheckpointIO: see docs/frameworks.md")
+        if self.attached:
+            return
+        self.attached = True
+        own: Callable[..., None] = strategy.save_checkpoint
+
+        def save_checkpoint(checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+            self._io._metadata = _metadata(trainer)
+            checkpoint[_RNG] = rng_state()  # here, and not in the thread of AsyncCheckpointIO
+            own(checkpoint, filepath, storage_options=storage_options)
+            if not strategy.is_global_zero:
+                self._io._save(checkpoint["global_step"], {_RNG: checkpoint[_RNG]})
+
+        strategy.save_checkpoint = save_checkpoint  # all ranks call it, and rank 0's plugin is called in it
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The generators as they were when the step was saved. The iterator of an epoch's batches, which is
+        made after this, takes numbers from them."""
+        self._restore_rng(trainer)
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Where the epoch had begun when the step was saved, its iterator had been made already."""
+        if batch_idx > 0:
+            self._restore_rng(trainer)
+        self._io._pending_rng = None
+
+    def _restore_rng(self, trainer: Trainer) -> None:
+        pending = self._io._pending_rng
+        if pending is not None and pending[0] == trainer.global_step:
+            set_rng_state(pending[1])
+
+
+def _metadata(trainer: Trainer) -> dict[str, float]:
+    """The numbers that were logged last, {"val_loss": …}."""
+    return {str(name): float(value) for name, value in list(trainer.callback_metrics.items())[:32]}
