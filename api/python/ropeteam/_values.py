@@ -150,7 +150,10 @@ def plain_tensor(tensor: Any, what: str) -> Any:
     """The strided tensor in CPU or CUDA memory that is meant: of a DTensor, this rank's own part."""
     torch = sys.modules["torch"]
     if hasattr(tensor, "to_local"):
-        with torch.no_grad():  # with gradients on, a DTensor answers through autograd, ten times slower
+        if torch.is_grad_enabled():  # then a DTensor answers through autograd, ten times slower
+            with torch.no_grad():
+                tensor = tensor.to_local()
+        else:
             tensor = tensor.to_local()
         if hasattr(tensor, "wait"):  # a collective still under way
             tensor = tensor.wait()

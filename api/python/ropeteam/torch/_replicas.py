@@ -53,7 +53,8 @@ def save_tensors(
         remembered = _REMEMBERED[client] = _Remembered(client)
     remembered.look()
     alone = remembered.alone or (isinstance(replicas, str) and replicas == "all")
-    return remembered.save(step, objects, replicated or {}, alone, verify, options)
+    with torch.no_grad():  # once for all tensors
+        return remembered.save(step, objects, replicated or {}, alone, verify, options)
 
 
 class _Remembered:
