@@ -58,13 +58,17 @@ std::string DataSecurity(const TransportCapabilities& has) {
   return has.name == "ucx" && !has.rdma ? "OPEN (ucx)" : "one key for all peers";
 }
 
-EngineConfig EngineConfigOf(const Options& options, NodeId self) {
+// Longer than the copy of a GiB into the arena; a save that is filled for longer is replicated meanwhile.
+constexpr TimeUs kPutsWaitUs = 100'000;
+
+EngineConfig EngineConfigOf(const Options& options, NodeId self, const TransportCapabilities& fabric) {
   EngineConfig config;
   config.self = self;
   config.job = options.job;
   config.node = options.node;
   config.scrub_bytes_per_s = options.scrub_bytes_per_s;
   config.restores_max = options.quarantine_after;
+  if (!fabric.rdma) config.puts_wait_us = kPutsWaitUs;
   config.encrypts = options.replica_cipher != nullptr;
   if (config.encrypts) config.salt = NewEncryptionSalt();
   return config;
@@ -133,7 +137,6 @@ Status Node::Init(const OpenFabric& open_fabric) {
   self_.name = options_.node;
   self_.ordinal = options_.ordinal;
   self_.domain = options_.domain;
-  engine_ = std::make_unique<Engine>(EngineConfigOf(options_, self_.id), store_.get());
   checks_ = std::make_unique<CheckWorkers>(
       arena_->memory(), options_.replica_cipher, options_.check_threads,
       [this](uint64_t tag, std::vector<uint32_t> bad, std::vector<EncryptedChunk> encrypted) {
@@ -142,6 +145,7 @@ Status Node::Init(const OpenFabric& open_fabric) {
         });
       });
   ROPETEAM_RETURN_IF_ERROR(InitPlanes(open_fabric));
+  engine_ = std::make_unique<Engine>(EngineConfigOf(options_, self_.id, data_->capabilities()), store_.get());
   return InitLocal();
 }
 

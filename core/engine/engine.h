@@ -45,6 +45,9 @@ struct EngineConfig {
   // How long chunks stay out of use whose writer has left the view without giving them back: longer than
   // anything the fabric may still deliver. OnPeerFenced() ends it early where the transport can tell.
   TimeUs quarantine_us = 5'000'000;
+  // How long the puts of a save wait for its commit; 0: a chunk is put as soon as it is full. Where this node's processors
+  // carry what is put, the copy into the arena gets them first: the training loop waits for the copy, not for the puts.
+  TimeUs puts_wait_us = 0;
   // How much of what is sealed here is read again, to find what has gone bad; 0: none.
   uint64_t scrub_bytes_per_s = 0;
   // A step that so many incarnations have restored, one after the other and without a newer commit, is not offered any

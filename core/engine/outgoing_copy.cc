@@ -229,7 +229,7 @@ void OutgoingCopy::StartPuts(const CopySource& source, CopyEffects* effects) {
     if (chunks_[index].state != Chunk::kWaiting) continue;
     // The arena first, where it has the bytes: they are those that the checksum is of.
     const SaveDirectInput* device = source.ready[index] ? nullptr : source.FindDevice(index);
-    if (!source.ready[index] && device == nullptr) continue;
+    if (device == nullptr && (source.puts_wait || !source.ready[index])) continue;
     Move(index, device != nullptr ? Chunk::kFromDevice : Chunk::kFromArena);
     chunks_[index].transfer = effects->StartPut(index, device);
     ROPETEAM_CHECK(chunks_[index].transfer != 0);

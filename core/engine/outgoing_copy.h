@@ -61,6 +61,7 @@ struct CopySource {
   std::vector<bool> ready;                     // the arena has the chunk's bytes; its checksum is known
   std::map<uint32_t, SaveDirectInput> device;  // by first chunk; no two of the same chunk
   bool sealed = false;
+  bool puts_wait = false;  // no put from the arena starts
 
   // The chunk's place in device memory; null: no usable device memory.
   const SaveDirectInput* FindDevice(uint32_t chunk) const;

@@ -59,6 +59,7 @@ Replicator::SourceId Replicator::Begin(const ShardId& shard, uint32_t replicas, 
   source.extents = std::move(extents);
   source.crcs.resize(chunks);
   source.chunks.ready.resize(chunks);
+  source.chunks.puts_wait = parts_.context.config.puts_wait_us != 0;
   const SourceId id = Add(std::move(source));
   Advance(id);
   ROPETEAM_CHECK(sources_.contains(id));  // until Sealed() or Cancel()
@@ -153,6 +154,7 @@ bool Replicator::AddSealed(Source* source) {
   const SealedShard* sealed = parts_.context.store.Find(source->shard);
   if (sealed == nullptr || !sealed->bad.empty()) return false;
   source->chunks.sealed = true;
+  source->chunks.puts_wait = false;
   source->meta = sealed->meta;
   source->extents = sealed->extents;
   source->crcs = sealed->crcs;
@@ -546,8 +548,12 @@ void Replicator::OnPeerLink(NodeId peer, bool up) {
 }
 
 void Replicator::OnTimer() {
+  const EngineConfig& config = parts_.context.config;
   std::vector<SourceId> ids;
-  for (const auto& [id, source] : sources_) ids.push_back(id);
+  for (auto& [id, source] : sources_) {
+    ids.push_back(id);
+    if (source.begun + config.puts_wait_us <= parts_.context.now) source.chunks.puts_wait = false;
+  }
   for (const SourceId id : ids) Advance(id);
 }
 
@@ -557,6 +563,7 @@ TimeUs Replicator::NextTimer() const {
     for (const auto& [copy_id, copy] : source.copies) due = std::min(due, copy.NextSend());
     // Due until OnTimer() has seen to it, however late that comes and whatever comes before.
     if (source.ending) continue;
+    if (source.chunks.puts_wait) due = std::min(due, source.begun + parts_.context.config.puts_wait_us);
     for (const auto& [node, until] : source.avoid_until) due = std::min(due, until);
   }
   return due;

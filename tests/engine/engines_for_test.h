@@ -50,7 +50,7 @@ struct TestShard {
 
 class TestNode {
  public:
-  TestNode(NodeId node_id, uint64_t chunks, uint64_t scrub_bytes_per_s, bool encrypts)
+  TestNode(NodeId node_id, uint64_t chunks, uint64_t scrub_bytes_per_s, bool encrypts, TimeUs puts_wait_us)
       : id(node_id), bytes(Store::MemoryFor(chunks, kTestChunk, encrypts)) {
     memory = static_cast<std::byte*>(
         mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
@@ -62,6 +62,7 @@ class TestNode {
     config.node = name;
     config.scrub_bytes_per_s = scrub_bytes_per_s;
     config.encrypts = encrypts;
+    config.puts_wait_us = puts_wait_us;
     config.salt.instance = {7, id};
     engine = std::make_unique<Engine>(config, store.get());
   }
@@ -101,10 +102,11 @@ class TestNode {
 class Engines {
  protected:
   // Nodes 1, 2, …; the first leads, and rank i is on node i + 1.
-  explicit Engines(uint32_t nodes, uint64_t chunks, uint64_t scrub_bytes_per_s, bool encrypts = false) {
+  explicit Engines(uint32_t nodes, uint64_t chunks, uint64_t scrub_bytes_per_s, bool encrypts = false,
+                   TimeUs puts_wait_us = 0) {
     SetLogSink([](LogLevel, std::string_view) {}, LogLevel::kOff);
     for (uint32_t i = 0; i < nodes; ++i)
-      nodes_.push_back(std::make_unique<TestNode>(i + 1, chunks, scrub_bytes_per_s, encrypts));
+      nodes_.push_back(std::make_unique<TestNode>(i + 1, chunks, scrub_bytes_per_s, encrypts, puts_wait_us));
     for (const auto& node : nodes_) node->engine->OnLease(now_, UINT64_MAX);
     ShowView(1, nullptr);
     for (const auto& node : nodes_) {

@@ -242,6 +242,8 @@ void Cluster::StartDaemon(size_t index) {
   config.job = kJob;
   config.node = host.member.name;
   config.quarantine_us = options_.quarantine_us;
+  config.puts_wait_us =
+      Mix(options_.seed, host.id, 0x9075) % 2 * 100'000;  // fabrics of both kinds in one job
   config.scrub_bytes_per_s = options_.scrub_bytes_per_s;
   config.restores_max = options_.restores_max;
   config.protocol = host.protocol;
