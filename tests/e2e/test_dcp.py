@@ -18,6 +18,7 @@ from dcp_ranks import Ranks  # noqa: E402
 from harness import WAIT_S, ask, clean_environment, environment  # noqa: E402
 from ropeteam import Level  # noqa: E402
 from ropeteam.dcp import StorageReader, StorageWriter, latest  # noqa: E402
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner  # noqa: E402
 
 # Several worlds load a step and commit none: it is not to blame.
 KEEP = ["--quarantine-after", "99"]
@@ -138,6 +139,29 @@ def fails_at_one(rope):
     save_by(rope, 10, "save")
 
 
+class Failing(DefaultSavePlanner):
+    def create_global_plan(self, plans):
+        raise RuntimeError("no plan")
+
+
+def fails_in_the_checkpoint_process(rope):
+    """By its planner, more often than a Client may have saves open, staged in memory and in the arena."""
+    kind = dcp.state_dict_saver.AsyncCheckpointerType.PROCESS
+    state = sharded(whole())
+    for step in range(1, 8):
+        planner = DefaultSavePlanner() if step == 1 else Failing()
+        future = dcp.async_save(
+            state, storage_writer=StorageWriter(rope, step), planner=planner, async_checkpointer_type=kind
+        )
+        try:
+            future.result()
+        except dcp.api.CheckpointException as error:
+            assert step > 1 and "no plan" in str(error), error
+        else:
+            assert step == 1
+    save_by(rope, 10, "save")
+
+
 def changes_at_one(rope):
     """What both ranks have one of them writes. Rank 1 alone has another state, and rank 0 has to write
     more."""
@@ -204,6 +228,12 @@ def test_a_rank_that_fails_fails_the_save_of_all_and_nothing_else(cluster, ranks
     socket = cluster(1, options=KEEP)[0].socket
     ranks.run(2, socket, fails_at_one)
     assert ranks.run(2, socket, load, 10) == [(10, {"step": 10})] * 2
+
+
+def test_what_fails_in_the_checkpoint_process_stays_open_nowhere(cluster, ranks):
+    socket = cluster(1, options=KEEP)[0].socket
+    ranks.run(2, socket, fails_in_the_checkpoint_process)
+    assert ranks.run(1, socket, load, 10) == [(10, {"step": 10})]
 
 
 def test_a_plan_that_changed_with_another_ranks_state_fails_one_save(cluster, ranks):
