@@ -29,7 +29,8 @@ void CheckWorkers::Submit(StartCheck check) {
   }
   auto job = std::make_shared<Job>();
   job->remaining = check.ranges.size();
-  if (check.ranges[0].cipher && check.ranges[0].cipher->encrypt) job->encrypted.resize(check.ranges.size());
+  const StartCheck::Range& first = check.ranges[0];
+  if (first.pack || (first.cipher && first.cipher->encrypt)) job->encrypted.resize(check.ranges.size());
   job->check = std::move(check);
   const bool many = job->remaining > 1;
   {
@@ -51,7 +52,10 @@ bool CheckWorkers::Matches(const StartCheck::Range& range, EncryptedChunk* encry
   if (range.cipher)
     return cipher_ != nullptr && in_memory(range.cipher->to) &&
            cipher_->CarryOut(memory_.data(), range, encrypted);
-  return Crc32c(memory_.data() + range.offset, range.length) == range.crc;
+  std::byte* const memory = memory_.data();
+  if (!range.pack) return Crc32c(memory + range.offset, range.length) == range.crc;
+  return PackIfGood(memory + range.pack->to, memory + range.offset, range.length, range.crc,
+                    range.pack->pieces, &encrypted->crc);
 }
 
 void CheckWorkers::Run() {

@@ -57,6 +57,7 @@ bool LocalServer::OnRequest(SessionId id, Client& client, local::Type type, Requ
       return OnWait(id, client, request, payload);
     case local::Type::kLatest:
     case local::Type::kViewOpen:
+    case local::Type::kViewRead:
     case local::Type::kViewRepair:
     case local::Type::kViewClose:
       return OnViewRequest(id, type, request, payload);
@@ -148,9 +149,15 @@ bool LocalServer::OnViewRequest(SessionId id, local::Type type, RequestId reques
     });
   } else if (type == local::Type::kViewOpen) {
     local::ViewOpen open;
-    if (!Decode(payload, open)) return false;
+    if (!Decode(payload, open, clients_.at(id).version)) return false;
     drive_([&](Engine& engine, TimeUs now) {
-      engine.OnViewOpen(now, id, request, open.step, open.rank, TimeoutUs(open.timeout_ms));
+      engine.OnViewOpen(now, id, request, open.step, open.rank, TimeoutUs(open.timeout_ms), open.partial);
+    });
+  } else if (type == local::Type::kViewRead) {
+    local::ViewRead read;
+    if (!Decode(payload, read)) return false;
+    drive_([&](Engine& engine, TimeUs now) {
+      engine.OnViewRead(now, id, request, read.view, read.parts, TimeoutUs(read.timeout_ms));
     });
   } else if (type == local::Type::kViewRepair) {
     local::ViewRepair repair;

@@ -98,7 +98,8 @@ void LocalServer::OnFrame(SessionId id, const local::FrameHeader& header, std::s
   if (client.state != State::kRank && client.state != State::kAdmin)
     return client.session->Close("a request before its hello was answered");
   const bool reads = header.type == local::Type::kLatest || header.type == local::Type::kViewOpen ||
-                     header.type == local::Type::kViewRepair || header.type == local::Type::kViewClose;
+                     header.type == local::Type::kViewRead || header.type == local::Type::kViewRepair ||
+                     header.type == local::Type::kViewClose;
   const bool looks = header.type == local::Type::kAdmin || header.type == local::Type::kTrace ||
                      header.type == local::Type::kRejoin || header.type == local::Type::kQuarantine ||
                      header.type == local::Type::kDrain;
@@ -193,6 +194,9 @@ void LocalServer::OnAnswer(const Answer& answer) {
   } else if (const auto* view = std::get_if<AnswerView>(&answer.body)) {
     const local::ViewGrant reply{view->view, view->meta, view->extents, view->crcs};
     session.Send(local::Type::kViewGrant, answer.request, Encode(reply));
+  } else if (const auto* ranges = std::get_if<AnswerRanges>(&answer.body)) {
+    const local::ViewBytes reply{ranges->chunks, ranges->crcs};
+    session.Send(local::Type::kViewBytes, answer.request, Encode(reply));
   } else {
     AnswerAdmin(client, answer);
   }

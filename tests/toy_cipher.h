@@ -41,6 +41,8 @@ inline std::string ToyCrypt(const std::byte* bytes, size_t length, uint64_t key)
 // Of one range: whether it is good. `out` is what it was encrypted to.
 inline bool ToyCheck(std::byte* memory, const StartCheck::Range& range, EncryptedChunk* out) {
   const std::byte* bytes = memory + range.offset;
+  if (range.pack)
+    return PackIfGood(memory + range.pack->to, bytes, range.length, range.crc, range.pack->pieces, &out->crc);
   if (!range.cipher) return Crc32c(bytes, range.length) == range.crc;
   const ChunkCipher& cipher = *range.cipher;
   const uint64_t key = ToyKey(cipher.salt, cipher.chunk);
@@ -65,7 +67,8 @@ inline ToyChecked ToyCheckAll(std::byte* memory, const StartCheck& check) {
   for (uint32_t i = 0; i < check.ranges.size(); ++i) {
     EncryptedChunk encrypted;
     if (!ToyCheck(memory, check.ranges[i], &encrypted)) checked.bad.push_back(i);
-    if (check.ranges[i].cipher && check.ranges[i].cipher->encrypt) checked.encrypted.push_back(encrypted);
+    const StartCheck::Range& range = check.ranges[i];
+    if (range.pack || (range.cipher && range.cipher->encrypt)) checked.encrypted.push_back(encrypted);
   }
   return checked;
 }

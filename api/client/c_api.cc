@@ -63,6 +63,7 @@ constexpr uint32_t kListedStepsDefault = 100;     // the header's
 constexpr size_t kOpenOptionsBytes = sizeof(ropeteam_open_options_t);
 constexpr size_t kInfoBytes = sizeof(ropeteam_info_t);
 constexpr size_t kSaveOptionsBytes = sizeof(ropeteam_save_options_t);
+constexpr size_t kViewOptionsBytes = sizeof(ropeteam_view_options_t);
 constexpr size_t kStepBytes = sizeof(ropeteam_step_t);
 constexpr size_t kObjectBytes = sizeof(ropeteam_object_t);
 constexpr size_t kStorageStepBytes = sizeof(ropeteam_storage_step_t);
@@ -471,13 +472,22 @@ ropeteam_status_t ropeteam_latest_at(ropeteam_t* handle, ropeteam_level_t level,
 
 ropeteam_status_t ropeteam_view_open(ropeteam_t* handle, uint64_t step, uint32_t rank, int64_t timeout_ms,
                                      ropeteam_view_t** view) {
+  const ropeteam_view_options_t whole{sizeof(whole), 0};
+  return ropeteam_view_open_with(handle, step, rank, &whole, timeout_ms, view);
+}
+
+ropeteam_status_t ropeteam_view_open_with(ropeteam_t* handle, uint64_t step, uint32_t rank,
+                                          const ropeteam_view_options_t* options, int64_t timeout_ms,
+                                          ropeteam_view_t** view) {
   return Guard([&]() -> Status {
     ROPETEAM_RETURN_IF_ERROR(CheckHandle(handle));
+    ROPETEAM_RETURN_IF_ERROR(ropeteam::client::CheckInput(options, ropeteam::client::kViewOptionsBytes,
+                                                          "ropeteam_view_options_t"));
     ROPETEAM_RETURN_IF_ERROR(ropeteam::client::CheckTimeout(timeout_ms));
     ROPETEAM_RETURN_IF_ERROR(CheckNotNull(view, "where to put the view handle"));
     auto opened = std::make_unique<ropeteam_view_t>();
     Result<std::unique_ptr<ropeteam::client::View>> result =
-        ropeteam::client::View::Open(handle->client, step, rank, timeout_ms);
+        ropeteam::client::View::Open(handle->client, step, rank, options->partial != 0, timeout_ms);
     if (!result.ok()) return result.status();
     opened->view = std::move(result).value();
     *view = opened.release();

@@ -29,6 +29,7 @@ bool IsAnswer(Type type) {
     case Type::kSaveGrant:
     case Type::kLatestReply:
     case Type::kViewGrant:
+    case Type::kViewBytes:
     case Type::kAdminReply:
     case Type::kStorageListReply:
     case Type::kTraceReply:

@@ -11,7 +11,7 @@
 // Order: the first request is Hello. The answer's ancillary data (SCM_RIGHTS) carries one descriptor, of the
 // arena, opened for reading and writing; the client maps its chunks, once, and not the tables before them.
 // Requests of one connection are handled in order; answers that have to wait for the world (kWait, kLatest,
-// kViewOpen, kViewRepair, kStorageList, kTrace, kAdmin, kDrain) come when they can, out of order.
+// kViewOpen, kViewRead, kViewRepair, kStorageList, kTrace, kAdmin, kDrain) come when they can, out of order.
 //
 // Device memory: a rank may hand over a descriptor of its GPU's memory (kGpuBuffer, with SCM_RIGHTS beside
 // its frame) and then say that chunks of a save are to be found there as well (kSaveDirect), before they have
@@ -36,6 +36,7 @@
 #include "core/base/trace_event.h"
 #include "core/shard/extent.h"
 #include "core/shard/manifest.h"
+#include "core/shard/pieces.h"
 
 namespace ropeteam::local {
 
@@ -92,6 +93,10 @@ enum class Type : uint16_t {
   kQuarantine = 29,  // of kind kAdmin; answered by kReply: at kOk every node knows
   // Of kind kAdmin; answered by kAdminReply when the node leaves, and the connection ends behind it.
   kDrain = 30,
+  // Of a view without chunks. Answered by kViewBytes; no parts: answered by kReply, and the chunks of the read before are the
+  // daemon's again.
+  kViewRead = 31,
+  kViewBytes = 32,
 };
 
 struct FrameHeader {
@@ -259,7 +264,10 @@ struct ViewOpen {
   Step step = 0;
   Rank rank = 0;
   uint64_t timeout_ms = 0;
-  auto Fields() { return std::tie(step, rank, timeout_ms); }
+  // A shard that is not on this node need not be fetched: the grant may then be without extents and checksums, and the view is
+  // read by kViewRead.
+  bool partial = false;
+  auto Fields() { return Tie(step, rank, timeout_ms, Since<5>(partial)); }
 };
 struct ViewGrant {
   uint64_t view = 0;
@@ -267,6 +275,21 @@ struct ViewGrant {
   std::vector<Extent> extents;
   std::vector<uint32_t> crcs;
   auto Fields() { return std::tie(view, meta, extents, crcs); }
+};
+// kUnavailable, kNotFound, kNoSpace: open the whole shard instead.
+struct ViewRead {
+  uint64_t view = 0;
+  std::vector<PackedPart> parts;  // at most kPackedPartsMax
+  uint64_t timeout_ms = 0;
+  auto Fields() { return std::tie(view, parts, timeout_ms); }
+};
+static_assert(kPackedPartsMax * (kPiecesMax * 20 + 4) + 64 <= kFrameBytesMax);
+// The chunks of the arena at whose beginnings the packed parts are, and the parts' CRC32Cs. They stay until the next kViewRead
+// of the view, or its close.
+struct ViewBytes {
+  std::vector<uint32_t> chunks;
+  std::vector<uint32_t> crcs;
+  auto Fields() { return std::tie(chunks, crcs); }
 };
 struct ViewRepair {
   uint64_t view = 0;

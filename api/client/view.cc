@@ -35,22 +35,38 @@ View::View(std::shared_ptr<Client> client, std::shared_ptr<Link> link, Step step
       chunk_bytes_(link_->arena->chunk_bytes()) {}
 
 Result<std::unique_ptr<View>> View::Open(const std::shared_ptr<Client>& client, Step step, Rank rank,
-                                         int64_t timeout_ms) {
+                                         bool partial, int64_t timeout_ms) {
   const Deadline deadline = Deadline::In(timeout_ms);
   Result<std::shared_ptr<Link>> link = client->GetLink(deadline, Client::Retry::kYes);
   if (!link.ok()) return link.status();
   ROPETEAM_RETURN_IF_ERROR(client->TakeView());
   std::unique_ptr<View> view(new View(client, *link, step, rank));
-  ROPETEAM_RETURN_IF_ERROR(view->link_->channel->Call(
-      Type::kViewOpen, local::ViewOpen{step, rank, deadline.RemainingMs()}, Type::kViewGrant, &view->grant_,
-      deadline.Plus(kAnswerGraceMs), &view->frames_));
-  view->granted_ = true;
-  if (Status status = view->CheckGrant(); !status.ok()) {
-    view->link_->channel->Break(status);
-    return status;
-  }
+  ROPETEAM_RETURN_IF_ERROR(view->OpenGrant(partial, deadline));
   ROPETEAM_RETURN_IF_ERROR(view->LoadManifest(deadline));
   return view;
+}
+
+// After an error grant_ is as it was.
+Status View::OpenGrant(bool partial, Deadline deadline) {
+  const local::ViewOpen open{step_, rank_, deadline.RemainingMs(), partial};
+  local::ViewGrant grant;
+  ROPETEAM_RETURN_IF_ERROR(link_->channel->Call(Type::kViewOpen, open, Type::kViewGrant, &grant,
+                                                deadline.Plus(kAnswerGraceMs), &frames_));
+  grant_ = std::move(grant);
+  granted_ = true;
+  partial_ = partial && grant_.extents.empty() && grant_.crcs.empty();
+  if (Status status = CheckGrant(); !status.ok()) {
+    link_->channel->Break(status);
+    return status;
+  }
+  const uint64_t count = grant_.crcs.size();
+  chunks_.clear();
+  chunks_.reserve(count);
+  for (const Extent& extent : grant_.extents) {
+    for (uint32_t i = 0; i < extent.count && chunks_.size() < count; ++i) chunks_.push_back(extent.first + i);
+  }
+  checked_.assign(count, Chunk::kUnknown);
+  return OkStatus();
 }
 
 View::~View() {
@@ -66,8 +82,9 @@ Status View::CheckGrant() const {
   const ShardMeta& meta = grant_.meta;
   ROPETEAM_RETURN_IF_ERROR(link_->arena->CheckExtents(grant_.extents));
   const uint64_t need = ChunksFor(meta.stream_bytes, chunk_bytes_);
-  if (meta.chunk_bytes != chunk_bytes_ || need > kChunksPerShardMax || ChunkCount(grant_.extents) < need ||
-      grant_.crcs.size() != need || meta.manifest_offset >= meta.stream_bytes) {
+  const bool chunks = partial_ || (ChunkCount(grant_.extents) >= need && grant_.crcs.size() == need);
+  if (meta.chunk_bytes != chunk_bytes_ || need > kChunksPerShardMax || !chunks ||
+      meta.manifest_offset >= meta.stream_bytes) {
     return Error(Code::kInternal,
                  "the daemon granted a view of %llu bytes (manifest at %llu) with %llu chunks of %llu, %zu "
                  "checksums; this arena has chunks of %llu",
@@ -78,12 +95,6 @@ Status View::CheckGrant() const {
 }
 
 Status View::LoadManifest(Deadline deadline) {
-  const uint64_t count = grant_.crcs.size();
-  chunks_.reserve(count);
-  for (const Extent& extent : grant_.extents) {
-    for (uint32_t i = 0; i < extent.count && chunks_.size() < count; ++i) chunks_.push_back(extent.first + i);
-  }
-  checked_.assign(count, Chunk::kUnknown);
   const uint64_t offset = grant_.meta.manifest_offset;
   std::string bytes(grant_.meta.stream_bytes - offset, '\0');
   const Runs runs{.offset = offset, .length = bytes.size(), .target = AsBytes(bytes.data())};
@@ -94,6 +105,7 @@ Status View::LoadManifest(Deadline deadline) {
                  manifest.status().message().c_str());
   }
   manifest_ = std::move(manifest).value();
+  manifest_crc_ = Crc32c(bytes.data(), bytes.size());
   return OkStatus();
 }
 
@@ -167,6 +179,7 @@ void View::CopyRange(uint64_t offset, std::byte* target, uint64_t length, const 
 }
 
 Status View::ReadRuns(std::span<const Runs> all, Deadline deadline) {
+  if (partial_) return ReadByRanges(all, deadline);
   const auto pass = [&](const std::vector<uint32_t>* only) {
     for (const Runs& runs : all)
       for (uint64_t i = 0; i < runs.count; ++i)
@@ -188,6 +201,136 @@ std::vector<uint32_t> View::ForgetBad() {
   for (const uint32_t index : bad) checked_[index] = Chunk::kUnknown;
   std::sort(bad.begin(), bad.end());
   return bad;
+}
+
+// The runs cut at the chunks' ends.
+void View::Want(const Runs& runs, std::vector<Wanted>* wanted) const {
+  const auto add = [&](uint64_t offset, uint64_t length, uint64_t count, std::byte* target) {
+    const ChunkPiece piece{static_cast<uint32_t>(offset / chunk_bytes_),
+                           static_cast<uint32_t>(offset % chunk_bytes_), static_cast<uint32_t>(length),
+                           static_cast<uint32_t>(count), static_cast<uint32_t>(count > 1 ? runs.stride : 0)};
+    wanted->push_back({piece, target, runs.target_stride});
+  };
+  for (uint64_t i = 0; i < runs.count && runs.length != 0;) {
+    uint64_t offset = runs.offset + i * runs.stride;
+    std::byte* target = runs.target + i * runs.target_stride;
+    const uint64_t room = chunk_bytes_ - offset % chunk_bytes_;
+    if (runs.length <= room) {  // this one, and those behind it that end in the same chunk
+      const uint64_t more =
+          runs.count == 1 ? 0 : std::min(runs.count - 1 - i, (room - runs.length) / runs.stride);
+      add(offset, runs.length, more + 1, target);
+      i += more + 1;
+      continue;
+    }
+    for (uint64_t left = runs.length; left != 0;) {
+      const uint64_t part = std::min(left, chunk_bytes_ - offset % chunk_bytes_);
+      add(offset, part, 1, target);
+      offset += part;
+      target += part;
+      left -= part;
+    }
+    ++i;
+  }
+}
+
+// In the order of the chunks, so that a holder checks each of them for one part or, at a part's end, for two.
+Status View::ReadByRanges(std::span<const Runs> all, Deadline deadline) {
+  std::vector<Wanted> wanted;
+  for (const Runs& runs : all) Want(runs, &wanted);
+  std::stable_sort(wanted.begin(), wanted.end(),
+                   [](const Wanted& a, const Wanted& b) { return a.piece.chunk < b.piece.chunk; });
+  Status status;
+  std::vector<std::span<const Wanted>> parts;
+  for (size_t begin = 0; begin < wanted.size() && status.ok();) {
+    uint64_t bytes = wanted[begin].piece.bytes();
+    size_t end = begin + 1;
+    while (end < wanted.size() && end - begin < kPiecesMax &&
+           bytes + wanted[end].piece.bytes() <= chunk_bytes_)
+      bytes += wanted[end++].piece.bytes();
+    parts.push_back(std::span(wanted).subspan(begin, end - begin));
+    begin = end;
+    if (parts.size() < kPackedPartsMax && begin < wanted.size()) continue;
+    status = ReadParts(parts, deadline);
+    parts.clear();
+  }
+  const Code code = status.code();
+  if (code != Code::kUnavailable && code != Code::kNotFound && code != Code::kNoSpace &&
+      code != Code::kCorrupt)
+    return status;
+  ROPETEAM_RETURN_IF_ERROR(link_->channel->Check());
+  LOG_INFO("the whole of step %llu rank %u is fetched: %s", Ull(step_), rank_, status.message().c_str());
+  ROPETEAM_RETURN_IF_ERROR(BecomeWhole(deadline));
+  return ReadRuns(all, deadline);
+}
+
+Status View::ReadParts(std::span<const std::span<const Wanted>> parts, Deadline deadline) {
+  local::ViewRead read{grant_.view, std::vector<PackedPart>(parts.size()), deadline.RemainingMs()};
+  for (size_t i = 0; i < parts.size(); ++i)
+    for (const Wanted& each : parts[i]) read.parts[i].pieces.push_back(each.piece);
+  local::ViewBytes bytes;
+  ROPETEAM_RETURN_IF_ERROR(link_->channel->Call(Type::kViewRead, read, Type::kViewBytes, &bytes,
+                                                deadline.Plus(kAnswerGraceMs), &frames_));
+  bool good = bytes.chunks.size() == parts.size() && bytes.crcs.size() == parts.size();
+  for (const uint32_t chunk : bytes.chunks) good = good && chunk < link_->arena->chunks_total();
+  if (!good) return link_->channel->BreakFor("sent ranges that are not in its arena");
+  for (size_t i = 0; i < parts.size(); ++i) good = CopyPart(parts[i], bytes.chunks[i], bytes.crcs[i]) && good;
+  if (device_ != nullptr && device_status_.ok()) device_status_ = device_->WaitCopiesIn();
+  // Held while the bytes were copied; now they are the daemon's again.
+  ROPETEAM_RETURN_IF_ERROR(link_->channel->Check());
+  (void)link_->channel->Post(Type::kViewRead, local::ViewRead{grant_.view, {}, 0},
+                             Deadline::In(kLocalAnswerMs), &frames_);
+  if (good) return OkStatus();
+  return Error(Code::kCorrupt, "ranges of step %llu rank %u do not match their checksums on this node",
+               Ull(step_), rank_);
+}
+
+// False: the packed bytes do not match, and the targets have them all the same.
+bool View::CopyPart(std::span<const Wanted> part, uint32_t chunk, uint32_t crc) {
+  const std::byte* source = link_->arena->chunk(chunk);
+  uint32_t found = 0;
+  if (device_ != nullptr) {
+    uint64_t bytes = 0;
+    for (const Wanted& each : part) bytes += each.piece.bytes();
+    found = Crc32c(source, bytes);
+  }
+  for (const Wanted& each : part) {
+    for (uint32_t run = 0; run < each.piece.count; ++run) {
+      std::byte* target = each.target + run * each.target_stride;
+      if (device_ == nullptr) {
+        found = CopyCrc32c(target, source, each.piece.length, found);
+      } else if (device_status_.ok()) {
+        const auto address = static_cast<CuDevicePtr>(reinterpret_cast<uintptr_t>(target));
+        device_status_ = device_->CopyIn(address, source, each.piece.length);
+      }
+      source += each.piece.length;
+    }
+  }
+  return found == crc;
+}
+
+// After an error the view is as it was.
+Status View::BecomeWhole(Deadline deadline) {
+  const local::ViewGrant before = grant_;
+  ROPETEAM_RETURN_IF_ERROR(OpenGrant(false, deadline));
+  const ShardMeta& meta = before.meta;
+  bool same = grant_.meta == meta;
+  Status status;
+  if (same && manifest_crc_) {
+    std::string bytes(meta.stream_bytes - meta.manifest_offset, '\0');
+    const Runs runs{.offset = meta.manifest_offset, .length = bytes.size(), .target = AsBytes(bytes.data())};
+    status = ReadRuns({&runs, 1}, deadline);
+    same = *manifest_crc_ == Crc32c(bytes.data(), bytes.size());
+  }
+  if (status.ok() && !same)
+    status = Error(Code::kUnavailable, "step %llu rank %u is another shard now", Ull(step_), rank_);
+  // Of the two, the one that is of use stays.
+  const local::ViewClose close{status.ok() ? before.view : grant_.view};
+  if (!status.ok()) {
+    grant_ = before;
+    partial_ = true;
+  }
+  (void)link_->channel->Post(Type::kViewClose, close, Deadline::In(kLocalAnswerMs), &frames_);
+  return status;
 }
 
 Status View::VerifyRange(uint64_t offset, uint64_t length, Deadline deadline) {
@@ -309,7 +452,9 @@ Result<const void*> View::Map(const Object& object, int64_t timeout_ms) {
   const std::lock_guard lock(mutex_);
   ROPETEAM_RETURN_IF_ERROR(link_->channel->Check());
   if (object.length == 0) return static_cast<const void*>(kNoBytes);
-  ROPETEAM_RETURN_IF_ERROR(VerifyRange(object.offset, object.length, Deadline::In(timeout_ms)));
+  const Deadline deadline = Deadline::In(timeout_ms);
+  if (partial_) ROPETEAM_RETURN_IF_ERROR(BecomeWhole(deadline));
+  ROPETEAM_RETURN_IF_ERROR(VerifyRange(object.offset, object.length, deadline));
   const uint64_t first = object.offset / chunk_bytes_;
   const uint64_t last = (object.offset + object.length - 1) / chunk_bytes_;
   const uint64_t within = object.offset % chunk_bytes_;

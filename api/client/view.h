@@ -9,6 +9,10 @@
 // The chunks are under a lease that ends with the connection. So a read asks, after its copy, whether the
 // daemon is still there: if it is, the lease held while the bytes were copied.
 //
+// A partial view has no chunks here. Its reads ask the daemon for the ranges, which come packed in chunks that are this view's until
+// its next read, each with a checksum that holders made of checked bytes. What cannot be read in this way makes the view
+// whole: then the daemon fetches the shard.
+//
 // Safe from any thread: reads are serialised; the list of objects never changes.
 
 #ifndef ROPETEAM_API_CLIENT_VIEW_H_
@@ -19,6 +23,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -39,7 +44,7 @@ class View {
  public:
   // See ropeteam_view_open().
   static Result<std::unique_ptr<View>> Open(const std::shared_ptr<Client>& client, Step step, Rank rank,
-                                            int64_t timeout_ms);
+                                            bool partial, int64_t timeout_ms);
   ~View();
   View(const View&) = delete;
   View& operator=(const View&) = delete;
@@ -73,8 +78,21 @@ class View {
  private:
   View(std::shared_ptr<Client> client, std::shared_ptr<Link> link, Step step, Rank rank);
 
+  // A run of a ranged read in one chunk, and where it goes.
+  struct Wanted {
+    ChunkPiece piece;
+    std::byte* target = nullptr;
+    uint64_t target_stride = 0;
+  };
+
+  Status OpenGrant(bool partial, Deadline deadline);
   Status CheckGrant() const;
   Status LoadManifest(Deadline deadline);
+  void Want(const Runs& runs, std::vector<Wanted>* wanted) const;
+  Status ReadByRanges(std::span<const Runs> all, Deadline deadline);
+  Status ReadParts(std::span<const std::span<const Wanted>> parts, Deadline deadline);
+  bool CopyPart(std::span<const Wanted> part, uint32_t chunk, uint32_t crc);
+  Status BecomeWhole(Deadline deadline);
   const std::byte* ChunkData(uint64_t index) const { return link_->arena->chunk(chunks_[index]); }
   uint64_t ChunkSize(uint64_t index) const {
     return ChunkLength(grant_.meta.stream_bytes, chunk_bytes_, index);
@@ -100,11 +118,13 @@ class View {
   bool granted_ = false;
   std::vector<uint32_t> chunks_;  // the arena's chunk for each of the stream
   Manifest manifest_;
+  std::optional<uint32_t> manifest_crc_;  // once it is loaded
 
   std::mutex mutex_;
   // Guarded by mutex_:
   enum class Chunk : uint8_t { kUnknown, kGood, kBad };
   std::vector<Chunk> checked_;  // by chunk of the stream, under this lease; kBad: in the pass under way
+  bool partial_ = false;        // grant_ has no chunks
   std::vector<uint32_t> bad_;   // chunks that did not match in the pass under way
   CudaLane* device_ = nullptr;  // where targets are, in a read into device memory
   Status device_status_;        // of that read's copies

@@ -139,6 +139,8 @@ void Engine::Impl::ApplyView(const View& view) {
   std::erase_if(context_.local.peers, [&](const auto& peer) { return !context_.Contains(peer.first); });
   parts_.replicator.OnView();
   parts_.fetcher.OnView();
+  parts_.range_holder.OnView();
+  parts_.range_reader.OnView();
   parts_.asker.OnView();
   std::deque<Envelope> early = std::move(early_);
   early_.clear();
@@ -294,6 +296,12 @@ void Engine::Impl::Dispatch(const Envelope& envelope) {
       return Handle<FetchOrder>(envelope, [&](auto& m) {
         if (from == context_.view.leader) p.fetcher.Fetch(m.shard.id, [](const Status&) {});
       });
+    case Kind::kRangesOpen:
+      return Handle<RangesOpen>(envelope, [&](auto& m) { p.range_holder.OnOpen(from, std::move(m)); });
+    case Kind::kRangesGrant:
+      return Handle<RangesGrant>(envelope, [&](auto& m) { p.range_reader.OnGrant(from, m); });
+    case Kind::kRangesClose:
+      return Handle<RangesClose>(envelope, [&](auto& m) { p.range_holder.OnClose(from, m); });
     case Kind::kVerifyOrder:
       return Handle<VerifyOrder>(envelope, [&](auto& m) { p.holder.OnVerifyOrder(from, m); });
     case Kind::kVerifyResult:
@@ -451,6 +459,8 @@ void Engine::Impl::RunTimers() {
   parts_.replicator.OnTimer();
   parts_.holder.OnTimer();
   parts_.fetcher.OnTimer();
+  parts_.range_holder.OnTimer();
+  parts_.range_reader.OnTimer();
   parts_.scrubber.OnTimer();
   parts_.drainer.OnTimer(inventory_.known() && !context_.inventory_dirty);
   parts_.leader.OnTimer();
@@ -459,6 +469,7 @@ void Engine::Impl::RunTimers() {
 TimeUs Engine::Impl::NextTimer() const {
   TimeUs due = std::min({parts_.memory.NextTimer(), parts_.asker.NextTimer(), parts_.sessions.NextTimer(),
                          parts_.replicator.NextTimer(), parts_.holder.NextTimer(), parts_.fetcher.NextTimer(),
+                         parts_.range_holder.NextTimer(), parts_.range_reader.NextTimer(),
                          parts_.scrubber.NextTimer(), parts_.drainer.NextTimer(), parts_.leader.NextTimer()});
   if (context_.has_lease()) due = std::min(due, context_.lease_until);
   return std::min(due, InventoryDue());
@@ -533,7 +544,8 @@ void Engine::Impl::CheckInvariants() const {
   const uint64_t unsealed = parts_.sessions.filling_chunks() + parts_.holder.granted_chunks() +
                             parts_.fetcher.allocated_chunks() + parts_.persister.allocated_chunks() +
                             parts_.memory.quarantined_chunks() + parts_.transfers.bounce_chunks() +
-                            parts_.converter.allocated_chunks();
+                            parts_.converter.allocated_chunks() + parts_.range_holder.allocated_chunks() +
+                            parts_.range_reader.allocated_chunks();
   ROPETEAM_CHECK(context_.store.chunks_free() + sealed + context_.store.removed_chunks() + unsealed ==
                  context_.store.chunks_total());
 }
@@ -665,9 +677,15 @@ void Engine::OnLatest(TimeUs now, SessionId session, RequestId request, Level le
   impl_->Finish();
 }
 void Engine::OnViewOpen(TimeUs now, SessionId session, RequestId request, Step step, Rank rank,
-                        TimeUs timeout_us) {
+                        TimeUs timeout_us, bool partial) {
   impl_->Begin(now);
-  impl_->parts_.sessions.ViewOpen(session, request, step, rank, timeout_us);
+  impl_->parts_.sessions.ViewOpen(session, request, step, rank, timeout_us, partial);
+  impl_->Finish();
+}
+void Engine::OnViewRead(TimeUs now, SessionId session, RequestId request, ViewId view,
+                        const std::vector<PackedPart>& parts, TimeUs timeout_us) {
+  impl_->Begin(now);
+  impl_->parts_.sessions.ViewRead(session, request, view, parts, timeout_us);
   impl_->Finish();
 }
 void Engine::OnViewRepair(TimeUs now, SessionId session, RequestId request, ViewId view,

@@ -34,6 +34,7 @@
 #include "core/engine/report.h"
 #include "core/engine/storage_work.h"
 #include "core/shard/extent.h"
+#include "core/shard/pieces.h"
 #include "core/store/store.h"
 
 namespace ropeteam {
@@ -102,8 +103,13 @@ struct ChunkCipher {
   EncryptionSalt salt;
   ChunkTag tag;  // to decrypt
 };
+// Pieces of one chunk, which is the range, are copied to one place in the arena's memory, one run behind the other.
+struct ChunkPack {
+  uint64_t to = 0;  // from the beginning of the arena's memory
+  std::vector<ChunkPiece> pieces;
+};
 struct EncryptedChunk {
-  uint32_t crc = 0;  // of the ciphertext
+  uint32_t crc = 0;  // of the ciphertext, or of what was packed
   ChunkTag tag;
 };
 // Computes CRC32Cs of arena memory off the engine's thread. Answered by OnCheckDone(tag) exactly once.
@@ -115,6 +121,8 @@ struct StartCheck {
     // The range is encrypted or decrypted as well. It is bad if checksum or tag do not match; what lies at `to` is then
     // neither the plaintext nor the ciphertext. What is encrypted is what was checked, whatever others write to it meanwhile.
     std::optional<ChunkCipher> cipher = {};
+    // If the range is good its pieces are packed as well. Not with a cipher.
+    std::optional<ChunkPack> pack = {};
   };
   uint64_t tag = 0;
   std::vector<Range> ranges;
@@ -148,6 +156,11 @@ struct AnswerView {
   std::vector<Extent> extents;
   std::vector<uint32_t> crcs;
 };
+// A ranged read's parts: where each one's bytes are, at the beginning of a chunk of this arena, and their CRC32C.
+struct AnswerRanges {
+  std::vector<uint32_t> chunks;
+  std::vector<uint32_t> crcs;
+};
 struct AnswerReport {
   ClusterReport report;
 };
@@ -165,8 +178,8 @@ struct AnswerTrace {
 struct Answer {
   SessionId session = 0;
   RequestId request = 0;
-  std::variant<AnswerStatus, AnswerHello, AnswerGrant, AnswerLatest, AnswerView, AnswerReport, AnswerVerify,
-               AnswerTrace>
+  std::variant<AnswerStatus, AnswerHello, AnswerGrant, AnswerLatest, AnswerView, AnswerRanges, AnswerReport,
+               AnswerVerify, AnswerTrace>
       body;
 };
 
@@ -242,7 +255,7 @@ class Engine {
   void OnView(TimeUs now, const View& view);  // epochs must grow; an older one is ignored
   void OnMessage(TimeUs now, NodeId from, std::string_view envelope);  // `from` as the link authenticated it
   void OnTransferDone(TimeUs now, uint64_t tag, Code code);
-  // `bad`: indices into the ranges whose bytes do not match. `encrypted`: one for each range, where they were encrypted.
+  // `bad`: indices into the ranges whose bytes do not match. `encrypted`: one for each range, where they were encrypted or packed.
   void OnCheckDone(TimeUs now, uint64_t tag, const std::vector<uint32_t>& bad,
                    const std::vector<EncryptedChunk>& encrypted = {});
   // `done` holds the result that the work names if `status` is OK; StorageDone::bad also if it is kCorrupt.
@@ -284,7 +297,15 @@ class Engine {
   // newest good step on storage, also where memory has newer ones; nothing is chosen. kUnsupported: there is no storage.
   // Other levels: kInvalidArgument.
   void OnLatest(TimeUs now, SessionId session, RequestId request, Level level, TimeUs timeout_us);
-  void OnViewOpen(TimeUs now, SessionId session, RequestId request, Step step, Rank rank, TimeUs timeout_us);
+  // `partial`: a shard that is not here is not fetched if a holder can be read from by ranges; the view is then without
+  // extents and checksums, and holds no lease anywhere.
+  void OnViewOpen(TimeUs now, SessionId session, RequestId request, Step step, Rank rank, TimeUs timeout_us,
+                  bool partial = false);
+  // Of a view without extents: at most kPackedPartsMax parts. Answered by AnswerRanges; its chunks are this rank's until its
+  // next read of the view, or the view's close. No parts: releases them, answered with a status. kUnavailable, kNotFound,
+  // kNoSpace: no holder can give them in this way; open the whole shard instead.
+  void OnViewRead(TimeUs now, SessionId session, RequestId request, ViewId view,
+                  const std::vector<PackedPart>& parts, TimeUs timeout_us);
   void OnViewRepair(TimeUs now, SessionId session, RequestId request, ViewId view,
                     const std::vector<uint32_t>& chunks, TimeUs timeout_us);
   void OnViewClose(TimeUs now, SessionId session, ViewId view);

@@ -21,6 +21,7 @@
 #include "core/engine/report.h"
 #include "core/engine/storage_work.h"
 #include "core/shard/extent.h"
+#include "core/shard/pieces.h"
 
 namespace ropeteam {
 
@@ -59,6 +60,9 @@ enum class Kind : uint16_t {
   kEncryptedSeal = 32,
   kEncryptedGrant = 33,
   kEncryptCopy = 34,
+  kRangesOpen = 35,
+  kRangesGrant = 36,
+  kRangesClose = 37,
 };
 
 struct Envelope {
@@ -445,6 +449,34 @@ struct FetchClose {
   static constexpr Kind kKind = Kind::kFetchClose;
   uint64_t fetch = 0;
   auto Fields() { return std::tie(fetch); }
+};
+// Reader → holder, since protocol 9, and not in a job that encrypts: check the chunks that the part touches, and pack its
+// pieces into a chunk of your arena. `read` is the reader's own count of these. A part without pieces asks for the meta alone.
+struct RangesOpen {
+  static constexpr Kind kKind = Kind::kRangesOpen;
+  uint64_t read = 0;
+  ShardKey shard;
+  uint64_t content = 0;  // that the copy must have; 0: any
+  PackedPart part;
+  auto Fields() { return std::tie(read, shard, content, part); }
+};
+// The packed bytes stay where they are until RangesClose, or until the reader has left the view. kCorrupt: a chunk is bad,
+// and being repaired. kUnavailable: ask again later.
+struct RangesGrant {
+  static constexpr Kind kKind = Kind::kRangesGrant;
+  uint64_t read = 0;
+  Code code = Code::kOk;
+  std::string message;
+  ShardMeta meta;
+  uint64_t content = 0;
+  uint64_t place = 0;  // from the beginning of the holder's arena memory
+  uint32_t crc = 0;    // of the packed bytes
+  auto Fields() { return std::tie(read, code, message, meta, content, place, crc); }
+};
+struct RangesClose {
+  static constexpr Kind kKind = Kind::kRangesClose;
+  uint64_t read = 0;
+  auto Fields() { return std::tie(read); }
 };
 // What was read from you does not match: look at these chunks, and repair them.
 struct BadCopy {

@@ -14,6 +14,8 @@
 #include "core/engine/leader.h"
 #include "core/engine/memory.h"
 #include "core/engine/persister.h"
+#include "core/engine/range_holder.h"
+#include "core/engine/range_reader.h"
 #include "core/engine/replicator.h"
 #include "core/engine/scrubber.h"
 #include "core/engine/sessions.h"
@@ -33,6 +35,8 @@ struct Parts {
         holder(this),
         fetcher(this),
         converter(this),
+        range_holder(this),
+        range_reader(this),
         scrubber(this),
         persister(this),
         sessions(this),
@@ -48,6 +52,8 @@ struct Parts {
   Holder holder;
   Fetcher fetcher;
   Converter converter;
+  RangeHolder range_holder;
+  RangeReader range_reader;
   Scrubber scrubber;
   Persister persister;
   Sessions sessions;

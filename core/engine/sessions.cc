@@ -96,7 +96,7 @@ void Sessions::Close(SessionId id) {
   ROPETEAM_CHECK(saves.size() == session->saves);
   for (const SaveId save : saves) EndSave(save, "its rank has gone");
   ROPETEAM_CHECK(session->saves == 0);
-  for (const auto& [view, open] : session->views) parts_.context.store.EndLease(open.lease);
+  for (auto& [view, open] : session->views) EndView(&open);
   // Said in the inventory from now on: a leader that comes later must know, too, that a rank has left.
   Life& life = parts_.context.life;
   if (session->admitted && session->incarnation == life.incarnation && life.token.empty()) life.broken = true;
@@ -600,7 +600,8 @@ void Sessions::Quarantine(SessionId id, RequestId request, Step step, bool undo,
                      timeout_us, [](const Nothing&) { return AnswerStatus{}; });
 }
 
-void Sessions::ViewOpen(SessionId id, RequestId request, Step step, Rank rank, TimeUs timeout_us) {
+void Sessions::ViewOpen(SessionId id, RequestId request, Step step, Rank rank, TimeUs timeout_us,
+                        bool partial) {
   const Session* session = &SessionOf(id);
   // A person's session has no incarnation.
   if ((session->question != 0 || session->admitted) && Admitted(id, request) == nullptr) return;
@@ -612,10 +613,10 @@ void Sessions::ViewOpen(SessionId id, RequestId request, Step step, Rank rank, T
   if (pending == 0) return;
   const LocateQuestion question{step, rank, 0, session->incarnation};
   parts_.asker.Ask(Question::Topic::kLocate, Encode(question), Deadline(timeout_us),
-                   [this, pending](const Result<std::string>& reply) {
+                   [this, pending, partial](const Result<std::string>& reply) {
                      LocateReply located;
                      if (reply.ok() && Decode(*reply, located, parts_.context.protocol))
-                       return OpenLocated(pending, located.shard.id);
+                       return OpenLocated(pending, located, partial);
                      const std::optional<Pending> open = TakePending(pending);
                      if (!open) return;
                      AnswerStatusTo(open->session, open->request,
@@ -624,7 +625,33 @@ void Sessions::ViewOpen(SessionId id, RequestId request, Step step, Rank rank, T
                    });
 }
 
-void Sessions::OpenLocated(uint64_t pending, const ShardId& shard) {
+void Sessions::OpenLocated(uint64_t pending, const LocateReply& located, bool partial) {
+  const Context& context = parts_.context;
+  // Ciphertext has no ranges, a daemon of protocol 8 does not know of them, and storage is read whole.
+  const bool by_ranges = partial && !context.config.encrypts && context.protocol >= 9 && !located.stored &&
+                         context.store.Find(located.shard.id) == nullptr;
+  return by_ranges ? OpenPartly(pending, located) : OpenWhole(pending, located.shard.id);
+}
+
+void Sessions::OpenPartly(uint64_t pending, const LocateReply& located) {
+  const auto open = pending_.find(pending);
+  if (open == pending_.end()) return;
+  const RangeReader::Source source{located.shard.id, 0, located.holders};
+  const auto described = [this, pending, source](const Status& status, const RangeReader::Bytes& bytes) {
+    parts_.range_reader.Release(bytes.read);
+    if (!status.ok()) return OpenWhole(pending, source.shard);
+    const std::optional<Pending> answered = TakePending(pending);
+    if (!answered) return;
+    const ViewId view = next_view_++;
+    OpenView& opened = SessionOf(answered->session).views[view];
+    opened = {source.shard, 0, source, bytes.meta, 0};
+    opened.source->content = bytes.content;
+    AnswerTo(answered->session, answered->request, AnswerView{view, bytes.meta, {}, {}});
+  };
+  parts_.range_reader.Read(source, {PackedPart()}, open->second.deadline, described);
+}
+
+void Sessions::OpenWhole(uint64_t pending, const ShardId& shard) {
   const auto here = [this, pending, shard](const Status& status) {
     const std::optional<Pending> open = TakePending(pending);
     if (!open) return;
@@ -643,7 +670,7 @@ void Sessions::GrantView(SessionId id, RequestId request, const ShardId& shard) 
   const SealedShard* sealed = parts_.context.store.Leased(*lease);
   ROPETEAM_CHECK(sealed != nullptr && sealed->meta.id == shard);
   const ViewId view = next_view_++;
-  const bool fresh = SessionOf(id).views.try_emplace(view, OpenView{shard, *lease}).second;
+  const bool fresh = SessionOf(id).views.try_emplace(view, OpenView{shard, *lease, {}, {}, 0}).second;
   ROPETEAM_CHECK(fresh);
   AnswerTo(id, request, AnswerView{view, sealed->meta, sealed->extents, sealed->crcs});
 }
@@ -654,6 +681,8 @@ void Sessions::ViewRepair(SessionId id, RequestId request, ViewId view, const st
   const auto open_view = session->views.find(view);
   if (open_view == session->views.end())
     return AnswerStatusTo(id, request, Error(Code::kNotFound, "no such view is open"));
+  if (open_view->second.source)
+    return AnswerStatusTo(id, request, Error(Code::kInvalidArgument, "the view is partial: nothing is here"));
   const ShardId shard = open_view->second.shard;
   const SealedShard* sealed = parts_.context.store.Leased(open_view->second.lease);
   ROPETEAM_CHECK(sealed != nullptr && sealed->meta.id == shard);
@@ -679,8 +708,58 @@ void Sessions::ViewClose(SessionId id, ViewId view) {
   Session* session = &SessionOf(id);
   const auto open = session->views.find(view);
   if (open == session->views.end()) return;
-  parts_.context.store.EndLease(open->second.lease);
+  EndView(&open->second);
   session->views.erase(open);
+}
+
+void Sessions::EndView(OpenView* view) {
+  if (!view->source) return parts_.context.store.EndLease(view->lease);
+  if (view->read != 0) parts_.range_reader.Release(std::exchange(view->read, 0));
+}
+
+void Sessions::ViewRead(SessionId id, RequestId request, ViewId view, const std::vector<PackedPart>& parts,
+                        TimeUs timeout_us) {
+  Session* session = &SessionOf(id);
+  const auto open = session->views.find(view);
+  if (open == session->views.end() || !open->second.source)
+    return AnswerStatusTo(id, request, Error(Code::kNotFound, "no such partial view is open"));
+  OpenView& opened = open->second;
+  EndView(&opened);
+  if (parts.empty()) return AnswerStatusTo(id, request, OkStatus());
+  const bool valid =
+      parts.size() <= kPackedPartsMax && std::all_of(parts.begin(), parts.end(), [&](const PackedPart& part) {
+        return !part.pieces.empty() && ValidPart(part, opened.meta);
+      });
+  if (!valid)
+    return AnswerStatusTo(
+        id, request,
+        Error(Code::kInvalidArgument, "the ranges do not fit %s", opened.shard.ToString().c_str()));
+  if (parts_.context.store.Find(opened.shard) != nullptr || parts_.context.protocol < 9)
+    return AnswerStatusTo(
+        id, request, Error(Code::kUnavailable, "%s is to be opened whole", opened.shard.ToString().c_str()));
+  const uint64_t pending =
+      AddPending(id, request, Deadline(timeout_us), "ranges of the shard were being read");
+  if (pending == 0) return;
+  parts_.range_reader.Read(*opened.source, parts, Deadline(timeout_us),
+                           [this, pending, view](const Status& status, const RangeReader::Bytes& bytes) {
+                             OnRangesRead(pending, view, status, bytes);
+                           });
+}
+
+void Sessions::OnRangesRead(uint64_t pending, ViewId view, const Status& status,
+                            const RangeReader::Bytes& bytes) {
+  const std::optional<Pending> asked = TakePending(pending);
+  Session* session = asked ? &SessionOf(asked->session) : nullptr;
+  const bool open = asked && session->views.contains(view);
+  if (!status.ok() || !open) parts_.range_reader.Release(bytes.read);
+  if (!asked) return;
+  if (!status.ok() || !open)
+    return AnswerStatusTo(asked->session, asked->request,
+                          open ? status : Error(Code::kNotFound, "the view was closed"));
+  OpenView& opened = session->views.at(view);
+  EndView(&opened);  // of a read that overlapped
+  opened.read = bytes.read;
+  AnswerTo(asked->session, asked->request, AnswerRanges{bytes.chunks, bytes.crcs});
 }
 
 void Sessions::Report(SessionId id, RequestId request, TimeUs timeout_us) {

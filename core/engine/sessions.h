@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "core/engine/context.h"
+#include "core/engine/range_reader.h"
 #include "core/engine/replicator.h"
 
 namespace ropeteam::engine {
@@ -37,7 +38,9 @@ class Sessions {
   void Wait(SessionId session, RequestId request, Step step, Level level, TimeUs timeout_us);
   void Persist(SessionId session, RequestId request, Step step, TimeUs timeout_us);
   void Latest(SessionId session, RequestId request, Level level, TimeUs timeout_us);
-  void ViewOpen(SessionId session, RequestId request, Step step, Rank rank, TimeUs timeout_us);
+  void ViewOpen(SessionId session, RequestId request, Step step, Rank rank, TimeUs timeout_us, bool partial);
+  void ViewRead(SessionId session, RequestId request, ViewId view, const std::vector<PackedPart>& parts,
+                TimeUs timeout_us);
   void ViewRepair(SessionId session, RequestId request, ViewId view, const std::vector<uint32_t>& chunks,
                   TimeUs timeout_us);
   void ViewClose(SessionId session, ViewId view);
@@ -72,7 +75,11 @@ class Sessions {
 
   struct OpenView {
     ShardId shard;
-    Store::LeaseToken lease = 0;
+    Store::LeaseToken lease = 0;  // of a whole view
+    // Of a partial one:
+    std::optional<RangeReader::Source> source;
+    ShardMeta meta;
+    uint64_t read = 0;  // whose bounce chunks the rank has; 0: none
   };
   struct Session {
     bool admitted = false;
@@ -138,8 +145,12 @@ class Sessions {
   std::optional<Status> Outcome(const Waiter& waiter) const;
   // Why this committed step will not be persisted; nothing while it may be.
   std::optional<Status> NotPersisted(const StepId& step) const;
-  void OpenLocated(uint64_t pending, const ShardId& shard);
+  void OpenLocated(uint64_t pending, const LocateReply& located, bool partial);
+  void OpenPartly(uint64_t pending, const LocateReply& located);
+  void OpenWhole(uint64_t pending, const ShardId& shard);
   void GrantView(SessionId session, RequestId request, const ShardId& shard);
+  void OnRangesRead(uint64_t pending, ViewId view, const Status& status, const RangeReader::Bytes& bytes);
+  void EndView(OpenView* view);
   TimeUs Deadline(TimeUs timeout_us) const;
 
   Parts& parts_;

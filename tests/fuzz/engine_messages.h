@@ -15,8 +15,8 @@ using EngineMessages =
     std::tuple<ReplicaReserve, ReplicaGrant, ReplicaArrived, ReplicaSeal, ReplicaSealed, ReplicaAbort,
                CopyQuery, Inventory, InventoryAck, LeaderState, LeaderStateAck, Question, Reply, FetchOpen,
                FetchGrant, FetchClose, BadCopy, CopyOrder, VerifyOrder, VerifyResult, DropCopy, DemoteCopy,
-               InventoryDelta, PersistOrder, PersistResult, StoredBad, FetchOrder, CheckStored,
-               StoredChecked, EncryptedSeal, EncryptedGrant, EncryptCopy>;
+               InventoryDelta, PersistOrder, PersistResult, StoredBad, FetchOrder, CheckStored, StoredChecked,
+               EncryptedSeal, EncryptedGrant, EncryptCopy, RangesOpen, RangesGrant, RangesClose>;
 // What a Question's payload is.
 using EngineQuestions = std::tuple<JoinQuestion, LatestQuestion, LocateQuestion, Nothing, VerifyQuestion,
                                    PersistQuestion, QuarantineQuestion>;

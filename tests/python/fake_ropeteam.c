@@ -37,14 +37,15 @@ static struct ropeteam_save* shards[kShards];
 static int shard_count, handles, fail_status, begun_bytes, begun_objects;
 static char fail_call[32], open_life[256], open_socket[256];
 static int64_t open_timeout;
-static int cuda_calls;
+static int cuda_calls, partial_views;
 
 ROPETEAM_EXPORT void fake_fail(const char* call, int status) {
   snprintf(fail_call, sizeof fail_call, "%s", call);
   fail_status = status;
 }
-ROPETEAM_EXPORT void fake_reset(void) { shard_count = cuda_calls = 0; }
+ROPETEAM_EXPORT void fake_reset(void) { shard_count = cuda_calls = partial_views = 0; }
 ROPETEAM_EXPORT int fake_cuda_calls(void) { return cuda_calls; }
+ROPETEAM_EXPORT int fake_partial_views(void) { return partial_views; }
 ROPETEAM_EXPORT int fake_handles(void) { return handles; }
 ROPETEAM_EXPORT int fake_begun_bytes(void) { return begun_bytes; }
 ROPETEAM_EXPORT int fake_begun_objects(void) { return begun_objects; }
@@ -224,6 +225,13 @@ ropeteam_status_t ropeteam_view_open(ropeteam_t* handle, uint64_t step, uint32_t
     return ROPETEAM_OK;
   }
   return error(ROPETEAM_NOT_FOUND, "no holder");
+}
+ropeteam_status_t ropeteam_view_open_with(ropeteam_t* handle, uint64_t step, uint32_t rank,
+                                          const ropeteam_view_options_t* options, int64_t timeout_ms,
+                                          ropeteam_view_t** view) {
+  if (options->size != sizeof *options) return error(ROPETEAM_INVALID_ARGUMENT, "size");
+  partial_views += options->partial;
+  return ropeteam_view_open(handle, step, rank, timeout_ms, view);
 }
 uint64_t ropeteam_view_count(const ropeteam_view_t* view) { return view->shard->count; }
 ropeteam_status_t ropeteam_view_object(const ropeteam_view_t* view, uint64_t index, ropeteam_object_t* object) {

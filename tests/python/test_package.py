@@ -60,6 +60,7 @@ def test_structs_are_as_large_as_in_c(tmp_path):
         "ropeteam_object_t": _native.ObjectStruct,
         "ropeteam_storage_step_t": _native.StorageStepStruct,
         "ropeteam_range_t": _native.RangeStruct,
+        "ropeteam_view_options_t": _native.ViewOptions,
     }
     lines = ["#include <ropeteam/ropeteam.h>", "#include <stdio.h>", "int main(void) {"]
     for name, struct in structs.items():

@@ -62,6 +62,7 @@ class Checker {
     uint64_t latest_answers = 0;
     uint64_t latest_found = 0;
     uint64_t views = 0;
+    uint64_t ranges = 0;  // of them: ranged reads that brought bytes
     uint64_t repairs = 0;
     uint64_t refused_for_space = 0;
     uint64_t refused_as_stale = 0;
@@ -110,6 +111,9 @@ class Checker {
   // Chunks of an open view that its reader found wrong.
   void OnViewBytes(const Session& session, ViewId view, const std::vector<uint32_t>& bad);
   void OnViewClosed(const Session& session, ViewId view);
+  // What a ranged read of the shard brought, part for part, with the checksums that came with it.
+  void OnRanges(const Session& session, const ShardId& id, const std::vector<PackedPart>& parts,
+                const std::vector<std::string>& packed);
   // `free_before`: chunks free before the input that was answered; `dropped_before`: dropped() then.
   void OnRefusedForSpace(const Host& host, const Status& status, uint64_t free_before,
                          uint64_t dropped_before);

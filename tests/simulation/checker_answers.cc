@@ -115,6 +115,11 @@ void Checker::OnViewAnswer(const Host& host, const Session& session, const Pendi
   if (id.step != request.step || id.rank != request.rank)
     return Fail("a view of %s for step %" PRIu64 " rank %u", id.ToString().c_str(), request.step,
                 request.rank);
+  if (request.kind == RequestKind::kRangesOpen && view.extents.empty() && view.crcs.empty()) {
+    if (view.meta.stream_bytes != shard->stream_bytes)
+      Fail("a partial view of %s with another size than it was saved with", id.ToString().c_str());
+    return;
+  }
   if (view.crcs != shard->crcs || view.meta.stream_bytes != shard->stream_bytes)
     return Fail("a view of %s with other checksums or another size than it was saved with",
                 id.ToString().c_str());
@@ -132,6 +137,26 @@ void Checker::OnViewBytes(const Session& session, ViewId view, const std::vector
     if (!shard->flips.contains({PlaceOf(*hosts_[session.host]), chunk}))
       return Fail("host %zu: chunk %u of an open view of %s is wrong, and no bit of it was flipped",
                   session.host, chunk, at->second.shard.ToString().c_str());
+}
+
+void Checker::OnRanges(const Session& session, const ShardId& id, const std::vector<PackedPart>& parts,
+                       const std::vector<std::string>& packed) {
+  ++statistics_.ranges;
+  const Shard* shard = Find(id);
+  ContentShape shape = options_.job.content;
+  shape.chunk_bytes = options_.chunk_bytes;
+  const Content content = MakeContent(shape, shard->launch, id.step, id.rank);
+  if (content.crcs != shard->crcs) return;  // of a story, which made its own
+  for (size_t i = 0; i < parts.size(); ++i) {
+    std::string expected;
+    for (const ChunkPiece& piece : parts[i].pieces)
+      for (uint32_t run = 0; run < piece.count; ++run)
+        expected.append(content.stream, piece.chunk * options_.chunk_bytes + piece.begin + run * piece.stride,
+                        piece.length);
+    if (packed[i] != expected)
+      return Fail("host %zu rank %u read other bytes of %s by ranges than were saved", session.host,
+                  session.rank, id.ToString().c_str());
+  }
 }
 
 void Checker::OnViewClosed(const Session& session, ViewId view) { views_.erase({session.id, view}); }

@@ -342,6 +342,93 @@ void Client::Read(Step step, Rank rank, TimeUs timeout, TimeUs hold, ReadDone do
                });
 }
 
+void Client::ReadRanges(Step step, Rank rank, TimeUs timeout, ReadDone done) {
+  auto run = std::make_shared<ReadRun>();
+  run->deadline = cluster_.now() + timeout;
+  run->done = std::move(done);
+  run->connection = connections_;
+  Pending request;
+  request.kind = RequestKind::kRangesOpen;
+  request.step = step;
+  request.rank = rank;
+  request.timeout_us = timeout;
+  request.done = [this, run](const Answer* answer) {
+    const auto* view = answer == nullptr ? nullptr : std::get_if<AnswerView>(&answer->body);
+    if (view == nullptr) return run->done(StatusOf(answer), {});
+    run->view = *view;
+    if (!view->extents.empty()) return CheckView(run);
+    ReadPart(run, static_cast<uint32_t>(cluster_.random().Below(3)));
+  };
+  cluster_.Ask(session_, std::move(request),
+               [step, rank, timeout](Engine& engine, TimeUs now, const Session& session, RequestId id) {
+                 engine.OnViewOpen(now, session.id, id, step, rank, timeout, true);
+               });
+}
+
+std::vector<PackedPart> Client::RandomParts(const ShardMeta& meta) {
+  Random& random = cluster_.random();
+  std::vector<PackedPart> parts(random.Between(1, 3));
+  for (PackedPart& part : parts) {
+    uint64_t left = meta.chunk_bytes;
+    for (uint32_t chunk = 0; chunk < ChunksFor(meta.stream_bytes, meta.chunk_bytes); ++chunk) {
+      const uint64_t bytes = ChunkLength(meta.stream_bytes, meta.chunk_bytes, chunk);
+      ChunkPiece piece{chunk, static_cast<uint32_t>(random.Below(bytes)), 0, 1, 0};
+      const uint64_t room = std::min(bytes - piece.begin, left);
+      if (room == 0 || (!part.pieces.empty() && random.Chance(kMillion / 2))) continue;
+      piece.length = static_cast<uint32_t>(random.Between(1, room));
+      if (random.Chance(kMillion / 2) && piece.length > 8) {
+        piece.stride = piece.length / 4;
+        piece.length = static_cast<uint32_t>(random.Between(1, piece.stride));
+        piece.count = 4;
+      }
+      left -= piece.bytes();
+      part.pieces.push_back(piece);
+    }
+  }
+  return parts;
+}
+
+void Client::ReadPart(const std::shared_ptr<ReadRun>& run, uint32_t more) {
+  if (run->connection != connections_) return;
+  const TimeUs timeout = run->deadline > cluster_.now() ? run->deadline - cluster_.now() : 0;
+  const std::vector<PackedPart> parts = RandomParts(run->view.meta);
+  Pending request;
+  request.kind = RequestKind::kRangesRead;
+  request.step = run->view.meta.id.step;
+  request.view = run->view.view;
+  request.timeout_us = timeout;
+  request.done = [this, run, parts, more](const Answer* answer) {
+    const Status status = StatusOf(answer);
+    if (answer == nullptr) return run->done(status, {});
+    const auto* ranges = std::get_if<AnswerRanges>(&answer->body);
+    if (ranges != nullptr) TakeRanges(run, parts, *ranges);
+    if (ranges != nullptr && more != 0) return ReadPart(run, more - 1);
+    const ShardMeta meta = run->view.meta;
+    if (ranges != nullptr || status.code() == Code::kDeadlineExceeded) return FinishRead(run, status);
+    const ReadDone done = std::exchange(run->done, [](const Status&, const ShardMeta&) {});
+    FinishRead(run, status);
+    Read(meta.id.step, meta.id.rank, run->deadline > cluster_.now() ? run->deadline - cluster_.now() : 0, 0,
+         done);
+  };
+  cluster_.Ask(session_, std::move(request),
+               [view = run->view.view, parts, timeout](Engine& engine, TimeUs now, const Session& session,
+                                                       RequestId id) {
+                 engine.OnViewRead(now, session.id, id, view, parts, timeout);
+               });
+}
+
+// A write of a process that died may change them behind everybody's back: what does not match is not used.
+void Client::TakeRanges(const std::shared_ptr<ReadRun>& run, const std::vector<PackedPart>& parts,
+                        const AnswerRanges& ranges) {
+  std::vector<std::string> packed;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const std::byte* chunk = cluster_.ClientMemory(session_, ranges.chunks.at(i));
+    if (chunk == nullptr || Crc32c(chunk, parts[i].bytes()) != ranges.crcs.at(i)) return;
+    packed.emplace_back(reinterpret_cast<const char*>(chunk), parts[i].bytes());
+  }
+  cluster_.checker().OnRanges(*cluster_.FindSession(session_), run->view.meta.id, parts, packed);
+}
+
 std::vector<uint32_t> Client::BadChunks(const ReadRun& run) const {
   std::vector<uint32_t> bad;
   const ShardMeta& meta = run.view.meta;

@@ -64,6 +64,8 @@ class Client {
   // kCorrupt when bytes stay wrong.
   using ReadDone = std::function<void(const Status&, const ShardMeta&)>;
   void Read(Step step, Rank rank, TimeUs timeout, TimeUs hold, ReadDone done);
+  // The same by ranges of the shard, at random, without its coming here; or as Read() where that cannot be.
+  void ReadRanges(Step step, Rank rank, TimeUs timeout, ReadDone done);
   using ReportDone = std::function<void(const Status&, const ClusterReport&)>;
   void Report(TimeUs timeout, ReportDone done);
   using VerifyDone = std::function<void(const Status&, const VerifyReport&)>;
@@ -82,6 +84,10 @@ class Client {
   void Settle(const std::shared_ptr<SaveRun>& run);
   void Commit(const std::shared_ptr<SaveRun>& run);
   void Abort(const std::shared_ptr<SaveRun>& run);
+  void ReadPart(const std::shared_ptr<ReadRun>& run, uint32_t more);
+  std::vector<PackedPart> RandomParts(const ShardMeta& meta);
+  void TakeRanges(const std::shared_ptr<ReadRun>& run, const std::vector<PackedPart>& parts,
+                  const AnswerRanges& ranges);
   void CheckView(const std::shared_ptr<ReadRun>& run);
   void FinishRead(const std::shared_ptr<ReadRun>& run, const Status& status);
   std::vector<uint32_t> BadChunks(const ReadRun& run) const;

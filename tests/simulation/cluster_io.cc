@@ -17,16 +17,18 @@ constexpr TimeUs kAnswerSlackUs = 300 * kMs;
 constexpr TimeUs kLocalAnswerUs = 1 * kSecond;
 
 const char* AnswerName(const Answer& answer) {
-  constexpr const char* kNames[] = {"status", "hello", "grant", "latest", "view", "report", "verify"};
+  constexpr const char* kNames[] = {"status", "hello",  "grant",  "latest", "view",
+                                    "ranges", "report", "verify", "trace"};
   return kNames[answer.body.index()];
 }
 
 }  // namespace
 
 const char* RequestName(RequestKind kind) {
-  constexpr const char* kNames[] = {"hello",  "save_begin",  "save_extend", "save_commit",      "save_abort",
-                                    "wait",   "latest",      "view_open",   "view_repair",      "report",
-                                    "verify", "save_settle", "persist",     "latest_persisted", "quarantine"};
+  constexpr const char* kNames[] = {
+      "hello",   "save_begin",       "save_extend", "save_commit", "save_abort", "wait",
+      "latest",  "view_open",        "view_repair", "report",      "verify",     "save_settle",
+      "persist", "latest_persisted", "quarantine",  "ranges_open", "ranges_read"};
   return kNames[static_cast<size_t>(kind)];
 }
 

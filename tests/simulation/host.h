@@ -44,6 +44,8 @@ enum class RequestKind : uint8_t {
   kPersist,
   kLatestPersisted,
   kQuarantine,
+  kRangesOpen,
+  kRangesRead,
 };
 const char* RequestName(RequestKind kind);
 

@@ -114,6 +114,7 @@ struct JobOptions {
   // Of saves whose daemon dies: the copy of one chunk goes on for up to stray_max_us.
   uint32_t stray_ppm = 0;
   TimeUs stray_max_us = 0;
+  uint32_t ranges_ppm = 500'000;     // of reads of others' shards: by ranges, where the shard is not here
   uint32_t read_other_ppm = 50'000;  // of steps: reads another rank's shard of some recent step
   TimeUs read_hold_max_us = 50 * kMs;
   ContentShape content;

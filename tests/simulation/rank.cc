@@ -105,24 +105,27 @@ void SimRank::RestoreNext(const AnswerLatest& latest, size_t index, uint32_t att
     return NextStep();
   }
   const TimeUs hold = cluster_.random().Below(cluster_.options().job.read_hold_max_us + 1);
-  client_.Read(
-      latest.step.step, to_restore_[index], kReadTimeoutUs, hold,
-      [this, latest, index, attempt](const Status& status, const ShardMeta& meta) {
-        if (!alive_) return;
-        if (status.ok()) {
-          if (meta.id.incarnation != latest.step.incarnation)
-            return cluster_.checker().Fail("rank %u restored %s, and latest was %s", client_.identity().rank,
-                                           meta.id.ToString().c_str(), latest.step.ToString().c_str());
-          return RestoreNext(latest, index + 1, 0);
-        }
-        if (!client_.connected()) return Reconnect();
-        // Some programs try again what was found damaged.
-        const bool again =
-            Passing(status) || (status.code() == Code::kCorrupt && cluster_.random().Chance(kMillion / 3));
-        if (!again || attempt >= 3) return End(status.ToString().c_str());
-        After(cluster_.random().Between(10 * kMs, 100 * kMs),
-              [this, latest, index, attempt] { RestoreNext(latest, index, attempt + 1); });
-      });
+  const auto done = [this, latest, index, attempt](const Status& status, const ShardMeta& meta) {
+    if (!alive_) return;
+    if (status.ok()) {
+      if (meta.id.incarnation != latest.step.incarnation)
+        return cluster_.checker().Fail("rank %u restored %s, and latest was %s", client_.identity().rank,
+                                       meta.id.ToString().c_str(), latest.step.ToString().c_str());
+      return RestoreNext(latest, index + 1, 0);
+    }
+    if (!client_.connected()) return Reconnect();
+    // Some programs try again what was found damaged.
+    const bool again =
+        Passing(status) || (status.code() == Code::kCorrupt && cluster_.random().Chance(kMillion / 3));
+    if (!again || attempt >= 3) return End(status.ToString().c_str());
+    After(cluster_.random().Between(10 * kMs, 100 * kMs),
+          [this, latest, index, attempt] { RestoreNext(latest, index, attempt + 1); });
+  };
+  // A rank of a world of another size needs parts of shards.
+  const bool resharded = latest.world_size != client_.identity().world_size;
+  if (resharded && cluster_.random().Chance(cluster_.options().job.ranges_ppm))
+    return client_.ReadRanges(latest.step.step, to_restore_[index], kReadTimeoutUs, done);
+  client_.Read(latest.step.step, to_restore_[index], kReadTimeoutUs, hold, done);
 }
 
 // The collective of the next step: waits for the slower ones.
@@ -214,13 +217,15 @@ void SimRank::ReadSomebody() {
   Random& random = cluster_.random();
   const Rank rank = static_cast<Rank>(random.Below(client_.identity().world_size));
   const Step step = step_ > 2 ? step_ - random.Below(3) : step_;
-  client_.Read(step, rank, random.Between(0, 2 * kSecond), random.Below(100 * kMs),
-               [this](const Status& status, const ShardMeta&) {
-                 if (!alive_) return;
-                 if (status.code() == Code::kStale) return End(status.ToString().c_str());
-                 if (!client_.connected()) return Reconnect();
-                 NextStep();
-               });
+  const auto done = [this](const Status& status, const ShardMeta&) {
+    if (!alive_) return;
+    if (status.code() == Code::kStale) return End(status.ToString().c_str());
+    if (!client_.connected()) return Reconnect();
+    NextStep();
+  };
+  const TimeUs timeout = random.Between(0, 2 * kSecond);
+  if (random.Chance(cluster_.options().job.ranges_ppm)) return client_.ReadRanges(step, rank, timeout, done);
+  client_.Read(step, rank, timeout, random.Below(100 * kMs), done);
 }
 
 // ---- launcher

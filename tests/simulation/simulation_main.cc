@@ -142,15 +142,16 @@ void PrintOutcome(const Options& options, const Outcome& outcome, double seconds
   std::printf(
       "seed %llu: nodes %u, %.1f s in %.2f s, inputs %llu, launches %llu, sealed %llu, replicated %llu, "
       "committed %llu, "
-      "latest %llu (found %llu), views %llu, repairs %llu, refused %llu for space %llu as stale, flips %llu, "
+      "latest %llu (found %llu), views %llu, ranges %llu, repairs %llu, refused %llu for space %llu as "
+      "stale, flips %llu, "
       "memories lost %llu, drains %llu, persisted %llu, restored from storage %llu, digest %016llx\n",
       static_cast<unsigned long long>(options.seed), options.nodes,
       static_cast<double>(outcome.virtual_us) / 1e6, seconds, static_cast<unsigned long long>(outcome.inputs),
       static_cast<unsigned long long>(outcome.launches), static_cast<unsigned long long>(s.sealed),
       static_cast<unsigned long long>(s.replicated), static_cast<unsigned long long>(s.committed),
       static_cast<unsigned long long>(s.latest_answers), static_cast<unsigned long long>(s.latest_found),
-      static_cast<unsigned long long>(s.views), static_cast<unsigned long long>(s.repairs),
-      static_cast<unsigned long long>(s.refused_for_space),
+      static_cast<unsigned long long>(s.views), static_cast<unsigned long long>(s.ranges),
+      static_cast<unsigned long long>(s.repairs), static_cast<unsigned long long>(s.refused_for_space),
       static_cast<unsigned long long>(s.refused_as_stale), static_cast<unsigned long long>(s.flips),
       static_cast<unsigned long long>(s.memories_lost), static_cast<unsigned long long>(s.drains),
       static_cast<unsigned long long>(s.persisted), static_cast<unsigned long long>(s.restored_from_storage),

@@ -266,6 +266,19 @@ typedef struct {
  * readable until the close even if retention would release it. NOT_FOUND: no holder, or no such step or rank. */
 ROPETEAM_EXPORT ropeteam_status_t ropeteam_view_open(ropeteam_t* handle, uint64_t step, uint32_t rank,
                                                      int64_t timeout_ms, ropeteam_view_t** view);
+typedef struct {
+  size_t size;
+  /* 1: a shard that this node lacks is not fetched; ropeteam_view_read() and ropeteam_view_read_ranges() bring only the bytes
+   * that they are asked for, from the memory of the nodes that have it, each checked there and here. The shard is not
+   * kept for this view: if retention releases it, reads are NOT_FOUND. ropeteam_view_map() fetches the whole shard first. So
+   * does any read where ranges cannot be had: the job encrypts its replicas, only storage has the shard, a node runs an
+   * older daemon, or no holder answers. A shard that this node has is opened as ever. */
+  uint32_t partial;
+} ropeteam_view_options_t;
+/* ropeteam_view_open() with options. */
+ROPETEAM_EXPORT ropeteam_status_t ropeteam_view_open_with(ropeteam_t* handle, uint64_t step, uint32_t rank,
+                                                          const ropeteam_view_options_t* options, int64_t timeout_ms,
+                                                          ropeteam_view_t** view);
 /* Objects in the view, in the order they were saved. 0 for NULL. */
 ROPETEAM_EXPORT uint64_t ropeteam_view_count(const ropeteam_view_t* view);
 ROPETEAM_EXPORT ropeteam_status_t ropeteam_view_object(const ropeteam_view_t* view, uint64_t index,

@@ -348,16 +348,33 @@ class Client:
             )
         return result
 
-    def view(self, step: int, rank: int | None = None, timeout: float = DEFAULT_TIMEOUT) -> View:
+    def view(
+        self,
+        step: int,
+        rank: int | None = None,
+        timeout: float = DEFAULT_TIMEOUT,
+        *,
+        partial: bool = False,
+    ) -> View:
         """Opens what `rank` (this one when not given) saved at `step`, fetching it from its holders if this
-        node has no copy. It stays readable until the close. NotFound: no holder, or no such step or rank."""
+        node has no copy. It stays readable until the close. NotFound: no holder, or no such step or rank.
+
+        partial: a shard that this node lacks is not fetched. Reads bring only the bytes that they are asked
+            for, from the memory of the nodes that have it; read_ranges() takes many at once. The shard is not
+            kept for this view: once retention has released it, reads are NotFound. map() fetches the whole
+            shard first, and so does any read where ranges cannot be had: in a job that encrypts its replicas,
+            from storage, and beside older daemons."""
         lib = library()
         handle = self._use()
         whose = self._rank if rank is None else unsigned(rank, 32, "rank")
         pointer = ctypes.c_void_p()
         number = unsigned(step, 64, "step")
         milliseconds = timeout_ms(timeout)
-        lib.check(lib.view_open(handle.pointer, number, whose, milliseconds, ctypes.byref(pointer)))
+        options = _native.ViewOptions(size=ctypes.sizeof(_native.ViewOptions), partial=partial)
+        status = lib.view_open_with(
+            handle.pointer, number, whose, ctypes.byref(options), milliseconds, ctypes.byref(pointer)
+        )
+        lib.check(status)
         assert pointer.value is not None
         view = View(step, whose, timeout, Handle(pointer.value, lib.view_close, handle))
         self._adopt(view)

@@ -71,6 +71,10 @@ class ObjectStruct(ctypes.Structure):
     _fields_ = [("size", c_size_t), ("name", c_char_p), ("length", c_uint64)]
 
 
+class ViewOptions(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("partial", c_uint32)]
+
+
 class RangeStruct(ctypes.Structure):
     _fields_ = [
         ("name", c_char_p),
@@ -122,6 +126,10 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "ropeteam_latest": (c_int, [c_void_p, ctypes.POINTER(StepStruct), c_int64]),
     "ropeteam_latest_at": (c_int, [c_void_p, c_int, ctypes.POINTER(StepStruct), c_int64]),
     "ropeteam_view_open": (c_int, [c_void_p, c_uint64, c_uint32, c_int64, ctypes.POINTER(c_void_p)]),
+    "ropeteam_view_open_with": (
+        c_int,
+        [c_void_p, c_uint64, c_uint32, ctypes.POINTER(ViewOptions), c_int64, ctypes.POINTER(c_void_p)],
+    ),
     "ropeteam_view_count": (c_uint64, [c_void_p]),
     "ropeteam_view_object": (c_int, [c_void_p, c_uint64, ctypes.POINTER(ObjectStruct)]),
     "ropeteam_view_find": (c_int, [c_void_p, c_char_p, ctypes.POINTER(ObjectStruct)]),
