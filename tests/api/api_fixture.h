@@ -88,6 +88,12 @@ class ApiTest : public ::testing::Test {
     EXPECT_OK(ropeteam_view_open(handle, step, rank, kTimeoutMs, &view));
     return ViewHandle(view);
   }
+  ViewHandle OpenPartial(ropeteam_t* handle, uint64_t step, uint32_t rank = kRank) {
+    const ropeteam_view_options_t options{sizeof(options), 1};
+    ropeteam_view_t* view = nullptr;
+    EXPECT_OK(ropeteam_view_open_with(handle, step, rank, &options, kTimeoutMs, &view));
+    return ViewHandle(view);
+  }
   void Put(ropeteam_save_t* save, const std::string& name, const std::string& bytes) {
     EXPECT_OK(ropeteam_save_put(save, name.c_str(), bytes.data(), bytes.size()));
   }

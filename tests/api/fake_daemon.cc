@@ -327,6 +327,8 @@ void FakeDaemon::Answer(Connection& connection, const FrameHeader& header, const
     }
     case Type::kViewOpen:
       return OnViewOpen(connection, id, payload);
+    case Type::kViewRead:
+      return OnViewRead(connection, id, payload);
     case Type::kViewRepair:
       return OnViewRepair(connection, id, payload);
     case Type::kViewClose: {
@@ -618,10 +620,44 @@ void FakeDaemon::OnViewOpen(Connection& connection, uint64_t id, const std::stri
   local::ViewGrant grant;
   grant.view = next_id_++;
   grant.meta = found->second.meta;
-  grant.crcs = found->second.crcs;
-  for (const uint32_t chunk : found->second.chunks) grant.extents.push_back({chunk, 1});
+  if (!config_.partial || !message.partial) {
+    grant.crcs = found->second.crcs;
+    for (const uint32_t chunk : found->second.chunks) grant.extents.push_back({chunk, 1});
+  }
   connection.views[grant.view] = found->first;
   Send(connection, id, Type::kViewGrant, grant);
+}
+
+void FakeDaemon::OnViewRead(Connection& connection, uint64_t id, const std::string& payload) {
+  local::ViewRead message;
+  if (!Decode(payload, message)) Problem("view read that cannot be decoded");
+  const auto found = connection.views.find(message.view);
+  if (found == connection.views.end()) return Problem("read of no view");
+  free_.insert(connection.packed.begin(), connection.packed.end());
+  connection.packed.clear();
+  if (message.parts.empty()) return Reply(connection, id);
+  if (message.parts.size() > kPackedPartsMax) Problem("a read of %zu parts", message.parts.size());
+  ++counts_.view_reads;
+  const FakeShard& shard = shards_.at(found->second);
+  local::ViewBytes bytes;
+  for (const PackedPart& part : message.parts) {
+    if (part.pieces.empty() || !ValidPart(part, shard.meta))
+      return Problem("a part that does not fit its shard");
+    std::vector<Extent> extents;
+    if (!Allocate(1, &extents, &bytes.chunks))
+      return Reply(connection, id, Code::kNoSpace, "no chunk is free");
+    std::string packed;
+    for (const ChunkPiece& piece : part.pieces)
+      for (uint32_t run = 0; run < piece.count; ++run)
+        packed.append(shard.stream, piece.chunk * chunk_bytes_ + piece.begin + uint64_t{run} * piece.stride,
+                      piece.length);
+    bytes.crcs.push_back(Crc32c(packed.data(), packed.size()));
+    if (config_.bad_ranges) packed.back() ^= 1;
+    std::memcpy(Chunk(bytes.chunks.back()), packed.data(), packed.size());
+    counts_.packed_bytes += packed.size();
+  }
+  connection.packed = bytes.chunks;
+  Send(connection, id, Type::kViewBytes, bytes);
 }
 
 void FakeDaemon::OnViewRepair(Connection& connection, uint64_t id, const std::string& payload) {

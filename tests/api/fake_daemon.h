@@ -37,6 +37,8 @@ struct FakeConfig {
   bool silent = false;                   // reads and never answers
   bool byte_by_byte = false;             // sends answers one byte at a time
   bool ignore_repairs = false;           // answers ok and mends nothing
+  bool partial = false;                  // has no shard here when a partial view is opened
+  bool bad_ranges = false;               // flips a bit of what it packs
   bool dmabuf = false;                   // says that it reads device memory, and does
   Incarnation incarnation = 1;
   std::vector<local::ListedStep> stored;       // on storage
@@ -64,6 +66,8 @@ struct FakeCounts {
   int filled_chunks = 0;
   int repairs = 0;
   int view_closes = 0;
+  int view_reads = 0;
+  uint64_t packed_bytes = 0;
   int gpu_buffers = 0;
   int gpu_buffer_ends = 0;
   int direct_chunks = 0;
@@ -121,6 +125,7 @@ class FakeDaemon {
     local::Hello hello;
     std::map<uint64_t, OpenSave> saves;
     std::map<uint64_t, std::pair<Step, Rank>> views;
+    std::vector<uint32_t> packed;                                 // chunks of the last ranged read
     int descriptor = -1;                                          // that came with the bytes in `in`
     std::map<uint64_t, std::pair<std::byte*, uint64_t>> buffers;  // mapped, and of how many bytes
   };
@@ -142,6 +147,7 @@ class FakeDaemon {
   void OnSaveCommit(Connection& connection, uint64_t id, const std::string& payload);
   void OnSaveAbort(Connection& connection, uint64_t id, const std::string& payload);
   void OnViewOpen(Connection& connection, uint64_t id, const std::string& payload);
+  void OnViewRead(Connection& connection, uint64_t id, const std::string& payload);
   void OnViewRepair(Connection& connection, uint64_t id, const std::string& payload);
   void OnGpuBuffer(Connection& connection, uint64_t id, const std::string& payload);
   void OnGpuBufferEnd(Connection& connection, const std::string& payload);

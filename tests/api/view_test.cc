@@ -107,6 +107,70 @@ TEST_P(ViewTest, BadChunksUnderManyRunsAreRepairedByOneRequestWithEachOnce) {
   ExpectNoProblems();  // the fake daemon complains of a chunk that is named twice: it is good the second time
 }
 
+TEST_P(ViewTest, APartialViewBringsTheRangesThatAreAskedForAndNoMore) {
+  daemon_.Configure([](FakeConfig& config) { config.partial = true; });
+  const ViewHandle view = OpenPartial(handle_.get(), 12);
+  EXPECT_EQ(ropeteam_view_count(view.get()), bytes_.size());
+  const uint64_t manifest = daemon_.counts().packed_bytes;
+  std::string rows(kChunk + 100, '#'), columns(1000 * 100, '#'), small(100, '#');
+  const ropeteam_range_t ranges[] = {
+      {"o3", 5, rows.size(), 1, 0, rows.data(), 0},
+      {"o2", 0, 100, 0, 0, small.data(), 0},
+      {"o3", 7, 100, 1000, 190, columns.data(), 100},  // some of them lie across two chunks
+      {"o5", 5, 0, 1, 0, nullptr, 0},
+  };
+  ASSERT_OK(ropeteam_view_read_ranges(view.get(), ranges, std::size(ranges), kTimeoutMs));
+  EXPECT_EQ(rows, RunsOf(bytes_[3], ranges[0]));
+  EXPECT_EQ(small, bytes_[2]);
+  EXPECT_EQ(columns, RunsOf(bytes_[3], ranges[2]));
+  EXPECT_EQ(daemon_.counts().packed_bytes - manifest, rows.size() + columns.size() + small.size());
+  EXPECT_EQ(ReadAll(view.get(), "o3"), bytes_[3]);
+  EXPECT_EQ(daemon_.counts().view_closes, 0);
+  ExpectNoProblems();
+}
+
+// 10,000 pieces that no stride makes fewer, in more parts than one read has, since the fake daemon has few chunks.
+TEST_P(ViewTest, APartialViewReadsInAsManyPartsAsItTakes) {
+  daemon_.Configure([](FakeConfig& config) { config.partial = true; });
+  const ViewHandle view = OpenPartial(handle_.get(), 12);
+  const int opened = daemon_.counts().view_reads;
+  std::string whole(bytes_[3].size(), '#');
+  std::vector<ropeteam_range_t> ranges;
+  for (uint64_t i = 0; i < 50000; ++i) ranges.push_back({"o3", 3 * i, 3, 1, 0, whole.data() + 3 * i, 0});
+  ASSERT_OK(ropeteam_view_read_ranges(view.get(), ranges.data(), ranges.size(), kTimeoutMs));
+  EXPECT_EQ(whole.substr(0, 150000), bytes_[3].substr(0, 150000));
+  EXPECT_EQ(daemon_.counts().view_reads - opened, 2);  // 13 parts of at most 4,096 pieces
+  ExpectNoProblems();
+}
+
+TEST_P(ViewTest, APartialViewWhoseRangesCannotBeHadOrAreBadBecomesWhole) {
+  daemon_.Configure([](FakeConfig& config) { config.partial = true; });
+  for (const bool bad : {false, true}) {
+    const ViewHandle view = OpenPartial(handle_.get(), 12);
+    daemon_.Configure([bad](FakeConfig& config) {
+      config.bad_ranges = bad;
+      if (!bad) config.refuse[local::Type::kViewRead] = {Code::kUnavailable, "no holder is in reach"};
+    });
+    EXPECT_EQ(ReadAll(view.get(), "o3"), bytes_[3]);
+    daemon_.Configure([](FakeConfig& config) { config.bad_ranges = false, config.refuse.clear(); });
+    const int reads = daemon_.counts().view_reads;
+    EXPECT_EQ(ReadAll(view.get(), "o2"), bytes_[2]);
+    EXPECT_EQ(daemon_.counts().view_reads, reads);
+  }
+  EXPECT_TRUE(daemon_.WaitFor([](const FakeCounts& counts) { return counts.view_closes == 4; }));
+  ExpectNoProblems();
+}
+
+TEST_P(ViewTest, AMapMakesAPartialViewWhole) {
+  daemon_.Configure([](FakeConfig& config) { config.partial = true; });
+  const ViewHandle view = OpenPartial(handle_.get(), 12);
+  const void* data = nullptr;
+  uint64_t length = 0;
+  ASSERT_OK(ropeteam_view_map(view.get(), "o3", &data, &length, kTimeoutMs));
+  EXPECT_EQ(std::string(static_cast<const char*>(data), length), bytes_[3]);
+  ExpectNoProblems();
+}
+
 TEST_P(ViewTest, ARangeThatIsInvalidReadsNothing) {
   const ViewHandle view = OpenView(handle_.get(), 12);
   std::string target(400, '#');
