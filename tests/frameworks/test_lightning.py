@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from harness import ROOT
 
 pytest.importorskip("lightning", reason="lightning is not installed")
 
@@ -77,3 +78,12 @@ def test_a_checkpoint_is_found_by_its_name_or_not_at_all(cluster, monkeypatch, t
     assert rope.load_checkpoint(tmp_path / "file.ckpt") == {"global_step": 9}
     rope.remove_checkpoint(tmp_path / "file.ckpt")
     assert not (tmp_path / "file.ckpt").exists()
+
+
+def test_the_example_goes_on_where_it_was(cluster, train):
+    how = {"ROPETEAM_SOCKET": cluster(1)[0].socket, "ranks": 2}
+    example = ROOT / "examples" / "lightning_train.py"
+    for steps, began_with in ((10, None), (15, "ropeteam-step=10.ckpt")):
+        done = train(None, example, "--steps", str(steps), "--accelerator", "cpu", **how).ok()
+        for rank in range(2):
+            assert f"rank {rank}: began with {began_with}, {steps} steps, loss" in done.output

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from harness import WAIT_S, wait_until
+from harness import ROOT, WAIT_S, wait_until
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
@@ -68,13 +68,13 @@ def test_a_wrapped_trainer_goes_on_from_storage_when_all_memory_is_lost(cluster,
     whole = train(None, "hf.py", "alone", OPTIONS=options).ok()
     rope = json.dumps({"save_mem_interval": 2, "save_storage_interval": 3, "log_file_path": "log-{rank}"})
     train(nodes, "hf.py", "wrapper", KILL="5", OPTIONS=options, ROPE=rope).killed()
-    assert saved_steps(tmp_path / "log-0") == [2, 3, 4]
-    wait_until(lambda: list(storage.glob("*/step-*/ropeteam-manifest.json")), "step 3 on storage")
+    assert saved_steps(tmp_path / "log-0") == [2, 4]
+    wait_until(lambda: list(storage.glob("*/step-*/ropeteam-manifest.json")), "step 4 on storage")
     (manifest,) = storage.glob("*/step-*/ropeteam-manifest.json")
-    assert manifest.parent.name.startswith("step-0000000003-")
+    assert manifest.parent.name.startswith("step-0000000004-")
     lose(nodes)
     resumed = train(nodes, "hf.py", "wrapper", RESUME="1", OPTIONS=options, ROPE=rope).ok()
-    assert resumed.one("begins_at") == 3
+    assert resumed.one("begins_at") == 4
     same(resumed, whole)
 
 
@@ -119,3 +119,15 @@ def test_a_trainer_that_cannot_be_served_is_refused(tmp_path):
         RopeteamCallback(memory_every=0)
     with pytest.raises(InvalidArgument, match="ropeteam run"):
         TrainerWrapper(Trainer(model=torch.nn.Linear(1, 1), args=args, train_dataset=[])).train()
+
+
+def test_the_example_goes_on_where_it_was(cluster, train, tmp_path):
+    nodes = cluster(1)
+    example = ROOT / "examples" / "hf_question_answering.py"
+    options = ["--use_cpu", "--logging_steps", "1", "--eval_strategy", "no", "--output_dir", "out"]
+    for steps, computed in ((7, 7), (12, 5)):
+        how = {"ROPETEAM_SOCKET": nodes[0].socket}
+        done = train(None, example, "--max_steps", str(steps), *options, **how).ok()
+        assert f"rank 0: {steps} steps" in done.output and "eval_exact_match" in done.output
+        assert done.output.count("'grad_norm'") == computed
+    assert (tmp_path / "out" / "model.safetensors").exists()

@@ -25,7 +25,7 @@ import accelerate
 from ._client import DEFAULT_TIMEOUT, Client
 from ._errors import InvalidArgument, Unsupported
 from .torch import Checkpointer, load_state
-from .torch._frameworks import open_rank
+from .torch._frameworks import open_rank, storage_interval
 
 #: Where a rank's state is what PyTorch's own modules and optimizers have.
 _SUPPORTED = ("NO", "MULTI_CPU", "MULTI_GPU")
@@ -36,7 +36,9 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
     on; see ropeteam.torch.Checkpointer."""
 
     def __init__(self, *args: Any, ropeteam_options: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
-        """ropeteam_options: log_file, when_full and timeout, as of ropeteam.torch.Checkpointer."""
+        """ropeteam_options: storage_every, log_file, when_full and timeout, as of
+        ropeteam.torch.Checkpointer. Without storage_every each saved step is written to storage, where the
+        job has one."""
         super().__init__(*args, **kwargs)
         self._ropeteam_options = {"timeout": DEFAULT_TIMEOUT, **(ropeteam_options or {})}
         self._ropeteam_client: Client | None = None
@@ -59,12 +61,14 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
         parts = [list(each) for each in own]
         if self._ropeteam_saves is None or not _same(parts, self._ropeteam_parts):
             self._ropeteam_parts = parts
+            options = dict(self._ropeteam_options)
+            options["storage_every"] = storage_interval(self._opened(), options.get("storage_every"))
             self._ropeteam_saves = Checkpointer(
                 model=_by_number(self._models),
                 optimizer=_by_number(self._torch_optimizers()),
                 extra=_Rest(self),
                 client=self._opened(),
-                **self._ropeteam_options,
+                **options,
             )
         self._ropeteam_saves.save(step)
         project.iteration = step + 1

@@ -24,7 +24,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from ._client import DEFAULT_TIMEOUT, Client
 from ._errors import InvalidArgument, NotFound, Unsupported
 from .torch import Checkpointer, CheckpointStats, load_state
-from .torch._frameworks import has_storage, open_rank, rng_state, set_rng_state
+from .torch._frameworks import open_rank, rng_state, set_rng_state, storage_interval
 
 _RNG = "ropeteam_rng"
 
@@ -43,16 +43,16 @@ class RopeteamCheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
     def __init__(
         self,
         *,
-        persist: bool = True,
+        storage_every: int | None = None,
         log_file: str | os.PathLike[str] | None = None,
         when_full: str = "wait",
         timeout: float = DEFAULT_TIMEOUT,
     ) -> None:
-        """persist: have each of these steps written to storage, where the job has one. Others: see
-        Checkpointer."""
+        """storage_every: as of Checkpointer. Left out: where the job has storage, each of these steps is
+        written there. Others: as of Checkpointer."""
         super().__init__()
         self.callback = _EveryRank(self)
-        self._persist, self._timeout = persist, timeout
+        self._storage_every, self._timeout = storage_every, timeout
         self._options: dict[str, Any] = {"log_file": log_file, "when_full": when_full, "timeout": timeout}
         self._client: Client | None = None
         self._saves: Checkpointer | None = None
@@ -126,7 +126,6 @@ class RopeteamCheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
     def _opened(self) -> Client:
         if self._client is None:
             self._client = open_rank(self._timeout)
-            self._persist = self._persist and has_storage(self._client)
         return self._client
 
     def _save(self, step: int, checkpoint: Mapping[str, Any]) -> None:
@@ -135,10 +134,15 @@ class RopeteamCheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
         client = self._opened()
         if self._saves is None:
             self._saves = Checkpointer(
-                model=torch.nn.Module(), extra=self, client=client, rng=False, **self._options
+                model=torch.nn.Module(),
+                extra=self,
+                rng=False,
+                storage_every=storage_interval(client, self._storage_every),
+                client=client,
+                **self._options,
             )
         self._now, self._last = checkpoint, step
-        self._saves.save(step, metadata=self._metadata, persist=self._persist)
+        self._saves.save(step, metadata=self._metadata)
         self._now = {}
 
     def _read(self, step: int, rank: int) -> dict[str, Any]:

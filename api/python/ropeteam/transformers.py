@@ -77,13 +77,12 @@ class RopeteamCallback(transformers.TrainerCallback):  # type: ignore[misc]
     ) -> None:
         """memory_every: saves so often beside what save_strategy says, to memory alone.
 
-        storage_every: saves so often, and has those steps written to storage. Left out: those that
-            save_strategy asks for are, where the job has storage.
+        storage_every: as of Checkpointer. Left out: where the job has storage, the steps that save_strategy
+            asks for are written there.
         log_file, when_full, timeout: as of Checkpointer.
         """
-        for name, every in (("memory_every", memory_every), ("storage_every", storage_every)):
-            if every is not None and every < 1:
-                raise InvalidArgument(f"{name} {every}: at least 1 is needed")
+        if memory_every is not None and memory_every < 1:
+            raise InvalidArgument(f"memory_every {memory_every}: at least 1 is needed")
         self._memory_every, self._storage_every = memory_every, storage_every
         self._options: dict[str, Any] = {"log_file": log_file, "when_full": when_full, "timeout": timeout}
         self._timeout = timeout
@@ -169,8 +168,7 @@ class RopeteamCallback(transformers.TrainerCallback):  # type: ignore[misc]
     def _own__maybe_log_save_evaluate(self, own: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         result = own(*arguments, **options)
         step = self._trainer.state.global_step
-        due = [every for every in (self._memory_every, self._storage_every) if every and step % every == 0]
-        if due and step != self._saved_step:
+        if self._memory_every is not None and step % self._memory_every == 0 and step != self._saved_step:
             self._save(step, wanted=False)
         return result
 
@@ -245,8 +243,7 @@ class RopeteamCallback(transformers.TrainerCallback):  # type: ignore[misc]
         if self._checkpointer is None:
             self._checkpointer = self._make_checkpointer()
         self._saved_step = step
-        to_storage = wanted if self._storage_every is None else step % self._storage_every == 0
-        persist = to_storage and self._has_storage
+        persist = wanted and self._storage_every is None and self._has_storage
         self._checkpointer.save(step, metadata=self._metadata(step), persist=persist)
 
     def _make_checkpointer(self) -> Checkpointer:
@@ -257,6 +254,7 @@ class RopeteamCallback(transformers.TrainerCallback):  # type: ignore[misc]
             optimizer=None if only_model else _plain_optimizer(trainer),
             scheduler=None if only_model else trainer.lr_scheduler,
             extra=_Extra(self),
+            storage_every=self._storage_every or 0,
             client=self._client,
             **self._options,
         )

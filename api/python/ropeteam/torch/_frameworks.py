@@ -33,6 +33,12 @@ def has_storage(client: Client) -> bool:
     return True
 
 
+def storage_interval(client: Client, given: int | None) -> int:
+    """Checkpointer's storage_every; of a library whose user says when to save: every save, where there is
+    storage."""
+    return int(has_storage(client)) if given is None else given
+
+
 def restore_rng(client: Client, step: int, world_size: int, timeout: float) -> None:
     """The random generators, as they were when `step` was saved by `world_size` ranks; a rank that was not
     among them leaves its own as they are."""
