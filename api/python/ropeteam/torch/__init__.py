@@ -1,5 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For torch.distributed programs: one call to open, one to save a training state, one to load it.
+"""For PyTorch programs: checkpoints of a training loop in three lines, and the calls below them.
+
+    ckpt = ropeteam.torch.Checkpointer(model=model, optimizer=optimizer)
+    for step in range(ckpt.load_latest(), steps):
+        ...
+        ckpt.step(step)                   # never raises; see Checkpointer
+    ckpt.finish()
+
+For torch.distributed programs that do more by themselves: one call to open, one to save a training state, one
+to load it.
 
     rope = ropeteam.torch.open_distributed()
     loaded = ropeteam.torch.load_state(rope, model, optimizer)
@@ -14,7 +23,8 @@
 
 Each rank saves its own part of sharded tensors (DTensors); of what several ranks have, each saves a share. A
 step loads on any number of ranks, in any layout; docs/pytorch.md has the rules. Saving and loading are no
-collectives: nothing here waits for another rank, except open_distributed(), once.
+collectives: nothing here waits for another rank, except open_distributed(), once, and Checkpointer when it
+opens and when it loads.
 
 What a training state becomes, by name:
 

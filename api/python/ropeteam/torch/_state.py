@@ -40,7 +40,7 @@ def open_distributed(
 
     Rank 0 makes the token that tells this life of the world from every other, and the group broadcasts it: a
     process of an older life that is still running is refused from then on, also when it saves the same
-    steps. This broadcast is the only collective of the package; every rank of the group must call. Errors:
+    steps. This broadcast is a collective; every rank of the group must call. Errors:
     see Client.
     """
     if not dist.is_initialized():
