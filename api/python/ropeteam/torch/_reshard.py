@@ -26,6 +26,10 @@ from ._pieces import Held, held
 from ._plain import unflatten
 
 
+#: A rank that has several pieces of one tensor saves them as NAME#0, NAME#1, …
+PART = "#"
+
+
 class SavedStep:
     """A step as one rank reads it. A context manager: leaving it closes the views.
 
@@ -40,6 +44,7 @@ class SavedStep:
         self._timeout = timeout
         self._views: dict[int, View] = {}
         self._infos: dict[int, dict[str, ObjectInfo]] = {}
+        self._parts: dict[int, dict[str, list[tuple[str, ObjectInfo]]]] = {}
         self._open = contextlib.ExitStack()
         if world_size is None:
             try:
@@ -77,6 +82,16 @@ class SavedStep:
             infos.update({name: object_info(name, 0, index) for name in index if name not in infos})
             self._infos[rank] = infos
         return self._infos[rank]
+
+    def parts(self, rank: int, name: str) -> list[tuple[str, ObjectInfo]]:
+        """What a rank has of a tensor: nothing, the object of this name, or several pieces."""
+        if rank not in self._parts:
+            parts = self._parts[rank] = {}
+            for each, info in self.infos(rank).items():
+                whole, separator, number = each.rpartition(PART)
+                key = whole if separator and number.isdigit() else each
+                parts.setdefault(key, []).append((each, info))
+        return self._parts[rank].get(name, [])
 
     def find(self, name: str) -> int | None:
         """The rank that has an object, this one's number if it does."""
@@ -130,16 +145,14 @@ class Filling:
         left = boxes(want.layout)
         found = False
         for rank in self._saved.ranks():
-            info = self._saved.infos(rank).get(name)
-            if info is None:
-                continue
-            found = True
-            info = self._check(name, info, want, rank)
-            shape = info.shape or ()
-            copies, left = cover(left, want.tensor.shape, boxes(info.layout or whole(shape)), shape)
-            source, source_name = info.at or (rank, name)
-            self._plan(want.tensor, source, source_name, copies)
-            if not left:
+            for part, info in self._saved.parts(rank, name):
+                found = True
+                info = self._check(name, info, want, rank)
+                shape = info.shape or ()
+                copies, left = cover(left, want.tensor.shape, boxes(info.layout or whole(shape)), shape)
+                source, source_name = info.at or (rank, part)
+                self._plan(want.tensor, source, source_name, copies)
+            if found and not left:
                 return True
         if found and left:
             raise NotFound(

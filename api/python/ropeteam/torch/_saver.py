@@ -22,7 +22,7 @@ class Saver:
         self._timeout = timeout
         self._last: int | None = None
 
-    def save(self, step: int, put: Callable[[], None]) -> bool:
+    def save(self, step: int, put: Callable[[], object]) -> bool:
         """put() saves `step`; it is called again after a NoSpace, when the step before is committed."""
         try:
             try:
@@ -31,14 +31,22 @@ class Saver:
                 if not self.settle():
                     raise
                 put()
-            self._last = step
+            self.saved(step)
         except AlreadyExists:
             _log.warning("step %d is saved already, and stays as it is", step)
         except RopeteamError as error:
-            self.failed += 1
-            _log.warning("step %d is not safe, training goes on: %s", step, error)
+            self.warn(step, error)
             return False
         return True
+
+    def saved(self, step: int) -> None:
+        self._last = step
+
+    def warn(self, step: int | None, error: Exception) -> None:
+        """step: None where it is not known."""
+        self.failed += 1
+        which = "a step" if step is None else f"step {step}"
+        _log.warning("%s is not safe, training goes on: %s", which, error)
 
     def settle(self, timeout: float | None = None) -> bool:
         """Waits until the last save is committed, or never will be, for `timeout` seconds. False: there is
