@@ -156,6 +156,17 @@ def test_what_nobody_saved_is_missing(ranks, saved_by_four):
     assert other.all()
 
 
+def test_a_rank_may_have_several_pieces_of_a_tensor(ranks):
+    whole = torch.randn(6, 4)
+    for client, rows in zip(ranks(2), ([0, 1, 4], [2, 3, 5])):
+        pieces = {f"w#{n}": rt.Piece(whole[row : row + 1], (6, 4), (row, 0)) for n, row in enumerate(rows)}
+        rt.save_tensors(client, 1, pieces)
+    for client in ranks(2):
+        into = {"w": torch.zeros(6, 4)}
+        rt.load_tensors(client, into, step=1)
+        assert torch.equal(into["w"], whole)
+
+
 def test_a_part_that_nobody_saved_is_named(ranks):
     client = ranks(1)[0]
     rt.save_tensors(client, 1, {"w": rt.Piece(torch.ones(4), [10], [3])})
