@@ -58,7 +58,7 @@ def latest(client: Client, timeout: float = DEFAULT_TIMEOUT) -> StepInfo | None:
 
 def _has_metadata(client: Client, step: int, timeout: float) -> bool:
     try:
-        view = client.view(step, 0, timeout)
+        view = client.view(step, 0, timeout, partial=True)  # its names are enough
     except NotFound:
         return False  # a step on storage, of which this job cannot have a shard
     with view:
@@ -163,7 +163,9 @@ class StorageReader(dcp_storage.StorageReader):  # type: ignore[misc]
 
     def _view(self, rank: int) -> View:
         assert self._step is not None
-        return self._client.view(self._step, rank, self._timeout)
+        # Of another rank's shard only what the plan needs comes; this rank's own comes back whole, as its copy.
+        partial = rank != self._client.rank
+        return self._client.view(self._step, rank, self._timeout, partial=partial)
 
     def _global_metadata(self) -> Metadata:
         """This rank's shard is asked first: several groups of ranks may each have saved a checkpoint of
