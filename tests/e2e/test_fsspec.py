@@ -104,6 +104,28 @@ def test_reads_seek_and_take_ranges(two):
     assert fs.cat_ranges(paths[:2], 1, 2) == [ours[1:2], theirs[1:2]]
 
 
+def test_of_another_node_s_file_only_what_is_read_is_fetched(cluster):
+    nodes = cluster(4)
+    ranks = [nodes[rank].open(rank, 4, "life") for rank in range(4)]
+    for rank, each in enumerate(ranks):
+        each.save(1, {"big": payload(rank, 8_000_000)})
+    for each in ranks:
+        each.wait(1, Level.COMMITTED)
+    reader = next(
+        node for node in range(4) if all(c["id"]["rank"] != 0 for c in nodes[node].local_status()["copies"])
+    )
+    fs, data = filesystem(ranks[reader]), payload(0, 8_000_000)
+    path = "ropeteam://1/rank-00000/big"
+    assert fs.info(path)["size"] == len(data)
+    assert fs.cat_ranges([path, path], [10, 6_000_000], [20, 6_500_000]) == [data[10:20], data[6_000_000:6_500_000]]
+    with fs.open(path) as file:
+        file.seek(5_000_000)
+        assert file.read(100) == data[5_000_000:5_000_100]
+    assert nodes[reader].local_status()["counters"]["fetch_bytes"] < 1.1 * (500_010 + (1 << 20))  # a file's block
+    for each in ranks:
+        each.close()
+
+
 def test_a_file_is_a_shard_once_it_is_closed(rope):
     fs = filesystem(rope)
     data = payload(3, 3_000_000)

@@ -52,7 +52,8 @@ class RopeteamFileSystem(AbstractFileSystem):  # type: ignore[misc]
     appended only.
 
     A file is LOCAL when it is committed; ``fs.client.wait(step)`` waits for more. ``latest`` and the listing
-    of steps know it once it is COMMITTED. A file that is open for reading keeps its shard in memory.
+    of steps know it once it is COMMITTED. Of a shard that this node lacks only the bytes that are asked for
+    are brought; it is not kept for a file that is open, and reads are NotFound once retention has released it.
 
     Missing files are FileNotFoundError; other trouble is a RopeteamError. Threads may share it; a transaction
     is one thread's to begin and end.
@@ -284,7 +285,7 @@ class RopeteamFileSystem(AbstractFileSystem):  # type: ignore[misc]
         return None if shard is None else shard.files.get(rest)
 
     def _view(self, step: int, rank: int) -> View:
-        return self.client.view(step, rank, self._timeout)
+        return self.client.view(step, rank, self._timeout, partial=True)
 
     def _find(self, path: str) -> tuple[View, str]:
         """The view that has the file, open, and the object's name."""
