@@ -163,7 +163,7 @@ class StorageReader(dcp_storage.StorageReader):  # type: ignore[misc]
 
     def _view(self, rank: int) -> View:
         assert self._step is not None
-        # Of another rank's shard only what the plan needs comes; this rank's own comes back whole, as its copy.
+        # Of another rank's shard only what is needed comes; this rank's own comes whole, as its copy.
         partial = rank != self._client.rank
         return self._client.view(self._step, rank, self._timeout, partial=partial)
 
