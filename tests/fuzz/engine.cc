@@ -126,8 +126,10 @@ class World : Engines {
         return engine->OnWait(now_, kSession, request, step, Level::kCommitted, kTimeout);
       case 1:
         return engine->OnLatest(now_, kSession, request, Level::kCommitted, kTimeout);
-      case 2:
-        return engine->OnViewOpen(now_, kSession, request, step, in->Byte() % kNodes, kTimeout);
+      case 2: {
+        const uint8_t rank = in->Byte();
+        return engine->OnViewOpen(now_, kSession, request, step, rank % kNodes, kTimeout, rank >= 128);
+      }
       case 3:
         return engine->OnViewRepair(now_, kSession, request, step, in->Get<std::vector<uint32_t>>(),
                                     kTimeout);
@@ -138,7 +140,9 @@ class World : Engines {
       case 6:
         return engine->OnPersist(now_, kSession, request, step, kTimeout);
       default:
-        return engine->OnViewClose(now_, kSession, step);
+        if (step < 128) return engine->OnViewClose(now_, kSession, step);
+        return engine->OnViewRead(now_, kSession, request, step - 128, in->Get<std::vector<PackedPart>>(),
+                                  kTimeout);
     }
   }
 

@@ -18,8 +18,8 @@ using LocalMessages =
                local::SaveFilled, local::SaveCommit, local::SaveAbort, local::GpuBuffer, local::GpuBufferEnd,
                local::SaveDirect, local::SaveSettle, local::Wait, local::Persist, local::Latest,
                local::LatestReply, local::StorageList, local::StorageListReply, local::ViewOpen,
-               local::ViewGrant, local::ViewRead, local::ViewBytes, local::ViewRepair, local::ViewClose,
-               local::Admin, local::AdminReply, local::Reply>;
+               local::ViewGrant, local::ViewRepair, local::ViewClose, local::Admin, local::AdminReply,
+               local::Reply, local::ViewRead, local::ViewBytes>;
 using All = decltype(std::tuple_cat(std::tuple<Envelope>{}, LocalMessages{}, EngineMessages{},
                                     EngineQuestions{}, EngineReplies{}));
 
