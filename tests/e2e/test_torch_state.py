@@ -12,8 +12,9 @@ import sys
 
 import pytest
 from harness import WAIT_S, environment
+from ropeteam import Level
 
-pytest.importorskip("torch", reason="torch is not installed")
+torch = pytest.importorskip("torch", reason="torch is not installed")
 WORKER = pathlib.Path(__file__).with_name("torch_worlds.py")
 
 
@@ -62,3 +63,41 @@ def test_what_several_ranks_have_is_stored_once_and_compared(cluster):
     said = ast.literal_eval(pairs[1])
     assert [committed for committed, _ in said] == [[101, 102, 103]] * 4
     assert sorted(warned for _, warned in said) == [0, 0, 0, 1] and said[1][1] == said[3][1] == 0
+
+
+def test_a_rank_reads_little_more_than_it_needs(cluster):
+    """Four ranks save on nodes 0 to 3. Nodes 4 and 5 hold nothing, and their ranks load other parts."""
+    import ropeteam.torch as rt
+
+    rows, columns = 4096, 1024
+    nodes = cluster(6, memory="64M", options=["--replicas", "1"])
+    whole = torch.arange(rows * columns, dtype=torch.float32).reshape(rows, columns)
+    ranks = [nodes[rank].open(rank, 4, "saves") for rank in range(4)]
+    for rank, part in enumerate(whole.chunk(4)):
+        piece = rt.Piece(part, whole.shape, (rank * rows // 4, 0))
+        rt.save_tensors(ranks[rank], 1, {"w": piece, "position": rank})
+    for rope in ranks:
+        rope.wait(1, Level.COMMITTED)
+        rope.close()
+    ranks = [nodes[4 + rank].open(rank, 2, "loads") for rank in range(2)]
+    parts = {
+        "fewer rows than one rank saved": lambda rank: (slice(rank * 512, rank * 512 + 500), slice(None)),
+        "half of the rows": lambda rank: (slice(rank * rows // 2, (rank + 1) * rows // 2), slice(None)),
+        "half of the columns": lambda rank: (
+            slice(None),
+            slice(rank * columns // 2, (rank + 1) * columns // 2),
+        ),
+    }
+    for what, part in parts.items():
+        for rank, rope in enumerate(ranks):
+            expected = whole[part(rank)]
+            piece = rt.Piece(
+                torch.zeros(expected.shape), whole.shape, [each.start or 0 for each in part(rank)]
+            )
+            before = nodes[4 + rank].local_status()["counters"]["fetch_bytes"]
+            assert rt.load_tensors(rope, {"w": piece}) == 1
+            assert torch.equal(piece.tensor, expected), what
+            brought = nodes[4 + rank].local_status()["counters"]["fetch_bytes"] - before
+            ratio = brought / (expected.numel() * 4)
+            print(f"{what}: {ratio:.4f} of the bytes that are needed")
+            assert 1 <= ratio <= 1.1, what

@@ -168,7 +168,7 @@ class _Remembered:
         self._pending = None
         try:
             for owner, sums in elsewhere.items():
-                with client.view(step, owner, DEFAULT_TIMEOUT) as view:
+                with client.view(step, owner, DEFAULT_TIMEOUT, partial=True) as view:
                     index = view.index().objects
                 differing = [
                     name for name, value in sums.items() if index.get(name, {}).get("sum", value) != value

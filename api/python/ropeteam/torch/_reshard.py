@@ -46,6 +46,8 @@ class SavedStep:
         self._infos: dict[int, dict[str, ObjectInfo]] = {}
         self._parts: dict[int, dict[str, list[tuple[str, ObjectInfo]]]] = {}
         self._open = contextlib.ExitStack()
+        self.own: int | None = None
+        self.same_world = False
         if world_size is None:
             try:
                 world_size = self.view(rank).index().world_size
@@ -59,6 +61,7 @@ class SavedStep:
         self.world_size = world_size if world_size is not None else client.info().world_size
         self.own = rank if rank < self.world_size else None
         self.same_world = self.own is not None and self.world_size == client.info().world_size
+        self._views.clear()  # which were opened before it was known how
         near = rank * self.world_size // max(client.info().world_size, rank + 1)
         others = sorted((r for r in range(self.world_size) if r != rank), key=lambda other: abs(other - near))
         self._ranks = others if self.own is None else [rank, *others]
@@ -68,8 +71,10 @@ class SavedStep:
         return iter(self._ranks)
 
     def view(self, rank: int) -> View:
+        """Of the same number of ranks this one needs its shard as a whole, of others and otherwise parts."""
         if rank not in self._views:
-            view = self._client.view(self.step, rank, self._timeout)
+            partial = not (self.same_world and rank == self.own)
+            view = self._client.view(self.step, rank, self._timeout, partial=partial)
             self._views[rank] = self._open.enter_context(view)
         return self._views[rank]
 
