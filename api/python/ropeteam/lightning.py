@@ -79,7 +79,7 @@ class RopeteamCheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         """Lightning calls this on rank 0. InvalidArgument: there are several ranks and the trainer has no
         `callback`."""
-        if self._opened().info().world_size > 1 and not self.callback.attached:
+        if self._opened().info().world_size > 1 and self.callback.strategy is None:
             raise InvalidArgument("with several ranks it needs Trainer(callbacks=[rope.callback, …])")
         self._steps[os.fspath(path)] = checkpoint["global_step"]
         self._save(checkpoint["global_step"], checkpoint)
@@ -97,7 +97,7 @@ class RopeteamCheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
             own = checkpoint if client.rank == 0 else self._read(step, client.rank)
         except NotFound as error:
             raise FileNotFoundError(f"{path}: {error}") from error
-        if own.get(_RNG) is not None:
+        if own.get(_RNG, {}).get("rank") == client.rank:  # where fewer ranks saved, it is another one's
             self._pending_rng = (step, own[_RNG])
         return {name: value for name, value in checkpoint.items() if name != _RNG}
 
@@ -180,20 +180,22 @@ class _EveryRank(Callback):  # type: ignore[misc]
 
     def __init__(self, io: RopeteamCheckpointIO) -> None:
         self._io = io
-        self.attached = False
+        self.strategy: Any = None  # whose saves it takes part in
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         strategy = trainer.strategy
         if type(strategy).__name__ in ("FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy"):
             raise Unsupported(f"{type(strategy).__name__} saves by no CheckpointIO: see docs/frameworks.md")
-        if self.attached:
+        if self.strategy is strategy:
             return
-        self.attached = True
+        self.strategy = strategy
         own: Callable[..., None] = strategy.save_checkpoint
 
         def save_checkpoint(checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
             self._io._metadata = _metadata(trainer)
-            checkpoint[_RNG] = rng_state()  # here, and not in the thread of AsyncCheckpointIO
+            # Here, and not in the thread of AsyncCheckpointIO.
+            checkpoint[_RNG] = {"rank": trainer.global_rank, **rng_state()}
+            self._io._steps[os.fspath(filepath)] = checkpoint["global_step"]
             own(checkpoint, filepath, storage_options=storage_options)
             if not strategy.is_global_zero:
                 self._io._save(checkpoint["global_step"], {_RNG: checkpoint[_RNG]})
