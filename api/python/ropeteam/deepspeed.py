@@ -186,7 +186,10 @@ class RopeteamCheckpointEngine(TorchCheckpointEngine):  # type: ignore[misc, unu
         if name not in self._loaded:  # DeepSpeed loads the first file twice, to look into it first
             if name not in self._owners:
                 raise NotFound(f"step {self._loading.step} has {sorted(self._owners)} and no {name}")
-            file = self._loading.view(self._owners[name]).map(name)
+            owner = self._owners[name]
+            view = self._loading.view(owner)
+            # In place where the shard is here anyway; of another rank's no more than the file.
+            file = view.map(name) if owner == self._loading.own else memoryview(view.read(name))
             self._loaded[name] = load_pt(file, _PACKAGES, map_location=map_location)
         return self._loaded[name]
 

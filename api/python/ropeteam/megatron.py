@@ -243,7 +243,7 @@ def _fill(saved: SavedStep, sharded_state_dict: Any) -> Any:
         owner = saved.find(name)
         if owner is None:
             raise NotFound(f"no rank of step {saved.step} saved the object {each.unique_key}")
-        loaded[id(each)] = load_pt(saved.view(owner).map(name), _PACKAGES)
+        loaded[id(each)] = load_pt(memoryview(saved.view(owner).read(name)), _PACKAGES)
     filling.read()
     return dict_utils.dict_list_map_inplace(lambda each: loaded[id(each)], sharded_state_dict)
 
