@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that are the ranks of small worlds, one world after the other, for test_dcp.py. Each imports
+"""Processes that are the ranks of small worlds, one world after the other, for test_dcp_daemons.py. Each imports
 torch once."""
 
 from __future__ import annotations
