@@ -24,11 +24,11 @@ TEST(Pieces, APartMustFitItsShard) {
   const auto valid = [&](std::vector<ChunkPiece> pieces) { return ValidPart({std::move(pieces)}, meta); };
   EXPECT_TRUE(valid({}));
   EXPECT_TRUE(valid({{0, 0, kChunk, 1, 0}}));
-  EXPECT_TRUE(valid({{0, 96, 100, 5, 1000}, {0, 0, 1, 1, 0}, {2, 9, 1, 1, 0}}));
+  EXPECT_TRUE(valid({{0, 396, 100, 5, 900}, {0, 0, 1, 1, 0}, {2, 9, 1, 1, 0}}));
   EXPECT_FALSE(valid({{0, 1, kChunk, 1, 0}}));   // beyond its chunk
   EXPECT_FALSE(valid({{2, 9, 2, 1, 0}}));        // beyond the stream
   EXPECT_FALSE(valid({{3, 0, 1, 1, 0}}));        // a chunk that is not there
-  EXPECT_FALSE(valid({{0, 97, 100, 5, 1000}}));  // its last run
+  EXPECT_FALSE(valid({{0, 397, 100, 5, 900}}));  // its last run
   EXPECT_FALSE(valid({{0, 0, 1, 0, 0}}));        // empty
   EXPECT_FALSE(valid({{0, 0, 0, 1, 0}}));
   EXPECT_FALSE(valid({{1, 0, 1, 1, 0}, {0, 0, 1, 1, 0}}));       // not in order
