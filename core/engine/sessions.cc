@@ -490,6 +490,8 @@ std::optional<Status> Sessions::Outcome(const Waiter& waiter) const {
 std::optional<Status> Sessions::NotPersisted(const StepId& step) const {
   const Announcement& announced = parts_.context.announced;
   if (!announced.heard || announced.persisting.contains(step)) return std::nullopt;
+  // The shard's own level follows: while one shard reaches a level the others of its node are looked at, too.
+  if (announced.persisted.contains(step)) return std::nullopt;
   const std::string name = step.ToString();
   if (const auto why = announced.not_persisted.find(step); why != announced.not_persisted.end())
     return Error(Code::kAborted, "%s is not persisted: %s", name.c_str(), why->second.c_str());

@@ -218,6 +218,22 @@ TEST_F(StorageStory, LatestByLevel) {
   EXPECT_EQ(LatestBy(2, Level::kLocal).code(), Code::kInvalidArgument);
 }
 
+// Two ranks of one node wait: that the first is told does not make the second one's wait end.
+TEST_F(StorageStory, EachRankOfANodeIsToldThatTheStepIsPersisted) {
+  options_.storage.request_min_us = options_.storage.request_max_us = 100 * kMs;  // both wait meanwhile
+  StartStored(2, 0);
+  StartWorld(1, {0, 0});
+  cluster_->RunFor(kSecond);  // storage is listed
+  SaveEverywhere(1, 1);
+  ASSERT_TRUE(Persist(0, 1).ok());
+  std::vector<std::string> told;
+  for (const Rank rank : {0, 1})
+    RankOf(1, rank).Wait(1, Level::kPersisted, 30 * kSecond,
+                         [&](const Status& status) { told.push_back(status.ToString()); });
+  ASSERT_TRUE(Until([&] { return told.size() == 2; })) << Trouble();
+  EXPECT_EQ(told, (std::vector<std::string>{"ok", "ok"}));
+}
+
 TEST_F(StorageStory, WithoutStorageNothingIsPersisted) {
   StartNodes(2);
   StartWorld(1);
