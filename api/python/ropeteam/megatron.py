@@ -281,8 +281,8 @@ def initialize(
 
     save_mem_interval: every so many iterations save_checkpoint_if_needed() saves. save_storage_interval:
     likewise to the job's storage; 0: when the daemons' --persist-every says so. How many stay there is the
-    daemons' --keep-persisted. client: an open one, which stays open; without it one is opened (a collective).
-    timeout: seconds that a load, or a save that finds no room, may wait. A second call is an
+    daemons' --keep-on-storage. client: an open one, which stays open; without it one is opened (a
+    collective). timeout: seconds that a load, or a save that finds no room, may wait. A second call is an
     InvalidArgument."""
     global _easy
     if _easy is not None:
