@@ -350,6 +350,7 @@ class Ranks:
         self.files = options.files
         self.cuda = torch.cuda.is_available()
         dist.init_process_group("gloo")
+        self.group = dist.new_group()  # the default one is dcp.async_save's, in the background
         self.rank = dist.get_rank()
         torch.manual_seed(self.rank)
         self.model = torch.nn.ParameterList(self._tensors(dist.get_world_size())).requires_grad_(False)
@@ -378,11 +379,11 @@ class Ranks:
         import torch
         import torch.distributed as dist
 
-        dist.barrier()
+        dist.barrier(self.group)
         begin = time.perf_counter()
         action()
         taken = torch.tensor([(time.perf_counter() - begin) * 1e3])
-        dist.all_reduce(taken, dist.ReduceOp.MAX)
+        dist.all_reduce(taken, dist.ReduceOp.MAX, self.group)
         return float(taken)
 
     def saved(self, door: Door, then: Callable[[int], None] | None = None) -> float:
