@@ -226,7 +226,7 @@ BenchRank::BenchRank(const std::string& socket, uint32_t rank, uint32_t world_si
 // Begins the save, has `put` fill it, commits it.
 template <typename Put>
 void BenchRank::Save(uint64_t step, uint64_t bytes, uint64_t objects, Put&& put) {
-  const ropeteam_save_options_t options{sizeof(options), bytes, objects};
+  const ropeteam_save_options_t options{sizeof(options), bytes, objects, 0};
   ropeteam_save_t* save = nullptr;
   Check(ropeteam_save_begin(handle_, step, &options, &save), "save_begin");
   const ropeteam_status_t filled = put(save);

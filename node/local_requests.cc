@@ -39,7 +39,7 @@ bool LocalServer::OnRequest(SessionId id, Client& client, local::Type type, Requ
     case local::Type::kSaveFilled:
     case local::Type::kSaveCommit:
     case local::Type::kSaveAbort:
-      return OnSaveRequest(id, type, request, payload);
+      return OnSaveRequest(id, client, type, request, payload);
     case local::Type::kGpuBuffer:
     case local::Type::kGpuBufferEnd:
     case local::Type::kSaveDirect:
@@ -91,12 +91,13 @@ bool LocalServer::OnRequest(SessionId id, Client& client, local::Type type, Requ
   }
 }
 
-bool LocalServer::OnSaveRequest(SessionId id, local::Type type, RequestId request, std::string_view payload) {
+bool LocalServer::OnSaveRequest(SessionId id, const Client& client, local::Type type, RequestId request,
+                                std::string_view payload) {
   if (type == local::Type::kSaveBegin) {
     local::SaveBegin begin;
-    if (!Decode(payload, begin)) return false;
+    if (!Decode(payload, begin, client.version)) return false;
     drive_([&](Engine& engine, TimeUs now) {
-      engine.OnSaveBegin(now, id, request, begin.step, begin.stream_bytes);
+      engine.OnSaveBegin(now, id, request, begin.step, begin.stream_bytes, begin.agreement);
     });
   } else if (type == local::Type::kSaveExtend) {
     local::SaveExtend extend;

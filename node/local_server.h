@@ -102,7 +102,8 @@ class LocalServer {
   void OnHello(SessionId id, Client& client, RequestId request, std::string_view payload);
   // False when the frame is not as the protocol says.
   bool OnRequest(SessionId id, Client& client, local::Type type, RequestId request, std::string_view payload);
-  bool OnSaveRequest(SessionId id, local::Type type, RequestId request, std::string_view payload);
+  bool OnSaveRequest(SessionId id, const Client& client, local::Type type, RequestId request,
+                     std::string_view payload);
   bool OnViewRequest(SessionId id, local::Type type, RequestId request, std::string_view payload);
   bool OnDeviceRequest(SessionId id, Client& client, local::Type type, RequestId request,
                        std::string_view payload);

@@ -62,7 +62,7 @@ constexpr uint32_t kListedStepsDefault = 100;     // the header's
 // The structs' sizes in version 0.1, the first: what a caller has to bring at least.
 constexpr size_t kOpenOptionsBytes = sizeof(ropeteam_open_options_t);
 constexpr size_t kInfoBytes = sizeof(ropeteam_info_t);
-constexpr size_t kSaveOptionsBytes = sizeof(ropeteam_save_options_t);
+constexpr size_t kSaveOptionsBytes = offsetof(ropeteam_save_options_t, agreement);
 constexpr size_t kViewOptionsBytes = sizeof(ropeteam_view_options_t);
 constexpr size_t kStepBytes = sizeof(ropeteam_step_t);
 constexpr size_t kObjectBytes = sizeof(ropeteam_object_t);
@@ -172,17 +172,20 @@ Status CheckSize(size_t size, size_t known, const char* what) {
 
 // A struct that the caller filled. Fields behind those we know of must be zero: they ask for what we cannot
 // do.
-Status CheckInput(const void* input, size_t known, const char* what) {
+template <typename T>
+Status TakeInput(const T* input, size_t least, const char* what, T* taken) {
   ROPETEAM_RETURN_IF_ERROR(CheckNotNull(input, what));
   size_t size = 0;
   std::memcpy(&size, input, sizeof(size));
-  ROPETEAM_RETURN_IF_ERROR(CheckSize(size, known, what));
-  const auto* bytes = static_cast<const unsigned char*>(input);
-  for (size_t i = known; i < size; ++i) {
+  ROPETEAM_RETURN_IF_ERROR(CheckSize(size, least, what));
+  const auto* bytes = reinterpret_cast<const unsigned char*>(input);
+  for (size_t i = sizeof(T); i < size; ++i) {
     if (bytes[i] == 0) continue;
     return Error(Code::kUnsupported, "%s of %zu bytes has a value at byte %zu; this library knows %zu bytes",
-                 what, size, i, known);
+                 what, size, i, sizeof(T));
   }
+  *taken = T();
+  std::memcpy(taken, input, std::min(size, sizeof(T)));
   return OkStatus();
 }
 
@@ -310,10 +313,11 @@ const char* ropeteam_last_error(void) {
 ropeteam_status_t ropeteam_open(const ropeteam_open_options_t* options, ropeteam_t** handle) {
   return Guard([&]() -> Status {
     ropeteam::client::SetUpLogOnce();
-    ROPETEAM_RETURN_IF_ERROR(ropeteam::client::CheckInput(options, ropeteam::client::kOpenOptionsBytes,
-                                                          "ropeteam_open_options_t"));
+    ropeteam_open_options_t given;
+    ROPETEAM_RETURN_IF_ERROR(ropeteam::client::TakeInput(options, ropeteam::client::kOpenOptionsBytes,
+                                                         "ropeteam_open_options_t", &given));
     ROPETEAM_RETURN_IF_ERROR(CheckNotNull(handle, "where to put the ropeteam handle"));
-    Result<ropeteam::client::OpenOptions> resolved = ropeteam::client::ResolveOptions(*options);
+    Result<ropeteam::client::OpenOptions> resolved = ropeteam::client::ResolveOptions(given);
     if (!resolved.ok()) return resolved.status();
     auto opened = std::make_unique<ropeteam_t>();
     Result<std::shared_ptr<ropeteam::client::Client>> client =
@@ -352,11 +356,12 @@ ropeteam_status_t ropeteam_save_begin(ropeteam_t* handle, uint64_t step,
                                       const ropeteam_save_options_t* options, ropeteam_save_t** save) {
   return Guard([&]() -> Status {
     ROPETEAM_RETURN_IF_ERROR(CheckHandle(handle));
-    ROPETEAM_RETURN_IF_ERROR(ropeteam::client::CheckInput(options, ropeteam::client::kSaveOptionsBytes,
-                                                          "ropeteam_save_options_t"));
+    ropeteam_save_options_t given;
+    ROPETEAM_RETURN_IF_ERROR(ropeteam::client::TakeInput(options, ropeteam::client::kSaveOptionsBytes,
+                                                         "ropeteam_save_options_t", &given));
     ROPETEAM_RETURN_IF_ERROR(CheckNotNull(save, "where to put the save handle"));
     Result<std::unique_ptr<ropeteam::client::Save>> begun =
-        ropeteam::client::Save::Begin(handle->client, step, options->bytes, options->objects);
+        ropeteam::client::Save::Begin(handle->client, step, given.bytes, given.objects, given.agreement);
     if (!begun.ok()) return begun.status();
     *save = reinterpret_cast<ropeteam_save_t*>(begun->release());
     return OkStatus();
@@ -481,13 +486,14 @@ ropeteam_status_t ropeteam_view_open_with(ropeteam_t* handle, uint64_t step, uin
                                           ropeteam_view_t** view) {
   return Guard([&]() -> Status {
     ROPETEAM_RETURN_IF_ERROR(CheckHandle(handle));
-    ROPETEAM_RETURN_IF_ERROR(ropeteam::client::CheckInput(options, ropeteam::client::kViewOptionsBytes,
-                                                          "ropeteam_view_options_t"));
+    ropeteam_view_options_t given;
+    ROPETEAM_RETURN_IF_ERROR(ropeteam::client::TakeInput(options, ropeteam::client::kViewOptionsBytes,
+                                                         "ropeteam_view_options_t", &given));
     ROPETEAM_RETURN_IF_ERROR(ropeteam::client::CheckTimeout(timeout_ms));
     ROPETEAM_RETURN_IF_ERROR(CheckNotNull(view, "where to put the view handle"));
     auto opened = std::make_unique<ropeteam_view_t>();
     Result<std::unique_ptr<ropeteam::client::View>> result =
-        ropeteam::client::View::Open(handle->client, step, rank, options->partial != 0, timeout_ms);
+        ropeteam::client::View::Open(handle->client, step, rank, given.partial != 0, timeout_ms);
     if (!result.ok()) return result.status();
     opened->view = std::move(result).value();
     *view = opened.release();

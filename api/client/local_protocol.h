@@ -148,7 +148,8 @@ struct HelloReply {
 struct SaveBegin {
   Step step = 0;
   uint64_t stream_bytes = 0;  // data, alignment and manifest, as estimated by the library
-  auto Fields() { return std::tie(step, stream_bytes); }
+  uint64_t agreement = 0;     // ropeteam_save_options_t's
+  auto Fields() { return Tie(step, stream_bytes, Since<5>(agreement)); }
 };
 struct SaveGrant {
   uint64_t save = 0;

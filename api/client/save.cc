@@ -80,7 +80,7 @@ Save::Save(std::shared_ptr<Client> client, std::shared_ptr<Link> link, Step step
 }
 
 Result<std::unique_ptr<Save>> Save::Begin(const std::shared_ptr<Client>& client, Step step, uint64_t bytes,
-                                          uint64_t objects) {
+                                          uint64_t objects, uint64_t agreement) {
   if (objects > kObjectsMax) {
     return Error(Code::kInvalidArgument, "a shard of %llu objects, limit %llu", Ull(objects),
                  Ull(kObjectsMax));
@@ -93,12 +93,12 @@ Result<std::unique_ptr<Save>> Save::Begin(const std::shared_ptr<Client>& client,
   if (!link.ok()) return link.status();
   ROPETEAM_RETURN_IF_ERROR(client->TakeSave());
   std::unique_ptr<Save> save(new Save(client, *link, step));
-  Status status = save->BeginOnLink(bytes, objects);
+  Status status = save->BeginOnLink(bytes, objects, agreement);
   if (!status.ok()) return save->Fail(std::move(status));
   return save;
 }
 
-Status Save::BeginOnLink(uint64_t bytes, uint64_t objects) {
+Status Save::BeginOnLink(uint64_t bytes, uint64_t objects, uint64_t agreement) {
   const uint64_t limit = kChunksPerShardMax * chunk_bytes_;
   const uint64_t beyond_data = objects * kObjectAlignmentBytes + Manifest::EstimateBytes(objects);
   if (bytes > limit || beyond_data > limit - bytes) {
@@ -106,7 +106,8 @@ Status Save::BeginOnLink(uint64_t bytes, uint64_t objects) {
                  "a shard of %llu bytes in %llu objects, limit %llu bytes (%llu chunks of %llu)", Ull(bytes),
                  Ull(objects), Ull(limit), Ull(kChunksPerShardMax), Ull(chunk_bytes_));
   }
-  ROPETEAM_RETURN_IF_ERROR(link_->LocalCall(Type::kSaveBegin, local::SaveBegin{step_, bytes + beyond_data},
+  ROPETEAM_RETURN_IF_ERROR(link_->LocalCall(Type::kSaveBegin,
+                                            local::SaveBegin{step_, bytes + beyond_data, agreement},
                                             Type::kSaveGrant, &buffers_->grant, &buffers_->frames));
   save_ = buffers_->grant.save;
   buffers_->fill.Begin(link_.get(), save_);

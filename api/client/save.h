@@ -35,7 +35,7 @@ class Save final {
  public:
   // See ropeteam_save_begin().
   static Result<std::unique_ptr<Save>> Begin(const std::shared_ptr<Client>& client, Step step, uint64_t bytes,
-                                             uint64_t objects);
+                                             uint64_t objects, uint64_t agreement);
   // Aborts first if neither committed nor aborted.
   ~Save();
   Save(const Save&) = delete;
@@ -62,7 +62,7 @@ class Save final {
 
   Save(std::shared_ptr<Client> client, std::shared_ptr<Link> link, Step step);
 
-  Status BeginOnLink(uint64_t bytes, uint64_t objects);
+  Status BeginOnLink(uint64_t bytes, uint64_t objects, uint64_t agreement);
   Status CheckOpen() const;
   Status Fail(Status status);
   Status PostAbort();

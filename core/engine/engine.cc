@@ -348,6 +348,8 @@ void Engine::Impl::ApplyLeaderState(NodeId from, const LeaderState& state) {
   for (const StepKey& key : state.persisted) announced.persisted.insert(key.id);
   for (const NotPersisted& step : state.not_persisted) announced.not_persisted[step.step.id] = step.why;
   announced.persist_judged = state.persist_judged.id;
+  for (const Disagreement& found : state.disagreements)
+    announced.disagreements[found.step.id] = engine::Explain(found);
   if (announced.persisting != context_.announced.persisting) context_.inventory_dirty = true;
   // A leader of version 8 counts none, and the notes wait for the next one.
   if (context_.protocol >= 9 && state.restores != context_.restores) {
@@ -484,10 +486,12 @@ NodeReport Engine::Impl::Report() const {
   report.chunks_free = context_.store.chunks_free();
   report.sessions = parts_.sessions.Report();
   for (const auto& [id, shard] : context_.store.shards()) {
+    // A leader before protocol 9 would commit it without its ranks' agreement.
+    if (context_.protocol < 9 && shard->meta.agreement != 0 && !shard->committed) continue;
     const bool seated = shard->role == Role::kOwn && parts_.sessions.HasRank(id.rank);
     CopyReport copy{id,          shard->meta.world_size, shard->meta.replicas, shard->meta.stream_bytes,
                     shard->role, shard->committed,       shard->bad,           shard->content,
-                    seated};
+                    seated,      shard->meta.agreement};
     if (copy.bad.size() > kBadListedMax) copy.bad.resize(kBadListedMax + 1);
     report.copies.push_back(std::move(copy));
   }
@@ -624,9 +628,10 @@ void Engine::OnHello(TimeUs now, SessionId session, RequestId request, const Hel
   impl_->parts_.sessions.Hello(session, request, hello);
   impl_->Finish();
 }
-void Engine::OnSaveBegin(TimeUs now, SessionId session, RequestId request, Step step, uint64_t stream_bytes) {
+void Engine::OnSaveBegin(TimeUs now, SessionId session, RequestId request, Step step, uint64_t stream_bytes,
+                         uint64_t agreement) {
   impl_->Begin(now);
-  impl_->parts_.sessions.SaveBegin(session, request, step, stream_bytes);
+  impl_->parts_.sessions.SaveBegin(session, request, step, stream_bytes, agreement);
   impl_->Finish();
 }
 void Engine::OnSaveExtend(TimeUs now, SessionId session, RequestId request, SaveId save, uint64_t chunks) {

@@ -279,7 +279,9 @@ class Engine {
   void OnSessionOpened(TimeUs now, SessionId session);
   void OnSessionClosed(TimeUs now, SessionId session);  // aborts its saves, ends its views and waits
   void OnHello(TimeUs now, SessionId session, RequestId request, const HelloInput& hello);
-  void OnSaveBegin(TimeUs now, SessionId session, RequestId request, Step step, uint64_t stream_bytes);
+  // `agreement`: as in ShardMeta.
+  void OnSaveBegin(TimeUs now, SessionId session, RequestId request, Step step, uint64_t stream_bytes,
+                   uint64_t agreement = 0);
   void OnSaveExtend(TimeUs now, SessionId session, RequestId request, SaveId save, uint64_t chunks);
   void OnSaveFilled(TimeUs now, SessionId session, SaveId save, uint32_t first,
                     const std::vector<uint32_t>& crcs);

@@ -21,7 +21,7 @@ StepId Latest::NewestCommitted() const {
 
 std::optional<StepId> Latest::NewestInMemory(Of of) const {
   for (auto step = table_.steps().rbegin(); step != table_.steps().rend(); ++step)
-    if (step->second.producible() && !step->second.given_up &&
+    if (step->second.producible() && !step->second.never_commits() &&
         (of == Of::kAll || !restores_.Holds(step->first)))
       return step->first;
   return std::nullopt;

@@ -37,6 +37,7 @@ void Leader::Begin() {
   persistence_.Begin();
   loaders_.clear();
   persisting_since_.clear();
+  disagreements_.clear();
   listed_.clear();
   marked_.clear();
   decides_from_ = context_.settle_until;
@@ -328,6 +329,7 @@ void Leader::Announce() {
     return step == nullptr || !step->committed;
   };
   std::erase_if(marked_, unknown);
+  GiveUpDisagreeing();
   for (const StepId& id : table_.Commit()) LOG_DEBUG("%s has all its copies", id.ToString().c_str());
   const std::vector<StepId> committed =
       table_.CommittedNewestFirst(context_.view.settings.keep_steps + kCommittedListedMax);
@@ -357,6 +359,7 @@ void Leader::Announce() {
   state.not_persisted.assign(persistence_.not_persisted().begin(), persistence_.not_persisted().end());
   state.persist_judged.id = persistence_.judged();
   state.restores = restores_.notes();
+  for (const auto& [id, found] : disagreements_) state.disagreements.push_back(found);
 
   state.sequence = state_.sequence;
   const bool changed = sequence_ == 0 || mark_again_ || Encode(state) != Encode(state_);
@@ -450,6 +453,17 @@ void Leader::GiveUpSteps() {
     table_.GiveUp(id);
     dirty_ = true;
   }
+}
+
+// Every member has told its copies, so the values are those of the shards that count.
+void Leader::GiveUpDisagreeing() {
+  for (const auto& [id, step] : table_.steps()) {
+    if (!step.disagrees() || step.given_up) continue;
+    const Disagreement& found = disagreements_[id] = StepTable::DisagreementOf(id, step);
+    LOG_WARNING("%s", Explain(found).c_str());
+    table_.GiveUp(id);
+  }
+  while (disagreements_.size() > kDisagreementsMax) disagreements_.erase(disagreements_.begin());
 }
 
 void Leader::OnStateAck(NodeId from, const LeaderStateAck& ack) {

@@ -7,6 +7,7 @@
 //  * a step is committed when every rank of its incarnation has 1 + R good copies that count (copy_rules.h) on
 //    different members, now or (as the marks on the copies say) once. Ranks are told when every member has
 //    acknowledged the mark;
+//  * a step whose ranks gave different values (ShardMeta::agreement) is never committed, and is released;
 //  * what is kept, released and may be evicted is in retention.h;
 //  * a shard of a kept step with fewer than 1 + R copies is to be copied to where it should lie.
 //
@@ -128,6 +129,7 @@ class Leader {
   void SettleContested();
   std::vector<StepId> Abandoned() const;
   void GiveUpSteps();  // for want of memory
+  void GiveUpDisagreeing();
   void Restore();
   void RestoreAndTrim();
   void RestoreSoon();
@@ -200,7 +202,8 @@ class Leader {
   TimeUs decides_from_ = 0;
   // The committed steps that are listed, each with the state that has listed it first without a break.
   std::map<StepId, uint64_t> listed_;
-  std::set<StepId> marked_;  // those of them that every member has acknowledged
+  std::map<StepId, Disagreement> disagreements_;  // the newest
+  std::set<StepId> marked_;                       // those of them that every member has acknowledged
   // Shards that a node was told to read from storage, and until when that holds if the node does not say that it does.
   struct Loader {
     NodeId node = kNoNode;

@@ -357,7 +357,7 @@ void Leader::AnswerReport(NodeId from, uint64_t number) {
       return std::tuple(!of.quarantined, of.incarnation, of.step);
     };
     const StepTable::StepState* held = table_.Find({step.incarnation, step.step});
-    if (held != nullptr ? !held->producible() || held->given_up : !step.persisted) continue;
+    if (held != nullptr ? !held->producible() || held->never_commits() : !step.persisted) continue;
     if (!report.has_latest || rank(report.latest) < rank(step)) report.latest = step;
     report.has_latest = true;
   }

@@ -78,6 +78,9 @@ inline constexpr TimeUs kVerifyRepeatUs = 10'000'000;
 inline constexpr TimeUs kVerifyForgetUs = 60'000'000;  // after the asker's last question
 static_assert(kVerifyForgetUs > 2 * kVerifyRepeatUs);
 
+// Steps whose ranks do not agree, in an announcement: a rank waits for its last few steps.
+inline constexpr size_t kDisagreementsMax = 16;
+
 // ---- fetching
 
 // A fetch waits this long for a holder that the data path has lost: a switch that converges again or a link that

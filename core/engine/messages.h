@@ -266,6 +266,15 @@ struct NotPersisted {
   std::string why;
   auto Fields() { return std::tie(step, why); }
 };
+// Two ranks that gave other values for a step. It is never committed.
+struct Disagreement {
+  StepKey step;
+  Rank rank = 0;
+  uint64_t value = 0;
+  Rank other_rank = 0;
+  uint64_t other_value = 0;
+  auto Fields() { return std::tie(step, rank, value, other_rank, other_value); }
+};
 // Released are shards of steps before `release_before` that are not in `keep`, and of steps in `dead`, which
 // are never to be complete.
 struct LeaderState {
@@ -290,9 +299,10 @@ struct LeaderState {
   std::vector<NotPersisted> not_persisted;  // the last few that were due or asked for
   StepKey persist_judged;             // of marked steps up to this one it is decided whether they are due
   std::vector<RestoreNote> restores;  // by step, at most kRestoreNotesMax
+  std::vector<Disagreement> disagreements;  // the newest, by step, at most kDisagreementsMax
   auto Fields() {
     return Tie(sequence, life, committed, judged, marked, keep, release_before, dead, evictable, persisting,
-               persisted, not_persisted, persist_judged, Since<9>(restores));
+               persisted, not_persisted, persist_judged, Since<9>(restores), Since<9>(disagreements));
   }
 };
 struct LeaderStateAck {

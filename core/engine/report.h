@@ -80,9 +80,10 @@ struct CopyReport {
   std::vector<uint32_t> bad;  // chunk indices, at most kBadListedMax; more are cut and make the copy unusable
   uint64_t content = 0;       // ContentDigest()
   bool seated = false;        // an own copy, and its rank is open on this node
+  uint64_t agreement = 0;     // ShardMeta::agreement
   auto Fields() {
-    return std::tie(id.incarnation, id.step, id.rank, world_size, replicas, stream_bytes, role, committed,
-                    bad, content, seated);
+    return Tie(id.incarnation, id.step, id.rank, world_size, replicas, stream_bytes, role, committed, bad,
+               content, seated, Since<9>(agreement));
   }
   friend bool operator==(const CopyReport&, const CopyReport&) = default;
 };

@@ -10,7 +10,7 @@ namespace {
 
 using Steps = std::map<StepId, StepTable::StepState>;
 
-bool Usable(const StepTable::StepState& step) { return step.producible() && !step.given_up; }
+bool Usable(const StepTable::StepState& step) { return step.producible() && !step.never_commits(); }
 
 // The newest usable step, committed or not, and every committed step down to the K-th that is usable: a
 // brief absence of a holder must not release a committed step.

@@ -14,8 +14,8 @@
 //                  only until a newer one is marked by every member
 //   released       older than the newest step that is committed, marked by every   are released by every node; the step
 //                  member and producible, and not kept                             is never committed any more
-//   dead           it can never be complete (a rank has passed it), or was given   are released by every node
-//                  up for want of memory
+//   dead           it can never be complete (a rank has passed it), its ranks do   are released by every node
+//                  not agree, or it was given up for want of memory
 //   evictable      of a former incarnation, not committed and not kept, while      may be evicted; the step is never
 //                  the current incarnation has been told what it restores and at   committed any more
 //                  most R nodes of the job are missing

@@ -141,7 +141,8 @@ Status Sessions::CheckNotCommitted(const ShardId& shard) const {
   return Error(Code::kAlreadyExists, "%s is committed already", step.ToString().c_str());
 }
 
-void Sessions::SaveBegin(SessionId id, RequestId request, Step step, uint64_t stream_bytes) {
+void Sessions::SaveBegin(SessionId id, RequestId request, Step step, uint64_t stream_bytes,
+                         uint64_t agreement) {
   Session* session = Admitted(id, request);
   if (session == nullptr) return;
   Context& context = parts_.context;
@@ -167,6 +168,14 @@ void Sessions::SaveBegin(SessionId id, RequestId request, Step step, uint64_t st
         Error(Code::kUnavailable, "node %s leaves the job (it is drained): no save begins here",
               context.config.node.c_str()));
   }
+  if (agreement != 0 && context.protocol < 9) {
+    NoteEnded(id, step);
+    return AnswerStatusTo(id, request,
+                          Error(Code::kUnsupported,
+                                "a save with an agreement needs protocol 9 on every node, the job speaks %u: "
+                                "replace its older daemons",
+                                context.protocol));
+  }
   const uint64_t chunks = ChunksFor(std::max<uint64_t>(stream_bytes, 1), context.store.chunk_bytes());
   if (chunks > kChunksPerShardMax)
     return AnswerStatusTo(
@@ -191,6 +200,7 @@ void Sessions::SaveBegin(SessionId id, RequestId request, Step step, uint64_t st
   save.session = id;
   save.shard = shard;
   save.world_size = session->hello.world_size;
+  save.agreement = agreement;
   save.extents = *extents;
   save.crcs.resize(chunks);
   save.ready.resize(chunks);
@@ -329,7 +339,8 @@ void Sessions::SaveCommit(SessionId id, RequestId request, const SaveCommitInput
                        context.store.chunk_bytes(),
                        commit.stream_bytes,
                        commit.manifest_offset,
-                       commit.object_count};
+                       commit.object_count,
+                       save.agreement};
   const Status sealed =
       context.store.Seal(meta, Role::kOwn, save.extents, commit.crcs, Encryption{save.salt, {}});
   if (!sealed.ok()) {
@@ -454,9 +465,15 @@ void Sessions::ReachedBy(const std::set<StepId>& steps, Level level) {
 void Sessions::OnLeaderState(const std::set<StepId>& told, const std::vector<ShardId>& released) {
   ReachedBy(told, Level::kCommitted);
   ReachedBy(parts_.context.announced.persisted, Level::kPersisted);
+  for (const auto& [step, why] : parts_.context.announced.disagreements)
+    for (auto at = progress_.lower_bound({step.incarnation, step.step, 0});
+         at != progress_.end() && StepOf(at->first) == step; ++at)
+      if (at->second.level >= Level::kLocal && at->second.level < Level::kCommitted)
+        at->second.given_up = Error(Code::kAborted, "%s", why.c_str());
   for (const ShardId& shard : released) {
     const auto progress = progress_.find(shard);
-    if (progress != progress_.end() && progress->second.level < Level::kCommitted)
+    if (progress != progress_.end() && progress->second.level < Level::kCommitted &&
+        !progress->second.given_up)
       progress->second.given_up =
           Error(Code::kAborted,
                 "%s was released before it was committed: a newer step, or another shard of this name, is",

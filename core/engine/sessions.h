@@ -28,7 +28,7 @@ class Sessions {
   void Open(SessionId session);
   void Close(SessionId session);
   void Hello(SessionId session, RequestId request, const HelloInput& hello);
-  void SaveBegin(SessionId session, RequestId request, Step step, uint64_t stream_bytes);
+  void SaveBegin(SessionId session, RequestId request, Step step, uint64_t stream_bytes, uint64_t agreement);
   void SaveExtend(SessionId session, RequestId request, SaveId save, uint64_t chunks);
   void SaveFilled(SessionId session, SaveId save, uint32_t first, const std::vector<uint32_t>& crcs);
   void SaveDirect(SessionId session, const SaveDirectInput& direct);
@@ -97,6 +97,7 @@ class Sessions {
     SessionId session = 0;
     ShardId shard;
     uint32_t world_size = 0;
+    uint64_t agreement = 0;
     std::vector<Extent> extents;
     std::vector<uint32_t> crcs;
     std::vector<bool> ready;

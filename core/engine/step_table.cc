@@ -102,7 +102,8 @@ const StepTable::StepState* StepTable::Find(const StepId& id) const {
 
 std::optional<StepId> StepTable::NewestProducible(Incarnation only) const {
   for (auto step = steps_.rbegin(); step != steps_.rend(); ++step)
-    if (step->second.producible() && !step->second.given_up && (only == 0 || step->first.incarnation == only))
+    if (step->second.producible() && !step->second.never_commits() &&
+        (only == 0 || step->first.incarnation == only))
       return step->first;
   return std::nullopt;
 }
@@ -125,6 +126,7 @@ void StepTable::Recount(const StepId& id, StepState* step, Rank rank) {
   const ShardId shard{id.incarnation, id.step, rank};
   const bool changed = one_content ? contested_.erase(shard) != 0 : contested_.insert(shard).second;
   if (changed) ++version_;
+  RecountAgreement(step, &state);
   state.good = state.staying = 0;
   for (const Copy& copy : state.copies) {
     if (!copy.bad.empty() || !Counts(copy.role) || copy.content != state.content) continue;
@@ -148,6 +150,49 @@ void StepTable::Recount(const StepId& id, StepState* step, Rank rank) {
   if (state.copies.empty() && !step->committed) ++version_;
 }
 
+void StepTable::RecountAgreement(StepState* step, RankState* rank) {
+  std::optional<uint64_t> given;
+  for (const Copy& copy : rank->copies)
+    if (copy.content == rank->content) given = std::max(given.value_or(0), copy.agreement);
+  if (given == rank->agreement) return;
+  if (rank->agreement) {
+    const auto before = step->agreements.find(*rank->agreement);
+    ROPETEAM_CHECK(before != step->agreements.end() && before->second > 0);
+    if (--before->second == 0) step->agreements.erase(before);
+  }
+  if (given) ++step->agreements[*given];
+  rank->agreement = given;
+}
+
+Disagreement StepTable::DisagreementOf(const StepId& id, const StepState& step) {
+  ROPETEAM_CHECK(step.agreements.size() > 1);
+  const auto with = [&](auto accepts) {
+    const auto rank = std::find_if(step.ranks.begin(), step.ranks.end(), [&](const RankState& state) {
+      return state.agreement && accepts(*state.agreement);
+    });
+    ROPETEAM_CHECK(rank != step.ranks.end());
+    return rank;
+  };
+  const auto rank = with([](uint64_t) { return true; });
+  const auto other = with([&](uint64_t given) { return given != *rank->agreement; });
+  return {{id},
+          static_cast<Rank>(rank - step.ranks.begin()),
+          *rank->agreement,
+          static_cast<Rank>(other - step.ranks.begin()),
+          *other->agreement};
+}
+
+std::string Explain(const Disagreement& found) {
+  const auto gave = [](Rank rank, uint64_t value) {
+    const Status text = value == 0 ? Error(Code::kAborted, "rank %u gave no agreement", rank)
+                                   : Error(Code::kAborted, "rank %u gave agreement %#llx", rank,
+                                           static_cast<unsigned long long>(value));
+    return text.message();
+  };
+  return "the ranks do not agree on " + found.step.id.ToString() + ": " + gave(found.rank, found.value) +
+         ", " + gave(found.other_rank, found.other_value) + "; it is never committed";
+}
+
 bool StepTable::SetLeaving(NodeId node, bool leaving) {
   if (leaving ? !leaving_.insert(node).second : leaving_.erase(node) == 0) return false;
   for (auto& [id, step] : steps_)
@@ -160,7 +205,7 @@ bool StepTable::SetLeaving(NodeId node, bool leaving) {
 }
 
 bool StepTable::MayCommit(const StepId& id, const StepState& step) const {
-  return !step.committed && !step.given_up && !step.evictable && !Barred(id);
+  return !step.committed && !step.never_commits() && !step.evictable && !Barred(id);
 }
 
 void StepTable::Bar(Incarnation chosen_by, const StepId& restored) {
@@ -209,7 +254,8 @@ bool StepTable::Add(NodeId node, const CopyReport& copy) {
     return false;
   }
   RankState& rank = step.ranks[copy.id.rank];
-  rank.copies.push_back({node, copy.role, copy.bad, copy.content, copy.committed, copy.seated});
+  rank.copies.push_back(
+      {node, copy.role, copy.bad, copy.content, copy.committed, copy.seated, copy.agreement});
   ++step.copies;
   rank.bytes = copy.stream_bytes;
   rank.replicas = copy.replicas;

@@ -9,6 +9,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "core/engine/messages.h"
@@ -25,6 +26,7 @@ class StepTable {
     uint64_t content = 0;
     bool committed = false;
     bool seated = false;
+    uint64_t agreement = 0;
   };
   struct RankState {
     std::vector<Copy> copies;
@@ -38,6 +40,9 @@ class StepTable {
     // node where the rank is open; else the one with most copies. After the commit it changes only to one that
     // was marked before.
     uint64_t content = 0;
+    // What the rank gave (ShardMeta::agreement), of copies with that content; nothing: there is none. Copies that nodes
+    // before protocol 9 made have 0, so another value of any copy counts.
+    std::optional<uint64_t> agreement;
   };
   struct StepState {
     uint32_t world_size = 0;
@@ -51,7 +56,11 @@ class StepTable {
     bool committed = false;
     bool given_up = false;   // its copies are being released: it must not be committed any more
     bool evictable = false;  // its copies may go where memory is wanted: likewise
+    std::map<uint64_t, uint32_t> agreements;  // what its ranks gave, and how many of them each
     bool producible() const { return ranks_producible == world_size; }
+    // Ranks gave different values, of which 0, none, is one. A mark says that a leader has judged otherwise.
+    bool disagrees() const { return !committed && agreements.size() > 1; }
+    bool never_commits() const { return given_up || disagrees(); }
   };
 
   // Replaces what is known of the node's copies. A step is committed by a mark on one of them, and else only by
@@ -65,6 +74,8 @@ class StepTable {
   std::vector<StepId> Commit();
   const std::map<StepId, StepState>& steps() const { return steps_; }
   const StepState* Find(const StepId& id) const;
+  // The lowest rank with a copy, and the lowest that gave another value, of a step that disagrees().
+  static Disagreement DisagreementOf(const StepId& id, const StepState& step);
   // Of this incarnation, or of all if `only` is 0.
   std::optional<StepId> NewestProducible(Incarnation only) const;
   std::vector<StepId> CommittedNewestFirst(size_t count) const;
@@ -89,15 +100,17 @@ class StepTable {
     bool producible = false;
     bool replicated = false;
     bool committed = false;
+    bool disagrees = false;
     friend bool operator==(const Standing&, const Standing&) = default;
   };
   static Standing StandingOf(const StepState& step) {
-    return {step.producible(), step.ranks_replicated == step.world_size, step.committed};
+    return {step.producible(), step.ranks_replicated == step.world_size, step.committed, step.disagrees()};
   }
   void Prefetch(const std::vector<const CopyReport*>& copies) const;
   void Remove(NodeId node, const CopyReport& copy);
   bool Add(NodeId node, const CopyReport& copy);
   void Recount(const StepId& id, StepState* step, Rank rank);
+  static void RecountAgreement(StepState* step, RankState* rank);
   bool MayCommit(const StepId& id, const StepState& step) const;
   std::map<StepId, StepState> steps_;
   std::set<ShardId> contested_;
@@ -108,6 +121,9 @@ class StepTable {
   uint64_t losses_ = 0;
   uint64_t version_ = 0;
 };
+
+// For people.
+std::string Explain(const Disagreement& found);
 
 }  // namespace ropeteam::engine
 

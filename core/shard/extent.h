@@ -12,6 +12,7 @@
 #include <tuple>
 #include <vector>
 
+#include "core/base/bytes.h"
 #include "core/base/ids.h"
 
 namespace ropeteam {
@@ -60,11 +61,20 @@ struct ShardMeta {
   uint64_t stream_bytes = 0;     // data and manifest; at least a manifest's header
   uint64_t manifest_offset = 0;  // where in the stream the manifest begins; AlignObject'ed end of the data
   uint32_t object_count = 0;
+  uint64_t agreement =
+      0;  // what the rank gave at the begin, or 0: a step is committed only if it is the same of all ranks
   auto Fields() {
-    return std::tie(id.incarnation, id.step, id.rank, world_size, replicas, chunk_bytes, stream_bytes,
-                    manifest_offset, object_count);
+    return Tie(id.incarnation, id.step, id.rank, world_size, replicas, chunk_bytes, stream_bytes,
+               manifest_offset, object_count, Since<9>(agreement));
   }
-  friend bool operator==(const ShardMeta&, const ShardMeta&) = default;
+  // Without the agreement: a copy that a node of an older version has made does not know it.
+  friend bool operator==(const ShardMeta& a, const ShardMeta& b) {
+    const auto key = [](const ShardMeta& of) {
+      return std::tie(of.id, of.world_size, of.replicas, of.chunk_bytes, of.stream_bytes, of.manifest_offset,
+                      of.object_count);
+    };
+    return key(a) == key(b);
+  }
 };
 
 // What lies in an arena of a job that encrypts its replicas (docs/security.md). One key and nonce encrypt one plaintext only:

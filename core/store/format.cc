@@ -128,6 +128,7 @@ Slot SlotFor(const ShardMeta& meta, uint64_t generation, uint32_t first_chunk, u
   slot.manifest_offset = meta.manifest_offset;
   slot.salt = salt;
   slot.encrypted = encrypted ? 1 : 0;
+  slot.agreement = meta.agreement;
   return slot;
 }
 
@@ -140,6 +141,7 @@ ShardMeta MetaOf(const Slot& slot) {
   meta.stream_bytes = slot.stream_bytes;
   meta.manifest_offset = slot.manifest_offset;
   meta.object_count = slot.object_count;
+  meta.agreement = slot.agreement;
   return meta;
 }
 

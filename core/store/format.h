@@ -114,8 +114,12 @@ struct Slot {
   uint64_t manifest_offset;
   // Zero in an arena without tags.
   EncryptionSalt salt;
-  uint32_t encrypted;    // 1: the chunks are ciphertext, and have tags
-  uint8_t reserved[20];  // zero
+  uint32_t encrypted;  // 1: the chunks are ciphertext, and have tags
+  uint32_t reserved;   // zero
+  // ShardMeta::agreement. Zero, which means none, in slots of daemons before protocol 9: so kArenaVersion stays. Such a
+  // daemon rejects a slot that has one, as it does one with any byte that it does not know.
+  uint64_t agreement;
+  uint64_t reserved_2;  // zero
 };
 static_assert(sizeof(Slot) == 128, "two cache lines; never shared with a neighbour");
 static_assert(offsetof(Slot, state) == 0);

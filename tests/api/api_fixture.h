@@ -78,7 +78,7 @@ class ApiTest : public ::testing::Test {
     return Handle(handle);
   }
   SaveHandle Begin(ropeteam_t* handle, uint64_t step, uint64_t bytes = 0, uint64_t objects = 0) {
-    const ropeteam_save_options_t options{sizeof(options), bytes, objects};
+    const ropeteam_save_options_t options{sizeof(options), bytes, objects, 0};
     ropeteam_save_t* save = nullptr;
     EXPECT_OK(ropeteam_save_begin(handle, step, &options, &save));
     return SaveHandle(save);

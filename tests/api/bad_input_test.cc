@@ -51,12 +51,12 @@ TEST_F(BadInputTest, LengthsOverTheFormatsLimit) {
   EXPECT_FAILS(ropeteam_save_reserve(save.get(), "a", (1ull << 32) - 10, &pointer), ROPETEAM_INVALID_ARGUMENT,
                "limit");
   for (const uint64_t bytes : {uint64_t{UINT64_MAX}, uint64_t{1} << 33}) {
-    const ropeteam_save_options_t options{sizeof(options), bytes, 1};
+    const ropeteam_save_options_t options{sizeof(options), bytes, 1, 0};
     ropeteam_save_t* other = nullptr;
     EXPECT_FAILS(ropeteam_save_begin(handle_.get(), 2, &options, &other), ROPETEAM_INVALID_ARGUMENT,
                  "65536 chunks");
   }
-  const ropeteam_save_options_t options{sizeof(options), 1, 1000001};
+  const ropeteam_save_options_t options{sizeof(options), 1, 1000001, 0};
   ropeteam_save_t* other = nullptr;
   EXPECT_FAILS(ropeteam_save_begin(handle_.get(), 2, &options, &other), ROPETEAM_INVALID_ARGUMENT,
                "limit 1000000");
@@ -97,7 +97,7 @@ TEST_F(BadInputTest, StructsOfTheWrongSize) {
   EXPECT_FAILS(ropeteam_info(handle_.get(), &info), ROPETEAM_INVALID_ARGUMENT, "ropeteam_info_t.size is 0");
   EXPECT_FAILS(ropeteam_latest(handle_.get(), &step, 0), ROPETEAM_INVALID_ARGUMENT,
                "ropeteam_step_t.size is 0");
-  ropeteam_save_options_t options{sizeof(options) - 1, 0, 0};
+  ropeteam_save_options_t options{offsetof(ropeteam_save_options_t, agreement) - 1, 0, 0, 0};
   ropeteam_save_t* save = nullptr;
   EXPECT_FAILS(ropeteam_save_begin(handle_.get(), 1, &options, &save), ROPETEAM_INVALID_ARGUMENT,
                "size is 23");
@@ -116,13 +116,13 @@ struct NewerInfo {
 };
 
 TEST_F(BadInputTest, StructsOfANewerCaller) {
-  NewerSaveOptions options{{sizeof(NewerSaveOptions), 0, 0}, 0};
+  NewerSaveOptions options{{sizeof(NewerSaveOptions), 0, 0, 0}, 0};
   ropeteam_save_t* save = nullptr;
   ASSERT_OK(ropeteam_save_begin(handle_.get(), 1, &options.known, &save));
   ropeteam_save_close(save);
   options.unknown = 1;
   EXPECT_FAILS(ropeteam_save_begin(handle_.get(), 2, &options.known, &save), ROPETEAM_UNSUPPORTED,
-               "value at byte 24");
+               "value at byte 32");
   NewerInfo info{{}, 77};
   info.known.size = sizeof(info);
   ASSERT_OK(ropeteam_info(handle_.get(), &info.known));
@@ -131,8 +131,21 @@ TEST_F(BadInputTest, StructsOfANewerCaller) {
   EXPECT_EQ(info.unknown, 0u);
 }
 
+TEST_F(BadInputTest, StructsOfAnOlderCallerAreTakenWithoutTheNewerFields) {
+  // Compiled before `agreement` was there: what lies behind its struct is not ours to read.
+  ropeteam_save_options_t options{offsetof(ropeteam_save_options_t, agreement), 0, 0, 77};
+  ropeteam_save_t* save = nullptr;
+  ASSERT_OK(ropeteam_save_begin(handle_.get(), 1, &options, &save));
+  ropeteam_save_close(save);
+  EXPECT_EQ(daemon_.counts().agreement, 0u);
+  options.size = sizeof(options);
+  ASSERT_OK(ropeteam_save_begin(handle_.get(), 2, &options, &save));
+  ropeteam_save_close(save);
+  EXPECT_EQ(daemon_.counts().agreement, 77u);
+}
+
 TEST_F(BadInputTest, NullOutputsAndHandles) {
-  ropeteam_save_options_t options{sizeof(options), 0, 0};
+  ropeteam_save_options_t options{sizeof(options), 0, 0, 0};
   EXPECT_FAILS(ropeteam_save_begin(handle_.get(), 1, &options, nullptr), ROPETEAM_INVALID_ARGUMENT, "NULL");
   EXPECT_FAILS(ropeteam_save_begin(handle_.get(), 1, nullptr, nullptr), ROPETEAM_INVALID_ARGUMENT,
                "ropeteam_save_options_t is NULL");

@@ -37,7 +37,7 @@ static void check_constants(void) {
 
 static void check_null_handles(void) {
   ropeteam_info_t info = {sizeof info, 0, 0, 0, 0, 0};
-  ropeteam_save_options_t options = {sizeof options, 0, 0};
+  ropeteam_save_options_t options = {sizeof options, 0, 0, 0};
   ropeteam_step_t step = {.size = sizeof step};
   ropeteam_object_t object = {sizeof object, NULL, 0};
   ropeteam_storage_step_t stored = {sizeof stored, 0, 0, NULL, NULL, NULL, 0, 0, 0};
@@ -116,7 +116,7 @@ static unsigned char pattern(uint64_t i) { return (unsigned char)(i * 31 + (i >>
 static const char kMetadata[] = "{\"loss\": 0.25}";
 
 static void save_step(ropeteam_t *handle, uint64_t step, const unsigned char *big) {
-  ropeteam_save_options_t options = {sizeof options, 2 * kBigBytes + 1 + sizeof kMetadata, 5};
+  ropeteam_save_options_t options = {sizeof options, 2 * kBigBytes + 1 + sizeof kMetadata, 5, 0};
   ropeteam_save_t *save = NULL;
   void *pointer = NULL;
   CHECK(ropeteam_save_begin(handle, step, &options, &save) == ROPETEAM_OK);
@@ -169,7 +169,7 @@ static void read_step(ropeteam_t *handle, uint64_t step, uint32_t rank, const un
 }
 
 static uint64_t check_abort(ropeteam_t *handle, uint64_t step) {
-  ropeteam_save_options_t options = {sizeof options, 100, 1};
+  ropeteam_save_options_t options = {sizeof options, 100, 1, 0};
   ropeteam_save_t *save = NULL;
   CHECK(ropeteam_save_begin(handle, step, &options, &save) == ROPETEAM_OK);
   CHECK(ropeteam_save_put(save, "given up", "x", 1) == ROPETEAM_OK);

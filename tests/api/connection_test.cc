@@ -205,7 +205,7 @@ TEST_F(ConnectionTest, ASaveBeginFindsNoDaemonAtOnce) {
   const Handle handle = Open();
   daemon_.Kill();
   const auto begin = steady_clock::now();
-  const ropeteam_save_options_t options{sizeof(options), 10, 1};
+  const ropeteam_save_options_t options{sizeof(options), 10, 1, 0};
   ropeteam_save_t* save = nullptr;
   for (int i = 0; i < 10; ++i) {
     EXPECT_FAILS(ropeteam_save_begin(handle.get(), 1, &options, &save), ROPETEAM_UNAVAILABLE, "no daemon");
@@ -273,7 +273,7 @@ TEST_F(ConnectionTest, ASilentDaemonIsWaitedForUntilTheDeadlineAndOneSecond) {
 TEST_F(ConnectionTest, ADaemonThatIsSilentAtABeginIsLeft) {
   const Handle handle = Open();
   daemon_.Configure([](FakeConfig& config) { config.hold.insert(local::Type::kSaveBegin); });
-  const ropeteam_save_options_t options{sizeof(options), 10, 1};
+  const ropeteam_save_options_t options{sizeof(options), 10, 1, 0};
   ropeteam_save_t* save = nullptr;
   EXPECT_FAILS(ropeteam_save_begin(handle.get(), 1, &options, &save), ROPETEAM_UNAVAILABLE,
                "did not answer within 5000 ms");
@@ -328,7 +328,7 @@ TEST_F(ConnectionTest, AForkedChildIsRefusedAndDoesNotKeepTheConnection) {
   ASSERT_GE(child, 0);
   if (child == 0) {
     ::close(to_child[1]);
-    const ropeteam_save_options_t options{sizeof(options), 10, 1};
+    const ropeteam_save_options_t options{sizeof(options), 10, 1, 0};
     ropeteam_save_t* other = nullptr;
     char byte = 0;
     bool good = ropeteam_save_begin(handle.get(), 3, &options, &other) == ROPETEAM_INVALID_ARGUMENT;
@@ -475,7 +475,8 @@ TEST_F(EnvironmentTest, WhatIsMissingOrNoNumberIsNamed) {
   ::unsetenv("WORLD_SIZE");
   EXPECT_FAILS(OpenFromEnvironment(), ROPETEAM_INVALID_ARGUMENT, "WORLD_SIZE");
   ::setenv("WORLD_SIZE", "140000", 1);
-  EXPECT_FAILS(OpenFromEnvironment(), ROPETEAM_INVALID_ARGUMENT, "world of 140000 ranks, limits 1 and 131072");
+  EXPECT_FAILS(OpenFromEnvironment(), ROPETEAM_INVALID_ARGUMENT,
+               "world of 140000 ranks, limits 1 and 131072");
   ::unsetenv("ROPETEAM_SOCKET");
   EXPECT_FAILS(OpenFromEnvironment(), ROPETEAM_INVALID_ARGUMENT, "ROPETEAM_SOCKET is not set");
 }

@@ -381,7 +381,7 @@ TEST_F(CudaDriverTest, ASaveLikeTheOneBeforeAllocatesNothing) {
   char* device = Upload(RandomBytes(8 * kMiB, 16));
   const auto save_all = [&](uint64_t step) {
     const uint64_t before = AllocationsOfThisThread();
-    const ropeteam_save_options_t options{sizeof(options), 8 * kMiB, 64};
+    const ropeteam_save_options_t options{sizeof(options), 8 * kMiB, 64, 0};
     ropeteam_save_t* save = nullptr;
     EXPECT_OK(ropeteam_save_begin(handle_.get(), step, &options, &save));
     static const char* const kNames[] = {"a", "b", "c", "d", "e", "f", "g", "h"};

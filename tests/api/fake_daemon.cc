@@ -421,6 +421,7 @@ bool FakeDaemon::Allocate(uint64_t count, std::vector<Extent>* extents, std::vec
 void FakeDaemon::OnSaveBegin(Connection& connection, uint64_t id, const std::string& payload) {
   local::SaveBegin message;
   if (!Decode(payload, message)) Problem("save begin that cannot be decoded");
+  counts_.agreement = message.agreement;
   const uint64_t need = std::max<uint64_t>(1, ChunksFor(message.stream_bytes, chunk_bytes_));
   if (shards_.contains({message.step, connection.hello.rank})) {
     return Reply(connection, id, Code::kAlreadyExists, "this rank has saved the step");

@@ -65,6 +65,7 @@ struct FakeCounts {
   int filled_frames = 0;
   int filled_chunks = 0;
   int repairs = 0;
+  uint64_t agreement = 0;  // of the last save
   int view_closes = 0;
   int view_reads = 0;
   uint64_t packed_bytes = 0;

@@ -286,7 +286,7 @@ using SaveCallsTest = ApiTest;
 
 TEST_F(SaveCallsTest, AFullArenaRefusesAtBeginWithTheDaemonsWords) {
   const Handle handle = Open();
-  const ropeteam_save_options_t options{sizeof(options), 65 * 65536, 1};
+  const ropeteam_save_options_t options{sizeof(options), 65 * 65536, 1, 0};
   auto* const untouched = reinterpret_cast<ropeteam_save_t*>(0x40);
   ropeteam_save_t* save = untouched;
   EXPECT_FAILS(ropeteam_save_begin(handle.get(), 1, &options, &save), ROPETEAM_NO_SPACE, "limit 64");
@@ -296,7 +296,7 @@ TEST_F(SaveCallsTest, AFullArenaRefusesAtBeginWithTheDaemonsWords) {
 TEST_F(SaveCallsTest, AStepSavedTwiceIsRefused) {
   const Handle handle = Open();
   SaveOne(handle.get(), 1, "bytes");
-  const ropeteam_save_options_t options{sizeof(options), 5, 1};
+  const ropeteam_save_options_t options{sizeof(options), 5, 1, 0};
   ropeteam_save_t* save = nullptr;
   EXPECT_FAILS(ropeteam_save_begin(handle.get(), 1, &options, &save), ROPETEAM_ALREADY_EXISTS, "has saved");
 }
@@ -362,7 +362,7 @@ TEST_F(SaveCallsTest, FourSavesMayBeOpenAndAFifthIsRefused) {
   const Handle handle = Open();
   std::vector<SaveHandle> saves;
   for (uint64_t step = 0; step < 4; ++step) saves.push_back(Begin(handle.get(), step));
-  const ropeteam_save_options_t options{sizeof(options), 0, 0};
+  const ropeteam_save_options_t options{sizeof(options), 0, 0, 0};
   ropeteam_save_t* save = nullptr;
   EXPECT_FAILS(ropeteam_save_begin(handle.get(), 9, &options, &save), ROPETEAM_INVALID_ARGUMENT, "limit 4");
   // A commit makes room, before the handle is closed.

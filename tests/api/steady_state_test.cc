@@ -44,7 +44,7 @@ class SteadyStateTest : public ApiTest {
     const uint64_t allocations_before = AllocationsOfThisThread();
     const long faults_before = MinorFaults();
     {
-      const ropeteam_save_options_t options{sizeof(options), bytes, objects};
+      const ropeteam_save_options_t options{sizeof(options), bytes, objects, 0};
       ropeteam_save_t* save = nullptr;
       EXPECT_OK(ropeteam_save_begin(handle_.get(), step, &options, &save));
       for (const std::string& name : names) {
@@ -63,7 +63,7 @@ class SteadyStateTest : public ApiTest {
 TEST_F(SteadyStateTest, LaterSavesTakeNoPageFault) {
   SKIP_IF_FAULTS_ARE_NOT_OURS();
   // Every chunk is granted once, whether or not the background has been there yet.
-  const ropeteam_save_options_t all{sizeof(all), 510 * kChunk, 1};
+  const ropeteam_save_options_t all{sizeof(all), 510 * kChunk, 1, 0};
   ropeteam_save_t* save = nullptr;
   ASSERT_OK(ropeteam_save_begin(handle_.get(), 1, &all, &save));
   ropeteam_save_close(save);

@@ -60,6 +60,24 @@ def test_every_rank_s_shard_can_be_read_from_every_node(cluster):
         rope.close()
 
 
+def test_ranks_that_do_not_agree_commit_nothing(cluster):
+    nodes = cluster(2)
+    ranks = [nodes[rank].open(rank, 2, "life") for rank in range(2)]
+    for rank, rope in enumerate(ranks):
+        rope.save(1, {"data": payload(rank, 1, 100_000)}, agreement=0xABC)
+    for rope in ranks:
+        rope.wait(1, Level.COMMITTED)
+    for rank, rope in enumerate(ranks):
+        rope.save(2, {"data": payload(rank, 2, 100_000)}, agreement=rank + 7)
+    for rope in ranks:
+        with pytest.raises(ropeteam.Aborted, match="rank 0 gave agreement 0x7, rank 1 gave agreement 0x8"):
+            rope.wait(2, Level.COMMITTED)
+    assert ranks[0].latest() == ropeteam.StepInfo(1, 1, 2)
+    save_all(ranks, 3, 100_000)
+    for rope in ranks:
+        rope.close()
+
+
 def test_a_node_that_is_lost_with_its_memory_loses_no_committed_step(cluster):
     nodes = cluster(4)
     ranks = [nodes[rank].open(rank, 4, "first") for rank in range(4)]

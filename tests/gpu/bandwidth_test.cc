@@ -48,7 +48,7 @@ TEST(BandwidthTest, ASaveBesideThePageLockedCopy) {
   ASSERT_OK(ropeteam_open(&options, &opened));
   const Handle handle(opened);
   const auto begin = [&](uint64_t step) {
-    const ropeteam_save_options_t wanted{sizeof(wanted), kBytes, 1};
+    const ropeteam_save_options_t wanted{sizeof(wanted), kBytes, 1, 0};
     ropeteam_save_t* save = nullptr;
     EXPECT_OK(ropeteam_save_begin(handle.get(), step, &wanted, &save));
     return SaveHandle(save);

@@ -156,7 +156,7 @@ class GpuDirect : public ::testing::Test {
     return static_cast<char*>(pointer);
   }
   SaveHandle Begin(uint32_t rank, uint64_t step, uint64_t bytes) {
-    const ropeteam_save_options_t options{sizeof(options), bytes, 1};
+    const ropeteam_save_options_t options{sizeof(options), bytes, 1, 0};
     ropeteam_save_t* save = nullptr;
     EXPECT_OK(ropeteam_save_begin(handles_[rank].get(), step, &options, &save));
     return SaveHandle(save);

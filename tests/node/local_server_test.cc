@@ -70,6 +70,19 @@ TEST_F(LocalServerTest, AnOlderLibraryIsAnsweredInItsVersion) {
   EXPECT_EQ(latest.size(), 8u + 8u + 4u) << "step, incarnation, world_size";
 }
 
+TEST_F(LocalServerTest, AnOlderLibrarysSaveIsReadInItsVersion) {
+  const UniqueFd client = Connect();
+  local::Hello hello;
+  hello.token = 42;
+  hello.world_size = 1;
+  hello.timeout_ms = 1000;
+  hello.version = local::kLocalProtocolOldest;
+  Send(client, Type::kHello, 1, Encode(hello));
+  ASSERT_EQ(Receive(client).type, Type::kHelloReply);
+  Send(client, Type::kSaveBegin, 2, Encode(local::SaveBegin{1, 1, 77}, local::kLocalProtocolOldest));
+  EXPECT_EQ(Receive(client).type, Type::kSaveGrant);
+}
+
 TEST_F(LocalServerTest, ARequestBeforeHelloEndsTheConnection) {
   const UniqueFd client = Connect();
   Send(client, Type::kLatest, 1, Encode(local::Latest{3, 1000}));

@@ -37,6 +37,7 @@ def fake(fake_path, monkeypatch):
     controls.fake_life.restype = ctypes.c_char_p
     controls.fake_socket.restype = ctypes.c_char_p
     controls.fake_timeout.restype = ctypes.c_int64
+    controls.fake_begun_agreement.restype = ctypes.c_uint64
     controls.fake_fail(b"", 0)
     controls.fake_reset()
     return controls

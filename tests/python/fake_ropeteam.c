@@ -38,6 +38,7 @@ static int shard_count, handles, fail_status, begun_bytes, begun_objects;
 static char fail_call[32], open_life[256], open_socket[256];
 static int64_t open_timeout;
 static int cuda_calls, partial_views;
+static uint64_t begun_agreement;
 
 ROPETEAM_EXPORT void fake_fail(const char* call, int status) {
   snprintf(fail_call, sizeof fail_call, "%s", call);
@@ -49,6 +50,7 @@ ROPETEAM_EXPORT int fake_partial_views(void) { return partial_views; }
 ROPETEAM_EXPORT int fake_handles(void) { return handles; }
 ROPETEAM_EXPORT int fake_begun_bytes(void) { return begun_bytes; }
 ROPETEAM_EXPORT int fake_begun_objects(void) { return begun_objects; }
+ROPETEAM_EXPORT uint64_t fake_begun_agreement(void) { return begun_agreement; }
 ROPETEAM_EXPORT const char* fake_life(void) { return open_life; }
 ROPETEAM_EXPORT const char* fake_socket(void) { return open_socket; }
 ROPETEAM_EXPORT int64_t fake_timeout(void) { return open_timeout; }
@@ -104,6 +106,7 @@ ropeteam_status_t ropeteam_save_begin(ropeteam_t* handle, uint64_t step, const r
   FAILING("save_begin");
   begun_bytes = (int)options->bytes;
   begun_objects = (int)options->objects;
+  begun_agreement = options->agreement;
   *save = calloc(1, sizeof **save);
   (*save)->step = step;
   (*save)->rank = handle->rank;

@@ -192,6 +192,15 @@ def test_what_is_reserved_is_exactly_what_is_put(rope, fake):
     assert (fake.fake_begun_bytes(), fake.fake_begun_objects()) == (sum(lengths), len(lengths))
 
 
+def test_an_agreement_goes_along_with_the_save(rope, fake):
+    rope.save(1, {"a": b"1"}, agreement=2**64 - 1)
+    assert fake.fake_begun_agreement() == 2**64 - 1
+    rope.save(2, {"a": b"1"})
+    assert fake.fake_begun_agreement() == 0
+    with pytest.raises(ropeteam.InvalidArgument, match="agreement -1"):
+        rope.begin(3, agreement=-1)
+
+
 def test_parts_become_one_object_of_bytes(rope):
     with rope.begin(1) as save:
         save.put_parts("file.distcp", [b"head", bytearray(), memoryview(b"0123")[1:3], b""])

@@ -81,13 +81,13 @@ bool Checker::CopyRight(const Host& host, const Copy& copy, const Shard& shard, 
 // ---- copies
 
 void Checker::OnCommitInput(const Session& session, Step step, const SaveCommitInput& commit,
-                            uint64_t chunk_bytes) {
+                            uint64_t chunk_bytes, uint64_t agreement) {
   const ShardId id{session.incarnation, step, session.rank};
   ReleaseGrant(session, commit.save);
   Shard& shard = shards_[id];
   if (shard.sealed) {  // the engine must refuse this one, or it wins
     if (session.host != shard.saver && commit.crcs != shard.crcs)
-      shard.candidates[session.host] = {commit.stream_bytes, commit.crcs};
+      shard.candidates[session.host] = {commit.stream_bytes, commit.crcs, agreement};
     return;
   }
   shard.launch = session.launch;
@@ -95,6 +95,7 @@ void Checker::OnCommitInput(const Session& session, Step step, const SaveCommitI
   shard.stream_bytes = commit.stream_bytes;
   shard.chunk_bytes = chunk_bytes;
   shard.crcs = commit.crcs;
+  shard.agreement = agreement;
   shard.saver = session.host;
 }
 
@@ -192,7 +193,8 @@ void Checker::OnSealed(const Host& host, const SealedShard& sealed) {
   if (const auto candidate = shard.candidates.find(host.index);
       candidate != shard.candidates.end() && sealed.role == Role::kOwn && same(candidate->second)) {
     // The rank has moved here and saved other bytes: these are the shard from now on.
-    shard.superseded.push_back({shard.stream_bytes, shard.crcs});
+    shard.superseded.push_back({shard.stream_bytes, shard.crcs, shard.agreement});
+    shard.agreement = candidate->second.agreement;
     shard.stream_bytes = variant.stream_bytes;
     shard.crcs = variant.crcs;
     shard.saver = host.index;
@@ -444,7 +446,15 @@ bool Checker::Retired(const StepId& step) const {
   return false;
 }
 
+bool Checker::Disagrees(const StepId& step) const {
+  std::set<uint64_t> given;
+  for (Rank rank = 0; rank < WorldOf(step); ++rank)
+    if (const Shard* shard = Find({step.incarnation, step.step, rank})) given.insert(shard->agreement);
+  return given.size() > 1;
+}
+
 bool Checker::Dead(const StepId& step) const {
+  if (Disagrees(step)) return true;
   const uint32_t world = WorldOf(step);
   for (Rank rank = 0; rank < world; ++rank) {
     const auto begun = begun_.find({step.incarnation, rank});
@@ -721,6 +731,9 @@ void Checker::CheckCommitted(const Host& host, const StepId& step) {
     launches.insert(shard->launch);
     CheckReplicated(host, id, "COMMITTED");
   }
+  if (Disagrees(step))
+    return Fail("host %zu said COMMITTED of %s, of which ranks gave different values", host.index,
+                step.ToString().c_str());
   if (launches.size() > 1)
     Fail("host %zu said COMMITTED of %s, which mixes %zu lives of the world", host.index,
          step.ToString().c_str(), launches.size());

@@ -16,6 +16,8 @@
 //      said to be PERSISTED has a manifest, and `latest` is not older than it, whatever memory is lost
 //   5  a request is answered within its time
 //   6  a refused save changes nothing
+//   +  a step whose ranks gave different values is never committed, and never the answer of `latest`; nobody is told that
+//      ranks do not agree which do
 //   +  memory has one user at a time: grants, sealed shards, open views, transfers; also of the dead
 //   +  a sealed copy has the right bytes from the moment it is sealed
 //
@@ -68,7 +70,8 @@ class Checker {
     uint64_t refused_as_stale = 0;
     uint64_t flips = 0;
     uint64_t memories_lost = 0;
-    uint64_t drains = 0;  // that ended because all was done
+    uint64_t disagreed = 0;  // steps whose ranks were told so
+    uint64_t drains = 0;     // that ended because all was done
     uint64_t persisted = 0;
     uint64_t restored_from_storage = 0;  // answers of `latest` that memory alone could not have given
   };
@@ -100,7 +103,8 @@ class Checker {
   void OnDamage(const Host& host, uint32_t chunk);
 
   // ---- sessions. Inputs are shown before the engine sees them, answers when the engine gives them.
-  void OnCommitInput(const Session& session, Step step, const SaveCommitInput& commit, uint64_t chunk_bytes);
+  void OnCommitInput(const Session& session, Step step, const SaveCommitInput& commit, uint64_t chunk_bytes,
+                     uint64_t agreement);
   void OnSaveBeginInput(const Session& session, Step step);
   void OnLatestInput(const Host& host, const Session& session);
   void OnSessionEnd(const Session& session);  // also when the daemon dies
@@ -181,6 +185,7 @@ class Checker {
   struct Variant {
     uint64_t stream_bytes = 0;
     std::vector<uint32_t> crcs;
+    uint64_t agreement = 0;
   };
   struct Shard {
     uint64_t launch = 0;
@@ -188,6 +193,7 @@ class Checker {
     uint64_t stream_bytes = 0;
     uint64_t chunk_bytes = 0;
     std::vector<uint32_t> crcs;
+    uint64_t agreement = 0;
     size_t saver = 0;
     bool sealed = false;
     std::map<Place, Copy> copies;  // where it was ever sealed
@@ -246,6 +252,8 @@ class Checker {
   void CheckCommitted(const Host& host, const StepId& step);
   // Some rank has gone on to a later step without a shard of this one: it will never be complete.
   bool Dead(const StepId& step) const;
+  // Its ranks gave different values: it must never be committed.
+  bool Disagrees(const StepId& step) const;
   // Whether any member of the host's view knows that it is committed: its daemon has heard so, or its copy is
   // marked.
   bool KnownInViewOf(const Host& host, const StepId& step) const;

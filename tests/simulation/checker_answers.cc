@@ -55,6 +55,7 @@ void Checker::OnLatestAnswer(const Host& host, const Session& session, const Ste
     for (Rank rank = 0; rank < world_size; ++rank)
       if (const Shard* shard = Find({step.incarnation, step.step, rank})) launches.insert(shard->launch);
     if (launches.size() > 1) return Fail("latest %s mixes lives of the world", step.ToString().c_str());
+    if (Disagrees(step)) return Fail("latest %s: its ranks gave different values", step.ToString().c_str());
     const TimeUs now = scheduler_.now();
     const bool there =
         Covered(step, [&](const Place& place, const Shard& shard, const Copy& copy, uint32_t chunk) {
@@ -188,6 +189,12 @@ void Checker::OnAnswer(const Host& host, const Session& session, const Pending& 
   if (code == Code::kStale) ++statistics_.refused_as_stale;
   if (request.kind == RequestKind::kLatest && code == Code::kNotFound) OnLatestAnswer(host, session, {}, 0);
   if (request.kind == RequestKind::kSaveAbort && code == Code::kOk) ReleaseGrant(session, request.save);
+  if (request.kind == RequestKind::kWait && code == Code::kAborted &&
+      status->status.message().find("do not agree") != std::string::npos) {
+    ++statistics_.disagreed;
+    if (!Disagrees(StepOf(id)))
+      return Fail("host %zu said of %s that the ranks do not agree", host.index, id.ToString().c_str());
+  }
   if (code != Code::kOk) return;
   if (request.kind == RequestKind::kSaveCommit) {
     if (host.store->Find(id) == nullptr && !Superseded(StepOf(id)))

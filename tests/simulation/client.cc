@@ -150,9 +150,10 @@ void Client::Save(Step step, const Content& content, const SaveScript& script, S
   request.step = step;
   request.done = [this, run](const Answer* answer) { Granted(run, answer); };
   cluster_.Ask(session_, std::move(request),
-               [this, step, announced](Engine& engine, TimeUs now, const Session& session, RequestId id) {
+               [this, step, announced, agreement = script.agreement](Engine& engine, TimeUs now,
+                                                                     const Session& session, RequestId id) {
                  cluster_.checker().OnSaveBeginInput(session, step);
-                 engine.OnSaveBegin(now, session.id, id, step, announced);
+                 engine.OnSaveBegin(now, session.id, id, step, announced, agreement);
                });
 }
 
@@ -293,12 +294,13 @@ void Client::Commit(const std::shared_ptr<SaveRun>& run) {
   request.step = run->step;
   request.save = run->save;
   request.done = [this, run](const Answer* answer) { run->done(StatusOf(answer)); };
-  cluster_.Ask(
-      session_, std::move(request),
-      [this, commit, step = run->step](Engine& engine, TimeUs now, const Session& session, RequestId id) {
-        cluster_.checker().OnCommitInput(session, step, commit, cluster_.options().chunk_bytes);
-        engine.OnSaveCommit(now, session.id, id, commit);
-      });
+  cluster_.Ask(session_, std::move(request),
+               [this, commit, step = run->step, agreement = run->script.agreement](
+                   Engine& engine, TimeUs now, const Session& session, RequestId id) {
+                 cluster_.checker().OnCommitInput(session, step, commit, cluster_.options().chunk_bytes,
+                                                  agreement);
+                 engine.OnSaveCommit(now, session.id, id, commit);
+               });
 }
 
 void Client::Abort(const std::shared_ptr<SaveRun>& run) {

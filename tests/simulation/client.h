@@ -28,6 +28,7 @@ struct SaveScript {
   TimeUs chunk_us = 100;                 // time to fill one chunk, at most
   size_t pause_after_chunks = SIZE_MAX;  // then it does nothing for pause_us, once
   TimeUs pause_us = 0;
+  uint64_t agreement = 0;
 };
 
 class Client {

@@ -108,8 +108,10 @@ struct JobOptions {
   TimeUs compute_max_us = 60 * kMs;
   uint32_t wait_ppm = 300'000;  // of saves: waits for a level before it goes on
   uint32_t abort_ppm = 10'000;
-  uint32_t device_ppm = 0;  // of saves: the bytes lie in a GPU's memory first, and may be put from there
-  uint32_t long_ppm = 0;    // of saves: takes a pause of up to long_max_us
+  uint32_t device_ppm = 0;    // of saves: the bytes lie in a GPU's memory first, and may be put from there
+  bool agree = false;         // saves give a value that the ranks share, …
+  uint32_t disagree_ppm = 0;  // … and so many of them another one
+  uint32_t long_ppm = 0;      // of saves: takes a pause of up to long_max_us
   TimeUs long_max_us = 0;
   // Of saves whose daemon dies: the copy of one chunk goes on for up to stray_max_us.
   uint32_t stray_ppm = 0;

@@ -158,6 +158,13 @@ void SimRank::SaveStep() {
   script.announce = !random.Chance(kMillion / 8);
   script.abort = random.Chance(options.job.abort_ppm);
   script.device = options.job.device_ppm != 0 && random.Chance(options.job.device_ppm);
+  if (options.job.agree) {
+    script.agreement = Mix(me.launch, step_ + 1) | 1;
+    // The same at every attempt: a rank that saves a step again gives what it gave before.
+    Random other(Mix(script.agreement, me.rank));
+    if (other.Chance(options.job.disagree_ppm))
+      script.agreement = other.Chance(kMillion / 2) ? 0 : other.Next();
+  }
   if (options.job.long_ppm != 0 && random.Chance(options.job.long_ppm)) {
     script.pause_after_chunks = random.Below(4);
     script.pause_us = random.Below(options.job.long_max_us);

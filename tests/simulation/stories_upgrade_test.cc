@@ -47,6 +47,25 @@ TEST_F(UpgradeStory, ARollingRestartLosesNothingAndEndsInTheNewerVersion) {
   }
 }
 
+// A leader of the older version knows no agreements: it must not commit what the ranks do not agree on.
+TEST_F(UpgradeStory, NoAgreementIsOverlookedByTheOlderVersion) {
+  SaveScript script;
+  script.agreement = 7;
+  StartOld();
+  StartWorld(1, {0, 1});
+  EXPECT_EQ(Save(1, 1, 0, script).code(), Code::kUnsupported);
+  StopWorld(1);
+  for (const size_t host : {0, 1, 2}) Restart(host, kProtocolVersion);
+  StartWorld(2, {0, 1});
+  ASSERT_TRUE(Save(2, 1, 0, script).ok());
+  Restart(2, kProtocolOldest);
+  ASSERT_TRUE(Save(2, 1, 1).ok());
+  EXPECT_EQ(Wait(2, 1, 1, Level::kCommitted, 2 * kSecond).code(), Code::kDeadlineExceeded);
+  Restart(2, kProtocolVersion);
+  for (const Rank rank : {0, 1})
+    EXPECT_EQ(Wait(2, 1, rank, Level::kCommitted).code(), Code::kAborted) << "rank " << rank;
+}
+
 // Ranks and their saves go on beside it.
 TEST_F(UpgradeStory, ANodeOfTheOlderVersionMayComeBack) {
   StartOld();

@@ -153,6 +153,11 @@ typedef struct {
    * byte is copied. A save that turns out larger asks for more on its way and may then be refused. */
   uint64_t bytes;
   uint64_t objects;
+  /* A value that all ranks of this step must share, e.g. a digest of what they are to have in common: which rank stores
+   * what, or a state that is replicated. 0: none. The leader compares; where two ranks gave different values, or one a
+   * value and one none, the step is never committed and its memory is released. Each rank's ropeteam_wait() for it answers
+   * ABORTED with both values and their ranks. UNSUPPORTED: a node of the job has an older daemon. */
+  uint64_t agreement;
 } ropeteam_save_options_t;
 
 /* Begins to save this rank's shard of `step`. NO_SPACE: needed, free and limit are in the message, nothing is changed and
@@ -221,7 +226,8 @@ ROPETEAM_EXPORT ropeteam_status_t ropeteam_save_abort(ropeteam_save_t* save);
 ROPETEAM_EXPORT void ropeteam_save_close(ropeteam_save_t* save);
 
 /* Waits until this rank's shard of `step` has reached `level`. DEADLINE_EXCEEDED: it has not yet. ABORTED: it never will
- * (the world has restarted, or a newer step has replaced it before it got there; PERSISTED: the step is not due, or was
+ * (the world has restarted, the ranks gave different values as `agreement`, or a newer step has replaced it before it got
+ * there; PERSISTED: the step is not due, or was
  * overtaken before it was begun; the message says which). NOT_FOUND: this rank did not save it.
  * UNSUPPORTED: PERSISTED, while the job has no storage. */
 ROPETEAM_EXPORT ropeteam_status_t ropeteam_wait(ropeteam_t* handle, uint64_t step, ropeteam_level_t level,

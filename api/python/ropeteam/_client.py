@@ -198,6 +198,7 @@ class Client:
         objects: Mapping[str, Value],
         *,
         metadata: Mapping[str, JsonValue] | None = None,
+        agreement: int = 0,
         persist: bool = False,
         wait: Level | None = None,
         timeout: float = DEFAULT_TIMEOUT,
@@ -217,6 +218,7 @@ class Client:
         lowest that gives any counts. It stands in the manifest on storage, where the daemons' --keep-best
         finds it, and View.metadata gives it back.
 
+        agreement: as begin().
         persist: have the step written to storage once it is committed, due or not; see persist().
         wait: go on to wait, up to `timeout` seconds, until the shard has reached this level.
         DeadlineExceeded then leaves the shard saved, on its way.
@@ -235,7 +237,7 @@ class Client:
         own = [encode_index(infos, self._world_size), None if metadata is None else encode_metadata(metadata)]
         lengths = [info.length for info in infos.values() if info.at is None]
         lengths += [len(each) for each in own if each is not None]
-        with self.begin(step, bytes=sum(lengths), objects=len(lengths)) as save:
+        with self.begin(step, bytes=sum(lengths), objects=len(lengths), agreement=agreement) as save:
             for name, source in sources.items():
                 save._put_sources(name, [source], source.info, background=True)
             if metadata is not None:
@@ -246,16 +248,22 @@ class Client:
             self.wait(step, wait, timeout)
         return sum(lengths)
 
-    def begin(self, step: int, *, bytes: int = 0, objects: int = 0) -> Save:
+    def begin(self, step: int, *, bytes: int = 0, objects: int = 0, agreement: int = 0) -> Save:
         """Begins a save to be filled piece by piece; see Save. `bytes` and `objects` are what is reserved
         now, the sum of the lengths and their number: as exact as known, since a save that turns out larger
-        may be refused on its way."""
+        may be refused on its way.
+
+        agreement: a 64-bit value that all ranks of this step must share, e.g. a digest of what they are to have
+        in common; 0: none. The leader compares, without a collective. Where two ranks gave different values, or
+        one a value and one none, the step is never committed: wait() raises Aborted with both values and their
+        ranks, and its memory is released. Unsupported: a node of the job has an older daemon."""
         lib = library()
         handle = self._use()
         options = _native.SaveOptions(
             size=ctypes.sizeof(_native.SaveOptions),
             bytes=unsigned(bytes, 64, "bytes"),
             objects=unsigned(objects, 64, "objects"),
+            agreement=unsigned(agreement, 64, "agreement"),
         )
         pointer = ctypes.c_void_p()
         number = unsigned(step, 64, "step")

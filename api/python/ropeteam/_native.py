@@ -46,7 +46,7 @@ class InfoStruct(ctypes.Structure):
 
 
 class SaveOptions(ctypes.Structure):
-    _fields_ = [("size", c_size_t), ("bytes", c_uint64), ("objects", c_uint64)]
+    _fields_ = [("size", c_size_t), ("bytes", c_uint64), ("objects", c_uint64), ("agreement", c_uint64)]
 
 
 class Part(ctypes.Structure):
