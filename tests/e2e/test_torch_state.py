@@ -57,11 +57,13 @@ def test_what_several_ranks_have_is_stored_once_and_compared(cluster):
         # A parameter's step is where each of its shards is: 4 bytes, of 7 parameters, at most 3 times more.
         assert whole <= sum(sizes) <= whole + 3 * 7 * 4, printed
 
+    # The leader finds it where all ranks share: the first step is never committed, and every rank is told.
+    assert f"differ ddp {[([102, 103], 1)] * 4}" in printed, printed
     # Of a pair, the rank that did not save what differs finds it, once the step is committed.
     pairs = re.search(r"differ hsdp (.*)", printed)
     assert pairs, printed
     said = ast.literal_eval(pairs[1])
-    assert [committed for committed, _ in said] == [[101, 102, 103]] * 4
+    assert [committed for committed, _ in said] == [[111, 112, 113]] * 4
     assert sorted(warned for _, warned in said) == [0, 0, 0, 1] and said[1][1] == said[3][1] == 0
 
 

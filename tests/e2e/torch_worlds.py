@@ -164,7 +164,7 @@ def replicas() -> None:
 
 def differ() -> None:
     """Of rank 2 one number differs from its replica's. Prints the committed steps, and the warnings."""
-    for number, (layout, shape) in enumerate([("hsdp", (2, 2))]):
+    for number, (layout, shape) in enumerate([("ddp", (4,)), ("hsdp", (2, 2))]):
         mesh = mesh_of(*shape, names=("dp", "tp")[: len(shape)])
         model, optimizer = make(layout, mesh, seed=7)
         with torch.no_grad():

@@ -100,6 +100,54 @@ def test_what_it_saves_is_said_once_by_rank_0(ranks, caplog):
     assert [each.message for each in caplog.records] == ["0.00 of 0.00 GiB saved once instead of 4 times"]
 
 
+def agreements(clients, monkeypatch, step, objects, **options):
+    """The agreement that each rank gives."""
+    given = []
+    save = ropeteam.Client.save
+    with monkeypatch.context() as watched:
+        watched.setattr(
+            ropeteam.Client,
+            "save",
+            lambda self, *args, agreement=0, **more: (given.append(agreement), save(self, *args, **more)),
+        )
+        for client, each in zip(clients, objects):
+            rt.save_tensors(client, step, each, **options)
+    return given
+
+
+def test_ranks_agree_where_their_bytes_are_the_same(ranks, monkeypatch, committed):
+    clients, same = ranks(2), pieces(tensors(3), (0, 1))
+    other = pieces(tensors(3), (0, 1))
+    other["w1"].tensor[7] += 1
+    first = agreements(clients, monkeypatch, 1, [same, same])
+    assert first[0] == first[1] != 0
+    later = agreements(clients, monkeypatch, 2, [same, other])
+    assert later[0] == later[1] != first[0], "sums are compared at the first save alone"
+    every = agreements(clients, monkeypatch, 3, [same, other], verify="every")
+    assert every[0] != every[1]
+    new = agreements(ranks(2), monkeypatch, 4, [same, other])
+    assert new[0] != new[1]
+    never = agreements(ranks(2), monkeypatch, 5, [same, other], verify="never")
+    assert never[0] == never[1]
+    fewer = {name: each for name, each in same.items() if name != "w2"}
+    assert len(set(agreements(ranks(2), monkeypatch, 6, [same, fewer], verify="never"))) == 2
+    alone = [pieces(tensors(3), ()) for _ in clients]
+    assert agreements(ranks(2), monkeypatch, 7, alone) == [0, 0]
+
+
+def test_a_step_that_the_leader_refused_has_all_saved_by_all(ranks, committed, caplog):
+    clients, objects = ranks(2), pieces(tensors(4), (0, 1))
+    for step in (1, 2, 3):
+        for client in clients:
+            rt.save_tensors(client, step, objects)
+        committed[1] = ropeteam.Aborted("the ranks do not agree on step 1")
+    assert [len(saved(client, 1)) for client in clients] == [2, 2]
+    assert [len(saved(client, step)) for step in (2, 3) for client in clients] == [4, 4, 4, 4]
+    assert sum("each rank saves all of its own" in each.message for each in caplog.records) == 2, (
+        "once a rank"
+    )
+
+
 @pytest.mark.parametrize("error", [ropeteam.DeadlineExceeded("not yet"), ropeteam.Aborted("a newer step")])
 def test_a_step_of_which_nothing_is_known_changes_nothing(ranks, committed, caplog, error):
     clients, objects = ranks(2), pieces(tensors(4), (0, 1))

@@ -3,12 +3,15 @@
 
 Which ranks have the same is read off placements and process groups, and who saves what is computed from that:
 each rank comes to the same result without asking. That the bytes are the same as well is checked when a
-decision is new, by sums over them: each rank compares its own with those in the index of the rank that saved,
-once the step is committed. A rank that finds a difference saves everything itself from then on.
+decision is new, by sums over them. Where all ranks have the same the leader compares (`agreement` of
+Client.save()), and never commits a step on which they differ. Where groups of ranks have the same (HSDP,
+replicas of pipeline stages) each rank compares its sums with those in the index of the rank that saved, once
+the step is committed. A rank that learns of a difference saves everything itself from then on.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import weakref
 from collections import defaultdict
@@ -19,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from .._client import DEFAULT_TIMEOUT, Client, Level
-from .._errors import DeadlineExceeded, InvalidArgument, RopeteamError
+from .._errors import Aborted, DeadlineExceeded, InvalidArgument, RopeteamError, Unsupported
 from .._values import Part, Value, is_tensor
 from ._pieces import Held, Piece, held
 
@@ -67,7 +70,8 @@ class _Remembered:
         self._owners: dict[Any, dict[str, int]] = {}  # by what was to be decided
         self._verified: Any = None  # the decision whose replicas were compared
         self._attempted: Any = None  # the last decision that a save was made with
-        #: A save whose replicas are to be compared, with the sums of what other ranks saved of it.
+        #: A save of which it is not known yet whether the ranks had the same: its step, what is verified when
+        #: they had, and the sums of what other ranks saved of it.
         self._pending: tuple[int, Any, dict[int, dict[str, int]]] | None = None
 
     def save(
@@ -98,18 +102,29 @@ class _Remembered:
         first, self._attempted = decision != self._attempted, decision
         wanted = verify == "every" or (verify == "first" and (first or decision != self._verified))
         sums = _sums({name: tensors[name].tensor for name in shared}) if wanted else {}
+        world = client.info().world_size if shared else 0
+        everywhere = {name: owner for name, owner in owners.items() if len(shared[name]) == world}
         for name, has in tensors.items():
             at = (owners.get(tied[name], client.rank), tied[name])
             shape = None if has.part is None else has.global_shape
             other = None if at == (client.rank, name) else at
-            made[name] = Part(has.tensor, shape, has.part, other, sums.get(name))
-        if shared and (sums or first) and self._pending is None:
+            compared = None if name in everywhere else sums.get(name)
+            made[name] = Part(has.tensor, shape, has.part, other, compared)
+        if shared and self._pending is None:
             elsewhere: dict[int, dict[str, int]] = defaultdict(dict)
             for name, value in sums.items():
-                if owners[name] != client.rank:
+                if name not in everywhere and owners[name] != client.rank:
                     elsewhere[owners[name]][name] = value
-            self._pending = (step, decision, elsewhere)
-        return client.save(step, made, **options)
+            self._pending = (step, decision if sums else self._verified, elsewhere)
+        # With the sums only where every rank gives them: at the first save of a decision all do.
+        given = sums if first or verify == "every" else {}
+        said = [(name, owner, _bytes(tensors[name]), given.get(name)) for name, owner in everywhere.items()]
+        try:
+            return client.save(step, made, agreement=_agreement(said), **options)
+        except Unsupported as error:  # a node of the job has an older daemon, whose leader would not compare
+            if said:
+                self._fall_back(str(error))
+            raise
 
     def _shared(
         self,
@@ -161,6 +176,11 @@ class _Remembered:
         try:
             client.wait(step, Level.COMMITTED, 0)
         except DeadlineExceeded:
+            return
+        except Aborted as error:
+            self._pending = None
+            if "do not agree" in str(error):
+                self._fall_back(str(error))
             return
         except RopeteamError:
             self._pending = None
@@ -240,3 +260,9 @@ def _sums(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
         whole = raw.numel() // 8 * 8
         sums.append(raw[:whole].view(torch.int64).sum() + raw[whole:].sum(dtype=torch.int64))
     return dict(zip(tensors, torch.stack([each.cpu() for each in sums]).tolist())) if sums else {}
+
+
+def _agreement(said: list[Any]) -> int:
+    """The same on all ranks that say the same. 0, which is no agreement, where nothing is said."""
+    digest = hashlib.blake2b(repr(said).encode(), digest_size=8).digest()
+    return (int.from_bytes(digest, "little") or 1) if said else 0
