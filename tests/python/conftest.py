@@ -41,3 +41,19 @@ def fake(fake_path, monkeypatch):
     controls.fake_fail(b"", 0)
     controls.fake_reset()
     return controls
+
+
+@pytest.fixture
+def ranks(fake):
+    """Opens a world of so many ranks over the fake library; they are closed at the end."""
+    import ropeteam
+
+    clients = []
+
+    def opened(count):
+        clients.extend(ropeteam.open(rank=rank, world_size=count) for rank in range(count))
+        return clients[-count:]
+
+    yield opened
+    for client in clients:
+        client.close()

@@ -14,19 +14,6 @@ from ropeteam.torch import _replicas  # noqa: E402
 
 
 @pytest.fixture
-def ranks(fake):
-    clients = []
-
-    def opened(count):
-        clients.extend(ropeteam.open(rank=rank, world_size=count) for rank in range(count))
-        return clients[-count:]
-
-    yield opened
-    for client in clients:
-        client.close()
-
-
-@pytest.fixture
 def committed(monkeypatch):
     """Every save is committed at once, or what is put into the result says otherwise."""
     outcome = {}

@@ -71,19 +71,6 @@ def test_parts_of_any_layout_are_copied_out_of_any_other(seed):
 # ---- over the fake library
 
 
-@pytest.fixture
-def ranks(fake):
-    clients = []
-
-    def opened(count):
-        clients.extend(ropeteam.open(rank=rank, world_size=count) for rank in range(count))
-        return clients[-count:]
-
-    yield opened
-    for client in clients:
-        client.close()
-
-
 def pieces(whole, count, rank, dimension=0):
     """{"w": a rank's even or uneven part of `whole`}."""
     at = layout(whole.shape, [count], [rank], [Shard(dimension)])
