@@ -164,7 +164,7 @@ bool View::CopyToDevice(uint64_t index, uint64_t within, std::byte* target, uint
 }
 
 // One pass over the range, or over its part in these chunks, which are in order; bad_ then has the chunks that must be
-// mended and copied again.
+// repaired and copied again.
 void View::CopyRange(uint64_t offset, std::byte* target, uint64_t length, const std::vector<uint32_t>* only) {
   while (length > 0) {
     const uint64_t index = offset / chunk_bytes_;
@@ -189,8 +189,8 @@ Status View::ReadRuns(std::span<const Runs> all, Deadline deadline) {
   pass(nullptr);
   for (int attempt = 1; !bad_.empty(); ++attempt) {
     ROPETEAM_RETURN_IF_ERROR(Repair(attempt, deadline));
-    const std::vector<uint32_t> mended = ForgetBad();
-    pass(&mended);
+    const std::vector<uint32_t> repaired = ForgetBad();
+    pass(&repaired);
   }
   return link_->channel->Check();
 }

@@ -2,7 +2,7 @@
 //
 // A View reads one saved shard out of this node's arena. It trusts no byte: a chunk is checked against the
 // checksum of the rank that saved it, in the same pass as the copy where the whole chunk is read, once
-// beforehand where only a part is. What does not match is mended by the daemon, in place, from another
+// beforehand where only a part is. What does not match is repaired by the daemon, in place, from another
 // holder, and read again. On the way to a device a chunk is checked here, before it is copied, while the
 // device copies the one before it.
 //

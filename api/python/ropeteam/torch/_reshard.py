@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reading a step that another number of ranks saved, or the same number with other parts of the tensors.
- A rank looks into the shard of its own number first. Only what it does not find there makes it look at what
+
+A rank looks into the shard of its own number first. Only what it does not find there makes it look at what
 the other ranks saved, one index after the other, until it has found everything. Nobody waits for another
 rank.
 """
@@ -212,6 +213,18 @@ class Filling:
             each()
 
 
+def open_step(client: Client, step: int | None, rank: int | None, timeout: float) -> SavedStep | None:
+    """A step for reading: the latest when not given, and None where there is none. rank: as SavedStep's; this one's
+    when not given."""
+    world_size = None
+    if step is None:
+        found = client.latest(timeout)
+        if found is None:
+            return None
+        step, world_size = found.step, found.world_size
+    return SavedStep(client, step, client.rank if rank is None else rank, timeout, world_size)
+
+
 def load_tensors(
     client: Client,
     into: Mapping[str, Any],
@@ -227,16 +240,13 @@ def load_tensors(
     step: the latest when not given. rank: as whose rank to look first. strict: a tensor that nobody saved is
     an error; else it stays as it is. InvalidArgument, NotFound: as load_state(), before anything is changed.
     """
-    world_size = None
-    if step is None:
-        found = client.latest(timeout)
-        if found is None:
-            return None
-        step, world_size = found.step, found.world_size
-    with SavedStep(client, step, client.rank if rank is None else rank, timeout, world_size) as saved:
+    opened = open_step(client, step, rank, timeout)
+    if opened is None:
+        return None
+    with opened as saved:
         filling = Filling(saved)
         missing = [name for name, target in into.items() if not filling.add(name, target)]
         if missing and strict:
-            raise NotFound(f"no rank of step {step} saved {missing[:5]}")
+            raise NotFound(f"no rank of step {saved.step} saved {missing[:5]}")
         filling.read()
-    return step
+    return saved.step

@@ -20,7 +20,7 @@ from ._optimizer import OptimizerPlan, optimizer_objects, parameter_names
 from ._pieces import held
 from ._plain import flatten
 from ._replicas import save_tensors
-from ._reshard import Filling, SavedStep
+from ._reshard import Filling, SavedStep, open_step
 
 _OPTIMIZER = "optimizer"
 _DATA = "data"
@@ -206,14 +206,11 @@ def load_state(
     nobody saved, or the other way round. Both are found before anything is changed. After Corrupt or another
     error on the way the model is partly loaded.
     """
-    world_size = None
-    if step is None:
-        found = client.latest(timeout)
-        if found is None:
-            return None
-        step, world_size = found.step, found.world_size
     model = as_one(model)
-    with SavedStep(client, step, client.rank if rank is None else rank, timeout, world_size) as saved:
+    opened = open_step(client, step, rank, timeout)
+    if opened is None:
+        return None
+    with opened as saved:
         filling = Filling(saved)
         missing, unexpected, values = _plan_model(model, saved, filling)
         plans = [
@@ -222,7 +219,7 @@ def load_state(
         ]
         if (missing and strict) or (unexpected and strict is True):
             raise NotFound(
-                f"step {step} and the model differ: only saved {unexpected[:5]}, "
+                f"step {saved.step} and the model differ: only saved {unexpected[:5]}, "
                 f"only in the model {missing[:5]}"
             )
         filling.read()
@@ -237,7 +234,7 @@ def load_state(
         owner = saved.find(_DATA)
         first = saved.view(next(saved.ranks()))
         data = None if owner is None else saved.plain(_DATA, owner)
-        return Loaded(step, data, first.metadata, tuple(missing), tuple(unexpected))
+        return Loaded(saved.step, data, first.metadata, tuple(missing), tuple(unexpected))
 
 
 def as_one(model: Models) -> torch.nn.Module:
