@@ -126,8 +126,7 @@ class Sessions {
   // The session if it is an admitted rank of the current incarnation; else answers the request and returns null.
   Session* Admitted(SessionId session, RequestId request);
   void AnswerStatusTo(SessionId session, RequestId request, Status status);
-  template <typename Body>
-  void AnswerTo(SessionId session, RequestId request, Body body);
+  void AnswerTo(SessionId session, RequestId request, decltype(Answer::body) body);
   // Asks the leader and answers the request with what `to_answer` makes of the reply.
   template <typename Payload, typename ToAnswer>
   void AskLeader(SessionId session, RequestId request, Question::Topic topic, std::string question,
