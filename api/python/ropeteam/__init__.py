@@ -12,10 +12,11 @@
 
 The package is a thin layer over libropeteam.so: tensor bytes go from their own memory into the node's arena
 in one pass, and no Python runs while they do. Every call that can wait takes a timeout in seconds, and
-releases the interpreter lock while it waits. Trouble is raised as a subclass of :class:`RopeteamError`;
-catch that class around saves, so that trouble in the store never stops training.
+releases the interpreter lock while it waits. Errors are raised as subclasses of :class:`RopeteamError`.
+Catch that class around saves, so that a failure in the store never stops training.
 
-``ropeteam.torch`` has what a torch.distributed program wants on top.
+An incarnation is the ranks of the job from one (re)start to the next. ``ropeteam.torch`` has helpers for
+torch.distributed programs.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ from ._values import JsonValue, ObjectInfo, Value
 
 
 def register_fsspec() -> None:
-    """Makes ``ropeteam://`` known to fsspec, which must be installed. An installed package is known without;
-    this is for a source tree. See ropeteam._fsspec.RopeteamFileSystem."""
+    """Registers ``ropeteam://`` with fsspec, which must be installed. Only a source tree needs this: an
+    installed package is registered already. See ropeteam._fsspec.RopeteamFileSystem."""
     import fsspec
 
     from ._fsspec import RopeteamFileSystem

@@ -38,7 +38,7 @@ from ._values import (
     target_memory,
 )
 
-#: Seconds that a call which may wait waits, when no timeout is given.
+#: The timeout in seconds of calls that are given none.
 DEFAULT_TIMEOUT = 30.0
 
 
@@ -47,17 +47,17 @@ class Level(enum.IntEnum):
 
     LOCAL = 1  # in this node's arena, checksummed; survives the death of any process
     REPLICATED = 2  # verified copies on as many other nodes as asked for
-    COMMITTED = 3  # every rank of this life of the world reached REPLICATED at this step
+    COMMITTED = 3  # every rank of this incarnation reached REPLICATED at this step
     PERSISTED = 4  # the whole step is on storage
 
 
 @dataclass(frozen=True)
 class Info:
-    """Who this rank is, and the node it saves on."""
+    """This rank, and the node that it saves on."""
 
     rank: int
     world_size: int
-    incarnation: int  # which life of the world, from 1
+    incarnation: int  # counted from 1
     chunk_bytes: int
     arena_bytes: int  # the node's whole budget
 
@@ -67,10 +67,10 @@ class StepInfo:
     """A step that can be loaded."""
 
     step: int
-    incarnation: int  # the life that saved it
+    incarnation: int  # the one that saved it
     world_size: int  # the number of ranks that saved it: their views can be opened
-    # A newer step that could be produced and is quarantined: the world kept ending after it had restored it, or a
-    # person said so. None: there is none. It can be opened by its number.
+    # A newer step that could be produced and is quarantined: the job kept failing after it had restored that
+    # step, or an operator said so. None: there is none. It can be opened by its number.
     passed_over: int | None = None
 
 
@@ -79,18 +79,18 @@ class StoredStep:
     """A step on storage."""
 
     step: int
-    incarnation: int  # the life that saved it
-    folder: str  # below the job's: "step-0000000100-i…", what `ropeteam export` and `verify` take
+    incarnation: int  # the one that saved it
+    folder: str  # below the job's: "step-0000000100-i…"; `ropeteam export` and `verify` accept it
     problem: str  # why it cannot be restored; empty: its manifest is good, its files are there
-    metadata: dict[str, Any]  # what save() was given; empty where there is none, or it is not known
+    metadata: dict[str, Any]  # as given to save(); empty if there is none, or it is not known
     time: int  # when it was written: seconds since 1970, by the writer's clock; 0 where not known
     bytes: int  # of its ranks' shards; 0 where not known
     world_size: int  # the number of ranks that saved it; 0 where not known
 
 
 class Shard(dict[str, Any]):
-    """What one rank saved at one step, by name: tensors as tensors, JSON as values, anything else as
-    bytes."""
+    """The objects that one rank saved at one step, by name: tensors as tensors, JSON as values, anything else
+    as bytes."""
 
     def __init__(self, step: int, rank: int) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ def open(
     life: str | None = None,
     timeout: float = DEFAULT_TIMEOUT,
 ) -> Client:
-    """Ties this process, as a rank, to its node's daemon. The same as ``Client(...)``; see there."""
+    """Connects this process, as a rank, to its node's daemon. The same as ``Client(...)``; see there."""
     return Client(socket, rank=rank, world_size=world_size, life=life, timeout=timeout)
 
 
@@ -124,7 +124,7 @@ def opened_here() -> list[Client]:
 
 
 class Client:
-    """A rank's tie to its node's ropeteamd. A context manager: leaving it closes it.
+    """A rank's connection to its node's ropeteamd. A context manager: leaving it closes it.
 
     Threads may share a Client. Closing it aborts saves that were not committed and closes its views.
     A process made by fork() opens its own.
@@ -143,14 +143,14 @@ class Client:
 
         socket: the daemon's unix socket; without it ROPETEAM_SOCKET, which ``ropeteam run`` sets.
         rank, world_size: without them RANK and WORLD_SIZE, which launchers set.
-        life: a string that all ranks of one life of the world share and no other life has. Without it
-            ROPETEAM_LIFE, or SLURM's job, step and restart numbers; ``ropeteam.torch.open_distributed()``
-            makes one. With none, a life ends when one of its ranks dies or opens again.
+        life: the incarnation's token, a string that all its ranks share and no other incarnation has. Without
+            it ROPETEAM_LIFE, or SLURM's job, step and restart numbers; ``ropeteam.torch.open_distributed()``
+            makes one. Without any token, an incarnation ends when one of its ranks dies or opens again.
 
-        Unavailable: no daemon at the socket. Stale: this life has been superseded. InvalidArgument: rank
-        outside the world, or another world size than the life of this name has. AlreadyExists: this rank of
-        this life is open already. DeadlineExceeded: not admitted within `timeout` seconds, also because
-        a world of another size is still open: close its handles first.
+        Unavailable: no daemon at the socket. Stale: this incarnation has been superseded. InvalidArgument: the
+        rank is not below world_size, or the incarnation of this token has another world size. AlreadyExists:
+        this rank of this incarnation is open already. DeadlineExceeded: not admitted within `timeout` seconds,
+        for example because an incarnation of another world size is still open: close its handles first.
         """
         options = _native.OpenOptions(size=ctypes.sizeof(_native.OpenOptions))
         options.socket = None if socket is None else socket.encode("utf-8", "surrogateescape")
@@ -203,28 +203,28 @@ class Client:
         wait: Level | None = None,
         timeout: float = DEFAULT_TIMEOUT,
     ) -> int:
-        """Saves this rank's shard of `step`: when it returns the shard is LOCAL and the sources are the
-        caller's again. The number of bytes that were saved.
+        """Saves this rank's shard of `step` and returns the number of bytes saved. On return the shard is LOCAL,
+        and the caller may reuse the sources.
 
         Values are tensors (CPU or CUDA, any dtype and shape; of a DTensor, this rank's part), buffers (bytes,
         bytearray, memoryview, numpy arrays: their bytes alone), or JSON values (dict with str keys, list,
-        str, int, float, bool, None). Tensor bytes are read where they lie, except that a tensor which is not
-        contiguous is copied into a contiguous one first. Nothing is pickled: anything else is a TypeError
-        before anything is saved. CUDA tensors are copied behind the work that torch's current stream has by
-        now.
+        str, int, float, bool, None). Tensor bytes are read in place, except that a tensor which is not
+        contiguous is copied into a contiguous one first. Nothing is pickled: any other value is a TypeError
+        before anything is saved. CUDA tensors are copied behind the work that torch's current stream has at
+        the time of the call.
 
-        metadata: what is to be known of the step, {"loss": 0.25, "tokens": 3200}: a mapping of names to
-        JSON values, 4096 bytes of JSON at most; NaN and infinities become None. One rank is enough: the
-        lowest that gives any counts. It stands in the manifest on storage, where the daemons' --keep-best
-        finds it, and View.metadata gives it back.
+        metadata: information about the step, for example {"loss": 0.25, "tokens": 3200}: a mapping of names to
+        JSON values, 4096 bytes of JSON at most; NaN and infinities become None. One rank is enough; if several
+        give metadata, the lowest rank's count. They are written to the manifest on storage, where the daemons'
+        --keep-best finds them. View.metadata returns them.
 
         agreement: as begin().
-        persist: have the step written to storage once it is committed, due or not; see persist().
-        wait: go on to wait, up to `timeout` seconds, until the shard has reached this level.
-        DeadlineExceeded then leaves the shard saved, on its way.
+        persist: write the step to storage once it is committed, also if it is not due; see persist().
+        wait: then wait, up to `timeout` seconds, until the shard has reached this level. After a
+        DeadlineExceeded the shard is saved and still on its way to that level.
 
         NoSpace: needed, free and limit are in the text; nothing is changed, older committed steps stay.
-        AlreadyExists: this rank has saved this step in this life. Stale: the world has restarted without
+        AlreadyExists: this rank has saved this step in this incarnation. Stale: the job has restarted without
         this process.
         """
         if not hasattr(objects, "items"):
@@ -249,14 +249,14 @@ class Client:
         return sum(lengths)
 
     def begin(self, step: int, *, bytes: int = 0, objects: int = 0, agreement: int = 0) -> Save:
-        """Begins a save to be filled piece by piece; see Save. `bytes` and `objects` are what is reserved
-        now, the sum of the lengths and their number: as exact as known, since a save that turns out larger
-        may be refused on its way.
+        """Begins a save that is filled piece by piece; see Save. `bytes` and `objects`, the sum of the objects'
+        lengths and their number, are reserved at once. Give them as exactly as known: a save that turns out
+        larger may be refused later.
 
-        agreement: a 64-bit value that all ranks of this step must share, e.g. a digest of what they are to have
-        in common; 0: none. The leader compares, without a collective. Where two ranks gave different values, or
-        one a value and one none, the step is never committed: wait() raises Aborted with both values and their
-        ranks, and its memory is released. Unsupported: a node of the job has an older daemon."""
+        agreement: a 64-bit value that all ranks of this step must share, e.g. a digest of what they must have
+        in common; 0: none. The leader compares the values, without a collective. If two ranks gave different
+        values, or one gave a value and another none, the step is never committed: wait() raises Aborted with
+        both values and their ranks, and its memory is released. Unsupported: a node has an older daemon."""
         lib = library()
         handle = self._use()
         options = _native.SaveOptions(
@@ -277,7 +277,7 @@ class Client:
         """Waits until this rank's shard of `step` has reached `level`. Other threads run meanwhile.
 
         DeadlineExceeded: it has not within `timeout` seconds; 0 looks once. Aborted: it never will (the
-        world has restarted, or a newer step replaced it). NotFound: this rank did not save it.
+        job has restarted, or a newer step replaced it). NotFound: this rank did not save it.
         Unsupported: Level.PERSISTED, while a daemon has no storage.
         """
         lib = library()
@@ -287,22 +287,20 @@ class Client:
         )
 
     def persist(self, step: int, timeout: float = DEFAULT_TIMEOUT) -> None:
-        """Has `step`, of this life of the world, written to storage once it is committed, due or not.
+        """Requests that `step` of this incarnation is written to storage once it is committed, also if not due.
 
-        One rank's call is enough. When it returns every node knows of it and nothing has been written yet:
-        wait(step, Level.PERSISTED) tells when. Aborted: the step is too old. Unsupported: the job has no
-        storage.
+        One rank's call is enough. When it returns every node knows of the request and nothing has been written
+        yet: use wait(step, Level.PERSISTED). Aborted: the step is too old. Unsupported: the job has no storage.
         """
         lib = library()
         handle = self._use()
         lib.check(lib.persist(handle.pointer, unsigned(step, 64, "step"), timeout_ms(timeout)))
 
     def latest(self, timeout: float = DEFAULT_TIMEOUT, *, level: Level = Level.COMMITTED) -> StepInfo | None:
-        """The newest step that every one of its ranks' shards can be produced of, now; None when there is
-        none.
+        """The newest step of which every rank's shard can be produced now; None when there is none.
 
-        The same answer for every rank of one life, until that life has itself completed a step. A quarantined step
-        is passed over, with a warning in the log "ropeteam" (StepInfo.passed_over).
+        Every rank of one incarnation gets the same answer, until that incarnation has completed a step of its
+        own. A quarantined step is passed over, with a warning in the log "ropeteam" (StepInfo.passed_over).
 
         level: with Level.PERSISTED the newest good step on storage, also where memory has a newer one.
         Unsupported then: the job has no storage. InvalidArgument: neither this nor Level.COMMITTED."""
@@ -318,8 +316,8 @@ class Client:
         if not step.passed_over:
             return StepInfo(step.step, step.incarnation, step.world_size)
         logging.getLogger("ropeteam").warning(
-            "step %d is quarantined, step %d is offered instead: the world kept ending after it had restored it, or a "
-            "person said so (ropeteam quarantine --undo %d offers it again)",
+            "step %d is quarantined, step %d is offered instead: the job kept failing after it had restored that "
+            "step, or an operator said so (ropeteam quarantine --undo %d offers it again)",
             step.passed_over_step,
             step.step,
             step.passed_over_step,
@@ -328,7 +326,7 @@ class Client:
 
     def storage_steps(self, limit: int = 100, timeout: float = DEFAULT_TIMEOUT) -> list[StoredStep]:
         """The newest steps on the job's storage, newest first: at most `limit` of them, from 1 to 200. This
-        node's daemon looks there, at manifests and files' sizes. Unsupported: the job has no storage."""
+        node's daemon reads manifests and the sizes of files. Unsupported: the job has no storage."""
         lib = library()
         handle = self._use()
         if limit == 0:
@@ -364,13 +362,13 @@ class Client:
         *,
         partial: bool = False,
     ) -> View:
-        """Opens what `rank` (this one when not given) saved at `step`, fetching it from its holders if this
-        node has no copy. It stays readable until the close. NotFound: no holder, or no such step or rank.
+        """Opens the shard that `rank` (this one when not given) saved at `step`. It is fetched from its holders
+        if this node has no copy. It stays readable until the close. NotFound: no holder, or no such step or rank.
 
-        partial: a shard that this node lacks is not fetched. Reads bring only the bytes that they are asked
-            for, from the memory of the nodes that have it; read_ranges() takes many at once. The shard is not
-            kept for this view: once retention has released it, reads are NotFound. map() fetches the whole
-            shard first, and so does any read where ranges cannot be had: in a job that encrypts its replicas,
+        partial: a shard that this node lacks is not fetched. Reads transfer only the requested bytes, from the
+            memory of the nodes that have them; read_ranges() takes many ranges at once. The shard is not
+            kept for this view: once retention has released it, reads raise NotFound. map() fetches the whole
+            shard first. So does any read where ranges are not available: in a job that encrypts its replicas,
             from storage, and beside older daemons."""
         lib = library()
         handle = self._use()
@@ -397,13 +395,13 @@ class Client:
         names: Iterable[str] | None = None,
         timeout: float = DEFAULT_TIMEOUT,
     ) -> Shard:
-        """Reads what `rank` (this one when not given) saved at `step` (the latest when not given).
+        """Reads the shard that `rank` (this one when not given) saved at `step` (the latest when not given).
 
         into: tensors (contiguous; of a DTensor, this rank's part) or writable buffers that are filled
             in place; they are the result's values. Names, dtypes, shapes and lengths are checked before any
             byte is read.
-        names: what to read; without it everything. What is not in `into` comes back as new tensors, JSON
-            values or bytes.
+        names: the objects to read; by default all. Objects that are not in `into` are returned as new tensors,
+            JSON values or bytes.
 
         NotFound: no such step, rank or name. InvalidArgument: a target that does not fit. Corrupt: no source
         has good bytes; targets are then unspecified. `timeout` bounds each read, not their sum.
@@ -465,18 +463,18 @@ class Save:
         """Copies a tensor, buffer or JSON value into the shard; it is the caller's again at return. As
         Client.save().
 
-        background: a CUDA tensor is copied while the program goes on, as it is when torch's current stream
-            has come to this call, and must not be changed before commit() has returned."""
+        background: a CUDA tensor is copied while the program goes on, behind the work that torch's current
+            stream has at this call. It must not be changed before commit() has returned."""
         source = Source(value, name)
         self._put_sources(name, [source], source.info, background)
 
     def put_parts(self, name: str, parts: Sequence[Value], *, background: bool = False) -> None:
-        """Copies tensors and buffers into the shard as one object of plain bytes, one behind the other
-        without gaps: a file that a program lays out by itself, from its pieces where they are.
+        """Copies tensors and buffers into the shard as one object of plain bytes, one after the other
+        without gaps. Use it for a file whose layout the program makes itself, from pieces in place.
 
-        A part is copied once, straight into the arena; it may be empty. Of a tensor its elements' bytes are
-        taken, in row order. A tensor that is not contiguous is copied into a contiguous one first, which
-        lives until this call returns. TypeError: a part is a JSON value; encode it first. InvalidArgument,
+        A part is copied once, straight into the arena; it may be empty. A tensor gives its elements' bytes
+        in row order. A tensor that is not contiguous is copied into a contiguous one first, which
+        is kept until this call returns. TypeError: a part is a JSON value; encode it first. InvalidArgument,
         NoSpace: as put(), and the save is as it was.
 
         background: for the CUDA tensors among the parts, as put()."""
@@ -489,8 +487,8 @@ class Save:
         self._put_sources(name, sources, ObjectInfo(kind="bytes", length=length), background)
 
     def append(self, value: Value) -> None:
-        """Makes the object that was put last, by put() with a buffer or by put_parts(), longer by a tensor's
-        or buffer's bytes: for what is written before its length is known. NoSpace: the object is as it was."""
+        """Appends the bytes of a tensor or buffer to the object that was put last, by put() with a buffer or by
+        put_parts(). Use it if the length is not known in advance. NoSpace: the object is as it was."""
         source = Source(value, "what is appended")
         name = next(reversed(self._infos), None)
         if source.info.kind == "json" or name is None or self._infos[name].kind != "bytes":
@@ -503,11 +501,11 @@ class Save:
         self._infos[name] = ObjectInfo(kind="bytes", length=self._infos[name].length + memory.length)
 
     def reserve(self, name: str, length: int) -> memoryview:
-        """`length` bytes of the arena, 64-byte aligned, to be filled in place before the commit, which
-        checksums them.
+        """Reserves `length` bytes of the arena, 64-byte aligned. Fill them in place before the commit, which
+        computes their checksums.
 
-        The view must not be used after the commit, abort or close: it is released then, and what was made of
-        it (torch.frombuffer, numpy.frombuffer) is the caller's to drop before."""
+        The view must not be used after the commit, abort or close: it is released then. The caller must drop
+        objects made of it (torch.frombuffer, numpy.frombuffer) before that."""
         self._check_name(name)
         lib = library()
         handle = self._use()
@@ -525,7 +523,7 @@ class Save:
         return view
 
     def put_metadata(self, metadata: Mapping[str, JsonValue]) -> None:
-        """What is to be known of the step, once; see Client.save()."""
+        """Gives the step's metadata, once; see Client.save()."""
         self._put(METADATA_NAME, encode_metadata(metadata))
 
     def commit(self) -> None:
@@ -543,7 +541,7 @@ class Save:
             self.close()
 
     def abort(self) -> None:
-        """Gives the save up; its memory is free again."""
+        """Discards the save and frees its memory."""
         handle = self._use()
         self._settled = True
         try:
@@ -559,8 +557,8 @@ class Save:
         lent, self._lent = self._lent, []  # until the end of this call: the library copies no more then
         handle, self._handle = self._handle, None
         if handle is not None and not self._settled:
-            # Not left to the handle's end: reserved memory that is still referenced would put that off. The
-            # status does not matter, since whatever it is the save is over.
+            # Aborted here and not when the handle is freed, since reserved memory that is still referenced would
+            # delay that. The status does not matter: the save is over in any case.
             self._settled = True
             library().save_abort(handle.pointer)
         del lent
@@ -597,8 +595,8 @@ class Save:
     def _check_name(self, name: str) -> None:
         if isinstance(name, str) and _is_own(name):
             raise InvalidArgument(
-                f"name {name!r}: {METADATA_NAME!r}, and names that begin with {RESERVED_PREFIX!r}, are the "
-                "package's own"
+                f"name {name!r}: {METADATA_NAME!r}, and names that begin with {RESERVED_PREFIX!r}, are "
+                "reserved for the package"
             )
 
     def _put_sources(self, name: str, sources: Sequence[Source], info: ObjectInfo, background: bool) -> None:
@@ -612,7 +610,7 @@ class Save:
         lent = []
         for memory in memories:
             stream, flags = 0, 0
-            # A copy made for this goes at return: many of them at once could fill the device.
+            # A temporary copy is freed at return: many of them at once could fill the device.
             if memory.stream is not None and background and not memory.temporary:
                 stream, flags = memory.stream.cuda_stream, _native.PART_BACKGROUND
                 lent.append(memory)
@@ -642,11 +640,11 @@ class Save:
             try:
                 view.release()
             except BufferError:
-                pass  # something made of it is still there: reserve() says that this is the caller's to drop
+                pass  # an object made of it still exists: reserve() says that the caller must drop it
 
 
 class View:
-    """What one rank saved at one step, open for reading. A context manager, and an iterable of names.
+    """The shard that one rank saved at one step, open for reading. A context manager and iterable of names.
 
     Every read checks the bytes' checksums; a copy that does not match is repaired from another holder inside
     the call.
@@ -661,12 +659,12 @@ class View:
         self._index: Index | None = None
 
     def names(self) -> list[str]:
-        """The objects, in the order they were saved; the package's own are left out."""
+        """The names of the objects, in the order they were saved, without the package's own."""
         return [name for name in self._objects if not _is_own(name)]
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What this rank gave save() as the step's metadata; empty when it gave none. Read at each access."""
+        """The metadata that this rank gave to save(); empty if it gave none. Read at each access."""
         return decode_metadata(self.read(METADATA_NAME)) if METADATA_NAME in self._objects else {}
 
     def __iter__(self) -> Iterator[str]:
@@ -679,7 +677,7 @@ class View:
         return name in self._objects
 
     def length(self, name: str) -> int:
-        """Bytes of an object. NotFound: none of this name."""
+        """Bytes of an object. NotFound: there is no object of this name."""
         try:
             return self._objects[name]
         except KeyError:
@@ -690,7 +688,7 @@ class View:
         return object_info(name, self.length(name), self.index().objects)
 
     def index(self) -> Index:
-        """What the package noted of the objects; raw."""
+        """The package's index of this shard, as it was saved."""
         if self._index is None:
             self._index = decode_index(self.read(INDEX_NAME)) if INDEX_NAME in self._objects else Index({})
         return self._index
@@ -733,10 +731,10 @@ class View:
         lib.check(lib.view_read_ranges(self._use().pointer, array.structs, len(array), milliseconds))
 
     def map(self, name: str, timeout: float | None = None) -> memoryview:
-        """The object's bytes in place in the arena, read-only, checked once, now.
+        """The object's bytes in place in the arena, read-only. They are checked once, in this call.
 
-        The arena keeps them for as long as the memoryview or anything made of it exists, also beyond the
-        view's close: drop it soon, since it holds memory that retention would free."""
+        The arena keeps them while the memoryview or anything made of it exists, also after the
+        view's close. Drop it soon: it keeps memory that retention would free."""
         lib = library()
         handle = self._use()
         pointer, length = ctypes.c_void_p(), ctypes.c_uint64()
@@ -784,7 +782,7 @@ class View:
         return shard
 
     def close(self) -> None:
-        """Closing twice is fine. What map() gave stays valid for as long as it is held."""
+        """Closing twice is fine. A memoryview from map() stays valid while it is referenced."""
         self._handle = None
 
     @property

@@ -28,7 +28,7 @@ class Code(enum.IntEnum):
 
 
 class RopeteamError(Exception):
-    """Trouble in the store. ``code`` says which; the text has the values and limits that were met.
+    """An error of the store. ``code`` says which; the text has the values and limits.
 
     A status that this package does not know yet (a newer library's) arrives as this class, with ``code`` an
     int.
@@ -43,13 +43,13 @@ class RopeteamError(Exception):
 
 
 class InvalidArgument(RopeteamError, ValueError):
-    """The caller's mistake; repeating the call gives the same answer."""
+    """An error of the caller; repeating the call gives the same answer."""
 
     code = Code.INVALID_ARGUMENT
 
 
 class NotFound(RopeteamError, LookupError):
-    """No such step, rank or object, now."""
+    """There is no such step, rank or object at the moment."""
 
     code = Code.NOT_FOUND
 
@@ -68,19 +68,19 @@ class NoSpace(RopeteamError):
 
 
 class DeadlineExceeded(RopeteamError, TimeoutError):
-    """The timeout passed; what was asked for may or may not happen still."""
+    """The timeout passed; the request may still take effect, or not."""
 
     code = Code.DEADLINE_EXCEEDED
 
 
 class PeerGone(RopeteamError):
-    """Another node is dead, or another instance by now."""
+    """Another node is dead, or has been replaced by another instance."""
 
     code = Code.PEER_GONE
 
 
 class LinkFailed(RopeteamError):
-    """The way to another node failed; the node may be well."""
+    """The connection to another node failed; the node itself may be alive."""
 
     code = Code.LINK_FAILED
 
@@ -92,7 +92,7 @@ class Corrupt(RopeteamError):
 
 
 class Stale(RopeteamError):
-    """This process belongs to an older life of the world: the job has restarted without it. Stop saving."""
+    """This process belongs to an older incarnation: the job has restarted without it. Stop saving."""
 
     code = Code.STALE
 
@@ -116,14 +116,14 @@ class IoError(RopeteamError):
 
 
 class Aborted(RopeteamError):
-    """Given up before it took effect: the save was aborted, or its step will never reach the level waited
+    """Ended before it took effect: the save was aborted, or its step will never reach the level waited
     for."""
 
     code = Code.ABORTED
 
 
 class InternalError(RopeteamError):
-    """A mistake in Ropeteam itself; the text says what was broken."""
+    """A bug in Ropeteam itself; the text says which rule was broken."""
 
     code = Code.INTERNAL
 

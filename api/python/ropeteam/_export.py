@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""export(): the installed `ropeteam export`, run from here. The library copies no steps to other places."""
+"""export() runs the installed program `ropeteam export`. The library itself copies no steps to other places."""
 
 from __future__ import annotations
 
@@ -30,19 +30,18 @@ def export(
     job: str | None = None,
     timeout: float | None = None,
 ) -> None:
-    """Copies a step to a directory, which must be there, or to a URL: `ropeteam export` without its
-    progress.
+    """Copies a step to an existing directory or to a URL: `ropeteam export` without its progress.
 
-    step: its number, of which the latest incarnation is taken, or StoredStep.folder.
-    destination: the step then lies below it as on storage, in JOB/step-….
-    storage: the URL on which the step lies. Without it the step comes out of the running job's memory.
+    step: StoredStep.folder, or a number, which means its latest incarnation.
+    destination: the step is written below it as on storage, in JOB/step-….
+    storage: the URL that has the step. Without it the step is read from the running job's memory.
     socket: of that job's daemon; without it ROPETEAM_SOCKET, which `ropeteam run` sets.
-    job: whose step; needed where storage has several jobs.
-    timeout: seconds; none when not given.
+    job: the job of the step; needed if storage has several jobs.
+    timeout: seconds; by default there is none.
 
     Every byte is compared with its checksum, and the manifest is written last. NotFound: no such step or job.
-    AlreadyExists: another step lies there under its name. Corrupt: what lies on storage is damaged.
-    DeadlineExceeded: the copy was stopped; the same call goes on with what is there. Unsupported: the program
+    AlreadyExists: another step is there under its name. Corrupt: the files on storage are damaged.
+    DeadlineExceeded: the copy was stopped; repeat the call to continue it. Unsupported: the program
     `ropeteam` is not found beside the library or this Python, or on PATH, or cannot be run.
     """
     program = find_program()

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""libropeteam.so through ctypes: finding it, its types, and handles that close once, when nobody uses them
-any more.
+"""libropeteam.so through ctypes: finding it, its types, and handles that close once, when they are no longer
+used.
 
 ctypes.CDLL releases the interpreter lock around every call, so other threads of the training process run
 while a save copies or a wait waits. ropeteam_last_error() is per thread, and a Python thread is one thread
-of the system, so asking for it right behind the failed call is safe.
+of the system, so calling it right after the failed call is safe.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
 
 
 def _candidates() -> list[str]:
-    """Where the library may be, in order; the first that exists is loaded and no other is tried."""
+    """The paths of the library, in order; only the first that exists is loaded."""
     found: list[str] = []
     package = pathlib.Path(__file__).resolve().parent
     wheel = package / "lib" / "libropeteam.so"
@@ -162,7 +162,7 @@ def _candidates() -> list[str]:
     installed = package.parents[2] / "libropeteam.so"
     if package.parts[-3:-1] == ("ropeteam", "python") and installed.exists():
         found.append(str(installed))
-    # In a source tree: the build directories, release before the others. The header tells that it is ours.
+    # In a source tree: the build directories, release before the others. The header shows that it is Ropeteam's.
     root = package.parents[2]
     if (root / "api" / "include" / "ropeteam" / "ropeteam.h").exists():
         release = root / "build" / "release" / "api" / "client" / "libropeteam.so"
@@ -193,7 +193,7 @@ class Library:
             setattr(self, name[len("ropeteam_") :], function)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        # Only reached for what __init__ did not set; it tells a type checker that the rest are functions.
+        # Only called for names that __init__ did not set; it tells a type checker that the others are functions.
         raise AttributeError(name)
 
     def check(self, status: int) -> None:
@@ -213,7 +213,7 @@ _loaded: Library | None = None
 def library() -> Library:
     """The one library of this process, loaded at the first call.
 
-    ROPETEAM_LIBRARY, when set, is the only place looked at. Otherwise: in the package, where a wheel has it, in the
+    If ROPETEAM_LIBRARY is set, only that path is tried. Otherwise: in the package, where a wheel has it, in the
     installation that the package is part of, in the build tree of a source checkout (release first), then
     where the system's loader looks.
     """
@@ -235,7 +235,7 @@ class Handle:
     """A C handle that is closed when the last reference to this object goes.
 
     A call holds a reference while it runs, a mapped memoryview holds its view's, and a view holds its
-    client's; so closing in one thread never takes memory away from another, and arena pages stay as long as
+    client's. So closing in one thread never frees memory that another uses, and arena pages stay as long as
     Python can reach them. After fork() the handle is the parent's: the child may not use it and does not
     close it.
     """
@@ -273,15 +273,14 @@ def timeout_ms(seconds: float) -> int:
 
 
 def unsigned(value: int, bits: int, what: str) -> int:
-    """Checks what ctypes would silently cut off."""
+    """Checks a number that ctypes would silently truncate."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << bits:
         raise InvalidArgument(f"{what} {value!r}: an integer from 0 to {(1 << bits) - 1} is needed")
     return value
 
 
 def encode_name(name: str) -> bytes:
-    """An object's name as bytes. A zero inside would end it early in C; other rules are the library's to
-    check."""
+    """An object's name as bytes. A zero inside would end it early in C; the library checks the other rules."""
     if not isinstance(name, str):
         raise InvalidArgument(f"name {name!r}: a str is needed")
     encoded = name.encode("utf-8", "surrogateescape")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands of an installed wheel: each becomes the program that lies in the package."""
+"""The commands of an installed wheel: each executes the program in the package."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def ropeteamd() -> NoReturn:
 def _become(name: str) -> NoReturn:
     program = pathlib.Path(__file__).with_name("bin") / name
     try:
-        # Its own place is how `ropeteam` finds ropeteamd and the library; the process id stays the shell's child.
+        # `ropeteam` finds ropeteamd and the library by its own path. exec keeps the process id.
         os.execv(program, [name, *sys.argv[1:]])
     except OSError as error:
         sys.exit(f"{name}: cannot run {program}: {error.strerror}")

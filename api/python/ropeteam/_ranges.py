@@ -14,7 +14,7 @@ from ._values import Memory, target_memory
 
 @dataclass(frozen=True)
 class Range:
-    """`count` runs of `length` bytes of an object, and where they go.
+    """`count` runs of `length` bytes of an object, and their targets.
 
     Run i goes from byte ``offset + i * stride`` of the object to byte ``target_offset + i * target_stride``
     of `target`, a contiguous tensor or a writable buffer, as raw bytes. So a slice of a matrix's rows is one

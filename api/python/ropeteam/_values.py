@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What can be saved, as memory: tensors, buffers and JSON values, and the index object that tells them apart.
 
-An object is bytes; the library does not interpret them. What Python needs to give back the same value (a
-tensor's dtype and shape, that a value was JSON) stands in one small JSON object a shard, named
+An object is bytes; the library does not interpret them. Python needs more to return the same value: a
+tensor's dtype and shape, and whether a value was JSON. This is in one small JSON object for each shard, named
 ".ropeteam/index":
 
     {"version": 2, "world_size": 4,
@@ -46,7 +46,7 @@ METADATA_NAME = "ropeteam.metadata"
 
 @dataclass(frozen=True)
 class ObjectInfo:
-    """What a shard's index says of one object."""
+    """The entry of one object in a shard's index."""
 
     kind: str  # "tensor", "json" or "bytes"
     length: int  # bytes
@@ -63,8 +63,8 @@ class ObjectInfo:
 
 @dataclass(frozen=True)
 class Part:
-    """A tensor with what the index is to say of it beside its dtype and shape; see ObjectInfo. With `at` the
-    bytes are not saved here."""
+    """A tensor with the fields of its index entry beside dtype and shape; see ObjectInfo. With `at` the bytes are
+    not saved here."""
 
     tensor: Any
     global_shape: tuple[int, ...] | None = None
@@ -75,7 +75,7 @@ class Part:
 
 @dataclass
 class Memory:
-    """Bytes at an address, and who keeps them there: `owner` must live as long as the address is used."""
+    """Bytes at an address, and the object that owns them: `owner` must be kept while the address is used."""
 
     address: int | None
     length: int
@@ -147,7 +147,7 @@ def is_buffer(value: object) -> bool:
 
 
 def plain_tensor(tensor: Any, what: str) -> Any:
-    """The strided tensor in CPU or CUDA memory that is meant: of a DTensor, this rank's own part."""
+    """The tensor as a strided one in CPU or CUDA memory: of a DTensor, this rank's own part."""
     torch = sys.modules["torch"]
     if hasattr(tensor, "to_local"):
         if torch.is_grad_enabled():  # then a DTensor answers through autograd, ten times slower
@@ -188,11 +188,11 @@ def tensor_info(tensor: Any) -> ObjectInfo:
 
 
 class Source:
-    """A value to be saved: its description now, its bytes' address when asked for.
+    """A value to be saved: its description at once, the address of its bytes on request.
 
-    Nothing is copied, except that a tensor which is not contiguous (or is a lazy conjugate or negative) is
-    made so when its memory is asked for, one at a time, and that JSON is encoded. TypeError: none of what
-    can be saved.
+    Nothing is copied, with two exceptions: JSON is encoded, and a tensor that is not contiguous (or is a lazy
+    conjugate or negative) is made contiguous when its memory is requested, one at a time. TypeError: a value of
+    a type that cannot be saved.
     """
 
     def __init__(self, value: Value, what: str) -> None:
@@ -239,7 +239,7 @@ class Source:
 
 
 def target_memory(target: Any, what: str) -> tuple[Memory, ObjectInfo]:
-    """Where to write to fill `target`, a contiguous tensor or a writable buffer, in place."""
+    """The memory of `target`, a contiguous tensor or a writable buffer, to be filled in place."""
     if is_tensor(target):
         tensor = plain_tensor(target, what)
         if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
@@ -280,8 +280,8 @@ def encode_json(value: JsonValue) -> bytes:
 
 
 def encode_metadata(metadata: Mapping[str, JsonValue]) -> bytes:
-    """A step's metadata as JSON that any reader takes: NaN and infinities are null. TypeError: not a mapping
-    of names to JSON values."""
+    """A step's metadata as standard JSON: NaN and infinities are null. TypeError: not a mapping of names to JSON
+    values."""
     if not isinstance(metadata, Mapping):
         what_it_is = f"a {type(metadata).__name__}"
         raise TypeError(f"metadata is {what_it_is}: a mapping of names to JSON values is needed")

@@ -11,7 +11,7 @@
 
 Each file that DeepSpeed would write becomes an object of its name in the rank's shard, with the bytes that
 torch.save would write. So `ropeteam export` gives a directory that zero_to_fp32.py and DeepSpeed itself open.
-Tensors go from where they are into the arena in one copy. docs/frameworks.md tells what DeepSpeed itself
+Tensors are copied once, from where they are into the arena. docs/frameworks.md lists what DeepSpeed itself
 still does."""
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _log = logging.getLogger("ropeteam")
 #: Of a shard: the tag of the checkpoint, and the names of its files.
 _NOTE = "deepspeed"
 _TAG = re.compile(r"global_step(\d+)")
-#: Packages whose classes a checkpoint may have, beside those that torch.load takes anyway.
+#: Packages whose classes a checkpoint may have, in addition to those that torch.load accepts.
 _PACKAGES = ("deepspeed", "numpy", "argparse")
 _TORCH_TAKES = ("torch", "collections", "_codecs", "__builtin__", "builtins", "copyreg", "copy_reg")
 
@@ -46,9 +46,9 @@ _TORCH_TAKES = ("torch", "collections", "_codecs", "__builtin__", "builtins", "c
 def attach(
     engine: Any, client: Client | None = None, *, rng: bool = True, timeout: float = DEFAULT_TIMEOUT
 ) -> RopeteamCheckpointEngine:
-    """Has `engine`, what deepspeed.initialize() gave, save to and load from Ropeteam. Every rank calls it,
+    """Makes `engine`, the result of deepspeed.initialize(), save to and load from Ropeteam. Every rank calls it,
     before the engine's first save_checkpoint() or load_checkpoint(). A job has one engine, since its steps
-    are the Client's.
+    are those of the Client.
 
     client: an open one, which stays open; without it one is opened (a collective). rng: torch's, Python's and
     numpy's random generators are saved and restored as well, which DeepSpeed alone does not do. timeout:
@@ -62,7 +62,7 @@ def attach(
 
 
 class RopeteamCheckpointEngine(TorchCheckpointEngine):  # type: ignore[misc, unused-ignore]
-    """DeepSpeed's interface of what stores a checkpoint's files; attach() makes it and puts it in place.
+    """An implementation of DeepSpeed's interface for storing a checkpoint's files; attach() installs it.
 
     A save that fails does not raise: it is a warning in the log "ropeteam". `client` is the Client in use."""
 
@@ -140,8 +140,8 @@ class RopeteamCheckpointEngine(TorchCheckpointEngine):  # type: ignore[misc, unu
     def load_checkpoint(
         self, load_dir: str, tag: str | None = None, *arguments: Any, **options: Any
     ) -> tuple[str | None, Any]:
-        """In the place of the engine's. tag: of the newest step when not given. What Ropeteam does not have,
-        DeepSpeed loads from `load_dir` as ever."""
+        """Replaces the engine's method. tag: by default that of the newest step. A checkpoint that Ropeteam does
+        not have is loaded by DeepSpeed from `load_dir` as usual."""
         with contextlib.ExitStack() as stack:
             found = None if self._engine.load_universal_checkpoint() else self._find(tag, stack)
             if found is None:
@@ -165,8 +165,8 @@ class RopeteamCheckpointEngine(TorchCheckpointEngine):  # type: ignore[misc, unu
 
     @staticmethod
     def _is_left_over(load_dir: str) -> bool:
-        """Whether the file `latest` names a checkpoint whose files never were there: DeepSpeed writes it at
-        each save."""
+        """Whether the file `latest` names a checkpoint whose files were never written there: DeepSpeed writes
+        `latest` at each save."""
         latest = os.path.join(load_dir, "latest")
         if not os.path.isfile(latest):
             return False
@@ -188,14 +188,14 @@ class RopeteamCheckpointEngine(TorchCheckpointEngine):  # type: ignore[misc, unu
                 raise NotFound(f"step {self._loading.step} has {sorted(self._owners)} and no {name}")
             owner = self._owners[name]
             view = self._loading.view(owner)
-            # In place where the shard is here anyway; of another rank's no more than the file.
+            # In place if this node has the shard; from another rank's shard only this file is read.
             file = view.map(name) if owner == self._loading.own else memoryview(view.read(name))
             self._loaded[name] = load_pt(file, _PACKAGES, map_location=map_location)
         return self._loaded[name]
 
     def _find(self, tag: str | None, stack: contextlib.ExitStack) -> tuple[SavedStep, str] | None:
-        """The step and its tag, and who has which file. None: it is not in Ropeteam. A collective, so that
-        every rank does the same, and opens no other shard than it needs."""
+        """The step and its tag, and which rank has which file. None: it is not in Ropeteam. A collective, so that
+        every rank does the same and opens only the shards that it needs."""
         mine: dict[str, Any] = {"step": None, "tag": "", "files": {}, "error": None}
         try:
             named = None if tag is None else _TAG.fullmatch(str(tag))

@@ -21,7 +21,7 @@ Or as strategies of megatron.core.dist_checkpointing, under a program's own save
     state = dist_checkpointing.load(state, directory)
 
 Every piece of a tensor is saved under the tensor's key with its place in the whole, so a step loads on any
-other tensor, pipeline and data parallel sizes that Megatron's own checkpoints load on. docs/frameworks.md has
+other tensor, pipeline and data parallel sizes that Megatron's own checkpoints load on. docs/frameworks.md lists
 what Megatron itself still does, and what does not work."""
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _CONFIG.update(common_backend="torch", common_backend_version=1)
 _COMMON, _METADATA, _TRACKER = "common.pt", "metadata.json", "latest_checkpointed_iteration.txt"
 #: What is not sharded, of a save by the four calls.
 _PLAIN = "megatron"
-#: Packages whose classes a sharded object may have, beside those that torch.load takes anyway.
+#: Packages whose classes a sharded object may have, in addition to those that torch.load accepts.
 _PACKAGES = ("megatron", "numpy", "argparse", "_io")
 
 
@@ -146,8 +146,8 @@ class LoadStrategy(base.LoadShardedStrategy):  # type: ignore[misc, unused-ignor
 
 
 def register(client: Client, timeout: float = DEFAULT_TIMEOUT) -> None:
-    """Makes dist_checkpointing.save(…, sharded_strategy=("ropeteam", 1)) save with this client, and load()
-    load what was saved so, without being told of a strategy."""
+    """Makes dist_checkpointing.save(…, sharded_strategy=("ropeteam", 1)) save with this client. load() then
+    loads such a checkpoint without a strategy argument."""
     base.register_default_strategy(base.StrategyAction.SAVE_SHARDED, *BACKEND, SaveStrategy(client, timeout))
     base.register_default_strategy(base.StrategyAction.LOAD_SHARDED, *BACKEND, LoadStrategy(client, timeout))
 
@@ -155,8 +155,8 @@ def register(client: Client, timeout: float = DEFAULT_TIMEOUT) -> None:
 def restore(
     client: Client, directory: str | os.PathLike[str], timeout: float = DEFAULT_TIMEOUT
 ) -> str | None:
-    """Writes what Megatron has to find on disk before it loads the newest step: the small files common.pt,
-    metadata.json and latest_checkpointed_iteration.txt. Gives the checkpoint's directory, "…/iter_0000100";
+    """Writes the small files that Megatron needs on disk before it loads the newest step: common.pt,
+    metadata.json and latest_checkpointed_iteration.txt. Returns the checkpoint's directory, "…/iter_0000100";
     None: nothing is saved. A collective; each node needs a directory, which need not be shared.
 
     NotFound: the step was not saved by dist_checkpointing."""
@@ -198,7 +198,7 @@ def _step_of(checkpoint_dir: Any) -> int:
 
 
 def _objects(sharded_state_dict: Any) -> Iterator[tuple[str, Value | Piece]]:
-    """What this rank saves: of what several ranks have, one of them is the main replica."""
+    """The tensors that this rank saves: of a tensor that several ranks have, only the main replica is saved."""
     count: dict[str, int] = {}
     for each in dict_utils.nested_values(sharded_state_dict):
         if not is_main_replica(each.replica_id):
@@ -259,7 +259,7 @@ def _saved_shape(saved: SavedStep, key: str) -> tuple[int, ...] | None:
 
 
 class _Easy:
-    """What initialize() has begun."""
+    """The state that initialize() has made."""
 
     def __init__(self, client: Client, own: bool, memory: int, storage: int, timeout: float) -> None:
         self.client, self.own, self.timeout = client, own, timeout
@@ -277,11 +277,11 @@ def initialize(
     client: Client | None = None,
     timeout: float = DEFAULT_TIMEOUT,
 ) -> None:
-    """To be called once on each rank, when Megatron's parallel state is there, before the other three.
+    """Call it once on each rank, after Megatron's parallel state is made and before the other three.
 
-    save_mem_interval: every so many iterations save_checkpoint_if_needed() saves. save_storage_interval:
-    likewise to the job's storage; 0: when the daemons' --persist-every says so. How many stay there is the
-    daemons' --keep-on-storage. client: an open one, which stays open; without it one is opened (a
+    save_mem_interval: save_checkpoint_if_needed() saves every so many iterations. save_storage_interval:
+    likewise to the job's storage; 0: as the daemons' --persist-every says. The daemons' --keep-on-storage says
+    how many stay there. client: an open one, which stays open; without it one is opened (a
     collective). timeout: seconds that a load, or a save that finds no room, may wait. A second call is an
     InvalidArgument."""
     global _easy
@@ -302,9 +302,9 @@ initialize_easyckpt = initialize
 def save_checkpoint_if_needed(
     iteration: int, model: Any, optimizer: Any = None, opt_param_scheduler: Any = None
 ) -> bool:
-    """Saves what iteration `iteration` has left, where it is a multiple of an interval; True: it is in this
-    node's memory, and on its way to others. Every rank calls it. It is no collective, and does not raise for
-    a save that fails: that is a warning in the log "ropeteam".
+    """Saves the state after iteration `iteration` if that is a multiple of an interval. True: it is in this
+    node's memory, and being replicated. Every rank calls it. It is not a collective. A failed save does not
+    raise: it is a warning in the log "ropeteam".
 
     model: Megatron's, or the list of its parts. The random generators are saved, too. TypeError: the
     scheduler's or the optimizer's plain state cannot be saved."""
@@ -335,8 +335,8 @@ def load_checkpoint(
     strict: bool = True,
     concat: bool = False,
 ) -> int:
-    """Loads the newest step, and gives its iteration. Where nothing is saved, what Megatron-LM's
-    load_checkpoint() gives for the directory in its argument `load_arg`; 0 where there is no Megatron-LM.
+    """Loads the newest step and returns its iteration. If nothing is saved, it returns the result of
+    Megatron-LM's load_checkpoint() for the directory in its argument `load_arg`, or 0 without Megatron-LM.
     Every rank calls it.
 
     strict: of the model's load_state_dict(). concat: whether another number of ranks, or other parallel
@@ -391,7 +391,7 @@ def _initialized() -> _Easy:
 
 
 class _PlainPart(base.LoadCommonStrategy):  # type: ignore[misc, unused-ignore]
-    """Gives dist_checkpointing.load() what is not sharded, which it would read from common.pt."""
+    """Gives dist_checkpointing.load() the state that is not sharded, which it would read from common.pt."""
 
     def __init__(self, state: dict[str, Any]) -> None:
         self._state = state
@@ -449,9 +449,9 @@ def _state(model: Any, optimizer: Any, is_loading: bool) -> dict[str, Any]:
 
 
 def _set_adams_steps(optimizer: Any) -> None:
-    """Where torch's Adam is in use, because neither Apex nor Transformer Engine is installed, the distributed
-    optimizer gives all parameters one and the same step counter, which then counts once for each of them, and
-    overwrites what it has loaded in it."""
+    """Corrects the step counters of torch's Adam, which is used if neither Apex nor Transformer Engine is
+    installed. The distributed optimizer gives all parameters the same step counter object, which then counts
+    once for each of them, and overwrites the loaded value."""
     for each in getattr(optimizer, "chained_optimizers", [optimizer]):
         inner: Any = getattr(each, "optimizer", None)
         for group in getattr(inner, "param_groups", ()):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SkyPilot's checkpoint decorators over Ropeteam: a program that has them changes its import alone.
+"""SkyPilot's checkpoint decorators over Ropeteam: a program that uses them only changes its import.
 
     from ropeteam.skypilot import load_checkpoint, save_checkpoint
 
@@ -35,7 +35,7 @@ from .torch import Checkpointer
 
 _log = logging.getLogger("ropeteam")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-#: What tells that a file is another one than before: when it was written, and its bytes.
+#: Identifies a version of a file: when it was written, and its bytes.
 _Stamps = dict[str, tuple[int, int]]
 
 
@@ -45,15 +45,15 @@ def save_checkpoint(
     checkpoint_prefix: str = "checkpoint",
     metadata: Mapping[str, JsonValue] | None = None,
 ) -> Callable[[_Function], _Function]:
-    """For a function of (step, …) that writes files below `save_dir`: those that a call writes become the
+    """For a function of (step, …) that writes files below `save_dir`: the files that a call writes become the
     checkpoint of `step`, in the memory of this node and others.
 
     Call it on every rank; a rank may write nothing. A step has one such call. max_checkpoints: so many steps'
-    files stay in `save_dir`; how many steps the store keeps, its daemons' flags say. checkpoint_prefix:
-    load_checkpoint() finds those of its own. metadata: to be known of each step beside the prefix and the
-    time, as of Client.save().
+    files stay in `save_dir`; the daemons' flags say how many steps the store keeps. checkpoint_prefix:
+    load_checkpoint() finds only checkpoints of its own prefix. metadata: stored with each step beside the prefix
+    and the time, as by Client.save().
 
-    What the function raises is raised; trouble of the store is a warning, as of Checkpointer.step(). The
+    Exceptions of the function are raised; errors of the store are warnings, as of Checkpointer.step(). The
     first call opens the store: see Checkpointer for its errors.
     """
     folder = pathlib.Path(save_dir)
@@ -89,11 +89,12 @@ def save_checkpoint(
 def load_checkpoint(
     save_dir: str, checkpoint_prefix: str = "checkpoint"
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """For a function of (step, …) that reads what the saving one has written: it is called with the newest
-    step's number, when its files are in `save_dir` again.
+    """For a function of (step, …) that reads the files of the saving one. It is called with the newest step's
+    number, after the files of that step have been written to `save_dir`.
 
-    Where the files cannot be had, or the function raises, on any rank, the next older step is tried, with a
-    warning; see Checkpointer.load_latest(). None, without a call, when nothing has been saved.
+    If on any rank the files cannot be read or the function raises, the next older step is tried, with a
+    warning; see Checkpointer.load_latest(). If nothing has been saved, the function is not called and the result
+    is None.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -159,7 +160,7 @@ def _stamps(folder: pathlib.Path) -> _Stamps:
 
 
 def _mapped(folder: pathlib.Path, files: list[str]) -> dict[str, torch.Tensor]:
-    """The files' bytes where the system has them: they are copied once, into the arena."""
+    """The files' bytes in the page cache: they are copied once, into the arena."""
     return {
         name: torch.from_file(
             str(folder / name), shared=False, size=(folder / name).stat().st_size, dtype=torch.uint8

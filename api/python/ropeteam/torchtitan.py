@@ -5,7 +5,7 @@
 
     config.checkpoint = CheckpointManager.Config(enable=True, interval=1)
 
-torchtitan builds it and calls it. docs/frameworks.md has what its settings mean here."""
+torchtitan builds it and calls it. docs/frameworks.md says what its settings mean here."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _log = logging.getLogger("ropeteam")
 
 
 class CheckpointManager(_TitansManager):  # type: ignore[misc, unused-ignore]
-    """torchtitan's CheckpointManager, but for where checkpoints are. `client` is the Client in use.
+    """torchtitan's CheckpointManager, with the checkpoints in Ropeteam. `client` is the Client in use.
 
     A save that fails does not end the training: it is a warning in the log "ropeteam"."""
 
