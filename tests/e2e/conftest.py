@@ -18,7 +18,17 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
-from harness import ROPETEAM, ROPETEAMD, WAIT_S, Cluster, Daemon, environment, free_port  # noqa: E402
+from harness import (  # noqa: E402
+    BUILD,
+    LIBRARY,
+    ROPETEAM,
+    ROPETEAMD,
+    WAIT_S,
+    Cluster,
+    Daemon,
+    environment,
+    free_port,
+)
 
 
 @pytest.fixture
@@ -97,3 +107,27 @@ def run_ropeteam(tmp_path: pathlib.Path) -> Iterator[Callable[..., subprocess.Co
     yield run
     shutil.rmtree(directory, ignore_errors=True)
     shutil.rmtree(arena, ignore_errors=True)
+
+
+@pytest.fixture
+def own_store() -> Iterator[dict[str, str]]:
+    """What keeps a line as README has it away from other jobs of this machine, and small."""
+    directory = pathlib.Path(tempfile.mkdtemp(prefix="ropeteam-", dir="/tmp"))
+    arena = pathlib.Path(tempfile.mkdtemp(prefix="ropeteam-", dir="/dev/shm"))
+    yield {
+        "ROPETEAM_MEMORY": "64M",
+        "ROPETEAM_ARENA_PATH": str(arena),
+        "ROPETEAM_SOCKET": str(directory / "r.sock"),
+        "ROPETEAM_LOG_FILE": str(directory / "r.log"),
+    }
+    shutil.rmtree(directory, ignore_errors=True)
+    shutil.rmtree(arena, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def finished_build() -> None:
+    """Skips the test where the build under test cannot be installed."""
+    if not LIBRARY.is_relative_to(BUILD):
+        pytest.skip(f"the library of {BUILD.name} is not for this Python: it loads {LIBRARY}")
+    if shutil.which("cmake") is None or not (BUILD / "bench" / "ropeteam-bench").exists():
+        pytest.skip(f"no cmake here, or {BUILD} is not built")

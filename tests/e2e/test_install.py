@@ -1,25 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What README tells a stranger to type: the lines in .venv, an installation of its own, and a wheel.
-
-Nothing of the harness is in the environment of what runs here: no PYTHONPATH, no ROPETEAM_LIBRARY.
-"""
+"""What README tells a stranger to type: the lines in .venv, an installation of its own, and a wheel."""
 
 from __future__ import annotations
 
 import pathlib
 import re
-import shutil
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import zipfile
-from collections.abc import Iterator
 
 import pytest
-from harness import BUILD, LIBRARY, ROOT, WAIT_S, clean_environment, free_port, usable
+from harness import BUILD, ROOT, free_port, usable
+from installations import line_of_readme, run, show_torch, train_readme_s_example
 
-README = (ROOT / "README.md").read_text()
 SAVE = """
 import ropeteam
 from ropeteam import _native
@@ -29,13 +23,6 @@ with ropeteam.open() as rope:
 print(ropeteam.__file__)
 print(_native.library().path)
 """
-
-
-def line_of_readme(begin: str) -> str:
-    """The only line of README's code blocks that begins so."""
-    (line,) = re.findall(rf"^    ({re.escape(begin)}.*)$", README, re.MULTILINE)
-    return str(line)
-
 
 # Nothing of it names a client or tells fsspec of the package.
 SAVE_A_FILE = """
@@ -47,29 +34,6 @@ fs.client.wait(1)
 assert fs.cat("ropeteam://latest/data") == b"x" * 100_000
 print(fs.ls("ropeteam://", detail=False))
 """
-
-
-@pytest.fixture
-def own_store() -> Iterator[dict[str, str]]:
-    """What keeps a line as README has it away from other jobs of this machine, and small."""
-    directory = pathlib.Path(tempfile.mkdtemp(prefix="ropeteam-", dir="/tmp"))
-    arena = pathlib.Path(tempfile.mkdtemp(prefix="ropeteam-", dir="/dev/shm"))
-    yield {
-        "ROPETEAM_MEMORY": "64M",
-        "ROPETEAM_ARENA_PATH": str(arena),
-        "ROPETEAM_SOCKET": str(directory / "r.sock"),
-        "ROPETEAM_LOG_FILE": str(directory / "r.log"),
-    }
-    shutil.rmtree(directory, ignore_errors=True)
-    shutil.rmtree(arena, ignore_errors=True)
-
-
-@pytest.fixture(scope="module")
-def finished_build() -> None:
-    if not LIBRARY.is_relative_to(BUILD):
-        pytest.skip(f"the library of {BUILD.name} is not for this Python: it loads {LIBRARY}")
-    if shutil.which("cmake") is None or not (BUILD / "bench" / "ropeteam-bench").exists():
-        pytest.skip(f"no cmake here, or {BUILD} is not built")
 
 
 @pytest.fixture(scope="module")
@@ -109,20 +73,6 @@ def wheel_python(wheel: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) 
     )
     assert installed.returncode == 0, installed.stdout + installed.stderr
     return python
-
-
-def run(
-    *command: str, cwd: pathlib.Path = ROOT, **env: str
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command,
-        env=clean_environment(**env),
-        cwd=cwd,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=3 * WAIT_S,
-    )
 
 
 def test_readme_s_lines_run_as_typed_in_the_virtual_environment(own_store):
@@ -207,20 +157,8 @@ def test_a_wheel_is_for_one_platform_and_any_python(wheel):
 def test_readme_s_example_and_fsspec_work_from_a_wheel(wheel_python, own_store, tmp_path):
     alone = run(str(wheel_python), "-c", "import ropeteam, sys; print('torch' in sys.modules)", cwd=tmp_path)
     assert (alone.returncode, alone.stdout) == (0, "False\n"), alone.stderr
-    torch = pytest.importorskip("torch", reason="torch is not installed")
-    # torch is only looked at where it is: a copy of its own would be a gigabyte.
-    here = pathlib.Path(torch.__file__).parents[1]
-    site = run(str(wheel_python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").stdout.strip()
-    pathlib.Path(site, "torch.pth").write_text(f"{here}\n")
-    done = run(
-        str(wheel_python.with_name("ropeteam")), "run", "--", str(wheel_python), "-m", "torch.distributed.run",
-        "--nproc-per-node", "1", str(ROOT / "examples" / "quickstart.py"),
-        cwd=tmp_path, PET_MASTER_PORT=str(free_port()), GLOO_SOCKET_IFNAME="lo", ROPETEAM_JOB="wheel",
-        **own_store,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "rank 0: steps 1 to 10" in done.stdout, done.stdout
-    assert "not safe" not in done.stdout + done.stderr
+    show_torch(wheel_python)
+    train_readme_s_example(wheel_python, own_store, tmp_path)
     # fsspec comes with torch.
     done = run(
         str(wheel_python.with_name("ropeteam")), "run", "--job", "files", "--", str(wheel_python), "-c", SAVE_A_FILE,
