@@ -117,36 +117,34 @@ find_python() {
   die "no Python from 3.10 to 3.14 with venv found; set PYTHON to one"
 }
 
-# The virtual environment, made anew when the requirements have changed or its Python is gone.
-setup_venv() {
-  local stamp="$VENV/.requirements"
-  if [ -x "$VENV/bin/python" ] && cmp -s "$LIB/requirements.txt" "$stamp"; then return; fi
-  local python
+# make_venv DIR REQUIREMENTS [PIP OPTION...]: a virtual environment, made from scratch when its requirements have changed or
+# its Python is gone. With options, what they name is installed by itself afterwards.
+make_venv() {
+  local venv="$1" requirements="$2" name="${1##*/}" python
+  shift 2
+  if [ -x "$venv/bin/python" ] && cmp -s "$requirements" "$venv/.requirements"; then return; fi
   python="$(find_python)"
-  say "making .venv with $("$python" --version) and $(paste -sd ' ' "$LIB/requirements.txt")"
-  rm -rf "$VENV"
-  run_quietly "$ROOT/build/setup/venv.log" "$python" -m venv "$VENV"
-  run_quietly "$ROOT/build/setup/pip.log" "$VENV/bin/pip" install --disable-pip-version-check \
-    -r "$LIB/requirements.txt"
-  cp "$LIB/requirements.txt" "$stamp"
+  say "making ${venv#"$ROOT/"} with $("$python" --version) and $(grep -v '^#' "$requirements" | paste -sd ' '); log: build/setup/$name-pip.log"
+  rm -rf "$venv"
+  run_quietly "$ROOT/build/setup/$name.log" "$python" -m venv "$venv"
+  run_quietly "$ROOT/build/setup/$name-pip.log" "$venv/bin/pip" install --disable-pip-version-check -r "$requirements"
+  if [ $# -gt 0 ]; then
+    run_quietly "$ROOT/build/setup/$name-more.log" "$venv/bin/pip" install --disable-pip-version-check "$@"
+  fi
+  cp "$requirements" "$venv/.requirements"
 }
 
-# setup_frameworks_venv: sets FRAMEWORKS_VENV, the virtual environment of tests/frameworks, made from scratch when its
-# requirements have changed.
+# setup_frameworks_venv: makes the virtual environments of tests/frameworks and names them: FRAMEWORKS_VENV, whose Python
+# runs the tests, and ROPETEAM_SKY_VENV, which has SkyPilot. One that the caller has named is used as it is.
 setup_frameworks_venv() {
-  local requirements="$ROOT/tests/frameworks/requirements.txt" python
   FRAMEWORKS_VENV="${ROPETEAM_FRAMEWORKS_VENV:-$ROOT/build/frameworks-venv}"
-  if [ -n "${ROPETEAM_FRAMEWORKS_VENV:-}" ]; then return; fi
-  if [ -x "$FRAMEWORKS_VENV/bin/python" ] && cmp -s "$requirements" "$FRAMEWORKS_VENV/.requirements"; then return; fi
-  python="$(find_python)"
-  say "making build/frameworks-venv with $("$python" --version), 1.5 GB; log: build/setup/frameworks-pip.log"
-  rm -rf "$FRAMEWORKS_VENV"
-  run_quietly "$ROOT/build/setup/frameworks-venv.log" "$python" -m venv "$FRAMEWORKS_VENV"
-  run_quietly "$ROOT/build/setup/frameworks-pip.log" "$FRAMEWORKS_VENV/bin/pip" install --disable-pip-version-check \
-    -r "$requirements"
-  run_quietly "$ROOT/build/setup/frameworks-torchtitan.log" "$FRAMEWORKS_VENV/bin/pip" install \
-    --disable-pip-version-check --no-deps torchtitan==0.3.0
-  cp "$requirements" "$FRAMEWORKS_VENV/.requirements"
+  if [ -z "${ROPETEAM_FRAMEWORKS_VENV:-}" ]; then
+    make_venv "$FRAMEWORKS_VENV" "$ROOT/tests/frameworks/requirements.txt" --no-deps torchtitan==0.3.0
+  fi
+  if [ -z "${ROPETEAM_SKY_VENV:-}" ]; then
+    export ROPETEAM_SKY_VENV="$ROOT/build/sky-venv"
+    make_venv "$ROPETEAM_SKY_VENV" "$ROOT/tests/frameworks/requirements-sky.txt"
+  fi
 }
 
 # link_venv: after `. .venv/bin/activate` Python knows the package in api/python, and the programs of build/release
@@ -169,7 +167,7 @@ setup_machine() {
   mapfile -t packages < <(grep -v '^#' "$LIB/packages")
   install_packages "${packages[@]}"
   choose_compiler
-  setup_venv
+  make_venv "$VENV" "$LIB/requirements.txt"
 }
 
 # What the fuzz targets need beyond the packages: clang, and its own version of the runtime libraries.

@@ -38,6 +38,7 @@ def _of_e2e(name: str) -> Any:
 
 
 cluster = _of_e2e("cluster")
+own_store = _of_e2e("own_store")
 
 
 @dataclass
