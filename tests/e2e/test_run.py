@@ -50,10 +50,12 @@ def test_with_a_config_file_the_daemon_logs_where_it_does_without(tmp_path):
         job.rmdir()
 
 
-# Stands in for ropeteamd: leaves its arguments, is ready at once, ends when told to.
+# Stands in for ropeteamd: leaves its arguments, is ready at once, ends when told to. SIGINT, which says that the job is done,
+# is ignored in what a shell has started in the background.
 FAKE_DAEMON = """#!/usr/bin/env python3
 import json, os, signal, sys
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda *_: sys.exit(0))
 options = dict(word[2:].split("=", 1) for word in sys.argv[1:] if "=" in word)
 with open(os.environ["FAKE_OPTIONS"], "w") as file:
     json.dump(options, file)
@@ -199,7 +201,8 @@ def test_the_command_is_looked_up_before_the_daemon_starts(tmp_path):
 
 # Ready and alive at once; the first one says nothing after that, the second one goes on.
 HANGING_DAEMON = """#!/usr/bin/env python3
-import os, pathlib, sys, time
+import os, pathlib, signal, sys, time
+signal.signal(signal.SIGINT, lambda *_: sys.exit(0))
 options = dict(word[2:].split("=", 1) for word in sys.argv[1:] if "=" in word)
 os.write(int(options["ready-fd"]), b"ropeteamd ready socket /nowhere control x data y\\nalive\\n")
 begun = pathlib.Path(os.environ["FAKE_BEGUN"])
