@@ -7,6 +7,7 @@ Python loads. Waiting is always for a condition.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import json
 import os
@@ -55,10 +56,17 @@ def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = WAIT_
         time.sleep(0.01)
 
 
+# Below the ports that the kernel gives to connections, and each of pytest-xdist's workers has its own.
+PORTS = range(10_000 + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]), 32_000, 16)
+
+
 def free_port(address: str = "127.0.0.1") -> int:
-    with socket.socket() as probe:
-        probe.bind((address, 0))
-        return int(probe.getsockname()[1])
+    """A port for a server that is started later: nothing has it now, and nothing is given it by chance."""
+    for port in random.SystemRandom().sample(PORTS, len(PORTS)):  # tests seed the other generator
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((address, port))
+            return port
+    pytest.fail(f"no port of {PORTS} is free at {address}")
 
 
 def clean_environment(**more: str) -> dict[str, str]:

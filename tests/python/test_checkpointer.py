@@ -200,7 +200,6 @@ def test_random_generators_are_left_alone_when_asked(rope):
         ({"dataloader": {"train": iter([])}}, TypeError, "dataloader 'train' is a list_iterator"),
         ({"extra": {"fn": lambda: 0}}, TypeError, "extra/fn is a builtins.function, which cannot be saved"),
     ],
-    ids=str,
 )
 def test_mistakes_are_told_at_construction(rope, options, error, says):
     with pytest.raises(error, match=says):

@@ -395,7 +395,7 @@ Point = namedtuple("Point", "x y")
         torch.nn.Linear(1, 1),
         iter([]),
     ],
-    ids=str,
+    ids=lambda value: type(value).__name__,
 )
 def test_what_would_need_code_is_refused_with_its_place(value):
     with pytest.raises(TypeError, match="scheduler/0/fn is a .* cannot be saved"):
