@@ -5,11 +5,15 @@ from __future__ import annotations
 
 import argparse
 import collections
+import gc
 import io
+import weakref
 
 import pytest
 
 torch = pytest.importorskip("torch")
+
+from torch.utils.serialization import config  # noqa: E402
 
 from ropeteam.torch._pt import load_pt, pt_file  # noqa: E402
 
@@ -32,6 +36,29 @@ def state():
     )
 
 
+def everything():
+    """A state with all that a tensor can be."""
+    base = torch.arange(24.0)
+    return {
+        **state(),
+        "dtypes": [torch.ones(6, dtype=each) for each in (torch.float8_e4m3fn, torch.half, torch.bool)],
+        "complex": torch.complex(base, -base),
+        "conjugate": torch.complex(base, -base).conj(),
+        "negative": torch.complex(base, -base).conj().imag,
+        "views": [base[1::2], base.reshape(4, 6)[:, 1:3], base.expand(2, 24)],
+        "sparse": torch.eye(3).to_sparse(),
+        "meta": {"numbers": (1, 2.5, None, True), "size": torch.Size([2]), "dtype": torch.bfloat16},
+        "optimizer": torch.optim.Adam([torch.nn.Parameter(torch.ones(2))]).state_dict(),
+    }
+
+
+def test_the_file_is_torch_save_s_but_for_the_crc32_of_the_data():
+    buffer = io.BytesIO()
+    with config.patch("save.compute_crc32", False):
+        torch.save(everything(), buffer)
+        assert joined(pt_file(everything())) == buffer.getvalue()
+
+
 def test_it_is_the_file_that_torch_loads():
     made = pt_file(state())
     loaded = torch.load(io.BytesIO(joined(made)), weights_only=True)
@@ -52,11 +79,35 @@ def test_no_tensor_is_copied_and_each_storage_is_there_once():
     assert torch.load(io.BytesIO(joined(pt_file([tensor]))))[0][0] == 5.0
 
 
-def test_a_storage_without_a_tensor_is_written_by_torch_itself():
-    made = pt_file({"storage": torch.arange(4.0).untyped_storage(), "tensor": torch.ones(2)})
-    assert all(isinstance(part, bytes) for part in made)
+class Odd(torch.Tensor):
+    """A subclass: its pickle has its type and attributes beside a storage."""
+
+
+def test_storages_of_whatever_has_them_are_not_copied():
+    raw, odd = torch.arange(4, dtype=torch.uint8), torch.ones(8).as_subclass(Odd)
+    odd.note = "kept"
+    made = pt_file({"storage": raw.untyped_storage(), "odd": odd, "again": raw[1:]})
+    tensors = [part.data_ptr() for part in made if not isinstance(part, bytes)]
+    assert tensors == [raw.data_ptr(), odd.data_ptr()]
     loaded = torch.load(io.BytesIO(joined(made)), weights_only=False)
-    assert "storage" in loaded and torch.equal(loaded["tensor"], torch.ones(2))
+    assert type(loaded["odd"]) is Odd and loaded["odd"].note == "kept" and bool((loaded["odd"] == 1).all())
+    assert loaded["storage"]._untyped_storage.data_ptr() == loaded["again"].untyped_storage().data_ptr()
+    assert torch.equal(loaded["again"], raw[1:])
+
+
+def test_tensors_are_not_kept_by_what_was_made_for_the_pickle():
+    numpy = pytest.importorskip("numpy")
+    array = numpy.zeros(1000)
+    alive = weakref.ref(array)
+    gc.disable()  # which would free it sooner or later
+    try:
+        parts = pt_file({"tensor": torch.from_numpy(array)})
+        del array
+        assert alive() is not None
+        del parts
+        assert alive() is None
+    finally:
+        gc.enable()
 
 
 def test_only_the_classes_of_named_packages_are_loaded():

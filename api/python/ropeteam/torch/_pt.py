@@ -20,8 +20,6 @@ import torch
 
 Parts = list[Union[bytes, torch.Tensor]]
 
-_PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-
 
 class _Capture(io.RawIOBase):
     """Takes what torch.save writes, and how far it seeks."""
@@ -45,32 +43,52 @@ def pt_file(value: Any, check: Callable[[set[str]], None] | None = None) -> Part
     """The pieces of torch.save(value). They share the tensors' memory: put them before that changes.
 
     check: is given the names of the classes and functions that the pickle needs, "module.name"."""
-    storages: dict[int, torch.UntypedStorage] = {}
+    parts = _around_tensors(value, check)
+    if parts is None:
+        buffer = io.BytesIO()
+        torch.save(value, buffer)  # type: ignore[no-untyped-call, unused-ignore]
+        parts = [buffer.getvalue()]
+    return parts
+
+
+def _around_tensors(value: Any, check: Callable[[set[str]], None] | None = None) -> Parts | None:
+    """As pt_file(). None: only torch.save itself can write this."""
+    storages: dict[str, torch.UntypedStorage] = {}  # by their key in the file
     pickled: list[io.BytesIO] = []
 
     class Pickler(pickle.Pickler):
+        """torch.save derives its own from this; its persistent_id() gives each storage a key."""
+
         def __init__(self, file: io.BytesIO, protocol: int) -> None:
             super().__init__(file, protocol)
             pickled.append(file)
 
-        def reducer_override(self, obj: Any) -> Any:
-            if type(obj) in _PLAIN_TENSORS and obj.layout == torch.strided:
-                storage = obj.untyped_storage()
-                storages.setdefault(storage._cdata, storage)
-            return NotImplemented
+        def __init_subclass__(cls) -> None:
+            theirs: Any = cls.persistent_id
+
+            def persistent_id(self: Any, obj: Any) -> Any:
+                found = theirs(self, obj)
+                if found is not None:
+                    typed = isinstance(obj, torch.storage.TypedStorage)
+                    storages[found[2]] = obj._untyped_storage if typed else obj
+                return found
+
+            cls.persistent_id = persistent_id  # type: ignore[method-assign]
 
     module: Any = types.SimpleNamespace(Pickler=Pickler, __name__="pickle")
     capture = _Capture()
-    with torch.serialization.skip_data():
-        torch.save(value, capture, pickle_module=module)  # type: ignore[no-untyped-call, unused-ignore]
+    try:
+        with torch.serialization.skip_data():
+            torch.save(value, capture, pickle_module=module)  # type: ignore[no-untyped-call, unused-ignore]
+        filled = [storage for storage in storages.values() if storage.nbytes() > 0]
+    finally:
+        storages.clear()  # the classes above are garbage in a cycle, and would keep them for long
     if check is not None:
         check(set(_globals(pickled[0].getvalue())))
-    filled = [storage for storage in storages.values() if storage.nbytes() > 0]
     if [storage.nbytes() for storage in filled] != capture.holes:
-        # A storage that no plain tensor has: torch.save alone knows it.
-        buffer = io.BytesIO()
-        torch.save(value, buffer)  # type: ignore[no-untyped-call, unused-ignore]
-        return [buffer.getvalue()]
+        return None
+    if any(storage.device.type not in ("cpu", "cuda") for storage in filled):
+        return None
     parts: Parts = [bytes(capture.texts[0])]
     for storage, text in zip(filled, capture.texts[1:]):
         raw = torch.empty(0, dtype=torch.uint8, device=storage.device)
