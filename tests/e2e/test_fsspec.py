@@ -258,6 +258,70 @@ def test_torch_saves_and_loads(rope):
         pass
 
 
+class Unpicklable:
+    def __reduce__(self):
+        raise ZeroDivisionError
+
+
+def test_ropeteam_torch_save_writes_the_file_in_one_copy(rope):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    from torch.utils.serialization import config
+
+    import ropeteam.torch
+
+    fs = filesystem(rope)
+    weight = torch.randn(1000, 1000)
+    state = {"w": weight, "tied": weight.T, "part": weight[5:7], "half": weight.bfloat16(), "none": None}
+    expected = io.BytesIO()
+    with config.patch("save.compute_crc32", False), fs.transaction:  # then all bytes are the same
+        torch.save(state, expected)
+        for name in ("1/first.pt", "1/behind.pt"):
+            with fs.open(name, "wb") as file:
+                if name == "1/behind.pt":
+                    file.write(b"")
+                ropeteam.torch.save(state, file)
+                assert (file.streamed, file.pieces) == (True, []) and file.tell() > 6_000_000
+        with fs.open("1/streaming", "wb") as first, fs.open("1/waits.pt", "wb") as file:
+            first.write(bytes(1 << 20))
+            ropeteam.torch.save(state, file)
+            assert not file.streamed
+        with fs.open("1/small.pt", "wb") as file:
+            ropeteam.torch.save({"step": torch.tensor(3)}, file)
+            assert not file.streamed
+    for name in ("first", "behind", "waits"):
+        assert fs.cat(f"ropeteam://1/{name}.pt") == expected.getvalue()
+        with fs.local_path(f"1/{name}.pt") as path:
+            loaded = torch.load(path, mmap=True, weights_only=True)
+        assert all(torch.equal(loaded[key], state[key]) for key in ("w", "tied", "part", "half"))
+        assert loaded["tied"].untyped_storage().data_ptr() == loaded["w"].untyped_storage().data_ptr()
+    with fs.open("1/small.pt") as file:
+        assert torch.load(file) == {"step": torch.tensor(3)}
+
+
+def test_ropeteam_torch_save_leaves_the_rest_to_torch(rope, tmp_path):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    import ropeteam.torch
+
+    fs = filesystem(rope)
+    rows = [torch.ones(2), torch.zeros(3)]
+    for file in (fs.open("1/nested.pt", "wb"), open(tmp_path / "nested.pt", "wb"), io.BytesIO()):
+        with warnings.catch_warnings(), file:
+            warnings.simplefilter("ignore")  # nested tensors are a prototype
+            ropeteam.torch.save(torch.nested.nested_tensor(rows), file)
+    for file in (fs.open("1/nested.pt"), open(tmp_path / "nested.pt", "rb")):
+        with file:
+            loaded = torch.load(file, weights_only=True)
+        assert all(map(torch.equal, loaded.unbind(), rows))
+    for step, error, state in (
+        (2, ZeroDivisionError, [torch.ones(1 << 20), Unpicklable()]),
+        (3, ropeteam.NoSpace, torch.ones(32 << 20)),
+    ):
+        with pytest.raises(error), fs.open(f"{step}/half.pt", "wb") as file:
+            ropeteam.torch.save(state, file)
+        assert not fs.exists(str(step))
+        fs.pipe(f"{step}/whole", b"whole")
+
+
 def test_safetensors_saves_and_loads(rope):
     torch = pytest.importorskip("torch", reason="torch is not installed")
     safetensors = pytest.importorskip("safetensors", reason="safetensors is not installed")

@@ -23,7 +23,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fsspec import AbstractFileSystem
@@ -34,6 +34,7 @@ from ._client import open as open_client
 from ._errors import Aborted, AlreadyExists, InternalError, InvalidArgument, NotFound, Unsupported
 from ._export import find_program
 from ._ranges import Range
+from ._values import is_tensor
 
 # What a read asks for at least, and small writes are collected to: many times what a call costs.
 _BLOCK_BYTES = 1 << 20
@@ -438,22 +439,35 @@ class _Writer(io.RawIOBase):
         self._length += count
         return count
 
+    def put_parts(self, parts: Sequence[Any]) -> None:
+        """Writes buffers and uint8 tensors one behind the other, each in one copy, CUDA tensors too. Before
+        anything else is written this is one call of the library, however many they are."""
+        if self.closed:
+            raise ValueError("write to a closed file")
+        length = sum(part.nbytes if is_tensor(part) else memoryview(part).nbytes for part in parts)
+        if length >= _BLOCK_BYTES and self._may_stream():
+            self._stream(*parts)
+            self._length += length
+        else:
+            for part in parts:
+                self.write(part.cpu().numpy() if is_tensor(part) else part)
+
     def _may_stream(self) -> bool:
         with self.shard.lock:
             if self.shard.streaming is None and not self._name.endswith(".tmp"):
                 self.shard.streaming = self
             return self.shard.streaming is self
 
-    def _stream(self, *last: memoryview) -> None:
+    def _stream(self, *last: Any) -> None:
         """Hands what has been collected, and `last`, to the shard."""
-        pieces, self.pieces = self.pieces, []
+        pieces, self.pieces = [*self.pieces, *last], []
         try:
-            for piece in (*pieces, *last):
-                if self.streamed:
-                    self.shard.save.append(piece)
-                else:
-                    self.shard.save.put(self._name, piece)
+            if not self.streamed:
+                self.shard.save.put_parts(self._name, pieces)
                 self.streamed = True
+                return
+            for piece in pieces:
+                self.shard.save.append(piece)
         except BaseException:
             self.shard.save.close()  # a piece is missing
             raise

@@ -43,6 +43,7 @@ from __future__ import annotations
 
 from ._checkpointer import Checkpointer, CheckpointStats
 from ._pieces import Piece
+from ._pt import save
 from ._replicas import save_tensors
 from ._reshard import load_tensors
 from ._state import Loaded, load_state, open_distributed, save_state, training_state
@@ -55,6 +56,7 @@ __all__ = [
     "load_state",
     "load_tensors",
     "open_distributed",
+    "save",
     "save_state",
     "save_tensors",
     "training_state",
