@@ -303,7 +303,7 @@ class Fsspec(Door):
     name = "fsspec"
     code = """
         with fsspec.open(f"ropeteam://{step}/model-{rank}.pt", "wb") as file:
-            torch.save(model.state_dict(), file)
+            ropeteam.torch.save(model.state_dict(), file)
         with fsspec.open(f"ropeteam://latest/model-{rank}.pt", "rb") as file:
             model.load_state_dict(torch.load(file))
     """
@@ -317,10 +317,10 @@ class Fsspec(Door):
         self._files = fsspec.filesystem("ropeteam", client=bench.rope)
 
     def save(self, step: int) -> None:
-        import torch
+        import ropeteam.torch
 
         with self._files.open(self._path(step), "wb") as file:
-            torch.save(self.bench.locals, file)
+            ropeteam.torch.save(self.bench.locals, file)
 
     def restore(self, step: int) -> None:
         import torch
