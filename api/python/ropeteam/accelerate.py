@@ -25,10 +25,10 @@ import accelerate
 from ._client import DEFAULT_TIMEOUT, Client
 from ._errors import InvalidArgument, Unsupported
 from .torch import Checkpointer, load_state
-from .torch._frameworks import open_rank, storage_interval
+from .torch._frameworks import by_number, open_rank, storage_interval
 
 #: Where a rank's state is what PyTorch's own modules and optimizers have.
-_SUPPORTED = ("NO", "MULTI_CPU", "MULTI_GPU")
+_SUPPORTED = ("NO", "MULTI_CPU", "MULTI_GPU", "FSDP")
 
 
 class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
@@ -50,9 +50,11 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
         it as the next one (project_configuration.iteration). The numbers must grow, and be the same on all
         ranks.
 
+        Under FSDP2 each rank saves its own part of every tensor, and nothing is gathered.
+
         The step's name, which load_state() takes. InvalidArgument: no number in it. Unsupported: DeepSpeed,
-        FSDP, or a hook that writes into the directory. TypeError: an object that was registered has more than
-        plain state.
+        FSDP1, or a hook that writes into the directory. TypeError: an object that was registered has more
+        than plain state.
         """
         self._check_supported(self._save_model_state_pre_hook)
         project = self.project_configuration
@@ -64,8 +66,8 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
             options = dict(self._ropeteam_options)
             options["storage_every"] = storage_interval(self._opened(), options.get("storage_every"))
             self._ropeteam_saves = Checkpointer(
-                model=_by_number(self._models),
-                optimizer=_by_number(self._torch_optimizers()),
+                model=by_number(self._models),
+                optimizer=by_number(self._torch_optimizers()),
                 extra=_Rest(self),
                 client=self._opened(),
                 **options,
@@ -84,8 +86,8 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
         self._check_supported(self._load_model_state_pre_hook)
         loaded = load_state(
             self._opened(),
-            _by_number(self._models),
-            _by_number(self._torch_optimizers()),
+            by_number(self._models),
+            by_number(self._torch_optimizers()),
             step=None if input_dir is None else _number(input_dir),
             timeout=self._ropeteam_options["timeout"],
         )
@@ -122,6 +124,11 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
     def _check_supported(self, hooks: Mapping[Any, Any]) -> None:
         if self.distributed_type.name not in _SUPPORTED:
             raise Unsupported(f"Accelerate with {self.distributed_type.name}: see docs/frameworks.md")
+        if self.distributed_type.name == "FSDP" and not self.is_fsdp2:
+            raise Unsupported(
+                "FSDP1 is not supported: set FullyShardedDataParallelPlugin(fsdp_version=2), "
+                "or fsdp_version: 2 in the file of `accelerate config`"
+            )
         if hooks:
             raise Unsupported(
                 "a hook of register_save_state_pre_hook() or register_load_state_pre_hook() works "
@@ -166,13 +173,6 @@ class _Rest:
 def _is_stateful(loader: Any) -> bool:
     """A plain loader begins at an epoch's start; the program skips batches."""
     return bool(getattr(loader, "use_stateful_dataloader", False))
-
-
-def _by_number(parts: list[Any]) -> Any:
-    """One as it is, several by their numbers."""
-    if len(parts) == 1:
-        return parts[0]
-    return {str(index): each for index, each in enumerate(parts)}
 
 
 def _same(some: list[list[Any]], others: list[list[Any]]) -> bool:

@@ -6,25 +6,28 @@
     trainer.fit(model, loader, ckpt_path=rope.latest())  # None: nothing was saved
 
 A save copies the checkpoint into the arena once and returns; it is replicated while training goes on, so
-there is nothing left that AsyncCheckpointIO(rope) could hide, which works all the same. docs/frameworks.md
-has what is saved and what does not work.
+there is nothing left that AsyncCheckpointIO(rope) could hide, which works all the same. With
+ModelParallelStrategy each rank saves its own part. docs/frameworks.md has what is saved and what does not
+work.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.plugins.io import TorchCheckpointIO
+from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.trainer.states import TrainerFn
 
 from ._client import DEFAULT_TIMEOUT, Client
 from ._errors import InvalidArgument, NotFound, Unsupported
-from .torch import Checkpointer, CheckpointStats, load_state
-from .torch._frameworks import open_rank, rng_state, set_rng_state, storage_interval
+from .torch import Checkpointer, CheckpointStats, Loaded, load_state
+from .torch._frameworks import by_number, open_rank, rng_state, set_rng_state, storage_interval
 
 _RNG = "ropeteam_rng"
 
@@ -56,6 +59,7 @@ class RopeteamCheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
         self._options: dict[str, Any] = {"log_file": log_file, "when_full": when_full, "timeout": timeout}
         self._client: Client | None = None
         self._saves: Checkpointer | None = None
+        self._saved_parts: tuple[Any, ...] = ()  # what `_saves` was made of
         self._now: Mapping[str, Any] = {}  # what state_dict() gives while a step is saved
         self._steps: dict[str, int] = {}  # of paths that were saved
         self._last: int | None = None
@@ -97,8 +101,7 @@ class RopeteamCheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
             own = checkpoint if client.rank == 0 else self._read(step, client.rank)
         except NotFound as error:
             raise FileNotFoundError(f"{path}: {error}") from error
-        if own.get(_RNG, {}).get("rank") == client.rank:  # where fewer ranks saved, it is another one's
-            self._pending_rng = (step, own[_RNG])
+        self._keep_rng(step, own)
         return {name: value for name, value in checkpoint.items() if name != _RNG}
 
     def remove_checkpoint(self, path: Any) -> None:
@@ -128,13 +131,22 @@ class RopeteamCheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
             self._client = open_rank(self._timeout)
         return self._client
 
-    def _save(self, step: int, checkpoint: Mapping[str, Any]) -> None:
+    def _save(
+        self,
+        step: int,
+        checkpoint: Mapping[str, Any],
+        model: torch.nn.Module | None = None,
+        optimizers: Sequence[torch.optim.Optimizer] = (),
+    ) -> None:
+        """model, optimizers: those that are not in the checkpoint, of which each rank has a part."""
         if step == self._last:
             return  # by another name: "last.ckpt"
-        client = self._opened()
-        if self._saves is None:
+        client, parts = self._opened(), (model, *optimizers)
+        if self._saves is None or parts != self._saved_parts:
+            self._saved_parts = parts
             self._saves = Checkpointer(
-                model=torch.nn.Module(),
+                model=torch.nn.Module() if model is None else model,
+                optimizer=by_number(optimizers),
                 extra=self,
                 rng=False,
                 storage_every=storage_interval(client, self._storage_every),
@@ -156,11 +168,25 @@ class RopeteamCheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
             if rank == 0:
                 raise
             return {}
-        assert loaded is not None
-        extra = loaded.data.get("extra") if isinstance(loaded.data, dict) else None
-        if not isinstance(extra, dict) or (rank == 0 and "global_step" not in extra):
-            raise NotFound(f"step {step} is not a checkpoint of Lightning's")
-        return extra
+        return _checkpoint_in(loaded, whole=rank == 0)
+
+    def _load_parts(
+        self, path: Any, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer], strict: bool
+    ) -> dict[str, Any]:
+        """What _save() was given with a model. FileNotFoundError: no such step, or it does not fit."""
+        step, client = self._step(os.fspath(path)), self._opened()
+        options: dict[str, Any] = {"rng": False, "strict": strict, "timeout": self._timeout}
+        try:
+            own = _checkpoint_in(load_state(client, model, by_number(optimizers), step=step, **options))
+        except NotFound as error:
+            raise FileNotFoundError(f"{path}: {error}") from error
+        self._keep_rng(step, own)
+        return {name: value for name, value in own.items() if name != _RNG}
+
+    def _keep_rng(self, step: int, saved: Mapping[str, Any]) -> None:
+        """Where fewer ranks saved, what this one finds is another's."""
+        if saved.get(_RNG, {}).get("rank") == self._opened().rank:
+            self._pending_rng = (step, saved[_RNG])
 
     def _step(self, path: str) -> int:
         if path in self._steps:
@@ -174,6 +200,15 @@ class RopeteamCheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
         return found.step
 
 
+def _checkpoint_in(loaded: Loaded | None, whole: bool = True) -> dict[str, Any]:
+    """What _save() was given. whole: it must be more than the random generators."""
+    assert loaded is not None
+    extra = loaded.data.get("extra") if isinstance(loaded.data, dict) else None
+    if not isinstance(extra, dict) or (whole and "global_step" not in extra):
+        raise NotFound(f"step {loaded.step} is not a checkpoint of Lightning's")
+    return extra
+
+
 class _EveryRank(Callback):  # type: ignore[misc]
     """Lightning hands a checkpoint to rank 0's plugin alone. A step is committed when every rank has saved
     its part of it, which is, of the others, the random generators."""
@@ -184,11 +219,19 @@ class _EveryRank(Callback):  # type: ignore[misc]
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         strategy = trainer.strategy
-        if type(strategy).__name__ in ("FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy"):
-            raise Unsupported(f"{type(strategy).__name__} saves by no CheckpointIO: see docs/frameworks.md")
+        if type(strategy).__name__ == "FSDPStrategy":
+            raise Unsupported(
+                "FSDPStrategy, which is FSDP1, is not supported: use ModelParallelStrategy, "
+                "and fully_shard() in configure_model()"
+            )
+        if type(strategy).__name__ == "DeepSpeedStrategy":
+            raise Unsupported("DeepSpeedStrategy saves by no CheckpointIO: see docs/frameworks.md")
         if self.strategy is strategy:
             return
         self.strategy = strategy
+        if isinstance(strategy, ModelParallelStrategy):
+            _shard(self._io, trainer, strategy)
+            return
         own: Callable[..., None] = strategy.save_checkpoint
 
         def save_checkpoint(checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
@@ -201,6 +244,11 @@ class _EveryRank(Callback):  # type: ignore[misc]
                 self._io._save(checkpoint["global_step"], {_RNG: checkpoint[_RNG]})
 
         strategy.save_checkpoint = save_checkpoint  # all ranks call it, and rank 0's plugin is called in it
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """ModelParallelStrategy calls no CheckpointIO here either."""
+        if isinstance(trainer.strategy, ModelParallelStrategy):
+            self._io.maybe_finalize(blocking=True)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The generators as they were when the step was saved. The iterator of an epoch's batches, which is
@@ -219,6 +267,41 @@ class _EveryRank(Callback):  # type: ignore[misc]
         pending = self._io._pending_rng
         if pending is not None and pending[0] == trainer.global_step:
             set_rng_state(pending[1])
+
+
+def _shard(io: RopeteamCheckpointIO, trainer: Trainer, strategy: ModelParallelStrategy) -> None:
+    """Replaces, on this one strategy, the methods that save and load: each rank saves its part of the live
+    DTensors, and loads its part, whatever number of ranks saved them. Nothing is gathered."""
+
+    def save_checkpoint(checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+        """All ranks call it."""
+        step, optimizers = checkpoint["global_step"], []
+        if checkpoint.pop("optimizer_states", None) is not None:
+            optimizers = strategy.optimizers
+        rest = {name: value for name, value in checkpoint.items() if name != "state_dict"}
+        rest[_RNG] = {"rank": trainer.global_rank, **rng_state()}
+        io._metadata = _metadata(trainer)
+        io._steps[os.fspath(filepath)] = step
+        io._save(step, rest, strategy.model, optimizers)
+
+    own = strategy.load_checkpoint
+
+    def load_checkpoint(checkpoint_path: Any, *arguments: Any, **options: Any) -> dict[str, Any]:
+        if os.path.exists(checkpoint_path):
+            loaded: dict[str, Any] = own(checkpoint_path, *arguments, **options)
+            return loaded
+        fits = trainer.state.fn == TrainerFn.FITTING
+        return io._load_parts(
+            checkpoint_path,
+            strategy.model,
+            strategy.optimizers if fits else [],
+            trainer.lightning_module.strict_loading,
+        )
+
+    strategy.save_checkpoint, strategy.load_checkpoint = save_checkpoint, load_checkpoint
+    # What Lightning puts into the checkpoint: the former a program's hooks may want to see.
+    strategy.lightning_module_state_dict = lambda: strategy.model.state_dict()
+    strategy.optimizer_state = lambda optimizer: {}
 
 
 def _metadata(trainer: Trainer) -> dict[str, float]:

@@ -93,7 +93,8 @@ class RopeteamCallback(transformers.TrainerCallback):  # type: ignore[misc]
         self._saved_step: int | None = None
         self._checkpoint: str | None = None  # the directory that stands for _step while the trainer resumes
         self._step, self._world_size = 0, 0
-        self._best: dict[str, torch.Tensor] | None = None  # the best step's weights, on one rank
+        # The best step's weights: on one rank, or each rank's part where the model is sharded.
+        self._best: dict[str, torch.Tensor] | None = None
         self._best_step: int | None = None
         self._best_path: str | None = None
 
@@ -106,15 +107,17 @@ class RopeteamCallback(transformers.TrainerCallback):  # type: ignore[misc]
         """Replaces, on this one trainer, the methods that save and load.
 
         Unsupported: this version of the library has other methods, or the trainer trains with DeepSpeed or
-        FSDP.
+        FSDP1.
         """
         missing = [name for name in _METHODS if not callable(getattr(trainer, name, None))]
         if missing:
             raise Unsupported(
                 f"transformers {transformers.__version__}: its Trainer has no {', '.join(missing)}"
             )
-        if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
-            raise Unsupported("a Trainer with DeepSpeed or FSDP saves by those: see docs/frameworks.md")
+        if trainer.is_deepspeed_enabled:
+            raise Unsupported("a Trainer with DeepSpeed saves by that: see docs/frameworks.md")
+        if trainer.is_fsdp_enabled and not trainer.accelerator.is_fsdp2:
+            raise Unsupported('FSDP1 is not supported: set fsdp_config={"fsdp_version": 2, …}')
         if trainer.args.push_to_hub:
             _log.warning("push_to_hub: checkpoints are in Ropeteam, and none is pushed")
         self._trainer = trainer
@@ -206,6 +209,8 @@ class RopeteamCallback(transformers.TrainerCallback):  # type: ignore[misc]
                 trainer.accelerator.scaler.load_state_dict(saved["scaler"])
         self._best_path = json.loads(saved["trainer_state"])["best_model_checkpoint"]
         self._best_step, self._best = saved["best_step"], saved["best"]
+        if saved.get("best_mesh", []) != self._mesh():
+            self._best = None  # other parts than this rank's
         if self._best_step == self._step:
             self._keep_best()
         self._saved_step = self._step
@@ -227,12 +232,13 @@ class RopeteamCallback(transformers.TrainerCallback):  # type: ignore[misc]
         if path != self._best_path:  # a directory, from before
             own()
             return
-        if self._best is None and trainer.args.process_index == 0:
-            _log.warning("the best model's weights were not kept: the last step's stay")
+        sharded = bool(self._mesh())
+        if self._best is None and (sharded or trainer.args.process_index == 0):
+            self._find_best(sharded)
         for name, tensor in trainer.model.state_dict().items():
             if self._best is not None:
-                tensor.copy_(self._best[name])
-            if dist.is_initialized() and trainer.args.world_size > 1:
+                _local(tensor).copy_(self._best[name])
+            if dist.is_initialized() and trainer.args.world_size > 1 and not sharded:
                 dist.broadcast(tensor, 0)
         trainer.save_model(path, _internal_call=True)  # the trainer's user is told this path
 
@@ -274,6 +280,7 @@ class RopeteamCallback(transformers.TrainerCallback):  # type: ignore[misc]
             "scaler": None if scaler is None else scaler.state_dict(),
             "best_step": self._best_step,
             "best": None if self._best_step == trainer.state.global_step else self._best,
+            "best_mesh": self._mesh(),
         }
 
     def _metadata(self, step: int) -> dict[str, Any]:
@@ -285,10 +292,36 @@ class RopeteamCallback(transformers.TrainerCallback):  # type: ignore[misc]
         return logged
 
     def _keep_best(self) -> None:
-        """Keeps the weights as they are now, on one rank, for load_best_model_at_end."""
-        if self._trainer.args.load_best_model_at_end and self._trainer.args.process_index == 0:
+        """Keeps the weights as they are now, for load_best_model_at_end."""
+        if self._trainer.args.load_best_model_at_end and (
+            self._mesh() or self._trainer.args.process_index == 0
+        ):
             state = self._trainer.model.state_dict()
-            self._best = {name: tensor.detach().to("cpu", copy=True) for name, tensor in state.items()}
+            self._best = {
+                name: _local(tensor).detach().to("cpu", copy=True) for name, tensor in state.items()
+            }
+
+    def _find_best(self, sharded: bool) -> None:
+        """Loads the best step, of which ranks of another mesh kept the weights, if it is still there."""
+        try:
+            if not sharded or self._best_step is None:
+                raise NotFound("they were not kept")
+            assert self._client is not None
+            load_state(
+                self._client,
+                self._trainer.model_wrapped,
+                step=self._best_step,
+                rng=False,
+                timeout=self._timeout,
+            )
+        except NotFound as error:
+            _log.warning("the best model's weights are not there, the last step's stay: %s", error)
+
+    def _mesh(self) -> list[int]:
+        """The shape of the mesh that the model is sharded over; empty: each rank has all of it."""
+        state = self._trainer.model_wrapped.state_dict()  # parameters() may be whole after an evaluation
+        meshes = (getattr(each, "device_mesh", None) for each in state.values())
+        return next((list(mesh.shape) for mesh in meshes if mesh is not None), [])
 
     # ---- resuming
 
@@ -372,6 +405,12 @@ def _trainer_that_calls() -> transformers.Trainer:
             return caller
         frame = frame.f_back  # type: ignore[assignment]
     raise InvalidArgument("RopeteamCallback.on_init_end() was not called by a Trainer: use attach(trainer)")
+
+
+def _local(tensor: Any) -> torch.Tensor:
+    """This rank's part of a tensor."""
+    part: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return part
 
 
 def _plain_optimizer(trainer: transformers.Trainer) -> Any:

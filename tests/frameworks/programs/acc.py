@@ -6,9 +6,10 @@ from __future__ import annotations
 import json
 import os
 
+import fsdp_on_cpu
 import torch
-from accelerate.utils import DataLoaderConfiguration, set_seed
-from report import die, digest, report
+from accelerate.utils import DataLoaderConfiguration, FullyShardedDataParallelPlugin, set_seed
+from report import die, digest, report, report_whole
 
 if os.environ.get("ALONE"):
     from accelerate import Accelerator
@@ -16,7 +17,8 @@ else:
     from ropeteam.accelerate import Accelerator
 
 KILL = int(os.environ.get("KILL", "0"))
-OPTIONS = {"stateful": False, "dropout": 0.0, "gan": False, **json.loads(os.environ.get("OPTIONS", "{}"))}
+OPTIONS = {"stateful": False, "dropout": 0.0, "gan": False, "fsdp": 0, "width": 16}
+OPTIONS.update(json.loads(os.environ.get("OPTIONS", "{}")))
 
 
 class Progress:
@@ -31,15 +33,20 @@ class Progress:
 
 
 def network() -> torch.nn.Module:
-    dropout = torch.nn.Dropout(OPTIONS["dropout"])
+    dropout, width = torch.nn.Dropout(OPTIONS["dropout"]), OPTIONS["width"]
     return torch.nn.Sequential(
-        torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), dropout, torch.nn.Linear(16, 1)
+        torch.nn.Linear(8, width), torch.nn.BatchNorm1d(width), dropout, torch.nn.Linear(width, 1)
     )
 
 
 set_seed(0)
 loading = DataLoaderConfiguration(use_seedable_sampler=True, use_stateful_dataloader=OPTIONS["stateful"])
-accelerator = Accelerator(cpu=True, dataloader_config=loading, gradient_accumulation_steps=1)
+sharding = None
+if OPTIONS["fsdp"]:
+    fsdp_on_cpu.apply()
+    sharding = FullyShardedDataParallelPlugin(fsdp_version=OPTIONS["fsdp"])
+options = {} if os.environ.get("ALONE") else {"ropeteam_options": {"log_file": "log-{rank}"}}
+accelerator = Accelerator(cpu=not sharding, dataloader_config=loading, fsdp_plugin=sharding, **options)
 models = [network(), network()] if OPTIONS["gan"] else [network()]
 optimizers = [torch.optim.AdamW(each.parameters(), 1e-2) for each in models]
 schedulers = [torch.optim.lr_scheduler.StepLR(each, 2, 0.5) for each in optimizers]
@@ -57,6 +64,8 @@ accelerator.register_for_checkpointing(progress)
 per_epoch = len(loader)
 begins = 0 if os.environ.get("ALONE") else accelerator.load_state()
 report(begins_at=-1 if begins is None else begins)
+if sharding:
+    report_whole(begins or 0, models[0], optimizers[0])
 while progress.epoch < 2:
     done = progress.step - progress.epoch * per_epoch
     loader.set_epoch(progress.epoch)
@@ -70,6 +79,8 @@ while progress.epoch < 2:
             optimizer.zero_grad()
         progress.step += 1
         report(step=progress.step, loss=loss.item())
+        if sharding:
+            report_whole(progress.step, models[0], optimizers[0])
         if progress.step % 2 == 0 and not os.environ.get("ALONE"):
             assert (
                 accelerator.save_state(f"somewhere/step_{progress.step}") == f"somewhere/step_{progress.step}"

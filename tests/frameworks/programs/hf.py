@@ -9,8 +9,9 @@ import os
 import signal
 import sys
 
+import fsdp_on_cpu
 import torch
-from report import die, digest, report
+from report import die, digest, report, report_whole
 from ropeteam.transformers import RopeteamCallback, TrainerWrapper
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments, set_seed
 
@@ -31,12 +32,18 @@ class Tokens(torch.utils.data.Dataset):
 class Told(TrainerCallback):
     def on_train_begin(self, args, state, control, **kwargs):
         report(begins_at=state.global_step)
+        self.tell_whole(state)
+
+    def tell_whole(self, state):
+        if "fsdp" in options:
+            report_whole(state.global_step, trainer.model_wrapped, trainer.optimizer)
 
     def on_log(self, args, state, control, logs, **kwargs):
         if "loss" in logs:
             report(step=state.global_step, loss=logs["loss"], grad=float(logs["grad_norm"]).hex())
 
     def on_step_end(self, args, state, control, **kwargs):
+        self.tell_whole(state)
         if state.global_step == KILL:
             if rope is not None:
                 assert rope.maybe_finalize(blocking=True)
@@ -61,6 +68,9 @@ options.update(save_total_limit=2, load_best_model_at_end=True, metric_for_best_
 options.update(per_device_train_batch_size=2, learning_rate=1e-2, logging_steps=1)
 options.update(report_to=[], use_cpu=True, disable_tqdm=True)
 options.update(json.loads(os.environ.get("OPTIONS", "{}")))
+if "fsdp" in options:
+    fsdp_on_cpu.apply()
+    options["use_cpu"] = False
 args = TrainingArguments(output_dir=f"out-{how}", **options)
 rope = RopeteamCallback(**json.loads(os.environ.get("ROPE", "{}"))) if how == "callback" else None
 callbacks = [Told()] if rope is None else [Told(), rope]
@@ -70,6 +80,8 @@ if how == "wrapper":
     rope = trainer.callback_handler.callbacks[-1]
 resume = os.environ.get("RESUME", "")
 trainer.train(resume_from_checkpoint={"": None, "1": True}.get(resume, resume))
+if "fsdp" in options:
+    report(best_weights=digest(trainer.model.state_dict(), whole=True))
 optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
 best = trainer.state.best_model_checkpoint
 report(

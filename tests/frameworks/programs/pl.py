@@ -11,8 +11,10 @@ import lightning
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
-from report import RANK, WORLD_SIZE, die, digest, report
+from lightning.pytorch.strategies import ModelParallelStrategy
+from report import RANK, WORLD_SIZE, die, digest, report, report_whole
 from ropeteam.lightning import RopeteamCheckpointIO
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 KILL = int(os.environ.get("KILL", "0"))
@@ -20,6 +22,8 @@ OPTIONS = {
     "async": False,
     "callback": True,
     "weights_only": False,
+    "sharded": False,
+    "width": 16,
     **json.loads(os.environ.get("OPTIONS", "{}")),
 }
 
@@ -27,8 +31,13 @@ OPTIONS = {
 class Network(lightning.LightningModule):
     def __init__(self) -> None:
         super().__init__()
-        linear, last = torch.nn.Linear(8, 16), torch.nn.Linear(16, 1)
+        linear, last = torch.nn.Linear(8, OPTIONS["width"]), torch.nn.Linear(OPTIONS["width"], 1)
         self.layers = torch.nn.Sequential(linear, torch.nn.Dropout(0.2), last)
+
+    def configure_model(self):
+        if OPTIONS["sharded"] and not isinstance(self.layers, FSDPModule):
+            for each in (self.layers[0], self.layers):
+                fully_shard(each, mesh=self.device_mesh["data_parallel"])
 
     def training_step(self, batch, index):
         loss = (self.layers(batch[0]) - 1).square().mean()
@@ -45,9 +54,15 @@ class Network(lightning.LightningModule):
 class Told(lightning.Callback):
     def on_train_start(self, trainer, module):
         report(begins_at=trainer.global_step)
+        self.tell_whole(trainer)
+
+    def tell_whole(self, trainer):
+        if OPTIONS["sharded"]:
+            report_whole(trainer.global_step, model, trainer.optimizers[0])
 
     def on_train_batch_end(self, trainer, module, outputs, batch, index):
         report(step=trainer.global_step, loss=outputs["loss"].item())
+        self.tell_whole(trainer)
         if trainer.global_step == KILL:
             if OPTIONS["async"]:
                 plugin.teardown()  # Lightning's own thread
@@ -62,17 +77,20 @@ sampler = (
     torch.utils.data.DistributedSampler(data, WORLD_SIZE, RANK, shuffle=False) if WORLD_SIZE > 1 else None
 )
 loader = StatefulDataLoader(data, 4, sampler=sampler)
-rope = None if os.environ.get("ALONE") else RopeteamCheckpointIO()
+rope = None if os.environ.get("ALONE") else RopeteamCheckpointIO(log_file="log-{rank}")
 plugin = AsyncCheckpointIO(rope) if OPTIONS["async"] and rope else rope
 weights_only = OPTIONS["weights_only"]
 out = "alone" if rope is None else "out"
 checkpoints = ModelCheckpoint(
     out, every_n_train_steps=2, save_top_k=1, save_last=True, save_weights_only=weights_only
 )
+strategy = "ddp" if WORLD_SIZE > 1 else "auto"
+if OPTIONS["sharded"]:
+    strategy = ModelParallelStrategy(data_parallel_size=WORLD_SIZE, tensor_parallel_size=1)
 trainer = lightning.Trainer(
     accelerator="cpu",
     devices=WORLD_SIZE,
-    strategy="ddp" if WORLD_SIZE > 1 else "auto",
+    strategy=strategy,
     max_steps=10,
     plugins=[plugin] if plugin else [],
     callbacks=[*([rope.callback] if rope and OPTIONS["callback"] else []), checkpoints, Told()],
@@ -89,7 +107,7 @@ report(
     best=os.path.basename(checkpoints.best_model_path),
     stats=None if rope is None else vars(rope.stats),
 )
-if rope is not None:
+if rope is not None and not OPTIONS["sharded"]:
     again = Network()
     for path in (checkpoints.best_model_path, "out/last.ckpt"):  # as test(ckpt_path="best") does
         again.load_state_dict(trainer.strategy.load_checkpoint(path)["state_dict"])

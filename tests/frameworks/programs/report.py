@@ -31,15 +31,28 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def digest(state: Any) -> str:
-    """Of tensors and plain values, nested; the same bits give the same digest."""
+def report_whole(step: int, model: Any, optimizer: Any) -> None:
+    """What all ranks of a sharded training have together after this step. A collective."""
+    from torch.utils._pytree import tree_leaves
+
+    state = [model.state_dict(), optimizer.state_dict()["state"]]
+    tensors = [each for each in tree_leaves(state) if hasattr(each, "element_size")]
+    assert all(hasattr(each, "placements") for each in model.parameters()), "it is not sharded"
+    size = sum(each.numel() * each.element_size() for each in tensors)
+    report(whole_at=step, weights=digest(state[0], whole=True), rest=digest(state[1], whole=True), bytes=size)
+
+
+def digest(state: Any, whole: bool = False) -> str:
+    """Of tensors and plain values, nested; the same bits give the same digest. whole: of a DTensor all of it,
+    and not this rank's part, which is a collective."""
     import torch
 
     found = hashlib.sha256()
 
     def add(value: Any) -> None:
         if isinstance(value, torch.Tensor):
-            value = value.to_local() if hasattr(value, "to_local") else value
+            if hasattr(value, "to_local"):
+                value = value.full_tensor() if whole else value.to_local()
             found.update(f"{value.dtype} {tuple(value.shape)}".encode())
             found.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         elif isinstance(value, dict):

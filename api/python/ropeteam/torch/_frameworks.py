@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -37,6 +37,11 @@ def storage_interval(client: Client, given: int | None) -> int:
     """Checkpointer's storage_every; of a library whose user says when to save: every save, where there is
     storage."""
     return int(has_storage(client)) if given is None else given
+
+
+def by_number(parts: Sequence[Any]) -> Any:
+    """Models or optimizers as Checkpointer and load_state() take them: one as it is, several by number."""
+    return parts[0] if len(parts) == 1 else {str(index): each for index, each in enumerate(parts)}
 
 
 def restore_rng(client: Client, step: int, world_size: int, timeout: float) -> None:
