@@ -5,6 +5,7 @@ have."""
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from harness import ROOT
@@ -53,6 +54,19 @@ def test_weights_alone_are_committed_too(cluster, train):
 def test_several_ranks_need_the_callback(cluster, train):
     done = train(cluster(1), "pl.py", ranks=2, OPTIONS='{"callback": false}')
     assert done.status != 0 and "it needs Trainer(callbacks=[rope.callback, …])" in done.output
+
+
+def test_save_top_k_of_a_monitor_is_a_warning(caplog):
+    import torch
+    from lightning.pytorch.callbacks import ModelCheckpoint
+    from ropeteam.lightning import RopeteamCheckpointIO
+
+    strategy = SimpleNamespace(save_checkpoint=None)
+    for best in ({}, {"monitor": "loss", "save_top_k": -1}, {"monitor": "loss", "save_top_k": 3}):
+        trainer = SimpleNamespace(strategy=strategy, is_global_zero=True)
+        trainer.checkpoint_callbacks = [ModelCheckpoint(**best)]
+        RopeteamCheckpointIO().callback.setup(trainer, torch.nn.Module(), "fit")
+    assert [each.getMessage()[:31] for each in caplog.records] == ["save_top_k=3 of loss has no eff"]
 
 
 def test_a_checkpoint_is_found_by_its_name_or_not_at_all(cluster, monkeypatch, tmp_path):

@@ -13,6 +13,7 @@ work.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +29,8 @@ from ._client import DEFAULT_TIMEOUT, Client
 from ._errors import InvalidArgument, NotFound, Unsupported
 from .torch import Checkpointer, CheckpointStats, Loaded, load_state
 from .torch._frameworks import by_number, open_rank, rng_state, set_rng_state, storage_interval
+
+_log = logging.getLogger("ropeteam")
 
 _RNG = "ropeteam_rng"
 
@@ -229,6 +232,14 @@ class _EveryRank(Callback):  # type: ignore[misc]
         if self.strategy is strategy:
             return
         self.strategy = strategy
+        for each in trainer.checkpoint_callbacks if trainer.is_global_zero else []:
+            if getattr(each, "monitor", None) is not None and each.save_top_k > 0:
+                _log.warning(
+                    "save_top_k=%d of %s has no effect: memory keeps the newest --keep-steps, storage what "
+                    "the daemons' --keep-on-storage and --keep-best say",
+                    each.save_top_k,
+                    each.monitor,
+                )
         if isinstance(strategy, ModelParallelStrategy):
             _shard(self._io, trainer, strategy)
             return
