@@ -2,8 +2,6 @@
 #include "api/client/arena.h"
 
 #include <linux/magic.h>
-#include <pthread.h>
-#include <signal.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/statfs.h>
@@ -14,6 +12,7 @@
 #include <system_error>
 #include <utility>
 
+#include "api/client/signals_blocked.h"
 #include "core/base/log.h"
 
 namespace ropeteam::client {
@@ -125,18 +124,13 @@ Result<std::shared_ptr<Arena>> Arena::Map(UniqueFd fd, const local::HelloReply& 
   // Ignore errors: where the system has no huge pages for shared memory, ordinary ones do.
   (void)::madvise(mapped, bytes, MADV_HUGEPAGE);
   if (hello.arena_bytes / PageBytes() * kPageTableEntryBytes <= kPageTableBytesMax) {
-    // The thread must not take signals that are meant for the training process's own threads.
-    sigset_t all;
-    sigset_t before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const SignalsBlocked blocked;
     try {
       arena->background_ = std::thread(&Arena::PopulateAll, arena.get());
     } catch (const std::system_error& error) {
       // Grants are populated when they come, then.
       LOG_DEBUG("no thread to populate the arena %s", error.what());
     }
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
   return arena;
 }

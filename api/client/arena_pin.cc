@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "api/client/arena_pin.h"
 
-#include <pthread.h>
-#include <signal.h>
-
 #include <algorithm>
 #include <system_error>
 
+#include "api/client/signals_blocked.h"
 #include "core/base/log.h"
 
 namespace ropeteam::client {
@@ -20,17 +18,12 @@ ArenaPin::ArenaPin(const CudaDriver& driver, CuContext context, std::byte* begin
       chunks_total_(chunks_total),
       slab_chunks_(std::max<uint64_t>(1, kPinSlabBytes / chunk_bytes)),
       pinned_((chunks_total + slab_chunks_ - 1) / slab_chunks_, 0) {
-  // The thread must not take signals that are meant for the training process's own threads.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
+  const SignalsBlocked blocked;
   try {
     thread_ = std::thread(&ArenaPin::Run, this);
   } catch (const std::system_error& error) {
     LOG_WARNING("arena not page-locked, no thread for it %s", error.what());
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 ArenaPin::~ArenaPin() {

@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "api/client/cuda_lane.h"
 
-#include <pthread.h>
-#include <signal.h>
-
 #include <algorithm>
 #include <system_error>
 #include <utility>
 
+#include "api/client/signals_blocked.h"
 #include "core/base/check.h"
 #include "core/base/log.h"
 
@@ -128,18 +126,13 @@ Status CudaLane::WaitFor(CuEvent event, Deadline deadline) {
 
 void CudaLane::StartThreads() {
   const unsigned count = std::clamp(std::thread::hardware_concurrency() / kCoresPerThread, 1u, kThreadsMax);
-  // They must not take signals that are meant for the training process's own threads.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
+  const SignalsBlocked blocked;
   try {
     while (threads_.size() < count) threads_.emplace_back(&CudaLane::Run, this);
   } catch (const std::system_error& error) {
     LOG_WARNING("threads for copies from device %d %zu of %u %s", device_, threads_.size(), count,
                 error.what());
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 void CudaLane::Queue(CudaFill* fill, std::span<const CudaPiece> pieces, CudaLane* ready_lane, CuEvent ready,
