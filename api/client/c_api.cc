@@ -275,6 +275,9 @@ Result<OpenOptions> ResolveOptions(const ropeteam_open_options_t& given) {
     return Error(Code::kInvalidArgument, "life of %zu bytes, limit %u", options.life.size(),
                  local::kLifeBytesMax);
   }
+  const Result<uint32_t> copy_threads = CopyThreadsFromEnvironment();
+  if (!copy_threads.ok()) return copy_threads.status();
+  options.copy_threads = *copy_threads;
   return options;
 }
 

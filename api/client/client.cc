@@ -27,7 +27,8 @@ Status Closed() { return Error(Code::kInvalidArgument, "the ropeteam handle has 
 
 }  // namespace
 
-Client::Client(OpenOptions options) : options_(std::move(options)), pid_(::getpid()) {
+Client::Client(OpenOptions options)
+    : options_(std::move(options)), pid_(::getpid()), copy_team_(options_.copy_threads) {
   // Room for all buffers that can ever come back, so that giving them back allocates nothing.
   buffers_.reserve(kSavesOpenMax);
 }

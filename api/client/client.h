@@ -17,6 +17,7 @@
 #include <mutex>
 #include <vector>
 
+#include "api/client/copy_team.h"
 #include "api/client/cuda_fill.h"
 #include "api/client/cuda_lanes.h"
 #include "api/client/deadline.h"
@@ -100,6 +101,7 @@ class Client {
   void ReturnView();
 
   CudaLanes& cuda() { return cuda_; }
+  CopyTeam& copy_team() { return copy_team_; }
 
   std::unique_ptr<SaveBuffers> TakeBuffers();
   void ReturnBuffers(std::unique_ptr<SaveBuffers> buffers);
@@ -122,6 +124,7 @@ class Client {
   uint32_t views_open_ = 0;
   std::vector<std::unique_ptr<SaveBuffers>> buffers_;
 
+  CopyTeam copy_team_;
   CudaLanes cuda_;  // the last member: the first to go, while the arena that its threads know is still mapped
 };
 

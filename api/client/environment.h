@@ -19,6 +19,7 @@ struct OpenOptions {
   uint32_t world_size = 0;
   std::string life;
   int64_t timeout_ms = 0;
+  uint32_t copy_threads = 1;  // of a put, the caller's among them (copy_team.h)
 };
 
 // ROPETEAM_SOCKET. kInvalidArgument: not set.
@@ -29,6 +30,11 @@ Result<uint32_t> NumberFromEnvironment(const char* name);
 // are left alone under torchrun: it starts the world anew within one step of Slurm's, so they do not tell its
 // lives apart.
 std::string LifeFromEnvironment();
+// With how many threads a put is copied. ROPETEAM_COPY_THREADS, 1 to kCopyThreadsMax; without it 4, but not more
+// than this rank's part of the processors: those that the process may run on, divided by LOCAL_WORLD_SIZE, which
+// torchrun sets to the number of ranks on this node. Never more than the processors that the process may run on,
+// and at least 1. kInvalidArgument: not a number from 1 to kCopyThreadsMax; the value and the limit are named.
+Result<uint32_t> CopyThreadsFromEnvironment();
 
 }  // namespace ropeteam::client
 

@@ -297,10 +297,10 @@ Status Save::CopyParts(std::span<const ropeteam_part_t> parts) {
   auto device = buffers_->tickets.begin();
   bool wait = false;
   for (size_t i = 0; i < parts.size(); ++i) {
-    if (device == buffers_->tickets.end() || device->part != i) {
-      ROPETEAM_RETURN_IF_ERROR(Append(parts[i].data, parts[i].length));
-      continue;
-    }
+    const size_t end = device == buffers_->tickets.end() ? parts.size() : device->part;
+    ROPETEAM_RETURN_IF_ERROR(AppendParts(parts.subspan(i, end - i)));
+    i = end;
+    if (i == parts.size()) break;
     // Memory that is given back at return is not read by the network: the put would have to wait for it.
     const bool background = (parts[i].flags & ROPETEAM_PART_BACKGROUND) != 0;
     wait = wait || !background;
@@ -355,6 +355,35 @@ Status Save::Append(const void* data, uint64_t length) {
     cursor_ += part;
     length -= part;
     if (within + part == chunk_bytes_) ROPETEAM_RETURN_IF_ERROR(ChunkFilled(index));
+  }
+  return OkStatus();
+}
+
+// Parts of host memory.
+Status Save::AppendParts(std::span<const ropeteam_part_t> parts) {
+  uint64_t length = 0;
+  for (const ropeteam_part_t& part : parts) length += part.length;
+  CopyTeam::Turn turn(&client_->copy_team(), parts, length);
+  if (turn.taken()) return AppendByTeam(&turn, length);
+  for (const ropeteam_part_t& part : parts) ROPETEAM_RETURN_IF_ERROR(Append(part.data, part.length));
+  return OkStatus();
+}
+
+Status Save::AppendByTeam(CopyTeam::Turn* turn, uint64_t length) {
+  const uint64_t end = cursor_ + length;
+  uint64_t ahead = cursor_;  // what has been handed out ends here, what has been copied ends at the cursor
+  while (cursor_ < end) {
+    while (turn->HasRoom()) {
+      const uint64_t within = ahead % chunk_bytes_;
+      const bool checksum = buffers_->in_place[ahead / chunk_bytes_] == kByCopy;
+      ahead += turn->HandOut(ChunkData(ahead / chunk_bytes_) + within, chunk_bytes_ - within, checksum);
+    }
+    const CopyTeam::Piece piece = turn->Take();
+    const uint64_t index = cursor_ / chunk_bytes_;
+    uint32_t& crc = buffers_->crcs[index];
+    if (piece.checksum) crc = Crc32cCombine(crc, piece.crc, piece.bytes);
+    cursor_ += piece.bytes;
+    if (cursor_ % chunk_bytes_ == 0) ROPETEAM_RETURN_IF_ERROR(ChunkFilled(index));
   }
   return OkStatus();
 }

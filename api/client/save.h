@@ -3,10 +3,15 @@
 // A Save packs one rank's objects into the chunks that the daemon granted, checksumming on the way, and tells
 // the daemon of each chunk as it fills, so that replication runs while the rest is still copied.
 //
-// Bytes come three ways: Put() copies them, in one pass with the checksum; Reserve() hands out the memory and
+// Bytes come three ways: Put() copies them, in one pass with the checksum, with several threads where they are
+// many (copy_team.h); Reserve() hands out the memory and
 // the checksum is taken at the commit, for every chunk that such an object touches (also of the bytes that
 // Put() laid beside it); and a device copies them (Put() of device memory), with the checksum of the chunks
 // that it touches behind the copy, in the lanes' threads (cuda_lane.h).
+//
+// However many threads copy, at Put()'s return none of them reads the source or writes to the arena. Chunks are
+// announced in their order, by the caller, while the rest is copied. Before each the caller looks whether the
+// daemon is there. When it is not, the pieces that are being copied are the last ones.
 //
 // Safe from any thread: calls are serialised. A save that is like one before it (the same objects, in the
 // same order) allocates nothing; another one allocates its manifest, and nothing for a chunk or a byte.
@@ -23,6 +28,7 @@
 #include <vector>
 
 #include "api/client/client.h"
+#include "api/client/copy_team.h"
 #include "api/client/cuda_lanes.h"
 #include "api/client/link.h"
 #include "api/include/ropeteam/ropeteam.h"
@@ -85,6 +91,8 @@ class Save final {
   void EndCopies();
   Status PadTo(uint64_t offset);
   Status Append(const void* data, uint64_t length);
+  Status AppendParts(std::span<const ropeteam_part_t> parts);
+  Status AppendByTeam(CopyTeam::Turn* turn, uint64_t length);
   Status ChunkFilled(uint64_t index);
   Status Announce();
   void ChecksumRest(uint64_t stream_bytes);

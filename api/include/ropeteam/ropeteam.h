@@ -19,7 +19,10 @@
  *     or error) the library writes its log to stderr.
  * (3) Threads: calls on different handles, and on the same ropeteam_t, may run at the same time. Calls on one
  *     ropeteam_save_t or one ropeteam_view_t are serialised inside. Closing one while another thread uses it is a bug of
- *     the caller.
+ *     the caller. A put of 256 KiB or more of host memory is copied by helper threads of the handle as well. They have
+ *     finished with it when the put returns. They take no signals, and end when the handle and its saves and views are
+ *     closed. The environment variable ROPETEAM_COPY_THREADS is the number of threads that copy, 1 to 16, the caller
+ *     included. Unset: 4, or this rank's share of the processors if that is less.
  * (4) Every call that can wait takes `timeout_ms`: milliseconds from now, 0 to look once and not wait, at most
  *     ROPETEAM_TIMEOUT_MAX_MS. When it passes, the call returns ROPETEAM_DEADLINE_EXCEEDED and the outcome is unknown. If
  *     the daemon is stopped and cannot answer, the call returns up to a second late. Calls without a timeout
@@ -127,12 +130,12 @@ typedef struct {
 
 /* Connects this rank to its daemon and joins the current incarnation, or begins the next. Waits until a leader has
  * admitted the rank. STALE: this incarnation has been superseded. UNAVAILABLE: no daemon at the socket. UNSUPPORTED: the
- * daemon speaks another protocol version; both are named. INVALID_ARGUMENT: the rank is not below world_size, or the
- * incarnation of this token has another world size. ALREADY_EXISTS: this rank of this incarnation is open already.
- * DEADLINE_EXCEEDED: not enough nodes are there; or the handle has no token, and an incarnation that has a token or another
- * world size is still open. The latter keeps a program that only reads from ending the training. A process that goes on
- * with another world size closes its old handle first. If the daemon dies later, calls return UNAVAILABLE, and the next
- * call tries to connect to its successor. */
+ * daemon speaks another protocol version; both are named. INVALID_ARGUMENT: the rank is not below world_size, the
+ * incarnation of this token has another world size, or ROPETEAM_COPY_THREADS is not a number from 1 to 16.
+ * ALREADY_EXISTS: this rank of this incarnation is open already. DEADLINE_EXCEEDED: not enough nodes are there; or the
+ * handle has no token, and an incarnation that has a token or another world size is still open. The latter keeps a
+ * program that only reads from ending the training. A process that goes on with another world size closes its old handle
+ * first. If the daemon dies later, calls return UNAVAILABLE, and the next call tries to connect to its successor. */
 ROPETEAM_EXPORT ropeteam_status_t ropeteam_open(const ropeteam_open_options_t* options, ropeteam_t** handle);
 /* Aborts what is not committed, closes every view. Never waits for the network. Saves and views that are still open stay
  * valid handles: close them by their own calls, before or after. Every other call on them fails. */
