@@ -2,7 +2,7 @@
 //
 // ropeteam-bench copy: what a save costs in the rank, where one pass copies into the arena and computes the
 // CRC32C, beside libc's memcpy, beside memcpy and then a CRC, and beside a copy around the cache that checks
-// nothing.
+// nothing. All of these with one thread; then the same pass with as many as a rank here would take.
 
 #include <isa-l.h>
 
@@ -14,6 +14,8 @@
 #include <string>
 #include <vector>
 
+#include "api/client/copy_team.h"
+#include "api/client/environment.h"
 #include "bench/command.h"
 #include "bench/measure.h"
 #include "core/base/checksum.h"
@@ -29,6 +31,7 @@ struct CopyOptions {
   // A save fills chunks one after the other, so this is how libc's memcpy would be called in its place.
   size_t chunk_bytes = 4 * kMiB;
   bool huge_pages = false;
+  uint32_t threads = 0;  // 0: as a rank
 };
 
 // The compiler must not find out that nobody looks at a checksum.
@@ -44,19 +47,41 @@ uint32_t IsalCrc32c(const uint8_t* data, size_t length) {
   return ~raw;
 }
 
+// As a save does it.
+uint32_t CopyByTeam(client::CopyTeam& team, uint8_t* to, const uint8_t* from, size_t bytes) {
+  const ropeteam_part_t part{from, bytes, nullptr, 0};
+  client::CopyTeam::Turn turn(&team, {&part, 1}, bytes);
+  if (!turn.taken()) return CopyCrc32c(to, from, bytes);
+  uint32_t crc = 0;
+  size_t handed_out = 0;
+  for (size_t taken = 0; taken < bytes;) {
+    while (turn.HasRoom()) {
+      handed_out += turn.HandOut(reinterpret_cast<std::byte*>(to) + handed_out, bytes - handed_out, true);
+    }
+    const client::CopyTeam::Piece piece = turn.Take();
+    crc = Crc32cCombine(crc, piece.crc, piece.bytes);
+    taken += piece.bytes;
+  }
+  return crc;
+}
+
 // A benchmark of a wrong result would be worth nothing.
-void CheckResults(uint8_t* to, const uint8_t* from, size_t bytes) {
+void CheckResults(client::CopyTeam& team, uint8_t* to, const uint8_t* from, size_t bytes) {
   const uint32_t expected = IsalCrc32c(from, bytes);
   if (Crc32c(from, bytes) != expected) throw BenchError("Crc32c differs from ISA-L's");
   std::memset(to, 0, bytes);
   if (CopyCrc32c(to, from, bytes) != expected) throw BenchError("CopyCrc32c differs from ISA-L's CRC");
   if (std::memcmp(to, from, bytes) != 0) throw BenchError("CopyCrc32c copied other bytes");
   std::memset(to, 0, bytes);
+  if (CopyByTeam(team, to, from, bytes) != expected || std::memcmp(to, from, bytes) != 0)
+    throw BenchError("a copy with several threads made other bytes, or another CRC than ISA-L's");
+  std::memset(to, 0, bytes);
   CopyNonTemporal(to, from, bytes);
   if (std::memcmp(to, from, bytes) != 0) throw BenchError("CopyNonTemporal copied other bytes");
 }
 
-std::vector<Candidate> Candidates(uint8_t* to, const uint8_t* from, const CopyOptions& options) {
+std::vector<Candidate> Candidates(client::CopyTeam& team, uint8_t* to, const uint8_t* from,
+                                  const CopyOptions& options) {
   const size_t bytes = options.bytes;
   const size_t chunk = options.chunk_bytes;
   const auto in_chunks = [=](auto copy) {
@@ -81,20 +106,24 @@ std::vector<Candidate> Candidates(uint8_t* to, const uint8_t* from, const CopyOp
       BandwidthOf("fused", bytes, [=] { checksum_sink = CopyCrc32c(to, from, bytes); }),
       BandwidthOf("fused_by_chunk", bytes,
                   [=] { in_chunks([](auto... is) { checksum_sink = CopyCrc32c(is...); }); }),
+      BandwidthOf("fused_by_team", bytes, [=, &team] { checksum_sink = CopyByTeam(team, to, from, bytes); }),
   };
 }
 
 void MeasureCopy(Bench& bench, const CopyOptions& options) {
   if (options.bytes == 0 || options.chunk_bytes == 0)
     throw CLI::ValidationError(options.bytes == 0 ? "--size" : "--chunk", "0 bytes cannot be measured");
-  Report& report = bench.Start("copy of " + std::to_string(options.bytes) + " bytes, chunk " +
-                               std::to_string(options.chunk_bytes) + ", runs " + std::to_string(bench.runs) +
-                               ", huge pages " + (options.huge_pages ? "asked for" : "refused") +
-                               ", kernel " + ChecksumKernelName());
+  const Result<uint32_t> as_a_rank = client::CopyThreadsFromEnvironment();
+  if (!as_a_rank.ok()) throw BenchError(as_a_rank.status().ToString());
+  client::CopyTeam team(options.threads != 0 ? options.threads : *as_a_rank);
+  Report& report = bench.Start(
+      "copy of " + std::to_string(options.bytes) + " bytes, chunk " + std::to_string(options.chunk_bytes) +
+      ", threads " + std::to_string(team.threads()) + ", runs " + std::to_string(bench.runs) +
+      ", huge pages " + (options.huge_pages ? "asked for" : "refused") + ", kernel " + ChecksumKernelName());
   const Buffer from(options.bytes, 1, options.huge_pages);
   const Buffer to(options.bytes, 2, options.huge_pages);
-  CheckResults(to.data(), from.data(), options.bytes);
-  const std::vector<Candidate> candidates = Candidates(to.data(), from.data(), options);
+  CheckResults(team, to.data(), from.data(), options.bytes);
+  const std::vector<Candidate> candidates = Candidates(team, to.data(), from.data(), options);
   std::map<std::string, Samples> samples = MeasureInTurns(candidates, bench.runs);
   for (const Candidate& candidate : candidates)
     report.Add({"copy/" + candidate.name, "GB/s", samples[candidate.name], "", {}});
@@ -111,6 +140,7 @@ void MeasureCopy(Bench& bench, const CopyOptions& options) {
           own_is_faster ? "memcpy_then_crc32c" : "memcpy_then_crc32c_isal");
   compare("fused_vs_memcpy_then_crc_isal", "fused", "memcpy_then_crc32c_isal");
   compare("fused_vs_nontemporal", "fused", "nontemporal");
+  compare("fused_by_team_vs_fused", "fused_by_team", "fused");
   compare("crc32c_vs_isal", "crc32c", "crc32c_isal");
 }
 
@@ -118,13 +148,17 @@ void MeasureCopy(Bench& bench, const CopyOptions& options) {
 
 void AddCopyCommand(CLI::App& app, Bench& bench) {
   const auto options = std::make_shared<CopyOptions>();
-  CLI::App* command = app.add_subcommand("copy", "the copy into the arena with its checksum, in one thread");
+  CLI::App* command = app.add_subcommand("copy", "the copy into the arena with its checksum");
   command->add_option("--size", options->bytes, "bytes to copy, such as 256MiB")
       ->transform(CLI::AsSizeValue(false))
       ->default_str("256MiB");
   command->add_option("--chunk", options->chunk_bytes, "bytes per call in the rows by_chunk")
       ->transform(CLI::AsSizeValue(false))
       ->default_str("4MiB");
+  command
+      ->add_option("--threads", options->threads,
+                   "of the row fused_by_team; without it as many as a rank takes")
+      ->check(CLI::Range(1u, client::kCopyThreadsMax));
   command->add_flag("--huge-pages", options->huge_pages, "ask for huge pages; without it they are refused");
   command->callback([options, &bench] { MeasureCopy(bench, *options); });
 }

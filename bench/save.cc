@@ -3,13 +3,17 @@
 // ropeteam-bench save: a rank's shard to LOCAL and to REPLICATED over two real daemons, beside a bare
 // fi_write loop over the same provider, and what a save costs in the steady state beside its copy: page
 // faults, allocations, registrations. With --encrypt-replicas the same over daemons that encrypt, in turns with those that do
-// not, and the first read at the holder, which decrypts.
+// not, and the first read at the holder, which decrypts. A second rank, which copies with one thread, shows what
+// the others are worth; it saves a few bytes of every step, and the first rank does when the second one is
+// measured.
 
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <string>
 
 #include "bench/bare_fi.h"
 #include "bench/cluster.h"
@@ -27,11 +31,28 @@ struct SaveOptions : ShardOptions {
 
 constexpr int kSteadySaves = 10;
 
-void MeasureSteadyState(Report& report, Cluster& cluster, BenchRank& rank, const Buffer& source,
-                        uint64_t objects, uint64_t step) {
+constexpr const char* kLife = "bench-save";
+constexpr const char* kThreadsVariable = "ROPETEAM_COPY_THREADS";
+
+std::unique_ptr<BenchRank> OpenWithOneThread(const std::string& socket, uint32_t rank, uint32_t world_size) {
+  const char* set = std::getenv(kThreadsVariable);
+  const std::string before = set != nullptr ? set : "";
+  setenv(kThreadsVariable, "1", 1);
+  auto opened = std::make_unique<BenchRank>(socket, rank, world_size, kLife);
+  setenv(kThreadsVariable, before.c_str(), 1);  // empty is as good as not set
+  return opened;
+}
+
+void SaveFewBytes(BenchRank& rank, uint64_t step, const Buffer& source) {
+  rank.Save(step, source.data(), 64, 1);
+}
+
+void MeasureSteadyState(Report& report, Cluster& cluster, BenchRank& rank, BenchRank& other,
+                        const Buffer& source, uint64_t objects, uint64_t step) {
   Samples rank_faults, daemon_faults, allocations, registrations;
   const auto daemons = [&] { return UseOf(cluster.pid(0)).page_faults + UseOf(cluster.pid(1)).page_faults; };
   for (int i = 0; i <= kSteadySaves; ++i, ++step) {
+    SaveFewBytes(other, step, source);
     const uint64_t registered = cluster.Registrations();
     const uint64_t faults_of_daemons = daemons();
     const uint64_t faults = UseOf(getpid()).page_faults;
@@ -65,15 +86,16 @@ void Run(Bench& bench, const SaveOptions& options) {
   cluster_options.provider = options.provider;
   cluster_options.memory_bytes = 5 * bytes + (64ull << 20);  // two kept, two on their way, and their tables
   Cluster cluster(cluster_options);
-  BenchRank rank(cluster.socket(0), 0, 1, "bench-save");
+  BenchRank rank(cluster.socket(0), 0, 2, kLife);
+  const std::unique_ptr<BenchRank> one_thread = OpenWithOneThread(cluster.socket(0), 1, 2);
   std::unique_ptr<Cluster> encrypted;
   std::unique_ptr<BenchRank> encrypting, reading;  // the other rank is at the node that holds the copy
   if (options.encrypt) {
     cluster_options.memory_bytes += bytes;  // a shard's chunks twice while it is decrypted
     cluster_options.arguments = {"--encrypt-replicas"};
     encrypted = std::make_unique<Cluster>(cluster_options);
-    encrypting = std::make_unique<BenchRank>(encrypted->socket(0), 0, 2, "bench-save");
-    reading = std::make_unique<BenchRank>(encrypted->socket(1), 1, 2, "bench-save");
+    encrypting = std::make_unique<BenchRank>(encrypted->socket(0), 0, 2, kLife);
+    reading = std::make_unique<BenchRank>(encrypted->socket(1), 1, 2, kLife);
   }
 
   BareFiLoop loop;
@@ -84,7 +106,8 @@ void Run(Bench& bench, const SaveOptions& options) {
 
   uint64_t step = 0;
   const auto save = [&](BenchRank& by, ropeteam_level_t level, bool in_parts = false) {
-    if (&by == encrypting.get()) reading->Save(step + 1, source.data(), 64, 1);
+    BenchRank& other = &by == encrypting.get() ? *reading : &by == &rank ? *one_thread : rank;
+    SaveFewBytes(other, step + 1, source);
     const double begin = SecondsNow();
     if (in_parts) {
       by.SaveInParts(++step, source.data(), bytes, options.objects);
@@ -107,6 +130,7 @@ void Run(Bench& bench, const SaveOptions& options) {
   };
   std::vector<Candidate> measured = {
       {"local", [&] { return save(rank, ROPETEAM_LOCAL); }},
+      {"local_one_thread", [&] { return save(*one_thread, ROPETEAM_LOCAL); }},
       {"local_parts", [&] { return save(rank, ROPETEAM_LOCAL, true); }},
       {"replicated", [&] { return save(rank, ROPETEAM_REPLICATED); }},
       {"fi_write",
@@ -123,6 +147,8 @@ void Run(Bench& bench, const SaveOptions& options) {
   const auto figures = MeasureInTurns(measured, bench.runs);
   loop.Stop();
   report.Add({"save/local", "GB/s", figures.at("local"), "fused_copy", figures.at("fused_copy")});
+  report.Add({"save/local_one_thread", "GB/s", figures.at("local_one_thread"), "fused_copy",
+              figures.at("fused_copy")});
   report.Add(
       {"save/local_in_parts", "GB/s", figures.at("local_parts"), "fused_copy", figures.at("fused_copy")});
   report.Add(
@@ -133,7 +159,7 @@ void Run(Bench& bench, const SaveOptions& options) {
     report.Add({"save/first_open_at_holder_encrypted", "GB/s", figures.at("decrypted"), "fused_copy",
                 figures.at("fused_copy")});
   }
-  MeasureSteadyState(report, cluster, rank, source, options.objects, step + 1);
+  MeasureSteadyState(report, cluster, rank, *one_thread, source, options.objects, step + 1);
 }
 
 }  // namespace

@@ -19,6 +19,7 @@ TIMEOUT_S = 120
 ROWS = {
     "save": {
         "save/local": ("GB/s", "fused_copy"),
+        "save/local_one_thread": ("GB/s", "fused_copy"),
         "save/local_in_parts": ("GB/s", "fused_copy"),
         "save/replicated_vs_fi_write": ("GB/s", "fi_write"),
         "save/steady_page_faults": ("per save", None),
