@@ -489,6 +489,7 @@ def main() -> None:
     own += ["--doors", ",".join(options.doors), *(["--growth"] if options.growth else [])]
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
     command = ["env", "ROPETEAM_BENCH_RANK=1", f"OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', '1')}"]
+    command.append(f"ROPETEAM_COPY_THREADS={os.environ.get('ROPETEAM_COPY_THREADS', '')}")  # empty: not set
     command += [*launch, str(options.ranks), *own[1:]]
     rows = []
     try:
