@@ -56,7 +56,7 @@ struct Announcement {
   std::set<StepId> persisted;
   std::map<StepId, std::string> not_persisted;
   StepId persist_judged;
-  std::map<StepId, std::string> disagreements;  // why the step is never committed
+  std::map<StepId, std::string> ended;  // why a wait for the step ends if it is not committed
 };
 
 // Whether a copy of this role counts towards REPLICATED and COMMITTED.

@@ -349,7 +349,10 @@ void Engine::Impl::ApplyLeaderState(NodeId from, const LeaderState& state) {
   for (const NotPersisted& step : state.not_persisted) announced.not_persisted[step.step.id] = step.why;
   announced.persist_judged = state.persist_judged.id;
   for (const Disagreement& found : state.disagreements)
-    announced.disagreements[found.step.id] = engine::Explain(found);
+    announced.ended[found.step.id] = engine::Explain(found);
+  for (const DroppedStep& dropped : state.dropped)
+    announced.ended[dropped.step.id] =
+        dropped.step.id.ToString() + " was dropped by rank " + std::to_string(dropped.by);
   if (announced.persisting != context_.announced.persisting) context_.inventory_dirty = true;
   // A leader of version 8 counts none, and the notes wait for the next one.
   if (context_.protocol >= 9 && state.restores != context_.restores) {
@@ -669,6 +672,11 @@ void Engine::OnWait(TimeUs now, SessionId session, RequestId request, Step step,
                     TimeUs timeout_us) {
   impl_->Begin(now);
   impl_->parts_.sessions.Wait(session, request, step, level, timeout_us);
+  impl_->Finish();
+}
+void Engine::OnDrop(TimeUs now, SessionId session, RequestId request, Step step, TimeUs timeout_us) {
+  impl_->Begin(now);
+  impl_->parts_.sessions.Drop(session, request, step, timeout_us);
   impl_->Finish();
 }
 void Engine::OnPersist(TimeUs now, SessionId session, RequestId request, Step step, TimeUs timeout_us) {

@@ -293,6 +293,8 @@ class Engine {
   void OnSaveCommit(TimeUs now, SessionId session, RequestId request, const SaveCommitInput& commit);
   void OnSaveAbort(TimeUs now, SessionId session, RequestId request, SaveId save);
   void OnWait(TimeUs now, SessionId session, RequestId request, Step step, Level level, TimeUs timeout_us);
+  // Has the step released from all nodes' memory. Answered when no node of the view has a copy.
+  void OnDrop(TimeUs now, SessionId session, RequestId request, Step step, TimeUs timeout_us);
   // Has the step persisted once it is committed, whether it is due or not. Answered when every node has heard of it.
   void OnPersist(TimeUs now, SessionId session, RequestId request, Step step, TimeUs timeout_us);
   // kNone and kCommitted: the step to restore; the first rank that asks chooses it for its incarnation. kPersisted: the

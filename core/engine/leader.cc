@@ -30,6 +30,7 @@ void Leader::Begin() {
   incarnations_.Begin(context_.life);
   latest_.Begin();
   redundancy_.Clear();
+  drops_.Begin();
   stored_.Begin();
   hold_.Release();
   restores_.Begin();
@@ -219,7 +220,7 @@ bool Leader::PassesOpenStep(const SessionReport& session) const {
 
 void Leader::Flush() {
   dirty_ = dirty_ || persistence_.version() != persistence_seen_ || stored_.version() != stored_seen_ ||
-           restores_.version() != restores_seen_;
+           restores_.version() != restores_seen_ || drops_.version() != drops_seen_;
   if (!leading_ || !dirty_ || !complete() || !may_decide()) return;
   dirty_ = false;
   if (sequence_ == 0 && !PinWasHeard()) latest_.NoRankWasTold();
@@ -274,7 +275,7 @@ RetentionPlan Leader::Retain(const std::set<StepId>& told) {
     if (restores_.Holds(note.step)) quarantined.insert(note.step);
   RetentionPlan plan =
       PlanRetention({table_, incarnations_.life(), hopeless, told, persisting, context_.view.settings,
-                     members_.size(), !latest_.may_choose_again(), quarantined});
+                     members_.size(), !latest_.may_choose_again(), quarantined, drops_.steps()});
   for (const std::set<StepId>* gone : {&plan.released, &plan.dead})
     for (const StepId& id : *gone)
       if (!table_.Find(id)->committed) table_.GiveUp(id);
@@ -330,6 +331,7 @@ void Leader::Announce() {
   };
   std::erase_if(marked_, unknown);
   GiveUpDisagreeing();
+  GiveUpDropped();
   for (const StepId& id : table_.Commit()) LOG_DEBUG("%s has all its copies", id.ToString().c_str());
   const std::vector<StepId> committed =
       table_.CommittedNewestFirst(context_.view.settings.keep_steps + kCommittedListedMax);
@@ -352,6 +354,8 @@ void Leader::Announce() {
   const RetentionPlan plan = Retain(told);
   for (const StepId& id : plan.keep) state.keep.push_back({id});
   for (const StepId& id : plan.dead) state.dead.push_back({id});
+  for (const StepId& id : drops_.never_committed())
+    if (table_.Find(id) == nullptr && !(id < plan.release_before)) state.dead.push_back({id});
   for (const StepId& id : plan.evictable) state.evictable.push_back({id});
   state.release_before.id = plan.release_before;
   state.persisting = persistence_.persisting();
@@ -360,6 +364,7 @@ void Leader::Announce() {
   state.persist_judged.id = persistence_.judged();
   state.restores = restores_.notes();
   for (const auto& [id, found] : disagreements_) state.disagreements.push_back(found);
+  state.dropped = drops_.notes();
 
   state.sequence = state_.sequence;
   const bool changed = sequence_ == 0 || mark_again_ || Encode(state) != Encode(state_);
@@ -376,7 +381,9 @@ void Leader::Announce() {
     persisting_since_ = SinceWhen(state.persisting, persisting_since_, sequence_);
     state_ = std::move(state);
   }
+  drops_.OnAnnounced(sequence_, plan.keep);
   table_seen_ = table_.version();
+  drops_seen_ = drops_.version();
   incarnation_seen_ = incarnations_.version();
   persistence_seen_ = persistence_.version();
   stored_seen_ = stored_.version();
@@ -464,6 +471,11 @@ void Leader::GiveUpDisagreeing() {
     table_.GiveUp(id);
   }
   while (disagreements_.size() > kDisagreementsMax) disagreements_.erase(disagreements_.begin());
+}
+
+void Leader::GiveUpDropped() {
+  for (const StepId& id : drops_.steps())
+    if (const auto* step = table_.Find(id); step != nullptr && !step->committed) table_.GiveUp(id);
 }
 
 void Leader::OnStateAck(NodeId from, const LeaderStateAck& ack) {

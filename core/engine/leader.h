@@ -30,6 +30,7 @@
 #include <vector>
 
 #include "core/engine/context.h"
+#include "core/engine/drops.h"
 #include "core/engine/incarnations.h"
 #include "core/engine/inventory.h"
 #include "core/engine/latest.h"
@@ -130,6 +131,7 @@ class Leader {
   std::vector<StepId> Abandoned() const;
   void GiveUpSteps();  // for want of memory
   void GiveUpDisagreeing();
+  void GiveUpDropped();
   void Restore();
   void RestoreAndTrim();
   void RestoreSoon();
@@ -139,6 +141,8 @@ class Leader {
   bool PinWasHeard() const;
 
   // leader_answers.cc
+  // Of a rank that asks: kStale, kUnavailable.
+  Status CheckIncarnation(Incarnation asking) const;
   void Reply(NodeId to, uint64_t number, const Status& status, std::string payload = {});
   void AnswerJoin(NodeId from, uint64_t number, const JoinQuestion& join);
   void AnswerLatest(NodeId from, uint64_t number, const LatestQuestion& latest);
@@ -147,6 +151,7 @@ class Leader {
   void AnswerVerify(NodeId from, uint64_t number, const VerifyQuestion& verify);
   void AnswerPersist(NodeId from, uint64_t number, const PersistQuestion& persist);
   void AnswerQuarantine(NodeId from, uint64_t number, const QuarantineQuestion& quarantine);
+  void AnswerDrop(NodeId from, uint64_t number, const DropQuestion& drop);
   void AnswerDrain(NodeId from, uint64_t number, const DrainQuestion& drain);
   bool LatestIsSafe() const;  // the newest committed step, without the nodes that leave
   // Fills in what a node needs to read the shard from storage. kUnavailable: another node reads it, or its manifest is
@@ -172,6 +177,7 @@ class Leader {
   Restores restores_;
   Latest latest_;
   Redundancy redundancy_;
+  Drops drops_;
   StorageHold hold_;
   StoredDamage damage_;
   Persistence persistence_;
@@ -183,6 +189,7 @@ class Leader {
   uint64_t incarnation_seen_ = 0;
   uint64_t persistence_seen_ = 0;
   std::map<StepId, uint64_t> persisting_since_;  // by the state that has listed them first without a break
+  uint64_t drops_seen_ = 0;
   uint64_t stored_seen_ = 0;
   uint64_t restores_seen_ = 0;
   uint64_t restores_sequence_ = 0;  // of the first state that told these restores

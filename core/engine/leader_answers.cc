@@ -28,7 +28,7 @@ void Leader::OnQuestion(NodeId from, const Question& question) {
   const bool decides =
       question.topic == Question::Topic::kJoin || question.topic == Question::Topic::kLatest ||
       question.topic == Question::Topic::kPersist || question.topic == Question::Topic::kQuarantine ||
-      question.topic == Question::Topic::kDrain;
+      question.topic == Question::Topic::kDrain || question.topic == Question::Topic::kDrop;
   if (decides && !may_decide())
     return Reply(
         from, question.number,
@@ -43,6 +43,7 @@ void Leader::OnQuestion(NodeId from, const Question& question) {
   PersistQuestion persist;
   QuarantineQuestion quarantine;
   DrainQuestion drain;
+  DropQuestion drop;
   switch (question.topic) {
     case Question::Topic::kJoin:
       if (Decode(question.payload, join)) return AnswerJoin(from, question.number, join);
@@ -63,6 +64,9 @@ void Leader::OnQuestion(NodeId from, const Question& question) {
       break;
     case Question::Topic::kQuarantine:
       if (Decode(question.payload, quarantine)) return AnswerQuarantine(from, question.number, quarantine);
+      break;
+    case Question::Topic::kDrop:
+      if (Decode(question.payload, drop)) return AnswerDrop(from, question.number, drop);
       break;
     case Question::Topic::kDrain:
       if (Decode(question.payload, drain)) return AnswerDrain(from, question.number, drain);
@@ -95,6 +99,17 @@ bool Leader::PinIsKnown() const {
          state_.life.pin == incarnations_.life().pin && acked_by_all() >= pin_sequence_;
 }
 
+Status Leader::CheckIncarnation(Incarnation asking) const {
+  const Incarnation current = incarnations_.life().incarnation;
+  if (asking < current)
+    return Error(Code::kStale, "incarnation %llu asks, the world is in incarnation %llu", LifeNumber(asking),
+                 LifeNumber(current));
+  if (asking > current)
+    return Error(Code::kUnavailable, "incarnation %llu asks, of which the leader has not heard",
+                 LifeNumber(asking));
+  return OkStatus();
+}
+
 void Leader::AnswerLatest(NodeId from, uint64_t number, const LatestQuestion& latest) {
   if (latest.persisted) {
     const Result<StepId> stored = latest_.NewestPersisted();
@@ -104,14 +119,8 @@ void Leader::AnswerLatest(NodeId from, uint64_t number, const LatestQuestion& la
         Encode(LatestReply{{*stored}, stored_.Manifest(*stored)->world_size, {}}, context_.protocol));
   }
   if (latest.incarnation != 0) {
-    if (latest.incarnation < incarnations_.life().incarnation)
-      return Reply(from, number,
-                   Error(Code::kStale, "incarnation %llu asks, the world is in incarnation %llu",
-                         LifeNumber(latest.incarnation), LifeNumber(incarnations_.life().incarnation)));
-    if (latest.incarnation > incarnations_.life().incarnation)
-      return Reply(from, number,
-                   Error(Code::kUnavailable, "incarnation %llu asks, of which the leader has not heard",
-                         LifeNumber(latest.incarnation)));
+    const Status current = CheckIncarnation(latest.incarnation);
+    if (!current.ok()) return Reply(from, number, current);
     // An absent node may hold what no member does: wait for the nodes that were announced, or for the whole
     // world.
     const uint32_t ranks = incarnations_.ranks_present();
@@ -269,6 +278,19 @@ void Leader::AnswerQuarantine(NodeId from, uint64_t number, const QuarantineQues
   // Every node has to know, so that a leader that comes later does. Until then the question is repeated.
   if (restores_.version() == restores_seen_ && restores_sequence_ <= acked_by_all())
     Reply(from, number, OkStatus(), Encode(Nothing{}));
+}
+
+void Leader::AnswerDrop(NodeId from, uint64_t number, const DropQuestion& drop) {
+  Status status = CheckIncarnation(drop.incarnation);
+  if (status.ok() && sequence_ == 0)
+    status = Error(Code::kUnavailable, "the leader has not judged yet what is committed");
+  const StepId newest_marked = state_.marked.empty() ? StepId() : state_.marked.front().id;
+  if (status.ok())
+    status = drops_.Request(drop, {table_, incarnations_.life(), state_.release_before.id, newest_marked,
+                                   context_.view.settings.nodes, members_.size()});
+  if (!status.ok()) return Reply(from, number, status);
+  // Until no member has a copy the question is repeated.
+  if (drops_.Done(drop.step, table_, acked_by_all())) Reply(from, number, OkStatus(), Encode(Nothing{}));
 }
 
 bool Leader::LatestIsSafe() const {

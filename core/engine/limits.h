@@ -81,6 +81,9 @@ static_assert(kVerifyForgetUs > 2 * kVerifyRepeatUs);
 // Steps whose ranks do not agree, in an announcement: a rank waits for its last few steps.
 inline constexpr size_t kDisagreementsMax = 16;
 
+// Dropped steps that a leader remembers. A program drops a step now and then.
+inline constexpr size_t kDroppedMax = 16;
+
 // ---- fetching
 
 // A fetch waits this long for a holder that the data path has lost: a switch that converges again or a link that

@@ -275,6 +275,12 @@ struct Disagreement {
   uint64_t other_value = 0;
   auto Fields() { return std::tie(step, rank, value, other_rank, other_value); }
 };
+// A step that a rank has dropped.
+struct DroppedStep {
+  StepKey step;
+  Rank by = 0;
+  auto Fields() { return std::tie(step, by); }
+};
 // Released are shards of steps before `release_before` that are not in `keep`, and of steps in `dead`, which
 // are never to be complete.
 struct LeaderState {
@@ -300,9 +306,11 @@ struct LeaderState {
   StepKey persist_judged;             // of marked steps up to this one it is decided whether they are due
   std::vector<RestoreNote> restores;  // by step, at most kRestoreNotesMax
   std::vector<Disagreement> disagreements;  // the newest, by step, at most kDisagreementsMax
+  std::vector<DroppedStep> dropped;  // at most kDroppedMax: a wait for one of them that is not committed ends
   auto Fields() {
     return Tie(sequence, life, committed, judged, marked, keep, release_before, dead, evictable, persisting,
-               persisted, not_persisted, persist_judged, Since<9>(restores), Since<9>(disagreements));
+               persisted, not_persisted, persist_judged, Since<9>(restores), Since<9>(disagreements),
+               Since<9>(dropped));
   }
 };
 struct LeaderStateAck {
@@ -324,7 +332,8 @@ struct Question {
     kVerify = 5,
     kPersist = 6,
     kQuarantine = 7,
-    kDrain = 8
+    kDrain = 8,
+    kDrop = 9
   };
   uint64_t number = 0;
   Topic topic = Topic::kLatest;
@@ -386,6 +395,13 @@ struct LocateReply {
   uint64_t stream_bytes = 0;  // of the shard,
   uint64_t content = 0;       // and its digest
   auto Fields() { return std::tie(shard, holders, stored, chunk_bytes, stream_bytes, content); }
+};
+struct DropQuestion {
+  Step step = 0;
+  Incarnation incarnation = 0;  // of the asking rank
+  Rank rank = 0;
+  bool saved = false;  // by the rank, and its node has the shard: the leader may not have heard of it yet
+  auto Fields() { return std::tie(step, incarnation, rank, saved); }
 };
 struct PersistQuestion {
   StepKey step;

@@ -24,7 +24,7 @@ void KeepNewest(const RetentionFacts& facts, RetentionPlan* plan) {
     // What is offered instead of it must stay. When the world has committed something newer it makes room: the arena
     // is planned for K steps.
     const bool quarantined = facts.quarantined.contains(step->first);
-    if (quarantined && found != 0) continue;
+    if ((quarantined || facts.dropped.contains(step->first)) && found != 0) continue;
     if (step->second.committed || (usable && newest)) plan->keep.insert(step->first);
     if (quarantined) continue;
     newest = newest && !usable;
@@ -41,17 +41,6 @@ void KeepNewest(const RetentionFacts& facts, RetentionPlan* plan) {
   }
 }
 
-// The step that this incarnation was restored from is kept until the incarnation has a step of its own that every
-// member has marked. While it has not chosen, the choice of the incarnation before stays, unless a newer step is
-// committed.
-bool KeepsPin(const RetentionFacts& facts, const RetentionPlan& plan) {
-  const Life& life = facts.life;
-  // Also one of which no node holds anything yet: what is read of it from storage must stay.
-  if (life.pin == StepId()) return false;
-  if (!life.has_pin()) return !(life.pin < plan.release_before);
-  return facts.marked.empty() || facts.marked.rbegin()->incarnation != life.incarnation;
-}
-
 bool MayBeEvicted(const RetentionFacts& facts, const StepId& id, const StepTable::StepState& step) {
   return facts.life.has_pin() && facts.pin_told && id.incarnation < facts.life.incarnation &&
          !step.committed && facts.members + facts.settings.replicas >= facts.settings.nodes;
@@ -59,10 +48,20 @@ bool MayBeEvicted(const RetentionFacts& facts, const StepId& id, const StepTable
 
 }  // namespace
 
+// It is kept until the incarnation has a step of its own that every member has marked. While the incarnation has not chosen,
+// the choice of the one before stays, unless a newer step is committed.
+bool KeepsPin(const Life& life, const StepId& newest_marked, const StepId& release_before) {
+  // Also one of which no node holds anything yet: what is read of it from storage must stay.
+  if (life.pin == StepId()) return false;
+  if (!life.has_pin()) return !(life.pin < release_before);
+  return newest_marked.incarnation != life.incarnation;
+}
+
 RetentionPlan PlanRetention(const RetentionFacts& facts) {
   RetentionPlan plan;
   KeepNewest(facts, &plan);
-  if (KeepsPin(facts, plan)) plan.keep.insert(facts.life.pin);
+  const StepId newest_marked = facts.marked.empty() ? StepId() : *facts.marked.rbegin();
+  if (KeepsPin(facts.life, newest_marked, plan.release_before)) plan.keep.insert(facts.life.pin);
   for (const StepKey& key : facts.persisting) {
     const StepTable::StepState* step = facts.table.Find(key.id);
     if (step != nullptr && step->committed) plan.keep.insert(key.id);

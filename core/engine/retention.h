@@ -10,12 +10,14 @@
 //                  every member; or the newest producible one; or the pin, until
 //                  its incarnation has a committed step; or a substitute for an
 //                  unknown committed step; or committed and being persisted.
-//                  A quarantined step counts for none of the K, and is kept
-//                  only until a newer one is marked by every member
+//                  A quarantined or dropped step counts for none of the K,
+//                  and is kept only until a newer one is marked by every
+//                  member and producible
 //   released       older than the newest step that is committed, marked by every   are released by every node; the step
 //                  member and producible, and not kept                             is never committed any more
 //   dead           it can never be complete (a rank has passed it), its ranks do   are released by every node
-//                  not agree, or it was given up for want of memory
+//                  not agree, it was given up for want of memory, or it was
+//                  dropped before it was committed
 //   evictable      of a former incarnation, not committed and not kept, while      may be evicted; the step is never
 //                  the current incarnation has been told what it restores and at   committed any more
 //                  most R nodes of the job are missing
@@ -54,7 +56,11 @@ struct RetentionFacts {
   size_t members = 0;     // of the view, all of which have told what they hold
   bool pin_told = false;  // some rank may know what this incarnation restores: that is not chosen again
   std::set<StepId> quarantined = {};  // passed over by the next choice (restores.h)
+  std::set<StepId> dropped = {};      // by a rank (drops.h)
 };
+
+// Whether the step that an incarnation was restored from stays. `newest_marked`: of RetentionFacts::marked; {0, 0}: none.
+bool KeepsPin(const Life& life, const StepId& newest_marked, const StepId& release_before);
 
 RetentionPlan PlanRetention(const RetentionFacts& facts);
 

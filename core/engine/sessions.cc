@@ -464,7 +464,7 @@ void Sessions::ReachedBy(const std::set<StepId>& steps, Level level) {
 void Sessions::OnLeaderState(const std::set<StepId>& told, const std::vector<ShardId>& released) {
   ReachedBy(told, Level::kCommitted);
   ReachedBy(parts_.context.announced.persisted, Level::kPersisted);
-  for (const auto& [step, why] : parts_.context.announced.disagreements)
+  for (const auto& [step, why] : parts_.context.announced.ended)
     for (auto at = progress_.lower_bound({step.incarnation, step.step, 0});
          at != progress_.end() && StepOf(at->first) == step; ++at)
       if (at->second.level >= Level::kLocal && at->second.level < Level::kCommitted)
@@ -584,6 +584,21 @@ void Sessions::AskLeader(SessionId id, RequestId request, Question::Topic topic,
                                              Error(Code::kInternal, "the leader's answer cannot be read"));
                      AnswerTo(open->session, open->request, to_answer(std::move(payload)));
                    });
+}
+
+void Sessions::Drop(SessionId id, RequestId request, Step step, TimeUs timeout_us) {
+  const Session* session = Admitted(id, request);
+  if (session == nullptr) return;
+  if (parts_.context.protocol < 9)
+    return AnswerStatusTo(id, request,
+                          Error(Code::kUnsupported,
+                                "a drop needs protocol 9 on every node, the job speaks %u: replace its "
+                                "older daemons",
+                                parts_.context.protocol));
+  const ShardId own{session->incarnation, step, session->hello.rank};
+  const DropQuestion question{step, own.incarnation, own.rank, parts_.context.store.Find(own) != nullptr};
+  AskLeader<Nothing>(id, request, Question::Topic::kDrop, Encode(question), timeout_us,
+                     [](const Nothing&) { return AnswerStatus{}; });
 }
 
 void Sessions::Persist(SessionId id, RequestId request, Step step, TimeUs timeout_us) {

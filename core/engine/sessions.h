@@ -36,6 +36,7 @@ class Sessions {
   void SaveCommit(SessionId session, RequestId request, const SaveCommitInput& commit);
   void SaveAbort(SessionId session, RequestId request, SaveId save);
   void Wait(SessionId session, RequestId request, Step step, Level level, TimeUs timeout_us);
+  void Drop(SessionId session, RequestId request, Step step, TimeUs timeout_us);
   void Persist(SessionId session, RequestId request, Step step, TimeUs timeout_us);
   void Latest(SessionId session, RequestId request, Level level, TimeUs timeout_us);
   void ViewOpen(SessionId session, RequestId request, Step step, Rank rank, TimeUs timeout_us, bool partial);

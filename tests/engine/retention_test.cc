@@ -45,8 +45,8 @@ class RetentionTest : public ::testing::Test {
   RetentionPlan Plan() {
     for (NodeId node = 1; node <= 2; ++node) table_.Replace(node, {}, held_[node - 1]);
     table_.Commit();
-    return PlanRetention(
-        {table_, life_, hopeless_, marked_, persisting_, settings_, members_, pin_told_, quarantined_});
+    return PlanRetention({table_, life_, hopeless_, marked_, persisting_, settings_, members_, pin_told_,
+                          quarantined_, dropped_});
   }
 
   std::vector<CopyReport> held_[2];
@@ -59,6 +59,7 @@ class RetentionTest : public ::testing::Test {
   size_t members_ = 2;
   bool pin_told_ = true;
   std::set<StepId> quarantined_;
+  std::set<StepId> dropped_;
 };
 
 TEST_F(RetentionTest, TheNewestCommittedStepsAreKeptAndOlderOnesReleased) {
@@ -162,6 +163,37 @@ TEST_F(RetentionTest, AQuarantinedStepCountsForNoneOfTheK) {
   const RetentionPlan plan = Plan();
   EXPECT_EQ(plan.keep, (std::set<StepId>{steps[1], steps[3]}));
   EXPECT_TRUE(plan.released.contains(steps[2]));
+}
+
+TEST_F(RetentionTest, ADroppedStepIsReleasedWhereANewerOneIsCommitted) {
+  const std::vector<StepId> steps = {{kCurrent, 1}, {kCurrent, 2}, {kCurrent, 3}};
+  for (const StepId& step : steps) Whole(step);
+  dropped_ = {steps[1]};
+  const RetentionPlan plan = Plan();
+  EXPECT_EQ(plan.keep, (std::set<StepId>{steps[0], steps[2]})) << "it counts for none of the two";
+  EXPECT_THAT(plan.released, ElementsAre(steps[1]));
+}
+
+// The newest one has lost its copies: of those that were dropped the newest stays.
+TEST_F(RetentionTest, OfTwoDroppedStepsOneStaysWhileNoNewerOneCanBeProduced) {
+  const StepId lost{kCurrent, 3};
+  for (const Step step : {1, 2}) Whole({kCurrent, step});
+  held_[0].push_back(Copy(lost, 0, Role::kOwn, true));
+  marked_.insert(lost);
+  dropped_ = {{kCurrent, 1}, {kCurrent, 2}};
+  const RetentionPlan plan = Plan();
+  EXPECT_EQ(plan.keep, (std::set<StepId>{{kCurrent, 2}, lost}));
+  EXPECT_EQ(plan.release_before, (StepId{kCurrent, 2}));
+}
+
+// Each is kept for a reason of its own.
+TEST_F(RetentionTest, ADroppedStepStaysWhileItIsPersistedOrRestoredFrom) {
+  const std::vector<StepId> steps = {{kFormer, 1}, {kFormer, 2}, {kFormer, 3}};
+  for (const StepId& step : steps) Whole(step);
+  dropped_ = {steps[0], steps[1]};
+  life_.pin = steps[0];
+  persisting_ = {{steps[1]}};
+  EXPECT_EQ(Plan().keep, std::set<StepId>(steps.begin(), steps.end()));
 }
 
 }  // namespace

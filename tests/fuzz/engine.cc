@@ -55,7 +55,8 @@ class World : Engines {
       case kQuestion: {
         ropeteam::Question question;
         question.number = in->Number();
-        question.topic = static_cast<ropeteam::Question::Topic>(1 + in->Byte() % 7);
+        question.topic =
+            static_cast<ropeteam::Question::Topic>(1 + in->Byte() % std::tuple_size_v<EngineQuestions>);
         WithType<EngineQuestions>(static_cast<size_t>(question.topic) - 1, [&](auto asked) {
           in->Get(asked);
           question.payload = Encode(asked);
@@ -125,6 +126,7 @@ class World : Engines {
       case 0:
         return engine->OnWait(now_, kSession, request, step, Level::kCommitted, kTimeout);
       case 1:
+        if (step >= 128) return engine->OnDrop(now_, kSession, request, step % 8, kTimeout);
         return engine->OnLatest(now_, kSession, request, Level::kCommitted, kTimeout);
       case 2: {
         const uint8_t rank = in->Byte();

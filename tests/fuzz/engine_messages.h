@@ -19,7 +19,7 @@ using EngineMessages =
                EncryptedSeal, EncryptedGrant, EncryptCopy, RangesOpen, RangesGrant, RangesClose>;
 // What a Question's payload is.
 using EngineQuestions = std::tuple<JoinQuestion, LatestQuestion, LocateQuestion, Nothing, VerifyQuestion,
-                                   PersistQuestion, QuarantineQuestion>;
+                                   PersistQuestion, QuarantineQuestion, DrainQuestion, DropQuestion>;
 // What a Reply's payload is.
 using EngineReplies = std::tuple<JoinReply, LatestReply, LocateReply, ClusterReport, VerifyReport>;
 

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The leader's part in ropeteam_drop(): which steps a rank may have released before retention would, and when none of their
+// copies is left.
+//
+// clang-format off
+//   a step is                                                            a drop of it
+//   ------------------------------------------------------------------   -------------------------------------------------
+//   what the incarnation was restored from, and retention keeps it       is refused
+//   older than the base: the newest step that is committed, marked by    is carried out: retention keeps it no longer, while
+//   every member and producible                                          there is a base after it
+//   the base, or the newest committed step                               is refused
+//   committed, between the two; or there is no base now                  waits
+//   not committed, newer than the base, all of the job's nodes here      is carried out: the step is given up, and released
+//   not committed, newer than the base, a node is away                   waits: the node may know that it is committed
+//   not committed, and no step is committed                              is refused
+// clang-format on
+//
+// So a drop never takes the base, and PlanRetention() judges again in each announcement: where the base is lost before a
+// step's release was announced, the newest dropped step is kept like any other.
+//
+// All of it is in the leader's memory. The leader answers when no member has a copy any more, so a leader that comes later
+// has nothing to remember. What such a leader may see again is a copy of a node that was away: of a committed step that is
+// not the newest one, or one that can never be complete, because every node has released the other shards.
+
+#ifndef ROPETEAM_CORE_ENGINE_DROPS_H_
+#define ROPETEAM_CORE_ENGINE_DROPS_H_
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <vector>
+
+#include "core/base/view.h"
+#include "core/engine/limits.h"
+#include "core/engine/messages.h"
+#include "core/engine/step_table.h"
+
+namespace ropeteam::engine {
+
+struct DropFacts {
+  const StepTable& table;
+  const Life& life;
+  // Of the last announcement:
+  StepId base;           // RetentionPlan::release_before
+  StepId newest_marked;  // by every member
+  uint32_t nodes = 0;    // of the job
+  size_t members = 0;    // of the view, all of which have told what they hold
+};
+
+class Drops {
+ public:
+  void Begin();  // to lead: forgets everything
+  // Drops the steps of this number, of all incarnations, or none of them. Repeating it changes nothing. kInvalidArgument:
+  // refused. kUnavailable: not now. kNotFound: there is none.
+  Status Request(const DropQuestion& asked, const DropFacts& facts);
+  // The announcement of this sequence keeps these steps.
+  void OnAnnounced(uint64_t sequence, const std::set<StepId>& kept);
+  // No member has a copy of these steps, nor seals one. `acked`: by every member.
+  bool Done(Step step, const StepTable& table, uint64_t acked) const;
+
+  std::set<StepId> steps() const;
+  // Those that were not committed: a copy is released even if the leader has not heard of it.
+  std::set<StepId> never_committed() const;
+  std::vector<DroppedStep> notes() const;  // by step, at most kDroppedMax
+  // Grows whenever a step is dropped.
+  uint64_t version() const { return version_; }
+
+ private:
+  struct Drop {
+    Rank by = 0;
+    bool never_committed = false;
+    uint64_t released_by = 0;  // the announcement since which the step is not kept; 0: it still is
+  };
+  std::map<StepId, Drop> drops_;
+  uint64_t version_ = 0;
+};
+
+}  // namespace ropeteam::engine
+
+#endif  // ROPETEAM_CORE_ENGINE_DROPS_H_
