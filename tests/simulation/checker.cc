@@ -211,6 +211,8 @@ void Checker::OnSealed(const Host& host, const SealedShard& sealed) {
                 sealed.meta.world_size, shard.world_size);
   if (!shard.sealed && (sealed.role != Role::kOwn || host.index != shard.saver))
     return Fail("host %zu sealed a copy of %s before its saver did", host.index, id.ToString().c_str());
+  // A rank whose daemon has forgotten that it saved the step may save it again.
+  if (shard.sealed && sealed.role == Role::kOwn) never_committed_.erase(StepOf(id));
   shard.sealed = true;
   ++statistics_.sealed;
   Copy& copy = shard.copies[PlaceOf(host)];
@@ -276,7 +278,8 @@ void Checker::JudgeDrop(const Host& host, const ShardId& id, Role role) {
       const Life& newest = lives_.rbegin()->second;
       barred = newest.answered || (!newest.chosen.empty() && step < *newest.chosen.rbegin());
     }
-    if (!barred && FullyReplicated(step))
+    const bool dropped = drops_asked_.contains(step) && !committed_.empty();
+    if (!barred && !dropped && FullyReplicated(step))
       return Fail(
           "host %zu dropped its %s copy of %s, of a step that has all its copies and is newer than all that "
           "is committed",
@@ -287,7 +290,7 @@ void Checker::JudgeDrop(const Host& host, const ShardId& id, Role role) {
     const Life& newest = lives_.rbegin()->second;
     pinned = newest.answered && !newest.completed && newest.answer == step && Remembered(host, newest);
   }
-  if (broken || !(pinned || Committed(step)) || Retired(step)) return;
+  if (broken || !(pinned || Committed(step)) || (pinned ? RetiredByNewer(step) : Retired(step))) return;
   // A commit may be known to nobody who is left, though the copies are there: the leader was cut off before
   // it told others, or who heard of it is away, or held no copy to mark and has been restarted. Those who
   // cannot know of it keep the step while it is the newest, and need it no more when they have a newer one:
@@ -438,12 +441,16 @@ bool Checker::SaidToBeCommittedBeyond(const Host& host, const StepId& step) cons
                      [&](const auto& heard) { return heard.second.contains(host.id); });
 }
 
-bool Checker::Retired(const StepId& step) const {
+bool Checker::RetiredByNewer(const StepId& step) const {
   size_t newer = 0;
   for (auto at = committed_.upper_bound(step); at != committed_.end(); ++at)
     if (!quarantined_.contains(at->first) && (++newer >= options_.keep_steps || quarantined_.contains(step)))
       return true;
   return false;
+}
+
+bool Checker::Retired(const StepId& step) const {
+  return RetiredByNewer(step) || (drops_asked_.contains(step) && CommittedAfter(step) != 0);
 }
 
 bool Checker::Disagrees(const StepId& step) const {
@@ -473,13 +480,15 @@ bool Checker::Dead(const StepId& step) const {
 
 bool Checker::Superseded(const StepId& step) const {
   return (!committed_.empty() && committed_.rbegin()->first > step) ||
-         (!lives_.empty() && lives_.rbegin()->first > step.incarnation) || Dead(step);
+         (!lives_.empty() && lives_.rbegin()->first > step.incarnation) || Dead(step) ||
+         drops_asked_.contains(step);
 }
 
 std::vector<StepId> Checker::KeptSteps() const {
   std::vector<StepId> kept;
   for (auto at = committed_.rbegin(); at != committed_.rend() && kept.size() < options_.keep_steps; ++at)
     kept.push_back(at->first);
+  std::erase_if(kept, [this](const StepId& step) { return drops_asked_.contains(step) && Retired(step); });
   return kept;
 }
 
@@ -634,6 +643,7 @@ void Checker::CheckPromise() {
   size_t newer = 0;
   for (auto at = committed_.rbegin(); at != committed_.rend() && newer < options_.keep_steps; ++at, ++newer) {
     const StepId& step = at->first;
+    if (drops_asked_.contains(step) && Retired(step)) continue;
     const uint32_t world = WorldOf(step);
     bool kept = true;
     for (Rank rank = 0; rank < world; ++rank) {
@@ -759,6 +769,8 @@ void Checker::OnEvent(const Host& host, const LevelEvent& event) {
   if (Committed(step)) return;
   ++statistics_.committed;
   CheckCommitted(host, step);
+  if (never_committed_.contains(step))
+    Fail("host %zu said COMMITTED of %s, which was dropped before", host.index, step.ToString().c_str());
   // What the ranks of the newest incarnation were told to restore is older: to them this step is lost.
   if (!lives_.empty()) {
     const auto& [newest, life] = *lives_.rbegin();

@@ -18,6 +18,8 @@
 //   6  a refused save changes nothing
 //   +  a step whose ranks gave different values is never committed, and never the answer of `latest`; nobody is told that
 //      ranks do not agree which do
+//   +  a dropped step goes, and the newest committed one never does: when a drop is answered with OK no member has a copy of
+//      the step, and one that was not committed by then never is
 //   +  memory has one user at a time: grants, sealed shards, open views, transfers; also of the dead
 //   +  a sealed copy has the right bytes from the moment it is sealed
 //
@@ -70,6 +72,7 @@ class Checker {
     uint64_t refused_as_stale = 0;
     uint64_t flips = 0;
     uint64_t memories_lost = 0;
+    uint64_t dropped = 0;    // steps, by ranks that were told so
     uint64_t disagreed = 0;  // steps whose ranks were told so
     uint64_t drains = 0;     // that ended because all was done
     uint64_t persisted = 0;
@@ -106,6 +109,7 @@ class Checker {
   void OnCommitInput(const Session& session, Step step, const SaveCommitInput& commit, uint64_t chunk_bytes,
                      uint64_t agreement);
   void OnSaveBeginInput(const Session& session, Step step);
+  void OnDropInput(const Session& session, Step step);
   void OnLatestInput(const Host& host, const Session& session);
   void OnSessionEnd(const Session& session);  // also when the daemon dies
   void OnAnswer(const Host& host, const Session& session, const Pending& request, const Answer& answer);
@@ -156,7 +160,7 @@ class Checker {
   // What became of every copy of every shard that has fewer than `wanted`. For people.
   std::string DescribeCopies(const StepId& step, size_t wanted) const;
   std::vector<StepId> KeptSteps() const;   // committed, and not retired
-  bool Retired(const StepId& step) const;  // by K newer committed ones
+  bool Retired(const StepId& step) const;  // by K newer committed ones, or one and a drop
   // Whether this chunk is right on another running daemon as well.
   bool HasAnother(const Host& host, const ShardId& shard, uint32_t chunk) const;
   bool Flipped(const StepId& step) const;  // a bit of it was ever flipped
@@ -269,7 +273,9 @@ class Checker {
   bool Covered(const StepId& step, Usable usable) const;
   bool ProducibleOnMembers(const StepId& step, const Host& host) const;
   StepId FloorOf(const Host& host) const;
+  bool RetiredByNewer(const StepId& step) const;
   StepId NewestPersisted() const;  // that was said to be so, and has not rotted since; {0, 0}: none
+  void OnStepDropped(const Host& host, const Session& session, Step step);
   void OnLatestAnswer(const Host& host, const Session& session, const StepId& step, uint32_t world_size);
   void OnViewAnswer(const Host& host, const Session& session, const Pending& request, const AnswerView& view);
   void OnGrant(const Host& host, const Session& session, const Pending& request, const AnswerGrant& grant);
@@ -292,6 +298,9 @@ class Checker {
   std::map<ShardId, Shard> shards_;
   std::map<StepId, TimeUs> committed_;
   std::set<StepId> quarantined_;
+  std::set<StepId> drops_asked_;              // by any rank, with whatever outcome
+  std::set<StepId> drops_of_saved_;           // by a rank whose node had its shard
+  std::set<StepId> never_committed_;          // they were not when their drop was answered
   std::map<StepId, std::set<NodeId>> heard_;  // the daemons that have said that the step is committed
   std::set<StepId> persisted_;                // said to be so, by any daemon
   std::set<StepId> offered_;                  // ever the answer of `latest`

@@ -34,6 +34,32 @@ void Checker::OnAdmitted(const Session& session, Incarnation incarnation,
   }
 }
 
+// As of a number: of this life, and of those before.
+void Checker::OnDropInput(const Session& session, Step step) {
+  const ShardId own{session.incarnation, step, session.rank};
+  drops_asked_.insert(StepOf(own));
+  if (hosts_[session.host]->store->Find(own) != nullptr) drops_of_saved_.insert(StepOf(own));
+  for (const auto& [id, shard] : shards_)
+    if (id.step == step) drops_asked_.insert(StepOf(id));
+}
+
+void Checker::OnStepDropped(const Host& host, const Session& session, Step step) {
+  ++statistics_.dropped;
+  const StepId id{session.incarnation, step};
+  // Otherwise a step of a former life was meant. Two coordinators may give two views the same epoch.
+  if (!drops_of_saved_.contains(id) || options_.faults.two_coordinators_max_us != 0) return;
+  for (const auto& other : hosts_) {
+    // In another view it hears another leader, or none yet.
+    if (!other->daemon_runs() || other->view.epoch != host.view.epoch || !host.view.Contains(other->id))
+      continue;
+    for (const auto& [held, shard] : other->store->shards())
+      if (StepOf(held) == id)
+        return Fail("%s was dropped, and host %zu has %s", id.ToString().c_str(), other->index,
+                    held.ToString().c_str());
+  }
+  if (!Committed(id)) never_committed_.insert(id);
+}
+
 void Checker::OnLatestInput(const Host& host, const Session& session) {
   if (session.incarnation == 0) return;
   Life& life = lives_[session.incarnation];
@@ -195,7 +221,12 @@ void Checker::OnAnswer(const Host& host, const Session& session, const Pending& 
     if (!Disagrees(StepOf(id)))
       return Fail("host %zu said of %s that the ranks do not agree", host.index, id.ToString().c_str());
   }
+  if (request.kind == RequestKind::kWait && code == Code::kAborted &&
+      status->status.message().find("was dropped by rank") != std::string::npos &&
+      !drops_asked_.contains(StepOf(id)))
+    return Fail("host %zu said of %s that it was dropped", host.index, id.ToString().c_str());
   if (code != Code::kOk) return;
+  if (request.kind == RequestKind::kDrop) return OnStepDropped(host, session, request.step);
   if (request.kind == RequestKind::kSaveCommit) {
     if (host.store->Find(id) == nullptr && !Superseded(StepOf(id)))
       return Fail("host %zu said LOCAL of %s, which is not in its store", host.index, id.ToString().c_str());

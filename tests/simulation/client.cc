@@ -103,6 +103,19 @@ void Client::Latest(Level level, TimeUs timeout, LatestDone done) {
                });
 }
 
+void Client::Drop(Step step, TimeUs timeout, StatusDone done) {
+  Pending request;
+  request.kind = RequestKind::kDrop;
+  request.step = step;
+  request.timeout_us = timeout;
+  request.done = [this, done](const Answer* answer) { done(StatusOf(answer)); };
+  cluster_.Ask(session_, std::move(request),
+               [this, step, timeout](Engine& engine, TimeUs now, const Session& session, RequestId id) {
+                 cluster_.checker().OnDropInput(session, step);
+                 engine.OnDrop(now, session.id, id, step, timeout);
+               });
+}
+
 void Client::Persist(Step step, TimeUs timeout, StatusDone done) {
   Pending request;
   request.kind = RequestKind::kPersist;

@@ -60,6 +60,7 @@ class Client {
   void Save(Step step, const Content& content, const SaveScript& script, StatusDone done);
   void Wait(Step step, Level level, TimeUs timeout, StatusDone done);
   void Quarantine(Step step, bool undo, TimeUs timeout, StatusDone done);  // a person's
+  void Drop(Step step, TimeUs timeout, StatusDone done);
   void Persist(Step step, TimeUs timeout, StatusDone done);
   // Opens the shard, checks every chunk, has bad ones repaired, holds it for a while, checks again, closes.
   // kCorrupt when bytes stay wrong.

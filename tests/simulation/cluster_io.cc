@@ -26,9 +26,9 @@ const char* AnswerName(const Answer& answer) {
 
 const char* RequestName(RequestKind kind) {
   constexpr const char* kNames[] = {
-      "hello",   "save_begin",       "save_extend", "save_commit", "save_abort", "wait",
-      "latest",  "view_open",        "view_repair", "report",      "verify",     "save_settle",
-      "persist", "latest_persisted", "quarantine",  "ranges_open", "ranges_read"};
+      "hello",   "save_begin",       "save_extend", "save_commit", "save_abort",  "wait",
+      "latest",  "view_open",        "view_repair", "report",      "verify",      "save_settle",
+      "persist", "latest_persisted", "quarantine",  "ranges_open", "ranges_read", "drop"};
   return kNames[static_cast<size_t>(kind)];
 }
 

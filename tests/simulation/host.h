@@ -46,6 +46,7 @@ enum class RequestKind : uint8_t {
   kQuarantine,
   kRangesOpen,
   kRangesRead,
+  kDrop,
 };
 const char* RequestName(RequestKind kind);
 

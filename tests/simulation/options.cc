@@ -15,6 +15,7 @@ constexpr uint32_t kPercent = kMillion / 100;
 constexpr uint32_t kSmallNodes = 12;  // a bigger cluster gets a shorter run: its seconds cost more
 constexpr uint64_t kDeviceSalt = 0x6465766963650001;  // "device"
 constexpr uint64_t kAgreeSalt = 0x6167726565000001;   // "agree"
+constexpr uint64_t kDropSalt = 0x64726f7001;          // "drop"
 constexpr uint64_t kEncryptSalt = 0xe9c;
 constexpr uint64_t kTroubleSalt = 0x74726f75626c6501;  // "trouble"
 constexpr size_t kFirstDrawn = static_cast<size_t>(Fault::kPartition);
@@ -223,6 +224,9 @@ Options DrawOptions(uint64_t seed, uint32_t nodes) {
   // Most of a world's steps are left to be committed.
   if (options.job.agree && agree.Chance(50 * kPercent))
     options.job.disagree_ppm = 20 * kPercent / (options.nodes * options.job.ranks_per_node);
+  Random drop(Mix(seed, kDropSalt));
+  if (drop.Chance(30 * kPercent))
+    options.job.drop_ppm = 50 * kPercent / (options.nodes * options.job.ranks_per_node);
   DrawMoreTrouble(seed, &options);
   // Likewise. Encrypted copies take their chunks twice while they are turned into plaintext.
   options.encrypts = Random(Mix(seed, kEncryptSalt)).Chance(25 * kPercent);
@@ -249,6 +253,7 @@ std::string Describe(const Options& options) {
   std::string line = text;
   if (options.encrypts) line += " encrypts";
   if (options.job.agree) line += " agreements, others " + std::to_string(options.job.disagree_ppm) + " ppm";
+  if (options.job.drop_ppm != 0) line += " drops " + std::to_string(options.job.drop_ppm) + " ppm";
   if (options.storage.used) line += " persist every " + std::to_string(options.storage.persist_every);
   for (size_t kind = 0; kind < kFaultKinds; ++kind) {
     if (options.faults.every_us == 0 || options.faults.weight[kind] == 0) continue;

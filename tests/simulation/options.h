@@ -111,6 +111,7 @@ struct JobOptions {
   uint32_t device_ppm = 0;    // of saves: the bytes lie in a GPU's memory first, and may be put from there
   bool agree = false;         // saves give a value that the ranks share, …
   uint32_t disagree_ppm = 0;  // … and so many of them another one
+  uint32_t drop_ppm = 0;      // of saves: the rank drops one of its last few steps
   uint32_t long_ppm = 0;      // of saves: takes a pause of up to long_max_us
   TimeUs long_max_us = 0;
   // Of saves whose daemon dies: the copy of one chunk goes on for up to stray_max_us.

@@ -199,12 +199,8 @@ void SimRank::AfterSave() {
   Random& random = cluster_.random();
   const StorageOptions& storage = cluster_.options().storage;
   if (random.Chance(job.read_other_ppm)) return ReadSomebody();
-  const auto go_on = [this](const Status& status) {
-    if (!alive_) return;
-    if (status.code() == Code::kStale) return End(status.ToString().c_str());
-    if (!client_.connected()) return Reconnect();
-    NextStep();
-  };
+  if (job.drop_ppm != 0 && random.Chance(job.drop_ppm)) return DropOne();
+  const auto go_on = [this](const Status& status) { GoOn(status); };
   if (storage.used && random.Chance(storage.ask_ppm))
     return client_.Persist(step_, random.Between(0, 2 * kSecond), [this, go_on](const Status& status) {
       if (!alive_ || !status.ok() || cluster_.random().Chance(kMillion / 2)) return go_on(status);
@@ -220,16 +216,30 @@ void SimRank::AfterSave() {
   client_.Wait(step_, level, random.Between(0, 2 * kSecond), go_on);
 }
 
+void SimRank::GoOn(const Status& status) {
+  if (!alive_) return;
+  if (status.code() == Code::kStale) return End(status.ToString().c_str());
+  if (!client_.connected()) return Reconnect();
+  NextStep();
+}
+
+// Also the newest one, which most other ranks are still saving, and steps of former lives.
+void SimRank::DropOne() {
+  Random& random = cluster_.random();
+  const Step step = step_ - std::min<Step>(step_ - 1, random.Below(5));
+  const TimeUs timeout = random.Between(0, 2 * kSecond);
+  client_.Drop(step, timeout, [this, step](const Status& status) {
+    if (!alive_ || !status.ok() || cluster_.random().Chance(kMillion / 2)) return GoOn(status);
+    client_.Wait(step, Level::kCommitted, cluster_.random().Below(kSecond),
+                 [this](const Status& waited) { GoOn(waited); });
+  });
+}
+
 void SimRank::ReadSomebody() {
   Random& random = cluster_.random();
   const Rank rank = static_cast<Rank>(random.Below(client_.identity().world_size));
   const Step step = step_ > 2 ? step_ - random.Below(3) : step_;
-  const auto done = [this](const Status& status, const ShardMeta&) {
-    if (!alive_) return;
-    if (status.code() == Code::kStale) return End(status.ToString().c_str());
-    if (!client_.connected()) return Reconnect();
-    NextStep();
-  };
+  const auto done = [this](const Status& status, const ShardMeta&) { GoOn(status); };
   const TimeUs timeout = random.Between(0, 2 * kSecond);
   if (random.Chance(cluster_.options().job.ranges_ppm)) return client_.ReadRanges(step, rank, timeout, done);
   client_.Read(step, rank, timeout, random.Below(100 * kMs), done);

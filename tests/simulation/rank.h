@@ -50,6 +50,8 @@ class SimRank {
   void SaveStep();
   void Saved(const Status& status);
   void AfterSave();
+  void GoOn(const Status& status);
+  void DropOne();
   void Reconnect();
   void ReadSomebody();
 

@@ -144,7 +144,8 @@ void PrintOutcome(const Options& options, const Outcome& outcome, double seconds
       "committed %llu, "
       "latest %llu (found %llu), views %llu, ranges %llu, repairs %llu, refused %llu for space %llu as "
       "stale, flips %llu, "
-      "memories lost %llu, drains %llu, persisted %llu, restored from storage %llu, disagreed %llu, digest "
+      "memories lost %llu, drains %llu, persisted %llu, restored from storage %llu, disagreed %llu, dropped "
+      "%llu, digest "
       "%016llx\n",
       static_cast<unsigned long long>(options.seed), options.nodes,
       static_cast<double>(outcome.virtual_us) / 1e6, seconds, static_cast<unsigned long long>(outcome.inputs),
@@ -156,7 +157,8 @@ void PrintOutcome(const Options& options, const Outcome& outcome, double seconds
       static_cast<unsigned long long>(s.refused_as_stale), static_cast<unsigned long long>(s.flips),
       static_cast<unsigned long long>(s.memories_lost), static_cast<unsigned long long>(s.drains),
       static_cast<unsigned long long>(s.persisted), static_cast<unsigned long long>(s.restored_from_storage),
-      static_cast<unsigned long long>(s.disagreed), static_cast<unsigned long long>(outcome.digest));
+      static_cast<unsigned long long>(s.disagreed), static_cast<unsigned long long>(s.dropped),
+      static_cast<unsigned long long>(outcome.digest));
 }
 
 bool RunSeed(const Arguments& arguments, uint64_t seed, Outcome* outcome) {
