@@ -45,6 +45,14 @@ bool LocalServer::OnRequest(SessionId id, Client& client, local::Type type, Requ
     case local::Type::kSaveDirect:
     case local::Type::kSaveSettle:
       return OnDeviceRequest(id, client, type, request, payload);
+    case local::Type::kDrop: {
+      local::Drop drop;
+      if (!Decode(payload, drop)) return false;
+      drive_([&](Engine& engine, TimeUs now) {
+        engine.OnDrop(now, id, request, drop.step, TimeoutUs(drop.timeout_ms));
+      });
+      return true;
+    }
     case local::Type::kPersist: {
       local::Persist persist;
       if (!Decode(payload, persist)) return false;

@@ -447,6 +447,14 @@ ropeteam_status_t ropeteam_wait(ropeteam_t* handle, uint64_t step, ropeteam_leve
   });
 }
 
+ropeteam_status_t ropeteam_drop(ropeteam_t* handle, uint64_t step, int64_t timeout_ms) {
+  return Guard([&]() -> Status {
+    ROPETEAM_RETURN_IF_ERROR(CheckHandle(handle));
+    ROPETEAM_RETURN_IF_ERROR(ropeteam::client::CheckTimeout(timeout_ms));
+    return handle->client->Drop(step, timeout_ms);
+  });
+}
+
 ropeteam_status_t ropeteam_persist(ropeteam_t* handle, uint64_t step, int64_t timeout_ms) {
   return Guard([&]() -> Status {
     ROPETEAM_RETURN_IF_ERROR(CheckHandle(handle));

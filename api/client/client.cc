@@ -114,13 +114,22 @@ Result<std::shared_ptr<Link>> Client::Connect(Deadline deadline, Retry retry) {
   }
 }
 
-Status Client::Persist(Step step, int64_t timeout_ms) {
+template <typename Request>
+Status Client::CallForStep(Type type, Step step, int64_t timeout_ms) {
   const Deadline deadline = Deadline::In(timeout_ms);
   Result<std::shared_ptr<Link>> link = GetLink(deadline, Retry::kYes);
   if (!link.ok()) return link.status();
   FrameBuffers buffers;
-  return (*link)->channel->Call(Type::kPersist, local::Persist{step, deadline.RemainingMs()},
-                                deadline.Plus(kAnswerGraceMs), &buffers);
+  return (*link)->channel->Call(type, Request{step, deadline.RemainingMs()}, deadline.Plus(kAnswerGraceMs),
+                                &buffers);
+}
+
+Status Client::Persist(Step step, int64_t timeout_ms) {
+  return CallForStep<local::Persist>(Type::kPersist, step, timeout_ms);
+}
+
+Status Client::Drop(Step step, int64_t timeout_ms) {
+  return CallForStep<local::Drop>(Type::kDrop, step, timeout_ms);
 }
 
 Status Client::Wait(Step step, uint8_t level, int64_t timeout_ms) {

@@ -86,6 +86,7 @@ class Client {
   Result<std::shared_ptr<Link>> GetLink(Deadline deadline, Retry retry);
 
   Status Wait(Step step, uint8_t level, int64_t timeout_ms);
+  Status Drop(Step step, int64_t timeout_ms);
   Status Persist(Step step, int64_t timeout_ms);
   Result<local::LatestReply> Latest(uint8_t level, int64_t timeout_ms);
   Result<local::StorageListReply> ListStorage(uint32_t steps_max, int64_t timeout_ms);
@@ -109,6 +110,8 @@ class Client {
  private:
   explicit Client(OpenOptions options);
   Result<std::shared_ptr<Link>> Connect(Deadline deadline, Retry retry);
+  template <typename Request>
+  Status CallForStep(local::Type type, Step step, int64_t timeout_ms);
 
   const OpenOptions options_;
   const pid_t pid_;

@@ -10,7 +10,7 @@
 //
 // Order: the first request is Hello. The answer's ancillary data (SCM_RIGHTS) carries one descriptor, of the
 // arena, opened for reading and writing; the client maps its chunks, once, and not the tables before them.
-// Requests of one connection are handled in order; answers that have to wait for the world (kWait, kLatest,
+// Requests of one connection are handled in order; answers that have to wait for the world (kWait, kDrop, kLatest,
 // kViewOpen, kViewRead, kViewRepair, kStorageList, kTrace, kAdmin, kDrain) come when they can, out of order.
 //
 // Device memory: a rank may hand over a descriptor of its GPU's memory (kGpuBuffer, with SCM_RIGHTS beside
@@ -97,6 +97,7 @@ enum class Type : uint16_t {
   // daemon's again.
   kViewRead = 31,
   kViewBytes = 32,
+  kDrop = 33,  // answered by kReply: at kOk no node of the job has a copy of the step
 };
 
 struct FrameHeader {
@@ -215,6 +216,11 @@ struct Wait {
   uint8_t level = 0;  // ropeteam_level_t
   uint64_t timeout_ms = 0;
   auto Fields() { return std::tie(step, level, timeout_ms); }
+};
+struct Drop {
+  Step step = 0;
+  uint64_t timeout_ms = 0;
+  auto Fields() { return std::tie(step, timeout_ms); }
 };
 struct Persist {
   Step step = 0;

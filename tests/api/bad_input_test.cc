@@ -68,6 +68,7 @@ TEST_F(BadInputTest, TimeoutsOutsideTheirLimits) {
   for (const int64_t timeout_ms : {int64_t{-1}, int64_t{ROPETEAM_TIMEOUT_MAX_MS} + 1, INT64_MIN, INT64_MAX}) {
     EXPECT_FAILS(ropeteam_wait(handle_.get(), 1, ROPETEAM_LOCAL, timeout_ms), ROPETEAM_INVALID_ARGUMENT,
                  "limits 0 and 86400000");
+    EXPECT_FAILS(ropeteam_drop(handle_.get(), 1, timeout_ms), ROPETEAM_INVALID_ARGUMENT, "timeout of");
     EXPECT_FAILS(ropeteam_persist(handle_.get(), 1, timeout_ms), ROPETEAM_INVALID_ARGUMENT, "timeout of");
     EXPECT_FAILS(ropeteam_latest(handle_.get(), &step, timeout_ms), ROPETEAM_INVALID_ARGUMENT, "timeout of");
     EXPECT_FAILS(ropeteam_view_open(handle_.get(), 1, 0, timeout_ms, &view), ROPETEAM_INVALID_ARGUMENT,

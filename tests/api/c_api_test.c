@@ -55,6 +55,7 @@ static void check_null_handles(void) {
   CHECK_INVALID(ropeteam_save_commit(NULL));
   CHECK_INVALID(ropeteam_save_abort(NULL));
   CHECK_INVALID(ropeteam_wait(NULL, 1, ROPETEAM_LOCAL, 0));
+  CHECK_INVALID(ropeteam_drop(NULL, 1, 0));
   CHECK_INVALID(ropeteam_persist(NULL, 1, 0));
   CHECK_INVALID(ropeteam_latest(NULL, &step, 0));
   CHECK_INVALID(ropeteam_latest_at(NULL, ROPETEAM_PERSISTED, &step, 0));

@@ -145,8 +145,57 @@ def test_a_file_is_a_shard_once_it_is_closed(rope):
         fs.open("latest/x", "wb")
     with pytest.raises(ropeteam.Unsupported, match="'ab'"):
         fs.open("3/x", "ab")
-    with pytest.raises(NotImplementedError, match="retention"):
-        fs.rm("1/sub/data.bin")
+
+
+def test_rm_of_a_step_frees_its_memory_on_every_node(cluster):
+    nodes = cluster(2, options=["--replicas", "1", "--keep-steps", "4"]).nodes
+    ranks = [nodes[rank].open(rank, 2, "life") for rank in range(2)]
+    fs = filesystem(ranks[0])
+    for step in (1, 2, 3, 4):
+        for rank, each in enumerate(ranks):
+            each.save(step, {f"of-{rank}": payload(step, 3_000_000)} | ({"more": b"x"} if step == 2 else {}))
+        for each in ranks:
+            each.wait(step, Level.COMMITTED)
+    free = [node.local_status()["chunks_free"] for node in nodes]
+    view = ranks[0].view(1, 1)
+    fs.rm("ropeteam://1", recursive=True)
+    assert fs.ls("", detail=False) == ["2", "3", "4"] and not fs.exists("1") and not fs.exists("1/of-0")
+    for node, before in zip(nodes, free):
+        held = [copy for copy in node.local_status()["copies"] if copy["id"]["step"] == 1]
+        assert not held and node.local_status()["chunks_free"] > before
+    assert view.read("of-1", 0, 100) == payload(1, 3_000_000)[:100], "an open view stays readable"
+    view.close()
+    for call, error in (
+        (lambda: fs.rm("4", recursive=True), ropeteam.InvalidArgument),  # a restart needs it
+        (lambda: fs.rm("latest", recursive=True), ropeteam.InvalidArgument),
+        (lambda: fs.rm("1", recursive=True), FileNotFoundError),
+        (lambda: fs.rm("2"), ValueError),
+        (lambda: fs.rm("2/of-0"), NotImplementedError),
+        (lambda: fs.rm(["2/of-0", "2/more"]), NotImplementedError),
+        (lambda: fs.rm("", recursive=True), ValueError),
+    ):
+        with pytest.raises(error):
+            call()
+    assert fs.ls("", detail=False) == ["2", "3", "4"]
+    fs.rm("[23]", recursive=True)
+    assert fs.ls("", detail=False) == ["4"] and ranks[1].latest().step == 4
+    ranks[0].save(5, {"a": b"only this rank"})
+    ranks[0].drop(5)
+    with pytest.raises(ropeteam.Aborted, match="was dropped by rank 0"):
+        ranks[0].wait(5)
+    for each in ranks:
+        each.close()
+
+
+def test_the_only_file_of_a_step_takes_the_step_along(rope):
+    fs = filesystem(rope)
+    for step in (1, 2):
+        fs.pipe(f"{step}/sub/data.bin", b"bytes")
+        rope.wait(step, Level.COMMITTED)
+    with pytest.raises(ropeteam.InvalidArgument, match="newest committed"):
+        fs.rm("2/sub/data.bin")
+    fs.rm("1/rank-00000/sub/data.bin")
+    assert fs.ls("", detail=False) == ["2"] and fs.cat("2/sub/data.bin") == b"bytes"
 
 
 @pytest.mark.parametrize("mode", ["wb", "w"])

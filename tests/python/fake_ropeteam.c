@@ -197,6 +197,16 @@ ropeteam_status_t ropeteam_wait(ropeteam_t* handle, uint64_t step, ropeteam_leve
   nanosleep(&t, NULL);
   return error(ROPETEAM_DEADLINE_EXCEEDED, "not yet");
 }
+ropeteam_status_t ropeteam_drop(ropeteam_t* handle, uint64_t step, int64_t timeout_ms) {
+  (void)handle, (void)timeout_ms;
+  FAILING("drop");
+  int left = 0;
+  for (int i = 0; i < shard_count; i++)
+    if (shards[i]->step != step) shards[left++] = shards[i];
+  if (left == shard_count) return error(ROPETEAM_NOT_FOUND, "no node holds a shard of it");
+  shard_count = left;
+  return ROPETEAM_OK;
+}
 ropeteam_status_t ropeteam_persist(ropeteam_t* handle, uint64_t step, int64_t timeout_ms) {
   (void)handle, (void)step, (void)timeout_ms;
   FAILING("persist");

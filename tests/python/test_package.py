@@ -374,6 +374,22 @@ def test_a_step_is_asked_for_when_its_save_says_so(rope, fake):
         rope.persist(1)
 
 
+def test_a_dropped_step_is_gone(rope, fake):
+    for step in (1, 2):
+        rope.save(step, {"a": b"1"})
+    rope.drop(1)
+    with pytest.raises(ropeteam.NotFound):
+        rope.load(1)
+    with pytest.raises(ropeteam.NotFound, match="no node"):
+        rope.drop(1)
+    fake.fake_fail(b"drop", int(ropeteam.Code.INVALID_ARGUMENT))
+    with pytest.raises(ropeteam.InvalidArgument):
+        rope.drop(2)
+    assert rope.latest().step == 2
+    with pytest.raises(ropeteam.InvalidArgument, match="step"):
+        rope.drop(-1)
+
+
 def test_steps_on_storage_are_listed(rope, fake):
     before = fake.fake_handles()
     good = ropeteam.StoredStep(20, 3, "step-20", "", {"loss": 0.25}, 1800000000, 12345, 4)

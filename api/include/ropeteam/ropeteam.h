@@ -233,11 +233,25 @@ ROPETEAM_EXPORT ropeteam_status_t ropeteam_save_abort(ropeteam_save_t* save);
 ROPETEAM_EXPORT void ropeteam_save_close(ropeteam_save_t* save);
 
 /* Waits until this rank's shard of `step` has reached `level`. DEADLINE_EXCEEDED: it has not yet. ABORTED: it never will.
- * The message says why: the job has restarted, the ranks gave different values as `agreement`, or a newer step has replaced
- * this one; at PERSISTED also: the step is not due, or a newer step was written in its place.
+ * The message says why: the job has restarted, the ranks gave different values as `agreement`, a rank has dropped the step, or a
+ * newer step has replaced it; at PERSISTED also: the step is not due, or a newer step was written in its place.
  * NOT_FOUND: this rank did not save it. UNSUPPORTED: PERSISTED, while the job has no storage. */
 ROPETEAM_EXPORT ropeteam_status_t ropeteam_wait(ropeteam_t* handle, uint64_t step, ropeteam_level_t level,
                                                 int64_t timeout_ms);
+
+/* Releases `step` from the memory of all nodes now, as retention would later. If several incarnations have saved a step of
+ * this number, all of them are released. What is on storage stays. One rank's call is enough. At OK no node of the job has a
+ * copy of it. A node that is away releases its copies when it is back. A step that was not committed never will be:
+ * ropeteam_wait() for it returns ABORTED and names the rank. Open views stay readable, except partial ones. The daemons'
+ * --keep-steps counts the other steps, so older ones stay longer. If the step is being written to storage, the call waits
+ * until that has ended.
+ * INVALID_ARGUMENT: a restart needs the step, and the message says why: it is the newest committed one; or the one that this
+ * incarnation was restored from, while it has no committed step of its own; or it is not committed, and no other step is.
+ * NOT_FOUND: no node has a copy of such a step. A second call is OK, or NOT_FOUND if another node leads since.
+ * DEADLINE_EXCEEDED: the step may or may not be released later. This is also the answer while the newest committed step
+ * cannot be produced, and, for a step that is not committed, while a node of the job is away: that node may know more.
+ * UNSUPPORTED: a daemon of the job is older. */
+ROPETEAM_EXPORT ropeteam_status_t ropeteam_drop(ropeteam_t* handle, uint64_t step, int64_t timeout_ms);
 
 /* Requests that `step` of this incarnation is written to storage once it is committed, also if it is not due by the
  * daemons' --persist-every. One rank's call is enough, before or after the commit; further calls change nothing. At OK

@@ -286,6 +286,20 @@ class Client:
             lib.wait(handle.pointer, unsigned(step, 64, "step"), int(Level(level)), timeout_ms(timeout))
         )
 
+    def drop(self, step: int, timeout: float = DEFAULT_TIMEOUT) -> None:
+        """Releases `step` from the memory of all nodes now, as retention would later. What is on storage stays.
+
+        When it returns no node of the job has a copy. One rank's call is enough. A step that was not
+        committed never will be: wait() for it raises Aborted. Views that are open stay readable, but partial
+        ones. A step that is being written to storage is released when that has ended; this waits for it.
+
+        InvalidArgument: a restart needs the step, above all the newest committed one; the text says why.
+        NotFound: no node has a copy of such a step. DeadlineExceeded: it may be released later or not.
+        """
+        lib = library()
+        handle = self._use()
+        lib.check(lib.drop(handle.pointer, unsigned(step, 64, "step"), timeout_ms(timeout)))
+
     def persist(self, step: int, timeout: float = DEFAULT_TIMEOUT) -> None:
         """Requests that `step` of this incarnation is written to storage once it is committed, also if not due.
 

@@ -211,19 +211,53 @@ class RopeteamFileSystem(AbstractFileSystem):  # type: ignore[misc]
         file.shard.files[name] = file
 
     def rm_file(self, path: str) -> None:
-        """As mv(): of a file whose bytes are still here. NotImplementedError: any other; the job's retention
-        releases steps as a whole."""
+        """As mv(): of a file whose bytes are still here. The only file of a step takes the step with it, as
+        rm() does. NotImplementedError: any other; steps are released as a whole."""
         path = self._strip_protocol(path)
         step, rest = self._split(path)
         file = None if step is None else self._pending(step, rest)
         if file is not None and not file.streamed:
             file.discard()
-        elif file is None and not self.exists(path):
-            raise FileNotFoundError(f"ropeteam://{path}")
+        elif file is None and step is not None and self.info(path)["type"] == "file":
+            self._rm_files(path, step, 1)
+        elif file is None:
+            raise ValueError(f"ropeteam://{path} is a folder: only a step's is removed, with recursive=True")
         else:
+            raise NotImplementedError(f"ropeteam://{path}: what is in a shard stays there")
+
+    def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None) -> None:
+        """Of a step's folder, with recursive=True: Client.drop(). What is on storage stays, and is read from
+        there. InvalidArgument: a restart needs the step. Of files of a step: all of them or, as rm_file(),
+        none."""
+        for each in reversed(self.expand_path(path)):
+            step, rest = self._split(each)
+            if step is None or not recursive:
+                self.rm_file(each)
+                continue
+            if rest or maxdepth is not None or step in self._shards:
+                files = self.find(each, maxdepth=maxdepth)
+                pending = [file for file in files if self._pending(*self._split(file)) is not None]
+                for file in pending:
+                    self.rm_file(file)
+                if len(pending) < len(files):
+                    self._rm_files(each, step, len(files) - len(pending))
+            else:
+                self.info(each)  # FileNotFoundError
+                self._drop(step)
+
+    def _rm_files(self, path: str, step: int, count: int) -> None:
+        """Of so many committed files of a step."""
+        if len(self.find(str(step))) > count:
             raise NotImplementedError(
-                f"ropeteam://{path}: what is in a shard stays there; retention releases steps as a whole"
+                f"ropeteam://{path}: what is in a shard stays there; rm('ropeteam://{step}', recursive=True) "
+                "releases the whole step"
             )
+        self._drop(step)
+
+    def _drop(self, step: int) -> None:
+        self._owners.pop(step, None)
+        with contextlib.suppress(NotFound):  # retention was first
+            self.client.drop(step, self._timeout)
 
     def _open(self, path: str, mode: str = "rb", autocommit: bool = True, **kwargs: Any) -> Any:
         if mode == "rb":

@@ -122,6 +122,7 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "ropeteam_save_abort": (c_int, [c_void_p]),
     "ropeteam_save_close": (None, [c_void_p]),
     "ropeteam_wait": (c_int, [c_void_p, c_uint64, c_int, c_int64]),
+    "ropeteam_drop": (c_int, [c_void_p, c_uint64, c_int64]),
     "ropeteam_persist": (c_int, [c_void_p, c_uint64, c_int64]),
     "ropeteam_latest": (c_int, [c_void_p, ctypes.POINTER(StepStruct), c_int64]),
     "ropeteam_latest_at": (c_int, [c_void_p, c_int, ctypes.POINTER(StepStruct), c_int64]),
