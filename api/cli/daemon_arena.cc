@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "api/cli/daemon_arena.h"
 
+#include <charconv>
 #include <utility>
 
 #include "api/cli/sockets.h"
@@ -33,7 +34,28 @@ Result<DaemonArena> OpenDaemonArena(const StorageOptions& options) {
   Result<std::shared_ptr<client::Arena>> arena =
       client::Arena::Map((*link)->channel->TakeDescriptor(), (*link)->hello);
   if (!arena.ok()) return arena.status();
+  (*link)->arena = *arena;
   return DaemonArena{std::move(*link), std::move(*arena)};
+}
+
+Result<Step> StepInMemory(const DaemonArena& daemon, const StorageOptions& options) {
+  const std::string& text = options.step;
+  const int64_t timeout_ms = std::chrono::milliseconds(options.timeout).count();
+  if (text == kLatestStep) {
+    local::Latest latest;
+    latest.timeout_ms = static_cast<uint64_t>(timeout_ms);
+    local::LatestReply reply;
+    client::FrameBuffers frames;
+    ROPETEAM_RETURN_IF_ERROR(
+        daemon.link->channel->Call(local::Type::kLatest, latest, local::Type::kLatestReply, &reply,
+                                   client::Deadline::In(timeout_ms).Plus(client::kAnswerGraceMs), &frames));
+    return reply.step;
+  }
+  Step step = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), step);
+  if (error != std::errc() || end != text.data() + text.size())
+    return Error(Code::kInvalidArgument, "step \"%.80s\" is neither a whole number nor latest", text.c_str());
+  return step;
 }
 
 Status CheckGrantedChunks(const client::Arena& arena, const std::vector<Extent>& extents,

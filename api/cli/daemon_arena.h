@@ -21,7 +21,8 @@
 
 namespace ropeteam::cli {
 
-// A connection that joins no incarnation of the world, and the arena, which must outlive what is done in it.
+// A connection that joins no incarnation of the world, and the arena, which must outlive what is done in it. The link has
+// the arena, too.
 struct DaemonArena {
   std::shared_ptr<client::Link> link;
   std::shared_ptr<client::Arena> arena;
@@ -29,6 +30,12 @@ struct DaemonArena {
 // kUnavailable: no daemon, or several and none named.
 Result<DaemonArena> OpenDaemonArena(const StorageOptions& options);
 
+// The step that options.step names: a number or "latest", which the daemon is asked for. kNotFound: there is none;
+// kInvalidArgument: neither.
+Result<Step> StepInMemory(const DaemonArena& daemon, const StorageOptions& options);
+
+// `ropeteam export --format hf`, from memory or storage.
+Status ExportHf(const StorageOptions& options);
 // `ropeteam export` without --storage.
 Status ExportFromMemory(const StorageOptions& options);
 

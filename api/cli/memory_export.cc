@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <charconv>
 #include <cinttypes>
 #include <cstdio>
 #include <nlohmann/json.hpp>
@@ -34,7 +33,9 @@ class MemoryExport {
       : options_(options), daemon_(std::move(daemon)), to_(std::move(to)), job_(daemon_.link->hello.job) {}
 
   Status Run() {
-    ROPETEAM_RETURN_IF_ERROR(FindStep());
+    const Result<Step> step = StepInMemory(daemon_, options_);
+    if (!step.ok()) return step.status();
+    step_.id.step = *step;
     Result<local::ViewGrant> view = OpenView(0);
     if (!view.ok()) return view.status();
     step_.id = StepOf(view->meta.id);
@@ -80,23 +81,6 @@ class MemoryExport {
   }
   uint64_t timeout_ms() const {
     return static_cast<uint64_t>(std::chrono::milliseconds(options_.timeout).count());
-  }
-
-  Status FindStep() {
-    const std::string& text = options_.step;
-    if (text == kLatestStep) {
-      local::Latest latest;
-      latest.timeout_ms = timeout_ms();
-      local::LatestReply reply;
-      ROPETEAM_RETURN_IF_ERROR(Call(Type::kLatest, latest, Type::kLatestReply, &reply));
-      step_.id.step = reply.step;
-      return OkStatus();
-    }
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), step_.id.step);
-    if (error != std::errc() || end != text.data() + text.size())
-      return Error(Code::kInvalidArgument, "step \"%.80s\" is neither a whole number nor latest",
-                   text.c_str());
-    return OkStatus();
   }
 
   // Of all ranks, as the leader knows it; for the bar only.

@@ -88,6 +88,16 @@ Result<storage::StepName> ChooseStep(const std::vector<storage::StepPlace>& step
                text.c_str(), unfinished ? " that is finished: no manifest lies in its folder" : "");
 }
 
+Result<ChosenStep> FindStep(const StoragePlace& place, const std::string& job, const std::string& text) {
+  Result<std::string> chosen = ChooseJob(place, job);
+  if (!chosen.ok()) return chosen.status();
+  const Result<std::vector<storage::StepPlace>> steps = StepsOf(place, *chosen);
+  if (!steps.ok()) return steps.status();
+  const Result<storage::StepName> name = ChooseStep(*steps, *chosen, text);
+  if (!name.ok()) return name.status();
+  return ChosenStep{std::move(*chosen), *name};
+}
+
 const char* StateText(StepState state) {
   switch (state) {
     case StepState::kComplete:

@@ -56,6 +56,13 @@ Result<std::vector<storage::StepPlace>> StepsOf(const StoragePlace& place, const
 Result<storage::StepName> ChooseStep(const std::vector<storage::StepPlace>& steps, const std::string& job,
                                      const std::string& text);
 
+// ChooseJob() and ChooseStep() in one.
+struct ChosenStep {
+  std::string job;
+  storage::StepName name;
+};
+Result<ChosenStep> FindStep(const StoragePlace& place, const std::string& job, const std::string& text);
+
 enum class StepState {
   kComplete,     // the manifest is good, and each of its files is there in its size
   kQuarantined,  // the same, and daemons offer an older one

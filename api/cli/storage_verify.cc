@@ -177,13 +177,9 @@ class StepCheck {
 Result<int> Verify(const StorageOptions& options) {
   const Result<StoragePlace> place = OpenStorage(options.url, options.timeout);
   if (!place.ok()) return place.status();
-  const Result<std::string> job = ChooseJob(*place, options.job);
-  if (!job.ok()) return job.status();
-  const Result<std::vector<storage::StepPlace>> steps = StepsOf(*place, *job);
-  if (!steps.ok()) return steps.status();
-  const Result<storage::StepName> name = ChooseStep(*steps, *job, options.step);
-  if (!name.ok()) return name.status();
-  StepCheck check(*place, *job, *name);
+  const Result<ChosenStep> step = FindStep(*place, options.job, options.step);
+  if (!step.ok()) return step.status();
+  StepCheck check(*place, step->job, step->name);
   ROPETEAM_RETURN_IF_ERROR(check.Run());
   return check.Print(options.json);
 }

@@ -30,7 +30,7 @@ inline constexpr int64_t kLocalAnswerMs = 5000;
 struct Link {
   std::unique_ptr<Channel> channel;
   local::HelloReply hello;
-  std::shared_ptr<Arena> arena;  // null for an admin client
+  std::shared_ptr<Arena> arena;  // null for an admin client that has not mapped it itself
   CudaExports exports;           // of device memory, to this daemon
 
   // A request that must not be left half known: when it is not answered in kLocalAnswerMs, the connection is

@@ -41,9 +41,20 @@ Result<std::unique_ptr<View>> View::Open(const std::shared_ptr<Client>& client, 
   if (!link.ok()) return link.status();
   ROPETEAM_RETURN_IF_ERROR(client->TakeView());
   std::unique_ptr<View> view(new View(client, *link, step, rank));
-  ROPETEAM_RETURN_IF_ERROR(view->OpenGrant(partial, deadline));
-  ROPETEAM_RETURN_IF_ERROR(view->LoadManifest(deadline));
+  ROPETEAM_RETURN_IF_ERROR(view->OpenAll(partial, deadline));
   return view;
+}
+
+Result<std::unique_ptr<View>> View::Open(const std::shared_ptr<Link>& link, Step step, Rank rank,
+                                         bool partial, int64_t timeout_ms) {
+  std::unique_ptr<View> view(new View(nullptr, link, step, rank));
+  ROPETEAM_RETURN_IF_ERROR(view->OpenAll(partial, Deadline::In(timeout_ms)));
+  return view;
+}
+
+Status View::OpenAll(bool partial, Deadline deadline) {
+  ROPETEAM_RETURN_IF_ERROR(OpenGrant(partial, deadline));
+  return LoadManifest(deadline);
 }
 
 // After an error grant_ is as it was.
@@ -75,7 +86,7 @@ View::~View() {
     (void)link_->channel->Post(Type::kViewClose, local::ViewClose{grant_.view}, Deadline::In(kLocalAnswerMs),
                                &frames_);
   }
-  client_->ReturnView();
+  if (client_ != nullptr) client_->ReturnView();
 }
 
 Status View::CheckGrant() const {
@@ -433,7 +444,7 @@ Status View::ReadRanges(std::span<Runs> all, int64_t timeout_ms) {
   const Deadline deadline = Deadline::In(timeout_ms);
   Status status;
   const auto in_device_memory = [&](const Runs& runs) {
-    if (!status.ok() || runs.length == 0) return runs.length == 0;
+    if (!status.ok() || runs.length == 0 || client_ == nullptr) return runs.length == 0;
     const Result<std::optional<CudaTicket>> ticket =
         client_->cuda().Unclaimed(runs.target, link_->arena.get());
     if (!ticket.ok()) status = ticket.status();

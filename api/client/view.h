@@ -45,10 +45,14 @@ class View {
   // See ropeteam_view_open().
   static Result<std::unique_ptr<View>> Open(const std::shared_ptr<Client>& client, Step step, Rank rank,
                                             bool partial, int64_t timeout_ms);
+  // By a connection without a rank, whose arena is mapped. Such a view knows no device memory: no ReadCuda().
+  static Result<std::unique_ptr<View>> Open(const std::shared_ptr<Link>& link, Step step, Rank rank,
+                                            bool partial, int64_t timeout_ms);
   ~View();
   View(const View&) = delete;
   View& operator=(const View&) = delete;
 
+  const ShardMeta& meta() const { return grant_.meta; }
   const std::vector<Object>& objects() const { return manifest_.objects(); }
   // kNotFound: no object of this name; the message has step, rank and the number of objects.
   Result<const Object*> Find(std::string_view name) const;
@@ -85,6 +89,7 @@ class View {
     uint64_t target_stride = 0;
   };
 
+  Status OpenAll(bool partial, Deadline deadline);
   Status OpenGrant(bool partial, Deadline deadline);
   Status CheckGrant() const;
   Status LoadManifest(Deadline deadline);
@@ -109,7 +114,7 @@ class View {
   Status VerifyRange(uint64_t offset, uint64_t length, Deadline deadline);
   Status Repair(int attempt, Deadline deadline);
 
-  const std::shared_ptr<Client> client_;
+  const std::shared_ptr<Client> client_;  // null: without a rank
   const std::shared_ptr<Link> link_;
   const Step step_;
   const Rank rank_;

@@ -135,17 +135,21 @@ const char* SafetensorsDtype(std::string_view torch_dtype) {
   return nullptr;
 }
 
-bool FitsShape(std::string_view dtype, const std::vector<uint64_t>& shape, uint64_t bytes) {
-  const DtypeRow* found = nullptr;
+uint64_t SafetensorsItemBytes(std::string_view dtype) {
   for (const DtypeRow& row : kDtypes)
-    if (row.safetensors == dtype) found = &row;
-  if (found == nullptr || shape.size() > kDimensionsMax) return false;
+    if (row.safetensors == dtype) return row.bytes;
+  return 0;
+}
+
+bool FitsShape(std::string_view dtype, const std::vector<uint64_t>& shape, uint64_t bytes) {
+  const uint64_t item_bytes = SafetensorsItemBytes(dtype);
+  if (item_bytes == 0 || shape.size() > kDimensionsMax) return false;
   // In this order and over all dimensions, as readers multiply: a zero at the end does not undo an overflow before it.
   uint64_t elements = 1;
   for (const uint64_t dimension : shape) {
     if (dimension > INT64_MAX || __builtin_mul_overflow(elements, dimension, &elements)) return false;
   }
-  return elements <= kStreamSizeMax && elements * found->bytes == bytes;
+  return elements <= kStreamSizeMax && elements * item_bytes == bytes;
 }
 
 Status SafetensorsWriter::AddMetadata(std::string_view key, std::string_view value) {

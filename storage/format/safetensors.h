@@ -6,7 +6,7 @@
 //
 // The library that reads such files refuses a whole file for one entry that it does not take. So what is written here is
 // what every version of it since 0.4.2 takes: entries in the order of their data, which they tile without a hole, and the
-// dtypes below. Pure functions, internal to storage/format but for the bounds.
+// dtypes below. Pure functions, internal to storage/format but for the bounds, the dtypes and the writer.
 
 #ifndef ROPETEAM_STORAGE_FORMAT_SAFETENSORS_H_
 #define ROPETEAM_STORAGE_FORMAT_SAFETENSORS_H_
@@ -30,6 +30,8 @@ inline constexpr size_t kDimensionsMax = 64;
 
 // "bfloat16" → "BF16"; null for a dtype that not every reader knows, which is then written as bytes.
 const char* SafetensorsDtype(std::string_view torch_dtype);
+// Of one element: "BF16" → 2; 0 for a dtype that is not in the table.
+uint64_t SafetensorsItemBytes(std::string_view dtype);
 // Whether a tensor of this dtype ("BF16") and shape has this many bytes, and no reader's arithmetic overflows over it.
 bool FitsShape(std::string_view dtype, const std::vector<uint64_t>& shape, uint64_t bytes);
 
