@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // ropeteam export STEP DIR|URL --storage URL: copies a step, file by file, and its manifest last. Without --storage it comes
-// from memory: memory_export.cc.
+// from memory: memory_export.cc. With --format hf: hf_export.cc.
 
 #include <algorithm>
 #include <cstdio>
@@ -28,6 +28,13 @@ constexpr char kHelp[] =
     "export that was cut off can be given again. From memory it takes the room of one shard at a time in "
     "this "
     "node's arena.\n"
+    "With --format hf it becomes a directory that Hugging Face's from_pretrained opens: whole tensors out of "
+    "all ranks'\n"
+    "parts, the configuration and the tokenizer. DIR is then made, or must be empty.\n"
+    "  --model NAME       of a step with several models: this one [all that was saved below model/]\n"
+    "  --config PATH      config.json, or a directory with it and other small files; they replace the "
+    "step's\n"
+    "  --max-shard-size N of one file of tensors [5GB]\n"
     "  --storage URL      where the step lies; without it the job's daemon is asked\n"
     "  --socket PATH      the daemon's socket [ROPETEAM_SOCKET, else the only one of yours on this "
     "machine]\n";
@@ -147,13 +154,9 @@ Status Export(const StorageOptions& options) {
   if (!from.ok()) return from.status();
   const Result<StoragePlace> to = OpenStorage(options.destination, options.timeout);
   if (!to.ok()) return to.status();
-  const Result<std::string> job = ChooseJob(*from, options.job);
-  if (!job.ok()) return job.status();
-  const Result<std::vector<storage::StepPlace>> steps = StepsOf(*from, *job);
-  if (!steps.ok()) return steps.status();
-  const Result<storage::StepName> name = ChooseStep(*steps, *job, options.step);
-  if (!name.ok()) return name.status();
-  return StepExport(*from, *to, *job, *name).Run();
+  const Result<ChosenStep> step = FindStep(*from, options.job, options.step);
+  if (!step.ok()) return step.status();
+  return StepExport(*from, *to, step->job, step->name).Run();
 }
 
 }  // namespace
@@ -162,7 +165,9 @@ int StorageExportCommand(const std::vector<std::string>& arguments) {
   const Result<StorageOptions> options = ParseStorageOptions(arguments, StorageCommand::kExport);
   int code = 0;
   if (DoneWithOptions("export", options, kHelp, &code)) return code;
-  const Status status = options->url.empty() ? ExportFromMemory(*options) : Export(*options);
+  const Status status = options->hf.chosen     ? ExportHf(*options)
+                        : options->url.empty() ? ExportFromMemory(*options)
+                                               : Export(*options);
   return status.ok() ? 0 : Fail("export", status);
 }
 

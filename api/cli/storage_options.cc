@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <charconv>
 #include <filesystem>
+#include <utility>
 
 #include "api/client/local_protocol.h"
+#include "core/base/sizes.h"
 #include "storage/sink.h"
 #include "storage/steps/steps.h"
 
@@ -31,6 +33,41 @@ std::string AbsoluteUrl(const std::string& text) {
 
 bool IsNumber(const std::string& text) {
   return !text.empty() && std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
+}
+
+// As transformers has it, "5GB" or "500MB" of 1000s; or as all our sizes, "4G", "512M" of 1024s.
+bool ParseShardSize(const std::string& text, uint64_t* bytes) {
+  constexpr std::pair<const char*, uint64_t> kUnits[] = {
+      {"KB", 1000}, {"MB", 1000'000}, {"GB", 1000'000'000}, {"TB", 1000'000'000'000}};
+  for (const auto& [unit, factor] : kUnits) {
+    if (!text.ends_with(unit)) continue;
+    const char* const end = text.data() + text.size() - 2;
+    const auto [rest, error] = std::from_chars(text.data(), end, *bytes);
+    return error == std::errc() && rest == end && !__builtin_mul_overflow(*bytes, factor, bytes);
+  }
+  return ParseSize(text, bytes);
+}
+
+// The options of export --format hf.
+Result<bool> TakeHf(const std::string& option, const std::string& value, HfOptions* options) {
+  if (option == "--format") {
+    options->chosen = value == "hf";
+    if (!options->chosen) return Error(Code::kInvalidArgument, "--format \"%.80s\" is not hf", value.c_str());
+    return true;
+  }
+  if (option == "--model") {
+    options->model = value;
+    return true;
+  }
+  if (option == "--config") {
+    options->config = value;
+    return true;
+  }
+  if (option != "--max-shard-size") return false;
+  if (!ParseShardSize(value, &options->shard_bytes_max) || options->shard_bytes_max == 0)
+    return Error(Code::kInvalidArgument, "--max-shard-size \"%.80s\" is not a size such as 5GB or 512M",
+                 value.c_str());
+  return true;
 }
 
 Result<bool> TakeRanks(const std::string& value, StorageOptions* options) {
@@ -78,6 +115,10 @@ Result<bool> TakeValue(const std::string& option, const std::string& value, Stor
     return true;
   }
   if (option == "--ranks" && command == StorageCommand::kImport) return TakeRanks(value, options);
+  if (command == StorageCommand::kExport) {
+    const Result<bool> taken = TakeHf(option, value, &options->hf);
+    if (!taken.ok() || *taken) return taken;
+  }
   if (option == "--job") {
     const Status name = storage::CheckFileName(value);
     if (!name.ok())
@@ -113,9 +154,10 @@ Result<bool> TakeValue(const std::string& option, const std::string& value, Stor
 }
 
 bool TakesValue(const std::string& option) {
-  constexpr const char* kOptions[] = {"--storage",    "--job",         "--timeout",   "--keep-on-storage",
-                                      "--keep-every", "--keep-within", "--keep-best", "--socket",
-                                      "--life",       "--ranks",       "--audit-log"};
+  constexpr const char* kOptions[] = {"--storage",    "--job",         "--timeout",       "--keep-on-storage",
+                                      "--keep-every", "--keep-within", "--keep-best",     "--socket",
+                                      "--life",       "--ranks",       "--audit-log",     "--format",
+                                      "--model",      "--config",      "--max-shard-size"};
   return std::find(std::begin(kOptions), std::end(kOptions), option) != std::end(kOptions);
 }
 
@@ -157,6 +199,11 @@ Status CheckWhole(const std::vector<std::string>& words, StorageCommand command,
     options->step = words[0];
     options->destination = AbsoluteUrl(words[1]);
     options->url = AbsoluteUrl(options->url);
+    if (!options->hf.chosen && options->hf != HfOptions())
+      return Error(Code::kInvalidArgument, "--model, --config and --max-shard-size go with --format hf");
+    if (options->hf.chosen && options->destination.find("://") != std::string::npos)
+      return Error(Code::kInvalidArgument, "--format hf writes a directory of this machine, not %.80s",
+                   options->destination.c_str());
     if (!options->url.empty() && !options->socket.empty())
       return Error(Code::kInvalidArgument, "--socket is for a step in memory, --storage for one on storage");
     if (options->url.empty() && !options->job.empty())

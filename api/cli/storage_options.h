@@ -25,6 +25,15 @@ enum class StorageCommand { kList, kVerify, kPrune, kExport, kImport };
 // What `export` takes in place of a step's number.
 inline constexpr char kLatestStep[] = "latest";
 
+// export --format hf; the destination is a path then.
+struct HfOptions {
+  bool chosen = false;
+  std::string model;                         // its name in the step; empty: all
+  std::string config;                        // a file or a directory; empty: the step's own
+  uint64_t shard_bytes_max = 5'000'000'000;  // of one file of tensors; transformers' own default
+  friend bool operator==(const HfOptions&, const HfOptions&) = default;
+};
+
 struct StorageOptions {
   std::string url;                     // a bare path is made absolute; empty: `export` from memory
   std::string job;                     // empty: not given
@@ -32,6 +41,7 @@ struct StorageOptions {
   std::string destination;             // export: a URL as `url` is
   std::string socket;                  // export, import: the daemon's
   std::string life;                    // import
+  HfOptions hf;                        // export
   std::optional<uint32_t> rank_first;  // import: both or neither
   std::optional<uint32_t> rank_last;
   std::chrono::seconds timeout = kStorageTimeoutDefault;

@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 WORKER = pathlib.Path(__file__).with_name("torch_worlds.py")
 
 
-def run(case: str, ranks: int, cluster) -> str:
+def run(case: str, ranks: int, cluster, **env: str) -> str:
     sockets = [node.socket for node in cluster.nodes]
     done = subprocess.run(
         [
@@ -31,7 +31,7 @@ def run(case: str, ranks: int, cluster) -> str:
             case,
         ]
         + sockets,
-        env=environment(GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1"),
+        env=environment(GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1", **env),
         capture_output=True,
         text=True,
         timeout=3 * WAIT_S,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sys
 import traceback
 
@@ -58,9 +59,11 @@ LAYOUTS = {
 }
 
 
-def make(layout: str, mesh: DeviceMesh, seed: int):
+def make(layout: str, mesh: DeviceMesh, seed: int, tied: bool = False):
     torch.manual_seed(seed)
     model = Net()
+    if tied:
+        model.head.weight = model.embed.weight
     made = LAYOUTS[layout](model, mesh)
     model = made if layout == "ddp" else model
     return model, torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.8, 0.9))
@@ -192,6 +195,25 @@ def differ() -> None:
             dist.all_gather_object(said, (committed, len(warned)))
             if dist.get_rank() == 0:
                 print("differ", layout, said, flush=True)
+
+
+def exported() -> None:
+    """Saves models of several layouts to storage, and what they are as a whole to the file WHOLE-STEP."""
+    for step, (layout, shape) in enumerate([("fsdp", (3,)), ("2d", (2, 2)), ("ddp", (4,))], 1):
+        mesh = mesh_of(*shape, names=("dp", "tp")[: len(shape)])
+        group = dist.new_group(list(range(mesh.size())))
+        if mesh.get_coordinate() is None:
+            continue
+        model, optimizer = make(layout, mesh, seed=step, tied=True)
+        train(model, optimizer, 1)
+        inner = rt._state.as_one(model)
+        inner.scale.fill_(dist.get_rank())  # a buffer is each rank's own
+        with opened(group) as client:
+            saves(client, step, model, optimizer, persist=True)
+            client.wait(step, Level.PERSISTED, 60)
+            whole = {name: full(value) for name, value in inner.state_dict().items()}
+            if client.rank == 0:
+                torch.save(whole, f"{os.environ['WHOLE']}-{step}")
 
 
 @contextlib.contextmanager
