@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from harness import ROOT, WAIT_S, wait_until
+from harness import ROOT, WAIT_S, ask, wait_until
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
@@ -102,6 +102,30 @@ def test_a_trainer_trains_on_when_its_daemon_is_gone(cluster, train):
     nodes[0].process = None
     assert done.one("stats")["failed"] >= 3 and len(done.losses()) == 8
     assert "is not safe, training goes on" in done.output
+
+
+@pytest.mark.parametrize("kind, ranks", [("gpt2", 2), ("bert", 1)])
+def test_from_pretrained_opens_an_export(cluster, train, kind, ranks, tmp_path):
+    import torch
+    from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
+
+    nodes = cluster(1)
+    train(nodes, "hf_pretrained.py", kind, ranks=ranks).ok()
+    tokens, logits = torch.load(tmp_path / "logits.pt")
+    auto = AutoModelForMaskedLM if kind == "bert" else AutoModelForCausalLM
+    for name, more in (("whole", []), ("sharded", ["--max-shard-size", "20KB"])):
+        to = tmp_path / name
+        done = ask("export", "latest", str(to), "--format", "hf", "--socket", nodes[0].socket, *more)
+        assert done.returncode == 0, done.stderr
+        assert "tied, written once" in done.stdout
+        assert (to / "model.safetensors.index.json").exists() == (name == "sharded")
+        model, found = auto.from_pretrained(to, output_loading_info=True)
+        assert not found["missing_keys"] and not found["unexpected_keys"] and not found["mismatched_keys"]
+        with torch.no_grad():
+            assert torch.equal(model.eval()(input_ids=tokens).logits, logits)
+        assert model.config.architectures == [type(model).__name__]
+        assert AutoTokenizer.from_pretrained(to)("w3 w7 x")["input_ids"][:3] == [3, 7, 0]
+        assert (to / "generation_config.json").exists() == (kind == "gpt2")
 
 
 def test_a_trainer_that_cannot_be_served_is_refused(tmp_path):

@@ -113,6 +113,14 @@ def test_what_is_saved_is_counted_and_logged(rope, tmp_path):
     assert stats.blocked_s == pytest.approx(sum(line["blocked_s"] for line in lines), abs=1e-4)
 
 
+def test_files_are_saved_with_each_step_and_change_nothing_else(rope):
+    training = Training()
+    ckpt = training.checkpointer(rope, files={"hf/config.json": b"{}"})
+    assert ckpt.step(0) and ckpt.step(1)
+    assert rope.load(1)["hf/config.json"] == b"{}"
+    assert Training().checkpointer(rope).load_latest() == 2
+
+
 def test_a_log_file_that_cannot_be_written_stops_nothing(rope, tmp_path, caplog):
     ckpt = Training().checkpointer(rope, log_file=tmp_path / "no" / "such")
     assert ckpt.step(0) and ckpt.step(1)

@@ -435,6 +435,10 @@ def test_export_runs_the_program(program, tmp_path, monkeypatch):
     ropeteam.export("step-0000000007-i00000001", tmp_path, storage=tmp_path / "store")
     expected = ["export", "step-0000000007-i00000001", str(tmp_path), "--storage", str(tmp_path / "store")]
     assert noted.read_text().splitlines() == expected
+    ropeteam.export(7, tmp_path, format="hf", model="actor", config="conf", max_shard_size="1GB")
+    expected = ["export", "7", str(tmp_path), "--format", "hf", "--model", "actor", "--config"]
+    expected += [str(tmp_path / "conf"), "--max-shard-size", "1GB"]
+    assert noted.read_text().splitlines() == expected
 
 
 def test_what_the_program_says_is_raised(program):

@@ -28,6 +28,10 @@ def export(
     storage: str | os.PathLike[str] | None = None,
     socket: str | os.PathLike[str] | None = None,
     job: str | None = None,
+    format: str | None = None,
+    model: str | None = None,
+    config: str | os.PathLike[str] | None = None,
+    max_shard_size: int | str | None = None,
     timeout: float | None = None,
 ) -> None:
     """Copies a step to an existing directory or to a URL: `ropeteam export` without its progress.
@@ -37,10 +41,16 @@ def export(
     storage: the URL that has the step. Without it the step is read from the running job's memory.
     socket: of that job's daemon; without it ROPETEAM_SOCKET, which `ropeteam run` sets.
     job: the job of the step; needed if storage has several jobs.
+    format: "hf" makes `destination` a directory that Hugging Face's from_pretrained opens: the model's whole
+        tensors out of all ranks' parts, the configuration and the tokenizer. The directory must be empty;
+        it is made if it does not exist.
+    model: with "hf", the name of one model, if the step has several.
+    config: with "hf", config.json, or a directory with it and other small files. They replace the step's.
+    max_shard_size: with "hf", the largest file of tensors, in bytes or as "5GB", the default.
     timeout: seconds; by default there is none.
 
     Every byte is compared with its checksum, and the manifest is written last. NotFound: no such step or job.
-    AlreadyExists: another step is there under its name. Corrupt: the files on storage are damaged.
+    AlreadyExists: another step is there under its name, or with "hf" any file. Corrupt: the files on storage are damaged.
     DeadlineExceeded: the copy was stopped; repeat the call to continue it. Unsupported: the program
     `ropeteam` is not found beside the library or this Python, or on PATH, or cannot be run.
     """
@@ -52,6 +62,14 @@ def export(
         arguments += ["--socket", _place(socket)]
     if job is not None:
         arguments += ["--job", job]
+    if format is not None:
+        arguments += ["--format", format]
+    if model is not None:
+        arguments += ["--model", model]
+    if config is not None:
+        arguments += ["--config", os.path.abspath(config)]
+    if max_shard_size is not None:
+        arguments += ["--max-shard-size", str(max_shard_size)]
     try:
         done = subprocess.run(
             arguments,

@@ -15,12 +15,14 @@ docs/frameworks.md has what is saved and what does not work.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import json
 import logging
 import numbers
 import os
+import pathlib
 import re
 import sys
 import tempfile
@@ -260,6 +262,7 @@ class RopeteamCallback(transformers.TrainerCallback):  # type: ignore[misc]
             optimizer=None if only_model else _plain_optimizer(trainer),
             scheduler=None if only_model else trainer.lr_scheduler,
             extra=_Extra(self),
+            files=_files_of(trainer),
             storage_every=self._storage_every or 0,
             client=self._client,
             **self._options,
@@ -416,3 +419,33 @@ def _local(tensor: Any) -> torch.Tensor:
 def _plain_optimizer(trainer: transformers.Trainer) -> Any:
     """Without Accelerate's wrapper."""
     return getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+
+
+def pretrained_files(model: Any, processing_class: Any = None) -> dict[str, bytes]:
+    """What from_pretrained() needs beside the weights: config.json, generation_config.json and the files of a
+    tokenizer or another processing class. For Checkpointer(files=…) and save_state(files=…); `ropeteam export
+    --format hf` then needs nothing else."""
+    config = copy.deepcopy(model.config)
+    config.architectures = [type(model).__name__.removeprefix("FSDP")]  # as fully_shard() names its classes
+    config.dtype = str(model.dtype).split(".")[-1]
+    with tempfile.TemporaryDirectory(prefix="ropeteam-") as folder:
+        config.save_pretrained(folder)
+        if model.can_generate():
+            model.generation_config.save_pretrained(folder)
+        if processing_class is not None:
+            processing_class.save_pretrained(folder)
+        root = pathlib.Path(folder)
+        files = [path for path in sorted(root.rglob("*")) if path.is_file()]
+        return {f"hf/{path.relative_to(root).as_posix()}": path.read_bytes() for path in files}
+
+
+def _files_of(trainer: transformers.Trainer) -> dict[str, bytes]:
+    """On rank 0, of a model of the library's. Without them a step is complete, only its export needs them."""
+    if trainer.args.process_index != 0 or not isinstance(trainer.model, transformers.PreTrainedModel):
+        return {}
+    processing = trainer.processing_class or getattr(trainer.data_collator, "tokenizer", None)
+    try:
+        return pretrained_files(trainer.model, processing)
+    except Exception as error:  # the library's and the tokenizer's own code raise anything
+        _log.warning("`ropeteam export --format hf` will need --config: %s: %s", type(error).__name__, error)
+        return {}

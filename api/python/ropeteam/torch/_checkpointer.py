@@ -89,6 +89,7 @@ class Checkpointer:
         scheduler: Any = None,
         dataloader: Any = None,
         extra: Any = None,
+        files: Mapping[str, bytes] | None = None,
         memory_every: int = 1,
         storage_every: int | None = None,
         log_file: str | os.PathLike[str] | None = None,
@@ -108,6 +109,7 @@ class Checkpointer:
             Models are modules; all others have state_dict() and load_state_dict().
         extra: one of those, or a dict whose values are such, or plain values: the dict's values of now are
             saved, and set in the same dict by a load. {"epoch": 0, "ema": averaged_model}
+        files: small files that rank 0 saves with each step: see save_state().
         memory_every: step(n) saves where n is a multiple of it.
         storage_every: where the job has storage, a saved step is written there when a multiple of so many has
             been passed, beside those that the daemons' --persist-every asks for. Left out: 500; 0: none.
@@ -141,6 +143,7 @@ class Checkpointer:
         self._storage_asked_for = bool(storage_every)
         self._before = 0  # the step that was saved or loaded last
         self._options = {"rng": rng, "replicas": replicas, "verify": verify}
+        self._files = dict(files or {})
         self._group, self._timeout = group, timeout
         self._pending: list[int] = []  # saved and not known to be committed, oldest first
         self._stride, self._commits_in_a_row = 1, 0
@@ -332,6 +335,8 @@ class Checkpointer:
     def _put(self, step: int, metadata: Mapping[str, JsonValue] | None) -> int:
         assert self._client is not None
         options = {"data": self._plain_state(), "metadata": metadata, **self._options}
+        if self._rank == 0:
+            options["files"] = self._files
         return save_state(self._client, step, self._model, self._optimizer, **options)
 
     def _plain_state(self) -> dict[str, Any]:

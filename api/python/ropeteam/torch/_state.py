@@ -96,6 +96,7 @@ def save_state(
     *,
     data: Any = None,
     rng: bool = True,
+    files: Mapping[str, bytes] | None = None,
     metadata: Mapping[str, JsonValue] | None = None,
     persist: bool = False,
     wait: Level | None = None,
@@ -109,6 +110,8 @@ def save_state(
     model, optimizer: one, or several by name, {"generator": g, "critic": c}.
     data: plain state of the caller's, e.g. its position in the data: what flatten() takes.
     rng: the random generators too. metadata: the step's, e.g. {"loss": loss.item()}.
+    files: small files of this rank's by their names; one rank is enough. `ropeteam export --format hf` writes
+        those below "hf/": {"hf/config.json": b"…"}. On storage *.json are files, too.
     replicas: parameters, and their state in the optimizer, that several ranks have are saved by one of them.
         "auto" knows those of DistributedDataParallel and of DTensors; a process group says that its ranks
         have the same parameters; "all" has each rank save all of its own. Buffers are always each rank's own.
@@ -116,7 +119,7 @@ def save_state(
         save has changed. "every": at each save, a pass over the memory. "never". Where they differ, a warning
         is logged, and each rank saves all of its own from then on; docs/pytorch.md has the rest.
     """
-    state = training_state(model, optimizer, data=data, rng=rng)
+    state = {**training_state(model, optimizer, data=data, rng=rng), **(files or {})}
     options = {"metadata": metadata, "persist": persist, "wait": wait, "timeout": timeout}
     known = _replicated(model, optimizer, None if isinstance(replicas, str) else replicas)
     return save_tensors(client, step, state, replicas=replicas, verify=verify, replicated=known, **options)
