@@ -80,7 +80,7 @@ Agent::Outputs Agent::Relocate(TimeUs now, const Place& place, bool move) {
   if (elsewhere && rounds_ == 0) AskOthersFirst(static_cast<uint32_t>(own_) + 1);  // it leaves its own
   current_ = index;
   if (phase_ != Phase::kConnecting && phase_ != Phase::kRegistered) return Take();
-  LOG_DEBUG("membership goes to the coordinator at %s, as it was told", place.address.c_str());
+  LOG_DEBUG("membership moves to the coordinator at %s, as requested", place.address.c_str());
   pause_ = kReconnectPauseMinUs;
   Connect(now);
   return Take();

@@ -232,7 +232,7 @@ void Coordinator::Register(ConnectionId connection, const Registration& registra
   const size_t others = records_.size() - names_.count(member.name);
   if (others >= kNodesMax)
     return Refuse(connection,
-                  Error(Code::kNoSpace, "node %s is one too many: %zu nodes registered, limit %zu",
+                  Error(Code::kNoSpace, "node %s cannot register: %zu nodes are registered, limit %zu",
                         member.name.c_str(), others, kNodesMax));
   Record record;
   record.member = member;

@@ -50,7 +50,7 @@ uint64_t LeftBehind(const std::string& directory, std::string* sentence) {
     ++count;
   }
   if (count != 0)
-    *sentence = "arenas that nobody uses hold " + FormatSize(bytes) + " in " + directory + " (" +
+    *sentence = "unused arenas hold " + FormatSize(bytes) + " in " + directory + " (" +
                 std::to_string(count) + "): ropeteam clean --all-ended --arena-path " + directory +
                 " frees it";
   return bytes;
@@ -198,7 +198,7 @@ Result<uint64_t> ArenaFile::DefaultBytes() const {
   if (system.f_type == HUGETLBFS_MAGIC) return in_directory;  // set aside for nothing else
   if (system.f_blocks != 0) available = std::min(available, in_directory);
   if (available == UINT64_MAX)
-    return Error(Code::kInvalidArgument, "--memory auto: this machine does not tell what is free");
+    return Error(Code::kInvalidArgument, "--memory auto: the free memory of this machine cannot be read");
   std::string left;
   const uint64_t held = LeftBehind(config_.directory, &left);
   if (held != 0) {

@@ -242,7 +242,7 @@ Status Daemon::MakeCredentials() {
   std::vector<JobKey> keys = std::exchange(options_.job_keys, {});
   if (keys.empty() && options_.insecure) {
     LOG_WARNING(
-        "insecure: whoever reaches %s or %s can join job %s, and read and delete its checkpoints",
+        "insecure: anyone who reaches %s or %s can join job %s, and read and delete its checkpoints",
         options_.listen.c_str(),
         options_.coordinator_listen.empty() ? options_.listen.c_str() : options_.coordinator_listen.c_str(),
         options_.job.c_str());
@@ -351,7 +351,7 @@ Status Daemon::StartMembership() {
     config.coordinator_addresses.clear();
     config.coordinator_listen = JoinHostPort(options_.listen, 0);
     membership_ = CreateEtcdMembership(config, *options_.etcd);
-    LOG_INFO("coordinator where %s says, keys below %s", EtcdName(*options_.etcd).c_str(),
+    LOG_INFO("coordinator as stored in %s, keys below %s", EtcdName(*options_.etcd).c_str(),
              options_.etcd->prefix.c_str());
   } else {
     membership_ = CreateStandaloneMembership(config);
@@ -395,7 +395,7 @@ void Daemon::OnRefused(const Status& status) {
     refused_ = true;
     return loop_.Stop();
   }
-  LOG_WARNING("this node was declared dead while alive, it begins anew: %s", status.message().c_str());
+  LOG_WARNING("this node was declared dead while alive, it starts again: %s", status.message().c_str());
   supervisor_.Starting();
   EndNode();
   if (hangs_)  // in a thread that still uses the arena
@@ -410,7 +410,7 @@ void Daemon::OnRefused(const Status& status) {
     LOG_INFO("rejoining as node %016" PRIx64, node_->self().id);
     return;
   }
-  LOG_ERROR("cannot begin anew: %s", end_.ToString().c_str());
+  LOG_ERROR("cannot start again: %s", end_.ToString().c_str());
   loop_.Stop();
 }
 
@@ -438,8 +438,8 @@ void Daemon::OnTick() {
   const Status status = Error(Code::kUnavailable, "no coordinator has answered%s%s for %" PRIu64 " s: %s",
                               at.empty() ? "" : " at ", at.c_str(), waited / 1'000'000,
                               !why.empty() ? why.c_str()
-                              : at.empty() ? "no node has the office yet"
-                                           : "it has said nothing");
+                              : at.empty() ? "no node has the coordinator role yet"
+                                           : "it has not answered");
   if (options_.join_timeout_s != 0 && waited >= options_.join_timeout_s * TimeUs{1'000'000}) {
     end_ = status;
     alone_ = true;

@@ -107,7 +107,7 @@ void DeviceBuffers::Register(DeviceBufferId id, std::unique_lock<std::mutex>& lo
   Buffer& buffer = buffers_.at(id);  // stays where it is: nobody but this thread erases it
   const UniqueFd descriptor = std::move(buffer.descriptor);
   const Added added = std::move(buffer.added);
-  Status status = Error(Code::kAborted, "the memory was taken back");
+  Status status = Error(Code::kAborted, "the memory was revoked");
   if (!buffer.removed) {
     lock.unlock();
     const Result<RegionId> region = RegisterDescriptor(descriptor.get(), buffer.bytes);
@@ -117,7 +117,7 @@ void DeviceBuffers::Register(DeviceBufferId id, std::unique_lock<std::mutex>& lo
       buffer.registered = true;
       buffer.region = *region;
       if (buffer.removed) {
-        status = Error(Code::kAborted, "the memory was taken back");
+        status = Error(Code::kAborted, "the memory was revoked");
         DeregisterIfUnused(id, buffer);
       }
     }

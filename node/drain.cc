@@ -14,7 +14,7 @@ int DrainExitCode(const DrainReport& report) {
 }
 
 std::string DrainText(const DrainReport& report) {
-  if (!report.heard) return "no leader has answered, so nobody knows what can be restored without this node";
+  if (!report.heard) return "no leader has answered, so it is unknown what can be restored without this node";
   const int code = DrainExitCode(report);
   if (code == 0) return "all that is kept is redundant on other nodes, and what was due is on storage";
   std::string text = code == kExitDrainedUnsafe

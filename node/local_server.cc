@@ -108,7 +108,7 @@ void LocalServer::OnFrame(SessionId id, const local::FrameHeader& header, std::s
                  "a session of kind admin has no rank to do that for");
   if (OnRequest(id, client, header.type, header.request, payload)) return;
   client.session->Close("frame of type " + std::to_string(static_cast<unsigned>(header.type)) + " and " +
-                        std::to_string(payload.size()) + " bytes is not as the protocol says");
+                        std::to_string(payload.size()) + " bytes does not match the protocol");
 }
 
 void LocalServer::OnHello(SessionId id, Client& client, RequestId request, std::string_view payload) {
@@ -126,7 +126,7 @@ void LocalServer::OnHello(SessionId id, Client& client, RequestId request, std::
   }
   client.version = version;
   local::Hello hello;
-  if (!Decode(payload, hello)) return client.session->Close("a hello that is not as the protocol says");
+  if (!Decode(payload, hello)) return client.session->Close("a hello that does not match the protocol");
   if (hello.life.size() > local::kLifeBytesMax)
     return Reply(client, request, Code::kInvalidArgument,
                  "life of " + std::to_string(hello.life.size()) + " bytes, limit " +

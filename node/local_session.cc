@@ -79,7 +79,7 @@ void LocalSession::WatchProcess() {
     process_.reset(static_cast<int>(syscall(SYS_pidfd_open, peer_pid_, 0)));
   }
   if (!process_.valid()) {
-    LOG_DEBUG("session pid %d is watched by its stream alone", static_cast<int>(peer_pid_));
+    LOG_DEBUG("session pid %d is watched by its connection alone", static_cast<int>(peer_pid_));
     return;
   }
   const Status added =

@@ -310,7 +310,7 @@ void Node::OnTold(const std::string& coordinator) {
       !watch_->Follows(coordinator, &now))
     return;
   if (std::exchange(told_, coordinator) != coordinator)
-    LOG_INFO("coordinator is at %s, a member of the last view says", coordinator.c_str());
+    LOG_INFO("coordinator is at %s according to a member of the last view", coordinator.c_str());
   relocate_(coordinator, now);
 }
 
@@ -321,16 +321,17 @@ Status Node::Rejoin(const std::string& coordinator, bool force) {
   if (watch_ == nullptr) return Error(Code::kUnavailable, "this node has no membership yet");
   if (watch_->moves())
     return Error(Code::kUnsupported,
-                 "node %s runs with --membership etcd://…: it finds the coordinator by itself, and nobody "
-                 "else says where it is",
+                 "node %s runs with --membership etcd://…: it takes the coordinator's address from etcd "
+                 "alone",
                  options_.node.c_str());
   if (const std::string& present = watch_->Registered(); !present.empty() && present != coordinator && !force)
     return Error(Code::kAlreadyExists,
-                 "node %s is registered with the coordinator at %s, which answers: to leave it for %s all "
-                 "the same, say "
-                 "--force, on every node that is to go there",
+                 "node %s is registered with the coordinator at %s, which answers: to move it to %s "
+                 "anyway, give "
+                 "--force, on every node that must move",
                  options_.node.c_str(), present.c_str(), coordinator.c_str());
-  LOG_INFO("coordinator is at %s, `ropeteam rejoin` says%s", coordinator.c_str(), force ? ", by force" : "");
+  LOG_INFO("coordinator is at %s according to `ropeteam rejoin`%s", coordinator.c_str(),
+           force ? ", by force" : "");
   relocate_(coordinator, force);
   return OkStatus();
 }

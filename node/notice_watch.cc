@@ -284,8 +284,8 @@ void NoticeWatch::Run() {
     if (stopped_) return;
     if (found.ok() && *found) return on_notice_(**found);
     if (!found.ok() && !trouble)
-      LOG_WARNING("notices cannot be looked for, trying again: %s", found.status().ToString().c_str());
-    if (found.ok() && trouble) LOG_INFO("notices can be looked for again");
+      LOG_WARNING("notices cannot be read, trying again: %s", found.status().ToString().c_str());
+    if (found.ok() && trouble) LOG_INFO("notices can be read again");
     trouble = !found.ok();
     stop_.wait_for(lock, kLookEvery, [this] { return stopped_; });
   }

@@ -68,9 +68,10 @@ void Declare(CLI::App& app, Texts& t) {
                  "of this machine]");
   app.add_option(
       "--membership", t.membership,
-      "standalone, or etcd://[USER@]HOST:PORT,…/PREFIX: any node may run the coordinator, and etcd says "
+      "standalone, or etcd://[USER@]HOST:PORT,…/PREFIX: any node may run the coordinator, and etcd stores "
       "which one does; etcds:// for TLS [standalone]");
-  app.add_option("--etcd-ca", t.etcd_ca, "file with the certificates of who signed etcd's [the system's]");
+  app.add_option("--etcd-ca", t.etcd_ca,
+                 "file with the certificates of the authorities that signed etcd's [the system's]");
   app.add_option("--etcd-cert", t.etcd_cert, "file with this client's certificate for etcd");
   app.add_option("--etcd-key", t.etcd_key, "file with the private key of --etcd-cert");
   app.add_option("--etcd-password-file", t.etcd_password_file,
@@ -89,9 +90,10 @@ void Declare(CLI::App& app, Texts& t) {
   app.add_option("--tls-name", t.tls_name,
                  "DNS name or CN that every node's certificate has, where --tls-ca signs others too [any]");
   app.add_flag("--insecure", t.insecure,
-               "without a key, let everybody in who reaches the ports, also from other hosts");
-  app.add_flag("--encrypt-replicas", t.encrypt_replicas,
-               "encrypt what other nodes hold and what is sent to them; on all nodes of a job or on none");
+               "without a key, accept everyone who reaches the ports, also from other hosts");
+  app.add_flag(
+      "--encrypt-replicas", t.encrypt_replicas,
+      "encrypt the copies on other nodes and the data sent to them; on all nodes of a job or on none");
   app.add_option("--memory", t.memory,
                  "the arena's size: 512M, 24G; auto: as it was, else a quarter of what is free [auto]");
   app.add_option("--chunk-size", t.chunk_size,
@@ -99,7 +101,7 @@ void Declare(CLI::App& app, Texts& t) {
   app.add_option("--arena-path", t.arena_path,
                  "directory of the arena's file: tmpfs or hugetlbfs [/dev/shm]");
   app.add_flag("--arena-reset", t.arena_reset,
-               "drop what an arena file of this job and node holds, if it does not fit");
+               "discard the contents of an arena file of this job and node that does not fit");
   app.add_option("--replicas", t.replicas,
                  "verified copies on other nodes [1; 0 with --nodes 1; or the running job's]");
   app.add_option("--keep-steps", t.keep_steps, "committed steps that are kept [2, or the running job's]");
@@ -109,11 +111,11 @@ void Declare(CLI::App& app, Texts& t) {
       "job's]");
   app.add_option(
       "--restore-from", t.restore_from,
-      "URL[@STEP]: where neither memory nor --storage has a step, begin from the newest, or this one, "
+      "URL[@STEP]: if neither memory nor --storage has a step, begin from the newest step, or this one, "
       "of another job: URL/…/JOB [none, or the running job's]");
   app.add_option(
       "--persist-every", t.persist_every,
-      "persist a committed step every so many steps (100) or seconds (600s); 0: only when asked [0, or the "
+      "persist a committed step every so many steps (100) or seconds (600s); 0: only on request [0, or the "
       "running job's]");
   app.add_option("--persist-rate", t.persist_rate,
                  "bytes per second that this node writes to storage, such as 500M; 0: no bound [0]");
@@ -148,7 +150,7 @@ void Declare(CLI::App& app, Texts& t) {
   app.add_flag("--json", t.json, "with --list-devices: as JSON");
   app.add_option("--dead-after-ms", t.dead_after_ms, "silence after which a node is declared dead [1000]");
   app.add_option("--heartbeat-ms", t.heartbeat_ms, "time between heartbeats [a fifth of --dead-after-ms]");
-  app.add_option("--check-threads", t.check_threads, "threads that check what came from other nodes [2]");
+  app.add_option("--check-threads", t.check_threads, "threads that check data from other nodes [2]");
   app.add_option("--scrub-rate", t.scrub_rate,
                  "bytes per second of sealed data that are checked in the background; 0: off [100M]");
   app.add_option(
@@ -156,20 +158,21 @@ void Declare(CLI::App& app, Texts& t) {
       "restores of a step in a row, without a newer commit, after which an older one is offered; 0: never "
       "[3]");
   app.add_option("--metrics", t.metrics,
-                 "[ADDRESS:]PORT where Prometheus may ask for metrics; a port alone: on 127.0.0.1 [nowhere]");
+                 "[ADDRESS:]PORT that serves metrics to Prometheus; a port alone: on 127.0.0.1 [nowhere]");
   app.add_option("--ready-fd", t.ready_fd, "descriptor that gets the ready line too");
-  app.add_flag("--supervised", t.supervised, "keep that descriptor, and say there how the daemon does");
+  app.add_flag("--supervised", t.supervised,
+               "keep that descriptor open, and report the daemon's state there");
   app.add_option("--join-timeout", t.join_timeout,
                  "be ready only as a member of the job, and end with 4 after so many seconds without a "
                  "coordinator; 0: be ready without [0]");
   app.add_flag("--drain-on-term", t.drain_on_term,
-               "on SIGTERM, copy what is held here to other nodes before leaving (ropeteam drain)");
+               "on SIGTERM, copy this node's shards to other nodes before leaving (ropeteam drain)");
   app.add_option("--notice-seconds", t.notice_seconds,
-                 "how long a drain may take; then the node leaves with what was reached [30]");
-  app.add_option(
-      "--notice", t.notice,
-      "drain when this says that the machine is to be taken away: file:PATH (it exists), cmd:COMMAND "
-      "(it ends with 0), aws, gcp or azure (the instance's metadata) [nothing]");
+                 "how long a drain may take; then the node leaves in any case [30]");
+  app.add_option("--notice", t.notice,
+                 "drain when this source announces that the machine will be reclaimed: file:PATH (it "
+                 "exists), cmd:COMMAND "
+                 "(it ends with 0), aws, gcp or azure (the instance's metadata) [nothing]");
   app.add_option("--notice-endpoint", t.notice_endpoint,
                  "http://HOST[:PORT] of the instance's metadata [the cloud's own]");
   app.add_option("--log-level", t.log_level, "trace, debug, info, warning, error, off [info]");

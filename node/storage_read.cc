@@ -243,7 +243,7 @@ Result<LoadedChunks> StorageWorkers::Load(const LoadChunks& load) {
   });
   if (!head.ok()) return head.status();
   if (load.shard.rank >= head->world_size || run.entry.stream_bytes != load.stream_bytes)
-    return Error(Code::kCorrupt, "%s: rank %u of a world of %u has %llu bytes, %llu were expected",
+    return Error(Code::kCorrupt, "%s: rank %u of %u ranks has %llu bytes, %llu were expected",
                  run.folder.c_str(), load.shard.rank, head->world_size,
                  static_cast<unsigned long long>(run.entry.stream_bytes),
                  static_cast<unsigned long long>(load.stream_bytes));

@@ -108,14 +108,15 @@ Status CheckUcxListens(const FabricConfig& config, const std::vector<std::string
     if (!used || ("," + device.provider + ",").find(",tcp,") == std::string::npos) continue;
     if (device.name == "lo" || config.insecure) {
       LOG_WARNING(
-          "transport ucx listens by tcp on %s, and UCX checks no key there: whoever reaches it can write to "
+          "transport ucx listens by tcp on %s, and UCX checks no key there: anyone who reaches it can write "
+          "to "
           "this process's memory",
           device.name.c_str());
       continue;
     }
     return Error(
         Code::kInvalidArgument,
-        "transport ucx listens by tcp on %s, and UCX checks no key there: whoever reaches it can write to "
+        "transport ucx listens by tcp on %s, and UCX checks no key there: anyone who reaches it can write to "
         "this process's memory. Name the RDMA devices alone (--device mlx5_0:1), take --transport ofi or "
         "verbs, or say --insecure",
         device.name.c_str());
@@ -140,7 +141,7 @@ Result<FabricPlan> PlanFabric(const FabricConfig& config, const std::vector<Fabr
   if (any && preferred == "verbs") return FabricPlan{"verbs", "", ""};
   std::string reason = WhyNoRdma(listings);
   if (config.require_rdma)
-    return Error(Code::kUnsupported, "RDMA is required and cannot be had: %s", reason.c_str());
+    return Error(Code::kUnsupported, "RDMA is required and not available: %s", reason.c_str());
   return FabricPlan{"ofi", kTcp, any ? std::move(reason) : ""};
 }
 

@@ -22,8 +22,8 @@ namespace ropeteam::cli {
 namespace {
 
 constexpr char kHelp[] =
-    "ropeteam clean [--job JOB | --all-ended] [--dry-run]: removes arenas, sockets and data of etcd that "
-    "nobody uses\n"
+    "ropeteam clean [--job JOB | --all-ended] [--dry-run]: removes unused arenas, sockets and data of "
+    "etcd\n"
     "\n"
     "An arena is in use while its daemon runs, or a `ropeteam run` that would start the daemon again. What "
     "another\n"
@@ -32,7 +32,7 @@ constexpr char kHelp[] =
     "not in use in between. Without --job and --all-ended nothing is removed, and what would be is listed.\n"
     "\n"
     "  --job JOB         of this job alone; exit code 1 when it is in use\n"
-    "  --all-ended       of every job that nobody runs\n"
+    "  --all-ended       of every job that is not running\n"
     "  --dry-run         only say what would be removed\n"
     "  --arena-path DIR  where the arenas are [ROPETEAM_ARENA_PATH, /dev/shm]\n";
 

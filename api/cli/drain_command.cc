@@ -15,11 +15,10 @@ namespace ropeteam::cli {
 namespace {
 
 constexpr char kHelp[] =
-    "ropeteam drain: this node leaves the job in good order. No save begins on it, what it holds is copied "
-    "to\n"
-    "                other nodes, what is due is written to storage; then its daemon ends\n"
-    "  --notice-seconds S  it leaves after S seconds at the latest, with what was reached [as its daemon was "
-    "told: "
+    "ropeteam drain: removes this node from the job without losing redundancy. No save begins on it, its "
+    "shards are\n"
+    "                copied to other nodes, due steps are written to storage; then its daemon ends\n"
+    "  --notice-seconds S  it leaves after S seconds in any case [as its daemon's --notice-seconds: "
     "30]\n"
     "  --job JOB, --node NODE  the daemon of this job and node, where several run on this machine\n"
     "  --socket PATH       the daemon's socket [ROPETEAM_SOCKET, else the only one of yours on this "
@@ -29,8 +28,8 @@ constexpr char kHelp[] =
     "\n"
     "Exit codes: 0 all that is kept is redundant on other nodes, and what was due is on storage; 5 the "
     "newest\n"
-    "committed step can be restored without this node, but something is missing; 6 it cannot, or nobody "
-    "knows;\n"
+    "committed step can be restored without this node, but something is missing; 6 it cannot, or this is "
+    "unknown;\n"
     "1 the daemon could not be asked, or ended before it had left; 2 a wrong option.\n";
 
 // How often the daemon is asked how far it is: a bar that moves, at no cost.

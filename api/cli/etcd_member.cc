@@ -318,10 +318,11 @@ Result<std::vector<EtcdHost>> ParseEtcdHosts(const std::string& text) {
     hosts.push_back(host);
   }
   if (hosts.size() != 1 && hosts.size() != kEtcdMembers)
-    return Error(Code::kInvalidArgument,
-                 "--start-etcd names %zu hosts: name the first three nodes' of the job, or one, with which "
-                 "etcd is lost",
-                 hosts.size());
+    return Error(
+        Code::kInvalidArgument,
+        "--start-etcd names %zu hosts: name those of the job's first three nodes, or one, with which "
+        "etcd is lost",
+        hosts.size());
   return hosts;
 }
 

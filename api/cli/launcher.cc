@@ -93,7 +93,7 @@ Status ChooseCounts(Chooser& chooser, uint32_t* ordinal, uint32_t* nodes) {
   if (*nodes > 1 && chooser.settings["ordinal"].from == "default")
     return Error(
         Code::kInvalidArgument,
-        "a job of %u nodes (%s) and no word of which one this is: give --ordinal, from 0, or set NODE_RANK",
+        "a job of %u nodes (%s) without this node's position: give --ordinal, from 0, or set NODE_RANK",
         *nodes, count.from.c_str());
   const Setting& position = chooser.settings["ordinal"];
   if (!ToNumber(position.value, ordinal))
@@ -161,13 +161,14 @@ Status ChooseListen(Chooser& chooser, uint32_t ordinal, uint32_t nodes,
   if (host.size() > 2 && host.front() == '[') host = host.substr(1, host.size() - 2);
   const std::string address = local_address_for(host);
   if (address.empty())
-    return Error(Code::kInvalidArgument, "no way to %s, named by %s, is known here: give --listen ADDRESS",
-                 host.c_str(), coordinator.from.c_str());
+    return Error(Code::kInvalidArgument,
+                 "this machine has no route to %s, named by %s: give --listen ADDRESS", host.c_str(),
+                 coordinator.from.c_str());
   // Distributions write the host's own name as 127.0.1.1 into /etc/hosts: right here, and wrong for every
   // peer.
   if (IsLoopback(address) && !IsLoopback(host))
     return Error(Code::kInvalidArgument,
-                 "%s, named by %s, is %s on this machine, where no peer would find it: give --listen ADDRESS",
+                 "%s, named by %s, is %s on this machine, which no peer can reach: give --listen ADDRESS",
                  host.c_str(), coordinator.from.c_str(), address.c_str());
   chooser.settings["listen"] = {address, "the way to " + host};
   return OkStatus();

@@ -164,7 +164,7 @@ void PrintWarnings(const DaemonFacts& facts, const Settings& settings) {
     std::fprintf(
         stderr,
         "ropeteam run: a former run of job %s has left up to step %llu in %s: a program that loads goes "
-        "on from there; to begin anew, remove the file on every node or give another --job\n",
+        "on from there; to begin from scratch, remove the file on every node or give another --job\n",
         facts.job.c_str(), static_cast<unsigned long long>(*facts.former_step), facts.arena.c_str());
 }
 
@@ -247,7 +247,7 @@ Result<std::optional<EtcdMember>> StartEtcd(const RunOptions& options, const std
   if (config.cert.empty() && !loopback && std::find(flags.begin(), flags.end(), "insecure") == flags.end())
     return Error(
         Code::kInvalidArgument,
-        "--start-etcd would let whoever reaches %s change who is a member of the job, also with a job key: "
+        "--start-etcd would let anyone who reaches %s change the job's members, even with a job key: "
         "give "
         "--tls-cert, --tls-key and --tls-ca with certificates that name each host, or say --insecure",
         config.listen.c_str());

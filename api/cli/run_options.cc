@@ -77,7 +77,7 @@ const char kRunHelp[] =
     "arena\n"
     "stays for the next run.\n"
     "\n"
-    "Job, node, counts, coordinator and address come from the launcher's variables unless told otherwise.\n"
+    "Job, node, counts, coordinator and address come from the launcher's variables unless given here.\n"
     "\n"
     "  --daemon PATH            the ropeteamd to start [ROPETEAMD, beside this program, PATH]\n"
     "  --ready-timeout SECONDS  how long it may take to be ready [600]\n"

@@ -24,13 +24,13 @@ namespace {
 using local::Type;
 
 constexpr char kHelp[] =
-    "ropeteam import DIR|URL[@STEP]: saves a step [the newest] into a running job, from where export or a "
-    "job "
-    "has put it:\n"
+    "ropeteam import DIR|URL[@STEP]: saves a step [the newest] into a running job, from a directory or "
+    "storage "
+    "to which export or a job has written it:\n"
     "the ranks that start next restore it. DIR is a job's folder, or the one above it. No rank may be open "
     "meanwhile.\n"
     "  --ranks A-B        only these ranks [all]; others are imported on other nodes, with the same --life\n"
-    "  --life NAME        of the world that the import is, the same on all nodes; with --ranks it must be "
+    "  --life TOKEN       of the import's incarnation, the same on all nodes; with --ranks it must be "
     "given\n"
     "  --socket PATH      the daemon's socket [ROPETEAM_SOCKET, else the only one of yours on this "
     "machine]\n";

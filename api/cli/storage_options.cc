@@ -216,7 +216,7 @@ Status CheckWhole(const std::vector<std::string>& words, StorageCommand command,
     if (source->step) options->step = std::to_string(*source->step);
     if (options->rank_first && options->life.empty())
       return Error(Code::kInvalidArgument,
-                   "--ranks needs --life, which all who import a part of the step share");
+                   "--ranks needs --life, the same token on all nodes that import a part of the step");
     return OkStatus();
   } else if (!words.empty()) {
     options->url = words[0];

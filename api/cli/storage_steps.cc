@@ -23,11 +23,11 @@ constexpr size_t kReportThreads = 4;
 constexpr size_t kJobsNamedMax = 20;
 
 constexpr char kCommonHelp[] =
-    "  --job JOB          whose steps [ls: of all jobs; else of the only one below the URL]\n"
+    "  --job JOB          only steps of this job [ls: of all jobs; else of the only one below the URL]\n"
     "  --timeout SECONDS  for one request to the store, with its retries [60]\n"
     "\n"
     "URL: a directory, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX, as ropeteamd's --storage has it.\n"
-    "STEP: a number, of which the latest incarnation is meant, or a folder's name "
+    "STEP: a number, which means its latest incarnation, or a folder's name "
     "(step-0000000100-i00000003).\n";
 
 }  // namespace

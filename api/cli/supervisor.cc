@@ -141,7 +141,7 @@ Status Supervisor::WaitReady() {
   const size_t begin = ready_line_.find(" socket ");
   const size_t end = ready_line_.find(" control ");
   if (begin == std::string::npos || end == std::string::npos || end < begin)
-    return Error(Code::kIo, "ropeteamd said \"%.200s\", not where its socket is", ready_line_.c_str());
+    return Error(Code::kIo, "ropeteamd printed \"%.200s\", not the path of its socket", ready_line_.c_str());
   socket_ = ready_line_.substr(begin + 8, end - begin - 8);
   return OkStatus();
 }

@@ -225,7 +225,7 @@ Status WriteTrace(const std::vector<NodeTrace>& nodes, const AskOptions& options
   if (events == 0)
     return Error(
         Code::kNotFound,
-        "no node has noted anything of step %llu: it was never saved, or the %zu events that each node "
+        "no node has recorded events of step %llu: it was never saved, or the %zu events that each node "
         "keeps are newer",
         static_cast<unsigned long long>(options.step), kTraceEventsMax);
   PerfettoTrace trace;

@@ -264,16 +264,17 @@ Result<OpenOptions> ResolveOptions(const ropeteam_open_options_t& given) {
     options.world_size = *world_size;
   }
   if (options.world_size == 0 || options.world_size > ROPETEAM_WORLD_MAX) {
-    return Error(Code::kInvalidArgument, "world of %u ranks, limits 1 and %d", options.world_size,
+    return Error(Code::kInvalidArgument, "world_size %u, limits 1 and %d", options.world_size,
                  ROPETEAM_WORLD_MAX);
   }
   if (options.rank >= options.world_size) {
-    return Error(Code::kInvalidArgument, "rank %u in a world of %u ranks", options.rank, options.world_size);
+    return Error(Code::kInvalidArgument, "rank %u, world_size %u: a rank must be below world_size",
+                 options.rank, options.world_size);
   }
   options.life = given.life != nullptr ? std::string(given.life) : LifeFromEnvironment();
   if (options.life.size() > local::kLifeBytesMax) {
-    return Error(Code::kInvalidArgument, "life of %zu bytes, limit %u", options.life.size(),
-                 local::kLifeBytesMax);
+    return Error(Code::kInvalidArgument, "the incarnation's token (life) has %zu bytes, limit %u",
+                 options.life.size(), local::kLifeBytesMax);
   }
   const Result<uint32_t> copy_threads = CopyThreadsFromEnvironment();
   if (!copy_threads.ok()) return copy_threads.status();

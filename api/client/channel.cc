@@ -90,7 +90,7 @@ void Channel::Break(Status reason) {
 
 Status Channel::BreakFor(const char* what) {
   Status status =
-      Error(Code::kUnavailable, "the daemon at %s %s; the connection is given up", socket_.c_str(), what);
+      Error(Code::kUnavailable, "the daemon at %s %s; the connection is closed", socket_.c_str(), what);
   LOG_WARNING("%s", status.message().c_str());
   Break(status);
   return status;

@@ -181,7 +181,7 @@ Result<std::optional<DevicePointer>> CudaDriver::Classify(const void* pointer) c
                  ErrorOf(result, "cuPointerGetAttributes").message().c_str());
   }
   if (result != kCuSuccess) {
-    return Error(Code::kInvalidArgument, "a pointer that the CUDA driver cannot tell of: %s",
+    return Error(Code::kInvalidArgument, "a pointer that the CUDA driver does not know: %s",
                  ErrorOf(result, "cuPointerGetAttributes").message().c_str());
   }
   // Managed memory may lie on either side, and a CPU that touches it while kernels run may fault: the driver

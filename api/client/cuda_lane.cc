@@ -117,7 +117,7 @@ Status CudaLane::WaitFor(CuEvent event, Deadline deadline) {
     const CuResult result = driver_.event_query(event);
     if (result != kCuNotReady) return CheckCall(result, "cuEventQuery");
     if (deadline.Passed()) {
-      return Error(Code::kDeadlineExceeded, "the caller's CUDA stream has not come to this call");
+      return Error(Code::kDeadlineExceeded, "the caller's CUDA stream has not reached this call in time");
     }
     std::this_thread::sleep_for(pause);
     pause = std::min(pause * 2, kPauseMax);

@@ -15,7 +15,7 @@ void Drainer::Begin() {
   begun_at_ = ask_at_ = context.now;
   context.leaving = true;
   context.inventory_dirty = true;
-  LOG_INFO("leaving: no save begins here, and what is held here is copied to other nodes");
+  LOG_INFO("leaving: no save begins here, and the shards that are held here are copied to other nodes");
 }
 
 bool Drainer::Settled() const {

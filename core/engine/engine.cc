@@ -222,7 +222,7 @@ void Engine::Impl::Dispatch(const Envelope& envelope) {
   const bool encrypted = envelope.kind == Kind::kEncryptedSeal || envelope.kind == Kind::kEncryptedGrant ||
                          envelope.kind == Kind::kEncryptCopy;
   if (encrypted && !context_.config.encrypts) {
-    LOG_WARNING("a message of kind %u from %s: nothing is encrypted here",
+    LOG_WARNING("a message of kind %u from %s refused: this job does not encrypt",
                 static_cast<unsigned>(envelope.kind), context_.NameOf(from).c_str());
     return;
   }

@@ -34,7 +34,8 @@ void Holder::OnReserve(NodeId from, const ReplicaReserve& reserve) {
     grant.message = status.message();
     context.Send(from, grant);
   };
-  if (reserve.copy.source != from) return refuse(Error(Code::kInvalidArgument, "copy of another source"));
+  if (reserve.copy.source != from)
+    return refuse(Error(Code::kInvalidArgument, "the copy's number names another source"));
   if (reserve.chunk_bytes != context.store.chunk_bytes())
     return refuse(Error(Code::kInvalidArgument, "chunks of %llu bytes offered, this arena has chunks of %llu",
                         static_cast<unsigned long long>(reserve.chunk_bytes),
@@ -59,7 +60,7 @@ void Holder::OnReserve(NodeId from, const ReplicaReserve& reserve) {
         return refuse(Error(Code::kAlreadyExists, "another copy of this shard is on its way here"));
   }
   if (incoming == nullptr && context.leaving)
-    return refuse(Error(Code::kUnavailable, "this node leaves the job"));
+    return refuse(Error(Code::kUnavailable, "this node is leaving the job"));
   const uint64_t have = incoming == nullptr ? 0 : ChunkCount(incoming->extents);
   if (reserve.chunks > have) {
     Result<std::vector<Extent>> extents = parts_.memory.Allocate(reserve.chunks - have);
@@ -357,8 +358,8 @@ void Holder::OnBadCopy(NodeId from, const BadCopy& bad) {
         return std::binary_search(shard->bad.begin(), shard->bad.end(), chunk);
       }))
     return;
-  LOG_WARNING("%s read %zu bad chunks of %s here", parts_.context.NameOf(from).c_str(), bad.chunks.size(),
-              bad.shard.id.ToString().c_str());
+  LOG_WARNING("%s reports %zu bad chunks in this node's copy of %s", parts_.context.NameOf(from).c_str(),
+              bad.chunks.size(), bad.shard.id.ToString().c_str());
   parts_.fetcher.Repair(bad.shard.id, bad.chunks, [](const Status&) {});
 }
 

@@ -157,8 +157,8 @@ void Incarnations::Pin(const StepId& step) {
 
 Status Incarnations::CheckWorld(const JoinQuestion& join) const {
   if (join.world_size == life_.world_size) return OkStatus();
-  return Error(Code::kInvalidArgument, "rank %u says the world has %u ranks, incarnation %llu has %u",
-               join.rank, join.world_size, LifeNumber(life_.incarnation), life_.world_size);
+  return Error(Code::kInvalidArgument, "rank %u has world_size %u, incarnation %llu has %u", join.rank,
+               join.world_size, LifeNumber(life_.incarnation), life_.world_size);
 }
 
 // A handle that names no incarnation and was in none before.
@@ -171,14 +171,14 @@ Status Incarnations::AdmitUnnamed(const JoinQuestion& join) {
   // another world can wait for the processes of the one before.
   if (!fits && ranks_present() != 0)
     return Error(Code::kUnavailable,
-                 "incarnation %llu (life '%s', %u ranks) has %u ranks open: a handle of %u ranks without a "
-                 "life's name opens when they have left",
+                 "incarnation %llu (token '%s', %u ranks) has %u ranks open: a handle of %u ranks without a "
+                 "token opens when they have left",
                  LifeNumber(life_.incarnation), life_.token.c_str(), life_.world_size, ranks_present(),
                  join.world_size);
   // The seat may have been given on a late repeat of a question from a process that has ended. The next inventory
   // of its node shows it.
   if (fits && !life_.broken && taken && !seat->present && !seat->left)
-    return Error(Code::kUnavailable, "rank %u was opened on %s, which has not said yet whether it is there",
+    return Error(Code::kUnavailable, "rank %u was opened on %s, whose inventory has not confirmed it yet",
                  join.rank, context_.NameOf(seat->node).c_str());
   if (!fits || (!known && (life_.broken || taken))) BeginNext(join);
   return OkStatus();
@@ -187,9 +187,10 @@ Status Incarnations::AdmitUnnamed(const JoinQuestion& join) {
 Status Incarnations::Admit(NodeId from, uint64_t question, const JoinQuestion& join) {
   ROPETEAM_CHECK(context_.Contains(from));
   if (join.world_size == 0 || join.world_size > kWorldMax)
-    return Error(Code::kInvalidArgument, "a world of %u ranks, limit %u", join.world_size, kWorldMax);
+    return Error(Code::kInvalidArgument, "world_size %u, limit %u", join.world_size, kWorldMax);
   if (join.rank >= join.world_size)
-    return Error(Code::kInvalidArgument, "rank %u in a world of %u", join.rank, join.world_size);
+    return Error(Code::kInvalidArgument, "rank %u, world_size %u: a rank must be below world_size", join.rank,
+                 join.world_size);
   const Seat* seat = Find(join.rank);
   const bool known = seat != nullptr && seat->token == join.token;
   if (join.incarnation != 0 && join.incarnation < life_.incarnation)
@@ -207,12 +208,13 @@ Status Incarnations::Admit(NodeId from, uint64_t question, const JoinQuestion& j
   if (!join.life.empty() && join.life == life_.token) {
     ROPETEAM_RETURN_IF_ERROR(CheckWorld(join));
     if (seat != nullptr && !known && seat->present)
-      return Error(Code::kAlreadyExists, "rank %u of life '%s' is open already on %s", join.rank,
-                   join.life.c_str(), context_.NameOf(seat->node).c_str());
+      return Error(Code::kAlreadyExists, "rank %u of the incarnation with token '%s' is open already on %s",
+                   join.rank, join.life.c_str(), context_.NameOf(seat->node).c_str());
   } else if (!join.life.empty()) {
     const auto& past = life_.past_tokens;
     if (std::find(past.begin(), past.end(), join.life) != past.end())
-      return Error(Code::kStale, "life '%s' of rank %u has been superseded by incarnation %llu",
+      return Error(Code::kStale,
+                   "token '%s' of rank %u is of a former incarnation, superseded by incarnation %llu",
                    join.life.c_str(), join.rank, LifeNumber(life_.incarnation));
     BeginNext(join);
   } else if (returns) {

@@ -78,7 +78,7 @@ Result<std::optional<StepId>> Latest::NewestBefore(const StepId& end, Of of) {
   std::optional<StepId> newest = NewestInMemory(of);
   while (newest && of == Of::kOffered) {
     if (!KnowsRestores(*newest))
-      return Error(Code::kUnavailable, "what storage says of the restores of %s is being read%s%s",
+      return Error(Code::kUnavailable, "the restore count of %s on storage is being read%s%s",
                    newest->ToString().c_str(), stored_.trouble().empty() ? "" : ": ",
                    stored_.trouble().c_str());
     if (!restores_.Holds(*newest)) break;
@@ -158,8 +158,7 @@ Result<StepId> Latest::Resolve(Incarnation asking, size_t members, const JobSett
                  stored_.source_damage().c_str());
   const StepId chosen = newest.value_or(StepId());
   if (!has_other && newest)
-    LOG_WARNING("every step that there is is quarantined: %s, the newest, is offered all the same",
-                newest->ToString().c_str());
+    LOG_WARNING("all steps are quarantined: %s, the newest, is offered anyway", newest->ToString().c_str());
   for (const RestoreNote& note : restores_.notes())
     if (chosen < note.step && restores_.Holds(note.step) && Available(note.step))
       restores_.PassOver(note.step, chosen);

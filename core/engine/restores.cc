@@ -139,7 +139,7 @@ void Restores::Store(const RestoreNote& note) {
         return;
       }
       store_at_ = context_.now + kAgainUs;
-      LOG_INFO("how often %s was restored is not noted on storage yet: %s", note.step.ToString().c_str(),
+      LOG_INFO("the restore count of %s is not on storage yet: %s", note.step.ToString().c_str(),
                status.ToString().c_str());
     };
     if (!held.ok()) return ended(held, {});

@@ -111,7 +111,7 @@ Status Store::ReadSlot(uint32_t index, Found* found) const {
   std::memcpy(&found->slot, slot(index), sizeof(found->slot));
   const arena::Slot& slot = found->slot;
   if (!arena::DecodeSlotState(slot.state, &found->state)) {
-    return Error(Code::kCorrupt, "state word 0x%016" PRIx64 " is none", slot.state);
+    return Error(Code::kCorrupt, "invalid state word 0x%016" PRIx64, slot.state);
   }
   if (slot.first_chunk != index)
     return Error(Code::kCorrupt, "says that it begins in chunk %u", slot.first_chunk);

@@ -202,7 +202,7 @@ Status Store::Seal(const ShardMeta& meta, Role role, std::vector<Extent> extents
                    Encryption encryption) {
   ROPETEAM_RETURN_IF_ERROR(arena::CheckMeta(meta, chunk_bytes_));
   if (!arena::IsRole(role))
-    return Error(Code::kInvalidArgument, "role %u is none", static_cast<unsigned>(role));
+    return Error(Code::kInvalidArgument, "invalid role %u", static_cast<unsigned>(role));
   const uint64_t count = ChunksFor(meta.stream_bytes, chunk_bytes_);
   if (crcs.size() != count || ChunkCount(extents) < count) {
     return Error(Code::kInvalidArgument,

@@ -352,7 +352,7 @@ Result<StoreAnswer> EtcdClient::Impl::AnswerOf(CallWork* call, const grpc::Statu
       Leave(call->connection.get());
     }
     return Error(code, "%s: %s%s", endpoint.c_str(), status.error_message().substr(0, 300).c_str(),
-                 !renew && TokenIsBad(status) ? " (it wants a user: etcd://USER@HOST:PORT/PREFIX)" : "");
+                 !renew && TokenIsBad(status) ? "(etcd requires a user: etcd://USER@HOST:PORT/PREFIX)" : "");
   }
   StoreAnswer answer;
   uint64_t cluster_id = 0;
@@ -361,8 +361,7 @@ Result<StoreAnswer> EtcdClient::Impl::AnswerOf(CallWork* call, const grpc::Statu
     if (const size_t asked = (answer.succeeded ? txn->success : txn->failure).size();
         answer.found.size() != asked) {
       Leave(call->connection.get());
-      return Error(Code::kUnavailable,
-                   "%s: an answer of %zu parts to a request of %zu, as etcd never gives it", endpoint.c_str(),
+      return Error(Code::kUnavailable, "%s: invalid answer, %zu parts to a request of %zu", endpoint.c_str(),
                    answer.found.size(), asked);
     }
     cluster_id = call->txn_answer.header().cluster_id();
@@ -381,7 +380,7 @@ Result<StoreAnswer> EtcdClient::Impl::AnswerOf(CallWork* call, const grpc::Statu
   const uint64_t before = cluster.id();
   if (cluster.Counts(Loop::Now(), cluster_id, call->connection->endpoint)) {
     if (before != cluster_id && before != 0)
-      LOG_WARNING("membership etcd at %s is another cluster than before: it is taken for a new one",
+      LOG_WARNING("membership etcd at %s is another cluster than before and is used as a new one",
                   endpoint.c_str());
     return answer;
   }

@@ -174,7 +174,7 @@ void EtcdMembership::PassContact(const Contact& contact) {
 void EtcdMembership::SayOutage(const Seat::Outage& outage) {
   const std::lock_guard lock(calling_);
   if (outage.since == 0) {
-    LOG_INFO("membership %s is well again", EtcdName(etcd_).c_str());
+    LOG_INFO("membership %s answers again", EtcdName(etcd_).c_str());
     outage_.clear();
   } else {
     const TimeUs ago = Loop::Now() - outage.since;
@@ -186,7 +186,7 @@ void EtcdMembership::SayOutage(const Seat::Outage& outage) {
     outage_ = EtcdName(etcd_) +
               (away_ ? " does not answer since " : " refuses what is to be written since ") + text + " (" +
               outage.why + "): " +
-              (away_ ? "saves stay local, nobody is declared dead, reads go on"
+              (away_ ? "saves stay local, no node is declared dead, reads go on"
                      : "no node can join or leave the view");
     LOG_WARNING("membership %s", outage_.c_str());
   }
@@ -212,7 +212,7 @@ void EtcdMembership::Perform(Seat::Outputs outputs) {
     } else if (const auto* stored = std::get_if<Seat::Stored>(&output)) {
       server_->Stored(stored->epoch);
     } else if (const auto* deposed = std::get_if<Seat::Deposed>(&output)) {
-      LOG_INFO("membership this node is not the coordinator any more, reason %s", deposed->why.c_str());
+      LOG_INFO("membership this node is no longer the coordinator, reason %s", deposed->why.c_str());
       server_->Depose();
     } else if (const auto* refused = std::get_if<Seat::Refused>(&output)) {
       const std::lock_guard lock(calling_);

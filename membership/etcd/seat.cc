@@ -365,7 +365,7 @@ Seat::Outputs Seat::Answered(TimeUs now, uint64_t call, const Result<StoreAnswer
     } else if (answer->succeeded) {
       outputs_.push_back(Confirmed{of.sent_at + term_});
     } else {
-      Depose("another node has the office, or etcd has lost it");
+      Depose("another node has the coordinator role, or etcd has lost the key");
       SetOffice(now, answer->revision, answer->found.at(0));
     }
   }
@@ -451,7 +451,7 @@ void Seat::TakeOffice(TimeUs now, const std::optional<std::string>& value) {
   office_since_ = now;
   doubted_ = removed_ = false;
   if (holds() && value != mine_)
-    Depose(resigning_ ? "it leaves" : "another node has the office, or etcd has lost it");
+    Depose(resigning_ ? "it leaves" : "another node has the coordinator role, or etcd has lost the key");
   office_ = value ? std::optional(Parse(*value)) : std::nullopt;
   if (vacant()) {
     if (office_)
@@ -467,7 +467,7 @@ void Seat::TakeOffice(TimeUs now, const std::optional<std::string>& value) {
   }
   // Of an office of this process that it does not act on nobody is there.
   if (office_->id == self_.id && !holds()) return;
-  LOG_INFO("membership node %s at %s has the office of coordinator", office_->name.c_str(),
+  LOG_INFO("membership node %s at %s has the coordinator role", office_->name.c_str(),
            office_->address.c_str());
   outputs_.push_back(Moved{office_->address});
 }
@@ -532,7 +532,7 @@ void Seat::OnDoubted(TimeUs now, const StoreAnswer& answer) {
   // More than half of the members other than the holder.
   const size_t quorum = (members - 1) / 2 + 1;
   if (static_cast<size_t>(answer.found.at(1).count) < quorum) return;
-  LOG_WARNING("membership %lld of %zu members do not reach the coordinator on node %s: its office is taken",
+  LOG_WARNING("membership %lld of %zu members do not reach the coordinator on node %s: its role is taken",
               static_cast<long long>(answer.found.at(1).count), members, office_->name.c_str());
   lost_ = office_->value;
 }

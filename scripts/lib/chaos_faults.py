@@ -176,7 +176,7 @@ def step_clock(chaos: Chaos) -> None:
     node.start()
 
 
-# ---- faults of etcd, and of who has the office of coordinator by it
+# ---- faults of etcd, and of the node that has the coordinator role
 
 
 def kill_coordinator(chaos: Chaos) -> None:

@@ -28,7 +28,7 @@ COORDINATOR = f"{NETWORK}.1:29600"
 ARENA_MIB = 96
 CHUNK = "256K"  # several a shard
 REPLICAS = 2
-OFFICE_LINE = re.compile(r"^(\S+) info membership node \S+ at \S+ has the office of coordinator", re.MULTILINE)
+OFFICE_LINE = re.compile(r"^(\S+) info membership node \S+ at \S+ has the coordinator role", re.MULTILINE)
 
 
 class Rank:

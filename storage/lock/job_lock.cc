@@ -107,7 +107,7 @@ std::string JobLock::Content() const {
 }
 
 std::string JobLock::Holder::Text() const {
-  if (token.empty()) return "somebody whose lock file cannot be read";
+  if (token.empty()) return "an unknown holder, whose lock file cannot be read";
   return "node " + node + " of host " + host + " since " + since;
 }
 
@@ -270,10 +270,10 @@ Status JobLock::Judge(const Seen& seen) {
   }
   if (!alive_)
     return Error(Code::kUnavailable,
-                 "the storage of job %s is held by %s; whether it lives is known after %lld s",
+                 "the storage of job %s is held by %s; whether it is alive is known after %lld s",
                  config_.job.c_str(), holder.c_str(), static_cast<long long>(kDeadAfter.count()));
   return Error(Code::kAlreadyExists,
-               "the storage of job %s is held by %s, which lives: stop that allocation, give this one "
+               "the storage of job %s is held by %s, which is alive: stop that allocation, give this one "
                "another --job or "
                "--storage, or start it with --take-over-storage",
                config_.job.c_str(), holder.c_str());

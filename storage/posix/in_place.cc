@@ -113,7 +113,7 @@ Status WriteInPlace(Store* store, const std::string& name, Deadline deadline,
   if (status.ok()) status = store->SyncFolders(FolderOf(name));
   if (status.ok()) status = store->Check(deadline, "write", name);
   if (!status.ok()) return give_up(std::move(status));
-  if (!ours()) return Error(Code::kUnavailable, "%s: somebody has aborted this write", path.c_str());
+  if (!ours()) return Error(Code::kUnavailable, "%s: another process has aborted this write", path.c_str());
   if (calls.unlinkat(at, marker.c_str(), 0) != 0) {
     const int error = errno;
     return give_up(store->Refused(error, "commit", path));

@@ -196,7 +196,8 @@ class PosixSink final : public Sink {
     if (error == EEXIST)
       return Error(Code::kAlreadyExists, "%s is there already", store_->PathOf(name).c_str());
     if (error == ENOENT)
-      return Error(Code::kUnavailable, "%s: its folder has vanished, or somebody has aborted this write",
+      return Error(Code::kUnavailable,
+                   "%s: its folder has vanished, or another process has aborted this write",
                    store_->PathOf(name).c_str());
     return store_->Refused(error, mode == PutMode::kReplace ? "rename" : "link", store_->PathOf(name));
   }

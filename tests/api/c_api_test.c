@@ -94,7 +94,7 @@ static void check_open_arguments(void) {
   options.timeout_ms = 100;
   options.rank = 2;
   CHECK_INVALID(ropeteam_open(&options, &handle));
-  CHECK(strstr(ropeteam_last_error(), "rank 2 in a world of 2") != NULL);
+  CHECK(strstr(ropeteam_last_error(), "rank 2, world_size 2") != NULL);
   options.rank = 1;
   options.world_size = ROPETEAM_WORLD_MAX + 1;
   CHECK_INVALID(ropeteam_open(&options, &handle));

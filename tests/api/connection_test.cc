@@ -470,13 +470,12 @@ TEST_F(EnvironmentTest, WhatIsMissingOrNoNumberIsNamed) {
   ::setenv("RANK", "-1", 1);
   EXPECT_FAILS(OpenFromEnvironment(), ROPETEAM_INVALID_ARGUMENT, "RANK is '-1'");
   ::setenv("RANK", "12", 1);
-  EXPECT_FAILS(OpenFromEnvironment(), ROPETEAM_INVALID_ARGUMENT, "rank 12 in a world of 12");
+  EXPECT_FAILS(OpenFromEnvironment(), ROPETEAM_INVALID_ARGUMENT, "rank 12, world_size 12");
   ::setenv("RANK", "6", 1);
   ::unsetenv("WORLD_SIZE");
   EXPECT_FAILS(OpenFromEnvironment(), ROPETEAM_INVALID_ARGUMENT, "WORLD_SIZE");
   ::setenv("WORLD_SIZE", "140000", 1);
-  EXPECT_FAILS(OpenFromEnvironment(), ROPETEAM_INVALID_ARGUMENT,
-               "world of 140000 ranks, limits 1 and 131072");
+  EXPECT_FAILS(OpenFromEnvironment(), ROPETEAM_INVALID_ARGUMENT, "world_size 140000, limits 1 and 131072");
   ::unsetenv("ROPETEAM_SOCKET");
   EXPECT_FAILS(OpenFromEnvironment(), ROPETEAM_INVALID_ARGUMENT, "ROPETEAM_SOCKET is not set");
 }

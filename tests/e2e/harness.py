@@ -355,7 +355,7 @@ def undisturbed(nodes: list[Daemon], processes: list[subprocess.Popen[bytes]]) -
     for node, process in zip(nodes, processes, strict=True):
         assert node.process is process
         assert process.poll() is None
-        assert "begins anew" not in node.log_text()
+        assert "it starts again" not in node.log_text()
         assert "declared dead while alive" not in node.log_text()
 
 

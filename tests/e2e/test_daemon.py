@@ -68,7 +68,7 @@ def test_declared_dead_while_alive_it_begins_anew_with_all_that_it_sealed(cluste
             rope.save(2, {"data": data})  # its copy waits for a holder
         finally:
             os.kill(nodes[1].process.pid, signal.SIGCONT)
-        wait_until(lambda: "it begins anew" in nodes[1].log_text(), "the node that was declared dead")
+        wait_until(lambda: "it starts again" in nodes[1].log_text(), "the node that was declared dead")
         wait_until(lambda: nodes[0].members() == 2, "a view with both")
         rope.wait(2, Level.COMMITTED)
         assert arena_address(nodes[1]) != before  # peers that had not heard yet write to nothing

@@ -93,7 +93,7 @@ def test_a_step_that_nobody_knows_is_said(cluster, tmp_path):
     done = ask("trace", "--socket", nodes[0].socket)
     assert done.returncode == 1 and "no step is committed" in done.stderr
     done = ask("trace", "12", "--socket", nodes[0].socket, "--output", str(tmp_path / "f"))
-    assert done.returncode == 1 and "has noted anything of step 12" in done.stderr
+    assert done.returncode == 1 and "has recorded events of step 12" in done.stderr
     assert not (tmp_path / "f").exists()
 
 

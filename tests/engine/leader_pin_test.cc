@@ -112,7 +112,7 @@ TEST_F(LeaderTest, AHandleWithoutALifesNameEndsNoOtherWorldThatIsOpen) {
   Tell(kFirst, {}, {Open(0)});
   Tell(kSecond, {});
   EXPECT_EQ(Join(kSecond, 1, ""), Code::kUnavailable);
-  EXPECT_THAT(replies_[question_].message, HasSubstr("life 'life5', 2 ranks) has 1 ranks open"));
+  EXPECT_THAT(replies_[question_].message, HasSubstr("token 'life5', 2 ranks) has 1 ranks open"));
   EXPECT_EQ(Told(kFirst).life.incarnation, kLife);
   Tell(kFirst, {});
   EXPECT_EQ(Join(kSecond, 1, ""), Code::kOk);

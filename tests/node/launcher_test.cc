@@ -154,7 +154,7 @@ TEST(LauncherErrors, NameTheVariable) {
 TEST(LauncherErrors, OfSeveralNodesEachMustKnowWhichItIs) {
   const Variables variables = {{"MASTER_ADDR", "127.0.0.1"}, {"NNODES", "2"}};
   EXPECT_THAT(Choose({}, variables, "127.0.0.1").status().message(),
-              HasSubstr("a job of 2 nodes (NNODES) and no word of which one this is: give --ordinal"));
+              HasSubstr("a job of 2 nodes (NNODES) without this node's position: give --ordinal"));
   EXPECT_TRUE(Choose({{"ordinal", "1"}}, variables, "127.0.0.1").ok());
 }
 

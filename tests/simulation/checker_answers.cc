@@ -80,7 +80,7 @@ void Checker::OnLatestAnswer(const Host& host, const Session& session, const Ste
     std::set<uint64_t> launches;
     for (Rank rank = 0; rank < world_size; ++rank)
       if (const Shard* shard = Find({step.incarnation, step.step, rank})) launches.insert(shard->launch);
-    if (launches.size() > 1) return Fail("latest %s mixes lives of the world", step.ToString().c_str());
+    if (launches.size() > 1) return Fail("latest %s mixes incarnations", step.ToString().c_str());
     if (Disagrees(step)) return Fail("latest %s: its ranks gave different values", step.ToString().c_str());
     const TimeUs now = scheduler_.now();
     const bool there =

@@ -239,7 +239,7 @@ void OfiTransport::StepConnecting(Peer* peer, TimeUs now) {
     peer->probe.Start(listen_, peer->probe_target, now);
   if (peer->probe.started()) {
     const PeerProbe::Answer answer = peer->probe.Step();
-    if (answer == PeerProbe::Answer::kRefused) return SetGone(peer, "nobody listens at its address");
+    if (answer == PeerProbe::Answer::kRefused) return SetGone(peer, "no process listens at its address");
     if (answer == PeerProbe::Answer::kAlive) peer->heard = true;
   }
   TimeUs deadline = peer->reconnecting ? kSilenceAfterBreakUs : kSilenceAtFirstUs;
@@ -257,7 +257,7 @@ bool OfiTransport::HelloSays(Peer* peer, TimeUs now) {
   peer->hello_answered = false;
   if (!peer->met) {
     if (read.hello.magic != kHelloMagic || read.hello.instance != peer->remote.instance) {
-      SetGone(peer, "another instance lives at its address");
+      SetGone(peer, "another instance uses its address");
       return true;
     }
     peer->met = peer->remote.grants;

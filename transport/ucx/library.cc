@@ -208,7 +208,7 @@ Result<Context> OpenContext(const UcxConfig& config) {
   if (std::none_of(resources.begin(), resources.end(),
                    [](const Resource& resource) { return resource.transport != "self"; }))
     return Error(Code::kUnsupported,
-                 "ucx has none of the transports \"%.200s\" that leaves a process; there are: %s",
+                 "none of ucx's transports \"%.200s\" reaches another process; there are: %s",
                  config.transports.c_str(), ResourcesThere().c_str());
   for (const std::string& device : config.devices) {
     const bool there = std::any_of(resources.begin(), resources.end(),

@@ -192,7 +192,7 @@ void UcxTransport::StepPeer(Peer* peer, TimeUs now) {
 }
 
 void UcxTransport::BreakEndpoint(Peer* peer) {
-  LOG_INFO("ucx peer %s: link broken, looking whether it is alive", peer->text.c_str());
+  LOG_INFO("ucx peer %s: link broken, checking whether the peer is alive", peer->text.c_str());
   active_.Remove(peer);
   peer->state = PeerState::kBroken;
   peer->reconnecting = true;
@@ -213,7 +213,7 @@ void UcxTransport::StepConnecting(Peer* peer, TimeUs now) {
     if (peer->hello.magic == kHelloMagic && peer->hello.instance == peer->remote.instance)
       SetUp(peer);
     else
-      SetGone(peer, "another instance lives at its address");
+      SetGone(peer, "another instance uses its address");
     return;
   }
   if (peer->tries >= kHelloTriesMax) return SetGone(peer, "it cannot be reached");

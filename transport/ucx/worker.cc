@@ -117,7 +117,7 @@ Status UcxTransport::OpenWorker() {
   worker_.reset(worker);
   status = ucp_worker_get_efd(worker, &event_fd_);
   if (status != UCS_OK)
-    return Error(Code::kUnsupported, "ucx's transports here cannot wake a sleeper: %s",
+    return Error(Code::kUnsupported, "ucx's transports on this machine cannot wake a waiting thread: %s",
                  ucs_status_string(status));
   return OkStatus();
 }

@@ -107,7 +107,7 @@ const char* RefusalText(Refusal refusal) {
     case Refusal::kNone:
       return "no reason given";
     case Refusal::kOtherInstance:
-      return "another instance lives at its address";
+      return "another instance uses its address";
     case Refusal::kFenced:
       return "it has given this node up";
     case Refusal::kLeaving:

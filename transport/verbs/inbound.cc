@@ -32,7 +32,7 @@ std::shared_ptr<ibv_ah> VerbsTransport::PathFor(Rail* rail, const PortAddress& t
     if (address != nullptr) HandleCloser()(address);
   });
   if (!made) {
-    LOG_DEBUG("verbs: %s knows no way to %s: %s", rail->port.name.c_str(), AddressText(to).c_str(),
+    LOG_DEBUG("verbs: %s has no route to %s: %s", rail->port.name.c_str(), AddressText(to).c_str(),
               std::strerror(errno));
     return nullptr;
   }

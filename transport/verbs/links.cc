@@ -275,7 +275,7 @@ void VerbsTransport::BreakStuckLinks(TimeUs now) {
 
 void VerbsTransport::FinishDraining(Link* link, TimeUs now) {
   if (!link->pieces.empty() && !link->rail->dead)
-    LOG_WARNING("verbs peer %s: %s did not hand back %u pieces in %llu ms; its queue pair is destroyed",
+    LOG_WARNING("verbs peer %s: %s did not return %u pieces in %llu ms; its queue pair is destroyed",
                 link->peer->text.c_str(), LinkText(*link), link->piece_count,
                 static_cast<unsigned long long>(kDrainUs / 1'000));
   DropQueuePair(link);

@@ -130,7 +130,7 @@ void VerbsTransport::Post(Link* link, Piece** pieces, uint32_t count) {
   link->rail->pieces += posted;
   outstanding_ += posted;
   if (error == 0) return;
-  LOG_WARNING("verbs peer %s: %s would not take work: %s (%d)", link->peer->text.c_str(),
+  LOG_WARNING("verbs peer %s: %s refused work: %s (%d)", link->peer->text.c_str(),
               link->rail->port.name.c_str(), std::strerror(error), error);
   for (uint32_t i = posted; i < count; i++) link->peer->redo.Push(pieces[i]);
   BreakLink(link, kTimeoutAliveUs, Now());

@@ -49,7 +49,7 @@ void VerbsTransport::OnCompletion(Rail* rail, const ibv_wc& completion) {
   inbound->probing = false;
   rail->pieces--;
   if (completion.status == IBV_WC_SUCCESS) return;
-  LOG_INFO("verbs: connection from %s: nobody there: %s", AddressText(inbound->request.port).c_str(),
+  LOG_INFO("verbs: connection from %s: the initiator is gone: %s", AddressText(inbound->request.port).c_str(),
            ibv_wc_status_str(completion.status));
   DestroyInbound(inbound->connection, inbound->instance);
 }

@@ -295,7 +295,7 @@ TEST_P(JobLockTest, AFileThatNoNodeWroteIsWatchedLikeAnyOther) {
                     ->Put(std::string("team/train/ropeteam-lock/") + name, "[]", PutMode::kReplace,
                           std::chrono::steady_clock::now() + seconds(60))
                     .ok());
-  EXPECT_THAT(one->Hold().message(), HasSubstr("somebody whose lock file cannot be read"));
+  EXPECT_THAT(one->Hold().message(), HasSubstr("an unknown holder, whose lock file cannot be read"));
   Pass(seconds(15), {&one});
   EXPECT_TRUE(one->Hold().ok());
   EXPECT_THAT(Files(), testing::Contains(Epoch(4)));
