@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Questions to the leader, whichever node that is at the time: asked again until there is an answer or the
+// Questions to the leader, whichever node that is at the time. Each is repeated until there is an answer or its
 // deadline has passed.
 
 #ifndef ROPETEAM_CORE_ENGINE_ASKER_H_
@@ -18,24 +18,23 @@ class Asker {
  public:
   explicit Asker(Context* context) : context_(*context) {}
 
-  // `done` gets the payload of the leader's reply, or the status it gave; kDeadlineExceeded with the leader's
+  // `done` gets the payload of the leader's reply, or its status; at the deadline kDeadlineExceeded with the leader's
   // last reason.
   using Done = std::function<void(const Result<std::string>&)>;
   uint64_t Ask(Question::Topic topic, std::string payload, TimeUs deadline, Done done);
-  // Of a question that is open: its `done` is never called.
+  // Cancels an open question: its `done` is never called.
   void Forget(uint64_t number);
   uint64_t next_number() const { return next_number_; }
   size_t open() const { return questions_.size(); }
 
   void OnReply(NodeId from, const Reply& reply);
-  void OnView();  // the leader may be another: ask at once
+  void OnView();  // the leader may have changed: asks at once
   void OnTimer();
   TimeUs NextTimer() const;
 
  private:
-  // A question that the leader cannot answer yet is repeated after an eighth of the time that it has waited: what is found
-  // out late is found out 12 % late, and a hundred thousand readers of a shard that is being loaded do not ask ten times a
-  // second.
+  // A question that the leader cannot answer yet is repeated after an eighth of the time that it has waited. So an answer
+  // comes at most 12 % late, and a hundred thousand readers of a shard that is being loaded do not ask ten times a second.
   static constexpr TimeUs kWaitShare = 8;
   static constexpr TimeUs kWaitMaxUs = 5'000'000;
 

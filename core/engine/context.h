@@ -50,8 +50,8 @@ class Context {
   Announcement announced;
   std::vector<RestoreNote> restores;  // as the leader announced them last
   bool leaving = false;               // this node is drained: drainer.h
-  bool inventory_dirty = false;       // something the leader should know has changed
-  bool counters_dirty = false;        // something it may learn with delay
+  bool inventory_dirty = false;       // the inventory for the leader has changed
+  bool counters_dirty = false;        // its counters have changed, which may be reported with delay
 
   // The view's members by their ids, and which nodes hold the copies of which.
   Placement placement;
@@ -63,7 +63,7 @@ class Context {
     for (size_t i = 0; i < view.members.size(); ++i) positions_.emplace(view.members[i].id, i);
   }
   static constexpr size_t kNowhere = SIZE_MAX;
-  // Where in view.members, or kNowhere.
+  // The index in view.members, or kNowhere.
   size_t PositionOf(NodeId node) const {
     const auto at = positions_.find(node);
     return at == positions_.end() ? kNowhere : at->second;
@@ -74,10 +74,10 @@ class Context {
   }
   bool Contains(NodeId node) const { return positions_.contains(node); }
 
-  // Whether this node may act on what others rely on: start puts, acknowledge copies, believe or be a leader.
+  // Whether this node may take actions that others rely on: start puts, acknowledge copies, follow a leader or lead.
   bool has_lease() const { return now < lease_until; }
 
-  // To oneself too: delivered after the input that is being handled.
+  // Also to this node itself: then it is delivered after the input that is being handled.
   template <typename Message>
   void Send(NodeId to, const Message& message) {
     SendEncoded(to, Message::kKind, Encode(message, protocol));
@@ -92,14 +92,14 @@ class Context {
   }
   std::deque<Envelope> to_self;
 
-  // Notes what has ended now and began at `begun`, or happens now (0).
+  // Records an event that ends now and began at `begun`, or happens now (0).
   void Note(TraceEvent event, TimeUs begun = 0) {
     event.at = begun == 0 ? now : begun;
     event.duration_us = static_cast<uint32_t>(std::min<TimeUs>(now - event.at, UINT32_MAX));
     trace.Add(event);
   }
 
-  // For a shard that has not been on another node; none where the job does not encrypt.
+  // The encryption of a shard that has not been on another node; none if the job does not encrypt.
   EncryptionSalt NewSalt() {
     EncryptionSalt salt = config.salt;
     salt.count = config.encrypts ? ++salts_ : 0;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// In a job that encrypts, a copy that came from another node is ciphertext until somebody reads it here: then it is
-// decrypted, into other chunks, and is plaintext from then on. The other way round, a plaintext copy is encrypted where other
-// nodes have no ciphertext left to fetch. Either way the shard stays here all the time (Store::Replace()); it takes its chunks
-// twice while this goes on.
+// Decrypts and encrypts copies in a job that encrypts. A copy that came from another node is ciphertext until it is read
+// here: then it is decrypted into other chunks, and is plaintext from then on. A plaintext copy is encrypted if other
+// nodes need the shard and no ciphertext is left. In both cases the shard stays here all the time (Store::Replace());
+// meanwhile it needs twice its chunks.
 
 #ifndef ROPETEAM_CORE_ENGINE_CONVERTER_H_
 #define ROPETEAM_CORE_ENGINE_CONVERTER_H_

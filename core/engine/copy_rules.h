@@ -4,8 +4,8 @@
 //
 // clang-format off
 //   role      made by                              counts towards   serves   may be evicted      is removed
-//                                                  REPLICATED,      reads,   where memory
-//                                                  COMMITTED        latest   is wanted
+//                                                  REPLICATED,      reads,   when memory
+//                                                  COMMITTED        latest   is needed
 //   -------   ----------------------------------   --------------   ------   -----------------   ---------------------
 //   own       a rank's save                        yes              yes      only if announced   announced: released,
 //                                                                            as evictable        or dead, or a loser
@@ -22,10 +22,10 @@
 //             that every member has marked (Redundancy::Trim)
 // clang-format on
 //
-// "Announced" is the newest announcement of the leader of this node's epoch (Announcement). Nothing that counts
-// is ever evicted on this node's own judgement: a copy outlives its incarnation until this node knows of a newer
-// commit, or the leader has found that no rank was told of its step (retention.h). A full arena refuses the new
-// save instead.
+// "Announced" is the newest announcement of the leader of this node's epoch (Announcement). This node never evicts
+// a copy that counts without the leader's order: the copy stays after its incarnation has ended, until this node
+// knows of a newer commit, or the leader has found that no rank was told of its step (retention.h). A full arena
+// refuses the new save instead.
 
 #ifndef ROPETEAM_CORE_ENGINE_COPY_RULES_H_
 #define ROPETEAM_CORE_ENGINE_COPY_RULES_H_
@@ -40,13 +40,13 @@
 
 namespace ropeteam::engine {
 
-// What the leader said last. Acted on only while `heard`: a leader of this node's epoch has said so, knowing
-// of this node's incarnation.
+// The leader's last announcement. It is in force only while `heard`: it came from the leader of this node's epoch,
+// and that leader knew this node's incarnation.
 struct Announcement {
   bool heard = false;
   std::set<StepId> keep;
-  std::set<StepId> dead;       // never to be complete: released
-  std::set<StepId> evictable;  // of former incarnations, and never committed: may go where memory is wanted
+  std::set<StepId> dead;       // can never be complete: released
+  std::set<StepId> evictable;  // of former incarnations, and never committed: may be evicted when memory is needed
   StepId release_before;       // older steps that are not kept are released
   std::set<StepId> committed;  // copies of these are marked, …
   uint64_t judged = 0;         // … if this inventory of this node, or an earlier one, had them

@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A node that leaves the job in good order. It says so in its inventory, and from then on
+// Drains this node: it leaves the job without losing redundancy. It says so in its inventory, and from then on
 //
 //  * no save begins on it; saves that are open go on;
 //  * it accepts no replica, so their sources choose other nodes;
-//  * the leader gives it no copies, and counts those that it has as copies but not as redundancy: what is kept gets
+//  * the leader orders no copies to it. Copies that it has count as copies but not as redundancy: kept shards get
 //    1 + R copies on nodes that stay, or as many as there are such nodes;
 //  * this class asks the leader, again and again, what is still missing.
 //
-// It may leave when, without it, nothing more can be made: every kept shard that it has is redundant elsewhere, and the
-// steps that were being persisted when it had settled are on storage or given up. Settled: its saves have ended, no copy is on
-// its way here, and what it has of the current incarnation is committed or released. It waits for that kSettleUs at most: a rank elsewhere may be stuck.
+// The node may leave when every kept shard that it has is redundant elsewhere, and the steps that were being persisted
+// when it had settled are on storage or abandoned. It has settled when its saves have ended, no copy is on its way here,
+// and its shards of the current incarnation are committed or released. It waits for that kSettleUs at most: a rank on
+// another node may be stuck.
 //
-// All of it is soft. A leader that comes later learns from the inventory that this node leaves. A daemon that is started
-// again is another instance, which stays. Several nodes may leave at once, also the leader, and all of them.
+// All of this is soft state. A later leader learns from the inventory that this node leaves. A daemon that is started
+// again is another instance, which stays. Several nodes may leave at once, also the leader, and even all of them.
 
 #ifndef ROPETEAM_CORE_ENGINE_DRAINER_H_
 #define ROPETEAM_CORE_ENGINE_DRAINER_H_
@@ -37,7 +38,7 @@ class Drainer {
   const DrainReport& report() const { return report_; }
 
  private:
-  // Between an answer and the next question: people look at it, and a copy of 1 GB takes as long at 10 GB/s.
+  // Between an answer and the next question: short enough for a progress bar; a copy of 1 GB takes as long at 10 GB/s.
   static constexpr TimeUs kAskEveryUs = 100'000;
   static constexpr TimeUs kAskTimeoutUs = 2'000'000;
   // A save of 32 GB takes so long at 10 GB/s, and its commit some messages more.

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The Engine is all that one node decides about steps, copies and lives: admission of ranks, saves,
-// replication, holding others' replicas, the leader's judgement, retention, fetching, repair. It is a
+// The Engine makes all decisions of one node about steps, copies and incarnations: admission of ranks, saves,
+// replication, holding others' replicas, the leader's decisions, retention, fetching, repair. It is a
 // deterministic state machine: inputs are values (a view, a message, a completion, a request, the time),
 // outputs are values in an Outbox. It has no socket, thread, clock, random source or environment; ropeteamd
 // drives one, tests/simulation hundreds.
 //
-// Driving it: call one input, then carry out everything in outbox() and clear it, before the next input.
-// NextTimer() says when OnTimer() is due. All calls from one thread. The Store is the Engine's alone, except
-// that ranks write into chunks granted to them and peers' puts land in chunks granted to them.
+// How to drive it: call one input, then carry out everything in outbox() and clear it, before the next input.
+// NextTimer() says when OnTimer() is due. All calls come from one thread. Only the Engine writes to the Store,
+// with two exceptions: ranks write into chunks granted to them, and peers' puts land in chunks granted to them.
 //
-// Delivery: messages may be lost, repeated and reordered, and a link may reset; every protocol here repeats
-// what is unanswered and takes repeats as such. Every envelope carries the epoch and both instances: one of
-// an older epoch, or for another instance, is dropped and counted; one of a newer epoch is kept until the
+// Delivery: messages may be lost, repeated and reordered, and a link may reset. Every protocol here repeats
+// unanswered messages and recognises repeats. Every envelope carries the epoch and both instances. A message of
+// an older epoch, or for another instance, is dropped and counted. A message of a newer epoch is kept until that
 // view has come.
 
 #ifndef ROPETEAM_CORE_ENGINE_ENGINE_H_
@@ -43,26 +43,26 @@ struct EngineConfig {
   NodeId self = kNoNode;
   std::string job;
   std::string node;
-  // How long chunks stay out of use whose writer has left the view without giving them back: longer than
-  // anything the fabric may still deliver. OnPeerFenced() ends it early where the transport can tell.
+  // When a writer leaves the view, its chunks are quarantined for this long: longer than the fabric may still deliver
+  // its writes. OnPeerFenced() ends the quarantine early if the transport can tell.
   TimeUs quarantine_us = 5'000'000;
-  // How long the puts of a save wait for its commit; 0: a chunk is put as soon as it is full. Where this node's processors
-  // carry what is put, the copy into the arena gets them first: the training loop waits for the copy, not for the puts.
+  // How long the puts of a save wait for its commit; 0: a chunk is put as soon as it is full. If this node's processors
+  // move the bytes, the copy into the arena goes first: the training loop waits for the copy, not for the puts.
   TimeUs puts_wait_us = 0;
-  // How much of what is sealed here is read again, to find what has gone bad; 0: none.
+  // The rate at which sealed shards are read again in the background to find damage; 0: off.
   uint64_t scrub_bytes_per_s = 0;
-  // A step that so many incarnations have restored, one after the other and without a newer commit, is not offered any
-  // more: the next older one is. 0: every step is offered for ever. The leader's value counts.
+  // After so many incarnations in a row have restored a step without a newer commit, the next older step is offered
+  // instead. 0: every step is offered for ever. The leader's value counts.
   uint32_t restores_max = 0;
   // The newest version of the protocol that this node speaks; the simulation has nodes of older ones.
   uint32_t protocol = kProtocolVersion;
-  // The job encrypts what leaves a node (docs/security.md). The salt's `instance` is random and drawn for each engine; the
-  // store has tags.
+  // The job encrypts all chunks that leave a node (docs/security.md). The salt's `instance` is random and drawn for each
+  // engine; the store has tags.
   bool encrypts = false;
   EncryptionSalt salt = {};
 };
 
-using SessionId = uint64_t;  // one rank's or admin's connection; never used again
+using SessionId = uint64_t;  // one rank's or admin's connection; never reused
 using RequestId = uint64_t;  // the client's own count within its session
 using SaveId = uint64_t;
 using ViewId = uint64_t;          // of an open shard; not a membership View
@@ -74,13 +74,13 @@ const char* LevelName(Level level);
 
 // ---- outputs
 
-// To the peer's OnMessage(). Undeliverable ones may be dropped.
+// A message for the peer's OnMessage(). The driver may drop it if it cannot be delivered.
 struct SendMessage {
   NodeId to = kNoNode;
   std::string envelope;
 };
 // Moves bytes between the two arenas; offsets are from the beginning of each node's arena memory. Answered by
-// OnTransferDone(tag) exactly once, when the fabric has let go of the local range, also when the peer is dead
+// OnTransferDone(tag) exactly once, when the fabric no longer uses the local range, also when the peer is dead
 // or unknown.
 struct StartTransfer {
   uint64_t tag = 0;
@@ -89,8 +89,8 @@ struct StartTransfer {
   uint64_t local_offset = 0;
   uint64_t remote_offset = 0;
   uint64_t length = 0;
-  // Not 0, only of a put: the local range is in this memory (OnSaveDirect) and not in the arena. kNotFound
-  // answers one whose memory is gone or cannot be read: then no byte has left this node.
+  // Not 0 (puts only): the local range is in this device memory (OnSaveDirect) and not in the arena. If that memory is
+  // gone or cannot be read, the answer is kNotFound, and no byte has left this node.
   DeviceBufferId buffer = 0;
 };
 // AES-256-GCM of one chunk from one place in the arena's memory to another (docs/security.md): key and nonce follow from
@@ -103,7 +103,7 @@ struct ChunkCipher {
   EncryptionSalt salt;
   ChunkTag tag;  // to decrypt
 };
-// Pieces of one chunk, which is the range, are copied to one place in the arena's memory, one run behind the other.
+// Copies pieces of one chunk (the range) to one place in the arena's memory, one after the other.
 struct ChunkPack {
   uint64_t to = 0;  // from the beginning of the arena's memory
   std::vector<ChunkPiece> pieces;
@@ -118,8 +118,9 @@ struct StartCheck {
     uint64_t offset = 0;  // from the beginning of the arena's memory
     uint64_t length = 0;
     uint32_t crc = 0;  // expected; with a cipher, of the plaintext
-    // The range is encrypted or decrypted as well. It is bad if checksum or tag do not match; what lies at `to` is then
-    // neither the plaintext nor the ciphertext. What is encrypted is what was checked, whatever others write to it meanwhile.
+    // The range is encrypted or decrypted as well. It is bad if the checksum or the tag does not match; the bytes at `to`
+    // are then undefined. The bytes that are encrypted are those that were checked, even if others write to the range
+    // meanwhile.
     std::optional<ChunkCipher> cipher = {};
     // If the range is good its pieces are packed as well. Not with a cipher.
     std::optional<ChunkPack> pack = {};
@@ -129,7 +130,7 @@ struct StartCheck {
 };
 
 // Work on storage, off the engine's thread. Answered by OnStorageDone(tag) exactly once. Until then the chunks that it
-// names are neither freed nor reused.
+// names are not freed or reused.
 struct StartStorage {
   uint64_t tag = 0;
   StorageWork work;
@@ -167,7 +168,7 @@ struct AnswerReport {
 struct AnswerVerify {
   VerifyReport report;
 };
-// When it was asked for and arrived, on this node's clock, and when the other node answered, on its own.
+// The times of the question and of its answer's arrival, on this node's clock, and of the answer, on the other node's.
 struct AnswerTrace {
   TimeUs asked_at = 0;
   TimeUs node_at = 0;
@@ -183,13 +184,12 @@ struct Answer {
       body;
 };
 
-// The data path saw this member fail: ask membership to look.
+// The data path saw this member fail: ask membership to probe it.
 struct PeerSuspicion {
   NodeId peer = kNoNode;
   std::string reason;
 };
-// A shard climbed a level, or a step was committed (rank is then kNoRank); for logs, metrics and the tests'
-// checks.
+// A shard reached a level, or a step was committed (rank is then kNoRank). For logs, metrics and the tests' checks.
 struct LevelEvent {
   static constexpr Rank kNoRank = UINT32_MAX;
   ShardId shard;
@@ -218,10 +218,10 @@ struct Outbox {
 struct HelloInput {
   Rank rank = 0;
   uint32_t world_size = 0;
-  uint64_t token = 0;  // random, one a handle; the same when the handle reconnects
-  std::string life;    // may be empty
+  uint64_t token = 0;  // random, one for each handle; the same when the handle reconnects
+  std::string life;    // the token of the incarnation that the rank wants to join; may be empty
   TimeUs timeout_us = 0;
-  Incarnation incarnation = 0;  // what this handle was admitted to before it reconnected; 0 at first
+  Incarnation incarnation = 0;  // to which this handle was admitted before it reconnected; 0 at first
 };
 struct SaveCommitInput {
   SaveId save = 0;
@@ -251,25 +251,25 @@ class Engine {
   // When OnTimer() is due next; UINT64_MAX for never. May change with every input.
   TimeUs NextTimer() const;
 
-  // ---- the world
+  // ---- inputs from other nodes, transport, storage and membership
   void OnView(TimeUs now, const View& view);  // epochs must grow; an older one is ignored
   void OnMessage(TimeUs now, NodeId from, std::string_view envelope);  // `from` as the link authenticated it
   void OnTransferDone(TimeUs now, uint64_t tag, Code code);
-  // `bad`: indices into the ranges whose bytes do not match. `encrypted`: one for each range, where they were encrypted or packed.
+  // `bad`: indices of the ranges whose bytes do not match. `encrypted`: one for each range, if they were encrypted or packed.
   void OnCheckDone(TimeUs now, uint64_t tag, const std::vector<uint32_t>& bad,
                    const std::vector<EncryptedChunk>& encrypted = {});
   // `done` holds the result that the work names if `status` is OK; StorageDone::bad also if it is kCorrupt.
   void OnStorageDone(TimeUs now, uint64_t tag, const Status& status, const StorageDone& done);
-  // The work has made no progress for over a minute, which is longer than a call that keeps its deadline: a file system
-  // hangs, say. Called once or more. It is still answered by OnStorageDone() when it ends, and until then its chunks stay as
-  // they are; whoever waits for it looks elsewhere.
+  // The work has made no progress for over a minute, longer than any call that keeps its deadline: for example, a file
+  // system hangs. Called once or more. The work is still answered by OnStorageDone() when it ends, and until then its
+  // chunks stay as they are. Requests that wait for it try another source.
   void OnStorageStalled(TimeUs now, uint64_t tag);
   // No byte of this (departed) instance's transfers can land any more.
   void OnPeerFenced(TimeUs now, NodeId peer);
   void OnTimer(TimeUs now);
-  // Membership's lease lasts until then, on the clock of `now`; 0: no lease. Without one this node starts
-  // no put, acknowledges no replica, believes no leader and, if it leads, decides nothing: the others may have
-  // declared it dead. Saves stay LOCAL, reads go on. All of it resumes with the next lease.
+  // Membership's lease lasts until then, on the clock of `now`; 0: no lease. Without a lease this node starts
+  // no put, acknowledges no replica and accepts no announcement. If it leads, it decides nothing: the others may have
+  // declared it dead. Saves stay LOCAL, reads go on. Everything resumes with the next lease.
   void OnLease(TimeUs now, TimeUs valid_until);
   // The data path has lost (`up` false) or regained this member of the view. While it is lost no transfer is
   // started with it, and copies are placed elsewhere.
@@ -293,9 +293,9 @@ class Engine {
   void OnSaveCommit(TimeUs now, SessionId session, RequestId request, const SaveCommitInput& commit);
   void OnSaveAbort(TimeUs now, SessionId session, RequestId request, SaveId save);
   void OnWait(TimeUs now, SessionId session, RequestId request, Step step, Level level, TimeUs timeout_us);
-  // Has the step released from all nodes' memory. Answered when no node of the view has a copy.
+  // Releases the step from all nodes' memory. Answered when no node of the view has a copy.
   void OnDrop(TimeUs now, SessionId session, RequestId request, Step step, TimeUs timeout_us);
-  // Has the step persisted once it is committed, whether it is due or not. Answered when every node has heard of it.
+  // Persists the step once it is committed, also if it is not due. Answered when every node knows of the request.
   void OnPersist(TimeUs now, SessionId session, RequestId request, Step step, TimeUs timeout_us);
   // kNone and kCommitted: the step to restore; the first rank that asks chooses it for its incarnation. kPersisted: the
   // newest good step on storage, also where memory has newer ones; nothing is chosen. kUnsupported: there is no storage.
@@ -313,23 +313,23 @@ class Engine {
   void OnViewRepair(TimeUs now, SessionId session, RequestId request, ViewId view,
                     const std::vector<uint32_t>& chunks, TimeUs timeout_us);
   void OnViewClose(TimeUs now, SessionId session, ViewId view);
-  // By hand: the newest step of this number is not offered by latest any more, or, if `undo`, is again. It stays readable
-  // by its number. Answered with a status, when every node has heard of it.
+  // An operator's order: latest no longer offers the newest step of this number or, with `undo`, offers it again. The step
+  // stays readable by its number. Answered with a status when every node knows.
   void OnQuarantine(TimeUs now, SessionId session, RequestId request, Step step, bool undo,
                     TimeUs timeout_us);
   // The cluster as the leader sees it (AnswerReport); with `verify`, reads every chunk of a step (the newest
   // if `step` is null) on every node that holds any (AnswerVerify).
   void OnReport(TimeUs now, SessionId session, RequestId request, TimeUs timeout_us);
   void OnVerify(TimeUs now, SessionId session, RequestId request, const Step* step, TimeUs timeout_us);
-  // What a member has noted of the step, if `events`, and its clock. kNotFound: it is not in the view.
+  // A member's recorded events of the step, if `events`, and its clock. kNotFound: the member is not in the view.
   void OnTrace(TimeUs now, SessionId session, RequestId request, NodeId node, bool events, Step step,
                TimeUs timeout_us);
 
-  // This node is to leave the job: it takes on nothing new, and what it holds gets its copies elsewhere. It leaves when
-  // drain().done says so, or earlier. Nothing takes it back but another instance.
+  // Drains this node: it accepts no new save or replica, and its shards are copied to other nodes. The driver ends the
+  // node when drain().done is set, or earlier. A drain cannot be undone in this instance.
   void OnDrain(TimeUs now);
 
-  // ---- looking in
+  // ---- state, for reports and tests
   DrainReport drain() const;
   NodeReport Report() const;      // this node alone, at once
   EngineMetrics Metrics() const;  // likewise, without lists that grow with steps
@@ -337,8 +337,8 @@ class Engine {
   bool redundant() const;  // as in EngineMetrics
   bool saving() const;     // a save of this node's ranks has begun and has not ended
   const View& view() const;
-  Incarnation incarnation() const;  // the current life as far as this node knows
-  // Ours, recomputed and compared; ROPETEAM_CHECKs. For tests and the simulation.
+  Incarnation incarnation() const;  // the current one, as far as this node knows
+  // Recomputes derived state and compares it; ROPETEAM_CHECKs. For tests and the simulation.
   void CheckInvariants() const;
 
   Engine(const Engine&) = delete;

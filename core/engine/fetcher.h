@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Reads from other nodes what is wanted here: a whole shard into new chunks, or single bad chunks of a shard that
-// is here into their own place. All holders are read from at once, a few chunks outstanding at each, so that the
-// quicker one gives more. Each chunk is checked before it counts. A chunk that fails the check is read from the
-// next holder, and the one that sent is told. What no
-// holder can give is read from storage, by one node at a time, as the leader says. Where that stalls another node does it,
-// and the shard is read from there; the chunks that the first load may still write stay as they are until it ends. Fails when some chunk has been
-// tried everywhere, naming all sources.
+// Reads shards from other nodes: a whole shard into new chunks, or single bad chunks of a shard that is here, in place.
+// All holders are read from at once, with a few chunks outstanding at each, so that a quicker holder gives more. Each
+// chunk is checked before it counts. A chunk that fails the check is read from the next holder, and the sender is told.
 //
-// Where the job encrypts, ciphertext is read and kept; into a plaintext copy it is decrypted chunk by chunk, in place. Plaintext
-// is never read: where holders have nothing else, one of them is asked to encrypt its copy. Storage gives plaintext: a whole
-// shard becomes a plaintext copy, and a ciphertext copy is not repaired from there.
+// If no holder has a chunk, the shard is read from storage, by one node at a time, which the leader chooses. If that node
+// stalls, another one reads the shard, and this node fetches it from there. The chunks that the stalled load may still
+// write are not reused until it ends. A fetch fails when some chunk has been tried at every source; the error names all.
+//
+// In a job that encrypts, ciphertext is read and kept; into a plaintext copy it is decrypted chunk by chunk, in place.
+// Plaintext is never read from another node: if holders have nothing else, one of them is asked to encrypt its copy.
+// Storage gives plaintext: a whole shard becomes a plaintext copy, and a ciphertext copy is not repaired from storage.
 
 #ifndef ROPETEAM_CORE_ENGINE_FETCHER_H_
 #define ROPETEAM_CORE_ENGINE_FETCHER_H_
@@ -48,15 +48,15 @@ class Fetcher {
   uint64_t allocated_chunks() const;
 
  private:
-  // At each holder; two would do for a quick link, four cover a slow completion.
+  // Chunks outstanding at each holder: two would do for a quick link, four cover a slow completion.
   static constexpr uint32_t kOutstandingPerHolder = 4;
   static constexpr uint32_t kLocateRoundsMax = 3;
-  // Of reading from storage, this far apart. Each has been repeated for up to a minute by the sink.
+  // Attempts to read from storage, this far apart. The sink repeats each one for up to a minute.
   static constexpr uint32_t kStorageTriesMax = 5;
   static constexpr TimeUs kStorageAgainUs = 1'000'000;
 
   struct Source {
-    // kPlaintext: its copy, and it has not been asked to encrypt that since.
+    // kPlaintext: the holder's copy is plaintext, and it has not been asked to encrypt it.
     enum class State : uint8_t { kOpening, kOpen, kPlaintext, kFailed } state = State::kOpening;
     uint64_t chunks_begin = 0;  // of the holder's arena
     std::vector<Extent> extents;
@@ -94,7 +94,7 @@ class Fetcher {
     uint64_t load = 0;            // from storage, that runs; 0: none does
     bool load_stalled = false;    // and another node is to load it
     bool corrupt = false;
-    bool looked_again = false;  // repair: at the chunks that no holder could give
+    bool looked_again = false;  // repair: the chunks that no holder could give were checked once more
     Status failure;             // set: ending, waiting for outstanding ones
     bool failing = false;
     std::vector<Done> waiters;
@@ -107,13 +107,13 @@ class Fetcher {
   Job* Running(const ShardId& shard, bool repair);
   void Look(Job* job, const std::set<uint32_t>& suspects);
   void OnLooked(uint64_t id, const std::vector<uint32_t>& looked, const std::vector<uint32_t>& bad);
-  // Of a repair: the shard that it leases is still the one sealed here; it was not released meanwhile.
+  // Whether the shard that a repair leases is still the one sealed here, and was not released meanwhile.
   bool StillHere(const Job& job) const;
   void Locate(Job* job);
   void OnLocated(uint64_t id, const Result<std::string>& reply);
   void Pump(uint64_t id);  // may end the job
   void PumpAll();
-  // The data path has lost the holder, which is waited for.
+  // Whether the data path has lost the holder, so that the fetch waits for it.
   bool IsLost(NodeId holder) const;
   bool GiveOut(Job* job);  // false: no wanted chunk has a holder left to try
   void Start(Job* job, uint32_t chunk, NodeId holder);
@@ -121,7 +121,7 @@ class Fetcher {
   void OnRead(uint64_t id, uint32_t chunk, NodeId holder, Code code);
   void OnChecked(uint64_t id, uint32_t chunk, NodeId holder, bool good);
   bool AcceptMeta(Job* job, const FetchGrant& grant, const Encryption& encryption);
-  // Ciphertext is here, or arrives, in a job that encrypts.
+  // Whether the chunks here are ciphertext, or will be.
   bool KeepsCiphertext(const Job& job) const;
   bool AskToEncrypt(Job* job);  // false: no holder of plaintext is left
   void DropCiphertext(Job* job);
@@ -141,7 +141,7 @@ class Fetcher {
   std::map<uint64_t, Job> jobs_;
   std::map<ShardId, uint64_t> by_shard_;
   uint64_t next_load_ = 1;
-  std::map<uint64_t, std::vector<Extent>> abandoned_;  // what loads that stall may still write into
+  std::map<uint64_t, std::vector<Extent>> abandoned_;  // chunks into which stalled loads may still write
 };
 
 }  // namespace ropeteam::engine

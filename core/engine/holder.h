@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The holder's side: takes in copies of other nodes' shards, and lets others read what is sealed here. A copy
-// is granted chunks, filled by the source's puts, checked here chunk by chunk, and sealed; only then does it
-// count. States:
+// The holder's side of replication: it accepts copies of other nodes' shards, and lets others read the shards that are
+// sealed here. A copy is granted chunks, filled by the source's puts, checked here chunk by chunk, and sealed. Only then
+// it counts. States:
 //
 //     granted ──seal──> checking ──all match──> sealed
 //        │                 └──some do not──> granted (the source puts those again)
@@ -35,7 +35,7 @@ class Holder {
   void OnFetchOpen(NodeId from, const FetchOpen& open);
   void OnEncryptCopy(NodeId from, const FetchOpen& open);
   void OnFetchClose(NodeId from, const FetchClose& close);
-  // A node read bad bytes here: checks those chunks, and repairs them.
+  // A node reports that it read bad bytes here: checks those chunks, and repairs them.
   void OnBadCopy(NodeId from, const BadCopy& bad);
   void OnVerifyOrder(NodeId from, const VerifyOrder& order);
 
@@ -48,13 +48,12 @@ class Holder {
   enum class Chunk : uint8_t { kUnknown, kChecking, kGood };
   struct Incoming {
     CopyId id;
-    // A reservation that was delayed may make the copy again after its abort. Checks of the earlier one do not
-    // count for it.
+    // A delayed reservation may create the copy again after its abort. Checks of the earlier one do not count for it.
     uint64_t serial = 0;
     ShardId shard;
     std::vector<Extent> extents;
     std::vector<Chunk> chunks;
-    std::vector<uint32_t> checked_crcs;  // what kChecking and kGood refer to
+    std::vector<uint32_t> checked_crcs;  // the checksums that kChecking and kGood refer to
     bool sealing = false;
     uint32_t attempt = 0;
     bool attempt_checked = false;
@@ -73,7 +72,7 @@ class Holder {
                    uint64_t stream_bytes);
   void CheckAttempt(Incoming* incoming);  // may erase it
   void AnswerUnknownSeal(NodeId from, const ReplicaSeal& seal, const Encryption& encryption);
-  // The sealed shard is acknowledged as a copy: it counts from now on, whatever it was made for.
+  // Acknowledges the sealed shard as a copy: it counts from now on, whatever it was made for.
   void Count(const ShardId& id, bool committed);
 
   Parts& parts_;

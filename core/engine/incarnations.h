@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The world's incarnation as the leader knows it, and the admission of its ranks. A new leader learns both from
+// The current incarnation as the leader knows it, and the admission of its ranks. A new leader learns both from
 // the members' inventories.
 //
-// A seat is one rank of the current incarnation:
+// A seat is the place of one rank in the current incarnation:
 //
-//     admitted ── its session is in its node's inventory ──> present ── it is not any more ──> left
+//     admitted ── its session is in its node's inventory ──> present ── it is no longer there ──> left
 //         └── its node neither lists it nor waits for the answer to its question ──> the seat is free again
 
 #ifndef ROPETEAM_CORE_ENGINE_INCARNATIONS_H_
@@ -32,11 +32,11 @@ class Incarnations {
   // The node has left the view, and with it its ranks.
   void Forget(NodeId node) { LearnRanks(node, {}, UINT64_MAX); }
 
-  // Gives the asking rank its seat, in the current incarnation or in one that begins with it. An error says
-  // why not; kUnavailable: not yet. `question`: by which the node asked.
+  // Gives the asking rank its seat, in the current incarnation or in a new one. An error says why not;
+  // kUnavailable: not yet. `question`: the number of the node's question.
   Status Admit(NodeId from, uint64_t question, const JoinQuestion& join);
 
-  // What this incarnation restores; {0, 0}: nothing. Chosen again only while no rank has been told (Latest).
+  // Sets the step that this incarnation restores; {0, 0}: nothing. Called again only while no rank has been told (Latest).
   void Pin(const StepId& step);
 
   // Incarnations up to this one were used before, as storage says: the next one has a higher number.
@@ -51,9 +51,9 @@ class Incarnations {
   struct Seat {
     uint64_t token = 0;
     NodeId node = kNoNode;  // kNoNode: the seat is free
-    uint64_t question = 0;  // of the node, by which it was admitted
+    uint64_t question = 0;  // the number of the node's question by which it was admitted
     bool present = false;   // its session is in the node's inventory
-    bool left = false;      // it was there, and is not any more
+    bool left = false;      // it was there, and is no longer
     bool taken() const { return node != kNoNode; }
   };
   const Seat* Find(Rank rank) const;  // null if the seat is free

@@ -27,23 +27,23 @@ class Latest {
         stored_(*stored),
         restores_(*restores) {}
 
-  // This node begins to lead: what another leader may have told a rank is not known.
+  // This node begins to lead. It does not know which pin another leader may have told a rank.
   void Begin() {
     may_choose_again_ = false;
     OnListAgain();
   }
   // Storage is being listed again.
   void OnListAgain() { waits_since_ = note_waits_since_ = 0; }
-  // For a rank of incarnation `asking`, which is the current one; 0: for a person. The first rank that asks
-  // makes the choice for its whole incarnation, unless the incarnation has a step of its own. While no rank has been
-  // told it is made again when it cannot be produced, or when a newer committed step can be again. `members`: of the
-  // view, all of which have told what they hold. With more than R of the job's nodes missing no choice is made:
-  // a step that was told COMMITTED might not be seen, and an older one look like the newest. Quarantined steps are passed
-  // over, unless there are no others.
+  // For a rank of incarnation `asking`, which is the current one; 0: for an operator. The first rank that asks fixes
+  // the choice for its whole incarnation, unless the incarnation has a step of its own. While no rank has been told,
+  // the choice is made again if the step cannot be produced, or if a newer committed step can be produced again.
+  // `members`: of the view, all of which have reported what they hold. While more than R of the job's nodes are missing,
+  // no choice is made: a step that was reported COMMITTED might not be seen, and an older one would look like the
+  // newest. Quarantined steps are passed over, unless there are no others.
   Result<StepId> Resolve(Incarnation asking, size_t members, const JobSettings& settings);
-  // The newest step that lies on storage and whose files are there with their sizes. Chooses nothing.
+  // The newest step on storage whose files are all there with their sizes. It does not fix a choice.
   Result<StepId> NewestPersisted();
-  // The previous leader told no rank either.
+  // The previous leader did not tell a rank either.
   void NoRankWasTold() { may_choose_again_ = true; }
   // A rank is being told the pin: it stays.
   void OnTold() { may_choose_again_ = false; }
@@ -53,16 +53,15 @@ class Latest {
   // The step a reader means by its number. It need not be producible.
   Result<StepId> ResolveStep(const LocateQuestion& locate) const;
 
-  // Questions that are answered once every member knows the pin. A leader that comes later can then not
-  // choose another.
+  // Questions that are answered once every member knows the pin, so that a later leader cannot choose another.
   using Waiting = std::map<std::pair<NodeId, uint64_t>, LatestQuestion>;
   void Wait(NodeId from, uint64_t number, const LatestQuestion& question);
   Waiting TakeWaiting() { return std::exchange(waiting_, {}); }
   bool waiting() const { return !waiting_.empty(); }
 
  private:
-  // Where memory has something to restore, storage that does not answer is waited for so long: a listing takes a
-  // second, and a world that restarts must not hang on a store that is down.
+  // If memory has a step to restore, storage that does not answer is waited for so long. A listing takes a
+  // second, and a restart must not hang on a store that is down.
   static constexpr TimeUs kStorageWaitUs = 10'000'000;
 
   bool Producible(const StepId& id) const;  // from memory
@@ -76,7 +75,7 @@ class Latest {
   Result<std::optional<StepId>> NewestStored(const std::optional<StepId>& floor, const StepId& end, Of of);
   // The newest in memory and on storage, older than `end`.
   Result<std::optional<StepId>> NewestBefore(const StepId& end, Of of);
-  // Reads what storage says of a step's restores, for a step that is in memory too. False: that is not known yet.
+  // Reads a step's restore count from storage, for a step that is in memory too. False: it is not known yet.
   bool KnowsRestores(const StepId& id);
 
   const Context& context_;

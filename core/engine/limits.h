@@ -19,17 +19,17 @@ inline constexpr uint32_t kWorldMax = 131072;  // ROPETEAM_WORLD_MAX: 16,384 nod
 static_assert(kWorldMax >= 8 * kNodesMax);
 
 // A message that is not answered is repeated after this time. A message takes well under a millisecond between
-// two hosts and the leader a few to judge a thousand inventories; ten times that, and a lost message is still
-// not felt.
+// two hosts, and the leader needs a few milliseconds for a thousand inventories. This is ten times that, and short
+// enough that a lost message is not noticed.
 inline constexpr TimeUs kRepeatUs = 100'000;
 
 // The next repeat comes after twice as long, up to this. A leader that is behind gets less to do, not more.
 inline constexpr TimeUs kRepeatMaxUs = 800'000;
 static_assert(kRepeatMaxUs >= 4 * kRepeatUs);
 
-// While copies are being made on a node its inventories are so far apart at least: the seals of 8 ranks and
-// their replicas travel in a few messages. Short beside the time a shard takes (100 ms for 1 GB at 10 GB/s). The
-// last change of a burst waits for nothing, so COMMITTED is not told later.
+// While copies are being made on a node, its inventories are at least so far apart: the seals of 8 ranks and
+// their replicas travel in a few messages. This is short compared with the time of a shard (100 ms for 1 GB at
+// 10 GB/s). The last change of a burst is sent at once, so COMMITTED is not delayed.
 inline constexpr TimeUs kInventoryWindowUs = 20'000;
 static_assert(kInventoryWindowUs < kRepeatUs);
 
@@ -57,7 +57,7 @@ static_assert(kSilenceUs > 10 * kRepeatUs);
 // at 10 GB/s.
 inline constexpr TimeUs kOrderTimeoutUs = 10'000'000;
 inline constexpr TimeUs kRestoreEveryUs = 500'000;
-// After an order is done the next is given within this time: one look serves all that end meanwhile.
+// After an order is done, the next is given within this time: one pass serves all orders that end meanwhile.
 inline constexpr TimeUs kRestoreSoonUs = 20'000;
 static_assert(kRestoreSoonUs < kRestoreEveryUs);
 // A holder may report its copy before the owner reports the shard: both wait for a window, and a message may be
@@ -65,8 +65,8 @@ static_assert(kRestoreSoonUs < kRestoreEveryUs);
 inline constexpr TimeUs kOrphanAfterUs = 300'000;
 static_assert(kOrphanAfterUs >= kInventoryWindowUs + 2 * kRepeatUs);
 static_assert(kRestoreEveryUs < kOrderTimeoutUs);
-// If no shard gets its copies for this time while a node has no room for a replica, waiting longer will not
-// help. Time for 64 GiB at 10 GB/s, as above.
+// If no shard gets its copies for this time while a node has no room for a replica, waiting longer does not
+// help. It is the time for 64 GiB at 10 GB/s, as above.
 inline constexpr TimeUs kStuckUs = 10'000'000;
 static_assert(kStuckUs >= kOrderTimeoutUs, "an order has had its time before a step is given up");
 // Refusals that are no further apart than this are one shortage. A refused order ends after kOrderTimeoutUs, and its target

@@ -17,16 +17,16 @@ class Memory {
  public:
   explicit Memory(Context* context) : context_(*context) {}
 
-  // Store::Allocate(), after evicting, where that is needed and enough: caches without readers, then what the
-  // leader has announced as evictable (copy_rules.h). A refusal evicts nothing.
+  // Store::Allocate(), after evicting if that is needed and sufficient: first caches without readers, then steps that
+  // the leader has announced as evictable (copy_rules.h). A refusal evicts nothing.
   Result<std::vector<Extent>> Allocate(uint64_t chunks);
-  // For a new save: room that was made for replicas is left to them.
+  // For a new save: it does not use memory that is reserved for replicas.
   Result<std::vector<Extent>> AllocateForSave(uint64_t chunks);
-  // A replica of `chunks` chunks, of a step of this incarnation, was refused for want of memory. Its source asks
+  // A replica of `chunks` chunks, of a step of this incarnation, was refused because memory is full. Its source asks
   // again.
   void OnReplicaRefused(uint64_t chunks);
   bool refuses_replicas() const { return refused_until_ != 0; }
-  // Steps were released that can never commit. If replicas are waiting, what has become free is kept for them for a
+  // Steps were released that can never commit. If replicas are waiting, the freed memory is reserved for them for a
   // while.
   void KeepForReplicas() {
     if (refuses_replicas()) kept_until_ = context_.now + kKeptForReplicasUs;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What an engine counts beside NodeCounters (report.h), for `--metrics`. It stays on the node: no message has it, so it may
-// change without another protocol version. Counters are since the engine's start.
+// Counters of an engine in addition to NodeCounters (report.h), for `--metrics`. They stay on the node: no message has
+// them, so they may change without another protocol version. Counters begin at the engine's start.
 
 #ifndef ROPETEAM_CORE_ENGINE_METRICS_H_
 #define ROPETEAM_CORE_ENGINE_METRICS_H_
@@ -50,14 +50,14 @@ struct LocalCounters {
   Histogram fetches;  // whole shards brought here, from the first question to the seal
 };
 
-// Each is a number that the engine has at hand: making one costs no more with more steps.
+// Numbers that the engine keeps up to date: a snapshot costs the same with more steps.
 struct EngineMetrics {
   NodeCounters counters;
   LocalCounters local;
   uint64_t chunk_bytes = 0;
   uint64_t chunks_total = 0;
   uint64_t chunks_free = 0;
-  uint64_t bounce_chunks = 0;  // that what leaves is encrypted into
+  uint64_t bounce_chunks = 0;  // into which outgoing chunks are encrypted
   Store::Use own, replica, cache;
   // Queues: what waits or runs now.
   uint64_t puts_waiting = 0;  // of saves

@@ -56,7 +56,7 @@
 
 namespace ropeteam::engine {
 
-// What the copies of a shard read of their source.
+// The state of the source that the copies of a shard read.
 struct CopySource {
   std::vector<bool> ready;                     // the arena has the chunk's bytes; its checksum is known
   std::map<uint32_t, SaveDirectInput> device;  // by first chunk; no two of the same chunk
@@ -67,11 +67,11 @@ struct CopySource {
   const SaveDirectInput* FindDevice(uint32_t chunk) const;
 };
 
-// What a copy asks of the rest of the engine. None of these calls the copy back.
+// The requests of a copy to the rest of the engine. None of them calls the copy back.
 class CopyEffects {
  public:
   virtual void SendReserve(uint64_t chunks) = 0;
-  // Starts a put of the chunk, from `device` or, where that is null, from the arena. Returns its transfer.
+  // Starts a put of the chunk, from `device` or, if that is null, from the arena. Returns its transfer.
   virtual uint64_t StartPut(uint32_t chunk, const SaveDirectInput* device) = 0;
   // True: the transfer was still in the queue. It is cancelled and will not complete.
   virtual bool Withdraw(uint64_t transfer) = 0;
@@ -110,7 +110,7 @@ class OutgoingCopy {
   void PutArrived(uint32_t chunk, bool checksum_known);
   void PutNotSent(uint32_t chunk);
   void PutFailed(uint32_t chunk);
-  // The source gives up its device memory: its puts that are still in the queue are withdrawn.
+  // The source's device memory is no longer usable: puts from it that are still in the queue are withdrawn.
   void WithdrawDevicePuts(CopyEffects* effects);
   // While sealing: the holder has checked all chunks of this attempt. `bad` comes from the holder and may be
   // anything. Returns how many are put again and, in `from_arena`, those whose last put was from the arena; 0:
@@ -118,13 +118,13 @@ class OutgoingCopy {
   void Matched();
   size_t Mismatched(const std::vector<uint32_t>& bad, std::vector<uint32_t>* from_arena);
   void Drop(CopyEffects* effects);
-  // Sends what is unanswered at the next Advance().
+  // Repeats unanswered messages at the next Advance().
   void RepeatNow() { next_send_ = 0; }
 
   // Does what can be done now. The copy may be gone afterwards.
   void Advance(TimeUs now, const CopySource& source, CopyEffects* effects);
 
-  // ---- looking in
+  // ---- state
   const CopyId& id() const { return id_; }
   NodeId target() const { return target_; }
   State state() const { return state_; }
@@ -138,7 +138,7 @@ class OutgoingCopy {
   const std::vector<Extent>& extents() const { return extents_; }
   // When Advance() is due for a repeat; kNever: nothing is unanswered.
   TimeUs NextSend() const;
-  // Recounts what is counted. For tests and the simulation.
+  // Recomputes the counters and compares them. For tests and the simulation.
   void CheckInvariants() const;
 
  private:

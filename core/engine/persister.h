@@ -23,10 +23,10 @@ class Persister {
  public:
   explicit Persister(Parts* parts) : parts_(*parts) {}
 
-  // A repeated order is answered with the result of the first, or not yet. Work that stalls has failed for the leader, who
-  // has another node do it; when it ends well after all, the leader is told so.
+  // A repeated order gets the result of the first one, or no answer yet. Work that stalls is reported to the leader as
+  // failed, and another node does it. If it succeeds after all, the leader is told.
   void OnOrder(NodeId from, const PersistOrder& order);
-  // The leader has announced what is being persisted: results of other steps are not asked for again.
+  // The leader has announced the step that is being persisted: results of other steps are no longer needed.
   void OnLeaderState(const std::set<StepId>& persisting);
 
   using Loaded = std::function<void(const Status&, const LoadedChunks&)>;

@@ -7,8 +7,8 @@
 // other's shards when m divides N, and a ring over the last m + N mod m nodes for the remainder. With groups
 // N/m sets of m nodes lose data when they fail together; with a ring over all nodes N sets would.
 //
-// Failure domains: the order in which groups are cut deals the domains out in turn, so that neighbours come
-// from different ones; where a group would still lie inside one domain although there are others, its last
+// Failure domains: before groups are formed, nodes are taken from the domains round-robin, so that neighbours come
+// from different domains. If a group would still be inside one domain although there are others, its last
 // holder is replaced by a node of another domain.
 
 #ifndef ROPETEAM_CORE_ENGINE_PLACEMENT_H_
@@ -28,8 +28,8 @@ class Placement {
   Placement() = default;
   explicit Placement(const View& view);
 
-  // Every other member, best first: the first `replicas` are the designated holders of a node's shards, the
-  // others stand in for them, nearest in the order first. Each is computed when it is asked for, in O(log N).
+  // Every other member, best first. The first `replicas` are the designated holders of a node's shards; the others
+  // replace them, nearest in the order first. Each is computed when it is requested, in O(log N).
   class Holders {
    public:
     size_t size() const { return size_; }  // 0 when the node is not in the view

@@ -6,8 +6,8 @@
 //     queued ──a bounce chunk is free──> packing ──all chunks match──> packed ──RangesClose──> gone
 //                                           └──some do not──> refused (and repaired); gone
 //
-// A reader that leaves the view ends all of its own. Its gets may still read a bounce chunk then; what they bring is of no
-// use to anybody.
+// When a reader leaves the view, all its parts end. Its gets may still read a bounce chunk then; their bytes are never
+// used.
 
 #ifndef ROPETEAM_CORE_ENGINE_RANGE_HOLDER_H_
 #define ROPETEAM_CORE_ENGINE_RANGE_HOLDER_H_
@@ -50,7 +50,7 @@ class RangeHolder {
     bool closed = false;          // kPacking: to be released when the workers are done with it
     TimeUs heard = 0;
   };
-  // What a copy that is here answers to; nothing is packed yet.
+  // The answer for a copy that is here; nothing is packed yet.
   RangesGrant Describe(const RangesOpen& open) const;
   void Refuse(const Key& key, Status why);
   void Pump();

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The reader's side of ranged reads: asks holders for parts of a shard that is not here, gets what they packed into bounce
-// chunks of this arena, and checks it. All holders are asked at once, each for other parts. A holder that refuses, leaves or
-// sends other bytes than it said is not asked for that part again. What no holder gives fails the read: the whole shard can
-// still be fetched, from wherever (fetcher.h), and that is the caller's to do.
+// The reader's side of ranged reads: asks holders for parts of a shard that is not here, gets the packed parts into bounce
+// chunks of this arena, and checks them. All holders are asked at once, each for other parts. A holder that refuses, leaves
+// or sends other bytes than announced is not asked for that part again. If no holder gives a part, the read fails; the
+// caller can then fetch the whole shard from any source (fetcher.h).
 
 #ifndef ROPETEAM_CORE_ENGINE_RANGE_READER_H_
 #define ROPETEAM_CORE_ENGINE_RANGE_READER_H_

@@ -29,9 +29,9 @@ class Redundancy {
   void SetLostLinks(NodeId node, const std::vector<LostLinkReport>& links);
   // Copies that a node has now. True when an order is done by one: its nodes have room for the next.
   bool OnCopies(NodeId node, const std::vector<CopyReport>& copies);
-  // Forgets orders that are late or pointless, and orders what is missing of the kept steps: committed ones first, newer
-  // ones first; but shards whose last order came to nothing after all others. `current`: the world's incarnation. Looks
-  // at shards that lack copies only.
+  // Forgets orders that are late or no longer needed, and orders the missing copies of the kept steps: committed steps
+  // first, newer ones first; shards whose last order failed come after all others. `current`: the current incarnation.
+  // Looks only at shards that lack copies.
   void Restore(const std::vector<StepKey>& keep, Incarnation current);
   // Has replicas become caches where a shard has more copies than 1 + R (a node came back after its copies were
   // made again, a rank restored on another node): memory is paid for 1 + R. Only of steps that every member has
@@ -41,7 +41,7 @@ class Redundancy {
   // What the shards that this (leaving) node has lack without it. Fills in the reply's numbers of shards and bytes.
   void CountLeft(NodeId node, const std::vector<StepKey>& keep, Incarnation current, DrainReply* reply) const;
   bool NeedsTrim(const std::set<StepId>& marked) const;
-  // Some kept step lacks copies that this class sees to: Restore() is due now and then.
+  // Some kept step lacks copies that this class must order: call Restore() from time to time.
   bool NeedsWork(const std::vector<StepKey>& keep, Incarnation current) const;
 
  private:
@@ -58,7 +58,7 @@ class Redundancy {
     NodeId target = kNoNode;
     TimeUs until = 0;
   };
-  // The replica that is wanted least; kNoNode: no replica can be demoted.
+  // The replica that is needed least; kNoNode: no replica can be demoted.
   NodeId LeastWanted(const StepTable::RankState& state) const;
   void ForgetLate();
   void Count(const Order& order);  // at its two nodes
@@ -77,8 +77,8 @@ class Redundancy {
   const StepTable& table_;
   std::map<NodeId, std::set<NodeId>> apart_;  // the first does not reach these
   std::map<ShardId, std::vector<Order>> orders_;
-  // Targets of orders that came to nothing, most likely for want of memory, until when they get no other; and the shards
-  // of those orders.
+  // Targets of orders that failed, most likely because their memory is full, with the time until which they get no other;
+  // and the shards of those orders.
   std::map<NodeId, TimeUs> avoid_until_;
   std::set<ShardId> late_;
   // Replicas that are becoming caches, one a shard: until its node has said so it counts, and no other may go.

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The source's side of replication: gives a shard the copies it lacks. Begins with the save, before a byte is
-// there; puts chunks as they become final; asks the holder to check and seal; tries another holder when one
-// is gone, full or failing. What one attempt at one copy does is a state machine of its own (outgoing_copy.h);
-// here it is decided which copies are made, and where.
+// The source's side of replication: makes the missing copies of a shard. It begins with the save, before a byte is
+// there; puts chunks as they become final; asks the holder to check and seal; and tries another holder when one
+// is gone, full or failing. One attempt at one copy is a state machine of its own (outgoing_copy.h);
+// this class decides which copies are made, and where.
 //
-// A chunk that is not filled yet may be put from a GPU's memory instead of the arena (AddDevice). Its
-// checksum comes later, and is of the arena's bytes: should the holder find others, the chunk is put once
+// A chunk that is not filled yet may be put from a GPU's memory instead of the arena (AddDevice). Its checksum
+// comes later, and is computed from the arena's bytes. If the holder finds other bytes, the chunk is put once
 // more, from the arena.
 //
 // A chunk of the source stays allocated until every put from it has completed or was withdrawn, also when the
@@ -38,9 +38,9 @@ class Replicator {
                  const EncryptionSalt& salt);
   void Extend(SourceId source, std::vector<Extent> all_extents);
   void Ready(SourceId source, uint32_t first, const std::vector<uint32_t>& crcs);
-  // Chunks that may be put from device memory until EndDevice(), Sealed() or Cancel(). False, and nothing is
-  // done: one of those has been, or some of the chunks have a place in device memory already. So where the job encrypts: what
-  // is encrypted is checked first, and what is in device memory has no checksum yet.
+  // Chunks that may be put from device memory until EndDevice(), Sealed() or Cancel(). Returns false and does nothing if
+  // one of these was called, if some of the chunks have a place in device memory already, or if the job encrypts: a chunk
+  // is checked before it is encrypted, and a chunk in device memory has no checksum yet.
   bool AddDevice(SourceId source, const SaveDirectInput& chunks);
   // Starts no put from device memory any more. `settled` is called, at once or later, when no put reads it.
   void EndDevice(SourceId source, std::function<void()> settled);
@@ -53,7 +53,7 @@ class Replicator {
   void Resume(const ShardId& shard);
   // The leader wants a copy there.
   void Order(const ShardId& shard, NodeId target);
-  // Ends the sources that have become pointless: shards that were released, and those of former incarnations that
+  // Ends the sources that are no longer needed: shards that were released, and those of former incarnations that
   // the leader does not keep.
   void DropObsolete();
 

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How often each step was restored, and which steps are quarantined: `latest` offers the next older one instead. A step
-// that ends every world that restores it would otherwise be offered for ever.
+// Counts how often each step was restored, and knows which steps are quarantined: for these `latest` offers the next older
+// step. Otherwise a step that ends every incarnation that restores it would be offered for ever.
 //
 // An incarnation's restore of its pin counts when the first of its ranks opens a shard of it, once. After k of them in a row
 // (EngineConfig::restores_max) without a newer commit, the next incarnation is offered an older step. `ropeteam quarantine`
 // does the same at once, and undoes it.
 //
-//     counted ──restored k times, and an incarnation chooses──> quarantined ──undone by a person──> counted from 0
-//        └── a newer step is committed: from 0                        (by hand: at once)
+//     counted ──restored k times, and an incarnation chooses──> quarantined ──undone by an operator──> counted from 0
+//        └── a newer step is committed: from 0                        (by an operator: at once)
 //
 // The leader writes the notes. It announces them, and every node repeats them in its inventory to the next leader. Where
 // the step is on storage its note is written there, into the step's folder, so that it outlives all memory. A note with
@@ -47,14 +47,14 @@ class Restores {
   // An incarnation has chosen `chosen` instead of this newer step.
   void PassOver(const StepId& step, const StepId& chosen);
 
-  // It is quarantined, or was restored as often as it may be.
+  // Whether it is quarantined, or was restored as often as allowed.
   bool Holds(const StepId& step) const;
   const RestoreNote* Find(const StepId& step) const;
   std::vector<RestoreNote> notes() const;  // by step, at most kRestoreNotesMax
   uint64_t version() const { return version_; }
 
-  void OnHoldReleased();  // for want of a lease
-  void OnTimer();         // writes what has changed to storage
+  void OnHoldReleased();  // because the lease has expired
+  void OnTimer();         // writes changed notes to storage
   TimeUs NextTimer() const;
 
  private:

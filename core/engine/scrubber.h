@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Reads what is sealed here, again and again, so that a copy that has gone bad is found while the others are
-// good. One pass reads every chunk of every sealed shard once, in the shards' order, in pieces: a piece is read by
-// the driver's check threads, and the next one begins when the configured rate allows it. What does not match
+// Reads all sealed shards again and again, so that a damaged copy is found while the others are good. One pass
+// reads every chunk of every sealed shard once, in the shards' order, in pieces: a piece is read by
+// the driver's check threads, and the next one begins when the configured rate allows it. A chunk that does not match
 // its checksum is repaired by the Fetcher, in place, from another node's copy. A chunk that is known to be bad is
 // not read; its repair is tried again once a minute, because another node may hold a good copy by then.
 //
 // The tables of the arena are compared along the way (Store::HealTable), all of them every ten seconds: they are
 // small, and a daemon that is killed while they are damaged loses shards.
 //
-// It never holds anything up: one piece at a time, no lease on what is read (a shard may be released meanwhile;
-// the result then means nothing), no memory, no messages but those of a repair. A piece is one chunk at least, so
+// It never delays other work: one piece at a time, no lease on the shard (it may be released meanwhile, and the
+// result is then ignored), no memory, no messages except those of a repair. A piece is one chunk at least, so
 // with chunks of 64 MiB and more a piece occupies one check thread for some milliseconds.
 
 #ifndef ROPETEAM_CORE_ENGINE_SCRUBBER_H_
@@ -27,7 +27,7 @@ struct Parts;
 
 class Scrubber {
  public:
-  // EngineConfig::scrub_bytes_per_s is the rate; 0: it does nothing, for ever.
+  // EngineConfig::scrub_bytes_per_s is the rate; 0: it does nothing.
   explicit Scrubber(Parts* parts) : parts_(*parts) {}
 
   void OnTimer();

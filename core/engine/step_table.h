@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the inventories say of each step. Knows nothing of time or messages.
+// The state of each step, computed from the members' inventories. It knows nothing of time or messages.
 
 #ifndef ROPETEAM_CORE_ENGINE_STEP_TABLE_H_
 #define ROPETEAM_CORE_ENGINE_STEP_TABLE_H_
@@ -40,8 +40,8 @@ class StepTable {
     // node where the rank is open; else the one with most copies. After the commit it changes only to one that
     // was marked before.
     uint64_t content = 0;
-    // What the rank gave (ShardMeta::agreement), of copies with that content; nothing: there is none. Copies that nodes
-    // before protocol 9 made have 0, so another value of any copy counts.
+    // The rank's value (ShardMeta::agreement) in the copies with that content; nullopt: there is no copy. Copies made by
+    // nodes before protocol 9 have 0, so another value in any copy counts.
     std::optional<uint64_t> agreement;
   };
   struct StepState {
@@ -55,16 +55,15 @@ class StepTable {
     RankSet surplus;      // ranks that have more good copies on nodes that stay than 1 + R
     bool committed = false;
     bool given_up = false;   // its copies are being released: it must not be committed any more
-    bool evictable = false;  // its copies may go where memory is wanted: likewise
+    bool evictable = false;  // its copies may be evicted when memory is needed: likewise
     std::map<uint64_t, uint32_t> agreements;  // what its ranks gave, and how many of them each
     bool producible() const { return ranks_producible == world_size; }
-    // Ranks gave different values, of which 0, none, is one. A mark says that a leader has judged otherwise.
+    // Ranks gave different values; 0 (none) is also a value. A marked step was accepted by an earlier leader.
     bool disagrees() const { return !committed && agreements.size() > 1; }
     bool never_commits() const { return given_up || disagrees(); }
   };
 
-  // Replaces what is known of the node's copies. A step is committed by a mark on one of them, and else only by
-  // Commit().
+  // Replaces the known copies of a node. A step is committed by a mark on one of its copies, or else by Commit().
   void Replace(NodeId node, const std::vector<CopyReport>& before, const std::vector<CopyReport>& after);
   // Copies on a node that leaves count for what is promised now, and not for redundancy. False: it was so already.
   bool SetLeaving(NodeId node, bool leaving);
@@ -79,8 +78,8 @@ class StepTable {
   // Of this incarnation, or of all if `only` is 0.
   std::optional<StepId> NewestProducible(Incarnation only) const;
   std::vector<StepId> CommittedNewestFirst(size_t count) const;
-  // Steps of incarnations before `chosen_by` that are newer than what it restored are not committed any more: the world
-  // has gone on without them.
+  // Steps of incarnations before `chosen_by` that are newer than the step it restored are no longer committed: the job
+  // went on without them.
   void Bar(Incarnation chosen_by, const StepId& restored);
   bool Barred(const StepId& id) const { return id.incarnation < barred_before_ && barred_after_ < id; }
   // Shards of which there are copies with different contents.
@@ -122,7 +121,7 @@ class StepTable {
   uint64_t version_ = 0;
 };
 
-// For people.
+// For messages.
 std::string Explain(const Disagreement& found);
 
 }  // namespace ropeteam::engine

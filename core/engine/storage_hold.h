@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The leader's hold of storage: of all clusters, under whatever coordinator, one node alone writes and deletes under the
-// job's name. The driver takes it, renews it and watches the other holder; here it is only asked for and let go of.
+// The leader's hold (lock) of storage: in all clusters, under any coordinator, only one node writes and deletes under the
+// job's name. The driver takes the lock, renews it and watches another holder; this class only requests and releases it.
 
 #ifndef ROPETEAM_CORE_ENGINE_STORAGE_HOLD_H_
 #define ROPETEAM_CORE_ENGINE_STORAGE_HOLD_H_
@@ -20,12 +20,12 @@ class StorageHold {
  public:
   explicit StorageHold(StorageWorks* works) : works_(*works) {}
 
-  // kOk: this node holds storage now. kUnavailable: ask again later. kAlreadyExists: another one has it, and lives.
+  // kOk: this node holds storage now. kUnavailable: ask again later. kAlreadyExists: another node has it and is alive.
   using Then = std::function<void(const Status&)>;
-  // Everything that writes or deletes asks first, again and again: a hold may be lost at any time. Those who ask while
-  // the driver is being asked share its answer.
+  // Every write or deletion asks first, each time: a hold may be lost at any time. Callers that ask while the driver is
+  // being asked share its answer.
   void Confirm(Then then);
-  // This node leads no longer, or has lost its lease. Whoever waits for an answer gets none.
+  // This node leads no longer, or has lost its lease. Waiting callers get no answer.
   void Release();
   // Why the driver has not answered yet; empty: it has, or has only just been asked.
   const std::string& trouble() const { return trouble_; }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the engine has done on storage, and what it learns from there: values only. How a step's files look and
-// where they lie is the driver's business (storage/format); here a persisted step is its ranks' shards and a
+// The engine's orders to storage and their results: values only. The driver decides the layout and the place of a
+// step's files (storage/format). Here a persisted step is its ranks' shards and a
 // manifest, which is written last and makes the step count.
 
 #ifndef ROPETEAM_CORE_ENGINE_STORAGE_WORK_H_
@@ -49,7 +49,7 @@ struct StoredRank {
   uint64_t stream_bytes = 0;
   uint64_t content = 0;  // ContentDigest() of the shard in chunks of StoredStep::chunk_bytes
   std::vector<StoredFile> files;
-  // That the program gave with this shard: a JSON object of at most kStepMetadataBytesMax, or empty.
+  // The program's metadata in this shard: a JSON object of at most kStepMetadataBytesMax, or empty.
   std::string metadata;
   auto Fields() { return std::tie(stream_bytes, content, files, metadata); }
   friend bool operator==(const StoredRank&, const StoredRank&) = default;
@@ -66,8 +66,8 @@ struct StoredStep {
 
 // ---- work; each is answered by OnStorageDone() with the result that is named, or a failure
 
-// Which steps have a manifest, and the highest incarnation of any folder, also of those without. Where there is none, also
-// the steps of restore_from; that it has none is a failure. → StoredList
+// Lists the steps that have a manifest, and the highest incarnation of any folder, also of those without. If there is no
+// step, also lists the steps of restore_from; it is a failure if that has none. → StoredList
 struct ListStored {};
 // The manifest of a step, and whether the files that it names are there with their sizes; the ranks' files are left
 // out of the result. kCorrupt: not a manifest, or a file is missing or has another size. → StoredStep
@@ -99,13 +99,14 @@ struct LoadChunks {
   std::vector<Extent> extents;
   std::vector<uint32_t> chunks;  // ascending
 };
-// Makes sure that of all clusters, under whatever coordinator, this node alone writes and deletes under the job's name, and
-// keeps it so until ReleaseStorage. Nothing may be written or deleted before it is answered with kOk. Repeating it is
-// cheap. kUnavailable: another one holds it, and whether that one lives is not known yet; ask again. kAlreadyExists: another
-// one holds it and lives, or has taken it over from this node; the message says who, and what to do. → nothing
+// Takes and keeps the lock until ReleaseStorage: in all clusters, under any coordinator, only this node writes and deletes
+// under the job's name. Nothing may be written or deleted before it is answered with kOk. Repeating it is cheap.
+// kUnavailable: another node holds it, and it is not known yet whether that node is alive; ask again. kAlreadyExists:
+// another node holds it and is alive, or has taken it over from this node; the message names it and says what to do.
+// → nothing
 struct HoldStorage {};
 struct ReleaseStorage {};
-// Has the step passed over from now on by every reader, also by later clusters: a file in it is damaged. Nothing is
+// Marks the step as damaged, because a file in it is: every reader, also in later clusters, passes it over. Nothing is
 // deleted. → nothing
 struct MarkStored {
   StepId step;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Damage inside a file on storage is found when the file is read. The leader passes the step over from then on
-// (StoredSteps); here it has the step marked on storage, so that a later cluster passes it over at once. What one node
-// says may come from bad memory of its own, so another node loads the shard a second time first.
+// (StoredSteps). This class also has the step marked on storage, so that a later cluster passes it over at once. One
+// node's report may come from bad memory of its own, so another node loads the shard a second time first.
 //
-// A step that is not marked in the end is found damaged again when it is read again.
+// If the mark fails in the end, the damage is found again at the next read.
 
 #ifndef ROPETEAM_CORE_ENGINE_STORED_DAMAGE_H_
 #define ROPETEAM_CORE_ENGINE_STORED_DAMAGE_H_
@@ -25,7 +25,7 @@ class StoredDamage {
       : context_(*context), works_(*works), hold_(*hold) {}
 
   void Begin();           // to lead, or no longer
-  void OnHoldReleased();  // for want of a lease
+  void OnHoldReleased();  // because the lease has expired
   void OnBad(NodeId from, const StoredBad& bad);
   void OnChecked(NodeId from, const StoredChecked& checked);
   void OnTimer();

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the leader knows of the steps on storage. It has them listed when it begins to lead, again after a failure, and
-// adds what it persists itself. A manifest is read when its step is wanted; a step whose manifest or files are damaged
-// is passed over from then on. While a listing or a reading hangs no second one of its kind is started, by a later leadership
-// neither: each would take a thread.
+// The leader's knowledge of the steps on storage. They are listed when the node begins to lead, and again after a
+// failure; steps that it persists itself are added. A manifest is read when its step is needed; a step whose manifest or
+// files are damaged is passed over from then on. While a listing or a read hangs, no second one of its kind is started,
+// not even after the node has begun to lead again: each would take a thread.
 //
-// A job that is to begin from another job's steps (JobSettings::restore_from) has those listed too, while it has none of
-// its own there. They are of the other job's incarnations, which may go on counting: those of the world's incarnation
-// and later ones are not offered, or they could be taken for steps of this job.
+// If a job shall begin from another job's steps (JobSettings::restore_from), those are listed too, while it has none of
+// its own on storage. They have incarnations of the other job, which may go on counting. Those of the current
+// incarnation's number and above are not offered, since they could be taken for steps of this job.
 
 #ifndef ROPETEAM_CORE_ENGINE_STORED_STEPS_H_
 #define ROPETEAM_CORE_ENGINE_STORED_STEPS_H_
@@ -28,7 +28,7 @@ namespace ropeteam::engine {
 
 class StoredSteps {
  public:
-  // `life`: of the world; must outlive this.
+  // `life`: the current incarnation; must outlive this.
   StoredSteps(Context* context, StorageWorks* works, const Life* life)
       : context_(*context), works_(*works), life_(*life) {}
 
@@ -40,12 +40,12 @@ class StoredSteps {
   Incarnation incarnation_max() const { return incarnation_max_; }
   // The highest of any step, another job's included. It must not be used again.
   Incarnation incarnation_floor() const { return std::max(incarnation_max_, source_incarnation_max_); }
-  // Why nothing is known yet, or a manifest is not there yet.
+  // Why no listing, or this manifest, is available yet.
   const std::string& trouble() const { return trouble_; }
 
   // It is another job's.
   bool IsOfSource(const StepId& id) const;
-  // What is wrong with the step of the other job that was looked at last; empty: nothing was found.
+  // What is wrong with the step of the other job that was checked last; empty: nothing.
   const std::string& source_damage() const { return source_damage_; }
   // Listed, and not known to be damaged.
   bool Has(const StepId& id) const;
@@ -58,7 +58,7 @@ class StoredSteps {
 
   // Another leader may have persisted since: another coordinator's, or one whose last request was late.
   void ListAgain();
-  // Somebody waits for the listing.
+  // A question waits for the listing.
   void Hurry() { again_at_ = std::min(again_at_, context_.now + kAgainUs); }
 
   void Add(std::shared_ptr<const StoredStep> step);  // it has just been persisted
@@ -103,7 +103,7 @@ class StoredSteps {
   bool known_ = false;
   bool listing_ = false;
   bool listing_stalls_ = false;
-  uint64_t wanted_ = 0;       // grows when what a listing that runs will say is too old
+  uint64_t wanted_ = 0;       // grows when the result of a running listing will be too old
   std::set<StepId> reading_;  // manifests
   Incarnation incarnation_max_ = 0;
   Incarnation source_incarnation_max_ = 0;

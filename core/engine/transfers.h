@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The one place where transfers and checks leave the engine, so that they can be held back: what is wanted
-// first goes first, and no more is outstanding than keeps a link busy.
+// All transfers and checks leave the engine here, so that they can be queued: the most urgent go first, and no more
+// are outstanding than keep a link busy.
 //
-// Where the job encrypts, a put of plaintext does not leave: the chunk is encrypted into a bounce chunk of the arena, and
-// that is put. Bounce chunks are the engine's for as long as it lives. What is in one stays until another chunk needs
+// In a job that encrypts, plaintext is never put: the chunk is encrypted into a bounce chunk of the arena, and
+// that is put. Bounce chunks belong to the engine while it exists. The content of one stays until another chunk needs
 // the place, so a second holder's put of the same chunk finds it encrypted.
 
 #ifndef ROPETEAM_CORE_ENGINE_TRANSFERS_H_
@@ -30,13 +30,13 @@ class Transfers {
   // 32 chunks of 4 MiB are 128 MiB: 2.5 ms of a 400 Gbit/s link, more than a round trip and a completion's
   // handling.
   static constexpr size_t kOutstandingMax = 32;
-  // Restoring redundancy may take its time; saves and fetches should not notice it.
+  // Restoring redundancy is not urgent; it must not slow saves and fetches.
   static constexpr size_t kBackgroundOutstandingMax = 4;
   // Of bounce chunks: some are filled while others are on their way. At least two chunks, and a small part of the arena.
   static constexpr uint64_t kBounceBytes = 32ull << 20;
   static constexpr uint64_t kBouncePartMax = 16;
 
-  // What must be encrypted before it leaves.
+  // A chunk that must be encrypted before it is put.
   struct Plaintext {
     ShardId shard;
     uint32_t chunk = 0;
@@ -49,8 +49,8 @@ class Transfers {
   // Returns the transfer's tag, which is filled in here.
   uint64_t Start(Priority priority, StartTransfer transfer, Done done,
                  std::optional<Plaintext> plaintext = {});
-  // Of a transfer whose `done` has not been called. True: it had not left the engine yet; it is cancelled, and its
-  // `done` is never called.
+  // Cancels a transfer whose `done` has not been called. True: it had not left the engine yet, and its `done` is never
+  // called.
   bool Withdraw(uint64_t tag);
   // Call when the lease is valid again: waiting puts start.
   void Resume() { Pump(); }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// `ropeteam verify`: every node reads its copies of one step, and the leader collects what they found.
+// `ropeteam verify`: every node reads its copies of one step, and the leader collects the results.
 
 #ifndef ROPETEAM_CORE_ENGINE_VERIFIER_H_
 #define ROPETEAM_CORE_ENGINE_VERIFIER_H_

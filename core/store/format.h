@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The arena's layout in memory: what a Store leaves behind for the next process. docs/arena.md has the
-// picture and says why each store comes when it does. From the memory's start:
+// The arena's layout in memory, which the next process adopts. docs/arena.md has the picture and the reasons for the
+// order of the stores. From the memory's start:
 //
 //     superblock    one page: what this arena is; written once, by Format()
 //     slots         chunk_count × Slot: slot i describes the sealed shard whose stream begins in chunk i, if any does.
@@ -32,8 +32,8 @@
 namespace ropeteam::arena {
 
 inline constexpr uint64_t kArenaMagic = 0x314e455241504f52;  // "ROPAREN1"
-// "FORMING0": Format() has not finished. Adopt() takes it for an empty arena, so no flip of a few bits may turn
-// the one magic into the other.
+// "FORMING0": Format() has not finished. Adopt() treats it as an empty arena, so the two magics differ in many bits:
+// a few flipped bits never turn one into the other.
 inline constexpr uint64_t kFormattingMagic = 0x30474e494d524f46;
 static_assert(std::popcount(kArenaMagic ^ kFormattingMagic) >= 8);
 inline constexpr uint32_t kArenaVersion = 1;
@@ -44,8 +44,9 @@ inline constexpr uint64_t kHugePageBytes = 2ull << 20;
 inline constexpr uint64_t kChunksMax = 4ull << 20;
 inline constexpr size_t kJobBytesMax = 255;
 
-// A value that changes while the arena lives and must survive a kill between any two stores and a flipped
-// bit: written to two places in turn, believed where value and check agree, the higher one if both do.
+// A value that changes while the arena is in use, and must survive a kill between any two stores and a flipped bit. It
+// is written to two places, one after the other. A place is valid if value and check agree; of two valid ones the
+// higher counts.
 struct CheckedIncarnation {
   uint64_t value;
   uint64_t check;  // IncarnationCheck(value)
@@ -91,9 +92,9 @@ struct SlotState {
   bool committed = false;
 };
 bool IsRole(Role role);  // one of those that this version stores
-// The role must be IsRole(): another one would be published and never adopted, and is our bug and checked.
+// The role must be IsRole(), which is checked: another one would be published and never adopted.
 uint64_t EncodeSlotState(const SlotState& state);
-// False when `word` is none that EncodeSlotState() gives; a free slot's is none.
+// False if EncodeSlotState() never gives this `word`, like that of a free slot.
 bool DecodeSlotState(uint64_t word, SlotState* state);
 
 struct Slot {
@@ -167,8 +168,8 @@ Slot SlotFor(const ShardMeta& meta, uint64_t generation, uint32_t first_chunk, u
              const EncryptionSalt& salt = {}, bool encrypted = false);
 ShardMeta MetaOf(const Slot& slot);
 
-// What must hold of a shard in an arena of this chunk size, whether a caller of Seal() or a slot of the
-// table describes it. kInvalidArgument with the value and the limit.
+// Checks the rules for a shard in an arena of this chunk size, for a caller of Seal() and for a slot of the table.
+// kInvalidArgument with the value and the limit.
 Status CheckMeta(const ShardMeta& meta, uint64_t chunk_bytes);
 
 }  // namespace ropeteam::arena

@@ -26,8 +26,8 @@ class FreeRuns {
   // The lowest chunk at which a run of `count` free ones begins; 1 ≤ count ≤ longest().
   uint32_t FirstFit(uint32_t count) const;
 
-  // Marks [first, first + count). Every chunk of it must have been in the other state: a chunk taken or given
-  // back twice is our bug and checked.
+  // Marks [first, first + count). Every chunk of it must have been in the other state, which is checked: allocating or
+  // freeing a chunk twice is a bug.
   void Take(uint32_t first, uint32_t count);
   void Give(uint32_t first, uint32_t count);
 
@@ -39,9 +39,9 @@ class FreeRuns {
     uint32_t right = 0;  // free chunks up to the right end
     uint32_t longest = 0;
   };
-  // Sets the part of [first, last) that lies in node `index`, which spans [begin, begin + span). A node that
-  // is wholly free or wholly taken speaks for everything below it, whatever stands there: Spread() writes it
-  // down when needed.
+  // Sets the part of [first, last) that is in node `index`, which spans [begin, begin + span). If a node is
+  // entirely free or entirely taken, that is valid for everything below it, and the nodes below may be out of date:
+  // Spread() updates them when needed.
   void Set(uint32_t index, uint32_t begin, uint32_t span, uint32_t first, uint32_t last, bool free);
   void Spread(uint32_t index, uint32_t span);
   void Gather(uint32_t index, uint32_t span);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The one way in which the Store's two source files write a word that a later process will believe.
+// The one way in which the Store's source files write a word that a later process relies on.
 
 #ifndef ROPETEAM_CORE_STORE_PUBLISH_H_
 #define ROPETEAM_CORE_STORE_PUBLISH_H_

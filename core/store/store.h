@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The Store is a node's arena and what it knows of it: which chunks are free, which sealed shard lies where.
-// The memory is given (a mapping in ropeteamd, a vector in the simulation); its layout is format.h's. The
-// Store does no I/O and reads no chunk's bytes on its own.
+// The Store is a node's arena together with its index: which chunks are free, and where each sealed shard is.
+// The memory is given by the caller (a mapping in ropeteamd, a vector in the simulation); format.h has its layout. The
+// Store does no I/O and never reads the bytes of chunks.
 //
 // Crash consistency: the process may be killed between any two stores to the memory (not the host: what a
 // store has written stays). A slot of the table is filled, checksummed, fenced and only then published by one
-// 8-byte store; it is withdrawn by one store before any of its chunks is free. So a slot that is published
-// describes a whole shard, and Adopt() derives the free list from the published slots alone: nothing else is
-// believed.
+// 8-byte store; it is withdrawn by one store before any of its chunks is free. So a published slot
+// describes a whole shard, and Adopt() derives the free list from the published slots and nothing else.
 //
 // The table in the memory is for the next process; this process uses its own copy. The memory is
-// mapped by other processes and may lose a bit, so a word of the table may differ from what the Store wrote.
+// mapped by other processes and bits may flip, so a word of the table may differ from what the Store wrote.
 // Such a word is rewritten from the Store's own memory: before a slot is used, and by HealTable().
 //
 // One thread at a time. Pointers to SealedShard are valid until the next non-const call.
@@ -47,7 +46,7 @@ struct Layout;
 enum class Role : uint32_t {
   kOwn = 1,      // saved by a rank of this node
   kReplica = 2,  // copied here by the node that saved it, or to restore lost redundancy
-  kCache = 3,    // fetched here to be read; first to go when memory is wanted
+  kCache = 3,    // fetched here to be read; evicted first when memory is needed
 };
 
 struct SealedShard {
@@ -77,7 +76,7 @@ class Store {
  public:
   struct AdoptReport {
     uint64_t shards = 0;                // sealed shards found whole
-    std::vector<std::string> rejected;  // one sentence for each slot not believed
+    std::vector<std::string> rejected;  // one sentence for each rejected slot
   };
 
   // Bytes of memory that an arena with `chunk_count` chunks takes, tables included.
@@ -89,10 +88,11 @@ class Store {
   // there is gone with the first store.
   static Result<std::unique_ptr<Store>> Format(std::span<std::byte> memory, uint64_t chunk_bytes,
                                                const ArenaIdentity& identity);
-  // Takes over what a former process left. kNotFound: no arena here (all zero, or a Format() that did not
+  // Takes over the arena of a former process. kNotFound: no arena here (all zero, or a Format() that did not
   // finish); kCorrupt: the superblock does not match its checksum; kUnsupported: another format version;
-  // kInvalidArgument: another job, node, chunk size or memory size, both named, or with tags where none are wanted or without. Single bad slots are rejected
-  // and reported, not fatal. Chunk contents are not read: the caller checks them (crcs) and calls MarkBad().
+  // kInvalidArgument: another job, node, chunk size or memory size (both are named), or tags where none are expected, or
+  // the reverse. Single bad slots are rejected and reported, and are not fatal. Chunk contents are not read: the caller
+  // checks them (crcs) and calls MarkBad().
   static Result<std::unique_ptr<Store>> Adopt(std::span<std::byte> memory, uint64_t chunk_bytes,
                                               const ArenaIdentity& identity, AdoptReport* report);
   ~Store();  // writes nothing: the arena stays as it is
@@ -117,29 +117,28 @@ class Store {
 
   // ---- sealed shards
   // Publishes the shard; the chunks beyond ChunksFor(stream_bytes) are freed. kAlreadyExists: the id is
-  // sealed here already (in any role). kInvalidArgument: a meta that cannot be of this arena, another number
-  // of crcs than chunks, fewer chunks than the stream needs. After an error the chunks are still the
-  // caller's. The extents must come from Allocate(): anything else is our bug and checked.
+  // sealed here already (in any role). kInvalidArgument: a meta that does not fit this arena, another number
+  // of crcs than chunks, fewer chunks than the stream needs. After an error the chunks still belong to the
+  // caller. The extents must come from Allocate(), which is checked.
   Status Seal(const ShardMeta& meta, Role role, std::vector<Extent> extents, std::vector<uint32_t> crcs,
               Encryption encryption = {});
-  // The same shard in other chunks from now on: encrypted where it was plaintext, or the other way round. Role and mark
-  // stay. The chunks of before are free at once, or when their last lease ends. The shard must be here, the extents of
-  // Allocate() as many as it has, and the content equal: anything else is our bug and checked. A kill in between leaves
-  // the one or the other, or both, of which Adopt() takes the later.
+  // Moves the shard to other chunks: encrypted if it was plaintext, or the reverse. Role and mark stay. The former chunks
+  // are freed at once, or when their last lease ends. The shard must be here, the extents must come from Allocate() and
+  // have as many chunks, and the content must be equal; all this is checked. A kill in between leaves one of the two, or
+  // both, of which Adopt() takes the later.
   void Replace(const ShardId& id, std::vector<Extent> extents, std::vector<uint32_t> crcs,
                Encryption encryption);
   const SealedShard* Find(const ShardId& id) const;
   // All published shards, ordered by id. Removed ones that are still leased are not among them.
   const std::map<ShardId, std::unique_ptr<SealedShard>>& shards() const { return shards_; }
-  // What the published shards of a role take; counted as they come and go.
+  // The memory of the published shards of a role, kept up to date.
   struct Use {
     uint64_t shards = 0;
     uint64_t chunks = 0;
     friend bool operator==(const Use&, const Use&) = default;
   };
   Use use(Role role) const { return use_[static_cast<size_t>(role)]; }
-  // Grows whenever shards() changes in any way but by leases: what has been looked at need not be looked at
-  // again.
+  // Grows whenever shards() changes, except by leases: callers can skip a second look at the same state.
   uint64_t changes() const { return changes_; }
   void SetCommitted(const ShardId& id);
   void SetRole(const ShardId& id, Role role);
@@ -171,7 +170,7 @@ class Store {
   // ---- the table in the memory
   // Compares the slots of chunks [first, first + count) and the descriptors of those that are sealed with what
   // the Store wrote there, and with `first` 0 the superblock too. Rewrites what differs, each with a warning
-  // that names the place, what was found and what was written (the first few of a call; the others are
+  // that names the place and both values (only the first few of a call; the others are
   // counted). Returns how many places differed. Chunks beyond the last are skipped; the cost is some 136 bytes
   // read a chunk. A kill between any two stores of it leaves no shard that was not sealed.
   size_t HealTable(uint32_t first, uint32_t count);
@@ -180,8 +179,8 @@ class Store {
   // Places that differ now; reads the whole table and writes nothing. For tests and the simulation.
   size_t CountTableDamage() const;
 
-  // Everything the class believes, recomputed and compared: no chunk in two places, counts right, table equal
-  // to the index. For tests and the simulation; ROPETEAM_CHECKs.
+  // Recomputes and compares all state: no chunk in two places, counts right, table equal to the index. For tests and
+  // the simulation; ROPETEAM_CHECKs.
   void CheckInvariants() const;
   // Tests that damage the table call this first: CheckInvariants() does not compare the table until it finds it
   // whole again.
@@ -194,7 +193,7 @@ class Store {
  private:
   enum class ChunkUse : uint8_t { kFree, kAllocated, kSealed };
 
-  // A shard as a slot tells it, checked: what Adopt() believes.
+  // A shard as its slot describes it, checked.
   struct Found;
   // The table as the Store last wrote it (table.h).
   struct Table;

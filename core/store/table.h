@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the Store's source files know of the table in the arena's memory without reading it there: every byte of
-// it that a later process would believe. 8 bytes a chunk (32 with tags) and 4 KiB; slots follow from their shards.
+// The Store's own copy of the table in the arena's memory: every byte of it that a later process would rely on. 8 bytes a chunk (32 with tags) and 4 KiB; slots follow from their shards.
 
 #ifndef ROPETEAM_CORE_STORE_TABLE_H_
 #define ROPETEAM_CORE_STORE_TABLE_H_
