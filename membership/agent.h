@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The Agent is a node's side of membership, as a deterministic state machine: what arrives goes in with the
-// time, what is to be done comes out, and nothing happens between calls. It owns no socket, thread or clock;
+// The Agent is a node's side of membership, as a deterministic state machine: messages go in with the time, actions
+// come out, and nothing happens between calls. It owns no socket, thread or clock;
 // a driver (standalone/, simulated/) opens connections, carries messages and calls Tick() when NextDeadline()
 // has come.
 //
@@ -25,23 +25,22 @@
 // the connection and of the coordinator until it runs out. It ends at once with Refusal, Rejoin() and Leave(): the
 // instance must not act on it any more.
 //
-// Losing the coordinator takes no view back: the last one stays in force. Not thread-safe: one caller at a
-// time.
+// When the coordinator is lost, the last view stays in force. Not thread-safe: one caller at a time.
 //
 // Several addresses. After a loss the agent tries the same address once more, and then goes round its list: the configured
-// addresses in their order, and behind them those that it was told of by Relocate(). A registered agent stays where it is.
+// addresses in their order, then those that it was told by Relocate(). A registered agent stays with its coordinator.
 //
 // A coordinator in this process (coordinator_listen). A round over the other addresses comes first, so that an old coordinator's
 // host that returns joins the job where it is now. The driver starts the coordinator when the agent opens its own address:
 //   * at once, if the list has no other address;
-//   * else after rounds in vain over the others, dead_after apart: one more than its own index in the list. Of several that
-//     start together, the later in the list so find the earlier one;
-//   * never, once the agent was registered elsewhere. Nobody becomes coordinator because the present one is out of reach:
-//     without a quorum outside nobody can tell a dead coordinator from one that is cut off.
-// At its own address the agent stays. One whose index is not 0 looks at the others once more, while its coordinator still
-// waits with the first view: two that started within the same few milliseconds may have missed each other. Relocate() takes it
-// away (an operator, or the daemon that learned of another coordinator); if nobody answers there either, it returns after the
-// same rounds.
+//   * else after unsuccessful rounds over the others, dead_after apart: one more than its own index in the list. So of
+//     several that start together, the later ones in the list find the earlier one;
+//   * never, once the agent was registered elsewhere. No node becomes coordinator because the present one is out of reach:
+//     without a quorum outside, a dead coordinator cannot be told from one that is cut off.
+// At its own address the agent stays. An agent whose index is not 0 tries the others once more, while its coordinator still
+// waits with the first view: two that started within the same few milliseconds may have missed each other. Relocate() moves
+// it to another coordinator (an operator's order, or the daemon learned the address). If that one does not answer either, it
+// returns after the same rounds.
 
 #ifndef ROPETEAM_MEMBERSHIP_AGENT_H_
 #define ROPETEAM_MEMBERSHIP_AGENT_H_
@@ -57,12 +56,12 @@
 
 namespace ropeteam {
 
-// Between attempts to reach a coordinator that does not answer. The first pause is what a local reconnect
-// takes; the longest is well under dead_after, for which a returned coordinator waits for the nodes.
+// The pause between attempts to reach a coordinator that does not answer. The first is the time of a local reconnect;
+// the longest is well under dead_after, for which a returned coordinator waits for the nodes.
 inline constexpr TimeUs kReconnectPauseMinUs = 20'000;
 inline constexpr TimeUs kReconnectPauseMaxUs = 250'000;
-// Suspects remembered at a time. More at once is not a few dead peers but our own network, and silence will
-// tell.
+// Suspects remembered at a time. If there are more, this node's own network has failed, and the coordinator will find
+// out by its silence.
 inline constexpr size_t kSuspectsMax = 64;
 // A lease is renewed at least this often while it lasts, also where heartbeat_ms is longer than the coordinator's.
 inline constexpr uint32_t kHeartbeatsPerLease = 3;
@@ -83,7 +82,7 @@ class Agent {
     uint64_t attempt;
     NodeMessage message;
   };
-  struct Close {  // at once; what has not gone out is not wanted any more
+  struct Close {  // at once; messages that have not been sent are dropped
     uint64_t attempt;
   };
   struct Lease {
@@ -138,7 +137,7 @@ class Agent {
 
   void Connect(TimeUs now);
   bool IsOwn(size_t index) const { return addresses_[index].address == config_.coordinator_listen; }
-  // When an address is not answered any more: whereto next, and when. True: after a pause.
+  // An address does not answer: chooses the next address and the time. True: after a pause.
   bool Advance();
   TimeUs ConnectTimeout() const { return addresses_.size() > 1 ? dead_after_ / 2 : dead_after_; }
   bool Alone() const { return seen_ == nullptr || seen_->view.members.size() == 1; }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The Coordinator decides who is a member, as a deterministic state machine: what arrives goes in with the
-// time, what is to be sent comes out, and nothing happens between calls. It owns no socket, thread or clock;
+// The Coordinator decides which nodes are members, as a deterministic state machine: messages go in with the
+// time, messages to send come out, and nothing happens between calls. It owns no socket, thread or clock;
 // a driver (standalone/, simulated/) brings messages and calls Tick() when NextDeadline() has come. All its
 // state is soft: a new one learns everything from the nodes that register.
 //
@@ -12,7 +12,7 @@
 //                                                                   -> out: silent for dead_after, left, replaced
 //   probed            its connection broke, or a node suspects it   -> well: it registers again, or answers the probe
 //                                                                   -> out: neither within probe_ms
-//   out               it left the members, for whatever reason      never: its id is remembered and refused
+//   out               it left the members, for any reason           never: its id is remembered and refused
 //
 //   the coordinator   does                                          until
 //   ---------------   -------------------------------------------   ---------------------------------------------------
@@ -46,16 +46,16 @@
 // starts. Daemons of an earlier run are gone, since their names are taken, and their views have no member of this run.
 //
 // All of this is for one coordinator at a time. Two that run at once grant leases on both sides, and nodes may go from one
-// to the other. Each takes members of the other's views back as after a restart of its own. Both may give out the same epoch
+// to the other. Each accepts members of the other's views as after a restart of its own. Both may give out the same epoch
 // if one leaps (kEpochLeap) to where the other has counted to. ARCHITECTURE.md says what stays safe.
 //
-// With a store (Inheritance::term_us is not 0) the coordinator has an office that an outside store gives to one process
-// at a time (etcd/). Then there are no two that act at once:
+// With a store (Inheritance::term_us is not 0) an outside store (etcd/) gives the role of coordinator, here called the
+// office, to one process at a time. Then two never act at once:
 //   * A view is written to the store before it is given out: Store, then Stored(). So the successor knows every view
 //     that any node may have seen, and every instance that has left.
 //   * The office must be confirmed again and again: Confirmed(). No lease lasts beyond the confirmation. A successor
-//     grants none for one term after its start.
-//   * Without a confirmation nobody is declared dead, no hold ends and no view is given out.
+//     grants no lease for one term after its start.
+//   * Without a confirmation no node is declared dead, no hold ends and no view is given out.
 //
 // Not thread-safe: one caller at a time.
 
@@ -73,13 +73,13 @@
 
 namespace ropeteam {
 
-// Removed ids remembered: as many as there can be nodes, so that even a whole job's zombies are all known.
+// Removed ids remembered: as many as there can be nodes, so that all instances of a whole former job are known.
 inline constexpr size_t kRemovedMax = kNodesMax;
 // A coordinator whose first_epoch is not above what registrants report (the wall clock was set back) skips to the next
 // multiple of this: its predecessor may have given out views that no remaining node has seen, and their epochs must not
 // be used twice.
 inline constexpr Epoch kEpochLeap = 1000;
-// Connections at a time: one per node and one that takes its place, and as many again for strangers.
+// Connections at a time: one for each node, one for its replacement, and as many again for unknown clients.
 inline constexpr size_t kConnectionsMax = 4 * kNodesMax;
 // Between two views at least this much: a thousand nodes that register together are a few views, not a
 // thousand views of a thousand members to a thousand nodes. Four nodes wait 1.1 ms at most, 16,384 wait 0.33 s.
@@ -89,12 +89,12 @@ static_assert(kViewPauseUs >= 1000, "epochs count milliseconds at most");
 // A node that has seen one of this many last views is sent what has changed since then; others get the whole view. A
 // few are enough: views follow faster than nodes acknowledge them only when many nodes join or leave.
 inline constexpr size_t kDeltaBasesMax = 8;
-// A probe is repeated that many times within probe_ms: one lost message is not a death.
+// A probe is repeated that many times within probe_ms, so that one lost message does not remove a node.
 inline constexpr uint32_t kProbesPerDeath = 4;
 // The coordinator looks at its clock at least this often per dead_after, also when nothing is due: see
 // LateBy().
 inline constexpr uint32_t kTicksPerDeath = 4;
-// Where a store's confirmation cuts a lease to less than this part of it, none is granted: it would have run out before
+// If a store's confirmation would cut a lease to less than this part of it, no lease is granted: it would expire before
 // a transfer that is started under it has ended.
 inline constexpr uint32_t kLeaseFractionMin = 4;
 
@@ -121,7 +121,7 @@ class Coordinator {
   using Output = std::variant<Send, Close, Store>;
   using Outputs = std::vector<Output>;
 
-  // What the holder of an office starts with. The default is a coordinator without a store.
+  // The initial state of a holder of the office. The default is a coordinator without a store.
   struct Inheritance {
     // The last view in the store; of its members the ids and nothing else. Null: there is none. Its settings do not
     // count: a job that starts again may have others.
@@ -148,12 +148,12 @@ class Coordinator {
   Outputs Received(TimeUs now, ConnectionId connection, const NodeMessage& message);
   Outputs Closed(TimeUs now, ConnectionId connection);
   Outputs Tick(TimeUs now);
-  // Gives out now what waits for the pause between views, for a coordinator that is about to end. Not during
-  // the hold.
+  // Gives out at once the view that waits for the pause between views, for a coordinator that is about to end. Not
+  // during the hold.
   Outputs Flush(TimeUs now);
   // The view of that epoch is in the store.
   Outputs Stored(TimeUs now, Epoch epoch);
-  // The office was this coordinator's at `until` - term_us, and nobody else acts on it before `until`.
+  // This coordinator had the office at `until` - term_us, and no other one acts on it before `until`.
   Outputs Confirmed(TimeUs now, TimeUs until);
 
   // When Tick() is next needed; never more than dead_after / kTicksPerDeath away. Calling it earlier does no
@@ -163,7 +163,7 @@ class Coordinator {
   // Null before the first view.
   const ViewStatePtr& view() const { return view_; }
   size_t registered() const { return records_.size(); }
-  // Nothing waits to be given out.
+  // Whether no view waits to be given out.
   bool settled() const { return !changed_ && storing_ == nullptr; }
 
  private:
@@ -204,7 +204,7 @@ class Coordinator {
   // May take the job's settings from it.
   Status Check(const Registration& registration);
   static Protocols ProtocolsOf(uint32_t version, uint32_t oldest);
-  // What this node and all registered ones speak, less one of this name: the registrant takes its place.
+  // The versions that this node and all registered ones speak, without a node of this name: the registrant replaces it.
   Protocols CommonProtocols(const std::string& except) const;
   // What the registrant named differs from the job's settings: kInvalidArgument.
   Status CheckSettings(const std::string& name, const JobSettings& settings, const NamedSettings& named,
@@ -222,7 +222,7 @@ class Coordinator {
   bool MayHaveLease(const Record& record) const;
   TimeUs LeaseNow() const;  // how long a lease that is granted now may be; 0: none
   bool IsConfirmed() const { return now_ < confirmed_until_; }
-  // Nobody could be heard for so long: deadlines move by as much, but not beyond what they would be if set now.
+  // No node could be heard for so long: deadlines move by as much, but not beyond the time that they would get now.
   void MoveDeadlines(TimeUs by, TimeUs now);
   void OpenLeases();
   bool WholeJobStarts();
@@ -260,8 +260,8 @@ class Coordinator {
   void GiveOut(const ViewStatePtr& view);
   Epoch NextEpoch() const;
   TimeUs ViewPause() const;
-  // By how much Tick() came too late. A process that was stopped or starved has heard nobody, and must not
-  // take that for their silence: all its deadlines move by as much.
+  // By how much Tick() came too late. A process that was stopped or got no processor has heard no node, and must not
+  // count that as their silence: all its deadlines move by as much.
   TimeUs LateBy(TimeUs now) const;
 
   const MembershipConfig config_;

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Membership tells a node who is alive, who leads, and in which epoch. It knows nothing of bytes or
+// Membership tells a node which nodes are alive, which one leads, and in which epoch. It knows nothing of bytes or
 // checkpoints.
 //
-// Promises, whatever stands behind it (standalone/, later etcd/):
+// Promises of every implementation (standalone/, etcd/):
 //  * Views reach one node in strictly increasing epochs; two nodes that see the same epoch see the same view. Epochs
 //    go on growing when the coordinator restarts, because every node that registers says the last one it saw.
 //  * A member that is silent for `dead_after_ms` leaves the view. A connection that resets, and ReportSuspect(), make
 //    membership look at once: it probes, and a member that does not answer within `probe_ms` leaves the view then.
 //  * A node that comes back under its name joins as a new instance (another NodeId); the older one leaves in the same
-//    view, at once. A stale registration never blocks a new one. Joining takes nobody else out.
-//  * An instance that left a view never comes back into one: the others have fenced its NodeId. If it is alive after
-//    all it learns so (on_refused) and may Rejoin() under another NodeId.
+//    view, at once. A stale registration never blocks a new one. Joining removes no other member.
+//  * An instance that left a view never comes back into one: the others have fenced its NodeId. If it is still alive,
+//    it is told (on_refused) and may Rejoin() under another NodeId.
 //  * The leader is the member that has been in the view longest; it changes only when it leaves. (For members that a
 //    coordinator takes back after its return, see below, the leader may change: that of the view they join stays.)
 //  * At any time a member has a lease or has none (on_lease). A lease that the coordinator has granted to an instance
@@ -20,15 +20,15 @@
 //    does not hear, or that does not hear the coordinator, has no lease after lease_ms.
 //  * All members of a view have the job's settings (View::settings). A node that named other values is refused.
 //  * When the coordinator is gone, the last view stays in force; when it returns it first waits, up to dead_after_ms,
-//    for the members of the last view that anyone who registers has seen, so that its return disturbs nobody: if all
-//    of them come, that view stays in force and none is sent. It cannot know that it has never been there before, so
+//    for the members of the newest view that any registrant has seen, so that its return causes no change: if all
+//    of them come, that view stays in force and none is sent. It cannot know whether it is the first coordinator, so
 //    the very first view of a job is held back likewise, until `nodes_expected` have registered.
 //  * If no node with an earlier view reaches a returned coordinator in time, its first view has the nodes that came.
-//    When the members of the earlier view reach it later, it waits for all of them in the same way and takes them back
+//    When the members of the earlier view reach it later, it waits for all of them in the same way and accepts them
 //    as the same instances (coordinator_hold.cc says when that is safe).
 //
-// Failure detection: a member is declared dead if nothing was heard from it for dead_after_ms. Heartbeats go
-// out every heartbeat_ms, at least four in that time, so that one lost message is not a death.
+// Failure detection: a member is declared dead if nothing was heard from it for dead_after_ms. Heartbeats are sent
+// every heartbeat_ms, at least four in that time, so that one lost message does not remove a member.
 //
 // Leases and clocks: a lease counts from the moment at which the node sent the heartbeat that is answered, silence from
 // the moment at which the coordinator received it. So a lease of lease_ms ends before dead_after_ms of silence do, if
@@ -62,8 +62,8 @@ inline constexpr uint32_t kClockDriftPpm = 5000;
 // from looking at the clock to the last byte of the transfer that it started then.
 inline constexpr uint32_t kLeasePercent = 60;
 inline constexpr uint32_t kDeadAfterMsDefault = 1000;
-inline constexpr uint32_t kDeadAfterMsMin = 40;      // below it the scheduler's hiccups are deaths
-inline constexpr uint32_t kDeadAfterMsMax = 600000;  // ten minutes: above it nobody is watching
+inline constexpr uint32_t kDeadAfterMsMin = 40;      // below it, delays of the scheduler look like deaths
+inline constexpr uint32_t kDeadAfterMsMax = 600000;  // ten minutes: longer is of no use
 inline constexpr uint32_t kHeartbeatsPerDeath = 4;   // dead_after_ms / heartbeat_ms at least
 inline constexpr uint32_t kProbeMsDefault = 250;     // far above a round trip on a busy host
 
@@ -76,8 +76,8 @@ constexpr uint32_t ProbeMs(uint32_t dead_after_ms) {
   const uint32_t bound = dead_after_ms / kHeartbeatsPerDeath;
   return bound < kProbeMsDefault ? bound : kProbeMsDefault;
 }
-// How long one confirmation of the coordinator's office lasts where an outside store says who has it (etcd/): no lease
-// of this coordinator lasts longer than that after the confirmation was asked for, so its successor waits as long. No
+// How long one confirmation of the coordinator role lasts if an outside store assigns it (etcd/). No lease of this
+// coordinator lasts longer than that after the confirmation was requested, so its successor waits as long. It is not
 // shorter than a lease, or every lease would be cut.
 constexpr uint32_t TermMs(uint32_t dead_after_ms) {
   const uint32_t longest = kQuarantineMsMin * kLeasePercent / 100;
@@ -106,7 +106,7 @@ struct NamedSettings {
 
 struct MembershipConfig {
   std::string job;  // nodes of another job are refused, with both names in the message
-  // What connections show and believe; null: they are in clear, and whoever connects may register.
+  // The credentials of connections; null: they are not encrypted, and everyone who connects may register.
   std::shared_ptr<const Credentials> credentials = nullptr;
   // host:port where a coordinator may be, in the order in which they are tried; at most kCoordinatorsMax. Empty: the node
   // waits for Relocate().
@@ -127,13 +127,13 @@ struct MembershipConfig {
   // soon as that many have registered, and after dead_after_ms at the latest. Any number may come and go
   // later.
   uint32_t nodes_expected = 0;
-  // The embedded coordinator's settings are the job's, unless members of an earlier view report others: then those are.
+  // The embedded coordinator's settings are the job's, unless members of an earlier view report others, which then count.
   // A node that named other values than the job's is refused. It takes the settings that it did not name from
   // View::settings.
   JobSettings settings;
   NamedSettings named;
-  // The highest epoch that this node's memory knows of from former runs (EpochOf() of its newest incarnation); 0: none. The
-  // coordinator's views go on above it, so that their leaders give out incarnations that nobody else does.
+  // The highest epoch that this node's memory knows from former runs (EpochOf() of its newest incarnation); 0: none. The
+  // coordinator's views go on above it, so that their leaders use incarnation numbers that were never used.
   Epoch epoch_known = 0;
   // The node that embeds the coordinator, for messages. Start() sets it.
   std::string coordinator_node;
@@ -147,11 +147,11 @@ struct Place {
   uint64_t order = 0;
 };
 
-// A connection to a coordinator that was made or lost, for people and for whoever looks for another coordinator.
+// A connection to a coordinator that was made or lost, for status and for the search for another coordinator.
 struct Contact {
   std::string address;       // empty: none is known yet
   bool registered = false;   // the coordinator there answers this node
-  TimeUs since = 0;          // `registered` is as it is since then, at whatever address
+  TimeUs since = 0;          // when `registered` last changed, at any address
   std::string reason;        // why the address does not answer; empty if it does
   std::string trouble = {};  // what keeps the coordinator from its work, in a sentence (etcd); empty: nothing
 };
@@ -168,8 +168,8 @@ class Membership {
     // This instance is out; membership tries no more until Rejoin(). The message names the reason and the nodes.
     // By code:
     //  kStale            declared dead while alive (the others no longer heard it): Rejoin() as a new instance.
-    //  kAlreadyExists    another instance with this node's name has taken its place: end, or the two would go on
-    //                    replacing each other.
+    //  kAlreadyExists    another instance with this node's name has replaced it: end the process, or the two would go
+    //                    on replacing each other.
     //  kInvalidArgument  another job, chunk size, data transport or setting, or a name or address over its limit.
     //  kUnsupported      no protocol version in common with the others.
     //  kNoSpace          the job has kNodesMax nodes.
@@ -178,7 +178,7 @@ class Membership {
     // replaces the one before, several times per lease_ms. There is no call when a lease runs out. Before on_refused()
     // there is a call with 0.
     std::function<void(TimeUs valid_until)> on_lease = {};
-    // A coordinator answers now, or does not any more, or another address was tried in vain. Each change once.
+    // A coordinator answers now, or no longer answers, or another address was tried without success. Each change once.
     std::function<void(const Contact&)> on_contact = {};
   };
 
@@ -193,11 +193,11 @@ class Membership {
   // bad member, kAborted before Start() and after Stop().
   virtual Status Rejoin(const Member& self) = 0;
 
-  // The data path saw trouble with this member: look now. Cheap, any thread, at any time.
+  // The data path had an error with this member: probe it now. Cheap, any thread, at any time.
   virtual void ReportSuspect(NodeId member, const std::string& reason) = 0;
 
-  // A coordinator is said to be at `place`. The address joins the list. A node that is not registered tries it at once. A
-  // registered one goes there only if `now` is set (an operator says so), or if `place` has a higher order than any
+  // A report that a coordinator is at `place`. The address is added to the list. A node that is not registered tries it at
+  // once. A registered one goes there only if `now` is set (an operator's order), or if `place` has a higher order than any
   // before; a place of a lower order is ignored. If a coordinator runs in this process, it ends when its node goes elsewhere.
   // Any thread, also from a callback; does not block. An address that is not host:port is ignored.
   virtual void Relocate(const Place& place, bool now) = 0;

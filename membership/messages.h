@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a node and the coordinator say to each other, as plain values: coordinator.h and agent.h take and
-// return them, standalone/ carries them over gRPC, simulated/ over whatever network a test makes up. Copying
+// The messages between a node and the coordinator, as plain values: coordinator.h and agent.h take and
+// return them, standalone/ carries them over gRPC, simulated/ over a test's network. Copying
 // a message is cheap: the one large part, a view, is shared and immutable.
 
 #ifndef ROPETEAM_MEMBERSHIP_MESSAGES_H_
@@ -22,7 +22,7 @@
 namespace ropeteam {
 
 // One connection between a node and the coordinator, as the coordinator's driver numbers them: never 0, never
-// reused in one life of the coordinator.
+// reused by one instance of the coordinator.
 using ConnectionId = uint64_t;
 inline constexpr ConnectionId kNoConnection = 0;
 
@@ -32,8 +32,8 @@ inline constexpr size_t kReasonBytesMax = 512;  // a suspicion's reason, for the
 // A view carries the ids that left most recently, so that a restarted coordinator does not let one of them
 // back in. More than leave in the seconds that a restart takes; 512 bytes on the wire.
 inline constexpr size_t kRemovedCarriedMax = 64;
-// No coordinator comes near it by counting; a registrant that reports more is broken, and adopting its number
-// could overflow everybody's epochs.
+// No coordinator reaches it by counting. A registrant that reports more is broken, and adopting its number
+// could overflow all epochs.
 inline constexpr Epoch kEpochMax = Epoch{1} << 62;
 // Half of what an Incarnation has room for: 278 years of milliseconds.
 inline constexpr Epoch kEpochKnownMax = Epoch{1} << 43;
@@ -98,7 +98,7 @@ struct Suspicion {
   NodeId member = kNoNode;
   std::string reason;
 };
-struct Farewell {};  // leaves; the coordinator closes the connection once it has taken note
+struct Farewell {};  // the leave message; the coordinator removes the node and then closes the connection
 using NodeMessage = std::variant<Registration, Heartbeat, ProbeAnswer, Suspicion, Farewell>;
 
 // From coordinator to node.

@@ -2,7 +2,7 @@
 //
 // The file that an arena lives in, so that it outlives every process: `ropeteam-<job>-<node>.arena` in a
 // tmpfs or hugetlbfs directory, mode 0600. One daemon at a time: the file is locked for as long as the
-// ArenaFile lives. What a file holds is never destroyed unless `reset` was asked for.
+// ArenaFile exists. The contents of a file are never destroyed unless `reset` is set.
 //
 // Not thread-safe.
 
@@ -32,8 +32,8 @@ struct ArenaFileConfig {
   uint64_t chunk_bytes = 0;
   bool reset = false;      // start empty where the file there does not fit
   bool encrypted = false;  // as ArenaIdentity's
-  // For whoever waits for the start; either may be empty. A line to be shown, and how much of the memory has been
-  // faulted in; this one is called by several threads at a time.
+  // Progress of the start; either may be empty: a line to be shown, and how much of the memory has been faulted in. The
+  // latter is called by several threads at a time.
   std::function<void(const std::string& line)> note = {};
   std::function<void(uint64_t done, uint64_t total)> progress = {};
 };
@@ -51,9 +51,9 @@ class ArenaFile {
   // kCorrupt, kUnsupported: what is there cannot be used, and the message says what to do.
   Result<std::unique_ptr<Store>> OpenStore();
 
-  // Maps the file at another address; the former range is never memory again while this ArenaFile or the next
-  // Renew() lasts. Another process that still writes to it by address (by the kernel's cross-memory
-  // copies, which ask for no key) fails instead of writing into the arena that the next Node uses.
+  // Maps the file at another address. The former range stays unmapped until the next Renew() or the end of this ArenaFile.
+  // Another process that still writes to it by address (by the kernel's cross-memory
+  // copies, which check no key) fails instead of writing into the arena that the next Node uses.
   // memory(), and a Store over it, must not be in use meanwhile. Errors: kIo, kNoSpace; then the arena cannot be used
   // any more, and its file is as it was.
   Status Renew();

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The arenas that lie in a directory, and which of them nobody uses any more: for `ropeteam clean`, and for
-// `--memory auto`, which counts what they hold.
+// The arenas in a directory, and which of them are unused: for `ropeteam clean`, and for `--memory auto`, which counts
+// their memory.
 //
 // An arena is in use while a process shares its lock: the daemon, from its start to its end, and the `ropeteam run`
 // that starts the daemon again. The kernel drops the lock with the process, so no pid is ever asked. It is an open file
-// description lock (fcntl(2)): it can be looked at without being taken, which a daemon that starts at the same moment
-// would notice.
+// description lock (fcntl(2)), which can be tested without taking it. Taking it would disturb a daemon that starts at the
+// same moment.
 //
 // Safe from any thread.
 
@@ -46,7 +46,7 @@ Status ShareArenaLock(int fd);
 // The same with a descriptor of its own. An invalid one where the file cannot be opened or locked.
 UniqueFd HoldArena(const std::string& path);
 
-// Removes an arena that nobody uses; its memory is free once no process maps it any more. kAlreadyExists: it is in use.
+// Removes an unused arena; its memory is free once no process maps it. kAlreadyExists: it is in use.
 // kInvalidArgument: it is not a file of this user. kIo.
 Status RemoveArena(const std::string& path);
 

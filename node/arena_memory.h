@@ -28,8 +28,8 @@ uint64_t AvailableMemory(std::string* limited_by);
 // UINT64_MAX when nothing limits it.
 uint64_t MemoryLeftByControlGroups(std::istream& membership, const std::string& mount);
 
-// Asks for huge pages and, where there is more than one NUMA node, spreads the memory over all of them; logs
-// what was had. `fd` is the file behind `memory`. Neither is an error when refused: the arena works without.
+// Requests huge pages and, if there is more than one NUMA node, spreads the memory over all of them; logs the
+// result. `fd` is the file behind `memory`. A refusal is not an error: the arena works without.
 void AdviseMemory(std::span<std::byte> memory);
 
 // Faults all of `memory` (a shared mapping of `fd` from offset 0) in, in parallel, for writing; bytes that

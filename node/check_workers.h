@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Threads that compute checksums of arena memory for the Engine, and encrypt and decrypt it, off its thread. Ranges of one check are
-// spread over all threads; checks are begun in the order they came. Submit() is safe from any thread.
+// Threads that compute checksums of arena memory for the Engine, and encrypt and decrypt it, off the Engine's thread. The
+// ranges of one check are spread over all threads; checks are begun in the order of Submit(), which is safe from any
+// thread.
 
 #ifndef ROPETEAM_NODE_CHECK_WORKERS_H_
 #define ROPETEAM_NODE_CHECK_WORKERS_H_
@@ -30,7 +31,7 @@ class CheckWorkers {
   // `memory` must outlive the workers. `cipher` may be null: then nothing is encrypted.
   CheckWorkers(std::span<std::byte> memory, std::shared_ptr<const ReplicaCipher> cipher, uint32_t threads,
                Done done);
-  ~CheckWorkers();  // drops what has not begun; no Done after the return
+  ~CheckWorkers();  // drops checks that have not begun; no Done after the return
 
   void Submit(StartCheck check);
 

@@ -3,9 +3,8 @@
 // A ControlLink carries messages to one peer: a queue, and the stream that empties it. Send() and Stop() may
 // come from any thread. gRPC may call back from within a Start…() call, so none is made with the mutex held.
 //
-// A link must not be destroyed before it is idle, and never on one of gRPC's threads: with the last channel
-// of a process gRPC (1.51) joins the threads that serve callbacks, and one that joins itself frees what it
-// stands on.
+// A link must not be destroyed before it is idle, and never on one of gRPC's threads: when the last channel of a process
+// is destroyed, gRPC (1.51) joins the threads that serve callbacks, and a thread that joins itself frees its own stack.
 
 #ifndef ROPETEAM_NODE_CONTROL_LINK_H_
 #define ROPETEAM_NODE_CONTROL_LINK_H_
@@ -48,14 +47,14 @@ class ControlLink {
 
   void Send(std::string envelope);
   void Ask();  // where the peer's coordinator is
-  // There is no stream though one is wanted, since then (EventLoop::Now()); 0: there is one, or none is wanted.
+  // Since when a needed stream is missing (EventLoop::Now()); 0: there is one, or none is needed.
   TimeUs unreached_since();
-  void Stop();  // cancels; `count` falls when gRPC has let go
-  // After Stop(): no callback will come any more.
+  void Stop();  // cancels; `count` falls when gRPC makes no more callbacks
+  // After Stop(): whether no callback will come any more.
   bool idle() const { return pending_.load() == 0; }
 
  private:
-  // One life of the stream.
+  // One instance of the stream, from its start to its end.
   class Stream : public grpc::ClientBidiReactor<control::Envelope, control::Answer> {
    public:
     Stream(ControlLink* link, control::Control::Stub* stub);
@@ -80,7 +79,7 @@ class ControlLink {
   };
 
   void Connect();
-  // What has been put in goes out, or when there is a stream.
+  // Sends the queued messages, now or once there is a stream.
   void Wake();
   // Around everything that gRPC will call back. Nothing of the link may be touched behind Release().
   void Hold();

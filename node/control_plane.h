@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The daemons' messages to each other: gRPC, one stream a direction, connected when there is something to say
-// and again whenever it broke. Messages may be lost: a queue that is full drops its oldest, a broken stream
-// what was in it; the Engine repeats what is unanswered. Nothing is held for a peer that has left.
+// The daemons' messages to each other: gRPC, one stream for each direction, connected when there is a message to send
+// and again whenever it broke. Messages may be lost: a full queue drops its oldest message, and a broken stream loses
+// its messages; the Engine repeats unanswered ones. No message is kept for a peer that has left.
 //
 // Beside them, a node can ask another one where its coordinator is (CoordinatorWatch).
 //
@@ -66,7 +66,7 @@ class ControlPlane {
   void Send(NodeId to, std::string envelope);
   // Asks the member where its coordinator is, now or when there is a stream to it.
   void Ask(NodeId to);
-  // What a node that asks this one is told from now on; no address: nothing.
+  // The answer to nodes that ask this one, from now on; no address: no answer.
   void SetCoordinator(const std::string& address);
   // Members to which something was to be sent and to which there is no stream, and since when.
   std::map<NodeId, TimeUs> Unreached() const;

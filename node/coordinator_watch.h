@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What this node knows of its coordinator and of nodes that are missing: for `status`, and to find a coordinator that has
-// moved.
+// This node's knowledge of its coordinator and of missing nodes: for `status`, and to find a coordinator that has moved.
 //
 // A node that is not registered asks members of its last view where their coordinator is (ControlPlane::Ask), every
 // kAskPauseUs, and goes where one of them is registered. So one survivor that finds the coordinator is enough.
 //
-// The node in whose process a coordinator runs asks too, if it is alone under it: it asks the members that it has lost. A host
-// that was stopped or cut off, and whose members have moved to another coordinator meanwhile, ends its own one and follows
-// them. Only an alone one does that, and an alone one answers nobody: of two coordinators that hear of each other, never
-// both end.
+// A node that runs a coordinator in its process asks too, if it is the only member: it asks the members that it has lost.
+// So a host that was stopped or cut off, and whose members have moved to another coordinator meanwhile, ends its own
+// coordinator and follows them. Only a node that is alone does that, and a node that is alone gives no answers: so if two
+// coordinators learn of each other, they never both end.
 //
 // One thread.
 
@@ -24,7 +23,7 @@
 
 namespace ropeteam {
 
-// A coordinator that moved waits for the others for dead_after, a second by default: they are to come in that time.
+// A coordinator that moved waits for the others for dead_after, a second by default: they must come in that time.
 inline constexpr TimeUs kAskPauseUs = 250'000;
 // An alone coordinator's node is in no hurry.
 inline constexpr TimeUs kAskPauseAloneUs = 2'000'000;
@@ -68,11 +67,11 @@ class CoordinatorWatch {
   bool moves() const { return moves_; }
   // The address of the coordinator that answers this node; empty: none does.
   std::string Registered() const { return registered_ ? coordinator_ : ""; }
-  // What a node that asks is told; empty: nothing.
+  // The answer to a node that asks; empty: no answer.
   std::string Answer() const { return AloneWithOwn() ? "" : Registered(); }
   std::vector<Member> ToAsk() const;
   TimeUs AskPause() const { return registered_ ? kAskPauseAloneUs : kAskPauseUs; }
-  // A node that was asked has answered. Whether to go there; `now` is then Membership::Relocate()'s.
+  // A node that was asked has answered. Returns whether to go there; `now` is then the argument of Membership::Relocate().
   bool Follows(const std::string& coordinator, bool* now) const;
 
   // `unreached`: members of the view to which there is no control stream, and since when.
@@ -92,7 +91,7 @@ class CoordinatorWatch {
   NodeId self_ = kNoNode;
   View view_;
   TimeUs first_view_at_ = 0;
-  std::map<NodeId, Lost> lost_;  // members of earlier views that nobody has replaced
+  std::map<NodeId, Lost> lost_;  // members of earlier views that were not replaced
   bool registered_ = false;
   std::string coordinator_;
   TimeUs since_;

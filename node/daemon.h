@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The daemon's process: the arena and membership, which live as long as it does, the signals, and the Node of
-// the moment.
+// The daemon's process: the arena and membership, which exist as long as it does, the signals, and the current Node.
 
 #ifndef ROPETEAM_NODE_DAEMON_H_
 #define ROPETEAM_NODE_DAEMON_H_
@@ -29,8 +28,7 @@ class Daemon {
   // or an own restart failed. A signal a second or more after the first ends the process at once, as does one
   // before the daemon is ready. Once a process.
   Status Run();
-  // Run() returned because the job will not have this node: coming back at once would not help, or harm
-  // another.
+  // Run() returned because the job refused this node: starting it again at once would not help, or would harm another.
   bool refused() const { return refused_; }
   // Run() returned because this node was drained: DrainExitCode(). Else 0.
   int drained() const { return drained_; }
@@ -58,7 +56,7 @@ class Daemon {
   void TellReady();
 
   Options options_;
-  // The first member: what shows them goes before they do.
+  // Declared first, so that the members that show it are destroyed before it.
   std::shared_ptr<const Credentials> credentials_;
   SupervisorLink supervisor_;
   EventLoop loop_;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The thread that owns the Transport: it registers the arena once, connects to the members of the view as
-// they are needed, moves what the Engine asks for, and makes the progress without which peers could not reach
+// The thread that owns the Transport. It registers the arena once, connects to the members of the view as
+// they are needed, carries out the Engine's transfers, and makes the progress without which peers could not reach
 // this node's memory.
 //
-// A transfer that was submitted is answered exactly once, by `on_done`, when the fabric has let go of the
+// A transfer that was submitted is answered exactly once, by `on_done`, when the fabric no longer uses the
 // local range; also when the peer is unknown, has left, or the plane is stopped. Failed transfers are not
-// tried again here. A put from device memory that cannot even begin is answered with kNotFound.
+// retried here. A put from device memory that cannot even begin is answered with kNotFound.
 //
 // A member whose connection has failed is connected to again for as long as it is in the view:
 //
@@ -14,7 +14,7 @@
 //   kIdle        nothing was transferred yet                         a transfer -> kUp
 //   kUp          transfers pass                                      one ends with kPeerGone -> kLost,
 //                                                                      on_link(down)
-//   kLost        the fabric has called the peer gone; the pause      the pause is over -> kClosing
+//   kLost        the fabric has reported the peer gone; the pause    the pause is over -> kClosing
 //                before the next try
 //   kClosing     the old connection is being closed                  it is closed, connecting succeeds -> kProbing;
 //                                                                      connecting fails -> kLost
@@ -26,9 +26,9 @@
 // between, and two nodes that have lost each other would refuse each other in turn.
 //
 // Puts need a lease where the fabric does not fence (SetLease()): the others may have declared this node dead
-// and reused the memory that it writes to. The plane looks at the clock before each put and before each round of
-// progress. When the lease has run out, it closes the connections that have puts outstanding, so that what a
-// transport has queued does not leave either. Such a link counts as lost, and is connected again.
+// and reused the memory that it writes to. The plane checks the clock before each put and before each round of
+// progress. When the lease has expired, it closes the connections that have puts outstanding, so that puts in the
+// transport's queue are not sent either. Such a link counts as lost, and is connected again.
 
 #ifndef ROPETEAM_NODE_DATA_PLANE_H_
 #define ROPETEAM_NODE_DATA_PLANE_H_
@@ -66,7 +66,7 @@ struct TransferDone {
 // well below the 5 s within which saves must commit again; an attempt a second costs a node nothing.
 inline constexpr TimeUs kReconnectPauseUs = 100'000;
 inline constexpr TimeUs kReconnectPauseMaxUs = 1'000'000;
-// No transfer may have this tag: it is the plane's own.
+// Reserved for the plane: no transfer may have this tag.
 inline constexpr uint64_t kProbeTag = UINT64_MAX;
 
 class DataPlane {
@@ -76,8 +76,8 @@ class DataPlane {
     std::function<void(std::vector<TransferDone> done)> on_done;
     // No byte of this departed instance's transfers can land any more. Only on transports that can tell.
     std::function<void(NodeId peer)> on_fenced;
-    // The connection with this member of the view was lost, or is there again. Every member is taken to be
-    // reachable until the first of these; they alternate.
+    // The connection with this member of the view was lost, or was re-established. A member counts as reachable until the
+    // first of these; they alternate.
     std::function<void(NodeId peer, bool up, std::string reason)> on_link;
   };
 
@@ -100,7 +100,7 @@ class DataPlane {
   // return. Idempotent.
   void Stop();
 
-  // What puts may read beside the arena. Any thread.
+  // Device memory that puts may read in addition to the arena. Any thread.
   DeviceBuffers& device_buffers() { return device_buffers_; }
 
   // Any thread.
@@ -109,7 +109,7 @@ class DataPlane {
   // once. On a fabric that does not fence, a put that would leave later is answered with kStale and never
   // starts, and one under way with kPeerGone; gets are not refused. Before the first call there is no limit.
   void SetLease(TimeUs valid_until);
-  // The view's members other than this node: they and nobody else may reach the arena, where the transport can tell
+  // The view's members other than this node: only they may reach the arena, if the transport can tell
   // (TransportCapabilities::admits_peers). A node that is no longer among them is disconnected, then fenced.
   void SetMembers(std::vector<Member> members);
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Memory of GPUs that ranks of this node have handed over as dmabufs, registered with the transport as the
-// source of puts. A card takes milliseconds to register one, and hundreds of them for tens of gigabytes: that
-// is done by a thread of its own, which there is once a rank has handed memory over.
+// Memory of GPUs that ranks of this node have passed as dmabufs, registered with the transport as the
+// source of puts. A card takes milliseconds to register a buffer, and hundreds of milliseconds for tens of gigabytes. So
+// a separate thread does that; it is started when the first rank passes memory.
 //
 // A buffer that is removed stays registered until no put reads it any more, also when its rank is dead: the
-// registration keeps the memory. One that this node's card failed to read is of no use from then on.
+// registration keeps the memory. A buffer that this node's card failed to read is not used again.
 //
 // Safe from any thread.
 

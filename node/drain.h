@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a drain has come to (core/engine/drainer.h), for people, scripts and exit codes. Pure functions.
+// The outcome of a drain (core/engine/drainer.h) as text, JSON and exit code. Pure functions.
 
 #ifndef ROPETEAM_NODE_DRAIN_H_
 #define ROPETEAM_NODE_DRAIN_H_
@@ -14,7 +14,7 @@ namespace ropeteam {
 // Exit codes of a daemon that has left in a drain, and of `ropeteam drain`; docs/operations.md has them. 0: all is safe.
 inline constexpr int kExitDrainedPartly = 5;  // the newest committed step is, and something is missing
 inline constexpr int kExitDrainedUnsafe =
-    6;  // that step cannot be restored without this node, or nobody can tell
+    6;  // that step cannot be restored without this node, or this is unknown
 
 // As it would be if the node left now.
 int DrainExitCode(const DrainReport& report);

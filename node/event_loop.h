@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The daemon's one thread of decisions: sleeps in epoll_wait, calls back for descriptors, for the one timer,
-// and for closures that other threads post. Nothing in a callback may block.
+// The daemon's main thread, which makes all decisions. It sleeps in epoll_wait and calls back for descriptors, for the one
+// timer, and for closures that other threads post. A callback must not block.
 //
 // Post(), Stop() and Now() are safe from any thread; everything else only from the thread that runs Run(), or
 // before it.

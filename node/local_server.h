@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The daemon's side of the local protocol: accepts sessions, gives their requests to the Engine as inputs,
-// and its answers back. Decides nothing but what the protocol says about connections.
+// The daemon's side of the local protocol. It accepts sessions, passes their requests to the Engine as inputs, and
+// passes the answers back. Its only decisions are the protocol's rules for connections.
 //
 // Loop thread only.
 
@@ -46,7 +46,7 @@ class LocalServer {
     std::function<Status(const std::string& coordinator, bool force)> rejoin;
     // `ropeteam drain`; OnDrained() follows. 0: the daemon's own time.
     std::function<void(TimeUs within_us)> drain;
-    // What lies on storage, read off the loop's thread. The answer may come after the timeout, or never.
+    // Lists the steps on storage, off the loop's thread. The answer may come after the timeout, or never.
     std::function<void(uint32_t steps_max, TimeUs timeout_us, StorageListDone done)> list_storage;
     // Where ranks' device memory goes; null: the transport reads none. Must outlive the server, and be
     // stopped before the loop is gone.
@@ -100,7 +100,7 @@ class LocalServer {
   void OnFrame(SessionId id, const local::FrameHeader& header, std::string_view payload);
   void OnClosed(SessionId id, const std::string& reason);
   void OnHello(SessionId id, Client& client, RequestId request, std::string_view payload);
-  // False when the frame is not as the protocol says.
+  // False when the frame does not match the protocol.
   bool OnRequest(SessionId id, Client& client, local::Type type, RequestId request, std::string_view payload);
   bool OnSaveRequest(SessionId id, const Client& client, local::Type type, RequestId request,
                      std::string_view payload);
@@ -126,8 +126,8 @@ class LocalServer {
   const Drive drive_;
   const ObjectLister objects_;
   UniqueFd listener_;
-  // Given up for a moment when descriptors run out, so that a connection can be accepted and refused: one
-  // left waiting would wake the loop for ever.
+  // A spare descriptor, closed for a moment when descriptors run out, so that a connection can be accepted and refused: a
+  // waiting connection would wake the loop for ever.
   UniqueFd reserve_;
   SessionId last_session_ = 0;
   std::map<SessionId, Client> clients_;

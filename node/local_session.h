@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One connection of a rank or the command line: cuts the byte stream into frames and writes frames back, both
-// bounded. What the frames mean is local_server's. Garbage, a frame over the limit, a reader that does not
-// read, the end of the stream and the end of the peer's process all end the session, and harm nobody else.
+// One connection of a rank or the command line. It cuts the byte stream into frames and writes frames back, both
+// bounded; local_server interprets the frames. Garbage, a frame over the limit, a reader that does not
+// read, the end of the stream and the end of the peer's process all end this session, and no other.
 //
-// The end of the process is watched beside the end of the stream (pidfd), because a forked child may hold the
-// socket open long after the rank that matters is dead. Where the kernel has SO_PEERPIDFD (6.5) that is
-// exact; before, the pid of SO_PEERCRED is opened at accept: should the rank have died and its number been
-// given out again between its connect() and our accept(), some other process is watched, and only the
-// stream's end is seen.
+// The end of the process is watched in addition to the end of the stream (pidfd), because a forked child may hold the
+// socket open long after the rank is dead. If the kernel has SO_PEERPIDFD (6.5), that is exact. Older kernels: the pid
+// of SO_PEERCRED is opened at accept(). If the rank dies and its pid is reused between its connect() and our accept(),
+// another process is watched, and only the stream's end is seen.
 //
 // Loop thread only.
 
@@ -28,7 +27,7 @@ namespace ropeteam {
 
 // Answers that a session has not read yet. Eight of the largest frames: a client asks for one at a time.
 inline constexpr size_t kSessionOutputBytesMax = 8ull * local::kFrameBytesMax;
-// Read from one session before others get their turn.
+// Bytes read from one session before other sessions are served.
 inline constexpr size_t kSessionReadBytesPerTurn = 256 * 1024;
 
 class LocalSession {
@@ -46,9 +45,8 @@ class LocalSession {
 
   Status Start();
 
-  // Queues a frame; `fd` travels with it when not negative and must stay open until the session has closed.
-  // Ignored after Close(). A frame over the limit is an answer of ours that must not be: kInternal is sent in
-  // its place.
+  // Queues a frame. `fd`, if not negative, is sent with it and must stay open until the session has closed.
+  // Ignored after Close(). A frame over the limit is a bug of the daemon: kInternal is sent in its place.
   void Send(local::Type type, uint64_t request, std::string_view payload, int fd = -1);
   // Ends the session once what is queued has been written, or at once when that cannot be.
   void CloseAfterSend(std::string reason);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The unix socket that ranks connect to: where it lies, who may connect. Mode 0600, in a directory of mode
-// 0700 where Ropeteam makes that, and every connection's user is compared with the daemon's own: nobody else,
-// root included.
+// The unix socket that ranks connect to: its path and its access control. Its mode is 0600, in a directory of mode
+// 0700 if Ropeteam makes that. Every connection's user must be the daemon's own; all others, root included, are
+// refused.
 
 #ifndef ROPETEAM_NODE_LOCAL_SOCKET_H_
 #define ROPETEAM_NODE_LOCAL_SOCKET_H_
@@ -24,8 +24,8 @@ std::string DefaultSocketPath(const std::string& job, const std::string& node);
 // user's, or others may look into it. kIo.
 Result<std::string> MakeDefaultDirectory();
 
-// Listens at `path`, making its directory (0700) when there is none. A socket there that nobody listens on is
-// replaced. kAlreadyExists: somebody listens there. kInvalidArgument: something else is there, or the default
+// Listens at `path`, making its directory (0700) when there is none. A stale socket there is replaced. kAlreadyExists:
+// another process listens there. kInvalidArgument: a file that is not a socket is there, or the default
 // directory is not this user's alone. kIo.
 Result<UniqueFd> ListenLocal(const std::string& path);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Calls of a sink side by side, for who has no threads of its own.
+// Makes calls of a sink in parallel, for callers without threads of their own.
 
 #ifndef ROPETEAM_STORAGE_PARALLEL_H_
 #define ROPETEAM_STORAGE_PARALLEL_H_
@@ -12,7 +12,7 @@
 
 namespace ropeteam::storage {
 
-// Requests that are under way at a time: they hide a store's latency.
+// Parallel requests, to hide a store's latency.
 inline constexpr size_t kStorageThreads = 8;
 
 // Runs task(index, thread) for every index below `count` on at most `threads` threads, which are numbered from 0. The

@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A Sink is a place where committed steps rest: a directory, or a bucket of an object store. It knows files by
-// their names below its URL and nothing of steps, shards or checkpoints. What lies there and when it counts is
-// decided by its callers: a file that is not finished is never seen under its name, and nothing here is a
-// transaction over two files.
+// A Sink is a store of files for committed steps: a directory, or a bucket of an object store. It handles files by
+// their names below its URL and knows nothing of steps, shards or checkpoints. Its callers decide which files there are
+// and when they count. A file that is not finished is never visible under its name, and there are no
+// transactions over two files.
 //
-// Does not: cache, compress, hold back bytes to a rate, run threads of its own that touch a caller's memory, or
-// decide what is deleted.
+// A sink does not: cache, compress, limit the rate, access a caller's memory from threads of its own, or
+// decide which files are deleted.
 //
-// Calls block, until done or until their deadline. They may be made from any thread, many at a time; exceptions are
-// named. A sink retries by itself what may pass (a 503, a reset connection), with growing, jittered pauses, inside
-// the deadline; what it returns has therefore been tried, and the caller decides whether to try again later.
-// A posix call that the kernel does not return from (a dead NFS server) outlives its deadline: callers must not
+// Calls block until they are done or until their deadline. They may be made from any thread, many at a time; exceptions
+// are named. A sink retries transient errors (a 503, a reset connection) by itself, with growing, jittered pauses, within
+// the deadline. So a returned error has already been retried, and the caller decides whether to try again later.
+// A posix call that does not return from the kernel (a dead NFS server) runs past its deadline: callers must not
 // wait for such a thread.
 //
 // Codes: kNotFound no such file; kAlreadyExists see PutMode; kNoSpace the disk or quota is full; kInvalidArgument
-// refused for good until a person changes something (no rights, no such bucket, a name outside the rules);
-// kCorrupt the bytes are not those of the checksum; kUnavailable, kLinkFailed, kDeadlineExceeded may pass;
+// refused permanently until an operator changes something (no rights, no such bucket, a name outside the rules);
+// kCorrupt the bytes do not match the checksum; kUnavailable, kLinkFailed, kDeadlineExceeded are transient;
 // kIo the operating system refused; kAborted Stop() was called; kUnsupported this store cannot do that. The
 // message names the file as the store knows it (a path, an s3:// URL), what was refused and by whom.
 
@@ -82,12 +82,12 @@ enum class PutMode : uint8_t {
   kIfAbsent = 1,  // kAlreadyExists, and nothing is written, where a file of this name is
 };
 
-// A large file in the making. It is seen under its name by nobody before Finish() has returned kOk, or has failed with a
-// code after which that is not known (kDeadlineExceeded, kLinkFailed, kUnavailable): then Stat() tells.
+// A large file that is being written. It is not visible under its name before Finish() has returned kOk. If Finish() fails
+// with kDeadlineExceeded, kLinkFailed or kUnavailable, it may be visible; Stat() tells.
 //
 // The file is cut into part_count() parts of part_bytes() each, the last one shorter. Parts may be put in any order and
 // in parallel, each from a thread of its own; Finish() and Abort() only when no PutPart() is running. Destroying an
-// Upload leaves what it has put where it is, for the next Begin() of the same name and size.
+// Upload leaves its parts on the store, for the next Begin() of the same name and size.
 class Upload {
  public:
   virtual ~Upload() = default;
@@ -105,14 +105,14 @@ class Upload {
   // the same bytes again.
   virtual bool Has(uint32_t index, uint32_t crc32c) const = 0;
   // `pieces` are the part's bytes, `crc32c` their checksum as it was computed when they left the program that made them.
-  // The store checks it where it can, and the sink where the store cannot. kCorrupt: the bytes in memory, or those that
-  // arrived, are others. kNotFound: somebody has aborted this upload; begin again.
+  // The store checks it if it can, else the sink does. kCorrupt: the bytes in memory, or those that
+  // arrived, differ. kNotFound: another process has aborted this upload; begin again.
   virtual Status PutPart(uint32_t index, std::span<const Piece> pieces, uint32_t crc32c,
                          Deadline deadline) = 0;
-  // Every part has been put, or Has() was true for it. Durable when kOk: the file outlives the loss of power of the
-  // machine it lies on. `crc32c`: of the whole file, checked by the store where it can. Replaces a file of this name.
+  // Requires that every part has been put, or that Has() was true for it. Durable when kOk: the file survives a power loss
+  // of its machine. `crc32c`: of the whole file, checked by the store if it can. Replaces a file of this name.
   virtual Status Finish(uint32_t crc32c, Deadline deadline) = 0;
-  // Nothing of it is left.
+  // Removes all its parts.
   virtual Status Abort(Deadline deadline) = 0;
 
   Upload(const Upload&) = delete;
@@ -145,16 +145,16 @@ class Sink {
   virtual Result<ListPage> List(const std::string& folder, const std::string& page, Deadline deadline) = 0;
   // kOk also when it is not there.
   virtual Status Delete(const std::string& name, Deadline deadline) = 0;
-  // Removes the folder and those in it where the store has such a thing and no file is left in them; else does nothing.
+  // Removes the folder and the folders in it, if the store has folders and no file is left in them; else does nothing.
   virtual Status DeleteFolder(const std::string& folder, Deadline deadline) = 0;
   // Unfinished uploads of files in this folder and below that were begun more than `age` ago are aborted; returns how
   // many there were.
   virtual Result<uint64_t> AbortUploads(const std::string& folder, std::chrono::seconds age,
                                         Deadline deadline) = 0;
 
-  // Has `yield` called before a few more bytes of an upload are taken from the caller's memory, on the thread that takes
-  // them, with their number. It may block for a while, which counts against the call's deadline: so the caller lets more
-  // urgent work go first. Set once, before the first upload; a sink without large uploads may ignore it.
+  // Sets a function that is called before the next few bytes of an upload are read from the caller's memory, on the
+  // reading thread, with their number. It may block for a while, to let more urgent work go first; this counts against the
+  // call's deadline. Set once, before the first upload; a sink without large uploads may ignore it.
   using Yield = std::function<void(size_t bytes)>;
   virtual void SetYield(Yield yield) { (void)yield; }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which sinks there are, by the scheme of their URLs. A sink is added by one folder and one line of sinks.cc;
+// The sinks of this build, by the scheme of their URLs. A sink is added by one folder and one line of sinks.cc;
 // docs/storage.md says how.
 
 #ifndef ROPETEAM_STORAGE_SINKS_H_
@@ -13,7 +13,7 @@
 
 namespace ropeteam::storage {
 
-// What a URL means:
+// Makes the sink of a URL:
 //
 //     /path, file:///path                     a directory, which must be there (posix)
 //     s3://bucket/prefix?endpoint=URL&…       an object store (s3); docs/storage.md has the parameters

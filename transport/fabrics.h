@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which transports this build has, what each sees on this machine, and the choice of one. Upper code names a
-// transport here and nowhere else; from then on it knows only transport.h and the capabilities.
+// Lists the transports of this build and what each sees on this machine, and chooses one. Upper code names a
+// transport only here; after that it knows only transport.h and the capabilities.
 //
-// All of it is for start-up: calls may open devices and take tens of milliseconds. Not thread-safe; call
+// Only for start-up: calls may open devices and take tens of milliseconds. Not thread-safe; call
 // SetOfiEnvironment() before the process has other threads.
 
 #ifndef ROPETEAM_TRANSPORT_FABRICS_H_
@@ -38,7 +38,7 @@ struct FabricListing {
   std::vector<FabricDevice> devices;
 };
 
-// In the order in which "auto" prefers them. Never fails: what cannot be asked says so in its listing.
+// In the order in which "auto" prefers them. Never fails: a listing says if its transport cannot be queried.
 std::vector<FabricListing> ListFabrics();
 // The parts of it, each in its transport's folder.
 FabricListing ListVerbsDevices();
@@ -60,18 +60,18 @@ struct FabricConfig {
   bool require_rdma = false;  // what does not end at a card that moves the bytes is kUnsupported
 };
 
-// What a configuration comes to on a machine that shows these listings; asks nothing and opens nothing.
+// Chooses the transport for a configuration on a machine with these listings. A pure function.
 struct FabricPlan {
   std::string transport;  // "verbs", "ucx", "ofi"
   std::string provider;   // of libfabric, for ofi
-  std::string fallback;   // not empty when auto had to pass RDMA over: why, for a warning
+  std::string fallback;   // why auto could not choose RDMA, for a warning; else empty
 };
 // Errors: kInvalidArgument (no such transport, or a provider with another than ofi), kUnsupported
 // (require_rdma cannot be met: what is missing).
 Result<FabricPlan> PlanFabric(const FabricConfig& config, const std::vector<FabricListing>& listings);
 
-// What UCX is held to when no device was named: left alone it listens on every interface of the machine. The
-// interface that has the listen address, and the RDMA devices unless that is loopback.
+// The devices that UCX is limited to when none was named: the interface that has the listen address, and the RDMA devices
+// unless that is loopback. By default UCX would listen on every interface of the machine.
 Result<std::vector<std::string>> UcxDevices(const FabricConfig& config, const FabricListing& ucx);
 
 // UCX's tcp transport writes to whatever address a packet names. kInvalidArgument where `devices`, of those that UCX shows,

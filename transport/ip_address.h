@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// IP addresses as people write them, and what this machine says about them. Nothing here asks a resolver: a
-// host name that resolves to the slow card, or to 127.0.1.1, is how comparable systems lost their bandwidth.
+// IP addresses as text, and their interfaces on this machine. Nothing here uses a resolver: comparable systems lost
+// bandwidth because a host name resolved to the slow card, or to 127.0.1.1.
 
 #ifndef ROPETEAM_TRANSPORT_IP_ADDRESS_H_
 #define ROPETEAM_TRANSPORT_IP_ADDRESS_H_

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The bytes that two transports of one kind hand each other through the control plane: an endpoint's address,
-// a region's key. A parcel begins with a magic number and a version and ends with a checksum over all before
-// it, so that bytes from elsewhere, cut or altered, are refused in words. Little-endian.
+// A parcel is the blob that two transports of one kind exchange through the control plane: an endpoint's address or
+// a region's key. It begins with a magic number and a version and ends with a checksum over all bytes before it, so
+// that foreign, truncated or altered bytes are refused with a message. Little-endian.
 
 #ifndef ROPETEAM_TRANSPORT_PARCEL_H_
 #define ROPETEAM_TRANSPORT_PARCEL_H_
@@ -21,7 +21,7 @@ namespace ropeteam {
 // Transport::LocalAddress() and ExportRegion() promise it.
 inline constexpr size_t kParcelBytesMax = kAddressBytesMax / 2;
 
-// FNV-1a: it guards against mistakes, not against malice; whoever knows a key may write to its region anyway.
+// FNV-1a: it guards against mistakes, not against attacks; anyone who knows a key may write to its region anyway.
 inline uint64_t ParcelChecksum(std::string_view bytes) {
   uint64_t hash = 0xcbf29ce484222325;
   for (char c : bytes) hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3;

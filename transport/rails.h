@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which rail of several: how the rails of two nodes are paired, and which of a peer's links the next piece
-// takes. Pure functions.
+// Pairs the rails of two nodes, and chooses the link of a peer for the next piece. Pure functions.
 
 #ifndef ROPETEAM_TRANSPORT_RAILS_H_
 #define ROPETEAM_TRANSPORT_RAILS_H_
@@ -22,15 +21,15 @@ struct RailPair {
 // larger number, rail i with rail i modulo the other's number, so that every rail of either has one.
 std::vector<RailPair> PairRails(size_t local, size_t remote);
 
-// A link as the choice sees it.
+// The input of the choice: one link.
 struct LinkLoad {
   bool usable = false;  // up, and with room for another piece
   uint64_t mbps = 0;    // of the slower end; 0: unknown
   uint64_t bytes = 0;   // outstanding on its local rail, of all peers
 };
 
-// The link that would be done first with `length` more bytes: the least (bytes + length) / mbps. The first of
-// equals; -1 when none is usable. Links of unknown speed are taken for as fast as the fastest of the others.
+// The link that would finish first with `length` more bytes: the least (bytes + length) / mbps. The first of
+// equals; -1 when none is usable. A link of unknown speed counts as fast as the fastest of the others.
 int ChooseLink(std::span<const LinkLoad> links, uint64_t length);
 
 }  // namespace ropeteam

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A Transport moves bytes between registered memory of two nodes, one-sided: the target's program takes no
-// part and is not told. It does not retry, order or checksum: those live once, in core/. It knows nothing of
-// checkpoints.
+// part and is not told. It does not retry, order or checksum: core/ does that, once for all transports. It knows
+// nothing of checkpoints.
 //
 // Threads: calls marked [loop] may be made only from the one thread that runs Poll() and Wait(); every other
 // call is safe from any thread.
@@ -11,14 +11,14 @@
 // have arrived only by a message sent after the initiator's completion.
 //
 // Buffers: the local range of a Put() or Get() belongs to the transport from the call until its completion
-// comes out of Poll(), also when the peer has died. Every accepted operation completes exactly once, and not
-// before the device has let go of the memory. When a peer is gone, all its outstanding operations complete
-// with kPeerGone within 100 ms of the fabric's noticing; Disconnect() completes them with kPeerGone too,
-// before it completes itself. Writing to the range of a Put() meanwhile (core repairs a bad chunk in place)
-// makes the bytes that arrive unspecified, nothing worse: it must not be freed or unmapped.
+// is returned by Poll(), also when the peer has died. Every accepted operation completes exactly once, and only
+// when the device no longer uses the memory. When a peer is gone, all its outstanding operations complete
+// with kPeerGone within 100 ms after the fabric has noticed. Disconnect() also completes them with kPeerGone,
+// before it completes itself. The caller may write to the range of a Put() meanwhile (core repairs a bad chunk in
+// place): then the bytes that arrive are unspecified. It must not free or unmap the range.
 //
-// The target side needs progress on some fabrics: run Poll()/Wait() whether or not operations of one's own
-// are outstanding.
+// The target side needs progress on some fabrics: run Poll()/Wait() even if no operation of this node is
+// outstanding.
 
 #ifndef ROPETEAM_TRANSPORT_TRANSPORT_H_
 #define ROPETEAM_TRANSPORT_TRANSPORT_H_
@@ -40,14 +40,14 @@ inline constexpr size_t kOperationsOutstandingMax = 64 * 1024;
 // start-up, never for a save.
 inline constexpr size_t kRegionsMax = 64;
 
-// How long a peer that has operations outstanding may be silent before a fabric calls it gone. A network that
-// repairs itself (a retrained link, a re-converging switch, a subnet manager's sweep) is mostly back within a
-// second, and then nothing needs to fail. Membership reports a node's death within a second, so recovery does
+// How long a peer that has operations outstanding may be silent before a fabric reports it gone. A network that
+// recovers by itself (a retrained link, a re-converging switch, a subnet manager's sweep) is mostly back within a
+// second, and then no operation needs to fail. Membership reports a node's death within a second, so recovery does
 // not wait for this timeout. A longer one only delays the choice of another holder. Used by verbs and by ofi
 // over tcp.
 inline constexpr uint32_t kSilenceMsDefault = 2'000;
 
-using PeerId = uint32_t;          // a connected peer, by this transport's own count; never used again
+using PeerId = uint32_t;          // a connected peer, numbered by this transport; never reused
 using RegionId = uint32_t;        // memory of this process that this transport has registered
 using RemoteRegionId = uint32_t;  // memory of a peer, imported from the key that the peer exported
 
@@ -55,17 +55,16 @@ struct TransportCapabilities {
   std::string name;      // "inproc", "ofi", "verbs", "ucx"
   std::string provider;  // "tcp;ofi_rxm", "efa", …; libfabric's; empty with the other transports
   bool rdma = false;     // the network card moves the bytes
-  // After Disconnect() has completed no byte of that peer's operations lands in our memory any more, whether
-  // the peer has been told or not, and however often it connects again by itself, until Connect() names it
-  // again. Where false, a range that a peer may still be writing must be kept out of use for a while (core's
-  // quarantine).
+  // True: after Disconnect() has completed, no byte of that peer's operations reaches this node's memory, whether the
+  // peer was told or not, and however often it connects again by itself, until Connect() names it again. False: a
+  // range that a peer may still be writing must not be reused for a while (core's quarantine).
   bool fences_peers = false;
   uint64_t operation_bytes = 0;  // larger operations are split into this many bytes by the transport
   std::string devices;           // those in use, "mlx5_0,mlx5_1", "lo"; empty where there are none
   std::string address;           // of this end, for people: an IP address with port, or a GID
   uint64_t link_mbps = 0;        // of all devices together, megabits per second; 0: unknown
   bool dmabuf = false;           // RegisterDmabuf() works on at least one device
-  bool admits_peers = false;     // SetPeers() keeps everybody else out
+  bool admits_peers = false;     // SetPeers() excludes all others
 };
 
 enum class OperationKind : uint8_t { kPut, kGet, kDisconnect };
@@ -99,25 +98,25 @@ class Transport {
   virtual Result<RegionId> RegisterDmabuf(int /*fd*/, uint64_t /*offset*/, uint64_t /*length*/) {
     return Error(Code::kUnsupported, "transport %s cannot register a dmabuf", capabilities().name.c_str());
   }
-  // No operation on the region may be outstanding. A peer that still names it has its operations refused where
-  // the fabric checks keys. UCX without RDMA does not (docs/ucx.md): there bytes land for as long as the memory
-  // is mapped where it was.
+  // No operation on the region may be outstanding. If a peer still names it, the fabric refuses its operations,
+  // provided that it checks keys. UCX without RDMA does not (docs/ucx.md): there bytes arrive as long as the memory
+  // stays mapped at its address.
   virtual Status DeregisterRegion(RegionId region) = 0;
   // Opaque bytes from which a peer can import the region. At most kAddressBytesMax / 2.
   virtual std::string ExportRegion(RegionId region) const = 0;
 
-  // [loop] Only the transports that have these LocalAddress()es may reach our memory from now on; each call replaces the one
-  // before. A peer that is not named any more loses its access; Disconnect() promises what has become of its last bytes.
-  // Before the first call everybody may who has a region's key. Where admits_peers is false nothing happens.
+  // [loop] From now on, only the transports that have these LocalAddress()es may reach this node's memory; each call replaces
+  // the one before. A peer that is no longer named loses its access; Disconnect() says what happens to its last bytes.
+  // Before the first call everyone who has a region's key may reach it. If admits_peers is false, this does nothing.
   virtual void SetPeers(const std::vector<std::string>& /*addresses*/) {}
   // [loop] Starts to talk to the peer whose LocalAddress() this is; returns without waiting for it. A peer
   // that cannot be reached shows as kPeerGone on the first operation. Connecting again after Disconnect()
   // gives another PeerId.
   virtual Result<PeerId> Connect(const std::string& address) = 0;
-  // [loop] Gives up the peer: its outstanding operations complete with kPeerGone, then one completion of kind
-  // kDisconnect comes, after which the PeerId and its remote regions are invalid. Safe on a peer already
-  // gone. Where fences_peers is true it also shuts the peer out, even if nothing was ever exchanged with it.
-  // This does not fail operations of other peers.
+  // [loop] Closes the connection: the peer's outstanding operations complete with kPeerGone, then one completion of kind
+  // kDisconnect comes, after which the PeerId and its remote regions are invalid. Safe on a peer that is already
+  // gone. If fences_peers is true it also fences the peer, even if nothing was ever exchanged with it.
+  // Operations of other peers do not fail.
   virtual void Disconnect(PeerId peer) = 0;
   // [loop] Valid until the peer is disconnected. kInvalidArgument when `key` is not from ExportRegion().
   virtual Result<RemoteRegionId> ImportRegion(PeerId peer, const std::string& key) = 0;

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a process shows on its gRPC connections and whom it believes: mutual TLS in both directions, for the coordinator's
-// connections and the control plane's. Where a pointer to Credentials is null, connections are in clear and open to
-// everybody (--insecure).
+// The credentials of a process on its gRPC connections, and the roots that it trusts: mutual TLS, for the coordinator's
+// connections and the control plane's. If a pointer to Credentials is null, connections are not encrypted and open to
+// everyone (--insecure).
 //
-// Who may enter is decided by the chain: a peer's certificate must come from a root of ours. Names of hosts are not
-// compared, because nodes have addresses that move. No root of the system is ever believed.
+// Access is decided by the certificate chain: a peer's certificate must come from one of the job's roots. Names of hosts
+// are not compared, because addresses of nodes change. The system's roots are never trusted.
 //
-// Thread-safe. gRPC's objects hold on to what they need, but a Credentials must outlive them: its last reference must not
-// go on one of gRPC's threads.
+// Thread-safe. gRPC's objects keep what they need, but a Credentials must outlive them: its last reference must not
+// be dropped on one of gRPC's threads.
 
 #ifndef ROPETEAM_MEMBERSHIP_CREDENTIALS_CREDENTIALS_H_
 #define ROPETEAM_MEMBERSHIP_CREDENTIALS_CREDENTIALS_H_
@@ -71,9 +71,9 @@ class Credentials {
 std::shared_ptr<grpc::ServerCredentials> ServerCredentialsOf(const Credentials* credentials);
 std::shared_ptr<grpc::ChannelCredentials> ChannelCredentialsOf(const Credentials* credentials);
 
-// A sentence for a node whose connection to the coordinator at `address` ended because the two have different keys; empty when
-// the end has nothing to do with keys. `message` is gRPC's. Where this node has no key it is a guess: the other end just
-// closes.
+// A sentence for a node whose connection to the coordinator at `address` ended because the two have different keys; empty if
+// it ended for another reason. `message` is gRPC's. If this node has no key it is a guess, since the other end only closes
+// the connection.
 std::string ExplainEnd(const std::string& message, const std::string& address,
                        const Credentials* credentials);
 

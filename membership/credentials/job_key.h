@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The job key: 32 random bytes that every node of a job has and nobody else. It never travels: each process derives the
-// job's certificate authority from it, and draws a certificate of its own that this authority signs. Whoever shows such a
+// The job key: 32 random bytes that only the nodes of a job have. It is never sent: each process derives the job's
+// certificate authority from it, and makes a certificate of its own that this authority signs. A process with such a
 // certificate has the key.
 //
 //   PRK       = HKDF-Extract-SHA256(salt "ropeteam job key 1", key)          RFC 5869
@@ -64,7 +64,7 @@ std::string JobAuthority(const JobKey& key, const std::string& job);
 // The first 8 hexadecimal digits of the authority's SHA-256: may be shown, and tells two keys apart.
 std::string JobKeyId(const JobKey& key, const std::string& job);
 
-// What one process shows and believes, as PEM.
+// The certificate and key of one process, and the roots that it trusts, as PEM.
 struct TlsIdentity {
   std::string certificate;  // with those between it and the root, if any
   std::string private_key;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Certificate files that may be replaced while they are in use. gRPC's own watcher of files takes whatever it finds: a key
-// that is not the certificate's, or a file that is away for a moment, ends the identity it had. So it watches two memory
-// files of ours instead, and a thread copies the operator's files there once they have been checked.
+// Certificate files that may be replaced while they are in use. gRPC's own file watcher uses files without a check: a key
+// that does not belong to the certificate, or a file that is missing for a moment, ends the identity in use. So gRPC watches
+// two memory files instead, and a thread copies the operator's files there once they have been checked.
 
 #ifndef ROPETEAM_MEMBERSHIP_CREDENTIALS_WATCHED_FILES_H_
 #define ROPETEAM_MEMBERSHIP_CREDENTIALS_WATCHED_FILES_H_

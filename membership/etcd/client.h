@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A client of etcd's version 3 API over gRPC: calls, one keep-alive stream and one watch, all on one connection to one
-// endpoint at a time. When that endpoint fails the next one is taken, and both streams end: whoever uses this client
-// asks again. So every call is tried once, and a call that failed may have taken effect.
+// endpoint at a time. When that endpoint fails the next one is used, and both streams end: the user of this client
+// starts them again. So every call is tried once, and a call that failed may have taken effect.
 //
-// With a user the client gets a token before its first call, and another one when etcd says that the token is not valid
-// any more. Certificates are read again with every new connection; a file that cannot be read then is as it was before.
+// With a user the client gets a token before its first call, and another one when etcd says that the token is no longer
+// valid. Certificates are read again for every new connection; if a file cannot be read, its former content is used.
 //
-// The answers' cluster id is that of the first answer. An endpoint of another cluster is passed over (OneCluster).
+// Only answers with the cluster id of the first answer count. An endpoint of another cluster is skipped (OneCluster).
 //
 // Functions: one caller at a time, the thread of the loop that the callbacks are posted to.
 

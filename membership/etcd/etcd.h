@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Membership over etcd (version 3.4 or newer). One daemon holds the job's office in etcd and runs the Coordinator; all
-// nodes register with it as they do standalone, and it finds the dead as standalone does. etcd says who has the office,
-// proves to the holder again and again that it still has it, and keeps the last view (seat.h). So detection takes no
-// longer than standalone, the coordinator may be on any node, and losing any node does not stop the job.
+// Membership over etcd (version 3.4 or newer). One daemon holds the office (the coordinator role, a key in etcd) and runs
+// the Coordinator. All nodes register with it as they do standalone, and it detects dead nodes as standalone does. etcd
+// stores which node has the office, proves to the holder again and again that it still has it, and keeps the last view
+// (seat.h). So detection takes no longer than standalone, the coordinator may be on any node, and the loss of any node does
+// not stop the job.
 //
-// While etcd does not answer nobody is declared dead and no view changes. The leases run out within TermMs(): saves stay
-// local, reads go on. All of it resumes when etcd answers again. If etcd has lost its data, that is as the restart of a
+// While etcd does not answer, no node is declared dead and no view changes. The leases expire within TermMs(): saves stay
+// local, reads go on. Everything resumes when etcd answers again. A loss of etcd's data is like the restart of a
 // standalone coordinator: epochs go on above any that a node has seen.
 
 #ifndef ROPETEAM_MEMBERSHIP_ETCD_ETCD_H_
@@ -31,7 +32,7 @@ struct EtcdConfig {
   std::string user;                    // empty: none
   std::string password;
   bool tls = false;
-  // Paths of PEM files: who signed etcd's certificates (empty: whom the system trusts), and this client's own.
+  // Paths of PEM files: the roots of etcd's certificates (empty: the system's), and this client's own certificate and key.
   std::string ca;
   std::string cert;
   std::string key;

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The Seat is a node's side of etcd, as a deterministic state machine: what arrives goes in with the time, what is to be
-// done comes out, and nothing happens between calls. It holds the node's lease in etcd, follows who has the job's office,
-// takes the office when it is empty or when its holder is lost, and proves that it still has it.
+// The Seat is a node's side of etcd, as a deterministic state machine: events go in with the time, actions come out, and
+// nothing happens between calls. The *office* is the role of coordinator: the key `coordinator` in etcd. The Seat holds
+// the node's lease in etcd, follows which node has the office, takes the office when it is empty or when its holder is
+// lost, and proves that it still has it.
 //
 // Keys, below /PREFIX/JOB/ (both percent-encoded):
 // clang-format off
 //   key                              value                               ends with the lease of   written by
 //   ------------------------------   ---------------------------------   ----------------------   --------------------------
 //   format                           1                                   -                        the first node
-//   nodes/<id>                       a line of JSON, for people          the node                 each node; nobody decides by it
-//   coordinator                      HOST:PORT <id> <nonce> <name>       the holder               who takes the office
+//   nodes/<id>                       a line of JSON, for people          the node                 each node; no decision uses it
+//   coordinator                      HOST:PORT <id> <nonce> <name>       the holder               the node that takes the office
 //   view                             the last view (EncodeStoredView)    -                        the holder
 //   doubt/<nonce>/<id>               why                                 the node                 nodes that do not reach the holder
 //
@@ -19,25 +20,25 @@
 //   without        it starts, or etcd says that the lease is   etcd grants a lease (Grant)
 //   a lease        gone
 //   outside        it has a lease                              its key is written, and the office and the view are read (Join)
-//   seated         it is known who has the office              the lease is gone; Rejoin(); Resign()
+//   seated         it knows which node has the office          the lease is gone; Rejoin(); Resign()
 //
 //   the office is  it is taken (Claim) when
 //   ------------   -----------------------------------------------------------------------------------------------------
-//   empty          after a pause that is longer for later ordinals, so that not all nodes try at once; also if its key holds
-//                  what no node of this job writes
+//   empty          after a pause that is longer for later ordinals, so that not all nodes try at once; also if its key has
+//                  a value that no node of this job writes
 //   another's      more than half of the other members of the last view doubt the holder: they have not reached it for a
 //                  probe, and it has had the office for longer than its hold lasts
 //   of my name     the holder is a former process of this node, or this process took it and missed the answer: at once
 // clang-format on
 //
-// What is safe rests on three things.
+// Safety rests on three things.
 //   * A compare of the key `coordinator` with the exact bytes that the holder wrote, its nonce among them. A revision
 //     would not do: they repeat if etcd loses its data. All reads and writes need a majority of etcd's members.
 //   * Time counts from sending: a Confirm that was sent at s and answered "still mine" means that no other node had taken
 //     the office before s. The holder acts until s + TermMs(), its successor not before its own Claim + TermMs().
 //   * A view is in the store before it is given out, in a transaction that fails if the office is lost.
-// etcd's leases prove nothing: a member of etcd renews them without asking the others. They only empty the office at
-// last. So no clock of etcd's and no error about who is alive can break a promise; evidence decides when to try.
+// etcd's leases prove nothing: a member of etcd renews them without asking the others. They only empty the office in the
+// end. So no clock of etcd's and no wrong suspicion can break a promise; evidence only decides when to try.
 //
 // A call whose outcome is unknown is repeated: each is made so that its own earlier effect is recognized.
 //
@@ -70,7 +71,7 @@ inline constexpr uint32_t kSeatOrdinals = 64;
 // Between attempts while etcd does not answer: the first is what the next endpoint takes, the longest well under a term.
 inline constexpr TimeUs kSeatPauseMinUs = 20'000;
 inline constexpr TimeUs kSeatPauseMaxUs = 500'000;
-// How long etcd may be silent before it is said: a change of its leader takes 1 to 2 s.
+// How long etcd may be silent before it is reported: a change of its leader takes 1 to 2 s.
 inline constexpr TimeUs kOutageSaidUs = 1'000'000;
 
 class Seat {
@@ -102,7 +103,7 @@ class Seat {
   };
   // The present endpoint of etcd is silent: take the next one.
   struct NextEndpoint {};
-  // Who has the office: this node's agent is to register there.
+  // The address of the node that has the office: this node's agent must register there.
   struct Moved {
     std::string address;
   };

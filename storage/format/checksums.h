@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The checksums of a rank's files and of their parts, from the checksums that the stream's chunks had when they left the
-// training process. A chunk that lies in a part as a whole gives the part its checksum and is not read. A chunk that is
-// cut (by a part's end, or because its objects go to several files) is read once: each piece's checksum is computed, and
-// all pieces with what lies between them must combine to the chunk's own. So no part has a checksum that is not tied to the
+// training process. For a chunk that is entirely in one part, its checksum is used and the chunk is not read. A chunk that
+// is split (by a part's end, or because its objects go to several files) is read once: each piece's checksum is computed,
+// and all pieces with the bytes between them must combine to the chunk's own. So every part's checksum is derived from the
 // source's.
 
 #ifndef ROPETEAM_STORAGE_FORMAT_CHECKSUMS_H_

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the index object of the Python package says of a shard's objects:
+// The index object of the Python package, which describes a shard's objects:
 //
 //     {"version": 2, "objects": {"w": {"kind": "tensor", "dtype": "bfloat16", "shape": [2, 3]}, "d": {"kind": "json"}}}
 //

@@ -45,7 +45,7 @@ struct JsonScalar {
   std::string_view text;  // of a string its value, of any other kind its JSON; valid during the call only
 };
 
-// Is told every value in the order of the text. A status that is not OK ends the walk and is its result.
+// A visitor of every value in the order of the text. A status that is not OK ends the walk and is its result.
 class JsonEvents {
  public:
   virtual ~JsonEvents() = default;
@@ -54,10 +54,10 @@ class JsonEvents {
   virtual Status Scalar(const JsonPath& path, const JsonScalar& value) = 0;
 };
 // kCorrupt: not JSON (RFC 8259, with valid UTF-8), or nested deeper than `depth_max`; the message has the place or the
-// byte. A key that occurs twice is told twice.
+// byte. A key that occurs twice is visited twice.
 Status WalkJson(std::string_view text, size_t depth_max, JsonEvents* events);
 
-// Writes what it is told as compact JSON: the same value again, without spaces. `depth` is the length of the path of the
+// A visitor that writes a value as compact JSON: the same value, without spaces. `depth` is the length of the path of the
 // value that is copied: its own key is not written.
 class JsonCopy : public JsonEvents {
  public:

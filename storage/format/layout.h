@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which files a rank's shard becomes, and from which bytes of its stream: the program's own files as they are, everything
+// Splits a rank's shard into files, as ranges of its stream: the program's own files as they are, everything
 // else in one safetensors file (docs/format-on-storage.md). The same stream gives the same files to the bit, on every
 // node that holds a copy.
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What must hold of a step's manifest, whoever wrote it: for its writer and its reader. Internal to storage/format.
+// The rules for a step's manifest, checked by its writer and its reader. Internal to storage/format.
 
 #ifndef ROPETEAM_STORAGE_FORMAT_MANIFEST_CHECK_H_
 #define ROPETEAM_STORAGE_FORMAT_MANIFEST_CHECK_H_
@@ -20,7 +20,7 @@ Status CheckHead(const StepHead& head);
 // kCorrupt, naming the field as it stands behind the rank's place: ".files[2].path …".
 Status CheckRank(const RankEntry& rank);
 
-// PrintTime() undone.
+// The inverse of PrintTime().
 bool ParseTime(std::string_view text, uint64_t* time_s);
 
 // The files that are not a rank's own, of all ranks: those of one path must have one content, and a rank has a path once.

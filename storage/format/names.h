@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The names of what lies on storage: a step's folder, its manifest, its ranks' files, and which of a program's
+// The names on storage: a step's folder, its manifest, its ranks' files, and which of a program's
 // objects become files under their own names. docs/format-on-storage.md is the page for users. Pure functions.
 
 #ifndef ROPETEAM_STORAGE_FORMAT_NAMES_H_
@@ -37,11 +37,11 @@ std::optional<StepName> ParseStepFolder(std::string_view folder);
 std::string RankFileName(uint32_t rank);
 // "rank-00003/NAME": where a rank's file goes when a lower rank has a file of that name with other bytes.
 std::string RankFolderPath(uint32_t rank, std::string_view name);
-// The name of the object that lies as this file of `rank`: RankFolderPath() undone.
+// The name of the object that is this file of `rank`: the inverse of RankFolderPath().
 std::string_view ObjectNameOfPath(uint32_t rank, std::string_view path);
 
 // Whether an object of this name is a file by its name: the last part is ".metadata" or ends in .distcp, .safetensors,
-// .pt or .json, and the name is valid UTF-8, passes CheckFileName() and is none of ours. Ours are parts that begin with
+// .pt or .json, and the name is valid UTF-8, passes CheckFileName() and is not reserved. Reserved are parts that begin with
 // "ropeteam-" or have ".ropeteam" in them (the posix sink's unfinished files do), and names whose first part is "rank-" and
 // five digits or more, with or without ".safetensors".
 bool IsFileName(std::string_view name);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a rank's safetensors file says in its metadata, besides the program's JSON values, so that the stream can be put
-// together again. Shared by layout.cc, which writes it, and restore.cc. Pure functions, internal to storage/format.
+// The metadata of a rank's safetensors file besides the program's JSON values. With them the stream can be put
+// together again. Shared by layout.cc, which writes them, and restore.cc. Pure functions, internal to storage/format.
 //
 //     ropeteam.version   "1"
 //     ropeteam.order     "t120 f2 j1": the kinds of the stream's objects in its order, run by run: t the next tensor of

@@ -4,9 +4,10 @@
 //
 //     {"__metadata__": {KEY: TEXT, …}, NAME: {"dtype": "BF16", "shape": [2, 3], "data_offsets": [0, 12]}, …}
 //
-// The library that reads such files refuses a whole file for one entry that it does not take. So what is written here is
-// what every version of it since 0.4.2 takes: entries in the order of their data, which they tile without a hole, and the
-// dtypes below. Pure functions, internal to storage/format but for the bounds, the dtypes and the writer.
+// The library that reads such files refuses a whole file for one entry that it does not support. So only features are used
+// that every version since 0.4.2 supports: entries in the order of their data, without gaps, and the
+// dtypes below. Pure functions, internal to storage/format except for the bounds, the dtypes
+// and the writer.
 
 #ifndef ROPETEAM_STORAGE_FORMAT_SAFETENSORS_H_
 #define ROPETEAM_STORAGE_FORMAT_SAFETENSORS_H_

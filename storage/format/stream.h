@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A shard's stream as storage sees it: objects one behind the other, each at a multiple of 64 bytes with zero bytes
+// A shard's stream as storage sees it: objects one after the other, each at a multiple of 64 bytes with zero bytes
 // before it, then the shard's own manifest; cut into chunks whose checksums were computed when the bytes left the
 // training process (docs/arena.md). Nothing here knows an arena: the caller shows the chunks.
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Of all clusters that were given one job's name and one URL, lets one node write and delete there: without it two
-// allocations of one job would prune each other's steps. Steps need no lock to be read.
+// A lock on storage: of all clusters with the same job name and URL, only one node writes and deletes there. Without it
+// two allocations of one job would delete each other's steps. Reading needs no lock.
 //
-//     JOB/ropeteam-lock/0000000007.json    epoch 7: who holds the lock, and a counter
+//     JOB/ropeteam-lock/0000000007.json    epoch 7: the holder of the lock, and a counter
 //
-// The holder is who created the file of the highest epoch. An epoch is created by Put(kIfAbsent) alone, so one of many
-// gets it; its creator alone rewrites it, with a higher counter every kRenewEvery. No clock is compared with another
+// The holder is the creator of the file of the highest epoch. An epoch is created only by Put(kIfAbsent), so one of many
+// succeeds; only its creator rewrites it, with a higher counter every kRenewEvery. No clock is compared with another
 // machine's, and no time of a file is used: others watch by their own clock whether the file changes.
 //
 //     the file of the highest epoch       a node that wants to hold
@@ -14,11 +14,11 @@
 //     of a process of this machine that   creates the next epoch at once
 //       is gone
 //     did not change for kDeadAfter       creates the next epoch
-//     changed                             kAlreadyExists: the holder lives
+//     changed                             kAlreadyExists: the holder is alive
 //     neither is known yet                kUnavailable: ask again
 //
-// A holder that finds a higher epoch has lost the lock. There is a moment between a check and the write after it that no
-// lock on a store can close; what is written then is a manifest of an incarnation of its own, which replaces nothing.
+// A holder that finds a higher epoch has lost the lock. It may lose the lock between a check and the following write; no
+// lock on a store can prevent that. A manifest written then has an incarnation of its own and replaces nothing.
 //
 // A store without conditional puts gets the file by a plain one, is left alone for kDeadAfter, and then read: who wrote last
 // holds. That protects from allocations that start minutes apart, not from all that start together.

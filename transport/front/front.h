@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the users of a fabric see is the same for all: the checks of a call and their words, the tables of
-// regions and peers, the list of finished operations, waiting and waking. Front<> is that part of a
-// Transport; how bytes move is the fabric's. It is made of the pieces in this folder and knows its fabric at
-// compile time, so that nothing virtual or locked lies between the two.
+// Front<> is the part of a Transport that is the same for all fabrics: the checks of a call and their messages, the
+// tables of regions and peers, the list of finished operations, waiting and waking. The fabric moves the bytes. Front<>
+// is made of the pieces in this folder and knows its fabric at compile time, so that no virtual call and no lock is
+// between the two.
 //
 //   class XTransport final : public front::Front<XTransport, Peer, Operation> { friend Front; … };
 //
@@ -21,8 +21,8 @@
 //   Sleep(now, timeout_us)                      on wake_ and what the devices have; may return early
 // besides Connect(), Disconnect() and RegisterDmabuf() of Transport.
 //
-// The fabric's destructor ends its peers and clears its regions while its devices are open: what Front<> owns
-// outlives what the fabric owns.
+// The fabric's destructor ends its peers and clears its regions while its devices are open: the members of Front<>
+// are destroyed after those of the fabric.
 
 #ifndef ROPETEAM_TRANSPORT_FRONT_FRONT_H_
 #define ROPETEAM_TRANSPORT_FRONT_FRONT_H_
@@ -110,8 +110,7 @@ class Front : public Transport {
     peers_.emplace(id, std::move(peer));
     return id;
   }
-  // The last of Disconnect(): no device knows anything of the peer any more. The peer is the caller's to
-  // destroy.
+  // The last step of Disconnect(): no device uses the peer any more. The caller destroys it.
   std::unique_ptr<Peer> RemovePeer(PeerId id) {
     remotes_.Drop(id);
     ledger_.FinishDisconnect(id);

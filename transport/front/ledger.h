@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The account of operations: each is accepted once, finished once and handed out once, and the transport's
-// counters say what became of them.
+// The operation table: each operation is accepted once, finished once and returned once by Poll(), and is counted in
+// the transport's counters.
 
 #ifndef ROPETEAM_TRANSPORT_FRONT_LEDGER_H_
 #define ROPETEAM_TRANSPORT_FRONT_LEDGER_H_
@@ -18,8 +18,8 @@ namespace ropeteam::front {
 
 enum class Stage : uint8_t { kFree, kAccepted, kFinished };
 
-// What a fabric's operation derives from: `struct Operation : Accepted<Operation, Region, Remote> { … }`. In
-// exactly one list, or in none while all of it is at the device. Put(), Get() or Disconnect().
+// The base of a fabric's operation: `struct Operation : Accepted<Operation, Region, Remote> { … }`, a Put(), Get() or
+// Disconnect(). It is in exactly one list, or in none while all of it is at the device.
 template <typename Operation, typename RegionOf, typename RemoteOf>
 struct Accepted {
   using Region = RegionOf;
@@ -113,7 +113,7 @@ class Ledger {
     accepted_++;
     return operation;
   }
-  // The device has let go of all of it. A second time is our bug, and ends the process.
+  // The device no longer uses any part of it. Finishing an operation twice is a bug and ends the process.
   void Finish(Operation* operation, Code code) {
     ROPETEAM_CHECK(operation->stage == Stage::kAccepted && !operation->queued);
     operation->stage = Stage::kFinished;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Lists and pools that allocate nothing once they have seen their high-water mark, and whose turn it is. All
-// are of one thread, the loop's.
+// Lists and pools that allocate nothing once they have reached their high-water mark, and a round-robin over peers. All
+// are used by one thread, the loop's.
 
 #ifndef ROPETEAM_TRANSPORT_FRONT_LIST_H_
 #define ROPETEAM_TRANSPORT_FRONT_LIST_H_
@@ -58,7 +58,7 @@ class Pool {
   List<T> free_;
 };
 
-// The peers that have something to post. `Peer` has `bool listed`, which is this class's.
+// A round-robin over the peers that have something to post. `Peer` has `bool listed`, which belongs to this class.
 template <typename Peer>
 class Turns {
  public:
@@ -76,9 +76,8 @@ class Turns {
   auto begin() const { return peers_.begin(); }
   auto end() const { return peers_.end(); }
 
-  // A turn for each, round and round, until a whole round has posted nothing. `post(peer)` says whether it
-  // has posted; a peer that is `done(peer)` after its turn leaves. A turn may add and remove peers, also its
-  // own.
+  // Calls `post(peer)` for each peer, round-robin, until a whole round has posted nothing; it returns whether it has
+  // posted. A peer that is `done(peer)` afterwards is removed. `post` may add and remove peers, also its own.
   template <typename Post, typename Done>
   void Go(Post post, Done done) {
     size_t idle_turns = 0;

@@ -20,7 +20,7 @@
 
 namespace ropeteam::front {
 
-// What a fabric's region derives from; its own part holds the device's handles and lets go of them with it.
+// The base of a fabric's region. The derived part owns the device's handles and releases them.
 struct LocalRegion {
   uint64_t length = 0;
   bool exported = true;                 // false: a dmabuf, which peers cannot reach
@@ -48,7 +48,7 @@ class RegionTable {
     regions_.emplace(next_, std::move(region));
     return next_++;
   }
-  // Leaves the place: the device has refused.
+  // Frees the place: the device has refused.
   void GiveUp() {
     std::lock_guard lock(mutex_);
     pending_--;
@@ -65,7 +65,7 @@ class RegionTable {
     return OkStatus();
   }
   static void Release(Region* region) { region->operations.fetch_sub(1); }
-  // The caller destroys it, or lets go of it first. kInvalidArgument: no such region, operations outstanding.
+  // The caller releases its handles and destroys it. kInvalidArgument: no such region, operations outstanding.
   Result<std::unique_ptr<Region>> Remove(RegionId id) {
     std::lock_guard lock(mutex_);
     const auto found = regions_.find(id);

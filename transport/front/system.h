@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What every fabric asks of the operating system: the clock, sleeping and being woken, random numbers, and
-// why memory could not be registered. Stateless functions may be called from any thread.
+// Services of the operating system for every fabric: the clock, sleeping and waking, random numbers, and the reason why
+// memory could not be registered. Stateless functions may be called from any thread.
 
 #ifndef ROPETEAM_TRANSPORT_FRONT_SYSTEM_H_
 #define ROPETEAM_TRANSPORT_FRONT_SYSTEM_H_
@@ -21,7 +21,7 @@ namespace ropeteam::front {
 // While work is in sight Wait() spins this long before it sleeps: a sleep and its wake-up cost 20 to 50 µs on
 // a virtual machine, and the next piece of a transfer in progress is usually nearer than that.
 inline constexpr TimeUs kSpinUs = 100;
-// Work seen at most this long ago, ours or a peer's on our memory, is taken to be still going on.
+// Work seen at most this long ago, of this node or of a peer on its memory, counts as still going on.
 inline constexpr TimeUs kBusyUs = 1'000;
 static_assert(kSpinUs < kBusyUs);
 
@@ -42,7 +42,7 @@ class WakeFd {
   WakeFd& operator=(const WakeFd&) = delete;
 
   Status Open();  // before anything else; kIo
-  // What the sleeper adds to what it sleeps on.
+  // The item that the sleeper adds to its poll set.
   pollfd item() const { return {fd_, POLLIN, 0}; }
   // Any thread. Makes `item` readable until it is consumed.
   void Wake();

@@ -18,7 +18,7 @@
 namespace ropeteam::ofi {
 
 struct EndpointAddress {
-  uint64_t instance = 0;        // one life of one transport: random, never 0
+  uint64_t instance = 0;        // identifies one transport object: random, never 0
   uint64_t hello_address = 0;   // where the peer's hello (its instance number) can be read …
   uint64_t hello_key = 0;       // … and with which key
   uint32_t address_format = 0;  // fi_info::addr_format of `name`

@@ -7,7 +7,7 @@
 //
 // A peer asks for its keys with a knock: a key request, sent over the connection that it is going to use. The
 // answer, the reply, is the peer's instance number in a table that the peer reads. A revoked peer gets no
-// answer until Connect() names it again. One that SetPeers() did not name gets none either, and leaves no trace here: anybody
+// answer until Connect() names it again. One that SetPeers() did not name gets none either, and is not remembered: anyone
 // who reaches the port can knock.
 //
 //   state      means                                  knock     leaves when
