@@ -264,7 +264,7 @@ Agent::Outputs Agent::Received(TimeUs now, uint64_t attempt, const CoordinatorMe
 
 void Agent::OnView(TimeUs now, const ViewStatePtr& view) {
   // Not newer: sent twice, or overtaken. Not in it: only a coordinator that is about to refuse this instance,
-  // or a broken one, sends that; to act on it would be to see a world without oneself.
+  // or a broken one, sends that; a node must not act on a view without itself.
   if (view == nullptr || (seen_ != nullptr && view->view.epoch <= seen_->view.epoch)) return;
   if (!view->view.Contains(self_.id)) return;
   seen_ = view;

@@ -463,7 +463,7 @@ void Coordinator::Remove(NodeId id, const Status& refusal, const char* why) {
     }
   }
   out_lease_until_ = std::max(out_lease_until_, record.lease_until);
-  // One that was in no view is fenced by nobody; it may try again as it is.
+  // An instance that was in no view is not fenced by any node; it may try again as it is.
   if (record.joined != 0 || record.veteran || refusal.code() == Code::kAlreadyExists) Remember(id);
   const auto [begin, end] = names_.equal_range(record.member.name);
   const auto named = std::find_if(begin, end, [id](const auto& entry) { return entry.second == id; });

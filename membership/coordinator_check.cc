@@ -46,7 +46,7 @@ Status Coordinator::Check(const Registration& registration) {
   const Member& member = registration.member;
   ROPETEAM_RETURN_IF_ERROR(ValidateMember(member));
   const Protocols theirs = ProtocolsOf(registration.protocol_version, registration.protocol_oldest);
-  // Who speaks what this node speaks meets whatever the others have in common.
+  // A node with the same range as this one fits: this range includes what all members have in common.
   Protocols common = ProtocolsOf(config_.protocol_version, config_.protocol_oldest);
   if (theirs != common) common = CommonProtocols(member.name);
   const Compared table[] = {

@@ -87,7 +87,7 @@ void Coordinator::EndHold() {
     const std::set<NodeId> newest = IdsOf(newest_->view);
     for (const NodeId id : std::exchange(hold_ids_, {}))
       if (!newest.contains(id)) Remember(id);
-    // A veteran that the newest view does not show left in a view that somebody has seen.
+    // A veteran that is not in the newest view has left in a view that some node has seen.
     std::vector<NodeId> left;
     for (const auto& [id, record] : records_)
       if (removed_.contains(id) || (record.veteran && !newest.contains(id))) left.push_back(id);
@@ -112,7 +112,7 @@ void Coordinator::EndHold() {
 }
 
 void Coordinator::ContinueNewest() {
-  // Instances that are taken back are younger than the members of the present view, if it has any.
+  // Instances that are accepted again are younger than the members of the present view, if it has any.
   const bool eldest = std::none_of(records_.begin(), records_.end(),
                                    [](const auto& entry) { return entry.second.ours != 0; });
   size_t present = 0;
@@ -127,7 +127,7 @@ void Coordinator::ContinueNewest() {
   }
   LOG_INFO("membership coordinator goes on from view %llu, %zu of %zu members are back",
            static_cast<unsigned long long>(newest_->view.epoch), present, newest_->view.members.size());
-  // A view that was taken from the store may have reached nobody: then it has no names. There is always a next one.
+  // A view that was read from the store may have reached no node: then it has no names. There is always a next one.
   if (term_us_ != 0 || view_ != nullptr || present != newest_->view.members.size()) return;
   // All are back: the newest view stays in force as it is. Nodes with an older one get it; newcomers join with the
   // next view.

@@ -40,7 +40,7 @@ Status CheckFileSystem(const std::string& directory) {
                directory.c_str(), static_cast<unsigned long>(system.f_type));
 }
 
-// What lies in `directory` though nobody uses it: bytes, and a sentence about them, empty where there are none.
+// The unused arenas in `directory`: their bytes, and a sentence about them, empty if there are none.
 uint64_t LeftBehind(const std::string& directory, std::string* sentence) {
   uint64_t bytes = 0;
   size_t count = 0;

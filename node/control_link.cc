@@ -247,7 +247,7 @@ void ControlLink::Stream::OnWriteDone(bool ok) {
     const std::lock_guard lock(link_->mutex_);
     writing_ = false;
     if (ok) link_->backoff_ms_ = 0;
-    // After a failed write the read fails too; whoever is last gives up the hold.
+    // After a failed write the read fails too; the last of the two releases the hold.
     release = broken_;
     if (!broken_ && ok) write = link_->TakeNext(&message_);
   }

@@ -94,7 +94,7 @@ class Incoming : public grpc::ServerBidiReactor<control::Envelope, control::Answ
   Incoming(NodeId self, const ControlPlane::OnMessage* on_message, AddressBox* coordinator)
       : self_(self), on_message_(on_message), coordinator_(coordinator) {}
 
-  // One answer at a time: whoever asks again is answered again.
+  // One answer at a time: a repeated question is answered again.
   void AnswerWhere() {
     const std::string coordinator = coordinator_->Get();
     if (coordinator.empty()) return;

@@ -72,7 +72,7 @@ void InstallSignals() {
   sigaction(SIGINT, &action, nullptr);
   action.sa_handler = SIG_IGN;
   sigaction(SIGPIPE, &action, nullptr);  // the ready line's reader may be gone
-  sigaction(SIGHUP, &action, nullptr);   // a closed terminal is no reason to give up a node's memory
+  sigaction(SIGHUP, &action, nullptr);   // a closed terminal must not end the daemon
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
   // Libraries below libfabric (PSM) catch these when they are loaded and turn a crash into an exit: no core,
   // no signal.
@@ -364,7 +364,7 @@ Status Daemon::StartMembership() {
   Membership::Callbacks callbacks;
   callbacks.on_view = [this](const View& view) {
     loop_.Post([this, view] {
-      // One of a former life of this node may still be on its way when the next has begun.
+      // One of a former instance of this node may still be under way when the next has begun.
       if (node_ == nullptr || !view.Contains(node_->self().id)) return;
       node_->OnView(view);
       OnJoined();

@@ -76,7 +76,7 @@ void DeviceBuffers::Stop() {
     const std::lock_guard lock(mutex_);
     buffers = std::exchange(buffers_, {});
   }
-  // A refusal would say that something is in use: the transport, which goes next, has given up on it.
+  // A refusal would mean that a buffer is in use; the transport is destroyed next and no longer uses it.
   for (const auto& [id, buffer] : buffers)
     if (buffer.registered) (void)transport_.DeregisterRegion(buffer.region);
 }

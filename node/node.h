@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A Node is one life of this node among its peers: the Engine, and all that feeds it and carries out what it
-// says. Declared dead while alive, it ends, and another one with another NodeId begins over the same arena.
+// A Node is one instance of this node among its peers: the Engine, and everything that feeds it and carries out its
+// outputs. If it is declared dead while alive, it ends, and another Node with another NodeId begins over the same arena.
 //
 // Loop thread only.
 
@@ -43,10 +43,10 @@ class Node {
 
   // `ropeteam drain` asks for a drain within that time, 0: the daemon's own.
   using DrainAsked = std::function<void(TimeUs within_us)>;
-  // This node is to leave now. Once.
+  // This node must leave now. Called once.
   using OnDrained = std::function<void(const DrainReport& report)>;
 
-  // Opens the data path: CreateFabric(), or what a test has in its place.
+  // Opens the data path: CreateFabric(), or a test's substitute.
   using OpenFabric = std::function<Result<FabricChoice>(const FabricConfig& config)>;
 
   // Takes the arena over, listens for control and data, not yet for ranks. `loop` and `arena` must outlive
@@ -55,20 +55,20 @@ class Node {
                                               std::shared_ptr<const Credentials> credentials, EventLoop* loop,
                                               ArenaFile* arena, OnSuspect on_suspect,
                                               OpenFabric open_fabric = CreateFabric);
-  ~Node();  // as Stop(), then waits for storage for as long as it hangs; the arena keeps what is sealed
+  ~Node();  // as Stop(), then waits for storage for as long as it hangs; the arena keeps all sealed shards
 
   // Closes every session and stops the threads, once; nothing may be called after it. False: a thread hangs in storage and
   // uses this Node and the arena. They must not be destroyed then: the process must end by _exit().
   bool Stop();
 
-  // Before Listen(): what this node knows of its coordinator, over its lives. Both must outlive the Node.
+  // Before Listen(): the knowledge about the coordinator, which several Nodes share in turn. Both must outlive the Node.
   void UseWatch(CoordinatorWatch* watch, Relocate relocate);
   // Before Listen(). The callbacks must not destroy the Node.
   void UseDrain(DrainAsked asked, OnDrained drained);
-  // Has what this node holds copied to others. OnDrained comes when that is done, or then (EventLoop::Now()); a later call may make
-  // it earlier.
+  // Drains: copies this node's shards to other nodes. OnDrained is called when that is done, or at the given time
+  // (EventLoop::Now()); a later call may make the time earlier.
   void Drain(TimeUs until);
-  // Tells who waits for the end of a drain, and returns what was reached.
+  // Answers the clients that wait for the end of a drain, and returns its outcome.
   DrainReport EndDrain();
   // Listens for ranks.
   Status Listen();
@@ -150,8 +150,8 @@ class Node {
   NodeStats stats_;
   // When this node's first save of a step began, for the log's `after_ms`; the newest steps only.
   std::map<StepId, TimeUs> begun_;
-  // What was posted to the loop looks first whether this Node is still there. Other threads copy the constant
-  // weak one, so that the destructor may end the other while they still run.
+  // A closure that was posted to the loop first checks whether this Node still exists. Other threads copy the constant
+  // weak pointer, so that the destructor may reset the other one while they run.
   std::shared_ptr<int> alive_ = std::make_shared<int>(0);
   const std::weak_ptr<int> alive_for_others_ = alive_;
 };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a Node measures for `--metrics` beside what its Engine counts: how long shards take to climb, how long the loss of
-// a node takes to be noticed and to be made good.
+// The times that a Node measures for `--metrics`, in addition to its Engine's counters: from a save to each level, and from
+// the loss of a node to its detection and to full redundancy.
 //
 // Loop thread only.
 
@@ -23,7 +23,7 @@ class NodeStats {
   void OnLevel(const LevelEvent& event);
   // The first sign that this member may be lost: a transfer that failed, or its link.
   void OnSign(TimeUs now, NodeId peer) { signs_.try_emplace(peer, now); }
-  // It was none.
+  // It was a false alarm.
   void OnLinkUp(NodeId peer) { signs_.erase(peer); }
   // `members`: of the view that comes after `before`.
   void OnView(TimeUs now, const View& before, const std::unordered_set<NodeId>& members);
@@ -54,7 +54,7 @@ class NodeStats {
   Histogram detection_;
   Histogram recovery_;
   TimeUs lost_at_ =
-      0;  // the first of the losses that are not made good; 0: there is none, or another node leads
+      0;  // the first loss after which redundancy is not restored yet; 0: there is none, or another node leads
   uint64_t views_ = 0;
   uint64_t members_lost_ = 0;
   TimeUs lease_renewed_at_ = 0;

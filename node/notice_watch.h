@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Looks out for the notice that this machine is to be taken away: a spot instance that is reclaimed, maintenance, or
-// whatever a file or a command says.
+// Watches for the notice that this machine will be reclaimed: an interruption of a spot instance, maintenance, or a
+// file or command of the operator's.
 //
 //   file:PATH    the file exists
 //   cmd:COMMAND  `sh -c COMMAND` ends with 0; its first line of output is the reason
@@ -43,7 +43,8 @@ class NoticeReader {
  public:
   explicit NoticeReader(NoticeSource source);
   ~NoticeReader();
-  // Why the machine is to be taken away; no value: it is not. A status: nobody could be asked. Takes some seconds at most.
+  // The reason why the machine will be reclaimed; no value: it will not. A status: the source could not be asked. Takes
+  // some seconds at most.
   Result<std::optional<std::string>> Look();
   void Stop();  // a Look() that runs ends within about a second; any thread
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What ropeteamd was told: flags, and a config file with the same names (flags win). docs/operations.md lists
-// them. Everything is checked here, so that nobody behind it meets a value outside its limits.
+// The options of ropeteamd: flags, and a config file with the same names (flags win). docs/operations.md lists
+// them. Everything is checked here, so that other code never sees a value outside its limits.
 
 #ifndef ROPETEAM_NODE_OPTIONS_H_
 #define ROPETEAM_NODE_OPTIONS_H_
@@ -27,7 +27,7 @@ namespace ropeteam {
 class ReplicaCipher;
 
 inline constexpr uint32_t kCheckThreadsMax = 64;
-inline constexpr uint32_t kJoinTimeoutSecondsMax = 86400;  // a day: nobody waits longer for a first node
+inline constexpr uint32_t kJoinTimeoutSecondsMax = 86400;  // a day
 inline constexpr uint32_t kNoticeSecondsMax = 86400;
 inline constexpr size_t kDevicesMax = 16;  // rails of one node; the largest machines have eight
 inline constexpr int kGidIndexMax = 255;   // ports have tables of up to 256
@@ -35,7 +35,7 @@ inline constexpr uint64_t kPersistEveryMax = 1'000'000'000;  // steps, or thirty
 inline constexpr uint64_t kPersistRateMax = 1000ull << 30;   // above what a node's network gives
 inline constexpr uint64_t kScrubRateDefault = 100ull << 20;
 inline constexpr uint64_t kScrubRateMax = 100ull << 30;  // above what a machine's memory gives
-// A loss of a node restarts the world as well: three in a row, none of which came as far as a commit, are rarely that.
+// The loss of a node also restarts the ranks, but three times in a row without a commit between them is unlikely.
 inline constexpr uint32_t kQuarantineAfterDefault = 3;
 inline constexpr uint32_t kQuarantineAfterMax = 1000;
 
@@ -55,14 +55,14 @@ struct Options {
   std::string listen = "127.0.0.1";  // numeric, never a wildcard
   uint16_t control_port = 0;         // 0: the system chooses
   uint16_t data_port = 0;
-  // Who may enter the job: whoever has one of these keys, or a certificate of tls_files.roots (and of tls_name). Without
-  // either a key of this machine and user, made where there is none; with `insecure`, everybody who reaches the ports.
+  // Access to the job: daemons that have one of these keys, or a certificate of tls_files.roots (and of tls_name). Without
+  // either, a key of this machine and user, made if there is none; with `insecure`, everyone who reaches the ports.
   std::vector<JobKey> job_keys;
   std::string job_key_from;  // "--job-key-file FILE"
   TlsFiles tls_files;        // all paths empty: none
   std::string tls_name;      // that peers' certificates must have; empty: any
   bool insecure = false;
-  // What leaves for other nodes is encrypted. The daemon makes the cipher of the job keys.
+  // Chunks are encrypted before they leave this node. The daemon makes the cipher from the job keys.
   bool encrypt_replicas = false;
   std::shared_ptr<const ReplicaCipher> replica_cipher = nullptr;
   uint64_t memory_bytes = 0;  // of the arena's file; 0: as the file there has, else a quarter of what is free
@@ -103,7 +103,7 @@ struct Options {
       0;  // the ready line waits for the first view, at most this long; 0: it does not wait
   bool drain_on_term = false;    // SIGTERM drains this node
   uint32_t notice_seconds = 30;  // a drain takes no longer
-  NoticeSource notice;           // what says that this machine is to be taken away
+  NoticeSource notice;           // the source that announces that this machine will be reclaimed
   LogLevel log_level = LogLevel::kInfo;
   std::string log_file;  // empty: stderr
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Start-up work over the whole arena, on as many threads as pay.
+// Start-up work over the whole arena, on as many threads as are useful.
 
 #ifndef ROPETEAM_NODE_PARALLEL_H_
 #define ROPETEAM_NODE_PARALLEL_H_

@@ -7,7 +7,7 @@
 //   nonce  = the chunk's number, 96 bits little-endian
 //   AAD    = "ropeteam chunk 1" || incarnation || step || rank || chunk, little-endian
 //
-// A salt is never drawn twice, and one of its plaintexts never changes, so no nonce meets two plaintexts under one key.
+// A salt is never drawn twice, and the plaintext under it never changes, so no key and nonce encrypt two plaintexts.
 //
 // Thread-safe.
 
@@ -31,8 +31,9 @@ class ReplicaCipher {
   ReplicaCipher(const std::vector<JobKey>& keys, const std::string& job);
   ~ReplicaCipher();  // wipes the keys
 
-  // Does what the range asks for, in `memory`. False: checksum or tag do not match. Both ends must lie in the memory. The bytes
-  // are read once, a little at a time, into memory of this thread's own: what is checked is what is encrypted.
+  // Encrypts or decrypts the range, in `memory`. False: the checksum or tag does not match. Both ends must be in the memory.
+  // The bytes are read once, a little at a time, into memory of this thread: the bytes that are encrypted are those that
+  // were checked.
   bool CarryOut(std::byte* memory, const StartCheck::Range& range, EncryptedChunk* encrypted) const;
 
   ReplicaCipher(const ReplicaCipher&) = delete;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Reports as JSON, for `ropeteam status --json`, `ls` and `verify` and for whoever reads those. Keys are the
+// Reports as JSON, for `ropeteam status --json`, `ls` and `verify` and for scripts. Keys are the
 // structs' field names (core/engine/report.h); node ids and tokens are strings of 16 hexadecimal digits,
 // because 64 random bits do not fit a JSON number everywhere. Keys are only ever added. docs/operations.md
 // shows the documents.
 //
-// An answer may not be larger than a frame: what is too large is cut from the least interesting end, and says
-// so with "truncated": true. Pure functions.
+// An answer may not be larger than a frame. A larger document is cut, details first, and then has "truncated": true.
+// Pure functions.
 
 #ifndef ROPETEAM_NODE_STATUS_JSON_H_
 #define ROPETEAM_NODE_STATUS_JSON_H_
@@ -25,7 +25,7 @@
 
 namespace ropeteam {
 
-// What this daemon alone knows about itself.
+// Facts about this daemon itself.
 struct DaemonFacts {
   std::string version;
   std::string node;

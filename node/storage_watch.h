@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Finds work on storage that makes no progress: a file system hangs, say, and the kernel does not return from a call.
-// Each work has the time of its last progress. That is when a thread took it, when a call of the sink for it began or
-// returned, and when it went on after it had waited on purpose (Moved()).
+// Finds work on storage that makes no progress, for example because a file system hangs and the kernel does not return
+// from a call. Each work has the time of its last progress: when a thread took it, when a call of the sink for it began or
+// returned, or when it continued after an intended wait (Moved()).
 //
-// Waiting in a queue is not a work's own fault, so what waits there hangs only when the queue does: a part takes the last
-// progress of all threads that move such parts, a whole work takes that of the works that threads have taken.
+// Work that waits in a queue hangs only when the queue does. So a waiting part has the last progress of all threads that
+// move such parts, and a waiting work that of all works that threads have taken.
 
 #ifndef ROPETEAM_NODE_STORAGE_WATCH_H_
 #define ROPETEAM_NODE_STORAGE_WATCH_H_
@@ -58,11 +58,11 @@ class StorageWatch {
   void AddPart(Work* work, Parts parts);
   void TakePart(Work* work, Parts parts);
   void EndPart();
-  // The calling thread's work makes progress. Without a lock: the thread may have the lowest priority, and would have who
-  // asks for Stalled() wait with it for a processor.
+  // The calling thread's work makes progress. Without a lock: the thread may have the lowest priority, and a caller of
+  // Stalled() would wait until it gets a processor.
   void Moved();
 
-  // Does what `below` does; each call is progress of the calling thread's work. Null for null.
+  // Wraps `below`: each call is progress of the calling thread's work. Null for null.
   std::shared_ptr<storage::Sink> Watched(std::shared_ptr<storage::Sink> below);
 
   // Tags of the works that have made no progress for `stalled_after`: once for each stall, and again every kToldAgain.

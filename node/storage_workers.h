@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Carries out the Engine's work on storage, off its thread: lays shards out as files, writes and reads them through a Sink,
-// in parallel parts straight from and into the arena. Three pools: a few threads see to one work each, others write
-// parts, others read them. So a store that hangs holds up other work on storage and nothing else, and a restore does not
+// in parallel parts straight from and into the arena. There are three pools: a few threads handle one work each, others
+// write parts, others read them. So a store that hangs delays only other work on storage, and a restore does not
 // wait behind a step that is being written.
 //
-// What lies on storage, by job and step: docs/format-on-storage.md.
+// docs/format-on-storage.md describes the files.
 
 #ifndef ROPETEAM_NODE_STORAGE_WORKERS_H_
 #define ROPETEAM_NODE_STORAGE_WORKERS_H_
@@ -63,7 +63,7 @@ class StorageWorkers {
   struct Config {
     std::shared_ptr<storage::Sink> sink;  // null: the job has no storage, so nothing is written
     std::shared_ptr<storage::Sink>
-        lock_sink;  // the same place for the job's lock, which no audit log is to fill
+        lock_sink;  // the same store for the job's lock, without the audit log
     std::string job;
     std::string node;        // of this daemon, for the lock that others read
     bool take_over = false;  // the lock, once
@@ -83,9 +83,9 @@ class StorageWorkers {
   StorageWorkers(Config config, Done done);
   ~StorageWorkers();  // as Stop(), then waits for as long as a call of the sink takes to return
 
-  // Gives the lock back, stops the sink and waits for the threads to end. False: a thread is still inside the sink after
-  // twice kStopTimeout, because a file system hangs, say. It still uses this object, which must not be destroyed then: the
-  // process must end by _exit(). Once, by the thread that made the workers; no call may follow.
+  // Releases the lock, stops the sink and waits for the threads to end. False: a thread is still inside the sink after
+  // twice kStopTimeout, for example because a file system hangs. It still uses this object, which must not be destroyed
+  // then: the process must end by _exit(). Once, by the thread that made the workers; no call may follow.
   bool Stop(std::chrono::milliseconds timeout = kStopTimeout);
 
   void Submit(StartStorage start);  // from any thread
@@ -96,8 +96,8 @@ class StorageWorkers {
   using ListDone = std::function<void(Status status, local::StorageListReply reply)>;
   void ListNewest(uint32_t steps_max, std::chrono::microseconds timeout, ListDone done);
 
-  // While this node has transfers or saves that are more urgent (`urgent`), bytes are taken from the arena at
-  // kYieldingBytesPerS per part under way. From any thread.
+  // While this node has more urgent transfers or saves (`urgent`), each part under way reads the arena at
+  // kYieldingBytesPerS. From any thread.
   void SetUrgent(bool urgent);
 
   // For one call of the sink, in which it retries by itself.
@@ -120,12 +120,11 @@ class StorageWorkers {
   static constexpr uint32_t kPartThreads = 8;
   // A part of a file: large beside a request's overhead, small beside what a retry repeats.
   static constexpr uint64_t kPartBytes = 16ull << 20;
-  // Saves and fetches go first, but persisting always gets on: with 8 parts at half of a GB/s. The few MiB that a disk takes
-  // at a time are held for longer than a save of some GB/s needs.
+  // Saves and fetches go first, but persisting always makes progress: half a GB/s with 8 parts.
   static constexpr uint64_t kYieldingBytesPerS = 64ull << 20;
-  // Of those that wait for their turn at `bytes_per_s`: how often they say that they wait on purpose.
+  // How often work that waits because of `bytes_per_s` reports that the wait is intended.
   static constexpr std::chrono::seconds kPaceTold{1};
-  // No upload of a step takes a day, and one that is younger may be gone on with.
+  // No upload of a step takes a day; a younger one may still be continued.
   static constexpr std::chrono::hours kLeftoverAge{24};
   // Manifests up to this size are kept between the shards of one restore; 30,000 ranks.
   static constexpr size_t kManifestKeptBytesMax = 8u << 20;
@@ -203,13 +202,13 @@ class StorageWorkers {
   StepId manifest_step_;                   // of manifest_text_; guarded by manifest_mutex_
   const Place* manifest_place_ = nullptr;  // likewise
   std::string manifest_text_;              // guarded by manifest_mutex_
-  // Last, so that they end first; the works wait for parts. What writes has the lowest priority: while one of its threads is
-  // inside a send(), a save's thread or the daemon's own would wait for a processor behind it.
+  // Declared last, so that they end first; the works wait for parts. Writers have the lowest priority: otherwise a save's
+  // thread or the daemon's own would wait for a processor while a writer is inside a send().
   std::optional<TaskThreads> write_parts_;
   std::optional<TaskThreads> read_parts_;
   std::optional<TaskThreads> works_;
   std::optional<TaskThreads> lists_;
-  // Gives the lock back and ends the threads, so that Stop() can wait for a bounded time.
+  // Releases the lock and ends the threads, so that Stop() can wait for a bounded time.
   std::thread ender_;
   std::promise<void> left_, ended_;
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the daemon says to the `ropeteam run` that started it, over --ready-fd with --supervised; a line each:
+// The daemon's reports to the `ropeteam run` that started it, over --ready-fd with --supervised; a line each:
 //
 //   progress WHAT DONE TOTAL    of the start, in bytes
 //   note TEXT                   for the terminal
@@ -9,8 +9,8 @@
 //   draining SECONDS            the daemon leaves the job within that time, and is not to be started again
 //   alive                       once a second from the thread that serves ranks, so one that hangs is noticed
 //
-// Without --supervised there is the ready line alone, and the descriptor is closed behind it. Lines are written whole or
-// not at all: a supervisor that is stopped, or gone, costs nothing but what it misses.
+// Without --supervised there is only the ready line, and then the descriptor is closed. Lines are written whole or
+// not at all: a supervisor that is stopped, or gone, only misses lines and never blocks the daemon.
 //
 // Safe from any thread, but for Ready().
 
@@ -29,7 +29,7 @@ inline constexpr TimeUs kAliveIntervalUs = 1'000'000;
 
 class SupervisorLink {
  public:
-  // Takes the descriptor over; -1: there is nobody, and every call does nothing.
+  // Owns the descriptor from now on; -1: there is no supervisor, and every call does nothing.
   SupervisorLink(int ready_fd, bool supervised);
 
   void Progress(const char* what, uint64_t done, uint64_t total);

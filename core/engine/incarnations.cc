@@ -167,8 +167,8 @@ Status Incarnations::AdmitUnnamed(const JoinQuestion& join) {
   const bool known = seat != nullptr && seat->token == join.token;
   const bool fits = life_.incarnation != 0 && life_.token.empty() && life_.world_size == join.world_size;
   const bool taken = seat != nullptr && !known;
-  // A handle that only reads must not end the incarnation of a world that trains, and a launcher that starts
-  // another world can wait for the processes of the one before.
+  // A handle that only reads must not end the incarnation of ranks that train. A launcher that starts the ranks
+  // again can wait for the processes of the former incarnation.
   if (!fits && ranks_present() != 0)
     return Error(Code::kUnavailable,
                  "incarnation %llu (token '%s', %u ranks) has %u ranks open: a handle of %u ranks without a "

@@ -102,7 +102,7 @@ void Persister::OnDone(const Key& key, Store::LeaseToken lease, const Status& st
   if (!done.bad.empty()) OnBadChunks(key.first, lease, done.bad);
   context.store.EndLease(lease);
   if (context.view.leader != kNoNode) context.Send(context.view.leader, result);
-  // A failure is not kept: whoever orders it again wants another attempt. Should this message be lost, the order comes
+  // A failure is not kept: a repeated order requests another attempt. If this message is lost, the order comes
   // again all the same.
   if (!status.ok()) jobs_.erase(found);
 }

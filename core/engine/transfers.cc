@@ -48,7 +48,7 @@ bool Transfers::Withdraw(uint64_t tag) {
   return false;
 }
 
-// One that has it already, or one that nobody uses: the one that was wanted least recently.
+// A bounce chunk that has it already, or else the least recently used one of those that no transfer uses.
 Transfers::Bounce* Transfers::BounceFor(const Plaintext& plaintext) {
   Bounce* place = nullptr;
   for (Bounce& bounce : bounces_) {

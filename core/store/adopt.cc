@@ -107,7 +107,7 @@ Result<arena::Layout> Store::CheckSuperblock(std::span<const std::byte> memory, 
 }
 
 Status Store::ReadSlot(uint32_t index, Found* found) const {
-  // Copied first: what is checked is what is used, whatever another process does to the memory.
+  // Copied first: the bytes that are checked are those that are used, even if another process writes to the memory.
   std::memcpy(&found->slot, slot(index), sizeof(found->slot));
   const arena::Slot& slot = found->slot;
   if (!arena::DecodeSlotState(slot.state, &found->state)) {

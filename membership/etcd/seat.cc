@@ -19,7 +19,7 @@ constexpr const char* kFormat = "1";
 constexpr TimeUs kTermMax = TermMs(kDeadAfterMsMax) * kUsPerMs;
 constexpr int kCallMs = 500;       // more than a healthy etcd's slowest write; a dead endpoint costs no more
 constexpr int kCallLongMs = 1000;  // of those that nothing waits for within a term
-// While there is no contact the office is read that often, whatever the watch says.
+// While there is no contact the office is read that often, even if the watch reports nothing.
 constexpr TimeUs kFindUs = 500'000;
 constexpr TimeUs kFindJitterUs = 100'000;
 // An empty office is taken after so long for each member before this one in the last view, up to the second, and up to
@@ -465,7 +465,7 @@ void Seat::TakeOffice(TimeUs now, const std::optional<std::string>& value) {
     claim_at_ = now + std::min<TimeUs>(before * kClaimStepUs, kClaimStepsMaxUs) + random_() % kClaimJitterUs;
     return;
   }
-  // Of an office of this process that it does not act on nobody is there.
+  // An office that this process has but does not act on has no coordinator.
   if (office_->id == self_.id && !holds()) return;
   LOG_INFO("membership node %s at %s has the coordinator role", office_->name.c_str(),
            office_->address.c_str());

@@ -20,7 +20,7 @@
 namespace ropeteam {
 namespace {
 
-// For the coordinator to take note of a farewell. If it does not, the broken connection tells it the same a
+// The time for the coordinator to handle a leave message. If it does not, the broken connection tells it the same a
 // probe later.
 constexpr auto kFarewellMax = std::chrono::milliseconds(200);
 // Attempts in a row that end because the two ends have different keys: one may be a coordinator that is just ending.
@@ -179,7 +179,7 @@ void StandaloneMembership::OpenStream(const Agent::Open& open) {
     if (server_ != nullptr) LOG_INFO("membership coordinator at %s ends", config_.coordinator_listen.c_str());
     server_.reset();
   } else if (server_ == nullptr) {
-    // Failed: somebody listens there since Start(), and is asked.
+    // It failed: another process has listened there since Start(), and is asked instead.
     if (const Status status = StartCoordinator(); !status.ok())
       LOG_ERROR("membership coordinator does not start: %s", status.ToString().c_str());
   }
@@ -195,7 +195,7 @@ void StandaloneMembership::OpenStream(const Agent::Open& open) {
        [this](std::shared_ptr<NodeStream> done, const std::string& reason) {
          OnDone(std::move(done), reason);
        }});
-  // `ended` goes only now: gRPC's threads end with its last channel, and would be started anew for this one.
+  // `ended` goes only now: gRPC's threads end with its last channel, and would be started again for this one.
 }
 
 void StandaloneMembership::OnMessage(uint64_t attempt, CoordinatorMessage message) {

@@ -49,7 +49,7 @@ class JobLock {
   using Time = std::chrono::steady_clock::time_point;
   // Three requests to the store each time.
   static constexpr std::chrono::seconds kRenewEvery{5};
-  // Three renewals missed: a store that is slow for once is not a dead holder.
+  // Three renewals missed: a store that is slow once does not make the holder dead.
   static constexpr std::chrono::seconds kDeadAfter{15};
   static constexpr std::chrono::seconds kCallTimeout{10};
   // Of Leave(), at the end of a process.
@@ -58,31 +58,31 @@ class JobLock {
   struct Config {
     std::shared_ptr<Sink> sink;
     std::string job;
-    std::string node;  // of this process, for the words that others read
+    std::string node;  // of this process, for messages of other processes
     bool take_over =
-        false;  // once, from a holder that lives: until this lock has been held for the first time
+        false;  // once, from a live holder: until this lock has been held for the first time
     // Tests have their own.
     std::function<Time()> now = [] { return std::chrono::steady_clock::now(); };
     ProcessMark process = OwnProcess();
     bool renew_by_itself =
-        true;  // on a thread, from the first Hold() on; otherwise who owns this calls Renew()
+        true;  // on a thread, from the first Hold() on; otherwise the owner of this object calls Renew()
   };
 
   explicit JobLock(Config config);
   ~JobLock();  // waits for the thread: stop the sink before
 
-  // kOk: this process holds the lock, as the store says now. kAlreadyExists: another one holds it and lives, or has taken
-  // it over from this one, which never holds again before Release(); the message has its name and what to do.
-  // kUnavailable: whether the other one lives is not known yet. Else the sink's own: a store that cannot be written
-  // cannot be held.
+  // kOk: this process holds the lock, as the store says now. kAlreadyExists: another one holds it and is alive, or has
+  // taken it over from this one, which cannot hold it again before Release(); the message names it and says what to do.
+  // kUnavailable: it is not known yet whether the other one is alive. Other codes are the sink's: a store that cannot be
+  // written cannot be locked.
   Status Hold();
-  // As Hold(), but kUnavailable where the lock is not held. kOk before the first Hold(): nobody wants the protection.
+  // As Hold(), but kUnavailable if the lock is not held. kOk before the first Hold(): the lock is not used.
   Status Check();
   // Deletes this process's own file, so that others need not wait. kOk also if another one holds.
   Status Release();
   // Release() within kLeaveTimeout, and not at all while another call runs.
   void Leave();
-  // One renewal of a holder, or one look of who would like to be.
+  // One renewal by a holder, or one check by a process that wants to hold.
   void Renew();
 
   JobLock(const JobLock&) = delete;
@@ -133,7 +133,7 @@ class JobLock {
   uint64_t watched_epoch_ = 0;  // 0: nothing has been seen, or the last look failed
   std::string watched_text_;
   Time seen_at_, unchanged_since_;
-  bool alive_ = false;  // it has changed under our eyes
+  bool alive_ = false;  // it has changed while it was watched
 
   std::mutex thread_mutex_;
   std::condition_variable wake_;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Writing a file under its own name, for file systems that cannot rename. So that nobody takes it for finished, a
-// hidden marker lies beside it from before its first byte until after its fsync and close; a file with a marker beside
-// it is absent for Read(), Stat() and List() of every sink on a file system that is not known to rename. The
-// removal of the marker is the commit. What an older file of this name held is not seen from the beginning on.
+// Writing a file under its own name, for file systems that cannot rename. A hidden marker file beside it says that it is
+// not finished, from before its first byte until after its fsync and close. A file with a marker
+// is absent for Read(), Stat() and List() of every sink on a file system that is not known to rename. The
+// removal of the marker is the commit. The content of an older file of this name is not visible from the beginning on.
 //
-// The marker is locked while it is written under: a marker that nobody holds is of a dead process, and the next
+// The marker is locked during the write. A marker without a lock is left by a dead process, and the next
 // writer takes it over; AbortUploads() removes it by age, with the file. Programs that do not know of markers see a
 // file that grows.
 

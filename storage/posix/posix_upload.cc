@@ -268,7 +268,7 @@ class WholeUpload final : public PosixUpload {
         return store_->Refused(errno, "rename", path_);
       }
       if (!Holds(file_.plain.get(), own)) {
-        // Ours was aborted, and this is the upload of somebody who began since. They begin again.
+        // Ours was aborted, and this upload belongs to a process that began later. It begins again.
         dropped_ = true;
         (void)Unlink(own);
         return Gone();
@@ -432,7 +432,7 @@ Result<Unfinished> OpenUnfinished(const Store& store, const Abilities& abilities
       if (!made && errno == EEXIST) fd = Fd(calls.openat(folder, shared.c_str(), O_RDWR, 0));
       if (!fd.ok() && errno == ENOENT) continue;  // it went between the two
       if (!fd.ok()) return store.Refused(errno, "create", store.PathOf(name));
-      if (calls.lock(fd.get()) != 0) break;  // somebody is uploading this name now
+      if (calls.lock(fd.get()) != 0) break;  // another process is uploading this name now
       // Its owner renames it away before unlocking it: what we hold may be a finished file by now.
       struct stat held {};
       struct stat here {};

@@ -4,9 +4,9 @@
 //
 // One file (where the file system renames, and writes at any offset): all parts are written into one preallocated
 // file with a hidden name, which Finish() syncs and renames. Where flock() works, that name follows from the file's
-// name and size and from this boot of this machine, and the lock is held while the Upload lives: the next Begin() on
-// this machine finds what a dead process has left, and never what a living one writes. Other machines, and file systems
-// without locks, get a random name and begin from the start.
+// name and size and from this boot of this machine, and the lock is held while the Upload exists. So the next Begin() on
+// this machine finds the file of a dead process, and never one that is being written. Other machines, and file systems
+// without locks, use a random name and begin from the start.
 //
 // Loose parts (where it cannot: a mounted bucket without a cache): every part is a hidden file of its own, written from
 // its first byte to its last. Finish() reads them back, checks them, and writes the file in place (in_place.h).
@@ -28,12 +28,12 @@ namespace ropeteam::storage::posix {
 Result<std::unique_ptr<Upload>> BeginUpload(std::shared_ptr<Store> store, const std::string& name,
                                             uint64_t bytes, uint64_t part_bytes_wanted, Deadline deadline);
 
-// A hidden file that nobody else writes.
+// A hidden file that only this Upload writes.
 struct Unfinished {
   std::string base;     // its name in the folder
   Fd fd;                // read and write
   bool shared = false;  // the name can be another upload's later: look before renaming it
-  bool found = false;   // it was there before, and nobody held it
+  bool found = false;   // it was there before, and not locked
 };
 // `key`: what an earlier attempt must agree on, to be found again; empty: nothing is to be found.
 Result<Unfinished> OpenUnfinished(const Store& store, const Abilities& abilities, int folder,

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What all calls of one posix sink share: the directory and the way to folders below it, what its file system can do,
-// the words for its errors, and the bounded memory for what cannot be written in place.
+// The state that all calls of one posix sink share: the directory and the access to folders below it, the capabilities of
+// its file system, the messages for its errors, and a bounded number of buffers for bytes that O_DIRECT cannot take in
+// place.
 
 #ifndef ROPETEAM_STORAGE_POSIX_STORE_H_
 #define ROPETEAM_STORAGE_POSIX_STORE_H_
@@ -56,7 +57,7 @@ class Fd {
   int fd_ = -1;
 };
 
-// Found out by the first write, with a file of our own in the root.
+// Detected at the first write, with a test file in the root.
 struct Abilities {
   bool rename = false;
   bool random_writes = false;  // at any offset, in any order
@@ -101,7 +102,7 @@ class Store {
   bool direct_refused() const { return direct_refused_; }
   void RefuseDirect() { direct_refused_ = true; }
 
-  // The file system's "no" in our vocabulary. `what`: "write", `path` as PathOf().
+  // An error of the file system as a Status. `what`: "write", `path` as PathOf().
   Status Refused(int error, const char* what, const std::string& path) const;
   // kNoSpace with the numbers.
   Status NoSpace(int fd, uint64_t bytes, int error, const std::string& path) const;
@@ -154,7 +155,7 @@ class Store {
 
   std::mutex bounce_mutex_;
   std::condition_variable bounce_returned_;
-  std::vector<std::byte*> bounces_;  // those that nobody has
+  std::vector<std::byte*> bounces_;  // the free ones
   size_t bounces_made_ = 0;
 };
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The system calls through which the posix sink touches the file system, as a table: tests put failures in, and a
-// file system that this machine does not have. Each answers as the call of its name does: -1 and errno.
+// The system calls of the posix sink, as a table: tests inject failures, and simulate file systems that this machine does
+// not have. Each returns as the call of its name does: -1 and errno.
 
 #ifndef ROPETEAM_STORAGE_POSIX_SYSCALLS_H_
 #define ROPETEAM_STORAGE_POSIX_SYSCALLS_H_

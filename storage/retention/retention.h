@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which of a job's steps on storage stay and which may be deleted. Pure functions: what lies there, and the time, come in
-// as values. Used by `ropeteam prune` and by the daemon that deletes for a running job.
+// Decides which of a job's steps on storage stay and which may be deleted. Pure functions: the steps and the time are
+// arguments. Used by `ropeteam prune` and by the daemon that deletes for a running job.
 //
 // A step stays when any rule keeps it. Whatever the rules say, these stay: all steps where no rule is given; the newest
 // good step; steps that are newer than it; a step that is being read. So a wrong rule never deletes the last step that

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One request to one bucket, until it is answered: signed, repeated while that may help, signed again for another
-// region, another clock or other credentials where the store asks for that, and its failure in words.
+// Sends one request to one bucket until it is answered: signs it, repeats it while that may help, signs it again if the
+// store asks for another region, clock or credentials, and describes its failure.
 //
 // Payload hashes. A body of at most kHashedBytesMax is hashed (SHA-256) and the hash is signed. A larger one is sent
 // as UNSIGNED-PAYLOAD, straight from memory: SHA-256 runs at 0.4 to 2 GB/s a core, which would cost more than all the
-// rest of the transfer. What guards such a body, by TLS or without, is its CRC32C (or Content-MD5), which is a
-// signed header: the store refuses other bytes, and nobody on the way can change the header. A CRC32C does not stop an
-// attacker who changes bytes with intent; TLS does.
+// rest of the transfer. Such a body is protected, with TLS or without, by its CRC32C (or Content-MD5), which is a
+// signed header: the store refuses other bytes, and the header cannot be changed on the way. A CRC32C does not stop an
+// attacker who changes the bytes deliberately; TLS does.
 
 #ifndef ROPETEAM_STORAGE_S3_CLIENT_H_
 #define ROPETEAM_STORAGE_S3_CLIENT_H_
@@ -124,8 +124,8 @@ class Client {
   std::unique_ptr<CredentialCache> credentials_;  // null: anonymous
   std::atomic<int64_t> clock_offset_{0};
   std::atomic<Checks> checks_{Checks::kUnknown};
-  // Ask before a body is sent, until one has been taken and after any trouble: a store that refuses says so before
-  // 64 MiB have gone. Asking each time would cost a round trip a part.
+  // Expect: 100-continue before a body, until one was accepted, and after any error: a store that refuses answers before
+  // 64 MiB are sent. Asking each time would cost a round trip for each part.
   std::atomic<bool> expect_continue_{true};
   std::atomic<uint64_t> retries_{0};
 

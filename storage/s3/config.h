@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What an s3:// or gs:// URL, the environment and the shared files say together: which host, which bucket, how.
+// The configuration from an s3:// or gs:// URL, the environment and the shared files: host, bucket and options.
 
 #ifndef ROPETEAM_STORAGE_S3_CONFIG_H_
 #define ROPETEAM_STORAGE_S3_CONFIG_H_

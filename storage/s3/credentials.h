@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where the keys of requests come from, in the order of AWS's own tools: variables, web identity, profiles of the shared
-// files, a container's endpoint, the instance's metadata. Where a profile is named in the URL, it alone is asked.
+// The sources of credentials, in the order of AWS's own tools: variables, web identity, profiles of the shared
+// files, a container's endpoint, the instance's metadata. If a profile is named in the URL, only that is used.
 //
 // Secrets are in Credentials and nowhere else: no message, log line or Describe() has one.
 
@@ -54,12 +54,12 @@ class CredentialSource {
  public:
   virtual ~CredentialSource() = default;
   virtual std::string Describe() const = 0;  // "of AWS_ACCESS_KEY_ID", "of the instance's role"
-  // kInvalidArgument: not without a person; else it may pass.
+  // kInvalidArgument: permanent until an operator changes something; other codes are transient.
   virtual Result<Credentials> Load(Deadline deadline) = 0;
 };
 
-// Chooses a source by what is configured; asks nobody. kInvalidArgument: what is configured cannot work;
-// kUnsupported: what this build does not have (source_profile, credential_process, sso).
+// Chooses a source by the configuration, without a request. kInvalidArgument: the configuration cannot work;
+// kUnsupported: a feature that this build does not have (source_profile, credential_process, sso).
 // `region`: of STS.
 Result<std::unique_ptr<CredentialSource>> ChooseCredentialSource(const Environment& environment,
                                                                  const Profile& profile, bool profile_in_url,

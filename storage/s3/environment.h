@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the S3 sink takes from the process that it runs in: variables and the time of day. Passed in, so that a test
-// has its own.
+// The S3 sink's access to its process: variables and the time of day. Passed in, so that a test can replace them.
 
 #ifndef ROPETEAM_STORAGE_S3_ENVIRONMENT_H_
 #define ROPETEAM_STORAGE_S3_ENVIRONMENT_H_

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// HTTP by libcurl: one request, one reply, no retries, no redirects, no meaning. A body is sent straight from the
+// HTTP by libcurl: one request, one reply, no retries, no redirects, no interpretation. A body is sent straight from the
 // caller's pieces and received straight into its targets; the only copies in between are libcurl's own buffers.
 //
 // Handles are pooled, and each keeps its connections (and TLS sessions) open, so that threads that make one request
@@ -62,10 +62,10 @@ struct HttpReply {
   }
 };
 
-// How far a request came that has no whole reply.
+// The outcome of a request without a complete reply.
 struct HttpFailure {
-  // kDeadlineExceeded, kAborted, kLinkFailed (it broke), kUnavailable (nobody is there), kInvalidArgument (a TLS
-  // certificate that is not accepted, a URL that is none: the same again later).
+  // kDeadlineExceeded, kAborted, kLinkFailed (it broke), kUnavailable (no server answers), kInvalidArgument (a TLS
+  // certificate that is not accepted, or an invalid URL: retrying does not help).
   Status status;
   bool sent = false;  // the store may have seen the request, or a part of it
   // Headers arrived, and a part of the body, before it broke; `reply.into_targets` bytes are good.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which failures may pass, what they mean to a caller, and how long to pause before the next attempt. Pure functions.
+// Classifies failures as transient or permanent, maps them to status codes, and computes the pause before the next
+// attempt. Pure functions.
 
 #ifndef ROPETEAM_STORAGE_S3_RETRY_H_
 #define ROPETEAM_STORAGE_S3_RETRY_H_
@@ -17,8 +18,8 @@ namespace ropeteam::storage::s3 {
 
 // What to do after a reply that is not 2xx.
 enum class Next : uint8_t {
-  kFail = 0,         // for good
-  kPause = 1,        // it may pass: pause, then send it again
+  kFail = 0,         // permanent
+  kPause = 1,        // transient: pause, then send it again
   kRegion = 2,       // the bucket is in another region: sign for that one
   kClock = 3,        // our clock is wrong: take the store's
   kCredentials = 4,  // these credentials have expired: get others

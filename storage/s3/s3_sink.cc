@@ -14,7 +14,7 @@ namespace ropeteam::storage {
 namespace s3 {
 namespace {
 
-// Tells a file that a lost answer was about from one that somebody else has put.
+// Distinguishes the file of a request whose answer was lost from one that another process has put.
 constexpr const char* kPutMark = "meta-ropeteam-put";
 
 std::string RandomMark() {

@@ -173,7 +173,7 @@ Result<bool> MultipartUpload::Resume(const UploadsReply::Upload& upload, Deadlin
     if (!marker.empty()) request.query.emplace_back("part-number-marker", marker);
     request.reply_bytes_max = kListBytesMax;
     const Outcome outcome = client_->Send(std::move(request), deadline);
-    if (outcome.status.code() == Code::kNotFound) return false;  // somebody has finished or aborted it
+    if (outcome.status.code() == Code::kNotFound) return false;  // another process has finished or aborted it
     if (!outcome.status.ok()) return outcome.status;
     const Result<PartsReply> parts = ParseParts(outcome.reply.body);
     if (!parts.ok()) {

@@ -54,7 +54,7 @@ std::string Decoded(const std::string& text, bool encoded) {
 }
 
 std::string Line(const std::string& text) {
-  constexpr size_t kBytesMax = 200;  // a sentence; a page of HTML helps nobody
+  constexpr size_t kBytesMax = 200;  // a sentence; a page of HTML is of no use
   std::string line;
   for (const char c : text.substr(0, kBytesMax))
     line.push_back(static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? ' ' : c);

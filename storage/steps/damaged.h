@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What is noted of a step in its folder, each a text file.
+// Notes about a step in its folder, each a text file.
 //
 // The mark of a step in which damage was found, with the reason. A step that is marked is passed over by every reader, now
 // and later; nothing of it is deleted.
 //
-// How often a step was restored without a newer commit, and whether it is quarantined: the daemons offer an older one. It
-// can be read, exported and verified as any other.
+// The note of how often a step was restored without a newer commit, and whether it is quarantined: then the daemons offer
+// an older one. A quarantined step can be read, exported and verified as any other.
 
 #ifndef ROPETEAM_STORAGE_STEPS_DAMAGED_H_
 #define ROPETEAM_STORAGE_STEPS_DAMAGED_H_

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Deletes a step. Its manifest goes first: from then on it is no step, so that what is half deleted is never offered. Then
-// its files, what is left of uploads, and the folder if nothing else lies in it.
+// Deletes a step. Its manifest is deleted first: from then on the folder is not a step, so a half-deleted step is never
+// offered. Then its files, parts of unfinished uploads, and the folder if it is empty.
 
 #ifndef ROPETEAM_STORAGE_STEPS_REMOVE_H_
 #define ROPETEAM_STORAGE_STEPS_REMOVE_H_
@@ -16,12 +16,14 @@
 
 namespace ropeteam::storage {
 
-// Blocks; each call of the sink has `call_timeout`; files go kStorageThreads at a time. `finished`: the folder has a manifest,
-// and what it names goes with it, and files with names that only Ropeteam gives. Otherwise it has none: the latter go, and
-// those named as a program's files are. Returns how many other files lie there; they stay.
+// Blocks; each call of the sink has `call_timeout`; kStorageThreads files are deleted in parallel. `finished`: the folder
+// has a manifest; its files are deleted, and files with names that only Ropeteam uses. Otherwise the folder has no
+// manifest: the latter are deleted, and files with names of a program's files. Returns how many other files are there;
+// they stay.
 //
-// May be called again after any error; once the manifest is gone the step is not finished. kCorrupt, kUnsupported, kNotFound: the
-// manifest is not a good one of this job and step; kAborted: there is one meanwhile. Nothing was deleted then.
+// May be called again after any error; once the manifest is gone, the step counts as unfinished. kCorrupt, kUnsupported,
+// kNotFound: the manifest is not a good one of this job and step; kAborted: a manifest was written meanwhile. Nothing was
+// deleted then.
 Result<uint64_t> RemoveStep(Sink* sink, const std::string& job, const StepName& name, bool finished,
                             std::chrono::seconds call_timeout);
 

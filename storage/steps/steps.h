@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Steps as they lie below a sink's URL: JOB/step-…-i…/ with files and a manifest. Finding jobs and steps, reading a
-// manifest, comparing it with the files that are there. Nothing here reads a file's data, writes or deletes.
+// The steps below a sink's URL: JOB/step-…-i…/ with files and a manifest. Finds jobs and steps, reads a
+// manifest, and compares it with the files that are there. Nothing here reads a file's data, writes or deletes.
 //
 // All calls block; each call of the sink has `call_timeout`, and what these calls return is the sink's status unless
 // said otherwise. They keep no state: any thread, many at a time. `job` must pass CheckFileName(); the sink refuses it
@@ -28,14 +28,14 @@ namespace ropeteam::storage {
 
 // Steps of one job. One every ten minutes for 19 years; a reader holds 24 MB of them.
 inline constexpr size_t kStepsListedMax = 1'000'000;
-// Files of one step: those of the largest world with 4 files a rank. Without a bound a damaged or hostile folder would
-// fill the reader's memory.
+// Files of one step: those of the largest job with 4 files for each rank. Without a bound a damaged or hostile folder
+// would fill the reader's memory.
 inline constexpr size_t kStepFilesListedMax = 4 * kStepRanksMax;
 // Folders within a step's folder, which a program's file names make.
 inline constexpr int kFolderDepthMax = 32;
 // A job's name may have slashes in it. Jobs whose names have more parts than this are found by name only.
 inline constexpr int kJobPartsMax = 4;
-// Folders that FindJobs() looks into. A URL with more of them holds something else.
+// Folders that FindJobs() looks into. A URL with more folders is not one of Ropeteam's.
 inline constexpr size_t kFoldersSearchedMax = 10'000;
 
 // "URL[@STEP]": a job's folder and one of its steps, for those who begin from another job's.

@@ -4,9 +4,9 @@
 // looked up, in /proc, among what a completion queue waits for.
 //
 // Two callers need it:
-// - tcp of libfabric 1.17 must not be closed while the answer to a read is arriving: it gives that read back
-//   twice, the second time without a context, which ofi_rxm follows to address 0. A connection that ends by
-//   itself is cleaned up well. So HangUp() shuts it down first.
+// - tcp of libfabric 1.17 must not be closed while the answer to a read is arriving: it completes that read
+//   twice, the second time without a context, which ofi_rxm dereferences as a null pointer. A connection that ends by
+//   itself is cleaned up correctly. So HangUp() shuts it down first.
 // - A fragment that is arriving when its peer is disconnected would go on arriving. Cut() discards what has
 //   not been read: the next read of the socket finds its end.
 

@@ -11,16 +11,15 @@
 //   kIdle        connected by name only, no endpoint yet                 first operation -> kConnecting
 //   kConnecting  reading the peer's hello (its instance number) over a   the hello names the right instance,
 //                new connection, then asking for the keys to its           and the keys are granted -> kUp
-//                memory (grants.h); operations wait; those that a        another instance, nobody listens, or
+//                memory (grants.h); operations wait; those that a        another instance, no listener, or
 //                broken connection cut short wait, too                     the deadline passes -> kGone
 //   kUp          fragments are posted                                    an operation fails -> kConnecting
 //   kGone        every operation completes with kPeerGone                Disconnect() -> kClosing
 //   kClosing     nothing is accepted; the device still holds buffers     the last fragment comes back
 //                (shared endpoint only)                                    -> (freed)
 //
-// So a failed operation gets its code only after a fresh look at the peer: kPeerGone when it is dead or
-// another instance, kLinkFailed (or kInvalidArgument where the provider says that the range was refused) when
-// it is well.
+// So a failed operation gets its code only after the peer was checked again: kPeerGone if it is dead or another
+// instance; kLinkFailed if it is alive (or kInvalidArgument if the provider says that the range was refused).
 
 #ifndef ROPETEAM_TRANSPORT_OFI_INTERNAL_H_
 #define ROPETEAM_TRANSPORT_OFI_INTERNAL_H_
@@ -240,8 +239,8 @@ class OfiTransport final : public front::Front<OfiTransport, Peer, Operation> {
   void FinishFragment(Fragment* fragment, Code code);
   void FailOperation(Peer* peer, Operation* operation, Code code);
 
-  // Over TCP nothing else tells for minutes that packets do not get through. With a shared endpoint the link
-  // to one peer cannot be broken alone.
+  // Over TCP no other signal comes for minutes if packets do not get through. With a shared endpoint the link
+  // to a single peer cannot be broken.
   bool watches_silence() const { return probes_ && !shared_; }
 
   // peers.cc

@@ -15,13 +15,12 @@
 // that all peers share, and with libfabric's native tcp, they are not either: libfabric may not make a
 // connection again after it was reset.
 //
-// What a peer may do to us: read and write the regions whose keys it was given (64 random bits each where the
-// provider lets us choose), and cut its own connection. A refused access cuts the connection that it came on,
-// on tcp: the initiator sees kLinkFailed for everything that was in flight to that peer, and goes on over a
-// new one.
+// A peer may read and write the regions whose keys it was given (64 random bits each if the provider lets us choose),
+// and break its own connection. On tcp a refused access breaks the connection that it came on: the initiator sees
+// kLinkFailed for everything that was in flight to that peer, and goes on over a new one.
 //
-// DeregisterRegion() refuses what arrives afterwards. On tcp a fragment that a peer is in the middle of
-// sending is still received to its end: keep the memory mapped, and out of use for as long as a peer's
+// After DeregisterRegion() further accesses are refused. On tcp a fragment that a peer is in the middle of
+// sending is still received to its end: keep the memory mapped, and do not reuse it, for as long as a peer's
 // fragment may take.
 //
 // Device memory (RegisterDmabuf()) goes with the provider "efa" and libfabric 1.20 or newer: see docs/efa.md.

@@ -27,7 +27,7 @@ constexpr TimeUs kAnswerRetryUs = 100;
 constexpr TimeUs kKnockAgainUs = 20'000;
 // The peer's kernel answers, its program does not make progress: it may be busy, so it gets a while.
 constexpr TimeUs kHelloDeadlineUs = 5'000'000;
-// Nothing answers at all. A peer that was well a moment ago must be given up within the 100 ms that
+// Nothing answers at all. A peer that was up a moment ago must be reported gone within the 100 ms that
 // transport.h promises; a first contact may have to wait for ARP and a lost SYN.
 constexpr TimeUs kSilenceAfterBreakUs = 80'000;
 constexpr TimeUs kSilenceAtFirstUs = 1'500'000;
@@ -55,7 +55,7 @@ IpAddress IpAddressOf(const EndpointAddress& remote) {
 
 }  // namespace
 
-// An address that cannot be decoded is nobody's.
+// An address that cannot be decoded belongs to no peer.
 void OfiTransport::SetPeers(const std::vector<std::string>& addresses) {
   std::unordered_set<uint64_t> instances;
   for (const std::string& bytes : addresses)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Asks a peer's kernel, by a bare TCP connection to the address the peer listens on, whether a process still
-// listens there. ofi_rxm (1.17) does not tell: it answers -FI_EAGAIN for ever where connections are refused,
+// listens there. ofi_rxm (1.17) does not report that: it returns -FI_EAGAIN for ever if connections are refused,
 // because it starts a new attempt at each call. The connection is kept and carries no bytes; the provider at
 // the other end drops it when it closes.
 
@@ -18,7 +18,7 @@ class PeerProbe {
   enum class Answer {
     kPending,  // nothing heard yet
     kAlive,    // the connection stands
-    kRefused,  // nobody listens, or the network says that there is no such host
+    kRefused,  // no process listens, or the network says that there is no such host
   };
 
   PeerProbe() = default;

@@ -200,7 +200,7 @@ Result<PeerId> OfiRails::Connect(const std::string& bytes) {
     peer->links.push_back({peer.get(), peer->links.size(), pair.local, *id, mbps});
   }
   if (!status.ok()) {
-    // Their completions find nobody and are dropped.
+    // Their completions find no peer and are dropped.
     for (const Link& link : peer->links) rails_[link.rail]->Disconnect(link.id);
     return status;
   }
@@ -357,7 +357,7 @@ void OfiRails::LoseLink(Link* link) {
   }
 }
 
-// Once every rail knows: the peer lives, or it does not.
+// Called once every rail knows whether the peer is alive.
 void OfiRails::Judge(Peer* peer) {
   bool lives = false;
   for (Link& link : peer->links) {

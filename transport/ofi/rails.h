@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Several endpoints as one transport: one for each network card of the host, as EFA wants it, or for each
-// address that was named. Each rail is an OfiTransport of its own; this class cuts operations into pieces and
-// gives each to the link that would be done first.
+// Several endpoints as one transport: one for each network card of the host, as EFA requires, or for each given
+// address. Each rail is an OfiTransport of its own; this class cuts operations into pieces and
+// gives each to the link that would finish it first.
 //
-// A rail that loses a peer is left out for that peer until it is connected to anew, and the others are made
-// to look whether it lives. When it does not, everything ends with kPeerGone. When it does, the gets that the
-// lost rail had outstanding are done again over the others, and so are those that the look has cost them. A
-// piece of a get that comes back with kLinkFailed from a rail whose link is re-established is done once more
-// where there is another: it was the connection's fault, or its own, and in that case it fails again. So
-// nothing is tried for ever, and each operation completes once: a piece is in one place.
+// A rail that loses a peer is left out for that peer until Connect() is called again, and the other rails check
+// whether the peer is alive. If it is not, all operations end with kPeerGone. If it is, the gets that the lost rail
+// had outstanding are repeated over the others, and so are gets that failed because of the check. A
+// piece of a get that fails with kLinkFailed on a rail whose link was re-established is repeated once over another
+// rail: if the piece itself is the cause, it fails again. So nothing is retried for ever, and each operation completes
+// once: a piece is at one rail only.
 //
-// A put that was at a rail ends with kLinkFailed. A provider fences departed peers at most
-// (TransportCapabilities::fences_peers), not this transport's own earlier tries. So the network may deliver
-// bytes of a first try long after a second one has completed, to a place that is in other use by then. Only
-// core can keep such a place out of use, and it does when it is told: its quarantine. transport/verbs redoes
-// puts too, because there the peer confirms that it has closed the connection.
+// A put that was at a rail ends with kLinkFailed. A provider can fence departed peers
+// (TransportCapabilities::fences_peers), but not this transport's own earlier attempts. So the network may deliver
+// bytes of a first attempt long after a second one has completed, to memory that was reused by then. Only core can
+// prevent the reuse, by its quarantine, and it does so because it is told of the failure. transport/verbs also repeats
+// puts, because there the peer confirms that it has closed the connection.
 
 #ifndef ROPETEAM_TRANSPORT_OFI_RAILS_H_
 #define ROPETEAM_TRANSPORT_OFI_RAILS_H_
@@ -78,7 +78,7 @@ struct Link {
   PeerId id = 0;        // of the peer, by the rail's count
   uint64_t mbps = 0;    // of the slower end
   uint32_t pieces = 0;  // at the rail
-  uint32_t looks = 0;   // how often the rail was made to look, at the cost of what it had outstanding
+  uint32_t looks = 0;   // how often the rail had to check the peer, which fails its outstanding operations
   bool down = false;    // the rail has lost the peer …
   bool told = false;    // … which has been logged
 };
@@ -91,10 +91,10 @@ struct Piece {
   uint64_t offset = 0;   // in the operation
   uint64_t length = 0;
   uint32_t looks = 0;      // the link's when it was posted
-  bool suspected = false;  // it has failed once while its link was well
+  bool suspected = false;  // it has failed once while its link was up
 };
 
-// kJudged: a rail has lost it, the others look whether it lives.
+// kJudged: a rail has lost it, and the others check whether it is alive.
 enum class State : uint8_t { kUp, kJudged, kGone, kClosing };
 
 struct Peer {

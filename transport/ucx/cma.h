@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// UCX's cross-memory attach: one system call writes from this process's memory to another one's of the same
-// host, and the other takes no part. UCP 1.13 has it and does not use it for puts and gets (newer ones do,
-// from 1.15 on), but carries them out through a shared queue that the target empties, at a third of the
-// speed, and cannot take them back from a target that hangs. So a peer that cma reaches is written to here,
-// by UCX's lower interface, and never over UCP.
+// UCX's cross-memory attach: one system call writes from this process's memory to that of another process of the same
+// host, which takes no part. UCP 1.13 has it but does not use it for puts and gets (UCP does from 1.15 on). It
+// uses a shared queue that the target empties, at a third of the speed, and cannot cancel operations if the target
+// hangs. So a peer that cma reaches is written to here, by UCX's lower interface, and never over UCP.
 //
 // Nothing checks a key: bytes land wherever the target has memory mapped, or the operation fails. All calls
 // [loop], but for Address().

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What two ucx transports hand each other through the control plane, in parcels (transport/parcel.h). The
+// The blobs (transport/parcel.h) that two ucx transports exchange through the control plane. The
 // format is private to this folder and may change with its version.
 
 #ifndef ROPETEAM_TRANSPORT_UCX_CODEC_H_
@@ -16,7 +16,7 @@
 namespace ropeteam::ucx {
 
 struct WorkerAddress {
-  uint64_t instance = 0;       // one life of one transport: random, never 0
+  uint64_t instance = 0;       // identifies one transport object: random, never 0
   ProcessIdentity process;     // where it lives
   uint64_t hello_address = 0;  // where the peer's hello (its instance number) can be read …
   std::string hello_key;       // … and with which packed key

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // UcxTransport, split by flow: worker.cc opens UCX and registers memory, peers.cc connects, verifies and
-// gives up peers, operations.cc accepts puts and gets and posts their fragments, progress.cc makes progress
+// disconnects peers, operations.cc accepts puts and gets and posts their fragments, progress.cc makes progress
 // and sleeps.
 //
-// A peer's life:
+// The states of a peer:
 //
 //   state        means                                                   leaves when
 //   kIdle        connected by name only, no endpoint                     first operation -> kConnecting
@@ -20,10 +20,10 @@
 //                the device when UCX has given them back
 //   kClosing     nothing is accepted; UCX still holds requests           the last came back -> (freed)
 //
-// In every state a dead process (liveness.h) leads to kGone. So a failed operation gets its code only after a
-// fresh look at the peer: kPeerGone when it is dead or another instance, kLinkFailed when it is well.
+// In every state a dead process (liveness.h) leads to kGone. So a failed operation gets its code only after the
+// peer was checked again: kPeerGone if it is dead or another instance, kLinkFailed if it is alive.
 //
-// A put completes in two steps: UCX lets go of the buffer (the fragment's request), and an endpoint flush
+// A put completes in two steps: UCX releases the buffer (the fragment's request), and an endpoint flush
 // that was started after its last fragment says that the bytes are in the target's memory. Flushes are
 // shared: while one is under way the puts that finish posting gather for the next.
 

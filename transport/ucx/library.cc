@@ -48,7 +48,7 @@ ucs_log_func_rc_t TakeMessage(const char* /*file*/, unsigned /*line*/, const cha
   vsnprintf(text, sizeof text, format, arguments);
   // A setting for transports that are not here, such as the retries of cards on a machine without.
   const bool unused = std::string_view(text).starts_with("invalid configuration");
-  // A peer that died or gave up its memory; what becomes of it is found out by checking it.
+  // A peer that died or deregistered its memory; checking the peer tells which.
   const bool refused = std::string_view(text).starts_with("process_vm_");
   ROPETEAM_LOG(unused || refused || opening ? LogLevel::kDebug : LevelOf(level), "ucx: %s", text);
   return UCS_LOG_FUNC_RC_STOP;

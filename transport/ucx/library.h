@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// UCX as a library that behaves: its messages go to our log, its signal handlers are taken back, its settings
-// come from UcxConfig and, where that says nothing, from the environment.
+// Sets UCX up as a library: its messages go to our log, its signal handlers are removed, its settings
+// come from UcxConfig or, if that has none, from the environment.
 
 #ifndef ROPETEAM_TRANSPORT_UCX_LIBRARY_H_
 #define ROPETEAM_TRANSPORT_UCX_LIBRARY_H_

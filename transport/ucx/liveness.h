@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Whether a transport of this host lives. UCX's shared memory notices a peer's death only by its keepalive,
-// seconds later, so a peer on the same host is watched by its process: a pidfd becomes readable when it ends.
-// A peer in this very process is looked up by its instance number. Peers on other hosts are left to UCX.
+// Tells whether a transport on this host is alive. UCX's shared memory notices a peer's death only by its keepalive,
+// seconds later. So the process of a peer on the same host is watched: a pidfd becomes readable when it ends.
+// A peer in this process is looked up by its instance number. UCX watches peers on other hosts.
 
 #ifndef ROPETEAM_TRANSPORT_UCX_LIVENESS_H_
 #define ROPETEAM_TRANSPORT_UCX_LIVENESS_H_
@@ -11,7 +11,7 @@
 
 namespace ropeteam::ucx {
 
-// A process, over all hosts and for ever.
+// Identifies a process, unique over all hosts and all time.
 struct ProcessIdentity {
   uint64_t host = 0;  // of the boot and the process-id namespace; 0: unknown, and then equal to no other
   // When the process started, in clock ticks after boot: tells a process id's users apart
@@ -35,9 +35,9 @@ class PeerWatch {
 
   void Start(const ProcessIdentity& peer, uint64_t instance);
   void Stop();
-  // True: it is surely dead. False: it lives, or nothing is known of it.
+  // True: it is certainly dead. False: it is alive, or its state is unknown.
   bool Dead();
-  // Known to be watched: a living peer is really alive.
+  // Whether it is watched, so that !Dead() means that it is alive.
   bool watching() const { return inside_ || fd_ >= 0; }
   // Readable when the peer is dead; -1: look at intervals, with Dead().
   int fd() const { return fd_; }

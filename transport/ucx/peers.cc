@@ -12,7 +12,7 @@ namespace {
 
 // A hello that failed is tried again after this long, three times as long after each …
 constexpr TimeUs kHelloRetryUs = 1'000;
-// … and after this many there is nobody: 1 + 3 + 9 + 27 ms.
+// … and after this many tries the peer is gone: 1 + 3 + 9 + 27 ms.
 constexpr uint32_t kHelloTriesMax = 5;
 // A peer that does not answer: it may be busy, or its host may be gone. One that was well a moment ago gets
 // less.

@@ -165,7 +165,7 @@ void UcxTransport::DescribeSelf() {
   if (networks.empty()) capabilities_.devices = "memory";
   capabilities_.name = "ucx";
   capabilities_.address = capabilities_.devices;
-  capabilities_.fences_peers = false;  // a peer that was given up may connect again while it has the key
+  capabilities_.fences_peers = false;  // a disconnected peer may connect again while it has the key
   capabilities_.operation_bytes = kOperationBytes;
   description_ = "ucx " + Version() + " over " + resources;
 }

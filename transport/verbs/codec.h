@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The bytes that two verbs transports hand each other: through the control plane a transport's address and a
-// region's key, in datagrams the messages that make and unmake connections. Each kind begins with its magic
-// number and the version and ends with a checksum over all before it, so that bytes from elsewhere are
-// refused in words. Little-endian; the formats are private to this folder and change with kVersion.
-// docs/verbs.md tells the story.
+// The bytes that two verbs transports exchange: a transport's address and a region's key through the control plane, and
+// the messages that make and close connections as datagrams. Each kind begins with its magic
+// number and the version and ends with a checksum over all bytes before it, so that foreign bytes are
+// refused with a message. Little-endian; the formats are private to this folder and change with kVersion.
+// docs/verbs.md describes the protocol.
 
 #ifndef ROPETEAM_TRANSPORT_VERBS_CODEC_H_
 #define ROPETEAM_TRANSPORT_VERBS_CODEC_H_
@@ -60,15 +60,15 @@ struct RegionKey {
 enum class MessageKind : uint8_t {
   kRequest = 1,  // make a queue pair for this connection
   kAccept = 2,   // it is there
-  kRefuse = 3,   // it is not, or not any more
+  kRefuse = 3,   // it is not, or no longer
   kClose = 4,    // destroy it
-  kClosed = 5,   // nothing of this connection reaches my memory any more
+  kClosed = 5,   // this connection no longer reaches my memory
 };
 
 enum class Refusal : uint8_t {
   kNone = 0,
-  kOtherInstance = 1,  // the instance asked for does not live here
-  kFenced = 2,         // this node has given the asking instance up
+  kOtherInstance = 1,  // the requested instance is not here
+  kFenced = 2,         // this node has disconnected the requesting instance
   kLeaving = 3,        // the transport is being destroyed
   kFull = 4,           // kInboundMax
   kNoRail = 5,         // the rail asked for is not here, or is down

@@ -41,7 +41,7 @@ std::shared_ptr<ibv_ah> VerbsTransport::PathFor(Rail* rail, const PortAddress& t
   return made;
 }
 
-// What cannot be sent is as good as lost; whoever needs an answer asks again.
+// A datagram that cannot be sent counts as lost; the peer that needs an answer asks again.
 void VerbsTransport::Send(Rail* rail, const RailAddress& to, uint32_t key, Message message) {
   if (rail->dead) return;
   const std::shared_ptr<ibv_ah> path = PathFor(rail, to.port);
@@ -94,7 +94,7 @@ void VerbsTransport::OnMessage(Rail* rail, std::string_view bytes) {
     return;
   }
   if (message.receiver != instance_) {
-    // Only a request asks who lives here; all else of another instance's is stale.
+    // Only a request may be for another instance; every other datagram for one is stale.
     if (message.kind == MessageKind::kRequest) SendRefuse(rail, message, Refusal::kOtherInstance);
     return;
   }
@@ -177,7 +177,7 @@ void VerbsTransport::DestroyInbound(uint64_t connection, uint64_t instance) {
   inbound_.erase(found);
 }
 
-// An address that cannot be decoded is nobody's.
+// An address that cannot be decoded belongs to no peer.
 void VerbsTransport::SetPeers(const std::vector<std::string>& addresses) {
   admitted_.emplace();
   for (const std::string& bytes : addresses)

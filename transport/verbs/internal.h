@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // VerbsTransport, split by flow: open.cc opens the devices, regions.cc registers memory, operations.cc
-// accepts puts and gets and posts their pieces, links.cc makes connections and judges broken ones, inbound.cc
-// answers the peers' side of that, progress.cc reads completions and sleeps.
+// accepts puts and gets and posts their pieces, links.cc makes connections and handles broken ones, inbound.cc
+// answers the peers' requests for connections, progress.cc reads completions and sleeps.
 //
 // A connection has an initiator, which posts, and a responder, whose queue pair only serves. Two nodes that
 // write to each other have one each way. A peer has a link for each pair of rails:
@@ -10,12 +10,12 @@
 //   link         means                                               leaves when
 //   kIdle        nothing was asked of it                             the peer's first operation
 //                                                                      -> kConnecting
-//   kConnecting  a request is sent until it is answered; what the    accepted -> kUp
-//                last connection left undone is held                 its time is over, or no such rail
+//   kConnecting  a request is sent until it is answered; pieces      accepted -> kUp
+//                left by the last connection are held                its time is over, or no such rail
 //                                                                      there -> kDown
 //   kUp          pieces are posted                                   a piece fails, the port goes down,
 //                                                                      nothing completes -> kDraining
-//   kDraining    the device is handing the pieces back               it has, or its time is over
+//   kDraining    the device is returning the pieces                  it has, or its time is over
 //                                                                      -> kConnecting
 //   kDown        its rail is left out                                the time to try again -> kConnecting
 //
@@ -28,10 +28,10 @@
 //   kGone        every operation completes with kPeerGone            Disconnect() -> kClosing
 //   kClosing     links drain                                         all have -> (freed)
 //
-// What a broken connection left undone is redone, on this rail or another, only after the peer has said that
-// the old responder is destroyed (kAccept of a request that supersedes it, or kClosed): until then the
-// network may still deliver the old bytes. The one operation whose piece broke it fails, when no other rail
-// can take that piece. So every break costs an operation and nothing is tried for ever.
+// Pieces that a broken connection left undone are posted again, on this rail or another, only after the peer has
+// confirmed that the old responder is destroyed (kAccept of a request that supersedes it, or kClosed): until then the
+// network may still deliver the old bytes. If no other rail can take the piece that broke the connection, its
+// operation fails. So every break fails an operation, and nothing is retried for ever.
 
 #ifndef ROPETEAM_TRANSPORT_VERBS_INTERNAL_H_
 #define ROPETEAM_TRANSPORT_VERBS_INTERNAL_H_
@@ -66,10 +66,10 @@ using front::RandomNumber;
 inline constexpr uint64_t kOperationBytes = 1 << 20;
 // Pieces outstanding on one link, which is its send queue's depth.
 inline constexpr uint32_t kLinkPieces = 128;
-// And their bytes: many times what the fastest link has on its way, and little enough that a rail that turns
-// slow holds only this much back.
+// And their bytes: many times what the fastest link has under way, and few enough that a rail that becomes
+// slow delays only this much.
 inline constexpr uint64_t kLinkBytes = 32 << 20;
-// A peer's turn: pieces posted in one call, the last of them signalled.
+// Pieces posted for a peer in one call (a batch); only the last of them is signalled.
 inline constexpr uint32_t kTurnPieces = 16;
 inline constexpr uint64_t kTurnBytes = kOperationBytes;
 static_assert(kLinkPieces >= 2 * kTurnPieces && kLinkBytes >= 2 * kTurnBytes);
@@ -82,24 +82,24 @@ inline constexpr uint32_t kRailPieces = 8192;
 // Of which these many are kept for the empty writes that look after peers.
 inline constexpr uint32_t kRailProbes = 64;
 static_assert(kRailPieces > 2 * kRailProbes);
-// How long a link may take to be made while nothing speaks against its peer, whose program may be busy …
+// How long a link may take to be made while nothing suggests that its peer is dead: its program may be busy …
 inline constexpr TimeUs kTimeoutAliveUs = 3'000'000;
 // … and after the device has found the peer silent for all its retries, at least.
 inline constexpr TimeUs kTimeoutSilentMinUs = 300'000;
 // What those retries take at least: see kTimeout and kRetries in links.cc.
 inline constexpr TimeUs kDeviceSilenceUs = 470'000;
 // A link is broken when the device has completed none of its pieces for so long, although it has reported no failure.
-// Devices are to report one after their retries; Linux 6.1's Soft-RoCE sometimes stops doing either when its interface
+// Devices should report a failure after their retries; Linux 6.1's Soft-RoCE sometimes does neither when its interface
 // goes down (docs/verbs.md).
 inline constexpr TimeUs kStuckUs = 5'000'000;
 inline constexpr TimeUs kStuckLookUs = 1'000'000;
-// Reads outstanding on one connection; what the cards of the last ten years do.
+// Reads outstanding on one connection; cards of the last ten years support so many.
 inline constexpr uint8_t kReads = 16;
 // Peers that this transport connects to, and connections that others have to it. A node connects to those that it
 // writes to or reads from, which are few; cards have 128 Ki queue pairs and more.
 inline constexpr size_t kPeersMax = 16 * 1024;
 inline constexpr size_t kInboundMax = 64 * 1024;
-// Instances given up and not connected to again, whose requests are refused; the oldest is forgotten first.
+// Instances that were disconnected and not connected to again: their requests are refused. The oldest is forgotten first.
 inline constexpr size_t kFencedMax = 16 * 1024;
 static_assert(kPeersMax >= kNodesMax && kFencedMax >= kNodesMax);
 
@@ -121,7 +121,7 @@ struct Rail {
   std::map<std::pair<uint64_t, uint64_t>, std::shared_ptr<ibv_ah>>
       paths;            // by GID; InfiniBand's LID goes with it
   bool up = true;       // the port; while it is down nothing new is begun on it
-  bool dead = false;    // the device: it hands nothing back any more, queue pairs are destroyed at once
+  bool dead = false;    // the device: it returns no pieces any more, queue pairs are destroyed at once
   uint32_t pieces = 0;  // outstanding, of all links
   uint64_t bytes = 0;
 };
@@ -169,7 +169,7 @@ struct Link {
   uint64_t bytes = 0;
   uint32_t oldest = 0;       // piece's number when BreakStuckLinks() last looked, …
   TimeUs oldest_since = 0;   // … and since when it has been the oldest
-  List<Piece> held;          // handed back, waiting for the word on `superseded`
+  List<Piece> held;          // returned by the device, waiting for the confirmation of `superseded`
   bool timed = false;        // in timed_
   TimeUs timeout = 0;        // of the next connecting
   TimeUs deadline = 0;       // kConnecting, kDraining: when the timeout ends; kDown: when to try again

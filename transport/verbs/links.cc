@@ -117,7 +117,7 @@ Result<PeerId> VerbsTransport::Connect(const std::string& bytes) {
                  remote.rails[0].port.ethernet != 0 ? "Ethernet" : "InfiniBand",
                  rails_[0]->port.fabric.c_str(), capabilities_.devices.c_str());
   peer->text = AddressText(remote.rails[0].port);
-  // Who is connected to may connect: a node that was given up and is spoken to again has been forgiven.
+  // A peer that this node connects to may connect back: this ends the fence of a node that was disconnected before.
   std::erase(fenced_, remote.instance);
   return AddPeer(std::move(peer));
 }

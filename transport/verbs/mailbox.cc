@@ -62,7 +62,7 @@ int Mailbox::Start() {
   return 0;
 }
 
-// A datagram that the device could not send, as while a cable is cut, stops the queue pair. It is begun anew
+// A datagram that the device could not send, as while a cable is cut, stops the queue pair. It is started again
 // with the same number, which peers know; what was under way is lost as datagrams are.
 void Mailbox::Restart() {
   ibv_qp_attr attributes{};

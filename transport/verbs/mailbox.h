@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A datagram queue pair with its buffers: how transports talk before they are connected. Datagrams may be
-// lost, come twice or out of order; who sends one repeats it. Loop thread only.
+// A datagram queue pair with its buffers, for the messages of transports before they are connected. Datagrams may be
+// lost, duplicated or reordered; the sender repeats them. Loop thread only.
 
 #ifndef ROPETEAM_TRANSPORT_VERBS_MAILBOX_H_
 #define ROPETEAM_TRANSPORT_VERBS_MAILBOX_H_
@@ -22,7 +22,7 @@ class Mailbox {
   static constexpr uint32_t kReceives = 256;
   static constexpr uint32_t kSends = 64;
 
-  // What is given must outlive the mailbox. `key`: see TransportAddress.
+  // The arguments must outlive the mailbox. `key`: see TransportAddress.
   Status Open(ibv_pd* domain, ibv_comp_channel* channel, const Port& port, uint32_t key);
 
   uint32_t queue_pair() const { return queue_pair_->qp_num; }
@@ -31,7 +31,7 @@ class Mailbox {
   // Sends at most kMessageBytesMax. False when kSends are on their way or the device refuses: as good as
   // lost.
   bool Send(const std::shared_ptr<ibv_ah>& to, uint32_t queue_pair, uint32_t key, std::string_view bytes);
-  // Calls on_message(std::string_view) for what has come, at most `datagrams_max`. Returns how many
+  // Calls on_message(std::string_view) for each received datagram, at most `datagrams_max`. Returns how many
   // completions there were, also of sends.
   template <typename F>
   size_t Receive(size_t datagrams_max, F on_message) {
