@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // AdminClient is the command line's way to ask a daemon about itself, its cluster and its data. It is no
-// rank: it joins no life of the world, maps no memory and saves nothing.
+// rank: it joins no incarnation, maps no memory and saves nothing.
 //
 // Safe from any thread.
 
@@ -25,10 +25,10 @@ class AdminClient {
   // another protocol version, or no ropeteamd. kDeadlineExceeded: no answer within `timeout_ms` and a second.
   static Result<std::unique_ptr<AdminClient>> Connect(const std::string& socket, int64_t timeout_ms);
 
-  // The answer's JSON text. Waits at most request.timeout_ms and a second. After kUnavailable: connect anew.
+  // The answer's JSON text. Waits at most request.timeout_ms and a second. After kUnavailable: connect again.
   Result<std::string> Request(const local::Admin& request);
 
-  // What one node has noted. kNotFound: it is not in the view. kDeadlineExceeded: it did not answer.
+  // The events that one node has recorded. kNotFound: it is not in the view. kDeadlineExceeded: it did not answer.
   Result<local::TraceReply> Trace(const local::Trace& request);
 
   // The daemon looks for its coordinator there. kAlreadyExists: its present one answers, and `force` is not set.
@@ -37,7 +37,7 @@ class AdminClient {
   // The step is not offered by latest any more, or, if `undo`, is again. kNotFound: there is no such step.
   Status Quarantine(const local::Quarantine& request);
 
-  // Has the node leave the job, and waits until it does: the answer's JSON text says what was saved. Waits at most `timeout_ms`.
+  // Drains the node, and waits until it leaves: the answer's JSON text says what was saved. Waits at most `timeout_ms`.
   Result<std::string> Drain(const local::Drain& request, int64_t timeout_ms);
 
   // What the daemon said of itself; `incarnation` is 0.

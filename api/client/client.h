@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Client is what a ropeteam_t stands for: one rank's tie to its node's daemon, across the daemon's lives. It
+// The Client behind a ropeteam_t: one rank's connection to its node's daemon, also after the daemon was restarted. It
 // holds the current Link and makes the next when that one has ended.
 //
-// Safe from any thread. Shared: saves and views hold it too, so that closing handles in any order is
-// harmless.
+// Safe from any thread. Shared: saves and views hold it too, so that handles may be closed in any order.
 
 #ifndef ROPETEAM_API_CLIENT_CLIENT_H_
 #define ROPETEAM_API_CLIENT_CLIENT_H_
@@ -73,7 +72,7 @@ class Client {
   enum class Retry { kNo, kYes };
 
   static Result<std::shared_ptr<Client>> Open(OpenOptions options);
-  // Ends the connection: what is not committed is aborted and views are closed, by the daemon. Saves and
+  // Ends the connection: the daemon aborts saves that are not committed and closes views. Saves and
   // views of this client stay valid objects whose calls fail.
   void Close();
 

@@ -26,9 +26,9 @@ struct OpenOptions {
 Result<std::string> SocketFromEnvironment();
 // RANK or WORLD_SIZE, by `name`. kInvalidArgument: not set, or no number below 2^32; the value is named.
 Result<uint32_t> NumberFromEnvironment(const char* name);
-// ROPETEAM_LIFE; else Slurm's job, step and restart numbers as "slurm.JOB.STEP.RESTART"; else empty. Slurm's
-// are left alone under torchrun: it starts the world anew within one step of Slurm's, so they do not tell its
-// lives apart.
+// The incarnation's token: ROPETEAM_LIFE; else Slurm's job, step and restart numbers as "slurm.JOB.STEP.RESTART"; else
+// empty. Slurm's numbers are not used under torchrun: it restarts its workers within one step of Slurm's, so the numbers
+// do not distinguish the incarnations.
 std::string LifeFromEnvironment();
 // With how many threads a put is copied. ROPETEAM_COPY_THREADS, 1 to kCopyThreadsMax; without it 4, but not more
 // than this rank's part of the processors: those that the process may run on, divided by LOCAL_WORLD_SIZE, which

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A Link is one life of the tie between a rank and a daemon: the connection, what the daemon said of itself,
-// and its arena. It ends with the daemon, and a new one is made; saves and views keep the one they began
-// with, so that nothing is ever written on the strength of a grant into the arena of another daemon.
+// A Link is one connection between a rank and a daemon, with the facts that the daemon sent about itself, and its arena.
+// It ends with the daemon, and a new one is made. Saves and views keep the Link that they began with, so that a grant of
+// one daemon is never used to write into the arena of another.
 
 #ifndef ROPETEAM_API_CLIENT_LINK_H_
 #define ROPETEAM_API_CLIENT_LINK_H_

@@ -117,12 +117,12 @@ struct Hello {
   ClientKind kind = ClientKind::kRank;
   uint32_t rank = 0;
   uint32_t world_size = 0;
-  // Random, one a handle: a library that comes back after the daemon died is known again by it.
+  // Random, one for each handle: by it a restarted daemon recognises a library that reconnects.
   uint64_t token = 0;
-  std::string life;         // ropeteam_open_options_t.life; empty when the launcher gives none
+  std::string life;         // the incarnation's token, ropeteam_open_options_t.life; empty when the launcher gives none
   uint64_t timeout_ms = 0;  // how long the daemon may try to have the rank admitted
-  // What an earlier HelloReply to this handle said, 0 at first: a handle that comes back after its world has
-  // gone on is refused (kStale) instead of being taken for the beginning of another life.
+  // The incarnation of an earlier HelloReply to this handle, 0 at first. A handle that reconnects after its incarnation
+  // has ended is refused (kStale) instead of beginning another one.
   Incarnation incarnation = 0;
   auto Fields() { return std::tie(version, kind, rank, world_size, token, life, timeout_ms, incarnation); }
 };
@@ -322,7 +322,7 @@ struct Admin {
   uint64_t timeout_ms = 0;
   auto Fields() { return std::tie(command, has_step, step, timeout_ms); }
 };
-// The node is to leave the job: what it holds is copied to others first. kNode tells how far that is.
+// Drains the node: its shards are copied to other nodes, then it leaves the job. kNode reports the progress.
 struct Drain {
   uint64_t within_ms = 0;  // it leaves then at the latest; 0: as the daemon was told (--notice-seconds)
   auto Fields() { return std::tie(within_ms); }
@@ -332,7 +332,7 @@ struct AdminReply {
   auto Fields() { return std::tie(json); }
 };
 
-// What a member of the view has noted of a step, and its clock beside this daemon's.
+// The events that a member of the view has recorded for a step, and its clock compared with this daemon's.
 struct Trace {
   NodeId node = kNoNode;
   bool events = false;  // false: the clock alone

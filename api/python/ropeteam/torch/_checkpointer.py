@@ -214,7 +214,7 @@ class Checkpointer:
             0,
             0,
             "",
-        )  # what failed, and the life of the world that saved the shard
+        )  # what failed, and the incarnation that saved the shard
         try:
             options: dict[str, Any] = {"step": step, "rng": self._rng, "timeout": self._timeout}
             loaded = load_state(self._client, self._model, self._optimizer, **options)
@@ -234,7 +234,7 @@ class Checkpointer:
             if code != 0:
                 return error_for(code, f"rank {rank}: {text}" if len(outcomes) > 1 else text)
         if len({incarnation for _, incarnation, _ in outcomes}) > 1:
-            return Corrupt(f"the ranks' shards of step {step} are of different lives of the world")
+            return Corrupt(f"the ranks' shards of step {step} are of different incarnations")
         return None
 
     def _restore(self, saved: Mapping[str, Any]) -> None:

@@ -38,9 +38,8 @@ def open_distributed(
 ) -> Client:
     """Opens a Client as this process's rank of an initialised process group.
 
-    Rank 0 makes the token that tells this life of the world from every other, and the group broadcasts it: a
-    process of an older life that is still running is refused from then on, also when it saves the same
-    steps. This broadcast is a collective; every rank of the group must call. Errors:
+    Rank 0 makes the token of this incarnation, and the group broadcasts it: a process of an older incarnation
+    that is still running is refused from then on, also when it saves the same steps. This broadcast is a collective; every rank of the group must call. Errors:
     see Client.
     """
     if not dist.is_initialized():
