@@ -45,7 +45,7 @@ void Agent::AskOthersFirst(uint32_t rounds) {
 size_t Agent::Learn(const std::string& address) {
   for (size_t i = 0; i < addresses_.size(); ++i)
     if (addresses_[i].address == address) return i;
-  // The oldest that it was told of makes room.
+  // The oldest address that it was told makes room.
   const auto told =
       std::count_if(addresses_.begin(), addresses_.end(), [](const Known& k) { return k.told; });
   if (static_cast<size_t>(told) >= kCoordinatorsMax)
@@ -74,7 +74,7 @@ Agent::Outputs Agent::Relocate(TimeUs now, const Place& place, bool move) {
   const size_t index = Learn(place.address);
   if (phase_ == Phase::kRegistered && !(elsewhere && (move || newer))) return Take();
   if (phase_ == Phase::kConnecting && open_ && !elsewhere) return Take();
-  // A whole view may say it at once, and be wrong.
+  // A whole view may report it at once, and may be wrong.
   if (phase_ == Phase::kConnecting && !move && !newer && now < opened_at_ + kReconnectPauseMinUs)
     return Take();
   if (elsewhere && rounds_ == 0) AskOthersFirst(static_cast<uint32_t>(own_) + 1);  // it leaves its own

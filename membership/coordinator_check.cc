@@ -132,7 +132,7 @@ void Coordinator::TakeNamedSettings(const Registration& registration) {
   });
   take(registration.named.restore_from, &named.restore_from,
        [&] { settings.restore_from = from.restore_from; });
-  // One that is refused for one of them decides about none.
+  // A registration that is refused for one setting decides no other.
   if (named == named_ || !CheckSettings(registration.member.name, from, registration.named, settings).ok())
     return;
   settings_ = settings;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The coordinator's hold: from its start to its first view. What it must get right is its own return after a
-// crash. Its own node's daemon, which crashed with it, registers first and has seen nothing; the others come
-// within their reconnect pause. A view given out between the two would show each a world without the other.
+// The coordinator's hold: from its start to its first view. It is needed for the coordinator's return after a
+// crash. Its own node's daemon, which crashed with it, registers first and has seen no view; the others come
+// within their reconnect pause. A view given out between the two would miss one side.
 //
-// When they come later than that, the coordinator has given out a view of its own node alone. May it take the members
-// of the earlier view back as the same instances? An instance must stay out once some process that knew it was given a
+// When they come later than that, the coordinator has given out a view of its own node alone. May it accept the members
+// of the earlier view as the same instances? An instance must stay out once some process that knew it was given a
 // view without it: that process has fenced it, and may have reused the memory that it was writing to. So:
 //
 //   * The reported views tell which nodes knew each other. If an instance is in none of them, no node that was given a
@@ -19,7 +19,7 @@
 //     it reports a view of this coordinator, and is no longer a member, it was removed here.
 //   * Of two instances of a name, the one that has seen no view of itself is the newer. The other one stays out.
 //
-// Instances that are taken back join as the youngest members, if there are others: the leader of the present view
+// Instances that are accepted again join as the youngest members, if there are others: the leader of the present view
 // stays. This coordinator grants them no lease before they have seen its view, and a predecessor's lease has run out or
 // is covered by settle_us. So no leader of the earlier view acts any more.
 #include <algorithm>
@@ -143,7 +143,7 @@ void Coordinator::ContinueNewest() {
 }
 
 void Coordinator::ResolveNames() {
-  // One name has one living daemon, so of two instances one is a zombie. An instance that was never in a view
+  // A name has only one live daemon, so of two instances one is left over. An instance that was never in a view
   // is newer than one that was; among equals the one that registered last is.
   std::vector<const Record*> successors;
   for (const auto& [id, record] : records_) {

@@ -90,7 +90,7 @@ std::vector<ChunkCheck> ListChunks(const Store& store) {
   return checks;
 }
 
-// Promise 4 begins here: nothing that was kept over a restart is believed unread.
+// For promise 4 every chunk that was kept over a restart is read and checked.
 void VerifyStore(Store* store) {
   const TimeUs begin = EventLoop::Now();
   const std::vector<ChunkCheck> checks = ListChunks(*store);
@@ -121,8 +121,7 @@ Result<std::unique_ptr<ArenaFile>> ArenaFile::Open(const ArenaFileConfig& config
   Status status = file->Size();
   if (status.ok()) status = file->Map();
   if (status.ok()) status = file->Populate();
-  // A file that never became an arena is not left behind to be wondered at, and gives back what memory it
-  // got.
+  // A file that never became an arena is removed, and its memory freed.
   if (!status.ok() && file->fresh_) (void)unlink(file->path_.c_str());
   if (!status.ok()) return status;
   return file;
@@ -135,7 +134,7 @@ ArenaFile::~ArenaFile() {
 
 Status ArenaFile::Lock() {
   for (;;) {
-    // O_NOFOLLOW: /dev/shm is everybody's, and a link planted there must not lead the arena elsewhere.
+    // O_NOFOLLOW: every user can write to /dev/shm, and a symbolic link there must not redirect the arena.
     fd_.reset(open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
     if (!fd_.valid()) return ErrnoError(errno, "open arena %s", path_.c_str());
     struct stat info {};
@@ -154,7 +153,7 @@ Status ArenaFile::Lock() {
       return Error(Code::kAlreadyExists, "arena %s is in use by another daemon, %s", path_.c_str(),
                    who.c_str());
     }
-    // Whoever had the lock may have removed the file meanwhile: then this is a lock on a file without a name.
+    // The former holder of the lock may have removed the file meanwhile: then this is a lock on a file without a name.
     struct stat named {};
     if (stat(path_.c_str(), &named) == 0 && named.st_ino == info.st_ino && named.st_dev == info.st_dev) break;
   }

@@ -14,7 +14,7 @@
 namespace ropeteam {
 namespace {
 
-// Whoever connects and has not shown a certificate and spoken HTTP/2 within this is cut off.
+// A connection without a certificate and HTTP/2 within this time is closed.
 constexpr int kHandshakeMaxMs = 5'000;
 // A peer has one stream on a connection; one more for its successor.
 constexpr int kStreamsPerConnectionMax = 2;

@@ -36,12 +36,12 @@ namespace {
 static_assert(EngineConfig{}.quarantine_us >= kQuarantineMsMin * TimeUs{1000},
               "a departed node's lease must have run out before what it may write to is reused");
 
-// What the handler may touch: it runs on any thread, between any two instructions.
+// The state that the signal handler may access: it runs on any thread, between any two instructions.
 std::atomic<int> g_signal_fd{-1};        // -1: not ready yet, a signal ends the process
 std::atomic<int64_t> g_signalled_at{0};  // nanoseconds of the monotonic clock; 0: not yet
 std::atomic<int> g_signal{0};            // the first one
-// Launchers signal the process and then its group, or a parent passes on what its child got as well: that is
-// one wish to stop, not impatience.
+// Launchers signal the process and then its group, or a parent passes on a signal that its child also got. Signals within
+// this time count as one.
 constexpr int64_t kSameSignalNs = 1'000'000'000;
 // In units of --dead-after-ms: nodes of a job start that far apart without anything being wrong.
 constexpr TimeUs kTroubleNotedDeaths = 5;
@@ -90,7 +90,7 @@ void RaiseDescriptorLimit() {
   (void)setrlimit(RLIMIT_NOFILE, &limit);  // refused: fewer sessions, each refusal logged
 }
 
-// Binds a socket to the port, or to a free one for 0, and lets go of it again. Returns the port. Another
+// Binds a socket to the port, or to a free one for 0, and closes it again. Returns the port. Another
 // process may take it before it is used: then listening says so.
 Result<uint16_t> TryPort(const std::string& address, uint16_t port) {
   sockaddr_storage storage{};
@@ -143,7 +143,7 @@ Status Daemon::Run() {
     if (end_.ok()) loop_.Run();
   }
   notices_.reset();
-  // The lease goes back with the leave message: nothing may be started under it after that.
+  // The leave message returns the lease: nothing may be started under it after that.
   if (node_ != nullptr) node_->OnLease(0);
   if (membership_ != nullptr) membership_->Stop();
   EndNode();
@@ -189,7 +189,7 @@ Status Daemon::Start() {
   if (options_.ordinal >= options_.nodes && options_.named.nodes)
     LOG_WARNING("ordinal %u of a job of %u nodes: right for a spare, else --nodes or --ordinal is wrong",
                 options_.ordinal, options_.nodes);
-  // What can be refused at once is refused before minutes go into faulting memory in.
+  // Refuse early what can be checked now: faulting memory in takes minutes.
   if (!options_.storage.empty()) {
     const Result<std::unique_ptr<storage::Sink>> sink = storage::OpenSink(options_.storage);
     if (!sink.ok()) return sink.status();
@@ -311,7 +311,7 @@ Status Daemon::NewNode() {
                                                 options_.etcd.has_value());
   node_->UseDrain([this](TimeUs within_us) { BeginDrain(within_us, "ropeteam drain"); },
                   [this](const DrainReport&) { OnDrained(node_->EndDrain()); });
-  // Declared dead in the middle of a drain: what is held here is to be copied all the same.
+  // Declared dead in the middle of a drain: the shards that are held here must still be copied.
   if (drain_until_ != EventLoop::kNever) node_->Drain(drain_until_);
   node_->UseWatch(watch_.get(), [this](const std::string& coordinator, bool now) {
     membership_->Relocate({coordinator}, now);

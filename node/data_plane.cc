@@ -292,7 +292,7 @@ bool DataPlane::LeaseHolds() const {
   return until == UINT64_MAX || transport_->capabilities().fences_peers || EventLoop::Now() < until;
 }
 
-// What the transport has queued must not leave after the lease has run out.
+// Puts in the transport's queue must not leave after the lease has expired.
 void DataPlane::GiveUpPuts() {
   if (puts_ == 0 || LeaseHolds()) return;
   for (auto& [node, peer] : peers_) {

@@ -21,7 +21,7 @@ LocalServer::LocalServer(EventLoop* loop, Config config, Drive drive, ObjectList
 LocalServer::~LocalServer() {
   if (!listener_.valid()) return;
   loop_->Remove(listener_.get());
-  // Gone already, or never to be found again by the next daemon as alive: both are fine.
+  // The next daemon replaces a stale socket, so it does not matter whether this fails.
   (void)unlink(config_.socket_path.c_str());
 }
 

@@ -52,7 +52,7 @@ std::string Missing(const View& view, const std::unordered_set<NodeId>& known, c
   return names;
 }
 
-// Whom the data ports let reach the arena.
+// The access control of the data ports, as text.
 std::string DataSecurity(const TransportCapabilities& has) {
   if (has.admits_peers) return "members only";
   return has.name == "ucx" && !has.rdma ? "OPEN (ucx)" : "one key for all peers";
@@ -121,7 +121,7 @@ Node::~Node() {
 bool Node::Stop() {
   alive_.reset();
   loop_->SetTimer(EventLoop::kNever, nullptr);
-  // Who feeds the Engine goes before it, and the fabric lets go of the arena before the store does.
+  // The Engine's sources of input are destroyed before it, and the fabric releases the arena before the store does.
   local_.reset();
   if (control_ != nullptr) control_->Stop();
   if (data_ != nullptr) data_->Stop();
@@ -216,7 +216,7 @@ Status Node::InitLocal() {
   config.hello.chunks_begin = store_->chunk_offset(0);
   config.hello.chunks_total = store_->chunks_total();
   config.hello.transport = data_->transport_name();
-  // What is in device memory cannot be encrypted on its way.
+  // Chunks that are put from device memory cannot be encrypted.
   config.hello.dmabuf = data_->capabilities().dmabuf && options_.replica_cipher == nullptr;
   if (config.hello.dmabuf) config.device_buffers = &data_->device_buffers();
   DaemonFacts& facts = config.facts;

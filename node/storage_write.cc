@@ -54,7 +54,7 @@ Result<FileNames> StorageWorkers::Names(const NameFiles& shard, std::vector<uint
   return names;
 }
 
-// The step's metadata that the rank gave, or nothing. What is not a JSON object never stops a step.
+// The step's metadata that the rank gave, or nothing. Metadata that are not a JSON object never stop a step.
 Result<std::string> StorageWorkers::MetadataOf(const NameFiles& shard,
                                                const std::vector<storage::StreamObject>& objects,
                                                std::vector<uint32_t>* bad) const {
@@ -207,7 +207,7 @@ Status StorageWorkers::PutManifest(const StoredStep& step) {
   const std::string name = FolderOf(step.id) + "/" + std::string(storage::kManifestName);
   Status status = config_.sink->Put(name, *text, storage::PutMode::kIfAbsent, CallDeadline());
   if (status.code() == Code::kUnsupported) {
-    // A store that cannot tell who came first: only leaders of one job write here, one at a time.
+    // This store cannot tell which writer was first: only leaders of one job write here, one at a time.
     const Result<storage::FileInfo> found = config_.sink->Stat(name, CallDeadline());
     if (!found.ok() && found.status().code() != Code::kNotFound) return found.status();
     status = found.ok() ? Error(Code::kAlreadyExists, "%s is there", name.c_str())

@@ -33,7 +33,7 @@ class Engine::Impl {
  public:
   Impl(const EngineConfig& config, Store* store) : parts_(config, store), context_(parts_.context) {}
 
-  // Every input begins and ends so.
+  // Begin() and Finish() enclose every input.
   void Begin(TimeUs now) { context_.now = std::max(context_.now, now); }
   void Finish();
 
@@ -109,8 +109,8 @@ void Engine::Impl::ApplyView(const View& view) {
   context_.to_self.clear();  // of the epoch before; its sender asks again below
   context_.inventory_dirty = true;
   inventory_.OnView(view.leader);
-  // Nothing is released or evicted before this epoch's leader has announced: what the previous one kept and
-  // released rested on copies that may have gone since.
+  // Nothing is released or evicted before this epoch's leader has announced: the previous leader's decisions rested on
+  // copies that may be lost since.
   context_.announced.heard = false;
   const bool lost = std::any_of(before.members.begin(), before.members.end(),
                                 [&](const Member& member) { return !context_.Contains(member.id); });
@@ -321,8 +321,8 @@ void Engine::Impl::Dispatch(const Envelope& envelope) {
 void Engine::Impl::ApplyLeaderState(NodeId from, const LeaderState& state) {
   // Without a lease this node may have been declared dead, and its leader with it. The leader repeats.
   if (from != context_.view.leader || !context_.has_lease() || !state.life.possible()) return;
-  // Sent before the leader began an incarnation that a rank here has joined: what it says of it is still on its
-  // way.
+  // Sent before the leader began an incarnation that a rank here has joined: the announcement for that one is still
+  // under way.
   if (state.life.incarnation < context_.life.incarnation) return;
   context_.Send(from, LeaderStateAck{state.sequence});
   if (context_.announced.heard && state.sequence <= state_sequence_) return;
@@ -377,9 +377,9 @@ void Engine::Impl::TellLevel(const std::set<StepId>& steps, Level level, std::se
   }
 }
 
-// What is committed is marked so; what is older than the newest committed step and not kept goes, and what
-// can never be complete. A copy that comes later is marked with the bytes (ReplicaSeal, FetchGrant), or when the
-// leader has compared them: it must be known as committed when the copies that were there are gone.
+// Marks the copies of committed steps. Removes those of steps that are older than the newest committed one and not kept,
+// or that can never be complete. A copy that comes later is marked with its bytes (ReplicaSeal, FetchGrant), or when the
+// leader has compared them: it must be known as committed when the earlier copies are gone.
 void Engine::Impl::Retain() {
   std::vector<ShardId> marked;
   std::vector<ShardId> released;

@@ -159,7 +159,7 @@ void Fetcher::OnLocated(uint64_t id, const Result<std::string>& reply) {
   job->locating = false;
   LocateReply located;
   if (!reply.ok()) {
-    // What was found out by trying says more.
+    // The errors of the attempts say more.
     const bool tried = job->storage == Job::Storage::kTried && reply.status().code() == Code::kNotFound;
     job->failing = true;
     job->failure = tried ? Explain(*job) : reply.status();
@@ -290,7 +290,7 @@ void Fetcher::Start(Job* job, uint32_t chunk, NodeId holder) {
       [this, id, chunk, holder](Code code, const EncryptedChunk*) { OnRead(id, chunk, holder, code); });
 }
 
-// What a chunk that was read must match here.
+// The checksum that a chunk must match here.
 StartCheck::Range Fetcher::RangeFor(const Job& job, uint32_t chunk, const Source& from) const {
   StartCheck::Range range =
       RangeOf(parts_.context.store, job.extents, job.meta.stream_bytes, chunk, job.crcs[chunk]);
@@ -490,7 +490,7 @@ void Fetcher::LoadFromStorage(Job* job) {
   parts_.persister.Load(std::move(load), loaded, [this, id, number] { OnLoadStalled(id, number); });
 }
 
-// What holders gave of it is of no use beside plaintext.
+// Discards the chunks that holders gave: ciphertext and plaintext are not mixed in one copy.
 void Fetcher::DropCiphertext(Job* job) {
   ROPETEAM_CHECK(!job->repair && job->outstanding == 0 && job->busy.empty());
   parts_.context.store.Free(std::exchange(job->extents, {}));
@@ -500,12 +500,12 @@ void Fetcher::DropCiphertext(Job* job) {
   for (auto& [node, source] : job->sources) source.state = Source::State::kFailed;
 }
 
-// It goes on, and counts if it ends before another node has the shard.
+// The stalled load goes on, and counts if it ends before another node has the shard.
 void Fetcher::OnLoadStalled(uint64_t id, uint64_t load) {
   Job* job = Find(id);
   if (job == nullptr || job->load != load || job->load_stalled) return;
   LOG_WARNING("reading %s from storage has made no progress for a minute", job->shard.ToString().c_str());
-  // What is here of it already lies between the chunks that the load may write: there is no other place to read to.
+  // Chunks that are here already are between those that the load may write: there is no other place to read to.
   if (job->have_meta) return;
   ROPETEAM_CHECK(!job->locating && !job->failing);
   job->load_stalled = true;
@@ -523,7 +523,7 @@ void Fetcher::AbandonLoad(Job* job) {
   job->storage_trouble = Error(Code::kUnavailable, "reading it made no progress for a minute");
 }
 
-// Of a shard that is not here yet: whether it is what was persisted.
+// For a shard that is not here yet: whether it is the one that was persisted.
 bool Fetcher::AcceptLoaded(Job* job, const LoadedChunks& loaded) {
   const ShardMeta& meta = loaded.meta;
   if (meta.id != job->shard || meta.chunk_bytes != parts_.context.store.chunk_bytes() ||

@@ -192,7 +192,7 @@ void Holder::OnSeal(NodeId from, const ReplicaSeal& seal, const Encryption& encr
   CheckIncoming(*incoming);
   std::vector<uint32_t> wanted;
   for (uint32_t chunk = 0; chunk < chunks; ++chunk) {
-    // What was checked against another checksum than the seal's says nothing.
+    // A check against another checksum than the seal's does not count.
     if (incoming->chunks[chunk] == Chunk::kGood && incoming->checked_crcs[chunk] != seal.crcs[chunk])
       incoming->chunks[chunk] = Chunk::kUnknown;
     if (incoming->chunks[chunk] == Chunk::kUnknown) wanted.push_back(chunk);
@@ -236,7 +236,7 @@ void Holder::CheckAttempt(Incoming* incoming) {
   const Status sealed =
       context.store.Seal(meta, Role::kReplica, incoming->extents, incoming->crcs, incoming->encryption);
   if (!sealed.ok()) {
-    // Sealed by another way meanwhile (a fetch): that one counts, these chunks are not wanted.
+    // Sealed in another way meanwhile (a fetch): that one counts, and these chunks are not needed.
     context.store.Free(incoming->extents);
     const SealedShard* other = context.store.Find(meta.id);
     if (other == nullptr || other->meta != meta || !other->bad.empty() ||
@@ -258,7 +258,7 @@ void Holder::CheckAttempt(Incoming* incoming) {
 
 void Holder::Count(const ShardId& id, bool committed) {
   Store& store = parts_.context.store;
-  // What is acknowledged may release older steps elsewhere: only a node under its lease may say it.
+  // An acknowledgement may release older steps on other nodes: only a node with a lease may send it.
   ROPETEAM_CHECK(parts_.context.has_lease());
   const SealedShard* shard = store.Find(id);
   ROPETEAM_CHECK(shard != nullptr && shard->bad.empty());
@@ -352,8 +352,8 @@ void Holder::OnBadCopy(NodeId from, const BadCopy& bad) {
   if (shard == nullptr) return;
   for (const uint32_t chunk : bad.chunks)
     if (chunk >= shard->crcs.size()) return;
-  // What is known to be bad is being repaired, or could not be. Two nodes whose copies are bad in the same chunk would
-  // read it from each other, and complain, for ever; the next pass of the scrub tries again.
+  // A chunk that is known to be bad is being repaired, or could not be. Two nodes whose copies are bad in the same chunk
+  // would read it from each other, and report it, for ever; the next pass of the scrub tries again.
   if (std::all_of(bad.chunks.begin(), bad.chunks.end(), [&](uint32_t chunk) {
         return std::binary_search(shard->bad.begin(), shard->bad.end(), chunk);
       }))

@@ -236,7 +236,7 @@ void Incarnations::BeginNext(const JoinQuestion& join) {
   next.incarnation = NextIncarnation(std::max(life_.incarnation, floor_), context_.view.epoch);
   next.token = join.life;
   next.world_size = join.world_size;
-  // Until it has a pin of its own, what the world last went on from still tells which steps it has left behind.
+  // Until it has a pin of its own, the last restored step still determines which steps were abandoned.
   next.pinned_by = life_.forgotten ? life_.incarnation : life_.pinned_by;
   next.pin = life_.pin;
   next.past_tokens = life_.past_tokens;

@@ -34,7 +34,7 @@ StepId Latest::PassedOver(const StepId& offered) const {
   return {};
 }
 
-// Memory comes first where storage is away.
+// Memory goes before storage that cannot be reached.
 bool Latest::KnowsRestores(const StepId& id) {
   if (!stored_.Has(id) || stored_.IsOfSource(id)) return true;
   if (const std::shared_ptr<const StoredStep> manifest = stored_.Manifest(id)) {
@@ -58,7 +58,7 @@ Result<std::optional<StepId>> Latest::NewestStored(const std::optional<StepId>& 
                  stored_.trouble().c_str());
   }
   while (const std::optional<StepId> newest = stored_.NewestBefore(end)) {
-    // What the job has in memory is its own, and has gone on from there.
+    // The job has steps of its own in memory, and has gone on from them.
     if (floor && (!(*floor < *newest) || stored_.IsOfSource(*newest))) break;
     if (const std::shared_ptr<const StoredStep> manifest = stored_.Manifest(*newest)) {
       if (!stored_.IsOfSource(*newest)) restores_.LearnStored(manifest->restored);
@@ -99,7 +99,7 @@ Result<StepId> Latest::Resolve(Incarnation asking, size_t members, const JobSett
     }
     return none;
   }
-  // What it has persisted itself may be on storage only.
+  // Steps that the job has persisted may be on storage only.
   const std::optional<StepId> own = table_.NewestProducible(asking);
   const Result<std::optional<StepId>> own_stored =
       NewestStored(own ? *own : StepId{asking, 0}, {asking + 1, 0}, Of::kAll);
@@ -137,7 +137,7 @@ Result<StepId> Latest::Resolve(Incarnation asking, size_t members, const JobSett
     return Error(Code::kStale, "storage has %s, of an incarnation after this one: restart the world",
                  later->ToString().c_str());
   Result<std::optional<StepId>> offered = NewestBefore({asking, 0}, Of::kOffered);
-  // Better one that was quarantined than nothing.
+  // A quarantined step is better than nothing.
   const bool has_other = !offered.ok() || *offered;
   if (!has_other) offered = NewestBefore({asking, 0}, Of::kAll);
   if (!offered.ok()) return offered.status();

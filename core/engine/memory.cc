@@ -9,7 +9,7 @@ namespace ropeteam::engine {
 
 Result<std::vector<Extent>> Memory::Allocate(uint64_t chunks) {
   const Store& store = context_.store;
-  // All or nothing: what is evicted before a refusal is lost to no purpose.
+  // All or nothing: nothing is evicted for an allocation that is then refused.
   const bool enough = chunks <= store.chunks_free() || chunks <= store.chunks_free() + evictable_chunks();
   for (bool evicted = false;; evicted = true) {
     Result<std::vector<Extent>> extents = context_.store.Allocate(chunks);

@@ -47,7 +47,7 @@ void OutgoingCopy::CheckState() const {
   ROPETEAM_CHECK(unreported_.size() <= arrived_);
   switch (state_) {
     case State::kReserving:
-      // No byte leaves this node before the holder has said where it may lie.
+      // No byte leaves this node before the holder has granted chunks for it.
       ROPETEAM_CHECK(on_way_ == 0 && arrived_ == 0 && attempt_ == 0);
       break;
     case State::kSending:
@@ -129,7 +129,7 @@ void OutgoingCopy::ChecksumsKnown(uint32_t first, uint32_t count) {
 }
 
 void OutgoingCopy::PutArrived(uint32_t chunk, bool checksum_known) {
-  // What is put from the arena has been summed before.
+  // A chunk that is put from the arena has its checksum already.
   ROPETEAM_CHECK(OnWay(this->chunk(chunk)));
   ROPETEAM_CHECK(checksum_known || this->chunk(chunk) == Chunk::kFromDevice);
   Move(chunk, checksum_known ? Chunk::kUnreported : Chunk::kUnsummed);

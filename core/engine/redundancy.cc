@@ -169,7 +169,7 @@ void Redundancy::OrderCopies(const ShardId& shard, const StepTable::RankState& s
              context_.NameOf(source->node).c_str(), context_.NameOf(target).c_str());
     context_.Send(source->node, CopyOrder{{shard}, target});
   };
-  // Nodes that have the shard as a cache first: there not a byte need move to make it a replica.
+  // Nodes that have the shard as a cache first: it becomes a replica without a transfer.
   for (const StepTable::Copy& copy : state.copies)
     if (!Counts(copy.role) && copy.bad.empty() && copy.content == state.content) order_copy(copy.node);
   const Placement::Holders holders = context_.placement.HoldersOf(source->node, state.replicas);
@@ -207,7 +207,7 @@ void Redundancy::CountLeft(NodeId node, const std::vector<StepKey>& keep, Incarn
   }
 }
 
-// Where the shard's owner places its copies is where they stay.
+// Copies stay on the holders that the shard's owner has chosen.
 NodeId Redundancy::LeastWanted(const StepTable::RankState& state) const {
   const auto own = std::find_if(state.copies.begin(), state.copies.end(),
                                 [](const auto& copy) { return copy.role == Role::kOwn; });

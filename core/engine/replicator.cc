@@ -11,7 +11,7 @@
 
 namespace ropeteam::engine {
 
-// What one copy makes happen.
+// The effects of one copy.
 class Replicator::Effects final : public CopyEffects {
  public:
   Effects(Replicator* replicator, SourceId id, const Source* source, const OutgoingCopy* copy)
@@ -98,7 +98,7 @@ void Replicator::Ready(SourceId id, uint32_t first, const std::vector<uint32_t>&
     source.chunks.ready[first + i] = true;
     source.crcs[first + i] = crcs[i];
   }
-  // What came from device memory before had no checksum to be checked against.
+  // A chunk that was put from device memory before had no checksum to be checked against.
   for (auto& [copy_id, copy] : source.copies) copy.ChecksumsKnown(first, static_cast<uint32_t>(crcs.size()));
   Advance(id);
 }
@@ -241,7 +241,7 @@ void Replicator::Advance(SourceId id) {
   // Before targets are chosen: another node takes the place of one that has left at once.
   for (auto& [copy_id, copy] : source.copies)
     if (copy.active() && !context.Contains(copy.target())) Drop(id, &source, &copy, "it left the view");
-  // What was ordered is not tried a second time: that it failed is remembered.
+  // An ordered copy is not tried a second time: its failure is remembered.
   if (source.ordered_target == kNoNode)
     std::erase_if(source.avoid_until, [&](const auto& avoid) { return avoid.second <= context.now; });
   if (!source.ending && source.chunks.sealed && source.done.size() >= source.wanted) {
@@ -515,7 +515,7 @@ bool Replicator::PutBadAgain(const Source& source, OutgoingCopy* copy, const std
   LOG_WARNING("%zu chunks of %s did not match on %s, %zu of them put from device memory, putting them again",
               again, source.shard.ToString().c_str(), parts_.context.NameOf(copy->target()).c_str(),
               again - from_arena.size());
-  // Our own bytes may have changed since their checksum was made.
+  // This node's own bytes may have changed since their checksum was computed.
   if (!from_arena.empty()) parts_.fetcher.Repair(source.shard, from_arena, [](const Status&) {});
   return true;
 }

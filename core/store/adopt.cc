@@ -28,8 +28,8 @@ struct Store::Found {
 
 namespace {
 
-// Memory that no arena was ever in: a superblock whose beginning was wiped, or slots behind one that was, are
-// an arena that can perhaps be saved.
+// Memory that never had an arena. A superblock whose beginning was wiped, or slots behind such a superblock, are an arena
+// that can perhaps be recovered.
 bool Untouched(std::span<const std::byte> memory, uint64_t chunk_bytes) {
   const auto zero = [&](uint64_t begin, uint64_t end) {
     return std::all_of(memory.begin() + static_cast<ptrdiff_t>(begin),
@@ -152,8 +152,8 @@ Status Store::ReadSlot(uint32_t index, Found* found) const {
   return OkStatus();
 }
 
-// Slots that are each whole but cannot both be true. Seal() and Remove() never leave such; if some other hand
-// did, there is nothing that proves one of them, so none is believed.
+// Slots that are each valid but contradict each other. Seal() and Remove() never leave such slots; if another process
+// wrote them, none can be proved right, so all are rejected.
 void Store::RejectOverlaps(const std::vector<Found>& found, std::vector<std::string>* reasons) const {
   constexpr uint32_t kNobody = UINT32_MAX;
   std::vector<uint32_t> owner(chunk_count_, kNobody);
