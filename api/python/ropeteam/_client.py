@@ -147,10 +147,11 @@ class Client:
             it ROPETEAM_LIFE, or SLURM's job, step and restart numbers; ``ropeteam.torch.open_distributed()``
             makes one. Without any token, an incarnation ends when one of its ranks dies or opens again.
 
-        Unavailable: no daemon at the socket. Stale: this incarnation has been superseded. InvalidArgument: the
-        rank is not below world_size, or the incarnation of this token has another world size. AlreadyExists:
-        this rank of this incarnation is open already. DeadlineExceeded: not admitted within `timeout` seconds,
-        for example because an incarnation of another world size is still open: close its handles first.
+        Unavailable: no daemon at the socket. Stale: this incarnation has been superseded. InvalidArgument:
+        the rank is not below world_size, or the incarnation of this token has another world size.
+        AlreadyExists: this rank of this incarnation is open already. DeadlineExceeded: not admitted within
+        `timeout` seconds, for example because an incarnation of another world size is still open: close its
+        handles first.
         """
         options = _native.OpenOptions(size=ctypes.sizeof(_native.OpenOptions))
         options.socket = None if socket is None else socket.encode("utf-8", "surrogateescape")
@@ -203,8 +204,8 @@ class Client:
         wait: Level | None = None,
         timeout: float = DEFAULT_TIMEOUT,
     ) -> int:
-        """Saves this rank's shard of `step` and returns the number of bytes saved. On return the shard is LOCAL,
-        and the caller may reuse the sources.
+        """Saves this rank's shard of `step` and returns the number of bytes saved. On return the shard is
+        LOCAL, and the caller may reuse the sources.
 
         Values are tensors (CPU or CUDA, any dtype and shape; of a DTensor, this rank's part), buffers (bytes,
         bytearray, memoryview, numpy arrays: their bytes alone), or JSON values (dict with str keys, list,
@@ -213,10 +214,10 @@ class Client:
         before anything is saved. CUDA tensors are copied behind the work that torch's current stream has at
         the time of the call.
 
-        metadata: information about the step, for example {"loss": 0.25, "tokens": 3200}: a mapping of names to
-        JSON values, 4096 bytes of JSON at most; NaN and infinities become None. One rank is enough; if several
-        give metadata, the lowest rank's count. They are written to the manifest on storage, where the daemons'
-        --keep-best finds them. View.metadata returns them.
+        metadata: information about the step, for example {"loss": 0.25, "tokens": 3200}: a mapping of names
+        to JSON values, 4096 bytes of JSON at most; NaN and infinities become None. One rank is enough; if
+        several give metadata, the lowest rank's count. They are written to the manifest on storage, where the
+        daemons' --keep-best finds them. View.metadata returns them.
 
         agreement: as begin().
         persist: write the step to storage once it is committed, also if it is not due; see persist().
@@ -249,9 +250,9 @@ class Client:
         return sum(lengths)
 
     def begin(self, step: int, *, bytes: int = 0, objects: int = 0, agreement: int = 0) -> Save:
-        """Begins a save that is filled piece by piece; see Save. `bytes` and `objects`, the sum of the objects'
-        lengths and their number, are reserved at once. Give them as exactly as known: a save that turns out
-        larger may be refused later.
+        """Begins a save that is filled piece by piece; see Save. `bytes` and `objects`, the sum of the
+        objects' lengths and their number, are reserved at once. Give them as exactly as known: a save that
+        turns out larger may be refused later.
 
         agreement: a 64-bit value that all ranks of this step must share, e.g. a digest of what they must have
         in common; 0: none. The leader compares the values, without a collective. If two ranks gave different
@@ -301,10 +302,11 @@ class Client:
         lib.check(lib.drop(handle.pointer, unsigned(step, 64, "step"), timeout_ms(timeout)))
 
     def persist(self, step: int, timeout: float = DEFAULT_TIMEOUT) -> None:
-        """Requests that `step` of this incarnation is written to storage once it is committed, also if not due.
+        """Requests that `step` of this incarnation is written to storage once it is committed, due or not.
 
-        One rank's call is enough. When it returns every node knows of the request and nothing has been written
-        yet: use wait(step, Level.PERSISTED). Aborted: the step is too old. Unsupported: the job has no storage.
+        One rank's call is enough. When it returns every node knows of the request and nothing has been
+        written yet: use wait(step, Level.PERSISTED). Aborted: the step is too old. Unsupported: the job has
+        no storage.
         """
         lib = library()
         handle = self._use()
@@ -330,8 +332,8 @@ class Client:
         if not step.passed_over:
             return StepInfo(step.step, step.incarnation, step.world_size)
         logging.getLogger("ropeteam").warning(
-            "step %d is quarantined, step %d is offered instead: the job kept failing after it had restored that "
-            "step, or an operator said so (ropeteam quarantine --undo %d offers it again)",
+            "step %d is quarantined, step %d is offered instead: the job kept failing after it had restored "
+            "that step, or an operator said so (ropeteam quarantine --undo %d offers it again)",
             step.passed_over_step,
             step.step,
             step.passed_over_step,
@@ -376,11 +378,12 @@ class Client:
         *,
         partial: bool = False,
     ) -> View:
-        """Opens the shard that `rank` (this one when not given) saved at `step`. It is fetched from its holders
-        if this node has no copy. It stays readable until the close. NotFound: no holder, or no such step or rank.
+        """Opens the shard that `rank` (this one when not given) saved at `step`. It is fetched from its
+        holders if this node has no copy. It stays readable until the close. NotFound: no holder, or no such
+        step or rank.
 
-        partial: a shard that this node lacks is not fetched. Reads transfer only the requested bytes, from the
-            memory of the nodes that have them; read_ranges() takes many ranges at once. The shard is not
+        partial: a shard that this node lacks is not fetched. Reads transfer only the requested bytes, from
+            the memory of the nodes that have them; read_ranges() takes many ranges at once. The shard is not
             kept for this view: once retention has released it, reads raise NotFound. map() fetches the whole
             shard first. So does any read where ranges are not available: in a job that encrypts its replicas,
             from storage, and beside older daemons."""
@@ -414,8 +417,8 @@ class Client:
         into: tensors (contiguous; of a DTensor, this rank's part) or writable buffers that are filled
             in place; they are the result's values. Names, dtypes, shapes and lengths are checked before any
             byte is read.
-        names: the objects to read; by default all. Objects that are not in `into` are returned as new tensors,
-            JSON values or bytes.
+        names: the objects to read; by default all. Objects that are not in `into` are returned as new
+            tensors, JSON values or bytes.
 
         NotFound: no such step, rank or name. InvalidArgument: a target that does not fit. Corrupt: no source
         has good bytes; targets are then unspecified. `timeout` bounds each read, not their sum.
@@ -501,8 +504,8 @@ class Save:
         self._put_sources(name, sources, ObjectInfo(kind="bytes", length=length), background)
 
     def append(self, value: Value) -> None:
-        """Appends the bytes of a tensor or buffer to the object that was put last, by put() with a buffer or by
-        put_parts(). Use it if the length is not known in advance. NoSpace: the object is as it was."""
+        """Appends the bytes of a tensor or buffer to the object that was put last, by put() with a buffer or
+        by put_parts(). Use it if the length is not known in advance. NoSpace: the object is as it was."""
         source = Source(value, "what is appended")
         name = next(reversed(self._infos), None)
         if source.info.kind == "json" or name is None or self._infos[name].kind != "bytes":
@@ -571,8 +574,8 @@ class Save:
         lent, self._lent = self._lent, []  # until the end of this call: the library copies no more then
         handle, self._handle = self._handle, None
         if handle is not None and not self._settled:
-            # Aborted here and not when the handle is freed, since reserved memory that is still referenced would
-            # delay that. The status does not matter: the save is over in any case.
+            # Aborted here and not when the handle is freed, since reserved memory that is still referenced
+            # would delay that. The status does not matter: the save is over in any case.
             self._settled = True
             library().save_abort(handle.pointer)
         del lent

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""export() runs the installed program `ropeteam export`. The library itself copies no steps to other places."""
+"""export() runs the installed program `ropeteam export`. The library itself copies no steps to other
+places."""
 
 from __future__ import annotations
 

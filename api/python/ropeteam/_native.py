@@ -163,7 +163,8 @@ def _candidates() -> list[str]:
     installed = package.parents[2] / "libropeteam.so"
     if package.parts[-3:-1] == ("ropeteam", "python") and installed.exists():
         found.append(str(installed))
-    # In a source tree: the build directories, release before the others. The header shows that it is Ropeteam's.
+    # In a source tree: the build directories, release before the others. The header shows that it is
+    # Ropeteam's.
     root = package.parents[2]
     if (root / "api" / "include" / "ropeteam" / "ropeteam.h").exists():
         release = root / "build" / "release" / "api" / "client" / "libropeteam.so"
@@ -194,7 +195,8 @@ class Library:
             setattr(self, name[len("ropeteam_") :], function)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        # Only called for names that __init__ did not set; it tells a type checker that the others are functions.
+        # Only called for names that __init__ did not set; it tells a type checker that the others are
+        # functions.
         raise AttributeError(name)
 
     def check(self, status: int) -> None:
@@ -214,8 +216,8 @@ _loaded: Library | None = None
 def library() -> Library:
     """The one library of this process, loaded at the first call.
 
-    If ROPETEAM_LIBRARY is set, only that path is tried. Otherwise: in the package, where a wheel has it, in the
-    installation that the package is part of, in the build tree of a source checkout (release first), then
+    If ROPETEAM_LIBRARY is set, only that path is tried. Otherwise: in the package, where a wheel has it, in
+    the installation that the package is part of, in the build tree of a source checkout (release first), then
     where the system's loader looks.
     """
     global _loaded
@@ -281,7 +283,8 @@ def unsigned(value: int, bits: int, what: str) -> int:
 
 
 def encode_name(name: str) -> bytes:
-    """An object's name as bytes. A zero inside would end it early in C; the library checks the other rules."""
+    """An object's name as bytes. A zero inside would end it early in C; the library checks the other
+    rules."""
     if not isinstance(name, str):
         raise InvalidArgument(f"name {name!r}: a str is needed")
     encoded = name.encode("utf-8", "surrogateescape")

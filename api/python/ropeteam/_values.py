@@ -63,8 +63,8 @@ class ObjectInfo:
 
 @dataclass(frozen=True)
 class Part:
-    """A tensor with the fields of its index entry beside dtype and shape; see ObjectInfo. With `at` the bytes are
-    not saved here."""
+    """A tensor with the fields of its index entry beside dtype and shape; see ObjectInfo. With `at` the bytes
+    are not saved here."""
 
     tensor: Any
     global_shape: tuple[int, ...] | None = None
@@ -191,8 +191,8 @@ class Source:
     """A value to be saved: its description at once, the address of its bytes on request.
 
     Nothing is copied, with two exceptions: JSON is encoded, and a tensor that is not contiguous (or is a lazy
-    conjugate or negative) is made contiguous when its memory is requested, one at a time. TypeError: a value of
-    a type that cannot be saved.
+    conjugate or negative) is made contiguous when its memory is requested, one at a time. TypeError: a value
+    of a type that cannot be saved.
     """
 
     def __init__(self, value: Value, what: str) -> None:
@@ -280,8 +280,8 @@ def encode_json(value: JsonValue) -> bytes:
 
 
 def encode_metadata(metadata: Mapping[str, JsonValue]) -> bytes:
-    """A step's metadata as standard JSON: NaN and infinities are null. TypeError: not a mapping of names to JSON
-    values."""
+    """A step's metadata as standard JSON: NaN and infinities are null. TypeError: not a mapping of names to
+    JSON values."""
     if not isinstance(metadata, Mapping):
         what_it_is = f"a {type(metadata).__name__}"
         raise TypeError(f"metadata is {what_it_is}: a mapping of names to JSON values is needed")

@@ -46,9 +46,9 @@ _TORCH_TAKES = ("torch", "collections", "_codecs", "__builtin__", "builtins", "c
 def attach(
     engine: Any, client: Client | None = None, *, rng: bool = True, timeout: float = DEFAULT_TIMEOUT
 ) -> RopeteamCheckpointEngine:
-    """Makes `engine`, the result of deepspeed.initialize(), save to and load from Ropeteam. Every rank calls it,
-    before the engine's first save_checkpoint() or load_checkpoint(). A job has one engine, since its steps
-    are those of the Client.
+    """Makes `engine`, the result of deepspeed.initialize(), save to and load from Ropeteam. Every rank calls
+    it, before the engine's first save_checkpoint() or load_checkpoint(). A job has one engine, since its
+    steps are those of the Client.
 
     client: an open one, which stays open; without it one is opened (a collective). rng: torch's, Python's and
     numpy's random generators are saved and restored as well, which DeepSpeed alone does not do. timeout:
@@ -140,8 +140,8 @@ class RopeteamCheckpointEngine(TorchCheckpointEngine):  # type: ignore[misc, unu
     def load_checkpoint(
         self, load_dir: str, tag: str | None = None, *arguments: Any, **options: Any
     ) -> tuple[str | None, Any]:
-        """Replaces the engine's method. tag: by default that of the newest step. A checkpoint that Ropeteam does
-        not have is loaded by DeepSpeed from `load_dir` as usual."""
+        """Replaces the engine's method. tag: by default that of the newest step. A checkpoint that Ropeteam
+        does not have is loaded by DeepSpeed from `load_dir` as usual."""
         with contextlib.ExitStack() as stack:
             found = None if self._engine.load_universal_checkpoint() else self._find(tag, stack)
             if found is None:
@@ -194,8 +194,8 @@ class RopeteamCheckpointEngine(TorchCheckpointEngine):  # type: ignore[misc, unu
         return self._loaded[name]
 
     def _find(self, tag: str | None, stack: contextlib.ExitStack) -> tuple[SavedStep, str] | None:
-        """The step and its tag, and which rank has which file. None: it is not in Ropeteam. A collective, so that
-        every rank does the same and opens only the shards that it needs."""
+        """The step and its tag, and which rank has which file. None: it is not in Ropeteam. A collective, so
+        that every rank does the same and opens only the shards that it needs."""
         mine: dict[str, Any] = {"step": None, "tag": "", "files": {}, "error": None}
         try:
             named = None if tag is None else _TAG.fullmatch(str(tag))

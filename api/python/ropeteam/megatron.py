@@ -21,8 +21,8 @@ Or as strategies of megatron.core.dist_checkpointing, under a program's own save
     state = dist_checkpointing.load(state, directory)
 
 Every piece of a tensor is saved under the tensor's key with its place in the whole, so a step loads on any
-other tensor, pipeline and data parallel sizes that Megatron's own checkpoints load on. docs/frameworks.md lists
-what Megatron itself still does, and what does not work."""
+other tensor, pipeline and data parallel sizes that Megatron's own checkpoints load on. docs/frameworks.md
+lists what Megatron itself still does, and what does not work."""
 
 from __future__ import annotations
 
@@ -198,7 +198,8 @@ def _step_of(checkpoint_dir: Any) -> int:
 
 
 def _objects(sharded_state_dict: Any) -> Iterator[tuple[str, Value | Piece]]:
-    """The tensors that this rank saves: of a tensor that several ranks have, only the main replica is saved."""
+    """The tensors that this rank saves: of a tensor that several ranks have, only the main replica is
+    saved."""
     count: dict[str, int] = {}
     for each in dict_utils.nested_values(sharded_state_dict):
         if not is_main_replica(each.replica_id):
@@ -280,8 +281,8 @@ def initialize(
     """Call it once on each rank, after Megatron's parallel state is made and before the other three.
 
     save_mem_interval: save_checkpoint_if_needed() saves every so many iterations. save_storage_interval:
-    likewise to the job's storage; 0: as the daemons' --persist-every says. The daemons' --keep-on-storage says
-    how many stay there. client: an open one, which stays open; without it one is opened (a
+    likewise to the job's storage; 0: as the daemons' --persist-every says. The daemons' --keep-on-storage
+    says how many stay there. client: an open one, which stays open; without it one is opened (a
     collective). timeout: seconds that a load, or a save that finds no room, may wait. A second call is an
     InvalidArgument."""
     global _easy

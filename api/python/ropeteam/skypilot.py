@@ -50,8 +50,8 @@ def save_checkpoint(
 
     Call it on every rank; a rank may write nothing. A step has one such call. max_checkpoints: so many steps'
     files stay in `save_dir`; the daemons' flags say how many steps the store keeps. checkpoint_prefix:
-    load_checkpoint() finds only checkpoints of its own prefix. metadata: stored with each step beside the prefix
-    and the time, as by Client.save().
+    load_checkpoint() finds only checkpoints of its own prefix. metadata: stored with each step beside the
+    prefix and the time, as by Client.save().
 
     Exceptions of the function are raised; errors of the store are warnings, as of Checkpointer.step(). The
     first call opens the store: see Checkpointer for its errors.
@@ -93,8 +93,8 @@ def load_checkpoint(
     number, after the files of that step have been written to `save_dir`.
 
     If on any rank the files cannot be read or the function raises, the next older step is tried, with a
-    warning; see Checkpointer.load_latest(). If nothing has been saved, the function is not called and the result
-    is None.
+    warning; see Checkpointer.load_latest(). If nothing has been saved, the function is not called and the
+    result is None.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:

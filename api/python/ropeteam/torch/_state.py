@@ -39,8 +39,8 @@ def open_distributed(
     """Opens a Client as this process's rank of an initialised process group.
 
     Rank 0 makes the token of this incarnation, and the group broadcasts it: a process of an older incarnation
-    that is still running is refused from then on, also when it saves the same steps. This broadcast is a collective; every rank of the group must call. Errors:
-    see Client.
+    that is still running is refused from then on, also when it saves the same steps. This broadcast is a
+    collective; every rank of the group must call. Errors: see Client.
     """
     if not dist.is_initialized():
         raise InvalidArgument("torch.distributed is not initialised: call init_process_group() first")
