@@ -57,7 +57,7 @@ def test_node_0_is_lost_with_its_memory_and_replaced_where_nobody_expects_it(clu
     nodes.wait_members(3)  # node 2 has it from node 1
     goes_on(nodes, ranks)
     undisturbed(nodes.nodes[1:], processes)
-    assert "a member of the last view says" in nodes[2].log_text()
+    assert "according to a member of the last view" in nodes[2].log_text()
     report = nodes[2].status()["daemon"]["membership"]
     assert (report["registered"], report["coordinator"], report["missing"]) == (True, nodes.coordinator, [])
 

@@ -161,7 +161,7 @@ def test_with_a_key_or_told_to_be_open_it_starts_there(place, options, key, show
             process.wait(WAIT_S)
     assert shown in told.stdout, told.stderr
     assert KEY not in text + told.stdout
-    assert ("insecure: whoever reaches 10.9.9.1" in text) == (not key)
+    assert ("insecure: anyone who reaches 10.9.9.1" in text) == (not key)
 
 
 def test_certificates_in_place_of_a_key(cluster, place, tmp_path):

@@ -90,7 +90,7 @@ TEST_F(BrokenEtcdTest, AnAnswerWithoutTheWantedPartsIsAnErrorThatNamesTheEndpoin
   Connect({etcd.endpoint()});
   const Status status = Get().status();
   EXPECT_EQ(status.code(), Code::kUnavailable);
-  EXPECT_THAT(status.message(), StartsWith(etcd.endpoint() + ": an answer of 0 parts to a request of 1"));
+  EXPECT_THAT(status.message(), StartsWith(etcd.endpoint() + ": invalid answer, 0 parts to a request of 1"));
 }
 
 TEST_F(BrokenEtcdTest, AnErrorNamesTheEndpointThatFailedAndNotTheNextOne) {

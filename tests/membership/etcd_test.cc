@@ -231,7 +231,7 @@ TEST_F(EtcdTest, TheUsersTokenIsRenewedAndAWrongPasswordSaidSo) {
   config.user.clear();
   const Status nobody = Waiting(config).Ask(Put("/p/k", "3")).status();
   EXPECT_EQ(nobody.code(), Code::kInvalidArgument) << "to try again is of no use";
-  EXPECT_THAT(nobody.message(), HasSubstr("it wants a user: etcd://USER@"));
+  EXPECT_THAT(nobody.message(), HasSubstr("etcd requires a user: etcd://USER@"));
 }
 
 TEST_F(EtcdTest, OverTlsBothSidesShowACertificate) {
