@@ -62,8 +62,7 @@ class StorageWorkers {
  public:
   struct Config {
     std::shared_ptr<storage::Sink> sink;  // null: the job has no storage, so nothing is written
-    std::shared_ptr<storage::Sink>
-        lock_sink;  // the same store for the job's lock, without the audit log
+    std::shared_ptr<storage::Sink> lock_sink;  // the same store for the job's lock, without the audit log
     std::string job;
     std::string node;        // of this daemon, for the lock that others read
     bool take_over = false;  // the lock, once

@@ -119,7 +119,7 @@ struct Hello {
   uint32_t world_size = 0;
   // Random, one for each handle: by it a restarted daemon recognises a library that reconnects.
   uint64_t token = 0;
-  std::string life;         // the incarnation's token, ropeteam_open_options_t.life; empty when the launcher gives none
+  std::string life;         // the incarnation's token (ropeteam_open_options_t.life); may be empty
   uint64_t timeout_ms = 0;  // how long the daemon may try to have the rank admitted
   // The incarnation of an earlier HelloReply to this handle, 0 at first. A handle that reconnects after its incarnation
   // has ended is refused (kStale) instead of beginning another one.

@@ -46,7 +46,7 @@ struct Announcement {
   bool heard = false;
   std::set<StepId> keep;
   std::set<StepId> dead;       // can never be complete: released
-  std::set<StepId> evictable;  // of former incarnations, and never committed: may be evicted when memory is needed
+  std::set<StepId> evictable;  // of former incarnations, never committed: evicted when memory is needed
   StepId release_before;       // older steps that are not kept are released
   std::set<StepId> committed;  // copies of these are marked, …
   uint64_t judged = 0;         // … if this inventory of this node, or an earlier one, had them

@@ -58,9 +58,8 @@ class JobLock {
   struct Config {
     std::shared_ptr<Sink> sink;
     std::string job;
-    std::string node;  // of this process, for messages of other processes
-    bool take_over =
-        false;  // once, from a live holder: until this lock has been held for the first time
+    std::string node;        // of this process, for messages of other processes
+    bool take_over = false;  // once, from a live holder: until this lock has been held for the first time
     // Tests have their own.
     std::function<Time()> now = [] { return std::chrono::steady_clock::now(); };
     ProcessMark process = OwnProcess();

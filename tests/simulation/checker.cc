@@ -745,8 +745,8 @@ void Checker::CheckCommitted(const Host& host, const StepId& step) {
     return Fail("host %zu said COMMITTED of %s, of which ranks gave different values", host.index,
                 step.ToString().c_str());
   if (launches.size() > 1)
-    Fail("host %zu said COMMITTED of %s, which mixes %zu incarnations", host.index,
-         step.ToString().c_str(), launches.size());
+    Fail("host %zu said COMMITTED of %s, which mixes %zu incarnations", host.index, step.ToString().c_str(),
+         launches.size());
 }
 
 void Checker::OnEvent(const Host& host, const LevelEvent& event) {

@@ -84,8 +84,7 @@ void OfiTransport::ReadError(const Queue& queue) {
   fi_cq_err_entry error{};
   if (fi_cq_readerr(queue.completions.get(), &error, 0) <= 0) return;
   if (KnockBuffer* const knock = KnockBufferOf(error.op_context); knock != nullptr) {
-    PostKnockBuffer(
-        knock);  // a message that is too long or cut short is not a knock
+    PostKnockBuffer(knock);  // a message that is too long or cut short is not a knock
     return;
   }
   auto* fragment = static_cast<Fragment*>(error.op_context);
