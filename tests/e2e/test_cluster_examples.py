@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
 
@@ -97,13 +99,20 @@ def test_the_slurm_script_runs_on_two_nodes_and_goes_on_when_one_is_replaced(tmp
             ROPETEAM_COORDINATOR_PORT=str(free_port()), ROPETEAMD=str(ROPETEAMD), GLOO_SOCKET_IFNAME="lo",
         )  # fmt: skip
         env["PATH"] = f"{programs}:{env['PATH']}"
-        return subprocess.run(
+        with subprocess.Popen(
             ["bash", str(EXAMPLES / "slurm.sbatch")], env=env, cwd=ROOT, stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, timeout=3 * WAIT_S,
-        )  # fmt: skip
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        ) as job:  # fmt: skip
+            try:
+                said = job.communicate(timeout=3 * WAIT_S)
+            except subprocess.TimeoutExpired:
+                os.killpg(job.pid, signal.SIGKILL)  # the nodes, too
+                raise
+        return subprocess.CompletedProcess(job.args, job.returncode, *said)
 
     try:
         first = run()
+        assert first.returncode == 0, first.stderr
         shutil.rmtree(arenas / "0")  # a new machine: only the other has rank 0's shard
         second = run()  # a job that is requeued has its number, and its key
         assert (home / ".ropeteam-77.key").stat().st_mode & 0o77 == 0
