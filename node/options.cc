@@ -21,6 +21,7 @@
 #include <thread>
 
 #include "core/base/sizes.h"
+#include "core/engine/storage_work.h"
 #include "membership/membership.h"
 #include "storage/sink.h"
 

@@ -31,8 +31,7 @@ inline constexpr uint32_t kJoinTimeoutSecondsMax = 86400;  // a day
 inline constexpr uint32_t kNoticeSecondsMax = 86400;
 inline constexpr size_t kDevicesMax = 16;  // rails of one node; the largest machines have eight
 inline constexpr int kGidIndexMax = 255;   // ports have tables of up to 256
-inline constexpr uint64_t kPersistEveryMax = 1'000'000'000;  // steps, or thirty years of seconds
-inline constexpr uint64_t kPersistRateMax = 1000ull << 30;   // above what a node's network gives
+inline constexpr uint64_t kPersistRateMax = 1000ull << 30;  // above what a node's network gives
 inline constexpr uint64_t kScrubRateDefault = 100ull << 20;
 inline constexpr uint64_t kScrubRateMax = 100ull << 30;  // above what a machine's memory gives
 // The loss of a node also restarts the ranks, but three times in a row without a commit between them is unlikely.

@@ -49,6 +49,7 @@ class Context {
   Life life;  // as the leader announced or granted it last
   Announcement announced;
   std::vector<RestoreNote> restores;  // as the leader announced them last
+  RankPolicy policy;                  // likewise, and what was known before (policy.h)
   bool leaving = false;               // this node is drained: drainer.h
   bool inventory_dirty = false;       // the inventory for the leader has changed
   bool counters_dirty = false;        // its counters have changed, which may be reported with delay

@@ -6,6 +6,7 @@
 #include "core/base/log.h"
 #include "core/engine/inventory.h"
 #include "core/engine/parts.h"
+#include "core/engine/policy.h"
 
 namespace ropeteam {
 
@@ -359,6 +360,7 @@ void Engine::Impl::ApplyLeaderState(NodeId from, const LeaderState& state) {
     context_.inventory_dirty = true;
     context_.restores = state.restores;
   }
+  if (context_.protocol >= 9 && engine::Join(&context_.policy, state.policy)) context_.inventory_dirty = true;
   context_.announced = std::move(announced);
   TellLevel(context_.announced.told, Level::kCommitted, &announced_);
   TellLevel(context_.announced.persisted, Level::kPersisted, &persisted_);
@@ -451,6 +453,7 @@ void Engine::Impl::SendInventory() {
   for (const StepId& id : context_.announced.persisting) inventory.persisting.push_back({id});
   inventory.loading = parts_.persister.loading();
   inventory.restores = context_.restores;
+  inventory.policy = context_.policy;
   const auto& message = inventory_.Send(context_.now, std::move(inventory), context_.protocol);
   if (inventory_.counters_at() == context_.now) context_.counters_dirty = false;
   context_.SendEncoded(context_.view.leader, message.kind, message.payload);
@@ -505,6 +508,8 @@ NodeReport Engine::Impl::Report() const {
   for (const auto& [peer, link] : context_.unreachable)
     report.lost_links.push_back({peer, context_.NameOf(peer), link.reason, context_.now - link.since});
   report.scrub = parts_.scrubber.Report();
+  report.keep_on_storage = context_.config.keep_on_storage;
+  report.keep_rules = context_.config.keep_rules;
   return report;
 }
 
@@ -682,6 +687,12 @@ void Engine::OnDrop(TimeUs now, SessionId session, RequestId request, Step step,
 void Engine::OnPersist(TimeUs now, SessionId session, RequestId request, Step step, TimeUs timeout_us) {
   impl_->Begin(now);
   impl_->parts_.sessions.Persist(session, request, step, timeout_us);
+  impl_->Finish();
+}
+void Engine::OnSetPolicy(TimeUs now, SessionId session, RequestId request, const PolicyInput& policy,
+                         TimeUs timeout_us) {
+  impl_->Begin(now);
+  impl_->parts_.sessions.SetPolicy(session, request, policy, timeout_us);
   impl_->Finish();
 }
 void Engine::OnLatest(TimeUs now, SessionId session, RequestId request, Level level, TimeUs timeout_us) {

@@ -54,6 +54,10 @@ struct EngineConfig {
   // After so many incarnations in a row have restored a step without a newer commit, the next older step is offered
   // instead. 0: every step is offered for ever. The leader's value counts.
   uint32_t restores_max = 0;
+  // What this node's driver keeps on storage by its own rules: the number of newest steps, and all flags that give rules.
+  // Empty: there is no rule.
+  uint32_t keep_on_storage = 0;
+  std::string keep_rules = {};
   // The newest version of the protocol that this node speaks; the simulation has nodes of older ones.
   uint32_t protocol = kProtocolVersion;
   // The job encrypts all chunks that leave a node (docs/security.md). The salt's `instance` is random and drawn for each
@@ -215,6 +219,12 @@ struct Outbox {
 
 // ---- inputs
 
+// What a rank sets for the job's storage; 0: not set.
+struct PolicyInput {
+  uint64_t persist_every = 0;    // steps, at most kPersistEveryMax
+  uint32_t keep_on_storage = 0;  // at most kKeepOnStorageMax
+  bool any() const { return persist_every != 0 || keep_on_storage != 0; }
+};
 struct HelloInput {
   Rank rank = 0;
   uint32_t world_size = 0;
@@ -222,6 +232,7 @@ struct HelloInput {
   std::string life;    // the token of the incarnation that the rank wants to join; may be empty
   TimeUs timeout_us = 0;
   Incarnation incarnation = 0;  // to which this handle was admitted before it reconnected; 0 at first
+  PolicyInput policy = {};      // that this handle has set before it reconnected
 };
 struct SaveCommitInput {
   SaveId save = 0;
@@ -297,6 +308,9 @@ class Engine {
   void OnDrop(TimeUs now, SessionId session, RequestId request, Step step, TimeUs timeout_us);
   // Persists the step once it is committed, also if it is not due. Answered when every node knows of the request.
   void OnPersist(TimeUs now, SessionId session, RequestId request, Step step, TimeUs timeout_us);
+  // Sets what the daemons' flags do not. Answered when every node knows it.
+  void OnSetPolicy(TimeUs now, SessionId session, RequestId request, const PolicyInput& policy,
+                   TimeUs timeout_us);
   // kNone and kCommitted: the step to restore; the first rank that asks chooses it for its incarnation. kPersisted: the
   // newest good step on storage, also where memory has newer ones; nothing is chosen. kUnsupported: there is no storage.
   // Other levels: kInvalidArgument.

@@ -22,6 +22,8 @@ NodeReport StandingOf(const NodeReport& report) {
   standing.chunks_total = report.chunks_total;
   standing.has_lease = report.has_lease;
   standing.leaving = report.leaving;
+  standing.keep_on_storage = report.keep_on_storage;
+  standing.keep_rules = report.keep_rules;
   standing.lost_links = report.lost_links;
   for (LostLinkReport& link : standing.lost_links) link.lost_for_us = 0;
   return standing;
@@ -73,6 +75,10 @@ uint64_t DigestOfScalars(const T& inventory, Hasher* hash) {
   if (hash->protocol() >= 9)
     for (const RestoreNote& note : inventory.restores) digest += (*hash)(note);
   return digest;
+}
+
+uint64_t DigestOfPolicy(const RankPolicy& policy, Hasher* hash) {
+  return hash->protocol() >= 9 ? (*hash)(policy) : 0;
 }
 
 template <typename T, typename Key>
@@ -169,7 +175,8 @@ void Normalize(Inventory* inventory) {
 uint64_t DigestOf(const Inventory& inventory, uint32_t protocol) {
   Hasher hash(protocol);
   uint64_t digest = DigestOfSessions(inventory.report.sessions, &hash) + hash(inventory.life) +
-                    hash(StandingOf(inventory.report)) + DigestOfScalars(inventory, &hash);
+                    DigestOfPolicy(inventory.policy, &hash) + hash(StandingOf(inventory.report)) +
+                    DigestOfScalars(inventory, &hash);
   for (const CopyReport& copy : inventory.report.copies) digest += hash(copy);
   return digest;
 }
@@ -187,6 +194,7 @@ InventoryDelta Difference(const Inventory& before, const Inventory& after, bool 
   delta.persisting = after.persisting;
   delta.loading = after.loading;
   delta.restores = after.restores;
+  if (!(before.policy == after.policy)) delta.policy.push_back(after.policy);
   if (!(before.life == after.life)) delta.life.push_back(after.life);
   if (with_counters || Encode(StandingOf(before.report)) != Encode(StandingOf(after.report))) {
     NodeReport report = after.report;
@@ -218,6 +226,7 @@ InventoryChange HeldInventory::Replace(Inventory whole, uint32_t protocol) {
   for (const CopyReport& copy : inventory_.report.copies) copies_digest_ += hash(copy);
   sessions_digest_ = DigestOfSessions(inventory_.report.sessions, &hash);
   life_digest_ = hash(inventory_.life);
+  policy_digest_ = DigestOfPolicy(inventory_.policy, &hash);
   standing_digest_ = hash(StandingOf(inventory_.report));
   return change;
 }
@@ -232,9 +241,9 @@ const CopyReport* HeldInventory::Find(const ShardId& id) const {
 
 std::optional<InventoryChange> HeldInventory::Apply(const InventoryDelta& delta, uint32_t protocol) {
   if (delta.base == 0 || delta.base != inventory_.sequence || delta.sequence <= delta.base ||
-      delta.life.size() > 1 || delta.report.size() > 1 || !Ascending(delta.copies, kCopyKey) ||
-      !Ascending(delta.copies_gone, kShardKey) || !Ascending(delta.sessions, kSessionKey) ||
-      !Ascending(delta.sessions_gone, kSelf))
+      delta.life.size() > 1 || delta.policy.size() > 1 || delta.report.size() > 1 ||
+      !Ascending(delta.copies, kCopyKey) || !Ascending(delta.copies_gone, kShardKey) ||
+      !Ascending(delta.sessions, kSessionKey) || !Ascending(delta.sessions_gone, kSelf))
     return std::nullopt;
   Hasher hash(protocol);
   InventoryChange change;
@@ -261,9 +270,12 @@ std::optional<InventoryChange> HeldInventory::Apply(const InventoryDelta& delta,
     sessions_digest = DigestOfSessions(sessions, &hash);
   }
   const uint64_t life_digest = delta.life.empty() ? life_digest_ : hash(delta.life.front());
+  const uint64_t policy_digest =
+      delta.policy.empty() ? policy_digest_ : DigestOfPolicy(delta.policy.front(), &hash);
   const uint64_t standing_digest =
       delta.report.empty() ? standing_digest_ : hash(StandingOf(delta.report.front()));
-  if (copies_digest + sessions_digest + life_digest + standing_digest + DigestOfScalars(delta, &hash) !=
+  if (copies_digest + sessions_digest + life_digest + policy_digest + standing_digest +
+          DigestOfScalars(delta, &hash) !=
       delta.digest)
     return std::nullopt;
 
@@ -276,6 +288,7 @@ std::optional<InventoryChange> HeldInventory::Apply(const InventoryDelta& delta,
   copies_digest_ = copies_digest;
   sessions_digest_ = sessions_digest;
   life_digest_ = life_digest;
+  policy_digest_ = policy_digest;
   standing_digest_ = standing_digest;
   inventory_.sequence = delta.sequence;
   inventory_.incarnation_max = delta.incarnation_max;
@@ -284,6 +297,7 @@ std::optional<InventoryChange> HeldInventory::Apply(const InventoryDelta& delta,
   inventory_.persisting = delta.persisting;
   inventory_.loading = delta.loading;
   inventory_.restores = delta.restores;
+  if (!delta.policy.empty()) inventory_.policy = delta.policy.front();
   if (change.life && !delta.life.empty()) inventory_.life = delta.life.front();
   if (change.standing) {
     NodeReport report = delta.report.front();

@@ -2,7 +2,7 @@
 //
 // How a node tells the leader what it has: the whole inventory once, then only what has changed since the
 // inventory that the leader acknowledged last, with a digest of everything. The digest is a sum over the parts
-// (copies, sessions, incarnation, standing), so the leader updates it with what has changed. If it does not fit,
+// (copies, sessions, incarnation, policy, standing), so the leader updates it with what has changed. If it does not fit,
 // or the leader does not hold the inventory that the changes are based on, the leader asks for a whole one.
 //
 //     idle ── changed, a new view, or counters after a second ──> in flight ── acknowledged ──> idle
@@ -63,6 +63,7 @@ class HeldInventory {
   uint64_t copies_digest_ = 0;
   uint64_t sessions_digest_ = 0;
   uint64_t life_digest_ = 0;
+  uint64_t policy_digest_ = 0;
   uint64_t standing_digest_ = 0;
 };
 

@@ -35,6 +35,7 @@ void Leader::Begin() {
   hold_.Release();
   restores_.Begin();
   damage_.Begin();
+  policy_.Begin();
   persistence_.Begin();
   loaders_.clear();
   persisting_since_.clear();
@@ -49,7 +50,7 @@ void Leader::Begin() {
   short_since_ = short_seen_ = 0;
   mark_again_ = false;
   state_ = LeaderState();
-  sequence_ = restores_sequence_ = 0;
+  sequence_ = restores_sequence_ = policy_sequence_ = 0;
   next_restore_ = context_.now + kRestoreEveryUs;
 }
 
@@ -160,6 +161,7 @@ void Leader::Learn(MemberState* member, bool was_short, const InventoryChange& c
   if (change.life || newer) incarnations_.Learn(inventory);
   persistence_.Learn(inventory.persisting);
   restores_.Learn(inventory.restores);
+  policy_.Learn(inventory.policy);
   // A leader before this one let it read them.
   for (const ShardKey& key : inventory.loading) loaders_.try_emplace(key.id, Loader{member->id, 0, {}});
   if (change.life || change.seats)
@@ -220,7 +222,8 @@ bool Leader::PassesOpenStep(const SessionReport& session) const {
 
 void Leader::Flush() {
   dirty_ = dirty_ || persistence_.version() != persistence_seen_ || stored_.version() != stored_seen_ ||
-           restores_.version() != restores_seen_ || drops_.version() != drops_seen_;
+           restores_.version() != restores_seen_ || drops_.version() != drops_seen_ ||
+           policy_.version() != policy_seen_;
   if (!leading_ || !dirty_ || !complete() || !may_decide()) return;
   dirty_ = false;
   if (sequence_ == 0 && !PinWasHeard()) latest_.NoRankWasTold();
@@ -363,6 +366,7 @@ void Leader::Announce() {
   state.not_persisted.assign(persistence_.not_persisted().begin(), persistence_.not_persisted().end());
   state.persist_judged.id = persistence_.judged();
   state.restores = restores_.notes();
+  state.policy = policy_.known();
   for (const auto& [id, found] : disagreements_) state.disagreements.push_back(found);
   state.dropped = drops_.notes();
 
@@ -376,6 +380,7 @@ void Leader::Announce() {
     state.sequence = ++sequence_;
     if (new_pin) pin_sequence_ = sequence_;
     if (restores_.version() != restores_seen_) restores_sequence_ = sequence_;
+    if (policy_.version() != policy_seen_) policy_sequence_ = sequence_;
     // A step that was not listed meanwhile has to be marked again: some member may know of no state that listed it.
     listed_ = SinceWhen(state.committed, listed_, sequence_);
     persisting_since_ = SinceWhen(state.persisting, persisting_since_, sequence_);
@@ -388,6 +393,7 @@ void Leader::Announce() {
   persistence_seen_ = persistence_.version();
   stored_seen_ = stored_.version();
   restores_seen_ = restores_.version();
+  policy_seen_ = policy_.version();
   if (!changed && told_) return;
   told_ = true;
   tell_again_after_ = kRepeatUs;

@@ -35,6 +35,7 @@
 #include "core/engine/inventory.h"
 #include "core/engine/latest.h"
 #include "core/engine/persistence.h"
+#include "core/engine/policy.h"
 #include "core/engine/redundancy.h"
 #include "core/engine/restores.h"
 #include "core/engine/retention.h"
@@ -57,7 +58,10 @@ class Leader {
         redundancy_(context, &table_),
         hold_(storage),
         damage_(context, storage, &hold_),
-        persistence_(context, storage, &hold_, &table_, &stored_, [this] { return ReadOnStorage(); }),
+        policy_(context),
+        persistence_(
+            context, storage, &hold_, &table_, &stored_, &policy_, [this] { return ReadOnStorage(); },
+            [this] { return KeepByRanks(); }),
         verifier_(context) {}
 
   void OnView(const View& before);
@@ -150,6 +154,11 @@ class Leader {
   void AnswerReport(NodeId from, uint64_t number);
   void AnswerVerify(NodeId from, uint64_t number, const VerifyQuestion& verify);
   void AnswerPersist(NodeId from, uint64_t number, const PersistQuestion& persist);
+  void AnswerPolicy(NodeId from, uint64_t number, const PolicyQuestion& question);
+  // kInvalidArgument: a daemon's flag says otherwise; both are named.
+  Status CheckFlags(uint64_t persist_every, uint64_t keep_on_storage) const;
+  Result<uint64_t> KeepByRanks() const;  // as Persistence::Keep
+  PolicyReport DescribePolicy() const;
   void AnswerQuarantine(NodeId from, uint64_t number, const QuarantineQuestion& quarantine);
   void AnswerDrop(NodeId from, uint64_t number, const DropQuestion& drop);
   void AnswerDrain(NodeId from, uint64_t number, const DrainQuestion& drain);
@@ -180,6 +189,7 @@ class Leader {
   Drops drops_;
   StorageHold hold_;
   StoredDamage damage_;
+  Policy policy_;
   Persistence persistence_;
   Verifier verifier_;
   // Something that an announcement is made of may have changed.
@@ -193,6 +203,8 @@ class Leader {
   uint64_t stored_seen_ = 0;
   uint64_t restores_seen_ = 0;
   uint64_t restores_sequence_ = 0;  // of the first state that told these restores
+  uint64_t policy_seen_ = 0;
+  uint64_t policy_sequence_ = 0;  // likewise
   LeaderState state_;
   uint64_t sequence_ = 0;
   uint64_t pin_sequence_ = 0;  // of the first state that told this incarnation's pin

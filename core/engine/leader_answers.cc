@@ -28,7 +28,8 @@ void Leader::OnQuestion(NodeId from, const Question& question) {
   const bool decides =
       question.topic == Question::Topic::kJoin || question.topic == Question::Topic::kLatest ||
       question.topic == Question::Topic::kPersist || question.topic == Question::Topic::kQuarantine ||
-      question.topic == Question::Topic::kDrain || question.topic == Question::Topic::kDrop;
+      question.topic == Question::Topic::kDrain || question.topic == Question::Topic::kDrop ||
+      question.topic == Question::Topic::kPolicy;
   if (decides && !may_decide())
     return Reply(
         from, question.number,
@@ -44,6 +45,7 @@ void Leader::OnQuestion(NodeId from, const Question& question) {
   QuarantineQuestion quarantine;
   DrainQuestion drain;
   DropQuestion drop;
+  PolicyQuestion policy;
   switch (question.topic) {
     case Question::Topic::kJoin:
       if (Decode(question.payload, join)) return AnswerJoin(from, question.number, join);
@@ -70,6 +72,9 @@ void Leader::OnQuestion(NodeId from, const Question& question) {
       break;
     case Question::Topic::kDrain:
       if (Decode(question.payload, drain)) return AnswerDrain(from, question.number, drain);
+      break;
+    case Question::Topic::kPolicy:
+      if (Decode(question.payload, policy)) return AnswerPolicy(from, question.number, policy);
       break;
   }
   Reply(from, question.number, Error(Code::kInvalidArgument, "a question that cannot be read"));
@@ -271,6 +276,77 @@ void Leader::AnswerPersist(NodeId from, uint64_t number, const PersistQuestion& 
   if (known) Reply(from, number, OkStatus(), Encode(Nothing{}));
 }
 
+// Any daemon may lead and delete by its own rules, so a rule of one daemon counts as the job's. If daemons differ in other rules
+// than the number, the leader might delete what another daemon's rules keep.
+Status Leader::CheckFlags(uint64_t persist_every, uint64_t keep_on_storage) const {
+  const JobSettings& settings = context_.view.settings;
+  if (persist_every != 0 && settings.persist_every != 0 &&
+      (settings.persist_every_seconds || settings.persist_every != persist_every))
+    return Error(Code::kInvalidArgument,
+                 "persist_every %llu, this job's daemons were started with --persist-every %llu%s",
+                 static_cast<unsigned long long>(persist_every),
+                 static_cast<unsigned long long>(settings.persist_every),
+                 settings.persist_every_seconds ? "s" : "");
+  if (keep_on_storage == 0) return OkStatus();
+  const std::string alone = "--keep-on-storage " + std::to_string(keep_on_storage);
+  for (const MemberState& member : members_) {
+    const NodeReport& report = member.inventory().report;
+    if (report.keep_rules.empty()) continue;
+    const bool covered = report.keep_rules == alone || report.keep_rules == context_.config.keep_rules;
+    if (report.keep_on_storage == keep_on_storage && covered) continue;
+    return Error(Code::kInvalidArgument,
+                 "keep_on_storage %llu, this job's daemons were started with %s (node %s)",
+                 static_cast<unsigned long long>(keep_on_storage), report.keep_rules.c_str(),
+                 context_.NameOf(member.id).c_str());
+  }
+  return OkStatus();
+}
+
+Result<uint64_t> Leader::KeepByRanks() const {
+  if (!complete() || !may_decide()) return Error(Code::kUnavailable, "not every node has told what it knows");
+  const uint64_t keep = policy_.Of(incarnations_.life().incarnation).keep_on_storage;
+  ROPETEAM_RETURN_IF_ERROR(CheckFlags(0, keep));
+  return keep;
+}
+
+PolicyReport Leader::DescribePolicy() const {
+  const JobSettings& settings = context_.view.settings;
+  PolicyReport report{!settings.storage.empty(),
+                      settings.persist_every,
+                      settings.persist_every_seconds,
+                      context_.config.keep_rules,
+                      policy_.Of(incarnations_.life().incarnation),
+                      {}};
+  report.doubt = CheckFlags(0, report.ranks.keep_on_storage).message();
+  return report;
+}
+
+void Leader::AnswerPolicy(NodeId from, uint64_t number, const PolicyQuestion& question) {
+  const Incarnation current = incarnations_.life().incarnation;
+  if (context_.view.settings.storage.empty())
+    return Reply(from, number, Error(Code::kUnsupported, "this job has no storage"));
+  const Status spoken = Policy::Spoken(context_);
+  if (!spoken.ok()) return Reply(from, number, spoken);  // it was asked in another epoch
+  if (question.incarnation != current)
+    return Reply(from, number,
+                 Error(question.incarnation < current ? Code::kStale : Code::kUnavailable,
+                       "incarnation %llu sets a policy, the world is in incarnation %llu",
+                       LifeNumber(question.incarnation), LifeNumber(current)));
+  // What is known was compared with the flags before: not by every rank with those of every node.
+  const RankPolicy known = policy_.Of(current);
+  Status status;
+  if (!question.again)
+    status = CheckFlags(known.persist_every == 0 ? question.persist_every : 0,
+                        known.keep_on_storage == 0 ? question.keep_on_storage : 0);
+  if (status.ok()) status = policy_.Set(question);
+  if (!status.ok()) return Reply(from, number, status);
+  // Every node has to know it, so that the next leader does. Until then the question is repeated, also while steps are being
+  // deleted that are to be kept from now on.
+  if (policy_.version() == policy_seen_ && policy_sequence_ <= acked_by_all() &&
+      !persistence_.DeletesBeyond(policy_.Of(current).keep_on_storage))
+    Reply(from, number, OkStatus(), Encode(Nothing{}));
+}
+
 void Leader::AnswerQuarantine(NodeId from, uint64_t number, const QuarantineQuestion& quarantine) {
   const Result<StepId> step = latest_.ResolveStep({quarantine.step, 0, 0, 0, false, false});
   if (!step.ok()) return Reply(from, number, step.status());
@@ -358,6 +434,7 @@ void Leader::AnswerReport(NodeId from, uint64_t number) {
   report.world_size = incarnations_.life().world_size;
   report.ranks_open = incarnations_.ranks_present();
   report.life = incarnations_.life().token;
+  report.policy = DescribePolicy();
   for (const MemberState& member : members_) {
     report.nodes.push_back(member.inventory().report);
     report.nodes.back().scrub.pass_ended_us_ago += context_.now - member.heard_at;

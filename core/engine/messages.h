@@ -217,9 +217,10 @@ struct Inventory {
   std::vector<StepKey> persisting;    // as the leader announced it last
   std::vector<ShardKey> loading;      // shards that are being read from storage here
   std::vector<RestoreNote> restores;  // as the leader announced them last
+  RankPolicy policy;                  // as the leader announced it last
   auto Fields() {
     return Tie(sequence, report, life, incarnation_max, asking_from, short_of_memory, persisting, loading,
-               Since<9>(restores));
+               Since<9>(restores), Since<9>(policy));
   }
 };
 struct SessionKey {
@@ -241,6 +242,7 @@ struct InventoryDelta {
   std::vector<StepKey> persisting;  // all of them, as of `loading`
   std::vector<ShardKey> loading;
   std::vector<RestoreNote> restores;
+  std::vector<RankPolicy> policy;  // one if it has changed
   std::vector<Life> life;          // one if it has changed
   std::vector<NodeReport> report;  // one if it has changed; without sessions and copies
   std::vector<SessionReport> sessions;
@@ -249,7 +251,8 @@ struct InventoryDelta {
   std::vector<ShardKey> copies_gone;
   auto Fields() {
     return Tie(sequence, base, digest, incarnation_max, asking_from, short_of_memory, persisting, loading,
-               Since<9>(restores), life, report, sessions, sessions_gone, copies, copies_gone);
+               Since<9>(restores), Since<9>(policy), life, report, sessions, sessions_gone, copies,
+               copies_gone);
   }
 };
 // `want_whole`: the changes in this message could not be applied; send a whole inventory.
@@ -307,10 +310,11 @@ struct LeaderState {
   std::vector<RestoreNote> restores;  // by step, at most kRestoreNotesMax
   std::vector<Disagreement> disagreements;  // the newest, by step, at most kDisagreementsMax
   std::vector<DroppedStep> dropped;  // at most kDroppedMax: a wait for one of them that is not committed ends
+  RankPolicy policy;                 // what ranks have set for storage; of incarnation 0: nothing
   auto Fields() {
     return Tie(sequence, life, committed, judged, marked, keep, release_before, dead, evictable, persisting,
                persisted, not_persisted, persist_judged, Since<9>(restores), Since<9>(disagreements),
-               Since<9>(dropped));
+               Since<9>(dropped), Since<9>(policy));
   }
 };
 struct LeaderStateAck {
@@ -333,7 +337,8 @@ struct Question {
     kPersist = 6,
     kQuarantine = 7,
     kDrain = 8,
-    kDrop = 9
+    kDrop = 9,
+    kPolicy = 10
   };
   uint64_t number = 0;
   Topic topic = Topic::kLatest;
@@ -406,6 +411,15 @@ struct DropQuestion {
 struct PersistQuestion {
   StepKey step;
   auto Fields() { return std::tie(step); }
+};
+struct PolicyQuestion {
+  Incarnation incarnation = 0;  // of the rank
+  Rank rank = 0;
+  uint64_t persist_every = 0;  // 0: not set
+  uint32_t keep_on_storage = 0;
+  // The rank was answered before, and has connected again. It is not refused, whatever was set meanwhile.
+  bool again = false;
+  auto Fields() { return std::tie(incarnation, rank, persist_every, keep_on_storage, again); }
 };
 // From a node that has said in its inventory that it leaves.
 struct DrainQuestion {

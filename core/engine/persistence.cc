@@ -17,6 +17,7 @@ void Persistence::Begin() {
   learned_.clear();
   waiting_.reset();
   kept_.clear();
+  prune_due_ = false;
   run_.reset();
   refused_.clear();
   judged_ = last_due_ = StepId();
@@ -86,10 +87,9 @@ Status Persistence::Request(const StepId& id, const Life& life) {
 
 // By steps: the multiples of the interval are counted, so that a program that saves at odd steps persists as often.
 bool Persistence::Due(const StepId& id, const Life& life) const {
-  const JobSettings& settings = context_.view.settings;
-  if (settings.persist_every == 0) return false;
-  if (settings.persist_every_seconds)
-    return context_.now >= last_due_at_ + settings.persist_every * 1'000'000;
+  const PersistEvery every = PersistEveryOf(context_, policy_.known(), id.incarnation);
+  if (every.count == 0) return false;
+  if (every.seconds) return context_.now >= last_due_at_ + every.count * 1'000'000;
   StepId last = last_due_;
   for (const StepId& stored : stored_.NewestFirst(1)) last = std::max(last, stored);
   Step before = 0;
@@ -98,7 +98,7 @@ bool Persistence::Due(const StepId& id, const Life& life) const {
   } else if (life.has_pin() && life.incarnation == id.incarnation) {
     before = life.pin.step;
   }
-  return id.step / settings.persist_every > before / settings.persist_every;
+  return id.step / every.count > before / every.count;
 }
 
 void Persistence::Judge(const std::set<StepId>& told, const Life& life) {
@@ -477,15 +477,26 @@ void Persistence::OnManifest(const StepId& id, const std::shared_ptr<const Store
 
 // What a failure leaves is deleted after the next step.
 void Persistence::Prune() {
-  const auto on_pruned = [this, generation = generation_](const Status& status, const StorageDone& done) {
+  prune_due_ = false;
+  if (!context_.has_lease()) return;
+  hold_.Confirm([this](const Status& status) {
+    if (!status.ok()) return;
+    const Result<uint64_t> keep = keep_();
+    if (keep.ok()) return StartPruning(*keep);
+    prune_due_ = keep.status().code() == Code::kUnavailable;
+    if (!prune_due_) LOG_WARNING("no step on storage is deleted: %s", keep.status().message().c_str());
+  });
+}
+
+void Persistence::StartPruning(uint64_t keep) {
+  pruning_.insert(keep);
+  works_.Start(PruneStored{in_use_(), keep}, [this, keep, generation = generation_](const Status& status,
+                                                                                    const StorageDone& done) {
+    pruning_.erase(pruning_.find(keep));
     const auto* gone = std::get_if<StoredList>(&done.result);
     if (generation == generation_ && gone != nullptr) stored_.Remove(gone->steps);
     if (!status.ok())
       LOG_WARNING("steps on storage that no rule keeps are not deleted: %s", status.ToString().c_str());
-  };
-  if (!context_.has_lease()) return;
-  hold_.Confirm([this, on_pruned](const Status& status) {
-    if (status.ok()) works_.Start(PruneStored{in_use_()}, on_pruned);
   });
 }
 
@@ -527,6 +538,7 @@ void Persistence::RepeatOrders() {
 }
 
 void Persistence::OnTimer() {
+  if (prune_due_) Prune();
   if (!run_) return;
   if (!run_->confirming && run_->confirm_at <= context_.now) Confirm();
   if (run_->phase == Run::Phase::kHold && !hold_.trouble().empty()) run_->trouble = hold_.trouble();
@@ -542,6 +554,7 @@ void Persistence::OnTimer() {
 }
 
 TimeUs Persistence::NextTimer() const {
+  if (prune_due_) return context_.now;
   if (!run_) return kNever;
   TimeUs due = look_at_;
   if (!run_->confirming) due = std::min(due, run_->confirm_at);

@@ -28,6 +28,7 @@
 #ifndef ROPETEAM_CORE_ENGINE_PERSISTENCE_H_
 #define ROPETEAM_CORE_ENGINE_PERSISTENCE_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -40,6 +41,7 @@
 
 #include "core/base/log.h"
 #include "core/engine/context.h"
+#include "core/engine/policy.h"
 #include "core/engine/step_table.h"
 #include "core/engine/storage_hold.h"
 #include "core/engine/storage_works.h"
@@ -51,14 +53,19 @@ class Persistence {
  public:
   // `in_use`: steps on storage that some node may be reading.
   using InUse = std::function<std::vector<StepId>()>;
+  // How many steps are kept on storage as ranks have set; 0: not set. kUnavailable: not known yet. Other errors: it is in
+  // doubt, and nothing is deleted.
+  using Keep = std::function<Result<uint64_t>()>;
   Persistence(Context* context, StorageWorks* works, StorageHold* hold, const StepTable* table,
-              StoredSteps* stored, InUse in_use)
+              StoredSteps* stored, const Policy* policy, InUse in_use, Keep keep)
       : context_(*context),
         works_(*works),
         hold_(*hold),
         table_(*table),
         stored_(*stored),
-        in_use_(std::move(in_use)) {}
+        policy_(*policy),
+        in_use_(std::move(in_use)),
+        keep_(std::move(keep)) {}
 
   void Begin();  // to lead, or no longer: forgets everything
   void OnView();
@@ -80,6 +87,11 @@ class Persistence {
   void SetKept(const std::set<StepId>& kept) { kept_ = kept; }
   const std::deque<NotPersisted>& not_persisted() const { return not_persisted_; }
   const StepId& judged() const { return judged_; }
+  // Deletions are under way that began when fewer steps than this were to be kept.
+  bool DeletesBeyond(uint64_t keep) const {
+    return std::any_of(pruning_.begin(), pruning_.end(),
+                       [keep](uint64_t each) { return each != 0 && each < keep; });
+  }
   // Grows whenever one of the above has changed.
   uint64_t version() const { return version_; }
 
@@ -176,13 +188,18 @@ class Persistence {
   void OnManifest(const StepId& id, const std::shared_ptr<const StoredStep>& step, const Status& status);
   void LookAtHomeless();
   void Prune();  // after a step was persisted
+  void StartPruning(uint64_t keep);
 
   Context& context_;
   StorageWorks& works_;
   StorageHold& hold_;
   const StepTable& table_;
   StoredSteps& stored_;
+  const Policy& policy_;
   const InUse in_use_;
+  const Keep keep_;
+  std::multiset<uint64_t> pruning_;  // what the deletions under way keep; those of a former leadership, too
+  bool prune_due_ = false;           // as soon as it is known what is kept
   uint64_t generation_ = 0;
   std::set<StepId> requested_;
   std::set<StepId> learned_;  // of a former leader, not judged yet

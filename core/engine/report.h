@@ -111,9 +111,11 @@ struct NodeReport {
   bool leaving = false;    // it is drained: drainer.h
   std::vector<LostLinkReport> lost_links;
   ScrubReport scrub;
+  uint32_t keep_on_storage = 0;  // by its flags
+  std::string keep_rules;        // the flags that say what is kept on storage; empty: none
   auto Fields() {
     return Tie(id, name, chunk_bytes, chunks_total, chunks_free, sessions, copies, counters, has_lease,
-               lost_links, scrub, Since<9>(leaving));
+               lost_links, scrub, Since<9>(leaving), Since<9>(keep_on_storage), Since<9>(keep_rules));
   }
 };
 
@@ -153,6 +155,29 @@ struct StepReport {
   }
 };
 
+// What ranks of an incarnation have set for storage (policy.h). A field of 0: not set.
+struct RankPolicy {
+  Incarnation incarnation = 0;
+  uint64_t persist_every = 0;  // steps
+  Rank persist_by = 0;         // the rank that has set it
+  uint32_t keep_on_storage = 0;
+  Rank keep_by = 0;
+  auto Fields() { return std::tie(incarnation, persist_every, persist_by, keep_on_storage, keep_by); }
+  friend bool operator==(const RankPolicy&, const RankPolicy&) = default;
+};
+// What is in effect: the leader's flags, and what ranks have set where the flags set nothing.
+struct PolicyReport {
+  bool has_storage = false;  // else the other fields mean nothing
+  uint64_t persist_every = 0;
+  bool persist_every_seconds = false;
+  std::string keep_rules;
+  RankPolicy ranks;
+  std::string doubt;  // why nothing is deleted by the ranks' policy
+  auto Fields() {
+    return std::tie(has_storage, persist_every, persist_every_seconds, keep_rules, ranks, doubt);
+  }
+};
+
 struct ClusterReport {
   std::string job;
   Epoch epoch = 0;
@@ -166,9 +191,10 @@ struct ClusterReport {
   StepReport latest;  // when has_latest
   std::vector<NodeReport> nodes;
   std::vector<StepReport> steps;  // newest first
+  PolicyReport policy;
   auto Fields() {
-    return std::tie(job, epoch, leader, nodes_expected, incarnation, world_size, ranks_open, life, has_latest,
-                    latest, nodes, steps);
+    return Tie(job, epoch, leader, nodes_expected, incarnation, world_size, ranks_open, life, has_latest,
+               latest, nodes, steps, Since<9>(policy));
   }
 };
 

@@ -6,6 +6,7 @@
 
 #include "core/base/log.h"
 #include "core/engine/parts.h"
+#include "core/engine/policy.h"
 #include "core/shard/manifest.h"
 
 namespace ropeteam::engine {
@@ -129,6 +130,7 @@ void Sessions::Hello(SessionId id, RequestId request, const HelloInput& hello) {
         }
         if (admitted.life.incarnation > context.store.incarnation_max())
           context.store.SetIncarnationMax(admitted.life.incarnation);
+        SetPolicyAgain(*joined);
         AnswerTo(id, request, AnswerHello{joined->incarnation});
       });
 }
@@ -512,13 +514,13 @@ std::optional<Status> Sessions::NotPersisted(const StepId& step) const {
   if (const auto why = announced.not_persisted.find(step); why != announced.not_persisted.end())
     return Error(Code::kAborted, "%s is not persisted: %s", name.c_str(), why->second.c_str());
   if (announced.persist_judged < step) return std::nullopt;
-  const JobSettings& settings = parts_.context.view.settings;
-  if (settings.persist_every == 0)
+  const PersistEvery every = PersistEveryOf(parts_.context, parts_.context.policy, step.incarnation);
+  if (every.count == 0)
     return Error(Code::kAborted, "%s is not persisted: nobody asked for it, and --persist-every is 0",
                  name.c_str());
-  return Error(Code::kAborted, "%s is not persisted: it is not due (--persist-every %llu%s)", name.c_str(),
-               static_cast<unsigned long long>(settings.persist_every),
-               settings.persist_every_seconds ? "s" : "");
+  return Error(Code::kAborted, "%s is not persisted: it is not due (%s %llu%s)", name.c_str(),
+               every.by_rank ? "persist_every" : "--persist-every",
+               static_cast<unsigned long long>(every.count), every.seconds ? "s" : "");
 }
 
 void Sessions::Settle() {
@@ -607,6 +609,40 @@ void Sessions::Persist(SessionId id, RequestId request, Step step, TimeUs timeou
   const PersistQuestion question{{{session->incarnation, step}}};
   AskLeader<Nothing>(id, request, Question::Topic::kPersist, Encode(question), timeout_us,
                      [](const Nothing&) { return AnswerStatus{}; });
+}
+
+void Sessions::SetPolicy(SessionId id, RequestId request, const PolicyInput& policy, TimeUs timeout_us) {
+  const Session* session = Admitted(id, request);
+  if (session == nullptr) return;
+  if (!policy.any())
+    return AnswerStatusTo(id, request,
+                          Error(Code::kInvalidArgument, "neither persist_every nor keep_on_storage is set"));
+  if (policy.persist_every > kPersistEveryMax || policy.keep_on_storage > kKeepOnStorageMax)
+    return AnswerStatusTo(
+        id, request,
+        Error(Code::kInvalidArgument, "persist_every %llu, limit %llu; keep_on_storage %u, limit %u",
+              static_cast<unsigned long long>(policy.persist_every),
+              static_cast<unsigned long long>(kPersistEveryMax), policy.keep_on_storage, kKeepOnStorageMax));
+  const Status spoken = Policy::Spoken(parts_.context);
+  if (!spoken.ok()) return AnswerStatusTo(id, request, spoken);
+  const PolicyQuestion question{session->incarnation, session->hello.rank, policy.persist_every,
+                                policy.keep_on_storage, false};
+  AskLeader<Nothing>(id, request, Question::Topic::kPolicy, Encode(question), timeout_us,
+                     [](const Nothing&) { return AnswerStatus{}; });
+}
+
+void Sessions::SetPolicyAgain(const Session& session) {
+  const PolicyInput& policy = session.hello.policy;
+  if (!policy.any() || !Policy::Spoken(parts_.context).ok()) return;
+  const Rank rank = session.hello.rank;
+  const PolicyQuestion question{session.incarnation, rank, policy.persist_every, policy.keep_on_storage,
+                                true};
+  parts_.asker.Ask(Question::Topic::kPolicy, Encode(question), Deadline(kPolicyAgainUs),
+                   [rank](const Result<std::string>& reply) {
+                     if (!reply.ok())
+                       LOG_WARNING("the policy that rank %u has set for storage may be lost: %s", rank,
+                                   reply.status().ToString().c_str());
+                   });
 }
 
 void Sessions::Latest(SessionId id, RequestId request, Level level, TimeUs timeout_us) {

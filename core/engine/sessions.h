@@ -38,6 +38,7 @@ class Sessions {
   void Wait(SessionId session, RequestId request, Step step, Level level, TimeUs timeout_us);
   void Drop(SessionId session, RequestId request, Step step, TimeUs timeout_us);
   void Persist(SessionId session, RequestId request, Step step, TimeUs timeout_us);
+  void SetPolicy(SessionId session, RequestId request, const PolicyInput& policy, TimeUs timeout_us);
   void Latest(SessionId session, RequestId request, Level level, TimeUs timeout_us);
   void ViewOpen(SessionId session, RequestId request, Step step, Rank rank, TimeUs timeout_us, bool partial);
   void ViewRead(SessionId session, RequestId request, ViewId view, const std::vector<PackedPart>& parts,
@@ -70,9 +71,10 @@ class Sessions {
   // Levels remembered of so many of the newest shards of a node: a rank waits for its last few steps, never
   // older ones.
   static constexpr size_t kProgressMax = 4096;
-  static constexpr size_t kSavesOpenMax = 4;     // ROPETEAM_SAVES_OPEN_MAX
-  static constexpr size_t kViewsOpenMax = 1024;  // ROPETEAM_VIEWS_OPEN_MAX
-  static constexpr size_t kWaitsMax = 1024;      // of one session at once
+  static constexpr size_t kSavesOpenMax = 4;            // ROPETEAM_SAVES_OPEN_MAX
+  static constexpr size_t kViewsOpenMax = 1024;         // ROPETEAM_VIEWS_OPEN_MAX
+  static constexpr size_t kWaitsMax = 1024;             // of one session at once
+  static constexpr TimeUs kPolicyAgainUs = 60'000'000;  // above what a new leader needs
 
   struct OpenView {
     ShardId shard;
@@ -152,6 +154,8 @@ class Sessions {
   void GrantView(SessionId session, RequestId request, const ShardId& shard);
   void OnRangesRead(uint64_t pending, ViewId view, const Status& status, const RangeReader::Bytes& bytes);
   void EndView(OpenView* view);
+  // The handle has set a policy before it reconnected: every node may have forgotten it.
+  void SetPolicyAgain(const Session& session);
   TimeUs Deadline(TimeUs timeout_us) const;
 
   Parts& parts_;

@@ -20,6 +20,10 @@
 
 namespace ropeteam {
 
+inline constexpr uint64_t kPersistEveryMax =
+    1'000'000'000;  // ROPETEAM_PERSIST_EVERY_MAX: steps, or thirty years of seconds
+inline constexpr uint32_t kKeepOnStorageMax = 1'000'000;  // ROPETEAM_KEEP_ON_STORAGE_MAX
+
 // How often a step was restored, and whether `latest` passes it over (core/engine/restores.h).
 struct RestoreNote {
   StepId step;
@@ -116,10 +120,11 @@ struct MarkStored {
 struct NoteStored {
   RestoreNote note;
 };
-// Deletes the steps that none of the driver's rules keeps, never the newest one and none of `in_use`. The manifest goes
-// first, so a half-deleted step does not count. → StoredList, the steps that are gone
+// Deletes the steps that none of the driver's rules keeps, nor `keep_newest`, never the newest one and none of `in_use`. The
+// manifest goes first, so a half-deleted step does not count. → StoredList, the steps that are gone
 struct PruneStored {
   std::vector<StepId> in_use;
+  uint64_t keep_newest = 0;  // so many are kept, as ranks have set; 0: not set
 };
 using StorageWork = std::variant<ListStored, ReadStored, NameFiles, WriteShard, WriteManifest, LoadChunks,
                                  HoldStorage, ReleaseStorage, MarkStored, PruneStored, NoteStored>;

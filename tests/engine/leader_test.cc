@@ -320,6 +320,27 @@ TEST_F(LeaderTest, WhatAMemberKnowsOfRestoresIsToldToAll) {
   EXPECT_THAT(Told(kFirst).restores, ElementsAre(newer)) << "it cannot be";
 }
 
+// Whatever the order in which members tell it: what keeps and persists more, of the newest incarnation.
+TEST_F(LeaderTest, WhatMembersKnowOfThePolicyIsPutTogether) {
+  Members({kFirst, kSecond});
+  const auto tell = [&](NodeId from, const RankPolicy& policy) {
+    Inventory inventory;
+    inventory.sequence = ++sequence_;
+    inventory.report.id = from;
+    inventory.life = life_;
+    inventory.policy = policy;
+    Send(from, inventory);
+  };
+  tell(kFirst, {kLife, 500, 1, 5, 1});
+  EXPECT_THAT(announced_, IsEmpty()) << "the other one has not told";
+  tell(kSecond, {kLife - 1, 100, 0, 9, 0});
+  EXPECT_EQ(Told(kFirst).policy, (RankPolicy{kLife, 500, 1, 5, 1}));
+  tell(kSecond, {kLife, 100, 0, 3, 0});
+  EXPECT_EQ(Told(kFirst).policy, (RankPolicy{kLife, 100, 0, 5, 1}));
+  tell(kSecond, {kIncarnationMax, 1, 0, 1, 0});
+  EXPECT_EQ(Told(kFirst).policy, (RankPolicy{kLife, 100, 0, 5, 1})) << "it cannot be";
+}
+
 TEST_F(LeaderTest, DecidesNothingWithoutALease) {
   const StepId step{kLife, 7};
   engine_->OnLease(now_, now_);

@@ -38,9 +38,13 @@ class PersistenceTest : public ::testing::Test {
         works_(&context_),
         hold_(&works_),
         stored_(&context_, &works_, &life_),
-        persistence_(&context_, &works_, &hold_, &table_, &stored_, [] {
-          return std::vector<StepId>{{kLife, 1}};
-        }) {
+        policy_(&context_),
+        persistence_(
+            &context_, &works_, &hold_, &table_, &stored_, &policy_,
+            [] {
+              return std::vector<StepId>{{kLife, 1}};
+            },
+            [this] { return keep_; }) {
     SetLogSink([](LogLevel, std::string_view) {}, LogLevel::kOff);
     life_.incarnation = kLife;
     settings_.nodes = 3;
@@ -181,6 +185,8 @@ class PersistenceTest : public ::testing::Test {
   StepTable table_;
   StorageHold hold_;
   StoredSteps stored_;
+  Policy policy_;
+  Result<uint64_t> keep_ = uint64_t{0};  // that ranks have said
   Persistence persistence_;
   JobSettings settings_;
   Life life_;
@@ -239,6 +245,63 @@ TEST_F(PersistenceTest, WhatNoRuleKeepsIsDeletedAfterAStepWasPersistedAndNothing
   works_.OnDone(work.tag, OkStatus(), done);
   EXPECT_FALSE(stored_.Has({kLife, 2}));
   EXPECT_TRUE(stored_.Has({kLife, 1}));
+}
+
+TEST_F(PersistenceTest, NothingIsDeletedWhileItIsNotKnownWhatStays) {
+  Listed({{kLife, 1}});
+  keep_ = Error(Code::kUnavailable, "a node has not told");
+  Commit(10);
+  AnswerAll();
+  AnswerAll();
+  works_.OnDone(TakeWork().tag, OkStatus(), {});
+  AnswerHolds();
+  EXPECT_THAT(context_.out.storage, IsEmpty());
+  keep_ = uint64_t{2};
+  EXPECT_LE(persistence_.NextTimer(), context_.now);
+  persistence_.OnTimer();
+  const StartStorage work = TakeWork();
+  const auto* prune = std::get_if<PruneStored>(&work.work);
+  ASSERT_NE(prune, nullptr);
+  EXPECT_EQ(prune->keep_newest, 2u);
+  EXPECT_FALSE(persistence_.DeletesBeyond(2));
+  EXPECT_TRUE(persistence_.DeletesBeyond(3));
+  persistence_.Begin();
+  EXPECT_TRUE(persistence_.DeletesBeyond(3)) << "the driver goes on";
+  works_.OnDone(work.tag, OkStatus(), {});
+  EXPECT_FALSE(persistence_.DeletesBeyond(3));
+}
+
+TEST_F(PersistenceTest, InDoubtNothingIsDeleted) {
+  Listed({{kLife, 1}});
+  keep_ = Error(Code::kInvalidArgument, "a flag says otherwise");
+  Commit(10);
+  AnswerAll();
+  AnswerAll();
+  works_.OnDone(TakeWork().tag, OkStatus(), {});
+  AnswerHolds();
+  EXPECT_THAT(context_.out.storage, IsEmpty());
+  EXPECT_EQ(persistence_.NextTimer(), kNever);
+}
+
+TEST_F(PersistenceTest, RanksSayWhatIsDueWhereTheFlagDoesNot) {
+  settings_.persist_every = 0;
+  Members({1, 2, 3});
+  Listed();
+  Commit(9);
+  policy_.Learn({kLife - 1, 3, 0, 0, 0});
+  Commit(10);
+  EXPECT_THAT(Persisting(), IsEmpty()) << "of an incarnation that has ended";
+  policy_.Learn({kLife, 7, 1, 0, 0});
+  Commit(14);
+  EXPECT_THAT(Persisting(), ElementsAre(14));
+  settings_.persist_every = 10;
+  Members({1, 2, 3});
+  Finish();
+  Commit(21);
+  EXPECT_THAT(Persisting(), ElementsAre(21)) << "the flag's multiple";
+  Finish();
+  Commit(28);
+  EXPECT_THAT(Persisting(), IsEmpty());
 }
 
 TEST_F(PersistenceTest, StepsAreDueByTheMultiplesThatArePassed) {

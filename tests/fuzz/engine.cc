@@ -140,6 +140,9 @@ class World : Engines {
       case 5:
         return engine->OnVerify(now_, kSession, request, &step, kTimeout);
       case 6:
+        if (step >= 128)
+          return engine->OnSetPolicy(now_, kSession, request, {step % 4, static_cast<uint32_t>(step % 8 / 4)},
+                                     kTimeout);
         return engine->OnPersist(now_, kSession, request, step, kTimeout);
       default:
         if (step < 128) return engine->OnViewClose(now_, kSession, step);

@@ -18,8 +18,9 @@ using EngineMessages =
                InventoryDelta, PersistOrder, PersistResult, StoredBad, FetchOrder, CheckStored, StoredChecked,
                EncryptedSeal, EncryptedGrant, EncryptCopy, RangesOpen, RangesGrant, RangesClose>;
 // What a Question's payload is.
-using EngineQuestions = std::tuple<JoinQuestion, LatestQuestion, LocateQuestion, Nothing, VerifyQuestion,
-                                   PersistQuestion, QuarantineQuestion, DrainQuestion, DropQuestion>;
+using EngineQuestions =
+    std::tuple<JoinQuestion, LatestQuestion, LocateQuestion, Nothing, VerifyQuestion, PersistQuestion,
+               QuarantineQuestion, DrainQuestion, DropQuestion, PolicyQuestion>;
 // What a Reply's payload is.
 using EngineReplies = std::tuple<JoinReply, LatestReply, LocateReply, ClusterReport, VerifyReport>;
 
