@@ -61,6 +61,15 @@ bool LocalServer::OnRequest(SessionId id, Client& client, local::Type type, Requ
       });
       return true;
     }
+    case local::Type::kSetPolicy: {
+      local::SetPolicy policy;
+      if (!Decode(payload, policy)) return false;
+      drive_([&](Engine& engine, TimeUs now) {
+        engine.OnSetPolicy(now, id, request, {policy.persist_every, policy.keep_on_storage},
+                           TimeoutUs(policy.timeout_ms));
+      });
+      return true;
+    }
     case local::Type::kWait:
       return OnWait(id, client, request, payload);
     case local::Type::kLatest:

@@ -126,7 +126,8 @@ void LocalServer::OnHello(SessionId id, Client& client, RequestId request, std::
   }
   client.version = version;
   local::Hello hello;
-  if (!Decode(payload, hello)) return client.session->Close("a hello that does not match the protocol");
+  if (!Decode(payload, hello, version))
+    return client.session->Close("a hello that does not match the protocol");
   if (hello.life.size() > local::kLifeBytesMax)
     return Reply(client, request, Code::kInvalidArgument,
                  "life of " + std::to_string(hello.life.size()) + " bytes, limit " +
@@ -147,8 +148,13 @@ void LocalServer::OnHello(SessionId id, Client& client, RequestId request, std::
            static_cast<int>(client.session->peer_pid()), hello.rank, hello.world_size);
   client.state = State::kHelloSent;
   client.hello_request = request;
-  const HelloInput input{
-      hello.rank, hello.world_size, hello.token, hello.life, TimeoutUs(hello.timeout_ms), hello.incarnation};
+  const HelloInput input{hello.rank,
+                         hello.world_size,
+                         hello.token,
+                         hello.life,
+                         TimeoutUs(hello.timeout_ms),
+                         hello.incarnation,
+                         {hello.persist_every, hello.keep_on_storage}};
   drive_([&](Engine& engine, TimeUs now) { engine.OnHello(now, id, request, input); });
 }
 

@@ -68,6 +68,8 @@ EngineConfig EngineConfigOf(const Options& options, NodeId self, const Transport
   config.node = options.node;
   config.scrub_bytes_per_s = options.scrub_bytes_per_s;
   config.restores_max = options.quarantine_after;
+  config.keep_on_storage = static_cast<uint32_t>(options.retention.keep_newest);
+  config.keep_rules = storage::FlagsOf(options.retention);
   if (!fabric.rdma) config.puts_wait_us = kPutsWaitUs;
   config.encrypts = options.replica_cipher != nullptr;
   if (config.encrypts) config.salt = NewEncryptionSalt();

@@ -106,7 +106,8 @@ Json ToJson(const NodeReport& n) {
           {"scrub", ToJson(n.scrub)},
           {"has_lease", n.has_lease},
           {"leaving", n.leaving},
-          {"lost_links", std::move(lost_links)}};
+          {"lost_links", std::move(lost_links)},
+          {"keep_rules", n.keep_rules}};
 }
 
 Json ToJson(const StepReport& s) {
@@ -165,6 +166,25 @@ Json ToJson(const DaemonFacts& f) {
           {"membership", ToJson(f.membership)}};
 }
 
+// Where each value comes from: "rank 0", "flag", or null where it is not set.
+Json ToJson(const PolicyReport& p) {
+  const RankPolicy& ranks = p.ranks;
+  const auto by = [](bool flag, bool rank, Rank who) {
+    return flag ? Json("flag") : rank ? Json("rank " + std::to_string(who)) : Json();
+  };
+  const bool every_flag = p.persist_every != 0;
+  const bool keep_flag = !p.keep_rules.empty();
+  std::string keep = p.keep_rules;
+  if (keep.empty() && ranks.keep_on_storage != 0)
+    keep = "--keep-on-storage " + std::to_string(ranks.keep_on_storage);
+  return {{"persist_every", every_flag ? p.persist_every : ranks.persist_every},
+          {"persist_every_seconds", p.persist_every_seconds},
+          {"persist_every_by", by(every_flag, ranks.persist_every != 0, ranks.persist_by)},
+          {"keep", keep},
+          {"keep_by", by(keep_flag, ranks.keep_on_storage != 0, ranks.keep_by)},
+          {"doubt", p.doubt}};
+}
+
 Json Head(const ClusterReport& r) {
   Json json = {{"job", r.job},
                {"epoch", r.epoch},
@@ -176,6 +196,7 @@ Json Head(const ClusterReport& r) {
                {"life", r.life},
                {"has_latest", r.has_latest}};
   json["latest"] = r.has_latest ? ToJson(r.latest) : Json(nullptr);
+  json["policy"] = r.policy.has_storage ? ToJson(r.policy) : Json(nullptr);
   return json;
 }
 

@@ -12,9 +12,13 @@
 
 namespace ropeteam {
 
-Result<StoredList> StorageWorkers::Prune(const PruneStored& prune) {
+static_assert(kKeepOnStorageMax == storage::kKeepNewestMax);
+
+Result<StoredList> StorageWorkers::Prune(const PruneStored& prune, uint64_t releases) {
   StoredList gone;
-  if (!config_.rules.Any()) return gone;
+  storage::RetentionRules rules = config_.rules;
+  rules.keep_newest = std::max(rules.keep_newest, prune.keep_newest);
+  if (!rules.Any()) return gone;
   const Result<StoredList> listed = List();
   if (!listed.ok()) return listed.status();
   std::vector<storage::RetainedStep> steps;
@@ -30,10 +34,13 @@ Result<StoredList> StorageWorkers::Prune(const PruneStored& prune) {
                      head.ok() && !restores.quarantined, in_use});
   }
   const std::vector<unsigned> kept =
-      storage::ChooseKept(config_.rules, steps, static_cast<uint64_t>(std::time(nullptr)));
+      storage::ChooseKept(rules, steps, static_cast<uint64_t>(std::time(nullptr)));
   for (size_t i = 0; i < steps.size(); ++i) {
     if (kept[i] != storage::kKeptNot || !steps[i].good) continue;
-    if (const Status held = lock_->Check(); !held.ok()) return gone.steps.empty() ? held : Result(gone);
+    // After a release another leader may know other rules, also if this node holds storage again.
+    const Status held =
+        releases_ == releases ? lock_->Check() : Error(Code::kUnavailable, "storage was let go of");
+    if (!held.ok()) return gone.steps.empty() ? held : Result(gone);
     const Result<uint64_t> removed = storage::RemoveStep(config_.sink.get(), config_.job, steps[i].name,
                                                          /*finished=*/true, kCallTimeout);
     if (!removed.ok()) {

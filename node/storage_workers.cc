@@ -108,16 +108,17 @@ bool StorageWorkers::Stop(std::chrono::milliseconds timeout) {
 
 void StorageWorkers::Submit(StartStorage start) {
   StorageWatch::Work* const work = watch_.Add(start.tag);
-  works_->Submit([this, work, start = std::move(start)] {
+  if (std::holds_alternative<ReleaseStorage>(start.work)) ++releases_;
+  works_->Submit([this, work, start = std::move(start), releases = releases_.load()] {
     watch_.Take(work);
     StorageDone done;
-    Status status = Do(start.work, &done);
+    Status status = Do(start.work, releases, &done);
     watch_.Remove(work);
     done_(start.tag, std::move(status), std::move(done));
   });
 }
 
-Status StorageWorkers::Do(const StorageWork& work, StorageDone* done) {
+Status StorageWorkers::Do(const StorageWork& work, uint64_t releases, StorageDone* done) {
   const bool reads = std::holds_alternative<ListStored>(work) || std::holds_alternative<ReadStored>(work) ||
                      std::holds_alternative<LoadChunks>(work);
   if (own_.sink == nullptr && !reads) return Error(Code::kUnsupported, "this job has no storage");
@@ -154,7 +155,7 @@ Status StorageWorkers::Do(const StorageWork& work, StorageDone* done) {
     if (status.ok() && !leftovers_aborted_.exchange(true)) write_parts_->Submit([this] { AbortLeftovers(); });
   }
   if (std::holds_alternative<ReleaseStorage>(work)) status = lock_->Release();
-  if (const auto* prune = std::get_if<PruneStored>(&work)) take(Prune(*prune));
+  if (const auto* prune = std::get_if<PruneStored>(&work)) take(Prune(*prune, releases));
   return status;
 }
 

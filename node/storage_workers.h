@@ -61,7 +61,7 @@ class TaskThreads {
 class StorageWorkers {
  public:
   struct Config {
-    std::shared_ptr<storage::Sink> sink;  // null: the job has no storage, so nothing is written
+    std::shared_ptr<storage::Sink> sink;       // null: the job has no storage, so nothing is written
     std::shared_ptr<storage::Sink> lock_sink;  // the same store for the job's lock, without the audit log
     std::string job;
     std::string node;        // of this daemon, for the lock that others read
@@ -133,7 +133,8 @@ class StorageWorkers {
     std::shared_ptr<storage::Sink> sink;
     std::string job;  // empty: the sink's URL is the job's folder
   };
-  Status Do(const StorageWork& work, StorageDone* done);
+  // `releases`: of the lock, that were submitted before it.
+  Status Do(const StorageWork& work, uint64_t releases, StorageDone* done);
   static storage::Deadline CallDeadline() { return std::chrono::steady_clock::now() + kCallTimeout; }
   std::string FolderOf(const StepId& step) const;
   std::span<std::byte> ChunkAtPlace(const std::vector<Extent>& extents, uint64_t stream_bytes,
@@ -168,7 +169,7 @@ class StorageWorkers {
   Result<std::string> ReadManifestText(const StepId& step, const Place** place);
 
   // storage_prune.cc
-  Result<StoredList> Prune(const PruneStored& prune);
+  Result<StoredList> Prune(const PruneStored& prune, uint64_t releases);
   void AbortLeftovers();
 
   // storage_write.cc
@@ -189,6 +190,7 @@ class StorageWorkers {
   std::mutex source_mutex_;
   Place source_;  // without a sink until it is wanted, then as it is; guarded by source_mutex_ until then
   std::optional<storage::JobLock> lock_;
+  std::atomic<uint64_t> releases_{0};  // submitted: each ends the deletions before it
   std::atomic<bool> leftovers_aborted_{false};
   std::mutex pace_mutex_;
   std::chrono::steady_clock::time_point pace_until_;  // guarded by pace_mutex_

@@ -10,7 +10,7 @@
 //
 // Order: the first request is Hello. The answer's ancillary data (SCM_RIGHTS) carries one descriptor, of the
 // arena, opened for reading and writing; the client maps its chunks, once, and not the tables before them.
-// Requests of one connection are handled in order; answers that have to wait for the world (kWait, kDrop, kLatest,
+// Requests of one connection are handled in order; answers that have to wait for the world (kWait, kDrop, kLatest, kSetPolicy,
 // kViewOpen, kViewRead, kViewRepair, kStorageList, kTrace, kAdmin, kDrain) come when they can, out of order.
 //
 // Device memory: a rank may hand over a descriptor of its GPU's memory (kGpuBuffer, with SCM_RIGHTS beside
@@ -97,7 +97,8 @@ enum class Type : uint16_t {
   // daemon's again.
   kViewRead = 31,
   kViewBytes = 32,
-  kDrop = 33,  // answered by kReply: at kOk no node of the job has a copy of the step
+  kDrop = 33,       // answered by kReply: at kOk no node of the job has a copy of the step
+  kSetPolicy = 34,  // answered by kReply: every node knows it
 };
 
 struct FrameHeader {
@@ -124,7 +125,13 @@ struct Hello {
   // The incarnation of an earlier HelloReply to this handle, 0 at first. A handle that reconnects after its incarnation
   // has ended is refused (kStale) instead of beginning another one.
   Incarnation incarnation = 0;
-  auto Fields() { return std::tie(version, kind, rank, world_size, token, life, timeout_ms, incarnation); }
+  // What this handle has set by kSetPolicy, 0 at first: every daemon may have been restarted since.
+  uint64_t persist_every = 0;
+  uint32_t keep_on_storage = 0;
+  auto Fields() {
+    return Tie(version, kind, rank, world_size, token, life, timeout_ms, incarnation, Since<5>(persist_every),
+               Since<5>(keep_on_storage));
+  }
 };
 // For an admin client incarnation is 0. A daemon of another version answers kReply with kUnsupported, both
 // named.
@@ -226,6 +233,12 @@ struct Persist {
   Step step = 0;
   uint64_t timeout_ms = 0;
   auto Fields() { return std::tie(step, timeout_ms); }
+};
+struct SetPolicy {
+  uint64_t persist_every = 0;  // as ropeteam_policy_t's
+  uint32_t keep_on_storage = 0;
+  uint64_t timeout_ms = 0;
+  auto Fields() { return std::tie(persist_every, keep_on_storage, timeout_ms); }
 };
 struct Latest {
   uint8_t level = 0;  // ropeteam_level_t

@@ -32,6 +32,18 @@ std::optional<size_t> FindBest(const KeepBest& rule, const std::vector<RetainedS
 
 }  // namespace
 
+std::string FlagsOf(const RetentionRules& rules) {
+  std::string flags;
+  const auto add = [&flags](const char* flag, const std::string& value) {
+    flags += std::string(flags.empty() ? "" : " ") + flag + " " + value;
+  };
+  if (rules.keep_newest != 0) add("--keep-on-storage", std::to_string(rules.keep_newest));
+  if (rules.keep_every != 0) add("--keep-every", std::to_string(rules.keep_every));
+  if (rules.keep_best) add("--keep-best", rules.keep_best->key + (rules.keep_best->max ? ":max" : ":min"));
+  if (rules.keep_within_s != 0) add("--keep-within", std::to_string(rules.keep_within_s) + "s");
+  return flags;
+}
+
 Result<KeepBest> ParseKeepBest(std::string_view text) {
   const size_t colon = text.rfind(':');
   const std::string_view side = colon == std::string_view::npos ? "" : text.substr(colon + 1);

@@ -41,6 +41,8 @@ struct RetentionRules {
   uint64_t keep_within_s = 0;  // good steps written less than so long ago, or in the future; 0: no such rule
   bool Any() const { return keep_newest != 0 || keep_every != 0 || keep_best || keep_within_s != 0; }
 };
+// As the flags that give these rules: "--keep-on-storage 3 --keep-within 3600s"; "" where there is none.
+std::string FlagsOf(const RetentionRules& rules);
 
 // "loss:min", "accuracy:max". The last colon counts: a key may have colons. kInvalidArgument: anything else.
 Result<KeepBest> ParseKeepBest(std::string_view text);

@@ -10,16 +10,17 @@
 namespace ropeteam::fuzz {
 namespace {
 
-using Requests =
-    std::tuple<local::Hello, local::SaveBegin, local::SaveExtend, local::SaveFilled, local::SaveCommit,
-               local::SaveAbort, local::Wait, local::Latest, local::ViewOpen, local::ViewRepair,
-               local::ViewClose, local::Admin, local::GpuBuffer, local::GpuBufferEnd, local::SaveDirect,
-               local::SaveSettle, local::Persist, local::StorageList, local::ViewRead, local::Drop>;
+using Requests = std::tuple<local::Hello, local::SaveBegin, local::SaveExtend, local::SaveFilled,
+                            local::SaveCommit, local::SaveAbort, local::Wait, local::Latest, local::ViewOpen,
+                            local::ViewRepair, local::ViewClose, local::Admin, local::GpuBuffer,
+                            local::GpuBufferEnd, local::SaveDirect, local::SaveSettle, local::Persist,
+                            local::StorageList, local::ViewRead, local::Drop, local::SetPolicy>;
 constexpr Type kTypes[] = {Type::kHello,      Type::kSaveBegin,    Type::kSaveExtend, Type::kSaveFilled,
                            Type::kSaveCommit, Type::kSaveAbort,    Type::kWait,       Type::kLatest,
                            Type::kViewOpen,   Type::kViewRepair,   Type::kViewClose,  Type::kAdmin,
                            Type::kGpuBuffer,  Type::kGpuBufferEnd, Type::kSaveDirect, Type::kSaveSettle,
-                           Type::kPersist,    Type::kStorageList,  Type::kViewRead,   Type::kDrop};
+                           Type::kPersist,    Type::kStorageList,  Type::kViewRead,   Type::kDrop,
+                           Type::kSetPolicy};
 static_assert(std::size(kTypes) == std::tuple_size_v<Requests>);
 
 enum Op : uint8_t { kRequest, kBytes, kConnect, kDescriptor, kTime, kOps };

@@ -60,7 +60,7 @@ TEST_F(LocalServerTest, AnOlderLibraryIsAnsweredInItsVersion) {
   local::Hello hello;
   hello.version = local::kLocalProtocolOldest;
   hello.kind = local::ClientKind::kAdmin;
-  Send(client, Type::kHello, 1, Encode(hello));
+  Send(client, Type::kHello, 1, Encode(hello, local::kLocalProtocolOldest));
   const Received received = Receive(client);
   ASSERT_EQ(received.type, Type::kHelloReply);
   local::HelloReply reply;
@@ -77,7 +77,7 @@ TEST_F(LocalServerTest, AnOlderLibrarysSaveIsReadInItsVersion) {
   hello.world_size = 1;
   hello.timeout_ms = 1000;
   hello.version = local::kLocalProtocolOldest;
-  Send(client, Type::kHello, 1, Encode(hello));
+  Send(client, Type::kHello, 1, Encode(hello, local::kLocalProtocolOldest));
   ASSERT_EQ(Receive(client).type, Type::kHelloReply);
   Send(client, Type::kSaveBegin, 2, Encode(local::SaveBegin{1, 1, 77}, local::kLocalProtocolOldest));
   EXPECT_EQ(Receive(client).type, Type::kSaveGrant);

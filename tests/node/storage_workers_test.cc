@@ -419,5 +419,18 @@ TEST_F(StorageWorkersTest, AWholeShardWithADamagedFileIsCorrupt) {
   }
 }
 
+// Without a rule of the daemon's own.
+TEST_F(StorageWorkersTest, WhatRanksSayIsDeleted) {
+  ASSERT_NO_FATAL_FAILURE(Open());
+  NameFiles shard = Save({{"a", 1000}});
+  for (const Step step : {7, 8, 9}) {
+    shard.meta.id.step = step;
+    ASSERT_NO_FATAL_FAILURE(Persist(shard));
+  }
+  EXPECT_THAT(std::get<StoredList>(Do(PruneStored{}).done.result).steps, ::testing::IsEmpty());
+  const Answer pruned = Do(PruneStored{{{1, 7}}, 1});
+  EXPECT_THAT(std::get<StoredList>(pruned.done.result).steps, ::testing::ElementsAre(StepId{1, 8}));
+}
+
 }  // namespace
 }  // namespace ropeteam

@@ -166,5 +166,12 @@ TEST(Retention, ParsesDurations) {
     EXPECT_EQ(ParseDuration(text).status().code(), Code::kInvalidArgument) << text;
 }
 
+TEST(Retention, RulesAreNamedByTheFlagsThatGiveThem) {
+  EXPECT_EQ(FlagsOf({}), "");
+  EXPECT_EQ(FlagsOf(Newest(3)), "--keep-on-storage 3");
+  EXPECT_EQ(FlagsOf({3, 50, KeepBest{"a:b", true}, 5400}),
+            "--keep-on-storage 3 --keep-every 50 --keep-best a:b:max --keep-within 5400s");
+}
+
 }  // namespace
 }  // namespace ropeteam::storage
