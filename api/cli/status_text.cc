@@ -21,6 +21,23 @@ uint64_t Number(const Json& json, const char* key) { return json.at(key).get<uin
 std::string NumberText(const Json& json, const char* key) { return std::to_string(Number(json, key)); }
 std::string Bytes(const Json& json, const char* key) { return FormatSize(Number(json, key)); }
 
+// A daemon of another build does not say.
+std::string PolicyLine(const Json& status) {
+  if (!status.contains("policy") || status.at("policy").is_null()) return "";
+  const Json& policy = status.at("policy");
+  const auto from = [&policy](const char* key) {
+    const Json& by = policy.at(key);
+    return by.is_null() ? std::string() : " (" + by.get<std::string>() + ")";
+  };
+  const uint64_t every = Number(policy, "persist_every");
+  const std::string keep = policy.at("keep");
+  const std::string doubt = policy.at("doubt");
+  const char* unit = policy.at("persist_every_seconds").get<bool>() ? " s" : " steps";
+  return "storage persists " + (every == 0 ? "what is asked for" : "every " + std::to_string(every) + unit) +
+         from("persist_every_by") + "   keeps " + (keep.empty() ? "all steps" : keep) + from("keep_by") +
+         (doubt.empty() ? "" : "   DELETES NOTHING: " + doubt) + "\n";
+}
+
 std::string Head(const Json& status) {
   std::string text = "job " + status.at("job").get<std::string>();
   text += "   epoch " + NumberText(status, "epoch") + "   leader " + status.at("leader").get<std::string>();
@@ -28,7 +45,8 @@ std::string Head(const Json& status) {
     text +=
         "   nodes " + std::to_string(status.at("nodes").size()) + "/" + NumberText(status, "nodes_expected");
   text += "   incarnation " + NumberText(status, "incarnation");
-  text += "   ranks " + NumberText(status, "ranks_open") + "/" + NumberText(status, "world_size") + "\n";
+  text += "   ranks " + NumberText(status, "ranks_open") + "/" + NumberText(status, "world_size") + "\n" +
+          PolicyLine(status);
   if (!status.at("has_latest").get<bool>()) return text + "latest none\n";
   const Json& latest = status.at("latest");
   text += "latest step " + NumberText(latest, "step") + "   incarnation " +

@@ -65,6 +65,7 @@ constexpr size_t kInfoBytes = sizeof(ropeteam_info_t);
 constexpr size_t kSaveOptionsBytes = offsetof(ropeteam_save_options_t, agreement);
 constexpr size_t kViewOptionsBytes = sizeof(ropeteam_view_options_t);
 constexpr size_t kStepBytes = sizeof(ropeteam_step_t);
+constexpr size_t kPolicyBytes = sizeof(ropeteam_policy_t);
 constexpr size_t kObjectBytes = sizeof(ropeteam_object_t);
 constexpr size_t kStorageStepBytes = sizeof(ropeteam_storage_step_t);
 // More than any struct of ours will grow to: a `size` above it is a value that was never set.
@@ -461,6 +462,18 @@ ropeteam_status_t ropeteam_persist(ropeteam_t* handle, uint64_t step, int64_t ti
     ROPETEAM_RETURN_IF_ERROR(CheckHandle(handle));
     ROPETEAM_RETURN_IF_ERROR(ropeteam::client::CheckTimeout(timeout_ms));
     return handle->client->Persist(step, timeout_ms);
+  });
+}
+
+ropeteam_status_t ropeteam_set_policy(ropeteam_t* handle, const ropeteam_policy_t* policy,
+                                      int64_t timeout_ms) {
+  return Guard([&]() -> Status {
+    ropeteam_policy_t given;
+    ROPETEAM_RETURN_IF_ERROR(CheckHandle(handle));
+    ROPETEAM_RETURN_IF_ERROR(
+        ropeteam::client::TakeInput(policy, ropeteam::client::kPolicyBytes, "ropeteam_policy_t", &given));
+    ROPETEAM_RETURN_IF_ERROR(ropeteam::client::CheckTimeout(timeout_ms));
+    return handle->client->SetPolicy(given.persist_every, given.keep_on_storage, timeout_ms);
   });
 }
 

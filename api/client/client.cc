@@ -96,6 +96,8 @@ Result<std::shared_ptr<Link>> Client::Connect(Deadline deadline, Retry retry) {
       known = link_->arena;
       hello.incarnation = link_->hello.incarnation;
     }
+    hello.persist_every = persist_every_;
+    hello.keep_on_storage = keep_on_storage_;
   }
   hello.kind = local::ClientKind::kRank;
   hello.rank = options_.rank;
@@ -130,6 +132,20 @@ Status Client::Persist(Step step, int64_t timeout_ms) {
 
 Status Client::Drop(Step step, int64_t timeout_ms) {
   return CallForStep<local::Drop>(Type::kDrop, step, timeout_ms);
+}
+
+Status Client::SetPolicy(uint64_t persist_every, uint32_t keep_on_storage, int64_t timeout_ms) {
+  const Deadline deadline = Deadline::In(timeout_ms);
+  Result<std::shared_ptr<Link>> link = GetLink(deadline, Retry::kYes);
+  if (!link.ok()) return link.status();
+  FrameBuffers buffers;
+  const local::SetPolicy policy{persist_every, keep_on_storage, deadline.RemainingMs()};
+  ROPETEAM_RETURN_IF_ERROR(
+      (*link)->channel->Call(Type::kSetPolicy, policy, deadline.Plus(kAnswerGraceMs), &buffers));
+  const std::lock_guard lock(mutex_);
+  if (persist_every != 0) persist_every_ = persist_every;
+  if (keep_on_storage != 0) keep_on_storage_ = keep_on_storage;
+  return OkStatus();
 }
 
 Status Client::Wait(Step step, uint8_t level, int64_t timeout_ms) {

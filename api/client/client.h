@@ -87,6 +87,8 @@ class Client {
   Status Wait(Step step, uint8_t level, int64_t timeout_ms);
   Status Drop(Step step, int64_t timeout_ms);
   Status Persist(Step step, int64_t timeout_ms);
+  // A field of 0 says nothing. What was set is said again to a daemon that comes back.
+  Status SetPolicy(uint64_t persist_every, uint32_t keep_on_storage, int64_t timeout_ms);
   Result<local::LatestReply> Latest(uint8_t level, int64_t timeout_ms);
   Result<local::StorageListReply> ListStorage(uint32_t steps_max, int64_t timeout_ms);
   // What the daemon said last of itself.
@@ -122,6 +124,8 @@ class Client {
   std::shared_ptr<Link> link_;
   bool connecting_ = false;
   bool closed_ = false;
+  uint64_t persist_every_ = 0;  // as set
+  uint32_t keep_on_storage_ = 0;
   uint32_t saves_open_ = 0;
   uint32_t views_open_ = 0;
   std::vector<std::unique_ptr<SaveBuffers>> buffers_;

@@ -70,6 +70,9 @@ TEST_F(BadInputTest, TimeoutsOutsideTheirLimits) {
                  "limits 0 and 86400000");
     EXPECT_FAILS(ropeteam_drop(handle_.get(), 1, timeout_ms), ROPETEAM_INVALID_ARGUMENT, "timeout of");
     EXPECT_FAILS(ropeteam_persist(handle_.get(), 1, timeout_ms), ROPETEAM_INVALID_ARGUMENT, "timeout of");
+    const ropeteam_policy_t policy{sizeof(policy), 500, 5};
+    EXPECT_FAILS(ropeteam_set_policy(handle_.get(), &policy, timeout_ms), ROPETEAM_INVALID_ARGUMENT,
+                 "timeout of");
     EXPECT_FAILS(ropeteam_latest(handle_.get(), &step, timeout_ms), ROPETEAM_INVALID_ARGUMENT, "timeout of");
     EXPECT_FAILS(ropeteam_view_open(handle_.get(), 1, 0, timeout_ms, &view), ROPETEAM_INVALID_ARGUMENT,
                  "timeout of");

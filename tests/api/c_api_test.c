@@ -40,6 +40,7 @@ static void check_null_handles(void) {
   ropeteam_save_options_t options = {sizeof options, 0, 0, 0};
   ropeteam_step_t step = {.size = sizeof step};
   ropeteam_object_t object = {sizeof object, NULL, 0};
+  ropeteam_policy_t policy = {sizeof policy, 0, 5};
   ropeteam_storage_step_t stored = {sizeof stored, 0, 0, NULL, NULL, NULL, 0, 0, 0};
   ropeteam_storage_list_t *list = NULL;
   ropeteam_save_t *save = NULL;
@@ -57,6 +58,7 @@ static void check_null_handles(void) {
   CHECK_INVALID(ropeteam_wait(NULL, 1, ROPETEAM_LOCAL, 0));
   CHECK_INVALID(ropeteam_drop(NULL, 1, 0));
   CHECK_INVALID(ropeteam_persist(NULL, 1, 0));
+  CHECK_INVALID(ropeteam_set_policy(NULL, &policy, 0));
   CHECK_INVALID(ropeteam_latest(NULL, &step, 0));
   CHECK_INVALID(ropeteam_latest_at(NULL, ROPETEAM_PERSISTED, &step, 0));
   CHECK_INVALID(ropeteam_storage_list(NULL, 0, 0, &list));

@@ -236,6 +236,24 @@ TEST_F(ConnectionTest, AWaitReachesADaemonThatComesBackWithinItsDeadline) {
   waiter.join();
 }
 
+TEST_F(ConnectionTest, APolicyIsSaidAgainToADaemonThatComesBack) {
+  const Handle handle = Open();
+  SaveOne(handle.get(), 1, "bytes");
+  ropeteam_policy_t policy{sizeof(policy), 500, 0};
+  EXPECT_OK(ropeteam_set_policy(handle.get(), &policy, kTimeoutMs));
+  policy = {sizeof(policy), 0, 5};
+  EXPECT_OK(ropeteam_set_policy(handle.get(), &policy, kTimeoutMs));
+  policy.keep_on_storage = 101;
+  EXPECT_FAILS(ropeteam_set_policy(handle.get(), &policy, kTimeoutMs), ROPETEAM_INVALID_ARGUMENT,
+               "has set 100");
+  EXPECT_EQ(daemon_.last_hello().keep_on_storage, 0u);
+  daemon_.Kill();
+  daemon_.Start();
+  EXPECT_OK(ropeteam_wait(handle.get(), 1, ROPETEAM_LOCAL, kTimeoutMs));
+  EXPECT_EQ(daemon_.last_hello().persist_every, 500u);
+  EXPECT_EQ(daemon_.last_hello().keep_on_storage, 5u);
+}
+
 TEST_F(ConnectionTest, ThreadsThatReconnectTogetherMakeOneConnection) {
   const Handle handle = Open();
   SaveOne(handle.get(), 1, "bytes");

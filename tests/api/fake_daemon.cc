@@ -312,6 +312,12 @@ void FakeDaemon::Answer(Connection& connection, const FrameHeader& header, const
       if (shards_.contains({last_wait_.step, connection.hello.rank})) return Reply(connection, id);
       return Reply(connection, id, Code::kNotFound, "this rank did not save the step");
     }
+    case Type::kSetPolicy: {
+      local::SetPolicy policy;
+      if (!Decode(payload, policy)) Problem("policy that cannot be decoded");
+      if (policy.keep_on_storage <= 100) return Reply(connection, id);
+      return Reply(connection, id, Code::kInvalidArgument, "another rank has set 100");
+    }
     case Type::kLatest:
       if (!Decode(payload, last_latest_)) Problem("latest that cannot be decoded");
       if (shards_.empty()) return Reply(connection, id, Code::kNotFound, "no step is complete");

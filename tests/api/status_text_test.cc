@@ -145,5 +145,25 @@ TEST(StatusText, AScreenIsDrawnOverWhatWasThere) {
   EXPECT_EQ(Redraw("1\n2\n3\n", 4, 80), "\x1b[H1\x1b[K\n2\x1b[K\n3\x1b[K\n\x1b[J");
 }
 
+TEST(StatusText, APolicyHasWhereItComesFrom) {
+  Json answer = Answer({{"transport", "ucx"}});
+  Json& policy = answer["policy"] = nullptr;
+  EXPECT_THAT(RenderStatus(answer, nullptr, 0), Not(HasSubstr("storage persists")));
+  policy = {{"persist_every", 500},
+            {"persist_every_seconds", false},
+            {"persist_every_by", "rank 3"},
+            {"keep", "--keep-on-storage 5"},
+            {"keep_by", "flag"},
+            {"doubt", ""}};
+  EXPECT_THAT(RenderStatus(answer, nullptr, 0),
+              HasSubstr("storage persists every 500 steps (rank 3)   keeps --keep-on-storage 5 (flag)\n"));
+  policy = {{"persist_every", 0},          {"persist_every_seconds", false},
+            {"persist_every_by", nullptr}, {"keep", ""},
+            {"keep_by", nullptr},          {"doubt", "a and b differ"}};
+  EXPECT_THAT(
+      RenderStatus(answer, nullptr, 0),
+      HasSubstr("storage persists what is asked for   keeps all steps   DELETES NOTHING: a and b differ\n"));
+}
+
 }  // namespace
 }  // namespace ropeteam::cli

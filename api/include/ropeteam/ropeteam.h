@@ -73,6 +73,10 @@ extern "C" {
 #define ROPETEAM_TIMEOUT_MAX_MS 86400000    /* one day */
 #define ROPETEAM_RANK_FROM_ENV UINT32_MAX   /* ropeteam_open_options_t.rank: take RANK from the environment */
 
+/* Of ropeteam_policy_t. */
+#define ROPETEAM_PERSIST_EVERY_MAX 1000000000
+#define ROPETEAM_KEEP_ON_STORAGE_MAX 1000000
+
 typedef struct ropeteam_handle ropeteam_t;    /* a rank's connection to its node's daemon */
 typedef struct ropeteam_save ropeteam_save_t; /* one shard while it is being saved */
 typedef struct ropeteam_view ropeteam_view_t; /* one saved shard, open for reading */
@@ -259,6 +263,23 @@ ROPETEAM_EXPORT ropeteam_status_t ropeteam_drop(ropeteam_t* handle, uint64_t ste
  * a newer step replaces one whose writing has not begun. ABORTED: the step is too old. NO_SPACE: too many steps that are
  * not committed were requested. UNSUPPORTED: the job has no storage. */
 ROPETEAM_EXPORT ropeteam_status_t ropeteam_persist(ropeteam_t* handle, uint64_t step, int64_t timeout_ms);
+
+typedef struct {
+  size_t size;
+  uint64_t persist_every;   /* a committed step is due when a multiple of so many steps has been passed; 0: not set */
+  uint32_t keep_on_storage; /* so many of the newest steps are kept on storage; 0: not set */
+} ropeteam_policy_t;
+/* Sets for the job what the daemons' flags --persist-every and --keep-* do not. One rank's call is enough; all ranks may call
+ * it with the same values. The policy holds for this incarnation: the next one begins without, and until one of its ranks
+ * calls, nothing is deleted by the former policy. At OK every node knows it, so it survives the death of the leader's node.
+ * A value that was set cannot be changed in this incarnation. Steps are deleted after the next step that was persisted. The
+ * newest good step, newer ones, and steps that are being read are never deleted; in doubt nothing is deleted.
+ * INVALID_ARGUMENT: this or another rank has set another value, or a daemon was started with another one (any --keep-* is
+ * a rule); the message names both, and nothing has changed. Also: neither field is set, or a value is over its limit.
+ * UNSUPPORTED: the job has no storage, or one of its daemons is older. DEADLINE_EXCEEDED: it may or may not have been set;
+ * repeat the call. */
+ROPETEAM_EXPORT ropeteam_status_t ropeteam_set_policy(ropeteam_t* handle, const ropeteam_policy_t* policy,
+                                                      int64_t timeout_ms);
 
 /* ---- load ---- */
 
