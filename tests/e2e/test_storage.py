@@ -12,7 +12,7 @@ import time
 import urllib.request
 
 import pytest
-from harness import ROOT, WAIT_S, Cluster, Daemon, environment, payload, wait_until
+from harness import ROOT, WAIT_S, Cluster, Daemon, ask, environment, payload, wait_until
 
 import ropeteam
 from ropeteam import Level
@@ -114,6 +114,10 @@ def world(nodes: Cluster, life: str) -> list[ropeteam.Client]:
 
 def manifests(store) -> list[str]:
     return [name for name in store.files() if name.endswith("/ropeteam-manifest.json")]
+
+
+def numbers(store) -> list[int]:
+    return sorted(int(name.split("step-")[1][:10]) for name in manifests(store))
 
 
 def loaded_bytes(node: Daemon) -> int:
@@ -251,14 +255,85 @@ def test_only_the_steps_that_a_rule_keeps_stay(cluster, store):
     for rope in ranks:
         rope.close()
 
-    def steps() -> list[int]:
-        return sorted(int(name.split("step-")[1][:10]) for name in manifests(store))
-
     def folders() -> set[str]:
         return {name.split("/")[1] for name in store.files()} - {"ropeteam-lock"}
 
-    wait_until(lambda: steps() == [4, 6, 7], "the others to be deleted")
+    wait_until(lambda: numbers(store) == [4, 6, 7], "the others to be deleted")
     wait_until(lambda: len(folders()) == 3, "their files to be deleted, too")  # a step's marker goes first
+
+
+def test_a_rank_says_how_many_steps_stay(cluster, store):
+    nodes = cluster(3, options=["--storage", store.url])
+    ranks = [nodes[1 + rank].open(rank, 2, "first") for rank in range(2)]
+    ranks[1].set_policy(persist_every=1, keep_on_storage=2)
+    ranks[0].set_policy(keep_on_storage=2)
+    with pytest.raises(ropeteam.InvalidArgument) as refused:
+        ranks[0].set_policy(keep_on_storage=1)
+    assert "keep_on_storage 1 of rank 0, rank 1 has set 2 in this incarnation" in str(refused.value)
+
+    def stay(*steps: int) -> None:
+        wait_until(lambda: numbers(store) == list(steps), f"{steps} alone to be on storage")
+
+    def write(*steps: int) -> None:
+        for step in steps:
+            save(ranks, step)
+            ranks[0].wait(step, Level.PERSISTED)
+
+    write(1, 2, 3)
+    stay(2, 3)
+    nodes[0].kill()  # leader and coordinator; the next instance leads again, and has never heard of it
+    nodes[0].start()
+    nodes.wait_members(3)
+    write(4, 5)
+    stay(4, 5)
+    policy = nodes[0].status()["policy"]
+    assert (policy["persist_every"], policy["persist_every_by"]) == (1, "rank 1")
+    assert (policy["keep"], policy["keep_by"], policy["doubt"]) == ("--keep-on-storage 2", "rank 1", "")
+    shown = ask("status", "--socket", nodes[2].socket).stdout
+    assert "storage persists every 1 steps (rank 1)   keeps --keep-on-storage 2 (rank 1)\n" in shown
+    for rope in ranks:
+        rope.close()
+    ranks = [nodes[1 + rank].open(rank, 2, "second") for rank in range(2)]
+    ranks[0].set_policy(persist_every=1)
+    write(6, 7)
+    stay(4, 5, 6, 7)  # no rank of this life has said what stays
+    for rope in ranks:
+        rope.close()
+
+
+def test_every_daemon_is_restarted_and_the_ranks_say_it_again(cluster, tmp_path):
+    store = Directory(tmp_path / "store")
+    nodes = cluster(2, options=["--storage", store.url])
+    ranks = world(nodes, "first")
+    ranks[0].set_policy(persist_every=1, keep_on_storage=1)
+    for node in nodes.nodes:
+        node.kill()
+    start_again(nodes)
+    for step in (1, 2):
+        save(ranks, step)
+        ranks[0].wait(step, Level.PERSISTED)
+    wait_until(lambda: numbers(store) == [2], "step 1 to be deleted")
+    for rope in ranks:
+        rope.close()
+
+
+def test_a_rank_that_contradicts_a_flag_is_refused(cluster, tmp_path):
+    store = Directory(tmp_path / "store")
+    flags = ["--persist-every", "100", "--keep-on-storage", "3", "--keep-within", "1h"]
+    nodes = cluster(2, options=["--storage", store.url, *flags])
+    ranks = world(nodes, "first")
+    with pytest.raises(ropeteam.InvalidArgument) as refused:
+        ranks[1].set_policy(keep_on_storage=5)
+    started = "this job's daemons were started with"
+    assert f"keep_on_storage 5, {started} --keep-on-storage 3 --keep-within 3600s" in str(refused.value)
+    with pytest.raises(ropeteam.InvalidArgument) as refused:
+        ranks[1].set_policy(persist_every=50)
+    assert f"persist_every 50, {started} --persist-every 100" in str(refused.value)
+    ranks[1].set_policy(persist_every=100, keep_on_storage=3)
+    policy = nodes[0].status()["policy"]
+    assert (policy["persist_every_by"], policy["keep_by"]) == ("flag", "flag")
+    for rope in ranks:
+        rope.close()
 
 
 def test_the_step_with_the_best_metadata_stays(cluster, store):

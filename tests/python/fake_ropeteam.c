@@ -212,6 +212,13 @@ ropeteam_status_t ropeteam_persist(ropeteam_t* handle, uint64_t step, int64_t ti
   FAILING("persist");
   return error(ROPETEAM_UNSUPPORTED, "this job has no storage to persist to");
 }
+ropeteam_status_t ropeteam_set_policy(ropeteam_t* handle, const ropeteam_policy_t* policy, int64_t timeout_ms) {
+  (void)handle, (void)timeout_ms;
+  FAILING("set_policy");
+  if (policy->persist_every || policy->keep_on_storage == 3)
+    return error(ROPETEAM_INVALID_ARGUMENT, "this job's daemons were started with --keep-on-storage 2");
+  return error(ROPETEAM_UNSUPPORTED, "this job has no storage");
+}
 ropeteam_status_t ropeteam_latest(ropeteam_t* handle, ropeteam_step_t* step, int64_t timeout_ms) {
   return ropeteam_latest_at(handle, ROPETEAM_COMMITTED, step, timeout_ms);
 }

@@ -202,6 +202,8 @@ def test_random_generators_are_left_alone_when_asked(rope):
     [
         ({"memory_every": 0}, ropeteam.InvalidArgument, "memory_every 0"),
         ({"storage_every": -1}, ropeteam.InvalidArgument, "storage_every -1"),
+        ({"keep": 0}, ropeteam.InvalidArgument, "keep 0"),
+        ({"keep": 3}, ropeteam.InvalidArgument, "started with --keep-on-storage 2"),
         ({"when_full": "drop"}, ropeteam.InvalidArgument, "when_full 'drop'"),
         ({"model": Reader()}, TypeError, "is a Reader, not a torch.nn.Module"),
         ({"scheduler": [1]}, TypeError, "scheduler is a list: it has no state_dict"),
@@ -395,6 +397,13 @@ def test_a_job_without_storage_is_a_warning_where_storage_was_asked_for(rope, ca
     assert ckpt.step(510) and ckpt.step(520)
     assert caplog.text.count("stays in memory alone: this job has no storage") == 1
     assert ckpt.stats.failed == 0
+
+
+def test_what_is_to_stay_where_there_is_no_storage_is_one_warning(rope, caplog):
+    ckpt = Training().checkpointer(rope, keep=5)
+    assert ckpt.step(0) and ckpt.step(1)
+    assert caplog.text.count("keep 5 is not in effect") == 1
+    assert "this job has no storage" in caplog.text
 
 
 def test_storage_that_does_not_answer_fails_no_save(fake, rope, caplog):

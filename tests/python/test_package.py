@@ -390,6 +390,18 @@ def test_a_dropped_step_is_gone(rope, fake):
         rope.drop(-1)
 
 
+def test_a_policy_says_something(rope):
+    for nothing in ({}, {"persist_every": 0}, {"persist_every": 7, "keep_on_storage": 0}):
+        with pytest.raises(ropeteam.InvalidArgument, match="one is needed, from 1 on"):
+            rope.set_policy(**nothing)
+    with pytest.raises(ropeteam.InvalidArgument, match="--keep-on-storage 2"):
+        rope.set_policy(keep_on_storage=3)
+    with pytest.raises(ropeteam.InvalidArgument, match="--keep-on-storage 2"):
+        rope.set_policy(persist_every=100, timeout=1)
+    with pytest.raises(ropeteam.Unsupported, match="no storage"):
+        rope.set_policy(keep_on_storage=5)
+
+
 def test_steps_on_storage_are_listed(rope, fake):
     before = fake.fake_handles()
     good = ropeteam.StoredStep(20, 3, "step-20", "", {"loss": 0.25}, 1800000000, 12345, 4)

@@ -312,6 +312,38 @@ class Client:
         handle = self._use()
         lib.check(lib.persist(handle.pointer, unsigned(step, 64, "step"), timeout_ms(timeout)))
 
+    def set_policy(
+        self,
+        persist_every: int | None = None,
+        keep_on_storage: int | None = None,
+        timeout: float = DEFAULT_TIMEOUT,
+    ) -> None:
+        """Sets the job's --persist-every and --keep-on-storage, where the daemons' flags do not.
+
+        One rank's call is enough; all may make it with the same values. It holds for this incarnation.
+        When it returns, every node knows it.
+
+        persist_every: a committed step is written to storage when a multiple of so many has been passed.
+        keep_on_storage: so many of the newest steps are kept there; others are deleted after the next one.
+
+        InvalidArgument: another rank has set another value, or a daemon was started with another one; both
+        are named. Unsupported: the job has no storage, or one of its daemons is older. DeadlineExceeded: it
+        may or may not have been set; repeat the call.
+        """
+        lib = library()
+        handle = self._use()
+        given = (persist_every, keep_on_storage)
+        if given == (None, None) or 0 in given:
+            raise InvalidArgument(
+                f"persist_every {persist_every}, keep_on_storage {keep_on_storage}: one is needed, from 1 on"
+            )
+        policy = _native.PolicyStruct(
+            size=ctypes.sizeof(_native.PolicyStruct),
+            persist_every=unsigned(persist_every or 0, 64, "persist_every"),
+            keep_on_storage=unsigned(keep_on_storage or 0, 32, "keep_on_storage"),
+        )
+        lib.check(lib.set_policy(handle.pointer, ctypes.byref(policy), timeout_ms(timeout)))
+
     def latest(self, timeout: float = DEFAULT_TIMEOUT, *, level: Level = Level.COMMITTED) -> StepInfo | None:
         """The newest step of which every rank's shard can be produced now; None when there is none.
 

@@ -56,6 +56,10 @@ class Part(ctypes.Structure):
 PART_BACKGROUND = 1
 
 
+class PolicyStruct(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("persist_every", c_uint64), ("keep_on_storage", c_uint32)]
+
+
 class StepStruct(ctypes.Structure):
     _fields_ = [
         ("size", c_size_t),
@@ -124,6 +128,7 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "ropeteam_wait": (c_int, [c_void_p, c_uint64, c_int, c_int64]),
     "ropeteam_drop": (c_int, [c_void_p, c_uint64, c_int64]),
     "ropeteam_persist": (c_int, [c_void_p, c_uint64, c_int64]),
+    "ropeteam_set_policy": (c_int, [c_void_p, ctypes.POINTER(PolicyStruct), c_int64]),
     "ropeteam_latest": (c_int, [c_void_p, ctypes.POINTER(StepStruct), c_int64]),
     "ropeteam_latest_at": (c_int, [c_void_p, c_int, ctypes.POINTER(StepStruct), c_int64]),
     "ropeteam_view_open": (c_int, [c_void_p, c_uint64, c_uint32, c_int64, ctypes.POINTER(c_void_p)]),

@@ -92,6 +92,7 @@ class Checkpointer:
         files: Mapping[str, bytes] | None = None,
         memory_every: int = 1,
         storage_every: int | None = None,
+        keep: int | None = None,
         log_file: str | os.PathLike[str] | None = None,
         when_full: str = "wait",
         rng: bool = True,
@@ -113,6 +114,9 @@ class Checkpointer:
         memory_every: step(n) saves where n is a multiple of it.
         storage_every: where the job has storage, a saved step is written there when a multiple of so many has
             been passed, beside those that the daemons' --persist-every asks for. Left out: 500; 0: none.
+        keep: so many of the newest steps are kept on storage, if the daemons were started without --keep-*.
+            Without storage one warning, and training goes on. Left out: the daemons' flags decide, or all
+            steps are kept.
         log_file: gets a line of JSON for each save; "{rank}" in it is the rank.
         when_full: what a save does that finds no room, because saves come faster than they are committed.
             "wait": waits up to `timeout` seconds. "skip": the step is not saved, and from then on only every
@@ -124,13 +128,16 @@ class Checkpointer:
         client: an open one to use, which stays open. group: whose ranks these are; the default group without
             it. timeout: seconds that opening, a wait for room, and each read of a load may take.
 
-        Unavailable: no daemon. InvalidArgument: a value makes no sense. TypeError: a part of the state cannot
-        be saved. Others: see Client.
+        Unavailable: no daemon. InvalidArgument: a value makes no sense, or `keep` is not what the daemons
+        were started with, or not what another rank gives; both are named. TypeError: a part of the state
+        cannot be saved. Others: see Client.
         """
         if memory_every < 1:
             raise InvalidArgument(f"memory_every {memory_every}: at least 1 is needed")
         if storage_every is not None and storage_every < 0:
             raise InvalidArgument(f"storage_every {storage_every}: at least 0 is needed")
+        if keep is not None and keep < 1:
+            raise InvalidArgument(f"keep {keep}: at least 1 is needed")
         if when_full not in ("wait", "skip", "raise"):
             raise InvalidArgument(f'when_full {when_full!r}: "wait", "skip" or "raise" is needed')
         self.stats = CheckpointStats()
@@ -156,7 +163,21 @@ class Checkpointer:
             self._client = self._open(required)
         self._rank = 0 if self._client is None else self._client.rank
         self._incarnation = 0 if self._client is None else self._client.info().incarnation
+        if keep is not None:
+            self._keep(keep)
         self._log_path = None if log_file is None else os.fspath(log_file).replace("{rank}", str(self._rank))
+
+    def _keep(self, keep: int) -> None:
+        if self._client is None:
+            return
+        try:
+            self._client.set_policy(keep_on_storage=keep, timeout=self._timeout)
+        except InvalidArgument:
+            self.close()
+            raise
+        except RopeteamError as error:  # more stays than was asked for, which ends no training
+            if self._rank == 0:
+                _log.warning("keep %d is not in effect, more steps may stay on storage: %s", keep, error)
 
     # ---- loading
 
