@@ -14,6 +14,8 @@
 //   4  a view has the bytes that were saved, while it is open; chunks that were repaired are right
 //   +  a step on storage that has a manifest was committed, and each of its shards has the bytes that were saved; a step
 //      said to be PERSISTED has a manifest, and `latest` is not older than it, whatever memory is lost
+//   +  a step on storage is deleted only by what ranks of the leader's incarnation have asked for, or by the flags; and never
+//      one that they were told is kept
 //   5  a request is answered within its time
 //   6  a refused save changes nothing
 //   +  a step whose ranks gave different values is never committed, and never the answer of `latest`; nobody is told that
@@ -76,6 +78,8 @@ class Checker {
     uint64_t disagreed = 0;  // steps whose ranks were told so
     uint64_t drains = 0;     // that ended because all was done
     uint64_t persisted = 0;
+    uint64_t policies = 0;               // that were acknowledged
+    uint64_t pruned = 0;                 // steps, as ranks wanted it
     uint64_t restored_from_storage = 0;  // answers of `latest` that memory alone could not have given
   };
 
@@ -119,6 +123,10 @@ class Checker {
   // Chunks of an open view that its reader found wrong.
   void OnViewBytes(const Session& session, ViewId view, const std::vector<uint32_t>& bad);
   void OnViewClosed(const Session& session, ViewId view);
+  void OnPolicyInput(const Session& session, const PolicyInput& policy);
+  // This host's daemon begins to delete steps on storage; and what is gone.
+  void OnPrune(const Host& host, const PruneStored& prune);
+  void OnPruned(const Host& host, const std::vector<StepId>& newest_first, const std::vector<StepId>& gone);
   // What a ranged read of the shard brought, part for part, with the checksums that came with it.
   void OnRanges(const Session& session, const ShardId& id, const std::vector<PackedPart>& parts,
                 const std::vector<std::string>& packed);
@@ -279,6 +287,8 @@ class Checker {
   void OnLatestAnswer(const Host& host, const Session& session, const StepId& step, uint32_t world_size);
   void OnViewAnswer(const Host& host, const Session& session, const Pending& request, const AnswerView& view);
   void OnGrant(const Host& host, const Session& session, const Pending& request, const AnswerGrant& grant);
+  void OnPolicyAnswer(const Host& host, const Session& session, const PolicyInput& policy,
+                      const Status& status);
   void ReleaseGrant(const Session& session, SaveId save);
   bool FlippedAt(const Host& host, uint32_t chunk) const;
   std::string TransferOn(const Host& host, uint32_t chunk) const;
@@ -303,7 +313,14 @@ class Checker {
   std::set<StepId> never_committed_;          // they were not when their drop was answered
   std::map<StepId, std::set<NodeId>> heard_;  // the daemons that have said that the step is committed
   std::set<StepId> persisted_;                // said to be so, by any daemon
-  std::set<StepId> offered_;                  // ever the answer of `latest`
+  // What ranks of an incarnation have asked to be kept on storage, and what they were told is kept.
+  struct Policy {
+    std::set<uint64_t> asked;
+    uint64_t keep = 0;
+    std::set<uint64_t> every_asked;
+  };
+  std::map<Incarnation, Policy> policies_;
+  std::set<StepId> offered_;  // ever the answer of `latest`
   std::map<Incarnation, Life> lives_;
   std::map<std::pair<Incarnation, Rank>, Step> begun_;  // the highest step that the rank has begun to save
   std::map<size_t, std::map<uint32_t, std::pair<SessionId, SaveId>>> grants_;  // by host and chunk

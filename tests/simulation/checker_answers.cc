@@ -213,6 +213,7 @@ void Checker::OnAnswer(const Host& host, const Session& session, const Pending& 
     return Fail("host %zu answered %s: %s", host.index, RequestName(request.kind),
                 status->status.ToString().c_str());
   if (code == Code::kStale) ++statistics_.refused_as_stale;
+  if (request.kind == RequestKind::kSetPolicy) OnPolicyAnswer(host, session, request.policy, status->status);
   if (request.kind == RequestKind::kLatest && code == Code::kNotFound) OnLatestAnswer(host, session, {}, 0);
   if (request.kind == RequestKind::kSaveAbort && code == Code::kOk) ReleaseGrant(session, request.save);
   if (request.kind == RequestKind::kWait && code == Code::kAborted &&

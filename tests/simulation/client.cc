@@ -74,6 +74,7 @@ void Client::Hello(TimeUs timeout, StatusDone done) {
   hello.life = identity_.life;
   hello.timeout_us = timeout;
   hello.incarnation = incarnation_;
+  hello.policy = policy_;
   Pending request;
   request.kind = RequestKind::kHello;
   request.timeout_us = timeout;
@@ -125,6 +126,24 @@ void Client::Persist(Step step, TimeUs timeout, StatusDone done) {
   cluster_.Ask(session_, std::move(request),
                [step, timeout](Engine& engine, TimeUs now, const Session& session, RequestId id) {
                  engine.OnPersist(now, session.id, id, step, timeout);
+               });
+}
+
+void Client::SetPolicy(const PolicyInput& policy, TimeUs timeout, StatusDone done) {
+  Pending request;
+  request.kind = RequestKind::kSetPolicy;
+  request.policy = policy;
+  request.timeout_us = timeout;
+  request.done = [this, policy, done](const Answer* answer) {
+    const Status status = StatusOf(answer);
+    if (status.ok() && policy.persist_every != 0) policy_.persist_every = policy.persist_every;
+    if (status.ok() && policy.keep_on_storage != 0) policy_.keep_on_storage = policy.keep_on_storage;
+    done(status);
+  };
+  cluster_.Ask(session_, std::move(request),
+               [this, policy, timeout](Engine& engine, TimeUs now, const Session& session, RequestId id) {
+                 cluster_.checker().OnPolicyInput(session, policy);
+                 engine.OnSetPolicy(now, session.id, id, policy, timeout);
                });
 }
 

@@ -62,6 +62,7 @@ class Client {
   void Quarantine(Step step, bool undo, TimeUs timeout, StatusDone done);  // a person's
   void Drop(Step step, TimeUs timeout, StatusDone done);
   void Persist(Step step, TimeUs timeout, StatusDone done);
+  void SetPolicy(const PolicyInput& policy, TimeUs timeout, StatusDone done);
   // Opens the shard, checks every chunk, has bad ones repaired, holds it for a while, checks again, closes.
   // kCorrupt when bytes stay wrong.
   using ReadDone = std::function<void(const Status&, const ShardMeta&)>;
@@ -99,6 +100,7 @@ class Client {
   const uint64_t token_;
   SessionId session_ = 0;
   Incarnation incarnation_ = 0;
+  PolicyInput policy_;  // as set
   std::set<DeviceBufferId> device_buffers_;
   uint64_t connections_ = 0;  // grows with each, and with Close(): what belongs to an older one stops
 };

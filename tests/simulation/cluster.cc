@@ -246,6 +246,9 @@ void Cluster::StartDaemon(size_t index) {
       Mix(options_.seed, host.id, 0x9075) % 2 * 100'000;  // fabrics of both kinds in one job
   config.scrub_bytes_per_s = options_.scrub_bytes_per_s;
   config.restores_max = options_.restores_max;
+  config.keep_on_storage = static_cast<uint32_t>(options_.storage.keep);
+  if (options_.storage.keep != 0)
+    config.keep_rules = "--keep-on-storage " + std::to_string(options_.storage.keep);
   config.protocol = host.protocol;
   config.encrypts = options_.encrypts;
   config.salt.instance = {Mix(options_.seed, host.id, 0x5a17), host.id};

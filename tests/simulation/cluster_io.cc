@@ -26,9 +26,9 @@ const char* AnswerName(const Answer& answer) {
 
 const char* RequestName(RequestKind kind) {
   constexpr const char* kNames[] = {
-      "hello",   "save_begin",       "save_extend", "save_commit", "save_abort",  "wait",
-      "latest",  "view_open",        "view_repair", "report",      "verify",      "save_settle",
-      "persist", "latest_persisted", "quarantine",  "ranges_open", "ranges_read", "drop"};
+      "hello",      "save_begin",  "save_extend", "save_commit", "save_abort",  "wait",    "latest",
+      "view_open",  "view_repair", "report",      "verify",      "save_settle", "persist", "latest_persisted",
+      "quarantine", "ranges_open", "ranges_read", "drop",        "set_policy"};
   return kNames[static_cast<size_t>(kind)];
 }
 
@@ -230,6 +230,15 @@ void Cluster::ConnectStorage() {
   storage_.on_stored = [this](const StepId& id, const StoredStep& step) {
     Trace("storage has %s", id.ToString().c_str());
     checker_.OnStored(id, step);
+  };
+  storage_.on_prune = [this](size_t index, const PruneStored& prune) {
+    Trace("host %zu deletes on storage, keeps %" PRIu64, index, prune.keep_newest);
+    checker_.OnPrune(*hosts_[index], prune);
+  };
+  storage_.on_pruned = [this](size_t index, const std::vector<StepId>& newest_first,
+                              const std::vector<StepId>& gone) {
+    for (const StepId& id : gone) Trace("storage deletes %s", id.ToString().c_str());
+    checker_.OnPruned(*hosts_[index], newest_first, gone);
   };
   storage_.on_violation = [this](const std::string& what) { checker_.Fail("%s", what.c_str()); };
 }

@@ -47,6 +47,7 @@ enum class RequestKind : uint8_t {
   kRangesOpen,
   kRangesRead,
   kDrop,
+  kSetPolicy,
 };
 const char* RequestName(RequestKind kind);
 
@@ -58,6 +59,7 @@ struct Pending {
   Level level = Level::kNone;
   SaveId save = 0;
   ViewId view = 0;
+  PolicyInput policy;     // of kSetPolicy
   TimeUs timeout_us = 0;  // as asked; 0 for requests that wait for nothing but this node
   TimeUs asked_at = 0;
   bool answered = false;  // by the engine; the answer may still be on its way to the client

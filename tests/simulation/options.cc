@@ -143,6 +143,11 @@ void DrawMoreTrouble(uint64_t seed, Options* options) {
     storage.stalled_us = random->Between(100 * kMs, 4 * kSecond);
   });
   draw(30, [&](Random* random) { weight(Fault::kDrain, random); });
+  draw(50, [&](Random* random) {
+    options->storage.policy = options->storage.used;
+    if (random->Chance(50 * kPercent)) options->storage.keep = 0;
+    if (random->Chance(50 * kPercent)) options->storage.persist_every = 0;
+  });
 }
 
 void DrawJob(Random* random, JobOptions* job) {
@@ -255,6 +260,7 @@ std::string Describe(const Options& options) {
   if (options.job.agree) line += " agreements, others " + std::to_string(options.job.disagree_ppm) + " ppm";
   if (options.job.drop_ppm != 0) line += " drops " + std::to_string(options.job.drop_ppm) + " ppm";
   if (options.storage.used) line += " persist every " + std::to_string(options.storage.persist_every);
+  if (options.storage.policy) line += " policy by ranks";
   for (size_t kind = 0; kind < kFaultKinds; ++kind) {
     if (options.faults.every_us == 0 || options.faults.weight[kind] == 0) continue;
     line += ", ";

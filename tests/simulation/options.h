@@ -126,7 +126,8 @@ struct JobOptions {
 struct StorageOptions {
   bool used = false;
   uint64_t persist_every = 1;  // steps
-  size_t keep = 0;             // steps on storage; 0: all
+  size_t keep = 0;             // steps on storage, by the daemons' flags; 0: none says anything
+  bool policy = false;         // ranks say it, and how often a step is due
   uint32_t ask_ppm = 0;        // of saves: the rank asks for the step to be persisted
   uint32_t wait_ppm = 0;       // of saves: the rank waits for PERSISTED
   TimeUs request_min_us = 100;

@@ -65,8 +65,26 @@ void SimRank::SayHello(uint32_t attempt) {
     if (!first && incarnation_ != client_.incarnation()) return End("another life began meanwhile");
     incarnation_ = client_.incarnation();
     if (restored_) return NextStep();
-    AskLatest(0);
+    const bool says = cluster_.options().storage.policy && cluster_.random().Chance(kMillion / 2);
+    if (!says) return AskLatest(0);
+    SayPolicy([this](const Status&) {
+      if (alive_) client_.connected() ? AskLatest(0) : Reconnect();
+    });
   });
+}
+
+// The same of all ranks of an incarnation, and another one in the next.
+void SimRank::SayPolicy(Client::StatusDone done) {
+  const StorageOptions& storage = cluster_.options().storage;
+  Random drawn(Mix(cluster_.options().seed, incarnation_, 0x90));
+  PolicyInput policy;
+  policy.keep_on_storage = static_cast<uint32_t>(drawn.Between(1, 4));
+  policy.persist_every = drawn.Between(1, 4);
+  if (storage.keep != 0 && drawn.Chance(kMillion / 2))
+    policy.keep_on_storage = static_cast<uint32_t>(storage.keep);
+  if (storage.persist_every != 0 && drawn.Chance(kMillion / 2)) policy.persist_every = storage.persist_every;
+  if (drawn.Chance(kMillion / 4)) policy.persist_every = 0;
+  client_.SetPolicy(policy, cluster_.random().Between(0, 2 * kSecond), std::move(done));
 }
 
 void SimRank::Reconnect() {
@@ -206,6 +224,7 @@ void SimRank::AfterSave() {
       if (!alive_ || !status.ok() || cluster_.random().Chance(kMillion / 2)) return go_on(status);
       client_.Wait(step_, Level::kPersisted, cluster_.random().Between(0, 2 * kSecond), go_on);
     });
+  if (storage.policy && random.Chance(kMillion / 20)) return SayPolicy(go_on);
   if (storage.used && random.Chance(kMillion / 20))
     return client_.Latest(Level::kPersisted, random.Between(0, 2 * kSecond),
                           [go_on](const Status& status, const AnswerLatest&) { go_on(status); });

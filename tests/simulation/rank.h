@@ -52,6 +52,7 @@ class SimRank {
   void AfterSave();
   void GoOn(const Status& status);
   void DropOne();
+  void SayPolicy(Client::StatusDone done);
   void Reconnect();
   void ReadSomebody();
 

@@ -145,7 +145,7 @@ void PrintOutcome(const Options& options, const Outcome& outcome, double seconds
       "latest %llu (found %llu), views %llu, ranges %llu, repairs %llu, refused %llu for space %llu as "
       "stale, flips %llu, "
       "memories lost %llu, drains %llu, persisted %llu, restored from storage %llu, disagreed %llu, dropped "
-      "%llu, digest "
+      "%llu, policies %llu, pruned by them %llu, digest "
       "%016llx\n",
       static_cast<unsigned long long>(options.seed), options.nodes,
       static_cast<double>(outcome.virtual_us) / 1e6, seconds, static_cast<unsigned long long>(outcome.inputs),
@@ -158,6 +158,7 @@ void PrintOutcome(const Options& options, const Outcome& outcome, double seconds
       static_cast<unsigned long long>(s.memories_lost), static_cast<unsigned long long>(s.drains),
       static_cast<unsigned long long>(s.persisted), static_cast<unsigned long long>(s.restored_from_storage),
       static_cast<unsigned long long>(s.disagreed), static_cast<unsigned long long>(s.dropped),
+      static_cast<unsigned long long>(s.policies), static_cast<unsigned long long>(s.pruned),
       static_cast<unsigned long long>(outcome.digest));
 }
 

@@ -104,6 +104,9 @@ void SimStorage::Start(const Host& host, const StartStorage& start) {
   job->memory_generation = host.memory_generation;
   job->chunk_bytes = host.chunk_bytes;
   job->start = start;
+  if (std::get_if<ReleaseStorage>(&start.work) != nullptr) ++releases_[host.id];
+  job->releases = releases_[host.id];
+  if (const auto* prune = std::get_if<PruneStored>(&start.work)) on_prune(host.index, *prune);
   Later(job);
 }
 
@@ -157,6 +160,7 @@ void SimStorage::Advance(const JobPtr& job) {
     if (!away()) status = Effect(job);
     return;
   }
+  if (prunes_hang_ && std::get_if<PruneStored>(&job->start.work) != nullptr) return Later(job);
   if (hung_.contains(job->host)) {
     job->hangs = true;
     hanging_.push_back(job);
@@ -289,7 +293,8 @@ Status SimStorage::Effect(const JobPtr& job) {
   } else if (const auto* prune = std::get_if<PruneStored>(&work)) {
     const Status held = CheckHold(*job);
     if (!held.ok()) return held;
-    job->done.result = Prune(*prune);
+    if (job->releases != releases_[job->instance]) return Error(Code::kUnavailable, "storage was let go of");
+    job->done.result = Prune(*job, *prune);
   } else if (const auto* mark = std::get_if<MarkStored>(&work)) {
     const Status held = CheckHold(*job);
     if (!held.ok()) return held;
@@ -406,15 +411,19 @@ Status SimStorage::Write(const WriteShard& write, const std::string& stream, Sto
 }
 
 // Sometimes a part of it: the rest is found the next time.
-StoredList SimStorage::Prune(const PruneStored& prune) {
+StoredList SimStorage::Prune(const Job& job, const PruneStored& prune) {
   StoredList gone;
-  size_t kept = 0;
-  for (auto step = steps_.rbegin(); step != steps_.rend() && options_.keep != 0; ++step) {
-    if (!step->second.manifest || ++kept <= options_.keep) continue;
+  std::vector<StepId> newest_first;
+  const size_t keep = std::max<size_t>(options_.keep, prune.keep_newest);
+  for (auto step = steps_.rbegin(); step != steps_.rend() && keep != 0; ++step) {
+    if (!step->second.manifest) continue;
+    newest_first.push_back(step->first);
+    if (newest_first.size() <= keep) continue;
     if (std::find(prune.in_use.begin(), prune.in_use.end(), step->first) == prune.in_use.end())
       gone.steps.push_back(step->first);
   }
   if (!healed_ && random_.Chance(options_.fail_ppm)) gone.steps.resize(random_.Below(gone.steps.size() + 1));
+  if (find_host(job.host, job.instance) != nullptr) on_pruned(job.host, newest_first, gone.steps);
   for (const StepId& id : gone.steps) steps_.erase(id);
   pruned_.insert(gone.steps.begin(), gone.steps.end());
   return gone;

@@ -33,6 +33,10 @@ class SimStorage {
   // Told what becomes visible: a file, and the manifest that makes a step count. A non-empty return is a violation.
   using OnStored = std::function<void(const StepId& id, const StoredStep& step)>;
   using OnViolation = std::function<void(const std::string& what)>;
+  // A daemon is to delete, and, while it runs, what it has deleted of the steps that have a manifest.
+  using OnPrune = std::function<void(size_t host, const PruneStored& prune)>;
+  using OnPruned = std::function<void(size_t host, const std::vector<StepId>& newest_first,
+                                      const std::vector<StepId>& gone)>;
 
   SimStorage(const StorageOptions& options, Scheduler* scheduler, Random* random)
       : options_(options), scheduler_(*scheduler), random_(*random) {}
@@ -46,6 +50,8 @@ class SimStorage {
   FindHost find_host;
   OnStored on_stored;
   OnViolation on_violation;
+  OnPrune on_prune;
+  OnPruned on_pruned;
 
   void Start(const Host& host, const StartStorage& start);
   // Everything fails for a while; not again within the time that `latest` waits for storage.
@@ -73,6 +79,7 @@ class SimStorage {
   // Work of this host never ends: a hard mount.
   void Hang(size_t host) { hung_.insert(host); }
   void GoOn(size_t host);
+  void HangPrunes(bool hang) { prunes_hang_ = hang; }
   uint64_t listings() const { return listings_; }  // that were ever begun
   uint64_t loads() const { return loads_; }
   // The host's memory spoils what it loads.
@@ -146,6 +153,7 @@ class SimStorage {
     StartStorage start;
     uint64_t memory_generation = 0;
     uint64_t chunk_bytes = 0;
+    uint64_t releases = 0;  // of that daemon, that were begun before
     size_t stage = 0;
     bool hangs = false;
     bool stalled = false;  // the daemon was told
@@ -180,7 +188,7 @@ class SimStorage {
   Status TakeHold(const Job& job);
   // Of a daemon that writes a manifest, or deletes.
   Status CheckHold(const Job& job) const;
-  StoredList Prune(const PruneStored& prune);
+  StoredList Prune(const Job& job, const PruneStored& prune);
   Status Read(const StepId& id, StoredStep* stored);
   // Then the checker expects nothing of the step: it may be taken for damaged.
   bool IsTorn(const StepId& id, const std::string& path);
@@ -196,11 +204,13 @@ class SimStorage {
   std::set<StepId> pruned_;
   Hold hold_;
   std::map<NodeId, Watch> watches_;
+  std::map<NodeId, uint64_t> releases_;
   std::set<NodeId> told_;  // daemons that were ever told that they hold storage
   std::set<StepId> hidden_;
   std::set<StepId> unreadable_;
   std::set<StepId> unloadable_;
   std::set<size_t> hung_;
+  bool prunes_hang_ = false;
   std::vector<JobPtr> hanging_;
   uint64_t listings_ = 0;
   uint64_t loads_ = 0;
