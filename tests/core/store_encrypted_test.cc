@@ -133,6 +133,19 @@ TEST_F(StoreEncrypted, ABitThatFlipsInAnyTagIsHealedOrTheShardIsRejected) {
   EXPECT_NE(Adopt(&memory_)->Find(kShard), nullptr);
 }
 
+// Simulation seed 96100591: no digest covers the tags of plaintext.
+TEST_F(StoreEncrypted, ABitThatFlipsInATagOfPlaintextIsRepairedByTheNextDaemon) {
+  SaveOwn();
+  const arena::Layout layout = arena::LayoutFor(memory_.span().size(), kSmallChunk, true);
+  const uint32_t chunk = ChunkAt(store_->Find(kShard)->extents, 2);
+  ArenaMemory damaged = memory_;
+  damaged.data()[layout.tags_begin + chunk * sizeof(ChunkTag)] ^= std::byte{4};
+  const auto adopted = Adopt(&damaged);
+  ASSERT_NE(adopted->Find(kShard), nullptr);
+  EXPECT_EQ(adopted->CountTableDamage(), 0u);
+  adopted->CheckInvariants();
+}
+
 TEST_F(StoreEncrypted, ArenasOfTheTwoKindsAreNotTakenForEachOther) {
   const auto as_plain = Store::Adopt(memory_.span(), kSmallChunk, kIdentity, nullptr);
   EXPECT_EQ(as_plain.status().code(), Code::kInvalidArgument);
