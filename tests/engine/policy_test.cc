@@ -13,7 +13,7 @@ using ::testing::HasSubstr;
 class PolicyTest : public LeaderTest {
  protected:
   PolicyTest() { settings_.storage = "somewhere"; }
-  void TellFlags(NodeId from, uint64_t keep, const std::string& rules) {
+  void TellFlags(NodeId from, uint32_t keep, const std::string& rules) {
     Inventory inventory;
     inventory.sequence = ++sequence_;
     inventory.report.id = from;
