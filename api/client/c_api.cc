@@ -396,6 +396,24 @@ ropeteam_status_t ropeteam_save_put_parts(ropeteam_save_t* save, const char* nam
   });
 }
 
+ropeteam_status_t ropeteam_save_put_many(ropeteam_save_t* save, const ropeteam_named_part_t* objects,
+                                         uint64_t count) {
+  return Guard([&]() -> Status {
+    ROPETEAM_RETURN_IF_ERROR(CheckHandle(save));
+    if (count > ROPETEAM_OBJECTS_MAX) {
+      return Error(Code::kInvalidArgument, "a put of %llu objects, limit %d",
+                   static_cast<unsigned long long>(count), ROPETEAM_OBJECTS_MAX);
+    }
+    if (count != 0) ROPETEAM_RETURN_IF_ERROR(CheckNotNull(objects, "the array of objects"));
+    for (uint64_t i = 0; i < count; ++i) {
+      std::string_view checked;
+      ROPETEAM_RETURN_IF_ERROR(ropeteam::client::CheckName(objects[i].name, &checked));
+      ROPETEAM_RETURN_IF_ERROR(ropeteam::client::CheckParts(&objects[i].part, 1));
+    }
+    return ropeteam::client::Of(save)->PutMany({objects, count});
+  });
+}
+
 ropeteam_status_t ropeteam_save_append(ropeteam_save_t* save, const void* data, uint64_t length) {
   return Guard([&]() -> Status {
     const ropeteam_part_t part{data, length, nullptr, 0};

@@ -58,6 +58,7 @@ struct SaveBuffers {
   CudaFill fill;
   std::vector<std::shared_ptr<CudaLane>> lanes;  // that the fill has pieces in
   std::vector<CudaPiece> pieces;
+  std::vector<ropeteam_part_t> parts;  // of one put of many objects
   std::vector<PartTicket> tickets;  // of the parts that one put takes from devices; empty between puts
   std::vector<uint64_t> exports;    // buffers of device memory that this save uses (cuda_exports.h)
   FrameBuffers frames;

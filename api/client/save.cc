@@ -252,6 +252,35 @@ Status Save::Put(std::string_view name, std::span<const ropeteam_part_t> parts) 
 
 Status Save::Extend(std::span<const ropeteam_part_t> parts) { return Take(nullptr, parts); }
 
+// All objects are entered first. Then they are one run of parts, in which the gap before each object is a part
+// of zeros. So the threads that copy do not wait for each other at the end of each object.
+Status Save::PutMany(std::span<const ropeteam_named_part_t> objects) {
+  const std::lock_guard lock(mutex_);
+  ROPETEAM_RETURN_IF_ERROR(CheckOpen());
+  std::vector<ropeteam_part_t>& parts = buffers_->parts;
+  parts.clear();
+  for (const ropeteam_named_part_t& object : objects) {
+    parts.push_back({kZeros.data(), 0, nullptr, 0});
+    parts.push_back(object.part);
+  }
+  Status status = TakeTickets(parts);
+  uint64_t end = cursor_;
+  for (size_t i = 0; status.ok() && i < objects.size(); ++i) {
+    const uint64_t length = objects[i].part.length;
+    status = CheckEntry(objects[i].name, length);
+    if (!status.ok()) break;
+    const Result<uint64_t> offset = buffers_->layout.Add(objects[i].name, length);
+    status = offset.status();
+    if (!status.ok()) break;
+    parts[2 * i].length = *offset - end;
+    end = *offset + length;
+  }
+  if (status.ok()) status = CopyParts(parts);
+  ReturnTickets();
+  // CheckEntry() may have ended it already.
+  return status.ok() || state_ != State::kOpen ? status : Fail(std::move(status));
+}
+
 // The parts as the object `name`; null: as more of the last object.
 Status Save::Take(const std::string_view* name, std::span<const ropeteam_part_t> parts) {
   const std::lock_guard lock(mutex_);

@@ -51,6 +51,8 @@ class Save final {
   // the first two the save is as it was; any other error ends it, and is the answer to every later call.
   // The parts have been checked: no null pointer with a length, no unknown flag.
   Status Put(std::string_view name, std::span<const ropeteam_part_t> parts);
+  // See ropeteam_save_put_many(). Names and parts have been checked. Any error ends the save.
+  Status PutMany(std::span<const ropeteam_named_part_t> objects);
   // See ropeteam_save_append(); otherwise as Put().
   Status Extend(std::span<const ropeteam_part_t> parts);
   Result<void*> Reserve(std::string_view name, uint64_t length);

@@ -133,6 +133,51 @@ TEST_P(SaveTest, PartsLieOneBehindTheOtherAsOneObject) {
   ExpectNoProblems();
 }
 
+TEST_P(SaveTest, ManyObjectsInOneCallAreTheSameAsOneByOne) {
+  std::vector<std::string> names;
+  std::vector<std::string> bytes;
+  for (uint64_t i = 0; i < 60; ++i) {
+    names.push_back("object-" + std::to_string(i));
+    bytes.push_back(RandomBytes(i % 9 == 0 ? 0 : i % 5 == 0 ? 2 * 65536 + i : i * 37 % 999, i));
+  }
+  std::vector<ropeteam_named_part_t> objects;
+  for (size_t i = 0; i < names.size(); ++i)
+    objects.push_back({names[i].c_str(), {bytes[i].data(), bytes[i].size(), nullptr, 0}});
+  // The second save begins like the first.
+  for (uint64_t step : {6, 7}) {
+    SaveHandle save = Begin(handle_.get(), step, 10, 1);
+    Put(save.get(), "before", "b");
+    EXPECT_OK(ropeteam_save_put_many(save.get(), nullptr, 0));
+    EXPECT_OK(ropeteam_save_put_many(save.get(), objects.data(), objects.size()));
+    // As for a put, full chunks are reported at once.
+    EXPECT_TRUE(daemon_.WaitFor([](const FakeCounts& counts) { return counts.filled_chunks >= 5; }));
+    Put(save.get(), "after", "a");
+    ASSERT_OK(ropeteam_save_commit(save.get()));
+    EXPECT_EQ(daemon_.shard(step, kRank).manifest.objects().size(), 62u);
+    for (size_t i = 0; i < names.size(); ++i) EXPECT_EQ(daemon_.ObjectBytes(step, kRank, names[i]), bytes[i]);
+    EXPECT_EQ(daemon_.ObjectBytes(step, kRank, "before") + daemon_.ObjectBytes(step, kRank, "after"), "ba");
+  }
+  ExpectNoProblems();
+}
+
+TEST_P(SaveTest, ManyObjectsOfWhichOneIsRefusedEndTheSave) {
+  const auto put = [&](const SaveHandle& save, std::vector<ropeteam_named_part_t> objects) {
+    return ropeteam_save_put_many(save.get(), objects.data(), objects.size());
+  };
+  const ropeteam_part_t part = {"xyz", 3, nullptr, 0};
+  SaveHandle save = Begin(handle_.get(), 6, 1000, 1);
+  EXPECT_FAILS(ropeteam_save_put_many(save.get(), nullptr, 1), ROPETEAM_INVALID_ARGUMENT, "is NULL");
+  EXPECT_FAILS(put(save, {{"a", part}, {"", part}}), ROPETEAM_INVALID_ARGUMENT, "name is empty");
+  EXPECT_FAILS(put(save, {{"a", part}, {"b", {nullptr, 3, nullptr, 0}}}), ROPETEAM_INVALID_ARGUMENT, "is NULL");
+  EXPECT_OK(put(save, {{"a", part}}));
+  EXPECT_FAILS(put(save, {{"b", part}, {"a", part}}), ROPETEAM_INVALID_ARGUMENT, "a");
+  EXPECT_FAILS(ropeteam_save_commit(save.get()), ROPETEAM_INVALID_ARGUMENT, "a");
+  SaveHandle large = Begin(handle_.get(), 7, 1000, 1);
+  EXPECT_FAILS(put(large, {{"a", part}, {"b", {"", 64 * 65536, nullptr, 0}}}), ROPETEAM_NO_SPACE, "");
+  EXPECT_FAILS(ropeteam_save_commit(large.get()), ROPETEAM_NO_SPACE, "");
+  ExpectNoProblems();
+}
+
 TEST_P(SaveTest, AnObjectGrowsByWhatIsAppended) {
   const auto append = [](const SaveHandle& save, const std::string& bytes) {
     return ropeteam_save_append(save.get(), bytes.data(), bytes.size());

@@ -157,6 +157,13 @@ ropeteam_status_t ropeteam_save_put_parts(ropeteam_save_t* save, const char* nam
   }
   return status;
 }
+ropeteam_status_t ropeteam_save_put_many(ropeteam_save_t* save, const ropeteam_named_part_t* objects, uint64_t count) {
+  ropeteam_status_t status = ROPETEAM_OK;
+  for (uint64_t i = 0; i < count && status == ROPETEAM_OK; i++) {
+    status = ropeteam_save_put_parts(save, objects[i].name, &objects[i].part, 1);
+  }
+  return status;
+}
 ropeteam_status_t ropeteam_save_append(ropeteam_save_t* save, const void* data, uint64_t length) {
   FAILING("save_append");
   if (save->over || !save->count) return error(ROPETEAM_INVALID_ARGUMENT, "append to nothing");

@@ -63,13 +63,13 @@ def test_a_contiguous_tensor_is_read_where_it_lies(fake, rope, monkeypatch):
 
     seen = []
     lib = _native.library()
-    put = lib.save_put_parts
+    put = lib.save_put_many
 
-    def spy(handle, name, parts, count):
-        seen.append((parts[0].data, parts[0].length))
-        return put(handle, name, parts, count)
+    def spy(handle, objects, count):
+        seen.extend((each.part.data, each.part.length) for each in objects[:count])
+        return put(handle, objects, count)
 
-    monkeypatch.setattr(lib, "save_put_parts", spy)
+    monkeypatch.setattr(lib, "save_put_many", spy)
     tensor = torch.arange(12.0)
     rope.save(1, {"whole": tensor, "part": tensor[4:6], "flipped": tensor.view(3, 4).t()})
     assert seen[0] == (tensor.data_ptr(), 48)

@@ -218,6 +218,17 @@ typedef struct {
  * UNSUPPORTED the save is as it was, without any of the parts. */
 ROPETEAM_EXPORT ropeteam_status_t ropeteam_save_put_parts(ropeteam_save_t* save, const char* name,
                                                           const ropeteam_part_t* parts, uint64_t count);
+/* An object of one part. It stands in arrays, so it has no `size` and does not grow. */
+typedef struct {
+  const char* name;
+  ropeteam_part_t part;
+} ropeteam_named_part_t;
+/* Puts `count` objects, 0 to ROPETEAM_OBJECTS_MAX of them, in this order: each as ropeteam_save_put() or, by its flags,
+ * ropeteam_save_put_cuda() would. One call for many objects is faster, because the copies of neighbours overlap. The array
+ * and the names may be reused at return, the sources as after those calls. INVALID_ARGUMENT for a pointer, a name's length,
+ * flags or `count` leaves the save as it was. Any other error ends it. */
+ROPETEAM_EXPORT ropeteam_status_t ropeteam_save_put_many(ropeteam_save_t* save, const ropeteam_named_part_t* objects,
+                                                         uint64_t count);
 /* Appends [data, data + length) to the object that was put last, copied as by ropeteam_save_put(). Use it for an object
  * whose length is not known in advance. INVALID_ARGUMENT: nothing was put yet, or the last object is ROPETEAM_METADATA.
  * Other errors as of ropeteam_save_put(): after INVALID_ARGUMENT and NO_SPACE the object is as it was. */

@@ -239,8 +239,7 @@ class Client:
         lengths = [info.length for info in infos.values() if info.at is None]
         lengths += [len(each) for each in own if each is not None]
         with self.begin(step, bytes=sum(lengths), objects=len(lengths), agreement=agreement) as save:
-            for name, source in sources.items():
-                save._put_sources(name, [source], source.info, background=True)
+            save._put_many(sources)
             if metadata is not None:
                 save.put_metadata(metadata)
         if persist:
@@ -656,18 +655,48 @@ class Save:
             return
         memories = [source.memory() for source in sources]  # held until the library has read them
         fields = array.array("Q")
-        lent = []
         for memory in memories:
-            stream, flags = 0, 0
-            # A temporary copy is freed at return: many of them at once could fill the device.
-            if memory.stream is not None and background and not memory.temporary:
-                stream, flags = memory.stream.cuda_stream, _native.PART_BACKGROUND
-                lent.append(memory)
-            elif memory.stream is not None:
-                memory.stream.synchronize()  # the library waits for torch's default stream, not for others
-            fields.extend((memory.address or 0, memory.length, stream, flags))
+            fields.extend(self._part(memory, background))
         self._put_fields(name, fields, info)
-        self._lent += lent
+
+    def _part(self, memory: Memory, background: bool) -> tuple[int, int, int, int]:
+        """The numbers of a ropeteam_part_t. Memory that is copied in the background is held until the end."""
+        stream, flags = 0, 0
+        # A temporary copy is freed at return: many of them at once could fill the device.
+        if memory.stream is not None and background and not memory.temporary:
+            stream, flags = memory.stream.cuda_stream, _native.PART_BACKGROUND
+            self._lent.append(memory)
+        elif memory.stream is not None:
+            memory.stream.synchronize()  # the library waits for torch's default stream, not for others
+        return memory.address or 0, memory.length, stream, flags
+
+    def _put_many(self, sources: Mapping[str, Source]) -> None:
+        """put(background=True) of each. After an error the save is over."""
+        pending: list[tuple[str, Memory]] = []
+        for name, source in sources.items():
+            self._check_name(name)
+            if source.info.at is None:
+                memory = source.memory()
+                pending.append((name, memory))
+                if memory.temporary:  # one at a time is in memory
+                    self._put_pending(pending)
+            self._infos[name] = source.info
+        self._put_pending(pending)
+
+    def _put_pending(self, pending: list[tuple[str, Memory]]) -> None:
+        lib = library()
+        handle = self._use()
+        names = [encode_name(name) for name, _ in pending]
+        text = ctypes.create_string_buffer(b"\0".join(names))
+        address = ctypes.addressof(text)
+        fields = array.array("Q")
+        for name, (_, memory) in zip(names, pending):
+            fields.extend((address, *self._part(memory, background=True)))
+            address += len(name) + 1
+        if pending:
+            objects = (_native.NamedPart * len(pending)).from_buffer(fields)
+            lib.check(lib.save_put_many(handle.pointer, objects, len(pending)))
+        pending.clear()
 
     def _put_fields(self, name: str, fields: array.array[int], info: ObjectInfo) -> None:
         """The object's parts as the library takes them, four numbers each. The caller holds the memory."""

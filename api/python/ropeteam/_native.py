@@ -53,6 +53,10 @@ class Part(ctypes.Structure):
     _fields_ = [("data", c_void_p), ("length", c_uint64), ("stream", c_void_p), ("flags", c_uint64)]
 
 
+class NamedPart(ctypes.Structure):
+    _fields_ = [("name", c_void_p), ("part", Part)]
+
+
 PART_BACKGROUND = 1
 
 
@@ -120,6 +124,7 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "ropeteam_save_put": (c_int, [c_void_p, c_char_p, c_void_p, c_uint64]),
     "ropeteam_save_put_cuda": (c_int, [c_void_p, c_char_p, c_void_p, c_uint64, c_void_p]),
     "ropeteam_save_put_parts": (c_int, [c_void_p, c_char_p, ctypes.POINTER(Part), c_uint64]),
+    "ropeteam_save_put_many": (c_int, [c_void_p, ctypes.POINTER(NamedPart), c_uint64]),
     "ropeteam_save_append": (c_int, [c_void_p, c_void_p, c_uint64]),
     "ropeteam_save_reserve": (c_int, [c_void_p, c_char_p, c_uint64, ctypes.POINTER(c_void_p)]),
     "ropeteam_save_commit": (c_int, [c_void_p]),
