@@ -230,8 +230,8 @@ class Client:
         """
         if not hasattr(objects, "items"):
             raise TypeError(
-                f"objects is a {type(objects).__name__}: a mapping of names to tensors, buffers or JSON values "
-                "is needed"
+                f"objects is a {type(objects).__name__}: a mapping of names to tensors, buffers or JSON "
+                "values is needed"
             )
         sources = {name: Source(value, name) for name, value in objects.items()}
         infos = {name: source.info for name, source in sources.items()}
@@ -287,7 +287,8 @@ class Client:
         )
 
     def drop(self, step: int, timeout: float = DEFAULT_TIMEOUT) -> None:
-        """Releases `step` from the memory of all nodes now, as retention would later. What is on storage stays.
+        """Releases `step` from the memory of all nodes now, as retention would later. What is on storage
+        stays.
 
         When it returns no node of the job has a copy. One rank's call is enough. A step that was not
         committed never will be: wait() for it raises Aborted. Views that are open stay readable, but partial

@@ -51,7 +51,8 @@ def export(
     timeout: seconds; by default there is none.
 
     Every byte is compared with its checksum, and the manifest is written last. NotFound: no such step or job.
-    AlreadyExists: another step is there under its name, or with "hf" any file. Corrupt: the files on storage are damaged.
+    AlreadyExists: another step is there under its name, or with "hf" any file. Corrupt: the files on storage
+    are damaged.
     DeadlineExceeded: the copy was stopped; repeat the call to continue it. Unsupported: the program
     `ropeteam` is not found beside the library or this Python, or on PATH, or cannot be run.
     """
@@ -90,7 +91,8 @@ def export(
 
 def find_program() -> str:
     """The command line that belongs to the library in use."""
-    root = pathlib.Path(library().path).parent.parent  # of DIR/lib and DIR/bin, or of client and cli in a build
+    # Of DIR/lib and DIR/bin, or of client and cli in a build.
+    root = pathlib.Path(library().path).parent.parent
     own = pathlib.Path(sys.executable).with_name("ropeteam")
     for path in (root / "cli" / "ropeteam", root / "bin" / "ropeteam", own):
         if path.is_absolute() and os.access(path, os.X_OK):

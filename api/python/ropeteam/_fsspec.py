@@ -54,7 +54,8 @@ class RopeteamFileSystem(AbstractFileSystem):  # type: ignore[misc]
 
     A file is LOCAL when it is committed; ``fs.client.wait(step)`` waits for more. ``latest`` and the listing
     of steps know it once it is COMMITTED. Of a shard that this node lacks only the bytes that are asked for
-    are brought; it is not kept for a file that is open, and reads are NotFound once retention has released it.
+    are brought. It is not kept for a file that is open, and reads are NotFound once retention has released
+    it.
 
     Missing files are FileNotFoundError; other trouble is a RopeteamError. Threads may share it; a transaction
     is one thread's to begin and end.
@@ -236,7 +237,7 @@ class RopeteamFileSystem(AbstractFileSystem):  # type: ignore[misc]
                 continue
             if rest or maxdepth is not None or step in self._shards:
                 files = self.find(each, maxdepth=maxdepth)
-                pending = [file for file in files if self._pending(*self._split(file)) is not None]
+                pending = [file for file in files if self._pending(step, self._split(file)[1]) is not None]
                 for file in pending:
                     self.rm_file(file)
                 if len(pending) < len(files):
