@@ -240,6 +240,7 @@ class Client:
         lengths += [len(each) for each in own if each is not None]
         with self.begin(step, bytes=sum(lengths), objects=len(lengths), agreement=agreement) as save:
             save._put_many(sources)
+            save._index = own[0]
             if metadata is not None:
                 save.put_metadata(metadata)
         if persist:
@@ -505,6 +506,7 @@ class Save:
         self._handle: Handle | None = handle
         self._settled = False  # committed or aborted, or tried to be: the C handle only needs its close
         self._infos: dict[str, ObjectInfo] = {}
+        self._index: bytes | None = None  # the index object, where the caller has encoded it
         self._reserved: list[memoryview] = []
         self._lent: list[Memory] = []  # CUDA memory that is being copied until the commit
 
@@ -579,7 +581,7 @@ class Save:
         """Seals the shard: on return it is LOCAL. After any error the save is aborted."""
         handle = self._use()
         try:
-            index = encode_index(self._infos, self._world_size)
+            index = encode_index(self._infos, self._world_size) if self._index is None else self._index
             if index is not None:
                 self._put(INDEX_NAME, index)
             self._release()

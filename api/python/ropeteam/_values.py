@@ -20,7 +20,6 @@ compare it. Version 1 had none of the four, and no "world_size".
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import json
 import math
 import sys
@@ -63,8 +62,8 @@ class ObjectInfo:
 
 @dataclass(frozen=True)
 class Part:
-    """A tensor with the fields of its index entry beside dtype and shape; see ObjectInfo. With `at` the bytes
-    are not saved here."""
+    """A tensor, as plain_tensor() gives it, with the fields of its index entry beside dtype and shape; see
+    ObjectInfo. With `at` the bytes are not saved here."""
 
     tensor: Any
     global_shape: tuple[int, ...] | None = None
@@ -179,11 +178,20 @@ def _tensor_memory(tensor: Any, length: int) -> Memory:
 
 
 def tensor_info(tensor: Any) -> ObjectInfo:
+    return part_info(Part(tensor))
+
+
+def part_info(part: Part) -> ObjectInfo:
+    tensor = part.tensor
     return ObjectInfo(
         kind="tensor",
-        length=tensor.numel() * tensor.element_size(),
+        length=tensor.nbytes if part.at is None else 0,
         dtype=str(tensor.dtype).split(".", 1)[-1],
         shape=tuple(tensor.shape),
+        global_shape=part.global_shape,
+        layout=part.layout,
+        at=part.at,
+        sum=part.sum,
     )
 
 
@@ -198,20 +206,11 @@ class Source:
     def __init__(self, value: Value, what: str) -> None:
         self._tensor: Any = None
         self._export: _BufferExport | None = None
-        part = value if isinstance(value, Part) else None
-        value = part.tensor if part else value
         if is_tensor(value):
-            self._tensor = plain_tensor(value, what)
-            self.info = tensor_info(self._tensor)
-            if part:
-                self.info = dataclasses.replace(
-                    self.info,
-                    length=self.info.length if part.at is None else 0,
-                    global_shape=part.global_shape,
-                    layout=part.layout,
-                    at=part.at,
-                    sum=part.sum,
-                )
+            value = Part(plain_tensor(value, what))
+        if isinstance(value, Part):
+            self._tensor = value.tensor
+            self.info = part_info(value)
             return
         kind = "bytes"
         if not is_buffer(value):

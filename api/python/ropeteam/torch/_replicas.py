@@ -234,16 +234,25 @@ def _mapped(who: Iterable[int], ranks: Mapping[int, int]) -> tuple[int, ...]:
 
 def _tied(tensors: Mapping[str, Held]) -> dict[str, str]:
     """For each name the first name of the same memory."""
-    names: dict[Any, str] = {}
+    first: dict[int, list[str]] = {}  # by address: names of different tensors that begin there
     tied: dict[str, str] = {}
     for name, has in tensors.items():
-        tensor = has.tensor
-        same: Any = name
-        if tensor.numel():
-            bits = (tensor.is_conj(), tensor.is_neg())
-            same = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), bits)
-        tied[name] = names.setdefault(same, name)
+        there = first.setdefault(has.tensor.data_ptr(), []) if has.tensor.numel() else []
+        same = [other for other in there if _same_memory(tensors[other].tensor, has.tensor)]
+        tied[name] = same[0] if same else name
+        if not same:
+            there.append(name)
     return tied
+
+
+def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Of two tensors at one address."""
+    return (
+        one.dtype == other.dtype
+        and one.shape == other.shape
+        and one.stride() == other.stride()
+        and (one.is_conj(), one.is_neg()) == (other.is_conj(), other.is_neg())
+    )
 
 
 def _bytes(has: Held) -> int:

@@ -214,9 +214,8 @@ class Filling:
 
 
 def open_step(client: Client, step: int | None, rank: int | None, timeout: float) -> SavedStep | None:
-    """A step for reading: the latest when not given, and None where there is none. rank: as
-    SavedStep's; this one's
-    when not given."""
+    """A step for reading: the latest when not given, and None where there is none. rank: as SavedStep's;
+    this one's when not given."""
     world_size = None
     if step is None:
         found = client.latest(timeout)
