@@ -11,6 +11,8 @@
 #include <pthread.h>
 #include <signal.h>
 
+#include <initializer_list>
+
 namespace ropeteam::client {
 
 // Blocks all other signals for this thread while it exists.
