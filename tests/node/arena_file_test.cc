@@ -331,7 +331,7 @@ TEST_F(ArenaFileTest, AutoCountsWhatNobodyUsesAsFreeAndSaysSo) {
     const Result<std::unique_ptr<ArenaFile>> next = open("next", &note);
     ASSERT_TRUE(next.ok()) << next.status().ToString();
     EXPECT_EQ((*next)->memory().size(), 16u << 20) << "a quarter of what is free and of what is left behind";
-    EXPECT_THAT(note, HasSubstr("nobody uses hold 16.0 MiB"));
+    EXPECT_THAT(note, HasSubstr("unused arenas hold 16.0 MiB"));
     EXPECT_THAT(note, HasSubstr("ropeteam clean --all-ended"));
   }
   EXPECT_EQ(umount(mount_point.c_str()), 0);
