@@ -131,7 +131,7 @@ def test_a_start_that_finds_no_memory_says_what_others_have_left(machine):
     machine.ended("ended")
     refused = machine.ask("run", "--job", "next", "--memory", "1000000G", "--", "true")
     assert refused.returncode == 1
-    assert "nobody uses hold 16.0 MiB" in refused.stderr and "ropeteam clean --all-ended" in refused.stderr
+    assert "unused arenas hold 16.0 MiB" in refused.stderr and "ropeteam clean --all-ended" in refused.stderr
 
 
 def test_job_and_node_pick_the_daemon(machine):

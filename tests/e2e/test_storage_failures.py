@@ -395,7 +395,7 @@ def test_a_second_allocation_is_refused_and_may_take_over(cluster, tmp_path):
     rope = second[0].open(0, 1, "theirs")
     rope.save(7, {"data": payload(7, SMALL)}, persist=True)
     rope.wait(7, Level.COMMITTED)
-    with pytest.raises(ropeteam.Aborted, match="is held by node node-0 of host .* which lives.*--take-over-storage"):
+    with pytest.raises(ropeteam.Aborted, match="is held by node node-0 of host .* which is alive.*--take-over-storage"):
         rope.wait(7, Level.PERSISTED)
     rope.close()
     assert steps_in(store) == [1], "nothing of the first is deleted, nothing of the second written"
