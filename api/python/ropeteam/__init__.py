@@ -26,7 +26,6 @@ from ._client import (
     Client,
     Info,
     Level,
-    Save,
     Shard,
     StepInfo,
     StoredStep,
@@ -54,8 +53,8 @@ from ._errors import (
 )
 from ._export import export
 from ._ranges import Range
+from ._save import Save
 from ._values import JsonValue, ObjectInfo, Value
-
 
 
 def register_fsspec() -> None:

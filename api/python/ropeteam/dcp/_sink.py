@@ -16,8 +16,9 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, Callable, Protocol
 
-from .._client import Client, Save
+from .._client import Client
 from .._errors import InternalError, InvalidArgument
+from .._save import Save
 from .._values import JsonValue, ObjectInfo
 from ._container import Piece
 
