@@ -17,7 +17,7 @@ void Persistence::Begin() {
   learned_.clear();
   waiting_.reset();
   kept_.clear();
-  prune_due_ = false;
+  prune_at_ = kNever;
   run_.reset();
   refused_.clear();
   judged_ = last_due_ = StepId();
@@ -477,14 +477,17 @@ void Persistence::OnManifest(const StepId& id, const std::shared_ptr<const Store
 
 // What a failure leaves is deleted after the next step.
 void Persistence::Prune() {
-  prune_due_ = false;
+  prune_at_ = kNever;
   if (!context_.has_lease()) return;
   hold_.Confirm([this](const Status& status) {
     if (!status.ok()) return;
     const Result<uint64_t> keep = keep_();
     if (keep.ok()) return StartPruning(*keep);
-    prune_due_ = keep.status().code() == Code::kUnavailable;
-    if (!prune_due_) LOG_WARNING("no step on storage is deleted: %s", keep.status().message().c_str());
+    if (keep.status().code() == Code::kUnavailable) {
+      prune_at_ = context_.now + kRetryUs;  // not at once: each try reads the hold on storage
+      return;
+    }
+    LOG_WARNING("no step on storage is deleted: %s", keep.status().message().c_str());
   });
 }
 
@@ -538,7 +541,7 @@ void Persistence::RepeatOrders() {
 }
 
 void Persistence::OnTimer() {
-  if (prune_due_) Prune();
+  if (prune_at_ <= context_.now) Prune();
   if (!run_) return;
   if (!run_->confirming && run_->confirm_at <= context_.now) Confirm();
   if (run_->phase == Run::Phase::kHold && !hold_.trouble().empty()) run_->trouble = hold_.trouble();
@@ -554,9 +557,8 @@ void Persistence::OnTimer() {
 }
 
 TimeUs Persistence::NextTimer() const {
-  if (prune_due_) return context_.now;
-  if (!run_) return kNever;
-  TimeUs due = look_at_;
+  if (!run_) return prune_at_;
+  TimeUs due = std::min(look_at_, prune_at_);
   if (!run_->confirming) due = std::min(due, run_->confirm_at);
   return std::min(due, run_->orders_due);
 }

@@ -199,7 +199,7 @@ class Persistence {
   const InUse in_use_;
   const Keep keep_;
   std::multiset<uint64_t> pruning_;  // what the deletions under way keep; those of a former leadership, too
-  bool prune_due_ = false;           // as soon as it is known what is kept
+  TimeUs prune_at_ = kNever;         // tried again then, because it was not known what is kept
   uint64_t generation_ = 0;
   std::set<StepId> requested_;
   std::set<StepId> learned_;  // of a former leader, not judged yet
