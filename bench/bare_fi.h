@@ -68,7 +68,7 @@ class BareFiLoop {
 // Start(), one pass to warm up, options.passes passes, Stop().
 Result<BareFiResult> RunBareFi(const BareFiOptions& options);
 
-// The second process's whole life; returns its exit code. `argv` is what follows kBareFiTargetCommand.
+// The second process's main function; returns its exit code. `argv` is what follows kBareFiTargetCommand.
 int BareFiTargetMain(int argc, char** argv);
 
 }  // namespace ropeteam::bench

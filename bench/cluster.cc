@@ -212,13 +212,14 @@ uint64_t Cluster::Registrations() const {
   return registrations;
 }
 
-BenchRank::BenchRank(const std::string& socket, uint32_t rank, uint32_t world_size, const std::string& life) {
+BenchRank::BenchRank(const std::string& socket, uint32_t rank, uint32_t world_size,
+                     const std::string& incarnation_token) {
   ropeteam_open_options_t options{};
   options.size = sizeof(options);
   options.socket = socket.c_str();
   options.rank = rank;
   options.world_size = world_size;
-  options.life = life.c_str();
+  options.incarnation_token = incarnation_token.c_str();
   options.timeout_ms = kTimeoutMs;
   Check(ropeteam_open(&options, &handle_), "open");
 }

@@ -86,7 +86,8 @@ class Cluster {
 // A rank of a world. Throws BenchError with the library's words when a call fails.
 class BenchRank {
  public:
-  BenchRank(const std::string& socket, uint32_t rank, uint32_t world_size, const std::string& life);
+  BenchRank(const std::string& socket, uint32_t rank, uint32_t world_size,
+            const std::string& incarnation_token);
   ~BenchRank() { ropeteam_close(handle_); }
   BenchRank(const BenchRank&) = delete;
   BenchRank& operator=(const BenchRank&) = delete;

@@ -65,10 +65,10 @@ class ModelNode : public ControlNode {
   }
 
   void BeginIncarnation(Incarnation incarnation, uint32_t world_size) {
-    content_.life = Life();
-    content_.life.incarnation = content_.incarnation_max = incarnation;
-    content_.life.token = "bench-" + std::to_string(incarnation);
-    content_.life.world_size = world_size;
+    content_.incarnation = IncarnationState();
+    content_.incarnation.number = content_.incarnation_max = incarnation;
+    content_.incarnation.token = "bench-" + std::to_string(incarnation);
+    content_.incarnation.world_size = world_size;
     content_.report.sessions.clear();
     for (Rank rank = first_rank_; rank < first_rank_ + kRanksPerNode; ++rank)
       content_.report.sessions.push_back({rank, world_size, incarnation, TokenOf(rank), false, 0, 0, {}});
@@ -122,8 +122,8 @@ class ModelNode : public ControlNode {
  private:
   void Seal(Rank rank, Step step, Role role) {
     CopyReport copy;
-    copy.id = {content_.life.incarnation, step, rank};
-    copy.world_size = content_.life.world_size;
+    copy.id = {content_.incarnation.number, step, rank};
+    copy.world_size = content_.incarnation.world_size;
     copy.replicas = kControlReplicas;
     copy.stream_bytes = 1 << 20;
     copy.role = role;
@@ -136,12 +136,12 @@ class ModelNode : public ControlNode {
   }
   // As Engine::Impl::ApplyLeaderState() and Retain().
   void Apply(const LeaderState& state, std::vector<SendMessage>* out) {
-    if (state.life.incarnation < content_.life.incarnation) return;
+    if (state.incarnation.number < content_.incarnation.number) return;
     Send(LeaderStateAck::kKind, Encode(LeaderStateAck{state.sequence}), out);
     if (announced_.heard && state.sequence <= state_sequence_) return;
     state_sequence_ = state.sequence;
-    bool changed = !(content_.life == state.life);
-    content_.life = state.life;
+    bool changed = !(content_.incarnation == state.incarnation);
+    content_.incarnation = state.incarnation;
     announced_ = engine::Announcement();
     announced_.heard = true;
     for (const StepKey& key : state.keep) announced_.keep.insert(key.id);

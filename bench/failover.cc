@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // ropeteam-bench failover: a node is killed with its memory; how long until another node has read the lost rank's shard,
-// until the cluster's view is without the node, until the ranks of a new life know the newest step, and until every
+// until the cluster's view is without the node, until a new incarnation's ranks know the newest step, and until every
 // shard has all its copies again. All from the moment of kill(), and all of one and the same kill.
 
 #include <poll.h>
@@ -97,11 +97,12 @@ void WatchCluster(const Cluster& cluster, uint64_t step, double killed, Times* t
 }
 
 using Ranks = std::vector<std::unique_ptr<BenchRank>>;
-Ranks Open(const Cluster& cluster, const std::string& life, const std::optional<uint32_t>& stand_in) {
+Ranks Open(const Cluster& cluster, const std::string& incarnation_token,
+           const std::optional<uint32_t>& stand_in) {
   Ranks ranks;
   for (uint32_t rank = 0; rank < kNodes; ++rank)
     ranks.push_back(std::make_unique<BenchRank>(
-        cluster.socket(rank == kLost ? stand_in.value_or(rank) : rank), rank, kNodes, life));
+        cluster.socket(rank == kLost ? stand_in.value_or(rank) : rank), rank, kNodes, incarnation_token));
   return ranks;
 }
 

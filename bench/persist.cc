@@ -145,7 +145,7 @@ class Job {
     return options;
   }
   void Open() {
-    rank_ = std::make_unique<BenchRank>(cluster_.socket(0), 0, 1, "bench-persist-" + std::to_string(++life_));
+    rank_ = std::make_unique<BenchRank>(cluster_.socket(0), 0, 1, "bench-persist-" + std::to_string(++runs_));
   }
 
   const Buffer& source_;
@@ -153,7 +153,7 @@ class Job {
   Cluster cluster_;
   std::unique_ptr<BenchRank> rank_;
   uint64_t step_ = 0;
-  int life_ = 0;
+  int runs_ = 0;
 };
 
 // The candidate, the yardstick, and what is done before each pass, off the clock.

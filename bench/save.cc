@@ -31,14 +31,14 @@ struct SaveOptions : ShardOptions {
 
 constexpr int kSteadySaves = 10;
 
-constexpr const char* kLife = "bench-save";
+constexpr const char* kToken = "bench-save";
 constexpr const char* kThreadsVariable = "ROPETEAM_COPY_THREADS";
 
 std::unique_ptr<BenchRank> OpenWithOneThread(const std::string& socket, uint32_t rank, uint32_t world_size) {
   const char* set = std::getenv(kThreadsVariable);
   const std::string before = set != nullptr ? set : "";
   setenv(kThreadsVariable, "1", 1);
-  auto opened = std::make_unique<BenchRank>(socket, rank, world_size, kLife);
+  auto opened = std::make_unique<BenchRank>(socket, rank, world_size, kToken);
   setenv(kThreadsVariable, before.c_str(), 1);  // empty is as good as not set
   return opened;
 }
@@ -86,7 +86,7 @@ void Run(Bench& bench, const SaveOptions& options) {
   cluster_options.provider = options.provider;
   cluster_options.memory_bytes = 5 * bytes + (64ull << 20);  // two kept, two on their way, and their tables
   Cluster cluster(cluster_options);
-  BenchRank rank(cluster.socket(0), 0, 2, kLife);
+  BenchRank rank(cluster.socket(0), 0, 2, kToken);
   const std::unique_ptr<BenchRank> one_thread = OpenWithOneThread(cluster.socket(0), 1, 2);
   std::unique_ptr<Cluster> encrypted;
   std::unique_ptr<BenchRank> encrypting, reading;  // the other rank is at the node that holds the copy
@@ -94,8 +94,8 @@ void Run(Bench& bench, const SaveOptions& options) {
     cluster_options.memory_bytes += bytes;  // a shard's chunks twice while it is decrypted
     cluster_options.arguments = {"--encrypt-replicas"};
     encrypted = std::make_unique<Cluster>(cluster_options);
-    encrypting = std::make_unique<BenchRank>(encrypted->socket(0), 0, 2, kLife);
-    reading = std::make_unique<BenchRank>(encrypted->socket(1), 1, 2, kLife);
+    encrypting = std::make_unique<BenchRank>(encrypted->socket(0), 0, 2, kToken);
+    reading = std::make_unique<BenchRank>(encrypted->socket(1), 1, 2, kToken);
   }
 
   BareFiLoop loop;

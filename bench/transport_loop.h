@@ -66,7 +66,7 @@ class TransportLoop {
   std::vector<std::unique_ptr<Target>> targets_;
 };
 
-// A target's whole life; returns its exit code. `argv` is what follows kTransportTargetCommand.
+// A target's main function; returns its exit code. `argv` is what follows kTransportTargetCommand.
 int TransportTargetMain(int argc, char** argv);
 
 }  // namespace ropeteam::bench

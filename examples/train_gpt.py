@@ -199,7 +199,7 @@ def open_checkpoints(log: Log) -> Checkpoints | None:
     begun = time.monotonic()
     rope = ropeteam.torch.open_distributed(timeout=60)
     info = rope.info()
-    log.event("opened", life=info.incarnation, ms=(time.monotonic() - begun) * 1e3)
+    log.event("opened", incarnation=info.incarnation, ms=(time.monotonic() - begun) * 1e3)
     return Checkpoints(rope, log)
 
 

@@ -401,7 +401,7 @@ void Daemon::OnRefused(const Status& status) {
   if (hangs_)  // in a thread that still uses the arena
     end_ = Error(Code::kUnavailable, "a call of storage has not returned, this daemon must be started again");
   else
-    end_ = arena_->Renew();  // peers that have not heard yet must not write into the next life's chunks
+    end_ = arena_->Renew();  // peers that have not heard yet must not write into the next instance's chunks
   options_.take_over_storage = false;  // once, not whenever this node begins again
   if (end_.ok()) end_ = NewNode();
   if (end_.ok()) end_ = node_->Listen();

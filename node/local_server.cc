@@ -128,10 +128,10 @@ void LocalServer::OnHello(SessionId id, Client& client, RequestId request, std::
   local::Hello hello;
   if (!Decode(payload, hello, version))
     return client.session->Close("a hello that does not match the protocol");
-  if (hello.life.size() > local::kLifeBytesMax)
+  if (hello.incarnation_token.size() > local::kIncarnationTokenBytesMax)
     return Reply(client, request, Code::kInvalidArgument,
-                 "life of " + std::to_string(hello.life.size()) + " bytes, limit " +
-                     std::to_string(local::kLifeBytesMax));
+                 "incarnation_token of " + std::to_string(hello.incarnation_token.size()) + " bytes, limit " +
+                     std::to_string(local::kIncarnationTokenBytesMax));
   if (hello.kind != local::ClientKind::kRank && hello.kind != local::ClientKind::kAdmin)
     return client.session->Close("a hello of an unknown kind of client");
   if (!client.opened) {
@@ -151,7 +151,7 @@ void LocalServer::OnHello(SessionId id, Client& client, RequestId request, std::
   const HelloInput input{hello.rank,
                          hello.world_size,
                          hello.token,
-                         hello.life,
+                         hello.incarnation_token,
                          TimeoutUs(hello.timeout_ms),
                          hello.incarnation,
                          {hello.persist_every, hello.keep_on_storage}};

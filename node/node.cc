@@ -529,12 +529,12 @@ void Node::LogEvent(const LevelEvent& event) {
     const auto begun = begun_.find(step);
     const std::string after =
         begun == begun_.end() ? "" : " after_ms " + std::to_string((now - begun->second) / 1000);
-    LOG_INFO("step %" PRIu64 " committed incarnation %llu%s", step.step, LifeNumber(step.incarnation),
+    LOG_INFO("step %" PRIu64 " committed incarnation %llu%s", step.step, IncarnationNumber(step.incarnation),
              after.c_str());
     return;
   }
   if (event.level == Level::kPersisted && event.shard.rank == LevelEvent::kNoRank) {
-    LOG_INFO("step %" PRIu64 " persisted incarnation %llu", step.step, LifeNumber(step.incarnation));
+    LOG_INFO("step %" PRIu64 " persisted incarnation %llu", step.step, IncarnationNumber(step.incarnation));
     return;
   }
   if (event.since_begin_us != 0) {

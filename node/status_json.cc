@@ -26,7 +26,7 @@ std::string Hex(uint64_t value) {
 }
 
 Json ToJson(const ShardId& id) {
-  return {{"incarnation", LifeNumber(id.incarnation)}, {"step", id.step}, {"rank", id.rank}};
+  return {{"incarnation", IncarnationNumber(id.incarnation)}, {"step", id.step}, {"rank", id.rank}};
 }
 
 const char* RoleName(Role role) {
@@ -69,7 +69,7 @@ Json ToJson(const ScrubReport& s) {
 Json ToJson(const SessionReport& s) {
   return {{"rank", s.rank},
           {"world_size", s.world_size},
-          {"incarnation", LifeNumber(s.incarnation)},
+          {"incarnation", IncarnationNumber(s.incarnation)},
           {"token", Hex(s.token)},
           {"has_ended", s.has_ended},
           {"oldest_ended", s.oldest_ended},
@@ -111,7 +111,7 @@ Json ToJson(const NodeReport& n) {
 }
 
 Json ToJson(const StepReport& s) {
-  return {{"incarnation", LifeNumber(s.incarnation)},
+  return {{"incarnation", IncarnationNumber(s.incarnation)},
           {"step", s.step},
           {"world_size", s.world_size},
           {"ranks_sealed", s.ranks_sealed},
@@ -190,10 +190,10 @@ Json Head(const ClusterReport& r) {
                {"epoch", r.epoch},
                {"leader", r.leader},
                {"nodes_expected", r.nodes_expected},
-               {"incarnation", LifeNumber(r.incarnation)},
+               {"incarnation", IncarnationNumber(r.incarnation)},
                {"world_size", r.world_size},
                {"ranks_open", r.ranks_open},
-               {"life", r.life},
+               {"incarnation_token", r.incarnation_token},
                {"has_latest", r.has_latest}};
   json["latest"] = r.has_latest ? ToJson(r.latest) : Json(nullptr);
   json["policy"] = r.policy.has_storage ? ToJson(r.policy) : Json(nullptr);
@@ -297,7 +297,7 @@ std::string ListJson(const ClusterReport& report, const Step* step,
 }
 
 std::string VerifyJson(const VerifyReport& report) {
-  Json json = {{"incarnation", LifeNumber(report.incarnation)},
+  Json json = {{"incarnation", IncarnationNumber(report.incarnation)},
                {"step", report.step},
                {"nodes_asked", report.nodes_asked}};
   Json copies = Json::array();

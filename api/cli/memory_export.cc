@@ -93,7 +93,7 @@ class MemoryExport {
     if (!status.is_object() || !status.contains("steps")) return 0;
     for (const nlohmann::json& step : status["steps"])
       if (step.value("step", uint64_t{0}) == id.step &&
-          step.value("incarnation", uint64_t{0}) == LifeNumber(id.incarnation))
+          step.value("incarnation", uint64_t{0}) == IncarnationNumber(id.incarnation))
         return step.value("bytes", uint64_t{0});
     return 0;
   }

@@ -29,9 +29,9 @@ constexpr char kHelp[] =
     "to which export or a job has written it:\n"
     "the ranks that start next restore it. DIR is a job's folder, or the one above it. No rank may be open "
     "meanwhile.\n"
-    "  --ranks A-B        only these ranks [all]; others are imported on other nodes, with the same --life\n"
-    "  --life TOKEN       of the import's incarnation, the same on all nodes; with --ranks it must be "
-    "given\n"
+    "  --ranks A-B        only these ranks [all]; others are imported on other nodes, with the same token\n"
+    "  --incarnation-token TOKEN\n"
+    "                     of the import's incarnation, the same on all nodes; --ranks needs it\n"
     "  --socket PATH      the daemon's socket [ROPETEAM_SOCKET, else the only one of yours on this "
     "machine]\n";
 
@@ -88,7 +88,7 @@ class Import {
     if (last >= step_.world_size)
       return Error(Code::kInvalidArgument, "--ranks %u-%u of a step of %u ranks", first, last,
                    step_.world_size);
-    ROPETEAM_RETURN_IF_ERROR(ChooseLife());
+    ROPETEAM_RETURN_IF_ERROR(ChooseToken());
     uint64_t bytes = 0;
     for (Rank rank = first; rank <= last; ++rank) bytes += step_.ranks[rank].stream_bytes;
     Progress progress("import step " + std::to_string(id.step), bytes);
@@ -104,7 +104,7 @@ class Import {
     ROPETEAM_RETURN_IF_ERROR(WaitCommitted());
     std::printf("step %" PRIu64 ": ranks %u to %u of %u, %s, are in the memory of job %s, incarnation %llu\n",
                 id.step, first, last, step_.world_size, FormatSize(bytes).c_str(),
-                daemon_.link->hello.job.c_str(), LifeNumber(ranks_[0]->hello.incarnation));
+                daemon_.link->hello.job.c_str(), IncarnationNumber(ranks_[0]->hello.incarnation));
     return OkStatus();
   }
 
@@ -112,7 +112,7 @@ class Import {
   int64_t timeout_ms() const { return std::chrono::milliseconds(options_.timeout).count(); }
 
   // A world that is open would end when another one begins.
-  Status ChooseLife() {
+  Status ChooseToken() {
     AskOptions ask;
     ask.socket.path = daemon_.link->channel->socket();
     const Result<std::string> answer = Ask(ask, local::AdminCommand::kStatus);
@@ -120,13 +120,15 @@ class Import {
     const nlohmann::json status = nlohmann::json::parse(*answer, nullptr, false);
     if (!status.is_object()) return Error(Code::kInternal, "the daemon's status is not JSON");
     const uint64_t open = status.value("ranks_open", uint64_t{0});
-    if (open != 0 && (options_.life.empty() || status.value("life", "") != options_.life))
+    if (open != 0 && (options_.incarnation_token.empty() ||
+                      status.value("incarnation_token", "") != options_.incarnation_token))
       return Error(Code::kAlreadyExists,
                    "job %s has %" PRIu64 " ranks open: end them before a step is imported, nothing was saved",
                    daemon_.link->hello.job.c_str(), open);
     const Result<uint64_t> random = RandomNumber();
     if (!random.ok()) return random.status();
-    life_ = options_.life.empty() ? "import-" + std::to_string(*random) : options_.life;
+    token_ =
+        options_.incarnation_token.empty() ? "import-" + std::to_string(*random) : options_.incarnation_token;
     return OkStatus();
   }
 
@@ -138,7 +140,7 @@ class Import {
     hello.rank = rank;
     hello.world_size = step_.world_size;
     hello.token = *token;
-    hello.life = life_;
+    hello.incarnation_token = token_;
     return client::MakeLink(daemon_.link->channel->socket(), hello, client::Deadline::In(timeout_ms()),
                             daemon_.arena);
   }
@@ -183,7 +185,7 @@ class Import {
   const Found from_;
   const DaemonArena daemon_;
   StoredStep step_;
-  std::string life_;
+  std::string token_;
   std::vector<std::shared_ptr<client::Link>> ranks_;  // open until the step is committed
   client::FrameBuffers frames_;
 };

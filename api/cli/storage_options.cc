@@ -107,11 +107,11 @@ Result<bool> TakeValue(const std::string& option, const std::string& value, Stor
     options->socket = value;
     return true;
   }
-  if (option == "--life" && command == StorageCommand::kImport) {
-    options->life = value;
-    if (value.empty() || value.size() > local::kLifeBytesMax)
-      return Error(Code::kInvalidArgument, "--life of %zu bytes, limits 1 and %u", value.size(),
-                   local::kLifeBytesMax);
+  if (option == "--incarnation-token" && command == StorageCommand::kImport) {
+    options->incarnation_token = value;
+    if (value.empty() || value.size() > local::kIncarnationTokenBytesMax)
+      return Error(Code::kInvalidArgument, "--incarnation-token of %zu bytes, limits 1 and %u", value.size(),
+                   local::kIncarnationTokenBytesMax);
     return true;
   }
   if (option == "--ranks" && command == StorageCommand::kImport) return TakeRanks(value, options);
@@ -154,10 +154,10 @@ Result<bool> TakeValue(const std::string& option, const std::string& value, Stor
 }
 
 bool TakesValue(const std::string& option) {
-  constexpr const char* kOptions[] = {"--storage",    "--job",         "--timeout",       "--keep-on-storage",
-                                      "--keep-every", "--keep-within", "--keep-best",     "--socket",
-                                      "--life",       "--ranks",       "--audit-log",     "--format",
-                                      "--model",      "--config",      "--max-shard-size"};
+  constexpr const char* kOptions[] = {
+      "--storage",   "--job",    "--timeout",           "--keep-on-storage", "--keep-every", "--keep-within",
+      "--keep-best", "--socket", "--incarnation-token", "--ranks",           "--audit-log",  "--format",
+      "--model",     "--config", "--max-shard-size"};
   return std::find(std::begin(kOptions), std::end(kOptions), option) != std::end(kOptions);
 }
 
@@ -214,9 +214,10 @@ Status CheckWhole(const std::vector<std::string>& words, StorageCommand command,
     if (!source.ok()) return source.status();
     options->url = source->url;
     if (source->step) options->step = std::to_string(*source->step);
-    if (options->rank_first && options->life.empty())
-      return Error(Code::kInvalidArgument,
-                   "--ranks needs --life, the same token on all nodes that import a part of the step");
+    if (options->rank_first && options->incarnation_token.empty())
+      return Error(
+          Code::kInvalidArgument,
+          "--ranks needs --incarnation-token, the same token on all nodes that import a part of the step");
     return OkStatus();
   } else if (!words.empty()) {
     options->url = words[0];

@@ -40,7 +40,7 @@ struct StorageOptions {
   std::string step;                    // verify, export, import: as it was typed; empty: not given
   std::string destination;             // export: a URL as `url` is
   std::string socket;                  // export, import: the daemon's
-  std::string life;                    // import
+  std::string incarnation_token;       // import
   HfOptions hf;                        // export
   std::optional<uint32_t> rank_first;  // import: both or neither
   std::optional<uint32_t> rank_last;

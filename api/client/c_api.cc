@@ -272,10 +272,11 @@ Result<OpenOptions> ResolveOptions(const ropeteam_open_options_t& given) {
     return Error(Code::kInvalidArgument, "rank %u, world_size %u: a rank must be below world_size",
                  options.rank, options.world_size);
   }
-  options.life = given.life != nullptr ? std::string(given.life) : LifeFromEnvironment();
-  if (options.life.size() > local::kLifeBytesMax) {
-    return Error(Code::kInvalidArgument, "the incarnation's token (life) has %zu bytes, limit %u",
-                 options.life.size(), local::kLifeBytesMax);
+  options.incarnation_token = given.incarnation_token != nullptr ? std::string(given.incarnation_token)
+                                                                 : IncarnationTokenFromEnvironment();
+  if (options.incarnation_token.size() > local::kIncarnationTokenBytesMax) {
+    return Error(Code::kInvalidArgument, "incarnation_token has %zu bytes, limit %u",
+                 options.incarnation_token.size(), local::kIncarnationTokenBytesMax);
   }
   const Result<uint32_t> copy_threads = CopyThreadsFromEnvironment();
   if (!copy_threads.ok()) return copy_threads.status();
@@ -351,7 +352,8 @@ ropeteam_status_t ropeteam_info(ropeteam_t* handle, ropeteam_info_t* info) {
     const ropeteam::local::HelloReply hello = handle->client->hello();
     ropeteam::client::FillOutput(
         {ropeteam::client::kInfoBytes, handle->client->options().rank, handle->client->options().world_size,
-         ropeteam::LifeNumber(hello.incarnation), hello.chunk_bytes, hello.chunks_total * hello.chunk_bytes},
+         ropeteam::IncarnationNumber(hello.incarnation), hello.chunk_bytes,
+         hello.chunks_total * hello.chunk_bytes},
         info);
     return OkStatus();
   });
@@ -511,7 +513,7 @@ ropeteam_status_t ropeteam_latest_at(ropeteam_t* handle, ropeteam_level_t level,
     const Result<ropeteam::local::LatestReply> latest = handle->client->Latest(checked, timeout_ms);
     if (!latest.ok()) return latest.status();
     ropeteam::client::FillOutput(
-        {ropeteam::client::kStepBytes, latest->step, ropeteam::LifeNumber(latest->incarnation),
+        {ropeteam::client::kStepBytes, latest->step, ropeteam::IncarnationNumber(latest->incarnation),
          latest->world_size, latest->passed_over_incarnation != 0 ? 1u : 0u, latest->passed_over},
         step);
     return OkStatus();
@@ -678,7 +680,7 @@ ropeteam_status_t ropeteam_storage_list_step(const ropeteam_storage_list_t* list
     }
     const ropeteam::local::ListedStep& listed = list->steps[index];
     ropeteam::client::FillOutput(
-        {ropeteam::client::kStorageStepBytes, listed.step, ropeteam::LifeNumber(listed.incarnation),
+        {ropeteam::client::kStorageStepBytes, listed.step, ropeteam::IncarnationNumber(listed.incarnation),
          listed.folder.c_str(), listed.problem.c_str(), listed.metadata.c_str(), listed.time_s, listed.bytes,
          listed.world_size},
         step);

@@ -103,7 +103,7 @@ Result<std::shared_ptr<Link>> Client::Connect(Deadline deadline, Retry retry) {
   hello.rank = options_.rank;
   hello.world_size = options_.world_size;
   hello.token = token_;
-  hello.life = options_.life;
+  hello.incarnation_token = options_.incarnation_token;
   for (;;) {
     Result<std::shared_ptr<Link>> link = MakeLink(options_.socket, hello, deadline, known);
     if (link.ok() || link.status().code() != Code::kUnavailable || retry == Retry::kNo || deadline.Passed()) {

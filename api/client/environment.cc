@@ -56,8 +56,8 @@ Result<uint32_t> NumberFromEnvironment(const char* name) {
   return number;
 }
 
-std::string LifeFromEnvironment() {
-  if (const char* value = Variable("ROPETEAM_LIFE")) return value;
+std::string IncarnationTokenFromEnvironment() {
+  if (const char* value = Variable("ROPETEAM_INCARNATION_TOKEN")) return value;
   const char* job = Variable("SLURM_JOB_ID");
   const char* step = Variable("SLURM_STEP_ID");
   if (job == nullptr || step == nullptr || Variable("TORCHELASTIC_RUN_ID") != nullptr) return {};

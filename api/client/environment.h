@@ -17,7 +17,7 @@ struct OpenOptions {
   std::string socket;
   uint32_t rank = 0;
   uint32_t world_size = 0;
-  std::string life;
+  std::string incarnation_token;
   int64_t timeout_ms = 0;
   uint32_t copy_threads = 1;  // of a put, the caller's among them (copy_team.h)
 };
@@ -26,10 +26,10 @@ struct OpenOptions {
 Result<std::string> SocketFromEnvironment();
 // RANK or WORLD_SIZE, by `name`. kInvalidArgument: not set, or no number below 2^32; the value is named.
 Result<uint32_t> NumberFromEnvironment(const char* name);
-// The incarnation's token: ROPETEAM_LIFE; else Slurm's job, step and restart numbers as "slurm.JOB.STEP.RESTART"; else
-// empty. Slurm's numbers are not used under torchrun: it restarts its workers within one step of Slurm's, so the numbers
-// do not distinguish the incarnations.
-std::string LifeFromEnvironment();
+// The incarnation's token: ROPETEAM_INCARNATION_TOKEN; else Slurm's job, step and restart numbers as
+// "slurm.JOB.STEP.RESTART"; else empty. Slurm's numbers are not used under torchrun: it restarts its
+// workers within one step of Slurm's, so the numbers do not distinguish the incarnations.
+std::string IncarnationTokenFromEnvironment();
 // With how many threads a put is copied. ROPETEAM_COPY_THREADS, 1 to kCopyThreadsMax; without it 4, but not more
 // than this rank's part of the processors: those that the process may run on, divided by LOCAL_WORLD_SIZE, which
 // torchrun sets to the number of ranks on this node. Never more than the processors that the process may run on,

@@ -48,7 +48,7 @@ inline constexpr uint32_t kLocalProtocolOldest = 4;
 // fragmentation, 8 of extent each.
 inline constexpr uint32_t kFrameBytesMax = 1u << 20;
 static_assert(kChunksPerShardMax * 12 + 4096 <= kFrameBytesMax);
-inline constexpr uint32_t kLifeBytesMax = 255;
+inline constexpr uint32_t kIncarnationTokenBytesMax = 255;
 // Allocations of device memory that one session may have handed over at once. A node's transport holds 64
 // regions for all of its ranks; what is beyond goes through the arena as ever.
 inline constexpr size_t kGpuBuffersMax = 32;
@@ -120,8 +120,8 @@ struct Hello {
   uint32_t world_size = 0;
   // Random, one for each handle: by it a restarted daemon recognises a library that reconnects.
   uint64_t token = 0;
-  std::string life;         // the incarnation's token (ropeteam_open_options_t.life); may be empty
-  uint64_t timeout_ms = 0;  // how long the daemon may try to have the rank admitted
+  std::string incarnation_token;  // as in ropeteam_open_options_t; may be empty
+  uint64_t timeout_ms = 0;        // how long the daemon may try to have the rank admitted
   // The incarnation of an earlier HelloReply to this handle, 0 at first. A handle that reconnects after its incarnation
   // has ended is refused (kStale) instead of beginning another one.
   Incarnation incarnation = 0;
@@ -129,8 +129,8 @@ struct Hello {
   uint64_t persist_every = 0;
   uint32_t keep_on_storage = 0;
   auto Fields() {
-    return Tie(version, kind, rank, world_size, token, life, timeout_ms, incarnation, Since<5>(persist_every),
-               Since<5>(keep_on_storage));
+    return Tie(version, kind, rank, world_size, token, incarnation_token, timeout_ms, incarnation,
+               Since<5>(persist_every), Since<5>(keep_on_storage));
   }
 };
 // For an admin client incarnation is 0. A daemon of another version answers kReply with kUnsupported, both

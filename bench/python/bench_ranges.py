@@ -94,7 +94,7 @@ def main() -> None:
 
 def run(cluster: Cluster, rows: int, options: argparse.Namespace) -> dict:
     node = cluster[SAVERS]  # a fifth rank saves one byte, so that its node holds what it is given and no more
-    ranks = [cluster[rank].open(rank, SAVERS + 1, "life") for rank in range(SAVERS + 1)]
+    ranks = [cluster[rank].open(rank, SAVERS + 1, "run") for rank in range(SAVERS + 1)]
     report: dict = {"shard_mib": options.mib, "tensors": options.tensors, "rows": rows}
     step = 0
     for number in range(options.passes + 1):

@@ -28,21 +28,21 @@ inline constexpr NodeId kNoNode = 0;
 // are higher, even if it sees no node that knows of the earlier incarnations. Standalone membership's epochs
 // count milliseconds since 2025 at most; 44 bits of them last for five hundred years. A million incarnations
 // carry into the epoch and are counted from 0 again.
-inline constexpr int kLifeNumberBits = 20;
+inline constexpr int kIncarnationNumberBits = 20;
 // Numbers from here on are no incarnation's. Epochs that count milliseconds get there after 278 years, so what names one
 // is damaged; counting on from it would overflow. Checked wherever an incarnation comes in: in messages, in the arena, in
 // names and manifests on storage.
 inline constexpr Incarnation kIncarnationMax = Incarnation{1} << 63;
 // As "%llu" takes it.
-constexpr unsigned long long LifeNumber(Incarnation incarnation) {
-  return incarnation & ((uint64_t{1} << kLifeNumberBits) - 1);
+constexpr unsigned long long IncarnationNumber(Incarnation incarnation) {
+  return incarnation & ((uint64_t{1} << kIncarnationNumberBits) - 1);
 }
 // In which it began, at the latest.
-constexpr Epoch EpochOf(Incarnation incarnation) { return incarnation >> kLifeNumberBits; }
+constexpr Epoch EpochOf(Incarnation incarnation) { return incarnation >> kIncarnationNumberBits; }
 // Of the incarnation that begins in `epoch`; `newest` is the newest that its leader knows of.
 constexpr Incarnation NextIncarnation(Incarnation newest, Epoch epoch) {
   const Incarnation counted = newest + 1;
-  const Incarnation in_epoch = (epoch << kLifeNumberBits) | LifeNumber(counted);
+  const Incarnation in_epoch = (epoch << kIncarnationNumberBits) | IncarnationNumber(counted);
   return counted > in_epoch ? counted : in_epoch;
 }
 
@@ -52,7 +52,7 @@ struct ShardId {
   Step step = 0;
   Rank rank = 0;
   friend auto operator<=>(const ShardId&, const ShardId&) = default;
-  std::string ToString() const;  // "step 12 rank 3 incarnation 1", by its LifeNumber()
+  std::string ToString() const;  // "step 12 rank 3 incarnation 1", by its IncarnationNumber()
 };
 
 // One checkpoint of the whole world. Ordered by lineage: a later incarnation's step is newer than any step of

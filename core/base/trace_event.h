@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a node notes of the life of its shards, for `ropeteam trace`. A value, by core/base/bytes.h.
+// What a node notes of what happens to its shards, for `ropeteam trace`. A value, by core/base/bytes.h.
 
 #ifndef ROPETEAM_CORE_BASE_TRACE_EVENT_H_
 #define ROPETEAM_CORE_BASE_TRACE_EVENT_H_

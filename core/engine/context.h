@@ -46,7 +46,7 @@ class Context {
   NodeCounters counters;
   LocalCounters local;
   Trace trace;
-  Life life;  // as the leader announced or granted it last
+  IncarnationState incarnation;  // as the leader announced or granted it last
   Announcement announced;
   std::vector<RestoreNote> restores;  // as the leader announced them last
   RankPolicy policy;                  // likewise, and what was known before (policy.h)

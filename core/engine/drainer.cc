@@ -25,7 +25,7 @@ bool Drainer::Settled() const {
   const std::set<StepId>& told = context.announced.told;
   const auto& shards = context.store.shards();
   return std::none_of(shards.begin(), shards.end(), [&](const auto& entry) {
-    return Counts(entry.second->role) && entry.first.incarnation == context.life.incarnation &&
+    return Counts(entry.second->role) && entry.first.incarnation == context.incarnation.number &&
            (told.empty() || *told.rbegin() < StepOf(entry.first));
   });
 }

@@ -12,7 +12,7 @@ namespace {
 // `step`: null if the leader has not heard of it.
 Status MayDrop(const StepId& id, const StepTable::StepState* step, const DropFacts& facts) {
   const std::string name = id.ToString();
-  if (facts.life.pin == id && KeepsPin(facts.life, facts.newest_marked, facts.base))
+  if (facts.incarnation.pin == id && KeepsPin(facts.incarnation, facts.newest_marked, facts.base))
     return Error(Code::kInvalidArgument,
                  "%s is not dropped: this incarnation was restored from it and has no committed step yet",
                  name.c_str());

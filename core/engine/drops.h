@@ -40,7 +40,7 @@ namespace ropeteam::engine {
 
 struct DropFacts {
   const StepTable& table;
-  const Life& life;
+  const IncarnationState& incarnation;
   // Of the last announcement:
   StepId base;           // RetentionPlan::release_before
   StepId newest_marked;  // by every member

@@ -117,7 +117,8 @@ void Engine::Impl::ApplyView(const View& view) {
                                 [&](const Member& member) { return !context_.Contains(member.id); });
   // The ranks of a lost node have left an unnamed incarnation. The lost node may have been the only one that knew
   // them.
-  if (lost && context_.life.incarnation != 0 && context_.life.token.empty()) context_.life.broken = true;
+  if (lost && context_.incarnation.number != 0 && context_.incarnation.token.empty())
+    context_.incarnation.broken = true;
   parts_.leader.OnView(before);
   parts_.holder.OnView();
   // Before the commit a shard's owner makes its copies: a lost node may have held one.
@@ -321,20 +322,22 @@ void Engine::Impl::Dispatch(const Envelope& envelope) {
 
 void Engine::Impl::ApplyLeaderState(NodeId from, const LeaderState& state) {
   // Without a lease this node may have been declared dead, and its leader with it. The leader repeats.
-  if (from != context_.view.leader || !context_.has_lease() || !state.life.possible()) return;
+  if (from != context_.view.leader || !context_.has_lease() || !state.incarnation.possible()) return;
   // Sent before the leader began an incarnation that a rank here has joined: the announcement for that one is still
   // under way.
-  if (state.life.incarnation < context_.life.incarnation) return;
+  if (state.incarnation.number < context_.incarnation.number) return;
   context_.Send(from, LeaderStateAck{state.sequence});
   if (context_.announced.heard && state.sequence <= state_sequence_) return;
   state_sequence_ = state.sequence;
 
-  const bool life_changed = !(context_.life == state.life);
-  const bool left_here = state.life.incarnation == context_.life.incarnation && context_.life.broken;
-  context_.life = state.life;
-  context_.life.broken = context_.life.broken || left_here;  // the leader may not have heard yet
-  if (state.life.incarnation > context_.store.incarnation_max())
-    context_.store.SetIncarnationMax(state.life.incarnation);
+  const bool incarnation_changed = !(context_.incarnation == state.incarnation);
+  const bool left_here =
+      state.incarnation.number == context_.incarnation.number && context_.incarnation.broken;
+  context_.incarnation = state.incarnation;
+  context_.incarnation.broken =
+      context_.incarnation.broken || left_here;  // the leader may not have heard yet
+  if (state.incarnation.number > context_.store.incarnation_max())
+    context_.store.SetIncarnationMax(state.incarnation.number);
   engine::Announcement announced;
   announced.heard = true;
   for (const StepKey& key : state.keep) announced.keep.insert(key.id);
@@ -365,7 +368,7 @@ void Engine::Impl::ApplyLeaderState(NodeId from, const LeaderState& state) {
   TellLevel(context_.announced.told, Level::kCommitted, &announced_);
   TellLevel(context_.announced.persisted, Level::kPersisted, &persisted_);
   parts_.persister.OnLeaderState(context_.announced.persisting);
-  if (life_changed) context_.inventory_dirty = true;
+  if (incarnation_changed) context_.inventory_dirty = true;
   Retain();
 }
 
@@ -446,7 +449,7 @@ void Engine::Impl::SendInventory() {
   }
   Inventory inventory;
   inventory.report = Report();
-  inventory.life = context_.life;
+  inventory.incarnation = context_.incarnation;
   inventory.incarnation_max = context_.store.incarnation_max();
   inventory.asking_from = parts_.sessions.asking_from();
   inventory.short_of_memory = parts_.memory.refuses_replicas();
@@ -759,7 +762,7 @@ bool Engine::redundant() const { return impl_->parts_.leader.redundant(); }
 bool Engine::is_leader() const { return impl_->parts_.leader.leading(); }
 const View& Engine::view() const { return impl_->context_.view; }
 bool Engine::saving() const { return impl_->parts_.sessions.saving(); }
-Incarnation Engine::incarnation() const { return impl_->context_.life.incarnation; }
+Incarnation Engine::incarnation() const { return impl_->context_.incarnation.number; }
 void Engine::CheckInvariants() const { impl_->CheckInvariants(); }
 
 }  // namespace ropeteam

@@ -228,8 +228,8 @@ struct PolicyInput {
 struct HelloInput {
   Rank rank = 0;
   uint32_t world_size = 0;
-  uint64_t token = 0;  // random, one for each handle; the same when the handle reconnects
-  std::string life;    // the token of the incarnation that the rank wants to join; may be empty
+  uint64_t token = 0;             // random, one for each handle; the same when the handle reconnects
+  std::string incarnation_token;  // the token of the incarnation that the rank wants to join; may be empty
   TimeUs timeout_us = 0;
   Incarnation incarnation = 0;  // to which this handle was admitted before it reconnected; 0 at first
   PolicyInput policy = {};      // that this handle has set before it reconnected

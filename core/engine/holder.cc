@@ -65,7 +65,7 @@ void Holder::OnReserve(NodeId from, const ReplicaReserve& reserve) {
   if (reserve.chunks > have) {
     Result<std::vector<Extent>> extents = parts_.memory.Allocate(reserve.chunks - have);
     if (!extents.ok()) {
-      if (reserve.shard.id.incarnation == context.life.incarnation)
+      if (reserve.shard.id.incarnation == context.incarnation.number)
         parts_.memory.OnReplicaRefused(reserve.chunks - have);
       return refuse(extents.status());
     }

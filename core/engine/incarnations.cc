@@ -41,43 +41,44 @@ void Incarnations::FreeAll() {
   ranks_present_ = 0;
 }
 
-void Incarnations::Change(Life life) {
-  if (life == life_) return;
-  ROPETEAM_CHECK(life.incarnation >= life_.incarnation);
-  if (life.incarnation != life_.incarnation) FreeAll();
-  life_ = std::move(life);
+void Incarnations::Change(IncarnationState state) {
+  if (state == current_) return;
+  ROPETEAM_CHECK(state.number >= current_.number);
+  if (state.number != current_.number) FreeAll();
+  current_ = std::move(state);
   ++version_;
 }
 
-void Incarnations::Begin(const Life& known) {
+void Incarnations::Begin(const IncarnationState& known) {
   FreeAll();
-  life_ = known;
+  current_ = known;
   ++version_;
 }
 
 // The incarnation may have been begun by a leader that knew of no choice as new as this one.
-void Incarnations::KeepPin(const Life& known) {
-  if (life_.forgotten || known.pinned_by <= life_.pinned_by || known.pinned_by > life_.incarnation) return;
-  Life life = life_;
-  life.pinned_by = known.pinned_by;
-  life.pin = known.pin;
-  Change(std::move(life));
+void Incarnations::KeepPin(const IncarnationState& known) {
+  if (current_.forgotten || known.pinned_by <= current_.pinned_by || known.pinned_by > current_.number)
+    return;
+  IncarnationState changed = current_;
+  changed.pinned_by = known.pinned_by;
+  changed.pin = known.pin;
+  Change(std::move(changed));
 }
 
 void Incarnations::Learn(const Inventory& inventory) {
-  const Life& told = inventory.life;
-  const Life before = life_;
+  const IncarnationState& told = inventory.incarnation;
+  const IncarnationState before = current_;
   if (!told.possible()) {
     LOG_WARNING("ignored: incarnation %llu is said to go on from %s, chosen by incarnation %llu",
-                static_cast<unsigned long long>(told.incarnation), told.pin.ToString().c_str(),
+                static_cast<unsigned long long>(told.number), told.pin.ToString().c_str(),
                 static_cast<unsigned long long>(told.pinned_by));
     return;
   }
-  if (told.incarnation > life_.incarnation) {
+  if (told.number > current_.number) {
     Change(told);
-  } else if (told.incarnation == life_.incarnation) {
-    const bool broken = told.broken || (life_.broken && !life_.forgotten);
-    Life merged = life_.forgotten && !told.forgotten ? told : life_;
+  } else if (told.number == current_.number) {
+    const bool broken = told.broken || (current_.broken && !current_.forgotten);
+    IncarnationState merged = current_.forgotten && !told.forgotten ? told : current_;
     merged.broken = merged.broken || broken;
     Change(std::move(merged));
   }
@@ -91,19 +92,19 @@ void Incarnations::Learn(const Inventory& inventory) {
   };
   hear(inventory.incarnation_max);
   for (const CopyReport& copy : inventory.report.copies) hear(copy.id.incarnation);
-  if (heard > life_.incarnation) {
-    Life unknown;
-    unknown.incarnation = heard;
+  if (heard > current_.number) {
+    IncarnationState unknown;
+    unknown.number = heard;
     unknown.broken = true;
     unknown.forgotten = true;
-    unknown.past_tokens = life_.past_tokens;
+    unknown.past_tokens = current_.past_tokens;
     Change(std::move(unknown));
   }
-  ROPETEAM_CHECK(life_.incarnation >= heard);
+  ROPETEAM_CHECK(current_.number >= heard);
 }
 
 void Incarnations::LearnRanks(NodeId node, const std::vector<SessionReport>& sessions, uint64_t asking_from) {
-  Life life = life_;
+  IncarnationState changed = current_;
   std::vector<Rank> seated;
   if (const auto ranks = ranks_of_.find(node); ranks != ranks_of_.end())
     seated.assign(ranks->second.begin(), ranks->second.end());
@@ -111,17 +112,17 @@ void Incarnations::LearnRanks(NodeId node, const std::vector<SessionReport>& ses
     Seat seat = seats_[rank];
     if (!seat.present) continue;
     const bool still = std::any_of(sessions.begin(), sessions.end(), [&](const SessionReport& session) {
-      return session.rank == rank && session.token == seat.token && session.incarnation == life_.incarnation;
+      return session.rank == rank && session.token == seat.token && session.incarnation == current_.number;
     });
     if (still) continue;
     seat.present = false;
     seat.left = true;
     Put(rank, seat);
-    if (life.token.empty()) life.broken = true;
+    if (changed.token.empty()) changed.broken = true;
   }
   for (const SessionReport& session : sessions) {
-    if (session.incarnation != life_.incarnation || session.rank >= kWorldMax) continue;
-    if (life.world_size == 0) life.world_size = session.world_size;
+    if (session.incarnation != current_.number || session.rank >= kWorldMax) continue;
+    if (changed.world_size == 0) changed.world_size = session.world_size;
     const Seat* before = Find(session.rank);
     Put(session.rank, {session.token, node, before == nullptr ? 0 : before->question, true, false});
   }
@@ -130,7 +131,7 @@ void Incarnations::LearnRanks(NodeId node, const std::vector<SessionReport>& ses
     const Seat& seat = seats_[rank];
     if (seat.node == node && !seat.present && !seat.left && seat.question < asking_from) Free(rank);
   }
-  Change(std::move(life));
+  Change(std::move(changed));
 }
 
 void Incarnations::CheckInvariants() const {
@@ -148,24 +149,24 @@ void Incarnations::CheckInvariants() const {
 }
 
 void Incarnations::Pin(const StepId& step) {
-  ROPETEAM_CHECK(life_.incarnation != 0 && !life_.forgotten && step.incarnation < life_.incarnation);
-  Life life = life_;
-  life.pinned_by = life.incarnation;
-  life.pin = step;
-  Change(std::move(life));
+  ROPETEAM_CHECK(current_.number != 0 && !current_.forgotten && step.incarnation < current_.number);
+  IncarnationState changed = current_;
+  changed.pinned_by = changed.number;
+  changed.pin = step;
+  Change(std::move(changed));
 }
 
 Status Incarnations::CheckWorld(const JoinQuestion& join) const {
-  if (join.world_size == life_.world_size) return OkStatus();
+  if (join.world_size == current_.world_size) return OkStatus();
   return Error(Code::kInvalidArgument, "rank %u has world_size %u, incarnation %llu has %u", join.rank,
-               join.world_size, LifeNumber(life_.incarnation), life_.world_size);
+               join.world_size, IncarnationNumber(current_.number), current_.world_size);
 }
 
 // A handle that names no incarnation and was in none before.
 Status Incarnations::AdmitUnnamed(const JoinQuestion& join) {
   const Seat* seat = Find(join.rank);
   const bool known = seat != nullptr && seat->token == join.token;
-  const bool fits = life_.incarnation != 0 && life_.token.empty() && life_.world_size == join.world_size;
+  const bool fits = current_.number != 0 && current_.token.empty() && current_.world_size == join.world_size;
   const bool taken = seat != nullptr && !known;
   // A handle that only reads must not end the incarnation of ranks that train. A launcher that starts the ranks
   // again can wait for the processes of the former incarnation.
@@ -173,14 +174,14 @@ Status Incarnations::AdmitUnnamed(const JoinQuestion& join) {
     return Error(Code::kUnavailable,
                  "incarnation %llu (token '%s', %u ranks) has %u ranks open: a handle of %u ranks without a "
                  "token opens when they have left",
-                 LifeNumber(life_.incarnation), life_.token.c_str(), life_.world_size, ranks_present(),
-                 join.world_size);
+                 IncarnationNumber(current_.number), current_.token.c_str(), current_.world_size,
+                 ranks_present(), join.world_size);
   // The seat may have been given on a late repeat of a question from a process that has ended. The next inventory
   // of its node shows it.
-  if (fits && !life_.broken && taken && !seat->present && !seat->left)
+  if (fits && !current_.broken && taken && !seat->present && !seat->left)
     return Error(Code::kUnavailable, "rank %u was opened on %s, whose inventory has not confirmed it yet",
                  join.rank, context_.NameOf(seat->node).c_str());
-  if (!fits || (!known && (life_.broken || taken))) BeginNext(join);
+  if (!fits || (!known && (current_.broken || taken))) BeginNext(join);
   return OkStatus();
 }
 
@@ -193,29 +194,29 @@ Status Incarnations::Admit(NodeId from, uint64_t question, const JoinQuestion& j
                  join.world_size);
   const Seat* seat = Find(join.rank);
   const bool known = seat != nullptr && seat->token == join.token;
-  if (join.incarnation != 0 && join.incarnation < life_.incarnation)
+  if (join.incarnation != 0 && join.incarnation < current_.number)
     return Error(Code::kStale, "rank %u belongs to incarnation %llu, the world is in incarnation %llu",
-                 join.rank, LifeNumber(join.incarnation), LifeNumber(life_.incarnation));
-  const bool returns = join.incarnation != 0 && join.incarnation == life_.incarnation;
-  if (returns && life_.world_size == 0) {
+                 join.rank, IncarnationNumber(join.incarnation), IncarnationNumber(current_.number));
+  const bool returns = join.incarnation != 0 && join.incarnation == current_.number;
+  if (returns && current_.world_size == 0) {
     // Every daemon was restarted: only the incarnation's number was left. The handles that come back know the
     // rest.
-    Life life = life_;
-    life.world_size = join.world_size;
-    life.token = join.life;
-    Change(std::move(life));
+    IncarnationState changed = current_;
+    changed.world_size = join.world_size;
+    changed.token = join.incarnation_token;
+    Change(std::move(changed));
   }
-  if (!join.life.empty() && join.life == life_.token) {
+  if (!join.incarnation_token.empty() && join.incarnation_token == current_.token) {
     ROPETEAM_RETURN_IF_ERROR(CheckWorld(join));
     if (seat != nullptr && !known && seat->present)
       return Error(Code::kAlreadyExists, "rank %u of the incarnation with token '%s' is open already on %s",
-                   join.rank, join.life.c_str(), context_.NameOf(seat->node).c_str());
-  } else if (!join.life.empty()) {
-    const auto& past = life_.past_tokens;
-    if (std::find(past.begin(), past.end(), join.life) != past.end())
+                   join.rank, join.incarnation_token.c_str(), context_.NameOf(seat->node).c_str());
+  } else if (!join.incarnation_token.empty()) {
+    const auto& past = current_.past_tokens;
+    if (std::find(past.begin(), past.end(), join.incarnation_token) != past.end())
       return Error(Code::kStale,
                    "token '%s' of rank %u is of a former incarnation, superseded by incarnation %llu",
-                   join.life.c_str(), join.rank, LifeNumber(life_.incarnation));
+                   join.incarnation_token.c_str(), join.rank, IncarnationNumber(current_.number));
     BeginNext(join);
   } else if (returns) {
     ROPETEAM_RETURN_IF_ERROR(CheckWorld(join));
@@ -224,7 +225,7 @@ Status Incarnations::Admit(NodeId from, uint64_t question, const JoinQuestion& j
   } else {
     ROPETEAM_RETURN_IF_ERROR(AdmitUnnamed(join));
   }
-  ROPETEAM_CHECK(life_.incarnation != 0 && life_.world_size == join.world_size);
+  ROPETEAM_CHECK(current_.number != 0 && current_.world_size == join.world_size);
   const Seat* before = Find(join.rank);
   const bool again = before != nullptr && before->token == join.token && before->node == from;
   Put(join.rank, {join.token, from, question, again && before->present, false});
@@ -232,18 +233,18 @@ Status Incarnations::Admit(NodeId from, uint64_t question, const JoinQuestion& j
 }
 
 void Incarnations::BeginNext(const JoinQuestion& join) {
-  Life next;
-  next.incarnation = NextIncarnation(std::max(life_.incarnation, floor_), context_.view.epoch);
-  next.token = join.life;
+  IncarnationState next;
+  next.number = NextIncarnation(std::max(current_.number, floor_), context_.view.epoch);
+  next.token = join.incarnation_token;
   next.world_size = join.world_size;
   // Until it has a pin of its own, the last restored step still determines which steps were abandoned.
-  next.pinned_by = life_.forgotten ? life_.incarnation : life_.pinned_by;
-  next.pin = life_.pin;
-  next.past_tokens = life_.past_tokens;
-  if (!life_.token.empty()) next.past_tokens.push_back(life_.token);
+  next.pinned_by = current_.forgotten ? current_.number : current_.pinned_by;
+  next.pin = current_.pin;
+  next.past_tokens = current_.past_tokens;
+  if (!current_.token.empty()) next.past_tokens.push_back(current_.token);
   while (next.past_tokens.size() > kPastTokensMax) next.past_tokens.erase(next.past_tokens.begin());
-  ROPETEAM_CHECK(next.incarnation > life_.incarnation && next.past_tokens.size() <= kPastTokensMax);
-  LOG_INFO("incarnation %llu begins, world %u, opened by rank %u", LifeNumber(next.incarnation),
+  ROPETEAM_CHECK(next.number > current_.number && next.past_tokens.size() <= kPastTokensMax);
+  LOG_INFO("incarnation %llu begins, world %u, opened by rank %u", IncarnationNumber(next.number),
            next.world_size, join.rank);
   Change(std::move(next));
 }

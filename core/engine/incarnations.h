@@ -25,7 +25,7 @@ class Incarnations {
   explicit Incarnations(const Context* context) : context_(*context) {}
 
   // A leader begins with what its own node knows.
-  void Begin(const Life& known);
+  void Begin(const IncarnationState& known);
   // What a member's inventory says of the incarnation and of this node's ranks.
   void Learn(const Inventory& inventory);
   void LearnRanks(NodeId node, const std::vector<SessionReport>& sessions, uint64_t asking_from);
@@ -42,9 +42,9 @@ class Incarnations {
   // Incarnations up to this one were used before, as storage says: the next one has a higher number.
   void SetFloor(Incarnation floor) { floor_ = floor; }
 
-  const Life& life() const { return life_; }
+  const IncarnationState& current() const { return current_; }
   uint32_t ranks_present() const { return ranks_present_; }  // that have a seat and have not left it
-  uint64_t version() const { return version_; }              // grows whenever life() changes
+  uint64_t version() const { return version_; }              // grows whenever current() changes
   void CheckInvariants() const;
 
  private:
@@ -60,14 +60,14 @@ class Incarnations {
   void Put(Rank rank, const Seat& seat);
   void Free(Rank rank);
   void FreeAll();
-  void Change(Life life);
-  void KeepPin(const Life& known);
+  void Change(IncarnationState state);
+  void KeepPin(const IncarnationState& known);
   Status CheckWorld(const JoinQuestion& join) const;
   Status AdmitUnnamed(const JoinQuestion& join);
   void BeginNext(const JoinQuestion& join);
 
   const Context& context_;
-  Life life_;
+  IncarnationState current_;
   Incarnation floor_ = 0;
   uint64_t version_ = 0;
   std::vector<Seat> seats_;                              // by rank

@@ -174,7 +174,7 @@ void Normalize(Inventory* inventory) {
 
 uint64_t DigestOf(const Inventory& inventory, uint32_t protocol) {
   Hasher hash(protocol);
-  uint64_t digest = DigestOfSessions(inventory.report.sessions, &hash) + hash(inventory.life) +
+  uint64_t digest = DigestOfSessions(inventory.report.sessions, &hash) + hash(inventory.incarnation) +
                     DigestOfPolicy(inventory.policy, &hash) + hash(StandingOf(inventory.report)) +
                     DigestOfScalars(inventory, &hash);
   for (const CopyReport& copy : inventory.report.copies) digest += hash(copy);
@@ -195,7 +195,7 @@ InventoryDelta Difference(const Inventory& before, const Inventory& after, bool 
   delta.loading = after.loading;
   delta.restores = after.restores;
   if (!(before.policy == after.policy)) delta.policy.push_back(after.policy);
-  if (!(before.life == after.life)) delta.life.push_back(after.life);
+  if (!(before.incarnation == after.incarnation)) delta.incarnation.push_back(after.incarnation);
   if (with_counters || Encode(StandingOf(before.report)) != Encode(StandingOf(after.report))) {
     NodeReport report = after.report;
     report.sessions.clear();
@@ -216,7 +216,7 @@ InventoryChange HeldInventory::Replace(Inventory whole, uint32_t protocol) {
   ROPETEAM_CHECK(whole.sequence > inventory_.sequence);
   Normalize(&whole);
   InventoryChange change;
-  change.life = change.seats = change.standing = true;
+  change.incarnation = change.seats = change.standing = true;
   change.sessions = whole.report.sessions;
   change.after = whole.report.copies;
   change.before = std::move(inventory_.report.copies);
@@ -225,7 +225,7 @@ InventoryChange HeldInventory::Replace(Inventory whole, uint32_t protocol) {
   copies_digest_ = 0;
   for (const CopyReport& copy : inventory_.report.copies) copies_digest_ += hash(copy);
   sessions_digest_ = DigestOfSessions(inventory_.report.sessions, &hash);
-  life_digest_ = hash(inventory_.life);
+  incarnation_digest_ = hash(inventory_.incarnation);
   policy_digest_ = DigestOfPolicy(inventory_.policy, &hash);
   standing_digest_ = hash(StandingOf(inventory_.report));
   return change;
@@ -241,7 +241,7 @@ const CopyReport* HeldInventory::Find(const ShardId& id) const {
 
 std::optional<InventoryChange> HeldInventory::Apply(const InventoryDelta& delta, uint32_t protocol) {
   if (delta.base == 0 || delta.base != inventory_.sequence || delta.sequence <= delta.base ||
-      delta.life.size() > 1 || delta.policy.size() > 1 || delta.report.size() > 1 ||
+      delta.incarnation.size() > 1 || delta.policy.size() > 1 || delta.report.size() > 1 ||
       !Ascending(delta.copies, kCopyKey) || !Ascending(delta.copies_gone, kShardKey) ||
       !Ascending(delta.sessions, kSessionKey) || !Ascending(delta.sessions_gone, kSelf))
     return std::nullopt;
@@ -269,25 +269,26 @@ std::optional<InventoryChange> HeldInventory::Apply(const InventoryDelta& delta,
     Merge(&sessions, delta.sessions, delta.sessions_gone, kSessionKey, kSelf);
     sessions_digest = DigestOfSessions(sessions, &hash);
   }
-  const uint64_t life_digest = delta.life.empty() ? life_digest_ : hash(delta.life.front());
+  const uint64_t incarnation_digest =
+      delta.incarnation.empty() ? incarnation_digest_ : hash(delta.incarnation.front());
   const uint64_t policy_digest =
       delta.policy.empty() ? policy_digest_ : DigestOfPolicy(delta.policy.front(), &hash);
   const uint64_t standing_digest =
       delta.report.empty() ? standing_digest_ : hash(StandingOf(delta.report.front()));
-  if (copies_digest + sessions_digest + life_digest + policy_digest + standing_digest +
+  if (copies_digest + sessions_digest + incarnation_digest + policy_digest + standing_digest +
           DigestOfScalars(delta, &hash) !=
       delta.digest)
     return std::nullopt;
 
   change.after = delta.copies;
-  change.life = !delta.life.empty() || delta.incarnation_max != inventory_.incarnation_max;
+  change.incarnation = !delta.incarnation.empty() || delta.incarnation_max != inventory_.incarnation_max;
   change.sessions = delta.sessions;
   change.seats = delta.asking_from != inventory_.asking_from || !delta.sessions_gone.empty() ||
                  (sessions_changed && sessions.size() != inventory_.report.sessions.size());
   change.standing = !delta.report.empty();
   copies_digest_ = copies_digest;
   sessions_digest_ = sessions_digest;
-  life_digest_ = life_digest;
+  incarnation_digest_ = incarnation_digest;
   policy_digest_ = policy_digest;
   standing_digest_ = standing_digest;
   inventory_.sequence = delta.sequence;
@@ -298,7 +299,7 @@ std::optional<InventoryChange> HeldInventory::Apply(const InventoryDelta& delta,
   inventory_.loading = delta.loading;
   inventory_.restores = delta.restores;
   if (!delta.policy.empty()) inventory_.policy = delta.policy.front();
-  if (change.life && !delta.life.empty()) inventory_.life = delta.life.front();
+  if (change.incarnation && !delta.incarnation.empty()) inventory_.incarnation = delta.incarnation.front();
   if (change.standing) {
     NodeReport report = delta.report.front();
     report.copies = std::move(inventory_.report.copies);

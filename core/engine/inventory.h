@@ -40,7 +40,7 @@ InventoryDelta Difference(const Inventory& before, const Inventory& after, bool 
 struct InventoryChange {
   std::vector<CopyReport> before;  // copies that are gone, or as they were
   std::vector<CopyReport> after;   // new copies, and the others as they are now
-  bool life = false;
+  bool incarnation = false;
   std::vector<SessionReport> sessions;  // new or changed
   bool seats = false;                   // sessions came or went, or the node asks from another question
   bool standing = false;                // the report itself, beyond its lists
@@ -62,7 +62,7 @@ class HeldInventory {
   // Their sum plus the digest of the scalars is the inventory's digest.
   uint64_t copies_digest_ = 0;
   uint64_t sessions_digest_ = 0;
-  uint64_t life_digest_ = 0;
+  uint64_t incarnation_digest_ = 0;
   uint64_t policy_digest_ = 0;
   uint64_t standing_digest_ = 0;
 };

@@ -106,26 +106,27 @@ Result<StepId> Latest::Resolve(Incarnation asking, size_t members, const JobSett
   if (!own_stored.ok()) return own_stored.status();
   if (*own_stored) return **own_stored;
   if (own) return *own;
-  const Life& life = incarnations_.life();
-  if (life.forgotten)
+  const IncarnationState& incarnation = incarnations_.current();
+  if (incarnation.forgotten)
     return Error(Code::kUnavailable,
                  "no node remembers what incarnation %llu restores; the next incarnation can restore",
-                 LifeNumber(life.incarnation));
+                 IncarnationNumber(incarnation.number));
   // It was chosen while a node with a newer committed step was away, and no rank has been told.
-  const bool better = may_choose_again_ && Producible(NewestCommitted()) && life.pin < NewestCommitted();
-  if (life.has_pin() && !better) {
-    if (life.pin == StepId() && !may_choose_again_) return none;
-    if (Available(life.pin)) return life.pin;
+  const bool better =
+      may_choose_again_ && Producible(NewestCommitted()) && incarnation.pin < NewestCommitted();
+  if (incarnation.has_pin() && !better) {
+    if (incarnation.pin == StepId() && !may_choose_again_) return none;
+    if (Available(incarnation.pin)) return incarnation.pin;
   }
-  if (life.has_pin() && !may_choose_again_) {
+  if (incarnation.has_pin() && !may_choose_again_) {
     // Some rank of this incarnation may have gone on from it: another step for the others would mix the two.
     // Its holder may come back; if not, the next incarnation is offered an older step.
-    LOG_WARNING("%s, which incarnation %llu restores, cannot be produced now", life.pin.ToString().c_str(),
-                LifeNumber(life.incarnation));
+    LOG_WARNING("%s, which incarnation %llu restores, cannot be produced now",
+                incarnation.pin.ToString().c_str(), IncarnationNumber(incarnation.number));
     return Error(
         Code::kUnavailable,
         "%s, which this incarnation restores, cannot be produced now; the next one is offered an older step",
-        life.pin.ToString().c_str());
+        incarnation.pin.ToString().c_str());
   }
   if (members + settings.replicas < settings.nodes)
     return Error(
@@ -162,15 +163,15 @@ Result<StepId> Latest::Resolve(Incarnation asking, size_t members, const JobSett
   for (const RestoreNote& note : restores_.notes())
     if (chosen < note.step && restores_.Holds(note.step) && Available(note.step))
       restores_.PassOver(note.step, chosen);
-  if (life.has_pin() && life.pin != chosen)
-    LOG_WARNING("%s, which no rank has been told of, %s: chosen again", life.pin.ToString().c_str(),
+  if (incarnation.has_pin() && incarnation.pin != chosen)
+    LOG_WARNING("%s, which no rank has been told of, %s: chosen again", incarnation.pin.ToString().c_str(),
                 better ? "is older than a committed step that is there again" : "cannot be produced now");
   incarnations_.Pin(chosen);
   may_choose_again_ = true;
   if (!newest) return none;
   ROPETEAM_CHECK(Available(*newest));
-  LOG_INFO("incarnation %llu restores %s%s", LifeNumber(life.incarnation), newest->ToString().c_str(),
-           Producible(*newest) ? "" : " from storage");
+  LOG_INFO("incarnation %llu restores %s%s", IncarnationNumber(incarnation.number),
+           newest->ToString().c_str(), Producible(*newest) ? "" : " from storage");
   return *newest;
 }
 
@@ -187,10 +188,11 @@ Result<StepId> Latest::ResolveStep(const LocateQuestion& locate) const {
   if (locate.exact != 0) return StepId{locate.exact, locate.step};
   const StepId own{locate.incarnation, locate.step};
   if (Available(own)) return own;
-  const Life& life = incarnations_.life();
+  const IncarnationState& incarnation = incarnations_.current();
   // Whether it can be produced or not: another step of this number is not what the other ranks have restored.
-  if (life.has_pin() && life.pin.step == locate.step && locate.incarnation == life.incarnation)
-    return life.pin;
+  if (incarnation.has_pin() && incarnation.pin.step == locate.step &&
+      locate.incarnation == incarnation.number)
+    return incarnation.pin;
   const StepId* partial = nullptr;
   for (auto step = table_.steps().rbegin(); step != table_.steps().rend(); ++step) {
     if (step->first.step != locate.step) continue;

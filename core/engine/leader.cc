@@ -27,7 +27,7 @@ std::map<StepId, uint64_t> SinceWhen(const std::vector<StepKey>& steps,
 void Leader::Begin() {
   members_.clear();
   table_ = StepTable();
-  incarnations_.Begin(context_.life);
+  incarnations_.Begin(context_.incarnation);
   latest_.Begin();
   redundancy_.Clear();
   drops_.Begin();
@@ -156,15 +156,15 @@ void Leader::Learn(MemberState* member, bool was_short, const InventoryChange& c
     redundancy_.SetLostLinks(member->id, inventory.report.lost_links);
   }
   const bool newer = std::any_of(change.after.begin(), change.after.end(), [this](const CopyReport& copy) {
-    return copy.id.incarnation > incarnations_.life().incarnation;
+    return copy.id.incarnation > incarnations_.current().number;
   });
-  if (change.life || newer) incarnations_.Learn(inventory);
+  if (change.incarnation || newer) incarnations_.Learn(inventory);
   persistence_.Learn(inventory.persisting);
   restores_.Learn(inventory.restores);
   policy_.Learn(inventory.policy);
   // A leader before this one let it read them.
   for (const ShardKey& key : inventory.loading) loaders_.try_emplace(key.id, Loader{member->id, 0, {}});
-  if (change.life || change.seats)
+  if (change.incarnation || change.seats)
     incarnations_.LearnRanks(member->id, inventory.report.sessions, inventory.asking_from);
   for (const SessionReport& session : change.sessions) {
     if (!session.has_ended || session.incarnation < ended_incarnation_ ||
@@ -210,7 +210,7 @@ bool Leader::Passed(const SessionReport& session, Step step) const {
 }
 
 bool Leader::PassesOpenStep(const SessionReport& session) const {
-  const Incarnation current = incarnations_.life().incarnation;
+  const Incarnation current = incarnations_.current().number;
   if (session.incarnation != current || !session.has_ended) return false;
   for (auto step = table_.steps().lower_bound({current, 0});
        step != table_.steps().end() && step->first.step < session.newest_ended; ++step) {
@@ -235,18 +235,18 @@ void Leader::Flush() {
 // A rank is told what its incarnation restores when every member of the view has acknowledged it. So where some
 // member knows of this incarnation and not of its pin, the leader before has told no rank.
 bool Leader::PinWasHeard() const {
-  const Life& life = incarnations_.life();
-  return life.has_pin() && std::all_of(members_.begin(), members_.end(), [&](const auto& member) {
-           const Life& known = member.inventory().life;
-           return known.incarnation != life.incarnation || known.forgotten ||
-                  (known.has_pin() && known.pin == life.pin);
+  const IncarnationState& incarnation = incarnations_.current();
+  return incarnation.has_pin() && std::all_of(members_.begin(), members_.end(), [&](const auto& member) {
+           const IncarnationState& known = member.inventory().incarnation;
+           return known.number != incarnation.number || known.forgotten ||
+                  (known.has_pin() && known.pin == incarnation.pin);
          });
 }
 
 // Uncommitted steps of this incarnation that some rank has passed without a shard of them.
 std::set<StepId> Leader::Hopeless() const {
   std::set<StepId> hopeless;
-  const Incarnation current = incarnations_.life().incarnation;
+  const Incarnation current = incarnations_.current().number;
   std::vector<std::pair<StepId, const StepTable::StepState*>> open_steps;
   if (ended_incarnation_ != current) return hopeless;
   for (auto step = table_.steps().lower_bound({current, 0});
@@ -277,7 +277,7 @@ RetentionPlan Leader::Retain(const std::set<StepId>& told) {
   for (const RestoreNote& note : restores_.notes())
     if (restores_.Holds(note.step)) quarantined.insert(note.step);
   RetentionPlan plan =
-      PlanRetention({table_, incarnations_.life(), hopeless, told, persisting, context_.view.settings,
+      PlanRetention({table_, incarnations_.current(), hopeless, told, persisting, context_.view.settings,
                      members_.size(), !latest_.may_choose_again(), quarantined, drops_.steps()});
   for (const std::set<StepId>* gone : {&plan.released, &plan.dead})
     for (const StepId& id : *gone)
@@ -320,12 +320,12 @@ void Leader::SettleContested() {
 void Leader::Announce() {
   ROPETEAM_CHECK(leading_ && complete() && may_decide());
   LeaderState state;
-  state.life = incarnations_.life();
+  state.incarnation = incarnations_.current();
   // A forgotten incarnation has no known pin, so no step of a former one is committed any more.
-  if (state.life.forgotten) {
-    table_.Bar(state.life.incarnation, StepId());
-  } else if (state.life.pinned_by != 0) {
-    table_.Bar(state.life.pinned_by, state.life.pin);
+  if (state.incarnation.forgotten) {
+    table_.Bar(state.incarnation.number, StepId());
+  } else if (state.incarnation.pinned_by != 0) {
+    table_.Bar(state.incarnation.pinned_by, state.incarnation.pin);
   }
   // What has lost all its copies is not known any more; should copies return, it is listed again.
   const auto unknown = [this](const StepId& id) {
@@ -352,7 +352,7 @@ void Leader::Announce() {
   // A step that is too old to be listed releases nothing: no rank is told of it.
   std::set<StepId> told;
   for (const StepKey& key : state.marked) told.insert(key.id);
-  persistence_.Judge(told, incarnations_.life());
+  persistence_.Judge(told, incarnations_.current());
   if (!told.empty()) restores_.OnCommitted(*told.rbegin());
   const RetentionPlan plan = Retain(told);
   for (const StepId& id : plan.keep) state.keep.push_back({id});
@@ -373,9 +373,10 @@ void Leader::Announce() {
   state.sequence = state_.sequence;
   const bool changed = sequence_ == 0 || mark_again_ || Encode(state) != Encode(state_);
   mark_again_ = false;
-  const bool new_pin = state.life.has_pin() && (sequence_ == 0 || !state_.life.has_pin() ||
-                                                state_.life.incarnation != state.life.incarnation ||
-                                                state_.life.pin != state.life.pin);
+  const bool new_pin =
+      state.incarnation.has_pin() && (sequence_ == 0 || !state_.incarnation.has_pin() ||
+                                      state_.incarnation.number != state.incarnation.number ||
+                                      state_.incarnation.pin != state.incarnation.pin);
   if (changed) {
     state.sequence = ++sequence_;
     if (new_pin) pin_sequence_ = sequence_;
@@ -413,7 +414,7 @@ void Leader::Tell() {
   tell_again_after_ = std::min(2 * tell_again_after_, kRepeatMaxUs);
 }
 
-void Leader::Restore() { redundancy_.Restore(state_.keep, incarnations_.life().incarnation); }
+void Leader::Restore() { redundancy_.Restore(state_.keep, incarnations_.current().number); }
 
 void Leader::RestoreAndTrim() {
   GiveUpSteps();
@@ -442,7 +443,7 @@ std::vector<StepId> Leader::Abandoned() const {
       members_.size() < context_.view.settings.nodes)
     return abandoned;
   for (const auto& [id, step] : table_.steps()) {
-    if (!step.committed && !step.given_up && !step.producible() && id != incarnations_.life().pin)
+    if (!step.committed && !step.given_up && !step.producible() && id != incarnations_.current().pin)
       abandoned.push_back(id);
   }
   return abandoned;
@@ -452,7 +453,7 @@ std::vector<StepId> Leader::Abandoned() const {
 // produced is worth more than those before it.
 void Leader::GiveUpSteps() {
   if (short_of_memory_ == 0 || std::max(progress_at_, short_since_) + kStuckUs > context_.now) return;
-  const Incarnation current = incarnations_.life().incarnation;
+  const Incarnation current = incarnations_.current().number;
   std::vector<StepId> waiting = Abandoned();
   if (const std::optional<StepId> newest = table_.NewestProducible(current)) {
     for (auto step = table_.steps().lower_bound({current, 0}); step->first < *newest; ++step)
@@ -531,7 +532,7 @@ TimeUs Leader::NextTimer() const {
   if (awaits_acks()) due = tell_again_at_;
   // A member that answers wakes up an incomplete leader.
   if (complete() && (short_of_memory_ != 0 || !table_.contested().empty() || redundancy_.NeedsTrim(marked_) ||
-                     redundancy_.NeedsWork(state_.keep, incarnations_.life().incarnation)))
+                     redundancy_.NeedsWork(state_.keep, incarnations_.current().number)))
     due = std::min(due, next_restore_);
   if (complete()) due = std::min(due, persistence_.NextTimer());
   return std::min(

@@ -52,7 +52,7 @@ class Leader {
   Leader(Context* context, StorageWorks* storage)
       : context_(*context),
         incarnations_(context),
-        stored_(context, storage, &incarnations_.life()),
+        stored_(context, storage, &incarnations_.current()),
         restores_(context, storage, &hold_, &stored_),
         latest_(context, &table_, &incarnations_, &stored_, &restores_),
         redundancy_(context, &table_),
@@ -83,7 +83,7 @@ class Leader {
   // Every member has told what it has, and no kept step lacks a copy.
   bool redundant() const {
     return leading_ && complete() && may_decide() &&
-           !redundancy_.NeedsWork(state_.keep, incarnations_.life().incarnation);
+           !redundancy_.NeedsWork(state_.keep, incarnations_.current().number);
   }
   void CheckInvariants() const;
 

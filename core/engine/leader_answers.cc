@@ -81,37 +81,37 @@ void Leader::OnQuestion(NodeId from, const Question& question) {
 }
 
 void Leader::AnswerJoin(NodeId from, uint64_t number, const JoinQuestion& join) {
-  if (!stored_.known() && incarnations_.life().incarnation == 0)
+  if (!stored_.known() && incarnations_.current().number == 0)
     return Reply(
         from, number,
         Error(Code::kUnavailable, "storage, which may have steps of this job, has not been listed: %s",
               stored_.trouble().c_str()));
   incarnations_.SetFloor(stored_.incarnation_floor());
-  const Incarnation before = incarnations_.life().incarnation;
+  const Incarnation before = incarnations_.current().number;
   const Status admitted = incarnations_.Admit(from, number, join);
-  if (stored_.used() && incarnations_.life().incarnation != before) {
+  if (stored_.used() && incarnations_.current().number != before) {
     stored_.ListAgain();
     latest_.OnListAgain();
   }
   if (!admitted.ok()) return Reply(from, number, admitted);
   dirty_ = dirty_ || incarnations_.version() != incarnation_seen_;
-  Reply(from, number, OkStatus(), Encode(JoinReply{incarnations_.life()}, context_.protocol));
+  Reply(from, number, OkStatus(), Encode(JoinReply{incarnations_.current()}, context_.protocol));
 }
 
 bool Leader::PinIsKnown() const {
-  return sequence_ != 0 && state_.life.has_pin() &&
-         state_.life.incarnation == incarnations_.life().incarnation &&
-         state_.life.pin == incarnations_.life().pin && acked_by_all() >= pin_sequence_;
+  return sequence_ != 0 && state_.incarnation.has_pin() &&
+         state_.incarnation.number == incarnations_.current().number &&
+         state_.incarnation.pin == incarnations_.current().pin && acked_by_all() >= pin_sequence_;
 }
 
 Status Leader::CheckIncarnation(Incarnation asking) const {
-  const Incarnation current = incarnations_.life().incarnation;
+  const Incarnation current = incarnations_.current().number;
   if (asking < current)
-    return Error(Code::kStale, "incarnation %llu asks, the world is in incarnation %llu", LifeNumber(asking),
-                 LifeNumber(current));
+    return Error(Code::kStale, "incarnation %llu asks, the world is in incarnation %llu",
+                 IncarnationNumber(asking), IncarnationNumber(current));
   if (asking > current)
     return Error(Code::kUnavailable, "incarnation %llu asks, of which the leader has not heard",
-                 LifeNumber(asking));
+                 IncarnationNumber(asking));
   return OkStatus();
 }
 
@@ -129,10 +129,10 @@ void Leader::AnswerLatest(NodeId from, uint64_t number, const LatestQuestion& la
     // An absent node may hold what no member does: wait for the nodes that were announced, or for the whole
     // world.
     const uint32_t ranks = incarnations_.ranks_present();
-    if (ranks < incarnations_.life().world_size && members_.size() < context_.view.settings.nodes)
+    if (ranks < incarnations_.current().world_size && members_.size() < context_.view.settings.nodes)
       return Reply(from, number,
                    Error(Code::kUnavailable, "%u of %u ranks and %zu of %u nodes are here", ranks,
-                         incarnations_.life().world_size, members_.size(), context_.view.settings.nodes));
+                         incarnations_.current().world_size, members_.size(), context_.view.settings.nodes));
   }
   Result<StepId> step = latest_.Resolve(latest.incarnation, members_.size(), context_.view.settings);
   dirty_ = dirty_ || incarnations_.version() != incarnation_seen_;  // the pin is to be announced
@@ -163,7 +163,7 @@ uint32_t Leader::WorldSizeOf(const StepId& id) {
 }
 
 std::vector<StepId> Leader::ReadOnStorage() {
-  std::vector<StepId> steps = {incarnations_.life().pin};
+  std::vector<StepId> steps = {incarnations_.current().pin};
   std::erase_if(loaders_, [this](const auto& known) { return IsOver(known.first, known.second); });
   for (const auto& [shard, loader] : loaders_) steps.push_back(StepOf(shard));
   return steps;
@@ -233,10 +233,10 @@ void Leader::AnswerLocate(NodeId from, uint64_t number, const LocateQuestion& lo
   Result<StepId> id = latest_.ResolveStep(locate);
   if (!id.ok()) return Reply(from, number, id.status());
   // A rank opens it; a node that fetches names the incarnation of the shard, and a person is of none.
-  const Life& life = incarnations_.life();
-  if (locate.exact == 0 && locate.incarnation != 0 && locate.incarnation == life.incarnation &&
-      life.has_pin() && *id == life.pin && may_decide())
-    restores_.OnRestored(*id, life.incarnation);
+  const IncarnationState& incarnation = incarnations_.current();
+  if (locate.exact == 0 && locate.incarnation != 0 && locate.incarnation == incarnation.number &&
+      incarnation.has_pin() && *id == incarnation.pin && may_decide())
+    restores_.OnRestored(*id, incarnation.number);
   LocateReply reply;
   reply.shard.id = {id->incarnation, id->step, locate.rank};
   const StepTable::StepState* step = table_.Find(*id);
@@ -267,7 +267,7 @@ void Leader::AnswerPersist(NodeId from, uint64_t number, const PersistQuestion& 
   if (!stored_.known())
     return Reply(from, number,
                  Error(Code::kUnavailable, "storage has not been listed: %s", stored_.trouble().c_str()));
-  const Status status = persistence_.Request(persist.step.id, incarnations_.life());
+  const Status status = persistence_.Request(persist.step.id, incarnations_.current());
   if (!status.ok()) return Reply(from, number, status);
   // Every node has to know, so that a leader that comes later does. Until then the question is repeated.
   const auto listed = persisting_since_.find(persist.step.id);
@@ -304,7 +304,7 @@ Status Leader::CheckFlags(uint64_t persist_every, uint64_t keep_on_storage) cons
 
 Result<uint64_t> Leader::KeepByRanks() const {
   if (!complete() || !may_decide()) return Error(Code::kUnavailable, "not every node has told what it knows");
-  const uint64_t keep = policy_.Of(incarnations_.life().incarnation).keep_on_storage;
+  const uint64_t keep = policy_.Of(incarnations_.current().number).keep_on_storage;
   ROPETEAM_RETURN_IF_ERROR(CheckFlags(0, keep));
   return keep;
 }
@@ -315,14 +315,14 @@ PolicyReport Leader::DescribePolicy() const {
                       settings.persist_every,
                       settings.persist_every_seconds,
                       context_.config.keep_rules,
-                      policy_.Of(incarnations_.life().incarnation),
+                      policy_.Of(incarnations_.current().number),
                       {}};
   report.doubt = CheckFlags(0, report.ranks.keep_on_storage).message();
   return report;
 }
 
 void Leader::AnswerPolicy(NodeId from, uint64_t number, const PolicyQuestion& question) {
-  const Incarnation current = incarnations_.life().incarnation;
+  const Incarnation current = incarnations_.current().number;
   if (context_.view.settings.storage.empty())
     return Reply(from, number, Error(Code::kUnsupported, "this job has no storage"));
   const Status spoken = Policy::Spoken(context_);
@@ -331,7 +331,7 @@ void Leader::AnswerPolicy(NodeId from, uint64_t number, const PolicyQuestion& qu
     return Reply(from, number,
                  Error(question.incarnation < current ? Code::kStale : Code::kUnavailable,
                        "incarnation %llu sets a policy, the world is in incarnation %llu",
-                       LifeNumber(question.incarnation), LifeNumber(current)));
+                       IncarnationNumber(question.incarnation), IncarnationNumber(current)));
   // What is known was compared with the flags before: not by every rank with those of every node.
   const RankPolicy known = policy_.Of(current);
   Status status;
@@ -362,7 +362,7 @@ void Leader::AnswerDrop(NodeId from, uint64_t number, const DropQuestion& drop) 
     status = Error(Code::kUnavailable, "the leader has not judged yet what is committed");
   const StepId newest_marked = state_.marked.empty() ? StepId() : state_.marked.front().id;
   if (status.ok())
-    status = drops_.Request(drop, {table_, incarnations_.life(), state_.release_before.id, newest_marked,
+    status = drops_.Request(drop, {table_, incarnations_.current(), state_.release_before.id, newest_marked,
                                    context_.view.settings.nodes, members_.size()});
   if (!status.ok()) return Reply(from, number, status);
   // Until no member has a copy the question is repeated.
@@ -388,7 +388,7 @@ void Leader::AnswerDrain(NodeId from, uint64_t number, const DrainQuestion& drai
                  Error(Code::kUnavailable, "the leader has not heard yet that %s leaves",
                        context_.NameOf(from).c_str()));
   DrainReply reply;
-  redundancy_.CountLeft(from, state_.keep, incarnations_.life().incarnation, &reply);
+  redundancy_.CountLeft(from, state_.keep, incarnations_.current().number, &reply);
   reply.latest_safe = LatestIsSafe();
   reply.no_room = short_of_memory_ != 0;
   reply.others_leave = table_.leaving().size() > 1;
@@ -430,10 +430,10 @@ void Leader::AnswerReport(NodeId from, uint64_t number) {
   report.epoch = context_.view.epoch;
   report.leader = context_.config.node;
   report.nodes_expected = context_.view.settings.nodes;
-  report.incarnation = incarnations_.life().incarnation;
-  report.world_size = incarnations_.life().world_size;
+  report.incarnation = incarnations_.current().number;
+  report.world_size = incarnations_.current().world_size;
   report.ranks_open = incarnations_.ranks_present();
-  report.life = incarnations_.life().token;
+  report.incarnation_token = incarnations_.current().token;
   report.policy = DescribePolicy();
   for (const MemberState& member : members_) {
     report.nodes.push_back(member.inventory().report);

@@ -175,8 +175,8 @@ struct CopyQuery {
 // ---- what every node tells the leader, and the leader every node; the former as changes of what it had
 
 // An incarnation as the leader last announced it.
-struct Life {
-  Incarnation incarnation = 0;
+struct IncarnationState {
+  Incarnation number = 0;
   std::string token;  // the launcher's name for it, or empty
   uint32_t world_size = 0;
   bool broken = false;  // a rank has left: without a token, the next rank that opens begins the next one
@@ -187,27 +187,27 @@ struct Life {
   // Its number is all that any node remembered: what it restores is not known, and what its ranks say of
   // themselves is.
   bool forgotten = false;
-  std::vector<std::string> past_tokens;  // of superseded lives, newest last, at most kPastTokensMax
+  std::vector<std::string> past_tokens;  // of superseded incarnations, newest last, at most kPastTokensMax
   auto Fields() {
-    return std::tie(incarnation, token, world_size, broken, pinned_by, pin.incarnation, pin.step, forgotten,
+    return std::tie(number, token, world_size, broken, pinned_by, pin.incarnation, pin.step, forgotten,
                     past_tokens);
   }
-  bool has_pin() const { return pinned_by != 0 && pinned_by == incarnation; }
+  bool has_pin() const { return pinned_by != 0 && pinned_by == number; }
   // What no leader says: checked where it comes in.
   bool possible() const {
-    return incarnation < kIncarnationMax && pinned_by <= incarnation &&
+    return number < kIncarnationMax && pinned_by <= number &&
            (pinned_by == 0 ? pin == StepId() : pin.incarnation < pinned_by);
   }
-  friend bool operator==(const Life&, const Life&) = default;
+  friend bool operator==(const IncarnationState&, const IncarnationState&) = default;
 };
-// Zombies are of the last few lives; a token is 255 bytes at most
+// Zombies are of the last few incarnations; a token is 255 bytes at most
 inline constexpr size_t kPastTokensMax = 32;
 
 struct Inventory {
   static constexpr Kind kKind = Kind::kInventory;
   uint64_t sequence = 0;  // grows with every inventory of one instance
   NodeReport report;
-  Life life;
+  IncarnationState incarnation;
   Incarnation incarnation_max = 0;
   // The node waits for no answer to a question to join with a lower number. Ignore such a question, it is a late
   // repeat: the rank that it was to admit is among the sessions or has gone.
@@ -219,8 +219,8 @@ struct Inventory {
   std::vector<RestoreNote> restores;  // as the leader announced them last
   RankPolicy policy;                  // as the leader announced it last
   auto Fields() {
-    return Tie(sequence, report, life, incarnation_max, asking_from, short_of_memory, persisting, loading,
-               Since<9>(restores), Since<9>(policy));
+    return Tie(sequence, report, incarnation, incarnation_max, asking_from, short_of_memory, persisting,
+               loading, Since<9>(restores), Since<9>(policy));
   }
 };
 struct SessionKey {
@@ -242,16 +242,16 @@ struct InventoryDelta {
   std::vector<StepKey> persisting;  // all of them, as of `loading`
   std::vector<ShardKey> loading;
   std::vector<RestoreNote> restores;
-  std::vector<RankPolicy> policy;  // one if it has changed
-  std::vector<Life> life;          // one if it has changed
-  std::vector<NodeReport> report;  // one if it has changed; without sessions and copies
+  std::vector<RankPolicy> policy;             // one if it has changed
+  std::vector<IncarnationState> incarnation;  // one if it has changed
+  std::vector<NodeReport> report;             // one if it has changed; without sessions and copies
   std::vector<SessionReport> sessions;
   std::vector<SessionKey> sessions_gone;
   std::vector<CopyReport> copies;
   std::vector<ShardKey> copies_gone;
   auto Fields() {
     return Tie(sequence, base, digest, incarnation_max, asking_from, short_of_memory, persisting, loading,
-               Since<9>(restores), Since<9>(policy), life, report, sessions, sessions_gone, copies,
+               Since<9>(restores), Since<9>(policy), incarnation, report, sessions, sessions_gone, copies,
                copies_gone);
   }
 };
@@ -289,7 +289,7 @@ struct DroppedStep {
 struct LeaderState {
   static constexpr Kind kKind = Kind::kLeaderState;
   uint64_t sequence = 0;  // grows with every change of one leadership
-  Life life;
+  IncarnationState incarnation;
   std::vector<StepKey> committed;  // newest first: mark their copies, …
   // … but only those that were in the receiver's inventory of this sequence or an earlier one. Of a copy that the
   // leader had not heard of it is not known whether its bytes are those that were committed.
@@ -312,9 +312,9 @@ struct LeaderState {
   std::vector<DroppedStep> dropped;  // at most kDroppedMax: a wait for one of them that is not committed ends
   RankPolicy policy;                 // what ranks have set for storage; of incarnation 0: nothing
   auto Fields() {
-    return Tie(sequence, life, committed, judged, marked, keep, release_before, dead, evictable, persisting,
-               persisted, not_persisted, persist_judged, Since<9>(restores), Since<9>(disagreements),
-               Since<9>(dropped), Since<9>(policy));
+    return Tie(sequence, incarnation, committed, judged, marked, keep, release_before, dead, evictable,
+               persisting, persisted, not_persisted, persist_judged, Since<9>(restores),
+               Since<9>(disagreements), Since<9>(dropped), Since<9>(policy));
   }
 };
 struct LeaderStateAck {
@@ -358,13 +358,13 @@ struct JoinQuestion {
   Rank rank = 0;
   uint32_t world_size = 0;
   uint64_t token = 0;
-  std::string life;
+  std::string incarnation_token;
   Incarnation incarnation = 0;  // of the handle's former admission, 0 for none
-  auto Fields() { return std::tie(rank, world_size, token, life, incarnation); }
+  auto Fields() { return std::tie(rank, world_size, token, incarnation_token, incarnation); }
 };
 struct JoinReply {
-  Life life;
-  auto Fields() { return std::tie(life); }
+  IncarnationState incarnation;
+  auto Fields() { return std::tie(incarnation); }
 };
 struct LatestQuestion {
   Incarnation incarnation = 0;  // of the asking rank; 0 for a person

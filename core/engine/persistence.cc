@@ -56,10 +56,10 @@ void Persistence::Note(const StepId& id, std::string why, LogLevel level) {
   ++version_;
 }
 
-Status Persistence::Request(const StepId& id, const Life& life) {
-  if (id.incarnation != life.incarnation)
+Status Persistence::Request(const StepId& id, const IncarnationState& incarnation) {
+  if (id.incarnation != incarnation.number)
     return Error(Code::kInvalidArgument, "%s: the world is in incarnation %llu", id.ToString().c_str(),
-                 LifeNumber(life.incarnation));
+                 IncarnationNumber(incarnation.number));
   const bool under_way =
       requested_.contains(id) || (waiting_ && waiting_->id == id) || (run_ && run_->step.id == id);
   if (under_way || stored_.Has(id)) return OkStatus();
@@ -86,7 +86,7 @@ Status Persistence::Request(const StepId& id, const Life& life) {
 }
 
 // By steps: the multiples of the interval are counted, so that a program that saves at odd steps persists as often.
-bool Persistence::Due(const StepId& id, const Life& life) const {
+bool Persistence::Due(const StepId& id, const IncarnationState& incarnation) const {
   const PersistEvery every = PersistEveryOf(context_, policy_.known(), id.incarnation);
   if (every.count == 0) return false;
   if (every.seconds) return context_.now >= last_due_at_ + every.count * 1'000'000;
@@ -95,13 +95,13 @@ bool Persistence::Due(const StepId& id, const Life& life) const {
   Step before = 0;
   if (last.incarnation == id.incarnation) {
     before = last.step;
-  } else if (life.has_pin() && life.incarnation == id.incarnation) {
-    before = life.pin.step;
+  } else if (incarnation.has_pin() && incarnation.number == id.incarnation) {
+    before = incarnation.pin.step;
   }
   return id.step / every.count > before / every.count;
 }
 
-void Persistence::Judge(const std::set<StepId>& told, const Life& life) {
+void Persistence::Judge(const std::set<StepId>& told, const IncarnationState& incarnation) {
   // What was persisted before decides what is due.
   if (context_.view.settings.storage.empty() || !stored_.known()) return;
   for (const StepId& id : told) {
@@ -110,13 +110,13 @@ void Persistence::Judge(const std::set<StepId>& told, const Life& life) {
     judged_ = std::max(judged_, id);
     ++version_;
     if (stored_.Has(id)) continue;
-    if (stored_.incarnation_max() > life.incarnation) {
-      if (asked || Due(id, life))
+    if (stored_.incarnation_max() > incarnation.number) {
+      if (asked || Due(id, incarnation))
         Note(id, "storage has steps of incarnation " + std::to_string(stored_.incarnation_max()) +
                      ", which began after this world's: restart the world");
       continue;
     }
-    const bool due = Due(id, life);
+    const bool due = Due(id, incarnation);
     if (!asked && !due) continue;
     if (due) {
       last_due_ = id;

@@ -73,9 +73,9 @@ class Persistence {
   // The steps that a member heard are being persisted: by the leader before, or by this one.
   void Learn(const std::vector<StepKey>& persisting);
   // kInvalidArgument, kAborted: it will not be persisted. OK for one that is persisted already.
-  Status Request(const StepId& id, const Life& life);
+  Status Request(const StepId& id, const IncarnationState& incarnation);
   // Decides which of these steps are to be persisted. `told`: what ranks are told is committed, all of it.
-  void Judge(const std::set<StepId>& told, const Life& life);
+  void Judge(const std::set<StepId>& told, const IncarnationState& incarnation);
   void OnResult(NodeId from, const PersistResult& result);
   void OnTimer();  // gives orders; nothing is done before it is due
   TimeUs NextTimer() const;
@@ -160,7 +160,7 @@ class Persistence {
     TimeUs manifest_at = 0;
   };
 
-  bool Due(const StepId& id, const Life& life) const;
+  bool Due(const StepId& id, const IncarnationState& incarnation) const;
   void Want(const Candidate& candidate);
   void BeginRun(const Candidate& candidate);
   void BeginPhase(Run::Phase phase);

@@ -204,7 +204,7 @@ void Replicator::DropObsolete() {
   for (auto& [id, source] : sources_) {
     if (!source.chunks.sealed || source.ending) continue;
     const bool released = context.store.Find(source.shard) == nullptr;
-    const bool former = source.shard.incarnation < context.life.incarnation &&
+    const bool former = source.shard.incarnation < context.incarnation.number &&
                         source.ordered_target == kNoNode &&
                         !context.announced.keep.contains(StepOf(source.shard));
     if (!released && !former) continue;

@@ -183,18 +183,18 @@ struct ClusterReport {
   Epoch epoch = 0;
   std::string leader;
   uint32_t nodes_expected = 0;
-  Incarnation incarnation = 0;  // the current life
+  Incarnation incarnation = 0;  // the current one
   uint32_t world_size = 0;
   uint32_t ranks_open = 0;
-  std::string life;  // its name; empty where the launcher gives none
+  std::string incarnation_token;  // empty where the launcher gives none
   bool has_latest = false;
   StepReport latest;  // when has_latest
   std::vector<NodeReport> nodes;
   std::vector<StepReport> steps;  // newest first
   PolicyReport policy;
   auto Fields() {
-    return Tie(job, epoch, leader, nodes_expected, incarnation, world_size, ranks_open, life, has_latest,
-               latest, nodes, steps, Since<9>(policy));
+    return Tie(job, epoch, leader, nodes_expected, incarnation, world_size, ranks_open, incarnation_token,
+               has_latest, latest, nodes, steps, Since<9>(policy));
   }
 };
 

@@ -42,7 +42,7 @@ void KeepNewest(const RetentionFacts& facts, RetentionPlan* plan) {
 }
 
 bool MayBeEvicted(const RetentionFacts& facts, const StepId& id, const StepTable::StepState& step) {
-  return facts.life.has_pin() && facts.pin_told && id.incarnation < facts.life.incarnation &&
+  return facts.incarnation.has_pin() && facts.pin_told && id.incarnation < facts.incarnation.number &&
          !step.committed && facts.members + facts.settings.replicas >= facts.settings.nodes;
 }
 
@@ -50,18 +50,20 @@ bool MayBeEvicted(const RetentionFacts& facts, const StepId& id, const StepTable
 
 // It is kept until the incarnation has a step of its own that every member has marked. While the incarnation has not chosen,
 // the choice of the one before stays, unless a newer step is committed.
-bool KeepsPin(const Life& life, const StepId& newest_marked, const StepId& release_before) {
+bool KeepsPin(const IncarnationState& incarnation, const StepId& newest_marked,
+              const StepId& release_before) {
   // Also one of which no node holds anything yet: what is read of it from storage must stay.
-  if (life.pin == StepId()) return false;
-  if (!life.has_pin()) return !(life.pin < release_before);
-  return newest_marked.incarnation != life.incarnation;
+  if (incarnation.pin == StepId()) return false;
+  if (!incarnation.has_pin()) return !(incarnation.pin < release_before);
+  return newest_marked.incarnation != incarnation.number;
 }
 
 RetentionPlan PlanRetention(const RetentionFacts& facts) {
   RetentionPlan plan;
   KeepNewest(facts, &plan);
   const StepId newest_marked = facts.marked.empty() ? StepId() : *facts.marked.rbegin();
-  if (KeepsPin(facts.life, newest_marked, plan.release_before)) plan.keep.insert(facts.life.pin);
+  if (KeepsPin(facts.incarnation, newest_marked, plan.release_before))
+    plan.keep.insert(facts.incarnation.pin);
   for (const StepKey& key : facts.persisting) {
     const StepTable::StepState* step = facts.table.Find(key.id);
     if (step != nullptr && step->committed) plan.keep.insert(key.id);

@@ -48,7 +48,7 @@ struct RetentionPlan {
 
 struct RetentionFacts {
   const StepTable& table;
-  const Life& life;
+  const IncarnationState& incarnation;
   const std::set<StepId>& hopeless;  // uncommitted steps that some rank has passed without a shard of them
   const std::set<StepId>& marked;    // committed steps of which every member knows
   const std::vector<StepKey>& persisting;
@@ -60,7 +60,7 @@ struct RetentionFacts {
 };
 
 // Whether the step that an incarnation was restored from stays. `newest_marked`: of RetentionFacts::marked; {0, 0}: none.
-bool KeepsPin(const Life& life, const StepId& newest_marked, const StepId& release_before);
+bool KeepsPin(const IncarnationState& incarnation, const StepId& newest_marked, const StepId& release_before);
 
 RetentionPlan PlanRetention(const RetentionFacts& facts);
 

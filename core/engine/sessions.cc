@@ -43,11 +43,12 @@ Sessions::Session* Sessions::Admitted(SessionId session, RequestId request) {
     AnswerStatusTo(session, request, Error(Code::kInvalidArgument, "not admitted yet: hello comes first"));
     return nullptr;
   }
-  if (found->incarnation < context.life.incarnation) {
+  if (found->incarnation < context.incarnation.number) {
     AnswerStatusTo(
         session, request,
         Error(Code::kStale, "rank %u belongs to incarnation %llu, the world is in incarnation %llu",
-              found->hello.rank, LifeNumber(found->incarnation), LifeNumber(context.life.incarnation)));
+              found->hello.rank, IncarnationNumber(found->incarnation),
+              IncarnationNumber(context.incarnation.number)));
     return nullptr;
   }
   return found;
@@ -98,8 +99,9 @@ void Sessions::Close(SessionId id) {
   ROPETEAM_CHECK(session->saves == 0);
   for (auto& [view, open] : session->views) EndView(&open);
   // Said in the inventory from now on: a leader that comes later must know, too, that a rank has left.
-  Life& life = parts_.context.life;
-  if (session->admitted && session->incarnation == life.incarnation && life.token.empty()) life.broken = true;
+  IncarnationState& current = parts_.context.incarnation;
+  if (session->admitted && session->incarnation == current.number && current.token.empty())
+    current.broken = true;
   sessions_.erase(id);
   parts_.context.inventory_dirty = true;
 }
@@ -109,7 +111,8 @@ void Sessions::Hello(SessionId id, RequestId request, const HelloInput& hello) {
   if (session->admitted || session->question != 0)
     return AnswerStatusTo(id, request, Error(Code::kInvalidArgument, "hello was said already"));
   session->hello = hello;
-  const JoinQuestion join{hello.rank, hello.world_size, hello.token, hello.life, hello.incarnation};
+  const JoinQuestion join{hello.rank, hello.world_size, hello.token, hello.incarnation_token,
+                          hello.incarnation};
   session->question = parts_.asker.Ask(
       Question::Topic::kJoin, Encode(join), Deadline(hello.timeout_us),
       [this, id, request](const Result<std::string>& reply) {
@@ -119,17 +122,17 @@ void Sessions::Hello(SessionId id, RequestId request, const HelloInput& hello) {
         JoinReply admitted;
         parts_.context.inventory_dirty = true;  // whether it is there or not, the leader should know
         if (!reply.ok()) return AnswerStatusTo(id, request, reply.status());
-        if (!Decode(*reply, admitted, parts_.context.protocol) || !admitted.life.possible())
+        if (!Decode(*reply, admitted, parts_.context.protocol) || !admitted.incarnation.possible())
           return AnswerStatusTo(id, request, Error(Code::kInternal, "the leader's answer cannot be read"));
         joined->admitted = true;
-        joined->incarnation = admitted.life.incarnation;
+        joined->incarnation = admitted.incarnation.number;
         Context& context = parts_.context;
-        if (admitted.life.incarnation > context.life.incarnation) {
-          context.life = admitted.life;
+        if (admitted.incarnation.number > context.incarnation.number) {
+          context.incarnation = admitted.incarnation;
           context.announced.heard = false;  // what the leader said last was of the incarnation before
         }
-        if (admitted.life.incarnation > context.store.incarnation_max())
-          context.store.SetIncarnationMax(admitted.life.incarnation);
+        if (admitted.incarnation.number > context.store.incarnation_max())
+          context.store.SetIncarnationMax(admitted.incarnation.number);
         SetPolicyAgain(*joined);
         AnswerTo(id, request, AnswerHello{joined->incarnation});
       });
@@ -490,10 +493,10 @@ std::optional<Status> Sessions::Outcome(const Waiter& waiter) const {
   if (waiter.level == Level::kPersisted && progress != progress_.end() &&
       progress->second.level == Level::kCommitted)
     if (const std::optional<Status> why = NotPersisted(StepOf(waiter.shard))) return why;
-  if (waiter.shard.incarnation < parts_.context.life.incarnation)
+  if (waiter.shard.incarnation < parts_.context.incarnation.number)
     return Error(Code::kAborted, "%s never will be %s: the world is in incarnation %llu",
                  waiter.shard.ToString().c_str(), LevelName(waiter.level),
-                 LifeNumber(parts_.context.life.incarnation));
+                 IncarnationNumber(parts_.context.incarnation.number));
   // Its copies may have been released since.
   if (progress == progress_.end() && parts_.context.announced.persisted.contains(StepOf(waiter.shard)))
     return OkStatus();
@@ -736,7 +739,7 @@ std::vector<SessionReport> Sessions::Report() const {
 bool Sessions::HasRank(Rank rank) const {
   return std::any_of(sessions_.begin(), sessions_.end(), [&](const auto& session) {
     return session.second.admitted && session.second.hello.rank == rank &&
-           session.second.incarnation == parts_.context.life.incarnation;
+           session.second.incarnation == parts_.context.incarnation.number;
   });
 }
 

@@ -85,8 +85,7 @@ void StoredSteps::OnListed(const Status& status, const StorageDone& done) {
 }
 
 bool StoredSteps::Offers(const StepId& id, const Entry& entry) const {
-  return !entry.damaged &&
-         !(entry.of_source && life_.incarnation != 0 && life_.incarnation <= id.incarnation);
+  return !entry.damaged && !(entry.of_source && current_.number != 0 && current_.number <= id.incarnation);
 }
 
 bool StoredSteps::IsOfSource(const StepId& id) const {

@@ -28,9 +28,9 @@ namespace ropeteam::engine {
 
 class StoredSteps {
  public:
-  // `life`: the current incarnation; must outlive this.
-  StoredSteps(Context* context, StorageWorks* works, const Life* life)
-      : context_(*context), works_(*works), life_(*life) {}
+  // `current`: the newest incarnation; must outlive this.
+  StoredSteps(Context* context, StorageWorks* works, const IncarnationState* current)
+      : context_(*context), works_(*works), current_(*current) {}
 
   void Begin();  // to lead, or no longer: forgets everything
   bool used() const { return context_.view.settings.reads_storage(); }
@@ -97,7 +97,7 @@ class StoredSteps {
 
   Context& context_;
   StorageWorks& works_;
-  const Life& life_;
+  const IncarnationState& current_;
   uint64_t generation_ = 0;  // of leadership: results of an earlier one are dropped
   bool begun_ = false;
   bool known_ = false;

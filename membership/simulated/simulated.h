@@ -73,7 +73,7 @@ class SimulatedMembership {
   // What is on the node's connection is lost and the node gets a reset, as when the coordinator's address has moved. The
   // coordinator gets one too if it is `told`.
   void ResetConnection(NodeId node, bool told);
-  // Its clock is faster than the caller's by that much; over the life of the process, Rejoin included.
+  // Its clock is faster than the caller's by that much; for as long as the process runs, Rejoin included.
   // `config` null: as all others.
   void AddNode(TimeUs now, const Member& member, int drift_ppm = 0, const MembershipConfig* config = nullptr);
   // SIGSTOP: the process does nothing until ContinueNode(); packets for it wait in its kernel. Time and its lease
@@ -111,7 +111,7 @@ class SimulatedMembership {
     std::deque<SimulatedPacket> waiting;  // while stopped
   };
 
-  // A coordinator's side: it numbers connections itself, in this life.
+  // A coordinator's side: it numbers the connections of this run itself.
   struct Running {
     std::unique_ptr<Coordinator> machine;
     Clock clock;

@@ -153,7 +153,7 @@ def flip_bit(chaos: Chaos) -> None:
     """Of one copy of a committed shard. It is found when it is read, or by the scrub."""
     step = chaos.safe
     owner = chaos.random.randrange(NODES)
-    value = content(chaos.seed, step, owner, chaos.safe_life)["model"]
+    value = content(chaos.seed, step, owner, chaos.safe_token)["model"]
     at = chaos.random.randrange(max(1, len(value) - 64))
     holder = next((node for node in chaos.pick(NODES) if len(value) > 64 and node.flip_bit_of(value, at)), None)
     if holder is not None:

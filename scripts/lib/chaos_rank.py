@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rank of scripts/chaos: obeys one JSON object a line on its standard input, answers one a line.
 
-Bytes are a function of seed, step, rank and life, so whoever reads a shard knows what must be in it.
+Bytes are a function of seed, step, rank and incarnation token, so whoever reads a shard knows what must be in it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from ropeteam import Level
 LARGEST = 2_000_000  # of both objects of a shard
 
 
-def content(seed: int, step: int, rank: int, life: str) -> dict[str, bytes]:
+def content(seed: int, step: int, rank: int, token: str) -> dict[str, bytes]:
     """Two objects of random sizes and bytes."""
-    source = random.Random(f"{seed}/{step}/{rank}/{life}")
+    source = random.Random(f"{seed}/{step}/{rank}/{token}")
     return {name: source.randbytes(source.randint(1, LARGEST // 2)) for name in ("model", "optimizer")}
 
 
@@ -28,10 +28,10 @@ class RankProcess:
         self.seed, self.rank, self.world_size = seed, rank, world_size
         self.client: ropeteam.Client | None = None
 
-    def open(self, socket: str, life: str, timeout: float) -> None:
+    def open(self, socket: str, token: str, timeout: float) -> None:
         self.close()
         self.client = ropeteam.open(
-            socket, rank=self.rank, world_size=self.world_size, life=life, timeout=timeout
+            socket, rank=self.rank, world_size=self.world_size, incarnation_token=token, timeout=timeout
         )
 
     def close(self) -> None:
@@ -39,10 +39,10 @@ class RankProcess:
             self.client.close()
         self.client = None
 
-    def save(self, step: int, life: str) -> None:
+    def save(self, step: int, token: str) -> None:
         """LOCAL at the return."""
-        objects = content(self.seed, step, self.rank, life)
-        self.client.save(step, {"life": life, **objects})
+        objects = content(self.seed, step, self.rank, token)
+        self.client.save(step, {"token": token, **objects})
 
     def wait(self, step: int, timeout: float) -> None:
         self.client.wait(step, Level.COMMITTED, timeout=timeout)
@@ -52,16 +52,16 @@ class RankProcess:
         return None if found is None else found.step
 
     def read(self, step: int, timeout: float) -> list[str]:
-        """Every rank's shard: the life in which each was saved. Raises when a byte is another."""
-        lives = []
+        """Every rank's shard: the token of the incarnation that saved each. Raises when a byte is another."""
+        tokens = []
         for rank in range(self.world_size):
             shard = self.client.load(step, rank, timeout=timeout)
-            wanted = content(self.seed, step, rank, shard["life"])
+            wanted = content(self.seed, step, rank, shard["token"])
             for name, value in wanted.items():
                 if bytes(shard[name]) != value:
                     raise ValueError(f"WRONG BYTES: step {step} rank {rank} object {name}")
-            lives.append(shard["life"])
-        return lives
+            tokens.append(shard["token"])
+        return tokens
 
 
 def main() -> None:

@@ -36,14 +36,14 @@ class Chaos:
         self.cluster, self.paths, self.seed = cluster, paths, seed
         self.random = random.Random(seed)
         self.ranks: list[Rank] = []
-        self.life = ""
-        self.lives = 0
+        self.token = ""
+        self.incarnations = 0
         self.next = 1  # the step that is saved next
         self.safe = 0  # the newest step that a rank was told is committed, …
-        self.safe_life = ""  # … and the life that saved it
-        self.latest = 0  # what this life restores: as new as that, or newer
+        self.safe_token = ""  # … and the token of the incarnation that saved it
+        self.latest = 0  # what this incarnation restores: as new as that, or newer
         self.committed = 0  # how many
-        self.attempts: dict[int, set[str]] = collections.defaultdict(set)  # lives that saved a step
+        self.attempts: dict[int, set[str]] = collections.defaultdict(set)  # tokens that saved a step
         self.tallies: dict[str, Tally] = collections.defaultdict(Tally)
         self.tally = Tally()
         self.struck = 0.0  # wall clock, as the logs have it
@@ -72,17 +72,17 @@ class Chaos:
         print(f"    {text}", flush=True)
 
     def open_world(self) -> None:
-        """All ranks in a new life, those of nodes that do not run on others; checks what is the newest step then."""
+        """Opens all ranks in a new incarnation, those of stopped nodes on others; checks the newest step."""
         deadline = time.monotonic() + ROUND_S
         errors: list[str] = []
         while time.monotonic() < deadline:
-            self.lives += 1
-            self.life = f"life-{self.lives}"
+            self.incarnations += 1
+            self.token = f"run-{self.incarnations}"
             homes = self.cluster.running()
             home = {rank.number: homes[rank.number % len(homes)] for rank in self.ranks}
             for node in homes:
                 home[node.ordinal] = node
-            arguments = {"life": self.life, "timeout": CALL_S}
+            arguments = {"token": self.token, "timeout": CALL_S}
             answers = self.ask("open", each=lambda rank: {"socket": home[rank.number].socket, **arguments})
             if not any("error" in answer for answer in answers):
                 answers = self.ask("latest", each=lambda rank: {"timeout": CALL_S})
@@ -93,7 +93,7 @@ class Chaos:
             raise Stuck(f"no world opens: {errors[:2]}")
         steps = {answer["value"] for answer in answers}
         if len(steps) != 1:
-            raise Stuck(f"the ranks of one life have different newest steps: {steps}")
+            raise Stuck(f"the ranks of one incarnation have different newest steps: {steps}")
         self.latest = steps.pop() or 0
         if self.latest < self.safe:
             self.tally.lost += 1
@@ -101,9 +101,9 @@ class Chaos:
         self.next = self.latest + 1
 
     def begin_save(self) -> None:
-        self.attempts[self.next].add(self.life)
+        self.attempts[self.next].add(self.token)
         for rank in self.ranks:
-            rank.order("save", step=self.next, life=self.life)
+            rank.order("save", step=self.next, token=self.token)
 
     def end_save(self, timeout_s: float) -> bool:
         """Whether the step is committed; some rank was told so."""
@@ -112,7 +112,7 @@ class Chaos:
         step = self.next
         told = self.ask("wait", waiting, lambda rank: {"step": step, "timeout": timeout_s})
         if any("error" not in answer for answer in told):
-            self.safe, self.safe_life = step, self.life
+            self.safe, self.safe_token = step, self.token
             self.committed += 1
         self.next += 1
         return len(waiting) == NODES and all("error" not in answer for answer in told)
@@ -140,16 +140,16 @@ class Chaos:
             self.judge(step, answers)
 
     def judge(self, step: int, answers: list[dict]) -> None:
-        lives = {life for answer in answers for life in answer.get("value", [])}
+        tokens = {token for answer in answers for token in answer.get("value", [])}
         for rank, answer in zip(self.ranks, answers):
             if "error" in answer:
                 wrong = "WRONG" in answer["error"]
                 self.tally.wrong += wrong
                 self.tally.lost += not wrong
                 self.note(f"rank {rank.number} reads step {step}: {answer['error']}")
-        if len(lives) > 1 or not lives <= self.attempts[step]:
+        if len(tokens) > 1 or not tokens <= self.attempts[step]:
             self.tally.wrong += 1
-            self.note(f"WRONG: step {step} is of {sorted(lives)}, saved by {sorted(self.attempts[step])}")
+            self.note(f"WRONG: step {step} is of {sorted(tokens)}, saved by {sorted(self.attempts[step])}")
 
     # ---- a round
 

@@ -163,17 +163,17 @@ class Job:
 
 
 class Node:
-    """One life of one node."""
+    """One run of one node."""
 
-    def __init__(self, job: Job, ordinal: int, life: int) -> None:
-        self.job, self.ordinal, self.life = job, ordinal, life
+    def __init__(self, job: Job, ordinal: int, run: int) -> None:
+        self.job, self.ordinal, self.run = job, ordinal, run
         self.name = f"node-{job.first + ordinal}"
         self.address = f"127.0.0.{job.first + ordinal + 1}"
-        self.mark = f"{job.token}-{ordinal}-{life}"
+        self.mark = f"{job.token}-{ordinal}-{run}"
         self.socket = job.sockets / f"{ordinal}.sock"
         self.arena = job.arenas / str(ordinal)
-        self.log = job.paths.out / f"{self.name}.{life}.log"
-        self.daemon_log = job.paths.out / f"{self.name}.{life}.daemon.log"
+        self.log = job.paths.out / f"{self.name}.{run}.log"
+        self.daemon_log = job.paths.out / f"{self.name}.{run}.daemon.log"
         self.started_at = 0.0
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None

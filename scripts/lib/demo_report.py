@@ -122,13 +122,13 @@ def first(events: Iterable[dict[str, Any]], name: str, after: float) -> dict[str
 def make_report(
     run: pathlib.Path, reference: pathlib.Path, world: int, steps: int, kill: Kill
 ) -> dict[str, Any]:
-    lives = [first(read_events(run, rank), "loaded", kill.at) for rank in range(world)]
-    resumed = {None if loaded is None else loaded["step"] for loaded in lives}
+    restarts = [first(read_events(run, rank), "loaded", kill.at) for rank in range(world)]
+    resumed = {None if loaded is None else loaded["step"] for loaded in restarts}
     resumed_from = resumed.pop() if len(resumed) == 1 else None
-    restored = [loaded["ms"] for rank, loaded in enumerate(lives) if loaded and kill.killed(rank)]
+    restored = [loaded["ms"] for rank, loaded in enumerate(restarts) if loaded and kill.killed(rank)]
     # A survivor may still finish a step right after the kill: what counts is the first one behind its
     # loading.
-    again = [first(read_events(run, rank), "step", e["t"]) for rank, e in enumerate(lives) if e]
+    again = [first(read_events(run, rank), "step", e["t"]) for rank, e in enumerate(restarts) if e]
     after = [event["t"] for event in again if event]
     differences = compare_losses(reference, run, world, steps)
     detected = max(kill.views.values(), default=None)  # without survivors nobody can
@@ -151,17 +151,17 @@ def make_report(
         "loss_differences": differences[:5],
     }
     if kill.storage is not None:
-        report.update(_storage_report(kill, kill.storage, [loaded for loaded in lives if loaded], world))
+        report.update(_storage_report(kill, kill.storage, [loaded for loaded in restarts if loaded], world))
     return report
 
 
 def _storage_report(
-    kill: Kill, storage: Storage, lives: list[dict[str, Any]], world: int
+    kill: Kill, storage: Storage, restarts: list[dict[str, Any]], world: int
 ) -> dict[str, Any]:
     took = [p.ended_at - p.begun_at for p in storage.persists if p.ended_at is not None]
     restored = None
-    if len(lives) == world:  # from the first rank that asks until the last that has its shard
-        restored = max(e["t"] for e in lives) - min(e["t"] - e["ms"] / 1e3 for e in lives)
+    if len(restarts) == world:  # from the first rank that asks until the last that has its shard
+        restored = max(e["t"] for e in restarts) - min(e["t"] - e["ms"] / 1e3 for e in restarts)
     return {
         "persist_every": storage.every,
         "persisted_step": storage.newest.step,
@@ -230,7 +230,7 @@ def milestones(run: pathlib.Path, world: int, kill: Kill) -> list[tuple[float, s
         opened, loaded = first(events, "opened", kill.at), first(events, "loaded", kill.at)
         if opened:
             marks.append(
-                (opened["t"] - kill.at, f"{who} has its daemon (life {opened['life']} of the world)")
+                (opened["t"] - kill.at, f"{who} has its daemon (incarnation {opened['incarnation']})")
             )
         if loaded:
             took = f"{loaded['ms']:.0f} ms"

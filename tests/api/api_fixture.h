@@ -51,7 +51,7 @@ inline ropeteam_open_options_t OptionsFor(const std::string& socket, uint32_t ra
   options.socket = socket.c_str();
   options.rank = rank;
   options.world_size = kWorld;
-  options.life = "life";
+  options.incarnation_token = "run";
   options.timeout_ms = kTimeoutMs;
   return options;
 }

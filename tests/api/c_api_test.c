@@ -101,12 +101,12 @@ static void check_open_arguments(void) {
   options.world_size = ROPETEAM_WORLD_MAX + 1;
   CHECK_INVALID(ropeteam_open(&options, &handle));
   options.world_size = 2;
-  char life[300];
-  memset(life, 'l', sizeof life - 1);
-  life[sizeof life - 1] = '\0';
-  options.life = life;
+  char token[300];
+  memset(token, 'l', sizeof token - 1);
+  token[sizeof token - 1] = '\0';
+  options.incarnation_token = token;
   CHECK_INVALID(ropeteam_open(&options, &handle));
-  options.life = NULL;
+  options.incarnation_token = NULL;
   CHECK(ropeteam_open(&options, &handle) == ROPETEAM_UNAVAILABLE);
   CHECK(strstr(ropeteam_last_error(), "/nonexistent/ropeteam/socket") != NULL);
   options.socket = "/";

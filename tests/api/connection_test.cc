@@ -43,7 +43,7 @@ TEST_F(ConnectionTest, HelloSaysWhoIsThereAndInfoWhatCameBack) {
   EXPECT_EQ(hello.kind, local::ClientKind::kRank);
   EXPECT_EQ(hello.rank, kRank);
   EXPECT_EQ(hello.world_size, kWorld);
-  EXPECT_EQ(hello.life, "life");
+  EXPECT_EQ(hello.incarnation_token, "run");
   EXPECT_NE(hello.token, 0u);
   EXPECT_GT(hello.timeout_ms, 0u);
   EXPECT_LE(hello.timeout_ms, static_cast<uint64_t>(kTimeoutMs));
@@ -144,9 +144,9 @@ TEST_F(ConnectionTest, AnArenaThatCannotBeMappedIsRefused) {
 
 TEST_F(ConnectionTest, ARefusedRankHearsWhy) {
   daemon_.Configure([](FakeConfig& config) {
-    config.refuse[local::Type::kHello] = {Code::kStale, "life 'a' has been superseded by life 'b'"};
+    config.refuse[local::Type::kHello] = {Code::kStale, "token 'a' is superseded by token 'b'"};
   });
-  EXPECT_FAILS(TryOpen(daemon_.socket()), ROPETEAM_STALE, "superseded by life 'b'");
+  EXPECT_FAILS(TryOpen(daemon_.socket()), ROPETEAM_STALE, "superseded by token 'b'");
 }
 
 // ---- a daemon that dies
@@ -455,7 +455,7 @@ class EnvironmentTest : public ApiTest {
     return status;
   }
   static constexpr const char* kNames[] = {
-      "ROPETEAM_SOCKET", "RANK",          "WORLD_SIZE",          "ROPETEAM_LIFE",
+      "ROPETEAM_SOCKET", "RANK",          "WORLD_SIZE",          "ROPETEAM_INCARNATION_TOKEN",
       "SLURM_JOB_ID",    "SLURM_STEP_ID", "SLURM_RESTART_COUNT", "TORCHELASTIC_RUN_ID"};
 };
 
@@ -463,23 +463,23 @@ TEST_F(EnvironmentTest, SocketRankAndWorldComeFromTheLauncher) {
   ASSERT_OK(OpenFromEnvironment());
   EXPECT_EQ(daemon_.last_hello().rank, 6u);
   EXPECT_EQ(daemon_.last_hello().world_size, 12u);
-  EXPECT_EQ(daemon_.last_hello().life, "");
+  EXPECT_EQ(daemon_.last_hello().incarnation_token, "");
 }
 
-TEST_F(EnvironmentTest, TheLifeIsRopeteamsOrSlurmsButNotSlurmsUnderTorchrun) {
+TEST_F(EnvironmentTest, TheTokenIsRopeteamsOrSlurmsButNotSlurmsUnderTorchrun) {
   ::setenv("SLURM_JOB_ID", "77", 1);
   ::setenv("SLURM_STEP_ID", "0", 1);
   ASSERT_OK(OpenFromEnvironment());
-  EXPECT_EQ(daemon_.last_hello().life, "slurm.77.0.0");
+  EXPECT_EQ(daemon_.last_hello().incarnation_token, "slurm.77.0.0");
   ::setenv("SLURM_RESTART_COUNT", "2", 1);
   ASSERT_OK(OpenFromEnvironment());
-  EXPECT_EQ(daemon_.last_hello().life, "slurm.77.0.2");
+  EXPECT_EQ(daemon_.last_hello().incarnation_token, "slurm.77.0.2");
   ::setenv("TORCHELASTIC_RUN_ID", "none", 1);
   ASSERT_OK(OpenFromEnvironment());
-  EXPECT_EQ(daemon_.last_hello().life, "");
-  ::setenv("ROPETEAM_LIFE", "mine", 1);
+  EXPECT_EQ(daemon_.last_hello().incarnation_token, "");
+  ::setenv("ROPETEAM_INCARNATION_TOKEN", "mine", 1);
   ASSERT_OK(OpenFromEnvironment());
-  EXPECT_EQ(daemon_.last_hello().life, "mine");
+  EXPECT_EQ(daemon_.last_hello().incarnation_token, "mine");
 }
 
 TEST_F(EnvironmentTest, WhatIsMissingOrNoNumberIsNamed) {

@@ -145,7 +145,7 @@ class CopyTest : public ApiTest, public ::testing::WithParamInterface<uint32_t> 
     options.socket = daemon_.socket();
     options.rank = rank;
     options.world_size = kWorld;
-    options.life = "life";
+    options.incarnation_token = "run";
     options.timeout_ms = kTimeoutMs;
     options.copy_threads = GetParam();  // also more than the C API takes where there are few processors
     return options;

@@ -395,9 +395,9 @@ TEST_F(SaveCallsTest, ARefusedCommitAbortsTheSave) {
   const Handle handle = Open();
   SaveHandle save = Begin(handle.get(), 1, 1000, 1);
   daemon_.Configure([](FakeConfig& config) {
-    config.refuse[local::Type::kSaveCommit] = {Code::kStale, "life 1 has been superseded by life 2"};
+    config.refuse[local::Type::kSaveCommit] = {Code::kStale, "incarnation 1 is superseded by incarnation 2"};
   });
-  EXPECT_FAILS(ropeteam_save_commit(save.get()), ROPETEAM_STALE, "superseded by life 2");
+  EXPECT_FAILS(ropeteam_save_commit(save.get()), ROPETEAM_STALE, "superseded by incarnation 2");
   EXPECT_TRUE(daemon_.WaitFor([](const FakeCounts& counts) { return counts.aborts == 1; }));
   EXPECT_EQ(daemon_.chunks_free(), 64u);
   EXPECT_FAILS(ropeteam_save_put(save.get(), "a", "x", 1), ROPETEAM_STALE, "superseded");

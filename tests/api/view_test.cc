@@ -326,10 +326,10 @@ TEST_F(ViewCallsTest, TheNewestStepIsAskedForByLevel) {
 
 TEST_F(ViewCallsTest, StepsOnStorageAreListedAndOutliveTheHandle) {
   Handle handle = Open();
-  const Incarnation life = (uint64_t{77} << kLifeNumberBits) + 3;
+  const Incarnation incarnation = (uint64_t{77} << kIncarnationNumberBits) + 3;
   daemon_.Configure([&](FakeConfig& config) {
-    config.stored = {{20, life, "step-20", "", 8, 1'800'000'000, 12345, R"({"loss":0.25})"},
-                     {10, life, "step-10", "it lacks a file", 0, 0, 0, ""}};
+    config.stored = {{20, incarnation, "step-20", "", 8, 1'800'000'000, 12345, R"({"loss":0.25})"},
+                     {10, incarnation, "step-10", "it lacks a file", 0, 0, 0, ""}};
   });
   ropeteam_storage_list_t* list = nullptr;
   EXPECT_FAILS(ropeteam_storage_list(handle.get(), ROPETEAM_STORAGE_STEPS_MAX + 1, kTimeoutMs, &list),

@@ -14,9 +14,9 @@ namespace {
 
 using testing::ElementsAre;
 
-// What a life of the world did after the step that the next life was restored from is abandoned, however far
+// What an incarnation did after the step that the next one was restored from is abandoned, however far
 // it got.
-TEST(StepId, AStepOfALaterLifeIsNewerThanAnyOfAnEarlierOne) {
+TEST(StepId, AStepOfALaterIncarnationIsNewerThanAnyOfAnEarlierOne) {
   EXPECT_LT((StepId{1, 1'000'000}), (StepId{2, 0}));
   EXPECT_LT((StepId{1, 4}), (StepId{1, 5}));
   EXPECT_EQ((StepId{3, 7}), (StepId{3, 7}));
@@ -25,7 +25,7 @@ TEST(StepId, AStepOfALaterLifeIsNewerThanAnyOfAnEarlierOne) {
   EXPECT_THAT(steps, ElementsAre(StepId{1, 90}, StepId{2, 9}, StepId{2, 10}, StepId{3, 1}));
 }
 
-TEST(ShardId, IsOrderedByLifeThenStepThenRankSoThatAStepsShardsLieTogether) {
+TEST(ShardId, IsOrderedByIncarnationThenStepThenRankSoThatAStepsShardsLieTogether) {
   std::vector<ShardId> shards = {{2, 5, 0}, {1, 9, 1}, {1, 9, 0}, {1, 10, 0}};
   std::sort(shards.begin(), shards.end());
   EXPECT_THAT(shards, ElementsAre(ShardId{1, 9, 0}, ShardId{1, 9, 1}, ShardId{1, 10, 0}, ShardId{2, 5, 0}));
@@ -41,25 +41,25 @@ TEST(Ids, ArePrintedInWords) {
 
 TEST(Incarnation, IsCountedForPeopleAndGrowsWithTheEpochWhateverIsKnown) {
   const Incarnation first = NextIncarnation(0, 7);
-  EXPECT_EQ(LifeNumber(first), 1u);
+  EXPECT_EQ(IncarnationNumber(first), 1u);
   const Incarnation second = NextIncarnation(first, 7);  // of the same leader
   EXPECT_GT(second, first);
-  EXPECT_EQ(LifeNumber(second), 2u);
+  EXPECT_EQ(IncarnationNumber(second), 2u);
   const Incarnation later = NextIncarnation(second, 9);
   EXPECT_GT(later, second);
-  EXPECT_EQ(LifeNumber(later), 3u);
-  // A leader that has heard of no life.
+  EXPECT_EQ(IncarnationNumber(later), 3u);
+  // A leader that has heard of no incarnation.
   EXPECT_GT(NextIncarnation(0, 8), second);
-  EXPECT_EQ(LifeNumber(NextIncarnation(0, 8)), 1u);
+  EXPECT_EQ(IncarnationNumber(NextIncarnation(0, 8)), 1u);
   EXPECT_NE(NextIncarnation(0, 9), later);
   EXPECT_EQ((StepId{later, 12}).ToString(), "step 12 incarnation 3");
 }
 
-TEST(Incarnation, GoesOnFromNumbersWithoutAnEpochAndBeyondAMillionLives) {
-  EXPECT_EQ(LifeNumber(NextIncarnation(41, 3)), 42u);
+TEST(Incarnation, GoesOnFromNumbersWithoutAnEpochAndBeyondAMillionIncarnations) {
+  EXPECT_EQ(IncarnationNumber(NextIncarnation(41, 3)), 42u);
   EXPECT_GT(NextIncarnation(41, 3), 41u);
-  Incarnation last = NextIncarnation((uint64_t{1} << kLifeNumberBits) - 2, 5);
-  EXPECT_EQ(LifeNumber(last), (uint64_t{1} << kLifeNumberBits) - 1);
+  Incarnation last = NextIncarnation((uint64_t{1} << kIncarnationNumberBits) - 2, 5);
+  EXPECT_EQ(IncarnationNumber(last), (uint64_t{1} << kIncarnationNumberBits) - 1);
   EXPECT_GT(NextIncarnation(last, 5), last);
   EXPECT_GT(NextIncarnation(UINT64_MAX - 1, 5), UINT64_MAX - 1);
 }

@@ -307,10 +307,12 @@ class Daemon:
         assert done.returncode == 0, done.stderr
         return dict(json.loads(done.stdout))
 
-    def open(self, rank: int, world_size: int, life: str | None = None, timeout: float = WAIT_S) -> Any:
+    def open(self, rank: int, world_size: int, token: str | None = None, timeout: float = WAIT_S) -> Any:
         import ropeteam
 
-        return ropeteam.open(self.socket, rank=rank, world_size=world_size, life=life, timeout=timeout)
+        return ropeteam.open(
+            self.socket, rank=rank, world_size=world_size, incarnation_token=token, timeout=timeout
+        )
 
 
 @dataclass

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The daemon's own life: how it is stopped, what it refuses at once, how it comes back from the dead."""
+"""The daemon from its start to its end: how it is stopped, what it refuses at once, how it comes back from the dead."""
 
 from __future__ import annotations
 

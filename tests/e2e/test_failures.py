@@ -202,7 +202,7 @@ def test_a_rank_killed_in_the_middle_of_a_put_leaves_nothing_behind(cluster):
         rope.save(1, {"data": data})
         script = f"""
             import ropeteam, signal, sys
-            rope = ropeteam.open({nodes[1].socket!r}, rank=1, world_size=2, life="life")
+            rope = ropeteam.open({nodes[1].socket!r}, rank=1, world_size=2, incarnation_token="life")
             rope.save(1, {{"data": b"of rank 1"}}, wait=ropeteam.Level.COMMITTED)
             print("saved")
             sys.stdin.readline()

@@ -55,8 +55,8 @@ def take_rdma(monkeypatch, transport: str, device: str) -> list[str]:
     return ["--transport", "ucx", "--device", f"{device}:1", "--gid-index", "0"]
 
 
-def save_everywhere(nodes: Cluster, life: str, step: int, contents: list[bytes]) -> list:
-    ranks = [nodes[rank].open(rank, nodes.size, life) for rank in range(nodes.size)]
+def save_everywhere(nodes: Cluster, token: str, step: int, contents: list[bytes]) -> list:
+    ranks = [nodes[rank].open(rank, nodes.size, token) for rank in range(nodes.size)]
     for rope, content in zip(ranks, contents):
         rope.save(step, {"data": content})
     return ranks
@@ -69,8 +69,8 @@ def check_lanes(nodes: Cluster, transport: str) -> None:
         assert lanes and all("rc_" in lane and "memory" not in lane for lane in lanes), lanes
 
 
-def check_everywhere(nodes: Cluster, life: str, step: int, contents: list[bytes]) -> None:
-    ranks = [nodes[rank].open(rank, nodes.size, life) for rank in range(nodes.size)]
+def check_everywhere(nodes: Cluster, token: str, step: int, contents: list[bytes]) -> None:
+    ranks = [nodes[rank].open(rank, nodes.size, token) for rank in range(nodes.size)]
     for rope, content in zip(ranks, contents):
         assert rope.latest().step == step
         assert rope.load()["data"] == content

@@ -135,7 +135,7 @@ def test_a_full_arena_refuses_the_save_and_keeps_the_older_steps(cluster):
         rope.save(2, {"data": b"small"}, wait=Level.COMMITTED)
 
 
-def test_a_rank_of_an_older_life_is_refused_in_words(cluster):
+def test_a_rank_of_an_older_incarnation_is_refused_in_words(cluster):
     (node,) = cluster(1).nodes
     zombie = node.open(0, 1, "first")
     zombie.save(1, {"data": b"1"}, wait=Level.COMMITTED)

@@ -92,7 +92,10 @@ def test_the_jobs_own_etcd_outlives_a_node_and_takes_its_replacement_in(job):
     for node in job.nodes:
         node.start()
     job.wait()
-    ranks = [ropeteam.open(node.socket, rank=node.ordinal, world_size=MEMBERS, life="life") for node in job.nodes]
+    ranks = [
+        ropeteam.open(node.socket, rank=node.ordinal, world_size=MEMBERS, incarnation_token="run")
+        for node in job.nodes
+    ]
     save_everywhere(ranks, 1)
 
     lost = job.nodes[0]
@@ -112,7 +115,7 @@ def test_the_jobs_own_etcd_outlives_a_node_and_takes_its_replacement_in(job):
     job.nodes[0] = Node(job, 0, "127.0.0.91")
     job.nodes[0].start()
     job.wait()
-    ranks[0] = ropeteam.open(job.nodes[0].socket, rank=0, world_size=MEMBERS, life="life")
+    ranks[0] = ropeteam.open(job.nodes[0].socket, rank=0, world_size=MEMBERS, incarnation_token="run")
     for rank, rope in enumerate(ranks):
         assert rope.load(1)["data"] == saved(1, rank)
     save_everywhere(ranks, 2)

@@ -108,8 +108,8 @@ def start_again(nodes: Cluster) -> None:
     nodes.wait_members(nodes.size)
 
 
-def world(nodes: Cluster, life: str) -> list[ropeteam.Client]:
-    return [nodes[rank].open(rank, nodes.size, life) for rank in range(nodes.size)]
+def world(nodes: Cluster, token: str) -> list[ropeteam.Client]:
+    return [nodes[rank].open(rank, nodes.size, token) for rank in range(nodes.size)]
 
 
 def manifests(store) -> list[str]:
@@ -296,7 +296,7 @@ def test_a_rank_says_how_many_steps_stay(cluster, store):
     ranks = [nodes[1 + rank].open(rank, 2, "second") for rank in range(2)]
     ranks[0].set_policy(persist_every=1)
     write(6, 7)
-    stay(4, 5, 6, 7)  # no rank of this life has said what stays
+    stay(4, 5, 6, 7)  # no rank of this incarnation has said what stays
     for rope in ranks:
         rope.close()
 

@@ -615,9 +615,9 @@ def test_a_manifest_that_names_files_outside_is_never_followed(tmp_path):
         (["export", "1", "/tmp", "--job", "train"], "--job goes with --storage"),
         (["export", "1", "/tmp", "--storage", "URL", "--socket", "/x"], "--socket is for a step in memory"),
         (["import"], "DIR or URL"),
-        (["import", "URL", "--ranks", "0-1"], "--ranks needs --life"),
-        (["import", "URL", "--ranks", "3-1", "--life", "x"], '--ranks "3-1"'),
-        (["import", "URL", "--life", ""], "--life of 0 bytes"),
+        (["import", "URL", "--ranks", "0-1"], "--ranks needs --incarnation-token"),
+        (["import", "URL", "--ranks", "3-1", "--incarnation-token", "x"], '--ranks "3-1"'),
+        (["import", "URL", "--incarnation-token", ""], "--incarnation-token of 0 bytes"),
     ],
 )
 def test_wrong_arguments_are_refused_before_storage_is_looked_at(tmp_path, command, words):

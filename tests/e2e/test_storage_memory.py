@@ -154,7 +154,7 @@ def test_an_import_is_spread_over_nodes(cluster, tmp_path):
     nodes = cluster(3, job="b")
     parts = [
         subprocess.Popen(
-            [str(ROPETEAM), "import", str(tmp_path / "from"), "--ranks", f"{rank}-{rank}", "--life", "one"]
+            [str(ROPETEAM), "import", str(tmp_path / "from"), "--ranks", f"{rank}-{rank}", "--incarnation-token", "one"]
             + ["--socket", nodes[rank + 1].socket],
             env=environment(),
             stdout=subprocess.PIPE,
@@ -173,14 +173,14 @@ def test_an_import_is_spread_over_nodes(cluster, tmp_path):
 def test_an_import_ends_no_world_that_is_open(cluster, tmp_path):
     exported(cluster, tmp_path / "from")
     nodes = cluster(1, job="b")
-    with_life = nodes[0].open(0, 1, "training")
+    with_token = nodes[0].open(0, 1, "training")
     told = refused("import", str(tmp_path / "from"), "--socket", nodes[0].socket)
     assert "job b has 1 ranks open" in told
-    told = refused("import", str(tmp_path / "from"), "--life", "x", "--socket", nodes[0].socket)
+    told = refused("import", str(tmp_path / "from"), "--incarnation-token", "x", "--socket", nodes[0].socket)
     assert "job b has 1 ranks open" in told
-    with_life.save(1, {"a": b"still there"})
-    with_life.wait(1, Level.COMMITTED)
-    with_life.close()
+    with_token.save(1, {"a": b"still there"})
+    with_token.wait(1, Level.COMMITTED)
+    with_token.close()
 
 
 def test_a_damaged_step_is_not_imported(cluster, tmp_path):

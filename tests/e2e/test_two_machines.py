@@ -16,7 +16,7 @@ from harness import ROOT, WAIT_S, environment, free_port
 
 LOAD = """
 import ropeteam
-with ropeteam.open(life="again") as rope:
+with ropeteam.open(incarnation_token="again") as rope:
     step = rope.latest().step
     loaded = rope.load(step)
     print(f"it is step {step}, of {min(len(loaded), 2)} objects or more")

@@ -100,7 +100,7 @@ class World {
       hello.rank = static_cast<Rank>(session - 1);
       hello.world_size = 2;
       hello.token = 100 + session;
-      hello.life = "life";
+      hello.incarnation_token = "run";
       hello.timeout_us = 1'000'000;
       source_.engine->OnSessionOpened(now_, session);
       source_.engine->OnHello(now_, session, ++request_, hello);

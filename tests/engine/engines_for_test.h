@@ -114,7 +114,7 @@ class Engines {
       hello.rank = static_cast<Rank>(node->id - 1);
       hello.world_size = nodes;
       hello.token = 100 + node->id;
-      hello.life = "life";
+      hello.incarnation_token = "run";
       hello.timeout_us = 1'000'000;
       node->engine->OnSessionOpened(now_, kSession);
       node->engine->OnHello(now_, kSession, ++request_, hello);

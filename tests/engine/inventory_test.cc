@@ -40,7 +40,7 @@ SessionReport Session(Rank rank, Step ended) {
 class InventoryTest : public ::testing::Test {
  protected:
   InventoryTest() {
-    content_.life.incarnation = 1;
+    content_.incarnation.number = 1;
     content_.report.id = 7;
     content_.report.name = "node7";
     sender_.OnView(kLeader);
@@ -52,7 +52,7 @@ class InventoryTest : public ::testing::Test {
     Normalize(&content_);
     EXPECT_TRUE(held_.inventory().report.copies == content_.report.copies);
     EXPECT_TRUE(held_.inventory().report.sessions == content_.report.sessions);
-    EXPECT_TRUE(held_.inventory().life == content_.life);
+    EXPECT_TRUE(held_.inventory().incarnation == content_.incarnation);
     EXPECT_EQ(DigestOf(held_.inventory()), DigestOf(content_));
     return whole;
   }
@@ -114,12 +114,12 @@ TEST_F(InventoryTest, AfterTheFirstOnlyWhatHasChangedIsTold) {
   EXPECT_EQ(change_->after.size(), 2u);
   EXPECT_EQ(change_->sessions.size(), 1u);
   EXPECT_FALSE(change_->seats);
-  EXPECT_FALSE(change_->life);
+  EXPECT_FALSE(change_->incarnation);
   content_.report.sessions.pop_back();
-  content_.life.token = "next";
+  content_.incarnation.token = "next";
   EXPECT_FALSE(Tell());
   EXPECT_TRUE(change_->seats);
-  EXPECT_TRUE(change_->life);
+  EXPECT_TRUE(change_->incarnation);
 }
 
 TEST_F(InventoryTest, AnyChangesAddUpToTheSame) {

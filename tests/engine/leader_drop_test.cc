@@ -13,7 +13,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 
-constexpr StepId InLife(Step step) { return {kLife, step}; }
+constexpr StepId Current(Step step) { return {kCurrent, step}; }
 
 // Three nodes, of which the leader holds nothing; K = 3.
 class DropTest : public LeaderTest {
@@ -43,100 +43,100 @@ class DropTest : public LeaderTest {
     Acknowledge();
   }
   // kDeadlineExceeded: it is not answered yet.
-  Code Drop(Step step, bool saved = false, Incarnation by = kLife) {
+  Code Drop(Step step, bool saved = false, Incarnation by = kCurrent) {
     return Ask(kFirst, Question::Topic::kDrop, Encode(DropQuestion{step, by, 1, saved}));
   }
   std::vector<StepId> Kept() { return Ids(Told(kFirst).keep); }
 };
 
 TEST_F(DropTest, AnOlderCommittedStepIsReleasedAndTheAnswerWaitsForEveryMember) {
-  Commit({InLife(5), InLife(6), InLife(7)});
-  ASSERT_THAT(Kept(), ElementsAre(InLife(5), InLife(6), InLife(7)));
+  Commit({Current(5), Current(6), Current(7)});
+  ASSERT_THAT(Kept(), ElementsAre(Current(5), Current(6), Current(7)));
   EXPECT_EQ(Drop(6), Code::kDeadlineExceeded);
-  EXPECT_THAT(Kept(), ElementsAre(InLife(5), InLife(7)));
-  EXPECT_EQ(Told(kFirst).release_before.id, InLife(7));
+  EXPECT_THAT(Kept(), ElementsAre(Current(5), Current(7)));
+  EXPECT_EQ(Told(kFirst).release_before.id, Current(7));
   ASSERT_EQ(Told(kFirst).dropped.size(), 1u);
   EXPECT_EQ(Told(kFirst).dropped[0].by, 1u);
   Acknowledge();
   EXPECT_EQ(Drop(6), Code::kDeadlineExceeded) << "members have copies";
-  Hold({InLife(5), InLife(7)});
+  Hold({Current(5), Current(7)});
   EXPECT_EQ(Drop(6), Code::kOk);
   EXPECT_EQ(Drop(6), Code::kOk) << "again";
   // A step more is committed, and the dropped one counts for none of the three.
-  Commit({InLife(5), InLife(7), InLife(8)});
-  EXPECT_THAT(Kept(), ElementsAre(InLife(5), InLife(7), InLife(8)));
+  Commit({Current(5), Current(7), Current(8)});
+  EXPECT_THAT(Kept(), ElementsAre(Current(5), Current(7), Current(8)));
 }
 
 // A copy may have been sealed that no inventory has told of.
 TEST_F(DropTest, NoCopyInAnyInventoryIsNotEnough) {
-  Commit({InLife(5), InLife(6)});
+  Commit({Current(5), Current(6)});
   EXPECT_EQ(Drop(5), Code::kDeadlineExceeded);
-  Hold({InLife(6)});
+  Hold({Current(6)});
   EXPECT_EQ(Drop(5), Code::kDeadlineExceeded);
   Acknowledge();
   EXPECT_EQ(Drop(5), Code::kOk);
 }
 
 TEST_F(DropTest, WhatARestartNeedsIsNotDropped) {
-  Hold({InLife(5)});
+  Hold({Current(5)});
   EXPECT_EQ(Drop(5), Code::kInvalidArgument) << "not marked yet, and the newest";
-  Commit({InLife(5), InLife(6)});
+  Commit({Current(5), Current(6)});
   EXPECT_EQ(Drop(6), Code::kInvalidArgument);
   EXPECT_THAT(replies_[question_].message, HasSubstr("newest committed"));
   EXPECT_EQ(Drop(7), Code::kNotFound);
-  EXPECT_EQ(Drop(5, false, kLife - 1), Code::kStale);
-  EXPECT_THAT(Kept(), ElementsAre(InLife(5), InLife(6)));
+  EXPECT_EQ(Drop(5, false, kCurrent - 1), Code::kStale);
+  EXPECT_THAT(Kept(), ElementsAre(Current(5), Current(6)));
 }
 
 TEST_F(DropTest, WhatTheIncarnationWasRestoredFromIsNotDroppedBeforeItHasAStepOfItsOwn) {
-  const StepId before{kLife - 1, 2};
-  const StepId pin{kLife - 1, 3};
-  life_.pinned_by = kLife;
-  life_.pin = pin;
+  const StepId before{kCurrent - 1, 2};
+  const StepId pin{kCurrent - 1, 3};
+  incarnation_.pinned_by = kCurrent;
+  incarnation_.pin = pin;
   Commit({before, pin});
   EXPECT_EQ(Drop(3), Code::kInvalidArgument);
   EXPECT_THAT(replies_[question_].message, HasSubstr("was restored from it"));
   EXPECT_EQ(Drop(2), Code::kDeadlineExceeded);
   EXPECT_THAT(Kept(), ElementsAre(pin));
-  Commit({pin, InLife(4)});
+  Commit({pin, Current(4)});
   EXPECT_EQ(Drop(3), Code::kDeadlineExceeded);
-  EXPECT_THAT(Kept(), ElementsAre(InLife(4)));
+  EXPECT_THAT(Kept(), ElementsAre(Current(4)));
 }
 
 TEST_F(DropTest, AnUncommittedStepThatWasDroppedIsNeverCommitted) {
-  Commit({InLife(5)});
-  Hold({InLife(5)}, {Own(InLife(6), 0)});
+  Commit({Current(5)});
+  Hold({Current(5)}, {Own(Current(6), 0)});
   EXPECT_EQ(Drop(6), Code::kDeadlineExceeded);
-  EXPECT_THAT(Ids(Told(kSecond).dead), ElementsAre(InLife(6)));
+  EXPECT_THAT(Ids(Told(kSecond).dead), ElementsAre(Current(6)));
   // The last copies come while the order is on its way.
-  Hold({InLife(5), InLife(6)});
-  EXPECT_THAT(Ids(Told(kSecond).committed), Not(Contains(InLife(6))));
-  Hold({InLife(5)});
+  Hold({Current(5), Current(6)});
+  EXPECT_THAT(Ids(Told(kSecond).committed), Not(Contains(Current(6))));
+  Hold({Current(5)});
   Acknowledge();
   EXPECT_EQ(Drop(6), Code::kOk);
-  EXPECT_THAT(Ids(Told(kSecond).dead), ElementsAre(InLife(6))) << "a rank may still be saving it";
+  EXPECT_THAT(Ids(Told(kSecond).dead), ElementsAre(Current(6))) << "a rank may still be saving it";
 }
 
 // The asking rank's node has sealed it this moment.
 TEST_F(DropTest, AStepThatTheLeaderHasNotHeardOfIsDroppedIfTheRankHasSavedIt) {
-  Commit({InLife(5)});
+  Commit({Current(5)});
   EXPECT_EQ(Drop(6), Code::kNotFound);
   EXPECT_EQ(Drop(6, true), Code::kDeadlineExceeded);
-  EXPECT_THAT(Ids(Told(kFirst).dead), ElementsAre(InLife(6)));
+  EXPECT_THAT(Ids(Told(kFirst).dead), ElementsAre(Current(6)));
   Acknowledge();
   EXPECT_EQ(Drop(6, true), Code::kOk);
-  Hold({InLife(5), InLife(6)});
-  EXPECT_THAT(Ids(Told(kSecond).committed), Not(Contains(InLife(6))));
+  Hold({Current(5), Current(6)});
+  EXPECT_THAT(Ids(Told(kSecond).committed), Not(Contains(Current(6))));
 }
 
 TEST_F(DropTest, AnUncommittedStepIsDroppedOnlyWithAllNodesAndACommittedOne) {
-  Tell(kFirst, {Own(InLife(5), 0)});
-  Tell(kSecond, {Own(InLife(5), 1)});
+  Tell(kFirst, {Own(Current(5), 0)});
+  Tell(kSecond, {Own(Current(5), 1)});
   EXPECT_EQ(Drop(5), Code::kInvalidArgument) << "there is nothing else to restore";
-  Commit({InLife(5)});
+  Commit({Current(5)});
   // The other node may have marked step 6 and be the only one that has.
   Members({kFirst});
-  Tell(kFirst, {Marked(Own(InLife(5), 0)), Marked(Own(InLife(5), 1)), Own(InLife(6), 0)});
+  Tell(kFirst, {Marked(Own(Current(5), 0)), Marked(Own(Current(5), 1)), Own(Current(6), 0)});
   Send(kFirst, LeaderStateAck{Told(kFirst).sequence});
   EXPECT_EQ(Drop(6), Code::kUnavailable);
   EXPECT_THAT(replies_[question_].message, HasSubstr("2 of 3 nodes"));
@@ -145,22 +145,22 @@ TEST_F(DropTest, AnUncommittedStepIsDroppedOnlyWithAllNodesAndACommittedOne) {
 
 // Two ranks drop two steps while the newest one is lost: the newer of them stays.
 TEST_F(DropTest, WhereTheNewestCommittedStepIsLostADroppedOneStays) {
-  Commit({InLife(5), InLife(6), InLife(7)});
+  Commit({Current(5), Current(6), Current(7)});
   EXPECT_EQ(Drop(6), Code::kDeadlineExceeded);
   EXPECT_EQ(Drop(5), Code::kDeadlineExceeded);
-  const auto both = [](Step step, Rank rank) { return Marked(Own(InLife(step), rank)); };
+  const auto both = [](Step step, Rank rank) { return Marked(Own(Current(step), rank)); };
   Tell(kFirst, {both(5, 0), both(6, 0), both(7, 0)});
   Tell(kSecond, {both(5, 1), both(6, 1)});
-  EXPECT_EQ(Told(kFirst).release_before.id, InLife(6));
-  EXPECT_THAT(Kept(), ElementsAre(InLife(6), InLife(7)));
+  EXPECT_EQ(Told(kFirst).release_before.id, Current(6));
+  EXPECT_THAT(Kept(), ElementsAre(Current(6), Current(7)));
   Acknowledge();
   EXPECT_EQ(Drop(6), Code::kDeadlineExceeded);
 }
 
 TEST_F(DropTest, ANewLeaderHasNothingToRemember) {
-  Commit({InLife(5), InLife(6)});
+  Commit({Current(5), Current(6)});
   EXPECT_EQ(Drop(5), Code::kDeadlineExceeded);
-  Hold({InLife(6)});
+  Hold({Current(6)});
   Acknowledge();
   EXPECT_EQ(Drop(5), Code::kOk);
   View view;
@@ -170,12 +170,12 @@ TEST_F(DropTest, ANewLeaderHasNothingToRemember) {
   view.members = {MemberOf(kLeader), MemberOf(kFirst), MemberOf(kSecond)};
   engine_->OnView(now_, view);
   Members({kFirst, kSecond});
-  Hold({InLife(6)});
+  Hold({Current(6)});
   Acknowledge();
   EXPECT_EQ(Drop(5), Code::kNotFound);
   // A member that was away: a step that is older than the newest one.
-  Tell(kFirst, {Marked(Own(InLife(5), 0)), Own(InLife(6), 0), Replica(InLife(6), 1)});
-  EXPECT_EQ(Told(kFirst).release_before.id, InLife(6));
+  Tell(kFirst, {Marked(Own(Current(5), 0)), Own(Current(6), 0), Replica(Current(6), 1)});
+  EXPECT_EQ(Told(kFirst).release_before.id, Current(6));
   EXPECT_EQ(Drop(5), Code::kDeadlineExceeded) << "it can be dropped again";
 }
 

@@ -29,7 +29,7 @@ inline constexpr NodeId kLeader = 1;
 inline constexpr NodeId kFirst = 2;
 inline constexpr NodeId kSecond = 3;
 inline constexpr uint32_t kWorld = 2;
-inline constexpr Incarnation kLife = 5;
+inline constexpr Incarnation kCurrent = 5;
 
 inline CopyReport Copy(const StepId& step, Rank rank, Role role, bool committed = false) {
   CopyReport copy;
@@ -81,9 +81,9 @@ class LeaderTest : public ::testing::Test {
     config.node = "leader";
     engine_ = std::make_unique<Engine>(config, store_.get());
     engine_->OnLease(0, UINT64_MAX);
-    life_.incarnation = kLife;
-    life_.token = "life5";
-    life_.world_size = kWorld;
+    incarnation_.number = kCurrent;
+    incarnation_.token = "run5";
+    incarnation_.world_size = kWorld;
   }
   ~LeaderTest() override {
     engine_.reset();
@@ -120,8 +120,8 @@ class LeaderTest : public ::testing::Test {
     inventory.report.copies = std::move(copies);
     inventory.report.sessions = std::move(sessions);
     inventory.asking_from = question_ + 1;
-    inventory.life = life_;
-    inventory.incarnation_max = life_.incarnation;
+    inventory.incarnation = incarnation_;
+    inventory.incarnation_max = incarnation_.number;
     inventory.short_of_memory = short_of_memory_;
     Send(from, inventory);
   }
@@ -130,22 +130,22 @@ class LeaderTest : public ::testing::Test {
     engine_->OnMessage(now_, from, Encode(Envelope{epoch_, from, kLeader, Message::kKind, Encode(message)}));
     Carry();
   }
-  // A rank of the current life that is connected to a member.
+  // A rank of the current incarnation that is connected to a member.
   static SessionReport Open(Rank rank) {
     SessionReport session;
     session.rank = rank;
     session.world_size = kWorld;
-    session.incarnation = kLife;
+    session.incarnation = kCurrent;
     session.token = 100 + rank;
     return session;
   }
-  // A rank of a life that has this name says hello on the member.
-  Code Join(NodeId from, Rank rank, const std::string& life, uint32_t world_size = kWorld) {
+  // A rank of an incarnation that has this name says hello on the member.
+  Code Join(NodeId from, Rank rank, const std::string& token, uint32_t world_size = kWorld) {
     JoinQuestion join;
     join.rank = rank;
     join.world_size = world_size;
     join.token = 100 + rank;
-    join.life = life;
+    join.incarnation_token = token;
     return Ask(from, Question::Topic::kJoin, Encode(join));
   }
   Code Ask(NodeId from, Question::Topic topic, std::string payload) {
@@ -192,7 +192,7 @@ class LeaderTest : public ::testing::Test {
   TimeUs settle_us_ = 0;
   bool short_of_memory_ = false;
   Epoch epoch_ = 0;
-  Life life_;  // as the members know it
+  IncarnationState incarnation_;  // as the members know it
   uint64_t sequence_ = 0;
   uint64_t question_ = 0;
   std::map<uint64_t, Reply> replies_;

@@ -13,22 +13,22 @@ using ::testing::IsEmpty;
 
 // The step was chosen while a member had it that is lost, and no rank has heard of the choice.
 TEST_F(LeaderTest, APinThatNoRankHasBeenToldIsChosenAgain) {
-  const StepId older{kLife - 1, 7};
-  const StepId newer{kLife - 1, 8};
+  const StepId older{kCurrent - 1, 7};
+  const StepId newer{kCurrent - 1, 8};
   Members({kFirst, kSecond});
   Tell(kFirst, {Own(older, 0), Own(older, 1), Own(newer, 0)});
   Tell(kSecond, {Own(newer, 1)});
-  const LatestQuestion question{kLife};
+  const LatestQuestion question{kCurrent};
   EXPECT_EQ(Ask(kFirst, Question::Topic::kLatest, Encode(question)), Code::kDeadlineExceeded);
-  ASSERT_EQ(Told(kFirst).life.pin, newer);
+  ASSERT_EQ(Told(kFirst).incarnation.pin, newer);
   Send(kFirst, LeaderStateAck{Told(kFirst).sequence});
-  life_ = Told(kFirst).life;
+  incarnation_ = Told(kFirst).incarnation;
   settings_.nodes = 2;
   Members({kFirst});
   Tell(kFirst, {Own(older, 0), Own(older, 1), Own(newer, 0)});
   Send(kFirst, LeaderStateAck{Told(kFirst).sequence});
   EXPECT_EQ(Ask(kFirst, Question::Topic::kLatest, Encode(question)), Code::kDeadlineExceeded);
-  ASSERT_EQ(Told(kFirst).life.pin, older);
+  ASSERT_EQ(Told(kFirst).incarnation.pin, older);
   Send(kFirst, LeaderStateAck{Told(kFirst).sequence});
   LatestReply latest;
   ASSERT_TRUE(Decode(replies_[question_].payload, latest));
@@ -37,20 +37,20 @@ TEST_F(LeaderTest, APinThatNoRankHasBeenToldIsChosenAgain) {
 
 // The node that returns before any rank was told has a newer committed step.
 TEST_F(LeaderTest, ANewerCommittedStepThatReturnsBeforeARankIsToldIsChosenInstead) {
-  const StepId older{kLife - 1, 7};
-  const StepId newer{kLife - 1, 8};
+  const StepId older{kCurrent - 1, 7};
+  const StepId newer{kCurrent - 1, 8};
   settings_ = {1, 2, 2};
   Members({kFirst});
   Tell(kFirst, {Marked(Own(older, 0)), Marked(Own(older, 1)), Marked(Own(newer, 0))});
-  const LatestQuestion question{kLife};
+  const LatestQuestion question{kCurrent};
   EXPECT_EQ(Ask(kFirst, Question::Topic::kLatest, Encode(question)), Code::kDeadlineExceeded);
-  ASSERT_EQ(Told(kFirst).life.pin, older);
-  life_ = Told(kFirst).life;
+  ASSERT_EQ(Told(kFirst).incarnation.pin, older);
+  incarnation_ = Told(kFirst).incarnation;
   Members({kFirst, kSecond});
   Tell(kFirst, {Marked(Own(older, 0)), Marked(Own(older, 1)), Marked(Own(newer, 0))});
   Tell(kSecond, {Marked(Own(newer, 1))});
   EXPECT_EQ(Ask(kFirst, Question::Topic::kLatest, Encode(question)), Code::kDeadlineExceeded);
-  EXPECT_EQ(Told(kFirst).life.pin, newer);
+  EXPECT_EQ(Told(kFirst).incarnation.pin, newer);
   for (const NodeId node : {kFirst, kSecond}) Send(node, LeaderStateAck{Told(node).sequence});
   LatestReply latest;
   ASSERT_TRUE(Decode(replies_[question_].payload, latest));
@@ -60,8 +60,8 @@ TEST_F(LeaderTest, ANewerCommittedStepThatReturnsBeforeARankIsToldIsChosenInstea
 // A node that returns holds what nobody knew of. Until it has said so it is told nothing, however long that
 // takes: the state of the view before would have it release that.
 TEST_F(LeaderTest, AReturningMemberIsToldNothingThatWasJudgedWithoutIt) {
-  const StepId old{kLife, 7};
-  const StepId lost{kLife, 9};
+  const StepId old{kCurrent, 7};
+  const StepId lost{kCurrent, 9};
   Members({kFirst, kSecond});
   Tell(kFirst, {Own(old, 0), Replica(old, 1)});
   Tell(kSecond, {Own(old, 1), Replica(old, 0)});
@@ -77,61 +77,61 @@ TEST_F(LeaderTest, AReturningMemberIsToldNothingThatWasJudgedWithoutIt) {
   EXPECT_THAT(Ids(Told(kSecond).committed), Contains(lost));
 }
 
-// A life that has not chosen yet may have to fall back to what the life before it restored, if what that one
+// An incarnation that has not chosen yet may have to fall back to what the one before it restored, if what that one
 // saved since is lost before anything of it is committed.
-TEST_F(LeaderTest, WhatALifeRestoredStaysWhileTheNextHasNotChosen) {
-  const StepId restored{kLife - 1, 5};
-  const StepId since{kLife, 6};
-  life_.pinned_by = life_.incarnation;
-  life_.pin = restored;
+TEST_F(LeaderTest, WhatAnIncarnationRestoredStaysWhileTheNextHasNotChosen) {
+  const StepId restored{kCurrent - 1, 5};
+  const StepId since{kCurrent, 6};
+  incarnation_.pinned_by = incarnation_.number;
+  incarnation_.pin = restored;
   const std::vector<CopyReport> first = {Own(restored, 0), Replica(restored, 1), Own(since, 0)};
   const std::vector<CopyReport> second = {Own(restored, 1), Own(since, 1)};
   Members({kFirst, kSecond});
   Tell(kFirst, first);
   Tell(kSecond, second);
   ASSERT_FALSE(MayGo(Told(kFirst), restored));
-  ASSERT_EQ(Join(kFirst, 0, "life6"), Code::kOk);
-  ASSERT_GT(Told(kFirst).life.incarnation, kLife);
+  ASSERT_EQ(Join(kFirst, 0, "run6"), Code::kOk);
+  ASSERT_GT(Told(kFirst).incarnation.number, kCurrent);
   EXPECT_FALSE(MayGo(Told(kFirst), restored));
   EXPECT_FALSE(MayGo(Told(kFirst), since));
-  // And through a life that nobody chose in.
-  ASSERT_EQ(Join(kFirst, 0, "life7"), Code::kOk);
+  // And through an incarnation that nobody chose in.
+  ASSERT_EQ(Join(kFirst, 0, "run7"), Code::kOk);
   EXPECT_FALSE(MayGo(Told(kSecond), restored));
   // A newer step that is committed is better.
-  life_ = Told(kFirst).life;
+  incarnation_ = Told(kFirst).incarnation;
   Tell(kFirst, {Own(restored, 0), Replica(restored, 1), Own(since, 0), Replica(since, 1)});
   Tell(kSecond, {Own(restored, 1), Own(since, 1), Replica(since, 0)});
   EXPECT_THAT(Ids(Told(kFirst).committed), Contains(since));
   EXPECT_FALSE(MayGo(Told(kFirst), since));
 }
 
-// Who looks at a job that trains (a notebook, a script of another size) must not end its life; what the
+// Who looks at a job that trains (a notebook, a script of another size) must not end its incarnation; what the
 // launcher starts again gets its incarnation as soon as the former world has left.
-TEST_F(LeaderTest, AHandleWithoutALifesNameEndsNoOtherWorldThatIsOpen) {
+TEST_F(LeaderTest, AHandleWithoutATokenEndsNoOtherWorldThatIsOpen) {
   Members({kFirst, kSecond});
   Tell(kFirst, {}, {Open(0)});
   Tell(kSecond, {});
   EXPECT_EQ(Join(kSecond, 1, ""), Code::kUnavailable);
-  EXPECT_THAT(replies_[question_].message, HasSubstr("token 'life5', 2 ranks) has 1 ranks open"));
-  EXPECT_EQ(Told(kFirst).life.incarnation, kLife);
+  EXPECT_THAT(replies_[question_].message, HasSubstr("token 'run5', 2 ranks) has 1 ranks open"));
+  EXPECT_EQ(Told(kFirst).incarnation.number, kCurrent);
   Tell(kFirst, {});
   EXPECT_EQ(Join(kSecond, 1, ""), Code::kOk);
-  EXPECT_GT(Told(kFirst).life.incarnation, kLife);
+  EXPECT_GT(Told(kFirst).incarnation.number, kCurrent);
 }
 
 TEST_F(LeaderTest, AHandleOfAnotherWorldSizeEndsNoWorldWithoutANameThatIsOpen) {
-  life_.token.clear();
+  incarnation_.token.clear();
   Members({kFirst, kSecond});
   Tell(kFirst, {}, {Open(1)});
   Tell(kSecond, {});
   EXPECT_EQ(Join(kSecond, 0, "", 1), Code::kUnavailable);
-  EXPECT_EQ(Told(kFirst).life.incarnation, kLife);
+  EXPECT_EQ(Told(kFirst).incarnation.number, kCurrent);
   EXPECT_EQ(Join(kSecond, 0, ""), Code::kOk);
-  EXPECT_EQ(Told(kFirst).life.incarnation, kLife);
+  EXPECT_EQ(Told(kFirst).incarnation.number, kCurrent);
   Tell(kFirst, {});
   Tell(kSecond, {});
   EXPECT_EQ(Join(kSecond, 0, "", 1), Code::kOk);
-  EXPECT_GT(Told(kFirst).life.incarnation, kLife);
+  EXPECT_GT(Told(kFirst).incarnation.number, kCurrent);
 }
 
 // Another question may be older than any to join that the node still asks.
@@ -140,24 +140,24 @@ TEST_F(LeaderTest, OfQuestionsThatComeLateOnlyThoseToJoinAreIgnored) {
   question_ = 9;
   Tell(kFirst, {});
   question_ = 0;
-  EXPECT_EQ(Join(kFirst, 0, "life6"), Code::kDeadlineExceeded);
+  EXPECT_EQ(Join(kFirst, 0, "run6"), Code::kDeadlineExceeded);
   EXPECT_EQ(Ask(kFirst, Question::Topic::kReport, ""), Code::kOk);
 }
 
 // Once the next incarnation has chosen another step, what the one before restored is as any other.
-TEST_F(LeaderTest, WhatALifeRestoredMayGoWhenTheNextHasChosenAnother) {
-  const StepId restored{kLife - 1, 5};
-  const StepId since{kLife, 6};
-  life_.pinned_by = life_.incarnation;
-  life_.pin = restored;
+TEST_F(LeaderTest, WhatAnIncarnationRestoredMayGoWhenTheNextHasChosenAnother) {
+  const StepId restored{kCurrent - 1, 5};
+  const StepId since{kCurrent, 6};
+  incarnation_.pinned_by = incarnation_.number;
+  incarnation_.pin = restored;
   Members({kFirst, kSecond});
   Tell(kFirst, {Own(restored, 0), Replica(restored, 1), Own(since, 0)});
   Tell(kSecond, {Own(restored, 1), Own(since, 1)});
-  ASSERT_EQ(Join(kFirst, 0, "life6"), Code::kOk);
-  ASSERT_EQ(Join(kSecond, 1, "life6"), Code::kOk);
-  Ask(kFirst, Question::Topic::kLatest, Encode(LatestQuestion{Told(kFirst).life.incarnation}));
-  ASSERT_TRUE(Told(kFirst).life.has_pin());
-  EXPECT_EQ(Told(kFirst).life.pin, since);
+  ASSERT_EQ(Join(kFirst, 0, "run6"), Code::kOk);
+  ASSERT_EQ(Join(kSecond, 1, "run6"), Code::kOk);
+  Ask(kFirst, Question::Topic::kLatest, Encode(LatestQuestion{Told(kFirst).incarnation.number}));
+  ASSERT_TRUE(Told(kFirst).incarnation.has_pin());
+  EXPECT_EQ(Told(kFirst).incarnation.pin, since);
   EXPECT_FALSE(MayGo(Told(kFirst), since));
   EXPECT_FALSE(MayGo(Told(kFirst), restored)) << "no rank has been told: it may be chosen again";
   for (const NodeId node : {kFirst, kSecond}) Send(node, LeaderStateAck{Told(node).sequence});
@@ -166,26 +166,26 @@ TEST_F(LeaderTest, WhatALifeRestoredMayGoWhenTheNextHasChosenAnother) {
 
 // A node was given a copy by a node of an incarnation that it has not heard of, and all that had are lost.
 TEST_F(LeaderTest, AStepOfAnIncarnationThatNobodyHeardOfIsNotOfferedToAnOlderOne) {
-  const StepId newer{kLife + 1, 9};
+  const StepId newer{kCurrent + 1, 9};
   Members({kFirst, kSecond});
   Tell(kFirst, {Replica(newer, 0), Replica(newer, 1)});
   Tell(kSecond, {});
-  EXPECT_EQ(Ask(kFirst, Question::Topic::kLatest, Encode(LatestQuestion{kLife})), Code::kStale);
+  EXPECT_EQ(Ask(kFirst, Question::Topic::kLatest, Encode(LatestQuestion{kCurrent})), Code::kStale);
 }
 
 // The leader before made the choice, and was lost with the only copy of a shard of it. One member never heard
 // of the choice: so no rank was told, and the incarnation need not wait for what is lost.
 TEST_F(LeaderTest, APinThatAMemberNeverHeardOfIsChosenAgainByTheNextLeader) {
-  const StepId older{kLife - 1, 7};
-  const StepId newer{kLife - 1, 8};
+  const StepId older{kCurrent - 1, 7};
+  const StepId newer{kCurrent - 1, 8};
   Members({kFirst, kSecond});
   Tell(kFirst, {Own(older, 0), Own(older, 1)});
-  life_.pinned_by = life_.incarnation;
-  life_.pin = newer;
+  incarnation_.pinned_by = incarnation_.number;
+  incarnation_.pin = newer;
   Tell(kSecond, {Own(newer, 1)});
-  Ask(kFirst, Question::Topic::kLatest, Encode(LatestQuestion{kLife}));
+  Ask(kFirst, Question::Topic::kLatest, Encode(LatestQuestion{kCurrent}));
   for (const NodeId node : {kFirst, kSecond}) Send(node, LeaderStateAck{Told(node).sequence});
-  EXPECT_EQ(Told(kFirst).life.pin, older);
+  EXPECT_EQ(Told(kFirst).incarnation.pin, older);
   LatestReply latest;
   ASSERT_TRUE(Decode(replies_[question_].payload, latest));
   EXPECT_EQ(latest.step.id, older);
@@ -193,15 +193,15 @@ TEST_F(LeaderTest, APinThatAMemberNeverHeardOfIsChosenAgainByTheNextLeader) {
 
 // Every member had heard: a rank may have been told, and gone on from it.
 TEST_F(LeaderTest, APinThatEveryMemberHeardOfIsNotChosenAgainByTheNextLeader) {
-  const StepId older{kLife - 1, 7};
-  const StepId newer{kLife - 1, 8};
-  life_.pinned_by = life_.incarnation;
-  life_.pin = newer;
+  const StepId older{kCurrent - 1, 7};
+  const StepId newer{kCurrent - 1, 8};
+  incarnation_.pinned_by = incarnation_.number;
+  incarnation_.pin = newer;
   Members({kFirst, kSecond});
   Tell(kFirst, {Own(older, 0), Own(older, 1)});
   Tell(kSecond, {Own(newer, 1)});
-  EXPECT_EQ(Ask(kFirst, Question::Topic::kLatest, Encode(LatestQuestion{kLife})), Code::kUnavailable);
-  EXPECT_EQ(Told(kFirst).life.pin, newer);
+  EXPECT_EQ(Ask(kFirst, Question::Topic::kLatest, Encode(LatestQuestion{kCurrent})), Code::kUnavailable);
+  EXPECT_EQ(Told(kFirst).incarnation.pin, newer);
 }
 
 }  // namespace

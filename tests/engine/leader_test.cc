@@ -12,7 +12,7 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
 TEST_F(LeaderTest, WhatAllRanksHaveCopiesOfIsCommittedAndKept) {
-  const StepId step{kLife, 7};
+  const StepId step{kCurrent, 7};
   Members({kFirst, kSecond});
   Tell(kFirst, {Own(step, 0), Replica(step, 1)});
   EXPECT_FALSE(announced_.contains(kFirst)) << "announced before every member has spoken";
@@ -23,22 +23,22 @@ TEST_F(LeaderTest, WhatAllRanksHaveCopiesOfIsCommittedAndKept) {
 
 // The next incarnation has a higher number than any that was heard of: from the highest there is none.
 TEST_F(LeaderTest, AnIncarnationThatCannotBeIsNotCountedOnFrom) {
-  const StepId step{kLife, 7};
+  const StepId step{kCurrent, 7};
   Members({kFirst, kSecond});
   const StepId damaged{UINT64_MAX, 9};
   Tell(kFirst, {Own(step, 0), Own(step, 1), Own(damaged, 0), Own(damaged, 1)});
   Tell(kSecond, {Replica(step, 0), Replica(step, 1), Replica(damaged, 0), Replica(damaged, 1)});
-  EXPECT_EQ(Told(kFirst).life.incarnation, kLife);
+  EXPECT_EQ(Told(kFirst).incarnation.number, kCurrent);
   EXPECT_THAT(Ids(Told(kFirst).committed), ElementsAre(step));
 }
 
 // What members may evict from the moment it is announced must not be judged committed by a copy that is
 // heard of afterwards: some member may have evicted its own meanwhile.
 TEST_F(LeaderTest, AFormerStepThatMayGoIsCommittedByNoCopyThatComesLate) {
-  const StepId restored{kLife - 1, 7};
-  const StepId newer{kLife - 1, 8};
-  life_.pinned_by = life_.incarnation;
-  life_.pin = restored;
+  const StepId restored{kCurrent - 1, 7};
+  const StepId newer{kCurrent - 1, 8};
+  incarnation_.pinned_by = incarnation_.number;
+  incarnation_.pin = restored;
   Members({kFirst, kSecond});
   Tell(kFirst, {Own(restored, 0), Own(newer, 0)});
   Tell(kSecond, {Own(restored, 1), Replica(newer, 0)});
@@ -55,11 +55,11 @@ TEST_F(LeaderTest, AFormerStepThatMayGoIsCommittedByNoCopyThatComesLate) {
 // Nor by copies that are heard of all at once: the ranks train on from the older step, and a restart from the newer
 // one would undo what they have done since.
 TEST_F(LeaderTest, AFormerStepNewerThanTheRestoredOneIsNotCommitted) {
-  const StepId older{kLife - 1, 6};
-  const StepId restored{kLife - 1, 7};
-  const StepId newer{kLife - 1, 8};
-  life_.pinned_by = life_.incarnation;
-  life_.pin = restored;
+  const StepId older{kCurrent - 1, 6};
+  const StepId restored{kCurrent - 1, 7};
+  const StepId newer{kCurrent - 1, 8};
+  incarnation_.pinned_by = incarnation_.number;
+  incarnation_.pin = restored;
   Members({kFirst, kSecond});
   std::vector<CopyReport> first, second;
   for (const StepId& step : {older, restored, newer}) {
@@ -75,8 +75,8 @@ TEST_F(LeaderTest, AFormerStepNewerThanTheRestoredOneIsNotCommitted) {
 // lost then, what is left does.
 TEST_F(LeaderTest, ACommitIsToldAndReleasesOlderStepsWhenEveryMemberHasMarkedIt) {
   settings_.keep_steps = 1;
-  const StepId older{kLife, 7};
-  const StepId newer{kLife, 8};
+  const StepId older{kCurrent, 7};
+  const StepId newer{kCurrent, 8};
   Members({kFirst, kSecond});
   Tell(kFirst, {Own(older, 0), Replica(older, 1), Own(newer, 0), Replica(newer, 1)});
   Tell(kSecond, {Own(older, 1), Replica(older, 0), Own(newer, 1), Replica(newer, 0)});
@@ -93,10 +93,10 @@ TEST_F(LeaderTest, ACommitIsToldAndReleasesOlderStepsWhenEveryMemberHasMarkedIt)
 // Its copies were marked by a leader that died before every member had done so. No rank was told, and now the world has
 // gone on from an older step.
 TEST_F(LeaderTest, AMarkedStepThatTheWorldHasLeftBehindIsKnownAndNotTold) {
-  const StepId restored{kLife - 1, 3};
-  const StepId left_behind{kLife - 1, 4};
-  life_.pinned_by = kLife;
-  life_.pin = restored;
+  const StepId restored{kCurrent - 1, 3};
+  const StepId left_behind{kCurrent - 1, 4};
+  incarnation_.pinned_by = kCurrent;
+  incarnation_.pin = restored;
   Members({kFirst, kSecond});
   std::vector<CopyReport> first, second;
   for (const StepId& step : {restored, left_behind}) {
@@ -115,7 +115,7 @@ TEST_F(LeaderTest, ACommitThatRanksAreNotToldOfReleasesNothing) {
   settings_.keep_steps = 1;
   std::vector<CopyReport> first, second;
   const auto save = [&](Step step) {
-    const StepId id{kLife, step};
+    const StepId id{kCurrent, step};
     first.insert(first.end(), {Own(id, 0), Replica(id, 1)});
     second.insert(second.end(), {Replica(id, 0), Own(id, 1)});
   };
@@ -127,7 +127,7 @@ TEST_F(LeaderTest, ACommitThatRanksAreNotToldOfReleasesNothing) {
   Tell(kFirst, first);
   Tell(kSecond, second);
   acknowledge();
-  ASSERT_THAT(Ids(Told(kFirst).marked), ElementsAre(StepId{kLife, 1}));
+  ASSERT_THAT(Ids(Told(kFirst).marked), ElementsAre(StepId{kCurrent, 1}));
   save(2);
   Tell(kFirst, first);
   Tell(kSecond, second);
@@ -136,21 +136,21 @@ TEST_F(LeaderTest, ACommitThatRanksAreNotToldOfReleasesNothing) {
   Tell(kFirst, first);
   Tell(kSecond, second);
   for (const NodeId node : {kFirst, kSecond}) Send(node, LeaderStateAck{lists_the_second});
-  EXPECT_FALSE(MayGo(Told(kFirst), {kLife, 1}));
+  EXPECT_FALSE(MayGo(Told(kFirst), {kCurrent, 1}));
   acknowledge();
-  EXPECT_THAT(Ids(Told(kFirst).marked), Contains(StepId{kLife, 40}));
-  EXPECT_TRUE(MayGo(Told(kFirst), {kLife, 1}));
+  EXPECT_THAT(Ids(Told(kFirst).marked), Contains(StepId{kCurrent, 40}));
+  EXPECT_TRUE(MayGo(Told(kFirst), {kCurrent, 1}));
 }
 
 // Whatever changes all the time: a rank may save on, step after step, while the others have no room.
 TEST_F(LeaderTest, OlderStepsAreGivenUpForWantOfMemoryAlsoWhileInventoriesKeepComing) {
-  const StepId older{kLife, 7};
-  const StepId newer{kLife, 8};
+  const StepId older{kCurrent, 7};
+  const StepId newer{kCurrent, 8};
   short_of_memory_ = true;
   Members({kFirst, kSecond});
   Tell(kSecond, {Own(older, 1), Own(newer, 1)});
   for (Step step = 100; step < 300; ++step) {
-    Tell(kFirst, {Own(older, 0), Own(newer, 0), Own({kLife, step}, 0)});
+    Tell(kFirst, {Own(older, 0), Own(newer, 0), Own({kCurrent, step}, 0)});
     PassTime(60'000);
   }
   EXPECT_THAT(Ids(Told(kFirst).dead), ElementsAre(older));
@@ -158,8 +158,8 @@ TEST_F(LeaderTest, OlderStepsAreGivenUpForWantOfMemoryAlsoWhileInventoriesKeepCo
 
 // The time counts from the shortage: before it nothing was saved, and so nothing replicated, for longer than that.
 TEST_F(LeaderTest, OlderStepsAreGivenUpOnlyWhenMemoryHasBeenShortForLong) {
-  const StepId older{kLife, 7};
-  const StepId newer{kLife, 8};
+  const StepId older{kCurrent, 7};
+  const StepId newer{kCurrent, 8};
   Members({kFirst, kSecond});
   Tell(kFirst, {});
   Tell(kSecond, {});
@@ -175,8 +175,8 @@ TEST_F(LeaderTest, OlderStepsAreGivenUpOnlyWhenMemoryHasBeenShortForLong) {
 
 // A member says for a second after each refusal that it is short, and refusals may be further apart.
 TEST_F(LeaderTest, AShortageWithGapsIsOne) {
-  const StepId older{kLife, 7};
-  const StepId newer{kLife, 8};
+  const StepId older{kCurrent, 7};
+  const StepId newer{kCurrent, 8};
   Members({kFirst, kSecond});
   Tell(kFirst, {Own(older, 0), Own(newer, 0)});
   for (int second = 0; second < 12; ++second) {
@@ -189,8 +189,8 @@ TEST_F(LeaderTest, AShortageWithGapsIsOne) {
 
 // A refused order ends after its time, and its target gets no other for as long again: so far apart are its refusals.
 TEST_F(LeaderTest, RefusalsOfRepeatedOrdersAreOneShortage) {
-  const StepId older{kLife, 7};
-  const StepId newer{kLife, 8};
+  const StepId older{kCurrent, 7};
+  const StepId newer{kCurrent, 8};
   Members({kFirst, kSecond});
   Tell(kFirst, {Own(older, 0), Own(newer, 0)});
   for (int second = 0; second <= 41; ++second) {
@@ -203,8 +203,8 @@ TEST_F(LeaderTest, RefusalsOfRepeatedOrdersAreOneShortage) {
 
 // The node that is away may have what the rank saved before its daemon was started again.
 TEST_F(LeaderTest, AStepThatARankMayHaveSavedInAnEarlierSessionIsHopelessOnlyWhenAllNodesAreHere) {
-  const StepId before{kLife, 7};
-  const StepId refused{kLife, 9};
+  const StepId before{kCurrent, 7};
+  const StepId refused{kCurrent, 9};
   SessionReport rank = Open(0);
   rank.has_ended = true;
   rank.oldest_ended = 8;
@@ -223,8 +223,8 @@ TEST_F(LeaderTest, AStepThatARankMayHaveSavedInAnEarlierSessionIsHopelessOnlyWhe
 
 // Nobody can complete the uncommitted step, and it takes the room of the committed one's copy; unless a node is away.
 TEST_F(LeaderTest, WhatNobodyCanCompleteIsGivenUpForTheCopiesOfACommittedStepWhenAllNodesAreHere) {
-  const StepId committed{kLife, 7};
-  const StepId incomplete{kLife, 8};
+  const StepId committed{kCurrent, 7};
+  const StepId incomplete{kCurrent, 8};
   short_of_memory_ = true;
   for (const uint32_t nodes : {4, 3}) {
     settings_.nodes = nodes;
@@ -238,85 +238,85 @@ TEST_F(LeaderTest, WhatNobodyCanCompleteIsGivenUpForTheCopiesOfACommittedStepWhe
 
 // A side that had not heard of the choice has begun the newer incarnation.
 TEST_F(LeaderTest, TheNewestChoiceBarsAlsoUnderAnIncarnationThatWasBegunWithoutIt) {
-  const StepId restored{kLife - 2, 7};
-  const StepId left_behind{kLife - 2, 8};
+  const StepId restored{kCurrent - 2, 7};
+  const StepId left_behind{kCurrent - 2, 8};
   for (const bool choice_first : {true, false}) {
     Members({kFirst, kSecond});
     const auto tell_choice = [&] {
-      life_.incarnation = life_.pinned_by = kLife - 1;
-      life_.pin = restored;
+      incarnation_.number = incarnation_.pinned_by = kCurrent - 1;
+      incarnation_.pin = restored;
       Tell(kFirst, {Own(restored, 0), Own(left_behind, 0), Replica(left_behind, 1)});
     };
     const auto tell_newer = [&] {
-      life_.incarnation = kLife;
-      life_.pinned_by = kLife - 3;
-      life_.pin = {};
+      incarnation_.number = kCurrent;
+      incarnation_.pinned_by = kCurrent - 3;
+      incarnation_.pin = {};
       Tell(kSecond, {Own(restored, 1), Own(left_behind, 1), Replica(left_behind, 0)});
     };
     if (choice_first) tell_choice();
     tell_newer();
     if (!choice_first) tell_choice();
-    EXPECT_EQ(Told(kFirst).life.incarnation, kLife);
-    EXPECT_EQ(Told(kFirst).life.pin, restored);
+    EXPECT_EQ(Told(kFirst).incarnation.number, kCurrent);
+    EXPECT_EQ(Told(kFirst).incarnation.pin, restored);
     EXPECT_THAT(Ids(Told(kFirst).committed), IsEmpty());
   }
 }
 
 // What it chose is not known, so nothing uncommitted from before it is committed under the next one.
 TEST_F(LeaderTest, UnderTheIncarnationAfterAForgottenOneNoStepFromBeforeIsCommitted) {
-  const StepId before{kLife - 1, 7};
-  life_.forgotten = true;
-  life_.token.clear();
+  const StepId before{kCurrent - 1, 7};
+  incarnation_.forgotten = true;
+  incarnation_.token.clear();
   Members({kFirst, kSecond});
   Tell(kFirst, {Own(before, 0)});
   Tell(kSecond, {Own(before, 1)});
   ASSERT_EQ(Join(kFirst, 0, "next"), Code::kOk);
   Tell(kFirst, {Own(before, 0), Replica(before, 1)});
   Tell(kSecond, {Own(before, 1), Replica(before, 0)});
-  EXPECT_GT(Told(kFirst).life.incarnation, kLife);
-  EXPECT_EQ(Told(kFirst).life.pinned_by, kLife);
+  EXPECT_GT(Told(kFirst).incarnation.number, kCurrent);
+  EXPECT_EQ(Told(kFirst).incarnation.pinned_by, kCurrent);
   EXPECT_THAT(Ids(Told(kFirst).committed), IsEmpty());
 }
 
-TEST_F(LeaderTest, ALifeThatCannotBeIsIgnored) {
+TEST_F(LeaderTest, AnIncarnationThatCannotBeIsIgnored) {
   Members({kFirst, kSecond});
   Tell(kFirst, {});
-  life_.incarnation = kLife + 1;
-  life_.pinned_by = kLife;
-  life_.pin = {kLife, 3};
+  incarnation_.number = kCurrent + 1;
+  incarnation_.pinned_by = kCurrent;
+  incarnation_.pin = {kCurrent, 3};
   Tell(kSecond, {});
-  EXPECT_EQ(Told(kFirst).life.incarnation, kLife);
-  life_.pinned_by = kLife + 2;
+  EXPECT_EQ(Told(kFirst).incarnation.number, kCurrent);
+  incarnation_.pinned_by = kCurrent + 2;
   Tell(kSecond, {});
-  EXPECT_EQ(Told(kFirst).life.incarnation, kLife);
+  EXPECT_EQ(Told(kFirst).incarnation.number, kCurrent);
   // The next incarnation could not be counted on from these.
   for (const Incarnation beyond : {kIncarnationMax, ~Incarnation{0}}) {
-    life_ = Life();
-    life_.incarnation = beyond;
+    incarnation_ = IncarnationState();
+    incarnation_.number = beyond;
     Tell(kSecond, {Own({beyond, 1}, 0)}, {});
-    EXPECT_EQ(Told(kFirst).life.incarnation, kLife);
+    EXPECT_EQ(Told(kFirst).incarnation.number, kCurrent);
   }
   ASSERT_EQ(Join(kFirst, 0, "next"), Code::kOk);
-  EXPECT_EQ(Told(kFirst).life.incarnation, NextIncarnation(kLife, epoch_));
+  EXPECT_EQ(Told(kFirst).incarnation.number, NextIncarnation(kCurrent, epoch_));
 }
 
 // The leader that counted them is gone. Of two notes of a step the one of the higher revision is the newer.
 TEST_F(LeaderTest, WhatAMemberKnowsOfRestoresIsToldToAll) {
   Members({kFirst, kSecond});
-  const StepId step{kLife - 1, 7};
-  const RestoreNote newer{step, 3, 2, kLife, true, true};
+  const StepId step{kCurrent - 1, 7};
+  const RestoreNote newer{step, 3, 2, kCurrent, true, true};
   const auto tell = [&](NodeId from, const RestoreNote& note) {
     Inventory inventory;
     inventory.sequence = ++sequence_;
     inventory.report.id = from;
-    inventory.life = life_;
+    inventory.incarnation = incarnation_;
     inventory.restores = {note};
     Send(from, inventory);
   };
   tell(kFirst, newer);
-  tell(kSecond, {step, 2, 1, kLife - 1, false, false});
+  tell(kSecond, {step, 2, 1, kCurrent - 1, false, false});
   for (const NodeId node : {kFirst, kSecond}) EXPECT_THAT(Told(node).restores, ElementsAre(newer));
-  tell(kSecond, {{kIncarnationMax, 1}, 9, 1, kLife, true, true});
+  tell(kSecond, {{kIncarnationMax, 1}, 9, 1, kCurrent, true, true});
   EXPECT_THAT(Told(kFirst).restores, ElementsAre(newer)) << "it cannot be";
 }
 
@@ -327,43 +327,43 @@ TEST_F(LeaderTest, WhatMembersKnowOfThePolicyIsPutTogether) {
     Inventory inventory;
     inventory.sequence = ++sequence_;
     inventory.report.id = from;
-    inventory.life = life_;
+    inventory.incarnation = incarnation_;
     inventory.policy = policy;
     Send(from, inventory);
   };
-  tell(kFirst, {kLife, 500, 1, 5, 1});
+  tell(kFirst, {kCurrent, 500, 1, 5, 1});
   EXPECT_THAT(announced_, IsEmpty()) << "the other one has not told";
-  tell(kSecond, {kLife - 1, 100, 0, 9, 0});
-  EXPECT_EQ(Told(kFirst).policy, (RankPolicy{kLife, 500, 1, 5, 1}));
-  tell(kSecond, {kLife, 100, 0, 3, 0});
-  EXPECT_EQ(Told(kFirst).policy, (RankPolicy{kLife, 100, 0, 5, 1}));
+  tell(kSecond, {kCurrent - 1, 100, 0, 9, 0});
+  EXPECT_EQ(Told(kFirst).policy, (RankPolicy{kCurrent, 500, 1, 5, 1}));
+  tell(kSecond, {kCurrent, 100, 0, 3, 0});
+  EXPECT_EQ(Told(kFirst).policy, (RankPolicy{kCurrent, 100, 0, 5, 1}));
   tell(kSecond, {kIncarnationMax, 1, 0, 1, 0});
-  EXPECT_EQ(Told(kFirst).policy, (RankPolicy{kLife, 100, 0, 5, 1})) << "it cannot be";
+  EXPECT_EQ(Told(kFirst).policy, (RankPolicy{kCurrent, 100, 0, 5, 1})) << "it cannot be";
 }
 
 TEST_F(LeaderTest, DecidesNothingWithoutALease) {
-  const StepId step{kLife, 7};
+  const StepId step{kCurrent, 7};
   engine_->OnLease(now_, now_);
   Members({kFirst, kSecond});
   Tell(kFirst, {Own(step, 0), Replica(step, 1)});
   Tell(kSecond, {Own(step, 1), Replica(step, 0)});
   PassTime(2'000'000);
   EXPECT_THAT(announced_, IsEmpty());
-  EXPECT_EQ(Join(kFirst, 0, "life6"), Code::kUnavailable);
+  EXPECT_EQ(Join(kFirst, 0, "run6"), Code::kUnavailable);
   engine_->OnLease(now_, now_ + 1'000'000);
   Carry();
   EXPECT_THAT(Ids(Told(kFirst).committed), ElementsAre(step));
-  EXPECT_EQ(Join(kFirst, 0, "life6"), Code::kOk);
+  EXPECT_EQ(Join(kFirst, 0, "run6"), Code::kOk);
 }
 
 // The leader before may go on until its lease has run out.
 TEST_F(LeaderTest, ANewLeaderDecidesNothingBeforeTheFormerOnesLeaseHasRunOut) {
-  const StepId step{kLife, 7};
+  const StepId step{kCurrent, 7};
   settle_us_ = 500'000;
   Members({kFirst, kSecond});
   Tell(kFirst, {Own(step, 0), Replica(step, 1)});
   Tell(kSecond, {Own(step, 1), Replica(step, 0)});
-  EXPECT_EQ(Join(kFirst, 0, "life6"), Code::kUnavailable);
+  EXPECT_EQ(Join(kFirst, 0, "run6"), Code::kUnavailable);
   PassTime(499'999);
   EXPECT_THAT(announced_, IsEmpty());
   PassTime(1);
@@ -373,7 +373,7 @@ TEST_F(LeaderTest, ANewLeaderDecidesNothingBeforeTheFormerOnesLeaseHasRunOut) {
 // Rank 0 was opened again elsewhere while the nodes with its committed shard were away, and has saved other
 // bytes under the same name. They must not be marked: a marked copy is never dropped.
 TEST_F(LeaderTest, AStepWithAnotherShardOfItsNameIsMarkedWhenThatHasGone) {
-  const StepId step{kLife, 7};
+  const StepId step{kCurrent, 7};
   const std::vector<CopyReport> committed = {Marked(With(Own(step, 0), 1)), Marked(Replica(step, 1))};
   Members({kFirst, kSecond});
   Tell(kFirst, committed);
@@ -394,7 +394,7 @@ TEST_F(LeaderTest, AStepWithAnotherShardOfItsNameIsMarkedWhenThatHasGone) {
 // The state that listed the step first is lost on its way to the second member, and the step is not listed for a
 // while. Acknowledging what came between says nothing of its mark.
 TEST_F(LeaderTest, AStepThatIsListedAgainIsToldWhenThatListIsAcknowledged) {
-  const StepId step{kLife, 7};
+  const StepId step{kCurrent, 7};
   const std::vector<CopyReport> first = {With(Own(step, 0), 1), Replica(step, 1)};
   const std::vector<CopyReport> second = {Own(step, 1), With(Replica(step, 0), 1)};
   Members({kFirst, kSecond});
@@ -415,7 +415,7 @@ TEST_F(LeaderTest, AStepThatIsListedAgainIsToldWhenThatListIsAcknowledged) {
 // A member marks what the leader has compared. A copy that is sealed behind the list is marked when the leader has
 // heard of it.
 TEST_F(LeaderTest, AMemberIsToldWhichOfItsCopiesWereJudged) {
-  const StepId step{kLife, 7};
+  const StepId step{kCurrent, 7};
   const std::vector<CopyReport> own = {Own(step, 0), Replica(step, 1)};
   Members({kFirst, kSecond});
   Tell(kFirst, own);
@@ -433,7 +433,7 @@ TEST_F(LeaderTest, AMemberIsToldWhichOfItsCopiesWereJudged) {
 
 // What a member had in the epoch before it may have lost with the view's change.
 TEST_F(LeaderTest, InANewEpochNothingIsAnnouncedBeforeEveryMemberHasAnsweredInIt) {
-  const StepId step{kLife, 7};
+  const StepId step{kCurrent, 7};
   Members({kFirst, kSecond});
   Tell(kFirst, {Own(step, 0), Replica(step, 1)});
   Tell(kSecond, {Own(step, 1), Replica(step, 0)});
@@ -450,21 +450,21 @@ TEST_F(LeaderTest, InANewEpochNothingIsAnnouncedBeforeEveryMemberHasAnsweredInIt
 
 // 16,384 members are told what has changed, not that something was said.
 TEST_F(LeaderTest, WhatDecidesNothingIsNotAnnounced) {
-  const StepId step{kLife, 7};
+  const StepId step{kCurrent, 7};
   Members({kFirst, kSecond});
   Tell(kFirst, {Own(step, 0)});
   Tell(kSecond, {});
   for (const NodeId node : {kFirst, kSecond}) Send(node, LeaderStateAck{Told(node).sequence});
   announced_.clear();
   Tell(kFirst, {Own(step, 0)}, {Open(0)});
-  Tell(kFirst, {Own(step, 0), Own({kLife, 8}, 0)}, {Open(0)});
+  Tell(kFirst, {Own(step, 0), Own({kCurrent, 8}, 0)}, {Open(0)});
   PassTime(2'000'000);
   EXPECT_THAT(announced_, IsEmpty());
 }
 
 // The owner's report and the holder's are two messages: either may come first.
 TEST_F(LeaderTest, AHoldersCopyThatIsReportedFirstIsNoOrphan) {
-  const StepId step{kLife, 7};
+  const StepId step{kCurrent, 7};
   Members({kFirst, kSecond, kSecond + 1});
   Tell(kFirst, {Replica(step, 1)}, {Open(0)});
   Tell(kSecond + 1, {});
@@ -483,8 +483,8 @@ TEST_F(LeaderTest, AHoldersCopyThatIsReportedFirstIsNoOrphan) {
 // The target of the first orders has no room, and nobody tells the leader. The source carries out two orders at a time:
 // they must not be the same two for ever.
 TEST_F(LeaderTest, OrdersThatComeToNothingMakeWayForOthersAndGoElsewhere) {
-  const StepId older{kLife, 7};
-  const StepId newer{kLife, 8};
+  const StepId older{kCurrent, 7};
+  const StepId newer{kCurrent, 8};
   Members({kFirst, kSecond, kSecond + 1, kSecond + 2});
   for (const NodeId node : {kSecond, kSecond + 1, kSecond + 2}) Tell(node, {});
   Tell(kFirst, {Marked(Own(older, 0)), Marked(Own(older, 1)), Marked(Own(newer, 0)), Marked(Own(newer, 1))});

@@ -164,7 +164,7 @@ class LedEngine : public LoneEngine {
   static constexpr Incarnation kOld = NextIncarnation(0, 3);
   static constexpr Incarnation kNew = NextIncarnation(kOld, 6);
 
-  // A replica of the old life fills half of the arena.
+  // A replica of the old incarnation fills half of the arena.
   LedEngine() {
     ShardMeta meta;
     meta.id = {kOld, 1, 0};
@@ -183,10 +183,10 @@ class LedEngine : public LoneEngine {
   void Hear(Kind kind, std::string payload) {
     engine_->OnMessage(3, 2, Encode(Envelope{engine_->view().epoch, 2, 1, kind, std::move(payload)}));
   }
-  void HearState(uint64_t sequence, Incarnation life, bool evictable = true) {
+  void HearState(uint64_t sequence, Incarnation incarnation, bool evictable = true) {
     LeaderState state;
     state.sequence = sequence;
-    state.life.incarnation = life;
+    state.incarnation.number = incarnation;
     if (evictable) state.evictable = {{{kOld, 1}}};
     Hear(Kind::kLeaderState, Encode(state));
   }
@@ -228,18 +228,18 @@ TEST_F(LedEngine, BelievesNoLeaderWithoutALease) {
 }
 
 // It could not lead with it itself.
-TEST_F(LedEngine, BelievesNoLifeThatCannotBe) {
+TEST_F(LedEngine, BelievesNoIncarnationThatCannotBe) {
   LeaderState state;
   state.sequence = 1;
-  state.life.incarnation = state.life.pinned_by = kNew;
-  state.life.pin = {kNew, 1};
+  state.incarnation.number = state.incarnation.pinned_by = kNew;
+  state.incarnation.pin = {kNew, 1};
   Hear(Kind::kLeaderState, Encode(state));
   EXPECT_EQ(engine_->incarnation(), 0u);
   engine_->OnSessionOpened(3, 1);
   engine_->OnHello(3, 1, 1, HelloInput{0, 1, 77, "", 1'000'000, 0});
   JoinReply joined;
-  joined.life = state.life;
-  joined.life.world_size = 1;
+  joined.incarnation = state.incarnation;
+  joined.incarnation.world_size = 1;
   Hear(Kind::kReply, Encode(Reply{1, Code::kOk, "", Encode(joined)}));
   EXPECT_EQ(engine_->incarnation(), 0u);
 }
@@ -255,14 +255,14 @@ TEST_F(LedEngine, BelievesNoIncarnationBeyondTheLimit) {
   EXPECT_EQ(engine_->incarnation(), kIncarnationMax - 1);
 }
 
-// The life has begun, and what the leader keeps for it is still on its way.
-TEST_F(LedEngine, EvictsNothingOnTheWordOfAFormerLife) {
+// The incarnation has begun, and what the leader keeps for it is still on its way.
+TEST_F(LedEngine, EvictsNothingOnTheWordOfAFormerIncarnation) {
   HearState(1, kOld);
   engine_->OnSessionOpened(3, 1);
   engine_->OnHello(3, 1, 1, HelloInput{0, 1, 77, "", 1'000'000, 0});
   JoinReply joined;
-  joined.life.incarnation = kNew;
-  joined.life.world_size = 1;
+  joined.incarnation.number = kNew;
+  joined.incarnation.world_size = 1;
   Hear(Kind::kReply, Encode(Reply{1, Code::kOk, "", Encode(joined)}));
   ASSERT_EQ(engine_->incarnation(), kNew);
   EXPECT_FALSE(GrantsAReplicaOfTenChunks());

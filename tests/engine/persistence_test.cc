@@ -24,7 +24,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
-constexpr Incarnation kLife = 5;
+constexpr Incarnation kCurrent = 5;
 constexpr uint32_t kWorld = 2;
 
 // Nodes 1 (the leader) to 3; rank r is saved on node 2 + r, and copied to the other of these two.
@@ -37,16 +37,16 @@ class PersistenceTest : public ::testing::Test {
         context_(Config(), store_.get()),
         works_(&context_),
         hold_(&works_),
-        stored_(&context_, &works_, &life_),
+        stored_(&context_, &works_, &incarnation_),
         policy_(&context_),
         persistence_(
             &context_, &works_, &hold_, &table_, &stored_, &policy_,
             [] {
-              return std::vector<StepId>{{kLife, 1}};
+              return std::vector<StepId>{{kCurrent, 1}};
             },
             [this] { return keep_; }) {
     SetLogSink([](LogLevel, std::string_view) {}, LogLevel::kOff);
-    life_.incarnation = kLife;
+    incarnation_.number = kCurrent;
     settings_.nodes = 3;
     settings_.storage = "somewhere";
     settings_.persist_every = 10;
@@ -88,7 +88,7 @@ class PersistenceTest : public ::testing::Test {
       std::vector<CopyReport> added;
       for (Rank rank = 0; rank < kWorld; ++rank) {
         CopyReport copy;
-        copy.id = {kLife, step, rank};
+        copy.id = {kCurrent, step, rank};
         copy.world_size = kWorld;
         copy.replicas = 1;
         copy.stream_bytes = 100;
@@ -99,9 +99,9 @@ class PersistenceTest : public ::testing::Test {
       table_.Replace(node, {}, added);
       held_[node].insert(held_[node].end(), added.begin(), added.end());
     }
-    told_.insert({kLife, step});
+    told_.insert({kCurrent, step});
     persistence_.SetKept(told_);
-    persistence_.Judge(told_, life_);
+    persistence_.Judge(told_, incarnation_);
   }
   // The driver is asked for the hold, and says this; null: nothing yet.
   void AnswerHolds() {
@@ -174,7 +174,7 @@ class PersistenceTest : public ::testing::Test {
   }
   std::string Why(Step step) const {
     for (const NotPersisted& note : persistence_.not_persisted())
-      if (note.step.id == StepId{kLife, step}) return note.why;
+      if (note.step.id == StepId{kCurrent, step}) return note.why;
     return "";
   }
 
@@ -189,7 +189,7 @@ class PersistenceTest : public ::testing::Test {
   Result<uint64_t> keep_ = uint64_t{0};  // that ranks have said
   Persistence persistence_;
   JobSettings settings_;
-  Life life_;
+  IncarnationState incarnation_;
   Epoch epoch_ = 0;
   std::map<NodeId, std::vector<CopyReport>> held_;
   std::set<StepId> told_;
@@ -220,16 +220,16 @@ TEST_F(PersistenceTest, AStepIsNamedThenWrittenByItsOwnersThenGetsItsManifest) {
   EXPECT_EQ(holds_, holds + 1) << "asked again before the manifest";
   const auto* manifest = std::get_if<WriteManifest>(&work.work);
   ASSERT_NE(manifest, nullptr);
-  EXPECT_EQ(manifest->step->id, (StepId{kLife, 10}));
+  EXPECT_EQ(manifest->step->id, (StepId{kCurrent, 10}));
   EXPECT_THAT(manifest->step->ranks, SizeIs(kWorld));
-  EXPECT_FALSE(stored_.Has({kLife, 10}));
+  EXPECT_FALSE(stored_.Has({kCurrent, 10}));
   works_.OnDone(work.tag, OkStatus(), {});
-  EXPECT_TRUE(stored_.Has({kLife, 10}));
+  EXPECT_TRUE(stored_.Has({kCurrent, 10}));
   EXPECT_THAT(Persisting(), IsEmpty());
 }
 
 TEST_F(PersistenceTest, WhatNoRuleKeepsIsDeletedAfterAStepWasPersistedAndNothingThatIsRead) {
-  Listed({{kLife, 1}, {kLife, 2}});
+  Listed({{kCurrent, 1}, {kCurrent, 2}});
   Commit(10);
   AnswerAll();
   AnswerAll();
@@ -237,18 +237,18 @@ TEST_F(PersistenceTest, WhatNoRuleKeepsIsDeletedAfterAStepWasPersistedAndNothing
   const StartStorage work = TakeWork();
   const auto* prune = std::get_if<PruneStored>(&work.work);
   ASSERT_NE(prune, nullptr);
-  EXPECT_THAT(prune->in_use, ElementsAre(StepId{kLife, 1}));
+  EXPECT_THAT(prune->in_use, ElementsAre(StepId{kCurrent, 1}));
   StorageDone done;
   StoredList gone;
-  gone.steps = {{kLife, 2}};
+  gone.steps = {{kCurrent, 2}};
   done.result = gone;
   works_.OnDone(work.tag, OkStatus(), done);
-  EXPECT_FALSE(stored_.Has({kLife, 2}));
-  EXPECT_TRUE(stored_.Has({kLife, 1}));
+  EXPECT_FALSE(stored_.Has({kCurrent, 2}));
+  EXPECT_TRUE(stored_.Has({kCurrent, 1}));
 }
 
 TEST_F(PersistenceTest, NothingIsDeletedWhileItIsNotKnownWhatStays) {
-  Listed({{kLife, 1}});
+  Listed({{kCurrent, 1}});
   keep_ = Error(Code::kUnavailable, "a node has not told");
   Commit(10);
   AnswerAll();
@@ -274,7 +274,7 @@ TEST_F(PersistenceTest, NothingIsDeletedWhileItIsNotKnownWhatStays) {
 }
 
 TEST_F(PersistenceTest, InDoubtNothingIsDeleted) {
-  Listed({{kLife, 1}});
+  Listed({{kCurrent, 1}});
   keep_ = Error(Code::kInvalidArgument, "a flag says otherwise");
   Commit(10);
   AnswerAll();
@@ -290,10 +290,10 @@ TEST_F(PersistenceTest, RanksSayWhatIsDueWhereTheFlagDoesNot) {
   Members({1, 2, 3});
   Listed();
   Commit(9);
-  policy_.Learn({kLife - 1, 3, 0, 0, 0});
+  policy_.Learn({kCurrent - 1, 3, 0, 0, 0});
   Commit(10);
   EXPECT_THAT(Persisting(), IsEmpty()) << "of an incarnation that has ended";
-  policy_.Learn({kLife, 7, 1, 0, 0});
+  policy_.Learn({kCurrent, 7, 1, 0, 0});
   Commit(14);
   EXPECT_THAT(Persisting(), ElementsAre(14));
   settings_.persist_every = 10;
@@ -323,56 +323,56 @@ TEST_F(PersistenceTest, WhatWasPersistedBeforeDecidesWhatIsDue) {
   Commit(12);
   EXPECT_THAT(Persisting(), IsEmpty()) << "storage has not been listed";
   EXPECT_EQ(persistence_.judged(), StepId());
-  Listed({{kLife, 11}});
-  persistence_.Judge(told_, life_);
+  Listed({{kCurrent, 11}});
+  persistence_.Judge(told_, incarnation_);
   EXPECT_THAT(Persisting(), IsEmpty());
-  EXPECT_EQ(persistence_.judged(), (StepId{kLife, 12}));
+  EXPECT_EQ(persistence_.judged(), (StepId{kCurrent, 12}));
 }
 
 TEST_F(PersistenceTest, StepsOfAnotherJobAreOfferedButForThoseOfThisIncarnationAndLaterOnes) {
-  Listed({}, {{kLife - 1, 7}, {kLife, 10}, {kLife + 1, 1}});
-  EXPECT_EQ(stored_.Newest(), (StepId{kLife - 1, 7}));
-  EXPECT_TRUE(stored_.IsOfSource({kLife - 1, 7}));
-  EXPECT_FALSE(stored_.Has({kLife, 10}));
-  EXPECT_EQ(stored_.Manifest({kLife, 10}), nullptr);
-  EXPECT_EQ(stored_.incarnation_floor(), kLife + 1) << "the next incarnation is above all of them";
+  Listed({}, {{kCurrent - 1, 7}, {kCurrent, 10}, {kCurrent + 1, 1}});
+  EXPECT_EQ(stored_.Newest(), (StepId{kCurrent - 1, 7}));
+  EXPECT_TRUE(stored_.IsOfSource({kCurrent - 1, 7}));
+  EXPECT_FALSE(stored_.Has({kCurrent, 10}));
+  EXPECT_EQ(stored_.Manifest({kCurrent, 10}), nullptr);
+  EXPECT_EQ(stored_.incarnation_floor(), kCurrent + 1) << "the next incarnation is above all of them";
   Commit(10);
   EXPECT_THAT(Persisting(), ElementsAre(10)) << "the other job's step of this number is not this one";
   Finish();
-  EXPECT_TRUE(stored_.Has({kLife, 10}));
-  EXPECT_FALSE(stored_.IsOfSource({kLife, 10}));
+  EXPECT_TRUE(stored_.Has({kCurrent, 10}));
+  EXPECT_FALSE(stored_.IsOfSource({kCurrent, 10}));
 }
 
 TEST_F(PersistenceTest, AJobThatOnlyRestoresFromAnotherPersistsNothing) {
   settings_.storage = "";
   settings_.restore_from = "elsewhere";
   Members({1, 2, 3});
-  Listed({}, {{kLife - 1, 7}});
-  EXPECT_TRUE(stored_.Has({kLife - 1, 7}));
+  Listed({}, {{kCurrent - 1, 7}});
+  EXPECT_TRUE(stored_.Has({kCurrent - 1, 7}));
   Commit(10);
   EXPECT_THAT(Persisting(), IsEmpty());
   EXPECT_THAT(TakeOrders(), IsEmpty());
 }
 
 TEST_F(PersistenceTest, WhatIsWrongWithAnotherJobsStepIsRemembered) {
-  Listed({{kLife - 1, 8}}, {{kLife - 1, 7}});
-  stored_.MarkDamaged({kLife - 1, 8}, "a file is missing");
+  Listed({{kCurrent - 1, 8}}, {{kCurrent - 1, 7}});
+  stored_.MarkDamaged({kCurrent - 1, 8}, "a file is missing");
   EXPECT_EQ(stored_.source_damage(), "");
-  stored_.MarkDamaged({kLife - 1, 7}, "a newer version");
+  stored_.MarkDamaged({kCurrent - 1, 7}, "a newer version");
   EXPECT_THAT(stored_.source_damage(), HasSubstr("a newer version"));
 }
 
 TEST_F(PersistenceTest, AStepThatWasAskedForNeedNotBeDue) {
   Listed();
-  EXPECT_TRUE(persistence_.Request({kLife, 3}, life_).ok());
+  EXPECT_TRUE(persistence_.Request({kCurrent, 3}, incarnation_).ok());
   EXPECT_THAT(Persisting(), ElementsAre(3)) << "every node is told";
   EXPECT_THAT(TakeOrders(), IsEmpty()) << "it is not committed";
   Commit(3);
   EXPECT_THAT(TakeOrders(), SizeIs(2));
   Commit(4);
-  EXPECT_TRUE(persistence_.Request({kLife, 4}, life_).ok()) << "also after the commit";
+  EXPECT_TRUE(persistence_.Request({kCurrent, 4}, incarnation_).ok()) << "also after the commit";
   EXPECT_THAT(Persisting(), ElementsAre(3, 4));
-  EXPECT_EQ(persistence_.Request({kLife - 1, 4}, life_).code(), Code::kInvalidArgument);
+  EXPECT_EQ(persistence_.Request({kCurrent - 1, 4}, incarnation_).code(), Code::kInvalidArgument);
 }
 
 TEST_F(PersistenceTest, ADueStepIsOvertakenByANewerOneAndOneThatWasAskedForIsNot) {
@@ -382,7 +382,7 @@ TEST_F(PersistenceTest, ADueStepIsOvertakenByANewerOneAndOneThatWasAskedForIsNot
   Commit(30);
   EXPECT_THAT(Persisting(), ElementsAre(10, 30));
   EXPECT_THAT(Why(20), HasSubstr("overtaken by step 30"));
-  EXPECT_TRUE(persistence_.Request({kLife, 31}, life_).ok());
+  EXPECT_TRUE(persistence_.Request({kCurrent, 31}, incarnation_).ok());
   Commit(31);
   Commit(40);
   EXPECT_THAT(Persisting(), ElementsAre(10, 31));
@@ -396,7 +396,7 @@ TEST_F(PersistenceTest, WhereAWaitingStepWasReleasedTheNewestTakesItsPlace) {
   Commit(20);
   Commit(21);
   EXPECT_EQ(persistence_.pinned().size(), 1u);
-  persistence_.SetKept({{kLife, 10}, {kLife, 21}});
+  persistence_.SetKept({{kCurrent, 10}, {kCurrent, 21}});
   Finish();
   EXPECT_THAT(Persisting(), ElementsAre(21));
   EXPECT_THAT(Why(20), HasSubstr("overtaken by step 21"));
@@ -455,7 +455,7 @@ TEST_F(PersistenceTest, AManifestThatFailedIsWrittenAgainAndAnotherStepsIsNot) {
   works_.OnDone(TakeWork().tag, Error(Code::kAlreadyExists, "another"), {});
   EXPECT_THAT(Persisting(), IsEmpty());
   EXPECT_THAT(Why(10), HasSubstr("its manifest was refused: another"));
-  EXPECT_FALSE(stored_.Has({kLife, 10}));
+  EXPECT_FALSE(stored_.Has({kCurrent, 10}));
 }
 
 TEST_F(PersistenceTest, AStepWhoseCopiesAreGoneIsGivenUp) {
@@ -485,19 +485,19 @@ TEST_F(PersistenceTest, AStepThatMakesNoProgressMakesRoomForTheNext) {
 }
 
 TEST_F(PersistenceTest, WhatTheFormerLeaderHadBegunIsBegunAgain) {
-  persistence_.Learn({{{kLife, 7}}});
+  persistence_.Learn({{{kCurrent, 7}}});
   EXPECT_THAT(Persisting(), ElementsAre(7)) << "its copies stay until storage has been listed";
   Commit(7);
   Listed();
-  persistence_.Judge(told_, life_);
+  persistence_.Judge(told_, incarnation_);
   Finish();
-  EXPECT_TRUE(stored_.Has({kLife, 7}));
-  persistence_.Learn({{{kLife, 7}}});
+  EXPECT_TRUE(stored_.Has({kCurrent, 7}));
+  persistence_.Learn({{{kCurrent, 7}}});
   EXPECT_THAT(Persisting(), IsEmpty()) << "an older inventory";
 }
 
 TEST_F(PersistenceTest, AWorldOlderThanWhatStorageHasPersistsNothing) {
-  Listed({{kLife + 1, 3}});
+  Listed({{kCurrent + 1, 3}});
   Commit(10);
   EXPECT_THAT(Persisting(), IsEmpty());
   EXPECT_THAT(Why(10), HasSubstr("restart the world"));
@@ -537,13 +537,13 @@ TEST_F(PersistenceTest, StorageOfAnotherClusterIsRefusedAndAskedForByTheNextStep
   EXPECT_THAT(Persisting(), IsEmpty());
   EXPECT_THAT(Why(10), HasSubstr("node x of another cluster"));
   // Who asks for it is told, and is not kept waiting by a step that begins and ends with each question.
-  const Status asked = persistence_.Request({kLife, 10}, life_);
+  const Status asked = persistence_.Request({kCurrent, 10}, incarnation_);
   EXPECT_EQ(asked.code(), Code::kAborted);
   EXPECT_THAT(asked.message(), HasSubstr("node x of another cluster"));
   EXPECT_THAT(Persisting(), IsEmpty());
   hold_says_ = OkStatus();
   PassTime(6'000'000);
-  EXPECT_TRUE(persistence_.Request({kLife, 10}, life_).ok()) << "the other one may have gone";
+  EXPECT_TRUE(persistence_.Request({kCurrent, 10}, incarnation_).ok()) << "the other one may have gone";
   EXPECT_THAT(Persisting(), ElementsAre(10));
   Commit(20);
   EXPECT_THAT(TakeOrders(), SizeIs(2));

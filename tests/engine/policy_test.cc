@@ -19,7 +19,7 @@ class PolicyTest : public LeaderTest {
     inventory.report.id = from;
     inventory.report.keep_on_storage = keep;
     inventory.report.keep_rules = rules;
-    inventory.life = life_;
+    inventory.incarnation = incarnation_;
     Send(from, inventory);
   }
   Code Say(const PolicyQuestion& policy) { return Ask(kFirst, Question::Topic::kPolicy, Encode(policy)); }
@@ -34,9 +34,9 @@ TEST_F(PolicyTest, ARankIsToldWhenEveryNodeKnows) {
   Members({kFirst, kSecond});
   for (const NodeId node : {kFirst, kSecond}) TellFlags(node, 0, "");
   Acknowledge();
-  const PolicyQuestion policy{kLife, 1, 500, 5, false};
+  const PolicyQuestion policy{kCurrent, 1, 500, 5, false};
   EXPECT_EQ(Say(policy), Code::kDeadlineExceeded);
-  EXPECT_EQ(Told(kSecond).policy, (RankPolicy{kLife, 500, 1, 5, 1}));
+  EXPECT_EQ(Told(kSecond).policy, (RankPolicy{kCurrent, 500, 1, 5, 1}));
   Send(kFirst, LeaderStateAck{Told(kFirst).sequence});
   EXPECT_EQ(Say(policy), Code::kDeadlineExceeded);
   Send(kSecond, LeaderStateAck{Told(kSecond).sequence});
@@ -50,24 +50,24 @@ TEST_F(PolicyTest, AnyDaemonsFlagIsTheJobs) {
   TellFlags(kFirst, 0, "");
   TellFlags(kSecond, 3, "--keep-on-storage 3");
   Acknowledge();
-  EXPECT_EQ(Say({kLife, 0, 0, 5, false}), Code::kInvalidArgument);
+  EXPECT_EQ(Say({kCurrent, 0, 0, 5, false}), Code::kInvalidArgument);
   EXPECT_EQ(Why(),
             "keep_on_storage 5, this job's daemons were started with --keep-on-storage 3 (node node3)");
-  EXPECT_EQ(Say({kLife, 0, 600, 0, false}), Code::kInvalidArgument);
+  EXPECT_EQ(Say({kCurrent, 0, 600, 0, false}), Code::kInvalidArgument);
   EXPECT_EQ(Why(), "persist_every 600, this job's daemons were started with --persist-every 600s");
   // The node that leads would delete what the other one keeps.
   TellFlags(kSecond, 5, "--keep-on-storage 5 --keep-every 100");
-  EXPECT_EQ(Say({kLife, 0, 0, 5, false}), Code::kInvalidArgument);
+  EXPECT_EQ(Say({kCurrent, 0, 0, 5, false}), Code::kInvalidArgument);
   EXPECT_THAT(Why(), HasSubstr("--keep-every 100"));
   TellFlags(kSecond, 5, "--keep-on-storage 5");
-  EXPECT_NE(Say({kLife, 0, 0, 5, false}), Code::kInvalidArgument);
+  EXPECT_NE(Say({kCurrent, 0, 0, 5, false}), Code::kInvalidArgument);
 }
 
 TEST_F(PolicyTest, OfAnotherIncarnation) {
   Members({kFirst, kSecond});
   for (const NodeId node : {kFirst, kSecond}) TellFlags(node, 0, "");
-  EXPECT_EQ(Say({kLife - 1, 0, 0, 5, false}), Code::kStale);
-  EXPECT_EQ(Say({kLife + 1, 0, 0, 5, false}), Code::kUnavailable);
+  EXPECT_EQ(Say({kCurrent - 1, 0, 0, 5, false}), Code::kStale);
+  EXPECT_EQ(Say({kCurrent + 1, 0, 0, 5, false}), Code::kUnavailable);
   EXPECT_EQ(Told(kFirst).policy, RankPolicy());
 }
 
@@ -75,10 +75,10 @@ TEST_F(PolicyTest, OfAnotherIncarnation) {
 TEST_F(PolicyTest, WhatARankWasToldIsTrueIsNotRefused) {
   Members({kFirst, kSecond});
   for (const NodeId node : {kFirst, kSecond}) TellFlags(node, 0, "");
-  Say({kLife, 1, 10, 2, false});
-  EXPECT_EQ(Say({kLife, 0, 20, 5, false}), Code::kInvalidArgument);
-  Say({kLife, 0, 20, 5, true});
-  EXPECT_EQ(Told(kFirst).policy, (RankPolicy{kLife, 10, 1, 5, 0}));
+  Say({kCurrent, 1, 10, 2, false});
+  EXPECT_EQ(Say({kCurrent, 0, 20, 5, false}), Code::kInvalidArgument);
+  Say({kCurrent, 0, 20, 5, true});
+  EXPECT_EQ(Told(kFirst).policy, (RankPolicy{kCurrent, 10, 1, 5, 0}));
 }
 
 }  // namespace

@@ -17,8 +17,8 @@ constexpr Incarnation kCurrent = 2;
 class RetentionTest : public ::testing::Test {
  protected:
   RetentionTest() {
-    life_.incarnation = kCurrent;
-    life_.pinned_by = life_.incarnation;
+    incarnation_.number = kCurrent;
+    incarnation_.pinned_by = incarnation_.number;
   }
   static CopyReport Copy(const StepId& step, Rank rank, Role role, bool committed) {
     CopyReport copy;
@@ -45,13 +45,13 @@ class RetentionTest : public ::testing::Test {
   RetentionPlan Plan() {
     for (NodeId node = 1; node <= 2; ++node) table_.Replace(node, {}, held_[node - 1]);
     table_.Commit();
-    return PlanRetention({table_, life_, hopeless_, marked_, persisting_, settings_, members_, pin_told_,
-                          quarantined_, dropped_});
+    return PlanRetention({table_, incarnation_, hopeless_, marked_, persisting_, settings_, members_,
+                          pin_told_, quarantined_, dropped_});
   }
 
   std::vector<CopyReport> held_[2];
   StepTable table_;
-  Life life_;
+  IncarnationState incarnation_;
   std::set<StepId> hopeless_;
   std::set<StepId> marked_;
   std::vector<StepKey> persisting_;
@@ -101,7 +101,7 @@ TEST_F(RetentionTest, ACommittedStepThatIsBeingPersistedIsKept) {
 
 TEST_F(RetentionTest, ThePinStaysUntilItsIncarnationHasCommitted) {
   settings_.keep_steps = 1;
-  life_.pin = {kFormer, 5};
+  incarnation_.pin = {kFormer, 5};
   OneCopyEach({kFormer, 5});
   OneCopyEach({kCurrent, 6});
   EXPECT_TRUE(Plan().keep.contains({kFormer, 5}));
@@ -120,16 +120,17 @@ TEST_F(RetentionTest, AFormerStepIsEvictableOnceTheIncarnationHasChosenUnlessItI
   OneCopyEach({kFormer, 5});
   OneCopyEach({kFormer, 6});
   held_[1].push_back(Copy({kFormer, 5}, 0, Role::kReplica, true));
-  life_.pinned_by = 0;
+  incarnation_.pinned_by = 0;
   EXPECT_THAT(Plan().evictable, IsEmpty());
-  life_.pinned_by = life_.incarnation;
+  incarnation_.pinned_by = incarnation_.number;
   pin_told_ = false;
-  EXPECT_THAT(PlanRetention({table_, life_, hopeless_, marked_, persisting_, settings_, members_, pin_told_})
-                  .evictable,
-              IsEmpty());
+  EXPECT_THAT(
+      PlanRetention({table_, incarnation_, hopeless_, marked_, persisting_, settings_, members_, pin_told_})
+          .evictable,
+      IsEmpty());
   pin_told_ = true;
   const RetentionPlan plan =
-      PlanRetention({table_, life_, hopeless_, marked_, persisting_, settings_, members_, pin_told_});
+      PlanRetention({table_, incarnation_, hopeless_, marked_, persisting_, settings_, members_, pin_told_});
   EXPECT_THAT(plan.evictable, ElementsAre(StepId{kFormer, 4}));
   EXPECT_THAT(plan.keep, ElementsAre(StepId{kFormer, 5}, StepId{kFormer, 6}));
 }
@@ -149,7 +150,8 @@ TEST_F(RetentionTest, AStepThatARankHasPassedIsDeadUnlessItIsCommitted) {
   CopyReport marked = Copy({kCurrent, 5}, 1, Role::kReplica, true);
   table_.Replace(3, {}, {marked});
   EXPECT_THAT(
-      PlanRetention({table_, life_, hopeless_, marked_, persisting_, settings_, members_, pin_told_}).dead,
+      PlanRetention({table_, incarnation_, hopeless_, marked_, persisting_, settings_, members_, pin_told_})
+          .dead,
       IsEmpty());
 }
 
@@ -191,7 +193,7 @@ TEST_F(RetentionTest, ADroppedStepStaysWhileItIsPersistedOrRestoredFrom) {
   const std::vector<StepId> steps = {{kFormer, 1}, {kFormer, 2}, {kFormer, 3}};
   for (const StepId& step : steps) Whole(step);
   dropped_ = {steps[0], steps[1]};
-  life_.pin = steps[0];
+  incarnation_.pin = steps[0];
   persisting_ = {{steps[1]}};
   EXPECT_EQ(Plan().keep, std::set<StepId>(steps.begin(), steps.end()));
 }

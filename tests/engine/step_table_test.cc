@@ -215,7 +215,9 @@ TEST(StepTable, AShardOfAnotherWorldSizeIsNotMixedIn) {
   EXPECT_EQ(table.Find(kStep)->ranks.size(), 2u);
 }
 
-TEST(StepTable, StepsOfALaterLifeAreNewerWhateverTheirNumber) { EXPECT_LT((StepId{1, 100}), (StepId{2, 3})); }
+TEST(StepTable, StepsOfALaterIncarnationAreNewerWhateverTheirNumber) {
+  EXPECT_LT((StepId{1, 100}), (StepId{2, 3}));
+}
 
 }  // namespace
 }  // namespace ropeteam::engine

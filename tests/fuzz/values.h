@@ -31,7 +31,7 @@
 
 namespace ropeteam::fuzz {
 
-inline constexpr uint64_t kIncarnations = uint64_t{1} << kLifeNumberBits;  // of epoch 1
+inline constexpr uint64_t kIncarnations = uint64_t{1} << kIncarnationNumberBits;  // of epoch 1
 
 class FromBytes {
  public:

@@ -124,7 +124,7 @@ TEST(ControlPlane, DropsWhatIsForAnotherInstance) {
   Inbox inbox;
   const auto a = Plane(1, inbox.Receiver());
   const auto b = Plane(2, inbox.Receiver());
-  // The address is b's, the id that of its former life.
+  // The address is b's, the id that of its former run.
   a->SetMembers({At(99, b->port()), At(2, b->port())});
   a->Send(99, "for the dead");
   a->Send(2, "for the living");

@@ -293,7 +293,7 @@ TEST_F(GpuDirect, ARankThatDiesWithPutsInFlightLeavesItsMemoryToThemAndNothingEl
   EXPECT_EQ(hosts_[0]->device().puts(), puts);  // none was begun for the dead
   fake_cuda_hold_copies(0);
   save.reset();
-  // The next life of the world finds everything as it should be.
+  // The next incarnation of the world finds everything as it should be.
   for (uint32_t rank = 0; rank < 2; ++rank) handles_[rank].reset();
   for (uint32_t rank = 0; rank < 2; ++rank) handles_[rank] = Open(rank);
   Save(1, device, bytes.size(), puts + kChunks);

@@ -27,7 +27,7 @@ TEST_F(LocalServerTest, ARankSaysHelloSavesAndIsForgottenWithItsUncommittedSave)
   ASSERT_EQ(hello.type, Type::kHelloReply);
   local::HelloReply reply;
   ASSERT_TRUE(Decode(hello.payload, reply));
-  EXPECT_EQ(LifeNumber(reply.incarnation), 1u);
+  EXPECT_EQ(IncarnationNumber(reply.incarnation), 1u);
   EXPECT_EQ(reply.job, "job");
 
   const uint64_t free_before = store_->chunks_free();
@@ -117,7 +117,7 @@ TEST_F(LocalServerTest, BadValuesAreAnsweredInWords) {
   const UniqueFd client = Connect();
   local::Hello hello;
   hello.world_size = 1;
-  hello.life = std::string(local::kLifeBytesMax + 1, 'x');
+  hello.incarnation_token = std::string(local::kIncarnationTokenBytesMax + 1, 'x');
   Send(client, Type::kHello, 1, Encode(hello));
   EXPECT_THAT(ReceiveReply(client).message, HasSubstr("limit 255"));
   Send(client, Type::kHello, 2, RankHello(/*rank=*/5, /*world=*/2));

@@ -34,7 +34,7 @@ def fake(fake_path, monkeypatch):
     monkeypatch.setenv("ROPETEAM_LIBRARY", str(fake_path))
     monkeypatch.setattr(_native, "_loaded", None)
     controls = ctypes.CDLL(str(fake_path))
-    controls.fake_life.restype = ctypes.c_char_p
+    controls.fake_token.restype = ctypes.c_char_p
     controls.fake_socket.restype = ctypes.c_char_p
     controls.fake_timeout.restype = ctypes.c_int64
     controls.fake_begun_agreement.restype = ctypes.c_uint64

@@ -35,7 +35,7 @@ struct ropeteam_handle {
 static __thread char last_error[256];
 static struct ropeteam_save* shards[kShards];
 static int shard_count, handles, fail_status, begun_bytes, begun_objects;
-static char fail_call[32], open_life[256], open_socket[256];
+static char fail_call[32], open_token[256], open_socket[256];
 static int64_t open_timeout;
 static int cuda_calls, partial_views;
 static uint64_t begun_agreement;
@@ -51,7 +51,7 @@ ROPETEAM_EXPORT int fake_handles(void) { return handles; }
 ROPETEAM_EXPORT int fake_begun_bytes(void) { return begun_bytes; }
 ROPETEAM_EXPORT int fake_begun_objects(void) { return begun_objects; }
 ROPETEAM_EXPORT uint64_t fake_begun_agreement(void) { return begun_agreement; }
-ROPETEAM_EXPORT const char* fake_life(void) { return open_life; }
+ROPETEAM_EXPORT const char* fake_token(void) { return open_token; }
 ROPETEAM_EXPORT const char* fake_socket(void) { return open_socket; }
 ROPETEAM_EXPORT int64_t fake_timeout(void) { return open_timeout; }
 
@@ -82,7 +82,7 @@ ropeteam_status_t ropeteam_open(const ropeteam_open_options_t* options, ropeteam
   *handle = calloc(1, sizeof **handle);
   (*handle)->rank = options->rank == ROPETEAM_RANK_FROM_ENV ? 7 : options->rank;
   (*handle)->world_size = options->world_size == 0 ? 8 : options->world_size;
-  snprintf(open_life, sizeof open_life, "%s", options->life ? options->life : "");
+  snprintf(open_token, sizeof open_token, "%s", options->incarnation_token ? options->incarnation_token : "");
   snprintf(open_socket, sizeof open_socket, "%s", options->socket ? options->socket : "");
   open_timeout = options->timeout_ms;
   handles++;

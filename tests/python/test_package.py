@@ -98,10 +98,10 @@ def test_a_library_that_is_another_is_refused(monkeypatch):
 
 
 def test_options_reach_the_library(fake):
-    with ropeteam.open("/tmp/the.sock", rank=2, world_size=5, life="l1", timeout=1.5) as client:
+    with ropeteam.open("/tmp/the.sock", rank=2, world_size=5, incarnation_token="t1", timeout=1.5) as client:
         assert client.info() == ropeteam.Info(2, 5, 3, 4096, 1 << 40)
         assert client.rank == 2
-    assert (fake.fake_socket(), fake.fake_life(), fake.fake_timeout()) == (b"/tmp/the.sock", b"l1", 1500)
+    assert (fake.fake_socket(), fake.fake_token(), fake.fake_timeout()) == (b"/tmp/the.sock", b"t1", 1500)
 
 
 def test_rank_and_world_default_to_the_library_s_reading_of_the_environment(fake):
@@ -119,7 +119,7 @@ def test_rank_and_world_default_to_the_library_s_reading_of_the_environment(fake
         {"world_size": 0},
         {"timeout": -1},
         {"timeout": float("nan")},
-        {"life": "a\0b"},
+        {"incarnation_token": "a\0b"},
     ],
 )
 def test_options_that_c_would_cut_off_are_refused(fake, options):

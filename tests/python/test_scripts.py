@@ -126,8 +126,8 @@ def test_what_was_skipped_here_and_ran_there_is_counted_where_it_ran(tmp_path):
 LOSSES = {1: 4.5, 2: 4.25, 3: 4.0, 4: 3.5}
 
 
-def write_run(directory, kill_at, resumed_from=2, losses=LOSSES, first_life=3):
-    """Two ranks: steps 1 to `first_life`, a kill, and the rest again from `resumed_from` on."""
+def write_run(directory, kill_at, resumed_from=2, losses=LOSSES, first_run=3):
+    """Two ranks: steps 1 to `first_run`, a kill, and the rest again from `resumed_from` on."""
     directory.mkdir()
     for rank in range(2):
         events, lines = [], []
@@ -138,7 +138,7 @@ def write_run(directory, kill_at, resumed_from=2, losses=LOSSES, first_life=3):
             events.append({"t": at, "event": "saved", "step": number, "ms": 1.0})
             events.append({"t": at, "event": "replicated", "step": number, "ms": 2.0})
 
-        for number in range(1, first_life + 1):
+        for number in range(1, first_run + 1):
             step(number, kill_at - 1 + number / 10)
         if kill_at < 1e9:
             events.append({"t": kill_at + 2, "event": "loaded", "step": resumed_from, "ms": 33.0})
@@ -151,7 +151,7 @@ def write_run(directory, kill_at, resumed_from=2, losses=LOSSES, first_life=3):
 @pytest.fixture
 def judged(tmp_path):
     def judge(**run):
-        write_run(tmp_path / "reference", 2e9, first_life=4)
+        write_run(tmp_path / "reference", 2e9, first_run=4)
         write_run(tmp_path / "run", 100.0, **run)
         kill = demo_report.Kill(1, 100.0, 3, {0: 100.9}, 101.0)
         report = demo_report.make_report(tmp_path / "run", tmp_path / "reference", 2, 4, kill)
@@ -189,8 +189,8 @@ def test_a_death_seen_late_fails(judged):
 
 
 def test_steps_that_are_missing_are_differences(tmp_path):
-    write_run(tmp_path / "reference", 2e9, first_life=4)
-    write_run(tmp_path / "run", 2e9, first_life=3)
+    write_run(tmp_path / "reference", 2e9, first_run=4)
+    write_run(tmp_path / "run", 2e9, first_run=3)
     found = demo_report.compare_losses(tmp_path / "reference", tmp_path / "run", 2, 4)
     assert found == ["rank 0: the run has no step 4", "rank 1: the run has no step 4"]
 
@@ -203,7 +203,7 @@ def judged_from_storage(tmp_path):
     """Steps 1 to 3, every node killed at 100.0, step 2 the newest on storage."""
 
     def judge(newest=2, **run):
-        write_run(tmp_path / "reference", 2e9, first_life=4)
+        write_run(tmp_path / "reference", 2e9, first_run=4)
         write_run(tmp_path / "run", 100.0, **run)
         persists = [
             demo_report.Persist(1, 1, 99.1, 99.2),
@@ -312,7 +312,7 @@ def test_a_bucket_that_does_not_start_is_an_error(tmp_path):
 
 def test_the_plot_is_drawn(tmp_path):
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    write_run(tmp_path / "reference", 2e9, first_life=4)
+    write_run(tmp_path / "reference", 2e9, first_run=4)
     write_run(tmp_path / "run", 100.0)
     kill = demo_report.Kill(1, 100.0, 3, {0: 100.9}, 101.0)
     demo_report.plot(tmp_path / "t.png", tmp_path / "run", tmp_path / "reference", 2, kill)

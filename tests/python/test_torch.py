@@ -236,17 +236,17 @@ def test_open_distributed_needs_a_process_group(fake):
         rt.open_distributed()
 
 
-def test_open_distributed_gives_every_world_another_life(fake, tmp_path):
+def test_open_distributed_gives_every_world_another_token(fake, tmp_path):
     import torch.distributed as dist
 
-    lives = []
+    tokens = []
     for world in range(2):
         store = dist.FileStore(str(tmp_path / f"store{world}"), 1)
         dist.init_process_group("gloo", store=store, rank=0, world_size=1)
         try:
             with rt.open_distributed() as client:
                 assert (client.rank, client.info().world_size) == (0, 1)
-            lives.append(fake.fake_life())
+            tokens.append(fake.fake_token())
         finally:
             dist.destroy_process_group()
-    assert len(set(lives)) == 2 and all(len(life) == 32 for life in lives)
+    assert len(set(tokens)) == 2 and all(len(token) == 32 for token in tokens)

@@ -245,17 +245,17 @@ void Checker::OnDropped(const Host& host, const ShardId& id, Role role) {
   to_judge_.emplace_back(id, role);
 }
 
-bool Checker::Remembered(const Host& host, const Life& life) const {
+bool Checker::Remembered(const Host& host, const RestoreRecord& restore) const {
   return std::any_of(host.view.members.begin(), host.view.members.end(),
-                     [&](const Member& member) { return life.told.contains(member.id); });
+                     [&](const Member& member) { return restore.told.contains(member.id); });
 }
 
 void Checker::NoteTold(const Host& host) {
-  if (lives_.empty()) return;
-  auto& [incarnation, life] = *lives_.rbegin();
-  if (life.answered && !life.told.contains(host.id) && host.engine->incarnation() == incarnation &&
-      Remembered(host, life))
-    life.told.insert(host.id);
+  if (restores_.empty()) return;
+  auto& [incarnation, restore] = *restores_.rbegin();
+  if (restore.answered && !restore.told.contains(host.id) && host.engine->incarnation() == incarnation &&
+      Remembered(host, restore))
+    restore.told.insert(host.id);
 }
 
 void Checker::JudgeDrops(const Host& host) {
@@ -274,8 +274,8 @@ void Checker::JudgeDrop(const Host& host, const ShardId& id, Role role) {
     // Once a later incarnation has been told what it restores, what was not committed before never is. The answer may
     // still be on its way to the rank; then what was chosen is newer.
     bool barred = false;
-    if (!lives_.empty() && lives_.rbegin()->first > step.incarnation) {
-      const Life& newest = lives_.rbegin()->second;
+    if (!restores_.empty() && restores_.rbegin()->first > step.incarnation) {
+      const RestoreRecord& newest = restores_.rbegin()->second;
       barred = newest.answered || (!newest.chosen.empty() && step < *newest.chosen.rbegin());
     }
     const bool dropped = drops_asked_.contains(step) && !committed_.empty();
@@ -286,8 +286,8 @@ void Checker::JudgeDrop(const Host& host, const ShardId& id, Role role) {
           host.index, RoleName(role), id.ToString().c_str());
   }
   bool pinned = false;
-  if (!lives_.empty()) {
-    const Life& newest = lives_.rbegin()->second;
+  if (!restores_.empty()) {
+    const RestoreRecord& newest = restores_.rbegin()->second;
     pinned = newest.answered && !newest.completed && newest.answer == step && Remembered(host, newest);
   }
   if (broken || !(pinned || Committed(step)) || (pinned ? RetiredByNewer(step) : Retired(step))) return;
@@ -480,7 +480,7 @@ bool Checker::Dead(const StepId& step) const {
 
 bool Checker::Superseded(const StepId& step) const {
   return (!committed_.empty() && committed_.rbegin()->first > step) ||
-         (!lives_.empty() && lives_.rbegin()->first > step.incarnation) || Dead(step) ||
+         (!restores_.empty() && restores_.rbegin()->first > step.incarnation) || Dead(step) ||
          drops_asked_.contains(step);
 }
 
@@ -772,15 +772,16 @@ void Checker::OnEvent(const Host& host, const LevelEvent& event) {
   if (never_committed_.contains(step))
     Fail("host %zu said COMMITTED of %s, which was dropped before", host.index, step.ToString().c_str());
   // What the ranks of the newest incarnation were told to restore is older: to them this step is lost.
-  if (!lives_.empty()) {
-    const auto& [newest, life] = *lives_.rbegin();
-    if (newest > step.incarnation && life.answered && life.answer < step && Remembered(host, life))
+  if (!restores_.empty()) {
+    const auto& [newest, restore] = *restores_.rbegin();
+    if (newest > step.incarnation && restore.answered && restore.answer < step && Remembered(host, restore))
       Fail("host %zu said COMMITTED of %s, but incarnation %llu has restored %s", host.index,
-           step.ToString().c_str(), static_cast<unsigned long long>(newest), life.answer.ToString().c_str());
+           step.ToString().c_str(), static_cast<unsigned long long>(newest),
+           restore.answer.ToString().c_str());
   }
   committed_[step] = scheduler_.now();
   promise_dirty_ = true;
-  lives_[step.incarnation].completed = true;
+  restores_[step.incarnation].completed = true;
 }
 
 // ---- at rest

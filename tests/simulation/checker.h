@@ -172,7 +172,7 @@ class Checker {
   // Whether this chunk is right on another running daemon as well.
   bool HasAnother(const Host& host, const ShardId& shard, uint32_t chunk) const;
   bool Flipped(const StepId& step) const;  // a bit of it was ever flipped
-  // A later life has saved a step of the same number: people, who name steps by numbers, cannot ask for this one.
+  // A later incarnation has saved a step of the same number: people, who name steps by numbers, cannot ask for this one.
   bool Shadowed(const StepId& step) const;
   // The chunks of a host add up: free, sealed, and nothing else. For a cluster at rest.
   void CheckNoLeak(const Host& host);
@@ -217,7 +217,7 @@ class Checker {
     std::map<size_t, Variant> candidates;
     std::vector<Variant> superseded;  // what the rank saved elsewhere before
   };
-  struct Life {
+  struct RestoreRecord {
     TimeUs asked_at = 0;  // the first `latest` of a rank of it
     Epoch asked_in = 0;
     StepId floor;
@@ -236,9 +236,9 @@ class Checker {
     std::vector<Extent> extents;
   };
 
-  // A life that no daemon of the view remembers but by its number restores nothing any more
+  // An incarnation that no daemon of the view remembers but by its number restores nothing any more
   // (docs/recovery.md).
-  bool Remembered(const Host& host, const Life& life) const;
+  bool Remembered(const Host& host, const RestoreRecord& restore) const;
   void NoteTold(const Host& host);
 
   Place PlaceOf(const Host& host) const { return {host.index, host.memory_generation}; }
@@ -271,7 +271,7 @@ class Checker {
   bool KnownInViewOf(const Host& host, const StepId& step) const;
   // Whether this host's daemon has heard that a newer step is.
   bool SaidToBeCommittedBeyond(const Host& host, const StepId& step) const;
-  // Nobody needs it any more: dead, of a former life, or older than what is committed.
+  // Nobody needs it any more: dead, of a former incarnation, or older than what is committed.
   bool Superseded(const StepId& step) const;
   const Shard* Find(const ShardId& id) const;
   uint32_t WorldOf(const StepId& step) const;
@@ -321,7 +321,7 @@ class Checker {
   };
   std::map<Incarnation, Policy> policies_;
   std::set<StepId> offered_;  // ever the answer of `latest`
-  std::map<Incarnation, Life> lives_;
+  std::map<Incarnation, RestoreRecord> restores_;
   std::map<std::pair<Incarnation, Rank>, Step> begun_;  // the highest step that the rank has begun to save
   std::map<size_t, std::map<uint32_t, std::pair<SessionId, SaveId>>> grants_;  // by host and chunk
   std::map<std::pair<SessionId, ViewId>, ViewHeld> views_;

@@ -18,8 +18,8 @@ constexpr TimeUs kNewsUs = 5 * kSecond;  // see checker.cc
 
 void Checker::OnAdmitted(const Session& session, Incarnation incarnation,
                          const std::map<SessionId, Session>& others) {
-  if (incarnation == 0) return Fail("rank %u was admitted to no life", session.rank);
-  if (!options_.job.life_tokens) return;  // then only what is saved can tell: see CheckCommitted()
+  if (incarnation == 0) return Fail("rank %u was admitted to no incarnation", session.rank);
+  if (!options_.job.incarnation_tokens) return;  // then only what is saved can tell: see CheckCommitted()
   for (const auto& [id, other] : others)
     if (other.open_at_engine && other.incarnation == incarnation && other.launch != session.launch)
       return Fail("rank %u of launch %" PRIu64 " and rank %u of launch %" PRIu64
@@ -34,7 +34,7 @@ void Checker::OnAdmitted(const Session& session, Incarnation incarnation,
   }
 }
 
-// As of a number: of this life, and of those before.
+// As of a number: of this incarnation, and of those before.
 void Checker::OnDropInput(const Session& session, Step step) {
   const ShardId own{session.incarnation, step, session.rank};
   drops_asked_.insert(StepOf(own));
@@ -46,7 +46,7 @@ void Checker::OnDropInput(const Session& session, Step step) {
 void Checker::OnStepDropped(const Host& host, const Session& session, Step step) {
   ++statistics_.dropped;
   const StepId id{session.incarnation, step};
-  // Otherwise a step of a former life was meant. Two coordinators may give two views the same epoch.
+  // Otherwise a step of a former incarnation was meant. Two coordinators may give two views the same epoch.
   if (!drops_of_saved_.contains(id) || options_.faults.two_coordinators_max_us != 0) return;
   for (const auto& other : hosts_) {
     // In another view it hears another leader, or none yet.
@@ -62,12 +62,12 @@ void Checker::OnStepDropped(const Host& host, const Session& session, Step step)
 
 void Checker::OnLatestInput(const Host& host, const Session& session) {
   if (session.incarnation == 0) return;
-  Life& life = lives_[session.incarnation];
-  if (life.asked_at != 0) return;
-  life.asked_at = scheduler_.now();
-  life.asked_in = host.view.epoch;
-  life.floor = FloorOf(host);
-  life.stored_floor = NewestPersisted();
+  RestoreRecord& restore = restores_[session.incarnation];
+  if (restore.asked_at != 0) return;
+  restore.asked_at = scheduler_.now();
+  restore.asked_in = host.view.epoch;
+  restore.floor = FloorOf(host);
+  restore.stored_floor = NewestPersisted();
 }
 
 void Checker::OnLatestAnswer(const Host& host, const Session& session, const StepId& step,
@@ -94,27 +94,28 @@ void Checker::OnLatestAnswer(const Host& host, const Session& session, const Ste
     if (!there && !storage_.Has(step)) return Fail("latest %s cannot be produced", step.ToString().c_str());
   }
   if (session.incarnation == 0) return;  // a person's
-  Life& life = lives_[session.incarnation];
-  if (life.answered && !life.completed && step != life.answer) {
+  RestoreRecord& restore = restores_[session.incarnation];
+  if (restore.answered && !restore.completed && step != restore.answer) {
     return Fail("latest is %s for rank %u, and was %s for another of incarnation %" PRIu64,
-                step.ToString().c_str(), session.rank, life.answer.ToString().c_str(), session.incarnation);
+                step.ToString().c_str(), session.rank, restore.answer.ToString().c_str(),
+                session.incarnation);
   }
-  if (!life.answered && life.asked_in == host.view.epoch && step < life.floor &&
-      ProducibleOnMembers(life.floor, host))
+  if (!restore.answered && restore.asked_in == host.view.epoch && step < restore.floor &&
+      ProducibleOnMembers(restore.floor, host))
     return Fail("latest is %s, but the members hold all of %s", step.ToString().c_str(),
-                life.floor.ToString().c_str());
-  if (!life.answered && step < life.stored_floor && storage_.Sound(life.stored_floor))
+                restore.floor.ToString().c_str());
+  if (!restore.answered && step < restore.stored_floor && storage_.Sound(restore.stored_floor))
     return Fail("latest is %s, but %s was said to be PERSISTED", step.ToString().c_str(),
-                life.stored_floor.ToString().c_str());
-  if (!life.answered) {
+                restore.stored_floor.ToString().c_str());
+  if (!restore.answered) {
     const StepId newer = NewestWithinThePromise(host.view);
-    if (step < newer && !life.rightly_chosen.contains(step))
+    if (step < newer && !restore.rightly_chosen.contains(step))
       return Fail(
           "latest is %s, but %s was committed, and of each of its shards at most %u copies are lost or away",
           step.ToString().c_str(), newer.ToString().c_str(), options_.replicas);
-    life.answered = true;
-    life.answer = step;
-    for (const Member& member : host.view.members) life.told.insert(member.id);
+    restore.answered = true;
+    restore.answer = step;
+    for (const Member& member : host.view.members) restore.told.insert(member.id);
   }
 }
 
@@ -128,9 +129,10 @@ StepId Checker::NewestWithinThePromise(const View& view) const {
 // The leader may have told a rank its choice without any rank having heard it. So it is judged by what was lost or away
 // when it was first announced; nodes that return later may not change it.
 void Checker::OnChosen(const Host& host, Incarnation incarnation, const StepId& pin) {
-  const auto life = lives_.find(incarnation);
-  if (life == lives_.end() || life->second.answered || !life->second.chosen.insert(pin).second) return;
-  if (!(pin < NewestWithinThePromise(host.view))) life->second.rightly_chosen.insert(pin);
+  const auto restore = restores_.find(incarnation);
+  if (restore == restores_.end() || restore->second.answered || !restore->second.chosen.insert(pin).second)
+    return;
+  if (!(pin < NewestWithinThePromise(host.view))) restore->second.rightly_chosen.insert(pin);
 }
 
 void Checker::OnViewAnswer(const Host& host, const Session& session, const Pending& request,
@@ -283,8 +285,8 @@ void Checker::OnMessage(const Host& host, bool has_lease, const SendMessage& mes
   LeaderState state;
   if (has_lease) {
     if (envelope.kind == Kind::kLeaderState &&
-        Decode(envelope.payload, state, host.engine->view().protocol()) && state.life.has_pin())
-      OnChosen(host, state.life.incarnation, state.life.pin);
+        Decode(envelope.payload, state, host.engine->view().protocol()) && state.incarnation.has_pin())
+      OnChosen(host, state.incarnation.number, state.incarnation.pin);
     return;
   }
   ReplicaSealed sealed;

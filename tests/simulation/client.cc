@@ -71,7 +71,7 @@ void Client::Hello(TimeUs timeout, StatusDone done) {
   hello.rank = identity_.rank;
   hello.world_size = identity_.world_size;
   hello.token = token_;
-  hello.life = identity_.life;
+  hello.incarnation_token = identity_.incarnation_token;
   hello.timeout_us = timeout;
   hello.incarnation = incarnation_;
   hello.policy = policy_;

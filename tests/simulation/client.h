@@ -38,7 +38,7 @@ class Client {
     uint64_t launch = 0;
     Rank rank = 0;
     uint32_t world_size = 1;
-    std::string life;
+    std::string incarnation_token;
   };
   using StatusDone = std::function<void(const Status&)>;
 

@@ -2,7 +2,7 @@
 //
 // What a rank saves: bytes that are a function of whose they are, so that bytes read back tell at once
 // whether they are the right ones. Another launch of the world writes other bytes for the same step and rank:
-// a mix of lives shows.
+// a mix of incarnations shows.
 
 #ifndef ROPETEAM_TESTS_SIMULATION_CONTENT_H_
 #define ROPETEAM_TESTS_SIMULATION_CONTENT_H_
@@ -28,7 +28,7 @@ struct Content {
   std::vector<uint32_t> crcs;  // of each chunk
 };
 
-// `launch` is the launcher's count of the world's lives, whatever incarnation the cluster makes of it. How
+// `launch` is the launcher's count of the world's restarts, whatever incarnation the cluster makes of it. How
 // large a rank's objects are depends on the rank alone (uneven shards); what is in them depends on
 // everything.
 Content MakeContent(const ContentShape& shape, uint64_t launch, Step step, Rank rank);

@@ -152,7 +152,7 @@ void DrawMoreTrouble(uint64_t seed, Options* options) {
 
 void DrawJob(Random* random, JobOptions* job) {
   job->ranks_per_node = static_cast<uint32_t>(random->Chance(70 * kPercent) ? 1 : random->Between(2, 3));
-  job->life_tokens = random->Chance(60 * kPercent);
+  job->incarnation_tokens = random->Chance(60 * kPercent);
   if (random->Chance(40 * kPercent)) job->zombie_ppm = 30 * kPercent;
   if (random->Chance(25 * kPercent)) job->reshard_ppm = 40 * kPercent;
   if (random->Chance(25 * kPercent)) job->shuffle_ppm = 40 * kPercent;
@@ -246,11 +246,11 @@ std::string Describe(const Options& options) {
   char text[512];
   std::snprintf(text, sizeof(text),
                 "nodes %u replicas %u keep %u chunks %" PRIu64
-                " ranks per node %u life tokens %d fences %d loss %u ppm "
+                " ranks per node %u incarnation tokens %d fences %d loss %u ppm "
                 "transfer failures %u ppm links lost %u ppm crashes in inputs %u ppm fault every %" PRIu64
                 " us starved %d pause %d drift %u ppm long saves %u ppm wire flips %u ppm",
                 options.nodes, options.replicas, options.keep_steps, options.chunks,
-                options.job.ranks_per_node, options.job.life_tokens, options.network.fences,
+                options.job.ranks_per_node, options.job.incarnation_tokens, options.network.fences,
                 options.network.loss_ppm, options.network.transfer_fail_ppm, options.network.link_lost_ppm,
                 options.faults.crash_in_input_ppm, options.faults.every_us, options.starved,
                 options.pause_to_heal, options.clock_drift_ppm, options.job.long_ppm,

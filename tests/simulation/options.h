@@ -99,8 +99,9 @@ struct FaultOptions {
 
 struct JobOptions {
   uint32_t ranks_per_node = 1;
-  bool life_tokens = true;   // the launcher gives each life a name
-  uint32_t zombie_ppm = 0;   // of the ranks of a life that is stopped: they go on (needs life_tokens)
+  bool incarnation_tokens = true;  // the launcher gives each incarnation a name
+  uint32_t zombie_ppm =
+      0;  // of the ranks of an incarnation that is stopped: they go on (needs incarnation_tokens)
   uint32_t reshard_ppm = 0;  // of restarts: another world size
   uint32_t shuffle_ppm = 0;  // of restarts: ranks change nodes
   uint32_t lag = 1;          // steps that a rank may be ahead of the slowest; 1 is a collective every step

@@ -13,7 +13,7 @@ constexpr TimeUs kHelloTimeoutUs = 5 * kSecond;
 constexpr TimeUs kLatestTimeoutUs = 5 * kSecond;
 constexpr TimeUs kReadTimeoutUs = 5 * kSecond;
 // Attempts at what may succeed later; then the process ends. A daemon is back within seconds; a step that
-// cannot be produced may never come back, and only another life is offered another one.
+// cannot be produced may never come back, and only another incarnation is offered another one.
 constexpr uint32_t kHelloAttemptsMax = 20;
 constexpr uint32_t kLatestAttemptsMax = 3;
 
@@ -62,7 +62,7 @@ void SimRank::SayHello(uint32_t attempt) {
                    [this, attempt] { SayHello(attempt + 1); });
     }
     const bool first = incarnation_ == 0;
-    if (!first && incarnation_ != client_.incarnation()) return End("another life began meanwhile");
+    if (!first && incarnation_ != client_.incarnation()) return End("another incarnation began meanwhile");
     incarnation_ = client_.incarnation();
     if (restored_) return NextStep();
     const bool says = cluster_.options().storage.policy && cluster_.random().Chance(kMillion / 2);
@@ -242,7 +242,7 @@ void SimRank::GoOn(const Status& status) {
   NextStep();
 }
 
-// Also the newest one, which most other ranks are still saving, and steps of former lives.
+// Also the newest one, which most other ranks are still saving, and steps of former incarnations.
 void SimRank::DropOne() {
   Random& random = cluster_.random();
   const Step step = step_ - std::min<Step>(step_ - 1, random.Below(5));
@@ -286,7 +286,7 @@ void Launcher::Restart(const char* why) {
   running_ = false;
   for (SimRank* rank : ranks_) {
     if (!rank->alive()) continue;
-    if (job_.life_tokens && cluster_.random().Chance(job_.zombie_ppm) && !cluster_.healed()) {
+    if (job_.incarnation_tokens && cluster_.random().Chance(job_.zombie_ppm) && !cluster_.healed()) {
       rank->BecomeZombie();
       continue;
     }
@@ -398,9 +398,9 @@ void Launcher::Launch() {
     identity.launch = launch_;
     identity.rank = rank;
     identity.world_size = world_size_;
-    if (job_.life_tokens) {
-      identity.life = "life";
-      identity.life += std::to_string(launch_);
+    if (job_.incarnation_tokens) {
+      identity.incarnation_token = "run-";
+      identity.incarnation_token += std::to_string(launch_);
     }
     all_.push_back(std::make_unique<SimRank>(&cluster_, this, identity));
     ranks_.push_back(all_.back().get());

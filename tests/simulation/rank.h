@@ -6,7 +6,7 @@
 // A rank: hello; latest; reads its shard of that step (or, in a world of another size, its share of all
 // shards); then, step by step: waits for the others as a collective would, computes, saves, sometimes waits
 // for a level or reads somebody's shard. When its daemon dies it connects again and goes on; when it is told
-// that its life is over, or cannot restore, it ends, and the launcher restarts the world.
+// that its incarnation is over, or cannot restore, it ends, and the launcher restarts the world.
 
 #ifndef ROPETEAM_TESTS_SIMULATION_RANK_H_
 #define ROPETEAM_TESTS_SIMULATION_RANK_H_

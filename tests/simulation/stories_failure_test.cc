@@ -38,7 +38,7 @@ TEST_F(Story, RankDiesWhileItFillsItsShard) {
 }
 
 // A node is lost after its shard was REPLICATED, before the step is committed: all ranks' shards are there,
-// so the step is latest for the next life, and its shard is read from the replica.
+// so the step is latest for the next incarnation, and its shard is read from the replica.
 TEST_F(Story, NodeDiesBetweenReplicateAndCommit) {
   StartNodes(4);
   StartWorld(1);
@@ -61,7 +61,7 @@ TEST_F(Story, NodeDiesBetweenReplicateAndCommit) {
   RestoreEverywhere(2, 2);
 }
 
-// The leader judges a step committed and is lost before anybody hears of it. The step is what the next life
+// The leader judges a step committed and is lost before anybody hears of it. The step is what the next incarnation
 // restores.
 TEST_F(Story, LeaderDiesBetweenCommitAndAnnouncement) {
   StartNodes(4);
@@ -197,7 +197,7 @@ TEST_F(Story, BitFlipsInTheReplica) {
   EXPECT_EQ(BadIn(Verify(1)), 0u);
 }
 
-// A bit flips in the same chunk of both copies: the read fails and says where it looked; the next life is
+// A bit flips in the same chunk of both copies: the read fails and says where it looked; the next incarnation is
 // offered the older step, and can read it.
 TEST_F(Story, BitFlipsInBothCopies) {
   lengths_ = {2 * 4096};
@@ -263,14 +263,14 @@ TEST_F(Story, RedundancyComesBackWithoutARestart) {
   StartWorld(1, {0, 1, 2});
   SaveEverywhere(1, 1);
   const size_t holder = HoldersBeside(0, ShardOf(1, 1, 0)).at(0);
-  const Incarnation life = RankOf(1, 0).incarnation();
+  const Incarnation incarnation = RankOf(1, 0).incarnation();
   cluster_->StopHost(holder, false);
   EXPECT_TRUE(Until([&] { return cluster_->checker().CopiesMin(StepIn(1, 1)) == 2; }));
-  EXPECT_EQ(cluster_->host(0).engine->incarnation(), life);
+  EXPECT_EQ(cluster_->host(0).engine->incarnation(), incarnation);
 }
 
 // Both nodes lose their memory, one after the other, and what was committed has been copied anew between: the
-// copies know that it was, though it was announced before they were made, and the next life's first step does
+// copies know that it was, though it was announced before they were made, and the next incarnation's first step does
 // not retire it.
 TEST_F(Story, CopiesMadeAnewKnowThatTheyAreCommitted) {
   StartNodes(2);

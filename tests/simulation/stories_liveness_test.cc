@@ -115,7 +115,7 @@ TEST_F(GoesOn, RanksChangeNodesAndRestore) {
 
 // A node is given a copy by a rank of an incarnation that it has not heard of, and the nodes that have are lost. A
 // rank of the previous incarnation asks what is latest: it is told that its incarnation is a former one.
-TEST_F(GoesOn, AHolderThatHasNotHeardOfALifeHasAStepOfIt) {
+TEST_F(GoesOn, AHolderThatHasNotHeardOfAnIncarnationHasAStepOfIt) {
   StartNodes(4);
   ASSERT_EQ(LeaderHost(), 0u);
   StartWorld(1, {3});

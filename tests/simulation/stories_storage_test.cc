@@ -116,14 +116,14 @@ TEST_F(StorageStory, AnOwnStepOnStorageIsNewerThanThePin) {
   StartWorld(2);
   RestoreEverywhere(2, 1);
   SavePersisted(2, 2);
-  const Incarnation life = LifeOf(2);
+  const Incarnation incarnation = IncarnationOf(2);
   LoseAndReplace({0, 1});
   for (const Rank rank : {0u, 1u}) {  // its launcher replaces the two lost ranks
     AddRank(2, rank, 3, rank);
     ASSERT_TRUE(Hello(2, rank).ok());
   }
-  EXPECT_EQ(LifeOf(2), life);
-  EXPECT_EQ(Latest(2, 0), (StepId{life, 2}));
+  EXPECT_EQ(IncarnationOf(2), incarnation);
+  EXPECT_EQ(Latest(2, 0), (StepId{incarnation, 2}));
 }
 
 // The leader dies with storage held.
@@ -390,7 +390,7 @@ TEST_F(StorageStory, AStepOfALaterIncarnationIsNoPin) {
   SplitInTwo();
   StartWorld(2, {2, 3});
   SavePersisted(2, 1);
-  EXPECT_LT(LifeOf(1), LifeOf(2));
+  EXPECT_LT(IncarnationOf(1), IncarnationOf(2));
   LoseTheOtherHalf();
   cluster_->CrashDaemon(0);  // the leader; the next one lists storage
   cluster_->StartDaemon(0);
@@ -421,7 +421,7 @@ TEST_F(StorageStory, WhatIsRestoredFromStorageStays) {
   AwaitOneView();
   cluster_->RunFor(2 * kSecond);
   EXPECT_EQ(LatestStep(2, 1), 2u);
-  const StepId pin{LifeOf(1), 2};
+  const StepId pin{IncarnationOf(1), 2};
   for (Rank rank = 0; rank < 2; ++rank) EXPECT_TRUE(Read(2, rank, 2, rank).ok());
   cluster_->RunFor(2 * kSecond);
   EXPECT_TRUE(Holds(0, {pin.incarnation, 2, 0}));

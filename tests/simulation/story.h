@@ -41,7 +41,7 @@ class Story : public ::testing::Test {
   void AwaitOneView() {
     ASSERT_TRUE(cluster_->RunUntil([this] { return cluster_->AllInOneView(); }, 10 * kSecond)) << Trouble();
   }
-  // Starts life number `launch` of a world of one rank on each of these hosts.
+  // Starts incarnation number `launch` of a world of one rank on each of these hosts.
   void StartWorld(uint64_t launch, const std::vector<size_t>& hosts) {
     for (Rank rank = 0; rank < hosts.size(); ++rank) {
       AddRank(launch, rank, static_cast<uint32_t>(hosts.size()), hosts[rank]);
@@ -55,9 +55,9 @@ class Story : public ::testing::Test {
     identity.launch = launch;
     identity.rank = rank;
     identity.world_size = world_size;
-    if (named_lives_) {
-      identity.life = "life";
-      identity.life += std::to_string(launch);
+    if (named_incarnations_) {
+      identity.incarnation_token = "run-";
+      identity.incarnation_token += std::to_string(launch);
     }
     clients_[{launch, rank}] = std::make_unique<Client>(cluster_.get(), identity);
   }
@@ -79,10 +79,10 @@ class Story : public ::testing::Test {
       if (key.first == launch) ranks.push_back(key.second);
     return ranks;
   }
-  // The life that the launch's ranks were admitted to.
-  Incarnation LifeOf(uint64_t launch) { return RankOf(launch, 0).incarnation(); }
-  StepId StepIn(uint64_t launch, Step step) { return {LifeOf(launch), step}; }
-  ShardId ShardOf(uint64_t launch, Step step, Rank rank) { return {LifeOf(launch), step, rank}; }
+  // The incarnation that the launch's ranks were admitted to.
+  Incarnation IncarnationOf(uint64_t launch) { return RankOf(launch, 0).incarnation(); }
+  StepId StepIn(uint64_t launch, Step step) { return {IncarnationOf(launch), step}; }
+  ShardId ShardOf(uint64_t launch, Step step, Rank rank) { return {IncarnationOf(launch), step, rank}; }
   Content ContentOf(uint64_t launch, Step step, Rank rank) {
     ContentShape shape = options_.job.content;
     shape.chunk_bytes = options_.chunk_bytes;
@@ -240,7 +240,7 @@ class Story : public ::testing::Test {
   }
 
   static constexpr size_t kTraceLines = 60;
-  bool named_lives_ = true;
+  bool named_incarnations_ = true;
   uint32_t invariants_ppm_ = kMillion;
   Options options_;
   std::vector<uint64_t> lengths_;  // of every shard's objects; empty: as the rank has them

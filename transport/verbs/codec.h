@@ -43,7 +43,7 @@ struct RailAddress {
 };
 
 struct TransportAddress {
-  uint64_t instance = 0;      // one life of one transport: random, never 0
+  uint64_t instance = 0;      // one run of one transport: random, never 0
   uint32_t datagram_key = 0;  // the Q_Key of all its datagram queue pairs: random, the highest bit 0
   std::vector<RailAddress> rails;
   auto Fields() { return std::tie(instance, datagram_key, rails); }

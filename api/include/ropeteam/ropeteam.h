@@ -37,7 +37,7 @@
  *     in a process that has loaded NVIDIA's driver; the library detects it. Calls that
  *     end in _cuda take the caller's stream, and are for device memory alone. docs/gpu.md has the mechanism.
  * (9) An incarnation is the ranks of the job from one (re)start to the next. A launcher may give each incarnation a token,
- *     the field `life` of ropeteam_open_options_t or the environment variable ROPETEAM_LIFE.
+ *     the field `incarnation_token` of ropeteam_open_options_t or the environment variable ROPETEAM_INCARNATION_TOKEN.
  */
 
 #ifndef ROPETEAM_ROPETEAM_H_
@@ -125,10 +125,10 @@ typedef struct {
   uint32_t rank;
   uint32_t world_size;
   /* The incarnation's token: a string that all its ranks share and no other incarnation has, e.g. one that rank 0 made and
-   * broadcast. NULL: ROPETEAM_LIFE, or SLURM's job, step and restart numbers (not under torchrun, which restarts its workers
-   * within one step of SLURM's). Without any token, an incarnation ends when one of its ranks dies or opens again. That is
-   * right for launchers that stop all ranks before they start them again. */
-  const char* life;
+   * broadcast. NULL: ROPETEAM_INCARNATION_TOKEN, or SLURM's job, step and restart numbers (not under torchrun, which
+   * restarts its workers within one step of SLURM's). Without any token, an incarnation ends when one of its ranks dies or
+   * opens again. That is right for launchers that stop all ranks before they start them again. */
+  const char* incarnation_token;
   int64_t timeout_ms; /* 0: 30 s, the one timeout whose zero is a default (convention 6 over convention 4) */
 } ropeteam_open_options_t;
 

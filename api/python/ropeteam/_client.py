@@ -105,11 +105,13 @@ def open(
     *,
     rank: int | None = None,
     world_size: int | None = None,
-    life: str | None = None,
+    incarnation_token: str | None = None,
     timeout: float = DEFAULT_TIMEOUT,
 ) -> Client:
     """Connects this process, as a rank, to its node's daemon. The same as ``Client(...)``; see there."""
-    return Client(socket, rank=rank, world_size=world_size, life=life, timeout=timeout)
+    return Client(
+        socket, rank=rank, world_size=world_size, incarnation_token=incarnation_token, timeout=timeout
+    )
 
 
 _open_clients: weakref.WeakSet[Client] = weakref.WeakSet()
@@ -133,16 +135,17 @@ class Client:
         *,
         rank: int | None = None,
         world_size: int | None = None,
-        life: str | None = None,
+        incarnation_token: str | None = None,
         timeout: float = DEFAULT_TIMEOUT,
     ) -> None:
         """Waits until a leader has admitted this rank.
 
         socket: the daemon's unix socket; without it ROPETEAM_SOCKET, which ``ropeteam run`` sets.
         rank, world_size: without them RANK and WORLD_SIZE, which launchers set.
-        life: the incarnation's token, a string that all its ranks share and no other incarnation has. Without
-            it ROPETEAM_LIFE, or SLURM's job, step and restart numbers; ``ropeteam.torch.open_distributed()``
-            makes one. Without any token, an incarnation ends when one of its ranks dies or opens again.
+        incarnation_token: a string that all ranks of the incarnation share and no other incarnation has.
+            Without it ROPETEAM_INCARNATION_TOKEN, or SLURM's job, step and restart numbers;
+            ``ropeteam.torch.open_distributed()`` makes one. Without any token, an incarnation ends when one
+            of its ranks dies or opens again.
 
         Unavailable: no daemon at the socket. Stale: this incarnation has been superseded. InvalidArgument:
         the rank is not below world_size, or the incarnation of this token has another world size.
@@ -158,7 +161,7 @@ class Client:
         if world_size is not None and world_size < 1:
             raise InvalidArgument(f"world_size {world_size}: at least 1 is needed")
         options.world_size = 0 if world_size is None else unsigned(world_size, 32, "world_size")
-        options.life = None if life is None else encode_name(life)
+        options.incarnation_token = None if incarnation_token is None else encode_name(incarnation_token)
         options.timeout_ms = max(1, timeout_ms(timeout))  # 0 would be the library's own default
         pointer = ctypes.c_void_p()
         lib = library()

@@ -29,7 +29,7 @@ class OpenOptions(ctypes.Structure):
         ("socket", c_char_p),
         ("rank", c_uint32),
         ("world_size", c_uint32),
-        ("life", c_char_p),
+        ("incarnation_token", c_char_p),
         ("timeout_ms", c_int64),
     ]
 

@@ -49,7 +49,7 @@ def open_distributed(
     first = dist.get_global_rank(group, 0) if group is not None else 0
     dist.broadcast_object_list(token, src=first, group=group)
     world_size = dist.get_world_size(group)
-    client = Client(socket, rank=rank, world_size=world_size, life=token[0], timeout=timeout)
+    client = Client(socket, rank=rank, world_size=world_size, incarnation_token=token[0], timeout=timeout)
     client._group_ranks = dist.get_process_group_ranks(group) if group is not None else range(world_size)
     return client
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Failure stories, told one by one: what the lives of the world restore, and what is committed to whom.
+// Failure stories, told one by one: what incarnations restore, and what is committed to whom.
 // What each is about stands in its first lines; that nothing else goes wrong meanwhile (bytes, copies, chunks
 // with two users, unanswered calls) the Checker sees to.
 #include "tests/simulation/story.h"
@@ -8,14 +8,14 @@
 namespace ropeteam::simulation {
 namespace {
 
-// The world restarts twice in quick succession, and ranks of the former lives are still there and saving:
-// each is told that it is stale, nothing of theirs gets into a step of the third life.
+// The world restarts twice in quick succession, and ranks of the former incarnations are still there and saving:
+// each is told that it is stale, nothing of theirs gets into a step of the third incarnation.
 TEST_F(Story, WorldRestartsTwiceWithZombies) {
   lengths_ = {2 * 4096};
   StartNodes(3);
   StartWorld(1);
   SaveEverywhere(1, 1);
-  // In the middle of a save when the next life begins.
+  // In the middle of a save when the next incarnation begins.
   SaveScript slow;
   slow.chunk_us = 200 * kMs;
   std::optional<Status> late;
@@ -35,7 +35,7 @@ TEST_F(Story, WorldRestartsTwiceWithZombies) {
   // A zombie that connects anew does not get in either.
   RankOf(1, 1).Close();
   EXPECT_EQ(Hello(1, 1).code(), Code::kStale);
-  // Nor does a new process of a life that is over.
+  // Nor does a new process of an incarnation that is over.
   RankOf(1, 2).Close();
   AddRank(1, 2, 3, 2);
   EXPECT_EQ(Hello(1, 2).code(), Code::kStale);
@@ -60,7 +60,7 @@ TEST_F(Story, LatestIsDerivedFromWhatIsThere) {
 
 // One rank has asked for latest while the newest step could not be produced. Then the missing node returns
 // with its memory: all ranks of this incarnation are given the step that the first was given.
-TEST_F(Story, AllRanksOfALifeRestoreTheSameStep) {
+TEST_F(Story, AllRanksOfAnIncarnationRestoreTheSameStep) {
   StartNodes(4);
   StartWorld(1);
   SaveEverywhere(1, 1);
@@ -91,7 +91,7 @@ TEST_F(Story, AllRanksOfALifeRestoreTheSameStep) {
 // One rank of an incarnation has been given a step to restore, which then can no longer be produced. The other ranks
 // must not be given an older one in its place: the incarnation would train on from two steps. They are told an
 // error; the next incarnation is given the older step.
-TEST_F(Story, NoRankOfALifeFallsBackAlone) {
+TEST_F(Story, NoRankOfAnIncarnationFallsBackAlone) {
   lengths_ = {4096};
   StartNodes(2);
   StartWorld(1);
@@ -113,9 +113,9 @@ TEST_F(Story, NoRankOfALifeFallsBackAlone) {
   for (Rank rank = 0; rank < 2; ++rank) EXPECT_EQ(LatestStep(3, rank), 1u);
 }
 
-// The nodes that know of the first life are away while a fresh one leads alone and begins another. When they
-// return, the lives' numbers are three, and nothing of one is taken for the other's.
-TEST_F(Story, NoTwoLivesHaveOneNumber) {
+// The nodes that know of the first incarnation are away while a fresh one leads alone and begins another. When they
+// return, there are three numbers, and nothing of one is taken for the other's.
+TEST_F(Story, NoTwoIncarnationsHaveOneNumber) {
   StartNodes(3);
   StartWorld(1, {0, 1});
   SaveEverywhere(1, 1);
@@ -125,12 +125,12 @@ TEST_F(Story, NoTwoLivesHaveOneNumber) {
   cluster_->StartHost(2);
   ASSERT_TRUE(Until([&] { return cluster_->host(2).view.members.size() == 1; })) << Trouble();
   StartWorld(2, {2, 2});
-  EXPECT_GT(LifeOf(2), LifeOf(1));
+  EXPECT_GT(IncarnationOf(2), IncarnationOf(1));
   StopWorld(2);
   for (const size_t host : {size_t{0}, size_t{1}}) cluster_->StartHost(host);
   AwaitOneView();
   StartWorld(3, {0, 1});
-  EXPECT_GT(LifeOf(3), LifeOf(2));
+  EXPECT_GT(IncarnationOf(3), IncarnationOf(2));
   for (Rank rank = 0; rank < 2; ++rank) {
     EXPECT_EQ(Latest(3, rank), StepIn(1, 1));
     EXPECT_TRUE(Read(3, rank, 1, rank).ok());
@@ -139,7 +139,7 @@ TEST_F(Story, NoTwoLivesHaveOneNumber) {
 
 // A node comes from another coordinator, which had counted further, and only its memory says so. Later incarnations have
 // higher numbers, also when that memory is lost.
-TEST_F(Story, NumbersOfLivesGoOnAboveWhatAnyMemoryKnew) {
+TEST_F(Story, NumbersOfIncarnationsGoOnAboveWhatAnyMemoryKnew) {
   StartNodes(2);
   cluster_->StartCoordinator();
   cluster_->membership().Route(1, 1, true);
@@ -154,7 +154,7 @@ TEST_F(Story, NumbersOfLivesGoOnAboveWhatAnyMemoryKnew) {
   for (const size_t host : {size_t{0}, size_t{1}}) cluster_->StartHost(host);
   AwaitOneView();
   StartWorld(2);
-  EXPECT_GT(LifeOf(2), LifeOf(1));
+  EXPECT_GT(IncarnationOf(2), IncarnationOf(1));
 }
 
 // A node that died comes back under its name at once, as another instance, and is used again.
@@ -180,7 +180,7 @@ TEST_F(Story, JoiningDisturbsNobody) {
   StartWorld(1);
   SaveEverywhere(1, 1);
   for (const Rank rank : {0u, 1u}) ASSERT_TRUE(Save(1, 2, rank).ok());
-  const Incarnation life = LifeOf(1);
+  const Incarnation incarnation = IncarnationOf(1);
   const size_t spare = cluster_->AddHost();
   cluster_->StartHost(spare);
   ASSERT_TRUE(Save(1, 2, 2).ok());
@@ -188,7 +188,7 @@ TEST_F(Story, JoiningDisturbsNobody) {
   ASSERT_TRUE(Save(1, 2, 3).ok());
   for (Rank rank = 0; rank < 4; ++rank) EXPECT_TRUE(Wait(1, 2, rank, Level::kCommitted).ok());
   SaveEverywhere(1, 3);
-  EXPECT_EQ(RankOf(1, 0).incarnation(), life);
+  EXPECT_EQ(RankOf(1, 0).incarnation(), incarnation);
 }
 
 // The leader tells a rank that a step is committed and is cut off with one of the copies that made it so. The
@@ -274,10 +274,10 @@ TEST_F(Story, AStepThatIsBeingReleasedIsNotCommitted) {
   EXPECT_EQ(Wait(1, 3, 0, Level::kCommitted).code(), Code::kAborted);
 }
 
-// Without names for lives: a hello crosses a stuck link and arrives when its process is long dead and the
-// next launch has begun. It takes no seat for good, and ends nobody's life.
-TEST_F(Story, ALateHelloOfTheDeadEndsNoLife) {
-  named_lives_ = false;
+// Without tokens: a hello crosses a stuck link and arrives when its process is long dead and the
+// next launch has begun. It takes no seat for good, and ends no incarnation.
+TEST_F(Story, ALateHelloOfTheDeadEndsNoIncarnation) {
+  named_incarnations_ = false;
   StartNodes(3);
   ASSERT_EQ(LeaderHost(), 0u);
   cluster_->network().Clog(1, 0, cluster_->now() + 800 * kMs);
@@ -287,20 +287,20 @@ TEST_F(Story, ALateHelloOfTheDeadEndsNoLife) {
   cluster_->network().HealLinks();  // what its node says later overtakes the hello
   RankOf(1, 1).Close();
   StartWorld(2, {0, 2});
-  const Incarnation life = LifeOf(2);
+  const Incarnation incarnation = IncarnationOf(2);
   cluster_->RunFor(2 * kSecond);
-  EXPECT_EQ(cluster_->host(0).engine->incarnation(), life);
+  EXPECT_EQ(cluster_->host(0).engine->incarnation(), incarnation);
   SaveEverywhere(2, 1);
 }
 
 // The same, and the seat is still free when the dead one's hello comes: the living rank gets it.
 TEST_F(Story, ALateHelloOfTheDeadKeepsNobodyOut) {
-  named_lives_ = false;
+  named_incarnations_ = false;
   StartNodes(3);
   ASSERT_EQ(LeaderHost(), 0u);
   AddRank(2, 0, 2, 0);
   ASSERT_TRUE(Hello(2, 0).ok());
-  const Incarnation life = LifeOf(2);
+  const Incarnation incarnation = IncarnationOf(2);
   cluster_->network().Clog(1, 0, cluster_->now() + 300 * kMs);
   AddRank(1, 1, 2, 1);
   RankOf(1, 1).Hello(5 * kSecond, [](const Status&) {});
@@ -309,14 +309,14 @@ TEST_F(Story, ALateHelloOfTheDeadKeepsNobodyOut) {
   cluster_->RunFor(255 * kMs);
   AddRank(2, 1, 2, 2);
   ASSERT_TRUE(Hello(2, 1).ok()) << Trouble();
-  EXPECT_EQ(RankOf(2, 1).incarnation(), life);
+  EXPECT_EQ(RankOf(2, 1).incarnation(), incarnation);
   SaveEverywhere(2, 1);
 }
 
-// Without names for lives: a rank is admitted and dies before it hears so, while another one on its node, which has died
+// Without tokens: a rank is admitted and dies before it hears so, while another one on its node, which has died
 // too, had asked for a step to restore that may take a minute. The next world, of another size, need not wait for that.
 TEST_F(Story, AQuestionOfTheDeadKeepsNoSeatTaken) {
-  named_lives_ = false;
+  named_incarnations_ = false;
   StartNodes(3);
   ASSERT_EQ(LeaderHost(), 0u);
   LoseHost(2);  // whose shards the first rank waits for
@@ -330,10 +330,10 @@ TEST_F(Story, AQuestionOfTheDeadKeepsNoSeatTaken) {
   cluster_->RunFor(50 * kMs);
   StopWorld(1);
   StartWorld(2, {0});
-  EXPECT_NE(LifeOf(2), LifeOf(1));
+  EXPECT_NE(IncarnationOf(2), IncarnationOf(1));
 }
 
-// The leader is lost with the only word of which step the life restores, just when the first rank has been
+// The leader is lost with the only word of which step the incarnation restores, just when the first rank has been
 // told. The ranks that ask later are told the same step, or none.
 TEST_F(Story, TheStepToRestoreOutlivesItsLeader) {
   StartNodes(4);
@@ -359,9 +359,9 @@ TEST_F(Story, TheStepToRestoreOutlivesItsLeader) {
   for (Rank rank = 1; rank < 4; ++rank) EXPECT_EQ(Latest(2, rank), first);
 }
 
-// Every daemon is restarted: of the life its ranks are in nothing is left but the number. What it restores
-// nobody can say any more, so its ranks are told none, rather than two of them two; the next life restores.
-TEST_F(Story, OfALifeThatNobodyRemembersNoRankIsToldAStep) {
+// Every daemon is restarted: of the incarnation its ranks are in nothing is left but the number. What it restores
+// nobody can say any more, so its ranks are told none, rather than two of them two; the next incarnation restores.
+TEST_F(Story, OfAnIncarnationThatNobodyRemembersNoRankIsToldAStep) {
   StartNodes(2);
   StartWorld(1);
   SaveEverywhere(1, 1);
