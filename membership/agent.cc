@@ -316,7 +316,7 @@ void Agent::SendSuspects(TimeUs now) {
 
 Agent::Outputs Agent::Leave(TimeUs) {
   EndLease();
-  if (open_ && (phase_ == Phase::kConnecting || phase_ == Phase::kRegistered)) Say(Farewell{});
+  if (open_ && (phase_ == Phase::kConnecting || phase_ == Phase::kRegistered)) Say(LeaveMessage{});
   phase_ = Phase::kLeft;
   return Take();
 }

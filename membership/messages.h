@@ -98,8 +98,8 @@ struct Suspicion {
   NodeId member = kNoNode;
   std::string reason;
 };
-struct Farewell {};  // the leave message; the coordinator removes the node and then closes the connection
-using NodeMessage = std::variant<Registration, Heartbeat, ProbeAnswer, Suspicion, Farewell>;
+struct LeaveMessage {};  // the coordinator removes the node and then closes the connection
+using NodeMessage = std::variant<Registration, Heartbeat, ProbeAnswer, Suspicion, LeaveMessage>;
 
 // From coordinator to node.
 // To Heartbeat and to an accepted Registration: you are heard and registered. Also sent unasked, when a lease can be

@@ -39,7 +39,7 @@ void NodeStream::Send(const NodeMessage& message) {
   } else if (const auto* suspicion = std::get_if<Suspicion>(&message)) {
     if (suspicions_.size() < kSuspectsMax) suspicions_.push_back(*suspicion);
   } else {
-    farewell_ = true;
+    leave_ = true;
   }
   Advance();
 }
@@ -70,8 +70,8 @@ void NodeStream::Advance() {
     suspicions_.pop_front();
   } else if (heartbeat_) {
     out_ = Encode(NodeMessage(*std::exchange(heartbeat_, {})));
-  } else if (std::exchange(farewell_, false)) {
-    out_ = Encode(NodeMessage(Farewell{}));
+  } else if (std::exchange(leave_, false)) {
+    out_ = Encode(NodeMessage(LeaveMessage{}));
   } else {
     return;
   }

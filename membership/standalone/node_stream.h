@@ -69,7 +69,7 @@ class NodeStream final
   std::optional<Heartbeat> heartbeat_;
   std::optional<ProbeAnswer> answer_;
   std::deque<Suspicion> suspicions_;
-  bool farewell_ = false;
+  bool leave_ = false;
 };
 
 }  // namespace ropeteam

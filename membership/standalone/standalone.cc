@@ -22,7 +22,7 @@ namespace {
 
 // The time for the coordinator to handle a leave message. If it does not, the broken connection tells it the same a
 // probe later.
-constexpr auto kFarewellMax = std::chrono::milliseconds(200);
+constexpr auto kLeaveMax = std::chrono::milliseconds(200);
 // Attempts in a row that end because the two ends have different keys: one may be a coordinator that is just ending.
 constexpr uint32_t kKeptOutMax = 3;
 
@@ -143,7 +143,7 @@ void StandaloneMembership::Stop() {
     phase_ = Phase::kStopping;
   }
   ROPETEAM_CHECK(!loop_.OnLoop());
-  const auto deadline = std::chrono::steady_clock::now() + kFarewellMax;
+  const auto deadline = std::chrono::steady_clock::now() + kLeaveMax;
   bool left = false;
   loop_.Post([this, &left](TimeUs now) {
     Perform(agent_->Leave(now));

@@ -172,7 +172,7 @@ NodeFrame Encode(const NodeMessage& message) {
     frame.mutable_suspicion()->set_member(suspicion->member);
     frame.mutable_suspicion()->set_reason(suspicion->reason);
   } else {
-    frame.mutable_farewell();
+    frame.mutable_leave();
   }
   return frame;
 }
@@ -210,8 +210,8 @@ Result<NodeMessage> Decode(NodeFrame&& frame) {
     case NodeFrame::kSuspicion:
       return NodeMessage(
           Suspicion{frame.suspicion().member(), frame.suspicion().reason().substr(0, kReasonBytesMax)});
-    case NodeFrame::kFarewell:
-      return NodeMessage(Farewell{});
+    case NodeFrame::kLeave:
+      return NodeMessage(LeaveMessage{});
     case NodeFrame::CONTENT_NOT_SET:
       break;
   }

@@ -149,7 +149,7 @@ std::vector<std::string> WireSeeds() {
   std::vector<std::string> seeds;
   for (const NodeMessage& message :
        {NodeMessage(registration), NodeMessage(Heartbeat{1, 2, true}), NodeMessage(ProbeAnswer{3}),
-        NodeMessage(Suspicion{4, "why"}), NodeMessage(Farewell{})})
+        NodeMessage(Suspicion{4, "why"}), NodeMessage(LeaveMessage{})})
     seeds.push_back(std::string(1, '\0') + Encode(message).SerializeAsString());
   for (const CoordinatorMessage& message :
        {CoordinatorMessage(HeartbeatAnswer{1, 2}), CoordinatorMessage(registration.seen),

@@ -98,7 +98,7 @@ inline NodeMessage GetNodeMessage(FromBytes* in, const ViewStatePtr& given) {
     case 4:
       return Suspicion{in->Number(), in->Text()};
     default:
-      return Farewell{};
+      return LeaveMessage{};
   }
 }
 

@@ -397,7 +397,7 @@ TEST_F(CoordinatorTest, AStrangerThatNeverRegistersIsClosedAfterDeadAfter) {
 
 TEST_F(CoordinatorTest, AMessageBeforeTheRegistrationClosesTheConnection) {
   for (const NodeMessage& message : {NodeMessage(Heartbeat{}), NodeMessage(Suspicion{1, "x"}),
-                                     NodeMessage(Farewell{}), NodeMessage(ProbeAnswer{1})}) {
+                                     NodeMessage(LeaveMessage{}), NodeMessage(ProbeAnswer{1})}) {
     coordinator_->Opened(now_, ++connection_);
     const auto outputs = coordinator_->Received(now_, connection_, message);
     ASSERT_EQ(outputs.size(), 1u);

@@ -84,7 +84,7 @@ TEST_F(StandaloneTest, AMemberThatStopsIsGoneAtOnce) {
   c.Stop();
   ASSERT_TRUE(b.WaitForNames({"a", "b"}));
   ASSERT_TRUE(a.WaitForNames({"a", "b"}));
-  std::printf("farewell to view %ld ms\n", watch.ms());
+  std::printf("leave message to view %ld ms\n", watch.ms());
   c.Stop();  // once more is nothing
 }
 
