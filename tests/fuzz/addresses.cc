@@ -6,8 +6,8 @@
 #include "core/base/status.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/fuzz/values.h"
+#include "transport/blob.h"
 #include "transport/ofi/codec.h"
-#include "transport/parcel.h"
 #include "transport/ucx/codec.h"
 #include "transport/verbs/codec.h"
 
@@ -26,7 +26,7 @@ void RunAddresses(std::string_view input) {
   if (input.empty()) return;
   WithType<Blobs>(static_cast<uint8_t>(input[0]), [&](auto blob) {
     std::string bytes(input.substr(1));
-    const uint64_t checksum = ParcelChecksum(bytes);
+    const uint64_t checksum = BlobChecksum(bytes);
     bytes.append(reinterpret_cast<const char*>(&checksum), sizeof(checksum));
     if (Decode(bytes, &blob).ok()) ROPETEAM_CHECK(BytesOf(Encode(blob)) == bytes);
   });

@@ -6,9 +6,9 @@
 
 #ifdef ROPETEAM_HAVE_OFI
 
+#include "transport/blob.h"
 #include "transport/ip_address.h"
 #include "transport/ofi/codec.h"
-#include "transport/parcel.h"
 
 namespace ropeteam::ofi {
 namespace {
@@ -70,7 +70,7 @@ TEST(OfiCodecTest, AKeyThatSaysItHasMoreRailsThanThereMayBeIsRefused) {
   EXPECT_EQ(decoded.keys, key.keys);
   bytes.resize(bytes.size() - sizeof(uint64_t));
   bytes[bytes.size() - kRailsMax * sizeof(uint64_t) - 1] = 100;
-  const uint64_t checksum = ParcelChecksum(bytes);
+  const uint64_t checksum = BlobChecksum(bytes);
   bytes.append(reinterpret_cast<const char*>(&checksum), sizeof(checksum));
   EXPECT_EQ(Decode(bytes, &decoded).code(), Code::kInvalidArgument);
 }

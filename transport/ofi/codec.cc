@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "transport/parcel.h"
+#include "transport/blob.h"
 
 namespace ropeteam::ofi {
 namespace {
@@ -18,7 +18,7 @@ constexpr uint32_t kVersion = 3;                     // 3: peers' keys are made 
 }  // namespace
 
 std::string Encode(const EndpointAddress& address) {
-  ParcelWriter writer(kAddressMagic, kVersion);
+  BlobWriter writer(kAddressMagic, kVersion);
   writer.Number(address.instance);
   writer.Number(address.hello_address);
   writer.Number(address.hello_key);
@@ -27,12 +27,12 @@ std::string Encode(const EndpointAddress& address) {
   writer.Text(address.provider);
   writer.Text(address.name);
   std::string bytes = std::move(writer).Finish();
-  ROPETEAM_CHECK(bytes.size() <= kParcelBytesMax);
+  ROPETEAM_CHECK(bytes.size() <= kBlobBytesMax);
   return bytes;
 }
 
 std::string Encode(const RegionKey& key) {
-  ParcelWriter writer(kKeyMagic, kVersion);
+  BlobWriter writer(kKeyMagic, kVersion);
   writer.Number(key.instance);
   writer.Number(key.base);
   writer.Number(key.key);
@@ -41,7 +41,7 @@ std::string Encode(const RegionKey& key) {
 }
 
 Status Decode(std::string_view bytes, EndpointAddress* address) {
-  ParcelReader reader(bytes, kAddressMagic, kVersion, "ofi address");
+  BlobReader reader(bytes, kAddressMagic, kVersion, "ofi address");
   EndpointAddress decoded;
   decoded.instance = reader.Number<uint64_t>();
   decoded.hello_address = reader.Number<uint64_t>();
@@ -59,7 +59,7 @@ Status Decode(std::string_view bytes, EndpointAddress* address) {
 }
 
 Status Decode(std::string_view bytes, RegionKey* key) {
-  ParcelReader reader(bytes, kKeyMagic, kVersion, "ofi region key");
+  BlobReader reader(bytes, kKeyMagic, kVersion, "ofi region key");
   RegionKey decoded;
   decoded.instance = reader.Number<uint64_t>();
   decoded.base = reader.Number<uint64_t>();
@@ -71,7 +71,7 @@ Status Decode(std::string_view bytes, RegionKey* key) {
 }
 
 std::string Encode(const RailsAddress& address) {
-  ParcelWriter writer(kRailsAddressMagic, kVersion);
+  BlobWriter writer(kRailsAddressMagic, kVersion);
   writer.Number(address.instance);
   writer.Number(address.address_format);
   writer.Number(static_cast<uint8_t>(address.grants));
@@ -87,7 +87,7 @@ std::string Encode(const RailsAddress& address) {
 }
 
 std::string Encode(const RailsKey& key) {
-  ParcelWriter writer(kRailsKeyMagic, kVersion);
+  BlobWriter writer(kRailsKeyMagic, kVersion);
   writer.Number(key.instance);
   writer.Number(key.base);
   writer.Number(key.length);
@@ -97,7 +97,7 @@ std::string Encode(const RailsKey& key) {
 }
 
 Status Decode(std::string_view bytes, RailsAddress* address) {
-  ParcelReader reader(bytes, kRailsAddressMagic, kVersion, "ofi address of several devices");
+  BlobReader reader(bytes, kRailsAddressMagic, kVersion, "ofi address of several devices");
   RailsAddress decoded;
   decoded.instance = reader.Number<uint64_t>();
   decoded.address_format = reader.Number<uint32_t>();
@@ -124,7 +124,7 @@ Status Decode(std::string_view bytes, RailsAddress* address) {
 }
 
 Status Decode(std::string_view bytes, RailsKey* key) {
-  ParcelReader reader(bytes, kRailsKeyMagic, kVersion, "ofi region key of several devices");
+  BlobReader reader(bytes, kRailsKeyMagic, kVersion, "ofi region key of several devices");
   RailsKey decoded;
   decoded.instance = reader.Number<uint64_t>();
   decoded.base = reader.Number<uint64_t>();

@@ -8,7 +8,7 @@
 #include <fstream>
 
 #include "core/base/log.h"
-#include "transport/parcel.h"
+#include "transport/blob.h"
 
 namespace ropeteam::ofi {
 namespace {
@@ -135,7 +135,7 @@ void OfiRails::NameSelf() {
     description_ += ", " + rail->Describe().substr(prefix.size());
   }
   local_address_ = Encode(self);
-  ROPETEAM_CHECK(local_address_.size() <= kParcelBytesMax);
+  ROPETEAM_CHECK(local_address_.size() <= kBlobBytesMax);
 }
 
 // `with(rail)` answers the region's id there.

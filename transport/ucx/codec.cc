@@ -2,7 +2,7 @@
 
 #include "transport/ucx/codec.h"
 
-#include "transport/parcel.h"
+#include "transport/blob.h"
 
 namespace ropeteam::ucx {
 namespace {
@@ -14,7 +14,7 @@ constexpr uint32_t kVersion = 1;
 }  // namespace
 
 Result<std::string> Encode(const WorkerAddress& address) {
-  ParcelWriter writer(kAddressMagic, kVersion);
+  BlobWriter writer(kAddressMagic, kVersion);
   writer.Number(address.instance);
   writer.Number(address.process.host);
   writer.Number(address.process.start);
@@ -24,17 +24,17 @@ Result<std::string> Encode(const WorkerAddress& address) {
   writer.Text(address.cma);
   writer.Text(address.name);
   std::string bytes = std::move(writer).Finish();
-  if (bytes.size() > kParcelBytesMax)
+  if (bytes.size() > kBlobBytesMax)
     return Error(
         Code::kUnsupported,
         "ucx's address of this node has %zu bytes with all its devices and transports, limit %zu: name "
         "fewer devices (--device mlx5_0:1) or transports (UCX_TLS=rc,self)",
-        bytes.size(), kParcelBytesMax);
+        bytes.size(), kBlobBytesMax);
   return bytes;
 }
 
 std::string Encode(const RegionKey& key) {
-  ParcelWriter writer(kKeyMagic, kVersion);
+  BlobWriter writer(kKeyMagic, kVersion);
   writer.Number(key.instance);
   writer.Number(key.base);
   writer.Number(key.length);
@@ -43,7 +43,7 @@ std::string Encode(const RegionKey& key) {
 }
 
 Status Decode(std::string_view bytes, WorkerAddress* address) {
-  ParcelReader reader(bytes, kAddressMagic, kVersion, "ucx address");
+  BlobReader reader(bytes, kAddressMagic, kVersion, "ucx address");
   WorkerAddress decoded;
   decoded.instance = reader.Number<uint64_t>();
   decoded.process.host = reader.Number<uint64_t>();
@@ -61,7 +61,7 @@ Status Decode(std::string_view bytes, WorkerAddress* address) {
 }
 
 Status Decode(std::string_view bytes, RegionKey* key) {
-  ParcelReader reader(bytes, kKeyMagic, kVersion, "ucx region key");
+  BlobReader reader(bytes, kKeyMagic, kVersion, "ucx region key");
   RegionKey decoded;
   decoded.instance = reader.Number<uint64_t>();
   decoded.base = reader.Number<uint64_t>();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The blobs (transport/parcel.h) that two ucx transports exchange through the control plane. The
+// The blobs (transport/blob.h) that two ucx transports exchange through the control plane. The
 // format is private to this folder and may change with its version.
 
 #ifndef ROPETEAM_TRANSPORT_UCX_CODEC_H_

@@ -14,7 +14,7 @@
 #include <sstream>
 #include <string>
 
-#include "transport/parcel.h"
+#include "transport/blob.h"
 
 namespace ropeteam::ucx {
 namespace {
@@ -47,7 +47,7 @@ uint64_t HostNumber() {
   char name[64];
   const ssize_t length = readlink("/proc/self/ns/pid", name, sizeof name);
   if (boot.empty() || length <= 0) return 0;
-  return ParcelChecksum(boot + std::string(name, static_cast<size_t>(length)));
+  return BlobChecksum(boot + std::string(name, static_cast<size_t>(length)));
 }
 
 }  // namespace

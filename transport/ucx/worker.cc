@@ -11,7 +11,7 @@
 #include <set>
 
 #include "core/base/log.h"
-#include "transport/parcel.h"
+#include "transport/blob.h"
 #include "transport/ucx/internal.h"
 
 namespace ropeteam {
@@ -216,11 +216,11 @@ Status UcxTransport::MapRegion(Region* region, void* base) {
       status = key.status();
   }
   const size_t bytes = status.ok() ? EncodeKey(*region).size() : 0;
-  if (bytes > kParcelBytesMax)
+  if (bytes > kBlobBytesMax)
     status = Error(Code::kUnsupported,
                    "ucx's key of a region has %zu bytes with all its devices, limit %zu: name fewer "
                    "(--device mlx5_0:1)",
-                   bytes, kParcelBytesMax);
+                   bytes, kBlobBytesMax);
   if (!status.ok()) LOG_ERROR("transport ucx: %s", status.ToString().c_str());
   return status;
 }

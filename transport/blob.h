@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A parcel is the blob that two transports of one kind exchange through the control plane: an endpoint's address or
+// A blob is what two transports of one kind exchange through the control plane: an endpoint's address or
 // a region's key. It begins with a magic number and a version and ends with a checksum over all bytes before it, so
 // that foreign, truncated or altered bytes are refused with a message. Little-endian.
 
-#ifndef ROPETEAM_TRANSPORT_PARCEL_H_
-#define ROPETEAM_TRANSPORT_PARCEL_H_
+#ifndef ROPETEAM_TRANSPORT_BLOB_H_
+#define ROPETEAM_TRANSPORT_BLOB_H_
 
 #include <cstdint>
 #include <cstring>
@@ -19,18 +19,18 @@
 namespace ropeteam {
 
 // Transport::LocalAddress() and ExportRegion() promise it.
-inline constexpr size_t kParcelBytesMax = kAddressBytesMax / 2;
+inline constexpr size_t kBlobBytesMax = kAddressBytesMax / 2;
 
 // FNV-1a: it guards against mistakes, not against attacks; anyone who knows a key may write to its region anyway.
-inline uint64_t ParcelChecksum(std::string_view bytes) {
+inline uint64_t BlobChecksum(std::string_view bytes) {
   uint64_t hash = 0xcbf29ce484222325;
   for (char c : bytes) hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3;
   return hash;
 }
 
-class ParcelWriter {
+class BlobWriter {
  public:
-  ParcelWriter(uint32_t magic, uint32_t version) {
+  BlobWriter(uint32_t magic, uint32_t version) {
     Number(magic);
     Number(version);
   }
@@ -42,9 +42,9 @@ class ParcelWriter {
     Number(static_cast<uint32_t>(text.size()));
     bytes_.append(text);
   }
-  // The caller checks the size against kParcelBytesMax where its parts can grow.
+  // The caller checks the size against kBlobBytesMax where its parts can grow.
   std::string Finish() && {
-    Number(ParcelChecksum(bytes_));
+    Number(BlobChecksum(bytes_));
     return std::move(bytes_);
   }
 
@@ -52,11 +52,11 @@ class ParcelWriter {
   std::string bytes_;
 };
 
-class ParcelReader {
+class BlobReader {
  public:
-  // `what` for people: "ucx address". `bytes` and `what` outlive the reader. Numbers and texts of a parcel
+  // `what` for people: "ucx address". `bytes` and `what` outlive the reader. Numbers and texts of a blob
   // that is refused are 0 and empty; Finish() says why.
-  ParcelReader(std::string_view bytes, uint32_t magic, uint32_t version, const char* what)
+  BlobReader(std::string_view bytes, uint32_t magic, uint32_t version, const char* what)
       : what_(what), size_(bytes.size()) {
     status_ = Open(bytes, magic, version);
   }
@@ -85,9 +85,8 @@ class ParcelReader {
   Status Open(std::string_view bytes, uint32_t magic, uint32_t version) {
     uint32_t head[2];
     uint64_t checksum;
-    if (bytes.size() > kParcelBytesMax)
-      return Error(Code::kInvalidArgument, "%s of %zu bytes, limit %zu", what_, bytes.size(),
-                   kParcelBytesMax);
+    if (bytes.size() > kBlobBytesMax)
+      return Error(Code::kInvalidArgument, "%s of %zu bytes, limit %zu", what_, bytes.size(), kBlobBytesMax);
     if (bytes.size() < sizeof head + sizeof checksum)
       return Error(Code::kInvalidArgument, "%s of %zu bytes is cut short", what_, bytes.size());
     std::memcpy(head, bytes.data(), sizeof head);
@@ -97,7 +96,7 @@ class ParcelReader {
       return Error(Code::kInvalidArgument, "%s of version %u, this build reads %u", what_, head[1], version);
     const std::string_view checked = bytes.substr(0, bytes.size() - sizeof checksum);
     std::memcpy(&checksum, bytes.data() + checked.size(), sizeof checksum);
-    if (checksum != ParcelChecksum(checked))
+    if (checksum != BlobChecksum(checked))
       return Error(Code::kInvalidArgument, "%s with a wrong checksum", what_);
     payload_ = checked.substr(sizeof head);
     return OkStatus();
@@ -117,4 +116,4 @@ class ParcelReader {
 
 }  // namespace ropeteam
 
-#endif  // ROPETEAM_TRANSPORT_PARCEL_H_
+#endif  // ROPETEAM_TRANSPORT_BLOB_H_
