@@ -140,36 +140,36 @@ TEST(FrontRemotes, ARegionIsItsPeersAndGoesWithIt) {
   EXPECT_EQ(table.Find(b, 2), stays);
 }
 
-TEST(FrontLedger, EachOperationComesOutOnceInTheOrderOfFinishing) {
+TEST(OperationTable, EachOperationComesOutOnceInTheOrderOfFinishing) {
   RegionTable<Region> regions;
   const RegionId id = AddTo(&regions, 100);
-  Ledger<Operation> ledger;
+  OperationTable<Operation> table;
   std::vector<Operation*> operations;
   for (uint64_t i = 0; i < 5; i++) {
     Region* region = nullptr;
     ASSERT_TRUE(regions.Acquire(id, 0, 1, &region).ok());
-    operations.push_back(ledger.Accept(region));
+    operations.push_back(table.Accept(region));
     operations.back()->context = i;
     operations.back()->length = 10;
     operations.back()->kind = i == 4 ? OperationKind::kGet : OperationKind::kPut;
   }
-  EXPECT_FALSE(ledger.finished());
-  for (const size_t i : {3, 0, 4}) ledger.Finish(operations[i], i == 0 ? Code::kLinkFailed : Code::kOk);
-  ledger.FinishDisconnect(7);
+  EXPECT_FALSE(table.finished());
+  for (const size_t i : {3, 0, 4}) table.Finish(operations[i], i == 0 ? Code::kLinkFailed : Code::kOk);
+  table.FinishDisconnect(7);
   Completion out[8];
-  ASSERT_EQ(ledger.Take(out, 2), 2u);
+  ASSERT_EQ(table.Take(out, 2), 2u);
   EXPECT_EQ(out[0].context, 3u);
   EXPECT_EQ(out[1].context, 0u);
   EXPECT_EQ(out[1].code, Code::kLinkFailed);
-  EXPECT_EQ(ledger.accepted(), 3u);
-  ASSERT_EQ(ledger.Take(out, 8), 2u);
+  EXPECT_EQ(table.accepted(), 3u);
+  ASSERT_EQ(table.Take(out, 8), 2u);
   EXPECT_EQ(out[0].context, 4u);
   EXPECT_EQ(out[1].kind, OperationKind::kDisconnect);
   EXPECT_EQ(out[1].peer, 7u);
-  EXPECT_EQ(ledger.accepted(), 2u);
-  EXPECT_EQ(ledger.Take(out, 8), 0u);
+  EXPECT_EQ(table.accepted(), 2u);
+  EXPECT_EQ(table.Take(out, 8), 0u);
   EXPECT_THAT(regions.Remove(id).status().message(), HasSubstr("2 operations"));
-  const Transport::Counters counters = ledger.counts().Read(regions.registrations());
+  const Transport::Counters counters = table.counts().Read(regions.registrations());
   EXPECT_EQ(counters.registrations, 1u);
   EXPECT_EQ(counters.puts, 2u);
   EXPECT_EQ(counters.gets, 1u);
@@ -178,18 +178,18 @@ TEST(FrontLedger, EachOperationComesOutOnceInTheOrderOfFinishing) {
   EXPECT_EQ(counters.get_bytes, 10u);
 }
 
-TEST(FrontLedgerDeathTest, FinishingTwiceEndsTheProcess) {
+TEST(OperationTableDeathTest, FinishingTwiceEndsTheProcess) {
   RegionTable<Region> regions;
   const RegionId id = AddTo(&regions, 1);
   Region* region = nullptr;
   ASSERT_TRUE(regions.Acquire(id, 0, 1, &region).ok());
-  Ledger<Operation> ledger;
-  Operation* operation = ledger.Accept(region);
-  ledger.Finish(operation, Code::kOk);
-  EXPECT_DEATH(ledger.Finish(operation, Code::kPeerGone), "kAccepted");
+  OperationTable<Operation> table;
+  Operation* operation = table.Accept(region);
+  table.Finish(operation, Code::kOk);
+  EXPECT_DEATH(table.Finish(operation, Code::kPeerGone), "kAccepted");
   Completion out;
-  ASSERT_EQ(ledger.Take(&out, 1), 1u);
-  EXPECT_DEATH(ledger.Finish(operation, Code::kOk), "kAccepted");
+  ASSERT_EQ(table.Take(&out, 1), 1u);
+  EXPECT_DEATH(table.Finish(operation, Code::kOk), "kAccepted");
 }
 
 TEST(FrontQueue, OnlyTheHeadIsCutAndAnAbandonedOneLeaves) {

@@ -35,8 +35,8 @@
 #include <utility>
 
 #include "transport/front/checks.h"
-#include "transport/front/ledger.h"
 #include "transport/front/list.h"
+#include "transport/front/operation_table.h"
 #include "transport/front/regions.h"
 #include "transport/front/system.h"
 #include "transport/transport.h"
@@ -52,7 +52,7 @@ class Front : public Transport {
   const TransportCapabilities& capabilities() const final { return capabilities_; }
   std::string LocalAddress() const final { return local_address_; }
   std::string Describe() const final { return description_; }
-  Counters counters() const final { return ledger_.counts().Read(regions_.registrations()); }
+  Counters counters() const final { return operations_.counts().Read(regions_.registrations()); }
   void Wake() final { wake_.Wake(); }
 
   Result<RegionId> RegisterRegion(void* base, uint64_t length) final {
@@ -89,7 +89,7 @@ class Front : public Transport {
 
   size_t Poll(Completion* out, size_t capacity) final {
     self().Progress();
-    return ledger_.Take(out, capacity);
+    return operations_.Take(out, capacity);
   }
   void Wait(uint64_t timeout_us) final;
 
@@ -113,7 +113,7 @@ class Front : public Transport {
   // The last step of Disconnect(): no device uses the peer any more. The caller destroys it.
   std::unique_ptr<Peer> RemovePeer(PeerId id) {
     remotes_.Drop(id);
-    ledger_.FinishDisconnect(id);
+    operations_.FinishDisconnect(id);
     const auto found = peers_.find(id);
     std::unique_ptr<Peer> peer = std::move(found->second);
     peers_.erase(found);
@@ -126,7 +126,7 @@ class Front : public Transport {
   WakeFd wake_;
   RegionTable<Region> regions_;
   // [loop]
-  Ledger<Operation> ledger_;
+  OperationTable<Operation> operations_;
   RemoteTable<Remote> remotes_;
   std::unordered_map<PeerId, std::unique_ptr<Peer>> peers_;
 
@@ -146,10 +146,10 @@ Status Front<Fabric, Peer, Operation>::Submit(OperationKind kind, PeerId peer_id
   Remote* remote = remotes_.Find(remote_id, peer_id);
   if (remote == nullptr) return NotOfPeer(remote_id, peer_id);
   ROPETEAM_RETURN_IF_ERROR(CheckRange(remote_offset, length, remote->length, "remote region", remote_id));
-  if (ledger_.accepted() >= kOperationsOutstandingMax) return TooManyOperations(ledger_.accepted());
+  if (operations_.accepted() >= kOperationsOutstandingMax) return TooManyOperations(operations_.accepted());
   Region* region = nullptr;
   ROPETEAM_RETURN_IF_ERROR(regions_.Acquire(local, local_offset, length, &region));
-  Operation* operation = ledger_.Accept(region);
+  Operation* operation = operations_.Accept(region);
   operation->kind = kind;
   operation->peer = peer_id;
   operation->context = context;
@@ -158,9 +158,9 @@ Status Front<Fabric, Peer, Operation>::Submit(OperationKind kind, PeerId peer_id
   operation->remote_offset = remote_offset;
   operation->length = length;
   if (peer->gone()) {
-    ledger_.Finish(operation, Code::kPeerGone);
+    operations_.Finish(operation, Code::kPeerGone);
   } else if (length == 0) {
-    ledger_.Finish(operation, Code::kOk);  // devices differ on empty operations, so none is posted
+    operations_.Finish(operation, Code::kOk);  // devices differ on empty operations, so none is posted
   } else {
     peer->queue.Push(operation);
     self().Start(peer);
@@ -170,14 +170,14 @@ Status Front<Fabric, Peer, Operation>::Submit(OperationKind kind, PeerId peer_id
 
 template <typename Fabric, typename Peer, typename Operation>
 void Front<Fabric, Peer, Operation>::Wait(uint64_t timeout_us) {
-  if (ledger_.finished() || wake_.Consume()) return;
+  if (operations_.finished() || wake_.Consume()) return;
   TimeUs now = Now();
   const TimeUs deadline = timeout_us > UINT64_MAX - now ? UINT64_MAX : now + timeout_us;
   if (self().Busy(now)) {
     const TimeUs spin_end = std::min(deadline, now + kSpinUs);
     while (now < spin_end) {
       self().Progress();
-      if (ledger_.finished() || wake_.Consume()) return;
+      if (operations_.finished() || wake_.Consume()) return;
       now = Now();
     }
   }

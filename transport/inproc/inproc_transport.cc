@@ -13,7 +13,7 @@
 
 #include "core/base/log.h"
 #include "transport/front/checks.h"
-#include "transport/front/ledger.h"
+#include "transport/front/operation_table.h"
 
 namespace ropeteam {
 namespace {

@@ -51,7 +51,7 @@ void OfiTransport::Start(Peer* peer) {
 
 void OfiTransport::Complete(Operation* operation, Code code) {
   ROPETEAM_CHECK(operation->fragments == 0);
-  ledger_.Finish(operation, code);
+  operations_.Finish(operation, code);
 }
 
 // A fragment a turn.

@@ -334,13 +334,13 @@ void OfiRails::Settle(Peer* peer, Operation* operation) {
   if (operation->pieces > 0 || operation->queued) return;
   const Code code = operation->code;
   if (code == Code::kOk)
-    ledger_.Finish(operation, Code::kOk);
+    operations_.Finish(operation, Code::kOk);
   else if (peer->gone() || peer->closing())
-    ledger_.Finish(operation, Code::kPeerGone);
+    operations_.Finish(operation, Code::kPeerGone);
   else if (peer->state == State::kJudged)
     peer->pending.Push(operation);
   else
-    ledger_.Finish(operation, code);
+    operations_.Finish(operation, code);
 }
 
 void OfiRails::LoseLink(Link* link) {
@@ -435,7 +435,7 @@ void OfiRails::Sleep(TimeUs now, uint64_t timeout_us) {
     sleep_begins_.push_back(sleep_items_.size());
     if (!rail->PrepareSleep(now, &timeout_us, &sleep_items_)) return Progress();
     // What it has found on the way to bed.
-    if (rail->ledger_.finished()) return;
+    if (rail->operations_.finished()) return;
   }
   sleep_begins_.push_back(sleep_items_.size());
   front::SleepOn(&sleep_items_, timeout_us);

@@ -62,7 +62,7 @@ void UcxTransport::Start(Peer* peer) {
 
 void UcxTransport::Complete(Operation* operation, Code code) {
   ROPETEAM_CHECK(operation->requests == 0 && !operation->gathered);
-  ledger_.Finish(operation, code);
+  operations_.Finish(operation, code);
 }
 
 // A fragment or flush a turn.

@@ -65,7 +65,7 @@ void UcxTransport::Sleep(TimeUs now, uint64_t timeout_us) {
     if (armed != UCS_ERR_BUSY) break;
     busy_at_ = now;
     Progress();
-    if (ledger_.finished()) return;
+    if (operations_.finished()) return;
   }
   if (armed == UCS_ERR_BUSY) return;
   if (armed != UCS_OK) {

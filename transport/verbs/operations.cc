@@ -35,7 +35,7 @@ void VerbsTransport::Start(Peer* peer) {
 
 void VerbsTransport::FinishOperation(Operation* operation) {
   ROPETEAM_CHECK(operation->pieces == 0);
-  ledger_.Finish(operation, operation->code);
+  operations_.Finish(operation, operation->code);
 }
 
 void VerbsTransport::Activate(Peer* peer) {

@@ -166,7 +166,7 @@ void VerbsTransport::Sleep(TimeUs now, uint64_t timeout_us) {
   Arm();
   while (Advance() > 0) {
   }
-  if (ledger_.finished()) return;
+  if (operations_.finished()) return;
   if (const TimeUs timer = NextTimer(); timer != UINT64_MAX)
     timeout_us = std::min(timeout_us, timer > now ? timer - now : 0);
   sleep_items_.assign(1, wake_.item());

@@ -3,8 +3,8 @@
 // The operation table: each operation is accepted once, finished once and returned once by Poll(), and is counted in
 // the transport's counters.
 
-#ifndef ROPETEAM_TRANSPORT_FRONT_LEDGER_H_
-#define ROPETEAM_TRANSPORT_FRONT_LEDGER_H_
+#ifndef ROPETEAM_TRANSPORT_FRONT_OPERATION_TABLE_H_
+#define ROPETEAM_TRANSPORT_FRONT_OPERATION_TABLE_H_
 
 #include <atomic>
 #include <cstdint>
@@ -94,7 +94,7 @@ class Counts {
 
 // Owns the operations. [loop], but for counts().
 template <typename Operation>
-class Ledger {
+class OperationTable {
  public:
   using Region = typename Operation::Region;
 
@@ -155,4 +155,4 @@ class Ledger {
 
 }  // namespace ropeteam::front
 
-#endif  // ROPETEAM_TRANSPORT_FRONT_LEDGER_H_
+#endif  // ROPETEAM_TRANSPORT_FRONT_OPERATION_TABLE_H_
