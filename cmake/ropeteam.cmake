@@ -1,4 +1,4 @@
-# Helpers shared by every house. Warnings are errors on our targets only, never on what we include.
+# Helpers shared by every component. Warnings are errors on our targets only, never on what we include.
 
 find_program(ROPETEAM_CCACHE ccache)
 if(ROPETEAM_CCACHE)
@@ -11,7 +11,7 @@ if(ROPETEAM_SANITIZE)
   add_link_options(-fsanitize=${ROPETEAM_SANITIZE})
 endif()
 
-# ropeteam_target(NAME): our warnings and the repository root as include path, so that every include names its house.
+# ropeteam_target(NAME): our warnings and the repository root as include path, so that every include names its component.
 function(ropeteam_target name)
   target_include_directories(${name} PUBLIC ${PROJECT_SOURCE_DIR})
   # g++ is the compiler that the warnings are kept to; clang, which builds the fuzz targets, has others in each version.
@@ -31,7 +31,7 @@ function(ropeteam_target name)
   endif()
 endfunction()
 
-# ropeteam_library(NAME SOURCES...): one static library per house.
+# ropeteam_library(NAME SOURCES...): one static library per component.
 function(ropeteam_library name)
   add_library(${name} STATIC ${ARGN})
   ropeteam_target(${name})

@@ -27,7 +27,7 @@
 #include "core/base/status.h"
 
 // All of api/client is in a namespace of its own: its classes have the names that its users think in (View,
-// Save, Client), and the daemon's houses have other things of the same names, with which a program may link
+// Save, Client), and the daemon's components have other things of the same names, with which a program may link
 // both.
 namespace ropeteam::client {
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Status is how every fallible call in Ropeteam answers: a code from a closed vocabulary and a sentence for a
-// person. No exception crosses a house. The vocabulary separates what a caller can act on differently: a peer
+// person. No exception leaves a component. The vocabulary separates what a caller can act on differently: a peer
 // that is gone is not a link that failed, and a deadline that passed leaves the outcome unknown.
 //
 // The message names the value and the limit it met ("name of 300 bytes, limit 255"), never just the rule. The

@@ -6,7 +6,7 @@ not and exits 1.
     headers_alone.py ROOT BUILD CXX CC
 
 Include paths are those of BUILD/compile_commands.json, so a header sees what the build lets it see. A header of a
-house, or of an optional part, that is not in the build is passed over, and that is said. A header that a source of the build
+component, or of an optional part, that is not in the build is passed over, and that is said. A header that a source of the build
 begins with is not compiled again: the finished build has shown it.
 """
 
@@ -20,7 +20,7 @@ import shutil
 import subprocess
 import sys
 
-HOUSES = ["core", "transport", "membership", "storage", "node", "api", "bench"]
+COMPONENTS = ["core", "transport", "membership", "storage", "node", "api", "bench"]
 # Parts that need a library which may be missing.
 OPTIONAL = ["transport/ofi", "transport/verbs", "transport/ucx", "membership/standalone", "membership/etcd", "storage/s3"]
 PUBLIC = "api/include/ropeteam/ropeteam.h"
@@ -86,10 +86,10 @@ def main() -> int:
     as_c = [*launcher, cc, "-std=c11", "-pedantic", "-I", str(root)]
     sources = build / "headers_alone"
     jobs, passed_over, by_sources = [], [], 0
-    for house in HOUSES:
-        for file in sorted((root / house).rglob("*.h")):
+    for component in COMPONENTS:
+        for file in sorted((root / component).rglob("*.h")):
             header = file.relative_to(root).as_posix()
-            part = next((part for part in OPTIONAL if header.startswith(part + "/")), house)
+            part = next((part for part in OPTIONAL if header.startswith(part + "/")), component)
             built = any(folder == part or folder.startswith(part + "/") for folder in folders)
             if not built and header != PUBLIC:
                 passed_over.append(header)

@@ -31,7 +31,7 @@ LAWS = {
     "tests": None,
 }
 
-# Prefix -> the houses that may include it; everybody else may not, whatever LAWS says.
+# Prefix -> the components that may include it; everybody else may not, whatever LAWS says.
 RESERVED = {
     "node/": {"node", "bench", "tests"},
     "bench/": {"bench", "tests"},
@@ -59,10 +59,10 @@ def law_of(path: str):
 
 def judge_quoted(path: str, target: str):
     """Why `path` may not include "target", or None."""
-    house = path.split("/", 1)[0]
-    for prefix, houses in RESERVED.items():
-        if target.startswith(prefix) and house not in houses and (path, target) not in SHARED:
-            return f"{house} may not include {prefix}"
+    component = path.split("/", 1)[0]
+    for prefix, components in RESERVED.items():
+        if target.startswith(prefix) and component not in components and (path, target) not in SHARED:
+            return f"{component} may not include {prefix}"
     folder = law_of(path)
     prefixes = LAWS[folder]
     if prefixes is None or target.startswith(tuple(prefixes)):
@@ -100,8 +100,8 @@ def main() -> int:
         print(__doc__, file=sys.stderr)
         return 2
     root = pathlib.Path(sys.argv[1]).resolve()
-    houses = sorted({folder.split("/", 1)[0] for folder in LAWS})
-    files = [file for house in houses for file in sorted((root / house).rglob("*"))
+    components = sorted({folder.split("/", 1)[0] for folder in LAWS})
+    files = [file for component in components for file in sorted((root / component).rglob("*"))
              if file.suffix in SUFFIXES and "include_law_fixture" not in file.relative_to(root).parts]
     if not files:
         print(f"no source files under {root}", file=sys.stderr)
