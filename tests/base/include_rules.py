@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Who may include whom. Prints file:line for every include against the law and exits 1 if there was one.
+"""Which component may include which. Prints file:line for every include against the rules, and then exits 1.
 
-    include_law.py ROOT
+    include_rules.py ROOT
 
-A law is a folder and the prefixes that a quoted include below it may start with; the longest folder that matches a
-file decides. `core` is held to the C++ standard library besides: what it decides must not depend on a socket, a thread
-or a clock.
+A dependency rule is a folder and the prefixes that a quoted include below it may start with. The rule of the longest
+folder that matches a file applies. In addition, `core` may include only the C++ standard library: what it decides must not
+depend on a socket, a thread or a clock.
 """
 
 import pathlib
@@ -16,7 +16,7 @@ import sys
 SUFFIXES = {".h", ".hh", ".hpp", ".inc", ".c", ".cc", ".cpp"}
 
 # Folder -> prefixes. None: anything but what FORBIDDEN names.
-LAWS = {
+RULES = {
     "core/base": ["core/base/"],
     "core/shard": ["core/base/", "core/shard/"],
     "core": ["core/"],
@@ -31,7 +31,7 @@ LAWS = {
     "tests": None,
 }
 
-# Prefix -> the components that may include it; everybody else may not, whatever LAWS says.
+# Prefix -> the components that may include it; no other one may, whatever RULES says.
 RESERVED = {
     "node/": {"node", "bench", "tests"},
     "bench/": {"bench", "tests"},
@@ -51,9 +51,9 @@ QUOTED = re.compile(r'^\s*#\s*include\s*"([^"]+)"')
 ANGLED = re.compile(r"^\s*#\s*include\s*<([^>]+)>")
 
 
-def law_of(path: str):
-    """The folder in LAWS that decides over `path`, or None."""
-    folders = [folder for folder in LAWS if path.startswith(folder + "/")]
+def rule_of(path: str):
+    """The folder in RULES that decides over `path`, or None."""
+    folders = [folder for folder in RULES if path.startswith(folder + "/")]
     return max(folders, key=len, default=None)
 
 
@@ -63,8 +63,8 @@ def judge_quoted(path: str, target: str):
     for prefix, components in RESERVED.items():
         if target.startswith(prefix) and component not in components and (path, target) not in SHARED:
             return f"{component} may not include {prefix}"
-    folder = law_of(path)
-    prefixes = LAWS[folder]
+    folder = rule_of(path)
+    prefixes = RULES[folder]
     if prefixes is None or target.startswith(tuple(prefixes)):
         return None
     return f"{folder} may include only {', '.join(prefixes)}"
@@ -100,14 +100,14 @@ def main() -> int:
         print(__doc__, file=sys.stderr)
         return 2
     root = pathlib.Path(sys.argv[1]).resolve()
-    components = sorted({folder.split("/", 1)[0] for folder in LAWS})
+    components = sorted({folder.split("/", 1)[0] for folder in RULES})
     files = [file for component in components for file in sorted((root / component).rglob("*"))
-             if file.suffix in SUFFIXES and "include_law_fixture" not in file.relative_to(root).parts]
+             if file.suffix in SUFFIXES and "include_rules_fixture" not in file.relative_to(root).parts]
     if not files:
         print(f"no source files under {root}", file=sys.stderr)
         return 2
     broken = [message for file in files for message in check_file(root, file)]
-    print("\n".join(broken + [f"{len(files)} files, {len(broken)} includes against the law"]))
+    print("\n".join(broken + [f"{len(files)} files, {len(broken)} includes against the rules"]))
     return 1 if broken else 0
 
 

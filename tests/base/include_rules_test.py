@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Proves that include_law.py finds what is against the law, and only that.
+"""Proves that include_rules.py finds what is against the rules, and only that.
 
-In include_law_fixture/ each line that breaks the law says so with a comment `against the law`; the messages must name
+In include_rules_fixture/ each line that breaks a rule says so with a comment `against the rules`; the messages must name
 exactly those lines.
 """
 
@@ -13,22 +13,22 @@ import sys
 import unittest
 
 HERE = pathlib.Path(__file__).resolve().parent
-FIXTURE = HERE / "include_law_fixture"
+FIXTURE = HERE / "include_rules_fixture"
 
 
 def run(root: pathlib.Path):
-    return subprocess.run([sys.executable, str(HERE / "include_law.py"), str(root)], capture_output=True, text=True,
+    return subprocess.run([sys.executable, str(HERE / "include_rules.py"), str(root)], capture_output=True, text=True,
                           check=False)
 
 
-class IncludeLaw(unittest.TestCase):
+class IncludeRules(unittest.TestCase):
     def test_every_violation_is_named_by_file_and_line_and_nothing_else_is(self):
         expected = set()
         for file in FIXTURE.rglob("*"):
             if not file.is_file():
                 continue
             for number, line in enumerate(file.read_text().splitlines(), start=1):
-                if "against the law" in line:
+                if "against the rules" in line:
                     expected.add(f"{file.relative_to(FIXTURE).as_posix()}:{number}")
         result = run(FIXTURE)
         named = set(re.findall(r"^(\S+:\d+): ", result.stdout, re.MULTILINE))

@@ -2,5 +2,5 @@
 #include "core/engine/engine.h"
 #include "transport/transport.h"
 #include "membership/agent.h"
-#include "tests/helper.h"  // against the law
-#include "bench/report.h"  // against the law
+#include "tests/helper.h"  // against the rules
+#include "bench/report.h"  // against the rules

@@ -1,4 +1,0 @@
-// SPDX-License-Identifier: Apache-2.0
-#include "core/base/leaf.h"
-#include "core/engine/engine.h"  // against the law
-#include "node/loop.h"  // against the law

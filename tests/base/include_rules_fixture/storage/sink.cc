@@ -1,0 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/base/leaf.h"
+#include "core/engine/engine.h"  // against the rules
+#include "node/loop.h"  // against the rules
