@@ -49,11 +49,11 @@
 // to the other. Each accepts members of the other's views as after a restart of its own. Both may give out the same epoch
 // if one leaps (kEpochLeap) to where the other has counted to. ARCHITECTURE.md says what stays safe.
 //
-// With a store (Inheritance::term_us is not 0) an outside store (etcd/) gives the role of coordinator, here called the
-// office, to one process at a time. Then two never act at once:
+// With a store (Inheritance::term_us is not 0) an outside store (etcd/) gives the coordinator role to one
+// process at a time. Then two never act at once:
 //   * A view is written to the store before it is given out: Store, then Stored(). So the successor knows every view
 //     that any node may have seen, and every instance that has left.
-//   * The office must be confirmed again and again: Confirmed(). No lease lasts beyond the confirmation. A successor
+//   * The role must be confirmed again and again: Confirmed(). No lease lasts beyond the confirmation. A successor
 //     grants no lease for one term after its start.
 //   * Without a confirmation no node is declared dead, no hold ends and no view is given out.
 //
@@ -121,13 +121,13 @@ class Coordinator {
   using Output = std::variant<Send, Close, Store>;
   using Outputs = std::vector<Output>;
 
-  // The initial state of a holder of the office. The default is a coordinator without a store.
+  // The initial state of a node that takes the coordinator role. The default is a coordinator without a store.
   struct Inheritance {
     // The last view in the store; of its members the ids and nothing else. Null: there is none. Its settings do not
     // count: a job that starts again may have others.
     ViewStatePtr newest = nullptr;
-    // The former holder, if its members took the office from it because none of them reached it. That counts as the
-    // beginning of its probe. kNoNode: the office was empty.
+    // The former holder, if its members took the role from it because none of them reached it. That counts as the
+    // beginning of its probe. kNoNode: no node had the role.
     NodeId deposed = kNoNode;
     TimeUs term_us = 0;          // the longest TermMs() of this and any former holder; 0: no store
     TimeUs confirmed_until = 0;  // see Confirmed()
@@ -153,7 +153,7 @@ class Coordinator {
   Outputs Flush(TimeUs now);
   // The view of that epoch is in the store.
   Outputs Stored(TimeUs now, Epoch epoch);
-  // This coordinator had the office at `until` - term_us, and no other one acts on it before `until`.
+  // This coordinator had the role at `until` - term_us, and no other one acts on it before `until`.
   Outputs Confirmed(TimeUs now, TimeUs until);
 
   // When Tick() is next needed; never more than dead_after / kTicksPerDeath away. Calling it earlier does no
@@ -213,7 +213,7 @@ class Coordinator {
   Status CheckInstance(const Registration& registration) const;
   // During the first hold: the settings of the newest reported view are the job's. Removes nodes that named others.
   void LearnSettings(const JobSettings& settings, const Member& reporter);
-  // The holder of an office may be any node, so its defaults do not beat what another node was given.
+  // Any node may hold the role, so its defaults do not beat what another node was given.
   void TakeNamedSettings(const Registration& registration);
   bool IsOurs(Epoch epoch) const;
   void OnHeartbeat(Record* record, const Heartbeat& heartbeat);

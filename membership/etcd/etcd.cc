@@ -20,7 +20,7 @@
 namespace ropeteam {
 namespace {
 
-// For etcd to take the office and the lease back from a node that leaves. If it does not, the lease runs out.
+// The time for etcd to take the role and the lease back from a node that leaves. If it does not, the lease runs out.
 constexpr auto kResignMax = std::chrono::milliseconds(500);
 
 class EtcdMembership final : public Membership {
@@ -48,7 +48,7 @@ class EtcdMembership final : public Membership {
   const EtcdConfig etcd_;
   Callbacks callbacks_;
   std::unique_ptr<Membership> inner_;          // this node's agent; told by the seat where to register
-  std::unique_ptr<CoordinatorServer> server_;  // runs a coordinator while this node has the office
+  std::unique_ptr<CoordinatorServer> server_;  // runs a coordinator while this node has the coordinator role
   std::unique_ptr<EtcdClient> client_;         // the loop's
   std::unique_ptr<Seat> seat_;                 // the loop's
   uint64_t moves_ = 0;                         // the loop's; orders the places that the seat has seen

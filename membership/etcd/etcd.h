@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Membership over etcd (version 3.4 or newer). One daemon holds the office (the coordinator role, a key in etcd) and runs
+// Membership over etcd (version 3.4 or newer). One daemon holds the coordinator role, a key in etcd, and runs
 // the Coordinator. All nodes register with it as they do standalone, and it detects dead nodes as standalone does. etcd
-// stores which node has the office, proves to the holder again and again that it still has it, and keeps the last view
+// stores which node has the role, proves to the holder again and again that it still has it, and keeps the last view
 // (seat.h). So detection takes no longer than standalone, the coordinator may be on any node, and the loss of any node does
 // not stop the job.
 //
@@ -44,7 +44,7 @@ Result<EtcdConfig> ParseEtcdUrl(const std::string& url);
 // "etcd at h1:2379,h2:2379", for messages.
 std::string EtcdName(const EtcdConfig& config);
 
-// `config.coordinator_listen` is where this node listens in case it gets the office; port 0: the system's choice.
+// `config.coordinator_listen` is where this node listens in case it gets the role; port 0: the system's choice.
 // `config`'s coordinator addresses and embed_coordinator are not used.
 std::unique_ptr<Membership> CreateEtcdMembership(const MembershipConfig& config, const EtcdConfig& etcd);
 

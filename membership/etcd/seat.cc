@@ -19,10 +19,10 @@ constexpr const char* kFormat = "1";
 constexpr TimeUs kTermMax = TermMs(kDeadAfterMsMax) * kUsPerMs;
 constexpr int kCallMs = 500;       // more than a healthy etcd's slowest write; a dead endpoint costs no more
 constexpr int kCallLongMs = 1000;  // of those that nothing waits for within a term
-// While there is no contact the office is read that often, even if the watch reports nothing.
+// While there is no contact the record is read that often, even if the watch reports nothing.
 constexpr TimeUs kFindUs = 500'000;
 constexpr TimeUs kFindJitterUs = 100'000;
-// An empty office is taken after so long for each member before this one in the last view, up to the second, and up to
+// A vacant role is taken after so long for each member before this one in the last view, up to the second, and up to
 // the third at random.
 constexpr TimeUs kClaimStepUs = 10'000;
 constexpr TimeUs kClaimStepsMaxUs = 250'000;
@@ -130,9 +130,9 @@ Seat::Outputs Seat::Resign(TimeUs now) {
 }
 
 TimeUs Seat::DoubtDue() const {
-  if (view_.epoch == 0 || refused_ || removed_ || contact_ || vacant() || office_->id == self_.id || holds())
+  if (view_.epoch == 0 || refused_ || removed_ || contact_ || vacant() || record_->id == self_.id || holds())
     return kNever;
-  return std::max({contact_since_ + probe_, office_since_ + WithDrift(dead_after_) + kSpareUs, doubt_at_});
+  return std::max({contact_since_ + probe_, record_since_ + WithDrift(dead_after_) + kSpareUs, doubt_at_});
 }
 
 TimeUs Seat::NextDeadline() const {
@@ -157,11 +157,11 @@ TimeUs Seat::NextDeadline() const {
 bool Seat::WantsClaim(TimeUs now) const {
   if (!joined_ || refused_ || resigning_ || holds()) return false;
   if (vacant()) return now != kNever && now >= claim_at_;
-  if (office_->id == self_.id) return true;  // taken by this process, which does not act on it
+  if (record_->id == self_.id) return true;  // taken by this process, which does not act on it
   // A name has one living daemon, so this is the successor of the holder. One that has seen a view is not new: it may be
   // the former one, which was stopped for a while.
-  if (office_->name == self_.name && view_.epoch == 0) return true;
-  return !lost_.empty() && lost_ == office_->value;
+  if (record_->name == self_.name && view_.epoch == 0) return true;
+  return !lost_.empty() && lost_ == record_->value;
 }
 
 Seat::Kind Seat::NextKind(TimeUs now) const {
@@ -169,7 +169,7 @@ Seat::Kind Seat::NextKind(TimeUs now) const {
   if (lease_ == 0) return Kind::kGrant;
   if (!joined_) return format_missing_ ? Kind::kFormat : Kind::kJoin;
   if (find_wanted_ || now >= find_at_ || now >= watch_at_) return Kind::kFind;
-  // The office must not outlast its holder by a long lease.
+  // A long lease must not keep the record after its holder has gone.
   if (WantsClaim(now)) return ttl_s_ > kSeatTtlS ? Kind::kGrant : Kind::kClaim;
   if (WantsUndoubt()) return Kind::kUndoubt;
   if (now >= DoubtDue()) return Kind::kDoubt;
@@ -232,22 +232,22 @@ void Seat::SayOutage(TimeUs now) {
 }
 
 StoreTxn Seat::TxnOf(Kind kind) {
-  const StoreOp get_office{StoreOp::kGet, root_ + "coordinator"};
+  const StoreOp get_record{StoreOp::kGet, root_ + "coordinator"};
   const StoreOp get_view{StoreOp::kGet, root_ + "view"};
   const StoreOp get_format{StoreOp::kGet, root_ + "format"};
-  const auto office_is = [this](const std::string& value) {
+  const auto record_is = [this](const std::string& value) {
     return StoreCompare{root_ + "coordinator", StoreCompare::kValue, value};
   };
   switch (kind) {
     case Kind::kJoin: {
       StoreTxn txn{{{root_ + "format", StoreCompare::kValue, kFormat}},
-                   {get_office,
+                   {get_record,
                     get_view,
                     {StoreOp::kPut, root_ + "nodes/" + Hex(self_.id), config_.describe(self_), lease_}},
                    {get_format}};
       if (former_ != kNoNode) txn.success.push_back({StoreOp::kDelete, root_ + "nodes/" + Hex(former_)});
       if (former_ != kNoNode && !vacant())
-        txn.success.push_back({StoreOp::kDelete, root_ + "doubt/" + office_->nonce + "/" + Hex(former_)});
+        txn.success.push_back({StoreOp::kDelete, root_ + "doubt/" + record_->nonce + "/" + Hex(former_)});
       return txn;
     }
     case Kind::kFormat:
@@ -255,30 +255,30 @@ StoreTxn Seat::TxnOf(Kind kind) {
               {{StoreOp::kPut, root_ + "format", kFormat}},
               {get_format}};
     case Kind::kClaim: {
-      claim_deposes_ = office_ && lost_ == office_->value ? office_->id : kNoNode;
+      claim_deposes_ = record_ && lost_ == record_->value ? record_->id : kNoNode;
       claim_ = config_.address + " " + Hex(self_.id) + " " + Hex(random_()) + " " + self_.name;
-      StoreTxn txn{{}, {get_view, {StoreOp::kDeletePrefix, root_ + "doubt/"}, {}}, {get_office}};
-      txn.compare.push_back(office_ ? office_is(office_->value)
+      StoreTxn txn{{}, {get_view, {StoreOp::kDeletePrefix, root_ + "doubt/"}, {}}, {get_record}};
+      txn.compare.push_back(record_ ? record_is(record_->value)
                                     : StoreCompare{root_ + "coordinator", StoreCompare::kAbsent});
       txn.success.back() = {StoreOp::kPut, root_ + "coordinator", claim_, lease_};
       return txn;
     }
     case Kind::kDoubt: {
-      const std::string doubts = root_ + "doubt/" + office_->nonce + "/";
-      return {{office_is(office_->value)},
+      const std::string doubts = root_ + "doubt/" + record_->nonce + "/";
+      return {{record_is(record_->value)},
               {{StoreOp::kPut, doubts + Hex(self_.id), "no contact", lease_},
                {StoreOp::kCountPrefix, doubts},
                get_view},
-              {get_office}};
+              {get_record}};
     }
     case Kind::kUndoubt:
       return {{},
-              {{StoreOp::kDelete, root_ + "doubt/" + (office_ ? office_->nonce : "") + "/" + Hex(self_.id)}},
+              {{StoreOp::kDelete, root_ + "doubt/" + (record_ ? record_->nonce : "") + "/" + Hex(self_.id)}},
               {}};
     case Kind::kResign:
-      return {{office_is(mine_)}, {{StoreOp::kDelete, root_ + "coordinator"}}, {}};
+      return {{record_is(mine_)}, {{StoreOp::kDelete, root_ + "coordinator"}}, {}};
     default:
-      return {{}, {get_office}, {}};
+      return {{}, {get_record}, {}};
   }
 }
 
@@ -366,7 +366,7 @@ Seat::Outputs Seat::Answered(TimeUs now, uint64_t call, const Result<StoreAnswer
       outputs_.push_back(Confirmed{of.sent_at + term_});
     } else {
       Depose("another node has the coordinator role, or etcd has lost the key");
-      SetOffice(now, answer->revision, answer->found.at(0));
+      LearnRecord(now, answer->revision, answer->found.at(0));
     }
   }
   Proceed(now);
@@ -388,10 +388,10 @@ void Seat::OnMain(TimeUs now, Kind kind, TimeUs sent_at, const StoreAnswer& answ
       return;
     case Kind::kClaim:
       if (answer.succeeded) return OnClaimed(now, sent_at, answer);
-      return SetOffice(now, answer.revision, answer.found.at(0));
+      return LearnRecord(now, answer.revision, answer.found.at(0));
     case Kind::kDoubt:
       if (answer.succeeded) return OnDoubted(now, answer);
-      return SetOffice(now, answer.revision, answer.found.at(0));
+      return LearnRecord(now, answer.revision, answer.found.at(0));
     case Kind::kUndoubt:
       doubted_ = false;
       return;
@@ -404,7 +404,7 @@ void Seat::OnMain(TimeUs now, Kind kind, TimeUs sent_at, const StoreAnswer& answ
       find_wanted_ = false;
       watch_at_ = kNever;
       if (find_at_ != kNever) find_at_ = now + kFindUs - kFindJitterUs + random_() % (2 * kFindJitterUs);
-      SetOffice(now, answer.revision, answer.found.at(0));
+      LearnRecord(now, answer.revision, answer.found.at(0));
   }
 }
 
@@ -422,10 +422,10 @@ void Seat::OnJoined(TimeUs now, const StoreAnswer& answer) {
   }
   joined_ = true;
   former_ = kNoNode;
-  SetOffice(now, answer.revision, answer.found.at(0));
+  LearnRecord(now, answer.revision, answer.found.at(0));
 }
 
-void Seat::SetOffice(TimeUs now, int64_t revision, const StoreFound& found) {
+void Seat::LearnRecord(TimeUs now, int64_t revision, const StoreFound& found) {
   if (revision < known_at_ && !std::exchange(behind_, true)) {
     find_wanted_ =
         true;  // either this answer was overtaken by an event, or the store begins again: the next one tells
@@ -438,23 +438,23 @@ void Seat::SetOffice(TimeUs now, int64_t revision, const StoreFound& found) {
     LOG_WARNING("membership etcd has lost its data, or has been restored from an older copy");
     watching_ = false;
   }
-  TakeOffice(now, found.present ? std::optional<std::string>(found.value) : std::nullopt);
+  FollowRecord(now, found.present ? std::optional<std::string>(found.value) : std::nullopt);
   if (watching_ || find_wanted_) return;
   watching_ = true;
   watched_at_ = now;
   outputs_.push_back(Watch{++watch_, root_ + "coordinator", known_at_ + 1});
 }
 
-void Seat::TakeOffice(TimeUs now, const std::optional<std::string>& value) {
-  if (office_ && value && office_->value == *value) return;
-  if (!office_ && !value && office_since_ != 0) return;
-  office_since_ = now;
+void Seat::FollowRecord(TimeUs now, const std::optional<std::string>& value) {
+  if (record_ && value && record_->value == *value) return;
+  if (!record_ && !value && record_since_ != 0) return;
+  record_since_ = now;
   doubted_ = removed_ = false;
   if (holds() && value != mine_)
     Depose(resigning_ ? "it leaves" : "another node has the coordinator role, or etcd has lost the key");
-  office_ = value ? std::optional(Parse(*value)) : std::nullopt;
+  record_ = value ? std::optional(Parse(*value)) : std::nullopt;
   if (vacant()) {
-    if (office_)
+    if (record_)
       LOG_ERROR(
           "membership etcd's key %scoordinator holds %zu bytes that no node of this job writes, it is taken "
           "over",
@@ -465,27 +465,27 @@ void Seat::TakeOffice(TimeUs now, const std::optional<std::string>& value) {
     claim_at_ = now + std::min<TimeUs>(before * kClaimStepUs, kClaimStepsMaxUs) + random_() % kClaimJitterUs;
     return;
   }
-  // An office that this process has but does not act on has no coordinator.
-  if (office_->id == self_.id && !holds()) return;
-  LOG_INFO("membership node %s at %s has the coordinator role", office_->name.c_str(),
-           office_->address.c_str());
-  outputs_.push_back(Moved{office_->address});
+  // A record of this process on which it does not act has no coordinator behind it.
+  if (record_->id == self_.id && !holds()) return;
+  LOG_INFO("membership node %s at %s has the coordinator role", record_->name.c_str(),
+           record_->address.c_str());
+  outputs_.push_back(Moved{record_->address});
 }
 
-// As TxnOf() writes it for a Claim, byte for byte; anything else is not an office.
-Seat::Office Seat::Parse(const std::string& value) {
-  Office office{value, {}, kNoNode, {}, {}};
+// As TxnOf() writes it for a Claim, byte for byte; anything else is not a record.
+Seat::CoordinatorRecord Seat::Parse(const std::string& value) {
+  CoordinatorRecord record{value, {}, kNoNode, {}, {}};
   std::string id;
   std::istringstream words(value);
-  words >> office.address >> id >> office.nonce >> office.name;
-  office.id = std::strtoull(id.c_str(), nullptr, 16);
+  words >> record.address >> id >> record.nonce >> record.name;
+  record.id = std::strtoull(id.c_str(), nullptr, 16);
   Member holder;
-  holder.id = office.id;
-  holder.name = office.name;
-  const uint64_t nonce = std::strtoull(office.nonce.c_str(), nullptr, 16);
-  if (ValidateMember(holder).ok() && ValidateCoordinatorAddress(office.address).ok() &&
-      office.address + " " + Hex(office.id) + " " + Hex(nonce) + " " + office.name == value)
-    return office;
+  holder.id = record.id;
+  holder.name = record.name;
+  const uint64_t nonce = std::strtoull(record.nonce.c_str(), nullptr, 16);
+  if (ValidateMember(holder).ok() && ValidateCoordinatorAddress(record.address).ok() &&
+      record.address + " " + Hex(record.id) + " " + Hex(nonce) + " " + record.name == value)
+    return record;
   return {value, {}, kNoNode, {}, {}};
 }
 
@@ -512,8 +512,8 @@ void Seat::OnClaimed(TimeUs now, TimeUs sent_at, const StoreAnswer& answer) {
   storing_ = nullptr;
   lost_.clear();
   outputs_.push_back(Elected{std::move(inheritance)});
-  office_.reset();  // the watch may have told of it before this answer came
-  TakeOffice(now, mine_);
+  record_.reset();  // the watch may have told of it before this answer came
+  FollowRecord(now, mine_);
 }
 
 void Seat::OnDoubted(TimeUs now, const StoreAnswer& answer) {
@@ -533,8 +533,8 @@ void Seat::OnDoubted(TimeUs now, const StoreAnswer& answer) {
   const size_t quorum = (members - 1) / 2 + 1;
   if (static_cast<size_t>(answer.found.at(1).count) < quorum) return;
   LOG_WARNING("membership %lld of %zu members do not reach the coordinator on node %s: its role is taken",
-              static_cast<long long>(answer.found.at(1).count), members, office_->name.c_str());
-  lost_ = office_->value;
+              static_cast<long long>(answer.found.at(1).count), members, record_->name.c_str());
+  lost_ = record_->value;
 }
 
 void Seat::OnStored(TimeUs now, const StoreAnswer& answer) {
@@ -542,13 +542,13 @@ void Seat::OnStored(TimeUs now, const StoreAnswer& answer) {
   if (answer.succeeded) {
     view_revision_ = answer.revision;
   } else {
-    const StoreFound& office = answer.found.at(0);
+    const StoreFound& record = answer.found.at(0);
     const StoreFound& view = answer.found.at(1);
     // The answer to the same Store was lost.
-    const bool done = office.present && office.value == mine_ && view.present && view.value == storing_bytes_;
+    const bool done = record.present && record.value == mine_ && view.present && view.value == storing_bytes_;
     if (!done) {
       Depose("the view in etcd is not the one that this coordinator wrote last");
-      SetOffice(now, answer.revision, office);
+      LearnRecord(now, answer.revision, record);
       return;
     }
     view_revision_ = view.revision;
@@ -577,14 +577,14 @@ Seat::Outputs Seat::Changed(TimeUs now, uint64_t watch, int64_t revision,
                             const std::optional<std::string>& value) {
   if (watch != watch_ || !watching_ || revision <= known_at_) return Take();
   known_at_ = revision;
-  TakeOffice(now, value);
+  FollowRecord(now, value);
   Proceed(now);
   return Take();
 }
 
 Seat::Outputs Seat::WatchEnded(TimeUs now, uint64_t watch) {
   if (watch != watch_ || !watching_) return Take();
-  // What happened meanwhile does not matter, only what is: the office is read, and watched from there on. A watch that
+  // Only the present record matters, not what happened meanwhile: it is read, and watched from there on. A watch that
   // ends as soon as it has begun is not begun over and over.
   watching_ = false;
   watch_at_ = std::max(now + kSeatPauseMinUs, watched_at_ + kFindUs);

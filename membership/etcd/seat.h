@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The Seat is a node's side of etcd, as a deterministic state machine: events go in with the time, actions come out, and
-// nothing happens between calls. The *office* is the role of coordinator: the key `coordinator` in etcd. The Seat holds
-// the node's lease in etcd, follows which node has the office, takes the office when it is empty or when its holder is
+// nothing happens between calls. The *role* is that of coordinator; its record is the key `coordinator` in etcd. The Seat
+// holds the node's lease in etcd, follows which node has the role, takes the role when it is vacant or when its holder is
 // lost, and proves that it still has it.
 //
 // Keys, below /PREFIX/JOB/ (both percent-encoded):
@@ -11,7 +11,7 @@
 //   ------------------------------   ---------------------------------   ----------------------   --------------------------
 //   format                           1                                   -                        the first node
 //   nodes/<id>                       a line of JSON, for people          the node                 each node; no decision uses it
-//   coordinator                      HOST:PORT <id> <nonce> <name>       the holder               the node that takes the office
+//   coordinator                      HOST:PORT <id> <nonce> <name>       the holder               the node that takes the role
 //   view                             the last view (EncodeStoredView)    -                        the holder
 //   doubt/<nonce>/<id>               why                                 the node                 nodes that do not reach the holder
 //
@@ -19,15 +19,15 @@
 //   ------------   -----------------------------------------   ---------------------------------------------------
 //   without        it starts, or etcd says that the lease is   etcd grants a lease (Grant)
 //   a lease        gone
-//   outside        it has a lease                              its key is written, and the office and the view are read (Join)
-//   seated         it knows which node has the office          the lease is gone; Rejoin(); Resign()
+//   outside        it has a lease                              its key is written, and the record and the view are read (Join)
+//   seated         it knows which node has the role            the lease is gone; Rejoin(); Resign()
 //
-//   the office is  it is taken (Claim) when
+//   the role is    it is taken (Claim) when
 //   ------------   -----------------------------------------------------------------------------------------------------
-//   empty          after a pause that is longer for later ordinals, so that not all nodes try at once; also if its key has
+//   vacant         after a pause that is longer for later ordinals, so that not all nodes try at once; also if its key has
 //                  a value that no node of this job writes
 //   another's      more than half of the other members of the last view doubt the holder: they have not reached it for a
-//                  probe, and it has had the office for longer than its hold lasts
+//                  probe, and it has had the role for longer than its hold lasts
 //   of my name     the holder is a former process of this node, or this process took it and missed the answer: at once
 // clang-format on
 //
@@ -35,9 +35,9 @@
 //   * A compare of the key `coordinator` with the exact bytes that the holder wrote, its nonce among them. A revision
 //     would not do: they repeat if etcd loses its data. All reads and writes need a majority of etcd's members.
 //   * Time counts from sending: a Confirm that was sent at s and answered "still mine" means that no other node had taken
-//     the office before s. The holder acts until s + TermMs(), its successor not before its own Claim + TermMs().
-//   * A view is in the store before it is given out, in a transaction that fails if the office is lost.
-// etcd's leases prove nothing: a member of etcd renews them without asking the others. They only empty the office in the
+//     the role before s. The holder acts until s + TermMs(), its successor not before its own Claim + TermMs().
+//   * A view is in the store before it is given out, in a transaction that fails if the role is lost.
+// etcd's leases prove nothing: a member of etcd renews them without asking the others. They only delete the record in the
 // end. So no clock of etcd's and no wrong suspicion can break a promise; evidence only decides when to try.
 //
 // A call whose outcome is unknown is repeated: each is made so that its own earlier effect is recognized.
@@ -62,9 +62,9 @@
 
 namespace ropeteam {
 
-// etcd raises a shorter time to live to this. The office is empty so long after its holder is gone without a doubter.
+// etcd raises a shorter time to live to this. Without doubts the role becomes vacant so long after its holder is gone.
 inline constexpr int64_t kSeatTtlS = 2;
-// Of nodes with an ordinal from kSeatOrdinals on, until they take the office: 16,384 nodes that renew three times in 2 s
+// Of nodes with an ordinal from kSeatOrdinals on, until they take the role: 16,384 nodes that renew three times in 2 s
 // would be 25,000 messages a second for etcd.
 inline constexpr int64_t kSeatTtlLongS = 10;
 inline constexpr uint32_t kSeatOrdinals = 64;
@@ -103,11 +103,11 @@ class Seat {
   };
   // The present endpoint of etcd is silent: take the next one.
   struct NextEndpoint {};
-  // The address of the node that has the office: this node's agent must register there.
+  // The address of the node that has the role: this node's agent must register there.
   struct Moved {
     std::string address;
   };
-  // This node has the office: run a coordinator. Moved follows.
+  // This node has the role: run a coordinator. Moved follows.
   struct Elected {
     Coordinator::Inheritance inheritance;
   };
@@ -146,12 +146,12 @@ class Seat {
   Outputs OnContact(TimeUs now, bool registered);
   // A view with this node in it was given to it.
   Outputs OnView(TimeUs now, const View& view);
-  // This node was refused: it takes no office and doubts nobody until Rejoin().
+  // This node was refused: it neither claims the role nor doubts its holder until Rejoin().
   Outputs OnRefused(TimeUs now);
   // From Coordinator::Store. The one before has been answered with Stored.
   Outputs StoreView(TimeUs now, const ViewStatePtr& view);
   Outputs Rejoin(TimeUs now, const Member& self);
-  // Gives the office and the lease back, then says Resigned.
+  // Gives the role and the lease back, then says Resigned.
   Outputs Resign(TimeUs now);
   Outputs Tick(TimeUs now);
   TimeUs NextDeadline() const;
@@ -161,7 +161,7 @@ class Seat {
  private:
   static constexpr TimeUs kNever = std::numeric_limits<TimeUs>::max();
   enum class Kind { kNone, kGrant, kJoin, kFormat, kFind, kClaim, kDoubt, kUndoubt, kResign, kRevoke };
-  struct Office {
+  struct CoordinatorRecord {
     std::string value;
     std::string address;
     NodeId id = kNoNode;  // kNoNode: `value` is not a node's, and the others are empty
@@ -174,8 +174,8 @@ class Seat {
     TimeUs sent_at = 0;
   };
 
-  static Office Parse(const std::string& value);
-  bool vacant() const { return !office_ || office_->id == kNoNode; }
+  static CoordinatorRecord Parse(const std::string& value);
+  bool vacant() const { return !record_ || record_->id == kNoNode; }
   void Proceed(TimeUs now);
   Kind NextKind(TimeUs now) const;
   bool WantsClaim(TimeUs now) const;
@@ -196,8 +196,8 @@ class Seat {
   void Answers();
   void SayOutage(TimeUs now);
   bool WritesNothing(TimeUs now) const;
-  void SetOffice(TimeUs now, int64_t revision, const StoreFound& found);
-  void TakeOffice(TimeUs now, const std::optional<std::string>& value);
+  void LearnRecord(TimeUs now, int64_t revision, const StoreFound& found);
+  void FollowRecord(TimeUs now, const std::optional<std::string>& value);
   void Depose(const std::string& why);
   void LoseLease(TimeUs now);
   Outputs Take() { return std::exchange(outputs_, {}); }
@@ -239,16 +239,16 @@ class Seat {
 
   uint64_t watch_ = 0;
   bool watching_ = false;
-  int64_t known_at_ = 0;  // the revision of the store at which office_ was as it is here
+  int64_t known_at_ = 0;  // the revision of the store at which record_ was as it is here
   bool behind_ = false;   // an answer came from before known_at_: late, or the store has lost its data
   bool find_wanted_ = false;
   TimeUs find_at_ = kNever;   // while there is no contact: a watch may hang
   TimeUs watched_at_ = 0;     // the watch was begun
-  TimeUs watch_at_ = kNever;  // it ended, the office is read and watched again
-  std::optional<Office> office_;
-  TimeUs office_since_ = 0;
-  TimeUs claim_at_ = 0;   // while it is empty
-  std::string lost_;      // the office whose holder enough members doubt
+  TimeUs watch_at_ = kNever;  // it ended, the record is read and watched again
+  std::optional<CoordinatorRecord> record_;
+  TimeUs record_since_ = 0;
+  TimeUs claim_at_ = 0;   // while the role is vacant
+  std::string lost_;      // the record whose holder enough members doubt
   bool doubted_ = false;  // this node's doubt may be in the store
   bool removed_ = false;  // the holder has declared this instance dead: its doubt does not count
   TimeUs doubt_at_ = 0;
@@ -258,9 +258,9 @@ class Seat {
   bool refused_ = false;
   View view_;  // the last one with this instance; epoch 0: none
 
-  std::string mine_;                // the office's value, while this node holds it
+  std::string mine_;                // the record, while this node holds the role
   std::string claim_;               // the value of the Claim under way
-  NodeId claim_deposes_ = kNoNode;  // the holder that it takes the office from because of doubts
+  NodeId claim_deposes_ = kNoNode;  // the holder that it takes the role from because of doubts
   TimeUs confirm_at_ = 0;
   int64_t view_revision_ = 0;  // of the key `view`
   ViewStatePtr storing_;

@@ -6,7 +6,7 @@
 // not gone out yet.
 //
 // With a store (see Coordinator) the server is there before its coordinator is: it listens, and closes every stream while
-// this process does not have the office.
+// this process does not have the coordinator role.
 
 #ifndef ROPETEAM_MEMBERSHIP_STANDALONE_COORDINATOR_SERVER_H_
 #define ROPETEAM_MEMBERSHIP_STANDALONE_COORDINATOR_SERVER_H_
@@ -82,7 +82,7 @@ class CoordinatorServer {
   // Taken before a stream's own lock, never after it. Guards all that follows.
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::unique_ptr<Coordinator> coordinator_;  // null while this process does not have the office
+  std::unique_ptr<Coordinator> coordinator_;  // null while this process does not have the role
   std::unordered_map<ConnectionId, Stream*> streams_;  // each owns itself until its OnDone()
   ConnectionId connections_made_ = 0;
   // The encoded frames of the view of epoch encoded_, shared by all streams. The key is the epoch of the view that a

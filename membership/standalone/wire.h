@@ -25,7 +25,7 @@ Result<NodeMessage> Decode(membership::v1::NodeFrame&& frame);
 Result<CoordinatorMessage> Decode(membership::v1::CoordinatorFrame&& frame);
 
 // A view as it is kept in a store: of the members the id and when each joined. 20 bytes a member: 330 KB for the largest
-// job. `settle_us` takes the place of the view's own: the longest term of any office so far.
+// job. `settle_us` takes the place of the view's own: the longest term of any coordinator so far.
 std::string EncodeStoredView(const ViewState& state, TimeUs settle_us);
 Result<ViewStatePtr> DecodeStoredView(const std::string& bytes);
 

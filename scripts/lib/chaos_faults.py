@@ -188,7 +188,7 @@ def lose_coordinator(chaos: Chaos) -> None:
 
 
 def kill_coordinator_and_etcd_leader(chaos: Chaos) -> None:
-    """The office cannot be taken before etcd has elected."""
+    """No node can take the coordinator role before etcd has elected a leader."""
     coordinator, leader = chaos.cluster.coordinator(), chaos.cluster.etcd.leader()
     kill_at_once(chaos, [], [leader, coordinator])
     chaos.failed_over()

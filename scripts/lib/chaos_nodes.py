@@ -28,7 +28,7 @@ COORDINATOR = f"{NETWORK}.1:29600"
 ARENA_MIB = 96
 CHUNK = "256K"  # several a shard
 REPLICAS = 2
-OFFICE_LINE = re.compile(r"^(\S+) info membership node \S+ at \S+ has the coordinator role", re.MULTILINE)
+ROLE_LINE = re.compile(r"^(\S+) info membership node \S+ at \S+ has the coordinator role", re.MULTILINE)
 
 
 class Rank:
@@ -125,7 +125,7 @@ class Node(Host):
         return [(at, int(match[3])) for at, match in self.log_since(when, VIEW_LINE)]
 
     def found_coordinator_since(self, when: float) -> bool:
-        return bool(self.log_since(when, OFFICE_LINE))
+        return bool(self.log_since(when, ROLE_LINE))
 
     def flip_bit_of(self, content: bytes, at: int) -> bool:
         """In the arena, wherever it holds these bytes; False where it does not."""
@@ -192,7 +192,7 @@ class Cluster:
         return [node for node in self.nodes if node.process is not None and not node.stopped]
 
     def coordinator(self) -> Node:
-        """The node that has the office, as the others have it."""
+        """The node that has the coordinator role, as the others see it."""
 
         def found() -> Node | None:
             status = self.running()[0].status("--local")

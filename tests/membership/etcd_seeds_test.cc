@@ -32,7 +32,7 @@ namespace {
 constexpr uint64_t kSeedsDefault = 300;
 constexpr int kEvents = 40;
 constexpr uint64_t kLeaveMs = 700;
-constexpr const char* kOfficeKey = "/p/run-7/coordinator";
+constexpr const char* kCoordinatorKey = "/p/run-7/coordinator";
 
 class SeededCluster {
  public:
@@ -80,9 +80,9 @@ class SeededCluster {
     RunFor(5000);
     if (!Converged()) Break("a quiet cluster does not meet");
   }
-  // The holder's daemon begins again, which takes the office back. `age_ms` later the holder and another node are killed.
+  // The holder's daemon begins again, which takes the role again. `age_ms` later the holder and another node are killed.
   // How long until all that are left have a view of themselves alone, in ms; `limit_ms` if they have none by then.
-  uint64_t LoseTwoWithANewOffice(uint64_t age_ms, uint64_t limit_ms) {
+  uint64_t LoseTwoWithANewCoordinator(uint64_t age_ms, uint64_t limit_ms) {
     const std::string name = Holder()->self.name;
     Kill(Holder()->pid);
     Start(name);
@@ -94,7 +94,7 @@ class SeededCluster {
     for (; ms < limit_ms && broken_.empty() && !InOneView(); ++ms) RunFor(1);
     return ms;
   }
-  // Two halves that reach the store and not each other: how often the office changes.
+  // Two halves that reach the store and not each other: how often the role changes hands.
   size_t CutInHalves(uint64_t ms) {
     const size_t half = processes_.size() / 2;
     std::vector<uint64_t> pids;
@@ -103,7 +103,7 @@ class SeededCluster {
       for (size_t b = half; b < pids.size(); ++b) cuts_.insert({pids[a], pids[b]});
     const auto changes = [this] {
       return std::count_if(store_.changes().begin(), store_.changes().end(),
-                           [](const FakeStore::Change& change) { return change.key == kOfficeKey; });
+                           [](const FakeStore::Change& change) { return change.key == kCoordinatorKey; });
     };
     const auto before = changes();
     RunFor(ms);
@@ -448,7 +448,7 @@ class SeededCluster {
     }
     const std::vector<FakeStore::Change>& changes = store_.changes();
     for (auto at = changes.rbegin(); at != changes.rend() && at->revision >= p->watch.second; ++at) {
-      if (at->key != kOfficeKey) continue;
+      if (at->key != kCoordinatorKey) continue;
       // The last change alone: that others come before it changes nothing.
       const FakeStore::Change change = *at;
       p->watch.second = change.revision + 1;
@@ -545,7 +545,7 @@ class SeededCluster {
     } else if (event == 15) {
       full_ = !full_;
     } else if (event == 16) {
-      const char* key = Pick(0, 1) == 0 ? kOfficeKey : "/p/run-7/view";
+      const char* key = Pick(0, 1) == 0 ? kCoordinatorKey : "/p/run-7/view";
       (void)store_.Apply(now_, StoreTxn{{}, {{StoreOp::kPut, key, "10.0.0.1:7 of a stranger"}}, {}});
     } else if (event == 17) {
       if (Pick(0, 1) == 0) {
@@ -597,7 +597,7 @@ uint64_t FromEnvironment(const char* name, uint64_t otherwise) {
   return text != nullptr ? std::strtoull(text, nullptr, 10) : otherwise;
 }
 
-TEST(EtcdSeeds, PromisesHoldWhoeverHasTheOfficeAndAllMeetAfterHealing) {
+TEST(EtcdSeeds, PromisesHoldWhoeverHasTheRoleAndAllMeetAfterHealing) {
   SetLogLevel(LogLevel::kOff);
   if (const uint64_t seed = FromEnvironment("ROPETEAM_SEED", 0); seed != 0) {
     SetLogLevel(LogLevel::kInfo);
@@ -611,23 +611,23 @@ TEST(EtcdSeeds, PromisesHoldWhoeverHasTheOfficeAndAllMeetAfterHealing) {
   }
 }
 
-// What is lost with its coordinator is waited for by the next one's hold. If the office was new, it cannot be taken at once.
+// What is lost with its coordinator is waited for by the next one's hold. A role that is new cannot be taken at once.
 TEST(EtcdStories, TwoNodesLostWithANewCoordinatorAreOutWithinThreeSeconds) {
   SetLogLevel(LogLevel::kOff);
   for (const uint64_t delay_ms : {5, 40}) {
     for (const uint64_t age_ms : {0, 5, 30, 100, 300, 1000, 1800, 3000}) {
       SeededCluster cluster(age_ms + 1);
       cluster.StartQuietly(6, delay_ms);
-      EXPECT_LT(cluster.LoseTwoWithANewOffice(age_ms, 5000), 2550 + 10 * delay_ms)
-          << "an office of " << age_ms << " ms, messages take up to " << delay_ms << " ms";
+      EXPECT_LT(cluster.LoseTwoWithANewCoordinator(age_ms, 5000), 2550 + 10 * delay_ms)
+          << "a coordinator of " << age_ms << " ms, messages take up to " << delay_ms << " ms";
       EXPECT_EQ(cluster.broken(), "");
     }
   }
 }
 
-// Neither half reaches the other's coordinator. The one that takes the office must have it for long enough to give out a
+// Neither half reaches the other's coordinator. The one that takes the role must have it for long enough to give out a
 // view: after that the other half's doubts do not count.
-TEST(EtcdStories, TwoHalvesDoNotTakeTheOfficeFromEachOtherForEver) {
+TEST(EtcdStories, TwoHalvesDoNotTakeTheRoleFromEachOtherForEver) {
   SetLogLevel(LogLevel::kOff);
   for (const uint64_t delay_ms : {5, 40}) {
     for (uint64_t seed = 1; seed <= 50; ++seed) {

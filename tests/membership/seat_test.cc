@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The seat against a store of the test's own: who takes the office and when, what it inherits, and what lost, late and
+// The seat against a store of the test's own: which node takes the role and when, what it inherits, and what lost, late and
 // repeated calls do to it.
 #include "membership/etcd/seat.h"
 
@@ -169,7 +169,7 @@ class SeatTest : public ::testing::Test {
     return state;
   }
   void Contact(Node* node, bool registered) { Perform(node, node->seat->OnContact(now_, registered)); }
-  // Three nodes; 1 has the office, all are in the view of epoch 5 and have contact, for longer than a new holder is spared.
+  // Three nodes; 1 has the role, all are in the view of epoch 5 and have contact, for longer than a new holder is spared.
   void StartThree() {
     for (const NodeId id : {1, 2, 3}) Add(id, static_cast<uint32_t>(id) - 1);
     RunFor(100);
@@ -189,7 +189,7 @@ class SeatTest : public ::testing::Test {
   std::map<NodeId, Node> nodes_;
 };
 
-TEST_F(SeatTest, OneOfSeveralTakesTheEmptyOfficeAndAllAreToldWhere) {
+TEST_F(SeatTest, OneOfSeveralTakesTheEmptyRoleAndAllAreToldWhere) {
   StartThree();
   EXPECT_EQ(Holders(), 1u);
   EXPECT_EQ(*Key("format"), "1");
@@ -229,7 +229,7 @@ TEST_F(SeatTest, TheSuccessorOfADeadHolderInheritsItsViewWhenTheLeaseEnds) {
   ASSERT_NE(inheritance.newest, nullptr);
   EXPECT_EQ(inheritance.newest->view.epoch, 5u);
   EXPECT_TRUE(inheritance.newest->view.Contains(3));
-  EXPECT_EQ(inheritance.deposed, kNoNode) << "an empty office proves nothing about its former holder";
+  EXPECT_EQ(inheritance.deposed, kNoNode) << "a vacant role proves nothing about its former holder";
   EXPECT_EQ(inheritance.term_us, kTerm);
   EXPECT_EQ(nodes_[3].moved.back(), "10.0.0.2:7");
 }
@@ -379,8 +379,8 @@ TEST_F(SeatTest, AFormerHolderCanNeitherStoreNorConfirm) {
   EXPECT_EQ((*DecodeStoredView(*Key("view")))->view.epoch, 5u);
 }
 
-// The store loses its data; another node has the office at the very revision at which the former one had it.
-TEST_F(SeatTest, AfterAWipeTheSameRevisionIsNotTheSameOffice) {
+// The store loses its data; another node has the role at the very revision at which the former one had it.
+TEST_F(SeatTest, AfterAWipeTheSameRevisionIsNotTheSameRole) {
   Node& a = Add(1, 0);
   RunFor(100);
   ASSERT_TRUE(a.seat->holds());
@@ -412,11 +412,11 @@ TEST_F(SeatTest, AWipedStoreIsWrittenAgainByTheSameNodes) {
       EXPECT_EQ(node.elected.back().newest, nullptr);
     }
   }
-  // Everybody follows the office in the new store.
+  // All nodes follow the record in the new store.
   for (auto& [id, node] : nodes_) EXPECT_EQ(node.moved.back() + " ", Key("coordinator")->substr(0, 11));
 }
 
-TEST_F(SeatTest, WhileTheStoreIsAwayTheOfficeStaysAndItIsSaid) {
+TEST_F(SeatTest, WhileTheStoreIsAwayTheRoleStaysAndItIsSaid) {
   StartThree();
   for (auto& [id, node] : nodes_) node.cut = true;
   RunFor(1300);
@@ -481,7 +481,7 @@ TEST_F(SeatTest, AWatchThatEndsAsSoonAsItBeginsIsBegunTwiceASecond) {
   EXPECT_GT(node.watch.first, number) << "one that lasted is begun again at once";
 }
 
-TEST_F(SeatTest, AnOfficeThatNoNodeWroteIsTakenOver) {
+TEST_F(SeatTest, AKeyThatNoNodeWroteIsTakenOver) {
   for (const std::string& garbage :
        {std::string(), std::string("x"), std::string(100'000, 'A'), std::string("a:1 b c d"),
         std::string("\0\n\xff", 3), std::string("10.0.0.9:7 0000000000000000 0000000000000001 n"),
@@ -573,7 +573,7 @@ TEST_F(SeatTest, ANodeThatKeepsALeaseButHearsNoEventFindsTheNewHolderByReading) 
   EXPECT_EQ(deaf.moved.back(), "10.0.0.2:7");
 }
 
-TEST_F(SeatTest, TheWatchGoesOnWhereTheOfficeWasRead) {
+TEST_F(SeatTest, TheWatchGoesOnWhereTheRoleWasRead) {
   Node& node = Add(1, 0);
   Node& other = Add(2, 1);
   RunFor(1000);
@@ -586,7 +586,7 @@ TEST_F(SeatTest, TheWatchGoesOnWhereTheOfficeWasRead) {
   EXPECT_EQ(other.watch.second, store_.revision() + 1);
 }
 
-TEST_F(SeatTest, AnOfficeNeverHangsOnALongLease) {
+TEST_F(SeatTest, TheRoleNeverHangsOnALongLease) {
   Add(1, kSeatOrdinals);
   RunFor(500);
   ASSERT_TRUE(nodes_[1].seat->holds());
@@ -596,7 +596,7 @@ TEST_F(SeatTest, AnOfficeNeverHangsOnALongLease) {
   EXPECT_FALSE(Key("coordinator"));
 }
 
-TEST_F(SeatTest, AnOfficeDoesNotHangOnALongLeaseWhenTheAnswerToAShortOneIsLost) {
+TEST_F(SeatTest, TheRoleDoesNotHangOnALongLeaseWhenTheAnswerToAShortOneIsLost) {
   Add(1, 0);
   RunFor(100);
   Node& node = Add(2, kSeatOrdinals);
@@ -613,7 +613,7 @@ TEST_F(SeatTest, AnOfficeDoesNotHangOnALongLeaseWhenTheAnswerToAShortOneIsLost) 
   EXPECT_FALSE(Key("coordinator"));
 }
 
-TEST_F(SeatTest, ARestartedHolderTakesItsOfficeBackAtOnce) {
+TEST_F(SeatTest, ARestartedHolderTakesItsRoleBackAtOnce) {
   Add(1, 0, "host");
   RunFor(100);
   const std::string before = *Key("coordinator");
@@ -624,8 +624,8 @@ TEST_F(SeatTest, ARestartedHolderTakesItsOfficeBackAtOnce) {
   EXPECT_NE(*Key("coordinator"), before);
 }
 
-// A process that was stopped while another one of its name took over must not take the office back from it.
-TEST_F(SeatTest, AnOldProcessOfTheHoldersNameLeavesTheOfficeAlone) {
+// A process that was stopped while another one of its name took over must not take the role back from it.
+TEST_F(SeatTest, AnOldProcessOfTheHoldersNameLeavesTheRoleAlone) {
   Node& old = Add(1, 0, "host");
   RunFor(100);
   GiveView(&old, 5, {1});
@@ -633,14 +633,14 @@ TEST_F(SeatTest, AnOldProcessOfTheHoldersNameLeavesTheOfficeAlone) {
   Add(9, 0, "host");
   RunFor(100);
   ASSERT_TRUE(nodes_[9].seat->holds());
-  const std::string office = *Key("coordinator");
+  const std::string record = *Key("coordinator");
   Release(&old);
   RunFor(1000);
-  EXPECT_EQ(*Key("coordinator"), office);
+  EXPECT_EQ(*Key("coordinator"), record);
   EXPECT_FALSE(old.seat->holds());
 }
 
-TEST_F(SeatTest, WhoLeavesGivesTheOfficeAndTheLeaseBack) {
+TEST_F(SeatTest, WhoLeavesGivesTheRoleAndTheLeaseBack) {
   StartThree();
   Perform(&nodes_[1], nodes_[1].seat->Resign(now_));
   EXPECT_TRUE(nodes_[1].resigned);

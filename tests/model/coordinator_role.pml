@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The coordinator's office in etcd as a model for spin: a lease that a former coordinator granted has ended before its
- * successor acts, whenever the successor claims the office and however late each message is. tests/model/check.py runs it.
+ * The coordinator role in etcd as a model for spin: a lease that a former coordinator granted has ended before its
+ * successor acts, whenever the successor claims the role and however late each message is. tests/model/check.py runs it.
  *
- *   proctype Holder      the coordinator that has the office: membership/etcd/seat.cc (confirmations), Coordinator::LeaseNow()
+ *   proctype Holder      the coordinator that has the role: membership/etcd/seat.cc (confirmations), Coordinator::LeaseNow()
  *   proctype Node        a member: membership/agent.cc (its lease)
- *   proctype Successor   claims the office at any time, and waits: Coordinator, Inheritance::term_us
- *   proctype Etcd        answers a confirmation by what the office is at that moment
+ *   proctype Successor   claims the role at any time, and waits: Coordinator, Inheritance::term_us
+ *   proctype Etcd        answers a confirmation by what the record is at that moment
  *   proctype Time        one tick for every clock; that of the holder or of the node may be slow
  *
  * A tick is about a third of a second.
@@ -36,7 +36,7 @@ byte heartbeat_age;    /* ticks since it was sent, on the node's clock */
 byte granted;          /* in its answer */
 byte lease;            /* ticks left, on the node's clock */
 byte slow;             /* ticks that clocks have lost */
-bool claimed;          /* the office is the successor's */
+bool claimed;          /* the role is the successor's */
 byte wait;             /* ticks until the successor acts */
 bool decided;          /* it has acted */
 
