@@ -129,7 +129,7 @@ void DataPlane::Run() {
     const bool took = TakeInput();
     StartReconnecting();
     StartWaiting();
-    GiveUpPuts();
+    CutOffPuts();
     const size_t count = transport_->Poll(completions.data(), completions.size());
     for (size_t i = 0; i < count; ++i) Complete(completions[i]);
     TellDone();
@@ -293,7 +293,7 @@ bool DataPlane::LeaseHolds() const {
 }
 
 // Puts in the transport's queue must not leave after the lease has expired.
-void DataPlane::GiveUpPuts() {
+void DataPlane::CutOffPuts() {
   if (puts_ == 0 || LeaseHolds()) return;
   for (auto& [node, peer] : peers_) {
     if (peer.state != LinkState::kUp || peer.puts == 0) continue;

@@ -147,7 +147,7 @@ class DataPlane {
   void OnProbe(const Completion& completion);
   Peer* PeerOf(PeerId id, NodeId* node);
   bool LeaseHolds() const;
-  void GiveUpPuts();
+  void CutOffPuts();
   void StartWaiting();
   bool StartOne(const StartTransfer& transfer);                     // false: the transport is full, later
   bool StartFromDevice(Peer& peer, const StartTransfer& transfer);  // likewise

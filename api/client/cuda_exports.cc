@@ -40,9 +40,9 @@ bool CudaExports::Describe(const CudaDriver& driver, CuDevicePtr address, Alloca
 CudaExports::Place CudaExports::Find(const CudaDriver& driver, CuDevicePtr address, uint64_t bytes,
                                      const local::HelloReply& hello, Channel* channel) {
   const std::lock_guard lock(mutex_);
-  if (given_up_) return {};
+  if (unsupported_) return {};
   if (!hello.dmabuf || driver.mem_get_handle_for_address_range == nullptr) {
-    given_up_ = true;
+    unsupported_ = true;
     const std::string transport = "the daemon's transport " + hello.transport + " reads no device memory";
     SayStaged(hello.dmabuf ? "the driver is older than CUDA 11.7" : transport.c_str());
     return {};
@@ -64,7 +64,7 @@ CudaExports::Place CudaExports::Find(const CudaDriver& driver, CuDevicePtr addre
     }
     if (!status.ok()) {
       SayStaged(status.message().c_str());
-      given_up_ = status.code() == Code::kUnsupported;
+      unsupported_ = status.code() == Code::kUnsupported;
     }
     allocations_.push_back(allocation);
     known = allocations_.end() - 1;

@@ -62,7 +62,7 @@ class CudaExports {
   std::vector<Allocation> allocations_;
   uint64_t next_buffer_ = 1;
   uint64_t saves_ended_ = 0;
-  bool given_up_ = false;  // the driver or the daemon cannot at all
+  bool unsupported_ = false;  // the driver or the daemon cannot at all
   bool said_staged_ = false;
   bool said_direct_ = false;
   FrameBuffers frames_;

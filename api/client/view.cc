@@ -401,7 +401,7 @@ Status View::ReadTicket(const Runs& runs, const CudaTicket& ticket, Deadline dea
   there.target = reinterpret_cast<std::byte*>(uintptr_t{ticket.pointer.address});
   status = ReadRuns({&there, 1}, deadline);
   device_ = nullptr;
-  // Also after a failure: the lease and the target are given up when this returns. Then once more whether the
+  // Also after a failure: the lease and the target are released when this returns. Then once more whether the
   // daemon is there, now behind the last copy.
   const Status copied = ticket.lane->WaitCopiesIn();
   ROPETEAM_RETURN_IF_ERROR(status);

@@ -16,7 +16,7 @@ Status MayDrop(const StepId& id, const StepTable::StepState* step, const DropFac
     return Error(Code::kInvalidArgument,
                  "%s is not dropped: this incarnation was restored from it and has no committed step yet",
                  name.c_str());
-  if (id < facts.base || (step != nullptr && (step->given_up || step->evictable))) return OkStatus();
+  if (id < facts.base || (step != nullptr && (step->released || step->evictable))) return OkStatus();
   const std::vector<StepId> committed = facts.table.CommittedNewestFirst(1);
   if (committed.empty())
     return Error(Code::kInvalidArgument, "%s is not dropped: no step is committed, and a restart may need it",

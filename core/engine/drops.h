@@ -11,7 +11,7 @@
 //   every member and producible                                          there is a base after it
 //   the base, or the newest committed step                               is refused
 //   committed, between the two; or there is no base now                  waits
-//   not committed, newer than the base, all of the job's nodes here      is carried out: the step is given up, and released
+//   not committed, newer than the base, all of the job's nodes here      is carried out: the step is released for good
 //   not committed, newer than the base, a node is away                   waits: the node may know that it is committed
 //   not committed, and no step is committed                              is refused
 // clang-format on

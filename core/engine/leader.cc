@@ -214,7 +214,7 @@ bool Leader::PassesOpenStep(const SessionReport& session) const {
   if (session.incarnation != current || !session.has_ended) return false;
   for (auto step = table_.steps().lower_bound({current, 0});
        step != table_.steps().end() && step->first.step < session.newest_ended; ++step) {
-    if (step->second.committed || step->second.given_up || session.rank >= step->second.world_size) continue;
+    if (step->second.committed || step->second.released || session.rank >= step->second.world_size) continue;
     if (step->second.ranks[session.rank].copies.empty() && Passed(session, step->first.step)) return true;
   }
   return false;
@@ -251,7 +251,7 @@ std::set<StepId> Leader::Hopeless() const {
   if (ended_incarnation_ != current) return hopeless;
   for (auto step = table_.steps().lower_bound({current, 0});
        step != table_.steps().end() && step->first.step < ended_max_; ++step)
-    if (!step->second.committed && !step->second.given_up)
+    if (!step->second.committed && !step->second.released)
       open_steps.emplace_back(step->first, &step->second);
   if (open_steps.empty()) return hopeless;
   for (const MemberState& member : members_) {
@@ -281,7 +281,7 @@ RetentionPlan Leader::Retain(const std::set<StepId>& told) {
                      members_.size(), !latest_.may_choose_again(), quarantined, drops_.steps()});
   for (const std::set<StepId>* gone : {&plan.released, &plan.dead})
     for (const StepId& id : *gone)
-      if (!table_.Find(id)->committed) table_.GiveUp(id);
+      if (!table_.Find(id)->committed) table_.Release(id);
   for (const StepId& id : plan.evictable) table_.AllowEviction(id);
   persistence_.SetKept(plan.keep);
   return plan;
@@ -333,8 +333,8 @@ void Leader::Announce() {
     return step == nullptr || !step->committed;
   };
   std::erase_if(marked_, unknown);
-  GiveUpDisagreeing();
-  GiveUpDropped();
+  ReleaseDisagreeing();
+  ReleaseDropped();
   for (const StepId& id : table_.Commit()) LOG_DEBUG("%s has all its copies", id.ToString().c_str());
   const std::vector<StepId> committed =
       table_.CommittedNewestFirst(context_.view.settings.keep_steps + kCommittedListedMax);
@@ -417,7 +417,7 @@ void Leader::Tell() {
 void Leader::Restore() { redundancy_.Restore(state_.keep, incarnations_.current().number); }
 
 void Leader::RestoreAndTrim() {
-  GiveUpSteps();
+  ReleaseForMemory();
   SettleContested();
   if (redundancy_.NeedsTrim(marked_))
     redundancy_.Trim(marked_, [this](NodeId node) {
@@ -443,7 +443,7 @@ std::vector<StepId> Leader::Abandoned() const {
       members_.size() < context_.view.settings.nodes)
     return abandoned;
   for (const auto& [id, step] : table_.steps()) {
-    if (!step.committed && !step.given_up && !step.producible() && id != incarnations_.current().pin)
+    if (!step.committed && !step.released && !step.producible() && id != incarnations_.current().pin)
       abandoned.push_back(id);
   }
   return abandoned;
@@ -451,7 +451,7 @@ std::vector<StepId> Leader::Abandoned() const {
 
 // The arenas are full of steps that wait for copies there is no room for. The newest step that can be
 // produced is worth more than those before it.
-void Leader::GiveUpSteps() {
+void Leader::ReleaseForMemory() {
   if (short_of_memory_ == 0 || std::max(progress_at_, short_since_) + kStuckUs > context_.now) return;
   const Incarnation current = incarnations_.current().number;
   std::vector<StepId> waiting = Abandoned();
@@ -460,29 +460,29 @@ void Leader::GiveUpSteps() {
       if (!step->second.committed) waiting.push_back(step->first);
   }
   for (const StepId& id : waiting) {
-    if (table_.Find(id)->given_up) continue;
+    if (table_.Find(id)->released) continue;
     LOG_WARNING(
-        "%s is given up: no node has room for its copies, and a step that can be restored is worth more",
+        "%s is released: no node has room for its copies, and a step that can be restored is worth more",
         id.ToString().c_str());
-    table_.GiveUp(id);
+    table_.Release(id);
     dirty_ = true;
   }
 }
 
 // Every member has told its copies, so the values are those of the shards that count.
-void Leader::GiveUpDisagreeing() {
+void Leader::ReleaseDisagreeing() {
   for (const auto& [id, step] : table_.steps()) {
-    if (!step.disagrees() || step.given_up) continue;
+    if (!step.disagrees() || step.released) continue;
     const Disagreement& found = disagreements_[id] = StepTable::DisagreementOf(id, step);
     LOG_WARNING("%s", Explain(found).c_str());
-    table_.GiveUp(id);
+    table_.Release(id);
   }
   while (disagreements_.size() > kDisagreementsMax) disagreements_.erase(disagreements_.begin());
 }
 
-void Leader::GiveUpDropped() {
+void Leader::ReleaseDropped() {
   for (const StepId& id : drops_.steps())
-    if (const auto* step = table_.Find(id); step != nullptr && !step->committed) table_.GiveUp(id);
+    if (const auto* step = table_.Find(id); step != nullptr && !step->committed) table_.Release(id);
 }
 
 void Leader::OnStateAck(NodeId from, const LeaderStateAck& ack) {
@@ -557,7 +557,7 @@ void Leader::CheckInvariants() const {
   for (const auto& [id, step] : table_.steps()) {
     const StepTable::StepState* again = recomputed.Find(id);
     ROPETEAM_CHECK(again != nullptr && again->world_size == step.world_size);
-    ROPETEAM_CHECK(!(step.committed && (step.given_up || step.evictable)));
+    ROPETEAM_CHECK(!(step.committed && (step.released || step.evictable)));
     ROPETEAM_CHECK(again->copies == step.copies);
     for (Rank rank = 0; rank < step.world_size; ++rank) {
       ROPETEAM_CHECK(again->ranks[rank].copies.size() == step.ranks[rank].copies.size());

@@ -133,9 +133,9 @@ class Leader {
   std::vector<std::pair<NodeId, DropCopy>> Losers() const;
   void SettleContested();
   std::vector<StepId> Abandoned() const;
-  void GiveUpSteps();  // for want of memory
-  void GiveUpDisagreeing();
-  void GiveUpDropped();
+  void ReleaseForMemory();  // for lack of memory
+  void ReleaseDisagreeing();
+  void ReleaseDropped();
   void Restore();
   void RestoreAndTrim();
   void RestoreSoon();

@@ -68,7 +68,7 @@ static_assert(kRestoreEveryUs < kOrderTimeoutUs);
 // If no shard gets its copies for this time while a node has no room for a replica, waiting longer does not
 // help. It is the time for 64 GiB at 10 GB/s, as above.
 inline constexpr TimeUs kStuckUs = 10'000'000;
-static_assert(kStuckUs >= kOrderTimeoutUs, "an order has had its time before a step is given up");
+static_assert(kStuckUs >= kOrderTimeoutUs, "an order has had its time before a step is released");
 // Refusals that are no further apart than this are one shortage. A refused order ends after kOrderTimeoutUs, and its target
 // gets no other for as long again.
 inline constexpr TimeUs kShortageGapUs = 25'000'000;

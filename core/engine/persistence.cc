@@ -68,7 +68,7 @@ Status Persistence::Request(const StepId& id, const IncarnationState& incarnatio
                  requested_.size(), kRequestsMax);
   const StepTable::StepState* step = table_.Find(id);
   if (!(judged_ < id)) {
-    if (step == nullptr || !step->committed || step->given_up || step->evictable)
+    if (step == nullptr || !step->committed || step->released || step->evictable)
       return Error(Code::kAborted, "%s: a newer step is committed, and not every copy of this one is kept",
                    id.ToString().c_str());
     // The question is repeated until it is answered: a repeat must not begin the step again each time.
@@ -256,7 +256,7 @@ void Persistence::BeginWaiting() {
   BeginRun(next);
 }
 
-void Persistence::GiveUp(const std::string& why) {
+void Persistence::Abandon(const std::string& why) {
   ROPETEAM_CHECK(run_);
   Note(run_->step.id, why);
   EndRun();
@@ -469,7 +469,7 @@ void Persistence::OnManifest(const StepId& id, const std::shared_ptr<const Store
     Prune();
     return EndRun();
   }
-  if (status.code() == Code::kAlreadyExists) return GiveUp("its manifest was refused: " + status.message());
+  if (status.code() == Code::kAlreadyExists) return Abandon("its manifest was refused: " + status.message());
   run_->trouble = "its manifest: " + status.ToString();
   LOG_WARNING("%s is not persisted yet, trying again: %s", id.ToString().c_str(), run_->trouble.c_str());
   run_->manifest_at = run_->confirm_at = context_.now + RetryAfter();
@@ -513,7 +513,7 @@ void Persistence::LookAtHomeless() {
     if (step != nullptr && step->world_size == run_->world_size && step->ranks[rank].producible) continue;
     // With a node away its copy may come back; not for ever.
     if (all_here || run_->progress_at + kStuckUs <= context_.now)
-      return GiveUp("no node has a good copy of rank " + std::to_string(rank));
+      return Abandon("no node has a good copy of rank " + std::to_string(rank));
   }
 }
 
@@ -552,8 +552,8 @@ void Persistence::OnTimer() {
   // Without a failure it is slow, not stuck.
   const bool stuck = run_ && !run_->trouble.empty() && run_->progress_at + kStuckUs <= context_.now;
   if (stuck && waiting_)
-    GiveUp("nothing of it could be written for a minute, and " + waiting_->id.ToString() +
-           " is newer: " + run_->trouble);
+    Abandon("nothing of it could be written for a minute, and " + waiting_->id.ToString() +
+            " is newer: " + run_->trouble);
 }
 
 TimeUs Persistence::NextTimer() const {

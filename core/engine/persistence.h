@@ -13,7 +13,7 @@
 //                                                                               so does the newest committed one where its
 //                                                                               copies have been released
 //   begun         none was being written                                        its copies stay until it is persisted, or
-//                                                                               given up: it cannot be produced any more, or
+//                                                                               abandoned: it cannot be produced any more, or
 //                                                                               nothing of it was written for a minute and
 //                                                                               another one waits
 //   persisted     its manifest is on storage                                    ranks are told PERSISTED
@@ -169,7 +169,7 @@ class Persistence {
   void Confirm();
   void OnConfirmed(const Status& status);
   void BeginWaiting();
-  void GiveUp(const std::string& why);
+  void Abandon(const std::string& why);
   void Note(const StepId& id, std::string why, LogLevel level = LogLevel::kWarning);
   void NoteOvertaken(const StepId& id, const StepId& by);
   NodeId WriterOf(Rank rank) const;  // kNoNode: no node can be asked now

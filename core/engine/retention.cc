@@ -72,7 +72,7 @@ RetentionPlan PlanRetention(const RetentionFacts& facts) {
     if (plan.keep.contains(id)) continue;
     if (id < plan.release_before) {
       plan.released.insert(id);
-    } else if (!step.committed && (step.given_up || facts.hopeless.contains(id))) {
+    } else if (!step.committed && (step.released || facts.hopeless.contains(id))) {
       plan.dead.insert(id);
     } else if (MayBeEvicted(facts, id, step)) {
       plan.evictable.insert(id);

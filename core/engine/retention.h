@@ -16,7 +16,7 @@
 //   released       older than the newest step that is committed, marked by every   are released by every node; the step
 //                  member and producible, and not kept                             is never committed any more
 //   dead           it can never be complete (a rank has passed it), its ranks do   are released by every node
-//                  not agree, it was given up for want of memory, or it was
+//                  not agree, it was released for lack of memory, or it was
 //                  dropped before it was committed
 //   evictable      of a former incarnation, not committed and not kept, while      may be evicted; the step is never
 //                  the current incarnation has been told what it restores and at   committed any more

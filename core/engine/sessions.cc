@@ -450,7 +450,7 @@ void Sessions::OnReplicated(const ShardId& shard) { Reached(shard, Level::kRepli
 bool Sessions::HasCommitted(const ShardId& shard) const {
   const SealedShard* sealed = parts_.context.store.Find(shard);
   const auto progress = progress_.find(shard);
-  if (progress != progress_.end() && progress->second.given_up) return false;
+  if (progress != progress_.end() && progress->second.aborted) return false;
   return sealed == nullptr || sealed->committed;
 }
 
@@ -473,12 +473,12 @@ void Sessions::OnLeaderState(const std::set<StepId>& told, const std::vector<Sha
     for (auto at = progress_.lower_bound({step.incarnation, step.step, 0});
          at != progress_.end() && StepOf(at->first) == step; ++at)
       if (at->second.level >= Level::kLocal && at->second.level < Level::kCommitted)
-        at->second.given_up = Error(Code::kAborted, "%s", why.c_str());
+        at->second.aborted = Error(Code::kAborted, "%s", why.c_str());
   for (const ShardId& shard : released) {
     const auto progress = progress_.find(shard);
     if (progress != progress_.end() && progress->second.level < Level::kCommitted &&
-        !progress->second.given_up)
-      progress->second.given_up =
+        !progress->second.aborted)
+      progress->second.aborted =
           Error(Code::kAborted,
                 "%s was released before it was committed: a newer step, or another shard of this name, is",
                 shard.ToString().c_str());
@@ -489,7 +489,7 @@ void Sessions::OnLeaderState(const std::set<StepId>& told, const std::vector<Sha
 std::optional<Status> Sessions::Outcome(const Waiter& waiter) const {
   const auto progress = progress_.find(waiter.shard);
   if (progress != progress_.end() && progress->second.level >= waiter.level) return OkStatus();
-  if (progress != progress_.end() && progress->second.given_up) return progress->second.given_up;
+  if (progress != progress_.end() && progress->second.aborted) return progress->second.aborted;
   if (waiter.level == Level::kPersisted && progress != progress_.end() &&
       progress->second.level == Level::kCommitted)
     if (const std::optional<Status> why = NotPersisted(StepOf(waiter.shard))) return why;

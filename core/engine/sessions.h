@@ -112,7 +112,7 @@ class Sessions {
     Level level = Level::kNone;
     TimeUs begun = 0;
     uint64_t bytes = 0;
-    std::optional<Status> given_up;
+    std::optional<Status> aborted;
   };
   // A request that waits for the world. `pending` of its session counts it.
   struct Waiter {

@@ -214,11 +214,11 @@ void StepTable::Bar(Incarnation chosen_by, const StepId& restored) {
   barred_after_ = restored;
 }
 
-void StepTable::GiveUp(const StepId& id) {
+void StepTable::Release(const StepId& id) {
   const auto step = steps_.find(id);
   ROPETEAM_CHECK(step != steps_.end() && !step->second.committed);
-  if (!step->second.given_up) ++version_;
-  step->second.given_up = true;
+  if (!step->second.released) ++version_;
+  step->second.released = true;
 }
 
 void StepTable::AllowEviction(const StepId& id) {
@@ -262,7 +262,7 @@ bool StepTable::Add(NodeId node, const CopyReport& copy) {
   if (copy.committed) {
     if (!step.committed) ++version_;
     step.committed = true;
-    step.given_up = step.evictable = false;  // by a leader that did not know
+    step.released = step.evictable = false;  // by a leader that did not know
   }
   return true;
 }

@@ -54,13 +54,13 @@ class StepTable {
     RankSet orphans;      // those of them without an own copy: no node copies them without an order
     RankSet surplus;      // ranks that have more good copies on nodes that stay than 1 + R
     bool committed = false;
-    bool given_up = false;   // its copies are being released: it must not be committed any more
+    bool released = false;   // every node is to release its copies: it must not be committed any more
     bool evictable = false;  // its copies may be evicted when memory is needed: likewise
     std::map<uint64_t, uint32_t> agreements;  // what its ranks gave, and how many of them each
     bool producible() const { return ranks_producible == world_size; }
     // Ranks gave different values; 0 (none) is also a value. A marked step was accepted by an earlier leader.
     bool disagrees() const { return !committed && agreements.size() > 1; }
-    bool never_commits() const { return given_up || disagrees(); }
+    bool never_commits() const { return released || disagrees(); }
   };
 
   // Replaces the known copies of a node. A step is committed by a mark on one of its copies, or else by Commit().
@@ -84,7 +84,7 @@ class StepTable {
   bool Barred(const StepId& id) const { return id.incarnation < barred_before_ && barred_after_ < id; }
   // Shards of which there are copies with different contents.
   const std::set<ShardId>& contested() const { return contested_; }
-  void GiveUp(const StepId& id);
+  void Release(const StepId& id);
   void AllowEviction(const StepId& id);
   // Grows whenever a shard gets the last copy it lacked, and whenever it loses one it needs.
   uint64_t replications() const { return replications_; }

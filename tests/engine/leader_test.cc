@@ -143,7 +143,7 @@ TEST_F(LeaderTest, ACommitThatRanksAreNotToldOfReleasesNothing) {
 }
 
 // Whatever changes all the time: a rank may save on, step after step, while the others have no room.
-TEST_F(LeaderTest, OlderStepsAreGivenUpForWantOfMemoryAlsoWhileInventoriesKeepComing) {
+TEST_F(LeaderTest, OlderStepsAreReleasedForWantOfMemoryAlsoWhileInventoriesKeepComing) {
   const StepId older{kCurrent, 7};
   const StepId newer{kCurrent, 8};
   short_of_memory_ = true;
@@ -157,7 +157,7 @@ TEST_F(LeaderTest, OlderStepsAreGivenUpForWantOfMemoryAlsoWhileInventoriesKeepCo
 }
 
 // The time counts from the shortage: before it nothing was saved, and so nothing replicated, for longer than that.
-TEST_F(LeaderTest, OlderStepsAreGivenUpOnlyWhenMemoryHasBeenShortForLong) {
+TEST_F(LeaderTest, OlderStepsAreReleasedOnlyWhenMemoryHasBeenShortForLong) {
   const StepId older{kCurrent, 7};
   const StepId newer{kCurrent, 8};
   Members({kFirst, kSecond});
@@ -222,7 +222,7 @@ TEST_F(LeaderTest, AStepThatARankMayHaveSavedInAnEarlierSessionIsHopelessOnlyWhe
 }
 
 // Nobody can complete the uncommitted step, and it takes the room of the committed one's copy; unless a node is away.
-TEST_F(LeaderTest, WhatNobodyCanCompleteIsGivenUpForTheCopiesOfACommittedStepWhenAllNodesAreHere) {
+TEST_F(LeaderTest, WhatNobodyCanCompleteIsReleasedForTheCopiesOfACommittedStepWhenAllNodesAreHere) {
   const StepId committed{kCurrent, 7};
   const StepId incomplete{kCurrent, 8};
   short_of_memory_ = true;

@@ -458,7 +458,7 @@ TEST_F(PersistenceTest, AManifestThatFailedIsWrittenAgainAndAnotherStepsIsNot) {
   EXPECT_FALSE(stored_.Has({kCurrent, 10}));
 }
 
-TEST_F(PersistenceTest, AStepWhoseCopiesAreGoneIsGivenUp) {
+TEST_F(PersistenceTest, AStepWhoseCopiesAreGoneIsAbandoned) {
   Listed();
   Commit(10);
   TakeOrders();

@@ -159,10 +159,10 @@ TEST(StepTable, ACommittedStepStaysCommittedByItsMarksWhenCopiesAreLost) {
       table.Find(kStep)->producible());  // rank 1's shard is nowhere: it must not be offered as latest
 }
 
-TEST(StepTable, AStepThatIsGivenUpIsNotCommittedByLateCopiesOnlyByAMark) {
+TEST(StepTable, AStepThatIsReleasedIsNotCommittedByLateCopiesOnlyByAMark) {
   StepTable table;
   table.Replace(1, {}, {Copy(0), Copy(1)});
-  table.GiveUp(kStep);
+  table.Release(kStep);
   table.Replace(2, {}, {Copy(0, Role::kReplica), Copy(1, Role::kReplica)});
   EXPECT_THAT(table.Commit(), IsEmpty());
   EXPECT_FALSE(table.Find(kStep)->committed);
@@ -170,7 +170,7 @@ TEST(StepTable, AStepThatIsGivenUpIsNotCommittedByLateCopiesOnlyByAMark) {
   marked.committed = true;  // by a leader whose word has not come here
   table.Replace(3, {}, {marked});
   EXPECT_TRUE(table.Find(kStep)->committed);
-  EXPECT_FALSE(table.Find(kStep)->given_up);
+  EXPECT_FALSE(table.Find(kStep)->released);
 }
 
 TEST(StepTable, AStepThatMayBeEvictedIsNotCommittedByLateCopiesAndIsStillOffered) {
@@ -181,7 +181,7 @@ TEST(StepTable, AStepThatMayBeEvictedIsNotCommittedByLateCopiesAndIsStillOffered
   EXPECT_THAT(table.Commit(), IsEmpty());
   EXPECT_FALSE(table.Find(kStep)->committed);
   EXPECT_TRUE(table.Find(kStep)->producible());
-  EXPECT_FALSE(table.Find(kStep)->given_up);
+  EXPECT_FALSE(table.Find(kStep)->released);
 }
 
 TEST(StepTable, ShardsArePutTogetherFromTwoDamagedCopies) {

@@ -253,7 +253,7 @@ TEST(DataPlane, PutsNeedALeaseWhereTheFabricDoesNotFence) {
   EXPECT_EQ(a.WaitDone(5)[4].code, Code::kStale);
 }
 
-TEST(DataPlane, PutsUnderWayAreGivenUpWhenTheLeaseRunsOut) {
+TEST(DataPlane, PutsUnderWayAreCutOffWhenTheLeaseRunsOut) {
   const auto fabric = InprocFabric::Create();
   Plane a(fabric, "a", /*fences=*/false);
   Plane b(fabric, "b", /*fences=*/false);

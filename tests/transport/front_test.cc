@@ -73,14 +73,14 @@ TEST(FrontRegions, ARangeOutsideIsRefusedWithValueAndLimit) {
   EXPECT_TRUE(table.Remove(id).ok()) << "a refused operation holds nothing";
 }
 
-TEST(FrontRegions, PlacesThatAreReservedCountAndCanBeGivenUp) {
+TEST(FrontRegions, PlacesThatAreReservedCountAndCanBeUnreserved) {
   RegionTable<Region> table;
   for (size_t i = 0; i + 1 < kRegionsMax; i++) AddTo(&table, 1);
   ASSERT_TRUE(table.Reserve().ok());
   const Status full = table.Reserve();
   EXPECT_EQ(full.code(), Code::kNoSpace);
   EXPECT_THAT(full.message(), HasSubstr("limit 64"));
-  table.GiveUp();
+  table.Unreserve();
   EXPECT_NE(AddTo(&table, 1), 0u);
   EXPECT_EQ(table.registrations(), kRegionsMax);
 }

@@ -32,7 +32,7 @@ struct TransportKind {
   bool names_refusals = false;
   // A card serves the memory of a process that is stopped, so that nothing there holds an operation up.
   bool serves_stopped = false;
-  // An operation on a region that its owner has given up fails. Where false its bytes land there: the memory
+  // An operation on a region that its owner has released fails. Where false its bytes land there: the memory
   // is still mapped, and nothing checks the key.
   bool refuses_revoked = true;
   // Disconnect() shuts a peer out (TransportCapabilities::fences_peers).

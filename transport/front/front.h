@@ -191,7 +191,7 @@ Result<RegionId> Front<Fabric, Peer, Operation>::AddRegion(uint64_t length, Map 
   auto region = std::make_unique<Region>();
   region->length = length;
   if (Status mapped = map(region.get()); !mapped.ok()) {
-    regions_.GiveUp();
+    regions_.Unreserve();
     return mapped;
   }
   return regions_.Add(std::move(region));

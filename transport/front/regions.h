@@ -29,7 +29,7 @@ struct LocalRegion {
 
 // Owns the registered regions. A region that an operation has acquired stays until it is released: Remove()
 // refuses it. Registering with a device may take seconds, so it happens between Reserve() and Add() or
-// GiveUp(), and letting go after Remove(), without the lock. Any thread.
+// Unreserve(), and letting go after Remove(), without the lock. Any thread.
 template <typename Region>
 class RegionTable {
  public:
@@ -49,7 +49,7 @@ class RegionTable {
     return next_++;
   }
   // Frees the place: the device has refused.
-  void GiveUp() {
+  void Unreserve() {
     std::lock_guard lock(mutex_);
     pending_--;
   }

@@ -29,7 +29,7 @@ void SetOfiEnvironment() {
   setenv("FI_OFI_RXM_MSG_RX_SIZE", "8", 0);
   setenv("FI_OFI_RXM_BUFFER_SIZE", "256", 0);
   setenv("FI_OFI_RXM_EAGER_LIMIT", "256", 0);
-  // Registrations are made once and end when we say so; a cache of them would keep a region that was given up
+  // Registrations are made once and end when we say so; a cache of them would keep a region that was released
   // open to the peers that have its key.
   setenv("FI_MR_CACHE_MAX_COUNT", "0", 0);
   // EFA would reach a peer of the same host through shm, which does not notice its death.
