@@ -75,7 +75,7 @@ bool Listens(uint16_t port) {
 }
 
 // Runs server and client of a tool, until the client succeeds or the time is over; the client's output. A
-// server that a client has failed with may have ended too, so both are started anew; on another machine,
+// server that a client has failed with may have ended too, so both are started again; on another machine,
 // where nothing tells when it listens, the server stays and clients knock.
 Result<std::string> RunPair(const Remote& remote, uint16_t port, const std::vector<std::string>& server,
                             const std::vector<std::string>& client) {

@@ -31,7 +31,7 @@
 // not permit a lease, since it may not be the newest. A node that registers later may have seen a newer view without
 // this instance. Then that node has fenced the instance, and may take its leader for dead. EndHold() may also leave the
 // instance out. So the members have no leases during the hold, and saves stay local that long.
-// Rule 2 matters after the hold, too: an instance that was taken back follows the leader of a view that this
+// Rule 2 matters after the hold, too: an instance that was readmitted follows the leader of a view that this
 // coordinator did not make. With a lease it would act on that view, while the leader of the present view acts too.
 //
 // The coordinator notes for each member when its leases have run out. It counts from the receipt of the message that it

@@ -67,7 +67,7 @@ class Incoming : public grpc::ServerBidiReactor<control::Envelope, control::Answ
     } else {
       LOG_DEBUG("control message for another instance dropped");
     }
-    // parked_ may have been taken back by Handled() meanwhile, which then reads itself.
+    // If Handled() has cleared parked_ meanwhile, it has begun the next read itself.
     if (read_on) StartRead(&message_);
   }
 

@@ -83,7 +83,7 @@ void Channel::Break(Status reason) {
   const std::lock_guard lock(mutex_);
   if (!broken_.ok()) return;
   broken_ = std::move(reason);
-  // Not close(): another thread may be in a call on this descriptor, whose number could be given out anew.
+  // Not close(): another thread may be in a call on this descriptor, whose number could be reused.
   ::shutdown(fd_.get(), SHUT_RDWR);
   changed_.notify_all();
 }

@@ -3,7 +3,7 @@
 // CudaExports are the allocations of device memory that one connection's daemon has been given to read by
 // itself (GPUDirect): each as a dmabuf, once, however many saves it is in. Not with every save, because a
 // network card takes milliseconds to register one; and not for ever, because a dmabuf keeps the memory of an
-// allocation that the program has freed: one that the last saves have not used is taken back.
+// allocation that the program has freed: one that the last saves have not used is revoked.
 //
 // Whatever is refused, by the driver or the daemon, is saved through the arena like anything else; why is
 // logged, once.
@@ -39,7 +39,7 @@ class CudaExports {
   void Release(const std::vector<uint64_t>& buffers, Channel* channel);
 
  private:
-  // Saves that may end without having used a buffer before it is taken back: those that are open beside one
+  // Saves that may end without having used a buffer before it is revoked: those that are open beside one
   // that uses it, and a small one in between.
   static constexpr uint64_t kSavesUnusedMax = 4;
 

@@ -15,7 +15,7 @@ namespace {
 
 using local::Type;
 
-// Each attempt has the daemon fetch the chunks anew and check them. Bytes that it found good and that are bad
+// Each attempt has the daemon fetch the chunks again and check them. Bytes that it found good and that are bad
 // here again, three times, are not an accident that a fourth would end.
 constexpr int kRepairAttemptsMax = 3;
 
@@ -354,7 +354,7 @@ Status View::VerifyRange(uint64_t offset, uint64_t length, Deadline deadline) {
   return link_->channel->Check();
 }
 
-// Has the daemon mend the chunks in bad_. kCorrupt: it could not; the message says what was tried.
+// Has the daemon repair the chunks in bad_. kCorrupt: it could not; the message says what was tried.
 Status View::Repair(int attempt, Deadline deadline) {
   // A dead daemon's successor may have given the chunks to others: that they differ then says nothing of the
   // shard.

@@ -118,7 +118,7 @@ TEST_F(CudaDirectTest, AnAbortSettlesFirst) {
   EXPECT_EQ(daemon_.counts().settles, 1);
 }
 
-TEST_F(CudaDirectTest, MemoryThatNoSaveUsesAnyMoreIsTakenBack) {
+TEST_F(CudaDirectTest, MemoryThatNoSaveUsesAnyMoreIsRevoked) {
   const std::string bytes = RandomBytes(4 * kChunk, 6);
   char* old_memory = Upload(bytes);
   char* device = Upload(bytes);
@@ -188,7 +188,7 @@ TEST_F(CudaDirectTest, NoMoreIsHandedOverThanTheLimit) {
   for (int i = 0; i < 40; ++i) EXPECT_EQ(daemon_.ObjectBytes(1, kRank, "x" + std::to_string(i)), bytes);
 }
 
-TEST_F(CudaDirectTest, ADaemonThatComesBackIsGivenTheMemoryAnew) {
+TEST_F(CudaDirectTest, ADaemonThatComesBackIsGivenTheMemoryAgain) {
   const std::string bytes = RandomBytes(6 * kChunk, 12);
   char* device = Upload(bytes);
   SaveFrom(1, device, bytes);

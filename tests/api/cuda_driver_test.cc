@@ -323,7 +323,7 @@ TEST_F(CudaDriverTest, AContextThatDiesUnderASaveEndsIt) {
   ExpectSaves(2, Upload(bytes, 1), bytes);
 }
 
-TEST_F(CudaDriverTest, AfterADeviceResetTheArenaIsPageLockedAnew) {
+TEST_F(CudaDriverTest, AfterADeviceResetTheArenaIsPageLockedAgain) {
   PinAll();
   void* old_memory = Upload("old");
   fake_cuda_primary_reset(0);

@@ -278,7 +278,7 @@ TEST_F(CudaSuite, ReadsFillDeviceMemory) {
   EXPECT_OK(ropeteam_view_read_cuda(view.get(), "x", length, nullptr, 0, nullptr, kTimeoutMs));
 }
 
-TEST_F(CudaSuite, AReadMendsABadChunkOnItsWayToTheDevice) {
+TEST_F(CudaSuite, AReadRepairsABadChunkOnItsWayToTheDevice) {
   const uint64_t length = 4 * kChunk;
   const std::string bytes = RandomBytes(length, 7);
   SaveOne(handle_.get(), 1, bytes);

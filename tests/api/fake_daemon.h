@@ -36,7 +36,7 @@ struct FakeConfig {
   bool garbage = false;                  // answers everything with bytes that are no frame
   bool silent = false;                   // reads and never answers
   bool byte_by_byte = false;             // sends answers one byte at a time
-  bool ignore_repairs = false;           // answers ok and mends nothing
+  bool ignore_repairs = false;           // answers ok and repairs nothing
   bool partial = false;                  // has no shard here when a partial view is opened
   bool bad_ranges = false;               // flips a bit of what it packs
   bool dmabuf = false;                   // says that it reads device memory, and does

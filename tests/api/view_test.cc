@@ -273,7 +273,7 @@ TEST_P(ViewTest, WhatCannotBeRepairedIsCorruptInTheDaemonsWords) {
   EXPECT_EQ(ReadAll(view.get(), "o2"), bytes_[2]);
 }
 
-TEST_P(ViewTest, RepairsThatMendNothingEndAfterThreeAttempts) {
+TEST_P(ViewTest, RepairsThatRepairNothingEndAfterThreeAttempts) {
   const ViewHandle view = OpenView(handle_.get(), 12);
   daemon_.Flip(12, kRank, OffsetOf("o3") + kChunk);
   daemon_.Configure([](FakeConfig& config) { config.ignore_repairs = true; });

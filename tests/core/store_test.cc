@@ -357,7 +357,7 @@ TEST(StoreLease, RemovalWaitsForTheLastLeaseAndTheChunksAreNotReused) {
   store->CheckInvariants();
 }
 
-TEST(StoreLease, AShardRemovedUnderALeaseCanBeSealedAnew) {
+TEST(StoreLease, AShardRemovedUnderALeaseCanBeSealedAgain) {
   ArenaMemory memory = ArenaMemory::ForChunks(8);
   const auto store = FormatForTest(&memory);
   ASSERT_TRUE(SaveForTest(store.get(), kShard, 2 * kSmallChunk).ok());

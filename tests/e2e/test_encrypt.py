@@ -115,7 +115,7 @@ def test_a_capture_of_the_network_and_a_holders_memory_have_nothing_of_a_chunk(c
         assert seen.found > 0 and there > 0, "the capture or the search is blind"
 
 
-def test_bad_chunks_of_both_kinds_are_found_and_mended(cluster):
+def test_bad_chunks_of_both_kinds_are_found_and_repaired(cluster):
     nodes = cluster(2, options=OPTIONS)
     data = payload(7, 5_000_000)
     save(nodes, 1, data)

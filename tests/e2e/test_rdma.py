@@ -43,7 +43,7 @@ def cables():
     yield
     for cable in ("1", "2"):
         network("netem", cable)
-        network("mend", cable)
+        network("repair", cable)
 
 
 def take_rdma(monkeypatch, transport: str, device: str) -> list[str]:

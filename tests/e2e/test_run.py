@@ -134,8 +134,8 @@ def test_one_node_is_told_that_no_copy_survives_it_and_that_a_former_run_is_ther
     another = run_ropeteam(sys.executable, "-c", SAVE_ONE, options=["--job", "another"])
     assert another.stdout == "0\n" and len(told(another)) == 2, another.stderr
     pathlib.Path(former.split(" in ")[1].split(":")[0]).unlink()  # the other way that it names
-    anew = run_ropeteam(sys.executable, "-c", SAVE_ONE)
-    assert anew.stdout == "0\n" and len(told(anew)) == 2, anew.stderr
+    fresh = run_ropeteam(sys.executable, "-c", SAVE_ONE)
+    assert fresh.stdout == "0\n" and len(told(fresh)) == 2, fresh.stderr
     quiet = run_ropeteam(sys.executable, "-c", SAVE_ONE, options=["--job", "test", "--quiet"])
     assert (quiet.stdout, quiet.stderr) == ("5\n", "")
 

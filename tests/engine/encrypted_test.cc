@@ -91,7 +91,7 @@ TEST_F(Encrypted, WhereOnlyPlaintextIsLeftItIsEncryptedFirst) {
   EXPECT_TRUE(Read(1) == shard_.stream && Read(2) == shard_.stream);
 }
 
-TEST_F(Encrypted, ABadChunkOfTheSaverIsMendedFromCiphertext) {
+TEST_F(Encrypted, ABadChunkOfTheSaverIsRepairedFromCiphertext) {
   node(1).Flip(Id(1, 0), 3);
   RepairOne(1);
   EXPECT_GE(transfers_, 1);
@@ -99,7 +99,7 @@ TEST_F(Encrypted, ABadChunkOfTheSaverIsMendedFromCiphertext) {
   EXPECT_TRUE(At(1)->bad.empty());
 }
 
-TEST_F(Encrypted, ABadChunkOfAHolderIsFoundWithoutTheKeyAndMended) {
+TEST_F(Encrypted, ABadChunkOfAHolderIsFoundWithoutTheKeyAndRepaired) {
   const std::string before = node(2).Copy(Id(1, 0));
   int decrypted = 0;
   on_check_ = [&](TestNode& at, const StartCheck& check) {
@@ -116,7 +116,7 @@ TEST_F(Encrypted, ABadChunkOfAHolderIsFoundWithoutTheKeyAndMended) {
   EXPECT_TRUE(Read(1) == shard_.stream);
 }
 
-TEST_F(Encrypted, AFlippedBitOfCiphertextIsMendedBeforeItIsRead) {
+TEST_F(Encrypted, AFlippedBitOfCiphertextIsRepairedBeforeItIsRead) {
   node(2).Flip(Id(1, 0), 5);
   EXPECT_TRUE(Read(2) == shard_.stream);
 }
@@ -136,7 +136,7 @@ TEST_F(Encrypted, ATagThatDoesNotMatchIsNotRead) {
   EXPECT_TRUE(Read(1) == shard_.stream);
 }
 
-TEST_F(Encrypted, ALostHoldersCopyIsMadeAnewWithTheSameBytes) {
+TEST_F(Encrypted, ALostHoldersCopyIsMadeAgainWithTheSameBytes) {
   const std::string before = node(2).Copy(Id(1, 0));
   ShowView(2, &node(2));
   PassTime(10'000'000);

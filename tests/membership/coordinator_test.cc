@@ -337,7 +337,7 @@ TEST_F(CoordinatorTest, DuringTheHoldEveryReportedViewTellsWhichInstancesHaveLef
 }
 
 // A member comes back from another coordinator, whose view it shares with c. The present view is without c, so it would
-// fence c, which may be taken back when the hold ends.
+// fence c, which may be readmitted when the hold ends.
 TEST_F(CoordinatorTest, WhileItHoldsAgainItSendsNoView) {
   coordinator_ = std::make_unique<Coordinator>(Config(), kStart, 1000);
   StartTwo();

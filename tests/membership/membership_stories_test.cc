@@ -324,7 +324,7 @@ TEST_F(MembershipStory, ACoordinatorThatNobodyFoundInTimeGoesOnAboveTheOldEpochs
   const Epoch alone = cluster_.EpochOf(d);
   EXPECT_GT(alone, cluster_.EpochOf(a_));
   cluster_.HealAll();
-  // d never knew them: they are taken back as they are.
+  // d never knew them: they are readmitted as they are.
   ASSERT_TRUE(cluster_.RunUntil([&] { return cluster_.Converged(); }, 3000));
   EXPECT_GT(cluster_.EpochOf(a_), alone);
   for (const NodeId node : {a_, b_, c_}) EXPECT_TRUE(cluster_.Refusals(node).empty());
@@ -508,7 +508,7 @@ TEST_F(MembershipStory, NoLeaseIsGrantedToAMemberBeforeTheNewestViewIsKnown) {
   EXPECT_FALSE(cluster_.HasLease(b_)) << "a and c have seen it leave, which the coordinator cannot know";
 }
 
-TEST_F(MembershipStory, MembersThatFindAReturnedCoordinatorLateAreTakenBack) {
+TEST_F(MembershipStory, MembersThatFindAReturnedCoordinatorLateAreReadmitted) {
   StartThree();
   const Epoch before = cluster_.EpochOf(b_);
   const NodeId a2 = CoordinatorReturnsAlone();
@@ -537,7 +537,7 @@ TEST_F(MembershipStory, AMemberThatDoesNotComeWithTheOthersIsOutForGood) {
   EXPECT_EQ(cluster_.Refusals(c_)[0].code(), Code::kStale);
 }
 
-TEST_F(MembershipStory, AMemberThatHadLeftBeforeTheCoordinatorReturnedIsNotTakenBack) {
+TEST_F(MembershipStory, AMemberThatHadLeftBeforeTheCoordinatorReturnedIsNotReadmitted) {
   StartThree();
   cluster_.Cut(c_, true);
   MsUntilOut(c_, b_);  // b and a have fenced it
@@ -550,7 +550,7 @@ TEST_F(MembershipStory, AMemberThatHadLeftBeforeTheCoordinatorReturnedIsNotTaken
   EXPECT_TRUE(cluster_.Refusals(b_).empty());
 }
 
-TEST_F(MembershipStory, AMemberIsNotTakenBackWhenANewInstanceHasItsName) {
+TEST_F(MembershipStory, AMemberIsNotReadmittedWhenANewInstanceHasItsName) {
   StartThree();
   cluster_.CrashCoordinator();
   cluster_.Crash(a_, true);

@@ -264,7 +264,7 @@ TEST_F(SeatTest, TheWatchMayTellOfAClaimBeforeItsAnswerComes) {
   EXPECT_EQ(successor.moved.back(), successor.self.id == 2 ? "10.0.0.2:7" : "10.0.0.3:7");
 }
 
-TEST_F(SeatTest, ADoubtIsTakenBackWhenThereIsContactAgain) {
+TEST_F(SeatTest, ADoubtIsWithdrawnWhenThereIsContactAgain) {
   StartThree();
   Contact(&nodes_[2], false);
   RunFor(400);

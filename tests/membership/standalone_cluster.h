@@ -44,10 +44,10 @@ class TestMember {
   const Member& self() const { return self_; }
 
   // False when it does not become true in time. `condition` sees the last view (epoch 0 before the first).
-  bool WaitFor(const std::function<bool(const View&)>& condition, int ms = kPatienceMs);
-  bool WaitForNames(const std::vector<std::string>& names, int ms = kPatienceMs);
-  bool WaitForRefusal(Status* status, int ms = kPatienceMs);
-  bool WaitForLease(const std::function<bool(TimeUs valid_until)>& condition, int ms = kPatienceMs);
+  bool WaitFor(const std::function<bool(const View&)>& condition, int ms = kWaitMs);
+  bool WaitForNames(const std::vector<std::string>& names, int ms = kWaitMs);
+  bool WaitForRefusal(Status* status, int ms = kWaitMs);
+  bool WaitForLease(const std::function<bool(TimeUs valid_until)>& condition, int ms = kWaitMs);
   bool HasLease();
   View LastView();
   size_t ViewCount();
@@ -55,7 +55,7 @@ class TestMember {
   bool orderly();
 
   // Far more than anything should take, so that a slow machine is not a failure.
-  static constexpr int kPatienceMs = 20'000;
+  static constexpr int kWaitMs = 20'000;
 
  private:
   const Member self_;
@@ -80,7 +80,7 @@ class MemberProcess {
   // Ends it in order and returns the "cpu" it reports, in microseconds; -1 when it did not.
   long Finish();
   // Until it has said a line that begins so.
-  bool WaitForLine(const std::string& prefix, int ms = TestMember::kPatienceMs);
+  bool WaitForLine(const std::string& prefix, int ms = TestMember::kWaitMs);
 
  private:
   void Collect();

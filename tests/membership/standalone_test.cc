@@ -217,7 +217,7 @@ TEST_F(StandaloneTest, APathThatDiesSilentlyIsLeftForANewConnection) {
   ASSERT_TRUE(a.WaitForNames({"a", "b"}));
   ASSERT_TRUE(b.WaitForNames({"a", "b"}));
   relay.FreezeConnections();  // neither bytes nor a reset, as when a switch dies
-  ASSERT_TRUE(relay.WaitForConnections(2, TestMember::kPatienceMs));
+  ASSERT_TRUE(relay.WaitForConnections(2, TestMember::kWaitMs));
   // And the new one is good: it brings news.
   TestMember& c = Add("c", 2, 3, config_);
   ASSERT_TRUE(c.Start().ok());

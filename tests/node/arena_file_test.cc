@@ -103,7 +103,7 @@ TEST_F(ArenaFileTest, WhatAKilledProcessSealedIsThereBitForBitAndWhatItDidNotIsN
   EXPECT_EQ((*store)->chunks_free(), (*store)->chunks_total() - 4) << "the unsealed chunks are free again";
 }
 
-// A daemon that begins anew must not be written to by peers that do not know yet: by address, without a key.
+// A daemon that begins again must not be written to by peers that do not know yet: by address, without a key.
 TEST_F(ArenaFileTest, RenewedItIsAtAnotherAddressAndNobodyReachesTheFormer) {
   Result<std::unique_ptr<ArenaFile>> file = ArenaFile::Open(Config());
   ASSERT_TRUE(file.ok()) << file.status().ToString();

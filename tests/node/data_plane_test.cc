@@ -438,7 +438,7 @@ TEST_F(DevicePlane, ADescriptorThatIsNoSuchMemoryIsRefused) {
   EXPECT_EQ(a_.plane_->device_buffers().registered(), 0u);
 }
 
-TEST_F(DevicePlane, MemoryThatIsTakenBackWhileItIsBeingRegisteredIsLetGo) {
+TEST_F(DevicePlane, MemoryThatIsRevokedWhileItIsBeingRegisteredIsLetGo) {
   a_.control_->HoldRegistrations(true);
   const DeviceBufferId id = adder_.Add(a_.plane_.get(), Device('d').Export());
   const DeviceBufferId waiting = adder_.Add(a_.plane_.get(), Device('e').Export());

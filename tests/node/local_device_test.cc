@@ -133,7 +133,7 @@ TEST_F(LocalDeviceTest, NobodyWaitsForARegistration) {
   EXPECT_EQ(control_->registered(), 1u);
 }
 
-TEST_F(LocalDeviceTest, MemoryThatIsTakenBackOrAbandonedMeanwhileIsLetGo) {
+TEST_F(LocalDeviceTest, MemoryThatIsRevokedOrAbandonedMeanwhileIsLetGo) {
   const UniqueFd rank = ConnectRank();
   UniqueFd dying = ConnectRank(1);
   control_->HoldRegistrations(true);

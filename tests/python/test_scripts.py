@@ -121,7 +121,7 @@ def test_what_was_skipped_here_and_ran_there_is_counted_where_it_ran(tmp_path):
     )
 
 
-# ---- the demo's verdict
+# ---- whether the demo passed
 
 LOSSES = {1: 4.5, 2: 4.25, 3: 4.0, 4: 3.5}
 

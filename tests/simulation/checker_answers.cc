@@ -391,7 +391,7 @@ void Checker::OnTransferStart(const Transfer& transfer) {
     if (other.writer() == writer.index && !other.finishing && other.write_offset() < end &&
         other.write_offset() + other.length > begin)
       Fail("%s starts while %s may still write there", transfer.ToString().c_str(), other.ToString().c_str());
-    // A bad chunk may be mended while it is being sent: who receives it checks it.
+    // A bad chunk may be repaired while it is being sent: the receiver checks it.
     if (!other.orphan && other.device == nullptr && other.initiator == writer.index &&
         other.initiator_id == writer.id && other.local_offset < end &&
         other.local_offset + other.length > begin &&
@@ -419,7 +419,7 @@ void Checker::OnLanding(const Transfer& transfer, uint64_t offset, const std::st
         if (chunk >= extent.first && chunk < extent.first + extent.count) {
           const uint32_t at = index + chunk - extent.first;
           if (shard == nullptr || at >= shard->crcs.size()) return false;
-          // Being mended, in pieces, perhaps from a copy that is bad elsewhere.
+          // Being repaired, in pieces, perhaps from a copy that is bad elsewhere.
           if (transfer.get && shard->flips.contains({PlaceOf(host), at})) return false;
           return ChunkRight(host, extents, encryption, *shard, at);
         }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A training process and the launcher that starts a world of them, as torchrun does: all ranks together, and
-// all anew when one of them or its host dies.
+// all again when one of them or its host dies.
 //
 // A rank: hello; latest; reads its shard of that step (or, in a world of another size, its share of all
 // shards); then, step by step: waits for the others as a collective would, computes, saves, sometimes waits
@@ -73,7 +73,7 @@ class Launcher {
   explicit Launcher(Cluster* cluster);
 
   void Start();
-  // Whatever is wrong is found out and the world started anew.
+  // Whatever is wrong is found out and the world started again.
   void Restart(const char* why);
   void KillZombies();
   // While held, no world runs.

@@ -102,7 +102,7 @@ class Simulation {
   }
 
   // Nobody saves: what is kept must get its copies back, and whatever bit has flipped must be found by a
-  // verify and mended.
+  // verify and repaired.
   void RestoreRedundancy() {
     if (checker().failed() || options_.starved) return;
     std::vector<StepId> kept;

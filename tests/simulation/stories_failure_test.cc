@@ -235,22 +235,22 @@ TEST_F(Story, DifferentChunksAreBadInBothCopies) {
   EXPECT_TRUE(Until([&] { return cluster_->checker().CopiesMin(StepIn(1, 1)) == 2; }));
 }
 
-// While one chunk is being mended, a bit of another flips, and a verify finds it: that one is mended as well.
-TEST_F(Story, ABitFlipsWhileAnotherChunkIsMended) {
+// While one chunk is being repaired, a bit of another flips, and a verify finds it: that one is repaired as well.
+TEST_F(Story, ABitFlipsWhileAnotherChunkIsRepaired) {
   lengths_ = {3 * 4096};
   StartNodes(2);
   StartWorld(1);
   SaveEverywhere(1, 1);
   const ShardId shard = ShardOf(1, 1, 0);
-  bool mending = false;
+  bool repairing = false;
   cluster_->on_transfer = [&](const Transfer& transfer) {
-    if (!transfer.get || transfer.initiator != 0 || mending) return;
-    mending = true;
+    if (!transfer.get || transfer.initiator != 0 || repairing) return;
+    repairing = true;
     cluster_->network().Clog(0, 1, cluster_->now() + 300 * kMs);
   };
   ASSERT_TRUE(cluster_->FlipBit(0, shard, 1));
   EXPECT_EQ(BadIn(Verify(1)), 1u);
-  ASSERT_TRUE(Until([&] { return mending; }));
+  ASSERT_TRUE(Until([&] { return repairing; }));
   ASSERT_TRUE(cluster_->FlipBit(0, shard, 0));
   EXPECT_EQ(BadIn(Verify(1)), 2u);
   EXPECT_TRUE(Until([&] { return cluster_->checker().CopiesMin(StepIn(1, 1)) == 2; }));
@@ -269,10 +269,10 @@ TEST_F(Story, RedundancyComesBackWithoutARestart) {
   EXPECT_EQ(cluster_->host(0).engine->incarnation(), incarnation);
 }
 
-// Both nodes lose their memory, one after the other, and what was committed has been copied anew between: the
+// Both nodes lose their memory, one after the other, and what was committed has been copied again between: the
 // copies know that it was, though it was announced before they were made, and the next incarnation's first step does
 // not retire it.
-TEST_F(Story, CopiesMadeAnewKnowThatTheyAreCommitted) {
+TEST_F(Story, CopiesMadeAgainKnowThatTheyAreCommitted) {
   StartNodes(2);
   StartWorld(1);
   SaveEverywhere(1, 1);
@@ -308,7 +308,7 @@ TEST_F(Story, UnacknowledgedIsNotReplicated) {
 }
 
 // A holder loses its memory after the shard was REPLICATED and before the step is committed, and comes back
-// while the world goes on: the copy is made anew without anybody asking, and the step is committed.
+// while the world goes on: the copy is made again without anybody asking, and the step is committed.
 TEST_F(Story, AHolderLosesItsMemoryBeforeTheCommit) {
   StartNodes(3);
   StartWorld(1, {0, 1});

@@ -32,7 +32,7 @@ TEST_F(Story, WorldRestartsTwiceWithZombies) {
   }
   EXPECT_TRUE(Until([&] { return late.has_value(); }));
   EXPECT_EQ(late->code(), Code::kStale) << late->ToString();
-  // A zombie that connects anew does not get in either.
+  // A zombie that connects again does not get in either.
   RankOf(1, 1).Close();
   EXPECT_EQ(Hello(1, 1).code(), Code::kStale);
   // Nor does a new process of an incarnation that is over.

@@ -62,7 +62,7 @@ class GoesOn : public Story {
 
 // The arenas are as large as the bill says. A daemon is away for so long that its copies are made again on the
 // others, and comes back with its own.
-TEST_F(GoesOn, ADaemonComesBackAfterItsCopiesWereMadeAnew) {
+TEST_F(GoesOn, ADaemonComesBackAfterItsCopiesWereMadeAgain) {
   lengths_ = {4096};
   StartNodes(3, 1, 12);
   StartWorld(1);

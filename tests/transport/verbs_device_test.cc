@@ -130,7 +130,7 @@ TEST_F(VerbsDevice, AnAddressOfAnotherInstanceIsRefusedByWhoLivesThere) {
 }
 
 // A forged key is stopped by the device, costs the connection, and nothing else.
-TEST_F(VerbsDevice, AForgedKeyIsRefusedAndTheConnectionIsMadeAnew) {
+TEST_F(VerbsDevice, AForgedKeyIsRefusedAndTheConnectionIsMadeAgain) {
   Node a(First()), b(First());
   a.Meet(b);
   const RemoteRegionId good = a.remote;
@@ -258,7 +258,7 @@ class VerbsDeviceCables : public testing::Test {
   void TearDown() override {
     for (const char* cable : {"1", "2"}) {
       if (disturbed_.contains(cable)) Network(std::string("netem ") + cable);
-      if (cut_.contains(cable)) Network(std::string("mend ") + cable);
+      if (cut_.contains(cable)) Network(std::string("repair ") + cable);
     }
   }
   // "cut 1", "netem 2 loss 1%": see scripts/soft-roce.
@@ -353,7 +353,7 @@ TEST_F(VerbsDeviceCables, ACableCutInTheMiddleGivesEveryBufferBackOnce) {
   a.transport->Disconnect(a.peer);
   ASSERT_TRUE(Drive(&a, &b, &done, kCount + 1));
   EXPECT_TRUE(a.transport->DeregisterRegion(a.region).ok()) << "a buffer was not given back";
-  Network("mend 1");
+  Network("repair 1");
   a.region = a.transport->RegisterRegion(a.memory.data(), a.memory.length()).value();
   a.Meet(b);
   a.memory.Fill(kSource);
@@ -423,7 +423,7 @@ TEST_F(VerbsDeviceCables, AFailedRailsWorkIsRedoneOnTheOthers) {
     });
     EXPECT_TRUE(b.memory.Holds(kSource, 0, 8 * kMiB, 0));
     Network("netem 1");
-    Network("mend 1");
+    Network("repair 1");
   }
 }
 
@@ -433,7 +433,7 @@ TEST_F(VerbsDeviceCables, ARailThatComesBackIsUsedAgain) {
   Stream(&a, &b, [](size_t done) { return done >= 8; });
   Network("cut 1");
   Stream(&a, &b, [](size_t done) { return done >= 8; });
-  Network("mend 1");
+  Network("repair 1");
   const uint64_t before = PacketsSent("rxa");
   Stream(&a, &b, [&](size_t) { return PacketsSent("rxa") > before + 500; });
   Network("cut 2");
