@@ -128,7 +128,7 @@ std::string InterfaceOf(const IpAddress& address) {
   std::string loopback;
   for (const ifaddrs* i = list.get(); i != nullptr; i = i->ifa_next) {
     if (SameHost(address, i->ifa_addr)) return i->ifa_name;
-    // All of 127.0.0.0/8 is this machine though only 127.0.0.1 is listed.
+    // All of 127.0.0.0/8 is this machine, although only 127.0.0.1 is listed.
     if ((i->ifa_flags & IFF_LOOPBACK) != 0 && IsV4(address) && i->ifa_addr != nullptr &&
         i->ifa_addr->sa_family == AF_INET && (ntohl(V4(address).sin_addr.s_addr) >> 24) == IN_LOOPBACKNET)
       loopback = i->ifa_name;
@@ -159,7 +159,7 @@ Result<IpAddress> AddressOfInterface(const std::string& interface) {
 Status CheckListenable(const IpAddress& address) {
   const int fd = socket(address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (fd < 0) return ErrnoError(errno, "socket for %s", ToText(address).c_str());
-  // As the provider does, so that a port in TIME_WAIT counts as free; a listening one still answers
+  // As the provider does it, so that a port in TIME_WAIT counts as free. A listening port still answers
   // EADDRINUSE.
   const int on = 1;
   setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);

@@ -23,11 +23,11 @@ unsigned long long Ull(uint64_t value) { return value; }
 
 struct LockedMemory {
   uint64_t limit = UINT64_MAX;  // RLIMIT_MEMLOCK; UINT64_MAX: none
-  uint64_t pinned = 0;          // by devices, which is what the kernel compares; 0 where it does not say
-  bool bound = true;            // false: CAP_IPC_LOCK, and not merely that of a user namespace
+  uint64_t pinned = 0;          // by devices: what the kernel compares; 0: not known
+  bool bound = true;            // false: CAP_IPC_LOCK in the initial user namespace
 };
 
-// Capabilities in another one, a rootless container's, lift no limit.
+// Capabilities in another user namespace, such as a rootless container's, lift no limit.
 bool InFirstUserNamespace() {
   std::ifstream map("/proc/self/uid_map");
   uint64_t inside = 0, outside = 0, count = 0;
@@ -70,7 +70,7 @@ int SleepOn(std::vector<pollfd>* items, uint64_t timeout_us) {
   const int ready =
       ppoll(items->data(), items->size(), timeout_us >= UINT64_MAX / 2 ? nullptr : &timeout, nullptr);
   if (ready >= 0) return ready;
-  for (pollfd& item : *items) item.revents = 0;  // a signal, which is reason enough to wake
+  for (pollfd& item : *items) item.revents = 0;  // a signal: it wakes the caller
   return 0;
 }
 
@@ -86,7 +86,7 @@ Status WakeFd::Open() {
 void WakeFd::Wake() {
   if (wake_.exchange(true)) return;
   const uint64_t one = 1;
-  // A full counter is as good as a written one.
+  // If the counter is full, the descriptor is readable anyway.
   (void)!write(fd_, &one, sizeof one);
 }
 
@@ -99,7 +99,7 @@ bool WakeFd::Consume() {
 
 void WakeFd::AfterSleep(const pollfd& slept_on) {
   if (slept_on.revents == 0) return;
-  wake_.store(true);  // so that the descriptor is read also when Wake() is between its two steps
+  wake_.store(true);  // so that the descriptor is read even if Wake() is between its two steps
   Consume();
 }
 

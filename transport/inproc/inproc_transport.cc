@@ -28,7 +28,7 @@ struct RegionKey {
   uint64_t length = 0;
 };
 
-// "inproc" tag number…: enough to tell our bytes from others'.
+// "inproc", tag, number…: enough to tell our bytes from others.
 std::string Encode(char tag, uint64_t a, uint64_t b, uint64_t c, const std::string& text) {
   std::string bytes = std::string("inproc") + tag;
   for (uint64_t number : {a, b, c, static_cast<uint64_t>(text.size())})
@@ -129,7 +129,7 @@ class InprocTransport final : public Transport {
   std::map<RegionId, Region> regions_;  // under the fabric's mutex: peers reach into it
   RegionId region_next_ = 1;
 
-  // Of the loop's thread alone.
+  // Used by the loop's thread only.
   std::map<PeerId, Peer> peers_;
   PeerId peer_next_ = 1;
   std::map<RemoteRegionId, RemoteRegion> remote_regions_;
@@ -343,7 +343,7 @@ size_t InprocTransport::Poll(Completion* out, size_t capacity) {
 void InprocTransport::Wait(uint64_t timeout_us) {
   Advance();
   if (!completed_.empty()) return;
-  // Work that a Poll() limit left over is work to be done at once; held-back work is woken by Release().
+  // Work that a Poll() limit left over is due at once. Release() wakes up for work that was held back.
   std::unique_lock lock(wake_mutex_);
   const auto woken = [this] { return woken_; };
   if (timeout_us >= UINT64_MAX / 2)

@@ -33,7 +33,7 @@ bool OfiTransport::WantsDmabuf() const {
   return WhyNoDmabuf(kBuiltVersion, fi_version(), config_.provider).empty();
 }
 
-// After the endpoint is open: whether its card carries out reads and writes is its own to say.
+// Called after the endpoint is open: only then does it say whether its card carries out reads and writes.
 void OfiTransport::ProbeDmabuf() {
   no_dmabuf_ = WhyNoDmabuf(kBuiltVersion, fi_version(), info_->fabric_attr->prov_name);
   if (no_dmabuf_.empty() && (info_->caps & FI_HMEM) == 0) no_dmabuf_ = "the provider offers no FI_HMEM";
@@ -43,7 +43,7 @@ void OfiTransport::ProbeDmabuf() {
     bool emulated = true;
     size_t length = sizeof emulated;
     const int result = fi_getopt(&listener_.endpoint->fid, FI_OPT_ENDPOINT, option, &emulated, &length);
-    if (result != 0 || emulated) no_dmabuf_ = "the card carries out no reads and writes of its own";
+    if (result != 0 || emulated) no_dmabuf_ = "the card cannot read and write by itself";
   }
 #endif
   capabilities_.dmabuf = no_dmabuf_.empty();
@@ -74,7 +74,7 @@ Status OfiTransport::MapDmabuf(Region* region, int fd, uint64_t offset) {
   attributes.iov_count = 1;
   attributes.access = FI_READ | FI_WRITE;
   attributes.requested_key = RandomNumber();
-  // No interface of libfabric's manages this memory; with one it would ask the driver of this process for it.
+  // No interface of libfabric manages this memory. If one did, libfabric would ask this process's driver for it.
   attributes.iface = FI_HMEM_SYSTEM;
   fid_mr* registered = nullptr;
   const int result = fi_mr_regattr(domain_.get(), &attributes, FI_MR_DMABUF, &registered);

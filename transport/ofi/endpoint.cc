@@ -24,24 +24,24 @@ Result<std::unique_ptr<Transport>> CreateOfiTransport(const OfiConfig& config) {
 }
 
 void SetOfiEnvironment() {
-  // Receive buffers serve messages; everything here is one-sided. The defaults (4096 × 16 KiB) take 70 MiB an
+  // Receive buffers serve messages, and everything here is one-sided. The defaults (4096 × 16 KiB) take 70 MiB per
   // endpoint, these 2 MiB.
   setenv("FI_OFI_RXM_MSG_RX_SIZE", "8", 0);
   setenv("FI_OFI_RXM_BUFFER_SIZE", "256", 0);
   setenv("FI_OFI_RXM_EAGER_LIMIT", "256", 0);
-  // Registrations are made once and end when we say so; a cache of them would keep a region that was released
-  // open to the peers that have its key.
+  // Registrations are made once and end when we end them. A cache would keep a released region open to the peers
+  // that have its key.
   setenv("FI_MR_CACHE_MAX_COUNT", "0", 0);
   // EFA would reach a peer of the same host through shm, which does not notice its death.
   setenv("FI_EFA_ENABLE_SHM_TRANSFER", "0", 0);
-  // Asking for device memory makes libfabric initialise every kind that it finds, with a context on each GPU.
-  // What is registered here comes as a dmabuf, which takes none of that.
+  // If asked for device memory, libfabric initialises every kind that it finds, with a context on each GPU. What
+  // is registered here comes as a dmabuf and needs none of that.
   setenv("FI_HMEM", "system", 0);
-  // Peers whose completions an endpoint's queue has room for. The default of 256 asks for more entries than
-  // some devices have in a queue (32767 with rxe); an endpoint here has one peer, or serves without
+  // The number of peers for whose completions an endpoint's queue has room. The default of 256 asks for more
+  // entries than some devices have in a queue (32767 with rxe). An endpoint here has one peer, or serves without
   // completions.
   setenv("FI_UNIVERSE_SIZE", "64", 0);
-  // ofi_rxm looks after connections at most this often, in microseconds; at the default of 10000 a peer's
+  // The interval in microseconds at which ofi_rxm makes progress on connections. At the default of 10000 a peer's
   // first operation, and the check after a failed one, would take 10 to 20 ms.
   setenv("FI_OFI_RXM_CM_PROGRESS_INTERVAL", "1000", 0);
 }
@@ -50,7 +50,7 @@ namespace ofi {
 namespace {
 
 constexpr uint64_t kMemoryModes = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
-// Entries that the listener's completion queue is opened with; a provider that needs more grows it.
+// Entries with which the listener's completion queue is opened. A provider that needs more grows it.
 constexpr size_t kCompletionEntries = 4096;
 // FI_NAME_MAX for an endpoint's name; EFA's is 32 bytes, shm's a path.
 constexpr size_t kEndpointNameBytesMax = 256;
@@ -60,13 +60,13 @@ Status FabricError(Code code, int64_t result, const char* what) {
                static_cast<long long>(result));
 }
 
-// Providers that keep a connection a peer. Only their endpoints are cheap enough to have one a peer.
+// Providers that keep one connection per peer. Only their endpoints are cheap enough to have one per peer.
 bool KeepsConnections(const fi_info* info) {
   const uint32_t protocol = info->ep_attr->protocol;
   return protocol == FI_PROTO_RXM || protocol == FI_PROTO_RXM_TCP || protocol == FI_PROTO_SOCK_TCP;
 }
 
-// Providers that listen with a socket. The address of "verbs;ofi_rxm" is an IP address too, but of rdma_cm's.
+// Providers that listen with a socket. The address of "verbs;ofi_rxm" is an IP address too, but rdma_cm's.
 bool ListensByTcp(const std::string& provider) {
   return provider.starts_with("tcp") || provider.starts_with("net") || provider.starts_with("sockets");
 }
@@ -223,8 +223,8 @@ Status OfiTransport::OpenFabric() {
   shared_ = config_.shared_endpoint || !KeepsConnections(info_.get());
   probes_ = listen_.length != 0 && ListensByTcp(info_->fabric_attr->prov_name);
   // Over TCP the provider copies, so a registration is an entry of a table. A network card would pin the arena
-  // once for each peer. With a shared endpoint, and with libfabric's native tcp, a connection that was reset may
-  // never be made again (libfabric.md).
+  // once per peer. With a shared endpoint, and with libfabric's native tcp, a connection that was reset may never
+  // be made again (libfabric.md).
   const auto modes = static_cast<uint64_t>(info_->domain_attr->mr_mode);
   grants_keys_ = probes_ && !shared_ && (modes & (FI_MR_PROV_KEY | FI_MR_VIRT_ADDR)) == 0 &&
                  info_->domain_attr->mr_key_size >= sizeof(uint64_t) &&
@@ -241,7 +241,7 @@ Status OfiTransport::OpenQueue(size_t entries, Queue* queue) {
   int result = fi_cq_open(domain_.get(), &attributes, &completions, nullptr);
   const bool sleepable = result == 0;
   if (!sleepable) {
-    // EFA up to libfabric 1.x has no descriptor to sleep on; Wait() then looks at intervals.
+    // EFA up to libfabric 1.x has no descriptor to sleep on. Wait() then polls at intervals.
     attributes.wait_obj = FI_WAIT_NONE;
     result = fi_cq_open(domain_.get(), &attributes, &completions, nullptr);
   }
@@ -252,8 +252,8 @@ Status OfiTransport::OpenQueue(size_t entries, Queue* queue) {
   return OkStatus();
 }
 
-// The listening endpoint has the configured port; a peer's own one a port that the system chooses, which
-// nobody is told.
+// The listening endpoint has the configured port. A peer's own endpoint has a port that the system chooses; no
+// other node needs to know it.
 Status OfiTransport::OpenEndpoint(bool listening, Link* link) {
   ROPETEAM_RETURN_IF_ERROR(OpenQueue(listening ? kCompletionEntries : config_.depth + 1, &link->queue));
   Info info(fi_dupinfo(info_.get()));
@@ -306,7 +306,7 @@ void OfiTransport::PostKnockBuffer(KnockBuffer* buffer) {
   buffer->knock = Knock{};
   const ssize_t result = fi_recv(listener_.endpoint.get(), &buffer->knock, sizeof buffer->knock, nullptr,
                                  FI_ADDR_UNSPEC, &buffer->context);
-  // Without any buffer no further peer could reach this node's memory.
+  // Without any buffer no other peer could reach this node's memory.
   if (result != 0)
     LOG_ERROR("ofi: cannot post a receive buffer for key requests (one of %zu): %s", kKnockBuffers,
               fi_strerror(static_cast<int>(-result)));
@@ -348,14 +348,14 @@ void OfiTransport::NameSelf() {
   if (info_->nic != nullptr && info_->nic->link_attr != nullptr)
     capabilities_.link_mbps = info_->nic->link_attr->speed / kBitsPerMegabit;
   // Without keys of its own, a peer can reconnect and go on writing. Without /proc, a fragment that is arriving
-  // cannot be cut short.
+  // cannot be cut off.
   capabilities_.fences_peers = grants_keys_ && listener_.queue.fd >= 0 && CanFindConnections();
   capabilities_.admits_peers = grants_keys_;
   capabilities_.operation_bytes = std::min<uint64_t>(config_.operation_bytes, info_->ep_attr->max_msg_size);
 }
 
 OfiTransport::~OfiTransport() {
-  // Each peer's endpoint lets go of its buffers here; operations not yet completed are lost, as the header
+  // Each peer's endpoint releases its buffers here. Operations that are not complete yet are lost, as the header
   // says.
   peers_.clear();
   listener_.endpoint.reset();
@@ -368,7 +368,7 @@ Status OfiTransport::RegisterMemory(void* base, uint64_t length, uint64_t access
     key &= (uint64_t{1} << (8 * info_->domain_attr->mr_key_size)) - 1;
   fid_mr* registered = nullptr;
   const int result = fi_mr_reg(domain_.get(), base, length, access, 0, key, 0, &registered, nullptr);
-  // libfabric's numbers are errno's.
+  // libfabric's error numbers are errno's.
   if (result != 0)
     return front::RegistrationError(-result, fi_strerror(-result), info_->domain_attr->name, length);
   memory->reset(registered);
@@ -377,11 +377,10 @@ Status OfiTransport::RegisterMemory(void* base, uint64_t length, uint64_t access
 
 Status OfiTransport::MapRegion(Region* region, void* base) {
   region->base = static_cast<char*>(base);
-  // Providers differ on empty registrations, so none is made: no byte of it is ever touched.
+  // Providers differ on empty registrations, so none is made: no byte of it is ever accessed.
   if (region->length == 0) return OkStatus();
   const uint64_t exported = RandomNumber();
-  // With keys for each peer, this registration serves our own operations only; its key is not given to any
-  // peer.
+  // With keys for each peer, this registration serves our own operations only. Its key is not given to any peer.
   Status status =
       grants_keys_
           ? RegisterMemory(base, region->length, FI_READ | FI_WRITE, RandomNumber(), &region->memory)

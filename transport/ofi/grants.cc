@@ -145,7 +145,7 @@ uint64_t* Grants::FreeAnswer(uint64_t instance) {
   return free == begin + kAnswerWindow ? nullptr : free;
 }
 
-// A port may have been another peer's before.
+// The port may have belonged to another peer before.
 void Grants::Attribute(uint64_t instance, Peer* peer, const std::string& source) {
   if (source.empty()) return;
   const auto owner = owners_.find(source);

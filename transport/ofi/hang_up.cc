@@ -16,9 +16,9 @@
 namespace ropeteam::ofi {
 namespace {
 
-constexpr int kDepthMax = 4;  // ofi_rxm's queue waits for tcp's, which waits for the sockets
+constexpr int kDepthMax = 4;  // ofi_rxm's queue waits for tcp's queue, and that for the sockets
 
-// What an epoll descriptor waits for, as the kernel tells; empty for any other descriptor.
+// What an epoll descriptor waits for, as the kernel says; empty for any other descriptor.
 std::vector<int> WaitedFor(int epoll) {
   std::vector<int> fds;
   std::ifstream info("/proc/self/fdinfo/" + std::to_string(epoll));
@@ -29,7 +29,7 @@ std::vector<int> WaitedFor(int epoll) {
   return fds;
 }
 
-// The other end of a TCP connection; length 0: `fd` is not one.
+// The other end of a TCP connection; length 0: `fd` is not a TCP connection.
 IpAddress PeerOf(int fd) {
   IpAddress other;
   socklen_t length = sizeof other.storage;
@@ -53,8 +53,9 @@ void ForEachConnection(int epoll, Visit visit, int depth = 1) {
 bool Same(const IpAddress& a, const IpAddress& b) { return a.length == b.length && ToText(a) == ToText(b); }
 
 bool HangUpOne(int fd) {
-  // When libfabric closes it, what it has not sent is dropped: else the kernel would go on trying for minutes,
-  // and a network that comes back would deliver a put that has long been given back as failed.
+  // When libfabric closes the socket, bytes that it has not sent are dropped. Otherwise the kernel would go on
+  // trying for minutes, and when the network comes back it would deliver a put that was reported as failed long
+  // ago.
   const linger drop{1, 0};
   (void)setsockopt(fd, SOL_SOCKET, SO_LINGER, &drop, sizeof drop);
   return shutdown(fd, SHUT_RDWR) == 0;
@@ -77,7 +78,7 @@ size_t Cut(int epoll, const std::function<bool(const std::string& peer)>& chosen
     if (!chosen(ToText(other))) return;
     count++;
     if (!HangUpOne(fd)) return;
-    // What had arrived is discarded. From now on the kernel answers every byte with a reset.
+    // Bytes that had arrived are discarded. From now on the kernel answers every byte with a reset.
     char unused[64 << 10];
     while (recv(fd, unused, sizeof unused, MSG_DONTWAIT | MSG_TRUNC) > 0) {
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// From an accepted put or get to its completion: fragments of operation_bytes, at most `depth` at the device
-// for one peer, posted in turns so that peers share the link.
+// From an accepted put or get to its completion: fragments of operation_bytes, at most `depth` at the device for
+// one peer, posted round-robin so that peers share the link.
 
 #include <algorithm>
 
@@ -11,8 +11,8 @@
 namespace ropeteam::ofi {
 namespace {
 
-// With a shared endpoint "again" may also mean that others fill its queue; only after this long with nothing
-// of this peer's outstanding is its connection suspected.
+// With a shared endpoint "again" may also mean that other peers fill its queue. So a peer's connection is
+// suspected only after this long with nothing of the peer's outstanding.
 constexpr TimeUs kBlockedUs = 20'000;
 
 unsigned long long Ull(uint64_t value) { return value; }
@@ -54,7 +54,7 @@ void OfiTransport::Complete(Operation* operation, Code code) {
   operations_.Finish(operation, code);
 }
 
-// A fragment a turn.
+// One fragment per turn.
 void OfiTransport::Pump() {
   active_.Go([this](Peer* peer) { return PostNext(peer); }, [](Peer* peer) { return peer->queue.empty(); });
 }
@@ -75,8 +75,8 @@ bool OfiTransport::PostNext(Peer* peer) {
   }
   FreeFragment(fragment);
   if (result == -FI_EAGAIN) {
-    // With fragments outstanding their completions make room. With none, the connection was lost while idle
-    // and ofi_rxm makes another, to whoever listens there now: only a hello may do that.
+    // If fragments are outstanding, their completions make room. If none is, the connection was lost while idle.
+    // ofi_rxm then connects to whichever process listens there now: only a hello may do that.
     if (peer->outstanding > 0) return false;
     const TimeUs now = Now();
     if (peer->blocked_since == 0) peer->blocked_since = now;
@@ -107,7 +107,7 @@ ssize_t OfiTransport::PostFragment(Peer* peer, Operation* operation, Fragment* f
   return fi_writemsg(EndpointOf(peer), &message, FI_COMPLETION | FI_DELIVERY_COMPLETE);
 }
 
-// The operation will not complete with kOk. What the device still holds of it comes back first.
+// The operation will not complete with kOk. It ends when the device has returned its fragments.
 void OfiTransport::FailOperation(Peer* peer, Operation* operation, Code code) {
   if (operation->code == Code::kOk) operation->code = code;
   peer->queue.Abandon(operation);
@@ -118,7 +118,7 @@ void OfiTransport::FailOperation(Peer* peer, Operation* operation, Code code) {
     peer->broken.Push(operation);
 }
 
-// The device has let go of the fragment's memory.
+// The device has released the fragment's memory.
 void OfiTransport::FinishFragment(Fragment* fragment, Code code) {
   Peer* peer = fragment->peer;
   Operation* operation = fragment->operation;
@@ -127,15 +127,15 @@ void OfiTransport::FinishFragment(Fragment* fragment, Code code) {
   if (operation == nullptr) {
     peer->hello_posted = false;
     peer->hello_answered = code == Code::kOk;
-    // Of a peer that is being disconnected it may be the last.
+    // It may be the last fragment of a peer that is being disconnected.
     if (code != Code::kOk || peer->state == PeerState::kClosing) Suspect(peer);
     return;
   }
   ROPETEAM_CHECK(operation->fragments > 0);
   operation->fragments--;
   if (code != Code::kOk) Suspect(peer);
-  // Of device memory the likeliest fault is that this end's card cannot read it, and a provider's error does
-  // not say which it was. If the peer is gone, that is what the operation ends with all the same.
+  // For device memory the most likely fault is that this node's card cannot read it; a provider's error does not
+  // say whose fault it was. If the peer is gone, the operation still ends with kPeerGone.
   if (code == Code::kLinkFailed && !operation->region->exported) code = Code::kIo;
   if (code != Code::kOk || operation->code != Code::kOk)
     FailOperation(peer, operation, code);

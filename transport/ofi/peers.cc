@@ -16,32 +16,32 @@
 namespace ropeteam::ofi {
 namespace {
 
-// A first connection gets this long before a bare TCP connection asks whether anybody is there; most are up
+// A first connection gets this long before a bare TCP connection asks whether a process listens there; most are up
 // in 2 ms.
 constexpr TimeUs kProbeAfterUs = 3'000;
-// A hello that failed is tried again after this long.
+// A failed hello is tried again after this long.
 constexpr TimeUs kHelloRetryUs = 2'000;
-// The answer to a knock is looked for at these intervals. The peer's loop needs one round to give it.
+// How often the answer to a knock is looked for. The peer's loop needs one round to give it.
 constexpr TimeUs kAnswerRetryUs = 100;
-// A peer that has disconnected this node does not answer; it may connect again, so the knock is repeated.
+// A peer that has disconnected this node does not answer. It may connect again, so the knock is repeated.
 constexpr TimeUs kKnockAgainUs = 20'000;
-// The peer's kernel answers, its program does not make progress: it may be busy, so it gets a while.
+// The peer's kernel answers, but its program makes no progress. It may be busy, so it gets this long.
 constexpr TimeUs kHelloDeadlineUs = 5'000'000;
-// Nothing answers at all. A peer that was up a moment ago must be reported gone within the 100 ms that
-// transport.h promises; a first contact may have to wait for ARP and a lost SYN.
+// Nothing answers at all. A peer that was up a moment ago must be reported gone within the 100 ms that transport.h
+// promises. A first contact may have to wait for ARP and a lost SYN.
 constexpr TimeUs kSilenceAfterBreakUs = 80'000;
 constexpr TimeUs kSilenceAtFirstUs = 1'500'000;
 static_assert(kSilenceAfterBreakUs < 100'000);
-// A connection that was shut down gives everything back within this: a socket's buffer is read in a
-// millisecond or two.
+// A connection that was shut down returns everything within this time: a socket's buffer is read in a millisecond
+// or two.
 constexpr TimeUs kHangUpUs = 50'000;
-// A round of Fence() reads a file of /proc for each queue and asks for each connection's peer, so rounds that
+// A round of Fence() reads a file of /proc for each queue and asks for each connection's peer. So rounds that
 // found nothing to read are this far apart.
 constexpr TimeUs kFenceStepUs = 100;
-// Where there is no IP address to probe only the hello can tell.
+// Without an IP address to probe, only the hello can tell.
 constexpr TimeUs kHelloDeadlineUnprobedUs = 1'000'000;
 
-// The name of an endpoint as an IP address; length 0 when it is not one.
+// The name of an endpoint as an IP address; length 0: it is not an IP address.
 IpAddress IpAddressOf(const EndpointAddress& remote) {
   IpAddress address;
   const bool v4 = remote.address_format == FI_SOCKADDR_IN && remote.name.size() == sizeof(sockaddr_in);
@@ -111,7 +111,7 @@ void OfiTransport::Suspect(Peer* peer) {
   failed_.push_back(peer->id);
 }
 
-// Finds out whether the peer is there, at the cost of what is outstanding to it.
+// Finds out whether the peer is alive. What is outstanding to it is lost by that.
 void OfiTransport::Check(PeerId id) {
   const auto found = peers_.find(id);
   if (found == peers_.end()) return;
@@ -132,7 +132,7 @@ const char* OfiTransport::WhyGone(PeerId id) const {
 }
 
 void OfiTransport::CheckFailed(TimeUs now) {
-  // Checking one may fail others, which then stand at the end of the list.
+  // Checking one peer may make others fail. These are appended to the list.
   for (size_t i = 0; i < failed_.size(); i++) {
     const auto found = peers_.find(failed_[i]);
     if (found == peers_.end() || !found->second->failed) continue;
@@ -146,8 +146,8 @@ void OfiTransport::CheckFailed(TimeUs now) {
   failed_.clear();
 }
 
-// A peer that answers nothing may be busy or stopped: then its kernel answers, and it is left alone. If the
-// kernel does not answer either, the link is treated as broken.
+// A peer that does not answer may be busy or stopped. If its kernel answers, it is left alone; if not, the link
+// counts as broken.
 void OfiTransport::CheckSilent(TimeUs now) {
   if (now < silence_next_) return;
   silence_next_ = now + kSilenceStepUs;
@@ -195,8 +195,8 @@ void OfiTransport::BreakLink(Peer* peer, TimeUs now) {
   StartConnecting(peer, now);
 }
 
-// So that nothing is arriving when the endpoint is closed; see hang_up.h. Bytes that have come already are read
-// first, and then everything that was outstanding comes back.
+// After this nothing is arriving when the endpoint is closed; see hang_up.h. Bytes that have arrived are read
+// first. Then everything that was outstanding comes back.
 void OfiTransport::EndConnection(Peer* peer) {
   if (peer->fragments == nullptr || peer->link.queue.fd < 0) return;
   if (HangUp(peer->link.queue.fd, peer->probe_target) == 0) return;
@@ -204,14 +204,14 @@ void OfiTransport::EndConnection(Peer* peer) {
   while (peer->fragments != nullptr && Now() < deadline) ReadCompletions(peer->link.queue, SIZE_MAX);
 }
 
-// Afterwards the device holds nothing of this peer's, except with a shared endpoint, where that takes the
-// fragments' own completions.
+// Afterwards the device holds nothing of this peer's. The exception is a shared endpoint, which returns fragments
+// by their own completions.
 void OfiTransport::CloseLink(Peer* peer) {
   peer->hello_posted = peer->hello_answered = peer->met = false;
   if (!peer->link.endpoint) return;
   EndConnection(peer);
-  // fi_close() of a connected endpoint drops the connection and writes a cancelled completion for all that
-  // was outstanding. If it failed, the device would still own the buffers and nothing could be given back.
+  // fi_close() of a connected endpoint drops the connection and writes a cancelled completion for everything that
+  // was outstanding. If it failed, the device would still own the buffers and they could not be returned.
   const int result = fi_close(&peer->link.endpoint.release()->fid);
   ROPETEAM_CHECK(result == 0);
   ReadCompletions(peer->link.queue, SIZE_MAX);
@@ -230,8 +230,7 @@ void OfiTransport::StepPeers(TimeUs now) {
 void OfiTransport::StepConnecting(Peer* peer, TimeUs now) {
   if (peer->hello_answered && HelloSays(peer, now)) return;
   const bool drained = peer->outstanding == 0 || peer->hello_posted;
-  if (!drained)
-    peer->connect_start = now;  // a shared endpoint gives back what is outstanding in its own time
+  if (!drained) peer->connect_start = now;  // a shared endpoint returns what is outstanding when it likes
   if (peer->met && !peer->failed && now >= peer->knock_next) SendKnock(peer, now);
   if (!peer->hello_posted && drained && !peer->failed && now >= peer->hello_next) PostHello(peer, now);
   const bool probed = probes_ && peer->probe_target.length != 0;
@@ -314,8 +313,8 @@ void OfiTransport::PostHello(Peer* peer, TimeUs now) {
     return;
   }
   FreeFragment(fragment);
-  if (result == -FI_EAGAIN) return;  // the connection is being made; this call is also what drives it
-  // Such as EINVAL for a network that cannot be reached from the address we listen on. The endpoint is not
+  if (result == -FI_EAGAIN) return;  // the connection is being made, and this call drives it
+  // For example EINVAL for a network that cannot be reached from the address we listen on. The endpoint is not
   // used again: ofi_rxm keeps it half-open.
   LOG_DEBUG("ofi peer %s: connecting: %s", peer->text.c_str(), fi_strerror(static_cast<int>(-result)));
   Suspect(peer);
@@ -358,9 +357,9 @@ void OfiTransport::Disconnect(PeerId id) {
   if (peer->outstanding == 0) FinishDisconnect(peer);
 }
 
-// From here on nothing of the peer's lands in our memory: its keys are revoked first, so that no fragment
-// begins, and then the connections are ended over which one may be arriving. Those are all that do not belong
-// to a peer which still has access. Bytes that libfabric has read ahead are copied until it closes the socket.
+// From here on no byte of the peer's reaches our memory. Its keys are revoked first, so that no fragment begins.
+// Then every connection is ended that does not belong to a peer with access: a fragment may be arriving over it.
+// Bytes that libfabric has read ahead are copied until it closes the socket.
 void OfiTransport::Fence(const Peer& departed) {
   const uint64_t instance = departed.remote.instance;
   grants_->Revoke(instance);
@@ -380,8 +379,7 @@ void OfiTransport::Fence(const Peer& departed) {
 
 void OfiTransport::FinishDisconnect(Peer* peer) {
   ROPETEAM_CHECK(peer->outstanding == 0 && peer->broken.empty() && !peer->listed);
-  // The device lets go of an address only after the endpoints that used it. A failure leaks an entry of the
-  // table.
+  // The device releases an address only after the endpoints that used it. A failure leaks an entry of the table.
   if (const int result = fi_av_remove(addresses_.get(), &peer->address, 1, 0); result != 0)
     LOG_WARNING("ofi peer %s: fi_av_remove: %s", peer->text.c_str(), fi_strerror(-result));
   slots_free_.push_back(peer->slot);

@@ -25,10 +25,9 @@ void PeerProbe::Stop() {
 
 PeerProbe::Answer PeerProbe::Open() {
   fd_ = socket(target_.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  // Out of descriptors says nothing about the peer; try again at the next step.
+  // Running out of descriptors says nothing about the peer. The next step tries again.
   if (fd_ < 0) return Answer::kPending;
-  // A source that cannot be bound leaves the choice to the route, which still reaches the peer if anything
-  // does.
+  // If the source address cannot be bound, the route chooses one. That still reaches the peer if anything does.
   (void)bind(fd_, source_.get(), source_.length);
   if (connect(fd_, target_.get(), target_.length) == 0 || errno == EINPROGRESS) return Answer::kPending;
   const bool refused = errno != EAGAIN && errno != EADDRINUSE && errno != EADDRNOTAVAIL;
@@ -47,8 +46,8 @@ PeerProbe::Answer PeerProbe::Step() {
   if (error == 0 && (item.revents & (POLLHUP | POLLRDHUP | POLLERR)) == 0) return Answer::kAlive;
   close(fd_);
   fd_ = -1;
-  // A connection that stood and fell may have been accepted by the kernel for a process that was just dying:
-  // ask again, and the next answer is of the address as it is then.
+  // A connection that was made and then broke may have been accepted by the kernel for a process that was just
+  // dying. Ask again: the next answer is from the address as it is then.
   const bool fell = error == 0 || error == ECONNRESET || error == EPIPE;
   return fell ? Answer::kPending : Answer::kRefused;
 }

@@ -14,13 +14,13 @@ namespace ropeteam::ofi {
 namespace {
 
 constexpr size_t kEntriesPerRead = 64;
-// While a connection is being made its progress comes from our calls, not from events.
+// While a connection is being made, our calls drive it, not events.
 constexpr TimeUs kConnectingSleepUs = 500;
-// How often a completion queue without a descriptor is looked at: with work in sight, and without.
+// How often a completion queue without a descriptor is polled: with work outstanding, and without.
 constexpr TimeUs kBlindBusySleepUs = 50;
 constexpr TimeUs kBlindIdleSleepUs = 2'000;
 
-// What the provider's error says about whose fault it was. The peer is checked first; see internal.h.
+// What the provider's error says about the cause. The peer is checked first; see internal.h.
 Code CodeOf(int error) {
   switch (error) {
     case FI_EACCES:
@@ -57,13 +57,13 @@ size_t OfiTransport::ReadCompletions(const Queue& queue, size_t reads_max) {
         FinishFragment(static_cast<Fragment*>(entries[i].op_context), Code::kOk);
     }
     total += static_cast<size_t>(count);
-    // A short read is the end of the queue, except where everything must come out.
+    // A short read means that the queue is empty, except where everything must come out.
     if (static_cast<size_t>(count) < kEntriesPerRead && reads_max != SIZE_MAX) break;
   }
   return total;
 }
 
-// The receive buffer that a completion is of; null: the completion is of something else.
+// The receive buffer that a completion belongs to; null: it belongs to something else.
 KnockBuffer* OfiTransport::KnockBufferOf(void* context) {
   auto* buffer = static_cast<KnockBuffer*>(context);
   KnockBuffer* const begin = knocks_.get();
@@ -88,8 +88,7 @@ void OfiTransport::ReadError(const Queue& queue) {
     return;
   }
   auto* fragment = static_cast<Fragment*>(error.op_context);
-  // Errors of the provider's own receive buffers carry no context of ours; they concern a peer's connection
-  // to us.
+  // Errors of the provider's own receive buffers carry no context of ours. They concern a peer's connection to us.
   if (fragment == nullptr || fragment->peer == nullptr) return;
   LOG_DEBUG("ofi peer %s: operation of %llu bytes failed: %s (provider %d)", fragment->peer->text.c_str(),
             static_cast<unsigned long long>(fragment->length), fi_strerror(error.err), error.prov_errno);
@@ -98,7 +97,7 @@ void OfiTransport::ReadError(const Queue& queue) {
 
 void OfiTransport::Progress() {
   size_t completions = ReadCompletions(listener_.queue, kReadsPerPoll);
-  // Nothing comes in on a link of one peer's but the answers to our own operations.
+  // On the link of one peer only the answers to our own operations arrive.
   for (Peer* peer : linked_)
     if (peer->outstanding > 0 || peer->state == PeerState::kConnecting)
       completions += ReadCompletions(peer->link.queue, kReadsPerPoll);
@@ -112,7 +111,7 @@ void OfiTransport::Progress() {
   Pump();
 }
 
-// Whether the next piece of work is likely to be nearer than a sleep and its wake-up are long.
+// Whether the next piece of work is likely to come sooner than a sleep and a wake-up take.
 bool OfiTransport::Busy(TimeUs now) const {
   return outstanding_ > 0 || connecting_ > 0 || now - busy_at_ < front::kBusyUs;
 }
@@ -128,7 +127,7 @@ void OfiTransport::Sleep(TimeUs now, uint64_t timeout_us) {
 // Adds what to sleep on and shortens the time. False: there is something to do now.
 bool OfiTransport::PrepareSleep(TimeUs now, uint64_t* timeout_us, std::vector<pollfd>* items) {
   if (!failed_.empty()) return false;
-  // No event says when a peer that was told "again" with nothing outstanding may post.
+  // No event says when a peer may post again that was told "again" with nothing outstanding.
   const bool blocked =
       std::any_of(active_.begin(), active_.end(), [](const Peer* peer) { return peer->blocked_since != 0; });
   if (watches_silence() && outstanding_ > 0) *timeout_us = std::min(*timeout_us, kSilenceStepUs);
@@ -153,7 +152,7 @@ bool OfiTransport::PrepareSleep(TimeUs now, uint64_t* timeout_us, std::vector<po
     Progress();
     return false;
   }
-  // The provider cannot say whether its descriptors can be trusted: look at intervals, rather than spin for
+  // The provider cannot say whether its descriptors can be trusted. Poll at intervals instead of spinning for
   // ever.
   if (tried != 0) *timeout_us = std::min(*timeout_us, kBlindIdleSleepUs);
   return true;

@@ -13,8 +13,8 @@
 namespace ropeteam::ofi {
 namespace {
 
-// Pieces that a rail is given beyond those that it hands to its device: it has the next at hand, and the
-// others take what it does not get done.
+// Pieces that a rail gets beyond those at its device: it has the next ones at hand, and the other rails take what
+// it does not get done.
 constexpr uint32_t kPiecesAhead = 2;
 constexpr size_t kBatch = 64;
 
@@ -28,8 +28,8 @@ std::vector<std::string> Split(const std::string& text) {
   return words;
 }
 
-// The devices of a provider without IP addresses, this thread's NUMA node first. Empty: it has addresses, or
-// nothing is there.
+// The devices of a provider without IP addresses, those of this thread's NUMA node first. Empty: it has addresses,
+// or there is no device.
 std::vector<std::string> DomainsOf(const std::string& provider) {
   fi_info* list = nullptr;
   if (fi_getinfo(kFabricVersion, nullptr, nullptr, 0, Hints(provider).get(), &list) != 0) return {};
@@ -66,8 +66,8 @@ int NumaNodeOf(const fi_info* info) {
 std::vector<OfiConfig> RailsOf(const OfiConfig& config) {
   std::vector<OfiConfig> rails;
   const std::vector<std::string> addresses = Split(config.listen_address), devices = Split(config.device);
-  // Also a single device without an IP address: the nodes of a job need not have as many, and speak one
-  // language.
+  // Also for a single device without an IP address: the nodes of a job may have different numbers of devices, and
+  // must use the same format.
   const std::vector<std::string> domains = DomainsOf(config.provider);
   if (addresses.size() > 1) {
     for (const std::string& address : addresses) {
@@ -104,7 +104,7 @@ Result<std::unique_ptr<Transport>> OfiRails::Create(const std::vector<OfiConfig>
   return std::unique_ptr<Transport>(std::move(made));
 }
 
-// A rail refuses to let go of what operations use, and does so with its endpoint.
+// A rail refuses to release what operations use. It releases it with its endpoint.
 OfiRails::~OfiRails() { regions_.Clear(); }
 
 void OfiRails::NameSelf() {
@@ -226,13 +226,13 @@ Status OfiRails::DecodeKey(const Peer& peer, const std::string& bytes, rails::Re
   return OkStatus();
 }
 
-// A piece a turn.
+// One piece per turn.
 void OfiRails::Pump() {
   working_.Go([this](Peer* peer) { return PostNext(peer); },
               [](Peer* peer) { return peer->queue.empty() && peer->redo.empty(); });
 }
 
-// The next to post: what came back from a rail first. nullptr: nothing is left.
+// The next piece to post: first those that came back from a rail. nullptr: nothing is left.
 rails::Piece* OfiRails::NextPiece(Peer* peer) {
   while (!peer->redo.empty()) {
     Piece* piece = peer->redo.Pop();
@@ -279,7 +279,7 @@ bool OfiRails::PostNext(Peer* peer) {
 void OfiRails::OnRail(size_t rail, const Completion& completion) {
   if (completion.kind == OperationKind::kDisconnect) {
     const auto found = by_rail_[rail].find(completion.peer);
-    if (found == by_rail_[rail].end()) return;  // of a Connect() that came to nothing
+    if (found == by_rail_[rail].end()) return;  // of a Connect() that failed
     Peer* peer = found->second;
     by_rail_[rail].erase(found);
     if (--peer->disconnecting == 0) FinishDisconnect(peer);
@@ -297,11 +297,11 @@ void OfiRails::OnRail(size_t rail, const Completion& completion) {
   }
   const bool lost = completion.code == Code::kPeerGone;
   if (lost) LoseLink(link);
-  // Whether the peer is gone is for Judge() to say, not for one rail.
+  // Judge() decides whether the peer is gone, not one rail.
   if (!Redo(piece, completion.code)) FailPiece(piece, lost ? Code::kLinkFailed : completion.code);
 }
 
-// Whether the piece gets another try. It is not made if the check finds the peer gone.
+// Whether the piece is tried again. It is not, once the check finds the peer gone.
 bool OfiRails::Redo(Piece* piece, Code code) {
   Peer* peer = piece->link->peer;
   const bool lost = code == Code::kPeerGone;
@@ -384,7 +384,7 @@ void OfiRails::Judge(Peer* peer) {
   while (!peer->pending.empty()) Settle(peer, peer->pending.Pop());
 }
 
-// What rails still have of this peer comes back from them.
+// The rails return what they still have of this peer.
 void OfiRails::GiveUp(Peer* peer, State state) {
   peer->state = state;
   working_.Remove(peer);
@@ -434,7 +434,7 @@ void OfiRails::Sleep(TimeUs now, uint64_t timeout_us) {
   for (const auto& rail : rails_) {
     sleep_begins_.push_back(sleep_items_.size());
     if (!rail->PrepareSleep(now, &timeout_us, &sleep_items_)) return Progress();
-    // What it has found on the way to bed.
+    // Found while it prepared to sleep.
     if (rail->operations_.finished()) return;
   }
   sleep_begins_.push_back(sleep_items_.size());

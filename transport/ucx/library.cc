@@ -23,7 +23,7 @@ namespace ropeteam::ucx {
 namespace {
 
 constexpr size_t kMessageBytesMax = 1024;
-// A context is being opened: what UCX warns of then is in our own answer.
+// A context is being opened. Our own message then has what UCX warns of.
 thread_local bool opening = false;
 
 LogLevel LevelOf(ucs_log_level_t level) {
@@ -46,16 +46,16 @@ ucs_log_func_rc_t TakeMessage(const char* /*file*/, unsigned /*line*/, const cha
                               const char* format, va_list arguments) {
   char text[kMessageBytesMax];
   vsnprintf(text, sizeof text, format, arguments);
-  // A setting for transports that are not here, such as the retries of cards on a machine without.
+  // A setting for transports that this machine lacks, such as the retries of network cards.
   const bool unused = std::string_view(text).starts_with("invalid configuration");
-  // A peer that died or deregistered its memory; checking the peer tells which.
+  // A peer that died or deregistered its memory. Checking the peer tells which.
   const bool refused = std::string_view(text).starts_with("process_vm_");
   ROPETEAM_LOG(unused || refused || opening ? LogLevel::kDebug : LevelOf(level), "ucx: %s", text);
   return UCS_LOG_FUNC_RC_STOP;
 }
 
-// Once a process. UCX's constructor has put handlers on these signals that print a backtrace to the standard
-// error; a daemon that crashes shall do what its owner arranged.
+// Once per process. UCX's constructor installs handlers for these signals that print a backtrace to standard
+// error. What happens when a daemon crashes is for its owner to arrange.
 void Tame() {
   static std::once_flag once;
   std::call_once(once, [] {
@@ -85,20 +85,20 @@ Status Set(ucp_config_t* config, const char* name, const std::string& value) {
                ucs_status_string(status));
 }
 
-// What this transport wants where the environment does not say otherwise. UCX's programming interface knows
-// the settings of its transports by the family: MM_… for UCX_POSIX_… and UCX_SYSV_…, RC_… for UCX_RC_VERBS_…
-// and its like.
+// What this transport wants where the environment sets nothing else. UCX's programming interface knows the
+// settings of its transports by the family: MM_… for UCX_POSIX_… and UCX_SYSV_…, RC_… for UCX_RC_VERBS_… and the
+// like.
 struct Default {
   const char* name;
   const char* value;
 };
 constexpr Default kDefaults[] = {
-    // A host that vanishes is noticed in seconds, not in twenty.
+    // A host that vanishes is noticed in seconds instead of twenty.
     {"KEEPALIVE_INTERVAL", "2s"},
-    // 7 is taken for endless by some devices.
+    // Some devices take 7 as endless.
     {"RC_RETRY_COUNT", "6"},
-    // An acknowledgement that is late by this much is lost; with UCX's default of a second a death takes 7 s
-    // to notice.
+    // An acknowledgement that is late by this much is lost. With UCX's default of a second it takes 7 s to notice
+    // a death.
     {"RC_TIMEOUT", "50ms"},
 };
 // Whether any UCX_… variable sets what `name` sets, whatever the transport.
@@ -164,7 +164,7 @@ std::string Printed(const std::function<void(FILE*)>& print) {
   return result;
 }
 
-// "rc_mlx5/mlx5_0:1, tcp/eth0": all there is, whatever the configuration.
+// "rc_mlx5/mlx5_0:1, tcp/eth0": all that UCX has here, whatever the configuration.
 std::string ResourcesThere() {
   Result<Context> all = InitContext(UcxConfig{});
   if (!all.ok()) return "none";
@@ -203,7 +203,7 @@ Result<Context> OpenContext(const UcxConfig& config) {
                  config.transports.empty() ? "any" : config.transports.c_str(),
                  config.devices.empty() ? "any" : Join(config.devices).c_str(), ResourcesThere().c_str());
   }
-  // UCX only warns of a transport or a device that does not exist while another one does.
+  // If one transport or device of several does not exist, UCX only warns.
   const std::vector<Resource> resources = ResourcesOf(context->get());
   if (std::none_of(resources.begin(), resources.end(),
                    [](const Resource& resource) { return resource.transport != "self"; }))
@@ -224,7 +224,7 @@ Result<Context> OpenContext(const UcxConfig& config) {
 std::vector<Resource> ResourcesOf(ucp_context_h context) {
   std::vector<Resource> resources;
   std::istringstream lines(Printed([context](FILE* stream) { ucp_context_print_info(context, stream); }));
-  // "#      resource 1  :  md 1  dev 1  flags -- tcp/lo"; UCP has no call that would answer this.
+  // "#      resource 1  :  md 1  dev 1  flags -- tcp/lo"; no call of UCP answers this.
   for (std::string line; std::getline(lines, line);) {
     const size_t slash = line.rfind('/'), start = line.rfind(' ', slash);
     if (line.find(" resource ") == std::string::npos || slash == std::string::npos) continue;

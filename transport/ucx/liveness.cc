@@ -53,7 +53,7 @@ uint64_t HostNumber() {
 }  // namespace
 
 ProcessIdentity ThisProcess() {
-  // Not kept: a forked child is another process.
+  // Not cached: a forked child is another process.
   const auto process = static_cast<int32_t>(getpid());
   return {HostNumber(), StartOf(process), process};
 }
@@ -76,9 +76,9 @@ void PeerWatch::Start(const ProcessIdentity& peer, uint64_t instance) {
   inside_ = peer.process == self.process && peer.start == self.start;
   if (inside_) return;
   fd_ = static_cast<int>(syscall(SYS_pidfd_open, peer.process, 0));
-  // A kernel before 5.3 has no pidfd (ENOSYS): the peer is left to UCX, like one on another host.
+  // A kernel before 5.3 has no pidfd (ENOSYS). UCX then watches the peer, like one on another host.
   if (fd_ < 0) dead_ = errno == ESRCH;
-  // Opened first, then asked: the descriptor is of this process or of a later one with its number.
+  // Opened first and asked then, because the descriptor may belong to a later process with the same number.
   if (fd_ >= 0 && StartOf(peer.process) != peer.start) dead_ = true;
 }
 

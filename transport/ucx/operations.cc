@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// From an accepted put or get to its completion: fragments of operation_bytes, at most kDepth at UCX for one
-// peer, posted in turns so that peers share the link; then, for puts, a flush.
+// From an accepted put or get to its completion: fragments of operation_bytes, at most kDepth at UCX for one peer,
+// posted round-robin so that peers share the link; then, for puts, a flush.
 
 #include <algorithm>
 
@@ -13,7 +13,7 @@ namespace {
 
 // Fragments at UCX for one peer. 16 × 1 MiB covers the bandwidth-delay product of 100 Gb/s at 1 ms.
 constexpr uint32_t kDepth = 16;
-// A flush is started when none is under way, or when this much waits for one …
+// A flush is started when none is outstanding, or when this much waits for one …
 constexpr uint64_t kFlushBytes = 1 << 20;
 // … and there are fewer than this: enough that the link never waits for a confirmation.
 constexpr uint32_t kFlushesMax = 8;
@@ -32,7 +32,7 @@ Request* UcxTransport::NewRequest(Peer* peer, RequestKind kind) {
   return request;
 }
 
-// The request is no longer its peer's; UCX may still know it.
+// The request no longer belongs to its peer; UCX may still know it.
 void UcxTransport::ReleaseRequest(Request* request) {
   Peer* peer = request->peer;
   ROPETEAM_CHECK(peer != nullptr && peer->requests > 0 && outstanding_ > 0);
@@ -43,7 +43,7 @@ void UcxTransport::ReleaseRequest(Request* request) {
   request->peer = nullptr;
 }
 
-// `handle` is what UCX answered: done at once, an error, or a request whose callback will come.
+// `handle` is UCX's answer: done at once, an error, or a request whose callback will come.
 void UcxTransport::Track(Request* request, void* handle) {
   if (UCS_PTR_IS_PTR(handle)) return;
   Finish(request, UCS_PTR_STATUS(handle));
@@ -65,7 +65,7 @@ void UcxTransport::Complete(Operation* operation, Code code) {
   operations_.Finish(operation, code);
 }
 
-// A fragment or flush a turn.
+// One fragment or flush per turn.
 void UcxTransport::Pump() {
   active_.Go([this](Peer* peer) { return PostNext(peer); },
              [](Peer* peer) { return peer->queue.empty() && peer->unflushed.empty(); });
@@ -85,7 +85,7 @@ bool UcxTransport::PostNext(Peer* peer) {
   ucp_rkey_h key = peer->cma != nullptr ? nullptr : KeyOf(peer, operation->remote);
   if (key == nullptr && peer->cma == nullptr) {
     Settle(peer, operation, Code::kLinkFailed);
-    Suspect(peer);  // what stands in `broken` waits until the peer was checked
+    Suspect(peer);  // what is in `broken` waits until the peer has been checked
     return true;
   }
   PostFragment(peer, operation, key);
@@ -154,7 +154,7 @@ void UcxTransport::StartFlush(Peer* peer) {
   Track(request, ucp_ep_flush_nbx(peer->endpoint, &param));
 }
 
-// UCX has let go of a request, and with it of its memory.
+// UCX has released a request, and with it the request's memory.
 void UcxTransport::Finish(Request* request, ucs_status_t status) {
   Peer* peer = request->peer;
   const RequestKind kind = request->kind;
@@ -186,7 +186,7 @@ void UcxTransport::Finish(Request* request, ucs_status_t status) {
   }
 }
 
-// One step of the operation is over, with `code`. Completes it when that was the last.
+// One part of the operation has ended with `code`. Completes the operation if it was the last.
 void UcxTransport::Settle(Peer* peer, Operation* operation, Code code) {
   if (operation->code == Code::kOk) operation->code = code;
   if (operation->code != Code::kOk) peer->queue.Abandon(operation);

@@ -10,12 +10,11 @@
 namespace ropeteam::ucx {
 namespace {
 
-// A hello that failed is tried again after this long, three times as long after each …
+// A failed hello is tried again after this long, then each time after three times as long …
 constexpr TimeUs kHelloRetryUs = 1'000;
 // … and after this many tries the peer is gone: 1 + 3 + 9 + 27 ms.
 constexpr uint32_t kHelloTriesMax = 5;
-// A peer that does not answer: it may be busy, or its host may be gone. One that was well a moment ago gets
-// less.
+// A peer that does not answer may be busy, or its host may be gone. One that was well a moment ago gets less time.
 constexpr TimeUs kHelloDeadlineUs = 5'000'000;
 constexpr TimeUs kHelloDeadlineAfterBreakUs = 1'000'000;
 
@@ -89,14 +88,14 @@ void UcxTransport::OnEndpointError(void* argument, ucp_ep_h /*endpoint*/, ucs_st
   peer->transport->Suspect(peer);
 }
 
-// By force: UCX cancels what was posted and gives it back from its progress. Until then the peer is draining.
+// By force: UCX cancels what was posted and returns it from its progress. Until then the peer is draining.
 void UcxTransport::CloseEndpoint(Peer* peer) {
   peer->hello_answered = false;
   if ((peer->endpoint == nullptr && peer->cma == nullptr) || peer->parked) return;
-  // Only cards are connected to by datagrams.
+  // Only network cards connect by datagrams.
   if (peer->endpoint != nullptr && !peer->wired && capabilities_.rdma && !ClosesInWireup()) return Park(peer);
   peer->draining = suspects_ = true;
-  if (peer->endpoint == nullptr) return;  // cma's operations never wait: they come back by themselves
+  if (peer->endpoint == nullptr) return;  // cma's operations never wait: they return by themselves
   ucp_request_param_t param{};
   param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
   param.flags = UCP_EP_CLOSE_FLAG_FORCE;
@@ -109,8 +108,8 @@ void UcxTransport::CloseEndpoint(Peer* peer) {
                 ucs_status_string(UCS_PTR_STATUS(handle)));
 }
 
-// The endpoint stays, and with it the peer's memory that UCX knows: its hello. Nothing else is posted before
-// that is answered, so no buffer of an operation is held.
+// The endpoint stays, and with it the only memory of the peer's that UCX knows: its hello. Nothing else is posted
+// before the hello is answered, so no buffer of an operation is held.
 void UcxTransport::Park(Peer* peer) {
   LOG_DEBUG("ucx peer %s: its endpoint cannot be closed while it is being connected, and is left open",
             peer->text.c_str());
@@ -119,9 +118,9 @@ void UcxTransport::Park(Peer* peer) {
   peer->hello_posted = false;
 }
 
-// A flush refers to no memory of ours, and UCX 1.13 does not give every one back: those that wait for a
-// confirmation over shared memory are forgotten with the endpoint. Their puts settle here; should the
-// callback come after all, it finds a request without a peer.
+// A flush refers to no memory of ours, and UCX 1.13 does not return every flush: it forgets those that wait for a
+// confirmation over shared memory together with the endpoint. Their puts settle here. If the callback comes after
+// all, it finds a request without a peer.
 void UcxTransport::OrphanFlushes(Peer* peer) {
   while (!peer->flushing.empty()) {
     Request* request = peer->flushing.back();
@@ -172,7 +171,7 @@ void UcxTransport::StepPeer(Peer* peer, TimeUs now) {
   const bool judged = peer->state == PeerState::kConnecting || peer->state == PeerState::kUp ||
                       peer->state == PeerState::kBroken;
   if (!judged) return;
-  // Nothing waits for the check of a peer without work: its watch is looked at with its next operation.
+  // Nothing waits for the check of a peer without work. Its watch is looked at with its next operation.
   const bool working = peer->requests > 0 || !peer->queue.empty() || !peer->unflushed.empty() ||
                        !peer->broken.empty() || peer->failed || peer->draining;
   if (working && peer->watch.Dead()) return SetGone(peer, "its process has ended");
@@ -197,7 +196,7 @@ void UcxTransport::BreakEndpoint(Peer* peer) {
   peer->state = PeerState::kBroken;
   peer->reconnecting = true;
   CloseEndpoint(peer);
-  // Over the next endpoint nothing would confirm what went over this one.
+  // The next endpoint would not confirm what went over this one.
   if (!peer->queue.empty() && peer->queue.head()->cut > 0)
     Settle(peer, peer->queue.head(), Code::kLinkFailed);
   while (!peer->unflushed.empty()) {
@@ -217,7 +216,7 @@ void UcxTransport::StepConnecting(Peer* peer, TimeUs now) {
     return;
   }
   if (peer->tries >= kHelloTriesMax) return SetGone(peer, "it cannot be reached");
-  // A peer of this host whose process lives has no link to lose.
+  // A peer of this host whose process is alive has no link to lose.
   const bool known = peer->reconnecting && !peer->watch.watching();
   if (now - peer->connect_start > (known ? kHelloDeadlineAfterBreakUs : kHelloDeadlineUs))
     return SetGone(peer, "it does not answer");

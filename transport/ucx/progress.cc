@@ -14,13 +14,13 @@ namespace {
 
 // Rounds of UCX's progress in one Poll(), so that a flood of work cannot keep the caller from its other work.
 constexpr int kRoundsPerPoll = 16;
-// How often the peers that have work are asked whether they live.
+// How often peers that have work are checked for being alive.
 constexpr TimeUs kLookUs = 1'000;
-// While a peer connects or drains, time passes by our calls.
+// While a peer connects or drains, only our calls let its timeouts pass.
 constexpr TimeUs kUnsettledSleepUs = 500;
-// A peer in this process has no descriptor that would tell of its end.
+// A peer in this process has no descriptor that shows its end.
 constexpr TimeUs kInsideSleepUs = 10'000;
-// Arming is refused while there is something to do; progress between two tries gets it done.
+// Arming fails while there is something to do. Progress between two tries does it.
 constexpr int kArmTriesMax = 64;
 
 }  // namespace
@@ -45,7 +45,7 @@ void UcxTransport::Progress() {
   Pump();
 }
 
-// Whether the next piece of work is likely to be nearer than a sleep and its wake-up are long.
+// Whether the next piece of work is likely to come sooner than a sleep and a wake-up take.
 bool UcxTransport::Busy(TimeUs now) const {
   return outstanding_ > 0 || Unsettled() || now - busy_at_ < front::kBusyUs;
 }
@@ -69,7 +69,7 @@ void UcxTransport::Sleep(TimeUs now, uint64_t timeout_us) {
   }
   if (armed == UCS_ERR_BUSY) return;
   if (armed != UCS_OK) {
-    // Asleep it would hear nothing: look at intervals, rather than spin for ever.
+    // A sleep would miss it. Poll at intervals instead of spinning for ever.
     LOG_DEBUG("ucx: ucp_worker_arm: %s", ucs_status_string(armed));
     timeout_us = std::min(timeout_us, kUnsettledSleepUs);
   }

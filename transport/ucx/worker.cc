@@ -24,9 +24,9 @@ namespace ucx {
 namespace {
 
 constexpr size_t kPageBytes = 4096;
-// UCX divides operations into what its transports take by itself. Ours are divided before so that peers share
-// the link and that a peer given up has little of the way behind it; larger ones gain nothing over shared
-// memory, tcp or rc.
+// UCX divides operations into what its transports take by itself. Ours are divided before that, so that peers
+// share the link and a lost peer has little under way. Larger operations gain nothing over shared memory, tcp or
+// rc.
 constexpr uint64_t kOperationBytes = 1 << 20;
 
 }  // namespace
@@ -46,14 +46,13 @@ Status Registration::Map(ucp_context_h context, void* base, uint64_t length) {
     return OkStatus();
   }
   memory_ = nullptr;
-  // A device that may not lock the memory makes UCX answer an input/output error.
+  // If a device may not lock the memory, UCX answers with an input/output error.
   const bool locked = status == UCS_ERR_NO_MEMORY || front::BeyondLockedMemoryLimit(length);
   return front::RegistrationError(locked ? ENOMEM : EIO, ucs_status_string(status), "ucx", length);
 }
 
-// UCX keeps what was registered in a cache, where peers that have its key go on reaching it. Being told that
-// the memory is gone makes the cache give it up, at its next registration: that of a page that serves for
-// nothing else.
+// UCX keeps what was registered in a cache, where peers that have its key can still reach it. Told that the memory
+// is gone, the cache drops it at its next registration. So a page is registered that serves for nothing else.
 void Registration::Reset() {
   if (memory_ == nullptr) return;
   const ucs_status_t status = ucp_mem_unmap(context_, memory_);
@@ -172,8 +171,8 @@ void UcxTransport::DescribeSelf() {
 
 UcxTransport::~UcxTransport() {
   RemoveInstance(instance_);
-  // Endpoints and requests end with the worker; operations not yet completed are lost, as the contract says.
-  // Keys are to be destroyed before it.
+  // Endpoints and requests end with the worker. Operations that are not complete yet are lost, as the contract
+  // says. Keys must be destroyed before the worker.
   for (auto& [id, peer] : peers_) {
     CloseEndpoint(peer.get());
     peer->watch.Stop();

@@ -109,13 +109,13 @@ const char* RefusalText(Refusal refusal) {
     case Refusal::kOtherInstance:
       return "another instance uses its address";
     case Refusal::kFenced:
-      return "it has given this node up";
+      return "it has disconnected this node";
     case Refusal::kLeaving:
       return "it is leaving";
     case Refusal::kFull:
       return "it has as many connections as it allows";
     case Refusal::kNoRail:
-      return "that device of its is not there or is down";
+      return "its device is missing or down";
     case Refusal::kDevice:
       return "its device would not make the connection";
   }

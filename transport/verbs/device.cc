@@ -30,7 +30,7 @@ struct DeviceList {
   ibv_device** list;
 };
 
-// Closing is called for objects that nothing uses any more; a refusal is a leak that goes with the process.
+// Only objects that nothing uses any more are closed. If that fails, the object leaks until the process ends.
 void Closed(int result, const char* what) {
   if (result != 0) LOG_ERROR("verbs: %s: %s (%d)", what, std::strerror(result), result);
 }
@@ -53,7 +53,7 @@ std::string GidText(const ibv_gid& gid) {
   return text;
 }
 
-// How much an entry of the GID table is wanted; 0: not at all.
+// The preference of an entry of the GID table; 0: not usable.
 int Rank(const ibv_gid_entry& entry) {
   if (IsZero(entry.gid)) return 0;
   if (entry.gid_type == IBV_GID_TYPE_IB) return 5;
@@ -95,7 +95,7 @@ int NumaNode(const std::string& device) {
   return file ? node : -1;
 }
 
-// Why no port of this device can be used; empty when that is for the port to say.
+// Why no port of this device can be used; empty: that depends on the port.
 std::string WhyNotDevice(const ibv_device* device) {
   if (device->transport_type == IBV_TRANSPORT_IB) return "";
   if (device->transport_type == IBV_TRANSPORT_IWARP)
@@ -160,7 +160,7 @@ std::string AddressText(const PortAddress& address) {
   return GidText(gid);
 }
 
-// Codes and rates by the InfiniBand specification's PortInfo; a lane's rate without its encoding, as it is
+// Codes and rates as in the InfiniBand specification's PortInfo: a lane's rate without its encoding, as it is
 // advertised.
 uint64_t LinkMbps(uint8_t active_width, uint8_t active_speed) {
   uint64_t lanes = 0, lane_mbps = 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The responder's side of connections, and the datagrams of both. A datagram comes from anybody: it is
-// believed only as far as its instances and its connection are known.
+// The responder's side of connections, and the datagrams of both sides. Any process can send a datagram. It is
+// trusted only as far as its instances and its connection are known.
 
 #include <algorithm>
 #include <cstring>
@@ -12,10 +12,10 @@
 namespace ropeteam::verbs {
 namespace {
 
-// Ways to ports that are kept; more than there are nodes. A way costs a few hundred bytes, and its making may
-// ask the network for an address.
+// Address handles of ports that are kept; more than there are nodes. One costs a few hundred bytes, and making it
+// may ask the network for an address.
 constexpr size_t kPathsMax = 2 * kPeersMax;
-// Responders looked after at each request that comes in.
+// Responders that are checked at each incoming request.
 constexpr int kProbesPerRequest = 2;
 
 uint8_t Within(uint8_t reads, int device_max) {
@@ -41,7 +41,7 @@ std::shared_ptr<ibv_ah> VerbsTransport::PathFor(Rail* rail, const PortAddress& t
   return made;
 }
 
-// A datagram that cannot be sent counts as lost; the peer that needs an answer asks again.
+// A datagram that cannot be sent counts as lost. The peer asks again if it needs an answer.
 void VerbsTransport::Send(Rail* rail, const RailAddress& to, uint32_t key, Message message) {
   if (rail->dead) return;
   const std::shared_ptr<ibv_ah> path = PathFor(rail, to.port);
@@ -113,7 +113,7 @@ void VerbsTransport::OnMessage(Rail* rail, std::string_view bytes) {
   }
 }
 
-// Idempotent: a request that comes again is answered as before.
+// Idempotent: a repeated request gets the same answer.
 void VerbsTransport::OnRequest(Rail* rail, const Message& message) {
   if (std::find(fenced_.begin(), fenced_.end(), message.sender) != fenced_.end())
     return SendRefuse(rail, message, Refusal::kFenced);
@@ -199,16 +199,16 @@ void VerbsTransport::CutInstance(uint64_t instance) {
   }
 }
 
-// Nothing of the instance's reaches our memory any more, and it cannot come back unless it is connected to.
+// No byte of the instance's reaches our memory any more, and it cannot come back unless this node connects to it.
 void VerbsTransport::FenceInstance(uint64_t instance) {
   CutInstance(instance);
   fenced_.push_back(instance);
   if (fenced_.size() > kFencedMax) fenced_.pop_front();
 }
 
-// An initiator that died leaves its responder here, and the device keeps that for ever. So whenever somebody
-// connects, as they do after a death, the next few responders write nothing to their initiators: the device
-// says when nobody acknowledges it.
+// An initiator that died leaves its responder here, and the device keeps that for ever. Peers connect after a
+// death. So at each request the next few responders write nothing to their initiators: if an initiator does not
+// acknowledge that, the device reports it.
 void VerbsTransport::ProbeInbound() {
   for (int i = 0; i < kProbesPerRequest && !probe_order_.empty(); i++) {
     const uint64_t connection = probe_order_.front();

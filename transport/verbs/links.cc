@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The initiator's side of connections: making them by datagrams, judging what broke, giving peers up. The
-// states are in internal.h.
+// The initiator's side of connections: making them by datagrams, finding out what broke, and leaving peers that
+// are gone. The states are in internal.h.
 
 #include <errno.h>
 
@@ -14,21 +14,21 @@
 namespace ropeteam::verbs {
 namespace {
 
-// A packet that is not acknowledged is sent again after 4.096 µs << kTimeout, 67 ms, kRetries times; the peer
-// is silent after 0.47 s then (devices may take up to four times that by the specification). Retries must
-// stay below 7, which some devices take for endless.
+// A packet that is not acknowledged is sent again after 4.096 µs << kTimeout, 67 ms, kRetries times. A peer then
+// counts as silent after 0.47 s; the specification allows devices up to four times that. kRetries must stay below
+// 7, which some devices take as endless.
 constexpr uint8_t kTimeout = 14;
 constexpr uint8_t kRetries = 6;
 static_assert(kRetries < 7);
-// There are no receives here that could be missing; for devices that answer "not ready" for other reasons.
+// No receive can be missing here. This is for devices that answer "not ready" for other reasons.
 constexpr uint8_t kNotReadyTimer = 12;  // 0.64 ms
-// A request is repeated after this long, and then after twice as long each time up to the second figure.
+// A request is repeated after this long, then after twice as long each time, up to the second value.
 constexpr TimeUs kRepeatUs = 5'000;
 constexpr TimeUs kRepeatMaxUs = 80'000;
-// How long a device may take to hand back what a queue pair in error holds. Milliseconds; then it is asked to
-// destroy the queue pair, after which it holds nothing either.
+// Milliseconds in which a device must return what a queue pair in error holds. After that the queue pair is
+// destroyed, and then it holds nothing either.
 constexpr TimeUs kDrainUs = 1'000'000;
-// How often a rail that was left out is tried again, when no event says that it is back.
+// How often a rail that was left out is tried again when no event says that it is back.
 constexpr TimeUs kRailRetryUs = 5'000'000;
 
 constexpr uint32_t kSequenceMask = (1u << 24) - 1;
@@ -57,7 +57,7 @@ Status MakeQueuePair(Rail* rail, Handle<ibv_qp>* queue_pair, uint32_t* inline_by
   ibv_qp_attr attributes{};
   attributes.qp_state = IBV_QPS_INIT;
   attributes.port_num = rail->port.number;
-  // Writes also to the initiator's end: empty ones, see ProbeInbound(). The keys guard the memory.
+  // The initiator's end accepts writes too: empty ones, see ProbeInbound(). The keys guard the memory.
   attributes.qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
   if (const int error = ibv_modify_qp(queue_pair->get(), &attributes,
                                       IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
@@ -117,7 +117,8 @@ Result<PeerId> VerbsTransport::Connect(const std::string& bytes) {
                  remote.rails[0].port.ethernet != 0 ? "Ethernet" : "InfiniBand",
                  rails_[0]->port.fabric.c_str(), capabilities_.devices.c_str());
   peer->text = AddressText(remote.rails[0].port);
-  // A peer that this node connects to may connect back: this ends the fence of a node that was disconnected before.
+  // A peer that this node connects to may connect back: this ends the fence of a node that was disconnected
+  // before.
   std::erase(fenced_, remote.instance);
   return AddPeer(std::move(peer));
 }
@@ -182,13 +183,13 @@ void VerbsTransport::SendRequest(Link* link, TimeUs now) {
   request.reads =
       static_cast<uint8_t>(std::clamp<int>(link->rail->port.limits.max_qp_init_rd_atom, 1, kReads));
   Send(link->rail, link->peer->remote.rails[link->remote_rail], link->peer->remote.datagram_key, request);
-  // The way of the old connection may be what is broken: another rail's datagrams can end it too.
+  // The path of the old connection may be what is broken. Another rail's datagrams can end it too.
   if (link->superseded == 0) return;
   for (const Link& other : link->peer->links)
     if (other.state == LinkState::kUp) SendClose(other, link->superseded);
 }
 
-// Asks over `over` for the end of a connection, which may be another link's.
+// Asks over `over` for the end of a connection, which may belong to another link.
 void VerbsTransport::SendClose(const Link& over, uint64_t connection) {
   Message close;
   close.kind = MessageKind::kClose;
@@ -227,7 +228,7 @@ void VerbsTransport::StepLink(Link* link, TimeUs now) {
   }
 }
 
-// The device gives back what it holds of this connection; then the peer is asked what is the matter.
+// The device returns what it holds of this connection. Then the peer is asked for its state.
 void VerbsTransport::BreakLink(Link* link, TimeUs timeout, TimeUs now) {
   ROPETEAM_CHECK(link->state == LinkState::kUp);
   Peer* peer = link->peer;
@@ -244,14 +245,14 @@ void VerbsTransport::BreakLink(Link* link, TimeUs timeout, TimeUs now) {
   active_.Remove(peer);
   for (Link& other : peer->links) {
     if (other.state == LinkState::kDown) other.deadline = now;
-    // Their timeouts were set while this link showed that the peer is there.
+    // Their timeouts assumed that this link proved the peer alive; shorten them.
     if (other.state == LinkState::kConnecting) other.deadline = std::min(other.deadline, now + timeout);
     if (other.state == LinkState::kDraining) other.timeout = std::min(other.timeout, timeout);
   }
 }
 
 void VerbsTransport::BreakStuckLinks(TimeUs now) {
-  // After a pause of this thread completions may be waiting that it has not read yet.
+  // After a pause of this thread there may be completions that it has not read yet.
   const bool paused = now > stuck_next_ + kStuckLookUs;
   stuck_next_ = now + kStuckLookUs;
   if (outstanding_ == 0) return;
@@ -292,7 +293,7 @@ void VerbsTransport::FinishDraining(Link* link, TimeUs now) {
   StartConnecting(link, link->timeout, now);
 }
 
-// The peer has no responder of the old connection any more: what it left undone may be done again.
+// The peer has no responder of the old connection any more, so its unfinished pieces may be posted again.
 void VerbsTransport::ReleaseHeld(Link* link) {
   link->superseded = 0;
   while (!link->held.empty()) {
@@ -315,7 +316,8 @@ void VerbsTransport::TakeDown(Link* link, const char* reason, TimeUs now) {
   const bool trying = std::any_of(peer->links.begin(), peer->links.end(), [](const Link& other) {
     return other.state != LinkState::kDown && other.state != LinkState::kIdle;
   });
-  // Held pieces mean that no rail has brought the word that they may be redone, for all our asking.
+  // A piece is held until the peer confirms that it may be posted again. Pieces that are still held mean that no
+  // rail has brought that confirmation.
   if (!trying || !link->held.empty()) return SetGone(peer, reason);
   LOG_WARNING("verbs peer %s: left out rail %s: %s", peer->text.c_str(), LinkText(*link), reason);
 }
@@ -323,7 +325,7 @@ void VerbsTransport::TakeDown(Link* link, const char* reason, TimeUs now) {
 void VerbsTransport::OnAccept(Rail* rail, const Message& message) {
   const auto found = connections_.find(message.connection);
   if (found == connections_.end()) {
-    Answer(rail, message, MessageKind::kClose);  // given up meanwhile
+    Answer(rail, message, MessageKind::kClose);  // no longer wanted
     return;
   }
   Link* link = found->second;
@@ -363,7 +365,7 @@ void VerbsTransport::OnRefuse(const Message& message) {
       if (link->state == LinkState::kConnecting) link->deadline = 0;
       return;
     default:
-      // It may yet have room; the requests go on until the timeout.
+      // The peer may get room. The requests go on until the timeout.
       LOG_DEBUG("verbs peer %s: refused: %s", peer->text.c_str(), RefusalText(message.refusal));
       return;
   }
@@ -400,7 +402,7 @@ void VerbsTransport::GiveUp(Peer* peer, PeerState state) {
   while (!peer->redo.empty()) {
     Piece* piece = peer->redo.Pop();
     FailOperation(peer, piece->operation, Code::kPeerGone);
-    piece->operation->code = Code::kPeerGone;  // also of one that had failed before
+    piece->operation->code = Code::kPeerGone;  // also if it had failed before
     DropPiece(piece);
   }
   while (!peer->queue.empty()) FailOperation(peer, peer->queue.head(), Code::kPeerGone);

@@ -62,8 +62,8 @@ int Mailbox::Start() {
   return 0;
 }
 
-// A datagram that the device could not send, as while a cable is cut, stops the queue pair. It is started again
-// with the same number, which peers know; what was under way is lost as datagrams are.
+// If the device cannot send a datagram, for example while a cable is cut, the queue pair stops. It is started
+// again with the same number, which peers know. What was under way is lost, as datagrams may be.
 void Mailbox::Restart() {
   ibv_qp_attr attributes{};
   attributes.qp_state = IBV_QPS_RESET;

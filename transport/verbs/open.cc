@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Opening the devices, and what the transport says of itself.
+// Opening the devices, and how the transport describes itself.
 
 #include <errno.h>
 #include <fcntl.h>
@@ -80,7 +80,7 @@ Status VerbsTransport::OpenRail(const Port& port) {
   return OkStatus();
 }
 
-// A device that can register dmabufs complains of the descriptor, one that cannot of the call.
+// A device that can register dmabufs rejects the descriptor; one that cannot rejects the call.
 void VerbsTransport::ProbeDmabuf() {
   for (const auto& rail : rails_) {
     errno = 0;
@@ -108,8 +108,8 @@ void VerbsTransport::NameSelf() {
   local_address_ = Encode(self);
   capabilities_.name = "verbs";
   capabilities_.rdma = true;
-  // A peer writes only through a queue pair of ours, made when it asked. Disconnect() destroys it, after
-  // which the device drops what still arrives for it, and refuses the instance another.
+  // A peer writes only through a queue pair of ours, made when it asked. Disconnect() destroys the queue pair.
+  // After that the device drops what still arrives for it, and the instance gets no other one.
   capabilities_.fences_peers = true;
   capabilities_.admits_peers = true;
   capabilities_.operation_bytes = kOperationBytes;
@@ -117,7 +117,7 @@ void VerbsTransport::NameSelf() {
 }
 
 VerbsTransport::~VerbsTransport() {
-  // Peers notice at once instead of by silence. Nothing depends on it, so it is given a moment and no more.
+  // So peers notice at once instead of after a timeout. Nothing depends on it, so it gets only a short time.
   constexpr TimeUs kGoodbyeUs = 5'000;
   for (const auto& [connection, inbound] : inbound_)
     if (!inbound->rail->dead) SendRefuse(inbound->rail, inbound->request, Refusal::kLeaving);
@@ -128,7 +128,7 @@ VerbsTransport::~VerbsTransport() {
   for (const auto& rail : rails_)
     while (rail->mailbox.sends_outstanding() > 0 && Now() < end)
       rail->mailbox.Receive(Mailbox::kSends, [](std::string_view) {});
-  // Destroying the queue pairs makes the devices let go of all buffers. Operations not yet completed are
+  // Destroying the queue pairs makes the devices release all buffers. Operations that are not complete yet are
   // lost, as the contract says.
   inbound_.clear();
   peers_.clear();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// From an accepted put or get to its completion: pieces of kOperationBytes, posted in turns so that peers
-// share the devices, each turn to the link with the most room.
+// From an accepted put or get to its completion: pieces of kOperationBytes, posted round-robin so that peers share
+// the devices. Each piece goes to the link with the most room.
 
 #include <algorithm>
 #include <cstring>
@@ -14,7 +14,7 @@ namespace {
 
 uint64_t WorkId(uint32_t tag, uint32_t number) { return static_cast<uint64_t>(tag) << 32 | number; }
 
-// What the peer refused, as opposed to what did not get there.
+// The peer refused the piece, as opposed to a piece that did not get there.
 bool IsRefusal(ibv_wc_status status) {
   return status == IBV_WC_REM_ACCESS_ERR || status == IBV_WC_REM_INV_REQ_ERR || status == IBV_WC_REM_OP_ERR;
 }
@@ -42,7 +42,7 @@ void VerbsTransport::Activate(Peer* peer) {
   if (!peer->queue.empty() || !peer->redo.empty()) active_.Add(peer);
 }
 
-// A turn may break its link, and with it end the peer's turns.
+// A turn may break its link, and then the peer gets no more turns.
 void VerbsTransport::Pump() {
   active_.Go([this](Peer* peer) { return PostTurn(peer); },
              [](Peer* peer) { return peer->queue.empty() && peer->redo.empty(); });
@@ -59,7 +59,8 @@ Link* VerbsTransport::LinkForNext(Peer* peer) {
   return chosen < 0 ? nullptr : &peer->links[static_cast<size_t>(chosen)];
 }
 
-// The next to post: what came back from a broken link first, then the queue's. nullptr: nothing is left.
+// The next piece to post: first those that came back from a broken link, then the queue's. nullptr: nothing is
+// left.
 Piece* VerbsTransport::NextPiece(Peer* peer) {
   while (!peer->redo.empty()) {
     Piece* piece = peer->redo.Pop();
@@ -109,8 +110,8 @@ void VerbsTransport::Post(Link* link, Piece** pieces, uint32_t count) {
     requests[i].sg_list = &ranges[i];
     requests[i].num_sge = 1;
     requests[i].opcode = put ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ;
-    // A queue pair's work completes in its order, so that the last one's completion stands for all; errors
-    // show without being asked for.
+    // The work of a queue pair completes in order, so the last one's completion stands for all. Errors are
+    // reported without being asked for.
     requests[i].send_flags = i + 1 < count ? 0 : IBV_SEND_SIGNALED;
     if (put && operation.region->exported && piece.length <= link->inline_bytes)
       requests[i].send_flags |= IBV_SEND_INLINE;
@@ -146,7 +147,7 @@ Piece* VerbsTransport::TakePiece(Link* link) {
   return piece;
 }
 
-// The piece is done with: its bytes have moved, or its operation has failed.
+// The piece has ended: its bytes have moved, or its operation has failed.
 void VerbsTransport::DropPiece(Piece* piece) {
   Operation* operation = piece->operation;
   ROPETEAM_CHECK(operation->pieces > 0);
@@ -163,10 +164,10 @@ void VerbsTransport::FailOperation(Peer* peer, Operation* operation, Code code) 
   if (operation->pieces == 0) FinishOperation(operation);
 }
 
-// The work request of this number is complete: so are all before it, successfully.
+// The work request of this number has completed, and so have all before it, successfully.
 void VerbsTransport::FinishPieces(Link* link, uint32_t number, ibv_wc_status status) {
   const uint32_t before = number - (link->piece_next - link->piece_count);
-  if (before >= link->piece_count) return;  // none of ours: the device repeats itself
+  if (before >= link->piece_count) return;  // not a request of ours: the device repeats itself
   for (uint32_t i = 0; i < before; i++) DropPiece(TakePiece(link));
   Piece* piece = TakePiece(link);
   if (status == IBV_WC_SUCCESS)
@@ -193,7 +194,7 @@ void VerbsTransport::FailPiece(Link* link, Piece* piece, ibv_wc_status status) {
   }
   if (peer->state == PeerState::kGone || peer->state == PeerState::kClosing) {
     FailOperation(peer, operation, Code::kPeerGone);
-    operation->code = Code::kPeerGone;  // also of one that had failed before
+    operation->code = Code::kPeerGone;  // also if it had failed before
     DropPiece(piece);
   } else {
     link->held.Push(piece);

@@ -13,11 +13,10 @@ namespace ropeteam::verbs {
 namespace {
 
 constexpr int kEntriesPerRead = 32;
-// Reads of one queue in one Poll(), so that a flood of completions cannot keep the caller from its other
-// work.
+// Reads of one queue in one Poll(), so that a flood of completions cannot keep the caller from its other work.
 constexpr size_t kReadsPerPoll = 4;
 constexpr size_t kDatagramsPerPoll = 32;
-// How often a caller that never sleeps has the devices' events looked at, and the clock for that.
+// How often the devices' events are read, and the clock for it, for a caller that never sleeps.
 constexpr TimeUs kEventsUs = 10'000;
 constexpr uint32_t kPollsPerClock = 64;
 
@@ -73,7 +72,7 @@ size_t VerbsTransport::Advance() {
   return count;
 }
 
-// Whether the next piece of work is likely to be nearer than a sleep and its wake-up are long.
+// Whether the next piece of work is likely to come sooner than a sleep and a wake-up take.
 bool VerbsTransport::Busy(TimeUs now) const { return outstanding_ > 0 || now - busy_at_ < front::kBusyUs; }
 
 void VerbsTransport::ReadEvents(TimeUs now) {
@@ -81,7 +80,7 @@ void VerbsTransport::ReadEvents(TimeUs now) {
   for (const auto& rail : rails_) {
     ibv_async_event event;
     while (ibv_get_async_event(rail->context.get(), &event) == 0) {
-      // Acknowledged first: destroying what an event is about waits for that.
+      // Acknowledged first: destroying the event's object waits for that.
       ibv_ack_async_event(&event);
       OnEvent(rail.get(), event, now);
     }
@@ -103,8 +102,8 @@ void VerbsTransport::OnEvent(Rail* rail, const ibv_async_event& event, TimeUs no
     case IBV_EVENT_QP_FATAL:
     case IBV_EVENT_QP_REQ_ERR:
     case IBV_EVENT_QP_ACCESS_ERR: {
-      // A responder in this state stays until its initiator, which has been told, replaces it. An initiator's
-      // own may be one from which nothing more comes.
+      // A responder in this state stays until its initiator, which has been told, replaces it. An initiator's own
+      // queue pair in this state may never return anything.
       const auto found = std::find_if(tags_.begin(), tags_.end(), [&](const auto& entry) {
         return entry.second->queue_pair.get() == event.element.qp;
       });
@@ -121,7 +120,7 @@ void VerbsTransport::OnEvent(Rail* rail, const ibv_async_event& event, TimeUs no
   }
 }
 
-// A peer with other rails stops using this one at once. For one without, the device's own retries bridge a
+// A peer with other rails stops using this one at once. For a peer without, the device's own retries bridge a
 // short cut.
 void VerbsTransport::OnPort(Rail* rail, bool up, TimeUs now) {
   LOG_WARNING("verbs: port of %s is %s", rail->port.name.c_str(), up ? "up" : "down");
@@ -146,7 +145,7 @@ TimeUs VerbsTransport::NextTimer() const {
   return next;
 }
 
-// From here on every completion makes the channel readable; those that came before must be read after this.
+// From here on every completion makes the channel readable. Completions that came before must be read after this.
 void VerbsTransport::Arm() {
   for (const auto& rail : rails_) {
     ibv_req_notify_cq(rail->queue.get(), 0);

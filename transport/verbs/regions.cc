@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Memory: registered once with every device. Pinning hundreds of gigabytes takes seconds, so no lock is held
+// Memory is registered once with every device. Pinning hundreds of gigabytes takes seconds, so no lock is held
 // meanwhile.
 
 #include <errno.h>
@@ -11,9 +11,9 @@
 namespace ropeteam::verbs {
 namespace {
 
-// Relaxed ordering lets the bytes of one operation reach memory in any order, which doubles the bandwidth of
-// some hosts; nothing here looks at bytes before their operation is complete. Where the device or the kernel
-// does not know it, libibverbs leaves it out.
+// Relaxed ordering lets the bytes of one operation reach memory in any order, which doubles the bandwidth of some
+// hosts. Nothing here looks at bytes before their operation is complete. If the device or the kernel lacks it,
+// libibverbs leaves it out.
 constexpr int kRegionAccess =
     IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_RELAXED_ORDERING;
 constexpr int kDmabufAccess = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_RELAXED_ORDERING;
