@@ -7,12 +7,12 @@
 namespace ropeteam::storage {
 namespace {
 
-// A later index may say more of an object; deeper than this nobody does.
+// A later index may say more of an object, but nothing nests deeper than this.
 constexpr size_t kDepthMax = 16;
-// Version 2 says more of tensors that are parts of larger ones, nothing else of kind, dtype and shape.
+// Version 2 adds tensors that are parts of larger ones. Kind, dtype and shape are as in version 1.
 constexpr uint64_t kIndexVersionMax = 2;
 
-// Fields that it does not know are passed over.
+// Unknown fields are skipped.
 class IndexReader : public JsonEvents {
  public:
   Status Begin(const JsonPath& path, bool array) override {

@@ -12,7 +12,7 @@ using Json = nlohmann::json;
 
 constexpr size_t kShownBytes = 64;
 
-// nlohmann's parser calls these; false ends it.
+// nlohmann's parser calls these; returning false ends it.
 class Walk : public nlohmann::json_sax<Json> {
  public:
   Walk(size_t depth_max, JsonEvents* events) : depth_max_(depth_max), events_(events) {}
@@ -23,7 +23,7 @@ class Walk : public nlohmann::json_sax<Json> {
     return Tell(value ? JsonScalar{JsonKind::kTrue, 0, "true"} : JsonScalar{JsonKind::kFalse, 0, "false"});
   }
   bool number_integer(number_integer_t value) override {
-    // The parser gives every number without a minus to number_unsigned(), and -0 here.
+    // The parser reports every number without a minus by number_unsigned(), and -0 here.
     return Tell({JsonKind::kNegative, 0, std::to_string(value)});
   }
   bool number_unsigned(number_unsigned_t value) override {
@@ -33,7 +33,7 @@ class Walk : public nlohmann::json_sax<Json> {
     return Tell({JsonKind::kFloat, 0, text});
   }
   bool string(string_t& value) override { return Tell({JsonKind::kString, 0, value}); }
-  bool binary(binary_t&) override { return false; }  // not in JSON
+  bool binary(binary_t&) override { return false; }  // JSON has none
 
   bool start_object(size_t) override { return Open(false); }
   bool start_array(size_t) override { return Open(true); }
@@ -106,7 +106,7 @@ bool IsUtf8(std::string_view text) {
     if (lead < 0xc2 || lead > 0xf4 || text.size() - i < length) return false;
     for (size_t k = 1; k < length; ++k)
       if ((byte(i + k) & 0xc0) != 0x80) return false;
-    // Longer than need be, a half of a surrogate pair, above U+10FFFF.
+    // Not in the shortest form, half of a surrogate pair, or above U+10FFFF.
     const unsigned char second = byte(i + 1);
     if ((lead == 0xe0 && second < 0xa0) || (lead == 0xed && second > 0x9f) ||
         (lead == 0xf0 && second < 0x90) || (lead == 0xf4 && second > 0x8f))

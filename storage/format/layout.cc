@@ -14,7 +14,7 @@
 namespace ropeteam::storage {
 namespace {
 
-// Packed as core/shard packs: what comes back from the files is packed again in this way.
+// Packed as core/shard packs, because what is read from the files is packed again in this way.
 Status CheckObjects(const std::vector<StreamObject>& objects, uint64_t stream_bytes) {
   if (objects.size() > kStreamObjectsMax) {
     return Error(Code::kInvalidArgument, "shard of %zu objects, limit %" PRIu64, objects.size(),
@@ -106,7 +106,8 @@ class Planner {
     return OkStatus();
   }
 
-  // A tensor is never a file: its bytes alone are not what its name's ending promises. Nor is a JSON value, but for .json.
+  // A tensor is never a file: its bytes alone are not what the file name's ending promises. Nor is a JSON value,
+  // except as .json.
   bool IsFile(const StreamObject& object) const {
     if (!IsFileName(object.name)) return false;
     const IndexEntry* entry = Entry(object.name);
@@ -158,7 +159,7 @@ class Planner {
     const std::string& name = objects_[object].name;
     return NeedsMapping(name) ? MappedName(object) : name;
   }
-  // Null unless the index calls it a tensor. `dtype` is null where that is one to be written as bytes.
+  // Null unless the index calls it a tensor. `dtype` is null if it is to be written as bytes.
   const IndexEntry* Tensor(size_t object, const char** dtype) const {
     const IndexEntry* entry = Entry(objects_[object].name);
     if (entry == nullptr || entry->json) return nullptr;
@@ -238,7 +239,7 @@ class Planner {
   const std::set<std::string>& taken_;
   std::optional<uint64_t>* const bad_chunk_;
   Index index_;
-  std::string kinds_;               // one an object, as in ropeteam.order
+  std::string kinds_;               // one per object, as in ropeteam.order
   std::vector<std::string> texts_;  // of the objects of kTextKind
   std::vector<FilePlan> files_;
 };

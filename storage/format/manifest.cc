@@ -23,7 +23,8 @@ constexpr size_t kDepthMax = 64;
 constexpr size_t kCrcDigits = 8;
 constexpr size_t kDigestDigits = 16;
 
-// The last line but one, and the end. In every version to come, so that a damaged one is not taken for a newer one.
+// The last line but one, and the end. They stay the same in every later version, so that a damaged manifest is not
+// taken for a newer one.
 constexpr std::string_view kTailBegin = "\"manifest_crc32c\": \"";
 constexpr std::string_view kTailEnd = "\"\n}\n";
 
@@ -72,7 +73,7 @@ class ManifestReader : public JsonEvents {
   Status Begin(const JsonPath& path, bool array) override {
     if (InUser(path))
       return array && path.size() == 1 ? Wrong(path, "is not an object") : BeginUser(path, array);
-    // {"ranks": [{"files": [{…}]}]}: objects and arrays take turns.
+    // {"ranks": [{"files": [{…}]}]}: objects and arrays alternate.
     if (array != (path.size() % 2 == 1)) return Wrong(path, array ? "is an array" : "is an object");
     switch (path.size()) {
       case 0:
@@ -151,7 +152,7 @@ class ManifestReader : public JsonEvents {
   }
   static bool InUser(const JsonPath& path) { return !path.empty() && path[0].key == "user"; }
   static Status Once(const JsonPath& path, unsigned* seen, unsigned field) {
-    if ((*seen & field) != 0) return Wrong(path, "stands there twice");
+    if ((*seen & field) != 0) return Wrong(path, "appears twice");
     *seen |= field;
     return OkStatus();
   }
@@ -190,7 +191,7 @@ class ManifestReader : public JsonEvents {
 
   Status HeadField(const JsonPath& path, const JsonScalar& value) {
     const std::string& key = path[0].key;
-    // These two first, in every version to come: a newer one may have anything behind them.
+    // These two come first, also in every later version. After them a newer version may have anything.
     if (key == "format") {
       if (value.kind != JsonKind::kString || value.text != kFormatName || seen_ != 0)
         return Wrong(path, "is not \"ropeteam-step\", or not the first field");
@@ -206,7 +207,7 @@ class ManifestReader : public JsonEvents {
       }
       return Once(path, &seen_, kVersion);
     }
-    if ((seen_ & kVersion) == 0) return Wrong(path, "stands before the version");
+    if ((seen_ & kVersion) == 0) return Wrong(path, "comes before the version");
     if (key == "job") {
       ROPETEAM_RETURN_IF_ERROR(Once(path, &seen_, kJob));
       return Text(path, value, &head_.job);
@@ -322,7 +323,7 @@ Result<std::string> CompactMetadata(std::string_view user) {
   }
   std::string compact;
   IsObject events(&compact);
-  // One level less: in the manifest it stands one deeper.
+  // One level less, because in the manifest it is one level deeper.
   const Status status = WalkJson(user, kDepthMax - 1, &events);
   if (!status.ok())
     return Error(Code::kInvalidArgument, "user metadata is not a JSON object: %s", status.message().c_str());
@@ -380,7 +381,8 @@ Status StepManifestWriter::Add(const RankEntry& rank) {
   }
   text_ += "]}";
   ++count_;
-  // Ranks are much alike. Room for all of them at once: a text that grows by doubling is in memory twice.
+  // Ranks are much alike, so memory is reserved for all of them at once. A text that grows by doubling is in
+  // memory twice.
   if (count_ == 1) {
     const uint64_t all = (text_.size() - before) * world_size_;
     text_.reserve(std::min(text_.size() + all + all / 4, kStepManifestBytesMax));

@@ -88,7 +88,7 @@ Status CheckRank(const RankEntry& rank) {
   for (size_t i = 0; i < rank.files.size(); ++i) {
     ROPETEAM_RETURN_IF_ERROR(CheckFile(rank, i, rank_file));
     const uint64_t of_stream = rank.files[i].bytes - rank.files[i].header_bytes;
-    // Less than, not up to: the shard's own manifest takes some.
+    // Less than, not up to: the shard's own manifest takes some bytes.
     if (of_stream >= rank.stream_bytes - bytes) {
       return Error(Code::kCorrupt,
                    ".files[%zu].bytes is %" PRIu64 ", more than what is left of a stream of %" PRIu64, i,
@@ -124,7 +124,7 @@ bool ParseTime(std::string_view text, uint64_t* time_s) {
   if (!date.ok()) return false;
   const auto days = std::chrono::sys_days(date).time_since_epoch().count();
   const uint64_t time = static_cast<uint64_t>(days) * 86400 + hour * 3600 + minute * 60 + second;
-  // What the fields come to must print as they stand: 23:60:00 is not a time.
+  // The fields must print again as they were written: 23:60:00 is not a time.
   if (time > kTimeMax || PrintTime(time) != text) return false;
   *time_s = time;
   return true;
@@ -146,10 +146,11 @@ Status SharedFiles::Check() {
     const File& b = files_[i];
     if (a.path_hash != b.path_hash || (a.rank != b.rank && a.bytes == b.bytes && a.crc32c == b.crc32c))
       continue;
-    return Error(
-        Code::kCorrupt,
-        "ranks[%" PRIu32 "].files[%" PRIu32 "] has the path of ranks[%" PRIu32 "].files[%" PRIu32 "], and %s",
-        b.rank, b.number, a.rank, a.number, a.rank == b.rank ? "a rank has a path once" : "other bytes");
+    return Error(Code::kCorrupt,
+                 "ranks[%" PRIu32 "].files[%" PRIu32 "] has the path of ranks[%" PRIu32 "].files[%" PRIu32
+                 "], and %s",
+                 b.rank, b.number, a.rank, a.number,
+                 a.rank == b.rank ? "a rank may use a path only once" : "other bytes");
   }
   return OkStatus();
 }

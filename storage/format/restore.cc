@@ -80,7 +80,8 @@ class Restorer {
     return OkStatus();
   }
 
-  // Ours come first, once each, in the order in which LayOut() writes them; what follows are the program's values.
+  // Our entries come first, each once, in the order in which LayOut() writes them. What follows are the program's
+  // values.
   Status ReadMetadata(std::string* order) {
     const auto& metadata = header_.metadata;
     const auto next_is = [&](std::string_view key) {
@@ -107,7 +108,7 @@ class Restorer {
     return Error(Code::kCorrupt, "its metadata lacks %s", std::string(key).c_str());
   }
 
-  // The name that the object had: undoes the mapping of names that could not stand in the header.
+  // The object's original name: undoes the mapping of names that are not allowed in the header.
   Status NameOf(const std::string& shown, std::string* name) {
     *name = shown;
     if (!NeedsMapping(shown)) return OkStatus();
@@ -196,7 +197,7 @@ class Restorer {
                    " for the shard's manifest",
                    plan_.manifest_offset, entry_.stream_bytes);
     }
-    // Numbers, not copies of a million names.
+    // Holds numbers, not copies of a million names.
     std::vector<uint32_t> order(plan_.objects.size());
     std::iota(order.begin(), order.end(), 0);
     const auto name = [&](uint32_t i) -> const std::string& { return plan_.objects[i].name; };

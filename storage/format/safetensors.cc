@@ -16,8 +16,8 @@ struct DtypeRow {
   const char* safetensors;
   uint64_t bytes;
 };
-// Later versions of the library know more (C64, F8_E8M0, F8_E4M3FNUZ, F4, …). A reader that does not know one of them
-// refuses the whole file, so they are not used.
+// Later versions of the library know more dtypes (C64, F8_E8M0, F8_E4M3FNUZ, F4, …). A reader that lacks one of
+// them refuses the whole file, so they are not used.
 constexpr std::array<DtypeRow, 15> kDtypes = {{
     {"float64", "F64", 8},
     {"float32", "F32", 4},
@@ -51,7 +51,7 @@ class HeaderReader : public JsonEvents {
         if (array) return Wrong(path, "is not an object");
         metadata_ = path[0].key == kMetadataKey;
         if (metadata_ && (metadata_seen_ || !header_.tensors.empty()))
-          return Wrong(path, "does not stand first, or twice");
+          return Wrong(path, "is not the first entry, or appears twice");
         metadata_seen_ = metadata_seen_ || metadata_;
         seen_ = 0;
         shape_.clear();
@@ -113,13 +113,13 @@ class HeaderReader : public JsonEvents {
     return Error(Code::kCorrupt, "%s %s", JsonPlace(path).c_str(), what);
   }
   Status Once(const JsonPath& path, unsigned field) {
-    if ((seen_ & field) != 0) return Wrong(path, "stands there twice");
+    if ((seen_ & field) != 0) return Wrong(path, "appears twice");
     seen_ |= field;
     return OkStatus();
   }
 
   SafetensorsHeader header_;
-  bool metadata_ = false;  // what is open is "__metadata__"
+  bool metadata_ = false;  // inside "__metadata__"
   bool metadata_seen_ = false;
   unsigned seen_ = 0;
   std::string dtype_;
@@ -144,7 +144,8 @@ uint64_t SafetensorsItemBytes(std::string_view dtype) {
 bool FitsShape(std::string_view dtype, const std::vector<uint64_t>& shape, uint64_t bytes) {
   const uint64_t item_bytes = SafetensorsItemBytes(dtype);
   if (item_bytes == 0 || shape.size() > kDimensionsMax) return false;
-  // In this order and over all dimensions, as readers multiply: a zero at the end does not undo an overflow before it.
+  // Multiplied in this order and over all dimensions, as readers do: a zero at the end does not undo an overflow
+  // before it.
   uint64_t elements = 1;
   for (const uint64_t dimension : shape) {
     if (dimension > INT64_MAX || __builtin_mul_overflow(elements, dimension, &elements)) return false;

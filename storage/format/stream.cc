@@ -71,7 +71,7 @@ Result<std::vector<std::string>> CopyChecked(const ShardStream& stream, std::spa
     ROPETEAM_CHECK(bytes.size() == stream.ChunkLength(index));
     uint32_t crc = 0;
     uint64_t at = 0;  // in the chunk
-    Status zeros;     // told only of a chunk whose checksum is right
+    Status zeros;     // reported only for a chunk whose checksum is right
     for (; next < ranges.size(); ++next) {
       std::string& copy = copies[next];
       const uint64_t from = ranges[next].offset + copy.size() - begin;
@@ -82,7 +82,7 @@ Result<std::vector<std::string>> CopyChecked(const ShardStream& stream, std::spa
       crc = Crc32c(bytes.data() + at, from - at, crc);
       crc = Crc32c(copy.data() + copied, length, crc);
       at = from + length;
-      if (copy.size() < ranges[next].length) break;  // goes on in the next chunk
+      if (copy.size() < ranges[next].length) break;  // it continues in the next chunk
       if (zeros.ok()) zeros = CheckPadding(bytes, begin, at);
     }
     crc = Crc32c(bytes.data() + at, bytes.size() - at, crc);

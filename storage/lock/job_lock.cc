@@ -19,16 +19,16 @@
 namespace ropeteam::storage {
 namespace {
 
-// Every lock file has so many bytes, so that it can be read without asking for its size while it is being replaced.
-// Names of node and host take 130 at most.
+// Every lock file has this many bytes, so that it can be read without asking for its size while it is being
+// replaced. Names of node and host take at most 130.
 constexpr size_t kLockFileBytes = 1024;
 constexpr std::string_view kEnding = ".json";
 constexpr size_t kEpochDigits = 10;
 constexpr size_t kEpochDigitsMax = 18;  // below 2^63: the next one never wraps around
 constexpr size_t kHostBytesMax = 64;
-// Of files that are left by holders before: one page of work for a renewal.
+// Files that former holders left. One page of deletions per renewal.
 constexpr size_t kLowerDeletedMax = 16;
-// Claims in one call: the second for one that another node was quicker with.
+// Claims in one call. The second one is for a claim that another node was faster with.
 constexpr int kClaimsMax = 2;
 
 std::string RandomToken() {
@@ -132,8 +132,8 @@ Result<JobLock::Seen> JobLock::Look(Deadline deadline) {
   const Target target{reinterpret_cast<std::byte*>(seen.text.data()), seen.text.size()};
   const Status read = config_.sink->Read(PathOf(seen.epoch), 0, {&target, 1}, deadline);
   if (read.code() == Code::kNotFound)
-    return Error(Code::kUnavailable, "%s vanished while it was looked at", PathOf(seen.epoch).c_str());
-  // A file that is too short was not written by a node: it has no name and never changes.
+    return Error(Code::kUnavailable, "%s vanished while it was read", PathOf(seen.epoch).c_str());
+  // A file that is too short was not written by a node. It has no name and never changes.
   if (read.code() == Code::kCorrupt)
     seen.text.clear();
   else if (!read.ok())
@@ -184,7 +184,7 @@ Status JobLock::HoldLocked() {
     }
     if (IsOurs(*seen)) return Keep(*seen);
     if (held_ && seen->epoch >= epoch_) return Lose(*seen);
-    held_ = false;  // or a person has deleted our file
+    held_ = false;  // or an operator has deleted our file
     if (!claimed.ok()) return claimed;
     ROPETEAM_RETURN_IF_ERROR(Judge(*seen));
     if (claims == kClaimsMax)
@@ -209,7 +209,7 @@ Status JobLock::Claim(uint64_t epoch) {
     put = config_.sink->Put(PathOf(epoch), Content(), PutMode::kReplace, In(kCallTimeout));
     sure_at_ = config_.now() + kDeadAfter;
   }
-  return put.code() == Code::kAlreadyExists ? OkStatus() : put;  // the next look says whose it is
+  return put.code() == Code::kAlreadyExists ? OkStatus() : put;  // the next look shows which node has it
 }
 
 Status JobLock::Keep(const Seen& seen) {
@@ -252,7 +252,7 @@ Status JobLock::Judge(const Seen& seen) {
   const Time now = config_.now();
   const bool watched = watched_epoch_ != 0 && now - seen_at_ <= kDeadAfter;
   const bool changed = watched_epoch_ != 0 && (watched_epoch_ != seen.epoch || watched_text_ != seen.text);
-  // Who has not looked for as long, or could not, may have been away together with the holder.
+  // A node that has not looked for as long, or could not, may have been paused together with the holder.
   if (!watched || changed) unchanged_since_ = now;
   alive_ = changed || (watched && alive_);
   watched_epoch_ = seen.epoch;
@@ -309,7 +309,7 @@ Status JobLock::Release() {
 
 void JobLock::Leave() {
   const std::unique_lock lock(mutex_, std::try_to_lock);
-  if (lock.owns_lock()) (void)ReleaseLocked(kLeaveTimeout);  // others find out after kDeadAfter
+  if (lock.owns_lock()) (void)ReleaseLocked(kLeaveTimeout);  // other nodes notice after kDeadAfter
 }
 
 Status JobLock::ReleaseLocked(std::chrono::seconds timeout) {

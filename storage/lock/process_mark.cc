@@ -52,7 +52,7 @@ ProcessMark OwnProcess() {
 bool IsGone(const ProcessMark& mark, const ProcessMark& own) {
   if (own.boot.empty() || mark.boot != own.boot || mark.pid_namespace != own.pid_namespace || mark.pid <= 0)
     return false;
-  // Asked first: a /proc that hides other users' processes would have none of this pid.
+  // Asked first: a /proc that hides other users' processes has no entry for this pid.
   if (kill(static_cast<pid_t>(mark.pid), 0) != 0 && errno == ESRCH) return true;
   const uint64_t started = StartOf(mark.pid);
   return started != 0 && started != mark.started;

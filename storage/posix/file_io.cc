@@ -16,12 +16,12 @@ namespace ropeteam::storage::posix {
 namespace {
 
 constexpr int kVectorMax = 64;  // of one pwritev(); IOV_MAX is 1,024 and takes 16 KiB of stack
-// EAGAIN passes: a pause, then again, until the deadline.
+// EAGAIN is temporary: pause and try again until the deadline.
 constexpr std::chrono::milliseconds kAgainPause{5};
-// A direct write that is cut short inside a block is tried again from the block's start, so often.
+// How often a direct write that was cut short inside a block is repeated from the block's start.
 constexpr int kShortDirectMax = 8;
 
-// Where a walk over pieces (or targets) stands.
+// The position of a walk over pieces (or targets).
 template <typename P>
 class Walk {
  public:
@@ -34,7 +34,7 @@ class Walk {
     used_ += bytes;
     Skip();
   }
-  // The runs that follow, so many bytes of them at most.
+  // The runs that follow, at most this many bytes of them.
   size_t Gather(iovec* vector, int* count, size_t bytes_max) const {
     size_t bytes = 0, used = used_;
     *count = 0;
@@ -64,7 +64,7 @@ bool FitsDirect(const void* data, size_t bytes, const DirectAlignment& alignment
   return reinterpret_cast<uintptr_t>(data) % alignment.memory == 0 && bytes >= kDirectRunMin;
 }
 
-// Moves `vector` on by so many bytes.
+// Advances `vector` by this many bytes.
 void Advance(iovec** vector, int* count, size_t bytes) {
   while (bytes > 0) {
     const size_t step = std::min(bytes, (*vector)->iov_len);
@@ -91,7 +91,7 @@ class Mover {
     return OkStatus();
   }
 
-  // After a call that failed with `error`. kOk: it is to be made again, with O_DIRECT or without it as `direct` says then.
+  // After a call that failed with `error`. kOk: call again, with or without O_DIRECT as `direct` says now.
   Status Again(int error, const char* what, bool* direct) {
     if (error == EINTR) return OkStatus();
     if (error == EAGAIN) {
@@ -100,13 +100,13 @@ class Mover {
       return OkStatus();
     }
     if (!*direct || (error != EINVAL && error != EOPNOTSUPP)) return store_.Refused(error, what, file_.path);
-    // The file system takes O_DIRECT at open and not here: it is not tried again in this sink.
+    // The file system accepts O_DIRECT at open but not here. This sink does not try it again.
     store_.RefuseDirect();
     *direct = false;
     return OkStatus();
   }
 
-  // All of it, whatever the kernel takes at a time.
+  // Writes all of it, however little the kernel takes at a time.
   Status WriteAll(bool direct, iovec* vector, int count, size_t bytes, uint64_t at) {
     for (int short_writes = 0; bytes > 0;) {
       ssize_t written = store_.calls().pwritev((direct ? file_.direct : file_.plain).get(), vector, count,
@@ -119,11 +119,11 @@ class Mover {
         continue;
       }
       if (direct && static_cast<size_t>(written) < bytes) {
-        // A short direct write may end inside a block, where the next cannot begin.
+        // A short direct write may end inside a block. The next write cannot begin there.
         written = static_cast<ssize_t>(Down(static_cast<size_t>(written), file_.alignment.offset));
         if (++short_writes == kShortDirectMax) direct = false;
       } else if (written == 0) {
-        return Error(Code::kIo, "write %s: the file system took nothing of %zu bytes at %llu",
+        return Error(Code::kIo, "write %s: the file system accepted none of %zu bytes at %llu",
                      file_.path.c_str(), bytes, static_cast<unsigned long long>(at));
       }
       Advance(&vector, &count, static_cast<size_t>(written));
@@ -137,7 +137,7 @@ class Mover {
     return WriteAll(direct, &one, 1, bytes, at);
   }
 
-  // As many bytes as there are, up to all; fewer only at the end of the file. `needed`: more is room only.
+  // Reads at least `needed` of `bytes`, fewer only at the end of the file. What is beyond `needed` is only room.
   Result<size_t> ReadAll(bool direct, iovec* vector, int count, size_t bytes, size_t needed, uint64_t at) {
     size_t done = 0;
     while (done < needed) {
@@ -148,7 +148,7 @@ class Mover {
         continue;
       }
       if (got == 0) break;
-      // After a short direct read at an odd end the rest comes through the page cache.
+      // After a short direct read at an unaligned end, the rest is read through the page cache.
       if (direct && static_cast<size_t>(got) < bytes - done) direct = false;
       Advance(&vector, &count, static_cast<size_t>(got));
       done += static_cast<size_t>(got);
@@ -156,7 +156,7 @@ class Mover {
     return done;
   }
 
-  // Asks for the window to be written, waits for the one before it, and drops that from the page cache.
+  // Starts writing the window to disk, waits for the window before it, and drops that one from the page cache.
   Status WriteBack(uint64_t at, size_t bytes) {
     if (bytes > 0) ROPETEAM_RETURN_IF_ERROR(Flush(at, bytes, SYNC_FILE_RANGE_WRITE));
     if (behind_bytes_ > 0) {
@@ -177,7 +177,8 @@ class Mover {
                                        flags) == 0)
       return OkStatus();
     const int error = errno;
-    // Only a help: fsync() comes at the end. A true error must not pass, since it is told once.
+    // Only an optimisation: fsync() comes at the end. A real error must be returned, because the kernel reports it
+    // once.
     if (IsUnsupported(error) || error == ESPIPE || error == EINTR) return OkStatus();
     file_.lost = true;
     if (error == ENOSPC || error == EDQUOT)
@@ -192,7 +193,7 @@ class Mover {
   size_t behind_bytes_ = 0;
 };
 
-// Fills the buffer from the walk, until it is full or the next run can be written from where it lies.
+// Fills the buffer from the walk, until it is full or the next run can be written from its own memory.
 size_t Fill(std::byte* buffer, Walk<Piece>* walk, const DirectAlignment& alignment, uint32_t* crc) {
   size_t filled = 0;
   do {
@@ -212,7 +213,7 @@ void AddDirect(const Store& store, int folder, const char* base, int flags, Open
   if (file->alignment.offset == 0) return;
   Fd direct(store.calls().openat(folder, base, flags | O_DIRECT, 0));
   if (!direct.ok()) return;
-  // Somebody may have put another file under this name since.
+  // Another process may have put another file under this name meanwhile.
   struct stat one {};
   struct stat two {};
   if (fstat(file->plain.get(), &one) == 0 && fstat(direct.get(), &two) == 0 && one.st_ino == two.st_ino &&
@@ -272,7 +273,7 @@ Status Short(const OpenFile& file, uint64_t at) {
                static_cast<unsigned long long>(at));
 }
 
-// So many bytes of the walk are there: those at `from`, or, where that is null, those that lie in the targets already.
+// This many bytes of the walk have arrived: at `from`, or in the targets themselves where `from` is null.
 void Take(Walk<Target>* walk, const std::byte* from, size_t bytes) {
   while (bytes > 0) {
     const size_t step = std::min(walk->run(), bytes);
@@ -289,7 +290,7 @@ void Take(Walk<Target>* walk, const std::byte* from, size_t bytes) {
   }
 }
 
-// One aligned buffer full, scattered.
+// One full aligned buffer, scattered.
 Status ReadBounced(Mover* mover, const OpenFile& file, std::byte* buffer, Walk<Target>* walk, uint64_t* at,
                    uint64_t left) {
   const size_t skip = static_cast<size_t>(*at % file.alignment.offset);
@@ -317,7 +318,7 @@ Status ReadTargets(Store* store, OpenFile* file, std::span<const Target> targets
     left += target.bytes;
     if (target.crc32c != nullptr) *target.crc32c = 0;
   }
-  const bool drop = left >= kDirectRunMin;  // small files are read again and may stay in the page cache
+  const bool drop = left >= kDirectRunMin;  // small files are read again, so they may stay in the page cache
   const uint64_t end = at + left;
   if (drop && !mover.direct())
     posix_fadvise(file->plain.get(), static_cast<off_t>(at), static_cast<off_t>(left), POSIX_FADV_SEQUENTIAL);
@@ -357,7 +358,7 @@ Result<uint32_t> ReadThrough(Store* store, OpenFile* file, uint64_t at, uint64_t
     ROPETEAM_RETURN_IF_ERROR(mover.Check("read"));
     const size_t length = static_cast<size_t>(std::min<uint64_t>(bytes - done, kBounceBytes));
     const bool direct = mover.direct() && (at + done) % file->alignment.offset == 0;
-    // Up to the end of a block, so that the last one of the file needs no second buffer.
+    // Up to the end of a block, so that the last block of the file needs no second buffer.
     iovec vector = {bounce->data(),
                     direct ? Down(length + file->alignment.offset - 1, file->alignment.offset) : length};
     Result<size_t> got = mover.ReadAll(direct, &vector, 1, vector.iov_len, length, at + done);

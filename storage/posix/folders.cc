@@ -23,13 +23,13 @@
 namespace ropeteam::storage::posix {
 namespace {
 
-// The deadline is looked at once in so many entries.
+// The deadline is checked once per this many entries.
 constexpr size_t kEntriesPerCheck = 256;
 
 // Calls `each` for every entry but "." and "..". `type` is a DT_ value, never DT_UNKNOWN.
 Status ForEachEntry(const Store& store, int folder, const std::string& name, Deadline deadline,
                     const std::function<Status(const std::string& base, unsigned char type)>& each) {
-  // Of its own offset: the descriptor is used again.
+  // With an offset of its own, because the descriptor is used again.
   const int fd = ::openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (fd < 0) return store.Refused(errno, "open", store.PathOf(name));
   DIR* opened = ::fdopendir(fd);
@@ -49,14 +49,14 @@ Status ForEachEntry(const Store& store, int folder, const std::string& name, Dea
     unsigned char type = entry->d_type;
     if (type == DT_UNKNOWN) {
       struct stat info {};
-      if (store.calls().lstatat(folder, base.c_str(), &info) != 0) continue;  // it went
+      if (store.calls().lstatat(folder, base.c_str(), &info) != 0) continue;  // it has gone
       type = static_cast<unsigned char>(IFTODT(info.st_mode));
     }
     ROPETEAM_RETURN_IF_ERROR(each(base, type));
   }
 }
 
-// The folder and all below it, each after the one that it lies in. Symbolic links are not followed.
+// The folder and all below it; each folder comes before its contents. Symbolic links are not followed.
 Result<std::vector<std::string>> AllFolders(const Store& store, const std::string& folder,
                                             Deadline deadline) {
   std::vector<std::string> all = {folder};
@@ -66,7 +66,7 @@ Result<std::vector<std::string>> AllFolders(const Store& store, const std::strin
     if (!fd.ok()) {
       if (fd.status().code() != Code::kNotFound) return fd.status();
       if (i == 0) return std::vector<std::string>();
-      continue;  // it went
+      continue;  // it has gone
     }
     ROPETEAM_RETURN_IF_ERROR(
         ForEachEntry(store, fd->get(), here, deadline, [&](const std::string& base, unsigned char type) {
@@ -83,7 +83,7 @@ std::chrono::nanoseconds Since(std::chrono::system_clock::time_point now, int64_
   return now.time_since_epoch() - std::chrono::seconds(seconds) - std::chrono::nanoseconds(nanoseconds);
 }
 
-// Begun more than `age` ago. An age of 0 means all, whatever the clocks of this machine and of the server say.
+// Begun more than `age` ago. An age of 0 means all, whatever the clocks of this machine and the server say.
 bool OlderThan(int folder, const std::string& base, std::chrono::seconds age) {
   if (age.count() <= 0) return true;
   struct statx info {};
@@ -95,7 +95,7 @@ bool OlderThan(int folder, const std::string& base, std::chrono::seconds age) {
 // Returns how many uploads there were.
 Result<uint64_t> AbortIn(const Store& store, int folder, const std::string& name, std::chrono::seconds age,
                          Deadline deadline) {
-  std::set<uint64_t> uploads;  // whose files go
+  std::set<uint64_t> uploads;  // their files are deleted
   std::vector<std::string> doomed;
   std::map<uint64_t, std::string> markers;  // by the hash of the name they hide
   ROPETEAM_RETURN_IF_ERROR(
@@ -103,7 +103,8 @@ Result<uint64_t> AbortIn(const Store& store, int folder, const std::string& name
         const NameKind kind = KindOf(base);
         if (type != DT_REG || kind == NameKind::kFile || !OlderThan(folder, base, age)) return OkStatus();
         if (kind == NameKind::kMarker) markers[IdOf(base)] = base;
-        // Loose parts go with their upload; those without one are left of an Abort that was cut off.
+        // Loose parts are deleted with their upload. Parts without an upload are left of an Abort that was cut
+        // off.
         struct stat info {};
         if (kind == NameKind::kUpload) uploads.insert(IdOf(base));
         if (kind == NameKind::kUpload ||
@@ -113,7 +114,8 @@ Result<uint64_t> AbortIn(const Store& store, int folder, const std::string& name
           doomed.push_back(base);
         return OkStatus();
       }));
-  // What is half-written in place goes before the marker that hides it. So do the parts of uploads that go.
+  // A file that is half written in place is deleted before the marker that hides it. So are the parts of deleted
+  // uploads.
   if (!markers.empty() || !uploads.empty())
     ROPETEAM_RETURN_IF_ERROR(
         ForEachEntry(store, folder, name, deadline, [&](const std::string& base, unsigned char type) {
@@ -128,7 +130,7 @@ Result<uint64_t> AbortIn(const Store& store, int folder, const std::string& name
   for (const std::string& base : doomed) {
     ROPETEAM_RETURN_IF_ERROR(store.Check(deadline, "abort uploads in", name));
     if (store.calls().unlinkat(folder, base.c_str(), 0) == 0)
-      // What the probe of FindAbilities() left has no name of a file in it.
+      // Files left by the probe of FindAbilities() are not named after a file.
       aborted += KindOf(base) == NameKind::kUpload && !base.starts_with("..") ? 1 : 0;
     else if (errno != ENOENT)
       return store.Refused(errno, "abort the upload", store.PathOf(Joined(name, base)));
@@ -143,7 +145,7 @@ Result<ListPage> ListFolder(const Store& store, const std::string& folder, const
   ROPETEAM_RETURN_IF_ERROR(store.Check(deadline, "list", folder));
   Result<Fd> fd = store.OpenFolder(folder, false);
   if (!fd.ok()) return fd.status().code() == Code::kNotFound ? Result<ListPage>(ListPage()) : fd.status();
-  // The first names after `page`, one more than the page has room for.
+  // The first names after `page`, one more than the page can hold.
   std::map<std::string, bool> entries;  // base: is a folder
   ROPETEAM_RETURN_IF_ERROR(
       ForEachEntry(store, fd->get(), folder, deadline, [&](const std::string& base, unsigned char type) {
@@ -169,7 +171,7 @@ Result<ListPage> ListFolder(const Store& store, const std::string& folder, const
     const Result<struct stat> info = StatCounted(store, fd->get(), name);
     if (info.ok())
       list.files.push_back({name, static_cast<uint64_t>(info->st_size), std::nullopt});
-    else if (info.status().code() != Code::kNotFound)  // it went, or is not finished
+    else if (info.status().code() != Code::kNotFound)  // it has gone, or is not finished
       return info.status();
   }
   return list;
@@ -195,7 +197,7 @@ Status RemoveFolder(const Store& store, const std::string& folder, Deadline dead
     Result<Fd> above = store.OpenFolder(FolderOf(*here), false);
     if (!above.ok() && above.status().code() == Code::kNotFound) continue;
     if (!above.ok()) return above.status();
-    // A file that came in since keeps its folder.
+    // A folder into which a file was put meanwhile stays.
     if (store.calls().unlinkat(above->get(), std::string(BaseOf(*here)).c_str(), AT_REMOVEDIR) != 0 &&
         errno != ENOENT && errno != ENOTEMPTY && errno != EEXIST && errno != ENOTDIR)
       return store.Refused(errno, "delete folder", store.PathOf(*here));

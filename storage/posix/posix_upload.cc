@@ -21,9 +21,9 @@
 namespace ropeteam::storage::posix {
 namespace {
 
-constexpr int kTriesMax = 100;  // of others that come in between
+constexpr int kTriesMax = 100;  // other processes may interfere that often
 
-// Locks hold among the processes of one machine, on NFS too; so only those share names.
+// Locks hold among the processes of one machine, on NFS too. So only those processes share names.
 const std::string& BootId() {
   static const std::string id = [] {
     std::string text;
@@ -44,7 +44,7 @@ uint64_t PartBytes(uint64_t bytes, uint64_t wanted) {
   return (std::min(part, limit) + kPartAlignment - 1) / kPartAlignment * kPartAlignment;
 }
 
-// The room for the whole file, now: a full disk is found before anything is sent.
+// Reserves room for the whole file now, so that a full disk is found before anything is sent.
 Status Reserve(const Store& store, int fd, uint64_t bytes, const std::string& path) {
   if (bytes == 0) return OkStatus();
   const off_t length = static_cast<off_t>(bytes);
@@ -54,16 +54,16 @@ Status Reserve(const Store& store, int fd, uint64_t bytes, const std::string& pa
   if (error == 0) return OkStatus();
   if (error == ENOSPC || error == EDQUOT) return store.NoSpace(fd, bytes, error, path);
   if (!IsUnsupported(error)) return store.Refused(error, "reserve room for", path);
-  // glibc's emulation would write a byte into every block. A mounted bucket has no blocks, or makes them up.
+  // glibc's emulation would write a byte into every block. A mounted bucket has no blocks, or invents them.
   struct statvfs info {};
   if (::fstatvfs(fd, &info) == 0 && info.f_blocks > 0 && uint64_t{info.f_bavail} * info.f_frsize < bytes)
     return store.NoSpace(fd, bytes, ENOSPC, path);
-  // Not needed: the parts make the file as long as it is.
+  // Not needed: writing the parts sets the file's length.
   (void)store.calls().ftruncate(fd, length);
   return OkStatus();
 }
 
-// What both ways have in common: which parts are there.
+// What both kinds of upload have in common: which parts are there.
 class PosixUpload : public Upload {
  public:
   PosixUpload(std::shared_ptr<Store> store, const std::string& name, uint64_t bytes, uint64_t part_bytes,
@@ -86,9 +86,9 @@ class PosixUpload : public Upload {
   }
 
  protected:
-  // Its name has been taken away, or its bytes are not to be trusted any more.
+  // Its name was taken away, or its bytes cannot be trusted any more.
   virtual bool Lost() const = 0;
-  // The checksum of a part as an earlier attempt may have left it.
+  // The checksum of a part that an earlier attempt may have left.
   virtual Result<uint32_t> ReadFound(uint32_t index) const = 0;
   Status CheckPart(uint32_t index, std::span<const Piece> pieces) const {
     if (index >= part_count())
@@ -113,7 +113,7 @@ class PosixUpload : public Upload {
     std::lock_guard<std::mutex> lock(mutex_);
     return parts_[index];
   }
-  // Every part is there, and together they are the file.
+  // Every part is there, and together they are the whole file.
   Status CheckWhole(uint32_t crc32c) const {
     uint32_t whole = 0;
     for (uint32_t i = 0; i < part_count(); ++i) {
@@ -137,8 +137,8 @@ class PosixUpload : public Upload {
       return OkStatus();
     return store_->Refused(errno, "abort the upload of", path_);
   }
-  // Whether the hidden file of this name is the one that `fd` has open. A name that follows from the file's may be
-  // another upload's by now.
+  // Whether the hidden file of this name is the one that `fd` has open. A name that is derived from the file's
+  // name may belong to another upload by now.
   bool Holds(int fd, const std::string& base) const {
     struct stat here {};
     struct stat held {};
@@ -183,7 +183,7 @@ class WholeUpload final : public PosixUpload {
     ROPETEAM_RETURN_IF_ERROR(store_->Check(deadline, "write", name_));
     ROPETEAM_RETURN_IF_ERROR(CheckPart(index, pieces));
     if (Lost()) return Gone();
-    // Finish() has closed the file and failed after that: nothing can be written any more, only finished.
+    // Finish() closed the file and failed after that: nothing can be written any more, only finished.
     if (synced_) return PartCrc(index) == crc32c ? OkStatus() : Gone();
     SetPart(index, std::nullopt);
     Result<uint32_t> crc =
@@ -191,7 +191,7 @@ class WholeUpload final : public PosixUpload {
     const bool failed = file_.lost;
     if (Lost() && !failed) return Gone();
     if (!crc.ok()) return crc.status();
-    if (failed) return Gone();  // another part's writing back
+    if (failed) return Gone();  // the write-back of another part has failed
     if (*crc != crc32c) return OtherBytes(index, *crc, crc32c);
     SetPart(index, crc32c);
     return OkStatus();
@@ -239,8 +239,8 @@ class WholeUpload final : public PosixUpload {
     return shared_ && !Holds(file_.plain.get(), base_) ? OkStatus() : Unlink(base_);
   }
 
-  // The kernel tells of a failed write once, and may have dropped the bytes: a second fsync would say that all is well,
-  // and the page cache still shows what is not on the disk. So nobody may find this file again.
+  // The kernel reports a failed write once, and may have dropped the bytes. A second fsync would succeed, and the
+  // page cache still shows what is not on the disk. So no process may find this file again.
   void Spoil() const {
     (void)store_->calls().ftruncate(file_.plain.get(), 0);
     (void)Drop();
@@ -258,8 +258,8 @@ class WholeUpload final : public PosixUpload {
     return OkStatus();
   }
 
-  // Under a name of our own, then closed. With the lock goes the right to the shared name: whoever comes next may write
-  // what it finds there.
+  // Renamed to a name of our own, then closed. The right to the shared name ends with the lock: the next process
+  // may write to what it finds there.
   Status Close() {
     if (shared_) {
       const std::string own = UploadName(BaseOf(name_), RandomId());
@@ -268,7 +268,7 @@ class WholeUpload final : public PosixUpload {
         return store_->Refused(errno, "rename", path_);
       }
       if (!Holds(file_.plain.get(), own)) {
-        // Ours was aborted, and this upload belongs to a process that began later. It begins again.
+        // Our upload was aborted, and this one belongs to a process that began later. Ours begins again.
         dropped_ = true;
         (void)Unlink(own);
         return Gone();
@@ -293,7 +293,7 @@ class WholeUpload final : public PosixUpload {
     const std::string base(BaseOf(name_));
     if (store_->calls().rename(folder_.get(), base_.c_str(), base.c_str(), 0) == 0) return OkStatus();
     const int error = errno;
-    // NFS repeats a call whose answer was lost, and tells what the second one found.
+    // NFS repeats a call whose answer was lost, and reports what the second one found.
     struct stat here {};
     if (error == ENOENT && store_->calls().lstatat(folder_.get(), base.c_str(), &here) == 0 &&
         here.st_ino == inode_)
@@ -430,10 +430,10 @@ Result<Unfinished> OpenUnfinished(const Store& store, const Abilities& abilities
       Fd fd(calls.openat(folder, shared.c_str(), O_RDWR | O_CREAT | O_EXCL, 0644));
       const bool made = fd.ok();
       if (!made && errno == EEXIST) fd = Fd(calls.openat(folder, shared.c_str(), O_RDWR, 0));
-      if (!fd.ok() && errno == ENOENT) continue;  // it went between the two
+      if (!fd.ok() && errno == ENOENT) continue;  // it has gone between the two
       if (!fd.ok()) return store.Refused(errno, "create", store.PathOf(name));
       if (calls.lock(fd.get()) != 0) break;  // another process is uploading this name now
-      // Its owner renames it away before unlocking it: what we hold may be a finished file by now.
+      // Its owner renames it before unlocking it, so the file that we hold may be a finished one by now.
       struct stat held {};
       struct stat here {};
       if (::fstat(fd.get(), &held) == 0 && calls.lstatat(folder, shared.c_str(), &here) == 0 &&

@@ -23,14 +23,14 @@ constexpr int kFolderFlags = O_RDONLY | O_DIRECTORY;
 constexpr mode_t kFolderMode = 0755;
 constexpr mode_t kFileMode = 0644;
 
-// File systems that are known to rename: no file is ever written in place there, and nobody looks for markers. On others
-// each Read() and Stat() looks up one more name.
+// File systems that are known to rename atomically: no file is ever written in place there, and markers are not
+// looked for. On other file systems each Read() and Stat() looks up one more name.
 constexpr long kRenaming[] = {EXT4_SUPER_MAGIC, XFS_SUPER_MAGIC,  BTRFS_SUPER_MAGIC,
                               TMPFS_MAGIC,      NFS_SUPER_MAGIC,  OVERLAYFS_SUPER_MAGIC,
                               F2FS_SUPER_MAGIC, CEPH_SUPER_MAGIC, 0x0bd00bd0 /* Lustre */,
                               0x2fc12fc1 /* ZFS */};
 
-// What waits for other calls looks at Stop() and the deadline this often.
+// How often a call that waits for other calls checks Stop() and the deadline.
 constexpr std::chrono::milliseconds kWait{50};
 
 }  // namespace
@@ -87,8 +87,8 @@ void Store::Stop() {
   bounce_returned_.notify_all();
 }
 
-// By path every time. So a directory that vanished and came back is found again, and no descriptor of ours keeps
-// anybody from unmounting it while nothing is written.
+// Opened by path every time. So a directory that vanished and came back is found again, and no descriptor of ours
+// prevents unmounting while nothing is written.
 Result<Fd> Store::OpenRoot() const {
   Fd fd(::open(root_.c_str(), kFolderFlags | O_CLOEXEC));
   if (!fd.ok()) {
@@ -97,7 +97,8 @@ Result<Fd> Store::OpenRoot() const {
       return Error(Code::kUnavailable, "the directory %s has vanished", root_.c_str());
     return Refused(error, "open", root_);
   }
-  // Under a mount that is gone lies an empty directory of another file system, mostly of the system's own disk.
+  // If the mount is gone, an empty directory of another file system is in its place, usually on the system's own
+  // disk.
   if (calls_.file_system_type(fd.get()) != type_)
     return Error(Code::kUnavailable,
                  "the directory %s is on another kind of file system than at start; is its mount lost?",
@@ -113,7 +114,7 @@ int Store::OpenBelow(int root, const std::string& folder) const {
       if (fd >= 0) return fd;
       // The kernel saw a rename on the way and could not tell whether the path stayed below.
       if ((errno == EAGAIN || errno == EINTR) && tries < 100) continue;
-      // Old container runtimes answer EPERM to calls that they do not know. Below, a true EPERM comes again.
+      // Old container runtimes answer EPERM to unknown calls. A real EPERM comes again below.
       if (errno != ENOSYS && errno != EPERM) return -1;
       has_openat2_ = false;
       break;
@@ -148,7 +149,7 @@ Result<Fd> Store::MakeFolders(int root, const std::string& folder) const {
       const std::string above(FolderOf(so_far));
       Fd parent(above.empty() ? ::fcntl(root, F_DUPFD_CLOEXEC, 0) : OpenBelow(root, above));
       if (!parent.ok()) return Refused(errno, "open", PathOf(above));
-      // Somebody else may be making it at the same time.
+      // Another process may be making it at the same time.
       if (calls_.mkdirat(parent.get(), std::string(BaseOf(so_far)).c_str(), kFolderMode) != 0 &&
           errno != EEXIST) {
         const int error = errno;
@@ -186,7 +187,7 @@ Status Store::SyncFolders(std::string_view folder) const {
   for (;;) {
     Result<Fd> fd = OpenFolder(folder, false);
     if (!fd.ok()) return fd.status();
-    // FUSE and some network file systems have no fsync of folders; theirs are as durable as they get.
+    // FUSE and some network file systems have no fsync of folders; theirs are as durable as they can be.
     if (calls_.fsync(fd->get()) != 0 && !IsUnsupported(errno) && errno != EBADF)
       return Refused(errno, "fsync folder", PathOf(folder));
     if (folder.empty()) return OkStatus();
@@ -195,10 +196,11 @@ Status Store::SyncFolders(std::string_view folder) const {
 }
 
 DirectAlignment Store::DirectAlignmentOf(int fd) const {
-  // A FUSE daemon has a cache of its own, and takes O_DIRECT as a wish for small writes.
+  // A FUSE daemon has its own cache, and takes O_DIRECT as a wish for small writes.
   if (fuse_ || direct_refused_) return {};
   DirectAlignment alignment;
-  // Before Linux 6.1 nobody says; 4,096 suits every disk and NFS, and what is refused is written otherwise.
+  // Before Linux 6.1 no call tells the alignment. 4,096 suits every disk and NFS, and a write that is refused is
+  // done without O_DIRECT.
   if (!calls_.direct_alignment(fd, &alignment)) return {4096, 4096};
   if (alignment.memory == 0 || alignment.offset == 0 || alignment.memory > kPartAlignment ||
       alignment.offset > kPartAlignment)
@@ -271,7 +273,7 @@ Status Store::NoSpace(int fd, uint64_t bytes, int error, const std::string& path
                error == EDQUOT ? "; a quota is used up" : "");
 }
 
-// By one thread, the others waiting until their deadlines: the file system may hang.
+// One thread does it and the others wait until their deadlines: the file system may hang.
 Result<Abilities> Store::FindAbilities(Deadline deadline, std::string_view name) {
   std::unique_lock<std::mutex> lock(probe_mutex_);
   while (!abilities_) {
@@ -314,7 +316,7 @@ Result<Abilities> Store::Probe() const {
   for (const bool random : {true, false}) {
     Fd fd(calls_.openat(folder, one.c_str(), O_RDWR | O_CREAT | O_EXCL, kFileMode));
     if (!fd.ok()) return Refused(errno, "create a file in", root_);
-    // Object stores mounted without a cache take bytes from the first to the last only.
+    // Object stores mounted without a cache accept bytes only in order, from first to last.
     int error = random ? write(fd.get(), kPartAlignment) : 0;
     if (error == 0) error = write(fd.get(), 0);
     if (error == 0) abilities.random_writes = random;
@@ -334,7 +336,7 @@ Result<Abilities> Store::Probe() const {
   const std::string& there = abilities.rename ? one : two;
   abilities.link = calls_.link(folder, here.c_str(), there.c_str()) == 0;
   if (abilities.link) calls_.unlinkat(folder, there.c_str(), 0);
-  // Most FUSE daemons never look at rename's flags.
+  // Most FUSE daemons ignore rename's flags.
   abilities.rename_noreplace =
       !fuse_ && abilities.rename && calls_.rename(folder, here.c_str(), there.c_str(), RENAME_NOREPLACE) == 0;
   clean();
@@ -364,7 +366,7 @@ Result<Store::Bounce> Store::TakeBounce(Deadline deadline, const std::string& pa
       if (data == nullptr)
         return Error(Code::kUnavailable, "%s: no memory for a buffer of %zu bytes", path.c_str(),
                      kBounceBytes);
-      // Ignored: without huge pages it works, slower.
+      // An error is ignored: without huge pages it works, only slower.
       (void)::madvise(data, kBounceBytes, MADV_HUGEPAGE);
       ++bounces_made_;
       return Bounce(this, static_cast<std::byte*>(data));

@@ -14,10 +14,11 @@
 namespace ropeteam::storage::s3 {
 namespace {
 
-constexpr size_t kExpectBytesMin = 1 << 20;  // a smaller body is sent before the answer to "Expect" were back
-// Troubles that pass are said at most so often: a store that is overloaded for an hour has one line a minute.
+constexpr size_t kExpectBytesMin = 1 << 20;  // a smaller body is sent before "Expect" can be answered
+// The least interval between warnings of temporary trouble: a store that is overloaded for an hour gets one line a
+// minute.
 constexpr std::chrono::minutes kTroubleInterval{1};
-constexpr int kRegionsMax = 2;  // a store that sends us in a circle
+constexpr int kRegionsMax = 2;  // a store may redirect in a circle
 
 template <typename T>
 uint64_t TotalBytes(std::span<const T> ranges) {
@@ -56,7 +57,7 @@ std::string PayloadHash(const S3Request& request) {
   return HashOf(request.body, EVP_sha256(), digest, &length);
 }
 
-// "bytes 5-9/1000"; false when it is not.
+// "bytes 5-9/1000"; false: it has another form.
 bool ParseContentRange(const std::string& text, uint64_t* first, uint64_t* last) {
   constexpr std::string_view kUnit = "bytes ";
   if (!text.starts_with(kUnit)) return false;
@@ -91,13 +92,13 @@ std::string CrcOfReply(const HttpReply& reply, bool google) {
 }  // namespace
 
 struct Client::Sent {
-  bool answered = false;  // `reply` is whole
+  bool answered = false;  // `reply` is complete
   HttpReply reply;
   HttpFailure failure;  // when not answered
-  Status refused;       // by ourselves: what came cannot be used
+  Status refused;       // by ourselves: the reply cannot be used
   ErrorReply error;
-  std::string region;        // that it was signed for
-  std::string other_region;  // that the reply names, if it is another
+  std::string region;        // it was signed for this one
+  std::string other_region;  // named by the reply, if it is another one
   std::shared_ptr<const Credentials> credentials;
   bool expected = false;  // with "Expect: 100-continue"
   bool good() const { return answered && reply.status >= 200 && reply.status < 300; }
@@ -156,7 +157,7 @@ Status Client::CheckLive(Deadline deadline) const {
   return OkStatus();
 }
 
-// Adds date, hash and signature; false with `sent->failure` when there are no credentials.
+// Adds date, hash and signature. False without credentials; `sent->failure` says so.
 bool Client::Sign(const S3Request& request, const std::string& path, const NameValues& query,
                   NameValues* headers, Sent* sent, Deadline deadline) {
   const Dialect& dialect = config_.dialect();
@@ -214,7 +215,7 @@ void Client::SendOnce(const S3Request& request, const Attempts& attempts, Deadli
   http.silence_max = request.silence_max.count() > 0 ? request.silence_max : times_.silence_max;
   sent->answered = http_.Send(http, &sent->reply, &sent->failure);
   if (!sent->answered) {
-    // A store that says no may close while the body is still on its way: its answer counts.
+    // A store that refuses may close the connection while the body is still being sent. Its answer counts.
     const Code code = sent->failure.status.code();
     sent->answered = sent->failure.reply.status >= 300 && code == Code::kLinkFailed;
     sent->reply = std::move(sent->failure.reply);
@@ -227,7 +228,8 @@ void Client::SendOnce(const S3Request& request, const Attempts& attempts, Deadli
   if (sent->answered && !sent->good()) LearnError(request, attempts, deadline, sent);
 }
 
-// What the reply says of itself. A HEAD's has no body: where that matters a GET of one byte is asked for the cause.
+// What the reply says of the error. A HEAD's reply has no body; where that matters, a GET of one byte asks for the
+// cause.
 void Client::LearnError(const S3Request& request, const Attempts& attempts, Deadline deadline, Sent* sent) {
   sent->error = ParseError(sent->reply.body);
   std::string region = sent->reply.header("x-amz-bucket-region");
@@ -255,10 +257,10 @@ Next Client::Decide(const S3Request& request, const Sent& sent, Attempts* attemp
   }
   if (sent.reply.status == 417 && sent.expected) {
     attempts->expect_refused = true;
-    return Next::kChecksum;  // at once, and once
+    return Next::kChecksum;  // at once, but only once
   }
   if (sent.reply.status == 412 && !attempts->etag.empty() && !request.targets.empty()) {
-    // Somebody replaced the file in the middle of this read: all of it again.
+    // Another process replaced the file in the middle of this read. All of it is read again.
     attempts->etag.clear();
     attempts->received = 0;
     return Next::kPause;
@@ -266,7 +268,8 @@ Next Client::Decide(const S3Request& request, const Sent& sent, Attempts* attemp
   return Classify(sent.reply.status, sent.error.code, !sent.other_region.empty());
 }
 
-// After a reply with a part of the file, whole or broken. kFail with `sent->refused` OK: all targets are filled.
+// After a reply with a part of the file, complete or broken. kFail with `sent->refused` OK: all targets are
+// filled.
 Next Client::DecideRange(const S3Request& request, Sent* sent, Attempts* attempts) {
   const uint64_t wanted = TotalBytes(request.targets);
   const uint64_t expected = request.offset + attempts->received;
@@ -275,7 +278,8 @@ Next Client::DecideRange(const S3Request& request, Sent* sent, Attempts* attempt
       sent->refused = Error(Code::kUnsupported, "this store sends whole files where a range was asked for");
       return Next::kFail;
     }
-    attempts->received = sent->reply.into_targets == wanted ? wanted : 0;  // what broke cannot be continued
+    attempts->received =
+        sent->reply.into_targets == wanted ? wanted : 0;  // a broken read cannot be continued
     if (attempts->received < wanted && sent->answered)
       sent->refused = Error(Code::kCorrupt, "the file ends at %llu bytes, %llu were asked for",
                             static_cast<unsigned long long>(sent->reply.into_targets),
@@ -302,7 +306,7 @@ Next Client::DecideRange(const S3Request& request, Sent* sent, Attempts* attempt
   return Next::kPause;
 }
 
-// Whatever is to be changed before the next attempt; false when that has been tried.
+// Makes what changes are needed before the next attempt; false: that has been tried already.
 bool Client::Adapt(const S3Request& request, const Sent& sent, Next next, Attempts* attempts) {
   switch (next) {
     case Next::kRegion: {
@@ -320,7 +324,7 @@ bool Client::Adapt(const S3Request& request, const Sent& sent, Next next, Attemp
       if (++attempts->clocks > 1 || !theirs) return false;
       const int64_t offset = *theirs - environment_.now();
       const int64_t before = clock_offset_.exchange(offset, std::memory_order_relaxed);
-      // Threads that fail at the same time find the same; a second of rounding is no news.
+      // Threads that fail at the same time find the same value; a second of rounding is not a change.
       if (std::abs(before - offset) > 1)
         LOG_WARNING("%s: this machine's clock is %lld s %s the store's, signing by the store's",
                     config_.url.c_str(), static_cast<long long>(std::abs(offset)),
@@ -411,7 +415,7 @@ Outcome Client::Send(S3Request request, Deadline deadline) {
       outcome.status = OkStatus();
     } else if (attempts.made > 1 && !sent.answered && sent.failure.status.code() == Code::kDeadlineExceeded &&
                !sent.failure.sent) {
-      // Too late to be sent: what failed before is the cause, and is in outcome.status.
+      // Too late to send it. The cause is what failed before, and it is in outcome.status.
     } else {
       outcome.status = http_.stopped() ? Error(Code::kAborted, "%s: stopped", UrlOf(request.key).c_str())
                                        : Failure(request, sent, attempts.made);
@@ -453,7 +457,7 @@ Outcome Client::PutChecked(S3Request request, uint32_t crc32c, Deadline deadline
   for (int attempt = 0;; ++attempt) {
     request.headers = headers;
     if (with_md5) {
-      // Nobody else compares the bytes with their checksum.
+      // Nothing else compares the bytes with their checksum.
       const uint32_t found = CrcOf(request.body);
       if (found != crc32c) {
         outcome.status = Error(Code::kCorrupt, "%s: %s: the bytes in memory have the CRC32C %08x, not %08x",
@@ -469,7 +473,8 @@ Outcome Client::PutChecked(S3Request request, uint32_t crc32c, Deadline deadline
       request.headers.emplace_back("x-goog-hash", "crc32c=" + Crc32cText(crc32c));
     } else {
       request.headers.emplace_back("x-amz-checksum-crc32c", Crc32cText(crc32c));
-      // S3 does not need it; Ceph and others look for the checksum only where it names one, as AWS's clients do.
+      // S3 does not need it. Ceph and others check the checksum only where this header names it, as AWS's clients
+      // do.
       request.headers.emplace_back("x-amz-sdk-checksum-algorithm", "CRC32C");
     }
     const bool maybe_done = outcome.maybe_done || outcome.status.ok();
@@ -481,8 +486,8 @@ Outcome Client::PutChecked(S3Request request, uint32_t crc32c, Deadline deadline
       const int status = outcome.reply.status;
       if (may_fall_back &&
           (status == 501 || (status == 400 && outcome.status.code() == Code::kInvalidArgument))) {
-        echo_missing = with_md5 =
-            true;  // it may have refused the header: that is known when it takes it without
+        // It may have refused the header: that is known when it accepts the request without it.
+        echo_missing = with_md5 = true;
         continue;
       }
       return outcome;
@@ -496,7 +501,7 @@ Outcome Client::PutChecked(S3Request request, uint32_t crc32c, Deadline deadline
       if (checks_.load(std::memory_order_relaxed) == Checks::kUnknown) checks_.store(Checks::kYes);
       return outcome;
     }
-    if (echo.empty() && config_.google) return outcome;  // it checks x-goog-hash, whatever it answers
+    if (echo.empty() && config_.google) return outcome;  // Google checks x-goog-hash, whatever it answers
     if (!echo.empty()) {
       outcome.status =
           Error(Code::kCorrupt, "%s: %s: the store has bytes with the CRC32C %.20s, not %s",
@@ -513,7 +518,7 @@ Outcome Client::PutChecked(S3Request request, uint32_t crc32c, Deadline deadline
     }
     if (may_fall_back) DisbelieveCrc32c("its replies have no x-amz-checksum-crc32c");
     if (hashed && credentials_ != nullptr) return outcome;  // the store has compared its SHA-256
-    with_md5 = true;                                        // what lies there is not checked: once more
+    with_md5 = true;  // the stored bytes were not checked: put them again
   }
 }
 

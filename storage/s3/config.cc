@@ -73,12 +73,12 @@ Status CheckNames(const Url& url, const std::string& text) {
   return OkStatus();
 }
 
-// "https://host:9000/" and where it was said.
+// "https://host:9000/" and where it was given.
 Status SetEndpoint(const std::string& endpoint, const std::string& origin, Config* config) {
   const auto fail = [&](const char* why) {
     return Error(Code::kInvalidArgument, "the endpoint %s (of %s) %s", endpoint.c_str(), origin.c_str(), why);
   };
-  if (endpoint.find('@') != std::string::npos)  // not repeated: a password may stand before it
+  if (endpoint.find('@') != std::string::npos)  // not repeated in the message: it may contain a password
     return Error(Code::kInvalidArgument, "the endpoint of %s has a user name in it", origin.c_str());
   std::string rest;
   if (endpoint.starts_with("https://")) {
@@ -123,7 +123,7 @@ void ChooseRegion(const Url& url, const Environment& environment, Config* config
   for (const char* name : {"AWS_REGION", "AWS_DEFAULT_REGION"})
     if (config->region.empty()) config->region = environment.NonEmpty(name).value_or("");
   if (config->region.empty()) config->region = config->profile.setting("region");
-  // The store says so if the bucket is in another.
+  // If the bucket is in another region, the store says so.
   if (config->region.empty()) config->region = "us-east-1";
 }
 
@@ -196,7 +196,7 @@ Result<Config> ReadConfig(const Url& url, const Environment& environment) {
 
   const std::string path_style = Parameter(url, "path_style");
   ROPETEAM_RETURN_IF_ERROR(OneOf(config.url, "path_style", path_style, {"true", "false", "auto"}));
-  // A bucket with dots has no certificate as a host: AWS's is for one name before its own.
+  // A bucket with dots in its name has no certificate as a host name: AWS's wildcard covers one label.
   const bool dots = config.bucket.find('.') != std::string::npos && config.tls;
   config.path_style = path_style == "true" || (path_style != "false" && (!config.endpoint.empty() || dots));
   config.sse = Parameter(url, "sse");

@@ -14,7 +14,8 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-// Metadata services are one hop away. What does not answer in this time is not there: a laptop must not wait long.
+// Metadata services are one hop away. One that does not answer in this time does not exist: a laptop must not wait
+// long.
 constexpr milliseconds kMetadataConnect{1000};
 constexpr seconds kMetadataTotal{3};
 constexpr seconds kStsTotal{20};
@@ -78,7 +79,7 @@ class FixedSource : public CredentialSource {
   const std::string origin_;
 };
 
-// Reads the files again each time, so that a program that renews them is followed.
+// Reads the files again each time, so that a program that renews them takes effect.
 class ProfileSource : public CredentialSource {
  public:
   ProfileSource(const Environment& environment, const Profile& profile)
@@ -134,8 +135,8 @@ class ContainerSource : public CredentialSource {
   const Fetch fetch_;
 };
 
-// IMDSv2: a token by PUT, then the name of the role, then its keys. The older kind without a token is not tried: it
-// is what requests that an attacker forges can reach.
+// IMDSv2: a token by PUT, then the name of the role, then its keys. The older version without a token is not
+// tried: it can be reached by requests that an attacker forges.
 class InstanceSource : public CredentialSource {
  public:
   InstanceSource(std::string endpoint, std::string tried, Fetch fetch)
@@ -170,7 +171,7 @@ class InstanceSource : public CredentialSource {
   }
 
  private:
-  // It is the last of the chain: says what else there could be.
+  // It is the last of the chain, so its error names the other possibilities.
   Status Failure(const Status& status) const {
     return Error(status.code(), "no credentials: %s, and %s", tried_.c_str(), status.message().c_str());
   }
@@ -180,7 +181,7 @@ class InstanceSource : public CredentialSource {
   const Fetch fetch_;
 };
 
-// A service account of Kubernetes: its token is exchanged for keys of a role.
+// A service account of Kubernetes. Its token is exchanged for keys of a role.
 class WebIdentitySource : public CredentialSource {
  public:
   struct Settings {
@@ -224,7 +225,7 @@ class WebIdentitySource : public CredentialSource {
   const Fetch fetch_;
 };
 
-// A bearer token over plain HTTP goes to this machine or to the addresses that AWS gives its agents, and nowhere else.
+// A bearer token over plain HTTP is sent only to this machine or to the addresses that AWS gives its agents.
 bool ContainerUrlIsAllowed(const std::string& url) {
   if (url.starts_with("https://")) return true;
   if (!url.starts_with("http://")) return false;
@@ -379,7 +380,7 @@ Result<std::shared_ptr<const Credentials>> CredentialCache::Get(Deadline deadlin
   changed_.notify_all();
   if (loaded.ok()) {
     current_ = std::make_shared<const Credentials>(std::move(loaded).value());
-    // Some endpoints hand out keys that are about to expire, until they have others.
+    // Some endpoints hand out keys that are about to expire until they have new ones.
     not_before_ = now_() + kRefreshPauseS;
     LOG_DEBUG("s3: loaded credentials of %s", Describe().c_str());
     return current_;

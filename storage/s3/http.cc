@@ -15,15 +15,15 @@
 namespace ropeteam::storage::s3 {
 namespace {
 
-// More than threads that upload from one node; each holds 0.5 MiB of buffers and a socket.
+// More than the threads that upload from one node. Each holds 0.5 MiB of buffers and a socket.
 constexpr size_t kIdleHandlesMax = 32;
 constexpr size_t kHeadersMax = 100;
 constexpr size_t kHeaderBytesMax = 8 << 10;
-// Of libcurl, for each direction. Over loopback, 64 KiB to 1 MiB cost the same CPU a byte (0.2 s a GiB) and 16 KiB half as
-// much again; 256 KiB had the best rates with 2 to 8 threads.
+// Buffer sizes of libcurl, for each direction. Over loopback, 64 KiB to 1 MiB cost the same CPU time per byte (0.2
+// s per GiB), 16 KiB half as much again. 256 KiB had the best rates with 2 to 8 threads.
 constexpr long kUploadBufferBytes = 256 << 10;
 constexpr long kDownloadBufferBytes = 256 << 10;
-// A store that does not know "Expect: 100-continue" costs this much, once.
+// A store that does not know "Expect: 100-continue" delays one request by this much.
 constexpr long kExpectTimeoutMs = 1000;
 
 size_t TotalBytes(std::span<const Piece> pieces) {
@@ -93,7 +93,7 @@ size_t OnRead(char* buffer, size_t size, size_t count, void* context) {
   return filled;
 }
 
-// libcurl rewinds a body when a connection that it kept open turned out to be closed.
+// libcurl rewinds a body if a connection that it had kept open turns out to be closed.
 int OnSeek(void* context, curl_off_t offset, int origin) {
   if (origin != SEEK_SET || offset < 0) return CURL_SEEKFUNC_FAIL;
   auto* transfer = static_cast<Transfer*>(context);
@@ -160,7 +160,7 @@ int OnProgress(void* context, curl_off_t, curl_off_t, curl_off_t, curl_off_t) {
 
 template <typename T>
 void Set(CURL* handle, CURLoption option, T value) {
-  // Fails for lack of memory, or for an option that this libcurl does not have: no state to go on from.
+  // Fails only for lack of memory, or for an option that this libcurl lacks. There is no way to continue.
   ROPETEAM_CHECK(curl_easy_setopt(handle, option, value) == CURLE_OK);
 }
 
@@ -170,7 +170,7 @@ Status FailureStatus(CURLcode code, const char* detail, const Transfer& transfer
     case CURLE_ABORTED_BY_CALLBACK:
       return Error(Code::kAborted, "stopped");
     case CURLE_OPERATION_TIMEDOUT:
-      // libcurl counts whole milliseconds, from a little before.
+      // libcurl counts whole milliseconds, and begins a little earlier.
       if (std::chrono::steady_clock::now() + std::chrono::milliseconds(5) >= deadline)
         return Error(Code::kDeadlineExceeded, "%s", text);
       return Error(Code::kLinkFailed, "%s", text);
@@ -196,12 +196,11 @@ Status FailureStatus(CURLcode code, const char* detail, const Transfer& transfer
 
 void SetDeadlines(CURL* handle, const HttpRequest& request) {
   using std::chrono::milliseconds;
-  constexpr auto kTimeoutMax =
-      std::chrono::hours(24);  // a long has 31 bits somewhere; nothing here takes a day
+  constexpr auto kTimeoutMax = std::chrono::hours(24);  // a long may have 31 bits; nothing here takes a day
   const auto now = std::chrono::steady_clock::now();
   auto left = std::chrono::duration_cast<milliseconds>(kTimeoutMax);
   if (request.deadline < now + kTimeoutMax) left = std::chrono::ceil<milliseconds>(request.deadline - now);
-  // 0 would mean none.
+  // 0 would mean no timeout.
   Set(handle, CURLOPT_TIMEOUT_MS, std::max<long>(1, left.count()));
   Set(handle, CURLOPT_CONNECTTIMEOUT_MS,
       std::max<long>(1, std::min<long>(left.count(), request.connect_timeout.count())));
@@ -267,7 +266,7 @@ void* Http::TakeHandle() {
 }
 
 void Http::ReturnHandle(void* handle) {
-  // Forgets the options and what they point to, keeps connections and sessions.
+  // Forgets the options and what they point to; keeps connections and sessions.
   curl_easy_reset(handle);
   {
     const std::lock_guard lock(mutex_);
@@ -283,8 +282,8 @@ void Http::SetOptions(void* handle) const {
   Set(handle, CURLOPT_SHARE, shared_->share);
   Set(handle, CURLOPT_NOSIGNAL, 1L);
 #if LIBCURL_VERSION_NUM >= 0x075700
-  // Else a name server that does not answer holds the call far beyond its deadline: libcurl would join the thread that
-  // asks. That thread ends by itself and frees what it has.
+  // Otherwise a name server that does not answer holds the call far beyond its deadline, because libcurl would
+  // join the thread that asks it. That thread ends by itself and frees its memory.
   Set(handle, CURLOPT_QUICK_EXIT, 1L);
 #endif
 #if LIBCURL_VERSION_NUM >= 0x075500
@@ -292,7 +291,7 @@ void Http::SetOptions(void* handle) const {
 #else
   Set(handle, CURLOPT_PROTOCOLS, static_cast<long>(CURLPROTO_HTTP | CURLPROTO_HTTPS));
 #endif
-  // Parts travel in parallel, each over its own connection; several streams of HTTP/2 would share one.
+  // Parts travel in parallel, each over its own connection. Several streams of HTTP/2 would share one.
   Set(handle, CURLOPT_HTTP_VERSION, static_cast<long>(CURL_HTTP_VERSION_1_1));
   Set(handle, CURLOPT_PATH_AS_IS, 1L);
   Set(handle, CURLOPT_TCP_NODELAY, 1L);

@@ -14,7 +14,7 @@ namespace ropeteam::storage {
 namespace s3 {
 namespace {
 
-// Distinguishes the file of a request whose answer was lost from one that another process has put.
+// Distinguishes a file that our own request has put, whose answer was lost, from one of another process.
 constexpr const char* kPutMark = "meta-ropeteam-put";
 
 std::string RandomMark() {
@@ -64,7 +64,7 @@ class S3Sink : public Sink {
 
  private:
   std::string Key(const std::string& name) const { return client_->config().Key(name); }
-  // What the keys of all files in a folder begin with.
+  // The prefix of the keys of all files in a folder.
   Result<std::string> FolderKey(const std::string& folder) const;
   static S3Request Request(const char* what, const char* method, std::string key) {
     S3Request request;
@@ -112,7 +112,7 @@ Status S3Sink::PutIfAbsent(S3Request request, uint32_t crc32c, Deadline deadline
   request.hash_body = true;  // it cannot be sent twice
   const Outcome outcome = client_->PutChecked(request, crc32c, deadline);
   if (outcome.status.code() == Code::kAlreadyExists && outcome.maybe_done) {
-    // Is it there by an attempt of ours whose answer was lost?
+    // Whether it was put by an attempt of ours whose answer was lost.
     const Outcome head = Head(request.key, deadline);
     if (head.status.code() == Code::kNotFound)
       return Error(Code::kUnavailable, "%s: PUT if absent: was there a moment ago and is gone",
@@ -123,7 +123,8 @@ Status S3Sink::PutIfAbsent(S3Request request, uint32_t crc32c, Deadline deadline
   if (outcome.status.code() == Code::kAlreadyExists) conditions_work_ = true;
   if (!outcome.status.ok() || google || conditions_work_.load(std::memory_order_relaxed))
     return outcome.status;
-  // A store that does not know the header takes it and replaces whatever is there: the second of two must be refused.
+  // A store that does not know the header ignores it and replaces what is there. So the second of two puts must be
+  // refused.
   const Outcome second = client_->PutChecked(request, crc32c, deadline);
   if (second.status.ok()) {
     const std::string where = client_->UrlOf(request.key);
@@ -139,7 +140,7 @@ Status S3Sink::Read(const std::string& name, uint64_t offset, std::span<const Ta
   ROPETEAM_RETURN_IF_ERROR(CheckFileName(name));
   uint64_t bytes = 0;
   for (const Target& target : targets) bytes += target.bytes;
-  if (bytes == 0) {  // there is no range of no bytes
+  if (bytes == 0) {  // a range cannot be empty
     const Result<FileInfo> info = Stat(name, deadline);
     if (!info.ok()) return info.status();
     if (offset <= info->bytes) return OkStatus();
@@ -205,7 +206,7 @@ Result<ListPage> S3Sink::List(const std::string& folder, const std::string& page
   ListPage list;
   list.next = reply->next;
   for (ListReply::File& file : reply->files) {
-    // An object that is called as the folder stands for it in some tools. Names outside the rules are not ours.
+    // In some tools an object with the folder's name stands for the folder. Names outside the rules are not ours.
     if (!file.key.starts_with(*prefix) || file.key.size() == prefix->size()) continue;
     std::string name = file.key.substr(root->size());
     if (!CheckFileName(name).ok()) continue;
@@ -226,7 +227,7 @@ Result<uint64_t> S3Sink::AbortUploads(const std::string& folder, std::chrono::se
   uint64_t aborted = 0;
   const Status status =
       ForEachUpload(client_.get(), *prefix, deadline, [&](const UploadsReply::Upload& upload) {
-        // The store's time has whole seconds, and its clock is not ours: an age of 0 means all of them.
+        // The store's time has whole seconds, and its clock is not ours. An age of 0 means all of them.
         if (!upload.key.starts_with(*prefix) ||
             (age.count() > 0 && client_->Now() - upload.initiated <= age.count()))
           return OkStatus();

@@ -48,7 +48,7 @@ std::string Lower(std::string_view text) {
   return lower;
 }
 
-// Without blanks at either end, and runs of blanks as one.
+// Trimmed, with each run of blanks replaced by one.
 std::string Trimmed(std::string_view value) {
   std::string trimmed;
   for (const char c : value) {

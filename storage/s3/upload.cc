@@ -13,9 +13,9 @@
 namespace ropeteam::storage::s3 {
 namespace {
 
-// S3 takes up to minutes to put 10,000 parts together, Google without a byte in between.
+// S3 takes up to minutes to put 10,000 parts together; Google sends no byte meanwhile.
 constexpr std::chrono::seconds kCompleteSilenceMax{300};
-constexpr int kPagesMax = 10000;  // of a listing that does not end
+constexpr int kPagesMax = 10000;  // a listing may never end
 constexpr int kResumableMax = 5;  // unfinished uploads of one file that are looked at
 constexpr const char* kFull = "FULL_OBJECT";
 
@@ -97,9 +97,9 @@ class MultipartUpload : public Upload {
   MultipartUpload(Client* client, std::string key, uint64_t bytes, uint64_t part_bytes)
       : Upload(bytes, part_bytes), client_(client), key_(std::move(key)), parts_(part_count()) {}
 
-  // One of both is OK first.
+  // One that is OK comes first.
   Status Create(Deadline deadline);
-  // False: this upload is not one of the same file, or holds nothing.
+  // False: this upload is of another file, or holds nothing.
   Result<bool> Resume(const UploadsReply::Upload& upload, Deadline deadline);
 
   bool Has(uint32_t index, uint32_t crc32c) const override;
@@ -112,9 +112,9 @@ class MultipartUpload : public Upload {
   Status CheckWhole(uint32_t crc32c) const;
   Status CheckCompleted(const CompletedReply& reply, uint32_t crc32c, Deadline deadline);
   Status FindOutWhetherDone(const Outcome& outcome, uint32_t crc32c, Deadline deadline);
-  // What the store calls the checksum of checksums, "…-3".
+  // The store's name for the checksum of checksums, "…-3".
   std::string CompositeText() const;
-  // What the store calls the file when it is made of these parts; empty when its names are not MD5.
+  // The store's etag for a file made of these parts; empty if its etags are not MD5.
   std::string CompositeEtag() const;
 
   Client* const client_;
@@ -137,7 +137,7 @@ S3Request MultipartUpload::Request(const char* what, const char* method) const {
 
 Status MultipartUpload::Create(Deadline deadline) {
   const bool google = client_->config().google;
-  // A store that does not know a header mostly ignores it; one that refuses is asked again with less.
+  // A store that does not know a header usually ignores it. One that refuses it is asked again without.
   for (int less = google || !client_->checks_crc32c() ? 2 : 0; less <= 2; ++less) {
     S3Request request = Request("begin upload", "POST");
     request.query = {{"uploads", ""}};
@@ -177,14 +177,14 @@ Result<bool> MultipartUpload::Resume(const UploadsReply::Upload& upload, Deadlin
     if (!outcome.status.ok()) return outcome.status;
     const Result<PartsReply> parts = ParseParts(outcome.reply.body);
     if (!parts.ok()) {
-      // Some stores' lists cannot be read. That costs the parts that are there, and must not keep the file from being put.
+      // Some stores' lists cannot be read. Then existing parts are sent again, but the file must still be put.
       LOG_DEBUG("%s: list parts: %s", client_->UrlOf(key_).c_str(), parts.status().message().c_str());
       return false;
     }
     for (const PartsReply::Part& part : parts->parts) {
       if (part.number < 1 || part.number > parts_.size() || part.bytes != PartLength(part.number - 1) ||
           !part.crc32c)
-        return false;  // of a file of another size, or cut in another way, or by somebody without checksums
+        return false;  // the file has another size or other parts, or was uploaded without checksums
       if (!found[part.number - 1].done) ++count;
       found[part.number - 1] = Part{true, true, *part.crc32c, part.etag};
     }
@@ -211,7 +211,7 @@ Status MultipartUpload::PutPart(uint32_t index, std::span<const Piece> pieces, u
                                 Deadline deadline) {
   ROPETEAM_RETURN_IF_ERROR(CheckIndex(*this, index, pieces));
   {
-    // What was there is being replaced: until that is done it is not known which of both the store holds.
+    // The existing file is being replaced. Until that is done, it is not known which of the two the store has.
     const std::lock_guard lock(mutex_);
     parts_[index].done = false;
   }
@@ -280,7 +280,7 @@ std::string MultipartUpload::CompositeEtag() const {
   return text + "-" + std::to_string(parts_.size()) + "\"";
 }
 
-// The store says what it has made of the parts. If it is another file, it must not be offered.
+// The store reports what it has made of the parts. If it is another file, it must not be offered.
 Status MultipartUpload::CheckCompleted(const CompletedReply& reply, uint32_t crc32c, Deadline deadline) {
   if (reply.checksum.empty() || reply.checksum == Crc32cText(crc32c) || reply.checksum == CompositeText())
     return OkStatus();
@@ -292,7 +292,7 @@ Status MultipartUpload::CheckCompleted(const CompletedReply& reply, uint32_t crc
                deleted.ok() ? "deleted it" : deleted.message().c_str());
 }
 
-// The upload is not there although an earlier attempt to complete it may have been carried out: then its file is.
+// The upload is gone. If an earlier attempt to complete it was carried out, its file is there.
 Status MultipartUpload::FindOutWhetherDone(const Outcome& outcome, uint32_t crc32c, Deadline deadline) {
   S3Request request = Request("HEAD", "HEAD");
   request.query.clear();
@@ -380,7 +380,7 @@ Result<std::unique_ptr<Upload>> BeginUpload(Client* client, const std::string& k
       if (found.key == key) candidates.push_back(found);
       return OkStatus();
     });
-    // Rights to list are not needed to write: then it begins from the start.
+    // Writing does not need the right to list. Without it the upload starts from the beginning.
     if (!listed.ok() && listed.code() != Code::kInvalidArgument && listed.code() != Code::kUnsupported)
       return listed;
     std::sort(candidates.begin(), candidates.end(),

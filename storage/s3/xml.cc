@@ -14,7 +14,7 @@
 namespace ropeteam::storage::s3 {
 namespace {
 
-// pugixml knows no DTDs and no external entities; what is left of a hostile body is its size, which is bounded.
+// pugixml knows no DTDs and no external entities. What remains of a hostile body is its size, which is bounded.
 bool Load(const std::string& body, pugi::xml_document* document, const char* root) {
   return document->load_buffer(body.data(), body.size(), pugi::parse_default, pugi::encoding_utf8) &&
          std::strcmp(document->document_element().name(), root) == 0;
@@ -33,7 +33,7 @@ uint64_t Number(const pugi::xml_node& node, const char* name) { return node.chil
 
 bool True(const pugi::xml_node& node, const char* name) { return Text(node, name) == "true"; }
 
-// Keys come encoded as in the query of an HTML form when that was asked for and the store has it.
+// If requested and supported, keys are encoded as in the query of an HTML form.
 std::string Decoded(const std::string& text, bool encoded) {
   if (!encoded) return text;
   std::string decoded;
@@ -208,7 +208,7 @@ std::optional<int64_t> ParseIsoTime(const std::string& text) {
 
 std::optional<int64_t> ParseHttpTime(const std::string& text) {
   const time_t seconds =
-      curl_getdate(text.c_str(), nullptr);  // unlike strptime() in English whatever the locale
+      curl_getdate(text.c_str(), nullptr);  // in English, whatever the locale, unlike strptime()
   if (seconds < 0) return std::nullopt;
   return seconds;
 }

@@ -20,7 +20,7 @@ std::string ManifestPath(const std::string& job, const StepName& name) {
 
 std::string LastPart(const std::string& folder) { return folder.substr(folder.rfind('/') + 1); }
 
-// Every page of what lies directly in `folder`.
+// Every page of what is directly in `folder`.
 Status ForEachPage(Sink* sink, const std::string& folder, std::chrono::seconds call_timeout,
                    const std::function<Status(const ListPage&)>& each) {
   std::string page;
@@ -75,7 +75,7 @@ Result<std::vector<StepPlace>> ListSteps(Sink* sink, const std::string& job,
                                          std::chrono::seconds call_timeout) {
   const Result<std::vector<StepName>> names = ListStepNames(sink, job, call_timeout);
   if (!names.ok()) return names.status();
-  // A request for each step: a thousand of them one after the other are a minute of a store's latency.
+  // One request per step: a thousand of them one after the other take a minute at a store's latency.
   std::vector<StepPlace> steps(names->size());
   ROPETEAM_RETURN_IF_ERROR(RunParallel(steps.size(), kStorageThreads, [&](size_t index, size_t) {
     const StepName& name = (*names)[index];

@@ -197,7 +197,7 @@ TEST(Hostile, WhatIsWrongWithAHeaderIsNamed) {
       {"\"data_offsets\":[0,24]", "\"data_offsets\":[0,24,24]", "w.data_offsets[2]"},
       {"\"data_offsets\":[0,24]", "\"data_offsets\":[0,18446744073709551615]", "w has the data"},
       {"\"data_offsets\":[0,24]", "\"offsets\":[0,24]", "w.offsets is not known"},
-      {"\"shape\":[2,3]", "\"shape\":[2,3],\"shape\":[2,3]", "w.shape stands there twice"},
+      {"\"shape\":[2,3]", "\"shape\":[2,3],\"shape\":[2,3]", "w.shape appears twice"},
       {"\"shape\":[2,3]", "\"shape\":[4294967296,4294967296,6]", "w has 24 bytes"},
       {"\"shape\":[2,3]", "\"shape\":[[2,3]]", "nested deeper than 3"},
       {"\"shape\":[2,3]", "\"shape\":[-2,-3]", "w.shape[0]"},
@@ -228,7 +228,7 @@ TEST(Hostile, WhatIsWrongWithAHeaderIsNamed) {
       {"\"ropeteam.version\":\"1\",", "", "lacks ropeteam.version"},
       {"\"data\":\"{\\\"position\\\":1}\"", "\"data\":1", "__metadata__.data is not a text"},
       {"{\"__metadata__\":", "{\"__metadata__\":{},\"__metadata__\":",
-       "__metadata__ does not stand first, or twice"},
+       "__metadata__ is not the first entry, or appears twice"},
       {"{\"__metadata__\":", "[{\"__metadata__\":", "does not begin with {"},
       {"\"w\":{", "\"w\":[", "w is not an object"},
   };
