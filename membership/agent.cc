@@ -45,7 +45,7 @@ void Agent::AskOthersFirst(uint32_t rounds) {
 size_t Agent::Learn(const std::string& address) {
   for (size_t i = 0; i < addresses_.size(); ++i)
     if (addresses_[i].address == address) return i;
-  // The oldest address that it was told makes room.
+  // The oldest address that it was told is dropped for the new one.
   const auto told =
       std::count_if(addresses_.begin(), addresses_.end(), [](const Known& k) { return k.told; });
   if (static_cast<size_t>(told) >= kCoordinatorsMax)
@@ -65,7 +65,7 @@ Agent::Outputs Agent::Relocate(TimeUs now, const Place& place, bool move) {
   const bool elsewhere = addresses_.empty() || addresses_[current_].address != place.address;
   const bool newer = place.order > order_;
   if (elsewhere && contact_ && (move || newer)) Tell(false, now, "left for " + place.address);
-  if (newer) {  // the only place; no address of before is one any more
+  if (newer) {  // the only address now; older ones are not valid any more
     addresses_.clear();
     current_ = 0;
     rounds_ = kNoOwn;
@@ -74,7 +74,7 @@ Agent::Outputs Agent::Relocate(TimeUs now, const Place& place, bool move) {
   const size_t index = Learn(place.address);
   if (phase_ == Phase::kRegistered && !(elsewhere && (move || newer))) return Take();
   if (phase_ == Phase::kConnecting && open_ && !elsewhere) return Take();
-  // A whole view may report it at once, and may be wrong.
+  // All members of a view may report it at once, and may be wrong.
   if (phase_ == Phase::kConnecting && !move && !newer && now < opened_at_ + kReconnectPauseMinUs)
     return Take();
   if (elsewhere && rounds_ == 0) AskOthersFirst(static_cast<uint32_t>(own_) + 1);  // it leaves its own
@@ -129,7 +129,7 @@ void Agent::Connect(TimeUs now) {
   ++attempt_;
   open_ = true;
   opened_at_ = now;
-  unanswered_.clear();  // answers come on the connection that was asked
+  unanswered_.clear();  // answers come on the connection on which the question went out
   whole_wanted_ = false;
   outputs_.push_back(Open{attempt_, addresses_[current_].address});
   Registration registration;
@@ -153,7 +153,7 @@ void Agent::Connect(TimeUs now) {
 uint64_t Agent::NextBeat(TimeUs now) {
   if (unanswered_.size() >= kBeatsMax) unanswered_.pop_front();
   unanswered_.push_back({++beats_, now});
-  // From now and not from when it was due: after a stall one heartbeat is as good as ten.
+  // Counted from now, not from when it was due: after a stall one heartbeat is as good as ten.
   heartbeat_at_ = now + (lease_us_ == 0 ? heartbeat_ : std::min(heartbeat_, lease_us_ / kHeartbeatsPerLease));
   return beats_;
 }
@@ -173,7 +173,7 @@ void Agent::OnAnswer(TimeUs now, const HeartbeatAnswer& answer) {
     if (unanswered_.front().number == answer.beat) sent_at = unanswered_.front().sent_at;
     unanswered_.pop_front();
   }
-  // Answered before, or so old that it was forgotten: there is no moment to count from.
+  // Answered before, or so old that it was forgotten: there is no moment from which to count.
   if (!sent_at || *sent_at + lease_us <= std::max(now, lease_until_)) return;
   lease_until_ = *sent_at + lease_us;
   outputs_.push_back(Lease{lease_until_});
@@ -196,8 +196,8 @@ void Agent::Lose(TimeUs now, const std::string& reason) {
   if (open_) outputs_.push_back(Close{attempt_});
   open_ = false;
   for (auto& [id, suspect] : suspects_) suspect.sent = false;
-  // A coordinator that had answered is worth another try at once: a mere reset heals with it. Never faster
-  // than the least pause, though, or one that accepts and resets would be called without end.
+  // A coordinator that had answered is tried again at once: a mere reset is repaired by that. But never faster
+  // than the least pause, or one that accepts and resets would be called without end.
   if (was_registered) {
     retry_at_ = std::max(now, opened_at_ + kReconnectPauseMinUs);
     pause_ = kReconnectPauseMinUs;
@@ -243,8 +243,8 @@ Agent::Outputs Agent::Received(TimeUs now, uint64_t attempt, const CoordinatorMe
     if (!IsOwn(current_)) {
       rounds_ = kNoOwn;
     } else if (own_ != 0 && addresses_.size() > 1 && !looked_again_) {
-      // Before the coordinator's hold ends, so that two that missed each other never give out two views of one epoch;
-      // each at its own time, or they would miss each other again.
+      // Before the coordinator's hold ends, so that two coordinators that missed each other never give out two
+      // views of one epoch. Each asks at its own time, or they would miss each other again.
       look_again_at_ =
           now + dead_after_ / 4 + dead_after_ / 4 * std::min(own_, kCoordinatorsMax) / kCoordinatorsMax;
     }
@@ -263,8 +263,8 @@ Agent::Outputs Agent::Received(TimeUs now, uint64_t attempt, const CoordinatorMe
 }
 
 void Agent::OnView(TimeUs now, const ViewStatePtr& view) {
-  // Not newer: sent twice, or overtaken. Not in it: only a coordinator that is about to refuse this instance,
-  // or a broken one, sends that; a node must not act on a view without itself.
+  // A view that is not newer was sent twice, or overtaken. A view without this node comes only from a coordinator
+  // that is about to refuse this instance, or from a broken one. A node must not act on a view without itself.
   if (view == nullptr || (seen_ != nullptr && view->view.epoch <= seen_->view.epoch)) return;
   if (!view->view.Contains(self_.id)) return;
   seen_ = view;

@@ -38,7 +38,7 @@ Coordinator::Coordinator(const MembershipConfig& config, TimeUs now, Epoch first
       scan_at_(now + dead_after_ / kTicksPerDeath) {
   ROPETEAM_CHECK(WithDrift(lease_) < dead_after_);
   if (inheritance.newest == nullptr) return;
-  // An instance that is missing in it has left, whatever older view it reports.
+  // An instance that is missing in it has left. An older view that the instance reports does not change that.
   newest_ = inheritance.newest;
   foreign_ = reported_ = newest_->view.epoch;
   for (const NodeId id : newest_->removed) Remember(id);
@@ -79,7 +79,7 @@ Coordinator::Outputs Coordinator::Received(TimeUs now, ConnectionId connection, 
   } else if (const auto* suspicion = std::get_if<Suspicion>(&message)) {
     OnSuspicion(*record, *suspicion);
   } else {
-    record->lease_until = 0;  // returned: the node ended its lease before it sent this message
+    record->lease_until = 0;  // the node ended its lease before it sent this message
     Remove(record->member.id, OkStatus(), "it left");
   }
   return End();
@@ -110,7 +110,7 @@ Coordinator::Outputs Coordinator::Flush(TimeUs now) {
   if (holding_) return End();
   if (changed_ && storing_ == nullptr) Publish();
   if (view_ == nullptr) return End();
-  // No more acknowledgements are awaited: nodes with an unacknowledged view get the last view whole.
+  // Acknowledgements are no longer awaited. Nodes with an unacknowledged view get the last view as a whole.
   for (auto& [id, record] : records_)
     if (record.connection != kNoConnection && record.ours != 0 &&
         std::max(record.seen, record.view_sent) < view_->view.epoch)
@@ -123,7 +123,7 @@ Coordinator::Outputs Coordinator::Stored(TimeUs now, Epoch epoch) {
   if (storing_ != nullptr && storing_->view.epoch == epoch) {
     const ViewStatePtr view = std::exchange(storing_, nullptr);
     if (holding_) {
-      changed_ = true;  // the next view, after the hold, takes its place
+      changed_ = true;  // the next view, after the hold, replaces it
     } else {
       GiveOut(view);
     }
@@ -158,8 +158,7 @@ TimeUs Coordinator::NextDeadline() const {
 
 TimeUs Coordinator::LateBy(TimeUs now) const {
   const TimeUs due = NextDeadline();
-  // Below an eighth of dead_after it is ordinary scheduling, and correcting for it would only blur the
-  // deadlines.
+  // Below an eighth of dead_after it is ordinary scheduling. Correcting for that would only blur the deadlines.
   return now > due + dead_after_ / 8 ? now - due : 0;
 }
 
@@ -199,7 +198,7 @@ Status Coordinator::CheckInstance(const Registration& registration) const {
   const bool was_in_view = registration.seen != nullptr && registration.seen->view.Contains(member.id);
   const bool out =
       removed_.contains(member.id) || (!holding_ && was_in_view && !MayReturn(*registration.seen));
-  // Of two instances of a name the one that was in a view is the older one; see ResolveNames().
+  // Of two instances with one name, the one that was in a view is the older; see ResolveNames().
   const bool older = out || (!holding_ && was_in_view);
   const auto [begin, end] = names_.equal_range(member.name);
   for (auto at = begin; older && at != end; ++at) {
@@ -243,7 +242,7 @@ void Coordinator::Register(ConnectionId connection, const Registration& registra
   record.settings = registration.settings;
   record.named = registration.named;
   record.protocols = ProtocolsOf(registration.protocol_version, registration.protocol_oldest);
-  // During the hold it is not yet known which of two instances is the older one; ResolveNames() decides then.
+  // During the hold it is not known yet which of two instances is the older; ResolveNames() decides then.
   if (!holding_) RemoveName(member.name, record);
   Record* placed = &records_.emplace(member.id, std::move(record)).first->second;
   names_.emplace(member.name, member.id);
@@ -274,7 +273,7 @@ void Coordinator::RegisterAgain(Record* record, ConnectionId connection, const R
 void Coordinator::Bind(Record* record, ConnectionId connection) {
   if (record->connection != connection && record->connection != kNoConnection) Drop(record->connection);
   record->connection = connection;
-  record->view_sent = 0;  // what was on its way may be lost
+  record->view_sent = 0;  // a view that was being sent may be lost
   record->heard_at = now_;
   record->probe_until = 0;
   connections_[connection].node = record->member.id;
@@ -294,8 +293,8 @@ void Coordinator::OpenLeases() {
 void Coordinator::Answer(Record* record) {
   HeartbeatAnswer answer{record->beat, 0};
   if (const TimeUs lease = LeaseNow(); lease != 0 && MayHaveLease(*record)) {
-    // The node sent what is answered before it came here, and its lease counts from then. A shorter one than the last
-    // does not take that back.
+    // The node sent the answered message before it arrived here, and its lease counts from then. A lease that is
+    // shorter than the last one does not shorten that one.
     record->lease_until = std::max(record->lease_until, now_ + WithDrift(lease));
     answer.lease_us = lease;
   }
@@ -314,7 +313,8 @@ bool Coordinator::IsOurs(Epoch epoch) const {
 }
 
 void Coordinator::Learn(const Registration& registration) {
-  // Nodes may have been given different dead_after_ms, and a store that has lost its data does not say the former holders'.
+  // Nodes may have different dead_after_ms, and a store that has lost its data does not have the former holders'
+  // values.
   const bool term_unknown = lost_store_ && registration.seen != nullptr;
   const TimeUs longest = term_unknown ? TermMs(kDeadAfterMsMax) * kUsPerMs : registration.lease_us_max;
   predecessor_until_ = std::max(predecessor_until_, started_at_ + WithDrift(longest));
@@ -334,7 +334,7 @@ void Coordinator::Learn(const Registration& registration) {
       settings_epoch_ = epoch;
       LearnSettings(seen->view.settings, registration.member);
     }
-    // Equal epochs are equal views; but one from the store has no names.
+    // Equal epochs mean equal views, but one from the store has no names.
     if (newest_ != nullptr && epoch == newest_->view.epoch) {
       if (newest_->view.members.empty() || newest_->view.members.front().name.empty()) newest_ = seen;
       return;
@@ -346,7 +346,8 @@ void Coordinator::Learn(const Registration& registration) {
     hold_accounted_ = 0;
     return;
   }
-  // A view that this node gave out is no news: every instance that left it, or an earlier one, was removed here.
+  // A view that this coordinator gave out tells it nothing: every instance that left it, or an earlier one, was
+  // removed here.
   if (std::any_of(given_.begin(), given_.end(),
                   [epoch](const ViewStatePtr& given) { return given->view.epoch == epoch; }))
     return;
@@ -356,8 +357,8 @@ void Coordinator::Learn(const Registration& registration) {
                  Ull(id), records_.at(id).member.name.c_str()),
            "a former coordinator had declared it dead");
   };
-  // Another coordinator made this view. An instance has left that coordinator's views if this one lists it as removed,
-  // or if it was in an earlier one and is missing in this one.
+  // Another coordinator made this view. An instance has left that coordinator's views if this one lists it as
+  // removed, or if it was in an earlier one and is missing in this one.
   for (const NodeId id : seen->removed) {
     if (id == registration.member.id) continue;
     if (records_.contains(id)) remove(id);
@@ -374,7 +375,7 @@ void Coordinator::Learn(const Registration& registration) {
   if (newer && !std::all_of(seen->view.members.begin(), seen->view.members.end(),
                             [this](const Member& member) { return AccountedFor(member); }))
     return HoldAgain(seen);
-  // For the registrant, the members of its view that are not members here leave with the next view.
+  // The next view removes, for the registrant, those members of its own view that are not members here.
   for (const Member& member : seen->view.members)
     if (!records_.contains(member.id)) Remember(member.id);
   if (view_ != nullptr && epoch > view_->view.epoch) changed_ = true;
@@ -395,7 +396,7 @@ void Coordinator::OnSuspicion(const Record& reporter, const Suspicion& suspicion
   const auto found = records_.find(suspicion.member);
   if (found == records_.end() || &found->second == &reporter) return;
   Record& suspect = found->second;
-  if (suspect.probe_until != 0) return;  // already under way; a new one would only put the answer off
+  if (suspect.probe_until != 0) return;  // already running; a new one would only delay the answer
   LOG_INFO("membership node %s suspects node %s, reason %s", reporter.member.name.c_str(),
            suspect.member.name.c_str(), suspicion.reason.c_str());
   StartProbe(&suspect, "it is suspected");
@@ -463,7 +464,7 @@ void Coordinator::Remove(NodeId id, const Status& refusal, const char* why) {
     }
   }
   out_lease_until_ = std::max(out_lease_until_, record.lease_until);
-  // An instance that was in no view is not fenced by any node; it may try again as it is.
+  // No node has fenced an instance that was in no view; it may try again as it is.
   if (record.joined != 0 || record.veteran || refusal.code() == Code::kAlreadyExists) Remember(id);
   const auto [begin, end] = names_.equal_range(record.member.name);
   const auto named = std::find_if(begin, end, [id](const auto& entry) { return entry.second == id; });
@@ -505,7 +506,7 @@ void Coordinator::Reply(ConnectionId connection, CoordinatorMessage message) {
 bool Coordinator::ViewDue(const Record& record) const {
   if (holding_ || record.connection == kNoConnection || record.ours == 0 || record.seen >= view_->view.epoch)
     return false;
-  // On a connection that works, the view before is merely not acknowledged yet.
+  // On a working connection the view before is just not acknowledged yet.
   return record.view_sent <= record.seen || now_ >= record.view_sent_at + dead_after_ / kTicksPerDeath;
 }
 
@@ -600,8 +601,8 @@ void Coordinator::GiveOut(const ViewStatePtr& view) {
     if (found == records_.end() || found->second.ours != 0) continue;
     Record& record = found->second;
     record.ours = view->view.epoch;
-    // It may have seen an instance leave in another coordinator's view that was a member here until it came. The
-    // lease of that instance has run out by then.
+    // In another coordinator's view it may have seen that an instance left which was a member here until this
+    // node came. That instance's lease has expired by then.
     if (view_ != nullptr && record.reported != 0 && !IsOurs(record.reported))
       record.lease_from = out_lease_until_;
   }

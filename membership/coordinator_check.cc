@@ -13,7 +13,7 @@ namespace {
 
 // One row of the table of what is compared.
 struct Compared {
-  const char* what;  // as the user set it: the option, or the thing where there is no option
+  const char* what;  // as the user set it: the option, or what it is about if there is no option
   std::string theirs;
   std::string ours;
   Code code;
@@ -132,7 +132,7 @@ void Coordinator::TakeNamedSettings(const Registration& registration) {
   });
   take(registration.named.restore_from, &named.restore_from,
        [&] { settings.restore_from = from.restore_from; });
-  // A registration that is refused for one setting decides no other.
+  // A registration that is refused for one setting sets no other one.
   if (named == named_ || !CheckSettings(registration.member.name, from, registration.named, settings).ok())
     return;
   settings_ = settings;

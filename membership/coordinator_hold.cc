@@ -33,7 +33,7 @@
 namespace ropeteam {
 
 bool Coordinator::HoldMayEnd() {
-  // The one in the store has no members if all have left in good order.
+  // The one in the store has no members if all have sent leave messages.
   if (newest_ == nullptr || newest_->view.members.empty()) {
     if (config_.nodes_expected == 0) return false;
     if (records_.size() < config_.nodes_expected) return false;
@@ -41,7 +41,7 @@ bool Coordinator::HoldMayEnd() {
     for (const auto& [id, record] : records_) names.insert(record.member.name);
     return names.size() >= config_.nodes_expected;
   }
-  // Called at every input: it goes on where it stopped.
+  // Called at every input: it continues where it stopped.
   const std::vector<Member>& members = newest_->view.members;
   while (hold_accounted_ < members.size() && AccountedFor(members[hold_accounted_])) ++hold_accounted_;
   return hold_accounted_ == members.size();
@@ -56,9 +56,9 @@ bool Coordinator::WholeJobStarts() {
 }
 
 bool Coordinator::AccountedFor(const Member& member) const {
-  // It registered, or is known to have left, or its node has registered as a new instance.
+  // It has registered, is known to have left, or its node has registered as a new instance.
   if (records_.contains(member.id) || removed_.contains(member.id)) return true;
-  // None of the members reached it before this coordinator started: it is probed since then.
+  // None of the members reached it before this coordinator started, so its probe counts from the start.
   if (member.id == deposed_ && now_ >= started_at_ + probe_) return true;
   const auto [begin, end] = names_.equal_range(member.name);
   return std::any_of(begin, end, [this](const auto& entry) { return !records_.at(entry.second).veteran; });
@@ -87,7 +87,7 @@ void Coordinator::EndHold() {
     const std::set<NodeId> newest = IdsOf(newest_->view);
     for (const NodeId id : std::exchange(hold_ids_, {}))
       if (!newest.contains(id)) Remember(id);
-    // A veteran that is not in the newest view has left in a view that some node has seen.
+    // A veteran that is not in the newest view has left, in a view that some node has seen.
     std::vector<NodeId> left;
     for (const auto& [id, record] : records_)
       if (removed_.contains(id) || (record.veteran && !newest.contains(id))) left.push_back(id);
@@ -127,10 +127,11 @@ void Coordinator::ContinueNewest() {
   }
   LOG_INFO("membership coordinator goes on from view %llu, %zu of %zu members are back",
            static_cast<unsigned long long>(newest_->view.epoch), present, newest_->view.members.size());
-  // A view that was read from the store may have reached no node: then it has no names. There is always a next one.
+  // A view that was read from the store may have reached no node: then it has no names. There is always a next
+  // one.
   if (term_us_ != 0 || view_ != nullptr || present != newest_->view.members.size()) return;
-  // All are back: the newest view stays in force as it is. Nodes with an older one get it; newcomers join with the
-  // next view.
+  // If all are back, the newest view stays in force as it is. Nodes with an older one get it; newcomers join with
+  // the next view.
   view_ = newest_;
   KeepView();
   published_at_ = now_;
@@ -143,8 +144,8 @@ void Coordinator::ContinueNewest() {
 }
 
 void Coordinator::ResolveNames() {
-  // A name has only one live daemon, so of two instances one is left over. An instance that was never in a view
-  // is newer than one that was; among equals the one that registered last is.
+  // A name has only one live daemon, so one of two instances is left over. An instance that was never in a view is
+  // newer than one that was. Between equals, the one that registered last is newer.
   std::vector<const Record*> successors;
   for (const auto& [id, record] : records_) {
     const auto [begin, end] = names_.equal_range(record.member.name);

@@ -11,13 +11,13 @@ namespace ropeteam {
 namespace {
 
 using grpc::experimental::CertificateProviderInterface;
-// How often gRPC reads the memory files; it takes whole seconds.
+// How often gRPC reads the memory files, in whole seconds.
 constexpr unsigned kProviderIntervalSeconds = 1;
 
 using grpc::experimental::TlsCustomVerificationCheckRequest;
 
-// Runs after the chain was verified, never in its place. gRPC's own would compare the name of the host. An empty name lets
-// every certificate of the roots pass.
+// Runs after the chain was verified, never instead of it. gRPC's own check would compare the name of the host; an
+// empty name accepts every certificate of the roots.
 class NameVerifier final : public grpc::experimental::ExternalCertificateVerifier {
  public:
   explicit NameVerifier(std::string name) : name_(std::move(name)) {}
@@ -27,7 +27,7 @@ class NameVerifier final : public grpc::experimental::ExternalCertificateVerifie
     for (const grpc::string_ref& name : request->dns_names()) has_name = has_name || name == name_;
     if (!has_name)
       *status = grpc::Status(grpc::StatusCode::UNAUTHENTICATED, "the certificate is not one for " + name_);
-    return true;  // it is decided
+    return true;  // decided
   }
   void Cancel(TlsCustomVerificationCheckRequest*) override {}
 
@@ -35,7 +35,7 @@ class NameVerifier final : public grpc::experimental::ExternalCertificateVerifie
   const std::string name_;
 };
 
-// Both halves must be watched, also where they never change: gRPC's handshakes fail otherwise (grpc issue 26133).
+// Both halves must be watched even if they never change: otherwise gRPC's handshakes fail (grpc issue 26133).
 void Watch(grpc::experimental::TlsCredentialsOptions* options, const std::string& name) {
   options->watch_root_certs();
   options->watch_identity_key_cert_pairs();

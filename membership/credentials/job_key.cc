@@ -29,7 +29,7 @@ constexpr char kSalt[] = "ropeteam job key 1";
 constexpr char kVariable[] = "ROPETEAM_JOB_KEY";
 constexpr size_t kDigits = 2 * kJobKeyBytes;
 constexpr mode_t kOthersReadGroupWrites = 0027;
-// No clock of a node can be outside of them: the key decides who is in, not the date.
+// No node's clock can be outside of this interval: the key decides which nodes are admitted, not the date.
 constexpr char kNotBefore[] = "20250101000000Z";
 constexpr char kNotAfter[] = "99991231235959Z";
 
@@ -60,7 +60,7 @@ Status CryptoError(const char* what) {
   return Error(Code::kInternal, "%s: %s", what, text);
 }
 
-// The whole of an open file that is small. Closes nothing.
+// Reads the whole of a small open file. Closes nothing.
 Result<std::string> ReadSmall(int fd, const std::string& source) {
   std::string text(kSecretFileBytesMax + 1, '\0');
   size_t length = 0;
@@ -135,7 +135,7 @@ std::string HashOf(const std::string& public_key) {
   return Hex({reinterpret_cast<const char*>(digest), length});
 }
 
-// With the key's hash in it, a verifier that believes two authorities tries the right one.
+// It contains the key's hash, so that a verifier that trusts two authorities tries the right one.
 std::string AuthorityName(EVP_PKEY* authority) {
   return "ropeteam job ca " + HashOf(PublicKeyOf(authority)).substr(0, 16);
 }
@@ -155,7 +155,7 @@ bool AddExtension(X509* certificate, int nid, const char* value) {
   return added;
 }
 
-// A certificate of `subject` for the public half of `pair`; null when libcrypto refuses.
+// A certificate of `subject` for the public half of `pair`; null: libcrypto refuses.
 Certificate Certify(EVP_PKEY* pair, const std::string& subject, EVP_PKEY* authority) {
   Certificate certificate(X509_new());
   uint64_t serial = 1;
@@ -251,7 +251,7 @@ Result<std::vector<JobKey>> ReadOrMakeJobKeyFile(const std::string& path) {
   const int write_error = errno;
   close(fd);
   OPENSSL_cleanse(text.data(), text.size());
-  // A link and not a rename: whoever was faster keeps the name.
+  // A link and not a rename: the faster process keeps the name.
   const int link_error = !written || link(temporary.c_str(), path.c_str()) == 0 ? 0 : errno;
   unlink(temporary.c_str());
   if (!written) return ErrnoError(write_error, "write %s", temporary.c_str());

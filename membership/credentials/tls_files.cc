@@ -46,7 +46,7 @@ Certificates ParseCertificates(const std::string& text) {
   return certificates;
 }
 
-// A passphrase is never asked for on a terminal.
+// Never ask for a passphrase on a terminal.
 int NoPassphrase(char*, int, int, void*) { return -1; }
 
 std::string DateOf(const ASN1_TIME* time) {
@@ -62,7 +62,7 @@ std::string NameOf(X509* certificate) {
   return text;
 }
 
-// As a server would check a client that shows this chain, or a client a server.
+// As a server checks a client that shows this chain, or a client a server.
 Status CheckPurpose(const TlsFiles& files, const Certificates& chain, const Certificates& roots, int purpose,
                     const char* role) {
   const OpensslOwner<X509_STORE, X509_STORE_free> store(X509_STORE_new());

@@ -49,8 +49,8 @@ std::string WatchedFiles::Describe() const {
   return "certificate of " + in_use_.name + " expires " + in_use_.expires;
 }
 
-// A reader may come at any moment: the file never gets shorter, because PEM may end in empty lines. What it reads in the
-// middle of the one write is wrong for a second, until it looks again.
+// A reader may come at any moment. PEM may end in empty lines, so the file never gets shorter. What is read in the
+// middle of the one write is wrong for a second, until the reader looks again.
 Status WatchedFiles::Fill(MemoryFile* file, const char* name, std::string text) {
   if (file->fd < 0) file->fd = memfd_create(name, MFD_CLOEXEC);
   if (file->fd < 0) return ErrnoError(errno, "memfd_create");

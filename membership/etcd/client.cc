@@ -21,20 +21,20 @@ namespace {
 
 namespace pb = etcdserverpb;
 
-// etcd ends connections that ping more often than every 5 s (its --grpc-keepalive-min-time). Deadlines of calls find a
-// dead path sooner; pings only end streams on it.
+// etcd ends connections that ping more often than every 5 s (its --grpc-keepalive-min-time). Deadlines of calls
+// find a dead path sooner; pings only end streams on it.
 constexpr int kPingMs = 10'000;
 constexpr int kPingTimeoutMs = 2'000;
 constexpr int kConnectMs = 500;  // a call's usual deadline
 
-// What was read before stays if there is nothing now: the file may be about to be replaced.
+// If there is nothing now, the files that were read before stay: they may be about to be replaced.
 void ReadAgain(const std::string& path, std::string* text) {
   std::ifstream file(path, std::ios::binary);
   std::string now{std::istreambuf_iterator<char>(file), {}};
   if (!now.empty()) *text = std::move(now);
 }
 
-// The first key that does not begin with `prefix`. Ours end in '/', so the last byte never is the highest.
+// The first key that does not begin with `prefix`. Ours end in '/', so the last byte is never the highest.
 std::string EndOfPrefix(std::string prefix) {
   ++prefix.back();
   return prefix;
@@ -103,7 +103,7 @@ bool Says(const grpc::Status& status, const char* text) {
   return status.error_message().find(text) != std::string::npos;
 }
 
-// What a failed call means to the caller. Everything not named here is a matter of the endpoint.
+// What a failed call means to the caller. All other codes are about the endpoint.
 Code CodeOf(const grpc::Status& status) {
   switch (status.error_code()) {
     case grpc::StatusCode::NOT_FOUND:
@@ -121,7 +121,7 @@ Code CodeOf(const grpc::Status& status) {
   }
 }
 
-// etcd's words for a token that has expired, and for one from before a change of its users.
+// etcd's messages for a token that has expired, and for one from before a change of its users.
 bool TokenIsBad(const grpc::Status& status) {
   return status.error_code() == grpc::StatusCode::UNAUTHENTICATED || Says(status, "invalid auth token") ||
          Says(status, "auth: revision in header is old") || Says(status, "user name is empty");
@@ -139,8 +139,8 @@ struct Connection {
   pb::Auth::Stub auth;
 };
 
-// What gRPC works for. It must not be destroyed on gRPC's threads: its channel may be the last to hold them, and would
-// wait for itself. So it is kept until the loop's thread comes by.
+// An object that gRPC works for. It must not be destroyed on gRPC's threads: its channel may be the last one that
+// keeps them, and would wait for itself. So it is kept until the loop's thread runs.
 struct Work {
   virtual ~Work() = default;
   grpc::ClientContext context;
@@ -174,7 +174,7 @@ struct StreamWork final : Work, grpc::ClientBidiReactor<Request, Response> {
     this->StartWrite(&out_);
     this->StartCall();
   }
-  // Dropped while the one before has not gone out: the next one asks for the same.
+  // Dropped if the one before has not been sent yet: the next one asks for the same.
   void Send(const Request& request) {
     const std::lock_guard lock(mutex_);
     if (writing_ || !held_) return;
@@ -270,7 +270,7 @@ std::shared_ptr<Connection> EtcdClient::Impl::Connect() {
     if (!config.ca.empty()) {
       ReadAgain(config.ca, &tls.pem_root_certs);
       if (tls.pem_root_certs.empty())
-        tls.pem_root_certs = "nobody";  // empty would be: whom the system trusts
+        tls.pem_root_certs = "nobody";  // empty would mean the roots that the system trusts
     }
     if (!config.cert.empty()) ReadAgain(config.cert, &tls.pem_cert_chain);
     if (!config.key.empty()) ReadAgain(config.key, &tls.pem_private_key);
@@ -295,7 +295,8 @@ W* EtcdClient::Impl::Keep(std::unique_ptr<W> work) {
   return raw;
 }
 
-// To be destroyed without the lock, and not before a new channel is there: gRPC's threads end with its last channel.
+// To be destroyed without the lock, and not before there is a new channel: gRPC's threads end with its last
+// channel.
 std::vector<std::unique_ptr<Work>> EtcdClient::Impl::TakeEnded() { return std::exchange(ended, {}); }
 
 void EtcdClient::Impl::Begin(CallWork* call) {
@@ -416,7 +417,7 @@ void EtcdClient::Impl::Done(CallWork* call, const grpc::Status& status) {
     }
   }
   for (auto& [id, answer] : answers) handler.on_answer(id, std::move(answer));
-  // Only now: Stop() waits for it, and after that no handler runs.
+  // Only now, because Stop() waits for it, and after that no handler runs.
   const std::lock_guard lock(mutex);
   Ended(call);
 }
@@ -479,7 +480,7 @@ void EtcdClient::Watch(uint64_t number, const std::string& key, int64_t from) {
   request.mutable_create_request()->set_start_revision(from);
   WatchWork* work = impl_->Keep(std::make_unique<WatchWork>());
   impl_->Prepare(work, 0);
-  // A member that has lost the others would never say anything; so it ends the watch.
+  // A member that has lost the others would stay silent for ever. With this it ends the watch.
   work->context.AddMetadata("hasleader", "true");
   Impl* impl = impl_.get();
   work->number = number;

@@ -55,8 +55,8 @@ class EtcdMembership final : public Membership {
   Loop loop_;
 
   std::mutex calling_;  // one callback at a time: some come from the agent's thread, some from the loop
-  Contact contact_;     // under calling_; as the agent said last
-  std::string outage_;  // under calling_; what is said of etcd while it does not answer
+  Contact contact_;     // under calling_; as the agent reported it last
+  std::string outage_;  // under calling_; the message about etcd while it does not answer
   bool away_ = false;   // under calling_; with outage_: it does not answer at all
 
   std::mutex mutex_;
@@ -238,7 +238,7 @@ Status EtcdMembership::Rejoin(const Member& self) {
 void EtcdMembership::Relocate(const Place& place, bool) {
   const std::lock_guard lock(mutex_);
   if (!running_) return;
-  // Members say where the coordinator is. etcd knows better, unless this node does not reach it.
+  // Members say where the coordinator is. etcd is more reliable, unless this node does not reach it.
   loop_.Post([this, address = place.address](TimeUs) {
     bool away = false;
     {
@@ -266,7 +266,7 @@ void EtcdMembership::Stop() {
   server_->Stop();
 }
 
-// The user's password may stand before the last '@', though it must not.
+// The user's password may precede the last '@', although it must not.
 Status Wrong(std::string url, const char* what) {
   if (const size_t at = url.rfind('@'); at != std::string::npos) url.replace(0, at, "…");
   return Error(Code::kInvalidArgument, "\"%.200s\" is not etcd://[USER@]HOST:PORT[,HOST:PORT...]/PREFIX: %s",

@@ -27,11 +27,12 @@ constexpr TimeUs kFindJitterUs = 100'000;
 constexpr TimeUs kClaimStepUs = 10'000;
 constexpr TimeUs kClaimStepsMaxUs = 250'000;
 constexpr TimeUs kClaimJitterUs = 50'000;
-// Nobody doubts a new holder before its hold has ended and its first view is in the store: then a node that is not in it
-// does not count. The hold lasts dead_after from the first registration. This is for that registration and the store,
-// some round trips, and is short enough for what is lost with a new holder to be out within 3 s.
+// No node doubts a new holder before its hold has ended and its first view is in the store; then a node that is
+// not in it does not count. The hold lasts dead_after from the first registration. This time is for that
+// registration and the store, some round trips. It is short enough that nodes lost with a new holder are out
+// within 3 s.
 constexpr TimeUs kSpareUs = 500'000;
-// An answer to a keep-alive that is later than the keep-alive after it by this much will not come.
+// An answer to a keep-alive that comes this much later than the next keep-alive is taken as lost.
 constexpr TimeUs kKeptLateUs = 500'000;
 
 std::string Hex(uint64_t value) {
@@ -116,7 +117,7 @@ Seat::Outputs Seat::Rejoin(TimeUs now, const Member& self) {
   self_ = self;
   joined_ = refused_ = doubted_ = removed_ = false;
   view_ = View();
-  // The answer would be taken for the new instance's.
+  // The answer would be taken for one to the new instance.
   if (main_kind_ == Kind::kJoin || main_kind_ == Kind::kDoubt) main_ = Pending();
   Proceed(now);
   return Take();
@@ -158,8 +159,8 @@ bool Seat::WantsClaim(TimeUs now) const {
   if (!joined_ || refused_ || resigning_ || holds()) return false;
   if (vacant()) return now != kNever && now >= claim_at_;
   if (record_->id == self_.id) return true;  // taken by this process, which does not act on it
-  // A name has one living daemon, so this is the successor of the holder. One that has seen a view is not new: it may be
-  // the former one, which was stopped for a while.
+  // A name has one living daemon, so this node is the successor of the holder. If it has seen a view, it is not
+  // new: it may be the former one, which was stopped for a while.
   if (record_->name == self_.name && view_.epoch == 0) return true;
   return !lost_.empty() && lost_ == record_->value;
 }
@@ -291,7 +292,7 @@ void Seat::StartConfirm(TimeUs now) {
 
 void Seat::StartStore(TimeUs now) {
   const std::string key = root_ + "view";
-  // The doubts of whom this view leaves out must not depose its holder; others doubt again.
+  // The doubts of nodes that this view leaves out must not depose its holder. Other nodes doubt again.
   const StoreOp clear{StoreOp::kDeletePrefix, root_ + "doubt/"};
   store_ = Begin(now,
                  StoreTxn{{{root_ + "coordinator", StoreCompare::kValue, mine_},
@@ -313,11 +314,11 @@ void Seat::Fail(TimeUs now, const Pending& of, const Status& status) {
   confirm_at_ = std::min(std::max(confirm_at_, now + kSeatPauseMinUs), retry_at_);
   store_at_ = retry_at_;
   pause_ = std::min(pause_ * 2, kSeatPauseMaxUs);
-  // What failed may not be wanted any more. Then this call is how it is noticed that etcd answers again.
+  // The failed call may not be needed any more. A read then notices when etcd answers again.
   find_wanted_ |= joined_;
 }
 
-// etcd has answered: no.
+// etcd has answered that it refuses.
 void Seat::Refuse(TimeUs now, const Status& status) {
   Answers();
   retry_at_ = store_at_ = now + kSeatPauseMaxUs;
@@ -325,7 +326,7 @@ void Seat::Refuse(TimeUs now, const Status& status) {
   if (refusing_since_ == 0) refusing_since_ = now;
   refusing_why_ = status.message();
   if (status.code() == Code::kNoSpace) refusing_why_ += ": etcdctl compact, defrag, alarm disarm";
-  // Before this node ever got in, that is what the user has to put right.
+  // A node that never got in needs its user to correct this.
   if (status.code() == Code::kInvalidArgument && !joined_ && view_.epoch == 0 &&
       !std::exchange(refused_, true))
     outputs_.push_back(Refused{
@@ -427,8 +428,8 @@ void Seat::OnJoined(TimeUs now, const StoreAnswer& answer) {
 
 void Seat::LearnRecord(TimeUs now, int64_t revision, const StoreFound& found) {
   if (revision < known_at_ && !std::exchange(behind_, true)) {
-    find_wanted_ =
-        true;  // either this answer was overtaken by an event, or the store begins again: the next one tells
+    // Either an event has overtaken this answer, or the store begins again. The next answer tells which.
+    find_wanted_ = true;
     return;
   }
   const bool again = revision < known_at_;

@@ -140,7 +140,7 @@ void SimulatedMembership::ArriveAtCoordinator(TimeUs now, const SimulatedPacket&
   Running& running = coordinators_.at(packet.coordinator);
   const Endpoint endpoint{packet.node, packet.attempt};
   if (running.machine == nullptr) {
-    // Nobody listens: the host answers with a reset.
+    // No process listens: the host answers with a reset.
     if (std::holds_alternative<NodeMessage>(packet.content))
       ToNode(packet.coordinator, endpoint, SimulatedPacket::Closed{});
     return;

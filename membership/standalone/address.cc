@@ -12,7 +12,7 @@ namespace ropeteam {
 
 namespace {
 
-// `error`: what the last of the addresses that the name stands for said; 0: it stands for none.
+// `error`: from the last address that the name resolves to; 0: it resolves to none.
 Status Listen(const std::string& address, int* error) {
   const size_t colon = address.rfind(':');
   if (colon == std::string::npos || colon == 0 || colon + 1 == address.size())
@@ -35,7 +35,7 @@ Status Listen(const std::string& address, int* error) {
       status = ErrnoError(errno, "socket for %s", address.c_str());
       continue;
     }
-    // As gRPC does: connections of a coordinator that just died must not keep its successor from the port.
+    // As gRPC does: connections of a coordinator that has just died must not block the port for its successor.
     const int on = 1;
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
     const bool listens = bind(fd, entry->ai_addr, entry->ai_addrlen) == 0 && listen(fd, 1) == 0;

@@ -22,12 +22,11 @@ using membership::v1::NodeFrame;
 
 namespace {
 
-// For the last view to reach the others before this process ends. They lose nothing but time when it does
-// not.
+// The time for the last view to reach the other nodes before this process ends. Without it they only lose time.
 constexpr auto kFlushMax = std::chrono::milliseconds(200);
 
-// Epochs of a coordinator begin at the milliseconds since 2025: above all that any earlier one gave out, and short
-// enough to read. See Coordinator().
+// A coordinator's epochs begin at the milliseconds since 2025. That is above all that any earlier one gave out,
+// and short enough to read. See Coordinator().
 Epoch FirstEpoch() {
   constexpr int64_t kMsAt2025 = 1'735'689'600'000;
   const auto since = std::chrono::system_clock::now().time_since_epoch();
@@ -48,8 +47,8 @@ class CoordinatorServer::Stream final : public grpc::ServerBidiReactor<NodeFrame
     ReadNext();
   }
 
-  // Under the server's lock, which keeps the stream alive during the call. `view` is the frame of a message
-  // that is one.
+  // Under the server's lock, which keeps the stream alive during the call. `view`: the message's frame, if the
+  // message is a view.
   void Send(const CoordinatorMessage& message, std::shared_ptr<const CoordinatorFrame> view) {
     const std::lock_guard lock(mutex_);
     if (closing_) return;
@@ -113,7 +112,7 @@ class CoordinatorServer::Stream final : public grpc::ServerBidiReactor<NodeFrame
     delete this;
   }
 
-  // The peer is gone or talks nonsense: nothing more is worth sending.
+  // The peer is gone or breaks the protocol, so nothing more is sent.
   void End() {
     server_->OnEnd(id_);
     const std::lock_guard lock(mutex_);
@@ -126,7 +125,7 @@ class CoordinatorServer::Stream final : public grpc::ServerBidiReactor<NodeFrame
   }
 
   bool HasNext() const { return view_ != nullptr || probe_ || refusal_ || answer_; }
-  // Writes what is next, or finishes when closing and all is out. Under mutex_.
+  // Writes the next message, or finishes when closing and all is sent. Under mutex_.
   void Advance() {
     if (writing_ || finished_) return;
     if (!HasNext()) {
@@ -135,7 +134,7 @@ class CoordinatorServer::Stream final : public grpc::ServerBidiReactor<NodeFrame
       Finish(grpc::Status::OK);
       return;
     }
-    // The probe first, since it is waited for; the refusal last, since it ends the stream.
+    // The probe first, because a node waits for it; the refusal last, because it ends the stream.
     if (probe_) {
       out_ = Frame(*std::exchange(probe_, {}));
     } else if (answer_) {
@@ -188,7 +187,7 @@ CoordinatorServer::~CoordinatorServer() { Stop(); }
 
 Status CoordinatorServer::Start() {
   ROPETEAM_CHECK(server_ == nullptr);
-  // gRPC tells only whether it could listen; the reason is asked for first, from the system itself.
+  // gRPC tells only whether it could listen. So the system itself is asked for the reason first.
   ROPETEAM_RETURN_IF_ERROR(CheckListen(config_.coordinator_listen));
   if (!on_store_) coordinator_ = std::make_unique<Coordinator>(config_, Loop::Now(), FirstEpoch());
   auto server = std::make_unique<Server>(this);
@@ -305,7 +304,7 @@ void CoordinatorServer::OnMessage(ConnectionId connection, NodeMessage message) 
 }
 
 void CoordinatorServer::OnEnd(ConnectionId connection) {
-  // More than once for a stream that is both cancelled and at its end: the second finds nothing to close.
+  // Called twice for a stream that is both cancelled and at its end: the second call finds nothing to close.
   const std::lock_guard lock(mutex_);
   if (coordinator_ != nullptr) Perform(coordinator_->Closed(Loop::Now(), connection));
 }
@@ -330,7 +329,7 @@ void CoordinatorServer::Perform(Coordinator::Outputs outputs) {
     const auto* send = std::get_if<Coordinator::Send>(&output);
     const auto* close = std::get_if<Coordinator::Close>(&output);
     const auto found = streams_.find(send != nullptr ? send->connection : close->connection);
-    if (found == streams_.end()) continue;  // it is over, and its Closed() was told
+    if (found == streams_.end()) continue;  // it has ended, and Closed() was called for it
     if (send == nullptr) {
       found->second->Close();
       continue;

@@ -19,7 +19,7 @@ TimeUs Loop::Now() {
 void Loop::WaitUntil(std::condition_variable& condition, std::unique_lock<std::mutex>& lock, TimeUs when) {
   const TimeUs now = Now();
   if (now >= when) return;
-  // A duration of steady_clock, so a step of the wall clock neither hurries nor delays a deadline.
+  // A duration of steady_clock, so that a step of the wall clock neither shortens nor delays a deadline.
   condition.wait_until(lock, std::chrono::steady_clock::now() + std::chrono::microseconds(when - now));
 }
 
@@ -32,7 +32,7 @@ void Loop::Start(Event tick, std::function<TimeUs()> deadline) {
 void Loop::Post(Event event) {
   std::unique_lock lock(mutex_);
   if (stopping_) {
-    // What the event holds may end a stream, and that may call here: not under the lock.
+    // The event's contents may end a stream, which may call here. So not under the lock.
     lock.unlock();
     return;
   }

@@ -33,7 +33,7 @@ void NodeStream::Send(const NodeMessage& message) {
   if (const auto* registration = std::get_if<Registration>(&message)) {
     registration_ = *registration;
   } else if (const auto* heartbeat = std::get_if<Heartbeat>(&message)) {
-    heartbeat_ = *heartbeat;  // what it asks for, it goes on asking for
+    heartbeat_ = *heartbeat;  // a newer heartbeat repeats what an older one asks for
   } else if (const auto* answer = std::get_if<ProbeAnswer>(&message)) {
     answer_ = *answer;
   } else if (const auto* suspicion = std::get_if<Suspicion>(&message)) {
@@ -99,7 +99,7 @@ void NodeStream::OnReadDone(bool ok) {
 void NodeStream::OnWriteDone(bool ok) {
   const std::lock_guard lock(mutex_);
   writing_ = false;
-  // A write that failed is a stream that ends: the read will say so.
+  // A failed write means that the stream has ended; the read will report it.
   if (ok) Advance();
 }
 

@@ -6,16 +6,15 @@
 namespace ropeteam {
 namespace {
 
-// A dead path is noticed by our heartbeats. These pings only get rid of what it leaves behind in the server:
-// a stream that cannot even be closed because its peer takes nothing any more.
+// Our heartbeats notice a dead path. These pings only remove what it leaves behind in the server: a stream that
+// cannot even be closed because its peer accepts nothing any more.
 constexpr int kReapPingMs = 10'000;
 constexpr int kReapTimeoutMs = 5'000;
-// Whoever connects and has not shown a certificate and spoken HTTP/2 within this is cut off.
+// A connection that has not shown a certificate and spoken HTTP/2 within this time is cut off.
 constexpr int kHandshakeMaxMs = 5'000;
-// A node has one stream on a connection; one more for its successor.
+// A node has one stream per connection, and one more for its successor.
 constexpr int kStreamsPerConnectionMax = 2;
-// A channel lives for one attempt, and attempts are paced by the Agent; gRPC's own pace only must not be
-// slower.
+// A channel lives for one attempt, and the Agent paces the attempts. gRPC's own pace must only not be slower.
 constexpr int kConnectMinMs = 50;
 constexpr int kConnectMaxMs = 500;
 
@@ -24,8 +23,7 @@ static_assert(kFrameBytesMax < (1u << 30), "gRPC's limits are ints");
 }  // namespace
 
 void SetServerOptions(grpc::ServerBuilder* builder) {
-  // Otherwise a second coordinator on the same port would be started without complaint and get half of the
-  // nodes.
+  // Otherwise a second coordinator on the same port would start without an error and get half of the nodes.
   builder->AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kReapPingMs);
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kReapTimeoutMs);
@@ -45,7 +43,7 @@ grpc::ChannelArguments ChannelOptions() {
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kConnectMinMs);
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectMaxMs);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kConnectMaxMs);
-  // Nodes talk to each other, not through what http_proxy says for the world outside.
+  // Nodes connect to each other directly, not through the proxy that http_proxy names.
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   arguments.SetInt(GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1);
   arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);

@@ -20,10 +20,11 @@
 namespace ropeteam {
 namespace {
 
-// The time for the coordinator to handle a leave message. If it does not, the broken connection tells it the same a
-// probe later.
+// The time for the coordinator to handle a leave message. If it does not, the broken connection tells it the same,
+// a probe later.
 constexpr auto kLeaveMax = std::chrono::milliseconds(200);
-// Attempts in a row that end because the two ends have different keys: one may be a coordinator that is just ending.
+// Attempts in a row that fail because the two ends have different keys: one may have reached a coordinator that is
+// just ending.
 constexpr uint32_t kKeptOutMax = 3;
 
 class StandaloneMembership final : public Membership {
@@ -80,7 +81,7 @@ Status StandaloneMembership::Start(const Member& self, Callbacks callbacks) {
     const auto& list = config_.coordinator_addresses;
     const bool first =
         std::all_of(list.begin(), list.end(), [&own](const auto& address) { return address == own; });
-    // Otherwise the others are asked first; what can be refused is refused now.
+    // Otherwise the other nodes are asked first. What can be refused is refused now.
     ROPETEAM_RETURN_IF_ERROR(first ? StartCoordinator() : CheckListen(own));
   }
   callbacks_ = std::move(callbacks);
@@ -179,7 +180,7 @@ void StandaloneMembership::OpenStream(const Agent::Open& open) {
     if (server_ != nullptr) LOG_INFO("membership coordinator at %s ends", config_.coordinator_listen.c_str());
     server_.reset();
   } else if (server_ == nullptr) {
-    // It failed: another process has listened there since Start(), and is asked instead.
+    // It failed: another process has been listening there since Start(). That one is asked instead.
     if (const Status status = StartCoordinator(); !status.ok())
       LOG_ERROR("membership coordinator does not start: %s", status.ToString().c_str());
   }
@@ -195,7 +196,8 @@ void StandaloneMembership::OpenStream(const Agent::Open& open) {
        [this](std::shared_ptr<NodeStream> done, const std::string& reason) {
          OnDone(std::move(done), reason);
        }});
-  // `ended` goes only now: gRPC's threads end with its last channel, and would be started again for this one.
+  // `ended` is destroyed only now: gRPC's threads end with its last channel, and would be started again for this
+  // one.
 }
 
 void StandaloneMembership::OnMessage(uint64_t attempt, CoordinatorMessage message) {
@@ -217,8 +219,9 @@ void StandaloneMembership::OnDone(std::shared_ptr<NodeStream> stream, const std:
   changed_.notify_all();
 }
 
-// In our words, where the end is about keys. A node that was never in a view is then refused for good: it would try for
-// ever. One that was in a view goes on, because the coordinator may be started again with the right key.
+// In our own words if the end is about keys. A node that was never in a view is then refused for good; otherwise
+// it would try for ever. One that was in a view goes on, because the coordinator may be started again with the
+// right key.
 std::string StandaloneMembership::JudgeEnd(TimeUs now, uint64_t attempt, const std::string& reason) {
   const std::string why = ExplainEnd(reason, opened_, config_.credentials.get());
   kept_out_ = why.empty() ? 0 : kept_out_ + 1;

@@ -68,7 +68,7 @@ void EncodeView(const ViewState& state, ViewInfo* info) {
   info->set_settle_us(state.view.settle_us);
 }
 
-// Before anything is built from it: the rest is checked by ValidateViewState().
+// Checked before anything is built from it. ValidateViewState() checks the rest.
 Result<std::shared_ptr<ViewState>> DecodeUnchecked(ViewInfo* info) {
   if (info->members_size() > static_cast<int>(kNodesMax))
     return Error(Code::kInvalidArgument, "view of %d members, limit %zu", info->members_size(), kNodesMax);
@@ -92,7 +92,7 @@ Result<ViewStatePtr> DecodeView(ViewInfo* info) {
   return ViewStatePtr(std::move(*state));
 }
 
-// The view that comes of it is checked by ApplyViewDelta().
+// ApplyViewDelta() checks the resulting view.
 Result<CoordinatorMessage> DecodeDelta(membership::v1::ViewDeltaInfo* info) {
   if (info->left_size() > static_cast<int>(kNodesMax))
     return Error(Code::kInvalidArgument, "view that %d members left, limit %zu", info->left_size(),
@@ -265,7 +265,7 @@ Result<ViewStatePtr> DecodeStoredView(const std::string& bytes) {
   const std::set<NodeId> ids = IdsOf(view);
   const bool joined = std::all_of((*state)->joined.begin(), (*state)->joined.end(),
                                   [&view](Epoch at) { return at != 0 && at <= view.epoch; });
-  // Its successors' epochs must be below kEpochMax, too.
+  // The epochs of its successors must be below kEpochMax, too.
   if (view.epoch == 0 || view.epoch > kEpochKnownMax || (*state)->removed.size() > kRemovedCarriedMax ||
       !joined || ids.size() != view.members.size() || ids.contains(kNoNode))
     return Error(Code::kInvalidArgument, "stored view of epoch %llu with %zu members is not valid",

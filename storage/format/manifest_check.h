@@ -23,8 +23,8 @@ Status CheckRank(const RankEntry& rank);
 // The inverse of PrintTime().
 bool ParseTime(std::string_view text, uint64_t* time_s);
 
-// The files that are not a rank's own, of all ranks: those of one path must have one content, and a rank has a path once.
-// 32 bytes a file: hashes stand for the paths, so that a good step may be refused once in 2^64 pairs, and a bad one is not
+// The files that are not a rank's own, of all ranks. Those of one path must have one content, and a rank may use a path
+// only once. 32 bytes a file: hashes stand for the paths, so that a good step may be refused once in 2^64 pairs, and a bad one is not
 // accepted.
 class SharedFiles {
  public:
