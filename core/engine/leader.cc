@@ -11,7 +11,8 @@
 namespace ropeteam::engine {
 namespace {
 
-// For each of these steps the state that has listed it first without a break: the one in `before`, or `sequence`.
+// For each of these steps the sequence of the state that listed it first without a gap: the one in `before`, or
+// `sequence`.
 std::map<StepId, uint64_t> SinceWhen(const std::vector<StepKey>& steps,
                                      const std::map<StepId, uint64_t>& before, uint64_t sequence) {
   std::map<StepId, uint64_t> since;
@@ -85,7 +86,7 @@ void Leader::OnView(const View& before) {
     redundancy_.SetLostLinks(member.id, {});
   }
   members_ = std::move(members);
-  answered_ = 0;  // each tells again in this epoch,
+  answered_ = 0;  // each member tells again in this epoch,
   told_ = false;  // and is told again
   acked_ = {{0, members_.size()}};
   SetShortOfMemory(
@@ -135,7 +136,7 @@ void Leader::OnInventoryDelta(NodeId from, const InventoryDelta& delta) {
 }
 
 void Leader::SetShortOfMemory(size_t members) {
-  // Members forget a refusal after a second: a short gap does not end a shortage.
+  // Members forget a refusal after a second. So a short gap does not end a shortage.
   if (members != 0 && (short_since_ == 0 || short_seen_ + kShortageGapUs < context_.now))
     short_since_ = context_.now;
   if (members != 0 || short_of_memory_ != 0) short_seen_ = context_.now;
@@ -162,7 +163,7 @@ void Leader::Learn(MemberState* member, bool was_short, const InventoryChange& c
   persistence_.Learn(inventory.persisting);
   restores_.Learn(inventory.restores);
   policy_.Learn(inventory.policy);
-  // A leader before this one let it read them.
+  // A former leader let it read them.
   for (const ShardKey& key : inventory.loading) loaders_.try_emplace(key.id, Loader{member->id, 0, {}});
   if (change.incarnation || change.seats)
     incarnations_.LearnRanks(member->id, inventory.report.sessions, inventory.asking_from);
@@ -175,7 +176,7 @@ void Leader::Learn(MemberState* member, bool was_short, const InventoryChange& c
     ended_max_ = std::max(ended_max_, session.newest_ended);
     dirty_ = dirty_ || PassesOpenStep(session);
   }
-  // A copy that its node has not marked, because no announcement was made with the knowledge of it.
+  // A copy that its node has not marked because no announcement was made with knowledge of it.
   for (const CopyReport& copy : change.after)
     if (!copy.committed && listed_.contains(StepOf(copy.id))) mark_again_ = dirty_ = true;
   if (table_.replications() != replications_) progress_at_ = context_.now;
@@ -193,7 +194,7 @@ void Leader::OnPersistResult(NodeId from, const PersistResult& result) {
 void Leader::OnStoredBad(NodeId from, const StoredBad& bad) {
   if (Find(from) == nullptr) return;
   stored_.MarkDamaged(StepOf(bad.shard.id), bad.why);
-  // Another job's steps (restore_from) are not ours to mark.
+  // Steps of another job (restore_from) are not ours to mark.
   if (!stored_.IsOfSource(StepOf(bad.shard.id))) damage_.OnBad(from, bad);
 }
 
@@ -201,8 +202,8 @@ void Leader::OnStoredChecked(NodeId from, const StoredChecked& checked) {
   if (Find(from) != nullptr) damage_.OnChecked(from, checked);
 }
 
-// A shard that was saved in an earlier session may lie on a node that is away. With all of the job's nodes here it would
-// be in the table.
+// A shard that was saved in an earlier session may be on a node that is away. If all of the job's nodes are here,
+// such a shard is in the table.
 bool Leader::Passed(const SessionReport& session, Step step) const {
   return session.has_ended && step < session.newest_ended &&
          (session.oldest_ended <= step || members_.size() >= context_.view.settings.nodes) &&
@@ -232,8 +233,8 @@ void Leader::Flush() {
   Restore();
 }
 
-// A rank is told what its incarnation restores when every member of the view has acknowledged it. So where some
-// member knows of this incarnation and not of its pin, the leader before has told no rank.
+// A rank is told what its incarnation restores only after every member of the view has acknowledged it. So if some
+// member knows this incarnation but not its pin, the former leader has told no rank.
 bool Leader::PinWasHeard() const {
   const IncarnationState& incarnation = incarnations_.current();
   return incarnation.has_pin() && std::all_of(members_.begin(), members_.end(), [&](const auto& member) {
@@ -268,8 +269,8 @@ std::set<StepId> Leader::Hopeless() const {
   return hopeless;
 }
 
-// Decides what is kept and released, and notes in the table what goes: a late copy must not commit a step that
-// members may already be releasing or evicting.
+// Decides what is kept and released, and notes the released steps in the table: a late copy must not commit a step
+// that members may already be releasing or evicting.
 RetentionPlan Leader::Retain(const std::set<StepId>& told) {
   const std::set<StepId> hopeless = Hopeless();
   const std::vector<StepKey> persisting = persistence_.pinned();
@@ -287,14 +288,14 @@ RetentionPlan Leader::Retain(const std::set<StepId>& told) {
   return plan;
 }
 
-// Which of the listed commits every member has acknowledged by now.
+// The listed commits that every member has acknowledged by now.
 void Leader::NoteMarked() {
   const uint64_t acked = acked_by_all();
   for (const auto& [id, sequence] : listed_)
     if (sequence <= acked && marked_.insert(id).second) dirty_ = true;
 }
 
-// A marked copy is never dropped: some rank may have been told that it is committed.
+// A marked copy is never dropped, because some rank may have been told that the step is committed.
 std::vector<std::pair<NodeId, DropCopy>> Leader::Losers() const {
   std::vector<std::pair<NodeId, DropCopy>> losers;
   for (const ShardId& shard : table_.contested()) {
@@ -312,7 +313,7 @@ std::vector<std::pair<NodeId, DropCopy>> Leader::Losers() const {
   return losers;
 }
 
-// They are dropped by their nodes; should an order be lost, OnTimer() repeats it.
+// Their nodes drop them. If an order is lost, OnTimer() repeats it.
 void Leader::SettleContested() {
   for (const auto& [node, drop] : Losers()) context_.Send(node, drop);
 }
@@ -327,7 +328,7 @@ void Leader::Announce() {
   } else if (state.incarnation.pinned_by != 0) {
     table_.Bar(state.incarnation.pinned_by, state.incarnation.pin);
   }
-  // What has lost all its copies is not known any more; should copies return, it is listed again.
+  // A step that has lost all its copies is forgotten. If copies return, it is listed again.
   const auto unknown = [this](const StepId& id) {
     const StepTable::StepState* step = table_.Find(id);
     return step == nullptr || !step->committed;
@@ -338,18 +339,17 @@ void Leader::Announce() {
   for (const StepId& id : table_.Commit()) LOG_DEBUG("%s has all its copies", id.ToString().c_str());
   const std::vector<StepId> committed =
       table_.CommittedNewestFirst(context_.view.settings.keep_steps + kCommittedListedMax);
-  // Nodes mark any copy they have of a listed step, so copies with other bytes must be dropped before the step is
-  // listed.
+  // Nodes mark any copy of a listed step. So copies with other bytes must be dropped before the step is listed.
   std::set<StepId> unsettled;
   for (const auto& [node, drop] : Losers()) unsettled.insert(StepOf(drop.shard.id));
   for (const StepId& id : committed) {
     if (unsettled.contains(id)) continue;
     state.committed.push_back({id});
-    // A marked step of which the world has gone on without was not told to any rank, or its promise was lost with more
-    // than R nodes; now it must not be.
+    // If the world has gone on without a marked step, no rank was told of it, or its promise was lost with more
+    // than R nodes. Now no rank may be told.
     if (marked_.contains(id) && !table_.Barred(id)) state.marked.push_back({id});
   }
-  // A step that is too old to be listed releases nothing: no rank is told of it.
+  // A step that is too old to be listed releases nothing, because no rank is told of it.
   std::set<StepId> told;
   for (const StepKey& key : state.marked) told.insert(key.id);
   persistence_.Judge(told, incarnations_.current());
@@ -382,7 +382,7 @@ void Leader::Announce() {
     if (new_pin) pin_sequence_ = sequence_;
     if (restores_.version() != restores_seen_) restores_sequence_ = sequence_;
     if (policy_.version() != policy_seen_) policy_sequence_ = sequence_;
-    // A step that was not listed meanwhile has to be marked again: some member may know of no state that listed it.
+    // A step that was not listed meanwhile has to be marked again: some member may know no state that listed it.
     listed_ = SinceWhen(state.committed, listed_, sequence_);
     persisting_since_ = SinceWhen(state.persisting, persisting_since_, sequence_);
     state_ = std::move(state);
@@ -404,7 +404,7 @@ void Leader::Announce() {
 void Leader::Tell() {
   for (MemberState& member : members_) {
     if (member.acked >= sequence_) continue;
-    // While something has changed that no announcement was made from, the members' newest inventories are not judged.
+    // If something has changed since the last announcement, the members' newest inventories are not judged.
     if (!dirty_) member.judged = member.held.sequence();
     state_.judged = member.judged;
     context_.Send(member.id, state_);
@@ -430,8 +430,8 @@ void Leader::RestoreAndTrim() {
 
 void Leader::RestoreSoon() { next_restore_ = std::min(next_restore_, context_.now + kRestoreSoonUs); }
 
-// Uncommitted steps that keep a committed one from getting its copies: no rank is open that could complete them, and no
-// node is away that could have what they lack.
+// Uncommitted steps that keep a committed one from getting its copies: no open rank could complete them, and no
+// absent node could have what they lack.
 std::vector<StepId> Leader::Abandoned() const {
   std::vector<StepId> abandoned;
   const bool committed_lacks =
@@ -449,8 +449,8 @@ std::vector<StepId> Leader::Abandoned() const {
   return abandoned;
 }
 
-// The arenas are full of steps that wait for copies there is no room for. The newest step that can be
-// produced is worth more than those before it.
+// The arenas are full of steps that wait for copies, and no node has room for those. The newest step that can be
+// produced is worth more than the steps before it.
 void Leader::ReleaseForMemory() {
   if (short_of_memory_ == 0 || std::max(progress_at_, short_since_) + kStuckUs > context_.now) return;
   const Incarnation current = incarnations_.current().number;
@@ -515,7 +515,7 @@ void Leader::OnTimer() {
   if (!leading_ || !may_decide()) return;
   if (awaits_acks() && tell_again_at_ <= context_.now) Tell();
   if (next_restore_ <= context_.now) {
-    next_restore_ = context_.now + kRestoreEveryUs;  // what changes meanwhile does not put it off
+    next_restore_ = context_.now + kRestoreEveryUs;  // changes meanwhile do not delay it
     if (complete()) RestoreAndTrim();
   }
   verifier_.OnTimer();
@@ -530,7 +530,7 @@ TimeUs Leader::NextTimer() const {
   if (!leading_ || !context_.has_lease()) return due;
   if (!may_decide()) return decides_from_;
   if (awaits_acks()) due = tell_again_at_;
-  // A member that answers wakes up an incomplete leader.
+  // A member that answers wakes an incomplete leader up.
   if (complete() && (short_of_memory_ != 0 || !table_.contested().empty() || redundancy_.NeedsTrim(marked_) ||
                      redundancy_.NeedsWork(state_.keep, incarnations_.current().number)))
     due = std::min(due, next_restore_);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The leader's answers to questions: which ranks may join which incarnation, what the latest step is, which nodes
-// hold a shard, how the cluster stands.
+// hold a shard, and the state of the cluster.
 
 #include <algorithm>
 #include <optional>
@@ -126,8 +126,7 @@ void Leader::AnswerLatest(NodeId from, uint64_t number, const LatestQuestion& la
   if (latest.incarnation != 0) {
     const Status current = CheckIncarnation(latest.incarnation);
     if (!current.ok()) return Reply(from, number, current);
-    // An absent node may hold what no member does: wait for the nodes that were announced, or for the whole
-    // world.
+    // An absent node may hold what no member has. Wait for the announced number of nodes, or for the whole world.
     const uint32_t ranks = incarnations_.ranks_present();
     if (ranks < incarnations_.current().world_size && members_.size() < context_.view.settings.nodes)
       return Reply(from, number,
@@ -149,7 +148,7 @@ void Leader::AnswerLatest(NodeId from, uint64_t number, const LatestQuestion& la
   }
   if (pinned && latest_.may_choose_again()) {
     latest_.OnTold();
-    dirty_ = true;  // other steps may go now
+    dirty_ = true;  // other steps may be released now
   }
   if (!step.ok()) return Reply(from, number, step.status());
   Reply(from, number, OkStatus(),
@@ -169,7 +168,7 @@ std::vector<StepId> Leader::ReadOnStorage() {
   return steps;
 }
 
-// The node has left, or does not read the shard (any more).
+// The node has left, or does not read the shard any more.
 bool Leader::IsOver(const ShardId& shard, const Loader& loader) {
   const MemberState* member = Find(loader.node);
   if (member == nullptr) return true;
@@ -178,7 +177,7 @@ bool Leader::IsOver(const ShardId& shard, const Loader& loader) {
          std::none_of(loading.begin(), loading.end(), [&](const ShardKey& key) { return key.id == shard; });
 }
 
-// Another one for each shard, so that many do the work of one that stalls.
+// Another node for each shard, so that many share the work of one that stalls.
 NodeId Leader::StandIn(const ShardId& shard, const Loader& loader) const {
   for (size_t i = 0; i < members_.size(); ++i) {
     const NodeId node = members_[(shard.rank + i) % members_.size()].id;
@@ -208,14 +207,14 @@ Status Leader::OfferStored(NodeId asker, bool stalled, LocateReply* reply) {
     loader.stalled.erase(asker);
   }
   if (loader.stalled.contains(loader.node) || IsOver(shard, loader)) {
-    // One that was to stand in and does not read it either is passed over.
+    // A substitute that does not read it either is skipped.
     if (stalled && loader.node != kNoNode) loader.stalled.insert(loader.node);
     loader.node = stalled ? StandIn(shard, loader) : asker;
     loader.until = context_.now + kLoaderReportsUs;
     if (loader.node != asker && loader.node != kNoNode) context_.Send(loader.node, FetchOrder{{shard}});
   }
   if (loader.node == kNoNode) {
-    loader.stalled = {asker};  // the others are asked again
+    loader.stalled = {asker};  // the other nodes are asked again
     return Error(Code::kUnavailable, "%s: reading from storage makes no progress on any node",
                  shard.ToString().c_str());
   }
@@ -232,7 +231,7 @@ Status Leader::OfferStored(NodeId asker, bool stalled, LocateReply* reply) {
 void Leader::AnswerLocate(NodeId from, uint64_t number, const LocateQuestion& locate) {
   Result<StepId> id = latest_.ResolveStep(locate);
   if (!id.ok()) return Reply(from, number, id.status());
-  // A rank opens it; a node that fetches names the incarnation of the shard, and a person is of none.
+  // A rank opens it. A node that fetches names the shard's incarnation, and a person has none.
   const IncarnationState& incarnation = incarnations_.current();
   if (locate.exact == 0 && locate.incarnation != 0 && locate.incarnation == incarnation.number &&
       incarnation.has_pin() && *id == incarnation.pin && may_decide())
@@ -252,7 +251,7 @@ void Leader::AnswerLocate(NodeId from, uint64_t number, const LocateQuestion& lo
       good = good || copy.bad.empty();
     }
   }
-  // One whose reading stalls waits for a good copy that another node has made.
+  // A node whose reading stalls waits for a good copy that another node has made.
   const bool from_storage = reply.holders.empty() || (locate.from_storage && !(locate.stalled && good));
   const Status stored = from_storage ? OfferStored(from, locate.stalled, &reply) : OkStatus();
   // A holder may be tried again meanwhile.
@@ -269,15 +268,15 @@ void Leader::AnswerPersist(NodeId from, uint64_t number, const PersistQuestion& 
                  Error(Code::kUnavailable, "storage has not been listed: %s", stored_.trouble().c_str()));
   const Status status = persistence_.Request(persist.step.id, incarnations_.current());
   if (!status.ok()) return Reply(from, number, status);
-  // Every node has to know, so that a leader that comes later does. Until then the question is repeated.
+  // Every node has to know it, so that a later leader does. Until then the question is repeated.
   const auto listed = persisting_since_.find(persist.step.id);
   const bool known = listed != persisting_since_.end() ? listed->second <= acked_by_all()
                                                        : persistence_.version() == persistence_seen_;
   if (known) Reply(from, number, OkStatus(), Encode(Nothing{}));
 }
 
-// Any daemon may lead and delete by its own rules, so a rule of one daemon counts as the job's. If daemons differ in other rules
-// than the number, the leader might delete what another daemon's rules keep.
+// Any daemon may lead and delete by its own rules, so one daemon's rule counts for the job. If daemons differ in
+// rules other than the number, the leader might delete what another daemon's rules keep.
 Status Leader::CheckFlags(uint64_t persist_every, uint64_t keep_on_storage) const {
   const JobSettings& settings = context_.view.settings;
   if (persist_every != 0 && settings.persist_every != 0 &&
@@ -332,7 +331,8 @@ void Leader::AnswerPolicy(NodeId from, uint64_t number, const PolicyQuestion& qu
                  Error(question.incarnation < current ? Code::kStale : Code::kUnavailable,
                        "incarnation %llu sets a policy, the world is in incarnation %llu",
                        IncarnationNumber(question.incarnation), IncarnationNumber(current)));
-  // What is known was compared with the flags before: not by every rank with those of every node.
+  // A value that is known already was compared with the flags before. So not every rank compares it with those of
+  // every node.
   const RankPolicy known = policy_.Of(current);
   Status status;
   if (!question.again)
@@ -340,8 +340,8 @@ void Leader::AnswerPolicy(NodeId from, uint64_t number, const PolicyQuestion& qu
                         known.keep_on_storage == 0 ? question.keep_on_storage : 0);
   if (status.ok()) status = policy_.Set(question);
   if (!status.ok()) return Reply(from, number, status);
-  // Every node has to know it, so that the next leader does. Until then the question is repeated, also while steps are being
-  // deleted that are to be kept from now on.
+  // Every node has to know it, so that the next leader does. Until then the question is repeated. It is also
+  // repeated while steps are being deleted that must be kept from now on.
   if (policy_.version() == policy_seen_ && policy_sequence_ <= acked_by_all() &&
       !persistence_.DeletesBeyond(policy_.Of(current).keep_on_storage))
     Reply(from, number, OkStatus(), Encode(Nothing{}));
@@ -351,7 +351,7 @@ void Leader::AnswerQuarantine(NodeId from, uint64_t number, const QuarantineQues
   const Result<StepId> step = latest_.ResolveStep({quarantine.step, 0, 0, 0, false, false});
   if (!step.ok()) return Reply(from, number, step.status());
   restores_.Set(*step, !quarantine.undo);
-  // Every node has to know, so that a leader that comes later does. Until then the question is repeated.
+  // Every node has to know it, so that a later leader does. Until then the question is repeated.
   if (restores_.version() == restores_seen_ && restores_sequence_ <= acked_by_all())
     Reply(from, number, OkStatus(), Encode(Nothing{}));
 }
@@ -365,7 +365,7 @@ void Leader::AnswerDrop(NodeId from, uint64_t number, const DropQuestion& drop) 
     status = drops_.Request(drop, {table_, incarnations_.current(), state_.release_before.id, newest_marked,
                                    context_.view.settings.nodes, members_.size()});
   if (!status.ok()) return Reply(from, number, status);
-  // Until no member has a copy the question is repeated.
+  // The question is repeated until no member has a copy.
   if (drops_.Done(drop.step, table_, acked_by_all())) Reply(from, number, OkStatus(), Encode(Nothing{}));
 }
 
@@ -382,7 +382,7 @@ bool Leader::LatestIsSafe() const {
 }
 
 void Leader::AnswerDrain(NodeId from, uint64_t number, const DrainQuestion& drain) {
-  // What is kept must have been judged with all that the members have told.
+  // What is kept must have been decided with all that the members have told.
   if (!table_.leaving().contains(from) || sequence_ == 0 || dirty_)
     return Reply(from, number,
                  Error(Code::kUnavailable, "the leader has not heard yet that %s leaves",
@@ -450,7 +450,7 @@ void Leader::AnswerReport(NodeId from, uint64_t number) {
     NoteRestores(id, &stored);
     report.steps.push_back(stored);
   }
-  // Quarantined ones only where there are no others.
+  // Quarantined steps are shown only if there are no others.
   for (const StepReport& step : report.steps) {
     const auto rank = [](const StepReport& of) {
       return std::tuple(!of.quarantined, of.incarnation, of.step);

@@ -98,7 +98,7 @@ void Sessions::Close(SessionId id) {
   for (const SaveId save : saves) EndSave(save, "its rank has gone");
   ROPETEAM_CHECK(session->saves == 0);
   for (auto& [view, open] : session->views) EndView(&open);
-  // Said in the inventory from now on: a leader that comes later must know, too, that a rank has left.
+  // The inventory says it from now on: a later leader must know, too, that a rank has left.
   IncarnationState& current = parts_.context.incarnation;
   if (session->admitted && session->incarnation == current.number && current.token.empty())
     current.broken = true;
@@ -129,7 +129,7 @@ void Sessions::Hello(SessionId id, RequestId request, const HelloInput& hello) {
         Context& context = parts_.context;
         if (admitted.incarnation.number > context.incarnation.number) {
           context.incarnation = admitted.incarnation;
-          context.announced.heard = false;  // what the leader said last was of the incarnation before
+          context.announced.heard = false;  // the leader's last announcement was for the former incarnation
         }
         if (admitted.incarnation.number > context.store.incarnation_max())
           context.store.SetIncarnationMax(admitted.incarnation.number);
@@ -138,7 +138,7 @@ void Sessions::Hello(SessionId id, RequestId request, const HelloInput& hello) {
       });
 }
 
-// A step is committed without this save if the rank has saved it elsewhere, while it was open there.
+// If the rank has saved the step elsewhere while it was open there, the step is committed without this save.
 Status Sessions::CheckNotCommitted(const ShardId& shard) const {
   const StepId step = StepOf(shard);
   if (!parts_.context.announced.committed.contains(step)) return OkStatus();
@@ -166,7 +166,7 @@ void Sessions::SaveBegin(SessionId id, RequestId request, Step step, uint64_t st
       return AnswerStatusTo(
           id, request, Error(Code::kAlreadyExists, "%s is being saved already", shard.ToString().c_str()));
   if (context.leaving) {
-    NoteEnded(id, step);  // the others need not wait for this rank's shard
+    NoteEnded(id, step);  // the other ranks need not wait for this rank's shard
     return AnswerStatusTo(
         id, request,
         Error(Code::kUnavailable, "node %s leaves the job (it is drained): no save begins here",
@@ -417,7 +417,7 @@ void Sessions::NoteEnded(SessionId id, Step step) {
 
 Sessions::Progress& Sessions::ProgressOf(const ShardId& shard) {
   while (progress_.size() >= kProgressMax) {
-    // Of a step that is being persisted a rank may ask an hour later.
+    // For a step that is being persisted a rank may ask an hour later.
     auto oldest = progress_.begin();
     while (oldest != progress_.end() && parts_.context.announced.persisting.contains(StepOf(oldest->first)))
       ++oldest;
@@ -445,8 +445,8 @@ void Sessions::Reached(const ShardId& shard, Level level) {
 
 void Sessions::OnReplicated(const ShardId& shard) { Reached(shard, Level::kReplicated); }
 
-// Whether what this node saved is what was committed: other bytes under the same name are not (SaveBegin()). What has
-// been released since was committed.
+// Whether this node saved what was committed. Other bytes under the same name are not that (SaveBegin()). A shard
+// that has been released since was committed.
 bool Sessions::HasCommitted(const ShardId& shard) const {
   const SealedShard* sealed = parts_.context.store.Find(shard);
   const auto progress = progress_.find(shard);
@@ -454,7 +454,7 @@ bool Sessions::HasCommitted(const ShardId& shard) const {
   return sealed == nullptr || sealed->committed;
 }
 
-// What this node saved of these steps.
+// The shards of these steps that this node saved.
 void Sessions::ReachedBy(const std::set<StepId>& steps, Level level) {
   std::vector<ShardId> reached;
   for (const StepId& step : steps) {
@@ -511,7 +511,8 @@ std::optional<Status> Sessions::Outcome(const Waiter& waiter) const {
 std::optional<Status> Sessions::NotPersisted(const StepId& step) const {
   const Announcement& announced = parts_.context.announced;
   if (!announced.heard || announced.persisting.contains(step)) return std::nullopt;
-  // The shard's own level follows: while one shard reaches a level the others of its node are looked at, too.
+  // The shard's own level follows soon: the shards of a node reach a level one after the other, and waits are
+  // checked in between.
   if (announced.persisted.contains(step)) return std::nullopt;
   const std::string name = step.ToString();
   if (const auto why = announced.not_persisted.find(step); why != announced.not_persisted.end())
@@ -559,7 +560,7 @@ void Sessions::Wait(SessionId id, RequestId request, Step step, Level level, Tim
       id, request, {session->incarnation, step, session->hello.rank}, level, Deadline(timeout_us)};
   const SealedShard* sealed = parts_.context.store.Find(waiter.shard);
   if (!progress_.contains(waiter.shard) && sealed != nullptr && sealed->role == Role::kOwn) {
-    // Sealed by a daemon before this one. Its mark alone does not say that every member has marked the step.
+    // Sealed by an earlier daemon. Its mark alone does not say that every member has marked the step.
     const bool told =
         parts_.context.announced.told.contains(StepOf(waiter.shard)) && HasCommitted(waiter.shard);
     const bool persisted =
@@ -743,8 +744,8 @@ bool Sessions::HasRank(Rank rank) const {
   });
 }
 
-// Of questions to join alone. Another one may wait for as long as a rank likes, and be answered when nothing else changes
-// that would send an inventory.
+// Only of questions to join. Another question may wait as long as its rank likes, and be answered when nothing
+// else changes that would send an inventory.
 uint64_t Sessions::asking_from() const {
   uint64_t oldest = parts_.asker.next_number();
   for (const auto& [id, session] : sessions_)

@@ -33,7 +33,7 @@ void Sessions::ViewOpen(SessionId id, RequestId request, Step step, Rank rank, T
 
 void Sessions::OpenLocated(uint64_t pending, const LocateReply& located, bool partial) {
   const Context& context = parts_.context;
-  // Ciphertext has no ranges, a daemon of protocol 8 does not know of them, and storage is read whole.
+  // Ciphertext has no ranges, a daemon of protocol 8 does not know ranged reads, and storage is read as a whole.
   const bool by_ranges = partial && !context.config.encrypts && context.protocol >= 9 && !located.stored &&
                          context.store.Find(located.shard.id) == nullptr;
   return by_ranges ? OpenPartly(pending, located) : OpenWhole(pending, located.shard.id);
@@ -97,7 +97,7 @@ void Sessions::ViewRepair(SessionId id, RequestId request, ViewId view, const st
       return AnswerStatusTo(
           id, request,
           Error(Code::kInvalidArgument, "chunk %u of a shard of %zu", chunk, sealed->crcs.size()));
-  // Released, or it is in other chunks now (converter.h).
+  // Released, or moved to other chunks (converter.h).
   if (parts_.context.store.Find(shard) != sealed)
     return AnswerStatusTo(id, request,
                           Error(Code::kCorrupt, "%s is bad here and was released: nothing to repair it from",
