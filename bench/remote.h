@@ -28,7 +28,7 @@ std::vector<std::string> CommandOf(const Remote& remote, const std::vector<std::
 // semicolon) for their own, so the arguments go as one word of hexadecimal digits: kPackedCommand and that.
 inline constexpr const char* kPackedCommand = "packed";
 std::vector<std::string> OwnCommandOf(const Remote& remote, const std::vector<std::string>& arguments);
-// The arguments again; empty when `word` is none of ours.
+// The arguments again; empty when `word` is not one of ours.
 std::vector<std::string> Unpack(const std::string& word);
 
 // The argument by which a child knows whom not to outlive: our pid, or "0" on another machine, where the end

@@ -10,7 +10,7 @@ namespace ropeteam::cli {
 namespace {
 
 constexpr uint32_t kReadyTimeoutSecondsMax = 86400;
-constexpr uint32_t kWatchdogSecondsMin = 2;  // the daemon gives a sign of life once a second
+constexpr uint32_t kWatchdogSecondsMin = 2;  // the daemon reports once a second that it is alive
 constexpr uint32_t kWatchdogSecondsMax = 86400;
 
 bool IsOneOf(const std::string& name, const std::vector<std::string>& names) {

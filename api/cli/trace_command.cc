@@ -66,7 +66,7 @@ uint64_t FlowOf(NodeId source, NodeId holder, Rank rank, uint32_t chunk) {
   uint64_t hash = 0xcbf29ce484222325;
   for (const uint64_t part : {source, holder, uint64_t{rank}, uint64_t{chunk}})
     hash = (hash ^ part) * 0x100000001b3;
-  return hash | 1;  // 0 is none
+  return hash | 1;  // 0 is not an id
 }
 
 class NodeTimeline {

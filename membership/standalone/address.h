@@ -9,8 +9,8 @@
 
 namespace ropeteam {
 
-// Whether a socket can listen on `address` ("host:port", "[v6]:port") right now. kInvalidArgument for one
-// that is none or cannot be resolved, kIo with the system's reason otherwise. Leaves nothing behind.
+// Whether a socket can listen on `address` ("host:port", "[v6]:port") right now. kInvalidArgument: it is
+// not an address, or cannot be resolved. kIo: otherwise, with the system's reason. Leaves nothing behind.
 Status CheckListen(const std::string& address);
 // Whether host:port names an address of this machine, whoever listens there.
 bool IsOwnAddress(const std::string& address);

@@ -206,7 +206,7 @@ TEST_F(LedEngine, EvictsAFormerIncarnationsCopyOnlyWhenTheLeaderNamesIt) {
   EXPECT_TRUE(GrantsAReplicaOfTenChunks());
 }
 
-TEST_F(LedEngine, EvictsNothingOnTheWordOfAFormerEpoch) {
+TEST_F(LedEngine, EvictsNothingByTheAnnouncementOfAFormerEpoch) {
   HearState(1, kNew);
   View next = engine_->view();
   next.epoch = 7;
@@ -256,7 +256,7 @@ TEST_F(LedEngine, BelievesNoIncarnationBeyondTheLimit) {
 }
 
 // The incarnation has begun, and what the leader keeps for it is still on its way.
-TEST_F(LedEngine, EvictsNothingOnTheWordOfAFormerIncarnation) {
+TEST_F(LedEngine, EvictsNothingByTheAnnouncementOfAFormerIncarnation) {
   HearState(1, kOld);
   engine_->OnSessionOpened(3, 1);
   engine_->OnHello(3, 1, 1, HelloInput{0, 1, 77, "", 1'000'000, 0});

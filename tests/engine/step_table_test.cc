@@ -167,7 +167,7 @@ TEST(StepTable, AStepThatIsReleasedIsNotCommittedByLateCopiesOnlyByAMark) {
   EXPECT_THAT(table.Commit(), IsEmpty());
   EXPECT_FALSE(table.Find(kStep)->committed);
   CopyReport marked = Copy(0, Role::kReplica);
-  marked.committed = true;  // by a leader whose word has not come here
+  marked.committed = true;  // by a leader, whose announcement has not arrived here
   table.Replace(3, {}, {marked});
   EXPECT_TRUE(table.Find(kStep)->committed);
   EXPECT_FALSE(table.Find(kStep)->released);

@@ -85,7 +85,7 @@ TEST(CoordinatorWatch, OverEtcdTheReportSaysWhatEtcdDoes) {
   EXPECT_STREQ(report.kind, "etcd");
   EXPECT_EQ(report.coordinator, "");
   EXPECT_EQ(report.for_us, 3 * kSecond);
-  EXPECT_THAT(report.tried, IsEmpty()) << "an address of no letters is none";
+  EXPECT_THAT(report.tried, IsEmpty()) << "an empty address is not an address";
   EXPECT_THAT(report.blocked, AllOf(HasSubstr("etcd at h:1 does not answer"), HasSubstr("has not joined")));
   EXPECT_THAT(report.advice, HasSubstr("etcd"));
   watch.OnContact({kOther, true, 6 * kSecond, "", ""});

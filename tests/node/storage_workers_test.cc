@@ -366,7 +366,7 @@ TEST(StorageWatchTest, WhatWaitsBehindOthersTakesTheirProgress) {
     watch.EndPart();
   });
   EXPECT_EQ(watch.Stalled(before + kAfter), Tags{});
-  // Another queue's progress is none of theirs.
+  // Another queue's progress does not count as theirs.
   const auto written = Clock::now();
   StorageWatch::Work* const reads = watch.Add(4);
   on_thread([&] {

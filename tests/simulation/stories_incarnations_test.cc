@@ -333,7 +333,7 @@ TEST_F(Story, AQuestionOfTheDeadKeepsNoSeatTaken) {
   EXPECT_NE(IncarnationOf(2), IncarnationOf(1));
 }
 
-// The leader is lost with the only word of which step the incarnation restores, just when the first rank has been
+// The leader is lost, and only it knew which step the incarnation restores, just when the first rank has been
 // told. The ranks that ask later are told the same step, or none.
 TEST_F(Story, TheStepToRestoreOutlivesItsLeader) {
   StartNodes(4);

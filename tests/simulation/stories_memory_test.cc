@@ -342,7 +342,7 @@ TEST_F(Story, ReshardingReadsEveryRanksShard) {
     for (Rank rank = 0; rank < 4; ++rank) EXPECT_TRUE(Read(2, reader, 1, rank).ok());
 }
 
-// A put fails with bytes of it still on their way, and the word of that is lost. A repeated grant tells the
+// A put fails with bytes of it still on their way, and the message about that is lost. A repeated grant tells the
 // source that the holder still keeps the chunks: they are given back, and not used before the bytes have
 // come.
 TEST_F(Story, ALateWriteOfAFailedPutHitsNobody) {

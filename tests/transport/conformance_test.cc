@@ -391,7 +391,7 @@ TEST_P(TransportTest, RefusesBytesThatAreNoAddressAndNoKey) {
     ASSERT_FALSE(refused.ok()) << bad.size() << " bytes";
     EXPECT_EQ(refused.status().code(), Code::kInvalidArgument);
   }
-  // A key of another instance, and a peer that is none.
+  // A key of another instance, and an invalid peer.
   EXPECT_EQ(t.ImportRegion(a_.peer, a_.key).status().code(), Code::kInvalidArgument);
   EXPECT_EQ(t.ImportRegion(a_.peer + 100, b_.key).status().code(), Code::kInvalidArgument);
 }
