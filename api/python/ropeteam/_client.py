@@ -17,7 +17,7 @@ from . import _native
 from ._errors import InvalidArgument, NotFound
 from ._native import Handle, decode_name, encode_name, library, timeout_ms, unsigned
 from ._ranges import Range, RangeArray
-from ._save import Save, is_own
+from ._save import Contents, Save, is_own
 from ._values import (
     INDEX_NAME,
     METADATA_NAME,
@@ -196,7 +196,7 @@ class Client:
     def save(
         self,
         step: int,
-        objects: Mapping[str, Value],
+        objects: Mapping[str, Value] | Contents,
         *,
         metadata: Mapping[str, JsonValue] | None = None,
         agreement: int = 0,
@@ -228,6 +228,21 @@ class Client:
         AlreadyExists: this rank has saved this step in this incarnation. Stale: the job has restarted without
         this process.
         """
+        contents = objects if isinstance(objects, Contents) else self._contents(objects)
+        encoded = None if metadata is None else encode_metadata(metadata)
+        lengths = [*contents.lengths, *(len(each) for each in (contents.index, encoded) if each is not None)]
+        with self.begin(step, bytes=sum(lengths), objects=len(lengths), agreement=agreement) as save:
+            contents.put(save)
+            save._index = contents.index
+            if encoded is not None:
+                save._put(METADATA_NAME, encoded)
+        if persist:
+            self.persist(step, timeout)
+        if wait is not None and wait > Level.LOCAL:
+            self.wait(step, wait, timeout)
+        return sum(lengths)
+
+    def _contents(self, objects: Mapping[str, Value]) -> Contents:
         if not hasattr(objects, "items"):
             raise TypeError(
                 f"objects is a {type(objects).__name__}: a mapping of names to tensors, buffers or JSON "
@@ -235,19 +250,8 @@ class Client:
             )
         sources = {name: Source(value, name) for name, value in objects.items()}
         infos = {name: source.info for name, source in sources.items()}
-        own = [encode_index(infos, self._world_size), None if metadata is None else encode_metadata(metadata)]
         lengths = [info.length for info in infos.values() if info.at is None]
-        lengths += [len(each) for each in own if each is not None]
-        with self.begin(step, bytes=sum(lengths), objects=len(lengths), agreement=agreement) as save:
-            save._put_many(sources)
-            save._index = own[0]
-            if metadata is not None:
-                save.put_metadata(metadata)
-        if persist:
-            self.persist(step, timeout)
-        if wait is not None and wait > Level.LOCAL:
-            self.wait(step, wait, timeout)
-        return sum(lengths)
+        return Contents(lambda save: save._put_many(sources), encode_index(infos, self._world_size), lengths)
 
     def begin(self, step: int, *, bytes: int = 0, objects: int = 0, agreement: int = 0) -> Save:
         """Begins a save that is filled piece by piece; see Save. `bytes` and `objects`, the sum of the

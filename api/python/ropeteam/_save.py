@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import array
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 
 from . import _native
@@ -23,6 +24,8 @@ from ._values import (
     encode_index,
     encode_metadata,
 )
+
+_NAMED_PART_FIELDS = 5  # numbers in a ropeteam_named_part_t: the name's address and the part's four
 
 
 class Save:
@@ -219,8 +222,6 @@ class Save:
         self._put_pending(pending)
 
     def _put_pending(self, pending: list[tuple[str, Memory]]) -> None:
-        lib = library()
-        handle = self._use()
         names = [encode_name(name) for name, _ in pending]
         text = ctypes.create_string_buffer(b"\0".join(names))
         address = ctypes.addressof(text)
@@ -228,10 +229,18 @@ class Save:
         for name, (_, memory) in zip(names, pending):
             fields.extend((address, *self._part(memory, background=True)))
             address += len(name) + 1
-        if pending:
-            objects = (_native.NamedPart * len(pending)).from_buffer(fields)
-            lib.check(lib.save_put_many(handle.pointer, objects, len(pending)))
+        self._put_named(fields)
         pending.clear()
+
+    def _put_named(self, fields: array.array[int]) -> None:
+        """Objects as the library takes them, five numbers each. The caller holds their memory, and that of
+        the names; memory that is copied in the background until the commit."""
+        lib = library()
+        handle = self._use()
+        count = len(fields) // _NAMED_PART_FIELDS
+        if count:
+            objects = (_native.NamedPart * count).from_buffer(fields)
+            lib.check(lib.save_put_many(handle.pointer, objects, count))
 
     def _put_fields(self, name: str, fields: array.array[int], info: ObjectInfo) -> None:
         """The object's parts as the library takes them, four numbers each. The caller holds the memory."""
@@ -254,6 +263,15 @@ class Save:
                 view.release()
             except BufferError:
                 pass  # an object made of it still exists: reserve() says that the caller must drop it
+
+
+@dataclass(frozen=True)
+class Contents:
+    """The objects of a whole save."""
+
+    put: Callable[[Save], None]  # puts all of them
+    index: bytes | None  # the index object
+    lengths: Sequence[int]  # of the objects that are stored
 
 
 def is_own(name: str) -> bool:

@@ -16,6 +16,7 @@ import logging
 import weakref
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ import torch.distributed as dist
 from .._client import DEFAULT_TIMEOUT, Client, Level
 from .._errors import Aborted, DeadlineExceeded, InvalidArgument, RopeteamError, Unsupported
 from .._values import Part, Value, is_tensor
+from ._known import Known
 from ._pieces import Held, Piece, held
 
 _LOG = logging.getLogger("ropeteam")
@@ -60,6 +62,16 @@ def save_tensors(
         return remembered.save(step, objects, replicated or {}, alone, verify, options)
 
 
+@dataclass(frozen=True)
+class _Last:
+    """A save whose like needs no new decision."""
+
+    options: Any  # those that decide what is shared
+    decision: Any
+    agreement: int
+    known: Known
+
+
 class _Remembered:
     """What is known between the saves of a Client."""
 
@@ -70,6 +82,7 @@ class _Remembered:
         self._owners: dict[Any, dict[str, int]] = {}  # by what was to be decided
         self._verified: Any = None  # the decision whose replicas were compared
         self._attempted: Any = None  # the last decision that a save was made with
+        self._last: _Last | None = None
         #: A save of which it is not known yet whether the ranks had the same: its step, what is verified when
         #: they had, and the sums of what other ranks saved of it.
         self._pending: tuple[int, Any, dict[int, dict[str, int]]] | None = None
@@ -85,6 +98,12 @@ class _Remembered:
     ) -> int:
         client = self._client()
         assert client is not None
+        last = self._last_if_like((alone, replicated), verify)
+        contents = None if last is None else last.known.contents(objects)
+        if last is not None and contents is not None:
+            if last.decision and self._pending is None:
+                self._pending = (step, self._verified, {})
+            return self._save(step, contents, last.agreement, options)
         made: dict[str, Any] = dict(objects)
         tensors = {
             name: held(each, name)
@@ -119,10 +138,30 @@ class _Remembered:
         # With the sums only where every rank gives them: at the first save of a decision all do.
         given = sums if first or verify == "every" else {}
         said = [(name, owner, _bytes(tensors[name]), given.get(name)) for name, owner in everywhere.items()]
+        agreement = _agreement(said)
+        saved = self._save(step, made, agreement, options)
+        if not sums:
+            known = Known(objects, made, tied, client.info().world_size)
+            self._last = _Last((alone, replicated), decision, agreement, known)
+        return saved
+
+    def _last_if_like(self, options: Any, verify: str) -> _Last | None:
+        """The last save, if the next one shares as much and wants no sums."""
+        last = self._last
+        # The first save of a decision gives its sums, on every rank: what they agree on must not depend on
+        # what one rank knows.
+        if last is None or last.options != options or last.decision != self._attempted:
+            return None
+        verified = verify == "never" or (verify == "first" and last.decision == self._verified)
+        return last if verified or not last.decision else None
+
+    def _save(self, step: int, objects: Any, agreement: int, options: Mapping[str, Any]) -> int:
+        client = self._client()
+        assert client is not None
         try:
-            return client.save(step, made, agreement=_agreement(said), **options)
+            return client.save(step, objects, agreement=agreement, **options)
         except Unsupported as error:  # a node of the job has an older daemon, whose leader would not compare
-            if said:
+            if agreement:
                 self._fall_back(str(error))
             raise
 

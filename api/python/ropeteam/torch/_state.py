@@ -132,7 +132,7 @@ def _replicated(model: Models, optimizer: Optimizers | None, group: Any) -> dict
     what it does not split. A parameter's state in the optimizer is where the parameter is. Buffers are not
     among them: BatchNorm's differ.
     """
-    if not dist.is_initialized():
+    if not dist.is_initialized() or dist.get_world_size() == 1:
         return {}
     who: dict[Any, Sequence[int]] = {}
     told: set[Any] = set()  # parameters that are replicated as a whole, also those with a placement
