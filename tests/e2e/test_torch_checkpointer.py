@@ -152,6 +152,49 @@ def test_a_daemon_that_is_gone_and_comes_back_is_used_again(cluster, caplog):
         assert caplog.text.count("daemon") >= 2
 
 
+def test_the_daemons_write_and_keep_what_a_checkpointer_says(cluster, tmp_path):
+    import ropeteam
+    import torch
+    from ropeteam import Level
+    from ropeteam.torch import Checkpointer
+
+    def opened(*flags: str):
+        store = tmp_path / f"store{len(flags)}"
+        store.mkdir()
+        (node,) = cluster(1, options=["--storage", str(store), *flags]).nodes
+        return node, store, node.open(0, 1, "life")
+
+    model = torch.nn.Linear(2, 2)
+    node, store, rope = opened()
+    with rope:
+        ckpt = Checkpointer(model=model, client=rope, memory_every=3, storage_every=4, keep=2)
+        for step, due in ((3, False), (6, True), (9, True), (12, True), (15, False)):
+            assert ckpt.step(step)
+            if due:  # 4, 8 and 12 were passed
+                rope.wait(step, Level.PERSISTED)
+            else:
+                with pytest.raises(ropeteam.Aborted, match=r"not due \(persist_every 4\)"):
+                    rope.wait(step, Level.PERSISTED)
+        kept = [f"step-{step:010d}" for step in (9, 12)]
+        stored = store.glob
+        wait_until(lambda: sorted(path.name[:15] for path in stored("test/step-*")) == kept, "step 6 to go")
+
+    node, _, rope = opened("--persist-every", "10", "--keep-on-storage", "3")
+    with rope:
+        started = "this job's daemons were started with"
+        for options, names in (
+            ({"storage_every": 4, "keep": 3}, f"persist_every 4, {started} --persist-every 10"),
+            ({"storage_every": 10, "keep": 2}, f"keep_on_storage 2, {started} --keep-on-storage 3"),
+            ({"keep": 2}, f"keep_on_storage 2, {started} --keep-on-storage 3"),
+        ):
+            with pytest.raises(ropeteam.InvalidArgument, match=names):
+                Checkpointer(model=model, client=rope, **options)
+        Checkpointer(model=model, client=rope)  # the default interval gives way
+        Checkpointer(model=model, client=rope, storage_every=10, keep=3)
+        policy = node.status()["policy"]
+        assert (policy["persist_every"], policy["persist_every_by"], policy["keep_by"]) == (10, "flag", "flag")
+
+
 RESUME = """
 import logging, sys
 import torch

@@ -72,7 +72,8 @@ def test_a_sharded_model_resumes_to_the_bit(cluster, train, library, tmp_path):
 
 
 def test_another_number_of_ranks_goes_on(cluster, train, library, tmp_path):
-    nodes = cluster(2, options=["--keep-steps", "9"])
+    (tmp_path / "storage").mkdir()
+    nodes = cluster(2, options=["--storage", str(tmp_path / "storage")])
     killed, how = killed_after_a_save(nodes, train, library, tmp_path)
     resumed = train(nodes, *library.program, ranks=library.others, **how).ok()
     step = library.kill - 1
@@ -82,6 +83,8 @@ def test_another_number_of_ranks_goes_on(cluster, train, library, tmp_path):
     if library.program[0] == "hf.py":  # the parts that the other ranks kept do not fit
         best = resumed.one("best_step")
         assert best < step and resumed.one("best_weights") == wholes(killed)[best][0]
+        assert "save_total_limit=2 is not in effect on storage: ranks of another mesh" in killed.output
+        assert "--keep-on-storage 2 --keep-best eval_loss:max" in killed.output
 
 
 def test_fsdp1_is_refused_with_what_to_set(tmp_path, monkeypatch):

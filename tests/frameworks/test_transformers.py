@@ -78,6 +78,31 @@ def test_a_wrapped_trainer_goes_on_from_storage_when_all_memory_is_lost(cluster,
     same(resumed, whole)
 
 
+def test_storage_keeps_save_total_limit_and_the_best_model_is_found_without_its_step(cluster, train, tmp_path):
+    storage = tmp_path / "storage"
+    storage.mkdir()
+    nodes = cluster(1, options=["--storage", str(storage)])
+    options = json.dumps({"greater_is_better": True, "save_total_limit": 1})
+    whole = train(None, "hf.py", "alone", OPTIONS=options).ok()
+
+    def stay(*steps: int) -> None:
+        found = storage.glob
+        wait_until(
+            lambda: sorted(int(path.name[5:15]) for path in found("*/step-*")) == list(steps), f"{steps} on storage"
+        )
+
+    train(nodes, "hf.py", "callback", KILL="7", OPTIONS=options).killed()
+    stay(6)
+    nodes[0].options += ["--keep-on-storage", "5"]
+    lose(nodes)
+    resumed = train(nodes, "hf.py", "callback", RESUME="1", OPTIONS=options).ok()
+    assert resumed.one("begins_at") == 6 and resumed.one("best_step") < 6
+    same(resumed, whole)
+    refused = "keep_on_storage 1, this job's daemons were started with --keep-on-storage 5"
+    assert f"save_total_limit=1 is not in effect on storage: {refused}" in resumed.output
+    stay(6, 8)
+
+
 @pytest.mark.parametrize("strategy", ["epoch", "best"])
 def test_a_trainer_saves_when_its_arguments_say_so(cluster, train, strategy, tmp_path):
     nodes = cluster(1)

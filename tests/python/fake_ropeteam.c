@@ -222,9 +222,12 @@ ropeteam_status_t ropeteam_persist(ropeteam_t* handle, uint64_t step, int64_t ti
 ropeteam_status_t ropeteam_set_policy(ropeteam_t* handle, const ropeteam_policy_t* policy, int64_t timeout_ms) {
   (void)handle, (void)timeout_ms;
   FAILING("set_policy");
-  if (policy->persist_every || policy->keep_on_storage == 3)
+  if (policy->persist_every == 3)
+    return error(ROPETEAM_INVALID_ARGUMENT, "this job's daemons were started with --persist-every 2");
+  if (policy->keep_on_storage == 3)
     return error(ROPETEAM_INVALID_ARGUMENT, "this job's daemons were started with --keep-on-storage 2");
-  return error(ROPETEAM_UNSUPPORTED, "this job has no storage");
+  if (policy->keep_on_storage == 5) return error(ROPETEAM_UNSUPPORTED, "this job has no storage");
+  return ROPETEAM_OK;
 }
 ropeteam_status_t ropeteam_latest(ropeteam_t* handle, ropeteam_step_t* step, int64_t timeout_ms) {
   return ropeteam_latest_at(handle, ROPETEAM_COMMITTED, step, timeout_ms);

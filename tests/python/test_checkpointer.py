@@ -204,6 +204,7 @@ def test_random_generators_are_left_alone_when_asked(rope):
         ({"storage_every": -1}, ropeteam.InvalidArgument, "storage_every -1"),
         ({"keep": 0}, ropeteam.InvalidArgument, "keep 0"),
         ({"keep": 3}, ropeteam.InvalidArgument, "started with --keep-on-storage 2"),
+        ({"storage_every": 3}, ropeteam.InvalidArgument, "started with --persist-every 2"),
         ({"when_full": "drop"}, ropeteam.InvalidArgument, "when_full 'drop'"),
         ({"model": Reader()}, TypeError, "is a Reader, not a torch.nn.Module"),
         ({"scheduler": [1]}, TypeError, "scheduler is a list: it has no state_dict"),
@@ -268,17 +269,28 @@ class Store:
     """In the Client's place: an arena with room for `room` saves that are not committed. The newest is committed
     when it is waited for, older ones before."""
 
-    rank, closed = 0, False
+    rank, closed, has_storage = 0, False, True
 
     def __init__(self, room=1, commits=True):
         self.room, self.commits, self.steps, self.open, self.persisted = room, commits, [], [], []
         self.dead = set()
+        self.policies, self.refuses, self.refusal = [], 0, ropeteam.InvalidArgument("the flag says otherwise")
 
     def info(self):
         return ropeteam.Info(0, 1, 1, 4096, 1 << 30)
 
     def persist(self, step, timeout):
         self.persisted.append(step)
+
+    def set_policy(self, persist_every, keep_on_storage, timeout):
+        self.policies.append((persist_every, keep_on_storage))
+        if self.refuses in (persist_every, keep_on_storage):
+            raise self.refusal
+
+    def storage_steps(self, limit):
+        if not self.has_storage:
+            raise ropeteam.Unsupported("this job has no storage")
+        return []
 
     def save(self, step, objects, **options):
         if len(self.open) >= self.room:
@@ -375,41 +387,61 @@ def test_the_newest_save_that_is_never_committed_counts_as_failed(caplog):
     assert ckpt.stats.failed >= 1 and "another rank has passed it" in caplog.text
 
 
-def test_every_so_many_steps_one_is_written_to_storage():
-    store = Store(room=100)
-    ckpt = checkpointer(store, memory_every=4, storage_every=10)
-    for step in range(45):
-        ckpt.step(step, persist=step == 25)
-    assert store.persisted == [12, 20, 25, 32, 40]
-    store.rank, store.persisted = 1, []
-    ckpt = checkpointer(store, storage_every=10)
-    assert all(ckpt.step(step) for step in range(50, 80))
-    assert store.persisted == []  # rank 0 says it
-    store.rank = 0
-    assert all(checkpointer(store, storage_every=0).step(step) for step in (99, 1000))
-    assert store.persisted == []
+@pytest.mark.parametrize(
+    "options, policies",
+    [
+        ({"storage_every": 10, "keep": 5}, [(10, 5)]),
+        ({"storage_every": 0, "keep": 5}, [(None, 5)]),
+        ({"storage_every": 0}, []),
+        ({}, [(500, None)]),
+    ],
+)
+def test_the_daemons_are_told_once_what_storage_gets_and_keeps(options, policies):
+    store = Store(room=1000)
+    ckpt = checkpointer(store, **options)
+    for step in range(490, 510):
+        ckpt.step(step, persist=step == 495)
+    assert (store.policies, store.persisted) == (policies, [495])
 
 
-def test_a_job_without_storage_is_a_warning_where_storage_was_asked_for(rope, caplog):
-    ckpt = Training().checkpointer(rope)
-    assert ckpt.step(0) and ckpt.step(500) and caplog.text == ""
-    ckpt = Training().checkpointer(rope, storage_every=10)
-    assert ckpt.step(510) and ckpt.step(520)
-    assert caplog.text.count("stays in memory alone: this job has no storage") == 1
-    assert ckpt.stats.failed == 0
+def test_the_default_interval_gives_way_and_what_was_given_does_not():
+    store = Store()
+    store.refuses = 500
+    assert checkpointer(store) and checkpointer(store, keep=5)
+    assert store.policies == [(500, None), (500, 5), (None, 5)]
+    for refused, options in (("500", {"storage_every": 500}), ("5", {"keep": 5})):
+        store.refuses = int(refused)
+        with pytest.raises(ropeteam.InvalidArgument, match="the flag says otherwise"):
+            checkpointer(store, **options)
 
 
-def test_what_is_to_stay_where_there_is_no_storage_is_one_warning(rope, caplog):
-    ckpt = Training().checkpointer(rope, keep=5)
-    assert ckpt.step(0) and ckpt.step(1)
-    assert caplog.text.count("keep 5 is not in effect") == 1
-    assert "this job has no storage" in caplog.text
+def test_a_policy_that_the_leader_does_not_confirm_is_a_warning_of_one_rank(caplog):
+    store = Store()
+    store.refuses, store.refusal = 500, ropeteam.DeadlineExceeded("no leader")
+    assert checkpointer(store).step(0)
+    assert caplog.text.count("not in effect on storage: storage_every 500: no leader") == 1
+    store.rank = 1
+    assert checkpointer(store) and caplog.text.count("not in effect") == 1
+
+
+@pytest.mark.parametrize("has_storage", [False, True])  # True: one of the daemons is older
+def test_a_job_without_storage_is_one_warning_where_storage_was_asked_for(caplog, has_storage):
+    store = Store(room=10)
+    store.refuses, store.refusal, store.has_storage = 500, ropeteam.Unsupported("it has none"), has_storage
+    assert checkpointer(store).step(0)
+    default = "not in effect on storage: storage_every 500: it has none"
+    assert [record.getMessage() for record in caplog.records] == [default] * has_storage
+    caplog.clear()
+    ckpt = checkpointer(store, storage_every=500, keep=5)
+    assert ckpt.step(1) and ckpt.step(2) and ckpt.stats.failed == 0
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert warning == "not in effect on storage: storage_every 500, keep 5: it has none"
 
 
 def test_storage_that_does_not_answer_fails_no_save(fake, rope, caplog):
-    ckpt = Training().checkpointer(rope, storage_every=1)
+    ckpt = Training().checkpointer(rope)
     fake.fake_fail(b"persist", Code.DEADLINE_EXCEEDED)
-    assert ckpt.step(1) and "step 1 is saved, and not written to storage" in caplog.text
+    assert ckpt.step(1, persist=True) and "step 1 is saved, and not written to storage" in caplog.text
 
 
 def test_finalizing_looks_or_waits():

@@ -396,8 +396,8 @@ def test_a_policy_says_something(rope):
             rope.set_policy(**nothing)
     with pytest.raises(ropeteam.InvalidArgument, match="--keep-on-storage 2"):
         rope.set_policy(keep_on_storage=3)
-    with pytest.raises(ropeteam.InvalidArgument, match="--keep-on-storage 2"):
-        rope.set_policy(persist_every=100, timeout=1)
+    with pytest.raises(ropeteam.InvalidArgument, match="--persist-every 2"):
+        rope.set_policy(persist_every=3, timeout=1)
     with pytest.raises(ropeteam.Unsupported, match="no storage"):
         rope.set_policy(keep_on_storage=5)
 

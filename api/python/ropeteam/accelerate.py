@@ -25,7 +25,7 @@ import accelerate
 from ._client import DEFAULT_TIMEOUT, Client
 from ._errors import InvalidArgument, Unsupported
 from .torch import Checkpointer, load_state
-from .torch._frameworks import by_number, open_rank, storage_interval
+from .torch._frameworks import by_number, has_storage, keep_on_storage, open_rank
 
 #: Where a rank's state is what PyTorch's own modules and optimizers have.
 _SUPPORTED = ("NO", "MULTI_CPU", "MULTI_GPU", "FSDP")
@@ -38,9 +38,12 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
     def __init__(self, *args: Any, ropeteam_options: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
         """ropeteam_options: storage_every, log_file, when_full and timeout, as of
         ropeteam.torch.Checkpointer. Without storage_every each saved step is written to storage, where the
-        job has one."""
+        job has one. That keeps ProjectConfiguration's total_limit of steps, unless the daemons' flags say
+        otherwise."""
         super().__init__(*args, **kwargs)
         self._ropeteam_options = {"timeout": DEFAULT_TIMEOUT, **(ropeteam_options or {})}
+        self._ropeteam_storage_every = self._ropeteam_options.pop("storage_every", None)
+        self._ropeteam_persists = False  # each step that is saved
         self._ropeteam_client: Client | None = None
         self._ropeteam_saves: Checkpointer | None = None
         self._ropeteam_parts: list[list[Any]] = []  # what the Checkpointer was made of
@@ -63,16 +66,21 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
         parts = [list(each) for each in own]
         if self._ropeteam_saves is None or not _same(parts, self._ropeteam_parts):
             self._ropeteam_parts = parts
-            options = dict(self._ropeteam_options)
-            options["storage_every"] = storage_interval(self._opened(), options.get("storage_every"))
+            client = self._opened()
+            stores = has_storage(client)
+            self._ropeteam_persists = stores and self._ropeteam_storage_every is None and client.rank == 0
+            if stores:
+                timeout = self._ropeteam_options["timeout"]
+                keep_on_storage(client, "total_limit", project.total_limit, timeout)
             self._ropeteam_saves = Checkpointer(
                 model=by_number(self._models),
                 optimizer=by_number(self._torch_optimizers()),
                 extra=_Rest(self),
-                client=self._opened(),
-                **options,
+                storage_every=0,
+                client=client,
+                **self._ropeteam_options,
             )
-        self._ropeteam_saves.save(step)
+        self._ropeteam_saves.save(step, persist=self._ropeteam_persists)
         project.iteration = step + 1
         return f"checkpoint_{step}" if output_dir is None else os.fspath(output_dir)
 
@@ -115,7 +123,8 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
 
     def _opened(self) -> Client:
         if self._ropeteam_client is None:
-            self._ropeteam_client = open_rank(self._ropeteam_options["timeout"])
+            timeout = self._ropeteam_options["timeout"]
+            self._ropeteam_client = open_rank(timeout, self._ropeteam_storage_every)
         return self._ropeteam_client
 
     def _torch_optimizers(self) -> list[Any]:

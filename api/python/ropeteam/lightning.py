@@ -28,7 +28,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from ._client import DEFAULT_TIMEOUT, Client
 from ._errors import InvalidArgument, NotFound, Unsupported
 from .torch import Checkpointer, CheckpointStats, Loaded, load_state
-from .torch._frameworks import by_number, open_rank, rng_state, set_rng_state, storage_interval
+from .torch._frameworks import by_number, has_storage, open_rank, rng_state, set_rng_state
 
 _log = logging.getLogger("ropeteam")
 
@@ -62,6 +62,7 @@ class RopeteamCheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
         self._options: dict[str, Any] = {"log_file": log_file, "when_full": when_full, "timeout": timeout}
         self._client: Client | None = None
         self._saves: Checkpointer | None = None
+        self._persists = False  # each step that is saved
         self._saved_parts: tuple[Any, ...] = ()  # what `_saves` was made of
         self._now: Mapping[str, Any] = {}  # what state_dict() gives while a step is saved
         self._steps: dict[str, int] = {}  # of paths that were saved
@@ -131,7 +132,7 @@ class RopeteamCheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
 
     def _opened(self) -> Client:
         if self._client is None:
-            self._client = open_rank(self._timeout)
+            self._client = open_rank(self._timeout, self._storage_every)
         return self._client
 
     def _save(
@@ -147,17 +148,18 @@ class RopeteamCheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
         client, parts = self._opened(), (model, *optimizers)
         if self._saves is None or parts != self._saved_parts:
             self._saved_parts = parts
+            self._persists = self._storage_every is None and client.rank == 0 and has_storage(client)
             self._saves = Checkpointer(
                 model=torch.nn.Module() if model is None else model,
                 optimizer=by_number(optimizers),
                 extra=self,
                 rng=False,
-                storage_every=storage_interval(client, self._storage_every),
+                storage_every=0,
                 client=client,
                 **self._options,
             )
         self._now, self._last = checkpoint, step
-        self._saves.save(step, metadata=self._metadata)
+        self._saves.save(step, metadata=self._metadata, persist=self._persists)
         self._now = {}
 
     def _read(self, step: int, rank: int) -> dict[str, Any]:

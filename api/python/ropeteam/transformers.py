@@ -39,7 +39,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoin
 from ._client import DEFAULT_TIMEOUT, Client
 from ._errors import InvalidArgument, NotFound, Unsupported
 from .torch import Checkpointer, load_state
-from .torch._frameworks import has_storage, open_rank, restore_rng
+from .torch._frameworks import has_storage, keep_on_storage, open_rank, restore_rng
 
 _log = logging.getLogger("ropeteam")
 
@@ -150,10 +150,12 @@ class RopeteamCallback(transformers.TrainerCallback):  # type: ignore[misc]
     def _own_train(
         self, own: Callable[..., Any], resume_from_checkpoint: Any = None, *arguments: Any, **options: Any
     ) -> Any:
-        self._client = open_rank(self._timeout)
+        self._client = open_rank(self._timeout, self._storage_every)
         self._checkpointer = self._saved_step = self._best = self._best_step = self._best_path = None
         try:
             self._has_storage = has_storage(self._client)
+            if self._has_storage:
+                self._limit_storage()
             found = self._find(resume_from_checkpoint)
             if found is None:
                 output = self._trainer.args.output_dir
@@ -169,6 +171,22 @@ class RopeteamCallback(transformers.TrainerCallback):  # type: ignore[misc]
             if self._checkpointer is not None:
                 self._checkpointer.close()
             self._client.close()
+
+    def _limit_storage(self) -> None:
+        assert self._client is not None
+        args = self._trainer.args
+        if args.load_best_model_at_end and self._trainer.is_fsdp_enabled and (args.save_total_limit or 0) > 0:
+            if self._client.rank == 0:
+                _log.warning(
+                    "save_total_limit=%d is not in effect on storage: ranks of another mesh need the best "
+                    "step itself. Start the daemons with --keep-on-storage %d --keep-best %s:%s",
+                    args.save_total_limit,
+                    args.save_total_limit,
+                    "eval_" + args.metric_for_best_model.removeprefix("eval_"),
+                    "max" if args.greater_is_better else "min",
+                )
+            return
+        keep_on_storage(self._client, "save_total_limit", args.save_total_limit, self._timeout)
 
     def _own__maybe_log_save_evaluate(self, own: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         result = own(*arguments, **options)
@@ -263,7 +281,7 @@ class RopeteamCallback(transformers.TrainerCallback):  # type: ignore[misc]
             scheduler=None if only_model else trainer.lr_scheduler,
             extra=_Extra(self),
             files=_files_of(trainer),
-            storage_every=self._storage_every or 0,
+            storage_every=0,
             client=self._client,
             **self._options,
         )

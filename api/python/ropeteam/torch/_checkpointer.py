@@ -31,6 +31,7 @@ from .._errors import (
     error_for,
 )
 from .._values import JsonValue
+from ._frameworks import set_policy
 from ._plain import flatten
 from ._state import Loaded, load_state, open_distributed, save_state
 
@@ -43,8 +44,6 @@ _IDLE_WAIT_S = 1.0
 #: "skip": after so many commits in a row twice as many steps are saved again.
 _COMMITS_BEFORE_FASTER = 4
 _STRIDE_MAX = 64
-#: What storage_every is when it is left out.
-STORAGE_EVERY = 500
 #: The leader answers within milliseconds, or is being replaced; the loop is not held up for that.
 _PERSIST_TIMEOUT_S = 5.0
 #: So many steps below the newest are tried when it cannot be loaded, beside those on storage.
@@ -112,11 +111,12 @@ class Checkpointer:
             saved, and set in the same dict by a load. {"epoch": 0, "ema": averaged_model}
         files: small files that rank 0 saves with each step: see save_state().
         memory_every: step(n) saves where n is a multiple of it.
-        storage_every: where the job has storage, a saved step is written there when a multiple of so many has
-            been passed, beside those that the daemons' --persist-every asks for. Left out: 500; 0: none.
+        storage_every: where the job has storage, the daemons write a committed step there when a multiple of
+            so many has been passed, if they were started without --persist-every. Left out: 500, unless
+            their flag or another rank says otherwise; 0: the daemons' flag decides alone.
         keep: so many of the newest steps are kept on storage, if the daemons were started without --keep-*.
-            Without storage one warning, and training goes on. Left out: the daemons' flags decide, or all
-            steps are kept.
+            Left out: the daemons' flags decide, or all steps are kept. Where storage_every or keep is given
+            and there is no storage: one warning, and training goes on.
         log_file: gets a line of JSON for each save; "{rank}" in it is the rank.
         when_full: what a save does that finds no room, because saves come faster than they are committed.
             "wait": waits up to `timeout` seconds. "skip": the step is not saved, and from then on only every
@@ -128,9 +128,9 @@ class Checkpointer:
         client: an open one to use, which stays open. group: whose ranks these are; the default group without
             it. timeout: seconds that opening, a wait for room, and each read of a load may take.
 
-        Unavailable: no daemon. InvalidArgument: a value makes no sense, or `keep` is not what the daemons
-        were started with, or not what another rank gives; both are named. TypeError: a part of the state
-        cannot be saved. Others: see Client.
+        Unavailable: no daemon. InvalidArgument: a value makes no sense, or storage_every or keep is not what
+        the daemons were started with, or not what another rank gives; both are named. TypeError: a part of
+        the state cannot be saved. Others: see Client.
         """
         if memory_every < 1:
             raise InvalidArgument(f"memory_every {memory_every}: at least 1 is needed")
@@ -146,9 +146,6 @@ class Checkpointer:
         self._optimizer, others = _split_optimizers(optimizer)
         self._others = {"optimizer": others, "scheduler": scheduler, "dataloader": dataloader, "extra": extra}
         self._memory_every, self._when_full, self._rng = memory_every, when_full, rng
-        self._storage_every = STORAGE_EVERY if storage_every is None else storage_every
-        self._storage_asked_for = bool(storage_every)
-        self._before = 0  # the step that was saved or loaded last
         self._options = {"rng": rng, "replicas": replicas, "verify": verify}
         self._files = dict(files or {})
         self._group, self._timeout = group, timeout
@@ -163,21 +160,13 @@ class Checkpointer:
             self._client = self._open(required)
         self._rank = 0 if self._client is None else self._client.rank
         self._incarnation = 0 if self._client is None else self._client.info().incarnation
-        if keep is not None:
-            self._keep(keep)
+        if self._client is not None:
+            try:
+                set_policy(self._client, storage_every, keep, self._timeout)
+            except InvalidArgument:
+                self.close()
+                raise
         self._log_path = None if log_file is None else os.fspath(log_file).replace("{rank}", str(self._rank))
-
-    def _keep(self, keep: int) -> None:
-        if self._client is None:
-            return
-        try:
-            self._client.set_policy(keep_on_storage=keep, timeout=self._timeout)
-        except InvalidArgument:
-            self.close()
-            raise
-        except RopeteamError as error:  # more stays than was asked for, which ends no training
-            if self._rank == 0:
-                _log.warning("keep %d is not in effect, more steps may stay on storage: %s", keep, error)
 
     # ---- loading
 
@@ -199,7 +188,6 @@ class Checkpointer:
         for step in candidates:
             error = self._try_load(step)
             if error is None:
-                self._before = step
                 if errors:
                     _log.warning("step %d was loaded in place of step %d", step, candidates[0])
                 return step + 1
@@ -324,10 +312,8 @@ class Checkpointer:
             self.stats.bytes += self._when_there_is_room(lambda: self._put(step, metadata))
             self.stats.saved += 1
             self._pending.append(step)
-            passed = self._storage_every and step // self._storage_every > self._before // self._storage_every
-            self._before = step
-            if persist or (passed and self._rank == 0):  # one rank's word is enough
-                self._persist(step, persist)
+            if persist:
+                self._persist(step)
         except NoSpace as error:
             if self._when_full == "wait":
                 return self._failed(step, error)
@@ -341,14 +327,12 @@ class Checkpointer:
         self._failures_in_a_row, self._gave_up_waiting = 0, False
         return "saved"
 
-    def _persist(self, step: int, asked_for: bool) -> None:
+    def _persist(self, step: int) -> None:
         assert self._client is not None
         try:
             self._client.persist(step, min(self._timeout, _PERSIST_TIMEOUT_S))
-        except Unsupported as error:  # the job has no storage, which is news to who has asked for it
-            if asked_for or self._storage_asked_for:
-                _log.warning("step %d stays in memory alone: %s", step, error)
-            self._storage_every = 0
+        except Unsupported as error:
+            _log.warning("step %d stays in memory alone: %s", step, error)
         except RopeteamError as error:
             self.stats.last_error = str(error)
             _log.warning("step %d is saved, and not written to storage: %s", step, error)

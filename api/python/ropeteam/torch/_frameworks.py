@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the integrations of training libraries share."""
+"""What Checkpointer and the integrations of training libraries share."""
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,18 +11,68 @@ from typing import Any
 import torch.distributed as dist
 
 from .._client import Client
-from .._errors import Unsupported
+from .._errors import InvalidArgument, RopeteamError, Unsupported
 from ._state import _restore_rng, _rng_objects, open_distributed
 
+_log = logging.getLogger("ropeteam")
 
-def open_rank(timeout: float) -> Client:
+#: What Checkpointer's storage_every is when it is left out.
+STORAGE_EVERY = 500
+
+
+def open_rank(timeout: float, storage_every: int | None = None) -> Client:
     """As this process's rank of torch.distributed; where that is not initialised, as the rank that RANK and
-    WORLD_SIZE say, or as the only one. A collective in the first case. Errors: see Client."""
+    WORLD_SIZE say, or as the only one. A collective in the first case. Errors: see Client.
+
+    storage_every: Checkpointer's, for the job, and so its errors; left out: none."""
     if dist.is_available() and dist.is_initialized():
-        return open_distributed(timeout=timeout)
-    if "WORLD_SIZE" in os.environ:
-        return Client(timeout=timeout)
-    return Client(rank=0, world_size=1, timeout=timeout)
+        client = open_distributed(timeout=timeout)
+    elif "WORLD_SIZE" in os.environ:
+        client = Client(timeout=timeout)
+    else:
+        client = Client(rank=0, world_size=1, timeout=timeout)
+    try:
+        set_policy(client, storage_every or 0, None, timeout)
+    except InvalidArgument:
+        client.close()
+        raise
+    return client
+
+
+def set_policy(client: Client, storage_every: int | None, keep: int | None, timeout: float) -> None:
+    """Checkpointer's storage_every and keep, for the job. What cannot be in effect is a warning of rank 0.
+
+    InvalidArgument: a value that was given is not that of the daemons' flags or of another rank. The default
+    interval gives way to theirs."""
+    every = STORAGE_EVERY if storage_every is None else storage_every
+    if not every and keep is None:
+        return
+    try:
+        client.set_policy(every or None, keep, timeout)
+    except InvalidArgument:
+        if storage_every is not None:
+            raise
+        set_policy(client, 0, keep, timeout)
+    except RopeteamError as error:
+        if client.rank != 0:
+            return
+        given = {"storage_every": storage_every, "keep": keep}
+        said = ", ".join(f"{name} {value}" for name, value in given.items() if value)
+        if not said and isinstance(error, Unsupported) and not has_storage(client):
+            return
+        _log.warning("not in effect on storage: %s: %s", said or f"storage_every {every}", error)
+
+
+def keep_on_storage(client: Client, name: str, limit: int | None, timeout: float) -> None:
+    """What a library's argument `name` says: so many steps stay on storage. Where the daemons' flags say
+    otherwise, they decide, and rank 0 warns."""
+    if limit is None or limit <= 0:
+        return
+    try:
+        client.set_policy(keep_on_storage=limit, timeout=timeout)
+    except RopeteamError as error:
+        if client.rank == 0:
+            _log.warning("%s=%d is not in effect on storage: %s", name, limit, error)
 
 
 def has_storage(client: Client) -> bool:
@@ -31,12 +82,6 @@ def has_storage(client: Client) -> bool:
     except Unsupported:
         return False
     return True
-
-
-def storage_interval(client: Client, given: int | None) -> int:
-    """Checkpointer's storage_every; of a library whose user says when to save: every save, where there is
-    storage."""
-    return int(has_storage(client)) if given is None else given
 
 
 def by_number(parts: Sequence[Any]) -> Any:
