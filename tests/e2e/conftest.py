@@ -32,10 +32,20 @@ from harness import (  # noqa: E402
 
 
 @pytest.fixture
-def cluster(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Iterator[Callable[..., Cluster]]:
+def cluster(tmp_path: pathlib.Path) -> Iterator[Callable[..., Cluster]]:
     """cluster(nodes, memory="64M", options=[...]) starts daemons and waits until all see all.
 
     node_options are for each node its own, behind those of all. coordinator: default a free port of node 0's."""
+    yield from _clusters(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def module_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Cluster]]:
+    """`cluster` for a fixture that several tests share."""
+    yield from _clusters(tmp_path_factory.mktemp("module"))
+
+
+def _clusters(tmp_path: pathlib.Path) -> Iterator[Callable[..., Cluster]]:
     if not ROPETEAMD.exists():
         pytest.skip(f"{ROPETEAMD} is not built")
     clusters: list[Cluster] = []

@@ -92,6 +92,13 @@ def environment(**more: str) -> dict[str, str]:
     return {**kept, **more}
 
 
+def forked_ranks(count: int) -> list[str]:
+    """The command before a script and its arguments, for tests to which it does not matter that torchrun starts
+    the ranks."""
+    launcher = pathlib.Path(__file__).with_name("fork_ranks.py")
+    return [sys.executable, str(launcher), str(count), str(free_port())]
+
+
 def ask(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [str(ROPETEAM), *command],

@@ -14,21 +14,14 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
 import torch.distributed.checkpoint as dcp  # noqa: E402
-from dcp_ranks import Ranks  # noqa: E402
-from harness import WAIT_S, ask, clean_environment, environment  # noqa: E402
+import torch_ranks as ranks  # noqa: E402
+from harness import WAIT_S, ask, clean_environment  # noqa: E402
 from ropeteam import Level  # noqa: E402
 from ropeteam.dcp import StorageReader, StorageWriter, latest  # noqa: E402
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner  # noqa: E402
 
 # Several worlds load a step and commit none: it is not to blame.
 KEEP = ["--quarantine-after", "99"]
-
-
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    pool = Ranks(6, environment(), tmp_path_factory.mktemp("worlds"))
-    yield pool
-    pool.close()
 
 
 def numbers(seed, *shape, dtype=torch.float32):
@@ -210,7 +203,7 @@ def save_to_storage(rope, step):
 
 
 @pytest.mark.parametrize("way", ["save", "own metadata", "thread"])
-def test_what_4_ranks_saved_is_loaded_by_1_2_3_4_and_6_bit_for_bit(cluster, ranks, way):
+def test_what_4_ranks_saved_is_loaded_by_1_2_3_4_and_6_bit_for_bit(cluster, way):
     socket = cluster(1, options=KEEP)[0].socket
     ranks.run(4, socket, save_by, 10, way)
     newest = 11 if way == "thread" else 10
@@ -218,30 +211,30 @@ def test_what_4_ranks_saved_is_loaded_by_1_2_3_4_and_6_bit_for_bit(cluster, rank
         assert ranks.run(size, socket, load, 10) == [(newest, {"step": 10})] * size
 
 
-def test_the_checkpoint_process_saves_through_its_parent(cluster, ranks):
+def test_the_checkpoint_process_saves_through_its_parent(cluster):
     socket = cluster(1, options=KEEP)[0].socket
     ranks.run(2, socket, save_by, 10, "process")
     assert ranks.run(3, socket, load, 10) == [(11, {"step": 10})] * 3
 
 
-def test_a_rank_that_fails_fails_the_save_of_all_and_nothing_else(cluster, ranks):
+def test_a_rank_that_fails_fails_the_save_of_all_and_nothing_else(cluster):
     socket = cluster(1, options=KEEP)[0].socket
     ranks.run(2, socket, fails_at_one)
     assert ranks.run(2, socket, load, 10) == [(10, {"step": 10})] * 2
 
 
-def test_what_fails_in_the_checkpoint_process_stays_open_nowhere(cluster, ranks):
+def test_what_fails_in_the_checkpoint_process_stays_open_nowhere(cluster):
     socket = cluster(1, options=KEEP)[0].socket
     ranks.run(2, socket, fails_in_the_checkpoint_process)
     assert ranks.run(1, socket, load, 10) == [(10, {"step": 10})]
 
 
-def test_a_plan_that_changed_with_another_ranks_state_fails_one_save(cluster, ranks):
+def test_a_plan_that_changed_with_another_ranks_state_fails_one_save(cluster):
     answers = ranks.run(2, cluster(1)[0].socket, changes_at_one)
     assert answers == [["good", "good", True, "good", "good"]] * 2
 
 
-def test_groups_of_ranks_have_checkpoints_of_their_own(cluster, ranks):
+def test_groups_of_ranks_have_checkpoints_of_their_own(cluster):
     ranks.run(4, cluster(1)[0].socket, two_groups)
 
 
@@ -251,21 +244,24 @@ sys.modules["ropeteam"] = None  # cannot be imported
 warnings.simplefilter("ignore")
 import torch, torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
-dcp_to_torch_save(sys.argv[1], sys.argv[2])
+for step, out in zip(sys.argv[1::2], sys.argv[2::2]):
+    dcp_to_torch_save(step, out)
 """
 
 
-def opened_by_torch_alone(step: pathlib.Path, out: pathlib.Path) -> dict:
-    """What FileSystemReader makes of a directory, where Ropeteam cannot be imported."""
-    command = [sys.executable, "-c", WITHOUT_ROPETEAM, str(step), str(out)]
+def opened_by_torch_alone(steps: list[pathlib.Path], out: pathlib.Path) -> list[dict]:
+    """What FileSystemReader makes of directories, where Ropeteam cannot be imported."""
+    outs = [out / f"{number}.pt" for number in range(len(steps))]
+    command = [sys.executable, "-c", WITHOUT_ROPETEAM]
+    command += [str(path) for pair in zip(steps, outs) for path in pair]
     done = subprocess.run(
         command, env=clean_environment(), cwd="/", capture_output=True, text=True, timeout=WAIT_S
     )
     assert done.returncode == 0, done.stderr
-    return torch.load(out, weights_only=True)
+    return [torch.load(each, weights_only=True) for each in outs]
 
 
-def test_a_step_on_storage_opens_with_torch_alone_and_loads_when_all_memory_is_lost(cluster, ranks, tmp_path):
+def test_a_step_on_storage_opens_with_torch_alone_and_loads_when_all_memory_is_lost(cluster, tmp_path):
     store = tmp_path / "store"
     store.mkdir()
     nodes = cluster(1, options=["--storage", str(store), *KEEP])
@@ -279,8 +275,7 @@ def test_a_step_on_storage_opens_with_torch_alone_and_loads_when_all_memory_is_l
     exported = ask("export", "10", str(tmp_path / "to"), "--storage", str(store))
     assert exported.returncode == 0, exported.stderr
     copied = tmp_path / "to" / "test" / folder.name
-    for number, place in enumerate((folder, copied)):
-        found = opened_by_torch_alone(place, tmp_path / f"{number}.pt")
+    for found in opened_by_torch_alone([folder, copied], tmp_path):
         assert found.pop("value") == {"step": 10}
         assert_same(found, whole(10))
     nodes[0].kill(drop_memory=True)

@@ -11,10 +11,9 @@ import subprocess
 import textwrap
 
 import pytest
-from harness import LIBRARY, ROOT, WAIT_S, environment
+from harness import LIBRARY, ROOT, WAIT_S, environment, forked_ranks
 
 EXAMPLES = ROOT / "examples"
-STANDALONE = ["torchrun", "--standalone", "--nproc-per-node", "2"]
 
 
 def losses(path):
@@ -67,8 +66,9 @@ def test_the_c_quick_start_does_not_go_on_from_zeros_when_nothing_can_be_restore
 
 def test_the_pytorch_quick_start_goes_on_where_it_ended(run_ropeteam):
     pytest.importorskip("torch", reason="torch is not installed")
+    torchrun = ["torchrun", "--standalone", "--nproc-per-node", "2"]
     for first, last in ((1, 10), (11, 20)):
-        done = run_ropeteam(*STANDALONE, str(EXAMPLES / "quickstart.py"), GLOO_SOCKET_IFNAME="lo")
+        done = run_ropeteam(*torchrun, str(EXAMPLES / "quickstart.py"), GLOO_SOCKET_IFNAME="lo")
         assert done.returncode == 0, done.stderr
         ranks = re.findall(r"rank (\d): steps (\d+) to (\d+), loss", done.stdout)
         assert sorted(ranks) == [(str(rank), str(first), str(last)) for rank in range(2)]
@@ -82,7 +82,7 @@ def run_quickstart(node, tmp_path, before: str) -> subprocess.CompletedProcess[s
     text = f"import os, runpy, signal\nimport ropeteam.torch\n{textwrap.dedent(before)}\n"
     driver.write_text(text + f"runpy.run_path({str(EXAMPLES / 'quickstart.py')!r}, run_name='__main__')\n")
     return subprocess.run(
-        [*STANDALONE, str(driver)],
+        [*forked_ranks(2), str(driver)],
         env=environment(ROPETEAM_SOCKET=node.socket, GLOO_SOCKET_IFNAME="lo"),
         capture_output=True,
         text=True,
@@ -142,13 +142,13 @@ def test_the_pytorch_quick_start_trains_to_its_end_when_its_daemon_dies_for_good
 def test_training_that_is_interrupted_computes_what_uninterrupted_training_does(run_ropeteam, tmp_path):
     pytest.importorskip("torch", reason="torch is not installed")
     small = ["--layers", "2", "--width", "48", "--heads", "4", "--batch", "2", "--block", "16"]
-    train = [*STANDALONE, str(EXAMPLES / "train_gpt.py"), *small]
+    train = [str(EXAMPLES / "train_gpt.py"), *small]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     for steps, out in ((9, whole), (4, parts), (9, parts)):
         # The uninterrupted run has a store of its own: another job in the same arena would be found again.
         job = ["--job", out.name, "--node", out.name]
         done = run_ropeteam(
-            *train, "--steps", str(steps), "--out", str(out), options=job, GLOO_SOCKET_IFNAME="lo"
+            *forked_ranks(2), *train, "--steps", str(steps), "--out", str(out), options=job, GLOO_SOCKET_IFNAME="lo"
         )
         assert done.returncode == 0, done.stderr
     for rank in range(2):

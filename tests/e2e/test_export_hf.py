@@ -17,6 +17,7 @@ from test_torch_state import run
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 import ropeteam.torch as rt  # noqa: E402
+import torch_worlds  # noqa: E402
 
 load_file = pytest.importorskip("safetensors.torch", reason="safetensors is not installed").load_file
 
@@ -47,7 +48,7 @@ def test_sharded_and_replicated_models_are_exported_whole(cluster, tmp_path):
     store.mkdir()
     (tmp_path / "config.json").write_text('{"model_type": "net"}')
     nodes = cluster(2, options=["--storage", str(store)])
-    run("exported", 4, nodes, WHOLE=str(tmp_path / "whole"))
+    run(torch_worlds.exported, 4, nodes, tmp_path)
     given = ["--format", "hf", "--config", str(tmp_path / "config.json")]
     for step in (1, 2, 3):
         to = tmp_path / f"out-{step}"

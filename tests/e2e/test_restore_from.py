@@ -33,6 +33,21 @@ def persisted(cluster, store, steps: list[int], ranks: int = 2):  # noqa: F811
     lose(nodes)
 
 
+@pytest.fixture(scope="module")
+def saved_once(module_cluster, tmp_path_factory):
+    """A directory with step 10 of job a, which two ranks saved."""
+    store = Directory(tmp_path_factory.mktemp("a") / "store")  # noqa: F811
+    persisted(module_cluster, store, [10])
+    return store.path
+
+
+@pytest.fixture
+def step_10(saved_once, tmp_path):
+    """A copy of it for each test."""
+    shutil.copytree(saved_once, tmp_path / "a" / "store")
+    return Directory(tmp_path / "a" / "store")
+
+
 def check(ropes: list[ropeteam.Client], step: int, ranks: int = 2) -> None:
     for rope in ropes:
         assert (rope.latest().step, rope.latest().world_size) == (step, ranks)
@@ -92,17 +107,15 @@ def test_the_source_is_read_only_and_is_not_needed_any_more(cluster, tmp_path):
     close(ropes)
 
 
-def test_memory_wins_also_over_newer_steps_of_the_source(cluster, tmp_path):
-    store = Directory(tmp_path / "store")  # noqa: F811
-    persisted(cluster, store, [10])
-    nodes = cluster(2, options=["--restore-from", f"{store.url}/a"], job="b")
+def test_memory_wins_also_over_newer_steps_of_the_source(cluster, step_10):
+    nodes = cluster(2, options=["--restore-from", f"{step_10.url}/a"], job="b")
     ropes = world(nodes, "first")
     check(ropes, 10)
     with pytest.raises(ropeteam.Unsupported, match="no storage"):
         ropes[0].persist(10)
     save(ropes, 11)
     close(ropes)
-    persisted(cluster, store, [30])  # job a has gone on, in a later incarnation
+    persisted(cluster, step_10, [30])  # job a has gone on, in a later incarnation
     ropes = world(nodes, "second")
     check(ropes, 11)
     close(ropes)
@@ -117,14 +130,12 @@ def test_a_world_of_another_size_begins_from_it(cluster, tmp_path):
     close(ropes)
 
 
-def test_a_source_that_cannot_be_read_is_waited_for(cluster, tmp_path):
-    store = Directory(tmp_path / "store")  # noqa: F811
-    persisted(cluster, store, [10])
-    store.go_away()
-    nodes = cluster(1, options=["--restore-from", f"{store.url}/a"], job="b")
+def test_a_source_that_cannot_be_read_is_waited_for(cluster, step_10):
+    step_10.go_away()
+    nodes = cluster(1, options=["--restore-from", f"{step_10.url}/a"], job="b")
     with pytest.raises(ropeteam.RopeteamError, match="storage.*--restore-from.*/a"):
         nodes[0].open(0, 1, "first", timeout=2)
-    store.come_back()
+    step_10.come_back()
     rope = nodes[0].open(0, 1, "first")
     check([rope], 10)
     rope.close()
@@ -138,10 +149,8 @@ def test_a_source_that_cannot_be_read_is_waited_for(cluster, tmp_path):
         ("c", "/c"),
     ],
 )
-def test_a_source_without_the_step(cluster, tmp_path, source, words):
-    store = Directory(tmp_path / "store")  # noqa: F811
-    persisted(cluster, store, [10])
-    nodes = cluster(1, options=["--restore-from", f"{store.url}/{source}"], job="b")
+def test_a_source_without_the_step(cluster, step_10, source, words):
+    nodes = cluster(1, options=["--restore-from", f"{step_10.url}/{source}"], job="b")
     with pytest.raises(ropeteam.RopeteamError, match=words):
         nodes[0].open(0, 1, "first", timeout=2)
 

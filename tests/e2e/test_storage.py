@@ -25,7 +25,7 @@ class Directory:
     def __init__(self, path: pathlib.Path) -> None:
         self.path = path
         self.url = str(path)
-        path.mkdir()
+        path.mkdir(exist_ok=True)
 
     def files(self) -> dict[str, int]:
         return {

@@ -3,17 +3,17 @@
 
 from __future__ import annotations
 
+import logging
 import mmap
+import os
 import re
 import struct
-import subprocess
 
 import pytest
-from harness import WAIT_S, environment, wait_until
+import torch_ranks
+from harness import forked_ranks, wait_until
 
 pytest.importorskip("torch", reason="torch is not installed")
-
-STANDALONE = ["torchrun", "--standalone", "--nproc-per-node", "2"]
 
 # Two models at once, with dropout, schedulers, a reader with a position, and random numbers of Python and numpy:
 # whatever is not restored shows in the losses.
@@ -83,7 +83,7 @@ def test_a_killed_rank_changes_no_loss(run_ropeteam, tmp_path):
         begins = []
         for kill in kills:
             done = run_ropeteam(
-                *STANDALONE, str(script), str(out), "8", str(kill),
+                *forked_ranks(2), str(script), str(out), "8", str(kill),
                 options=["--job", name, "--node", name], GLOO_SOCKET_IFNAME="lo",
             )  # fmt: skip
             assert (done.returncode == 0) == (kill < 0), done.stderr[-4000:]
@@ -195,48 +195,39 @@ def test_the_daemons_write_and_keep_what_a_checkpointer_says(cluster, tmp_path):
         assert (policy["persist_every"], policy["persist_every_by"], policy["keep_by"]) == (10, "flag", "flag")
 
 
-RESUME = """
-import logging, sys
-import torch
-import ropeteam.torch
+def resume(socket: str) -> tuple[int, float, list[str]]:
+    """Goes on for two steps: the first one, the value that was loaded, and the warnings."""
+    import ropeteam.torch
+    import torch
 
-logging.basicConfig(format="%(message)s", stream=sys.stdout)
-torch.distributed.init_process_group("gloo")
-rank = torch.distributed.get_rank()
-weights = torch.nn.Linear(1000, 250, bias=False)
-ckpt = ropeteam.torch.Checkpointer(model=weights)
-start = ckpt.load_latest()
-value = weights.weight[0, 0].item() if start else 0
-print(f"rank {rank} begins with step {start}, value {value}", flush=True)
-for step in range(start, start + 2):
-    torch.nn.init.constant_(weights.weight, 100 * rank + step)
-    assert ckpt.step(step)
-assert ckpt.finish() == start + 1
-"""
+    os.environ["ROPETEAM_SOCKET"] = socket
+    rank = torch.distributed.get_rank()
+    weights = torch.nn.Linear(1000, 250, bias=False)
+    warned: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: warned.append(record.getMessage())
+    logging.getLogger("ropeteam").addHandler(handler)
+    ckpt = ropeteam.torch.Checkpointer(model=weights)
+    start = ckpt.load_latest()
+    value = weights.weight[0, 0].item() if start else 0.0
+    for step in range(start, start + 2):
+        torch.nn.init.constant_(weights.weight, 100 * rank + step)
+        assert ckpt.step(step)
+    assert ckpt.finish() == start + 1
+    return start, value, warned
 
 
-def test_ranks_agree_on_the_step_that_all_can_load(cluster, tmp_path):
+def test_ranks_agree_on_the_step_that_all_can_load(cluster):
     """Rank 1's bytes of the newest step are damaged where they are: both ranks load the one before."""
     (node,) = cluster(1).nodes
-    script = tmp_path / "resume.py"
-    script.write_text(RESUME)
-
-    def run() -> str:
-        done = subprocess.run(
-            [*STANDALONE, str(script)], env=environment(ROPETEAM_SOCKET=node.socket, GLOO_SOCKET_IFNAME="lo"),
-            capture_output=True, text=True, timeout=3 * WAIT_S,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr[-4000:]
-        return done.stdout
-
-    assert "rank 0 begins with step 0" in run()
+    assert torch_ranks.run(2, None, resume, node.socket) == [(0, 0.0, [])] * 2
     of_rank_1 = struct.pack("<f", 101.0) * 200_000
     with open(next(node.arena.glob("*.arena")), "r+b") as file, mmap.mmap(file.fileno(), 0) as arena:
         begin = arena.find(of_rank_1)
         assert begin >= 0 and arena.find(of_rank_1, begin + len(of_rank_1)) == -1
         arena[begin + 1000] ^= 1
-    told = run()
-    for rank in range(2):
-        assert f"rank {rank} begins with step 1, value {100.0 * rank}" in told
-    assert "step 1 cannot be loaded, an older one is tried: rank 1: " in told
-    assert "step 0 was loaded in place of step 1" in told
+    for rank, (start, value, warned) in enumerate(torch_ranks.run(2, None, resume, node.socket)):
+        assert (start, value) == (1, 100.0 * rank)
+        told = "\n".join(warned)
+        assert "step 1 cannot be loaded, an older one is tried: rank 1: " in told
+        assert "step 0 was loaded in place of step 1" in told

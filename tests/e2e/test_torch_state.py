@@ -4,65 +4,42 @@ torch_worlds.py."""
 
 from __future__ import annotations
 
-import ast
-import pathlib
-import re
-import subprocess
-import sys
-
 import pytest
-from harness import WAIT_S, environment
+import torch_ranks
+from harness import Cluster
 from ropeteam import Level
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
-WORKER = pathlib.Path(__file__).with_name("torch_worlds.py")
+import torch_worlds  # noqa: E402
 
 
-def run(case: str, ranks: int, cluster, **env: str) -> str:
-    sockets = [node.socket for node in cluster.nodes]
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            f"--nproc-per-node={ranks}",
-            str(WORKER),
-            case,
-        ]
-        + sockets,
-        env=environment(GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1", **env),
-        capture_output=True,
-        text=True,
-        timeout=3 * WAIT_S,
-    )
-    assert done.returncode == 0, done.stdout
-    return done.stdout
+def run(case, ranks: int, nodes: Cluster, *arguments):
+    """What a case of torch_worlds.py gives on rank 0, and on every other."""
+    first, *others = torch_ranks.run(ranks, None, case, [node.socket for node in nodes.nodes], *arguments)
+    assert all(each == first for each in others)
+    return first
 
 
 def test_a_step_loads_on_any_number_of_ranks_and_any_mesh(cluster):
-    printed = run("reshard", 6, cluster(2))
-    assert printed.count("good") == 12
+    assert len(run(torch_worlds.reshard, 6, cluster(2))) == 12
 
 
 def test_what_several_ranks_have_is_stored_once_and_compared(cluster):
-    printed = run("replicas,differ", 4, cluster(2))
-    lines = re.findall(r"stored (\w+) (\d+) (\d+) (\d+) (\d+) whole (\d+)", printed)
-    assert [line[0] for line in lines] == ["ddp", "hsdp", "tp", "ddp"], printed
-    for layout, *numbers in lines:
-        *sizes, whole = map(int, numbers)
+    nodes = cluster(2)
+    found = run(torch_worlds.replicas, 4, nodes)
+    assert [layout for layout, _, _ in found] == ["ddp", "hsdp", "tp", "ddp"]
+    for layout, sizes, whole in found:
         if layout == "ddp":
             assert sum(sizes) == whole
             assert max(sizes) < 1.3 * min(sizes), "spread evenly"
         # A parameter's step is where each of its shards is: 4 bytes, of 7 parameters, at most 3 times more.
-        assert whole <= sum(sizes) <= whole + 3 * 7 * 4, printed
+        assert whole <= sum(sizes) <= whole + 3 * 7 * 4, found
 
+    differ = run(torch_worlds.differ, 4, nodes)
     # The leader finds it where all ranks share: the first step is never committed, and every rank is told.
-    assert f"differ ddp {[([102, 103], 1)] * 4}" in printed, printed
+    assert differ["ddp"] == [([102, 103], 1)] * 4
     # Of a pair, the rank that did not save what differs finds it, once the step is committed.
-    pairs = re.search(r"differ hsdp (.*)", printed)
-    assert pairs, printed
-    said = ast.literal_eval(pairs[1])
+    said = differ["hsdp"]
     assert [committed for committed, _ in said] == [[111, 112, 113]] * 4
     assert sorted(warned for _, warned in said) == [0, 0, 0, 1] and said[1][1] == said[3][1] == 0
 

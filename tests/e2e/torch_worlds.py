@@ -1,17 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of six for test_torch_state.py. It saves and loads as a rank of worlds of other sizes and layouts.
+"""What the ranks of test_torch_state.py do (torch_ranks.py starts them): they save and load as ranks of worlds
+of other sizes and layouts.
 
-torchrun torch_worlds.py CASE,CASE… SOCKET… runs cases; rank r is on the node of socket r modulo their number.
-Each world is a process group of the first ranks. Ranks that are not in it go through its mesh's making
-alone."""
+Rank r is on the node of socket r modulo their number. Each world is a process group of the first ranks. Ranks
+that are not in it go through its mesh's making alone."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import sys
-import traceback
 
 import ropeteam.torch as rt
 import torch
@@ -21,8 +18,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-
-SOCKETS = sys.argv[2:]
 
 
 class Net(torch.nn.Module):
@@ -98,8 +93,8 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
 
 
 @contextlib.contextmanager
-def opened(group):
-    with rt.open_distributed(SOCKETS[dist.get_rank() % len(SOCKETS)], group=group, timeout=60) as client:
+def opened(sockets, group):
+    with rt.open_distributed(sockets[dist.get_rank() % len(sockets)], group=group, timeout=60) as client:
         yield client
     dist.barrier(group)  # the world is closed
 
@@ -109,19 +104,20 @@ def saves(client, step, model, optimizer, **more) -> None:
     client.wait(step, Level.COMMITTED, 60)
 
 
-def reshard() -> None:
+def reshard(sockets) -> list[str]:
+    """The layouts that were loaded and saved, on every rank."""
     worlds = [
         ("fsdp", (4,)), ("fsdp", (1,)), ("fsdp", (2,)), ("fsdp", (3,)), ("fsdp", (6,)),
         ("tp", (4,)), ("ddp", (2,)), ("hsdp", (2, 2)), ("2d", (2, 2)), ("fsdp", (3,)), ("2d", (3, 2)),
         ("ddp", (1,)),
     ]  # fmt: skip
-    reference = [None]
+    reference, good = [None], []
     for number, (layout, shape) in enumerate(worlds):
         mesh = mesh_of(*shape, names=("dp", "tp")[: len(shape)])
         group = dist.new_group(list(range(mesh.size())))
         if mesh.get_coordinate() is not None:
             model, optimizer = make(layout, mesh, seed=number)
-            with opened(group) as client:
+            with opened(sockets, group) as client:
                 loaded = rt.load_state(client, model, optimizer)
                 if number:
                     last_world = torch.Size(worlds[number - 1][1]).numel()
@@ -134,8 +130,8 @@ def reshard() -> None:
                 reference = [everything(model, optimizer)]
                 saves(client, number + 1, model, optimizer)
         dist.broadcast_object_list(reference, src=0)
-        if dist.get_rank() == 0:
-            print("good", layout, *shape, flush=True)
+        good.append(layout)
+    return good
 
 
 def stored(client, step: int) -> int:
@@ -144,13 +140,14 @@ def stored(client, step: int) -> int:
         return sum(view.length(name) for name in view if name.startswith(("model/", "optimizer/")))
 
 
-def replicas() -> None:
-    """Prints for each layout what the ranks stored together, and what the whole state is."""
+def replicas(sockets) -> list[tuple]:
+    """For each layout what each rank stored, and what the whole state is."""
     reference: list = [None]
+    found = []
     for number, (layout, shape) in enumerate([("ddp", (4,)), ("hsdp", (2, 2)), ("tp", (4,)), ("ddp", (4,))]):
         mesh = mesh_of(*shape, names=("dp", "tp")[: len(shape)])
         model, optimizer = make(layout, mesh, seed=7)
-        with opened(mesh_group := dist.new_group(range(4))) as client:
+        with opened(sockets, mesh_group := dist.new_group(range(4))) as client:
             if rt.load_state(client, model, optimizer) is not None:
                 equal(everything(model, optimizer), reference[0])
             train(model, optimizer, 1)
@@ -161,19 +158,21 @@ def replicas() -> None:
             dist.all_gather_object(sizes, stored(client, 2 * number + 2), group=mesh_group)
             once = sum(each.numel() * each.element_size() for each in reference[0].values())
             buffers = 3 * 12  # each rank's own
-            if dist.get_rank() == 0:
-                print("stored", layout, *sizes, "whole", once + buffers, flush=True)
+            found.append((layout, sizes, once + buffers))
+    return found
 
 
-def differ() -> None:
-    """Of rank 2 one number differs from its replica's. Prints the committed steps, and the warnings."""
+def differ(sockets) -> dict[str, list[tuple]]:
+    """Of rank 2 one number differs from its replica's. By layout, of each rank: the committed steps, and how
+    many warnings."""
+    found = {}
     for number, (layout, shape) in enumerate([("ddp", (4,)), ("hsdp", (2, 2))]):
         mesh = mesh_of(*shape, names=("dp", "tp")[: len(shape)])
         model, optimizer = make(layout, mesh, seed=7)
         with torch.no_grad():
             first = next(model.parameters())
             (first.to_local() if isinstance(first, DTensor) else first).view(-1)[:1] += dist.get_rank() == 2
-        with opened(dist.new_group(range(4))) as client, warnings_of("ropeteam") as warned:
+        with opened(sockets, dist.new_group(range(4))) as client, warnings_of("ropeteam") as warned:
             committed = []
             for step in range(101 + 10 * number, 104 + 10 * number):
                 rt.save_state(client, step, model, optimizer)
@@ -193,12 +192,12 @@ def differ() -> None:
                 )
             said = [None] * 4
             dist.all_gather_object(said, (committed, len(warned)))
-            if dist.get_rank() == 0:
-                print("differ", layout, said, flush=True)
+            found[layout] = said
+    return found
 
 
-def exported() -> None:
-    """Saves models of several layouts to storage, and what they are as a whole to the file WHOLE-STEP."""
+def exported(sockets, directory) -> None:
+    """Saves models of several layouts to storage, and what they are as a whole to the file whole-STEP."""
     for step, (layout, shape) in enumerate([("fsdp", (3,)), ("2d", (2, 2)), ("ddp", (4,))], 1):
         mesh = mesh_of(*shape, names=("dp", "tp")[: len(shape)])
         group = dist.new_group(list(range(mesh.size())))
@@ -208,12 +207,12 @@ def exported() -> None:
         train(model, optimizer, 1)
         inner = rt._state.as_one(model)
         inner.scale.fill_(dist.get_rank())  # a buffer is each rank's own
-        with opened(group) as client:
+        with opened(sockets, group) as client:
             saves(client, step, model, optimizer, persist=True)
             client.wait(step, Level.PERSISTED, 60)
             whole = {name: full(value) for name, value in inner.state_dict().items()}
             if client.rank == 0:
-                torch.save(whole, f"{os.environ['WHOLE']}-{step}")
+                torch.save(whole, directory / f"whole-{step}")
 
 
 @contextlib.contextmanager
@@ -224,20 +223,3 @@ def warnings_of(name: str):
     logging.getLogger(name).addHandler(handler)
     yield warned
     logging.getLogger(name).removeHandler(handler)
-
-
-def main() -> None:
-    dist.init_process_group("gloo")
-    torch.set_num_threads(1)
-    try:
-        for case in sys.argv[1].split(","):
-            globals()[case]()
-    except BaseException:  # in one piece: the other ranks' texts come between the lines otherwise
-        sys.stdout.write(f"rank {dist.get_rank()}: {traceback.format_exc()}")
-        raise
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()
