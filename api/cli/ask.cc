@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "api/cli/commands.h"
+#include "api/cli/text.h"
 #include "api/client/admin_client.h"
 
 namespace ropeteam::cli {
@@ -80,7 +81,8 @@ Result<AskOptions> ParseAskOptions(const std::vector<std::string>& arguments, Ta
         ROPETEAM_RETURN_IF_ERROR(ParseSeconds("--watch", value, &options.watch_s));
     } else if (argument == "--output" && takes == Takes::kStepAndOutput && !value.empty()) {
       options.output = value;
-    } else if (argument == "--json" && !has_value && takes != Takes::kStepAndOutput) {
+    } else if (argument == "--json" && !has_value && takes != Takes::kStepAndOutput &&
+               takes != Takes::kStepAlone) {
       options.json = true;
     } else if (argument == "--local" && !has_value && takes == Takes::kWatch) {
       options.local = true;
@@ -95,6 +97,11 @@ Result<AskOptions> ParseAskOptions(const std::vector<std::string>& arguments, Ta
     }
   }
   if (options.watch_count != 0 && options.watch_s == 0) options.watch_s = kWatchSecondsDefault;
+  if (options.help) return options;
+  if ((takes == Takes::kStepAndUndo || takes == Takes::kStepAlone) && !options.has_step)
+    return Error(Code::kInvalidArgument, "STEP is missing");
+  if (takes == Takes::kCoordinator && options.coordinator.empty())
+    return Error(Code::kInvalidArgument, "--coordinator HOST:PORT is missing");
   return options;
 }
 
@@ -133,17 +140,11 @@ Status AskToQuarantine(const AskOptions& options) {
 
 int PrintAnswer(const char* name, const AskOptions& options, const Result<std::string>& answer,
                 std::string (*render)(const nlohmann::json&), Result<int> (*judge)(const nlohmann::json&)) {
-  if (!answer.ok()) {
-    std::fprintf(stderr, "ropeteam %s: %s\n", name, answer.status().ToString().c_str());
-    return kExitFailed;
-  }
+  if (!answer.ok()) return Fail(name, answer.status());
   try {
     const nlohmann::json json = nlohmann::json::parse(*answer);
     const Result<int> code = judge(json);
-    if (!code.ok()) {
-      std::fprintf(stderr, "ropeteam %s: %s\n", name, code.status().ToString().c_str());
-      return kExitFailed;
-    }
+    if (!code.ok()) return Fail(name, code.status());
     const std::string text = options.json ? *answer + "\n" : render(json);
     std::fputs(text.c_str(), stdout);
     if (json.value("truncated", false))

@@ -31,16 +31,16 @@ struct AskOptions {
   std::string coordinator;   // rejoin
   bool force = false;        // rejoin
   bool undo = false;         // quarantine
-  bool has_step = false;     // ls, verify, trace
+  bool has_step = false;     // ls, verify, trace, quarantine, drop
   Step step = 0;
   std::string output;   // trace
   double notice_s = 0;  // drain; 0: the daemon's own
   bool help = false;
 };
 
-enum class Takes { kStep, kWatch, kStepAndOutput, kCoordinator, kStepAndUndo, kNotice };
+enum class Takes { kStep, kWatch, kStepAndOutput, kCoordinator, kStepAndUndo, kStepAlone, kNotice };
 
-// kInvalidArgument: an unknown option, a bad value.
+// kInvalidArgument: an unknown option, a bad value, a missing argument without --help.
 Result<AskOptions> ParseAskOptions(const std::vector<std::string>& arguments, Takes takes);
 
 // One connection, one question; the answer's text.

@@ -10,6 +10,7 @@
 #include "api/cli/ask.h"
 #include "api/cli/commands.h"
 #include "api/cli/storage_progress.h"
+#include "api/cli/text.h"
 
 namespace ropeteam::cli {
 namespace {
@@ -93,20 +94,11 @@ Result<nlohmann::json> Drain(const AskOptions& options) {
 
 int DrainCommand(const std::vector<std::string>& arguments) {
   const Result<AskOptions> options = ParseAskOptions(arguments, Takes::kNotice);
-  if (options.ok() && options->help) {
-    std::fputs(kHelp, stdout);
-    return 0;
-  }
-  if (!options.ok()) {
-    std::fprintf(stderr, "ropeteam drain: %s (ropeteam drain --help)\n", options.status().message().c_str());
-    return kExitUsage;
-  }
+  int code = 0;
+  if (DoneWithOptions("drain", options, kHelp, &code)) return code;
   try {
     const Result<nlohmann::json> outcome = Drain(*options);
-    if (!outcome.ok()) {
-      std::fprintf(stderr, "ropeteam drain: %s\n", outcome.status().ToString().c_str());
-      return kExitFailed;
-    }
+    if (!outcome.ok()) return Fail("drain", outcome.status());
     const std::string text = outcome->at("text").get<std::string>();
     std::printf("%s\n",
                 options->json ? outcome->dump().c_str() : ("this node has left the job: " + text).c_str());

@@ -3,6 +3,7 @@
 
 #include "api/cli/ask.h"
 #include "api/cli/commands.h"
+#include "api/cli/text.h"
 
 namespace ropeteam::cli {
 namespace {
@@ -21,21 +22,10 @@ constexpr char kHelp[] =
 
 int QuarantineCommand(const std::vector<std::string>& arguments) {
   const Result<AskOptions> options = ParseAskOptions(arguments, Takes::kStepAndUndo);
-  if (options.ok() && options->help) {
-    std::fputs(kHelp, stdout);
-    return 0;
-  }
-  Status status = options.status();
-  if (status.ok() && !options->has_step) status = Error(Code::kInvalidArgument, "STEP is missing");
-  if (!status.ok()) {
-    std::fprintf(stderr, "ropeteam quarantine: %s (ropeteam quarantine --help)\n", status.message().c_str());
-    return kExitUsage;
-  }
-  status = AskToQuarantine(*options);
-  if (!status.ok()) {
-    std::fprintf(stderr, "ropeteam quarantine: %s\n", status.ToString().c_str());
-    return kExitFailed;
-  }
+  int code = 0;
+  if (DoneWithOptions("quarantine", options, kHelp, &code)) return code;
+  const Status status = AskToQuarantine(*options);
+  if (!status.ok()) return Fail("quarantine", status);
   const auto step = static_cast<unsigned long long>(options->step);
   if (options->undo) {
     std::printf("step %llu is offered again\n", step);

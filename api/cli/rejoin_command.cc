@@ -6,6 +6,7 @@
 
 #include "api/cli/ask.h"
 #include "api/cli/commands.h"
+#include "api/cli/text.h"
 
 namespace ropeteam::cli {
 namespace {
@@ -36,10 +37,7 @@ int WaitUntilRegistered(const AskOptions& options) {
   std::string reason;
   for (;;) {
     const Result<std::string> answer = Ask(options, local::AdminCommand::kNode);
-    if (!answer.ok()) {
-      std::fprintf(stderr, "ropeteam rejoin: %s\n", answer.status().ToString().c_str());
-      return kExitFailed;
-    }
+    if (!answer.ok()) return Fail("rejoin", answer.status());
     const nlohmann::json node = nlohmann::json::parse(*answer);
     const nlohmann::json& membership = node.at("daemon").at("membership");
     if (membership.at("registered").get<bool>() && membership.at("coordinator") == options.coordinator) {
@@ -61,23 +59,11 @@ int WaitUntilRegistered(const AskOptions& options) {
 }  // namespace
 
 int RejoinCommand(const std::vector<std::string>& arguments) {
-  Result<AskOptions> options = ParseAskOptions(arguments, Takes::kCoordinator);
-  if (options.ok() && options->help) {
-    std::fputs(kHelp, stdout);
-    return 0;
-  }
-  Status status = options.status();
-  if (status.ok() && options->coordinator.empty())
-    status = Error(Code::kInvalidArgument, "--coordinator HOST:PORT is missing");
-  if (!status.ok()) {
-    std::fprintf(stderr, "ropeteam rejoin: %s (ropeteam rejoin --help)\n", status.message().c_str());
-    return kExitUsage;
-  }
-  status = AskToRejoin(*options);
-  if (!status.ok()) {
-    std::fprintf(stderr, "ropeteam rejoin: %s\n", status.ToString().c_str());
-    return kExitFailed;
-  }
+  const Result<AskOptions> options = ParseAskOptions(arguments, Takes::kCoordinator);
+  int code = 0;
+  if (DoneWithOptions("rejoin", options, kHelp, &code)) return code;
+  const Status status = AskToRejoin(*options);
+  if (!status.ok()) return Fail("rejoin", status);
   try {
     return WaitUntilRegistered(*options);
   } catch (const nlohmann::json::exception& error) {

@@ -10,6 +10,7 @@
 #include "api/cli/ask.h"
 #include "api/cli/commands.h"
 #include "api/cli/status_text.h"
+#include "api/cli/text.h"
 
 namespace ropeteam::cli {
 namespace {
@@ -26,20 +27,6 @@ constexpr char kCommonHelp[] =
     "  --socket PATH      the daemon's socket [ROPETEAM_SOCKET, else the only one of yours on this machine]\n"
     "  --timeout SECONDS  how long an answer may take [10]\n"
     "  --json             the answer as it came\n";
-
-// Prints help or the reason why there is nothing to do; true when that was all.
-bool DoneWith(const char* name, const Result<AskOptions>& options, const char* help, int* code) {
-  if (!options.ok()) {
-    std::fprintf(stderr, "ropeteam %s: %s (ropeteam %s --help)\n", name, options.status().message().c_str(),
-                 name);
-    *code = kExitUsage;
-    return true;
-  }
-  if (!options->help) return false;
-  std::printf("%s%s", help, kCommonHelp);
-  *code = 0;
-  return true;
-}
 
 Result<int> AlwaysGood(const nlohmann::json&) { return 0; }
 
@@ -142,13 +129,12 @@ int Watch(const AskOptions& options) {
 int StatusCommand(const std::vector<std::string>& arguments) {
   const Result<AskOptions> options = ParseAskOptions(arguments, Takes::kWatch);
   int code = 0;
-  if (DoneWith("status", options,
-               "ropeteam status: nodes, ranks, steps, levels, copies, bytes, as the leader sees them\n"
-               "  --watch [SECONDS]  again and again, with rates [2]\n"
-               "  --count N          stop after N times; exit code 1 when the last had no answer\n"
-               "  --local            this node alone, without asking the leader\n",
-               &code))
-    return code;
+  const std::string help =
+      "ropeteam status: nodes, ranks, steps, levels, copies, bytes, as the leader sees them\n"
+      "  --watch [SECONDS]  again and again, with rates [2]\n"
+      "  --count N          stop after N times; exit code 1 when the last had no answer\n"
+      "  --local            this node alone, without asking the leader\n";
+  if (DoneWithOptions("status", options, help + kCommonHelp, &code)) return code;
   if (options->local)
     return PrintAnswer("status", *options, Ask(*options, local::AdminCommand::kNode), RenderNode, AlwaysGood);
   if (options->watch_s == 0)
@@ -164,9 +150,8 @@ int StatusCommand(const std::vector<std::string>& arguments) {
 int ListCommand(const std::vector<std::string>& arguments) {
   const Result<AskOptions> options = ParseAskOptions(arguments, Takes::kStep);
   int code = 0;
-  if (DoneWith("ls", options,
-               "ropeteam ls [STEP]: the steps that are held; with STEP, its copies and objects\n", &code))
-    return code;
+  const std::string help = "ropeteam ls [STEP]: the steps that are held; with STEP, its copies and objects\n";
+  if (DoneWithOptions("ls", options, help + kCommonHelp, &code)) return code;
   return PrintAnswer("ls", *options, Ask(*options, local::AdminCommand::kList), RenderList,
                      options->has_step ? JudgeListOfStep : AlwaysGood);
 }
@@ -174,11 +159,10 @@ int ListCommand(const std::vector<std::string>& arguments) {
 int VerifyCommand(const std::vector<std::string>& arguments) {
   const Result<AskOptions> options = ParseAskOptions(arguments, Takes::kStep);
   int code = 0;
-  if (DoneWith("verify", options,
-               "ropeteam verify [STEP]: reads every chunk of a step [the newest] on every node; exit code 1 "
-               "when one is bad, or a copy is missing\n",
-               &code))
-    return code;
+  const std::string help =
+      "ropeteam verify [STEP]: reads every chunk of a step [the newest] on every node; exit code 1 when one "
+      "is bad, or a copy is missing\n";
+  if (DoneWithOptions("verify", options, help + kCommonHelp, &code)) return code;
   return PrintAnswer("verify", *options, AskVerify(*options), RenderVerify, JudgeVerify);
 }
 

@@ -3,12 +3,9 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cinttypes>
-#include <cstdio>
 #include <tuple>
 #include <unordered_set>
 
-#include "api/cli/commands.h"
 #include "api/cli/storage_progress.h"
 #include "core/base/check.h"
 #include "storage/sinks.h"
@@ -213,21 +210,7 @@ std::string StepText(const std::string& job, const storage::StepName& name) {
 
 bool DoneWithOptions(const char* command, const Result<StorageOptions>& options, const char* help,
                      int* code) {
-  if (!options.ok()) {
-    std::fprintf(stderr, "ropeteam %s: %s (ropeteam %s --help)\n", command,
-                 options.status().message().c_str(), command);
-    *code = kExitUsage;
-    return true;
-  }
-  if (!options->help) return false;
-  std::printf("%s%s", help, kCommonHelp);
-  *code = 0;
-  return true;
-}
-
-int Fail(const char* command, const Status& status) {
-  std::fprintf(stderr, "ropeteam %s: %s\n", command, status.ToString().c_str());
-  return kExitFailed;
+  return DoneWithOptions(command, options, std::string(help) + kCommonHelp, code);
 }
 
 }  // namespace ropeteam::cli

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "api/cli/storage_options.h"
+#include "api/cli/text.h"
 #include "core/base/status.h"
 #include "storage/parallel.h"
 #include "storage/sink.h"
@@ -99,10 +100,8 @@ Result<std::vector<storage::FileEntry>> FilesOf(const std::string& job, const st
 // "step 100 incarnation 3 of job train".
 std::string StepText(const std::string& job, const storage::StepName& name);
 
-// Prints help, or the error of the arguments; true when that was all.
+// As of text.h, with the options of all commands on storage behind `help`.
 bool DoneWithOptions(const char* command, const Result<StorageOptions>& options, const char* help, int* code);
-// Prints "ropeteam COMMAND: …" in one line, and returns kExitFailed.
-int Fail(const char* command, const Status& status);
 
 }  // namespace ropeteam::cli
 

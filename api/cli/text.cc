@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "api/cli/commands.h"
 #include "core/base/check.h"
 
 namespace ropeteam::cli {
@@ -37,6 +38,25 @@ std::string Table::Render() const {
     text += line + "\n";
   }
   return text;
+}
+
+bool DoneWithOptions(const char* command, const Status& parsed, bool wants_help, const std::string& help,
+                     int* code) {
+  if (!parsed.ok()) {
+    std::fprintf(stderr, "ropeteam %s: %s (ropeteam %s --help)\n", command, parsed.message().c_str(),
+                 command);
+    *code = kExitUsage;
+    return true;
+  }
+  if (!wants_help) return false;
+  std::fputs(help.c_str(), stdout);
+  *code = 0;
+  return true;
+}
+
+int Fail(const char* command, const Status& status) {
+  std::fprintf(stderr, "ropeteam %s: %s\n", command, status.ToString().c_str());
+  return kExitFailed;
 }
 
 }  // namespace ropeteam::cli

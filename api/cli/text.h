@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the command line writes: tables whose columns fit what is in them. Pure.
+// What the command line writes: tables whose columns fit what is in them, help, errors.
 
 #ifndef ROPETEAM_API_CLI_TEXT_H_
 #define ROPETEAM_API_CLI_TEXT_H_
 
 #include <string>
 #include <vector>
+
+#include "core/base/status.h"
 
 namespace ropeteam::cli {
 
@@ -21,6 +23,17 @@ class Table {
   std::vector<bool> left_;
   std::vector<std::vector<std::string>> rows_;
 };
+
+// Prints the error of the arguments or, if `wants_help`, the help; true when that was all. Sets the exit code.
+bool DoneWithOptions(const char* command, const Status& parsed, bool wants_help, const std::string& help,
+                     int* code);
+template <typename Options>
+bool DoneWithOptions(const char* command, const Result<Options>& options, const std::string& help,
+                     int* code) {
+  return DoneWithOptions(command, options.status(), options.ok() && options->help, help, code);
+}
+// Prints "ropeteam COMMAND: …" in one line, and returns kExitFailed.
+int Fail(const char* command, const Status& status);
 
 }  // namespace ropeteam::cli
 

@@ -14,12 +14,20 @@
 #include "api/cli/ask.h"
 #include "api/cli/commands.h"
 #include "api/cli/perfetto.h"
+#include "api/cli/text.h"
 #include "api/client/admin_client.h"
 
 namespace ropeteam::cli {
 namespace {
 
 using What = TraceEvent::What;
+
+constexpr char kHelp[] =
+    "ropeteam trace [STEP]: writes what all nodes have noted of a step [the newest committed one] to a file "
+    "for\nui.perfetto.dev\n"
+    "  --output FILE      [ropeteam-step-STEP.pftrace]\n"
+    "  --socket PATH      the daemon's socket [ROPETEAM_SOCKET, else the only one of yours on this machine]\n"
+    "  --timeout SECONDS  how long each node's answer may take [10]\n";
 
 // Each node's clock is read so often: the quickest answer is the most exact. Questions may be lost, too.
 constexpr int kQuestions = 5;
@@ -265,29 +273,15 @@ Status Run(AskOptions options) {
 
 int TraceCommand(const std::vector<std::string>& arguments) {
   const Result<AskOptions> options = ParseAskOptions(arguments, Takes::kStepAndOutput);
-  if (!options.ok()) {
-    std::fprintf(stderr, "ropeteam trace: %s (ropeteam trace --help)\n", options.status().message().c_str());
-    return kExitUsage;
-  }
-  if (options->help) {
-    std::printf(
-        "ropeteam trace [STEP]: writes what all nodes have noted of a step [the newest committed one] to a "
-        "file "
-        "for\nui.perfetto.dev\n"
-        "  --output FILE      [ropeteam-step-STEP.pftrace]\n"
-        "  --socket PATH      the daemon's socket [ROPETEAM_SOCKET, else the only one of yours on this "
-        "machine]\n"
-        "  --timeout SECONDS  how long each node's answer may take [10]\n");
-    return 0;
-  }
+  int code = 0;
+  if (DoneWithOptions("trace", options, kHelp, &code)) return code;
   try {
     const Status status = Run(*options);
-    if (status.ok()) return 0;
-    std::fprintf(stderr, "ropeteam trace: %s\n", status.ToString().c_str());
+    return status.ok() ? 0 : Fail("trace", status);
   } catch (const nlohmann::json::exception& error) {
     std::fprintf(stderr, "ropeteam trace: the daemon's answer is not as expected: %s\n", error.what());
+    return kExitFailed;
   }
-  return kExitFailed;
 }
 
 }  // namespace ropeteam::cli
