@@ -37,6 +37,9 @@ class AdminClient {
   // The step is not offered by latest any more, or, if `undo`, is again. kNotFound: there is no such step.
   Status Quarantine(const local::Quarantine& request);
 
+  // As ropeteam_drop().
+  Status Drop(const local::Drop& request);
+
   // Drains the node, and waits until it leaves: the answer's JSON text says what was saved. Waits at most `timeout_ms`.
   Result<std::string> Drain(const local::Drain& request, int64_t timeout_ms);
 

@@ -97,7 +97,7 @@ enum class Type : uint16_t {
   // daemon's again.
   kViewRead = 31,
   kViewBytes = 32,
-  kDrop = 33,       // answered by kReply: at kOk no node of the job has a copy of the step
+  kDrop = 33,       // of either kind; answered by kReply: at kOk no node of the job has a copy of the step
   kSetPolicy = 34,  // answered by kReply: every node knows it
 };
 

@@ -63,7 +63,7 @@ Status Drops::Request(const DropQuestion& asked, const DropFacts& facts) {
   if (drops_.size() + found.size() > kDroppedMax)
     return Error(Code::kUnavailable, "%zu steps are being released, limit %zu", drops_.size(), kDroppedMax);
   for (const StepId& id : found) {
-    LOG_INFO("%s is dropped by rank %u", id.ToString().c_str(), asked.rank);
+    LOG_INFO("%s", Explain({{id}, asked.rank}).c_str());
     const StepTable::StepState* step = facts.table.Find(id);
     drops_[id] = {asked.rank, step == nullptr || !step->committed, 0};
     ++version_;
@@ -105,6 +105,11 @@ std::vector<DroppedStep> Drops::notes() const {
   std::vector<DroppedStep> notes;
   for (const auto& [id, drop] : drops_) notes.push_back({{id}, drop.by});
   return notes;
+}
+
+std::string Explain(const DroppedStep& dropped) {
+  return dropped.step.id.ToString() + " was dropped by " +
+         (dropped.by == DroppedStep::kOperator ? "an operator" : "rank " + std::to_string(dropped.by));
 }
 
 }  // namespace ropeteam::engine

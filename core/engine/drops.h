@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The leader's part in ropeteam_drop(): which steps a rank may have released before retention would, and when none of their
-// copies is left.
+// The leader's part in ropeteam_drop() and `ropeteam drop`: which steps a rank or an operator may have released before
+// retention would, and when none of their copies is left.
 //
 // clang-format off
 //   a step is                                                            a drop of it
@@ -29,6 +29,7 @@
 #include <cstdint>
 #include <map>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "core/base/view.h"
@@ -75,6 +76,9 @@ class Drops {
   std::map<StepId, Drop> drops_;
   uint64_t version_ = 0;
 };
+
+// For messages.
+std::string Explain(const DroppedStep& dropped);
 
 }  // namespace ropeteam::engine
 

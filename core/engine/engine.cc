@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "core/base/log.h"
+#include "core/engine/drops.h"
 #include "core/engine/inventory.h"
 #include "core/engine/parts.h"
 #include "core/engine/policy.h"
@@ -355,8 +356,7 @@ void Engine::Impl::ApplyLeaderState(NodeId from, const LeaderState& state) {
   for (const Disagreement& found : state.disagreements)
     announced.ended[found.step.id] = engine::Explain(found);
   for (const DroppedStep& dropped : state.dropped)
-    announced.ended[dropped.step.id] =
-        dropped.step.id.ToString() + " was dropped by rank " + std::to_string(dropped.by);
+    announced.ended[dropped.step.id] = engine::Explain(dropped);
   if (announced.persisting != context_.announced.persisting) context_.inventory_dirty = true;
   // A leader of version 8 counts none, and the notes wait for the next one.
   if (context_.protocol >= 9 && state.restores != context_.restores) {

@@ -304,7 +304,8 @@ class Engine {
   void OnSaveCommit(TimeUs now, SessionId session, RequestId request, const SaveCommitInput& commit);
   void OnSaveAbort(TimeUs now, SessionId session, RequestId request, SaveId save);
   void OnWait(TimeUs now, SessionId session, RequestId request, Step step, Level level, TimeUs timeout_us);
-  // Releases the step from all nodes' memory. Answered when no node of the view has a copy.
+  // Releases the step from all nodes' memory. Answered when no node of the view has a copy. A session without a hello is an
+  // operator's.
   void OnDrop(TimeUs now, SessionId session, RequestId request, Step step, TimeUs timeout_us);
   // Persists the step once it is committed, also if it is not due. Answered when every node knows of the request.
   void OnPersist(TimeUs now, SessionId session, RequestId request, Step step, TimeUs timeout_us);

@@ -357,7 +357,7 @@ void Leader::AnswerQuarantine(NodeId from, uint64_t number, const QuarantineQues
 }
 
 void Leader::AnswerDrop(NodeId from, uint64_t number, const DropQuestion& drop) {
-  Status status = CheckIncarnation(drop.incarnation);
+  Status status = drop.incarnation == 0 ? OkStatus() : CheckIncarnation(drop.incarnation);
   if (status.ok() && sequence_ == 0)
     status = Error(Code::kUnavailable, "the leader has not judged yet what is committed");
   const StepId newest_marked = state_.marked.empty() ? StepId() : state_.marked.front().id;

@@ -278,8 +278,9 @@ struct Disagreement {
   uint64_t other_value = 0;
   auto Fields() { return std::tie(step, rank, value, other_rank, other_value); }
 };
-// A step that a rank has dropped.
+// A step that a rank or an operator has dropped.
 struct DroppedStep {
+  static constexpr Rank kOperator = UINT32_MAX;
   StepKey step;
   Rank by = 0;
   auto Fields() { return std::tie(step, by); }
@@ -403,8 +404,8 @@ struct LocateReply {
 };
 struct DropQuestion {
   Step step = 0;
-  Incarnation incarnation = 0;  // of the asking rank
-  Rank rank = 0;
+  Incarnation incarnation = 0;  // of the asking rank; 0 for an operator
+  Rank rank = 0;                // or DroppedStep::kOperator
   bool saved = false;  // by the rank, and its node has the shard: the leader may not have heard of it yet
   auto Fields() { return std::tie(step, incarnation, rank, saved); }
 };

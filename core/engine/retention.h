@@ -56,7 +56,7 @@ struct RetentionFacts {
   size_t members = 0;     // of the view, all of which have told what they hold
   bool pin_told = false;  // some rank may know what this incarnation restores: that is not chosen again
   std::set<StepId> quarantined = {};  // passed over by the next choice (restores.h)
-  std::set<StepId> dropped = {};      // by a rank (drops.h)
+  std::set<StepId> dropped = {};      // by a rank or an operator (drops.h)
 };
 
 // Whether the step that an incarnation was restored from stays. `newest_marked`: of RetentionFacts::marked; {0, 0}: none.

@@ -108,7 +108,7 @@ void Sessions::Close(SessionId id) {
 
 void Sessions::Hello(SessionId id, RequestId request, const HelloInput& hello) {
   Session* session = &SessionOf(id);
-  if (session->admitted || session->question != 0)
+  if (session->is_rank())
     return AnswerStatusTo(id, request, Error(Code::kInvalidArgument, "hello was said already"));
   session->hello = hello;
   const JoinQuestion join{hello.rank, hello.world_size, hello.token, hello.incarnation_token,
@@ -593,16 +593,19 @@ void Sessions::AskLeader(SessionId id, RequestId request, Question::Topic topic,
 }
 
 void Sessions::Drop(SessionId id, RequestId request, Step step, TimeUs timeout_us) {
-  const Session* session = Admitted(id, request);
-  if (session == nullptr) return;
+  const Session& session = SessionOf(id);
+  if (session.is_rank() && Admitted(id, request) == nullptr) return;
   if (parts_.context.protocol < 9)
     return AnswerStatusTo(id, request,
                           Error(Code::kUnsupported,
                                 "a drop needs protocol 9 on every node, the job speaks %u: replace its "
                                 "older daemons",
                                 parts_.context.protocol));
-  const ShardId own{session->incarnation, step, session->hello.rank};
-  const DropQuestion question{step, own.incarnation, own.rank, parts_.context.store.Find(own) != nullptr};
+  DropQuestion question{step, 0, DroppedStep::kOperator, false};
+  if (session.is_rank()) {
+    const ShardId own{session.incarnation, step, session.hello.rank};
+    question = {step, own.incarnation, own.rank, parts_.context.store.Find(own) != nullptr};
+  }
   AskLeader<Nothing>(id, request, Question::Topic::kDrop, Encode(question), timeout_us,
                      [](const Nothing&) { return AnswerStatus{}; });
 }
@@ -657,7 +660,7 @@ void Sessions::Latest(SessionId id, RequestId request, Level level, TimeUs timeo
               static_cast<int>(level), LevelName(level)));
   const Session* session = &SessionOf(id);
   Incarnation incarnation = 0;
-  if (session->question != 0 || session->admitted) {
+  if (session->is_rank()) {
     if (Admitted(id, request) == nullptr) return;
     incarnation = session->incarnation;
   }

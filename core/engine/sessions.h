@@ -95,6 +95,7 @@ class Sessions {
     Step oldest_ended = 0;
     Step newest_ended = 0;
     uint32_t pending = 0;  // waits, latest, view_open, … not yet answered
+    bool is_rank() const { return admitted || question != 0; }  // it has said hello; else an operator's
   };
   struct Save {
     SessionId session = 0;

@@ -10,7 +10,7 @@ void Sessions::ViewOpen(SessionId id, RequestId request, Step step, Rank rank, T
                         bool partial) {
   const Session* session = &SessionOf(id);
   // A person's session has no incarnation.
-  if ((session->question != 0 || session->admitted) && Admitted(id, request) == nullptr) return;
+  if (session->is_rank() && Admitted(id, request) == nullptr) return;
   if (session->views.size() >= kViewsOpenMax)
     return AnswerStatusTo(
         id, request,

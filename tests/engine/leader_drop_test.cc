@@ -143,6 +143,22 @@ TEST_F(DropTest, AnUncommittedStepIsDroppedOnlyWithAllNodesAndACommittedOne) {
   EXPECT_THAT(Ids(Told(kFirst).dead), IsEmpty());
 }
 
+// Nobody's incarnation goes with it: a rank's has to be the present one.
+TEST_F(DropTest, AnOperatorDropsWithoutAnIncarnation) {
+  Commit({InLife(5), InLife(6)});
+  const auto drop = [&](Step step) {
+    return Ask(kFirst, Question::Topic::kDrop, Encode(DropQuestion{step, 0, DroppedStep::kOperator, false}));
+  };
+  EXPECT_EQ(drop(6), Code::kInvalidArgument);
+  EXPECT_THAT(replies_[question_].message, HasSubstr("newest committed"));
+  EXPECT_EQ(drop(7), Code::kNotFound);
+  EXPECT_EQ(drop(5), Code::kDeadlineExceeded);
+  EXPECT_THAT(Kept(), ElementsAre(InLife(6)));
+  Hold({InLife(6)});
+  Acknowledge();
+  EXPECT_EQ(drop(5), Code::kOk);
+}
+
 // Two ranks drop two steps while the newest one is lost: the newer of them stays.
 TEST_F(DropTest, WhereTheNewestCommittedStepIsLostADroppedOneStays) {
   Commit({Current(5), Current(6), Current(7)});

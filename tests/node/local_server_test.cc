@@ -231,6 +231,8 @@ TEST_F(LocalServerTest, AnAdminAsksAndHasNoRank) {
   }
   Send(client, Type::kAdmin, 4, Encode(local::Admin{local::AdminCommand::kVerify, true, 77, 5000}));
   EXPECT_EQ(ReceiveReply(client).code, Code::kNotFound);
+  Send(client, Type::kDrop, 5, Encode(local::Drop{77, 5000}));
+  EXPECT_EQ(ReceiveReply(client).code, Code::kNotFound);
 }
 
 TEST_F(LocalServerTest, ListingsOfStorageAreAnsweredOnceAndInTime) {

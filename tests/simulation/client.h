@@ -61,6 +61,10 @@ class Client {
   void Wait(Step step, Level level, TimeUs timeout, StatusDone done);
   void Quarantine(Step step, bool undo, TimeUs timeout, StatusDone done);  // a person's
   void Drop(Step step, TimeUs timeout, StatusDone done);
+  void DropAsOperator(Step step, TimeUs timeout, StatusDone done) {
+    Connect();
+    Drop(step, timeout, std::move(done));
+  }
   void Persist(Step step, TimeUs timeout, StatusDone done);
   void SetPolicy(const PolicyInput& policy, TimeUs timeout, StatusDone done);
   // Opens the shard, checks every chunk, has bad ones repaired, holds it for a while, checks again, closes.

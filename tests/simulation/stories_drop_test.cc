@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Stories of ranks that drop a step: that it goes on every node, that what a restart needs stays, and that this holds where
+// Stories of ranks and operators that drop a step: that it goes on every node, that what a restart needs stays, and that this holds where
 // nodes are lost or away in between.
 #include <gmock/gmock.h>
 
@@ -92,6 +92,29 @@ TEST_F(DropStory, AnUncommittedStepIsNeverCommittedAndItsRanksAreTold) {
   StopWorld(1);
   StartWorld(2);
   RestoreEverywhere(2, 5);
+}
+
+TEST_F(DropStory, AnOperatorDropsForARunningWorldAndAfterItsEnd) {
+  StartWithThreeSteps();
+  const auto drop = [&](Step step) {
+    return Sync([&](Client::StatusDone done) { Person().DropAsOperator(step, 5 * kSecond, std::move(done)); });
+  };
+  ASSERT_TRUE(Save(1, 4, 0).ok());
+  ASSERT_TRUE(Until([&] { return Holders(4) == 2; })) << Trouble();
+  ASSERT_TRUE(drop(4).ok());
+  EXPECT_EQ(Holders(4), 0u);
+  const Status status = Wait(1, 4, 0, Level::kCommitted);
+  EXPECT_EQ(status.code(), Code::kAborted);
+  EXPECT_THAT(status.message(), HasSubstr("was dropped by an operator"));
+  StopWorld(1);
+  EXPECT_EQ(drop(3).code(), Code::kInvalidArgument);
+  ASSERT_TRUE(drop(2).ok());
+  EXPECT_EQ(Holders(2), 0u);
+  EXPECT_EQ(drop(7).code(), Code::kNotFound);
+  StartWorld(2);
+  // The world goes on from it, and has no step of its own yet.
+  RestoreEverywhere(2, 3);
+  EXPECT_EQ(drop(3).code(), Code::kInvalidArgument);
 }
 
 TEST_F(DropStory, AnOpenViewStaysReadable) {

@@ -44,15 +44,13 @@ class QuarantineStory : public Story {
     return {offered.step.step, offered.passed_over.step};
   }
   Status Quarantine(Step step, bool undo = false) {
-    if (person_ == nullptr) person_ = std::make_unique<Client>(cluster_.get(), Client::Identity{});
     return Sync(
-        [&](Client::StatusDone done) { person_->Quarantine(step, undo, 5 * kSecond, std::move(done)); });
+        [&](Client::StatusDone done) { Person().Quarantine(step, undo, 5 * kSecond, std::move(done)); });
   }
   StepReport Reported(Step step) {
-    if (person_ == nullptr) person_ = std::make_unique<Client>(cluster_.get(), Client::Identity{});
     StepReport found;
     const Status status = Sync([&](Client::StatusDone done) {
-      person_->Report(5 * kSecond, [&found, step, done](const Status& answered, const ClusterReport& report) {
+      Person().Report(5 * kSecond, [&found, step, done](const Status& answered, const ClusterReport& report) {
         for (const StepReport& each : report.steps)
           if (each.step == step) found = each;
         done(answered);

@@ -146,11 +146,14 @@ class Story : public ::testing::Test {
       EXPECT_TRUE(Read(launch, rank, step, rank).ok()) << "rank " << rank;
     }
   }
-  VerifyReport Verify(Step step) {
+  Client& Person() {
     if (person_ == nullptr) person_ = std::make_unique<Client>(cluster_.get(), Client::Identity{});
+    return *person_;
+  }
+  VerifyReport Verify(Step step) {
     VerifyReport found;
     const Status status = Sync([&](Client::StatusDone done) {
-      person_->Verify(&step, 5 * kSecond, [&found, done](const Status& answered, const VerifyReport& report) {
+      Person().Verify(&step, 5 * kSecond, [&found, done](const Status& answered, const VerifyReport& report) {
         found = report;
         done(answered);
       });

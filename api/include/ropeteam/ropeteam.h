@@ -248,7 +248,7 @@ ROPETEAM_EXPORT ropeteam_status_t ropeteam_save_abort(ropeteam_save_t* save);
 ROPETEAM_EXPORT void ropeteam_save_close(ropeteam_save_t* save);
 
 /* Waits until this rank's shard of `step` has reached `level`. DEADLINE_EXCEEDED: it has not yet. ABORTED: it never will.
- * The message says why: the job has restarted, the ranks gave different values as `agreement`, a rank has dropped the step, or a
+ * The message says why: the job has restarted, the ranks gave different values as `agreement`, the step was dropped, or a
  * newer step has replaced it; at PERSISTED also: the step is not due, or a newer step was written in its place.
  * NOT_FOUND: this rank did not save it. UNSUPPORTED: PERSISTED, while the job has no storage. */
 ROPETEAM_EXPORT ropeteam_status_t ropeteam_wait(ropeteam_t* handle, uint64_t step, ropeteam_level_t level,
