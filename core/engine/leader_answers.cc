@@ -321,21 +321,14 @@ PolicyReport Leader::DescribePolicy() const {
 }
 
 void Leader::AnswerPolicy(NodeId from, uint64_t number, const PolicyQuestion& question) {
-  const Incarnation current = incarnations_.current().number;
   if (context_.view.settings.storage.empty())
     return Reply(from, number, Error(Code::kUnsupported, "this job has no storage"));
-  const Status spoken = Policy::Spoken(context_);
-  if (!spoken.ok()) return Reply(from, number, spoken);  // it was asked in another epoch
-  if (question.incarnation != current)
-    return Reply(from, number,
-                 Error(question.incarnation < current ? Code::kStale : Code::kUnavailable,
-                       "incarnation %llu sets a policy, the world is in incarnation %llu",
-                       IncarnationNumber(question.incarnation), IncarnationNumber(current)));
+  Status status = Policy::Spoken(context_);  // it was asked in another epoch
+  if (status.ok()) status = CheckIncarnation(question.incarnation);
   // A value that is known already was compared with the flags before. So not every rank compares it with those of
   // every node.
-  const RankPolicy known = policy_.Of(current);
-  Status status;
-  if (!question.again)
+  const RankPolicy known = policy_.Of(question.incarnation);
+  if (status.ok() && !question.again)
     status = CheckFlags(known.persist_every == 0 ? question.persist_every : 0,
                         known.keep_on_storage == 0 ? question.keep_on_storage : 0);
   if (status.ok()) status = policy_.Set(question);
@@ -343,7 +336,7 @@ void Leader::AnswerPolicy(NodeId from, uint64_t number, const PolicyQuestion& qu
   // Every node has to know it, so that the next leader does. Until then the question is repeated. It is also
   // repeated while steps are being deleted that must be kept from now on.
   if (policy_.version() == policy_seen_ && policy_sequence_ <= acked_by_all() &&
-      !persistence_.DeletesBeyond(policy_.Of(current).keep_on_storage))
+      !persistence_.DeletesBeyond(policy_.Of(question.incarnation).keep_on_storage))
     Reply(from, number, OkStatus(), Encode(Nothing{}));
 }
 
