@@ -113,8 +113,10 @@ class PosixUpload : public Upload {
     std::lock_guard<std::mutex> lock(mutex_);
     return parts_[index];
   }
-  // Every part is there, and together they are the whole file.
-  Status CheckWhole(uint32_t crc32c) const {
+  // What Finish() needs: every part is there, and together they are the whole file.
+  Status CheckWhole(uint32_t crc32c, Deadline deadline) const {
+    ROPETEAM_RETURN_IF_ERROR(store_->Check(deadline, "finish", name_));
+    if (Lost()) return Gone();
     uint32_t whole = 0;
     for (uint32_t i = 0; i < part_count(); ++i) {
       const std::optional<uint32_t> part = PartCrc(i);
@@ -198,9 +200,7 @@ class WholeUpload final : public PosixUpload {
   }
 
   Status Finish(uint32_t crc32c, Deadline deadline) override {
-    ROPETEAM_RETURN_IF_ERROR(store_->Check(deadline, "finish", name_));
-    if (Lost()) return Gone();
-    ROPETEAM_RETURN_IF_ERROR(CheckWhole(crc32c));
+    ROPETEAM_RETURN_IF_ERROR(CheckWhole(crc32c, deadline));
     if (!synced_) {
       ROPETEAM_RETURN_IF_ERROR(Sync());
       ROPETEAM_RETURN_IF_ERROR(store_->Check(deadline, "finish", name_));
@@ -350,9 +350,7 @@ class LooseUpload final : public PosixUpload {
   }
 
   Status Finish(uint32_t crc32c, Deadline deadline) override {
-    ROPETEAM_RETURN_IF_ERROR(store_->Check(deadline, "finish", name_));
-    if (Lost()) return Gone();
-    ROPETEAM_RETURN_IF_ERROR(CheckWhole(crc32c));
+    ROPETEAM_RETURN_IF_ERROR(CheckWhole(crc32c, deadline));
     const Status status =
         WriteInPlace(store_.get(), name_, deadline, [&](OpenFile* file) { return Join(file, deadline); });
     if (!status.ok()) return status;
