@@ -56,8 +56,8 @@ def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = WAIT_
         time.sleep(0.01)
 
 
-# Below the ports that the kernel gives to connections, and each of pytest-xdist's workers has its own.
-PORTS = range(10_000 + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]), 32_000, 16)
+# Below the ports that the kernel gives to connections.
+PORTS = range(10_000, 32_000)
 
 
 def free_port(address: str = "127.0.0.1") -> int:
