@@ -7,38 +7,17 @@
 #include <atomic>
 #include <thread>
 
-#include "tests/api/api_fixture.h"
-#include "tests/api/cuda_rig.h"
-#include "tests/api/fake_cuda.h"
+#include "tests/api/fake_cuda_fixture.h"
 
 namespace ropeteam::test {
 namespace {
 
 constexpr uint64_t kChunk = 64 * 1024;
 
-class CudaDirectTest : public ApiTest {
+class CudaDirectTest : public FakeCudaTest {
  protected:
-  CudaDirectTest() : ApiTest(kChunk, 400) {}
-
-  void SetUp() override {
-    std::string why;
-    ASSERT_NE(TheRig(&why), nullptr) << why;
-    fake_cuda_reset();
+  CudaDirectTest() : FakeCudaTest(kChunk, 400) {
     daemon_.Configure([](FakeConfig& config) { config.dmabuf = true; });
-    handle_ = Open();
-    ASSERT_NE(handle_, nullptr);
-  }
-  void TearDown() override {
-    fake_cuda_reset();
-    handle_.reset();
-    for (void* pointer : allocated_) fake_cuda_free(pointer);
-    ExpectNoProblems();
-  }
-  char* Upload(const std::string& bytes, int device = 0) {
-    void* pointer = fake_cuda_alloc(device, bytes.size(), FAKE_CUDA_DEVICE);
-    allocated_.push_back(pointer);
-    fake_cuda_write(pointer, bytes.data(), bytes.size());
-    return static_cast<char*>(pointer);
   }
   // One object "x" of these bytes, from `offset` of the memory on.
   void SaveFrom(uint64_t step, const char* device, const std::string& bytes, uint64_t offset = 0) {
@@ -49,9 +28,6 @@ class CudaDirectTest : public ApiTest {
     ASSERT_OK(ropeteam_save_commit(save.get()));
     EXPECT_EQ(daemon_.ObjectBytes(step, kRank, "x"), bytes.substr(offset));
   }
-
-  Handle handle_;
-  std::vector<void*> allocated_;
 };
 
 TEST_F(CudaDirectTest, WholeChunksOfAnObjectAreToldOfAndTheMemoryIsHandedOverOnce) {

@@ -6,10 +6,8 @@
 #include <atomic>
 #include <thread>
 
-#include "tests/api/api_fixture.h"
 #include "tests/api/count_allocations.h"
-#include "tests/api/cuda_rig.h"
-#include "tests/api/fake_cuda.h"
+#include "tests/api/fake_cuda_fixture.h"
 
 namespace ropeteam::test {
 namespace {
@@ -20,35 +18,19 @@ constexpr int kIllegalAddress = 700;
 constexpr int kContextIsDestroyed = 709;
 
 // Chunks of 1 MiB, four of which are one batch of copies; 80 of them are two slabs of the arena.
-class CudaDriverTest : public ApiTest {
+class CudaDriverTest : public FakeCudaTest {
  protected:
-  CudaDriverTest() : ApiTest(kMiB, 80) {}
+  CudaDriverTest() : FakeCudaTest(kMiB, 80) {}
 
-  void SetUp() override {
-    std::string why;
-    ASSERT_NE(TheRig(&why), nullptr) << why;  // names the fake to the library
-    fake_cuda_reset();
-    handle_ = Open();
-    ASSERT_NE(handle_, nullptr);
-  }
   void TearDown() override {
-    fake_cuda_reset();
-    handle_.reset();
-    for (void* pointer : allocated_) fake_cuda_free(pointer);
+    FakeCudaTest::TearDown();
     // Nothing of ours stays in the driver.
     EXPECT_EQ(fake_cuda_count(FAKE_CUDA_STREAMS), 0u);
     EXPECT_EQ(fake_cuda_count(FAKE_CUDA_EVENTS), 0u);
     EXPECT_EQ(fake_cuda_count(FAKE_CUDA_REGISTERED), 0u);
     EXPECT_EQ(fake_cuda_count(FAKE_CUDA_RETAINED), 0u);
-    ExpectNoProblems();
   }
 
-  char* Upload(const std::string& bytes, int device = 0, fake_cuda_kind kind = FAKE_CUDA_DEVICE) {
-    void* pointer = fake_cuda_alloc(device, bytes.size(), kind);
-    allocated_.push_back(pointer);
-    fake_cuda_write(pointer, bytes.data(), bytes.size());
-    return static_cast<char*>(pointer);
-  }
   ropeteam_status_t PutCuda(const SaveHandle& save, const char* name, const void* data, uint64_t length,
                             void* stream = nullptr) {
     return ropeteam_save_put_cuda(save.get(), name, data, length, stream);
@@ -68,9 +50,6 @@ class CudaDriverTest : public ApiTest {
     ExpectSaves(1000, Upload("p"), "p");
     ASSERT_TRUE(fake_cuda_wait_for(FAKE_CUDA_REGISTERED, 2));
   }
-
-  Handle handle_;
-  std::vector<void*> allocated_;
 };
 
 TEST_F(CudaDriverTest, AChunkIsToldOfOnlyBehindItsCopy) {

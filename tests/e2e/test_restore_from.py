@@ -8,7 +8,17 @@ import subprocess
 
 import pytest
 from harness import ROPETEAMD, environment, payload, wait_until
-from test_storage import Directory, bucket, bytes_of, lose, save, start_again, store, world  # noqa: F401
+from test_storage import (  # noqa: F401  (two fixtures)
+    Directory,
+    bucket,
+    bytes_of,
+    lose,
+    persist_and_lose,
+    save,
+    start_again,
+    store,
+    world,
+)
 from test_storage_cli import MANIFEST, manifest_text, snapshot
 
 import ropeteam
@@ -23,14 +33,7 @@ def source_url(store, job: str) -> str:  # noqa: F811
 def persisted(cluster, store, steps: list[int], ranks: int = 2):  # noqa: F811
     """Job a saves these steps, persists them, and is gone with its memory."""
     nodes = cluster(ranks, options=["--storage", store.url, "--persist-every", "1"], job="a")
-    ropes = world(nodes, "first")
-    for step in steps:
-        save(ropes, step)
-        for rope in ropes:
-            rope.wait(step, Level.PERSISTED)
-    for rope in ropes:
-        rope.close()
-    lose(nodes)
+    persist_and_lose(nodes, steps)
 
 
 @pytest.fixture(scope="module")

@@ -112,6 +112,26 @@ def world(nodes: Cluster, token: str) -> list[ropeteam.Client]:
     return [nodes[rank].open(rank, nodes.size, token) for rank in range(nodes.size)]
 
 
+def persist_and_lose(nodes: Cluster, steps: list[int]) -> None:
+    """A world saves these steps and has them persisted; then its memory is lost."""
+    ranks = world(nodes, "first")
+    for step in steps:
+        save(ranks, step)
+        for rope in ranks:
+            rope.wait(step, Level.PERSISTED)
+    for rope in ranks:
+        rope.close()
+    lose(nodes)
+
+
+def restored_with(nodes: Cluster, data, step: int = 1, life: str = "second") -> None:
+    """Each rank is offered the step, and has data(rank) from it."""
+    for rank, rope in enumerate(world(nodes, life)):
+        assert rope.latest().step == step
+        assert rope.load(step)["data"] == data(rank)
+        rope.close()
+
+
 def manifests(store) -> list[str]:
     return [name for name in store.files() if name.endswith("/ropeteam-manifest.json")]
 
@@ -165,10 +185,7 @@ def test_a_hole_in_memory_is_filled_from_storage(cluster, store):
     for node in nodes.nodes[1:]:
         node.start(wait=False)
     nodes.wait_members(3)
-    for rank, rope in enumerate(world(nodes, "second")):
-        assert rope.latest().step == 7
-        assert rope.load(7)["data"] == bytes_of(rank, 7)
-        rope.close()
+    restored_with(nodes, lambda rank: bytes_of(rank, 7), step=7)
 
 
 def test_a_daemon_killed_while_it_writes_is_finished_by_others_or_itself(cluster, store):
@@ -187,23 +204,13 @@ def test_a_daemon_killed_while_it_writes_is_finished_by_others_or_itself(cluster
         rope.close()
     lose(nodes)
     start_again(nodes)
-    for rank, rope in enumerate(world(nodes, "second")):
-        assert rope.latest().step == 1
-        assert rope.load(1)["data"] == payload(rank, size)
-        rope.close()
+    restored_with(nodes, lambda rank: payload(rank, size))
 
 
 def test_a_damaged_step_is_passed_over_for_the_next_older_one(cluster, tmp_path):
     store = Directory(tmp_path / "store")
     nodes = cluster(2, options=["--storage", store.url, "--persist-every", "1"])
-    ranks = world(nodes, "first")
-    for step in (1, 2, 3):
-        save(ranks, step)
-        for rope in ranks:
-            rope.wait(step, Level.PERSISTED)
-    for rope in ranks:
-        rope.close()
-    lose(nodes)
+    persist_and_lose(nodes, [1, 2, 3])
     newest = max(name for name in store.files() if name.endswith("rank-00001.safetensors"))
     (store.path / newest).unlink()  # known when the step is chosen
     second = max(name for name in store.files() if name.endswith("rank-00001.safetensors"))
@@ -215,11 +222,7 @@ def test_a_damaged_step_is_passed_over_for_the_next_older_one(cluster, tmp_path)
         ranks[1].load(2)
     for rope in ranks:
         rope.close()
-    ranks = world(nodes, "third")
-    for rank, rope in enumerate(ranks):
-        assert rope.latest().step == 1
-        assert rope.load(1)["data"] == bytes_of(rank, 1)
-        rope.close()
+    restored_with(nodes, lambda rank: bytes_of(rank, 1), life="third")
     log = "".join(node.log_text() for node in nodes.nodes)
     assert "lacks rank-00001.safetensors" in log and "its manifest says" in log
 
@@ -378,10 +381,7 @@ def test_a_bucket_that_answers_500_and_loses_answers(cluster, bucket):
         rope.close()
     lose(nodes)
     start_again(nodes)
-    for rank, rope in enumerate(world(nodes, "second")):
-        assert rope.latest().step == 1
-        assert rope.load(1)["data"] == bytes_of(rank, 1)
-        rope.close()
+    restored_with(nodes, lambda rank: bytes_of(rank, 1))
 
 
 def test_what_lies_on_storage_is_listed_and_the_newest_of_it_is_asked_for(cluster, store, tmp_path):

@@ -156,11 +156,23 @@ class PersistenceTest : public ::testing::Test {
     for (const auto& [node, order] : TakeOrders()) Answer(node, order);
   }
   // The step that is being written, from naming to its manifest.
-  void Finish(const Status& manifest = OkStatus()) {
+  void Write(const Status& manifest = OkStatus()) {
     AnswerAll();
     AnswerAll();
     works_.OnDone(TakeWork().tag, manifest, {});
+  }
+  void Finish(const Status& manifest = OkStatus()) {
+    Write(manifest);
     if (manifest.ok()) works_.OnDone(TakeWork().tag, OkStatus(), {});  // nothing is to be deleted
+  }
+  // Step 10 is written while it is not known what stays: no deletion begins.
+  void WriteInDoubt(const Status& doubt) {
+    Listed({{kCurrent, 1}});
+    keep_ = doubt;
+    Commit(10);
+    Write();
+    AnswerHolds();
+    EXPECT_THAT(context_.out.storage, IsEmpty());
   }
   void PassTime(TimeUs time) {
     context_.now += time;
@@ -231,9 +243,7 @@ TEST_F(PersistenceTest, AStepIsNamedThenWrittenByItsOwnersThenGetsItsManifest) {
 TEST_F(PersistenceTest, WhatNoRuleKeepsIsDeletedAfterAStepWasPersistedAndNothingThatIsRead) {
   Listed({{kCurrent, 1}, {kCurrent, 2}});
   Commit(10);
-  AnswerAll();
-  AnswerAll();
-  works_.OnDone(TakeWork().tag, OkStatus(), {});
+  Write();
   const StartStorage work = TakeWork();
   const auto* prune = std::get_if<PruneStored>(&work.work);
   ASSERT_NE(prune, nullptr);
@@ -248,14 +258,7 @@ TEST_F(PersistenceTest, WhatNoRuleKeepsIsDeletedAfterAStepWasPersistedAndNothing
 }
 
 TEST_F(PersistenceTest, NothingIsDeletedWhileItIsNotKnownWhatStays) {
-  Listed({{kCurrent, 1}});
-  keep_ = Error(Code::kUnavailable, "a node has not told");
-  Commit(10);
-  AnswerAll();
-  AnswerAll();
-  works_.OnDone(TakeWork().tag, OkStatus(), {});
-  AnswerHolds();
-  EXPECT_THAT(context_.out.storage, IsEmpty());
+  WriteInDoubt(Error(Code::kUnavailable, "a node has not told"));
   persistence_.OnTimer();
   EXPECT_THAT(context_.out.storage, IsEmpty()) << "storage is not asked again at once";
   context_.now = persistence_.NextTimer();
@@ -274,14 +277,7 @@ TEST_F(PersistenceTest, NothingIsDeletedWhileItIsNotKnownWhatStays) {
 }
 
 TEST_F(PersistenceTest, InDoubtNothingIsDeleted) {
-  Listed({{kCurrent, 1}});
-  keep_ = Error(Code::kInvalidArgument, "a flag says otherwise");
-  Commit(10);
-  AnswerAll();
-  AnswerAll();
-  works_.OnDone(TakeWork().tag, OkStatus(), {});
-  AnswerHolds();
-  EXPECT_THAT(context_.out.storage, IsEmpty());
+  WriteInDoubt(Error(Code::kInvalidArgument, "a flag says otherwise"));
   EXPECT_EQ(persistence_.NextTimer(), kNever);
 }
 

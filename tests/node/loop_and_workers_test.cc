@@ -64,22 +64,14 @@ TEST(EventLoop, AnEventForARemovedDescriptorReachesNobody) {
   ASSERT_EQ(write(second[1], "x", 1), 1);
   int calls = 0;
   // Both are readable in one wait: whoever comes first removes the other.
-  ASSERT_TRUE(loop.Add(first[0], EPOLLIN,
-                       [&](uint32_t) {
-                         ++calls;
-                         loop.Remove(first[0]);
-                         loop.Remove(second[0]);
-                         loop.Stop();
-                       })
-                  .ok());
-  ASSERT_TRUE(loop.Add(second[0], EPOLLIN,
-                       [&](uint32_t) {
-                         ++calls;
-                         loop.Remove(first[0]);
-                         loop.Remove(second[0]);
-                         loop.Stop();
-                       })
-                  .ok());
+  const auto remove_both = [&](uint32_t) {
+    ++calls;
+    loop.Remove(first[0]);
+    loop.Remove(second[0]);
+    loop.Stop();
+  };
+  ASSERT_TRUE(loop.Add(first[0], EPOLLIN, remove_both).ok());
+  ASSERT_TRUE(loop.Add(second[0], EPOLLIN, remove_both).ok());
   loop.Run();
   EXPECT_EQ(calls, 1);
   for (const int fd : {first[0], first[1], second[0], second[1]}) close(fd);

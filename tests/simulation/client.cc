@@ -65,6 +65,16 @@ Status Client::StatusOf(const Answer* answer) const {
   return status == nullptr ? OkStatus() : status->status;
 }
 
+void Client::AskForStatus(RequestKind kind, Step step, TimeUs timeout, StatusDone done,
+                          Cluster::Input input) {
+  Pending request;
+  request.kind = kind;
+  request.step = step;
+  request.timeout_us = timeout;
+  request.done = [this, done = std::move(done)](const Answer* answer) { done(StatusOf(answer)); };
+  cluster_.Ask(session_, std::move(request), std::move(input));
+}
+
 void Client::Hello(TimeUs timeout, StatusDone done) {
   Connect();
   HelloInput hello;
@@ -105,12 +115,7 @@ void Client::Latest(Level level, TimeUs timeout, LatestDone done) {
 }
 
 void Client::Drop(Step step, TimeUs timeout, StatusDone done) {
-  Pending request;
-  request.kind = RequestKind::kDrop;
-  request.step = step;
-  request.timeout_us = timeout;
-  request.done = [this, done](const Answer* answer) { done(StatusOf(answer)); };
-  cluster_.Ask(session_, std::move(request),
+  AskForStatus(RequestKind::kDrop, step, timeout, std::move(done),
                [this, step, timeout](Engine& engine, TimeUs now, const Session& session, RequestId id) {
                  cluster_.checker().OnDropInput(session, step);
                  engine.OnDrop(now, session.id, id, step, timeout);
@@ -118,12 +123,7 @@ void Client::Drop(Step step, TimeUs timeout, StatusDone done) {
 }
 
 void Client::Persist(Step step, TimeUs timeout, StatusDone done) {
-  Pending request;
-  request.kind = RequestKind::kPersist;
-  request.step = step;
-  request.timeout_us = timeout;
-  request.done = [this, done](const Answer* answer) { done(StatusOf(answer)); };
-  cluster_.Ask(session_, std::move(request),
+  AskForStatus(RequestKind::kPersist, step, timeout, std::move(done),
                [step, timeout](Engine& engine, TimeUs now, const Session& session, RequestId id) {
                  engine.OnPersist(now, session.id, id, step, timeout);
                });
@@ -354,48 +354,42 @@ void Client::Abort(const std::shared_ptr<SaveRun>& run) {
 // ---- reading
 
 void Client::Read(Step step, Rank rank, TimeUs timeout, TimeUs hold, ReadDone done) {
-  auto run = std::make_shared<ReadRun>();
-  run->deadline = cluster_.now() + timeout;
-  run->hold = hold;
-  run->done = std::move(done);
-  run->connection = connections_;
-  Pending request;
-  request.kind = RequestKind::kViewOpen;
-  request.step = step;
-  request.rank = rank;
-  request.timeout_us = timeout;
-  request.done = [this, run](const Answer* answer) {
-    const auto* view = answer == nullptr ? nullptr : std::get_if<AnswerView>(&answer->body);
-    if (view == nullptr) return run->done(StatusOf(answer), {});
-    run->view = *view;
-    CheckView(run);
-  };
-  cluster_.Ask(session_, std::move(request),
-               [step, rank, timeout](Engine& engine, TimeUs now, const Session& session, RequestId id) {
-                 engine.OnViewOpen(now, session.id, id, step, rank, timeout);
-               });
+  OpenView(RequestKind::kViewOpen, step, rank, timeout, std::move(done),
+           [this, hold](const std::shared_ptr<ReadRun>& run) {
+             run->hold = hold;
+             CheckView(run);
+           });
 }
 
 void Client::ReadRanges(Step step, Rank rank, TimeUs timeout, ReadDone done) {
+  OpenView(RequestKind::kRangesOpen, step, rank, timeout, std::move(done),
+           [this](const std::shared_ptr<ReadRun>& run) {
+             if (!run->view.extents.empty()) return CheckView(run);
+             ReadPart(run, static_cast<uint32_t>(cluster_.random().Below(3)));
+           });
+}
+
+void Client::OpenView(RequestKind kind, Step step, Rank rank, TimeUs timeout, ReadDone done,
+                      std::function<void(const std::shared_ptr<ReadRun>&)> opened) {
   auto run = std::make_shared<ReadRun>();
   run->deadline = cluster_.now() + timeout;
   run->done = std::move(done);
   run->connection = connections_;
   Pending request;
-  request.kind = RequestKind::kRangesOpen;
+  request.kind = kind;
   request.step = step;
   request.rank = rank;
   request.timeout_us = timeout;
-  request.done = [this, run](const Answer* answer) {
+  request.done = [this, run, opened = std::move(opened)](const Answer* answer) {
     const auto* view = answer == nullptr ? nullptr : std::get_if<AnswerView>(&answer->body);
     if (view == nullptr) return run->done(StatusOf(answer), {});
     run->view = *view;
-    if (!view->extents.empty()) return CheckView(run);
-    ReadPart(run, static_cast<uint32_t>(cluster_.random().Below(3)));
+    opened(run);
   };
   cluster_.Ask(session_, std::move(request),
-               [step, rank, timeout](Engine& engine, TimeUs now, const Session& session, RequestId id) {
-                 engine.OnViewOpen(now, session.id, id, step, rank, timeout, true);
+               [step, rank, timeout, partial = kind == RequestKind::kRangesOpen](
+                   Engine& engine, TimeUs now, const Session& session, RequestId id) {
+                 engine.OnViewOpen(now, session.id, id, step, rank, timeout, partial);
                });
 }
 
@@ -521,12 +515,7 @@ void Client::FinishRead(const std::shared_ptr<ReadRun>& run, const Status& statu
 
 void Client::Quarantine(Step step, bool undo, TimeUs timeout, StatusDone done) {
   Connect();
-  Pending request;
-  request.kind = RequestKind::kQuarantine;
-  request.step = step;
-  request.timeout_us = timeout;
-  request.done = [this, done](const Answer* answer) { done(StatusOf(answer)); };
-  cluster_.Ask(session_, std::move(request),
+  AskForStatus(RequestKind::kQuarantine, step, timeout, std::move(done),
                [step, undo, timeout](Engine& engine, TimeUs now, const Session& session, RequestId id) {
                  engine.OnQuarantine(now, session.id, id, step, undo, timeout);
                });

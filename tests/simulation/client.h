@@ -83,6 +83,7 @@ class Client {
   struct ReadRun;
 
   Status StatusOf(const Answer* answer) const;
+  void AskForStatus(RequestKind kind, Step step, TimeUs timeout, StatusDone done, Cluster::Input input);
   // False when the session is not there; then the done of a request would say so.
   bool Connect();
   void Granted(const std::shared_ptr<SaveRun>& run, const Answer* answer);
@@ -91,6 +92,8 @@ class Client {
   void Settle(const std::shared_ptr<SaveRun>& run);
   void Commit(const std::shared_ptr<SaveRun>& run);
   void Abort(const std::shared_ptr<SaveRun>& run);
+  void OpenView(RequestKind kind, Step step, Rank rank, TimeUs timeout, ReadDone done,
+                std::function<void(const std::shared_ptr<ReadRun>&)> opened);
   void ReadPart(const std::shared_ptr<ReadRun>& run, uint32_t more);
   std::vector<PackedPart> RandomParts(const ShardMeta& meta);
   void TakeRanges(const std::shared_ptr<ReadRun>& run, const std::vector<PackedPart>& parts,

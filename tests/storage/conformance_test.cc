@@ -11,11 +11,10 @@
 #include <atomic>
 #include <deque>
 #include <map>
-#include <random>
 #include <set>
 #include <thread>
 
-#include "core/base/checksum.h"
+#include "tests/storage/bytes.h"
 
 namespace ropeteam::storage::test {
 namespace {
@@ -24,22 +23,7 @@ using testing::ElementsAre;
 using testing::IsEmpty;
 using testing::UnorderedElementsAre;
 
-Deadline Soon() { return std::chrono::steady_clock::now() + std::chrono::seconds(60); }
-Deadline Past() { return std::chrono::steady_clock::now() - std::chrono::seconds(1); }
-
-// Bytes that repeat with no power of two, so that a block at a wrong place is seen.
-std::string Bytes(size_t length, uint32_t seed) {
-  std::mt19937 random(seed);
-  std::string bytes(length, '\0');
-  for (char& c : bytes) c = static_cast<char>(random());
-  return bytes;
-}
-
-uint32_t Crc(std::string_view bytes) { return Crc32c(bytes.data(), bytes.size()); }
-
-Piece PieceOf(std::string_view bytes) {
-  return {reinterpret_cast<const std::byte*>(bytes.data()), bytes.size()};
-}
+Deadline Past() { return In(std::chrono::seconds(-1)); }
 
 class SinkTest : public testing::TestWithParam<SinkKind> {
  protected:

@@ -232,6 +232,17 @@ bool Memory::HoldsOutside(uint32_t seed, uint64_t offset, uint64_t length) {
          Holds(seed, offset + length, length_ - offset - length, offset + length);
 }
 
+Endpoint::Endpoint(Result<std::unique_ptr<Transport>> made, uint64_t length) : memory(length) {
+  EXPECT_TRUE(made.ok()) << made.status().ToString();
+  transport = std::move(made).value();
+  region = transport->RegisterRegion(memory.data(), length).value();
+}
+
+void Endpoint::Meet(const Endpoint& other) {
+  peer = transport->Connect(other.transport->LocalAddress()).value();
+  remote = transport->ImportRegion(peer, other.transport->ExportRegion(other.region)).value();
+}
+
 std::unique_ptr<Rig> Rig::Make(const std::string& kind) {
   if (kind == "inproc") return std::make_unique<InprocRig>();
   return std::make_unique<ProcessRig>(FindKind(kind));

@@ -46,6 +46,17 @@ class Memory {
   uint8_t* data_ = nullptr;
 };
 
+// One transport of this process with a region of its own, and another such one as its peer.
+struct Endpoint {
+  explicit Endpoint(Result<std::unique_ptr<Transport>> made, uint64_t length = 8 << 20);
+  void Meet(const Endpoint& other);
+  Memory memory;
+  std::unique_ptr<Transport> transport;
+  RegionId region = 0;
+  PeerId peer = 0;
+  RemoteRegionId remote = 0;
+};
+
 // A peer with one region, `memory`, which a test may stop and kill.
 class RemotePeer {
  public:

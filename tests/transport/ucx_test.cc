@@ -27,22 +27,8 @@ std::string RdmaDevice() {
   return "";
 }
 
-struct Node {
-  explicit Node(const UcxConfig& config) : memory(8 * kMiB) {
-    auto made = CreateUcxTransport(config);
-    EXPECT_TRUE(made.ok()) << made.status().ToString();
-    transport = std::move(made).value();
-    region = transport->RegisterRegion(memory.data(), memory.length()).value();
-  }
-  void Meet(const Node& other) {
-    peer = transport->Connect(other.transport->LocalAddress()).value();
-    remote = transport->ImportRegion(peer, other.transport->ExportRegion(other.region)).value();
-  }
-  Memory memory;
-  std::unique_ptr<Transport> transport;
-  RegionId region = 0;
-  PeerId peer = 0;
-  RemoteRegionId remote = 0;
+struct Node : Endpoint {
+  explicit Node(const UcxConfig& config) : Endpoint(CreateUcxTransport(config)) {}
 };
 
 TEST(Ucx, ADeviceThatIsNotThereIsAnsweredWithThoseThatAre) {

@@ -25,23 +25,9 @@ using testing::HasSubstr;
 constexpr uint32_t kSource = 1, kTarget = 2;
 constexpr uint64_t kMiB = 1 << 20;
 
-// One transport with a region of its own.
-struct Node {
-  explicit Node(const std::vector<std::string>& devices, uint64_t length = 8 * kMiB) : memory(length) {
-    auto made = CreateVerbsTransport({devices, -1});
-    EXPECT_TRUE(made.ok()) << made.status().ToString();
-    transport = std::move(made).value();
-    region = transport->RegisterRegion(memory.data(), length).value();
-  }
-  void Meet(const Node& other) {
-    peer = transport->Connect(other.transport->LocalAddress()).value();
-    remote = transport->ImportRegion(peer, other.transport->ExportRegion(other.region)).value();
-  }
-  Memory memory;
-  std::unique_ptr<Transport> transport;
-  RegionId region = 0;
-  PeerId peer = 0;
-  RemoteRegionId remote = 0;
+struct Node : Endpoint {
+  explicit Node(const std::vector<std::string>& devices, uint64_t length = 8 * kMiB)
+      : Endpoint(CreateVerbsTransport({devices, -1}), length) {}
 };
 
 // Polls both until `from` has `count` completions in all.

@@ -8,17 +8,15 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "core/base/checksum.h"
 #include "core/base/log.h"
 #include "storage/forwarding_sink.h"
+#include "tests/storage/bytes.h"
 #include "tests/storage/posix/place.h"
 
 namespace ropeteam::storage::test {
 namespace {
 
 using testing::HasSubstr;
-
-Deadline Soon() { return std::chrono::steady_clock::now() + std::chrono::seconds(60); }
 
 // Everything happens, and the answer is `status`.
 class AnswersSink final : public ForwardingSink {
@@ -56,10 +54,10 @@ class AuditTest : public testing::Test {
 
 TEST_F(AuditTest, EveryFileThatIsWrittenOrDeletedHasALine) {
   const std::string bytes = "123456789";
-  const uint32_t crc = Crc32c(bytes.data(), bytes.size());
+  const uint32_t crc = Crc(bytes);
   Result<std::unique_ptr<Upload>> upload = sink_->Begin("job/step/data", bytes.size(), bytes.size(), Soon());
   ASSERT_TRUE(upload.ok());
-  const Piece piece{reinterpret_cast<const std::byte*>(bytes.data()), bytes.size()};
+  const Piece piece = PieceOf(bytes);
   ASSERT_TRUE((*upload)->PutPart(0, {&piece, 1}, crc, Soon()).ok());
   EXPECT_TRUE(Lines().empty()) << "not before it is finished";
   ASSERT_TRUE((*upload)->Finish(crc, Soon()).ok());

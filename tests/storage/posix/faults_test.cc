@@ -14,11 +14,10 @@
 #include <cerrno>
 #include <filesystem>
 #include <future>
-#include <random>
 #include <thread>
 
-#include "core/base/checksum.h"
 #include "storage/posix/store.h"
+#include "tests/storage/bytes.h"
 #include "tests/storage/posix/place.h"
 
 namespace ropeteam::storage::test {
@@ -29,17 +28,6 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 
 constexpr uint64_t kPart = 128 << 10;
-
-Deadline In(std::chrono::milliseconds time) { return std::chrono::steady_clock::now() + time; }
-Deadline Soon() { return In(std::chrono::seconds(60)); }
-
-std::string Bytes(size_t length, uint32_t seed) {
-  std::mt19937 random(seed);
-  std::string bytes(length, '\0');
-  for (char& c : bytes) c = static_cast<char>(random());
-  return bytes;
-}
-uint32_t Crc(std::string_view bytes) { return Crc32c(bytes.data(), bytes.size()); }
 
 // No O_DIRECT, so that every byte goes through the page cache.
 posix::Syscalls PageCache() {
@@ -86,7 +74,7 @@ struct Rig {
   Status PutPart(Upload* upload, const std::string& file, uint32_t index, Deadline deadline = Soon()) {
     const std::string_view part =
         std::string_view(file).substr(index * upload->part_bytes(), upload->PartLength(index));
-    const Piece piece{reinterpret_cast<const std::byte*>(part.data()), part.size()};
+    const Piece piece = PieceOf(part);
     return upload->PutPart(index, {&piece, 1}, Crc(part), deadline);
   }
   // All of a file, until something fails.
@@ -444,7 +432,7 @@ TEST(PosixFaults, NoMoreBuffersThanTheLimitAreEverUsed) {
   // Memory at an odd address goes through a buffer, where O_DIRECT is there.
   const std::string memory = "#" + Bytes(kPart, 14);
   const std::string_view part = std::string_view(memory).substr(1);
-  const Piece piece{reinterpret_cast<const std::byte*>(part.data()), part.size()};
+  const Piece piece = PieceOf(part);
   constexpr size_t kUploads = posix::kBouncesMax + 1;
   std::vector<std::unique_ptr<Upload>> uploads;
   for (size_t i = 0; i < kUploads; ++i) {

@@ -20,10 +20,10 @@
 #include <random>
 #include <set>
 
-#include "core/base/checksum.h"
 #include "storage/posix/names.h"
 #include "storage/posix/store.h"
 #include "storage/sinks.h"
+#include "tests/storage/bytes.h"
 #include "tests/storage/posix/faults.h"
 #include "tests/storage/posix/place.h"
 
@@ -33,9 +33,6 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
-
-Deadline Soon() { return std::chrono::steady_clock::now() + std::chrono::seconds(60); }
-uint32_t Crc(std::string_view bytes) { return Crc32c(bytes.data(), bytes.size()); }
 
 // Page-aligned memory, as an arena has.
 class Pages {
@@ -238,7 +235,7 @@ TEST(PosixSink, ALeftoverIsFoundByThisMachineOnlyWhenNobodyHoldsIt) {
   PosixPlace place;
   const auto one = place.Open().value(), two = place.Open().value();
   const std::string part(4096, 'p');
-  const Piece piece{reinterpret_cast<const std::byte*>(part.data()), part.size()};
+  const Piece piece = PieceOf(part);
   Result<std::unique_ptr<Upload>> first = one->Begin("file", part.size(), part.size(), Soon());
   ASSERT_TRUE(first.ok());
   ASSERT_EQ((*first)->PutPart(0, {&piece, 1}, Crc(part), Soon()).ToString(), "ok");
@@ -260,7 +257,7 @@ TEST(PosixSink, ALeftoverWithOtherBytesIsNotTaken) {
   PosixPlace place;
   const auto sink = place.Open().value();
   const std::string part(4096, 'p');
-  const Piece piece{reinterpret_cast<const std::byte*>(part.data()), part.size()};
+  const Piece piece = PieceOf(part);
   {
     Result<std::unique_ptr<Upload>> upload = sink->Begin("file", part.size(), part.size(), Soon());
     ASSERT_TRUE(upload.ok());

@@ -11,8 +11,8 @@
 #include <cstring>
 #include <mutex>
 
-#include "core/base/checksum.h"
 #include "storage/s3/s3_sink.h"
+#include "tests/storage/bytes.h"
 #include "tests/storage/s3/canned_server.h"
 #include "tests/storage/s3/strict_server.h"
 
@@ -22,8 +22,6 @@ namespace {
 using std::chrono::seconds;
 using testing::HasSubstr;
 using testing::Not;
-
-Deadline Soon() { return std::chrono::steady_clock::now() + seconds(60); }
 
 std::unique_ptr<Sink> Open(const std::string& text) {
   const Result<Url> url = ParseUrl(text);
@@ -60,8 +58,8 @@ TEST(GoogleStoreTest, RequestsAreOfOneDialect) {
   ASSERT_NE(sink, nullptr);
   EXPECT_EQ(sink->Put("file", "123456789", PutMode::kIfAbsent, Soon()).ToString(), "ok");
   const std::string file(6 << 20, 'f');
-  const uint32_t crc = Crc32c(file.data(), file.size());
-  const Piece piece{reinterpret_cast<const std::byte*>(file.data()), file.size()};
+  const uint32_t crc = Crc(file);
+  const Piece piece = PieceOf(file);
   auto upload = sink->Begin("large", file.size(), 8 << 20, Soon());
   ASSERT_TRUE(upload.ok()) << upload.status().ToString();
   EXPECT_EQ((*upload)->PutPart(0, {&piece, 1}, crc, Soon()).ToString(), "ok");

@@ -14,29 +14,12 @@
 #include <string>
 #include <vector>
 
-#include "core/base/checksum.h"
 #include "core/base/log.h"
 #include "storage/s3/s3_sink.h"
+#include "tests/storage/bytes.h"
 #include "tests/storage/s3/strict_server.h"
 
 namespace ropeteam::storage::test {
-
-inline Deadline In(std::chrono::milliseconds time) { return std::chrono::steady_clock::now() + time; }
-inline Deadline Soon() { return In(std::chrono::seconds(60)); }
-inline uint32_t Crc(std::string_view bytes) { return Crc32c(bytes.data(), bytes.size()); }
-inline Piece PieceOf(std::string_view bytes) {
-  return {reinterpret_cast<const std::byte*>(bytes.data()), bytes.size()};
-}
-// Bytes of which no two blocks are the same.
-inline std::string Bytes(size_t length) {
-  std::string bytes(length, '\0');
-  uint64_t state = length + 1;
-  for (char& c : bytes) {
-    state = state * 6364136223846793005u + 1442695040888963407u;
-    c = static_cast<char>(state >> 56);
-  }
-  return bytes;
-}
 
 class S3Test : public testing::Test {
  protected:
