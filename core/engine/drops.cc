@@ -63,7 +63,7 @@ Status Drops::Request(const DropQuestion& asked, const DropFacts& facts) {
   if (drops_.size() + found.size() > kDroppedMax)
     return Error(Code::kUnavailable, "%zu steps are being released, limit %zu", drops_.size(), kDroppedMax);
   for (const StepId& id : found) {
-    LOG_INFO("%s", Explain({{id}, asked.rank}).c_str());
+    LOG_INFO("%s", Explain(DroppedStep{{id}, asked.rank}).c_str());
     const StepTable::StepState* step = facts.table.Find(id);
     drops_[id] = {asked.rank, step == nullptr || !step->committed, 0};
     ++version_;

@@ -145,7 +145,7 @@ TEST_F(DropTest, AnUncommittedStepIsDroppedOnlyWithAllNodesAndACommittedOne) {
 
 // Nobody's incarnation goes with it: a rank's has to be the present one.
 TEST_F(DropTest, AnOperatorDropsWithoutAnIncarnation) {
-  Commit({InLife(5), InLife(6)});
+  Commit({Current(5), Current(6)});
   const auto drop = [&](Step step) {
     return Ask(kFirst, Question::Topic::kDrop, Encode(DropQuestion{step, 0, DroppedStep::kOperator, false}));
   };
@@ -153,8 +153,8 @@ TEST_F(DropTest, AnOperatorDropsWithoutAnIncarnation) {
   EXPECT_THAT(replies_[question_].message, HasSubstr("newest committed"));
   EXPECT_EQ(drop(7), Code::kNotFound);
   EXPECT_EQ(drop(5), Code::kDeadlineExceeded);
-  EXPECT_THAT(Kept(), ElementsAre(InLife(6)));
-  Hold({InLife(6)});
+  EXPECT_THAT(Kept(), ElementsAre(Current(6)));
+  Hold({Current(6)});
   Acknowledge();
   EXPECT_EQ(drop(5), Code::kOk);
 }
