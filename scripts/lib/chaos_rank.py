@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rank of scripts/chaos: obeys one JSON object a line on its standard input, answers one a line.
 
-Bytes are a function of seed, step, rank and incarnation token, so whoever reads a shard knows what must be in it.
+Bytes are a function of seed, step, rank and token, so every reader of a shard knows what must be in it.
 """
 
 from __future__ import annotations

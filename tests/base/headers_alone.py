@@ -6,8 +6,8 @@ not and exits 1.
     headers_alone.py ROOT BUILD CXX CC
 
 Include paths are those of BUILD/compile_commands.json, so a header sees what the build lets it see. A header of a
-component, or of an optional part, that is not in the build is passed over, and that is said. A header that a source of the build
-begins with is not compiled again: the finished build has shown it.
+component, or of an optional part, that is not in the build is skipped, with a message. A header that is the first
+include of a source of the build is not compiled again: the finished build has shown that it compiles alone.
 """
 
 import concurrent.futures

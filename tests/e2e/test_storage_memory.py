@@ -154,7 +154,8 @@ def test_an_import_is_spread_over_nodes(cluster, tmp_path):
     nodes = cluster(3, job="b")
     parts = [
         subprocess.Popen(
-            [str(ROPETEAM), "import", str(tmp_path / "from"), "--ranks", f"{rank}-{rank}", "--incarnation-token", "one"]
+            [str(ROPETEAM), "import", str(tmp_path / "from"), "--ranks", f"{rank}-{rank}"]
+            + ["--incarnation-token", "one"]
             + ["--socket", nodes[rank + 1].socket],
             env=environment(),
             stdout=subprocess.PIPE,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ropeteam trace`: what happened to a step on all nodes, read back by the messages that Perfetto publishes."""
+"""`ropeteam trace`: a step on all nodes, read back by the messages that Perfetto publishes."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ _RANGES_MAX = 4096
 
 def latest(client: Client, timeout: float = DEFAULT_TIMEOUT) -> StepInfo | None:
     """The newest committed step if it was saved by StorageWriter, else the newest such step on storage; None
-    when there is none. As Client.latest(): the same answer for every rank of one incarnation, until that incarnation has
+    when there is none. As Client.latest(): the same answer for every rank of one incarnation, until it has
     completed a step."""
     found = client.latest(timeout)
     if found is None or _has_metadata(client, found.step, timeout):
