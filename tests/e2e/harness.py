@@ -382,7 +382,7 @@ def saves_commit_again(nodes: Cluster, cut: Callable[[], None], heal: Callable[[
     """Two nodes, the path of the data cut between two saves and healed: seconds from then until a save is committed."""
     from ropeteam import DeadlineExceeded, Level
 
-    with nodes[0].open(0, 1, "life") as rope:
+    with nodes[0].open(0, 1, "run") as rope:
         rope.save(1, {"data": payload(1, size)}, wait=Level.COMMITTED)
         cut()
         cut_at = time.monotonic()

@@ -28,7 +28,7 @@ def ended(node: Daemon) -> int:
 def save_everywhere(nodes, size: int, step: int = 1) -> None:
     from ropeteam import Level
 
-    ranks = [node.open(rank, nodes.size, "life") for rank, node in enumerate(nodes.nodes)]
+    ranks = [node.open(rank, nodes.size, "run") for rank, node in enumerate(nodes.nodes)]
     for rank, rope in enumerate(ranks):
         rope.save(step, {"data": payload(rank, size)})
     for rope in ranks:

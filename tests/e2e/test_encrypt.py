@@ -84,14 +84,14 @@ def chunks(node: Daemon) -> dict[int, bytes]:
 
 def save(nodes: Cluster, step: int, data: bytes) -> None:
     """Rank 0 saves what is looked for, rank 1 something else."""
-    with nodes[0].open(0, 2, "life") as first, nodes[1].open(1, 2, "life") as second:
+    with nodes[0].open(0, 2, "run") as first, nodes[1].open(1, 2, "run") as second:
         first.save(step, {NAME: data})
         second.save(step, {"other": payload(step, 1_500_000)})
         first.wait(step, Level.COMMITTED)
 
 
 def load(node: Daemon, step: int) -> bytes:
-    with node.open(0, 2, "life") as rope:
+    with node.open(0, 2, "run") as rope:
         return bytes(rope.load(step)[NAME])
 
 

@@ -101,7 +101,7 @@ def coordinators(nodes: Cluster) -> list[int]:
 
 def test_node_0_and_the_coordinator_are_lost_and_the_job_goes_on(cluster, etcd):
     nodes = cluster(3, options=["--membership", etcd.url("lost")])
-    ranks = [nodes[rank].open(rank, 3, "life") for rank in range(3)]
+    ranks = [nodes[rank].open(rank, 3, "run") for rank in range(3)]
     save_everywhere(ranks, 1)
     first = wait_until(lambda: coordinators(nodes), "a coordinator")[0]
     # Node 0 with its memory; and the coordinator, if that is another node, in a round before.
@@ -114,7 +114,7 @@ def test_node_0_and_the_coordinator_are_lost_and_the_job_goes_on(cluster, etcd):
         nodes[lost].moved_to = f"127.0.0.{lost + 71}"
         nodes[lost].start()
         nodes.wait_members(3)
-        ranks[lost] = nodes[lost].open(lost, 3, "life")
+        ranks[lost] = nodes[lost].open(lost, 3, "run")
         for rank, rope in enumerate(ranks):
             assert rope.latest().step == 1
             assert rope.load(1)["data"] == saved(1, rank)
@@ -126,7 +126,7 @@ def test_node_0_and_the_coordinator_are_lost_and_the_job_goes_on(cluster, etcd):
 
 def test_with_etcd_away_saves_stay_local_and_nobody_is_declared_dead(cluster, etcd):
     nodes = cluster(2, options=["--membership", etcd.url("away")])
-    ranks = [nodes[rank].open(rank, 2, "life") for rank in range(2)]
+    ranks = [nodes[rank].open(rank, 2, "run") for rank in range(2)]
     save_everywhere(ranks, 1)
     etcd.signal(signal.SIGSTOP)
     try:
@@ -149,7 +149,7 @@ def test_with_etcd_away_saves_stay_local_and_nobody_is_declared_dead(cluster, et
 
 def test_the_leader_of_etcd_is_killed_and_the_others_are_asked(cluster, etcd):
     nodes = cluster(2, options=["--membership", etcd.url("leader")])
-    ranks = [nodes[rank].open(rank, 2, "life") for rank in range(2)]
+    ranks = [nodes[rank].open(rank, 2, "run") for rank in range(2)]
     save_everywhere(ranks, 1)
     member = etcd.leader()
     etcd.kill(member)

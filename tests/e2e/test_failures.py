@@ -43,7 +43,7 @@ def counters(node: Daemon) -> dict[str, int]:
 def test_a_daemon_killed_at_any_point_of_a_save_keeps_what_was_sealed(cluster, point):
     nodes = cluster(2)
     old, new = payload(1, 5_000_000), payload(2, 9_000_000)
-    rope = nodes[1].open(0, 1, "life")
+    rope = nodes[1].open(0, 1, "run")
     rope.save(1, {"data": old}, wait=Level.COMMITTED)
     save = rope.begin(2, bytes=len(new), objects=1)
     if point != "begun":
@@ -72,7 +72,7 @@ def test_a_daemon_killed_at_any_point_of_a_save_keeps_what_was_sealed(cluster, p
 
 def test_the_coordinator_dies_and_returns_and_disturbs_nobody(cluster):
     nodes = cluster(3)
-    ranks = [nodes[rank].open(rank, 3, "life") for rank in range(3)]
+    ranks = [nodes[rank].open(rank, 3, "run") for rank in range(3)]
     for rank, rope in enumerate(ranks):
         rope.save(1, {"data": payload(rank, 3_000_000)})
     for rope in ranks:
@@ -94,7 +94,7 @@ def test_the_coordinator_dies_and_returns_and_disturbs_nobody(cluster):
 def test_a_flipped_bit_is_repaired_inside_the_read(cluster):
     nodes = cluster(2)
     data = payload(3, 9_000_000)
-    with nodes[0].open(0, 1, "life") as rope:
+    with nodes[0].open(0, 1, "run") as rope:
         rope.save(1, {"data": data}, wait=Level.COMMITTED)
         flip(nodes[0], data, 5_000_000)
         assert rope.load(1)["data"] == data
@@ -109,7 +109,7 @@ def test_a_flipped_bit_is_repaired_inside_the_read(cluster):
 def test_a_flipped_bit_in_a_replica_is_found_and_repaired(cluster):
     nodes = cluster(2)
     data = payload(4, 6_000_000)
-    with nodes[0].open(0, 1, "life") as rope:
+    with nodes[0].open(0, 1, "run") as rope:
         rope.save(1, {"data": data}, wait=Level.COMMITTED)
         flip(nodes[1], data, 4_500_000)
         found = verify(nodes[0])
@@ -120,7 +120,7 @@ def test_a_flipped_bit_in_a_replica_is_found_and_repaired(cluster):
 
 def test_verify_misses_the_copy_of_a_node_that_is_gone(cluster):
     nodes = cluster(2)
-    with nodes[0].open(0, 1, "life") as rope:
+    with nodes[0].open(0, 1, "run") as rope:
         rope.save(1, {"data": payload(5, 1_000_000)}, wait=Level.COMMITTED)
         assert verify(nodes[0]).returncode == 0
         nodes[1].kill(drop_memory=True)
@@ -133,7 +133,7 @@ def test_verify_misses_the_copy_of_a_node_that_is_gone(cluster):
 def test_a_flipped_bit_that_nobody_reads_is_found_and_repaired_by_the_scrub(cluster):
     nodes = cluster(2, options=["--scrub-rate", "1G"])
     data = payload(14, 6_000_000)
-    with nodes[0].open(0, 1, "life") as rope:
+    with nodes[0].open(0, 1, "run") as rope:
         rope.save(1, {"data": data}, wait=Level.COMMITTED)
         flip(nodes[0], data, 4_500_000)
         flip(nodes[1], data, 1_500_000)
@@ -154,7 +154,7 @@ def test_damaged_tables_are_written_again_and_end_no_daemon(cluster):
     """Every slot and descriptor, and the superblock, by another process that has the file mapped."""
     nodes = cluster(2, options=["--scrub-rate", "1G"])
     data = payload(15, 6_000_000)
-    with nodes[0].open(0, 1, "life") as rope:
+    with nodes[0].open(0, 1, "run") as rope:
         rope.save(1, {"data": data}, wait=Level.COMMITTED)
         with open(arena_file(nodes[1]), "r+b") as file, mmap.mmap(file.fileno(), 0) as arena:
             chunks = int.from_bytes(arena[64:72], "little")
@@ -183,7 +183,7 @@ def test_damaged_tables_are_written_again_and_end_no_daemon(cluster):
 def test_with_both_copies_bad_the_older_step_is_offered_and_the_error_names_the_sources(cluster):
     nodes = cluster(2)
     old, new = payload(5, 3_000_000), payload(6, 3_000_000)
-    with nodes[0].open(0, 1, "life") as rope:
+    with nodes[0].open(0, 1, "run") as rope:
         rope.save(1, {"data": old}, wait=Level.COMMITTED)
         rope.save(2, {"data": new}, wait=Level.COMMITTED)
         flip(nodes[0], new, 1_000_000)
@@ -198,11 +198,11 @@ def test_with_both_copies_bad_the_older_step_is_offered_and_the_error_names_the_
 def test_a_rank_killed_in_the_middle_of_a_put_leaves_nothing_behind(cluster):
     nodes = cluster(2)
     data = payload(9, 3_000_000)
-    with nodes[0].open(0, 2, "life") as rope:
+    with nodes[0].open(0, 2, "run") as rope:
         rope.save(1, {"data": data})
         script = f"""
             import ropeteam, signal, sys
-            rope = ropeteam.open({nodes[1].socket!r}, rank=1, world_size=2, incarnation_token="life")
+            rope = ropeteam.open({nodes[1].socket!r}, rank=1, world_size=2, incarnation_token="run")
             rope.save(1, {{"data": b"of rank 1"}}, wait=ropeteam.Level.COMMITTED)
             print("saved")
             sys.stdin.readline()
@@ -247,7 +247,7 @@ def test_garbage_on_every_socket_harms_nobody(cluster, transport):
     usable(transport)
     nodes = cluster(2, options=["--transport", transport])
     data = payload(8, 5_000_000)
-    with nodes[0].open(0, 1, "life") as rope:
+    with nodes[0].open(0, 1, "run") as rope:
         rope.save(1, {"data": data}, wait=Level.COMMITTED)
         listening = nodes[0].listening()
         assert len(listening) >= 3, listening  # coordinator, control, data

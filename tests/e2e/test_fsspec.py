@@ -30,7 +30,7 @@ def rope(cluster):
 def two(cluster):
     """Two ranks on two nodes, with step 5 saved."""
     nodes = cluster(2)
-    ranks = [nodes[rank].open(rank, 2, "life") for rank in range(2)]
+    ranks = [nodes[rank].open(rank, 2, "run") for rank in range(2)]
     for rank, each in enumerate(ranks):
         objects = {"model.pt": payload(rank, 5_000_001), f"only/of-{rank}.json": b"{}", "empty": b""}
         each.save(5, objects)
@@ -106,7 +106,7 @@ def test_reads_seek_and_take_ranges(two):
 
 def test_of_another_node_s_file_only_what_is_read_is_fetched(cluster):
     nodes = cluster(4)
-    ranks = [nodes[rank].open(rank, 4, "life") for rank in range(4)]
+    ranks = [nodes[rank].open(rank, 4, "run") for rank in range(4)]
     for rank, each in enumerate(ranks):
         each.save(1, {"big": payload(rank, 8_000_000)})
     for each in ranks:
@@ -149,7 +149,7 @@ def test_a_file_is_a_shard_once_it_is_closed(rope):
 
 def test_rm_of_a_step_frees_its_memory_on_every_node(cluster):
     nodes = cluster(2, options=["--replicas", "1", "--keep-steps", "4"]).nodes
-    ranks = [nodes[rank].open(rank, 2, "life") for rank in range(2)]
+    ranks = [nodes[rank].open(rank, 2, "run") for rank in range(2)]
     fs = filesystem(ranks[0])
     for step in (1, 2, 3, 4):
         for rank, each in enumerate(ranks):

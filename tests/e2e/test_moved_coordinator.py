@@ -14,7 +14,7 @@ ELSEWHERE = "127.0.0.9"
 
 def goes_on(nodes, ranks) -> None:
     """What was committed is read by everybody, the new rank 0 included, and a new step commits."""
-    ranks[0] = nodes[0].open(0, 3, "life")
+    ranks[0] = nodes[0].open(0, 3, "run")
     for rank, rope in enumerate(ranks):
         assert rope.latest().step == 1
         assert rope.load(1)["data"] == saved(1, rank)
@@ -30,7 +30,7 @@ def membership(node: Daemon) -> dict:
 def test_node_0_is_lost_with_its_memory_and_replaced_where_nobody_expects_it(cluster):
     nodes = cluster(3)
     processes = [node.process for node in nodes.nodes[1:]]
-    ranks = [nodes[rank].open(rank, 3, "life") for rank in range(3)]
+    ranks = [nodes[rank].open(rank, 3, "run") for rank in range(3)]
     save_everywhere(ranks, 1)
     ranks[0].close()
     nodes[0].kill(drop_memory=True)
@@ -72,7 +72,7 @@ def test_the_list_leads_to_the_replacement_and_the_old_host_to_the_job(cluster):
     first, second = (f"{host}:{free_port(host)}" for host in ("127.0.0.1", ELSEWHERE))
     nodes = cluster(3, coordinator=f"{first},{second}")
     processes = [node.process for node in nodes.nodes[1:]]
-    ranks = [nodes[rank].open(rank, 3, "life") for rank in range(3)]
+    ranks = [nodes[rank].open(rank, 3, "run") for rank in range(3)]
     save_everywhere(ranks, 1)
     ranks[0].close()
     nodes[0].kill(drop_memory=True)

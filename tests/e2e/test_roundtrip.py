@@ -50,7 +50,7 @@ def test_one_node_saves_and_reads(cluster):
 
 def test_every_rank_s_shard_can_be_read_from_every_node(cluster):
     nodes = cluster(4)
-    ranks = [nodes[rank].open(rank, 4, "life") for rank in range(4)]
+    ranks = [nodes[rank].open(rank, 4, "run") for rank in range(4)]
     save_all(ranks, 1, 5_000_000)
     for rope in ranks:
         assert rope.latest() == ropeteam.StepInfo(1, 1, 4)
@@ -62,7 +62,7 @@ def test_every_rank_s_shard_can_be_read_from_every_node(cluster):
 
 def test_ranks_that_do_not_agree_commit_nothing(cluster):
     nodes = cluster(2)
-    ranks = [nodes[rank].open(rank, 2, "life") for rank in range(2)]
+    ranks = [nodes[rank].open(rank, 2, "run") for rank in range(2)]
     for rank, rope in enumerate(ranks):
         rope.save(1, {"data": payload(rank, 1, 100_000)}, agreement=0xABC)
     for rope in ranks:
@@ -165,8 +165,8 @@ def test_a_step_is_saved_once(cluster):
 
 def test_waiting_looks_once_with_a_timeout_of_zero_and_leaves_other_threads_running(cluster):
     nodes = cluster(2)
-    rope = nodes[0].open(0, 2, "life")
-    other = nodes[1].open(1, 2, "life")
+    rope = nodes[0].open(0, 2, "run")
+    other = nodes[1].open(1, 2, "run")
     rope.save(1, {"a": b"1"})
     with pytest.raises(ropeteam.DeadlineExceeded):
         rope.wait(1, Level.COMMITTED, timeout=0)  # the other rank has not saved
@@ -214,7 +214,7 @@ def test_reserved_memory_and_many_objects(cluster):
 
 def test_a_forked_child_opens_its_own(cluster):
     (node,) = cluster(1).nodes
-    with node.open(0, 1, "life") as rope:
+    with node.open(0, 1, "run") as rope:
         rope.save(1, {"a": b"1"}, wait=Level.COMMITTED)
         child = os.fork()
         if child == 0:

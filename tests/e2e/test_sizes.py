@@ -77,7 +77,7 @@ def test_a_shard_above_three_gibibytes_comes_back_whole_from_the_other_node(clus
     with mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
         for place, piece in pieces(length):
             memory[place] = piece
-        with nodes[1].open(1, 2, "life") as rope, nodes[0].open(0, 2, "life") as other:
+        with nodes[1].open(1, 2, "run") as rope, nodes[0].open(0, 2, "run") as other:
             rope.save(1, {"data": memory}, wait=Level.REPLICATED, timeout=4 * WAIT_S)
             memory.madvise(mmap.MADV_DONTNEED)
             assert not any(memory[2 * GIB : 2 * GIB + 4096]), "it is empty again"

@@ -423,7 +423,7 @@ def test_what_lies_on_storage_is_listed_and_the_newest_of_it_is_asked_for(cluste
 
 def test_without_storage_it_is_said_so(cluster):
     nodes = cluster(1)
-    rope = nodes[0].open(0, 1, "life")
+    rope = nodes[0].open(0, 1, "run")
     rope.save(1, {"data": b"x"}, wait=Level.COMMITTED)
     for call in (
         lambda: rope.wait(1, Level.PERSISTED),

@@ -103,7 +103,7 @@ def test_a_full_arena_does_not_stop_training(cluster, caplog):
 
     nodes = cluster(2, memory="64M")
     model = torch.nn.Linear(1024, 2048)  # 8 MiB
-    with nodes[0].open(0, 1, "life") as rope:
+    with nodes[0].open(0, 1, "run") as rope:
         strict = Checkpointer(model=model, client=rope, when_full="raise")
         assert strict.step(0) and strict.maybe_finalize(blocking=True, timeout=60)
         nodes[1].kill()
@@ -139,7 +139,7 @@ def test_a_daemon_that_is_gone_and_comes_back_is_used_again(cluster, caplog):
     from ropeteam.torch import Checkpointer
 
     (node,) = cluster(1).nodes
-    with node.open(0, 1, "life") as rope:
+    with node.open(0, 1, "run") as rope:
         ckpt = Checkpointer(model=torch.nn.Linear(2, 2), client=rope)
         assert ckpt.step(0)  # of which it does not hear whether it was committed
         node.kill()

@@ -57,7 +57,7 @@ def test_a_step_that_nobody_holds_is_not_found(cluster):
 def test_a_node_with_another_transport_is_refused_with_both_named_and_disturbs_nobody(cluster):
     usable("ofi")
     nodes = cluster(2, options=["--transport", "ofi", "--provider", TCP])
-    ranks = [nodes[rank].open(rank, 2, "life") for rank in range(2)]
+    ranks = [nodes[rank].open(rank, 2, "run") for rank in range(2)]
     nodes[1].options = ["--transport", "ofi", "--provider", "sockets"]
     nodes[1].kill()
     nodes.wait_members(1)
@@ -137,7 +137,7 @@ def test_a_job_over_ucx_survives_a_node(cluster):
 
 def test_registrations_do_not_grow_with_saves(cluster):
     nodes = cluster(2)
-    ranks = [nodes[rank].open(rank, 2, "life") for rank in range(2)]
+    ranks = [nodes[rank].open(rank, 2, "run") for rank in range(2)]
 
     def registrations() -> list[int]:
         return [
