@@ -65,7 +65,7 @@ def close(ropes: list[ropeteam.Client]) -> None:
         rope.close()
 
 
-def test_a_job_begins_from_another_jobs_step_and_goes_on_with_its_own(cluster, store):  # noqa: F811
+def test_a_job_begins_from_another_jobs_step_and_goes_on_with_its_own(store, cluster):  # noqa: F811
     persisted(cluster, store, [10, 20])
     before = {name: size for name, size in store.files().items() if name.startswith("a/")}
     options = ["--storage", store.url, "--persist-every", "1", "--restore-from", source_url(store, "a")]

@@ -65,6 +65,8 @@ class Bucket:
 
 @pytest.fixture
 def bucket(monkeypatch):
+    """A test names it before `cluster`: then the daemons end first. Without the server they would try for two
+    seconds to give their lock back."""
     command = [sys.executable, str(SERVER), "--port", "0", "--bucket", "bucket", "--access-key", "key"]
     command += ["--secret-key", "secret", "--until-stdin-closes"]
     server = subprocess.Popen(
@@ -144,7 +146,7 @@ def loaded_bytes(node: Daemon) -> int:
     return int(node.local_status()["counters"]["loaded_bytes"])
 
 
-def test_a_persisted_step_outlives_all_memory_and_each_byte_is_read_once(cluster, store):
+def test_a_persisted_step_outlives_all_memory_and_each_byte_is_read_once(store, cluster):
     nodes = cluster(3, options=["--storage", store.url, "--persist-every", "2"])
     ranks = world(nodes, "first")
     for step in (1, 2, 3):
@@ -173,7 +175,7 @@ def test_a_persisted_step_outlives_all_memory_and_each_byte_is_read_once(cluster
     assert len(manifests(store)) == 2
 
 
-def test_a_hole_in_memory_is_filled_from_storage(cluster, store):
+def test_a_hole_in_memory_is_filled_from_storage(store, cluster):
     nodes = cluster(3, options=["--storage", store.url])
     ranks = world(nodes, "first")
     save(ranks, 7, persist=True)
@@ -188,7 +190,7 @@ def test_a_hole_in_memory_is_filled_from_storage(cluster, store):
     restored_with(nodes, lambda rank: bytes_of(rank, 7), step=7)
 
 
-def test_a_daemon_killed_while_it_writes_is_finished_by_others_or_itself(cluster, store):
+def test_a_daemon_killed_while_it_writes_is_finished_by_others_or_itself(store, cluster):
     size = 40_000_000  # three parts: the second begins a second after the first
     nodes = cluster(2, memory="256M", options=["--storage", store.url, "--persist-rate", "16M"])
     ranks = world(nodes, "first")
@@ -227,7 +229,7 @@ def test_a_damaged_step_is_passed_over_for_the_next_older_one(cluster, tmp_path)
     assert "lacks rank-00001.safetensors" in log and "its manifest says" in log
 
 
-def test_a_step_s_metadata_come_back_and_bad_ones_stop_no_step(cluster, store):
+def test_a_step_s_metadata_come_back_and_bad_ones_stop_no_step(store, cluster):
     nodes = cluster(2, options=["--storage", store.url, "--persist-every", "1"])
     ranks = world(nodes, "first")
     with ranks[0].begin(1) as bad:
@@ -248,7 +250,7 @@ def test_a_step_s_metadata_come_back_and_bad_ones_stop_no_step(cluster, store):
         rope.close()
 
 
-def test_only_the_steps_that_a_rule_keeps_stay(cluster, store):
+def test_only_the_steps_that_a_rule_keeps_stay(store, cluster):
     rules = ["--keep-on-storage", "2", "--keep-every", "4"]
     nodes = cluster(2, options=["--storage", store.url, "--persist-every", "1", *rules])
     ranks = world(nodes, "first")
@@ -265,7 +267,7 @@ def test_only_the_steps_that_a_rule_keeps_stay(cluster, store):
     wait_until(lambda: len(folders()) == 3, "their files to be deleted, too")  # a step's marker goes first
 
 
-def test_a_rank_says_how_many_steps_stay(cluster, store):
+def test_a_rank_says_how_many_steps_stay(store, cluster):
     nodes = cluster(3, options=["--storage", store.url])
     ranks = [nodes[1 + rank].open(rank, 2, "first") for rank in range(2)]
     ranks[1].set_policy(persist_every=1, keep_on_storage=2)
@@ -339,7 +341,7 @@ def test_a_rank_that_contradicts_a_flag_is_refused(cluster, tmp_path):
         rope.close()
 
 
-def test_the_step_with_the_best_metadata_stays(cluster, store):
+def test_the_step_with_the_best_metadata_stays(store, cluster):
     rules = ["--keep-on-storage", "1", "--keep-best", "loss:min"]
     nodes = cluster(2, options=["--storage", store.url, "--persist-every", "1", *rules])
     ranks = world(nodes, "first")
@@ -370,7 +372,7 @@ def test_training_does_not_notice_storage_that_is_away(cluster, tmp_path):
         rope.close()
 
 
-def test_a_bucket_that_answers_500_and_loses_answers(cluster, bucket):
+def test_a_bucket_that_answers_500_and_loses_answers(bucket, cluster):
     bucket.fault(kind="status", match={"method": "PUT"}, status=500, count=3)
     bucket.fault(kind="lost_ack", match={"method": "PUT"}, nth=4, count=2)
     nodes = cluster(2, options=["--storage", bucket.url, "--persist-every", "1"])
@@ -384,7 +386,7 @@ def test_a_bucket_that_answers_500_and_loses_answers(cluster, bucket):
     restored_with(nodes, lambda rank: bytes_of(rank, 1))
 
 
-def test_what_lies_on_storage_is_listed_and_the_newest_of_it_is_asked_for(cluster, store, tmp_path):
+def test_what_lies_on_storage_is_listed_and_the_newest_of_it_is_asked_for(store, cluster, tmp_path):
     nodes = cluster(2, options=["--storage", store.url, "--persist-every", "1"])
     ranks = world(nodes, "first")
     assert ranks[1].storage_steps() == []

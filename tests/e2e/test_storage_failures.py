@@ -241,6 +241,7 @@ def test_a_disk_that_is_really_full_or_read_only(cluster, tmp_path):
 
 
 def test_a_bucket_that_fails_in_every_way(cluster, bucket):  # noqa: F811
+    """And the server ends before the daemons, which end all the same."""
     nodes = cluster(1, memory="512M", options=["--storage", bucket.url])
     story = Story(nodes, bucket, TWO_PARTS)
     part = {"operation": "UploadPart"}
@@ -286,7 +287,7 @@ def test_a_bucket_that_fails_in_every_way(cluster, bucket):  # noqa: F811
     rope.close()
 
 
-def test_a_bucket_that_can_only_be_read_restores_and_persists_nothing(cluster, bucket):  # noqa: F811
+def test_a_bucket_that_can_only_be_read_restores_and_persists_nothing(bucket, cluster):  # noqa: F811
     nodes = cluster(1, options=["--storage", bucket.url])
     Story(nodes, bucket, SMALL).rope.close()
     lose(nodes)
@@ -310,7 +311,7 @@ def test_a_bucket_that_can_only_be_read_restores_and_persists_nothing(cluster, b
     [("CreateMultipartUpload", 1), ("UploadPart", 1), ("CompleteMultipartUpload", 1), ("PutObject", 1)],
     ids=["upload-created", "first-part-there", "before-complete", "before-manifest"],
 )
-def test_a_daemon_killed_at_a_stage_of_an_upload(cluster, bucket, operation, nth):  # noqa: F811
+def test_a_daemon_killed_at_a_stage_of_an_upload(bucket, cluster, operation, nth):  # noqa: F811
     """The server is asked to stop answering at the stage, so that the daemon is certainly in it when it is killed."""
     nodes = cluster(1, memory="256M", options=["--storage", bucket.url])
     story = Story(nodes, bucket, TWO_PARTS)
@@ -348,7 +349,7 @@ def parts_there(bucket: Bucket) -> list[str]:  # noqa: F811
     return [part for upload in state(bucket)["uploads"]["bucket"] for part in upload["parts"]]
 
 
-def test_all_memory_lost_before_the_manifest_offers_the_older_step(cluster, bucket):  # noqa: F811
+def test_all_memory_lost_before_the_manifest_offers_the_older_step(bucket, cluster):  # noqa: F811
     nodes = cluster(1, options=["--storage", bucket.url])
     story = Story(nodes, bucket, SMALL)
     bucket.fault(kind="stall", match={"key": "ropeteam-manifest.json", "operation": "PutObject"}, seconds=600)
@@ -366,7 +367,7 @@ def test_all_memory_lost_before_the_manifest_offers_the_older_step(cluster, buck
     assert steps_in(bucket) == [1, 2]
 
 
-def test_an_owner_that_is_lost_while_it_writes_is_replaced_by_a_holder(cluster, bucket):  # noqa: F811
+def test_an_owner_that_is_lost_while_it_writes_is_replaced_by_a_holder(bucket, cluster):  # noqa: F811
     nodes = cluster(3, memory="256M", options=["--storage", bucket.url])
     ranks = world(nodes, "first")
     save(ranks, 1, persist=True)
@@ -452,7 +453,7 @@ def test_a_step_that_is_marked_as_damaged_is_passed_over(cluster, tmp_path):
     assert "is marked as damaged: a reader found rot in it" in logs(nodes)
 
 
-def test_uploads_that_are_older_than_a_day_are_aborted_once_storage_is_held(cluster, bucket):  # noqa: F811
+def test_uploads_that_are_older_than_a_day_are_aborted_once_storage_is_held(bucket, cluster):  # noqa: F811
     for age_s, step in ((90000, 1), (60, 2)):
         key = f"runs/test/step-000000000{step}-i00000001/rank-00000.safetensors"
         control(bucket, "upload", bucket="bucket", key=key, age_s=age_s)

@@ -83,7 +83,7 @@ def test_an_export_from_memory_is_what_the_daemon_persists(cluster, tmp_path):
     assert steps_in(other, "test") == [7, 8]
 
 
-def test_an_export_from_memory_to_a_bucket_and_of_what_is_not_there(cluster, bucket):  # noqa: F811
+def test_an_export_from_memory_to_a_bucket_and_of_what_is_not_there(bucket, cluster):  # noqa: F811
     nodes = cluster(2)
     assert "no step" in refused("export", "latest", bucket.url, "--socket", nodes[0].socket)
     for rope in save_two_ranks(nodes):
