@@ -505,7 +505,10 @@ def main() -> None:
             if ranks.wait() != 0:
                 sys.exit(f"bench_dcp.py: the ranks ended with {ranks.returncode}; the build is {BUILD}")
         copy = subprocess.run(
-            [BUILD / "bench" / "ropeteam-bench", "--json", "copy"], capture_output=True, text=True, check=True
+            [BUILD / "bench" / "ropeteam-bench", "--json", "--runs", str(options.runs), "copy"],
+            capture_output=True,
+            text=True,
+            check=True,
         )
         _against_copy(rows, copy.stdout, options)
     finally:

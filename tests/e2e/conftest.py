@@ -68,8 +68,9 @@ def _clusters(tmp_path: pathlib.Path) -> Iterator[Callable[..., Cluster]]:
         clusters.append(made)
         own = node_options or [[]] * nodes
         made.nodes = [Daemon(made, ordinal, [*(options or []), *own[ordinal]]) for ordinal in range(nodes)]
-        for node in made.nodes:
-            node.start()
+        made.nodes[0].start()  # the coordinator, and the leader
+        for node in made.nodes[1:]:
+            node.start(wait=False)
         made.wait_members()
         return made
 

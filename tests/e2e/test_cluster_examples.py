@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 
 import pytest
@@ -67,6 +68,11 @@ SCONTROL = """
 [ "$*" = "show hostnames 127.0.0.[1-2]" ] && printf '127.0.0.1\\n127.0.0.2\\n'
 """
 
+# Of a job's second start: torchrun imports torch once more than the rank.
+TORCHRUN = """#!/bin/bash
+exec env RANK=$SLURM_NODEID WORLD_SIZE=2 {python} "${{@: -1}}"
+"""
+
 
 def test_the_slurm_script_asks_for_what_sbatch_knows():
     script = EXAMPLES / "slurm.sbatch"
@@ -114,6 +120,8 @@ def test_the_slurm_script_runs_on_two_nodes_and_goes_on_when_one_is_replaced(tmp
         first = run()
         assert first.returncode == 0, first.stderr
         shutil.rmtree(arenas / "0")  # a new machine: only the other has rank 0's shard
+        (programs / "torchrun").write_text(TORCHRUN.format(python=sys.executable))
+        (programs / "torchrun").chmod(0o755)
         second = run()  # a job that is requeued has its number, and its key
         assert (home / ".ropeteam-77.key").stat().st_mode & 0o77 == 0
     finally:

@@ -67,8 +67,8 @@ def test_the_c_quick_start_does_not_go_on_from_zeros_when_nothing_can_be_restore
 def test_the_pytorch_quick_start_goes_on_where_it_ended(run_ropeteam):
     pytest.importorskip("torch", reason="torch is not installed")
     torchrun = ["torchrun", "--standalone", "--nproc-per-node", "2"]
-    for first, last in ((1, 10), (11, 20)):
-        done = run_ropeteam(*torchrun, str(EXAMPLES / "quickstart.py"), GLOO_SOCKET_IFNAME="lo")
+    for first, last, launcher in ((1, 10, torchrun), (11, 20, forked_ranks(2))):
+        done = run_ropeteam(*launcher, str(EXAMPLES / "quickstart.py"), GLOO_SOCKET_IFNAME="lo")
         assert done.returncode == 0, done.stderr
         ranks = re.findall(r"rank (\d): steps (\d+) to (\d+), loss", done.stdout)
         assert sorted(ranks) == [(str(rank), str(first), str(last)) for rank in range(2)]
