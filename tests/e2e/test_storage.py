@@ -126,9 +126,9 @@ def persist_and_lose(nodes: Cluster, steps: list[int]) -> None:
     lose(nodes)
 
 
-def restored_with(nodes: Cluster, data, step: int = 1, life: str = "second") -> None:
+def restored_with(nodes: Cluster, data, step: int = 1, run: str = "second") -> None:
     """Each rank is offered the step, and has data(rank) from it."""
-    for rank, rope in enumerate(world(nodes, life)):
+    for rank, rope in enumerate(world(nodes, run)):
         assert rope.latest().step == step
         assert rope.load(step)["data"] == data(rank)
         rope.close()
@@ -224,7 +224,7 @@ def test_a_damaged_step_is_passed_over_for_the_next_older_one(cluster, tmp_path)
         ranks[1].load(2)
     for rope in ranks:
         rope.close()
-    restored_with(nodes, lambda rank: bytes_of(rank, 1), life="third")
+    restored_with(nodes, lambda rank: bytes_of(rank, 1), run="third")
     log = "".join(node.log_text() for node in nodes.nodes)
     assert "lacks rank-00001.safetensors" in log and "its manifest says" in log
 

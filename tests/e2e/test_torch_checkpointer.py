@@ -162,7 +162,7 @@ def test_the_daemons_write_and_keep_what_a_checkpointer_says(cluster, tmp_path):
         store = tmp_path / f"store{len(flags)}"
         store.mkdir()
         (node,) = cluster(1, options=["--storage", str(store), *flags]).nodes
-        return node, store, node.open(0, 1, "life")
+        return node, store, node.open(0, 1, "run")
 
     model = torch.nn.Linear(2, 2)
     node, store, rope = opened()
