@@ -7,8 +7,8 @@
 // Access is decided by the certificate chain: a peer's certificate must come from one of the job's roots. Names of hosts
 // are not compared, because addresses of nodes change. The system's roots are never trusted.
 //
-// Thread-safe. gRPC's objects keep what they need, but a Credentials must outlive them: its last reference must not
-// be dropped on one of gRPC's threads.
+// Thread-safe. A Credentials must outlive the channels and servers that use it. Its last reference must not be dropped on
+// one of gRPC's threads.
 
 #ifndef ROPETEAM_MEMBERSHIP_CREDENTIALS_CREDENTIALS_H_
 #define ROPETEAM_MEMBERSHIP_CREDENTIALS_CREDENTIALS_H_
@@ -61,7 +61,7 @@ class Credentials {
  private:
   Credentials() = default;
 
-  std::unique_ptr<WatchedFiles> files_;  // null with a job key; what gRPC reads is there as long as gRPC
+  std::unique_ptr<WatchedFiles> files_;  // null with a job key
   std::shared_ptr<grpc::ServerCredentials> server_;
   std::shared_ptr<grpc::ChannelCredentials> channel_;
   std::string description_;

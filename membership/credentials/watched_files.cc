@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <vector>
 
 #include "core/base/log.h"
 
@@ -21,6 +22,32 @@ constexpr int64_t kExpiryWarnedDays = 14;  // a fortnight is enough to renew by 
 constexpr auto kWarnedAgain = std::chrono::hours(24);
 
 }  // namespace
+
+// Files of WatchedFiles that ended. A watcher of gRPC's that still reads them has no users left (credentials.h), so it
+// does no harm if it sees the next owner's certificates.
+struct WatchedFiles::Spares {
+  static Spares& Get() {
+    static Spares* const spares = new Spares;  // never destroyed: gRPC's threads run until the process ends
+    return *spares;
+  }
+
+  MemoryFiles Take() {
+    const std::lock_guard lock(mutex);
+    if (files.empty()) return {};
+    const MemoryFiles taken = files.back();
+    files.pop_back();
+    return taken;
+  }
+  void Return(const MemoryFiles& returned) {
+    const std::lock_guard lock(mutex);
+    files.push_back(returned);
+  }
+
+  std::mutex mutex;
+  std::vector<MemoryFiles> files;  // guarded by mutex
+};
+
+WatchedFiles::WatchedFiles(const TlsFiles& files) : files_(files), memory_(Spares::Get().Take()) {}
 
 Result<std::unique_ptr<WatchedFiles>> WatchedFiles::Open(const TlsFiles& files,
                                                          std::chrono::milliseconds interval) {
@@ -40,8 +67,7 @@ WatchedFiles::~WatchedFiles() {
   }
   ending_.notify_all();
   if (thread_.joinable()) thread_.join();
-  for (const MemoryFile& file : {identity_, roots_})
-    if (file.fd >= 0) close(file.fd);
+  Spares::Get().Return(memory_);
 }
 
 std::string WatchedFiles::Describe() const {
@@ -76,9 +102,9 @@ WatchedFiles::Stamps WatchedFiles::Look() const {
 
 Status WatchedFiles::Take(CheckedTls checked) {
   TlsIdentity& identity = checked.identity;
-  ROPETEAM_RETURN_IF_ERROR(Fill(&roots_, "ropeteam-tls-roots", std::move(identity.roots)));
+  ROPETEAM_RETURN_IF_ERROR(Fill(&memory_.roots, "ropeteam-tls-roots", std::move(identity.roots)));
   ROPETEAM_RETURN_IF_ERROR(
-      Fill(&identity_, "ropeteam-tls-identity", identity.private_key + "\n" + identity.certificate));
+      Fill(&memory_.identity, "ropeteam-tls-identity", identity.private_key + "\n" + identity.certificate));
   OPENSSL_cleanse(identity.private_key.data(), identity.private_key.size());
   const std::lock_guard lock(mutex_);
   in_use_ = {{}, std::move(checked.name), std::move(checked.expires), checked.seconds_left};

@@ -3,6 +3,11 @@
 // Certificate files that may be replaced while they are in use. gRPC's own file watcher uses files without a check: a key
 // that does not belong to the certificate, or a file that is missing for a moment, ends the identity in use. So gRPC watches
 // two memory files instead, and a thread copies the operator's files there once they have been checked.
+//
+// The memory files are never closed. gRPC destroys its watcher on a thread of its own, some time after its last user,
+// and the watcher names the files by descriptor number. Once a number is closed, it may become a pipe or a directory,
+// and grpc_load_file() of gRPC 1.51 aborts the process when it loads one. The next WatchedFiles takes over the files
+// of one that ended: a process has as many pairs as it had WatchedFiles at the same time.
 
 #ifndef ROPETEAM_MEMBERSHIP_CREDENTIALS_WATCHED_FILES_H_
 #define ROPETEAM_MEMBERSHIP_CREDENTIALS_WATCHED_FILES_H_
@@ -27,9 +32,10 @@ class WatchedFiles {
                                                     std::chrono::milliseconds interval);
   ~WatchedFiles();  // ends the thread
 
-  // Certificate and private key in one, and the roots: paths below /proc/self, valid as long as this is.
-  std::string identity_path() const { return PathOf(identity_); }
-  std::string roots_path() const { return PathOf(roots_); }
+  // Certificate and private key in one, and the roots: paths below /proc/self, which can be read as long as the process
+  // runs. After this object they keep their last contents, until another WatchedFiles fills them.
+  std::string identity_path() const { return PathOf(memory_.identity); }
+  std::string roots_path() const { return PathOf(memory_.roots); }
   // "certificate of node-3 expires 2027-01-31", of those in use. Any thread.
   std::string Describe() const;
 
@@ -47,8 +53,12 @@ class WatchedFiles {
     int fd = -1;
     size_t bytes = 0;
   };
+  struct MemoryFiles {
+    MemoryFile identity, roots;
+  };
+  struct Spares;
 
-  explicit WatchedFiles(const TlsFiles& files) : files_(files) {}
+  explicit WatchedFiles(const TlsFiles& files);
   static std::string PathOf(const MemoryFile& file) { return "/proc/self/fd/" + std::to_string(file.fd); }
   static Status Fill(MemoryFile* file, const char* name, std::string text);
   Stamps Look() const;
@@ -57,7 +67,7 @@ class WatchedFiles {
   void WarnOfExpiry();
 
   const TlsFiles files_;
-  MemoryFile identity_, roots_;
+  MemoryFiles memory_;
   Stamps stamps_;
   std::chrono::steady_clock::time_point warned_at_{};
 

@@ -1,20 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "membership/credentials/credentials.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <openssl/pem.h>
 #include <openssl/x509v3.h>
 #include <stdlib.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <thread>
 
 #include "core/base/log.h"
 #include "membership/credentials/openssl.h"
+#include "membership/credentials/watched_files.h"
 #include "tests/membership/intruder.h"
 #include "tests/membership/standalone_cluster.h"
 
@@ -413,6 +417,37 @@ TEST_F(TlsFilesTest, ReplacedFilesAreTakenWhenTheyAreGoodAndWhole) {
   EXPECT_TRUE(GetsIn(*new_client, true));
   EXPECT_FALSE(GetsIn(*old_client, false));
   EXPECT_EQ(first->LastView().members.size(), 2u) << "connections that stand are kept";
+}
+
+// gRPC's watcher reads the paths until gRPC has destroyed it, some time after the Credentials. It aborts the process if it
+// reads a pipe.
+TEST_F(TlsFilesTest, TheMemoryFilesOutliveTheirOwnerAndAreUsedAgain) {
+  const TlsFiles files = Write(authority_.Issue("node-0"), authority_.pem(), "a");
+  const auto open = [&files] { return WatchedFiles::Open(files, std::chrono::hours(1)).value(); };
+  const auto text_of = [](const std::string& path) {
+    std::ifstream file(path);
+    return std::string(std::istreambuf_iterator<char>(file), {});
+  };
+  auto one = open();
+  auto two = open();
+  EXPECT_NE(one->identity_path(), two->identity_path());
+  const std::vector<std::string> paths = {one->identity_path(), one->roots_path()};
+  const std::vector<std::string> texts = {text_of(paths[0]), text_of(paths[1])};
+  EXPECT_THAT(texts[0], HasSubstr("PRIVATE KEY"));
+  EXPECT_THAT(texts[1], HasSubstr("CERTIFICATE"));
+
+  one.reset();
+  int pipes[2][2];  // they get the lowest numbers that are free
+  for (int(&pipe)[2] : pipes) ASSERT_EQ(pipe2(pipe, O_CLOEXEC), 0);
+  for (size_t i = 0; i < paths.size(); ++i) {
+    ASSERT_TRUE(std::filesystem::is_regular_file(paths[i])) << paths[i];
+    EXPECT_EQ(text_of(paths[i]), texts[i]);
+  }
+  one = open();
+  EXPECT_EQ(one->identity_path(), paths[0]);
+  EXPECT_EQ(one->roots_path(), paths[1]);
+  for (const int(&pipe)[2] : pipes)
+    for (const int fd : pipe) close(fd);
 }
 
 TEST(ExplainEnd, SaysNothingOfOtherEnds) {
