@@ -443,7 +443,17 @@ void Sessions::Reached(const ShardId& shard, Level level) {
   Settle();
 }
 
-void Sessions::OnReplicated(const ShardId& shard) { Reached(shard, Level::kReplicated); }
+void Sessions::OnReplicated(const ShardId& shard) {
+  // After a restart the leader's announcement may have come before these copies were found again.
+  Reached(shard, std::max(Level::kReplicated, Announced(shard)));
+}
+
+Level Sessions::Announced(const ShardId& shard) const {
+  if (!HasCommitted(shard)) return Level::kNone;
+  const Announcement& announced = parts_.context.announced;
+  if (announced.persisted.contains(StepOf(shard))) return Level::kPersisted;
+  return announced.told.contains(StepOf(shard)) ? Level::kCommitted : Level::kNone;
+}
 
 // Whether this node saved what was committed. Other bytes under the same name are not that (SaveBegin()). A shard
 // that has been released since was committed.
@@ -560,13 +570,9 @@ void Sessions::Wait(SessionId id, RequestId request, Step step, Level level, Tim
       id, request, {session->incarnation, step, session->hello.rank}, level, Deadline(timeout_us)};
   const SealedShard* sealed = parts_.context.store.Find(waiter.shard);
   if (!progress_.contains(waiter.shard) && sealed != nullptr && sealed->role == Role::kOwn) {
-    // Sealed by an earlier daemon. Its mark alone does not say that every member has marked the step.
-    const bool told =
-        parts_.context.announced.told.contains(StepOf(waiter.shard)) && HasCommitted(waiter.shard);
-    const bool persisted =
-        parts_.context.announced.persisted.contains(StepOf(waiter.shard)) && HasCommitted(waiter.shard);
+    // Sealed by an earlier daemon.
     Progress& progress = ProgressOf(waiter.shard);
-    progress.level = persisted ? Level::kPersisted : told ? Level::kCommitted : Level::kLocal;
+    progress.level = std::max(Level::kLocal, Announced(waiter.shard));
     progress.bytes = sealed->meta.stream_bytes;
   }
   ++session->pending;

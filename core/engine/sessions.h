@@ -142,6 +142,9 @@ class Sessions {
   void NoteEnded(SessionId session, Step step);
   // The step after the newest one before `ended` of which the store has the rank's own shard; `ended` if it has none.
   Step OldestUnsaved(const Session& session, Step ended) const;
+  // What the leader has announced of a shard that this node saved; kNone if it has announced nothing. The copy's mark
+  // alone does not say that every member has marked the step.
+  Level Announced(const ShardId& shard) const;
   void Reached(const ShardId& shard, Level level);
   void ReachedBy(const std::set<StepId>& steps, Level level);
   Progress& ProgressOf(const ShardId& shard);

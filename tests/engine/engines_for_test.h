@@ -15,6 +15,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <variant>
@@ -23,6 +24,7 @@
 #include "core/base/checksum.h"
 #include "core/base/log.h"
 #include "core/engine/engine.h"
+#include "core/engine/messages.h"
 #include "core/shard/manifest.h"
 #include "tests/toy_cipher.h"
 
@@ -56,7 +58,6 @@ class TestNode {
         mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
     const std::string name = "node-" + std::to_string(id);
     store = Store::Format({memory, bytes}, kTestChunk, {"job", name, encrypts}).value();
-    EngineConfig config;
     config.self = id;
     config.job = "job";
     config.node = name;
@@ -64,8 +65,10 @@ class TestNode {
     config.encrypts = encrypts;
     config.puts_wait_us = puts_wait_us;
     config.salt.instance = {7, id};
-    engine = std::make_unique<Engine>(config, store.get());
+    Start();
   }
+  // With nothing but the arena. A node that starts again must have been out of the view.
+  void Start() { engine = std::make_unique<Engine>(config, store.get()); }
   ~TestNode() {
     engine.reset();
     store.reset();
@@ -93,6 +96,7 @@ class TestNode {
 
   const NodeId id;
   const size_t bytes;
+  EngineConfig config;
   std::byte* memory = nullptr;
   std::unique_ptr<Store> store;
   std::unique_ptr<Engine> engine;
@@ -109,24 +113,26 @@ class Engines {
       nodes_.push_back(std::make_unique<TestNode>(i + 1, chunks, scrub_bytes_per_s, encrypts, puts_wait_us));
     for (const auto& node : nodes_) node->engine->OnLease(now_, UINT64_MAX);
     ShowView(1, nullptr);
-    for (const auto& node : nodes_) {
-      HelloInput hello;
-      hello.rank = static_cast<Rank>(node->id - 1);
-      hello.world_size = nodes;
-      hello.token = 100 + node->id;
-      hello.incarnation_token = "run";
-      hello.timeout_us = 1'000'000;
-      node->engine->OnSessionOpened(now_, kSession);
-      node->engine->OnHello(now_, kSession, ++request_, hello);
-      Carry();
-      EXPECT_TRUE(std::holds_alternative<AnswerHello>(answers_.at(request_).body));
-    }
+    for (const auto& node : nodes_) Open(node.get());
   }
   ~Engines() {
     for (const auto& node : nodes_) node->engine->CheckInvariants();
     SetLogSink(nullptr, LogLevel::kWarning);
   }
 
+  // The node's rank opens.
+  void Open(TestNode* node) {
+    HelloInput hello;
+    hello.rank = static_cast<Rank>(node->id - 1);
+    hello.world_size = static_cast<uint32_t>(nodes_.size());
+    hello.token = 100 + node->id;
+    hello.incarnation_token = "run";
+    hello.timeout_us = 1'000'000;
+    node->engine->OnSessionOpened(now_, kSession);
+    node->engine->OnHello(now_, kSession, ++request_, hello);
+    Carry();
+    EXPECT_TRUE(std::holds_alternative<AnswerHello>(answers_.at(request_).body));
+  }
   // All nodes but `lost`, which stays as it is and hears nothing.
   void ShowView(Epoch epoch, const TestNode* lost) {
     lost_ = lost;
@@ -163,15 +169,26 @@ class Engines {
           checks_.push_back({node.get(), check});
           if (on_check_) on_check_(*node, check);
         }
-        for (const SendMessage& message : out.messages)
-          if (TestNode* to = Find(message.to); to != nullptr && to != lost_)
-            to->engine->OnMessage(now_, node->id, message.envelope);
+        for (const SendMessage& message : out.messages) {
+          Envelope envelope;
+          ROPETEAM_CHECK(Decode(message.envelope, envelope));
+          if (held_kinds_.contains(envelope.kind))
+            held_.emplace_back(node->id, message);
+          else
+            Deliver(node->id, message);
+        }
         for (const Answer& answer : out.answers) answers_.emplace(answer.request, answer);
         for (const LevelEvent& event : out.events)
           if (event.level == Level::kReplicated) replicated_.push_back(event.shard);
       }
       if (!hold_checks_) quiet = quiet && checks_.empty(), EndChecks();
     }
+  }
+  // Messages of these kinds are held back from now on; the others that were held are delivered.
+  void HoldMessages(std::set<Kind> kinds) {
+    held_kinds_ = std::move(kinds);
+    for (const auto& [from, message] : std::exchange(held_, {})) Deliver(from, message);
+    Carry();
   }
   // Reads what the checks that are out ask for, now.
   void EndChecks() {
@@ -235,8 +252,13 @@ class Engines {
   std::map<RequestId, Answer> answers_;
 
   const TestNode* lost_ = nullptr;
+  std::vector<std::pair<NodeId, SendMessage>> held_;  // with their senders
 
  private:
+  void Deliver(NodeId from, const SendMessage& message) {
+    if (TestNode* to = Find(message.to); to != nullptr && to != lost_)
+      to->engine->OnMessage(now_, from, message.envelope);
+  }
   // Of the chunks, which are all that a transfer may touch.
   static bool InChunks(const TestNode& node, uint64_t offset, uint64_t length) {
     return offset >= node.store->chunk_offset(0) && offset <= node.bytes && length <= node.bytes - offset;
@@ -257,6 +279,7 @@ class Engines {
     here->engine->OnTransferDone(now_, transfer.tag, transfer.get ? get_code_ : Code::kOk);
   }
 
+  std::set<Kind> held_kinds_;
   std::vector<ShardId> replicated_;
 };
 
