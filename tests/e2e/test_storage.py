@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import pathlib
 import re
 import subprocess
@@ -28,11 +30,13 @@ class Directory:
         path.mkdir(exist_ok=True)
 
     def files(self) -> dict[str, int]:
-        return {
-            str(file.relative_to(self.path)): file.stat().st_size
-            for file in self.path.rglob("*")
-            if file.is_file()
-        }
+        found = {}
+        for folder, _, names in os.walk(self.path):
+            for name in names:
+                file = pathlib.Path(folder, name)
+                with contextlib.suppress(FileNotFoundError):  # a daemon deletes meanwhile
+                    found[str(file.relative_to(self.path))] = file.stat().st_size
+        return found
 
     def damage(self, name: str) -> None:
         with open(self.path / name, "r+b") as file:
