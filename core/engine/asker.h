@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Questions to the leader, whichever node that is at the time. Each is repeated until there is an answer or its
-// deadline has passed.
+// Questions to the current leader. Each question is repeated until it is answered or its deadline has passed.
 
 #ifndef ROPETEAM_CORE_ENGINE_ASKER_H_
 #define ROPETEAM_CORE_ENGINE_ASKER_H_
@@ -18,8 +17,8 @@ class Asker {
  public:
   explicit Asker(Context* context) : context_(*context) {}
 
-  // `done` gets the payload of the leader's reply, or its status; at the deadline kDeadlineExceeded with the leader's
-  // last reason.
+  // `done` gets the payload of the leader's reply, or the error status of the reply. After the deadline it gets
+  // kDeadlineExceeded with the last reason that the leader gave.
   using Done = std::function<void(const Result<std::string>&)>;
   uint64_t Ask(Question::Topic topic, std::string payload, TimeUs deadline, Done done);
   // Cancels an open question: its `done` is never called.
@@ -28,13 +27,13 @@ class Asker {
   size_t open() const { return questions_.size(); }
 
   void OnReply(NodeId from, const Reply& reply);
-  void OnView();  // the leader may have changed: asks at once
+  void OnView();  // the leader may have changed: repeats all questions at once
   void OnTimer();
   TimeUs NextTimer() const;
 
  private:
-  // A question that the leader cannot answer yet is repeated after an eighth of the time that it has waited. So an answer
-  // comes at most 12 % late, and a hundred thousand readers of a shard that is being loaded do not ask ten times a second.
+  // A question that the leader cannot answer yet is repeated after an eighth of the time that it has waited so far. So
+  // an answer is at most 12 % late, and many readers that wait for the same shard do not load the leader.
   static constexpr TimeUs kWaitShare = 8;
   static constexpr TimeUs kWaitMaxUs = 5'000'000;
 
@@ -43,7 +42,7 @@ class Asker {
     TimeUs asked_at = 0;
     TimeUs deadline = 0;
     TimeUs next_send = 0;
-    bool waits = false;  // the leader has answered: not yet
+    bool waits = false;  // the leader has replied "not yet"
     std::string reason = "no leader has answered";
     Done done;
   };

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the parts of one engine share: the store, the outbox, the time of the input being handled, the view,
-// and what the leader announced last. Each part has files of its own and reaches the others through Parts
-// (parts.h). All of it runs on the engine's one thread.
+// The state that the parts of one engine share: the store, the outbox, the time of the current input, the view, and the
+// leader's last announcement. Each part has its own files and uses the others through Parts (parts.h). All of it runs
+// on the engine's one thread.
 
 #ifndef ROPETEAM_CORE_ENGINE_CONTEXT_H_
 #define ROPETEAM_CORE_ENGINE_CONTEXT_H_
@@ -39,9 +39,9 @@ class Context {
   Outbox out;
   TimeUs now = 0;
   View view;
-  uint32_t protocol = kProtocolVersion;    // of the view: what all its members speak
-  TimeUs settle_until = 0;                 // until then an instance outside the view may hold a lease
-  TimeUs lease_until = 0;                  // membership's lease; 0: no lease
+  uint32_t protocol = kProtocolVersion;  // of the view: the newest version that all members speak
+  TimeUs settle_until = 0;  // until then an instance that has left the view may still hold a lease
+  TimeUs lease_until = 0;   // membership's lease; 0: no lease
   std::map<NodeId, LostLink> unreachable;  // members that the data path has lost
   NodeCounters counters;
   LocalCounters local;
@@ -49,12 +49,12 @@ class Context {
   IncarnationState incarnation;  // as the leader announced or granted it last
   Announcement announced;
   std::vector<RestoreNote> restores;  // as the leader announced them last
-  RankPolicy policy;                  // likewise, and what was known before (policy.h)
-  bool leaving = false;               // this node is drained: drainer.h
-  bool inventory_dirty = false;       // the inventory for the leader has changed
-  bool counters_dirty = false;        // its counters have changed, which may be reported with delay
+  RankPolicy policy;     // the leader's last announcement, merged with what was known before (policy.h)
+  bool leaving = false;  // this node is drained: drainer.h
+  bool inventory_dirty = false;  // the inventory for the leader has changed
+  bool counters_dirty = false;   // the node's counters have changed; they may be reported late
 
-  // The view's members by their ids, and which nodes hold the copies of which.
+  // The view's members by their ids, and which nodes hold the copies of which node's shards.
   Placement placement;
   void SetView(const View& next) {
     view = next;
@@ -78,7 +78,7 @@ class Context {
   // Whether this node may take actions that others rely on: start puts, acknowledge copies, follow a leader or lead.
   bool has_lease() const { return now < lease_until; }
 
-  // Also to this node itself: then it is delivered after the input that is being handled.
+  // A message to this node itself is delivered after the current input.
   template <typename Message>
   void Send(NodeId to, const Message& message) {
     SendEncoded(to, Message::kKind, Encode(message, protocol));
@@ -100,14 +100,14 @@ class Context {
     trace.Add(event);
   }
 
-  // The encryption of a shard that has not been on another node; none if the job does not encrypt.
+  // The encryption of a shard that has not been on another node yet; empty if the job does not encrypt.
   EncryptionSalt NewSalt() {
     EncryptionSalt salt = config.salt;
     salt.count = config.encrypts ? ++salts_ : 0;
     return config.encrypts ? salt : EncryptionSalt();
   }
 
-  // One chunk or more that went to or came from a member.
+  // Counts chunks that went to a member or came from it.
   void CountTraffic(NodeId node, Flow PeerTraffic::*flow, uint64_t bytes, uint64_t chunks) {
     const Member* member = Find(node);
     if (member == nullptr) return;

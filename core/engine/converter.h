@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Decrypts and encrypts copies in a job that encrypts. A copy that came from another node is ciphertext until it is read
-// here: then it is decrypted into other chunks, and is plaintext from then on. A plaintext copy is encrypted if other
-// nodes need the shard and no ciphertext is left. In both cases the shard stays here all the time (Store::Replace());
-// meanwhile it needs twice its chunks.
+// Decrypts and encrypts copies in a job that encrypts. A copy from another node stays ciphertext until it is read here.
+// Then it is decrypted into other chunks and stays plaintext. A plaintext copy is encrypted if other nodes need the
+// shard and no ciphertext copy is left. In both cases the shard stays readable (Store::Replace()), and needs twice its
+// chunks meanwhile.
 
 #ifndef ROPETEAM_CORE_ENGINE_CONVERTER_H_
 #define ROPETEAM_CORE_ENGINE_CONVERTER_H_
@@ -23,8 +23,9 @@ class Converter {
   explicit Converter(Parts* parts) : parts_(*parts) {}
 
   using Done = std::function<void(const Status&)>;
-  // After OK the shard is here, good, and ciphertext if `encrypted`. Bad chunks are repaired first. kNotFound: it is not
-  // here, or was released meanwhile; kNoSpace; kCorrupt: a chunk cannot be repaired, or is not what its source encrypted.
+  // After OK the shard is here, good, and ciphertext if `encrypted`. Bad chunks are repaired first. Errors: kNotFound
+  // if the shard is not here or was released meanwhile; kNoSpace; kCorrupt if a chunk cannot be repaired, or differs
+  // from what its source encrypted.
   void Convert(const ShardId& shard, bool encrypted, Done done) {
     Start(shard, encrypted, false, std::move(done));
   }
@@ -34,7 +35,7 @@ class Converter {
  private:
   struct Job {
     bool encrypt = false;
-    bool repaired = false;  // and converted once more
+    bool repaired = false;  // bad chunks were repaired, and the conversion was started a second time
     Store::LeaseToken lease = 0;
     std::vector<Extent> extents;
     std::vector<Done> waiters;

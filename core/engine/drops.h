@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The leader's part in ropeteam_drop() and `ropeteam drop`: which steps a rank or an operator may have released before
-// retention would, and when none of their copies is left.
+// The leader's part in ropeteam_drop() and `ropeteam drop`. It decides which steps a rank or an operator may release
+// before retention would. It also decides when no copy of them is left.
 //
 // clang-format off
 //   a step is                                                            a drop of it
@@ -16,12 +16,13 @@
 //   not committed, and no step is committed                              is refused
 // clang-format on
 //
-// So a drop never takes the base, and PlanRetention() judges again in each announcement: where the base is lost before a
-// step's release was announced, the newest dropped step is kept like any other.
+// So a drop never removes the base. PlanRetention() decides again for each announcement. If the base is lost before the
+// release of a dropped step was announced, the newest dropped step is kept like any other step.
 //
-// All of it is in the leader's memory. The leader answers when no member has a copy any more, so a leader that comes later
-// has nothing to remember. What such a leader may see again is a copy of a node that was away: of a committed step that is
-// not the newest one, or one that can never be complete, because every node has released the other shards.
+// All of this is in the leader's memory only. The leader answers when no member has a copy any more, so a new leader
+// needs no record of the drop. A new leader may still see a copy on a node that was away. It belongs to a committed
+// step that is not the newest one, or to a step that can never be complete because every node has released the other
+// shards.
 
 #ifndef ROPETEAM_CORE_ENGINE_DROPS_H_
 #define ROPETEAM_CORE_ENGINE_DROPS_H_
@@ -46,22 +47,23 @@ struct DropFacts {
   StepId base;           // RetentionPlan::release_before
   StepId newest_marked;  // by every member
   uint32_t nodes = 0;    // of the job
-  size_t members = 0;    // of the view, all of which have told what they hold
+  size_t members = 0;    // of the view; all of them have reported their inventory
 };
 
 class Drops {
  public:
   void Begin();  // to lead: forgets everything
-  // Drops the steps of this number, of all incarnations, or none of them. Repeating it changes nothing. kInvalidArgument:
-  // refused. kUnavailable: not now. kNotFound: there is none.
+  // Drops all steps of this number, of all incarnations, or none of them. A repeat changes nothing. Errors:
+  // kInvalidArgument if it is refused; kUnavailable if it is not possible now; kNotFound if there is no such step.
   Status Request(const DropQuestion& asked, const DropFacts& facts);
   // The announcement of this sequence keeps these steps.
   void OnAnnounced(uint64_t sequence, const std::set<StepId>& kept);
-  // No member has a copy of these steps, nor seals one. `acked`: by every member.
+  // True if no member has a copy of these steps, and none is sealing one. `acked`: the newest announcement that every
+  // member has acknowledged.
   bool Done(Step step, const StepTable& table, uint64_t acked) const;
 
   std::set<StepId> steps() const;
-  // Those that were not committed: a copy is released even if the leader has not heard of it.
+  // The dropped steps that were not committed. Nodes release a copy of them even if the leader has not heard of it.
   std::set<StepId> never_committed() const;
   std::vector<DroppedStep> notes() const;  // by step, at most kDroppedMax
   // Grows whenever a step is dropped.
@@ -71,13 +73,13 @@ class Drops {
   struct Drop {
     Rank by = 0;
     bool never_committed = false;
-    uint64_t released_by = 0;  // the announcement since which the step is not kept; 0: it still is
+    uint64_t released_by = 0;  // the first announcement that does not keep the step; 0: it is still kept
   };
   std::map<StepId, Drop> drops_;
   uint64_t version_ = 0;
 };
 
-// For messages.
+// For log and error messages.
 std::string Explain(const DroppedStep& dropped);
 
 }  // namespace ropeteam::engine

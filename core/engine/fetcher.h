@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Reads shards from other nodes: a whole shard into new chunks, or single bad chunks of a shard that is here, in place.
-// All holders are read from at once, with a few chunks outstanding at each, so that a quicker holder gives more. Each
-// chunk is checked before it counts. A chunk that fails the check is read from the next holder, and the sender is told.
+// Reads shards from other nodes: a whole shard into new chunks, or the bad chunks of a shard that is here, in place. It
+// reads from all holders at once, with a few chunks outstanding at each, so a faster holder serves more chunks. Each
+// chunk is checked before it counts. If a chunk fails the check, it is read from the next holder, and the sender gets a
+// report.
 //
-// If no holder has a chunk, the shard is read from storage, by one node at a time, which the leader chooses. If that node
-// stalls, another one reads the shard, and this node fetches it from there. The chunks that the stalled load may still
-// write are not reused until it ends. A fetch fails when some chunk has been tried at every source; the error names all.
+// If no holder has a chunk, the shard is read from storage. The leader chooses one node at a time for this. If that
+// node stalls, another node reads the shard, and this node fetches it from there. The stalled load may still write to
+// its chunks, so they are not reused until it ends. A fetch fails if some chunk has been tried at every source; the
+// error names all sources.
 //
-// In a job that encrypts, ciphertext is read and kept; into a plaintext copy it is decrypted chunk by chunk, in place.
-// Plaintext is never read from another node: if holders have nothing else, one of them is asked to encrypt its copy.
-// Storage gives plaintext: a whole shard becomes a plaintext copy, and a ciphertext copy is not repaired from storage.
+// In a job that encrypts, ciphertext is read and kept. For a plaintext copy it is decrypted chunk by chunk, in place.
+// Plaintext is never read from another node: if the holders have only plaintext, one of them is asked to encrypt its
+// copy. Storage has plaintext: a whole shard becomes a plaintext copy, and a ciphertext copy is not repaired from
+// storage.
 
 #ifndef ROPETEAM_CORE_ENGINE_FETCHER_H_
 #define ROPETEAM_CORE_ENGINE_FETCHER_H_
@@ -32,11 +35,10 @@ class Fetcher {
   explicit Fetcher(Parts* parts) : parts_(*parts) {}
 
   using Done = std::function<void(const Status&)>;
-  // After OK the shard is sealed here and good when `done` runs. One fetch per shard: a second caller joins
-  // the first.
+  // When `done` gets OK, the shard is sealed here and good. One fetch per shard: a second caller joins the first.
   void Fetch(const ShardId& shard, Done done);
-  // Repairs these chunks, and any other known to be bad, of a shard sealed here. One repair per shard: a call while
-  // it runs adds its chunks to it.
+  // Repairs these chunks, and any other bad ones, of a shard sealed here. One repair per shard: a call during a repair
+  // adds its chunks to it.
   void Repair(const ShardId& shard, const std::vector<uint32_t>& chunks, Done done);
 
   // `encryption` without tags in a job that encrypts: the holder's copy is plaintext.
@@ -48,10 +50,10 @@ class Fetcher {
   uint64_t allocated_chunks() const;
 
  private:
-  // Chunks outstanding at each holder: two would do for a quick link, four cover a slow completion.
+  // Chunks outstanding at each holder: two are enough for a fast link, four cover a slow completion.
   static constexpr uint32_t kOutstandingPerHolder = 4;
   static constexpr uint32_t kLocateRoundsMax = 3;
-  // Attempts to read from storage, this far apart. The sink repeats each one for up to a minute.
+  // Attempts to read from storage, and the time between them. The sink retries each attempt for up to a minute.
   static constexpr uint32_t kStorageTriesMax = 5;
   static constexpr TimeUs kStorageAgainUs = 1'000'000;
 
@@ -63,7 +65,7 @@ class Fetcher {
     Encryption encryption;
     uint32_t outstanding = 0;
     TimeUs next_send = 0;
-    TimeUs lost_since = 0;  // the first get that the data path failed, since one has succeeded; 0: none
+    TimeUs lost_since = 0;  // time of the first failed get since the last good one; 0: none
     std::string trouble;    // why it failed, or what it sent
   };
   struct Job {
@@ -79,8 +81,8 @@ class Fetcher {
     bool have_meta = false;
     ShardMeta meta;
     std::vector<uint32_t> crcs;
-    Encryption encryption;                       // of what is here
-    bool committed = false;                      // as a holder's copy is marked
+    Encryption encryption;                       // of the copy here
+    bool committed = false;                      // a holder's copy has the mark
     std::set<uint32_t> wanted;                   // chunks neither being read nor good
     std::set<uint32_t> busy;                     // repair: being looked at or read
     std::map<uint32_t, std::set<NodeId>> tried;  // chunk → holders that sent bad bytes
@@ -91,11 +93,11 @@ class Fetcher {
     Status storage_trouble;
     uint32_t storage_tries = 0;
     TimeUs storage_again_at = 0;  // after a failure that may pass
-    uint64_t load = 0;            // from storage, that runs; 0: none does
-    bool load_stalled = false;    // and another node is to load it
+    uint64_t load = 0;            // number of the running load from storage; 0: none
+    bool load_stalled = false;    // another node is to load the shard
     bool corrupt = false;
-    bool looked_again = false;  // repair: the chunks that no holder could give were checked once more
-    Status failure;             // set: ending, waiting for outstanding ones
+    bool looked_again = false;  // repair: chunks that no holder could serve were checked once more
+    Status failure;             // if set: the job is ending and waits for outstanding operations
     bool failing = false;
     std::vector<Done> waiters;
   };
@@ -107,7 +109,7 @@ class Fetcher {
   Job* Running(const ShardId& shard, bool repair);
   void Look(Job* job, const std::set<uint32_t>& suspects);
   void OnLooked(uint64_t id, const std::vector<uint32_t>& looked, const std::vector<uint32_t>& bad);
-  // Whether the shard that a repair leases is still the one sealed here, and was not released meanwhile.
+  // Whether the shard that a repair leases is still sealed here, and was not released meanwhile.
   bool StillHere(const Job& job) const;
   void Locate(Job* job);
   void OnLocated(uint64_t id, const Result<std::string>& reply);
@@ -121,7 +123,7 @@ class Fetcher {
   void OnRead(uint64_t id, uint32_t chunk, NodeId holder, Code code);
   void OnChecked(uint64_t id, uint32_t chunk, NodeId holder, bool good);
   bool AcceptMeta(Job* job, const FetchGrant& grant, const Encryption& encryption);
-  // Whether the chunks here are ciphertext, or will be.
+  // Whether the chunks here are or will be ciphertext.
   bool KeepsCiphertext(const Job& job) const;
   bool AskToEncrypt(Job* job);  // false: no holder of plaintext is left
   void DropCiphertext(Job* job);

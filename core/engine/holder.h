@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The holder's side of replication: it accepts copies of other nodes' shards, and lets others read the shards that are
-// sealed here. A copy is granted chunks, filled by the source's puts, checked here chunk by chunk, and sealed. Only then
-// it counts. States:
+// The holder's side of replication. It accepts copies of other nodes' shards, and lets others read the shards sealed
+// here. A copy gets chunks, is filled by the source's puts, is checked here chunk by chunk, and is sealed. It counts
+// only after the seal. States:
 //
 //     granted ──seal──> checking ──all match──> sealed
 //        │                 └──some do not──> granted (the source puts those again)
@@ -28,14 +28,14 @@ class Holder {
 
   void OnReserve(NodeId from, const ReplicaReserve& reserve);
   void OnArrived(NodeId from, const ReplicaArrived& arrived);
-  // `encryption`: of the ciphertext that was put, or none.
+  // `encryption`: of the ciphertext that was put; empty if it was plaintext.
   void OnSeal(NodeId from, const ReplicaSeal& seal, const Encryption& encryption);
   void OnAbort(NodeId from, const ReplicaAbort& abort);
 
   void OnFetchOpen(NodeId from, const FetchOpen& open);
   void OnEncryptCopy(NodeId from, const FetchOpen& open);
   void OnFetchClose(NodeId from, const FetchClose& close);
-  // A node reports that it read bad bytes here: checks those chunks, and repairs them.
+  // A node has read bad bytes here: checks those chunks and repairs them.
   void OnBadCopy(NodeId from, const BadCopy& bad);
   void OnVerifyOrder(NodeId from, const VerifyOrder& order);
 
@@ -48,7 +48,8 @@ class Holder {
   enum class Chunk : uint8_t { kUnknown, kChecking, kGood };
   struct Incoming {
     CopyId id;
-    // A delayed reservation may create the copy again after its abort. Checks of the earlier one do not count for it.
+    // A delayed reservation may create the copy again after its abort. Checks of the earlier copy do not count for the
+    // new one.
     uint64_t serial = 0;
     ShardId shard;
     std::vector<Extent> extents;
@@ -60,25 +61,25 @@ class Holder {
     ShardMeta meta;
     std::vector<uint32_t> crcs;
     Encryption encryption;
-    bool committed = false;  // of the seal
+    bool committed = false;  // as in the seal
     TimeUs heard = 0;
   };
   Incoming* Find(NodeId from, const CopyId& id);
   void OnChecked(const CopyId& id, uint64_t serial, const std::vector<uint32_t>& chunks, TimeUs begun,
                  const std::vector<uint32_t>& bad);
-  void Release(Incoming* incoming, bool quarantine);  // its chunks; erases it
+  void Release(Incoming* incoming, bool quarantine);  // frees or quarantines its chunks, and erases it
   static void CheckIncoming(const Incoming& incoming);
   void StartChecks(Incoming* incoming, const std::vector<uint32_t>& chunks, const std::vector<uint32_t>& crcs,
                    uint64_t stream_bytes);
   void CheckAttempt(Incoming* incoming);  // may erase it
   void AnswerUnknownSeal(NodeId from, const ReplicaSeal& seal, const Encryption& encryption);
-  // Acknowledges the sealed shard as a copy: it counts from now on, whatever it was made for.
+  // Acknowledges the sealed shard as a replica. It counts from now on, even if it was fetched as a cache.
   void Count(const ShardId& id, bool committed);
 
   Parts& parts_;
   std::map<CopyId, Incoming> incoming_;
   std::set<std::pair<NodeId, uint64_t>>
-      verifying_;  // orders being carried out: the asking node, and its number
+      verifying_;  // orders being carried out: the node that asked, and its number
   uint64_t next_serial_ = 1;
   struct Reading {
     Store::LeaseToken lease = 0;

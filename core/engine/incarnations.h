@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The current incarnation as the leader knows it, and the admission of its ranks. A new leader learns both from
-// the members' inventories.
+// The leader's record of the current incarnation, and the admission of its ranks. A new leader learns both from the
+// members' inventories.
 //
 // A seat is the place of one rank in the current incarnation:
 //
@@ -24,26 +24,26 @@ class Incarnations {
  public:
   explicit Incarnations(const Context* context) : context_(*context) {}
 
-  // A leader begins with what its own node knows.
+  // A new leader begins with the state of its own node.
   void Begin(const IncarnationState& known);
-  // What a member's inventory says of the incarnation and of this node's ranks.
+  // Takes over what a member's inventory says about the incarnation and about the ranks of that member.
   void Learn(const Inventory& inventory);
   void LearnRanks(NodeId node, const std::vector<SessionReport>& sessions, uint64_t asking_from);
-  // The node has left the view, and with it its ranks.
+  // The node has left the view, so its ranks have left, too.
   void Forget(NodeId node) { LearnRanks(node, {}, UINT64_MAX); }
 
-  // Gives the asking rank its seat, in the current incarnation or in a new one. An error says why not;
-  // kUnavailable: not yet. `question`: the number of the node's question.
+  // Gives the asking rank its seat, in the current incarnation or in a new one. An error has the reason; kUnavailable:
+  // not yet. `question`: the number of the node's question.
   Status Admit(NodeId from, uint64_t question, const JoinQuestion& join);
 
-  // Sets the step that this incarnation restores; {0, 0}: nothing. Called again only while no rank has been told (Latest).
+  // Sets the step that this incarnation restores; {0, 0}: none. Called again only as long as no rank was told (Latest).
   void Pin(const StepId& step);
 
-  // Incarnations up to this one were used before, as storage says: the next one has a higher number.
+  // Incarnations up to this one are used on storage: the next one gets a higher number.
   void SetFloor(Incarnation floor) { floor_ = floor; }
 
   const IncarnationState& current() const { return current_; }
-  uint32_t ranks_present() const { return ranks_present_; }  // that have a seat and have not left it
+  uint32_t ranks_present() const { return ranks_present_; }  // ranks that have a seat and have not left it
   uint64_t version() const { return version_; }              // grows whenever current() changes
   void CheckInvariants() const;
 
@@ -51,9 +51,9 @@ class Incarnations {
   struct Seat {
     uint64_t token = 0;
     NodeId node = kNoNode;  // kNoNode: the seat is free
-    uint64_t question = 0;  // the number of the node's question by which it was admitted
+    uint64_t question = 0;  // the number of the node's question that admitted the rank
     bool present = false;   // its session is in the node's inventory
-    bool left = false;      // it was there, and is no longer
+    bool left = false;      // its session was in the inventory, and is not any more
     bool taken() const { return node != kNoNode; }
   };
   const Seat* Find(Rank rank) const;  // null if the seat is free
@@ -71,7 +71,7 @@ class Incarnations {
   Incarnation floor_ = 0;
   uint64_t version_ = 0;
   std::vector<Seat> seats_;                              // by rank
-  std::unordered_map<NodeId, std::set<Rank>> ranks_of_;  // that have a seat
+  std::unordered_map<NodeId, std::set<Rank>> ranks_of_;  // the ranks of each node that have a seat
   uint32_t ranks_present_ = 0;
 };
 

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How a node tells the leader what it has: the whole inventory once, then only what has changed since the
-// inventory that the leader acknowledged last, with a digest of everything. The digest is a sum over the parts
-// (copies, sessions, incarnation, policy, standing), so the leader updates it with what has changed. If it does not fit,
-// or the leader does not hold the inventory that the changes are based on, the leader asks for a whole one.
+// How a node reports to the leader what it has. It sends the whole inventory once, then only the changes since the last
+// acknowledged inventory, with a digest of the whole. The digest is a sum over the parts (copies, sessions,
+// incarnation, policy, standing), so the leader can update it with the changes. If the digest does not match, or the
+// leader lacks the inventory that the changes are based on, the leader asks for a whole one.
 //
 //     idle ── changed, a new view, or counters after a second ──> in flight ── acknowledged ──> idle
-//                                                      repeated, ever more seldom
+//                                                      repeated, with growing pauses
 //                                                      refused ──> in flight, whole
 //
-// One message is in flight at a time, so the leader's queue is bounded by the nodes. What changes meanwhile goes
-// out together with the next one.
+// One message is in flight at a time, so the leader's queue is bounded by the number of nodes. Changes made meanwhile
+// go out together in the next message.
 
 #ifndef ROPETEAM_CORE_ENGINE_INVENTORY_H_
 #define ROPETEAM_CORE_ENGINE_INVENTORY_H_
@@ -28,22 +28,22 @@ namespace ropeteam::engine {
 
 // Sorts copies and sessions by their keys and removes duplicates. Both ends compare inventories in this form.
 void Normalize(Inventory* inventory);
-// Of a normalized inventory, as this version of the protocol has it. Not of what changes all the time and decides nothing: counters, free chunks, and
-// for how long links have been lost.
+// The digest of a normalized inventory in this version of the protocol. It leaves out what changes constantly and decides
+// nothing: counters, free chunks, and how long links have been lost.
 uint64_t DigestOf(const Inventory& inventory, uint32_t protocol = kProtocolVersion);
-// The changes from `before` to `after`, both normalized. The node's report without its lists goes along if it has
-// changed beyond its counters, or `with_counters`.
+// The changes from `before` to `after`, both normalized. They include the node's report without its lists if more than
+// counters has changed in it, or if `with_counters`.
 InventoryDelta Difference(const Inventory& before, const Inventory& after, bool with_counters,
                           uint32_t protocol = kProtocolVersion);
 
-// What a member's inventory changed, as the leader sees it.
+// What has changed in a member's inventory, for the leader.
 struct InventoryChange {
-  std::vector<CopyReport> before;  // copies that are gone, or as they were
-  std::vector<CopyReport> after;   // new copies, and the others as they are now
+  std::vector<CopyReport> before;  // copies that are gone, and the old state of changed ones
+  std::vector<CopyReport> after;   // new copies, and the new state of changed ones
   bool incarnation = false;
   std::vector<SessionReport> sessions;  // new or changed
-  bool seats = false;                   // sessions came or went, or the node asks from another question
-  bool standing = false;                // the report itself, beyond its lists
+  bool seats = false;                   // sessions came or went, or `asking_from` has changed
+  bool standing = false;                // the report itself has changed, apart from its lists
 };
 
 // The newest inventory of one member.
@@ -51,15 +51,16 @@ class HeldInventory {
  public:
   const Inventory& inventory() const { return inventory_; }
   uint64_t sequence() const { return inventory_.sequence; }  // 0: nothing received yet
-  // `protocol`: of the epoch. In an epoch of another one the first changes do not fit, and a whole one is asked for.
+  // `protocol`: of the epoch. After a change of the version the first changes do not fit, and a whole inventory is
+  // requested.
   InventoryChange Replace(Inventory whole, uint32_t protocol = kProtocolVersion);
-  // Nothing, and no change, if `delta` is not based on this inventory or its digest does not fit.
+  // Returns nothing and changes nothing if `delta` is not based on this inventory, or if its digest does not match.
   std::optional<InventoryChange> Apply(const InventoryDelta& delta, uint32_t protocol = kProtocolVersion);
 
  private:
   const CopyReport* Find(const ShardId& id) const;
   Inventory inventory_;
-  // Their sum plus the digest of the scalars is the inventory's digest.
+  // The sum of these and the digest of the scalars is the inventory's digest.
   uint64_t copies_digest_ = 0;
   uint64_t sessions_digest_ = 0;
   uint64_t incarnation_digest_ = 0;
@@ -69,30 +70,30 @@ class HeldInventory {
 
 class InventorySender {
  public:
-  // A new epoch: tells its leader again. Only the changes if the last acknowledgement came from that instance,
-  // else everything.
+  // A new epoch: reports to its leader. Sends only the changes if this leader instance sent the last acknowledgement,
+  // else the whole inventory.
   void OnView(NodeId leader);
-  // Messages may pass again: the unanswered one is repeated at once, and the pauses begin with kRepeatUs again.
+  // There is a lease again: repeats the unanswered message at once, and the pauses start at kRepeatUs again.
   void OnLease();
-  // Something that the leader should know has changed.
+  // The inventory for the leader has changed.
   void OnChange() { changed_ = true; }
   void OnAck(NodeId from, const InventoryAck& ack);
 
-  // When a message is due. `more_soon`: copies are being made here, so what has changed waits for more within a
-  // window; else it goes out at once. `counters`: they have changed.
+  // The time at which a message is due. `more_soon`: copies are being made here, so changes are collected for a window;
+  // otherwise they are sent at once. `counters`: they have changed.
   TimeUs Due(bool more_soon, bool counters) const;
   bool in_flight() const { return in_flight_; }
-  // The leader has acknowledged what there is now.
+  // The leader has acknowledged the current inventory.
   bool known() const { return !changed_ && !in_flight_ && !due_now_; }
   uint64_t sequence() const { return sequence_; }  // of the newest that was sent
-  // The first inventory that had this copy, of these bytes; UINT64_MAX: none has yet.
+  // The first inventory that had this copy with this content; UINT64_MAX: none yet.
   uint64_t FirstWith(const ShardId& shard, uint64_t content) const;
   struct Message {
     Kind kind = Kind::kInventory;
     std::string payload;
   };
   TimeUs counters_at() const { return counters_at_; }  // when they were sent last
-  // The message that is due: a repeat of the unanswered one, or one that makes `current` known.
+  // The message that is due: a repeat of the unanswered one, or a new one for `current`.
   const Message& Repeat(TimeUs now);
   const Message& Send(TimeUs now, Inventory current, uint32_t protocol = kProtocolVersion);
 
@@ -101,15 +102,15 @@ class InventorySender {
   void AwaitAck(TimeUs now);
 
   NodeId leader_ = kNoNode;
-  bool due_now_ = false;  // in this epoch nothing has been sent yet, or a whole one was asked for
+  bool due_now_ = false;  // nothing was sent in this epoch yet, or a whole inventory was requested
   bool changed_ = false;
   uint64_t sequence_ = 0;
   struct Listed {
     uint64_t content = 0;
-    uint64_t first = 0;  // the inventory that had it first
+    uint64_t first = 0;  // the first inventory that had it
   };
   std::map<ShardId, Listed> listed_;  // the copies of the newest inventory
-  // What the leader has acknowledged, and which leader that was.
+  // What the leader has acknowledged, and the leader that did.
   NodeId known_by_ = kNoNode;
   Inventory known_;
   bool in_flight_ = false;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which step a question means: the one that an incarnation restores (the pin), the newest that can be produced,
-// or the one that has a given number.
+// Finds the step that a question means: the one that an incarnation restores (the pin), the newest one that can be
+// produced, or the one with a given number.
 
 #ifndef ROPETEAM_CORE_ENGINE_LATEST_H_
 #define ROPETEAM_CORE_ENGINE_LATEST_H_
@@ -27,41 +27,41 @@ class Latest {
         stored_(*stored),
         restores_(*restores) {}
 
-  // This node begins to lead. It does not know which pin another leader may have told a rank.
+  // This node begins to lead. It cannot tell which pin the previous leader has told a rank.
   void Begin() {
     may_choose_again_ = false;
     OnListAgain();
   }
-  // Storage is being listed again.
+  // A new listing of storage has begun.
   void OnListAgain() { waits_since_ = note_waits_since_ = 0; }
-  // For a rank of incarnation `asking`, which is the current one; 0: for an operator. The first rank that asks fixes
-  // the choice for its whole incarnation, unless the incarnation has a step of its own. While no rank has been told,
-  // the choice is made again if the step cannot be produced, or if a newer committed step can be produced again.
-  // `members`: of the view, all of which have reported what they hold. While more than R of the job's nodes are missing,
-  // no choice is made: a step that was reported COMMITTED might not be seen, and an older one would look like the
-  // newest. Quarantined steps are passed over, unless there are no others.
+  // `asking`: the incarnation of the asking rank, which is the current one; 0: an operator asks. The first rank that
+  // asks fixes the choice for its whole incarnation, unless the incarnation has a step of its own. As long as no rank
+  // was told, the choice is made again in two cases: the step cannot be produced, or a newer committed step can be
+  // produced again. `members`: the size of the view; all members have reported their inventory. While more than R of
+  // the job's nodes are missing, no choice is made: a step that was reported COMMITTED might be invisible, and an older
+  // one would look like the newest. Quarantined steps are passed over, unless there are no others.
   Result<StepId> Resolve(Incarnation asking, size_t members, const JobSettings& settings);
-  // The newest step on storage whose files are all there with their sizes. It does not fix a choice.
+  // The newest step on storage whose files all exist with the right sizes. It does not fix a choice.
   Result<StepId> NewestPersisted();
-  // The previous leader did not tell a rank either.
+  // The previous leader has not told a rank either.
   void NoRankWasTold() { may_choose_again_ = true; }
-  // A rank is being told the pin: it stays.
+  // A rank is being told the pin: it can no longer change.
   void OnTold() { may_choose_again_ = false; }
   bool may_choose_again() const { return may_choose_again_; }
   // The newest quarantined step that could be offered instead of `offered`; {0, 0}: none.
   StepId PassedOver(const StepId& offered) const;
-  // The step a reader means by its number. It need not be producible.
+  // The step that a reader means by its number. It may be impossible to produce.
   Result<StepId> ResolveStep(const LocateQuestion& locate) const;
 
-  // Questions that are answered once every member knows the pin, so that a later leader cannot choose another.
+  // Questions that are answered once every member has the pin, so that a later leader cannot choose another.
   using Waiting = std::map<std::pair<NodeId, uint64_t>, LatestQuestion>;
   void Wait(NodeId from, uint64_t number, const LatestQuestion& question);
   Waiting TakeWaiting() { return std::exchange(waiting_, {}); }
   bool waiting() const { return !waiting_.empty(); }
 
  private:
-  // If memory has a step to restore, storage that does not answer is waited for so long. A listing takes a
-  // second, and a restart must not hang on a store that is down.
+  // If memory has a step to restore, the leader waits this long for storage that does not answer. A listing takes a
+  // second, and a restart must not hang because storage is down.
   static constexpr TimeUs kStorageWaitUs = 10'000'000;
 
   bool Producible(const StepId& id) const;  // from memory
@@ -71,11 +71,12 @@ class Latest {
   StepId NewestCommitted() const;              // and not quarantined; {0, 0}: none
   // The newest that can be produced from memory.
   std::optional<StepId> NewestInMemory(Of of) const;
-  // The newest step that is newer than `floor`, older than `end` and lies on storage. kUnavailable: that is not known yet.
+  // The newest step on storage that is newer than `floor` and older than `end`. kUnavailable: the listing is not
+  // complete yet.
   Result<std::optional<StepId>> NewestStored(const std::optional<StepId>& floor, const StepId& end, Of of);
-  // The newest in memory and on storage, older than `end`.
+  // The newest step in memory or on storage that is older than `end`.
   Result<std::optional<StepId>> NewestBefore(const StepId& end, Of of);
-  // Reads a step's restore count from storage, for a step that is in memory too. False: it is not known yet.
+  // Reads a step's restore count from storage, also for a step in memory. False: the count is not read yet.
   bool KnowsRestores(const StepId& id);
 
   const Context& context_;
@@ -83,10 +84,10 @@ class Latest {
   Incarnations& incarnations_;
   StoredSteps& stored_;
   Restores& restores_;
-  TimeUs waits_since_ = 0;  // for the listing; 0: nobody has asked yet
+  TimeUs waits_since_ = 0;  // waiting for the listing since then; 0: no question has come yet
   TimeUs note_waits_since_ = 0;
   Waiting waiting_;
-  bool may_choose_again_ = false;  // no rank has been told of the choice
+  bool may_choose_again_ = false;  // no rank was told the choice
 };
 
 }  // namespace ropeteam::engine

@@ -1,25 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The leader's role. All it knows are the inventories that the members told it, each the newest of its
-// node; so a new leader knows everything as soon as every member has spoken. From them, as functions:
+// The leader's role. It knows only the newest inventory of each member. So a new leader knows everything as soon as
+// every member has reported. It computes from the inventories:
 //
-//  * a step is producible when every rank's shard can be put together from good chunks on living members;
-//  * a step is committed when every rank of its incarnation has 1 + R good copies that count (copy_rules.h) on
-//    different members, now or (as the marks on the copies say) once. Ranks are told when every member has
-//    acknowledged the mark;
-//  * a step whose ranks gave different values (ShardMeta::agreement) is never committed, and is released;
-//  * what is kept, released and may be evicted is in retention.h;
-//  * a shard of a kept step with fewer than 1 + R copies is to be copied to where it should lie.
+// * A step is producible when every rank's shard can be put together from good chunks on living members.
+// * A step is committed when every rank of its incarnation has 1 + R good copies that count (copy_rules.h) on different
+//   members. It stays committed if that held once; the marks on the copies say so. Ranks are told COMMITTED when every
+//   member has acknowledged the mark.
+// * A step whose ranks gave different values (ShardMeta::agreement) is never committed, and is released.
+// * What is kept, released and may be evicted: see retention.h.
+// * A shard of a kept step with fewer than 1 + R copies is copied to the nodes where placement wants it.
 //
-// Which incarnation is current and which rank sits on which node is decided here, too, and told to every node;
-// the nodes' inventories repeat it to the next leader.
+// The leader also decides which incarnation is current and which node each rank is on, and announces it to every node.
+// The nodes' inventories repeat it to the next leader.
 //
-// Leader keeps the members' inventories and the announcement. What is decided from them lies in classes of
-// their own: Incarnations (admission), Latest (the pin), PlanRetention(), Redundancy (orders to copy) and
-// Verifier.
+// Leader keeps the members' inventories and the announcement. Other classes decide from them: Incarnations (admission),
+// Latest (the pin), PlanRetention(), Redundancy (orders to copy) and Verifier.
 //
-// The leader decides nothing (admits no rank, pins, announces and orders nothing) while it has no lease, and not
-// before every instance that has left the view has lost its own: the former leader may be among them.
+// The leader decides nothing (admits no rank, pins, announces and orders nothing) without a lease. A new leader also
+// waits until every instance that has left the view has lost its lease: the former leader may be among them.
 
 #ifndef ROPETEAM_CORE_ENGINE_LEADER_H_
 #define ROPETEAM_CORE_ENGINE_LEADER_H_
@@ -73,14 +72,14 @@ class Leader {
   void OnPersistResult(NodeId from, const PersistResult& result);
   void OnStoredBad(NodeId from, const StoredBad& bad);
   void OnStoredChecked(NodeId from, const StoredChecked& checked);
-  void Flush();  // at the end of an input: judge and announce what has changed
+  void Flush();  // at the end of an input: decides again and announces what has changed
   void OnTimer();
   void OnLease();  // there is one again
-  // Storage is let go of: another node may lead by now, and this one reach storage and nothing else.
+  // Releases the hold of storage: another node may lead by now, and this node may still reach storage.
   void OnLeaseLost();
   TimeUs NextTimer() const;
   bool leading() const { return leading_; }
-  // Every member has told what it has, and no kept step lacks a copy.
+  // Every member has reported its inventory, and no kept step lacks a copy.
   bool redundant() const {
     return leading_ && complete() && may_decide() &&
            !redundancy_.NeedsWork(state_.keep, incarnations_.current().number);
@@ -88,29 +87,30 @@ class Leader {
   void CheckInvariants() const;
 
  private:
-  // Committed steps in an announcement, beyond K: for members that missed one while the next were committed. A
-  // rank has at most 4 saves open.
+  // Committed steps in an announcement, in addition to K. They are for members that missed one commit while the next
+  // ones followed. A rank has at most 4 saves open.
   static constexpr size_t kCommittedListedMax = 16;
-  // Persisted steps in an announcement: what a rank may wait for. `ropeteam ls` lists all.
+  // Persisted steps in an announcement: steps that a rank may wait for. `ropeteam ls` lists all.
   static constexpr size_t kPersistedListedMax = 16;
   static constexpr size_t kStoredReportedMax = 1000;  // a report stays readable
-  // Between the permission to read a shard from storage and the inventory that says so: some messages, some of them lost.
+  // The time from the permission to read a shard from storage until the inventory reports the read. It allows for a few
+  // messages, some of them lost.
   static constexpr TimeUs kLoaderReportsUs = 2'000'000;
   static_assert(kLoaderReportsUs > 4 * kRepeatMaxUs / 2);
 
   struct MemberState {
     NodeId id = kNoNode;
     bool answered = false;  // in this epoch
-    HeldInventory held;     // the newest, also of a former epoch
+    HeldInventory held;     // the newest one, even of an earlier epoch
     TimeUs heard_at = 0;    // when its report came, without the lists
     uint64_t acked = 0;     // the newest announcement that it has acknowledged in this epoch
-    uint64_t judged = 0;    // the inventory that the newest announcement was made with the knowledge of
+    uint64_t judged = 0;    // the newest inventory that the last announcement took into account
     const Inventory& inventory() const { return held.inventory(); }
   };
 
   void Begin();  // to lead
   MemberState* Find(NodeId node);
-  // Every member has told in this epoch what it has.
+  // Every member has reported its inventory in this epoch.
   bool complete() const { return answered_ == members_.size(); }
   bool may_decide() const { return context_.has_lease() && decides_from_ <= context_.now; }
   // Every member has acknowledged announcements up to this one.
@@ -126,26 +126,26 @@ class Leader {
   bool PassesOpenStep(const SessionReport& session) const;
   void Announce();
   void Tell();  // every member that has not acknowledged the newest announcement
-  RetentionPlan Retain(const std::set<StepId>& told);  // by what ranks are told is committed
+  RetentionPlan Retain(const std::set<StepId>& told);  // `told`: steps that ranks are told are committed
   std::set<StepId> Hopeless() const;
   void NoteMarked();
   // Copies with other bytes than the shard that counts, and where they are.
   std::vector<std::pair<NodeId, DropCopy>> Losers() const;
   void SettleContested();
   std::vector<StepId> Abandoned() const;
-  void ReleaseForMemory();  // for lack of memory
+  void ReleaseForMemory();
   void ReleaseDisagreeing();
   void ReleaseDropped();
   void Restore();
   void RestoreAndTrim();
   void RestoreSoon();
-  // Every member knows what this incarnation restores: no leader that comes later can decide otherwise.
+  // Every member has acknowledged what this incarnation restores: no later leader can decide otherwise.
   bool PinIsKnown() const;
-  // They may all have known it under the leader before.
+  // All members may have acknowledged it under the previous leader.
   bool PinWasHeard() const;
 
   // leader_answers.cc
-  // Of a rank that asks: kStale, kUnavailable.
+  // `asking`: the incarnation of a rank that asks. kStale, kUnavailable.
   Status CheckIncarnation(Incarnation asking) const;
   void Reply(NodeId to, uint64_t number, const Status& status, std::string payload = {});
   void AnswerJoin(NodeId from, uint64_t number, const JoinQuestion& join);
@@ -155,16 +155,17 @@ class Leader {
   void AnswerVerify(NodeId from, uint64_t number, const VerifyQuestion& verify);
   void AnswerPersist(NodeId from, uint64_t number, const PersistQuestion& persist);
   void AnswerPolicy(NodeId from, uint64_t number, const PolicyQuestion& question);
-  // kInvalidArgument: a daemon's flag says otherwise; both are named.
+  // kInvalidArgument: a daemon's flag has another value; the message names both.
   Status CheckFlags(uint64_t persist_every, uint64_t keep_on_storage) const;
   Result<uint64_t> KeepByRanks() const;  // as Persistence::Keep
   PolicyReport DescribePolicy() const;
   void AnswerQuarantine(NodeId from, uint64_t number, const QuarantineQuestion& quarantine);
   void AnswerDrop(NodeId from, uint64_t number, const DropQuestion& drop);
   void AnswerDrain(NodeId from, uint64_t number, const DrainQuestion& drain);
-  bool LatestIsSafe() const;  // the newest committed step, without the nodes that leave
+  bool LatestIsSafe() const;  // the newest committed step can be produced without the leaving nodes
   // Fills in what a node needs to read the shard from storage. kUnavailable: another node reads it, or its manifest is
-  // being read; kNotFound: it does not lie there. `stalled`: the asker's reading makes no progress, another node is to.
+  // being read. kNotFound: it is not on storage. `stalled`: the read on the node that asks makes no progress, so
+  // another node is to read it.
   Status OfferStored(NodeId asker, bool stalled, LocateReply* reply);
   uint32_t WorldSizeOf(const StepId& id);
   std::vector<StepId> ReadOnStorage();  // steps that are being restored or read
@@ -174,12 +175,13 @@ class Leader {
   Context& context_;
   bool leading_ = false;
   std::vector<MemberState> members_;  // as in the view
-  // What complete(), acked_by_all() and the like are answered from, without looking at every member.
+  // Counts for complete(), acked_by_all() and similar, so that they need not visit every member.
   size_t answered_ = 0;
   size_t short_of_memory_ = 0;
-  TimeUs short_since_ = 0;            // since when some are, with no gap of kShortageGapUs; 0: none has been
-  TimeUs short_seen_ = 0;             // when the last was
-  std::map<uint64_t, size_t> acked_;  // announcements, by how many members have acknowledged none newer
+  TimeUs short_since_ = 0;  // start of the shortage, with no gap of kShortageGapUs since; 0: no shortage
+  TimeUs short_seen_ = 0;   // the last time that a member was short
+  std::map<uint64_t, size_t>
+      acked_;  // by announcement: how many members have acknowledged it and no newer one
   StepTable table_;
   Incarnations incarnations_;
   StoredSteps stored_;
@@ -192,38 +194,39 @@ class Leader {
   Policy policy_;
   Persistence persistence_;
   Verifier verifier_;
-  // Something that an announcement is made of may have changed.
+  // The input of an announcement may have changed.
   bool dirty_ = false;
   bool mark_again_ = false;  // announce also if nothing else has changed
-  uint64_t table_seen_ = 0;  // versions that the last announcement was made from
+  uint64_t table_seen_ = 0;  // the versions that the last announcement was made from
   uint64_t incarnation_seen_ = 0;
   uint64_t persistence_seen_ = 0;
-  std::map<StepId, uint64_t> persisting_since_;  // by the state that has listed them first without a break
+  std::map<StepId, uint64_t> persisting_since_;  // by the first state that has listed them without a break
   uint64_t drops_seen_ = 0;
   uint64_t stored_seen_ = 0;
   uint64_t restores_seen_ = 0;
-  uint64_t restores_sequence_ = 0;  // of the first state that told these restores
+  uint64_t restores_sequence_ = 0;  // of the first state with these restores
   uint64_t policy_seen_ = 0;
   uint64_t policy_sequence_ = 0;  // likewise
   LeaderState state_;
   uint64_t sequence_ = 0;
-  uint64_t pin_sequence_ = 0;  // of the first state that told this incarnation's pin
+  uint64_t pin_sequence_ = 0;  // of the first state with this incarnation's pin
   bool told_ = false;          // the newest announcement was sent to all in this epoch
   TimeUs tell_again_at_ = kNever;
   TimeUs tell_again_after_ = 0;
   // The highest step that a session of the incarnation has ended. Only older uncommitted steps can be hopeless.
   Incarnation ended_incarnation_ = 0;
   Step ended_max_ = 0;
-  uint64_t replications_ = 0;  // of the table, when last looked at
+  uint64_t replications_ = 0;  // of the table, at the last check
   uint64_t losses_ = 0;
   TimeUs progress_at_ = 0;  // when that changed
   TimeUs next_restore_ = kNever;
   TimeUs decides_from_ = 0;
-  // The committed steps that are listed, each with the state that has listed it first without a break.
+  // The committed steps that are listed, each with the first state that has listed it without a break.
   std::map<StepId, uint64_t> listed_;
   std::map<StepId, Disagreement> disagreements_;  // the newest
-  std::set<StepId> marked_;                       // those of them that every member has acknowledged
-  // Shards that a node was told to read from storage, and until when that holds if the node does not say that it does.
+  std::set<StepId> marked_;                       // the steps of `listed_` that every member has acknowledged
+  // Shards that a node may read from storage, and the time until which the permission lasts if the node does not report
+  // the read.
   struct Loader {
     NodeId node = kNoNode;
     TimeUs until = 0;

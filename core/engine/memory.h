@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Allocates chunks, and evicts copies where that is allowed. Quarantines chunks that a departed node may still be
-// writing.
+// Allocates chunks, and evicts copies where the rules allow it. Quarantines chunks that a departed node may still write
+// to.
 
 #ifndef ROPETEAM_CORE_ENGINE_MEMORY_H_
 #define ROPETEAM_CORE_ENGINE_MEMORY_H_
@@ -17,21 +17,21 @@ class Memory {
  public:
   explicit Memory(Context* context) : context_(*context) {}
 
-  // Store::Allocate(), after evicting if that is needed and sufficient: first caches without readers, then steps that
-  // the leader has announced as evictable (copy_rules.h). A refusal evicts nothing.
+  // Store::Allocate(). If needed and sufficient, it evicts first: caches without readers, then steps that the leader
+  // has announced as evictable (copy_rules.h). A refusal evicts nothing.
   Result<std::vector<Extent>> Allocate(uint64_t chunks);
-  // For a new save: it does not use memory that is reserved for replicas.
+  // For a new save: it does not use memory reserved for replicas.
   Result<std::vector<Extent>> AllocateForSave(uint64_t chunks);
-  // A replica of `chunks` chunks, of a step of this incarnation, was refused because memory is full. Its source asks
-  // again.
+  // A replica of `chunks` chunks was refused because memory is full. It belongs to a step of this incarnation, and its
+  // source will ask again.
   void OnReplicaRefused(uint64_t chunks);
   bool refuses_replicas() const { return refused_until_ != 0; }
-  // Steps were released that can never commit. If replicas are waiting, the freed memory is reserved for them for a
+  // Steps that can never commit were released. If replicas are waiting, the freed memory is reserved for them for a
   // while.
   void KeepForReplicas() {
     if (refuses_replicas()) kept_until_ = context_.now + kKeptForReplicasUs;
   }
-  // Chunks that the departed `writer` may still be writing.
+  // Quarantines chunks that the departed `writer` may still write to.
   void Quarantine(std::vector<Extent> extents, NodeId writer);
   void OnPeerFenced(NodeId writer);
   void OnTimer();

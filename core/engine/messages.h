@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Messages between the engines of two nodes. Each is repeated by its sender until it is answered or
-// pointless, so every receiver takes a repeat as the same message. Written by core/base/bytes.h, in the version
-// that the view's members have in common (View::protocol()): a message belongs to one epoch, so both ends agree. Kinds
-// and topics are append-only, and so are fields: a new one is marked Since<kProtocolVersion>(). The envelope and the
-// questions' payloads never change: a question may be asked in one epoch and repeated in the next. HACKING.md has the rule.
+// Messages between the engines of two nodes. The sender repeats a message until it is answered or no longer needed, so
+// every receiver recognises repeats. core/base/bytes.h encodes them, in the version that the view's members have in
+// common (View::protocol()). A message belongs to one epoch, so both ends use the same version. Kinds, topics and
+// fields are append-only: mark a new field Since<kProtocolVersion>(). The envelope and the questions' payloads never
+// change: a question may be asked in one epoch and repeated in the next. HACKING.md has the rules.
 
 #ifndef ROPETEAM_CORE_ENGINE_MESSAGES_H_
 #define ROPETEAM_CORE_ENGINE_MESSAGES_H_
@@ -76,8 +76,7 @@ struct Envelope {
 
 // ---- replication: the node that has a shard (source) makes a copy of it on another (holder)
 
-// One attempt at one copy. Never used again, so nothing that belongs to a given-up attempt can touch the
-// next.
+// One attempt at one copy. The id is never reused, so no message of an abandoned attempt can affect the next one.
 struct CopyId {
   NodeId source = kNoNode;
   uint64_t number = 0;
@@ -94,7 +93,7 @@ struct ShardKey {  // ShardId with fields
   auto Fields() { return std::tie(id.incarnation, id.step, id.rank); }
 };
 
-// Source → holder. `chunks` is the total wanted; a repeat with more of them extends the grant.
+// Source → holder. `chunks` is the total wanted; a repeat with a larger total extends the grant.
 struct ReplicaReserve {
   static constexpr Kind kKind = Kind::kReplicaReserve;
   CopyId copy;
@@ -103,22 +102,22 @@ struct ReplicaReserve {
   uint64_t chunk_bytes = 0;
   auto Fields() { return std::tie(copy, shard, chunks, chunk_bytes); }
 };
-// `sealed_already`: the holder has this shard; the source goes on to ReplicaSeal without sending a byte.
+// `sealed_already`: the holder has this shard. The source continues with ReplicaSeal and puts nothing.
 struct ReplicaGrant {
   static constexpr Kind kKind = Kind::kReplicaGrant;
   CopyId copy;
   Code code = Code::kOk;
   std::string message;
   bool sealed_already = false;
-  uint64_t chunks_begin = 0;    // where in the holder's arena memory its chunk 0 lies
+  uint64_t chunks_begin = 0;    // offset of the holder's chunk 0 in its arena memory
   std::vector<Extent> extents;  // all granted so far, in the holder's chunk numbers
-  // Of this memory, by the holder's own count. A reservation that arrives again when its copy is over gets other
-  // memory under the same CopyId: what belongs to the one must not be taken for the other's.
+  // The holder's number for this memory. A reservation that arrives again after its copy has ended gets other memory
+  // under the same CopyId. The number tells the two apart.
   uint64_t reservation = 0;
   auto Fields() { return std::tie(copy, code, message, sealed_already, chunks_begin, extents, reservation); }
 };
-// These whole chunks are in the holder's memory: it may check them while others are on their way. Only a
-// hint; what is lost here is checked at ReplicaSeal.
+// These whole chunks are in the holder's memory, so it may check them while others are on their way. This is only a
+// hint: if it is lost, the chunks are checked at ReplicaSeal.
 struct ReplicaArrived {
   static constexpr Kind kKind = Kind::kReplicaArrived;
   CopyId copy;
@@ -126,27 +125,26 @@ struct ReplicaArrived {
   std::vector<uint32_t> crcs;
   auto Fields() { return std::tie(copy, chunks, crcs); }
 };
-// All bytes have been put. `attempt` grows when chunks that failed the check have been put again.
+// All bytes have been put. `attempt` grows when chunks that failed the check were put again.
 struct ReplicaSeal {
   static constexpr Kind kKind = Kind::kReplicaSeal;
   CopyId copy;
   uint32_t attempt = 0;
   ShardMeta meta;
   std::vector<uint32_t> crcs;
-  bool committed = false;    // as the source's copy is marked: the mark goes where the bytes go
-  uint64_t reservation = 0;  // that the bytes were put into; 0: into none, the holder had the shard
+  bool committed = false;    // the source's copy has the mark; the holder's copy takes it over
+  uint64_t reservation = 0;  // the memory that the bytes were put into; 0: none, the holder had the shard
   auto Fields() { return std::tie(copy, attempt, meta, crcs, committed, reservation); }
 };
-// In a job that encrypts, in place of ReplicaSeal. With tags `seal.crcs` are those of the ciphertext. Without, they are the
-// plaintext's: only where nothing was put.
+// Replaces ReplicaSeal in a job that encrypts. With tags, `seal.crcs` are of the ciphertext. Without tags, nothing was
+// put, and they are of the plaintext.
 struct EncryptedSeal {
   static constexpr Kind kKind = Kind::kEncryptedSeal;
   ReplicaSeal seal;
   Encryption encryption;
   auto Fields() { return std::tie(seal, encryption); }
 };
-// kOk: every chunk has been checked by the holder and the copy is sealed. kCorrupt: `bad` chunks do not
-// match.
+// kOk: the holder has checked every chunk, and the copy is sealed. kCorrupt: the `bad` chunks do not match.
 struct ReplicaSealed {
   static constexpr Kind kKind = Kind::kReplicaSealed;
   CopyId copy;
@@ -156,9 +154,8 @@ struct ReplicaSealed {
   std::vector<uint32_t> bad;
   auto Fields() { return std::tie(copy, attempt, code, message, bad); }
 };
-// The source has no transfer of this copy outstanding and starts none: the holder's chunks are free. Where a
-// put has `failed`, or the source does not remember the copy, bytes of it may still be on their way, and the
-// chunks go through quarantine.
+// The source has no outstanding transfer of this copy and starts none, so the holder's chunks are free. If a put has
+// `failed`, or the source does not remember the copy, bytes may still be on their way. The chunks are then quarantined.
 struct ReplicaAbort {
   static constexpr Kind kKind = Kind::kReplicaAbort;
   CopyId copy;
@@ -172,20 +169,20 @@ struct CopyQuery {
   auto Fields() { return std::tie(copy); }
 };
 
-// ---- what every node tells the leader, and the leader every node; the former as changes of what it had
+// ---- reports of every node to the leader, and announcements of the leader to every node
 
 // An incarnation as the leader last announced it.
 struct IncarnationState {
   Incarnation number = 0;
   std::string token;  // the launcher's name for it, or empty
   uint32_t world_size = 0;
-  bool broken = false;  // a rank has left: without a token, the next rank that opens begins the next one
-  // The newest incarnation that is known to have chosen what it restores, and the choice; {0, 0}: nothing. What a
-  // forgotten incarnation chose is taken for nothing.
+  bool broken = false;  // a rank has left: without a token, the next rank that opens begins a new incarnation
+  // The newest incarnation whose choice of what to restore is known, and the choice; {0, 0}: nothing. The choice of a
+  // forgotten incarnation counts as nothing.
   Incarnation pinned_by = 0;
   StepId pin;
-  // Its number is all that any node remembered: what it restores is not known, and what its ranks say of
-  // themselves is.
+  // No node remembered more than the number. So it is unknown what this incarnation restores, and the statements of its
+  // ranks are accepted.
   bool forgotten = false;
   std::vector<std::string> past_tokens;  // of superseded incarnations, newest last, at most kPastTokensMax
   auto Fields() {
@@ -193,14 +190,14 @@ struct IncarnationState {
                     past_tokens);
   }
   bool has_pin() const { return pinned_by != 0 && pinned_by == number; }
-  // What no leader says: checked where it comes in.
+  // Whether a leader can have sent this. Checked where messages are decoded.
   bool possible() const {
     return number < kIncarnationMax && pinned_by <= number &&
            (pinned_by == 0 ? pin == StepId() : pin.incarnation < pinned_by);
   }
   friend bool operator==(const IncarnationState&, const IncarnationState&) = default;
 };
-// Zombies are of the last few incarnations; a token is 255 bytes at most
+// Ranks left over from older incarnations are of the last few of them. A token has at most 255 bytes.
 inline constexpr size_t kPastTokensMax = 32;
 
 struct Inventory {
@@ -209,15 +206,15 @@ struct Inventory {
   NodeReport report;
   IncarnationState incarnation;
   Incarnation incarnation_max = 0;
-  // The node waits for no answer to a question to join with a lower number. Ignore such a question, it is a late
-  // repeat: the rank that it was to admit is among the sessions or has gone.
+  // The node waits for no answer to a join question with a lower number. Ignore such a question: it is a late repeat.
+  // The rank that it was to admit is among the sessions or is gone.
   uint64_t asking_from = 0;
-  // A replica of a step of this incarnation was refused here for want of memory, and the source still asks.
+  // A replica of a step of this incarnation was refused here for lack of memory, and the source still asks.
   bool short_of_memory = false;
-  std::vector<StepKey> persisting;    // as the leader announced it last
+  std::vector<StepKey> persisting;    // as in the leader's last announcement
   std::vector<ShardKey> loading;      // shards that are being read from storage here
-  std::vector<RestoreNote> restores;  // as the leader announced them last
-  RankPolicy policy;                  // as the leader announced it last
+  std::vector<RestoreNote> restores;  // as in the leader's last announcement
+  RankPolicy policy;                  // as in the leader's last announcement
   auto Fields() {
     return Tie(sequence, report, incarnation, incarnation_max, asking_from, short_of_memory, persisting,
                loading, Since<9>(restores), Since<9>(policy));
@@ -230,7 +227,7 @@ struct SessionKey {
   auto Fields() { return std::tie(rank, incarnation, token); }
   friend auto operator<=>(const SessionKey&, const SessionKey&) = default;
 };
-// What has changed since the node's inventory of the sequence `base`. Lists are ordered, each key once.
+// The changes since the node's inventory with the sequence `base`. Lists are sorted, and each key occurs once.
 struct InventoryDelta {
   static constexpr Kind kKind = Kind::kInventoryDelta;
   uint64_t sequence = 0;
@@ -239,12 +236,12 @@ struct InventoryDelta {
   Incarnation incarnation_max = 0;
   uint64_t asking_from = 0;
   bool short_of_memory = false;
-  std::vector<StepKey> persisting;  // all of them, as of `loading`
+  std::vector<StepKey> persisting;  // the complete list; likewise `loading`
   std::vector<ShardKey> loading;
   std::vector<RestoreNote> restores;
-  std::vector<RankPolicy> policy;             // one if it has changed
-  std::vector<IncarnationState> incarnation;  // one if it has changed
-  std::vector<NodeReport> report;             // one if it has changed; without sessions and copies
+  std::vector<RankPolicy> policy;             // one entry if it has changed
+  std::vector<IncarnationState> incarnation;  // one entry if it has changed
+  std::vector<NodeReport> report;             // one entry if it has changed; without sessions and copies
   std::vector<SessionReport> sessions;
   std::vector<SessionKey> sessions_gone;
   std::vector<CopyReport> copies;
@@ -263,13 +260,13 @@ struct InventoryAck {
   auto Fields() { return std::tie(sequence, want_whole); }
 };
 
-// Why a committed step will not be persisted.
+// The reason why a committed step will not be persisted.
 struct NotPersisted {
   StepKey step;
   std::string why;
   auto Fields() { return std::tie(step, why); }
 };
-// Two ranks that gave other values for a step. It is never committed.
+// Two ranks gave different values for a step. The step is never committed.
 struct Disagreement {
   StepKey step;
   Rank rank = 0;
@@ -285,33 +282,33 @@ struct DroppedStep {
   Rank by = 0;
   auto Fields() { return std::tie(step, by); }
 };
-// Released are shards of steps before `release_before` that are not in `keep`, and of steps in `dead`, which
-// are never to be complete.
+// Every node releases its shards of two kinds of steps: those older than `release_before` that are not in `keep`, and
+// those in `dead`, which can never be complete.
 struct LeaderState {
   static constexpr Kind kKind = Kind::kLeaderState;
-  uint64_t sequence = 0;  // grows with every change of one leadership
+  uint64_t sequence = 0;  // grows with every change while one node leads
   IncarnationState incarnation;
   std::vector<StepKey> committed;  // newest first: mark their copies, …
-  // … but only those that were in the receiver's inventory of this sequence or an earlier one. Of a copy that the
-  // leader had not heard of it is not known whether its bytes are those that were committed.
+  // … but only copies in the receiver's inventory of this sequence or an earlier one. If the leader had not heard of a
+  // copy, its bytes may differ from the committed ones.
   uint64_t judged = 0;
-  // Those of them whose mark every member has acknowledged. Only now is a rank told COMMITTED, and only these
-  // release older steps: whatever is lost then, what is left knows of the commit.
+  // The steps of `committed` whose mark every member has acknowledged. Only these are told to ranks as COMMITTED, and
+  // only these release older steps. So the surviving nodes always know of the commit.
   std::vector<StepKey> marked;
   std::vector<StepKey> keep;
   StepKey release_before;
   std::vector<StepKey> dead;
-  // Of former incarnations, and never committed, neither before nor later: may be evicted.
+  // Steps of former incarnations that are not committed and never will be: they may be evicted.
   std::vector<StepKey> evictable;
-  // Steps that are being persisted or wait for it, and steps that a program has asked for. Their copies are kept.
+  // Steps that are being persisted or wait for it, and steps that a program has requested. Their copies are kept.
   std::vector<StepKey> persisting;
-  std::vector<StepKey> persisted;           // the newest of them
-  std::vector<NotPersisted> not_persisted;  // the last few that were due or asked for
-  StepKey persist_judged;             // of marked steps up to this one it is decided whether they are due
-  std::vector<RestoreNote> restores;  // by step, at most kRestoreNotesMax
+  std::vector<StepKey> persisted;           // the newest persisted steps
+  std::vector<NotPersisted> not_persisted;  // the last few steps that were due or requested
+  StepKey persist_judged;                   // it is decided up to this marked step whether each is due
+  std::vector<RestoreNote> restores;        // by step, at most kRestoreNotesMax
   std::vector<Disagreement> disagreements;  // the newest, by step, at most kDisagreementsMax
   std::vector<DroppedStep> dropped;  // at most kDroppedMax: a wait for one of them that is not committed ends
-  RankPolicy policy;                 // what ranks have set for storage; of incarnation 0: nothing
+  RankPolicy policy;                 // set by ranks for storage; incarnation 0: nothing is set
   auto Fields() {
     return Tie(sequence, incarnation, committed, judged, marked, keep, release_before, dead, evictable,
                persisting, persisted, not_persisted, persist_judged, Since<9>(restores),
@@ -324,8 +321,7 @@ struct LeaderStateAck {
   auto Fields() { return std::tie(sequence); }
 };
 
-// ---- questions to the leader: asked again until answered with anything but kUnavailable, or the asker's
-// deadline
+// ---- questions to the leader: repeated until the answer is not kUnavailable, or until the asker's deadline
 
 struct Question {
   static constexpr Kind kKind = Kind::kQuestion;
@@ -360,7 +356,7 @@ struct JoinQuestion {
   uint32_t world_size = 0;
   uint64_t token = 0;
   std::string incarnation_token;
-  Incarnation incarnation = 0;  // of the handle's former admission, 0 for none
+  Incarnation incarnation = 0;  // of the handle's earlier admission; 0: none
   auto Fields() { return std::tie(rank, world_size, token, incarnation_token, incarnation); }
 };
 struct JoinReply {
@@ -368,7 +364,7 @@ struct JoinReply {
   auto Fields() { return std::tie(incarnation); }
 };
 struct LatestQuestion {
-  Incarnation incarnation = 0;  // of the asking rank; 0 for a person
+  Incarnation incarnation = 0;  // of the asking rank; 0: an operator
   bool persisted = false;       // the newest step on storage, whatever the incarnation restores
   auto Fields() { return std::tie(incarnation, persisted); }
 };
@@ -386,10 +382,10 @@ struct QuarantineQuestion {
 struct LocateQuestion {
   Step step = 0;
   Rank rank = 0;
-  Incarnation exact = 0;        // the shard's incarnation, or 0: the one this asker should see
-  Incarnation incarnation = 0;  // of the asking rank; 0 for a person
+  Incarnation exact = 0;        // the shard's incarnation; 0: the one that this asker should see
+  Incarnation incarnation = 0;  // of the asking rank; 0: an operator
   bool from_storage = false;    // every holder has failed
-  bool stalled = false;         // reading it from storage makes no progress here
+  bool stalled = false;         // the read from storage makes no progress on this node
   auto Fields() { return std::tie(step, rank, exact, incarnation, from_storage, stalled); }
 };
 // `stored`: the asker may read the shard from storage, and no other node does at the same time.
@@ -397,9 +393,9 @@ struct LocateReply {
   ShardKey shard;
   std::vector<NodeId> holders;
   bool stored = false;
-  uint64_t chunk_bytes = 0;   // if `stored`: of the content digest,
-  uint64_t stream_bytes = 0;  // of the shard,
-  uint64_t content = 0;       // and its digest
+  uint64_t chunk_bytes = 0;   // if `stored`: the chunk size of `content`
+  uint64_t stream_bytes = 0;  // if `stored`: of the shard
+  uint64_t content = 0;       // if `stored`: the shard's digest
   auto Fields() { return std::tie(shard, holders, stored, chunk_bytes, stream_bytes, content); }
 };
 struct DropQuestion {
@@ -418,11 +414,11 @@ struct PolicyQuestion {
   Rank rank = 0;
   uint64_t persist_every = 0;  // 0: not set
   uint32_t keep_on_storage = 0;
-  // The rank was answered before, and has connected again. It is not refused, whatever was set meanwhile.
+  // The rank was answered before, and has connected again. It is not refused, even if another value was set meanwhile.
   bool again = false;
   auto Fields() { return std::tie(incarnation, rank, persist_every, keep_on_storage, again); }
 };
-// From a node that has said in its inventory that it leaves.
+// From a node whose inventory says that it leaves.
 struct DrainQuestion {
   std::vector<StepKey> awaited;  // steps that were being persisted when the drain began
   auto Fields() { return std::tie(awaited); }
@@ -435,7 +431,7 @@ struct DrainReply {
   bool no_room = false;
   bool others_leave = false;
   std::vector<StepKey> persisting;  // committed steps that are being persisted
-  std::vector<StepKey> persisted;   // of those that are awaited
+  std::vector<StepKey> persisted;   // the `awaited` steps that are persisted
   auto Fields() {
     return std::tie(shards_left, bytes_left, shards_short, latest_safe, no_room, others_leave, persisting,
                     persisted);
@@ -451,7 +447,7 @@ struct Nothing {
   auto Fields() { return std::tie(reserved); }
 };
 
-// ---- fetching: a node that wants a shard's bytes reads them from its holders' arenas
+// ---- fetching: a node reads a shard's bytes from its holders' arenas
 
 struct FetchOpen {
   static constexpr Kind kKind = Kind::kFetchOpen;
@@ -459,7 +455,7 @@ struct FetchOpen {
   ShardKey shard;
   auto Fields() { return std::tie(fetch, shard); }
 };
-// The holder keeps the chunks where they are until FetchClose, or until the fetcher has left the view.
+// The holder keeps the chunks in place until FetchClose, or until the fetcher has left the view.
 struct FetchGrant {
   static constexpr Kind kKind = Kind::kFetchGrant;
   uint64_t fetch = 0;
@@ -472,15 +468,15 @@ struct FetchGrant {
   std::vector<Extent> extents;
   auto Fields() { return std::tie(fetch, code, message, meta, crcs, committed, chunks_begin, extents); }
 };
-// In a job that encrypts, in place of FetchGrant. Without tags: the copy is plaintext, and nothing is granted.
+// Replaces FetchGrant in a job that encrypts. Without tags: the copy is plaintext, and nothing is granted.
 struct EncryptedGrant {
   static constexpr Kind kKind = Kind::kEncryptedGrant;
   FetchGrant grant;
   Encryption encryption;
   auto Fields() { return std::tie(grant, encryption); }
 };
-// Only plaintext copies are left to this fetch: make yours ciphertext, and grant it. Answered by EncryptedGrant or, where it
-// cannot be done, by FetchGrant.
+// Encrypt your copy and grant it: this fetch finds only plaintext copies. Answered by EncryptedGrant or, if that is not
+// possible, by FetchGrant.
 struct EncryptCopy {
   static constexpr Kind kKind = Kind::kEncryptCopy;
   FetchOpen open;
@@ -491,18 +487,19 @@ struct FetchClose {
   uint64_t fetch = 0;
   auto Fields() { return std::tie(fetch); }
 };
-// Reader → holder, since protocol 9, and not in a job that encrypts: check the chunks that the part touches, and pack its
-// pieces into a chunk of your arena. `read` is the reader's own count of these. A part without pieces asks for the meta alone.
+// Reader → holder, since protocol 9, and not in a job that encrypts: check the chunks that the part touches, and pack
+// its pieces into a chunk of your arena. `read` is the reader's own number. A part without pieces requests only the
+// meta.
 struct RangesOpen {
   static constexpr Kind kKind = Kind::kRangesOpen;
   uint64_t read = 0;
   ShardKey shard;
-  uint64_t content = 0;  // that the copy must have; 0: any
+  uint64_t content = 0;  // content that the copy must have; 0: any
   PackedPart part;
   auto Fields() { return std::tie(read, shard, content, part); }
 };
-// The packed bytes stay where they are until RangesClose, or until the reader has left the view. kCorrupt: a chunk is bad,
-// and being repaired. kUnavailable: ask again later.
+// The packed bytes stay in place until RangesClose, or until the reader has left the view. kCorrupt: a chunk is bad and
+// is being repaired. kUnavailable: ask again later.
 struct RangesGrant {
   static constexpr Kind kKind = Kind::kRangesGrant;
   uint64_t read = 0;
@@ -519,7 +516,7 @@ struct RangesClose {
   uint64_t read = 0;
   auto Fields() { return std::tie(read); }
 };
-// What was read from you does not match: look at these chunks, and repair them.
+// Bytes read from you do not match their checksum: check these chunks and repair them.
 struct BadCopy {
   static constexpr Kind kKind = Kind::kBadCopy;
   ShardKey shard;
@@ -536,30 +533,30 @@ struct CopyOrder {
   NodeId target = kNoNode;
   auto Fields() { return std::tie(shard, target); }
 };
-// Another shard of this name counts: release your copy if it has this content.
+// Another content of this shard counts: release your copy if it has this content.
 struct DropCopy {
   static constexpr Kind kKind = Kind::kDropCopy;
   ShardKey shard;
   uint64_t content = 0;         // of the copy to be dropped
   uint64_t content_counts = 0;  // of the shard that counts
-  std::string holder;           // a node that has it, for the log
+  std::string holder;           // a node that has the shard that counts; for the log
   auto Fields() { return std::tie(shard, content, content_counts, holder); }
 };
-// There are more copies of your replica's shard than it needs: yours is a cache from now on.
+// This shard has more copies than it needs: your replica is a cache from now on.
 struct DemoteCopy {
   static constexpr Kind kKind = Kind::kDemoteCopy;
   ShardKey shard;
   uint64_t content = 0;
-  uint64_t inventory = 0;  // of the node, that this order rests on: a late order is ignored
+  uint64_t inventory = 0;  // the node's inventory that this order is based on; a late order is ignored
   auto Fields() { return std::tie(shard, content, inventory); }
 };
-// Persist your copy of this shard: first name the files that it will have, then write them.
+// Persist your copy of this shard: first name its files, then write them.
 struct PersistOrder {
   static constexpr Kind kKind = Kind::kPersistOrder;
   enum class Phase : uint8_t { kName = 1, kWrite = 2 };
   ShardKey shard;
   Phase phase = Phase::kName;
-  std::vector<std::string> taken;  // names that a lower rank's files have
+  std::vector<std::string> taken;  // names already used by files of lower ranks
   auto Fields() { return std::tie(shard, phase, taken); }
 };
 struct PersistResult {
@@ -572,16 +569,16 @@ struct PersistResult {
   StoredRank stored;               // kWrite
   auto Fields() { return std::tie(shard, phase, code, message, names, stored); }
 };
-// What lies on storage of this step is damaged.
+// The step's data on storage is damaged.
 struct StoredBad {
   static constexpr Kind kKind = Kind::kStoredBad;
   ShardKey shard;
   uint64_t stream_bytes = 0;
-  Code code = Code::kOk;  // of the load; kOk: its bytes are not those that were committed
+  Code code = Code::kOk;  // of the load; kOk: the bytes loaded, but are not the committed ones
   std::string why;
   auto Fields() { return std::tie(shard, stream_bytes, code, why); }
 };
-// Read the shard from storage, and tell whether it is good. What was read is not kept.
+// Read the shard from storage and report whether it is good. The bytes read are not kept.
 struct CheckStored {
   static constexpr Kind kKind = Kind::kCheckStored;
   ShardKey shard;
@@ -591,11 +588,11 @@ struct CheckStored {
 struct StoredChecked {
   static constexpr Kind kKind = Kind::kStoredChecked;
   ShardKey shard;
-  Code code = Code::kOk;  // of the load; another one of memory that there is not
+  Code code = Code::kOk;  // of the load; another code: there is no memory for it
   std::string message;
   auto Fields() { return std::tie(shard, code, message); }
 };
-// Make a copy of the shard here: a node that reads it from storage stalls.
+// Fetch a copy of the shard: a node that reads it from storage stalls.
 struct FetchOrder {
   static constexpr Kind kKind = Kind::kFetchOrder;
   ShardKey shard;
@@ -614,12 +611,13 @@ struct VerifyResult {
   auto Fields() { return std::tie(number, copies); }
 };
 
-// ---- looking in, between any two nodes
+// ---- traces, between any two nodes
 
-// What have you noted of this step, and what is the time? Asked once: whoever wants the answer asks again.
+// Requests the recorded events of this step and the node's time. It is sent once: the asker repeats it if it wants the
+// answer.
 struct TraceQuestion {
   static constexpr Kind kKind = Kind::kTraceQuestion;
-  uint64_t number = 0;  // the asker's own count
+  uint64_t number = 0;  // the asker's own number
   TimeUs asked_at = 0;  // on the asker's clock
   bool events = false;  // false: the time alone
   Step step = 0;
@@ -629,7 +627,7 @@ struct TraceAnswer {
   static constexpr Kind kKind = Kind::kTraceAnswer;
   uint64_t number = 0;
   TimeUs asked_at = 0;  // as in the question
-  TimeUs node_at = 0;   // on the answering node's clock, then
+  TimeUs node_at = 0;   // when it answered, on the answering node's clock
   std::vector<TraceEvent> events;
   auto Fields() { return std::tie(number, asked_at, node_at, events); }
 };

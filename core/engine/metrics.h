@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Counters of an engine in addition to NodeCounters (report.h), for `--metrics`. They stay on the node: no message has
-// them, so they may change without another protocol version. Counters begin at the engine's start.
+// Counters of an engine in addition to NodeCounters (report.h), for `--metrics`. No message carries them, so they may
+// change without a new protocol version. They count since the engine's start.
 
 #ifndef ROPETEAM_CORE_ENGINE_METRICS_H_
 #define ROPETEAM_CORE_ENGINE_METRICS_H_
@@ -26,41 +26,41 @@ struct Flow {
 struct PeerTraffic {
   std::string name;
   Flow sent = {};     // put into its arena
-  Flow held = {};     // that it put here, checked and sealed
+  Flow held = {};     // put here by it, checked and sealed
   Flow fetched = {};  // read from its arena, and checked
 };
 
 struct LocalCounters {
   std::map<NodeId, PeerTraffic> peers;  // members of the view only
-  // Repeated, because the first attempt failed or was not answered in time.
+  // Repeats after a failure or a timeout.
   uint64_t copies_retried = 0;     // a copy of a shard, on another node
-  uint64_t chunks_put_again = 0;   // they did not match on the holder
+  uint64_t chunks_put_again = 0;   // chunks that did not match on the holder
   uint64_t reads_retried = 0;      // of a chunk
   uint64_t messages_repeated = 0;  // to the leader
-  // Stalls; those for want of memory are NodeCounters::saves_refused.
+  // Stalls. NodeCounters::saves_refused counts those for lack of memory.
   uint64_t leases_lost = 0;
   uint64_t links_lost = 0;
-  uint64_t storage_stalls = 0;  // told once a minute while one lasts
-  // Works on storage that have ended, by their kind (StorageWork's index).
+  uint64_t storage_stalls = 0;  // reported once a minute while a stall lasts
+  // Storage work that has ended, by kind (the index in StorageWork).
   struct Works {
     uint64_t done = 0;
     uint64_t failed = 0;
   };
   std::array<Works, std::variant_size_v<StorageWork>> works{};
-  Histogram fetches;  // whole shards brought here, from the first question to the seal
+  Histogram fetches;  // whole shards fetched, from the first question to the seal
 };
 
-// Numbers that the engine keeps up to date: a snapshot costs the same with more steps.
+// Values that the engine keeps up to date: a snapshot costs the same however many steps there are.
 struct EngineMetrics {
   NodeCounters counters;
   LocalCounters local;
   uint64_t chunk_bytes = 0;
   uint64_t chunks_total = 0;
   uint64_t chunks_free = 0;
-  uint64_t bounce_chunks = 0;  // into which outgoing chunks are encrypted
+  uint64_t bounce_chunks = 0;  // for the encryption of outgoing chunks
   Store::Use own, replica, cache;
-  // Queues: what waits or runs now.
-  uint64_t puts_waiting = 0;  // of saves
+  // Queues: what is waiting or running now.
+  uint64_t puts_waiting = 0;  // puts of saves
   uint64_t background_waiting = 0;
   uint64_t gets_waiting = 0;
   uint64_t transfers_running = 0;
@@ -70,11 +70,11 @@ struct EngineMetrics {
   uint64_t saves_open = 0;
   uint64_t sessions = 0;
   bool leader = false;
-  // Every kept step has all its copies. Known to the leader alone.
+  // Every kept step has all its copies. Only the leader has this value.
   bool redundant = false;
   bool has_committed = false;
   bool has_persisted = false;
-  Step newest_committed = 0;  // that this node was told
+  Step newest_committed = 0;  // the newest that this node has heard of
   Step newest_persisted = 0;
 };
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One attempt at one copy of a shard on another node, as its source sees it: an explicit state machine. It knows
-// no store, network or clock. Events come in as calls, effects go out through CopyEffects; the replicator
-// connects both with the rest of the engine. docs/save-and-commit.md has the same tables.
+// One attempt at one copy of a shard on another node, at its source: an explicit state machine. It uses no store,
+// network or clock. Events come in as calls, effects go out through CopyEffects. The replicator connects both with the
+// rest of the engine. docs/save-and-commit.md has the same tables.
 //
 // clang-format off
 //   state       event           what holds before                       effect                        next
@@ -39,9 +39,9 @@
 //   reported      did not match                                     waiting
 // clang-format on
 //
-// Reserve and seal are repeated every kRepeatUs until they are answered. A chunk of the source stays allocated
-// until every put from it has completed or was withdrawn: the fabric may still be reading it. So a copy is gone
-// only when no put of it is on its way.
+// Reserve and seal are repeated every kRepeatUs until they are answered. The fabric may read a chunk of the source
+// until every put from it has completed or was withdrawn. So the chunk stays allocated until then, and a copy is gone
+// only when it has no put on its way.
 
 #ifndef ROPETEAM_CORE_ENGINE_OUTGOING_COPY_H_
 #define ROPETEAM_CORE_ENGINE_OUTGOING_COPY_H_
@@ -56,24 +56,24 @@
 
 namespace ropeteam::engine {
 
-// The state of the source that the copies of a shard read.
+// The source's state that the copies of a shard read.
 struct CopySource {
-  std::vector<bool> ready;                     // the arena has the chunk's bytes; its checksum is known
-  std::map<uint32_t, SaveDirectInput> device;  // by first chunk; no two of the same chunk
+  std::vector<bool> ready;                     // the arena has the chunk's bytes, and its checksum is known
+  std::map<uint32_t, SaveDirectInput> device;  // by first chunk; ranges do not overlap
   bool sealed = false;
   bool puts_wait = false;  // no put from the arena starts
 
-  // The chunk's place in device memory; null: no usable device memory.
+  // The chunk's place in device memory; null if it has none.
   const SaveDirectInput* FindDevice(uint32_t chunk) const;
 };
 
-// The requests of a copy to the rest of the engine. None of them calls the copy back.
+// Effects of a copy on the rest of the engine. None of these functions calls the copy back.
 class CopyEffects {
  public:
   virtual void SendReserve(uint64_t chunks) = 0;
-  // Starts a put of the chunk, from `device` or, if that is null, from the arena. Returns its transfer.
+  // Starts a put of the chunk, from `device` or, if that is null, from the arena. Returns the number of the transfer.
   virtual uint64_t StartPut(uint32_t chunk, const SaveDirectInput* device) = 0;
-  // True: the transfer was still in the queue. It is cancelled and will not complete.
+  // Returns true if the transfer was still queued. It is then cancelled and will not complete.
   virtual bool Withdraw(uint64_t transfer) = 0;
   virtual void SendArrived(const std::vector<uint32_t>& chunks) = 0;
   virtual void SendSeal(uint32_t attempt) = 0;
@@ -88,12 +88,12 @@ class OutgoingCopy {
   enum class State : uint8_t { kReserving, kSending, kSealing, kDropping, kGone };
   enum class Chunk : uint8_t { kWaiting, kFromArena, kFromDevice, kUnsummed, kUnreported, kReported };
 
-  // Chunks of one copy that are put at once: keeps its link busy while leaving the queue to other copies too.
+  // Outstanding puts of one copy: enough to keep its link busy, few enough to leave room for other copies.
   static constexpr uint32_t kOutstandingMax = 8;
-  // Arrived chunks per hint to the holder: at 4 MiB a check of 16 MiB, about a millisecond's work.
+  // Arrived chunks per hint to the holder. At 4 MiB it is a check of 16 MiB, about a millisecond of work.
   static constexpr size_t kArrivedBatch = 4;
-  // Times that chunks from the arena may fail the holder's check before the copy is dropped. One failure is a
-  // flipped bit on the way.
+  // How many times chunks from the arena may fail the holder's check before the copy is dropped. A single failure is a
+  // bit that flipped on the way.
   static constexpr uint32_t kRoundsBadMax = 3;
 
   OutgoingCopy(CopyId id, NodeId target) : id_(id), target_(target) {}
@@ -103,25 +103,25 @@ class OutgoingCopy {
   // Only while reserving or sending. A repeat of an earlier grant, with fewer chunks, changes nothing.
   void Granted(uint64_t reservation, uint64_t chunks_begin, const std::vector<Extent>& extents);
   void HolderHasIt();
-  // The checksums of these chunks are known now.
+  // The checksums of these chunks have become known.
   void ChecksumsKnown(uint32_t first, uint32_t count);
-  // A put has completed: its bytes have arrived; or no byte of it has left this node; or it failed, and bytes may
-  // still be on their way. After PutFailed() the copy must be dropped.
+  // A put has ended. PutArrived: its bytes are at the holder. PutNotSent: no byte of it has left this node. PutFailed:
+  // bytes may still be on their way, and the copy must be dropped.
   void PutArrived(uint32_t chunk, bool checksum_known);
   void PutNotSent(uint32_t chunk);
   void PutFailed(uint32_t chunk);
-  // The source's device memory is no longer usable: puts from it that are still in the queue are withdrawn.
+  // The source's device memory is no longer usable: withdraws the puts from it that are still queued.
   void WithdrawDevicePuts(CopyEffects* effects);
-  // While sealing: the holder has checked all chunks of this attempt. `bad` comes from the holder and may be
-  // anything. Returns how many are put again and, in `from_arena`, those whose last put was from the arena; 0:
-  // nothing has changed, the copy must be dropped.
+  // While sealing: the holder has checked all chunks of this attempt. `bad` comes from the holder and is not trusted.
+  // Returns how many chunks are put again and, in `from_arena`, those of them whose last put was from the arena. 0:
+  // nothing has changed, and the copy must be dropped.
   void Matched();
   size_t Mismatched(const std::vector<uint32_t>& bad, std::vector<uint32_t>* from_arena);
   void Drop(CopyEffects* effects);
   // Repeats unanswered messages at the next Advance().
   void RepeatNow() { next_send_ = 0; }
 
-  // Does what can be done now. The copy may be gone afterwards.
+  // Does everything that is possible now. The copy may be gone afterwards.
   void Advance(TimeUs now, const CopySource& source, CopyEffects* effects);
 
   // ---- state
@@ -136,7 +136,7 @@ class OutgoingCopy {
   uint64_t chunks_begin() const { return chunks_begin_; }
   uint64_t reservation() const { return reservation_; }  // 0: nothing has been granted
   const std::vector<Extent>& extents() const { return extents_; }
-  // When Advance() is due for a repeat; kNever: nothing is unanswered.
+  // The time of the next repeat by Advance(); kNever: nothing is unanswered.
   TimeUs NextSend() const;
   // Recomputes the counters and compares them. For tests and the simulation.
   void CheckInvariants() const;
@@ -187,7 +187,7 @@ class OutgoingCopy {
   uint32_t arrived_ = 0;
   std::vector<uint32_t> unreported_;  // in the order of their arrival
   uint64_t reservation_ = 0;          // the holder's number of the memory that it granted
-  uint64_t chunks_begin_ = 0;         // where in the holder's arena memory its chunk 0 lies
+  uint64_t chunks_begin_ = 0;         // offset of the holder's chunk 0 in its arena memory
   std::vector<Extent> extents_;       // granted by the holder
   uint64_t granted_ = 0;              // chunks in them
   uint64_t asked_for_ = 0;            // chunks, by the last reserve

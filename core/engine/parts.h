@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The parts of one engine, in the order in which they are made.
+// The parts of one engine, in the order of their construction.
 
 #ifndef ROPETEAM_CORE_ENGINE_PARTS_H_
 #define ROPETEAM_CORE_ENGINE_PARTS_H_

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A node's part in persisting: names and writes the files of its copies of shards, as the leader orders, and reads
+// A node's part in persisting. It names and writes the files of its copies of shards by order of the leader, and reads
 // shards from storage for the Fetcher. A shard's chunks are leased while the driver reads them.
 
 #ifndef ROPETEAM_CORE_ENGINE_PERSISTER_H_
@@ -23,17 +23,17 @@ class Persister {
  public:
   explicit Persister(Parts* parts) : parts_(*parts) {}
 
-  // A repeated order gets the result of the first one, or no answer yet. Work that stalls is reported to the leader as
-  // failed, and another node does it. If it succeeds after all, the leader is told.
+  // A repeated order gets the result of the first one, or no answer yet. Stalled work is reported to the leader as
+  // failed, and another node does it. If the work succeeds after all, the leader gets a second report.
   void OnOrder(NodeId from, const PersistOrder& order);
-  // The leader has announced the step that is being persisted: results of other steps are no longer needed.
+  // The leader has announced the step that is being persisted. Results of other steps are no longer needed.
   void OnLeaderState(const std::set<StepId>& persisting);
 
   using Loaded = std::function<void(const Status&, const LoadedChunks&)>;
-  // `stalled`: called when it has made no progress for over a minute, once or more; `loaded` still follows.
+  // `stalled` is called each time the load has made no progress for over a minute. `loaded` still follows.
   void Load(LoadChunks load, Loaded loaded, std::function<void()> stalled);
-  std::vector<ShardKey> loading() const;  // and do not stall
-  // Another node has found the shard to be damaged on storage: this one reads it, too.
+  std::vector<ShardKey> loading() const;  // loads that are running and not stalled
+  // Another node reports that the shard is damaged on storage: this node reads it, too.
   void OnCheck(NodeId from, const CheckStored& check);
   uint64_t allocated_chunks() const;
 
@@ -43,7 +43,7 @@ class Persister {
     std::vector<std::string> taken;
     bool running = false;
     bool stalled = false;
-    PersistResult result;  // when it is not running, or stalls
+    PersistResult result;  // set if the job is not running, or stalls
   };
   void Begin(const PersistOrder& order);
   void Write(const Key& key);

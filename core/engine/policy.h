@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What ranks have set for the job's storage where the daemons' flags set nothing: after how many steps one is due, and how
-// many are kept. A policy belongs to an incarnation:
+// Storage settings that ranks make where the daemons' flags make none: how often a step is due, and how many are kept.
+// A policy belongs to an incarnation:
 //
 //     not set ──a rank sets a value──> set ──a later incarnation begins──> not set
 //
-// Within an incarnation a field is set once, and another value is refused. The leader announces the policy, and every node
-// repeats it in its inventory to the next leader. A rank is answered when every node has acknowledged it. Two nodes may still
-// know different values: two coordinators, or every node had forgotten the first one. Then Join() takes the value that keeps
-// and persists more. So the order in which they arrive does not matter, and an old message changes nothing.
+// Within an incarnation a field is set once, and a different value is refused. The leader announces the policy, and
+// every node repeats it in its inventory to the next leader. A rank is answered when every node has acknowledged its
+// value. Two nodes may still have different values: under two coordinators, or if every node had forgotten the first
+// value. Then Join() takes the value that keeps and persists more. So the order of arrival does not matter, and an old
+// message changes nothing.
 
 #ifndef ROPETEAM_CORE_ENGINE_POLICY_H_
 #define ROPETEAM_CORE_ENGINE_POLICY_H_
@@ -21,7 +22,7 @@
 
 namespace ropeteam::engine {
 
-// True: `known` has changed.
+// Returns true if `known` has changed.
 bool Join(RankPolicy* known, const RankPolicy& other);
 
 struct PersistEvery {
@@ -29,7 +30,7 @@ struct PersistEvery {
   bool seconds = false;
   bool by_rank = false;
 };
-// Of steps of this incarnation: the flag's value, or else the one that its ranks have set.
+// The setting for steps of this incarnation: the flag's value, or else the value that its ranks have set.
 PersistEvery PersistEveryOf(const Context& context, const RankPolicy& policy, Incarnation incarnation);
 
 class Policy {
@@ -39,13 +40,14 @@ class Policy {
   // kUnsupported: a member speaks an older version.
   static Status Spoken(const Context& context);
 
-  void Begin();  // to lead, or no longer: with what this node was told last
+  void Begin();  // to lead, or no longer: starts from this node's last known policy
   void Learn(const RankPolicy& policy);
-  // kInvalidArgument: another value is set. The flags are not compared.
+  // kInvalidArgument: another value is set. Flags are not compared.
   Status Set(const PolicyQuestion& question);
 
   const RankPolicy& known() const { return known_; }  // of any incarnation
-  // The policy in effect for this one. None while a member speaks an older version: it could not tell the next leader.
+  // The policy in effect for this incarnation. Empty if a member speaks an older version, because that member could not
+  // report it to the next leader.
   RankPolicy Of(Incarnation incarnation) const;
   uint64_t version() const { return version_; }  // grows whenever known() changes
 

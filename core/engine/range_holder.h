@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The holder's side of ranged reads: packs parts of a shard that is sealed here into bounce chunks of this arena, where the
-// reader's node gets them. The chunks that a part touches are checked against the shard's checksums when they are packed.
+// The holder's side of ranged reads. It packs parts of a shard sealed here into bounce chunks of this arena; the
+// reader's node gets them from there. The chunks that a part touches are checked against the shard's checksums during
+// packing.
 //
 //     queued ──a bounce chunk is free──> packing ──all chunks match──> packed ──RangesClose──> gone
 //                                           └──some do not──> refused (and repaired); gone
 //
-// When a reader leaves the view, all its parts end. Its gets may still read a bounce chunk then; their bytes are never
+// When a reader leaves the view, all its parts end. Its gets may still read a bounce chunk, but their bytes are never
 // used.
 
 #ifndef ROPETEAM_CORE_ENGINE_RANGE_HOLDER_H_
@@ -35,22 +36,23 @@ class RangeHolder {
   uint64_t allocated_chunks() const { return bounces_; }
 
  private:
-  // Bounce chunks: with the default size 128 MiB, as much as is in transfer at once; and a small part of the arena.
+  // Bounce chunks: 128 MiB with the default chunk size, as much as is in transfer at once; and only a small part of the
+  // arena.
   static constexpr uint64_t kBouncesMax = 32;
   static constexpr uint64_t kBouncePartMax = 16;
-  static constexpr size_t kPackedMax = 1024;  // those that wait included
+  static constexpr size_t kPackedMax = 1024;  // waiting parts included
 
-  using Key = std::pair<NodeId, uint64_t>;  // the reader and its count
+  using Key = std::pair<NodeId, uint64_t>;  // the reader and its number for the part
   struct Packed {
     enum class State : uint8_t { kQueued, kPacking, kPacked } state = State::kQueued;
     RangesOpen open;
     RangesGrant grant;
     std::vector<Extent> bounce;
     Store::LeaseToken lease = 0;  // kPacking
-    bool closed = false;          // kPacking: to be released when the workers are done with it
+    bool closed = false;          // kPacking: release it when the packing ends
     TimeUs heard = 0;
   };
-  // The answer for a copy that is here; nothing is packed yet.
+  // The answer for a copy that is here; it packs nothing yet.
   RangesGrant Describe(const RangesOpen& open) const;
   void Refuse(const Key& key, Status why);
   void Pump();
@@ -60,7 +62,7 @@ class RangeHolder {
 
   Parts& parts_;
   std::map<Key, Packed> packed_;
-  std::deque<Key> queue_;  // some may be gone
+  std::deque<Key> queue_;  // may contain keys that are gone
   uint64_t bounces_ = 0;
 };
 

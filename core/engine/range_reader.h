@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The reader's side of ranged reads: asks holders for parts of a shard that is not here, gets the packed parts into bounce
-// chunks of this arena, and checks them. All holders are asked at once, each for other parts. A holder that refuses, leaves
-// or sends other bytes than announced is not asked for that part again. If no holder gives a part, the read fails; the
-// caller can then fetch the whole shard from any source (fetcher.h).
+// The reader's side of ranged reads. It asks holders for parts of a shard that is not here, gets the packed parts into
+// bounce chunks of this arena, and checks them. It asks all holders at once, each for other parts. A holder that
+// refuses, leaves, or sends bytes with a wrong checksum is not asked for that part again. If no holder can serve a
+// part, the read fails. The caller can then fetch the whole shard from any source (fetcher.h).
 
 #ifndef ROPETEAM_CORE_ENGINE_RANGE_READER_H_
 #define ROPETEAM_CORE_ENGINE_RANGE_READER_H_
@@ -31,14 +31,15 @@ class RangeReader {
   };
   struct Bytes {
     uint64_t read = 0;             // for Release(), also after an error
-    std::vector<uint32_t> chunks;  // of this arena, one for each part; they are the caller's until Release()
+    std::vector<uint32_t> chunks;  // one per part, of this arena; they belong to the caller until Release()
     std::vector<uint32_t> crcs;
     ShardMeta meta;  // of a read without pieces
     uint64_t content = 0;
   };
   using Done = std::function<void(const Status&, const Bytes&)>;
-  // All parts have pieces, or the only one has none: then only meta and content are asked for. `done` is called once, at
-  // the deadline at the latest. kUnavailable: no holder gives some part; kNoSpace; kDeadlineExceeded.
+  // Either all parts have pieces, or there is one part without pieces: it requests only meta and content. `done` is
+  // called once, at the deadline at the latest. kUnavailable: no holder can serve some part; kNoSpace;
+  // kDeadlineExceeded.
   void Read(const Source& source, std::vector<PackedPart> parts, TimeUs deadline, Done done);
   void Release(uint64_t read);
 
@@ -49,7 +50,7 @@ class RangeReader {
   uint64_t allocated_chunks() const { return bounces_; }
 
  private:
-  // Bounce chunks of this node's ranks together: 8 ranks may read at once. Others wait.
+  // Bounce chunks for all ranks of this node: 8 ranks may read at once, others wait.
   static constexpr uint64_t kBouncesMax = 8 * kPackedPartsMax;
 
   struct Part {
@@ -70,7 +71,7 @@ class RangeReader {
     std::vector<Extent> bounce;
     bool started = false;
     bool over = false;         // `done` was called
-    bool released = false;     // the bounce chunks are free when nothing is outstanding
+    bool released = false;     // free the bounce chunks when nothing is outstanding
     uint32_t outstanding = 0;  // transfers and checks
     TimeUs deadline = 0;
     std::string trouble;
@@ -92,8 +93,9 @@ class RangeReader {
   uint64_t next_job_ = 1;
   uint64_t next_number_ = 1;
   std::map<uint64_t, Job> jobs_;
-  std::deque<uint64_t> waiting_;                              // for bounce chunks; some may be gone
-  std::map<uint64_t, std::pair<uint64_t, size_t>> attempts_;  // by number: job and part
+  // jobs waiting for bounce chunks; may contain jobs that are gone
+  std::deque<uint64_t> waiting_;
+  std::map<uint64_t, std::pair<uint64_t, size_t>> attempts_;  // by number of the attempt: job and part
   uint64_t bounces_ = 0;
 };
 

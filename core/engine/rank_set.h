@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A set of ranks as bits: 131,072 ranks are 16 KiB, and looking through an empty one costs a microsecond.
+// A set of ranks as a bitmap: 131,072 ranks take 16 KiB, and a scan of an empty one takes a microsecond.
 
 #ifndef ROPETEAM_CORE_ENGINE_RANK_SET_H_
 #define ROPETEAM_CORE_ENGINE_RANK_SET_H_

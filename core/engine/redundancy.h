@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The leader's orders to copy shards of kept steps that have fewer than 1 + R good copies. Until the commit
-// the node that saved a shard makes its copies, while it is a member.
+// Orders copies of shards of kept steps that have fewer than 1 + R good copies. Until the commit, the node that saved a
+// shard makes its copies itself, as long as it is a member.
 //
 // Copies on nodes that leave (drainer.h) are not counted, and such nodes get no copies.
 
@@ -25,31 +25,31 @@ class Redundancy {
   Redundancy(Context* context, const StepTable* table) : context_(*context), table_(*table) {}
 
   void Clear();
-  // Members that `node` cannot reach: it is not ordered to copy to them.
+  // Members that `node` cannot reach: it gets no order to copy to them.
   void SetLostLinks(NodeId node, const std::vector<LostLinkReport>& links);
-  // Copies that a node has now. True when an order is done by one: its nodes have room for the next.
+  // The current copies of a node. Returns true if this completes an order, so its nodes have room for the next one.
   bool OnCopies(NodeId node, const std::vector<CopyReport>& copies);
-  // Forgets orders that are late or no longer needed, and orders the missing copies of the kept steps: committed steps
-  // first, newer ones first; shards whose last order failed come after all others. `current`: the current incarnation.
-  // Looks only at shards that lack copies.
+  // Removes orders that are late or no longer needed, and orders the missing copies of the kept steps. Committed steps
+  // come first, then newer before older; shards whose last order failed come last. `current`: the current incarnation.
+  // It visits only shards that lack copies.
   void Restore(const std::vector<StepKey>& keep, Incarnation current);
-  // Has replicas become caches where a shard has more copies than 1 + R (a node came back after its copies were
-  // made again, a rank restored on another node): memory is paid for 1 + R. Only of steps that every member has
-  // marked: what is counted for those has been counted.
-  // `inventories`: the number of each member's newest.
+  // Orders replicas to become caches where a shard has more than 1 + R copies, because memory is planned for 1 + R.
+  // This happens when a node comes back after its copies were made again, or when a rank restores on another node. It
+  // is limited to steps that every member has marked, because their copies need not be counted for a commit any more.
+  // `inventory_of`: the sequence of a member's newest inventory.
   void Trim(const std::set<StepId>& marked, const std::function<uint64_t(NodeId)>& inventory_of);
-  // What the shards that this (leaving) node has lack without it. Fills in the reply's numbers of shards and bytes.
+  // What the shards of this leaving node lack without it. Fills in the reply's numbers of shards and bytes.
   void CountLeft(NodeId node, const std::vector<StepKey>& keep, Incarnation current, DrainReply* reply) const;
   bool NeedsTrim(const std::set<StepId>& marked) const;
-  // Some kept step lacks copies that this class must order: call Restore() from time to time.
+  // Some kept step lacks copies that this class must order: call Restore() regularly.
   bool NeedsWork(const std::vector<StepKey>& keep, Incarnation current) const;
 
  private:
-  // Orders outstanding at one source or target: restoring redundancy is paced by its slowest resource, a
-  // node's link.
+  // Outstanding orders per source or target. The slowest resource, a node's link, limits how fast redundancy is
+  // restored.
   static constexpr size_t kOrdersPerNodeMax = 2;
-  // At most this many nodes beyond the designated holders are tried for a copy. If all of them are busy, the
-  // next Restore() tries again. A large cluster is not searched for each shard.
+  // At most this many nodes beyond the designated holders are tried for a copy. If all of them are busy, the next
+  // Restore() tries again. So a shard does not cost a search of a large cluster.
   static constexpr size_t kTargetsTriedMax = 64;
   static size_t Tried(const Placement::Holders& holders, uint32_t replicas);
 
@@ -58,16 +58,16 @@ class Redundancy {
     NodeId target = kNoNode;
     TimeUs until = 0;
   };
-  // The replica that is needed least; kNoNode: no replica can be demoted.
+  // The replica that is needed least; kNoNode: none can become a cache.
   NodeId LeastWanted(const StepTable::RankState& state) const;
   void ForgetLate();
   void Count(const Order& order);  // at its two nodes
   void Uncount(const Order& order);
   size_t LoadOf(NodeId node) const;  // orders outstanding at it
   const RankSet& ToRestore(const StepId& id, const StepTable::StepState& step, Incarnation current) const;
-  // The steps of `keep` that lack copies, in the order of Restore().
+  // The steps of `keep` that lack copies, in the order in which Restore() handles them.
   std::vector<std::pair<StepId, const StepTable::StepState*>> InOrder(const std::vector<StepKey>& keep) const;
-  // An own copy that has not been reported yet is probably on its way: orphans wait for a while.
+  // Whether the owner's copy is probably only unreported yet. Orphans wait for a while.
   bool WaitsForOwner(const ShardId& shard);
   void OrderCopies(const ShardId& shard, const StepTable::RankState& state);
   bool MayTake(const StepTable::RankState& state, const std::vector<Order>& orders, NodeId source,
@@ -75,16 +75,18 @@ class Redundancy {
 
   Context& context_;
   const StepTable& table_;
-  std::map<NodeId, std::set<NodeId>> apart_;  // the first does not reach these
+  std::map<NodeId, std::set<NodeId>> apart_;  // the nodes that each node cannot reach
   std::map<ShardId, std::vector<Order>> orders_;
-  // Targets of orders that failed, most likely because their memory is full, with the time until which they get no other;
-  // and the shards of those orders.
+  // Targets of failed orders, most likely with full memory, and the time until which they get no other order; and the
+  // shards of those orders.
   std::map<NodeId, TimeUs> avoid_until_;
   std::set<ShardId> late_;
-  // Replicas that are becoming caches, one a shard: until its node has said so it counts, and no other may go.
+  // Replicas that are becoming caches, one per shard. Each counts until its node has confirmed, and no other replica of
+  // the shard may be demoted before.
   std::map<ShardId, NodeId> demoting_;
   std::unordered_map<NodeId, size_t> load_;
-  std::map<ShardId, TimeUs> orphans_;  // of uncommitted steps of the current incarnation, since when
+  std::map<ShardId, TimeUs>
+      orphans_;  // orphans of uncommitted steps of the current incarnation, and since when
 };
 
 }  // namespace ropeteam::engine

@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The source's side of replication: makes the missing copies of a shard. It begins with the save, before a byte is
-// there; puts chunks as they become final; asks the holder to check and seal; and tries another holder when one
-// is gone, full or failing. One attempt at one copy is a state machine of its own (outgoing_copy.h);
-// this class decides which copies are made, and where.
+// The source's side of replication: makes the missing copies of a shard. It begins with the save, before any byte is
+// there. It puts chunks as they become final, and asks the holder to check and seal. It chooses another holder if one
+// is gone, full or failing. One attempt at one copy is a separate state machine (outgoing_copy.h); this class decides
+// which copies are made, and where.
 //
-// A chunk that is not filled yet may be put from a GPU's memory instead of the arena (AddDevice). Its checksum
-// comes later, and is computed from the arena's bytes. If the holder finds other bytes, the chunk is put once
-// more, from the arena.
+// A chunk that is not filled yet may be put from GPU memory instead of the arena (AddDevice). Its checksum is computed
+// later, from the arena's bytes. If the holder's bytes do not match it, the chunk is put again from the arena.
 //
-// A chunk of the source stays allocated until every put from it has completed or was withdrawn, also when the
-// save is aborted or the holder has died: the fabric may still be reading it.
+// The fabric may read a chunk of the source until every put from it has completed or was withdrawn. So the chunk stays
+// allocated until then, even if the save is aborted or the holder has died.
 
 #ifndef ROPETEAM_CORE_ENGINE_REPLICATOR_H_
 #define ROPETEAM_CORE_ENGINE_REPLICATOR_H_
@@ -33,28 +32,28 @@ class Replicator {
 
   using SourceId = uint64_t;
 
-  // A save has begun; the extents are the caller's until Sealed() or the end of Cancel().
+  // A save has begun. The extents belong to the caller until Sealed() or the end of Cancel().
   SourceId Begin(const ShardId& shard, uint32_t replicas, std::vector<Extent> extents,
                  const EncryptionSalt& salt);
   void Extend(SourceId source, std::vector<Extent> all_extents);
   void Ready(SourceId source, uint32_t first, const std::vector<uint32_t>& crcs);
-  // Chunks that may be put from device memory until EndDevice(), Sealed() or Cancel(). Returns false and does nothing if
-  // one of these was called, if some of the chunks have a place in device memory already, or if the job encrypts: a chunk
-  // is checked before it is encrypted, and a chunk in device memory has no checksum yet.
+  // Adds chunks that may be put from device memory until EndDevice(), Sealed() or Cancel(). Returns false and does
+  // nothing in three cases: one of these was called; some of the chunks already have a place in device memory; or the
+  // job encrypts. A chunk is checked before it is encrypted, and a chunk in device memory has no checksum yet.
   bool AddDevice(SourceId source, const SaveDirectInput& chunks);
-  // Starts no put from device memory any more. `settled` is called, at once or later, when no put reads it.
+  // Starts no more puts from device memory. `settled` is called, now or later, when no put reads it.
   void EndDevice(SourceId source, std::function<void()> settled);
-  // The shard is sealed in the store; a lease keeps its chunks for as long as they are sent.
+  // The shard is sealed in the store. A lease keeps its chunks as long as they are sent.
   void Sealed(SourceId source);
-  // Ends the source; `quiescent` is called, at once or later, when no transfer reads its chunks any more.
+  // Ends the source. `quiescent` is called, now or later, when no transfer reads its chunks any more.
   void Cancel(SourceId source, std::function<void()> quiescent);
 
-  // A sealed shard of this node's own that may lack copies: after a restart, or when a holder was lost.
+  // Copies a sealed shard of this node that may lack copies: after a restart, or after the loss of a holder.
   void Resume(const ShardId& shard);
-  // The leader wants a copy there.
+  // The leader has ordered a copy on `target`.
   void Order(const ShardId& shard, NodeId target);
-  // Ends the sources that are no longer needed: shards that were released, and those of former incarnations that
-  // the leader does not keep.
+  // Ends sources that are no longer needed: of released shards, and of former incarnations that the leader does not
+  // keep.
   void DropObsolete();
 
   void OnGrant(NodeId from, const ReplicaGrant& grant);
@@ -74,11 +73,12 @@ class Replicator {
     uint32_t wanted = 0;  // copies on other nodes
     std::vector<Extent> extents;
     std::vector<uint32_t> crcs;
-    Encryption encryption;                         // of the bytes here
-    std::map<uint32_t, EncryptedChunk> encrypted;  // where they are plaintext: as they arrived at a holder
+    Encryption encryption;  // of the bytes here
+    std::map<uint32_t, EncryptedChunk>
+        encrypted;  // plaintext here: the encrypted chunks as they arrived at a holder
     CopySource chunks;
     bool device_ended = false;
-    std::vector<std::function<void()>> settling;  // called when no put reads device memory any more
+    std::vector<std::function<void()>> settling;  // callbacks for when no put reads device memory any more
     ShardMeta meta;                               // when chunks.sealed
     Store::LeaseToken lease = 0;
     NodeId ordered_target = kNoNode;
@@ -99,10 +99,10 @@ class Replicator {
   void AdvanceCopies(SourceId id, Source* source);
   uint64_t StartPut(SourceId id, const Source& source, const OutgoingCopy& copy, uint32_t chunk,
                     const SaveDirectInput* device);
-  // `whole`: it was put before the stream's length was known.
+  // `whole`: a whole chunk was put, before the stream's length was known.
   void OnPut(SourceId id, CopyId copy_id, uint32_t chunk, TimeUs begun, bool whole, Code code,
              const EncryptedChunk* encrypted);
-  // Whether a put of the source's bytes must encrypt them.
+  // Whether puts of the source's bytes must encrypt them.
   bool Encrypts(const Source& source) const;
   void SendArrived(const Source& source, const OutgoingCopy& copy, const std::vector<uint32_t>& chunks);
   void SendSeal(const Source& source, const OutgoingCopy& copy, uint32_t attempt);

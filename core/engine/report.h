@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a node and the leader tell people: values for `ropeteam status`, `ls` and `verify`. They travel
-// between nodes with the same codec as every message.
+// Reports of a node and of the leader for `ropeteam status`, `ls` and `verify`. They travel between nodes with the same
+// codec as all messages.
 
 #ifndef ROPETEAM_CORE_ENGINE_REPORT_H_
 #define ROPETEAM_CORE_ENGINE_REPORT_H_
@@ -17,20 +17,20 @@
 
 namespace ropeteam {
 
-// Counters are since this daemon's start; bytes and microseconds.
+// Counters count since this daemon's start, in bytes and microseconds.
 struct NodeCounters {
   uint64_t saves_begun = 0;
   uint64_t saves_sealed = 0;
   uint64_t saves_aborted = 0;
-  uint64_t saves_refused = 0;       // for want of memory
+  uint64_t saves_refused = 0;       // for lack of memory
   uint64_t replica_bytes_sent = 0;  // put into other nodes' arenas and sealed there
   uint64_t replica_bytes_held = 0;  // sealed here for others
   uint64_t fetch_bytes = 0;         // pulled from others and checked
-  uint64_t chunks_bad = 0;          // checksum mismatches met, here or in what came
+  uint64_t chunks_bad = 0;          // checksum mismatches found, here or in received chunks
   uint64_t chunks_repaired = 0;
   uint64_t messages_stale = 0;      // refused: older epoch or another instance
-  uint64_t last_replicated_us = 0;  // save_begin → REPLICATED of the newest shard that got there
-  uint64_t table_repairs = 0;       // places of the arena's tables that had to be written again
+  uint64_t last_replicated_us = 0;  // save_begin → REPLICATED of the newest shard that was replicated
+  uint64_t table_repairs = 0;       // places in the arena's tables that were repaired
   uint64_t persisted_bytes = 0;     // written to storage by this node
   uint64_t loaded_bytes = 0;        // read from storage by this node
   auto Fields() {
@@ -40,11 +40,11 @@ struct NodeCounters {
   }
 };
 
-// The reading of what is sealed on a node. A pass reads all of it once.
+// The background reads of the shards sealed on a node. A pass reads all of them once.
 struct ScrubReport {
-  uint64_t bytes_per_s = 0;      // the setting; 0: off
-  uint64_t passes = 0;           // whole ones since the daemon's start; the others are of the last of them
-  TimeUs pass_ended_us_ago = 0;  // when the report was made; a leader adds the time since it got it
+  uint64_t bytes_per_s = 0;  // the setting; 0: off
+  uint64_t passes = 0;  // complete passes since the daemon's start; the fields below describe the last one
+  TimeUs pass_ended_us_ago = 0;  // at the time of the report; a leader adds the time since it got the report
   TimeUs pass_us = 0;
   uint64_t pass_bytes = 0;
   auto Fields() { return std::tie(bytes_per_s, passes, pass_ended_us_ago, pass_us, pass_bytes); }
@@ -55,10 +55,10 @@ struct SessionReport {
   uint32_t world_size = 0;
   Incarnation incarnation = 0;
   uint64_t token = 0;
-  // Of this session's saves: the lowest and the highest step whose save has ended in any way (sealed, refused,
-  // aborted), and those that are open. A step below the highest and not open will never get this rank's shard; one
-  // below the lowest may have got it in an earlier session. If the store here still has an earlier shard of the rank,
-  // nothing was lost here since, and the lowest is the step after that.
+  // The steps that this session's saves have ended, and those that are open. A save ends when it is sealed, refused or
+  // aborted. A step that is below the highest ended one and not open will never get this rank's shard. A step below the
+  // lowest ended one may have got it in an earlier session. If this node's store still has an earlier shard of the
+  // rank, nothing was lost here since, and the lowest is the step after that.
   bool has_ended = false;
   Step oldest_ended = 0;
   Step newest_ended = 0;
@@ -77,24 +77,25 @@ struct CopyReport {
   uint64_t stream_bytes = 0;
   Role role = Role::kOwn;
   bool committed = false;
-  std::vector<uint32_t> bad;  // chunk indices, at most kBadListedMax; more are cut and make the copy unusable
-  uint64_t content = 0;       // ContentDigest()
-  bool seated = false;        // an own copy, and its rank is open on this node
-  uint64_t agreement = 0;     // ShardMeta::agreement
+  std::vector<uint32_t>
+      bad;  // chunk indices, at most kBadListedMax; longer lists are cut, and the copy is unusable
+  uint64_t content = 0;    // ContentDigest()
+  bool seated = false;     // an own copy whose rank is open on this node
+  uint64_t agreement = 0;  // ShardMeta::agreement
   auto Fields() {
     return Tie(id.incarnation, id.step, id.rank, world_size, replicas, stream_bytes, role, committed, bad,
                content, seated, Since<9>(agreement));
   }
   friend bool operator==(const CopyReport&, const CopyReport&) = default;
 };
-inline constexpr size_t kBadListedMax = 16;  // more bad chunks than that in one copy is a broken copy
+inline constexpr size_t kBadListedMax = 16;  // a copy with more bad chunks is unusable
 
-// A member that a node's data path has lost.
+// A member that this node's data path has lost.
 struct LostLinkReport {
   NodeId peer = kNoNode;
   std::string name;
   std::string reason;
-  uint64_t lost_for_us = 0;  // when the report was made
+  uint64_t lost_for_us = 0;  // at the time of the report
   auto Fields() { return std::tie(peer, name, reason, lost_for_us); }
 };
 
@@ -107,47 +108,47 @@ struct NodeReport {
   std::vector<SessionReport> sessions;
   std::vector<CopyReport> copies;
   NodeCounters counters;
-  bool has_lease = false;  // without one its saves stay LOCAL
-  bool leaving = false;    // it is drained: drainer.h
+  bool has_lease = false;  // without a lease its saves stay LOCAL
+  bool leaving = false;    // it is being drained: drainer.h
   std::vector<LostLinkReport> lost_links;
   ScrubReport scrub;
-  uint32_t keep_on_storage = 0;  // by its flags
-  std::string keep_rules;        // the flags that say what is kept on storage; empty: none
+  uint32_t keep_on_storage = 0;  // set by its flags
+  std::string keep_rules;        // the flags that define what is kept on storage; empty: none
   auto Fields() {
     return Tie(id, name, chunk_bytes, chunks_total, chunks_free, sessions, copies, counters, has_lease,
                lost_links, scrub, Since<9>(leaving), Since<9>(keep_on_storage), Since<9>(keep_rules));
   }
 };
 
-// How far a drain is (drainer.h). Numbers are the leader's last answer.
+// The progress of a drain (drainer.h). The numbers are from the leader's last answer.
 struct DrainReport {
   bool begun = false;
   bool heard = false;        // the leader has answered
-  bool done = false;         // nothing is left that can be done while this node stays
-  uint64_t shards_left = 0;  // kept shards with a copy here that are to get more copies elsewhere
+  bool done = false;         // nothing is left that can be done while this node stays in the job
+  uint64_t shards_left = 0;  // kept shards with a copy here that need more copies elsewhere
   uint64_t bytes_left = 0;   // of those copies
-  uint64_t bytes_most = 0;   // the most that were left since the drain began
-  uint64_t shards_short =
-      0;  // shards that have a copy on every other node that stays, and are still short of one
-  uint64_t steps_left = 0;      // that are being written to storage
-  bool persist_failed = false;  // a step that was being written will not be
+  uint64_t bytes_most = 0;   // the maximum of bytes_left since the drain began
+  // Shards that have a copy on every other node that stays, and still too few copies.
+  uint64_t shards_short = 0;
+  uint64_t steps_left = 0;      // steps that are being written to storage
+  bool persist_failed = false;  // a step that was being written will not be persisted
   bool latest_safe = false;     // the newest committed step can be produced without this node
-  bool others_leave = false;    // other members are drained, too
-  bool no_room = false;         // some node has refused copies for want of memory
+  bool others_leave = false;    // other members are also being drained
+  bool no_room = false;         // some node has refused copies for lack of memory
 };
 
 struct StepReport {
   Incarnation incarnation = 0;
   Step step = 0;
   uint32_t world_size = 0;
-  uint32_t ranks_sealed = 0;      // ranks of which there is a copy somewhere
+  uint32_t ranks_sealed = 0;      // ranks with a copy on any node
   uint32_t ranks_replicated = 0;  // ranks with 1 + replicas good copies
   bool committed = false;
   bool producible = false;  // every rank's shard can be produced now
-  uint32_t copies_min = 0;  // good copies of the rank that has fewest
-  uint64_t bytes = 0;       // of one copy of every shard
+  uint32_t copies_min = 0;  // good copies of the rank that has the fewest
+  uint64_t bytes = 0;       // total of one copy of every shard
   bool persisted = false;
-  uint32_t restores = 0;     // by one incarnation after the other, without a newer commit
+  uint32_t restores = 0;     // by consecutive incarnations, without a newer commit
   bool quarantined = false;  // an older step is offered to the next incarnation instead
   auto Fields() {
     return Tie(incarnation, step, world_size, ranks_sealed, ranks_replicated, committed, producible,
@@ -155,24 +156,24 @@ struct StepReport {
   }
 };
 
-// What ranks of an incarnation have set for storage (policy.h). A field of 0: not set.
+// Storage settings of the ranks of an incarnation (policy.h). A field of 0: not set.
 struct RankPolicy {
   Incarnation incarnation = 0;
   uint64_t persist_every = 0;  // steps
-  Rank persist_by = 0;         // the rank that has set it
+  Rank persist_by = 0;         // the rank that set it
   uint32_t keep_on_storage = 0;
   Rank keep_by = 0;
   auto Fields() { return std::tie(incarnation, persist_every, persist_by, keep_on_storage, keep_by); }
   friend bool operator==(const RankPolicy&, const RankPolicy&) = default;
 };
-// What is in effect: the leader's flags, and what ranks have set where the flags set nothing.
+// The policy in effect: the leader's flags, and the ranks' settings where the flags set nothing.
 struct PolicyReport {
-  bool has_storage = false;  // else the other fields mean nothing
+  bool has_storage = false;  // if false, the other fields are meaningless
   uint64_t persist_every = 0;
   bool persist_every_seconds = false;
   std::string keep_rules;
   RankPolicy ranks;
-  std::string doubt;  // why nothing is deleted by the ranks' policy
+  std::string doubt;  // the reason why the ranks' policy deletes nothing
   auto Fields() {
     return std::tie(has_storage, persist_every, persist_every_seconds, keep_rules, ranks, doubt);
   }
@@ -186,9 +187,9 @@ struct ClusterReport {
   Incarnation incarnation = 0;  // the current one
   uint32_t world_size = 0;
   uint32_t ranks_open = 0;
-  std::string incarnation_token;  // empty where the launcher gives none
+  std::string incarnation_token;  // empty if the launcher gives no token
   bool has_latest = false;
-  StepReport latest;  // when has_latest
+  StepReport latest;  // set if has_latest
   std::vector<NodeReport> nodes;
   std::vector<StepReport> steps;  // newest first
   PolicyReport policy;

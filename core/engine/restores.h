@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Counts how often each step was restored, and knows which steps are quarantined: for these `latest` offers the next older
-// step. Otherwise a step that ends every incarnation that restores it would be offered for ever.
+// Counts how often each step was restored, and quarantines steps: `latest` then offers the next older step instead.
+// Otherwise a step that ends every incarnation that restores it would be offered for ever.
 //
-// An incarnation's restore of its pin counts when the first of its ranks opens a shard of it, once. After k of them in a row
-// (EngineConfig::restores_max) without a newer commit, the next incarnation is offered an older step. `ropeteam quarantine`
-// does the same at once, and undoes it.
+// A restore by an incarnation counts once, when the first of its ranks opens a shard of its pin. After k restores in a
+// row (EngineConfig::restores_max) without a newer commit, the next incarnation is offered an older step. `ropeteam
+// quarantine` has the same effect at once, and can undo it.
 //
 //     counted ──restored k times, and an incarnation chooses──> quarantined ──undone by an operator──> counted from 0
 //        └── a newer step is committed: from 0                        (by an operator: at once)
 //
-// The leader writes the notes. It announces them, and every node repeats them in its inventory to the next leader. Where
-// the step is on storage its note is written there, into the step's folder, so that it outlives all memory. A note with
-// a higher revision replaces another one of the same step.
+// The leader writes the notes. It announces them, and every node repeats them in its inventory to the next leader. If
+// the step is on storage, its note is also written into the step's folder there, so it survives the loss of all memory.
+// Of two notes for the same step, the one with the higher revision counts.
 
 #ifndef ROPETEAM_CORE_ENGINE_RESTORES_H_
 #define ROPETEAM_CORE_ENGINE_RESTORES_H_
@@ -33,21 +33,21 @@ class Restores {
   Restores(Context* context, StorageWorks* works, StorageHold* hold, const StoredSteps* stored)
       : context_(*context), works_(*works), hold_(*hold), stored_(*stored) {}
 
-  void Begin();  // to lead, or no longer: with what this node was told last
+  void Begin();  // to lead, or no longer: starts from this node's last known notes
   void Learn(const std::vector<RestoreNote>& notes);
-  // A note that was read on storage.
+  // A note that was read from storage.
   void LearnStored(const RestoreNote& note);
 
-  // A rank of this incarnation opens a shard of what the incarnation restores.
+  // A rank of this incarnation opens a shard of the step that the incarnation restores.
   void OnRestored(const StepId& step, Incarnation by);
-  // Every member knows that this step is committed.
+  // Every member has acknowledged that this step is committed.
   void OnCommitted(const StepId& step);
-  // By hand. Undone, the step is counted from 0.
+  // An operator's order. After an undo, the step is counted from 0.
   void Set(const StepId& step, bool quarantined);
-  // An incarnation has chosen `chosen` instead of this newer step.
+  // An incarnation has chosen `chosen` instead of this newer quarantined step.
   void PassOver(const StepId& step, const StepId& chosen);
 
-  // Whether it is quarantined, or was restored as often as allowed.
+  // Whether the step is quarantined, or was restored as often as allowed.
   bool Holds(const StepId& step) const;
   const RestoreNote* Find(const StepId& step) const;
   std::vector<RestoreNote> notes() const;  // by step, at most kRestoreNotesMax
@@ -58,7 +58,7 @@ class Restores {
   TimeUs NextTimer() const;
 
  private:
-  // After a note could not be written. A dead holder of storage is known to be dead after 15 s.
+  // The pause after a note could not be written. A dead holder of storage is recognised after 15 s.
   static constexpr TimeUs kAgainUs = 5'000'000;
 
   RestoreNote& NoteOf(const StepId& step);

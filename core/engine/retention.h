@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a leader lets the nodes keep, release and evict: one pure function of what it knows. What a node then
-// does with each copy is FateOf() (copy_rules.h).
+// What a leader lets the nodes keep, release and evict: a pure function of its state. FateOf() (copy_rules.h) decides
+// what a node then does with each copy.
 //
 // clang-format off
 //   a step is      when                                                            its copies
@@ -24,9 +24,9 @@
 //   other          otherwise                                                       stay
 // clang-format on
 //
-// Why no rank was told that an evictable step is committed: before a rank is told, every member has marked its
-// copies, and there are 1 + R of every shard on different nodes. So while at most R nodes are missing some
-// copy that is here has the mark, and the step counts as committed.
+// Why no rank was told that an evictable step is committed: before a rank is told, every member has marked its copies,
+// and 1 + R copies of every shard are on different nodes. So while at most R nodes are missing, some present copy has
+// the mark, and the step counts as committed.
 
 #ifndef ROPETEAM_CORE_ENGINE_RETENTION_H_
 #define ROPETEAM_CORE_ENGINE_RETENTION_H_
@@ -40,26 +40,27 @@ namespace ropeteam::engine {
 
 struct RetentionPlan {
   std::set<StepId> keep;
-  StepId release_before;      // released are older steps that are not kept
-  std::set<StepId> released;  // those of them that are in the table
-  std::set<StepId> dead;      // that are not released already
+  StepId release_before;      // older steps that are not kept are released
+  std::set<StepId> released;  // the released steps that are in the table
+  std::set<StepId> dead;      // without steps that are already released
   std::set<StepId> evictable;
 };
 
 struct RetentionFacts {
   const StepTable& table;
   const IncarnationState& incarnation;
-  const std::set<StepId>& hopeless;  // uncommitted steps that some rank has passed without a shard of them
-  const std::set<StepId>& marked;    // committed steps of which every member knows
+  const std::set<StepId>& hopeless;  // uncommitted steps that some rank has passed without saving its shard
+  const std::set<StepId>& marked;    // committed steps that every member has marked
   const std::vector<StepKey>& persisting;
   JobSettings settings;
-  size_t members = 0;     // of the view, all of which have told what they hold
-  bool pin_told = false;  // some rank may know what this incarnation restores: that is not chosen again
+  size_t members = 0;     // of the view; all of them have reported their inventory
+  bool pin_told = false;  // some rank may have been told what this incarnation restores: the choice is final
   std::set<StepId> quarantined = {};  // passed over by the next choice (restores.h)
   std::set<StepId> dropped = {};      // by a rank or an operator (drops.h)
 };
 
-// Whether the step that an incarnation was restored from stays. `newest_marked`: of RetentionFacts::marked; {0, 0}: none.
+// Whether the step that an incarnation was restored from is kept. `newest_marked`: of RetentionFacts::marked; {0, 0}:
+// none.
 bool KeepsPin(const IncarnationState& incarnation, const StepId& newest_marked, const StepId& release_before);
 
 RetentionPlan PlanRetention(const RetentionFacts& facts);

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Reads all sealed shards again and again, so that a damaged copy is found while the others are good. One pass
-// reads every chunk of every sealed shard once, in the shards' order, in pieces: a piece is read by
-// the driver's check threads, and the next one begins when the configured rate allows it. A chunk that does not match
-// its checksum is repaired by the Fetcher, in place, from another node's copy. A chunk that is known to be bad is
-// not read; its repair is tried again once a minute, because another node may hold a good copy by then.
+// Reads all sealed shards repeatedly, so that a damaged copy is found while other copies are still good. One pass reads
+// every chunk of every sealed shard once, in the order of the shards, in pieces. The driver's check threads read a
+// piece; the next piece begins when the configured rate allows it. If a chunk does not match its checksum, the Fetcher
+// repairs it in place from another node's copy. A chunk that is known to be bad is not read. Its repair is tried again
+// once a minute, because another node may hold a good copy by then.
 //
-// The tables of the arena are compared along the way (Store::HealTable), all of them every ten seconds: they are
-// small, and a daemon that is killed while they are damaged loses shards.
+// The tables of the arena are compared as well (Store::HealTable), all of them every ten seconds. They are small, and a
+// daemon that is killed while they are damaged loses shards.
 //
-// It never delays other work: one piece at a time, no lease on the shard (it may be released meanwhile, and the
-// result is then ignored), no memory, no messages except those of a repair. A piece is one chunk at least, so
-// with chunks of 64 MiB and more a piece occupies one check thread for some milliseconds.
+// The scrubber never delays other work. It reads one piece at a time and uses no memory. It takes no lease on the
+// shard: if the shard is released meanwhile, the result is ignored. It sends no messages except those of a repair. A
+// piece is at least one chunk, so chunks of 64 MiB and more occupy one check thread for some milliseconds.
 
 #ifndef ROPETEAM_CORE_ENGINE_SCRUBBER_H_
 #define ROPETEAM_CORE_ENGINE_SCRUBBER_H_
@@ -34,18 +34,20 @@ class Scrubber {
   TimeUs NextTimer() const;
   ScrubReport Report() const;
 
-  // Between two pieces at least, and so much of the rate in one: 25 wake-ups a second, and 4 MB at 100 MB/s.
+  // The least time between two pieces; a piece has the bytes that the rate allows in it. That is 25 wake-ups a second,
+  // and 4 MB per piece at 100 MB/s.
   static constexpr TimeUs kPieceIntervalUs = 40'000;
-  // Of one piece: many small shards must not become one long input.
+  // The most ranges in one piece: many small shards must not make one input long.
   static constexpr size_t kPieceRangesMax = 256;
-  // From the beginning of a pass to that of the next, where there is little to read.
+  // The least time from the beginning of a pass to that of the next, for arenas with little to read.
   static constexpr TimeUs kPassIntervalUs = 10'000'000;
-  // For the whole table, in steps of kTableStepChunks: 140 KB, some 30 us of the engine's thread.
+  // The time for the whole table, in steps of kTableStepChunks. A step reads 140 KB in some 30 us of the engine's
+  // thread.
   static constexpr TimeUs kTablePassUs = 10'000'000;
   static constexpr uint32_t kTableStepChunks = 1024;
   static constexpr uint64_t kTableBytesPerChunk = 136;
   static constexpr TimeUs kRepairAgainUs = 60'000'000;
-  // The leader is told of a pass within this time; a small arena has many passes, not worth a report each.
+  // The leader gets a report of a pass within this time. A small arena has many passes, and they need no report each.
   static constexpr TimeUs kToldEveryUs = 60'000'000;
   static_assert(kPieceIntervalUs * 10 <= kPassIntervalUs);
 
@@ -60,7 +62,7 @@ class Scrubber {
   TimeUs TimeFor(uint64_t bytes) const;
   void BeginPass();
   void ReadPiece();
-  // Appends places from cursor_ on, and moves it behind them. Returns their bytes; 0 at the end of the pass.
+  // Appends places from cursor_ on, and advances it past them. Returns their bytes; 0 at the end of the pass.
   uint64_t NextPlaces(std::vector<Place>* places, std::vector<StartCheck::Range>* ranges,
                       std::vector<ShardId>* known_bad);
   void OnRead(const std::vector<Place>& places, uint64_t bytes, const std::vector<uint32_t>& bad);
@@ -69,8 +71,8 @@ class Scrubber {
 
   Parts& parts_;
   bool passing_ = false;
-  bool reading_ = false;  // a piece is out
-  Place cursor_;          // the next to read
+  bool reading_ = false;  // a piece is being read
+  Place cursor_;          // the next place to read
   TimeUs next_piece_ = 0;
   TimeUs pass_began_ = 0;
   uint64_t pass_bytes_ = 0;

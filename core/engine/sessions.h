@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The ranks (and people) connected to this node: their admission, saves, waits, views. A save as seen here:
+// The ranks and operators connected to this node: their admission, saves, waits, views. The states of a save on this
+// node:
 //
 //     filling ──commit, manifest good──> sealed (LOCAL) ── R copies ──> REPLICATED ── leader ──> COMMITTED
 //        └── abort, bad commit, session closed ──> ending ── no put reads its chunks ──> freed
@@ -52,7 +53,7 @@ class Sessions {
   void Trace(SessionId session, RequestId request, NodeId node, bool events, Step step, TimeUs timeout_us);
   void OnTraceAnswer(NodeId from, TraceAnswer answer);
 
-  // A shard of this node has so many copies now as REPLICATED means.
+  // This shard of this node now has the copies that REPLICATED requires.
   void OnReplicated(const ShardId& shard);
   // The leader's announcement has been applied to the context and the store.
   void OnLeaderState(const std::set<StepId>& told, const std::vector<ShardId>& released);
@@ -68,21 +69,20 @@ class Sessions {
   size_t sessions_open() const { return sessions_.size(); }
 
  private:
-  // Levels remembered of so many of the newest shards of a node: a rank waits for its last few steps, never
-  // older ones.
+  // The levels of this many of a node's newest shards are remembered: a rank waits only for its last few steps.
   static constexpr size_t kProgressMax = 4096;
   static constexpr size_t kSavesOpenMax = 4;            // ROPETEAM_SAVES_OPEN_MAX
   static constexpr size_t kViewsOpenMax = 1024;         // ROPETEAM_VIEWS_OPEN_MAX
-  static constexpr size_t kWaitsMax = 1024;             // of one session at once
-  static constexpr TimeUs kPolicyAgainUs = 60'000'000;  // above what a new leader needs
+  static constexpr size_t kWaitsMax = 1024;             // at once, per session
+  static constexpr TimeUs kPolicyAgainUs = 60'000'000;  // more than a new leader needs
 
   struct OpenView {
     ShardId shard;
     Store::LeaseToken lease = 0;  // of a whole view
-    // Of a partial one:
+    // Of a partial view:
     std::optional<RangeReader::Source> source;
     ShardMeta meta;
-    uint64_t read = 0;  // whose bounce chunks the rank has; 0: none
+    uint64_t read = 0;  // the read whose bounce chunks the rank has; 0: none
   };
   struct Session {
     bool admitted = false;
@@ -94,8 +94,8 @@ class Sessions {
     bool has_ended = false;  // as in SessionReport
     Step oldest_ended = 0;
     Step newest_ended = 0;
-    uint32_t pending = 0;  // waits, latest, view_open, … not yet answered
-    bool is_rank() const { return admitted || question != 0; }  // it has said hello; else an operator's
+    uint32_t pending = 0;  // requests not answered yet: waits, latest, view_open, …
+    bool is_rank() const { return admitted || question != 0; }  // it has sent hello; else it is an operator's
   };
   struct Save {
     SessionId session = 0;
@@ -107,7 +107,7 @@ class Sessions {
     std::vector<bool> ready;
     EncryptionSalt salt;
     Replicator::SourceId source = 0;
-    uint64_t device_chunks_end = 0;  // behind the last chunk announced in device memory
+    uint64_t device_chunks_end = 0;  // end of the last chunk announced in device memory
   };
   struct Progress {
     Level level = Level::kNone;
@@ -115,7 +115,7 @@ class Sessions {
     uint64_t bytes = 0;
     std::optional<Status> aborted;
   };
-  // A request that waits for the world. `pending` of its session counts it.
+  // A request that waits for an event. It is counted in its session's `pending`.
   struct Waiter {
     SessionId session = 0;
     RequestId request = 0;
@@ -127,11 +127,11 @@ class Sessions {
   Session* Find(SessionId session);
   // The driver opens a session before it passes requests on, and closes it after the last.
   Session& SessionOf(SessionId session);
-  // The session if it is an admitted rank of the current incarnation; else answers the request and returns null.
+  // The session if it is an admitted rank of the current incarnation. Otherwise answers the request and returns null.
   Session* Admitted(SessionId session, RequestId request);
   void AnswerStatusTo(SessionId session, RequestId request, Status status);
   void AnswerTo(SessionId session, RequestId request, decltype(Answer::body) body);
-  // Asks the leader and answers the request with what `to_answer` makes of the reply.
+  // Asks the leader, converts the reply with `to_answer`, and answers the request with it.
   template <typename Payload, typename ToAnswer>
   void AskLeader(SessionId session, RequestId request, Question::Topic topic, std::string question,
                  TimeUs timeout_us, ToAnswer to_answer);
@@ -140,17 +140,17 @@ class Sessions {
   bool HasCommitted(const ShardId& shard) const;
   void EndSave(SaveId id, const char* why);
   void NoteEnded(SessionId session, Step step);
-  // The step after the newest one before `ended` of which the store has the rank's own shard; `ended` if it has none.
+  // The step after the newest one before `ended` whose shard by this rank is in the store; `ended` if there is none.
   Step OldestUnsaved(const Session& session, Step ended) const;
-  // What the leader has announced of a shard that this node saved; kNone if it has announced nothing. The copy's mark
-  // alone does not say that every member has marked the step.
+  // The level that the leader has announced for a shard saved on this node; kNone: nothing was announced. The copy's
+  // mark is not enough: it does not tell that every member has marked the step.
   Level Announced(const ShardId& shard) const;
   void Reached(const ShardId& shard, Level level);
   void ReachedBy(const std::set<StepId>& steps, Level level);
   Progress& ProgressOf(const ShardId& shard);
   void Settle();  // answers the waits that can be answered
   std::optional<Status> Outcome(const Waiter& waiter) const;
-  // Why this committed step will not be persisted; nothing while it may be.
+  // The reason why this committed step will not be persisted; empty while it may be.
   std::optional<Status> NotPersisted(const StepId& step) const;
   void OpenLocated(uint64_t pending, const LocateReply& located, bool partial);
   void OpenPartly(uint64_t pending, const LocateReply& located);
@@ -158,7 +158,7 @@ class Sessions {
   void GrantView(SessionId session, RequestId request, const ShardId& shard);
   void OnRangesRead(uint64_t pending, ViewId view, const Status& status, const RangeReader::Bytes& bytes);
   void EndView(OpenView* view);
-  // The handle has set a policy before it reconnected: every node may have forgotten it.
+  // The handle has set a policy before it reconnected: sets it again, because every node may have forgotten it.
   void SetPolicyAgain(const Session& session);
   TimeUs Deadline(TimeUs timeout_us) const;
 
@@ -167,18 +167,18 @@ class Sessions {
   std::map<SaveId, Save> saves_;
   std::map<ShardId, Progress> progress_;
   std::vector<Waiter> waiters_;
-  // view_open, latest, …: answered with the outcome or at the deadline, whichever comes first.
+  // view_open, latest, …: answered with the result or at the deadline, whichever comes first.
   struct Pending {
     SessionId session;
     RequestId request;
     TimeUs deadline;
     const char* doing;       // for the error when the deadline has passed
-    NodeId asked = kNoNode;  // of Trace() alone
+    NodeId asked = kNoNode;  // for Trace() only
   };
   std::map<uint64_t, Pending> pending_;
   uint64_t AddPending(SessionId session, RequestId request, TimeUs deadline,
                       const char* doing = "the shard was being fetched");
-  std::optional<Pending> TakePending(uint64_t number);  // none: answered already, or the session is gone
+  std::optional<Pending> TakePending(uint64_t number);  // empty: already answered, or the session is gone
   uint64_t next_pending_ = 1;
   uint64_t quiescing_chunks_ = 0;
   SaveId next_save_ = 1;

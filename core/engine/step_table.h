@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The state of each step, computed from the members' inventories. It knows nothing of time or messages.
+// The state of each step, computed from the members' inventories. It uses neither time nor messages.
 
 #ifndef ROPETEAM_CORE_ENGINE_STEP_TABLE_H_
 #define ROPETEAM_CORE_ENGINE_STEP_TABLE_H_
@@ -34,14 +34,14 @@ class StepTable {
     uint32_t replicas = 0;
     bool producible = false;
     bool replicated = false;
-    uint32_t good = 0;     // copies that count: not bad, no caches, of the content that counts
-    uint32_t staying = 0;  // those of them on nodes that stay: redundancy
-    // If the copies differ, one content counts: that of a copy marked as committed; else that of the copy on the
-    // node where the rank is open; else the one with most copies. After the commit it changes only to one that
-    // was marked before.
+    uint32_t good = 0;     // copies that count: good, not caches, with the content that counts
+    uint32_t staying = 0;  // the good copies on nodes that stay: redundancy
+    // If the copies differ, one content counts. It is the content of a copy marked as committed; else of the copy on
+    // the node where the rank is open; else of the most copies. After the commit, it changes only to a content that was
+    // marked before.
     uint64_t content = 0;
-    // The rank's value (ShardMeta::agreement) in the copies with that content; nullopt: there is no copy. Copies made by
-    // nodes before protocol 9 have 0, so another value in any copy counts.
+    // The rank's value (ShardMeta::agreement) in the copies with that content; nullopt: there is no copy. Nodes before
+    // protocol 9 make copies with 0, so a different value in any copy counts.
     std::optional<uint64_t> agreement;
   };
   struct StepState {
@@ -49,49 +49,51 @@ class StepTable {
     std::vector<RankState> ranks;
     uint32_t ranks_producible = 0;
     uint32_t ranks_replicated = 0;
-    uint64_t copies = 0;  // of all ranks; the step is forgotten with the last
-    RankSet lacking;      // ranks that have a copy, and on nodes that stay fewer than they need
-    RankSet orphans;      // those of them without an own copy: no node copies them without an order
-    RankSet surplus;      // ranks that have more good copies on nodes that stay than 1 + R
+    uint64_t copies = 0;  // of all ranks; the step is removed with the last copy
+    RankSet lacking;      // ranks with a copy, and with too few on nodes that stay
+    RankSet orphans;      // ranks in `lacking` without an own copy: their copies need an order
+    RankSet surplus;      // ranks with more than 1 + R good copies on nodes that stay
     bool committed = false;
-    bool released = false;   // every node is to release its copies: it must not be committed any more
-    bool evictable = false;  // its copies may be evicted when memory is needed: likewise
-    std::map<uint64_t, uint32_t> agreements;  // what its ranks gave, and how many of them each
+    bool released = false;   // every node is to release its copies: never commit the step
+    bool evictable = false;  // copies may be evicted when memory is needed: never commit the step
+    std::map<uint64_t, uint32_t> agreements;  // the values of its ranks, and the number of ranks for each
     bool producible() const { return ranks_producible == world_size; }
-    // Ranks gave different values; 0 (none) is also a value. A marked step was accepted by an earlier leader.
+    // Ranks gave different values; 0 (none) is also a value. A marked step never disagrees: an earlier leader accepted
+    // it.
     bool disagrees() const { return !committed && agreements.size() > 1; }
     bool never_commits() const { return released || disagrees(); }
   };
 
-  // Replaces the known copies of a node. A step is committed by a mark on one of its copies, or else by Commit().
+  // Replaces the known copies of a node. A mark on any copy commits its step; Commit() commits the others.
   void Replace(NodeId node, const std::vector<CopyReport>& before, const std::vector<CopyReport>& after);
-  // Copies on a node that leaves count for what is promised now, and not for redundancy. False: it was so already.
+  // Copies on a leaving node count for what is promised now, but not for redundancy. Returns false if nothing changes.
   bool SetLeaving(NodeId node, bool leaving);
   const std::set<NodeId>& leaving() const { return leaving_; }
-  // Commits the steps of which every rank has its copies now, and returns them. For a leader that may decide and
-  // has heard every member.
+  // Commits the steps whose ranks all have their copies now, and returns them. Only for a leader that may decide and
+  // has the inventory of every member.
   std::vector<StepId> Commit();
   const std::map<StepId, StepState>& steps() const { return steps_; }
   const StepState* Find(const StepId& id) const;
-  // The lowest rank with a copy, and the lowest that gave another value, of a step that disagrees().
+  // For a step that disagrees(): the lowest rank with a copy, and the lowest rank with a different value.
   static Disagreement DisagreementOf(const StepId& id, const StepState& step);
-  // Of this incarnation, or of all if `only` is 0.
+  // Only steps of incarnation `only`; 0: of all.
   std::optional<StepId> NewestProducible(Incarnation only) const;
   std::vector<StepId> CommittedNewestFirst(size_t count) const;
-  // Steps of incarnations before `chosen_by` that are newer than the step it restored are no longer committed: the job
-  // went on without them.
+  // The job continued from `restored` in incarnation `chosen_by`. Steps of earlier incarnations that are newer than
+  // `restored` are no longer committed.
   void Bar(Incarnation chosen_by, const StepId& restored);
   bool Barred(const StepId& id) const { return id.incarnation < barred_before_ && barred_after_ < id; }
-  // Shards of which there are copies with different contents.
+  // Shards whose copies have different contents.
   const std::set<ShardId>& contested() const { return contested_; }
   void Release(const StepId& id);
   void AllowEviction(const StepId& id);
-  // Grows whenever a shard gets the last copy it lacked, and whenever it loses one it needs.
+  // replications() grows whenever a shard gets its last missing copy; losses() grows whenever a shard loses a needed
+  // copy.
   uint64_t replications() const { return replications_; }
   uint64_t losses() const { return losses_; }
-  // Grows when a step comes or goes, or something that is decided by has changed: whether it can be produced,
-  // is committed or could be, and which shards are contested; or when an uncommitted step has lost all copies
-  // of a rank.
+  // Grows when a step appears or disappears, and when an input of a decision changes. Such inputs are whether a step
+  // can be produced, is committed or could be, and which shards are contested. It also grows when an uncommitted step
+  // has lost all copies of a rank.
   uint64_t version() const { return version_; }
 
  private:
@@ -121,7 +123,7 @@ class StepTable {
   uint64_t version_ = 0;
 };
 
-// For messages.
+// For log and error messages.
 std::string Explain(const Disagreement& found);
 
 }  // namespace ropeteam::engine

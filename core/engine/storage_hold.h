@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The leader's hold (lock) of storage: in all clusters, under any coordinator, only one node writes and deletes under the
-// job's name. The driver takes the lock, renews it and watches another holder; this class only requests and releases it.
+// The leader's hold (lock) of storage: in all clusters, under any coordinator, only one node writes and deletes under
+// the job's name. The driver takes the lock, renews it and watches other holders. This class only requests and releases
+// it.
 
 #ifndef ROPETEAM_CORE_ENGINE_STORAGE_HOLD_H_
 #define ROPETEAM_CORE_ENGINE_STORAGE_HOLD_H_
@@ -22,12 +23,12 @@ class StorageHold {
 
   // kOk: this node holds storage now. kUnavailable: ask again later. kAlreadyExists: another node has it and is alive.
   using Then = std::function<void(const Status&)>;
-  // Every write or deletion asks first, each time: a hold may be lost at any time. Callers that ask while the driver is
-  // being asked share its answer.
+  // Call this before every write or deletion: a hold may be lost at any time. Callers share one answer while a request
+  // to the driver is open.
   void Confirm(Then then);
-  // This node leads no longer, or has lost its lease. Waiting callers get no answer.
+  // This node no longer leads, or has lost its lease. Waiting callers get no answer.
   void Release();
-  // Why the driver has not answered yet; empty: it has, or has only just been asked.
+  // Why the driver has not answered yet; empty: it has answered, or the request is new.
   const std::string& trouble() const { return trouble_; }
 
  private:
@@ -35,9 +36,9 @@ class StorageHold {
   void LetGo();
 
   StorageWorks& works_;
-  // One work at a time: a release that overtakes the request before it would leave storage held for ever.
+  // One work at a time: if a release overtook the request before it, storage would be held for ever.
   bool busy_ = false;
-  bool asked_ = false;  // since the last release: storage may be held
+  bool asked_ = false;  // requested since the last release: storage may be held
   bool release_ = false;
   std::vector<Then> waiting_;
   std::string trouble_;

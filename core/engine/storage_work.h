@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The engine's orders to storage and their results: values only. The driver decides the layout and the place of a
-// step's files (storage/format). Here a persisted step is its ranks' shards and a
-// manifest, which is written last and makes the step count.
+// The engine's orders to storage and their results, as values only. The driver decides the layout and the place of a
+// step's files (storage/format). Here, a persisted step consists of its ranks' shards and a manifest. The manifest is
+// written last and makes the step count.
 
 #ifndef ROPETEAM_CORE_ENGINE_STORAGE_WORK_H_
 #define ROPETEAM_CORE_ENGINE_STORAGE_WORK_H_
@@ -28,8 +28,8 @@ inline constexpr uint32_t kKeepOnStorageMax = 1'000'000;  // ROPETEAM_KEEP_ON_ST
 struct RestoreNote {
   StepId step;
   uint32_t revision = 0;    // counts up with every change, from 1
-  uint32_t restores = 0;    // by one incarnation after the other, without a newer commit
-  Incarnation counted = 0;  // the last of them
+  uint32_t restores = 0;    // by consecutive incarnations, without a newer commit
+  Incarnation counted = 0;  // the last incarnation counted
   bool quarantined = false;
   bool by_hand = false;
   auto Fields() {
@@ -37,14 +37,14 @@ struct RestoreNote {
   }
   friend bool operator==(const RestoreNote&, const RestoreNote&) = default;
 };
-// Steps with a note: some that were restored since the last commit, and those that a person has quarantined.
+// Steps with a note: those restored since the last commit, and those that an operator has quarantined.
 inline constexpr size_t kRestoreNotesMax = 16;
 
 struct StoredFile {
   std::string path;  // in the step's folder
   uint64_t bytes = 0;
   uint32_t crc32c = 0;
-  uint64_t header_bytes = 0;  // of a rank's own file; the driver's
+  uint64_t header_bytes = 0;  // of a rank's own file; for the driver
   uint32_t header_crc32c = 0;
   auto Fields() { return std::tie(path, bytes, crc32c, header_bytes, header_crc32c); }
   friend bool operator==(const StoredFile&, const StoredFile&) = default;
@@ -58,73 +58,74 @@ struct StoredRank {
   auto Fields() { return std::tie(stream_bytes, content, files, metadata); }
   friend bool operator==(const StoredRank&, const StoredRank&) = default;
 };
-// What a manifest says.
+// The content of a manifest.
 struct StoredStep {
   StepId id;
   uint32_t world_size = 0;
   uint64_t chunk_bytes = 0;
   std::vector<StoredRank> ranks;
   std::string metadata;  // of the lowest rank that gave any; a JSON object, or empty
-  RestoreNote restored;  // as NoteStored left it; of revision 0: there is none
+  RestoreNote restored;  // as NoteStored wrote it; revision 0: there is none
 };
 
-// ---- work; each is answered by OnStorageDone() with the result that is named, or a failure
+// ---- work; each is answered by OnStorageDone() with the result named here, or with an error
 
-// Lists the steps that have a manifest, and the highest incarnation of any folder, also of those without. If there is no
-// step, also lists the steps of restore_from; it is a failure if that has none. → StoredList
+// Lists the steps that have a manifest, and the highest incarnation of any folder, even without a manifest. If there is
+// no step, it also lists the steps of restore_from, and fails if there are none either. → StoredList
 struct ListStored {};
-// The manifest of a step, and whether the files that it names are there with their sizes; the ranks' files are left
-// out of the result. kCorrupt: not a manifest, or a file is missing or has another size. → StoredStep
+// Reads the manifest of a step, and checks that the files named in it exist with the right sizes. The ranks' files are
+// left out of the result. kCorrupt: invalid manifest, or a file is missing or has another size. → StoredStep
 struct ReadStored {
   StepId step;
 };
-// The names of the shard's objects that are to be files of their own. → FileNames
+// Returns the names of the shard's objects that become files of their own. → FileNames
 struct NameFiles {
   ShardMeta meta;
   std::vector<Extent> extents;
   std::vector<uint32_t> crcs;
 };
-// Writes the shard's files; all are durable when it is done. Those whose names are in `taken` go into a folder of the rank.
-// Files that are there already are used or replaced. kCorrupt: StorageDone::bad chunks do not match their checksum.
-// → StoredRank
+// Writes the shard's files; all are durable when it is done. Files whose names are in `taken` go into a folder of the
+// rank. Existing files are used or replaced. kCorrupt: the chunks in StorageDone::bad do not match their checksum. →
+// StoredRank
 struct WriteShard {
   NameFiles shard;
   std::vector<std::string> taken;
 };
-// Makes the step count. kOk also if an equal manifest is there; kAlreadyExists if another one is. → nothing
+// Makes the step count. kOk also if an equal manifest exists; kAlreadyExists if a different one does. → nothing
 struct WriteManifest {
   std::shared_ptr<const StoredStep> step;
 };
-// Reads these chunks of a rank's shard into their places in `extents`, in which the shard's chunk i is the i-th. The bytes
-// match the files' checksums when it is done. kCorrupt, kNotFound: what lies there is damaged. → LoadedChunks
+// Reads these chunks of a rank's shard into `extents`, where the i-th chunk is the shard's chunk i. After success the
+// bytes match the files' checksums. kCorrupt, kNotFound: the files are damaged. → LoadedChunks
 struct LoadChunks {
   ShardId shard;
   uint64_t stream_bytes = 0;
   std::vector<Extent> extents;
   std::vector<uint32_t> chunks;  // ascending
 };
-// Takes and keeps the lock until ReleaseStorage: in all clusters, under any coordinator, only this node writes and deletes
-// under the job's name. Nothing may be written or deleted before it is answered with kOk. Repeating it is cheap.
-// kUnavailable: another node holds it, and it is not known yet whether that node is alive; ask again. kAlreadyExists:
-// another node holds it and is alive, or has taken it over from this node; the message names it and says what to do.
-// → nothing
+// Takes the lock and keeps it until ReleaseStorage. In all clusters, under any coordinator, only this node writes and
+// deletes under the job's name. Write or delete nothing before the answer kOk. A repeat is cheap. kUnavailable: another
+// node holds the lock, and it is not known yet whether that node is alive; ask again. kAlreadyExists: another node
+// holds the lock and is alive, or has taken it over from this node; the message names the node and says what to do. →
+// nothing
 struct HoldStorage {};
 struct ReleaseStorage {};
-// Marks the step as damaged, because a file in it is: every reader, also in later clusters, passes it over. Nothing is
-// deleted. → nothing
+// Marks the step as damaged, because a file in it is damaged. Every reader passes it over, also in later clusters.
+// Nothing is deleted. → nothing
 struct MarkStored {
   StepId step;
   std::string why;
 };
-// Replaces the note in the step's folder. kOk also if there is no such step. → nothing
+// Replaces the note in the step's folder. kOk also if the step does not exist. → nothing
 struct NoteStored {
   RestoreNote note;
 };
-// Deletes the steps that none of the driver's rules keeps, nor `keep_newest`, never the newest one and none of `in_use`. The
-// manifest goes first, so a half-deleted step does not count. → StoredList, the steps that are gone
+// Deletes steps. It keeps those that a rule of the driver keeps, the `keep_newest` newest ones, the newest one in any
+// case, and those `in_use`. The manifest is deleted first, so a half-deleted step does not count. → StoredList, the
+// deleted steps
 struct PruneStored {
   std::vector<StepId> in_use;
-  uint64_t keep_newest = 0;  // so many are kept, as ranks have set; 0: not set
+  uint64_t keep_newest = 0;  // set by ranks; 0: not set
 };
 using StorageWork = std::variant<ListStored, ReadStored, NameFiles, WriteShard, WriteManifest, LoadChunks,
                                  HoldStorage, ReleaseStorage, MarkStored, PruneStored, NoteStored>;
@@ -139,7 +140,7 @@ struct FileNames {
 };
 struct LoadedChunks {
   ShardMeta meta;
-  std::vector<uint32_t> crcs;  // of the chunks that were asked for, as they were read
+  std::vector<uint32_t> crcs;  // of the requested chunks, as read
 };
 struct StorageDone {
   std::variant<std::monostate, StoredList, StoredStep, FileNames, StoredRank, LoadedChunks> result;

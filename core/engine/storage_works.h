@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where work on storage leaves the engine and its results come back.
+// Sends storage work to the driver, and passes the results to the callers.
 
 #ifndef ROPETEAM_CORE_ENGINE_STORAGE_WORKS_H_
 #define ROPETEAM_CORE_ENGINE_STORAGE_WORKS_H_
@@ -19,7 +19,7 @@ class StorageWorks {
   explicit StorageWorks(Context* context) : context_(*context) {}
 
   using Done = std::function<void(const Status&, const StorageDone&)>;
-  // `stalled` is called when the work has made no progress for over a minute, once or more; `done` still follows.
+  // `stalled` is called each time the work has made no progress for over a minute. `done` still follows.
   void Start(StorageWork work, Done done, std::function<void()> stalled = {}) {
     StartStorage& start = context_.out.storage.emplace_back();
     start.tag = next_tag_;

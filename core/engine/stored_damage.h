@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Damage inside a file on storage is found when the file is read. The leader passes the step over from then on
-// (StoredSteps). This class also has the step marked on storage, so that a later cluster passes it over at once. One
-// node's report may come from bad memory of its own, so another node loads the shard a second time first.
+// Handles damage inside a file on storage, which is found when the file is read. The leader passes the step over from
+// then on (StoredSteps). This class also marks the step on storage, so that a later cluster passes it over at once. The
+// report of one node may come from that node's bad memory, so another node loads the shard again first.
 //
-// If the mark fails in the end, the damage is found again at the next read.
+// If marking fails for good, the next read finds the damage again.
 
 #ifndef ROPETEAM_CORE_ENGINE_STORED_DAMAGE_H_
 #define ROPETEAM_CORE_ENGINE_STORED_DAMAGE_H_
@@ -32,11 +32,12 @@ class StoredDamage {
   TimeUs NextTimer() const;
 
  private:
-  // Steps at a time; another one waits until it is read again.
+  // Cases at a time. Another damaged step waits until it is read again.
   static constexpr size_t kCasesMax = 16;
-  // An order is repeated after this, and a failed mark. A dead holder of storage is known to be dead after 15 s.
+  // The pause before an order or a failed mark is repeated. A dead holder of storage is recognised after 15 s.
   static constexpr TimeUs kAgainUs = 5'000'000;
-  // Of orders and of marks each. A shard of 256 GiB takes 10 minutes at 0.5 GB/s; every order may be lost.
+  // Attempts, for orders and for marks each. A shard of 256 GiB takes 10 minutes at 0.5 GB/s, and every order may be
+  // lost.
   static constexpr uint32_t kTriesMax = 120;
 
   struct Case {
@@ -45,10 +46,10 @@ class StoredDamage {
     std::string why;
     NodeId accuser = kNoNode;
     NodeId checker = kNoNode;
-    std::set<NodeId> could_not;  // check it
+    std::set<NodeId> could_not;  // nodes that could not check it
     bool confirmed = false;
     uint32_t tries = 0;
-    TimeUs again_at = 0;  // kNever: an answer of storage is awaited
+    TimeUs again_at = 0;  // kNever: waits for storage to answer
   };
   NodeId CheckerOf(const Case& found) const;
   void Confirm(Case* found);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The newest events of one engine: a ring, so that memory is bounded and the last steps are always there.
+// The newest events of one engine, in a ring. So memory is bounded, and the last steps are always available.
 
 #ifndef ROPETEAM_CORE_ENGINE_TRACE_H_
 #define ROPETEAM_CORE_ENGINE_TRACE_H_
@@ -21,7 +21,7 @@ class Trace {
       next_ = (next_ + 1) % kTraceEventsMax;
     }
   }
-  // Of all incarnations' steps of this number, in the order in which they were added.
+  // The events of steps with this number, of all incarnations, in the order in which they were added.
   std::vector<TraceEvent> Of(Step step) const {
     std::vector<TraceEvent> found;
     for (size_t i = 0; i < events_.size(); ++i) {
@@ -33,7 +33,7 @@ class Trace {
 
  private:
   std::vector<TraceEvent> events_;
-  size_t next_ = 0;  // the oldest one, once the ring is full
+  size_t next_ = 0;  // the oldest event, once the ring is full
 };
 
 }  // namespace ropeteam::engine

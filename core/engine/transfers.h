@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// All transfers and checks leave the engine here, so that they can be queued: the most urgent go first, and no more
-// are outstanding than keep a link busy.
+// All transfers and checks leave the engine through this queue. The most urgent go first, and no more are outstanding
+// than keep a link busy.
 //
-// In a job that encrypts, plaintext is never put: the chunk is encrypted into a bounce chunk of the arena, and
-// that is put. Bounce chunks belong to the engine while it exists. The content of one stays until another chunk needs
-// the place, so a second holder's put of the same chunk finds it encrypted.
+// In a job that encrypts, plaintext is never put. The chunk is encrypted into a bounce chunk of the arena, and the
+// bounce chunk is put. The engine keeps its bounce chunks as long as it exists. A bounce chunk keeps its content until
+// another chunk needs the place, so a second holder's put of the same chunk finds it encrypted.
 
 #ifndef ROPETEAM_CORE_ENGINE_TRANSFERS_H_
 #define ROPETEAM_CORE_ENGINE_TRANSFERS_H_
@@ -27,12 +27,13 @@ class Transfers {
 
   enum class Priority : uint8_t { kFetch = 0, kSave = 1, kBackground = 2 };
   static constexpr size_t kPriorities = 3;
-  // 32 chunks of 4 MiB are 128 MiB: 2.5 ms of a 400 Gbit/s link, more than a round trip and a completion's
-  // handling.
+  // 32 chunks of 4 MiB are 128 MiB: 2.5 ms on a link of 400 Gbit/s. That is more than a round trip and the handling of
+  // a completion.
   static constexpr size_t kOutstandingMax = 32;
-  // Restoring redundancy is not urgent; it must not slow saves and fetches.
+  // The limit for background work: it must not slow saves and fetches.
   static constexpr size_t kBackgroundOutstandingMax = 4;
-  // Of bounce chunks: some are filled while others are on their way. At least two chunks, and a small part of the arena.
+  // The size of all bounce chunks: some are filled while others are on their way. At least two chunks, and only a small
+  // part of the arena.
   static constexpr uint64_t kBounceBytes = 32ull << 20;
   static constexpr uint64_t kBouncePartMax = 16;
 
@@ -43,16 +44,16 @@ class Transfers {
     EncryptionSalt salt;
     uint32_t crc = 0;
   };
-  // `encrypted` is null unless plaintext was put. kCorrupt, only of plaintext: it did not match its checksum, and no byte of it
-  // has left this node.
+  // `encrypted` is null unless plaintext was put. kCorrupt, only for plaintext: the chunk did not match its checksum,
+  // and no byte of it has left this node.
   using Done = std::function<void(Code, const EncryptedChunk* encrypted)>;
-  // Returns the transfer's tag, which is filled in here.
+  // Assigns the transfer's tag and returns it.
   uint64_t Start(Priority priority, StartTransfer transfer, Done done,
                  std::optional<Plaintext> plaintext = {});
-  // Cancels a transfer whose `done` has not been called. True: it had not left the engine yet, and its `done` is never
-  // called.
+  // Cancels a transfer whose `done` was not called yet. Returns true if it had not left the engine; its `done` is then
+  // never called.
   bool Withdraw(uint64_t tag);
-  // Call when the lease is valid again: waiting puts start.
+  // Call this when the lease is valid again: starts the waiting puts.
   void Resume() { Pump(); }
   void OnDone(uint64_t tag, Code code);
 
@@ -72,11 +73,11 @@ class Transfers {
  private:
   struct Bounce {
     uint32_t place = 0;              // chunk of the arena
-    std::optional<Plaintext> holds;  // or is to hold
+    std::optional<Plaintext> holds;  // the content now, or after encryption
     bool encrypting = false;
     EncryptedChunk encrypted;
     uint32_t users = 0;   // transfers that wait for it or run from it
-    uint64_t wanted = 0;  // last, by the count of all
+    uint64_t wanted = 0;  // the value of wanted_ at the last use
   };
   struct Waiting {
     StartTransfer transfer;

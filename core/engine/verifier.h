@@ -15,14 +15,14 @@ namespace ropeteam::engine {
 
 class Verifier {
  public:
-  // A node's question; the node repeats it until it is answered.
+  // A node's question. The node repeats it until it is answered.
   using Asker = std::pair<NodeId, uint64_t>;
   explicit Verifier(Context* context) : context_(*context) {}
 
   void Clear() { jobs_.clear(); }
-  void OnView();  // members that have left are not waited for
+  void OnView();  // does not wait for members that have left
   bool Knows(const Asker& asker) const { return jobs_.contains(asker); }
-  void Begin(const Asker& asker, const StepId& step);  // of a question that is not known yet
+  void Begin(const Asker& asker, const StepId& step);  // for a question that is not known yet
   // The report, or kUnavailable while nodes are still reading.
   Result<VerifyReport> Look(const Asker& asker);
   void OnResult(NodeId from, const VerifyResult& result);
@@ -31,7 +31,7 @@ class Verifier {
 
  private:
   struct Job {
-    uint64_t number = 0;  // the leader's own, in its orders
+    uint64_t number = 0;  // the leader's own number, used in its orders
     VerifyReport report;
     std::set<NodeId> missing;
     TimeUs next_send = 0;
