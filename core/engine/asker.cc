@@ -68,8 +68,8 @@ void Asker::OnTimer() {
   }
   for (const uint64_t number : expired) {
     const auto open = questions_.find(number);
-    if (open == questions_.end()) continue;                 // a callback before this one forgot it
-    ROPETEAM_CHECK(open->second.deadline <= context_.now);  // a number is never used again
+    if (open == questions_.end()) continue;                 // an earlier callback has removed it
+    ROPETEAM_CHECK(open->second.deadline <= context_.now);  // numbers are never reused
     const Open late = std::move(open->second);
     questions_.erase(open);
     late.done(Error(Code::kDeadlineExceeded, "the deadline passed; last heard: %s", late.reason.c_str()));

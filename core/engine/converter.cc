@@ -13,7 +13,7 @@ void Converter::Start(const ShardId& shard, bool encrypt, bool repaired, Done do
   const auto running = jobs_.find(shard);
   if (running != jobs_.end() && running->second.encrypt == encrypt)
     return running->second.waiters.push_back(std::move(done));
-  if (running != jobs_.end())  // the other way: then back
+  if (running != jobs_.end())  // a conversion in the other direction runs: start this one after it
     return running->second.waiters.push_back([this, shard, encrypt, done = std::move(done)](const Status&) {
       Start(shard, encrypt, false, done);
     });
@@ -26,7 +26,7 @@ void Converter::Start(const ShardId& shard, bool encrypt, bool repaired, Done do
                                    if (!status.ok()) return done(status);
                                    Start(shard, encrypt, true, done);
                                  });
-  // Before memory is looked for: what is leased is not evicted for it.
+  // Lease the copy before memory is allocated, so that the allocation does not evict it.
   const Result<Store::LeaseToken> lease = store.Lease(shard);
   ROPETEAM_CHECK(lease.ok());
   Result<std::vector<Extent>> extents = parts_.memory.Allocate(here->crcs.size());
@@ -80,7 +80,7 @@ void Converter::OnDone(const ShardId& shard, const std::vector<uint32_t>& bad,
     store.Free(job.extents);
     status = here ? Error(Code::kCorrupt, "chunk %u of %s %s", bad.front(), shard.ToString().c_str(),
                           job.encrypt ? "does not match its checksum"
-                                      : "is not what its source encrypted: another key, or altered since")
+                                      : "fails authentication: encrypted with another key, or altered since")
                   : Error(Code::kNotFound, "%s was released here", shard.ToString().c_str());
   }
   store.EndLease(job.lease);

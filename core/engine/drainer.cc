@@ -61,7 +61,7 @@ void Drainer::OnReply(const DrainReply& reply, bool settled) {
     awaits_ = true;
     awaited_ = reply.persisting;
     report_.steps_left = awaited_.size();
-    if (!awaited_.empty()) return;  // the next answer says what has become of them
+    if (!awaited_.empty()) return;  // the next answer has their outcome
   }
   const auto in = [](const std::vector<StepKey>& keys, const StepKey& key) {
     return std::any_of(keys.begin(), keys.end(), [&](const StepKey& other) { return other.id == key.id; });

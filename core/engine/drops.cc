@@ -57,7 +57,7 @@ Status Drops::Request(const DropQuestion& asked, const DropFacts& facts) {
     return Error(Code::kNotFound, "no node holds a shard of step %llu",
                  static_cast<unsigned long long>(asked.step));
   for (const StepId& id : found) ROPETEAM_RETURN_IF_ERROR(MayDrop(id, facts.table.Find(id), facts));
-  // Those that are done make room.
+  // Removes completed drops to make room.
   for (auto drop = drops_.begin(); drop != drops_.end() && drops_.size() + found.size() > kDroppedMax;)
     drop = facts.table.Find(drop->first) == nullptr ? drops_.erase(drop) : std::next(drop);
   if (drops_.size() + found.size() > kDroppedMax)

@@ -53,8 +53,8 @@ class Engine::Impl {
   engine::Context& context_;
 
  private:
-  // Envelopes of epochs whose view has not come yet; more means that this node is far behind, and senders
-  // repeat.
+  // Envelopes of epochs whose view has not arrived yet. If there are more, this node is far behind, and the senders
+  // repeat them.
   static constexpr size_t kEarlyMax = 1024;
   static constexpr size_t kAnnouncedMax = 256;
 
@@ -62,7 +62,7 @@ class Engine::Impl {
   template <typename Message, typename Handler>
   void Handle(const Envelope& envelope, Handler handler);
   void ApplyLeaderState(NodeId from, const LeaderState& state);
-  // An event for each step that is not known to have reached the level.
+  // Emits an event for each step that is not yet known to have reached the level.
   void TellLevel(const std::set<StepId>& steps, Level level, std::set<StepId>* known);
   void Retain();
   void Drop(const DropCopy& drop);
@@ -73,7 +73,7 @@ class Engine::Impl {
 
   std::deque<Envelope> early_;
   bool resumed_ = false;
-  bool lease_lost_ = false;  // and it has been logged
+  bool lease_lost_ = false;  // the loss has been logged
   uint64_t state_sequence_ = 0;
   std::set<StepId> announced_;
   std::set<StepId> persisted_;
@@ -108,21 +108,20 @@ void Engine::Impl::ApplyView(const View& view) {
   const View before = std::move(context_.view);
   context_.SetView(view);
   context_.settle_until = std::max(context_.settle_until, context_.now + view.settle_us);
-  context_.to_self.clear();  // of the epoch before; its sender asks again below
+  context_.to_self.clear();  // these are of the previous epoch; their sender asks again below
   context_.inventory_dirty = true;
   inventory_.OnView(view.leader);
-  // Nothing is released or evicted before this epoch's leader has announced: the previous leader's decisions rested on
-  // copies that may be lost since.
+  // Nothing is released or evicted before this epoch's leader has announced: copies that the previous leader counted
+  // may have been lost since.
   context_.announced.heard = false;
   const bool lost = std::any_of(before.members.begin(), before.members.end(),
                                 [&](const Member& member) { return !context_.Contains(member.id); });
-  // The ranks of a lost node have left an unnamed incarnation. The lost node may have been the only one that knew
-  // them.
+  // The ranks of a lost node have left an incarnation without a token. Perhaps only the lost node had a record of them.
   if (lost && context_.incarnation.number != 0 && context_.incarnation.token.empty())
     context_.incarnation.broken = true;
   parts_.leader.OnView(before);
   parts_.holder.OnView();
-  // Before the commit a shard's owner makes its copies: a lost node may have held one.
+  // Before the commit, a shard's owner makes its copies. A lost node may have held one.
   if (lost || !resumed_) {
     std::vector<ShardId> own;
     for (const auto& [id, shard] : context_.store.shards())
@@ -176,7 +175,7 @@ void Engine::Impl::NoteLease() {
   ++context_.local.leases_lost;
   context_.inventory_dirty = true;
   parts_.leader.OnLeaseLost();
-  LOG_WARNING("lease ran out, membership has not renewed it: saves stay local, reads go on, until it does");
+  LOG_WARNING("the lease has expired: saves stay local and reads go on until membership renews it");
 }
 
 void Engine::Impl::ApplyPeerLink(NodeId peer, bool up, const std::string& reason) {
@@ -322,10 +321,10 @@ void Engine::Impl::Dispatch(const Envelope& envelope) {
 }
 
 void Engine::Impl::ApplyLeaderState(NodeId from, const LeaderState& state) {
-  // Without a lease this node may have been declared dead, and its leader with it. The leader repeats.
+  // Without a lease, the others may have declared this node and its leader dead. The leader repeats the announcement.
   if (from != context_.view.leader || !context_.has_lease() || !state.incarnation.possible()) return;
-  // Sent before the leader began an incarnation that a rank here has joined: the announcement for that one is still
-  // under way.
+  // This state is older than an incarnation that a rank here has joined. The announcement of that incarnation is still
+  // on its way.
   if (state.incarnation.number < context_.incarnation.number) return;
   context_.Send(from, LeaderStateAck{state.sequence});
   if (context_.announced.heard && state.sequence <= state_sequence_) return;
@@ -335,8 +334,7 @@ void Engine::Impl::ApplyLeaderState(NodeId from, const LeaderState& state) {
   const bool left_here =
       state.incarnation.number == context_.incarnation.number && context_.incarnation.broken;
   context_.incarnation = state.incarnation;
-  context_.incarnation.broken =
-      context_.incarnation.broken || left_here;  // the leader may not have heard yet
+  context_.incarnation.broken = context_.incarnation.broken || left_here;  // the leader may not know it yet
   if (state.incarnation.number > context_.store.incarnation_max())
     context_.store.SetIncarnationMax(state.incarnation.number);
   engine::Announcement announced;
@@ -358,7 +356,7 @@ void Engine::Impl::ApplyLeaderState(NodeId from, const LeaderState& state) {
   for (const DroppedStep& dropped : state.dropped)
     announced.ended[dropped.step.id] = engine::Explain(dropped);
   if (announced.persisting != context_.announced.persisting) context_.inventory_dirty = true;
-  // A leader of version 8 counts none, and the notes wait for the next one.
+  // A leader of version 8 does not count restores. The notes are kept for the next leader.
   if (context_.protocol >= 9 && state.restores != context_.restores) {
     context_.inventory_dirty = true;
     context_.restores = state.restores;
@@ -373,7 +371,8 @@ void Engine::Impl::ApplyLeaderState(NodeId from, const LeaderState& state) {
 }
 
 void Engine::Impl::TellLevel(const std::set<StepId>& steps, Level level, std::set<StepId>* known) {
-  for (auto id = steps.rbegin(); id != steps.rend(); ++id) {  // the newest first: it retires the others
+  for (auto id = steps.rbegin(); id != steps.rend();
+       ++id) {  // newest first: its event also covers the older steps
     if (!known->insert(*id).second) continue;
     const ShardId step{id->incarnation, id->step, LevelEvent::kNoRank};
     context_.out.events.push_back({step, level, 0, 0});
@@ -382,9 +381,10 @@ void Engine::Impl::TellLevel(const std::set<StepId>& steps, Level level, std::se
   }
 }
 
-// Marks the copies of committed steps. Removes those of steps that are older than the newest committed one and not kept,
-// or that can never be complete. A copy that comes later is marked with its bytes (ReplicaSeal, FetchGrant), or when the
-// leader has compared them: it must be known as committed when the earlier copies are gone.
+// Marks the copies of committed steps. Removes the copies of steps that can never be complete, and of steps that are
+// older than the newest committed one and not kept. A later copy gets the mark with its bytes (ReplicaSeal,
+// FetchGrant), or when the leader has compared them. Without the mark, its step would not be known as committed when
+// the earlier copies are gone.
 void Engine::Impl::Retain() {
   std::vector<ShardId> marked;
   std::vector<ShardId> released;
@@ -430,8 +430,7 @@ void Engine::Impl::Demote(const DemoteCopy& demote) {
   const SealedShard* shard = context_.store.Find(demote.shard.id);
   if (demote.inventory != inventory_.sequence()) return;
   if (shard == nullptr || shard->content != demote.content || shard->role != Role::kReplica) return;
-  LOG_DEBUG("%s is a cache here from now on: it has copies enough elsewhere",
-            demote.shard.id.ToString().c_str());
+  LOG_DEBUG("%s is now a cache here: other nodes have enough copies", demote.shard.id.ToString().c_str());
   context_.store.SetRole(demote.shard.id, Role::kCache);
   context_.inventory_dirty = true;
 }
@@ -495,7 +494,7 @@ NodeReport Engine::Impl::Report() const {
   report.chunks_free = context_.store.chunks_free();
   report.sessions = parts_.sessions.Report();
   for (const auto& [id, shard] : context_.store.shards()) {
-    // A leader before protocol 9 would commit it without its ranks' agreement.
+    // A leader before protocol 9 would commit it without checking the agreement of its ranks.
     if (context_.protocol < 9 && shard->meta.agreement != 0 && !shard->committed) continue;
     const bool seated = shard->role == Role::kOwn && parts_.sessions.HasRank(id.rank);
     CopyReport copy{id,          shard->meta.world_size, shard->meta.replicas, shard->meta.stream_bytes,

@@ -87,7 +87,7 @@ bool Fetcher::StillHere(const Job& job) const {
   return store.Find(job.shard) == leased;
 }
 
-// Before anything is read: the complaint may have been wrong, or the chunk may have been repaired meanwhile.
+// Checks the chunks before anything is read: the report may be wrong, or the chunk may have been repaired meanwhile.
 void Fetcher::Look(Job* job, const std::set<uint32_t>& suspects) {
   ROPETEAM_CHECK(job->repair && job->have_meta && !job->failing);
   std::vector<uint32_t> looked;
@@ -159,7 +159,7 @@ void Fetcher::OnLocated(uint64_t id, const Result<std::string>& reply) {
   job->locating = false;
   LocateReply located;
   if (!reply.ok()) {
-    // The errors of the attempts say more.
+    // The errors of the attempts have more details.
     const bool tried = job->storage == Job::Storage::kTried && reply.status().code() == Code::kNotFound;
     job->failing = true;
     job->failure = tried ? Explain(*job) : reply.status();
@@ -219,11 +219,11 @@ void Fetcher::Pump(uint64_t id) {
   const bool plaintext_helps = !job->repair || !KeepsCiphertext(*job);
   if (job->storage == Job::Storage::kOffered && plaintext_helps) return LoadFromStorage(job);
   if (job->locate_rounds < kLocateRoundsMax) {
-    Locate(job);  // redundancy may have been restored elsewhere meanwhile
+    Locate(job);  // other nodes may have made new copies meanwhile
     return;
   }
   if (AskStorage(job)) return;
-  // A get that is answered with an error may have brought its bytes: a chunk that they made right is not bad.
+  // A get that failed with an error may still have brought its bytes. So the chunk may be good now.
   if (job->repair && !job->looked_again) {
     job->looked_again = true;
     return Look(job, std::exchange(job->wanted, {}));
@@ -243,7 +243,7 @@ bool Fetcher::GiveOut(Job* job) {
   size_t hopeless = 0;
   const size_t waiting = job->wanted.size();
   for (auto next = job->wanted.begin(); next != job->wanted.end() && room > 0;) {
-    const uint32_t chunk = *next++;  // Start() takes it out of the set
+    const uint32_t chunk = *next++;  // Start() removes it from the set
     const auto tried = job->tried.find(chunk);
     bool hope = false;
     NodeId best = kNoNode;
@@ -290,7 +290,7 @@ void Fetcher::Start(Job* job, uint32_t chunk, NodeId holder) {
       [this, id, chunk, holder](Code code, const EncryptedChunk*) { OnRead(id, chunk, holder, code); });
 }
 
-// The checksum that a chunk must match here.
+// The range with the checksum that a chunk must have here.
 StartCheck::Range Fetcher::RangeFor(const Job& job, uint32_t chunk, const Source& from) const {
   StartCheck::Range range =
       RangeOf(parts_.context.store, job.extents, job.meta.stream_bytes, chunk, job.crcs[chunk]);
@@ -335,7 +335,7 @@ void Fetcher::OnRead(uint64_t id, uint32_t chunk, NodeId holder, Code code) {
   Pump(id);
 }
 
-// A member whose connection has failed is connected to again: it is asked again, after a pause.
+// The data path reconnects to a member whose connection has failed, so the member is asked again after a pause.
 void Fetcher::FailRead(Source* source, NodeId holder, Code code) {
   Context& context = parts_.context;
   ++context.local.reads_retried;
@@ -490,7 +490,7 @@ void Fetcher::LoadFromStorage(Job* job) {
   parts_.persister.Load(std::move(load), loaded, [this, id, number] { OnLoadStalled(id, number); });
 }
 
-// Discards the chunks that holders gave: ciphertext and plaintext are not mixed in one copy.
+// Discards the chunks received from holders: a copy never mixes ciphertext and plaintext.
 void Fetcher::DropCiphertext(Job* job) {
   ROPETEAM_CHECK(!job->repair && job->outstanding == 0 && job->busy.empty());
   parts_.context.store.Free(std::exchange(job->extents, {}));
@@ -500,12 +500,12 @@ void Fetcher::DropCiphertext(Job* job) {
   for (auto& [node, source] : job->sources) source.state = Source::State::kFailed;
 }
 
-// The stalled load goes on, and counts if it ends before another node has the shard.
+// The stalled load continues. It counts if it ends before another node has the shard.
 void Fetcher::OnLoadStalled(uint64_t id, uint64_t load) {
   Job* job = Find(id);
   if (job == nullptr || job->load != load || job->load_stalled) return;
   LOG_WARNING("reading %s from storage has made no progress for a minute", job->shard.ToString().c_str());
-  // Chunks that are here already are between those that the load may write: there is no other place to read to.
+  // The load may write between chunks that are already here, so there is no other place to read to.
   if (job->have_meta) return;
   ROPETEAM_CHECK(!job->locating && !job->failing);
   job->load_stalled = true;
@@ -523,7 +523,7 @@ void Fetcher::AbandonLoad(Job* job) {
   job->storage_trouble = Error(Code::kUnavailable, "reading it made no progress for a minute");
 }
 
-// For a shard that is not here yet: whether it is the one that was persisted.
+// Whether loaded bytes of a shard that is not here yet are those that were persisted.
 bool Fetcher::AcceptLoaded(Job* job, const LoadedChunks& loaded) {
   const ShardMeta& meta = loaded.meta;
   if (meta.id != job->shard || meta.chunk_bytes != parts_.context.store.chunk_bytes() ||
@@ -532,7 +532,7 @@ bool Fetcher::AcceptLoaded(Job* job, const LoadedChunks& loaded) {
   if (job->stored.chunk_bytes == meta.chunk_bytes && ContentDigest(meta, loaded.crcs) != job->stored.content)
     return false;
   job->meta = meta;
-  job->meta.replicas = parts_.context.view.settings.replicas;  // of this job; not kept on storage
+  job->meta.replicas = parts_.context.view.settings.replicas;  // a setting of this job, not stored on storage
   job->crcs = loaded.crcs;
   job->encryption = {parts_.context.NewSalt(), {}};
   job->have_meta = true;
@@ -577,7 +577,7 @@ void Fetcher::OnLoaded(uint64_t id, const std::vector<uint32_t>& chunks, const S
     context.inventory_dirty = true;
   }
   context.counters_dirty = true;
-  // A copy that is here may be the one that does not count, so what differs from it need not be damaged.
+  // The copy here may be the one that does not count. So bytes that differ from it need not be damaged.
   const bool damaged = (other_bytes && fresh) || code == Code::kCorrupt || code == Code::kNotFound ||
                        (code == Code::kIo && !again);
   job->corrupt = job->corrupt || other_bytes || damaged;
@@ -617,8 +617,8 @@ void Fetcher::End(uint64_t id, const Status& status) {
   ROPETEAM_CHECK(found != jobs_.end());
   Job job = std::move(found->second);
   jobs_.erase(found);
-  if (job.locating) parts_.asker.Forget(job.question);  // a load that stalled has ended after all
-  // Nothing writes into its chunks any more, and a success has every chunk.
+  if (job.locating) parts_.asker.Forget(job.question);  // a stalled load has ended after all
+  // Nothing writes to its chunks any more, and after a success it has every chunk.
   ROPETEAM_CHECK(job.outstanding == 0 && job.busy.empty() && !job.waiters.empty());
   ROPETEAM_CHECK(!status.ok() || (job.have_meta && job.wanted.empty()));
   const auto mine = by_shard_.find(job.shard);
@@ -633,7 +633,7 @@ void Fetcher::End(uint64_t id, const Status& status) {
     if (result.ok()) {
       const Role role = parts_.sessions.HasRank(job.shard.rank) ? Role::kReplica : Role::kCache;
       const Status sealed = context.store.Seal(job.meta, role, job.extents, job.crcs, job.encryption);
-      // A copy that was pushed here meanwhile serves as well.
+      // A copy that was pushed here meanwhile is as good.
       if (!sealed.ok()) {
         context.store.Free(job.extents);
         if (sealed.code() != Code::kAlreadyExists) result = sealed;
@@ -643,7 +643,7 @@ void Fetcher::End(uint64_t id, const Status& status) {
       if (result.ok()) context.local.fetches.Add(context.now - job.begun);
       context.inventory_dirty = true;
     } else {
-      // No get can still land in these chunks: each has completed (outstanding 0).
+      // No get can still write to these chunks: each has completed (outstanding is 0).
       context.store.Free(job.extents);
     }
   }

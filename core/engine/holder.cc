@@ -192,7 +192,7 @@ void Holder::OnSeal(NodeId from, const ReplicaSeal& seal, const Encryption& encr
   CheckIncoming(*incoming);
   std::vector<uint32_t> wanted;
   for (uint32_t chunk = 0; chunk < chunks; ++chunk) {
-    // A check against another checksum than the seal's does not count.
+    // A check against a checksum other than the seal's does not count.
     if (incoming->chunks[chunk] == Chunk::kGood && incoming->checked_crcs[chunk] != seal.crcs[chunk])
       incoming->chunks[chunk] = Chunk::kUnknown;
     if (incoming->chunks[chunk] == Chunk::kUnknown) wanted.push_back(chunk);
@@ -228,7 +228,7 @@ void Holder::CheckAttempt(Incoming* incoming) {
     context.Send(source, answer);
     return;
   }
-  // Answered when the source asks again, if there is a lease by then.
+  // If there is no lease now, the source asks again later.
   incoming->attempt_checked = true;
   if (!context.has_lease()) return;
   const ShardMeta meta = incoming->meta;
@@ -236,7 +236,7 @@ void Holder::CheckAttempt(Incoming* incoming) {
   const Status sealed =
       context.store.Seal(meta, Role::kReplica, incoming->extents, incoming->crcs, incoming->encryption);
   if (!sealed.ok()) {
-    // Sealed in another way meanwhile (a fetch): that one counts, and these chunks are not needed.
+    // The shard was sealed by a fetch meanwhile. That copy counts, and these chunks are not needed.
     context.store.Free(incoming->extents);
     const SealedShard* other = context.store.Find(meta.id);
     if (other == nullptr || other->meta != meta || !other->bad.empty() ||
@@ -258,7 +258,7 @@ void Holder::CheckAttempt(Incoming* incoming) {
 
 void Holder::Count(const ShardId& id, bool committed) {
   Store& store = parts_.context.store;
-  // An acknowledgement may release older steps on other nodes: only a node with a lease may send it.
+  // An acknowledgement may make other nodes release older steps, so only a node with a lease may send it.
   ROPETEAM_CHECK(parts_.context.has_lease());
   const SealedShard* shard = store.Find(id);
   ROPETEAM_CHECK(shard != nullptr && shard->bad.empty());
@@ -269,9 +269,9 @@ void Holder::Count(const ShardId& id, bool committed) {
 }
 
 void Holder::AnswerUnknownSeal(NodeId from, const ReplicaSeal& seal, const Encryption& encryption) {
-  if (!parts_.context.has_lease()) return;  // it is asked again
-  // It was sealed before, and our answer was lost; or this shard was here already; or this instance is new and knows
-  // nothing of it.
+  if (!parts_.context.has_lease()) return;  // the source asks again
+  // Three cases: the copy was sealed before and our answer was lost; the shard was already here; or this instance is
+  // new and has no record of the copy.
   ReplicaSealed answer{seal.copy, seal.attempt, Code::kOk, {}, {}};
   const SealedShard* sealed = parts_.context.store.Find(seal.meta.id);
   if (sealed == nullptr) {
@@ -329,7 +329,7 @@ void Holder::OnFetchOpen(NodeId from, const FetchOpen& open) {
 }
 
 void Holder::OnEncryptCopy(NodeId from, const FetchOpen& open) {
-  if (parts_.converter.running(open.shard.id)) return;  // asked again
+  if (parts_.converter.running(open.shard.id)) return;  // the fetcher asks again
   parts_.converter.Convert(open.shard.id, true, [this, from, open](const Status& status) {
     if (status.ok()) return OnFetchOpen(from, open);
     FetchGrant refused;
@@ -352,8 +352,8 @@ void Holder::OnBadCopy(NodeId from, const BadCopy& bad) {
   if (shard == nullptr) return;
   for (const uint32_t chunk : bad.chunks)
     if (chunk >= shard->crcs.size()) return;
-  // A chunk that is known to be bad is being repaired, or could not be. Two nodes whose copies are bad in the same chunk
-  // would read it from each other, and report it, for ever; the next pass of the scrub tries again.
+  // A chunk known to be bad is already being repaired, or could not be repaired. Without this check, two nodes with the
+  // same bad chunk would read it from each other and report it for ever. The next pass of the scrub tries again.
   if (std::all_of(bad.chunks.begin(), bad.chunks.end(), [&](uint32_t chunk) {
         return std::binary_search(shard->bad.begin(), shard->bad.end(), chunk);
       }))
@@ -382,7 +382,7 @@ void Holder::OnVerifyOrder(NodeId from, const VerifyOrder& order) {
           RangeOf(context.store, shard->extents, shard->meta.stream_bytes, chunk, shard->crcs[chunk]));
     result->copies.push_back(copy);
     ++*waiting;
-    // The chunks stay where they are while they are read.
+    // The lease keeps the chunks in place while they are read.
     Result<Store::LeaseToken> lease = context.store.Lease(id);
     ROPETEAM_CHECK(lease.ok());
     const size_t index = result->copies.size() - 1;
@@ -420,8 +420,8 @@ void Holder::OnTimer() {
   for (auto& [key, reading] : reading_) {
     if (reading.heard + kSilenceUs > parts_.context.now) continue;
     reading.heard = parts_.context.now;
-    // A grant for a fetch that is over is answered by FetchClose: a close that was lost does not keep chunks
-    // for ever.
+    // The fetcher answers a grant for a finished fetch with FetchClose. So a lost FetchClose does not keep chunks for
+    // ever.
     const SealedShard* shard = parts_.context.store.Leased(reading.lease);
     ROPETEAM_CHECK(shard != nullptr);
     OnFetchOpen(key.first, FetchOpen{key.second, {shard->meta.id}});

@@ -55,7 +55,7 @@ void Incarnations::Begin(const IncarnationState& known) {
   ++version_;
 }
 
-// The incarnation may have been begun by a leader that knew of no choice as new as this one.
+// The leader that began the current incarnation may not have known of this newer choice.
 void Incarnations::KeepPin(const IncarnationState& known) {
   if (current_.forgotten || known.pinned_by <= current_.pinned_by || known.pinned_by > current_.number)
     return;
@@ -69,7 +69,7 @@ void Incarnations::Learn(const Inventory& inventory) {
   const IncarnationState& told = inventory.incarnation;
   const IncarnationState before = current_;
   if (!told.possible()) {
-    LOG_WARNING("ignored: incarnation %llu is said to go on from %s, chosen by incarnation %llu",
+    LOG_WARNING("ignored a report that incarnation %llu continues from %s, chosen by incarnation %llu",
                 static_cast<unsigned long long>(told.number), told.pin.ToString().c_str(),
                 static_cast<unsigned long long>(told.pinned_by));
     return;
@@ -84,8 +84,8 @@ void Incarnations::Learn(const Inventory& inventory) {
   }
   KeepPin(before);
   KeepPin(told);
-  // An incarnation of which only the number is remembered, or a copy that its node was given before it heard of
-  // the incarnation: that number must never be used again.
+  // A node may remember only an incarnation's number, or have received a copy of it before the announcement. That
+  // number must never be used again.
   Incarnation heard = 0;
   const auto hear = [&heard](Incarnation incarnation) {
     if (incarnation < kIncarnationMax) heard = std::max(heard, incarnation);
@@ -126,7 +126,7 @@ void Incarnations::LearnRanks(NodeId node, const std::vector<SessionReport>& ses
     const Seat* before = Find(session.rank);
     Put(session.rank, {session.token, node, before == nullptr ? 0 : before->question, true, false});
   }
-  // Admitted on a late repeat of a question from a process that has ended: no rank ever used this seat.
+  // A late repeat of a question from an ended process got this seat. No rank ever used it.
   for (const Rank rank : seated) {
     const Seat& seat = seats_[rank];
     if (seat.node == node && !seat.present && !seat.left && seat.question < asking_from) Free(rank);
@@ -162,22 +162,21 @@ Status Incarnations::CheckWorld(const JoinQuestion& join) const {
                join.world_size, IncarnationNumber(current_.number), current_.world_size);
 }
 
-// A handle that names no incarnation and was in none before.
+// A handle that gives no token and was in no incarnation before.
 Status Incarnations::AdmitUnnamed(const JoinQuestion& join) {
   const Seat* seat = Find(join.rank);
   const bool known = seat != nullptr && seat->token == join.token;
   const bool fits = current_.number != 0 && current_.token.empty() && current_.world_size == join.world_size;
   const bool taken = seat != nullptr && !known;
-  // A handle that only reads must not end the incarnation of ranks that train. A launcher that starts the ranks
-  // again can wait for the processes of the former incarnation.
+  // A handle that only reads must not end the incarnation of ranks that train. A launcher that restarts the ranks can
+  // wait for the processes of the former incarnation.
   if (!fits && ranks_present() != 0)
     return Error(Code::kUnavailable,
                  "incarnation %llu (token '%s', %u ranks) has %u ranks open: a handle of %u ranks without a "
                  "token opens when they have left",
                  IncarnationNumber(current_.number), current_.token.c_str(), current_.world_size,
                  ranks_present(), join.world_size);
-  // The seat may have been given on a late repeat of a question from a process that has ended. The next inventory
-  // of its node shows it.
+  // A late repeat of a question from an ended process may have got the seat. The next inventory of its node shows it.
   if (fits && !current_.broken && taken && !seat->present && !seat->left)
     return Error(Code::kUnavailable, "rank %u was opened on %s, whose inventory has not confirmed it yet",
                  join.rank, context_.NameOf(seat->node).c_str());
@@ -199,8 +198,7 @@ Status Incarnations::Admit(NodeId from, uint64_t question, const JoinQuestion& j
                  join.rank, IncarnationNumber(join.incarnation), IncarnationNumber(current_.number));
   const bool returns = join.incarnation != 0 && join.incarnation == current_.number;
   if (returns && current_.world_size == 0) {
-    // Every daemon was restarted: only the incarnation's number was left. The handles that come back know the
-    // rest.
+    // Every daemon was restarted, so only the incarnation's number is left. The handles that reconnect know the rest.
     IncarnationState changed = current_;
     changed.world_size = join.world_size;
     changed.token = join.incarnation_token;
@@ -237,7 +235,7 @@ void Incarnations::BeginNext(const JoinQuestion& join) {
   next.number = NextIncarnation(std::max(current_.number, floor_), context_.view.epoch);
   next.token = join.incarnation_token;
   next.world_size = join.world_size;
-  // Until it has a pin of its own, the last restored step still determines which steps were abandoned.
+  // Until the new incarnation has its own pin, the last restored step still determines which steps were abandoned.
   next.pinned_by = current_.forgotten ? current_.number : current_.pinned_by;
   next.pin = current_.pin;
   next.past_tokens = current_.past_tokens;

@@ -13,7 +13,7 @@ namespace {
 
 SessionKey KeyOf(const SessionReport& session) { return {session.rank, session.incarnation, session.token}; }
 
-// The report without its lists, its counters, and the time of lost links.
+// The report without its lists, its counters and the times of lost links.
 NodeReport StandingOf(const NodeReport& report) {
   NodeReport standing;
   standing.id = report.id;
@@ -29,7 +29,7 @@ NodeReport StandingOf(const NodeReport& report) {
   return standing;
 }
 
-// A 64-bit hash of a value's encoding. Against accidents, not against malice.
+// A 64-bit hash of a value's encoding. It protects against accidents, not against malice.
 class Hasher {
  public:
   explicit Hasher(uint32_t protocol) : protocol_(protocol) {}
@@ -62,7 +62,7 @@ uint64_t DigestOfSessions(const std::vector<SessionReport>& sessions, Hasher* ha
   return digest;
 }
 
-// Of an Inventory or an InventoryDelta: what both have in whole.
+// The fields that an Inventory and an InventoryDelta both have complete.
 template <typename T>
 uint64_t DigestOfScalars(const T& inventory, Hasher* hash) {
   std::vector<uint64_t> words = {inventory.incarnation_max, inventory.asking_from,
@@ -103,7 +103,7 @@ auto GoneFrom(const std::vector<T>& before, const std::vector<T>& after, Key key
   return gone;
 }
 
-// Replaces and adds `changed` and removes `gone` in an ordered list.
+// Replaces or adds the `changed` items and removes the `gone` ones in a sorted list.
 template <typename T, typename Gone, typename Key, typename GoneKey>
 void Merge(std::vector<T>* values, const std::vector<T>& changed, const std::vector<Gone>& gone, Key key,
            GoneKey gone_key) {
@@ -153,7 +153,7 @@ void Normalize(Inventory* inventory) {
   if (Ascending(sessions, kSessionKey)) return;
   std::stable_sort(sessions.begin(), sessions.end(),
                    [](const SessionReport& a, const SessionReport& b) { return KeyOf(a) < KeyOf(b); });
-  // A handle that reconnects has two sessions for a moment: what either has saved, the rank has.
+  // A reconnecting handle has two sessions for a moment: the rank has the saves of both.
   std::vector<SessionReport> merged;
   for (SessionReport& session : sessions) {
     if (merged.empty() || KeyOf(merged.back()) < KeyOf(session)) {
@@ -210,7 +210,7 @@ InventoryDelta Difference(const Inventory& before, const Inventory& after, bool 
   return delta;
 }
 
-// ---- the leader's end
+// ---- the leader's side
 
 InventoryChange HeldInventory::Replace(Inventory whole, uint32_t protocol) {
   ROPETEAM_CHECK(whole.sequence > inventory_.sequence);
@@ -311,11 +311,11 @@ std::optional<InventoryChange> HeldInventory::Apply(const InventoryDelta& delta,
   return change;
 }
 
-// ---- the node's end
+// ---- the node's side
 
 void InventorySender::OnView(NodeId leader) {
   leader_ = leader;
-  in_flight_ = false;  // it was for the epoch before
+  in_flight_ = false;  // it was for the previous epoch
   due_now_ = true;
 }
 
@@ -362,7 +362,7 @@ uint64_t InventorySender::FirstWith(const ShardId& shard, uint64_t content) cons
 
 void InventorySender::NoteListed(const std::vector<CopyReport>& copies) {
   auto listed = listed_.begin();
-  for (const CopyReport& copy : copies) {  // both are ordered
+  for (const CopyReport& copy : copies) {  // both are sorted
     while (listed != listed_.end() && listed->first < copy.id) listed = listed_.erase(listed);
     if (listed == listed_.end() || copy.id < listed->first)
       listed = listed_.emplace_hint(listed, copy.id, Listed{copy.content, sequence_});

@@ -34,7 +34,7 @@ StepId Latest::PassedOver(const StepId& offered) const {
   return {};
 }
 
-// Memory goes before storage that cannot be reached.
+// A step in memory does not wait for storage that is unreachable.
 bool Latest::KnowsRestores(const StepId& id) {
   if (!stored_.Has(id) || stored_.IsOfSource(id)) return true;
   if (const std::shared_ptr<const StoredStep> manifest = stored_.Manifest(id)) {
@@ -58,7 +58,7 @@ Result<std::optional<StepId>> Latest::NewestStored(const std::optional<StepId>& 
                  stored_.trouble().c_str());
   }
   while (const std::optional<StepId> newest = stored_.NewestBefore(end)) {
-    // The job has steps of its own in memory, and has gone on from them.
+    // The job has steps of its own in memory, so it does not begin from another job's steps.
     if (floor && (!(*floor < *newest) || stored_.IsOfSource(*newest))) break;
     if (const std::shared_ptr<const StoredStep> manifest = stored_.Manifest(*newest)) {
       if (!stored_.IsOfSource(*newest)) restores_.LearnStored(manifest->restored);
@@ -66,7 +66,7 @@ Result<std::optional<StepId>> Latest::NewestStored(const std::optional<StepId>& 
       end = *newest;
       continue;
     }
-    if (!stored_.Has(*newest)) continue;  // it is damaged: the next older one
+    if (!stored_.Has(*newest)) continue;  // damaged: try the next older one
     return Error(Code::kUnavailable, "the manifest of %s on storage is being read%s%s",
                  newest->ToString().c_str(), stored_.trouble().empty() ? "" : ": ",
                  stored_.trouble().c_str());
@@ -99,7 +99,7 @@ Result<StepId> Latest::Resolve(Incarnation asking, size_t members, const JobSett
     }
     return none;
   }
-  // Steps that the job has persisted may be on storage only.
+  // The incarnation's own steps may be on storage only.
   const std::optional<StepId> own = table_.NewestProducible(asking);
   const Result<std::optional<StepId>> own_stored =
       NewestStored(own ? *own : StepId{asking, 0}, {asking + 1, 0}, Of::kAll);
@@ -111,7 +111,7 @@ Result<StepId> Latest::Resolve(Incarnation asking, size_t members, const JobSett
     return Error(Code::kUnavailable,
                  "no node remembers what incarnation %llu restores; the next incarnation can restore",
                  IncarnationNumber(incarnation.number));
-  // It was chosen while a node with a newer committed step was away, and no rank has been told.
+  // A better step exists if a node with a newer committed step was away during the choice, and no rank was told.
   const bool better =
       may_choose_again_ && Producible(NewestCommitted()) && incarnation.pin < NewestCommitted();
   if (incarnation.has_pin() && !better) {
@@ -119,8 +119,8 @@ Result<StepId> Latest::Resolve(Incarnation asking, size_t members, const JobSett
     if (Available(incarnation.pin)) return incarnation.pin;
   }
   if (incarnation.has_pin() && !may_choose_again_) {
-    // Some rank of this incarnation may have gone on from it: another step for the others would mix the two.
-    // Its holder may come back; if not, the next incarnation is offered an older step.
+    // Some rank of this incarnation may have continued from it, and another step for the others would mix the two. Its
+    // holder may come back. If not, the next incarnation is offered an older step.
     LOG_WARNING("%s, which incarnation %llu restores, cannot be produced now",
                 incarnation.pin.ToString().c_str(), IncarnationNumber(incarnation.number));
     return Error(
@@ -138,7 +138,7 @@ Result<StepId> Latest::Resolve(Incarnation asking, size_t members, const JobSett
     return Error(Code::kStale, "storage has %s, of an incarnation after this one: restart the world",
                  later->ToString().c_str());
   Result<std::optional<StepId>> offered = NewestBefore({asking, 0}, Of::kOffered);
-  // A quarantined step is better than nothing.
+  // Offer a quarantined step rather than none.
   const bool has_other = !offered.ok() || *offered;
   if (!has_other) offered = NewestBefore({asking, 0}, Of::kAll);
   if (!offered.ok()) return offered.status();
@@ -164,8 +164,9 @@ Result<StepId> Latest::Resolve(Incarnation asking, size_t members, const JobSett
     if (chosen < note.step && restores_.Holds(note.step) && Available(note.step))
       restores_.PassOver(note.step, chosen);
   if (incarnation.has_pin() && incarnation.pin != chosen)
-    LOG_WARNING("%s, which no rank has been told of, %s: chosen again", incarnation.pin.ToString().c_str(),
-                better ? "is older than a committed step that is there again" : "cannot be produced now");
+    LOG_WARNING(
+        "%s was not told to any rank and %s: choosing again", incarnation.pin.ToString().c_str(),
+        better ? "is older than a committed step that can be produced again" : "cannot be produced now");
   incarnations_.Pin(chosen);
   may_choose_again_ = true;
   if (!newest) return none;
@@ -189,7 +190,8 @@ Result<StepId> Latest::ResolveStep(const LocateQuestion& locate) const {
   const StepId own{locate.incarnation, locate.step};
   if (Available(own)) return own;
   const IncarnationState& incarnation = incarnations_.current();
-  // Whether it can be produced or not: another step of this number is not what the other ranks have restored.
+  // This holds even if it cannot be produced: another step of this number is not the one that the other ranks have
+  // restored.
   if (incarnation.has_pin() && incarnation.pin.step == locate.step &&
       locate.incarnation == incarnation.number)
     return incarnation.pin;
@@ -207,7 +209,7 @@ Result<StepId> Latest::ResolveStep(const LocateQuestion& locate) const {
 }
 
 void Latest::Wait(NodeId from, uint64_t number, const LatestQuestion& question) {
-  ROPETEAM_CHECK(question.incarnation != 0);  // a person's question depends on no pin
+  ROPETEAM_CHECK(question.incarnation != 0);  // an operator's question depends on no pin
   waiting_[{from, number}] = question;
 }
 

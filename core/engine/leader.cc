@@ -11,7 +11,7 @@
 namespace ropeteam::engine {
 namespace {
 
-// For each of these steps the sequence of the state that listed it first without a gap: the one in `before`, or
+// For each of these steps, the sequence of the state that listed it first without a gap: as in `before`, or else
 // `sequence`.
 std::map<StepId, uint64_t> SinceWhen(const std::vector<StepKey>& steps,
                                      const std::map<StepId, uint64_t>& before, uint64_t sequence) {
@@ -86,8 +86,8 @@ void Leader::OnView(const View& before) {
     redundancy_.SetLostLinks(member.id, {});
   }
   members_ = std::move(members);
-  answered_ = 0;  // each member tells again in this epoch,
-  told_ = false;  // and is told again
+  answered_ = 0;  // each member reports again in this epoch,
+  told_ = false;  // and gets the announcement again
   acked_ = {{0, members_.size()}};
   SetShortOfMemory(
       static_cast<size_t>(std::count_if(members_.begin(), members_.end(), [](const auto& member) {
@@ -117,7 +117,7 @@ std::string Leader::Missing() const {
 
 void Leader::OnInventory(NodeId from, Inventory inventory) {
   MemberState* member = Find(from);
-  if (member == nullptr) return;  // the node sends it again, to the leader of its view
+  if (member == nullptr) return;  // the node sends it again to the leader of its view
   context_.Send(from, InventoryAck{inventory.sequence, false});
   if (inventory.sequence <= member->held.sequence()) return;
   const bool was_short = member->inventory().short_of_memory;
@@ -136,7 +136,7 @@ void Leader::OnInventoryDelta(NodeId from, const InventoryDelta& delta) {
 }
 
 void Leader::SetShortOfMemory(size_t members) {
-  // Members forget a refusal after a second. So a short gap does not end a shortage.
+  // Members forget a refusal after a second, so a short gap does not end a shortage.
   if (members != 0 && (short_since_ == 0 || short_seen_ + kShortageGapUs < context_.now))
     short_since_ = context_.now;
   if (members != 0 || short_of_memory_ != 0) short_seen_ = context_.now;
@@ -163,7 +163,7 @@ void Leader::Learn(MemberState* member, bool was_short, const InventoryChange& c
   persistence_.Learn(inventory.persisting);
   restores_.Learn(inventory.restores);
   policy_.Learn(inventory.policy);
-  // A former leader let it read them.
+  // An earlier leader allowed these reads.
   for (const ShardKey& key : inventory.loading) loaders_.try_emplace(key.id, Loader{member->id, 0, {}});
   if (change.incarnation || change.seats)
     incarnations_.LearnRanks(member->id, inventory.report.sessions, inventory.asking_from);
@@ -176,7 +176,7 @@ void Leader::Learn(MemberState* member, bool was_short, const InventoryChange& c
     ended_max_ = std::max(ended_max_, session.newest_ended);
     dirty_ = dirty_ || PassesOpenStep(session);
   }
-  // A copy that its node has not marked because no announcement was made with knowledge of it.
+  // If a node has a copy without a mark, no announcement since has taken that copy into account.
   for (const CopyReport& copy : change.after)
     if (!copy.committed && listed_.contains(StepOf(copy.id))) mark_again_ = dirty_ = true;
   if (table_.replications() != replications_) progress_at_ = context_.now;
@@ -194,7 +194,7 @@ void Leader::OnPersistResult(NodeId from, const PersistResult& result) {
 void Leader::OnStoredBad(NodeId from, const StoredBad& bad) {
   if (Find(from) == nullptr) return;
   stored_.MarkDamaged(StepOf(bad.shard.id), bad.why);
-  // Steps of another job (restore_from) are not ours to mark.
+  // Another job's steps (restore_from) are not marked.
   if (!stored_.IsOfSource(StepOf(bad.shard.id))) damage_.OnBad(from, bad);
 }
 
@@ -202,8 +202,8 @@ void Leader::OnStoredChecked(NodeId from, const StoredChecked& checked) {
   if (Find(from) != nullptr) damage_.OnChecked(from, checked);
 }
 
-// A shard that was saved in an earlier session may be on a node that is away. If all of the job's nodes are here,
-// such a shard is in the table.
+// A shard that was saved in an earlier session may be on an absent node. If all of the job's nodes are here, the table
+// has it.
 bool Leader::Passed(const SessionReport& session, Step step) const {
   return session.has_ended && step < session.newest_ended &&
          (session.oldest_ended <= step || members_.size() >= context_.view.settings.nodes) &&
@@ -234,7 +234,7 @@ void Leader::Flush() {
 }
 
 // A rank is told what its incarnation restores only after every member of the view has acknowledged it. So if some
-// member knows this incarnation but not its pin, the former leader has told no rank.
+// member has this incarnation without its pin, the former leader has told no rank.
 bool Leader::PinWasHeard() const {
   const IncarnationState& incarnation = incarnations_.current();
   return incarnation.has_pin() && std::all_of(members_.begin(), members_.end(), [&](const auto& member) {
@@ -244,7 +244,7 @@ bool Leader::PinWasHeard() const {
          });
 }
 
-// Uncommitted steps of this incarnation that some rank has passed without a shard of them.
+// Uncommitted steps of this incarnation that some rank has passed without saving its shard.
 std::set<StepId> Leader::Hopeless() const {
   std::set<StepId> hopeless;
   const Incarnation current = incarnations_.current().number;
@@ -269,8 +269,8 @@ std::set<StepId> Leader::Hopeless() const {
   return hopeless;
 }
 
-// Decides what is kept and released, and notes the released steps in the table: a late copy must not commit a step
-// that members may already be releasing or evicting.
+// Decides what is kept and released, and records the released steps in the table. Members may already be releasing or
+// evicting their copies, so a late copy must not commit such a step.
 RetentionPlan Leader::Retain(const std::set<StepId>& told) {
   const std::set<StepId> hopeless = Hopeless();
   const std::vector<StepKey> persisting = persistence_.pinned();
@@ -288,7 +288,7 @@ RetentionPlan Leader::Retain(const std::set<StepId>& told) {
   return plan;
 }
 
-// The listed commits that every member has acknowledged by now.
+// Records which of the listed commits every member has acknowledged.
 void Leader::NoteMarked() {
   const uint64_t acked = acked_by_all();
   for (const auto& [id, sequence] : listed_)
@@ -313,7 +313,7 @@ std::vector<std::pair<NodeId, DropCopy>> Leader::Losers() const {
   return losers;
 }
 
-// Their nodes drop them. If an order is lost, OnTimer() repeats it.
+// Orders nodes to drop copies with the wrong content. If an order is lost, OnTimer() repeats it.
 void Leader::SettleContested() {
   for (const auto& [node, drop] : Losers()) context_.Send(node, drop);
 }
@@ -322,13 +322,13 @@ void Leader::Announce() {
   ROPETEAM_CHECK(leading_ && complete() && may_decide());
   LeaderState state;
   state.incarnation = incarnations_.current();
-  // A forgotten incarnation has no known pin, so no step of a former one is committed any more.
+  // A forgotten incarnation has no known pin, so no step of an earlier incarnation is committed any more.
   if (state.incarnation.forgotten) {
     table_.Bar(state.incarnation.number, StepId());
   } else if (state.incarnation.pinned_by != 0) {
     table_.Bar(state.incarnation.pinned_by, state.incarnation.pin);
   }
-  // A step that has lost all its copies is forgotten. If copies return, it is listed again.
+  // A step that has lost all its copies is removed from the list. If copies return, it is listed again.
   const auto unknown = [this](const StepId& id) {
     const StepTable::StepState* step = table_.Find(id);
     return step == nullptr || !step->committed;
@@ -339,14 +339,14 @@ void Leader::Announce() {
   for (const StepId& id : table_.Commit()) LOG_DEBUG("%s has all its copies", id.ToString().c_str());
   const std::vector<StepId> committed =
       table_.CommittedNewestFirst(context_.view.settings.keep_steps + kCommittedListedMax);
-  // Nodes mark any copy of a listed step. So copies with other bytes must be dropped before the step is listed.
+  // Nodes mark every copy of a listed step. So copies with other bytes must be dropped before the step is listed.
   std::set<StepId> unsettled;
   for (const auto& [node, drop] : Losers()) unsettled.insert(StepOf(drop.shard.id));
   for (const StepId& id : committed) {
     if (unsettled.contains(id)) continue;
     state.committed.push_back({id});
-    // If the world has gone on without a marked step, no rank was told of it, or its promise was lost with more
-    // than R nodes. Now no rank may be told.
+    // The job may have continued without a marked step. Then no rank was told of the step, or it was lost with more
+    // than R nodes. From now on no rank may be told of it.
     if (marked_.contains(id) && !table_.Barred(id)) state.marked.push_back({id});
   }
   // A step that is too old to be listed releases nothing, because no rank is told of it.
@@ -382,7 +382,7 @@ void Leader::Announce() {
     if (new_pin) pin_sequence_ = sequence_;
     if (restores_.version() != restores_seen_) restores_sequence_ = sequence_;
     if (policy_.version() != policy_seen_) policy_sequence_ = sequence_;
-    // A step that was not listed meanwhile has to be marked again: some member may know no state that listed it.
+    // A step with a gap in its listing must be marked again: some member may have received no state that listed it.
     listed_ = SinceWhen(state.committed, listed_, sequence_);
     persisting_since_ = SinceWhen(state.persisting, persisting_since_, sequence_);
     state_ = std::move(state);
@@ -404,12 +404,13 @@ void Leader::Announce() {
 void Leader::Tell() {
   for (MemberState& member : members_) {
     if (member.acked >= sequence_) continue;
-    // If something has changed since the last announcement, the members' newest inventories are not judged.
+    // If something has changed since the last announcement, that announcement does not cover the members' newest
+    // inventories.
     if (!dirty_) member.judged = member.held.sequence();
     state_.judged = member.judged;
     context_.Send(member.id, state_);
   }
-  state_.judged = 0;  // each member's own
+  state_.judged = 0;  // set for each member below
   tell_again_at_ = context_.now + tell_again_after_;
   tell_again_after_ = std::min(2 * tell_again_after_, kRepeatMaxUs);
 }
@@ -430,8 +431,8 @@ void Leader::RestoreAndTrim() {
 
 void Leader::RestoreSoon() { next_restore_ = std::min(next_restore_, context_.now + kRestoreSoonUs); }
 
-// Uncommitted steps that keep a committed one from getting its copies: no open rank could complete them, and no
-// absent node could have what they lack.
+// Uncommitted steps that keep a committed one from getting its copies. No open rank can complete them, and no absent
+// node can have their missing shards.
 std::vector<StepId> Leader::Abandoned() const {
   std::vector<StepId> abandoned;
   const bool committed_lacks =
@@ -449,7 +450,7 @@ std::vector<StepId> Leader::Abandoned() const {
   return abandoned;
 }
 
-// The arenas are full of steps that wait for copies, and no node has room for those. The newest step that can be
+// The arenas are full of steps that wait for copies, and no node has room for these. The newest step that can be
 // produced is worth more than the steps before it.
 void Leader::ReleaseForMemory() {
   if (short_of_memory_ == 0 || std::max(progress_at_, short_since_) + kStuckUs > context_.now) return;
@@ -469,7 +470,7 @@ void Leader::ReleaseForMemory() {
   }
 }
 
-// Every member has told its copies, so the values are those of the shards that count.
+// Every member has reported its copies, so the values are those of the shards that count.
 void Leader::ReleaseDisagreeing() {
   for (const auto& [id, step] : table_.steps()) {
     if (!step.disagrees() || step.released) continue;
@@ -530,7 +531,7 @@ TimeUs Leader::NextTimer() const {
   if (!leading_ || !context_.has_lease()) return due;
   if (!may_decide()) return decides_from_;
   if (awaits_acks()) due = tell_again_at_;
-  // A member that answers wakes an incomplete leader up.
+  // An incomplete leader needs no timer: the next report of a member runs this again.
   if (complete() && (short_of_memory_ != 0 || !table_.contested().empty() || redundancy_.NeedsTrim(marked_) ||
                      redundancy_.NeedsWork(state_.keep, incarnations_.current().number)))
     due = std::min(due, next_restore_);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The leader's answers to questions: which ranks may join which incarnation, what the latest step is, which nodes
-// hold a shard, and the state of the cluster.
+// The leader's answers to questions: which ranks may join which incarnation, the latest step, the nodes that hold a
+// shard, and the state of the cluster.
 
 #include <algorithm>
 #include <optional>
@@ -77,7 +77,7 @@ void Leader::OnQuestion(NodeId from, const Question& question) {
       if (Decode(question.payload, policy)) return AnswerPolicy(from, question.number, policy);
       break;
   }
-  Reply(from, question.number, Error(Code::kInvalidArgument, "a question that cannot be read"));
+  Reply(from, question.number, Error(Code::kInvalidArgument, "the question cannot be decoded"));
 }
 
 void Leader::AnswerJoin(NodeId from, uint64_t number, const JoinQuestion& join) {
@@ -126,7 +126,8 @@ void Leader::AnswerLatest(NodeId from, uint64_t number, const LatestQuestion& la
   if (latest.incarnation != 0) {
     const Status current = CheckIncarnation(latest.incarnation);
     if (!current.ok()) return Reply(from, number, current);
-    // An absent node may hold what no member has. Wait for the announced number of nodes, or for the whole world.
+    // An absent node may hold what no member has. So wait for the announced number of nodes, or for all ranks of the
+    // world.
     const uint32_t ranks = incarnations_.ranks_present();
     if (ranks < incarnations_.current().world_size && members_.size() < context_.view.settings.nodes)
       return Reply(from, number,
@@ -134,7 +135,7 @@ void Leader::AnswerLatest(NodeId from, uint64_t number, const LatestQuestion& la
                          incarnations_.current().world_size, members_.size(), context_.view.settings.nodes));
   }
   Result<StepId> step = latest_.Resolve(latest.incarnation, members_.size(), context_.view.settings);
-  dirty_ = dirty_ || incarnations_.version() != incarnation_seen_;  // the pin is to be announced
+  dirty_ = dirty_ || incarnations_.version() != incarnation_seen_;  // the pin must be announced
   const uint32_t world_size = step.ok() ? WorldSizeOf(*step) : 0;
   if (step.ok() && world_size == 0)
     return Reply(from, number,
@@ -168,7 +169,7 @@ std::vector<StepId> Leader::ReadOnStorage() {
   return steps;
 }
 
-// The node has left, or does not read the shard any more.
+// The node has left, or no longer reads the shard.
 bool Leader::IsOver(const ShardId& shard, const Loader& loader) {
   const MemberState* member = Find(loader.node);
   if (member == nullptr) return true;
@@ -177,7 +178,7 @@ bool Leader::IsOver(const ShardId& shard, const Loader& loader) {
          std::none_of(loading.begin(), loading.end(), [&](const ShardKey& key) { return key.id == shard; });
 }
 
-// Another node for each shard, so that many share the work of one that stalls.
+// Chooses another node for each shard, so that many nodes share the work of a stalled one.
 NodeId Leader::StandIn(const ShardId& shard, const Loader& loader) const {
   for (size_t i = 0; i < members_.size(); ++i) {
     const NodeId node = members_[(shard.rank + i) % members_.size()].id;
@@ -207,14 +208,14 @@ Status Leader::OfferStored(NodeId asker, bool stalled, LocateReply* reply) {
     loader.stalled.erase(asker);
   }
   if (loader.stalled.contains(loader.node) || IsOver(shard, loader)) {
-    // A substitute that does not read it either is skipped.
+    // If the substitute stalls, too, it is skipped.
     if (stalled && loader.node != kNoNode) loader.stalled.insert(loader.node);
     loader.node = stalled ? StandIn(shard, loader) : asker;
     loader.until = context_.now + kLoaderReportsUs;
     if (loader.node != asker && loader.node != kNoNode) context_.Send(loader.node, FetchOrder{{shard}});
   }
   if (loader.node == kNoNode) {
-    loader.stalled = {asker};  // the other nodes are asked again
+    loader.stalled = {asker};  // the other nodes get another attempt
     return Error(Code::kUnavailable, "%s: reading from storage makes no progress on any node",
                  shard.ToString().c_str());
   }
@@ -231,7 +232,7 @@ Status Leader::OfferStored(NodeId asker, bool stalled, LocateReply* reply) {
 void Leader::AnswerLocate(NodeId from, uint64_t number, const LocateQuestion& locate) {
   Result<StepId> id = latest_.ResolveStep(locate);
   if (!id.ok()) return Reply(from, number, id.status());
-  // A rank opens it. A node that fetches names the shard's incarnation, and a person has none.
+  // A rank opens the shard. A fetching node gives the shard's incarnation, and an operator has none.
   const IncarnationState& incarnation = incarnations_.current();
   if (locate.exact == 0 && locate.incarnation != 0 && locate.incarnation == incarnation.number &&
       incarnation.has_pin() && *id == incarnation.pin && may_decide())
@@ -251,10 +252,10 @@ void Leader::AnswerLocate(NodeId from, uint64_t number, const LocateQuestion& lo
       good = good || copy.bad.empty();
     }
   }
-  // A node whose reading stalls waits for a good copy that another node has made.
+  // A node with a stalled read waits for a good copy made by another node.
   const bool from_storage = reply.holders.empty() || (locate.from_storage && !(locate.stalled && good));
   const Status stored = from_storage ? OfferStored(from, locate.stalled, &reply) : OkStatus();
-  // A holder may be tried again meanwhile.
+  // Or else the node tries a holder again.
   if (!stored.ok() && (reply.holders.empty() || stored.code() == Code::kUnavailable))
     return Reply(from, number, stored);
   Reply(from, number, OkStatus(), Encode(reply, context_.protocol));
@@ -268,7 +269,11 @@ void Leader::AnswerPersist(NodeId from, uint64_t number, const PersistQuestion& 
                  Error(Code::kUnavailable, "storage has not been listed: %s", stored_.trouble().c_str()));
   const Status status = persistence_.Request(persist.step.id, incarnations_.current());
   if (!status.ok()) return Reply(from, number, status);
-  // Every node has to know it, so that a later leader does. Until then the question is repeated.
+  // Every node must have recorded it, so that a later leader has it. Until then the asker repeats the question.
+  // 278-280!// Any daemon may lead and delete by its own rules, so one daemon's rule counts for the job. If daemons had
+  // different
+  // // rules besides the number, the leader might delete what another daemon's rules keep.
+  // Status Leader::CheckFlags(uint64_t persist_every, uint64_t keep_on_storage) const {
   const auto listed = persisting_since_.find(persist.step.id);
   const bool known = listed != persisting_since_.end() ? listed->second <= acked_by_all()
                                                        : persistence_.version() == persistence_seen_;
@@ -302,7 +307,8 @@ Status Leader::CheckFlags(uint64_t persist_every, uint64_t keep_on_storage) cons
 }
 
 Result<uint64_t> Leader::KeepByRanks() const {
-  if (!complete() || !may_decide()) return Error(Code::kUnavailable, "not every node has told what it knows");
+  if (!complete() || !may_decide())
+    return Error(Code::kUnavailable, "not every node has reported its inventory");
   const uint64_t keep = policy_.Of(incarnations_.current().number).keep_on_storage;
   ROPETEAM_RETURN_IF_ERROR(CheckFlags(0, keep));
   return keep;
@@ -323,18 +329,17 @@ PolicyReport Leader::DescribePolicy() const {
 void Leader::AnswerPolicy(NodeId from, uint64_t number, const PolicyQuestion& question) {
   if (context_.view.settings.storage.empty())
     return Reply(from, number, Error(Code::kUnsupported, "this job has no storage"));
-  Status status = Policy::Spoken(context_);  // it was asked in another epoch
+  Status status = Policy::Spoken(context_);  // the question may be from an earlier epoch
   if (status.ok()) status = CheckIncarnation(question.incarnation);
-  // A value that is known already was compared with the flags before. So not every rank compares it with those of
-  // every node.
+  // A known value was compared with the flags before. So not every rank is compared with the flags of every node.
   const RankPolicy known = policy_.Of(question.incarnation);
   if (status.ok() && !question.again)
     status = CheckFlags(known.persist_every == 0 ? question.persist_every : 0,
                         known.keep_on_storage == 0 ? question.keep_on_storage : 0);
   if (status.ok()) status = policy_.Set(question);
   if (!status.ok()) return Reply(from, number, status);
-  // Every node has to know it, so that the next leader does. Until then the question is repeated. It is also
-  // repeated while steps are being deleted that must be kept from now on.
+  // Every node must have recorded it, so that the next leader has it. Until then the asker repeats the question. It
+  // also repeats while a running deletion removes steps that must be kept from now on.
   if (policy_.version() == policy_seen_ && policy_sequence_ <= acked_by_all() &&
       !persistence_.DeletesBeyond(policy_.Of(question.incarnation).keep_on_storage))
     Reply(from, number, OkStatus(), Encode(Nothing{}));
@@ -344,7 +349,7 @@ void Leader::AnswerQuarantine(NodeId from, uint64_t number, const QuarantineQues
   const Result<StepId> step = latest_.ResolveStep({quarantine.step, 0, 0, 0, false, false});
   if (!step.ok()) return Reply(from, number, step.status());
   restores_.Set(*step, !quarantine.undo);
-  // Every node has to know it, so that a later leader does. Until then the question is repeated.
+  // Every node must have recorded it, so that a later leader has it. Until then the asker repeats the question.
   if (restores_.version() == restores_seen_ && restores_sequence_ <= acked_by_all())
     Reply(from, number, OkStatus(), Encode(Nothing{}));
 }
@@ -358,7 +363,7 @@ void Leader::AnswerDrop(NodeId from, uint64_t number, const DropQuestion& drop) 
     status = drops_.Request(drop, {table_, incarnations_.current(), state_.release_before.id, newest_marked,
                                    context_.view.settings.nodes, members_.size()});
   if (!status.ok()) return Reply(from, number, status);
-  // The question is repeated until no member has a copy.
+  // The asker repeats the question until no member has a copy.
   if (drops_.Done(drop.step, table_, acked_by_all())) Reply(from, number, OkStatus(), Encode(Nothing{}));
 }
 
@@ -375,7 +380,7 @@ bool Leader::LatestIsSafe() const {
 }
 
 void Leader::AnswerDrain(NodeId from, uint64_t number, const DrainQuestion& drain) {
-  // What is kept must have been decided with all that the members have told.
+  // The decision what to keep must include everything that the members have reported.
   if (!table_.leaving().contains(from) || sequence_ == 0 || dirty_)
     return Reply(from, number,
                  Error(Code::kUnavailable, "the leader has not heard yet that %s leaves",

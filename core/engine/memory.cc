@@ -9,7 +9,7 @@ namespace ropeteam::engine {
 
 Result<std::vector<Extent>> Memory::Allocate(uint64_t chunks) {
   const Store& store = context_.store;
-  // All or nothing: nothing is evicted for an allocation that is then refused.
+  // All or nothing: a refused allocation evicts nothing.
   const bool enough = chunks <= store.chunks_free() || chunks <= store.chunks_free() + evictable_chunks();
   for (bool evicted = false;; evicted = true) {
     Result<std::vector<Extent>> extents = context_.store.Allocate(chunks);
@@ -60,7 +60,7 @@ bool Memory::EvictOne() {
     if (!Evictable(*shard)) continue;
     if (victim == nullptr) victim = shard.get();
     if (Counts(shard->role)) continue;
-    victim = shard.get();  // a cache goes first
+    victim = shard.get();  // caches go first
     break;
   }
   if (victim == nullptr) return false;
@@ -69,7 +69,7 @@ bool Memory::EvictOne() {
   ROPETEAM_CHECK(Evictable(*victim));
   const uint64_t free_after = context_.store.chunks_free() + ChunkCount(victim->extents);
   context_.store.Remove(ShardId(victim->meta.id));
-  ROPETEAM_CHECK(context_.store.chunks_free() == free_after);  // nobody reads it
+  ROPETEAM_CHECK(context_.store.chunks_free() == free_after);  // it had no reader
   context_.inventory_dirty = true;
   return true;
 }

@@ -16,7 +16,7 @@ const SaveDirectInput* CopySource::FindDevice(uint32_t chunk) const {
   return chunk - before.first < before.count ? &before : nullptr;
 }
 
-// The header's table.
+// The table in the header.
 constexpr OutgoingCopy::Transition OutgoingCopy::kTransitions[] = {
     {State::kReserving, Event::kGranted, State::kSending},
     {State::kReserving, Event::kHolderHasIt, State::kSending},
@@ -99,7 +99,7 @@ void OutgoingCopy::Move(uint32_t index, Chunk to) {
 
 void OutgoingCopy::Resize(size_t chunks) {
   ROPETEAM_CHECK(chunks != 0);
-  // A sealed stream may be shorter than what the save had reserved; no chunk behind its end was ever put.
+  // A sealed stream may be shorter than the save's reservation. No chunk after its end was ever put.
   for (size_t index = chunks; index < chunks_.size(); ++index)
     ROPETEAM_CHECK(chunks_[index].state == Chunk::kWaiting);
   chunks_.resize(chunks);
@@ -129,7 +129,7 @@ void OutgoingCopy::ChecksumsKnown(uint32_t first, uint32_t count) {
 }
 
 void OutgoingCopy::PutArrived(uint32_t chunk, bool checksum_known) {
-  // A chunk that is put from the arena has its checksum already.
+  // A chunk put from the arena already has its checksum.
   ROPETEAM_CHECK(OnWay(this->chunk(chunk)));
   ROPETEAM_CHECK(checksum_known || this->chunk(chunk) == Chunk::kFromDevice);
   Move(chunk, checksum_known ? Chunk::kUnreported : Chunk::kUnsummed);
@@ -172,7 +172,7 @@ void OutgoingCopy::Matched() {
 
 size_t OutgoingCopy::Mismatched(const std::vector<uint32_t>& bad, std::vector<uint32_t>* from_arena) {
   ROPETEAM_CHECK(state_ == State::kSealing);
-  if (holder_has_it_) return 0;  // the bytes there are not this copy's
+  if (holder_has_it_) return 0;  // the bytes there are not from this copy
   std::set<uint32_t> again;
   for (const uint32_t index : bad)
     if (index < chunks_.size()) again.insert(index);
@@ -180,7 +180,8 @@ size_t OutgoingCopy::Mismatched(const std::vector<uint32_t>& bad, std::vector<ui
   from_arena->clear();
   for (const uint32_t index : again)
     if (!chunks_[index].device) from_arena->push_back(index);
-  // Device memory may have been written since, when its put was not waited for; the arena's bytes may not.
+  // A program may have written to device memory after its put, if nothing waited for the put. The arena's bytes do not
+  // change.
   if (!from_arena->empty() && rounds_bad_ == kRoundsBadMax) return 0;
   rounds_bad_ += from_arena->empty() ? 0 : 1;
   for (const uint32_t index : again) Move(index, Chunk::kWaiting);
@@ -227,7 +228,7 @@ void OutgoingCopy::StartPuts(const CopySource& source, CopyEffects* effects) {
   for (uint32_t index = cursor_; index < chunks_.size() && index < granted_; ++index) {
     if (on_way_ == kOutstandingMax) return;
     if (chunks_[index].state != Chunk::kWaiting) continue;
-    // The arena first, where it has the bytes: they are those that the checksum is of.
+    // Prefer the arena if it has the bytes: the checksum is of those.
     const SaveDirectInput* device = source.ready[index] ? nullptr : source.FindDevice(index);
     if (device == nullptr && (source.puts_wait || !source.ready[index])) continue;
     Move(index, device != nullptr ? Chunk::kFromDevice : Chunk::kFromArena);
@@ -236,8 +237,7 @@ void OutgoingCopy::StartPuts(const CopySource& source, CopyEffects* effects) {
   }
 }
 
-// Only a hint: a save that is still being filled is checked as it arrives. What is left over at the end is
-// checked at the seal.
+// Only a hint, so that a save is checked as it arrives. The rest is checked at the seal.
 void OutgoingCopy::Report(CopyEffects* effects) {
   if (unreported_.size() < kArrivedBatch) return;
   for (const uint32_t index : unreported_) Move(index, Chunk::kReported);

@@ -71,11 +71,11 @@ Status Persistence::Request(const StepId& id, const IncarnationState& incarnatio
     if (step == nullptr || !step->committed || step->released || step->evictable)
       return Error(Code::kAborted, "%s: a newer step is committed, and not every copy of this one is kept",
                    id.ToString().c_str());
-    // The question is repeated until it is answered. A repeat must not begin the step again each time.
+    // The asker repeats the question until it is answered. A repeat must not begin the step again.
     if (!refused_.empty() && context_.now < refused_at_ + kHoldAgainUs)
       return Error(Code::kAborted, "%s: %s", id.ToString().c_str(), refused_.c_str());
     if (run_ && waiting_ && waiting_->requested)
-      return Error(Code::kAborted, "%s, which was asked for too, waits already",
+      return Error(Code::kAborted, "%s was also requested and already waits",
                    waiting_->id.ToString().c_str());
     Want({id, true});
   } else {
@@ -85,7 +85,7 @@ Status Persistence::Request(const StepId& id, const IncarnationState& incarnatio
   return OkStatus();
 }
 
-// By steps: multiples of the interval are counted, so that a program that saves at odd steps persists equally
+// If the interval is in steps, multiples of it are counted, so a program that saves at odd steps persists equally
 // often.
 bool Persistence::Due(const StepId& id, const IncarnationState& incarnation) const {
   const PersistEvery every = PersistEveryOf(context_, policy_.known(), id.incarnation);
@@ -103,7 +103,7 @@ bool Persistence::Due(const StepId& id, const IncarnationState& incarnation) con
 }
 
 void Persistence::Judge(const std::set<StepId>& told, const IncarnationState& incarnation) {
-  // What was persisted before determines what is due.
+  // Which steps are due depends on what was persisted before.
   if (context_.view.settings.storage.empty() || !stored_.known()) return;
   for (const StepId& id : told) {
     const bool asked = requested_.erase(id) + learned_.erase(id) != 0;
@@ -125,7 +125,7 @@ void Persistence::Judge(const std::set<StepId>& told, const IncarnationState& in
     }
     Want({id, asked});
   }
-  // Steps that were overtaken before they were committed, or whose incarnation has ended.
+  // Steps that were overtaken before their commit, or whose incarnation has ended.
   for (std::set<StepId>* steps : {&requested_, &learned_}) {
     std::erase_if(*steps, [this](const StepId& id) {
       const StepTable::StepState* step = table_.Find(id);
@@ -142,7 +142,7 @@ void Persistence::Want(const Candidate& candidate) {
   if (!waiting_) {
     waiting_ = candidate;
   } else if (waiting_->requested && !candidate.requested) {
-    Note(candidate.id, waiting_->id.ToString() + ", which was asked for, waits before it", LogLevel::kInfo);
+    Note(candidate.id, waiting_->id.ToString() + " was requested and waits before it", LogLevel::kInfo);
   } else {
     Note(waiting_->id, "it was overtaken by " + candidate.id.ToString() + " before it was begun",
          LogLevel::kInfo);
@@ -167,7 +167,7 @@ void Persistence::BeginRun(const Candidate& candidate) {
 void Persistence::Confirm() {
   ROPETEAM_CHECK(run_ && !run_->confirming);
   run_->confirm_at = context_.now;
-  if (!context_.has_lease()) return;  // OnTimer() comes back to it
+  if (!context_.has_lease()) return;  // OnTimer() tries again
   run_->confirming = true;
   hold_.Confirm([this, number = run_->number, generation = generation_](const Status& status) {
     if (generation == generation_ && run_ && run_->number == number) OnConfirmed(status);
@@ -208,7 +208,7 @@ void Persistence::OnConfirmed(const Status& status) {
 
 void Persistence::OnHoldReleased() {
   if (!run_) return;
-  run_->number = ++runs_;  // answers that are under way do not count any more
+  run_->number = ++runs_;  // answers on their way do not count any more
   run_->held = run_->confirming = false;
   run_->confirm_at = context_.now;
 }
@@ -246,8 +246,8 @@ void Persistence::EndRun() {
   while (!run_ && waiting_) BeginWaiting();
 }
 
-// A step that is only due is not kept while it waits, because slow storage must not cost memory. The newest
-// committed step serves as well.
+// A step that is only due is not kept while it waits, because slow storage must not cost memory. The newest committed
+// step replaces it.
 void Persistence::BeginWaiting() {
   Candidate next = *std::exchange(waiting_, std::nullopt);
   if (!next.requested && !kept_.contains(next.id) && next.id < judged_) {
@@ -263,7 +263,7 @@ void Persistence::Abandon(const std::string& why) {
   EndRun();
 }
 
-// The owner, unless it is gone or has failed; otherwise the holder with the least to do.
+// The owner, unless it is gone or has failed. Otherwise the holder with the fewest orders.
 NodeId Persistence::WriterOf(Rank rank) const {
   const StepTable::StepState* step = table_.Find(run_->step.id);
   if (step == nullptr || step->world_size != run_->world_size) return kNoNode;
@@ -340,7 +340,7 @@ void Persistence::TakeOrder(Rank rank) {
   run_->orders.erase(order);
 }
 
-// Other nodes do what this node was to do.
+// Other nodes take over this node's work.
 void Persistence::RequeueFrom(NodeId node) {
   const std::set<Rank> ordered = run_->ordered[node];
   std::vector<Rank> ranks(ordered.begin(), ordered.end());
@@ -362,13 +362,13 @@ void Persistence::OnView() {
   for (const auto& [rank, order] : run_->orders)
     if (!context_.Contains(order.node)) gone.insert(order.node);
   for (const NodeId node : gone) RequeueFrom(node);
-  // Messages of the former epoch are lost.
+  // Messages of the previous epoch are lost.
   for (auto& [rank, order] : run_->orders) order.again_at = context_.now;
   run_->orders_due = context_.now;
   GiveOrders();
 }
 
-// If storage itself has trouble, all nodes have it. The longer it lasts, the longer the pauses.
+// Trouble with storage itself affects all nodes. The longer it lasts, the longer the pauses.
 TimeUs Persistence::RetryAfter() const {
   return std::clamp(context_.now - run_->progress_at, kRetryUs, kRetryMaxUs);
 }
@@ -393,7 +393,7 @@ void Persistence::OnResult(NodeId from, const PersistResult& result) {
   }
   const auto order = run_->orders.find(rank);
   const bool ordered = order != run_->orders.end() && order->second.node == from;
-  // A node that seemed to hang has done it after all. That is as good as the result of the node ordered since.
+  // A node that seemed to hang has finished after all. Its result is as good as that of the node ordered since.
   if (!ordered && !trouble.empty()) return;
   const NodeId freed = order == run_->orders.end() ? from : order->second.node;
   if (order != run_->orders.end()) {
@@ -434,7 +434,7 @@ void Persistence::FinishRank(Rank rank) {
   BeginPhase(Run::Phase::kWrite);
 }
 
-// All nodes that ever write this step must choose the same names, so names depend only on what was saved.
+// Every node that writes this step must choose the same names, so names depend only on what was saved.
 void Persistence::AssignNames() {
   std::set<std::string> names;
   for (RankWork& work : run_->ranks) work.taken = TakeFileNames(std::exchange(work.names, {}), &names);
@@ -476,7 +476,7 @@ void Persistence::OnManifest(const StepId& id, const std::shared_ptr<const Store
   run_->manifest_at = run_->confirm_at = context_.now + RetryAfter();
 }
 
-// What a failure leaves behind is deleted after the next step.
+// Files left by a failure are deleted after the next step.
 void Persistence::Prune() {
   prune_at_ = kNever;
   if (!context_.has_lease()) return;
@@ -485,7 +485,7 @@ void Persistence::Prune() {
     const Result<uint64_t> keep = keep_();
     if (keep.ok()) return StartPruning(*keep);
     if (keep.status().code() == Code::kUnavailable) {
-      prune_at_ = context_.now + kRetryUs;  // not at once: each try reads the hold on storage
+      prune_at_ = context_.now + kRetryUs;  // not at once: each attempt reads the hold on storage
       return;
     }
     LOG_WARNING("no step on storage is deleted: %s", keep.status().message().c_str());
@@ -512,7 +512,7 @@ void Persistence::LookAtHomeless() {
   const bool all_here = context_.view.members.size() >= context_.view.settings.nodes;
   for (const Rank rank : run_->homeless) {
     if (step != nullptr && step->world_size == run_->world_size && step->ranks[rank].producible) continue;
-    // If a node is away, its copy may come back; but do not wait for ever.
+    // An absent node with a copy may come back, but the wait is bounded.
     if (all_here || run_->progress_at + kStuckUs <= context_.now)
       return Abandon("no node has a good copy of rank " + std::to_string(rank));
   }
@@ -530,7 +530,7 @@ void Persistence::RepeatOrders() {
       run_->orders_due = std::min(run_->orders_due, order.again_at);
     }
   }
-  // All orders are checked each time, not once for each of ten thousand nodes.
+  // One timer checks all orders, instead of one timer for each of ten thousand nodes.
   run_->orders_due = std::max(run_->orders_due, context_.now + kRepeatUs / 2);
   for (const NodeId node : stalled) {
     LOG_WARNING("%s has not written its shards of %s for %llu s, others do", context_.NameOf(node).c_str(),
@@ -550,7 +550,7 @@ void Persistence::OnTimer() {
   if (look_at_ > context_.now) return;
   look_at_ = context_.now + kRetryUs;
   if (!run_->homeless.empty()) LookAtHomeless();
-  // Without a failure storage is slow, not stuck.
+  // Without a failure, storage is slow but not stuck.
   const bool stuck = run_ && !run_->trouble.empty() && run_->progress_at + kStuckUs <= context_.now;
   if (stuck && waiting_)
     Abandon("nothing of it could be written for a minute, and " + waiting_->id.ToString() +

@@ -18,7 +18,7 @@ void Persister::OnOrder(NodeId from, const PersistOrder& order) {
     return Begin(order);
   if (known->second.running && !known->second.stalled) return;
   context.Send(from, known->second.result);
-  // The next order is another attempt.
+  // The next order is a new attempt.
   if (!known->second.running && known->second.result.code != Code::kOk) jobs_.erase(known);
 }
 
@@ -44,7 +44,7 @@ void Persister::Begin(const PersistOrder& order) {
   jobs_[key] = {order.taken, true, false, {}};
   const SealedShard* sealed = context.store.Find(key.first);
   if (sealed == nullptr || !sealed->encrypted()) return Write(key);
-  // Storage gets plaintext, as every reader.
+  // Storage gets plaintext, like every reader.
   parts_.converter.Convert(key.first, false, [this, key](const Status& status) {
     if (status.ok()) return Write(key);
     Refuse(key, status.code(), status.message());
@@ -102,12 +102,12 @@ void Persister::OnDone(const Key& key, Store::LeaseToken lease, const Status& st
   if (!done.bad.empty()) OnBadChunks(key.first, lease, done.bad);
   context.store.EndLease(lease);
   if (context.view.leader != kNoNode) context.Send(context.view.leader, result);
-  // A failure is not kept: a repeated order requests another attempt. If this message is lost, the order comes
-  // again all the same.
+  // A failure is not recorded: a repeated order requests another attempt. If this message is lost, the order is
+  // repeated anyway.
   if (!status.ok()) jobs_.erase(found);
 }
 
-// Read from memory on its way to storage, and found to be other bytes than were saved.
+// Chunks were read from memory to be written to storage, and their bytes differ from what was saved.
 void Persister::OnBadChunks(const ShardId& shard, Store::LeaseToken lease, const std::vector<uint32_t>& bad) {
   Context& context = parts_.context;
   if (context.store.Find(shard) != context.store.Leased(lease)) return;

@@ -13,7 +13,7 @@
 namespace ropeteam {
 namespace {
 
-// [begin, end) of the ring that position `index` copies within: its group, or the ring of the remainder.
+// [begin, end) of the ring in which the node at `index` has its holders: its group, or the ring of the remainder.
 std::pair<size_t, size_t> RingOf(size_t index, size_t nodes, size_t group) {
   if (nodes <= group) return {0, nodes};
   const size_t whole_groups = nodes % group == 0 ? nodes / group : nodes / group - 1;
@@ -28,10 +28,10 @@ Placement::Placement(const View& view) {
   for (const Member& member : view.members) by_domain[member.domain].push_back(&member);
   std::vector<std::vector<const Member*>> piles;
   for (auto& [domain, pile] : by_domain) piles.push_back(std::move(pile));
-  // Members with the domains dealt out in turn, the largest domain first; launcher order within a domain.
+  // Deals the members out of the domains round-robin, the largest domain first; launcher order within a domain.
   std::stable_sort(piles.begin(), piles.end(),
                    [](const auto& a, const auto& b) { return a.size() > b.size(); });
-  size_t dealing = piles.size();  // piles that are not used up are in front
+  size_t dealing = piles.size();  // piles with members left are in front
   for (size_t round = 0; order_.size() < view.members.size(); ++round) {
     while (dealing > 0 && piles[dealing - 1].size() <= round) --dealing;
     ROPETEAM_CHECK(dealing > 0);
@@ -51,7 +51,7 @@ Placement::Placement(const View& view) {
 
 size_t Placement::NthOutside(uint32_t domain, size_t k) const {
   const std::vector<uint32_t>& inside = domain_members_[domain];
-  // Before the j-th inside there are inside[j] - j outside.
+  // Before the j-th member inside, there are inside[j] - j outside.
   size_t low = 0;
   size_t high = inside.size();
   while (low < high) {
@@ -82,8 +82,8 @@ Placement::Holders Placement::HoldersOf(NodeId node, uint32_t replicas) const {
   if (designated == 0 || outside == 0) return holders;
   for (size_t i = 0; i < designated; ++i)
     if (domain_[index_.at(holders.Plain(i))] != domain) return holders;
-  // Chosen by this node's position, so that the nodes of a large domain do not all turn to the same one
-  // elsewhere.
+  // Depends on this node's position, so that the nodes of a large domain do not all choose the same node of another
+  // domain.
   const size_t chosen = NthOutside(domain, index % outside);
   const size_t ring = holders.end_ - holders.begin_;
   holders.moved_to_ = designated - 1;
@@ -98,7 +98,7 @@ NodeId Placement::Holders::Plain(size_t i) const {
   const std::vector<NodeId>& order = placement_->order_;
   const size_t ring = end_ - begin_;
   if (i < ring - 1) return order[begin_ + (index_ - begin_ + 1 + i) % ring];
-  // Stand-ins: the nodes outside the ring, in order after it.
+  // Substitutes: the nodes outside the ring, in the order after it.
   return order[(end_ + i - (ring - 1)) % order.size()];
 }
 

@@ -9,7 +9,7 @@
 namespace ropeteam::engine {
 namespace {
 
-// The protocol in which nodes tell each other.
+// The first protocol version whose messages have the policy.
 constexpr uint32_t kPolicySince = 9;
 
 RankPolicy From(const PolicyQuestion& question) {
@@ -82,7 +82,7 @@ Status Policy::Set(const PolicyQuestion& question) {
     return Otherwise("keep_on_storage", question.keep_on_storage, question.rank, known.keep_on_storage,
                      known.keep_by);
   RankPolicy added = From(question);
-  // The first rank that has set it is named.
+  // Keep the name of the first rank that set it.
   if (known.persist_every != 0) added.persist_every = 0;
   if (known.keep_on_storage != 0) added.keep_on_storage = 0;
   Learn(added);

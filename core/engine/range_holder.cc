@@ -76,9 +76,9 @@ void RangeHolder::Refuse(const Key& key, Status why) {
 
 void RangeHolder::Pack(const Key& key, Packed* packed) {
   Store& store = parts_.context.store;
-  packed->grant = Describe(packed->open);  // it may have been released while this waited
+  packed->grant = Describe(packed->open);  // the shard may have been released during the wait
   if (packed->grant.code != Code::kOk) return Refuse(key, Status(packed->grant.code, packed->grant.message));
-  // Before memory is looked for: what is leased is not evicted for it.
+  // Lease the copy before memory is allocated, so that the allocation does not evict it.
   const Result<Store::LeaseToken> lease = store.Lease(packed->open.shard.id);
   ROPETEAM_CHECK(lease.ok());
   Result<std::vector<Extent>> bounce = parts_.memory.Allocate(1);
@@ -118,7 +118,7 @@ void RangeHolder::OnPacked(const Key& key, const std::vector<uint32_t>& bad,
   context.store.EndLease(packed.lease);
   packed.state = Packed::State::kPacked;
   packed.heard = context.now;
-  std::vector<std::pair<uint32_t, uint64_t>> chunks;  // that were touched, and how much of each was packed
+  std::vector<std::pair<uint32_t, uint64_t>> chunks;  // the touched chunks, and the bytes packed from each
   for (const ChunkPiece& piece : packed.open.part.pieces) {
     if (chunks.empty() || chunks.back().first != piece.chunk) chunks.emplace_back(piece.chunk, 0);
     chunks.back().second += piece.bytes();
@@ -169,7 +169,8 @@ void RangeHolder::OnView() {
   for (const Key& key : gone) Release(key);
 }
 
-// A reader that has forgotten the part answers with RangesClose: a close that was lost keeps no chunk for ever.
+// A reader that no longer needs the part answers with RangesClose. So a lost RangesClose does not keep a chunk for
+// ever.
 void RangeHolder::OnTimer() {
   for (auto& [key, packed] : packed_) {
     if (packed.state != Packed::State::kPacked || packed.heard + kSilenceUs > parts_.context.now) continue;

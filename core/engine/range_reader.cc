@@ -56,7 +56,7 @@ void RangeReader::StartWaiting() {
   }
 }
 
-// Asks a holder for every part that has none.
+// Asks a holder for every part that has no holder yet.
 void RangeReader::Pump(uint64_t id) {
   Job* job = Find(id);
   if (job == nullptr || job->over || !job->started) return;
@@ -87,7 +87,7 @@ void RangeReader::Pump(uint64_t id) {
   End(job, OkStatus());
 }
 
-// The one that has the fewest of this read's parts to give.
+// Chooses the holder with the fewest parts of this read.
 bool RangeReader::Ask(Job* job, Part* part) {
   const Context& context = parts_.context;
   size_t fewest = SIZE_MAX;
@@ -211,7 +211,7 @@ void RangeReader::End(Job* job, const Status& status) {
   job->over = true;
   job->released = !status.ok();
   for (const Part& part : job->parts) {
-    // One that is being read is closed behind its get.
+    // A part that is being read is closed after its get.
     if (part.state == Part::State::kAsked && part.bytes != 0 && attempts_.contains(part.number))
       parts_.context.Send(part.holder, RangesClose{part.number});
     attempts_.erase(part.number);

@@ -169,7 +169,7 @@ void Redundancy::OrderCopies(const ShardId& shard, const StepTable::RankState& s
              context_.NameOf(source->node).c_str(), context_.NameOf(target).c_str());
     context_.Send(source->node, CopyOrder{{shard}, target});
   };
-  // Nodes that have the shard as a cache first: it becomes a replica without a transfer.
+  // Nodes that have the shard as a cache come first: it becomes a replica without a transfer.
   for (const StepTable::Copy& copy : state.copies)
     if (!Counts(copy.role) && copy.bad.empty() && copy.content == state.content) order_copy(copy.node);
   const Placement::Holders holders = context_.placement.HoldersOf(source->node, state.replicas);
@@ -219,7 +219,7 @@ NodeId Redundancy::LeastWanted(const StepTable::RankState& state) const {
   size_t least_place = 0;
   for (const StepTable::Copy& copy : state.copies) {
     if (copy.role != Role::kReplica || !copy.bad.empty() || copy.content != state.content) continue;
-    size_t place = 0;  // of the base; beyond those that are tried all are alike
+    size_t place = 0;  // in the placement's order; nodes beyond the tried ones are equal
     if (copy.node != base)
       for (place = 1; place <= tried && holders[place - 1] != copy.node;) ++place;
     if (least != kNoNode && place <= least_place) continue;
@@ -244,7 +244,7 @@ void Redundancy::Trim(const std::set<StepId>& marked, const std::function<uint64
     step->surplus.ForEach([&](Rank rank) {
       const ShardId shard{id.incarnation, id.step, rank};
       const NodeId node = demoting_.try_emplace(shard, LeastWanted(step->ranks[rank])).first->second;
-      if (node == kNoNode) return;  // no copy can go
+      if (node == kNoNode) return;  // no copy can be demoted
       context_.Send(node, DemoteCopy{{shard}, step->ranks[rank].content, inventory_of(node)});
     });
   }

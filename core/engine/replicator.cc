@@ -62,7 +62,7 @@ Replicator::SourceId Replicator::Begin(const ShardId& shard, uint32_t replicas, 
   source.chunks.puts_wait = parts_.context.config.puts_wait_us != 0;
   const SourceId id = Add(std::move(source));
   Advance(id);
-  ROPETEAM_CHECK(sources_.contains(id));  // until Sealed() or Cancel()
+  ROPETEAM_CHECK(sources_.contains(id));  // valid until Sealed() or Cancel()
   return id;
 }
 
@@ -98,7 +98,7 @@ void Replicator::Ready(SourceId id, uint32_t first, const std::vector<uint32_t>&
     source.chunks.ready[first + i] = true;
     source.crcs[first + i] = crcs[i];
   }
-  // A chunk that was put from device memory before had no checksum to be checked against.
+  // Chunks put from device memory before had no checksum. Now they have.
   for (auto& [copy_id, copy] : source.copies) copy.ChecksumsKnown(first, static_cast<uint32_t>(crcs.size()));
   Advance(id);
 }
@@ -122,7 +122,7 @@ void Replicator::EndDevice(SourceId id, std::function<void()> settled) {
   Advance(id);
 }
 
-// Puts that the fabric has go on. Those still in the queue are withdrawn; their chunks are put from the arena.
+// Puts that the fabric already has go on. Queued ones are withdrawn, and their chunks are put from the arena.
 void Replicator::CloseDevice(SourceId id, Source* source) {
   source->device_ended = true;
   source->chunks.device.clear();
@@ -224,7 +224,7 @@ Replicator::Source* Replicator::FindSource(const CopyId& copy, SourceId* id) {
 void Replicator::Forget(Source* source, const CopyId& id) {
   const auto copy = source->copies.find(id);
   ROPETEAM_CHECK(copy != source->copies.end());
-  // The caller may free the chunks: nothing may read them any more.
+  // The caller may free the chunks, so nothing may read them any more.
   ROPETEAM_CHECK(copy->second.state() == OutgoingCopy::State::kGone && copy->second.on_way() == 0);
   const size_t known = by_copy_.erase(id);
   ROPETEAM_CHECK(known == 1);
@@ -238,10 +238,10 @@ void Replicator::Advance(SourceId id) {
   Context& context = parts_.context;
 
   std::erase_if(source.done, [&](NodeId node) { return !context.Contains(node); });
-  // Before targets are chosen: another node takes the place of one that has left at once.
+  // Before targets are chosen: a node that has left is replaced at once.
   for (auto& [copy_id, copy] : source.copies)
     if (copy.active() && !context.Contains(copy.target())) Drop(id, &source, &copy, "it left the view");
-  // An ordered copy is not tried a second time: its failure is remembered.
+  // An ordered copy is not tried a second time. The leader chooses again after a failure.
   if (source.ordered_target == kNoNode)
     std::erase_if(source.avoid_until, [&](const auto& avoid) { return avoid.second <= context.now; });
   if (!source.ending && source.chunks.sealed && source.done.size() >= source.wanted) {
@@ -303,7 +303,7 @@ void Replicator::ChooseTargets(SourceId id, Source* source) {
     candidates = {target};
   } else {
     const Placement::Holders holders = context.placement.HoldersOf(context.config.self, source->wanted);
-    // More than these are never passed over below.
+    // The code below never skips more holders than these.
     const size_t looked_at =
         std::min(holders.size(),
                  source->wanted + busy.size() + source->avoid_until.size() + context.unreachable.size());
@@ -316,7 +316,7 @@ void Replicator::ChooseTargets(SourceId id, Source* source) {
     ROPETEAM_CHECK(target != context.config.self && context.Contains(target));
     const CopyId copy_id{context.config.self, next_copy_++};
     const bool fresh = by_copy_.emplace(copy_id, id).second;
-    ROPETEAM_CHECK(fresh);  // a copy's number is never used again
+    ROPETEAM_CHECK(fresh);  // a copy's number is never reused
     source->copies.try_emplace(copy_id, copy_id, target);
     ++active;
   }
@@ -340,7 +340,7 @@ uint64_t Replicator::StartPut(SourceId id, const Source& source, const OutgoingC
     transfer.buffer = device->buffer;
     transfer.local_offset = device->offset + (chunk - device->first) * chunk_bytes;
   } else {
-    ROPETEAM_CHECK(source.chunks.ready[chunk]);  // nobody writes it any more
+    ROPETEAM_CHECK(source.chunks.ready[chunk]);  // its bytes no longer change
     transfer.local_offset = store.chunk_offset(ChunkAt(source.extents, chunk));
   }
   transfer.remote_offset = copy.chunks_begin() + ChunkAt(copy.extents(), chunk) * chunk_bytes;
@@ -376,14 +376,14 @@ void Replicator::OnPut(SourceId id, CopyId copy_id, uint32_t chunk, TimeUs begun
                 .peer = copy.target(),
                 .failed = code != Code::kOk},
                begun);
-  // Every holder's copy has the same bytes: equal plaintext under one key and nonce.
+  // Every holder's copy has the same bytes: the plaintext, key and nonce are the same.
   bool differs = false;
   if (code == Code::kOk && encrypted != nullptr) {
     const auto [known, fresh] = source.encrypted.try_emplace(chunk, *encrypted);
     differs = !fresh && (known->second.crc != encrypted->crc || known->second.tag != encrypted->tag);
   }
   if (code == Code::kCorrupt && whole) {
-    // Perhaps the last one, whose checksum is of less than the whole chunk. Once it is sealed that is known.
+    // This may be the last chunk, whose checksum covers less than a whole chunk. The length is known after the seal.
     copy.PutNotSent(chunk);
     source.chunks.ready[chunk] = source.chunks.sealed;
   } else if (code == Code::kCorrupt || differs) {
@@ -399,12 +399,12 @@ void Replicator::OnPut(SourceId id, CopyId copy_id, uint32_t chunk, TimeUs begun
     context.CountTraffic(copy.target(), &PeerTraffic::sent, bytes, 1);
     context.counters_dirty = true;
   } else if (code == Code::kStale || (from_device && code == Code::kNotFound)) {
-    copy.PutNotSent(chunk);  // no byte has left this node: the same place at the holder will do
+    copy.PutNotSent(chunk);  // no byte has left this node, so the holder's place can be reused
   } else {
     copy.PutFailed(chunk);
     const std::string why = std::string("a put failed: ") + CodeName(code);
     if (copy.active()) {
-      // If device memory could not be read here, the peer is not to blame.
+      // If device memory could not be read here, the peer is not suspected.
       if (!from_device || code != Code::kIo) context.out.suspicions.push_back({copy.target(), why});
       Drop(id, &source, &copy, why);
     }
@@ -420,7 +420,7 @@ void Replicator::SendArrived(const Source& source, const OutgoingCopy& copy,
   ReplicaArrived arrived{copy.id(), {}, {}};
   for (const uint32_t chunk : chunks) {
     ROPETEAM_CHECK(source.chunks.ready[chunk] || Encrypts(source));
-    // The last chunk of a sealed stream may be short; the holder knows its length only from the seal.
+    // The last chunk of a sealed stream may be short. The holder gets the length only with the seal.
     if (source.chunks.sealed && ChunkLength(source.meta.stream_bytes, chunk_bytes, chunk) != chunk_bytes)
       continue;
     arrived.chunks.push_back(chunk);
@@ -435,7 +435,7 @@ void Replicator::SendSeal(const Source& source, const OutgoingCopy& copy, uint32
   EncryptedSeal seal{{copy.id(), attempt, source.meta, source.crcs, sealed->committed, copy.reservation()},
                      source.encryption};
   if (!parts_.context.config.encrypts) return parts_.context.Send(copy.target(), seal.seal);
-  // Where the holder has it, chunks need not have been encrypted here: the plaintext's checksums say which shard it is.
+  // If the holder has the shard, no chunk needs to be encrypted here: the plaintext's checksums identify the shard.
   if (Encrypts(source) && source.encrypted.size() == source.crcs.size())
     for (const auto& [chunk, encrypted] : source.encrypted) {
       seal.seal.crcs[chunk] = encrypted.crc;
@@ -459,8 +459,8 @@ void Replicator::OnGrant(NodeId from, const ReplicaGrant& grant) {
   SourceId id = 0;
   Source* source = FindSource(grant.copy, &id);
   if (source == nullptr) {
-    // The attempt is over; the holder must not keep chunks for it. Whether a put of it failed is not
-    // remembered.
+    // The attempt is over, and the holder must not keep chunks for it. This node does not remember whether a put of it
+    // failed.
     if (grant.copy.source == parts_.context.config.self)
       parts_.context.Send(from, ReplicaAbort{grant.copy, true});
     return;
@@ -504,7 +504,7 @@ void Replicator::OnSealed(NodeId from, const ReplicaSealed& sealed) {
   Advance(id);
 }
 
-// False: the copy has to be dropped.
+// Returns false if the copy must be dropped.
 bool Replicator::PutBadAgain(const Source& source, OutgoingCopy* copy, const std::vector<uint32_t>& bad) {
   std::vector<uint32_t> from_arena;
   const size_t again = copy->Mismatched(bad, &from_arena);
@@ -534,7 +534,7 @@ void Replicator::OnView() {
   for (const SourceId id : ids) Advance(id);
 }
 
-// A copy on a member that cannot be reached is made elsewhere; one that can be reached again is tried at once.
+// A copy on an unreachable member is made on another node. A member that is reachable again is tried at once.
 void Replicator::OnPeerLink(NodeId peer, bool up) {
   std::vector<SourceId> ids;
   for (auto& [id, source] : sources_) {
@@ -561,7 +561,7 @@ TimeUs Replicator::NextTimer() const {
   TimeUs due = kNever;
   for (const auto& [id, source] : sources_) {
     for (const auto& [copy_id, copy] : source.copies) due = std::min(due, copy.NextSend());
-    // Due until OnTimer() has seen to it, however late that comes and whatever comes before.
+    // Stays due until OnTimer() has handled it, however late OnTimer() is called.
     if (source.ending) continue;
     if (source.chunks.puts_wait) due = std::min(due, source.begun + parts_.context.config.puts_wait_us);
     for (const auto& [node, until] : source.avoid_until) due = std::min(due, until);
@@ -574,7 +574,7 @@ void Replicator::CheckInvariants() const {
   for (const auto& [id, source] : sources_) {
     ROPETEAM_CHECK(source.crcs.size() == source.chunks.ready.size());
     ROPETEAM_CHECK(source.chunks.sealed == (source.lease != 0));
-    ROPETEAM_CHECK(!source.ending || !source.copies.empty());  // it would have ended
+    ROPETEAM_CHECK(!source.ending || !source.copies.empty());  // otherwise it would have ended
     ROPETEAM_CHECK(!source.device_ended || source.chunks.device.empty());
     size_t active = source.done.size();
     std::set<NodeId> targets = source.done;
@@ -583,7 +583,7 @@ void Replicator::CheckInvariants() const {
       const auto by_copy = by_copy_.find(copy_id);
       ROPETEAM_CHECK(by_copy != by_copy_.end() && by_copy->second == id && copy.id() == copy_id);
       const bool fresh = targets.insert(copy.target()).second;
-      ROPETEAM_CHECK(fresh);  // one copy of a shard on a node
+      ROPETEAM_CHECK(fresh);  // one copy of a shard per node
       active += copy.active() ? 1 : 0;
       ROPETEAM_CHECK(!source.ending || !copy.active());
     }

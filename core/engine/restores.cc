@@ -37,7 +37,7 @@ void Restores::LearnStored(const RestoreNote& note) {
   Merge(note);
 }
 
-// Where there are too many, the oldest step's goes. Old steps are released long before.
+// If there are too many notes, the one of the oldest step is removed. Old steps are released long before that.
 RestoreNote& Restores::NoteOf(const StepId& step) {
   if (!notes_.contains(step) && notes_.size() >= kRestoreNotesMax) notes_.erase(notes_.begin());
   RestoreNote& note = notes_[step];
@@ -116,7 +116,7 @@ std::vector<RestoreNote> Restores::notes() const {
   return notes;
 }
 
-// Another job's steps (restore_from) are not ours to mark.
+// Another job's steps (restore_from) get no notes.
 const RestoreNote* Restores::NextToStore() const {
   if (storing_ || !stored_.used() || !stored_.known()) return nullptr;
   for (const auto& [id, note] : notes_) {

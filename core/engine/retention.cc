@@ -12,8 +12,8 @@ using Steps = std::map<StepId, StepTable::StepState>;
 
 bool Usable(const StepTable::StepState& step) { return step.producible() && !step.never_commits(); }
 
-// The newest usable step, committed or not, and every committed step down to the K-th that is usable: a
-// brief absence of a holder must not release a committed step.
+// Keeps the newest usable step, committed or not, and every committed step down to the K-th usable one. A short absence
+// of a holder must not release a committed step.
 void KeepNewest(const RetentionFacts& facts, RetentionPlan* plan) {
   const Steps& steps = facts.table.steps();
   const uint32_t count = facts.settings.keep_steps;
@@ -21,8 +21,8 @@ void KeepNewest(const RetentionFacts& facts, RetentionPlan* plan) {
   bool newest = true;
   for (auto step = steps.rbegin(); step != steps.rend() && found < count; ++step) {
     const bool usable = Usable(step->second);
-    // What is offered instead of it must stay. When the world has committed something newer it makes room: the arena
-    // is planned for K steps.
+    // The steps that replace a quarantined step must stay. The quarantined step is released after a newer commit,
+    // because the arena is planned for K steps.
     const bool quarantined = facts.quarantined.contains(step->first);
     if ((quarantined || facts.dropped.contains(step->first)) && found != 0) continue;
     if (step->second.committed || (usable && newest)) plan->keep.insert(step->first);
@@ -32,8 +32,8 @@ void KeepNewest(const RetentionFacts& facts, RetentionPlan* plan) {
     ROPETEAM_CHECK(step->second.committed);
     if (++found == 1) plan->release_before = step->first;
   }
-  // Fewer are known to be committed at a job's beginning, or when those that knew of the others are lost. Then
-  // older steps that can be produced are kept in their place.
+  // Fewer than K steps are known to be committed at a job's start, or when the nodes that had the marks are lost. Then
+  // older producible steps are kept in their place.
   for (auto step = steps.rbegin(); step != steps.rend() && found < count; ++step) {
     if (step->second.committed || !Usable(step->second) || !(step->first < plan->release_before)) continue;
     plan->keep.insert(step->first);
@@ -48,11 +48,11 @@ bool MayBeEvicted(const RetentionFacts& facts, const StepId& id, const StepTable
 
 }  // namespace
 
-// It is kept until the incarnation has a step of its own that every member has marked. While the incarnation has not chosen,
-// the choice of the one before stays, unless a newer step is committed.
+// The pin is kept until the incarnation has a step of its own that every member has marked. Before the incarnation has
+// chosen, the choice of the previous one is kept, unless a newer step is committed.
 bool KeepsPin(const IncarnationState& incarnation, const StepId& newest_marked,
               const StepId& release_before) {
-  // Also one of which no node holds anything yet: what is read of it from storage must stay.
+  // Also if no node holds anything of the step yet: what is read of it from storage must stay.
   if (incarnation.pin == StepId()) return false;
   if (!incarnation.has_pin()) return !(incarnation.pin < release_before);
   return newest_marked.incarnation != incarnation.number;
@@ -78,7 +78,7 @@ RetentionPlan PlanRetention(const RetentionFacts& facts) {
       plan.evictable.insert(id);
     }
   }
-  // A step that is committed and can be produced is never taken away while it is the newest.
+  // The newest step that is committed and producible is never released.
   ROPETEAM_CHECK(plan.release_before == StepId() || plan.keep.contains(plan.release_before));
   return plan;
 }

@@ -56,7 +56,7 @@ void Scrubber::ReadPiece() {
                              OnRead(places, bytes, bad);
                            });
   }
-  // Behind the loop over the shards, which a repair may change.
+  // After the loop over the shards, because a repair may change them.
   for (const ShardId& id : known_bad) parts_.fetcher.Repair(id, {}, [](const Status&) {});
 }
 
@@ -94,7 +94,7 @@ void Scrubber::OnRead(const std::vector<Place>& places, uint64_t bytes, const st
     ROPETEAM_CHECK(index < places.size());
     const Place& place = places[index];
     const SealedShard* shard = parts_.context.store.Find(place.shard);
-    // Released meanwhile, and its chunks may hold anything.
+    // The shard was released meanwhile, so its chunks may hold anything.
     if (shard == nullptr || shard->generation != place.generation) continue;
     suspects[place.shard].push_back(place.chunk);
   }

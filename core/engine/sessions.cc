@@ -72,7 +72,7 @@ std::optional<Sessions::Pending> Sessions::TakePending(uint64_t number) {
   if (found == pending_.end()) return std::nullopt;
   const Pending pending = found->second;
   pending_.erase(found);
-  Session& session = SessionOf(pending.session);  // Close() takes a session's pending requests with it
+  Session& session = SessionOf(pending.session);  // Close() also removes a session's pending requests
   ROPETEAM_CHECK(session.pending > 0);
   --session.pending;
   return pending;
@@ -98,7 +98,7 @@ void Sessions::Close(SessionId id) {
   for (const SaveId save : saves) EndSave(save, "its rank has gone");
   ROPETEAM_CHECK(session->saves == 0);
   for (auto& [view, open] : session->views) EndView(&open);
-  // The inventory says it from now on: a later leader must know, too, that a rank has left.
+  // The inventory reports it from now on: a later leader must also know that a rank has left.
   IncarnationState& current = parts_.context.incarnation;
   if (session->admitted && session->incarnation == current.number && current.token.empty())
     current.broken = true;
@@ -109,18 +109,18 @@ void Sessions::Close(SessionId id) {
 void Sessions::Hello(SessionId id, RequestId request, const HelloInput& hello) {
   Session* session = &SessionOf(id);
   if (session->is_rank())
-    return AnswerStatusTo(id, request, Error(Code::kInvalidArgument, "hello was said already"));
+    return AnswerStatusTo(id, request, Error(Code::kInvalidArgument, "hello was already sent"));
   session->hello = hello;
   const JoinQuestion join{hello.rank, hello.world_size, hello.token, hello.incarnation_token,
                           hello.incarnation};
   session->question = parts_.asker.Ask(
       Question::Topic::kJoin, Encode(join), Deadline(hello.timeout_us),
       [this, id, request](const Result<std::string>& reply) {
-        Session* joined = &SessionOf(id);  // Close() forgets the question
+        Session* joined = &SessionOf(id);  // Close() cancels the question
         ROPETEAM_CHECK(!joined->admitted && joined->question != 0);
         joined->question = 0;
         JoinReply admitted;
-        parts_.context.inventory_dirty = true;  // whether it is there or not, the leader should know
+        parts_.context.inventory_dirty = true;  // the leader needs an inventory with or without the session
         if (!reply.ok()) return AnswerStatusTo(id, request, reply.status());
         if (!Decode(*reply, admitted, parts_.context.protocol) || !admitted.incarnation.possible())
           return AnswerStatusTo(id, request, Error(Code::kInternal, "the leader's answer cannot be read"));
@@ -138,7 +138,7 @@ void Sessions::Hello(SessionId id, RequestId request, const HelloInput& hello) {
       });
 }
 
-// If the rank has saved the step elsewhere while it was open there, the step is committed without this save.
+// If the rank has saved the step on another node, the step may be committed without this save.
 Status Sessions::CheckNotCommitted(const ShardId& shard) const {
   const StepId step = StepOf(shard);
   if (!parts_.context.announced.committed.contains(step)) return OkStatus();
@@ -245,7 +245,7 @@ void Sessions::SaveExtend(SessionId id, RequestId request, SaveId save_id, uint6
 void Sessions::SaveFilled(SessionId id, SaveId save_id, uint32_t first, const std::vector<uint32_t>& crcs) {
   const auto found = saves_.find(save_id);
   if (found == saves_.end() || found->second.session != id)
-    return;  // aborted: what was on its way is ignored
+    return;  // the save was aborted: late messages are ignored
   Save& save = found->second;
   if (first > save.crcs.size() || crcs.size() > save.crcs.size() - first) return;
   for (size_t i = 0; i < crcs.size(); ++i)
@@ -417,7 +417,7 @@ void Sessions::NoteEnded(SessionId id, Step step) {
 
 Sessions::Progress& Sessions::ProgressOf(const ShardId& shard) {
   while (progress_.size() >= kProgressMax) {
-    // For a step that is being persisted a rank may ask an hour later.
+    // A rank may ask an hour later for a step that is being persisted.
     auto oldest = progress_.begin();
     while (oldest != progress_.end() && parts_.context.announced.persisting.contains(StepOf(oldest->first)))
       ++oldest;
@@ -444,7 +444,7 @@ void Sessions::Reached(const ShardId& shard, Level level) {
 }
 
 void Sessions::OnReplicated(const ShardId& shard) {
-  // After a restart the leader's announcement may have come before these copies were found again.
+  // After a restart, the leader's announcement may have come before these copies were found again.
   Reached(shard, std::max(Level::kReplicated, Announced(shard)));
 }
 
@@ -455,8 +455,8 @@ Level Sessions::Announced(const ShardId& shard) const {
   return announced.told.contains(StepOf(shard)) ? Level::kCommitted : Level::kNone;
 }
 
-// Whether this node saved what was committed. Other bytes under the same name are not that (SaveBegin()). A shard
-// that has been released since was committed.
+// Whether this node saved the committed content. Other bytes under the same name do not count (SaveBegin()). A shard
+// that was released since counts as committed.
 bool Sessions::HasCommitted(const ShardId& shard) const {
   const SealedShard* sealed = parts_.context.store.Find(shard);
   const auto progress = progress_.find(shard);
@@ -464,7 +464,7 @@ bool Sessions::HasCommitted(const ShardId& shard) const {
   return sealed == nullptr || sealed->committed;
 }
 
-// The shards of these steps that this node saved.
+// Sets the level of this node's own shards of these steps.
 void Sessions::ReachedBy(const std::set<StepId>& steps, Level level) {
   std::vector<ShardId> reached;
   for (const StepId& step : steps) {
@@ -504,7 +504,7 @@ std::optional<Status> Sessions::Outcome(const Waiter& waiter) const {
       progress->second.level == Level::kCommitted)
     if (const std::optional<Status> why = NotPersisted(StepOf(waiter.shard))) return why;
   if (waiter.shard.incarnation < parts_.context.incarnation.number)
-    return Error(Code::kAborted, "%s never will be %s: the world is in incarnation %llu",
+    return Error(Code::kAborted, "%s will never be %s: the world is in incarnation %llu",
                  waiter.shard.ToString().c_str(), LevelName(waiter.level),
                  IncarnationNumber(parts_.context.incarnation.number));
   // Its copies may have been released since.
@@ -521,8 +521,8 @@ std::optional<Status> Sessions::Outcome(const Waiter& waiter) const {
 std::optional<Status> Sessions::NotPersisted(const StepId& step) const {
   const Announcement& announced = parts_.context.announced;
   if (!announced.heard || announced.persisting.contains(step)) return std::nullopt;
-  // The shard's own level follows soon: the shards of a node reach a level one after the other, and waits are
-  // checked in between.
+  // The shard's own level follows soon: a node's shards reach a level one after the other, and waits are checked in
+  // between.
   if (announced.persisted.contains(step)) return std::nullopt;
   const std::string name = step.ToString();
   if (const auto why = announced.not_persisted.find(step); why != announced.not_persisted.end())
@@ -530,7 +530,7 @@ std::optional<Status> Sessions::NotPersisted(const StepId& step) const {
   if (announced.persist_judged < step) return std::nullopt;
   const PersistEvery every = PersistEveryOf(parts_.context, parts_.context.policy, step.incarnation);
   if (every.count == 0)
-    return Error(Code::kAborted, "%s is not persisted: nobody asked for it, and --persist-every is 0",
+    return Error(Code::kAborted, "%s is not persisted: it was not requested, and --persist-every is 0",
                  name.c_str());
   return Error(Code::kAborted, "%s is not persisted: it is not due (%s %llu%s)", name.c_str(),
                every.by_rank ? "persist_every" : "--persist-every",
@@ -570,7 +570,7 @@ void Sessions::Wait(SessionId id, RequestId request, Step step, Level level, Tim
       id, request, {session->incarnation, step, session->hello.rank}, level, Deadline(timeout_us)};
   const SealedShard* sealed = parts_.context.store.Find(waiter.shard);
   if (!progress_.contains(waiter.shard) && sealed != nullptr && sealed->role == Role::kOwn) {
-    // Sealed by an earlier daemon.
+    // An earlier daemon sealed it.
     Progress& progress = ProgressOf(waiter.shard);
     progress.level = std::max(Level::kLocal, Announced(waiter.shard));
     progress.bytes = sealed->meta.stream_bytes;
@@ -660,10 +660,9 @@ void Sessions::SetPolicyAgain(const Session& session) {
 
 void Sessions::Latest(SessionId id, RequestId request, Level level, TimeUs timeout_us) {
   if (level != Level::kNone && level != Level::kCommitted && level != Level::kPersisted)
-    return AnswerStatusTo(
-        id, request,
-        Error(Code::kInvalidArgument, "level %d (%s): a step is looked for by committed or persisted",
-              static_cast<int>(level), LevelName(level)));
+    return AnswerStatusTo(id, request,
+                          Error(Code::kInvalidArgument, "level %d (%s): latest takes committed or persisted",
+                                static_cast<int>(level), LevelName(level)));
   const Session* session = &SessionOf(id);
   Incarnation incarnation = 0;
   if (session->is_rank()) {
@@ -753,8 +752,8 @@ bool Sessions::HasRank(Rank rank) const {
   });
 }
 
-// Only of questions to join. Another question may wait as long as its rank likes, and be answered when nothing
-// else changes that would send an inventory.
+// Only join questions count. Other questions may wait as long as the rank likes, and their answer may come when no
+// other change sends an inventory.
 uint64_t Sessions::asking_from() const {
   uint64_t oldest = parts_.asker.next_number();
   for (const auto& [id, session] : sessions_)

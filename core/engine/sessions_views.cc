@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Reading by the ranks of this node: views, whole and partial. The rest of the sessions is in sessions.cc.
+// Reads by the ranks of this node: views, whole and partial. sessions.cc has the rest of the sessions.
 #include "core/engine/parts.h"
 #include "core/engine/sessions.h"
 
@@ -9,7 +9,7 @@ namespace ropeteam::engine {
 void Sessions::ViewOpen(SessionId id, RequestId request, Step step, Rank rank, TimeUs timeout_us,
                         bool partial) {
   const Session* session = &SessionOf(id);
-  // A person's session has no incarnation.
+  // An operator's session has no incarnation.
   if (session->is_rank() && Admitted(id, request) == nullptr) return;
   if (session->views.size() >= kViewsOpenMax)
     return AnswerStatusTo(
@@ -33,7 +33,7 @@ void Sessions::ViewOpen(SessionId id, RequestId request, Step step, Rank rank, T
 
 void Sessions::OpenLocated(uint64_t pending, const LocateReply& located, bool partial) {
   const Context& context = parts_.context;
-  // Ciphertext has no ranges, a daemon of protocol 8 does not know ranged reads, and storage is read as a whole.
+  // Ranged reads need plaintext and protocol 9. Storage is read as a whole.
   const bool by_ranges = partial && !context.config.encrypts && context.protocol >= 9 && !located.stored &&
                          context.store.Find(located.shard.id) == nullptr;
   return by_ranges ? OpenPartly(pending, located) : OpenWhole(pending, located.shard.id);
@@ -97,7 +97,7 @@ void Sessions::ViewRepair(SessionId id, RequestId request, ViewId view, const st
       return AnswerStatusTo(
           id, request,
           Error(Code::kInvalidArgument, "chunk %u of a shard of %zu", chunk, sealed->crcs.size()));
-  // Released, or moved to other chunks (converter.h).
+  // The shard was released, or moved to other chunks (converter.h).
   if (parts_.context.store.Find(shard) != sealed)
     return AnswerStatusTo(id, request,
                           Error(Code::kCorrupt, "%s is bad here and was released: nothing to repair it from",
@@ -163,7 +163,7 @@ void Sessions::OnRangesRead(uint64_t pending, ViewId view, const Status& status,
     return AnswerStatusTo(asked->session, asked->request,
                           open ? status : Error(Code::kNotFound, "the view was closed"));
   OpenView& opened = session->views.at(view);
-  EndView(&opened);  // of a read that overlapped
+  EndView(&opened);  // of an overlapping read
   opened.read = bytes.read;
   AnswerTo(asked->session, asked->request, AnswerRanges{bytes.chunks, bytes.crcs});
 }

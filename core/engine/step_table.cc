@@ -12,7 +12,7 @@
 namespace ropeteam::engine {
 namespace {
 
-// Every chunk is good on some copy with this content. Bad chunks are few and listed; a copy with too many of
+// Whether every chunk is good on some copy with this content. Bad chunks are few and listed. A copy with too many of
 // them is not used.
 bool Producible(const std::vector<StepTable::Copy>& copies, uint64_t content) {
   const auto usable = [content](const StepTable::Copy& copy) {
@@ -37,8 +37,8 @@ bool OneContent(const std::vector<StepTable::Copy>& copies) {
                      [&](const StepTable::Copy& copy) { return copy.content == copies.front().content; });
 }
 
-// Whether this content, which counted for a committed step so far, still does: a marked copy with other bytes may
-// have returned since.
+// Whether the content that has counted for a committed step still counts. A marked copy with other bytes may have
+// returned since.
 bool StaysCounted(const std::vector<StepTable::Copy>& copies, uint64_t content) {
   const auto marked = [](const StepTable::Copy& copy) { return copy.committed; };
   const bool held = std::any_of(copies.begin(), copies.end(),
@@ -49,7 +49,7 @@ bool StaysCounted(const std::vector<StepTable::Copy>& copies, uint64_t content) 
   return held && (has_mark || std::none_of(copies.begin(), copies.end(), marked));
 }
 
-// The content that counts: RankState::content.
+// Chooses the content that counts: RankState::content.
 uint64_t ChooseContent(const std::vector<StepTable::Copy>& copies) {
   if (copies.empty()) return 0;
   if (OneContent(copies)) return copies.front().content;
@@ -69,7 +69,7 @@ uint64_t ChooseContent(const std::vector<StepTable::Copy>& copies) {
 }
 
 // Inventories list a node's copies in the order of their shards, each once. They come from other nodes, so this is
-// checked here all the same.
+// checked anyway.
 std::vector<const CopyReport*> Ordered(const std::vector<CopyReport>& copies) {
   std::vector<const CopyReport*> ordered;
   ordered.reserve(copies.size());
@@ -262,12 +262,13 @@ bool StepTable::Add(NodeId node, const CopyReport& copy) {
   if (copy.committed) {
     if (!step.committed) ++version_;
     step.committed = true;
-    step.released = step.evictable = false;  // by a leader that did not know
+    step.released = step.evictable = false;  // the previous leader did not know
   }
   return true;
 }
 
-// In a large cluster the ranks of a node are in no cache: their misses overlap instead of following each other.
+// In a large cluster, the states of a node's ranks are not in the processor's cache. Prefetching makes their misses
+// overlap.
 void StepTable::Prefetch(const std::vector<const CopyReport*>& copies) const {
   const auto for_each = [&](auto visit) {
     auto step = steps_.end();

@@ -19,7 +19,7 @@ void StoredDamage::OnHoldReleased() {
 }
 
 void StoredDamage::OnBad(NodeId from, const StoredBad& bad) {
-  // What is missing is seen by everybody who reads the manifest; what cannot be read now may be read later.
+  // Every reader of the manifest sees missing data. Data that cannot be read now may be readable later.
   if (bad.code != Code::kCorrupt) return;
   const StepId id = StepOf(bad.shard.id);
   if (const auto known = cases_.find(id); known != cases_.end()) {
@@ -36,7 +36,7 @@ void StoredDamage::OnBad(NodeId from, const StoredBad& bad) {
   found.again_at = context_.now;
 }
 
-// The accuser itself only where there is no other one.
+// The node that reported the damage checks it only if there is no other node.
 NodeId StoredDamage::CheckerOf(const Case& found) const {
   NodeId checker = kNoNode;
   for (const Member& member : context_.view.members) {
@@ -110,7 +110,7 @@ void StoredDamage::OnTimer() {
     if (found.checker == kNoNode || !context_.Contains(found.checker)) found.checker = CheckerOf(found);
     if (++found.tries > kTriesMax || (!found.confirmed && found.checker == kNoNode)) {
       LOG_WARNING("%s is not marked on storage as damaged: %s", id.ToString().c_str(),
-                  found.confirmed ? "storage takes no mark" : "no other node could read it");
+                  found.confirmed ? "storage refused the mark" : "no other node could read it");
       closed_.insert(id);
       at = cases_.erase(at);
       continue;

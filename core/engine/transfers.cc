@@ -14,7 +14,7 @@ Transfers::Transfers(Context* context) : context_(*context) {
   AddBounces(std::max<uint64_t>(chunks, 2));
 }
 
-// An adopted arena has room for them: the engine before this one had as many that it had not sealed.
+// An adopted arena has room for them: the previous engine had as many bounce chunks and did not seal them.
 void Transfers::AddBounces(size_t count) {
   while (bounces_.size() < count) {
     const Result<std::vector<Extent>> extents = context_.store.Allocate(1);
@@ -48,7 +48,7 @@ bool Transfers::Withdraw(uint64_t tag) {
   return false;
 }
 
-// A bounce chunk that has it already, or else the least recently used one of those that no transfer uses.
+// Returns a bounce chunk that already has this content, or else the least recently used one that no transfer uses.
 Transfers::Bounce* Transfers::BounceFor(const Plaintext& plaintext) {
   Bounce* place = nullptr;
   for (Bounce& bounce : bounces_) {
@@ -105,7 +105,7 @@ void Transfers::OnBounced(Bounce* bounce, bool good, const EncryptedChunk& encry
         failed.push_back(std::move(waiting.done));
         return true;
       });
-    bounce->users = 0;  // none runs from what was not there yet
+    bounce->users = 0;  // no transfer runs from a bounce chunk without content
   }
   for (const Done& done : failed) done(Code::kCorrupt, nullptr);
   Pump();
@@ -116,7 +116,7 @@ void Transfers::Pump() {
     if (context_.config.encrypts) Prepare(static_cast<Priority>(p));
     while (!waiting_[p].empty() && running_.size() < kOutstandingMax) {
       const Waiting& front = waiting_[p].front();
-      // Behind it wait puts only: fetches have a queue of their own.
+      // Only puts wait behind it: fetches have a queue of their own.
       if (!front.transfer.get && !context_.has_lease()) break;
       if (front.plaintext && (front.bounce == nullptr || front.bounce->encrypting)) break;
       const bool background = static_cast<Priority>(p) == Priority::kBackground;
@@ -124,7 +124,7 @@ void Transfers::Pump() {
       Waiting next = std::move(waiting_[p].front());
       waiting_[p].pop_front();
       running_background_ += background ? 1 : 0;
-      // The one place where a put leaves.
+      // The only place where a put is started.
       ROPETEAM_CHECK(next.transfer.get || context_.has_lease());
       ROPETEAM_CHECK(next.plaintext.has_value() == (next.bounce != nullptr));
       const bool fresh = running_

@@ -131,7 +131,7 @@ def test_with_etcd_away_saves_stay_local_and_nobody_is_declared_dead(cluster, et
     etcd.signal(signal.SIGSTOP)
     try:
         wait_until(lambda: "saves stay local, no node is declared dead" in nodes[0].log_text() + nodes[1].log_text(), "a word")
-        wait_until(lambda: all("lease ran out" in node.log_text() for node in nodes.nodes), "leases to end")
+        wait_until(lambda: all("the lease has expired" in node.log_text() for node in nodes.nodes), "leases to end")
         for rank, rope in enumerate(ranks):
             rope.save(2, {"data": saved(2, rank)}, wait=Level.LOCAL)
         with pytest.raises(DeadlineExceeded):

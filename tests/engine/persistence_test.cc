@@ -382,7 +382,7 @@ TEST_F(PersistenceTest, ADueStepIsOvertakenByANewerOneAndOneThatWasAskedForIsNot
   Commit(31);
   Commit(40);
   EXPECT_THAT(Persisting(), ElementsAre(10, 31));
-  EXPECT_THAT(Why(40), HasSubstr("asked for"));
+  EXPECT_THAT(Why(40), HasSubstr("was requested"));
 }
 
 // Memory is not spent on waiting.
