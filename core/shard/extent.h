@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A shard is one stream of bytes: its objects, each at a 64-byte aligned offset and in the order they were
-// saved, then its manifest (manifest.h). The stream is cut into chunks of the arena's chunk size; the last
-// one may be short. Which chunks of an arena hold a stream is a list of extents, in stream order.
+// A shard is one stream of bytes: its objects in saving order, each at a 64-byte aligned offset, then its manifest
+// (manifest.h). The stream is cut into chunks of the arena's chunk size; the last one may be short. A list of extents,
+// in stream order, says which chunks of an arena hold the stream.
 
 #ifndef ROPETEAM_CORE_SHARD_EXTENT_H_
 #define ROPETEAM_CORE_SHARD_EXTENT_H_
@@ -17,8 +17,7 @@
 
 namespace ropeteam {
 
-// A page-aligned object can be handed to a device or mapped; 64 bytes is a cache line and what vector loads
-// want.
+// An aligned object can be handed to a device or mapped. 64 bytes is a cache line, and the alignment for vector loads.
 inline constexpr uint64_t kObjectAlignmentBytes = 64;
 inline constexpr uint64_t AlignObject(uint64_t offset) {
   return (offset + kObjectAlignmentBytes - 1) & ~(kObjectAlignmentBytes - 1);
@@ -27,8 +26,8 @@ inline constexpr uint64_t AlignObject(uint64_t offset) {
 inline constexpr uint64_t kChunkBytesDefault = 4ull << 20;
 inline constexpr uint64_t kChunkBytesMin = 4096;  // a page: the unit of mapping; small ones are for tests
 inline constexpr uint64_t kChunkBytesMax = 1ull << 30;  // lengths within a chunk fit 32 bits
-// 64 Ki × 4 MiB is a shard of 256 GiB, above any node's memory share of one rank; its checksums fit one local
-// frame.
+// 64 Ki × 4 MiB is a shard of 256 GiB, more than any node's memory per rank. Its checksums fit one frame of the local
+// protocol.
 inline constexpr uint64_t kChunksPerShardMax = 64 * 1024;
 inline constexpr uint64_t kStreamBytesMax = kChunksPerShardMax * kChunkBytesMax;  // of any arena's shards
 
@@ -40,8 +39,7 @@ struct Extent {
 };
 
 inline constexpr uint64_t ChunksFor(uint64_t bytes, uint64_t chunk_bytes) {
-  // Not (bytes + chunk_bytes - 1) / chunk_bytes: an absurd size from a socket must not wrap around to a small
-  // count.
+  // Not (bytes + chunk_bytes - 1) / chunk_bytes: a huge size from a socket must not wrap around to a small count.
   return bytes / chunk_bytes + (bytes % chunk_bytes != 0 ? 1 : 0);
 }
 inline uint64_t ChunkCount(const std::vector<Extent>& extents) {
@@ -52,22 +50,22 @@ inline uint64_t ChunkCount(const std::vector<Extent>& extents) {
 // The arena's chunk that holds the stream's chunk `index`; `index` must be below ChunkCount(extents).
 uint32_t ChunkAt(const std::vector<Extent>& extents, uint64_t index);
 
-// What every copy of a sealed shard shares, wherever it lies.
+// The properties that all copies of a sealed shard share.
 struct ShardMeta {
   ShardId id;
   uint32_t world_size = 0;       // ranks of the incarnation that saved it
-  uint32_t replicas = 0;         // copies on other nodes that REPLICATED asks for
-  uint64_t chunk_bytes = 0;      // of the arena it was saved in; copies live in arenas of the same
+  uint32_t replicas = 0;         // copies on other nodes that REPLICATED requires
+  uint64_t chunk_bytes = 0;      // of the arena it was saved in; all arenas with copies have the same
   uint64_t stream_bytes = 0;     // data and manifest; at least a manifest's header
-  uint64_t manifest_offset = 0;  // where in the stream the manifest begins; AlignObject'ed end of the data
+  uint64_t manifest_offset = 0;  // offset of the manifest in the stream; AlignObject'ed end of the data
   uint32_t object_count = 0;
-  uint64_t agreement =
-      0;  // what the rank gave at the begin, or 0: a step is committed only if it is the same of all ranks
+  // The rank's value from the begin of the save, or 0. A step is committed only if all its ranks have the same value.
+  uint64_t agreement = 0;
   auto Fields() {
     return Tie(id.incarnation, id.step, id.rank, world_size, replicas, chunk_bytes, stream_bytes,
                manifest_offset, object_count, Since<9>(agreement));
   }
-  // Without the agreement: a copy that a node of an older version has made does not know it.
+  // Compares without the agreement: copies made by a node of an older version lack it.
   friend bool operator==(const ShardMeta& a, const ShardMeta& b) {
     const auto key = [](const ShardMeta& of) {
       return std::tie(of.id, of.world_size, of.replicas, of.chunk_bytes, of.stream_bytes, of.manifest_offset,
@@ -77,18 +75,18 @@ struct ShardMeta {
   }
 };
 
-// What lies in an arena of a job that encrypts its replicas (docs/security.md). One key and nonce encrypt one plaintext only:
-// the key is derived from the salt, which is drawn once for each shard that is saved or read from storage, and the nonce is
-// the chunk's number. So every encrypted copy of a shard has the same bytes.
+// The encryption of bytes in an arena of a job that encrypts its replicas (docs/security.md). One key and nonce encrypt
+// one plaintext only. The key is derived from the salt, which is drawn once for each shard that is saved or read from
+// storage. The nonce is the chunk's number. So every encrypted copy of a shard has the same bytes.
 struct EncryptionSalt {
-  std::array<uint64_t, 2> instance{};  // random, of the engine that drew it
-  uint64_t count = 0;                  // of those that it drew; 0: none
+  std::array<uint64_t, 2> instance{};  // random, of the engine that drew the salt
+  uint64_t count = 0;                  // number of the salt drawn by that engine; 0: none
   auto Fields() { return std::tie(instance[0], instance[1], count); }
   friend bool operator==(const EncryptionSalt&, const EncryptionSalt&) = default;
 };
-// Of one encrypted chunk; stored in the arena.
+// The tag of one encrypted chunk; stored in the arena.
 struct ChunkTag {
-  std::array<uint64_t, 2> tag{};  // GCM's
+  std::array<uint64_t, 2> tag{};  // of GCM
   uint32_t crc = 0;               // CRC32C of the plaintext
   uint32_t zero = 0;
   auto Fields() { return std::tie(tag[0], tag[1], crc); }
@@ -96,16 +94,17 @@ struct ChunkTag {
 };
 static_assert(sizeof(ChunkTag) == 24);
 struct Encryption {
-  EncryptionSalt salt;         // none where the job does not encrypt
-  std::vector<ChunkTag> tags;  // one a chunk; empty: the bytes are plaintext
+  EncryptionSalt salt;         // empty if the job does not encrypt
+  std::vector<ChunkTag> tags;  // one per chunk; empty: the bytes are plaintext
   auto Fields() { return std::tie(salt, tags); }
   friend bool operator==(const Encryption&, const Encryption&) = default;
 };
-// The checksums of the plaintext, where `crcs` are those of the bytes as they lie.
+// The checksums of the plaintext, if `crcs` are those of the stored bytes.
 std::vector<uint32_t> PlainCrcs(const Encryption& encryption, const std::vector<uint32_t>& crcs);
 
-// What tells two shards of one name apart: the size, the manifest's place and every chunk's checksum (of the plaintext). Two copies
-// of one shard have the same; two shards have the same once in 2^64 by chance (not if somebody wants them to).
+// Tells two shards of one name apart: a digest of the size, the manifest's place and every chunk's checksum (of the
+// plaintext). Copies of one shard have the same digest. Two shards have the same one with a probability of 2^-64 by
+// chance, but an attacker can make them collide.
 uint64_t ContentDigest(const ShardMeta& meta, const std::vector<uint32_t>& crcs);
 
 // Bytes of the stream in its chunk `index`: chunk_bytes, or the rest in the last one.

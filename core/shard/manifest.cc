@@ -26,7 +26,7 @@ struct Entry {
 };
 using Trailer = uint32_t;  // the CRC
 
-// Both are copied as they lie.
+// Both are copied as stored.
 static_assert(sizeof(Header) == kManifestHeaderBytes);
 static_assert(sizeof(Entry) == kManifestEntryBytes);
 // names_bytes and name_begin are 32 bits wide.
@@ -52,7 +52,7 @@ T ReadAt(std::string_view bytes, size_t at) {
   return value;
 }
 
-// A name in a message: cut, and without bytes that would break a log line.
+// A name for a message: shortened, and without bytes that would break a log line.
 std::string Printable(std::string_view name) {
   constexpr size_t kShown = 64;
   std::string text(name.substr(0, kShown));
@@ -83,7 +83,7 @@ Result<uint64_t> Manifest::Add(std::string_view name, uint64_t length) {
     return Error(Code::kInvalidArgument, "object name of %zu bytes, limit %zu: %s", name.size(),
                  kNameBytesMax, Printable(name).c_str());
   }
-  // The C API ends names with a zero: one inside would make two names look the same there.
+  // The C API ends names with a zero byte: with one inside, two names could look the same there.
   if (name.find('\0') != std::string_view::npos) {
     return Error(Code::kInvalidArgument, "object name with a zero byte: %s", Printable(name).c_str());
   }
@@ -182,8 +182,8 @@ Result<Manifest> Manifest::ParseEntries(std::string_view bytes, uint64_t manifes
                    "manifest's object %u has its name at %u+%u of %zu bytes of names, expected at %" PRIu64,
                    i, entry.name_begin, entry.name_length, names.size(), manifest.names_bytes_);
     }
-    // Add() knows the rules of names and limits and packs as the writer did: what it answers must be what
-    // stands here.
+    // Add() applies the rules for names and limits and packs in the same way as the writer. So its result must equal
+    // the stored offset.
     const Result<uint64_t> offset =
         manifest.Add(names.substr(entry.name_begin, entry.name_length), entry.length);
     if (!offset.ok())

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The manifest ends a shard's stream: what objects it holds and where. The rank's library writes it, the
-// daemon checks it before it seals the shard, every reader parses it. Format (docs/arena.md has the picture),
+// The manifest ends a shard's stream and lists its objects and their places. The rank's library writes it, the daemon
+// checks it before it seals the shard, and every reader parses it. Format (docs/arena.md has the picture),
 // little-endian, packed:
 //
 //     header   magic u32 'RTMF', version u32, object_count u32, names_bytes u32, data_bytes u64 (= manifest_offset)
 //     entries  object_count × {offset u64, length u64, name_begin u32, name_length u32}, in saving order
 //     names    names_bytes bytes, no terminators
-//     crc      CRC32C of all the above, u32; last in every version to come
+//     crc      CRC32C of all the above, u32; last in every version
 //
-// Values; no I/O; not thread-safe except through const.
+// A value type without I/O. Not thread-safe, except for const calls.
 
 #ifndef ROPETEAM_CORE_SHARD_MANIFEST_H_
 #define ROPETEAM_CORE_SHARD_MANIFEST_H_
@@ -28,9 +28,9 @@ inline constexpr uint32_t kManifestMagic = 0x464d5452;  // "RTMF"
 inline constexpr uint32_t kManifestVersion = 1;
 inline constexpr size_t kNameBytesMax = 255;      // ROPETEAM_NAME_MAX; a path's longest component
 inline constexpr uint64_t kObjectsMax = 1000000;  // ROPETEAM_OBJECTS_MAX: bounds a manifest to 279 MB
-// The object whose bytes are the step's metadata: a JSON object, for rules of retention and for people.
+// The object with the step's metadata: a JSON object, for retention rules and for operators.
 inline constexpr std::string_view kMetadataObjectName = "ropeteam.metadata";  // ROPETEAM_METADATA
-inline constexpr size_t kStepMetadataBytesMax = 4096;  // of one rank: 100 numbers with their names
+inline constexpr size_t kStepMetadataBytesMax = 4096;  // per rank: 100 numbers with their names
 inline constexpr uint64_t kManifestHeaderBytes = 24;
 inline constexpr uint64_t kManifestEntryBytes = 24;
 
@@ -42,38 +42,37 @@ struct Object {
 
 class Manifest {
  public:
-  // Adds an object behind the last one. Returns its offset in the stream. kInvalidArgument: name empty, over
-  // the limit, with a zero byte in it or used already, too many objects, or an end behind kStreamBytesMax;
-  // the message has the value and the limit, and the manifest is unchanged.
+  // Adds an object after the last one, and returns its offset in the stream. kInvalidArgument: the name is empty, too
+  // long, contains a zero byte or is already used; there are too many objects; or the end exceeds kStreamBytesMax. The
+  // message has the value and the limit, and the manifest is unchanged.
   Result<uint64_t> Add(std::string_view name, uint64_t length);
 
   const std::vector<Object>& objects() const { return objects_; }
-  // Null when there is none of this name; valid until the next Add().
+  // Null if there is no object with this name; valid until the next Add().
   const Object* Find(std::string_view name) const;
 
-  // End of the last object, unaligned; and where the manifest goes.
+  // The end of the last object, unaligned; and the offset for the manifest.
   uint64_t data_end() const { return data_end_; }
   uint64_t manifest_offset() const { return AlignObject(data_end_); }
   uint64_t encoded_bytes() const;
 
   std::string Encode() const;
-  // Checks everything: lengths, magic, version, CRC, order, alignment, overlaps, names' rules. kCorrupt when
-  // the CRC or structure is broken, kUnsupported for another version.
+  // Checks everything: lengths, magic, version, CRC, order, alignment, overlaps, rules for names. kCorrupt: the CRC or
+  // the structure is wrong. kUnsupported: another version.
   static Result<Manifest> Parse(std::string_view bytes, uint64_t manifest_offset);
 
-  // An upper bound of encoded_bytes() for a save that announces this many objects of unknown names: what
-  // save_begin reserves on top of the data, assuming names of 64 bytes; longer ones may make the save ask for
-  // another chunk.
+  // An upper bound of encoded_bytes() for this many objects of unknown names. save_begin reserves this in addition to
+  // the data. It assumes names of 64 bytes; with longer ones the save may request another chunk.
   static uint64_t EstimateBytes(uint64_t objects);
 
  private:
-  // The slot of the index that holds `name`, or the empty one where it would go.
+  // The slot of the index that holds `name`, or the empty slot for it.
   size_t IndexSlot(std::string_view name) const;
   void GrowIndex();
   static Result<Manifest> ParseEntries(std::string_view bytes, uint64_t manifest_offset);
 
   std::vector<Object> objects_;
-  // Numbers of objects by the hash of their names, open addressing: no second copy of a million names.
+  // Numbers of objects by the hash of their names, with open addressing. So the names are not stored twice.
   std::vector<uint32_t> index_;
   uint64_t data_end_ = 0;
   uint64_t names_bytes_ = 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Taking over an arena that a former process left. Nothing in the memory is trusted before it is checked, and
-// nothing is written before the superblock is known to be ours.
+// Takes over the arena of a former process. Everything in the memory is checked before it is used, and nothing is
+// written before the superblock is known to be ours.
 
 #include <algorithm>
 #include <atomic>
@@ -28,8 +28,8 @@ struct Store::Found {
 
 namespace {
 
-// Memory that never had an arena. A superblock whose beginning was wiped, or slots behind such a superblock, are an arena
-// that can perhaps be recovered.
+// Whether the memory never had an arena. If only the beginning of a superblock was wiped, or if there are slots, the
+// arena may be recoverable.
 bool Untouched(std::span<const std::byte> memory, uint64_t chunk_bytes) {
   const auto zero = [&](uint64_t begin, uint64_t end) {
     return std::all_of(memory.begin() + static_cast<ptrdiff_t>(begin),
@@ -65,7 +65,7 @@ Result<arena::Layout> Store::CheckSuperblock(std::span<const std::byte> memory, 
     return Error(Code::kCorrupt, "arena's superblock has checksum 0x%08x, its bytes 0x%08x", superblock.crc,
                  crc);
   }
-  // Behind the checksum, so that a flipped bit is not taken for another version, job or size.
+  // After the checksum, so that a flipped bit is not taken for another version, job or size.
   const uint32_t version = identity.encrypted ? arena::kEncryptedArenaVersion : arena::kArenaVersion;
   if (superblock.version == (identity.encrypted ? arena::kArenaVersion : arena::kEncryptedArenaVersion)) {
     return Error(Code::kInvalidArgument, "arena was made %s --encrypt-replicas, this daemon was started %s",
@@ -95,7 +95,8 @@ Result<arena::Layout> Store::CheckSuperblock(std::span<const std::byte> memory, 
                  superblock.memory_bytes, memory.size());
   }
   arena::Layout layout;
-  if (arena::IsChunkBytes(chunk_bytes)) layout = arena::LayoutFor(memory.size(), chunk_bytes, identity.encrypted);
+  if (arena::IsChunkBytes(chunk_bytes))
+    layout = arena::LayoutFor(memory.size(), chunk_bytes, identity.encrypted);
   if (layout.chunk_count == 0 || layout.chunk_count > arena::kChunksMax ||
       layout.chunk_count != superblock.chunk_count || layout.slots_begin != superblock.slots_begin ||
       layout.descriptors_begin != superblock.descriptors_begin ||
@@ -107,7 +108,7 @@ Result<arena::Layout> Store::CheckSuperblock(std::span<const std::byte> memory, 
 }
 
 Status Store::ReadSlot(uint32_t index, Found* found) const {
-  // Copied first: the bytes that are checked are those that are used, even if another process writes to the memory.
+  // Copied first, so that the checked bytes are also the used ones, even if another process writes to the memory.
   std::memcpy(&found->slot, slot(index), sizeof(found->slot));
   const arena::Slot& slot = found->slot;
   if (!arena::DecodeSlotState(slot.state, &found->state)) {
@@ -121,10 +122,11 @@ Status Store::ReadSlot(uint32_t index, Found* found) const {
     return Error(Code::kCorrupt, "%u chunks of an arena of %" PRIu64 " for %" PRIu64 " bytes",
                  slot.chunk_count, chunk_count_, slot.stream_bytes);
   }
-  // The table is put right from what the Store knows of a shard, and the digest covers every byte of the slot.
+  // HealTable() restores a slot from the Store's record of the shard, and the digest covers every byte of the slot. So
+  // no other bytes may be in it.
   arena::Slot known = arena::SlotFor(arena::MetaOf(slot), slot.generation, index, slot.chunk_count,
-                                    tags_begin_ != 0 ? slot.salt : EncryptionSalt(),
-                                    tags_begin_ != 0 && slot.encrypted == 1);
+                                     tags_begin_ != 0 ? slot.salt : EncryptionSalt(),
+                                     tags_begin_ != 0 && slot.encrypted == 1);
   known.state = slot.state;
   if (std::memcmp(&known, &slot, sizeof(slot)) != 0)
     return Error(Code::kCorrupt, "has bytes that format version %u does not use",
@@ -152,8 +154,8 @@ Status Store::ReadSlot(uint32_t index, Found* found) const {
   return OkStatus();
 }
 
-// Slots that are each valid but contradict each other. Seal() and Remove() never leave such slots; if another process
-// wrote them, none can be proved right, so all are rejected.
+// Rejects slots that are each valid but contradict each other. Seal() and Remove() never leave such slots. If another
+// process wrote them, none can be proved right, so all are rejected.
 void Store::RejectOverlaps(const std::vector<Found>& found, std::vector<std::string>* reasons) const {
   constexpr uint32_t kNobody = UINT32_MAX;
   std::vector<uint32_t> owner(chunk_count_, kNobody);
@@ -173,7 +175,7 @@ void Store::RejectOverlaps(const std::vector<Found>& found, std::vector<std::str
     }
     const auto [it, inserted] = by_id.emplace(found[i].id(), i);
     if (inserted) continue;
-    // What a kill in Replace() leaves: both are whole.
+    // A kill during Replace() leaves both, and both are whole.
     if (found[i].content() == found[it->second].content() && tags_begin_ != 0) {
       const bool later = found[i].slot.generation > found[it->second].slot.generation;
       (*reasons)[later ? it->second : i] = "was replaced by " + (later ? name(i) : name(it->second));
@@ -194,7 +196,7 @@ void Store::Install(Found found) {
   for (size_t i = 0; i < found.chunks.size(); ++i) {
     const uint32_t next = i + 1 < found.chunks.size() ? found.chunks[i + 1] : arena::kChainEnd;
     table_->descriptors[found.chunks[i]] = {next, found.crcs[i]};
-    // No digest covers the tags of plaintext, so a bit may have flipped there. They are written as they must be.
+    // No digest covers the tags of plaintext, so a bit may have flipped there. They are rewritten as zero.
     if (tags_begin_ != 0) {
       *tag(found.chunks[i]) = table_->tags[found.chunks[i]] =
           found.encryption.tags.empty() ? ChunkTag() : found.encryption.tags[i];
@@ -228,7 +230,7 @@ Status Store::AdoptIncarnation() {
     incarnation = std::max(incarnation, place.value);
   }
   if (!whole) return Error(Code::kCorrupt, "arena's highest incarnation is broken in both places");
-  StoreIncarnation(incarnation);  // heals a place that a kill left half written
+  StoreIncarnation(incarnation);  // repairs a place that a kill left half written
   return OkStatus();
 }
 
@@ -242,7 +244,7 @@ Result<std::unique_ptr<Store>> Store::Adopt(std::span<std::byte> memory, uint64_
   ROPETEAM_RETURN_IF_ERROR(store->AdoptIncarnation());
 
   AdoptReport result;
-  // The slot is freed, so that it can be used again; its chunks are free because no slot names them.
+  // Frees the slot for reuse. Its chunks are free because no slot names them.
   const auto reject = [&](uint32_t index, const std::string& why) {
     result.rejected.push_back("slot " + std::to_string(index) + ": " + why);
     LOG_WARNING("arena slot rejected %u: %s", index, why.c_str());

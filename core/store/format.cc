@@ -63,7 +63,7 @@ Layout LayoutOf(uint64_t chunk_count, uint64_t chunk_bytes, bool encrypted) {
 
 Layout LayoutFor(uint64_t memory_bytes, uint64_t chunk_bytes, bool encrypted) {
   if (memory_bytes < sizeof(Superblock)) return {};
-  // Alignment costs less than a chunk, so the quotient is one too many at most.
+  // Alignment costs less than a chunk, so the quotient is at most one too many.
   const uint64_t table = sizeof(Slot) + sizeof(ChunkDescriptor) + (encrypted ? sizeof(ChunkTag) : 0);
   uint64_t count = (memory_bytes - sizeof(Superblock)) / (chunk_bytes + table);
   while (count > 0 && LayoutOf(count, chunk_bytes, encrypted).end > memory_bytes) --count;

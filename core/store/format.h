@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The arena's layout in memory, which the next process adopts. docs/arena.md has the picture and the reasons for the
-// order of the stores. From the memory's start:
+// The arena's layout in memory. The next process adopts it. docs/arena.md has the picture and the reasons for the order
+// of the stores. From the memory's start:
 //
 //     superblock    one page: what this arena is; written once, by Format()
 //     slots         chunk_count × Slot: slot i describes the sealed shard whose stream begins in chunk i, if any does.
@@ -11,9 +11,9 @@
 //     chunks        chunk_count × chunk_bytes, from a multiple of min(chunk_bytes, 2 MiB), so that no chunk straddles
 //                   a huge page that it could have avoided
 //
-// Everything little-endian. Any change of what is declared here raises kArenaVersion. While the arena lives,
-// only the superblock's incarnations, the slots' state words, and slots and descriptors that no state word
-// publishes are written. The exception: a word that differs from what the Store wrote there is rewritten (heal.cc).
+// Everything is little-endian. Any change of the declarations here raises kArenaVersion. During use of the arena only
+// these are written: the superblock's incarnations, the slots' state words, and slots and descriptors that no state
+// word publishes. The exception: a word that differs from what the Store wrote is rewritten (heal.cc).
 
 #ifndef ROPETEAM_CORE_STORE_FORMAT_H_
 #define ROPETEAM_CORE_STORE_FORMAT_H_
@@ -32,21 +32,22 @@
 namespace ropeteam::arena {
 
 inline constexpr uint64_t kArenaMagic = 0x314e455241504f52;  // "ROPAREN1"
-// "FORMING0": Format() has not finished. Adopt() treats it as an empty arena, so the two magics differ in many bits:
-// a few flipped bits never turn one into the other.
+// "FORMING0": Format() has not finished. Adopt() treats the memory as an empty arena. The two magics differ in many
+// bits, so a few flipped bits never turn one into the other.
 inline constexpr uint64_t kFormattingMagic = 0x30474e494d524f46;
 static_assert(std::popcount(kArenaMagic ^ kFormattingMagic) >= 8);
 inline constexpr uint32_t kArenaVersion = 1;
 inline constexpr uint32_t kEncryptedArenaVersion = 2;  // with tags
 inline constexpr uint64_t kPageBytes = 4096;
 inline constexpr uint64_t kHugePageBytes = 2ull << 20;
-// 4 Mi × 4 MiB is 16 TiB; bounds the Store's own memory (core/store/free_runs.h and table.h) to 160 MiB, with tags to 256.
+// 4 Mi × 4 MiB is 16 TiB. The limit bounds the Store's own memory (core/store/free_runs.h and table.h) to 160 MiB, with
+// tags to 256.
 inline constexpr uint64_t kChunksMax = 4ull << 20;
 inline constexpr size_t kJobBytesMax = 255;
 
-// A value that changes while the arena is in use, and must survive a kill between any two stores and a flipped bit. It
-// is written to two places, one after the other. A place is valid if value and check agree; of two valid ones the
-// higher counts.
+// A value that changes while the arena is in use. It must survive a kill between any two stores, and a flipped bit. It
+// is written to two places, one after the other. A place is valid if value and check match. Of two valid places, the
+// higher value counts.
 struct CheckedIncarnation {
   uint64_t value;
   uint64_t check;  // IncarnationCheck(value)
@@ -79,10 +80,10 @@ static_assert(kNodeNameBytesMax == 63, "the superblock's size and offsets hang o
 //     mark       8 bits, kSlotMark
 //     role       8 bits, Role
 //     committed  8 bits, 0 or 1
-//     check      8 bits, ~(mark ^ role ^ committed): a flipped bit in the three is seen
+//     check      8 bits, ~(mark ^ role ^ committed): detects a flipped bit in the three
 //     digest    32 bits, SlotDigest()
 //
-// So one 8-byte store publishes, withdraws, or changes role or committed, and never breaks the digest.
+// So one 8-byte store publishes, withdraws, or changes role or committed, and leaves the digest valid.
 inline constexpr uint64_t kSlotFree = 0;
 inline constexpr uint8_t kSlotMark = 0xa5;
 
@@ -91,15 +92,15 @@ struct SlotState {
   Role role = Role::kOwn;
   bool committed = false;
 };
-bool IsRole(Role role);  // one of those that this version stores
-// The role must be IsRole(), which is checked: another one would be published and never adopted.
+bool IsRole(Role role);  // whether this version stores the role
+// The role must be IsRole(), which is checked: any other role would be published and never adopted.
 uint64_t EncodeSlotState(const SlotState& state);
-// False if EncodeSlotState() never gives this `word`, like that of a free slot.
+// Returns false if EncodeSlotState() never produces this `word`, for example for a free slot.
 bool DecodeSlotState(uint64_t word, SlotState* state);
 
 struct Slot {
   uint64_t state;
-  // Counts up with every seal, from above the published ones: the same shard sealed again in the same chunks
+  // Counts up with every seal and starts above the published ones. So the same shard sealed again in the same chunks
   // has another digest.
   uint64_t generation;
   uint32_t first_chunk;  // the slot's own number
@@ -117,8 +118,8 @@ struct Slot {
   EncryptionSalt salt;
   uint32_t encrypted;  // 1: the chunks are ciphertext, and have tags
   uint32_t reserved;   // zero
-  // ShardMeta::agreement. Zero, which means none, in slots of daemons before protocol 9: so kArenaVersion stays. Such a
-  // daemon rejects a slot that has one, as it does one with any byte that it does not know.
+  // ShardMeta::agreement. Slots of daemons before protocol 9 have zero, which means none, so kArenaVersion is
+  // unchanged. Such a daemon rejects a slot with a value here, as it rejects any unknown byte.
   uint64_t agreement;
   uint64_t reserved_2;  // zero
 };
@@ -141,26 +142,25 @@ struct Layout {
   uint64_t chunk_count = 0;
   uint64_t slots_begin = 0;
   uint64_t descriptors_begin = 0;
-  uint64_t tags_begin = 0;  // 0: there are none
+  uint64_t tags_begin = 0;  // 0: the arena has no tags
   uint64_t chunks_begin = 0;
   uint64_t end = 0;  // bytes of memory that it takes
 };
 // `chunk_bytes` must be IsChunkBytes() and chunk_count at most kChunksMax.
 Layout LayoutOf(uint64_t chunk_count, uint64_t chunk_bytes, bool encrypted = false);
-// The layout with the most chunks that fit; chunk_count is 0 when none does and may exceed kChunksMax.
+// The layout with the most chunks that fit. chunk_count is 0 if no chunk fits, and may exceed kChunksMax.
 Layout LayoutFor(uint64_t memory_bytes, uint64_t chunk_bytes, bool encrypted = false);
 bool IsChunkBytes(uint64_t chunk_bytes);
 
-// A finished superblock with its checksum, of an arena that knows of no incarnation. The names must be within
-// their limits.
+// A complete superblock with its checksum, for an arena without a known incarnation. The names must be within their
+// limits.
 Superblock NewSuperblock(uint64_t memory_bytes, uint64_t chunk_bytes, const Layout& layout,
                          const ArenaIdentity& identity);
 
-// CRC32C of the superblock with magic, crc and incarnations as zero.
+// CRC32C of the superblock with magic, crc and incarnations set to zero.
 uint32_t SuperblockCrc(const Superblock& superblock);
 
-// CRC32C of the slot from behind its state word on, then of every chunk's {number, checksum} in stream order, then of the
-// tags.
+// CRC32C of the slot after its state word, then of every chunk's {number, checksum} in stream order, then of the tags.
 uint32_t SlotDigest(const Slot& slot, std::span<const uint32_t> chunks, std::span<const uint32_t> crcs,
                     std::span<const ChunkTag> tags = {});
 
@@ -168,7 +168,7 @@ Slot SlotFor(const ShardMeta& meta, uint64_t generation, uint32_t first_chunk, u
              const EncryptionSalt& salt = {}, bool encrypted = false);
 ShardMeta MetaOf(const Slot& slot);
 
-// Checks the rules for a shard in an arena of this chunk size, for a caller of Seal() and for a slot of the table.
+// Checks the rules for a shard in an arena with this chunk size, both for a call of Seal() and for a slot of the table.
 // kInvalidArgument with the value and the limit.
 Status CheckMeta(const ShardMeta& meta, uint64_t chunk_bytes);
 

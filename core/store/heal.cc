@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The table in the memory, compared with what the Store wrote there, and rewritten where it differs. The process
-// may be killed between any two of these stores too:
+// Compares the table in the memory with what the Store wrote there, and rewrites what differs. The process may be
+// killed between any two of these stores, too:
 //
 //     published slot   all words but the state word, then the state word. The digest covers every other word and
-//                      the descriptors, so what a kill leaves is the shard or a slot that Adopt() rejects.
-//     free slot        the state word := 0; the other words of a free slot mean nothing
+//                       the descriptors, so a kill leaves either the shard or a slot that Adopt() rejects.
+//     free slot        the state word := 0; the other words of a free slot are meaningless
 //     descriptor       one store
 //     tag              three stores; the slot's digest covers it
 //     superblock       all words but the magic, then the magic. The checksum, and the check of each place of the
-//                      incarnation, cover what a kill leaves half done.
+//                       incarnation, detect what a kill leaves half written.
 //
-// Chunks themselves are not touched. The Store grants no chunk because of the table in the memory, so a damaged table
-// corrupts no data.
+// The chunks themselves are not changed. The Store never grants a chunk because of the table in the memory, so a
+// damaged table corrupts no data.
 
 #include <algorithm>
 #include <atomic>
@@ -29,7 +29,7 @@ namespace ropeteam {
 namespace {
 
 constexpr size_t kWordBytes = sizeof(uint64_t);
-// A table that was overwritten as a whole has a place for each chunk: a line for the first few of each call.
+// Lines logged per call. A table that was overwritten as a whole has a bad place for each chunk.
 constexpr size_t kReportedMax = 8;
 
 static_assert(sizeof(arena::Slot) % kWordBytes == 0 && alignof(arena::Slot) >= kWordBytes);
@@ -42,7 +42,7 @@ uint64_t WordAt(const void* place, size_t word) {
   return value;
 }
 
-// As it is in the memory now: another process may write to it at any time, so each word is read once.
+// The word that is in the memory now. Another process may write to it at any time, so each word is read once.
 uint64_t LoadWord(void* place, size_t word) {
   auto* words = reinterpret_cast<uint64_t*>(place);
   return std::atomic_ref<uint64_t>(words[word]).load(std::memory_order_relaxed);
@@ -57,7 +57,7 @@ size_t Store::HealPlace(const char* what, uint32_t index, void* place, const voi
   size_t wrong = 0;
   size_t first = 0;
   uint64_t found = 0;
-  // The word that makes the others valid comes first in each structure, and is written last.
+  // In each structure, the word that makes the others valid comes first and is written last.
   for (size_t i = 1; i <= words; ++i) {
     const size_t word = i % words;
     const uint64_t now = LoadWord(place, word);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The one way in which the Store's source files write a word that a later process relies on.
+// The only way in which the Store's source files write a word that a later process relies on.
 
 #ifndef ROPETEAM_CORE_STORE_PUBLISH_H_
 #define ROPETEAM_CORE_STORE_PUBLISH_H_
@@ -13,7 +13,7 @@ namespace ropeteam::arena {
 // Calls the crash point of Store::SetCrashPointForTest().
 void CrashPoint(const char* place);
 
-// Everything stored before is in memory before the word, the word before everything stored after.
+// Orders the word after all earlier stores and before all later ones.
 inline void Publish(uint64_t* word, uint64_t value) {
   std::atomic_thread_fence(std::memory_order_release);
   std::atomic_ref<uint64_t>(*word).store(value, std::memory_order_relaxed);

@@ -127,8 +127,7 @@ Result<std::unique_ptr<Store>> Store::Format(std::span<std::byte> memory, uint64
   }
   std::unique_ptr<Store> store(new Store(memory, chunk_bytes, layout));
   arena::Superblock* superblock = store->superblock();
-  // From here to the last store there is no arena in this memory: a kill in between makes Adopt() say
-  // kNotFound.
+  // From here to the last store there is no arena in this memory: after a kill, Adopt() returns kNotFound.
   Publish(&superblock->magic, arena::kFormattingMagic);
   CrashPoint("format: old arena withdrawn");
   for (uint32_t i = 0; i < layout.chunk_count; ++i) store->slot(i)->state = arena::kSlotFree;
@@ -162,7 +161,7 @@ Result<std::vector<Extent>> Store::Allocate(uint64_t chunks) {
   }
   std::vector<Extent> extents;
   for (auto left = static_cast<uint32_t>(needed); left > 0;) {
-    // Where no run holds all that is left, the longest run leaves the least.
+    // If no run is long enough for the rest, the longest run leaves the least.
     const uint32_t count = std::min(left, free_runs_.longest());
     const uint32_t first = free_runs_.FirstFit(count);
     free_runs_.Take(first, count);
@@ -246,7 +245,7 @@ void Store::Replace(const ShardId& id, std::vector<Extent> extents, std::vector<
 void Store::PublishShard(std::unique_ptr<SealedShard> shard) {
   const std::vector<uint32_t> chunks = ChunksOf(shard->extents);
   const std::vector<ChunkTag>& tags = shard->encryption.tags;
-  // Without tags there is no place for a salt either: the arena is one of the format that older builds read.
+  // Without tags there is no place for a salt either: the arena has the format that older builds read.
   ROPETEAM_CHECK(tags_begin_ != 0 || shard->encryption == Encryption());
   ROPETEAM_CHECK(tags.empty() || tags.size() == chunks.size());
   for (const uint32_t chunk : chunks) {
@@ -254,11 +253,11 @@ void Store::PublishShard(std::unique_ptr<SealedShard> shard) {
     chunk_use_[chunk] = ChunkUse::kSealed;
   }
 
-  // No shard of this process begins here. The table in the memory may differ, if another process wrote to it.
+  // No other shard of this process begins here. The table in the memory may differ if another process wrote to it.
   ROPETEAM_CHECK(!table_->begins.contains(chunks[0]));
   HealSlot(chunks[0]);
 
-  // Fill: none of these chunks is in a published slot, so no reader uses what is written here yet.
+  // Fill the slot. None of these chunks is in a published slot, so no reader uses these words yet.
   for (size_t i = 0; i < chunks.size(); ++i) {
     arena::ChunkDescriptor& known = table_->descriptors[chunks[i]];
     known = {i + 1 < chunks.size() ? chunks[i + 1] : arena::kChainEnd, shard->crcs[i]};
@@ -346,7 +345,7 @@ void Store::Withdraw(std::unique_ptr<SealedShard> shard) {
   shard->removed = true;
   const size_t erased = table_->begins.erase(shard->extents[0].first);
   ROPETEAM_CHECK(erased == 1);
-  // Before a chunk is free: its next owner may write into it at once.
+  // Before the chunks are freed: the next owner may write to them at once.
   Publish(&slot(shard->extents[0].first)->state, arena::kSlotFree);
   CrashPoint("removed");
   if (shard->leases == 0) {
@@ -400,7 +399,7 @@ void Store::SetIncarnationMax(Incarnation incarnation) {
 }
 
 void Store::StoreIncarnation(Incarnation incarnation) {
-  // One place after the other: whenever the process is killed, one of them is whole.
+  // One place after the other: at any moment at least one of them is whole.
   for (arena::CheckedIncarnation& place : superblock()->incarnations) {
     Publish(&place.value, incarnation);
     CrashPoint("incarnation: value");

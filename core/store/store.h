@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The Store is a node's arena together with its index: which chunks are free, and where each sealed shard is.
-// The memory is given by the caller (a mapping in ropeteamd, a vector in the simulation); format.h has its layout. The
-// Store does no I/O and never reads the bytes of chunks.
+// The Store is a node's arena together with its index: the free chunks, and the place of each sealed shard. The caller
+// provides the memory (a mapping in ropeteamd, a vector in the simulation); format.h has its layout. The Store does no
+// I/O and never reads the bytes of chunks.
 //
-// Crash consistency: the process may be killed between any two stores to the memory (not the host: what a
-// store has written stays). A slot of the table is filled, checksummed, fenced and only then published by one
-// 8-byte store; it is withdrawn by one store before any of its chunks is free. So a published slot
-// describes a whole shard, and Adopt() derives the free list from the published slots and nothing else.
+// Crash consistency: the process may be killed between any two stores to the memory. The host stays up, so completed
+// stores survive. A slot of the table is filled, checksummed, fenced, and only then published by one 8-byte store. One
+// store withdraws it before any of its chunks is free. So a published slot describes a whole shard, and Adopt() derives
+// the free list from the published slots alone.
 //
-// The table in the memory is for the next process; this process uses its own copy. The memory is
-// mapped by other processes and bits may flip, so a word of the table may differ from what the Store wrote.
-// Such a word is rewritten from the Store's own memory: before a slot is used, and by HealTable().
+// The table in the memory is for the next process; this process uses its own copy. Other processes map the memory and
+// bits may flip, so a word of the table may differ from what the Store wrote. Such a word is rewritten from the Store's
+// own copy: before a slot is used, and by HealTable().
 //
 // One thread at a time. Pointers to SealedShard are valid until the next non-const call.
 
@@ -54,14 +54,14 @@ struct SealedShard {
   Role role = Role::kOwn;
   bool committed = false;  // the leader announced its step as committed
   std::vector<Extent> extents;
-  std::vector<uint32_t> crcs;  // CRC32C of each chunk's bytes as they lie here, ChunkLength() of them
+  std::vector<uint32_t> crcs;  // CRC32C of each chunk's bytes as stored here, ChunkLength() of them
   Encryption encryption;
-  std::vector<uint32_t> bad;   // chunk indices known not to match, sorted; not stored
-  uint32_t leases = 0;         // readers; not stored
-  bool removed = false;        // withdrawn; its chunks are free once the last lease ends
-  uint32_t digest = 0;         // of its slot; the Store's own
-  uint64_t content = 0;        // ContentDigest()
-  // Of its seal: a shard that is sealed again under the same id has a higher one.
+  std::vector<uint32_t> bad;  // indices of chunks known to be bad, sorted; not stored
+  uint32_t leases = 0;        // readers; not stored
+  bool removed = false;       // withdrawn; its chunks are freed with the last lease
+  uint32_t digest = 0;        // of its slot; used by the Store only
+  uint64_t content = 0;       // ContentDigest()
+  // Assigned by the seal: a shard sealed again under the same id has a higher one.
   uint64_t generation = 0;
   bool encrypted() const { return !encryption.tags.empty(); }
 };
@@ -75,24 +75,24 @@ struct ArenaIdentity {
 class Store {
  public:
   struct AdoptReport {
-    uint64_t shards = 0;                // sealed shards found whole
-    std::vector<std::string> rejected;  // one sentence for each rejected slot
+    uint64_t shards = 0;                // complete sealed shards
+    std::vector<std::string> rejected;  // one sentence per rejected slot
   };
 
   // Bytes of memory that an arena with `chunk_count` chunks takes, tables included.
   static uint64_t MemoryFor(uint64_t chunk_count, uint64_t chunk_bytes, bool encrypted = false);
 
-  // Lays a fresh, empty arena over `memory` (page-aligned, must outlive the Store). kInvalidArgument: chunk
-  // size not a power of two in [kChunkBytesMin, kChunkBytesMax], memory too small for one chunk or larger
-  // than the tables can name, identity over its limits; the memory is untouched then. Whatever arena was
-  // there is gone with the first store.
+  // Lays out a new, empty arena in `memory`, which must be page-aligned and outlive the Store. kInvalidArgument: the
+  // chunk size is not a power of two in [kChunkBytesMin, kChunkBytesMax]; the memory is too small for one chunk, or too
+  // large for the tables; or the identity exceeds its limits. The memory is unchanged then. Otherwise the first store
+  // destroys any arena that was there.
   static Result<std::unique_ptr<Store>> Format(std::span<std::byte> memory, uint64_t chunk_bytes,
                                                const ArenaIdentity& identity);
-  // Takes over the arena of a former process. kNotFound: no arena here (all zero, or a Format() that did not
-  // finish); kCorrupt: the superblock does not match its checksum; kUnsupported: another format version;
-  // kInvalidArgument: another job, node, chunk size or memory size (both are named), or tags where none are expected, or
-  // the reverse. Single bad slots are rejected and reported, and are not fatal. Chunk contents are not read: the caller
-  // checks them (crcs) and calls MarkBad().
+  // Takes over the arena of a former process. kNotFound: no arena here (all zero, or an unfinished Format()). kCorrupt:
+  // the superblock does not match its checksum. kUnsupported: another format version. kInvalidArgument: another job,
+  // node, chunk size or memory size (the message has both), or tags where none are expected, or the reverse. Bad slots
+  // are rejected and reported; they are not fatal. Chunk contents are not read: the caller checks them (crcs) and calls
+  // MarkBad().
   static Result<std::unique_ptr<Store>> Adopt(std::span<std::byte> memory, uint64_t chunk_bytes,
                                               const ArenaIdentity& identity, AdoptReport* report);
   ~Store();  // writes nothing: the arena stays as it is
@@ -108,28 +108,28 @@ class Store {
   const std::byte* chunk(uint32_t chunk) const { return memory_.data() + chunk_offset(chunk); }
   std::span<std::byte> memory() { return memory_; }
 
-  // ---- allocation: not stored; chunks allocated and not sealed are free after a restart
-  // One extent when a run is free (first fit), else as few as can be. kNoSpace: chunks needed, free and the
-  // limit, in bytes too; kInvalidArgument: more than kChunksPerShardMax; nothing is allocated then. Zero
-  // chunks is one chunk: every shard has a manifest.
+  // ---- allocation: not stored; chunks that are allocated but not sealed are free after a restart
+  // Returns one extent if a large enough run is free (first fit), otherwise as few extents as possible. After an error
+  // nothing is allocated. kNoSpace: the message has the chunks and bytes needed, free and the limit. kInvalidArgument:
+  // more than kChunksPerShardMax. Zero chunks means one chunk, because every shard has a manifest.
   Result<std::vector<Extent>> Allocate(uint64_t chunks);
   void Free(const std::vector<Extent>& extents);
 
   // ---- sealed shards
-  // Publishes the shard; the chunks beyond ChunksFor(stream_bytes) are freed. kAlreadyExists: the id is
-  // sealed here already (in any role). kInvalidArgument: a meta that does not fit this arena, another number
-  // of crcs than chunks, fewer chunks than the stream needs. After an error the chunks still belong to the
-  // caller. The extents must come from Allocate(), which is checked.
+  // Publishes the shard and frees its chunks beyond ChunksFor(stream_bytes). kAlreadyExists: the id is already sealed
+  // here, in any role. kInvalidArgument: the meta does not fit this arena, the number of crcs differs from that of the
+  // chunks, or there are too few chunks for the stream. After an error the chunks still belong to the caller. The
+  // extents must come from Allocate(), which is checked.
   Status Seal(const ShardMeta& meta, Role role, std::vector<Extent> extents, std::vector<uint32_t> crcs,
               Encryption encryption = {});
-  // Moves the shard to other chunks: encrypted if it was plaintext, or the reverse. Role and mark stay. The former chunks
-  // are freed at once, or when their last lease ends. The shard must be here, the extents must come from Allocate() and
-  // have as many chunks, and the content must be equal; all this is checked. A kill in between leaves one of the two, or
-  // both, of which Adopt() takes the later.
+  // Moves the shard to other chunks: encrypted if it was plaintext, or the reverse. Role and mark stay. The old chunks
+  // are freed at once, or when their last lease ends. The shard must be here. The extents must come from Allocate() and
+  // have as many chunks, and the content must be equal. All this is checked. After a kill during the call, one or both
+  // versions exist, and Adopt() takes the later one.
   void Replace(const ShardId& id, std::vector<Extent> extents, std::vector<uint32_t> crcs,
                Encryption encryption);
   const SealedShard* Find(const ShardId& id) const;
-  // All published shards, ordered by id. Removed ones that are still leased are not among them.
+  // All published shards, ordered by id, without removed ones that are still leased.
   const std::map<ShardId, std::unique_ptr<SealedShard>>& shards() const { return shards_; }
   // The memory of the published shards of a role, kept up to date.
   struct Use {
@@ -138,14 +138,14 @@ class Store {
     friend bool operator==(const Use&, const Use&) = default;
   };
   Use use(Role role) const { return use_[static_cast<size_t>(role)]; }
-  // Grows whenever shards() changes, except by leases: callers can skip a second look at the same state.
+  // Grows whenever shards() changes, except by leases. Callers can skip work if it is unchanged.
   uint64_t changes() const { return changes_; }
   void SetCommitted(const ShardId& id);
   void SetRole(const ShardId& id, Role role);
-  // Withdraws the shard; its chunks are free at once, or when its last lease ends. No-op when unknown.
+  // Withdraws the shard. Its chunks are freed at once, or when its last lease ends. No-op if the id is unknown.
   void Remove(const ShardId& id);
 
-  // A lease keeps chunks where they are for a reader. The token stays valid when the shard is removed.
+  // A lease keeps chunks in place for a reader. The token stays valid when the shard is removed.
   using LeaseToken = uint64_t;
   Result<LeaseToken> Lease(const ShardId& id);
   void EndLease(LeaseToken token);
@@ -157,43 +157,43 @@ class Store {
     return chunks;
   }
 
-  // ---- repair; no-ops for what is not there
+  // ---- repair; no-ops for unknown shards and chunks
   void MarkBad(const ShardId& id, uint32_t chunk_index);
-  // The chunk has been written again, in place, and checked against its CRC by the caller.
+  // The caller has written the chunk again, in place, and checked it against its CRC.
   void MarkRepaired(const ShardId& id, uint32_t chunk_index);
 
-  // ---- the highest incarnation this node has heard of; survives the process, never falls. Below kIncarnationMax: what
-  // comes from outside is checked before.
+  // ---- the highest incarnation that this node has heard of; it survives the process and never falls. It is below
+  // kIncarnationMax: callers check values from outside first.
   Incarnation incarnation_max() const { return incarnation_max_; }
   void SetIncarnationMax(Incarnation incarnation);
 
   // ---- the table in the memory
-  // Compares the slots of chunks [first, first + count) and the descriptors of those that are sealed with what
-  // the Store wrote there, and with `first` 0 the superblock too. Rewrites what differs, each with a warning
-  // that names the place and both values (only the first few of a call; the others are
-  // counted). Returns how many places differed. Chunks beyond the last are skipped; the cost is some 136 bytes
-  // read a chunk. A kill between any two stores of it leaves no shard that was not sealed.
+  // Compares slots and descriptors with what the Store wrote: the slots of chunks [first, first + count), the
+  // descriptors of the sealed chunks among them and, if `first` is 0, the superblock. Rewrites what differs. Logs a
+  // warning with the place and both values for the first few, and a count for the others. Returns the number of
+  // differing places. Chunks beyond the last are skipped. It reads some 136 bytes per chunk. A kill between any two of
+  // its stores leaves no shard that was not sealed.
   size_t HealTable(uint32_t first, uint32_t count);
-  // Places of the table that were rewritten since this Store was made.
+  // Places of the table that were rewritten since this Store was constructed.
   uint64_t table_repairs() const { return table_repairs_; }
-  // Places that differ now; reads the whole table and writes nothing. For tests and the simulation.
+  // Places that differ now. Reads the whole table and writes nothing. For tests and the simulation.
   size_t CountTableDamage() const;
 
-  // Recomputes and compares all state: no chunk in two places, counts right, table equal to the index. For tests and
-  // the simulation; ROPETEAM_CHECKs.
+  // Recomputes all state and compares it, with ROPETEAM_CHECK: no chunk in two places, correct counts, table equal to
+  // the index. For tests and the simulation.
   void CheckInvariants() const;
-  // Tests that damage the table call this first: CheckInvariants() does not compare the table until it finds it
-  // whole again.
+  // Tests that damage the table call this first. CheckInvariants() then skips the comparison until the table is whole
+  // again.
   void ExpectTableDamage() { table_damage_expected_ = true; }
 
-  // Called, with the name of the place, between the stores to the arena's tables: where a kill would leave
-  // them. Null for none. Not thread-safe; the arena's memory may be read in it, the Store not called.
+  // `crash_point` is called between the stores to the arena's tables, with the name of the place where a kill would
+  // leave them. Null: none. Not thread-safe. It may read the arena's memory but not call the Store.
   static void SetCrashPointForTest(void (*crash_point)(const char* place));
 
  private:
   enum class ChunkUse : uint8_t { kFree, kAllocated, kSealed };
 
-  // A shard as its slot describes it, checked.
+  // A shard as its slot describes it, after the checks.
   struct Found;
   // The table as the Store last wrote it (table.h).
   struct Table;
@@ -210,7 +210,8 @@ class Store {
 
   ChunkTag* tag(uint32_t chunk);
   const ChunkTag* tag(uint32_t chunk) const { return const_cast<Store*>(this)->tag(chunk); }
-  // Fills the tables, publishes the slot and enters the shard; its meta, role, mark, extents, crcs and encryption are set.
+  // Fills the tables, publishes the slot and adds the shard. The caller has set meta, role, mark, extents, crcs and
+  // encryption.
   void PublishShard(std::unique_ptr<SealedShard> shard);
   void Withdraw(std::unique_ptr<SealedShard> shard);
 
@@ -239,7 +240,7 @@ class Store {
   uint64_t chunk_count_ = 0;
   uint64_t slots_begin_ = 0;
   uint64_t descriptors_begin_ = 0;
-  uint64_t tags_begin_ = 0;  // 0: there are none
+  uint64_t tags_begin_ = 0;  // 0: the arena has no tags
   uint64_t chunks_begin_ = 0;
   uint64_t generation_ = 0;  // of the last seal
   Incarnation incarnation_max_ = 0;
@@ -247,7 +248,7 @@ class Store {
   std::vector<ChunkUse> chunk_use_;  // by chunk
   std::map<ShardId, std::unique_ptr<SealedShard>> shards_;
   std::array<Use, static_cast<size_t>(Role::kCache) + 1> use_{};  // by role
-  // Withdrawn but still read. Their chunks are in use here and free in the table.
+  // Withdrawn shards with readers. Their chunks are in use here, but free in the table.
   std::vector<std::unique_ptr<SealedShard>> removed_;
   std::unordered_map<LeaseToken, SealedShard*> leases_;
   LeaseToken lease_last_ = 0;
