@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The Agent is a node's side of membership, as a deterministic state machine: messages go in with the time, actions
-// come out, and nothing happens between calls. It owns no socket, thread or clock;
-// a driver (standalone/, simulated/) opens connections, carries messages and calls Tick() when NextDeadline()
-// has come.
+// The Agent is a node's side of membership, as a deterministic state machine: messages and the time go in, actions come
+// out, and nothing happens between calls. It has no socket, thread or clock. A driver (standalone/, simulated/) opens
+// connections, transports messages and calls Tick() at NextDeadline().
 //
 // clang-format off
 //   phase        is when                               it goes to
@@ -20,27 +19,29 @@
 //   left         after Leave()                         never
 // clang-format on
 //
-// The lease: registrations and heartbeats are numbered, and the agent notes when it sent each. The answer to number n
-// makes the lease last until the sending of n plus lease_us, whenever the answer arrives. A lease survives the loss of
-// the connection and of the coordinator until it runs out. It ends at once with Refusal, Rejoin() and Leave(): the
-// instance must not act on it any more.
+// The lease: registrations and heartbeats are numbered, and the agent records when it sent each. After the answer to
+// number n, the lease lasts until the sending of n plus lease_us, whenever the answer arrives. A lease survives the
+// loss of the connection and of the coordinator until it expires. Refusal, Rejoin() and Leave() end it at once, because
+// the instance must not use it any more.
 //
-// When the coordinator is lost, the last view stays in force. Not thread-safe: one caller at a time.
+// If the coordinator is lost, the last view stays in force. Not thread-safe: one caller at a time.
 //
-// Several addresses. After a loss the agent tries the same address once more, and then goes round its list: the configured
-// addresses in their order, then those that it was told by Relocate(). A registered agent stays with its coordinator.
+// Several addresses: after a loss the agent tries the same address once more, and then all addresses of its list in a
+// circle: first the configured ones in their order, then those from Relocate(). A registered agent stays with its
+// coordinator.
 //
-// A coordinator in this process (coordinator_listen). A round over the other addresses comes first, so that an old coordinator's
-// host that returns joins the job where it is now. The driver starts the coordinator when the agent opens its own address:
+// A coordinator in this process (coordinator_listen): the agent first tries all other addresses. So if the host of an
+// old coordinator returns, it joins the job at its present coordinator. The driver starts the coordinator when the
+// agent opens its own address:
 //   * at once, if the list has no other address;
-//   * else after unsuccessful rounds over the others, dead_after apart: one more than its own index in the list. So of
-//     several that start together, the later ones in the list find the earlier one;
-//   * never, once the agent was registered elsewhere. No node becomes coordinator because the present one is out of reach:
-//     without a quorum outside, a dead coordinator cannot be told from one that is cut off.
-// At its own address the agent stays. An agent whose index is not 0 tries the others once more, while its coordinator still
-// waits with the first view: two that started within the same few milliseconds may have missed each other. Relocate() moves
-// it to another coordinator (an operator's order, or the daemon learned the address). If that one does not answer either, it
-// returns after the same rounds.
+//   * else after unsuccessful rounds over the others, dead_after apart: one more than its own index in the list. So if
+//     several start together, those later in the list find the earlier one;
+//   * never, if the agent was registered elsewhere before. An unreachable coordinator is no reason for another node to
+//     become coordinator: without an outside quorum, a dead coordinator looks the same as one that is cut off.
+// The agent stays at its own address. An agent whose index is not 0 tries the others once more while its coordinator
+// still holds the first view: two that started within the same few milliseconds may have missed each other. Relocate()
+// moves the agent to another coordinator, by an operator's order or because the daemon learned the address. If that
+// coordinator does not answer either, the agent returns after the same rounds.
 
 #ifndef ROPETEAM_MEMBERSHIP_AGENT_H_
 #define ROPETEAM_MEMBERSHIP_AGENT_H_
@@ -56,24 +57,24 @@
 
 namespace ropeteam {
 
-// The pause between attempts to reach a coordinator that does not answer. The first is the time of a local reconnect;
-// the longest is well under dead_after, for which a returned coordinator waits for the nodes.
+// The pause between attempts to reach a coordinator that does not answer. The shortest is the time of a local
+// reconnect. The longest is well below dead_after, the time for which a returned coordinator waits for the nodes.
 inline constexpr TimeUs kReconnectPauseMinUs = 20'000;
 inline constexpr TimeUs kReconnectPauseMaxUs = 250'000;
-// Suspects remembered at a time. If there are more, this node's own network has failed, and the coordinator will find
-// out by its silence.
+// Suspects remembered at a time. If there are more, this node's own network has failed, and its silence tells the
+// coordinator.
 inline constexpr size_t kSuspectsMax = 64;
-// A lease is renewed at least this often while it lasts, also where heartbeat_ms is longer than the coordinator's.
+// A lease is renewed at least this often while it lasts, even if heartbeat_ms is longer than the coordinator's.
 inline constexpr uint32_t kHeartbeatsPerLease = 3;
-// Unanswered numbered messages that are remembered. An answer to an older one would grant a lease that has run out:
-// they are sent a heartbeat apart, and views add only a few.
+// Unanswered numbered messages that are remembered. An answer to an older one would grant an expired lease: the
+// messages are sent a heartbeat apart, and views add only a few.
 inline constexpr size_t kBeatsMax = 64;
 
 class Agent {
  public:
-  // Drop the present connection, if there is one, and open another. Its first message follows. What arrives
-  // on it, and its end, is to be given back with this `attempt`. If the address is coordinator_listen, the coordinator is
-  // started first, unless it runs; otherwise it is ended, if it runs.
+  // Closes the present connection, if any, and opens another one. Its first message follows. The driver passes messages
+  // from it, and its end, with this `attempt`. If the address is coordinator_listen, the driver starts the coordinator
+  // first, unless it runs. For any other address it ends a running coordinator.
   struct Open {
     uint64_t attempt;
     std::string address;
@@ -82,13 +83,14 @@ class Agent {
     uint64_t attempt;
     NodeMessage message;
   };
-  struct Close {  // at once; messages that have not been sent are dropped
+  struct Close {  // at once; unsent messages are dropped
     uint64_t attempt;
   };
   struct Lease {
     TimeUs valid_until;  // 0: no lease
   };
-  // View, Status, Lease, Contact: for Membership::Callbacks. Lease{0} comes before the Status or the message that ends it.
+  // View, Status, Lease, Contact: for Membership::Callbacks. Lease{0} precedes the Status or the message that ends the
+  // lease.
   using Output = std::variant<Open, Send, Close, View, Status, Lease, Contact>;
   using Outputs = std::vector<Output>;
 
@@ -97,7 +99,7 @@ class Agent {
 
   Outputs Start(TimeUs now);
   Outputs Rejoin(TimeUs now, const Member& self);
-  // Repeated suspicions of a member within probe_ms are one.
+  // Several suspicions of one member within probe_ms count as one.
   Outputs Suspect(TimeUs now, NodeId member, const std::string& reason);
   // Membership::Relocate().
   Outputs Relocate(TimeUs now, const Place& place, bool move);
@@ -108,12 +110,12 @@ class Agent {
   Outputs Broken(TimeUs now, uint64_t attempt, const std::string& reason);
   Outputs Tick(TimeUs now);
 
-  // When Tick() is next needed; the end of time when never.
+  // The time at which Tick() is needed next; the end of time if never.
   TimeUs NextDeadline() const;
 
   bool registered() const { return phase_ == Phase::kRegistered; }
   const Member& self() const { return self_; }
-  // The last view passed up, null before the first.
+  // The last view passed to the callbacks; null before the first.
   const ViewStatePtr& seen() const { return seen_; }
 
  private:
@@ -131,13 +133,13 @@ class Agent {
 
   struct Known {
     std::string address;
-    bool told = false;   // by Relocate(), not configured
-    std::string reason;  // why it does not answer, as last passed up
+    bool told = false;   // from Relocate(), not configured
+    std::string reason;  // why it does not answer, as last reported
   };
 
   void Connect(TimeUs now);
   bool IsOwn(size_t index) const { return addresses_[index].address == config_.coordinator_listen; }
-  // An address does not answer: chooses the next address and the time. True: after a pause.
+  // The address does not answer: chooses the next address and time. Returns true if there is a pause first.
   bool Advance();
   TimeUs ConnectTimeout() const { return addresses_.size() > 1 ? dead_after_ / 2 : dead_after_; }
   bool Alone() const { return seen_ == nullptr || seen_->view.members.size() == 1; }
@@ -161,14 +163,14 @@ class Agent {
   const TimeUs probe_;
   Member self_;
 
-  std::vector<Known> addresses_;  // configured, own, told
+  std::vector<Known> addresses_;  // configured, own, from Relocate()
   size_t current_ = 0;
   size_t own_ = 0;            // index of coordinator_listen, if there is one
-  uint32_t rounds_ = kNoOwn;  // over the others, before the own address is opened
-  uint64_t order_ = 0;        // the highest of Relocate()
-  TimeUs look_again_at_ = 0;  // at the others, from the own address; 0: not
+  uint32_t rounds_ = kNoOwn;  // rounds over the other addresses before the own address is opened
+  uint64_t order_ = 0;        // the highest order seen by Relocate()
+  TimeUs look_again_at_ = 0;  // when the agent at its own address tries the others again; 0: never
   bool looked_again_ = false;
-  bool contact_ = false;  // as last passed up
+  bool contact_ = false;  // as last reported
   TimeUs contact_since_ = 0;
 
   Phase phase_ = Phase::kIdle;
@@ -182,10 +184,10 @@ class Agent {
   TimeUs retry_at_ = 0;  // when !open_
   TimeUs pause_ = kReconnectPauseMinUs;
   ViewStatePtr seen_;
-  bool whole_wanted_ = false;    // a delta did not fit, and no view has come since
-  uint64_t beats_ = 0;           // numbered so far
+  bool whole_wanted_ = false;    // a delta did not fit, and no whole view has come since
+  uint64_t beats_ = 0;           // count of numbered messages
   std::deque<Beat> unanswered_;  // sent by this instance on this connection, oldest first; at most kBeatsMax
-  // 0: no lease. The end of a lease that has run out stays here until the next one.
+  // 0: no lease. The end of an expired lease stays here until the next lease.
   TimeUs lease_until_ = 0;
   TimeUs lease_us_ = 0;      // as last granted; 0: no lease was granted
   TimeUs lease_us_max_ = 0;  // the longest that was granted

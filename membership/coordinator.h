@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The Coordinator decides which nodes are members, as a deterministic state machine: messages go in with the
-// time, messages to send come out, and nothing happens between calls. It owns no socket, thread or clock;
-// a driver (standalone/, simulated/) brings messages and calls Tick() when NextDeadline() has come. All its
-// state is soft: a new one learns everything from the nodes that register.
+// The Coordinator decides which nodes are members, as a deterministic state machine: messages and the time go in,
+// messages to send come out, and nothing happens between calls. It has no socket, thread or clock. A driver
+// (standalone/, simulated/) passes messages in and calls Tick() at NextDeadline(). All its state is soft: a new
+// coordinator learns everything from the nodes that register.
 //
 // clang-format off
 //   a member is       when                                          it leaves that state
@@ -25,36 +25,38 @@
 //
 // Leases. A lease is granted in the answer to a numbered registration or heartbeat, to an instance that
 //   1. is in the current view, and
-//   2. has reported to have seen a view of this coordinator's that contains it: one that this coordinator has given
+//   2. has reported that it has seen a view of this coordinator that contains it: one that this coordinator has given
 //      out, or one that it found and continues.
-// Hence no lease is granted during the first hold: no such view exists yet. A view that a registrant reports then does
-// not permit a lease, since it may not be the newest. A node that registers later may have seen a newer view without
-// this instance. Then that node has fenced the instance, and may take its leader for dead. EndHold() may also leave the
-// instance out. So the members have no leases during the hold, and saves stay local that long.
-// Rule 2 matters after the hold, too: an instance that was readmitted follows the leader of a view that this
-// coordinator did not make. With a lease it would act on that view, while the leader of the present view acts too.
+// Hence no lease is granted during the first hold, because there is no such view yet. A view that a registrant reports
+// then does not permit a lease, because it may not be the newest. A node that registers later may have seen a newer
+// view without this instance. Then that node has fenced the instance, and may believe that its leader is dead.
+// EndHold() may also leave the instance out. So the members have no leases during the hold, and saves stay LOCAL for
+// that time.
+// Rule 2 also matters after the hold. A readmitted instance follows the leader of a view that this coordinator did not
+// make. With a lease it would act on that view while the leader of the present view acts, too.
 //
-// The coordinator notes for each member when its leases have run out. It counts from the receipt of the message that it
-// answered, and allows for the drift of both clocks. Silence for dead_after lasts longer than a lease. An instance that
-// is removed sooner (after a probe, or replaced) may hold its lease for a while. From then on View::settle_us of every
-// view covers the latest end of all leases of removed instances: any view may be the first that a member receives. A
-// leave message returns the lease.
-// A predecessor's leases are unknown. It was gone when this coordinator started, so its leases end by one lease after
-// the start: the longest lease that any registrant reports, or this coordinator's own if that is longer. No lease is
-// granted before: the holder of an old lease may know that the instance that asks has left. There is one exception: no
-// registrant has seen any view, and nodes_expected of them have come with the ordinals 0, 1, 2, … Then the whole job
-// starts. Daemons of an earlier run are gone, since their names are taken, and their views have no member of this run.
+// The coordinator records for each member when its leases have expired. The time counts from the receipt of the
+// answered message and allows for the drift of both clocks. Silence for dead_after lasts longer than a lease. An
+// instance that is removed sooner (after a probe, or replaced) may hold its lease for a while. From then on,
+// View::settle_us of every view covers the last end of all leases of removed instances, because any view may be the
+// first that a member receives. A leave message returns the lease.
+// A predecessor's leases are unknown. It was gone when this coordinator started, so its leases end within one lease
+// after the start. That is the longest lease reported by any registrant, or this coordinator's own if that is longer.
+// No lease is granted before: the holder of an old lease may know that the asking instance has left. There is one
+// exception: no registrant has seen any view, and nodes_expected of them have come with the ordinals 0, 1, 2, … Then
+// the whole job is starting. The daemons of an earlier run are gone, since their names are in use, and no member of
+// this run is in their views.
 //
-// All of this is for one coordinator at a time. Two that run at once grant leases on both sides, and nodes may go from one
-// to the other. Each accepts members of the other's views as after a restart of its own. Both may give out the same epoch
-// if one leaps (kEpochLeap) to where the other has counted to. ARCHITECTURE.md says what stays safe.
+// All of this is for one coordinator at a time. Two simultaneous coordinators grant leases on both sides, and nodes may
+// go from one to the other. Each accepts members of the other's views as after a restart of its own. Both may give out
+// the same epoch if one leaps (kEpochLeap) to where the other has counted to. ARCHITECTURE.md says what stays safe.
 //
-// With a store (Inheritance::term_us is not 0) an outside store (etcd/) gives the coordinator role to one
-// process at a time. Then two never act at once:
+// With a store (Inheritance::term_us is not 0), an outside store (etcd/) gives the coordinator role to one process at a
+// time. Then two coordinators never act at once:
 //   * A view is written to the store before it is given out: Store, then Stored(). So the successor knows every view
 //     that any node may have seen, and every instance that has left.
-//   * The role must be confirmed again and again: Confirmed(). No lease lasts beyond the confirmation. A successor
-//     grants no lease for one term after its start.
+//   * The role must be confirmed regularly: Confirmed(). No lease lasts beyond the confirmation. A successor grants no
+//     lease for one term after its start.
 //   * Without a confirmation no node is declared dead, no hold ends and no view is given out.
 //
 // Not thread-safe: one caller at a time.
@@ -75,27 +77,26 @@ namespace ropeteam {
 
 // Removed ids remembered: as many as there can be nodes, so that all instances of a whole former job are known.
 inline constexpr size_t kRemovedMax = kNodesMax;
-// A coordinator whose first_epoch is not above what registrants report (the wall clock was set back) skips to the next
-// multiple of this: its predecessor may have given out views that no remaining node has seen, and their epochs must not
+// If first_epoch is not above what registrants report (the wall clock was set back), the coordinator skips to the next
+// multiple of this. Its predecessor may have given out views that no remaining node has seen, and their epochs must not
 // be used twice.
 inline constexpr Epoch kEpochLeap = 1000;
-// Connections at a time: one for each node, one for its replacement, and as many again for unknown clients.
+// Simultaneous connections: one for each node, one for its replacement, and as many again for unknown clients.
 inline constexpr size_t kConnectionsMax = 4 * kNodesMax;
-// Between two views at least this much: a thousand nodes that register together are a few views, not a
-// thousand views of a thousand members to a thousand nodes. Four nodes wait 1.1 ms at most, 16,384 wait 0.33 s.
+// The least time between two views. It turns the registrations of a thousand nodes into a few views, instead of a
+// thousand views of a thousand members to a thousand nodes. Four nodes wait at most 1.1 ms, 16,384 wait 0.33 s.
 inline constexpr TimeUs kViewPauseUs = 1000;
 inline constexpr TimeUs kViewPausePerMemberUs = 20;
 static_assert(kViewPauseUs >= 1000, "epochs count milliseconds at most");
-// A node that has seen one of this many last views is sent what has changed since then; others get the whole view. A
-// few are enough: views follow faster than nodes acknowledge them only when many nodes join or leave.
+// A node that has seen one of this many last views gets a delta from it; others get the whole view. A few are enough:
+// views come faster than acknowledgements only when many nodes join or leave.
 inline constexpr size_t kDeltaBasesMax = 8;
-// A probe is repeated that many times within probe_ms, so that one lost message does not remove a node.
+// A probe is repeated this many times within probe_ms, so that one lost message does not remove a node.
 inline constexpr uint32_t kProbesPerDeath = 4;
-// The coordinator looks at its clock at least this often per dead_after, also when nothing is due: see
-// LateBy().
+// The coordinator reads its clock at least this often per dead_after, even if nothing is due: see LateBy().
 inline constexpr uint32_t kTicksPerDeath = 4;
-// If a store's confirmation would cut a lease to less than this part of it, no lease is granted: it would expire before
-// a transfer that is started under it has ended.
+// If the store's confirmation would cut a lease to less than this part, none is granted: it would expire before a
+// transfer started under it ends.
 inline constexpr uint32_t kLeaseFractionMin = 4;
 
 // Versions of the engines' protocol, both ends included.
@@ -112,10 +113,10 @@ class Coordinator {
     ConnectionId connection;
     CoordinatorMessage message;
   };
-  struct Close {  // after what was sent on it before has gone out
+  struct Close {  // after everything sent on it has gone out
     ConnectionId connection;
   };
-  struct Store {  // write it to the store; it is given out after Stored(). One at a time.
+  struct Store {  // write the view to the store; Stored() gives it out. One at a time
     ViewStatePtr view;
   };
   using Output = std::variant<Send, Close, Store>;
@@ -123,8 +124,8 @@ class Coordinator {
 
   // The initial state of a node that takes the coordinator role. The default is a coordinator without a store.
   struct Inheritance {
-    // The last view in the store; of its members the ids and nothing else. Null: there is none. Its settings do not
-    // count: a job that starts again may have others.
+    // The last view in the store; only its members' ids are used. Null: there is none. Its settings do not count,
+    // because a restarted job may have others.
     ViewStatePtr newest = nullptr;
     // The former holder, if its members took the role from it because none of them reached it. That counts as the
     // beginning of its probe. kNoNode: no node had the role.
@@ -133,10 +134,10 @@ class Coordinator {
     TimeUs confirmed_until = 0;  // see Confirmed()
   };
 
-  // `config` is valid (ValidateConfig). `now` never goes back from call to call. `first_epoch` is the epoch
-  // of the first view unless a registrant reports a higher one. It must be above all epochs that any predecessor gave
-  // out, whether or not a node has seen them. A driver takes it from a clock that also goes on while no coordinator
-  // runs, in milliseconds: a coordinator gives out at most one view in each (kViewPauseUs).
+  // `config` is valid (ValidateConfig). `now` never goes back. `first_epoch` is the epoch of the first view unless a
+  // registrant reports a higher one. It must be above all epochs that any predecessor gave out, even if no node has
+  // seen them. A driver takes it in milliseconds from a clock that also runs while there is no coordinator. A
+  // coordinator gives out at most one view per millisecond (kViewPauseUs).
   Coordinator(const MembershipConfig& config, TimeUs now, Epoch first_epoch)
       : Coordinator(config, now, first_epoch, Inheritance()) {}
   Coordinator(const MembershipConfig& config, TimeUs now, Epoch first_epoch, const Inheritance& inheritance);
@@ -148,16 +149,15 @@ class Coordinator {
   Outputs Received(TimeUs now, ConnectionId connection, const NodeMessage& message);
   Outputs Closed(TimeUs now, ConnectionId connection);
   Outputs Tick(TimeUs now);
-  // Gives out at once the view that waits for the pause between views, for a coordinator that is about to end. Not
-  // during the hold.
+  // Gives out at once a view that waits for the pause between views, for a coordinator that is about to end. Not during
+  // the hold.
   Outputs Flush(TimeUs now);
   // The view of that epoch is in the store.
   Outputs Stored(TimeUs now, Epoch epoch);
-  // This coordinator had the role at `until` - term_us, and no other one acts on it before `until`.
+  // This coordinator had the role at `until` - term_us, and no other one uses it before `until`.
   Outputs Confirmed(TimeUs now, TimeUs until);
 
-  // When Tick() is next needed; never more than dead_after / kTicksPerDeath away. Calling it earlier does no
-  // harm.
+  // The time at which Tick() is needed next; at most dead_after / kTicksPerDeath away. Earlier calls do no harm.
   TimeUs NextDeadline() const;
 
   // Null before the first view.
@@ -172,20 +172,20 @@ class Coordinator {
     Epoch joined = 0;  // 0: in no view yet
     ConnectionId connection = kNoConnection;
     uint64_t attempt = 0;
-    uint64_t order = 0;    // of registration, for two instances of one name during the hold
-    bool veteran = false;  // registered with a view it was in itself: it has lived under another coordinator
+    uint64_t order = 0;    // of registration; orders two instances of one name during the hold
+    bool veteran = false;  // its registration had a view with itself: another coordinator accepted it before
     TimeUs heard_at = 0;
     TimeUs probe_until = 0;  // 0: not probed
     TimeUs probe_next_at = 0;
     uint64_t nonce = 0;
     TimeUs view_sent_at = 0;
-    Epoch view_sent = 0;     // the epoch that was sent last on this connection
+    Epoch view_sent = 0;     // the last epoch sent on this connection
     uint64_t beat = 0;       // of the last registration or heartbeat
     Epoch seen = 0;          // the epoch that it reported last
     Epoch reported = 0;      // the epoch of the view that it first registered with
     Epoch ours = 0;          // the first view of this coordinator that contains it; 0: none yet
-    TimeUs lease_from = 0;   // no lease is granted before
-    TimeUs lease_until = 0;  // all granted leases have run out; 0: no lease was granted
+    TimeUs lease_from = 0;   // no lease is granted before this time
+    TimeUs lease_until = 0;  // the end of all granted leases; 0: none was granted
     JobSettings settings;    // of its registration
     NamedSettings named;
     Protocols protocols;
@@ -195,7 +195,7 @@ class Coordinator {
     TimeUs opened_at = 0;
   };
 
-  // Every public input runs between these two.
+  // Every public input begins and ends with these two.
   void Begin(TimeUs now);
   Outputs End();
 
@@ -204,16 +204,17 @@ class Coordinator {
   // May take the job's settings from it.
   Status Check(const Registration& registration);
   static Protocols ProtocolsOf(uint32_t version, uint32_t oldest);
-  // The versions that this node and all registered ones speak, without a node of this name: the registrant replaces it.
+  // The versions that all registered nodes and this one speak. A node of this name is left out: the registrant replaces
+  // it.
   Protocols CommonProtocols(const std::string& except) const;
-  // What the registrant named differs from the job's settings: kInvalidArgument.
+  // kInvalidArgument: a setting that the registrant named differs from the job's.
   Status CheckSettings(const std::string& name, const JobSettings& settings, const NamedSettings& named,
                        const JobSettings& job) const;
   // The refusal of an instance that was removed or replaced; OK for others.
   Status CheckInstance(const Registration& registration) const;
-  // During the first hold: the settings of the newest reported view are the job's. Removes nodes that named others.
+  // During the first hold: takes the job's settings from the newest reported view. Removes nodes that named others.
   void LearnSettings(const JobSettings& settings, const Member& reporter);
-  // Any node may hold the role, so its defaults do not beat what another node was given.
+  // Any node may hold the role, so its defaults yield to values named on another node.
   void TakeNamedSettings(const Registration& registration);
   bool IsOurs(Epoch epoch) const;
   void OnHeartbeat(Record* record, const Heartbeat& heartbeat);
@@ -222,7 +223,7 @@ class Coordinator {
   bool MayHaveLease(const Record& record) const;
   TimeUs LeaseNow() const;  // how long a lease that is granted now may be; 0: none
   bool IsConfirmed() const { return now_ < confirmed_until_; }
-  // No node could be heard for so long: deadlines move by as much, but not beyond the time that they would get now.
+  // No node could be heard for this long: moves the deadlines by as much, but not beyond what they would be now.
   void MoveDeadlines(TimeUs by, TimeUs now);
   void OpenLeases();
   bool WholeJobStarts();
@@ -231,15 +232,15 @@ class Coordinator {
   void Scan();
   void StartProbe(Record* record, const char* why);
   void SendProbe(Record* record);
-  // Takes it out for good. `refusal` tells it why, if it can be reached; an OK status just closes the
-  // connection.
+  // Removes the node for good. `refusal` is sent to it with the reason, if it can be reached. An OK status only closes
+  // the connection.
   void Remove(NodeId id, const Status& refusal, const char* why);
   void RemoveName(const std::string& name, const Record& successor);
   void Remember(NodeId id);
   void Bind(Record* record, ConnectionId connection);
   void Refuse(ConnectionId connection, const Status& status);
   void Reply(ConnectionId connection, CoordinatorMessage message);
-  // One view at a time is on its way to a node. The next is sent when that one is acknowledged, or after a timeout.
+  // Only one view at a time is on its way to a node. The next is sent after the acknowledgement or after a timeout.
   bool ViewDue(const Record& record) const;
   void SendView(Record* record, bool whole = false);
   ViewDeltaPtr DeltaFrom(Epoch base);
@@ -260,8 +261,8 @@ class Coordinator {
   void GiveOut(const ViewStatePtr& view);
   Epoch NextEpoch() const;
   TimeUs ViewPause() const;
-  // By how much Tick() came too late. A process that was stopped or got no processor has heard no node, and must not
-  // count that as their silence: all its deadlines move by as much.
+  // How late Tick() was called. A process that was stopped or got no processor heard no node, and must not count that
+  // as silence of the nodes: all deadlines move by as much.
   TimeUs LateBy(TimeUs now) const;
 
   const MembershipConfig config_;
@@ -270,13 +271,13 @@ class Coordinator {
   const TimeUs lease_;
   const Epoch first_epoch_;
   const TimeUs term_us_;
-  const bool lost_store_;  // there is a store with no view in it: the job is new, or its data is lost
+  const bool lost_store_;  // the store has no view: the job is new, or the store's data is lost
   const NodeId deposed_;
 
   TimeUs now_ = 0;
   Outputs outputs_;
   std::map<NodeId, Record> records_;
-  std::multimap<std::string, NodeId> names_;  // of records_: more than one of a name only during the hold
+  std::multimap<std::string, NodeId> names_;  // of records_; several per name only during the hold
   std::map<ConnectionId, Connection> connections_;
   std::deque<NodeId> removed_order_;
   std::set<NodeId> removed_;
@@ -285,33 +286,33 @@ class Coordinator {
   static constexpr TimeUs kNever = ~TimeUs{0};
   TimeUs hold_until_ = kNever;  // set by the first registration
   ViewStatePtr newest_;         // of the views reported during the hold, and the inherited one
-  size_t hold_accounted_ = 0;   // so many of newest_'s first members are accounted for
+  size_t hold_accounted_ = 0;   // how many of newest_'s first members are accounted for
   std::set<NodeId> hold_ids_;   // ids in any view reported during the hold
-  Epoch reported_ = 0;          // highest epoch that anybody reported
+  Epoch reported_ = 0;          // the highest epoch that any registrant reported
   // The highest epoch of a reported view that is not this coordinator's own.
   Epoch foreign_ = 0;
 
   TimeUs confirmed_until_;  // kNever without a store
   ViewStatePtr storing_;    // the view that waits for Stored()
   ViewStatePtr view_;
-  std::deque<ViewStatePtr> given_;  // the last kDeltaBasesMax views, view_ among them: what deltas are from
-  std::map<Epoch, ViewDeltaPtr> deltas_;  // from each of them that was needed, to view_
-  // The first and last of each run of epochs that this coordinator has given out. A run ends where the next epoch leaps
-  // over some that another coordinator may have given out.
+  std::deque<ViewStatePtr> given_;        // the last kDeltaBasesMax views, view_ among them: bases of deltas
+  std::map<Epoch, ViewDeltaPtr> deltas_;  // deltas to view_, by the epoch of their base
+  // The first and last epoch of each run that this coordinator has given out. A run ends where the next epoch skips
+  // some that another coordinator may have given out.
   static constexpr size_t kOwnRunsMax =
       64;  // the oldest are forgotten: no node reports a view as old as that
   std::map<Epoch, Epoch> own_;
   bool changed_ = false;  // the members differ from view_
   const TimeUs started_at_;
-  // All leases of predecessors have run out by then. leases_open_ follows; no lease is granted here before.
+  // The time when all leases of predecessors have expired. leases_open_ is set then; no lease is granted here before.
   TimeUs predecessor_until_;
   bool leases_open_ = false;
-  // All leases that removed instances may hold have run out by then.
+  // The time when all leases of removed instances have expired.
   TimeUs out_lease_until_;
   JobSettings settings_;       // the job's
-  NamedSettings named_;        // those of them that a node named
-  Epoch settings_epoch_ = 0;   // of the reported view that they were learned from
-  std::string settings_from_;  // which node they come from, for messages
+  NamedSettings named_;        // the settings that some node named
+  Epoch settings_epoch_ = 0;   // of the reported view with these settings
+  std::string settings_from_;  // the node that they come from; for messages
   TimeUs published_at_ = 0;
   TimeUs scan_at_;
   uint64_t registrations_ = 0;

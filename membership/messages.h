@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The messages between a node and the coordinator, as plain values: coordinator.h and agent.h take and
-// return them, standalone/ carries them over gRPC, simulated/ over a test's network. Copying
-// a message is cheap: the one large part, a view, is shared and immutable.
+// The messages between a node and the coordinator, as plain values. coordinator.h and agent.h take and return them.
+// standalone/ sends them over gRPC, simulated/ over a test's network. A message is cheap to copy: its one large part, a
+// view, is shared and immutable.
 
 #ifndef ROPETEAM_MEMBERSHIP_MESSAGES_H_
 #define ROPETEAM_MEMBERSHIP_MESSAGES_H_
@@ -21,49 +21,50 @@
 
 namespace ropeteam {
 
-// One connection between a node and the coordinator, as the coordinator's driver numbers them: never 0, never
-// reused by one instance of the coordinator.
+// The number of a connection between a node and the coordinator, assigned by the coordinator's driver. It is never 0,
+// and one instance of the coordinator never reuses it.
 using ConnectionId = uint64_t;
 inline constexpr ConnectionId kNoConnection = 0;
 
-inline constexpr size_t kJobBytesMax = 255;  // a launcher's id and a prefix; it stands in every log line
-inline constexpr size_t kDataTransportBytesMax = 63;  // for messages only: longer is cut
-inline constexpr size_t kReasonBytesMax = 512;  // a suspicion's reason, for the log only; cut, not refused
-// A view carries the ids that left most recently, so that a restarted coordinator does not let one of them
-// back in. More than leave in the seconds that a restart takes; 512 bytes on the wire.
+inline constexpr size_t kJobBytesMax = 255;           // a launcher's id and a prefix; it is in every log line
+inline constexpr size_t kDataTransportBytesMax = 63;  // shown in messages only; longer values are cut
+inline constexpr size_t kReasonBytesMax =
+    512;  // reason of a suspicion, shown in the log only; longer values are cut
+// A view contains the ids that left most recently, so that a restarted coordinator does not readmit one of them. Fewer
+// nodes leave during the seconds of a restart. 512 bytes on the wire.
 inline constexpr size_t kRemovedCarriedMax = 64;
-// No coordinator reaches it by counting. A registrant that reports more is broken, and adopting its number
-// could overflow all epochs.
+// No coordinator reaches this by counting. A registrant that reports more is broken, and its number could make all
+// epochs overflow.
 inline constexpr Epoch kEpochMax = Epoch{1} << 62;
-// Half of what an Incarnation has room for: 278 years of milliseconds.
+// Half of what fits into an Incarnation: 278 years in milliseconds.
 inline constexpr Epoch kEpochKnownMax = Epoch{1} << 43;
 
-// No lease is longer, and no view says that one may last longer.
+// The longest lease, and the longest remaining lease that a view may announce.
 inline constexpr TimeUs kLeaseUsMax = kQuarantineMsMin * TimeUs{1000};
 inline constexpr TimeUs kSettleUsMax = WithDrift(WithDrift(kLeaseUsMax));
 
-// A view and what a coordinator must know beyond it to go on where another stopped.
+// A view, and what another coordinator needs in addition to continue from it.
 struct ViewState {
   View view;
-  std::vector<Epoch> joined;    // parallel to view.members: the epoch at which each entered; the lowest leads
+  std::vector<Epoch> joined;    // parallel to view.members: the epoch in which each joined; the lowest leads
   std::vector<NodeId> removed;  // at most kRemovedCarriedMax, oldest first
   friend bool operator==(const ViewState&, const ViewState&) = default;
 };
-using ViewStatePtr = std::shared_ptr<const ViewState>;  // null where no view was seen yet
+using ViewStatePtr = std::shared_ptr<const ViewState>;  // null if no view was seen yet
 
-// What changed between two views, for a node that has seen the first. The members of both have not changed.
+// The difference between two views, for a node that has seen the first. Members of both are unchanged.
 struct ViewDelta {
   Epoch base = 0;            // the view it is from
-  ViewState changed;         // the second view, with the added members only
+  ViewState changed;         // the second view, with only the added members
   std::vector<NodeId> left;  // members of the first that are not in the second
   friend bool operator==(const ViewDelta&, const ViewDelta&) = default;
 };
 using ViewDeltaPtr = std::shared_ptr<const ViewDelta>;
 
 std::set<NodeId> IdsOf(const View& view);
-// Null where the whole view is smaller.
+// Null if the whole view is smaller.
 ViewDeltaPtr MakeViewDelta(const ViewState& base, const ViewState& state);
-// Null where `base` is not the view that the delta is from, or the result is not valid.
+// Null if `base` is not the delta's base view, or the result is not valid.
 ViewStatePtr ApplyViewDelta(const ViewState& base, const ViewDelta& delta);
 
 // From node to coordinator. The first message on a connection is a Registration.
@@ -78,7 +79,7 @@ struct Registration {
   Member member;
   ViewStatePtr seen;      // the last view that reached this process
   Epoch epoch_known = 0;  // MembershipConfig's
-  // Grows with every connection this instance opens; orders registrations that overtake
+  // Counts the connections of this instance, so that registrations that overtake each other can be ordered.
   uint64_t attempt = 0;
   uint64_t beat = 0;  // as a heartbeat's
   // The longest lease that any coordinator has granted to this process. A returned coordinator with shorter leases must
@@ -86,10 +87,10 @@ struct Registration {
   TimeUs lease_us_max = 0;
 };
 struct Heartbeat {
-  // Epoch of the last view that reached the node; the coordinator sends a newer one if there is
+  // The epoch of the last view that reached the node. The coordinator sends a newer view if there is one.
   Epoch seen = 0;
   uint64_t beat = 0;   // numbers the registrations and heartbeats of one process, from 1
-  bool whole = false;  // asks for the whole view: the node was sent a delta from a view that it does not have
+  bool whole = false;  // requests the whole view: the node lacks the base of a delta it received
 };
 struct ProbeAnswer {
   uint64_t nonce = 0;
@@ -102,11 +103,11 @@ struct LeaveMessage {};  // the coordinator removes the node and then closes the
 using NodeMessage = std::variant<Registration, Heartbeat, ProbeAnswer, Suspicion, LeaveMessage>;
 
 // From coordinator to node.
-// To Heartbeat and to an accepted Registration: you are heard and registered. Also sent unasked, when a lease can be
-// granted that could not be granted when the heartbeat came.
+// Answers a Heartbeat or an accepted Registration: the node is heard and registered. It is also sent later, when a
+// lease can be granted that was not possible at the time of the heartbeat.
 struct HeartbeatAnswer {
-  uint64_t beat = 0;  // the number of the message that is answered
-  // The lease lasts this long from the sending of that message; 0: no lease is granted now. An earlier one stays.
+  uint64_t beat = 0;  // the number of the answered message
+  // The lease lasts this long from the sending of that message; 0: no new lease. An earlier lease stays.
   TimeUs lease_us = 0;
 };
 struct Probe {
@@ -117,11 +118,11 @@ struct Refusal {
 };
 using CoordinatorMessage = std::variant<HeartbeatAnswer, ViewStatePtr, Probe, Refusal, ViewDeltaPtr>;
 
-// kInvalidArgument naming the value and the limit.
+// kInvalidArgument with the value and the limit.
 Status ValidateMember(const Member& member);
 Status ValidateConfig(const MembershipConfig& config);
 Status ValidateCoordinatorAddress(const std::string& address);
-// For views off the wire, before any use: limits, order, unique ids, a leader among the members, epochs in range.
+// For decoded views, before any use: limits, order, unique ids, a leader among the members, epochs in range.
 Status ValidateViewState(const ViewState& state);
 
 }  // namespace ropeteam

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The credentials of a process on its gRPC connections, and the roots that it trusts: mutual TLS, for the coordinator's
-// connections and the control plane's. If a pointer to Credentials is null, connections are not encrypted and open to
-// everyone (--insecure).
+// The credentials of a process for its gRPC connections, and the roots that it trusts: mutual TLS, for the connections
+// of the coordinator and the control plane. If a pointer to Credentials is null, connections are not encrypted and open
+// to everyone (--insecure).
 //
-// Access is decided by the certificate chain: a peer's certificate must come from one of the job's roots. Names of hosts
+// The certificate chain decides about access: a peer's certificate must come from one of the job's roots. Host names
 // are not compared, because addresses of nodes change. The system's roots are never trusted.
 //
 // Thread-safe. A Credentials must outlive the channels and servers that use it. Its last reference must not be dropped on
@@ -30,19 +30,19 @@ class ServerCredentials;
 
 namespace ropeteam {
 
-// Renewed certificates need not be in use at once, and a look is three calls of stat().
+// Renewed certificates need not be in use at once. A check is three calls of stat().
 inline constexpr std::chrono::milliseconds kTlsFilesLookedAtEvery{5000};
 
 class Credentials {
  public:
-  // `from` says where the key is from, for people: "--job-key-file FILE". kInternal.
+  // `from` describes the key's source for messages: "--job-key-file FILE". kInternal.
   static Result<std::shared_ptr<const Credentials>> FromJobKey(const std::vector<JobKey>& keys,
                                                                const std::string& job,
                                                                const std::string& node,
                                                                const std::string& from);
-  // Of certificates that an operator made. The files are looked at every `interval`: good ones replace those in use for new
-  // connections, others are told in the log. With `peer_name` every peer's certificate must have it as a DNS name or as its
-  // CN. Errors as ReadTlsFiles().
+  // Uses certificates made by an operator. The files are checked every `interval`: valid new ones are used for new
+  // connections, invalid ones are reported in the log. With `peer_name`, every peer's certificate must have it as a DNS
+  // name or as its CN. Errors as ReadTlsFiles().
   static Result<std::shared_ptr<const Credentials>> FromFiles(
       const TlsFiles& files, const std::string& peer_name,
       std::chrono::milliseconds interval = kTlsFilesLookedAtEvery);
@@ -50,8 +50,8 @@ class Credentials {
 
   const std::shared_ptr<grpc::ServerCredentials>& server() const { return server_; }
   const std::shared_ptr<grpc::ChannelCredentials>& channel() const { return channel_; }
-  // "job key 3f2a9c01 (--job-key-file FILE)", "certificate of node-3 expires 2027-01-31": what may be shown. It changes with
-  // the files.
+  // Text for people: "job key 3f2a9c01 (--job-key-file FILE)", "certificate of node-3 expires 2027-01-31". It changes
+  // with the files.
   std::string description() const { return files_ != nullptr ? files_->Describe() : description_; }
   bool is_of_files() const { return files_ != nullptr; }
 
@@ -67,13 +67,13 @@ class Credentials {
   std::string description_;
 };
 
-// Those of `credentials`, or of connections in clear where it is null.
+// The gRPC credentials of `credentials`; those of unencrypted connections if it is null.
 std::shared_ptr<grpc::ServerCredentials> ServerCredentialsOf(const Credentials* credentials);
 std::shared_ptr<grpc::ChannelCredentials> ChannelCredentialsOf(const Credentials* credentials);
 
-// A sentence for a node whose connection to the coordinator at `address` ended because the two have different keys; empty if
-// it ended for another reason. `message` is gRPC's. If this node has no key it is a guess, since the other end only closes
-// the connection.
+// A sentence for a node whose connection to the coordinator at `address` ended because the two have different keys;
+// empty if it ended for another reason. `message` is gRPC's. If this node has no key, the sentence is a guess, because
+// the other end only closes the connection.
 std::string ExplainEnd(const std::string& message, const std::string& address,
                        const Credentials* credentials);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Certificates that an operator made: three PEM files, checked before they are used. Any thread; nothing is kept.
+// Certificates made by an operator: three PEM files, checked before use. Any thread; nothing is cached.
 
 #ifndef ROPETEAM_MEMBERSHIP_CREDENTIALS_TLS_FILES_H_
 #define ROPETEAM_MEMBERSHIP_CREDENTIALS_TLS_FILES_H_
@@ -29,9 +29,9 @@ struct CheckedTls {
   std::string expires;  // "2027-01-31"
   int64_t seconds_left = 0;
 };
-// The files' contents, if they can serve as client and server: the key is the certificate's, the certificate comes from the
-// roots, is in its dates and may be used for both. The message says which is not so, by the options' names.
-// kInvalidArgument, kIo.
+// Returns the files' contents if they can serve as client and server: the key belongs to the certificate, the
+// certificate comes from the roots, is valid now and may be used for both. Otherwise the message has the failed check
+// and the options' names. kInvalidArgument, kIo.
 Result<CheckedTls> ReadTlsFiles(const TlsFiles& files);
 
 }  // namespace ropeteam

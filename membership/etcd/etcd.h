@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Membership over etcd (version 3.4 or newer). One daemon holds the coordinator role, a key in etcd, and runs
-// the Coordinator. All nodes register with it as they do standalone, and it detects dead nodes as standalone does. etcd
-// stores which node has the role, proves to the holder again and again that it still has it, and keeps the last view
-// (seat.h). So detection takes no longer than standalone, the coordinator may be on any node, and the loss of any node does
-// not stop the job.
+// Membership over etcd (version 3.4 or newer). One daemon holds the coordinator role, a key in etcd, and runs the
+// Coordinator. All nodes register with it as in standalone, and it detects dead nodes in the same way. etcd stores
+// which node has the role, confirms to the holder regularly that it still has it, and keeps the last view (seat.h). So
+// detection takes no longer than standalone, the coordinator may be on any node, and the loss of any node does not stop
+// the job.
 //
-// While etcd does not answer, no node is declared dead and no view changes. The leases expire within TermMs(): saves stay
-// local, reads go on. Everything resumes when etcd answers again. A loss of etcd's data is like the restart of a
-// standalone coordinator: epochs go on above any that a node has seen.
+// While etcd does not answer, no node is declared dead and no view changes. The leases expire within TermMs(): saves
+// stay LOCAL, reads go on. Everything resumes when etcd answers again. A loss of etcd's data has the same effect as a
+// restart of a standalone coordinator: epochs continue above any that a node has seen.
 
 #ifndef ROPETEAM_MEMBERSHIP_ETCD_ETCD_H_
 #define ROPETEAM_MEMBERSHIP_ETCD_ETCD_H_
@@ -24,7 +24,7 @@
 namespace ropeteam {
 
 inline constexpr size_t kEtcdEndpointsMax = 16;     // etcd's documentation advises seven members at most
-inline constexpr size_t kEtcdPrefixBytesMax = 255;  // it stands in every key
+inline constexpr size_t kEtcdPrefixBytesMax = 255;  // it is part of every key
 
 struct EtcdConfig {
   std::vector<std::string> endpoints;  // host:port of etcd's members, at least one
@@ -38,14 +38,14 @@ struct EtcdConfig {
   std::string key;
 };
 
-// etcd://[USER@]HOST:PORT[,HOST:PORT…]/PREFIX; etcds:// asks for TLS. kInvalidArgument names what is wrong. A password in
-// it is refused: it would be shown wherever the URL is.
+// etcd://[USER@]HOST:PORT[,HOST:PORT…]/PREFIX; etcds:// requires TLS. kInvalidArgument with the reason. A URL with a
+// password is refused, because the password would be shown with the URL.
 Result<EtcdConfig> ParseEtcdUrl(const std::string& url);
 // "etcd at h1:2379,h2:2379", for messages.
 std::string EtcdName(const EtcdConfig& config);
 
-// `config.coordinator_listen` is where this node listens in case it gets the role; port 0: the system's choice.
-// `config`'s coordinator addresses and embed_coordinator are not used.
+// `config.coordinator_listen` is where this node listens if it gets the role; port 0: the system chooses. `config`'s
+// coordinator addresses and embed_coordinator are not used.
 std::unique_ptr<Membership> CreateEtcdMembership(const MembershipConfig& config, const EtcdConfig& etcd);
 
 }  // namespace ropeteam

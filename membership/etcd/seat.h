@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The Seat is a node's side of etcd, as a deterministic state machine: events go in with the time, actions come out, and
-// nothing happens between calls. The *role* is that of coordinator; its record is the key `coordinator` in etcd. The Seat
-// holds the node's lease in etcd, follows which node has the role, takes the role when it is vacant or when its holder is
-// lost, and proves that it still has it.
+// The Seat is a node's side of etcd, as a deterministic state machine: events and the time go in, actions come out, and
+// nothing happens between calls. The *role* is that of coordinator; its record is the key `coordinator` in etcd. The
+// Seat keeps the node's lease in etcd and follows which node has the role. It takes the role when it is vacant or its
+// holder is lost, and proves that it still has it.
 //
 // Keys, below /PREFIX/JOB/ (both percent-encoded):
 // clang-format off
@@ -33,14 +33,14 @@
 //
 // Safety rests on three things.
 //   * A compare of the key `coordinator` with the exact bytes that the holder wrote, its nonce among them. A revision
-//     would not do: they repeat if etcd loses its data. All reads and writes need a majority of etcd's members.
-//   * Time counts from sending: a Confirm that was sent at s and answered "still mine" means that no other node had taken
-//     the role before s. The holder acts until s + TermMs(), its successor not before its own Claim + TermMs().
+//     is not enough: revisions repeat if etcd loses its data. All reads and writes need a majority of etcd's members.
+//   * Time counts from sending: a Confirm that was sent at s and answered "still mine" proves that no other node had
+//     taken the role before s. The holder acts until s + TermMs(), its successor not before its own Claim + TermMs().
 //   * A view is in the store before it is given out, in a transaction that fails if the role is lost.
-// etcd's leases prove nothing: a member of etcd renews them without asking the others. They only delete the record in the
-// end. So no clock of etcd's and no wrong suspicion can break a promise; evidence only decides when to try.
+// etcd's leases prove nothing: a member of etcd renews them without asking the others. They only delete the record in
+// the end. So no clock of etcd's and no wrong suspicion can break a promise; evidence only decides when to try.
 //
-// A call whose outcome is unknown is repeated: each is made so that its own earlier effect is recognized.
+// A call with unknown outcome is repeated. Each call is made so that it recognises its own earlier effect.
 //
 // Not thread-safe: one caller at a time.
 
@@ -62,13 +62,15 @@
 
 namespace ropeteam {
 
-// etcd raises a shorter time to live to this. Without doubts the role becomes vacant so long after its holder is gone.
+// etcd raises a shorter time to live to this. Without doubts, the role becomes vacant this long after its holder is
+// gone.
 inline constexpr int64_t kSeatTtlS = 2;
-// Of nodes with an ordinal from kSeatOrdinals on, until they take the role: 16,384 nodes that renew three times in 2 s
-// would be 25,000 messages a second for etcd.
+// For nodes with an ordinal from kSeatOrdinals on, until they take the role. 16,384 nodes that renew three times in 2 s
+// would send etcd 25,000 messages a second.
 inline constexpr int64_t kSeatTtlLongS = 10;
 inline constexpr uint32_t kSeatOrdinals = 64;
-// Between attempts while etcd does not answer: the first is what the next endpoint takes, the longest well under a term.
+// Pauses between attempts while etcd does not answer. The shortest is the time for the next endpoint, the longest is
+// well below a term.
 inline constexpr TimeUs kSeatPauseMinUs = 20'000;
 inline constexpr TimeUs kSeatPauseMaxUs = 500'000;
 // How long etcd may be silent before it is reported: a change of its leader takes 1 to 2 s.
@@ -95,13 +97,13 @@ class Seat {
   struct KeepAlive {
     StoreLease lease;
   };
-  // Watch the key from that revision on, and no other any more.
+  // Watch the key from that revision on, and no other key any more.
   struct Watch {
     uint64_t number;
     std::string key;
     int64_t from;
   };
-  // The present endpoint of etcd is silent: take the next one.
+  // The present endpoint of etcd is silent: use the next one.
   struct NextEndpoint {};
   // The address of the node that has the role: this node's agent must register there.
   struct Moved {
@@ -124,7 +126,7 @@ class Seat {
   struct Refused {
     Status status;
   };
-  // etcd does not answer, or (`refuses`) takes no writes.
+  // etcd does not answer or, if `refuses`, accepts no writes.
   struct Outage {
     TimeUs since;  // 0: it is over
     std::string why;
@@ -146,12 +148,12 @@ class Seat {
   Outputs OnContact(TimeUs now, bool registered);
   // A view with this node in it was given to it.
   Outputs OnView(TimeUs now, const View& view);
-  // This node was refused: it neither claims the role nor doubts its holder until Rejoin().
+  // This node was refused: until Rejoin() it does not claim the role and does not doubt its holder.
   Outputs OnRefused(TimeUs now);
-  // From Coordinator::Store. The one before has been answered with Stored.
+  // For Coordinator::Store. The previous one has been answered with Stored.
   Outputs StoreView(TimeUs now, const ViewStatePtr& view);
   Outputs Rejoin(TimeUs now, const Member& self);
-  // Gives the role and the lease back, then says Resigned.
+  // Releases the role and the lease, then outputs Resigned.
   Outputs Resign(TimeUs now);
   Outputs Tick(TimeUs now);
   TimeUs NextDeadline() const;
@@ -164,7 +166,7 @@ class Seat {
   struct CoordinatorRecord {
     std::string value;
     std::string address;
-    NodeId id = kNoNode;  // kNoNode: `value` is not a node's, and the others are empty
+    NodeId id = kNoNode;  // kNoNode: `value` is not from a node, and the other fields are empty
     std::string nonce;
     std::string name;
   };
@@ -179,7 +181,7 @@ class Seat {
   void Proceed(TimeUs now);
   Kind NextKind(TimeUs now) const;
   bool WantsClaim(TimeUs now) const;
-  // Doubts of one that has contact again would add up with those of others.
+  // The doubts of nodes that have contact again would add up with those of others.
   bool WantsUndoubt() const { return doubted_ && (contact_ || removed_); }
   TimeUs DoubtDue() const;
   StoreTxn TxnOf(Kind kind);
@@ -207,8 +209,8 @@ class Seat {
   const TimeUs dead_after_;
   const TimeUs probe_;
   const TimeUs term_;
-  // Of this node and of former holders: nodes may have been given different dead_after_ms, and a successor must wait for the
-  // leases of its predecessors.
+  // The maximum of this node and of former holders. Nodes may have different dead_after_ms, and a successor must wait
+  // for the leases of its predecessors.
   TimeUs longest_term_;
   Member self_;
   NodeId former_ = kNoNode;  // before Rejoin(): its key is to be deleted
@@ -225,7 +227,7 @@ class Seat {
   TimeUs pause_ = kSeatPauseMinUs;
   TimeUs failing_since_ = 0;  // 0: the last call was answered
   std::string failing_why_;
-  TimeUs refusing_since_ = 0;  // what is to be written; 0: it is not refused
+  TimeUs refusing_since_ = 0;  // since when etcd refuses writes; 0: it does not
   std::string refusing_why_;
   Outage said_{0, {}, false};
 
@@ -233,22 +235,22 @@ class Seat {
   int64_t ttl_s_ = 0;        // of lease_
   int64_t asked_ttl_s_ = 0;  // of the Grant under way
   TimeUs keep_alive_at_ = 0;
-  TimeUs kept_at_ = 0;  // last answered, or told to take the next endpoint
+  TimeUs kept_at_ = 0;  // last answer, or the last change of the endpoint
   bool joined_ = false;
   bool format_missing_ = false;
 
   uint64_t watch_ = 0;
   bool watching_ = false;
-  int64_t known_at_ = 0;  // the revision of the store at which record_ was as it is here
-  bool behind_ = false;   // an answer came from before known_at_: late, or the store has lost its data
+  int64_t known_at_ = 0;  // the revision of the store for which record_ is known to be right
+  bool behind_ = false;   // an answer came from before known_at_: it is late, or the store has lost its data
   bool find_wanted_ = false;
-  TimeUs find_at_ = kNever;   // while there is no contact: a watch may hang
-  TimeUs watched_at_ = 0;     // the watch was begun
-  TimeUs watch_at_ = kNever;  // it ended, the record is read and watched again
+  TimeUs find_at_ = kNever;   // during a loss of contact, because a watch may hang
+  TimeUs watched_at_ = 0;     // when the watch was begun
+  TimeUs watch_at_ = kNever;  // it has ended: when the record is read and watched again
   std::optional<CoordinatorRecord> record_;
   TimeUs record_since_ = 0;
   TimeUs claim_at_ = 0;   // while the role is vacant
-  std::string lost_;      // the record whose holder enough members doubt
+  std::string lost_;      // the record whose holder is doubted by enough members
   bool doubted_ = false;  // this node's doubt may be in the store
   bool removed_ = false;  // the holder has declared this instance dead: its doubt does not count
   TimeUs doubt_at_ = 0;
@@ -260,7 +262,7 @@ class Seat {
 
   std::string mine_;                // the record, while this node holds the role
   std::string claim_;               // the value of the Claim under way
-  NodeId claim_deposes_ = kNoNode;  // the holder that it takes the role from because of doubts
+  NodeId claim_deposes_ = kNoNode;  // the holder that it replaces because of doubts
   TimeUs confirm_at_ = 0;
   int64_t view_revision_ = 0;  // of the key `view`
   ViewStatePtr storing_;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What is asked of etcd, and what it answers, as plain values: seat.h makes and takes them, client.h carries them to
-// etcd, and the tests have a store of their own that understands them.
+// Requests to etcd and its answers, as plain values. seat.h makes requests and takes answers, client.h transports them.
+// The tests have a store of their own that implements them.
 
 #ifndef ROPETEAM_MEMBERSHIP_ETCD_STORE_H_
 #define ROPETEAM_MEMBERSHIP_ETCD_STORE_H_
@@ -28,11 +28,11 @@ struct StoreOp {
   Kind kind = kGet;
   std::string key;
   std::string value = {};  // kPut
-  StoreLease lease = 0;    // kPut: the key goes when the lease ends
+  StoreLease lease = 0;    // kPut: the key is deleted when the lease ends
 };
 
-// If all of `compare` is true then all of `success` is done, else all of `failure`: at one instant, and with an answer
-// only from a majority of etcd's members.
+// If all of `compare` is true, all of `success` is done, else all of `failure`. It is atomic, and an answer needs a
+// majority of etcd's members.
 struct StoreTxn {
   std::vector<StoreCompare> compare;
   std::vector<StoreOp> success;
@@ -46,7 +46,7 @@ struct StoreRevoke {
 };
 using StoreRequest = std::variant<StoreTxn, StoreGrant, StoreRevoke>;
 
-// What one StoreOp found. Of kPut and kDelete: nothing.
+// The result of one StoreOp; empty for kPut and kDelete.
 struct StoreFound {
   bool present = false;  // kGet
   std::string value = {};
@@ -56,7 +56,7 @@ struct StoreFound {
 struct StoreAnswer {
   int64_t revision = 0;  // of the whole store, after the request
   bool succeeded = false;
-  std::vector<StoreFound> found;  // one for each op of the branch that was done
+  std::vector<StoreFound> found;  // one per op of the executed branch
   StoreLease lease = 0;           // of a StoreGrant
 };
 

@@ -1,23 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A whole cluster's membership in one thread, over a network and a clock that the caller makes up: one
-// Coordinator that can crash and restart, or two at a time, and an Agent per node. For tests; deterministic.
+// The membership of a whole cluster in one thread, over a simulated network and clock of the caller: one Coordinator
+// that can crash and restart, or two at a time, and an Agent per node. For tests; deterministic.
 //
 // To drive it:
-//   1. Construct with a function that takes every Packet the moment it is sent. The caller's network holds it
-//      back for as long as it likes, and then gives it to Arrive() or drops it. Packets of one connection and
-//      direction are delivered in order by TCP; keep that (a Closed packet included) unless disorder is what
-//      is being tested.
-//   2. RestartCoordinator(), AddNode() for each node, with a function that gets its views and refusals.
+//   1. Construct it with a function that receives every Packet when it is sent. The caller's network delays it as it
+//      likes, and then passes it to Arrive() or drops it. TCP delivers the packets of one connection and direction in
+//      order; keep that order (Closed packets included) unless the test is about disorder.
+//   2. RestartCoordinator(). AddNode() for each node. The listener receives the nodes' views and refusals.
 //   3. Let time pass to min(NextDeadline(), the network's next arrival); call Tick(now) or Arrive(now, packet).
-//   4. CrashNode(), CrashCoordinator(): with `reset`, the kernel survives the process and its peers get Closed
-//      packets (which may be lost like others); without, the host is gone and nothing is sent.
-// A closed connection is told to the other side by a packet too, so that a partition also hides resets. To
-// cut a node off, drop its packets in one or both directions.
+//   4. CrashNode(), CrashCoordinator(): with `reset`, the kernel survives the process and its peers get Closed packets,
+//      which may be lost like others. Without it, the host is gone and nothing is sent.
+// A packet also reports a closed connection to the other side, so that a partition also hides resets. To cut a node
+// off, drop its packets in one or both directions.
 //
-// There are two coordinators when another one is started while the first is merely out of reach. Route says which of them
-// a node connects to next; a connection that is open stays where it is. A node whose config has coordinator_listen starts and
-// ends the coordinator there as its Agent says; whoever crashes the node crashes its coordinator.
+// There are two coordinators if another one is started while the first is merely unreachable. Route decides which of
+// them a node connects to next; an open connection stays. A node whose config has coordinator_listen starts and ends
+// the coordinator there as its Agent says. To crash such a node, also crash its coordinator.
 
 #ifndef ROPETEAM_MEMBERSHIP_SIMULATED_SIMULATED_H_
 #define ROPETEAM_MEMBERSHIP_SIMULATED_SIMULATED_H_
@@ -51,8 +50,7 @@ struct SimulatedPacket {
 class SimulatedMembership {
  public:
   using Send = std::function<void(const SimulatedPacket&)>;
-  // As Membership::Callbacks. They run inside the call that caused them and may not call back into this
-  // object.
+  // As in Membership::Callbacks. They run inside the call that caused them and may not call this object.
   struct Listener {
     std::function<void(NodeId, const View&)> on_view;
     std::function<void(NodeId, const Status&)> on_refused;
@@ -60,29 +58,29 @@ class SimulatedMembership {
     std::function<void(NodeId, const Contact&)> on_contact = {};    // may be empty
   };
 
-  // Which coordinator the node finds at an address.
+  // The coordinator that the node reaches at an address.
   using Route = std::function<size_t(NodeId, const std::string& address)>;
 
   SimulatedMembership(
       const MembershipConfig& config, Send send, Listener listener,
       Route route = [](NodeId, const std::string&) { return 0; });
 
-  // Starts it, too; not while it runs. Epochs begin at `now` in milliseconds.
+  // Also starts it; not while it runs. Epochs begin at `now` in milliseconds.
   void RestartCoordinator(TimeUs now, int drift_ppm = 0, size_t which = 0);
   void CrashCoordinator(bool reset, size_t which = 0);
-  // What is on the node's connection is lost and the node gets a reset, as when the coordinator's address has moved. The
-  // coordinator gets one too if it is `told`.
+  // Loses what is on the node's connection and resets the node, as when the coordinator's address has moved. The
+  // coordinator also gets a reset if `told`.
   void ResetConnection(NodeId node, bool told);
-  // Its clock is faster than the caller's by that much; for as long as the process runs, Rejoin included.
-  // `config` null: as all others.
+  // The node's clock is faster than the caller's by drift_ppm, as long as the process runs, Rejoin included. `config`
+  // null: as for all others.
   void AddNode(TimeUs now, const Member& member, int drift_ppm = 0, const MembershipConfig* config = nullptr);
-  // SIGSTOP: the process does nothing until ContinueNode(); packets for it wait in its kernel. Time and its lease
-  // pass. Other calls for it are carried out when it continues, or never.
+  // SIGSTOP: the process does nothing until ContinueNode(), and packets for it wait in its kernel. Time passes, and its
+  // lease may expire. Other calls for it are carried out when it continues, or never.
   void StopNode(NodeId node);
   void ContinueNode(TimeUs now, NodeId node);
   void CrashNode(NodeId node, bool reset);
   void LeaveNode(TimeUs now, NodeId node);
-  // What ropeteamd does on kStale: the same process goes on as another instance.
+  // What ropeteamd does on kStale: the same process continues as another instance.
   void RejoinNode(TimeUs now, NodeId node, const Member& member);
   void Relocate(TimeUs now, NodeId node, const Place& place, bool move);
   void ReportSuspect(TimeUs now, NodeId reporter, NodeId suspect, const std::string& reason);
@@ -91,7 +89,7 @@ class SimulatedMembership {
   void Tick(TimeUs now);
   TimeUs NextDeadline() const;
 
-  // Null while it is down, or for a node that is not there.
+  // Null while it is down, or for an unknown node.
   const Coordinator* coordinator(size_t which = 0) const { return coordinators_[which].machine.get(); }
   const Agent* agent(NodeId node) const;
 
@@ -133,7 +131,7 @@ class SimulatedMembership {
   void ToNode(size_t which, const Endpoint& endpoint,
               std::variant<SimulatedPacket::Closed, CoordinatorMessage> content);
 
-  TimeUs now_ = 0;  // of the last call that tells the time
+  TimeUs now_ = 0;  // of the last call with a time
   const MembershipConfig config_;
   const Send send_;
   const Listener listener_;

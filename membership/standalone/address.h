@@ -9,10 +9,10 @@
 
 namespace ropeteam {
 
-// Whether a socket can listen on `address` ("host:port", "[v6]:port") right now. kInvalidArgument: it is
-// not an address, or cannot be resolved. kIo: otherwise, with the system's reason. Leaves nothing behind.
+// Whether a socket can listen on `address` ("host:port", "[v6]:port") now. kInvalidArgument: it is not an address, or
+// cannot be resolved. kIo: any other failure, with the system's reason. It leaves nothing open.
 Status CheckListen(const std::string& address);
-// Whether host:port names an address of this machine, whoever listens there.
+// Whether host:port is an address of this machine, whatever process listens there.
 bool IsOwnAddress(const std::string& address);
 
 }  // namespace ropeteam

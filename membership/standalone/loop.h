@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A thread that owns a state machine: it runs what is posted to it, in order, and a deadline when that has
-// come, and sleeps in between.
+// A thread that owns a state machine. It runs posted events in order, runs a deadline when it has come, and sleeps in
+// between.
 
 #ifndef ROPETEAM_MEMBERSHIP_STANDALONE_LOOP_H_
 #define ROPETEAM_MEMBERSHIP_STANDALONE_LOOP_H_
@@ -25,20 +25,20 @@ class Loop {
   Loop(const Loop&) = delete;
   Loop& operator=(const Loop&) = delete;
 
-  // On the new thread: `tick` when `deadline` has passed, `deadline` after every event (the end of time:
+  // On the new thread: calls `tick` when `deadline` has passed, and `deadline` after every event (the end of time:
   // none).
   void Start(Event tick, std::function<TimeUs()> deadline);
-  // Any thread. Dropped, together with what it holds, when the loop has stopped; kept when it has not started
-  // yet. What bounds the queue is the poster: every stream has one message in it at most.
+  // Any thread. The event is dropped with its contents if the loop has stopped, and kept if it has not started yet. The
+  // callers bound the queue: every stream has at most one message in it.
   void Post(Event event);
-  // Ends after the event that is running; the rest is dropped. Not from the loop's own thread. Idempotent.
+  // Ends after the running event and drops the rest. Not from the loop's own thread. Idempotent.
   void Stop();
   bool OnLoop() const { return thread_.get_id() == std::this_thread::get_id(); }
 
-  // CLOCK_BOOTTIME, which also counts while the machine is suspended: leases run out then.
+  // CLOCK_BOOTTIME, which also counts while the machine is suspended, so that leases expire then.
   static TimeUs Now();
-  // As std::condition_variable::wait_until(), for an instant of Now(). After a suspension it may return late by the
-  // time that was left to wait: condition variables know no clock that goes on meanwhile.
+  // Like std::condition_variable::wait_until(), for a time of Now(). After a suspension it may return late by the
+  // remaining wait, because condition variables have no clock that counts meanwhile.
   static void WaitUntil(std::condition_variable& condition, std::unique_lock<std::mutex>& lock, TimeUs when);
 
  private:

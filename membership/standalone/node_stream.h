@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One attempt of a node to talk to the coordinator: a channel, one call on it, and what waits to be sent. A
-// stream is used once and keeps itself alive until gRPC is done with it.
+// One attempt of a node to reach the coordinator: a channel, one call on it, and the messages to send. A stream is used
+// once, and stays alive until gRPC is done with it.
 
 #ifndef ROPETEAM_MEMBERSHIP_STANDALONE_NODE_STREAM_H_
 #define ROPETEAM_MEMBERSHIP_STANDALONE_NODE_STREAM_H_
@@ -28,16 +28,16 @@ class NodeStream final
   struct Handler {
     // The next message is read only after ReadNext().
     std::function<void(uint64_t attempt, CoordinatorMessage)> on_message;
-    // The last call. The stream must not be destroyed on the calling thread: its channel may be the last to
-    // hold gRPC's threads, and would wait for itself.
+    // The last call. The calling thread must not destroy the stream: its channel may be the last to hold gRPC's
+    // threads, and would wait for itself.
     std::function<void(std::shared_ptr<NodeStream>, const std::string& reason)> on_done;
   };
 
-  // `credentials` may be null: in clear.
+  // `credentials` null: unencrypted.
   static std::shared_ptr<NodeStream> Open(const std::string& address, const Credentials* credentials,
                                           uint64_t attempt, Handler handler);
 
-  // Any thread. What is sent after the end is dropped.
+  // Any thread. Messages after the end are dropped.
   void Send(const NodeMessage& message);
   void ReadNext();
   void Cancel();
@@ -61,10 +61,10 @@ class NodeStream final
   membership::v1::NodeFrame out_;        // gRPC's while writing_
 
   std::mutex mutex_;
-  bool held_ = true;  // operations may be started; gRPC waits with OnDone() until it is released
+  bool held_ = true;  // operations may be started; gRPC delays OnDone() until it is released
   bool writing_ = false;
-  std::string nonsense_;  // what was wrong with a message of the coordinator's
-  // What waits. A newer heartbeat or probe answer replaces an older one; suspicions are bounded by the Agent.
+  std::string nonsense_;  // what was wrong with a message from the coordinator
+  // Messages to send. A newer heartbeat or probe answer replaces an older one. The Agent bounds suspicions.
   std::optional<Registration> registration_;
   std::optional<Heartbeat> heartbeat_;
   std::optional<ProbeAnswer> answer_;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How both ends set up gRPC.
+// The gRPC settings of both ends.
 
 #ifndef ROPETEAM_MEMBERSHIP_STANDALONE_OPTIONS_H_
 #define ROPETEAM_MEMBERSHIP_STANDALONE_OPTIONS_H_

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Between membership/messages.h and its protobuf. Decoding checks everything that a length or a number can be
-// wrong in, so that the state machines see valid values only; kInvalidArgument says what was wrong.
+// Converts between membership/messages.h and its protobuf. Decoding checks every length and number, so that the state
+// machines get valid values only. kInvalidArgument has the reason.
 
 #ifndef ROPETEAM_MEMBERSHIP_STANDALONE_WIRE_H_
 #define ROPETEAM_MEMBERSHIP_STANDALONE_WIRE_H_
@@ -14,8 +14,8 @@
 
 namespace ropeteam {
 
-// The largest frame: a view of kNodesMax members with every string at its limit, and 64 bytes each for
-// numbers, tags and lengths.
+// The largest frame: a view of kNodesMax members with every string at its limit, and 64 bytes per member for numbers,
+// tags and lengths.
 inline constexpr size_t kFrameBytesMax =
     kNodesMax * (kNodeNameBytesMax + kDomainBytesMax + 2 * kAddressBytesMax + 64) + (64u << 10);
 
@@ -24,8 +24,8 @@ membership::v1::CoordinatorFrame Encode(const CoordinatorMessage& message);
 Result<NodeMessage> Decode(membership::v1::NodeFrame&& frame);
 Result<CoordinatorMessage> Decode(membership::v1::CoordinatorFrame&& frame);
 
-// A view as it is kept in a store: of the members the id and when each joined. 20 bytes a member: 330 KB for the largest
-// job. `settle_us` takes the place of the view's own: the longest term of any coordinator so far.
+// A view as stored: the members' ids and join epochs. It takes 20 bytes per member, 330 KB for the largest job.
+// `settle_us` replaces the view's own: it is the longest term of any coordinator so far.
 std::string EncodeStoredView(const ViewState& state, TimeUs settle_us);
 Result<ViewStatePtr> DecodeStoredView(const std::string& bytes);
 
