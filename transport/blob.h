@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A blob is what two transports of one kind exchange through the control plane: an endpoint's address or
-// a region's key. It begins with a magic number and a version and ends with a checksum over all bytes before it, so
-// that foreign, truncated or altered bytes are refused with a message. Little-endian.
+// A blob is exchanged by two transports of one kind through the control plane: an endpoint's address or a region's key.
+// It begins with a magic number and a version and ends with a checksum over all bytes before it. So foreign, truncated
+// or altered bytes are refused with a message. Little-endian.
 
 #ifndef ROPETEAM_TRANSPORT_BLOB_H_
 #define ROPETEAM_TRANSPORT_BLOB_H_
@@ -18,10 +18,10 @@
 
 namespace ropeteam {
 
-// Transport::LocalAddress() and ExportRegion() promise it.
+// Transport::LocalAddress() and ExportRegion() promise this limit.
 inline constexpr size_t kBlobBytesMax = kAddressBytesMax / 2;
 
-// FNV-1a: it guards against mistakes, not against attacks; anyone who knows a key may write to its region anyway.
+// FNV-1a: a protection against mistakes, not against attacks. An attacker with a key may write to its region anyway.
 inline uint64_t BlobChecksum(std::string_view bytes) {
   uint64_t hash = 0xcbf29ce484222325;
   for (char c : bytes) hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3;
@@ -42,7 +42,7 @@ class BlobWriter {
     Number(static_cast<uint32_t>(text.size()));
     bytes_.append(text);
   }
-  // The caller checks the size against kBlobBytesMax where its parts can grow.
+  // If parts can grow, the caller checks the size against kBlobBytesMax.
   std::string Finish() && {
     Number(BlobChecksum(bytes_));
     return std::move(bytes_);
@@ -54,8 +54,8 @@ class BlobWriter {
 
 class BlobReader {
  public:
-  // `what` for people: "ucx address". `bytes` and `what` outlive the reader. Numbers and texts of a blob
-  // that is refused are 0 and empty; Finish() says why.
+  // `what` is for messages: "ucx address". `bytes` and `what` must outlive the reader. For a refused blob, numbers are
+  // 0 and texts are empty; Finish() has the reason.
   BlobReader(std::string_view bytes, uint32_t magic, uint32_t version, const char* what)
       : what_(what), size_(bytes.size()) {
     status_ = Open(bytes, magic, version);
@@ -75,7 +75,7 @@ class BlobReader {
     payload_.remove_prefix(size);
     return text;
   }
-  // kInvalidArgument unless everything was there and nothing is left.
+  // kInvalidArgument unless everything was there and nothing is left over.
   Status Finish() {
     if (status_.ok() && !payload_.empty()) Fail<int>();
     return status_;

@@ -2,14 +2,14 @@
 //
 // Front<> is the part of a Transport that is the same for all fabrics: the checks of a call and their messages, the
 // tables of regions and peers, the list of finished operations, waiting and waking. The fabric moves the bytes. Front<>
-// is made of the pieces in this folder and knows its fabric at compile time, so that no virtual call and no lock is
-// between the two.
+// consists of the pieces in this folder. It has its fabric as a template parameter, so there is no virtual call and no
+// lock between the two.
 //
 //   class XTransport final : public front::Front<XTransport, Peer, Operation> { friend Front; … };
 //
 // Operation derives from Accepted<>, its Region from LocalRegion, its Remote from PeerRegion. Peer has
 //   PeerId id; Queue<Operation> queue; bool gone() const; bool closing() const;
-// and the fabric
+// and the fabric has
 //   MapRegion(Region*, base) -> Status          any thread: registers region->length bytes, which may be 0,
 //                                               with its devices; logs why it could not
 //   EncodeKey(const Region&) -> string          any thread
@@ -19,7 +19,7 @@
 //   Busy(now) -> bool                           the next piece of work is likely to be nearer than a sleep
 //                                               and its wake-up are long
 //   Sleep(now, timeout_us)                      on wake_ and what the devices have; may return early
-// besides Connect(), Disconnect() and RegisterDmabuf() of Transport.
+// in addition to Connect(), Disconnect() and RegisterDmabuf() of Transport.
 //
 // The fabric's destructor ends its peers and clears its regions while its devices are open: the members of Front<>
 // are destroyed after those of the fabric.
@@ -61,7 +61,7 @@ class Front : public Transport {
   }
   Status DeregisterRegion(RegionId id) final {
     Result<std::unique_ptr<Region>> removed = regions_.Remove(id);
-    return removed.ok() ? OkStatus() : removed.status();  // the devices let go here, without the lock
+    return removed.ok() ? OkStatus() : removed.status();  // the devices are released here, without the lock
   }
   std::string ExportRegion(RegionId id) const final {
     return regions_.Export(id, [this](const Region& region) { return self().EncodeKey(region); });
@@ -96,10 +96,10 @@ class Front : public Transport {
  protected:
   Front() = default;
 
-  // Registers a region of `length` bytes by `map`, which gets the Region and answers a Status.
+  // Registers a region of `length` bytes with `map`, which gets the Region and returns a Status.
   template <typename Map>
   Result<RegionId> AddRegion(uint64_t length, Map map);
-  // nullptr: unknown, or being disconnected.
+  // nullptr: the peer is unknown, or is being disconnected.
   Peer* Connected(PeerId id) {
     const auto found = peers_.find(id);
     return found == peers_.end() || found->second->closing() ? nullptr : found->second.get();

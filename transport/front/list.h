@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Lists and pools that allocate nothing once they have reached their high-water mark, and a round-robin over peers. All
-// are used by one thread, the loop's.
+// Lists and pools that stop allocating at their high-water mark, and a round-robin over peers. Only the loop's thread
+// uses them.
 
 #ifndef ROPETEAM_TRANSPORT_FRONT_LIST_H_
 #define ROPETEAM_TRANSPORT_FRONT_LIST_H_
@@ -13,7 +13,7 @@
 
 namespace ropeteam::front {
 
-// First in, first out, through the elements' own `next`: an element is in one list at a time. Owns nothing.
+// First in, first out, linked by the elements' own `next`: an element is in one list at a time. It owns nothing.
 template <typename T>
 class List {
  public:
@@ -36,12 +36,11 @@ class List {
   T* tail_ = nullptr;
 };
 
-// Elements in slabs that stay until the pool goes, so that a late callback still finds memory behind its
-// pointer.
+// Elements in slabs that live as long as the pool, so that a late callback still has valid memory behind its pointer.
 template <typename T>
 class Pool {
  public:
-  T* New() {  // as T{} makes it
+  T* New() {  // initialised as T{}
     if (free_.empty()) {
       slabs_.push_back(std::make_unique<T[]>(kPerSlab));
       for (size_t i = 0; i < kPerSlab; i++) free_.Push(&slabs_.back()[i]);
@@ -53,12 +52,12 @@ class Pool {
   void Free(T* element) { free_.Push(element); }
 
  private:
-  static constexpr size_t kPerSlab = 512;  // some ten kilobytes to a hundred, by what is pooled
+  static constexpr size_t kPerSlab = 512;  // ten to a hundred kilobytes, depending on T
   std::vector<std::unique_ptr<T[]>> slabs_;
   List<T> free_;
 };
 
-// A round-robin over the peers that have something to post. `Peer` has `bool listed`, which belongs to this class.
+// A round-robin over the peers that have something to post. `Peer` has `bool listed`, which only this class uses.
 template <typename Peer>
 class Turns {
  public:
@@ -76,8 +75,8 @@ class Turns {
   auto begin() const { return peers_.begin(); }
   auto end() const { return peers_.end(); }
 
-  // Calls `post(peer)` for each peer, round-robin, until a whole round has posted nothing; it returns whether it has
-  // posted. A peer that is `done(peer)` afterwards is removed. `post` may add and remove peers, also its own.
+  // Calls `post(peer)` for each peer, round-robin, until a whole round has posted nothing. `post` returns whether it
+  // has posted. A peer that is `done(peer)` afterwards is removed. `post` may add and remove peers, its own included.
   template <typename Post, typename Done>
   void Go(Post post, Done done) {
     size_t idle_turns = 0;
@@ -86,7 +85,7 @@ class Turns {
       Peer* peer = peers_[next_];
       const bool posted = post(peer);
       if (posted) idle_turns = 0;
-      if (next_ >= peers_.size() || peers_[next_] != peer) continue;  // it has removed itself
+      if (next_ >= peers_.size() || peers_[next_] != peer) continue;  // `post` has removed the peer
       if (done(peer)) {
         Remove(peer);  // the next one takes its place
       } else {

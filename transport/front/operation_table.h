@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The operation table: each operation is accepted once, finished once and returned once by Poll(), and is counted in
-// the transport's counters.
+// The operation table. Each operation is accepted once, finished once and returned once by Poll(), and counted in the
+// transport's counters.
 
 #ifndef ROPETEAM_TRANSPORT_FRONT_OPERATION_TABLE_H_
 #define ROPETEAM_TRANSPORT_FRONT_OPERATION_TABLE_H_
@@ -28,17 +28,17 @@ struct Accepted {
   OperationKind kind = OperationKind::kPut;
   Code code = Code::kOk;
   Stage stage = Stage::kFree;
-  bool queued = false;  // in its peer's queue: not all of it is cut
+  bool queued = false;  // in its peer's queue: not completely cut into pieces
   PeerId peer = 0;
   uint64_t context = 0;
   Region* region = nullptr;  // null: kDisconnect
-  Remote* remote = nullptr;  // valid until the peer is dropped, which this operation precedes
+  Remote* remote = nullptr;  // valid until the peer is dropped; the operation ends before
   uint64_t local_offset = 0, remote_offset = 0;
   uint64_t length = 0;
-  uint64_t cut = 0;  // bytes that have gone into pieces
+  uint64_t cut = 0;  // bytes that are cut into pieces
 };
 
-// A peer's operations that are not wholly cut into pieces; only the head may be partly. [loop]
+// A peer's operations that are not completely cut into pieces. Only the head may be partly cut. [loop]
 template <typename Operation>
 class Queue {
  public:
@@ -49,16 +49,16 @@ class Queue {
     list_.Push(operation);
   }
   void Pop() { list_.Pop()->queued = false; }
-  // `length` bytes of the head are in a piece now.
+  // `length` more bytes of the head are in a piece.
   void Cut(uint64_t length) {
     Operation* operation = head();
     operation->cut += length;
     if (operation->cut == operation->length) Pop();
   }
-  // The rest of the operation is not cut any more, if any of it is left: it has failed.
+  // The operation has failed: its rest, if any, is not cut into pieces any more.
   void Abandon(Operation* operation) {
     if (!operation->queued) return;
-    ROPETEAM_CHECK(head() == operation);  // pieces are cut from the head alone, and so fail
+    ROPETEAM_CHECK(head() == operation);  // pieces are cut only from the head, so only the head can fail
     Pop();
   }
 
@@ -92,19 +92,19 @@ class Counts {
   std::atomic<uint64_t> put_bytes_{0}, get_bytes_{0}, puts_{0}, gets_{0}, failures_{0};
 };
 
-// Owns the operations. [loop], but for counts().
+// Owns the operations. [loop], except counts().
 template <typename Operation>
 class OperationTable {
  public:
   using Region = typename Operation::Region;
 
-  // Accepted and not yet taken, without the disconnects.
+  // Accepted operations that were not taken yet, without disconnects.
   size_t accepted() const { return accepted_; }
-  // There is something to take.
+  // Whether there is a finished operation to take.
   bool finished() const { return !finished_.empty(); }
   const Counts& counts() const { return counts_; }
 
-  // The region is acquired, and is released when the operation is taken.
+  // The region is acquired. It is released when the operation is taken.
   Operation* Accept(Region* region) {
     ROPETEAM_CHECK(accepted_ < kOperationsOutstandingMax);
     Operation* operation = pool_.New();
@@ -113,7 +113,7 @@ class OperationTable {
     accepted_++;
     return operation;
   }
-  // The device no longer uses any part of it. Finishing an operation twice is a bug and ends the process.
+  // The device no longer uses any part of the operation. To finish it twice is a bug and ends the process.
   void Finish(Operation* operation, Code code) {
     ROPETEAM_CHECK(operation->stage == Stage::kAccepted && !operation->queued);
     operation->stage = Stage::kFinished;
@@ -129,7 +129,7 @@ class OperationTable {
     operation->peer = peer;
     finished_.Push(operation);
   }
-  // Hands out up to `capacity` in the order of finishing; returns how many.
+  // Returns up to `capacity` completions in the order of finishing, and their number.
   size_t Take(Completion* out, size_t capacity) {
     size_t count = 0;
     for (; count < capacity && !finished_.empty(); count++) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The tables of regions: our own, which any thread registers and the loop uses, and those imported from
-// peers, which are the loop's alone.
+// The tables of regions: this node's, which any thread registers and the loop uses, and those imported from peers,
+// which only the loop uses.
 
 #ifndef ROPETEAM_TRANSPORT_FRONT_REGIONS_H_
 #define ROPETEAM_TRANSPORT_FRONT_REGIONS_H_
@@ -20,27 +20,27 @@
 
 namespace ropeteam::front {
 
-// The base of a fabric's region. The derived part owns the device's handles and releases them.
+// The base of a fabric's region. The derived class owns the device's handles and releases them.
 struct LocalRegion {
   uint64_t length = 0;
   bool exported = true;                 // false: a dmabuf, which peers cannot reach
-  std::atomic<uint64_t> operations{0};  // accepted, not yet handed out as completed
+  std::atomic<uint64_t> operations{0};  // accepted operations that Poll() has not returned yet
 };
 
-// Owns the registered regions. A region that an operation has acquired stays until it is released: Remove()
-// refuses it. Registering with a device may take seconds, so it happens between Reserve() and Add() or
-// Unreserve(), and letting go after Remove(), without the lock. Any thread.
+// Owns the registered regions. A region in use by an operation stays until the operation releases it: Remove() refuses
+// it. A registration with a device may take seconds, so it happens without the lock, between Reserve() and Add() or
+// Unreserve(). The release after Remove() is without the lock, too. Any thread.
 template <typename Region>
 class RegionTable {
  public:
-  // A place for a region that is about to be registered. kNoSpace: kRegionsMax.
+  // Reserves a place for a region that is about to be registered. kNoSpace: kRegionsMax.
   Status Reserve() {
     std::lock_guard lock(mutex_);
     ROPETEAM_RETURN_IF_ERROR(CheckRegionCount(regions_.size() + pending_));
     pending_++;
     return OkStatus();
   }
-  // Fills the place.
+  // Fills the reserved place.
   RegionId Add(std::unique_ptr<Region> region) {
     std::lock_guard lock(mutex_);
     pending_--;
@@ -48,7 +48,7 @@ class RegionTable {
     regions_.emplace(next_, std::move(region));
     return next_++;
   }
-  // Frees the place: the device has refused.
+  // Frees the reserved place: the device has refused.
   void Unreserve() {
     std::lock_guard lock(mutex_);
     pending_--;
@@ -65,7 +65,7 @@ class RegionTable {
     return OkStatus();
   }
   static void Release(Region* region) { region->operations.fetch_sub(1); }
-  // The caller releases its handles and destroys it. kInvalidArgument: no such region, operations outstanding.
+  // The caller releases its handles and destroys it. kInvalidArgument: no such region, or outstanding operations.
   Result<std::unique_ptr<Region>> Remove(RegionId id) {
     std::lock_guard lock(mutex_);
     const auto found = regions_.find(id);
@@ -75,7 +75,8 @@ class RegionTable {
     regions_.erase(found);
     return region;
   }
-  // What `encode` makes of the region, under the lock; empty when there is none, or one that is not exported.
+  // Returns the result of `encode` for the region, under the lock; empty if there is no such region or it is not
+  // exported.
   template <typename Encode>
   std::string Export(RegionId id, Encode encode) const {
     std::lock_guard lock(mutex_);
@@ -87,7 +88,7 @@ class RegionTable {
     std::lock_guard lock(mutex_);
     return registrations_;
   }
-  // At the transport's end, with no operation at a device.
+  // At the transport's end, when no operation is at a device.
   void Clear() { regions_.clear(); }
 
  private:
@@ -98,13 +99,13 @@ class RegionTable {
   uint64_t registrations_ = 0;
 };
 
-// What a fabric's remote region derives from.
+// The base of a fabric's remote region.
 struct PeerRegion {
   PeerId peer = 0;
   uint64_t length = 0;
 };
 
-// A remote region has its place until its peer is dropped: operations point to it. [loop]
+// A remote region stays in place until its peer is dropped, because operations point to it. [loop]
 template <typename Remote>
 class RemoteTable {
  public:

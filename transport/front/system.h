@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Services of the operating system for every fabric: the clock, sleeping and waking, random numbers, and the reason why
-// memory could not be registered. Stateless functions may be called from any thread.
+// Services of the operating system for every fabric: the clock, sleeping and waking, random numbers, and the reason for
+// a failed registration. Any thread may call the stateless functions.
 
 #ifndef ROPETEAM_TRANSPORT_FRONT_SYSTEM_H_
 #define ROPETEAM_TRANSPORT_FRONT_SYSTEM_H_
@@ -18,22 +18,22 @@
 
 namespace ropeteam::front {
 
-// While work is in sight Wait() spins this long before it sleeps: a sleep and its wake-up cost 20 to 50 µs on
-// a virtual machine, and the next piece of a transfer in progress is usually nearer than that.
+// If work is expected soon, Wait() spins this long before it sleeps. A sleep and its wake-up cost 20 to 50 µs on a
+// virtual machine, and the next piece of a transfer usually comes sooner.
 inline constexpr TimeUs kSpinUs = 100;
-// Work seen at most this long ago, of this node or of a peer on its memory, counts as still going on.
+// Work seen at most this long ago, by this node or by a peer on its memory, counts as ongoing.
 inline constexpr TimeUs kBusyUs = 1'000;
 static_assert(kSpinUs < kBusyUs);
 
 TimeUs Now();             // of the monotonic clock
 uint64_t RandomNumber();  // never 0
 
-// Until one of them is ready or the time is over; UINT64_MAX: no limit. Returns how many are ready; where
-// that is 0 no `revents` is set.
+// Sleeps until an item is ready or the time is over; UINT64_MAX: no limit. Returns the number of ready items; if it is
+// 0, no `revents` is set.
 int SleepOn(std::vector<pollfd>* items, uint64_t timeout_us);
 
-// The other end of Transport::Wake(). At most one write and one read of the descriptor for any number of
-// calls between two sleeps.
+// Implements Transport::Wake(). However many calls there are between two sleeps, they cause at most one write and one
+// read of the descriptor.
 class WakeFd {
  public:
   WakeFd() = default;
@@ -41,15 +41,15 @@ class WakeFd {
   WakeFd(const WakeFd&) = delete;
   WakeFd& operator=(const WakeFd&) = delete;
 
-  Status Open();  // before anything else; kIo
-  // The item that the sleeper adds to its poll set.
+  Status Open();  // call it first; kIo
+  // The item for the sleeper's poll set.
   pollfd item() const { return {fd_, POLLIN, 0}; }
-  // Any thread. Makes `item` readable until it is consumed.
+  // Any thread. Makes `item` readable until Consume().
   void Wake();
-  // [loop] Whether Wake() was called since the last time. A Wake() between its two steps leaves the
-  // descriptor readable: the next sleep then returns early.
+  // [loop] Whether Wake() was called since the last time. A Wake() between the two steps of Consume() leaves the
+  // descriptor readable, so the next sleep returns early.
   bool Consume();
-  // [loop] After a sleep: `slept_on` is `item` as it came back.
+  // [loop] After a sleep: `slept_on` is `item` as poll() returned it.
   void AfterSleep(const pollfd& slept_on);
 
  private:
@@ -57,13 +57,13 @@ class WakeFd {
   std::atomic<bool> wake_{false};
 };
 
-// Why `length` bytes could not be registered with `device`, from an errno and the library's own words for it.
-// A lack of lockable memory (ENOMEM, EAGAIN) is kNoSpace and says what is needed, the limit and what to set;
-// everything else is kIo.
+// The error for a failed registration of `length` bytes with `device`, from an errno and the library's own text. A lack
+// of lockable memory (ENOMEM, EAGAIN) is kNoSpace; the message has the bytes needed, the limit and what to set.
+// Everything else is kIo.
 Status RegistrationError(int errno_value, const char* reason, const std::string& device, uint64_t length);
 
-// Whether registering `length` more bytes goes beyond RLIMIT_MEMLOCK, for libraries that answer something
-// else then. Never with CAP_IPC_LOCK, which the limit does not bind.
+// Whether registering `length` more bytes exceeds RLIMIT_MEMLOCK, for libraries that return another error in that case.
+// Never with CAP_IPC_LOCK, because the limit does not apply then.
 bool BeyondLockedMemoryLimit(uint64_t length);
 
 }  // namespace ropeteam::front
