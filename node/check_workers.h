@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Threads that compute checksums of arena memory for the Engine, and encrypt and decrypt it, off the Engine's thread. The
-// ranges of one check are spread over all threads; checks are begun in the order of Submit(), which is safe from any
-// thread.
+// Threads that compute checksums of arena memory for the Engine, and encrypt and decrypt it, off the Engine's thread.
+// All threads share the ranges of one check. Checks begin in the order of Submit(), which is safe from any thread.
 
 #ifndef ROPETEAM_NODE_CHECK_WORKERS_H_
 #define ROPETEAM_NODE_CHECK_WORKERS_H_
@@ -24,14 +23,14 @@ namespace ropeteam {
 
 class CheckWorkers {
  public:
-  // As Engine::OnCheckDone(). `bad` is sorted; a range outside the memory is in it. Called on a worker.
+  // As Engine::OnCheckDone(). `bad` is sorted and includes ranges outside the memory. Called on a worker.
   using Done =
       std::function<void(uint64_t tag, std::vector<uint32_t> bad, std::vector<EncryptedChunk> encrypted)>;
 
-  // `memory` must outlive the workers. `cipher` may be null: then nothing is encrypted.
+  // `memory` must outlive the workers. `cipher` may be null: no encryption.
   CheckWorkers(std::span<std::byte> memory, std::shared_ptr<const ReplicaCipher> cipher, uint32_t threads,
                Done done);
-  ~CheckWorkers();  // drops checks that have not begun; no Done after the return
+  ~CheckWorkers();  // drops checks that have not begun; Done is not called after the return
 
   void Submit(StartCheck check);
 

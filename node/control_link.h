@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A ControlLink carries messages to one peer: a queue, and the stream that empties it. Send() and Stop() may
-// come from any thread. gRPC may call back from within a Start…() call, so none is made with the mutex held.
+// A ControlLink carries messages to one peer: a queue, and a stream that empties it. Any thread may call Send() and
+// Stop(). gRPC may call back from within a Start…() call, so such calls are made without the mutex.
 //
-// A link must not be destroyed before it is idle, and never on one of gRPC's threads: when the last channel of a process
-// is destroyed, gRPC (1.51) joins the threads that serve callbacks, and a thread that joins itself frees its own stack.
+// A link must be idle before it is destroyed, and must never be destroyed on one of gRPC's threads. When the last
+// channel of a process is destroyed, gRPC (1.51) joins its callback threads, and a thread that joins itself frees its
+// own stack.
 
 #ifndef ROPETEAM_NODE_CONTROL_LINK_H_
 #define ROPETEAM_NODE_CONTROL_LINK_H_
@@ -26,7 +27,7 @@
 
 namespace ropeteam {
 
-// Counts what gRPC may still call back, of all links; Stop() of the plane waits for zero.
+// Counts the outstanding gRPC callbacks of all links; Stop() of the plane waits for zero.
 class StreamCount {
  public:
   void Add();
@@ -41,13 +42,13 @@ class StreamCount {
 
 class ControlLink {
  public:
-  // `credentials` may be null: in clear. It must outlive the link, as must `on_answer`, which may be empty.
+  // `credentials` may be null: unencrypted. It and `on_answer` (may be empty) must outlive the link.
   ControlLink(NodeId self, const Member& peer, const Credentials* credentials, StreamCount* count,
               const ControlPlane::OnAnswer* on_answer);
 
   void Send(std::string envelope);
-  void Ask();  // where the peer's coordinator is
-  // Since when a needed stream is missing (EventLoop::Now()); 0: there is one, or none is needed.
+  void Ask();  // requests the address of the peer's coordinator
+  // Since when a needed stream is missing (EventLoop::Now()); 0: the stream exists or is not needed.
   TimeUs unreached_since();
   void Stop();  // cancels; `count` falls when gRPC makes no more callbacks
   // After Stop(): whether no callback will come any more.
@@ -81,10 +82,10 @@ class ControlLink {
   void Connect();
   // Sends the queued messages, now or once there is a stream.
   void Wake();
-  // Around everything that gRPC will call back. Nothing of the link may be touched behind Release().
+  // Enclose everything that gRPC will call back. Do not touch the link after Release().
   void Hold();
   void Release();
-  // Under the mutex: whether the front of the queue may go, moved to `message`.
+  // Under the mutex: whether the front of the queue may be sent; moves it to `message`.
   bool TakeNext(control::Envelope* message);
   void OnStreamDone(Stream* stream, const grpc::Status& status);
 
@@ -104,7 +105,7 @@ class ControlLink {
   size_t queue_bytes_ = 0;
   uint64_t dropped_ = 0;
   bool ask_ = false;    // to be sent
-  bool asked_ = false;  // was sent: one answer is listened to
+  bool asked_ = false;  // sent, and one answer is expected
   TimeUs unreached_since_ = 0;
   std::shared_ptr<Stream> stream_;
   bool stopped_ = false;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The daemons' messages to each other: gRPC, one stream for each direction, connected when there is a message to send
-// and again whenever it broke. Messages may be lost: a full queue drops its oldest message, and a broken stream loses
-// its messages; the Engine repeats unanswered ones. No message is kept for a peer that has left.
+// The messages between daemons: gRPC, one stream for each direction. A stream is connected when there is a message to
+// send, and again whenever it has broken. Messages may be lost: a full queue drops its oldest message, and a broken
+// stream loses its messages. The Engine repeats unanswered messages. No message is kept for a peer that has left.
 //
-// Beside them, a node can ask another one where its coordinator is (CoordinatorWatch).
+// In addition, a node can ask another one where its coordinator is (CoordinatorWatch).
 //
-// All but Create() from one thread (the loop's); callbacks come on gRPC's threads.
+// All but Create() from one thread (the loop's). Callbacks run on gRPC's threads.
 
 #ifndef ROPETEAM_NODE_CONTROL_PLANE_H_
 #define ROPETEAM_NODE_CONTROL_PLANE_H_
@@ -24,21 +24,22 @@
 
 namespace ropeteam {
 
-// Raised with every change of core's messages or of control.proto. Membership refuses a node of another one;
-// the streams refuse it as well.
+// Raised with every change of core's messages or of control.proto. Membership and the streams both refuse a node with
+// another version.
 inline constexpr uint32_t kControlProtocolVersion = 2;
 
-// The largest message is the leader's report of a whole job, at some 8 KiB a node.
+// The largest message is the leader's report of a whole job, some 8 KiB per node.
 inline constexpr size_t kControlMessageBytesMax = 128ull << 20;
 static_assert(kControlMessageBytesMax >= kNodesMax * 8192);
-// Not yet sent to one peer. The Engine repeats within a second, so older ones are of no use.
+// Unsent messages for one peer. The Engine repeats within a second, so older ones are useless.
 inline constexpr size_t kControlQueueMessagesMax = 4096;
 inline constexpr size_t kControlQueueBytesMax = 2 * kControlMessageBytesMax;
-// Received from one stream and not yet handled: beyond it the stream is not read, and TCP holds the sender
-// back.
+// Messages of one stream that are received but not handled. At this limit the stream is not read, and TCP stops the
+// sender.
 inline constexpr size_t kControlUnhandledMessagesMax = 64;
 inline constexpr uint32_t kControlBackoffMsMin = 20;
-inline constexpr uint32_t kControlBackoffMsMax = 500;  // half of the time after which silence is death
+inline constexpr uint32_t kControlBackoffMsMax =
+    500;  // half of the silence after which a node is declared dead
 
 class ControlPlane {
  public:
@@ -46,12 +47,11 @@ class ControlPlane {
     NodeId self = kNoNode;
     std::string listen;                                        // numeric address
     uint16_t port = 0;                                         // 0: any
-    std::shared_ptr<const Credentials> credentials = nullptr;  // null: in clear, open to everybody
+    std::shared_ptr<const Credentials> credentials = nullptr;  // null: unencrypted and open to everyone
   };
-  // A member that was asked says where it is registered. It may say anything.
+  // A member has answered where it is registered. The answer is not trusted.
   using OnAnswer = std::function<void(const std::string& coordinator)>;
-  // A message arrived. `handled` must be called once it has been dealt with, from any thread, also after
-  // Stop().
+  // A message has arrived. Call `handled` after it was processed, from any thread, even after Stop().
   using OnMessage = std::function<void(NodeId from, std::string envelope, std::function<void()> handled)>;
 
   // Listens when it returns. kIo: the port is taken, or the address is not this machine's.
@@ -62,13 +62,13 @@ class ControlPlane {
   uint16_t port() const;
   // Members of the view other than this node. Streams to nodes that left end.
   void SetMembers(const std::vector<Member>& members);
-  // Dropped when `to` is not among the members.
+  // Dropped if `to` is not a member.
   void Send(NodeId to, std::string envelope);
   // Asks the member where its coordinator is, now or when there is a stream to it.
   void Ask(NodeId to);
-  // The answer to nodes that ask this one, from now on; no address: no answer.
+  // Sets the answer to nodes that ask this one; an empty address: no answer.
   void SetCoordinator(const std::string& address);
-  // Members to which something was to be sent and to which there is no stream, and since when.
+  // Members with messages waiting but without a stream, and since when.
   std::map<NodeId, TimeUs> Unreached() const;
   // No callback after the return. Idempotent.
   void Stop();

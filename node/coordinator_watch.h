@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// This node's knowledge of its coordinator and of missing nodes: for `status`, and to find a coordinator that has moved.
+// Tracks the coordinator and missing nodes, for `status` and to find a coordinator that has moved.
 //
-// A node that is not registered asks members of its last view where their coordinator is (ControlPlane::Ask), every
-// kAskPauseUs, and goes where one of them is registered. So one survivor that finds the coordinator is enough.
+// A node that is not registered asks members of its last view for their coordinator (ControlPlane::Ask), every
+// kAskPauseUs, and goes where one of them is registered. So it is enough that one survivor finds the coordinator.
 //
-// A node that runs a coordinator in its process asks too, if it is the only member: it asks the members that it has lost.
-// So a host that was stopped or cut off, and whose members have moved to another coordinator meanwhile, ends its own
-// coordinator and follows them. Only a node that is alone does that, and a node that is alone gives no answers: so if two
-// coordinators learn of each other, they never both end.
+// A node with a coordinator in its process also asks, if it is the only member: it asks the members that it has lost. A
+// host may have been stopped or cut off while its members moved to another coordinator. By asking, it learns this, ends
+// its own coordinator and follows them. Only a node that is alone does that, and a node that is alone gives no answers.
+// So if two coordinators learn of each other, they never both end.
 //
 // One thread.
 
@@ -23,12 +23,13 @@
 
 namespace ropeteam {
 
-// A coordinator that moved waits for the others for dead_after, a second by default: they must come in that time.
+// A coordinator that has moved waits for the others for dead_after, a second by default. They must arrive within that
+// time.
 inline constexpr TimeUs kAskPauseUs = 250'000;
 // An alone coordinator's node is in no hurry.
 inline constexpr TimeUs kAskPauseAloneUs = 2'000'000;
-// Nodes that are asked at a time, and lost ones that are remembered. In a larger view those at distances of 1, 2, 4, … are
-// asked: what one knows reaches all in as many steps as the number of nodes has bits.
+// Nodes that are asked at a time, and lost nodes that are remembered. In a larger view the nodes at distances 1, 2, 4,
+// … are asked: so one node's information reaches all others in a logarithmic number of steps.
 inline constexpr size_t kAskedMax = 64;
 inline constexpr size_t kMissingShownMax = 16;
 
@@ -39,25 +40,25 @@ struct MembershipReport {
     std::string reason;
   };
   struct Missing {
-    std::string node;  // "ordinal 3" for one that was never seen
+    std::string node;  // "ordinal 3" for a node that was never seen
     TimeUs for_us = 0;
-    bool in_view = false;  // not reached, but nobody can take it out of the view
+    bool in_view = false;  // unreachable, but no node can remove it from the view
   };
   const char* kind = "standalone";  // or "etcd"
   std::string coordinator;          // the address of the present or the last contact; empty: none yet
   bool registered = false;
-  TimeUs for_us = 0;  // `registered` is as it is for so long
+  TimeUs for_us = 0;  // how long `registered` has been unchanged
   std::vector<Tried> tried;
   std::vector<Missing> missing;  // at most kMissingShownMax
   size_t missing_total = 0;
-  std::string blocked;  // what stands still because of all this; empty: nothing
-  std::string advice;   // what to do about it; empty: nothing
+  std::string blocked;  // what cannot proceed because of this; empty: nothing
+  std::string advice;   // what the operator can do; empty: nothing
 };
 
 class CoordinatorWatch {
  public:
-  // `own`: where this process may run a coordinator; empty: nowhere. `moves`: another node takes a lost coordinator's place
-  // by itself (membership over etcd).
+  // `own`: where this process may run a coordinator; empty: nowhere. `moves`: another node replaces a lost coordinator
+  // automatically (membership over etcd).
   CoordinatorWatch(std::string own, TimeUs now, bool moves = false)
       : own_(std::move(own)), moves_(moves), since_(now) {}
 
@@ -71,7 +72,7 @@ class CoordinatorWatch {
   std::string Answer() const { return AloneWithOwn() ? "" : Registered(); }
   std::vector<Member> ToAsk() const;
   TimeUs AskPause() const { return registered_ ? kAskPauseAloneUs : kAskPauseUs; }
-  // A node that was asked has answered. Returns whether to go there; `now` is then the argument of Membership::Relocate().
+  // A node has answered. Returns whether to go there; `now` is then the argument of Membership::Relocate().
   bool Follows(const std::string& coordinator, bool* now) const;
 
   // `unreached`: members of the view to which there is no control stream, and since when.

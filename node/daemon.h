@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The daemon's process: the arena and membership, which exist as long as it does, the signals, and the current Node.
+// The daemon's process: the arena and membership, which exist as long as the process, the signals, and the current
+// Node.
 
 #ifndef ROPETEAM_NODE_DAEMON_H_
 #define ROPETEAM_NODE_DAEMON_H_
@@ -24,17 +25,17 @@ class Daemon {
   explicit Daemon(Options options)
       : options_(std::move(options)), supervisor_(options_.ready_fd, options_.supervised) {}
 
-  // Runs until SIGTERM or SIGINT (ok), or until it cannot go on: start-up failed, the job refused this node,
-  // or an own restart failed. A signal a second or more after the first ends the process at once, as does one
-  // before the daemon is ready. Once a process.
+  // Runs until SIGTERM or SIGINT (ok), or until it cannot continue: start-up failed, the job refused this node, or a
+  // restart of its own failed. A signal before the daemon is ready ends the process at once; so does one a second or
+  // more after the first signal. Once per process.
   Status Run();
-  // Run() returned because the job refused this node: starting it again at once would not help, or would harm another.
+  // Run() returned because the job refused this node. An immediate restart would not help, or would harm another node.
   bool refused() const { return refused_; }
-  // Run() returned because this node was drained: DrainExitCode(). Else 0.
+  // Run() returned because this node was drained: DrainExitCode(). Otherwise 0.
   int drained() const { return drained_; }
-  // Run() returned because no coordinator had answered within --join-timeout.
+  // Run() returned because no coordinator has answered within --join-timeout.
   bool alone() const { return alone_; }
-  // Run() returned though a thread hangs in storage and still uses parts of this Daemon: end the process by _exit().
+  // Run() returned, but a thread hangs in storage and still uses parts of this Daemon: end the process with _exit().
   bool hangs() const { return hangs_; }
 
  private:
@@ -67,13 +68,13 @@ class Daemon {
   FabricChoice first_fabric_;  // opened before the arena, for the first Node
   std::unique_ptr<Node> node_;
   std::unique_ptr<MetricsServer> metrics_;
-  Status end_;  // why Run() returns
+  Status end_;  // the reason why Run() returns
   bool refused_ = false;
   bool alone_ = false;
-  bool joined_ = false;  // there was a view with this node in it
+  bool joined_ = false;  // a view had this node in it
   bool trouble_noted_ = false;
   TimeUs joining_since_ = 0;
-  Contact contact_;  // the last one
+  Contact contact_;  // the last contact
   bool hangs_ = false;
   std::unique_ptr<NoticeWatch> notices_;
   TimeUs drain_until_ = EventLoop::kNever;  // kNever: no drain has begun

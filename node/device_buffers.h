@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Memory of GPUs that ranks of this node have passed as dmabufs, registered with the transport as the
-// source of puts. A card takes milliseconds to register a buffer, and hundreds of milliseconds for tens of gigabytes. So
-// a separate thread does that; it is started when the first rank passes memory.
+// GPU memory that ranks of this node have passed as dmabufs, registered with the transport as the source of puts. A
+// card takes milliseconds to register a buffer, and hundreds of milliseconds for tens of gigabytes. So a separate
+// thread does that; it starts when the first rank passes memory.
 //
-// A buffer that is removed stays registered until no put reads it any more, also when its rank is dead: the
-// registration keeps the memory. A buffer that this node's card failed to read is not used again.
+// A removed buffer stays registered until no put reads it any more, even if its rank is dead: the registration keeps
+// the memory. A buffer that this node's card failed to read is not used again.
 //
 // Safe from any thread.
 
@@ -35,21 +35,20 @@ class DeviceBuffers {
   explicit DeviceBuffers(Transport* transport) : transport_(*transport) {}
   ~DeviceBuffers() { Stop(); }
 
-  // Registers the first `bytes` of a dmabuf; closes the descriptor when that is done. `added` is called once,
-  // on the thread of the buffers, unless Stop() comes first: kOk; kInvalidArgument, when the descriptor has
-  // no size or a smaller one; kAborted, when the buffer was removed meanwhile; and what RegisterDmabuf()
-  // says.
+  // Registers the first `bytes` of a dmabuf, and closes the descriptor afterwards. `added` is called once, on the
+  // thread of the buffers, unless Stop() comes first. kOk; kInvalidArgument: the descriptor has no size or a smaller
+  // one; kAborted: the buffer was removed meanwhile; or the error of RegisterDmabuf().
   DeviceBufferId Add(UniqueFd descriptor, uint64_t bytes, Added added);
-  // Of a buffer that was added and not refused. Whatever reads it goes on.
+  // For a buffer that was added and not refused. Running reads continue.
   void Remove(DeviceBufferId id);
 
-  // The region to put from, which stays registered until EndUse(). kNotFound: it is being registered, was
-  // removed, or cannot be read.
+  // The region to put from; it stays registered until EndUse(). kNotFound: it is still being registered, was removed,
+  // or cannot be read.
   Result<RegionId> Use(DeviceBufferId id);
   // `code`: how the use ended.
   void EndUse(DeviceBufferId id, Code code);
 
-  // Registered now, also those that were removed and are still being read.
+  // Buffers that are registered now, removed ones that are still being read included.
   size_t registered() const;
 
   // Deregisters everything; nothing may be in use. No `added` is called after the return. Idempotent.

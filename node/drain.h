@@ -11,16 +11,16 @@
 
 namespace ropeteam {
 
-// Exit codes of a daemon that has left in a drain, and of `ropeteam drain`; docs/operations.md has them. 0: all is safe.
-inline constexpr int kExitDrainedPartly = 5;  // the newest committed step is, and something is missing
+// Exit codes of a drained daemon and of `ropeteam drain`; docs/operations.md has them. 0: everything is safe.
+inline constexpr int kExitDrainedPartly = 5;  // the newest committed step is safe, but something is missing
 inline constexpr int kExitDrainedUnsafe =
     6;  // that step cannot be restored without this node, or this is unknown
 
-// As it would be if the node left now.
+// The code if the node left now.
 int DrainExitCode(const DrainReport& report);
-// One sentence of the same.
+// The same as one sentence.
 std::string DrainText(const DrainReport& report);
-// Both, and the report's numbers. `left`: the node leaves now.
+// Both, with the report's numbers. `left`: the node leaves now.
 std::string DrainJson(const DrainReport& report, bool left);
 
 }  // namespace ropeteam

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The daemon's main thread, which makes all decisions. It sleeps in epoll_wait and calls back for descriptors, for the one
-// timer, and for closures that other threads post. A callback must not block.
+// The daemon's main thread, which makes all decisions. It sleeps in epoll_wait. It calls back for descriptors, for its
+// one timer, and for closures posted by other threads. A callback must not block.
 //
 // Post(), Stop() and Now() are safe from any thread; everything else only from the thread that runs Run(), or
 // before it.
@@ -33,22 +33,21 @@ class EventLoop {
 
   Status Init();  // kIo: out of descriptors
 
-  // Level-triggered. The descriptor stays the caller's and must be removed before it is closed. A callback
-  // may add and remove any descriptor, its own among them.
+  // Level-triggered. The caller keeps the descriptor and must remove it before closing it. A callback may add and
+  // remove any descriptor, its own included.
   Status Add(int fd, uint32_t epoll_events, FdCallback callback);
   void Modify(int fd, uint32_t epoll_events);
   void Remove(int fd);
 
-  // `callback` is called once Now() has reached `when`, once; a later call replaces an earlier one. kNever:
-  // not at all.
+  // `callback` is called once, when Now() has reached `when`. A later call replaces an earlier one. kNever: never.
   void SetTimer(TimeUs when, std::function<void()> callback);
 
-  // Runs `closure` on the loop's thread, in the order of posting. Closures still there when Run() returns are
-  // run by the next Run(), or dropped with the loop.
+  // Runs `closure` on the loop's thread, in the order of posting. Closures left when Run() returns are run by the next
+  // Run(), or dropped with the loop.
   void Post(std::function<void()> closure);
 
   void Run();   // until Stop()
-  void Stop();  // Run() returns after the callback it is in
+  void Stop();  // Run() returns after the current callback
 
   // Microseconds of CLOCK_BOOTTIME, the clock of membership's leases: it also counts while the machine is suspended.
   static TimeUs Now();
@@ -66,8 +65,8 @@ class EventLoop {
   UniqueFd epoll_;
   UniqueFd timer_;
   UniqueFd wake_;
-  // Keyed by descriptor; the generation tells an event for a closed descriptor from one for its number's next
-  // owner.
+  // Keyed by descriptor. The generation distinguishes an event for a closed descriptor from one for the next owner of
+  // its number.
   std::map<int, std::shared_ptr<Watch>> watches_;
   uint64_t generation_ = 0;
   TimeUs timer_when_ = kNever;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The daemon's side of the local protocol. It accepts sessions, passes their requests to the Engine as inputs, and
-// passes the answers back. Its only decisions are the protocol's rules for connections.
+// passes the answers back. It decides only about the protocol's rules for connections.
 //
 // Loop thread only.
 
@@ -25,36 +25,36 @@
 
 namespace ropeteam {
 
-// Ranks of a node, its tools, and room; a descriptor or two each.
+// The ranks of a node, its tools, and a reserve; a descriptor or two each.
 inline constexpr size_t kSessionsMax = 1024;
-// Unanswered requests of one session: threads that wait at the same time in one rank. Each is an entry in the
+// Unanswered requests of one session: threads that wait at the same time in one rank. Each takes an entry in the
 // Engine.
 inline constexpr uint32_t kRequestsOutstandingMax = 1024;
 
 class LocalServer {
  public:
-  // On the loop's thread, once; also within the call that asked.
+  // On the loop's thread, once; possibly within the call.
   using StorageListDone = std::function<void(const Status& status, local::StorageListReply reply)>;
   struct Config {
     std::string socket_path;
-    local::HelloReply hello;                         // everything but the incarnation
+    local::HelloReply hello;                         // all fields except the incarnation
     int arena_fd = -1;                               // given to every client; must outlive the server
     DaemonFacts facts;                               // for reports
     std::function<Transport::Counters()> transport;  // likewise
     std::function<MembershipReport()> membership;    // likewise
     // `ropeteam rejoin`.
     std::function<Status(const std::string& coordinator, bool force)> rejoin;
-    // `ropeteam drain`; OnDrained() follows. 0: the daemon's own time.
+    // `ropeteam drain`; OnDrained() follows. 0: the daemon's own limit.
     std::function<void(TimeUs within_us)> drain;
     // Lists the steps on storage, off the loop's thread. The answer may come after the timeout, or never.
     std::function<void(uint32_t steps_max, TimeUs timeout_us, StorageListDone done)> list_storage;
-    // Where ranks' device memory goes; null: the transport reads none. Must outlive the server, and be
-    // stopped before the loop is gone.
+    // Registers ranks' device memory; null: the transport cannot read any. It must outlive the server, and be stopped
+    // before the loop is destroyed.
     DeviceBuffers* device_buffers = nullptr;
   };
-  // An Engine's input: calls it with the Engine and the time, then carries out the outbox.
+  // Calls its argument with the Engine and the time, then carries out the outbox.
   using Drive = std::function<void(const std::function<void(Engine&, TimeUs)>&)>;
-  // Kept for the requests of kAdmin that read this node's own memory.
+  // For kAdmin requests that read this node's own memory.
   using ObjectLister = std::function<std::vector<ShardObjects>(Step step)>;
 
   LocalServer(EventLoop* loop, Config config, Drive drive, ObjectLister objects);
@@ -65,9 +65,9 @@ class LocalServer {
   // The job's settings, from the first view on; hellos and reports use them.
   void SetSettings(const JobSettings& settings);
   void OnAnswer(const Answer& answer);
-  // Answers those that have drained this node, or wait for it.
+  // Answers the clients that have drained this node, or wait for it.
   void OnDrained(const std::string& json);
-  // Requests that this server answers by itself have deadlines, too.
+  // Requests that this server answers itself also have deadlines.
   TimeUs NextTimer() const;  // EventLoop::kNever: there are none
   void OnTimer(TimeUs now);
   const std::string& socket_path() const { return config_.socket_path; }
@@ -85,14 +85,14 @@ class LocalServer {
   struct Client {
     std::unique_ptr<LocalSession> session;
     State state = State::kNew;
-    bool opened = false;   // the Engine knows it
-    uint32_t version = 0;  // of the local protocol, as its hello says
+    bool opened = false;   // the Engine has this session
+    uint32_t version = 0;  // of the local protocol, from its hello
     RequestId hello_request = 0;
     uint32_t outstanding = 0;
-    std::map<RequestId, local::Admin> admin;    // reports on their way, and in which shape they are wanted
+    std::map<RequestId, local::Admin> admin;    // pending reports, and their wanted format
     std::map<uint64_t, GpuBuffer> gpu_buffers;  // by the client's names
     uint64_t gpu_buffer_last = 0;               // its newest name
-    bool said_staged = false;                   // logged, once a session
+    bool said_staged = false;                   // logged once per session
     bool said_direct = false;
   };
 
@@ -100,7 +100,7 @@ class LocalServer {
   void OnFrame(SessionId id, const local::FrameHeader& header, std::string_view payload);
   void OnClosed(SessionId id, const std::string& reason);
   void OnHello(SessionId id, Client& client, RequestId request, std::string_view payload);
-  // False when the frame does not match the protocol.
+  // Returns false if the frame does not match the protocol.
   bool OnRequest(SessionId id, Client& client, local::Type type, RequestId request, std::string_view payload);
   bool OnSaveRequest(SessionId id, const Client& client, local::Type type, RequestId request,
                      std::string_view payload);
@@ -126,15 +126,15 @@ class LocalServer {
   const Drive drive_;
   const ObjectLister objects_;
   UniqueFd listener_;
-  // A spare descriptor, closed for a moment when descriptors run out, so that a connection can be accepted and refused: a
-  // waiting connection would wake the loop for ever.
+  // A spare descriptor. When descriptors run out, it is closed for a moment so that a connection can be accepted and
+  // refused: a waiting connection would wake the loop for ever.
   UniqueFd reserve_;
   SessionId last_session_ = 0;
   std::map<SessionId, Client> clients_;
-  // Listings of storage that are awaited, and their deadlines.
+  // Pending listings of storage, and their deadlines.
   std::map<std::pair<SessionId, RequestId>, TimeUs> lists_;
-  std::set<std::pair<SessionId, RequestId>> drains_;  // to be answered when this node leaves
-  // Alive while this server is: what was posted to the loop looks at it first.
+  std::set<std::pair<SessionId, RequestId>> drains_;  // requests that are answered when this node leaves
+  // Alive as long as this server: closures posted to the loop check it first.
   std::shared_ptr<int> alive_ = std::make_shared<int>(0);
 };
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One connection of a rank or the command line. It cuts the byte stream into frames and writes frames back, both
-// bounded; local_server interprets the frames. Garbage, a frame over the limit, a reader that does not
-// read, the end of the stream and the end of the peer's process all end this session, and no other.
+// A connection of a rank or the command line. It cuts the byte stream into frames and writes frames back, both bounded.
+// local_server interprets the frames. Five events end this session, and no other session: invalid bytes, a frame over
+// the limit, a peer that does not read, the end of the stream, and the end of the peer's process.
 //
 // The end of the process is watched in addition to the end of the stream (pidfd), because a forked child may hold the
-// socket open long after the rank is dead. If the kernel has SO_PEERPIDFD (6.5), that is exact. Older kernels: the pid
-// of SO_PEERCRED is opened at accept(). If the rank dies and its pid is reused between its connect() and our accept(),
-// another process is watched, and only the stream's end is seen.
+// socket open long after the rank is dead. With SO_PEERPIDFD (Linux 6.5) this is exact. On older kernels the pid of
+// SO_PEERCRED is opened at accept(). If the rank dies and its pid is reused between its connect() and our accept(),
+// another process is watched, and only the end of the stream is noticed.
 //
 // Loop thread only.
 
@@ -25,9 +25,9 @@
 
 namespace ropeteam {
 
-// Answers that a session has not read yet. Eight of the largest frames: a client asks for one at a time.
+// Answers that the session has not read yet: eight of the largest frames, because a client requests one at a time.
 inline constexpr size_t kSessionOutputBytesMax = 8ull * local::kFrameBytesMax;
-// Bytes read from one session before other sessions are served.
+// Bytes read from one session before other sessions get their turn.
 inline constexpr size_t kSessionReadBytesPerTurn = 256 * 1024;
 
 class LocalSession {
@@ -35,27 +35,27 @@ class LocalSession {
   struct Callbacks {
     // `payload` is valid during the call, which may call Send(), TakeDescriptor() and Close().
     std::function<void(const local::FrameHeader& header, std::string_view payload)> on_frame;
-    // Once, with the reason; the session must be kept alive until the callback has returned to the loop.
+    // Called once with the reason. The session must stay alive until the callback has returned to the loop.
     std::function<void(const std::string& reason)> on_closed;
   };
 
-  // `peer_pid` 0: unknown, its end is not watched.
+  // `peer_pid` 0: unknown, so the end of the process is not watched.
   LocalSession(EventLoop* loop, UniqueFd socket, pid_t peer_pid, Callbacks callbacks);
   ~LocalSession();  // closes without a callback
 
   Status Start();
 
-  // Queues a frame. `fd`, if not negative, is sent with it and must stay open until the session has closed.
-  // Ignored after Close(). A frame over the limit is a bug of the daemon: kInternal is sent in its place.
+  // Queues a frame. `fd`, if not negative, is sent with it and must stay open until the session has closed. Ignored
+  // after Close(). A frame over the limit is a bug of the daemon: kInternal is sent instead.
   void Send(local::Type type, uint64_t request, std::string_view payload, int fd = -1);
-  // Ends the session once what is queued has been written, or at once when that cannot be.
+  // Ends the session after the queue has been written, or at once if that is not possible.
   void CloseAfterSend(std::string reason);
   void Close(const std::string& reason);
 
-  // The descriptor that came with the frame being handled; invalid when none did. One that no frame takes
-  // ends the session.
+  // The descriptor that came with the current frame; invalid if there was none. If no frame takes a descriptor, the
+  // session ends.
   UniqueFd TakeDescriptor();
-  // Descriptors were lost on their way: this process may have no more, or they were sent by the dozen.
+  // Descriptors were lost on the way: this process has reached its limit, or too many were sent at once.
   bool descriptors_lost() const { return descriptors_lost_; }
 
   bool closed() const { return !socket_.valid(); }

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The unix socket that ranks connect to: its path and its access control. Its mode is 0600, in a directory of mode
-// 0700 if Ropeteam makes that. Every connection's user must be the daemon's own; all others, root included, are
-// refused.
+// The unix socket for ranks: its path and its access control. Its mode is 0600. Ropeteam creates its directory with mode
+// 0700. Only connections of the daemon's own user are accepted; all other users are refused, root included.
 
 #ifndef ROPETEAM_NODE_LOCAL_SOCKET_H_
 #define ROPETEAM_NODE_LOCAL_SOCKET_H_
@@ -16,21 +15,21 @@
 
 namespace ropeteam {
 
-// $XDG_RUNTIME_DIR/ropeteam/JOB-NODE.sock, or /tmp/ropeteam-UID/… without that variable. Names that would
-// make the path too long are cut and end in a checksum.
+// $XDG_RUNTIME_DIR/ropeteam/JOB-NODE.sock, or /tmp/ropeteam-UID/… if that variable is not set. Names that would make
+// the path too long are cut and end with a checksum.
 std::string DefaultSocketPath(const std::string& job, const std::string& node);
 
-// The directory of the default sockets, made (0700) where there is none; this user's alone. kInvalidArgument: it is another
-// user's, or others may look into it. kIo.
+// The directory of the default sockets; created (0700) if it is missing. kInvalidArgument: it belongs to another user,
+// or others have access to it. kIo.
 Result<std::string> MakeDefaultDirectory();
 
-// Listens at `path`, making its directory (0700) when there is none. A stale socket there is replaced. kAlreadyExists:
-// another process listens there. kInvalidArgument: a file that is not a socket is there, or the default
-// directory is not this user's alone. kIo.
+// Listens at `path`, and creates its directory (0700) if it is missing. A stale socket is replaced. kAlreadyExists:
+// another process listens there. kInvalidArgument: the path is a file that is not a socket, or others have access to
+// the default directory. kIo.
 Result<UniqueFd> ListenLocal(const std::string& path);
 
-// The next connection, non-blocking; an invalid descriptor when there is none waiting. `pid` is 0 when it is
-// of another pid namespace. Connections of other users are refused here, logged, and skipped.
+// The next connection, non-blocking; an invalid descriptor if none is waiting. `pid` is 0 if it is in another pid
+// namespace. Connections of other users are refused here, logged, and skipped.
 Result<UniqueFd> AcceptLocal(int listener, pid_t* pid);
 
 }  // namespace ropeteam

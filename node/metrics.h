@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// `--metrics`: what this daemon counts, in Prometheus' text format over HTTP. docs/metrics.md lists the names.
+// `--metrics`: the daemon's counters in Prometheus' text format over HTTP. docs/metrics.md lists the names.
 //
-// prometheus-cpp's threads serve it. For each scrape the event loop is asked for a snapshot of some hundred numbers, which
-// takes it microseconds, however many steps the arena holds; the text is made on the scrape's thread. At most two scrapes
-// are served at once; others wait in the listener's queue. So a slow reader holds one text and nothing more.
+// prometheus-cpp's threads serve it. For each scrape, the event loop makes a snapshot of some hundred numbers. That
+// takes microseconds, however many steps the arena holds. The scrape's thread makes the text. At most two scrapes are
+// served at once; others wait in the listener's queue. So a slow reader occupies only one text.
 
 #ifndef ROPETEAM_NODE_METRICS_H_
 #define ROPETEAM_NODE_METRICS_H_
@@ -24,7 +24,7 @@ namespace ropeteam {
 
 // All of a node's metrics at one moment, as values.
 struct MetricsSnapshot {
-  std::string version;  // empty: there is no node yet, and nothing below means anything
+  std::string version;  // empty: there is no node yet, and the fields below are meaningless
   std::string job;
   std::string node;
   std::string fabric;  // DataPlane::transport_name()
@@ -47,7 +47,7 @@ class MetricsServer {
   // kUnsupported: the build is without prometheus-cpp. `loop` must outlive the server.
   static Result<std::unique_ptr<MetricsServer>> Start(const std::string& address, EventLoop* loop,
                                                       Collect collect);
-  // Ends the scrapes under way, which may take a moment; `collect` is not called after it by a later Run() of the loop.
+  // Ends the running scrapes, which may take a moment. A later Run() of the loop does not call `collect`.
   ~MetricsServer();
 
   MetricsServer(const MetricsServer&) = delete;

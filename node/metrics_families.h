@@ -18,7 +18,7 @@ namespace ropeteam {
 
 // `waited`: how long the loop took to give the snapshot.
 std::vector<prometheus::MetricFamily> FamiliesOf(const MetricsSnapshot& snapshot, TimeUs waited);
-// When the loop gives none.
+// The families if the loop gives no snapshot.
 std::vector<prometheus::MetricFamily> SilentFamilies();
 
 }  // namespace ropeteam

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A Node is one instance of this node among its peers: the Engine, and everything that feeds it and carries out its
-// outputs. If it is declared dead while alive, it ends, and another Node with another NodeId begins over the same arena.
+// A Node is one instance of this node among its peers: the Engine, and the parts that feed it and carry out its
+// outputs. If the others declare it dead while it is alive, it ends, and a new Node with another NodeId begins over the
+// same arena.
 //
 // Loop thread only.
 
@@ -35,13 +36,13 @@ namespace ropeteam {
 
 class Node {
  public:
-  // The data path saw this member fail: for Membership::ReportSuspect().
+  // The data path reports a failure of this member: for Membership::ReportSuspect().
   using OnSuspect = std::function<void(NodeId member, const std::string& reason)>;
 
   // Membership::Relocate().
   using Relocate = std::function<void(const std::string& coordinator, bool now)>;
 
-  // `ropeteam drain` asks for a drain within that time, 0: the daemon's own.
+  // `ropeteam drain` requests a drain within that time; 0: the daemon's own limit.
   using DrainAsked = std::function<void(TimeUs within_us)>;
   // This node must leave now. Called once.
   using OnDrained = std::function<void(const DrainReport& report)>;
@@ -49,39 +50,40 @@ class Node {
   // Opens the data path: CreateFabric(), or a test's substitute.
   using OpenFabric = std::function<Result<FabricChoice>(const FabricConfig& config)>;
 
-  // Takes the arena over, listens for control and data, not yet for ranks. `loop` and `arena` must outlive
-  // the Node, and `arena` must serve no other Node meanwhile. `credentials` may be null: control connections in clear.
+  // Takes over the arena and listens for control and data, but not yet for ranks. `loop` and `arena` must outlive the
+  // Node, and no other Node may use `arena` meanwhile. `credentials` may be null: unencrypted control connections.
   static Result<std::unique_ptr<Node>> Create(const Options& options,
                                               std::shared_ptr<const Credentials> credentials, EventLoop* loop,
                                               ArenaFile* arena, OnSuspect on_suspect,
                                               OpenFabric open_fabric = CreateFabric);
-  ~Node();  // as Stop(), then waits for storage for as long as it hangs; the arena keeps all sealed shards
+  ~Node();  // as Stop(), then waits for hanging storage; the arena keeps all sealed shards
 
-  // Closes every session and stops the threads, once; nothing may be called after it. False: a thread hangs in storage and
-  // uses this Node and the arena. They must not be destroyed then: the process must end by _exit().
+  // Closes every session and stops the threads. Call it once, and nothing after it. False: a thread hangs in storage
+  // and uses this Node and the arena. Then they must not be destroyed: end the process with _exit().
   bool Stop();
 
-  // Before Listen(): the knowledge about the coordinator, which several Nodes share in turn. Both must outlive the Node.
+  // Call it before Listen(): sets the coordinator watch, which successive Nodes share. Both arguments must outlive the
+  // Node.
   void UseWatch(CoordinatorWatch* watch, Relocate relocate);
   // Before Listen(). The callbacks must not destroy the Node.
   void UseDrain(DrainAsked asked, OnDrained drained);
   // Drains: copies this node's shards to other nodes. OnDrained is called when that is done, or at the given time
-  // (EventLoop::Now()); a later call may make the time earlier.
+  // (EventLoop::Now()). A later call may only shorten the time.
   void Drain(TimeUs until);
   // Answers the clients that wait for the end of a drain, and returns its outcome.
   DrainReport EndDrain();
   // Listens for ranks.
   Status Listen();
   const Member& self() const { return self_; }
-  // The highest epoch that the arena knows of; MembershipConfig's.
+  // The highest epoch known from the arena; for MembershipConfig.
   Epoch epoch_known() const;
   std::string transport_name() const { return data_->transport_name(); }
   std::string Describe() const;  // "socket PATH control HOST:PORT data DESCRIPTION"
 
   void OnView(const View& view);
-  // The watch has been told of a contact.
+  // The watch has recorded a contact.
   void OnContact();
-  // Membership's lease lasts until then (EventLoop::Now()); 0: no lease.
+  // Membership's lease is valid until `valid_until` (EventLoop::Now()); 0: no lease.
   void OnLease(TimeUs valid_until);
   MetricsSnapshot Metrics() const;
 
@@ -102,7 +104,7 @@ class Node {
   void OpenStorage(const JobSettings& settings);
   void ListStorage(uint32_t steps_max, TimeUs timeout_us, LocalServer::StorageListDone done);
   void OnStorageDone(uint64_t tag, Status status, StorageDone done);
-  // Wraps a callback for another thread: posts it to the loop, where it is dropped if this Node is gone.
+  // Wraps a callback for another thread: posts it to the loop, which drops it if this Node is gone.
   void PostToSelf(std::function<void()> closure);
   void Drive(const std::function<void(Engine&, TimeUs)>& input);
   void CarryOut(Outbox& outbox);
@@ -129,29 +131,29 @@ class Node {
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<CheckWorkers> checks_;
   std::unique_ptr<StorageWorkers> storage_;
-  TimeUs storage_look_at_ = 0;  // next, for work that stalls
+  TimeUs storage_look_at_ = 0;  // time of the next check for stalled work
   CoordinatorWatch* watch_ = nullptr;
   Relocate relocate_;
-  TimeUs ask_at_ = EventLoop::kNever;  // where the coordinator is
-  std::string told_;                   // by a member, last; for the log
-  uint64_t transfers_ = 0;             // under way
+  TimeUs ask_at_ = EventLoop::kNever;  // time of the next question to members
+  std::string told_;                   // a member's last answer; for the log
+  uint64_t transfers_ = 0;             // running transfers
   DrainAsked drain_asked_;
   OnDrained on_drained_;
   TimeUs drain_until_ = EventLoop::kNever;
-  Status storage_trouble_;  // why there is none though the job has storage
+  Status storage_trouble_;  // why it is unavailable although the job has it
   std::unique_ptr<DataPlane> data_;
-  std::string fallback_;  // why RDMA was passed over; empty when it was not
+  std::string fallback_;  // why RDMA is not used; else empty
   std::unique_ptr<ControlPlane> control_;
   std::unique_ptr<LocalServer> local_;
-  // Messages from instances that the next view may bring: it reaches nodes at different times.
+  // Messages from instances that the next view may contain: a view reaches nodes at different times.
   std::deque<Early> early_;
   size_t early_bytes_ = 0;
   bool carrying_ = false;
   NodeStats stats_;
-  // When this node's first save of a step began, for the log's `after_ms`; the newest steps only.
+  // When this node's first save of a step began, for `after_ms` in the log. Only the newest steps.
   std::map<StepId, TimeUs> begun_;
-  // A closure that was posted to the loop first checks whether this Node still exists. Other threads copy the constant
-  // weak pointer, so that the destructor may reset the other one while they run.
+  // A posted closure first checks whether this Node still exists. Other threads copy the constant weak pointer, so the
+  // destructor may reset the other one meanwhile.
   std::shared_ptr<int> alive_ = std::make_shared<int>(0);
   const std::weak_ptr<int> alive_for_others_ = alive_;
 };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The times that a Node measures for `--metrics`, in addition to its Engine's counters: from a save to each level, and from
-// the loss of a node to its detection and to full redundancy.
+// The times that a Node measures for `--metrics`, in addition to its Engine's counters: from a save to each level, and
+// from the loss of a node to its detection and to full redundancy.
 //
 // Loop thread only.
 
@@ -25,25 +25,25 @@ class NodeStats {
   void OnSign(TimeUs now, NodeId peer) { signs_.try_emplace(peer, now); }
   // It was a false alarm.
   void OnLinkUp(NodeId peer) { signs_.erase(peer); }
-  // `members`: of the view that comes after `before`.
+  // `members`: of the view after `before`.
   void OnView(TimeUs now, const View& before, const std::unordered_set<NodeId>& members);
   void OnLease(TimeUs now, TimeUs valid_until);
   void AfterInput(TimeUs now, const Engine& engine);
 
-  // From save_begin here to a level, of this node's own shards; by Level, [kNone] stays empty.
+  // From save_begin on this node to a level, for its own shards. Indexed by Level; [kNone] stays empty.
   const std::array<Histogram, 5>& levels() const { return levels_; }
-  // Steps that this node was told of as COMMITTED and PERSISTED.
+  // Steps that this node has heard of as COMMITTED and PERSISTED.
   uint64_t steps_committed() const { return steps_committed_; }
   uint64_t steps_persisted() const { return steps_persisted_; }
-  // From the first sign here to the view without the node. A loss without a sign here is not measured: nothing was under
-  // way to that node.
+  // From the first sign on this node to the view without the lost node. A loss without a sign here is not measured:
+  // this node had no transfer with it.
   const Histogram& detection() const { return detection_; }
   // From the view without the node to every kept step having all its copies again. Measured by the leader.
   const Histogram& recovery() const { return recovery_; }
   bool recovering() const { return lost_at_ != 0; }
   uint64_t views() const { return views_; }
   uint64_t members_lost() const { return members_lost_; }
-  TimeUs lease_renewed_at() const { return lease_renewed_at_; }  // 0: it has none
+  TimeUs lease_renewed_at() const { return lease_renewed_at_; }  // 0: it has no lease
   TimeUs lease_until() const { return lease_until_; }
 
  private:
@@ -54,7 +54,7 @@ class NodeStats {
   Histogram detection_;
   Histogram recovery_;
   TimeUs lost_at_ =
-      0;  // the first loss after which redundancy is not restored yet; 0: there is none, or another node leads
+      0;  // the first loss after which redundancy is not restored yet; 0: none, or another node leads
   uint64_t views_ = 0;
   uint64_t members_lost_ = 0;
   TimeUs lease_renewed_at_ = 0;

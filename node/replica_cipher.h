@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// AES-256-GCM (NIST SP 800-38D) of the chunks that leave a node, under keys that follow from the job's (docs/security.md):
+// AES-256-GCM (NIST SP 800-38D) of the chunks that leave a node, with keys derived from the job's (docs/security.md):
 //
 //   PRK    = derive("replicas")                                       membership/credentials/job_key.h
 //   key    = HKDF-Expand-SHA256(PRK, "ropeteam shard" || salt)        RFC 5869; one a shard
 //   nonce  = the chunk's number, 96 bits little-endian
 //   AAD    = "ropeteam chunk 1" || incarnation || step || rank || chunk, little-endian
 //
-// A salt is never drawn twice, and the plaintext under it never changes, so no key and nonce encrypt two plaintexts.
+// A salt is drawn only once, and the plaintext under it never changes. So no key and nonce encrypt two plaintexts.
 //
 // Thread-safe.
 
@@ -31,9 +31,9 @@ class ReplicaCipher {
   ReplicaCipher(const std::vector<JobKey>& keys, const std::string& job);
   ~ReplicaCipher();  // wipes the keys
 
-  // Encrypts or decrypts the range, in `memory`. False: the checksum or tag does not match. Both ends must be in the memory.
-  // The bytes are read once, a little at a time, into memory of this thread: the bytes that are encrypted are those that
-  // were checked.
+  // Encrypts or decrypts the range, in `memory`. Returns false if the checksum or tag does not match. Both ends must be
+  // in the memory. The bytes are read once, in small pieces, into memory of this thread. So the encrypted bytes are the
+  // checked ones.
   bool CarryOut(std::byte* memory, const StartCheck::Range& range, EncryptedChunk* encrypted) const;
 
   ReplicaCipher(const ReplicaCipher&) = delete;

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Reports as JSON, for `ropeteam status --json`, `ls` and `verify` and for scripts. Keys are the
-// structs' field names (core/engine/report.h); node ids and tokens are strings of 16 hexadecimal digits,
-// because 64 random bits do not fit a JSON number everywhere. Keys are only ever added. docs/operations.md
-// shows the documents.
+// Reports as JSON, for `ropeteam status --json`, `ls` and `verify` and for scripts. Keys are the structs' field names
+// (core/engine/report.h). Node ids and tokens are strings of 16 hexadecimal digits, because not every JSON reader has
+// 64-bit numbers. Keys are only ever added. docs/operations.md shows the documents.
 //
-// An answer may not be larger than a frame. A larger document is cut, details first, and then has "truncated": true.
-// Pure functions.
+// An answer must fit into a frame. A larger document is cut, details first, and then has "truncated": true. Pure
+// functions.
 
 #ifndef ROPETEAM_NODE_STATUS_JSON_H_
 #define ROPETEAM_NODE_STATUS_JSON_H_
@@ -32,12 +31,12 @@ struct DaemonFacts {
   pid_t pid = 0;
   std::string socket;
   std::string control;  // host:port
-  // Of the control connections, as it is when it is asked: "mutual TLS, job key …". May be empty.
+  // Of the control connections now: "mutual TLS, job key …". May be empty.
   std::function<std::string()> security;
   std::string data_security;  // of the data ports: "members only"
   std::string data;           // Transport::Describe()
   std::string transport;      // DataPlane::transport_name()
-  std::string fallback;       // why RDMA was passed over; empty when it was not
+  std::string fallback;       // why RDMA is not used; else empty
   TransportCapabilities capabilities;
   std::string arena;  // path
   uint64_t arena_bytes = 0;
@@ -47,7 +46,7 @@ struct DaemonFacts {
   DrainReport drain;
 };
 
-// The objects of a shard whose manifest lies on this node.
+// The objects of a shard whose manifest is on this node.
 struct ShardObjects {
   ShardId id;
   std::vector<Object> objects;
@@ -56,7 +55,7 @@ struct ShardObjects {
 std::string StatusJson(const ClusterReport& report, const DaemonFacts& facts);
 std::string NodeJson(const NodeReport& report, const DaemonFacts& facts,
                      const Transport::Counters& transport);
-// `ls`: the steps; with `step`, that step's copies, and the objects that are at hand.
+// `ls`: the steps. With `step`: that step's copies, and the objects that this node has.
 std::string ListJson(const ClusterReport& report, const Step* step, const std::vector<ShardObjects>& objects);
 std::string VerifyJson(const VerifyReport& report);
 

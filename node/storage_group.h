@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Tasks of one work on storage that are waited for together. The first failure is the work's; tasks that have not begun
-// by then do nothing.
+// Tasks of one work on storage with a common end. The first failure is the work's result. Tasks that have not begun by
+// then do nothing.
 
 #ifndef ROPETEAM_NODE_STORAGE_GROUP_H_
 #define ROPETEAM_NODE_STORAGE_GROUP_H_

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Carries out the Engine's work on storage, off its thread: lays shards out as files, writes and reads them through a Sink,
-// in parallel parts straight from and into the arena. There are three pools: a few threads handle one work each, others
-// write parts, others read them. So a store that hangs delays only other work on storage, and a restore does not
-// wait behind a step that is being written.
+// Carries out the Engine's work on storage, off its thread. It lays out shards as files, and writes and reads them
+// through a Sink, in parallel parts straight from and into the arena. There are three pools: a few threads handle one
+// work each, others write parts, others read them. So a hanging store delays only other storage work, and a restore
+// does not wait behind a step that is being written.
 //
 // docs/format-on-storage.md describes the files.
 
