@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// AdminClient is the command line's way to ask a daemon about itself, its cluster and its data. It is no
+// AdminClient connects the command line to a daemon, for reports on the daemon, its cluster and its data. It is not a
 // rank: it joins no incarnation, maps no memory and saves nothing.
 //
 // Safe from any thread.
@@ -21,29 +21,31 @@ namespace ropeteam::client {
 
 class AdminClient {
  public:
-  // kInvalidArgument: the path is empty, too long or no socket. kUnavailable: no daemon there. kUnsupported:
-  // another protocol version, or no ropeteamd. kDeadlineExceeded: no answer within `timeout_ms` and a second.
+  // kInvalidArgument: the path is empty, too long or not a socket. kUnavailable: there is no daemon. kUnsupported: it
+  // speaks another protocol version, or is not ropeteamd. kDeadlineExceeded: no answer within `timeout_ms` plus a
+  // second.
   static Result<std::unique_ptr<AdminClient>> Connect(const std::string& socket, int64_t timeout_ms);
 
-  // The answer's JSON text. Waits at most request.timeout_ms and a second. After kUnavailable: connect again.
+  // Returns the answer's JSON text. Waits at most request.timeout_ms plus a second. After kUnavailable: connect again.
   Result<std::string> Request(const local::Admin& request);
 
   // The events that one node has recorded. kNotFound: it is not in the view. kDeadlineExceeded: it did not answer.
   Result<local::TraceReply> Trace(const local::Trace& request);
 
-  // The daemon looks for its coordinator there. kAlreadyExists: its present one answers, and `force` is not set.
+  // Sends the daemon to the coordinator at that address. kAlreadyExists: its present coordinator answers, and `force`
+  // is not set.
   Status Rejoin(const local::Rejoin& request, int64_t timeout_ms);
 
-  // The step is not offered by latest any more, or, if `undo`, is again. kNotFound: there is no such step.
+  // latest no longer offers the step or, with `undo`, offers it again. kNotFound: there is no such step.
   Status Quarantine(const local::Quarantine& request);
 
   // As ropeteam_drop().
   Status Drop(const local::Drop& request);
 
-  // Drains the node, and waits until it leaves: the answer's JSON text says what was saved. Waits at most `timeout_ms`.
+  // Drains the node and waits until it leaves. Returns JSON text that says what was saved. Waits at most `timeout_ms`.
   Result<std::string> Drain(const local::Drain& request, int64_t timeout_ms);
 
-  // What the daemon said of itself; `incarnation` is 0.
+  // The daemon's hello; `incarnation` is 0.
   const local::HelloReply& hello() const { return link_->hello; }
 
  private:

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The node's arena as a rank sees it: the chunks of the file that the daemon handed over, mapped once,
-// shared. The tables before them are not mapped, so a stray pointer of this process cannot damage them
-// (docs/arena.md has the exception and what else a rank can reach). The daemon has faulted its memory in;
-// what a rank still has to pay are its own page-table entries. They are made ahead: for granted chunks before
-// the grant is used, for the rest in the background, so that a save takes no page fault.
+// A rank's view of the node's arena: the chunks of the file received from the daemon, mapped once, shared. The tables
+// before them are not mapped, so a stray pointer of this process cannot damage them (docs/arena.md has the exception,
+// and what else a rank can reach). The daemon has faulted the memory in; a rank only needs its own page-table entries.
+// These are made ahead: for granted chunks before the grant is used, for the others in the background. So a save causes
+// no page fault.
 //
-// Safe from any thread. The bytes themselves are whoever's the daemon granted them to.
+// Safe from any thread. The bytes belong to the holder of the daemon's grant.
 
 #ifndef ROPETEAM_API_CLIENT_ARENA_H_
 #define ROPETEAM_API_CLIENT_ARENA_H_
@@ -28,7 +28,7 @@
 
 namespace ropeteam::client {
 
-// A contiguous range of addresses over chunks that are not contiguous in the arena. Unmaps itself.
+// A contiguous address range over chunks that are not contiguous in the arena. Its destructor unmaps it.
 class Window {
  public:
   Window() = default;
@@ -43,8 +43,7 @@ class Window {
   uint64_t bytes_ = 0;
 };
 
-// Whether each chunk follows the one before it, so that they can be used without a window. `chunks` is not
-// empty.
+// Whether each chunk directly follows the previous one, so that no window is needed. `chunks` is not empty.
 inline bool IsContiguous(std::span<const uint32_t> chunks) {
   for (size_t i = 1; i < chunks.size(); ++i) {
     if (chunks[i] != chunks[i - 1] + 1) return false;
@@ -54,15 +53,14 @@ inline bool IsContiguous(std::span<const uint32_t> chunks) {
 
 class Arena {
  public:
-  // Takes the descriptor. kInvalidArgument: the file or the geometry in `hello` is not one that can be
-  // mapped, both named.
+  // Takes the descriptor. kInvalidArgument: the file, or the geometry in `hello`, cannot be mapped; the message has
+  // both.
   static Result<std::shared_ptr<Arena>> Map(UniqueFd fd, const local::HelloReply& hello);
   ~Arena();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  // True when `fd` is this very file and `hello` describes it the same: a daemon that came back with the same
-  // arena.
+  // Whether `fd` is this same file and `hello` has the same geometry: a restarted daemon has the same arena.
   bool IsOf(const UniqueFd& fd, const local::HelloReply& hello) const;
 
   uint64_t bytes() const { return bytes_; }
@@ -70,20 +68,20 @@ class Arena {
   uint64_t chunks_total() const { return chunks_total_; }
   std::byte* chunk(uint32_t chunk) const { return chunks_ + chunk * chunk_bytes_; }
 
-  // kInternal: an extent is empty or outside the arena; the message has both.
+  // kInternal: an extent is empty or outside the arena; the message has the extent and the arena.
   Status CheckExtents(const std::vector<Extent>& extents) const;
-  // Makes the page-table entries of the extents' chunks, those that are not there yet. kNoSpace: the file has
-  // no memory behind them and cannot get any.
+  // Makes the missing page-table entries of the extents' chunks. kNoSpace: the file has no memory behind them and
+  // cannot get any.
   Status Populate(const std::vector<Extent>& extents);
 
-  // Begins to page-lock the arena for CUDA, in the background, unless that was done; and ends it, for the
-  // context that it was done in (nothing for any other).
+  // The first call begins to page-lock the arena for CUDA in the background. The other call ends it for the context
+  // that it was begun with; it does nothing for any other context.
   void Pin(const CudaDriver& driver, CuContext context);
   void Unpin(CuContext context);
-  // This chunk's part of the arena first.
+  // Page-locks this chunk's part of the arena first.
   void PreferPinned(uint32_t chunk);
 
-  // Maps `chunks`, in this order, one behind the other. Writable windows are populated.
+  // Maps `chunks` in this order, one after the other. Writable windows are populated.
   Result<Window> MapWindow(std::span<const uint32_t> chunks, bool writable) const;
 
  private:

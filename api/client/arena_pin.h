@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// An ArenaPin page-locks the arena for CUDA, once, slab by slab, in a thread of its own: copies between a
-// device and page-locked memory run at the link's speed and without a CPU. A slab that is not locked yet (or
-// cannot be) is copied as ordinary memory, which the driver does by itself, so nothing ever waits for this.
+// An ArenaPin page-locks the arena for CUDA, once, slab by slab, in its own thread. Copies between a device and
+// page-locked memory run at the link's speed and need no CPU. The driver copies a slab that is not locked yet (or
+// cannot be) as ordinary memory, so nothing ever waits for this.
 //
-// A slab is a whole number of chunks: the driver refuses a copy that is half in a locked range, and no copy
-// of ours leaves its chunk.
+// A slab is a whole number of chunks. The driver refuses a copy that is partly in a locked range, and our copies never
+// cross a chunk.
 //
-// Safe from any thread. Unlocks all at its end; the arena must still be mapped then.
+// Safe from any thread. The destructor unlocks everything; the arena must still be mapped then.
 
 #ifndef ROPETEAM_API_CLIENT_ARENA_PIN_H_
 #define ROPETEAM_API_CLIENT_ARENA_PIN_H_
@@ -22,14 +22,14 @@
 
 namespace ropeteam::client {
 
-// Registering costs some 10 ms for so much, during which the driver may hold back other calls of the process:
-// the longest hitch that training can feel, and the longest that closing a handle waits.
+// Registering this much takes some 10 ms, during which the driver may delay other calls of the process. It is the
+// longest delay for training, and the longest that closing a handle waits.
 inline constexpr uint64_t kPinSlabBytes = 64ull << 20;
 
 class ArenaPin {
  public:
-  // `begin` is chunk 0's address. The context needs to live no longer than anybody copies: page-locked for
-  // one, the memory is for all.
+  // `begin` is chunk 0's address. The context may be destroyed when no copies are made any more: memory that is
+  // page-locked for one context is page-locked for all.
   ArenaPin(const CudaDriver& driver, CuContext context, std::byte* begin, uint64_t chunk_bytes,
            uint64_t chunks_total);
   ~ArenaPin();
@@ -37,7 +37,7 @@ class ArenaPin {
   ArenaPin& operator=(const ArenaPin&) = delete;
 
   CuContext context() const { return context_; }
-  // The slab of this chunk of the arena next, and from there on: that is where this rank's saves lie.
+  // Locks the slab of this chunk next, and continues from there: this rank's saves are there.
   void Prefer(uint32_t chunk) { prefer_.store(chunk / slab_chunks_, std::memory_order_relaxed); }
   // Slabs that are locked, of how many.
   uint64_t slabs_pinned() const { return slabs_pinned_; }
@@ -58,7 +58,7 @@ class ArenaPin {
   std::atomic<uint64_t> prefer_ = 0;
   std::atomic<uint64_t> slabs_pinned_ = 0;
   std::atomic<bool> stop_ = false;
-  std::vector<uint8_t> pinned_;  // by slab; the thread's own until it has been joined
+  std::vector<uint8_t> pinned_;  // by slab; only the thread uses it until it was joined
   std::thread thread_;
 };
 

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A Channel is one connection to the daemon: it sends requests and hands each answer to the call that asked.
-// It has no thread of its own: of the calls that wait, one reads the socket for all, and passes the task on
-// when it leaves. So an idle channel costs nothing, and while anybody waits the daemon's death is seen at
-// once.
+// A Channel is one connection to the daemon: it sends requests and returns each answer to its call. It has no thread of
+// its own. Of the waiting calls, one reads the socket for all, and passes the task on when it leaves. So an idle
+// channel costs nothing, and any waiting call notices the daemon's death at once.
 //
-// Safe from any thread. Every call returns by its deadline, also when the daemon is stopped. Once a channel
-// is broken (the daemon ended it, or broke the protocol) every call, also those that wait, returns why; a
-// channel is not repaired.
+// Safe from any thread. Every call returns by its deadline, even if the daemon is stopped. A channel breaks if the
+// daemon ends it or violates the protocol. Then every call, waiting ones included, returns the reason. A broken channel
+// is not repaired.
 
 #ifndef ROPETEAM_API_CLIENT_CHANNEL_H_
 #define ROPETEAM_API_CLIENT_CHANNEL_H_
@@ -27,8 +26,7 @@
 
 namespace ropeteam::client {
 
-// The bytes of a request and of its answer. Kept by callers that call often, so that nothing is allocated
-// again.
+// The bytes of a request and of its answer. Frequent callers keep them, so that nothing is allocated again.
 struct FrameBuffers {
   std::string out;
   std::string in;
@@ -43,9 +41,8 @@ class Channel {
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
 
-  // Sends `request` and waits for its answer, of type `type` or a failed Reply. `answer` is unspecified on an
-  // error. kDeadlineExceeded: not answered, and a later answer is dropped (a view granted too late is
-  // closed).
+  // Sends `request` and waits for its answer, of type `type` or a failed Reply. `answer` is unspecified after an error.
+  // kDeadlineExceeded: not answered; a later answer is dropped (a view that is granted too late is closed).
   template <HasFields Request, HasFields Answer>
   Status Call(local::Type request_type, const Request& request, local::Type type, Answer* answer,
               Deadline deadline, FrameBuffers* buffers) {
@@ -54,23 +51,23 @@ class Channel {
     if (!Decode(buffers->in, *answer)) return BreakFor("sent an answer that cannot be decoded");
     return OkStatus();
   }
-  // The same, for requests that are answered by a bare Reply. A descriptor that is not negative goes along.
+  // The same for requests that are answered by a bare Reply. A non-negative descriptor is sent with it.
   template <HasFields Request>
   Status Call(local::Type request_type, const Request& request, Deadline deadline, FrameBuffers* buffers,
               int descriptor = -1) {
     EncodeFrame(request, &buffers->out);
     return Exchange(request_type, local::Type::kReply, deadline, buffers, descriptor);
   }
-  // Sends and does not wait; an answer, if the request has one, is dropped.
+  // Sends and does not wait. If the request has an answer, it is dropped.
   template <HasFields Request>
   Status Post(local::Type request_type, const Request& request, Deadline deadline, FrameBuffers* buffers) {
     EncodeFrame(request, &buffers->out);
     return Send(request_type, NextId(), deadline, &buffers->out);
   }
 
-  // kOk while the daemon holds its end; asks the kernel, so it is true now and not as of the last call.
+  // kOk while the daemon's end is open. It asks the kernel, so it is current and not as of the last call.
   Status Check();
-  // Ends the connection; all calls return `reason`, which is not kOk. The first reason stays.
+  // Ends the connection: all calls return `reason`, which is not kOk. The first reason stays.
   void Break(Status reason);
   Status BreakFor(const char* what);
 
@@ -122,7 +119,7 @@ class Channel {
   size_t buffered_ = 0;
 };
 
-// The status that a Reply carries; kInternal for a code that is not in the vocabulary.
+// The status in a Reply; kInternal for an unknown code.
 Status StatusOf(const local::Reply& reply);
 
 }  // namespace ropeteam::client

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The CUDA driver API, as much of it as saves and reads of device memory need, through libcuda.so.1 found at
-// run time. Nothing is linked and no header of CUDA's is included: names, numbers and signatures below are
-// the driver's stable ABI (tests/api/cuda_abi_test.cc holds them against cuda.h where there is one).
+// The part of the CUDA driver API that saves and reads of device memory need, from a libcuda.so.1 found at run time.
+// Nothing is linked, and no CUDA header is included: the names, numbers and signatures below are the driver's stable
+// ABI (tests/api/cuda_abi_test.cc compares them with cuda.h if there is one).
 //
-// A process that has nothing to do with CUDA must not notice this. So an unclaimed pointer is looked at only
-// when libcuda is in the process already: a device pointer cannot come from anywhere else. Whether it is, is
-// asked again only when the dynamic loader has loaded something since. Only a caller who says that a pointer
-// is the device's has the library opened, and gets an error when there is none.
+// A process without CUDA must not notice this. So a pointer without a claim is examined only if libcuda is already
+// loaded: a device pointer cannot come from anywhere else. This is checked again only after the dynamic loader has
+// loaded something. libcuda is opened only for a caller who claims a device pointer; that caller gets an error if there
+// is no libcuda.
 //
-// A build with ROPETEAM_CUDA=OFF finds none, and says so.
+// A build with ROPETEAM_CUDA=OFF finds no driver, and says so.
 //
 // Safe from any thread. A driver, once found, is never unloaded.
 
@@ -58,34 +58,33 @@ inline constexpr unsigned kCuEventBlockingSync = 1;
 inline constexpr unsigned kCuEventDisableTiming = 2;
 inline constexpr unsigned kCuMemHostRegisterPortable = 1;
 inline constexpr int kCuMemRangeHandleTypeDmaBufFd = 1;
-// Streams that are names and not handles: the null stream, the legacy and the per-thread default stream.
+// Streams that are names and not handles: the null stream, and the legacy and per-thread default streams.
 inline constexpr uintptr_t kCuStreamNamesEnd = 3;
 
-// CUDA 11.0. Everything we call is older, except for dmabufs; but nothing below 11 was ever tried, and a
-// clear refusal is better than a copy that is wrong on a driver from before the GPUs this was written for.
+// CUDA 11.0. All functions used here are older, except for dmabufs. But nothing below 11 was ever tested, and a clear
+// refusal is better than a wrong copy on an older driver.
 inline constexpr int kCuDriverVersionMin = 11000;
 
-// What the driver says of a pointer to a device's memory. Values.
+// The driver's information on a pointer to device memory. Values.
 struct DevicePointer {
   CuDevicePtr address = 0;
-  // Null: not of one context's (pools, memory mapped by hand); the device's primary one will do
+  // Null: the memory belongs to no context (pools, memory mapped by hand). The device's primary context serves then.
   CuContext context = nullptr;
   CuDevice device = 0;  // ordinal
 };
 
 class CudaDriver {
  public:
-  // The driver, if this process has loaded it; never loads it. Null: no pointer here can be a device's.
+  // The driver if this process has loaded it; never loads it. Null: no pointer here can be a device's.
   static const CudaDriver* IfLoaded();
-  // For a pointer that is said to be a device's: loads the driver if need be. kUnsupported: libcuda cannot be
-  // loaded, lacks an entry point or is older than kCuDriverVersionMin; the message has its name and what is
-  // wanted.
+  // For a pointer that is claimed to be a device's: loads the driver if necessary. kUnsupported: libcuda cannot be
+  // loaded, lacks a function or is older than kCuDriverVersionMin; the message has its name and what is required.
   static Result<const CudaDriver*> Load();
-  // "libcuda.so.1 of CUDA 13.0", loading it; the errors of Load().
+  // "libcuda.so.1 of CUDA 13.0". Loads it; errors as of Load().
   static Result<std::string> Describe();
 
-  // What `pointer` is: nothing for host memory, page-locked or not, and for what the driver does not know.
-  // kInvalidArgument: the driver says that its context is gone, or fails to say what it is.
+  // Classifies `pointer`: empty for host memory, page-locked or not, and for memory unknown to the driver.
+  // kInvalidArgument: its context is gone, or the driver cannot classify it.
   Result<std::optional<DevicePointer>> Classify(const void* pointer) const;
   // kUnsupported below kCuDriverVersionMin.
   Status CheckVersion() const;
@@ -121,7 +120,7 @@ class CudaDriver {
   static Result<const CudaDriver*> Bind(void* library);
 };
 
-// Makes a context current in this thread for as long as it lives; status() is why it could not.
+// Makes a context current in this thread during its lifetime; status() has the reason if it could not.
 class CudaScope {
  public:
   CudaScope(const CudaDriver& driver, CuContext context)

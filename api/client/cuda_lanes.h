@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// CudaLanes are the lanes of one client, one for each CUDA context that its saves and reads have met, made
-// when they first meet it. Destroyed with the client, after its saves and views, before its arena.
+// CudaLanes are the lanes of one client, one per CUDA context that its saves and reads use, created on first use.
+// Destroyed with the client, after its saves and views and before its arena.
 //
 // Safe from any thread.
 
@@ -22,25 +22,24 @@
 
 namespace ropeteam::client {
 
-// The legacy default stream: behind everything that was given to any stream of the context that is not
-// non-blocking.
+// The legacy default stream: ordered after everything given to any blocking stream of the context.
 inline const CuStream kCuStreamLegacy = reinterpret_cast<CuStream>(uintptr_t{1});
 
-// Device memory that a call was given, and the point in the caller's stream from which on it may be used.
+// Device memory passed to a call, and the point in the caller's stream from which it may be used.
 struct CudaTicket {
   DevicePointer pointer;
   std::shared_ptr<CudaLane> lane;        // of the memory's context
-  std::shared_ptr<CudaLane> ready_lane;  // of the stream's context, whose event this is
+  std::shared_ptr<CudaLane> ready_lane;  // of the stream's context, which owns the event
   CuEvent ready = nullptr;
 };
 
 class CudaLanes {
  public:
-  // What `pointer` is, for a caller who has not said: nothing if it is host memory, which costs next to
-  // nothing where there is no CUDA. The stream is the legacy default one. Errors as Claimed().
+  // Classifies `pointer` for a caller who makes no claim: empty for host memory. Without CUDA this costs next to
+  // nothing. The stream is the legacy default one. Errors as Claimed().
   Result<std::optional<CudaTicket>> Unclaimed(const void* pointer, Arena* arena);
-  // For a caller who says that `pointer` is device memory. kInvalidArgument: it is not, its context is gone,
-  // or `stream` is no stream. kUnsupported: no driver, or too old a one.
+  // For a caller who claims that `pointer` is device memory. kInvalidArgument: it is not, its context is gone, or
+  // `stream` is invalid. kUnsupported: there is no driver, or it is too old.
   Result<CudaTicket> Claimed(const void* pointer, CuStream stream, Arena* arena);
 
  private:

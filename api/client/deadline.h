@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A point on the monotonic clock by which a call has to return. Values; safe from any thread.
+// A time on the monotonic clock by which a call must return. A value type; safe from any thread.
 
 #ifndef ROPETEAM_API_CLIENT_DEADLINE_H_
 #define ROPETEAM_API_CLIENT_DEADLINE_H_
@@ -22,7 +22,7 @@ class Deadline {
 
   Clock::time_point at() const { return at_; }
   bool Passed() const { return Clock::now() >= at_; }
-  // Rounded up, so that a poll() of so long does not return just before the deadline; 0 once it has passed.
+  // Rounded up, so that a poll() with this timeout does not return just before the deadline; 0 once it has passed.
   uint64_t RemainingMs() const {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(at_ - Clock::now()).count();
     return left > 0 ? static_cast<uint64_t>(left) : 0;

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A forked child inherits the socket to the daemon. While it lives, the daemon would not see the rank's
-// death: the end of a connection is the fastest signal of it. So every child closes its copies at birth; the
-// parent's stay open. (A child that was made by vfork or posix_spawn loses them at exec: they are
-// close-on-exec.)
+// A forked child inherits the socket to the daemon. As long as the child lives, the daemon would not notice the rank's
+// death, because the end of a connection is its fastest signal. So every child closes its copies after the fork; the
+// parent's stay open. (A child of vfork or posix_spawn loses them at exec, because they are close-on-exec.)
 //
 // Safe from any thread.
 
@@ -12,7 +11,7 @@
 
 namespace ropeteam::client {
 
-// From now on forked children close `fd`. It stays the caller's to close here, after ForgetInChildren().
+// From now on forked children close `fd`. The caller still closes it here, after ForgetInChildren().
 void CloseInChildren(int fd);
 void ForgetInChildren(int fd);
 

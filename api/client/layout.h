@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A Layout is the manifest of a save in the making. A rank saves the same objects step after step, so as long
-// as they come in the order, with the names and lengths of the save before, its manifest is used again as it
-// stands: nothing is allocated, hashed or encoded. At the first difference a manifest of its own is begun
-// with what has matched so far.
+// A Layout is the manifest of a save in progress. A rank saves the same objects step after step. As long as they come
+// in the order, with the names and lengths of the previous save, its manifest is used again: nothing is allocated,
+// hashed or encoded. At the first difference, a new manifest is begun with the objects that have matched so far.
 //
 // Not thread-safe.
 
@@ -22,7 +21,7 @@ namespace ropeteam::client {
 
 class Layout {
  public:
-  // Ends a save: what is added from here on is the next one's. Keeps a manifest of a few MiB at most.
+  // Ends a save: objects added from now on belong to the next one. It keeps a manifest of at most a few MiB.
   void Restart();
 
   // See Manifest::Add().
