@@ -36,7 +36,7 @@ inline constexpr uint32_t kViewsOpenMax = 1024;  // ROPETEAM_VIEWS_OPEN_MAX
 // When a chunk's checksum is computed. A chunk only ever moves down this list.
 enum ChecksumBy : uint8_t {
   kByCopy = 0,    // in the copy, running
-  kByFill = 1,    // holds a device's bytes: once they have arrived
+  kByFill = 1,    // holds a device's bytes: computed when they have arrived
   kByCommit = 2,  // has a reserved object, whose bytes change until the commit
 };
 

@@ -10,10 +10,10 @@
         if found is not None:
             rope.load(found.step, into={"weights": tensor})
 
-The package is a thin layer over libropeteam.so: tensor bytes go from their own memory into the node's arena
-in one pass, and no Python runs while they do. Every call that can wait takes a timeout in seconds, and
-releases the interpreter lock while it waits. Errors are raised as subclasses of :class:`RopeteamError`.
-Catch that class around saves, so that a failure in the store never stops training.
+The package is a thin layer over libropeteam.so. Tensor bytes go from their own memory into the node's arena
+in one pass, without the interpreter. Every call that can wait takes a timeout in seconds, and releases the
+interpreter lock while it waits. Errors are raised as subclasses of :class:`RopeteamError`. Catch that class
+around saves, so that a failure in the store never stops training.
 
 An incarnation is the ranks of the job from one (re)start to the next. ``ropeteam.torch`` has helpers for
 torch.distributed programs.
@@ -59,7 +59,7 @@ from ._values import JsonValue, ObjectInfo, Value
 
 def register_fsspec() -> None:
     """Registers ``ropeteam://`` with fsspec, which must be installed. Only a source tree needs this: an
-    installed package is registered already. See ropeteam._fsspec.RopeteamFileSystem."""
+    installed package is already registered. See ropeteam._fsspec.RopeteamFileSystem."""
     import fsspec
 
     from ._fsspec import RopeteamFileSystem

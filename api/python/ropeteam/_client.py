@@ -35,15 +35,15 @@ from ._values import (
     target_memory,
 )
 
-#: The timeout in seconds of calls that are given none.
+#: The timeout in seconds of calls without one.
 DEFAULT_TIMEOUT = 30.0
 
 
 class Level(enum.IntEnum):
-    """How far a shard has climbed; each level includes those before it."""
+    """The levels of a shard. Each level includes those before it."""
 
     LOCAL = 1  # in this node's arena, checksummed; survives the death of any process
-    REPLICATED = 2  # verified copies on as many other nodes as asked for
+    REPLICATED = 2  # verified copies on as many other nodes as configured
     COMMITTED = 3  # every rank of this incarnation reached REPLICATED at this step
     PERSISTED = 4  # the whole step is on storage
 
@@ -66,8 +66,8 @@ class StepInfo:
     step: int
     incarnation: int  # the one that saved it
     world_size: int  # the number of ranks that saved it: their views can be opened
-    # A newer step that could be produced and is quarantined: the job kept failing after it had restored that
-    # step, or an operator said so. None: there is none. It can be opened by its number.
+    # A newer step that could be produced but is quarantined: the job kept failing after it had restored that
+    # step, or an operator quarantined it. None: there is none. It can be opened by its number.
     passed_over: int | None = None
 
 
@@ -78,16 +78,16 @@ class StoredStep:
     step: int
     incarnation: int  # the one that saved it
     folder: str  # below the job's: "step-0000000100-i…"; `ropeteam export` and `verify` accept it
-    problem: str  # why it cannot be restored; empty: its manifest is good, its files are there
-    metadata: dict[str, Any]  # as given to save(); empty if there is none, or it is not known
-    time: int  # when it was written: seconds since 1970, by the writer's clock; 0 where not known
-    bytes: int  # of its ranks' shards; 0 where not known
-    world_size: int  # the number of ranks that saved it; 0 where not known
+    problem: str  # why it cannot be restored; empty: its manifest is good, and its files exist
+    metadata: dict[str, Any]  # as given to save(); empty if there is none or it is unknown
+    time: int  # when it was written: seconds since 1970, by the writer's clock; 0 if unknown
+    bytes: int  # total of its ranks' shards; 0 if unknown
+    world_size: int  # the number of ranks that saved it; 0 if unknown
 
 
 class Shard(dict[str, Any]):
-    """The objects that one rank saved at one step, by name: tensors as tensors, JSON as values, anything else
-    as bytes."""
+    """The objects that one rank saved at one step, by name: tensors as tensors, JSON as values, all others as
+    bytes."""
 
     def __init__(self, step: int, rank: int) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ _open_clients: weakref.WeakSet[Client] = weakref.WeakSet()
 
 
 def opened_here() -> list[Client]:
-    """This process's open clients; a parent's from before fork() are not among them."""
+    """This process's open clients, without those that a parent opened before fork()."""
     return [client for client in list(_open_clients) if client._handle is not None and client._handle.own]
 
 
@@ -140,18 +140,18 @@ class Client:
     ) -> None:
         """Waits until a leader has admitted this rank.
 
-        socket: the daemon's unix socket; without it ROPETEAM_SOCKET, which ``ropeteam run`` sets.
-        rank, world_size: without them RANK and WORLD_SIZE, which launchers set.
+        socket: the daemon's unix socket; default: ROPETEAM_SOCKET, which ``ropeteam run`` sets.
+        rank, world_size: default: RANK and WORLD_SIZE, which launchers set.
         incarnation_token: a string that all ranks of the incarnation share and no other incarnation has.
             Without it ROPETEAM_INCARNATION_TOKEN, or SLURM's job, step and restart numbers;
             ``ropeteam.torch.open_distributed()`` makes one. Without any token, an incarnation ends when one
             of its ranks dies or opens again.
 
-        Unavailable: no daemon at the socket. Stale: this incarnation has been superseded. InvalidArgument:
-        the rank is not below world_size, or the incarnation of this token has another world size.
-        AlreadyExists: this rank of this incarnation is open already. DeadlineExceeded: not admitted within
-        `timeout` seconds, for example because an incarnation of another world size is still open: close its
-        handles first.
+        Unavailable: there is no daemon at the socket. Stale: this incarnation has been superseded.
+        InvalidArgument: the rank is not below world_size, or the incarnation of this token has another world
+        size. AlreadyExists: this rank of this incarnation is already open. DeadlineExceeded: not admitted
+        within `timeout` seconds, for example because an incarnation of another world size is still open:
+        close its handles first.
         """
         options = _native.OpenOptions(size=ctypes.sizeof(_native.OpenOptions))
         options.socket = None if socket is None else socket.encode("utf-8", "surrogateescape")
@@ -175,7 +175,8 @@ class Client:
         _open_clients.add(self)
         info = self.info()
         self._rank, self._world_size = info.rank, info.world_size
-        #: The global ranks of the process group that this world is, in its order; None: opened without one.
+        #: The global ranks of the process group that forms this world, in its order; None: opened without a
+        #: group.
         self._group_ranks: Sequence[int] | None = None
 
     @property
@@ -207,26 +208,26 @@ class Client:
         """Saves this rank's shard of `step` and returns the number of bytes saved. On return the shard is
         LOCAL, and the caller may reuse the sources.
 
-        Values are tensors (CPU or CUDA, any dtype and shape; of a DTensor, this rank's part), buffers (bytes,
-        bytearray, memoryview, numpy arrays: their bytes alone), or JSON values (dict with str keys, list,
-        str, int, float, bool, None). Tensor bytes are read in place, except that a tensor which is not
-        contiguous is copied into a contiguous one first. Nothing is pickled: any other value is a TypeError
-        before anything is saved. CUDA tensors are copied behind the work that torch's current stream has at
+        Values are tensors (CPU or CUDA, any dtype and shape; for a DTensor, this rank's part), buffers
+        (bytes, bytearray, memoryview, numpy arrays: only their bytes), or JSON values (dict with str keys,
+        list, str, int, float, bool, None). Tensor bytes are read in place; only a tensor that is not
+        contiguous is first copied into a contiguous one. Nothing is pickled: any other value raises TypeError
+        before anything is saved. CUDA tensors are copied after the work that torch's current stream has at
         the time of the call.
 
         metadata: information about the step, for example {"loss": 0.25, "tokens": 3200}: a mapping of names
-        to JSON values, 4096 bytes of JSON at most; NaN and infinities become None. One rank is enough; if
-        several give metadata, the lowest rank's count. They are written to the manifest on storage, where the
-        daemons' --keep-best finds them. View.metadata returns them.
+        to JSON values, at most 4096 bytes of JSON; NaN and infinities become None. One rank is enough; of
+        several, the lowest rank's counts. It is written to the manifest on storage, for the daemons'
+        --keep-best. View.metadata returns it.
 
-        agreement: as begin().
-        persist: write the step to storage once it is committed, also if it is not due; see persist().
-        wait: then wait, up to `timeout` seconds, until the shard has reached this level. After a
+        agreement: see begin().
+        persist: write the step to storage once it is committed, even if it is not due; see persist().
+        wait: afterwards wait, up to `timeout` seconds, until the shard has reached this level. After a
         DeadlineExceeded the shard is saved and still on its way to that level.
 
-        NoSpace: needed, free and limit are in the text; nothing is changed, older committed steps stay.
-        AlreadyExists: this rank has saved this step in this incarnation. Stale: the job has restarted without
-        this process.
+        NoSpace: the text has the bytes needed, free and the limit; nothing has changed, and older committed
+        steps stay. AlreadyExists: this rank has already saved this step in this incarnation. Stale: the job
+        has restarted without this process.
         """
         contents = objects if isinstance(objects, Contents) else self._contents(objects)
         encoded = None if metadata is None else encode_metadata(metadata)
@@ -255,13 +256,14 @@ class Client:
 
     def begin(self, step: int, *, bytes: int = 0, objects: int = 0, agreement: int = 0) -> Save:
         """Begins a save that is filled piece by piece; see Save. `bytes` and `objects`, the sum of the
-        objects' lengths and their number, are reserved at once. Give them as exactly as known: a save that
-        turns out larger may be refused later.
+        objects' lengths and their number, are reserved at once. Give them as exactly as known: a larger save
+        may be refused later.
 
-        agreement: a 64-bit value that all ranks of this step must share, e.g. a digest of what they must have
-        in common; 0: none. The leader compares the values, without a collective. If two ranks gave different
-        values, or one gave a value and another none, the step is never committed: wait() raises Aborted with
-        both values and their ranks, and its memory is released. Unsupported: a node has an older daemon."""
+        agreement: a 64-bit value that all ranks of this step must share, for example a digest of what they
+        must have in common; 0: none. The leader compares the values, without a collective. If two ranks gave
+        different values, or only one of them gave a value, the step is never committed and its memory is
+        released: wait() raises Aborted with both values and their ranks. Unsupported: a node has an older
+        daemon."""
         lib = library()
         handle = self._use()
         options = _native.SaveOptions(
@@ -281,9 +283,9 @@ class Client:
     def wait(self, step: int, level: Level = Level.COMMITTED, timeout: float = DEFAULT_TIMEOUT) -> None:
         """Waits until this rank's shard of `step` has reached `level`. Other threads run meanwhile.
 
-        DeadlineExceeded: it has not within `timeout` seconds; 0 looks once. Aborted: it never will (the
-        job has restarted, or a newer step replaced it). NotFound: this rank did not save it.
-        Unsupported: Level.PERSISTED, while a daemon has no storage.
+        DeadlineExceeded: it has not reached the level within `timeout` seconds; 0: do not wait. Aborted: it
+        never will (the job has restarted, or a newer step has replaced it). NotFound: this rank did not save
+        it. Unsupported: Level.PERSISTED, and a daemon has no storage.
         """
         lib = library()
         handle = self._use()
@@ -292,24 +294,26 @@ class Client:
         )
 
     def drop(self, step: int, timeout: float = DEFAULT_TIMEOUT) -> None:
-        """Releases `step` from the memory of all nodes now, as retention would later. What is on storage
-        stays.
+        """Releases `step` from the memory of all nodes now, earlier than retention would. Storage is not
+        changed.
 
-        When it returns no node of the job has a copy. One rank's call is enough. A step that was not
-        committed never will be: wait() for it raises Aborted. Views that are open stay readable, but partial
-        ones. A step that is being written to storage is released when that has ended; this waits for it.
+        When it returns, no node of the job has a copy. One rank's call is enough. A step that was not
+        committed will never be: wait() for it raises Aborted. Open views stay readable, except partial ones.
+        If the step is being written to storage, the call waits until that has ended.
 
-        InvalidArgument: a restart needs the step, above all the newest committed one; the text says why.
-        NotFound: no node has a copy of such a step. DeadlineExceeded: it may be released later or not.
+        InvalidArgument: a restart needs the step, for example because it is the newest committed one; the
+        text has the reason. NotFound: no node has a copy of such a step. DeadlineExceeded: it may or may not
+        be released later.
         """
         lib = library()
         handle = self._use()
         lib.check(lib.drop(handle.pointer, unsigned(step, 64, "step"), timeout_ms(timeout)))
 
     def persist(self, step: int, timeout: float = DEFAULT_TIMEOUT) -> None:
-        """Requests that `step` of this incarnation is written to storage once it is committed, due or not.
+        """Requests that `step` of this incarnation is written to storage once it is committed, even if it is
+        not due.
 
-        One rank's call is enough. When it returns every node knows of the request and nothing has been
+        One rank's call is enough. When it returns, every node has recorded the request and nothing has been
         written yet: use wait(step, Level.PERSISTED). Aborted: the step is too old. Unsupported: the job has
         no storage.
         """
@@ -323,17 +327,17 @@ class Client:
         keep_on_storage: int | None = None,
         timeout: float = DEFAULT_TIMEOUT,
     ) -> None:
-        """Sets the job's --persist-every and --keep-on-storage, where the daemons' flags do not.
+        """Sets the job's --persist-every and --keep-on-storage, if the daemons' flags leave them open.
 
-        One rank's call is enough; all may make it with the same values. It holds for this incarnation.
-        When it returns, every node knows it.
+        One rank's call is enough; all may make it with the same values. It applies to this incarnation. When
+        it returns, every node has recorded it.
 
-        persist_every: a committed step is written to storage when a multiple of so many has been passed.
-        keep_on_storage: so many of the newest steps are kept there; others are deleted after the next one.
+        persist_every: a committed step is written to storage when a multiple of this number has been passed.
+        keep_on_storage: this many of the newest steps are kept there; others are deleted after the next one.
 
-        InvalidArgument: another rank has set another value, or a daemon was started with another one; both
-        are named. Unsupported: the job has no storage, or one of its daemons is older. DeadlineExceeded: it
-        may or may not have been set; repeat the call.
+        InvalidArgument: another rank has set another value, or a daemon was started with another one; the
+        text has both. Unsupported: the job has no storage, or has an older daemon. DeadlineExceeded: it may
+        or may not have been set; repeat the call.
         """
         lib = library()
         handle = self._use()
@@ -350,13 +354,14 @@ class Client:
         lib.check(lib.set_policy(handle.pointer, ctypes.byref(policy), timeout_ms(timeout)))
 
     def latest(self, timeout: float = DEFAULT_TIMEOUT, *, level: Level = Level.COMMITTED) -> StepInfo | None:
-        """The newest step of which every rank's shard can be produced now; None when there is none.
+        """The newest step of which every rank's shard can be produced now; None if there is none.
 
-        Every rank of one incarnation gets the same answer, until that incarnation has completed a step of its
+        All ranks of one incarnation get the same answer until that incarnation has completed a step of its
         own. A quarantined step is passed over, with a warning in the log "ropeteam" (StepInfo.passed_over).
 
-        level: with Level.PERSISTED the newest good step on storage, also where memory has a newer one.
-        Unsupported then: the job has no storage. InvalidArgument: neither this nor Level.COMMITTED."""
+        level: with Level.PERSISTED the newest good step on storage, even if memory has a newer one.
+        Unsupported: the job has no storage. InvalidArgument: another level than this one or
+        Level.COMMITTED."""
         lib = library()
         handle = self._use()
         step = _native.StepStruct(size=ctypes.sizeof(_native.StepStruct))
@@ -415,9 +420,9 @@ class Client:
         *,
         partial: bool = False,
     ) -> View:
-        """Opens the shard that `rank` (this one when not given) saved at `step`. It is fetched from its
-        holders if this node has no copy. It stays readable until the close. NotFound: no holder, or no such
-        step or rank.
+        """Opens the shard that `rank` (default: this rank) saved at `step`. If this node has no copy, it
+        fetches one from the holders. The shard stays readable until the close. NotFound: there is no holder,
+        or no such step or rank.
 
         partial: a shard that this node lacks is not fetched. Reads transfer only the requested bytes, from
             the memory of the nodes that have them; read_ranges() takes many ranges at once. The shard is not
@@ -449,16 +454,16 @@ class Client:
         names: Iterable[str] | None = None,
         timeout: float = DEFAULT_TIMEOUT,
     ) -> Shard:
-        """Reads the shard that `rank` (this one when not given) saved at `step` (the latest when not given).
+        """Reads the shard that `rank` (default: this rank) saved at `step` (default: the latest).
 
-        into: tensors (contiguous; of a DTensor, this rank's part) or writable buffers that are filled
-            in place; they are the result's values. Names, dtypes, shapes and lengths are checked before any
-            byte is read.
+        into: tensors (contiguous; for a DTensor, this rank's part) or writable buffers that are filled in
+        place; they are the result's values. Names, dtypes, shapes and lengths are checked before any byte is
+        read.
         names: the objects to read; by default all. Objects that are not in `into` are returned as new
             tensors, JSON values or bytes.
 
-        NotFound: no such step, rank or name. InvalidArgument: a target that does not fit. Corrupt: no source
-        has good bytes; targets are then unspecified. `timeout` bounds each read, not their sum.
+        NotFound: no such step, rank or name. InvalidArgument: a target does not fit. Corrupt: no source has
+        good bytes; the targets are then unspecified. `timeout` limits each read, not their sum.
         """
         if step is None:
             found = self.latest(timeout)
@@ -469,8 +474,8 @@ class Client:
             return view.load(into=into, names=names)
 
     def close(self) -> None:
-        """Aborts saves that were not committed, closes views. Never waits for the network. Closing twice is
-        fine."""
+        """Aborts uncommitted saves and closes views. Never waits for the network. Closing twice is
+        allowed."""
         with self._children_lock:
             children = list(self._children)
             self._handle = None
@@ -493,7 +498,7 @@ class Client:
         with self._children_lock:
             self._children.add(child)
             closed = self._handle is None
-        if closed:  # by another thread, meanwhile
+        if closed:  # meanwhile by another thread
             child.close()
 
 
@@ -559,8 +564,8 @@ class View:
         return bytes(target)
 
     def read_into(self, name: str, target: Any, offset: int = 0, timeout: float | None = None) -> None:
-        """Fills `target` (a contiguous tensor or writable buffer) from `offset` of the object on, as raw
-        bytes: the range must lie inside the object; dtype and shape are not compared (load() does)."""
+        """Fills `target` (a contiguous tensor or writable buffer) with the object's bytes from `offset` on.
+        The range must be inside the object. dtype and shape are not compared (load() does that)."""
         memory, _ = target_memory(target, name)
         lib = library()
         milliseconds = timeout_ms(self._timeout if timeout is None else timeout)
@@ -573,8 +578,8 @@ class View:
             lib.check(lib.view_read(*arguments, milliseconds))
 
     def read_ranges(self, ranges: Sequence[Range], timeout: float | None = None) -> None:
-        """Fills the ranges' targets, of one object or of many, in one call. Each chunk that a run touches is
-        checked once, however many runs touch it.
+        """Fills the ranges' targets, of one object or of many, in one call. Each chunk is checked once,
+        however many runs touch it.
 
         Nothing is read if any range is invalid: NotFound for an object, InvalidArgument for a range outside
         its object or target. After any other error the targets are unspecified."""
@@ -585,10 +590,10 @@ class View:
         lib.check(lib.view_read_ranges(self._use().pointer, array.structs, len(array), milliseconds))
 
     def map(self, name: str, timeout: float | None = None) -> memoryview:
-        """The object's bytes in place in the arena, read-only. They are checked once, in this call.
+        """The object's bytes in place in the arena, read-only. This call checks them once.
 
-        The arena keeps them while the memoryview or anything made of it exists, also after the
-        view's close. Drop it soon: it keeps memory that retention would free."""
+        The arena keeps them as long as the memoryview or anything made from it exists, even after the view's
+        close. Drop it soon: it keeps memory that retention would free."""
         lib = library()
         handle = self._use()
         pointer, length = ctypes.c_void_p(), ctypes.c_uint64()
@@ -636,7 +641,7 @@ class View:
         return shard
 
     def close(self) -> None:
-        """Closing twice is fine. A memoryview from map() stays valid while it is referenced."""
+        """Closing twice is allowed. A memoryview from map() stays valid while it is referenced."""
         self._handle = None
 
     @property

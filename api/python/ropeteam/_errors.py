@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One exception class for each status of the C API. The numbers are ropeteam.h's and are only ever added
-to."""
+"""One exception class for each status of the C API. The numbers are those of ropeteam.h and are only ever
+added to."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Code(enum.IntEnum):
 
 
 class RopeteamError(Exception):
-    """An error of the store. ``code`` says which; the text has the values and limits.
+    """An error of the store. ``code`` is the status; the text has the values and limits.
 
-    A status that this package does not know yet (a newer library's) arrives as this class, with ``code`` an
+    A status that this package does not know (of a newer library) is raised as this class, with ``code`` an
     int.
     """
 
@@ -49,26 +49,26 @@ class InvalidArgument(RopeteamError, ValueError):
 
 
 class NotFound(RopeteamError, LookupError):
-    """There is no such step, rank or object at the moment."""
+    """There is no such step, rank or object now."""
 
     code = Code.NOT_FOUND
 
 
 class AlreadyExists(RopeteamError):
-    """This rank has saved this step, or this name, already."""
+    """This rank has already saved this step or this name."""
 
     code = Code.ALREADY_EXISTS
 
 
 class NoSpace(RopeteamError):
-    """The arena is full: needed, free and limit are in the text. Older committed steps stay; go on
-    training."""
+    """The arena is full: the text has the bytes needed, free and the limit. Older committed steps stay;
+    continue training."""
 
     code = Code.NO_SPACE
 
 
 class DeadlineExceeded(RopeteamError, TimeoutError):
-    """The timeout passed; the request may still take effect, or not."""
+    """The timeout has passed; the request may or may not still take effect."""
 
     code = Code.DEADLINE_EXCEEDED
 
@@ -86,7 +86,7 @@ class LinkFailed(RopeteamError):
 
 
 class Corrupt(RopeteamError):
-    """No source has bytes that match their checksum; the text names every source that was tried."""
+    """No source has bytes that match their checksum; the text has every source that was tried."""
 
     code = Code.CORRUPT
 
@@ -98,13 +98,13 @@ class Stale(RopeteamError):
 
 
 class Unavailable(RopeteamError):
-    """The node's daemon is not there; the next call tries to reach it again."""
+    """The node's daemon does not answer; the next call tries to connect again."""
 
     code = Code.UNAVAILABLE
 
 
 class Unsupported(RopeteamError):
-    """Not in this build, on this machine, or at this protocol version."""
+    """Not supported by this build, this machine or this protocol version."""
 
     code = Code.UNSUPPORTED
 
@@ -116,14 +116,13 @@ class IoError(RopeteamError):
 
 
 class Aborted(RopeteamError):
-    """Ended before it took effect: the save was aborted, or its step will never reach the level waited
-    for."""
+    """Ended before it took effect: the save was aborted, or its step will never reach the requested level."""
 
     code = Code.ABORTED
 
 
 class InternalError(RopeteamError):
-    """A bug in Ropeteam itself; the text says which rule was broken."""
+    """A bug in Ropeteam itself; the text has the broken rule."""
 
     code = Code.INTERNAL
 
@@ -150,6 +149,6 @@ _BY_CODE: dict[int, type[RopeteamError]] = {
 
 
 def error_for(code: int, message: str) -> RopeteamError:
-    """The exception of a status; never for OK."""
+    """The exception for a status; never for OK."""
     cls = _BY_CODE.get(code)
     return RopeteamError(message, code) if cls is None else cls(message)

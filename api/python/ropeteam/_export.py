@@ -37,24 +37,25 @@ def export(
 ) -> None:
     """Copies a step to an existing directory or to a URL: `ropeteam export` without its progress.
 
-    step: StoredStep.folder, or a number, which means its latest incarnation.
-    destination: the step is written below it as on storage, in JOB/step-….
-    storage: the URL that has the step. Without it the step is read from the running job's memory.
-    socket: of that job's daemon; without it ROPETEAM_SOCKET, which `ropeteam run` sets.
+    step: StoredStep.folder, or a number; a number means its latest incarnation.
+    destination: the step is written below it in the layout of storage, JOB/step-….
+    storage: the URL that has the step. Default: the step is read from the running job's memory.
+    socket: of that job's daemon; default: ROPETEAM_SOCKET, which `ropeteam run` sets.
     job: the job of the step; needed if storage has several jobs.
-    format: "hf" makes `destination` a directory that Hugging Face's from_pretrained opens: the model's whole
-        tensors out of all ranks' parts, the configuration and the tokenizer. The directory must be empty;
-        it is made if it does not exist.
+    format: "hf" makes `destination` a directory for Hugging Face's from_pretrained: the model's whole
+    tensors, joined from all ranks' parts, the configuration and the tokenizer. The directory must be empty;
+    it is created if it does not exist.
     model: with "hf", the name of one model, if the step has several.
     config: with "hf", config.json, or a directory with it and other small files. They replace the step's.
     max_shard_size: with "hf", the largest file of tensors, in bytes or as "5GB", the default.
-    timeout: seconds; by default there is none.
+    timeout: seconds; default: none.
 
     Every byte is compared with its checksum, and the manifest is written last. NotFound: no such step or job.
-    AlreadyExists: another step is there under its name, or with "hf" any file. Corrupt: the files on storage
+    AlreadyExists: another step exists under this name, or with "hf" any file. Corrupt: the files on storage
+    are damaged.
     are damaged.
     DeadlineExceeded: the copy was stopped; repeat the call to continue it. Unsupported: the program
-    `ropeteam` is not found beside the library or this Python, or on PATH, or cannot be run.
+    `ropeteam` is not found next to the library or this Python, or on PATH, or cannot be run.
     """
     program = find_program()
     arguments = [program, "export", str(step), _place(destination)]
@@ -90,7 +91,7 @@ def export(
 
 
 def find_program() -> str:
-    """The command line that belongs to the library in use."""
+    """The command-line program that belongs to the library in use."""
     # Of DIR/lib and DIR/bin, or of client and cli in a build.
     root = pathlib.Path(library().path).parent.parent
     own = pathlib.Path(sys.executable).with_name("ropeteam")
@@ -104,7 +105,7 @@ def find_program() -> str:
 
 
 def _place(place: str | os.PathLike[str]) -> str:
-    """Paths made absolute, so that none is taken for an option."""
+    """Paths made absolute, so that none can look like an option."""
     text = os.fspath(place)
     return text if "://" in text else os.path.abspath(text)
 

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ropeteam://`` for fsspec: what the job's ranks saved, as files.
+"""``ropeteam://`` for fsspec: the shards of the job's ranks, as files.
 
     ropeteam://                          steps that can be read
     ropeteam://100/                      the files of step 100: each rank's objects, as raw bytes
-    ropeteam://100/model.pt              this rank's, else that of the lowest rank that has one
+    ropeteam://100/model.pt              this rank's, or else that of the lowest rank with one
     ropeteam://100/rank-00003/model.pt   rank 3's
     ropeteam://latest/model.pt           of the newest committed step
 
-What is written becomes this rank's shard of the step. Installed packages are found by fsspec itself; in a
-source tree ``ropeteam.register_fsspec()`` tells it.
+A file that is written becomes part of this rank's shard of the step. fsspec finds installed packages by
+itself; in a source tree call ``ropeteam.register_fsspec()``.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ from ._export import find_program
 from ._ranges import Range
 from ._values import is_tensor
 
-# What a read asks for at least, and small writes are collected to: many times what a call costs.
+# The least that a read requests, and the size to which small writes are collected: many times the cost of a
+# call.
 _BLOCK_BYTES = 1 << 20
-# Steps whose files' owners are remembered.
+# Steps for which the owners of files are remembered.
 _STEPS_REMEMBERED = 8
 _RANK_FOLDER = re.compile(r"rank-(\d{5,})(?:/|$)")
 
@@ -46,19 +47,18 @@ _RANK_FOLDER = re.compile(r"rank-(\d{5,})(?:/|$)")
 class RopeteamFileSystem(AbstractFileSystem):  # type: ignore[misc]
     """fsspec's file system of a job's checkpoints.
 
-    Outside a transaction a file is a whole shard: opening it to write begins this rank's save of its step,
-    closing it commits. Within ``with fs.transaction:`` all files of a step are one shard, which is committed
-    at the end. An exception aborts: in a transaction all of it, and a file that is closed while an exception
-    passes. A step that this rank has saved does not change: AlreadyExists, at the opening. Bytes are
-    appended only.
+    Outside a transaction a file is a whole shard: opening it for writing begins this rank's save of its step,
+    and closing it commits. Within ``with fs.transaction:`` all files of a step are one shard, which is
+    committed at the end. An exception aborts the save: of the whole transaction, or of a file that is closed
+    during an exception. A step that this rank has saved cannot change: opening it raises AlreadyExists. Bytes
+    are only appended.
 
     A file is LOCAL when it is committed; ``fs.client.wait(step)`` waits for more. ``latest`` and the listing
-    of steps know it once it is COMMITTED. Of a shard that this node lacks only the bytes that are asked for
-    are brought. It is not kept for a file that is open, and reads are NotFound once retention has released
-    it.
+    of steps show it once it is COMMITTED. From a shard that this node lacks, only the requested bytes are
+    transferred. An open file does not keep such a shard: reads raise NotFound once retention has released it.
 
-    Missing files are FileNotFoundError; other trouble is a RopeteamError. Threads may share it; a transaction
-    is one thread's to begin and end.
+    A missing file raises FileNotFoundError; other errors are RopeteamError. Threads may share the object; one
+    thread begins and ends a transaction.
     """
 
     protocol = "ropeteam"
@@ -66,8 +66,8 @@ class RopeteamFileSystem(AbstractFileSystem):  # type: ignore[misc]
     def __init__(
         self, client: Client | None = None, timeout: float = DEFAULT_TIMEOUT, **options: Any
     ) -> None:
-        """client: without it the one that this process has open, and where it has none ropeteam.open(), by
-        the environment. timeout: seconds for each call that may wait."""
+        """client: default: the one that this process has open or, if there is none, the result of
+        ropeteam.open(), from the environment. timeout: seconds for each call that may wait."""
         super().__init__(**options)
         self._given = client
         self._own: Client | None = None
@@ -104,7 +104,7 @@ class RopeteamFileSystem(AbstractFileSystem):  # type: ignore[misc]
                 view, name = self._find(path)
                 with view:
                     return _file(path, view.length(name), step, view.rank)
-        self.ls(path)  # FileNotFoundError unless there is something below it
+        self.ls(path)  # FileNotFoundError if nothing is below it
         return {**_folder(path), "step": step}
 
     def exists(self, path: str, **kwargs: Any) -> bool:
@@ -140,8 +140,8 @@ class RopeteamFileSystem(AbstractFileSystem):  # type: ignore[misc]
         on_error: str = "return",
         **kwargs: Any,
     ) -> list[Any]:
-        """As fsspec's: bytes, or with on_error="return" the exception. The ranges of one shard are one
-        read."""
+        """As in fsspec: bytes, or with on_error="return" the exception. The ranges of one shard are read
+        together."""
         starts = starts if isinstance(starts, list) else [starts] * len(paths)
         ends = ends if isinstance(ends, list) else [ends] * len(paths)
         if not len(paths) == len(starts) == len(ends):
@@ -175,11 +175,11 @@ class RopeteamFileSystem(AbstractFileSystem):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def local_path(self, path: str) -> Iterator[str]:
-        """A path on this machine with the file's bytes, for what takes no open file:
-        ``torch.load(…, mmap=True)``, ``safetensors.safe_open``.
+        """A path on this machine with the file's bytes, for code that accepts no open file: ``torch.load(…,
+        mmap=True)``, ``safetensors.safe_open``.
 
-        The bytes are copied once, out of the arena into anonymous memory. That is free again when the block
-        is over and nothing maps it. The path is of this process alone."""
+        The bytes are copied once, from the arena into anonymous memory. It is freed when the block has ended
+        and nothing maps it. Only this process can use the path."""
         fd = os.memfd_create("ropeteam", os.MFD_CLOEXEC)
         try:
             view, name = self._find(path)
@@ -199,8 +199,8 @@ class RopeteamFileSystem(AbstractFileSystem):  # type: ignore[misc]
             file.write(value)
 
     def mv(self, path1: str, path2: str, **kwargs: Any) -> None:
-        """Renames a file of the transaction whose bytes are still here; a NAME.tmp's are.
-        NotImplementedError: any other."""
+        """Renames a file of the transaction whose bytes are not in the arena yet; those of a NAME.tmp never
+        are. NotImplementedError: any other file."""
         source = self._writable(path1)
         step, name = self._writable(path2)
         file = self._pending(*source)
@@ -212,8 +212,8 @@ class RopeteamFileSystem(AbstractFileSystem):  # type: ignore[misc]
         file.shard.files[name] = file
 
     def rm_file(self, path: str) -> None:
-        """As mv(): of a file whose bytes are still here. The only file of a step takes the step with it, as
-        rm() does. NotImplementedError: any other; steps are released as a whole."""
+        """As mv(), for a file whose bytes are not in the arena yet. If it is the only file of a step, the
+        step is dropped, as by rm(). NotImplementedError: any other file; steps are released as a whole."""
         path = self._strip_protocol(path)
         step, rest = self._split(path)
         file = None if step is None else self._pending(step, rest)
@@ -227,9 +227,9 @@ class RopeteamFileSystem(AbstractFileSystem):  # type: ignore[misc]
             raise NotImplementedError(f"ropeteam://{path}: what is in a shard stays there")
 
     def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None) -> None:
-        """Of a step's folder, with recursive=True: Client.drop(). What is on storage stays, and is read from
-        there. InvalidArgument: a restart needs the step. Of files of a step: all of them or, as rm_file(),
-        none."""
+        """Of a step's folder, with recursive=True: Client.drop(). Storage is not changed, and the step is
+        then read from there. InvalidArgument: a restart needs the step. Of files of a step: all of them or,
+        as rm_file(), none."""
         for each in reversed(self.expand_path(path)):
             step, rest = self._split(each)
             if step is None or not recursive:
@@ -257,7 +257,7 @@ class RopeteamFileSystem(AbstractFileSystem):  # type: ignore[misc]
 
     def _drop(self, step: int) -> None:
         self._owners.pop(step, None)
-        with contextlib.suppress(NotFound):  # retention was first
+        with contextlib.suppress(NotFound):  # retention has released it before
             self.client.drop(step, self._timeout)
 
     def _open(self, path: str, mode: str = "rb", autocommit: bool = True, **kwargs: Any) -> Any:
@@ -279,7 +279,7 @@ class RopeteamFileSystem(AbstractFileSystem):  # type: ignore[misc]
         return file
 
     def _end(self, commit: bool) -> None:
-        """Of the transaction."""
+        """Ends the transaction."""
         shards, self._shards = self._shards, {}
         with contextlib.ExitStack() as rest:
             for shard in shards.values():
@@ -291,7 +291,7 @@ class RopeteamFileSystem(AbstractFileSystem):  # type: ignore[misc]
     # ---- paths ----
 
     def _split(self, path: str) -> tuple[int | None, str]:
-        """Step and the path below it; None: of the root."""
+        """The step and the path below it; None: the root."""
         first, _, rest = self._strip_protocol(path).strip("/").partition("/")
         if not first:
             return None, ""
@@ -305,7 +305,7 @@ class RopeteamFileSystem(AbstractFileSystem):  # type: ignore[misc]
         return int(first), rest
 
     def _writable(self, path: str) -> tuple[int, str]:
-        """Step and the object's name, of a path of this rank's."""
+        """The step and the object's name, for a path of this rank."""
         first, _, name = self._strip_protocol(path).strip("/").partition("/")
         folder = _RANK_FOLDER.match(name)
         if folder is not None and int(folder[1]) == self.client.rank:
@@ -343,8 +343,8 @@ class RopeteamFileSystem(AbstractFileSystem):  # type: ignore[misc]
         raise FileNotFoundError(f"ropeteam://{path}")
 
     def _views(self, step: int, name: str = "") -> Iterator[View]:
-        """The shards in which a file is looked for, in order: whose it was before, this rank's, all. The
-        caller closes them."""
+        """The shards in which a file is searched, in order: its last owner's, this rank's, all. The caller
+        closes them."""
         known = self._owners.setdefault(step, {})
         while len(self._owners) > _STEPS_REMEMBERED:
             del self._owners[next(iter(self._owners))]
@@ -356,7 +356,7 @@ class RopeteamFileSystem(AbstractFileSystem):  # type: ignore[misc]
             view = self._view(step, own)
             known.update(dict.fromkeys(view, own))
             yield view
-        with contextlib.suppress(NotFound):  # behind the last rank that saved it
+        with contextlib.suppress(NotFound):  # after the last rank that saved it
             for rank in itertools.count():
                 if rank != own:
                     view = self._view(step, rank)
@@ -365,7 +365,7 @@ class RopeteamFileSystem(AbstractFileSystem):  # type: ignore[misc]
                     yield view
 
     def _children(self, path: str, step: int, rest: str) -> dict[str, dict[str, Any]]:
-        """What lies in a folder of a step, or the file of this path, by path. Where several ranks have a file
+        """The contents of a folder of a step, or the file at this path, by path. If several ranks have a file
         of one name, the others' are listed in their ranks' folders."""
         files: dict[str, dict[str, Any]] = {}
         top = path.partition("/")[0]
@@ -387,7 +387,7 @@ class RopeteamFileSystem(AbstractFileSystem):  # type: ignore[misc]
         return entries
 
     def _steps(self) -> set[int]:
-        """The steps that every rank's shard can be produced of."""
+        """The steps for which every rank's shard can be produced."""
         program = find_program()
         command = [program, "ls", "--json", "--socket", self.client.socket]
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=self._timeout)
@@ -412,11 +412,11 @@ RopeteamFileSystem.transaction_type = _Transaction
 
 
 class _Shard:
-    """What this rank writes to one step: its save, and the files by name.
+    """This rank's part of one step: its save, and the files by name.
 
-    One file at a time streams: its bytes go into the arena while it is written. Its name stands from then on.
-    Others wait in memory for the commit, and may get another name: small files, those that are written
-    beside one that streams, and NAME.tmp, which is to be renamed."""
+    Only one file at a time streams: its bytes go into the arena during the writing, and its name is fixed
+    from then on. Others wait in memory for the commit and may be renamed: small files, those written at the
+    same time as a streaming one, and NAME.tmp, which is to be renamed."""
 
     def __init__(self, client: Client, step: int, autocommit: bool) -> None:
         try:
@@ -442,7 +442,7 @@ class _Shard:
 
 
 class _Writer(io.RawIOBase):
-    """A file of a shard while it is written."""
+    """A file of a shard during its writing."""
 
     def __init__(self, shard: _Shard, name: str) -> None:
         self.shard = shard
@@ -475,8 +475,8 @@ class _Writer(io.RawIOBase):
         return count
 
     def put_parts(self, parts: Sequence[Any]) -> None:
-        """Writes buffers and uint8 tensors one behind the other, each in one copy, CUDA tensors too. Before
-        anything else is written this is one call of the library, however many they are."""
+        """Writes buffers and uint8 tensors one after the other, each with one copy, CUDA tensors too. If
+        nothing else was written before, this is one call of the library, however many there are."""
         if self.closed:
             raise ValueError("write to a closed file")
         length = sum(part.nbytes if is_tensor(part) else memoryview(part).nbytes for part in parts)
@@ -494,7 +494,7 @@ class _Writer(io.RawIOBase):
             return self.shard.streaming is self
 
     def _stream(self, *last: Any) -> None:
-        """Hands what has been collected, and `last`, to the shard."""
+        """Passes the collected bytes, and `last`, to the shard."""
         pieces, self.pieces = [*self.pieces, *last], []
         try:
             if not self.streamed:
@@ -510,8 +510,8 @@ class _Writer(io.RawIOBase):
     def close(self) -> None:
         if self.closed:
             return
-        # Whatever a with statement has around this file (fsspec's OpenFile, a TextIOWrapper) only calls
-        # close(), also for a block that is left by an exception: half a file must not become a shard.
+        # A with statement around this file (of fsspec's OpenFile, or a TextIOWrapper) only calls close(),
+        # even if an exception ended the block. Half a file must not become a shard.
         error = sys.exc_info()[1]
         if error is not None and error is not self._opened_under:
             self.discard()
@@ -525,7 +525,7 @@ class _Writer(io.RawIOBase):
             self.shard.commit()
 
     def discard(self) -> None:
-        """Gives the file up, and its shard where that is the file's alone or has bytes of it."""
+        """Discards the file. Also discards its shard if that has only this file, or has bytes of it."""
         super().close()
         self.pieces.clear()
         self._rest()
@@ -544,7 +544,7 @@ class _Writer(io.RawIOBase):
 
 
 class _Reader(io.RawIOBase):
-    """An object that is read; the view is its own."""
+    """An object open for reading; the view belongs to it."""
 
     def __init__(self, view: View, name: str) -> None:
         self._view = view
@@ -590,6 +590,7 @@ def _file(path: str, length: int, step: int, rank: int) -> dict[str, Any]:
 
 
 def _bounds(start: int | None, end: int | None, length: int) -> tuple[int, int]:
-    """A range as a slice's: from the end where negative, cut at the file's ends."""
+    """A range with the rules of a slice: negative values count from the end, and the range is cut at the
+    file's ends."""
     begin, stop, _ = slice(start, end).indices(length)
     return begin, max(begin, stop)

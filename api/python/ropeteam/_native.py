@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""libropeteam.so through ctypes: finding it, its types, and handles that close once, when they are no longer
-used.
+"""libropeteam.so through ctypes: how it is found, its types, and handles that close once, after their last
+use.
 
 ctypes.CDLL releases the interpreter lock around every call, so other threads of the training process run
-while a save copies or a wait waits. ropeteam_last_error() is per thread, and a Python thread is one thread
-of the system, so calling it right after the failed call is safe.
+during a save or a wait. ropeteam_last_error() is per thread, and a Python thread is one thread of the system.
+So it is safe to call it right after the failed call.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class StorageStepStruct(ctypes.Structure):
     ]
 
 
-# name: (result, arguments); the order of ropeteam.h.
+# name: (result, arguments), in the order of ropeteam.h.
 _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "ropeteam_version": (c_char_p, []),
     "ropeteam_status_name": (c_char_p, [c_int]),
@@ -173,8 +173,7 @@ def _candidates() -> list[str]:
     installed = package.parents[2] / "libropeteam.so"
     if package.parts[-3:-1] == ("ropeteam", "python") and installed.exists():
         found.append(str(installed))
-    # In a source tree: the build directories, release before the others. The header shows that it is
-    # Ropeteam's.
+    # In a source tree: the build directories, release first. The header shows that the tree is Ropeteam's.
     root = package.parents[2]
     if (root / "api" / "include" / "ropeteam" / "ropeteam.h").exists():
         release = root / "build" / "release" / "api" / "client" / "libropeteam.so"
@@ -187,7 +186,7 @@ def _candidates() -> list[str]:
 
 
 class Library:
-    """The loaded library with typed entry points, e.g. ``library.wait`` for ropeteam_wait."""
+    """The loaded library with typed functions, e.g. ``library.wait`` for ropeteam_wait."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -205,12 +204,12 @@ class Library:
             setattr(self, name[len("ropeteam_") :], function)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        # Only called for names that __init__ did not set; it tells a type checker that the others are
+        # Only called for names that __init__ did not set. It tells type checkers that all others are
         # functions.
         raise AttributeError(name)
 
     def check(self, status: int) -> None:
-        """Raises the exception of `status`, with the library's sentence, unless it is OK."""
+        """Raises the exception of `status`, with the library's text, unless it is OK."""
         if status == Code.OK:
             return
         message = self.last_error().decode("utf-8", "replace")
@@ -224,11 +223,11 @@ _loaded: Library | None = None
 
 
 def library() -> Library:
-    """The one library of this process, loaded at the first call.
+    """The only library of this process, loaded at the first call.
 
-    If ROPETEAM_LIBRARY is set, only that path is tried. Otherwise: in the package, where a wheel has it, in
-    the installation that the package is part of, in the build tree of a source checkout (release first), then
-    where the system's loader looks.
+    If ROPETEAM_LIBRARY is set, only that path is tried. Otherwise these are tried: the package (of a wheel),
+    the installation that contains the package, the build tree of a source checkout (release first), then the
+    search path of the system's loader.
     """
     global _loaded
     with _lock:
@@ -249,21 +248,21 @@ class Handle:
 
     A call holds a reference while it runs, a mapped memoryview holds its view's, and a view holds its
     client's. So closing in one thread never frees memory that another uses, and arena pages stay as long as
-    Python can reach them. After fork() the handle is the parent's: the child may not use it and does not
-    close it.
+    Python can reach them. After fork() the handle belongs to the parent: the child may not use it and does
+    not close it.
     """
 
     def __init__(self, pointer: int, close: Callable[[int], None], owner: Handle | None = None) -> None:
         self._pointer = pointer
         self._close = close
         self._owner = owner
-        # Kept here: at the interpreter's end the module may be gone before this object.
+        # Stored here: at the interpreter's end the module may be destroyed before this object.
         self._getpid = os.getpid
         self._pid = os.getpid()
 
     @property
     def own(self) -> bool:
-        """Whether this process opened it, and not its parent."""
+        """Whether this process opened it, and not a parent of this process."""
         return self._getpid() == self._pid
 
     @property
@@ -278,8 +277,8 @@ class Handle:
 
 
 def timeout_ms(seconds: float) -> int:
-    """Seconds as the C API's milliseconds: rounded up, so that a small timeout does not become "look
-    once"."""
+    """Seconds as the C API's milliseconds. Rounded up, so that a small timeout does not become 0, which does
+    not wait."""
     if not seconds >= 0:
         raise InvalidArgument(f"timeout {seconds} s: at least 0 is needed")
     return int(min(-(-seconds * 1000 // 1), TIMEOUT_MAX_MS)) if seconds < 1e9 else TIMEOUT_MAX_MS
@@ -293,7 +292,7 @@ def unsigned(value: int, bits: int, what: str) -> int:
 
 
 def encode_name(name: str) -> bytes:
-    """An object's name as bytes. A zero inside would end it early in C; the library checks the other
+    """An object's name as bytes. A zero byte inside would end it early in C; the library checks the other
     rules."""
     if not isinstance(name, str):
         raise InvalidArgument(f"name {name!r}: a str is needed")

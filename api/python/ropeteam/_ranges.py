@@ -32,18 +32,17 @@ class Range:
 
 
 class RangeArray:
-    """Ranges as the library takes them. Holds their targets' memory for as long as it lives.
+    """Ranges in the library's format. Holds their targets' memory during its lifetime.
 
-    InvalidArgument: a run lies outside its target, or a number is negative. What concerns the objects is the
-    library's to check."""
+    InvalidArgument: a run is outside its target, or a number is negative. The library checks the objects."""
 
     def __init__(self, ranges: Sequence[Range]) -> None:
         self._memory: dict[int, Memory] = {}  # by the target's id: tensors of many ranges are looked at once
         self.structs = (RangeStruct * len(ranges))(*(self._struct(entry) for entry in ranges))
 
     def synchronize(self) -> None:
-        """Waits for the work that torch has given to the targets' devices so far; the library waits for the
-        default stream alone."""
+        """Waits for the work that torch has given to the targets' devices so far; the library waits only for
+        the default stream."""
         streams = {
             memory.stream.cuda_stream: memory.stream for memory in self._memory.values() if memory.stream
         }

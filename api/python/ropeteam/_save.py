@@ -32,38 +32,38 @@ class Save:
     """One shard while it is being saved. A context manager: leaving it commits, leaving it by an exception
     aborts.
 
-    Not to be used by two threads at once.
+    Two threads must not use it at the same time.
     """
 
     def __init__(self, step: int, world_size: int, handle: Handle) -> None:
         self.step = step
         self._world_size = world_size
         self._handle: Handle | None = handle
-        self._settled = False  # committed or aborted, or tried to be: the C handle only needs its close
+        self._settled = False  # committed or aborted, or an attempt failed: only close() is left for the C handle
         self._infos: dict[str, ObjectInfo] = {}
-        self._index: bytes | None = None  # the index object, where the caller has encoded it
+        self._index: bytes | None = None  # the index object, if the caller has encoded it
         self._reserved: list[memoryview] = []
         self._lent: list[Memory] = []  # CUDA memory that is being copied until the commit
 
     def put(self, name: str, value: Value, *, background: bool = False) -> None:
-        """Copies a tensor, buffer or JSON value into the shard; it is the caller's again at return. As
+        """Copies a tensor, buffer or JSON value into the shard; after the return the caller may reuse it. See
         Client.save().
 
-        background: a CUDA tensor is copied while the program goes on, behind the work that torch's current
-            stream has at this call. It must not be changed before commit() has returned."""
+        background: a CUDA tensor is copied while the program continues, after the work that torch's current
+        stream has at this call. It must not be changed before commit() has returned."""
         source = Source(value, name)
         self._put_sources(name, [source], source.info, background)
 
     def put_parts(self, name: str, parts: Sequence[Value], *, background: bool = False) -> None:
-        """Copies tensors and buffers into the shard as one object of plain bytes, one after the other
-        without gaps. Use it for a file whose layout the program makes itself, from pieces in place.
+        """Copies tensors and buffers into the shard as one object of plain bytes, one after the other without
+        gaps. Use it for a file whose layout the program makes itself, from pieces in place.
 
-        A part is copied once, straight into the arena; it may be empty. A tensor gives its elements' bytes
-        in row order. A tensor that is not contiguous is copied into a contiguous one first, which
-        is kept until this call returns. TypeError: a part is a JSON value; encode it first. InvalidArgument,
-        NoSpace: as put(), and the save is as it was.
+        Each part is copied once, straight into the arena; it may be empty. A tensor gives its elements' bytes
+        in row order. A tensor that is not contiguous is first copied into a contiguous one, which is kept
+        until this call returns. TypeError: a part is a JSON value; encode it first. InvalidArgument, NoSpace:
+        as put(), and the save is unchanged.
 
-        background: for the CUDA tensors among the parts, as put()."""
+        background: as put(), for the CUDA tensors among the parts."""
         sources = [Source(part, f"part {index} of {name}") for index, part in enumerate(parts)]
         for index, source in enumerate(sources):
             if source.info.kind == "json":
@@ -73,8 +73,9 @@ class Save:
         self._put_sources(name, sources, ObjectInfo(kind="bytes", length=length), background)
 
     def append(self, value: Value) -> None:
-        """Appends the bytes of a tensor or buffer to the object that was put last, by put() with a buffer or
-        by put_parts(). Use it if the length is not known in advance. NoSpace: the object is as it was."""
+        """Appends the bytes of a tensor or buffer to the last object, which must come from put() with a
+        buffer or from put_parts(). Use it if the length is not known in advance. NoSpace: the object is
+        unchanged."""
         source = Source(value, "what is appended")
         name = next(reversed(self._infos), None)
         if source.info.kind == "json" or name is None or self._infos[name].kind != "bytes":
@@ -90,8 +91,8 @@ class Save:
         """Reserves `length` bytes of the arena, 64-byte aligned. Fill them in place before the commit, which
         computes their checksums.
 
-        The view must not be used after the commit, abort or close: it is released then. The caller must drop
-        objects made of it (torch.frombuffer, numpy.frombuffer) before that."""
+        The view must not be used after the commit, abort or close: it is released then. Drop objects made
+        from it (torch.frombuffer, numpy.frombuffer) before that."""
         self._check_name(name)
         lib = library()
         handle = self._use()
@@ -138,13 +139,13 @@ class Save:
             self.close()
 
     def close(self) -> None:
-        """Aborts if neither committed nor aborted. Closing twice is fine."""
+        """Aborts if neither committed nor aborted. Closing twice is allowed."""
         self._release()
-        lent, self._lent = self._lent, []  # until the end of this call: the library copies no more then
+        lent, self._lent = self._lent, []  # until the end of this call: the library makes no copies after it
         handle, self._handle = self._handle, None
         if handle is not None and not self._settled:
-            # Aborted here and not when the handle is freed, since reserved memory that is still referenced
-            # would delay that. The status does not matter: the save is over in any case.
+            # Aborted here and not when the handle is freed, because reserved memory that is still referenced
+            # would delay that. The status does not matter: the save has ended in any case.
             self._settled = True
             library().save_abort(handle.pointer)
         del lent
@@ -198,25 +199,25 @@ class Save:
         self._put_fields(name, fields, info)
 
     def _part(self, memory: Memory, background: bool) -> tuple[int, int, int, int]:
-        """The numbers of a ropeteam_part_t. Memory that is copied in the background is held until the end."""
+        """The numbers of a ropeteam_part_t. Memory copied in the background is held until the end."""
         stream, flags = 0, 0
         # A temporary copy is freed at return: many of them at once could fill the device.
         if memory.stream is not None and background and not memory.temporary:
             stream, flags = memory.stream.cuda_stream, _native.PART_BACKGROUND
             self._lent.append(memory)
         elif memory.stream is not None:
-            memory.stream.synchronize()  # the library waits for torch's default stream, not for others
+            memory.stream.synchronize()  # the library waits only for torch's default stream
         return memory.address or 0, memory.length, stream, flags
 
     def _put_many(self, sources: Mapping[str, Source]) -> None:
-        """put(background=True) of each. After an error the save is over."""
+        """put(background=True) of each. After an error the save has ended."""
         pending: list[tuple[str, Memory]] = []
         for name, source in sources.items():
             self._check_name(name)
             if source.info.at is None:
                 memory = source.memory()
                 pending.append((name, memory))
-                if memory.temporary:  # one at a time is in memory
+                if memory.temporary:  # only one at a time is in memory
                     self._put_pending(pending)
             self._infos[name] = source.info
         self._put_pending(pending)
@@ -233,8 +234,8 @@ class Save:
         pending.clear()
 
     def _put_named(self, fields: array.array[int]) -> None:
-        """Objects as the library takes them, five numbers each. The caller holds their memory, and that of
-        the names; memory that is copied in the background until the commit."""
+        """Objects in the library's format, five numbers each. The caller holds their memory and that of the
+        names; memory copied in the background until the commit."""
         lib = library()
         handle = self._use()
         count = len(fields) // _NAMED_PART_FIELDS
@@ -243,7 +244,7 @@ class Save:
             lib.check(lib.save_put_many(handle.pointer, objects, count))
 
     def _put_fields(self, name: str, fields: array.array[int], info: ObjectInfo) -> None:
-        """The object's parts as the library takes them, four numbers each. The caller holds the memory."""
+        """The object's parts in the library's format, four numbers each. The caller holds the memory."""
         lib = library()
         handle = self._use()
         count = len(fields) // 4
@@ -262,12 +263,12 @@ class Save:
             try:
                 view.release()
             except BufferError:
-                pass  # an object made of it still exists: reserve() says that the caller must drop it
+                pass  # an object made from it still exists: reserve() says that the caller must drop it
 
 
 @dataclass(frozen=True)
 class Contents:
-    """The objects of a whole save."""
+    """The objects of a complete save."""
 
     put: Callable[[Save], None]  # puts all of them
     index: bytes | None  # the index object

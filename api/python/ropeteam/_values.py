@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be saved, as memory: tensors, buffers and JSON values, and the index object that tells them apart.
+"""The values that can be saved, as memory: tensors, buffers and JSON values, and the index object that tells
+them apart.
 
-An object is bytes; the library does not interpret them. Python needs more to return the same value: a
-tensor's dtype and shape, and whether a value was JSON. This is in one small JSON object for each shard, named
-".ropeteam/index":
+An object is bytes; the library does not interpret them. Python needs more information to return the same
+value: a tensor's dtype and shape, and whether a value was JSON. One small JSON object for each shard has it,
+named ".ropeteam/index":
 
     {"version": 2, "world_size": 4,
      "objects": {"w": {"kind": "tensor", "dtype": "bfloat16", "shape": [2, 3]}, "data": {"kind": "json"}}}
 
-Objects that are not in it are plain bytes, so a shard saved from C loads as bytes and a shard saved here
-reads in C. Nothing is pickled: a checkpoint cannot run code.
+Objects that are not in it are plain bytes. So a shard saved from C loads as bytes, and a shard saved here can
+be read from C. Nothing is pickled: a checkpoint cannot run code.
 
-Of a tensor that is a part of a larger one, "global" is the shape of the whole, and "runs" says which part:
-for each dimension the indexes as start, length, start, length, …. An entry with "at": [rank, name] has no
-object here: that rank saved the same bytes under that name. "sum" is of bytes that several ranks have: they
-compare it. Version 1 had none of the four, and no "world_size".
+If a tensor is part of a larger one, "global" is the shape of the whole, and "runs" says which part it is: for
+each dimension the indexes as start, length, start, length, …. An entry with "at": [rank, name] has no object
+here: that rank saved the same bytes under that name. "sum" is for bytes that several ranks have, so that they
+can be compared. Version 1 had none of the four, and no "world_size".
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ Value = Union["torch.Tensor", bytes, bytearray, memoryview, JsonValue, Any]
 RESERVED_PREFIX = ".ropeteam/"
 INDEX_NAME = RESERVED_PREFIX + "index"
 INDEX_VERSION = 2  # version 1 is still read
-#: The object with a step's metadata; the daemons know it too.
+#: The object with a step's metadata; the daemons use it, too.
 METADATA_NAME = "ropeteam.metadata"
 
 
@@ -51,19 +52,19 @@ class ObjectInfo:
     length: int  # bytes
     dtype: str | None = None  # of a tensor: "float32", "bfloat16", …
     shape: tuple[int, ...] | None = None
-    #: Of the tensor that this is a part of. None: it is a whole one.
+    #: The shape of the tensor that this is a part of. None: it is a whole one.
     global_shape: tuple[int, ...] | None = None
-    #: Which part: the indexes in each dimension, as (start, length) of runs of neighbours.
+    #: Which part it is: the indexes in each dimension, as (start, length) of contiguous runs.
     layout: tuple[tuple[tuple[int, int], ...], ...] | None = None
-    #: The rank and the object that have the bytes. None: they are here, under this name.
+    #: The rank and the object with the bytes. None: they are here, under this name.
     at: tuple[int, str] | None = None
-    sum: int | None = None  # of its bytes, eight at a time, where ranks compare what they share
+    sum: int | None = None  # of its bytes, eight at a time, if ranks compare what they share
 
 
 @dataclass(frozen=True)
 class Part:
-    """A tensor, as plain_tensor() gives it, with the fields of its index entry beside dtype and shape; see
-    ObjectInfo. With `at` the bytes are not saved here."""
+    """A tensor, as plain_tensor() returns it, with the fields of its index entry in addition to dtype and
+    shape; see ObjectInfo. With `at` the bytes are not saved here."""
 
     tensor: Any
     global_shape: tuple[int, ...] | None = None
@@ -74,19 +75,19 @@ class Part:
 
 @dataclass
 class Memory:
-    """Bytes at an address, and the object that owns them: `owner` must be kept while the address is used."""
+    """Bytes at an address, and their owner: keep `owner` as long as the address is used."""
 
     address: int | None
     length: int
     owner: object
-    #: Of CUDA memory: torch's current stream there, behind whose work the bytes are. None: host memory.
+    #: For CUDA memory: torch's current stream; the bytes are complete after its work. None: host memory.
     stream: Any = None
-    #: The owner is a copy made for this, not what the caller gave.
+    #: The owner is a temporary copy, not the caller's object.
     temporary: bool = False
 
 
 class _PyBuffer(ctypes.Structure):
-    # Py_buffer: part of CPython's stable ABI since 3.11 and unchanged since 3.0.
+    # Py_buffer: in CPython's stable ABI since 3.11 and unchanged since 3.0.
     _fields_ = [
         ("buf", ctypes.c_void_p),
         ("obj", ctypes.py_object),
@@ -130,7 +131,7 @@ class _BufferExport:
 
 
 def is_tensor(value: object) -> bool:
-    """Whether this is a torch.Tensor, without importing torch into a program that does not use it."""
+    """Whether this is a torch.Tensor, without an import of torch in a program that does not use it."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
@@ -146,15 +147,15 @@ def is_buffer(value: object) -> bool:
 
 
 def plain_tensor(tensor: Any, what: str) -> Any:
-    """The tensor as a strided one in CPU or CUDA memory: of a DTensor, this rank's own part."""
+    """The tensor as a strided one in CPU or CUDA memory; for a DTensor, this rank's own part."""
     torch = sys.modules["torch"]
     if hasattr(tensor, "to_local"):
-        if torch.is_grad_enabled():  # then a DTensor answers through autograd, ten times slower
+        if torch.is_grad_enabled():  # otherwise a DTensor goes through autograd, ten times slower
             with torch.no_grad():
                 tensor = tensor.to_local()
         else:
             tensor = tensor.to_local()
-        if hasattr(tensor, "wait"):  # a collective still under way
+        if hasattr(tensor, "wait"):  # a collective is still running
             tensor = tensor.wait()
     tensor = tensor.detach()
     if tensor.layout != torch.strided or tensor.is_quantized:
@@ -196,11 +197,11 @@ def part_info(part: Part) -> ObjectInfo:
 
 
 class Source:
-    """A value to be saved: its description at once, the address of its bytes on request.
+    """A value to save: its description at once, the address of its bytes on request.
 
-    Nothing is copied, with two exceptions: JSON is encoded, and a tensor that is not contiguous (or is a lazy
+    Nothing is copied, with two exceptions. JSON is encoded. A tensor that is not contiguous (or is a lazy
     conjugate or negative) is made contiguous when its memory is requested, one at a time. TypeError: a value
-    of a type that cannot be saved.
+    of this type cannot be saved.
     """
 
     def __init__(self, value: Value, what: str) -> None:
@@ -255,7 +256,7 @@ def target_memory(target: Any, what: str) -> tuple[Memory, ObjectInfo]:
 
 
 def new_tensor(info: ObjectInfo, what: str) -> Any:
-    """An uninitialised tensor to read the object into."""
+    """An uninitialised tensor for the object's bytes."""
     import torch
 
     dtype = getattr(torch, info.dtype or "", None)
@@ -271,16 +272,15 @@ def new_tensor(info: ObjectInfo, what: str) -> Any:
 
 
 def encode_json(value: JsonValue) -> bytes:
-    """Compact UTF-8. Floats come back to the bit (also inf and nan, as Python writes them); tuples come back
-    as lists.
-    ValueError: keys that are not strings, which JSON would silently turn into strings."""
+    """Compact UTF-8. Floats are preserved to the bit (also inf and nan, as Python writes them); tuples become
+    lists. ValueError: a key is not a string; JSON would silently turn it into one."""
     _check_keys(value)
     return json.dumps(value, separators=(",", ":")).encode()
 
 
 def encode_metadata(metadata: Mapping[str, JsonValue]) -> bytes:
-    """A step's metadata as standard JSON: NaN and infinities are null. TypeError: not a mapping of names to
-    JSON values."""
+    """A step's metadata as standard JSON: NaN and infinities become null. TypeError: not a mapping of names
+    to JSON values."""
     if not isinstance(metadata, Mapping):
         what_it_is = f"a {type(metadata).__name__}"
         raise TypeError(f"metadata is {what_it_is}: a mapping of names to JSON values is needed")
@@ -322,7 +322,7 @@ def _check_keys(value: object) -> None:
 
 
 def encode_index(infos: Mapping[str, ObjectInfo], world_size: int) -> bytes | None:
-    """The index object, or None when every object is plain bytes."""
+    """The index object, or None if every object is plain bytes."""
     objects: dict[str, dict[str, Any]] = {}
     for name, info in infos.items():
         if info.kind == "tensor":
@@ -348,7 +348,7 @@ class Index:
     """A shard's index object, decoded."""
 
     objects: Mapping[str, Mapping[str, Any]]
-    world_size: int | None = None  # the number of ranks that saved; None: version 1 does not say
+    world_size: int | None = None  # the number of ranks that saved; None: version 1 does not have it
 
 
 def decode_index(encoded: bytes) -> Index:
