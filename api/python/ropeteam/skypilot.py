@@ -48,12 +48,12 @@ def save_checkpoint(
     """For a function of (step, …) that writes files below `save_dir`: the files that a call writes become the
     checkpoint of `step`, in the memory of this node and others.
 
-    Call it on every rank; a rank may write nothing. A step has one such call. max_checkpoints: so many steps'
-    files stay in `save_dir`; the daemons' flags say how many steps the store keeps. checkpoint_prefix:
-    load_checkpoint() finds only checkpoints of its own prefix. metadata: stored with each step beside the
-    prefix and the time, as by Client.save().
+    Call it on every rank; a rank may write nothing. It is called once per step. max_checkpoints: how many
+    steps' files stay in `save_dir`; the daemons' flags say how many steps the store keeps. checkpoint_prefix:
+    load_checkpoint() finds only checkpoints with its own prefix. metadata: stored with each step in addition
+    to the prefix and the time, as by Client.save().
 
-    Exceptions of the function are raised; errors of the store are warnings, as of Checkpointer.step(). The
+    Exceptions of the function are raised; errors of the store are warnings, as in Checkpointer.step(). The
     first call opens the store: see Checkpointer for its errors.
     """
     folder = pathlib.Path(save_dir)
@@ -89,8 +89,8 @@ def save_checkpoint(
 def load_checkpoint(
     save_dir: str, checkpoint_prefix: str = "checkpoint"
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """For a function of (step, …) that reads the files of the saving one. It is called with the newest step's
-    number, after the files of that step have been written to `save_dir`.
+    """For a function of (step, …) that reads the files of the saving function. The files of the newest step
+    are written to `save_dir`, and then it is called with that step's number.
 
     If on any rank the files cannot be read or the function raises, the next older step is tried, with a
     warning; see Checkpointer.load_latest(). If nothing has been saved, the function is not called and the
@@ -112,7 +112,7 @@ def load_checkpoint(
                     result = (
                         function(**{**kwargs, "step": step}) if by_name else function(step, *rest, **kwargs)
                     )
-                except Exception as error:  # the program's own code raises anything
+                except Exception as error:  # the program's own code may raise anything
                     raise Corrupt(f"{function.__name__}() failed: {type(error).__name__}: {error}") from error
                 results[:] = [result]
 

@@ -7,7 +7,7 @@
         ckpt.step(step)                   # never raises; see Checkpointer
     ckpt.finish()
 
-For torch.distributed programs that do more by themselves: one call to open, one to save a training state, one
+For torch.distributed programs that do more on their own: one call to open, one to save a training state, one
 to load it.
 
     rope = ropeteam.torch.open_distributed()
@@ -21,12 +21,12 @@ to load it.
         except ropeteam.RopeteamError as error:
             print(error)                  # training goes on; the older committed steps are still there
 
-Each rank saves its own part of sharded tensors (DTensors); of what several ranks have, each saves a share. A
-step loads on any number of ranks, in any layout; docs/pytorch.md has the rules. Saving and loading are no
-collectives: nothing here waits for another rank, except open_distributed(), once, and Checkpointer when it
-opens and when it loads.
+Each rank saves its own part of sharded tensors (DTensors). Of tensors that several ranks have, each rank
+saves a share. A step loads on any number of ranks, in any layout; docs/pytorch.md has the rules. Saving and
+loading are not collectives: nothing here waits for another rank, except open_distributed(), once, and
+Checkpointer when it opens and when it loads.
 
-What a training state becomes, by name:
+The names of the objects of a training state:
 
     model/<name>             each tensor of model.state_dict()
     optimizer/<name>/<key>   each tensor of the optimizer's state of the parameter <name>
@@ -35,8 +35,9 @@ What a training state becomes, by name:
     rng/python, rng/numpy    JSON: random's and numpy.random's, the latter when numpy is in use
     data, data/<place>       what the caller gives, e.g. its position in the data: JSON, and the tensors in it
 
-Of several models, {"generator": g, "critic": c}, <name> begins with the model's ("generator.0.weight"). Of
-several optimizers by name the objects are optimizers/<optimizer> and optimizers/<optimizer>/<name>/<key>.
+With several models, {"generator": g, "critic": c}, <name> begins with the model's ("generator.0.weight").
+With several optimizers by name, the objects are optimizers/<optimizer> and
+optimizers/<optimizer>/<name>/<key>.
 """
 
 from __future__ import annotations

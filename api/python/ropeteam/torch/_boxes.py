@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which part of a tensor a rank has, and how one part is copied out of another. Integers only, no torch.
- A part is a product of one set of indexes for each dimension: `Layout`. A set is written as runs of
-neighbours, [(start, length), …], in the order in which the part has them. Nearly always it is one run. A
-_StridedShard of an uneven dimension can be several.
+
+A part is a product of one set of indexes for each dimension: `Layout`. A set is written as contiguous runs,
+[(start, length), …], in the order in which the part has them. It is nearly always one run; a _StridedShard of
+an uneven dimension can have several.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ Layout = tuple[Runs, ...]
 
 
 class Box(NamedTuple):
-    """Neighbours in every dimension."""
+    """A contiguous range in every dimension."""
 
     start: tuple[int, ...]  # in the whole tensor
     size: tuple[int, ...]
@@ -49,8 +50,8 @@ def layout_shape(layout: Layout) -> tuple[int, ...]:
 
 
 def shard(runs: Runs, parts: int, index: int, split_factor: int = 1) -> Runs:
-    """What torch.distributed.tensor gives place `index` of `parts` of a dimension: of Shard, torch.chunk's
-    part; of _StridedShard the same of each of `split_factor` chunks, one behind the other."""
+    """The share of torch.distributed.tensor for place `index` of `parts` in a dimension. For Shard it is
+    torch.chunk's part; for _StridedShard the same of each of `split_factor` chunks, one after the other."""
     taken: list[tuple[int, int]] = []
     count = sum(length for _, length in runs)
     outer = -(-count // split_factor)
@@ -68,7 +69,7 @@ def shard(runs: Runs, parts: int, index: int, split_factor: int = 1) -> Runs:
 
 
 def _take(runs: Runs, begin: int, end: int) -> Iterator[tuple[int, int]]:
-    """The indexes at the places from `begin` to before `end` of the runs."""
+    """The indexes at the places [begin, end) of the runs."""
     for start, length in runs:
         first, last = max(begin, 0), min(end, length)
         if first < last:
@@ -93,7 +94,7 @@ def boxes(layout: Layout) -> list[Box]:
 def cover(
     wanted: Iterable[Box], target_shape: Sequence[int], source: Iterable[Box], source_shape: Sequence[int]
 ) -> tuple[list[Copy], list[Box]]:
-    """How to copy what is wanted out of a source, as far as the source has it, and what is left wanted."""
+    """How to copy what is wanted out of a source, as far as the source has it, and what is still missing."""
     left = list(wanted)
     copies: list[Copy] = []
     for have in source:
@@ -124,8 +125,8 @@ def _intersection(want: Box, have: Box) -> Box | None:
 
 
 def _without(box: Box, hole: Box) -> Iterator[Box]:
-    """The rest of a box around a hole in it, as boxes that do not overlap: dimension by dimension what lies
-    before and behind the hole, at the hole's place in the dimensions that are done."""
+    """The rest of a box around a hole in it, as boxes that do not overlap. For each dimension in turn: the
+    parts before and after the hole, restricted to the hole in the dimensions already done."""
     start, size, at = list(box.start), list(box.size), list(box.at)
     for d in range(len(start)):
         before = hole.start[d] - start[d]
@@ -140,7 +141,7 @@ def _without(box: Box, hole: Box) -> Iterator[Box]:
 def _copies(
     box: Box, target_shape: Sequence[int], at: Sequence[int], source_shape: Sequence[int]
 ) -> Iterator[Copy]:
-    """A box that lies at `box.at` of the target and at `at` of the source, both row-major."""
+    """A box that is at `box.at` in the target and at `at` in the source, both row-major."""
     inner = len(
         box.size
     )  # from here on every dimension is whole on both sides, so that rows follow each other

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpointer: a training loop's checkpoints in three lines, and no error of theirs in the loop."""
+"""Checkpointer: a training loop's checkpoints in three lines. Their errors do not reach the loop."""
 
 from __future__ import annotations
 
@@ -37,28 +37,28 @@ from ._state import Loaded, load_state, open_distributed, save_state
 
 _log = logging.getLogger("ropeteam")
 
-#: "skip" waits so long all the same: the room of a step that another rank has skipped is free by then.
+#: "skip" waits this long nevertheless: it frees the memory of a step that another rank has skipped.
 _SKIP_WAIT_S = 0.1
-#: A full arena without a save of this rank under way is not waited for longer.
+#: The longest wait for a full arena while no save of this rank is running.
 _IDLE_WAIT_S = 1.0
-#: "skip": after so many commits in a row twice as many steps are saved again.
+#: "skip": after this many commits in a row, twice as many steps are saved again.
 _COMMITS_BEFORE_FASTER = 4
 _STRIDE_MAX = 64
-#: The leader answers within milliseconds, or is being replaced; the loop is not held up for that.
+#: The leader answers within milliseconds, or is being replaced; the loop does not wait for a new one.
 _PERSIST_TIMEOUT_S = 5.0
-#: So many steps below the newest are tried when it cannot be loaded, beside those on storage.
+#: How many steps below the newest are tried if it cannot be loaded, in addition to those on storage.
 _OLDER_TRIED = 8
-#: The same call would fail with an older step, too.
+#: The same call would also fail with an older step.
 _CALLERS_MISTAKE = (InvalidArgument, Unsupported, TypeError)
 
 
 @dataclass
 class CheckpointStats:
-    """What a Checkpointer has done so far, on this rank."""
+    """The counters of a Checkpointer, on this rank."""
 
-    saved: int = 0  # saves that are in this node's memory at least
-    skipped: int = 0  # "skip", "raise": there was no room; or there is no daemon
-    failed: int = 0  # saves that went wrong, and saved ones that will never be committed
+    saved: int = 0  # saves that are at least in this node's memory
+    skipped: int = 0  # "skip", "raise": there was no memory; or there is no daemon
+    failed: int = 0  # saves with errors, and saved steps that will never be committed
     blocked_s: float = 0.0  # seconds that the loop spent in step() and save()
     bytes: int = 0  # of this rank's shards
     committed: int | None = None  # the newest step known to be committed
@@ -66,7 +66,7 @@ class CheckpointStats:
 
 
 class Checkpointer:
-    """Saves and restores what a training loop needs to go on as if it had not been interrupted.
+    """Saves and restores the state that a training loop needs to continue as if it had not been interrupted.
 
         ckpt = ropeteam.torch.Checkpointer(model=model, optimizer=optimizer, scheduler=scheduler)
         for step in range(ckpt.load_latest(), steps):
@@ -74,10 +74,10 @@ class Checkpointer:
             ckpt.step(step)
         ckpt.finish()
 
-    A save that fails does not raise: it is logged as a warning (log "ropeteam"), counted in `stats`, and the
-    older committed steps are still there. The constructor and load_latest() do raise; under torch.distributed
-    they are collectives of the group, saving is not. A context manager: leaving it finishes; leaving it by an
-    exception closes without waiting. Not for two threads at once.
+    A save that fails does not raise: it is logged as a warning (log "ropeteam") and counted in `stats`, and
+    the older committed steps stay. The constructor and load_latest() raise errors. Under torch.distributed
+    they are collectives of the group; saving is not. A context manager: leaving it finishes; leaving it by an
+    exception closes without waiting. Two threads must not use it at once.
     """
 
     def __init__(
@@ -102,35 +102,36 @@ class Checkpointer:
         group: Any = None,
         timeout: float = DEFAULT_TIMEOUT,
     ) -> None:
-        """Opens the store as this process's rank of torch.distributed; where that is not initialised as the
-        rank that RANK and WORLD_SIZE say, or as the only one.
+        """Opens the store as this process's rank of torch.distributed. If that is not initialised: as the
+        rank given by RANK and WORLD_SIZE, or as the only one.
 
-        model, optimizer, scheduler, dataloader: each one, or several by name, {"generator": g, "critic": c}.
-            Models are modules; all others have state_dict() and load_state_dict().
-        extra: one of those, or a dict whose values are such, or plain values: the dict's values of now are
-            saved, and set in the same dict by a load. {"epoch": 0, "ema": averaged_model}
+        model, optimizer, scheduler, dataloader: one, or several by name, {"generator": g, "critic": c}.
+        Models are modules; all others have state_dict() and load_state_dict().
+        extra: an object with these methods, or a dict of such objects, or plain values. The dict's values at
+        the time of a save are saved, and a load sets them in the same dict. {"epoch": 0, "ema":
+        averaged_model}
         files: small files that rank 0 saves with each step: see save_state().
-        memory_every: step(n) saves where n is a multiple of it.
-        storage_every: where the job has storage, the daemons write a committed step there when a multiple of
-            so many has been passed, if they were started without --persist-every. Left out: 500, unless
-            their flag or another rank says otherwise; 0: the daemons' flag decides alone.
-        keep: so many of the newest steps are kept on storage, if the daemons were started without --keep-*.
-            Left out: the daemons' flags decide, or all steps are kept. Where storage_every or keep is given
-            and there is no storage: one warning, and training goes on.
+        memory_every: step(n) saves if n is a multiple of it.
+        storage_every: in a job with storage, the daemons write a committed step there when a multiple of this
+        number has been passed, if they were started without --persist-every. Default: 500, unless their flag
+        or another rank says otherwise; 0: only the daemons' flag decides.
+        keep: how many of the newest steps are kept on storage, if the daemons were started without --keep-*.
+        Default: the daemons' flags decide, or all steps are kept. If storage_every or keep is given and there
+        is no storage: one warning, and training continues.
         log_file: gets a line of JSON for each save; "{rank}" in it is the rank.
-        when_full: what a save does that finds no room, because saves come faster than they are committed.
-            "wait": waits up to `timeout` seconds. "skip": the step is not saved, and from then on only every
-            second step (fourth, …) is, the same ones on every rank, until these are committed in time again.
-            "raise": NoSpace, the only error that step() raises.
-        rng: torch's, Python's and numpy's random generators, too. replicas, verify: see save_state().
-        required: without a daemon on every rank: True: Unavailable. False: one warning, and every rank trains
-            without checkpoints.
-        client: an open one to use, which stays open. group: whose ranks these are; the default group without
-            it. timeout: seconds that opening, a wait for room, and each read of a load may take.
+        when_full: what a save does if memory is full, because saves come faster than commits. "wait": waits
+        up to `timeout` seconds. "skip": the step is not saved. From then on only every second step (fourth,
+        …) is saved, the same ones on every rank, until these are committed in time again. "raise": NoSpace,
+        the only error that step() raises.
+        rng: also torch's, Python's and numpy's random generators. replicas, verify: see save_state().
+        required: if a rank has no daemon: True: Unavailable. False: one warning, and every rank trains
+        without checkpoints.
+        client: an open one to use, which stays open. group: the process group of these ranks; default: the
+        default group. timeout: seconds for opening, a wait for memory, and each read of a load.
 
-        Unavailable: no daemon. InvalidArgument: a value makes no sense, or storage_every or keep is not what
-        the daemons were started with, or not what another rank gives; both are named. TypeError: a part of
-        the state cannot be saved. Others: see Client.
+        Unavailable: no daemon. InvalidArgument: a value is invalid, or storage_every or keep differs from the
+        daemons' flags or from another rank's value; the text has both. TypeError: a part of the state cannot
+        be saved. Others: see Client.
         """
         if memory_every < 1:
             raise InvalidArgument(f"memory_every {memory_every}: at least 1 is needed")
@@ -141,7 +142,7 @@ class Checkpointer:
         if when_full not in ("wait", "skip", "raise"):
             raise InvalidArgument(f'when_full {when_full!r}: "wait", "skip" or "raise" is needed')
         self.stats = CheckpointStats()
-        self.loaded: Loaded | None = None  # what load_latest() found
+        self.loaded: Loaded | None = None  # what load_latest() has found
         self._model = _checked_models(model)
         self._optimizer, others = _split_optimizers(optimizer)
         self._others = {"optimizer": others, "scheduler": scheduler, "dataloader": dataloader, "extra": extra}
@@ -149,11 +150,11 @@ class Checkpointer:
         self._options = {"rng": rng, "replicas": replicas, "verify": verify}
         self._files = dict(files or {})
         self._group, self._timeout = group, timeout
-        self._pending: list[int] = []  # saved and not known to be committed, oldest first
+        self._pending: list[int] = []  # saved and not yet known to be committed, oldest first
         self._stride, self._commits_in_a_row = 1, 0
         self._failures_in_a_row, self._gave_up_waiting = 0, False
         self._stale = self._finished = False
-        flatten(self._plain_state())  # TypeError now, not at every save
+        flatten(self._plain_state())  # raises TypeError now, not at every save
         self._own = client is None
         self._client = client
         if client is None:
@@ -171,15 +172,15 @@ class Checkpointer:
     # ---- loading
 
     def load_latest(self) -> int:
-        """Restores the newest step that can be loaded, and gives the first step to run: the one after it, or
-        0 when nothing has been saved.
+        """Restores the newest step that can be loaded, and returns the first step to run: the one after it,
+        or 0 if nothing has been saved.
 
-        When a rank cannot load the newest step (its bytes are lost or damaged), all go back to the next older
-        one that all can load, with a warning. That needs torch.distributed where there is more than one rank.
-        What was loaded is in `loaded`; its data are `extra`.
+        If a rank cannot load the newest step (its bytes are lost or damaged), all ranks load the next older
+        one that all can load, with a warning. With more than one rank that needs torch.distributed. The
+        result is in `loaded`; its data are `extra`.
 
-        Raises what Client.latest() and load_state() raise, of the newest step, when no step can be loaded.
-        The model's state is then undefined. A mistake of the caller's (another model) is raised at once.
+        If no step can be loaded, it raises the error of Client.latest() or load_state() for the newest step.
+        The model's state is then undefined. A caller's mistake (another model) is raised at once.
         """
         if self._client is None:
             return 0
@@ -204,7 +205,7 @@ class Checkpointer:
         raise error_for(int(errors[candidates[0]].code), f"no step can be loaded: {text}")
 
     def _candidates(self) -> list[int]:
-        """Steps to try, newest first. Empty: nothing was saved."""
+        """The steps to try, newest first. Empty: nothing was saved."""
         assert self._client is not None
         found = self._client.latest(self._timeout)
         if found is None:
@@ -213,17 +214,17 @@ class Checkpointer:
         try:
             older.update(each.step for each in self._client.storage_steps() if not each.problem)
         except RopeteamError:
-            pass  # most often the job has no storage; memory is tried all the same
+            pass  # usually the job has no storage; memory is tried anyway
         return [found.step, *sorted((step for step in older if 0 <= step < found.step), reverse=True)]
 
     def _try_load(self, step: int) -> RopeteamError | None:
-        """Loads `step` on every rank of the group; the first rank's error, when one cannot."""
+        """Loads `step` on every rank of the group. Returns the first rank's error if one cannot."""
         assert self._client is not None
         outcome: tuple[int, int, str] = (
             0,
             0,
             "",
-        )  # what failed, and the incarnation that saved the shard
+        )  # the error, and the incarnation that saved the shard
         try:
             options: dict[str, Any] = {"step": step, "rng": self._rng, "timeout": self._timeout}
             loaded = load_state(self._client, self._model, self._optimizer, **options)
@@ -236,7 +237,7 @@ class Checkpointer:
             self.loaded = replace(loaded, data=saved.get("extra"))
         except RopeteamError as error:
             outcome = (int(error.code), 0, str(error))
-        except Exception as error:  # the program's own load_state_dict() raises anything
+        except Exception as error:  # the program's own load_state_dict() may raise anything
             outcome = (int(Code.INVALID_ARGUMENT), 0, f"{type(error).__name__}: {error}")
         outcomes = self._gather(outcome)
         for rank, (code, _, text) in enumerate(outcomes):
@@ -266,10 +267,10 @@ class Checkpointer:
     def step(
         self, step: int, *, metadata: Mapping[str, JsonValue] | None = None, persist: bool = False
     ) -> bool:
-        """Says that training step `step` is done: saves it if it is due. Numbers must grow.
+        """Call it after training step `step`: saves the step if it is due. Numbers must grow.
 
-        metadata, persist: as of Client.save(); a step that is to be persisted is due. True: it is saved, and
-        on its way to the other nodes. The tensors are the loop's again at return.
+        metadata, persist: see Client.save(); a step with persist is due. Returns True if it is saved and on
+        its way to the other nodes. After the return the loop may change the tensors.
         """
         due = step % self._memory_every == 0
         return (due or persist) and self._checked_save(step, metadata, persist, due=False)
@@ -277,7 +278,7 @@ class Checkpointer:
     def save(
         self, step: int, *, metadata: Mapping[str, JsonValue] | None = None, persist: bool = False
     ) -> bool:
-        """Saves `step` also where it is not due. All ranks must call it with the same step."""
+        """Saves `step` even if it is not due. All ranks must call it with the same step."""
         return self._checked_save(step, metadata, persist, due=True)
 
     def _checked_save(
@@ -300,7 +301,7 @@ class Checkpointer:
         return result == "saved"
 
     def _save(self, step: int, metadata: Mapping[str, JsonValue] | None, persist: bool, due: bool) -> str:
-        """What became of it: "saved", "skipped" or "failed". due: "skip" does not thin it out."""
+        """Returns the outcome: "saved", "skipped" or "failed". due: "skip" does not skip it."""
         if self._client is None:
             return "skipped"
         try:
@@ -322,7 +323,7 @@ class Checkpointer:
                 raise
             self._slower()
             return "skipped"
-        except Exception as error:  # also the program's own state_dict(), which raises anything
+        except Exception as error:  # also the program's own state_dict(), which may raise anything
             return self._failed(step, error)
         self._failures_in_a_row, self._gave_up_waiting = 0, False
         return "saved"
@@ -345,7 +346,7 @@ class Checkpointer:
         return save_state(self._client, step, self._model, self._optimizer, **options)
 
     def _plain_state(self) -> dict[str, Any]:
-        """All but the models, the optimizers that torch knows, and the random generators."""
+        """The state without the models, the optimizers that torch knows, and the random generators."""
         state: dict[str, Any] = {"incarnation": getattr(self, "_incarnation", 0)}
         for kind, each in self._others.items():
             if each is None:
@@ -362,11 +363,11 @@ class Checkpointer:
         return state
 
     def _when_there_is_room(self, put: Callable[[], int]) -> int:
-        """put(), again and again while the arena is full, for as long as `when_full` allows."""
+        """Calls put() repeatedly while the arena is full, as long as `when_full` allows."""
         begun = time.monotonic()
         limit = {"wait": self._timeout, "skip": _SKIP_WAIT_S, "raise": 0.0}[self._when_full]
         if self._gave_up_waiting:
-            limit = 0.0  # a save has waited in vain: the next ones do not stop training as well
+            limit = 0.0  # an earlier save has waited in vain: later ones do not stop training, too
         while True:
             try:
                 return put()
@@ -376,13 +377,13 @@ class Checkpointer:
                 if left <= 0:
                     self._gave_up_waiting = self._when_full == "wait"
                     raise
-                # A commit of an older save makes room. What other ranks and nodes do may as well.
+                # A commit of an older save frees memory. Actions of other ranks and nodes may as well.
                 self._look(min(left, 0.05))
                 if not self._pending:
                     time.sleep(min(left, 0.01))
 
     def _look(self, timeout: float = 0.0) -> None:
-        """Which saves are committed by now, waiting for it up to `timeout` seconds."""
+        """Records which saves are committed by now; waits up to `timeout` seconds."""
         assert self._client is not None
         deadline = time.monotonic() + timeout
         while self._pending:
@@ -395,7 +396,7 @@ class Checkpointer:
                 self._pending.pop(0)
                 self._never_committed(step, error)
                 continue
-            except Unavailable:  # the daemon is gone, or was; the next save tries to reach it
+            except Unavailable:  # the daemon is or was gone; the next save tries to connect again
                 return
             self._pending.pop(0)
             self.stats.committed = step
@@ -404,7 +405,7 @@ class Checkpointer:
     def _never_committed(self, step: int, error: RopeteamError) -> None:
         if self._when_full == "skip":
             self._slower()
-        if not self._pending:  # else a newer one may still be, and this one is not missed
+        if not self._pending:  # otherwise a newer one may still commit, and this one is not missed
             self._failed(step, error)
 
     def _slower(self) -> None:
@@ -421,7 +422,7 @@ class Checkpointer:
         self._stale = self._stale or isinstance(error, Stale)
         self._failures_in_a_row += 1
         count = self._failures_in_a_row
-        if count & (count - 1) == 0:  # the 1st, 2nd, 4th, … in a row: not a line for each step
+        if count & (count - 1) == 0:  # the 1st, 2nd, 4th, … in a row: not one line per step
             in_a_row = f" ({count} in a row)" if count > 1 else ""
             _log.warning("step %d is not safe, training goes on%s: %s", step, in_a_row, error)
         return "failed"
@@ -443,10 +444,10 @@ class Checkpointer:
     # ---- the end
 
     def maybe_finalize(self, blocking: bool = False, timeout: float | None = None) -> bool:
-        """Looks at the saves that are under way: True when all have been committed, or never will be.
+        """Checks the running saves. Returns True if all have been committed, or never will be.
 
-        blocking: waits for that, up to `timeout` seconds (the constructor's when not given); where the newest
-            save has failed, a second at most.
+        blocking: waits for that, up to `timeout` seconds (default: the constructor's). If the newest save has
+        failed, at most a second.
         """
         if self._client is None or self._client.closed:
             return True
@@ -461,9 +462,10 @@ class Checkpointer:
         return not self._pending
 
     def finish(self, timeout: float | None = None) -> int | None:
-        """Waits until the last save is committed, and closes. The newest committed step; None: there is none.
+        """Waits until the last save is committed, and closes. Returns the newest committed step; None: there
+        is none.
 
-        A save that is not committed in time is a warning. Finishing twice is fine.
+        A save that is not committed in time is a warning. Finishing twice is allowed.
         """
         if not self._finished and not self.maybe_finalize(blocking=True, timeout=timeout):
             self._failed(
@@ -473,7 +475,7 @@ class Checkpointer:
         return self.stats.committed
 
     def close(self) -> None:
-        """Closes without waiting. A client that was given stays open."""
+        """Closes without waiting. A client that was passed in stays open."""
         self._finished = True
         if self._own and self._client is not None:
             self._client.close()
@@ -501,7 +503,7 @@ class Checkpointer:
         return 1 if self._client is None else self._client.info().world_size
 
     def _gather(self, value: Any) -> list[Any]:
-        """What each rank gives, on every rank. A collective."""
+        """The values of all ranks, on every rank. A collective."""
         if not self._grouped():
             return [value]
         values: list[Any] = [None] * dist.get_world_size(self._group)
@@ -509,7 +511,7 @@ class Checkpointer:
         return values
 
     def _from_first(self, make: Callable[[], Any]) -> Any:
-        """What make() gives on rank 0, or raises there, on every rank. A collective."""
+        """The result or the exception of make() on rank 0, on every rank. A collective."""
         made: tuple[Any, int, str] = (None, 0, "")
         if not self._grouped() or dist.get_rank(self._group) == 0:
             try:
@@ -522,7 +524,7 @@ class Checkpointer:
         return value
 
     def _open(self, required: bool) -> Client | None:
-        """The client of every rank, or of none."""
+        """The client on every rank, or on none."""
         client: Client | None = None
         failed: tuple[int, str] | None = None
         try:
@@ -572,7 +574,8 @@ def _checked_models(model: Any) -> Any:
 
 
 def _split_optimizers(optimizer: Any) -> tuple[Any, Any]:
-    """Those whose state is saved by the names of the model's parameters, and those of other libraries."""
+    """Optimizers whose state is saved by the names of the model's parameters, and those of other
+    libraries."""
     if optimizer is None or isinstance(optimizer, torch.optim.Optimizer):
         return optimizer, None
     if not isinstance(optimizer, Mapping):

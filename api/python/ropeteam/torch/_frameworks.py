@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Checkpointer and the integrations of training libraries share."""
+"""Code shared by Checkpointer and the integrations of training libraries."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from ._state import _restore_rng, _rng_objects, open_distributed
 
 _log = logging.getLogger("ropeteam")
 
-#: What Checkpointer's storage_every is when it is left out.
+#: The default of Checkpointer's storage_every.
 STORAGE_EVERY = 500
 
 
 def open_rank(timeout: float, storage_every: int | None = None) -> Client:
-    """As this process's rank of torch.distributed; where that is not initialised, as the rank that RANK and
-    WORLD_SIZE say, or as the only one. A collective in the first case. Errors: see Client.
+    """Opens as this process's rank of torch.distributed. If that is not initialised: as the rank given by
+    RANK and WORLD_SIZE, or as the only one. A collective in the first case. Errors: see Client.
 
-    storage_every: Checkpointer's, for the job, and so its errors; left out: none."""
+    storage_every: Checkpointer's, for the job, with its errors; default: none."""
     if dist.is_available() and dist.is_initialized():
         client = open_distributed(timeout=timeout)
     elif "WORLD_SIZE" in os.environ:
@@ -40,10 +40,10 @@ def open_rank(timeout: float, storage_every: int | None = None) -> Client:
 
 
 def set_policy(client: Client, storage_every: int | None, keep: int | None, timeout: float) -> None:
-    """Checkpointer's storage_every and keep, for the job. What cannot be in effect is a warning of rank 0.
+    """Sets Checkpointer's storage_every and keep for the job. Rank 0 warns of values that cannot take effect.
 
-    InvalidArgument: a value that was given is not that of the daemons' flags or of another rank. The default
-    interval gives way to theirs."""
+    InvalidArgument: a given value differs from the daemons' flags or from another rank's. The default
+    interval yields to theirs."""
     every = STORAGE_EVERY if storage_every is None else storage_every
     if not every and keep is None:
         return
@@ -64,8 +64,8 @@ def set_policy(client: Client, storage_every: int | None, keep: int | None, time
 
 
 def keep_on_storage(client: Client, name: str, limit: int | None, timeout: float) -> None:
-    """What a library's argument `name` says: so many steps stay on storage. Where the daemons' flags say
-    otherwise, they decide, and rank 0 warns."""
+    """Applies a library's argument `name`: this many steps stay on storage. If the daemons' flags differ,
+    they decide, and rank 0 warns."""
     if limit is None or limit <= 0:
         return
     try:
@@ -85,25 +85,25 @@ def has_storage(client: Client) -> bool:
 
 
 def by_number(parts: Sequence[Any]) -> Any:
-    """Models or optimizers as Checkpointer and load_state() take them: one as it is, several by number."""
+    """Models or optimizers as Checkpointer and load_state() take them: one as given, several by number."""
     return parts[0] if len(parts) == 1 else {str(index): each for index, each in enumerate(parts)}
 
 
 def restore_rng(client: Client, step: int, world_size: int, timeout: float) -> None:
-    """The random generators, as they were when `step` was saved by `world_size` ranks; a rank that was not
-    among them leaves its own as they are."""
+    """Restores the random generators, as they were when `step` was saved by `world_size` ranks. A rank that
+    was not among them keeps its own."""
     if client.rank < world_size:
         with client.view(step, timeout=timeout) as view:
             _restore_rng(view)
 
 
 def rng_state() -> dict[str, Any]:
-    """The random generators as they are now: plain state."""
+    """The present state of the random generators, as plain state."""
     return dict(_rng_objects())
 
 
 def set_rng_state(state: Mapping[str, Any]) -> None:
-    """What rng_state() gave."""
+    """Restores the result of rng_state()."""
     _restore_rng(_Values(state))  # type: ignore[arg-type]
 
 

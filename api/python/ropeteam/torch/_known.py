@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A save that has the structure of the one before: only the addresses of its tensors are new.
+"""A save with the structure of the previous one: only the addresses of its tensors are new.
 
-Describing 400 tensors takes 8 ms in Python, as long as copying 150 MiB, and training stands still meanwhile.
+A description of 400 tensors takes 8 ms in Python, as long as a copy of 150 MiB, and training waits meanwhile.
 So the description of the last save is kept, without its tensors. The next save compares each tensor with its
 description and reads the address."""
 
@@ -23,7 +23,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def _tensor_of(value: Any, name: str) -> Any:
-    """This rank's part. None: not a tensor."""
+    """The part of this rank. None: not a tensor."""
     if type(value) in _PLAIN:
         return value
     if isinstance(value, Piece):
@@ -32,7 +32,7 @@ def _tensor_of(value: Any, name: str) -> Any:
 
 
 def _description(value: Any, tensor: torch.Tensor) -> tuple[Any, ...] | None:
-    """All of a tensor but its address. None: its bytes cannot be read where they are."""
+    """All of a tensor except its address. None: its bytes cannot be read in place."""
     if tensor.layout is not torch.strided or not tensor.is_contiguous():
         return None
     if tensor.is_conj() or tensor.is_neg():
@@ -46,13 +46,13 @@ def _description(value: Any, tensor: torch.Tensor) -> tuple[Any, ...] | None:
 
 
 class Known:
-    """What a save was made of. Holds no tensor."""
+    """The structure of a save. It holds no tensor."""
 
     def __init__(
         self, objects: Mapping[str, Any], made: Mapping[str, Any], tied: Mapping[str, str], world_size: int
     ) -> None:
         """`objects` as the caller gave them; `made` has a Part for each tensor; `tied` has for each tensor
-        the first name of the same memory."""
+        the first name for the same memory."""
         infos: dict[str, ObjectInfo] = {}
         self._descriptions: dict[str, Any] = {}
         addresses = {}
@@ -68,7 +68,7 @@ class Known:
         self._places = len(set(addresses.values()))
         self._tied = [(name, first) for name, first in tied.items() if name != first]
         self._index = encode_index(infos, world_size)
-        #: Of what this rank stores: the length, and where in the text the name is.
+        #: For each object that this rank stores: its length, and the place of its name in the text.
         self._stored: dict[str, tuple[int, int]] = {}
         text = b""
         for name, info in infos.items():
@@ -78,8 +78,8 @@ class Known:
         self._text = ctypes.create_string_buffer(text)
 
     def contents(self, objects: Mapping[str, Any]) -> Contents | None:
-        """The same objects with what is in them now; they must stay until the save's commit. None: something
-        else about them is new, or a tensor must be copied before it can be read."""
+        """The same objects with their present contents, which must stay until the save's commit. None:
+        something else about them is new, or a tensor must be copied before it can be read."""
         if list(objects) != list(self._descriptions):
             return None
         fields = array.array("Q")

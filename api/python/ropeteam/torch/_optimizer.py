@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An optimizer's state as objects by its parameters' names, and back. See the package's documentation for the
+"""An optimizer's state as objects by its parameters' names, and back. The package's documentation has the
 names."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ._reshard import Filling, SavedStep
 
 
 def parameter_names(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[Any, str]:
-    """A stable name for every parameter of the optimizer: the model's, else by its place in the groups."""
+    """A stable name for every parameter of the optimizer: the model's, or else its place in the groups."""
     known = {parameter: name for name, parameter in model.named_parameters()}
     names: dict[Any, str] = {}
     for group_index, group in enumerate(optimizer.param_groups):
@@ -50,7 +50,8 @@ def optimizer_objects(
 
 
 def _flat(value: Any, name: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Plain state, and the tensors in it, which are saved as they are: they belong to no one parameter."""
+    """Plain state, and the tensors in it, which are saved separately because they belong to no single
+    parameter."""
     tensors, skeleton = flatten(value)
     if any(hasattr(tensor, "to_local") for tensor in tensors.values()):
         raise TypeError(f"{name}: a {type(value).__name__} with DTensors in it cannot be saved")
@@ -63,7 +64,7 @@ def _number(option: Any) -> Any:
 
 
 class OptimizerPlan:
-    """What loading an optimizer will do: made, and checked, before anything is changed."""
+    """The plan for loading an optimizer: made and checked before anything is changed."""
 
     def __init__(
         self,
@@ -74,13 +75,13 @@ class OptimizerPlan:
         root: str,
         missing: list[str],
     ) -> None:
-        """What nobody saved is added to `missing`. InvalidArgument: the groups are not those that were
-        saved."""
+        """State that no rank saved is added to `missing`. InvalidArgument: the groups differ from the saved
+        ones."""
         self._optimizer, self._saved, self._root = optimizer, saved, root
         self._names = parameter_names(model, optimizer)
         self._parameters = {name: parameter for parameter, name in self._names.items()}
         self._options: dict[int, Any] = {}  # of the groups, by their place
-        self._state: dict[str, tuple[int, dict[str, Any]]] = {}  # by parameter: which rank says it, and what
+        self._state: dict[str, tuple[int, dict[str, Any]]] = {}  # by parameter: rank and entry
         self._made: dict[tuple[Any, str], Any] = {}
         placed = self._read_heads()
         groups = enumerate(optimizer.param_groups)
@@ -102,7 +103,8 @@ class OptimizerPlan:
                     missing.append(f"{root}/{name}/{key}")
 
     def _read_heads(self) -> dict[str, int]:
-        """Each saved parameter's group, of as many ranks as it takes to know every parameter's here."""
+        """The group of each saved parameter. It reads as many ranks as needed to cover every parameter
+        here."""
         placed: dict[str, int] = {}
         wanted = set(self._parameters)
         for rank in self._saved.ranks():
@@ -132,7 +134,7 @@ class OptimizerPlan:
         dtype = getattr(torch, info.dtype or "", None)
         if not isinstance(dtype, torch.dtype):
             raise Unsupported(f"{full}: this torch ({torch.__version__}) has no dtype {info.dtype}")
-        # On the device only what was: a step counter is not.
+        # Only state that was on the device is put there: a step counter was not.
         device = "cpu" if entry.get("device", "cpu") == "cpu" else parameter.device
         shape = info.global_shape or info.shape or ()
         sharded = hasattr(parameter, "placements")
@@ -165,7 +167,7 @@ class OptimizerPlan:
 
 
 def _like(parameter: Any, local: torch.Tensor) -> Any:
-    """A sharded tensor laid out as the parameter is, of which `local` is this rank's part."""
+    """A sharded tensor with the layout of the parameter; `local` is this rank's part."""
     from torch.distributed.tensor import DTensor
 
     return DTensor.from_local(

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which part of a tensor this rank has, and which other ranks have the same: read off placements, without
-asking anybody."""
+"""Which part of a tensor this rank has, and which other ranks have the same. Computed from placements,
+without communication."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ class Piece:
     """A rank's part of a tensor whose sharding is not a DTensor's: save_tensors() takes it, load_tensors()
     fills it.
 
-    tensor: this rank's part, which begins at `offsets` of a tensor of `global_shape`. replicas: the ranks
-    that have the same bytes, as the Client counts ranks, this one among them. Empty: none is known,
-        and every rank saves its own.
+    tensor: this rank's part, which begins at `offsets` of a tensor of `global_shape`. replicas: the Client's
+    ranks that have the same bytes, this one among them. Empty: none is known, and every rank saves its own.
     """
 
     tensor: torch.Tensor
@@ -35,7 +34,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Held:
-    """What this rank has of a tensor."""
+    """This rank's part of a tensor."""
 
     tensor: torch.Tensor  # its own memory; of a DTensor the local tensor
     global_shape: tuple[int, ...]
@@ -49,8 +48,7 @@ class Held:
 
 
 def held(value: Any, name: str) -> Held:
-    """Unsupported: a tensor without bytes here, or a DTensor that is laid out in a way that is not known
-    here."""
+    """Unsupported: a tensor without bytes here, or a DTensor with an unknown layout."""
     if isinstance(value, Piece):
         local = plain_tensor(value.tensor, name)
         outside = any(
@@ -81,10 +79,10 @@ def held(value: Any, name: str) -> Held:
 def _of_dtensor(
     shape: tuple[int, ...], mesh: Any, placements: tuple[Any, ...], rank: int
 ) -> tuple[Layout | None, tuple[int, ...]]:
-    """This rank's part, None for the whole, and the ranks that have the same. The order of splitting is
-    DTensor's own, mesh dimension by mesh dimension
-    (torch.distributed.tensor._utils.compute_local_shape_and_global_offset). A rank that is not of the mesh
-    has an empty part, and nobody has the same."""
+    """This rank's part, None for the whole, and the ranks that have the same part. The order of splitting is
+    that of DTensor, one mesh dimension after the other
+    (torch.distributed.tensor._utils.compute_local_shape_and_global_offset). A rank outside the mesh has an
+    empty part, and no other rank has the same."""
     coordinate = mesh.get_coordinate()
     if coordinate is None:
         return tuple(((0, 0),) for _ in shape), ()

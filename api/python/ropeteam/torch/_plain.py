@@ -5,9 +5,9 @@
     ...                                   # both are saved: no tensor's bytes were copied
     scheduler.load_state_dict(unflatten(skeleton, tensors))
 
-The skeleton is strict JSON (no NaN, no integer beyond 64 bits), so any reader can look at it. What JSON has
-stands there as it is: None, bool, int, finite float, str, list, dict with str keys. Everything else is an
-object whose key "$" says what it is:
+The skeleton is strict JSON (no NaN, no integer beyond 64 bits), so any reader can read it. Values that JSON
+has are unchanged: None, bool, int, finite float, str, list, dict with str keys. Every other value is an
+object whose key "$" gives its kind:
 
     {"$": "tensor", "name": N}                       the tensor N; also "parameter", "requires_grad"
     {"$": "dict", "items": [[key, value], …]}        a dict with other keys; "OrderedDict", "Counter", and
@@ -29,7 +29,7 @@ object whose key "$" says what it is:
     {"$": "pickle", "data": …}                       all else: torch.save's bytes, which torch.load takes with
                                                      weights_only=True; that is tried when it is saved
 
-Nothing that is loaded can run code. A type that neither list knows is a TypeError, before anything is saved.
+Loading cannot run code. A type that neither list contains raises TypeError before anything is saved.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ from .._errors import Corrupt, NotFound, Unsupported
 from .._values import JsonValue
 
 _TAG = "$"
-#: Of this many bytes on they are a tensor of their own, which is not encoded.
+#: Values with at least this many bytes become a separate tensor, which is not encoded.
 _INLINE_BYTES = 256
-#: Names of tensors stay shorter, so that a caller's prefix fits before them (ROPETEAM_NAME_MAX is 255).
+#: Names of tensors are shorter, so that a caller's prefix fits before them (ROPETEAM_NAME_MAX is 255).
 _NAME_BYTES_MAX = 160
 _DEPTH_MAX = 100
 
@@ -77,14 +77,14 @@ _BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
 
 
 def flatten(state: Any) -> tuple[dict[str, torch.Tensor], JsonValue]:
-    """The tensors of a state, by the path to each, and all else as JSON.
+    """The tensors of a state, by their paths, and everything else as JSON.
 
-    Tensors are the live ones, not copies; a numpy array becomes a tensor over its own memory where that is
-    possible. The same tensor in several places (the same memory, dtype and shape) is one entry, and one
-    tensor again after unflatten(). Lists and mappings that stand in several places become equal ones.
+    Tensors are the live ones, not copies; if possible, a numpy array becomes a tensor over its own memory.
+    One tensor in several places (same memory, dtype and shape) is one entry, and is one tensor again after
+    unflatten(). Lists and mappings in several places become equal ones.
 
-    TypeError, which names the place and the type: a value can be saved neither so nor by a pickle that loads
-    weights-only, or is nested deeper than 100 levels (as one that contains itself is).
+    TypeError, with the place and the type: the value can be saved neither in this format nor by a pickle that
+    loads weights-only, or is nested deeper than 100 levels (for example because it contains itself).
     """
     flattener = _Flattener()
     skeleton = flattener.encode(state, (), 0)
@@ -92,11 +92,10 @@ def flatten(state: Any) -> tuple[dict[str, torch.Tensor], JsonValue]:
 
 
 def unflatten(skeleton: JsonValue, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """What flatten() was given. Tensors are those of `tensors`, which the result shares.
+    """The inverse of flatten(). The result shares the tensors of `tensors`.
 
-    NotFound: a tensor is missing. Unsupported: the skeleton has a kind of value that this package does not
-    know, a pickle that torch does not load here, or numpy's values where numpy is not installed. Corrupt: it
-    is not what flatten() makes.
+    NotFound: a tensor is missing. Unsupported: the skeleton has an unknown kind of value, a pickle that torch
+    does not load here, or numpy's values while numpy is not installed. Corrupt: it is not from flatten().
     """
     try:
         return _Unflattener(tensors).decode(skeleton)
@@ -109,7 +108,7 @@ def unflatten(skeleton: JsonValue, tensors: Mapping[str, torch.Tensor]) -> Any:
 class _Flattener:
     def __init__(self) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
-        self._names: dict[Any, str] = {}  # by what tells that two tensors are the same
+        self._names: dict[Any, str] = {}  # by a key that identifies equal tensors
 
     def encode(self, value: Any, path: tuple[str, ...], depth: int) -> Any:
         kind = type(value)
@@ -170,7 +169,7 @@ class _Flattener:
         return encoded
 
     def _add(self, tensor: torch.Tensor, path: tuple[str, ...]) -> str:
-        """The name of a tensor among `tensors`; one for all that are the same memory, seen the same way."""
+        """The name of a tensor among `tensors`; the same name for all equal views of one memory."""
         key: Any = id(tensor)  # which stays its own: the tensor is kept
         if type(tensor) in _PLAIN_TENSORS and tensor.numel() and tensor.data_ptr():
             seen = (tensor.dtype, tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg())
@@ -220,7 +219,7 @@ class _Flattener:
         return self._pickle(value, path)
 
     def _numpy(self, numpy: Any, value: Any, path: tuple[str, ...], depth: int) -> Any:
-        """None: not numpy's, or with objects in it."""
+        """None: not numpy's, or it contains objects."""
         if isinstance(value, numpy.dtype) and not value.hasobject:
             return {_TAG: "numpy.dtype", "dtype": _dtype_json(numpy, value, path)}
         if isinstance(value, numpy.generic) and not value.dtype.hasobject:
@@ -253,7 +252,7 @@ class _Flattener:
             torch.save(value, buffer)
             buffer.seek(0)
             torch.load(buffer, weights_only=True)
-        except Exception as error:  # pickle and the types' own code raise anything
+        except Exception as error:  # pickle and the types' own code may raise anything
             kind, why = type(value), (str(error) or type(error).__name__).splitlines()[0]
             raise TypeError(
                 f"{_place(path)} is a {kind.__module__}.{kind.__qualname__}, which cannot be saved: only "
@@ -394,7 +393,7 @@ class _Unflattener:
 def _unpickle(encoded: bytes) -> Any:
     try:
         return torch.load(io.BytesIO(encoded), weights_only=True)
-    except Exception as error:  # torch and the types' own code raise anything
+    except Exception as error:  # torch and the types' own code may raise anything
         raise Unsupported(
             "torch.load(weights_only=True) took a value when it was saved and does not take it here; a class "
             f"of the program's own is made known by torch.serialization.add_safe_globals(): {error}"

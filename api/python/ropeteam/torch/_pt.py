@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What torch.save would write for any object, as pieces: its tensors' own memory between short strings.
+"""The output of torch.save for any object, as pieces: its tensors' own memory between short strings.
 
 torch.save's file is a zip: a pickle of the object without its tensors' bytes, one record for each storage,
-and the directory. With torch.serialization.skip_data it writes everything but the storages, which it seeks
-over. The zip's CRC32 of them is then 0, which torch.load does not look at. docs/frameworks.md: such an object
-on storage is a file that torch.load opens. save() writes one to ropeteam://."""
+and the directory. With torch.serialization.skip_data it writes everything but the storages, and seeks over
+these. The zip's CRC32 for them is then 0, which torch.load does not check. On storage such an object is a
+file that torch.load opens (docs/frameworks.md). save() writes one to ropeteam://."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Parts = list[Union[bytes, torch.Tensor]]
 
 
 class _Capture(io.RawIOBase):
-    """Takes what torch.save writes, and how far it seeks."""
+    """Records what torch.save writes, and how far it seeks."""
 
     def __init__(self) -> None:
         self.texts = [bytearray()]
@@ -41,16 +41,16 @@ class _Capture(io.RawIOBase):
 
 
 def save(obj: Any, f: Any) -> None:
-    """torch.save(obj, f) for a file of ropeteam:// that is open for writing; any other `f`, a path too, is
-    left to torch.save.
+    """torch.save(obj, f) for a file of ropeteam:// that is open for writing. Any other `f`, also a path, is
+    passed to torch.save.
 
         with fsspec.open("ropeteam://100/model.pt", "wb") as file:
             ropeteam.torch.save(model.state_dict(), file)
 
-    torch.load reads the file as torch.save's own, with mmap=True and weights_only=True as well. The tensors'
-    bytes are copied once, from where they are (CUDA memory too) into the arena, and get Ropeteam's CRC32C on
-    the way. The zip's CRC32 of them, which torch.save takes several times as long for, is 0: torch.load never
-    looks at it, Python's zipfile and unzip do. Errors are torch.save's and Save.put_parts()'s."""
+    torch.load reads the file like torch.save's own, also with mmap=True and weights_only=True. The tensors'
+    bytes are copied once, from their place (also in CUDA memory) into the arena, and get Ropeteam's CRC32C on
+    the way. Their CRC32 in the zip, for which torch.save takes several times as long, is 0: torch.load never
+    checks it, but Python's zipfile and unzip do. Errors are those of torch.save and Save.put_parts()."""
     parts = None
     if hasattr(f, "put_parts"):
         with contextlib.suppress(RuntimeError):  # skip_data refuses quantized and nested tensors
@@ -62,9 +62,9 @@ def save(obj: Any, f: Any) -> None:
 
 
 def pt_file(value: Any, check: Callable[[set[str]], None] | None = None) -> Parts:
-    """The pieces of torch.save(value). They share the tensors' memory: put them before that changes.
+    """The pieces of torch.save(value). They share the tensors' memory: put them before it changes.
 
-    check: is given the names of the classes and functions that the pickle needs, "module.name"."""
+    check: called with the names of the classes and functions that the pickle needs, "module.name"."""
     parts = _around_tensors(value, check)
     if parts is None:
         buffer = io.BytesIO()
@@ -74,7 +74,7 @@ def pt_file(value: Any, check: Callable[[set[str]], None] | None = None) -> Part
 
 
 def _around_tensors(value: Any, check: Callable[[set[str]], None] | None = None) -> Parts | None:
-    """As pt_file(). None: only torch.save itself can write this."""
+    """As pt_file(). None: only torch.save itself can write this value."""
     storages: dict[str, torch.UntypedStorage] = {}  # by their key in the file
     pickled: list[io.BytesIO] = []
 
@@ -119,7 +119,7 @@ def _around_tensors(value: Any, check: Callable[[set[str]], None] | None = None)
 
 
 def load_pt(file: memoryview, packages: Iterable[str], **options: Any) -> Any:
-    """torch.load with weights_only=True, which takes the classes of these packages, too."""
+    """torch.load with weights_only=True, which also accepts the classes of these packages."""
     unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(_Mapped(file))
     allowed: list[Any] = []
     for name in unsafe:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors that several ranks have are saved by one of them.
+"""Tensors that several ranks have are saved by one of these ranks.
 
-Which ranks have the same is read off placements and process groups, and who saves what is computed from that:
-each rank comes to the same result without asking. That the bytes are the same as well is checked when a
-decision is new, by sums over them. Where all ranks have the same the leader compares (`agreement` of
-Client.save()), and never commits a step on which they differ. Where groups of ranks have the same (HSDP,
-replicas of pipeline stages) each rank compares its sums with those in the index of the rank that saved, once
-the step is committed. A rank that learns of a difference saves everything itself from then on.
+Placements and process groups tell which ranks have the same tensor, and each rank computes from that which
+rank saves it: all come to the same result without communication. When a decision is new, sums over the bytes
+check that they are equal. If all ranks have the same tensor, the leader compares the sums (`agreement` of
+Client.save()) and never commits a step with a difference. If groups of ranks do (HSDP, replicas of pipeline
+stages), each rank compares its sums with those in the index of the rank that saved, once the step is
+committed. A rank that finds a difference saves everything itself from then on.
 """
 
 from __future__ import annotations
@@ -42,12 +42,13 @@ def save_tensors(
     replicated: Mapping[str, Sequence[int]] | None = None,
     **options: Any,
 ) -> int:
-    """Client.save() that takes Pieces too, and notes of Pieces and DTensors which part of the whole they are,
-    so that load_tensors() finds them on any number of ranks. What several ranks have is saved by one of them.
+    """Client.save() that also takes Pieces. For Pieces and DTensors it records which part of the whole they
+    are, so that load_tensors() finds them on any number of ranks. Tensors that several ranks have are saved
+    by one of them.
 
-    replicas: "all" has each rank save all of its own. verify: when to compare replicas; see save_state().
-    replicated: of tensors that do not tell it themselves, the ranks of torch.distributed that have the same.
-    options: Client.save()'s.
+    replicas: with "all" each rank saves all of its own. verify: when to compare replicas; see save_state().
+    replicated: for tensors without this information, the ranks of torch.distributed that have the same.
+    options: those of Client.save().
     """
     if verify not in _VERIFY:
         raise InvalidArgument(f"verify {verify!r}: one of {', '.join(_VERIFY)}")
@@ -64,7 +65,7 @@ def save_tensors(
 
 @dataclass(frozen=True)
 class _Last:
-    """A save whose like needs no new decision."""
+    """A save whose repetition needs no new decision."""
 
     options: Any  # those that decide what is shared
     decision: Any
@@ -73,14 +74,14 @@ class _Last:
 
 
 class _Remembered:
-    """What is known between the saves of a Client."""
+    """The state kept between the saves of a Client."""
 
     def __init__(self, client: Client) -> None:
         self._client = weakref.ref(client)  # which has this
         self._ranks = _client_ranks(client)
-        self.alone = False  # replicas differed: all is saved by all
+        self.alone = False  # replicas differed: every rank saves everything
         self._owners: dict[Any, dict[str, int]] = {}  # by what was to be decided
-        self._verified: Any = None  # the decision whose replicas were compared
+        self._verified: Any = None  # the last decision whose replicas were compared
         self._attempted: Any = None  # the last decision that a save was made with
         self._last: _Last | None = None
         #: A save of which it is not known yet whether the ranks had the same: its step, what is verified when
@@ -146,7 +147,7 @@ class _Remembered:
         return saved
 
     def _last_if_like(self, options: Any, verify: str) -> _Last | None:
-        """The last save, if the next one shares as much and wants no sums."""
+        """The last save, if the next one shares the same and needs no sums."""
         last = self._last
         # The first save of a decision gives its sums, on every rank: what they agree on must not depend on
         # what one rank knows.
@@ -172,7 +173,7 @@ class _Remembered:
         tensors: Mapping[str, Held],
         replicated: Mapping[str, Sequence[int]],
     ) -> dict[str, tuple[int, ...]]:
-        """The ranks that have the same, of each tensor that several have."""
+        """For each tensor that several ranks have: those ranks."""
         shared = {}
         for name, has in tensors.items():
             who: Sequence[int] = replicated.get(name, has.replicas)
@@ -185,9 +186,10 @@ class _Remembered:
         return shared
 
     def _decide(self, rank: int, decision: Any, total: int) -> dict[str, int]:
-        """Who saves what: of the ranks that have a tensor the one with the fewest bytes so far, the largest
-        tensors first (Graham, Bounds on Multiprocessing Timing Anomalies, 1969: longest processing time
-        first). Each set of ranks is decided by itself: others do not know of it."""
+        """Decides which rank saves which tensor: of the ranks that have it, the one with the fewest bytes so
+        far, the largest tensors first (Graham, Bounds on Multiprocessing Timing Anomalies, 1969: longest
+        processing time first). Each set of ranks is decided separately, because other ranks do not know of
+        it."""
         owners = self._owners.get(decision)
         if owners is None:
             owners = {}
@@ -206,8 +208,8 @@ class _Remembered:
         return owners
 
     def look(self) -> None:
-        """Whether the ranks that were to have the same had it, as far as that is known by now. Never waits,
-        and raises nothing: the next save tries again."""
+        """Checks whether the replicas were equal, as far as that is known by now. Never waits and never
+        raises: the next save tries again."""
         client = self._client()
         if self._pending is None or client is None:
             return
@@ -254,7 +256,7 @@ _REMEMBERED: weakref.WeakKeyDictionary[Client, _Remembered] = weakref.WeakKeyDic
 
 
 def _client_ranks(client: Client) -> Mapping[int, int]:
-    """The Client's ranks by torch.distributed's; empty when they have nothing to do with each other."""
+    """The Client's ranks by torch.distributed's ranks; empty if they are unrelated."""
     if not dist.is_initialized():
         return {}
     ranks = client._group_ranks
@@ -266,13 +268,13 @@ def _client_ranks(client: Client) -> Mapping[int, int]:
 
 
 def _mapped(who: Iterable[int], ranks: Mapping[int, int]) -> tuple[int, ...]:
-    """Ranks of torch.distributed as the Client's; none where one is outside its world."""
+    """Ranks of torch.distributed as the Client's; empty if one is outside its world."""
     mapped = [ranks.get(rank, -1) for rank in who]
     return () if -1 in mapped else tuple(sorted(mapped))
 
 
 def _tied(tensors: Mapping[str, Held]) -> dict[str, str]:
-    """For each name the first name of the same memory."""
+    """For each name, the first name for the same memory."""
     first: dict[int, list[str]] = {}  # by address: names of different tensors that begin there
     tied: dict[str, str] = {}
     for name, has in tensors.items():
@@ -299,7 +301,7 @@ def _bytes(has: Held) -> int:
 
 
 def _sums(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
-    """For each tensor the sum of its bytes, eight at a time: a pass over the memory where it lies."""
+    """For each tensor the sum of its bytes, eight at a time: one pass over the memory in place."""
     sums = []
     for tensor in tensors.values():
         raw = tensor.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
@@ -311,6 +313,7 @@ def _sums(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
 
 
 def _agreement(said: list[Any]) -> int:
-    """The same on all ranks that say the same. 0, which is no agreement, where nothing is said."""
+    """A value that is equal on all ranks with equal content. 0, which means no agreement, if there is no
+    content."""
     digest = hashlib.blake2b(repr(said).encode(), digest_size=8).digest()
     return (int.from_bytes(digest, "little") or 1) if said else 0

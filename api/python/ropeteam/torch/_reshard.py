@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading a step that another number of ranks saved, or the same number with other parts of the tensors.
+"""Reads a step that another number of ranks saved, or the same number with other parts of the tensors.
 
-A rank looks into the shard of its own number first. Only what it does not find there makes it look at what
-the other ranks saved, one index after the other, until it has found everything. Nobody waits for another
-rank.
+A rank first reads the shard of its own number. If something is missing there, it reads the indexes of the
+other ranks, one after the other, until it has found everything. No rank waits for another.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ PART = "#"
 
 
 class SavedStep:
-    """A step as one rank reads it. A context manager: leaving it closes the views.
+    """A step as read by one rank. A context manager: leaving it closes the views.
 
     NotFound: there is no such step, or rank."""
 
     def __init__(
         self, client: Client, step: int, rank: int, timeout: float, world_size: int | None = None
     ) -> None:
-        """world_size: of the ranks that saved it, where that is known; else the index tells it."""
+        """world_size: the number of ranks that saved it, if known; otherwise the index has it."""
         self.step = step
         self._client = client
         self._timeout = timeout
@@ -58,7 +57,7 @@ class SavedStep:
                 world_size = self.view(0).index().world_size
                 if world_size is None or rank < world_size:
                     raise
-        #: Version 1 of the index does not tell it; then the program must be as many ranks as saved.
+        #: Version 1 of the index does not have it; then the program must have as many ranks as saved.
         self.world_size = world_size if world_size is not None else client.info().world_size
         self.own = rank if rank < self.world_size else None
         self.same_world = self.own is not None and self.world_size == client.info().world_size
@@ -68,11 +67,12 @@ class SavedStep:
         self._ranks = others if self.own is None else [rank, *others]
 
     def ranks(self) -> Iterator[int]:
-        """This one's number first, then those that have most likely what this rank needs."""
+        """This rank's number first, then those that most likely have what it needs."""
         return iter(self._ranks)
 
     def view(self, rank: int) -> View:
-        """Of the same number of ranks this one needs its shard as a whole, of others and otherwise parts."""
+        """With the same number of ranks, this rank needs its shard as a whole; otherwise it needs parts of
+        others."""
         if rank not in self._views:
             partial = not (self.same_world and rank == self.own)
             view = self._client.view(self.step, rank, self._timeout, partial=partial)
@@ -80,7 +80,7 @@ class SavedStep:
         return self._views[rank]
 
     def infos(self, rank: int) -> Mapping[str, ObjectInfo]:
-        """What a rank saved, and what it had and another rank saved."""
+        """The objects that a rank saved, and those that it had but another rank saved."""
         if rank not in self._infos:
             view = self.view(rank)
             index = view.index().objects
@@ -90,7 +90,7 @@ class SavedStep:
         return self._infos[rank]
 
     def parts(self, rank: int, name: str) -> list[tuple[str, ObjectInfo]]:
-        """What a rank has of a tensor: nothing, the object of this name, or several pieces."""
+        """A rank's part of a tensor: nothing, the object of this name, or several pieces."""
         if rank not in self._parts:
             parts = self._parts[rank] = {}
             for each, info in self.infos(rank).items():
@@ -104,7 +104,7 @@ class SavedStep:
         return next((rank for rank in self._ranks if name in self.infos(rank)), None)
 
     def tensor(self, name: str, rank: int) -> torch.Tensor:
-        """A new tensor with what that rank had."""
+        """A new tensor with that rank's part."""
         at = self.infos(rank)[name].at
         value = self.view(at[0]).value(at[1]) if at else self.view(rank).value(name)
         assert isinstance(value, torch.Tensor)
@@ -129,7 +129,7 @@ class SavedStep:
 
 
 class Filling:
-    """Tensors to be filled out of a saved step: planned and checked first, then read."""
+    """Tensors to fill from a saved step: planned and checked first, then read."""
 
     def __init__(self, saved: SavedStep) -> None:
         self._saved = saved
@@ -137,11 +137,10 @@ class Filling:
         self._after: list[Callable[[], object]] = []
 
     def add(self, name: str, target: Any) -> bool:
-        """Plans that `target`, a tensor, DTensor or Piece, gets this rank's part of the tensor `name`. False:
-        nobody saved one of that name.
+        """Plans that `target`, a tensor, DTensor or Piece, gets this rank's part of the tensor `name`.
+        Returns False if no rank saved one of that name.
 
-        InvalidArgument: another dtype or shape was saved. NotFound: the parts that were saved are not all of
-        it.
+        InvalidArgument: the saved dtype or shape differs. NotFound: the saved parts do not cover all of it.
         """
         want = held(target, name)
         if not want.tensor.is_contiguous() or want.tensor.is_conj() or want.tensor.is_neg():
@@ -214,8 +213,8 @@ class Filling:
 
 
 def open_step(client: Client, step: int | None, rank: int | None, timeout: float) -> SavedStep | None:
-    """A step for reading: the latest when not given, and None where there is none. rank: as SavedStep's;
-    this one's when not given."""
+    """Opens a step for reading; default: the latest, or None if there is none. rank: see SavedStep; default:
+    this rank."""
     world_size = None
     if step is None:
         found = client.latest(timeout)
@@ -234,11 +233,12 @@ def load_tensors(
     strict: bool = True,
     timeout: float = DEFAULT_TIMEOUT,
 ) -> int | None:
-    """Fills tensors, DTensors or Pieces by name with what save_tensors() saved, on however many ranks it was;
-    gives the step, or None when there is none to load. Only the bytes that are needed are read.
+    """Fills tensors, DTensors or Pieces by name with the bytes saved by save_tensors(), on any number of
+    ranks. Returns the step, or None if there is none to load. Only the needed bytes are read.
 
-    step: the latest when not given. rank: as whose rank to look first. strict: a tensor that nobody saved is
-    an error; else it stays as it is. InvalidArgument, NotFound: as load_state(), before anything is changed.
+    step: default: the latest. rank: the rank whose shard is read first. strict: a tensor that no rank saved
+    is an error; otherwise it is unchanged. InvalidArgument, NotFound: as load_state(), before anything is
+    changed.
     """
     opened = open_step(client, step, rank, timeout)
     if opened is None:

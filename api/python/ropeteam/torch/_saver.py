@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saving from inside a training library, which must not be stopped by it."""
+"""Saves from inside a training library. They must not stop the library."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Saver:
         self._last: int | None = None
 
     def save(self, step: int, put: Callable[[], object]) -> bool:
-        """put() saves `step`; it is called again after a NoSpace, when the step before is committed."""
+        """put() saves `step`; after a NoSpace it is called again when the previous step is committed."""
         try:
             try:
                 put()
@@ -43,14 +43,14 @@ class Saver:
         self._last = step
 
     def warn(self, step: int | None, error: Exception) -> None:
-        """step: None where it is not known."""
+        """step: None if it is not known."""
         self.failed += 1
         which = "a step" if step is None else f"step {step}"
         _log.warning("%s is not safe, training goes on: %s", which, error)
 
     def settle(self, timeout: float | None = None) -> bool:
         """Waits until the last save is committed, or never will be, for `timeout` seconds. False: there is
-        none, or it is still under way."""
+        none, or it is still running."""
         if self._last is None:
             return False
         try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A training state's objects: made, saved, loaded. See the package's documentation for their names."""
+"""A training state's objects: made, saved, loaded. The package's documentation has their names."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ._reshard import Filling, SavedStep, open_step
 _OPTIMIZER = "optimizer"
 _DATA = "data"
 
-#: One, or several by names of the caller's.
+#: One, or several by names that the caller chooses.
 Models = Union[torch.nn.Module, Mapping[str, torch.nn.Module]]
 Optimizers = Union[torch.optim.Optimizer, Mapping[str, torch.optim.Optimizer]]
 
@@ -38,9 +38,9 @@ def open_distributed(
 ) -> Client:
     """Opens a Client as this process's rank of an initialised process group.
 
-    Rank 0 makes the token of this incarnation, and the group broadcasts it: a process of an older incarnation
-    that is still running is refused from then on, also when it saves the same steps. This broadcast is a
-    collective; every rank of the group must call. Errors: see Client.
+    Rank 0 makes the token of this incarnation, and the group broadcasts it. From then on a process of an
+    older incarnation that is still running is refused, even if it saves the same steps. The broadcast is a
+    collective: every rank of the group must call. Errors: see Client.
     """
     if not dist.is_initialized():
         raise InvalidArgument("torch.distributed is not initialised: call init_process_group() first")
@@ -63,8 +63,8 @@ def training_state(
 ) -> dict[str, Value]:
     """The objects of a training state, for Client.save(); tensors are the live ones, not copies.
 
-    TypeError: the model's extra state, an optimizer's state or option, or `data` is not plain state: what
-    flatten() takes.
+    TypeError: the model's extra state, an optimizer's state or option, or `data` is not plain state, as
+    flatten() defines it.
     """
     model = as_one(model)
     objects: dict[str, Value] = {}
@@ -79,7 +79,7 @@ def training_state(
 
 
 def _add(objects: dict[str, Value], name: str, value: Any, plain: bool = False) -> None:
-    """A tensor as itself, and anything else as plain state: JSON, and its tensors below its name."""
+    """A tensor as it is; anything else as plain state: JSON, and its tensors below its name."""
     if is_tensor(value) and not plain:
         objects[name] = value
         return
@@ -103,20 +103,21 @@ def save_state(
     verify: str = "first",
     timeout: float = DEFAULT_TIMEOUT,
 ) -> int:
-    """Saves this rank's part of a training state as the shard of `step`; see Client.save() for errors and for
-    what it gives back.
+    """Saves this rank's part of a training state as the shard of `step`. Errors and return value: see
+    Client.save().
 
     model, optimizer: one, or several by name, {"generator": g, "critic": c}.
-    data: plain state of the caller's, e.g. its position in the data: what flatten() takes.
-    rng: the random generators too. metadata: the step's, e.g. {"loss": loss.item()}.
-    files: small files of this rank's by their names; one rank is enough. `ropeteam export --format hf` writes
-        those below "hf/": {"hf/config.json": b"…"}. On storage *.json are files, too.
-    replicas: parameters, and their state in the optimizer, that several ranks have are saved by one of them.
-        "auto" knows those of DistributedDataParallel and of DTensors; a process group says that its ranks
-        have the same parameters; "all" has each rank save all of its own. Buffers are always each rank's own.
-    verify: when to compare what the ranks have. "first": at the first save, and whenever what there is to
-        save has changed. "every": at each save, a pass over the memory. "never". Where they differ, a warning
-        is logged, and each rank saves all of its own from then on; docs/pytorch.md has the rest.
+    data: the caller's plain state, e.g. its position in the data; see flatten().
+    rng: also the random generators. metadata: the step's, e.g. {"loss": loss.item()}.
+    files: small files of this rank by name; one rank is enough. `ropeteam export --format hf` writes those
+    below "hf/": {"hf/config.json": b"…"}. On storage *.json objects are also files.
+    replicas: of the parameters that several ranks have, and their optimizer state, each is saved by one of
+    these ranks. "auto" uses DistributedDataParallel and DTensors to find them. A process group states that
+    its ranks have the same parameters. With "all" each rank saves all of its own. Buffers are always each
+    rank's own.
+    verify: when to compare what the ranks have. "first": at the first save, and whenever the set of saved
+    objects has changed. "every": at each save, a pass over the memory. "never". After a difference, a warning
+    is logged, and each rank saves all of its own from then on; docs/pytorch.md has the rest.
     """
     state = {**training_state(model, optimizer, data=data, rng=rng), **(files or {})}
     options = {"metadata": metadata, "persist": persist, "wait": wait, "timeout": timeout}
@@ -125,12 +126,12 @@ def save_state(
 
 
 def _replicated(model: Models, optimizer: Optimizers | None, group: Any) -> dict[str, Sequence[int]]:
-    """For each tensor of a training state that does not tell it itself: the ranks that have the same.
+    """For each tensor of a training state without this information: the ranks that have the same.
 
-    Those of DistributedDataParallel's group; of the group that the caller gives; and of parameters without a
-    placement, beside others that all have one on the same mesh, that mesh's: so tensor parallelism leaves
-    what it does not split. A parameter's state in the optimizer is where the parameter is. Buffers are not
-    among them: BatchNorm's differ.
+    These are the ranks of DistributedDataParallel's group, or of the group that the caller gives. A parameter
+    without a placement, among others that all have one on the same mesh, is on all ranks of that mesh: tensor
+    parallelism leaves unsplit parameters like that. A parameter's optimizer state is where the parameter is.
+    Buffers are not included: BatchNorm's differ.
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return {}
@@ -162,7 +163,7 @@ def _replicated(model: Models, optimizer: Optimizers | None, group: Any) -> dict
 
 
 def _group_ranks(model: Any, group: Any) -> Sequence[int]:
-    """The ranks of DistributedDataParallel's group, or of the one that was given."""
+    """The ranks of DistributedDataParallel's group, or of the given one."""
     while group is None and isinstance(model, torch.nn.Module):
         if isinstance(model, torch.nn.parallel.DistributedDataParallel):
             group = model.process_group
@@ -172,13 +173,13 @@ def _group_ranks(model: Any, group: Any) -> Sequence[int]:
 
 @dataclass(frozen=True)
 class Loaded:
-    """What load_state() found."""
+    """The result of load_state()."""
 
     step: int
-    data: Any  # as it was given to save_state()
-    metadata: dict[str, Any]  # likewise, by the rank whose shard it is; empty when it gave none
-    missing: tuple[str, ...] = ()  # with strict=False: what was not saved, and is as it was
-    unexpected: tuple[str, ...] = ()  # likewise: what was saved and has no place here
+    data: Any  # as given to save_state()
+    metadata: dict[str, Any]  # of the rank whose shard was read; empty if it gave none
+    missing: tuple[str, ...] = ()  # with strict=False: state that was not saved, and is unchanged
+    unexpected: tuple[str, ...] = ()  # with strict=False: state that was saved and has no place here
 
 
 def load_state(
@@ -192,21 +193,21 @@ def load_state(
     strict: bool | str = True,
     timeout: float = DEFAULT_TIMEOUT,
 ) -> Loaded | None:
-    """Loads what save_state() saved into a model and optimizer; None when there is no step to load.
+    """Loads what save_state() saved into a model and optimizer; None if there is no step to load.
 
-    The number of ranks, the meshes and the placements may be others than when it was saved: each rank finds
-    its part of every tensor by name, and reads the bytes that it needs. The model's tensors, and those that
-    the optimizer has already, are filled in place; state that it lacks (a fresh one has none) is made. Data,
-    random generators and plain state are those of the rank of this number; where fewer ranks saved, data and
-    plain state are those of another one, and the generators stay as they are.
+    The number of ranks, the meshes and the placements may differ from those of the save: each rank finds its
+    part of every tensor by name, and reads only the bytes that it needs. The model's tensors, and existing
+    ones of the optimizer, are filled in place; missing state (a new optimizer has none) is created. Data,
+    random generators and plain state are those of the rank with this number. If fewer ranks saved, data and
+    plain state are another rank's, and the generators are unchanged.
 
-    step: the latest when not given. rank: as whose rank to load; this one's when not given. strict: whether
-    what is missing, or was saved and has no place here, is an error. "missing": only the former, for ranks
-    with a part of the model each (pipeline stages) of a step that was saved whole.
+    step: default: the latest. rank: the rank whose state to load; default: this rank. strict: whether it is
+    an error if state is missing, or was saved and has no place here. "missing": only the former is an error,
+    for ranks with a part of the model each (pipeline stages) of a step that was saved whole.
 
-    InvalidArgument: dtypes or shapes differ, or the optimizer's groups. NotFound: the model has a tensor that
-    nobody saved, or the other way round. Both are found before anything is changed. After Corrupt or another
-    error on the way the model is partly loaded.
+    InvalidArgument: dtypes, shapes or the optimizer's groups differ. NotFound: the model has a tensor that no
+    rank saved, or the reverse. Both are detected before anything is changed. After Corrupt or another error
+    during the load, the model is partly loaded.
     """
     model = as_one(model)
     opened = open_step(client, step, rank, timeout)
@@ -240,15 +241,15 @@ def load_state(
 
 
 def as_one(model: Models) -> torch.nn.Module:
-    """Several models as one, whose tensors' names begin with the name of the model that has them, and a
-    dot."""
+    """Several models as one. The names of its tensors begin with the name of their model and a dot."""
     if isinstance(model, Mapping):
         return torch.nn.ModuleDict({name: _unwrapped(each) for name, each in model.items()})
     return _unwrapped(model)
 
 
 def _unwrapped(model: torch.nn.Module) -> torch.nn.Module:
-    """Without DistributedDataParallel's and torch.compile's wrappers, so that names do not tell of them."""
+    """Without the wrappers of DistributedDataParallel and torch.compile, so that names do not depend on
+    them."""
     while True:
         inner = getattr(model, "_orig_mod", None)
         if isinstance(model, torch.nn.parallel.DistributedDataParallel):
@@ -259,7 +260,7 @@ def _unwrapped(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def _by_root(optimizer: Optimizers | None) -> dict[str, torch.optim.Optimizer]:
-    """Optimizers by the object that has their groups; what begins with its name and a slash is theirs."""
+    """Optimizers by the object that has their groups. Their other objects begin with its name and a slash."""
     if isinstance(optimizer, Mapping):
         return {f"{_OPTIMIZER}s/{name}": each for name, each in optimizer.items()}
     return {} if optimizer is None else {_OPTIMIZER: optimizer}
@@ -271,8 +272,8 @@ def _by_root(optimizer: Optimizers | None) -> dict[str, torch.optim.Optimizer]:
 def _plan_model(
     model: torch.nn.Module, saved: SavedStep, filling: Filling
 ) -> tuple[list[str], list[str], dict[str, int]]:
-    """What nobody saved, what was saved and has no place in the model, and which rank has what is no
-    tensor."""
+    """The state that no rank saved, the saved state that has no place in the model, and the ranks that have
+    the state that is not tensors."""
     missing: list[str] = []
     values: dict[str, int] = {}
     state = model.state_dict()
@@ -286,10 +287,10 @@ def _plan_model(
 
 
 def _unexpected(state: Mapping[str, Any], saved: SavedStep) -> list[str]:
-    """What is saved of a model and has no place in this one.
+    """Saved state of a model that has no place in this one.
 
-    Another number of ranks may have a part of the model each (pipeline stages): where not all ranks that
-    saved have the same names, nothing is unexpected.
+    If another number of ranks saved, each may have had a part of the model (pipeline stages). So if not all
+    saving ranks have the same names, nothing is unexpected.
     """
     plain = tuple(f"model/{name}/" for name, value in state.items() if not is_tensor(value))
 
@@ -321,7 +322,7 @@ def _rng_objects() -> dict[str, Value]:
 
 
 def _restore_rng(view: View) -> None:
-    """What was not saved (or has no place here, as numpy's where it is not installed) is left as it is."""
+    """State that was not saved, or has no place here (numpy's if it is not installed), is unchanged."""
     if "rng/cpu" in view:
         torch.set_rng_state(view.value("rng/cpu"))
     if "rng/python" in view:
