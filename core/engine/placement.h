@@ -3,9 +3,9 @@
 // Chooses the nodes that hold the copies of each node's shards. It is a pure function of the view, so every node
 // computes it without a message.
 //
-// Mixed placement as in Gemini (SOSP'23, section 4). If m = R + 1 divides N, there are groups of m nodes whose members
-// hold each other's shards. Otherwise the last m + N mod m nodes form a ring. With groups, N/m sets of m nodes lose
-// data if they fail together; with a ring over all nodes, N sets do.
+// Mixed placement as in Gemini (SOSP'23, section 4): groups of m = R + 1 nodes whose members hold each other's shards. If
+// m does not divide N, the last m + N mod m nodes form a ring instead. With groups, N/m sets of m nodes lose data if they
+// fail together; with a ring over all nodes, N sets do.
 //
 // Failure domains: before the groups are formed, nodes are taken from the domains round-robin, so neighbours are in
 // different domains. If all of a group would still be in one domain although there are others, a node of another domain
