@@ -15,8 +15,8 @@ namespace ropeteam::storage {
 // Parallel requests, to hide a store's latency.
 inline constexpr size_t kStorageThreads = 8;
 
-// Runs task(index, thread) for every index below `count` on at most `threads` threads, which are numbered from 0. The
-// first status that is not OK ends it; what has begun by then is waited for.
+// Runs task(index, thread) for every index below `count` on at most `threads` threads, numbered from 0. The first
+// status that is not OK ends it; running tasks are waited for.
 Status RunParallel(size_t count, size_t threads, const std::function<Status(size_t, size_t)>& task);
 
 }  // namespace ropeteam::storage

@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A Sink is a store of files for committed steps: a directory, or a bucket of an object store. It handles files by
-// their names below its URL and knows nothing of steps, shards or checkpoints. Its callers decide which files there are
-// and when they count. A file that is not finished is never visible under its name, and there are no
-// transactions over two files.
+// their names below its URL, and has no notion of steps, shards or checkpoints. Its callers decide which files exist
+// and when they count. An unfinished file is never visible under its name. There are no transactions over several
+// files.
 //
-// A sink does not: cache, compress, limit the rate, access a caller's memory from threads of its own, or
-// decide which files are deleted.
+// A sink does not: cache, compress, limit the rate, access a caller's memory from its own threads, or decide which
+// files are deleted.
 //
-// Calls block until they are done or until their deadline. They may be made from any thread, many at a time; exceptions
-// are named. A sink retries transient errors (a 503, a reset connection) by itself, with growing, jittered pauses, within
-// the deadline. So a returned error has already been retried, and the caller decides whether to try again later.
-// A posix call that does not return from the kernel (a dead NFS server) runs past its deadline: callers must not
-// wait for such a thread.
+// Calls block until they are done or until their deadline. Many calls may run at the same time, from any thread, unless
+// noted otherwise. A sink retries transient errors (a 503, a reset connection) within the deadline, with growing,
+// jittered pauses. So a returned error was already retried, and the caller decides whether to try again later. A posix
+// call that does not return from the kernel (a dead NFS server) runs past its deadline: callers must not wait for such
+// a thread.
 //
-// Codes: kNotFound no such file; kAlreadyExists see PutMode; kNoSpace the disk or quota is full; kInvalidArgument
-// refused permanently until an operator changes something (no rights, no such bucket, a name outside the rules);
-// kCorrupt the bytes do not match the checksum; kUnavailable, kLinkFailed, kDeadlineExceeded are transient;
-// kIo the operating system refused; kAborted Stop() was called; kUnsupported this store cannot do that. The
-// message names the file as the store knows it (a path, an s3:// URL), what was refused and by whom.
+// Codes: kNotFound: no such file. kAlreadyExists: see PutMode. kNoSpace: the disk or quota is full. kInvalidArgument:
+// refused until an operator changes something (no rights, no such bucket, a name outside the rules). kCorrupt: the
+// bytes do not match the checksum. kUnavailable, kLinkFailed, kDeadlineExceeded: transient. kIo: the operating system
+// refused. kAborted: Stop() was called. kUnsupported: this store cannot do that. The message has the file's name in the
+// store (a path, an s3:// URL), and what was refused and by whom.
 
 #ifndef ROPETEAM_STORAGE_SINK_H_
 #define ROPETEAM_STORAGE_SINK_H_
@@ -40,8 +40,8 @@ namespace ropeteam::storage {
 
 using Deadline = std::chrono::steady_clock::time_point;
 
-// A file's bytes are gathered from memory and scattered to it, so that no copy of them is made on the way. The
-// memory belongs to the caller; the sink reads or writes it during the call only.
+// A file's bytes are gathered from memory and scattered to it, without a copy in between. The memory belongs to the
+// caller. The sink reads or writes it only during the call.
 struct Piece {
   const std::byte* data = nullptr;
   size_t bytes = 0;
@@ -49,32 +49,32 @@ struct Piece {
 struct Target {
   std::byte* data = nullptr;
   size_t bytes = 0;
-  // Where it is not null, the CRC32C of the bytes goes here when the call returns kOk. The sink computes it while it
-  // copies them to `data`, so that they are not read from memory a second time.
+  // If not null, it is set to the CRC32C of the bytes when the call returns kOk. The sink computes it while it copies
+  // them to `data`, so they are not read from memory again.
   uint32_t* crc32c = nullptr;
 };
 
 inline constexpr size_t kFileNameBytesMax = 900;  // S3's keys have 1,024 bytes; the rest is for the prefix
 inline constexpr size_t kFileNamePartBytesMax = 255;   // between two slashes: NAME_MAX of Linux file systems
 inline constexpr uint64_t kPutBytesMax = 64ull << 20;  // of Put(): the rest goes in parts
-// An upload has so many parts at most: S3's limit.
+// The most parts of an upload: S3's limit.
 inline constexpr uint32_t kPartsMax = 10000;
 
-// kInvalidArgument: empty, absolute, a part that is empty, "." or "..", a zero byte or another control character, too
-// long. Every name that a sink is given passes here first.
+// kInvalidArgument: the name is empty, absolute or too long, has a part that is empty, "." or "..", or has a control
+// character. Every name is checked here first.
 Status CheckFileName(std::string_view name);
 
 struct FileInfo {
-  std::string name;  // below the sink's URL, as it was put
+  std::string name;  // below the sink's URL, as given to the put
   uint64_t bytes = 0;
-  std::optional<uint32_t> crc32c;  // of the whole file, where the store keeps one
+  std::optional<uint32_t> crc32c;  // of the whole file, if the store keeps one
 };
 
-// One page of what lies directly in a folder, in no particular order.
+// One page of the direct contents of a folder, in no particular order.
 struct ListPage {
   std::vector<FileInfo> files;       // without crc32c
   std::vector<std::string> folders;  // names below the sink's URL, without a slash at the end
-  std::string next;                  // for the next page; empty: this is the last
+  std::string next;                  // for the next page; empty: this is the last one
 };
 
 enum class PutMode : uint8_t {
@@ -82,12 +82,12 @@ enum class PutMode : uint8_t {
   kIfAbsent = 1,  // kAlreadyExists, and nothing is written, where a file of this name is
 };
 
-// A large file that is being written. It is not visible under its name before Finish() has returned kOk. If Finish() fails
-// with kDeadlineExceeded, kLinkFailed or kUnavailable, it may be visible; Stat() tells.
+// A large file during its writing. It is not visible under its name before Finish() has returned kOk. If Finish() fails
+// with kDeadlineExceeded, kLinkFailed or kUnavailable, it may be visible; Stat() shows it.
 //
 // The file is cut into part_count() parts of part_bytes() each, the last one shorter. Parts may be put in any order and
-// in parallel, each from a thread of its own; Finish() and Abort() only when no PutPart() is running. Destroying an
-// Upload leaves its parts on the store, for the next Begin() of the same name and size.
+// in parallel, each from its own thread. Call Finish() and Abort() only when no PutPart() is running. Destroying an
+// Upload leaves its parts on the store, for the next Begin() with the same name and size.
 class Upload {
  public:
   virtual ~Upload() = default;
@@ -101,16 +101,16 @@ class Upload {
     return bytes_ - begin < part_bytes_ ? bytes_ - begin : part_bytes_;
   }
 
-  // An earlier attempt, possibly of another process, has put this part with this checksum: PutPart() would send
-  // the same bytes again.
+  // An earlier attempt, possibly of another process, has already put this part with this checksum.
   virtual bool Has(uint32_t index, uint32_t crc32c) const = 0;
-  // `pieces` are the part's bytes, `crc32c` their checksum as it was computed when they left the program that made them.
-  // The store checks it if it can, else the sink does. kCorrupt: the bytes in memory, or those that
-  // arrived, differ. kNotFound: another process has aborted this upload; begin again.
+  // `pieces` are the part's bytes. `crc32c` is their checksum from the time when they left the program that made them.
+  // The store checks it if it can, otherwise the sink does. kCorrupt: the bytes in memory, or those that arrived,
+  // differ. kNotFound: another process has aborted this upload; begin again.
   virtual Status PutPart(uint32_t index, std::span<const Piece> pieces, uint32_t crc32c,
                          Deadline deadline) = 0;
-  // Requires that every part has been put, or that Has() was true for it. Durable when kOk: the file survives a power loss
-  // of its machine. `crc32c`: of the whole file, checked by the store if it can. Replaces a file of this name.
+  // Every part must have been put, or Has() must have been true for it. After kOk the file is durable: it survives a
+  // power loss of its machine. `crc32c`: of the whole file, checked by the store if it can. Replaces a file of this
+  // name.
   virtual Status Finish(uint32_t crc32c, Deadline deadline) = 0;
   // Removes all its parts.
   virtual Status Abort(Deadline deadline) = 0;
@@ -128,37 +128,39 @@ class Sink {
  public:
   virtual ~Sink() = default;  // no call may be running
 
-  // One line for people: "s3://bucket/prefix at https://…, region …, credentials of …"; no secret in it.
+  // One line for messages: "s3://bucket/prefix at https://…, region …, credentials of …"; it has no secret.
   virtual std::string Describe() const = 0;
 
-  // `part_bytes_wanted` is rounded to what the store takes (S3: 5 MiB to 5 GiB, and at most kPartsMax of them).
+  // `part_bytes_wanted` is rounded to a size that the store accepts (S3: 5 MiB to 5 GiB, and at most kPartsMax of
+  // them).
   virtual Result<std::unique_ptr<Upload>> Begin(const std::string& name, uint64_t bytes,
                                                 uint64_t part_bytes_wanted, Deadline deadline) = 0;
-  // A small file in one piece; durable when kOk. With kIfAbsent at most one of many writers gets kOk; a writer that gets
-  // kDeadlineExceeded, kLinkFailed or kUnavailable may be the one: reading the file tells.
+  // Puts a small file in one piece; durable after kOk. With kIfAbsent, at most one of several writers gets kOk. A
+  // writer that gets kDeadlineExceeded, kLinkFailed or kUnavailable may have succeeded: read the file to find out.
   virtual Status Put(const std::string& name, std::string_view bytes, PutMode mode, Deadline deadline) = 0;
   // Fills all targets from `offset` on. kCorrupt: the file ends before that.
   virtual Status Read(const std::string& name, uint64_t offset, std::span<const Target> targets,
                       Deadline deadline) = 0;
   virtual Result<FileInfo> Stat(const std::string& name, Deadline deadline) = 0;
-  // A folder that is not there is an empty one. `folder` "": the URL itself. `page`: ListPage::next, or empty.
+  // A missing folder is an empty one. `folder` "": the URL itself. `page`: ListPage::next, or empty.
   virtual Result<ListPage> List(const std::string& folder, const std::string& page, Deadline deadline) = 0;
-  // kOk also when it is not there.
+  // kOk also if the file does not exist.
   virtual Status Delete(const std::string& name, Deadline deadline) = 0;
-  // Removes the folder and the folders in it, if the store has folders and no file is left in them; else does nothing.
+  // Removes the folder and the folders in it, if the store has folders and no file is left in them. Otherwise does
+  // nothing.
   virtual Status DeleteFolder(const std::string& folder, Deadline deadline) = 0;
-  // Unfinished uploads of files in this folder and below that were begun more than `age` ago are aborted; returns how
-  // many there were.
+  // Aborts unfinished uploads of files in this folder and below that were begun more than `age` ago. Returns their
+  // number.
   virtual Result<uint64_t> AbortUploads(const std::string& folder, std::chrono::seconds age,
                                         Deadline deadline) = 0;
 
   // Sets a function that is called before the next few bytes of an upload are read from the caller's memory, on the
-  // reading thread, with their number. It may block for a while, to let more urgent work go first; this counts against the
-  // call's deadline. Set once, before the first upload; a sink without large uploads may ignore it.
+  // reading thread, with their number. It may block for a while to let more urgent work go first; this counts against
+  // the call's deadline. Set it once, before the first upload. A sink without large uploads may ignore it.
   using Yield = std::function<void(size_t bytes)>;
   virtual void SetYield(Yield yield) { (void)yield; }
 
-  // Calls that are under way, and later ones, return kAborted soon. For the end of the process.
+  // Running and later calls return kAborted soon. For the end of the process.
   virtual void Stop() = 0;
 
   Sink(const Sink&) = delete;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A Link is one connection between a rank and a daemon, with the facts that the daemon sent about itself, and its arena.
-// It ends with the daemon, and a new one is made. Saves and views keep the Link that they began with, so that a grant of
-// one daemon is never used to write into the arena of another.
+// A Link is one connection between a rank and a daemon, with the daemon's hello and its arena. It ends with the daemon,
+// and a new one is made. Saves and views keep the Link that they began with, so a grant of one daemon is never used to
+// write into the arena of another.
 
 #ifndef ROPETEAM_API_CLIENT_LINK_H_
 #define ROPETEAM_API_CLIENT_LINK_H_
@@ -19,12 +19,11 @@
 
 namespace ropeteam::client {
 
-// Added to every deadline that the daemon knows, for the way there and back: its own answer, which says how
-// far it came, is better than ours, which can only say that none came. With a daemon that is stopped a call
-// is late by so much.
+// Added to every deadline that the daemon has, for the way there and back. The daemon's own answer, which has its
+// progress, is better than ours, which can only report that there was none. With a stopped daemon a call is this late.
 inline constexpr int64_t kAnswerGraceMs = 1000;
-// For requests that the daemon answers from its own memory. It takes microseconds; a daemon that is silent
-// for so long is stopped or hung, and training does not wait for it.
+// For requests that the daemon answers from its own memory. That takes microseconds. A daemon that is silent for this
+// long is stopped or hangs, and training does not wait for it.
 inline constexpr int64_t kLocalAnswerMs = 5000;
 
 struct Link {
@@ -33,8 +32,8 @@ struct Link {
   std::shared_ptr<Arena> arena;  // null for an admin client that has not mapped it itself
   CudaExports exports;           // of device memory, to this daemon
 
-  // A request that must not be left half known: when it is not answered in kLocalAnswerMs, the connection is
-  // ended, and with that everything it held is given back by the daemon.
+  // A request that must not be left half done. If it is not answered in kLocalAnswerMs, the connection is ended, and
+  // the daemon releases everything that belonged to it.
   template <HasFields Request, HasFields Answer>
   Status LocalCall(local::Type request_type, const Request& request, local::Type type, Answer* answer,
                    FrameBuffers* buffers) {
@@ -50,9 +49,9 @@ struct Link {
   Status EndIfSilent(Status status);
 };
 
-// Connects, says hello, and maps the arena; `known` is used instead when it is the same (may be null). An
-// admin client maps nothing. UNSUPPORTED: no ropeteamd, or one of another protocol version; both versions are
-// named.
+// Connects, sends the hello, and maps the arena. If `known` (may be null) is the same arena, it is used instead. An
+// admin client maps nothing. kUnsupported: it is not ropeteamd, or speaks another protocol version; the message has
+// both.
 Result<std::shared_ptr<Link>> MakeLink(const std::string& socket, local::Hello hello, Deadline deadline,
                                        const std::shared_ptr<Arena>& known);
 

@@ -1,25 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The protocol between a rank (libropeteam.so, or the command line) and its node's ropeteamd, over a unix
-// stream socket. The one header that api/client and node share. docs/local-protocol.md tells the same as a
-// story.
+// The protocol between a rank (libropeteam.so, or the command line) and its node's ropeteamd, over a unix stream
+// socket. It is the only header that api/client and node share. docs/local-protocol.md describes the protocol in prose.
 //
-// Frames: LocalFrameHeader, then `length` bytes: the message, by core/base/bytes.h. A request carries an id
-// that its answer repeats; ids are the client's to choose and count up from 1. A frame with a type, length or
-// content that is not as declared here ends the connection, nothing else.
+// Frames: LocalFrameHeader, then `length` bytes: the message, encoded by core/base/bytes.h. A request has an id that
+// its answer repeats. The client chooses ids, counting up from 1. A frame whose type, length or content differs from
+// the declarations here ends the connection, and nothing else.
 //
-// Order: the first request is Hello. The answer's ancillary data (SCM_RIGHTS) carries one descriptor, of the
-// arena, opened for reading and writing; the client maps its chunks, once, and not the tables before them.
-// Requests of one connection are handled in order; answers that have to wait for the world (kWait, kDrop, kLatest, kSetPolicy,
-// kViewOpen, kViewRead, kViewRepair, kStorageList, kTrace, kAdmin, kDrain) come when they can, out of order.
+// Order: the first request is Hello. The answer's ancillary data (SCM_RIGHTS) has one descriptor, of the arena, opened
+// for reading and writing. The client maps its chunks once, but not the tables before them. Requests of one connection
+// are handled in order. Answers that may have to wait (kWait, kDrop, kLatest, kSetPolicy, kViewOpen, kViewRead,
+// kViewRepair, kStorageList, kTrace, kAdmin, kDrain) come when they are ready, in any order.
 //
-// Device memory: a rank may hand over a descriptor of its GPU's memory (kGpuBuffer, with SCM_RIGHTS beside
-// its frame) and then say that chunks of a save are to be found there as well (kSaveDirect), before they have
-// been copied to the arena: the daemon may put them to replicas from either. The memory keeps those bytes
-// until kSaveSettle is answered.
+// Device memory: a rank may pass a descriptor of its GPU's memory (kGpuBuffer, with SCM_RIGHTS in its frame). It may
+// then announce that chunks of a save are also there (kSaveDirect), before they were copied to the arena. The daemon
+// may put them to replicas from either place. The memory must keep those bytes until kSaveSettle is answered.
 //
-// A client writes only into chunks of a grant that it has not committed or aborted. When the connection ends,
-// for any reason, its uncommitted saves are aborted, its views closed, its waits forgotten.
+// A client writes only into chunks of a grant that it has not committed or aborted. When the connection ends, for any
+// reason, its uncommitted saves are aborted, its views are closed, and its waits are dropped.
 //
 // Enums are append-only, and so are fields: a new one is marked Since<kLocalProtocolVersion>() (core/base/bytes.h).
 
@@ -40,21 +38,22 @@
 
 namespace ropeteam::local {
 
-inline constexpr uint32_t kLocalMagic = 0x45504f52;  // "ROPE", first in every frame: garbage is seen at once
+inline constexpr uint32_t kLocalMagic = 0x45504f52;  // "ROPE", first in every frame: detects garbage at once
 inline constexpr uint32_t kLocalProtocolVersion = 5;
-// A daemon answers clients of these in their version: a rank that runs keeps its library when the daemon is replaced.
+// The daemon answers clients of these versions in their version: a running rank keeps its library when the daemon is
+// replaced.
 inline constexpr uint32_t kLocalProtocolOldest = 4;
 // The largest message is a grant or seal of kChunksPerShardMax chunks: 4 bytes of checksum and, in the worst
 // fragmentation, 8 of extent each.
 inline constexpr uint32_t kFrameBytesMax = 1u << 20;
 static_assert(kChunksPerShardMax * 12 + 4096 <= kFrameBytesMax);
 inline constexpr uint32_t kIncarnationTokenBytesMax = 255;
-// Allocations of device memory that one session may have handed over at once. A node's transport holds 64
-// regions for all of its ranks; what is beyond goes through the arena as ever.
+// Allocations of device memory that one session may have passed at a time. A node's transport has 64 regions for all of
+// its ranks; further allocations are copied through the arena.
 inline constexpr size_t kGpuBuffersMax = 32;
 // An allocation's size: above any device's memory, and far from where offsets in it could overflow.
 inline constexpr uint64_t kGpuBufferBytesMax = 1ull << 48;
-// A listing of storage is one frame: so many steps at most, each with so much text. A folder's name has 48 bytes, the
+// A listing of storage is one frame, which limits the steps and the text of each. A folder's name has 48 bytes, the
 // numbers 48.
 inline constexpr uint32_t kListedStepsMax = 200;
 inline constexpr size_t kListedProblemBytesMax = 512;

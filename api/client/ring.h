@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A queue in one piece of memory that grows by doubling and never shrinks: what has been queued once is
-// queued again without an allocation, which std::deque does not promise. Not thread-safe.
+// A queue in one block of memory that grows by doubling and never shrinks. Queuing up to the largest size so far
+// allocates nothing, which std::deque does not guarantee. Not thread-safe.
 
 #ifndef ROPETEAM_API_CLIENT_RING_H_
 #define ROPETEAM_API_CLIENT_RING_H_

@@ -1,20 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A Save packs one rank's objects into the chunks that the daemon granted, checksumming on the way, and tells
-// the daemon of each chunk as it fills, so that replication runs while the rest is still copied.
+// A Save packs one rank's objects into the chunks that the daemon granted, with their checksums. It announces each full
+// chunk to the daemon, so that replication runs while the rest is still being copied.
 //
-// Bytes come three ways: Put() copies them, in one pass with the checksum, with several threads where they are
-// many (copy_team.h); Reserve() hands out the memory and
-// the checksum is taken at the commit, for every chunk that such an object touches (also of the bytes that
-// Put() laid beside it); and a device copies them (Put() of device memory), with the checksum of the chunks
-// that it touches behind the copy, in the lanes' threads (cuda_lane.h).
+// Bytes come in three ways. Put() copies them in one pass with the checksum; several threads share a large put
+// (copy_team.h). Reserve() returns memory; the checksums of all chunks with such an object are computed at the commit,
+// including bytes of Put() in them. A device copies them (Put() of device memory); the lanes' threads (cuda_lane.h)
+// compute the checksums of these chunks after the copy.
 //
-// However many threads copy, at Put()'s return none of them reads the source or writes to the arena. Chunks are
-// announced in their order, by the caller, while the rest is copied. Before each the caller looks whether the
-// daemon is there. When it is not, the pieces that are being copied are the last ones.
+// However many threads copy, none of them reads the source or writes to the arena after Put() has returned. The caller
+// announces chunks in their order while the rest is being copied. Before each one it checks whether the daemon is
+// alive. If it is not, only the pieces already being copied are finished.
 //
-// Safe from any thread: calls are serialised. A save that is like one before it (the same objects, in the
-// same order) allocates nothing; another one allocates its manifest, and nothing for a chunk or a byte.
+// Safe from any thread: calls are serialised. A save with the same objects in the same order as an earlier one
+// allocates nothing. Another one allocates only its manifest.
 
 #ifndef ROPETEAM_API_CLIENT_SAVE_H_
 #define ROPETEAM_API_CLIENT_SAVE_H_
@@ -42,14 +41,14 @@ class Save final {
   // See ropeteam_save_begin().
   static Result<std::unique_ptr<Save>> Begin(const std::shared_ptr<Client>& client, Step step, uint64_t bytes,
                                              uint64_t objects, uint64_t agreement);
-  // Aborts first if neither committed nor aborted.
+  // Aborts the save first if it was neither committed nor aborted.
   ~Save();
   Save(const Save&) = delete;
   Save& operator=(const Save&) = delete;
 
-  // See ropeteam_save_put_parts(), …_reserve(), …_commit(), …_abort(). After kInvalidArgument or kNoSpace of
-  // the first two the save is as it was; any other error ends it, and is the answer to every later call.
-  // The parts have been checked: no null pointer with a length, no unknown flag.
+  // See ropeteam_save_put_parts(), …_reserve(), …_commit(), …_abort(). After kInvalidArgument or kNoSpace of the first
+  // two the save is unchanged. Any other error ends it, and every later call returns the same error. The caller has
+  // checked the parts: no null pointer with a length, no unknown flag.
   Status Put(std::string_view name, std::span<const ropeteam_part_t> parts);
   // See ropeteam_save_put_many(). Names and parts have been checked. Any error ends the save.
   Status PutMany(std::span<const ropeteam_named_part_t> objects);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// For the start of threads of ours. They must not take signals that are meant for the training process's own
-// threads, and a thread begins with the mask of the one that starts it. The signals by which the processor reports
-// a fault of the thread itself stay: the kernel would end the process without calling its handler, and Python's
-// faulthandler, for one, would not print where a save read memory that is not there.
+// For the start of our own threads. They must not take signals meant for the training process's threads, and a thread
+// inherits the mask of its creator. Signals by which the processor reports a fault of the thread itself stay unblocked.
+// Otherwise the kernel would end the process without a call of its handler, and Python's faulthandler, for example,
+// would not show where a save read invalid memory.
 
 #ifndef ROPETEAM_API_CLIENT_SIGNALS_BLOCKED_H_
 #define ROPETEAM_API_CLIENT_SIGNALS_BLOCKED_H_

@@ -21,7 +21,7 @@ class UniqueFd {
     return *this;
   }
   ~UniqueFd() {
-    // close() on Linux frees the descriptor whatever it returns; nothing we hold has buffered writes to lose.
+    // close() on Linux always frees the descriptor; no descriptor here has buffered writes to lose.
     if (fd_ >= 0) ::close(fd_);
   }
 

@@ -1,19 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A View reads one saved shard out of this node's arena. It trusts no byte: a chunk is checked against the
-// checksum of the rank that saved it, in the same pass as the copy where the whole chunk is read, once
-// beforehand where only a part is. What does not match is repaired by the daemon, in place, from another
-// holder, and read again. On the way to a device a chunk is checked here, before it is copied, while the
-// device copies the one before it.
+// A View reads one saved shard from this node's arena. It checks every chunk against the checksum of the rank that
+// saved it: in the same pass as the copy if the whole chunk is read, or once before if only a part is. The daemon
+// repairs a bad chunk in place from another holder, and the chunk is read again. For a read into a device, a chunk is
+// checked here before it is copied, while the device copies the previous one.
 //
-// The chunks are under a lease that ends with the connection. So a read asks, after its copy, whether the
-// daemon is still there: if it is, the lease held while the bytes were copied.
+// The chunks are under a lease that ends with the connection. So a read checks after its copy whether the daemon is
+// still alive: if it is, the lease was valid during the copy.
 //
-// A partial view has no chunks here. Its reads ask the daemon for the ranges, which come packed in chunks that are this view's until
-// its next read, each with a checksum that holders made of checked bytes. What cannot be read in this way makes the view
-// whole: then the daemon fetches the shard.
+// A partial view has no chunks here. Its reads request the ranges from the daemon. These come packed in chunks that
+// belong to this view until its next read, each with a checksum that a holder computed from checked bytes. If this is
+// not possible, the daemon fetches the shard and the view becomes whole.
 //
-// Safe from any thread: reads are serialised; the list of objects never changes.
+// Safe from any thread: reads are serialised, and the list of objects never changes.
 
 #ifndef ROPETEAM_API_CLIENT_VIEW_H_
 #define ROPETEAM_API_CLIENT_VIEW_H_
@@ -45,7 +44,7 @@ class View {
   // See ropeteam_view_open().
   static Result<std::unique_ptr<View>> Open(const std::shared_ptr<Client>& client, Step step, Rank rank,
                                             bool partial, int64_t timeout_ms);
-  // By a connection without a rank, whose arena is mapped. Such a view knows no device memory: no ReadCuda().
+  // Over a connection without a rank, whose arena is mapped. Such a view cannot use device memory: no ReadCuda().
   static Result<std::unique_ptr<View>> Open(const std::shared_ptr<Link>& link, Step step, Rank rank,
                                             bool partial, int64_t timeout_ms);
   ~View();
@@ -73,7 +72,7 @@ class View {
   };
   // kInvalidArgument: the range leaves the object, or its runs overlap.
   Result<Runs> RunsOf(const ropeteam_range_t& range, const Object& object) const;
-  // Changes the order of `all`.
+  // Reorders `all`.
   Status ReadRanges(std::span<Runs> all, int64_t timeout_ms);
   Result<const void*> Map(const Object& object, int64_t timeout_ms);
 

@@ -10,7 +10,7 @@
 //     delete      what the sink was wrapped for: retention
 //     abort       unfinished: uploads that were begun and never finished; `files` is their number, `name` the folder
 //
-// A call whose answer was lost has "outcome":"unknown". A file that lies there already and is used has no line.
+// A call whose answer was lost has "outcome":"unknown". An existing file that is used has no line.
 
 #ifndef ROPETEAM_STORAGE_AUDIT_AUDIT_H_
 #define ROPETEAM_STORAGE_AUDIT_AUDIT_H_
@@ -27,7 +27,7 @@ namespace ropeteam::storage {
 // Thread-safe. Several processes may append to one file: a line is one write.
 class AuditLog {
  public:
-  // Creates the file where it is missing, and appends to it. Fails with the path and the system's reason.
+  // Creates the file if it is missing, and appends to it. An error has the path and the system's reason.
   static Result<std::shared_ptr<AuditLog>> Open(const std::string& path, std::string job, std::string node);
   ~AuditLog();
 
@@ -38,8 +38,8 @@ class AuditLog {
     std::string more;  // JSON members, each with a comma before it
     Status status;
   };
-  // Nothing where the call had no effect. A line that cannot be written is lost; the first one is told in the log, and
-  // again after one that could.
+  // Writes nothing if the call had no effect. A line that cannot be written is lost. The first lost line is logged, and
+  // again the first one after a successful write.
   void Add(const Entry& entry);
 
   AuditLog(const AuditLog&) = delete;
@@ -51,10 +51,10 @@ class AuditLog {
   const std::string path_, job_, node_;
   std::mutex mutex_;
   bool torn_ = false;  // the last line is not whole; guarded by mutex_
-  bool told_ = false;  // that lines are lost; guarded by mutex_
+  bool told_ = false;  // the loss of lines was logged
 };
 
-// Does what `below` does, and adds to `log` what was written and deleted. `deleted`: the cause of deletions, a literal.
+// Forwards to `below`, and records writes and deletions in `log`. `deleted`: the cause of deletions, a literal.
 std::unique_ptr<Sink> AuditedSink(std::shared_ptr<Sink> below, std::shared_ptr<AuditLog> log,
                                   const char* deleted);
 

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The checksums of a rank's files and of their parts, from the checksums that the stream's chunks had when they left the
-// training process. For a chunk that is entirely in one part, its checksum is used and the chunk is not read. A chunk that
-// is split (by a part's end, or because its objects go to several files) is read once: each piece's checksum is computed,
-// and all pieces with the bytes between them must combine to the chunk's own. So every part's checksum is derived from the
-// source's.
+// The checksums of a rank's files and of their parts. They are derived from the checksums that the stream's chunks had
+// when they left the training process. For a chunk that is entirely in one part, its checksum is used and the chunk is
+// not read. A chunk that is split (by a part's end, or because its objects are in several files) is read once. Each
+// piece's checksum is computed, and all pieces with the bytes between them must combine to the chunk's own checksum.
 
 #ifndef ROPETEAM_STORAGE_FORMAT_CHECKSUMS_H_
 #define ROPETEAM_STORAGE_FORMAT_CHECKSUMS_H_
@@ -20,22 +19,22 @@
 
 namespace ropeteam::storage {
 
-// Not thread-safe. Keeps 24 bytes for each piece of a cut chunk that belongs to one part: at most as many as there are
-// parts, files and cut chunks.
+// Not thread-safe. Keeps 24 bytes for each piece of a split chunk: at most as many pieces as parts, files and split
+// chunks.
 class PartChecksums {
  public:
-  // `files` as LayOut() gave them for `stream`, which must outlive this. Part k of file i is its bytes from
-  // k × part_bytes[i] on; part_bytes[i] is Upload::part_bytes(), or anything not less than the file's size where it goes
-  // in one piece. All of them must be known here: what a chunk is cut into is computed in one reading.
+  // `files` come from LayOut() for `stream`, which must outlive this. Part k of file i has its bytes from k ×
+  // part_bytes[i] on. part_bytes[i] is Upload::part_bytes(), or at least the file's size if it is written in one piece.
+  // All must be known here, because a chunk's pieces are computed in one reading.
   PartChecksums(const std::vector<FilePlan>& files, const ShardStream& stream,
                 std::vector<uint64_t> part_bytes);
 
   uint32_t part_count(size_t file) const;  // at least 1
-  // The part's CRC32C. Reads the chunks that this part cuts and that no earlier call has read. kCorrupt: such a chunk's
-  // bytes do not match its checksum; `bad_chunk` (may be null) is its index, and nothing is remembered of it. kInternal:
-  // bytes between objects are not zero, so that the stream could not be put together from its files.
+  // The part's CRC32C. Reads the chunks that this part splits and that no earlier call has read. kCorrupt: the bytes of
+  // such a chunk do not match its checksum; `bad_chunk` (may be null) is its index, and nothing of it is kept.
+  // kInternal: bytes between objects are not zero, so the stream could not be restored from its files.
   Result<uint32_t> Part(size_t file, uint32_t part, std::optional<uint64_t>* bad_chunk);
-  // The whole file's. Computes the parts that have not been, and fails as Part().
+  // The CRC32C of the whole file. Computes the missing parts, with the errors of Part().
   Result<uint32_t> File(size_t file, std::optional<uint64_t>* bad_chunk);
 
  private:
@@ -46,7 +45,7 @@ class PartChecksums {
     uint32_t crc = 0;
     uint64_t bytes = 0;
   };
-  // A stretch of a chunk that belongs to one part.
+  // A range of a chunk that belongs to one part.
   struct Slice {
     uint64_t begin = 0;  // in the stream
     uint64_t length = 0;
@@ -63,8 +62,8 @@ class PartChecksums {
   const std::vector<FilePlan>& files_;
   const ShardStream& stream_;
   const std::vector<uint64_t> part_bytes_;
-  // Files with one range, by its place in the stream, and those with several: a chunk's files are found without a look at
-  // each, however many a program has named.
+  // Files with one range, by its place in the stream, and files with several. A chunk's files are found without a
+  // search through all files.
   std::vector<uint32_t> single_;
   std::vector<uint32_t> several_;
   std::unordered_map<uint64_t, std::vector<Run>> runs_;  // of the chunks that have been read

@@ -25,8 +25,9 @@ struct IndexEntry {
 };
 using Index = std::unordered_map<std::string, IndexEntry>;
 
-// Entries of other kinds, and tensors without a usable dtype or shape, are left out: such an object is bytes. So is every
-// object of a shard whose index is not JSON, or of another version: a program may call an object as it likes.
+// Entries of other kinds, and tensors without a usable dtype or shape, are left out: such objects are plain bytes. If
+// the index is not JSON, or has another version, all objects of the shard are plain bytes: a program may use the
+// object's name for anything.
 Index ParseIndex(std::string_view text);
 
 }  // namespace ropeteam::storage

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// JSON as this folder needs it: written by hand, so that every build writes the same bytes, and read as a sequence of
-// values with their places, so that a text of many megabytes is never a tree in memory. Internal to storage/format.
+// The JSON functions of this folder. Text is written by hand, so that every build writes the same bytes. It is read as
+// a sequence of values with their places, so that a text of many megabytes is never a tree in memory. Internal to
+// storage/format.
 //
 // Not thread-safe; no state outside the arguments.
 
@@ -18,22 +19,22 @@
 namespace ropeteam::storage {
 
 bool IsUtf8(std::string_view text);
-// In quotes; escapes only what JSON demands. `text` must be valid UTF-8.
+// In quotes; escapes only what JSON requires. `text` must be valid UTF-8.
 void AppendJsonString(std::string* out, std::string_view text);
-// For messages: cut to 64 bytes, and without bytes that would break a log line.
+// For messages: at most 64 bytes, and without bytes that would break a log line.
 std::string Printable(std::string_view text);
 
 // Lowercase hexadecimal of exactly `digits` digits, as checksums are written.
 std::string Hex(uint64_t value, size_t digits);
 bool ParseHex(std::string_view text, size_t digits, uint64_t* value);
 
-// Where a value stands in the array or object around it.
+// The place of a value in the array or object around it.
 struct JsonLevel {
   bool in_array = false;
   uint64_t index = 0;  // in an array
   std::string key;     // in an object
 };
-// From the outside to the value itself; empty for the text's only outermost value.
+// From the outside to the value itself; empty for the text's outermost value.
 using JsonPath = std::vector<JsonLevel>;
 // "ranks[17].files[2].bytes"; keys are made printable.
 std::string JsonPlace(const JsonPath& path);
@@ -54,11 +55,11 @@ class JsonEvents {
   virtual Status Scalar(const JsonPath& path, const JsonScalar& value) = 0;
 };
 // kCorrupt: not JSON (RFC 8259, with valid UTF-8), or nested deeper than `depth_max`; the message has the place or the
-// byte. A key that occurs twice is visited twice.
+// byte. A repeated key is visited again.
 Status WalkJson(std::string_view text, size_t depth_max, JsonEvents* events);
 
-// A visitor that writes a value as compact JSON: the same value, without spaces. `depth` is the length of the path of the
-// value that is copied: its own key is not written.
+// A visitor that writes a value as compact JSON, without spaces. `depth` is the length of the path of the copied value;
+// its own key is not written.
 class JsonCopy : public JsonEvents {
  public:
   JsonCopy(std::string* out, size_t depth) : out_(out), depth_(depth) {}

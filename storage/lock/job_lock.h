@@ -5,9 +5,10 @@
 //
 //     JOB/ropeteam-lock/0000000007.json    epoch 7: the holder of the lock, and a counter
 //
-// The holder is the creator of the file of the highest epoch. An epoch is created only by Put(kIfAbsent), so one of many
-// succeeds; only its creator rewrites it, with a higher counter every kRenewEvery. No clock is compared with another
-// machine's, and no time of a file is used: others watch by their own clock whether the file changes.
+// The creator of the file with the highest epoch is the holder. An epoch is created only by Put(kIfAbsent), so one of
+// several creators succeeds. Only its creator rewrites it, with a higher counter every kRenewEvery. No clock is
+// compared with another machine's, and no file time is used: other nodes watch by their own clock whether the file
+// changes.
 //
 //     the file of the highest epoch       a node that wants to hold
 //     none                                creates epoch 1
@@ -17,11 +18,12 @@
 //     changed                             kAlreadyExists: the holder is alive
 //     neither is known yet                kUnavailable: ask again
 //
-// A holder that finds a higher epoch has lost the lock. It may lose the lock between a check and the following write; no
-// lock on a store can prevent that. A manifest written then has an incarnation of its own and replaces nothing.
+// A holder that finds a higher epoch has lost the lock. It may lose the lock between a check and the next write; no
+// lock on a store can prevent that. A manifest written then has its own incarnation and replaces nothing.
 //
-// A store without conditional puts gets the file by a plain one, is left alone for kDeadAfter, and then read: who wrote last
-// holds. That protects from allocations that start minutes apart, not from all that start together.
+// On a store without conditional puts, the file is written by a plain put, left alone for kDeadAfter, and then read:
+// the last writer is the holder. That protects from allocations that start minutes apart, but not from all that start
+// together.
 
 #ifndef ROPETEAM_STORAGE_LOCK_JOB_LOCK_H_
 #define ROPETEAM_STORAGE_LOCK_JOB_LOCK_H_
@@ -47,9 +49,9 @@ namespace ropeteam::storage {
 class JobLock {
  public:
   using Time = std::chrono::steady_clock::time_point;
-  // Three requests to the store each time.
+  // Each renewal is three requests to the store.
   static constexpr std::chrono::seconds kRenewEvery{5};
-  // Three renewals missed: a store that is slow once does not make the holder dead.
+  // Three missed renewals: one slow request does not make the holder dead.
   static constexpr std::chrono::seconds kDeadAfter{15};
   static constexpr std::chrono::seconds kCallTimeout{10};
   // Of Leave(), at the end of a process.
@@ -59,8 +61,8 @@ class JobLock {
     std::shared_ptr<Sink> sink;
     std::string job;
     std::string node;        // of this process, for messages of other processes
-    bool take_over = false;  // once, from a live holder: until this lock has been held for the first time
-    // Tests have their own.
+    bool take_over = false;  // from a live holder, until this lock was held for the first time
+    // Tests pass their own clock.
     std::function<Time()> now = [] { return std::chrono::steady_clock::now(); };
     ProcessMark process = OwnProcess();
     bool renew_by_itself =
@@ -70,25 +72,25 @@ class JobLock {
   explicit JobLock(Config config);
   ~JobLock();  // waits for the thread: stop the sink before
 
-  // kOk: this process holds the lock, as the store says now. kAlreadyExists: another one holds it and is alive, or has
-  // taken it over from this one, which cannot hold it again before Release(); the message names it and says what to do.
-  // kUnavailable: it is not known yet whether the other one is alive. Other codes are the sink's: a store that cannot be
-  // written cannot be locked.
+  // kOk: this process now holds the lock, according to the store. kAlreadyExists: another process holds it and is
+  // alive, or has taken it over from this one, which cannot hold it again before Release(); the message names that
+  // process and says what to do. kUnavailable: it is not known yet whether the other process is alive. Other codes come
+  // from the sink: a store that cannot be written cannot be locked.
   Status Hold();
   // As Hold(), but kUnavailable if the lock is not held. kOk before the first Hold(): the lock is not used.
   Status Check();
-  // Deletes this process's own file, so that others need not wait. kOk also if another one holds.
+  // Deletes this process's own file, so that others need not wait. kOk also if another process holds the lock.
   Status Release();
   // Release() within kLeaveTimeout, and not at all while another call runs.
   void Leave();
-  // One renewal by a holder, or one check by a process that wants to hold.
+  // A renewal by the holder, or a check by a process that wants the lock.
   void Renew();
 
   JobLock(const JobLock&) = delete;
   JobLock& operator=(const JobLock&) = delete;
 
  private:
-  struct Holder {  // what a lock file says; empty where it is not one
+  struct Holder {  // the content of a lock file; empty if it is not one
     std::string token, host, node, since;
     ProcessMark process;
     std::string Text() const;

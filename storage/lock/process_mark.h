@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Names a process so that another one on the same machine can tell whether it is gone.
+// Identifies a process, so that another one on the same machine can tell whether it is gone.
 
 #ifndef ROPETEAM_STORAGE_LOCK_PROCESS_MARK_H_
 #define ROPETEAM_STORAGE_LOCK_PROCESS_MARK_H_
@@ -17,7 +17,7 @@ struct ProcessMark {
   uint64_t started = 0;       // field 22 of /proc/PID/stat: pids are used again
 };
 
-// This process. `boot` is empty where /proc is missing or belongs to another pid namespace.
+// The mark of this process. `boot` is empty if /proc is missing or belongs to another pid namespace.
 ProcessMark OwnProcess();
 
 // True only when it is certain: `mark` is of this boot and of `own`'s pid namespace, and its pid is free or belongs to

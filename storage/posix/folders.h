@@ -11,13 +11,13 @@
 
 namespace ropeteam::storage::posix {
 
-// By name, `page` being the last name of the page before: a file that stays is listed exactly once whatever comes and
-// goes meanwhile, and no state is kept between pages. Each page reads the names of the whole folder.
+// In the order of names; `page` is the last name of the previous page. A file that stays is listed exactly once, even
+// if others come and go, and no state is kept between pages. Each page reads the names of the whole folder.
 Result<ListPage> ListFolder(const Store& store, const std::string& folder, const std::string& page,
                             Deadline deadline);
 Status RemoveFolder(const Store& store, const std::string& folder, Deadline deadline);
-// An upload's age is that of its file, or of the last write to it where the file system keeps no time of birth; against
-// the clock of this machine.
+// An upload's age is that of its file; if the file system keeps no time of birth, the time since the last write.
+// Measured with this machine's clock.
 Result<uint64_t> AbortOldUploads(const Store& store, const std::string& folder, std::chrono::seconds age,
                                  Deadline deadline);
 

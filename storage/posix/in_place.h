@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Writing a file under its own name, for file systems that cannot rename. A hidden marker file beside it says that it is
-// not finished, from before its first byte until after its fsync and close. A file with a marker
-// is absent for Read(), Stat() and List() of every sink on a file system that is not known to rename. The
-// removal of the marker is the commit. The content of an older file of this name is not visible from the beginning on.
+// Writes a file under its own name, for file systems that cannot rename. A hidden marker file next to it says that it
+// is unfinished, from before its first byte until after its fsync and close. If a file system may not be able to
+// rename, a file with a marker is absent for Read(), Stat() and List() of every sink. Removing the marker is the
+// commit. From the beginning on, the content of an older file of this name is not visible.
 //
-// The marker is locked during the write. A marker without a lock is left by a dead process, and the next
-// writer takes it over; AbortUploads() removes it by age, with the file. Programs that do not know of markers see a
-// file that grows.
+// The marker is locked during the write. A marker without a lock was left by a dead process, and the next writer takes
+// it over; AbortUploads() removes it by age, with the file. Programs that do not check markers see a growing file.
 
 #ifndef ROPETEAM_STORAGE_POSIX_IN_PLACE_H_
 #define ROPETEAM_STORAGE_POSIX_IN_PLACE_H_
@@ -20,11 +19,11 @@
 
 namespace ropeteam::storage::posix {
 
-// Writes what `write` puts into the file. kUnavailable: another writer is at it.
+// Writes the file with `write`. kUnavailable: another writer is writing it.
 Status WriteInPlace(Store* store, const std::string& name, Deadline deadline,
                     const std::function<Status(OpenFile*)>& write);
 
-// Whether the file of this name in `folder` counts. False: a marker lies beside it.
+// Whether the file of this name in `folder` counts. False: it has a marker.
 bool Counts(const Store& store, int folder, const std::string& base);
 
 // The file's lstat(), if it is a regular file that counts. kNotFound otherwise.

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Names that the posix sink lays beside the files of its callers. All look like
+// The names of files that the posix sink creates next to its callers' files:
 //
 //     .NAME.ropeteam-0123456789abcdef.part         an unfinished upload or Put() of NAME
 //     .NAME.ropeteam-0123456789abcdef.part-00007   part 7 of one, where a file is written in sequence only
 //     .NAME.ropeteam-0123456789abcdef.writing      NAME is being written in place: it does not count yet
 //
-// with NAME cut to 200 bytes, so that the whole fits into NAME_MAX. No call lists such names or takes them.
+// with NAME cut to 200 bytes, so that the whole fits into NAME_MAX. Calls neither list nor accept such names.
 
 #ifndef ROPETEAM_STORAGE_POSIX_NAMES_H_
 #define ROPETEAM_STORAGE_POSIX_NAMES_H_
@@ -27,7 +27,8 @@ std::string UploadName(std::string_view base, uint64_t id);
 std::string PartName(const std::string& upload, uint32_t index);
 std::string MarkerName(std::string_view base);
 
-// FNV-1a. Two names of one hash cost a resumption, or hide one another while one is written; nothing else.
+// FNV-1a. If two names have one hash, a resumption is lost, or one of them is hidden while the other is written;
+// nothing else.
 uint64_t HashOf(std::string_view text);
 uint64_t RandomId();
 

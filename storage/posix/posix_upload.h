@@ -2,16 +2,16 @@
 //
 // Uploads of the posix sink, in two ways.
 //
-// One file (where the file system renames, and writes at any offset): all parts are written into one preallocated
-// file with a hidden name, which Finish() syncs and renames. Where flock() works, that name follows from the file's
-// name and size and from this boot of this machine, and the lock is held while the Upload exists. So the next Begin() on
-// this machine finds the file of a dead process, and never one that is being written. Other machines, and file systems
-// without locks, use a random name and begin from the start.
+// One file (if the file system can rename, and write at any offset): all parts are written into one preallocated file
+// with a hidden name, which Finish() syncs and renames. If flock() works, that name is derived from the file's name and
+// size and from this boot of this machine, and the lock is held while the Upload exists. So the next Begin() on this
+// machine finds the file of a dead process, and never one that is being written. Other machines, and file systems
+// without locks, use a random name and start from the beginning.
 //
-// Loose parts (where it cannot: a mounted bucket without a cache): every part is a hidden file of its own, written from
-// its first byte to its last. Finish() reads them back, checks them, and writes the file in place (in_place.h).
+// Loose parts (if it cannot, such as a mounted bucket without a cache): every part is a separate hidden file, written
+// from its first byte to its last. Finish() reads them back, checks them, and writes the file in place (in_place.h).
 //
-// Has() reads the part back and computes its checksum: true says that the bytes are there now.
+// Has() reads the part back and computes its checksum: true means that the bytes are there now.
 
 #ifndef ROPETEAM_STORAGE_POSIX_POSIX_UPLOAD_H_
 #define ROPETEAM_STORAGE_POSIX_POSIX_UPLOAD_H_
@@ -35,7 +35,7 @@ struct Unfinished {
   bool shared = false;  // the name can be another upload's later: look before renaming it
   bool found = false;   // it was there before, and not locked
 };
-// `key`: what an earlier attempt must agree on, to be found again; empty: nothing is to be found.
+// `key`: what an earlier attempt must have in common to be found again; empty: nothing is searched.
 Result<Unfinished> OpenUnfinished(const Store& store, const Abilities& abilities, int folder,
                                   const std::string& name, const std::string& key);
 

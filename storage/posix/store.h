@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The state that all calls of one posix sink share: the directory and the access to folders below it, the capabilities of
-// its file system, the messages for its errors, and a bounded number of buffers for bytes that O_DIRECT cannot take in
-// place.
+// The state shared by all calls of one posix sink: the directory and the access to folders below it, the capabilities
+// of its file system, the messages for its errors, and a bounded number of buffers for bytes that O_DIRECT cannot use
+// in place.
 
 #ifndef ROPETEAM_STORAGE_POSIX_STORE_H_
 #define ROPETEAM_STORAGE_POSIX_STORE_H_
@@ -22,19 +22,19 @@
 
 namespace ropeteam::storage::posix {
 
-// Bytes between two looks at the deadline and Stop(), and of one system call. Several calls under way keep a disk or a
-// network at full speed, and what they have under way keeps a save waiting for 2 or 3 ms only.
+// Bytes between two checks of the deadline and Stop(), and of one system call. Several calls in flight keep a disk or a
+// network at full speed, and delay a save by only 2 or 3 ms.
 inline constexpr size_t kIoBytesMax = 1 << 20;
-// A buffer for bytes that O_DIRECT cannot take where they lie, one a call. So many exist in one sink; a call that needs
-// one more waits. 16 MiB: two sinks of one process stay below 32 MiB.
+// A buffer for bytes that O_DIRECT cannot use in place, one per call. A sink has this many; a call that needs one more
+// waits. 16 MiB: two sinks of one process stay below 32 MiB.
 inline constexpr size_t kBounceBytes = 2 << 20;
 inline constexpr size_t kBouncesMax = 8;
 // Parts begin at multiples of this, so that O_DIRECT can write each of them. File systems that want more are written
 // through the page cache.
 inline constexpr size_t kPartAlignment = 4096;
-// A shorter run is copied together with its neighbours: a system call costs more than copying it does.
+// A shorter run is copied together with its neighbours: a system call costs more than the copy.
 inline constexpr size_t kDirectRunMin = 64 << 10;
-// A page of List() holds so many entries: 1 to 3 MB of names. Each page reads the folder once.
+// Entries in a page of List(): 1 to 3 MB of names. Each page reads the folder once.
 inline constexpr size_t kListPageEntries = 10'000;
 
 class Fd {
@@ -87,15 +87,15 @@ class Store {
   }
   bool stopped() const { return stopped_; }
 
-  // The folder, and with `make` all that is missing on the way to it. kNotFound: it or one above is not there, or is
-  // a file. kUnavailable: the root is not there, or is on a file system of another kind than at Open().
+  // Opens the folder; with `make`, creates all missing folders on the path. kNotFound: it, or one above, does not exist
+  // or is a file. kUnavailable: the root does not exist, or is on another kind of file system than at Open().
   Result<Fd> OpenFolder(std::string_view folder, bool make) const;
-  // Folder and all above it up to the root are on the disk.
+  // Makes the folder and all folders above it, up to the root, durable.
   Status SyncFolders(std::string_view folder) const;
 
   // `name`: of the file that is to be written, for messages.
   Result<Abilities> FindAbilities(Deadline deadline, std::string_view name);
-  // A file that counts has no marker beside it: only asked where files may be written in place.
+  // A file that counts has no marker: this is checked only if files may be written in place.
   bool may_write_in_place() const { return may_write_in_place_; }
   bool fuse() const { return fuse_; }
   DirectAlignment DirectAlignmentOf(int fd) const;
@@ -159,7 +159,7 @@ class Store {
   size_t bounces_made_ = 0;
 };
 
-// Tells `errno` values apart that say "this call does not exist here".
+// Recognises `errno` values that mean "this call does not exist here".
 bool IsUnsupported(int error);
 
 }  // namespace ropeteam::storage::posix

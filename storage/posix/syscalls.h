@@ -18,7 +18,7 @@
 
 namespace ropeteam::storage::posix {
 
-// What STATX_DIOALIGN says of a file: the alignment of memory and of offsets (and lengths) that O_DIRECT wants.
+// The alignment of memory and of offsets (and lengths) that O_DIRECT needs, from STATX_DIOALIGN.
 struct DirectAlignment {
   size_t memory = 0;  // both 0: no O_DIRECT
   size_t offset = 0;

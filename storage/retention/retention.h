@@ -3,11 +3,11 @@
 // Decides which of a job's steps on storage stay and which may be deleted. Pure functions: the steps and the time are
 // arguments. Used by `ropeteam prune` and by the daemon that deletes for a running job.
 //
-// A step stays when any rule keeps it. Whatever the rules say, these stay: all steps where no rule is given; the newest
-// good step; steps that are newer than it; a step that is being read. So a wrong rule never deletes the last step that
-// can be restored.
+// A step stays if any rule keeps it. Independent of the rules, these stay: all steps if there is no rule; the newest
+// good step; steps newer than it; a step that is being read. So a wrong rule never deletes the last step that can be
+// restored.
 //
-// Newest first means: by incarnation, then by step number, as everywhere in Ropeteam. The clock decides nothing but
+// Newest first means: by incarnation, then by step number, as everywhere in Ropeteam. The clock is used only for
 // keep_within.
 
 #ifndef ROPETEAM_STORAGE_RETENTION_RETENTION_H_
@@ -35,13 +35,14 @@ struct KeepBest {
 };
 
 struct RetentionRules {
-  uint64_t keep_newest = 0;           // so many of the newest good steps; 0: no such rule
+  uint64_t keep_newest = 0;           // this many of the newest good steps; 0: no such rule
   uint64_t keep_every = 0;            // good steps whose number is a multiple of this; 0: no such rule
   std::optional<KeepBest> keep_best;  // the good step with the best value; of equal ones the newest
-  uint64_t keep_within_s = 0;  // good steps written less than so long ago, or in the future; 0: no such rule
+  uint64_t keep_within_s =
+      0;  // good steps written less than this long ago, or in the future; 0: no such rule
   bool Any() const { return keep_newest != 0 || keep_every != 0 || keep_best || keep_within_s != 0; }
 };
-// As the flags that give these rules: "--keep-on-storage 3 --keep-within 3600s"; "" where there is none.
+// The flags for these rules: "--keep-on-storage 3 --keep-within 3600s"; "" if there is none.
 std::string FlagsOf(const RetentionRules& rules);
 
 // "loss:min", "accuracy:max". The last colon counts: a key may have colons. kInvalidArgument: anything else.
@@ -54,11 +55,11 @@ struct RetainedStep {
   StepName name;
   uint64_t time_s = 0;      // StepHead::time_s
   std::string user = "{}";  // StepHead::user
-  bool good = true;         // its manifest is ours and every file is there in its size
+  bool good = true;         // its manifest is valid, and every file exists with the right size
   bool being_read = false;
 };
 
-// Why a step stays; bits.
+// The reasons why a step stays; bits.
 enum : unsigned {
   kKeptNot = 0,
   kKeptNewest = 1,
@@ -72,11 +73,11 @@ enum : unsigned {
 // "newest, best"; "" of kKeptNot.
 std::string KeptText(unsigned kept);
 
-// For each of `steps`, which may be in any order but name each step once, why it stays; kKeptNot: it may be deleted.
+// Why each of `steps` stays; kKeptNot: it may be deleted. `steps` may be in any order, but must have each step once.
 std::vector<unsigned> ChooseKept(const RetentionRules& rules, const std::vector<RetainedStep>& steps,
                                  uint64_t now_s);
 
-// The number under `key` in the user metadata; nothing where it is missing, or not a number, or `user` is not JSON.
+// The number under `key` in the user metadata; empty if it is missing or not a number, or if `user` is not JSON.
 std::optional<double> MetadataNumber(const std::string& user, const std::string& key);
 
 }  // namespace ropeteam::storage

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Sends one request to one bucket until it is answered: signs it, repeats it while that may help, signs it again if the
-// store asks for another region, clock or credentials, and describes its failure.
+// Sends one request to one bucket until it is answered. It signs the request, repeats it while that may help, signs it
+// again if the store requires another region, clock or credentials, and describes a failure.
 //
-// Payload hashes. A body of at most kHashedBytesMax is hashed (SHA-256) and the hash is signed. A larger one is sent
-// as UNSIGNED-PAYLOAD, straight from memory: SHA-256 runs at 0.4 to 2 GB/s a core, which would cost more than all the
-// rest of the transfer. Such a body is protected, with TLS or without, by its CRC32C (or Content-MD5), which is a
-// signed header: the store refuses other bytes, and the header cannot be changed on the way. A CRC32C does not stop an
-// attacker who changes the bytes deliberately; TLS does.
+// Payload hashes. A body of at most kHashedBytesMax is hashed (SHA-256) and the hash is signed. A larger one is sent as
+// UNSIGNED-PAYLOAD, straight from memory: SHA-256 runs at 0.4 to 2 GB/s per core, more expensive than the rest of the
+// transfer. Its CRC32C (or Content-MD5) protects such a body, with or without TLS. It is a signed header, so the store
+// refuses other bytes, and nobody can change the header on the way. A CRC32C does not stop an attacker who changes the
+// bytes deliberately; TLS does.
 
 #ifndef ROPETEAM_STORAGE_S3_CLIENT_H_
 #define ROPETEAM_STORAGE_S3_CLIENT_H_
@@ -54,15 +54,15 @@ struct Outcome {
   Status status;      // kOk: `reply` is a 2xx
   HttpReply reply;    // of the last attempt; its status is 0 when there was none
   std::string error;  // <Code> of the reply
-  // An attempt that was not answered, or not with a yes or no, may have been carried out.
+  // An attempt without a clear answer may have been carried out.
   bool maybe_done = false;
 };
 
-// What is passed in by tests only.
+// Set only by tests.
 struct ClientTimes {
   RetryTimes retry;
   std::chrono::milliseconds connect_timeout{10000};  // three SYNs
-  // Nothing in either direction for so long: the connection is dead. S3 answers a part within a second or two.
+  // Silence in both directions for this long: the connection is dead. S3 answers a part within a second or two.
   std::chrono::seconds silence_max{30};
 };
 
@@ -73,8 +73,8 @@ class Client {
   Status Open();
 
   Outcome Send(S3Request request, Deadline deadline);
-  // A PUT of `body` whose checksum is `crc32c`, checked by the store or, where it cannot, before it is sent. kCorrupt:
-  // the bytes in memory, or those that arrived twice, are others.
+  // A PUT of `body` with the checksum `crc32c`. The store checks it or, if it cannot, it is checked before the sending.
+  // kCorrupt: the bytes in memory, or those that arrived twice, differ.
   Outcome PutChecked(S3Request request, uint32_t crc32c, Deadline deadline);
 
   // True until the store has shown that it does not check CRC32C.
@@ -89,7 +89,7 @@ class Client {
   int64_t Now() const { return environment_.now() + clock_offset_.load(std::memory_order_relaxed); }
   void Stop();
   void SetYield(Sink::Yield yield) { http_.SetYield(std::move(yield)); }
-  // kAborted after Stop(), kDeadlineExceeded after `deadline`: for calls that send nothing.
+  // kAborted after Stop(), kDeadlineExceeded after `deadline`: for calls without a request.
   Status CheckLive(Deadline deadline) const;
 
  private:
@@ -124,8 +124,8 @@ class Client {
   std::unique_ptr<CredentialCache> credentials_;  // null: anonymous
   std::atomic<int64_t> clock_offset_{0};
   std::atomic<Checks> checks_{Checks::kUnknown};
-  // Expect: 100-continue before a body, until one was accepted, and after any error: a store that refuses answers before
-  // 64 MiB are sent. Asking each time would cost a round trip for each part.
+  // Expect: 100-continue before a body, until one was accepted, and after any error. So a store that refuses answers
+  // before 64 MiB are sent. To ask each time would cost a round trip per part.
   std::atomic<bool> expect_continue_{true};
   std::atomic<uint64_t> retries_{0};
 

@@ -3,7 +3,7 @@
 // The sources of credentials, in the order of AWS's own tools: variables, web identity, profiles of the shared
 // files, a container's endpoint, the instance's metadata. If a profile is named in the URL, only that is used.
 //
-// Secrets are in Credentials and nowhere else: no message, log line or Describe() has one.
+// Secrets are only in Credentials: no message, log line or Describe() has one.
 
 #ifndef ROPETEAM_STORAGE_S3_CREDENTIALS_H_
 #define ROPETEAM_STORAGE_S3_CREDENTIALS_H_
@@ -43,8 +43,8 @@ struct Profile {
   std::map<std::string, std::string> settings;
   const std::string& setting(const std::string& name) const;
 };
-// `wanted`: of the URL, or empty: AWS_PROFILE, then "default". A file that is not there is an empty one. kInvalidArgument:
-// the profile was named and is in neither file, or a file cannot be read.
+// `wanted`: from the URL, or empty: AWS_PROFILE, then "default". A missing file is an empty one. kInvalidArgument: the
+// profile was named but is in neither file, or a file cannot be read.
 Result<Profile> LoadProfile(const Environment& environment, const std::string& wanted);
 
 // One request without retries; for credentials only. A test has its own.
@@ -68,19 +68,19 @@ Result<std::unique_ptr<CredentialSource>> ChooseCredentialSource(const Environme
 // Keeps the credentials of one source fresh. Thread-safe.
 class CredentialCache {
  public:
-  // Asked for again so long before they expire: two attempts of a minute apart, and a request that was signed just before
-  // that still arrives in time.
+  // Refreshed this long before they expire: enough for two attempts a minute apart, and for a request that was signed
+  // just before that.
   static constexpr int64_t kRefreshBeforeS = 300;
-  // Not used any more so long before they expire: a request takes its time to arrive.
+  // Not used in this time before they expire: a request needs time to arrive.
   static constexpr int64_t kUnusableBeforeS = 15;
   // After a refresh that failed while the old ones are good.
   static constexpr int64_t kRefreshPauseS = 60;
 
   CredentialCache(std::unique_ptr<CredentialSource> source, std::function<int64_t()> now);
 
-  // One thread at a time asks the source; others go on with what there is while it is good, else they wait.
+  // One thread at a time asks the source. Others use the present credentials while they are good, else they wait.
   Result<std::shared_ptr<const Credentials>> Get(Deadline deadline);
-  // The store says that these have expired: the next Get() asks the source.
+  // The store reports that these have expired: the next Get() asks the source.
   void Expire(const std::shared_ptr<const Credentials>& used);
   std::string Describe() const { return source_->Describe(); }
 

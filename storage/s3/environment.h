@@ -13,7 +13,7 @@
 namespace ropeteam::storage::s3 {
 
 struct Environment {
-  // A variable's value; nullopt when it is not set. Thread-safe as long as nobody changes the environment.
+  // A variable's value; nullopt if it is not set. Thread-safe as long as no thread changes the environment.
   std::function<std::optional<std::string>(const std::string& name)> variable;
   // Seconds since 1970, as signatures and expiry times count them. Thread-safe.
   std::function<int64_t()> now;

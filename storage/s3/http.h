@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// HTTP by libcurl: one request, one reply, no retries, no redirects, no interpretation. A body is sent straight from the
-// caller's pieces and received straight into its targets; the only copies in between are libcurl's own buffers.
+// HTTP by libcurl: one request, one reply, no retries, no redirects, no interpretation. A body is sent straight from
+// the caller's pieces and received straight into its targets, with only libcurl's own buffers in between.
 //
-// Handles are pooled, and each keeps its connections (and TLS sessions) open, so that threads that make one request
-// after another make one handshake. The newest handle is taken first: surplus ones grow cold and are closed.
+// Handles are pooled, and each keeps its connections (and TLS sessions) open, so that a thread with one request after
+// another makes one handshake. The newest handle is taken first, so surplus ones become idle and are closed.
 
 #ifndef ROPETEAM_STORAGE_S3_HTTP_H_
 #define ROPETEAM_STORAGE_S3_HTTP_H_
@@ -42,7 +42,7 @@ struct HttpRequest {
 
   Deadline deadline = Deadline::max();
   std::chrono::milliseconds connect_timeout{10000};  // of the TCP and TLS handshakes: 3 SYNs
-  // No byte in either direction for so long means that the other side is dead.
+  // If no byte moves in either direction for this long, the other side is dead.
   std::chrono::seconds silence_max{30};
   bool proxies = true;  // HTTPS_PROXY, NO_PROXY, …: not for a machine's own metadata
 };
@@ -52,7 +52,8 @@ struct HttpReply {
   std::map<std::string, std::string> headers;  // names in lower case; of two of one name "a, b"
   std::string body;
   uint64_t into_targets = 0;  // bytes of `targets` filled by this reply
-  // libcurl sent it a second time because the connection that it had kept open was closed: the first may have been done.
+  // libcurl sent it again because the connection that it had kept open was closed: the first one may have been carried
+  // out.
   bool resent = false;
 
   const std::string& header(const std::string& name) const {

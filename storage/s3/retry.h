@@ -30,7 +30,7 @@ enum class Next : uint8_t {
 // the one that the request was signed for.
 Next Classify(int http_status, std::string_view error, bool other_region);
 
-// What a reply that is final means.
+// The status code for a final reply.
 Code CodeOf(int http_status, std::string_view error);
 
 struct RetryTimes {
@@ -39,9 +39,9 @@ struct RetryTimes {
   std::chrono::milliseconds cap{20000};  // of the longest pause, as AWS's own clients have it
 };
 
-// The pause before attempt `attempt` (the second is 1): evenly between 0 and base * 2^(attempt-1), at most the cap, by
-// `random` in [0, 1), so that nodes that failed together do not come back together. A store that says Retry-After is
-// asked no earlier than that, and no later than the cap.
+// The pause before attempt `attempt` (the second is 1): evenly distributed between 0 and base * 2^(attempt-1), at most
+// the cap, by `random` in [0, 1), so that nodes that failed together do not retry together. If the store sends
+// Retry-After, the pause is at least that, but at most the cap.
 std::chrono::milliseconds Pause(const RetryTimes& times, int attempt, double random,
                                 std::optional<std::chrono::seconds> retry_after);
 

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The replies of an object store that have a body of XML, as values. Pure functions over a body that is bounded
-// by its reader. A reply that is not the XML that was expected is kLinkFailed: a proxy in between answered, or the
-// body is cut short; asking again may help.
+// The XML replies of an object store, as values. Pure functions over a body that its reader has bounded. Unexpected XML
+// is kLinkFailed: a proxy answered, or the body is cut short, so a retry may help.
 
 #ifndef ROPETEAM_STORAGE_S3_XML_H_
 #define ROPETEAM_STORAGE_S3_XML_H_
