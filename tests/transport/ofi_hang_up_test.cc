@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Ending the connections to one peer from below libfabric, with sockets that lie as its own do: waited for by
-// an epoll descriptor that another one waits for.
+// an epoll descriptor that another one waits for. Then the transport, which must never close an endpoint while
+// libfabric is in the middle of an answer.
 #include "transport/ofi/hang_up.h"
 
 #include <arpa/inet.h>
@@ -13,9 +14,31 @@
 
 #include <cerrno>
 #include <string>
+#include <utility>
+
+#include "tests/transport/rig.h"
+#include "transport/ofi/ofi_transport.h"
+
+// How long this thread's next epoll_wait() takes. libfabric begins each round of progress with it.
+static thread_local useconds_t pause_us = 0;
+
+extern "C" __attribute__((visibility("default"))) int epoll_wait(int epoll, epoll_event* events, int count,
+                                                                 int timeout) {
+  if (pause_us > 0) usleep(std::exchange(pause_us, 0));
+  return epoll_pwait(epoll, events, count, timeout, nullptr);
+}
 
 namespace ropeteam::ofi {
 namespace {
+
+// The other end of the connection resets it. When this returns, the reset has arrived.
+void Reset(int here, int there) {
+  const sockaddr none{};  // AF_UNSPEC
+  ASSERT_EQ(connect(there, &none, sizeof none), 0);
+  sockaddr_storage other;
+  for (socklen_t length = sizeof other; getpeername(here, reinterpret_cast<sockaddr*>(&other), &length) == 0;)
+    length = sizeof other;
+}
 
 // A connection over loopback to a listener of its own.
 struct Connection {
@@ -99,6 +122,18 @@ TEST_F(OfiHangUp, CutDiscardsWhatHasArrived) {
   EXPECT_EQ(recv(b_.here, bytes, sizeof bytes, 0), 1);
 }
 
+// The kernel does not say any more whose it was, but what has arrived can still be read.
+TEST_F(OfiHangUp, WhatWasResetCountsAndIsDiscarded) {
+  ASSERT_EQ(send(a_.there, "late", 4, 0), 4);
+  Reset(a_.here, a_.there);
+  EXPECT_EQ(HangUp(outer_, a_.address), 1u);
+  EXPECT_EQ(Cut(outer_, [](const std::string&) { return false; }), 1u);
+  char byte = 0;
+  EXPECT_LE(recv(a_.here, &byte, 1, MSG_DONTWAIT), 0);
+  EXPECT_EQ(send(b_.there, "x", 1, 0), 1);
+  EXPECT_EQ(recv(b_.here, &byte, 1, 0), 1);
+}
+
 TEST_F(OfiHangUp, TellsThisEndOfAConnection) {
   EXPECT_TRUE(CanFindConnections());
   IpAddress here;
@@ -116,6 +151,74 @@ TEST_F(OfiHangUp, FindsNothingWhereThereIsNothing) {
   EXPECT_EQ(HangUp(b_.there, a_.address), 0u) << "a socket waits for nothing";
   Connection other;
   EXPECT_EQ(HangUp(outer_, other.address), 0u);
+}
+
+// `a` has read the beginning of an answer, more has arrived, and the end has not been sent.
+class OfiAnswerOnTheWay : public testing::Test {
+ protected:
+  static constexpr uint64_t kBytes = 64 << 20;  // more than the kernel takes
+  static constexpr const char *kA = "127.0.0.31", *kB = "127.0.0.41";
+
+  OfiAnswerOnTheWay() : a_(Make(kA), kBytes), b_(Make(kB), kBytes) {}
+  static Result<std::unique_ptr<Transport>> Make(const char* address) {
+    return CreateOfiTransport({.listen_address = address, .operation_bytes = kBytes});
+  }
+  void SetUp() override {
+    a_.Meet(b_);
+    ASSERT_TRUE(a_.transport->Put(a_.peer, a_.region, 0, a_.remote, 0, 1, 0).ok());
+    ASSERT_TRUE(Drive(1));
+    done_.clear();
+    ASSERT_TRUE(a_.transport->Get(a_.peer, a_.region, 0, a_.remote, 0, kBytes, 1).ok());
+    for (int i = 0; i < 4; i++)
+      for (const test::Endpoint* side : {&a_, &b_}) Poll(*side);
+    Poll(b_);
+    ASSERT_TRUE(done_.empty());
+  }
+  void Poll(const test::Endpoint& side) {
+    Completion completion;
+    ASSERT_EQ(side.transport->Poll(&completion, 1), 0u);
+  }
+  bool Drive(size_t count) {
+    return test::PollUntil(nullptr, {a_.transport.get(), b_.transport.get()}, &done_,
+                           [&] { return done_[a_.transport.get()].size() >= count; });
+  }
+  void ExpectGivenBack() {
+    ASSERT_TRUE(Drive(2));
+    const auto& done = done_[a_.transport.get()];
+    ASSERT_EQ(done.size(), 2u);
+    EXPECT_EQ(done[0].context, 1u);
+    EXPECT_EQ(done[0].code, Code::kPeerGone);
+    EXPECT_EQ(done[1].kind, OperationKind::kDisconnect);
+  }
+  // The connection that carries the answer, by its end at `own`.
+  static int Socket(const char* own, const char* other) {
+    for (int fd = 0; fd < 1024; fd++) {
+      sockaddr_in here{}, there{};
+      socklen_t length = sizeof here;
+      if (getsockname(fd, reinterpret_cast<sockaddr*>(&here), &length) != 0) continue;
+      if (getpeername(fd, reinterpret_cast<sockaddr*>(&there), &length) != 0) continue;
+      if (here.sin_addr.s_addr == inet_addr(own) && there.sin_addr.s_addr == inet_addr(other)) return fd;
+    }
+    return -1;
+  }
+
+  test::Endpoint a_, b_;
+  test::Completions done_;
+};
+
+// As on a busy machine: the whole time that the thread means to wait passes before it has read anything.
+TEST_F(OfiAnswerOnTheWay, AThreadThatDoesNotRunForLongClosesNothingTooEarly) {
+  pause_us = 100'000;
+  a_.transport->Disconnect(a_.peer);
+  EXPECT_EQ(pause_us, 0u);
+  ExpectGivenBack();
+}
+
+// As when the peer's process is killed: the kernel knows, libfabric does not yet.
+TEST_F(OfiAnswerOnTheWay, ThePeerResetsTheConnection) {
+  Reset(Socket(kA, kB), Socket(kB, kA));
+  a_.transport->Disconnect(a_.peer);
+  ExpectGivenBack();
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include "transport/ofi/hang_up.h"
 
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -39,11 +40,19 @@ IpAddress PeerOf(int fd) {
   return other;
 }
 
-// Calls `visit(fd, other end)` for every connection.
+// Whether `fd` is a connection that the other end has reset. What arrived before can still be read.
+bool WasReset(int fd) {
+  tcp_info info{};
+  socklen_t length = sizeof info;
+  return getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) == 0 && info.tcpi_state == TCP_CLOSE;
+}
+
+// Calls `visit(fd, other end)` for every connection. The other end of one that was reset has length 0: the kernel
+// does not say any more which it was.
 template <typename Visit>
 void ForEachConnection(int epoll, Visit visit, int depth = 1) {
   for (const int fd : WaitedFor(epoll)) {
-    if (const IpAddress peer = PeerOf(fd); peer.length != 0)
+    if (const IpAddress peer = PeerOf(fd); peer.length != 0 || WasReset(fd))
       visit(fd, peer);
     else if (depth < kDepthMax)
       ForEachConnection(fd, visit, depth + 1);
@@ -52,13 +61,13 @@ void ForEachConnection(int epoll, Visit visit, int depth = 1) {
 
 bool Same(const IpAddress& a, const IpAddress& b) { return a.length == b.length && ToText(a) == ToText(b); }
 
-bool HangUpOne(int fd) {
+void HangUpOne(int fd) {
   // When libfabric closes the socket, bytes that it has not sent are dropped. Otherwise the kernel would go on
   // trying for minutes, and when the network comes back it would deliver a put that was reported as failed long
   // ago.
   const linger drop{1, 0};
   (void)setsockopt(fd, SOL_SOCKET, SO_LINGER, &drop, sizeof drop);
-  return shutdown(fd, SHUT_RDWR) == 0;
+  (void)shutdown(fd, SHUT_RDWR);  // fails after a reset
 }
 
 }  // namespace
@@ -67,7 +76,9 @@ size_t HangUp(int epoll, const IpAddress& peer) {
   size_t count = 0;
   if (peer.length == 0) return 0;
   ForEachConnection(epoll, [&](int fd, const IpAddress& other) {
-    if (Same(other, peer)) count += HangUpOne(fd) ? 1 : 0;
+    if (other.length != 0 && !Same(other, peer)) return;
+    count++;
+    HangUpOne(fd);
   });
   return count;
 }
@@ -75,9 +86,9 @@ size_t HangUp(int epoll, const IpAddress& peer) {
 size_t Cut(int epoll, const std::function<bool(const std::string& peer)>& chosen) {
   size_t count = 0;
   ForEachConnection(epoll, [&](int fd, const IpAddress& other) {
-    if (!chosen(ToText(other))) return;
+    if (other.length != 0 && !chosen(ToText(other))) return;
     count++;
-    if (!HangUpOne(fd)) return;
+    HangUpOne(fd);
     // Bytes that had arrived are discarded. From now on the kernel answers every byte with a reset.
     char unused[64 << 10];
     while (recv(fd, unused, sizeof unused, MSG_DONTWAIT | MSG_TRUNC) > 0) {

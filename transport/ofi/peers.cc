@@ -35,9 +35,13 @@ static_assert(kSilenceAfterBreakUs < 100'000);
 // A connection that was shut down returns everything within this time: a socket's buffer is read in a millisecond
 // or two.
 constexpr TimeUs kHangUpUs = 50'000;
+// This many rounds are made in any case. On a busy machine the time may pass while the thread does not run, and an
+// endpoint that is closed too early ends the process (hang_up.h). tcp reads from at most 100 sockets in a round.
+constexpr size_t kHangUpRounds = 1'000;
 // A round of Fence() reads a file of /proc for each queue and asks for each connection's peer. So rounds that
 // found nothing to read are this far apart.
 constexpr TimeUs kFenceStepUs = 100;
+constexpr size_t kFenceRounds = 100;  // as kHangUpRounds
 // Without an IP address to probe, only the hello can tell.
 constexpr TimeUs kHelloDeadlineUnprobedUs = 1'000'000;
 
@@ -198,10 +202,12 @@ void OfiTransport::BreakLink(Peer* peer, TimeUs now) {
 // After this nothing is arriving when the endpoint is closed; see hang_up.h. Bytes that have arrived are read
 // first. Then everything that was outstanding comes back.
 void OfiTransport::EndConnection(Peer* peer) {
-  if (peer->fragments == nullptr || peer->link.queue.fd < 0) return;
-  if (HangUp(peer->link.queue.fd, peer->probe_target) == 0) return;
+  const Queue& queue = peer->link.queue;
+  if (peer->fragments == nullptr || queue.fd < 0) return;
+  if (HangUp(queue.fd, peer->probe_target) == 0) return;
   const TimeUs deadline = Now() + kHangUpUs;
-  while (peer->fragments != nullptr && Now() < deadline) ReadCompletions(peer->link.queue, SIZE_MAX);
+  for (size_t round = 0; peer->fragments != nullptr && (round < kHangUpRounds || Now() < deadline); round++)
+    ReadCompletions(queue, SIZE_MAX);
 }
 
 // Afterwards the device holds nothing of this peer's. The exception is a shared endpoint, which returns fragments
@@ -365,12 +371,11 @@ void OfiTransport::Fence(const Peer& departed) {
   grants_->Revoke(instance);
   const auto unowned = [this](const std::string& source) { return !grants_->Owns(source); };
   const TimeUs deadline = Now() + kHangUpUs;
-  size_t open = 0;
-  while ((open = Cut(listener_.queue.fd, unowned)) > 0 && Now() < deadline)
+  size_t open = 0, round = 0;
+  while ((open = Cut(listener_.queue.fd, unowned)) > 0 && (round++ < kFenceRounds || Now() < deadline))
     if (ReadCompletions(listener_.queue, kReadsPerPoll) == 0) usleep(kFenceStepUs);
   if (open > 0)
-    LOG_WARNING("ofi peer %s: %zu connections are not closed %llu ms after they were ended",
-                departed.text.c_str(), open, static_cast<unsigned long long>(kHangUpUs / 1'000));
+    LOG_WARNING("ofi peer %s: %zu connections that were ended are still open", departed.text.c_str(), open);
   const bool connected_twice = std::any_of(peers_.begin(), peers_.end(), [instance](const auto& entry) {
     return !entry.second->closing() && entry.second->remote.instance == instance;
   });
