@@ -159,9 +159,11 @@ class OfiAnswerOnTheWay : public testing::Test {
   static constexpr uint64_t kBytes = 64 << 20;  // more than the kernel takes
   static constexpr const char *kA = "127.0.0.31", *kB = "127.0.0.41";
 
-  OfiAnswerOnTheWay() : a_(Make(kA), kBytes), b_(Make(kB), kBytes) {}
-  static Result<std::unique_ptr<Transport>> Make(const char* address) {
-    return CreateOfiTransport({.listen_address = address, .operation_bytes = kBytes});
+  explicit OfiAnswerOnTheWay(bool shared_endpoint = false)
+      : a_(Make(kA, shared_endpoint), kBytes), b_(Make(kB, shared_endpoint), kBytes) {}
+  static Result<std::unique_ptr<Transport>> Make(const char* address, bool shared_endpoint) {
+    return CreateOfiTransport(
+        {.listen_address = address, .operation_bytes = kBytes, .shared_endpoint = shared_endpoint});
   }
   void SetUp() override {
     a_.Meet(b_);
@@ -219,6 +221,21 @@ TEST_F(OfiAnswerOnTheWay, ThePeerResetsTheConnection) {
   Reset(Socket(kA, kB), Socket(kB, kA));
   a_.transport->Disconnect(a_.peer);
   ExpectGivenBack();
+}
+
+TEST_F(OfiAnswerOnTheWay, TheTransportEnds) {
+  a_.transport.reset();
+  Poll(b_);
+}
+
+class OfiAnswerOnTheWayShared : public OfiAnswerOnTheWay {
+ protected:
+  OfiAnswerOnTheWayShared() : OfiAnswerOnTheWay(/*shared_endpoint=*/true) {}
+};
+
+TEST_F(OfiAnswerOnTheWayShared, TheTransportEnds) {
+  a_.transport.reset();
+  Poll(b_);
 }
 
 }  // namespace

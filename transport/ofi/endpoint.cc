@@ -357,6 +357,7 @@ void OfiTransport::NameSelf() {
 OfiTransport::~OfiTransport() {
   // Each peer's endpoint releases its buffers here. Operations that are not complete yet are lost, as the header
   // says.
+  for (const auto& [id, peer] : peers_) EndConnection(peer.get());
   peers_.clear();
   listener_.endpoint.reset();
   regions_.Clear();  // before grants_, which has their keys

@@ -246,7 +246,8 @@ class OfiTransport final : public front::Front<OfiTransport, Peer, Operation> {
   // peers.cc
   void Admit(const std::unordered_set<uint64_t>& instances);
   Status DecodeKey(const Peer& peer, const std::string& bytes, RemoteRegion* remote) const;
-  fid_ep* EndpointOf(Peer* peer) { return (shared_ ? listener_ : peer->link).endpoint.get(); }
+  const Link& LinkOf(Peer* peer) const { return shared_ ? listener_ : peer->link; }
+  fid_ep* EndpointOf(Peer* peer) const { return LinkOf(peer).endpoint.get(); }
   void StartConnecting(Peer* peer, TimeUs now);
   void StepPeers(TimeUs now);
   void StepConnecting(Peer* peer, TimeUs now);

@@ -202,7 +202,7 @@ void OfiTransport::BreakLink(Peer* peer, TimeUs now) {
 // After this nothing is arriving when the endpoint is closed; see hang_up.h. Bytes that have arrived are read
 // first. Then everything that was outstanding comes back.
 void OfiTransport::EndConnection(Peer* peer) {
-  const Queue& queue = peer->link.queue;
+  const Queue& queue = LinkOf(peer).queue;
   if (peer->fragments == nullptr || queue.fd < 0) return;
   if (HangUp(queue.fd, peer->probe_target) == 0) return;
   const TimeUs deadline = Now() + kHangUpUs;
