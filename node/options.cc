@@ -618,8 +618,19 @@ Status ParseOptions(int argc, const char* const* argv, const std::string& job_ke
       "ropeteamd: keeps the checkpoints of one job's ranks on this node in memory, and copies of its peers'.",
       "ropeteamd");
   Declare(app, texts);
+  // Last first, as CLI11 wants them. For `--name=` it would take the next argument as the value: an empty value is an
+  // argument of its own.
+  std::vector<std::string> arguments;
+  for (int i = argc - 1; i > 0; --i) {
+    std::string argument = argv[i];
+    if (argument.starts_with("--") && argument.find('=') == argument.size() - 1) {
+      arguments.emplace_back();
+      argument.pop_back();
+    }
+    arguments.push_back(std::move(argument));
+  }
   try {
-    app.parse(argc, argv);
+    app.parse(std::move(arguments));
   } catch (const CLI::CallForHelp&) {
     *print = app.help();
     return OkStatus();

@@ -235,6 +235,7 @@ INSTANTIATE_TEST_SUITE_P(
     All, BadOptions,
     ::testing::Values(
         BadCase{{}, "--job", "missing"}, BadCase{{"--job", ""}, "--job", "missing"},
+        BadCase{{"--job=", "--node=n"}, "--job", "missing"},
         BadCase{{"--job", kLong.c_str()}, "--job", "limit 255"},
         BadCase{{"--job", "a\nb"}, "--job", "control character"}, BadCase{{"--job"}, "--job", "required"},
         BadCase{{"--job=j", "--node", "a/b"}, "--node", "a/b"},
