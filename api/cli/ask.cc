@@ -28,7 +28,8 @@ Status ParseSeconds(const char* flag, const std::string& text, double* seconds) 
 Status ParseNumber(const char* what, const std::string& text, uint64_t* number) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *number);
   if (text.empty() || error != std::errc() || end != text.data() + text.size())
-    return Error(Code::kInvalidArgument, "%s \"%.80s\" is not a whole number", what, text.c_str());
+    return Error(Code::kInvalidArgument, "%s \"%.80s\" is not a whole number from 0 to %llu", what,
+                 text.c_str(), static_cast<unsigned long long>(UINT64_MAX));
   return OkStatus();
 }
 
@@ -55,6 +56,9 @@ Result<AskOptions> ParseAskOptions(const std::vector<std::string>& arguments, Ta
         return Error(Code::kInvalidArgument, "%s has no value", argument.c_str());
       value = arguments[++i];
     }
+    // A variable that is not set must not choose another daemon than the one that was meant.
+    if (wants_value && value.empty())
+      return Error(Code::kInvalidArgument, "%s has no value", argument.c_str());
     if (argument == "--socket") {
       options.socket.path = value;
     } else if (argument == "--job") {
@@ -79,17 +83,17 @@ Result<AskOptions> ParseAskOptions(const std::vector<std::string>& arguments, Ta
         value = arguments[++i];
       if (!value.empty() || has_value)
         ROPETEAM_RETURN_IF_ERROR(ParseSeconds("--watch", value, &options.watch_s));
-    } else if (argument == "--output" && takes == Takes::kStepAndOutput && !value.empty()) {
+    } else if (argument == "--output" && takes == Takes::kStepAndOutput) {
       options.output = value;
-    } else if (argument == "--json" && !has_value && takes != Takes::kStepAndOutput &&
-               takes != Takes::kStepAlone) {
+    } else if (argument == "--json" && !has_value &&
+               (takes == Takes::kStep || takes == Takes::kWatch || takes == Takes::kNotice)) {
       options.json = true;
     } else if (argument == "--local" && !has_value && takes == Takes::kWatch) {
       options.local = true;
     } else if ((argument == "--help" || argument == "-h") && !has_value) {
       options.help = true;
-    } else if (takes != Takes::kWatch && takes != Takes::kNotice && !argument.starts_with("-") &&
-               !options.has_step) {
+    } else if (takes != Takes::kWatch && takes != Takes::kNotice && takes != Takes::kCoordinator &&
+               !argument.starts_with("-") && !options.has_step) {
       ROPETEAM_RETURN_IF_ERROR(ParseNumber("step", argument, &options.step));
       options.has_step = true;
     } else {

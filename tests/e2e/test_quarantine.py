@@ -78,7 +78,9 @@ def test_by_hand_and_undone(cluster, caplog):
 
     done = quarantine("7")
     assert done.returncode == 1 and "step 7" in done.stderr
-    assert quarantine().returncode == 2
+    for wrong in ((), ("one",), ("1", "2"), ("1", "--json"), ("1", "--force"), ("1", "--job", "")):
+        done = quarantine(*wrong)
+        assert done.returncode == 2 and "ropeteam quarantine --help" in done.stderr, wrong
     done = quarantine("2")
     assert done.returncode == 0, done.stderr
     assert done.stdout == "step 2 is quarantined: the next incarnation is offered an older one\n"
