@@ -176,8 +176,9 @@ void Supervisor::OnProgress(const std::string& line) {
   std::string progress, what;
   uint64_t done = 0;
   uint64_t total = 0;
-  // Later starts belong to a time when the terminal is COMMAND's.
-  if (!(words >> progress >> what >> done >> total) || command_ != 0 || config_.quiet) return;
+  // Later starts belong to a time when the terminal is COMMAND's, and a daemon that is being stopped is ready no more.
+  if (!(words >> progress >> what >> done >> total) || command_ != 0 || command_ended_ || config_.quiet)
+    return;
   if (progress_ == nullptr) progress_ = std::make_unique<Progress>("arena " + what, total);
   if (done <= progressed_) return;
   progress_->Add(done - progressed_);

@@ -260,6 +260,40 @@ def test_faulting_memory_in_shows_how_far_it_is(run_ropeteam):
         assert code == 0 and "arena prefault [####" in shown
 
 
+BEING_STOPPED = """#!/usr/bin/env python3
+import os, signal, sys
+options = dict(word[2:].split("=", 1) for word in sys.argv[1:] if "=" in word)
+def stop(*_):
+    os.write(int(options["ready-fd"]), b"progress prefault 2 3\\n")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, stop)
+os.write(int(options["ready-fd"]), b"progress prefault 1 3\\n")
+os.kill(os.getppid(), signal.SIGINT)
+while True:
+    signal.pause()
+"""
+
+
+def test_an_interrupt_before_the_daemon_is_ready_is_the_last_that_is_said(tmp_path):
+    daemon = tmp_path / "daemon"
+    daemon.write_text(BEING_STOPPED)
+    daemon.chmod(0o755)
+    done = subprocess.run(
+        [str(ROPETEAM), "run", "--daemon", str(daemon), "--", "true"],
+        env=environment(), capture_output=True, text=True, timeout=WAIT_S,
+    )  # fmt: skip
+    assert done.returncode == 130, done.stderr
+    assert done.stderr.splitlines()[-1] == "ropeteam run: signal 2 before ropeteamd was ready"
+
+
+def test_an_empty_job_is_refused_and_not_named_after_the_next_option():
+    done = subprocess.run(
+        [str(ROPETEAM), "run", "--job", "", "--memory", "16M", "--", "true"],
+        env=environment(), capture_output=True, text=True, timeout=WAIT_S,
+    )  # fmt: skip
+    assert done.returncode == 2 and "ropeteamd: --job is missing" in done.stderr, done.stderr
+
+
 def test_help_says_what_every_option_means():
     done = subprocess.run([str(ROPETEAM), "run", "--help"], env=environment(), capture_output=True, text=True, timeout=WAIT_S)
     assert done.returncode == 0
