@@ -24,7 +24,7 @@ StorageWorkers::Config ConfigOf(const client::Arena& arena, std::shared_ptr<stor
 
 Result<DaemonArena> OpenDaemonArena(const StorageOptions& options) {
   const Result<std::string> socket =
-      ChooseSocket({options.socket, "", ""}, std::chrono::milliseconds(options.timeout).count());
+      ChooseSocket({options.socket, "", "", true}, std::chrono::milliseconds(options.timeout).count());
   if (!socket.ok()) return socket.status();
   local::Hello hello;
   hello.kind = local::ClientKind::kAdmin;

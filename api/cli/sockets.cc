@@ -67,10 +67,16 @@ Status NoneOrSeveral(const std::vector<Answering>& found, const SocketChoice& ch
         "give --socket PATH (or ROPETEAM_SOCKET)",
         wish.c_str());
   std::string list;
-  for (const Answering& each : found)
-    list += each.job.empty()
-                ? "\n  --socket " + each.path
-                : "\n  --job " + each.job + " --node " + each.node + "   or --socket " + each.path;
+  for (const Answering& each : found) {
+    const std::string path = "--socket " + each.path;
+    list += "\n  ";
+    if (each.job.empty())
+      list += path;
+    else if (choice.by_path_only)
+      list += path + "   of job " + each.job + ", node " + each.node;
+    else
+      list += "--job " + each.job + " --node " + each.node + "   or " + path;
+  }
   return Error(Code::kUnavailable, "%zu daemons%s are here, say which:%s", found.size(), wish.c_str(),
                list.c_str());
 }

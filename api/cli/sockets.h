@@ -18,6 +18,7 @@ struct SocketChoice {
   std::string path;
   std::string job;
   std::string node;
+  bool by_path_only = false;  // the command has no --job and --node that mean the daemon
 };
 
 // The sockets in the directories where daemons put theirs, by path: this user's alone, live and dead.

@@ -149,6 +149,8 @@ def test_job_and_node_pick_the_daemon(machine):
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(machine.sockets / "dead-node-0.sock"))
     assert "2 daemons are here" in machine.ask("status").stderr
+    told = machine.ask("export", "latest", str(machine.runtime)).stderr  # it has no --node, and --job means a folder
+    assert "2 daemons are here" in told and "--node" not in told and "of job one, node node-0" in told, told
 
 
 def test_watching_counts_fails_without_a_daemon_and_redraws_in_place(machine):
