@@ -150,8 +150,9 @@ Status ArenaFile::Lock() {
       const long holder = LockHolder(info);
       const std::string who =
           holder > 0 ? "pid " + std::to_string(holder) : "a process that cannot be seen from here";
-      return Error(Code::kAlreadyExists, "arena %s is in use by another daemon, %s", path_.c_str(),
-                   who.c_str());
+      return Error(Code::kAlreadyExists,
+                   "arena %s is in use by another daemon, %s: end it, or give another --job or --node",
+                   path_.c_str(), who.c_str());
     }
     // The former holder of the lock may have removed the file meanwhile: then this is a lock on a file without a name.
     struct stat named {};

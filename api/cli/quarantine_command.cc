@@ -30,7 +30,8 @@ int QuarantineCommand(const std::vector<std::string>& arguments) {
   if (options->undo) {
     std::printf("step %llu is offered again\n", step);
   } else {
-    std::printf("step %llu is quarantined: the next incarnation is offered an older one\n", step);
+    std::printf("step %llu is quarantined: the next incarnation is offered an older one, if there is one\n",
+                step);
   }
   return 0;
 }

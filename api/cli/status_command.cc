@@ -33,7 +33,8 @@ Result<int> AlwaysGood(const nlohmann::json&) { return 0; }
 // The steps of a listing are those that somebody holds.
 Result<int> JudgeListOfStep(const nlohmann::json& list) {
   if (list.at("steps").empty() && list.at("copies").empty())
-    return Error(Code::kNotFound, "no node holds a shard of this step");
+    return Error(Code::kNotFound,
+                 "no node holds a shard of this step; without STEP, ls lists those that are there");
   return 0;
 }
 

@@ -26,6 +26,7 @@ constexpr char kHelp[] =
     "ropeteam trace [STEP]: writes what all nodes have noted of a step [the newest committed one] to a file "
     "for\nui.perfetto.dev\n"
     "  --output FILE      [ropeteam-step-STEP.pftrace]\n"
+    "  --job JOB, --node NODE  the daemon of this job and node, where several run on this machine\n"
     "  --socket PATH      the daemon's socket [ROPETEAM_SOCKET, else the only one of yours on this machine]\n"
     "  --timeout SECONDS  how long each node's answer may take [10]\n";
 

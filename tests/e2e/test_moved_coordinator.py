@@ -66,6 +66,9 @@ def test_node_0_is_lost_with_its_memory_and_replaced_where_nobody_expects_it(clu
     assert told.returncode == 1
     assert "which answers" in told.stderr
     assert "--force" in told.stderr
+    for wrong in ("5", "--json"):
+        told = ask("rejoin", "--coordinator", nodes.coordinator, wrong, "--socket", nodes[1].socket)
+        assert told.returncode == 2 and f"{wrong} was not expected" in told.stderr
 
 
 def test_the_list_leads_to_the_replacement_and_the_old_host_to_the_job(cluster):

@@ -83,7 +83,7 @@ def test_by_hand_and_undone(cluster, caplog):
         assert done.returncode == 2 and "ropeteam quarantine --help" in done.stderr, wrong
     done = quarantine("2")
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "step 2 is quarantined: the next incarnation is offered an older one\n"
+    assert done.stdout == "step 2 is quarantined: the next incarnation is offered an older one, if there is one\n"
     status = ask("status", "--socket", nodes[0].socket).stdout
     assert "latest step 1 " in status and "quarantined step 2 " in status
     with nodes[0].open(0, 1, "second") as rope, caplog.at_level(logging.WARNING, "ropeteam"):
