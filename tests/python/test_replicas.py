@@ -83,8 +83,8 @@ def test_what_it_saves_is_said_once_by_rank_0(ranks, caplog):
     with caplog.at_level(logging.INFO, "ropeteam"):
         for client in ranks(4):
             for step in (1, 2):
-                rt.save_tensors(client, step, pieces(tensors(4), (0, 1, 2, 3)))
-    assert [each.message for each in caplog.records] == ["0.00 of 0.00 GiB saved once instead of 4 times"]
+                rt.save_tensors(client, step, pieces(tensors(4, 100_000), (0, 1, 2, 3)))
+    assert [each.message for each in caplog.records] == ["1.53 of 1.53 MiB saved once instead of 4 times"]
 
 
 def agreements(clients, monkeypatch, step, objects, **options):

@@ -202,8 +202,9 @@ class _Remembered:
             if decision and rank == 0:
                 size = sum(each[1] for each in decision)
                 copies = max(len(each[3]) for each in decision)
+                scale, unit = (2**30, "GiB") if total >= 2**30 else (2**20, "MiB")
                 _LOG.info(
-                    "%.2f of %.2f GiB saved once instead of %d times", size / 2**30, total / 2**30, copies
+                    "%.2f of %.2f %s saved once instead of %d times", size / scale, total / scale, unit, copies
                 )
         return owners
 
