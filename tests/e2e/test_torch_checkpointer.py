@@ -195,6 +195,27 @@ def test_the_daemons_write_and_keep_what_a_checkpointer_says(cluster, tmp_path):
         assert (policy["persist_every"], policy["persist_every_by"], policy["keep_by"]) == (10, "flag", "flag")
 
 
+def test_the_last_step_is_on_storage_where_the_end_waits_for_it(cluster, tmp_path, caplog):
+    import torch
+    from ropeteam.torch import Checkpointer
+
+    (node,) = cluster(1, options=["--storage", str(tmp_path)]).nodes
+    for run, persist in enumerate((False, True)):
+        with node.open(0, 1, f"run {run}") as rope:
+            ckpt = Checkpointer(model=torch.nn.Linear(2, 2), client=rope, storage_every=0)
+            assert ckpt.step(run) and ckpt.finish(persist=persist) == run
+        assert len(list(tmp_path.glob("test/step-*/ropeteam-manifest.json"))) == int(persist)
+    assert not caplog.records
+
+    (node,) = cluster(1).nodes
+    with node.open(0, 1, "run") as rope:
+        ckpt = Checkpointer(model=torch.nn.Linear(2, 2), client=rope, storage_every=0)
+        assert ckpt.step(7) and ckpt.finish(persist=True) == 7
+    assert [each.getMessage() for each in caplog.records] == [
+        "step 7 is in memory, and not on storage: this job has no storage to persist to"
+    ]
+
+
 def resume(socket: str) -> tuple[int, float, list[str]]:
     """Goes on for two steps: the first one, the value that was loaded, and the warnings."""
     import ropeteam.torch

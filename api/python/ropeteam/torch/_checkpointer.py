@@ -461,18 +461,31 @@ class Checkpointer:
             self._pending.clear()
         return not self._pending
 
-    def finish(self, timeout: float | None = None) -> int | None:
+    def finish(self, timeout: float | None = None, persist: bool = False) -> int | None:
         """Waits until the last save is committed, and closes. Returns the newest committed step; None: there
         is none.
 
         A save that is not committed in time is a warning. Finishing twice is allowed.
+        persist: that step is written to storage, due or not, and this waits as long again until it is there. The
+            job's end waits for no storage. A step that is not there in time is a warning.
         """
         if not self._finished and not self.maybe_finalize(blocking=True, timeout=timeout):
             self._failed(
                 self._pending[-1], DeadlineExceeded("it is saved, and was not committed before the end")
             )
+        if persist and not self._finished and self.stats.committed is not None:
+            self._finish_on_storage(self.stats.committed, self._timeout if timeout is None else timeout)
         self.close()
         return self.stats.committed
+
+    def _finish_on_storage(self, step: int, timeout: float) -> None:
+        assert self._client is not None
+        try:
+            self._client.persist(step, min(timeout, _PERSIST_TIMEOUT_S))
+            self._client.wait(step, Level.PERSISTED, timeout)
+        except RopeteamError as error:
+            self.stats.last_error = str(error)
+            _log.warning("step %d is in memory, and not on storage: %s", step, error)
 
     def close(self) -> None:
         """Closes without waiting. A client that was passed in stays open."""
