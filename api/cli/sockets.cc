@@ -56,10 +56,18 @@ std::vector<Answering> AskForNames(const std::vector<std::string>& sockets, int6
   return answering;
 }
 
-Status NoneOrSeveral(const std::vector<Answering>& found, const SocketChoice& choice) {
+// `silent`: the sockets of daemons that live and did not say their names, where names were asked for.
+Status NoneOrSeveral(const std::vector<Answering>& found, const std::string& silent,
+                     const SocketChoice& choice) {
   std::string wish;
   if (!choice.job.empty()) wish += " of job " + choice.job;
   if (!choice.node.empty()) wish += " of node " + choice.node;
+  if (found.empty() && !silent.empty())
+    return Error(
+        Code::kUnavailable,
+        "no ropeteamd of yours%s has answered; these live, and did not say in time whose they are: give "
+        "--timeout, or --socket PATH:%s",
+        wish.c_str(), silent.c_str());
   if (found.empty())
     return Error(
         Code::kUnavailable,
@@ -115,13 +123,17 @@ Result<std::string> ChooseSocket(const SocketChoice& choice, int64_t timeout_ms)
   }
   if (!by_name && sockets.size() == 1) return sockets.front();
   std::vector<Answering> found = AskForNames(sockets, timeout_ms);
-  if (by_name)
+  std::string silent;
+  if (by_name) {
+    for (const Answering& each : found)
+      if (each.job.empty()) silent += "\n  --socket " + each.path;
     std::erase_if(found, [&](const Answering& each) {
       return (!choice.job.empty() && each.job != choice.job) ||
              (!choice.node.empty() && each.node != choice.node);
     });
+  }
   if (found.size() == 1) return found.front().path;
-  return NoneOrSeveral(found, choice);
+  return NoneOrSeveral(found, silent, choice);
 }
 
 }  // namespace ropeteam::cli

@@ -176,7 +176,7 @@ void Supervisor::OnProgress(const std::string& line) {
   std::string progress, what;
   uint64_t done = 0;
   uint64_t total = 0;
-  // Later starts belong to a time when the terminal is COMMAND's, and a daemon that is being stopped is ready no more.
+  // Later starts belong to a time when the terminal is COMMAND's, and a daemon that is being stopped will not be ready.
   if (!(words >> progress >> what >> done >> total) || command_ != 0 || command_ended_ || config_.quiet)
     return;
   if (progress_ == nullptr) progress_ = std::make_unique<Progress>("arena " + what, total);

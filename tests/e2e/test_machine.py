@@ -145,6 +145,12 @@ def test_job_and_node_pick_the_daemon(machine):
         assert machine.ask("ls", "--job", job, "--node", "node-0").returncode == 0
     missing = machine.ask("status", "--job", "three")
     assert missing.returncode == 1 and "of job three was found" in missing.stderr
+    stopped = machine.daemon_pid("two")
+    os.kill(stopped, signal.SIGSTOP)
+    silent = machine.ask("status", "--job", "two", "--timeout", "0.5")
+    os.kill(stopped, signal.SIGCONT)
+    assert silent.returncode == 1 and "did not say in time whose they are" in silent.stderr
+    assert f"--socket {machine.sockets}/two-node-0.sock" in silent.stderr
     # What a killed daemon left is not taken for one.
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(machine.sockets / "dead-node-0.sock"))
