@@ -440,7 +440,9 @@ Status CheckNetwork(const Texts& t, Options* o) {
       return OkStatus();
     }
     return Error(Code::kInvalidArgument,
-                 "--coordinator is missing: with --nodes %u every node needs the same HOST:PORT", o->nodes);
+                 "--coordinator is missing: with --nodes %u and --ordinal %u it is needed, the same "
+                 "HOST:PORT on every node",
+                 o->nodes, o->ordinal);
   }
   o->coordinators = SplitAtCommas(t.coordinator);
   if (o->coordinators.size() > kCoordinatorsMax)

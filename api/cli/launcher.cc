@@ -162,8 +162,9 @@ Status ChooseListen(Chooser& chooser, uint32_t ordinal, uint32_t nodes,
   const std::string address = local_address_for(host);
   if (address.empty())
     return Error(Code::kInvalidArgument,
-                 "this machine has no route to %s, named by %s: give --listen ADDRESS", host.c_str(),
-                 coordinator.from.c_str());
+                 "this machine does not know the name %s (%s), or has no route to it: check it, or give "
+                 "--listen ADDRESS",
+                 host.c_str(), coordinator.from.c_str());
   // Distributions write the host's own name as 127.0.1.1 into /etc/hosts: right here, and wrong for every
   // peer.
   if (IsLoopback(address) && !IsLoopback(host))
