@@ -155,7 +155,8 @@ def test_job_and_node_pick_the_daemon(machine):
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(machine.sockets / "dead-node-0.sock"))
     assert "2 daemons are here" in machine.ask("status").stderr
-    told = machine.ask("export", "latest", str(machine.runtime)).stderr  # it has no --node, and --job means a folder
+    # export has no --node, and its --job means a folder.
+    told = machine.ask("export", "latest", str(machine.runtime)).stderr
     assert "2 daemons are here" in told and "--node" not in told and "of job one, node node-0" in told, told
 
 

@@ -466,8 +466,9 @@ class Checkpointer:
         is none.
 
         A save that is not committed in time is a warning. Finishing twice is allowed.
-        persist: that step is written to storage, due or not, and this waits as long again until it is there. The
-            job's end waits for no storage. A step that is not there in time is a warning.
+        persist: that step is also written to storage, due or not. The call waits again, at most as long, until
+            it is there. Without it the end of a job does not wait for storage. A step that is not there in time
+            is a warning.
         """
         if not self._finished and not self.maybe_finalize(blocking=True, timeout=timeout):
             self._failed(

@@ -204,7 +204,11 @@ class _Remembered:
                 copies = max(len(each[3]) for each in decision)
                 scale, unit = (2**30, "GiB") if total >= 2**30 else (2**20, "MiB")
                 _LOG.info(
-                    "%.2f of %.2f %s saved once instead of %d times", size / scale, total / scale, unit, copies
+                    "%.2f of %.2f %s saved once instead of %d times",
+                    size / scale,
+                    total / scale,
+                    unit,
+                    copies,
                 )
         return owners
 
