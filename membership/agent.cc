@@ -45,7 +45,7 @@ void Agent::AskOthersFirst(uint32_t rounds) {
 size_t Agent::Learn(const std::string& address) {
   for (size_t i = 0; i < addresses_.size(); ++i)
     if (addresses_[i].address == address) return i;
-  // The oldest address that it was told is dropped for the new one.
+  // The oldest address from Relocate() is dropped for the new one.
   const auto told =
       std::count_if(addresses_.begin(), addresses_.end(), [](const Known& k) { return k.told; });
   if (static_cast<size_t>(told) >= kCoordinatorsMax)
@@ -65,7 +65,7 @@ Agent::Outputs Agent::Relocate(TimeUs now, const Place& place, bool move) {
   const bool elsewhere = addresses_.empty() || addresses_[current_].address != place.address;
   const bool newer = place.order > order_;
   if (elsewhere && contact_ && (move || newer)) Tell(false, now, "left for " + place.address);
-  if (newer) {  // the only address now; older ones are not valid any more
+  if (newer) {  // the only address now; older ones are invalid
     addresses_.clear();
     current_ = 0;
     rounds_ = kNoOwn;
@@ -74,7 +74,7 @@ Agent::Outputs Agent::Relocate(TimeUs now, const Place& place, bool move) {
   const size_t index = Learn(place.address);
   if (phase_ == Phase::kRegistered && !(elsewhere && (move || newer))) return Take();
   if (phase_ == Phase::kConnecting && open_ && !elsewhere) return Take();
-  // All members of a view may report it at once, and may be wrong.
+  // All members of a view may report it at the same time, and may be wrong.
   if (phase_ == Phase::kConnecting && !move && !newer && now < opened_at_ + kReconnectPauseMinUs)
     return Take();
   if (elsewhere && rounds_ == 0) AskOthersFirst(static_cast<uint32_t>(own_) + 1);  // it leaves its own
@@ -129,7 +129,7 @@ void Agent::Connect(TimeUs now) {
   ++attempt_;
   open_ = true;
   opened_at_ = now;
-  unanswered_.clear();  // answers come on the connection on which the question went out
+  unanswered_.clear();  // answers come on the connection of their question
   whole_wanted_ = false;
   outputs_.push_back(Open{attempt_, addresses_[current_].address});
   Registration registration;
@@ -153,7 +153,7 @@ void Agent::Connect(TimeUs now) {
 uint64_t Agent::NextBeat(TimeUs now) {
   if (unanswered_.size() >= kBeatsMax) unanswered_.pop_front();
   unanswered_.push_back({++beats_, now});
-  // Counted from now, not from when it was due: after a stall one heartbeat is as good as ten.
+  // Counted from now, not from when it was due: after a stall, one heartbeat is as good as ten.
   heartbeat_at_ = now + (lease_us_ == 0 ? heartbeat_ : std::min(heartbeat_, lease_us_ / kHeartbeatsPerLease));
   return beats_;
 }
@@ -164,7 +164,7 @@ void Agent::SendHeartbeat(TimeUs now) {
 }
 
 void Agent::OnAnswer(TimeUs now, const HeartbeatAnswer& answer) {
-  if (answer.lease_us == 0) return;  // unanswered_ stays: a lease may be granted for it later
+  if (answer.lease_us == 0) return;  // unanswered_ is kept: a lease may be granted for it later
   const TimeUs lease_us = std::min(answer.lease_us, kLeaseUsMax);
   lease_us_ = lease_us;
   lease_us_max_ = std::max(lease_us_max_, lease_us);
@@ -173,7 +173,7 @@ void Agent::OnAnswer(TimeUs now, const HeartbeatAnswer& answer) {
     if (unanswered_.front().number == answer.beat) sent_at = unanswered_.front().sent_at;
     unanswered_.pop_front();
   }
-  // Answered before, or so old that it was forgotten: there is no moment from which to count.
+  // It was answered before, or is so old that its record was dropped: the time of its sending is unknown.
   if (!sent_at || *sent_at + lease_us <= std::max(now, lease_until_)) return;
   lease_until_ = *sent_at + lease_us;
   outputs_.push_back(Lease{lease_until_});
@@ -196,8 +196,8 @@ void Agent::Lose(TimeUs now, const std::string& reason) {
   if (open_) outputs_.push_back(Close{attempt_});
   open_ = false;
   for (auto& [id, suspect] : suspects_) suspect.sent = false;
-  // A coordinator that had answered is tried again at once: a mere reset is repaired by that. But never faster
-  // than the least pause, or one that accepts and resets would be called without end.
+  // A coordinator that had answered is tried again at once, because that repairs a mere reset. The shortest pause still
+  // applies: a coordinator that accepts and resets must not be called in an endless loop.
   if (was_registered) {
     retry_at_ = std::max(now, opened_at_ + kReconnectPauseMinUs);
     pause_ = kReconnectPauseMinUs;
@@ -243,8 +243,8 @@ Agent::Outputs Agent::Received(TimeUs now, uint64_t attempt, const CoordinatorMe
     if (!IsOwn(current_)) {
       rounds_ = kNoOwn;
     } else if (own_ != 0 && addresses_.size() > 1 && !looked_again_) {
-      // Before the coordinator's hold ends, so that two coordinators that missed each other never give out two
-      // views of one epoch. Each asks at its own time, or they would miss each other again.
+      // This must happen before the coordinator's hold ends, so that two coordinators that missed each other never give
+      // out two views of one epoch. Each waits for a different time, so that they do not miss each other again.
       look_again_at_ =
           now + dead_after_ / 4 + dead_after_ / 4 * std::min(own_, kCoordinatorsMax) / kCoordinatorsMax;
     }
@@ -263,15 +263,15 @@ Agent::Outputs Agent::Received(TimeUs now, uint64_t attempt, const CoordinatorMe
 }
 
 void Agent::OnView(TimeUs now, const ViewStatePtr& view) {
-  // A view that is not newer was sent twice, or overtaken. A view without this node comes only from a coordinator
-  // that is about to refuse this instance, or from a broken one. A node must not act on a view without itself.
+  // A view that is not newer was sent twice, or was overtaken. A view without this node comes only from a coordinator
+  // that is about to refuse this instance, or from a faulty one. A node must not use a view without itself.
   if (view == nullptr || (seen_ != nullptr && view->view.epoch <= seen_->view.epoch)) return;
   if (!view->view.Contains(self_.id)) return;
   seen_ = view;
   std::erase_if(suspects_, [&view](const auto& entry) { return !view->view.Contains(entry.first); });
   outputs_.push_back(view->view);
   whole_wanted_ = false;
-  // The heartbeat says which view was seen. The next view waits for that, and so does the first lease.
+  // The heartbeat says which view was seen. The next view and the first lease wait for it.
   SendHeartbeat(now);
 }
 

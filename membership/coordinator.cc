@@ -38,7 +38,7 @@ Coordinator::Coordinator(const MembershipConfig& config, TimeUs now, Epoch first
       scan_at_(now + dead_after_ / kTicksPerDeath) {
   ROPETEAM_CHECK(WithDrift(lease_) < dead_after_);
   if (inheritance.newest == nullptr) return;
-  // An instance that is missing in it has left. An older view that the instance reports does not change that.
+  // An instance that is missing in it has left, even if that instance reports an older view.
   newest_ = inheritance.newest;
   foreign_ = reported_ = newest_->view.epoch;
   for (const NodeId id : newest_->removed) Remember(id);
@@ -110,7 +110,7 @@ Coordinator::Outputs Coordinator::Flush(TimeUs now) {
   if (holding_) return End();
   if (changed_ && storing_ == nullptr) Publish();
   if (view_ == nullptr) return End();
-  // Acknowledgements are no longer awaited. Nodes with an unacknowledged view get the last view as a whole.
+  // Acknowledgements are no longer awaited. Nodes with an unacknowledged view get the whole last view.
   for (auto& [id, record] : records_)
     if (record.connection != kNoConnection && record.ours != 0 &&
         std::max(record.seen, record.view_sent) < view_->view.epoch)
@@ -123,7 +123,7 @@ Coordinator::Outputs Coordinator::Stored(TimeUs now, Epoch epoch) {
   if (storing_ != nullptr && storing_->view.epoch == epoch) {
     const ViewStatePtr view = std::exchange(storing_, nullptr);
     if (holding_) {
-      changed_ = true;  // the next view, after the hold, replaces it
+      changed_ = true;  // replaced by the next view, after the hold
     } else {
       GiveOut(view);
     }
@@ -158,7 +158,7 @@ TimeUs Coordinator::NextDeadline() const {
 
 TimeUs Coordinator::LateBy(TimeUs now) const {
   const TimeUs due = NextDeadline();
-  // Below an eighth of dead_after it is ordinary scheduling. Correcting for that would only blur the deadlines.
+  // Less than an eighth of dead_after is ordinary scheduling. Correcting for it would only blur the deadlines.
   return now > due + dead_after_ / 8 ? now - due : 0;
 }
 
@@ -242,7 +242,7 @@ void Coordinator::Register(ConnectionId connection, const Registration& registra
   record.settings = registration.settings;
   record.named = registration.named;
   record.protocols = ProtocolsOf(registration.protocol_version, registration.protocol_oldest);
-  // During the hold it is not known yet which of two instances is the older; ResolveNames() decides then.
+  // During the hold it is not known yet which of two instances is older; ResolveNames() decides then.
   if (!holding_) RemoveName(member.name, record);
   Record* placed = &records_.emplace(member.id, std::move(record)).first->second;
   names_.emplace(member.name, member.id);
@@ -257,7 +257,7 @@ void Coordinator::Register(ConnectionId connection, const Registration& registra
 
 void Coordinator::RegisterAgain(Record* record, ConnectionId connection, const Registration& registration) {
   if (registration.attempt < record->attempt)
-    return Drop(connection);  // overtaken by a newer connection of its own
+    return Drop(connection);  // overtaken by a newer connection of the same node
   if (record->member != registration.member)
     return Refuse(connection,
                   Error(Code::kInvalidArgument, "instance %016llx of node %s registered as another node",
@@ -293,8 +293,8 @@ void Coordinator::OpenLeases() {
 void Coordinator::Answer(Record* record) {
   HeartbeatAnswer answer{record->beat, 0};
   if (const TimeUs lease = LeaseNow(); lease != 0 && MayHaveLease(*record)) {
-    // The node sent the answered message before it arrived here, and its lease counts from then. A lease that is
-    // shorter than the last one does not shorten that one.
+    // The node sent the answered message before it arrived here, and the node's lease counts from that time. A shorter
+    // lease does not shorten an earlier one.
     record->lease_until = std::max(record->lease_until, now_ + WithDrift(lease));
     answer.lease_us = lease;
   }
@@ -313,8 +313,7 @@ bool Coordinator::IsOurs(Epoch epoch) const {
 }
 
 void Coordinator::Learn(const Registration& registration) {
-  // Nodes may have different dead_after_ms, and a store that has lost its data does not have the former holders'
-  // values.
+  // Nodes may have different dead_after_ms, and a store that has lost its data lacks the former holders' values.
   const bool term_unknown = lost_store_ && registration.seen != nullptr;
   const TimeUs longest = term_unknown ? TermMs(kDeadAfterMsMax) * kUsPerMs : registration.lease_us_max;
   predecessor_until_ = std::max(predecessor_until_, started_at_ + WithDrift(longest));
@@ -346,7 +345,7 @@ void Coordinator::Learn(const Registration& registration) {
     hold_accounted_ = 0;
     return;
   }
-  // A view that this coordinator gave out tells it nothing: every instance that left it, or an earlier one, was
+  // A view given out by this coordinator contains nothing new: every instance that left it, or an earlier one, was
   // removed here.
   if (std::any_of(given_.begin(), given_.end(),
                   [epoch](const ViewStatePtr& given) { return given->view.epoch == epoch; }))
@@ -357,8 +356,8 @@ void Coordinator::Learn(const Registration& registration) {
                  Ull(id), records_.at(id).member.name.c_str()),
            "a former coordinator had declared it dead");
   };
-  // Another coordinator made this view. An instance has left that coordinator's views if this one lists it as
-  // removed, or if it was in an earlier one and is missing in this one.
+  // Another coordinator made this view. An instance has left that coordinator's views in two cases: this view lists it
+  // as removed, or it was in an earlier view and is missing in this one.
   for (const NodeId id : seen->removed) {
     if (id == registration.member.id) continue;
     if (records_.contains(id)) remove(id);
@@ -375,7 +374,7 @@ void Coordinator::Learn(const Registration& registration) {
   if (newer && !std::all_of(seen->view.members.begin(), seen->view.members.end(),
                             [this](const Member& member) { return AccountedFor(member); }))
     return HoldAgain(seen);
-  // The next view removes, for the registrant, those members of its own view that are not members here.
+  // For the registrant, the next view removes those members of its own view that are not members here.
   for (const Member& member : seen->view.members)
     if (!records_.contains(member.id)) Remember(member.id);
   if (view_ != nullptr && epoch > view_->view.epoch) changed_ = true;
@@ -396,7 +395,7 @@ void Coordinator::OnSuspicion(const Record& reporter, const Suspicion& suspicion
   const auto found = records_.find(suspicion.member);
   if (found == records_.end() || &found->second == &reporter) return;
   Record& suspect = found->second;
-  if (suspect.probe_until != 0) return;  // already running; a new one would only delay the answer
+  if (suspect.probe_until != 0) return;  // a probe is already running; a new one would only delay the answer
   LOG_INFO("membership node %s suspects node %s, reason %s", reporter.member.name.c_str(),
            suspect.member.name.c_str(), suspicion.reason.c_str());
   StartProbe(&suspect, "it is suspected");
@@ -464,7 +463,7 @@ void Coordinator::Remove(NodeId id, const Status& refusal, const char* why) {
     }
   }
   out_lease_until_ = std::max(out_lease_until_, record.lease_until);
-  // No node has fenced an instance that was in no view; it may try again as it is.
+  // No node has fenced an instance that was in no view, so it may try again as it is.
   if (record.joined != 0 || record.veteran || refusal.code() == Code::kAlreadyExists) Remember(id);
   const auto [begin, end] = names_.equal_range(record.member.name);
   const auto named = std::find_if(begin, end, [id](const auto& entry) { return entry.second == id; });
@@ -506,7 +505,7 @@ void Coordinator::Reply(ConnectionId connection, CoordinatorMessage message) {
 bool Coordinator::ViewDue(const Record& record) const {
   if (holding_ || record.connection == kNoConnection || record.ours == 0 || record.seen >= view_->view.epoch)
     return false;
-  // On a working connection the view before is just not acknowledged yet.
+  // On a working connection the previous view is just not acknowledged yet.
   return record.view_sent <= record.seen || now_ >= record.view_sent_at + dead_after_ / kTicksPerDeath;
 }
 
@@ -601,8 +600,8 @@ void Coordinator::GiveOut(const ViewStatePtr& view) {
     if (found == records_.end() || found->second.ours != 0) continue;
     Record& record = found->second;
     record.ours = view->view.epoch;
-    // In another coordinator's view it may have seen that an instance left which was a member here until this
-    // node came. That instance's lease has expired by then.
+    // In another coordinator's view the registrant may have seen that a present member had left. That instance's lease
+    // has expired by then.
     if (view_ != nullptr && record.reported != 0 && !IsOurs(record.reported))
       record.lease_from = out_lease_until_;
   }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Compares what must be equal on all nodes of a job when a node registers. The refusal names both nodes, both values
-// and the option to change.
+// When a node registers, compares the values that must be equal on all nodes of a job. The refusal has both nodes, both
+// values and the option to change.
 #include <string>
 #include <utility>
 #include <vector>
@@ -46,7 +46,7 @@ Status Coordinator::Check(const Registration& registration) {
   const Member& member = registration.member;
   ROPETEAM_RETURN_IF_ERROR(ValidateMember(member));
   const Protocols theirs = ProtocolsOf(registration.protocol_version, registration.protocol_oldest);
-  // A node with the same range as this one fits: this range includes what all members have in common.
+  // A node with the same range as this one fits, because this range includes the common versions of all members.
   Protocols common = ProtocolsOf(config_.protocol_version, config_.protocol_oldest);
   if (theirs != common) common = CommonProtocols(member.name);
   const Compared table[] = {
@@ -74,7 +74,7 @@ Status Coordinator::Check(const Registration& registration) {
                  static_cast<unsigned long long>(kEpochKnownMax));
   TakeNamedSettings(registration);
   const ViewStatePtr& seen = registration.seen;
-  // The settings that this registration is about to make the job's; see Learn().
+  // The settings that this registration would make the job's; see Learn().
   const bool brings = holding_ && view_ == nullptr && seen != nullptr && seen->view.epoch > settings_epoch_;
   return CheckSettings(member.name, registration.settings, registration.named,
                        brings ? seen->view.settings : settings_);
@@ -132,7 +132,7 @@ void Coordinator::TakeNamedSettings(const Registration& registration) {
   });
   take(registration.named.restore_from, &named.restore_from,
        [&] { settings.restore_from = from.restore_from; });
-  // A registration that is refused for one setting sets no other one.
+  // A registration that is refused for one setting sets no other setting.
   if (named == named_ || !CheckSettings(registration.member.name, from, registration.named, settings).ok())
     return;
   settings_ = settings;

@@ -1,27 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The coordinator's hold: from its start to its first view. It is needed for the coordinator's return after a
-// crash. Its own node's daemon, which crashed with it, registers first and has seen no view; the others come
-// within their reconnect pause. A view given out between the two would miss one side.
+// The coordinator's hold: from its start to its first view. It is needed when a coordinator returns after a crash. The
+// daemon of its own node, which crashed with it, registers first and has seen no view. The others come within their
+// reconnect pause. A view given out between the two would lack one side.
 //
-// When they come later than that, the coordinator has given out a view of its own node alone. May it accept the members
-// of the earlier view as the same instances? An instance must stay out once some process that knew it was given a
+// If they come later than that, the coordinator has already given out a view of its own node alone. May it accept the
+// members of the earlier view as the same instances? An instance must stay out if a process that knew it was given a
 // view without it: that process has fenced it, and may have reused the memory that it was writing to. So:
 //
-//   * The reported views tell which nodes knew each other. If an instance is in none of them, no node that was given a
-//     view here knows it, so a view without it has no effect.
-//   * The first registrant with an earlier view that is newer than any reported so far starts the hold again. No view
-//     is given out until that hold ends. So all members of the earlier view can come, and none of them is given a view
+//   * The reported views show which nodes knew each other. If an instance is in none of them, no node with a view from
+//     here knows it, so a view without it has no effect.
+//   * The first registrant with an earlier view that is newer than all reported so far starts the hold again. No view
+//     is given out until that hold ends. So all members of the earlier view can come, and none of them gets a view
 //     without the others. Members of the present view keep it, and their leases, meanwhile.
 //   * When that hold ends, a member of the earlier view that has not come stays out: the next view goes to other nodes
 //     that knew it.
-//   * An instance had left if it reports a view that is not newer than one reported before, and is not in that one. If
-//     it reports a view of this coordinator, and is no longer a member, it was removed here.
-//   * Of two instances of a name, the one that has seen no view of itself is the newer. The other one stays out.
+//   * An instance has left if it reports a view that is not newer than an earlier report and is not in that earlier
+//     one. If it reports a view of this coordinator and is no longer a member, it was removed here.
+//   * Of two instances of a name, the one that has seen no view with itself is newer. The other one stays out.
 //
-// Instances that are accepted again join as the youngest members, if there are others: the leader of the present view
-// stays. This coordinator grants them no lease before they have seen its view, and a predecessor's lease has run out or
-// is covered by settle_us. So no leader of the earlier view acts any more.
+// Readmitted instances join as the youngest members, if there are others, so the leader of the present view stays. This
+// coordinator grants them no lease before they have seen its view, and a predecessor's lease has expired or is covered
+// by settle_us. So no leader of the earlier view can act any more.
 #include <algorithm>
 #include <set>
 #include <string>
@@ -33,7 +33,7 @@
 namespace ropeteam {
 
 bool Coordinator::HoldMayEnd() {
-  // The one in the store has no members if all have sent leave messages.
+  // The view in the store has no members if all have sent leave messages.
   if (newest_ == nullptr || newest_->view.members.empty()) {
     if (config_.nodes_expected == 0) return false;
     if (records_.size() < config_.nodes_expected) return false;
@@ -112,7 +112,7 @@ void Coordinator::EndHold() {
 }
 
 void Coordinator::ContinueNewest() {
-  // Instances that are accepted again are younger than the members of the present view, if it has any.
+  // Readmitted instances are younger than the members of the present view, if it has any.
   const bool eldest = std::none_of(records_.begin(), records_.end(),
                                    [](const auto& entry) { return entry.second.ours != 0; });
   size_t present = 0;
@@ -127,11 +127,10 @@ void Coordinator::ContinueNewest() {
   }
   LOG_INFO("membership coordinator goes on from view %llu, %zu of %zu members are back",
            static_cast<unsigned long long>(newest_->view.epoch), present, newest_->view.members.size());
-  // A view that was read from the store may have reached no node: then it has no names. There is always a next
-  // one.
+  // A view read from the store may have reached no node, and has no names. So there is always a next view.
   if (term_us_ != 0 || view_ != nullptr || present != newest_->view.members.size()) return;
-  // If all are back, the newest view stays in force as it is. Nodes with an older one get it; newcomers join with
-  // the next view.
+  // If all are back, the newest view stays in force unchanged. Nodes with an older one get it; new nodes join with the
+  // next view.
   view_ = newest_;
   KeepView();
   published_at_ = now_;
@@ -144,8 +143,8 @@ void Coordinator::ContinueNewest() {
 }
 
 void Coordinator::ResolveNames() {
-  // A name has only one live daemon, so one of two instances is left over. An instance that was never in a view is
-  // newer than one that was. Between equals, the one that registered last is newer.
+  // A name has only one live daemon, so one of two instances is left over from before. An instance that was never in a
+  // view is newer than one that was. Otherwise the one that registered last is newer.
   std::vector<const Record*> successors;
   for (const auto& [id, record] : records_) {
     const auto [begin, end] = names_.equal_range(record.member.name);

@@ -11,7 +11,7 @@ namespace {
 
 Status CheckLength(const char* what, const std::string& value, size_t limit) {
   if (value.size() <= limit) return OkStatus();
-  // The value is cut: an error message has to stay readable when the value is a megabyte of garbage.
+  // The value is cut, so that the message stays readable if the value is a megabyte of garbage.
   return Error(Code::kInvalidArgument, "%s of %zu bytes, limit %zu: \"%.40s\"", what, value.size(), limit,
                value.c_str());
 }

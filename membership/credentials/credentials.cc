@@ -16,8 +16,8 @@ constexpr unsigned kProviderIntervalSeconds = 1;
 
 using grpc::experimental::TlsCustomVerificationCheckRequest;
 
-// Runs after the chain was verified, never instead of it. gRPC's own check would compare the name of the host; an
-// empty name accepts every certificate of the roots.
+// Runs after the chain was verified, never instead of it. gRPC's own check would compare the host's name. An empty name
+// accepts every certificate of the roots.
 class NameVerifier final : public grpc::experimental::ExternalCertificateVerifier {
  public:
   explicit NameVerifier(std::string name) : name_(std::move(name)) {}
@@ -35,7 +35,7 @@ class NameVerifier final : public grpc::experimental::ExternalCertificateVerifie
   const std::string name_;
 };
 
-// Both halves must be watched even if they never change: otherwise gRPC's handshakes fail (grpc issue 26133).
+// Both parts must be watched even if they never change: otherwise gRPC's handshakes fail (grpc issue 26133).
 void Watch(grpc::experimental::TlsCredentialsOptions* options, const std::string& name) {
   options->watch_root_certs();
   options->watch_identity_key_cert_pairs();

@@ -29,7 +29,7 @@ constexpr char kSalt[] = "ropeteam job key 1";
 constexpr char kVariable[] = "ROPETEAM_JOB_KEY";
 constexpr size_t kDigits = 2 * kJobKeyBytes;
 constexpr mode_t kOthersReadGroupWrites = 0027;
-// No node's clock can be outside of this interval: the key decides which nodes are admitted, not the date.
+// Any node's clock is inside this interval: the key decides which nodes are admitted, not the date.
 constexpr char kNotBefore[] = "20250101000000Z";
 constexpr char kNotAfter[] = "99991231235959Z";
 
@@ -135,7 +135,7 @@ std::string HashOf(const std::string& public_key) {
   return Hex({reinterpret_cast<const char*>(digest), length});
 }
 
-// It contains the key's hash, so that a verifier that trusts two authorities tries the right one.
+// The name has the key's hash, so that a verifier that trusts two authorities tries the right one.
 std::string AuthorityName(EVP_PKEY* authority) {
   return "ropeteam job ca " + HashOf(PublicKeyOf(authority)).substr(0, 16);
 }
@@ -251,7 +251,7 @@ Result<std::vector<JobKey>> ReadOrMakeJobKeyFile(const std::string& path) {
   const int write_error = errno;
   close(fd);
   OPENSSL_cleanse(text.data(), text.size());
-  // A link and not a rename: the faster process keeps the name.
+  // A link and not a rename: the first process keeps the name.
   const int link_error = !written || link(temporary.c_str(), path.c_str()) == 0 ? 0 : errno;
   unlink(temporary.c_str());
   if (!written) return ErrnoError(write_error, "write %s", temporary.c_str());

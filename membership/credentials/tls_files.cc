@@ -62,7 +62,7 @@ std::string NameOf(X509* certificate) {
   return text;
 }
 
-// As a server checks a client that shows this chain, or a client a server.
+// Checks the chain as a server checks a client, or a client a server.
 Status CheckPurpose(const TlsFiles& files, const Certificates& chain, const Certificates& roots, int purpose,
                     const char* role) {
   const OpensslOwner<X509_STORE, X509_STORE_free> store(X509_STORE_new());

@@ -23,8 +23,8 @@ constexpr auto kWarnedAgain = std::chrono::hours(24);
 
 }  // namespace
 
-// Files of WatchedFiles that ended. A watcher of gRPC's that still reads them has no users left (credentials.h), so it
-// does no harm if it sees the next owner's certificates.
+// Files of ended WatchedFiles. A gRPC watcher that still reads them has no users left (credentials.h), so it does no
+// harm if it sees the next owner's certificates.
 struct WatchedFiles::Spares {
   static Spares& Get() {
     static Spares* const spares = new Spares;  // never destroyed: gRPC's threads run until the process ends
@@ -75,8 +75,8 @@ std::string WatchedFiles::Describe() const {
   return "certificate of " + in_use_.name + " expires " + in_use_.expires;
 }
 
-// A reader may come at any moment. PEM may end in empty lines, so the file never gets shorter. What is read in the
-// middle of the one write is wrong for a second, until the reader looks again.
+// gRPC may read at any time. PEM may end with empty lines, so the file never gets shorter. A read during the one write
+// gives wrong contents for a second, until the next read.
 Status WatchedFiles::Fill(MemoryFile* file, const char* name, std::string text) {
   if (file->fd < 0) file->fd = memfd_create(name, MFD_CLOEXEC);
   if (file->fd < 0) return ErrnoError(errno, "memfd_create");

@@ -21,20 +21,20 @@ namespace {
 
 namespace pb = etcdserverpb;
 
-// etcd ends connections that ping more often than every 5 s (its --grpc-keepalive-min-time). Deadlines of calls
-// find a dead path sooner; pings only end streams on it.
+// etcd ends connections that ping more often than every 5 s (its --grpc-keepalive-min-time). Deadlines of calls detect
+// a dead path sooner; pings only end streams on it.
 constexpr int kPingMs = 10'000;
 constexpr int kPingTimeoutMs = 2'000;
 constexpr int kConnectMs = 500;  // a call's usual deadline
 
-// If there is nothing now, the files that were read before stay: they may be about to be replaced.
+// If the file is missing now, the former content stays: the file may be about to be replaced.
 void ReadAgain(const std::string& path, std::string* text) {
   std::ifstream file(path, std::ios::binary);
   std::string now{std::istreambuf_iterator<char>(file), {}};
   if (!now.empty()) *text = std::move(now);
 }
 
-// The first key that does not begin with `prefix`. Ours end in '/', so the last byte is never the highest.
+// The first key that does not begin with `prefix`. Our prefixes end with '/', so the last byte is never the highest.
 std::string EndOfPrefix(std::string prefix) {
   ++prefix.back();
   return prefix;
@@ -103,7 +103,7 @@ bool Says(const grpc::Status& status, const char* text) {
   return status.error_message().find(text) != std::string::npos;
 }
 
-// What a failed call means to the caller. All other codes are about the endpoint.
+// The code for the caller of a failed call. All other codes concern the endpoint.
 Code CodeOf(const grpc::Status& status) {
   switch (status.error_code()) {
     case grpc::StatusCode::NOT_FOUND:
@@ -121,7 +121,7 @@ Code CodeOf(const grpc::Status& status) {
   }
 }
 
-// etcd's messages for a token that has expired, and for one from before a change of its users.
+// etcd's messages for an expired token, and for a token from before a change of its users.
 bool TokenIsBad(const grpc::Status& status) {
   return status.error_code() == grpc::StatusCode::UNAUTHENTICATED || Says(status, "invalid auth token") ||
          Says(status, "auth: revision in header is old") || Says(status, "user name is empty");
@@ -139,8 +139,8 @@ struct Connection {
   pb::Auth::Stub auth;
 };
 
-// An object that gRPC works for. It must not be destroyed on gRPC's threads: its channel may be the last one that
-// keeps them, and would wait for itself. So it is kept until the loop's thread runs.
+// An object in use by gRPC. It must not be destroyed on gRPC's threads: its channel may be the last one that keeps
+// them, and would wait for itself. So it is kept until the loop's thread runs.
 struct Work {
   virtual ~Work() = default;
   grpc::ClientContext context;
@@ -174,7 +174,7 @@ struct StreamWork final : Work, grpc::ClientBidiReactor<Request, Response> {
     this->StartWrite(&out_);
     this->StartCall();
   }
-  // Dropped if the one before has not been sent yet: the next one asks for the same.
+  // Dropped if the previous one was not sent yet: the next one requests the same.
   void Send(const Request& request) {
     const std::lock_guard lock(mutex_);
     if (writing_ || !held_) return;
@@ -205,7 +205,7 @@ struct StreamWork final : Work, grpc::ClientBidiReactor<Request, Response> {
   void OnDone(const grpc::Status& status) override { on_done(status); }
 
   std::mutex mutex_;
-  bool held_ = true;  // operations may be started; gRPC waits with OnDone() until it is released
+  bool held_ = true;  // operations may be started; gRPC delays OnDone() until it is released
   bool writing_ = false;
   Request out_;
   Response in_;
@@ -280,7 +280,7 @@ std::shared_ptr<Connection> EtcdClient::Impl::Connect() {
       at, grpc::CreateCustomChannel(config.endpoints[at], credentials, arguments));
 }
 
-// Under mutex, as all that follows up to Done().
+// Under mutex, like everything down to Done().
 void EtcdClient::Impl::Prepare(Work* work, int deadline_ms) {
   work->connection = connection;
   if (!token.empty()) work->context.AddMetadata("token", token);
@@ -295,8 +295,7 @@ W* EtcdClient::Impl::Keep(std::unique_ptr<W> work) {
   return raw;
 }
 
-// To be destroyed without the lock, and not before there is a new channel: gRPC's threads end with its last
-// channel.
+// Destroy these without the lock, and only after a new channel exists: gRPC's threads end with its last channel.
 std::vector<std::unique_ptr<Work>> EtcdClient::Impl::TakeEnded() { return std::exchange(ended, {}); }
 
 void EtcdClient::Impl::Begin(CallWork* call) {
@@ -417,7 +416,7 @@ void EtcdClient::Impl::Done(CallWork* call, const grpc::Status& status) {
     }
   }
   for (auto& [id, answer] : answers) handler.on_answer(id, std::move(answer));
-  // Only now, because Stop() waits for it, and after that no handler runs.
+  // Only now, because Stop() waits for it, and no handler runs after that.
   const std::lock_guard lock(mutex);
   Ended(call);
 }
@@ -480,7 +479,7 @@ void EtcdClient::Watch(uint64_t number, const std::string& key, int64_t from) {
   request.mutable_create_request()->set_start_revision(from);
   WatchWork* work = impl_->Keep(std::make_unique<WatchWork>());
   impl_->Prepare(work, 0);
-  // A member that has lost the others would stay silent for ever. With this it ends the watch.
+  // A member that has lost the others would be silent for ever. With this it ends the watch.
   work->context.AddMetadata("hasleader", "true");
   Impl* impl = impl_.get();
   work->number = number;
@@ -509,7 +508,7 @@ void EtcdClient::Stop() {
   std::vector<uint64_t> dropped;
   std::unique_lock lock(impl_->mutex);
   impl_->stopping = true;
-  // A call that waits for the token was never begun.
+  // A call that waits for the token has not begun.
   for (CallWork* call : std::exchange(impl_->waiting, {})) impl_->Ended(call);
   for (const auto& [work, owned] : impl_->live) {
     if (work == impl_->keep_alive) {

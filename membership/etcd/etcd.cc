@@ -20,7 +20,7 @@
 namespace ropeteam {
 namespace {
 
-// The time for etcd to take the role and the lease back from a node that leaves. If it does not, the lease runs out.
+// The time for etcd to release the role and the lease of a node that leaves. If it is exceeded, the lease expires.
 constexpr auto kResignMax = std::chrono::milliseconds(500);
 
 class EtcdMembership final : public Membership {
@@ -238,7 +238,7 @@ Status EtcdMembership::Rejoin(const Member& self) {
 void EtcdMembership::Relocate(const Place& place, bool) {
   const std::lock_guard lock(mutex_);
   if (!running_) return;
-  // Members say where the coordinator is. etcd is more reliable, unless this node does not reach it.
+  // Members report the coordinator's address. etcd is more reliable, unless this node cannot reach it.
   loop_.Post([this, address = place.address](TimeUs) {
     bool away = false;
     {
@@ -266,7 +266,7 @@ void EtcdMembership::Stop() {
   server_->Stop();
 }
 
-// The user's password may precede the last '@', although it must not.
+// A user's password may precede the last '@', although that is not allowed.
 Status Wrong(std::string url, const char* what) {
   if (const size_t at = url.rfind('@'); at != std::string::npos) url.replace(0, at, "…");
   return Error(Code::kInvalidArgument, "\"%.200s\" is not etcd://[USER@]HOST:PORT[,HOST:PORT...]/PREFIX: %s",

@@ -17,22 +17,22 @@ namespace {
 constexpr TimeUs kUsPerMs = 1000;
 constexpr const char* kFormat = "1";
 constexpr TimeUs kTermMax = TermMs(kDeadAfterMsMax) * kUsPerMs;
-constexpr int kCallMs = 500;       // more than a healthy etcd's slowest write; a dead endpoint costs no more
-constexpr int kCallLongMs = 1000;  // of those that nothing waits for within a term
-// While there is no contact the record is read that often, even if the watch reports nothing.
+constexpr int kCallMs = 500;  // more than the slowest write of a healthy etcd; a dead endpoint costs no more
+constexpr int kCallLongMs = 1000;  // for calls that nothing waits for within a term
+// Without contact the record is read this often, even if the watch reports nothing.
 constexpr TimeUs kFindUs = 500'000;
 constexpr TimeUs kFindJitterUs = 100'000;
-// A vacant role is taken after so long for each member before this one in the last view, up to the second, and up to
-// the third at random.
+// A vacant role is taken after the first time for each member before this one in the last view, up to the second time,
+// plus up to the third at random.
 constexpr TimeUs kClaimStepUs = 10'000;
 constexpr TimeUs kClaimStepsMaxUs = 250'000;
 constexpr TimeUs kClaimJitterUs = 50'000;
-// No node doubts a new holder before its hold has ended and its first view is in the store; then a node that is
-// not in it does not count. The hold lasts dead_after from the first registration. This time is for that
-// registration and the store, some round trips. It is short enough that nodes lost with a new holder are out
-// within 3 s.
+// No node doubts a new holder before its hold has ended and its first view is in the store. From then on a node that is
+// not in the view does not count. The hold lasts dead_after from the first registration. This time is for that
+// registration and the store, some round trips. It is short enough that nodes lost with a new holder are out within 3
+// s.
 constexpr TimeUs kSpareUs = 500'000;
-// An answer to a keep-alive that comes this much later than the next keep-alive is taken as lost.
+// An answer to a keep-alive that comes this long after the next keep-alive counts as lost.
 constexpr TimeUs kKeptLateUs = 500'000;
 
 std::string Hex(uint64_t value) {
@@ -117,7 +117,7 @@ Seat::Outputs Seat::Rejoin(TimeUs now, const Member& self) {
   self_ = self;
   joined_ = refused_ = doubted_ = removed_ = false;
   view_ = View();
-  // The answer would be taken for one to the new instance.
+  // The answer would be mistaken for one to the new instance.
   if (main_kind_ == Kind::kJoin || main_kind_ == Kind::kDoubt) main_ = Pending();
   Proceed(now);
   return Take();
@@ -158,9 +158,9 @@ TimeUs Seat::NextDeadline() const {
 bool Seat::WantsClaim(TimeUs now) const {
   if (!joined_ || refused_ || resigning_ || holds()) return false;
   if (vacant()) return now != kNever && now >= claim_at_;
-  if (record_->id == self_.id) return true;  // taken by this process, which does not act on it
-  // A name has one living daemon, so this node is the successor of the holder. If it has seen a view, it is not
-  // new: it may be the former one, which was stopped for a while.
+  if (record_->id == self_.id) return true;  // taken by this process, which does not use it
+  // A name has one live daemon, so this node is the holder's successor. If it has seen a view, it is not new: it may be
+  // the former daemon itself, which was stopped for a while.
   if (record_->name == self_.name && view_.epoch == 0) return true;
   return !lost_.empty() && lost_ == record_->value;
 }
@@ -206,7 +206,7 @@ void Seat::Proceed(TimeUs now) {
     const TimeUs third = static_cast<TimeUs>(ttl_s_) * 1'000'000 / 3;
     if (now >= kept_at_ + third + kKeptLateUs) {
       kept_at_ = now;
-      find_wanted_ = true;  // its failure says that etcd is away
+      find_wanted_ = true;  // its failure shows that etcd is unreachable
       outputs_.push_back(NextEndpoint{});
     }
     outputs_.push_back(KeepAlive{lease_});
@@ -292,7 +292,7 @@ void Seat::StartConfirm(TimeUs now) {
 
 void Seat::StartStore(TimeUs now) {
   const std::string key = root_ + "view";
-  // The doubts of nodes that this view leaves out must not depose its holder. Other nodes doubt again.
+  // The doubts of nodes that this view leaves out must not depose its holder. The remaining nodes doubt again.
   const StoreOp clear{StoreOp::kDeletePrefix, root_ + "doubt/"};
   store_ = Begin(now,
                  StoreTxn{{{root_ + "coordinator", StoreCompare::kValue, mine_},
@@ -318,7 +318,7 @@ void Seat::Fail(TimeUs now, const Pending& of, const Status& status) {
   find_wanted_ |= joined_;
 }
 
-// etcd has answered that it refuses.
+// etcd has answered with a refusal.
 void Seat::Refuse(TimeUs now, const Status& status) {
   Answers();
   retry_at_ = store_at_ = now + kSeatPauseMaxUs;
@@ -326,7 +326,7 @@ void Seat::Refuse(TimeUs now, const Status& status) {
   if (refusing_since_ == 0) refusing_since_ = now;
   refusing_why_ = status.message();
   if (status.code() == Code::kNoSpace) refusing_why_ += ": etcdctl compact, defrag, alarm disarm";
-  // A node that never got in needs its user to correct this.
+  // A node that was never admitted needs its user to correct this.
   if (status.code() == Code::kInvalidArgument && !joined_ && view_.epoch == 0 &&
       !std::exchange(refused_, true))
     outputs_.push_back(Refused{
@@ -349,7 +349,7 @@ Seat::Outputs Seat::Answered(TimeUs now, uint64_t call, const Result<StoreAnswer
   if (pending == nullptr || call == 0) return Take();
   const Pending of = std::exchange(*pending, Pending());
   if (!answer.ok()) {
-    if (pending == &main_ && resigning_) {  // nothing depends on it: the lease runs out
+    if (pending == &main_ && resigning_) {  // nothing depends on it: the lease expires
       Depose("it leaves");
       lease_ = 0;
     }
@@ -428,7 +428,7 @@ void Seat::OnJoined(TimeUs now, const StoreAnswer& answer) {
 
 void Seat::LearnRecord(TimeUs now, int64_t revision, const StoreFound& found) {
   if (revision < known_at_ && !std::exchange(behind_, true)) {
-    // Either an event has overtaken this answer, or the store begins again. The next answer tells which.
+    // Either an event has overtaken this answer, or the store has started over. The next answer shows which.
     find_wanted_ = true;
     return;
   }
@@ -466,14 +466,14 @@ void Seat::FollowRecord(TimeUs now, const std::optional<std::string>& value) {
     claim_at_ = now + std::min<TimeUs>(before * kClaimStepUs, kClaimStepsMaxUs) + random_() % kClaimJitterUs;
     return;
   }
-  // A record of this process on which it does not act has no coordinator behind it.
+  // A record of this process that it does not use has no coordinator behind it.
   if (record_->id == self_.id && !holds()) return;
   LOG_INFO("membership node %s at %s has the coordinator role", record_->name.c_str(),
            record_->address.c_str());
   outputs_.push_back(Moved{record_->address});
 }
 
-// As TxnOf() writes it for a Claim, byte for byte; anything else is not a record.
+// The format in which TxnOf() writes a Claim, byte for byte; anything else is not a record.
 Seat::CoordinatorRecord Seat::Parse(const std::string& value) {
   CoordinatorRecord record{value, {}, kNoNode, {}, {}};
   std::string id;
@@ -513,7 +513,7 @@ void Seat::OnClaimed(TimeUs now, TimeUs sent_at, const StoreAnswer& answer) {
   storing_ = nullptr;
   lost_.clear();
   outputs_.push_back(Elected{std::move(inheritance)});
-  record_.reset();  // the watch may have told of it before this answer came
+  record_.reset();  // the watch may have reported it before this answer came
   FollowRecord(now, mine_);
 }
 
@@ -525,7 +525,7 @@ void Seat::OnDoubted(TimeUs now, const StoreAnswer& answer) {
     const Result<ViewStatePtr> stored = DecodeStoredView(answer.found.at(2).value);
     if (stored.ok() && (*stored)->view.epoch >= view_.epoch) {
       members = (*stored)->view.members.size();
-      // It was declared dead. The coordinator tells it so when it reaches it again.
+      // This node was declared dead. The coordinator reports it when the node reaches it again.
       removed_ = !(*stored)->view.Contains(self_.id);
       if (removed_) return;
     }
@@ -585,8 +585,8 @@ Seat::Outputs Seat::Changed(TimeUs now, uint64_t watch, int64_t revision,
 
 Seat::Outputs Seat::WatchEnded(TimeUs now, uint64_t watch) {
   if (watch != watch_ || !watching_) return Take();
-  // Only the present record matters, not what happened meanwhile: it is read, and watched from there on. A watch that
-  // ends as soon as it has begun is not begun over and over.
+  // Only the present record matters, not what happened meanwhile: it is read, and watched from there on. If a watch
+  // ends right after its begin, it is not restarted in an endless loop.
   watching_ = false;
   watch_at_ = std::max(now + kSeatPauseMinUs, watched_at_ + kFindUs);
   Proceed(now);

@@ -22,7 +22,7 @@ using membership::v1::NodeFrame;
 
 namespace {
 
-// The time for the last view to reach the other nodes before this process ends. Without it they only lose time.
+// The time for the last view to reach the other nodes before this process ends. Without it they would only lose time.
 constexpr auto kFlushMax = std::chrono::milliseconds(200);
 
 // A coordinator's epochs begin at the milliseconds since 2025. That is above all that any earlier one gave out,
@@ -187,7 +187,7 @@ CoordinatorServer::~CoordinatorServer() { Stop(); }
 
 Status CoordinatorServer::Start() {
   ROPETEAM_CHECK(server_ == nullptr);
-  // gRPC tells only whether it could listen. So the system itself is asked for the reason first.
+  // gRPC reports only whether it could listen, so the system itself is asked for the reason first.
   ROPETEAM_RETURN_IF_ERROR(CheckListen(config_.coordinator_listen));
   if (!on_store_) coordinator_ = std::make_unique<Coordinator>(config_, Loop::Now(), FirstEpoch());
   auto server = std::make_unique<Server>(this);
@@ -251,7 +251,7 @@ void CoordinatorServer::Elect(const Coordinator::Inheritance& inheritance) {
   config.coordinator_listen = address_;
   LOG_INFO("membership coordinator begins on %s, job %s", address_.c_str(), config_.job.c_str());
   coordinator_ = std::make_unique<Coordinator>(config, Loop::Now(), FirstEpoch(), inheritance);
-  encoded_ = 0;  // its epochs may be those of the one before, if the store has lost its data
+  encoded_ = 0;  // its epochs may repeat those of the previous coordinator, if the store has lost its data
   timer_.notify_one();
 }
 
@@ -304,7 +304,7 @@ void CoordinatorServer::OnMessage(ConnectionId connection, NodeMessage message) 
 }
 
 void CoordinatorServer::OnEnd(ConnectionId connection) {
-  // Called twice for a stream that is both cancelled and at its end: the second call finds nothing to close.
+  // Called twice for a stream that is both cancelled and at its end; the second call finds nothing to close.
   const std::lock_guard lock(mutex_);
   if (coordinator_ != nullptr) Perform(coordinator_->Closed(Loop::Now(), connection));
 }

@@ -32,7 +32,7 @@ void Loop::Start(Event tick, std::function<TimeUs()> deadline) {
 void Loop::Post(Event event) {
   std::unique_lock lock(mutex_);
   if (stopping_) {
-    // The event's contents may end a stream, which may call here. So not under the lock.
+    // The event's contents may end a stream, which may call back here. So they are destroyed without the lock.
     lock.unlock();
     return;
   }

@@ -33,7 +33,7 @@ void NodeStream::Send(const NodeMessage& message) {
   if (const auto* registration = std::get_if<Registration>(&message)) {
     registration_ = *registration;
   } else if (const auto* heartbeat = std::get_if<Heartbeat>(&message)) {
-    heartbeat_ = *heartbeat;  // a newer heartbeat repeats what an older one asks for
+    heartbeat_ = *heartbeat;  // a newer heartbeat includes the requests of an older one
   } else if (const auto* answer = std::get_if<ProbeAnswer>(&message)) {
     answer_ = *answer;
   } else if (const auto* suspicion = std::get_if<Suspicion>(&message)) {
@@ -99,7 +99,7 @@ void NodeStream::OnReadDone(bool ok) {
 void NodeStream::OnWriteDone(bool ok) {
   const std::lock_guard lock(mutex_);
   writing_ = false;
-  // A failed write means that the stream has ended; the read will report it.
+  // A failed write means that the stream has ended; the read reports it.
   if (ok) Advance();
 }
 

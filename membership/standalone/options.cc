@@ -6,15 +6,15 @@
 namespace ropeteam {
 namespace {
 
-// Our heartbeats notice a dead path. These pings only remove what it leaves behind in the server: a stream that
-// cannot even be closed because its peer accepts nothing any more.
+// Heartbeats detect a dead path. These pings only remove what it leaves in the server: a stream that cannot be closed
+// because its peer accepts nothing any more.
 constexpr int kReapPingMs = 10'000;
 constexpr int kReapTimeoutMs = 5'000;
-// A connection that has not shown a certificate and spoken HTTP/2 within this time is cut off.
+// A connection that has not shown a certificate and spoken HTTP/2 within this time is closed.
 constexpr int kHandshakeMaxMs = 5'000;
 // A node has one stream per connection, and one more for its successor.
 constexpr int kStreamsPerConnectionMax = 2;
-// A channel lives for one attempt, and the Agent paces the attempts. gRPC's own pace must only not be slower.
+// A channel lives for one attempt, and the Agent decides when to try. gRPC's own pauses must only not be longer.
 constexpr int kConnectMinMs = 50;
 constexpr int kConnectMaxMs = 500;
 

@@ -20,11 +20,11 @@
 namespace ropeteam {
 namespace {
 
-// The time for the coordinator to handle a leave message. If it does not, the broken connection tells it the same,
+// The time for the coordinator to handle a leave message. If it is exceeded, the broken connection has the same effect,
 // a probe later.
 constexpr auto kLeaveMax = std::chrono::milliseconds(200);
-// Attempts in a row that fail because the two ends have different keys: one may have reached a coordinator that is
-// just ending.
+// Attempts in a row that fail because the two ends have different keys. One such attempt may have reached a coordinator
+// that was just ending.
 constexpr uint32_t kKeptOutMax = 3;
 
 class StandaloneMembership final : public Membership {
@@ -81,13 +81,13 @@ Status StandaloneMembership::Start(const Member& self, Callbacks callbacks) {
     const auto& list = config_.coordinator_addresses;
     const bool first =
         std::all_of(list.begin(), list.end(), [&own](const auto& address) { return address == own; });
-    // Otherwise the other nodes are asked first. What can be refused is refused now.
+    // Otherwise the other nodes are asked first. Errors that can be detected now are reported now.
     ROPETEAM_RETURN_IF_ERROR(first ? StartCoordinator() : CheckListen(own));
   }
   callbacks_ = std::move(callbacks);
   agent_ = std::make_unique<Agent>(config_, self);
   {
-    // Before the loop runs: a callback may Rejoin() at once.
+    // Set before the loop runs: a callback may call Rejoin() at once.
     const std::lock_guard lock(mutex_);
     phase_ = Phase::kRunning;
   }
@@ -106,7 +106,7 @@ Status StandaloneMembership::Rejoin(const Member& self) {
 
 void StandaloneMembership::ReportSuspect(NodeId member, const std::string& reason) {
   const std::lock_guard lock(mutex_);
-  // A thousand failed puts to one peer are one suspicion.
+  // A thousand failed puts to one peer count as one suspicion.
   if (phase_ != Phase::kRunning || suspects_.size() >= kSuspectsMax || !suspects_.insert(member).second)
     return;
   loop_.Post([this, member, reason = reason.substr(0, kReasonBytesMax)](TimeUs now) {
@@ -137,7 +137,7 @@ void StandaloneMembership::Stop() {
   {
     std::unique_lock lock(mutex_);
     if (phase_ == Phase::kStopping) {
-      changed_.wait(lock, [this] { return stopped_; });  // another thread is at it
+      changed_.wait(lock, [this] { return stopped_; });  // another thread is stopping it
       return;
     }
     if (phase_ == Phase::kNew) return;
@@ -157,7 +157,7 @@ void StandaloneMembership::Stop() {
     changed_.wait(lock, [&left] { return left; });
     changed_.wait_until(lock, deadline, [this] { return live_ == 0; });
   }
-  loop_.Stop();  // from here on this thread owns what was the loop's
+  loop_.Stop();  // from here on this thread owns what the loop owned
   if (stream_ != nullptr) stream_->Cancel();
   stream_.reset();
   std::vector<std::shared_ptr<NodeStream>> ended;
@@ -180,7 +180,7 @@ void StandaloneMembership::OpenStream(const Agent::Open& open) {
     if (server_ != nullptr) LOG_INFO("membership coordinator at %s ends", config_.coordinator_listen.c_str());
     server_.reset();
   } else if (server_ == nullptr) {
-    // It failed: another process has been listening there since Start(). That one is asked instead.
+    // It failed: another process has been listening there since Start(). This node connects to that one.
     if (const Status status = StartCoordinator(); !status.ok())
       LOG_ERROR("membership coordinator does not start: %s", status.ToString().c_str());
   }
@@ -196,8 +196,7 @@ void StandaloneMembership::OpenStream(const Agent::Open& open) {
        [this](std::shared_ptr<NodeStream> done, const std::string& reason) {
          OnDone(std::move(done), reason);
        }});
-  // `ended` is destroyed only now: gRPC's threads end with its last channel, and would be started again for this
-  // one.
+  // Destroy `ended` only now: gRPC's threads end with its last channel, and would be started again for this one.
 }
 
 void StandaloneMembership::OnMessage(uint64_t attempt, CoordinatorMessage message) {
@@ -219,9 +218,8 @@ void StandaloneMembership::OnDone(std::shared_ptr<NodeStream> stream, const std:
   changed_.notify_all();
 }
 
-// In our own words if the end is about keys. A node that was never in a view is then refused for good; otherwise
-// it would try for ever. One that was in a view goes on, because the coordinator may be started again with the
-// right key.
+// Replaces gRPC's reason if the keys differ. Then a node that was never in a view is refused for good, because it would
+// try for ever. A node that was in a view continues, because the coordinator may be restarted with the right key.
 std::string StandaloneMembership::JudgeEnd(TimeUs now, uint64_t attempt, const std::string& reason) {
   const std::string why = ExplainEnd(reason, opened_, config_.credentials.get());
   kept_out_ = why.empty() ? 0 : kept_out_ + 1;

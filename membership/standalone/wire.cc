@@ -68,7 +68,7 @@ void EncodeView(const ViewState& state, ViewInfo* info) {
   info->set_settle_us(state.view.settle_us);
 }
 
-// Checked before anything is built from it. ValidateViewState() checks the rest.
+// Checks the sizes before anything is built. ValidateViewState() checks the rest.
 Result<std::shared_ptr<ViewState>> DecodeUnchecked(ViewInfo* info) {
   if (info->members_size() > static_cast<int>(kNodesMax))
     return Error(Code::kInvalidArgument, "view of %d members, limit %zu", info->members_size(), kNodesMax);
@@ -265,7 +265,7 @@ Result<ViewStatePtr> DecodeStoredView(const std::string& bytes) {
   const std::set<NodeId> ids = IdsOf(view);
   const bool joined = std::all_of((*state)->joined.begin(), (*state)->joined.end(),
                                   [&view](Epoch at) { return at != 0 && at <= view.epoch; });
-  // The epochs of its successors must be below kEpochMax, too.
+  // The epochs of its successors must also be below kEpochMax.
   if (view.epoch == 0 || view.epoch > kEpochKnownMax || (*state)->removed.size() > kRemovedCarriedMax ||
       !joined || ids.size() != view.members.size() || ids.contains(kNoNode))
     return Error(Code::kInvalidArgument, "stored view of epoch %llu with %zu members is not valid",

@@ -51,7 +51,7 @@ class AuditLog {
   const std::string path_, job_, node_;
   std::mutex mutex_;
   bool torn_ = false;  // the last line is not whole; guarded by mutex_
-  bool told_ = false;  // the loss of lines was logged
+  bool told_ = false;  // the loss of lines was logged; guarded by mutex_
 };
 
 // Forwards to `below`, and records writes and deletions in `log`. `deleted`: the cause of deletions, a literal.
