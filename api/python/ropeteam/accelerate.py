@@ -27,37 +27,37 @@ from ._errors import InvalidArgument, Unsupported
 from .torch import Checkpointer, load_state
 from .torch._frameworks import by_number, has_storage, keep_on_storage, open_rank
 
-#: Where a rank's state is what PyTorch's own modules and optimizers have.
+#: The kinds of training whose state on a rank is that of PyTorch's own modules and optimizers.
 _SUPPORTED = ("NO", "MULTI_CPU", "MULTI_GPU", "FSDP")
 
 
 class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
-    """accelerate.Accelerator, with two methods replaced. A save that fails is a warning, and training goes
-    on; see ropeteam.torch.Checkpointer."""
+    """accelerate.Accelerator with two methods replaced. A save that fails is a warning, and training
+    continues; see ropeteam.torch.Checkpointer."""
 
     def __init__(self, *args: Any, ropeteam_options: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
-        """ropeteam_options: storage_every, log_file, when_full and timeout, as of
-        ropeteam.torch.Checkpointer. Without storage_every each saved step is written to storage, where the
-        job has one. That keeps ProjectConfiguration's total_limit of steps, unless the daemons' flags say
-        otherwise."""
+        """ropeteam_options: storage_every, log_file, when_full and timeout, as in
+        ropeteam.torch.Checkpointer. Without storage_every, each saved step is written to storage, if the job
+        has one. Storage then keeps as many steps as ProjectConfiguration's total_limit, unless the daemons'
+        flags say otherwise."""
         super().__init__(*args, **kwargs)
         self._ropeteam_options = {"timeout": DEFAULT_TIMEOUT, **(ropeteam_options or {})}
         self._ropeteam_storage_every = self._ropeteam_options.pop("storage_every", None)
-        self._ropeteam_persists = False  # each step that is saved
+        self._ropeteam_persists = False  # for each saved step
         self._ropeteam_client: Client | None = None
         self._ropeteam_saves: Checkpointer | None = None
-        self._ropeteam_parts: list[list[Any]] = []  # what the Checkpointer was made of
+        self._ropeteam_parts: list[list[Any]] = []  # the parts that the Checkpointer was made from
 
     def save_state(self, output_dir: Any = None, safe_serialization: bool = True, **kwargs: Any) -> str:
-        """Saves what accelerate.Accelerator's would, as the step whose number `output_dir` ends in; without
-        it as the next one (project_configuration.iteration). The numbers must grow, and be the same on all
-        ranks.
+        """Saves the state that accelerate.Accelerator would save. The step's number is at the end of
+        `output_dir`; without it, the next one is used (project_configuration.iteration). The numbers must
+        grow, and be equal on all ranks.
 
         Under FSDP2 each rank saves its own part of every tensor, and nothing is gathered.
 
-        The step's name, which load_state() takes. InvalidArgument: no number in it. Unsupported: DeepSpeed,
-        FSDP1, or a hook that writes into the directory. TypeError: an object that was registered has more
-        than plain state.
+        Returns the step's name, for load_state(). InvalidArgument: it has no number. Unsupported: DeepSpeed,
+        FSDP1, or a hook that writes into the directory. TypeError: a registered object has more than plain
+        state.
         """
         self._check_supported(self._save_model_state_pre_hook)
         project = self.project_configuration
@@ -85,11 +85,11 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
         return f"checkpoint_{step}" if output_dir is None else os.fspath(output_dir)
 
     def load_state(self, input_dir: Any = None, load_kwargs: Any = None, **kwargs: Any) -> int | None:
-        """Loads the step whose number `input_dir` ends in, without it the latest, and gives its number. None:
-        nothing has been saved, and nothing is changed.
+        """Loads the step whose number is at the end of `input_dir`, or else the latest, and returns its
+        number. None: nothing has been saved, and nothing is changed.
 
-        NotFound: no such step, or what was prepared differs. InvalidArgument: it does not fit what was
-        prepared and registered. Unsupported: as of save_state().
+        NotFound: there is no such step, or the prepared objects differ. InvalidArgument: the step does not
+        fit the prepared and registered objects. Unsupported: as save_state().
         """
         self._check_supported(self._load_model_state_pre_hook)
         loaded = load_state(
@@ -108,11 +108,11 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
         return loaded.step
 
     def maybe_finalize(self, blocking: bool = False) -> bool:
-        """As Checkpointer.maybe_finalize()."""
+        """See Checkpointer.maybe_finalize()."""
         return self._ropeteam_saves is None or self._ropeteam_saves.maybe_finalize(blocking)
 
     def end_training(self) -> None:
-        """Waits until the last save is committed, too."""
+        """Also waits until the last save is committed."""
         if self._ropeteam_saves is not None:
             self._ropeteam_saves.finish()
             self._ropeteam_saves = None
@@ -146,7 +146,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
 
 
 class _Rest:
-    """What an accelerator has beside models, optimizers and random generators, as one state."""
+    """An accelerator's state in addition to models, optimizers and random generators, as one state."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator

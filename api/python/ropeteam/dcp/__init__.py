@@ -11,8 +11,8 @@
     dcp.save(state, storage_writer=StorageWriter(rope, step))
     future = dcp.async_save(state, storage_writer=StorageWriter(rope, step))
 
-The files are FileSystemWriter's, so a step on storage, or one that `ropeteam export` has copied, opens with
-torch's FileSystemReader where Ropeteam is not installed. docs/pytorch.md has what DCP itself still does.
+The files are FileSystemWriter's. So torch's FileSystemReader opens a step on storage, or one copied by
+`ropeteam export`, without Ropeteam. docs/pytorch.md says what DCP itself still does.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
 strings.
 
 torch.save writes a zip file. Its first record pickles the tensor's dtype, shape and strides, one record is
-the storage, and the directory of the zip follows. So what stands before and behind the data depends on a
-tensor's form alone, and is made once for each form, with torch.serialization.skip_data, from a tensor whose
-memory nobody touches. The zip's CRC32 of the data is then 0, and its serialization id is another one;
-torch.load looks at neither.
+the storage, and the directory of the zip follows. So the bytes before and after the data depend only on the
+tensor's form. They are made once per form, with torch.serialization.skip_data, from a tensor whose memory is
+not accessed. The zip's CRC32 of the data is then 0, and its serialization id differs; torch.load checks
+neither.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from typing import Any, NamedTuple, Union
 
 import torch
 
-#: A piece of a file: bytes, or a one-dimensional uint8 tensor over memory that lies elsewhere.
+#: A piece of a file: bytes, or a one-dimensional uint8 tensor over existing memory.
 Piece = Union[bytes, torch.Tensor]
 
 
 class Form(NamedTuple):
-    """All of a tensor that its container depends on."""
+    """The properties of a tensor that determine its container."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
     stride: tuple[int, ...]
-    offset: int  # elements from the storage's begin to the tensor's
+    offset: int  # elements from the start of the storage to the tensor
     length: int  # bytes of the storage
     conj: bool = False
     neg: bool = False
 
 
 class Container(NamedTuple):
-    """A torch.save file is head, `length` bytes of data, tail."""
+    """A torch.save file: head, `length` bytes of data, tail."""
 
     head: bytes
     length: int
@@ -42,7 +42,7 @@ class Container(NamedTuple):
 
 
 class _Capture(io.RawIOBase):
-    """Takes what torch.save writes before and behind the data, which it seeks over."""
+    """Collects what torch.save writes before and after the data, which it seeks over."""
 
     def __init__(self) -> None:
         self.head = bytearray()
@@ -61,7 +61,7 @@ class _Capture(io.RawIOBase):
 
 @functools.lru_cache(maxsize=1 << 16)
 def container(form: Form) -> Container:
-    """What torch.save writes around a CPU tensor of this form. Takes 0.2 ms the first time."""
+    """The bytes that torch.save writes around a CPU tensor of this form. The first time takes 0.2 ms."""
     storage = torch.UntypedStorage(form.length)  # neither read nor written, so it takes no memory
     tensor = torch.empty(0, dtype=form.dtype).set_(storage, form.offset, form.shape, form.stride)
     if form.conj:
@@ -75,7 +75,7 @@ def container(form: Form) -> Container:
 
 
 def contiguous_form(dtype: torch.dtype, shape: tuple[int, ...]) -> Form:
-    """Of a new tensor of this dtype and shape."""
+    """The form of a new tensor of this dtype and shape."""
     strides, elements = [], 1
     for size in reversed(shape):
         strides.append(elements)
@@ -94,10 +94,10 @@ def _plain(tensor: Any) -> bool:
 
 
 def form_of(tensor: torch.Tensor) -> Form | None:
-    """The form of the CPU tensor that is written for a plain tensor. None: it has to be cloned first.
+    """The form of the CPU tensor that is written for a plain tensor. None: the tensor must be cloned first.
 
-    A tensor that is part of a larger storage is written without the rest of it. Where its elements lie
-    without gaps, the clone would have the same strides and the same bytes, so none is made."""
+    If a tensor is part of a larger storage, the rest of the storage is not written. If its elements have no
+    gaps, a clone would have the same strides and the same bytes, so none is made."""
     conj, neg = tensor.is_conj(), tensor.is_neg()
     if tensor.untyped_storage().nbytes() == tensor.nbytes:
         shape, stride = tuple(tensor.shape), tensor.stride()
@@ -110,10 +110,10 @@ def form_of(tensor: torch.Tensor) -> Form | None:
 
 
 def exact(tensor: torch.Tensor) -> tuple[torch.Tensor, Form | None]:
-    """A detached tensor, cloned if it cannot be written from where it lies, and its form. None: a tensor
-    that only torch.save itself can write, such as a subclass's."""
+    """A detached tensor, cloned if it cannot be written in place, and its form. None: only torch.save itself
+    can write the tensor, for example a subclass's."""
     tensor = tensor.detach()
-    if hasattr(tensor, "wait"):  # a collective still under way
+    if hasattr(tensor, "wait"):  # a collective is still running
         tensor = tensor.wait()
     if not _plain(tensor):
         return tensor, None
@@ -125,14 +125,14 @@ def exact(tensor: torch.Tensor) -> tuple[torch.Tensor, Form | None]:
 
 
 def data(tensor: torch.Tensor, form: Form) -> torch.Tensor:
-    """The memory that `form` is about, as uint8."""
+    """The memory that `form` describes, as uint8."""
     begin = (int(tensor.storage_offset()) - form.offset) * tensor.element_size()
     raw = torch.empty(0, dtype=torch.uint8, device=tensor.device)
     return raw.set_(tensor.untyped_storage(), begin, (form.length,), (1,))
 
 
 def pieces(tensor: torch.Tensor) -> list[Piece]:
-    """What torch.save would write for the tensor after .detach().cpu(), less the storage around it."""
+    """The tensor that torch.save would write after .detach().cpu(), without the rest of its storage."""
     tensor, form = exact(tensor)
     if form is None:
         tensor = tensor.cpu()
@@ -144,7 +144,7 @@ def pieces(tensor: torch.Tensor) -> list[Piece]:
 
 
 def pickled(value: Any) -> bytes:
-    """By torch.save, data included."""
+    """By torch.save itself, data included."""
     buffer = io.BytesIO()
     torch.save(value, buffer)
     return buffer.getvalue()

@@ -17,12 +17,12 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from ._container import Piece, data, exact, length_of, pieces
 
-#: From a write item to what is written: BytesIO or bytes, or a tensor.
+#: Maps a write item to the object that is written: BytesIO or bytes, or a tensor.
 Resolve = Callable[[WriteItem], Any]
 
 
 class Options(NamedTuple):
-    """FileSystemWriter's, of the same names."""
+    """The fields of FileSystemWriter with the same names."""
 
     single_file_per_rank: bool
     thread_count: int
@@ -34,7 +34,7 @@ class File:
     name: str
     length: int = 0
     parts: list[Piece] = field(default_factory=list)
-    #: For each part the item whose value it is; None for what stands around values.
+    #: For each part, the item with its value; None for bytes around values.
     items: list[WriteItem | None] = field(default_factory=list)
 
     def add(self, added: Iterable[Piece], item: WriteItem | None) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""StorageReader: byte ranges of a step's files to where torch.distributed.checkpoint wants them."""
+"""StorageReader: reads byte ranges of a step's files for torch.distributed.checkpoint."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from ._writer import METADATA, NOTE, NOTE_VERSION, CheckpointId, StorageWriter, 
 _LOCAL_METADATA = re.compile(r"__(\d+)\.metadata")
 _FILE_OF_RANK = re.compile(r"__(\d+)_\d+\.")
 
-#: A box that takes more runs than this is read whole.
+#: A box with more runs than this is read whole.
 _RANGES_MAX = 4096
 
 
 def latest(client: Client, timeout: float = DEFAULT_TIMEOUT) -> StepInfo | None:
-    """The newest committed step if it was saved by StorageWriter, else the newest such step on storage; None
-    when there is none. As Client.latest(): the same answer for every rank of one incarnation, until it has
+    """The newest committed step if StorageWriter saved it, else the newest such step on storage; None if
+    there is none. As in Client.latest(), every rank of one incarnation gets the same answer until it has
     completed a step."""
     found = client.latest(timeout)
     if found is None or _has_metadata(client, found.step, timeout):
@@ -58,23 +58,23 @@ def latest(client: Client, timeout: float = DEFAULT_TIMEOUT) -> StepInfo | None:
 
 def _has_metadata(client: Client, step: int, timeout: float) -> bool:
     try:
-        view = client.view(step, 0, timeout, partial=True)  # its names are enough
+        view = client.view(step, 0, timeout, partial=True)  # only its names are needed
     except NotFound:
-        return False  # a step on storage, of which this job cannot have a shard
+        return False  # a step on storage; this job cannot have a shard of it
     with view:
         return METADATA in view or NOTE in view or any(map(_LOCAL_METADATA.fullmatch, view.names()))
 
 
 @dataclass
 class _Item:
-    """One read item on its way."""
+    """A read item in progress."""
 
     request: ReadItem
     name: str  # of the file
     offset: int
     length: int
-    head: bytearray  # what is read first: of a value all of it, of a tensor what stands before its data
-    expected: bytes | None = None  # what the head is if the tensor's data follow it, contiguous
+    head: bytearray  # read first: all of a value, or the bytes before a tensor's data
+    expected: bytes | None = None  # the head if contiguous tensor data follow it
     shape: tuple[int, ...] = ()
     dtype: torch.dtype | None = None
 
@@ -82,18 +82,18 @@ class _Item:
 class StorageReader(dcp_storage.StorageReader):  # type: ignore[misc]
     """Loads a step that StorageWriter saved, by ``dcp.load(state, storage_reader=StorageReader(rope))``.
 
-    The world may have another size, and the state other shardings. Of each rank's shard the byte ranges are
-    read that this rank's state needs. They go straight into the state's tensors; a tensor that was saved
-    with strides, or is loaded as another dtype, goes by a temporary one.
+    The world may have another size, and the state other shardings. From each rank's shard only the byte
+    ranges that this rank's state needs are read, straight into the state's tensors. A tensor that was saved
+    with strides, or is loaded as another dtype, goes through a temporary one.
 
-    step: without it latest(). ``checkpoint_id=step`` of dcp.load is the same.
+    step: default: latest(). ``checkpoint_id=step`` of dcp.load is the same.
     timeout: seconds, for each read.
 
     Like torch's reader it unpickles .metadata and values that are not tensors: a checkpoint can run code
     here.
 
-    Errors come out of dcp.load: NotFound: no such step, or it was not saved by StorageWriter. Corrupt: no
-    copy has good bytes. What was loaded before an error stays loaded.
+    dcp.load raises the errors. NotFound: there is no such step, or StorageWriter did not save it. Corrupt: no
+    copy has good bytes. Anything loaded before an error stays loaded.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class StorageReader(dcp_storage.StorageReader):  # type: ignore[misc]
         self._timeout = timeout
         self._load_id = str(uuid.uuid4())
         self._metadata: Metadata | None = None
-        self._ranks: dict[int, int] = {}  # Ropeteam's rank of DCP's, where they differ
+        self._ranks: dict[int, int] = {}  # Ropeteam's rank for each DCP rank, if they differ
 
     def reset(self, checkpoint_id: CheckpointId | None = None) -> None:
         if checkpoint_id is not None:
@@ -121,9 +121,8 @@ class StorageReader(dcp_storage.StorageReader):  # type: ignore[misc]
         return StorageWriter.validate_checkpoint_id(checkpoint_id)
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Of the step. Where the ranks saved without collectives each wrote its own: then theirs together,
-        this rank's first;
-        with ``rank`` that rank's alone."""
+        """The step's metadata. If the ranks saved without collectives, each wrote its own: then all of them
+        together, this rank's first; with ``rank`` only that rank's."""
         if self._step is None:
             found = latest(self._client, self._timeout)
             if found is None:
@@ -163,13 +162,13 @@ class StorageReader(dcp_storage.StorageReader):  # type: ignore[misc]
 
     def _view(self, rank: int) -> View:
         assert self._step is not None
-        # Of another rank's shard only what is needed comes; this rank's own comes whole, as its copy.
+        # From another rank's shard only the needed bytes are read; this rank's own is read whole, as its
+        # copy.
         partial = rank != self._client.rank
         return self._client.view(self._step, rank, self._timeout, partial=partial)
 
     def _global_metadata(self) -> Metadata:
-        """This rank's shard is asked first: several groups of ranks may each have saved a checkpoint of
-        their own."""
+        """This rank's shard is read first: several groups of ranks may each have saved a checkpoint."""
         names: list[str] = []
         for rank in dict.fromkeys((self._client.rank, 0)):
             try:
@@ -202,7 +201,7 @@ class StorageReader(dcp_storage.StorageReader):  # type: ignore[misc]
         return _unpickle(view, METADATA)
 
     def _local_metadata(self, wanted: Iterable[int]) -> list[Metadata]:
-        """Of these DCP ranks, as far as there are any; this rank's own first."""
+        """The metadata of these DCP ranks, as far as they exist; this rank's own first."""
         found: dict[int, Metadata] = {}
         ranks = set(wanted) if isinstance(wanted, Sequence) else None
         for rope_rank in itertools.count():
@@ -263,7 +262,8 @@ def _unpickle(view: View, name: str) -> Metadata:
 
 
 def _merge(metadatas: list[Metadata]) -> Metadata:
-    """Of ranks that saved without collectives. What several have is the first one's."""
+    """Merges the metadata of ranks that saved without collectives. For entries of several ranks, the first
+    one counts."""
     merged = Metadata({}, planner_data={}, storage_data={}, storage_meta=metadatas[0].storage_meta)
     for metadata in metadatas:
         for name, entry in metadata.state_dict_metadata.items():
@@ -353,7 +353,7 @@ def _box(tensor: torch.Tensor, request: ReadItem) -> torch.Tensor:
 
 def _ranges(item: _Item, begin: int, target: torch.Tensor) -> list[Range] | None:
     """The box of a contiguous tensor, whose data begin at `begin` of its file, as ranges into the target.
-    None: it does not go straight into the target's memory, or takes too many."""
+    None: it cannot go straight into the target's memory, or has too many ranges."""
     if (
         target.is_conj()
         or target.is_neg()
@@ -368,7 +368,7 @@ def _ranges(item: _Item, begin: int, target: torch.Tensor) -> list[Range] | None
     begin += width * sum(offset * stride for offset, stride in zip(item.request.storage_offsets, strides))
     if target.numel() == 0:
         return []
-    # Dimensions from the innermost on, of which those that are without gaps on both sides are one run.
+    # From the innermost dimension on: dimensions without gaps on both sides form one run.
     run = width
     outer: list[tuple[int, int, int]] = []
     for size, stride, own in reversed(list(zip(target.shape, strides, target.stride()))):

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a save's bytes go: the open Save of this process, or by a connection that of the process that has
-the Client.
+"""The receiver of a save's bytes: the open Save of this process or, over a connection, that of the process
+with the Client.
 
-A rank opens once, so DCP's checkpoint process, which it starts for AsyncCheckpointerType.PROCESS, has no
-Client of its own. It plans and talks to the other ranks; the training process, asked over a pipe, copies
-from the shared memory in which PyTorch passed the tensors into the arena, by a thread that waits in C.
+A rank opens only once, so DCP's checkpoint process, which it starts for AsyncCheckpointerType.PROCESS, has no
+Client of its own. It plans and communicates with the other ranks. On request over a pipe, the training
+process copies from the shared memory, in which PyTorch passed the tensors, into the arena. It uses a thread
+that waits in C.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from ._container import Piece
 
 _log = logging.getLogger("ropeteam")
 
-#: What a RemoteSink may ask for.
+#: The calls that a RemoteSink may request.
 _CALLS = ("begin", "put_parts", "put", "put_metadata", "commit", "close", "learn", "forget")
 
 
 class Sink(Protocol):
-    """One rank's save of one step. Not begun yet, open, or over; close() ends it in any state."""
+    """One rank's save of one step. It is not begun yet, open, or ended; close() ends it in any state."""
 
     def begin(self, step: int, length: int, objects: int) -> None: ...
     def put_parts(self, name: str, parts: Sequence[Piece]) -> None: ...
@@ -57,11 +58,11 @@ class LocalSink:
         self._open().put_parts(name, parts)
 
     def put_fields(self, name: str, fields: array.array[int], length: int) -> None:
-        """Parts as the library takes them; see Prepared."""
+        """Parts in the library's format; see Prepared."""
         self._open()._put_fields(name, fields, ObjectInfo("bytes", length))
 
     def put(self, name: str, value: bytes) -> None:
-        self._open()._put(name, value)  # the package's own names too
+        self._open()._put(name, value)  # also the package's own names
 
     def put_metadata(self, metadata: Mapping[str, JsonValue]) -> None:
         self._open().put_metadata(metadata)
@@ -136,8 +137,8 @@ class RemoteSink:
 
 
 def serve(sink: Sink) -> Connection:
-    """The other process's end of a pipe through which it uses the sink. When that end is closed, so is the
-    sink."""
+    """The other process's end of a pipe, through which it uses the sink. When that end is closed, the sink is
+    closed."""
     import torch.multiprocessing as multiprocessing
 
     theirs: Connection
@@ -160,8 +161,8 @@ def _serve(connection: Connection, sink: Sink) -> None:
             del arguments  # tensors in shared memory
             connection.send(error)
     except (EOFError, OSError):
-        pass  # the checkpoint process has let go of it, or is gone
-    except Exception:  # what came could not be read
+        pass  # the checkpoint process has closed it, or is gone
+    except Exception:  # the message could not be decoded
         _log.exception("a save by the checkpoint process is given up")
     finally:
         sink.close()
@@ -169,8 +170,8 @@ def _serve(connection: Connection, sink: Sink) -> None:
 
 
 class Guard:
-    """Closes a sink when nobody holds the guard any more. A save that has failed elsewhere is told to nobody
-    here: DCP simply does not go on with it."""
+    """Closes a sink when the last reference to the guard is dropped. A save that failed elsewhere is not
+    reported here: DCP simply does not continue it."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
@@ -183,11 +184,11 @@ _thread = threading.local()
 
 
 def until_thread_ends(sink: Sink) -> None:
-    """Closes the sink at the end of this thread, or when this thread begins another save. async_save has a
-    thread of its own for each."""
+    """Closes the sink at the end of this thread, or when this thread begins another save. async_save has its
+    own thread for each."""
     _thread.guard = Guard(sink)
 
 
 def save_is_over_in_this_thread() -> None:
-    """Closes what a failed dcp.save may have left."""
+    """Closes the rest of a failed dcp.save."""
     _thread.guard = None

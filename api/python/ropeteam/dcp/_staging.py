@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known from one asynchronous save for the next: which items this rank writes.
+"""State kept from one asynchronous save for the next: the items that this rank writes.
 
-DCP stages the state first and makes the plan in the background, so at staging nobody knows what this rank
-writes. A state of the structure of the save before it gives the same plan, unless another rank's has
-changed; then the tensors are put into the arena at once, laid out by that plan, and the plan that is made in
-the background is compared with it.
+DCP stages the state first and makes the plan in the background. So at staging time it is unknown which items
+this rank writes. A state with the structure of the previous save gives the same plan, unless another rank's
+has changed. Then the tensors are put into the arena at once, in the layout of that plan, and the plan that is
+made in the background is compared with it.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from ._layout import Options
 
 Structure = tuple[tuple[str, Any], ...]
 
-#: Who stages without async_save may never say that it returns.
+#: A caller that stages without async_save may never report its return.
 _HANDOVER_S = 0.1
 
 _SCALARS = (bool, int, float, str, type(None))
 
 
 class _InArena:
-    """Stands in the staged state for a value that is in the arena already."""
+    """A placeholder in the staged state for a value that is already in the arena."""
 
     def __repr__(self) -> str:
         return "<staged>"
@@ -53,7 +53,7 @@ class State:
         return State(*flatten_state_dict(state_dict))
 
     def structure(self) -> Structure | None:
-        """All that the plan depends on; None where that is not known."""
+        """Everything that determines the plan; None if that is unknown."""
         described = []
         for name, leaf in self.leaves.items():
             about = _describe(leaf)
@@ -64,14 +64,14 @@ class State:
         return tuple(described)
 
     def resolve(self, item: WriteItem) -> Any:
-        """As DefaultSavePlanner resolves an item of this state."""
+        """Resolves an item of this state like DefaultSavePlanner."""
         leaf = self.leaves[item.index.fqn]
         if item.type == WriteItemType.BYTE_IO:
             return _pickled_scalar(leaf, repr(leaf)) if type(leaf) in _SCALARS else pickled(leaf)
         return local_of(leaf)
 
     def without_data(self) -> State:
-        """The same structure, from which a planner makes the same plan, holding neither tensors' data nor
+        """The same structure, for which a planner makes the same plan. It holds neither tensors' data nor
         live values."""
         return State({name: _hollow(leaf) for name, leaf in self.leaves.items()}, self.paths)
 
@@ -81,12 +81,13 @@ class State:
 
 @functools.lru_cache(maxsize=4096, typed=True)
 def _pickled_scalar(value: Any, text: str) -> bytes:
-    """Learning rates and the like, which are the same at most saves. The text tells 0.0 from -0.0."""
+    """Learning rates and similar values, which are equal in most saves. The text distinguishes 0.0 from
+    -0.0."""
     return pickled(value)
 
 
 def local_of(leaf: Any) -> torch.Tensor:
-    """Of a DTensor this rank's part, without autograd."""
+    """This rank's part of a DTensor, without autograd."""
     return leaf._local_tensor if isinstance(leaf, DTensor) else leaf
 
 
@@ -112,11 +113,11 @@ def _hollow(leaf: Any) -> Any:
 
 
 def stage_in_memory(state: State) -> dict[str, Any]:
-    """A copy in ordinary host memory that is freed when nobody holds it any more. Views of one storage stay
-    views of one.
+    """A copy in ordinary host memory, freed with its last reference. Views of one storage stay views of one
+    storage.
 
-    torch's stager copies what is not a plain tensor. It fails on DTensors in CPU memory, and forgets that a
-    tensor is a conjugate or negative view."""
+    torch's stager copies tensors that are not plain, too. But it fails on DTensors in CPU memory, and loses
+    the information that a tensor is a conjugate or negative view."""
     others = {name: leaf for name, leaf in state.leaves.items() if not _is_plain(leaf)}
     stager = DefaultStager(StagingOptions(False, False, False, False))
     try:
@@ -173,14 +174,14 @@ class Known:
     plan: SavePlan
     planner: type[SavePlanner]
     options: Options
-    #: Made when a state is first put into the arena by this plan.
+    #: Made when a state is first put into the arena with this plan.
     hollow: State | None = None
     prepared: Any = None  # a Prepared
 
 
 class Handover(dict[str, Any]):
-    """A staged state that another thread is kept from until async_save returns: the two would take the
-    interpreter lock from each other, and training would wait for 5 ms at each turn."""
+    """A staged state that other threads may not use until async_save returns. Otherwise the two would compete
+    for the interpreter lock, and training would wait for 5 ms each time."""
 
     def __init__(self, state: dict[str, Any]) -> None:
         super().__init__(state)
@@ -201,12 +202,12 @@ class Handover(dict[str, Any]):
 
 @dataclass
 class Memory:
-    """What the saves of one Client have in common."""
+    """The state shared by the saves of one Client."""
 
     known: Known | None = None
-    #: The step that this rank saved last, what it reported of it, and to which coordinator.
+    #: The step that this rank saved last, its reported results, and the coordinator that got them.
     reported: tuple[int, list[WriteResult], int] | None = None
-    #: As coordinator: what the ranks reported, of the last steps.
+    #: As coordinator: the results of the ranks for the last steps.
     results: dict[int, list[list[WriteResult]]] = field(default_factory=dict)
 
 
@@ -220,7 +221,8 @@ def memory_of(client: Client) -> Memory:
 
 
 def is_default(plan: SavePlan, state: State, given: dict[Any, Any]) -> bool:
-    """Whether what a planner gave for the plan's items (`given`, by index) is what State.resolve() gives."""
+    """Whether the planner's objects for the plan's items (`given`, by index) equal those of
+    State.resolve()."""
     for item in plan.items:
         if item.index.fqn not in state.leaves:
             return False

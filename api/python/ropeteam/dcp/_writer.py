@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""StorageWriter: what torch.distributed.checkpoint saves becomes this rank's shard of a step."""
+"""StorageWriter: torch.distributed.checkpoint saves into this rank's shard of a step."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from ._staging import (
     stage_in_memory,
 )
 
-#: The coordinator's file, and each rank's own where use_collectives is False.
+#: The coordinator's file, and each rank's own if use_collectives is False.
 METADATA = filesystem._metadata_fn
 #: Where a DCP rank is not the Ropeteam rank of the same number: {"version": 1, "coordinator": 2, "ranks":
 #: [2, 3]}. Only
@@ -47,13 +47,13 @@ METADATA = filesystem._metadata_fn
 NOTE = ".ropeteam/dcp"
 NOTE_VERSION = 1
 
-#: Bytes reserved for .metadata: what one item takes in it, with a long name, and what there is besides.
+#: Bytes reserved for .metadata: for one item with a long name, and for the rest.
 _METADATA_ITEM_BYTES = 700
 _METADATA_BYTES = 8192
 
 #: .metadata, NOTE, and the step's metadata.
 _OWN_OBJECTS = 3
-#: Steps of which a coordinator keeps the ranks' results.
+#: Steps for which a coordinator keeps the ranks' results.
 _RESULTS_KEPT = 2
 
 CheckpointId = Union[int, str, "os.PathLike[str]"]
@@ -70,28 +70,27 @@ def as_step(checkpoint_id: CheckpointId) -> int:
 
 @dataclasses.dataclass
 class _Prefix(filesystem._StoragePrefix):  # type: ignore[misc]
-    """Goes with a rank's plan from the coordinator to the rank."""
+    """Sent with a rank's plan from the coordinator to the rank."""
 
     coordinator: int = 0  # its Ropeteam rank
 
 
 @dataclasses.dataclass(frozen=True)
 class _Rank:
-    """Among a rank's results: its Ropeteam rank, where DCP's is another."""
+    """One of a rank's results: its Ropeteam rank, if DCP's rank differs."""
 
     rank: int
 
 
 @dataclasses.dataclass(frozen=True)
 class _As:
-    """A rank's results: those of this step."""
+    """A rank's results for this step."""
 
     step: int
 
 
 class _Results(list[Any]):
-    """Lives in DCP's hands until finish() is over, also where that is not reached because another rank has
-    failed."""
+    """DCP holds it until finish() has ended, or until the save has failed because of another rank."""
 
     guard: Guard | None = None
 
@@ -101,47 +100,47 @@ class _Results(list[Any]):
 
 @dataclasses.dataclass
 class _Staged:
-    """What stage() has done for the save that follows."""
+    """The result of stage() for the following save."""
 
-    #: Copied to memory: the copy.
+    #: If copied to memory: the copy.
     state: State | None = None
-    #: Put into the arena: by which plan, of what planner, and what write_data() reports.
+    #: If put into the arena: the plan used, its planner, and the results for write_data().
     plan: SavePlan | None = None
     planner: type[SavePlanner] | None = None
     results: list[WriteResult] = dataclasses.field(default_factory=list)
-    #: Failed.
+    #: If it failed.
     error: Exception | None = None
 
 
 class StorageWriter(dcp_storage.StorageWriter, AsyncStager):  # type: ignore[misc]
     """Saves one step by ``dcp.save`` or ``dcp.async_save``, as ``storage_writer=StorageWriter(rope, step)``.
 
-    Every rank of the world makes one with its Client and the same step, for each save a new one. It becomes
-    the rank's shard: files as FileSystemWriter writes them, ``__0_0.distcp`` and so on, and of the
-    coordinator ``.metadata``. Tensors' bytes go from the tensors straight into the arena. When dcp.save
-    returns, each rank's shard is LOCAL; ``rope.wait(step)`` waits until the step is COMMITTED.
+    Every rank of the world makes one with its Client and the same step; each save needs a new one. It becomes
+    the rank's shard: files as FileSystemWriter writes them, ``__0_0.distcp`` and so on, and on the
+    coordinator ``.metadata``. The tensors' bytes go straight into the arena. When dcp.save returns, each
+    rank's shard is LOCAL; ``rope.wait(step)`` waits until the step is COMMITTED.
 
-    As the stager of dcp.async_save it copies the state into the arena before async_save returns, if this
-    Client's async save before had a state of the same structure. Otherwise it copies it into ordinary memory
-    first, which is freed after the save.
+    It is also the stager of dcp.async_save. It copies the state into the arena before async_save returns, if
+    this Client's previous async save had a state of the same structure. Otherwise it first copies it into
+    ordinary memory, which is freed after the save.
 
-    step: also ``checkpoint_id=step`` of dcp.save. async_save stages before it tells that, so there the first
-        way is the quick one.
-    single_file_per_rank, thread_count, serialization_format: how the files are laid out, as in
-        FileSystemWriter. No more threads are used.
-    metadata: the step's, as in Client.save(). Of the coordinator.
-    persist: have the step written to storage once it is committed, as in Client.save().
+    step: alternatively ``checkpoint_id=step`` of dcp.save. async_save stages before it passes the id, so
+    there the first way is faster.
+    single_file_per_rank, thread_count, serialization_format: the layout of the files, as in FileSystemWriter.
+    No more threads are used.
+    metadata: the step's, as in Client.save(); the coordinator's counts.
+    persist: write the step to storage once it is committed, as in Client.save().
 
-    Errors come out of dcp.save, or of the future of async_save, on all ranks, as torch's
-    CheckpointException, which is a BaseException; what failed at each rank is in it: NoSpace, AlreadyExists
-    (this rank has saved the step already, also if another rank failed then: go on with the next one),
-    Aborted (a plan that was not the one that was staged for: the next save makes a new one). A save that
-    failed is aborted where it failed; where it did not, at the latest when this thread saves again.
+    dcp.save, or the future of async_save, raises errors on all ranks, as torch's CheckpointException, which
+    is a BaseException. It has each rank's error. NoSpace. AlreadyExists: this rank has already saved the
+    step, possibly when another rank failed; continue with the next step. Aborted: the plan differs from the
+    one used for staging; the next save makes a new one. A failed save is aborted on the ranks where it
+    failed, and on the others at the latest when this thread saves again.
 
-    One writer saves one step at a time. Threads do not share it.
+    One writer saves one step at a time. Threads must not share it.
     """
 
-    _synchronize_after_execute = True  # async_save calls synchronize_staging() when it is about to return
+    _synchronize_after_execute = True  # async_save calls synchronize_staging() just before it returns
 
     def __init__(
         self,
@@ -158,25 +157,25 @@ class StorageWriter(dcp_storage.StorageWriter, AsyncStager):  # type: ignore[mis
         if thread_count < 1:
             raise InvalidArgument(f"thread_count {thread_count}: at least 1 is needed")
         if metadata is not None:
-            encode_metadata(metadata)  # a TypeError now
+            encode_metadata(metadata)  # raises TypeError now
         self._options = Options(single_file_per_rank, thread_count, serialization_format)
         self._step = None if step is None else as_step(step)
         self._metadata, self._persist = metadata, persist
-        self._client: Client | None = client  # None: in the checkpoint process
+        self._client: Client | None = client  # None: this is the checkpoint process
         self._rope_rank = client.rank
         self._memory = memory_of(client)
         self._save_id = str(uuid.uuid4())
-        self._used = False  # a save of this step was begun
+        self._used = False  # a save of this step has begun
         self._sink: Sink | None = None
         self._staged = _Staged()
         self._handover: Handover | None = None
         self._rank, self._is_coordinator, self._use_collectives = 0, True, True
-        self._items = 0  # of all ranks, as the coordinator has seen them
+        self._items = 0  # of all ranks, counted by the coordinator
 
     # ---- of the storage
 
     def reset(self, checkpoint_id: CheckpointId | None = None) -> None:
-        """DCP's announcement of a save, between stage() and the rest."""
+        """DCP announces a save, between stage() and the rest."""
         self._save_id = str(uuid.uuid4())
         step = self._step if checkpoint_id is None else as_step(checkpoint_id)
         if step == self._step:
@@ -202,7 +201,7 @@ class StorageWriter(dcp_storage.StorageWriter, AsyncStager):  # type: ignore[mis
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: CheckpointId) -> bool:
-        """Whether it is a step's number."""
+        """Whether it is the number of a step."""
         try:
             return as_step(checkpoint_id) >= 0
         except (InvalidArgument, TypeError):
@@ -288,8 +287,8 @@ class StorageWriter(dcp_storage.StorageWriter, AsyncStager):  # type: ignore[mis
     # ---- of the stager
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """The state, safe from the training that goes on. What fails here fails the save later, on all
-        ranks: raised at once it would leave the others waiting for this one."""
+        """Stages the state, so that training may change it. An error here fails the save later, on all ranks:
+        if it were raised at once, the other ranks would wait for this one."""
         save_is_over_in_this_thread()
         if self._sink is not None and not self._sink.over:
             raise InvalidArgument(
@@ -316,13 +315,13 @@ class StorageWriter(dcp_storage.StorageWriter, AsyncStager):  # type: ignore[mis
             return state_dict
 
     def synchronize_staging(self) -> None:
-        """Nothing is left to wait for: the state is staged when stage() returns."""
+        """Nothing to wait for: the state is staged when stage() returns."""
         if self._handover is not None:
             self._handover.give()
             self._handover = None
 
     def close(self) -> None:
-        """Gives up what was staged and not saved. A writer need not be closed otherwise."""
+        """Discards a staged state that was not saved. A writer need not be closed otherwise."""
         self._give_up()
 
     def _stage_in_arena(self, sink: LocalSink, known: Known, state: State) -> State:
@@ -408,8 +407,8 @@ class StorageWriter(dcp_storage.StorageWriter, AsyncStager):  # type: ignore[mis
         )
 
     def _report(self, results: list[WriteResult], coordinator: int) -> list[Any]:
-        """What DCP gathers at the coordinator. If it knows these results already, which it does once the
-        step of which they were reported is committed, the number of that step is enough."""
+        """The results that DCP gathers at the coordinator. If the coordinator already has them (from a
+        committed step), the number of that step is enough."""
         assert self._step is not None
         mark = [] if self._rank == self._rope_rank else [_Rank(self._rope_rank)]
         last = self._memory.reported
@@ -438,8 +437,8 @@ class StorageWriter(dcp_storage.StorageWriter, AsyncStager):  # type: ignore[mis
         return [each for each in reported if isinstance(each, WriteResult)]
 
     def __getstate__(self) -> dict[str, Any]:
-        """For the checkpoint process: a writer whose sink is in this one. It is pickled by the thread that
-        waits for that process."""
+        """For the checkpoint process: a writer whose sink is in this process. The thread that waits for that
+        process pickles it."""
         if self._client is None:
             raise TypeError("a StorageWriter of the checkpoint process goes nowhere else")
         if self._sink is None or self._sink.over:
