@@ -28,8 +28,8 @@ inline constexpr ConnectionId kNoConnection = 0;
 
 inline constexpr size_t kJobBytesMax = 255;           // a launcher's id and a prefix; it is in every log line
 inline constexpr size_t kDataTransportBytesMax = 63;  // shown in messages only; longer values are cut
-inline constexpr size_t kReasonBytesMax =
-    512;  // reason of a suspicion, shown in the log only; longer values are cut
+// Reason of a suspicion, shown in the log only; longer values are cut.
+inline constexpr size_t kReasonBytesMax = 512;
 // A view contains the ids that left most recently, so that a restarted coordinator does not readmit one of them. Fewer
 // nodes leave during the seconds of a restart. 512 bytes on the wire.
 inline constexpr size_t kRemovedCarriedMax = 64;

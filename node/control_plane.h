@@ -38,8 +38,8 @@ inline constexpr size_t kControlQueueBytesMax = 2 * kControlMessageBytesMax;
 // sender.
 inline constexpr size_t kControlUnhandledMessagesMax = 64;
 inline constexpr uint32_t kControlBackoffMsMin = 20;
-inline constexpr uint32_t kControlBackoffMsMax =
-    500;  // half of the silence after which a node is declared dead
+// Half of the silence after which a node is declared dead.
+inline constexpr uint32_t kControlBackoffMsMax = 500;
 
 class ControlPlane {
  public:

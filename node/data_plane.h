@@ -148,8 +148,8 @@ class DataPlane {
   void CutOffPuts();
   void StartWaiting();
   bool StartOne(const StartTransfer& transfer);  // false: the transport is full, try again later
-  bool StartFromDevice(Peer& peer,
-                       const StartTransfer& transfer);  // false: the transport is full, try again later
+  // False: the transport is full, try again later.
+  bool StartFromDevice(Peer& peer, const StartTransfer& transfer);
   void CountStarted(Peer& peer, const StartTransfer& transfer);
   void Refuse(const StartTransfer& transfer, const Status& status, Code code);
   void Complete(const Completion& completion);

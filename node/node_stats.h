@@ -53,8 +53,8 @@ class NodeStats {
   std::map<NodeId, TimeUs> signs_;  // members of the view only
   Histogram detection_;
   Histogram recovery_;
-  TimeUs lost_at_ =
-      0;  // the first loss after which redundancy is not restored yet; 0: none, or another node leads
+  // The first loss after which redundancy is not restored yet; 0: none, or another node leads.
+  TimeUs lost_at_ = 0;
   uint64_t views_ = 0;
   uint64_t members_lost_ = 0;
   TimeUs lease_renewed_at_ = 0;

@@ -76,8 +76,8 @@ class StorageWatch {
   const std::chrono::seconds stalled_after_;
   mutable std::mutex mutex_;
   std::list<Work> works_;  // guarded by mutex_, but for `moved`
-  std::array<std::atomic<Time>, 2>
-      parts_moved_{};  // by Parts: the last progress of any thread that handles such parts
+  // By Parts: the last progress of any thread that handles such parts.
+  std::array<std::atomic<Time>, 2> parts_moved_{};
 };
 
 }  // namespace ropeteam

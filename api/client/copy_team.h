@@ -93,8 +93,8 @@ class CopyTeam {
   // On a separate cache line: two threads work on neighbouring slots.
   struct alignas(64) Slot {
     std::byte* target = nullptr;
-    const ropeteam_part_t* part =
-        nullptr;  // the part with the first bytes; they may continue in the following parts
+    // The part with the first bytes; they may continue in the following parts.
+    const ropeteam_part_t* part = nullptr;
     uint64_t offset = 0;
     Piece piece;
     std::atomic<bool> done = false;

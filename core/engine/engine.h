@@ -101,8 +101,8 @@ struct StartTransfer {
 // derived from the salt and the chunk's number. The shard's id is authenticated with the chunk.
 struct ChunkCipher {
   bool encrypt = false;
-  uint64_t to =
-      0;  // from the beginning of the arena's memory; may be the ciphertext's own place when decrypting
+  // From the beginning of the arena's memory; may be the ciphertext's own place when decrypting.
+  uint64_t to = 0;
   ShardId shard;
   uint32_t chunk = 0;
   EncryptionSalt salt;
@@ -154,8 +154,8 @@ struct AnswerGrant {
 struct AnswerLatest {
   StepId step;
   uint32_t world_size = 0;
-  StepId
-      passed_over;  // the newest quarantined step that would be offered if it were not quarantined; {0, 0}: none
+  // The newest quarantined step that would be offered if it were not quarantined; {0, 0}: none.
+  StepId passed_over;
 };
 struct AnswerView {
   ViewId view = 0;

@@ -78,8 +78,8 @@ class Holder {
 
   Parts& parts_;
   std::map<CopyId, Incoming> incoming_;
-  std::set<std::pair<NodeId, uint64_t>>
-      verifying_;  // orders being carried out: the node that asked, and its number
+  // Orders being carried out: the node that asked, and its number.
+  std::set<std::pair<NodeId, uint64_t>> verifying_;
   uint64_t next_serial_ = 1;
   struct Reading {
     Store::LeaseToken lease = 0;

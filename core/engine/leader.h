@@ -180,8 +180,8 @@ class Leader {
   size_t short_of_memory_ = 0;
   TimeUs short_since_ = 0;  // start of the shortage, with no gap of kShortageGapUs since; 0: no shortage
   TimeUs short_seen_ = 0;   // the last time that a member was short
-  std::map<uint64_t, size_t>
-      acked_;  // by announcement: how many members have acknowledged it and no newer one
+  // By announcement: how many members have acknowledged it and no newer one.
+  std::map<uint64_t, size_t> acked_;
   StepTable table_;
   Incarnations incarnations_;
   StoredSteps stored_;

@@ -97,8 +97,8 @@ class Persistence {
   uint64_t version() const { return version_; }
 
  private:
-  static constexpr size_t kRequestsMax =
-      16;  // requests for uncommitted steps: a rank has at most 4 saves open
+  // Requests for uncommitted steps: a rank has at most 4 saves open.
+  static constexpr size_t kRequestsMax = 16;
   static constexpr size_t kNotPersistedMax = 8;
   // Outstanding orders per node. A shard is written in parallel parts already. A second one keeps the node busy during
   // the first one's last part.
@@ -166,8 +166,8 @@ class Persistence {
   void Want(const Candidate& candidate);
   void BeginRun(const Candidate& candidate);
   void BeginPhase(Run::Phase phase);
-  void HaveTrouble(
-      std::string trouble);  // records why the run does not continue, and logs a warning now and then
+  // Records why the run does not continue, and logs a warning now and then.
+  void HaveTrouble(std::string trouble);
   void EndRun();
   void Confirm();
   void OnConfirmed(const Status& status);

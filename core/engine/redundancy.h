@@ -85,8 +85,8 @@ class Redundancy {
   // the shard may be demoted before.
   std::map<ShardId, NodeId> demoting_;
   std::unordered_map<NodeId, size_t> load_;
-  std::map<ShardId, TimeUs>
-      orphans_;  // orphans of uncommitted steps of the current incarnation, and since when
+  // Orphans of uncommitted steps of the current incarnation, and since when.
+  std::map<ShardId, TimeUs> orphans_;
 };
 
 }  // namespace ropeteam::engine

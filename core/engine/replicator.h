@@ -74,8 +74,8 @@ class Replicator {
     std::vector<Extent> extents;
     std::vector<uint32_t> crcs;
     Encryption encryption;  // of the bytes here
-    std::map<uint32_t, EncryptedChunk>
-        encrypted;  // plaintext here: the encrypted chunks as they arrived at a holder
+    // Plaintext here: the encrypted chunks as they arrived at a holder.
+    std::map<uint32_t, EncryptedChunk> encrypted;
     CopySource chunks;
     bool device_ended = false;
     std::vector<std::function<void()>> settling;  // callbacks for when no put reads device memory any more

@@ -77,8 +77,8 @@ struct CopyReport {
   uint64_t stream_bytes = 0;
   Role role = Role::kOwn;
   bool committed = false;
-  std::vector<uint32_t>
-      bad;  // chunk indices, at most kBadListedMax; longer lists are cut, and the copy is unusable
+  // Chunk indices, at most kBadListedMax; longer lists are cut, and the copy is unusable.
+  std::vector<uint32_t> bad;
   uint64_t content = 0;    // ContentDigest()
   bool seated = false;     // an own copy whose rank is open on this node
   uint64_t agreement = 0;  // ShardMeta::agreement

@@ -38,8 +38,8 @@ struct RetentionRules {
   uint64_t keep_newest = 0;           // this many of the newest good steps; 0: no such rule
   uint64_t keep_every = 0;            // good steps whose number is a multiple of this; 0: no such rule
   std::optional<KeepBest> keep_best;  // the good step with the best value; of equal ones the newest
-  uint64_t keep_within_s =
-      0;  // good steps written less than this long ago, or in the future; 0: no such rule
+  // Good steps written less than this long ago, or in the future; 0: no such rule.
+  uint64_t keep_within_s = 0;
   bool Any() const { return keep_newest != 0 || keep_every != 0 || keep_best || keep_within_s != 0; }
 };
 // The flags for these rules: "--keep-on-storage 3 --keep-within 3600s"; "" if there is none.
