@@ -23,11 +23,11 @@
  *     when the put returns. They take no signals, and end when the handle and its saves and views are closed. The
  *     environment variable ROPETEAM_COPY_THREADS is the number of threads that copy, 1 to 16, the caller included. If it
  *     is unset: 4, or this rank's share of the processors if that is less.
- * (4) Every call that can wait takes `timeout_ms`: milliseconds from now, at most ROPETEAM_TIMEOUT_MAX_MS; 0: look once, do not
- *     wait. When the time has passed, the call returns ROPETEAM_DEADLINE_EXCEEDED and the outcome is unknown. If the daemon
- *     is stopped and cannot answer, the call returns up to a second late. Calls without a timeout wait only for this
- *     node's daemon, at most 5 s. A commit also waits for the copies of ropeteam_save_put_cuda(), however long their
- *     stream takes.
+ * (4) Every call that can wait takes `timeout_ms`: milliseconds from now, at most ROPETEAM_TIMEOUT_MAX_MS; 0: look once,
+ *     do not wait. When the time has passed, the call returns ROPETEAM_DEADLINE_EXCEEDED and the outcome is unknown. If
+ *     the daemon is stopped and cannot answer, the call returns up to a second late. Calls without a timeout wait only
+ *     for this node's daemon, at most 5 s. A commit also waits for the copies of ropeteam_save_put_cuda(), however long
+ *     their stream takes.
  * (5) Names have 1 to ROPETEAM_NAME_MAX bytes, end with a zero byte, and are unique within a shard.
  * (6) Structs that the caller fills begin with `size` = sizeof(the struct), so that a newer library uses only the fields
  *     that the caller has. A zeroed field means the default. Enums and structs only ever grow at the end. Structs

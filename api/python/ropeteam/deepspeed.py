@@ -9,10 +9,10 @@
         ...
         engine.save_checkpoint("checkpoints", client_state={...})
 
-Each file that DeepSpeed would write becomes an object of its name in the rank's shard, with the bytes that
-torch.save would write. So `ropeteam export` gives a directory that zero_to_fp32.py and DeepSpeed itself open.
-Tensors are copied once, from where they are into the arena. docs/frameworks.md lists what DeepSpeed itself
-still does."""
+Each file that DeepSpeed would write becomes an object with its name in the rank's shard, with the bytes that
+torch.save would write. So zero_to_fp32.py and DeepSpeed itself open a directory made by `ropeteam export`.
+Tensors are copied once, straight into the arena. docs/frameworks.md lists what DeepSpeed itself still
+does."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from .torch._state import _restore_rng, _rng_objects, open_distributed
 
 _log = logging.getLogger("ropeteam")
 
-#: Of a shard: the tag of the checkpoint, and the names of its files.
+#: In a shard: the tag of the checkpoint, and the names of its files.
 _NOTE = "deepspeed"
 _TAG = re.compile(r"global_step(\d+)")
 #: Packages whose classes a checkpoint may have, in addition to those that torch.load accepts.
@@ -46,13 +46,13 @@ _TORCH_TAKES = ("torch", "collections", "_codecs", "__builtin__", "builtins", "c
 def attach(
     engine: Any, client: Client | None = None, *, rng: bool = True, timeout: float = DEFAULT_TIMEOUT
 ) -> RopeteamCheckpointEngine:
-    """Makes `engine`, the result of deepspeed.initialize(), save to and load from Ropeteam. Every rank calls
-    it, before the engine's first save_checkpoint() or load_checkpoint(). A job has one engine, since its
+    """Makes `engine`, the result of deepspeed.initialize(), save to and load from Ropeteam. Call it on every
+    rank, before the engine's first save_checkpoint() or load_checkpoint(). A job has one engine, because its
     steps are those of the Client.
 
-    client: an open one, which stays open; without it one is opened (a collective). rng: torch's, Python's and
-    numpy's random generators are saved and restored as well, which DeepSpeed alone does not do. timeout:
-    seconds that a load, or a save that finds no room, may wait.
+    client: an open one, which stays open; default: one is opened (a collective). rng: also saves and restores
+    the random generators of torch, Python and numpy, which DeepSpeed alone does not do. timeout: seconds that
+    a load may wait, or a save while memory is full.
 
     Unsupported: the optimizer's state is on NVMe. Others: see ropeteam.torch.open_distributed()."""
     if engine.zero_nvme_offload_optimizer():
@@ -62,7 +62,7 @@ def attach(
 
 
 class RopeteamCheckpointEngine(TorchCheckpointEngine):  # type: ignore[misc, unused-ignore]
-    """An implementation of DeepSpeed's interface for storing a checkpoint's files; attach() installs it.
+    """DeepSpeed's interface for storing a checkpoint's files; attach() installs it.
 
     A save that fails does not raise: it is a warning in the log "ropeteam". `client` is the Client in use."""
 
@@ -73,13 +73,13 @@ class RopeteamCheckpointEngine(TorchCheckpointEngine):  # type: ignore[misc, unu
         self._engine, self._rng, self._timeout = engine, rng, timeout
         self._saver = Saver(client, timeout)
         self._by_deepspeed = engine.load_checkpoint
-        # Of the checkpoint that is being saved: its directory, None: it is no whole checkpoint; and its
+        # The checkpoint that is being saved: its directory (None: it is not a whole checkpoint) and its
         # files.
         self._saving: str | None = None
         self._tag = ""
         self._files: dict[str, Parts] = {}
         self._checked: set[str] = set()
-        # Of the one that is being loaded: who has a file, and what of it was read.
+        # The checkpoint that is being loaded: the rank with each file, and the parts read so far.
         self._loading: SavedStep | None = None
         self._owners: dict[str, int] = {}
         self._loaded: dict[str, Any] = {}
@@ -92,7 +92,7 @@ class RopeteamCheckpointEngine(TorchCheckpointEngine):  # type: ignore[misc, unu
         self._saving, self._tag, self._files = None, info.tag, {}
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
-        """The directory of a checkpoint's files is not made: there will be none."""
+        """Does not make the directory of a checkpoint's files: there will be none."""
         if os.path.basename(os.path.normpath(path)) == self._tag:
             self._saving = os.path.normpath(path)
         else:
@@ -109,7 +109,7 @@ class RopeteamCheckpointEngine(TorchCheckpointEngine):  # type: ignore[misc, unu
 
     @staticmethod
     def _check(names: set[str]) -> None:
-        """TypeError: something that could not be loaded."""
+        """TypeError: a value could not be loaded again."""
         for name in sorted(names):
             if name.split(".", 1)[0] not in (*_TORCH_TAKES, *_PACKAGES):
                 raise TypeError(
@@ -140,8 +140,8 @@ class RopeteamCheckpointEngine(TorchCheckpointEngine):  # type: ignore[misc, unu
     def load_checkpoint(
         self, load_dir: str, tag: str | None = None, *arguments: Any, **options: Any
     ) -> tuple[str | None, Any]:
-        """Replaces the engine's method. tag: by default that of the newest step. A checkpoint that Ropeteam
-        does not have is loaded by DeepSpeed from `load_dir` as usual."""
+        """Replaces the engine's method. tag: default: that of the newest step. DeepSpeed loads a checkpoint
+        that Ropeteam does not have from `load_dir` as usual."""
         with contextlib.ExitStack() as stack:
             found = None if self._engine.load_universal_checkpoint() else self._find(tag, stack)
             if found is None:
@@ -183,19 +183,19 @@ class RopeteamCheckpointEngine(TorchCheckpointEngine):  # type: ignore[misc, unu
         name = os.path.basename(path)
         if self._loading is None:
             return super().load(path, map_location)
-        if name not in self._loaded:  # DeepSpeed loads the first file twice, to look into it first
+        if name not in self._loaded:  # DeepSpeed loads the first file twice, the first time to inspect it
             if name not in self._owners:
                 raise NotFound(f"step {self._loading.step} has {sorted(self._owners)} and no {name}")
             owner = self._owners[name]
             view = self._loading.view(owner)
-            # In place if this node has the shard; from another rank's shard only this file is read.
+            # In place if this node has the shard. From another rank's shard only this file is read.
             file = view.map(name) if owner == self._loading.own else memoryview(view.read(name))
             self._loaded[name] = load_pt(file, _PACKAGES, map_location=map_location)
         return self._loaded[name]
 
     def _find(self, tag: str | None, stack: contextlib.ExitStack) -> tuple[SavedStep, str] | None:
-        """The step and its tag, and which rank has which file. None: it is not in Ropeteam. A collective, so
-        that every rank does the same and opens only the shards that it needs."""
+        """The step and its tag, and which rank has which file. None: Ropeteam does not have it. A collective,
+        so that all ranks do the same and open only the shards that they need."""
         mine: dict[str, Any] = {"step": None, "tag": "", "files": {}, "error": None}
         try:
             named = None if tag is None else _TAG.fullmatch(str(tag))

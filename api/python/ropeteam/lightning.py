@@ -5,10 +5,9 @@
     trainer = Trainer(plugins=[rope], callbacks=[rope.callback, ModelCheckpoint(every_n_train_steps=10)])
     trainer.fit(model, loader, ckpt_path=rope.latest())  # None: nothing was saved
 
-A save copies the checkpoint into the arena once and returns; it is replicated while training goes on, so
-there is nothing left that AsyncCheckpointIO(rope) could hide, which works all the same. With
-ModelParallelStrategy each rank saves its own part. docs/frameworks.md has what is saved and what does not
-work.
+A save copies the checkpoint into the arena once and returns; replication runs while training continues. So
+AsyncCheckpointIO(rope) works, but has nothing left to hide. With ModelParallelStrategy each rank saves its
+own part. docs/frameworks.md says what is saved and what does not work.
 """
 
 from __future__ import annotations
@@ -36,14 +35,13 @@ _RNG = "ropeteam_rng"
 
 
 class RopeteamCheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
-    """Saves checkpoints as steps, whose number is the checkpoint's global_step, and loads them by a path with
-    the number in it ("…/epoch=0-step=40.ckpt") or by one that it has saved itself. A file that is there is
-    loaded as without this.
+    """Saves a checkpoint as the step with its global_step as number. Loads it by a path with the number in it
+    ("…/epoch=0-step=40.ckpt"), or by a path that this object has saved. An existing file is loaded as usual.
 
-    callback: what the trainer needs beside the plugin: it saves the part of the ranks that Lightning does not
-    ask, and the random generators.
+    callback: the trainer needs it in addition to the plugin. It saves the random generators and the parts of
+    ranks for which Lightning does not call the plugin.
 
-    A save that fails is a warning, and training goes on; see ropeteam.torch.Checkpointer.
+    A save that fails is a warning, and training continues; see ropeteam.torch.Checkpointer.
     """
 
     def __init__(
@@ -54,32 +52,32 @@ class RopeteamCheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
         when_full: str = "wait",
         timeout: float = DEFAULT_TIMEOUT,
     ) -> None:
-        """storage_every: as of Checkpointer. Left out: where the job has storage, each of these steps is
-        written there. Others: as of Checkpointer."""
+        """storage_every: see Checkpointer. Default: in a job with storage, each of these steps is written
+        there. Others: see Checkpointer."""
         super().__init__()
         self.callback = _EveryRank(self)
         self._storage_every, self._timeout = storage_every, timeout
         self._options: dict[str, Any] = {"log_file": log_file, "when_full": when_full, "timeout": timeout}
         self._client: Client | None = None
         self._saves: Checkpointer | None = None
-        self._persists = False  # each step that is saved
-        self._saved_parts: tuple[Any, ...] = ()  # what `_saves` was made of
-        self._now: Mapping[str, Any] = {}  # what state_dict() gives while a step is saved
-        self._steps: dict[str, int] = {}  # of paths that were saved
+        self._persists = False  # for each saved step
+        self._saved_parts: tuple[Any, ...] = ()  # the parts that `_saves` was made from
+        self._now: Mapping[str, Any] = {}  # the result of state_dict() during a save
+        self._steps: dict[str, int] = {}  # by path that was saved
         self._last: int | None = None
         self._metadata: dict[str, float] = {}
         self._pending_rng: tuple[int, Mapping[str, Any]] | None = None  # for the first batch after this step
 
     @property
     def stats(self) -> CheckpointStats:
-        """Of this rank."""
+        """The metrics of this rank."""
         return CheckpointStats() if self._saves is None else self._saves.stats
 
     def latest(self) -> str | None:
-        """A path for Trainer.fit(ckpt_path=…): the newest step, the same on every rank. None: there is none.
+        """A path for Trainer.fit(ckpt_path=…): the newest step, equal on every rank. None: there is none.
 
-        With several ranks torch.distributed is initialised, or a launcher such as torchrun has set RANK and
-        WORLD_SIZE: Lightning's own launcher starts the other ranks later than this.
+        With several ranks, either torch.distributed is initialised, or a launcher such as torchrun has set
+        RANK and WORLD_SIZE: Lightning's own launcher starts the other ranks later than this.
         """
         found = self._opened().latest(self._timeout)
         return None if found is None else f"ropeteam-step={found.step}.ckpt"
@@ -95,7 +93,7 @@ class RopeteamCheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
     def load_checkpoint(
         self, path: Any, map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """FileNotFoundError: no such step."""
+        """FileNotFoundError: there is no such step."""
         if os.path.exists(path):
             loaded: dict[str, Any] = super().load_checkpoint(path, map_location, weights_only)
             return loaded
@@ -109,7 +107,7 @@ class RopeteamCheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
         return {name: value for name, value in checkpoint.items() if name != _RNG}
 
     def remove_checkpoint(self, path: Any) -> None:
-        """Forgets the path: which steps stay is the daemons' to say (--keep-steps, --keep-on-storage)."""
+        """Forgets the path. The daemons decide which steps stay (--keep-steps, --keep-on-storage)."""
         if self._steps.pop(os.fspath(path), None) is None and os.path.exists(path):
             super().remove_checkpoint(path)
 
@@ -118,7 +116,7 @@ class RopeteamCheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
         self.maybe_finalize(blocking=True)
 
     def maybe_finalize(self, blocking: bool = False) -> bool:
-        """As Checkpointer.maybe_finalize()."""
+        """See Checkpointer.maybe_finalize()."""
         return self._saves is None or self._saves.maybe_finalize(blocking)
 
     def state_dict(self) -> dict[str, Any]:
@@ -142,9 +140,9 @@ class RopeteamCheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
         model: torch.nn.Module | None = None,
         optimizers: Sequence[torch.optim.Optimizer] = (),
     ) -> None:
-        """model, optimizers: those that are not in the checkpoint, of which each rank has a part."""
+        """model, optimizers: those of which each rank has a part; they are not in the checkpoint."""
         if step == self._last:
-            return  # by another name: "last.ckpt"
+            return  # under another name: "last.ckpt"
         client, parts = self._opened(), (model, *optimizers)
         if self._saves is None or parts != self._saved_parts:
             self._saved_parts = parts
@@ -163,7 +161,7 @@ class RopeteamCheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
         self._now = {}
 
     def _read(self, step: int, rank: int) -> dict[str, Any]:
-        """What a rank saved; of one that was not there, nothing."""
+        """The state that a rank saved; empty for a rank that did not exist."""
         client = self._opened()
         try:
             loaded = load_state(
@@ -178,7 +176,8 @@ class RopeteamCheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
     def _load_parts(
         self, path: Any, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer], strict: bool
     ) -> dict[str, Any]:
-        """What _save() was given with a model. FileNotFoundError: no such step, or it does not fit."""
+        """The state given to _save() with a model. FileNotFoundError: there is no such step, or it does not
+        fit."""
         step, client = self._step(os.fspath(path)), self._opened()
         options: dict[str, Any] = {"rng": False, "strict": strict, "timeout": self._timeout}
         try:
@@ -189,7 +188,7 @@ class RopeteamCheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
         return {name: value for name, value in own.items() if name != _RNG}
 
     def _keep_rng(self, step: int, saved: Mapping[str, Any]) -> None:
-        """Where fewer ranks saved, what this one finds is another's."""
+        """If fewer ranks saved, this rank finds another rank's state."""
         if saved.get(_RNG, {}).get("rank") == self._opened().rank:
             self._pending_rng = (step, saved[_RNG])
 
@@ -206,7 +205,7 @@ class RopeteamCheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
 
 
 def _checkpoint_in(loaded: Loaded | None, whole: bool = True) -> dict[str, Any]:
-    """What _save() was given. whole: it must be more than the random generators."""
+    """The state given to _save(). whole: it must contain more than the random generators."""
     assert loaded is not None
     extra = loaded.data.get("extra") if isinstance(loaded.data, dict) else None
     if not isinstance(extra, dict) or (whole and "global_step" not in extra):
@@ -215,12 +214,12 @@ def _checkpoint_in(loaded: Loaded | None, whole: bool = True) -> dict[str, Any]:
 
 
 class _EveryRank(Callback):  # type: ignore[misc]
-    """Lightning hands a checkpoint to rank 0's plugin alone. A step is committed when every rank has saved
-    its part of it, which is, of the others, the random generators."""
+    """Lightning passes a checkpoint only to rank 0's plugin. But a step is committed only when every rank has
+    saved its part. For the other ranks that part is the random generators."""
 
     def __init__(self, io: RopeteamCheckpointIO) -> None:
         self._io = io
-        self.strategy: Any = None  # whose saves it takes part in
+        self.strategy: Any = None  # the strategy whose saves it joins
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         strategy = trainer.strategy
@@ -249,29 +248,29 @@ class _EveryRank(Callback):  # type: ignore[misc]
 
         def save_checkpoint(checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
             self._io._metadata = _metadata(trainer)
-            # Here, and not in the thread of AsyncCheckpointIO.
+            # Called here, and not in the thread of AsyncCheckpointIO.
             checkpoint[_RNG] = {"rank": trainer.global_rank, **rng_state()}
             self._io._steps[os.fspath(filepath)] = checkpoint["global_step"]
             own(checkpoint, filepath, storage_options=storage_options)
             if not strategy.is_global_zero:
                 self._io._save(checkpoint["global_step"], {_RNG: checkpoint[_RNG]})
 
-        strategy.save_checkpoint = save_checkpoint  # all ranks call it, and rank 0's plugin is called in it
+        strategy.save_checkpoint = save_checkpoint  # all ranks call it, and it calls rank 0's plugin
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """ModelParallelStrategy calls no CheckpointIO here either."""
+        """ModelParallelStrategy calls no CheckpointIO here, either."""
         if isinstance(trainer.strategy, ModelParallelStrategy):
             self._io.maybe_finalize(blocking=True)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The generators as they were when the step was saved. The iterator of an epoch's batches, which is
-        made after this, takes numbers from them."""
+        """Restores the generators as they were when the step was saved. The iterator of an epoch's batches,
+        which is made after this, draws numbers from them."""
         self._restore_rng(trainer)
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Where the epoch had begun when the step was saved, its iterator had been made already."""
+        """If the epoch had begun when the step was saved, its iterator had already been made."""
         if batch_idx > 0:
             self._restore_rng(trainer)
         self._io._pending_rng = None
@@ -283,7 +282,7 @@ class _EveryRank(Callback):  # type: ignore[misc]
 
 
 def _shard(io: RopeteamCheckpointIO, trainer: Trainer, strategy: ModelParallelStrategy) -> None:
-    """Replaces, on this one strategy, the methods that save and load: each rank saves its part of the live
+    """Replaces the methods of this one strategy that save and load. Each rank saves its part of the live
     DTensors, and loads its part, whatever number of ranks saved them. Nothing is gathered."""
 
     def save_checkpoint(checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
@@ -312,11 +311,11 @@ def _shard(io: RopeteamCheckpointIO, trainer: Trainer, strategy: ModelParallelSt
         )
 
     strategy.save_checkpoint, strategy.load_checkpoint = save_checkpoint, load_checkpoint
-    # What Lightning puts into the checkpoint: the former a program's hooks may want to see.
+    # Lightning puts these into the checkpoint; a program's hooks may want to read the former.
     strategy.lightning_module_state_dict = lambda: strategy.model.state_dict()
     strategy.optimizer_state = lambda optimizer: {}
 
 
 def _metadata(trainer: Trainer) -> dict[str, float]:
-    """The numbers that were logged last, {"val_loss": …}."""
+    """The last logged metrics, {"val_loss": …}."""
     return {str(name): float(value) for name, value in list(trainer.callback_metrics.items())[:32]}

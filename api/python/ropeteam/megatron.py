@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Megatron-Core's checkpoints in the memory of the job's nodes, in two ways.
 
-By EasyCkpt's four calls, which need no directory and no collective to save:
+With EasyCkpt's four calls, which need no directory and no collective to save:
 
     from ropeteam.megatron import initialize, load_checkpoint, save_checkpoint_done, save_checkpoint_if_needed
 
@@ -20,8 +20,8 @@ Or as strategies of megatron.core.dist_checkpointing, under a program's own save
     directory = ropeteam.megatron.restore(rope, args.load)
     state = dist_checkpointing.load(state, directory)
 
-Every piece of a tensor is saved under the tensor's key with its place in the whole, so a step loads on any
-other tensor, pipeline and data parallel sizes that Megatron's own checkpoints load on. docs/frameworks.md
+Every piece of a tensor is saved under the tensor's key with its place in the whole. So a step loads on any
+other tensor, pipeline and data parallel sizes on which Megatron's own checkpoints load. docs/frameworks.md
 lists what Megatron itself still does, and what does not work."""
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ _log = logging.getLogger("ropeteam")
 BACKEND = ("ropeteam", 1)
 _CONFIG = {"sharded_backend": BACKEND[0], "sharded_backend_version": BACKEND[1]}
 _CONFIG.update(common_backend="torch", common_backend_version=1)
-#: What Megatron writes beside the sharded part, and what it reads again.
+#: The files that Megatron writes next to the sharded part, and reads again.
 _COMMON, _METADATA, _TRACKER = "common.pt", "metadata.json", "latest_checkpointed_iteration.txt"
-#: What is not sharded, of a save by the four calls.
+#: The part that is not sharded, in a save by the four calls.
 _PLAIN = "megatron"
 #: Packages whose classes a sharded object may have, in addition to those that torch.load accepts.
 _PACKAGES = ("megatron", "numpy", "argparse", "_io")
@@ -72,17 +72,16 @@ _PACKAGES = ("megatron", "numpy", "argparse", "_io")
 
 
 class SaveStrategy(base.AsyncSaveShardedStrategy):  # type: ignore[misc, unused-ignore]
-    """sharded_strategy=SaveStrategy(rope) of dist_checkpointing.save(). The number at the end of the
-    checkpoint's directory is the step ("iter_0000100").
+    """sharded_strategy=SaveStrategy(rope) of dist_checkpointing.save(). The step is the number at the end of
+    the checkpoint's directory ("iter_0000100").
 
-    The state is in this node's memory when it returns, also where async_sharded_save was asked for: then the
-    request has nothing left to do but Megatron's own. A save that fails does not raise: it is a warning in
-    the log "ropeteam"."""
+    When it returns, the state is in this node's memory, even with async_sharded_save: then the request has
+    only Megatron's own work left. A save that fails does not raise: it is a warning in the log "ropeteam"."""
 
     can_handle_sharded_objects = True
 
     def __init__(self, client: Client, timeout: float = DEFAULT_TIMEOUT) -> None:
-        """timeout: seconds that a save which finds no room may wait."""
+        """timeout: seconds that a save may wait while memory is full."""
         super().__init__(*BACKEND)
         self._client, self._saver = client, Saver(client, timeout)
 
@@ -157,9 +156,9 @@ def restore(
 ) -> str | None:
     """Writes the small files that Megatron needs on disk before it loads the newest step: common.pt,
     metadata.json and latest_checkpointed_iteration.txt. Returns the checkpoint's directory, "…/iter_0000100";
-    None: nothing is saved. A collective; each node needs a directory, which need not be shared.
+    None: nothing is saved. A collective. Each node needs a directory, which need not be shared.
 
-    NotFound: the step was not saved by dist_checkpointing."""
+    NotFound: dist_checkpointing did not save the step."""
     mine: list[Any] = [None]
     if dist.get_rank() == 0:
         try:
@@ -184,7 +183,7 @@ def restore(
 
 
 def _write(path: pathlib.Path, value: bytes) -> None:
-    """At once: other ranks of this node write the same."""
+    """Writes at once: other ranks of this node write the same file."""
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
         file.write(value)
     os.replace(file.name, path)
@@ -198,7 +197,7 @@ def _step_of(checkpoint_dir: Any) -> int:
 
 
 def _objects(sharded_state_dict: Any) -> Iterator[tuple[str, Value | Piece]]:
-    """The tensors that this rank saves: of a tensor that several ranks have, only the main replica is
+    """The tensors that this rank saves. Of a tensor that several ranks have, only the main replica is
     saved."""
     count: dict[str, int] = {}
     for each in dict_utils.nested_values(sharded_state_dict):
@@ -215,7 +214,7 @@ def _objects(sharded_state_dict: Any) -> Iterator[tuple[str, Value | Piece]]:
 
 
 def _piece(tensor: Any, shape: Sequence[int] | None = None) -> Piece:
-    """shape: of the whole tensor, where it is not this tensor's. What lies outside of it is left out."""
+    """shape: of the whole tensor, if it differs from this tensor's. Parts outside of it are left out."""
     data = tensor.data.detach()[(None,) * tensor.prepend_axis_num]
     for dimension, whole in enumerate(shape or ()):
         length = max(0, min(data.shape[dimension], whole - tensor.global_offset[dimension]))
@@ -260,7 +259,7 @@ def _saved_shape(saved: SavedStep, key: str) -> tuple[int, ...] | None:
 
 
 class _Easy:
-    """The state that initialize() has made."""
+    """The state made by initialize()."""
 
     def __init__(self, client: Client, own: bool, memory: int, storage: int, timeout: float) -> None:
         self.client, self.own, self.timeout = client, own, timeout
@@ -278,12 +277,12 @@ def initialize(
     client: Client | None = None,
     timeout: float = DEFAULT_TIMEOUT,
 ) -> None:
-    """Call it once on each rank, after Megatron's parallel state is made and before the other three.
+    """Call it once on each rank, after Megatron's parallel state is created and before the other three calls.
 
-    save_mem_interval: save_checkpoint_if_needed() saves every so many iterations. save_storage_interval:
-    likewise to the job's storage; 0: as the daemons' --persist-every says. The daemons' --keep-on-storage
-    says how many stay there. client: an open one, which stays open; without it one is opened (a
-    collective). timeout: seconds that a load, or a save that finds no room, may wait. A second call is an
+    save_mem_interval: save_checkpoint_if_needed() saves at each multiple of it. save_storage_interval: the
+    same for the job's storage; 0: the daemons' --persist-every decides. The daemons' --keep-on-storage
+    decides how many stay there. client: an open one, which stays open; default: one is opened (a collective).
+    timeout: seconds that a load may wait, or a save while memory is full. A second call raises
     InvalidArgument."""
     global _easy
     if _easy is not None:
@@ -296,7 +295,7 @@ def initialize(
     _easy = _Easy(opened, own, save_mem_interval, save_storage_interval, timeout)
 
 
-#: The name by which EasyCkpt has it.
+#: EasyCkpt's name for it.
 initialize_easyckpt = initialize
 
 
@@ -304,11 +303,11 @@ def save_checkpoint_if_needed(
     iteration: int, model: Any, optimizer: Any = None, opt_param_scheduler: Any = None
 ) -> bool:
     """Saves the state after iteration `iteration` if that is a multiple of an interval. True: it is in this
-    node's memory, and being replicated. Every rank calls it. It is not a collective. A failed save does not
-    raise: it is a warning in the log "ropeteam".
+    node's memory and is being replicated. Call it on every rank. It is not a collective. A failed save does
+    not raise: it is a warning in the log "ropeteam".
 
-    model: Megatron's, or the list of its parts. The random generators are saved, too. TypeError: the
-    scheduler's or the optimizer's plain state cannot be saved."""
+    model: Megatron's, or the list of its parts. The random generators are also saved. TypeError: the plain
+    state of the scheduler or the optimizer cannot be saved."""
     easy = _initialized()
     durable = easy.storage_interval > 0 and iteration % easy.storage_interval == 0
     if not durable and iteration % easy.memory_interval != 0:
@@ -338,11 +337,11 @@ def load_checkpoint(
 ) -> int:
     """Loads the newest step and returns its iteration. If nothing is saved, it returns the result of
     Megatron-LM's load_checkpoint() for the directory in its argument `load_arg`, or 0 without Megatron-LM.
-    Every rank calls it.
+    Call it on every rank.
 
-    strict: of the model's load_state_dict(). concat: whether another number of ranks, or other parallel
-    sizes, may load: each tensor is then put together from the parts that several ranks saved. False:
-    InvalidArgument when the number of ranks is another. NotFound: a tensor was not saved."""
+    strict: for the model's load_state_dict(). concat: whether another number of ranks, or other parallel
+    sizes, may load. Each tensor is then joined from the parts that several ranks saved. False:
+    InvalidArgument if the number of ranks differs. NotFound: a tensor was not saved."""
     easy = _initialized()
     found = easy.client.latest(easy.timeout)
     if found is None:
@@ -374,8 +373,8 @@ def load_checkpoint(
 
 
 def save_checkpoint_done(timeout: float | None = None) -> bool:
-    """Waits until the last save is committed; False: not within `timeout` seconds. Then initialize() may be
-    called again, and the client is closed if initialize() opened it."""
+    """Waits until the last save is committed; False: it was not within `timeout` seconds. Afterwards
+    initialize() may be called again, and the client is closed if initialize() opened it."""
     global _easy
     easy = _initialized()
     done = easy.saver.settle(timeout)
@@ -392,7 +391,7 @@ def _initialized() -> _Easy:
 
 
 class _PlainPart(base.LoadCommonStrategy):  # type: ignore[misc, unused-ignore]
-    """Gives dist_checkpointing.load() the state that is not sharded, which it would read from common.pt."""
+    """Gives dist_checkpointing.load() the unsharded state, which it would otherwise read from common.pt."""
 
     def __init__(self, state: dict[str, Any]) -> None:
         self._state = state
@@ -429,7 +428,7 @@ def _load_state(saved: SavedStep, state: dict[str, Any], common: dict[str, Any])
 
 
 def _parts(model: Any) -> list[tuple[str, Any]]:
-    """The model's parts without their wrappers, by the names that Megatron-LM's checkpoints have for them."""
+    """The model's parts without their wrappers, by their names in Megatron-LM's checkpoints."""
     parts = list(model) if isinstance(model, (list, tuple)) else [model]
     named = []
     for index, part in enumerate(parts):
@@ -440,7 +439,7 @@ def _parts(model: Any) -> list[tuple[str, Any]]:
 
 
 def _state(model: Any, optimizer: Any, is_loading: bool) -> dict[str, Any]:
-    # Of the distributed optimizer's ways the one that gathers nothing.
+    # Of the distributed optimizer's formats, the one that gathers nothing.
     metadata = {"distrib_optim_sharding_type": "dp_reshardable"}
     state = {name: part.sharded_state_dict(metadata=metadata) for name, part in _parts(model)}
     if optimizer is not None:
@@ -451,7 +450,7 @@ def _state(model: Any, optimizer: Any, is_loading: bool) -> dict[str, Any]:
 
 def _set_adams_steps(optimizer: Any) -> None:
     """Corrects the step counters of torch's Adam, which is used if neither Apex nor Transformer Engine is
-    installed. The distributed optimizer gives all parameters the same step counter object, which then counts
+    installed. The distributed optimizer gives all parameters the same step counter object. It then counts
     once for each of them, and overwrites the loaded value."""
     for each in getattr(optimizer, "chained_optimizers", [optimizer]):
         inner: Any = getattr(each, "optimizer", None)

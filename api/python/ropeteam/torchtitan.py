@@ -5,7 +5,7 @@
 
     config.checkpoint = CheckpointManager.Config(enable=True, interval=1)
 
-torchtitan builds it and calls it. docs/frameworks.md says what its settings mean here."""
+torchtitan creates it and calls it. docs/frameworks.md says what its settings mean here."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class CheckpointManager(_TitansManager):  # type: ignore[misc, unused-ignore]
 
     @dataclass(kw_only=True, slots=True)
     class Config(_TitansManager.Config):  # type: ignore[misc, name-defined, unused-ignore]
-        """torchtitan's, and two more. async_mode: "disabled" or "async"."""
+        """torchtitan's settings, and two more. async_mode: "disabled" or "async"."""
 
         timeout: float = DEFAULT_TIMEOUT
-        """Seconds that opening, a wait for the save before, and each read of a load may take."""
+        """Seconds for opening, a wait for the previous save, and each read of a load."""
 
         persist_interval: int = 0
         """A checkpoint whose step is a multiple of it is written to the job's storage; 0: the daemons'
-        --persist-every says which."""
+        --persist-every decides."""
 
     def __init__(self, config: Any, **states: Any) -> None:
         super().__init__(config, **states)
@@ -64,10 +64,10 @@ class CheckpointManager(_TitansManager):  # type: ignore[misc, unused-ignore]
         enable_garbage_collection: bool = False,
         to_hf: bool = False,
     ) -> Any:
-        if to_hf or OPTIMIZER not in state_dict:  # the export at the end, from which nothing can go on
+        if to_hf or OPTIMIZER not in state_dict:  # the export at the end; no training can continue from it
             return super().dcp_save(state_dict, checkpoint_id, async_mode, enable_garbage_collection, to_hf)
         step = int(checkpoint_id.rsplit("-", 1)[1])
-        self._saver.settle()  # room for this one
+        self._saver.settle()  # to free memory for this one
         durable = self._persist_interval > 0 and step % self._persist_interval == 0
         writer = StorageWriter(self.client, step, persist=durable)
         if async_mode == AsyncMode.ASYNC:
@@ -98,7 +98,7 @@ class CheckpointManager(_TitansManager):  # type: ignore[misc, unused-ignore]
         return True
 
     def _find(self, step: int) -> int | None:
-        """The step to load, the same on every rank; None: Ropeteam does not have it."""
+        """The step to load, equal on every rank; None: Ropeteam does not have it."""
         if step == -1:
             newest = latest(self.client, self._timeout)
             return None if newest is None else newest.step

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hugging Face's Trainer: its checkpoints in Ropeteam in place of directories.
+"""Hugging Face's Trainer with its checkpoints in Ropeteam instead of directories.
 
     trainer = Trainer(model=model, args=args, callbacks=[RopeteamCallback()], …)
     trainer.train(resume_from_checkpoint=True)
 
-or, for a trainer that is made elsewhere:
+or, for an existing trainer:
 
     trainer = TrainerWrapper(trainer, save_mem_interval=10)
     trainer.train(resume_from_checkpoint=True)
 
-The trainer saves when its own arguments say so (save_strategy, save_steps), and with memory_every more often.
-docs/frameworks.md has what is saved and what does not work.
+The trainer saves when its own arguments say so (save_strategy, save_steps), and also at each multiple of
+memory_every. docs/frameworks.md says what is saved and what does not work.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from .torch._frameworks import has_storage, keep_on_storage, open_rank, restore_
 
 _log = logging.getLogger("ropeteam")
 
-#: The methods of a trainer that save and load, which RopeteamCallback replaces.
+#: The methods of a trainer that save and load; RopeteamCallback replaces them.
 _METHODS = (
     "train",
     "_maybe_log_save_evaluate",
@@ -57,15 +57,15 @@ _METHODS = (
 
 
 class RopeteamCallback(transformers.TrainerCallback):  # type: ignore[misc]
-    """Has the trainer that it is given to save to Ropeteam and resume from it.
+    """Makes its trainer save to Ropeteam and resume from it.
 
-    Give it as Trainer(callbacks=[…]): a trainer's add_callback() is too late. For one trainer.
+    Pass it as Trainer(callbacks=[…]): a trainer's add_callback() is too late. For one trainer.
 
-    `train(resume_from_checkpoint=True)` goes on from the latest step. Where there is none it goes on from the
-    newest checkpoint in output_dir, as without Ropeteam, and where that is missing too it begins from the
-    start. "…/checkpoint-300", where there is no such directory, is step 300.
+    `train(resume_from_checkpoint=True)` continues from the latest step. If there is none, it continues from
+    the newest checkpoint in output_dir, as without Ropeteam. If that is missing, too, it starts from the
+    beginning. "…/checkpoint-300" means step 300 if there is no such directory.
 
-    A save that fails is a warning, and training goes on; see Checkpointer.
+    A save that fails is a warning, and training continues; see Checkpointer.
     """
 
     def __init__(
@@ -77,11 +77,11 @@ class RopeteamCallback(transformers.TrainerCallback):  # type: ignore[misc]
         when_full: str = "wait",
         timeout: float = DEFAULT_TIMEOUT,
     ) -> None:
-        """memory_every: saves so often beside what save_strategy says, to memory alone.
+        """memory_every: also saves at each multiple of it, to memory only.
 
-        storage_every: as of Checkpointer. Left out: where the job has storage, the steps that save_strategy
-            asks for are written there.
-        log_file, when_full, timeout: as of Checkpointer.
+        storage_every: see Checkpointer. Default: in a job with storage, the steps chosen by save_strategy are
+        written there.
+        log_file, when_full, timeout: see Checkpointer.
         """
         if memory_every is not None and memory_every < 1:
             raise InvalidArgument(f"memory_every {memory_every}: at least 1 is needed")
@@ -93,20 +93,20 @@ class RopeteamCallback(transformers.TrainerCallback):  # type: ignore[misc]
         self._checkpointer: Checkpointer | None = None
         self._has_storage = False
         self._saved_step: int | None = None
-        self._checkpoint: str | None = None  # the directory that stands for _step while the trainer resumes
+        self._checkpoint: str | None = None  # the directory that represents _step during the resume
         self._step, self._world_size = 0, 0
-        # The best step's weights: on one rank, or each rank's part where the model is sharded.
+        # The best step's weights: all of them on one rank, or each rank's part if the model is sharded.
         self._best: dict[str, torch.Tensor] | None = None
         self._best_step: int | None = None
         self._best_path: str | None = None
 
     @property
     def stats(self) -> Any:
-        """CheckpointStats of the training that runs or ran last; None before its first save."""
+        """CheckpointStats of the present or last training; None before its first save."""
         return None if self._checkpointer is None else self._checkpointer.stats
 
     def attach(self, trainer: transformers.Trainer) -> None:
-        """Replaces, on this one trainer, the methods that save and load.
+        """Replaces the methods of this one trainer that save and load.
 
         Unsupported: this version of the library has other methods, or the trainer trains with DeepSpeed or
         FSDP1.
@@ -129,7 +129,7 @@ class RopeteamCallback(transformers.TrainerCallback):  # type: ignore[misc]
             setattr(trainer, name, functools.wraps(own)(replaced))
 
     def maybe_finalize(self, blocking: bool = False) -> bool:
-        """As Checkpointer.maybe_finalize(), of the training that runs."""
+        """As Checkpointer.maybe_finalize(), for the present training."""
         return self._checkpointer is None or self._checkpointer.maybe_finalize(blocking)
 
     # ---- the trainer's events
@@ -141,7 +141,7 @@ class RopeteamCallback(transformers.TrainerCallback):  # type: ignore[misc]
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._trainer is None:
             raise InvalidArgument("add_callback() is too late: Trainer(callbacks=[RopeteamCallback()])")
-        self._checkpointer = None  # model and optimizer are other ones in every training
+        self._checkpointer = None  # every training has another model and optimizer
         if self._best_path is not None:
             state.best_model_checkpoint = self._best_path
 
@@ -208,7 +208,7 @@ class RopeteamCallback(transformers.TrainerCallback):  # type: ignore[misc]
         self._save(step, wanted=True)
 
     def _own__load_from_checkpoint(self, own: Callable[..., Any], checkpoint: Any, *arguments: Any) -> None:
-        if checkpoint != self._checkpoint:  # else it comes with the optimizer
+        if checkpoint != self._checkpoint:  # otherwise it comes with the optimizer
             own(checkpoint, *arguments)
 
     def _own__load_optimizer_and_scheduler(self, own: Callable[..., Any], checkpoint: Any) -> None:
@@ -230,7 +230,7 @@ class RopeteamCallback(transformers.TrainerCallback):  # type: ignore[misc]
         self._best_path = json.loads(saved["trainer_state"])["best_model_checkpoint"]
         self._best_step, self._best = saved["best_step"], saved["best"]
         if saved.get("best_mesh", []) != self._mesh():
-            self._best = None  # other parts than this rank's
+            self._best = None  # the parts differ from this rank's
         if self._best_step == self._step:
             self._keep_best()
         self._saved_step = self._step
@@ -260,12 +260,12 @@ class RopeteamCallback(transformers.TrainerCallback):  # type: ignore[misc]
                 _local(tensor).copy_(self._best[name])
             if dist.is_initialized() and trainer.args.world_size > 1 and not sharded:
                 dist.broadcast(tensor, 0)
-        trainer.save_model(path, _internal_call=True)  # the trainer's user is told this path
+        trainer.save_model(path, _internal_call=True)  # the trainer reports this path to its user
 
     # ---- saving
 
     def _save(self, step: int, wanted: bool) -> None:
-        """wanted: save_strategy asks for it."""
+        """wanted: save_strategy selects it."""
         if self._checkpointer is None:
             self._checkpointer = self._make_checkpointer()
         self._saved_step = step
@@ -287,7 +287,7 @@ class RopeteamCallback(transformers.TrainerCallback):  # type: ignore[misc]
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """What a step holds beside model, optimizer, scheduler and random generators."""
+        """A step's state in addition to model, optimizer, scheduler and random generators."""
         trainer = self._trainer
         scaler = getattr(trainer.accelerator, "scaler", None)
         stateful = trainer.state.stateful_callbacks
@@ -305,7 +305,7 @@ class RopeteamCallback(transformers.TrainerCallback):  # type: ignore[misc]
         }
 
     def _metadata(self, step: int) -> dict[str, Any]:
-        """The numbers that the trainer logged at this step, {"eval_loss": …}."""
+        """The metrics that the trainer logged at this step, {"eval_loss": …}."""
         logged: dict[str, Any] = {}
         for entry in self._trainer.state.log_history[-4:]:
             if entry.get("step") == step:
@@ -313,7 +313,7 @@ class RopeteamCallback(transformers.TrainerCallback):  # type: ignore[misc]
         return logged
 
     def _keep_best(self) -> None:
-        """Keeps the weights as they are now, for load_best_model_at_end."""
+        """Keeps the present weights, for load_best_model_at_end."""
         if self._trainer.args.load_best_model_at_end and (
             self._mesh() or self._trainer.args.process_index == 0
         ):
@@ -323,7 +323,7 @@ class RopeteamCallback(transformers.TrainerCallback):  # type: ignore[misc]
             }
 
     def _find_best(self, sharded: bool) -> None:
-        """Loads the best step, of which ranks of another mesh kept the weights, if it is still there."""
+        """Loads the best step, if it still exists. Ranks of another mesh had kept its weights."""
         try:
             if not sharded or self._best_step is None:
                 raise NotFound("they were not kept")
@@ -339,7 +339,7 @@ class RopeteamCallback(transformers.TrainerCallback):  # type: ignore[misc]
             _log.warning("the best model's weights are not there, the last step's stay: %s", error)
 
     def _mesh(self) -> list[int]:
-        """The shape of the mesh that the model is sharded over; empty: each rank has all of it."""
+        """The shape of the mesh over which the model is sharded; empty: each rank has all of it."""
         state = self._trainer.model_wrapped.state_dict()  # parameters() may be whole after an evaluation
         meshes = (getattr(each, "device_mesh", None) for each in state.values())
         return next((list(mesh.shape) for mesh in meshes if mesh is not None), [])
@@ -347,7 +347,7 @@ class RopeteamCallback(transformers.TrainerCallback):  # type: ignore[misc]
     # ---- resuming
 
     def _find(self, resume: Any) -> int | None:
-        """The step to resume from; None: it is not in Ropeteam."""
+        """The step to resume from; None: Ropeteam does not have it."""
         assert self._client is not None
         if resume is True:
             found = self._client.latest(self._timeout)
@@ -358,7 +358,7 @@ class RopeteamCallback(transformers.TrainerCallback):  # type: ignore[misc]
         return int(match[1]) if match else None
 
     def _resume(self, step: int, own: Callable[..., Any], *arguments: Any) -> Any:
-        """The library wants a directory, and reads one file in it before it asks for anything else."""
+        """The library wants a directory, and first reads one file in it."""
         self._step = step
         state = json.loads(self._extra()["trainer_state"])
         with tempfile.TemporaryDirectory(prefix="ropeteam-") as folder:
@@ -374,7 +374,7 @@ class RopeteamCallback(transformers.TrainerCallback):  # type: ignore[misc]
                 self._checkpoint = None
 
     def _extra(self) -> Any:
-        """What state_dict() gave at the step to resume from, as JSON."""
+        """The result of state_dict() for the step to resume from, as JSON."""
         assert self._client is not None
         found = self._client.latest(self._timeout)
         world_size = self._client.info().world_size
@@ -388,7 +388,7 @@ class RopeteamCallback(transformers.TrainerCallback):  # type: ignore[misc]
 
 
 class _Extra:
-    """For Checkpointer; a part of a trainer is loaded where the trainer loads it."""
+    """For Checkpointer. A part of a trainer is loaded when the trainer loads it."""
 
     def __init__(self, callback: RopeteamCallback) -> None:
         self.state_dict = callback.state_dict
@@ -403,7 +403,7 @@ def TrainerWrapper(
     save_storage_interval: int | None = None,
     log_file_path: str | os.PathLike[str] | None = None,
 ) -> transformers.Trainer:
-    """The trainer that it is given, which saves to Ropeteam and resumes from it from now on.
+    """The given trainer, which from now on saves to Ropeteam and resumes from it.
 
     save_mem_interval, save_storage_interval, log_file_path: RopeteamCallback's memory_every, storage_every
     and log_file.
@@ -417,8 +417,8 @@ def TrainerWrapper(
 
 
 def _trainer_that_calls() -> transformers.Trainer:
-    """The trainer whose constructor calls on_init_end(), which is not told: the event has only its
-    arguments."""
+    """The trainer whose constructor calls on_init_end(). It is found on the stack, because the event has only
+    its arguments."""
     frame = sys._getframe(1)
     while frame is not None:
         caller = frame.f_locals.get("self")
@@ -440,9 +440,9 @@ def _plain_optimizer(trainer: transformers.Trainer) -> Any:
 
 
 def pretrained_files(model: Any, processing_class: Any = None) -> dict[str, bytes]:
-    """What from_pretrained() needs beside the weights: config.json, generation_config.json and the files of a
-    tokenizer or another processing class. For Checkpointer(files=…) and save_state(files=…); `ropeteam export
-    --format hf` then needs nothing else."""
+    """The files that from_pretrained() needs in addition to the weights: config.json, generation_config.json
+    and the files of a tokenizer or another processing class. For Checkpointer(files=…) and
+    save_state(files=…); `ropeteam export --format hf` then needs nothing else."""
     config = copy.deepcopy(model.config)
     config.architectures = [type(model).__name__.removeprefix("FSDP")]  # as fully_shard() names its classes
     config.dtype = str(model.dtype).split(".")[-1]
@@ -458,12 +458,13 @@ def pretrained_files(model: Any, processing_class: Any = None) -> dict[str, byte
 
 
 def _files_of(trainer: transformers.Trainer) -> dict[str, bytes]:
-    """On rank 0, of a model of the library's. Without them a step is complete, only its export needs them."""
+    """On rank 0, for a model of the library. A step is complete without these files; only its export needs
+    them."""
     if trainer.args.process_index != 0 or not isinstance(trainer.model, transformers.PreTrainedModel):
         return {}
     processing = trainer.processing_class or getattr(trainer.data_collator, "tokenizer", None)
     try:
         return pretrained_files(trainer.model, processing)
-    except Exception as error:  # the library's and the tokenizer's own code raise anything
+    except Exception as error:  # the code of the library and the tokenizer may raise anything
         _log.warning("`ropeteam export --format hf` will need --config: %s: %s", type(error).__name__, error)
         return {}
