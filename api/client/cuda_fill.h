@@ -66,6 +66,7 @@ class CudaFill {
   // Wait() takes only as long as the copies that the device already has.
   void Cancel();
 
+  // ---- lanes' threads
   // Whether copies for this save are still useful: it was not cancelled and has not failed, and the daemon that granted
   // the chunks is alive. Another daemon may have granted them to another save. One system call.
   bool Wanted();
