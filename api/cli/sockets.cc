@@ -56,7 +56,7 @@ std::vector<Answering> AskForNames(const std::vector<std::string>& sockets, int6
   return answering;
 }
 
-// `silent`: the sockets of daemons that live and did not say their names, where names were asked for.
+// `silent`: where the choice is by name, the sockets whose daemons run but did not answer in time.
 Status NoneOrSeveral(const std::vector<Answering>& found, const std::string& silent,
                      const SocketChoice& choice) {
   std::string wish;
@@ -65,7 +65,7 @@ Status NoneOrSeveral(const std::vector<Answering>& found, const std::string& sil
   if (found.empty() && !silent.empty())
     return Error(
         Code::kUnavailable,
-        "no ropeteamd of yours%s has answered; these live, and did not say in time whose they are: give "
+        "no ropeteamd of yours%s has answered; these daemons run but did not answer in time: give a longer "
         "--timeout, or --socket PATH:%s",
         wish.c_str(), silent.c_str());
   if (found.empty())
