@@ -17,6 +17,7 @@
 //   +  a step on storage is deleted only by what ranks of the leader's incarnation have asked for, or by the flags; and never
 //      one that they were told is kept
 //   5  a request is answered within its time
+//   +  a wait for what is there, committed or complete ends soon in a healed world in which nobody saves
 //   6  a refused save changes nothing
 //   +  a step whose ranks gave different values is never committed, and never the answer of `latest`; nobody is told that
 //      ranks do not agree which do
@@ -167,8 +168,11 @@ class Checker {
   size_t CopiesMin(const StepId& step) const;
   // What became of every copy of every shard that has fewer than `wanted`. For people.
   std::string DescribeCopies(const StepId& step, size_t wanted) const;
-  std::vector<StepId> KeptSteps() const;   // committed, and not retired
-  bool Retired(const StepId& step) const;  // by K newer committed ones, or one and a drop
+  // In a world that is healed and in which nobody saves: whether this wait must end soon, with success or for good.
+  bool MustEnd(const OpenWait& wait) const;
+  bool FullyReplicated(const StepId& step) const;  // each of its shards has R + 1 copies
+  std::vector<StepId> KeptSteps() const;           // committed, and not retired
+  bool Retired(const StepId& step) const;          // by K newer committed ones, or one and a drop
   // Whether this chunk is right on another running daemon as well.
   bool HasAnother(const Host& host, const ShardId& shard, uint32_t chunk) const;
   bool Flipped(const StepId& step) const;  // a bit of it was ever flipped
@@ -255,7 +259,6 @@ class Checker {
   size_t CountedRight(const Shard& shard, size_t* hurt) const;
   // Promise 2 itself, of the newest committed steps.
   void CheckPromise();
-  bool FullyReplicated(const StepId& step) const;
   // Whether of each shard of the step at most R copies are lost or on hosts that are not in this view.
   bool WithinThePromise(const StepId& step, const View& view) const;
   StepId NewestWithinThePromise(const View& view) const;  // {0, 0}: none
@@ -264,6 +267,8 @@ class Checker {
   void CheckCommitted(const Host& host, const StepId& step);
   // Some rank has gone on to a later step without a shard of this one: it will never be complete.
   bool Dead(const StepId& step) const;
+  // Each of its shards is there.
+  bool Complete(const StepId& step) const;
   // Its ranks gave different values: it must never be committed.
   bool Disagrees(const StepId& step) const;
   // Whether any member of the host's view knows that it is committed: its daemon has heard so, or its copy is

@@ -88,6 +88,8 @@ class Cluster : private NetworkEnds {
   void Ask(SessionId session, Pending request, Input input);
   void Tell(SessionId session, Input input);  // without an answer
   const Session* FindSession(SessionId session) const;
+  // That a running daemon has not answered.
+  std::vector<OpenWait> OpenWaits() const;
   // Where the client may write: null once the session is cut.
   std::byte* ClientMemory(SessionId session, uint32_t chunk);
   // A GPU's memory that daemons can put from, by the number that is returned, until it is dropped.

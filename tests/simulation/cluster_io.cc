@@ -449,6 +449,17 @@ const Session* Cluster::FindSession(SessionId id) const {
   return at == sessions_.end() ? nullptr : &at->second;
 }
 
+std::vector<OpenWait> Cluster::OpenWaits() const {
+  std::vector<OpenWait> waits;
+  for (const auto& [id, session] : sessions_) {
+    if (!session.open_at_engine || session.client == nullptr) continue;
+    for (const auto& [number, request] : session.pending)
+      if (request.kind == RequestKind::kWait && !request.answered)
+        waits.push_back({session.host, {session.incarnation, request.step, session.rank}, request.level});
+  }
+  return waits;
+}
+
 std::byte* Cluster::ClientMemory(SessionId id, uint32_t chunk) {
   const auto at = sessions_.find(id);
   if (at == sessions_.end() || !at->second.open_at_engine) return nullptr;

@@ -84,6 +84,13 @@ struct Session {
   std::map<RequestId, Pending> pending;
 };
 
+// A rank's wait for its own shard that is not answered yet.
+struct OpenWait {
+  size_t host = 0;
+  ShardId shard;
+  Level level = Level::kNone;
+};
+
 struct Host {
   struct Release {
     void operator()(std::byte* memory) const { std::free(memory); }

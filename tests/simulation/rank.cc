@@ -12,6 +12,7 @@ namespace {
 constexpr TimeUs kHelloTimeoutUs = 5 * kSecond;
 constexpr TimeUs kLatestTimeoutUs = 5 * kSecond;
 constexpr TimeUs kReadTimeoutUs = 5 * kSecond;
+constexpr TimeUs kSilentWaitUs = 100 * kSecond;
 // Attempts at what may succeed later; then the process ends. A daemon is back within seconds; a step that
 // cannot be produced may never come back, and only another incarnation is offered another one.
 constexpr uint32_t kHelloAttemptsMax = 20;
@@ -88,6 +89,7 @@ void SimRank::SayPolicy(Client::StatusDone done) {
 }
 
 void SimRank::Reconnect() {
+  silent_ = false;
   After(cluster_.random().Between(1 * kMs, 50 * kMs), [this] { SayHello(0); });
 }
 
@@ -148,6 +150,7 @@ void SimRank::RestoreNext(const AnswerLatest& latest, size_t index, uint32_t att
 
 // The collective of the next step: waits for the slower ones.
 void SimRank::NextStep() {
+  if (launcher_.Silences(step_)) return BeSilent();
   if (zombie_) return Compute();
   launcher_.Await(step_, [this] {
     if (alive_) Compute();
@@ -157,6 +160,29 @@ void SimRank::NextStep() {
 void SimRank::Compute() {
   const JobOptions& job = cluster_.options().job;
   After(cluster_.random().Between(job.compute_min_us, job.compute_max_us), [this] { SaveStep(); });
+}
+
+void SimRank::BeSilent() {
+  if (!std::exchange(silent_, true)) {
+    // Others ask when everything has come to rest.
+    if (cluster_.random().Chance(kMillion / 2)) AskWaits();
+    if (launcher_.on_silent) launcher_.on_silent();
+  }
+  After(cluster_.random().Between(10 * kMs, 100 * kMs), [this] {
+    if (!client_.connected()) return Reconnect();
+    if (launcher_.Silences(step_)) return BeSilent();
+    silent_ = false;
+    NextStep();
+  });
+}
+
+// Also for a step whose save ended with its daemon. The answers are the checker's: the deadlines are beyond the silence.
+void SimRank::AskWaits() {
+  const Level highest = cluster_.options().storage.used ? Level::kPersisted : Level::kCommitted;
+  for (Step step = std::max<Step>(step_, 2) - 1; step <= step_ + 1; ++step)
+    for (Level level = Level::kLocal; level <= highest;
+         level = static_cast<Level>(static_cast<int>(level) + 1))
+      client_.Wait(step, level, kSilentWaitUs, [](const Status&) {});
 }
 
 void SimRank::SetRestored() {
@@ -169,6 +195,7 @@ void SimRank::SaveStep() {
   Random& random = cluster_.random();
   const Client::Identity& me = client_.identity();
   if (!client_.connected()) return Reconnect();
+  if (launcher_.Silences(step_)) return BeSilent();
   ContentShape shape = options.job.content;
   shape.chunk_bytes = options.chunk_bytes;
   SaveScript script;
@@ -328,6 +355,28 @@ void Launcher::OnRankEnded(SimRank* rank) {
   if (!rank->zombie()) Restart("a rank ended");
 }
 
+void Launcher::Silence() {
+  silence_ = true;
+  last_step_.reset();
+  for (const SimRank* rank : ranks_) last_step_ = std::max(last_step_.value_or(0), rank->step());
+  if (last_step_) *last_step_ += cluster_.random().Below(3);
+}
+
+bool Launcher::Silences(Step done) {
+  if (!silence_) return false;
+  if (!last_step_) last_step_ = done + cluster_.random().Below(3);
+  return done >= *last_step_;
+}
+
+void Launcher::AskWaits() {
+  for (SimRank* rank : ranks_) rank->AskWaits();
+}
+
+bool Launcher::AllSilent() const {
+  return running_ &&
+         std::all_of(ranks_.begin(), ranks_.end(), [](const SimRank* rank) { return rank->silent(); });
+}
+
 void Launcher::Await(Step done, std::function<void()> go_on) {
   waiting_.emplace_back(done, std::move(go_on));
   if (MayGoOn(done)) Wake();
@@ -384,6 +433,7 @@ void Launcher::Launch() {
   ++launch_;
   trouble_at_ = 0;
   running_ = true;
+  last_step_.reset();
   const size_t nodes = cluster_.options().nodes;
   const uint32_t full = static_cast<uint32_t>(nodes) * job_.ranks_per_node;
   if (random.Chance(job_.reshard_ppm))

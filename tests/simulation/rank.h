@@ -13,6 +13,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,6 +37,10 @@ class SimRank {
   size_t host() const { return client_.identity().host; }
   Step step() const { return step_; }  // that it has finished
   bool restored() const { return restored_; }
+  // It saves nothing more: the launcher has silenced the world.
+  bool silent() const { return silent_; }
+  // Waits for every level of its last steps.
+  void AskWaits();
 
  private:
   void After(TimeUs delay, std::function<void()> action);  // unless it is dead by then
@@ -55,6 +60,7 @@ class SimRank {
   void SayPolicy(Client::StatusDone done);
   void Reconnect();
   void ReadSomebody();
+  void BeSilent();
 
   Cluster& cluster_;
   Launcher& launcher_;
@@ -62,6 +68,7 @@ class SimRank {
   bool alive_ = false;
   bool zombie_ = false;
   bool restored_ = false;
+  bool silent_ = false;
   Incarnation incarnation_ = 0;
   std::vector<Rank> to_restore_;
   Step step_ = 0;
@@ -87,6 +94,15 @@ class Launcher {
   void Await(Step done, std::function<void()> go_on);
   void OnProgress();           // a rank has restored or finished a step
   void KillOne(size_t index);  // of the running ranks
+  // Every rank saves up to the same step, one of the next few, and then no more. Some wait for their last steps at once.
+  void Silence();
+  void AskWaits();  // all of them, again
+  void EndSilence() { silence_ = false; }
+  // Whether the rank that has finished this step saves no more.
+  bool Silences(Step done);
+  bool AllSilent() const;
+  // A rank has become silent.
+  std::function<void()> on_silent;
 
   uint64_t launch() const { return launch_; }
   const std::vector<SimRank*>& ranks() const { return ranks_; }
@@ -105,7 +121,9 @@ class Launcher {
   bool stopped_ = false;
   bool held_ = false;
   bool polling_ = false;
-  TimeUs trouble_at_ = 0;  // 0: none
+  bool silence_ = false;
+  std::optional<Step> last_step_;  // before the silence; none: the next rank that asks decides
+  TimeUs trouble_at_ = 0;          // 0: none
   TimeUs start_at_ = 0;
   uint32_t world_size_ = 0;
   std::vector<SimRank*> ranks_;

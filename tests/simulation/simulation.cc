@@ -20,6 +20,13 @@ constexpr TimeUs kOneViewUs = 15 * kSecond;
 // is silent for 1 s before it is out, and a coordinator that has returned waits for its members as long.
 constexpr TimeUs kMissedUs = 3 * kSecond;
 constexpr TimeUs kRedundancyUs = 60 * kSecond;
+// A silent world answers its waits within this: the longest is to learn what other daemons hold, and to copy it again.
+constexpr TimeUs kSilenceUs = 30 * kSecond;
+constexpr TimeUs kSilenceBeforeHealUs = 2 * kSecond;
+constexpr TimeUs kComeToRestUs = kSecond;
+constexpr TimeUs kAtOnceUs = 50 * kMs;
+constexpr TimeUs kSlowInSilenceUs = 300 * kMs;
+constexpr uint64_t kSilenceSalt = 0x73696c656e636501;  // "silence"
 constexpr TimeUs kAdminUs = 5 * kSecond;
 // What is costly to ask, over all copies of all nodes, is asked so often.
 constexpr TimeUs kAskEveryUs = 20 * kMs;
@@ -31,7 +38,8 @@ class Simulation {
         cluster_(options),
         launcher_(&cluster_),
         faults_(&cluster_, &launcher_),
-        person_(&cluster_, Client::Identity{}) {
+        person_(&cluster_, Client::Identity{}),
+        silence_(Mix(options.seed, kSilenceSalt)) {
     Listen(nullptr);
     cluster_.on_host = [this](size_t host, bool up) { launcher_.OnHost(host, up); };
     running = &cluster_;
@@ -50,8 +58,17 @@ class Simulation {
     launcher_.Start();
     cluster_.RunFor(500 * kMs);
     faults_.Start();
-    cluster_.RunFor(options_.fault_phase_us);
+    // Half of the worlds fall silent while there is trouble, the others when they have made progress.
+    const TimeUs troubled =
+        options_.pause_to_heal ? 0 : std::min(silence_.Below(kSilenceBeforeHealUs), options_.fault_phase_us);
+    cluster_.RunFor(options_.fault_phase_us - troubled);
+    if (!options_.pause_to_heal && !options_.starved) BeginSilence();
+    cluster_.RunFor(troubled);
     Heal();
+    if (options_.pause_to_heal && !options_.starved) {
+      BeginSilence();
+      EndSilence();
+    }
     LoseEverything();
     if (!cluster_.checker().failed()) Finish();
     Outcome outcome;
@@ -88,6 +105,7 @@ class Simulation {
     launcher_.Hold(options_.pause_to_heal);
     if (options_.pause_to_heal) cluster_.RunFor(kMissedUs);
     if (!AwaitOneView()) return;
+    if (!options_.pause_to_heal && !options_.starved) EndSilence();
     if (options_.pause_to_heal) {
       RestoreRedundancy();
       launcher_.Hold(false);
@@ -99,6 +117,87 @@ class Simulation {
     if (cluster_.RunUntil([this] { return cluster_.AllInOneView(); }, kOneViewUs, 1 * kMs)) return true;
     checker().Fail("the cluster has healed, and its nodes do not come to one view");
     return false;
+  }
+
+  // Every rank saves up to one step and waits for what it has saved. Meanwhile daemons restart. Nothing that is saved
+  // later helps a wait that was forgotten.
+  void BeginSilence() {
+    if (checker().failed()) return;
+    crashes_ = silence_.Below(4);
+    launcher_.on_silent = [this] {
+      if (silence_.Chance(kMillion / 4)) CrashOne(2 * options_.network.transfer_max_us);
+    };
+    // At the moment when what is decided of the step is on its way.
+    cluster_.on_event = [this](size_t, const LevelEvent& event) {
+      const StepId step = StepOf(event.shard);
+      if (event.level == Level::kReplicated && step == checker().newest_saved() &&
+          checker().FullyReplicated(step))
+        CrashOne(5 * options_.network.delay_max_us);
+    };
+    cluster_.Trace("the world falls silent");
+    launcher_.Silence();
+  }
+
+  void CrashOne(TimeUs within) {
+    if (crashes_ == 0) return;
+    --crashes_;
+    ++down_;
+    cluster_.scheduler().After(silence_.Below(within), [this] {
+      const size_t host = silence_.Below(cluster_.host_count());
+      cluster_.CrashDaemon(host);
+      const FaultOptions& faults = options_.faults;
+      // At once, so that its rank is there before it has heard of anybody, or later.
+      const TimeUs most = silence_.Chance(kMillion / 2) ? kAtOnceUs : faults.daemon_back_max_us;
+      const TimeUs back = silence_.Between(faults.daemon_back_min_us, most);
+      cluster_.scheduler().After(back, [this, host] {
+        cluster_.StartDaemon(host);
+        --down_;
+        // What one of the others says comes late: after what the leader announces, perhaps.
+        const TimeUs late = cluster_.now() + silence_.Below(kComeToRestUs);
+        cluster_.network().Clog(silence_.Below(cluster_.host_count()), host, late);
+      });
+    });
+  }
+
+  // Answers overtake announcements, and the other way round.
+  void SlowDown(uint32_t ppm) {
+    NetworkOptions network = cluster_.network().options();
+    network.slow_ppm = ppm;
+    network.slow_max_us = kSlowInSilenceUs;
+    cluster_.network().SetOptions(network);
+  }
+
+  // The waits that are asked last find a world in which nothing happens any more.
+  void EndSilence() {
+    SlowDown(static_cast<uint32_t>(silence_.Below(kMillion / 4)));
+    const auto silent = [this] { return down_ == 0 && launcher_.AllSilent() && cluster_.AllInOneView(); };
+    if (!cluster_.RunUntil(silent, options_.heal_limit_us, kMs))
+      checker().Fail("the cluster has healed, and its ranks do not finish their last step in %" PRIu64 " s",
+                     options_.heal_limit_us / kSecond);
+    EndWaits();
+    cluster_.RunFor(kComeToRestUs);
+    launcher_.AskWaits();
+    EndWaits();
+    SlowDown(0);
+    launcher_.on_silent = nullptr;
+    cluster_.on_event = nullptr;
+    cluster_.Trace("the world goes on");
+    launcher_.EndSilence();
+  }
+
+  // By the checker's knowledge of the whole world; the others end at their deadlines, which are later.
+  void EndWaits() {
+    std::optional<OpenWait> open;
+    const auto ended = [&] {
+      open.reset();
+      for (const OpenWait& wait : cluster_.OpenWaits())
+        if (checker().MustEnd(wait)) open = wait;
+      return !open.has_value();
+    };
+    if (checker().failed() || cluster_.RunUntil(ended, kSilenceUs, kAskEveryUs) || !open) return;
+    checker().Fail("host %zu: nobody has saved anything for %" PRIu64
+                   " s, and %s is still waited for, level %s",
+                   open->host, kSilenceUs / kSecond, open->shard.ToString().c_str(), LevelName(open->level));
   }
 
   // Nobody saves: what is kept must get its copies back, and whatever bit has flipped must be found by a
@@ -222,6 +321,9 @@ class Simulation {
   Launcher launcher_;
   Faults faults_;
   Client person_;
+  Random silence_;        // drawn apart
+  uint64_t crashes_ = 0;  // to come in the silence
+  uint64_t down_ = 0;     // daemons, by these
 };
 
 }  // namespace
