@@ -149,7 +149,7 @@ def test_job_and_node_pick_the_daemon(machine):
     os.kill(stopped, signal.SIGSTOP)
     silent = machine.ask("status", "--job", "two", "--timeout", "0.5")
     os.kill(stopped, signal.SIGCONT)
-    assert silent.returncode == 1 and "did not say in time whose they are" in silent.stderr
+    assert silent.returncode == 1 and "these daemons run but did not answer in time" in silent.stderr
     assert f"--socket {machine.sockets}/two-node-0.sock" in silent.stderr
     # What a killed daemon left is not taken for one.
     with socket.socket(socket.AF_UNIX) as left:
