@@ -60,6 +60,10 @@ struct Place {
   friend auto operator<=>(const Place&, const Place&) = default;
 };
 
+// A death is not known at once: within this, what was decided may rest on a copy that has just been lost.
+// Silence is death after 1 s; a view and an inventory take their time.
+inline constexpr TimeUs kNewsUs = 5 * kSecond;
+
 class Checker {
  public:
   struct Statistics {

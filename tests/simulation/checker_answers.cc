@@ -10,11 +10,6 @@
 #include "tests/simulation/checker.h"
 
 namespace ropeteam::simulation {
-namespace {
-
-constexpr TimeUs kNewsUs = 5 * kSecond;  // see checker.cc
-
-}  // namespace
 
 void Checker::OnAdmitted(const Session& session, Incarnation incarnation,
                          const std::map<SessionId, Session>& others) {
