@@ -9,7 +9,7 @@ import os
 import fsdp_on_cpu
 import torch
 from accelerate.utils import DataLoaderConfiguration, FullyShardedDataParallelPlugin, set_seed
-from report import die, digest, report, report_whole
+from report import die, digest, end, report, report_whole
 
 if os.environ.get("ALONE"):
     from accelerate import Accelerator
@@ -95,3 +95,4 @@ report(
     scheduler=digest([each.state_dict() for each in schedulers]),
 )
 accelerator.end_training()
+end()

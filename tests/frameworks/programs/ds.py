@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import os
-import sys
 
-from report import RANK, WORLD_SIZE, die, digest, report
+from report import RANK, WORLD_SIZE, die, digest, end, report
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
@@ -71,4 +70,4 @@ report(state=digest(state), scheduler=digest(engine.lr_scheduler.state_dict()))
 if os.environ.get("WEIGHTS"):
     engine.save_16bit_model("weights", "model.bin")
 dist.barrier()
-sys.stdout.flush()
+end()

@@ -11,7 +11,7 @@ import sys
 
 import fsdp_on_cpu
 import torch
-from report import die, digest, report, report_whole
+from report import die, digest, end, report, report_whole
 from ropeteam.transformers import RopeteamCallback, TrainerWrapper
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments, set_seed
 
@@ -93,5 +93,4 @@ report(
     directories=sorted(os.listdir(args.output_dir)) if os.path.isdir(args.output_dir) else [],
     stats=None if rope is None or rope.stats is None else vars(rope.stats),
 )
-if torch.distributed.is_initialized():
-    torch.distributed.destroy_process_group()
+end()

@@ -7,7 +7,7 @@ from __future__ import annotations
 import sys
 
 import torch
-from report import report
+from report import end, report
 from ropeteam.transformers import RopeteamCallback
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
@@ -44,5 +44,4 @@ report(committed=rope.stats.committed)
 if args.process_index == 0:
     with torch.no_grad():
         torch.save((tokens, trainer.model.eval().cpu()(input_ids=tokens).logits), "logits.pt")
-if torch.distributed.is_initialized():
-    torch.distributed.destroy_process_group()
+end()

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 
-from report import RANK, WORLD_SIZE, die, digest, report
+from report import RANK, WORLD_SIZE, die, digest, end, report
 
 
 def main() -> None:
@@ -112,7 +112,7 @@ def main() -> None:
         assert rm.save_checkpoint_done()
     report(digest=digest(inner.state_dict()))
     dist.barrier()
-    dist.destroy_process_group()
+    end()
 
 
 if __name__ == "__main__":  # Megatron may start processes that import this

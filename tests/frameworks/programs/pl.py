@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from lightning.pytorch.strategies import ModelParallelStrategy
-from report import RANK, WORLD_SIZE, die, digest, report, report_whole
+from report import RANK, WORLD_SIZE, die, digest, end, report, report_whole
 from ropeteam.lightning import RopeteamCheckpointIO
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -112,3 +112,4 @@ if rope is not None and not OPTIONS["sharded"]:
     for path in (checkpoints.best_model_path, "out/last.ckpt"):  # as test(ckpt_path="best") does
         again.load_state_dict(trainer.strategy.load_checkpoint(path)["state_dict"])
         assert digest(again.state_dict()) == digest(model.state_dict())
+end()

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import signal
+import sys
 from typing import Any
 
 RANK = int(os.environ.get("RANK", "0"))
@@ -29,6 +30,18 @@ def report(**values: Any) -> None:
 def die() -> None:
     """As kill -9 of this rank: nothing is closed, nothing is waited for."""
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def end() -> None:
+    """The last line of a program of several ranks: it ends here, without the interpreter's end.
+
+    A thread of torch's gloo may still hold the tensors of the last collective, and the model's mesh keeps
+    that thread alive after destroy_process_group(). If it lets go of them while the interpreter ends, Python
+    ends the thread inside a destructor, and the process with SIGABRT (pytorch/pytorch#179291)."""
+    if WORLD_SIZE > 1:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 def report_whole(step: int, model: Any, optimizer: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from report import RANK, WORLD_SIZE, die, digest, report
+from report import RANK, WORLD_SIZE, die, digest, end, report
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torchtitan.components.dataloader import ParallelAwareDataloader
@@ -91,4 +91,4 @@ if not os.environ.get("LAST"):
 whole = {name: each.full_tensor() for name, each in model.state_dict().items()}
 report(weights=digest(whole), tokens=trainer.ntokens_seen, failed=manager._saver.failed)
 manager.close()
-dist.destroy_process_group()
+end()
