@@ -37,6 +37,11 @@ function(ropeteam_library name)
   ropeteam_target(${name})
 endfunction()
 
+# ropeteam_compile_quickly(NAME): for what runs once, or waits for others: a third of its compile time would go into optimising.
+function(ropeteam_compile_quickly name)
+  target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>)
+endfunction()
+
 # ropeteam_test(NAME SOURCES... LIBS libs... [TIMEOUT seconds]): a GoogleTest binary whose cases ctest counts one by one.
 function(ropeteam_test name)
   cmake_parse_arguments(T "" "TIMEOUT" "LIBS" ${ARGN})
@@ -45,8 +50,7 @@ function(ropeteam_test name)
   endif()
   add_executable(${name} ${T_UNPARSED_ARGUMENTS})
   ropeteam_target(${name})
-  # A third of a test's compile time goes into optimising what runs once.
-  target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>)
+  ropeteam_compile_quickly(${name})
   target_link_libraries(${name} PRIVATE ${T_LIBS} GTest::gmock GTest::gtest_main Threads::Threads)
   if(ROPETEAM_SANITIZE MATCHES "thread")
     # UCX watches madvise() with locks that the thread sanitizer follows, also where glibc gives back the stack of a
