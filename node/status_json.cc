@@ -182,7 +182,8 @@ Json ToJson(const PolicyReport& p) {
           {"persist_every_by", by(every_flag, ranks.persist_every != 0, ranks.persist_by)},
           {"keep", keep},
           {"keep_by", by(keep_flag, ranks.keep_on_storage != 0, ranks.keep_by)},
-          {"doubt", p.doubt}};
+          {"doubt", p.doubt},
+          {"trouble", p.trouble}};
 }
 
 Json Head(const ClusterReport& r) {

@@ -32,10 +32,12 @@ std::string PolicyLine(const Json& status) {
   const uint64_t every = Number(policy, "persist_every");
   const std::string keep = policy.at("keep");
   const std::string doubt = policy.at("doubt");
+  const std::string trouble = policy.value("trouble", "");
   const char* unit = policy.at("persist_every_seconds").get<bool>() ? " s" : " steps";
   return "storage persists " + (every == 0 ? "what is asked for" : "every " + std::to_string(every) + unit) +
          from("persist_every_by") + "   keeps " + (keep.empty() ? "all steps" : keep) + from("keep_by") +
-         (doubt.empty() ? "" : "   DELETES NOTHING: " + doubt) + "\n";
+         (doubt.empty() ? "" : "   DELETES NOTHING: " + doubt) + "\n" +
+         (trouble.empty() ? "" : "NOT PERSISTED: " + trouble + "\n");
 }
 
 std::string Head(const Json& status) {

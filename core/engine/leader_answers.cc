@@ -321,7 +321,8 @@ PolicyReport Leader::DescribePolicy() const {
                       settings.persist_every_seconds,
                       context_.config.keep_rules,
                       policy_.Of(incarnations_.current().number),
-                      {}};
+                      {},
+                      persistence_.trouble()};
   report.doubt = CheckFlags(0, report.ranks.keep_on_storage).message();
   return report;
 }

@@ -9,7 +9,6 @@
 #include "core/shard/file_names.h"
 
 namespace ropeteam::engine {
-namespace {}  // namespace
 
 void Persistence::Begin() {
   ++generation_;
@@ -23,6 +22,7 @@ void Persistence::Begin() {
   judged_ = last_due_ = StepId();
   last_due_at_ = context_.now;
   not_persisted_.clear();
+  trouble_.clear();
   look_at_ = 0;
   ++version_;
 }
@@ -51,6 +51,7 @@ std::vector<StepKey> Persistence::pinned() const {
 
 void Persistence::Note(const StepId& id, std::string why, LogLevel level) {
   ROPETEAM_LOG(level, "%s is not persisted: %s", id.ToString().c_str(), why.c_str());
+  if (level != LogLevel::kInfo) trouble_ = id.ToString() + ": " + why;
   not_persisted_.push_back({{id}, std::move(why)});
   if (not_persisted_.size() > kNotPersistedMax) not_persisted_.pop_front();
   ++version_;
@@ -232,8 +233,9 @@ void Persistence::BeginPhase(Run::Phase phase) {
   GiveOrders();
 }
 
-void Persistence::HaveTrouble(std::string trouble) {
-  run_->trouble = std::move(trouble);
+void Persistence::HaveTrouble(std::string why) {
+  run_->trouble = std::move(why);
+  trouble_ = run_->step.id.ToString() + ": " + run_->trouble;
   const bool warn = run_->warned_at + kWarnEveryUs <= context_.now;
   if (warn) run_->warned_at = context_.now;
   ROPETEAM_LOG(warn ? LogLevel::kWarning : LogLevel::kDebug, "%s is not persisted yet, trying again: %s",
@@ -456,7 +458,7 @@ void Persistence::PutManifest() {
       },
       [this, number = run_->number] {
         if (run_ && run_->number == number)
-          run_->trouble = "writing its manifest has made no progress for a minute";
+          HaveTrouble("writing its manifest has made no progress for a minute");
       });
 }
 
@@ -466,13 +468,13 @@ void Persistence::OnManifest(const StepId& id, const std::shared_ptr<const Store
   run_->writing_manifest = false;
   if (status.ok()) {
     LOG_INFO("%s is persisted", id.ToString().c_str());
+    trouble_.clear();
     stored_.Add(step);
     Prune();
     return EndRun();
   }
   if (status.code() == Code::kAlreadyExists) return Abandon("its manifest was refused: " + status.message());
-  run_->trouble = "its manifest: " + status.ToString();
-  LOG_WARNING("%s is not persisted yet, trying again: %s", id.ToString().c_str(), run_->trouble.c_str());
+  HaveTrouble("its manifest: " + status.ToString());
   run_->manifest_at = run_->confirm_at = context_.now + RetryAfter();
 }
 

@@ -87,6 +87,8 @@ class Persistence {
   // The steps that retention keeps now.
   void SetKept(const std::set<StepId>& kept) { kept_ = kept; }
   const std::deque<NotPersisted>& not_persisted() const { return not_persisted_; }
+  // The last failure, with the step that was to be persisted. Empty: none since a step was persisted.
+  const std::string& trouble() const { return trouble_; }
   const StepId& judged() const { return judged_; }
   // Deletions are running that began when fewer steps than this were to be kept.
   bool DeletesBeyond(uint64_t keep) const {
@@ -167,14 +169,13 @@ class Persistence {
   void BeginRun(const Candidate& candidate);
   void BeginPhase(Run::Phase phase);
   // Records why the run does not continue, and logs a warning now and then.
-  void HaveTrouble(std::string trouble);
+  void HaveTrouble(std::string why);
   void EndRun();
   void Confirm();
   void OnConfirmed(const Status& status);
   void BeginWaiting();
   void Abandon(const std::string& why);
   void Note(const StepId& id, std::string why, LogLevel level = LogLevel::kWarning);
-  void NoteOvertaken(const StepId& id, const StepId& by);
   NodeId WriterOf(Rank rank) const;  // kNoNode: no node is available now
   NodeId Enqueue(Rank rank);         // returns the node that gets the order; kNoNode: none
   void RequeueFrom(NodeId node);
@@ -217,6 +218,7 @@ class Persistence {
   StepId last_due_;
   TimeUs last_due_at_ = 0;
   std::deque<NotPersisted> not_persisted_;
+  std::string trouble_;
   TimeUs look_at_ = 0;  // time of the next check of homeless ranks and of a stuck run
   uint64_t version_ = 0;
 };

@@ -173,9 +173,10 @@ struct PolicyReport {
   bool persist_every_seconds = false;
   std::string keep_rules;
   RankPolicy ranks;
-  std::string doubt;  // the reason why the ranks' policy deletes nothing
+  std::string doubt;    // the reason why the ranks' policy deletes nothing
+  std::string trouble;  // the last failure of persisting, with its step; empty: none since a step was persisted
   auto Fields() {
-    return std::tie(has_storage, persist_every, persist_every_seconds, keep_rules, ranks, doubt);
+    return std::tie(has_storage, persist_every, persist_every_seconds, keep_rules, ranks, doubt, trouble);
   }
 };
 

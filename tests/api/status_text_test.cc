@@ -159,10 +159,12 @@ TEST(StatusText, APolicyHasWhereItComesFrom) {
               HasSubstr("storage persists every 500 steps (rank 3)   keeps --keep-on-storage 5 (flag)\n"));
   policy = {{"persist_every", 0},          {"persist_every_seconds", false},
             {"persist_every_by", nullptr}, {"keep", ""},
-            {"keep_by", nullptr},          {"doubt", "a and b differ"}};
+            {"keep_by", nullptr},          {"doubt", "a and b differ"},
+            {"trouble", "step 7: the disk is full"}};
   EXPECT_THAT(
       RenderStatus(answer, nullptr, 0),
-      HasSubstr("storage persists what is asked for   keeps all steps   DELETES NOTHING: a and b differ\n"));
+      HasSubstr("storage persists what is asked for   keeps all steps   DELETES NOTHING: a and b differ\n"
+                "NOT PERSISTED: step 7: the disk is full\n"));
 }
 
 }  // namespace

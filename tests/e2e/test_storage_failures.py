@@ -125,6 +125,7 @@ class Story:
         seen = len(logs(self.nodes))
         self.save(persist=True)
         wait_until(lambda: words in logs(self.nodes)[seen:], f"{what}: a line with {words!r}")
+        assert words in self.nodes[0].status()["policy"]["trouble"], what
         self.save()
         assert self.step - 1 not in steps_in(self.store), what
         with pytest.raises(ropeteam.DeadlineExceeded):
@@ -132,6 +133,7 @@ class Story:
         heal()
         self.rope.wait(self.step - 1, Level.PERSISTED)
         assert self.step - 1 in steps_in(self.store), what
+        assert self.nodes[0].status()["policy"]["trouble"] == "", what
 
     def all_good(self) -> None:
         for step in steps_in(self.store):

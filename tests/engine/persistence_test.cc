@@ -416,7 +416,9 @@ TEST_F(PersistenceTest, AHolderWritesWhereTheOwnerIsGoneOrHasFailed) {
   Commit(10);
   auto orders = TakeOrders();
   ASSERT_THAT(orders, SizeIs(2));
+  EXPECT_EQ(persistence_.trouble(), "");
   Answer(2, orders[0].second, Code::kIo);
+  EXPECT_THAT(persistence_.trouble(), AllOf(HasSubstr("step 10 incarnation"), HasSubstr("node2: i/o error")));
   orders = TakeOrders();
   ASSERT_THAT(orders, SizeIs(1));
   EXPECT_EQ(orders[0].first, 3u) << "the replica's node";
@@ -447,11 +449,16 @@ TEST_F(PersistenceTest, AManifestThatFailedIsWrittenAgainAndAnotherStepsIsNot) {
   Commit(10);
   Finish(Error(Code::kUnavailable, "away"));
   EXPECT_THAT(Persisting(), ElementsAre(10));
+  EXPECT_THAT(persistence_.trouble(), HasSubstr("its manifest: unavailable: away"));
   PassTime(2'000'000);
   works_.OnDone(TakeWork().tag, Error(Code::kAlreadyExists, "another"), {});
   EXPECT_THAT(Persisting(), IsEmpty());
   EXPECT_THAT(Why(10), HasSubstr("its manifest was refused: another"));
+  EXPECT_THAT(persistence_.trouble(), HasSubstr("its manifest was refused: another"));
   EXPECT_FALSE(stored_.Has({kCurrent, 10}));
+  Commit(20);
+  Finish();
+  EXPECT_EQ(persistence_.trouble(), "") << "the next step was persisted";
 }
 
 TEST_F(PersistenceTest, AStepWhoseCopiesAreGoneIsAbandoned) {
