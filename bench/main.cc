@@ -27,6 +27,12 @@ constexpr int kExitUsage = 2;
 int Main(int argc, char** argv) {
   CLI::App app{"Measures Ropeteam beside its baselines."};
   app.require_subcommand(1);
+  app.failure_message([](const CLI::App* failed, const CLI::Error& error) {
+    std::string text = "ropeteam-bench: ";
+    const bool unknown = error.get_name() == "RequiredError" && !failed->remaining().empty();
+    text += unknown ? '"' + failed->remaining().front() + "\" is no command" : error.what();
+    return text + "\nropeteam-bench --help lists the commands and the options.\n";
+  });
   app.fallthrough();  // so that `ropeteam-bench copy --json` finds the options of the whole program;
                       // subcommands inherit it
   Bench bench;

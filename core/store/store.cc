@@ -155,7 +155,7 @@ Result<std::vector<Extent>> Store::Allocate(uint64_t chunks) {
   if (needed > free) {
     return Error(Code::kNoSpace,
                  "needed %" PRIu64 " chunks (%" PRIu64 " bytes), free %" PRIu64 " (%" PRIu64
-                 " bytes), limit %" PRIu64 " (%" PRIu64 " bytes)",
+                 " bytes), limit %" PRIu64 " (%" PRIu64 " bytes, by --memory)",
                  needed, needed * chunk_bytes_, free, free * chunk_bytes_, chunk_count_,
                  chunk_count_ * chunk_bytes_);
   }

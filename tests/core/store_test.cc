@@ -140,7 +140,8 @@ TEST(StoreAllocate, NoSpaceSaysNeededFreeAndLimitAndTakesNothing) {
   ASSERT_TRUE(store->Allocate(5).ok());
   const Status status = store->Allocate(4).status();
   EXPECT_EQ(status.code(), Code::kNoSpace);
-  EXPECT_EQ(status.message(), "needed 4 chunks (16384 bytes), free 3 (12288 bytes), limit 8 (32768 bytes)");
+  EXPECT_EQ(status.message(),
+            "needed 4 chunks (16384 bytes), free 3 (12288 bytes), limit 8 (32768 bytes, by --memory)");
   EXPECT_EQ(store->chunks_free(), 3u);
   EXPECT_TRUE(store->Allocate(3).ok());
   EXPECT_EQ(store->Allocate(0).status().code(), Code::kNoSpace);

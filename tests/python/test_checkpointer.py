@@ -453,6 +453,8 @@ def test_finalizing_looks_or_waits():
     assert ckpt.maybe_finalize(blocking=True) and ckpt.stats.committed == 0
     with ckpt:
         ckpt.step(1)
+        with pytest.raises(ropeteam.InvalidArgument, match="step '2': an integer"):
+            ckpt.step("2")
     assert ckpt.stats.committed == 1
     with pytest.raises(ropeteam.InvalidArgument, match="finished"):
         ckpt.step(2)

@@ -30,6 +30,7 @@ from .._errors import (
     Unsupported,
     error_for,
 )
+from .._native import unsigned
 from .._values import JsonValue
 from ._frameworks import set_policy
 from ._plain import flatten
@@ -272,7 +273,7 @@ class Checkpointer:
         metadata, persist: see Client.save(); a step with persist is due. Returns True if it is saved and on
         its way to the other nodes. After the return the loop may change the tensors.
         """
-        due = step % self._memory_every == 0
+        due = unsigned(step, 64, "step") % self._memory_every == 0
         return (due or persist) and self._checked_save(step, metadata, persist, due=False)
 
     def save(
