@@ -14,7 +14,7 @@ namespace {
 constexpr const char* kName = "cma";
 constexpr const char* kDevice = "memory";
 
-// The component "cma" and its memory domain; null when UCX has none here.
+// The memory domain of the component "cma"; null if UCX has none here.
 uct_md_h OpenDomain() {
   uct_component_h* components = nullptr;
   unsigned count = 0;

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// UCX's cross-memory attach: one system call writes from this process's memory to that of another process of the same
-// host, which takes no part. UCP 1.13 has it but does not use it for puts and gets (UCP does from 1.15 on). It
-// uses a shared queue that the target empties, at a third of the speed, and cannot cancel operations if the target
-// hangs. So a peer that cma reaches is written to here, by UCX's lower interface, and never over UCP.
+// UCX's cross-memory attach: one system call copies between the memory of this process and that of another
+// process of the same host. The other process takes no part. UCP uses it for puts and gets only from 1.15 on.
+// UCP 1.13 uses a shared queue that the target empties. That has a third of the speed, and operations cannot
+// be cancelled if the target hangs. So this class copies to and from every peer that cma reaches, by UCX's
+// lower interface.
 //
-// Nothing checks a key: bytes land wherever the target has memory mapped, or the operation fails. All calls
-// [loop], but for Address().
+// Nothing checks a key: bytes reach any memory that the target has mapped; for other addresses the operation
+// fails. All calls except Address() are [loop].
 
 #ifndef ROPETEAM_TRANSPORT_UCX_CMA_H_
 #define ROPETEAM_TRANSPORT_UCX_CMA_H_
@@ -32,16 +33,16 @@ class Cma {
   Cma(const Cma&) = delete;
   Cma& operator=(const Cma&) = delete;
 
-  // For Connect() in other processes; constant.
+  // The argument of Connect() in other processes; constant.
   const std::string& Address() const { return address_; }
-  // Null when that process cannot be reached this way: another host, another process-id namespace.
+  // Null if that process cannot be reached this way: another host or another process-id namespace.
   CmaEndpoint Connect(const std::string& address);
 
-  // As UCP's calls: UCS_OK (done), UCS_INPROGRESS (`done` is called from Progress() when it is), or an error.
-  // `done` must have count 1 and status UCS_OK, and stay until then.
+  // As UCP's calls: UCS_OK (done), UCS_INPROGRESS (Progress() calls `done` later), or an error. `done` must
+  // have count 1 and status UCS_OK, and must outlive the operation.
   ucs_status_t Put(uct_ep_h endpoint, void* local, uint64_t length, uint64_t remote, uct_completion_t* done);
   ucs_status_t Get(uct_ep_h endpoint, void* local, uint64_t length, uint64_t remote, uct_completion_t* done);
-  // How much was done. There is never anything to wait for: call it while anything is in progress.
+  // Returns how much was done. No descriptor shows that there is work: call it while anything is in progress.
   unsigned Progress() { return uct_worker_progress(worker_); }
 
  private:
@@ -53,7 +54,7 @@ class Cma {
   uct_md_h domain_ = nullptr;
   uct_iface_h interface_ = nullptr;
   size_t device_address_bytes_ = 0;
-  std::string address_;  // of the device, then of the interface
+  std::string address_;  // the device's, followed by the interface's
 };
 
 }  // namespace ropeteam::ucx

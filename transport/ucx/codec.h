@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The blobs (transport/blob.h) that two ucx transports exchange through the control plane. The
-// format is private to this folder and may change with its version.
+// The blobs (transport/blob.h) that two ucx transports exchange through the control plane. Their format is
+// private to this folder and may change with its version.
 
 #ifndef ROPETEAM_TRANSPORT_UCX_CODEC_H_
 #define ROPETEAM_TRANSPORT_UCX_CODEC_H_
@@ -17,10 +17,10 @@ namespace ropeteam::ucx {
 
 struct WorkerAddress {
   uint64_t instance = 0;       // identifies one transport object: random, never 0
-  ProcessIdentity process;     // where it lives
-  uint64_t hello_address = 0;  // where the peer's hello (its instance number) can be read …
-  std::string hello_key;       // … and with which packed key
-  std::string cma;             // Cma::Address(), empty where there is none
+  ProcessIdentity process;     // the process it is in
+  uint64_t hello_address = 0;  // of the hello (the instance number), which peers read …
+  std::string hello_key;       // … with this packed key
+  std::string cma;             // Cma::Address(); empty: cma is not available
   std::string name;            // ucp_worker_get_address()
 };
 
@@ -31,10 +31,10 @@ struct RegionKey {
   std::string key;  // ucp_rkey_pack(); empty for a region of length 0
 };
 
-// kUnsupported when it is longer than a transport's address may be: the message says what to do.
+// kUnsupported: it is longer than a transport's address may be. The message says what to do.
 Result<std::string> Encode(const WorkerAddress& address);
 std::string Encode(const RegionKey& key);
-// kInvalidArgument for bytes that are not of this kind.
+// kInvalidArgument: the bytes are not of this kind.
 Status Decode(std::string_view bytes, WorkerAddress* address);
 Status Decode(std::string_view bytes, RegionKey* key);
 

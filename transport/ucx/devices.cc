@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What UCX sees on this machine.
+// The devices that UCX finds on this machine.
 
 #include <map>
 
@@ -15,7 +15,7 @@ FabricListing ListUcxDevices() {
   listing.library = "UCX " + ucx::Version();
   Result<ucx::Context> context = ucx::OpenContext(UcxConfig{});
   if (!context.ok()) return listing;
-  // One entry a device, with all the transports that UCX offers over it.
+  // One entry per device, with all transports that UCX offers over it.
   std::map<std::string, FabricDevice> devices;
   for (const ucx::Resource& resource : ucx::ResourcesOf(context->get())) {
     if (resource.transport == "self") continue;

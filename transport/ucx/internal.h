@@ -8,23 +8,25 @@
 //   state        means                                                   leaves when
 //   kIdle        connected by name only, no endpoint                     first operation -> kConnecting
 //   kConnecting  reading the peer's hello (its instance number) over a   the hello names the right instance
-//                new endpoint; operations wait; those that a broken        -> kUp
-//                endpoint cut short wait for the check                   another one, the process is dead,
-//                                                                          tries or time are over -> kGone
+//                new endpoint; operations wait, and failed ones wait       -> kUp
+//                for the outcome                                         it names another instance, the
+//                                                                          process is dead, or the tries or
+//                                                                          the time have run out -> kGone
 //   kUp          fragments are posted                                    the endpoint fails -> kBroken
-//   kBroken      the endpoint is being closed by force; UCX gives back   the last request came back
+//   kBroken      the endpoint is being closed by force; UCX returns      the last request was returned
 //                what was posted                                           -> kConnecting
 //                                                                        the process is dead -> kGone
-//   kGone        every operation completes with kPeerGone, those at      Disconnect() -> kClosing
-//                the device when UCX has given them back
-//   kClosing     nothing is accepted; UCX still holds requests           the last came back -> (freed)
+//   kGone        every operation completes with kPeerGone; one that      Disconnect() -> kClosing
+//                UCX holds completes when UCX has returned it
+//   kClosing     nothing is accepted; UCX still holds requests           the last was returned -> (freed)
 //
-// In every state a dead process (liveness.h) leads to kGone. So a failed operation gets its code only after the
-// peer was checked again: kPeerGone if it is dead or another instance, kLinkFailed if it is alive.
+// In kConnecting, kUp and kBroken a dead process (liveness.h) leads to kGone. A failed operation gets its
+// code only after the peer was checked again: kPeerGone if it is dead or another instance, kLinkFailed if it
+// is alive.
 //
-// A put completes in two steps: UCX releases the buffer (the fragment's request), and an endpoint flush
-// that was started after its last fragment says that the bytes are in the target's memory. Flushes are
-// shared: while one is under way the puts that finish posting gather for the next.
+// Over UCP, a put completes in two steps. First UCX releases the buffer (the fragment's request). Then an
+// endpoint flush that was started after the put's last fragment confirms that the bytes are in the target's
+// memory. Puts share flushes: those that are posted while a flush is under way are gathered for the next.
 
 #ifndef ROPETEAM_TRANSPORT_UCX_INTERNAL_H_
 #define ROPETEAM_TRANSPORT_UCX_INTERNAL_H_
@@ -59,7 +61,7 @@ struct Hello {
 };
 inline constexpr uint64_t kHelloMagic = 0x6f6c6c6568755452;  // "RTuhello"
 
-// Memory registered with UCX; not movable, for UCX knows it by its context.
+// Memory registered with UCX.
 class Registration {
  public:
   Registration() = default;
@@ -100,7 +102,7 @@ class UcxTransport;
 
 enum class RequestKind : uint8_t { kFragment, kFlush, kHello };
 
-// One request at UCX, which knows it by its address (UCP) or by that of its first member (cma).
+// One request at UCX. UCP identifies it by its address, cma by that of its first member.
 struct Request {
   uct_completion_t done{};
   RequestKind kind = RequestKind::kFragment;
@@ -124,20 +126,20 @@ struct Peer {
   CmaEndpoint cma;  // one of the two, or none
   ucp_ep_h endpoint = nullptr;
   void* close_request = nullptr;  // the request of closing the endpoint; null when there is none
-  bool draining = false;          // closed by force, not everything has come back
+  bool draining = false;          // closed by force, and UCX has not returned everything
   bool wired = false;             // the endpoint has carried a hello, or has failed: it can be closed
   bool parked = false;            // left open for good, see Park()
-  bool failed = false;            // UCX has reported the endpoint, or a request failed: it is to be looked at
+  bool failed = false;            // the endpoint or a request has failed: to be checked
   bool listed = false;            // in active_
   uint32_t requests = 0;          // at UCX, all kinds
   uint32_t fragments = 0;         // of those, fragments
   std::vector<Request*> flushing;  // of those, flushes
   front::Queue<Operation> queue;
-  List<Operation> unflushed;  // puts wholly posted, to be confirmed by the next flush
+  List<Operation> unflushed;  // puts posted as a whole, which the next flush is to confirm
   uint64_t unflushed_bytes = 0;
-  List<Operation> broken;  // failed, nothing at UCX, waiting until the peer was checked
+  List<Operation> broken;  // failed and no longer at UCX; they wait until the peer has been checked
   // kConnecting
-  Hello hello;  // read into; at UCX while a kHello request is, and for good when parked
+  Hello hello;  // read into; UCX uses it during a kHello request, and for ever if parked
   Request* hello_request = nullptr;
   ucp_rkey_h hello_key = nullptr;
   bool hello_posted = false, hello_answered = false;
@@ -217,24 +219,24 @@ class UcxTransport final : public front::Front<UcxTransport, Peer, Operation> {
   const UcxConfig config_;
   uint64_t instance_ = 0;
 
-  // In the order of opening; closed in the reverse.
+  // In the order of opening; they are closed in reverse.
   Context context_;
   Hello* hello_ = nullptr;  // a page of its own
   Registration hello_memory_;
   Worker worker_;
-  std::unique_ptr<Cma> cma_;  // null: not here
-  int event_fd_ = -1;         // the worker's own
+  std::unique_ptr<Cma> cma_;  // null: not available
+  int event_fd_ = -1;         // belongs to the worker
 
-  std::vector<std::unique_ptr<Peer>> parked_;  // disconnected; UCX knows their memory
+  std::vector<std::unique_ptr<Peer>> parked_;  // disconnected; UCX may still use their memory
 
   size_t outstanding_ = 0;           // requests at UCX
   uint32_t unsettled_ = 0;           // peers that are connecting or draining, counted by StepPeers()
   bool suspects_ = false;            // a peer has failed since StepPeers()
-  TimeUs look_next_ = 0;             // when the peers with work are looked at
+  TimeUs look_next_ = 0;             // time of the next check of the peers with work
   front::Turns<Peer> active_;        // peers in kUp with a queue or with puts to flush
   std::vector<pollfd> sleep_items_;  // Sleep()'s scratch, kept so that it allocates nothing
   front::Pool<Request> requests_;
-  TimeUs busy_at_ = 0;  // when work was last seen, ours or inbound
+  TimeUs busy_at_ = 0;  // when there was last work, our own or a peer's
 };
 
 }  // namespace ropeteam::ucx

@@ -23,7 +23,8 @@ namespace ropeteam::ucx {
 namespace {
 
 constexpr size_t kMessageBytesMax = 1024;
-// A context is being opened. Our own message then has what UCX warns of.
+// A context is being opened. UCX's warnings are then only for debugging, because our own message says the
+// same.
 thread_local bool opening = false;
 
 LogLevel LevelOf(ucs_log_level_t level) {
@@ -46,16 +47,16 @@ ucs_log_func_rc_t TakeMessage(const char* /*file*/, unsigned /*line*/, const cha
                               const char* format, va_list arguments) {
   char text[kMessageBytesMax];
   vsnprintf(text, sizeof text, format, arguments);
-  // A setting for transports that this machine lacks, such as the retries of network cards.
+  // The setting is for transports that this machine lacks, such as the retries of network cards.
   const bool unused = std::string_view(text).starts_with("invalid configuration");
-  // A peer that died or deregistered its memory. Checking the peer tells which.
+  // The peer died or deregistered its memory. Checking the peer shows which.
   const bool refused = std::string_view(text).starts_with("process_vm_");
   ROPETEAM_LOG(unused || refused || opening ? LogLevel::kDebug : LevelOf(level), "ucx: %s", text);
   return UCS_LOG_FUNC_RC_STOP;
 }
 
-// Once per process. UCX's constructor installs handlers for these signals that print a backtrace to standard
-// error. What happens when a daemon crashes is for its owner to arrange.
+// Once per process. UCX's constructor installs signal handlers that print a backtrace to standard error. A
+// library must leave the handling of crashes to the daemon.
 void Tame() {
   static std::once_flag once;
   std::call_once(once, [] {
@@ -85,23 +86,22 @@ Status Set(ucp_config_t* config, const char* name, const std::string& value) {
                ucs_status_string(status));
 }
 
-// What this transport wants where the environment sets nothing else. UCX's programming interface knows the
-// settings of its transports by the family: MM_… for UCX_POSIX_… and UCX_SYSV_…, RC_… for UCX_RC_VERBS_… and the
-// like.
+// Settings that apply unless the environment has others. UCX's programming interface names the settings of
+// its transports by family: MM_… for UCX_POSIX_… and UCX_SYSV_…, RC_… for UCX_RC_VERBS_… and similar ones.
 struct Default {
   const char* name;
   const char* value;
 };
 constexpr Default kDefaults[] = {
-    // A host that vanishes is noticed in seconds instead of twenty.
+    // A host that vanishes is noticed after a few seconds instead of twenty.
     {"KEEPALIVE_INTERVAL", "2s"},
-    // Some devices take 7 as endless.
+    // Some devices take 7 as infinite.
     {"RC_RETRY_COUNT", "6"},
-    // An acknowledgement that is late by this much is lost. With UCX's default of a second it takes 7 s to notice
-    // a death.
+    // An acknowledgement that takes longer counts as lost. With UCX's default of 1 s it takes 7 s to notice a
+    // death.
     {"RC_TIMEOUT", "50ms"},
 };
-// Whether any UCX_… variable sets what `name` sets, whatever the transport.
+// Whether any UCX_… variable sets this, for any transport.
 bool InEnvironment(const std::string& name) {
   const bool family = name.starts_with("RC_");
   const std::string suffix = "_" + (family ? name.substr(3) : name) + "=";
@@ -124,7 +124,8 @@ Result<Config> MakeConfig(const UcxConfig& config) {
   Config made(read);
   for (const Default& entry : kDefaults)
     if (!InEnvironment(entry.name)) ROPETEAM_RETURN_IF_ERROR(Set(read, entry.name, entry.value));
-  // UCX would close such an endpoint by itself when its datagrams stay unanswered for this long.
+  // UCX itself closes an endpoint whose datagrams stay unanswered for this long, also while it is being
+  // connected.
   if (!ClosesInWireup()) ROPETEAM_RETURN_IF_ERROR(Set(read, "UD_TIMEOUT", "1000000000s"));
   if (!config.transports.empty()) ROPETEAM_RETURN_IF_ERROR(Set(read, "TLS", config.transports));
   if (!config.devices.empty()) ROPETEAM_RETURN_IF_ERROR(Set(read, "NET_DEVICES", Join(config.devices)));
@@ -164,7 +165,7 @@ std::string Printed(const std::function<void(FILE*)>& print) {
   return result;
 }
 
-// "rc_mlx5/mlx5_0:1, tcp/eth0": all that UCX has here, whatever the configuration.
+// "rc_mlx5/mlx5_0:1, tcp/eth0": all that UCX has here, without the restrictions of UcxConfig.
 std::string ResourcesThere() {
   Result<Context> all = InitContext(UcxConfig{});
   if (!all.ok()) return "none";
@@ -224,7 +225,7 @@ Result<Context> OpenContext(const UcxConfig& config) {
 std::vector<Resource> ResourcesOf(ucp_context_h context) {
   std::vector<Resource> resources;
   std::istringstream lines(Printed([context](FILE* stream) { ucp_context_print_info(context, stream); }));
-  // "#      resource 1  :  md 1  dev 1  flags -- tcp/lo"; no call of UCP answers this.
+  // "#      resource 1  :  md 1  dev 1  flags -- tcp/lo". UCP has no call that returns this.
   for (std::string line; std::getline(lines, line);) {
     const size_t slash = line.rfind('/'), start = line.rfind(' ', slash);
     if (line.find(" resource ") == std::string::npos || slash == std::string::npos) continue;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Sets UCX up as a library: its messages go to our log, its signal handlers are removed, its settings
+// Sets UCX up as a library: its messages go to our log, and its signal handlers are removed. Its settings
 // come from UcxConfig or, if that has none, from the environment.
 
 #ifndef ROPETEAM_TRANSPORT_UCX_LIBRARY_H_
@@ -24,7 +24,7 @@ struct ContextCloser {
 };
 using Context = std::unique_ptr<ucp_context, ContextCloser>;
 
-// Errors: kUnsupported (no such transports here), kInvalidArgument (no such device), kIo.
+// Errors: kUnsupported (no such transports here), kInvalidArgument (no such device or setting).
 Result<Context> OpenContext(const UcxConfig& config);
 
 // One pair of UCX's transport and device in a context: "rc_verbs" and "mlx5_0:1", "posix" and "memory".
@@ -35,17 +35,17 @@ struct Resource {
 };
 std::vector<Resource> ResourcesOf(ucp_context_h context);
 
-// The lanes of an endpoint, in UCX's words: "posix/memory.0, cma/memory.0".
+// The lanes of an endpoint, as UCX names them: "posix/memory.0, cma/memory.0".
 std::string LanesOf(ucp_ep_h endpoint);
 
-// Megabits per second of a network device of UCX's ("eth0", "mlx5_0:1"); 0: unknown.
+// Megabits per second of a network device ("eth0", "mlx5_0:1"); 0: unknown.
 uint64_t LinkMbps(const std::string& device);
 // -1: unknown.
 int NumaNode(const std::string& device);
 
 std::string Version();  // "1.13.1"
-// Whether an endpoint may be closed while it is still being connected. Before 1.14 an assertion that Debian
-// builds in (ucp_request_send_state_ff, openucx/ucx pull request 8175) ends the process when messages of the
+// Whether an endpoint may be closed while it is still being connected. Before 1.14, an assertion in Debian's
+// builds (ucp_request_send_state_ff, openucx/ucx pull request 8175) then ends the process if messages of the
 // wire-up wait for a peer that does not answer.
 bool ClosesInWireup();
 

@@ -29,7 +29,7 @@ std::set<uint64_t>& Instances() {
 uint64_t StartOf(int32_t process) {
   std::ifstream file("/proc/" + std::to_string(process) + "/stat");
   const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  // The second field is the program's name in parentheses, which may hold anything.
+  // The second field is the program's name in parentheses. The name may contain any character.
   const size_t name_end = text.rfind(')');
   if (name_end == std::string::npos) return 0;
   std::istringstream rest(text.substr(name_end + 1));
@@ -76,9 +76,10 @@ void PeerWatch::Start(const ProcessIdentity& peer, uint64_t instance) {
   inside_ = peer.process == self.process && peer.start == self.start;
   if (inside_) return;
   fd_ = static_cast<int>(syscall(SYS_pidfd_open, peer.process, 0));
-  // A kernel before 5.3 has no pidfd (ENOSYS). UCX then watches the peer, like one on another host.
+  // A kernel before 5.3 has no pidfd (ENOSYS). UCX then watches the peer, like a peer on another host.
   if (fd_ < 0) dead_ = errno == ESRCH;
-  // Opened first and asked then, because the descriptor may belong to a later process with the same number.
+  // The start time is read after opening, because the descriptor may belong to a later process with the same
+  // id.
   if (fd_ >= 0 && StartOf(peer.process) != peer.start) dead_ = true;
 }
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Tells whether a transport on this host is alive. UCX's shared memory notices a peer's death only by its keepalive,
-// seconds later. So the process of a peer on the same host is watched: a pidfd becomes readable when it ends.
-// A peer in this process is looked up by its instance number. UCX watches peers on other hosts.
+// Tells whether a transport on this host is alive. UCX's shared memory notices a peer's death only by its
+// keepalive, seconds later. So this watches the process of a peer on the same host: a pidfd becomes readable
+// when the process ends. A peer in this process is looked up by its instance number. UCX watches peers on
+// other hosts.
 
 #ifndef ROPETEAM_TRANSPORT_UCX_LIVENESS_H_
 #define ROPETEAM_TRANSPORT_UCX_LIVENESS_H_
@@ -11,17 +12,18 @@
 
 namespace ropeteam::ucx {
 
-// Identifies a process, unique over all hosts and all time.
+// Identifies a process, uniquely among all hosts and over all time.
 struct ProcessIdentity {
-  uint64_t host = 0;  // of the boot and the process-id namespace; 0: unknown, and then equal to no other
-  // When the process started, in clock ticks after boot: tells a process id's users apart
+  // A checksum of the boot and the process-id namespace. 0: unknown, not equal to any other.
+  uint64_t host = 0;
+  // When the process started, in clock ticks after boot. It distinguishes processes with the same id.
   uint64_t start = 0;
   int32_t process = 0;  // its id
 };
 
 ProcessIdentity ThisProcess();
 
-// Instances that live in this process. Any thread.
+// The instances in this process. Any thread.
 void AddInstance(uint64_t instance);
 void RemoveInstance(uint64_t instance);
 
@@ -39,7 +41,7 @@ class PeerWatch {
   bool Dead();
   // Whether it is watched, so that !Dead() means that it is alive.
   bool watching() const { return inside_ || fd_ >= 0; }
-  // Readable when the peer is dead; -1: look at intervals, with Dead().
+  // Readable when the peer is dead; -1: call Dead() at intervals instead.
   int fd() const { return fd_; }
 
  private:

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// From an accepted put or get to its completion: fragments of operation_bytes, at most kDepth at UCX for one peer,
-// posted round-robin so that peers share the link; then, for puts, a flush.
+// From an accepted put or get to its completion. Operations are cut into fragments of operation_bytes, at
+// most kDepth at UCX for one peer. They are posted round-robin, so that peers share the link. Puts are then
+// flushed.
 
 #include <algorithm>
 
@@ -13,9 +14,10 @@ namespace {
 
 // Fragments at UCX for one peer. 16 × 1 MiB covers the bandwidth-delay product of 100 Gb/s at 1 ms.
 constexpr uint32_t kDepth = 16;
-// A flush is started when none is outstanding, or when this much waits for one …
+// A flush is started when none is outstanding, or when this many bytes wait for one …
 constexpr uint64_t kFlushBytes = 1 << 20;
-// … and there are fewer than this: enough that the link never waits for a confirmation.
+// … and fewer flushes than this are outstanding. They are enough that the link never waits for a
+// confirmation.
 constexpr uint32_t kFlushesMax = 8;
 
 }  // namespace
@@ -85,7 +87,7 @@ bool UcxTransport::PostNext(Peer* peer) {
   ucp_rkey_h key = peer->cma != nullptr ? nullptr : KeyOf(peer, operation->remote);
   if (key == nullptr && peer->cma == nullptr) {
     Settle(peer, operation, Code::kLinkFailed);
-    Suspect(peer);  // what is in `broken` waits until the peer has been checked
+    Suspect(peer);  // operations in `broken` wait until the peer has been checked
     return true;
   }
   PostFragment(peer, operation, key);
@@ -137,7 +139,7 @@ void UcxTransport::OnCma(uct_completion_t* done) {
   request->transport->Finish(request, done->status);
 }
 
-// Confirms all the puts that are gathered: their fragments were posted before.
+// Confirms all gathered puts: their fragments were posted before.
 void UcxTransport::StartFlush(Peer* peer) {
   Request* request = NewRequest(peer, RequestKind::kFlush);
   while (!peer->unflushed.empty()) {
@@ -186,7 +188,7 @@ void UcxTransport::Finish(Request* request, ucs_status_t status) {
   }
 }
 
-// One part of the operation has ended with `code`. Completes the operation if it was the last.
+// One part of the operation has ended with `code`. If it was the last part, the operation completes.
 void UcxTransport::Settle(Peer* peer, Operation* operation, Code code) {
   if (operation->code == Code::kOk) operation->code = code;
   if (operation->code != Code::kOk) peer->queue.Abandon(operation);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Connecting to peers, checking them after a failure, disconnecting them. The states are in internal.h.
+// Connects to peers, checks them after a failure, and disconnects them. The states are in internal.h.
 
 #include <algorithm>
 
@@ -12,9 +12,10 @@ namespace {
 
 // A failed hello is tried again after this long, then each time after three times as long …
 constexpr TimeUs kHelloRetryUs = 1'000;
-// … and after this many tries the peer is gone: 1 + 3 + 9 + 27 ms.
+// … and after this many tries the peer counts as gone. The pauses are 1, 3, 9 and 27 ms.
 constexpr uint32_t kHelloTriesMax = 5;
-// A peer that does not answer may be busy, or its host may be gone. One that was well a moment ago gets less time.
+// A peer that does not answer may be busy, or its host may be gone. A peer that was up a moment ago gets less
+// time.
 constexpr TimeUs kHelloDeadlineUs = 5'000'000;
 constexpr TimeUs kHelloDeadlineAfterBreakUs = 1'000'000;
 
@@ -88,14 +89,15 @@ void UcxTransport::OnEndpointError(void* argument, ucp_ep_h /*endpoint*/, ucs_st
   peer->transport->Suspect(peer);
 }
 
-// By force: UCX cancels what was posted and returns it from its progress. Until then the peer is draining.
+// Closes by force: UCX cancels what was posted and returns it from its progress. Until then the peer is
+// draining.
 void UcxTransport::CloseEndpoint(Peer* peer) {
   peer->hello_answered = false;
   if ((peer->endpoint == nullptr && peer->cma == nullptr) || peer->parked) return;
   // Only network cards connect by datagrams.
   if (peer->endpoint != nullptr && !peer->wired && capabilities_.rdma && !ClosesInWireup()) return Park(peer);
   peer->draining = suspects_ = true;
-  if (peer->endpoint == nullptr) return;  // cma's operations never wait: they return by themselves
+  if (peer->endpoint == nullptr) return;  // cma's operations end by themselves
   ucp_request_param_t param{};
   param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
   param.flags = UCP_EP_CLOSE_FLAG_FORCE;
@@ -108,8 +110,8 @@ void UcxTransport::CloseEndpoint(Peer* peer) {
                 ucs_status_string(UCS_PTR_STATUS(handle)));
 }
 
-// The endpoint stays, and with it the only memory of the peer's that UCX knows: its hello. Nothing else is posted
-// before the hello is answered, so no buffer of an operation is held.
+// The endpoint stays open, so UCX may still write to the peer's hello. Nothing else is posted before the
+// hello is answered, so UCX holds no buffer of an operation.
 void UcxTransport::Park(Peer* peer) {
   LOG_DEBUG("ucx peer %s: its endpoint cannot be closed while it is being connected, and is left open",
             peer->text.c_str());
@@ -118,9 +120,9 @@ void UcxTransport::Park(Peer* peer) {
   peer->hello_posted = false;
 }
 
-// A flush refers to no memory of ours, and UCX 1.13 does not return every flush: it forgets those that wait for a
-// confirmation over shared memory together with the endpoint. Their puts settle here. If the callback comes after
-// all, it finds a request without a peer.
+// UCX 1.13 does not return every flush: with the endpoint it drops the flushes that wait for a confirmation
+// over shared memory. A flush refers to no memory of ours, so their puts can settle here. If the callback
+// comes after all, it finds a request without a peer.
 void UcxTransport::OrphanFlushes(Peer* peer) {
   while (!peer->flushing.empty()) {
     Request* request = peer->flushing.back();
@@ -135,7 +137,7 @@ void UcxTransport::OrphanFlushes(Peer* peer) {
   }
 }
 
-// Whether UCX holds nothing of this peer's any more.
+// Whether UCX has returned all requests of this peer. If so, releases what belonged to its endpoint.
 bool UcxTransport::Drained(Peer* peer) {
   if (peer->close_request != nullptr && ucp_request_check_status(peer->close_request) != UCS_INPROGRESS) {
     ucp_request_free(peer->close_request);
@@ -171,7 +173,8 @@ void UcxTransport::StepPeer(Peer* peer, TimeUs now) {
   const bool judged = peer->state == PeerState::kConnecting || peer->state == PeerState::kUp ||
                       peer->state == PeerState::kBroken;
   if (!judged) return;
-  // Nothing waits for the check of a peer without work. Its watch is looked at with its next operation.
+  // A peer without work is not checked: nothing waits for the outcome. Its next operation makes the check
+  // due.
   const bool working = peer->requests > 0 || !peer->queue.empty() || !peer->unflushed.empty() ||
                        !peer->broken.empty() || peer->failed || peer->draining;
   if (working && peer->watch.Dead()) return SetGone(peer, "its process has ended");
@@ -216,7 +219,7 @@ void UcxTransport::StepConnecting(Peer* peer, TimeUs now) {
     return;
   }
   if (peer->tries >= kHelloTriesMax) return SetGone(peer, "it cannot be reached");
-  // A peer of this host whose process is alive has no link to lose.
+  // If the process of a peer on this host is alive, the peer is busy: no link between hosts can have failed.
   const bool known = peer->reconnecting && !peer->watch.watching();
   if (now - peer->connect_start > (known ? kHelloDeadlineAfterBreakUs : kHelloDeadlineUs))
     return SetGone(peer, "it does not answer");

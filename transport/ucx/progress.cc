@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// UCX's progress, and sleeping until there is some to make.
+// Calls UCX's progress, and sleeps until there is work.
 
 #include <poll.h>
 
@@ -12,15 +12,16 @@
 namespace ropeteam::ucx {
 namespace {
 
-// Rounds of UCX's progress in one Poll(), so that a flood of work cannot keep the caller from its other work.
+// Rounds of UCX's progress in one Poll(). The limit lets the caller do its other work during a flood of
+// requests.
 constexpr int kRoundsPerPoll = 16;
-// How often peers that have work are checked for being alive.
+// The interval at which peers with work are checked for being alive.
 constexpr TimeUs kLookUs = 1'000;
-// While a peer connects or drains, only our calls let its timeouts pass.
+// While a peer connects or drains, only our calls check its timeouts.
 constexpr TimeUs kUnsettledSleepUs = 500;
 // A peer in this process has no descriptor that shows its end.
 constexpr TimeUs kInsideSleepUs = 10'000;
-// Arming fails while there is something to do. Progress between two tries does it.
+// Arming fails while there is work. Progress between two tries does that work.
 constexpr int kArmTriesMax = 64;
 
 }  // namespace
@@ -69,7 +70,7 @@ void UcxTransport::Sleep(TimeUs now, uint64_t timeout_us) {
   }
   if (armed == UCS_ERR_BUSY) return;
   if (armed != UCS_OK) {
-    // A sleep would miss it. Poll at intervals instead of spinning for ever.
+    // A sleep would miss events. Poll at intervals instead of spinning for ever.
     LOG_DEBUG("ucx: ucp_worker_arm: %s", ucs_status_string(armed));
     timeout_us = std::min(timeout_us, kUnsettledSleepUs);
   }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The transport over UCX: UCP puts and gets with packed remote keys. UCX chooses among its own transports
-// (rc, cma, posix, tcp); what it chose is shown by Describe() and can be pinned.
+// (rc, cma, posix, tcp). Describe() shows the available ones, and UcxConfig can restrict them.
 
 #ifndef ROPETEAM_TRANSPORT_UCX_UCX_TRANSPORT_H_
 #define ROPETEAM_TRANSPORT_UCX_UCX_TRANSPORT_H_
@@ -21,12 +21,12 @@ struct UcxConfig {
   std::vector<std::string> devices = {};
   // As UCX_TLS: "rc,self", "posix,cma,self". Empty: UCX's choice, or that of the environment.
   std::string transports = "";
-  // Which entry of a RoCE port's GID table, as UCX_IB_GID_INDEX. -1: UCX's choice.
+  // The entry of a RoCE port's GID table, as UCX_IB_GID_INDEX. -1: UCX's choice.
   int gid_index = -1;
 };
 
-// Errors: kUnsupported (no UCX in this build, or it has no transport for this), kInvalidArgument (no such
-// device: those there are), kNoSpace (locked memory), kIo.
+// Errors: kUnsupported (no UCX in this build, or it has no such transport), kInvalidArgument (no such device:
+// the message lists those that exist), kNoSpace (locked memory), kIo.
 Result<std::unique_ptr<Transport>> CreateUcxTransport(const UcxConfig& config);
 
 }  // namespace ropeteam

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Opening: context, worker, hello; and registering memory.
+// Opens the context, the worker and the hello, and registers memory.
 
 #include <errno.h>
 #include <sys/mman.h>
@@ -24,9 +24,9 @@ namespace ucx {
 namespace {
 
 constexpr size_t kPageBytes = 4096;
-// UCX divides operations into what its transports take by itself. Ours are divided before that, so that peers
-// share the link and a lost peer has little under way. Larger operations gain nothing over shared memory, tcp or
-// rc.
+// UCX itself cuts operations to the sizes of its transports. This transport cuts them before that, so that
+// peers share the link and a lost peer has few bytes outstanding. Larger operations are not faster over
+// shared memory, tcp or rc.
 constexpr uint64_t kOperationBytes = 1 << 20;
 
 }  // namespace
@@ -46,13 +46,14 @@ Status Registration::Map(ucp_context_h context, void* base, uint64_t length) {
     return OkStatus();
   }
   memory_ = nullptr;
-  // If a device may not lock the memory, UCX answers with an input/output error.
+  // If a device may not lock the memory, UCX returns an input/output error.
   const bool locked = status == UCS_ERR_NO_MEMORY || front::BeyondLockedMemoryLimit(length);
   return front::RegistrationError(locked ? ENOMEM : EIO, ucs_status_string(status), "ucx", length);
 }
 
-// UCX keeps what was registered in a cache, where peers that have its key can still reach it. Told that the memory
-// is gone, the cache drops it at its next registration. So a page is registered that serves for nothing else.
+// UCX keeps deregistered memory in a cache, and peers that have its key can still reach it. ucm_vm_munmap()
+// tells the cache that the memory is gone. The cache then drops it at the next registration, so a page is
+// registered.
 void Registration::Reset() {
   if (memory_ == nullptr) return;
   const ucs_status_t status = ucp_mem_unmap(context_, memory_);
@@ -158,27 +159,27 @@ void UcxTransport::DescribeSelf() {
   }
   for (const std::string& device : networks) {
     capabilities_.devices += (capabilities_.devices.empty() ? "" : ",") + device;
-    // Loopback reports nothing; a node's transfers do not use it together with the cards.
+    // Loopback reports no speed. A node's transfers do not use it together with the cards.
     capabilities_.link_mbps += LinkMbps(device);
   }
   if (networks.empty()) capabilities_.devices = "memory";
   capabilities_.name = "ucx";
   capabilities_.address = capabilities_.devices;
-  capabilities_.fences_peers = false;  // a disconnected peer may connect again while it has the key
+  capabilities_.fences_peers = false;  // a disconnected peer that has the key may connect again
   capabilities_.operation_bytes = kOperationBytes;
   description_ = "ucx " + Version() + " over " + resources;
 }
 
 UcxTransport::~UcxTransport() {
   RemoveInstance(instance_);
-  // Endpoints and requests end with the worker. Operations that are not complete yet are lost, as the contract
+  // Endpoints and requests end with the worker. Operations that are not complete yet are lost, as transport.h
   // says. Keys must be destroyed before the worker.
   for (auto& [id, peer] : peers_) {
     CloseEndpoint(peer.get());
     peer->watch.Stop();
   }
   if (worker_ != nullptr) {
-    // The cancelled requests come back from the worker's progress, and point to our tables.
+    // The worker's progress returns the cancelled requests, which point to our tables.
     constexpr int kRoundsMax = 10'000;
     for (int round = 0; round < kRoundsMax && outstanding_ > 0; round++) {
       ucp_worker_progress(worker_.get());
@@ -193,8 +194,8 @@ UcxTransport::~UcxTransport() {
   for (auto& [id, peer] : peers_)
     if (peer->parked) parked_.push_back(std::move(peer));
   const bool parked = !parked_.empty();
-  for (auto& peer : parked_) (void)peer.release();  // UCX's threads still write to them
-  if (parked) (void)worker_.release();              // it would close their endpoints
+  for (auto& peer : parked_) (void)peer.release();  // UCX's threads may still write to them
+  if (parked) (void)worker_.release();              // destroying it would close their endpoints
   worker_.reset();
   regions_.Clear();
   hello_memory_.Reset();
@@ -205,7 +206,7 @@ UcxTransport::~UcxTransport() {
 
 Status UcxTransport::MapRegion(Region* region, void* base) {
   region->base = static_cast<char*>(base);
-  if (region->length == 0) return OkStatus();  // no byte of an empty region is ever touched
+  if (region->length == 0) return OkStatus();  // no byte of an empty region is ever accessed
   Status status = region->memory.Map(context_.get(), base, region->length);
   if (status.ok()) {
     Result<std::string> key = region->memory.PackKey();
