@@ -12,7 +12,7 @@ namespace ropeteam::verbs {
 namespace {
 
 constexpr uint32_t kVersion = 1;
-constexpr size_t kAddressBytes = kAddressBytesMax / 2;  // Transport::LocalAddress and ExportRegion promise it
+constexpr size_t kAddressBytes = kAddressBytesMax / 2;  // limit of Transport::LocalAddress and ExportRegion
 constexpr uint32_t kQueuePairMax = (1u << 24) - 1;
 
 // One kind of bytes.
@@ -25,7 +25,7 @@ constexpr Format kAddress = {0x61765452, "address", kAddressBytes};      // "RTv
 constexpr Format kKey = {0x6b765452, "region key", kAddressBytes};       // "RTvk"
 constexpr Format kDatagram = {0x6d765452, "message", kMessageBytesMax};  // "RTvm"
 
-// FNV-1a: it guards against mistakes, not against attacks; anyone who knows a key may write to its region anyway.
+// FNV-1a: it detects mistakes, not attacks. Anyone who knows a key may write to its region anyway.
 uint64_t Checksum(std::string_view bytes) {
   uint64_t hash = 0xcbf29ce484222325;
   for (char c : bytes) hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3;

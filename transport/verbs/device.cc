@@ -18,7 +18,7 @@
 namespace ropeteam::verbs {
 namespace {
 
-constexpr uint8_t kHopLimit = 64;  // RoCE v2 is routed like any UDP
+constexpr uint8_t kHopLimit = 64;  // RoCE v2 is routed like other UDP packets
 constexpr uint8_t kGidPrefixBytes = 8;
 
 struct DeviceList {
@@ -30,7 +30,7 @@ struct DeviceList {
   ibv_device** list;
 };
 
-// Only objects that nothing uses any more are closed. If that fails, the object leaks until the process ends.
+// Only unused objects are closed. If closing fails, the object leaks until the process ends.
 void Closed(int result, const char* what) {
   if (result != 0) LOG_ERROR("verbs: %s: %s (%d)", what, std::strerror(result), result);
 }
@@ -53,7 +53,7 @@ std::string GidText(const ibv_gid& gid) {
   return text;
 }
 
-// The preference of an entry of the GID table; 0: not usable.
+// The preference for an entry of the GID table; 0: not usable.
 int Rank(const ibv_gid_entry& entry) {
   if (IsZero(entry.gid)) return 0;
   if (entry.gid_type == IBV_GID_TYPE_IB) return 5;
@@ -95,7 +95,7 @@ int NumaNode(const std::string& device) {
   return file ? node : -1;
 }
 
-// Why no port of this device can be used; empty: that depends on the port.
+// Why no port of this device can be used; empty: it depends on the port.
 std::string WhyNotDevice(const ibv_device* device) {
   if (device->transport_type == IBV_TRANSPORT_IB) return "";
   if (device->transport_type == IBV_TRANSPORT_IWARP)
@@ -160,8 +160,7 @@ std::string AddressText(const PortAddress& address) {
   return GidText(gid);
 }
 
-// Codes and rates as in the InfiniBand specification's PortInfo: a lane's rate without its encoding, as it is
-// advertised.
+// Codes and rates are those of PortInfo in the InfiniBand specification. A lane's rate is the advertised one.
 uint64_t LinkMbps(uint8_t active_width, uint8_t active_speed) {
   uint64_t lanes = 0, lane_mbps = 0;
   switch (active_width) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The ports of this machine's RDMA devices: which there are, what each can, which to use, and queue pairs on
-// them. For start-up and the loop thread; no shared state.
+// Lists the ports of this machine's RDMA devices with their properties, chooses those to use, and opens them.
+// For start-up and the loop thread; no shared state.
 
 #ifndef ROPETEAM_TRANSPORT_VERBS_DEVICE_H_
 #define ROPETEAM_TRANSPORT_VERBS_DEVICE_H_
@@ -19,8 +19,7 @@
 
 namespace ropeteam::verbs {
 
-// Each destroys what it holds. libibverbs refuses while something made from it is left, which would be our
-// bug.
+// Destroys an object of libibverbs. libibverbs refuses while other objects use it, which would be our bug.
 struct HandleCloser {
   void operator()(ibv_context* context) const;
   void operator()(ibv_pd* domain) const;
@@ -33,18 +32,18 @@ struct HandleCloser {
 template <typename T>
 using Handle = std::unique_ptr<T, HandleCloser>;
 
-// One port, as found.
+// One port.
 struct Port {
   std::string device;    // "mlx5_0"
   uint8_t number = 1;    // from 1
-  std::string name;      // what --device takes: the device's, with ":2" for a port after the first
+  std::string name;      // for --device: the device's name, with ":2" for the second port
   std::string fabric;    // "InfiniBand", "RoCE v2", "RoCE v1"
   std::string address;   // for people: IP address, GID or LID
   std::string unusable;  // why it cannot be used; empty: it can
   uint64_t link_mbps = 0;
   int numa_node = -1;
   int gid_index = -1;      // the GID in use; -1: none
-  bool needs_grh = false;  // also within its own subnet
+  bool needs_grh = false;  // even within its own subnet
   ibv_gid gid{};
   ibv_port_attr attributes{};
   ibv_device_attr limits{};
@@ -53,16 +52,16 @@ struct Port {
   PortAddress Address() const;
 };
 
-// Every port of every device. `gid_index` as in VerbsConfig; a port whose table has no such entry says so in
-// `unusable`.
+// Every port of every device. `gid_index` is as in VerbsConfig. If a port's table has no such entry,
+// `unusable` says so.
 std::vector<Port> ListPorts(int gid_index);
 
-// Those that `config` asks for, in its order; kUnsupported, kInvalidArgument as CreateVerbsTransport().
+// The ports that `config` asks for, in its order. kUnsupported, kInvalidArgument: as CreateVerbsTransport().
 Result<std::vector<Port>> ChoosePorts(const VerbsConfig& config);
-// The same over a list that is given.
+// The same, from a given list of ports.
 Result<std::vector<Port>> ChoosePorts(const VerbsConfig& config, std::vector<Port> all);
 
-// Megabits per second of a link, from ibv_port_attr's codes; 0 for codes that are not known.
+// Megabits per second of a link, from ibv_port_attr's codes; 0: unknown codes.
 uint64_t LinkMbps(uint8_t active_width, uint8_t active_speed);
 
 Result<Handle<ibv_context>> OpenDevice(const std::string& device);
@@ -70,10 +69,11 @@ Result<Handle<ibv_context>> OpenDevice(const std::string& device);
 // An IP address, GID or LID.
 std::string AddressText(const PortAddress& address);
 
-// The way from `port` to another port.
+// The path from `port` to another port.
 ibv_ah_attr PathTo(const Port& port, const PortAddress& to);
 
-// errno as "…: text (number)", and for a lack of lockable memory the limit and what to set.
+// An error with errno's text and number. If the limit of locked memory is the cause, the message says what to
+// set.
 Status RegistrationError(int errno_value, const std::string& device, uint64_t length);
 
 }  // namespace ropeteam::verbs

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The responder's side of connections, and the datagrams of both sides. Any process can send a datagram. It is
-// trusted only as far as its instances and its connection are known.
+// The responder's side of connections, and the datagrams of both sides. Any process can send a datagram, so
+// its instances and its connection are checked against those that are known.
 
 #include <algorithm>
 #include <cstring>
@@ -12,10 +12,10 @@
 namespace ropeteam::verbs {
 namespace {
 
-// Address handles of ports that are kept; more than there are nodes. One costs a few hundred bytes, and making it
-// may ask the network for an address.
+// Cached address handles, one per port; more than there are nodes. One takes a few hundred bytes. Making one
+// may send an address query over the network.
 constexpr size_t kPathsMax = 2 * kPeersMax;
-// Responders that are checked at each incoming request.
+// Responders that are probed at each incoming request.
 constexpr int kProbesPerRequest = 2;
 
 uint8_t Within(uint8_t reads, int device_max) {
@@ -94,7 +94,7 @@ void VerbsTransport::OnMessage(Rail* rail, std::string_view bytes) {
     return;
   }
   if (message.receiver != instance_) {
-    // Only a request may be for another instance; every other datagram for one is stale.
+    // Only a request for another instance is answered; any other datagram for one is stale.
     if (message.kind == MessageKind::kRequest) SendRefuse(rail, message, Refusal::kOtherInstance);
     return;
   }
@@ -117,7 +117,8 @@ void VerbsTransport::OnMessage(Rail* rail, std::string_view bytes) {
 void VerbsTransport::OnRequest(Rail* rail, const Message& message) {
   if (std::find(fenced_.begin(), fenced_.end(), message.sender) != fenced_.end())
     return SendRefuse(rail, message, Refusal::kFenced);
-  // Not answered: a member that this node has not heard of yet asks again, and a stranger learns nothing.
+  // It gets no answer: a member that this node does not know yet repeats its request, and a stranger learns
+  // nothing.
   if (admitted_ && !admitted_->contains(message.sender)) return;
   if (message.receiver_rail != rail->index) return SendRefuse(rail, message, Refusal::kNoRail);
   const auto found = inbound_.find(message.connection);
@@ -167,7 +168,7 @@ Refusal VerbsTransport::Accept(Rail* rail, const Message& message, Inbound** mad
   return Refusal::kNone;
 }
 
-// Once this has returned, the device drops what still comes over the connection.
+// Once this has returned, the device drops bytes that still arrive over the connection.
 void VerbsTransport::DestroyInbound(uint64_t connection, uint64_t instance) {
   const auto found = inbound_.find(connection);
   if (found == inbound_.end() || found->second->instance != instance) return;
@@ -188,7 +189,7 @@ void VerbsTransport::SetPeers(const std::vector<std::string>& addresses) {
   for (const uint64_t instance : gone) CutInstance(instance);
 }
 
-// Ends the instance's connections, and tells it so.
+// Ends the instance's connections and informs the instance.
 void VerbsTransport::CutInstance(uint64_t instance) {
   std::vector<uint64_t> connections;
   for (const auto& [connection, inbound] : inbound_)
@@ -199,16 +200,18 @@ void VerbsTransport::CutInstance(uint64_t instance) {
   }
 }
 
-// No byte of the instance's reaches our memory any more, and it cannot come back unless this node connects to it.
+// Afterwards no byte from the instance reaches our memory. It cannot connect again unless this node connects
+// to it.
 void VerbsTransport::FenceInstance(uint64_t instance) {
   CutInstance(instance);
   fenced_.push_back(instance);
   if (fenced_.size() > kFencedMax) fenced_.pop_front();
 }
 
-// An initiator that died leaves its responder here, and the device keeps that for ever. Peers connect after a
-// death. So at each request the next few responders write nothing to their initiators: if an initiator does not
-// acknowledge that, the device reports it.
+// If an initiator dies, its responder stays here: the device does not notice by itself. Other peers make new
+// connections after a death. So at each request the next few responders send empty writes to their
+// initiators. If an initiator does not acknowledge the write, the device reports it, and the responder is
+// destroyed.
 void VerbsTransport::ProbeInbound() {
   for (int i = 0; i < kProbesPerRequest && !probe_order_.empty(); i++) {
     const uint64_t connection = probe_order_.front();

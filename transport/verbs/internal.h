@@ -4,34 +4,35 @@
 // accepts puts and gets and posts their pieces, links.cc makes connections and handles broken ones, inbound.cc
 // answers the peers' requests for connections, progress.cc reads completions and sleeps.
 //
-// A connection has an initiator, which posts, and a responder, whose queue pair only serves. Two nodes that
-// write to each other have one each way. A peer has a link for each pair of rails:
+// A connection has an initiator, which posts operations, and a responder, whose queue pair only serves them.
+// Two nodes that write to each other have one connection in each direction. A peer has a link for each pair
+// of rails:
 //
 //   link         means                                               leaves when
-//   kIdle        nothing was asked of it                             the peer's first operation
+//   kIdle        not used yet                                        the peer's first operation
 //                                                                      -> kConnecting
 //   kConnecting  a request is sent until it is answered; pieces      accepted -> kUp
-//                left by the last connection are held                its time is over, or no such rail
-//                                                                      there -> kDown
+//                left by the last connection are held                the timeout ends, or the peer has no
+//                                                                      such rail -> kDown
 //   kUp          pieces are posted                                   a piece fails, the port goes down,
 //                                                                      nothing completes -> kDraining
-//   kDraining    the device is returning the pieces                  it has, or its time is over
+//   kDraining    the device is returning the pieces                  all are returned, or the timeout ends
 //                                                                      -> kConnecting
-//   kDown        its rail is left out                                the time to try again -> kConnecting
+//   kDown        its rail is left out                                time for the next try -> kConnecting
 //
 //   peer         means                                               leaves when
 //   kIdle        connected by name only                              first operation -> kConnecting
-//   kConnecting  no link is up; operations wait                      a link is -> kUp
-//                                                                    none is trying any more, or the peer
+//   kConnecting  no link is up; operations wait                      a link comes up -> kUp
+//                                                                    all links are down, or the peer
 //                                                                      refuses this node -> kGone
-//   kUp          a link is                                           none is -> kConnecting
+//   kUp          a link is up                                        the last one breaks -> kConnecting
 //   kGone        every operation completes with kPeerGone            Disconnect() -> kClosing
-//   kClosing     links drain                                         all have -> (freed)
+//   kClosing     links drain                                         all have drained -> (freed)
 //
-// Pieces that a broken connection left undone are posted again, on this rail or another, only after the peer has
-// confirmed that the old responder is destroyed (kAccept of a request that supersedes it, or kClosed): until then the
-// network may still deliver the old bytes. If no other rail can take the piece that broke the connection, its
-// operation fails. So every break fails an operation, and nothing is retried for ever.
+// Pieces that a broken connection left undone are posted again, on this rail or another. This happens only
+// after the peer has confirmed that the old responder is destroyed (kAccept of a request that supersedes it,
+// or kClosed). Until then the network may still deliver the old bytes. If no other link is up, the operation
+// whose piece failed fails too. So nothing is retried for ever.
 
 #ifndef ROPETEAM_TRANSPORT_VERBS_INTERNAL_H_
 #define ROPETEAM_TRANSPORT_VERBS_INTERNAL_H_
@@ -61,49 +62,49 @@ using front::List;
 using front::Now;
 using front::RandomNumber;
 
-// Operations are cut into pieces of this many bytes: large enough that a piece costs nothing beside its
-// bytes, small enough to spread one chunk over rails.
+// Operations are cut into pieces of this many bytes: large enough that the cost per piece is negligible,
+// small enough to spread one chunk over rails.
 inline constexpr uint64_t kOperationBytes = 1 << 20;
-// Pieces outstanding on one link, which is its send queue's depth.
+// Pieces outstanding on one link: the depth of its send queue.
 inline constexpr uint32_t kLinkPieces = 128;
-// And their bytes: many times what the fastest link has under way, and few enough that a rail that becomes
-// slow delays only this much.
+// Bytes outstanding on one link: many times the bandwidth-delay product of the fastest link. If a rail
+// becomes slow, it delays at most these.
 inline constexpr uint64_t kLinkBytes = 32 << 20;
 // Pieces posted for a peer in one call (a batch); only the last of them is signalled.
 inline constexpr uint32_t kTurnPieces = 16;
 inline constexpr uint64_t kTurnBytes = kOperationBytes;
 static_assert(kLinkPieces >= 2 * kTurnPieces && kLinkBytes >= 2 * kTurnBytes);
-// A put of at most this is copied into the work request, where the device allows it: it spares the card a
-// read.
+// A put of at most this many bytes is copied into the work request if the device allows it. This spares the
+// card a read.
 inline constexpr uint32_t kInlineBytes = 64;
-// Entries of a rail's completion queue. Every piece outstanding may need one, so they bound all of a rail's
-// pieces.
+// Entries of a rail's completion queue. Every outstanding piece may need one, so they limit a rail's pieces.
 inline constexpr uint32_t kRailPieces = 8192;
-// Of which these many are kept for the empty writes that look after peers.
+// Entries of these that are reserved for the empty writes that check whether peers are alive.
 inline constexpr uint32_t kRailProbes = 64;
 static_assert(kRailPieces > 2 * kRailProbes);
-// How long a link may take to be made while nothing suggests that its peer is dead: its program may be busy …
+// The timeout of connecting while nothing suggests that the peer is dead: its program may be busy …
 inline constexpr TimeUs kTimeoutAliveUs = 3'000'000;
-// … and after the device has found the peer silent for all its retries, at least.
+// … and its least value after the peer was silent during all retries of the device.
 inline constexpr TimeUs kTimeoutSilentMinUs = 300'000;
-// What those retries take at least: see kTimeout and kRetries in links.cc.
+// The least time that those retries take: see kTimeout and kRetries in links.cc.
 inline constexpr TimeUs kDeviceSilenceUs = 470'000;
-// A link is broken when the device has completed none of its pieces for so long, although it has reported no failure.
-// Devices should report a failure after their retries; Linux 6.1's Soft-RoCE sometimes does neither when its interface
-// goes down (docs/verbs.md).
+// A link counts as broken if for this long the device has neither completed nor failed its oldest piece.
+// Devices should report a failure after their retries. Linux 6.1's Soft-RoCE sometimes does not when its
+// interface goes down (docs/verbs.md).
 inline constexpr TimeUs kStuckUs = 5'000'000;
 inline constexpr TimeUs kStuckLookUs = 1'000'000;
-// Reads outstanding on one connection; cards of the last ten years support so many.
+// Reads outstanding on one connection. Cards of the last ten years support this many.
 inline constexpr uint8_t kReads = 16;
-// Peers that this transport connects to, and connections that others have to it. A node connects to those that it
-// writes to or reads from, which are few; cards have 128 Ki queue pairs and more.
+// Peers that this transport connects to, and connections that other nodes have to it. A node connects only to
+// the few nodes that it writes to or reads from. Cards have 128 Ki queue pairs and more.
 inline constexpr size_t kPeersMax = 16 * 1024;
 inline constexpr size_t kInboundMax = 64 * 1024;
-// Instances that were disconnected and not connected to again: their requests are refused. The oldest is forgotten first.
+// Instances that this node has disconnected and not connected to again: their requests are refused. If there
+// are more, the oldest is forgotten.
 inline constexpr size_t kFencedMax = 16 * 1024;
 static_assert(kPeersMax >= kNodesMax && kFencedMax >= kNodesMax);
 
-// A rail is a device's port in use.
+// A port of a device that this transport uses.
 struct Rail {
   uint8_t index = 0;
   Port port;
@@ -111,7 +112,7 @@ struct Rail {
   uint32_t pieces_max() const {
     return queue_entries > 2 * kRailProbes ? queue_entries - kRailProbes : queue_entries / 2;
   }
-  // In the order of making; destroyed in the reverse.
+  // In the order of creation; they are destroyed in reverse.
   Handle<ibv_context> context;
   Handle<ibv_pd> domain;
   Handle<ibv_comp_channel> channel;
@@ -119,16 +120,16 @@ struct Rail {
   Handle<ibv_cq> queue;  // of all its reliable queue pairs
   uint32_t queue_entries = 0;
   std::map<std::pair<uint64_t, uint64_t>, std::shared_ptr<ibv_ah>>
-      paths;            // by GID; InfiniBand's LID goes with it
-  bool up = true;       // the port; while it is down nothing new is begun on it
-  bool dead = false;    // the device: it returns no pieces any more, queue pairs are destroyed at once
+      paths;            // by GID and InfiniBand's LID
+  bool up = true;       // the port; while it is down, no link that is down is tried again
+  bool dead = false;    // the device has failed: it returns no pieces, queue pairs are destroyed at once
   uint32_t pieces = 0;  // outstanding, of all links
   uint64_t bytes = 0;
 };
 
 struct Region : front::LocalRegion {
-  uint64_t base = 0;                   // what the device adds offsets to
-  std::vector<Handle<ibv_mr>> memory;  // one a rail; none for a region of no bytes
+  uint64_t base = 0;                   // the device's address of offset 0
+  std::vector<Handle<ibv_mr>> memory;  // one per rail; empty for a region of length 0
 };
 
 struct RemoteRegion : front::PeerRegion {
@@ -160,21 +161,21 @@ struct Link {
   Handle<ibv_qp> queue_pair;  // kConnecting, kUp, kDraining
   uint32_t sequence = 0;      // of its first packet
   uint64_t connection = 0;
-  uint64_t superseded = 0;  // the last connection, not known to be destroyed at the peer; 0: none
+  uint64_t superseded = 0;  // the last connection, if the peer has not confirmed its end; 0: none
   uint64_t mbps = 0;        // of the slower end
   uint32_t inline_bytes = 0;
   List<Piece> pieces;  // at the device, in the order of posting
   uint32_t piece_count = 0;
   uint32_t piece_next = 0;  // number of the next piece; the oldest has piece_next - piece_count
   uint64_t bytes = 0;
-  uint32_t oldest = 0;       // piece's number when BreakStuckLinks() last looked, …
+  uint32_t oldest = 0;       // number of the oldest piece at the last BreakStuckLinks() …
   TimeUs oldest_since = 0;   // … and since when it has been the oldest
   List<Piece> held;          // returned by the device, waiting for the confirmation of `superseded`
   bool timed = false;        // in timed_
-  TimeUs timeout = 0;        // of the next connecting
+  TimeUs timeout = 0;        // of the next kConnecting
   TimeUs deadline = 0;       // kConnecting, kDraining: when the timeout ends; kDown: when to try again
-  TimeUs send_next = 0;      // kConnecting: when to repeat the request, …
-  TimeUs send_interval = 0;  // … and how long after that the next
+  TimeUs send_next = 0;      // kConnecting: when to repeat the request …
+  TimeUs send_interval = 0;  // … and the time from that to the next one
 };
 
 struct Peer {
@@ -199,10 +200,10 @@ struct Inbound {
   Rail* rail = nullptr;
   uint32_t tag = 0;
   Handle<ibv_qp> queue_pair;
-  Message request;  // it says where answers go
+  Message request;  // has the address for answers
   uint8_t reads = 0;
   uint32_t sequence = 0;
-  bool probing = false;  // an empty write is on its way, to see whether the initiator is there
+  bool probing = false;  // an empty write is outstanding, which checks whether the initiator is alive
 };
 
 class VerbsTransport final : public front::Front<VerbsTransport, Peer, Operation> {
@@ -306,30 +307,30 @@ class VerbsTransport final : public front::Front<VerbsTransport, Peer, Operation
   std::unordered_map<uint32_t, Inbound*> inbound_tags_;
   std::deque<uint64_t> probe_order_;
   std::deque<uint64_t> fenced_;                           // instances
-  std::optional<std::unordered_set<uint64_t>> admitted_;  // instances; no value: everybody
+  std::optional<std::unordered_set<uint64_t>> admitted_;  // instances; no value: all
 
-  std::unordered_map<uint32_t, Link*> tags_;         // of the queue pairs there are
-  std::unordered_map<uint64_t, Link*> connections_;  // the same
+  std::unordered_map<uint32_t, Link*> tags_;         // the links that have a queue pair
+  std::unordered_map<uint64_t, Link*> connections_;  // the same links
   uint32_t tag_next_ = 1;
 
   size_t outstanding_ = 0;      // pieces at devices
   front::Turns<Peer> active_;   // peers in kUp with something to post
   std::vector<Link*> timed_;    // links in kConnecting, kDraining, kDown
-  std::vector<PeerId> closed_;  // in kClosing, perhaps with nothing left at the devices
+  std::vector<PeerId> closed_;  // peers in kClosing
   front::Pool<Piece> pieces_;
   std::vector<LinkLoad> loads_;      // LinkForNext()'s scratch
   std::vector<pollfd> sleep_items_;  // Sleep()'s
-  TimeUs busy_at_ = 0;               // when work was last seen
-  TimeUs events_next_ = 0;           // when to look for the devices' events
-  TimeUs stuck_next_ = 0;            // when to look for links that are stuck
+  TimeUs busy_at_ = 0;               // when there was last work
+  TimeUs events_next_ = 0;           // when to read the devices' events
+  TimeUs stuck_next_ = 0;            // when to check for stuck links
   uint32_t polls_ = 0;
 };
 
-// A reliable queue pair on the rail, not connected yet. `inline_bytes` (may be null): how much a put may
-// carry in its work request.
+// Makes a reliable queue pair on the rail, not connected yet. `inline_bytes` (may be null) is set to the
+// number of bytes that a put may carry in its work request.
 Status MakeQueuePair(Rail* rail, Handle<ibv_qp>* queue_pair, uint32_t* inline_bytes);
-// Connects it to the one that `remote`, a request or an acceptance, names. `sequence` is of its own first
-// packet. Returns an errno.
+// Connects it to the queue pair that `remote` names, a request or an acceptance. `sequence` is the number of
+// its own first packet. Returns an errno.
 int ConnectQueuePair(Rail* rail, ibv_qp* queue_pair, const Message& remote, uint32_t sequence,
                      uint8_t reads_served, uint8_t reads_made);
 uint32_t NewSequence();

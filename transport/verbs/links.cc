@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The initiator's side of connections: making them by datagrams, finding out what broke, and leaving peers that
+// The initiator's side of connections: makes them by datagrams, handles broken ones, and leaves peers that
 // are gone. The states are in internal.h.
 
 #include <errno.h>
@@ -14,21 +14,22 @@
 namespace ropeteam::verbs {
 namespace {
 
-// A packet that is not acknowledged is sent again after 4.096 µs << kTimeout, 67 ms, kRetries times. A peer then
-// counts as silent after 0.47 s; the specification allows devices up to four times that. kRetries must stay below
-// 7, which some devices take as endless.
+// A packet that is not acknowledged is sent again after 4.096 µs << kTimeout, which is 67 ms, up to kRetries
+// times. So a peer counts as silent after 0.47 s; the specification allows devices up to four times that.
+// kRetries must stay below 7, which some devices take as infinite.
 constexpr uint8_t kTimeout = 14;
 constexpr uint8_t kRetries = 6;
 static_assert(kRetries < 7);
-// No receive can be missing here. This is for devices that answer "not ready" for other reasons.
+// One-sided operations need no receive buffers. This is for devices that answer "not ready" for other
+// reasons.
 constexpr uint8_t kNotReadyTimer = 12;  // 0.64 ms
-// A request is repeated after this long, then after twice as long each time, up to the second value.
+// A request is repeated after kRepeatUs. The interval then doubles each time, up to kRepeatMaxUs.
 constexpr TimeUs kRepeatUs = 5'000;
 constexpr TimeUs kRepeatMaxUs = 80'000;
-// Milliseconds in which a device must return what a queue pair in error holds. After that the queue pair is
-// destroyed, and then it holds nothing either.
+// A device must return the pieces of a queue pair in error within this time. After it, the queue pair is
+// destroyed, which also releases them.
 constexpr TimeUs kDrainUs = 1'000'000;
-// How often a rail that was left out is tried again when no event says that it is back.
+// The interval at which a rail that was left out is tried again, if no event reports that it is back.
 constexpr TimeUs kRailRetryUs = 5'000'000;
 
 constexpr uint32_t kSequenceMask = (1u << 24) - 1;
@@ -57,7 +58,7 @@ Status MakeQueuePair(Rail* rail, Handle<ibv_qp>* queue_pair, uint32_t* inline_by
   ibv_qp_attr attributes{};
   attributes.qp_state = IBV_QPS_INIT;
   attributes.port_num = rail->port.number;
-  // The initiator's end accepts writes too: empty ones, see ProbeInbound(). The keys guard the memory.
+  // The initiator's end accepts writes too: the empty ones of ProbeInbound(). The keys protect the memory.
   attributes.qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
   if (const int error = ibv_modify_qp(queue_pair->get(), &attributes,
                                       IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
@@ -117,8 +118,7 @@ Result<PeerId> VerbsTransport::Connect(const std::string& bytes) {
                  remote.rails[0].port.ethernet != 0 ? "Ethernet" : "InfiniBand",
                  rails_[0]->port.fabric.c_str(), capabilities_.devices.c_str());
   peer->text = AddressText(remote.rails[0].port);
-  // A peer that this node connects to may connect back: this ends the fence of a node that was disconnected
-  // before.
+  // A peer that this node connects to may connect to this node too, even if it was disconnected before.
   std::erase(fenced_, remote.instance);
   return AddPeer(std::move(peer));
 }
@@ -183,13 +183,13 @@ void VerbsTransport::SendRequest(Link* link, TimeUs now) {
   request.reads =
       static_cast<uint8_t>(std::clamp<int>(link->rail->port.limits.max_qp_init_rd_atom, 1, kReads));
   Send(link->rail, link->peer->remote.rails[link->remote_rail], link->peer->remote.datagram_key, request);
-  // The path of the old connection may be what is broken. Another rail's datagrams can end it too.
+  // The path of the old connection may be broken. Datagrams over other rails can end it too.
   if (link->superseded == 0) return;
   for (const Link& other : link->peer->links)
     if (other.state == LinkState::kUp) SendClose(other, link->superseded);
 }
 
-// Asks over `over` for the end of a connection, which may belong to another link.
+// Sends a request over `over` to end a connection, which may belong to another link.
 void VerbsTransport::SendClose(const Link& over, uint64_t connection) {
   Message close;
   close.kind = MessageKind::kClose;
@@ -228,7 +228,7 @@ void VerbsTransport::StepLink(Link* link, TimeUs now) {
   }
 }
 
-// The device returns what it holds of this connection. Then the peer is asked for its state.
+// Makes the device return the pieces of this connection. Then a new connection is requested.
 void VerbsTransport::BreakLink(Link* link, TimeUs timeout, TimeUs now) {
   ROPETEAM_CHECK(link->state == LinkState::kUp);
   Peer* peer = link->peer;
@@ -252,7 +252,7 @@ void VerbsTransport::BreakLink(Link* link, TimeUs timeout, TimeUs now) {
 }
 
 void VerbsTransport::BreakStuckLinks(TimeUs now) {
-  // After a pause of this thread there may be completions that it has not read yet.
+  // After a pause of this thread, the queue may have completions that were not read yet.
   const bool paused = now > stuck_next_ + kStuckLookUs;
   stuck_next_ = now + kStuckLookUs;
   if (outstanding_ == 0) return;
@@ -293,7 +293,7 @@ void VerbsTransport::FinishDraining(Link* link, TimeUs now) {
   StartConnecting(link, link->timeout, now);
 }
 
-// The peer has no responder of the old connection any more, so its unfinished pieces may be posted again.
+// The peer has destroyed its responder of the old connection, so the unfinished pieces may be posted again.
 void VerbsTransport::ReleaseHeld(Link* link) {
   link->superseded = 0;
   while (!link->held.empty()) {
@@ -316,8 +316,8 @@ void VerbsTransport::TakeDown(Link* link, const char* reason, TimeUs now) {
   const bool trying = std::any_of(peer->links.begin(), peer->links.end(), [](const Link& other) {
     return other.state != LinkState::kDown && other.state != LinkState::kIdle;
   });
-  // A piece is held until the peer confirms that it may be posted again. Pieces that are still held mean that no
-  // rail has brought that confirmation.
+  // A piece is held until the peer confirms that it may be posted again. If pieces are still held, that
+  // confirmation has not arrived over any rail.
   if (!trying || !link->held.empty()) return SetGone(peer, reason);
   LOG_WARNING("verbs peer %s: left out rail %s: %s", peer->text.c_str(), LinkText(*link), reason);
 }
@@ -365,7 +365,7 @@ void VerbsTransport::OnRefuse(const Message& message) {
       if (link->state == LinkState::kConnecting) link->deadline = 0;
       return;
     default:
-      // The peer may get room. The requests go on until the timeout.
+      // The reason may pass. The requests are repeated until the timeout.
       LOG_DEBUG("verbs peer %s: refused: %s", peer->text.c_str(), RefusalText(message.refusal));
       return;
   }

@@ -38,7 +38,8 @@ Status Mailbox::Open(ibv_pd* domain, ibv_comp_channel* channel, const Port& port
   return OkStatus();
 }
 
-// From RESET to ready, with all receive buffers posted and all send buffers free. Returns an errno.
+// Takes the queue pair from RESET to ready, with all receive buffers posted and all send buffers free.
+// Returns an errno.
 int Mailbox::Start() {
   ibv_qp_attr attributes{};
   attributes.qp_state = IBV_QPS_INIT;
@@ -63,7 +64,7 @@ int Mailbox::Start() {
 }
 
 // If the device cannot send a datagram, for example while a cable is cut, the queue pair stops. It is started
-// again with the same number, which peers know. What was under way is lost, as datagrams may be.
+// again with the same number, which peers know. Outstanding datagrams are lost.
 void Mailbox::Restart() {
   ibv_qp_attr attributes{};
   attributes.qp_state = IBV_QPS_RESET;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A datagram queue pair with its buffers, for the messages of transports before they are connected. Datagrams may be
+// A datagram queue pair with its buffers, for the messages that make and close connections. Datagrams may be
 // lost, duplicated or reordered; the sender repeats them. Loop thread only.
 
 #ifndef ROPETEAM_TRANSPORT_VERBS_MAILBOX_H_
@@ -17,8 +17,8 @@ namespace ropeteam::verbs {
 
 class Mailbox {
  public:
-  // Receive buffers: as many datagrams as may come between two polls. A transport that is asked by a thousand
-  // others at once drops some, and they ask again.
+  // Receive buffers: the limit of datagrams between two polls. If a thousand transports send requests at
+  // once, some are dropped, and the senders repeat them.
   static constexpr uint32_t kReceives = 256;
   static constexpr uint32_t kSends = 64;
 
@@ -28,8 +28,8 @@ class Mailbox {
   uint32_t queue_pair() const { return queue_pair_->qp_num; }
   ibv_cq* queue() const { return queue_.get(); }
 
-  // Sends at most kMessageBytesMax. False when kSends are on their way or the device refuses: as good as
-  // lost.
+  // Sends at most kMessageBytesMax bytes. False: kSends are outstanding, or the device refuses. The datagram
+  // then counts as lost.
   bool Send(const std::shared_ptr<ibv_ah>& to, uint32_t queue_pair, uint32_t key, std::string_view bytes);
   // Calls on_message(std::string_view) for each received datagram, at most `datagrams_max`. Returns how many
   // completions there were, also of sends.
@@ -54,12 +54,12 @@ class Mailbox {
     return buffer_.get() + kReceives * kReceiveBytes + slot * kMessageBytesMax;
   }
   bool PostReceive(uint64_t slot);
-  // The datagram of a completed receive; empty for all else.
+  // The datagram of a completed receive; empty for other completions.
   std::string_view Take(const ibv_wc& completion);
   void Return(const ibv_wc& completion);
   void Restart();
 
-  static constexpr size_t kGrhBytes = 40;  // in front of every received datagram, used or not
+  static constexpr size_t kGrhBytes = 40;  // in front of every received datagram, even if it has no GRH
   static constexpr size_t kReceiveBytes = kGrhBytes + kMessageBytesMax;
 
   std::unique_ptr<char[]> buffer_;
@@ -67,7 +67,7 @@ class Mailbox {
   Handle<ibv_cq> queue_;
   Handle<ibv_qp> queue_pair_;  // destroyed before what it uses
   std::vector<uint32_t> send_slots_free_;
-  std::shared_ptr<ibv_ah> sending_to_[kSends];  // held until the device has sent
+  std::shared_ptr<ibv_ah> sending_to_[kSends];  // held until the send has completed
   uint32_t sends_outstanding_ = 0;
   bool broken_ = false;  // the queue pair is in an error state
   uint8_t port_ = 1;

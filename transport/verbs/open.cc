@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Opening the devices, and how the transport describes itself.
+// Opens the devices and describes the transport.
 
 #include <errno.h>
 #include <fcntl.h>
@@ -80,7 +80,7 @@ Status VerbsTransport::OpenRail(const Port& port) {
   return OkStatus();
 }
 
-// A device that can register dmabufs rejects the descriptor; one that cannot rejects the call.
+// A device that can register dmabufs rejects the descriptor. A device that cannot rejects the call.
 void VerbsTransport::ProbeDmabuf() {
   for (const auto& rail : rails_) {
     errno = 0;
@@ -108,8 +108,9 @@ void VerbsTransport::NameSelf() {
   local_address_ = Encode(self);
   capabilities_.name = "verbs";
   capabilities_.rdma = true;
-  // A peer writes only through a queue pair of ours, made when it asked. Disconnect() destroys the queue pair.
-  // After that the device drops what still arrives for it, and the instance gets no other one.
+  // A peer writes only through a queue pair of ours, made for its request. Disconnect() destroys the queue
+  // pair. After that, the device drops bytes that still arrive for it, and the instance gets no other queue
+  // pair.
   capabilities_.fences_peers = true;
   capabilities_.admits_peers = true;
   capabilities_.operation_bytes = kOperationBytes;
@@ -117,7 +118,8 @@ void VerbsTransport::NameSelf() {
 }
 
 VerbsTransport::~VerbsTransport() {
-  // So peers notice at once instead of after a timeout. Nothing depends on it, so it gets only a short time.
+  // With these messages peers notice at once instead of after a timeout. They are optional, so the wait is
+  // short.
   constexpr TimeUs kGoodbyeUs = 5'000;
   for (const auto& [connection, inbound] : inbound_)
     if (!inbound->rail->dead) SendRefuse(inbound->rail, inbound->request, Refusal::kLeaving);
@@ -129,7 +131,7 @@ VerbsTransport::~VerbsTransport() {
     while (rail->mailbox.sends_outstanding() > 0 && Now() < end)
       rail->mailbox.Receive(Mailbox::kSends, [](std::string_view) {});
   // Destroying the queue pairs makes the devices release all buffers. Operations that are not complete yet are
-  // lost, as the contract says.
+  // lost, as transport.h says.
   inbound_.clear();
   peers_.clear();
   regions_.Clear();

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// From an accepted put or get to its completion: pieces of kOperationBytes, posted round-robin so that peers share
-// the devices. Each piece goes to the link with the most room.
+// From an accepted put or get to its completion. Operations are cut into pieces of kOperationBytes. They are
+// posted in batches, round-robin, so that peers share the devices. Each batch goes to the link that would
+// finish it first.
 
 #include <algorithm>
 #include <cstring>
@@ -14,7 +15,7 @@ namespace {
 
 uint64_t WorkId(uint32_t tag, uint32_t number) { return static_cast<uint64_t>(tag) << 32 | number; }
 
-// The peer refused the piece, as opposed to a piece that did not get there.
+// The piece reached the peer, and the peer's device refused it.
 bool IsRefusal(ibv_wc_status status) {
   return status == IBV_WC_REM_ACCESS_ERR || status == IBV_WC_REM_INV_REQ_ERR || status == IBV_WC_REM_OP_ERR;
 }
@@ -42,7 +43,7 @@ void VerbsTransport::Activate(Peer* peer) {
   if (!peer->queue.empty() || !peer->redo.empty()) active_.Add(peer);
 }
 
-// A turn may break its link, and then the peer gets no more turns.
+// A turn may break the last link; the peer then gets no more turns.
 void VerbsTransport::Pump() {
   active_.Go([this](Peer* peer) { return PostTurn(peer); },
              [](Peer* peer) { return peer->queue.empty() && peer->redo.empty(); });
@@ -59,8 +60,8 @@ Link* VerbsTransport::LinkForNext(Peer* peer) {
   return chosen < 0 ? nullptr : &peer->links[static_cast<size_t>(chosen)];
 }
 
-// The next piece to post: first those that came back from a broken link, then the queue's. nullptr: nothing is
-// left.
+// The next piece to post: first those that a broken link returned, then those of the queue. nullptr: nothing
+// is left.
 Piece* VerbsTransport::NextPiece(Peer* peer) {
   while (!peer->redo.empty()) {
     Piece* piece = peer->redo.Pop();
@@ -110,8 +111,8 @@ void VerbsTransport::Post(Link* link, Piece** pieces, uint32_t count) {
     requests[i].sg_list = &ranges[i];
     requests[i].num_sge = 1;
     requests[i].opcode = put ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ;
-    // The work of a queue pair completes in order, so the last one's completion stands for all. Errors are
-    // reported without being asked for.
+    // Work requests of a queue pair complete in order, so the last one's completion stands for all. Errors
+    // are reported even without IBV_SEND_SIGNALED.
     requests[i].send_flags = i + 1 < count ? 0 : IBV_SEND_SIGNALED;
     if (put && operation.region->exported && piece.length <= link->inline_bytes)
       requests[i].send_flags |= IBV_SEND_INLINE;
@@ -164,10 +165,10 @@ void VerbsTransport::FailOperation(Peer* peer, Operation* operation, Code code) 
   if (operation->pieces == 0) FinishOperation(operation);
 }
 
-// The work request of this number has completed, and so have all before it, successfully.
+// The work request of this number has ended with `status`. All before it have succeeded.
 void VerbsTransport::FinishPieces(Link* link, uint32_t number, ibv_wc_status status) {
   const uint32_t before = number - (link->piece_next - link->piece_count);
-  if (before >= link->piece_count) return;  // not a request of ours: the device repeats itself
+  if (before >= link->piece_count) return;  // the device has reported it before
   for (uint32_t i = 0; i < before; i++) DropPiece(TakePiece(link));
   Piece* piece = TakePiece(link);
   if (status == IBV_WC_SUCCESS)

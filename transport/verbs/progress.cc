@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Completion queues, the devices' events, and sleeping on them.
+// Reads completion queues and the devices' events, and sleeps on them.
 
 #include <poll.h>
 
@@ -13,10 +13,12 @@ namespace ropeteam::verbs {
 namespace {
 
 constexpr int kEntriesPerRead = 32;
-// Reads of one queue in one Poll(), so that a flood of completions cannot keep the caller from its other work.
+// Reads of one queue in one Poll(). The limit lets the caller do its other work during a flood of
+// completions.
 constexpr size_t kReadsPerPoll = 4;
 constexpr size_t kDatagramsPerPoll = 32;
-// How often the devices' events are read, and the clock for it, for a caller that never sleeps.
+// For a caller that never sleeps: the interval of reading the devices' events, and of reading the clock for
+// that.
 constexpr TimeUs kEventsUs = 10'000;
 constexpr uint32_t kPollsPerClock = 64;
 
@@ -42,7 +44,7 @@ void VerbsTransport::OnCompletion(Rail* rail, const ibv_wc& completion) {
     return;
   }
   const auto found = inbound_tags_.find(tag);
-  if (found == inbound_tags_.end()) return;  // of a queue pair that has been destroyed
+  if (found == inbound_tags_.end()) return;  // its queue pair has been destroyed
   Inbound* inbound = found->second;
   if (!inbound->probing) return;
   inbound->probing = false;
@@ -80,7 +82,7 @@ void VerbsTransport::ReadEvents(TimeUs now) {
   for (const auto& rail : rails_) {
     ibv_async_event event;
     while (ibv_get_async_event(rail->context.get(), &event) == 0) {
-      // Acknowledged first: destroying the event's object waits for that.
+      // The event is acknowledged first, because destroying its object waits for that.
       ibv_ack_async_event(&event);
       OnEvent(rail.get(), event, now);
     }
@@ -102,8 +104,8 @@ void VerbsTransport::OnEvent(Rail* rail, const ibv_async_event& event, TimeUs no
     case IBV_EVENT_QP_FATAL:
     case IBV_EVENT_QP_REQ_ERR:
     case IBV_EVENT_QP_ACCESS_ERR: {
-      // A responder in this state stays until its initiator, which has been told, replaces it. An initiator's own
-      // queue pair in this state may never return anything.
+      // A responder in this state stays until its initiator replaces it: the initiator's device reports an
+      // error too. An initiator's own queue pair in this state may never return anything.
       const auto found = std::find_if(tags_.begin(), tags_.end(), [&](const auto& entry) {
         return entry.second->queue_pair.get() == event.element.qp;
       });
@@ -120,8 +122,8 @@ void VerbsTransport::OnEvent(Rail* rail, const ibv_async_event& event, TimeUs no
   }
 }
 
-// A peer with other rails stops using this one at once. For a peer without, the device's own retries bridge a
-// short cut.
+// A peer with other links stops using this rail at once. For a peer without, the device's own retries bridge
+// a short interruption.
 void VerbsTransport::OnPort(Rail* rail, bool up, TimeUs now) {
   LOG_WARNING("verbs: port of %s is %s", rail->port.name.c_str(), up ? "up" : "down");
   rail->up = up && !rail->dead;
@@ -145,7 +147,8 @@ TimeUs VerbsTransport::NextTimer() const {
   return next;
 }
 
-// From here on every completion makes the channel readable. Completions that came before must be read after this.
+// From now on, the next completion makes the channel readable. Earlier completions do not, so the queues must
+// be read after this call.
 void VerbsTransport::Arm() {
   for (const auto& rail : rails_) {
     ibv_req_notify_cq(rail->queue.get(), 0);

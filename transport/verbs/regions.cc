@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Memory is registered once with every device. Pinning hundreds of gigabytes takes seconds, so no lock is held
+// Registers memory once with every device. Pinning hundreds of gigabytes takes seconds, so no lock is held
 // meanwhile.
 
 #include <errno.h>
@@ -11,9 +11,9 @@
 namespace ropeteam::verbs {
 namespace {
 
-// Relaxed ordering lets the bytes of one operation reach memory in any order, which doubles the bandwidth of some
-// hosts. Nothing here looks at bytes before their operation is complete. If the device or the kernel lacks it,
-// libibverbs leaves it out.
+// Relaxed ordering lets the bytes of one operation reach memory in any order. It doubles the bandwidth of
+// some hosts. No code here reads bytes before their operation is complete. If the device or the kernel does
+// not support it, libibverbs ignores the flag.
 constexpr int kRegionAccess =
     IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_RELAXED_ORDERING;
 constexpr int kDmabufAccess = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_RELAXED_ORDERING;
@@ -26,7 +26,7 @@ Status VerbsTransport::MapRegion(Region* region, void* base) {
   region->base = reinterpret_cast<uintptr_t>(base);
   for (const auto& rail : rails_) {
     if (region->length == 0)
-      break;  // devices differ on empty registrations, and no byte of it is ever touched
+      break;  // devices differ on empty registrations, and no byte of it is ever accessed
     Handle<ibv_mr> memory(ibv_reg_mr(rail->domain.get(), base, region->length, kRegionAccess));
     if (!memory) {
       const Status status = RegistrationError(errno, rail->port.name, region->length);
@@ -44,7 +44,7 @@ Result<RegionId> VerbsTransport::RegisterDmabuf(int fd, uint64_t offset, uint64_
                  capabilities_.devices.c_str());
   if (length == 0) return Error(Code::kInvalidArgument, "register 0 bytes of a dmabuf");
   return AddRegion(length, [&](Region* region) {
-    region->base = offset;  // devices want the same place in a page as in the dmabuf
+    region->base = offset;  // devices require the same offset within a page as in the dmabuf
     region->exported = false;
     return MapDmabuf(region, fd);
   });
