@@ -27,7 +27,7 @@ std::string Join(const std::vector<std::string>& words) {
   return text;
 }
 
-// "verbs: mlx5_0: port 1 is down; ofi: …": every device that could have moved bytes by RDMA and cannot, and why.
+// "verbs: mlx5_0: port 1 is down; ofi: …": the RDMA devices that cannot be used, each with the reason.
 std::string WhyNoRdma(const std::vector<FabricListing>& listings) {
   std::string text;
   const auto add = [&text](const std::string& words) { text += (text.empty() ? "" : "; ") + words; };
@@ -45,8 +45,8 @@ std::string WhyNoRdma(const std::vector<FabricListing>& listings) {
   return text.empty() ? "no RDMA device that was asked for" : text;
 }
 
-// What auto prefers of the devices here: verbs, then EFA; empty when there is neither. If devices were asked for,
-// only those count.
+// The transport or provider that auto prefers: verbs, then EFA; empty: there is neither. If the configuration
+// names devices, only those count.
 std::string PreferredRdma(const FabricConfig& config, const std::vector<FabricListing>& listings) {
   // "mlx5_0:2" names a port of the device mlx5_0.
   const auto names = [](const std::string& asked, const std::string& device) {
@@ -103,7 +103,7 @@ Status CheckUcxListens(const FabricConfig& config, const std::vector<std::string
                        const FabricListing& ucx) {
   for (const FabricDevice& device : ucx.devices) {
     const bool used = std::find(devices.begin(), devices.end(), device.name) != devices.end();
-    // Its transports, separated by commas.
+    // device.provider: the device's transports, separated by commas.
     if (!used || ("," + device.provider + ",").find(",tcp,") == std::string::npos) continue;
     if (device.name == "lo" || config.insecure) {
       LOG_WARNING(
@@ -132,7 +132,7 @@ Result<FabricPlan> PlanFabric(const FabricConfig& config, const std::vector<Fabr
     return Error(Code::kInvalidArgument, "provider \"%.80s\" goes with transport ofi, not with %s",
                  config.provider.c_str(), config.transport.c_str());
   if (config.transport == "verbs" || config.transport == "ucx") return FabricPlan{config.transport, "", ""};
-  // A provider that was asked for by name belongs to libfabric.
+  // A named provider is one of libfabric.
   if (!config.provider.empty()) return FabricPlan{"ofi", config.provider, ""};
   if (IsLoopback(config.listen_address) && !config.require_rdma) return FabricPlan{"ofi", kTcp, ""};
   const std::string preferred = PreferredRdma(config, listings);
@@ -158,7 +158,7 @@ Result<FabricChoice> CreateFabric(const FabricConfig& config) {
     made = Create(config, *plan);
   }
   if (!made.ok() && free_choice && plan->provider == kTcp && made.status().code() == Code::kUnsupported) {
-    // A build without libfabric. UCX carries bytes over TCP too, though not as fast.
+    // This build has no libfabric. UCX uses TCP too, but is slower.
     Result<std::unique_ptr<Transport>> ucx = Create(config, FabricPlan{"ucx", "", ""});
     if (ucx.ok()) made = std::move(ucx);
   }

@@ -159,7 +159,7 @@ Result<IpAddress> AddressOfInterface(const std::string& interface) {
 Status CheckListenable(const IpAddress& address) {
   const int fd = socket(address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (fd < 0) return ErrnoError(errno, "socket for %s", ToText(address).c_str());
-  // As the provider does it, so that a port in TIME_WAIT counts as free. A listening port still answers
+  // The provider sets this too. With it, a port in TIME_WAIT counts as free, and a listening port still gives
   // EADDRINUSE.
   const int on = 1;
   setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);

@@ -22,12 +22,12 @@ constexpr unsigned kCapIpcLock = 14;  // linux/capability.h
 unsigned long long Ull(uint64_t value) { return value; }
 
 struct LockedMemory {
-  uint64_t limit = UINT64_MAX;  // RLIMIT_MEMLOCK; UINT64_MAX: none
-  uint64_t pinned = 0;          // by devices: what the kernel compares; 0: not known
-  bool bound = true;            // false: CAP_IPC_LOCK in the initial user namespace
+  uint64_t limit = UINT64_MAX;  // RLIMIT_MEMLOCK; UINT64_MAX: no limit
+  uint64_t pinned = 0;          // bytes pinned by devices, which the kernel compares to the limit; 0: unknown
+  bool bound = true;            // false: CAP_IPC_LOCK in the initial user namespace lifts the limit
 };
 
-// Capabilities in another user namespace, such as a rootless container's, lift no limit.
+// Capabilities in another user namespace, such as a rootless container's, do not lift the limit.
 bool InFirstUserNamespace() {
   std::ifstream map("/proc/self/uid_map");
   uint64_t inside = 0, outside = 0, count = 0;
@@ -70,7 +70,7 @@ int SleepOn(std::vector<pollfd>* items, uint64_t timeout_us) {
   const int ready =
       ppoll(items->data(), items->size(), timeout_us >= UINT64_MAX / 2 ? nullptr : &timeout, nullptr);
   if (ready >= 0) return ready;
-  for (pollfd& item : *items) item.revents = 0;  // a signal: it wakes the caller
+  for (pollfd& item : *items) item.revents = 0;  // a signal wakes the caller
   return 0;
 }
 
@@ -99,7 +99,7 @@ bool WakeFd::Consume() {
 
 void WakeFd::AfterSleep(const pollfd& slept_on) {
   if (slept_on.revents == 0) return;
-  wake_.store(true);  // so that the descriptor is read even if Wake() is between its two steps
+  wake_.store(true);  // makes Consume() read the descriptor, even if Wake() is between its two steps
   Consume();
 }
 

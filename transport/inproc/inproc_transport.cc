@@ -28,7 +28,7 @@ struct RegionKey {
   uint64_t length = 0;
 };
 
-// "inproc", tag, number…: enough to tell our bytes from others.
+// The bytes begin with "inproc" and a tag, by which Decode() recognizes them.
 std::string Encode(char tag, uint64_t a, uint64_t b, uint64_t c, const std::string& text) {
   std::string bytes = std::string("inproc") + tag;
   for (uint64_t number : {a, b, c, static_cast<uint64_t>(text.size())})
@@ -126,7 +126,7 @@ class InprocTransport final : public Transport {
   TransportCapabilities capabilities_;
   bool dead_ = false;  // under the fabric's mutex
 
-  std::map<RegionId, Region> regions_;  // under the fabric's mutex: peers reach into it
+  std::map<RegionId, Region> regions_;  // under the fabric's mutex, because peers use it too
   RegionId region_next_ = 1;
 
   // Used by the loop's thread only.
@@ -270,7 +270,7 @@ Status InprocTransport::Submit(const Operation& operation) {
   return OkStatus();
 }
 
-// Under the fabric's mutex. False: held back.
+// Under the fabric's mutex. False: Hold() delays the operation.
 bool InprocTransport::CarryOut(const Operation& operation, Code* code) {
   Peer& peer = peers_.at(operation.peer);
   InprocFabric::Member& member = fabric_->members_[peer.name];
@@ -343,7 +343,7 @@ size_t InprocTransport::Poll(Completion* out, size_t capacity) {
 void InprocTransport::Wait(uint64_t timeout_us) {
   Advance();
   if (!completed_.empty()) return;
-  // Work that a Poll() limit left over is due at once. Release() wakes up for work that was held back.
+  // The operations that remain are held. Release() wakes this thread for them.
   std::unique_lock lock(wake_mutex_);
   const auto woken = [this] { return woken_; };
   if (timeout_us >= UINT64_MAX / 2)

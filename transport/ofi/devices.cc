@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What libfabric sees on this machine.
+// The devices that libfabric finds on this machine.
 
 #include <cstring>
 #include <set>

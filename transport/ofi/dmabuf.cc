@@ -33,7 +33,8 @@ bool OfiTransport::WantsDmabuf() const {
   return WhyNoDmabuf(kBuiltVersion, fi_version(), config_.provider).empty();
 }
 
-// Called after the endpoint is open: only then does it say whether its card carries out reads and writes.
+// Called after the endpoint is open: only an open endpoint reports whether the card carries out reads and
+// writes.
 void OfiTransport::ProbeDmabuf() {
   no_dmabuf_ = WhyNoDmabuf(kBuiltVersion, fi_version(), info_->fabric_attr->prov_name);
   if (no_dmabuf_.empty() && (info_->caps & FI_HMEM) == 0) no_dmabuf_ = "the provider offers no FI_HMEM";
@@ -68,13 +69,14 @@ Status OfiTransport::MapDmabuf(Region* region, int fd, uint64_t offset) {
   dmabuf.fd = fd;
   dmabuf.offset = offset;
   dmabuf.len = region->length;
-  dmabuf.base_addr = nullptr;  // the card then knows byte `offset` of the dmabuf by the address `offset`
+  dmabuf.base_addr = nullptr;  // byte `offset` of the dmabuf then has the address `offset`
   fi_mr_attr attributes{};
   attributes.dmabuf = &dmabuf;
   attributes.iov_count = 1;
   attributes.access = FI_READ | FI_WRITE;
   attributes.requested_key = RandomNumber();
-  // No interface of libfabric manages this memory. If one did, libfabric would ask this process's driver for it.
+  // The memory is given as not managed by an interface of libfabric. Otherwise libfabric would query the
+  // device's driver in this process.
   attributes.iface = FI_HMEM_SYSTEM;
   fid_mr* registered = nullptr;
   const int result = fi_mr_regattr(domain_.get(), &attributes, FI_MR_DMABUF, &registered);

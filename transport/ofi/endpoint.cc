@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Opening: which address, which provider, fabric to endpoint; and registering memory.
+// Chooses the address and the provider, opens the fabric and the endpoints, and registers memory.
 
 #include <cstdlib>
 #include <cstring>
@@ -24,22 +24,22 @@ Result<std::unique_ptr<Transport>> CreateOfiTransport(const OfiConfig& config) {
 }
 
 void SetOfiEnvironment() {
-  // Receive buffers serve messages, and everything here is one-sided. The defaults (4096 × 16 KiB) take 70 MiB per
-  // endpoint, these 2 MiB.
+  // Receive buffers serve messages, and operations here are one-sided. The defaults (4096 × 16 KiB) take 70
+  // MiB per endpoint, these take 2 MiB.
   setenv("FI_OFI_RXM_MSG_RX_SIZE", "8", 0);
   setenv("FI_OFI_RXM_BUFFER_SIZE", "256", 0);
   setenv("FI_OFI_RXM_EAGER_LIMIT", "256", 0);
-  // Registrations are made once and end when we end them. A cache would keep a released region open to the peers
-  // that have its key.
+  // Registrations last until they are closed. With a cache, peers that have the key could still reach a
+  // region that was deregistered.
   setenv("FI_MR_CACHE_MAX_COUNT", "0", 0);
-  // EFA would reach a peer of the same host through shm, which does not notice its death.
+  // Otherwise EFA uses shm for a peer on the same host, and shm does not notice the peer's death.
   setenv("FI_EFA_ENABLE_SHM_TRANSFER", "0", 0);
-  // If asked for device memory, libfabric initialises every kind that it finds, with a context on each GPU. What
-  // is registered here comes as a dmabuf and needs none of that.
+  // If device memory is requested, libfabric initialises every kind that it finds, with a context on each
+  // GPU. Device memory is registered here as a dmabuf, which needs none of that.
   setenv("FI_HMEM", "system", 0);
-  // The number of peers for whose completions an endpoint's queue has room. The default of 256 asks for more
-  // entries than some devices have in a queue (32767 with rxe). An endpoint here has one peer, or serves without
-  // completions.
+  // The number of peers for whose completions an endpoint's queue has room. The default of 256 needs more
+  // entries than some devices have in a queue (32767 with rxe). An endpoint here has one peer, or serves
+  // without completions.
   setenv("FI_UNIVERSE_SIZE", "64", 0);
   // The interval in microseconds at which ofi_rxm makes progress on connections. At the default of 10000 a peer's
   // first operation, and the check after a failed one, would take 10 to 20 ms.
@@ -50,7 +50,7 @@ namespace ofi {
 namespace {
 
 constexpr uint64_t kMemoryModes = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
-// Entries with which the listener's completion queue is opened. A provider that needs more grows it.
+// Entries of the listener's completion queue when it is opened. A provider that needs more enlarges it.
 constexpr size_t kCompletionEntries = 4096;
 // FI_NAME_MAX for an endpoint's name; EFA's is 32 bytes, shm's a path.
 constexpr size_t kEndpointNameBytesMax = 256;
@@ -60,18 +60,19 @@ Status FabricError(Code code, int64_t result, const char* what) {
                static_cast<long long>(result));
 }
 
-// Providers that keep one connection per peer. Only their endpoints are cheap enough to have one per peer.
+// Whether the provider keeps one connection per peer. Only endpoints of such providers are cheap enough to
+// open one per peer.
 bool KeepsConnections(const fi_info* info) {
   const uint32_t protocol = info->ep_attr->protocol;
   return protocol == FI_PROTO_RXM || protocol == FI_PROTO_RXM_TCP || protocol == FI_PROTO_SOCK_TCP;
 }
 
-// Providers that listen with a socket. The address of "verbs;ofi_rxm" is an IP address too, but rdma_cm's.
+// Whether the provider listens with a socket. The IP address of "verbs;ofi_rxm" belongs to rdma_cm instead.
 bool ListensByTcp(const std::string& provider) {
   return provider.starts_with("tcp") || provider.starts_with("net") || provider.starts_with("sockets");
 }
 
-// "shm, tcp;ofi_rxm, …": what could be asked for instead.
+// "shm, tcp;ofi_rxm, …": the providers of this machine.
 std::string ProvidersThere() {
   fi_info* list = nullptr;
   std::set<std::string> names;
@@ -224,7 +225,7 @@ Status OfiTransport::OpenFabric() {
   probes_ = listen_.length != 0 && ListensByTcp(info_->fabric_attr->prov_name);
   // Over TCP the provider copies, so a registration is an entry of a table. A network card would pin the arena
   // once per peer. With a shared endpoint, and with libfabric's native tcp, a connection that was reset may never
-  // be made again (libfabric.md).
+  // be re-established (libfabric.md).
   const auto modes = static_cast<uint64_t>(info_->domain_attr->mr_mode);
   grants_keys_ = probes_ && !shared_ && (modes & (FI_MR_PROV_KEY | FI_MR_VIRT_ADDR)) == 0 &&
                  info_->domain_attr->mr_key_size >= sizeof(uint64_t) &&
@@ -241,7 +242,7 @@ Status OfiTransport::OpenQueue(size_t entries, Queue* queue) {
   int result = fi_cq_open(domain_.get(), &attributes, &completions, nullptr);
   const bool sleepable = result == 0;
   if (!sleepable) {
-    // EFA up to libfabric 1.x has no descriptor to sleep on. Wait() then polls at intervals.
+    // EFA in libfabric 1.x has no descriptor to sleep on. Wait() then polls at intervals.
     attributes.wait_obj = FI_WAIT_NONE;
     result = fi_cq_open(domain_.get(), &attributes, &completions, nullptr);
   }
@@ -306,7 +307,7 @@ void OfiTransport::PostKnockBuffer(KnockBuffer* buffer) {
   buffer->knock = Knock{};
   const ssize_t result = fi_recv(listener_.endpoint.get(), &buffer->knock, sizeof buffer->knock, nullptr,
                                  FI_ADDR_UNSPEC, &buffer->context);
-  // Without any buffer no other peer could reach this node's memory.
+  // If no buffer is left, no further peer can get keys to this node's memory.
   if (result != 0)
     LOG_ERROR("ofi: cannot post a receive buffer for key requests (one of %zu): %s", kKnockBuffers,
               fi_strerror(static_cast<int>(-result)));
@@ -347,20 +348,20 @@ void OfiTransport::NameSelf() {
   capabilities_.rdma = IsRdma(self.provider);
   if (info_->nic != nullptr && info_->nic->link_attr != nullptr)
     capabilities_.link_mbps = info_->nic->link_attr->speed / kBitsPerMegabit;
-  // Without keys of its own, a peer can reconnect and go on writing. Without /proc, a fragment that is arriving
-  // cannot be cut off.
+  // A peer that has no keys of its own can reconnect and continue to write. Without /proc, a fragment that is
+  // arriving cannot be stopped.
   capabilities_.fences_peers = grants_keys_ && listener_.queue.fd >= 0 && CanFindConnections();
   capabilities_.admits_peers = grants_keys_;
   capabilities_.operation_bytes = std::min<uint64_t>(config_.operation_bytes, info_->ep_attr->max_msg_size);
 }
 
 OfiTransport::~OfiTransport() {
-  // Each peer's endpoint releases its buffers here. Operations that are not complete yet are lost, as the header
-  // says.
+  // Each peer's endpoint releases its buffers here. Operations that are not complete yet are lost, as
+  // transport.h says.
   for (const auto& [id, peer] : peers_) EndConnection(peer.get());
   peers_.clear();
   listener_.endpoint.reset();
-  regions_.Clear();  // before grants_, which has their keys
+  regions_.Clear();  // before grants_, which holds their keys
 }
 
 Status OfiTransport::RegisterMemory(void* base, uint64_t length, uint64_t access, uint64_t key,
@@ -369,7 +370,7 @@ Status OfiTransport::RegisterMemory(void* base, uint64_t length, uint64_t access
     key &= (uint64_t{1} << (8 * info_->domain_attr->mr_key_size)) - 1;
   fid_mr* registered = nullptr;
   const int result = fi_mr_reg(domain_.get(), base, length, access, 0, key, 0, &registered, nullptr);
-  // libfabric's error numbers are errno's.
+  // libfabric's error numbers are errno values.
   if (result != 0)
     return front::RegistrationError(-result, fi_strerror(-result), info_->domain_attr->name, length);
   memory->reset(registered);
@@ -381,7 +382,8 @@ Status OfiTransport::MapRegion(Region* region, void* base) {
   // Providers differ on empty registrations, so none is made: no byte of it is ever accessed.
   if (region->length == 0) return OkStatus();
   const uint64_t exported = RandomNumber();
-  // With keys for each peer, this registration serves our own operations only. Its key is not given to any peer.
+  // If each peer has its own keys, this registration serves only our own operations. Its key is not given to
+  // a peer.
   Status status =
       grants_keys_
           ? RegisterMemory(base, region->length, FI_READ | FI_WRITE, RandomNumber(), &region->memory)

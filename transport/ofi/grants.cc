@@ -13,7 +13,7 @@
 namespace ropeteam::ofi {
 namespace {
 
-// A bijection of 64 bits that spreads every bit (splitmix64's last step).
+// A bijection of 64-bit numbers that spreads every bit (the last step of splitmix64).
 uint64_t Mix(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
   x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
@@ -145,7 +145,7 @@ uint64_t* Grants::FreeAnswer(uint64_t instance) {
   return free == begin + kAnswerWindow ? nullptr : free;
 }
 
-// The port may have belonged to another peer before.
+// The source (address and port) may have belonged to another peer before.
 void Grants::Attribute(uint64_t instance, Peer* peer, const std::string& source) {
   if (source.empty()) return;
   const auto owner = owners_.find(source);

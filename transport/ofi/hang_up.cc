@@ -19,7 +19,7 @@ namespace {
 
 constexpr int kDepthMax = 4;  // ofi_rxm's queue waits for tcp's queue, and that for the sockets
 
-// What an epoll descriptor waits for, as the kernel says; empty for any other descriptor.
+// The descriptors that an epoll descriptor waits for; empty for any other descriptor.
 std::vector<int> WaitedFor(int epoll) {
   std::vector<int> fds;
   std::ifstream info("/proc/self/fdinfo/" + std::to_string(epoll));
@@ -30,7 +30,7 @@ std::vector<int> WaitedFor(int epoll) {
   return fds;
 }
 
-// The other end of a TCP connection; length 0: `fd` is not a TCP connection.
+// The other end of a TCP connection; length 0: `fd` is not a connected TCP socket.
 IpAddress PeerOf(int fd) {
   IpAddress other;
   socklen_t length = sizeof other.storage;
@@ -40,15 +40,15 @@ IpAddress PeerOf(int fd) {
   return other;
 }
 
-// Whether `fd` is a connection that the other end has reset. What arrived before can still be read.
+// Whether `fd` is a connection that the other end has reset. Bytes that arrived before can still be read.
 bool WasReset(int fd) {
   tcp_info info{};
   socklen_t length = sizeof info;
   return getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) == 0 && info.tcpi_state == TCP_CLOSE;
 }
 
-// Calls `visit(fd, other end)` for every connection. The other end of one that was reset has length 0: the kernel
-// does not say any more which it was.
+// Calls `visit(fd, other end)` for every connection. After a reset, the kernel no longer reports the other
+// end, and its length is 0.
 template <typename Visit>
 void ForEachConnection(int epoll, Visit visit, int depth = 1) {
   for (const int fd : WaitedFor(epoll)) {
@@ -62,9 +62,8 @@ void ForEachConnection(int epoll, Visit visit, int depth = 1) {
 bool Same(const IpAddress& a, const IpAddress& b) { return a.length == b.length && ToText(a) == ToText(b); }
 
 void HangUpOne(int fd) {
-  // When libfabric closes the socket, bytes that it has not sent are dropped. Otherwise the kernel would go on
-  // trying for minutes, and when the network comes back it would deliver a put that was reported as failed long
-  // ago.
+  // With this option, closing the socket drops bytes that were not sent. Otherwise the kernel would retry for
+  // minutes. When the network comes back, it would deliver a put that was reported as failed long ago.
   const linger drop{1, 0};
   (void)setsockopt(fd, SOL_SOCKET, SO_LINGER, &drop, sizeof drop);
   (void)shutdown(fd, SHUT_RDWR);  // fails after a reset
@@ -89,7 +88,7 @@ size_t Cut(int epoll, const std::function<bool(const std::string& peer)>& chosen
     if (other.length != 0 && !chosen(ToText(other))) return;
     count++;
     HangUpOne(fd);
-    // Bytes that had arrived are discarded. From now on the kernel answers every byte with a reset.
+    // Discards bytes that have arrived. From now on the kernel answers every byte with a reset.
     char unused[64 << 10];
     while (recv(fd, unused, sizeof unused, MSG_DONTWAIT | MSG_TRUNC) > 0) {
     }

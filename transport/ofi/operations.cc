@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// From an accepted put or get to its completion: fragments of operation_bytes, at most `depth` at the device for
-// one peer, posted round-robin so that peers share the link.
+// From an accepted put or get to its completion. Operations are cut into fragments of operation_bytes, at
+// most `depth` at the device for one peer. They are posted round-robin, so that peers share the link.
 
 #include <algorithm>
 
@@ -11,8 +11,8 @@
 namespace ropeteam::ofi {
 namespace {
 
-// With a shared endpoint "again" may also mean that other peers fill its queue. So a peer's connection is
-// suspected only after this long with nothing of the peer's outstanding.
+// With a shared endpoint, FI_EAGAIN may also mean that other peers fill its queue. So a peer's connection is
+// suspected only after this long without outstanding fragments of the peer.
 constexpr TimeUs kBlockedUs = 20'000;
 
 unsigned long long Ull(uint64_t value) { return value; }
@@ -75,8 +75,9 @@ bool OfiTransport::PostNext(Peer* peer) {
   }
   FreeFragment(fragment);
   if (result == -FI_EAGAIN) {
-    // If fragments are outstanding, their completions make room. If none is, the connection was lost while idle.
-    // ofi_rxm then connects to whichever process listens there now: only a hello may do that.
+    // If fragments are outstanding, their completions make room. Otherwise the connection was lost while
+    // idle. ofi_rxm then connects to the process that listens there now, perhaps another instance. Only a
+    // hello may do that.
     if (peer->outstanding > 0) return false;
     const TimeUs now = Now();
     if (peer->blocked_since == 0) peer->blocked_since = now;
@@ -107,7 +108,7 @@ ssize_t OfiTransport::PostFragment(Peer* peer, Operation* operation, Fragment* f
   return fi_writemsg(EndpointOf(peer), &message, FI_COMPLETION | FI_DELIVERY_COMPLETE);
 }
 
-// The operation will not complete with kOk. It ends when the device has returned its fragments.
+// The operation fails. It ends when the device has returned its fragments.
 void OfiTransport::FailOperation(Peer* peer, Operation* operation, Code code) {
   if (operation->code == Code::kOk) operation->code = code;
   peer->queue.Abandon(operation);
@@ -134,8 +135,8 @@ void OfiTransport::FinishFragment(Fragment* fragment, Code code) {
   ROPETEAM_CHECK(operation->fragments > 0);
   operation->fragments--;
   if (code != Code::kOk) Suspect(peer);
-  // For device memory the most likely fault is that this node's card cannot read it; a provider's error does not
-  // say whose fault it was. If the peer is gone, the operation still ends with kPeerGone.
+  // A provider's error does not say which side failed. For device memory the likely cause is that this node's
+  // card cannot access it. If the peer is gone, the operation still ends with kPeerGone.
   if (code == Code::kLinkFailed && !operation->region->exported) code = Code::kIo;
   if (code != Code::kOk || operation->code != Code::kOk)
     FailOperation(peer, operation, code);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Connecting to peers, checking them after a failure, disconnecting them. The states are in internal.h.
+// Connects to peers, checks them after a failure, and disconnects them. The states are in internal.h.
 
 #include <netinet/in.h>
 #include <unistd.h>
@@ -16,33 +16,34 @@
 namespace ropeteam::ofi {
 namespace {
 
-// A first connection gets this long before a bare TCP connection asks whether a process listens there; most are up
-// in 2 ms.
+// If a first connection takes longer, a bare TCP connection probes whether a process listens there. Most are
+// up in 2 ms.
 constexpr TimeUs kProbeAfterUs = 3'000;
 // A failed hello is tried again after this long.
 constexpr TimeUs kHelloRetryUs = 2'000;
-// How often the answer to a knock is looked for. The peer's loop needs one round to give it.
+// The interval of reading the answer to a knock. The peer's loop needs one round to give it.
 constexpr TimeUs kAnswerRetryUs = 100;
-// A peer that has disconnected this node does not answer. It may connect again, so the knock is repeated.
+// A peer that has disconnected this node does not answer. It may connect to this node again, so the knock is
+// repeated.
 constexpr TimeUs kKnockAgainUs = 20'000;
-// The peer's kernel answers, but its program makes no progress. It may be busy, so it gets this long.
+// The timeout if the peer's kernel answers but its program makes no progress: it may be busy.
 constexpr TimeUs kHelloDeadlineUs = 5'000'000;
-// Nothing answers at all. A peer that was up a moment ago must be reported gone within the 100 ms that transport.h
-// promises. A first contact may have to wait for ARP and a lost SYN.
+// The timeouts if nothing answers at all. transport.h promises that a peer that was up a moment ago is
+// reported gone within 100 ms. A first contact may have to wait for ARP and a lost SYN.
 constexpr TimeUs kSilenceAfterBreakUs = 80'000;
 constexpr TimeUs kSilenceAtFirstUs = 1'500'000;
 static_assert(kSilenceAfterBreakUs < 100'000);
-// A connection that was shut down returns everything within this time: a socket's buffer is read in a millisecond
-// or two.
+// A connection that was shut down returns everything within this time: a socket's buffer is read in 1 to 2
+// ms.
 constexpr TimeUs kHangUpUs = 50'000;
-// This many rounds are made in any case. On a busy machine the time may pass while the thread does not run, and an
-// endpoint that is closed too early ends the process (hang_up.h). tcp reads from at most 100 sockets in a round.
+// At least this many rounds are made. On a busy machine the time may pass while the thread does not run, and
+// closing an endpoint too early ends the process (hang_up.h). tcp reads from at most 100 sockets in a round.
 constexpr size_t kHangUpRounds = 1'000;
-// A round of Fence() reads a file of /proc for each queue and asks for each connection's peer. So rounds that
-// found nothing to read are this far apart.
+// The pause after a round of Fence() that found nothing to read. A round reads a file of /proc for each queue
+// and queries each connection's peer.
 constexpr TimeUs kFenceStepUs = 100;
 constexpr size_t kFenceRounds = 100;  // as kHangUpRounds
-// Without an IP address to probe, only the hello can tell.
+// The timeout without an IP address to probe: only the hello shows whether the peer is alive.
 constexpr TimeUs kHelloDeadlineUnprobedUs = 1'000'000;
 
 // The name of an endpoint as an IP address; length 0: it is not an IP address.
@@ -83,7 +84,7 @@ Result<PeerId> OfiTransport::Connect(const std::string& bytes) {
   if (remote.address_format != info_->addr_format || (listen_.length != 0 && peer->probe_target.length == 0))
     return Error(Code::kInvalidArgument, "the peer's address format is %u, this node's %u",
                  remote.address_format, info_->addr_format);
-  // Providers read as many bytes as their own names have.
+  // A provider reads as many bytes as its own names have.
   if (remote.address_format != FI_ADDR_STR && remote.name.size() != name_bytes_)
     return Error(Code::kInvalidArgument, "the peer's endpoint name has %zu bytes, this node's %zu",
                  remote.name.size(), name_bytes_);
@@ -115,7 +116,7 @@ void OfiTransport::Suspect(Peer* peer) {
   failed_.push_back(peer->id);
 }
 
-// Finds out whether the peer is alive. What is outstanding to it is lost by that.
+// Starts to check whether the peer is alive. This cancels the operations that are outstanding to it.
 void OfiTransport::Check(PeerId id) {
   const auto found = peers_.find(id);
   if (found == peers_.end()) return;
@@ -150,8 +151,8 @@ void OfiTransport::CheckFailed(TimeUs now) {
   failed_.clear();
 }
 
-// A peer that does not answer may be busy or stopped. If its kernel answers, it is left alone; if not, the link
-// counts as broken.
+// A peer that does not answer may be busy or stopped. If its kernel answers, the link is kept; if not, the
+// link counts as broken.
 void OfiTransport::CheckSilent(TimeUs now) {
   if (now < silence_next_) return;
   silence_next_ = now + kSilenceStepUs;
@@ -199,8 +200,8 @@ void OfiTransport::BreakLink(Peer* peer, TimeUs now) {
   StartConnecting(peer, now);
 }
 
-// After this nothing is arriving when the endpoint is closed; see hang_up.h. Bytes that have arrived are read
-// first. Then everything that was outstanding comes back.
+// Shuts down the connection, so that no bytes arrive while the endpoint is being closed (hang_up.h). Bytes
+// that have arrived are read first. Then the provider returns everything that was outstanding.
 void OfiTransport::EndConnection(Peer* peer) {
   const Queue& queue = LinkOf(peer).queue;
   if (peer->fragments == nullptr || queue.fd < 0) return;
@@ -210,14 +211,15 @@ void OfiTransport::EndConnection(Peer* peer) {
     ReadCompletions(queue, SIZE_MAX);
 }
 
-// Afterwards the device holds nothing of this peer's. The exception is a shared endpoint, which returns fragments
-// by their own completions.
+// Afterwards the device holds no fragment of this peer. The exception is a shared endpoint, which returns
+// fragments only by their completions.
 void OfiTransport::CloseLink(Peer* peer) {
   peer->hello_posted = peer->hello_answered = peer->met = false;
   if (!peer->link.endpoint) return;
   EndConnection(peer);
-  // fi_close() of a connected endpoint drops the connection and writes a cancelled completion for everything that
-  // was outstanding. If it failed, the device would still own the buffers and they could not be returned.
+  // fi_close() of a connected endpoint drops the connection and writes a cancelled completion for each
+  // outstanding fragment. If it failed, the device would still own the buffers, and they could not be
+  // returned.
   const int result = fi_close(&peer->link.endpoint.release()->fid);
   ROPETEAM_CHECK(result == 0);
   ReadCompletions(peer->link.queue, SIZE_MAX);
@@ -236,7 +238,7 @@ void OfiTransport::StepPeers(TimeUs now) {
 void OfiTransport::StepConnecting(Peer* peer, TimeUs now) {
   if (peer->hello_answered && HelloSays(peer, now)) return;
   const bool drained = peer->outstanding == 0 || peer->hello_posted;
-  if (!drained) peer->connect_start = now;  // a shared endpoint returns what is outstanding when it likes
+  if (!drained) peer->connect_start = now;  // a shared endpoint may return fragments at any time
   if (peer->met && !peer->failed && now >= peer->knock_next) SendKnock(peer, now);
   if (!peer->hello_posted && drained && !peer->failed && now >= peer->hello_next) PostHello(peer, now);
   const bool probed = probes_ && peer->probe_target.length != 0;
@@ -256,7 +258,7 @@ void OfiTransport::StepConnecting(Peer* peer, TimeUs now) {
                               : "no answer");
 }
 
-// Handles what was read from the peer. True: connecting has ended.
+// Handles what was read from the peer. True: the peer is no longer in kConnecting.
 bool OfiTransport::HelloSays(Peer* peer, TimeUs now) {
   const HelloRead& read = hellos_read_[peer->slot];
   peer->hello_answered = false;
@@ -276,7 +278,7 @@ bool OfiTransport::HelloSays(Peer* peer, TimeUs now) {
   return !peer->met;
 }
 
-// Asks for the keys to the peer's memory.
+// Requests the keys to the peer's memory.
 void OfiTransport::SendKnock(Peer* peer, TimeUs now) {
   Knock knock;
   knock.magic = kKnockMagic;
@@ -320,8 +322,8 @@ void OfiTransport::PostHello(Peer* peer, TimeUs now) {
   }
   FreeFragment(fragment);
   if (result == -FI_EAGAIN) return;  // the connection is being made, and this call drives it
-  // For example EINVAL for a network that cannot be reached from the address we listen on. The endpoint is not
-  // used again: ofi_rxm keeps it half-open.
+  // For example EINVAL: the network cannot be reached from the address that we listen on. The endpoint is not
+  // used again, because ofi_rxm keeps it half-open.
   LOG_DEBUG("ofi peer %s: connecting: %s", peer->text.c_str(), fi_strerror(static_cast<int>(-result)));
   Suspect(peer);
 }
@@ -363,9 +365,9 @@ void OfiTransport::Disconnect(PeerId id) {
   if (peer->outstanding == 0) FinishDisconnect(peer);
 }
 
-// From here on no byte of the peer's reaches our memory. Its keys are revoked first, so that no fragment begins.
-// Then every connection is ended that does not belong to a peer with access: a fragment may be arriving over it.
-// Bytes that libfabric has read ahead are copied until it closes the socket.
+// Afterwards no byte from the peer reaches our memory. First its keys are revoked, so that no new fragment
+// begins. A fragment may still be arriving, so every connection that does not belong to a peer with access is
+// then ended. Bytes that libfabric has read ahead are copied until it closes the socket.
 void OfiTransport::Fence(const Peer& departed) {
   const uint64_t instance = departed.remote.instance;
   grants_->Revoke(instance);
@@ -384,7 +386,7 @@ void OfiTransport::Fence(const Peer& departed) {
 
 void OfiTransport::FinishDisconnect(Peer* peer) {
   ROPETEAM_CHECK(peer->outstanding == 0 && peer->broken.empty() && !peer->listed);
-  // The device releases an address only after the endpoints that used it. A failure leaks an entry of the table.
+  // The address is removed after the endpoints that used it. A failure leaks an entry of the table.
   if (const int result = fi_av_remove(addresses_.get(), &peer->address, 1, 0); result != 0)
     LOG_WARNING("ofi peer %s: fi_av_remove: %s", peer->text.c_str(), fi_strerror(-result));
   slots_free_.push_back(peer->slot);

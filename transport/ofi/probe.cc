@@ -25,9 +25,9 @@ void PeerProbe::Stop() {
 
 PeerProbe::Answer PeerProbe::Open() {
   fd_ = socket(target_.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  // Running out of descriptors says nothing about the peer. The next step tries again.
+  // A lack of descriptors says nothing about the peer. The next step tries again.
   if (fd_ < 0) return Answer::kPending;
-  // If the source address cannot be bound, the route chooses one. That still reaches the peer if anything does.
+  // If the source address cannot be bound, the kernel chooses one by the route to the peer.
   (void)bind(fd_, source_.get(), source_.length);
   if (connect(fd_, target_.get(), target_.length) == 0 || errno == EINPROGRESS) return Answer::kPending;
   const bool refused = errno != EAGAIN && errno != EADDRINUSE && errno != EADDRNOTAVAIL;
@@ -46,8 +46,8 @@ PeerProbe::Answer PeerProbe::Step() {
   if (error == 0 && (item.revents & (POLLHUP | POLLRDHUP | POLLERR)) == 0) return Answer::kAlive;
   close(fd_);
   fd_ = -1;
-  // A connection that was made and then broke may have been accepted by the kernel for a process that was just
-  // dying. Ask again: the next answer is from the address as it is then.
+  // If the connection was made and then broke, the kernel may have accepted it for a process that was just
+  // dying. Try again: the next answer shows the state after that.
   const bool fell = error == 0 || error == ECONNRESET || error == EPIPE;
   return fell ? Answer::kPending : Answer::kRefused;
 }

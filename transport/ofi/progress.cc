@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The completion queue, and sleeping on it.
+// Reads the completion queues, and sleeps on them.
 
 #include <poll.h>
 
@@ -16,11 +16,11 @@ namespace {
 constexpr size_t kEntriesPerRead = 64;
 // While a connection is being made, our calls drive it, not events.
 constexpr TimeUs kConnectingSleepUs = 500;
-// How often a completion queue without a descriptor is polled: with work outstanding, and without.
+// The intervals of polling a completion queue without a descriptor: with work outstanding, and without.
 constexpr TimeUs kBlindBusySleepUs = 50;
 constexpr TimeUs kBlindIdleSleepUs = 2'000;
 
-// What the provider's error says about the cause. The peer is checked first; see internal.h.
+// The code for a provider's error. It is reported only after the peer was checked; see internal.h.
 Code CodeOf(int error) {
   switch (error) {
     case FI_EACCES:
@@ -57,13 +57,13 @@ size_t OfiTransport::ReadCompletions(const Queue& queue, size_t reads_max) {
         FinishFragment(static_cast<Fragment*>(entries[i].op_context), Code::kOk);
     }
     total += static_cast<size_t>(count);
-    // A short read means that the queue is empty, except where everything must come out.
+    // A short read counts as an empty queue, except if the caller must read everything.
     if (static_cast<size_t>(count) < kEntriesPerRead && reads_max != SIZE_MAX) break;
   }
   return total;
 }
 
-// The receive buffer that a completion belongs to; null: it belongs to something else.
+// The receive buffer that a completion belongs to; null: it does not belong to one.
 KnockBuffer* OfiTransport::KnockBufferOf(void* context) {
   auto* buffer = static_cast<KnockBuffer*>(context);
   KnockBuffer* const begin = knocks_.get();
@@ -88,7 +88,8 @@ void OfiTransport::ReadError(const Queue& queue) {
     return;
   }
   auto* fragment = static_cast<Fragment*>(error.op_context);
-  // Errors of the provider's own receive buffers carry no context of ours. They concern a peer's connection to us.
+  // Errors of the provider's own receive buffers have no context of ours. They concern a peer's connection to
+  // us.
   if (fragment == nullptr || fragment->peer == nullptr) return;
   LOG_DEBUG("ofi peer %s: operation of %llu bytes failed: %s (provider %d)", fragment->peer->text.c_str(),
             static_cast<unsigned long long>(fragment->length), fi_strerror(error.err), error.prov_errno);
@@ -97,7 +98,7 @@ void OfiTransport::ReadError(const Queue& queue) {
 
 void OfiTransport::Progress() {
   size_t completions = ReadCompletions(listener_.queue, kReadsPerPoll);
-  // On the link of one peer only the answers to our own operations arrive.
+  // On a peer's own link, only completions of our own operations arrive.
   for (Peer* peer : linked_)
     if (peer->outstanding > 0 || peer->state == PeerState::kConnecting)
       completions += ReadCompletions(peer->link.queue, kReadsPerPoll);
@@ -124,10 +125,10 @@ void OfiTransport::Sleep(TimeUs now, uint64_t timeout_us) {
   FinishSleep(sleep_items_.data() + 1, sleep_items_.size() - 1);
 }
 
-// Adds what to sleep on and shortens the time. False: there is something to do now.
+// Adds the descriptors to sleep on and shortens the timeout. False: there is work now.
 bool OfiTransport::PrepareSleep(TimeUs now, uint64_t* timeout_us, std::vector<pollfd>* items) {
   if (!failed_.empty()) return false;
-  // No event says when a peer may post again that was told "again" with nothing outstanding.
+  // If a peer got FI_EAGAIN with nothing outstanding, no event shows when it may post again.
   const bool blocked =
       std::any_of(active_.begin(), active_.end(), [](const Peer* peer) { return peer->blocked_since != 0; });
   if (watches_silence() && outstanding_ > 0) *timeout_us = std::min(*timeout_us, kSilenceStepUs);
@@ -152,13 +153,13 @@ bool OfiTransport::PrepareSleep(TimeUs now, uint64_t* timeout_us, std::vector<po
     Progress();
     return false;
   }
-  // The provider cannot say whether its descriptors can be trusted. Poll at intervals instead of spinning for
-  // ever.
+  // The provider does not report whether a sleep on its descriptors is safe. Poll at intervals instead of
+  // spinning for ever.
   if (tried != 0) *timeout_us = std::min(*timeout_us, kBlindIdleSleepUs);
   return true;
 }
 
-// `items` are those that PrepareSleep() has added.
+// `items` are those that PrepareSleep() added.
 void OfiTransport::FinishSleep(const pollfd* items, size_t count) {
   for (size_t i = 0; i < count; i++)
     if (items[i].revents != 0) busy_at_ = Now();

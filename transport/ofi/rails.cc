@@ -13,8 +13,8 @@
 namespace ropeteam::ofi {
 namespace {
 
-// Pieces that a rail gets beyond those at its device: it has the next ones at hand, and the other rails take what
-// it does not get done.
+// Pieces that a rail gets beyond those at its device, so that its device is never idle. There are few of
+// them, so that the other rails can take the rest.
 constexpr uint32_t kPiecesAhead = 2;
 constexpr size_t kBatch = 64;
 
@@ -66,8 +66,8 @@ int NumaNodeOf(const fi_info* info) {
 std::vector<OfiConfig> RailsOf(const OfiConfig& config) {
   std::vector<OfiConfig> rails;
   const std::vector<std::string> addresses = Split(config.listen_address), devices = Split(config.device);
-  // Also for a single device without an IP address: the nodes of a job may have different numbers of devices, and
-  // must use the same format.
+  // Even a single device without an IP address makes a rail: the nodes of a job must use the same address
+  // format, and may have different numbers of devices.
   const std::vector<std::string> domains = DomainsOf(config.provider);
   if (addresses.size() > 1) {
     for (const std::string& address : addresses) {
@@ -79,7 +79,7 @@ std::vector<OfiConfig> RailsOf(const OfiConfig& config) {
     for (const std::string& name : devices.empty() ? domains : devices) {
       rails.push_back(config);
       rails.back().device = name;
-      rails.back().listen_address = "";  // the device's own
+      rails.back().listen_address = "";  // the device's own address
     }
   }
   if (rails.size() > kRailsMax) {
@@ -104,7 +104,7 @@ Result<std::unique_ptr<Transport>> OfiRails::Create(const std::vector<OfiConfig>
   return std::unique_ptr<Transport>(std::move(made));
 }
 
-// A rail refuses to release what operations use. It releases it with its endpoint.
+// A rail does not release a region that operations use. It releases it with its endpoint.
 OfiRails::~OfiRails() { regions_.Clear(); }
 
 void OfiRails::NameSelf() {
@@ -138,7 +138,7 @@ void OfiRails::NameSelf() {
   ROPETEAM_CHECK(local_address_.size() <= kBlobBytesMax);
 }
 
-// `with(rail)` answers the region's id there.
+// `with(rail)` registers the region with the rail and returns its id there.
 template <typename Register>
 Status OfiRails::RegisterWithRails(rails::Region* region, Register with) {
   for (const auto& rail : rails_) {
@@ -232,7 +232,8 @@ void OfiRails::Pump() {
               [](Peer* peer) { return peer->queue.empty() && peer->redo.empty(); });
 }
 
-// The next piece to post: first those that came back from a rail. nullptr: nothing is left.
+// The next piece to post: first those that a rail returned, then those of the queue. nullptr: nothing is
+// left.
 rails::Piece* OfiRails::NextPiece(Peer* peer) {
   while (!peer->redo.empty()) {
     Piece* piece = peer->redo.Pop();
@@ -279,7 +280,7 @@ bool OfiRails::PostNext(Peer* peer) {
 void OfiRails::OnRail(size_t rail, const Completion& completion) {
   if (completion.kind == OperationKind::kDisconnect) {
     const auto found = by_rail_[rail].find(completion.peer);
-    if (found == by_rail_[rail].end()) return;  // of a Connect() that failed
+    if (found == by_rail_[rail].end()) return;  // from a Connect() that failed
     Peer* peer = found->second;
     by_rail_[rail].erase(found);
     if (--peer->disconnecting == 0) FinishDisconnect(peer);
@@ -301,7 +302,7 @@ void OfiRails::OnRail(size_t rail, const Completion& completion) {
   if (!Redo(piece, completion.code)) FailPiece(piece, lost ? Code::kLinkFailed : completion.code);
 }
 
-// Whether the piece is tried again. It is not, once the check finds the peer gone.
+// Queues the piece of a get for another try, if one is due. False: the piece fails.
 bool OfiRails::Redo(Piece* piece, Code code) {
   Peer* peer = piece->link->peer;
   const bool lost = code == Code::kPeerGone;
@@ -357,7 +358,7 @@ void OfiRails::LoseLink(Link* link) {
   }
 }
 
-// Called once every rail knows whether the peer is alive.
+// Ends the check once every rail knows whether it reaches the peer; until then it does nothing.
 void OfiRails::Judge(Peer* peer) {
   bool lives = false;
   for (Link& link : peer->links) {
@@ -384,7 +385,7 @@ void OfiRails::Judge(Peer* peer) {
   while (!peer->pending.empty()) Settle(peer, peer->pending.Pop());
 }
 
-// The rails return what they still have of this peer.
+// Pieces that are at rails complete later.
 void OfiRails::GiveUp(Peer* peer, State state) {
   peer->state = state;
   working_.Remove(peer);
@@ -434,7 +435,7 @@ void OfiRails::Sleep(TimeUs now, uint64_t timeout_us) {
   for (const auto& rail : rails_) {
     sleep_begins_.push_back(sleep_items_.size());
     if (!rail->PrepareSleep(now, &timeout_us, &sleep_items_)) return Progress();
-    // Found while it prepared to sleep.
+    // PrepareSleep() has found completions.
     if (rail->operations_.finished()) return;
   }
   sleep_begins_.push_back(sleep_items_.size());
