@@ -19,16 +19,16 @@
 namespace ropeteam::storage {
 namespace {
 
-// Every lock file has this many bytes, so that it can be read without asking for its size while it is being
-// replaced. Names of node and host take at most 130.
+// Every lock file has this many bytes, so that it can be read without a query of its size while it is being
+// replaced. The names of node and host take at most 130.
 constexpr size_t kLockFileBytes = 1024;
 constexpr std::string_view kEnding = ".json";
 constexpr size_t kEpochDigits = 10;
-constexpr size_t kEpochDigitsMax = 18;  // below 2^63: the next one never wraps around
+constexpr size_t kEpochDigitsMax = 18;  // below 2^63, so the next epoch does not overflow
 constexpr size_t kHostBytesMax = 64;
-// Files that former holders left. One page of deletions per renewal.
+// The most files of former holders that one call deletes.
 constexpr size_t kLowerDeletedMax = 16;
-// Claims in one call. The second one is for a claim that another node was faster with.
+// Claims in one call. The second one follows if another node was faster with the first.
 constexpr int kClaimsMax = 2;
 
 std::string RandomToken() {
@@ -43,7 +43,7 @@ std::string HostName() {
   return gethostname(name, kHostBytesMax) == 0 ? name : "unknown";
 }
 
-// Nothing unless PathOf() prints exactly this.
+// No value unless PathOf() prints exactly this.
 std::optional<uint64_t> ParseEpoch(std::string_view file) {
   if (!file.ends_with(kEnding)) return std::nullopt;
   file.remove_suffix(kEnding.size());
@@ -133,7 +133,7 @@ Result<JobLock::Seen> JobLock::Look(Deadline deadline) {
   const Status read = config_.sink->Read(PathOf(seen.epoch), 0, {&target, 1}, deadline);
   if (read.code() == Code::kNotFound)
     return Error(Code::kUnavailable, "%s vanished while it was read", PathOf(seen.epoch).c_str());
-  // A file that is too short was not written by a node. It has no name and never changes.
+  // No node writes a file that is too short. It is treated as an empty one, of an unknown holder.
   if (read.code() == Code::kCorrupt)
     seen.text.clear();
   else if (!read.ok())
@@ -184,7 +184,7 @@ Status JobLock::HoldLocked() {
     }
     if (IsOurs(*seen)) return Keep(*seen);
     if (held_ && seen->epoch >= epoch_) return Lose(*seen);
-    held_ = false;  // or an operator has deleted our file
+    held_ = false;  // if it was true, an operator has deleted our file
     if (!claimed.ok()) return claimed;
     ROPETEAM_RETURN_IF_ERROR(Judge(*seen));
     if (claims == kClaimsMax)
@@ -209,7 +209,7 @@ Status JobLock::Claim(uint64_t epoch) {
     put = config_.sink->Put(PathOf(epoch), Content(), PutMode::kReplace, In(kCallTimeout));
     sure_at_ = config_.now() + kDeadAfter;
   }
-  return put.code() == Code::kAlreadyExists ? OkStatus() : put;  // the next look shows which node has it
+  return put.code() == Code::kAlreadyExists ? OkStatus() : put;  // the next Look() shows which node has it
 }
 
 Status JobLock::Keep(const Seen& seen) {
@@ -252,7 +252,7 @@ Status JobLock::Judge(const Seen& seen) {
   const Time now = config_.now();
   const bool watched = watched_epoch_ != 0 && now - seen_at_ <= kDeadAfter;
   const bool changed = watched_epoch_ != 0 && (watched_epoch_ != seen.epoch || watched_text_ != seen.text);
-  // A node that has not looked for as long, or could not, may have been paused together with the holder.
+  // If this node has not read the file for kDeadAfter, it may have been paused together with the holder.
   if (!watched || changed) unchanged_since_ = now;
   alive_ = changed || (watched && alive_);
   watched_epoch_ = seen.epoch;

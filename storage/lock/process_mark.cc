@@ -12,7 +12,7 @@ namespace ropeteam::storage {
 namespace {
 
 constexpr int kStartField = 22;       // of /proc/PID/stat
-constexpr int kFieldAfterName = 3;    // the name in field 2 may have spaces and brackets
+constexpr int kFieldAfterName = 3;    // the name in field 2 may contain spaces and parentheses
 constexpr size_t kLinkBytesMax = 64;  // "pid:[4026531836]", a pid
 
 std::string ReadLink(const char* path) {
@@ -52,7 +52,7 @@ ProcessMark OwnProcess() {
 bool IsGone(const ProcessMark& mark, const ProcessMark& own) {
   if (own.boot.empty() || mark.boot != own.boot || mark.pid_namespace != own.pid_namespace || mark.pid <= 0)
     return false;
-  // Asked first: a /proc that hides other users' processes has no entry for this pid.
+  // kill() comes first, because a /proc that hides other users' processes has no entry for this pid.
   if (kill(static_cast<pid_t>(mark.pid), 0) != 0 && errno == ESRCH) return true;
   const uint64_t started = StartOf(mark.pid);
   return started != 0 && started != mark.started;

@@ -16,12 +16,12 @@ namespace ropeteam::storage::posix {
 namespace {
 
 constexpr int kVectorMax = 64;  // of one pwritev(); IOV_MAX is 1,024 and takes 16 KiB of stack
-// EAGAIN is temporary: pause and try again until the deadline.
+// The pause after EAGAIN, which is temporary. Calls are repeated until the deadline.
 constexpr std::chrono::milliseconds kAgainPause{5};
-// How often a direct write that was cut short inside a block is repeated from the block's start.
+// After this many short direct writes, the rest is written without O_DIRECT.
 constexpr int kShortDirectMax = 8;
 
-// The position of a walk over pieces (or targets).
+// A position in a sequence of pieces or targets.
 template <typename P>
 class Walk {
  public:
@@ -34,7 +34,7 @@ class Walk {
     used_ += bytes;
     Skip();
   }
-  // The runs that follow, at most this many bytes of them.
+  // Sets `vector` to the next runs, at most `bytes_max` bytes.
   size_t Gather(iovec* vector, int* count, size_t bytes_max) const {
     size_t bytes = 0, used = used_;
     *count = 0;
@@ -64,7 +64,7 @@ bool FitsDirect(const void* data, size_t bytes, const DirectAlignment& alignment
   return reinterpret_cast<uintptr_t>(data) % alignment.memory == 0 && bytes >= kDirectRunMin;
 }
 
-// Advances `vector` by this many bytes.
+// Advances `vector` by `bytes`.
 void Advance(iovec** vector, int* count, size_t bytes) {
   while (bytes > 0) {
     const size_t step = std::min(bytes, (*vector)->iov_len);
@@ -91,7 +91,7 @@ class Mover {
     return OkStatus();
   }
 
-  // After a call that failed with `error`. kOk: call again, with or without O_DIRECT as `direct` says now.
+  // Handles a call that failed with `error`. kOk: repeat the call, with O_DIRECT if `direct` is still true.
   Status Again(int error, const char* what, bool* direct) {
     if (error == EINTR) return OkStatus();
     if (error == EAGAIN) {
@@ -100,13 +100,13 @@ class Mover {
       return OkStatus();
     }
     if (!*direct || (error != EINVAL && error != EOPNOTSUPP)) return store_.Refused(error, what, file_.path);
-    // The file system accepts O_DIRECT at open but not here. This sink does not try it again.
+    // The file system accepts O_DIRECT at open but not here. This sink does not use it again.
     store_.RefuseDirect();
     *direct = false;
     return OkStatus();
   }
 
-  // Writes all of it, however little the kernel takes at a time.
+  // Writes all bytes, also if the kernel accepts only some of them at a time.
   Status WriteAll(bool direct, iovec* vector, int count, size_t bytes, uint64_t at) {
     for (int short_writes = 0; bytes > 0;) {
       ssize_t written = store_.calls().pwritev((direct ? file_.direct : file_.plain).get(), vector, count,
@@ -119,7 +119,7 @@ class Mover {
         continue;
       }
       if (direct && static_cast<size_t>(written) < bytes) {
-        // A short direct write may end inside a block. The next write cannot begin there.
+        // A short direct write may end inside a block. The next write must begin at the block's start.
         written = static_cast<ssize_t>(Down(static_cast<size_t>(written), file_.alignment.offset));
         if (++short_writes == kShortDirectMax) direct = false;
       } else if (written == 0) {
@@ -137,7 +137,7 @@ class Mover {
     return WriteAll(direct, &one, 1, bytes, at);
   }
 
-  // Reads at least `needed` of `bytes`, fewer only at the end of the file. What is beyond `needed` is only room.
+  // Reads at least `needed` bytes, fewer only at the end of the file. `bytes` is the size of the buffers.
   Result<size_t> ReadAll(bool direct, iovec* vector, int count, size_t bytes, size_t needed, uint64_t at) {
     size_t done = 0;
     while (done < needed) {
@@ -156,7 +156,7 @@ class Mover {
     return done;
   }
 
-  // Starts writing the window to disk, waits for the window before it, and drops that one from the page cache.
+  // Starts to write this window to disk, waits for the previous window, and drops that from the page cache.
   Status WriteBack(uint64_t at, size_t bytes) {
     if (bytes > 0) ROPETEAM_RETURN_IF_ERROR(Flush(at, bytes, SYNC_FILE_RANGE_WRITE));
     if (behind_bytes_ > 0) {
@@ -177,8 +177,8 @@ class Mover {
                                        flags) == 0)
       return OkStatus();
     const int error = errno;
-    // Only an optimisation: fsync() comes at the end. A real error must be returned, because the kernel reports it
-    // once.
+    // These errors may be ignored, because fsync() comes at the end. Other errors must be returned: the
+    // kernel reports a failed write only once.
     if (IsUnsupported(error) || error == ESPIPE || error == EINTR) return OkStatus();
     file_.lost = true;
     if (error == ENOSPC || error == EDQUOT)
@@ -257,7 +257,7 @@ Result<uint32_t> WritePieces(Store* store, OpenFile* file, std::span<const Piece
       const size_t bytes = Fill(bounce.data(), &walk, alignment, &crc);
       const size_t whole = Down(bytes, alignment.offset);
       ROPETEAM_RETURN_IF_ERROR(mover.WriteAll(true, bounce.data(), whole, at));
-      // The end of the file, inside a block.
+      // The rest ends inside a block: it is the end of the file.
       ROPETEAM_RETURN_IF_ERROR(mover.WriteAll(false, bounce.data() + whole, bytes - whole, at + whole));
       at += bytes;
     }
@@ -273,7 +273,7 @@ Status Short(const OpenFile& file, uint64_t at) {
                static_cast<unsigned long long>(at));
 }
 
-// This many bytes of the walk have arrived: at `from`, or in the targets themselves where `from` is null.
+// Takes `bytes` that were read: from `from`, or, if it is null, they are already in the targets.
 void Take(Walk<Target>* walk, const std::byte* from, size_t bytes) {
   while (bytes > 0) {
     const size_t step = std::min(walk->run(), bytes);
@@ -290,7 +290,7 @@ void Take(Walk<Target>* walk, const std::byte* from, size_t bytes) {
   }
 }
 
-// One full aligned buffer, scattered.
+// Reads one aligned buffer and scatters it to the targets.
 Status ReadBounced(Mover* mover, const OpenFile& file, std::byte* buffer, Walk<Target>* walk, uint64_t* at,
                    uint64_t left) {
   const size_t skip = static_cast<size_t>(*at % file.alignment.offset);
@@ -358,7 +358,7 @@ Result<uint32_t> ReadThrough(Store* store, OpenFile* file, uint64_t at, uint64_t
     ROPETEAM_RETURN_IF_ERROR(mover.Check("read"));
     const size_t length = static_cast<size_t>(std::min<uint64_t>(bytes - done, kBounceBytes));
     const bool direct = mover.direct() && (at + done) % file->alignment.offset == 0;
-    // Up to the end of a block, so that the last block of the file needs no second buffer.
+    // The length is rounded up to whole blocks, as O_DIRECT requires.
     iovec vector = {bounce->data(),
                     direct ? Down(length + file->alignment.offset - 1, file->alignment.offset) : length};
     Result<size_t> got = mover.ReadAll(direct, &vector, 1, vector.iov_len, length, at + done);

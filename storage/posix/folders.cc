@@ -26,10 +26,10 @@ namespace {
 // The deadline is checked once per this many entries.
 constexpr size_t kEntriesPerCheck = 256;
 
-// Calls `each` for every entry but "." and "..". `type` is a DT_ value, never DT_UNKNOWN.
+// Calls `each` for every entry except "." and "..". `type` is a DT_ value, never DT_UNKNOWN.
 Status ForEachEntry(const Store& store, int folder, const std::string& name, Deadline deadline,
                     const std::function<Status(const std::string& base, unsigned char type)>& each) {
-  // With an offset of its own, because the descriptor is used again.
+  // The new descriptor has its own offset; `folder` is used again.
   const int fd = ::openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (fd < 0) return store.Refused(errno, "open", store.PathOf(name));
   DIR* opened = ::fdopendir(fd);
@@ -49,14 +49,14 @@ Status ForEachEntry(const Store& store, int folder, const std::string& name, Dea
     unsigned char type = entry->d_type;
     if (type == DT_UNKNOWN) {
       struct stat info {};
-      if (store.calls().lstatat(folder, base.c_str(), &info) != 0) continue;  // it has gone
+      if (store.calls().lstatat(folder, base.c_str(), &info) != 0) continue;  // it was deleted meanwhile
       type = static_cast<unsigned char>(IFTODT(info.st_mode));
     }
     ROPETEAM_RETURN_IF_ERROR(each(base, type));
   }
 }
 
-// The folder and all below it; each folder comes before its contents. Symbolic links are not followed.
+// The folder and all folders below it; each comes before its contents. Symbolic links are not followed.
 Result<std::vector<std::string>> AllFolders(const Store& store, const std::string& folder,
                                             Deadline deadline) {
   std::vector<std::string> all = {folder};
@@ -66,7 +66,7 @@ Result<std::vector<std::string>> AllFolders(const Store& store, const std::strin
     if (!fd.ok()) {
       if (fd.status().code() != Code::kNotFound) return fd.status();
       if (i == 0) return std::vector<std::string>();
-      continue;  // it has gone
+      continue;  // it was deleted meanwhile
     }
     ROPETEAM_RETURN_IF_ERROR(
         ForEachEntry(store, fd->get(), here, deadline, [&](const std::string& base, unsigned char type) {
@@ -83,7 +83,8 @@ std::chrono::nanoseconds Since(std::chrono::system_clock::time_point now, int64_
   return now.time_since_epoch() - std::chrono::seconds(seconds) - std::chrono::nanoseconds(nanoseconds);
 }
 
-// Begun more than `age` ago. An age of 0 means all, whatever the clocks of this machine and the server say.
+// Whether the file was begun more than `age` ago. An age of 0 means all files, also if the clocks of this
+// machine and of the server differ.
 bool OlderThan(int folder, const std::string& base, std::chrono::seconds age) {
   if (age.count() <= 0) return true;
   struct statx info {};
@@ -92,19 +93,19 @@ bool OlderThan(int folder, const std::string& base, std::chrono::seconds age) {
   return Since(std::chrono::system_clock::now(), begun.tv_sec, begun.tv_nsec) > age;
 }
 
-// Returns how many uploads there were.
+// Returns how many uploads it has aborted.
 Result<uint64_t> AbortIn(const Store& store, int folder, const std::string& name, std::chrono::seconds age,
                          Deadline deadline) {
   std::set<uint64_t> uploads;  // their files are deleted
   std::vector<std::string> doomed;
-  std::map<uint64_t, std::string> markers;  // by the hash of the name they hide
+  std::map<uint64_t, std::string> markers;  // by the hash of the name that they hide
   ROPETEAM_RETURN_IF_ERROR(
       ForEachEntry(store, folder, name, deadline, [&](const std::string& base, unsigned char type) {
         const NameKind kind = KindOf(base);
         if (type != DT_REG || kind == NameKind::kFile || !OlderThan(folder, base, age)) return OkStatus();
         if (kind == NameKind::kMarker) markers[IdOf(base)] = base;
-        // Loose parts are deleted with their upload. Parts without an upload are left of an Abort that was cut
-        // off.
+        // Loose parts are deleted with their upload. Parts without an upload are left over from an
+        // interrupted Abort().
         struct stat info {};
         if (kind == NameKind::kUpload) uploads.insert(IdOf(base));
         if (kind == NameKind::kUpload ||
@@ -114,8 +115,8 @@ Result<uint64_t> AbortIn(const Store& store, int folder, const std::string& name
           doomed.push_back(base);
         return OkStatus();
       }));
-  // A file that is half written in place is deleted before the marker that hides it. So are the parts of deleted
-  // uploads.
+  // A file that is half written in place is deleted before the marker that hides it. The parts of the uploads
+  // are deleted too.
   if (!markers.empty() || !uploads.empty())
     ROPETEAM_RETURN_IF_ERROR(
         ForEachEntry(store, folder, name, deadline, [&](const std::string& base, unsigned char type) {
@@ -145,7 +146,7 @@ Result<ListPage> ListFolder(const Store& store, const std::string& folder, const
   ROPETEAM_RETURN_IF_ERROR(store.Check(deadline, "list", folder));
   Result<Fd> fd = store.OpenFolder(folder, false);
   if (!fd.ok()) return fd.status().code() == Code::kNotFound ? Result<ListPage>(ListPage()) : fd.status();
-  // The first names after `page`, one more than the page can hold.
+  // The first names after `page`, one more than the page can hold: it shows that there is another page.
   std::map<std::string, bool> entries;  // base: is a folder
   ROPETEAM_RETURN_IF_ERROR(
       ForEachEntry(store, fd->get(), folder, deadline, [&](const std::string& base, unsigned char type) {
@@ -171,7 +172,7 @@ Result<ListPage> ListFolder(const Store& store, const std::string& folder, const
     const Result<struct stat> info = StatCounted(store, fd->get(), name);
     if (info.ok())
       list.files.push_back({name, static_cast<uint64_t>(info->st_size), std::nullopt});
-    else if (info.status().code() != Code::kNotFound)  // it has gone, or is not finished
+    else if (info.status().code() != Code::kNotFound)  // kNotFound: it was deleted, or is not finished
       return info.status();
   }
   return list;
@@ -197,7 +198,7 @@ Status RemoveFolder(const Store& store, const std::string& folder, Deadline dead
     Result<Fd> above = store.OpenFolder(FolderOf(*here), false);
     if (!above.ok() && above.status().code() == Code::kNotFound) continue;
     if (!above.ok()) return above.status();
-    // A folder into which a file was put meanwhile stays.
+    // A folder that has got a file meanwhile stays.
     if (store.calls().unlinkat(above->get(), std::string(BaseOf(*here)).c_str(), AT_REMOVEDIR) != 0 &&
         errno != ENOENT && errno != ENOTEMPTY && errno != EEXIST && errno != ENOTDIR)
       return store.Refused(errno, "delete folder", store.PathOf(*here));

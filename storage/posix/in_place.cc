@@ -11,9 +11,9 @@
 namespace ropeteam::storage::posix {
 namespace {
 
-constexpr int kTriesMax = 100;  // other writers or deleters may interfere that often
+constexpr int kTriesMax = 100;  // tries, as other writers or deleters may interfere
 
-// Not for FUSE, where inode numbers are arbitrary.
+// Whether `fd` has this name open. Not for FUSE, where inode numbers are arbitrary.
 bool IsOpenAs(const Store& store, int folder, const std::string& base, int fd) {
   struct stat held {};
   struct stat here {};
@@ -21,7 +21,7 @@ bool IsOpenAs(const Store& store, int folder, const std::string& base, int fd) {
          held.st_ino == here.st_ino && held.st_dev == here.st_dev;
 }
 
-// A marker that we hold.
+// Creates or opens the marker, and locks it.
 Result<Fd> TakeMarker(const Store& store, int folder, const std::string& name) {
   const std::string marker = MarkerName(BaseOf(name));
   for (int i = 0; i < kTriesMax; ++i) {
@@ -40,7 +40,7 @@ Result<Fd> TakeMarker(const Store& store, int folder, const std::string& name) {
                    unsupported ? ", or was by one that is dead: then its upload must be aborted first" : "");
     }
     if (store.fuse() || IsOpenAs(store, folder, marker, fd.get())) return fd;
-    // Its writer has removed it between our open and our lock.
+    // The marker's writer has removed it between our open and our lock.
   }
   return Error(Code::kUnavailable, "%s is being written by many others", store.PathOf(name).c_str());
 }
@@ -66,7 +66,7 @@ Result<struct stat> StatCounted(const Store& store, int folder, const std::strin
     ROPETEAM_RETURN_IF_ERROR(look(&info));
     if (!store.may_write_in_place()) return info;
     if (!Counts(store, folder, base)) break;
-    // The marker may have been removed after the first look, at a file that was not complete yet.
+    // At the first look the file may have been incomplete, and its marker may have been removed after that.
     struct stat again {};
     ROPETEAM_RETURN_IF_ERROR(look(&again));
     if (info.st_size == again.st_size && info.st_mtim.tv_sec == again.st_mtim.tv_sec &&
@@ -85,16 +85,16 @@ Status WriteInPlace(Store* store, const std::string& name, Deadline deadline,
   const std::string base(BaseOf(name)), path = store->PathOf(name), marker = MarkerName(base);
   Result<Fd> held = TakeMarker(*store, at, name);
   if (!held.ok()) return held.status();
-  // It is ours, unless AbortUploads() took it and another writer came.
+  // False: AbortUploads() has removed our marker, and perhaps another writer has made one.
   const auto ours = [&] { return store->fuse() || IsOpenAs(*store, at, marker, held->get()); };
-  // The old file is unlinked, not truncated: a process that reads it goes on reading it, never the new one.
+  // The old file is unlinked, not truncated: a process that reads it continues to see the old bytes.
   const auto clear = [&] { return calls.unlinkat(at, base.c_str(), 0) == 0 || errno == ENOENT; };
   const auto give_up = [&](Status status) {
     // If the file stays, its marker stays too.
     if (ours() && clear()) calls.unlinkat(at, marker.c_str(), 0);
     return status;
   };
-  // The marker must outlive the file that it hides.
+  // The marker must be durable before the file that it hides.
   if (calls.fsync(at) != 0 && !IsUnsupported(errno) && errno != EBADF)
     return give_up(store->Refused(errno, "fsync folder of", path));
   if (!clear()) {
@@ -118,7 +118,7 @@ Status WriteInPlace(Store* store, const std::string& name, Deadline deadline,
     const int error = errno;
     return give_up(store->Refused(error, "commit", path));
   }
-  // A marker that reappears after a power loss would hide the file again. So this must be on the disk too.
+  // A marker that reappears after a power loss would hide the file again. So its removal must be durable too.
   status = store->SyncFolders(FolderOf(name));
   if (!status.ok())
     return Error(Code::kUnavailable, "%s is written, but not known to be durable: %s", path.c_str(),

@@ -17,7 +17,7 @@ constexpr std::string_view kMark = ".ropeteam-";
 constexpr size_t kIdDigits = 16;
 constexpr size_t kBaseBytesMax = 200;  // "." + 200 + kMark + 16 + ".part-00007": 238 of NAME_MAX's 255 bytes
 
-// The end of a name of ours: "0123456789abcdef.part"; empty: not one of ours.
+// The end of a name of a hidden file: "0123456789abcdef.part"; empty: it is not such a name.
 std::string_view TailOf(std::string_view base) {
   if (!base.starts_with('.')) return {};
   const size_t mark = base.rfind(kMark);
@@ -30,7 +30,7 @@ std::string_view TailOf(std::string_view base) {
 
 std::string Made(std::string_view base, uint64_t id, const char* end) {
   size_t bytes = std::min(base.size(), kBaseBytesMax);
-  // Not inside a UTF-8 character: some file systems refuse half of one.
+  // The cut must not be inside a UTF-8 character: some file systems refuse an incomplete one.
   while (bytes > 0 && bytes < base.size() && (static_cast<unsigned char>(base[bytes]) & 0xc0) == 0x80)
     --bytes;
   char digits[kIdDigits + 1];
@@ -75,7 +75,7 @@ uint64_t HashOf(std::string_view text) {
 uint64_t RandomId() {
   uint64_t id = 0;
   if (getrandom(&id, sizeof id, GRND_NONBLOCK) == static_cast<ssize_t>(sizeof id)) return id;
-  // There is no entropy early after boot. Names are created with O_EXCL, so a clash is noticed.
+  // Early after boot there is no entropy. Names are created with O_EXCL, so a collision is noticed.
   static std::atomic<uint64_t> count{0};
   return HashOf(std::to_string(std::chrono::steady_clock::now().time_since_epoch().count()) + " " +
                 std::to_string(getpid()) + " " + std::to_string(++count));

@@ -73,7 +73,7 @@ class PosixSink final : public Sink {
     Result<Fd> folder = store_->OpenFolder(FolderOf(name), false);
     if (!folder.ok()) return folder.status();
     const std::string base(BaseOf(name));
-    // Opened first and checked then, so that the check is of what was opened.
+    // The file is opened before the check, so that the check is about the open file.
     OpenFile file;
     file.path = store_->PathOf(name);
     file.plain = Fd(store_->calls().openat(folder->get(), base.c_str(), O_RDONLY | O_NONBLOCK, 0));
@@ -110,8 +110,8 @@ class PosixSink final : public Sink {
     return ListFolder(*store_, folder, page, deadline);
   }
 
-  // Not synced: every file system keeps the order of deletions, and what reappears after a power loss can be
-  // deleted again.
+  // Not synced: every file system keeps the order of deletions, and a file that reappears after a power loss
+  // can be deleted again.
   Status Delete(const std::string& name, Deadline deadline) override {
     ROPETEAM_RETURN_IF_ERROR(CheckName(name));
     ROPETEAM_RETURN_IF_ERROR(store_->Check(deadline, "delete", name));
@@ -120,7 +120,7 @@ class PosixSink final : public Sink {
     const std::string base(BaseOf(name));
     if (store_->calls().unlinkat(folder->get(), base.c_str(), 0) == 0) return OkStatus();
     const int error = errno;
-    // A folder is not a file of this name. POSIX has EPERM for it, Linux EISDIR.
+    // A folder is not a file of this name. For a folder, POSIX has EPERM, and Linux has EISDIR.
     if (error == ENOENT || error == EISDIR || error == ENOTDIR) return OkStatus();
     return store_->Refused(error, "delete", store_->PathOf(name));
   }
@@ -141,7 +141,7 @@ class PosixSink final : public Sink {
   void Stop() override { store_->Stop(); }
 
  private:
-  // Written and synced beside the name, then renamed to it at once.
+  // Writes and syncs a hidden file beside the name. Then one call gives it the name.
   Status PutBeside(const std::string& name, const Piece& piece, PutMode mode, const Abilities& abilities,
                    Deadline deadline) {
     Result<Fd> folder = store_->OpenFolder(FolderOf(name), true);
@@ -188,7 +188,7 @@ class PosixSink final : public Sink {
     const int error = errno;
     struct stat one {};
     struct stat two {};
-    // NFS repeats a call whose answer was lost. Two links mean that the first call succeeded.
+    // NFS repeats a call whose reply was lost. Two links mean that the first call succeeded.
     if (mode == PutMode::kIfAbsent && abilities.link && calls.lstatat(folder, beside.c_str(), &one) == 0 &&
         calls.lstatat(folder, base.c_str(), &two) == 0 && one.st_ino == two.st_ino &&
         one.st_dev == two.st_dev && one.st_nlink == 2)

@@ -21,9 +21,9 @@
 namespace ropeteam::storage::posix {
 namespace {
 
-constexpr int kTriesMax = 100;  // other processes may interfere that often
+constexpr int kTriesMax = 100;  // tries, as other processes may interfere
 
-// Locks hold among the processes of one machine, on NFS too. So only those processes share names.
+// Locks work between the processes of one machine, on NFS too. So only those processes share names.
 const std::string& BootId() {
   static const std::string id = [] {
     std::string text;
@@ -44,7 +44,7 @@ uint64_t PartBytes(uint64_t bytes, uint64_t wanted) {
   return (std::min(part, limit) + kPartAlignment - 1) / kPartAlignment * kPartAlignment;
 }
 
-// Reserves room for the whole file now, so that a full disk is found before anything is sent.
+// Reserves space for the whole file now, so that a full disk is found before any byte is written.
 Status Reserve(const Store& store, int fd, uint64_t bytes, const std::string& path) {
   if (bytes == 0) return OkStatus();
   const off_t length = static_cast<off_t>(bytes);
@@ -54,16 +54,17 @@ Status Reserve(const Store& store, int fd, uint64_t bytes, const std::string& pa
   if (error == 0) return OkStatus();
   if (error == ENOSPC || error == EDQUOT) return store.NoSpace(fd, bytes, error, path);
   if (!IsUnsupported(error)) return store.Refused(error, "reserve room for", path);
-  // glibc's emulation would write a byte into every block. A mounted bucket has no blocks, or invents them.
+  // glibc's emulation is not used: it would write a byte into every block. A mounted bucket may report no
+  // blocks.
   struct statvfs info {};
   if (::fstatvfs(fd, &info) == 0 && info.f_blocks > 0 && uint64_t{info.f_bavail} * info.f_frsize < bytes)
     return store.NoSpace(fd, bytes, ENOSPC, path);
-  // Not needed: writing the parts sets the file's length.
+  // A failure does not matter: writing the parts sets the file's length.
   (void)store.calls().ftruncate(fd, length);
   return OkStatus();
 }
 
-// What both kinds of upload have in common: which parts are there.
+// The common base of both kinds of upload: which parts have been put.
 class PosixUpload : public Upload {
  public:
   PosixUpload(std::shared_ptr<Store> store, const std::string& name, uint64_t bytes, uint64_t part_bytes,
@@ -86,7 +87,7 @@ class PosixUpload : public Upload {
   }
 
  protected:
-  // Its name was taken away, or its bytes cannot be trusted any more.
+  // The unfinished file was removed or replaced, or its bytes can no longer be trusted.
   virtual bool Lost() const = 0;
   // The checksum of a part that an earlier attempt may have left.
   virtual Result<uint32_t> ReadFound(uint32_t index) const = 0;
@@ -113,7 +114,7 @@ class PosixUpload : public Upload {
     std::lock_guard<std::mutex> lock(mutex_);
     return parts_[index];
   }
-  // What Finish() needs: every part is there, and together they are the whole file.
+  // For Finish(): every part has been put, and together they have the whole file's checksum.
   Status CheckWhole(uint32_t crc32c, Deadline deadline) const {
     ROPETEAM_RETURN_IF_ERROR(store_->Check(deadline, "finish", name_));
     if (Lost()) return Gone();
@@ -139,8 +140,8 @@ class PosixUpload : public Upload {
       return OkStatus();
     return store_->Refused(errno, "abort the upload of", path_);
   }
-  // Whether the hidden file of this name is the one that `fd` has open. A name that is derived from the file's
-  // name may belong to another upload by now.
+  // Whether the hidden file of this name is the one that `fd` has open. A shared name may belong to another
+  // upload by now.
   bool Holds(int fd, const std::string& base) const {
     struct stat here {};
     struct stat held {};
@@ -151,7 +152,7 @@ class PosixUpload : public Upload {
   const std::shared_ptr<Store> store_;
   const std::string name_, path_;
   const Fd folder_;
-  bool found_ = false;  // it was begun by an earlier attempt
+  bool found_ = false;  // an earlier attempt has begun it
 
  private:
   mutable std::mutex mutex_;
@@ -185,7 +186,8 @@ class WholeUpload final : public PosixUpload {
     ROPETEAM_RETURN_IF_ERROR(store_->Check(deadline, "write", name_));
     ROPETEAM_RETURN_IF_ERROR(CheckPart(index, pieces));
     if (Lost()) return Gone();
-    // Finish() closed the file and failed after that: nothing can be written any more, only finished.
+    // Finish() closed the file and failed after that. Nothing can be written now, but Finish() can be
+    // repeated.
     if (synced_) return PartCrc(index) == crc32c ? OkStatus() : Gone();
     SetPart(index, std::nullopt);
     Result<uint32_t> crc =
@@ -240,7 +242,7 @@ class WholeUpload final : public PosixUpload {
   }
 
   // The kernel reports a failed write once, and may have dropped the bytes. A second fsync would succeed, and the
-  // page cache still shows what is not on the disk. So no process may find this file again.
+  // page cache may show bytes that are not on the disk. So no process may find this file again.
   void Spoil() const {
     (void)store_->calls().ftruncate(file_.plain.get(), 0);
     (void)Drop();
@@ -258,8 +260,8 @@ class WholeUpload final : public PosixUpload {
     return OkStatus();
   }
 
-  // Renamed to a name of our own, then closed. The right to the shared name ends with the lock: the next process
-  // may write to what it finds there.
+  // Renames the file to a name that no other process uses, then closes it. Closing releases the lock, and the
+  // next process may write to a file that it finds under the shared name.
   Status Close() {
     if (shared_) {
       const std::string own = UploadName(BaseOf(name_), RandomId());
@@ -268,7 +270,7 @@ class WholeUpload final : public PosixUpload {
         return store_->Refused(errno, "rename", path_);
       }
       if (!Holds(file_.plain.get(), own)) {
-        // Our upload was aborted, and this one belongs to a process that began later. Ours begins again.
+        // Our upload was aborted, and this file belongs to a process that began later. Ours must begin again.
         dropped_ = true;
         (void)Unlink(own);
         return Gone();
@@ -293,7 +295,7 @@ class WholeUpload final : public PosixUpload {
     const std::string base(BaseOf(name_));
     if (store_->calls().rename(folder_.get(), base_.c_str(), base.c_str(), 0) == 0) return OkStatus();
     const int error = errno;
-    // NFS repeats a call whose answer was lost, and reports what the second one found.
+    // NFS repeats a call whose reply was lost, and returns the result of the second one.
     struct stat here {};
     if (error == ENOENT && store_->calls().lstatat(folder_.get(), base.c_str(), &here) == 0 &&
         here.st_ino == inode_)
@@ -428,10 +430,11 @@ Result<Unfinished> OpenUnfinished(const Store& store, const Abilities& abilities
       Fd fd(calls.openat(folder, shared.c_str(), O_RDWR | O_CREAT | O_EXCL, 0644));
       const bool made = fd.ok();
       if (!made && errno == EEXIST) fd = Fd(calls.openat(folder, shared.c_str(), O_RDWR, 0));
-      if (!fd.ok() && errno == ENOENT) continue;  // it has gone between the two
+      if (!fd.ok() && errno == ENOENT) continue;  // it was removed between the two calls
       if (!fd.ok()) return store.Refused(errno, "create", store.PathOf(name));
       if (calls.lock(fd.get()) != 0) break;  // another process is uploading this name now
-      // Its owner renames it before unlocking it, so the file that we hold may be a finished one by now.
+      // The owner renames the file before unlocking it, so the file that we have locked may be a finished one
+      // by now.
       struct stat held {};
       struct stat here {};
       if (::fstat(fd.get(), &held) == 0 && calls.lstatat(folder, shared.c_str(), &here) == 0 &&

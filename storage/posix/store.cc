@@ -23,14 +23,14 @@ constexpr int kFolderFlags = O_RDONLY | O_DIRECTORY;
 constexpr mode_t kFolderMode = 0755;
 constexpr mode_t kFileMode = 0644;
 
-// File systems that are known to rename atomically: no file is ever written in place there, and markers are not
-// looked for. On other file systems each Read() and Stat() looks up one more name.
+// File systems that are known to rename atomically: no file is written in place there, so Read() and Stat()
+// need not look for markers. On other file systems each of these calls looks up one more name.
 constexpr long kRenaming[] = {EXT4_SUPER_MAGIC, XFS_SUPER_MAGIC,  BTRFS_SUPER_MAGIC,
                               TMPFS_MAGIC,      NFS_SUPER_MAGIC,  OVERLAYFS_SUPER_MAGIC,
                               F2FS_SUPER_MAGIC, CEPH_SUPER_MAGIC, 0x0bd00bd0 /* Lustre */,
                               0x2fc12fc1 /* ZFS */};
 
-// How often a call that waits for other calls checks Stop() and the deadline.
+// The interval at which a call that waits for other calls checks Stop() and the deadline.
 constexpr std::chrono::milliseconds kWait{50};
 
 }  // namespace
@@ -87,7 +87,7 @@ void Store::Stop() {
   bounce_returned_.notify_all();
 }
 
-// Opened by path every time. So a directory that vanished and came back is found again, and no descriptor of ours
+// Opens it by path every time. So a directory that vanished and came back is found again, and no descriptor
 // prevents unmounting while nothing is written.
 Result<Fd> Store::OpenRoot() const {
   Fd fd(::open(root_.c_str(), kFolderFlags | O_CLOEXEC));
@@ -97,8 +97,8 @@ Result<Fd> Store::OpenRoot() const {
       return Error(Code::kUnavailable, "the directory %s has vanished", root_.c_str());
     return Refused(error, "open", root_);
   }
-  // If the mount is gone, an empty directory of another file system is in its place, usually on the system's own
-  // disk.
+  // If it is no longer mounted, the path is an empty directory of another file system, usually the system's
+  // own disk.
   if (calls_.file_system_type(fd.get()) != type_)
     return Error(Code::kUnavailable,
                  "the directory %s is on another kind of file system than at start; is its mount lost?",
@@ -106,15 +106,15 @@ Result<Fd> Store::OpenRoot() const {
   return fd;
 }
 
-// A descriptor, or -1 and errno. Never follows a symbolic link.
+// Returns a descriptor, or -1 and errno. Never follows a symbolic link.
 int Store::OpenBelow(int root, const std::string& folder) const {
   if (has_openat2_) {
     for (int tries = 0;; ++tries) {
       const int fd = calls_.open_beneath(root, folder.c_str(), kFolderFlags, 0);
       if (fd >= 0) return fd;
-      // The kernel saw a rename on the way and could not tell whether the path stayed below.
+      // The kernel saw a rename on the path and could not tell whether the path stayed below `root`.
       if ((errno == EAGAIN || errno == EINTR) && tries < 100) continue;
-      // Old container runtimes answer EPERM to unknown calls. A real EPERM comes again below.
+      // Old container runtimes return EPERM for unknown calls. A real EPERM is returned again below.
       if (errno != ENOSYS && errno != EPERM) return -1;
       has_openat2_ = false;
       break;
@@ -187,7 +187,7 @@ Status Store::SyncFolders(std::string_view folder) const {
   for (;;) {
     Result<Fd> fd = OpenFolder(folder, false);
     if (!fd.ok()) return fd.status();
-    // FUSE and some network file systems have no fsync of folders; theirs are as durable as they can be.
+    // FUSE and some network file systems have no fsync for folders. Nothing more can be done there.
     if (calls_.fsync(fd->get()) != 0 && !IsUnsupported(errno) && errno != EBADF)
       return Refused(errno, "fsync folder", PathOf(folder));
     if (folder.empty()) return OkStatus();
@@ -196,11 +196,11 @@ Status Store::SyncFolders(std::string_view folder) const {
 }
 
 DirectAlignment Store::DirectAlignmentOf(int fd) const {
-  // A FUSE daemon has its own cache, and takes O_DIRECT as a wish for small writes.
+  // A FUSE daemon has its own cache, and O_DIRECT makes its writes small.
   if (fuse_ || direct_refused_) return {};
   DirectAlignment alignment;
-  // Before Linux 6.1 no call tells the alignment. 4,096 suits every disk and NFS, and a write that is refused is
-  // done without O_DIRECT.
+  // Before Linux 6.1 no call returns the alignment. 4,096 suits every disk and NFS. A write that is refused
+  // is repeated without O_DIRECT.
   if (!calls_.direct_alignment(fd, &alignment)) return {4096, 4096};
   if (alignment.memory == 0 || alignment.offset == 0 || alignment.memory > kPartAlignment ||
       alignment.offset > kPartAlignment)
@@ -273,7 +273,7 @@ Status Store::NoSpace(int fd, uint64_t bytes, int error, const std::string& path
                error == EDQUOT ? "; a quota is used up" : "");
 }
 
-// One thread does it and the others wait until their deadlines: the file system may hang.
+// One thread probes, and the others wait until their deadlines, because the file system may hang.
 Result<Abilities> Store::FindAbilities(Deadline deadline, std::string_view name) {
   std::unique_lock<std::mutex> lock(probe_mutex_);
   while (!abilities_) {
@@ -316,7 +316,7 @@ Result<Abilities> Store::Probe() const {
   for (const bool random : {true, false}) {
     Fd fd(calls_.openat(folder, one.c_str(), O_RDWR | O_CREAT | O_EXCL, kFileMode));
     if (!fd.ok()) return Refused(errno, "create a file in", root_);
-    // Object stores mounted without a cache accept bytes only in order, from first to last.
+    // A mounted object store without a cache accepts bytes only in order, from first to last.
     int error = random ? write(fd.get(), kPartAlignment) : 0;
     if (error == 0) error = write(fd.get(), 0);
     if (error == 0) abilities.random_writes = random;
@@ -366,7 +366,7 @@ Result<Store::Bounce> Store::TakeBounce(Deadline deadline, const std::string& pa
       if (data == nullptr)
         return Error(Code::kUnavailable, "%s: no memory for a buffer of %zu bytes", path.c_str(),
                      kBounceBytes);
-      // An error is ignored: without huge pages it works, only slower.
+      // An error is ignored: without huge pages it is only slower.
       (void)::madvise(data, kBounceBytes, MADV_HUGEPAGE);
       ++bounces_made_;
       return Bounce(this, static_cast<std::byte*>(data));

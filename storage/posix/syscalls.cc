@@ -22,7 +22,7 @@ int OpenBeneath(int folder, const char* path, int flags, mode_t mode) {
   return static_cast<int>(syscall(SYS_openat2, folder, path, &how, sizeof how));
 }
 
-// By system call: glibc before 2.37 and the kernel's header conflict in one file.
+// Uses the system call directly, because glibc's header before 2.37 and the kernel's header conflict.
 bool ReadDirectAlignment(int fd, DirectAlignment* alignment) {
 #ifdef STATX_DIOALIGN
   struct statx info {};

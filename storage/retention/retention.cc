@@ -99,7 +99,7 @@ std::vector<unsigned> ChooseKept(const RetentionRules& rules, const std::vector<
     if (!step.good) continue;
     if (good_before < rules.keep_newest) kept[i] |= kKeptNewest;
     if (rules.keep_every != 0 && step.name.step % rules.keep_every == 0) kept[i] |= kKeptEvery;
-    // If the age is unknown, because the clock of this machine or of the writer is wrong, the step stays.
+    // If the clock of this machine or of the writer is wrong, the age may be unknown. Then the step is kept.
     if (rules.keep_within_s != 0 && (step.time_s > now_s || now_s - step.time_s < rules.keep_within_s))
       kept[i] |= kKeptWithin;
     ++good_before;

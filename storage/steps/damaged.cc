@@ -23,7 +23,7 @@ Result<bool> IsStep(Sink* sink, const std::string& job, const StepName& name,
   return manifest.status();
 }
 
-// The file's text, up to kDamageBytesMax of it; nothing if it is not among the step's files.
+// The file's text, up to kDamageBytesMax bytes; no value: the step has no such file.
 Result<std::optional<std::string>> ReadText(Sink* sink, const std::string& job, const StepName& name,
                                             std::string_view file, const FileSizes& sizes,
                                             std::chrono::seconds call_timeout) {
@@ -53,7 +53,7 @@ Result<std::string> DamageOf(Sink* sink, const std::string& job, const StepName&
   if (!text.ok()) return text.status();
   if (!*text) return std::string();
   std::string why = std::move(**text);
-  // It is shown in logs and on terminals, and its author is unknown.
+  // The text is shown in logs and on terminals, and its author is unknown.
   std::replace_if(
       why.begin(), why.end(), [](char c) { return static_cast<unsigned char>(c) < ' ' || c == 0x7f; }, ' ');
   why.erase(why.find_last_not_of(' ') + 1);

@@ -17,7 +17,7 @@ Result<uint64_t> RemoveStep(Sink* sink, const std::string& job, const StepName& 
   const std::string manifest = folder + "/" + std::string(kManifestName);
   std::unordered_set<std::string> named;
   if (finished) {
-    // As it is now, right before it is deleted.
+    // The manifest is read right before it is deleted, so its content is current.
     const Result<std::string> text = ReadManifestText(sink, job, name, call_timeout);
     if (!text.ok()) return text.status();
     const Result<StepHead> head = ParseManifestOf(job, name, *text, [&](RankEntry&& entry) {
@@ -37,7 +37,7 @@ Result<uint64_t> RemoveStep(Sink* sink, const std::string& job, const StepName& 
   if (finished) {
     ROPETEAM_RETURN_IF_ERROR(sink->Delete(manifest, deadline()));
   } else {
-    // It may have been finished meanwhile: then it is a step.
+    // If the step was finished meanwhile, it must stay.
     const Result<FileInfo> there = sink->Stat(manifest, deadline());
     if (there.ok())
       return Error(Code::kAborted, "%s has got a manifest meanwhile and is not removed", folder.c_str());
@@ -45,7 +45,7 @@ Result<uint64_t> RemoveStep(Sink* sink, const std::string& job, const StepName& 
   }
   ROPETEAM_RETURN_IF_ERROR(RunParallel(own.size(), kStorageThreads,
                                        [&](size_t i, size_t) { return sink->Delete(own[i], deadline()); }));
-  // The right to delete objects does not imply the right to list uploads.
+  // A user with the right to delete objects may lack the right to list uploads.
   const Result<uint64_t> aborted = sink->AbortUploads(folder, std::chrono::seconds(0), deadline());
   if (!aborted.ok())
     LOG_WARNING("unfinished uploads of %s are left: %s", folder.c_str(), aborted.status().message().c_str());

@@ -20,7 +20,7 @@ std::string ManifestPath(const std::string& job, const StepName& name) {
 
 std::string LastPart(const std::string& folder) { return folder.substr(folder.rfind('/') + 1); }
 
-// Every page of what is directly in `folder`.
+// Calls `each` for every page of the direct contents of `folder`.
 Status ForEachPage(Sink* sink, const std::string& folder, std::chrono::seconds call_timeout,
                    const std::function<Status(const ListPage&)>& each) {
   std::string page;
@@ -75,7 +75,7 @@ Result<std::vector<StepPlace>> ListSteps(Sink* sink, const std::string& job,
                                          std::chrono::seconds call_timeout) {
   const Result<std::vector<StepName>> names = ListStepNames(sink, job, call_timeout);
   if (!names.ok()) return names.status();
-  // One request per step: a thousand of them one after the other take a minute at a store's latency.
+  // There is one request per step. A thousand in sequence would take a minute at a store's latency.
   std::vector<StepPlace> steps(names->size());
   ROPETEAM_RETURN_IF_ERROR(RunParallel(steps.size(), kStorageThreads, [&](size_t index, size_t) {
     const StepName& name = (*names)[index];
@@ -89,7 +89,7 @@ Result<std::vector<StepPlace>> ListSteps(Sink* sink, const std::string& job,
 
 Result<std::vector<std::string>> FindJobs(Sink* sink, std::chrono::seconds call_timeout) {
   std::vector<std::string> jobs;
-  std::vector<std::pair<std::string, int>> open = {{"", 0}};  // folders, and how many parts their names have
+  std::vector<std::pair<std::string, int>> open = {{"", 0}};  // folders, with the number of parts of the name
   for (size_t searched = 0; !open.empty(); ++searched) {
     const auto [folder, parts] = std::move(open.back());
     open.pop_back();
