@@ -9,7 +9,7 @@
 namespace ropeteam::storage {
 namespace {
 
-// Below this, reading bytes again from the cache is cheaper than the multiplications of a combination.
+// For fewer bytes, reading them again from the cache is cheaper than combining checksums.
 constexpr uint64_t kCombineBytesMin = 16 << 10;
 
 }  // namespace
@@ -83,7 +83,7 @@ Result<const std::vector<PartChecksums::Run>*> PartChecksums::Runs(uint64_t chun
   std::unordered_map<uint32_t, size_t> last;  // by file: a file's parts follow one another in the stream
   uint32_t chunk_crc = 0;
   uint64_t at = 0;  // in the chunk
-  Status zeros;     // reported only for a chunk whose checksum is right
+  Status zeros;     // returned only if the chunk's checksum is right
   const auto skip_to = [&](uint64_t next) {
     if (next == at) return;
     if (zeros.ok()) zeros = CheckPadding(bytes, offset, at);

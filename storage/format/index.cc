@@ -7,7 +7,7 @@
 namespace ropeteam::storage {
 namespace {
 
-// A later index may say more of an object, but nothing nests deeper than this.
+// A later version of the index may have more fields of an object, but does not nest deeper than this.
 constexpr size_t kDepthMax = 16;
 // Version 2 adds tensors that are parts of larger ones. Kind, dtype and shape are as in version 1.
 constexpr uint64_t kIndexVersionMax = 2;

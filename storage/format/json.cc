@@ -23,7 +23,8 @@ class Walk : public nlohmann::json_sax<Json> {
     return Tell(value ? JsonScalar{JsonKind::kTrue, 0, "true"} : JsonScalar{JsonKind::kFalse, 0, "false"});
   }
   bool number_integer(number_integer_t value) override {
-    // The parser reports every number without a minus by number_unsigned(), and -0 here.
+    // The parser calls number_unsigned() for every number without a minus sign. Here it reports the others
+    // and -0.
     return Tell({JsonKind::kNegative, 0, std::to_string(value)});
   }
   bool number_unsigned(number_unsigned_t value) override {
@@ -106,7 +107,7 @@ bool IsUtf8(std::string_view text) {
     if (lead < 0xc2 || lead > 0xf4 || text.size() - i < length) return false;
     for (size_t k = 1; k < length; ++k)
       if ((byte(i + k) & 0xc0) != 0x80) return false;
-    // Not in the shortest form, half of a surrogate pair, or above U+10FFFF.
+    // Invalid: not the shortest form, a surrogate, or above U+10FFFF.
     const unsigned char second = byte(i + 1);
     if ((lead == 0xe0 && second < 0xa0) || (lead == 0xed && second > 0x9f) ||
         (lead == 0xf0 && second < 0x90) || (lead == 0xf4 && second > 0x8f))

@@ -14,7 +14,7 @@
 namespace ropeteam::storage {
 namespace {
 
-// Packed as core/shard packs, because what is read from the files is packed again in this way.
+// The objects must be packed as core/shard packs them, because a restore packs them again in this way.
 Status CheckObjects(const std::vector<StreamObject>& objects, uint64_t stream_bytes) {
   if (objects.size() > kStreamObjectsMax) {
     return Error(Code::kInvalidArgument, "shard of %zu objects, limit %" PRIu64, objects.size(),
@@ -106,8 +106,8 @@ class Planner {
     return OkStatus();
   }
 
-  // A tensor is never a file: its bytes alone are not what the file name's ending promises. Nor is a JSON value,
-  // except as .json.
+  // A tensor is never a file: its bytes do not have the format of the name's ending. A JSON value is a file
+  // only if its name ends in .json.
   bool IsFile(const StreamObject& object) const {
     if (!IsFileName(object.name)) return false;
     const IndexEntry* entry = Entry(object.name);
@@ -159,7 +159,7 @@ class Planner {
     const std::string& name = objects_[object].name;
     return NeedsMapping(name) ? MappedName(object) : name;
   }
-  // Null unless the index calls it a tensor. `dtype` is null if it is to be written as bytes.
+  // Null: in the index it is not a tensor. `dtype` is null if the tensor is to be written as bytes.
   const IndexEntry* Tensor(size_t object, const char** dtype) const {
     const IndexEntry* entry = Entry(objects_[object].name);
     if (entry == nullptr || entry->json) return nullptr;

@@ -23,8 +23,8 @@ constexpr size_t kDepthMax = 64;
 constexpr size_t kCrcDigits = 8;
 constexpr size_t kDigestDigits = 16;
 
-// The last line but one, and the end. They stay the same in every later version, so that a damaged manifest is not
-// taken for a newer one.
+// The beginning of the second-to-last line, and the end. They stay the same in every later version, so that a
+// damaged manifest does not look like a newer one.
 constexpr std::string_view kTailBegin = "\"manifest_crc32c\": \"";
 constexpr std::string_view kTailEnd = "\"\n}\n";
 
@@ -191,7 +191,7 @@ class ManifestReader : public JsonEvents {
 
   Status HeadField(const JsonPath& path, const JsonScalar& value) {
     const std::string& key = path[0].key;
-    // These two come first, also in every later version. After them a newer version may have anything.
+    // "format" and "version" come first, also in every later version. The rest may differ in a newer version.
     if (key == "format") {
       if (value.kind != JsonKind::kString || value.text != kFormatName || seen_ != 0)
         return Wrong(path, "is not \"ropeteam-step\", or not the first field");
@@ -323,7 +323,7 @@ Result<std::string> CompactMetadata(std::string_view user) {
   }
   std::string compact;
   IsObject events(&compact);
-  // One level less, because in the manifest it is one level deeper.
+  // The limit is one level less, because the metadata is one level deeper in the manifest.
   const Status status = WalkJson(user, kDepthMax - 1, &events);
   if (!status.ok())
     return Error(Code::kInvalidArgument, "user metadata is not a JSON object: %s", status.message().c_str());
@@ -381,8 +381,8 @@ Status StepManifestWriter::Add(const RankEntry& rank) {
   }
   text_ += "]}";
   ++count_;
-  // Ranks are much alike, so memory is reserved for all of them at once. A text that grows by doubling is in
-  // memory twice.
+  // Ranks have similar sizes, so memory is reserved for all of them at once. A text that grows by doubling is
+  // temporarily in memory twice.
   if (count_ == 1) {
     const uint64_t all = (text_.size() - before) * world_size_;
     text_.reserve(std::min(text_.size() + all + all / 4, kStepManifestBytesMax));

@@ -19,7 +19,7 @@
 namespace ropeteam::storage {
 namespace {
 
-constexpr uint64_t kManifestChunkBytesMax = 1ull << 30;  // an arena's
+constexpr uint64_t kManifestChunkBytesMax = 1ull << 30;  // kChunkBytesMax of core/shard/extent.h
 
 Status CheckFile(const RankEntry& rank, size_t number, std::string_view rank_file) {
   const FileEntry& file = rank.files[number];
@@ -88,7 +88,7 @@ Status CheckRank(const RankEntry& rank) {
   for (size_t i = 0; i < rank.files.size(); ++i) {
     ROPETEAM_RETURN_IF_ERROR(CheckFile(rank, i, rank_file));
     const uint64_t of_stream = rank.files[i].bytes - rank.files[i].header_bytes;
-    // Less than, not up to: the shard's own manifest takes some bytes.
+    // The files must leave some bytes for the shard's own manifest.
     if (of_stream >= rank.stream_bytes - bytes) {
       return Error(Code::kCorrupt,
                    ".files[%zu].bytes is %" PRIu64 ", more than what is left of a stream of %" PRIu64, i,
@@ -124,7 +124,7 @@ bool ParseTime(std::string_view text, uint64_t* time_s) {
   if (!date.ok()) return false;
   const auto days = std::chrono::sys_days(date).time_since_epoch().count();
   const uint64_t time = static_cast<uint64_t>(days) * 86400 + hour * 3600 + minute * 60 + second;
-  // The fields must print again as they were written: 23:60:00 is not a time.
+  // The time must print as it was written: 23:60:00 is invalid.
   if (time > kTimeMax || PrintTime(time) != text) return false;
   *time_s = time;
   return true;

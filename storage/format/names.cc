@@ -18,7 +18,7 @@ constexpr size_t kRankDigitsMin = 5;
 
 bool IsDigit(char c) { return c >= '0' && c <= '9'; }
 
-// All of `digits`, or nothing. A number that overflows is not valid.
+// All of `digits` as a number. No value: it is not a number, or it overflows.
 std::optional<uint64_t> ParseNumber(std::string_view digits) {
   uint64_t value = 0;
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);

@@ -74,7 +74,7 @@ char OrderReader::Next() {
     kind_ = run.empty() ? '\0' : run[0];
     const auto [end, error] =
         std::from_chars(run.data() + (run.empty() ? 0 : 1), run.data() + run.size(), left_);
-    // Runs are as long as possible and have no other spelling, so that one order has exactly one text.
+    // Runs must be as long as possible, without leading zeros, so that each order has exactly one text.
     ok_ = (kind_ == kTensorKind || kind_ == kTextKind || kind_ == kFileKind) && kind_ != before &&
           error == std::errc() && end == run.data() + run.size() && run[1] != '0' &&
           left_ <= kStreamObjectsMax;

@@ -16,7 +16,7 @@
 namespace ropeteam::storage {
 namespace {
 
-// The object of texts in ropeteam.names, in its order.
+// Reads the JSON object of texts in ropeteam.names, in its order.
 class NamesReader : public JsonEvents {
  public:
   Status Begin(const JsonPath& path, bool array) override {
@@ -80,8 +80,8 @@ class Restorer {
     return OkStatus();
   }
 
-  // Our entries come first, each once, in the order in which LayOut() writes them. What follows are the program's
-  // values.
+  // Our entries come first, each once, in the order in which LayOut() writes them. The program's values
+  // follow.
   Status ReadMetadata(std::string* order) {
     const auto& metadata = header_.metadata;
     const auto next_is = [&](std::string_view key) {
@@ -101,7 +101,7 @@ class Restorer {
       if (!status.ok())
         return Error(Code::kCorrupt, "%s: %s", std::string(kNamesKey).c_str(), status.message().c_str());
     }
-    if (next_is(kDtypesKey)) ++next_text_;  // for people
+    if (next_is(kDtypesKey)) ++next_text_;  // informational
     return OkStatus();
   }
   static Status Missing(std::string_view key) {
@@ -197,7 +197,7 @@ class Restorer {
                    " for the shard's manifest",
                    plan_.manifest_offset, entry_.stream_bytes);
     }
-    // Holds numbers, not copies of a million names.
+    // Indexes are sorted, because copies of a million names would take too much memory.
     std::vector<uint32_t> order(plan_.objects.size());
     std::iota(order.begin(), order.end(), 0);
     const auto name = [&](uint32_t i) -> const std::string& { return plan_.objects[i].name; };

@@ -16,7 +16,7 @@ struct DtypeRow {
   const char* safetensors;
   uint64_t bytes;
 };
-// Later versions of the library know more dtypes (C64, F8_E8M0, F8_E4M3FNUZ, F4, …). A reader that lacks one of
+// Later versions of the library have more dtypes (C64, F8_E8M0, F8_E4M3FNUZ, F4, …). A reader without one of
 // them refuses the whole file, so they are not used.
 constexpr std::array<DtypeRow, 15> kDtypes = {{
     {"float64", "F64", 8},
@@ -36,7 +36,7 @@ constexpr std::array<DtypeRow, 15> kDtypes = {{
     {"bool", "BOOL", 1},
 }};
 
-// A JSON text of the header nests {name: {shape: [ ]}}.
+// The header's JSON text nests {name: {shape: [ ]}}.
 constexpr size_t kHeaderDepthMax = 3;
 constexpr std::string_view kMetadataKey = "__metadata__";
 
@@ -144,8 +144,7 @@ uint64_t SafetensorsItemBytes(std::string_view dtype) {
 bool FitsShape(std::string_view dtype, const std::vector<uint64_t>& shape, uint64_t bytes) {
   const uint64_t item_bytes = SafetensorsItemBytes(dtype);
   if (item_bytes == 0 || shape.size() > kDimensionsMax) return false;
-  // Multiplied in this order and over all dimensions, as readers do: a zero at the end does not undo an overflow
-  // before it.
+  // All dimensions are multiplied in this order, as readers do. So an overflow counts even if a zero follows.
   uint64_t elements = 1;
   for (const uint64_t dimension : shape) {
     if (dimension > INT64_MAX || __builtin_mul_overflow(elements, dimension, &elements)) return false;

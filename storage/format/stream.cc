@@ -59,7 +59,7 @@ Result<std::vector<std::string>> CopyChecked(const ShardStream& stream, std::spa
     covered = range.offset + range.length;
     copies[i].reserve(range.length);
   }
-  // Chunk by chunk, so that a chunk with many small ranges is read once.
+  // The loop goes chunk by chunk, so that a chunk with many small ranges is read once.
   for (size_t next = 0; next < ranges.size();) {
     if (ranges[next].length == copies[next].size()) {
       ++next;
@@ -71,7 +71,7 @@ Result<std::vector<std::string>> CopyChecked(const ShardStream& stream, std::spa
     ROPETEAM_CHECK(bytes.size() == stream.ChunkLength(index));
     uint32_t crc = 0;
     uint64_t at = 0;  // in the chunk
-    Status zeros;     // reported only for a chunk whose checksum is right
+    Status zeros;     // returned only if the chunk's checksum is right
     for (; next < ranges.size(); ++next) {
       std::string& copy = copies[next];
       const uint64_t from = ranges[next].offset + copy.size() - begin;

@@ -15,8 +15,8 @@ namespace ropeteam::storage::s3 {
 namespace {
 
 constexpr size_t kExpectBytesMin = 1 << 20;  // a smaller body is sent before "Expect" can be answered
-// The least interval between warnings of temporary trouble: a store that is overloaded for an hour gets one line a
-// minute.
+// The least interval between warnings of temporary errors: a store that is overloaded for an hour gives one
+// line a minute.
 constexpr std::chrono::minutes kTroubleInterval{1};
 constexpr int kRegionsMax = 2;  // a store may redirect in a circle
 
@@ -94,11 +94,11 @@ std::string CrcOfReply(const HttpReply& reply, bool google) {
 struct Client::Sent {
   bool answered = false;  // `reply` is complete
   HttpReply reply;
-  HttpFailure failure;  // when not answered
-  Status refused;       // by ourselves: the reply cannot be used
+  HttpFailure failure;  // if not answered
+  Status refused;       // why this client cannot use the reply
   ErrorReply error;
-  std::string region;        // it was signed for this one
-  std::string other_region;  // named by the reply, if it is another one
+  std::string region;        // the request was signed for it
+  std::string other_region;  // the region in the reply, if it is another one
   std::shared_ptr<const Credentials> credentials;
   bool expected = false;  // with "Expect: 100-continue"
   bool good() const { return answered && reply.status >= 200 && reply.status < 300; }
@@ -157,7 +157,7 @@ Status Client::CheckLive(Deadline deadline) const {
   return OkStatus();
 }
 
-// Adds date, hash and signature. False without credentials; `sent->failure` says so.
+// Adds date, hash and signature. False: there are no credentials; `sent->failure` has the reason.
 bool Client::Sign(const S3Request& request, const std::string& path, const NameValues& query,
                   NameValues* headers, Sent* sent, Deadline deadline) {
   const Dialect& dialect = config_.dialect();
@@ -215,7 +215,7 @@ void Client::SendOnce(const S3Request& request, const Attempts& attempts, Deadli
   http.silence_max = request.silence_max.count() > 0 ? request.silence_max : times_.silence_max;
   sent->answered = http_.Send(http, &sent->reply, &sent->failure);
   if (!sent->answered) {
-    // A store that refuses may close the connection while the body is still being sent. Its answer counts.
+    // A store that refuses may close the connection while the body is still being sent. Its reply counts.
     const Code code = sent->failure.status.code();
     sent->answered = sent->failure.reply.status >= 300 && code == Code::kLinkFailed;
     sent->reply = std::move(sent->failure.reply);
@@ -228,8 +228,8 @@ void Client::SendOnce(const S3Request& request, const Attempts& attempts, Deadli
   if (sent->answered && !sent->good()) LearnError(request, attempts, deadline, sent);
 }
 
-// What the reply says of the error. A HEAD's reply has no body; where that matters, a GET of one byte asks for the
-// cause.
+// Sets the error from the reply. The reply to a HEAD has no body; if the cause matters, a GET of one byte is
+// sent for it.
 void Client::LearnError(const S3Request& request, const Attempts& attempts, Deadline deadline, Sent* sent) {
   sent->error = ParseError(sent->reply.body);
   std::string region = sent->reply.header("x-amz-bucket-region");
@@ -260,7 +260,7 @@ Next Client::Decide(const S3Request& request, const Sent& sent, Attempts* attemp
     return Next::kChecksum;  // at once, but only once
   }
   if (sent.reply.status == 412 && !attempts->etag.empty() && !request.targets.empty()) {
-    // Another process replaced the file in the middle of this read. All of it is read again.
+    // Another process replaced the file during this read. The whole range is read again.
     attempts->etag.clear();
     attempts->received = 0;
     return Next::kPause;
@@ -268,8 +268,8 @@ Next Client::Decide(const S3Request& request, const Sent& sent, Attempts* attemp
   return Classify(sent.reply.status, sent.error.code, !sent.other_region.empty());
 }
 
-// After a reply with a part of the file, complete or broken. kFail with `sent->refused` OK: all targets are
-// filled.
+// Decides after a reply with a part of the file, complete or broken. kFail with `sent->refused` OK: all
+// targets are filled.
 Next Client::DecideRange(const S3Request& request, Sent* sent, Attempts* attempts) {
   const uint64_t wanted = TotalBytes(request.targets);
   const uint64_t expected = request.offset + attempts->received;
@@ -306,7 +306,7 @@ Next Client::DecideRange(const S3Request& request, Sent* sent, Attempts* attempt
   return Next::kPause;
 }
 
-// Makes what changes are needed before the next attempt; false: that has been tried already.
+// Makes the changes that the next attempt needs. False: they have been tried already.
 bool Client::Adapt(const S3Request& request, const Sent& sent, Next next, Attempts* attempts) {
   switch (next) {
     case Next::kRegion: {
@@ -324,7 +324,7 @@ bool Client::Adapt(const S3Request& request, const Sent& sent, Next next, Attemp
       if (++attempts->clocks > 1 || !theirs) return false;
       const int64_t offset = *theirs - environment_.now();
       const int64_t before = clock_offset_.exchange(offset, std::memory_order_relaxed);
-      // Threads that fail at the same time find the same value; a second of rounding is not a change.
+      // Threads that fail at the same time find the same value. A difference of 1 s is only rounding.
       if (std::abs(before - offset) > 1)
         LOG_WARNING("%s: this machine's clock is %lld s %s the store's, signing by the store's",
                     config_.url.c_str(), static_cast<long long>(std::abs(offset)),
@@ -415,7 +415,7 @@ Outcome Client::Send(S3Request request, Deadline deadline) {
       outcome.status = OkStatus();
     } else if (attempts.made > 1 && !sent.answered && sent.failure.status.code() == Code::kDeadlineExceeded &&
                !sent.failure.sent) {
-      // Too late to send it. The cause is what failed before, and it is in outcome.status.
+      // It was too late to send it. The cause is the failure before, which is in outcome.status.
     } else {
       outcome.status = http_.stopped() ? Error(Code::kAborted, "%s: stopped", UrlOf(request.key).c_str())
                                        : Failure(request, sent, attempts.made);
@@ -457,7 +457,7 @@ Outcome Client::PutChecked(S3Request request, uint32_t crc32c, Deadline deadline
   for (int attempt = 0;; ++attempt) {
     request.headers = headers;
     if (with_md5) {
-      // Nothing else compares the bytes with their checksum.
+      // No other code compares the bytes with their checksum.
       const uint32_t found = CrcOf(request.body);
       if (found != crc32c) {
         outcome.status = Error(Code::kCorrupt, "%s: %s: the bytes in memory have the CRC32C %08x, not %08x",
@@ -473,8 +473,8 @@ Outcome Client::PutChecked(S3Request request, uint32_t crc32c, Deadline deadline
       request.headers.emplace_back("x-goog-hash", "crc32c=" + Crc32cText(crc32c));
     } else {
       request.headers.emplace_back("x-amz-checksum-crc32c", Crc32cText(crc32c));
-      // S3 does not need it. Ceph and others check the checksum only where this header names it, as AWS's clients
-      // do.
+      // S3 does not need this header. Ceph and others check the checksum only if this header names it, as in
+      // AWS's clients.
       request.headers.emplace_back("x-amz-sdk-checksum-algorithm", "CRC32C");
     }
     const bool maybe_done = outcome.maybe_done || outcome.status.ok();
@@ -486,7 +486,8 @@ Outcome Client::PutChecked(S3Request request, uint32_t crc32c, Deadline deadline
       const int status = outcome.reply.status;
       if (may_fall_back &&
           (status == 501 || (status == 400 && outcome.status.code() == Code::kInvalidArgument))) {
-        // It may have refused the header: that is known when it accepts the request without it.
+        // The store may have refused the header. If it accepts the request without the header, that is
+        // certain.
         echo_missing = with_md5 = true;
         continue;
       }
@@ -501,7 +502,7 @@ Outcome Client::PutChecked(S3Request request, uint32_t crc32c, Deadline deadline
       if (checks_.load(std::memory_order_relaxed) == Checks::kUnknown) checks_.store(Checks::kYes);
       return outcome;
     }
-    if (echo.empty() && config_.google) return outcome;  // Google checks x-goog-hash, whatever it answers
+    if (echo.empty() && config_.google) return outcome;  // Google always checks x-goog-hash
     if (!echo.empty()) {
       outcome.status =
           Error(Code::kCorrupt, "%s: %s: the store has bytes with the CRC32C %.20s, not %s",

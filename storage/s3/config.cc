@@ -17,8 +17,8 @@ namespace {
 
 constexpr const char* kParameters[] = {"anonymous", "ca_file", "checksum", "endpoint",       "path_style",
                                        "profile",   "region",  "sse",      "sse_kms_key_id", "storage_class"};
-constexpr size_t kKeyBytesMax = 1024;    // S3's
-constexpr size_t kBucketBytesMax = 222;  // Google's, with dots; S3's are shorter
+constexpr size_t kKeyBytesMax = 1024;    // S3's limit
+constexpr size_t kBucketBytesMax = 222;  // Google's limit for names with dots; S3's is lower
 constexpr const char* kGoogleEndpoint = "https://storage.googleapis.com";
 
 std::string Parameter(const Url& url, const char* name) {
@@ -73,7 +73,7 @@ Status CheckNames(const Url& url, const std::string& text) {
   return OkStatus();
 }
 
-// "https://host:9000/" and where it was given.
+// `endpoint` is "https://host:9000/" or similar; `origin` says where it was set.
 Status SetEndpoint(const std::string& endpoint, const std::string& origin, Config* config) {
   const auto fail = [&](const char* why) {
     return Error(Code::kInvalidArgument, "the endpoint %s (of %s) %s", endpoint.c_str(), origin.c_str(), why);
@@ -123,7 +123,7 @@ void ChooseRegion(const Url& url, const Environment& environment, Config* config
   for (const char* name : {"AWS_REGION", "AWS_DEFAULT_REGION"})
     if (config->region.empty()) config->region = environment.NonEmpty(name).value_or("");
   if (config->region.empty()) config->region = config->profile.setting("region");
-  // If the bucket is in another region, the store says so.
+  // If the bucket is in another region, the store's reply names it.
   if (config->region.empty()) config->region = "us-east-1";
 }
 
@@ -196,7 +196,8 @@ Result<Config> ReadConfig(const Url& url, const Environment& environment) {
 
   const std::string path_style = Parameter(url, "path_style");
   ROPETEAM_RETURN_IF_ERROR(OneOf(config.url, "path_style", path_style, {"true", "false", "auto"}));
-  // A bucket with dots in its name has no certificate as a host name: AWS's wildcard covers one label.
+  // If a bucket has dots in its name, no certificate covers it as a host name: AWS's wildcard covers one
+  // label.
   const bool dots = config.bucket.find('.') != std::string::npos && config.tls;
   config.path_style = path_style == "true" || (path_style != "false" && (!config.endpoint.empty() || dots));
   config.sse = Parameter(url, "sse");

@@ -14,8 +14,8 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-// Metadata services are one hop away. One that does not answer in this time does not exist: a laptop must not wait
-// long.
+// Metadata services are one hop away. If no service answers in this time, this machine has none. A laptop
+// must not wait long.
 constexpr milliseconds kMetadataConnect{1000};
 constexpr seconds kMetadataTotal{3};
 constexpr seconds kStsTotal{20};
@@ -39,7 +39,7 @@ Result<std::string> ReadToken(const std::string& path, const char* what) {
   return token;
 }
 
-// The reply of a container's endpoint and of the instance's metadata.
+// Parses the reply of a container's endpoint or of the instance's metadata service.
 Result<Credentials> ParseJson(const std::string& body, const std::string& url) {
   const auto json = nlohmann::json::parse(body, nullptr, /*allow_exceptions=*/false);
   const auto text = [&json](const char* name) {
@@ -79,7 +79,7 @@ class FixedSource : public CredentialSource {
   const std::string origin_;
 };
 
-// Reads the files again each time, so that a program that renews them takes effect.
+// Reads the files again each time, so that keys renewed by another program take effect.
 class ProfileSource : public CredentialSource {
  public:
   ProfileSource(const Environment& environment, const Profile& profile)
@@ -135,8 +135,8 @@ class ContainerSource : public CredentialSource {
   const Fetch fetch_;
 };
 
-// IMDSv2: a token by PUT, then the name of the role, then its keys. The older version without a token is not
-// tried: it can be reached by requests that an attacker forges.
+// IMDSv2: requests a token by PUT, then the name of the role, then its keys. The older version without a
+// token is not used: an attacker can reach it by forged requests.
 class InstanceSource : public CredentialSource {
  public:
   InstanceSource(std::string endpoint, std::string tried, Fetch fetch)
@@ -171,7 +171,7 @@ class InstanceSource : public CredentialSource {
   }
 
  private:
-  // It is the last of the chain, so its error names the other possibilities.
+  // This source is the last of the chain, so its error names the other sources.
   Status Failure(const Status& status) const {
     return Error(status.code(), "no credentials: %s, and %s", tried_.c_str(), status.message().c_str());
   }
@@ -225,7 +225,7 @@ class WebIdentitySource : public CredentialSource {
   const Fetch fetch_;
 };
 
-// A bearer token over plain HTTP is sent only to this machine or to the addresses that AWS gives its agents.
+// Over plain HTTP, a bearer token is sent only to this machine or to the addresses of AWS's agents.
 bool ContainerUrlIsAllowed(const std::string& url) {
   if (url.starts_with("https://")) return true;
   if (!url.starts_with("http://")) return false;
@@ -239,7 +239,7 @@ bool ContainerUrlIsAllowed(const std::string& url) {
 
 using Source = Result<std::unique_ptr<CredentialSource>>;
 
-// Null: there is nothing of this kind.
+// This function and the next three return null if there are no settings of their kind.
 Source FromVariables(const Environment& environment) {
   const auto key = environment.NonEmpty("AWS_ACCESS_KEY_ID");
   const auto secret = environment.NonEmpty("AWS_SECRET_ACCESS_KEY");
@@ -380,7 +380,7 @@ Result<std::shared_ptr<const Credentials>> CredentialCache::Get(Deadline deadlin
   changed_.notify_all();
   if (loaded.ok()) {
     current_ = std::make_shared<const Credentials>(std::move(loaded).value());
-    // Some endpoints hand out keys that are about to expire until they have new ones.
+    // Some endpoints return keys that are about to expire until they have new ones.
     not_before_ = now_() + kRefreshPauseS;
     LOG_DEBUG("s3: loaded credentials of %s", Describe().c_str());
     return current_;

@@ -15,12 +15,12 @@
 namespace ropeteam::storage::s3 {
 namespace {
 
-// More than the threads that upload from one node. Each holds 0.5 MiB of buffers and a socket.
+// More than the threads that upload from one node. Each handle has 0.5 MiB of buffers and a socket.
 constexpr size_t kIdleHandlesMax = 32;
 constexpr size_t kHeadersMax = 100;
 constexpr size_t kHeaderBytesMax = 8 << 10;
-// Buffer sizes of libcurl, for each direction. Over loopback, 64 KiB to 1 MiB cost the same CPU time per byte (0.2
-// s per GiB), 16 KiB half as much again. 256 KiB had the best rates with 2 to 8 threads.
+// Buffer sizes of libcurl, for each direction. Over loopback, 64 KiB to 1 MiB take the same CPU time (0.2 s
+// per GiB), and 16 KiB take 50 % more. 256 KiB had the best rates with 2 to 8 threads.
 constexpr long kUploadBufferBytes = 256 << 10;
 constexpr long kDownloadBufferBytes = 256 << 10;
 // A store that does not know "Expect: 100-continue" delays one request by this much.
@@ -32,7 +32,7 @@ size_t TotalBytes(std::span<const Piece> pieces) {
   return bytes;
 }
 
-// Walks over pieces or targets.
+// A position in a sequence of pieces or targets.
 template <typename T>
 class Cursor {
  public:
@@ -62,7 +62,7 @@ class Cursor {
   size_t within_ = 0;
 };
 
-// One transfer, as libcurl's callbacks see it.
+// One transfer, for libcurl's callbacks.
 struct Transfer {
   Transfer(const HttpRequest& r, const std::atomic<bool>& s, const Sink::Yield& y)
       : request(r), stopped(s), yield(y), body(r.body), targets(r.targets) {
@@ -93,7 +93,7 @@ size_t OnRead(char* buffer, size_t size, size_t count, void* context) {
   return filled;
 }
 
-// libcurl rewinds a body if a connection that it had kept open turns out to be closed.
+// libcurl rewinds a body if it finds that a connection that it had kept open was closed.
 int OnSeek(void* context, curl_off_t offset, int origin) {
   if (origin != SEEK_SET || offset < 0) return CURL_SEEKFUNC_FAIL;
   auto* transfer = static_cast<Transfer*>(context);
@@ -160,7 +160,8 @@ int OnProgress(void* context, curl_off_t, curl_off_t, curl_off_t, curl_off_t) {
 
 template <typename T>
 void Set(CURL* handle, CURLoption option, T value) {
-  // Fails only for lack of memory, or for an option that this libcurl lacks. There is no way to continue.
+  // This fails only if memory is exhausted or this libcurl lacks the option. The process cannot continue
+  // then.
   ROPETEAM_CHECK(curl_easy_setopt(handle, option, value) == CURLE_OK);
 }
 
@@ -170,7 +171,7 @@ Status FailureStatus(CURLcode code, const char* detail, const Transfer& transfer
     case CURLE_ABORTED_BY_CALLBACK:
       return Error(Code::kAborted, "stopped");
     case CURLE_OPERATION_TIMEDOUT:
-      // libcurl counts whole milliseconds, and begins a little earlier.
+      // libcurl counts whole milliseconds, and starts to count a little earlier.
       if (std::chrono::steady_clock::now() + std::chrono::milliseconds(5) >= deadline)
         return Error(Code::kDeadlineExceeded, "%s", text);
       return Error(Code::kLinkFailed, "%s", text);
@@ -196,7 +197,7 @@ Status FailureStatus(CURLcode code, const char* detail, const Transfer& transfer
 
 void SetDeadlines(CURL* handle, const HttpRequest& request) {
   using std::chrono::milliseconds;
-  constexpr auto kTimeoutMax = std::chrono::hours(24);  // a long may have 31 bits; nothing here takes a day
+  constexpr auto kTimeoutMax = std::chrono::hours(24);  // a long may have 31 bits; no request takes a day
   const auto now = std::chrono::steady_clock::now();
   auto left = std::chrono::duration_cast<milliseconds>(kTimeoutMax);
   if (request.deadline < now + kTimeoutMax) left = std::chrono::ceil<milliseconds>(request.deadline - now);
@@ -241,7 +242,7 @@ Http::Http(Options options) : options_(std::move(options)), shared_(std::make_un
         static_cast<Shared*>(shared)->mutexes[data].unlock();
       });
   curl_share_setopt(shared_->share, CURLSHOPT_USERDATA, shared_.get());
-  // Not connections: libcurl does not support sharing those between threads.
+  // Connections are not shared: libcurl does not support that between threads.
   curl_share_setopt(shared_->share, CURLSHOPT_SHARE, CURL_LOCK_DATA_DNS);
   curl_share_setopt(shared_->share, CURLSHOPT_SHARE, CURL_LOCK_DATA_SSL_SESSION);
 }
@@ -266,7 +267,7 @@ void* Http::TakeHandle() {
 }
 
 void Http::ReturnHandle(void* handle) {
-  // Forgets the options and what they point to; keeps connections and sessions.
+  // This clears the options and keeps connections and sessions.
   curl_easy_reset(handle);
   {
     const std::lock_guard lock(mutex_);
@@ -282,8 +283,8 @@ void Http::SetOptions(void* handle) const {
   Set(handle, CURLOPT_SHARE, shared_->share);
   Set(handle, CURLOPT_NOSIGNAL, 1L);
 #if LIBCURL_VERSION_NUM >= 0x075700
-  // Otherwise a name server that does not answer holds the call far beyond its deadline, because libcurl would
-  // join the thread that asks it. That thread ends by itself and frees its memory.
+  // Without this option libcurl joins its resolver thread, and a name server that does not answer delays the
+  // call far beyond its deadline. With it, that thread ends by itself and frees its memory.
   Set(handle, CURLOPT_QUICK_EXIT, 1L);
 #endif
 #if LIBCURL_VERSION_NUM >= 0x075500
@@ -291,7 +292,7 @@ void Http::SetOptions(void* handle) const {
 #else
   Set(handle, CURLOPT_PROTOCOLS, static_cast<long>(CURLPROTO_HTTP | CURLPROTO_HTTPS));
 #endif
-  // Parts travel in parallel, each over its own connection. Several streams of HTTP/2 would share one.
+  // Parts are sent in parallel, each over its own connection. Streams of HTTP/2 would share one connection.
   Set(handle, CURLOPT_HTTP_VERSION, static_cast<long>(CURL_HTTP_VERSION_1_1));
   Set(handle, CURLOPT_PATH_AS_IS, 1L);
   Set(handle, CURLOPT_TCP_NODELAY, 1L);

@@ -9,7 +9,7 @@
 namespace ropeteam::storage::s3 {
 namespace {
 
-constexpr size_t kFileBytesMax = 1 << 20;  // of ~/.aws/config: a thousand profiles
+constexpr size_t kFileBytesMax = 1 << 20;  // of ~/.aws/config: enough for a thousand profiles
 
 std::string_view Trim(std::string_view text) {
   constexpr std::string_view kBlank = " \t\r";
@@ -22,7 +22,7 @@ struct FileCloser {
   void operator()(FILE* file) const { std::fclose(file); }
 };
 
-// An absent file is empty.
+// Returns an empty text if the file does not exist.
 Result<std::string> ReadShared(const std::string& path) {
   const std::unique_ptr<FILE, FileCloser> file(std::fopen(path.c_str(), "re"));
   if (file == nullptr) {
@@ -75,7 +75,7 @@ Result<Profiles> ParseProfiles(const std::string& text, const std::string& file)
       section = &profiles[SectionName(Trim(content.substr(1, close - 1)))];
       continue;
     }
-    if (line[0] == ' ' || line[0] == '\t') continue;  // nested, as "s3 =" has it
+    if (line[0] == ' ' || line[0] == '\t') continue;  // a nested setting, as under "s3 ="
     const size_t equals = content.find('=');
     if (equals == std::string_view::npos || section == nullptr)
       return Error(Code::kInvalidArgument, "%s line %d is neither [section] nor name = value", file.c_str(),

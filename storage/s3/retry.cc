@@ -12,7 +12,7 @@ bool In(const char* const (&names)[N], std::string_view name) {
   return std::find(std::begin(names), std::end(names), name) != std::end(names);
 }
 
-// Some stores (MinIO, Ceph) send these with a status of 4xx.
+// Temporary errors. Some stores (MinIO, Ceph) send these with a status of 4xx.
 constexpr const char* kPassing[] = {
     "InternalError",
     "ServiceUnavailable",

@@ -14,7 +14,8 @@ namespace ropeteam::storage {
 namespace s3 {
 namespace {
 
-// Distinguishes a file that our own request has put, whose answer was lost, from one of another process.
+// If the reply to a PUT was lost, this mark shows whether our own request or another process has put the
+// file.
 constexpr const char* kPutMark = "meta-ropeteam-put";
 
 std::string RandomMark() {
@@ -112,7 +113,7 @@ Status S3Sink::PutIfAbsent(S3Request request, uint32_t crc32c, Deadline deadline
   request.hash_body = true;  // it cannot be sent twice
   const Outcome outcome = client_->PutChecked(request, crc32c, deadline);
   if (outcome.status.code() == Code::kAlreadyExists && outcome.maybe_done) {
-    // Whether it was put by an attempt of ours whose answer was lost.
+    // An earlier attempt whose reply was lost may have put it.
     const Outcome head = Head(request.key, deadline);
     if (head.status.code() == Code::kNotFound)
       return Error(Code::kUnavailable, "%s: PUT if absent: was there a moment ago and is gone",
@@ -123,8 +124,8 @@ Status S3Sink::PutIfAbsent(S3Request request, uint32_t crc32c, Deadline deadline
   if (outcome.status.code() == Code::kAlreadyExists) conditions_work_ = true;
   if (!outcome.status.ok() || google || conditions_work_.load(std::memory_order_relaxed))
     return outcome.status;
-  // A store that does not know the header ignores it and replaces what is there. So the second of two puts must be
-  // refused.
+  // A store that does not know the header ignores it and replaces the file. So a second put tests whether the
+  // store refuses it.
   const Outcome second = client_->PutChecked(request, crc32c, deadline);
   if (second.status.ok()) {
     const std::string where = client_->UrlOf(request.key);
@@ -206,7 +207,7 @@ Result<ListPage> S3Sink::List(const std::string& folder, const std::string& page
   ListPage list;
   list.next = reply->next;
   for (ListReply::File& file : reply->files) {
-    // In some tools an object with the folder's name stands for the folder. Names outside the rules are not ours.
+    // Some tools use an object with the folder's name for the folder. Names outside the rules are not ours.
     if (!file.key.starts_with(*prefix) || file.key.size() == prefix->size()) continue;
     std::string name = file.key.substr(root->size());
     if (!CheckFileName(name).ok()) continue;
@@ -227,7 +228,7 @@ Result<uint64_t> S3Sink::AbortUploads(const std::string& folder, std::chrono::se
   uint64_t aborted = 0;
   const Status status =
       ForEachUpload(client_.get(), *prefix, deadline, [&](const UploadsReply::Upload& upload) {
-        // The store's time has whole seconds, and its clock is not ours. An age of 0 means all of them.
+        // The store's time has whole seconds, and its clock is not ours. An age of 0 means all uploads.
         if (!upload.key.starts_with(*prefix) ||
             (age.count() > 0 && client_->Now() - upload.initiated <= age.count()))
           return OkStatus();

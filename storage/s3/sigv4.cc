@@ -48,7 +48,7 @@ std::string Lower(std::string_view text) {
   return lower;
 }
 
-// Trimmed, with each run of blanks replaced by one.
+// The value without blanks at its ends, and with each run of blanks replaced by one.
 std::string Trimmed(std::string_view value) {
   std::string trimmed;
   for (const char c : value) {

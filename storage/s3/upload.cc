@@ -13,15 +13,15 @@
 namespace ropeteam::storage::s3 {
 namespace {
 
-// S3 takes up to minutes to put 10,000 parts together; Google sends no byte meanwhile.
+// S3 may take minutes to join 10,000 parts. Google sends no byte meanwhile.
 constexpr std::chrono::seconds kCompleteSilenceMax{300};
-constexpr int kPagesMax = 10000;  // a listing may never end
-constexpr int kResumableMax = 5;  // unfinished uploads of one file that are looked at
+constexpr int kPagesMax = 10000;  // in case a listing does not end
+constexpr int kResumableMax = 5;  // unfinished uploads of one file that are examined
 constexpr const char* kFull = "FULL_OBJECT";
 
 struct Part {
   bool done = false;
-  bool listed_crc = false;  // the store holds this checksum: Complete must name it
+  bool listed_crc = false;  // the store has this checksum, so Complete must name it
   uint32_t crc32c = 0;
   std::string etag;
 };
@@ -97,9 +97,9 @@ class MultipartUpload : public Upload {
   MultipartUpload(Client* client, std::string key, uint64_t bytes, uint64_t part_bytes)
       : Upload(bytes, part_bytes), client_(client), key_(std::move(key)), parts_(part_count()) {}
 
-  // One that is OK comes first.
+  // OK: the store has begun the upload. The other calls come after that, or after Resume().
   Status Create(Deadline deadline);
-  // False: this upload is of another file, or holds nothing.
+  // False: this upload is for another file, or has no usable parts.
   Result<bool> Resume(const UploadsReply::Upload& upload, Deadline deadline);
 
   bool Has(uint32_t index, uint32_t crc32c) const override;
@@ -137,7 +137,8 @@ S3Request MultipartUpload::Request(const char* what, const char* method) const {
 
 Status MultipartUpload::Create(Deadline deadline) {
   const bool google = client_->config().google;
-  // A store that does not know a header usually ignores it. One that refuses it is asked again without.
+  // A store that does not know a header usually ignores it. If it refuses the header, the request is sent
+  // again without it.
   for (int less = google || !client_->checks_crc32c() ? 2 : 0; less <= 2; ++less) {
     S3Request request = Request("begin upload", "POST");
     request.query = {{"uploads", ""}};
@@ -177,7 +178,8 @@ Result<bool> MultipartUpload::Resume(const UploadsReply::Upload& upload, Deadlin
     if (!outcome.status.ok()) return outcome.status;
     const Result<PartsReply> parts = ParseParts(outcome.reply.body);
     if (!parts.ok()) {
-      // Some stores' lists cannot be read. Then existing parts are sent again, but the file must still be put.
+      // The lists of some stores cannot be read. Then existing parts are sent again; the upload must not
+      // fail.
       LOG_DEBUG("%s: list parts: %s", client_->UrlOf(key_).c_str(), parts.status().message().c_str());
       return false;
     }
@@ -211,7 +213,7 @@ Status MultipartUpload::PutPart(uint32_t index, std::span<const Piece> pieces, u
                                 Deadline deadline) {
   ROPETEAM_RETURN_IF_ERROR(CheckIndex(*this, index, pieces));
   {
-    // The existing file is being replaced. Until that is done, it is not known which of the two the store has.
+    // The existing part is being replaced. Until that is done, it is unknown which of the two the store has.
     const std::lock_guard lock(mutex_);
     parts_[index].done = false;
   }
@@ -280,7 +282,7 @@ std::string MultipartUpload::CompositeEtag() const {
   return text + "-" + std::to_string(parts_.size()) + "\"";
 }
 
-// The store reports what it has made of the parts. If it is another file, it must not be offered.
+// Compares the checksum of the joined file in the store's reply. If it is wrong, the file is deleted.
 Status MultipartUpload::CheckCompleted(const CompletedReply& reply, uint32_t crc32c, Deadline deadline) {
   if (reply.checksum.empty() || reply.checksum == Crc32cText(crc32c) || reply.checksum == CompositeText())
     return OkStatus();
@@ -292,7 +294,7 @@ Status MultipartUpload::CheckCompleted(const CompletedReply& reply, uint32_t crc
                deleted.ok() ? "deleted it" : deleted.message().c_str());
 }
 
-// The upload is gone. If an earlier attempt to complete it was carried out, its file is there.
+// The upload no longer exists. If an earlier attempt to complete it succeeded, its file exists.
 Status MultipartUpload::FindOutWhetherDone(const Outcome& outcome, uint32_t crc32c, Deadline deadline) {
   S3Request request = Request("HEAD", "HEAD");
   request.query.clear();
@@ -380,7 +382,7 @@ Result<std::unique_ptr<Upload>> BeginUpload(Client* client, const std::string& k
       if (found.key == key) candidates.push_back(found);
       return OkStatus();
     });
-    // Writing does not need the right to list. Without it the upload starts from the beginning.
+    // A user with the right to write may lack the right to list. Then the upload starts from the beginning.
     if (!listed.ok() && listed.code() != Code::kInvalidArgument && listed.code() != Code::kUnsupported)
       return listed;
     std::sort(candidates.begin(), candidates.end(),

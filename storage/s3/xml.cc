@@ -14,7 +14,8 @@
 namespace ropeteam::storage::s3 {
 namespace {
 
-// pugixml knows no DTDs and no external entities. What remains of a hostile body is its size, which is bounded.
+// pugixml does not support DTDs and external entities. So a hostile body can only be large, and its size is
+// limited.
 bool Load(const std::string& body, pugi::xml_document* document, const char* root) {
   return document->load_buffer(body.data(), body.size(), pugi::parse_default, pugi::encoding_utf8) &&
          std::strcmp(document->document_element().name(), root) == 0;
@@ -54,7 +55,7 @@ std::string Decoded(const std::string& text, bool encoded) {
 }
 
 std::string Line(const std::string& text) {
-  constexpr size_t kBytesMax = 200;  // a sentence; a page of HTML is of no use
+  constexpr size_t kBytesMax = 200;  // enough for a sentence; the rest of an HTML page does not help
   std::string line;
   for (const char c : text.substr(0, kBytesMax))
     line.push_back(static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? ' ' : c);
@@ -165,7 +166,7 @@ Result<CompletedReply> ParseCompleted(const std::string& body) {
 }
 
 std::string CompleteBody(const std::vector<CompletePart>& parts) {
-  // Not by pugixml: a tree of 10,000 parts takes megabytes, and an etag is the only text here that needs escapes.
+  // Written without pugixml: a tree of 10,000 parts takes megabytes, and only the etag needs escapes.
   std::string body = "<CompleteMultipartUpload xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">";
   for (const CompletePart& part : parts) {
     body += "<Part>";
@@ -208,7 +209,7 @@ std::optional<int64_t> ParseIsoTime(const std::string& text) {
 
 std::optional<int64_t> ParseHttpTime(const std::string& text) {
   const time_t seconds =
-      curl_getdate(text.c_str(), nullptr);  // in English, whatever the locale, unlike strptime()
+      curl_getdate(text.c_str(), nullptr);  // expects English in every locale, unlike strptime()
   if (seconds < 0) return std::nullopt;
   return seconds;
 }
