@@ -54,7 +54,8 @@ void AddRange(const StreamObject& object, FilePlan* file) {
   file->ranges.push_back({at, object.offset, object.length});
 }
 
-// The paths of a rank's files so far, and their folders: a directory cannot hold a file and a folder of one name.
+// The paths of a rank's files so far, and their folders: a directory cannot hold a file and a folder of one
+// name.
 class Paths {
  public:
   bool Add(const std::string& path) {

@@ -241,8 +241,8 @@ class WholeUpload final : public PosixUpload {
     return shared_ && !Holds(file_.plain.get(), base_) ? OkStatus() : Unlink(base_);
   }
 
-  // The kernel reports a failed write once, and may have dropped the bytes. A second fsync would succeed, and the
-  // page cache may show bytes that are not on the disk. So no process may find this file again.
+  // The kernel reports a failed write once, and may have dropped the bytes. A second fsync would succeed, and
+  // the page cache may show bytes that are not on the disk. So no process may find this file again.
   void Spoil() const {
     (void)store_->calls().ftruncate(file_.plain.get(), 0);
     (void)Drop();

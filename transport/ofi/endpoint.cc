@@ -41,8 +41,8 @@ void SetOfiEnvironment() {
   // entries than some devices have in a queue (32767 with rxe). An endpoint here has one peer, or serves
   // without completions.
   setenv("FI_UNIVERSE_SIZE", "64", 0);
-  // The interval in microseconds at which ofi_rxm makes progress on connections. At the default of 10000 a peer's
-  // first operation, and the check after a failed one, would take 10 to 20 ms.
+  // The interval in microseconds at which ofi_rxm makes progress on connections. At the default of 10000 a
+  // peer's first operation, and the check after a failed one, would take 10 to 20 ms.
   setenv("FI_OFI_RXM_CM_PROGRESS_INTERVAL", "1000", 0);
 }
 
@@ -223,9 +223,9 @@ Status OfiTransport::OpenFabric() {
   addresses_.reset(addresses);
   shared_ = config_.shared_endpoint || !KeepsConnections(info_.get());
   probes_ = listen_.length != 0 && ListensByTcp(info_->fabric_attr->prov_name);
-  // Over TCP the provider copies, so a registration is an entry of a table. A network card would pin the arena
-  // once per peer. With a shared endpoint, and with libfabric's native tcp, a connection that was reset may never
-  // be re-established (libfabric.md).
+  // Over TCP the provider copies, so a registration is an entry of a table. A network card would pin the
+  // arena once per peer. With a shared endpoint, and with libfabric's native tcp, a connection that was reset
+  // may never be re-established (libfabric.md).
   const auto modes = static_cast<uint64_t>(info_->domain_attr->mr_mode);
   grants_keys_ = probes_ && !shared_ && (modes & (FI_MR_PROV_KEY | FI_MR_VIRT_ADDR)) == 0 &&
                  info_->domain_attr->mr_key_size >= sizeof(uint64_t) &&
@@ -253,8 +253,8 @@ Status OfiTransport::OpenQueue(size_t entries, Queue* queue) {
   return OkStatus();
 }
 
-// The listening endpoint has the configured port. A peer's own endpoint has a port that the system chooses; no
-// other node needs to know it.
+// The listening endpoint has the configured port. A peer's own endpoint has a port that the system chooses;
+// no other node needs to know it.
 Status OfiTransport::OpenEndpoint(bool listening, Link* link) {
   ROPETEAM_RETURN_IF_ERROR(OpenQueue(listening ? kCompletionEntries : config_.depth + 1, &link->queue));
   Info info(fi_dupinfo(info_.get()));

@@ -28,8 +28,8 @@ std::vector<std::string> Split(const std::string& text) {
   return words;
 }
 
-// The devices of a provider without IP addresses, those of this thread's NUMA node first. Empty: it has addresses,
-// or there is no device.
+// The devices of a provider without IP addresses, those of this thread's NUMA node first. Empty: it has
+// addresses, or there is no device.
 std::vector<std::string> DomainsOf(const std::string& provider) {
   fi_info* list = nullptr;
   if (fi_getinfo(kFabricVersion, nullptr, nullptr, 0, Hints(provider).get(), &list) != 0) return {};

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// UcxTransport, split by flow: worker.cc opens UCX and registers memory; peers.cc connects, verifies and disconnects
-// peers; operations.cc accepts puts and gets and posts their fragments; progress.cc makes progress and sleeps.
+// UcxTransport, split by flow: worker.cc opens UCX and registers memory; peers.cc connects, verifies and
+// disconnects peers; operations.cc accepts puts and gets and posts their fragments; progress.cc makes
+// progress and sleeps.
 //
 // The states of a peer:
 //

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // VerbsTransport, split by flow: open.cc opens the devices, regions.cc registers memory, operations.cc
-// accepts puts and gets and posts their pieces, links.cc makes connections and handles broken ones, inbound.cc
-// answers the peers' requests for connections, progress.cc reads completions and sleeps.
+// accepts puts and gets and posts their pieces, links.cc makes connections and handles broken ones,
+// inbound.cc answers the peers' requests for connections, progress.cc reads completions and sleeps.
 //
 // A connection has an initiator, which posts operations, and a responder, whose queue pair only serves them.
 // Two nodes that write to each other have one connection in each direction. A peer has a link for each pair

@@ -130,8 +130,8 @@ VerbsTransport::~VerbsTransport() {
   for (const auto& rail : rails_)
     while (rail->mailbox.sends_outstanding() > 0 && Now() < end)
       rail->mailbox.Receive(Mailbox::kSends, [](std::string_view) {});
-  // Destroying the queue pairs makes the devices release all buffers. Operations that are not complete yet are
-  // lost, as transport.h says.
+  // Destroying the queue pairs makes the devices release all buffers. Operations that are not complete yet
+  // are lost, as transport.h says.
   inbound_.clear();
   peers_.clear();
   regions_.Clear();
