@@ -27,9 +27,9 @@
 namespace ropeteam {
 namespace {
 
-constexpr uint64_t kDefaultShare = 4;  // of the memory at hand, one part is the default arena
+constexpr uint64_t kDefaultShare = 4;  // the default arena is the available memory divided by this
 
-// A disk's file system would write the arena back all the time, and every save at the disk's speed.
+// A disk's file system would write the arena back all the time, and limit saves to the disk's speed.
 Status CheckFileSystem(const std::string& directory) {
   struct statfs system {};
   if (statfs(directory.c_str(), &system) != 0) return ErrnoError(errno, "--arena-path %s", directory.c_str());
@@ -40,7 +40,8 @@ Status CheckFileSystem(const std::string& directory) {
                directory.c_str(), static_cast<unsigned long>(system.f_type));
 }
 
-// The unused arenas in `directory`: their bytes, and a sentence about them, empty if there are none.
+// Returns the bytes of the unused arenas in `directory`. If there are any, sets `sentence` to a text about
+// them.
 uint64_t LeftBehind(const std::string& directory, std::string* sentence) {
   uint64_t bytes = 0;
   size_t count = 0;
@@ -56,8 +57,7 @@ uint64_t LeftBehind(const std::string& directory, std::string* sentence) {
   return bytes;
 }
 
-// The process that holds a flock() on this inode, from /proc/locks; 0 when it is not listed (another pid
-// namespace).
+// The process that holds a flock() on this inode, from /proc/locks. 0: not listed (another pid namespace).
 long LockHolder(const struct stat& info) {
   char wanted[64];
   std::snprintf(wanted, sizeof(wanted), "%02x:%02x:%" PRIu64, major(info.st_dev), minor(info.st_dev),
@@ -90,7 +90,7 @@ std::vector<ChunkCheck> ListChunks(const Store& store) {
   return checks;
 }
 
-// For promise 4 every chunk that was kept over a restart is read and checked.
+// Promise 4: every chunk that was kept over a restart is read and checked.
 void VerifyStore(Store* store) {
   const TimeUs begin = EventLoop::Now();
   const std::vector<ChunkCheck> checks = ListChunks(*store);
@@ -154,7 +154,8 @@ Status ArenaFile::Lock() {
                    "arena %s is in use by another daemon, %s: end it, or give another --job or --node",
                    path_.c_str(), who.c_str());
     }
-    // The former holder of the lock may have removed the file meanwhile: then this is a lock on a file without a name.
+    // The former holder of the lock may have removed the file meanwhile. Then the locked file has no name:
+    // try again.
     struct stat named {};
     if (stat(path_.c_str(), &named) == 0 && named.st_ino == info.st_ino && named.st_dev == info.st_dev) break;
   }
@@ -180,7 +181,7 @@ Status ArenaFile::CheckRoom(uint64_t bytes, uint64_t allocated) const {
           path_.c_str(), FormatSize(needed).c_str(), config_.directory.c_str(), FormatSize(available).c_str(),
           left.c_str());
   }
-  if (system.f_type == HUGETLBFS_MAGIC) return OkStatus();  // set aside already, outside what is available
+  if (system.f_type == HUGETLBFS_MAGIC) return OkStatus();  // reserved, and not part of that memory
   std::string limited_by;
   const uint64_t available = AvailableMemory(&limited_by);
   if (needed <= available) return OkStatus();
@@ -195,7 +196,7 @@ Result<uint64_t> ArenaFile::DefaultBytes() const {
   uint64_t available = AvailableMemory(&limited_by);
   const uint64_t in_directory =
       static_cast<uint64_t>(system.f_bavail) * static_cast<uint64_t>(system.f_bsize);
-  if (system.f_type == HUGETLBFS_MAGIC) return in_directory;  // set aside for nothing else
+  if (system.f_type == HUGETLBFS_MAGIC) return in_directory;  // huge pages are reserved for this
   if (system.f_blocks != 0) available = std::min(available, in_directory);
   if (available == UINT64_MAX)
     return Error(Code::kInvalidArgument, "--memory auto: the free memory of this machine cannot be read");
@@ -205,8 +206,8 @@ Result<uint64_t> ArenaFile::DefaultBytes() const {
     LOG_WARNING("%s", left.c_str());
     if (config_.note) config_.note(left);
   }
-  // Counted as free, or every arena that is left behind would make the next one smaller. At most half of what really
-  // is free, so that the job finds the rest.
+  // Unused arenas count as free: otherwise each of them would make the next arena smaller. At most half of
+  // the memory that is really free is used, so that the job can use the rest.
   return std::min((available + held) / kDefaultShare, available / 2);
 }
 
@@ -220,7 +221,7 @@ Status ArenaFile::Size() {
   fresh_ = there == 0;
   uint64_t bytes = config_.memory_bytes;
   const uint64_t least = Store::MemoryFor(1, config_.chunk_bytes, config_.encrypted);
-  // With a reset too, unless it has no room for a chunk: what fits is kept.
+  // auto keeps the size of an existing file. With a reset, a file too small for one chunk gets a new size.
   if (bytes == 0 && there >= (config_.reset ? least : 1)) bytes = there;
   if (bytes == 0) {
     Result<uint64_t> chosen = DefaultBytes();
@@ -254,8 +255,9 @@ Status ArenaFile::Renew() {
   ROPETEAM_RETURN_IF_ERROR(Map());
   if (!former_.empty()) munmap(former_.data(), former_.size());
   former_ = before;
-  // In place of the mapping, not after it: nothing else may be mapped there in between. And before the new one
-  // is populated: both at once are twice the page tables, gigabytes of a large arena's.
+  // MAP_FIXED replaces the former mapping, so that nothing else can be mapped there in between. This is done
+  // before the new mapping is populated: both together would need twice the page tables, gigabytes for a
+  // large arena.
   if (mmap(before.data(), before.size(), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED,
            -1, 0) == MAP_FAILED)
     return ErrnoError(errno, "withdraw arena %s from its former address", path_.c_str());
@@ -272,8 +274,8 @@ Status ArenaFile::Map() {
     return ErrnoError(errno, "map arena %s of %s", path_.c_str(), FormatSize(bytes).c_str());
   }
   memory_ = {static_cast<std::byte*>(base), bytes};
-  // Ranks map the file themselves; a core dump of the daemon would carry the whole arena, and a child has no
-  // use for it.
+  // A core dump of the daemon must not contain the whole arena. A child process does not need it, and ranks
+  // map the file themselves.
   (void)madvise(base, bytes, MADV_DONTDUMP);
   (void)madvise(base, bytes, MADV_DONTFORK);
   LOG_INFO("arena %s bytes %" PRIu64 " page_bytes %" PRIu64, path_.c_str(), bytes, page_bytes_);

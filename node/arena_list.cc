@@ -19,9 +19,9 @@
 namespace ropeteam {
 namespace {
 
-constexpr size_t kEscapedBytesMax = 100;  // two of them and the frame stay below the 255 of a file name
+constexpr size_t kEscapedBytesMax = 100;  // two of them, prefix and suffix fit into a file name's 255 bytes
 
-// Of the whole file. `command` is one of F_OFD_….
+// Applies to the whole file. `command` is one of F_OFD_….
 int LockFile(int fd, int command, short type, struct flock* lock) {
   *lock = {};
   lock->l_type = type;
@@ -33,9 +33,9 @@ int LockFile(int fd, int command, short type, struct flock* lock) {
   return result;
 }
 
-// kInvalidArgument: not a regular file of this user, which only its owner may list or remove.
+// kInvalidArgument: not a regular file of this user. Only its owner may list or remove an arena.
 Result<UniqueFd> OpenOwn(const std::string& path, int mode, struct stat* info) {
-  // O_NOFOLLOW and O_NONBLOCK: /dev/shm is everybody's, and may have a link or a pipe under an arena's name.
+  // O_NOFOLLOW and O_NONBLOCK: any user can create a link or a pipe with an arena's name in /dev/shm.
   UniqueFd fd(open(path.c_str(), mode | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
   if (!fd.valid() || fstat(fd.get(), info) != 0) return ErrnoError(errno, "open arena %s", path.c_str());
   if (!S_ISREG(info->st_mode) || info->st_uid != geteuid())
@@ -53,7 +53,7 @@ void ReadIdentity(int fd, ArenaListing* listing) {
 
 bool InUse(int fd) {
   struct flock lock;
-  // A failure is taken for a user: what is not known to be left behind is left alone.
+  // A failure counts as in use: only an arena that is known to be unused may be removed.
   return LockFile(fd, F_OFD_GETLK, F_WRLCK, &lock) != 0 || lock.l_type != F_UNLCK;
 }
 
@@ -121,8 +121,8 @@ Status RemoveArena(const std::string& path) {
   const Result<UniqueFd> fd = OpenOwn(path, O_RDWR, &info);
   if (!fd.ok()) return fd.status();
   struct flock lock;
-  // With both locks no daemon can come between the look and the removal: it waits in ShareArenaLock(), and then sees
-  // that its file has lost its name.
+  // While both locks are held, no daemon can take the file between the check and the removal. A new daemon
+  // waits in ShareArenaLock(), and then sees that its file has no name any more.
   if (LockFile(fd->get(), F_OFD_SETLK, F_WRLCK, &lock) != 0 || flock(fd->get(), LOCK_EX | LOCK_NB) != 0)
     return Error(Code::kAlreadyExists, "arena %s is in use", path.c_str());
   struct stat named {};

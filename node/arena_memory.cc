@@ -22,13 +22,13 @@
 #endif
 
 #ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23  // Linux 5.14; glibc 2.36 does not name it under every feature macro
+#define MADV_POPULATE_WRITE 23  // Linux 5.14; glibc 2.36 does not define it for every feature macro
 #endif
 
 namespace ropeteam {
 namespace {
 
-constexpr uint64_t kSlabBytes = 64ull << 20;       // a thread's portion: large enough to amortise the call
+constexpr uint64_t kSlabBytes = 64ull << 20;       // a thread's portion; large enough to amortise the call
 constexpr TimeUs kProgressIntervalUs = 5'000'000;  // between progress lines
 constexpr uint64_t kTouchStrideBytes = 4096;
 
@@ -42,15 +42,15 @@ uint64_t MemAvailable() {
   return UINT64_MAX;
 }
 
-// 0 when the file is not there or has "max" in it.
+// 0: the file does not exist, or contains "max".
 uint64_t NumberIn(const std::filesystem::path& path) {
   std::ifstream file(path);
   uint64_t number = 0;
   return file >> number ? number : 0;
 }
 
-// Of the memory that a group is charged for, the pages of files that the kernel takes back when the group
-// needs room. Pages of a tmpfs, an arena's among them, are not in these two.
+// The file pages in a group's memory that the kernel reclaims when the group needs room. Pages of a tmpfs,
+// such as an arena's, are not counted in these two.
 uint64_t ReclaimableIn(const std::filesystem::path& stat, const std::string& prefix) {
   std::ifstream file(stat);
   std::string name;
@@ -61,17 +61,17 @@ uint64_t ReclaimableIn(const std::filesystem::path& stat, const std::string& pre
   return bytes;
 }
 
-// What the files of one version of control groups are called.
+// File names in one version of control groups.
 struct GroupFiles {
   const char* limit;
   const char* usage;
-  const char* prefix;  // in memory.stat, of counts that include the groups below
+  const char* prefix;  // in memory.stat, of the counters that include child groups
 };
 constexpr GroupFiles kVersion1 = {"memory.limit_in_bytes", "memory.usage_in_bytes", "total_"};
 constexpr GroupFiles kVersion2 = {"memory.max", "memory.current", ""};
 
-// What a group and those above it leave, `mount` being the uppermost. A container often sees its own group at
-// the mount, and a path that leads nowhere below it, or above it.
+// The memory that the limits of a group and of its parents up to `mount` leave. A container often sees its
+// own group at the mount. Then the path does not exist below the mount, or leads above it.
 uint64_t LeftByGroups(const std::filesystem::path& mount, const std::string& path, const GroupFiles& files) {
   uint64_t left = UINT64_MAX;
   std::filesystem::path group = mount;
@@ -98,8 +98,9 @@ std::string ReadLine(const char* path) {
   return line;
 }
 
-// For kernels before 5.14. The blocks are taken first, because touching a page that a full tmpfs cannot give
-// is SIGBUS. The touch is an atomic or with 0: a rank that outlived the last daemon may be writing here.
+// For kernels before 5.14. The blocks are allocated first, because touching a page that a full tmpfs cannot
+// provide raises SIGBUS. The touch is an atomic OR with 0: a rank that outlived the last daemon may be
+// writing here.
 int TouchSlab(int fd, std::byte* begin, uint64_t offset, uint64_t length) {
   const int error = posix_fallocate(fd, static_cast<off_t>(offset), static_cast<off_t>(length));
   if (error != 0) return error;
@@ -108,13 +109,13 @@ int TouchSlab(int fd, std::byte* begin, uint64_t offset, uint64_t length) {
   return 0;
 }
 
-// 0 or an errno; ENOSPC when there are no more pages.
+// 0 or an errno; ENOSPC if no pages are left.
 int PopulateSlab(int fd, std::span<std::byte> memory, uint64_t offset, uint64_t length) {
   std::byte* begin = memory.data() + offset;
   while (madvise(begin, length, MADV_POPULATE_WRITE) != 0) {
     if (errno == EINTR || errno == EAGAIN) continue;
     if (errno == EINVAL) return TouchSlab(fd, begin, offset, length);
-    return errno == EFAULT ? ENOSPC : errno;  // EFAULT: a touch would have been SIGBUS
+    return errno == EFAULT ? ENOSPC : errno;  // EFAULT: a touch would have raised SIGBUS
   }
   return 0;
 }

@@ -26,7 +26,7 @@ DeviceBufferId DeviceBuffers::Add(UniqueFd descriptor, uint64_t bytes, Added add
 void DeviceBuffers::Remove(DeviceBufferId id) {
   const std::lock_guard lock(mutex_);
   const auto found = buffers_.find(id);
-  if (found == buffers_.end() || found->second.removed) return;  // refused a moment ago, or once more
+  if (found == buffers_.end() || found->second.removed) return;  // refused a moment ago, or removed before
   found->second.removed = true;
   DeregisterIfUnused(id, found->second);
 }
@@ -44,8 +44,7 @@ Result<RegionId> DeviceBuffers::Use(DeviceBufferId id) {
 void DeviceBuffers::EndUse(DeviceBufferId id, Code code) {
   const std::lock_guard lock(mutex_);
   Buffer& buffer = buffers_.at(id);
-  // Of all failures this is the one on our side of the link. Tried again, it would take the link down with
-  // every save.
+  // Only this failure is on our side of the link. If it were tried again, each save would take the link down.
   if (code == Code::kIo && !buffer.unreadable) {
     buffer.unreadable = true;
     LOG_WARNING("device memory of %llu bytes cannot be read by the transport, it goes through the arena",
@@ -76,12 +75,12 @@ void DeviceBuffers::Stop() {
     const std::lock_guard lock(mutex_);
     buffers = std::exchange(buffers_, {});
   }
-  // A refusal would mean that a buffer is in use; the transport is destroyed next and no longer uses it.
+  // A refusal would mean that a buffer is in use. It is ignored, because the transport is destroyed next.
   for (const auto& [id, buffer] : buffers)
     if (buffer.registered) (void)transport_.DeregisterRegion(buffer.region);
 }
 
-// Under the mutex.
+// The caller holds the mutex.
 void DeviceBuffers::DeregisterIfUnused(DeviceBufferId id, const Buffer& buffer) {
   if (!buffer.removed || !buffer.registered || buffer.uses != 0) return;
   work_.push_back(id);
@@ -104,7 +103,7 @@ void DeviceBuffers::Run() {
 }
 
 void DeviceBuffers::Register(DeviceBufferId id, std::unique_lock<std::mutex>& lock) {
-  Buffer& buffer = buffers_.at(id);  // stays where it is: nobody but this thread erases it
+  Buffer& buffer = buffers_.at(id);  // stays valid: only this thread erases it
   const UniqueFd descriptor = std::move(buffer.descriptor);
   const Added added = std::move(buffer.added);
   Status status = Error(Code::kAborted, "the memory was revoked");
@@ -139,7 +138,7 @@ void DeviceBuffers::Deregister(DeviceBufferId id, std::unique_lock<std::mutex>& 
 }
 
 Result<RegionId> DeviceBuffers::RegisterDescriptor(int descriptor, uint64_t bytes) {
-  // How a dmabuf tells its size. A descriptor of something else may have none.
+  // lseek() returns the size of a dmabuf. A descriptor of another kind may have no size.
   const off_t size = lseek(descriptor, 0, SEEK_END);
   if (size < 0) return Error(Code::kInvalidArgument, "the descriptor has no size: it is no dmabuf");
   if (static_cast<uint64_t>(size) < bytes)

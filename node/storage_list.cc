@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What lies on storage, for programs that ask.
+// Lists the steps on storage for programs that request it.
 
 #include <algorithm>
 
@@ -37,7 +37,7 @@ Result<local::StorageListReply> StorageWorkers::Newest(uint32_t steps_max, stora
     std::vector<StoredRank> ranks;
     const Result<storage::StepHead> head = CheckStep(id, &ranks);
     const Code code = head.status().code();
-    if (code == Code::kNotFound) continue;  // it has no manifest, yet or any more
+    if (code == Code::kNotFound) continue;  // the manifest is not written yet, or was deleted
     if (!head.ok() && code != Code::kCorrupt && code != Code::kUnsupported) return head.status();
     local::ListedStep& step = reply.steps.emplace_back();
     step.step = id.step;

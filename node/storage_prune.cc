@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Deletes steps on storage that no rule keeps, and what daemons that were killed left of uploads.
+// Deletes steps on storage that no rule keeps, and unfinished uploads of killed daemons.
 
 #include <algorithm>
 #include <ctime>
@@ -27,7 +27,7 @@ Result<StoredList> StorageWorkers::Prune(const PruneStored& prune, uint64_t rele
     storage::StepRestores restores;
     const Result<storage::StepHead> head = CheckStep(id, nullptr, &restores);
     const Code code = head.ok() ? Code::kOk : head.status().code();
-    // What cannot be read now is no reason to delete anything.
+    // If a step cannot be read now, nothing is deleted.
     if (!head.ok() && code != Code::kCorrupt && code != Code::kUnsupported) return head.status();
     const bool in_use = std::find(prune.in_use.begin(), prune.in_use.end(), id) != prune.in_use.end();
     steps.push_back({name, head.ok() ? head->time_s : 0, head.ok() ? head->user : "{}",
@@ -37,7 +37,7 @@ Result<StoredList> StorageWorkers::Prune(const PruneStored& prune, uint64_t rele
       storage::ChooseKept(rules, steps, static_cast<uint64_t>(std::time(nullptr)));
   for (size_t i = 0; i < steps.size(); ++i) {
     if (kept[i] != storage::kKeptNot || !steps[i].good) continue;
-    // After a release another leader may know other rules, also if this node holds storage again.
+    // After a release another leader may have other rules, even if this node holds the lock again.
     const Status held =
         releases_ == releases ? lock_->Check() : Error(Code::kUnavailable, "storage was let go of");
     if (!held.ok()) return gone.steps.empty() ? held : Result(gone);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// From storage: what lies there, and a shard's chunks back into the arena.
+// Reads from storage: the list of steps, their manifests, and a shard's chunks into the arena.
 
 #include <algorithm>
 #include <cstring>
@@ -84,7 +84,7 @@ Result<storage::StepHead> StorageWorkers::CheckStep(const StepId& id, std::vecto
 Result<StoredStep> StorageWorkers::ReadStep(const StepId& id) {
   {
     const std::lock_guard lock(manifest_mutex_);
-    manifest_text_.clear();  // as it is now, not as it was
+    manifest_text_.clear();  // it may have changed, so it is read again
   }
   StoredStep step;
   step.id = id;
@@ -99,7 +99,7 @@ Result<StoredStep> StorageWorkers::ReadStep(const StepId& id) {
 
 namespace {
 
-// Below this, reading bytes a second time is cheaper than the multiplications of a combination.
+// Below this size, reading the bytes again is cheaper than combining checksums.
 constexpr size_t kCombineBytesMin = 16 << 10;
 
 }  // namespace
@@ -115,23 +115,23 @@ struct StorageWorkers::LoadRun {
   std::string tail;          // the shard's manifest
   std::vector<bool> wanted;  // by chunk
   bool whole = false;        // every chunk is wanted
-  // Of the cuts that come from files, in the stream's order, as they were read.
+  // Of the cuts that come from files, in the stream's order. Computed while the bytes were read.
   std::deque<uint32_t> checksums;
 };
 
-// Bytes of a wanted chunk that come from one place.
+// Bytes of a wanted chunk that come from one source.
 struct StorageWorkers::Cut {
-  // Instead of a file's index. Between objects lie zeros.
+  // Used instead of a file's index. The gaps between objects are zeros.
   static constexpr uint32_t kTexts = storage::RestorePiece::kTexts, kTail = kTexts - 1, kZeros = kTexts - 2;
   bool InFile() const { return file < kZeros; }
   uint32_t file = 0;
-  uint64_t source = 0;  // where in it
+  uint64_t source = 0;  // the offset in it
   uint64_t chunk = 0;
   std::byte* place = nullptr;
   uint64_t length = 0;
 };
 
-// In the stream's order.
+// Visits the cuts in the stream's order.
 template <typename Visit>
 void StorageWorkers::ForEachCut(const LoadRun& run, const Visit& visit) const {
   const auto cut = [&](uint64_t begin, uint64_t end, uint32_t file, uint64_t source) {
@@ -155,7 +155,7 @@ void StorageWorkers::ForEachCut(const LoadRun& run, const Visit& visit) const {
   cut(run.plan.manifest_offset, run.load.stream_bytes, Cut::kTail, 0);
 }
 
-// Puts every cut's bytes into its place: those of files in stretches of at most a part, in parallel.
+// Fills every cut with its bytes. Files are read in parallel, in stretches of about one part.
 Status StorageWorkers::ReadCuts(LoadRun* run) {
   struct Task {
     uint32_t file = 0;
@@ -189,7 +189,8 @@ Status StorageWorkers::ReadCuts(LoadRun* run) {
   return group.Wait();
 }
 
-// The checksums of the chunks, combined from those of their cuts. Whole files are compared with their manifest's.
+// Returns the checksums of the chunks, combined from those of their cuts. If the whole shard was read,
+// compares each file's checksum with the manifest.
 Result<std::vector<uint32_t>> StorageWorkers::CheckCuts(const LoadRun& run) const {
   struct Seen {
     uint64_t bytes = 0;

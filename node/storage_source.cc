@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Another job's steps, from which this job begins. They are only read.
+// Reads the steps of another job, from which this job begins. Nothing is written there.
 
 #include <algorithm>
 #include <cinttypes>
@@ -12,7 +12,7 @@
 
 namespace ropeteam {
 
-// Not before it is wanted: its place may be gone once the job has steps of its own.
+// Opens the source when it is first needed: it may be gone once the job has steps of its own.
 Result<const StorageWorkers::Place*> StorageWorkers::Source() {
   const std::lock_guard lock(source_mutex_);
   if (source_.sink != nullptr) return &source_;

@@ -13,9 +13,9 @@ namespace {
 
 thread_local StorageWatch::Work* t_work = nullptr;
 thread_local std::atomic<StorageWatch::Time>* t_parts_moved =
-    nullptr;  // null: this thread moves no part of it
+    nullptr;  // null: this thread handles no part of a work
 
-// A call of a sink begins and returns.
+// Records the begin and the return of a sink's call as progress.
 struct Call {
   explicit Call(StorageWatch* by) : watch(*by) { watch.Moved(); }
   ~Call() { watch.Moved(); }

@@ -40,7 +40,8 @@ void TaskThreads::Submit(std::function<void()> task) {
 }
 
 void TaskThreads::Run(Priority priority) {
-  // Of this thread alone (setpriority(2), "C library/kernel differences"); a lower priority needs no right.
+  // Applies to this thread only (setpriority(2), "C library/kernel differences"). Lowering needs no
+  // privilege.
   if (priority == Priority::kLowest) setpriority(PRIO_PROCESS, 0, kNicest);
   std::unique_lock lock(mutex_);
   for (;;) {
@@ -95,7 +96,7 @@ bool StorageWorkers::Stop(std::chrono::milliseconds timeout) {
   }
   stops_.notify_all();
   if (own_.sink != nullptr) own_.sink->Stop();
-  // Not while it is being opened: that, too, may hang.
+  // Skipped while the source is being opened, because that may hang too.
   if (const std::unique_lock lock(source_mutex_, std::try_to_lock);
       lock.owns_lock() && source_.sink != nullptr)
     source_.sink->Stop();
@@ -176,8 +177,8 @@ storage::ShardStream StorageWorkers::StreamOf(const NameFiles& shard) const {
 }
 
 void StorageWorkers::SetUrgent(bool urgent) {
-  // Without the mutex, which a thread of the lowest priority may hold while it waits for a processor. A part that misses the
-  // notice waits for its time at kYieldingBytesPerS, which is some milliseconds.
+  // Takes no mutex: a thread of the lowest priority may hold it while it waits for a processor. A part that
+  // misses the notification waits for its time at kYieldingBytesPerS, some milliseconds.
   if (urgent_.exchange(urgent, std::memory_order_relaxed) && !urgent) not_urgent_.notify_all();
 }
 
@@ -189,7 +190,7 @@ void StorageWorkers::Yield(uint64_t bytes) {
                        [this] { return !urgent_; });
 }
 
-// Each part takes its time at the rate from where the one before ended.
+// Each part gets its time at the configured rate, after the time of the previous part.
 void StorageWorkers::Pace(uint64_t bytes) {
   if (config_.moved) config_.moved(bytes);
   if (config_.bytes_per_s == 0) return;

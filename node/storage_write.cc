@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// From the arena to storage.
+// Writes shards from the arena to storage, and the manifests of steps.
 
 #include <algorithm>
 #include <ctime>
@@ -18,7 +18,7 @@
 namespace ropeteam {
 namespace {
 
-// storage/ depends on core/base alone, so both say it.
+// storage/ depends only on core/base, so both define these.
 static_assert(storage::kMetadataObjectName == kMetadataObjectName);
 static_assert(kStepMetadataBytesMax <= storage::kUserMetadataBytesMax);
 
@@ -54,7 +54,7 @@ Result<FileNames> StorageWorkers::Names(const NameFiles& shard, std::vector<uint
   return names;
 }
 
-// The step's metadata that the rank gave, or nothing. Metadata that are not a JSON object never stop a step.
+// Returns the step's metadata from the rank, or "". Metadata that are not a JSON object never stop a step.
 Result<std::string> StorageWorkers::MetadataOf(const NameFiles& shard,
                                                const std::vector<storage::StreamObject>& objects,
                                                std::vector<uint32_t>* bad) const {
@@ -89,8 +89,8 @@ struct StorageWorkers::WriteRun {
   StoredRank stored;
 };
 
-// Its parts are put in parallel, straight from the arena. A file that is there already, whole, is left alone where the
-// store tells its checksum.
+// Puts the file's parts in parallel, straight from the arena. Skips a file that is already complete there, if
+// the store reports its checksum.
 Status StorageWorkers::WriteFile(WriteRun* run, size_t index) {
   const storage::FilePlan& file = run->files[index];
   const std::string name = run->folder + "/" + file.path;
@@ -166,7 +166,7 @@ Result<StoredRank> StorageWorkers::Write(const WriteShard& write, std::vector<ui
     const Status status = WriteFile(&run, i);
     if (status.ok()) continue;
     NoteBad(run.bad_chunk, bad);
-    // The sink found other bytes than the checksum's: which chunks they are in is not known yet.
+    // The sink found bytes that do not match the checksum. The loop finds the chunks that contain them.
     for (uint32_t chunk = 0;
          status.code() == Code::kCorrupt && bad->empty() && chunk < write.shard.crcs.size(); ++chunk) {
       const std::span<const std::byte> bytes = run.stream.chunk(chunk);
@@ -189,7 +189,7 @@ Status StorageWorkers::PutManifest(const StoredStep& step) {
   head.time_s = static_cast<uint64_t>(std::time(nullptr));
   if (!step.metadata.empty()) {
     Result<std::string> user = storage::CompactMetadata(step.metadata);
-    if (!user.ok()) return user.status();  // the node that wrote the shard has looked at it
+    if (!user.ok()) return user.status();  // the node that wrote the shard has checked it
     head.user = std::move(*user);
   }
   const auto entry_of = [&step](uint32_t rank) {
@@ -207,14 +207,16 @@ Status StorageWorkers::PutManifest(const StoredStep& step) {
   const std::string name = FolderOf(step.id) + "/" + std::string(storage::kManifestName);
   Status status = config_.sink->Put(name, *text, storage::PutMode::kIfAbsent, CallDeadline());
   if (status.code() == Code::kUnsupported) {
-    // This store cannot tell which writer was first: only leaders of one job write here, one at a time.
+    // This store cannot tell which writer was first. That is safe: only the job's leaders write here, one at
+    // a time.
     const Result<storage::FileInfo> found = config_.sink->Stat(name, CallDeadline());
     if (!found.ok() && found.status().code() != Code::kNotFound) return found.status();
     status = found.ok() ? Error(Code::kAlreadyExists, "%s is there", name.c_str())
                         : config_.sink->Put(name, *text, storage::PutMode::kReplace, CallDeadline());
   }
   if (status.code() != Code::kAlreadyExists) return status;
-  // Written by this leader or by one before it, whose answer was lost; or by another cluster under this job's name.
+  // Either this leader or an earlier one wrote it and the answer was lost, or another cluster uses this job's
+  // name.
   const Place* place = nullptr;
   const Result<std::string> there = ReadManifest(step.id, &place);
   if (!there.ok()) return there.status();
