@@ -12,7 +12,7 @@
 namespace ropeteam {
 namespace {
 
-// gRPC would ask a resolver for anything without a scheme.
+// Without a scheme, gRPC would pass the address to a resolver.
 std::string Target(const std::string& host_port) {
   const std::string host = host_port.substr(0, host_port.rfind(':'));
   in_addr v4;
@@ -28,7 +28,7 @@ grpc::ChannelArguments Arguments() {
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kControlBackoffMsMin);
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kControlBackoffMsMax);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kControlBackoffMsMax);
-  // Addresses are given, not found: no proxy from the environment, no service configuration from DNS.
+  // Addresses are used as given: no proxy from the environment, no service configuration from DNS.
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   arguments.SetInt(GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1);
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
@@ -132,7 +132,7 @@ void ControlLink::Hold() {
 
 void ControlLink::Release() {
   StreamCount* const count = count_;
-  pending_.fetch_sub(1);  // the link may be gone from here on
+  pending_.fetch_sub(1);  // the link may be destroyed from here on
   count->Remove();
 }
 
@@ -180,7 +180,7 @@ void ControlLink::OnStreamDone(Stream* stream, const grpc::Status& status) {
     if (stream_.get() == stream) stream_.reset();
     if (stopped_) return;
     if (unreached_since_ == 0) unreached_since_ = EventLoop::Now();
-    // A stream that carried something has set this to 0: it begins again at the shortest wait.
+    // A successful write sets this to 0, so that the next wait is the shortest one.
     backoff_ms_ = backoff_ms_ == 0 ? kControlBackoffMsMin : std::min(backoff_ms_ * 2, kControlBackoffMsMax);
     wait_ms = backoff_ms_;
   }
@@ -188,7 +188,7 @@ void ControlLink::OnStreamDone(Stream* stream, const grpc::Status& status) {
             status.error_message().c_str(), wait_ms);
   if (status.error_code() == grpc::StatusCode::FAILED_PRECONDITION)
     LOG_ERROR("control stream to %s refused: %s", name_.c_str(), status.error_message().c_str());
-  // Should Stop() come between, the alarm finds a link that is stopped.
+  // If Stop() is called before the alarm is set, Connect() sees that the link is stopped.
   Hold();
   alarm_.Set(std::chrono::system_clock::now() + std::chrono::milliseconds(wait_ms), [this](bool ok) {
     if (ok) Connect();
@@ -197,14 +197,15 @@ void ControlLink::OnStreamDone(Stream* stream, const grpc::Status& status) {
 }
 
 ControlLink::Stream::Stream(ControlLink* link, control::Control::Stub* stub) : link_(link) {
-  // Waits for the channel, which tries with a backoff of its own, instead of failing at the first refusal.
+  // Waits for the channel, which retries with its own backoff. Otherwise the stream would fail at the first
+  // refusal.
   context_.set_wait_for_ready(true);
   stub->async()->Exchange(&context_, this);
 }
 
 void ControlLink::Stream::Begin(std::shared_ptr<Stream> self) {
   self_ = std::move(self);
-  AddHold();  // until broken_: writes are started from other threads than gRPC's
+  AddHold();  // until broken_: threads other than gRPC's start writes
   StartRead(&answer_);
   StartCall();
 }
@@ -225,7 +226,7 @@ void ControlLink::Stream::OnReadDone(bool ok) {
     bool asked = false;
     {
       const std::lock_guard lock(link_->mutex_);
-      link_->unreached_since_ = 0;  // gRPC may tell of the answer before it tells of the metadata
+      link_->unreached_since_ = 0;  // gRPC may report the answer before the metadata
       asked = std::exchange(link_->asked_, false);
     }
     if (asked && *link_->on_answer_) (*link_->on_answer_)(answer_.coordinator());
@@ -247,7 +248,7 @@ void ControlLink::Stream::OnWriteDone(bool ok) {
     const std::lock_guard lock(link_->mutex_);
     writing_ = false;
     if (ok) link_->backoff_ms_ = 0;
-    // After a failed write the read fails too; the last of the two releases the hold.
+    // After a failed write the read fails too. The last of the two releases the hold.
     release = broken_;
     if (!broken_ && ok) write = link_->TakeNext(&message_);
   }
@@ -258,7 +259,7 @@ void ControlLink::Stream::OnWriteDone(bool ok) {
 void ControlLink::Stream::OnDone(const grpc::Status& status) {
   ControlLink* const link = link_;
   link->OnStreamDone(this, status);
-  self_.reset();  // may be the end of *this, which holds the link's channel
+  self_.reset();  // may destroy *this, which holds the link's channel
   link->Release();
 }
 

@@ -14,9 +14,9 @@
 namespace ropeteam {
 namespace {
 
-// A connection without a certificate and HTTP/2 within this time is closed.
+// A connection that has not finished its TLS and HTTP/2 handshakes within this time is closed.
 constexpr int kHandshakeMaxMs = 5'000;
-// A peer has one stream on a connection; one more for its successor.
+// A peer has one stream on a connection. The other one is for the stream's successor.
 constexpr int kStreamsPerConnectionMax = 2;
 
 class AddressBox {
@@ -41,7 +41,7 @@ class Incoming : public grpc::ServerBidiReactor<control::Envelope, control::Answ
   static Incoming* Begin(NodeId self, const ControlPlane::OnMessage* on_message, AddressBox* coordinator) {
     std::shared_ptr<Incoming> incoming(new Incoming(self, on_message, coordinator));
     incoming->self_reference_ = incoming;
-    incoming->StartSendInitialMetadata();  // tells the sender that there is a stream
+    incoming->StartSendInitialMetadata();  // tells the sender that the stream exists
     incoming->StartRead(&incoming->message_);
     return incoming.get();
   }
@@ -80,7 +80,7 @@ class Incoming : public grpc::ServerBidiReactor<control::Envelope, control::Answ
     bool finish = false;
     {
       const std::lock_guard lock(mutex_);
-      // Without a read on its way nothing else would finish; with one, its failure does.
+      // An outstanding read would fail and finish the stream. If there is none, this call finishes it.
       finish = parked_;
       parked_ = false;
       cancelled_ = true;
@@ -94,7 +94,7 @@ class Incoming : public grpc::ServerBidiReactor<control::Envelope, control::Answ
   Incoming(NodeId self, const ControlPlane::OnMessage* on_message, AddressBox* coordinator)
       : self_(self), on_message_(on_message), coordinator_(coordinator) {}
 
-  // One answer at a time: a repeated question is answered again.
+  // One answer at a time. The sender repeats a question that was not answered.
   void AnswerWhere() {
     const std::string coordinator = coordinator_->Get();
     if (coordinator.empty()) return;
@@ -129,11 +129,11 @@ class Incoming : public grpc::ServerBidiReactor<control::Envelope, control::Answ
   AddressBox* const coordinator_;
   std::shared_ptr<Incoming> self_reference_;
   control::Envelope message_;
-  control::Answer answer_;  // gRPC's while answering_
+  control::Answer answer_;  // used by gRPC while answering_
   std::mutex mutex_;
   bool answering_ = false;
   size_t unhandled_ = 0;
-  bool parked_ = false;  // no read on its way: too much is unhandled
+  bool parked_ = false;  // no read is outstanding: too many messages are unhandled
   bool cancelled_ = false;
   bool finished_ = false;
 };
@@ -164,7 +164,7 @@ class ControlPlane::Impl {
   Status Listen() {
     grpc::ServerBuilder builder;
     int port = 0;
-    builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // a port that is taken must be an error
+    builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // a port in use must be an error
     builder.AddChannelArgument(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
     builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeMaxMs);
     builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kStreamsPerConnectionMax);
@@ -224,7 +224,7 @@ class ControlPlane::Impl {
     SetMembers({});
     if (server_ != nullptr) {
       server_->Shutdown(
-          std::chrono::system_clock::now());  // streams never end by themselves: cancelled at once
+          std::chrono::system_clock::now());  // streams never end by themselves: cancel them now
       server_->Wait();
       server_.reset();
     }
@@ -240,7 +240,7 @@ class ControlPlane::Impl {
   uint16_t port_ = 0;
   StreamCount count_;
   std::map<NodeId, std::unique_ptr<ControlLink>> links_;
-  std::vector<std::unique_ptr<ControlLink>> retired_;  // stopped; until gRPC has let go of them
+  std::vector<std::unique_ptr<ControlLink>> retired_;  // stopped, but gRPC still uses them
 };
 
 Result<std::unique_ptr<ControlPlane>> ControlPlane::Create(const Config& config, OnMessage on_message,

@@ -32,7 +32,7 @@ void CoordinatorWatch::OnContact(const Contact& contact) {
   trouble_ = contact.trouble;
   if (contact.registered || tried_.size() >= 2 * kCoordinatorsMax) tried_.clear();
   if (!contact.registered && !contact.address.empty()) tried_[contact.address] = contact.reason;
-  // The last one that answered, and not the one that was tried last, is the job's coordinator for people.
+  // Reports show the coordinator that answered last, not the one that was tried last.
   if (contact.registered || coordinator_.empty()) coordinator_ = contact.address;
   registered_ = contact.registered;
   since_ = contact.since;
@@ -71,7 +71,7 @@ MembershipReport CoordinatorWatch::Report(TimeUs now, const std::map<NodeId, Tim
   std::set<uint32_t> present;
   for (const Member& member : view_.members) {
     present.insert(member.ordinal);
-    // While there is a coordinator, it decides who is missing.
+    // While this node is registered, the coordinator decides which nodes are missing.
     if (const auto found = unreached.find(member.id); !registered_ && found != unreached.end())
       add(member.name, found->second, true);
   }

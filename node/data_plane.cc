@@ -14,8 +14,8 @@ namespace {
 
 constexpr size_t kCompletionsPerPoll = 64;
 constexpr uint64_t kForeverUs = UINT64_MAX;
-constexpr TimeUs kGivingUpUs = 10'000;  // how often to look then
-// Stop() gives peers' completions this long; the contract says 100 ms, a loaded machine may take more.
+constexpr TimeUs kGivingUpUs = 10'000;  // poll interval after the lease has expired
+// Stop() waits this long for completions. The contract says 100 ms, but a loaded machine may take longer.
 constexpr TimeUs kDrainUs = 2'000'000;
 
 void AppendWithLength(const std::string& part, std::string* out) {
@@ -58,7 +58,7 @@ Result<std::unique_ptr<DataPlane>> DataPlane::Create(std::unique_ptr<Transport> 
                                                      std::span<std::byte> arena) {
   Result<RegionId> region = transport->RegisterRegion(arena.data(), arena.size());
   if (!region.ok()) return region.status();
-  transport->SetPeers({});  // nobody, until a view names them: it listens from now on
+  transport->SetPeers({});  // it listens from now on, and admits no peer before the first view
   const std::string endpoint = transport->LocalAddress();
   const std::string key = transport->ExportRegion(*region);
   std::unique_ptr<DataPlane> plane(new DataPlane(std::move(transport), *region));
@@ -77,7 +77,7 @@ DataPlane::DataPlane(std::unique_ptr<Transport> transport, RegionId region)
 
 DataPlane::~DataPlane() {
   Stop();
-  // Nothing is outstanding; a refusal would only say that the transport is broken, and it goes next.
+  // Nothing is outstanding. A failure would mean a broken transport, which is destroyed next.
   (void)transport_->DeregisterRegion(region_);
   if (probe_region_ != 0) (void)transport_->DeregisterRegion(probe_region_);
 }
@@ -111,7 +111,7 @@ void DataPlane::Submit(std::vector<StartTransfer> transfers) {
 }
 
 void DataPlane::SetLease(TimeUs valid_until) {
-  // Asleep, the thread knows when the lease that it has seen runs out.
+  // The sleeping thread wakes up when the lease that it knows expires. Only an earlier end must wake it.
   if (valid_until < lease_until_.exchange(valid_until)) transport_->Wake();
 }
 
@@ -138,14 +138,14 @@ void DataPlane::Run() {
   DrainForStop();
 }
 
-// Until the next lost member is to be connected to again, or the lease of puts under way runs out.
+// The time until the next reconnection of a lost member, or until the lease of outstanding puts expires.
 uint64_t DataPlane::WaitUs() const {
   const TimeUs lease_until = lease_until_.load();
   const bool leased = puts_ != 0 && lease_until != UINT64_MAX && !transport_->capabilities().fences_peers;
   if (lost_.empty() && !leased) return kForeverUs;
   const TimeUs now = EventLoop::Now();
   uint64_t wait = kForeverUs;
-  // Once it has run out, the connections are being closed.
+  // After the lease has expired, the connections are being closed.
   if (leased) wait = lease_until > now ? lease_until - now : kGivingUpUs;
   for (const auto& [node, retry_at] : lost_) wait = std::min(wait, retry_at > now ? retry_at - now : 0);
   return wait;
@@ -158,7 +158,7 @@ bool DataPlane::TakeInput() {
     if (input_.transfers.empty() && input_.views.empty() && !input_.stop) return false;
     std::swap(input, input_);
   }
-  // Members first: a transfer to a node is asked for only after the view that has it.
+  // Members first: a transfer to a node is submitted only after the view that contains the node.
   for (const std::vector<Member>& members : input.views) ApplyMembers(members);
   waiting_.insert(waiting_.end(), input.transfers.begin(), input.transfers.end());
   stopping_ = stopping_ || input.stop;
@@ -188,8 +188,8 @@ void DataPlane::ApplyMembers(const std::vector<Member>& members) {
 
 void DataPlane::Leave(NodeId node, Peer& peer) {
   lost_.erase(node);
-  // Only a transport that fences can promise anything about a peer, and only once it has been connected and
-  // disconnected.
+  // Only a transport that fences can guarantee that a peer writes no more, and only after Connect() and
+  // Disconnect().
   if (peer.peer == 0 && !stopping_ && transport_->capabilities().fences_peers) (void)Connect(node, peer);
   if (peer.peer == 0) return;
   ROPETEAM_CHECK(puts_ >= peer.puts);
@@ -199,7 +199,7 @@ void DataPlane::Leave(NodeId node, Peer& peer) {
   if (peer.state != LinkState::kClosing) transport_->Disconnect(peer.peer);
 }
 
-// Afterwards the peer has a connection, or the reason why not is returned.
+// Connects to the peer, or returns why that failed.
 Status DataPlane::Connect(NodeId node, Peer& peer) {
   ROPETEAM_CHECK(peer.peer == 0);
   std::string endpoint, key;
@@ -220,7 +220,7 @@ Status DataPlane::Connect(NodeId node, Peer& peer) {
   return OkStatus();
 }
 
-// The link is down, and will be tried again after a pause.
+// Marks the link as down. It is tried again after a pause.
 void DataPlane::Lose(NodeId node, Peer& peer, const std::string& reason) {
   ROPETEAM_CHECK(peer.state == LinkState::kUp || peer.state == LinkState::kClosing ||
                  peer.state == LinkState::kProbing);
@@ -246,7 +246,7 @@ void DataPlane::StartReconnecting() {
       continue;
     }
     const NodeId node = lost->first;
-    lost = lost_.erase(lost);  // a refused attempt puts it back, before `lost`
+    lost = lost_.erase(lost);  // a failed attempt inserts it again, before `lost`
     Peer& peer = peers_.at(node);
     ROPETEAM_CHECK(peer.state == LinkState::kLost);
     peer.state = LinkState::kClosing;
@@ -266,7 +266,7 @@ void DataPlane::Reconnect(NodeId node, Peer& peer) {
   peer.state = LinkState::kProbing;
 }
 
-// nullptr: not of a member, or not any more.
+// nullptr: `id` does not belong to a member, or no longer.
 DataPlane::Peer* DataPlane::PeerOf(PeerId id, NodeId* node) {
   const auto found = connected_.find(id);
   if (found == connected_.end()) return nullptr;
@@ -292,7 +292,7 @@ bool DataPlane::LeaseHolds() const {
   return until == UINT64_MAX || transport_->capabilities().fences_peers || EventLoop::Now() < until;
 }
 
-// Puts in the transport's queue must not leave after the lease has expired.
+// Puts in the transport's queue must not be sent after the lease has expired.
 void DataPlane::CutOffPuts() {
   if (puts_ == 0 || LeaseHolds()) return;
   for (auto& [node, peer] : peers_) {

@@ -13,7 +13,7 @@
 namespace ropeteam {
 namespace {
 
-constexpr int kEventsPerWait = 64;  // descriptors served before posted closures and the timer get their turn
+constexpr int kEventsPerWait = 64;  // events handled before posted closures and the timer
 
 // An epoll key: the descriptor and the low 32 bits of its generation.
 uint64_t KeyOf(int fd, uint64_t generation) { return (generation << 32) | static_cast<uint32_t>(fd); }
@@ -35,7 +35,7 @@ Status EventLoop::Init() {
   if (!wake_.valid()) return ErrnoError(errno, "eventfd");
   ROPETEAM_RETURN_IF_ERROR(Add(timer_.get(), EPOLLIN, [this](uint32_t) {
     uint64_t expirations = 0;
-    // Nothing to read means that the timer was set again meanwhile; RunTimer() looks at the clock itself.
+    // If nothing can be read, the timer was set again meanwhile. RunTimer() checks the clock itself.
     (void)!read(timer_.get(), &expirations, sizeof(expirations));
   }));
   return Add(wake_.get(), EPOLLIN, [this](uint32_t) {
@@ -103,7 +103,7 @@ void EventLoop::Post(std::function<void()> closure) {
 
 void EventLoop::Wake() {
   const uint64_t one = 1;
-  // EAGAIN means that the counter is full of wake-ups already.
+  // EAGAIN: the counter is at its maximum, so a wake-up is pending.
   (void)!write(wake_.get(), &one, sizeof(one));
 }
 

@@ -17,15 +17,16 @@
 namespace ropeteam {
 namespace {
 
-// Messages of instances not yet in the view; more are dropped, their senders repeat them.
+// Limits for messages from instances that are not in the view yet. More are dropped; their senders repeat
+// them.
 constexpr size_t kEarlyMessagesMax = 256;
 constexpr size_t kEarlyBytesMax = 4ull << 20;
-// A listing of objects reads no larger manifest than this, on the loop's thread.
+// A listing of objects omits shards with larger manifests, because the loop's thread reads them.
 constexpr uint64_t kListedManifestBytesMax = 4ull << 20;
 constexpr size_t kListedObjectsMax = 8192;
-constexpr size_t kBegunStepsMax = 64;  // steps in flight are a handful
-constexpr size_t kNamedMax = 16;       // nodes in one line of the log
-// Between looks for work on storage that stalls: little beside the minute after which it does.
+constexpr size_t kBegunStepsMax = 64;  // only a few steps are in flight at a time
+constexpr size_t kNamedMax = 16;       // nodes named in one log line
+// Interval of the check for stalled storage work. Short compared with StorageWorkers::kStalledAfter.
 constexpr TimeUs kStorageLookUs = 5'000'000;
 
 std::string ReadStream(const Store& store, const SealedShard& shard, uint64_t offset, uint64_t length) {
@@ -42,7 +43,7 @@ std::string ReadStream(const Store& store, const SealedShard& shard, uint64_t of
   return bytes;
 }
 
-// The view's members that are not among `known`, each behind `word`.
+// Lists the view's members that are not in `known`, each after `word`.
 std::string Missing(const View& view, const std::unordered_set<NodeId>& known, const char* word) {
   std::string names;
   size_t count = 0;
@@ -58,7 +59,7 @@ std::string DataSecurity(const TransportCapabilities& has) {
   return has.name == "ucx" && !has.rdma ? "OPEN (ucx)" : "one key for all peers";
 }
 
-// Longer than the copy of a GiB into the arena; a save that is filled for longer is replicated meanwhile.
+// Longer than copying 1 GiB into the arena. A save that takes longer to fill is replicated meanwhile.
 constexpr TimeUs kPutsWaitUs = 100'000;
 
 EngineConfig EngineConfigOf(const Options& options, NodeId self, const TransportCapabilities& fabric) {
@@ -94,7 +95,7 @@ NodeId NewNodeId() {
   NodeId id = kNoNode;
   while (id == kNoNode)
     if (getrandom(&id, sizeof(id), 0) != sizeof(id))
-      id = kNoNode;  // interrupted before the pool was ready: again
+      id = kNoNode;  // interrupted before the pool was ready: try again
   return id;
 }
 
@@ -123,7 +124,7 @@ Node::~Node() {
 bool Node::Stop() {
   alive_.reset();
   loop_->SetTimer(EventLoop::kNever, nullptr);
-  // The Engine's sources of input are destroyed before it, and the fabric releases the arena before the store does.
+  // The Engine's sources of input end before the Engine. The fabric releases the arena before the store does.
   local_.reset();
   if (control_ != nullptr) control_->Stop();
   if (data_ != nullptr) data_->Stop();
@@ -286,7 +287,7 @@ DrainReport Node::EndDrain() {
 void Node::LookAtDrain(TimeUs now) {
   if (drain_until_ == EventLoop::kNever || !on_drained_) return;
   const DrainReport report = engine_->drain();
-  // The others need a leader and a coordinator until they have left.
+  // Other nodes that leave need the leader and the coordinator, so those leave last.
   const bool last = engine_->is_leader() || (watch_ != nullptr && !options_.coordinator_listen.empty() &&
                                              watch_->Registered() == options_.coordinator_listen);
   if ((report.done && !(last && report.others_leave)) || drain_until_ <= now)
@@ -349,7 +350,7 @@ void Node::PostToSelf(std::function<void()> closure) {
   });
 }
 
-// The job's storage is known with the first view; the URL of this node's own option has been looked at before.
+// The first view brings the job's storage. The URL of this node's own option was checked before.
 void Node::OpenStorage(const JobSettings& settings) {
   StorageWorkers::Config config;
   if (!settings.storage.empty()) {
@@ -406,7 +407,7 @@ void Node::OnStorageDone(uint64_t tag, Status status, StorageDone done) {
 
 void Node::Drive(const std::function<void(Engine&, TimeUs)>& input) {
   input(*engine_, EventLoop::Now());
-  if (carrying_) return;  // the caller up the stack carries this out too
+  if (carrying_) return;  // the caller further up the stack carries it out
   carrying_ = true;
   while (!engine_->outbox().empty()) {
     Outbox outbox = std::exchange(engine_->outbox(), Outbox());
@@ -567,12 +568,12 @@ std::vector<ShardObjects> Node::ListObjects(Step step) const {
   std::vector<ShardObjects> listed;
   size_t count = 0;
   for (const auto& [id, shard] : store_->shards()) {
-    if (id.step != step || shard->encrypted()) continue;  // a reader's node has it as plaintext
+    if (id.step != step || shard->encrypted()) continue;  // a node that reads the shard has plaintext
     const uint64_t bytes = shard->meta.stream_bytes - shard->meta.manifest_offset;
     if (bytes > kListedManifestBytesMax || count > kListedObjectsMax) continue;
     const std::string encoded = ReadStream(*store_, *shard, shard->meta.manifest_offset, bytes);
     Result<Manifest> manifest = Manifest::Parse(encoded, shard->meta.manifest_offset);
-    if (!manifest.ok()) continue;  // a bad chunk: `verify` tells
+    if (!manifest.ok()) continue;  // a bad chunk: `verify` reports it
     count += manifest->objects().size();
     listed.push_back({id, manifest->objects()});
   }

@@ -50,7 +50,8 @@ Key KeyOf(const std::string& prk, const EncryptionSalt& salt) {
   return key;
 }
 
-// Ready for the chunk's bytes. libcrypto has this cipher, and what it is given is right: nothing can fail but memory.
+// Returns a context ready for the chunk's bytes. libcrypto has this cipher and the arguments are valid, so
+// only an allocation can fail.
 Context Begin(const std::string& prk, const ChunkCipher& cipher) {
   Key key = KeyOf(prk, cipher.salt);
   std::array<unsigned char, kNonceBytes> nonce{};
@@ -79,7 +80,7 @@ void Update(EVP_CIPHER_CTX* context, std::byte* bytes, size_t count) {
                  length == static_cast<int>(count));
 }
 
-// Calls `piece` with each of the range's pieces, copied to this thread's own memory.
+// Copies each piece of the range to this thread's own memory and calls `piece` with the copy.
 template <typename Piece>
 void ForEachPiece(const std::byte* from, uint64_t length, const Piece& piece) {
   thread_local const auto buffer = std::make_unique<std::byte[]>(kPieceBytes);
@@ -108,12 +109,12 @@ bool Encrypt(EVP_CIPHER_CTX* context, std::byte* memory, const StartCheck::Range
                  EVP_CIPHER_CTX_ctrl(context, EVP_CTRL_GCM_GET_TAG, kTagBytes, tag.tag.data()) == 1);
   *encrypted = {crc, tag};
   if (plain == range.crc) return true;
-  // Another plaintext than this nonce's: its ciphertext must not be seen beside the right one.
+  // This plaintext is not the one that belongs to the nonce. Nobody may see two ciphertexts under one nonce.
   std::memset(to, 0, range.length);
   return false;
 }
 
-// With `to` null nothing is written: whether this is the key.
+// With `to` null, nothing is written; the result tells whether this is the key.
 bool Decrypt(EVP_CIPHER_CTX* context, const std::byte* from, uint64_t bytes, const ChunkTag& tag,
              std::byte* to, uint32_t* plain) {
   ForEachPiece(from, bytes, [&](std::byte* piece, uint64_t at, size_t count) {
@@ -145,7 +146,8 @@ bool ReplicaCipher::CarryOut(std::byte* memory, const StartCheck::Range& range,
   if (cipher.encrypt) return Encrypt(Begin(keys_[0], cipher).get(), memory, range, encrypted);
   const std::byte* const from = memory + range.offset;
   for (const std::string& key : keys_) {
-    // While a key is being replaced it is not known which one it was; and where it is decrypted in place there is one try.
+    // While a key is being replaced, any of the keys may be the right one. Decryption in place allows one
+    // try, so the key is tested first.
     if (&key != &keys_.back() &&
         !Decrypt(Begin(key, cipher).get(), from, range.length, cipher.tag, nullptr, nullptr))
       continue;
@@ -159,7 +161,7 @@ bool ReplicaCipher::CarryOut(std::byte* memory, const StartCheck::Range& range,
 
 EncryptionSalt NewEncryptionSalt() {
   EncryptionSalt salt;
-  // 16 bytes never come in part.
+  // getrandom() never returns a part of 16 bytes.
   while (getrandom(salt.instance.data(), sizeof(salt.instance), 0) != sizeof(salt.instance)) continue;
   return salt;
 }
