@@ -36,14 +36,14 @@ namespace {
 static_assert(EngineConfig{}.quarantine_us >= kQuarantineMsMin * TimeUs{1000},
               "a departed node's lease must have run out before what it may write to is reused");
 
-// The state that the signal handler may access: it runs on any thread, between any two instructions.
+// The only state that the signal handler may access. It runs on any thread, between any two instructions.
 std::atomic<int> g_signal_fd{-1};        // -1: not ready yet, a signal ends the process
 std::atomic<int64_t> g_signalled_at{0};  // nanoseconds of the monotonic clock; 0: not yet
 std::atomic<int> g_signal{0};            // the first one
-// Launchers signal the process and then its group, or a parent passes on a signal that its child also got. Signals within
-// this time count as one.
+// Launchers signal the process and then its group, or a parent forwards a signal that its child also
+// received. Signals within this time count as one.
 constexpr int64_t kSameSignalNs = 1'000'000'000;
-// In units of --dead-after-ms: nodes of a job start that far apart without anything being wrong.
+// In units of --dead-after-ms. The nodes of a job may start this far apart without any fault.
 constexpr TimeUs kTroubleNotedDeaths = 5;
 
 void OnSignal(int number) {
@@ -74,24 +74,24 @@ void InstallSignals() {
   sigaction(SIGPIPE, &action, nullptr);  // the ready line's reader may be gone
   sigaction(SIGHUP, &action, nullptr);   // a closed terminal must not end the daemon
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-  // Libraries below libfabric (PSM) catch these when they are loaded and turn a crash into an exit: no core,
-  // no signal.
+  // Libraries below libfabric (PSM) catch these signals once they are loaded. They turn a crash into an exit
+  // without a core dump or a signal.
   action.sa_handler = SIG_DFL;
   for (const int number : {SIGSEGV, SIGBUS, SIGILL, SIGABRT}) sigaction(number, &action, nullptr);
 #endif
 }
 
-// A session takes two descriptors, a peer a few; the usual soft limit of 1024 is for programs that use
-// select().
+// A session needs two descriptors, and a peer needs a few. The usual soft limit of 1024 is for programs that
+// use select().
 void RaiseDescriptorLimit() {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
   limit.rlim_cur = limit.rlim_max;
-  (void)setrlimit(RLIMIT_NOFILE, &limit);  // refused: fewer sessions, each refusal logged
+  (void)setrlimit(RLIMIT_NOFILE, &limit);  // if this fails: fewer sessions, and each refusal is logged
 }
 
-// Binds a socket to the port, or to a free one for 0, and closes it again. Returns the port. Another
-// process may take it before it is used: then listening says so.
+// Binds a socket to the port, or to a free one for 0, and closes it again. Returns the port. If another
+// process takes it before it is used, listening fails with an error.
 Result<uint16_t> TryPort(const std::string& address, uint16_t port) {
   sockaddr_storage storage{};
   socklen_t length = 0;
@@ -107,8 +107,8 @@ Result<uint16_t> TryPort(const std::string& address, uint16_t port) {
     length = sizeof(*v6);
   }
   const UniqueFd probe(socket(storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  // As servers do: connections of a former daemon that linger are no reason to refuse. Not with port 0, or the
-  // port that is chosen may be one that only such connections share.
+  // As servers do: lingering connections of a former daemon must not prevent the bind. Not with port 0: the
+  // kernel might choose a port that such connections still use.
   const int reuse = port != 0;
   if (!probe.valid() || setsockopt(probe.get(), SOL_SOCKET, SO_REUSEADDR, &reuse, sizeof(reuse)) != 0 ||
       bind(probe.get(), reinterpret_cast<sockaddr*>(&storage), length) != 0 ||
@@ -143,11 +143,11 @@ Status Daemon::Run() {
     if (end_.ok()) loop_.Run();
   }
   notices_.reset();
-  // The leave message returns the lease: nothing may be started under it after that.
+  // The leave message returns the lease. Nothing may be started under the lease after that.
   if (node_ != nullptr) node_->OnLease(0);
   if (membership_ != nullptr) membership_->Stop();
   EndNode();
-  metrics_.reset();  // after the job has heard that this node leaves: a slow reader may take a moment
+  metrics_.reset();  // after the leave message, because a slow reader may delay it
   if (!started.ok()) return started;
   if (end_.ok()) LOG_INFO("stopped, arena %s stays", arena_->path().c_str());
   return end_;
@@ -189,7 +189,7 @@ Status Daemon::Start() {
   if (options_.ordinal >= options_.nodes && options_.named.nodes)
     LOG_WARNING("ordinal %u of a job of %u nodes: right for a spare, else --nodes or --ordinal is wrong",
                 options_.ordinal, options_.nodes);
-  // Refuse early what can be checked now: faulting memory in takes minutes.
+  // These options are checked early, because faulting memory in takes minutes.
   if (!options_.storage.empty()) {
     const Result<std::unique_ptr<storage::Sink>> sink = storage::OpenSink(options_.storage);
     if (!sink.ok()) return sink.status();
@@ -200,7 +200,7 @@ Status Daemon::Start() {
     if (!log.ok()) return log.status();
   }
   if (!options_.restore_from.empty()) {
-    // Its place may be gone once the job has steps of its own.
+    // Only parsed: the place itself may be gone once the job has steps of its own.
     const Result<storage::StepSource> source = storage::ParseStepSource(options_.restore_from);
     if (!source.ok())
       return Error(Code::kInvalidArgument, "--restore-from: %s", source.status().message().c_str());
@@ -251,7 +251,7 @@ Status Daemon::MakeCredentials() {
   if (keys.empty()) {
     const Result<std::string> directory = MakeDefaultDirectory();
     if (!directory.ok()) return directory.status();
-    // One for all jobs: the job's name is part of what is derived from it.
+    // One key for all jobs: derived keys depend on the job's name.
     const std::string path = *directory + "/job.key";
     Result<std::vector<JobKey>> local = ReadOrMakeJobKeyFile(path);
     if (!local.ok()) return local.status();
@@ -283,7 +283,7 @@ Status Daemon::ChooseCoordinator() {
   if (!options_.embed_coordinator) {
     options_.coordinator_listen.clear();
   } else if (options_.coordinator_listen.empty()) {
-    // One address is meant for this node. Where there are several, the first that this machine has is its own.
+    // A single address is this node's. Of several addresses, the first one that belongs to this machine is.
     const auto own = list.size() == 1 ? list.begin() : std::find_if(list.begin(), list.end(), IsOwnAddress);
     if (own == list.end()) {
       LOG_WARNING(
@@ -311,7 +311,7 @@ Status Daemon::NewNode() {
                                                 options_.etcd.has_value());
   node_->UseDrain([this](TimeUs within_us) { BeginDrain(within_us, "ropeteam drain"); },
                   [this](const DrainReport&) { OnDrained(node_->EndDrain()); });
-  // Declared dead in the middle of a drain: the shards that are held here must still be copied.
+  // This node was declared dead during a drain. Its shards must still be copied.
   if (drain_until_ != EventLoop::kNever) node_->Drain(drain_until_);
   node_->UseWatch(watch_.get(), [this](const std::string& coordinator, bool now) {
     membership_->Relocate({coordinator}, now);
@@ -336,7 +336,7 @@ Status Daemon::StartMembership() {
   config.protocol_version = kProtocolVersion;
   config.protocol_oldest = kProtocolOldest;
   config.chunk_bytes = options_.chunk_bytes;
-  // Nodes that differ in it could not read each other's copies.
+  // Nodes with different values could not read each other's copies.
   config.data_transport = node_->transport_name() + (options_.encrypt_replicas ? " --encrypt-replicas" : "");
   config.heartbeat_ms = options_.heartbeat_ms;
   config.dead_after_ms = options_.dead_after_ms;
@@ -364,14 +364,14 @@ Status Daemon::StartMembership() {
   Membership::Callbacks callbacks;
   callbacks.on_view = [this](const View& view) {
     loop_.Post([this, view] {
-      // One of a former instance of this node may still be under way when the next has begun.
+      // A view of this node's former instance may still arrive after the next instance has begun.
       if (node_ == nullptr || !view.Contains(node_->self().id)) return;
       node_->OnView(view);
       OnJoined();
     });
   };
   callbacks.on_lease = [this](TimeUs valid_until) {
-    // A refused instance's last call is with 0, before its successor begins.
+    // The last call for a refused instance passes 0, before the next instance begins.
     loop_.Post([this, valid_until] {
       if (node_ != nullptr) node_->OnLease(valid_until);
     });
@@ -398,11 +398,11 @@ void Daemon::OnRefused(const Status& status) {
   LOG_WARNING("this node was declared dead while alive, it starts again: %s", status.message().c_str());
   supervisor_.Starting();
   EndNode();
-  if (hangs_)  // in a thread that still uses the arena
+  if (hangs_)  // a thread still uses the arena
     end_ = Error(Code::kUnavailable, "a call of storage has not returned, this daemon must be started again");
   else
-    end_ = arena_->Renew();  // peers that have not heard yet must not write into the next instance's chunks
-  options_.take_over_storage = false;  // once, not whenever this node begins again
+    end_ = arena_->Renew();  // peers that do not know yet must not write into the next instance's chunks
+  options_.take_over_storage = false;  // only once, not each time this node starts again
   if (end_.ok()) end_ = NewNode();
   if (end_.ok()) end_ = node_->Listen();
   if (end_.ok()) end_ = membership_->Rejoin(node_->self());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// LocalServer's requests about device memory: which session has handed over what, under which name.
+// LocalServer's requests about device memory. Each session names the allocations that it hands over.
 
 #include <cinttypes>
 
@@ -24,7 +24,7 @@ bool LocalServer::OnDeviceRequest(SessionId id, Client& client, local::Type type
   } else if (type == local::Type::kGpuBufferEnd) {
     local::GpuBufferEnd message;
     if (!Decode(payload, message)) return false;
-    // One that was refused is not there, and the client may not have heard yet.
+    // A refused allocation is not in the map, and the client may not know yet.
     if (const auto buffer = client.gpu_buffers.extract(message.buffer); !buffer.empty())
       config_.device_buffers->Remove(buffer.mapped().id);
   } else if (type == local::Type::kSaveDirect) {
@@ -83,7 +83,7 @@ void LocalServer::OnGpuBuffer(SessionId id, Client& client, RequestId request,
 
 void LocalServer::OnGpuBufferAdded(SessionId id, RequestId request, uint64_t name, const Status& status) {
   const auto found = clients_.find(id);
-  if (found == clients_.end()) return;  // gone, and its buffers with it
+  if (found == clients_.end()) return;  // the session has ended, with its buffers
   Client& client = found->second;
   --client.outstanding;
   const auto buffer = client.gpu_buffers.find(name);
@@ -102,7 +102,7 @@ void LocalServer::OnGpuBufferAdded(SessionId id, RequestId request, uint64_t nam
 
 void LocalServer::OnSaveDirect(SessionId id, Client& client, const local::SaveDirect& message) {
   const auto found = client.gpu_buffers.find(message.buffer);
-  // Not there, or not yet: the chunks will be put from the arena.
+  // If the memory is not registered, or not yet, the chunks are put from the arena.
   if (found == client.gpu_buffers.end() || !found->second.registered) return;
   const GpuBuffer& buffer = found->second;
   const uint64_t chunks_max =

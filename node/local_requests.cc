@@ -10,7 +10,7 @@
 namespace ropeteam {
 namespace {
 
-// ROPETEAM_TIMEOUT_MAX_MS; a larger one would overflow the clock
+// ROPETEAM_TIMEOUT_MAX_MS. The limit keeps the sum of clock and timeout from overflowing.
 constexpr uint64_t kTimeoutMsMax = 86'400'000;
 
 bool WantsAnswer(local::Type type) {
@@ -195,7 +195,7 @@ bool LocalServer::OnStorageList(SessionId id, RequestId request, std::string_vie
   local::StorageList list;
   if (!Decode(payload, list) || list.steps_max == 0 || list.steps_max > local::kListedStepsMax) return false;
   const TimeUs timeout_us = TimeoutUs(list.timeout_ms);
-  drive_([&](Engine&, TimeUs now) { lists_[{id, request}] = now + timeout_us; });  // has the timer set, too
+  drive_([&](Engine&, TimeUs now) { lists_[{id, request}] = now + timeout_us; });  // also arms the timer
   config_.list_storage(list.steps_max, timeout_us,
                        [this, id, request](const Status& status, local::StorageListReply reply) {
                          if (lists_.erase({id, request}) == 0) return;
@@ -214,7 +214,8 @@ TimeUs LocalServer::NextTimer() const {
 }
 
 void LocalServer::OnTimer(TimeUs now) {
-  // From the beginning each time: an answer that nobody reads may close its session, and end its other requests.
+  // Searches from the beginning each time: an answer that is not read may close its session, which removes
+  // the session's other requests.
   for (;;) {
     const auto late =
         std::find_if(lists_.begin(), lists_.end(), [now](const auto& list) { return list.second <= now; });

@@ -78,8 +78,7 @@ void LocalServer::OnClosed(SessionId id, const std::string& reason) {
   } else {
     LOG_WARNING("session %" PRIu64 " pid %d closed before it was known: %s", id, pid, reason.c_str());
   }
-  // The session is on the call stack, perhaps within the carrying out of an input: it goes when the loop has
-  // come round.
+  // The session is on the call stack, perhaps while an input is carried out. The loop destroys it later.
   loop_->Post([this, id, alive = std::weak_ptr<int>(alive_)] {
     if (alive.expired()) return;
     const auto client = clients_.extract(id);
@@ -113,7 +112,7 @@ void LocalServer::OnFrame(SessionId id, const local::FrameHeader& header, std::s
 
 void LocalServer::OnHello(SessionId id, Client& client, RequestId request, std::string_view payload) {
   if (client.state != State::kNew) return client.session->Close("a second hello");
-  // The version comes first in every version: another one's Hello need not decode.
+  // Every version's Hello begins with the version. The rest may not decode if the version differs.
   uint32_t version = 0;
   if (payload.size() < sizeof(version)) return client.session->Close("a hello without a version");
   std::memcpy(&version, payload.data(), sizeof(version));
@@ -172,7 +171,7 @@ void LocalServer::SetSettings(const JobSettings& settings) {
 
 void LocalServer::OnAnswer(const Answer& answer) {
   const auto found = clients_.find(answer.session);
-  if (found == clients_.end()) return;  // closed meanwhile; the Engine is being told
+  if (found == clients_.end()) return;  // closed meanwhile; OnClosed() tells the Engine
   Client& client = found->second;
   LocalSession& session = *client.session;
   const bool of_hello = client.state == State::kHelloSent && answer.request == client.hello_request;

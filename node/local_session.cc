@@ -21,7 +21,8 @@ namespace {
 
 using local::FrameHeader;
 
-// A frame takes one at most; room for more tells a client that sends too many from a want of descriptors.
+// A frame takes at most one. Room for more distinguishes a client that sends too many from a lack of
+// descriptors.
 constexpr size_t kDescriptorsPerRead = 4;
 
 std::string EncodeFrame(local::Type type, uint64_t request, std::string_view payload) {
@@ -34,7 +35,7 @@ std::string EncodeFrame(local::Type type, uint64_t request, std::string_view pay
   return bytes;
 }
 
-// Sends some of `bytes`, with `fd` beside the first of them when it is not negative.
+// Sends some of `bytes`. If `fd` is not negative, it is sent with the first of them.
 ssize_t SendSome(int socket, std::string_view bytes, int fd) {
   iovec part{const_cast<char*>(bytes.data()), bytes.size()};
   msghdr message{};
@@ -103,7 +104,7 @@ void LocalSession::Read() {
       return Close(std::string("receive: ") + std::strerror(errno));
     }
     taken += static_cast<size_t>(count);
-    if (closing_) {  // what comes after the frame that ended it is not looked at
+    if (closing_) {  // ignores what follows the frame that ended it
       descriptors_.clear();
       continue;
     }
@@ -113,7 +114,7 @@ void LocalSession::Read() {
   }
 }
 
-// recv(), and keeps the descriptors that came along.
+// Like recv(), and keeps the descriptors that came with the bytes.
 ssize_t LocalSession::Receive(char* buffer, size_t length) {
   iovec part{buffer, length};
   msghdr message{};
@@ -147,8 +148,7 @@ void LocalSession::HandleFrames() {
   size_t begin = 0;
   while (!closed() && !closing_ && input_.size() - begin >= sizeof(uint32_t)) {
     FrameHeader header;
-    // The magic is looked at as soon as it is there: what is no frame may never bring a header's worth of
-    // bytes.
+    // The magic is checked as soon as it has arrived: garbage may never be as long as a header.
     std::memcpy(&header.magic, input_.data() + begin, sizeof(header.magic));
     if (header.magic != local::kLocalMagic) return Close("garbage: no frame begins with these bytes");
     if (input_.size() - begin < sizeof(FrameHeader)) break;
@@ -162,7 +162,7 @@ void LocalSession::HandleFrames() {
     begin += whole;
   }
   if (begin != 0) input_.erase(0, begin);
-  // One may belong to a frame of which only the beginning is here: it comes with the first byte.
+  // A descriptor comes with the first byte of its frame, so one may belong to an incomplete frame.
   if (!closed() && !closing_ && descriptors_.size() > (input_.empty() ? 0u : 1u))
     return Close("a descriptor came with a frame that takes none");
   // A large message's buffer is not kept for the small ones that follow.
@@ -194,7 +194,7 @@ void LocalSession::Flush() {
       if (errno != EAGAIN && errno != EWOULDBLOCK) return Close(std::string("send: ") + std::strerror(errno));
       break;
     }
-    frame.fd = -1;  // went with the first bytes
+    frame.fd = -1;  // sent with the first bytes
     sent_ += static_cast<size_t>(count);
     output_bytes_ -= static_cast<size_t>(count);
     if (sent_ < frame.bytes.size()) continue;

@@ -17,7 +17,7 @@ namespace ropeteam {
 namespace {
 
 constexpr size_t kPathBytesMax = sizeof(sockaddr_un::sun_path) - 1;
-constexpr int kBacklog = 256;  // all ranks of a node come at once
+constexpr int kBacklog = 256;  // all ranks of a node connect at once
 
 std::string DirectoryOf(const std::string& path) {
   const size_t slash = path.rfind('/');
@@ -41,7 +41,7 @@ Status MakeDirectory(const std::string& directory) {
   }
   if (errno != EEXIST) return ErrnoError(errno, "make directory %s", directory.c_str());
   if (directory != DefaultDirectory()) return OkStatus();  // the user's choice; the socket itself is 0600
-  // In /tmp anyone may have made it first, to put a socket of his own there later.
+  // In /tmp another user may have made it first, to put a socket there later.
   struct stat info {};
   if (lstat(directory.c_str(), &info) != 0) return ErrnoError(errno, "stat %s", directory.c_str());
   if (!S_ISDIR(info.st_mode) || info.st_uid != geteuid() || (info.st_mode & 0077) != 0)
@@ -104,7 +104,7 @@ Result<UniqueFd> ListenLocal(const std::string& path) {
   if (!listener.valid()) return ErrnoError(errno, "socket");
   if (bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0)
     return ErrnoError(errno, "bind %s", path.c_str());
-  // Before listen(): until then every connection is refused, so no one comes in by a looser mode.
+  // Before listen(): until then every connection is refused, so nobody can connect with a looser mode.
   if (chmod(path.c_str(), 0600) != 0) return ErrnoError(errno, "chmod %s", path.c_str());
   if (listen(listener.get(), kBacklog) != 0) return ErrnoError(errno, "listen %s", path.c_str());
   return listener;
@@ -120,7 +120,7 @@ Result<UniqueFd> AcceptLocal(int listener, pid_t* pid) {
     }
     ucred peer{};
     socklen_t length = sizeof(peer);
-    if (getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) continue;  // gone again
+    if (getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) continue;  // already closed
     if (peer.uid != geteuid()) {
       LOG_WARNING("session of uid %u pid %d refused, this daemon is uid %u's alone", peer.uid,
                   static_cast<int>(peer.pid), geteuid());

@@ -29,7 +29,7 @@ spdlog::level::level_enum Level(LogLevel level) {
   return spdlog::level::info;
 }
 
-// gRPC's errors are about single connections, which our own lines tell in our words: debug.
+// gRPC's errors are about single connections. Our own lines report these, so gRPC's are only for debugging.
 void LogGrpc(gpr_log_func_args* arguments) {
   LOG_DEBUG("grpc %s:%d %s", arguments->file, arguments->line, arguments->message);
 }
@@ -49,8 +49,8 @@ Status StartLogging(LogLevel level, const std::string& file) {
   }
   auto logger = std::make_shared<spdlog::logger>("ropeteamd", std::move(sink));
   logger->set_pattern("%Y-%m-%dT%H:%M:%S.%e%z %l %v");
-  logger->set_level(spdlog::level::trace);  // what is below the level does not come this far
-  logger->flush_on(spdlog::level::trace);   // a kill -9 must not take the last lines with it
+  logger->set_level(spdlog::level::trace);  // lower levels are filtered earlier
+  logger->flush_on(spdlog::level::trace);   // a kill -9 must not lose the last lines
   // A full disk under the log must neither end the daemon nor fill its stderr.
   logger->set_error_handler([](const std::string&) {});
   SetLogSink([logger](LogLevel at, std::string_view message) { logger->log(Level(at), message); }, level);

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // ropeteamd. Exit codes: 0 ended by a signal, or --help, --version and --list-devices; 1 it could not start
-// or go on; 2 a wrong or missing option; 3 the job will not have this node; 4 no coordinator has answered within
-// --join-timeout; 5 and 6 it was drained (node/drain.h); 128 + n ended by signal n before it was ready, or by a second one a second or more after the first.
+// or go on; 2 a wrong or missing option; 3 the job refused this node; 4 no coordinator has answered within
+// --join-timeout; 5 and 6 it was drained (node/drain.h); 128 + n ended by signal n before it was ready, or by
+// a second signal at least a second after the first.
 
 #include <malloc.h>
 #include <unistd.h>
@@ -16,9 +17,9 @@
 #include "node/options.h"
 
 namespace {
-// A malloc arena for each of gRPC's threads would hold megabytes that nobody uses again.
+// One malloc arena per gRPC thread would hold megabytes that are never used again.
 constexpr int kMallocArenas = 2;
-constexpr int kExitRefused = 3;  // `ropeteam run` does not start it again then
+constexpr int kExitRefused = 3;  // `ropeteam run` does not restart it then
 constexpr int kExitAlone = 4;
 }  // namespace
 
@@ -51,10 +52,10 @@ int main(int argc, char** argv) {
   int code = daemon.drained();
   if (!ended.ok()) {
     LOG_ERROR("%s", ended.ToString().c_str());
-    // The log may go to a file: the program that started it sees why on stderr as well.
+    // The log may go to a file, so the program that started the daemon gets the reason on stderr too.
     if (!options.log_file.empty()) std::fprintf(stderr, "ropeteamd: %s\n", ended.ToString().c_str());
     code = daemon.refused() ? kExitRefused : daemon.alone() ? kExitAlone : 1;
   }
-  if (daemon.hangs()) _exit(code);  // the log is written line by line
+  if (daemon.hangs()) _exit(code);  // the log is flushed after each line
   return code;
 }

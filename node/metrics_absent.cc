@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A build without prometheus-cpp.
+// MetricsServer in a build without prometheus-cpp.
 
 #include "node/metrics.h"
 

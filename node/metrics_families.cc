@@ -48,7 +48,7 @@ class Families {
       cumulative += histogram.count(i);
       filled.bucket.push_back({cumulative, Seconds(Histogram::kBoundsUs[i])});
     }
-    return *this;  // the serializer adds the bucket without a bound
+    return *this;  // the serializer adds the +Inf bucket
   }
   std::vector<MetricFamily> Take() { return std::move(families_); }
 
@@ -190,7 +190,7 @@ void AddTrouble(const MetricsSnapshot& s, Families* f) {
   for (size_t i = 0; i < std::size(kStorageWorks); ++i)
     f->Add(e.local.works[i].done, {{"operation", kStorageWorks[i]}, {"result", "done"}})
         .Add(e.local.works[i].failed, {{"operation", kStorageWorks[i]}, {"result", "failed"}});
-  // Lineage is older than numbers: after a restore the newest committed step may have the lower number.
+  // After a restore, the newest committed step may have a lower number than the newest persisted one.
   f->Gauge("storage_lag_steps", "How far the newest persisted step is behind the newest committed one");
   if (e.has_persisted)
     f->Add(e.newest_committed > e.newest_persisted ? e.newest_committed - e.newest_persisted : 0);

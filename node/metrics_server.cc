@@ -22,17 +22,17 @@
 namespace ropeteam {
 namespace {
 
-// Scrapes that are served at once. Prometheus asks once in some seconds; another one of them is slow or a stranger's.
+// Scrapes served in parallel. Prometheus needs one; the other is for a slow scrape or another client.
 constexpr const char* kThreads = "2";
-// A peer that sends its request, or takes the answer, more slowly than that is cut off.
+// A client that takes longer to send its request or to read the answer is disconnected.
 constexpr const char* kRequestTimeoutMs = "2000";
-// The library notices that it is to end when a connection comes, and else only after 2 s.
+// The library notices a stop request when a connection arrives, otherwise only after 2 s.
 constexpr std::chrono::milliseconds kKnockEvery{10};
-// For the loop's snapshot, which takes microseconds: a loop that does not answer within it hangs. Below Prometheus' own
-// timeout of 10 s, so that a scrape tells it.
+// Timeout of the loop's snapshot, which takes microseconds: a loop that exceeds it hangs. Shorter than
+// Prometheus' own timeout of 10 s, so that a scrape can report this.
 constexpr std::chrono::seconds kLoopTimeout{1};
 
-// Shared by the scrapes' threads and by what has been posted to the loop, which may run after the server's end.
+// Shared by the scraping threads and by closures posted to the loop, which may run after the server's end.
 class Source : public prometheus::Collectable, public std::enable_shared_from_this<Source> {
  public:
   Source(EventLoop* loop, MetricsServer::Collect collect) : loop_(loop), collect_(std::move(collect)) {}
@@ -40,7 +40,7 @@ class Source : public prometheus::Collectable, public std::enable_shared_from_th
   std::vector<prometheus::MetricFamily> Collect() const override {
     std::unique_lock lock(mutex_);
     const uint64_t before = answers_;
-    if (!asked_ && !stopped_) {  // one question at a time, however many scrape while the loop hangs
+    if (!asked_ && !stopped_) {  // one request at a time, even if many clients scrape while the loop hangs
       asked_ = true;
       asked_at_ = EventLoop::Now();
       loop_->Post([self = shared_from_this()] { self->Answer(); });
@@ -87,7 +87,7 @@ class Source : public prometheus::Collectable, public std::enable_shared_from_th
   bool stopped_ = false;
 };
 
-// Connects and goes away again, so that a listener that waits for connections looks around.
+// Connects and closes again, to wake a listener that waits for connections.
 void Knock(const std::string& address) {
   std::string host;
   uint16_t port = 0;
@@ -98,7 +98,7 @@ void Knock(const std::string& address) {
   addrinfo* found = nullptr;
   if (getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) return;
   const UniqueFd knocker(socket(found->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  (void)connect(knocker.get(), found->ai_addr, found->ai_addrlen);  // the attempt is all
+  (void)connect(knocker.get(), found->ai_addr, found->ai_addrlen);  // the attempt is enough
   freeaddrinfo(found);
 }
 

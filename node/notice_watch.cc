@@ -25,18 +25,18 @@ namespace {
 using Found = Result<std::optional<std::string>>;
 using Kind = NoticeSource::Kind;
 
-// A command that takes longer says nothing: it is ended.
+// A command that takes longer is killed, which counts as an error.
 constexpr std::chrono::seconds kCommandMax{10};
 constexpr std::chrono::milliseconds kCommandPoll{20};
 constexpr size_t kReasonBytesMax = 200;
 #ifdef ROPETEAM_HAVE_HTTP
-// Metadata come from this host, within milliseconds.
+// The metadata service runs on this host and answers within milliseconds.
 constexpr std::chrono::seconds kRequestMax{3};
 #endif
 
 Found None() { return std::optional<std::string>(); }
 
-// One line, printable and short: it goes to logs and terminals.
+// Returns one short, printable line, for logs and terminals.
 std::string Reason(std::string text) {
   text.resize(std::min({text.size(), text.find('\n'), kReasonBytesMax}));
   for (char& c : text)
@@ -65,7 +65,7 @@ Status ParseNotice(const std::string& text, const std::string& endpoint, NoticeS
     return Error(Code::kInvalidArgument,
                  "--notice \"%.80s\" is not file:/PATH, cmd:COMMAND, aws, gcp or azure", text.c_str());
   }
-  if (source->kind == Kind::kFile) source->what.insert(0, 1, '/');  // of the prefix
+  if (source->kind == Kind::kFile) source->what.insert(0, 1, '/');  // the prefix contained it
 #ifndef ROPETEAM_HAVE_HTTP
   if (!source->endpoint.empty())
     return Error(Code::kInvalidArgument, "--notice %s needs libcurl, which this build does not have",
@@ -100,7 +100,7 @@ class NoticeReader::Metadata {
  private:
   using Headers = storage::s3::NameValues;
 
-  // The body of a 200; no value for a 404. Another answer is an error.
+  // Returns the body of a 200, and no value for a 404. Any other answer is an error.
   Found Get(const std::string& path, const Headers& headers, const char* method = "GET") {
     storage::s3::HttpRequest request;
     request.method = method;
@@ -147,7 +147,7 @@ class NoticeReader::Metadata {
       return std::optional<std::string>("gcp instance/preempted TRUE");
     const Found event = Get("/computeMetadata/v1/instance/maintenance-event", headers);
     if (!event.ok()) return event;
-    // What is migrated alive stays.
+    // A machine that is migrated live keeps running.
     if (event->value_or("").starts_with("TERMINATE"))
       return std::optional<std::string>(Reason("gcp instance/maintenance-event " + **event));
     return None();
@@ -173,10 +173,10 @@ class NoticeReader::Metadata {
       const auto type = event.find("EventType");
       if (type == event.end() || !type->is_string()) continue;
       const auto kind = type->get<std::string>();
-      // A frozen machine goes on after some seconds.
+      // A frozen machine continues after some seconds.
       if (kind != "Preempt" && kind != "Terminate" && kind != "Redeploy" && kind != "Reboot") continue;
       const nlohmann::json& names = event["Resources"];
-      // The events are those of all machines of a group. Scale sets name theirs with an underscore before.
+      // The events are for all machines of a group. In scale sets, the names begin with an underscore.
       if (std::none_of(names.begin(), names.end(), [&](const nlohmann::json& name) {
             return name.is_string() &&
                    (name.get<std::string>() == name_ || name.get<std::string>() == "_" + name_);
@@ -189,8 +189,8 @@ class NoticeReader::Metadata {
 
   const NoticeSource& source_;
   storage::s3::Http http_;
-  std::string token_;  // AWS's
-  std::string name_;   // of this machine, at Azure
+  std::string token_;  // for AWS
+  std::string name_;   // of this machine, for Azure
 };
 #else
 class NoticeReader::Metadata {
@@ -233,7 +233,7 @@ Found NoticeReader::RunCommand() {
   posix_spawn_file_actions_adddup2(&actions, writer.get(), STDOUT_FILENO);
   posix_spawnattr_t attributes;
   posix_spawnattr_init(&attributes);
-  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);  // it ends with what it started
+  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);  // so that kill() also reaches its children
   const char* argv[] = {"sh", "-c", source_.what.c_str(), nullptr};
   pid_t child = 0;
   const int error =

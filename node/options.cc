@@ -30,8 +30,7 @@ namespace {
 
 constexpr size_t kSocketPathBytesMax = sizeof(sockaddr_un::sun_path) - 1;
 
-// All values as text: they are converted here, so that every refusal is a sentence of ours with the limit in
-// it.
+// All values as text. They are converted here, so that every error message is ours and names the limit.
 struct Texts {
   std::string job, node, ordinal = "0", nodes = "1", coordinator, coordinator_listen, listen = "127.0.0.1",
                          control_port = "0";
@@ -52,7 +51,7 @@ struct Texts {
 
 void Declare(CLI::App& app, Texts& t) {
   app.allow_config_extras(
-      CLI::config_extras_mode::error);  // a misspelt name must not be a default in silence
+      CLI::config_extras_mode::error);  // otherwise a misspelt name would be ignored silently
   app.set_config("--config", "", "file with these options, one `name = value` a line; flags win");
   app.add_option("--job", t.job, "name of the training run; survives its restarts (required)");
   app.add_option("--node", t.node, "this node's name, unique in the job [node-<ordinal>]");
@@ -233,7 +232,7 @@ Status CheckMemory(const Texts& t, Options* o) {
       return Error(Code::kInvalidArgument,
                    "--memory \"%.80s\" is not a size such as 512M or 24G (powers of 1024), or auto",
                    t.memory.c_str());
-    // What the tables take on top is the store's to say; it is asked when the arena is made.
+    // The tables need more; the store checks that when the arena is made.
     if (o->memory_bytes <= o->chunk_bytes)
       return Error(Code::kInvalidArgument,
                    "--memory %s holds no chunk of --chunk-size %s and the arena's tables: more than the "
@@ -252,7 +251,7 @@ Status CheckRedundancy(const Texts& t, Options* o) {
   o->replicas = o->nodes > 1 ? 1 : 0;
   if (!t.replicas.empty()) {
     ROPETEAM_RETURN_IF_ERROR(Count("--replicas", t.replicas, 0, kReplicasMax, &o->replicas));
-    // Without --nodes the job's number is not known here, unless the coordinator is.
+    // Without --nodes, the job's number of nodes is known here only if the coordinator runs here.
     if (o->replicas >= o->nodes && (o->named.nodes || o->embed_coordinator))
       return Error(Code::kInvalidArgument, "--replicas %u needs %u nodes, --nodes is %u", o->replicas,
                    o->replicas + 1, o->nodes);
@@ -453,7 +452,7 @@ Status CheckNetwork(const Texts& t, Options* o) {
   return OkStatus();
 }
 
-// Of a number or of a name all of whose addresses are loopback.
+// Whether all addresses of `host`, a name or a numeric address, are loopback.
 bool IsLoopback(const std::string& host) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
@@ -557,7 +556,7 @@ Status CheckTimes(const Texts& t, Options* o) {
   return OkStatus();
 }
 
-// The file may be any file: what is shown of it is short and harmless to a terminal.
+// The file may be any file, so only a short text without control characters is shown.
 std::string Printable(std::string text) {
   constexpr size_t kShownMax = 80;
   if (text.size() > kShownMax) text.resize(kShownMax);
@@ -620,8 +619,8 @@ Status ParseOptions(int argc, const char* const* argv, const std::string& job_ke
       "ropeteamd: keeps the checkpoints of one job's ranks on this node in memory, and copies of its peers'.",
       "ropeteamd");
   Declare(app, texts);
-  // Last first, as CLI11 wants them. For `--name=` it would take the next argument as the value: an empty value is an
-  // argument of its own.
+  // In reverse order, as CLI11 expects them. For `--name=` it would take the next argument as the value, so
+  // an empty value becomes an argument of its own.
   std::vector<std::string> arguments;
   for (int i = argc - 1; i > 0; --i) {
     std::string argument = argv[i];

@@ -14,9 +14,9 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// The AdminReply around it: a string's length.
+// Leaves room for the AdminReply around it, a string's length.
 constexpr size_t kJsonBytesMax = local::kFrameBytesMax - 64;
-// More objects than that in a listing are for the API, not for a screen.
+// A listing is shown on a screen; programs get all objects through the API.
 constexpr size_t kObjectsListedMax = 4000;
 
 std::string Hex(uint64_t value) {
@@ -166,7 +166,7 @@ Json ToJson(const DaemonFacts& f) {
           {"membership", ToJson(f.membership)}};
 }
 
-// Where each value comes from: "rank 0", "flag", or null where it is not set.
+// `…_by` names the origin of a value: "rank 0", "flag", or null if it is not set.
 Json ToJson(const PolicyReport& p) {
   const RankPolicy& ranks = p.ranks;
   const auto by = [](bool flag, bool rank, Rank who) {
@@ -201,12 +201,12 @@ Json Head(const ClusterReport& r) {
   return json;
 }
 
-// Names come from training programs: bytes that are not UTF-8 are replaced, never a reason to fail.
+// Names come from training programs. Bytes that are not UTF-8 are replaced and never cause a failure.
 std::string Dump(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
 
 using Pointers = std::vector<Json::json_pointer>;
 
-// Halves the longest of the arrays and all that are nearly as long; false when all are empty.
+// Cuts the arrays to at most half the length of the longest one. False: all are empty.
 bool CutLongest(Json* json, const Pointers& pointers) {
   size_t longest = 0;
   for (const auto& pointer : pointers)
@@ -224,7 +224,7 @@ bool CutLongest(Json* json, const Pointers& pointers) {
 std::string DumpBounded(Json json, const Pointers& pointers, const Pointers& last = {}) {
   std::string text = Dump(json);
   while (text.size() > kJsonBytesMax) {
-    // LocalSession::Send() answers kInternal for what cannot be cut.
+    // If nothing can be cut, LocalSession::Send() answers kInternal.
     if (!CutLongest(&json, pointers) && !CutLongest(&json, last)) break;
     json["truncated"] = true;
     text = Dump(json);
@@ -304,7 +304,7 @@ std::string VerifyJson(const VerifyReport& report) {
   Json copies = Json::array();
   uint64_t chunks = 0;
   uint64_t bad = 0;
-  // The copies with something wrong first: they are never cut.
+  // Copies with bad chunks come first, so that they are cut last.
   for (const bool wanted_bad : {true, false})
     for (const VerifiedCopy& copy : report.copies) {
       if (copy.bad.empty() == wanted_bad) continue;

@@ -16,7 +16,7 @@ SupervisorLink::SupervisorLink(int ready_fd, bool supervised) : fd_(ready_fd), s
 }
 
 void SupervisorLink::Write(const std::string& line) {
-  // Up to PIPE_BUF bytes a write is whole, whoever else writes.
+  // A write of up to PIPE_BUF bytes is atomic, even if others write too.
   if (fd_.valid()) (void)!write(fd_.get(), line.data(), std::min<size_t>(line.size(), PIPE_BUF));
 }
 
